@@ -1,0 +1,3 @@
+module github.com/nodeproxy-io/nodeproxy
+
+go 1.26.0
