@@ -1,0 +1,390 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// NodeProxyRulesSpec is what one node needs besides the ServiceProxyRules: its
+// settings, its facts and which endpoints live on it. The controller writes
+// it; hand edits are reverted.
+type NodeProxyRulesSpec struct {
+	// formatVersion is the version of the format of this object. An agent that
+	// does not know it leaves its rules as they are.
+	// +required
+	FormatVersion int32 `json:"formatVersion"`
+
+	// settingsRevision is a hash of the settings that differ from the
+	// documented defaults. The agent echoes it in its status once the settings
+	// are in force.
+	// +optional
+	SettingsRevision string `json:"settingsRevision,omitempty"`
+
+	// settings are the complete settings of this node. Source: NodeProxy, the
+	// NodeProxyPolicies that match the node, and the documented defaults.
+	// +optional
+	Settings ProxySettings `json:"settings"`
+
+	// policies are the NodeProxyPolicies that shaped this object, strongest
+	// first. Default: none.
+	// +optional
+	// +listType=atomic
+	Policies []string `json:"policies,omitempty"`
+
+	// node is what the agent would otherwise read from the Node.
+	// +optional
+	Node NodeFacts `json:"node"`
+
+	// services are this node's endpoints of every Service, in any state.
+	// Sorted by namespace and name. Source: the EndpointSlices.
+	// +optional
+	// +listType=atomic
+	Services []ServiceMembers `json:"services,omitempty"`
+}
+
+// NodeFacts are what an agent needs to know of its Node.
+type NodeFacts struct {
+	// addresses are the Node's InternalIPs, then its ExternalIPs, in canonical
+	// form. The first of each family is the node's primary address of that
+	// family. Source: the Node's status.addresses.
+	// +optional
+	// +listType=atomic
+	Addresses []string `json:"addresses,omitempty"`
+
+	// podCIDRs are the ranges of this node's pods. Source: the Node's
+	// spec.podCIDRs.
+	// +optional
+	// +listType=atomic
+	PodCIDRs []string `json:"podCIDRs,omitempty"`
+
+	// zone is the node's zone. Default (empty): none. Source: the Node's label
+	// topology.kubernetes.io/zone.
+	// +optional
+	Zone string `json:"zone,omitempty"`
+
+	// draining is true when the Node is absent, being deleted, or tainted
+	// ToBeDeletedByClusterAutoscaler: load balancers should send no new
+	// connections. Default: false.
+	// +optional
+	Draining bool `json:"draining"`
+}
+
+// ServiceMembers are one node's endpoints of one Service.
+type ServiceMembers struct {
+	// namespace of the Service.
+	// +required
+	Namespace string `json:"namespace"`
+
+	// name of the Service.
+	// +required
+	Name string `json:"name"`
+
+	// ports are the ports of the Service that have endpoints on this node.
+	// +optional
+	// +listType=atomic
+	Ports []PortMembers `json:"ports,omitempty"`
+}
+
+// PortMembers are one node's endpoints of one port.
+type PortMembers struct {
+	// name of the port; may be empty.
+	// +optional
+	Name string `json:"name"`
+
+	// protocol of the port: TCP, UDP or SCTP.
+	// +required
+	Protocol Protocol `json:"protocol"`
+
+	// endpoints are ip:port, IPv6 as [ip]:port, sorted as strings.
+	// +required
+	// +listType=atomic
+	Endpoints []string `json:"endpoints"`
+}
+
+// NodeProxyRulesStatus is what the node's agent reports: what the kernel
+// really holds.
+type NodeProxyRulesStatus struct {
+	// conditions: Accepted and Programmed say whether the node does what is
+	// wanted; ModeFallback, ConflictingProxy, ConntrackPressure and Drifted are
+	// abnormal when True. Source: the agent; Programmed Unknown by the
+	// controller when the agent gives no sign of life.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=16
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// observedGeneration is the metadata.generation that this status is about.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// settingsRevision is the spec.settingsRevision that is in force.
+	// +optional
+	SettingsRevision string `json:"settingsRevision,omitempty"`
+
+	// mode is the mode that runs. Empty until one does.
+	// +optional
+	Mode ProxyMode `json:"mode,omitempty"`
+
+	// families are the IP families that are programmed: IPv4, IPv6.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=2
+	Families []string `json:"families,omitempty"`
+
+	// appliedResourceVersion is the newest resourceVersion of a
+	// ServiceProxyRules that the kernel holds.
+	// +optional
+	AppliedResourceVersion string `json:"appliedResourceVersion,omitempty"`
+
+	// services is the number of Services that are programmed.
+	// +optional
+	Services int32 `json:"services"`
+
+	// endpoints is the number of distinct endpoints of those Services.
+	// +optional
+	Endpoints int32 `json:"endpoints"`
+
+	// localEndpoints is how many of the endpoints live on this node.
+	// +optional
+	LocalEndpoints int32 `json:"localEndpoints"`
+
+	// held is the number of Services whose object has vanished without being
+	// released; their rules stay.
+	// +optional
+	Held int32 `json:"held"`
+
+	// refused are Services that this kernel would not take.
+	// +optional
+	Refused *RefusedServices `json:"refused,omitempty"`
+
+	// kernel counts what the kernel held at the last verification.
+	// +optional
+	Kernel *KernelCounts `json:"kernel,omitempty"`
+
+	// lastSync is the last write to the kernel.
+	// +optional
+	LastSync *SyncReport `json:"lastSync,omitempty"`
+
+	// difference is how the kernel differs from what is wanted: with Audit, or
+	// found by verification and not yet repaired.
+	// +optional
+	Difference *DifferenceReport `json:"difference,omitempty"`
+
+	// drift counts repairs of what others changed.
+	// +optional
+	Drift *DriftReport `json:"drift,omitempty"`
+
+	// conntrack is the state of the connection tracking table.
+	// +optional
+	Conntrack *ConntrackReport `json:"conntrack,omitempty"`
+
+	// agent says what runs on the node.
+	// +optional
+	Agent *AgentReport `json:"agent,omitempty"`
+}
+
+// RefusedServices are Services that the kernel would not take.
+type RefusedServices struct {
+	// count is the number of Services.
+	// +optional
+	Count int32 `json:"count"`
+
+	// examples are up to ten of them, as namespace/name: reason.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=10
+	Examples []string `json:"examples,omitempty"`
+}
+
+// KernelCounts counts what the kernel held at the last verification.
+type KernelCounts struct {
+	// verifiedTime is when the kernel was last read in full.
+	// +optional
+	VerifiedTime metav1.Time `json:"verifiedTime,omitzero"`
+
+	// chains is the number of our iptables chains.
+	// +optional
+	Chains int32 `json:"chains"`
+
+	// rules is the number of iptables rules in them.
+	// +optional
+	Rules int32 `json:"rules"`
+
+	// ipsetEntries is the number of entries in our ipsets.
+	// +optional
+	IPSetEntries int32 `json:"ipsetEntries"`
+
+	// virtualServers is the number of our IPVS virtual servers.
+	// +optional
+	VirtualServers int32 `json:"virtualServers"`
+
+	// realServers is the number of their real servers.
+	// +optional
+	RealServers int32 `json:"realServers"`
+}
+
+// SyncKind says how much a sync looked at.
+// +kubebuilder:validation:Enum=Full;Partial
+type SyncKind string
+
+// Kinds of sync.
+const (
+	// SyncFull read the kernel and compared all of it.
+	SyncFull SyncKind = "Full"
+	// SyncPartial looked at changed Services only.
+	SyncPartial SyncKind = "Partial"
+)
+
+// SyncReport is one write to the kernel.
+type SyncReport struct {
+	// time is when it ended.
+	// +optional
+	Time metav1.Time `json:"time,omitzero"`
+
+	// durationMilliseconds is how long it took, in milliseconds.
+	// +optional
+	DurationMilliseconds int64 `json:"durationMilliseconds"`
+
+	// kind is Full (the kernel was read and all of it compared) or Partial
+	// (changed Services only).
+	// +optional
+	Kind SyncKind `json:"kind,omitempty"`
+
+	// servicesChanged is the number of Services whose rules were written.
+	// +optional
+	ServicesChanged int32 `json:"servicesChanged"`
+}
+
+// DifferenceReport is how the kernel differs from what is wanted.
+type DifferenceReport struct {
+	// count is the number of differences.
+	// +optional
+	Count int32 `json:"count"`
+
+	// examples are up to ten of them.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=10
+	Examples []string `json:"examples,omitempty"`
+}
+
+// DriftReport counts repairs of what others changed.
+type DriftReport struct {
+	// repairs is the number of repairs since the agent started.
+	// +optional
+	Repairs int64 `json:"repairs"`
+
+	// lastTime is when the last repair was made.
+	// +optional
+	LastTime metav1.Time `json:"lastTime,omitzero"`
+
+	// examples are up to ten of the newest.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=10
+	Examples []string `json:"examples,omitempty"`
+}
+
+// ConntrackReport is the state of the connection tracking table.
+type ConntrackReport struct {
+	// entries is the number of connections in the table.
+	// +optional
+	Entries int64 `json:"entries"`
+
+	// max is the size of the table, in connections.
+	// +optional
+	Max int64 `json:"max"`
+
+	// usagePercent is entries in percent of max.
+	// +optional
+	UsagePercent int32 `json:"usagePercent"`
+
+	// buckets is the number of hash buckets of the table.
+	// +optional
+	Buckets int64 `json:"buckets"`
+
+	// insertFailed counts connections that could not be entered.
+	// +optional
+	InsertFailed int64 `json:"insertFailed"`
+
+	// drop counts packets dropped because the table was full.
+	// +optional
+	Drop int64 `json:"drop"`
+
+	// earlyDrop counts connections evicted to make room.
+	// +optional
+	EarlyDrop int64 `json:"earlyDrop"`
+
+	// flowsCleaned counts stale flows that the agent removed.
+	// +optional
+	FlowsCleaned int64 `json:"flowsCleaned"`
+}
+
+// AgentReport says what runs on the node.
+type AgentReport struct {
+	// version is the release of the agent.
+	// +optional
+	Version string `json:"version,omitempty"`
+
+	// startTime is when the agent started.
+	// +optional
+	StartTime metav1.Time `json:"startTime,omitzero"`
+
+	// kernel is the release of the node's kernel.
+	// +optional
+	Kernel string `json:"kernel,omitempty"`
+
+	// iptables is the version and variant of the node's iptables, such as
+	// 1.8.9 (nf_tables).
+	// +optional
+	IPTables string `json:"iptables,omitempty"`
+
+	// formatVersions are the versions of rendered objects that the agent
+	// understands.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	FormatVersions []int32 `json:"formatVersions,omitempty"`
+}
+
+// NodeProxyRules is what one node should program besides the
+// ServiceProxyRules, and what its kernel really holds. Named as the Node.
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster,path=nodeproxyrules,singular=nodeproxyrules,shortName=npr
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Mode",type=string,JSONPath=`.status.mode`
+// +kubebuilder:printcolumn:name="Enforcement",type=string,JSONPath=`.spec.settings.enforcement`
+// +kubebuilder:printcolumn:name="Programmed",type=string,JSONPath=`.status.conditions[?(@.type=="Programmed")].status`
+// +kubebuilder:printcolumn:name="Services",type=integer,JSONPath=`.status.services`
+// +kubebuilder:printcolumn:name="Endpoints",type=integer,JSONPath=`.status.endpoints`
+// +kubebuilder:printcolumn:name="Local",type=integer,JSONPath=`.status.localEndpoints`
+// +kubebuilder:printcolumn:name="Diff",type=integer,JSONPath=`.status.difference.count`
+// +kubebuilder:printcolumn:name="Conntrack%",type=integer,JSONPath=`.status.conntrack.usagePercent`
+// +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Programmed")].reason`
+// +kubebuilder:printcolumn:name="Policies",type=string,priority=1,JSONPath=`.spec.policies`
+// +kubebuilder:printcolumn:name="Repairs",type=integer,priority=1,JSONPath=`.status.drift.repairs`
+// +kubebuilder:printcolumn:name="Last-Sync",type=date,priority=1,JSONPath=`.status.lastSync.time`
+// +kubebuilder:printcolumn:name="Kernel",type=string,priority=1,JSONPath=`.status.agent.kernel`
+// +kubebuilder:printcolumn:name="Agent",type=string,priority=1,JSONPath=`.status.agent.version`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type NodeProxyRules struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is what the node should program.
+	// +required
+	Spec NodeProxyRulesSpec `json:"spec"`
+
+	// status is what the node's kernel really holds.
+	// +optional
+	Status NodeProxyRulesStatus `json:"status,omitzero"`
+}
+
+// NodeProxyRulesList is a list of NodeProxyRules.
+// +kubebuilder:object:root=true
+type NodeProxyRulesList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	// items are the objects.
+	Items []NodeProxyRules `json:"items"`
+}

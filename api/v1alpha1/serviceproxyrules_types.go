@@ -1,0 +1,231 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TrafficPolicy says which endpoints may take traffic.
+// +kubebuilder:validation:Enum=Cluster;Local
+type TrafficPolicy string
+
+// Traffic policies.
+const (
+	// TrafficPolicyCluster uses endpoints on every node.
+	TrafficPolicyCluster TrafficPolicy = "Cluster"
+	// TrafficPolicyLocal uses endpoints on the node that handles the traffic.
+	TrafficPolicyLocal TrafficPolicy = "Local"
+)
+
+// EndpointState is how usable an endpoint is.
+// +kubebuilder:validation:Enum=Ready;Terminating
+type EndpointState string
+
+// Endpoint states.
+const (
+	// EndpointReady endpoints take new connections.
+	EndpointReady EndpointState = "Ready"
+	// EndpointTerminating endpoints are not ready, but serving and terminating:
+	// they take new connections only where no ready endpoint is left.
+	EndpointTerminating EndpointState = "Terminating"
+)
+
+// Protocol is the transport protocol of a port.
+// +kubebuilder:validation:Enum=TCP;UDP;SCTP
+type Protocol string
+
+// Protocols.
+const (
+	// ProtocolTCP is TCP.
+	ProtocolTCP Protocol = "TCP"
+	// ProtocolUDP is UDP.
+	ProtocolUDP Protocol = "UDP"
+	// ProtocolSCTP is SCTP.
+	ProtocolSCTP Protocol = "SCTP"
+)
+
+// ServiceProxyRulesSpec is a Service and the state of its endpoints, the same
+// for all nodes. The controller writes it; hand edits are reverted.
+type ServiceProxyRulesSpec struct {
+	// formatVersion is the version of the format of this object. An agent that
+	// does not know it leaves its rules as they are.
+	// +required
+	FormatVersion int32 `json:"formatVersion"`
+
+	// released is true when the Service has ended or is no longer proxied:
+	// agents remove its rules, and the object is about to be deleted. An object
+	// that vanishes without this mark keeps its rules on the nodes. Default:
+	// false.
+	// +optional
+	Released bool `json:"released"`
+
+	// serviceCreated is when the Service was created. Of two Services that
+	// claim one address and port the older wins, then the lower name. Source:
+	// the Service's metadata.creationTimestamp.
+	// +optional
+	ServiceCreated metav1.Time `json:"serviceCreated,omitzero"`
+
+	// clusterIPs are the Service's cluster IPs, at most one for each IP family,
+	// in canonical form. Source: the Service's spec.clusterIPs.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=2
+	ClusterIPs []string `json:"clusterIPs,omitempty"`
+
+	// externalIPs are the Service's external IPs in canonical form. Default:
+	// none. Source: the Service's spec.externalIPs.
+	// +optional
+	// +listType=atomic
+	ExternalIPs []string `json:"externalIPs,omitempty"`
+
+	// loadBalancerIPs are the addresses of the load balancer that the nodes
+	// themselves serve, in canonical form. Default: none. Source: the Service's
+	// status.loadBalancer.ingress entries with an ip and ipMode VIP.
+	// +optional
+	// +listType=atomic
+	LoadBalancerIPs []string `json:"loadBalancerIPs,omitempty"`
+
+	// loadBalancerSourceRanges are the client ranges that may use the load
+	// balancer's addresses, in canonical form. Default (absent): no restriction.
+	// Source: the Service's spec.loadBalancerSourceRanges.
+	// +optional
+	// +listType=atomic
+	LoadBalancerSourceRanges []string `json:"loadBalancerSourceRanges,omitempty"`
+
+	// externalTrafficPolicy is the effective policy for NodePorts, external IPs
+	// and load-balancer IPs: Cluster or Local. Default: Cluster. Source: the
+	// Service's spec.externalTrafficPolicy where it has an effect.
+	// +optional
+	ExternalTrafficPolicy TrafficPolicy `json:"externalTrafficPolicy,omitempty"`
+
+	// internalTrafficPolicy is the policy for cluster IPs: Cluster or Local.
+	// Default: Cluster. Source: the Service's spec.internalTrafficPolicy.
+	// +optional
+	InternalTrafficPolicy TrafficPolicy `json:"internalTrafficPolicy,omitempty"`
+
+	// sessionAffinity sends one client's connections to one endpoint. Default
+	// (absent): none. Source: the Service's spec.sessionAffinity.
+	// +optional
+	SessionAffinity *SessionAffinity `json:"sessionAffinity,omitempty"`
+
+	// healthCheckNodePort is the node port that tells load balancers whether
+	// this node has ready endpoints. Default (0): none. Source: the Service's
+	// spec.healthCheckNodePort where it has an effect.
+	// +optional
+	HealthCheckNodePort int32 `json:"healthCheckNodePort,omitempty"`
+
+	// ipvsScheduler is the IPVS scheduler of this Service. Default (empty): the
+	// node's. Source: a ServiceProxyPolicy.
+	// +optional
+	IPVSScheduler string `json:"ipvsScheduler,omitempty"`
+
+	// policies are the ServiceProxyPolicies that shaped this object, strongest
+	// first. Default: none.
+	// +optional
+	// +listType=atomic
+	Policies []string `json:"policies,omitempty"`
+
+	// clusterIP is the first cluster IP, for printing only.
+	// +optional
+	ClusterIP string `json:"clusterIP,omitempty"`
+
+	// portSummary lists the ports as port:nodePort/protocol, for printing only.
+	// +optional
+	PortSummary string `json:"portSummary,omitempty"`
+
+	// endpointCount is the number of distinct endpoints of all ports, for
+	// printing only.
+	// +optional
+	EndpointCount int32 `json:"endpointCount"`
+
+	// ports are the Service's ports with their endpoints. Source: the Service's
+	// spec.ports and its EndpointSlices.
+	// +optional
+	// +listType=atomic
+	Ports []ServicePort `json:"ports,omitempty"`
+}
+
+// SessionAffinity sends one client's connections to one endpoint.
+type SessionAffinity struct {
+	// clientIPTimeoutSeconds is how long a client that opens no connection
+	// keeps its endpoint, in seconds. The API server's default: 10800 (3 h).
+	// Source: the Service's sessionAffinityConfig.clientIP.timeoutSeconds.
+	// +required
+	ClientIPTimeoutSeconds int32 `json:"clientIPTimeoutSeconds"`
+}
+
+// ServicePort is one port of a Service with its endpoints.
+type ServicePort struct {
+	// name of the port; may be empty.
+	// +optional
+	Name string `json:"name"`
+
+	// protocol of the port: TCP, UDP or SCTP.
+	// +required
+	Protocol Protocol `json:"protocol"`
+
+	// port is the port on the cluster, external and load-balancer IPs.
+	// +required
+	Port int32 `json:"port"`
+
+	// nodePort is the port on node addresses. Default (0): none.
+	// +optional
+	NodePort int32 `json:"nodePort,omitempty"`
+
+	// endpoints are the usable endpoints, each once, in groups that share state
+	// and hints. Groups and addresses are sorted. Source: the EndpointSlices.
+	// +optional
+	// +listType=atomic
+	Endpoints []EndpointGroup `json:"endpoints,omitempty"`
+}
+
+// EndpointGroup is a set of endpoints that share state and hints.
+type EndpointGroup struct {
+	// state is Ready, or Terminating (not ready, serving and terminating).
+	// +required
+	State EndpointState `json:"state"`
+
+	// zones are the zones for which the endpoints are hinted, sorted. Default:
+	// no zone hints. Source: hints.forZones.
+	// +optional
+	// +listType=atomic
+	Zones []string `json:"zones,omitempty"`
+
+	// nodes are the Nodes for which the endpoints are hinted, sorted. Default:
+	// no node hints. Source: hints.forNodes.
+	// +optional
+	// +listType=atomic
+	Nodes []string `json:"nodes,omitempty"`
+
+	// addresses are ip:port, IPv6 as [ip]:port, sorted as strings.
+	// +required
+	// +listType=atomic
+	Addresses []string `json:"addresses"`
+}
+
+// ServiceProxyRules is everything the nodes need to know of one Service: the
+// controller renders it from the Service, its EndpointSlices and policies, and
+// every agent programs it. Named <namespace>.<service>.
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster,path=serviceproxyrules,singular=serviceproxyrules,shortName=spr
+// +kubebuilder:printcolumn:name="Cluster-IP",type=string,JSONPath=`.spec.clusterIP`
+// +kubebuilder:printcolumn:name="Ports",type=string,JSONPath=`.spec.portSummary`
+// +kubebuilder:printcolumn:name="Endpoints",type=integer,JSONPath=`.spec.endpointCount`
+// +kubebuilder:printcolumn:name="Policies",type=string,JSONPath=`.spec.policies`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type ServiceProxyRules struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is the Service and the state of its endpoints.
+	// +required
+	Spec ServiceProxyRulesSpec `json:"spec"`
+}
+
+// ServiceProxyRulesList is a list of ServiceProxyRules.
+// +kubebuilder:object:root=true
+type ServiceProxyRulesList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	// items are the objects.
+	Items []ServiceProxyRules `json:"items"`
+}

@@ -1,0 +1,309 @@
+package v1alpha1
+
+// ProxyMode is the kernel facility that proxies Services.
+// +kubebuilder:validation:Enum=IPTables;IPVS
+type ProxyMode string
+
+// Proxy modes.
+const (
+	// ModeIPTables programs nat and filter rules, as kube-proxy's iptables mode.
+	ModeIPTables ProxyMode = "IPTables"
+	// ModeIPVS programs IPVS virtual servers, as kube-proxy's ipvs mode.
+	ModeIPVS ProxyMode = "IPVS"
+)
+
+// FallbackMode is what to run when the kernel lacks the wanted mode.
+// +kubebuilder:validation:Enum=None;IPTables
+type FallbackMode string
+
+// Fallback modes.
+const (
+	// FallbackNone keeps what the node has and reports Accepted False.
+	FallbackNone FallbackMode = "None"
+	// FallbackIPTables runs IPTables and reports ModeFallback.
+	FallbackIPTables FallbackMode = "IPTables"
+)
+
+// Enforcement says whether the agent programs the kernel or only compares.
+// +kubebuilder:validation:Enum=Enforce;Audit
+type Enforcement string
+
+// Enforcements.
+const (
+	// Enforce programs the kernel.
+	Enforce Enforcement = "Enforce"
+	// Audit compares the kernel to what is wanted and reports the difference;
+	// it writes nothing.
+	Audit Enforcement = "Audit"
+)
+
+// DetectLocalMode is a way to recognise traffic that comes from local pods.
+// +kubebuilder:validation:Enum=ClusterCIDR;NodeCIDR;BridgeInterface;InterfaceNamePrefix;None
+type DetectLocalMode string
+
+// Ways to recognise traffic of local pods.
+const (
+	// DetectLocalClusterCIDR takes sources inside the given CIDRs as pods.
+	DetectLocalClusterCIDR DetectLocalMode = "ClusterCIDR"
+	// DetectLocalNodeCIDR takes sources inside the Node's podCIDRs as pods.
+	DetectLocalNodeCIDR DetectLocalMode = "NodeCIDR"
+	// DetectLocalBridgeInterface takes what enters by one interface as pod traffic.
+	DetectLocalBridgeInterface DetectLocalMode = "BridgeInterface"
+	// DetectLocalInterfaceNamePrefix takes what enters by interfaces whose
+	// names begin with a prefix as pod traffic.
+	DetectLocalInterfaceNamePrefix DetectLocalMode = "InterfaceNamePrefix"
+	// DetectLocalNone takes nothing as pod traffic.
+	DetectLocalNone DetectLocalMode = "None"
+)
+
+// NodePortAddressMode selects the node addresses on which NodePorts answer.
+// +kubebuilder:validation:Enum=All;Primary;CIDRs
+type NodePortAddressMode string
+
+// Selections of node addresses for NodePorts.
+const (
+	// NodePortsAll answers on every local address.
+	NodePortsAll NodePortAddressMode = "All"
+	// NodePortsPrimary answers on the Node's first address of each family.
+	NodePortsPrimary NodePortAddressMode = "Primary"
+	// NodePortsCIDRs answers on local addresses inside the given CIDRs.
+	NodePortsCIDRs NodePortAddressMode = "CIDRs"
+)
+
+// Toggle switches one behaviour on or off.
+// +kubebuilder:validation:Enum=Enabled;Disabled
+type Toggle string
+
+// Toggle values.
+const (
+	// Enabled switches the behaviour on.
+	Enabled Toggle = "Enabled"
+	// Disabled switches the behaviour off.
+	Disabled Toggle = "Disabled"
+)
+
+// ProxySettings are the settings of one node's proxy. Every field is optional
+// where people write it; the controller completes what is absent from the
+// defaults documented at each field, which are kube-proxy's unless
+// docs/parity.md gives a reason.
+type ProxySettings struct {
+	// mode is the kernel facility that proxies Services: IPTables or IPVS.
+	// Default: IPTables. Same as kube-proxy's mode.
+	// +optional
+	Mode *ProxyMode `json:"mode,omitempty"`
+
+	// fallback is what runs when the node's kernel lacks the wanted mode: None
+	// (keep what the node has and report Accepted False) or IPTables (run it
+	// and report ModeFallback). Never silent. Default: None.
+	// +optional
+	Fallback *FallbackMode `json:"fallback,omitempty"`
+
+	// enforcement is Enforce (program the kernel) or Audit (stop maintaining
+	// rules; only compare the kernel to what is wanted and report the
+	// difference). Default: Enforce.
+	// +optional
+	Enforcement *Enforcement `json:"enforcement,omitempty"`
+
+	// detectLocal says how traffic of local pods is recognised: it is not
+	// masqueraded on its way to a cluster IP, and reaches all endpoints of a
+	// Service with external traffic policy Local. Overridden as a whole.
+	// Default: {mode: None}, as kube-proxy without a cluster CIDR.
+	// +optional
+	DetectLocal *DetectLocalSettings `json:"detectLocal,omitempty"`
+
+	// nodePorts says on which node addresses NodePorts answer. Overridden as a
+	// whole. Default: {addressMode: All, localhost: Enabled}. Same as
+	// kube-proxy's nodePortAddresses and iptables.localhostNodePorts.
+	// +optional
+	NodePorts *NodePortSettings `json:"nodePorts,omitempty"`
+
+	// masquerade holds the settings of source address translation.
+	// +optional
+	Masquerade *MasqueradeSettings `json:"masquerade,omitempty"`
+
+	// ipvs holds settings that matter in mode IPVS only.
+	// +optional
+	IPVS *IPVSSettings `json:"ipvs,omitempty"`
+
+	// sync says how often the agent writes to and verifies the kernel.
+	// +optional
+	Sync *SyncSettings `json:"sync,omitempty"`
+
+	// conntrack holds settings of the kernel's connection tracking table.
+	// +optional
+	Conntrack *ConntrackSettings `json:"conntrack,omitempty"`
+}
+
+// DetectLocalSettings is a union: mode names the member that is set.
+type DetectLocalSettings struct {
+	// mode is how traffic of local pods is recognised: ClusterCIDR, NodeCIDR,
+	// BridgeInterface, InterfaceNamePrefix or None. Required when detectLocal
+	// is given. Same as kube-proxy's detectLocalMode; None stands for
+	// kube-proxy without a usable detector.
+	// +required
+	Mode DetectLocalMode `json:"mode"`
+
+	// clusterCIDRs are the address ranges of all pods of the cluster, at most
+	// one for each IP family. Required with mode ClusterCIDR, refused with any
+	// other. Same as kube-proxy's clusterCIDR.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=2
+	// +kubebuilder:validation:items:MaxLength=64
+	ClusterCIDRs []string `json:"clusterCIDRs,omitempty"`
+
+	// interface is the bridge by which traffic of local pods enters the node,
+	// such as cni0. Required with mode BridgeInterface, refused with any other.
+	// Same as kube-proxy's detectLocal.bridgeInterface.
+	// +optional
+	// +kubebuilder:validation:MaxLength=15
+	Interface *string `json:"interface,omitempty"`
+
+	// interfaceNamePrefix is how the names of pod interfaces begin, such as
+	// veth. Required with mode InterfaceNamePrefix, refused with any other.
+	// Same as kube-proxy's detectLocal.interfaceNamePrefix.
+	// +optional
+	// +kubebuilder:validation:MaxLength=14
+	InterfaceNamePrefix *string `json:"interfaceNamePrefix,omitempty"`
+}
+
+// NodePortSettings says on which node addresses NodePorts answer.
+type NodePortSettings struct {
+	// addressMode selects the addresses: All (every local address), Primary
+	// (the Node's first address of each family) or CIDRs (local addresses
+	// inside cidrs). Default: All. Same as kube-proxy's nodePortAddresses.
+	// +optional
+	AddressMode *NodePortAddressMode `json:"addressMode,omitempty"`
+
+	// cidrs are the ranges of local addresses on which NodePorts answer.
+	// Required with addressMode CIDRs, refused with any other.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=64
+	CIDRs []string `json:"cidrs,omitempty"`
+
+	// localhost says whether IPv4 NodePorts answer on 127.0.0.1 in mode
+	// IPTables: Enabled or Disabled. Enabled needs the sysctl
+	// net.ipv4.conf.all.route_localnet, which the agent sets. Default: Enabled.
+	// Same as kube-proxy's iptables.localhostNodePorts.
+	// +optional
+	Localhost *Toggle `json:"localhost,omitempty"`
+}
+
+// MasqueradeSettings are the settings of source address translation.
+type MasqueradeSettings struct {
+	// all masquerades all traffic to cluster IPs, that of pods too: Enabled or
+	// Disabled. Default: Disabled. Same as kube-proxy's iptables.masqueradeAll.
+	// +optional
+	All *Toggle `json:"all,omitempty"`
+
+	// bit is the bit of the packet mark that stands for "masquerade this
+	// packet", 0 to 31; the mark is 1<<bit. Default: 14 (mark 0x4000). Same as
+	// kube-proxy's iptables.masqueradeBit.
+	// +optional
+	Bit *int32 `json:"bit,omitempty"`
+}
+
+// IPVSSettings matter in mode IPVS only.
+type IPVSSettings struct {
+	// scheduler is the kernel's name of the algorithm that picks an endpoint,
+	// such as rr, lc or sh. Default: rr. Same as kube-proxy's ipvs.scheduler.
+	// +optional
+	// +kubebuilder:validation:MaxLength=15
+	Scheduler *string `json:"scheduler,omitempty"`
+
+	// strictARP sets the sysctls arp_ignore and arp_announce so that the node
+	// answers ARP for addresses of its real interfaces only: Enabled or
+	// Disabled. Default: Disabled. Same as kube-proxy's ipvs.strictARP.
+	// +optional
+	StrictARP *Toggle `json:"strictARP,omitempty"`
+
+	// excludeCIDRs are address ranges whose virtual servers are left alone.
+	// Default: none. Same as kube-proxy's ipvs.excludeCIDRs.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=64
+	ExcludeCIDRs []string `json:"excludeCIDRs,omitempty"`
+
+	// tcpTimeoutSeconds is how long an idle TCP session is remembered, in
+	// seconds; 0 leaves the kernel's own. Default: 0. Same as kube-proxy's
+	// ipvs.tcpTimeout.
+	// +optional
+	TCPTimeoutSeconds *int32 `json:"tcpTimeoutSeconds,omitempty"`
+
+	// tcpFinTimeoutSeconds is how long a TCP session is remembered after a
+	// FIN, in seconds; 0 leaves the kernel's own. Default: 0. Same as
+	// kube-proxy's ipvs.tcpFinTimeout.
+	// +optional
+	TCPFinTimeoutSeconds *int32 `json:"tcpFinTimeoutSeconds,omitempty"`
+
+	// udpTimeoutSeconds is how long a UDP flow is remembered, in seconds; 0
+	// leaves the kernel's own. Default: 0. Same as kube-proxy's ipvs.udpTimeout.
+	// +optional
+	UDPTimeoutSeconds *int32 `json:"udpTimeoutSeconds,omitempty"`
+}
+
+// SyncSettings say how often the agent writes to and verifies the kernel.
+type SyncSettings struct {
+	// minIntervalMilliseconds is the least time between the end of one write
+	// to the kernel and the start of the next, in milliseconds. The first
+	// change after a pause is written at once. Default: 250. Corresponds to
+	// kube-proxy's minSyncPeriod (1 s there).
+	// +optional
+	MinIntervalMilliseconds *int32 `json:"minIntervalMilliseconds,omitempty"`
+
+	// verifyIntervalSeconds is how often the whole of the kernel's rules is
+	// compared to what is wanted, in seconds, at least 5 and at least
+	// minIntervalMilliseconds. Default: 60.
+	// +optional
+	VerifyIntervalSeconds *int32 `json:"verifyIntervalSeconds,omitempty"`
+}
+
+// ConntrackSettings are the settings of the kernel's connection tracking
+// table. Zero leaves the kernel's value as it is.
+type ConntrackSettings struct {
+	// maxPerCore is the size of the table per CPU core, in connections; 0
+	// leaves the table as it is. Default: 32768. Same as kube-proxy's
+	// conntrack.maxPerCore.
+	// +optional
+	MaxPerCore *int32 `json:"maxPerCore,omitempty"`
+
+	// min is the least size of the table, in connections, whatever the number
+	// of cores; ignored when maxPerCore is 0. Default: 131072. Same as
+	// kube-proxy's conntrack.min.
+	// +optional
+	Min *int32 `json:"min,omitempty"`
+
+	// tcpEstablishedTimeoutSeconds is how long an idle established TCP
+	// connection is kept, in seconds; 0 leaves it as it is. Default: 86400 (24
+	// h). Same as kube-proxy's conntrack.tcpEstablishedTimeout.
+	// +optional
+	TCPEstablishedTimeoutSeconds *int32 `json:"tcpEstablishedTimeoutSeconds,omitempty"`
+
+	// tcpCloseWaitTimeoutSeconds is how long a TCP connection in CLOSE_WAIT is
+	// kept, in seconds; 0 leaves it as it is. Default: 3600 (1 h). Same as
+	// kube-proxy's conntrack.tcpCloseWaitTimeout.
+	// +optional
+	TCPCloseWaitTimeoutSeconds *int32 `json:"tcpCloseWaitTimeoutSeconds,omitempty"`
+
+	// udpTimeoutSeconds is how long a UDP flow without an answer is kept, in
+	// seconds; 0 leaves it as it is. Default: 0. Same as kube-proxy's
+	// conntrack.udpTimeout.
+	// +optional
+	UDPTimeoutSeconds *int32 `json:"udpTimeoutSeconds,omitempty"`
+
+	// udpStreamTimeoutSeconds is how long an answered UDP flow is kept, in
+	// seconds; 0 leaves it as it is. Default: 0. Same as kube-proxy's
+	// conntrack.udpStreamTimeout.
+	// +optional
+	UDPStreamTimeoutSeconds *int32 `json:"udpStreamTimeoutSeconds,omitempty"`
+
+	// tcpBeLiberal accepts TCP packets outside the window instead of taking
+	// them as invalid: Enabled (sets the sysctl nf_conntrack_tcp_be_liberal) or
+	// Disabled (leaves it as it is). Default: Disabled. Same as kube-proxy's
+	// conntrack.tcpBeLiberal.
+	// +optional
+	TCPBeLiberal *Toggle `json:"tcpBeLiberal,omitempty"`
+}
