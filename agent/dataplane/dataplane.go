@@ -1,0 +1,179 @@
+// Package dataplane is the contract between the agent, which knows what a node
+// should hold, and the packages that make its kernel hold it. It knows no
+// kernel library.
+//
+// One implementation serves one IP family, so that one family's failure does
+// not stop the other. A Ruleset and what it points to hold addresses of one
+// family only.
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// ErrUnsupported is wrapped by errors that say that this node's kernel or
+// tools cannot do what is asked. Repeating the call helps only after somebody
+// has changed the node or the settings.
+var ErrUnsupported = errors.New("not supported on this node")
+
+// Family is an IP family.
+type Family string
+
+// IP families, as they stand in NodeProxyRules.status.families.
+const (
+	IPv4 Family = "IPv4"
+	IPv6 Family = "IPv6"
+)
+
+// Of reports whether a is an address of the family. An IPv4 address mapped
+// into IPv6 is of neither.
+func (f Family) Of(a netip.Addr) bool {
+	if f == IPv4 {
+		return a.Is4()
+	}
+	return a.Is6() && !a.Is4In6()
+}
+
+// ServiceName names a Service.
+type ServiceName struct {
+	Namespace string
+	Name      string
+}
+
+// String returns namespace/name.
+func (n ServiceName) String() string { return n.Namespace + "/" + n.Name }
+
+// Compare orders by namespace, then name.
+func (n ServiceName) Compare(o ServiceName) int {
+	if c := strings.Compare(n.Namespace, o.Namespace); c != 0 {
+		return c
+	}
+	return strings.Compare(n.Name, o.Name)
+}
+
+// Ruleset is what one IP family of the node should hold, and what of it has
+// changed since the last Apply that returned no error. It belongs to the
+// caller; implementations read it during a call and keep no reference to it,
+// though they may keep the Services, which are never changed once they are in
+// a Ruleset, only replaced.
+type Ruleset struct {
+	// Node holds the node's settings and facts.
+	Node Node
+	// Services holds every Service that is wanted, held ones too.
+	Services map[ServiceName]*Service
+	// Dirty names the Services that were added, replaced or taken out since.
+	Dirty map[ServiceName]struct{}
+	// Full asks to read the kernel and compare all of it: at the start, after
+	// an error, when Node changed, and to repair.
+	Full bool
+	// Prune allows a full pass to remove what is in the kernel but belongs to
+	// no Service in Services. Without it only rules of Services in Services or
+	// in Dirty are replaced or removed.
+	Prune bool
+}
+
+// Node is what an implementation needs to know of the node.
+type Node struct {
+	// Settings are complete: no field is nil.
+	Settings *v1alpha1.ProxySettings
+	// Addresses are the Node's addresses of this family, the primary first.
+	Addresses []netip.Addr
+	// PodCIDRs are the Node's pod ranges of this family.
+	PodCIDRs []netip.Prefix
+}
+
+// Service is a Service as one IP family of this node should serve it.
+type Service struct {
+	Name            ServiceName
+	ClusterIP       netip.Addr
+	ExternalIPs     []netip.Addr
+	LoadBalancerIPs []netip.Addr
+	// SourceRanges restrict who may use LoadBalancerIPs. None: no restriction.
+	SourceRanges []netip.Prefix
+	// ExternalLocal: external traffic policy Local is in effect.
+	ExternalLocal bool
+	// InternalLocal: internal traffic policy Local is in effect.
+	InternalLocal bool
+	// AffinitySeconds is how long a silent client keeps its endpoint. 0: no
+	// session affinity.
+	AffinitySeconds int32
+	// HealthCheckNodePort is 0 for none.
+	HealthCheckNodePort uint16
+	// IPVSScheduler is empty for the node's.
+	IPVSScheduler string
+	Ports         []Port
+}
+
+// ExternallyAccessible reports whether the port answers on anything besides
+// the cluster IP.
+func (s *Service) ExternallyAccessible(p *Port) bool {
+	return p.NodePort != 0 || len(s.ExternalIPs) > 0 || len(s.LoadBalancerIPs) > 0
+}
+
+// Port is one port of a Service with the endpoints selected for this node.
+// Lists are sorted by the string form of their entries.
+type Port struct {
+	Name     string
+	Protocol v1alpha1.Protocol
+	Port     uint16
+	NodePort uint16
+	// Cluster are the endpoints for traffic under policy Cluster: ready ones
+	// after topology, else terminating ones. Empty for a port that only ever
+	// serves under policy Local.
+	Cluster []netip.AddrPort
+	// Local are the endpoints for traffic under policy Local: this node's ready
+	// ones, else its terminating ones. Empty where no policy Local is in effect.
+	Local []netip.AddrPort
+	// Available: some endpoint on some node is ready or terminating. It
+	// distinguishes "no endpoint" (reject) from "no local endpoint" (drop).
+	Available bool
+	// Members are this node's endpoints in any state.
+	Members []netip.AddrPort
+}
+
+// Result is what an Apply did.
+type Result struct {
+	// Kind says whether the kernel was read and compared in full.
+	Kind v1alpha1.SyncKind
+	// ServicesChanged is the number of Services whose rules were written.
+	ServicesChanged int
+	// Refused are Services that the kernel would not take, with the reason. All
+	// of them, not only those of this call. Their former rules stay.
+	Refused map[ServiceName]string
+	// Chains and Rules count what the kernel holds of ours.
+	Chains, Rules int
+}
+
+// Difference is how the kernel differs from what is wanted.
+type Difference struct {
+	// Count is the number of differences.
+	Count int
+	// Examples are up to ten of them, each a sentence for people.
+	Examples []string
+	// Chains and Rules count what the kernel holds of ours.
+	Chains, Rules int
+}
+
+// MaxExamples bounds lists of examples.
+const MaxExamples = 10
+
+// Dataplane makes one IP family of the kernel hold a Ruleset. Its methods are
+// not called concurrently.
+type Dataplane interface {
+	// Supported returns nil, or an error that wraps ErrUnsupported and says what
+	// is missing and what to do.
+	Supported(ctx context.Context) error
+	// Apply makes the kernel hold r. When it returns an error, the kernel holds
+	// a consistent set, old or new, and the next call must be full. Services
+	// that the kernel refuses are in the Result, not an error.
+	Apply(ctx context.Context, r *Ruleset) (Result, error)
+	// Verify compares the kernel to r and writes nothing.
+	Verify(ctx context.Context, r *Ruleset) (Difference, error)
+	// Cleanup removes what is ours from the kernel.
+	Cleanup(ctx context.Context) error
+}
