@@ -1,0 +1,363 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Limits of one call of iptables-restore in the nf_tables variant, where the
+// time of a call grows with the square of what it carries.
+const (
+	batchRules  = 6000
+	batchChains = 2000
+)
+
+// maxRefused bounds how many Services are isolated in one Apply: beyond that
+// the fault is not in single Services.
+const maxRefused = 50
+
+// Apply makes the kernel hold r: by the changed Services alone where what the
+// kernel holds is known, else by reading and comparing all of it.
+func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
+	if err := d.kernel.find(ctx); err != nil {
+		return dataplane.Result{}, err
+	}
+	if !r.Full && d.held != nil && !d.touchesRefused(r) {
+		changed, err := d.applyDirty(ctx, r)
+		if err == nil {
+			return d.result(v1alpha1.SyncPartial, changed), nil
+		}
+		if !isRefusal(err) {
+			d.held = nil
+			return dataplane.Result{}, err
+		}
+		// The kernel may not hold what we think it does: look, then find out
+		// which Service it is that is refused.
+	}
+	d.held = nil
+	changed, err := d.applyFull(ctx, r)
+	if err != nil {
+		return dataplane.Result{}, err
+	}
+	return d.result(v1alpha1.SyncFull, changed), nil
+}
+
+func (d *Dataplane) result(kind v1alpha1.SyncKind, changed int) dataplane.Result {
+	return dataplane.Result{
+		Kind: kind, ServicesChanged: changed, Refused: maps.Clone(d.refused),
+		Chains: d.chains, Rules: d.rules,
+	}
+}
+
+// touchesRefused reports whether a refused Service has changed. What the kernel
+// holds of it is not known.
+func (d *Dataplane) touchesRefused(r *dataplane.Ruleset) bool {
+	for name := range r.Dirty {
+		if _, ok := d.refused[name]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+// applyDirty writes the difference between what is held and what is wanted of
+// the dirty Services.
+func (d *Dataplane) applyDirty(ctx context.Context, r *dataplane.Ruleset) (int, error) {
+	names := slices.SortedFunc(maps.Keys(r.Dirty), dataplane.ServiceName.Compare)
+	size := func(n dataplane.ServiceName) int { return ruleEstimate(r.Services[n]) }
+	changed := 0
+	for _, batch := range serviceBatches(names, size, d.batchRules()) {
+		var t transaction
+		plans := make(map[dataplane.ServiceName]*planned, len(batch))
+		for _, name := range batch {
+			var plan *servicePlan
+			if svc := r.Services[name]; svc != nil {
+				p := d.held.config.planService(svc)
+				plan = &p
+				plans[name] = p.planned()
+			}
+			if t.replace(d.held.services[name], plan) {
+				changed++
+			}
+		}
+		if err := d.kernel.apply(ctx, t.String()); err != nil {
+			return changed, err
+		}
+		for _, name := range batch {
+			d.hold(name, plans[name])
+		}
+	}
+	return changed, nil
+}
+
+// hold records what the kernel holds of a Service; nil for nothing.
+func (d *Dataplane) hold(name dataplane.ServiceName, p *planned) {
+	c, r := d.held.services[name].counts()
+	d.chains, d.rules = d.chains-c, d.rules-r
+	c, r = p.counts()
+	d.chains, d.rules = d.chains+c, d.rules+r
+	if p == nil {
+		delete(d.held.services, name)
+		return
+	}
+	d.held.services[name] = p
+}
+
+func (d *Dataplane) batchRules() int {
+	if d.kernel.legacy() {
+		return 1 << 30 // each call rewrites the table: as few as can be
+	}
+	return batchRules
+}
+
+func ruleEstimate(s *dataplane.Service) int {
+	n := 1
+	if s != nil {
+		for i := range s.Ports {
+			p := &s.Ports[i]
+			n += 8 + 4*len(p.Cluster) + 2*len(p.Local)
+		}
+	}
+	return n
+}
+
+// applyFull reads the kernel, compares all of it to what is wanted and writes
+// the difference: first what chains of Services lead to, then those chains, then
+// what leads to them, last the removal of what nothing leads to any more.
+func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (int, error) {
+	facts, err := d.facts()
+	if err != nil {
+		return 0, err
+	}
+	config, err := d.configFor(r, facts)
+	if err != nil {
+		return 0, err
+	}
+	state, err := d.kernel.read(ctx)
+	if err != nil {
+		return 0, err
+	}
+	p := &fullPass{Dataplane: d, ruleset: r, want: config.plan(r.Services), state: state,
+		scope: scope{prune: r.Prune, refused: map[dataplane.ServiceName]string{}}}
+	if err := p.run(ctx); err != nil {
+		return 0, err
+	}
+	d.refused = p.scope.refused
+	for name := range d.refused {
+		delete(p.want.services, name)
+	}
+	d.held = p.want
+	d.chains, d.rules = p.want.counts()
+	return len(p.changed), d.routeLocalnet(config)
+}
+
+// fullPass is one full Apply.
+type fullPass struct {
+	*Dataplane
+	ruleset *dataplane.Ruleset
+	want    *wanted
+	state   *kernelState
+	scope   scope
+	changed map[dataplane.ServiceName]struct{}
+}
+
+func (p *fullPass) run(ctx context.Context) error {
+	p.changed = map[dataplane.ServiceName]struct{}{}
+	if err := p.writeBase(ctx); err != nil {
+		return err
+	}
+	if err := p.writeChains(ctx); err != nil {
+		return err
+	}
+	if err := p.writeDispatch(ctx); err != nil {
+		return err
+	}
+	if err := p.writeHooks(); err != nil {
+		return err
+	}
+	return p.deleteStale(ctx)
+}
+
+// writeBase brings the shared chains without rules of Services up to date.
+// Chains of Services jump to them.
+func (p *fullPass) writeBase(ctx context.Context) error {
+	var t transaction
+	for _, d := range compareShared(p.want, p.state, &p.scope) {
+		if !d.chain.dispatch {
+			t.writeShared(d)
+		}
+	}
+	return p.kernel.apply(ctx, t.String())
+}
+
+// writeChains writes the chains of Services that are missing or differ.
+func (p *fullPass) writeChains(ctx context.Context) error {
+	different := compareChains(p.want, p.state)
+	names := slices.SortedFunc(maps.Keys(different), dataplane.ServiceName.Compare)
+	size := func(n dataplane.ServiceName) int { return ruleEstimate(p.ruleset.Services[n]) }
+	write := func(batch []dataplane.ServiceName) error {
+		var t transaction
+		for _, name := range batch {
+			plan := p.want.config.planService(p.ruleset.Services[name])
+			for i := range plan.chains {
+				if slices.Contains(different[name], plan.chains[i].name) {
+					t.writeChain(&plan.chains[i])
+				}
+			}
+		}
+		return p.kernel.apply(ctx, t.String())
+	}
+	for _, batch := range serviceBatches(names, size, p.batchRules()) {
+		if err := p.isolate(ctx, batch, write); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// isolate writes a batch. Where the kernel refuses it, the Services that are at
+// fault are found by halving and noted as refused; the others are written.
+func (p *fullPass) isolate(ctx context.Context, batch []dataplane.ServiceName, write func([]dataplane.ServiceName) error) error {
+	err := write(batch)
+	if err == nil {
+		for _, name := range batch {
+			p.changed[name] = struct{}{}
+		}
+		return nil
+	}
+	if !isRefusal(err) || len(p.scope.refused) >= maxRefused {
+		return err
+	}
+	if len(batch) == 1 {
+		p.scope.refused[batch[0]] = err.Error()
+		delete(p.changed, batch[0])
+		return nil
+	}
+	half := len(batch) / 2
+	if err := p.isolate(ctx, batch[:half], write); err != nil {
+		return err
+	}
+	return p.isolate(ctx, batch[half:], write)
+}
+
+// writeDispatch brings the shared chains with rules of Services up to date.
+// Where the kernel refuses that, everything but new rules of Services is
+// written first, then those.
+func (p *fullPass) writeDispatch(ctx context.Context) error {
+	diffs := slices.DeleteFunc(compareShared(p.want, p.state, &p.scope),
+		func(d *sharedDiff) bool { return !d.chain.dispatch })
+	var t transaction
+	for _, d := range diffs {
+		t.writeShared(d)
+	}
+	if t.empty() {
+		return nil
+	}
+	err := p.kernel.apply(ctx, t.String())
+	if err == nil {
+		for _, d := range diffs {
+			for _, r := range d.add {
+				p.changed[r.owner] = struct{}{}
+			}
+		}
+		return nil
+	}
+	if !isRefusal(err) {
+		return err
+	}
+	additions := map[dataplane.ServiceName][]dispatchRule{}
+	var rest transaction
+	for _, d := range diffs {
+		for _, r := range d.add {
+			additions[r.owner] = append(additions[r.owner], r.dispatchRule)
+		}
+		d.add = nil
+		rest.writeShared(d)
+	}
+	if err := p.kernel.apply(ctx, rest.String()); err != nil {
+		return err
+	}
+	return p.addDispatch(ctx, additions)
+}
+
+func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.ServiceName][]dispatchRule) error {
+	names := slices.SortedFunc(maps.Keys(additions), dataplane.ServiceName.Compare)
+	return p.isolate(ctx, names, func(batch []dataplane.ServiceName) error {
+		var t, undo transaction
+		for _, name := range batch {
+			for _, r := range additions[name] {
+				t.addRule(r)
+				if r.in.table == filter {
+					undo.removeRule(r.in, r.spec)
+				}
+			}
+		}
+		err := p.kernel.apply(ctx, t.String())
+		if isRefusal(err) && t.refuse.Len() > 0 && t.nat.Len() > 0 {
+			// Filter rules went in if it was nat that refused. Should it have been
+			// filter, taking them back is refused too, which changes nothing.
+			if undoErr := p.kernel.apply(ctx, undo.String()); undoErr != nil && !isRefusal(undoErr) {
+				return errors.Join(err, undoErr)
+			}
+		}
+		return err
+	})
+}
+
+// writeHooks inserts the jumps that are missing at the head of built-in
+// chains, the last one first, so that they stand in order. They come after the
+// chains they lead to are complete.
+func (p *fullPass) writeHooks() error {
+	missing := compareHooks(p.want, p.state)
+	for _, h := range slices.Backward(missing) {
+		if err := p.kernel.insert(h); err != nil {
+			return fmt.Errorf("insert the jump from %s of table %s: %w", h.in.name, h.in.table, err)
+		}
+	}
+	return nil
+}
+
+// deleteStale deletes chains that belong to no Service. Where a Service is
+// refused its former chains may be among them: then all stay.
+func (p *fullPass) deleteStale(ctx context.Context) error {
+	if !p.scope.prune || len(p.scope.refused) > 0 {
+		return nil
+	}
+	limit := batchChains
+	if p.kernel.legacy() {
+		limit = 1 << 30
+	}
+	for names := range slices.Chunk(staleChains(p.want, p.state), limit) {
+		var t transaction
+		for _, name := range names {
+			t.deleteChain(name)
+		}
+		if err := p.kernel.apply(ctx, t.String()); err != nil {
+			return fmt.Errorf("delete chains that belong to no Service: %w", err)
+		}
+	}
+	return nil
+}
+
+// routeLocalnet lets NodePorts answer on 127.0.0.1.
+func (d *Dataplane) routeLocalnet(c *config) error {
+	if !c.localhost {
+		return nil
+	}
+	path := d.sysctl + "/net/ipv4/conf/all/route_localnet"
+	if value, err := os.ReadFile(path); err == nil && len(value) > 0 && value[0] == '1' {
+		return nil
+	}
+	if err := os.WriteFile(path, []byte("1"), 0o644); err != nil {
+		return fmt.Errorf("all rules are written, but NodePorts do not answer on 127.0.0.1 "+
+			"(allow the write, or set spec.settings.nodePorts.localhost: Disabled): %w", err)
+	}
+	return nil
+}

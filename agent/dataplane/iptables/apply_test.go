@@ -1,0 +1,396 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// fixture drives a Dataplane on a model of the kernel.
+type fixture struct {
+	*testing.T
+	kernel *fakeKernel
+	plane  *Dataplane
+	rules  *dataplane.Ruleset
+}
+
+func newFixture(t *testing.T) *fixture {
+	sysctl := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(sysctl, "net/ipv4/conf/all"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{T: t, kernel: newFakeKernel()}
+	f.rules = &dataplane.Ruleset{
+		Node: testNode(), Services: map[dataplane.ServiceName]*dataplane.Service{},
+		Dirty: map[dataplane.ServiceName]struct{}{}, Full: true, Prune: true,
+	}
+	f.plane = New(dataplane.IPv4, Options{SysctlFolder: sysctl})
+	f.plane.kernel = f.kernel
+	return f
+}
+
+// restart stands for a new agent on the same kernel.
+func (f *fixture) restart() {
+	sysctl := f.plane.sysctl
+	f.plane = New(dataplane.IPv4, Options{SysctlFolder: sysctl})
+	f.plane.kernel = f.kernel
+	f.rules.Full = true
+}
+
+func (f *fixture) set(services ...*dataplane.Service) {
+	for _, s := range services {
+		f.rules.Services[s.Name] = s
+		f.rules.Dirty[s.Name] = struct{}{}
+	}
+}
+
+func (f *fixture) remove(name dataplane.ServiceName) {
+	delete(f.rules.Services, name)
+	f.rules.Dirty[name] = struct{}{}
+}
+
+func (f *fixture) apply() dataplane.Result {
+	f.Helper()
+	f.kernel.writes = nil
+	result, err := f.plane.Apply(context.Background(), f.rules)
+	if err != nil {
+		f.Fatalf("apply: %v", err)
+	}
+	f.rules.Full = false
+	clear(f.rules.Dirty)
+	return result
+}
+
+// check compares the kernel to a fresh plan, counts included.
+func (f *fixture) check(result dataplane.Result) {
+	f.Helper()
+	fresh := New(dataplane.IPv4, Options{SysctlFolder: f.plane.sysctl})
+	fresh.kernel = f.kernel
+	d, err := fresh.Verify(context.Background(), f.rules)
+	if err != nil {
+		f.Fatal(err)
+	}
+	if d.Count != 0 {
+		f.Fatalf("the kernel differs from the plan: %s", strings.Join(d.Examples, "\n"))
+	}
+	if d.Chains != result.Chains || d.Rules != result.Rules {
+		f.Fatalf("result counts %d chains, %d rules; the kernel holds %d, %d", result.Chains, result.Rules, d.Chains, d.Rules)
+	}
+}
+
+func someServices(n int) []*dataplane.Service {
+	var out []*dataplane.Service
+	for i := range n {
+		out = append(out, testService(fmt.Sprintf("ns/svc%d", i), fmt.Sprintf("172.30.0.%d", i+1),
+			dataplane.Port{Available: true, Cluster: endpoints(fmt.Sprintf("10.180.%d.1:80", i), fmt.Sprintf("10.180.%d.2:80", i))}))
+	}
+	return out
+}
+
+func TestFirstLoadThenRestartWritesNothing(t *testing.T) {
+	f := newFixture(t)
+	f.set(someServices(5)...)
+	result := f.apply()
+	if result.Kind != v1alpha1.SyncFull || result.ServicesChanged != 5 {
+		t.Errorf("result %+v", result)
+	}
+	f.check(result)
+	f.restart()
+	result = f.apply()
+	if len(f.kernel.writes) != 0 || result.ServicesChanged != 0 {
+		t.Errorf("a restart wrote: %s", f.kernel.writes)
+	}
+	f.check(result)
+}
+
+func TestChangedEndpointRewritesItsOwnChainsOnly(t *testing.T) {
+	f := newFixture(t)
+	f.set(someServices(5)...)
+	f.apply()
+	svc := *f.rules.Services[dataplane.ServiceName{Namespace: "ns", Name: "svc3"}]
+	svc.Ports = slices.Clone(svc.Ports)
+	svc.Ports[0].Cluster = endpoints("10.180.3.1:80", "10.180.3.3:80")
+	f.set(&svc)
+	result := f.apply()
+	if result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 || len(f.kernel.writes) != 1 {
+		t.Fatalf("result %+v, writes %q", result, f.kernel.writes)
+	}
+	for _, line := range strings.Split(f.kernel.writes[0], "\n") {
+		for _, shared := range []string{" KUBE-SERVICES", ":KUBE-SERVICES", "KUBE-NODEPORTS", "*filter"} {
+			if strings.Contains(line, shared) {
+				t.Errorf("a changed endpoint touches a shared chain: %s", line)
+			}
+		}
+	}
+	f.check(result)
+}
+
+func TestEndpointsComeAndGo(t *testing.T) {
+	f := newFixture(t)
+	empty := testService("ns/svc", "172.30.0.1", dataplane.Port{NodePort: 3000})
+	f.set(empty)
+	f.check(f.apply())
+	full := testService("ns/svc", "172.30.0.1", dataplane.Port{NodePort: 3000, Available: true, Cluster: endpoints("10.180.0.1:80")})
+	f.set(full)
+	f.check(f.apply())
+	if got := f.kernel.chain(t, filter, chainServices); len(got) != 0 {
+		t.Errorf("the reject rule stays: %q", got)
+	}
+	// Translation comes before the refusal goes.
+	if w := f.kernel.writes[0]; strings.Index(w, "*nat") > strings.Index(w, "*filter") {
+		t.Errorf("the refusal goes first:\n%s", w)
+	}
+	f.set(empty)
+	f.check(f.apply())
+	if w := f.kernel.writes[0]; strings.Index(w, "*nat") < strings.Index(w, "*filter") {
+		t.Errorf("the translation goes first:\n%s", w)
+	}
+	f.remove(empty.Name)
+	f.check(f.apply())
+}
+
+// TestManyChangesEndWhereAFreshStartDoes makes random changes step by step and
+// compares the kernel to a fresh plan after each.
+func TestManyChangesEndWhereAFreshStartDoes(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		f := newFixture(t)
+		for step := range 40 {
+			for range 1 + rng.IntN(3) {
+				if rng.IntN(4) == 0 && len(f.rules.Services) > 0 {
+					names := slices.SortedFunc(maps.Keys(f.rules.Services), dataplane.ServiceName.Compare)
+					f.remove(names[rng.IntN(len(names))])
+				} else {
+					f.set(randomService(rng))
+				}
+			}
+			if rng.IntN(10) == 0 {
+				f.restart()
+			}
+			result := f.apply()
+			f.check(result)
+			if t.Failed() {
+				t.Fatalf("seed %d, step %d", seed, step)
+			}
+		}
+	}
+}
+
+func randomService(rng *rand.Rand) *dataplane.Service {
+	i := rng.IntN(8)
+	var port dataplane.Port
+	for j := range rng.IntN(5) {
+		ep := netip.MustParseAddrPort(fmt.Sprintf("10.180.%d.%d:80", i, 1+(j+rng.IntN(2))%6))
+		if !slices.Contains(port.Cluster, ep) {
+			port.Cluster = append(port.Cluster, ep)
+		}
+	}
+	port.Available = len(port.Cluster) > 0
+	if rng.IntN(2) == 0 {
+		port.NodePort = uint16(30000 + i)
+	}
+	s := testService(fmt.Sprintf("ns/svc%d", i), fmt.Sprintf("172.30.0.%d", i+1), port)
+	if rng.IntN(3) == 0 {
+		s.LoadBalancerIPs = addrs(fmt.Sprintf("1.2.3.%d", i))
+		if rng.IntN(2) == 0 {
+			s.SourceRanges = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/25")}
+		}
+	}
+	s.ExternalLocal, s.InternalLocal = rng.IntN(3) == 0, rng.IntN(4) == 0
+	p := &s.Ports[0]
+	if (s.ExternalLocal || s.InternalLocal) && len(p.Cluster) > 0 && rng.IntN(2) == 0 {
+		p.Local = p.Cluster[:1]
+	}
+	if rng.IntN(4) == 0 {
+		s.AffinitySeconds = int32(60 * (1 + rng.IntN(2)))
+	}
+	return s
+}
+
+func TestUntrustedListRemovesNothing(t *testing.T) {
+	f := newFixture(t)
+	f.set(someServices(3)...)
+	f.apply()
+	// A new agent that has received a part of the list only, one Service of it
+	// changed.
+	f.restart()
+	f.rules.Prune = false
+	changed := testService("ns/svc0", "172.30.0.1", dataplane.Port{})
+	f.rules.Services = map[dataplane.ServiceName]*dataplane.Service{changed.Name: changed}
+	f.apply()
+	rules := f.kernel.chain(t, nat, chainServices)
+	for i, want := range []bool{false, true, true} {
+		if got := anyMatch(fmt.Sprintf("ns/svc%d:p80 cluster IP", i), rules); got != want {
+			t.Errorf("svc%d has a rule: %t, want %t\n%s", i, got, want, strings.Join(rules, "\n"))
+		}
+	}
+	if last := rules[len(rules)-1]; !strings.Contains(last, chainNodePorts) {
+		t.Errorf("the last rule is %s", last)
+	}
+	f.rules.Full, f.rules.Prune = true, true
+	f.check(f.apply())
+}
+
+func TestRefusedServiceIsIsolated(t *testing.T) {
+	for _, c := range []struct{ name, refuse string }{
+		{"its endpoint", "-j DNAT --to-destination 10.180.7.2:80"},
+		{"its cluster IP", "-I KUBE-SERVICES -m comment --comment \"ns/svc7:p80 cluster IP\""},
+		{"its cluster IP, at the first load", "svc7:p80 cluster IP\" -m tcp -p tcp -d 172.30.0.8 --dport 80 -j"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFixture(t)
+			f.kernel.refuse = func(line string) bool { return strings.Contains(line, c.refuse) }
+			f.set(someServices(20)...)
+			result := f.apply()
+			bad := dataplane.ServiceName{Namespace: "ns", Name: "svc7"}
+			if c.name == "its cluster IP" {
+				// The first load writes whole chains; insert it anew.
+				if len(result.Refused) != 0 {
+					t.Fatalf("refused %v", result.Refused)
+				}
+				f.remove(bad)
+				f.apply()
+				f.set(someServices(8)[7])
+				result = f.apply()
+			}
+			if len(result.Refused) != 1 || !strings.Contains(result.Refused[bad], "line refused") {
+				t.Fatalf("refused: %v", result.Refused)
+			}
+			rules := f.kernel.chain(t, nat, chainServices)
+			if len(rules) != 19+1 {
+				t.Errorf("%d rules in KUBE-SERVICES, want 20:\n%s", len(rules), strings.Join(rules, "\n"))
+			}
+			f.set(someServices(3)[2])
+			if result = f.apply(); len(result.Refused) != 1 {
+				t.Errorf("a change of another Service forgets the refused one: %v", result.Refused)
+			}
+			f.kernel.refuse = nil
+			f.set(someServices(8)[7])
+			if result = f.apply(); len(result.Refused) != 0 {
+				t.Errorf("still refused: %v", result.Refused)
+			}
+			f.check(result)
+		})
+	}
+}
+
+func TestRefusedChangeKeepsFormerRules(t *testing.T) {
+	f := newFixture(t)
+	f.set(someServices(3)...)
+	f.apply()
+	before := f.kernel.save()
+	bad := testService("ns/svc1", "172.30.0.2", dataplane.Port{Available: true, Cluster: endpoints("10.180.9.9:80")})
+	f.kernel.refuse = func(line string) bool { return strings.Contains(line, "10.180.9.9") }
+	f.set(bad)
+	result := f.apply()
+	if len(result.Refused) != 1 {
+		t.Fatalf("refused %v", result.Refused)
+	}
+	if diff := cmp.Diff(before, f.kernel.save()); diff != "" {
+		t.Errorf("rules changed (-before +after):\n%s", diff)
+	}
+	f.kernel.refuse = nil
+	f.rules.Full = true
+	f.check(f.apply())
+}
+
+func TestFlushedRulesAreWrittenAnewByAChange(t *testing.T) {
+	f := newFixture(t)
+	f.set(someServices(3)...)
+	f.apply()
+	for id := range f.kernel.rules {
+		if id.table == nat {
+			f.kernel.rules[id] = nil
+		}
+	}
+	f.remove(dataplane.ServiceName{Namespace: "ns", Name: "svc1"})
+	result := f.apply()
+	if result.Kind != v1alpha1.SyncFull || len(result.Refused) != 0 {
+		t.Errorf("result %+v", result)
+	}
+	f.check(result)
+}
+
+func TestFailureIsReportedAndTheNextApplyIsFull(t *testing.T) {
+	f := newFixture(t)
+	f.set(someServices(3)...)
+	f.kernel.fail = &toolError{program: "iptables-restore", locked: true, err: errors.New("exit status 4"), output: "busy"}
+	_, err := f.plane.Apply(context.Background(), f.rules)
+	if err == nil || !strings.Contains(err.Error(), "another process holds the xtables lock") {
+		t.Fatalf("error %v", err)
+	}
+	f.check(f.apply())
+	f.set(testService("ns/svc9", "172.30.0.99", dataplane.Port{}))
+	f.kernel.fail = &toolError{program: "iptables-restore", locked: true, err: errors.New("exit status 4")}
+	if _, err := f.plane.Apply(context.Background(), f.rules); err == nil {
+		t.Fatal("no error")
+	}
+	result, err := f.plane.Apply(context.Background(), f.rules)
+	if err != nil || result.Kind != v1alpha1.SyncFull {
+		t.Fatalf("after a failure: %+v, %v", result, err)
+	}
+	f.check(result)
+}
+
+func TestVerifyNamesDifferences(t *testing.T) {
+	f := newFixture(t)
+	f.set(someServices(2)...)
+	f.apply()
+	services := chainID{nat, chainServices}
+	f.kernel.rules[services] = f.kernel.rules[services][1:]
+	f.kernel.rules[chainID{nat, "KUBE-SVC-FOREIGN"}] = nil
+	f.kernel.rules[chainID{filter, "FORWARD"}] = nil
+	d, err := f.plane.Verify(context.Background(), f.rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"rule missing in KUBE-SERVICES of nat \\(Service ns/svc[01]\\)", "chain KUBE-SVC-FOREIGN too many in nat", "jump missing in FORWARD of filter"} {
+		if !anyMatch(want, d.Examples) {
+			t.Errorf("nothing says %q: %q", want, d.Examples)
+		}
+	}
+	if d.Count != 1+1+4 {
+		t.Errorf("count %d, examples %q", d.Count, d.Examples)
+	}
+}
+
+func TestForeignRulesStay(t *testing.T) {
+	f := newFixture(t)
+	mine := []chainID{{nat, "POSTROUTING"}, {filter, "INPUT"}, {filter, chainFirewall}, {nat, "MY-CHAIN"}}
+	for _, id := range mine {
+		f.kernel.rules[id] = []string{"-s 192.0.2.1/32 -j ACCEPT"}
+	}
+	f.set(someServices(2)...)
+	f.apply()
+	if err := f.plane.Cleanup(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range mine {
+		if !slices.Contains(f.kernel.rules[id], "-s 192.0.2.1/32 -j ACCEPT") {
+			t.Errorf("the rule in %s is gone", id.name)
+		}
+	}
+	for id, rules := range f.kernel.rules {
+		if isOurs(id) {
+			t.Errorf("chain %s is left", id.name)
+		}
+		for _, spec := range rules {
+			if target, _ := jumpTarget(spec); isOurs(chainID{id.table, target}) {
+				t.Errorf("a jump is left in %s: %s", id.name, spec)
+			}
+		}
+	}
+}

@@ -1,0 +1,323 @@
+package iptables
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// plannedChain is a chain of one Service without its text.
+type plannedChain struct {
+	name  string
+	hash  uint64
+	rules int
+}
+
+// planned is a servicePlan without the text of its chains: what is remembered
+// of a Service once it is in the kernel.
+type planned struct {
+	chains   []plannedChain
+	dispatch []dispatchRule
+}
+
+func (p *servicePlan) planned() *planned {
+	out := &planned{chains: make([]plannedChain, len(p.chains)), dispatch: p.dispatch}
+	for i, c := range p.chains {
+		out.chains[i] = plannedChain{name: c.name, hash: c.hash, rules: c.rules}
+	}
+	return out
+}
+
+// wanted is all that the kernel should hold, as hashes.
+type wanted struct {
+	config   *config
+	services map[dataplane.ServiceName]*planned
+}
+
+func (c *config) plan(services map[dataplane.ServiceName]*dataplane.Service) *wanted {
+	w := &wanted{config: c, services: make(map[dataplane.ServiceName]*planned, len(services))}
+	for name, svc := range services {
+		plan := c.planService(svc)
+		w.services[name] = plan.planned()
+	}
+	return w
+}
+
+// counts returns how many chains and rules are wanted, hooks included.
+func (w *wanted) counts() (chains, rules int) {
+	for _, s := range w.config.sharedChains() {
+		chains++
+		rules += len(s.fixed)
+	}
+	rules += len(w.config.hooks())
+	for _, p := range w.services {
+		c, r := p.counts()
+		chains += c
+		rules += r
+	}
+	return chains, rules
+}
+
+func (p *planned) counts() (chains, rules int) {
+	if p == nil {
+		return 0, 0
+	}
+	rules = len(p.dispatch)
+	for _, c := range p.chains {
+		rules += c.rules
+	}
+	return len(p.chains), rules
+}
+
+// scope limits what a comparison may want removed.
+type scope struct {
+	// prune: what belongs to no wanted Service may go too.
+	prune bool
+	// refused Services keep what the kernel holds of them.
+	refused map[dataplane.ServiceName]string
+}
+
+// mayRemove reports whether a rule with the given comment may be removed.
+// Rules of Services carry the port's name as the first word of their comment;
+// fixed rules say "kubernetes".
+func (s *scope) mayRemove(w *wanted, comment string) bool {
+	word, _, _ := strings.Cut(comment, " ")
+	if word == "kubernetes" {
+		return true
+	}
+	namespace, rest, ok := strings.Cut(word, "/")
+	if !ok {
+		return s.prune
+	}
+	service, _, _ := strings.Cut(rest, ":")
+	name := dataplane.ServiceName{Namespace: namespace, Name: service}
+	if _, refused := s.refused[name]; refused {
+		return false
+	}
+	return s.prune || w.services[name] != nil
+}
+
+// compareChains returns which chains of Services are missing or differ, by Service.
+func compareChains(w *wanted, k *kernelState) map[dataplane.ServiceName][]string {
+	out := map[dataplane.ServiceName][]string{}
+	for name, p := range w.services {
+		for _, c := range p.chains {
+			if have := k.chains[chainID{nat, c.name}]; have == nil || have.hash != c.hash || have.count != c.rules {
+				out[name] = append(out[name], c.name)
+			}
+		}
+	}
+	return out
+}
+
+// staleChains returns the chains in the kernel that belong to no wanted Service.
+func staleChains(w *wanted, k *kernelState) []string {
+	live := map[string]bool{}
+	for _, p := range w.services {
+		for _, c := range p.chains {
+			live[c.name] = true
+		}
+	}
+	var out []string
+	for id := range k.chains {
+		if id.table == nat && isServiceChain(id.name) && !live[id.name] {
+			out = append(out, id.name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// ownedRule is a dispatch rule with the Service it belongs to.
+type ownedRule struct {
+	dispatchRule
+	owner dataplane.ServiceName
+}
+
+// sharedDiff is how a chain with rules of many Services differs.
+type sharedDiff struct {
+	chain   sharedChain
+	missing bool        // the chain does not exist
+	fixed   bool        // the fixed rules are not as they should be
+	add     []ownedRule // rules of Services that are missing
+	remove  []string    // rules in the kernel that must go, as it prints them
+	keep    []string    // rules in the kernel that stay, as it prints them
+}
+
+func (d *sharedDiff) differs() bool {
+	return d.missing || d.fixed || len(d.add)+len(d.remove) > 0
+}
+
+// compareShared returns how the shared chains differ, in the order in which
+// they must be written. Rules of refused Services are left as they are.
+func compareShared(w *wanted, k *kernelState, s *scope) []*sharedDiff {
+	byChain := map[chainID][]ownedRule{}
+	for name, p := range w.services {
+		if _, refused := s.refused[name]; refused {
+			continue
+		}
+		for _, r := range p.dispatch {
+			byChain[r.in] = append(byChain[r.in], ownedRule{r, name})
+		}
+	}
+	var out []*sharedDiff
+	for _, c := range w.config.sharedChains() {
+		d := compareSharedChain(w, k, s, c, byChain[c.id])
+		if d.differs() {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+func compareSharedChain(w *wanted, k *kernelState, s *scope, c sharedChain, want []ownedRule) *sharedDiff {
+	d := &sharedDiff{chain: c}
+	have := k.chains[c.id]
+	if have == nil {
+		d.missing, d.add, d.fixed = true, want, len(c.fixed) > 0
+		return d
+	}
+	if !c.dispatch {
+		d.fixed = !fixedHolds(c, have)
+		return d
+	}
+	rules, tailHolds := cutTail(have.rules, c.fixed)
+	d.fixed = !tailHolds
+	open := make(map[uint64]int, len(want))
+	for _, r := range want {
+		open[r.hash]++
+	}
+	for _, r := range rules {
+		switch {
+		case open[r.hash] > 0:
+			open[r.hash]--
+			d.keep = append(d.keep, r.spec)
+		case s.mayRemove(w, comment(r.spec)):
+			d.remove = append(d.remove, r.spec)
+		default:
+			d.keep = append(d.keep, r.spec)
+		}
+	}
+	for _, r := range want {
+		if open[r.hash] > 0 {
+			open[r.hash]--
+			d.add = append(d.add, r)
+		}
+	}
+	return d
+}
+
+// fixedHolds reports whether a chain without dispatch rules is as it should be.
+func fixedHolds(c sharedChain, have *kernelChain) bool {
+	if c.foreign {
+		for _, spec := range c.fixed {
+			h := ruleHash(spec)
+			if !slices.ContainsFunc(have.rules, func(r kernelRule) bool { return r.hash == h }) {
+				return false
+			}
+		}
+		return true
+	}
+	var hash uint64
+	for _, spec := range c.fixed {
+		hash = chainRule(hash, ruleHash(spec))
+	}
+	return have.count == len(c.fixed) && have.hash == hash
+}
+
+// cutTail splits off the fixed rules at the end of a chain, and reports whether
+// they are there. Where they are not, whatever part of them the chain holds is
+// among the rules that are returned.
+func cutTail(rules []kernelRule, tail []string) ([]kernelRule, bool) {
+	start := len(rules) - len(tail)
+	if start < 0 {
+		return rules, false
+	}
+	for i, spec := range tail {
+		if rules[start+i].hash != ruleHash(spec) {
+			return rules, false
+		}
+	}
+	return rules[:start], true
+}
+
+// compareHooks returns the jumps that are missing, those of one built-in chain
+// from first to last.
+func compareHooks(w *wanted, k *kernelState) []hook {
+	var out []hook
+	for _, h := range w.config.hooks() {
+		hash := ruleHash(h.spec)
+		have := k.chains[h.in]
+		if have == nil || !slices.ContainsFunc(have.rules, func(r kernelRule) bool { return r.hash == hash }) {
+			out = append(out, h)
+		}
+	}
+	return out
+}
+
+// difference says for people how the kernel differs from what is wanted.
+func difference(w *wanted, k *kernelState, s *scope) dataplane.Difference {
+	var d dataplane.Difference
+	say := func(format string, args ...any) {
+		d.Count++
+		if len(d.Examples) < dataplane.MaxExamples {
+			d.Examples = append(d.Examples, fmt.Sprintf(format, args...))
+		}
+	}
+	for name, chains := range compareChains(w, k) {
+		if _, refused := s.refused[name]; refused {
+			continue
+		}
+		for _, c := range chains {
+			if k.chains[chainID{nat, c}] == nil {
+				say("chain %s missing in nat (Service %s)", c, name)
+			} else {
+				say("chain %s differs in nat (Service %s)", c, name)
+			}
+		}
+	}
+	for _, sd := range compareShared(w, k, s) {
+		in := sd.chain.id.name + " of " + sd.chain.id.table.String()
+		if sd.missing {
+			say("chain %s missing in %s", sd.chain.id.name, sd.chain.id.table)
+			continue
+		}
+		for _, r := range sd.add {
+			say("rule missing in %s (Service %s): %s", in, r.owner, r.spec)
+		}
+		for _, spec := range sd.remove {
+			say("rule too many in %s: %s", in, spec)
+		}
+		if sd.fixed {
+			say("fixed rules of %s differ", in)
+		}
+	}
+	for _, h := range compareHooks(w, k) {
+		say("jump missing in %s of %s: %s", h.in.name, h.in.table, h.spec)
+	}
+	if s.prune && len(s.refused) == 0 {
+		for _, c := range staleChains(w, k) {
+			say("chain %s too many in nat", c)
+		}
+	}
+	d.Chains, d.Rules = k.ours(w)
+	return d
+}
+
+// ours counts the chains and rules in the kernel that are ours, jumps from
+// built-in chains included.
+func (k *kernelState) ours(w *wanted) (chains, rules int) {
+	shared := map[chainID]bool{}
+	for _, c := range w.config.sharedChains() {
+		shared[c.id] = true
+	}
+	for id, c := range k.chains {
+		if shared[id] || id.table == nat && isServiceChain(id.name) {
+			chains++
+			rules += c.count
+		}
+	}
+	return chains, rules + len(w.config.hooks()) - len(compareHooks(w, k))
+}

@@ -1,0 +1,241 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// kernelFacts are what the rules depend on that only the node itself knows.
+type kernelFacts struct {
+	// randomFully: iptables knows MASQUERADE --random-fully.
+	randomFully bool
+	// liberal: nf_conntrack_tcp_be_liberal is on, so that no packet is taken
+	// as invalid for being outside the window.
+	liberal bool
+	// interfaceIPs are the addresses of the node's interfaces.
+	interfaceIPs []netip.Addr
+}
+
+// newConfig derives from a node's settings and facts what its rules depend on.
+func newConfig(family dataplane.Family, n *dataplane.Node, facts kernelFacts) (*config, error) {
+	s := n.Settings
+	mark := "0x" + strconv.FormatUint(1<<uint(*s.Masquerade.Bit), 16)
+	c := &config{
+		family:        family,
+		masqueradeAll: *s.Masquerade.All == v1alpha1.Enabled,
+		mark:          mark,
+		randomFully:   facts.randomFully,
+		dropInvalid:   !facts.liberal,
+	}
+	if len(n.Addresses) > 0 {
+		c.nodeIP = n.Addresses[0]
+	}
+	var err error
+	if c.podMatch, err = podMatch(family, n); err != nil {
+		return nil, err
+	}
+	if err := c.setNodePorts(n, facts.interfaceIPs); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// podMatch is the match for traffic of local pods. It is empty where nothing is
+// known of this family's pods.
+func podMatch(family dataplane.Family, n *dataplane.Node) (string, error) {
+	d := n.Settings.DetectLocal
+	switch d.Mode {
+	case v1alpha1.DetectLocalClusterCIDR:
+		for i, cidr := range d.ClusterCIDRs {
+			p, err := netip.ParsePrefix(cidr)
+			if err != nil {
+				return "", fmt.Errorf("spec.settings.detectLocal.clusterCIDRs[%d]: %w", i, err)
+			}
+			if family.Of(p.Addr()) {
+				return "-s " + p.Masked().String(), nil
+			}
+		}
+	case v1alpha1.DetectLocalNodeCIDR:
+		if len(n.PodCIDRs) > 0 {
+			return "-s " + n.PodCIDRs[0].Masked().String(), nil
+		}
+	case v1alpha1.DetectLocalBridgeInterface:
+		if d.Interface != nil {
+			return "-i " + *d.Interface, nil
+		}
+	case v1alpha1.DetectLocalInterfaceNamePrefix:
+		if d.InterfaceNamePrefix != nil {
+			return "-i " + *d.InterfaceNamePrefix + "+", nil
+		}
+	}
+	return "", nil
+}
+
+// setNodePorts decides on which addresses NodePorts answer.
+func (c *config) setNodePorts(n *dataplane.Node, interfaceIPs []netip.Addr) error {
+	s := n.Settings.NodePorts
+	var ranges []netip.Prefix
+	switch *s.AddressMode {
+	case v1alpha1.NodePortsPrimary:
+		if !c.nodeIP.IsValid() {
+			// As kube-proxy: without a known address there is nothing to limit to.
+			break
+		}
+		ranges = append(ranges, netip.PrefixFrom(c.nodeIP, c.nodeIP.BitLen()))
+	case v1alpha1.NodePortsCIDRs:
+		for i, cidr := range s.CIDRs {
+			p, err := netip.ParsePrefix(cidr)
+			if err != nil {
+				return fmt.Errorf("spec.settings.nodePorts.cidrs[%d]: %w", i, err)
+			}
+			if c.family.Of(p.Addr()) {
+				ranges = append(ranges, p.Masked())
+			}
+		}
+	}
+	all := len(ranges) == 0 && *s.AddressMode != v1alpha1.NodePortsCIDRs ||
+		slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 })
+	loopback := netip.MustParsePrefix("127.0.0.0/8")
+	c.localhost = c.family == dataplane.IPv4 && *s.Localhost == v1alpha1.Enabled &&
+		(all || slices.ContainsFunc(ranges, loopback.Overlaps))
+	if all {
+		return nil
+	}
+	c.nodePortIPs = []netip.Addr{}
+	for _, ip := range interfaceIPs {
+		if !c.family.Of(ip) || (ip.IsLoopback() && !c.localhost) {
+			continue
+		}
+		if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(ip) }) {
+			c.nodePortIPs = append(c.nodePortIPs, ip)
+		}
+	}
+	slices.SortFunc(c.nodePortIPs, netip.Addr.Compare)
+	c.nodePortIPs = slices.Compact(c.nodePortIPs)
+	return nil
+}
+
+// hook is a jump from a built-in chain.
+type hook struct {
+	in   chainID
+	spec string
+}
+
+const onlyNew = "-m conntrack --ctstate NEW"
+
+// hooks are the jumps from built-in chains, those of one chain from first to last.
+func (c *config) hooks() []hook {
+	jump := func(t table, from, target, note, match string) hook {
+		if note != "" {
+			note = commentMatch(note)
+		}
+		return hook{chainID{t, from}, join(match, note, "-j "+target)}
+	}
+	const (
+		portals  = "kubernetes service portals"
+		external = "kubernetes externally-visible service portals"
+		firewall = "kubernetes load balancer firewall"
+	)
+	out := []hook{
+		jump(nat, "PREROUTING", chainServices, portals, ""),
+		jump(nat, "OUTPUT", chainServices, portals, ""),
+		jump(nat, "POSTROUTING", chainPostrouting, "kubernetes postrouting rules", ""),
+	}
+	if c.localhost {
+		out = append(out, jump(filter, "INPUT", chainFirewall, "", ""))
+	}
+	out = append(out,
+		jump(filter, "INPUT", chainProxyFirewall, firewall, onlyNew),
+		jump(filter, "INPUT", chainNodePorts, "kubernetes health check service ports", ""),
+		jump(filter, "INPUT", chainExternalServices, external, onlyNew),
+		jump(filter, "FORWARD", chainProxyFirewall, firewall, onlyNew),
+		jump(filter, "FORWARD", chainForward, "kubernetes forwarding rules", ""),
+		jump(filter, "FORWARD", chainServices, portals, onlyNew),
+		jump(filter, "FORWARD", chainExternalServices, external, onlyNew),
+	)
+	if c.localhost {
+		out = append(out, jump(filter, "OUTPUT", chainFirewall, "", ""))
+	}
+	return append(out,
+		jump(filter, "OUTPUT", chainProxyFirewall, firewall, onlyNew),
+		jump(filter, "OUTPUT", chainServices, portals, onlyNew),
+	)
+}
+
+// sharedChain is a chain whose content does not belong to one Service.
+type sharedChain struct {
+	id chainID
+	// fixed are its rules, in order. In a chain with dispatch rules they are
+	// the last ones.
+	fixed []string
+	// dispatch: the chain holds rules of Services, in any order, before fixed.
+	dispatch bool
+	// foreign: other programs keep rules of their own in it, which stay.
+	foreign bool
+}
+
+// sharedChains are the chains that every node has.
+func (c *config) sharedChains() []sharedChain {
+	masked := c.mark + "/" + c.mark
+	masquerade := join(commentMatch("kubernetes service traffic requiring SNAT"), "-j MASQUERADE")
+	if c.randomFully {
+		masquerade += " --random-fully"
+	}
+	forward := []string{
+		join(commentMatch("kubernetes forwarding rules"), "-m mark --mark "+masked, "-j ACCEPT"),
+		join(commentMatch("kubernetes forwarding conntrack rule"), "-m conntrack --ctstate RELATED,ESTABLISHED", "-j ACCEPT"),
+	}
+	if c.dropInvalid {
+		forward = slices.Insert(forward, 0, "-m conntrack --ctstate INVALID -j DROP")
+	}
+	out := []sharedChain{
+		{id: chainID{filter, chainServices}, dispatch: true},
+		{id: chainID{filter, chainExternalServices}, dispatch: true},
+		{id: chainID{filter, chainNodePorts}, dispatch: true},
+		{id: chainID{filter, chainProxyFirewall}, dispatch: true},
+		{id: chainID{filter, chainForward}, fixed: forward},
+		{id: chainID{nat, chainMarkMasq}, fixed: []string{"-j MARK --or-mark " + c.mark}},
+		{id: chainID{nat, chainPostrouting}, fixed: []string{
+			"-m mark ! --mark " + masked + " -j RETURN",
+			// Cleared first, so that a packet that passes the stack again is not
+			// masqueraded twice.
+			"-j MARK --xor-mark " + c.mark,
+			masquerade,
+		}},
+		{id: chainID{nat, chainNodePorts}, dispatch: true},
+		{id: chainID{nat, chainServices}, dispatch: true, fixed: c.nodePortTail()},
+	}
+	if c.localhost {
+		out = append(out, sharedChain{id: chainID{filter, chainFirewall}, foreign: true, fixed: []string{
+			join(commentMatch("block incoming localnet connections"), "-d 127.0.0.0/8 ! -s 127.0.0.0/8",
+				"-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT", "-j DROP"),
+		}})
+	}
+	return out
+}
+
+// nodePortTail are the last rules of nat KUBE-SERVICES: what matched no Service
+// address may be for a NodePort.
+func (c *config) nodePortTail() []string {
+	note := commentMatch("kubernetes service nodeports; NOTE: this must be the last rule in this chain")
+	if c.nodePortIPs == nil {
+		except := ""
+		switch {
+		case c.family == dataplane.IPv6:
+			except = "! -d ::1/128"
+		case !c.localhost:
+			except = "! -d 127.0.0.0/8"
+		}
+		return []string{join(note, "-m addrtype --dst-type LOCAL", except, "-j "+chainNodePorts)}
+	}
+	var out []string
+	for _, ip := range c.nodePortIPs {
+		out = append(out, join(note, "-d "+ip.String(), "-j "+chainNodePorts))
+	}
+	return out
+}

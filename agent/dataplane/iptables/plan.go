@@ -1,0 +1,376 @@
+package iptables
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// table is an iptables table.
+type table int
+
+const (
+	filter table = iota
+	nat
+)
+
+func (t table) String() string {
+	if t == filter {
+		return "filter"
+	}
+	return "nat"
+}
+
+// chainID names a chain within a table.
+type chainID struct {
+	table table
+	name  string
+}
+
+// chain is a planned chain whose rules belong together and are written as a
+// whole.
+type chain struct {
+	name  string
+	hash  uint64 // of its rules in order; 0 for an empty chain
+	rules int
+	text  string // "-A NAME …" lines for iptables-restore
+}
+
+// dispatchRule is a planned rule in a chain that all Services share. The order
+// of such rules does not matter, so each can be added and removed by itself.
+type dispatchRule struct {
+	in   chainID
+	hash uint64
+	spec string // without "-A CHAIN"
+}
+
+// servicePlan is what one Service needs in the kernel.
+type servicePlan struct {
+	chains   []chain        // all in nat; endpoint chains before those that jump to them
+	dispatch []dispatchRule // in nat and filter
+}
+
+// config is what the rules depend on besides Services.
+type config struct {
+	family        dataplane.Family
+	podMatch      string // matches traffic of local pods, such as "-s 10.244.0.0/16"; "" matches none
+	masqueradeAll bool
+	mark          string // such as 0x00004000/0x00004000
+	randomFully   bool
+	dropInvalid   bool
+	nodeIP        netip.Addr   // primary address; invalid if unknown
+	nodePortIPs   []netip.Addr // addresses that NodePorts answer on; nil: all local ones
+	localhost     bool         // NodePorts answer on 127.0.0.1
+	terse         bool         // leave comments out of the rules of endpoints
+}
+
+// chainWriter collects the rules of one chain.
+type chainWriter struct {
+	chain
+	text strings.Builder
+}
+
+func (w *chainWriter) rule(parts ...string) {
+	w.text.WriteString("-A ")
+	w.text.WriteString(w.name)
+	specStart := w.text.Len()
+	for _, p := range parts {
+		if p != "" {
+			w.text.WriteByte(' ')
+			w.text.WriteString(p)
+		}
+	}
+	w.hash = chainRule(w.hash, ruleHash(w.text.String()[specStart:]))
+	w.rules++
+	w.text.WriteByte('\n')
+}
+
+func (w *chainWriter) done() chain {
+	c := w.chain
+	c.text = w.text.String()
+	return c
+}
+
+func newChain(name string) *chainWriter { return &chainWriter{chain: chain{name: name}} }
+
+// join joins the parts of a rule that are not empty.
+func join(parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), " ")
+}
+
+func commentMatch(text string) string {
+	if strings.ContainsAny(text, " ") {
+		return `-m comment --comment "` + text + `"`
+	}
+	return "-m comment --comment " + text
+}
+
+// planService plans all ports of a Service.
+func (c *config) planService(s *dataplane.Service) servicePlan {
+	var out servicePlan
+	for i := range s.Ports {
+		p := c.newPortPlan(s, &s.Ports[i])
+		p.planDispatch()
+		if p.port.Available {
+			p.planChains()
+		}
+		out.chains = append(out.chains, p.out.chains...)
+		out.dispatch = append(out.dispatch, p.out.dispatch...)
+	}
+	return out
+}
+
+// portPlan plans one port of a Service. The booleans follow the table of what
+// happens to traffic: no endpoint anywhere is a reject, no local endpoint under
+// policy Local a drop.
+type portPlan struct {
+	*config
+	svc  *dataplane.Service
+	port *dataplane.Port
+	out  servicePlan
+
+	name        string // namespace/name:port
+	protocol    string
+	match       string // "-m tcp -p tcp"
+	dport       string // "--dport 80"
+	cluster     string // chain names
+	local       string
+	external    string
+	firewall    string
+	internal    string // chain that the cluster IP jumps to
+	hasInternal bool
+	hasExternal bool
+	accessible  bool // answers on more than the cluster IP
+}
+
+func (c *config) newPortPlan(s *dataplane.Service, port *dataplane.Port) *portPlan {
+	protocol := protocolName(port.Protocol)
+	name := portName(s.Name, port.Name)
+	hash := chainHash(name, protocol, "")
+	p := &portPlan{
+		config: c, svc: s, port: port,
+		name: name, protocol: protocol,
+		match: "-m " + protocol + " -p " + protocol,
+		dport: "--dport " + strconv.Itoa(int(port.Port)),
+
+		cluster: prefixCluster + hash, local: prefixLocal + hash,
+		external: prefixExternal + hash, firewall: prefixFirewall + hash,
+		hasInternal: port.Available && (!s.InternalLocal || len(port.Local) > 0),
+		hasExternal: port.Available && (!s.ExternalLocal || len(port.Local) > 0),
+		accessible:  s.ExternallyAccessible(port),
+	}
+	p.internal = p.cluster
+	if s.InternalLocal {
+		p.internal = p.local
+	}
+	return p
+}
+
+// planDispatch plans the rules in shared chains: where traffic of each
+// destination goes, or why it is refused.
+func (p *portPlan) planDispatch() {
+	p.dispatchClusterIP()
+	for _, ip := range p.svc.ExternalIPs {
+		p.dispatchExternal(ip, "external IP", p.external)
+	}
+	for _, ip := range p.svc.LoadBalancerIPs {
+		if !p.restricted() {
+			p.dispatchExternal(ip, "loadbalancer IP", p.external)
+			continue
+		}
+		p.dispatchExternal(ip, "loadbalancer IP", p.firewall)
+		if p.port.Available {
+			p.add(filter, chainProxyFirewall, commentMatch(p.name+" traffic not accepted by "+p.firewall),
+				p.match, "-d "+ip.String(), p.dport, "-j DROP")
+		}
+	}
+	if p.port.NodePort != 0 {
+		p.dispatchNodePort()
+	}
+	if p.svc.HealthCheckNodePort != 0 {
+		p.add(filter, chainNodePorts, commentMatch(p.name+" health check node port"),
+			"-m tcp -p tcp --dport "+strconv.Itoa(int(p.svc.HealthCheckNodePort)), "-j ACCEPT")
+	}
+}
+
+func (p *portPlan) dispatchClusterIP() {
+	dst := "-d " + p.svc.ClusterIP.String()
+	if p.hasInternal {
+		p.add(nat, chainServices, commentMatch(p.name+" cluster IP"), p.match, dst, p.dport, "-j "+p.internal)
+		return
+	}
+	p.refuse(chainServices, p.match, dst, p.dport)
+}
+
+func (p *portPlan) dispatchExternal(ip netip.Addr, what, target string) {
+	dst := "-d " + ip.String()
+	if p.port.Available {
+		p.add(nat, chainServices, commentMatch(p.name+" "+what), p.match, dst, p.dport, "-j "+target)
+	}
+	if !p.hasExternal {
+		p.refuse(chainExternalServices, p.match, dst, p.dport)
+	}
+}
+
+func (p *portPlan) dispatchNodePort() {
+	dport := "--dport " + strconv.Itoa(int(p.port.NodePort))
+	if p.port.Available {
+		p.add(nat, chainNodePorts, commentMatch(p.name), p.match, dport, "-j "+p.external)
+	}
+	if !p.hasExternal {
+		p.refuse(chainExternalServices, "-m addrtype --dst-type LOCAL", p.match, dport)
+	}
+}
+
+// refuse plans the filter rule for traffic that has nowhere to go. It only
+// ever meets packets that nat did not translate.
+func (p *portPlan) refuse(in string, match ...string) {
+	why, verdict := " has no endpoints", "-j REJECT"
+	if p.port.Available {
+		why, verdict = " has no local endpoints", "-j DROP"
+	}
+	parts := append([]string{commentMatch(p.name + why)}, match...)
+	p.add(filter, in, append(parts, verdict)...)
+}
+
+func (p *portPlan) add(t table, in string, parts ...string) {
+	spec := join(parts...)
+	p.out.dispatch = append(p.out.dispatch, dispatchRule{in: chainID{t, in}, hash: ruleHash(spec), spec: spec})
+}
+
+// restricted reports whether load-balancer IPs are limited to source ranges.
+func (p *portPlan) restricted() bool {
+	return len(p.svc.LoadBalancerIPs) > 0 && len(p.svc.SourceRanges) > 0
+}
+
+// planChains plans the port's own chains, those that are jumped to first.
+func (p *portPlan) planChains() {
+	endpoints := make(map[netip.AddrPort]string, len(p.port.Cluster)+len(p.port.Local))
+	for _, list := range [][]netip.AddrPort{p.port.Cluster, p.port.Local} {
+		for _, ep := range list {
+			if _, ok := endpoints[ep]; !ok {
+				endpoints[ep] = prefixEndpoint + chainHash(p.name, p.protocol, ep.String())
+				p.endpointChain(ep, endpoints[ep])
+			}
+		}
+	}
+	if len(p.port.Cluster) > 0 {
+		p.policyChain(p.cluster, p.port.Cluster, endpoints)
+	}
+	if len(p.port.Local) > 0 {
+		p.policyChain(p.local, p.port.Local, endpoints)
+	}
+	if p.accessible {
+		p.externalChain()
+	}
+	if p.restricted() {
+		p.firewallChain()
+	}
+}
+
+func (p *portPlan) finish(w *chainWriter) { p.out.chains = append(p.out.chains, w.done()) }
+
+// endpointChain masquerades what an endpoint sends to itself, records the
+// client for session affinity and translates the destination.
+func (p *portPlan) endpointChain(ep netip.AddrPort, name string) {
+	w := newChain(name)
+	note, recent := p.endpointComment(p.name), ""
+	if p.svc.AffinitySeconds > 0 {
+		recent = "-m recent --name " + name + " --set"
+	}
+	w.rule(note, "-s "+ep.Addr().String(), "-j "+chainMarkMasq)
+	w.rule(note, recent, p.match, "-j DNAT --to-destination "+ep.String())
+	p.finish(w)
+}
+
+func (p *portPlan) endpointComment(text string) string {
+	if p.terse {
+		return ""
+	}
+	return commentMatch(text)
+}
+
+// policyChain spreads new connections evenly over endpoints: endpoint i of n is
+// taken with probability 1/(n-i) by what the ones before it left.
+func (p *portPlan) policyChain(name string, list []netip.AddrPort, endpoints map[netip.AddrPort]string) {
+	w := newChain(name)
+	if name == p.internal {
+		p.masqueradeRule(w)
+	}
+	if p.svc.AffinitySeconds > 0 {
+		seconds := strconv.Itoa(int(p.svc.AffinitySeconds))
+		for _, ep := range list {
+			sep := endpoints[ep]
+			w.rule(p.endpointComment(p.name+" -> "+ep.String()),
+				"-m recent --name "+sep+" --rcheck --seconds "+seconds+" --reap", "-j "+sep)
+		}
+	}
+	for i, ep := range list {
+		chance := ""
+		if left := len(list) - i; left > 1 {
+			chance = "-m statistic --mode random --probability " + strconv.FormatFloat(1/float64(left), 'f', 10, 64)
+		}
+		w.rule(p.endpointComment(p.name+" -> "+ep.String()), chance, "-j "+endpoints[ep])
+	}
+	p.finish(w)
+}
+
+// masqueradeRule marks what reaches the cluster IP from outside the cluster's
+// pods. It names the cluster IP, because external traffic passes the same chain.
+func (p *portPlan) masqueradeRule(w *chainWriter) {
+	notPod := ""
+	switch {
+	case p.masqueradeAll:
+	case p.podMatch != "":
+		notPod = "! " + p.podMatch
+	default:
+		return
+	}
+	w.rule(commentMatch(p.name+" cluster IP"), p.match, "-d "+p.svc.ClusterIP.String(), p.dport, notPod, "-j "+chainMarkMasq)
+}
+
+// externalChain is where all external destinations lead. Under policy Local,
+// pods and the node itself still reach all endpoints, as by the cluster IP.
+func (p *portPlan) externalChain() {
+	w := newChain(p.external)
+	target := p.cluster
+	if p.svc.ExternalLocal {
+		target = p.local
+		if p.podMatch != "" {
+			w.rule(commentMatch("pod traffic for "+p.name+" external destinations"), p.podMatch, "-j "+p.cluster)
+		}
+		w.rule(commentMatch("masquerade LOCAL traffic for "+p.name+" external destinations"),
+			"-m addrtype --src-type LOCAL", "-j "+chainMarkMasq)
+		w.rule(commentMatch("route LOCAL traffic for "+p.name+" external destinations"),
+			"-m addrtype --src-type LOCAL", "-j "+p.cluster)
+	} else {
+		w.rule(commentMatch("masquerade traffic for "+p.name+" external destinations"), "-j "+chainMarkMasq)
+	}
+	if p.hasExternal {
+		w.rule("-j " + target)
+	}
+	p.finish(w)
+}
+
+// firewallChain lets source ranges through. The rest stays untranslated and is
+// dropped in KUBE-PROXY-FIREWALL.
+func (p *portPlan) firewallChain() {
+	w := newChain(p.firewall)
+	note := commentMatch(p.name + " loadbalancer IP")
+	nodeInside := false
+	for _, r := range p.svc.SourceRanges {
+		w.rule(note, "-s "+r.String(), "-j "+p.external)
+		nodeInside = nodeInside || (p.nodeIP.IsValid() && r.Contains(p.nodeIP))
+	}
+	if nodeInside {
+		// A node that holds a load-balancer address may choose it as source.
+		for _, ip := range p.svc.LoadBalancerIPs {
+			w.rule(note, "-s "+ip.String(), "-j "+p.external)
+		}
+	}
+	w.rule(commentMatch("other traffic to " + p.name + " will be dropped by " + chainProxyFirewall))
+	p.finish(w)
+}

@@ -1,0 +1,209 @@
+package iptables
+
+import (
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// transaction collects the input of one iptables-restore. Each of its parts is
+// atomic in the kernel. Filter rules only ever meet packets that nat did not
+// translate, so refusals come before the translation they replace goes, and go
+// after the translation that replaces them has come: no packet falls between.
+type transaction struct {
+	refuse  strings.Builder // filter: what is added
+	declare strings.Builder // nat: chains that are created or emptied
+	nat     strings.Builder // nat: rules
+	drop    strings.Builder // nat: chains that are deleted
+	permit  strings.Builder // filter: what is removed
+	lines   int
+}
+
+func (t *transaction) empty() bool { return t.lines == 0 }
+
+func (t *transaction) line(b *strings.Builder, parts ...string) {
+	for _, p := range parts {
+		b.WriteString(p)
+	}
+	b.WriteByte('\n')
+	t.lines++
+}
+
+// writeChain creates or replaces a chain of a Service.
+func (t *transaction) writeChain(c *chain) {
+	t.line(&t.declare, ":", c.name, " - [0:0]")
+	t.nat.WriteString(c.text)
+	t.lines += c.rules
+}
+
+// deleteChain deletes a chain of a Service that nothing jumps to any more.
+func (t *transaction) deleteChain(name string) {
+	t.line(&t.declare, ":", name, " - [0:0]") // empties it
+	t.line(&t.drop, "-X ", name)
+}
+
+// addRule puts a rule of a Service at the head of a shared chain.
+func (t *transaction) addRule(r dispatchRule) {
+	b := &t.nat
+	if r.in.table == filter {
+		b = &t.refuse
+	}
+	t.line(b, "-I ", r.in.name, " ", r.spec)
+}
+
+// removeRule takes a rule out of a shared chain.
+func (t *transaction) removeRule(in chainID, spec string) {
+	b := &t.nat
+	if in.table == filter {
+		b = &t.permit
+	}
+	t.line(b, "-D ", in.name, " ", spec)
+}
+
+// writeShared brings a shared chain up to date: rule by rule, or as a whole
+// where that is less work.
+func (t *transaction) writeShared(d *sharedDiff) {
+	c := d.chain
+	if !c.dispatch && !c.foreign || d.missing || d.mostlyNew() {
+		t.writeSharedWhole(d)
+		return
+	}
+	for _, r := range d.add {
+		t.addRule(r.dispatchRule)
+	}
+	for _, spec := range d.remove {
+		t.removeRule(c.id, spec)
+	}
+	if d.fixed {
+		b := t.rules(c.id.table)
+		for _, spec := range c.fixed {
+			t.line(b, "-A ", c.id.name, " ", spec)
+		}
+	}
+}
+
+// mostlyNew reports whether more of a chain changes than stays.
+func (d *sharedDiff) mostlyNew() bool {
+	changes := len(d.add) + len(d.remove)
+	return changes > 16 && changes > len(d.keep)
+}
+
+func (t *transaction) writeSharedWhole(d *sharedDiff) {
+	b, declare := t.rules(d.chain.id.table), &t.declare
+	if d.chain.id.table == filter {
+		declare = &t.refuse
+	}
+	name := d.chain.id.name
+	t.line(declare, ":", name, " - [0:0]")
+	for _, spec := range d.keep {
+		t.line(b, "-A ", name, " ", spec)
+	}
+	for _, r := range d.add {
+		t.line(b, "-A ", name, " ", r.spec)
+	}
+	for _, spec := range d.chain.fixed {
+		t.line(b, "-A ", name, " ", spec)
+	}
+}
+
+func (t *transaction) rules(in table) *strings.Builder {
+	if in == filter {
+		return &t.refuse
+	}
+	return &t.nat
+}
+
+// replace changes what the kernel holds of a Service from old to plan; a nil
+// old stands for nothing, a nil plan for none wanted. It reports whether there
+// was anything to do.
+func (t *transaction) replace(old *planned, plan *servicePlan) bool {
+	before := t.lines
+	if old == nil {
+		old = &planned{}
+	}
+	if plan == nil {
+		plan = &servicePlan{}
+	}
+	had := make(map[string]uint64, len(old.chains))
+	for _, c := range old.chains {
+		had[c.name] = c.hash
+	}
+	for i := range plan.chains {
+		c := &plan.chains[i]
+		if hash, ok := had[c.name]; !ok || hash != c.hash {
+			t.writeChain(c)
+		}
+		delete(had, c.name)
+	}
+	t.replaceDispatch(old.dispatch, plan.dispatch)
+	for _, c := range old.chains {
+		if _, gone := had[c.name]; gone {
+			t.deleteChain(c.name)
+		}
+	}
+	return t.lines > before
+}
+
+type placedRule struct {
+	in   chainID
+	hash uint64
+}
+
+func (t *transaction) replaceDispatch(old, want []dispatchRule) {
+	open := make(map[placedRule]int, len(old))
+	for _, r := range old {
+		open[placedRule{r.in, r.hash}]++
+	}
+	for _, r := range want {
+		if k := (placedRule{r.in, r.hash}); open[k] > 0 {
+			open[k]--
+		} else {
+			t.addRule(r)
+		}
+	}
+	for _, r := range old {
+		if k := (placedRule{r.in, r.hash}); open[k] > 0 {
+			open[k]--
+			t.removeRule(r.in, r.spec)
+		}
+	}
+}
+
+// String is the input of iptables-restore.
+func (t *transaction) String() string {
+	var out strings.Builder
+	section := func(name string, parts ...*strings.Builder) {
+		size := 0
+		for _, p := range parts {
+			size += p.Len()
+		}
+		if size == 0 {
+			return
+		}
+		out.WriteString("*" + name + "\n")
+		for _, p := range parts {
+			out.WriteString(p.String())
+		}
+		out.WriteString("COMMIT\n")
+	}
+	section("filter", &t.refuse)
+	section("nat", &t.declare, &t.nat, &t.drop)
+	section("filter", &t.permit)
+	return out.String()
+}
+
+// serviceBatches splits the names of Services so that the chains of each batch
+// need at most limit rules, except where one Service needs more.
+func serviceBatches(names []dataplane.ServiceName, rules func(dataplane.ServiceName) int, limit int) [][]dataplane.ServiceName {
+	var out [][]dataplane.ServiceName
+	size := 0
+	for _, n := range names {
+		r := rules(n)
+		if len(out) == 0 || size+r > limit {
+			out, size = append(out, nil), 0
+		}
+		out[len(out)-1] = append(out[len(out)-1], n)
+		size += r
+	}
+	return out
+}
