@@ -1,0 +1,188 @@
+// Package binaries builds the programs that a local cluster runs (etcd,
+// kube-apiserver, kube-controller-manager, kubectl and, for comparisons,
+// kube-proxy) from their Go modules. They are kept in the user's cache folder,
+// keyed by version, so that all clones of the repository share one build.
+package binaries
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// Program is one of the programs that this package can build.
+type Program string
+
+// The programs that can be built.
+const (
+	Etcd              Program = "etcd"
+	APIServer         Program = "kube-apiserver"
+	ControllerManager Program = "kube-controller-manager"
+	Kubectl           Program = "kubectl"
+	KubeProxy         Program = "kube-proxy"
+)
+
+// ControlPlane lists what a local cluster and envtest need.
+func ControlPlane() []Program {
+	return []Program{Etcd, APIServer, ControllerManager, Kubectl}
+}
+
+const productModule = "module github.com/nodeproxy-io/nodeproxy\n"
+
+// tool is a nested module under hack/ that pins programs and their version.
+type tool struct {
+	folder   string             // under the repository's root
+	module   string             // whose version names the result
+	packages map[Program]string // import path of each program
+}
+
+func tools() []tool {
+	const kube = "k8s.io/kubernetes"
+	return []tool{
+		{
+			folder:   "hack/etcd",
+			module:   "go.etcd.io/etcd/server/v3",
+			packages: map[Program]string{Etcd: "go.etcd.io/etcd/server/v3"},
+		},
+		{
+			folder: "hack/kubernetes",
+			module: kube,
+			packages: map[Program]string{
+				APIServer:         kube + "/cmd/kube-apiserver",
+				ControllerManager: kube + "/cmd/kube-controller-manager",
+				Kubectl:           kube + "/cmd/kubectl",
+				KubeProxy:         kube + "/cmd/kube-proxy",
+			},
+		},
+	}
+}
+
+// Ensure makes sure that the given programs are built and returns the folder
+// that holds them. When they are already there it returns at once; otherwise
+// it builds what is missing and tells out what happens. Several processes may
+// call it at the same time: one builds, the others wait for it.
+func Ensure(ctx context.Context, out io.Writer, programs ...Program) (string, error) {
+	root, err := findRoot()
+	if err != nil {
+		return "", err
+	}
+	dir, versions, err := folder(root)
+	if err != nil {
+		return "", err
+	}
+	if len(missing(dir, programs)) == 0 {
+		return dir, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("creating the folder for built programs: %w", err)
+	}
+	unlock, err := lock(ctx, filepath.Join(dir, ".lock"), out)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+
+	b := builder{root: root, dir: dir, versions: versions, out: out}
+	for _, t := range tools() {
+		want := slices.DeleteFunc(missing(dir, programs), func(p Program) bool { return t.packages[p] == "" })
+		if len(want) == 0 {
+			continue
+		}
+		if err := b.build(ctx, t, want); err != nil {
+			return "", err
+		}
+	}
+	if left := missing(dir, programs); len(left) > 0 {
+		return "", fmt.Errorf("no module under hack/ builds %v", left)
+	}
+	return dir, nil
+}
+
+// Folder returns the folder where Ensure puts programs, without building any.
+func Folder() (string, error) {
+	root, err := findRoot()
+	if err != nil {
+		return "", err
+	}
+	dir, _, err := folder(root)
+	return dir, err
+}
+
+// folder names the place of the programs that root's tool modules pin. The
+// hash covers all that decides the result, so another pin is another folder.
+func folder(root string) (dir string, versions map[string]string, err error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", nil, fmt.Errorf("no cache folder for built programs, set HOME or XDG_CACHE_HOME: %w", err)
+	}
+	hash := sha256.New()
+	fmt.Fprintln(hash, runtime.GOOS, runtime.GOARCH, buildRevision)
+	versions = map[string]string{}
+	for _, t := range tools() {
+		for _, name := range []string{"go.mod", "go.sum"} {
+			text, err := os.ReadFile(filepath.Join(root, t.folder, name))
+			if err != nil {
+				return "", nil, fmt.Errorf("reading the pinned versions: %w", err)
+			}
+			hash.Write(text)
+			if name == "go.mod" {
+				versions[t.module] = requiredVersion(string(text), t.module)
+			}
+		}
+		if versions[t.module] == "" {
+			return "", nil, fmt.Errorf("%s/go.mod does not require %s", t.folder, t.module)
+		}
+	}
+	name := fmt.Sprintf("kubernetes-%s-%s", versions["k8s.io/kubernetes"], hex.EncodeToString(hash.Sum(nil))[:10])
+	return filepath.Join(cache, "nodeproxy", "bin", name), versions, nil
+}
+
+// requiredVersion finds the version of module in the text of a go.mod.
+func requiredVersion(gomod, module string) string {
+	re := regexp.MustCompile(`(?m)^\s*(?:require\s+)?` + regexp.QuoteMeta(module) + `\s+(v\S+)`)
+	if m := re.FindStringSubmatch(gomod); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// missing returns those of programs that dir does not hold yet. They appear
+// there by a rename, so one that is there is complete.
+func missing(dir string, programs []Program) []Program {
+	var left []Program
+	for _, p := range programs {
+		if _, err := os.Stat(filepath.Join(dir, string(p))); err != nil {
+			left = append(left, p)
+		}
+	}
+	return left
+}
+
+// findRoot looks for the repository's root from the working directory upwards.
+func findRoot() (string, error) {
+	start, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("finding the repository: %w", err)
+	}
+	for dir := start; ; dir = filepath.Dir(dir) {
+		text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return "", fmt.Errorf("finding the repository: %w", err)
+		}
+		if strings.HasPrefix(string(text), productModule) {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("%s is not inside a clone of nodeproxy: run this from the clone, the programs to build are pinned in its hack folder", start)
+		}
+	}
+}
