@@ -1,0 +1,174 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// How a connection can fail. Dial and Ask wrap one of these where they know.
+var (
+	// ErrRefused means that somebody said no: a TCP reset or an ICMP message.
+	ErrRefused = errors.New("refused")
+	// ErrNoAnswer means that nothing came back within the time.
+	ErrNoAnswer = errors.New("no answer")
+	// ErrClosed means that the other side ended an open connection.
+	ErrClosed = errors.New("closed by the other side")
+)
+
+// dialTimeout is for callers whose context has no deadline. It is longer than
+// the second after which TCP repeats a lost first packet, so that one lost
+// packet on a busy machine is not taken for a rule that drops.
+const dialTimeout = 2500 * time.Millisecond
+
+// Answer is what an echo server says.
+type Answer struct {
+	// Server is the name of the pod that answered.
+	Server string
+	// Client is the client's address and port as the server saw it.
+	Client netip.AddrPort
+}
+
+// String returns the answer in words.
+func (a Answer) String() string { return fmt.Sprintf("%s, which saw %s", a.Server, a.Client.Addr()) }
+
+// Conn is an open connection to an echo server.
+type Conn struct {
+	conn   net.Conn
+	reader *bufio.Reader
+}
+
+// Dial connects from the place to address ("IP:port") over network ("tcp" or
+// "udp"), asks once and closes. It waits until ctx's deadline, 2.5 s without
+// one.
+func (p *Place) Dial(ctx context.Context, network, address string) (Answer, error) {
+	return p.DialFrom(ctx, "", network, address)
+}
+
+// DialFrom is Dial from the given local address ("IP", "IP:port" or "" for any).
+func (p *Place) DialFrom(ctx context.Context, local, network, address string) (Answer, error) {
+	conn, err := p.connectTo(ctx, local, network, address)
+	if err != nil {
+		return Answer{}, err
+	}
+	defer conn.Close()
+	answer, err := conn.Ask(ctx)
+	if err != nil {
+		return Answer{}, fmt.Errorf("%s %s from %s: %w", network, address, p.name, err)
+	}
+	return answer, nil
+}
+
+// Connect opens a connection and keeps it open: see Conn.Ask.
+func (p *Place) Connect(ctx context.Context, network, address string) (*Conn, error) {
+	return p.connectTo(ctx, "", network, address)
+}
+
+func (p *Place) connectTo(ctx context.Context, local, network, address string) (*Conn, error) {
+	// A name would be looked up by another thread, in another namespace.
+	if _, err := netip.ParseAddrPort(address); err != nil {
+		return nil, fmt.Errorf("dialing from %s: %w", p.name, err)
+	}
+	dialer := net.Dialer{Deadline: deadline(ctx)}
+	if local != "" {
+		var err error
+		if dialer.LocalAddr, err = localAddr(network, local); err != nil {
+			return nil, fmt.Errorf("dialing from %s: %w", p.name, err)
+		}
+	}
+	var conn net.Conn
+	err := p.Do(func() (err error) {
+		conn, err = dialer.DialContext(ctx, network, address)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s %s from %s: %w", network, address, p.name, classify(err))
+	}
+	return &Conn{conn: conn, reader: bufio.NewReader(conn)}, nil
+}
+
+// Ask sends one line or datagram and returns the answer.
+func (c *Conn) Ask(ctx context.Context) (Answer, error) {
+	until := deadline(ctx)
+	if _, udp := c.conn.(*net.UDPConn); !udp {
+		return c.ask(until)
+	}
+	// A datagram may get lost; TCP repeats what is lost by itself.
+	for {
+		try := time.Now().Add(time.Second)
+		if try.After(until) {
+			try = until
+		}
+		answer, err := c.ask(try)
+		if !errors.Is(err, ErrNoAnswer) || !time.Now().Before(until) {
+			return answer, err
+		}
+	}
+}
+
+func (c *Conn) ask(until time.Time) (Answer, error) {
+	if err := c.conn.SetDeadline(until); err != nil {
+		return Answer{}, err
+	}
+	if _, err := c.conn.Write([]byte("?\n")); err != nil {
+		return Answer{}, classify(err)
+	}
+	line, err := c.reader.ReadString('\n')
+	if err != nil {
+		return Answer{}, classify(err)
+	}
+	server, client, _ := strings.Cut(strings.TrimSpace(line), " ")
+	addr, err := netip.ParseAddrPort(client)
+	if err != nil {
+		return Answer{}, fmt.Errorf("the server says %q: %w", line, err)
+	}
+	return Answer{Server: server, Client: netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())}, nil
+}
+
+// Close closes the connection.
+func (c *Conn) Close() error { return c.conn.Close() }
+
+// deadline is ctx's, or one that suits a single connection.
+func deadline(ctx context.Context) time.Time {
+	if d, ok := ctx.Deadline(); ok {
+		return d
+	}
+	return time.Now().Add(dialTimeout)
+}
+
+func localAddr(network, local string) (net.Addr, error) {
+	addrPort, err := netip.ParseAddrPort(local)
+	if err != nil {
+		addr, err := netip.ParseAddr(local)
+		if err != nil {
+			return nil, fmt.Errorf("local address: %w", err)
+		}
+		addrPort = netip.AddrPortFrom(addr, 0)
+	}
+	if strings.HasPrefix(network, "udp") {
+		return net.UDPAddrFromAddrPort(addrPort), nil
+	}
+	return net.TCPAddrFromAddrPort(addrPort), nil
+}
+
+// classify says in one of our errors how a connection failed.
+func classify(err error) error {
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		return fmt.Errorf("%w: %w", ErrRefused, err)
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT):
+		return fmt.Errorf("%w: %w", ErrNoAnswer, err)
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, io.EOF):
+		return fmt.Errorf("%w: %w", ErrClosed, err)
+	default:
+		return err
+	}
+}

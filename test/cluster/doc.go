@@ -1,0 +1,38 @@
+// Package cluster runs whole Kubernetes clusters on one machine, for the demo
+// and for tests of the data plane: a real etcd, kube-apiserver and
+// kube-controller-manager, and nodes and pods that are network namespaces.
+//
+// There is no kubelet. A pod is a Pod object, whose status this package writes
+// as a kubelet would, and a network namespace with an echo server that answers
+// over TCP and UDP with its own name and the client address it saw. The real
+// controllers make EndpointSlices from these Pods, so that ready, serving and
+// terminating come out as in any cluster.
+//
+//	                  root namespace: tests, kubectl
+//	                        │ 198.18.<number>.0/30
+//	   ┌────────────────────┴──────────────────────────────┐
+//	   │ control plane: 172.20.0.1, API server on 6443,    │
+//	   │ and the bridge that everything below is joined to │
+//	   └──┬──────────────┬──────────────┬──────────────┬───┘
+//	   node-1         node-2         node-3         outside
+//	 172.20.0.11    172.20.0.12    172.20.0.13   172.20.0.200
+//	10.244.1.0/24  10.244.2.0/24  10.244.3.0/24
+//	   pods           pods           pods
+//
+// Several clusters can run side by side: each has a number, and only the link
+// to the root namespace has addresses that another cluster could see.
+// Everything a cluster creates carries its number (npN-…), so that what a
+// killed run left is recognised and removed by the next Start or by Clean.
+//
+// A test's use of it, usually from TestMain with a context that ends on
+// SIGINT, so that Ctrl-C removes the cluster as well:
+//
+//	c, err := cluster.Start(ctx, cluster.Options{Nodes: 2, Progress: os.Stderr})
+//	defer c.Stop()
+//	pod, err := c.Node(0).RunPod(ctx, cluster.PodSpec{Name: "web", Labels: labels})
+//	answer, err := c.Node(1).Dial(ctx, "tcp", pod.Address(8080))
+//	// answer.Server == "web"
+//
+// It needs root, the iptables command and, to build the control plane for the
+// first time, Go.
+package cluster

@@ -1,0 +1,313 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+const (
+	// stateRoot holds a folder and a lock file for each cluster. It is the same
+	// for all processes of the machine, as the names of namespaces are.
+	stateRoot = "/run/nodeproxy-test"
+	netnsRoot = "/run/netns"
+
+	maxClusters = 100
+	keptFile    = "kept"
+)
+
+// slot is a number on this machine that one cluster holds. While its owner
+// lives it holds a lock on the slot's file; the kernel frees the lock when the
+// owner dies, whatever the way, and then the slot's remains may be removed.
+type slot struct {
+	number int
+	lock   *os.File
+}
+
+// prefix begins the name of each namespace and link of the slot.
+func (s slot) prefix() string { return fmt.Sprintf("np%d-", s.number) }
+
+// dir is the slot's folder for keys, logs and etcd's data.
+func (s slot) dir() string { return filepath.Join(stateRoot, strconv.Itoa(s.number)) }
+
+func (s slot) lockPath() string { return s.dir() + ".lock" }
+
+// rootLink is the slot's only link in the root namespace.
+func (s slot) rootLink() string { return s.prefix() + "root" }
+
+// acquire takes the first free slot and removes what a dead owner left in any.
+func acquire(ctx context.Context) (slot, error) {
+	if _, err := sweep(ctx, false, io.Discard); err != nil {
+		return slot{}, err
+	}
+	for number := range maxClusters {
+		s := slot{number: number}
+		taken, err := s.tryLock()
+		if err != nil {
+			return slot{}, err
+		}
+		if !taken {
+			continue
+		}
+		if s.kept() {
+			s.unlock()
+			continue
+		}
+		if err := os.MkdirAll(s.dir(), 0o700); err != nil {
+			s.unlock()
+			return slot{}, fmt.Errorf("creating the cluster's folder: %w", err)
+		}
+		return s, nil
+	}
+	return slot{}, fmt.Errorf("%d clusters are running already: remove those that are not needed with `make demo-clean`", maxClusters)
+}
+
+// tryLock takes the slot's lock if nobody has it.
+func (s *slot) tryLock() (bool, error) {
+	if err := os.MkdirAll(stateRoot, 0o755); err != nil {
+		return false, fmt.Errorf("creating the folder of local clusters: %w", err)
+	}
+	file, err := os.OpenFile(s.lockPath(), os.O_CREATE|os.O_RDWR, 0o644)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil // the last owner of all removed the folder just now
+	}
+	if err != nil {
+		return false, fmt.Errorf("locking cluster %d: %w", s.number, err)
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = file.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return false, nil
+		}
+		return false, fmt.Errorf("locking cluster %d: %w", s.number, err)
+	}
+	// The last owner removes the file while it holds the lock: a lock on the
+	// removed file is worth nothing.
+	var mine, now syscall.Stat_t
+	if syscall.Fstat(int(file.Fd()), &mine) != nil || syscall.Stat(s.lockPath(), &now) != nil || mine.Ino != now.Ino {
+		_ = file.Close()
+		return false, nil
+	}
+	_ = file.Truncate(0)
+	_, _ = fmt.Fprintf(file, "%d\n", os.Getpid())
+	s.lock = file
+	return true, nil
+}
+
+// unlock gives the slot back, keeping what belongs to it.
+func (s *slot) unlock() {
+	if s.lock != nil {
+		_ = s.lock.Close()
+		s.lock = nil
+	}
+}
+
+// release gives the slot back and removes its lock file.
+func (s *slot) release() {
+	if s.lock == nil {
+		return
+	}
+	_ = os.Remove(s.lockPath())
+	_ = os.Remove(stateRoot) // fails while there are other clusters
+	s.unlock()
+}
+
+// keep marks the slot's cluster as one that outlives its owner.
+func (s slot) keep() error {
+	return os.WriteFile(filepath.Join(s.dir(), keptFile), []byte(bootID()), 0o600)
+}
+
+// kept tells whether the slot's cluster was left running on purpose. After a
+// reboot nothing of it is left but its folder.
+func (s slot) kept() bool {
+	text, err := os.ReadFile(filepath.Join(s.dir(), keptFile))
+	return err == nil && string(text) == bootID()
+}
+
+func bootID() string {
+	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// Clean removes the clusters whose owner has died, and those that were left
+// running on purpose (Cluster.Leave), with all their processes. Clusters in use
+// by a living process stay. It tells out what it removes.
+func Clean(ctx context.Context, out io.Writer) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	removed, err := sweep(ctx, true, out)
+	if err == nil && removed == 0 {
+		fmt.Fprintln(out, "No local cluster to remove.")
+	}
+	return err
+}
+
+// sweep removes the remains of all slots that nobody holds.
+func sweep(ctx context.Context, keptToo bool, out io.Writer) (removed int, err error) {
+	numbers, err := usedNumbers()
+	if err != nil {
+		return 0, err
+	}
+	for _, number := range numbers {
+		s := slot{number: number}
+		taken, lockErr := s.tryLock()
+		if lockErr != nil {
+			return removed, lockErr
+		}
+		if !taken {
+			pid, _ := os.ReadFile(s.lockPath())
+			fmt.Fprintf(out, "Cluster np%d is in use by process %s; left alone.\n", number, strings.TrimSpace(string(pid)))
+			continue
+		}
+		if s.kept() && !keptToo {
+			s.unlock()
+			continue
+		}
+		if err := s.remove(ctx); err != nil {
+			s.unlock()
+			return removed, err
+		}
+		s.release()
+		removed++
+		fmt.Fprintf(out, "Removed cluster np%d.\n", number)
+	}
+	return removed, nil
+}
+
+// usedNumbers finds the slots of which anything exists.
+func usedNumbers() ([]int, error) {
+	var numbers []int
+	add := func(text string) {
+		if n, err := strconv.Atoi(text); err == nil && n < maxClusters {
+			numbers = append(numbers, n)
+		}
+	}
+	states, err := os.ReadDir(stateRoot)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("looking for local clusters: %w", err)
+	}
+	for _, e := range states {
+		add(strings.TrimSuffix(e.Name(), ".lock"))
+	}
+	spaces, err := os.ReadDir(netnsRoot)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("looking for local clusters: %w", err)
+	}
+	name := regexp.MustCompile(`^np(\d+)-`)
+	for _, e := range spaces {
+		if m := name.FindStringSubmatch(e.Name()); m != nil {
+			add(m[1])
+		}
+	}
+	slices.Sort(numbers)
+	return slices.Compact(numbers), nil
+}
+
+// remove ends all processes in the slot's namespaces and removes the
+// namespaces, the link in the root namespace and the folder.
+func (s slot) remove(ctx context.Context) error {
+	spaces, err := filepath.Glob(filepath.Join(netnsRoot, s.prefix()+"*"))
+	if err != nil {
+		return err
+	}
+	if err := killInside(ctx, spaces); err != nil {
+		return err
+	}
+	var errs []error
+	if link, err := netlink.LinkByName(s.rootLink()); err == nil {
+		if err := netlink.LinkDel(link); err != nil {
+			errs = append(errs, fmt.Errorf("removing link %s: %w", s.rootLink(), err))
+		}
+	}
+	for _, path := range spaces {
+		errs = append(errs, deleteNamespace(filepath.Base(path)))
+	}
+	if err := os.RemoveAll(s.dir()); err != nil {
+		errs = append(errs, fmt.Errorf("removing the cluster's folder: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+// deleteNamespace removes a namespace's name; the kernel frees the namespace
+// and its links with the last process or handle that uses it.
+func deleteNamespace(name string) error {
+	err := netns.DeleteNamed(name)
+	if errors.Is(err, syscall.EINVAL) {
+		// A run that was killed between creating the file and mounting the
+		// namespace on it leaves a plain file.
+		err = os.Remove(filepath.Join(netnsRoot, name))
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("removing network namespace %s: %w", name, err)
+	}
+	return nil
+}
+
+// killInside ends all processes of the given namespaces and waits until they
+// are gone. It goes by the namespace, not by remembered process ids, which may
+// belong to somebody else by now.
+func killInside(ctx context.Context, spaces []string) error {
+	inodes := map[uint64]bool{}
+	for _, path := range spaces {
+		var st syscall.Stat_t
+		if err := syscall.Stat(path, &st); err == nil {
+			inodes[st.Ino] = true
+		}
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		pids, err := pidsInside(inodes)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("processes %v of the cluster do not end: look at them with `ps -fp %d`", pids, pids[0])
+		}
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// pidsInside lists the processes whose network namespace is one of inodes.
+func pidsInside(inodes map[uint64]bool) ([]int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("listing processes: %w", err)
+	}
+	var pids []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		var st syscall.Stat_t
+		// A process that ended meanwhile, or that waits to be reaped, has no
+		// namespace any more.
+		if err := syscall.Stat(filepath.Join("/proc", e.Name(), "ns/net"), &st); err == nil && inodes[st.Ino] {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
