@@ -8,22 +8,51 @@ import (
 
 // NodeProxySpec is what people ask of the proxy in the whole cluster.
 type NodeProxySpec struct {
-	// settings are the default settings of every node's proxy. Fields left out
-	// have the documented defaults. Source: people or GitOps.
+	// settings are the default settings of every node's proxy. Default: that of
+	// each field. Source: people or GitOps.
 	// +optional
+	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.clusterCIDRs",rule=`!has(self.detectLocal) || !has(self.detectLocal.clusterCIDRs) || self.detectLocal.clusterCIDRs.all(c, isCIDR(c))`,message=`settings.detectLocal.clusterCIDRs must hold CIDRs such as 10.244.0.0/16 or fd00:10:244::/56`
+	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.clusterCIDRs",rule=`!has(self.detectLocal) || !has(self.detectLocal.clusterCIDRs) || self.detectLocal.clusterCIDRs.exists_one(c, isCIDR(c) && cidr(c).ip().family() == 4) || self.detectLocal.clusterCIDRs.size() < 2 || self.detectLocal.clusterCIDRs.exists(c, !isCIDR(c))`,message=`settings.detectLocal.clusterCIDRs must hold at most one CIDR of each IP family`
+	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.clusterCIDRs",rule=`!has(self.detectLocal) || self.detectLocal.mode != 'ClusterCIDR' || has(self.detectLocal.clusterCIDRs) && self.detectLocal.clusterCIDRs.size() > 0`,message=`settings.detectLocal.clusterCIDRs is required with mode ClusterCIDR: give the ranges of all pods of the cluster`
+	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.clusterCIDRs",rule=`!has(self.detectLocal) || self.detectLocal.mode == 'ClusterCIDR' || !(has(self.detectLocal.clusterCIDRs) && self.detectLocal.clusterCIDRs.size() > 0)`,message=`settings.detectLocal.clusterCIDRs is only for mode ClusterCIDR: leave it out or change settings.detectLocal.mode`
+	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.interface",rule=`!has(self.detectLocal) || self.detectLocal.mode != 'BridgeInterface' || has(self.detectLocal.interface) && self.detectLocal.interface.size() > 0`,message=`settings.detectLocal.interface is required with mode BridgeInterface: give the bridge of the pods, such as cni0`
+	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.interface",rule=`!has(self.detectLocal) || self.detectLocal.mode == 'BridgeInterface' || !has(self.detectLocal.interface)`,message=`settings.detectLocal.interface is only for mode BridgeInterface: leave it out or change settings.detectLocal.mode`
+	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.interfaceNamePrefix",rule=`!has(self.detectLocal) || self.detectLocal.mode != 'InterfaceNamePrefix' || has(self.detectLocal.interfaceNamePrefix) && self.detectLocal.interfaceNamePrefix.size() > 0`,message=`settings.detectLocal.interfaceNamePrefix is required with mode InterfaceNamePrefix: give how the names of pod interfaces begin, such as veth`
+	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.interfaceNamePrefix",rule=`!has(self.detectLocal) || self.detectLocal.mode == 'InterfaceNamePrefix' || !has(self.detectLocal.interfaceNamePrefix)`,message=`settings.detectLocal.interfaceNamePrefix is only for mode InterfaceNamePrefix: leave it out or change settings.detectLocal.mode`
+	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.interface",rule=`!has(self.detectLocal) || !has(self.detectLocal.interface) || self.detectLocal.interface.matches('^[A-Za-z0-9_.@-]*$')`,message=`settings.detectLocal.interface may hold letters, digits and _ . @ - only`
+	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.interfaceNamePrefix",rule=`!has(self.detectLocal) || !has(self.detectLocal.interfaceNamePrefix) || self.detectLocal.interfaceNamePrefix.matches('^[A-Za-z0-9_.@-]*$')`,message=`settings.detectLocal.interfaceNamePrefix may hold letters, digits and _ . @ - only`
+	// +kubebuilder:validation:XValidation:fieldPath=".nodePorts.cidrs",rule=`!has(self.nodePorts) || !has(self.nodePorts.cidrs) || self.nodePorts.cidrs.all(c, isCIDR(c))`,message=`settings.nodePorts.cidrs must hold CIDRs such as 192.0.2.0/24 or 2001:db8::/64`
+	// +kubebuilder:validation:XValidation:fieldPath=".nodePorts.cidrs",rule=`self.?nodePorts.?addressMode.orValue('All') != 'CIDRs' || (has(self.nodePorts.cidrs) && self.nodePorts.cidrs.size() > 0)`,message=`settings.nodePorts.cidrs is required with addressMode CIDRs: give the ranges of local addresses on which NodePorts answer`
+	// +kubebuilder:validation:XValidation:fieldPath=".nodePorts.cidrs",rule=`!has(self.nodePorts) || !has(self.nodePorts.cidrs) || self.nodePorts.cidrs.size() == 0 || self.?nodePorts.?addressMode.orValue('All') == 'CIDRs'`,message=`settings.nodePorts.cidrs is only for addressMode CIDRs: leave it out or set settings.nodePorts.addressMode to CIDRs`
+	// +kubebuilder:validation:XValidation:fieldPath=".masquerade.bit",rule=`self.?masquerade.?bit.orValue(14) >= 0 && self.?masquerade.?bit.orValue(14) <= 31`,message=`settings.masquerade.bit must be 0 to 31, as the mark is 1<<bit`
+	// +kubebuilder:validation:XValidation:fieldPath=".ipvs.scheduler",rule=`!has(self.ipvs) || !has(self.ipvs.scheduler) || self.ipvs.scheduler.matches('^[a-z0-9_-]+$')`,message=`settings.ipvs.scheduler must be the kernel's name of a scheduler in lower case, such as rr, lc or sh`
+	// +kubebuilder:validation:XValidation:fieldPath=".ipvs.excludeCIDRs",rule=`!has(self.ipvs) || !has(self.ipvs.excludeCIDRs) || self.ipvs.excludeCIDRs.all(c, isCIDR(c))`,message=`settings.ipvs.excludeCIDRs must hold CIDRs such as 192.0.2.0/24 or 2001:db8::/64`
+	// +kubebuilder:validation:XValidation:fieldPath=".ipvs.tcpTimeoutSeconds",rule=`self.?ipvs.?tcpTimeoutSeconds.orValue(0) >= 0`,message=`settings.ipvs.tcpTimeoutSeconds must be 0 or more; 0 leaves the kernel's own`
+	// +kubebuilder:validation:XValidation:fieldPath=".ipvs.tcpFinTimeoutSeconds",rule=`self.?ipvs.?tcpFinTimeoutSeconds.orValue(0) >= 0`,message=`settings.ipvs.tcpFinTimeoutSeconds must be 0 or more; 0 leaves the kernel's own`
+	// +kubebuilder:validation:XValidation:fieldPath=".ipvs.udpTimeoutSeconds",rule=`self.?ipvs.?udpTimeoutSeconds.orValue(0) >= 0`,message=`settings.ipvs.udpTimeoutSeconds must be 0 or more; 0 leaves the kernel's own`
+	// +kubebuilder:validation:XValidation:fieldPath=".sync.minIntervalMilliseconds",rule=`self.?sync.?minIntervalMilliseconds.orValue(0) >= 0`,message=`settings.sync.minIntervalMilliseconds must be 0 or more; 0 means no pause between two writes`
+	// +kubebuilder:validation:XValidation:fieldPath=".sync.verifyIntervalSeconds",rule=`self.?sync.?verifyIntervalSeconds.orValue(60) >= 5`,message=`settings.sync.verifyIntervalSeconds must be 5 or more, as every verification reads all rules of the kernel`
+	// +kubebuilder:validation:XValidation:fieldPath=".sync.verifyIntervalSeconds",rule=`self.?sync.?verifyIntervalSeconds.orValue(60) * 1000 >= self.?sync.?minIntervalMilliseconds.orValue(250)`,message=`settings.sync.verifyIntervalSeconds (60 unless given) must not be shorter than settings.sync.minIntervalMilliseconds (250 unless given)`
+	// +kubebuilder:validation:XValidation:fieldPath=".conntrack.maxPerCore",rule=`self.?conntrack.?maxPerCore.orValue(0) >= 0`,message=`settings.conntrack.maxPerCore must be 0 or more; 0 leaves the table as it is`
+	// +kubebuilder:validation:XValidation:fieldPath=".conntrack.min",rule=`self.?conntrack.?min.orValue(0) >= 0`,message=`settings.conntrack.min must be 0 or more; it is the least size of the table in connections`
+	// +kubebuilder:validation:XValidation:fieldPath=".conntrack.tcpEstablishedTimeoutSeconds",rule=`self.?conntrack.?tcpEstablishedTimeoutSeconds.orValue(0) >= 0`,message=`settings.conntrack.tcpEstablishedTimeoutSeconds must be 0 or more; 0 leaves the timeout as it is`
+	// +kubebuilder:validation:XValidation:fieldPath=".conntrack.tcpCloseWaitTimeoutSeconds",rule=`self.?conntrack.?tcpCloseWaitTimeoutSeconds.orValue(0) >= 0`,message=`settings.conntrack.tcpCloseWaitTimeoutSeconds must be 0 or more; 0 leaves the timeout as it is`
+	// +kubebuilder:validation:XValidation:fieldPath=".conntrack.udpTimeoutSeconds",rule=`self.?conntrack.?udpTimeoutSeconds.orValue(0) >= 0`,message=`settings.conntrack.udpTimeoutSeconds must be 0 or more; 0 leaves the timeout as it is`
+	// +kubebuilder:validation:XValidation:fieldPath=".conntrack.udpStreamTimeoutSeconds",rule=`self.?conntrack.?udpStreamTimeoutSeconds.orValue(0) >= 0`,message=`settings.conntrack.udpStreamTimeoutSeconds must be 0 or more; 0 leaves the timeout as it is`
 	Settings *ProxySettings `json:"settings,omitempty"`
 
 	// rollout says how fast a change of settings reaches the nodes, whoever
-	// caused it. Source: people or GitOps.
+	// caused it. Default: that of each field. Source: people or GitOps.
 	// +optional
 	Rollout *RolloutSettings `json:"rollout,omitempty"`
 
-	// agent says who runs the node agents and how. Source: people or GitOps.
+	// agent says who runs the node agents and how. Default: that of each field.
+	// Source: people or GitOps.
 	// +optional
 	Agent *AgentSettings `json:"agent,omitempty"`
 
-	// apiServer says where the agents reach the API server. Source: people or
-	// GitOps.
+	// apiServer says where the agents reach the API server. Default: that of
+	// each field. Source: people or GitOps.
 	// +optional
 	APIServer *APIServerSettings `json:"apiServer,omitempty"`
 
@@ -37,15 +66,19 @@ type NodeProxySpec struct {
 // RolloutSettings say how fast a change of settings reaches the nodes.
 type RolloutSettings struct {
 	// maxUnavailable is how many nodes may be changing at a time: a number of
-	// nodes, or a percentage of them such as "10%". Default: 1.
+	// nodes, or a percentage of them such as "10%". Default: 1. Source: people
+	// or GitOps.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=4
+	// +kubebuilder:validation:XValidation:rule=`type(self) == int ? self >= 1 : self.matches('^([1-9][0-9]?|100)%$')`,message=`rollout.maxUnavailable must be a number of nodes, 1 or more, or 1% to 100%`
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 
 	// progressDeadlineSeconds is how long a node may take to report the new
-	// settings before the rollout stops, in seconds. Default: 600.
+	// settings before the rollout stops, in seconds. Default: 600. Source:
+	// people or GitOps.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule=`self >= 1`,message=`rollout.progressDeadlineSeconds must be 1 or more`
 	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
 }
 
@@ -64,43 +97,48 @@ const (
 // AgentSettings say who runs the node agents and how.
 type AgentSettings struct {
 	// management is Managed (the controller runs the agents as a DaemonSet) or
-	// Unmanaged (they are run by hand). Default: Unmanaged.
+	// Unmanaged (they are run by hand). Default: Unmanaged. Source: people or
+	// GitOps.
 	// +optional
 	Management *AgentManagement `json:"management,omitempty"`
 
 	// image is the agent's container image. Default: the controller's
-	// environment variable RELATED_IMAGE_AGENT.
+	// environment variable RELATED_IMAGE_AGENT. Source: people or GitOps.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Image *string `json:"image,omitempty"`
 
 	// resources are the agent container's requests and limits, in Kubernetes
-	// quantities. Default: those of the built-in DaemonSet.
+	// quantities. Default: those of the built-in DaemonSet. Source: people or
+	// GitOps.
 	// +optional
 	Resources *corev1.ResourceRequirements `json:"resources,omitempty"`
 
 	// nodeSelector limits the nodes on which the controller runs agents, by
-	// node labels. Default: every Linux node.
+	// node labels. Default: every Linux node. Source: people or GitOps.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 
 	// tolerations replace those of the agent pods. Default: every taint is
-	// tolerated.
+	// tolerated. Source: people or GitOps.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 
 	// logLevel is the verbosity of the agent's log: 0 for changes an operator
-	// wants to see, 2 for every sync, 4 for details. Default: 0.
+	// wants to see, 2 for every sync, 4 for details. Default: 0. Source: people
+	// or GitOps.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule=`self >= 0`,message=`agent.logLevel must be 0 or more`
 	LogLevel *int32 `json:"logLevel,omitempty"`
 
-	// stateDir is the folder on the node in which the agent keeps its last
-	// good state. Default: /var/lib/nodeproxy.
+	// stateDir is the folder on the node in which the agent keeps its last good
+	// state. Default: /var/lib/nodeproxy. Source: people or GitOps.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule=`self.startsWith('/')`,message=`agent.stateDir must be an absolute path, such as /var/lib/nodeproxy`
 	StateDir *string `json:"stateDir,omitempty"`
 }
 
@@ -109,11 +147,13 @@ type APIServerSettings struct {
 	// endpoints are the https URLs of the API servers, such as
 	// https://192.0.2.10:6443, tried in turn; never the address of the
 	// kubernetes Service, which the agents themselves program. Default: the
-	// addresses of the EndpointSlice default/kubernetes.
+	// addresses of the EndpointSlice default/kubernetes. Source: people or
+	// GitOps.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MaxLength=256
+	// +kubebuilder:validation:XValidation:rule=`self.all(e, isURL(e) && url(e).getScheme() == 'https' && url(e).getHostname() != '')`,message=`apiServer.endpoints must hold https URLs such as https://192.0.2.10:6443`
 	Endpoints []string `json:"endpoints,omitempty"`
 }
 
@@ -144,7 +184,8 @@ type NodeProxyStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// version is the release of the controller that wrote this status.
+	// version is the release of the controller that wrote this status. Source:
+	// the controller.
 	// +optional
 	Version string `json:"version,omitempty"`
 
@@ -174,27 +215,27 @@ type NodeProxyStatus struct {
 // Inventory says which ServiceProxyRules must exist, so that an agent can tell
 // a complete list from one that lost something.
 type Inventory struct {
-	// services is the number of names.
+	// services is the number of names. Source: the controller.
 	// +required
 	Services int32 `json:"services"`
 
 	// hash is the sum modulo 2^64 of the names' 64-bit FNV-1a, in 16
-	// hexadecimal digits.
+	// hexadecimal digits. Source: the controller.
 	// +required
 	Hash string `json:"hash"`
 }
 
 // RefusedService names a Service that is not programmed, and why.
 type RefusedService struct {
-	// namespace of the Service.
+	// namespace is that of the Service. Source: the controller.
 	// +required
 	Namespace string `json:"namespace"`
 
-	// name of the Service.
+	// name is that of the Service. Source: the controller.
 	// +required
 	Name string `json:"name"`
 
-	// message says what is wrong and where.
+	// message says what is wrong and where. Source: the controller.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
@@ -203,32 +244,37 @@ type RefusedService struct {
 // NodeCounts counts nodes by what their agents report. A node can count in
 // several of them.
 type NodeCounts struct {
-	// total is the number of NodeProxyRules.
+	// total is the number of NodeProxyRules. Source: the controller.
 	// +optional
 	Total int32 `json:"total"`
 
 	// programmed is the number of nodes whose kernel holds what is wanted.
+	// Source: the controller, from the status of NodeProxyRules.
 	// +optional
 	Programmed int32 `json:"programmed"`
 
 	// notProgrammed is the number of nodes that report Programmed False.
+	// Source: the controller, from the status of NodeProxyRules.
 	// +optional
 	NotProgrammed int32 `json:"notProgrammed"`
 
-	// stale is the number of nodes whose agent gives no sign of life.
+	// stale is the number of nodes whose agent gives no sign of life. Source:
+	// the controller, from the status of NodeProxyRules.
 	// +optional
 	Stale int32 `json:"stale"`
 
-	// audit is the number of nodes that only compare.
+	// audit is the number of nodes that only compare. Source: the controller,
+	// from the status of NodeProxyRules.
 	// +optional
 	Audit int32 `json:"audit"`
 
-	// fallback is the number of nodes that run another mode than the wanted one.
+	// fallback is the number of nodes that run another mode than the wanted
+	// one. Source: the controller, from the status of NodeProxyRules.
 	// +optional
 	Fallback int32 `json:"fallback"`
 
 	// lagging is the number of nodes that have not applied changes older than
-	// 60 seconds.
+	// 60 seconds. Source: the controller, from the status of NodeProxyRules.
 	// +optional
 	Lagging int32 `json:"lagging"`
 }
@@ -246,6 +292,7 @@ type NodeCounts struct {
 // +kubebuilder:printcolumn:name="Services",type=integer,JSONPath=`.status.inventory.services`
 // +kubebuilder:printcolumn:name="Version",type=string,JSONPath=`.status.version`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule=`self.metadata.name == 'cluster'`,message=`metadata.name must be cluster: there is one NodeProxy for the whole cluster`
 type NodeProxy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`

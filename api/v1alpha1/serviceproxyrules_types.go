@@ -47,25 +47,27 @@ const (
 // for all nodes. The controller writes it; hand edits are reverted.
 type ServiceProxyRulesSpec struct {
 	// formatVersion is the version of the format of this object. An agent that
-	// does not know it leaves its rules as they are.
+	// does not know it leaves its rules as they are. Source: the controller.
 	// +required
 	FormatVersion int32 `json:"formatVersion"`
 
 	// released is true when the Service has ended or is no longer proxied:
 	// agents remove its rules, and the object is about to be deleted. An object
 	// that vanishes without this mark keeps its rules on the nodes. Default:
-	// false.
+	// false. Source: the controller.
 	// +optional
 	Released bool `json:"released"`
 
 	// serviceCreated is when the Service was created. Of two Services that
-	// claim one address and port the older wins, then the lower name. Source:
-	// the Service's metadata.creationTimestamp.
+	// claim one address and port the older wins, then the lower name. Default
+	// (absent): unknown, and older than any other. Source: the Service's
+	// metadata.creationTimestamp.
 	// +optional
 	ServiceCreated metav1.Time `json:"serviceCreated,omitzero"`
 
 	// clusterIPs are the Service's cluster IPs, at most one for each IP family,
-	// in canonical form. Source: the Service's spec.clusterIPs.
+	// in canonical form. Default (absent): none. Source: the Service's
+	// spec.clusterIPs.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
@@ -119,26 +121,28 @@ type ServiceProxyRulesSpec struct {
 	IPVSScheduler string `json:"ipvsScheduler,omitempty"`
 
 	// policies are the ServiceProxyPolicies that shaped this object, strongest
-	// first. Default: none.
+	// first. Default: none. Source: the controller.
 	// +optional
 	// +listType=atomic
 	Policies []string `json:"policies,omitempty"`
 
-	// clusterIP is the first cluster IP, for printing only.
+	// clusterIP is the first cluster IP, for printing only. Default (absent):
+	// none. Source: clusterIPs.
 	// +optional
 	ClusterIP string `json:"clusterIP,omitempty"`
 
 	// portSummary lists the ports as port:nodePort/protocol, for printing only.
+	// Default (absent): no ports. Source: ports.
 	// +optional
 	PortSummary string `json:"portSummary,omitempty"`
 
 	// endpointCount is the number of distinct endpoints of all ports, for
-	// printing only.
+	// printing only. Default: 0. Source: ports.
 	// +optional
 	EndpointCount int32 `json:"endpointCount"`
 
-	// ports are the Service's ports with their endpoints. Source: the Service's
-	// spec.ports and its EndpointSlices.
+	// ports are the Service's ports with their endpoints. Default (absent):
+	// none. Source: the Service's spec.ports and its EndpointSlices.
 	// +optional
 	// +listType=atomic
 	Ports []ServicePort `json:"ports,omitempty"`
@@ -155,24 +159,29 @@ type SessionAffinity struct {
 
 // ServicePort is one port of a Service with its endpoints.
 type ServicePort struct {
-	// name of the port; may be empty.
+	// name is that of the port. Default (empty): the port has no name. Source:
+	// the Service's spec.ports.
 	// +optional
 	Name string `json:"name"`
 
-	// protocol of the port: TCP, UDP or SCTP.
+	// protocol is that of the port: TCP, UDP or SCTP. Source: the Service's
+	// spec.ports.
 	// +required
 	Protocol Protocol `json:"protocol"`
 
-	// port is the port on the cluster, external and load-balancer IPs.
+	// port is the port on the cluster, external and load-balancer IPs. Source:
+	// the Service's spec.ports.
 	// +required
 	Port int32 `json:"port"`
 
-	// nodePort is the port on node addresses. Default (0): none.
+	// nodePort is the port on node addresses. Default (0): none. Source: the
+	// Service's spec.ports.
 	// +optional
 	NodePort int32 `json:"nodePort,omitempty"`
 
 	// endpoints are the usable endpoints, each once, in groups that share state
-	// and hints. Groups and addresses are sorted. Source: the EndpointSlices.
+	// and hints. Groups and addresses are sorted. Default (absent): none.
+	// Source: the EndpointSlices.
 	// +optional
 	// +listType=atomic
 	Endpoints []EndpointGroup `json:"endpoints,omitempty"`
@@ -181,6 +190,7 @@ type ServicePort struct {
 // EndpointGroup is a set of endpoints that share state and hints.
 type EndpointGroup struct {
 	// state is Ready, or Terminating (not ready, serving and terminating).
+	// Source: the endpoint's conditions.
 	// +required
 	State EndpointState `json:"state"`
 
@@ -196,7 +206,8 @@ type EndpointGroup struct {
 	// +listType=atomic
 	Nodes []string `json:"nodes,omitempty"`
 
-	// addresses are ip:port, IPv6 as [ip]:port, sorted as strings.
+	// addresses are ip:port, IPv6 as [ip]:port, sorted as strings. Source: the
+	// EndpointSlices.
 	// +required
 	// +listType=atomic
 	Addresses []string `json:"addresses"`

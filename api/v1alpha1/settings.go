@@ -88,48 +88,56 @@ const (
 // docs/parity.md gives a reason.
 type ProxySettings struct {
 	// mode is the kernel facility that proxies Services: IPTables or IPVS.
-	// Default: IPTables. Same as kube-proxy's mode.
+	// Default: IPTables. Same as kube-proxy's mode. Source: NodeProxy or
+	// NodeProxyPolicy.
 	// +optional
 	Mode *ProxyMode `json:"mode,omitempty"`
 
 	// fallback is what runs when the node's kernel lacks the wanted mode: None
 	// (keep what the node has and report Accepted False) or IPTables (run it
-	// and report ModeFallback). Never silent. Default: None.
+	// and report ModeFallback). Never silent. Default: None. Source: NodeProxy
+	// or NodeProxyPolicy.
 	// +optional
 	Fallback *FallbackMode `json:"fallback,omitempty"`
 
 	// enforcement is Enforce (program the kernel) or Audit (stop maintaining
 	// rules; only compare the kernel to what is wanted and report the
-	// difference). Default: Enforce.
+	// difference). Default: Enforce. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	Enforcement *Enforcement `json:"enforcement,omitempty"`
 
 	// detectLocal says how traffic of local pods is recognised: it is not
 	// masqueraded on its way to a cluster IP, and reaches all endpoints of a
 	// Service with external traffic policy Local. Overridden as a whole.
-	// Default: {mode: None}, as kube-proxy without a cluster CIDR.
+	// Default: {mode: None}, as kube-proxy without a cluster CIDR. Source:
+	// NodeProxy or NodeProxyPolicy.
 	// +optional
 	DetectLocal *DetectLocalSettings `json:"detectLocal,omitempty"`
 
 	// nodePorts says on which node addresses NodePorts answer. Overridden as a
 	// whole. Default: {addressMode: All, localhost: Enabled}. Same as
-	// kube-proxy's nodePortAddresses and iptables.localhostNodePorts.
+	// kube-proxy's nodePortAddresses and iptables.localhostNodePorts. Source:
+	// NodeProxy or NodeProxyPolicy.
 	// +optional
 	NodePorts *NodePortSettings `json:"nodePorts,omitempty"`
 
-	// masquerade holds the settings of source address translation.
+	// masquerade holds the settings of source address translation. Default:
+	// that of each field. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	Masquerade *MasqueradeSettings `json:"masquerade,omitempty"`
 
-	// ipvs holds settings that matter in mode IPVS only.
+	// ipvs holds settings that matter in mode IPVS only. Default: that of each
+	// field. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	IPVS *IPVSSettings `json:"ipvs,omitempty"`
 
-	// sync says how often the agent writes to and verifies the kernel.
+	// sync says how often the agent writes to and verifies the kernel. Default:
+	// that of each field. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	Sync *SyncSettings `json:"sync,omitempty"`
 
 	// conntrack holds settings of the kernel's connection tracking table.
+	// Default: that of each field. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	Conntrack *ConntrackSettings `json:"conntrack,omitempty"`
 }
@@ -139,13 +147,15 @@ type DetectLocalSettings struct {
 	// mode is how traffic of local pods is recognised: ClusterCIDR, NodeCIDR,
 	// BridgeInterface, InterfaceNamePrefix or None. Required when detectLocal
 	// is given. Same as kube-proxy's detectLocalMode; None stands for
-	// kube-proxy without a usable detector.
+	// kube-proxy without a usable detector. Source: NodeProxy or
+	// NodeProxyPolicy.
 	// +required
 	Mode DetectLocalMode `json:"mode"`
 
 	// clusterCIDRs are the address ranges of all pods of the cluster, at most
 	// one for each IP family. Required with mode ClusterCIDR, refused with any
-	// other. Same as kube-proxy's clusterCIDR.
+	// other. Bits after the prefix do not count: 10.244.1.5/16 is 10.244.0.0/16.
+	// Same as kube-proxy's clusterCIDR. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
@@ -154,14 +164,16 @@ type DetectLocalSettings struct {
 
 	// interface is the bridge by which traffic of local pods enters the node,
 	// such as cni0. Required with mode BridgeInterface, refused with any other.
-	// Same as kube-proxy's detectLocal.bridgeInterface.
+	// Same as kube-proxy's detectLocal.bridgeInterface. Source: NodeProxy or
+	// NodeProxyPolicy.
 	// +optional
 	// +kubebuilder:validation:MaxLength=15
 	Interface *string `json:"interface,omitempty"`
 
 	// interfaceNamePrefix is how the names of pod interfaces begin, such as
 	// veth. Required with mode InterfaceNamePrefix, refused with any other.
-	// Same as kube-proxy's detectLocal.interfaceNamePrefix.
+	// Same as kube-proxy's detectLocal.interfaceNamePrefix. Source: NodeProxy
+	// or NodeProxyPolicy.
 	// +optional
 	// +kubebuilder:validation:MaxLength=14
 	InterfaceNamePrefix *string `json:"interfaceNamePrefix,omitempty"`
@@ -172,11 +184,15 @@ type NodePortSettings struct {
 	// addressMode selects the addresses: All (every local address), Primary
 	// (the Node's first address of each family) or CIDRs (local addresses
 	// inside cidrs). Default: All. Same as kube-proxy's nodePortAddresses.
+	// Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	AddressMode *NodePortAddressMode `json:"addressMode,omitempty"`
 
 	// cidrs are the ranges of local addresses on which NodePorts answer.
-	// Required with addressMode CIDRs, refused with any other.
+	// Required with addressMode CIDRs, refused with any other. Bits after the
+	// prefix do not count. A family without any range answers on all its
+	// addresses. Same as kube-proxy's nodePortAddresses. Source: NodeProxy or
+	// NodeProxyPolicy.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
@@ -186,7 +202,8 @@ type NodePortSettings struct {
 	// localhost says whether IPv4 NodePorts answer on 127.0.0.1 in mode
 	// IPTables: Enabled or Disabled. Enabled needs the sysctl
 	// net.ipv4.conf.all.route_localnet, which the agent sets. Default: Enabled.
-	// Same as kube-proxy's iptables.localhostNodePorts.
+	// Same as kube-proxy's iptables.localhostNodePorts. Source: NodeProxy or
+	// NodeProxyPolicy.
 	// +optional
 	Localhost *Toggle `json:"localhost,omitempty"`
 }
@@ -195,12 +212,14 @@ type NodePortSettings struct {
 type MasqueradeSettings struct {
 	// all masquerades all traffic to cluster IPs, that of pods too: Enabled or
 	// Disabled. Default: Disabled. Same as kube-proxy's iptables.masqueradeAll.
+	// Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	All *Toggle `json:"all,omitempty"`
 
 	// bit is the bit of the packet mark that stands for "masquerade this
 	// packet", 0 to 31; the mark is 1<<bit. Default: 14 (mark 0x4000). Same as
-	// kube-proxy's iptables.masqueradeBit.
+	// kube-proxy's iptables.masqueradeBit. Source: NodeProxy or
+	// NodeProxyPolicy.
 	// +optional
 	Bit *int32 `json:"bit,omitempty"`
 }
@@ -209,18 +228,21 @@ type MasqueradeSettings struct {
 type IPVSSettings struct {
 	// scheduler is the kernel's name of the algorithm that picks an endpoint,
 	// such as rr, lc or sh. Default: rr. Same as kube-proxy's ipvs.scheduler.
+	// Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	// +kubebuilder:validation:MaxLength=15
 	Scheduler *string `json:"scheduler,omitempty"`
 
 	// strictARP sets the sysctls arp_ignore and arp_announce so that the node
 	// answers ARP for addresses of its real interfaces only: Enabled or
-	// Disabled. Default: Disabled. Same as kube-proxy's ipvs.strictARP.
+	// Disabled. Default: Disabled. Same as kube-proxy's ipvs.strictARP. Source:
+	// NodeProxy or NodeProxyPolicy.
 	// +optional
 	StrictARP *Toggle `json:"strictARP,omitempty"`
 
 	// excludeCIDRs are address ranges whose virtual servers are left alone.
-	// Default: none. Same as kube-proxy's ipvs.excludeCIDRs.
+	// Bits after the prefix do not count. Default: none. Same as kube-proxy's ipvs.excludeCIDRs. Source: NodeProxy
+	// or NodeProxyPolicy.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -229,34 +251,37 @@ type IPVSSettings struct {
 
 	// tcpTimeoutSeconds is how long an idle TCP session is remembered, in
 	// seconds; 0 leaves the kernel's own. Default: 0. Same as kube-proxy's
-	// ipvs.tcpTimeout.
+	// ipvs.tcpTimeout. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	TCPTimeoutSeconds *int32 `json:"tcpTimeoutSeconds,omitempty"`
 
-	// tcpFinTimeoutSeconds is how long a TCP session is remembered after a
-	// FIN, in seconds; 0 leaves the kernel's own. Default: 0. Same as
-	// kube-proxy's ipvs.tcpFinTimeout.
+	// tcpFinTimeoutSeconds is how long a TCP session is remembered after a FIN,
+	// in seconds; 0 leaves the kernel's own. Default: 0. Same as kube-proxy's
+	// ipvs.tcpFinTimeout. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	TCPFinTimeoutSeconds *int32 `json:"tcpFinTimeoutSeconds,omitempty"`
 
 	// udpTimeoutSeconds is how long a UDP flow is remembered, in seconds; 0
-	// leaves the kernel's own. Default: 0. Same as kube-proxy's ipvs.udpTimeout.
+	// leaves the kernel's own. Default: 0. Same as kube-proxy's
+	// ipvs.udpTimeout. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	UDPTimeoutSeconds *int32 `json:"udpTimeoutSeconds,omitempty"`
 }
 
 // SyncSettings say how often the agent writes to and verifies the kernel.
 type SyncSettings struct {
-	// minIntervalMilliseconds is the least time between the end of one write
-	// to the kernel and the start of the next, in milliseconds. The first
-	// change after a pause is written at once. Default: 250. Corresponds to
-	// kube-proxy's minSyncPeriod (1 s there).
+	// minIntervalMilliseconds is the least time between the end of one write to
+	// the kernel and the start of the next, in milliseconds. The first change
+	// after a pause is written at once. Default: 250. Corresponds to
+	// kube-proxy's minSyncPeriod (1 s there). Source: NodeProxy or
+	// NodeProxyPolicy.
 	// +optional
 	MinIntervalMilliseconds *int32 `json:"minIntervalMilliseconds,omitempty"`
 
 	// verifyIntervalSeconds is how often the whole of the kernel's rules is
 	// compared to what is wanted, in seconds, at least 5 and at least
-	// minIntervalMilliseconds. Default: 60.
+	// minIntervalMilliseconds. Default: 60. Source: NodeProxy or
+	// NodeProxyPolicy.
 	// +optional
 	VerifyIntervalSeconds *int32 `json:"verifyIntervalSeconds,omitempty"`
 }
@@ -266,44 +291,46 @@ type SyncSettings struct {
 type ConntrackSettings struct {
 	// maxPerCore is the size of the table per CPU core, in connections; 0
 	// leaves the table as it is. Default: 32768. Same as kube-proxy's
-	// conntrack.maxPerCore.
+	// conntrack.maxPerCore. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	MaxPerCore *int32 `json:"maxPerCore,omitempty"`
 
 	// min is the least size of the table, in connections, whatever the number
 	// of cores; ignored when maxPerCore is 0. Default: 131072. Same as
-	// kube-proxy's conntrack.min.
+	// kube-proxy's conntrack.min. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	Min *int32 `json:"min,omitempty"`
 
 	// tcpEstablishedTimeoutSeconds is how long an idle established TCP
 	// connection is kept, in seconds; 0 leaves it as it is. Default: 86400 (24
-	// h). Same as kube-proxy's conntrack.tcpEstablishedTimeout.
+	// h). Same as kube-proxy's conntrack.tcpEstablishedTimeout. Source:
+	// NodeProxy or NodeProxyPolicy.
 	// +optional
 	TCPEstablishedTimeoutSeconds *int32 `json:"tcpEstablishedTimeoutSeconds,omitempty"`
 
 	// tcpCloseWaitTimeoutSeconds is how long a TCP connection in CLOSE_WAIT is
 	// kept, in seconds; 0 leaves it as it is. Default: 3600 (1 h). Same as
-	// kube-proxy's conntrack.tcpCloseWaitTimeout.
+	// kube-proxy's conntrack.tcpCloseWaitTimeout. Source: NodeProxy or
+	// NodeProxyPolicy.
 	// +optional
 	TCPCloseWaitTimeoutSeconds *int32 `json:"tcpCloseWaitTimeoutSeconds,omitempty"`
 
 	// udpTimeoutSeconds is how long a UDP flow without an answer is kept, in
 	// seconds; 0 leaves it as it is. Default: 0. Same as kube-proxy's
-	// conntrack.udpTimeout.
+	// conntrack.udpTimeout. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	UDPTimeoutSeconds *int32 `json:"udpTimeoutSeconds,omitempty"`
 
 	// udpStreamTimeoutSeconds is how long an answered UDP flow is kept, in
 	// seconds; 0 leaves it as it is. Default: 0. Same as kube-proxy's
-	// conntrack.udpStreamTimeout.
+	// conntrack.udpStreamTimeout. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	UDPStreamTimeoutSeconds *int32 `json:"udpStreamTimeoutSeconds,omitempty"`
 
 	// tcpBeLiberal accepts TCP packets outside the window instead of taking
 	// them as invalid: Enabled (sets the sysctl nf_conntrack_tcp_be_liberal) or
 	// Disabled (leaves it as it is). Default: Disabled. Same as kube-proxy's
-	// conntrack.tcpBeLiberal.
+	// conntrack.tcpBeLiberal. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	TCPBeLiberal *Toggle `json:"tcpBeLiberal,omitempty"`
 }
