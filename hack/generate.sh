@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Writes all generated files: deep copies, CRDs and RBAC roles.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+go tool controller-gen \
+	object:headerFile=hack/boilerplate.go.txt \
+	crd \
+	paths=./api/... \
+	output:crd:dir=config/crd/bases
+
+# The controller and the agents have roles of their own, from the markers of
+# their own packages.
+go tool controller-gen \
+	rbac:roleName=nodeproxy-controller,fileName=controller_role.yaml \
+	paths=./controllers/... \
+	output:rbac:dir=config/rbac
+go tool controller-gen \
+	rbac:roleName=nodeproxy-agent,fileName=agent_role.yaml \
+	paths=./agent/... \
+	output:rbac:dir=config/rbac

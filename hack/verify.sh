@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Fails when a generated file, the formatting or go.mod is not up to date. What
+# it finds it also repairs, but for go.mod.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+generated() {
+	find api config/crd/bases config/rbac \
+		\( -name 'zz_generated.*' -o -path 'config/crd/bases/*' -o -name '*_role.yaml' \) -type f \
+		-exec sha256sum {} + | sort -k 2
+}
+
+temp=$(mktemp -d)
+trap 'rm -rf "$temp"' EXIT
+failed=0
+
+echo "Generated files ..."
+generated >"$temp/before"
+hack/generate.sh
+generated >"$temp/after"
+if ! diff "$temp/before" "$temp/after" >"$temp/diff"; then
+	echo "These generated files were not up to date; commit what make generate has written:" >&2
+	sed -n 's/^[<>] [0-9a-f]*  /  /p' "$temp/diff" | sort -u >&2
+	failed=1
+fi
+
+echo "Formatting ..."
+unformatted=$(find . -name '*.go' -not -path './bin/*' -exec gofmt -l {} +)
+if [[ -n $unformatted ]]; then
+	printf 'These files are not formatted; run make fmt:\n%s\n' "$unformatted" >&2
+	failed=1
+fi
+
+echo "go vet ..."
+go vet ./... || failed=1
+
+echo "go.mod ..."
+if ! go mod tidy -diff >"$temp/tidy"; then
+	cat "$temp/tidy"
+	echo "go.mod or go.sum is not tidy; run go mod tidy." >&2
+	failed=1
+fi
+exit "$failed"
