@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -134,7 +135,14 @@ type Port struct {
 	Available bool
 	// Members are this node's endpoints in any state.
 	Members []netip.AddrPort
+	// Lost are addresses of the Service on which this port is not served,
+	// because another Service has the older claim to address, port and
+	// protocol. A lost node port is 0 in NodePort instead. Nearly always empty.
+	Lost []netip.Addr
 }
+
+// Serves reports whether the port is served on a, an address of its Service.
+func (p *Port) Serves(a netip.Addr) bool { return !slices.Contains(p.Lost, a) }
 
 // Result is what an Apply did.
 type Result struct {

@@ -1,0 +1,103 @@
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+)
+
+// Fanout joins the implementations of several IP families. Families run at
+// the same time, and the failure of one does not stop another.
+type Fanout struct {
+	byFamily map[Family]Dataplane
+}
+
+// NewFanout joins one implementation for each family.
+func NewFanout(byFamily map[Family]Dataplane) *Fanout {
+	return &Fanout{byFamily: byFamily}
+}
+
+// Families lists the families that are joined, in order.
+func (f *Fanout) Families() []Family {
+	families := make([]Family, 0, len(f.byFamily))
+	for family := range f.byFamily {
+		families = append(families, family)
+	}
+	slices.Sort(families)
+	return families
+}
+
+// Outcome is how a call went for one family.
+type Outcome[T any] struct {
+	Value T
+	Err   error
+}
+
+// Apply makes each family that has a Ruleset hold it. A family whose node
+// lacks something reports that and is not applied.
+func (f *Fanout) Apply(ctx context.Context, rulesets map[Family]*Ruleset) map[Family]Outcome[Result] {
+	return each(f, rulesets, func(d Dataplane, r *Ruleset) (Result, error) {
+		if r.Full {
+			if err := d.Supported(ctx); err != nil {
+				return Result{}, err
+			}
+		}
+		return d.Apply(ctx, r)
+	})
+}
+
+// Verify compares the kernel to each family's Ruleset.
+func (f *Fanout) Verify(ctx context.Context, rulesets map[Family]*Ruleset) map[Family]Outcome[Difference] {
+	return each(f, rulesets, func(d Dataplane, r *Ruleset) (Difference, error) {
+		return d.Verify(ctx, r)
+	})
+}
+
+// Cleanup removes what is ours from the kernel, for every family.
+func (f *Fanout) Cleanup(ctx context.Context) error {
+	var errs []error
+	for _, family := range f.Families() {
+		if err := f.byFamily[family].Cleanup(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", family, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// JoinErrors joins the errors of all families, each with its family's name.
+// It returns nil when there are none.
+func JoinErrors[T any](outcomes map[Family]Outcome[T]) error {
+	var errs []error
+	for _, family := range []Family{IPv4, IPv6} {
+		if err := outcomes[family].Err; err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", family, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// each calls do for every family at the same time and waits for all of them.
+func each[T any](f *Fanout, rulesets map[Family]*Ruleset, do func(Dataplane, *Ruleset) (T, error)) map[Family]Outcome[T] {
+	var (
+		wg       sync.WaitGroup
+		mu       sync.Mutex // guards outcomes
+		outcomes = make(map[Family]Outcome[T], len(rulesets))
+	)
+	for family, ruleset := range rulesets {
+		d, found := f.byFamily[family]
+		if !found {
+			outcomes[family] = Outcome[T]{Err: fmt.Errorf("no data plane for this family: %w", ErrUnsupported)}
+			continue
+		}
+		wg.Go(func() {
+			value, err := do(d, ruleset)
+			mu.Lock()
+			defer mu.Unlock()
+			outcomes[family] = Outcome[T]{Value: value, Err: err}
+		})
+	}
+	wg.Wait()
+	return outcomes
+}

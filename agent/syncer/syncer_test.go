@@ -1,0 +1,212 @@
+package syncer
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/utils/clock"
+)
+
+// rig runs a Syncer in a synctest bubble, where time passes only while
+// everything waits. It notes when what ran, counted from the start.
+type rig struct {
+	*Syncer
+	start time.Time
+
+	mu    sync.Mutex // guards everything below
+	log   []string
+	fail  int           // how many of the next runs fail
+	takes time.Duration // how long a run takes
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{start: time.Now()}
+	run := func(name string) func(context.Context) error {
+		return func(context.Context) error {
+			r.mu.Lock()
+			r.log = append(r.log, name+" "+time.Since(r.start).String())
+			takes := r.takes
+			r.mu.Unlock()
+			time.Sleep(takes) // the bubble's time
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.fail > 0 {
+				r.fail--
+				return errors.New("refused")
+			}
+			return nil
+		}
+	}
+	r.Syncer = New(Options{
+		Clock: clock.RealClock{}, // the bubble's
+		Sync:  run("sync"), Verify: run("verify"),
+		MinInterval: time.Second, VerifyInterval: time.Hour,
+		RetryMin: 2 * time.Second, RetryMax: 10 * time.Second,
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); r.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	synctest.Wait()
+	return r
+}
+
+// will says how the coming runs go.
+func (r *rig) will(fail int, take time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fail, r.takes = fail, take
+}
+
+func (r *rig) ran() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.log)
+}
+
+// pass lets d pass and waits until the loop rests.
+func (r *rig) pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func (r *rig) expect(t *testing.T, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	if diff := cmp.Diff(want, r.ran()); diff != "" {
+		t.Errorf("runs (-want +got):\n%s", diff)
+	}
+}
+
+func TestFirstChangeAtOnceThenMinimumInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.pass(5 * time.Second)
+		r.Trigger()
+		r.expect(t, "sync 5s")
+		r.Trigger()
+		r.Trigger()
+		r.pass(100 * time.Millisecond)
+		r.Trigger()
+		r.pass(10 * time.Second)
+		r.expect(t, "sync 5s", "sync 6s")
+		r.Trigger()
+		r.expect(t, "sync 5s", "sync 6s", "sync 15.1s")
+	})
+}
+
+func TestMinimumIntervalCountsFromTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.will(0, 3*time.Second)
+		r.Trigger()
+		r.pass(time.Second)
+		r.Trigger() // while the first still runs
+		r.pass(10 * time.Second)
+		r.expect(t, "sync 0s", "sync 4s")
+	})
+}
+
+func TestBackoffGrowsAndEndsWithSuccess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.will(5, 0)
+		r.Trigger()
+		r.pass(time.Second)
+		r.Trigger() // a plain change does not jump the queue
+		r.pass(time.Minute)
+		r.expect(t, "sync 0s", "sync 2s", "sync 6s", "sync 14s", "sync 24s", "sync 34s")
+		r.will(1, 0)
+		r.Trigger()
+		r.pass(5 * time.Second)
+		if want := []string{"sync 1m1s", "sync 1m3s"}; !slices.Equal(r.ran()[6:], want) {
+			t.Errorf("after success the backoff begins again: got %v, want %v", r.ran()[6:], want)
+		}
+	})
+}
+
+func TestTriggerAfreshForgetsBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.will(4, 0)
+		r.Trigger()
+		r.pass(15 * time.Second)
+		r.expect(t, "sync 0s", "sync 2s", "sync 6s", "sync 14s")
+		r.TriggerAfresh()
+		r.expect(t, "sync 0s", "sync 2s", "sync 6s", "sync 14s", "sync 15s")
+	})
+}
+
+func TestVerification(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.pass(time.Hour)
+		r.expect(t, "verify 1h0m0s")
+		r.SetIntervals(time.Second, 10*time.Minute)
+		r.pass(25 * time.Minute)
+		r.expect(t, "verify 1h0m0s", "verify 1h10m0s", "verify 1h20m0s")
+		r.VerifySoon()
+		r.expect(t, "verify 1h0m0s", "verify 1h10m0s", "verify 1h20m0s", "verify 1h25m0s")
+		r.pass(10 * time.Minute)
+		r.expect(t, "verify 1h0m0s", "verify 1h10m0s", "verify 1h20m0s", "verify 1h25m0s", "verify 1h35m0s")
+	})
+}
+
+func TestFailedVerificationLeadsToSync(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.will(1, 0)
+		r.pass(time.Hour + time.Minute)
+		r.expect(t, "verify 1h0m0s", "sync 1h0m2s")
+	})
+}
+
+func TestConstantChangeDoesNotStarveVerification(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.SetIntervals(time.Second, 30*time.Second)
+		for range 600 {
+			r.Trigger()
+			r.pass(100 * time.Millisecond)
+		}
+		verified := 0
+		for _, l := range r.ran() {
+			if l[0] == 'v' {
+				verified++
+			}
+		}
+		if verified != 2 {
+			t.Errorf("verified %d times in a minute, want 2", verified)
+		}
+		if len(r.ran()) > 63 {
+			t.Errorf("%d runs in a minute, want at most one a second", len(r.ran()))
+		}
+	})
+}
+
+func TestOverdue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.pass(time.Minute)
+		if o := r.Overdue(); o != 0 {
+			t.Errorf("idle: overdue %v, want 0", o)
+		}
+		r.will(0, 10*time.Minute)
+		r.Trigger()
+		r.pass(7 * time.Minute)
+		if o := r.Overdue(); o != 7*time.Minute {
+			t.Errorf("inside a long run: overdue %v, want 7m", o)
+		}
+		r.pass(4 * time.Minute)
+		if o := r.Overdue(); o != 0 {
+			t.Errorf("after it: overdue %v, want 0", o)
+		}
+	})
+}
