@@ -1,0 +1,217 @@
+// Package combine joins a Service's state, which is the same for all nodes,
+// with this node's members into what one IP family of the node should serve.
+// It is pure. Its input may have been edited by hand: what cannot be used is
+// skipped and reported, nothing makes it panic.
+package combine
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// maxAffinitySeconds is the longest session affinity that Kubernetes allows.
+const maxAffinitySeconds = 86400
+
+// Node is what combining needs to know of the node.
+type Node struct {
+	Name string
+	// Zone is empty for none.
+	Zone string
+}
+
+// Claim is an address, port and protocol that only one Service can have. A
+// node port has the unspecified address of its family.
+type Claim struct {
+	Address  netip.Addr
+	Port     uint16
+	Protocol v1alpha1.Protocol
+}
+
+// Input is what a Service of one family is combined from.
+type Input struct {
+	Name  dataplane.ServiceName
+	Rules *v1alpha1.ServiceProxyRulesSpec
+	// Members are this node's endpoints of the Service, in any state.
+	Members []v1alpha1.PortMembers
+	Node    Node
+	Family  dataplane.Family
+	// Lost reports that another Service has the better claim. Nil: none is lost.
+	Lost func(Claim) bool
+}
+
+// Service combines what one family of the node should serve. It returns nil
+// for a Service without a cluster IP of the family. The second result says
+// what in the input cannot be used.
+func Service(in Input) (*dataplane.Service, []string) {
+	r := &reader{family: in.Family}
+	svc := r.frame(in.Name, in.Rules)
+	if svc == nil {
+		return nil, r.problems
+	}
+	r.attributes(svc, in.Rules)
+	for _, p := range r.ports(in.Rules) {
+		port := p.Port
+		if in.Lost != nil {
+			loseClaims(svc, &port, in.Family, in.Lost)
+		}
+		port.Members = r.members(in.Members, &port)
+		r.selectEndpoints(svc, &port, p.source, in.Node)
+		svc.Ports = append(svc.Ports, port)
+	}
+	return svc, r.problems
+}
+
+// Claims lists what the Service claims, in the families of its cluster IPs,
+// each once.
+func Claims(rules *v1alpha1.ServiceProxyRulesSpec) []Claim {
+	var claims []Claim
+	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		r := &reader{family: family}
+		svc := r.frame(dataplane.ServiceName{}, rules)
+		if svc == nil {
+			continue
+		}
+		for _, p := range r.ports(rules) {
+			claims = append(claims, portClaims(svc, &p.Port, family)...)
+		}
+	}
+	return claims
+}
+
+func portClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Family) []Claim {
+	var claims []Claim
+	for _, a := range addresses(svc) {
+		claims = append(claims, Claim{Address: a, Port: p.Port, Protocol: p.Protocol})
+	}
+	if p.NodePort != 0 {
+		claims = append(claims, nodePortClaim(p, family))
+	}
+	return claims
+}
+
+func nodePortClaim(p *dataplane.Port, family dataplane.Family) Claim {
+	everywhere := netip.IPv4Unspecified()
+	if family == dataplane.IPv6 {
+		everywhere = netip.IPv6Unspecified()
+	}
+	return Claim{Address: everywhere, Port: p.NodePort, Protocol: p.Protocol}
+}
+
+// addresses lists the Service's addresses, each once.
+func addresses(svc *dataplane.Service) []netip.Addr {
+	all := make([]netip.Addr, 0, 1+len(svc.ExternalIPs)+len(svc.LoadBalancerIPs))
+	all = append(all, svc.ClusterIP)
+	for _, a := range slices.Concat(svc.ExternalIPs, svc.LoadBalancerIPs) {
+		if !slices.Contains(all, a) {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+func loseClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Family, lost func(Claim) bool) {
+	for _, a := range addresses(svc) {
+		if lost(Claim{Address: a, Port: p.Port, Protocol: p.Protocol}) {
+			p.Lost = append(p.Lost, a)
+		}
+	}
+	if p.NodePort != 0 && lost(nodePortClaim(p, family)) {
+		p.NodePort = 0
+	}
+}
+
+// frame returns a Service with its addresses, or nil without a cluster IP of
+// the family.
+func (r *reader) frame(name dataplane.ServiceName, rules *v1alpha1.ServiceProxyRulesSpec) *dataplane.Service {
+	clusterIPs := r.addrs("spec.clusterIPs", rules.ClusterIPs)
+	if len(clusterIPs) == 0 {
+		return nil
+	}
+	if len(clusterIPs) > 1 {
+		r.report("spec.clusterIPs: several of family %s; only %s is used", r.family, clusterIPs[0])
+	}
+	return &dataplane.Service{
+		Name:            name,
+		ClusterIP:       clusterIPs[0],
+		ExternalIPs:     r.addrs("spec.externalIPs", rules.ExternalIPs),
+		LoadBalancerIPs: r.addrs("spec.loadBalancerIPs", rules.LoadBalancerIPs),
+	}
+}
+
+// attributes sets what holds for all ports of the Service.
+func (r *reader) attributes(svc *dataplane.Service, rules *v1alpha1.ServiceProxyRulesSpec) {
+	svc.SourceRanges = r.sourceRanges(rules.LoadBalancerSourceRanges)
+	svc.ExternalLocal = r.isLocal("spec.externalTrafficPolicy", rules.ExternalTrafficPolicy)
+	svc.InternalLocal = r.isLocal("spec.internalTrafficPolicy", rules.InternalTrafficPolicy)
+	if a := rules.SessionAffinity; a != nil {
+		if a.ClientIPTimeoutSeconds < 1 || a.ClientIPTimeoutSeconds > maxAffinitySeconds {
+			r.report("spec.sessionAffinity.clientIPTimeoutSeconds: %d is not 1 to %d; no session affinity", a.ClientIPTimeoutSeconds, maxAffinitySeconds)
+		} else {
+			svc.AffinitySeconds = a.ClientIPTimeoutSeconds
+		}
+	}
+	if p := rules.HealthCheckNodePort; p != 0 {
+		if port, ok := toPort(p); ok {
+			svc.HealthCheckNodePort = port
+		} else {
+			r.report("spec.healthCheckNodePort: %d is not a port; none is opened", p)
+		}
+	}
+	if s := rules.IPVSScheduler; s != "" {
+		if isKernelName(s) {
+			svc.IPVSScheduler = s
+		} else {
+			r.report("spec.ipvsScheduler: %q is not a scheduler's name; the node's is used", s)
+		}
+	}
+}
+
+// sourceRanges keeps this family's ranges. None left, or one that holds every
+// address: no restriction.
+func (r *reader) sourceRanges(texts []string) []netip.Prefix {
+	var ranges []netip.Prefix
+	for i, text := range texts {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil || prefix.Addr().Is4In6() {
+			r.report("spec.loadBalancerSourceRanges[%d]: %q is not a CIDR; skipped", i, text)
+			continue
+		}
+		if !r.family.Of(prefix.Addr()) {
+			continue
+		}
+		if prefix.Bits() == 0 {
+			return nil
+		}
+		ranges = append(ranges, prefix.Masked())
+	}
+	return sortedByString(ranges)
+}
+
+func (r *reader) isLocal(field string, policy v1alpha1.TrafficPolicy) bool {
+	switch policy {
+	case v1alpha1.TrafficPolicyLocal:
+		return true
+	case v1alpha1.TrafficPolicyCluster, "":
+		return false
+	default:
+		r.report("%s: %q is neither Cluster nor Local; Cluster is used", field, policy)
+		return false
+	}
+}
+
+// sortedByString sorts by string form and takes out what is there twice.
+func sortedByString[T interface {
+	comparable
+	fmt.Stringer
+}](list []T) []T {
+	if len(list) < 2 {
+		return list
+	}
+	slices.SortFunc(list, func(a, b T) int { return strings.Compare(a.String(), b.String()) })
+	return slices.Compact(list)
+}

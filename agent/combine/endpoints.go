@@ -1,0 +1,130 @@
+package combine
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// group is an endpoint group with its usable endpoints of the family.
+type group struct {
+	source    *v1alpha1.EndpointGroup
+	endpoints []endpoint
+}
+
+// selectEndpoints fills the port's lists: those under policy Cluster only
+// where some traffic is under it, those under policy Local likewise.
+func (r *reader) selectEndpoints(svc *dataplane.Service, port *dataplane.Port, source *v1alpha1.ServicePort, node Node) {
+	ready, terminating := r.groups(source)
+	external := svc.ExternallyAccessible(port)
+	if !svc.InternalLocal || external {
+		port.Cluster = collect(ready, availableTo(ready, node))
+		if len(port.Cluster) == 0 {
+			port.Cluster = collect(terminating, all)
+		}
+		port.Available = len(port.Cluster) > 0
+	}
+	if svc.InternalLocal || (svc.ExternalLocal && external) {
+		port.Available = port.Available || len(ready) > 0 || len(terminating) > 0
+		port.Local = among(port.Members, collect(ready, all))
+		if len(port.Local) == 0 {
+			port.Local = among(port.Members, collect(terminating, all))
+		}
+	}
+}
+
+// groups splits the port's groups by state, without those that hold nothing
+// of this family.
+func (r *reader) groups(source *v1alpha1.ServicePort) (ready, terminating []group) {
+	for i := range source.Endpoints {
+		g := group{source: &source.Endpoints[i]}
+		for _, text := range g.source.Addresses {
+			if e, ok := r.endpoint(text); ok {
+				g.endpoints = append(g.endpoints, e)
+			}
+		}
+		if len(g.endpoints) == 0 {
+			continue
+		}
+		switch g.source.State {
+		case v1alpha1.EndpointReady:
+			ready = append(ready, g)
+		case v1alpha1.EndpointTerminating:
+			terminating = append(terminating, g)
+		default:
+			r.report("endpoint state %q is neither Ready nor Terminating; %d endpoints skipped", g.source.State, len(g.endpoints))
+		}
+	}
+	return ready, terminating
+}
+
+// availableTo says which of the ready groups the node may use, by their hints
+// alone: those for this node, if every group has node hints and some group has
+// this one; else likewise by zone; else all.
+func availableTo(ready []group, node Node) func(*v1alpha1.EndpointGroup) bool {
+	forNode := func(g *v1alpha1.EndpointGroup) bool { return slices.Contains(g.Nodes, node.Name) }
+	forZone := func(g *v1alpha1.EndpointGroup) bool { return slices.Contains(g.Zones, node.Zone) }
+	nodeHints, zoneHints := true, node.Zone != ""
+	forSome := struct{ node, zone bool }{}
+	for _, g := range ready {
+		nodeHints = nodeHints && len(g.source.Nodes) > 0
+		zoneHints = zoneHints && len(g.source.Zones) > 0
+		forSome.node = forSome.node || forNode(g.source)
+		forSome.zone = forSome.zone || forZone(g.source)
+	}
+	switch {
+	case nodeHints && forSome.node:
+		return forNode
+	case zoneHints && forSome.zone:
+		return forZone
+	default:
+		return all
+	}
+}
+
+func all(*v1alpha1.EndpointGroup) bool { return true }
+
+func collect(groups []group, wanted func(*v1alpha1.EndpointGroup) bool) []netip.AddrPort {
+	var found []endpoint
+	for _, g := range groups {
+		if wanted(g.source) {
+			found = append(found, g.endpoints...)
+		}
+	}
+	return sortedEndpoints(found)
+}
+
+// among returns those of list that are members.
+func among(members, list []netip.AddrPort) []netip.AddrPort {
+	var local []netip.AddrPort
+	for _, e := range list {
+		if slices.Contains(members, e) {
+			local = append(local, e)
+		}
+	}
+	return local
+}
+
+// Equal reports whether two Services, either of which may be nil, are to be
+// served in the same way.
+func Equal(a, b *dataplane.Service) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Name == b.Name && a.ClusterIP == b.ClusterIP &&
+		a.ExternalLocal == b.ExternalLocal && a.InternalLocal == b.InternalLocal &&
+		a.AffinitySeconds == b.AffinitySeconds && a.HealthCheckNodePort == b.HealthCheckNodePort &&
+		a.IPVSScheduler == b.IPVSScheduler &&
+		slices.Equal(a.ExternalIPs, b.ExternalIPs) && slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs) &&
+		slices.Equal(a.SourceRanges, b.SourceRanges) &&
+		slices.EqualFunc(a.Ports, b.Ports, equalPort)
+}
+
+func equalPort(a, b dataplane.Port) bool {
+	return a.Name == b.Name && a.Protocol == b.Protocol && a.Port == b.Port && a.NodePort == b.NodePort &&
+		a.Available == b.Available &&
+		slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
+		slices.Equal(a.Members, b.Members) && slices.Equal(a.Lost, b.Lost)
+}
