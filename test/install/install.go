@@ -1,0 +1,173 @@
+// Package install puts nodeproxy into a local cluster of package test/cluster
+// as its documentation says: the CRDs, the namespace, the generated roles and
+// one NodeProxy, then the controller and the agents as processes that have no
+// other rights than those roles.
+package install
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+)
+
+// Namespace is where leases live.
+const Namespace = "nodeproxy-system"
+
+// The users that the programs act as.
+const (
+	controllerUser = "nodeproxy-controller"
+	agentUser      = "nodeproxy-agent"
+)
+
+// Nodeproxy is an installation in a cluster.
+type Nodeproxy struct {
+	// Cluster is where it runs.
+	Cluster *cluster.Cluster
+	// Bin is the folder with the programs; Config the folder config of this
+	// repository.
+	Bin, Config string
+}
+
+// Scheme knows the built-in kinds and nodeproxy's, for cluster.Options.
+func Scheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	return s, errors.Join(scheme.AddToScheme(s), v1alpha1.AddToScheme(s))
+}
+
+// Prepare creates the CRDs, the namespace and the roles. It can be called again.
+func (n *Nodeproxy) Prepare(ctx context.Context) error {
+	crds := filepath.Join(n.Config, "crd", "bases")
+	if _, err := n.Cluster.Kubectl(ctx, "apply", "-f", crds); err != nil {
+		return err
+	}
+	if _, err := n.Cluster.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "-f", crds); err != nil {
+		return err
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}
+	if err := n.Cluster.Client().Create(ctx, namespace); client.IgnoreAlreadyExists(err) != nil {
+		return err
+	}
+	for _, role := range []string{"controller_role.yaml", "agent_role.yaml"} {
+		if _, err := n.Cluster.Kubectl(ctx, "apply", "-f", filepath.Join(n.Config, "rbac", role)); err != nil {
+			return err
+		}
+	}
+	return n.bind(ctx)
+}
+
+// bind gives each user the generated roles of its name.
+func (n *Nodeproxy) bind(ctx context.Context) error {
+	for _, user := range []string{controllerUser, agentUser} {
+		subjects := []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user}}
+		err := n.Cluster.Client().Create(ctx, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: user},
+			Subjects:   subjects,
+			RoleRef:    rbacv1.RoleRef{Kind: "ClusterRole", APIGroup: rbacv1.GroupName, Name: user},
+		})
+		if client.IgnoreAlreadyExists(err) != nil {
+			return err
+		}
+		err = n.Cluster.Client().Create(ctx, &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: user},
+			Subjects:   subjects,
+			RoleRef:    rbacv1.RoleRef{Kind: "Role", APIGroup: rbacv1.GroupName, Name: user},
+		})
+		if client.IgnoreAlreadyExists(err) != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Enable creates the NodeProxy: pods are told by the cluster's pod range.
+func (n *Nodeproxy) Enable(ctx context.Context) error {
+	return n.Cluster.Client().Create(ctx, &v1alpha1.NodeProxy{
+		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName},
+		Spec: v1alpha1.NodeProxySpec{Settings: &v1alpha1.ProxySettings{
+			DetectLocal: &v1alpha1.DetectLocalSettings{
+				Mode: v1alpha1.DetectLocalClusterCIDR, ClusterCIDRs: []string{"10.244.0.0/16"},
+			},
+		}},
+	})
+}
+
+// StartController starts the controller beside the API server.
+func (n *Nodeproxy) StartController(args ...string) (*cluster.Process, error) {
+	kubeconfig, err := n.Cluster.KubeconfigFor(controllerUser, controllerUser)
+	if err != nil {
+		return nil, err
+	}
+	return n.Cluster.ControlPlane().Start(cluster.Command{
+		Path: filepath.Join(n.Bin, "nodeproxy-controller"),
+		Args: append([]string{"--kubeconfig", kubeconfig}, args...),
+	})
+}
+
+// StartAgent starts a node's agent.
+func (n *Nodeproxy) StartAgent(node *cluster.Node, args ...string) (*cluster.Process, error) {
+	kubeconfig, err := n.Cluster.KubeconfigFor(agentUser+"-"+node.Name(), agentUser)
+	if err != nil {
+		return nil, err
+	}
+	state := filepath.Join(n.Cluster.Dir(), "state-"+node.Name())
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		return nil, err
+	}
+	return node.Start(cluster.Command{
+		Path: filepath.Join(n.Bin, "nodeproxy-agent"),
+		Args: append([]string{"--kubeconfig", kubeconfig, "--node-name", node.Name(), "--state-dir", state}, args...),
+	})
+}
+
+// Programmed returns nil when every node reports Programmed True with reason
+// Programmed, else what is missing.
+func (n *Nodeproxy) Programmed(ctx context.Context) error {
+	for _, node := range n.Cluster.Nodes() {
+		rules := &v1alpha1.NodeProxyRules{}
+		if err := n.Cluster.Client().Get(ctx, client.ObjectKey{Name: node.Name()}, rules); err != nil {
+			return err
+		}
+		condition := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
+		if condition == nil {
+			return fmt.Errorf("%s has not reported yet", node.Name())
+		}
+		if condition.Reason != v1alpha1.ReasonProgrammed {
+			return fmt.Errorf("%s: Programmed is %s, %s: %s", node.Name(), condition.Status, condition.Reason, condition.Message)
+		}
+	}
+	return nil
+}
+
+// Until calls check until it returns nil, and returns its last error when that
+// takes longer than the given time.
+func Until(ctx context.Context, limit time.Duration, check func(context.Context) error) error {
+	deadline := time.Now().Add(limit)
+	for {
+		err := check(ctx)
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("not within %s: %w", limit, err)
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
