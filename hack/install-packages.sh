@@ -21,6 +21,7 @@ done <<-END
 	ipset ipset
 	iptables iptables
 	modprobe kmod
+	nft nftables
 END
 
 if [[ ${#missing[@]} -eq 0 ]]; then

@@ -335,15 +335,32 @@ func (p *fullPass) deleteStale(ctx context.Context) error {
 		limit = 1 << 30
 	}
 	for names := range slices.Chunk(staleChains(p.want, p.state), limit) {
-		var t transaction
-		for _, name := range names {
-			t.deleteChain(name)
-		}
-		if err := p.kernel.apply(ctx, t.String()); err != nil {
+		if err := p.deleteChains(ctx, names); err != nil {
 			return fmt.Errorf("delete chains that belong to no Service: %w", err)
 		}
 	}
 	return nil
+}
+
+// deleteChains deletes chains but for those to which somebody else's rules
+// jump: they stay as they are, and Verify names them.
+func (p *fullPass) deleteChains(ctx context.Context, names []string) error {
+	var t transaction
+	for _, name := range names {
+		t.deleteChain(name)
+	}
+	err := p.kernel.apply(ctx, t.String())
+	if !isRefusal(err) {
+		return err
+	}
+	if len(names) == 1 {
+		return nil
+	}
+	half := len(names) / 2
+	if err := p.deleteChains(ctx, names[:half]); err != nil {
+		return err
+	}
+	return p.deleteChains(ctx, names[half:])
 }
 
 // routeLocalnet lets NodePorts answer on 127.0.0.1.

@@ -394,3 +394,28 @@ func TestForeignRulesStay(t *testing.T) {
 		}
 	}
 }
+
+// TestChainThatOthersJumpTo stands for an administrator's rule that jumps to a
+// chain of a Service: the chain cannot go, everything else does.
+func TestChainThatOthersJumpTo(t *testing.T) {
+	f := newFixture(t)
+	f.set(someServices(4)...)
+	f.apply()
+	gone := dataplane.ServiceName{Namespace: "ns", Name: "svc2"}
+	used := f.plane.held.services[gone].chains[0].name
+	mine := chainID{nat, "MY-CHAIN"}
+	f.kernel.rules[mine] = []string{"-j " + used}
+	f.remove(gone)
+	f.apply()
+	d, err := f.plane.Verify(context.Background(), f.rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"chain " + used + " too many in nat"}
+	if diff := cmp.Diff(want, d.Examples); diff != "" {
+		t.Errorf("differences (-want +got):\n%s", diff)
+	}
+	f.kernel.rules[mine] = nil
+	f.rules.Full = true
+	f.check(f.apply())
+}

@@ -145,7 +145,7 @@ func applyLine(rules map[chainID][]string, in table, line string) error {
 		if len(have) > 0 {
 			return refusal("chain not empty: %s", line)
 		}
-		delete(rules, id)
+		delete(rules, id) // checkJumps refuses it if the chain is in use
 	default:
 		return refusal("unknown: %s", line)
 	}
