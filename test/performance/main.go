@@ -76,7 +76,9 @@ func run(ctx context.Context, o options) (err error) {
 // report prints the figures and says which of them are too high.
 func (m *measurement) report(latencies []time.Duration) error {
 	slices.Sort(latencies)
-	at := func(q float64) time.Duration { return latencies[int(q*float64(len(latencies)-1))].Round(time.Millisecond) }
+	at := func(q float64) time.Duration {
+		return latencies[int(q*float64(len(latencies)-1))].Round(time.Millisecond)
+	}
 	memory, err := residentMB(m.agent.PID())
 	if err != nil {
 		return err
@@ -108,7 +110,7 @@ func residentMB(pid int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	for _, line := range strings.Split(string(text), "\n") {
+	for line := range strings.SplitSeq(string(text), "\n") {
 		var kB int
 		if _, err := fmt.Sscanf(line, "VmRSS: %d kB", &kB); err == nil {
 			return kB / 1000, nil

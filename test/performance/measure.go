@@ -136,7 +136,7 @@ func (m *measurement) slice(i, last int) *discoveryv1.EndpointSlice {
 			Labels: map[string]string{discoveryv1.LabelServiceName: serviceName(i)},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To[int32](8080), Protocol: ptr.To(corev1.ProtocolTCP)}},
+		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: ptr.To[int32](8080), Protocol: ptr.To(corev1.ProtocolTCP)}},
 	}
 	for j := 1; j <= m.endpoints; j++ {
 		number := j
@@ -145,8 +145,8 @@ func (m *measurement) slice(i, last int) *discoveryv1.EndpointSlice {
 		}
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
 			Addresses:  []string{address(i, number)},
-			Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)},
-			NodeName:   ptr.To(m.node.Name()),
+			Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
+			NodeName:   new(m.node.Name()),
 		})
 	}
 	return slice

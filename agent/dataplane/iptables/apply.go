@@ -215,7 +215,7 @@ func (p *fullPass) writeChains(ctx context.Context) error {
 		return p.kernel.apply(ctx, t.String())
 	}
 	for _, batch := range serviceBatches(names, size, p.batchRules()) {
-		if err := p.isolate(ctx, batch, write); err != nil {
+		if err := p.isolate(batch, write); err != nil {
 			return err
 		}
 	}
@@ -224,7 +224,7 @@ func (p *fullPass) writeChains(ctx context.Context) error {
 
 // isolate writes a batch. Where the kernel refuses it, the Services that are at
 // fault are found by halving and noted as refused; the others are written.
-func (p *fullPass) isolate(ctx context.Context, batch []dataplane.ServiceName, write func([]dataplane.ServiceName) error) error {
+func (p *fullPass) isolate(batch []dataplane.ServiceName, write func([]dataplane.ServiceName) error) error {
 	err := write(batch)
 	if err == nil {
 		for _, name := range batch {
@@ -241,10 +241,10 @@ func (p *fullPass) isolate(ctx context.Context, batch []dataplane.ServiceName, w
 		return nil
 	}
 	half := len(batch) / 2
-	if err := p.isolate(ctx, batch[:half], write); err != nil {
+	if err := p.isolate(batch[:half], write); err != nil {
 		return err
 	}
-	return p.isolate(ctx, batch[half:], write)
+	return p.isolate(batch[half:], write)
 }
 
 // writeDispatch brings the shared chains with rules of Services up to date.
@@ -289,7 +289,7 @@ func (p *fullPass) writeDispatch(ctx context.Context) error {
 
 func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.ServiceName][]dispatchRule) error {
 	names := slices.SortedFunc(maps.Keys(additions), dataplane.ServiceName.Compare)
-	return p.isolate(ctx, names, func(batch []dataplane.ServiceName) error {
+	return p.isolate(names, func(batch []dataplane.ServiceName) error {
 		var t, undo transaction
 		for _, name := range batch {
 			for _, r := range additions[name] {

@@ -128,7 +128,7 @@ func TestChangedEndpointRewritesItsOwnChainsOnly(t *testing.T) {
 	if result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 || len(f.kernel.writes) != 1 {
 		t.Fatalf("result %+v, writes %q", result, f.kernel.writes)
 	}
-	for _, line := range strings.Split(f.kernel.writes[0], "\n") {
+	for line := range strings.SplitSeq(f.kernel.writes[0], "\n") {
 		for _, shared := range []string{" KUBE-SERVICES", ":KUBE-SERVICES", "KUBE-NODEPORTS", "*filter"} {
 			if strings.Contains(line, shared) {
 				t.Errorf("a changed endpoint touches a shared chain: %s", line)

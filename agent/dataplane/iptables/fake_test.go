@@ -85,7 +85,7 @@ func (k *fakeKernel) apply(_ context.Context, input string) error {
 	k.writes = append(k.writes, input)
 	var work map[chainID][]string
 	in := filter
-	for _, line := range strings.Split(input, "\n") {
+	for line := range strings.SplitSeq(input, "\n") {
 		switch {
 		case line == "*filter" || line == "*nat":
 			in, work = filter, map[chainID][]string{}

@@ -143,7 +143,7 @@ func TestRestartRewritesNoRule(t *testing.T) {
 // stamp takes out the lines in which iptables-save tells the time.
 func stamp(save string) string {
 	var out []string
-	for _, l := range strings.Split(save, "\n") {
+	for l := range strings.SplitSeq(save, "\n") {
 		if !strings.HasPrefix(l, "# ") {
 			out = append(out, l)
 		}
@@ -165,7 +165,7 @@ func TestCleanupLeavesTheKernelAsItWas(t *testing.T) {
 			t.Fatal(err)
 		}
 		var left []string
-		for _, l := range strings.Split(run(t, filepath.Join(folder, "iptables-save")), "\n") {
+		for l := range strings.SplitSeq(run(t, filepath.Join(folder, "iptables-save")), "\n") {
 			if strings.HasPrefix(l, "-A ") || strings.HasPrefix(l, ":KUBE") {
 				left = append(left, l)
 			}

@@ -22,8 +22,6 @@ const (
 	// chainFirewall is shared with the kubelet: our rule is ensured, others in
 	// it are never removed.
 	chainFirewall = "KUBE-FIREWALL"
-	// chainProxyCanary is made by a running kube-proxy to notice flushes.
-	chainProxyCanary = "KUBE-PROXY-CANARY"
 )
 
 // Prefixes of chains that belong to one port of a Service.

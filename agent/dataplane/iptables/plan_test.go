@@ -68,7 +68,7 @@ func testService(name, clusterIP string, port dataplane.Port) *dataplane.Service
 func (p *servicePlan) lines() []string {
 	var out []string
 	for _, c := range p.chains {
-		for _, l := range strings.Split(strings.TrimSpace(c.text), "\n") {
+		for l := range strings.SplitSeq(strings.TrimSpace(c.text), "\n") {
 			out = append(out, "nat "+l)
 		}
 	}

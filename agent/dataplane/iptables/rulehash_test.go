@@ -2,17 +2,13 @@ package iptables
 
 import (
 	"regexp"
+	"slices"
 	"testing"
 )
 
 func anyMatch(pattern string, lines []string) bool {
 	re := regexp.MustCompile(pattern)
-	for _, l := range lines {
-		if re.MatchString(l) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(lines, re.MatchString)
 }
 
 // TestRuleHash pairs rules as they are written with what iptables-save prints.
