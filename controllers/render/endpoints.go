@@ -1,0 +1,292 @@
+package render
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Problem is an endpoint or a slice port that cannot be used and is left out.
+type Problem struct {
+	// Slice is the name of the EndpointSlice.
+	Slice string
+	// Address is the endpoint's address; empty when a port or the whole slice
+	// is meant.
+	Address string
+	// Detail says what is wrong.
+	Detail string
+}
+
+// String says where and what.
+func (p Problem) String() string {
+	if p.Address == "" {
+		return fmt.Sprintf("EndpointSlice %s: %s", p.Slice, p.Detail)
+	}
+	return fmt.Sprintf("EndpointSlice %s, address %q: %s", p.Slice, p.Address, p.Detail)
+}
+
+// ServiceOf returns the Service that a slice belongs to, and false for slices
+// that no Service is proxied from: headless ones and those that name no Service.
+func ServiceOf(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
+	name := slice.Labels[discoveryv1.LabelServiceName]
+	if _, headless := slice.Labels[corev1.IsHeadlessService]; headless || name == "" {
+		return types.NamespacedName{}, false
+	}
+	return types.NamespacedName{Namespace: slice.Namespace, Name: name}, true
+}
+
+// portKey is how a slice port and a Service port find each other.
+type portKey struct {
+	name     string
+	protocol v1alpha1.Protocol
+}
+
+// endpointKey is what makes an endpoint of a Service one endpoint.
+type endpointKey struct {
+	port portKey
+	addr netip.AddrPort
+}
+
+// slicePort is a usable port of a slice.
+type slicePort struct {
+	key    portKey
+	number uint16
+}
+
+// claim is one mention of an endpoint in a slice.
+type claim struct {
+	slice    string
+	endpoint *discoveryv1.Endpoint
+}
+
+// The conditions of an endpoint; absent ones count as ready, serving and not
+// terminating.
+func (c claim) ready() bool       { return isTrueOr(c.endpoint.Conditions.Ready, true) }
+func (c claim) serving() bool     { return isTrueOr(c.endpoint.Conditions.Serving, true) }
+func (c claim) terminating() bool { return isTrueOr(c.endpoint.Conditions.Terminating, false) }
+
+func (c claim) node() string {
+	if c.endpoint.NodeName == nil {
+		return ""
+	}
+	return *c.endpoint.NodeName
+}
+
+func (c claim) zones() []string {
+	if c.endpoint.Hints == nil {
+		return nil
+	}
+	return hintNames(c.endpoint.Hints.ForZones, func(z discoveryv1.ForZone) string { return z.Name })
+}
+
+func (c claim) nodes() []string {
+	if c.endpoint.Hints == nil {
+		return nil
+	}
+	return hintNames(c.endpoint.Hints.ForNodes, func(n discoveryv1.ForNode) string { return n.Name })
+}
+
+// state returns the state to publish, and false for an endpoint that takes no
+// traffic at all.
+func (c claim) state() (v1alpha1.EndpointState, bool) {
+	switch {
+	case c.ready():
+		return v1alpha1.EndpointReady, true
+	case c.serving() && c.terminating():
+		return v1alpha1.EndpointTerminating, true
+	}
+	return "", false
+}
+
+// sameState tells whether two claims rank alike apart from where they stand.
+func (c claim) sameState(o claim) bool {
+	return c.ready() == o.ready() && c.serving() == o.serving() && c.terminating() == o.terminating()
+}
+
+// beats decides between two claims of one endpoint. kube-proxy lets the one
+// that is not terminating win and leaves the rest to chance. Here the rest is
+// decided too, by content alone, so that both rendered kinds, every restart
+// and every order of input agree.
+func (c claim) beats(o claim) bool {
+	if c.terminating() != o.terminating() {
+		return !c.terminating()
+	}
+	if c.ready() != o.ready() {
+		return c.ready()
+	}
+	if c.serving() != o.serving() {
+		return c.serving()
+	}
+	return cmp.Or(
+		cmp.Compare(c.slice, o.slice),
+		cmp.Compare(c.node(), o.node()),
+		slices.Compare(c.zones(), o.zones()),
+		slices.Compare(c.nodes(), o.nodes()),
+	) < 0
+}
+
+func isTrueOr(b *bool, absent bool) bool {
+	if b == nil {
+		return absent
+	}
+	return *b
+}
+
+// hintNames returns the names that are not empty, sorted, each once.
+func hintNames[T any](hints []T, name func(T) string) []string {
+	var out []string
+	for _, h := range hints {
+		if n := name(h); n != "" {
+			out = append(out, n)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// usablePorts returns the ports of a slice that an endpoint can be reached on,
+// and reports the others.
+func usablePorts(slice *discoveryv1.EndpointSlice, report func(Problem)) []slicePort {
+	out := make([]slicePort, 0, len(slice.Ports))
+	for i := range slice.Ports {
+		p := &slice.Ports[i]
+		key, number, detail := usablePort(p)
+		if detail != "" {
+			report(Problem{Slice: slice.Name, Detail: detail})
+			continue
+		}
+		out = append(out, slicePort{key: key, number: number})
+	}
+	return out
+}
+
+// usablePort reads one slice port; a detail says why it cannot be used.
+func usablePort(p *discoveryv1.EndpointPort) (key portKey, number uint16, detail string) {
+	if p.Name == nil {
+		return key, 0, "a port without a name field matches no Service port"
+	}
+	key = portKey{name: *p.Name, protocol: v1alpha1.ProtocolTCP}
+	if p.Protocol != nil {
+		key.protocol = v1alpha1.Protocol(*p.Protocol)
+	}
+	switch key.protocol {
+	case v1alpha1.ProtocolTCP, v1alpha1.ProtocolUDP, v1alpha1.ProtocolSCTP:
+	default:
+		return key, 0, fmt.Sprintf("port %q has the unknown protocol %q", key.name, key.protocol)
+	}
+	if p.Port == nil || *p.Port == 0 {
+		return key, 0, fmt.Sprintf("port %q has no number", key.name)
+	}
+	if *p.Port < 1 || *p.Port > 65535 {
+		return key, 0, fmt.Sprintf("port %q has the number %d, which is outside 1-65535", key.name, *p.Port)
+	}
+	return key, uint16(*p.Port), ""
+}
+
+// usableAddr returns the address of an endpoint, which must be of the slice's
+// family; a detail says why it cannot be used. Only the first address counts.
+func usableAddr(e *discoveryv1.Endpoint, want family) (addr netip.Addr, text, detail string) {
+	if len(e.Addresses) == 0 {
+		return addr, "", "an endpoint has no address"
+	}
+	text = e.Addresses[0]
+	addr, ok := parseAddr(text)
+	if !ok {
+		return addr, text, "not an IP address"
+	}
+	if familyOf(addr) != want {
+		return addr, text, "not an address of the slice's addressType"
+	}
+	return addr, text, ""
+}
+
+// sliceFamily returns the family of a slice's addresses, familyNone for FQDN.
+func sliceFamily(slice *discoveryv1.EndpointSlice) family {
+	switch slice.AddressType {
+	case discoveryv1.AddressTypeIPv4:
+		return familyIPv4
+	case discoveryv1.AddressTypeIPv6:
+		return familyIPv6
+	}
+	return familyNone
+}
+
+// eachClaim calls visit for every usable mention of an endpoint in a slice and
+// report for what cannot be used.
+func eachClaim(slice *discoveryv1.EndpointSlice, report func(Problem), visit func(endpointKey, claim)) {
+	fam := sliceFamily(slice)
+	if fam == familyNone {
+		report(Problem{Slice: slice.Name, Detail: fmt.Sprintf("addresses of type %q cannot be proxied", slice.AddressType)})
+		return
+	}
+	ports := usablePorts(slice, report)
+	for i := range slice.Endpoints {
+		e := &slice.Endpoints[i]
+		addr, text, detail := usableAddr(e, fam)
+		if detail != "" {
+			report(Problem{Slice: slice.Name, Address: text, Detail: detail})
+			continue
+		}
+		for _, p := range ports {
+			visit(endpointKey{port: p.key, addr: netip.AddrPortFrom(addr, p.number)}, claim{slice: slice.Name, endpoint: e})
+		}
+	}
+}
+
+func ignoreProblem(Problem) {}
+
+// keepWinner enters a claim unless a better one is there.
+func keepWinner[K comparable](winners map[K]claim, key K, c claim) {
+	if old, ok := winners[key]; !ok || c.beats(old) {
+		winners[key] = c
+	}
+}
+
+// groupKey is what the endpoints of one group share.
+type groupKey struct {
+	state        v1alpha1.EndpointState
+	zones, nodes string
+}
+
+// groups sorts the winners of one port into groups that share state and hints.
+func groups(winners map[netip.AddrPort]claim) []v1alpha1.EndpointGroup {
+	byKey := map[groupKey]*v1alpha1.EndpointGroup{}
+	for addr, c := range winners {
+		state, ok := c.state()
+		if !ok {
+			continue
+		}
+		zones, nodes := c.zones(), c.nodes()
+		key := groupKey{state: state, zones: strings.Join(zones, ","), nodes: strings.Join(nodes, ",")}
+		g := byKey[key]
+		if g == nil {
+			g = &v1alpha1.EndpointGroup{State: state, Zones: zones, Nodes: nodes}
+			byKey[key] = g
+		}
+		g.Addresses = append(g.Addresses, addr.String())
+	}
+	out := make([]v1alpha1.EndpointGroup, 0, len(byKey))
+	for _, g := range byKey {
+		slices.Sort(g.Addresses)
+		out = append(out, *g)
+	}
+	slices.SortFunc(out, func(a, b v1alpha1.EndpointGroup) int {
+		return cmp.Or(
+			cmp.Compare(a.State, b.State),
+			slices.Compare(a.Zones, b.Zones),
+			slices.Compare(a.Nodes, b.Nodes),
+		)
+	})
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}

@@ -1,0 +1,106 @@
+package render
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// TaintToBeDeleted announces, with whatever effect, that the autoscaler is
+// about to delete a Node.
+const TaintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
+// Linux tells whether a Node runs Linux: its label says so, else what its
+// kubelet reported, else nobody says otherwise.
+func Linux(node *corev1.Node) bool {
+	os := node.Labels[corev1.LabelOSStable]
+	if os == "" {
+		os = node.Status.NodeInfo.OperatingSystem
+	}
+	return os == "" || os == string(corev1.Linux)
+}
+
+// NodeFacts returns what an agent needs to know of its Node.
+func NodeFacts(node *corev1.Node) v1alpha1.NodeFacts {
+	draining := node.DeletionTimestamp != nil
+	for _, taint := range node.Spec.Taints {
+		draining = draining || taint.Key == TaintToBeDeleted
+	}
+	return v1alpha1.NodeFacts{
+		Addresses: append(
+			nodeAddresses(node, corev1.NodeInternalIP),
+			nodeAddresses(node, corev1.NodeExternalIP)...),
+		PodCIDRs: podCIDRs(node),
+		Zone:     node.Labels[corev1.LabelTopologyZone],
+		Draining: draining,
+	}
+}
+
+// nodeAddresses returns the Node's addresses of one type in the Node's order,
+// which says which of them is primary.
+func nodeAddresses(node *corev1.Node, kind corev1.NodeAddressType) []string {
+	var out []string
+	for _, a := range node.Status.Addresses {
+		if a.Type != kind {
+			continue
+		}
+		if addr, ok := parseAddr(a.Address); ok && !slices.Contains(out, addr.String()) {
+			out = append(out, addr.String())
+		}
+	}
+	return out
+}
+
+func podCIDRs(node *corev1.Node) []string {
+	in := node.Spec.PodCIDRs
+	if len(in) == 0 && node.Spec.PodCIDR != "" {
+		in = []string{node.Spec.PodCIDR}
+	}
+	var out []string
+	for _, s := range in {
+		if prefix, ok := parsePrefix(s); ok {
+			out = append(out, prefix.String())
+		}
+	}
+	return out
+}
+
+// NodeInput is what the rules of one node follow from.
+type NodeInput struct {
+	// Node is nil when it does not exist (any more).
+	Node *corev1.Node
+	// Current is what is stored, nil when nothing is.
+	Current *v1alpha1.NodeProxyRules
+	// Settings are those to carry, nil to keep what Current carries.
+	Settings *Settings
+	// Members are the node's endpoints.
+	Members []v1alpha1.ServiceMembers
+}
+
+// Node renders the rules of a node. It returns false when there is nothing to
+// render them from: no settings, neither given nor stored, or no facts, neither
+// of a Node nor stored. A Node that is absent keeps its last known facts and
+// counts as draining.
+func Node(in NodeInput) (v1alpha1.NodeProxyRulesSpec, bool) {
+	if in.Current == nil && (in.Node == nil || in.Settings == nil) {
+		return v1alpha1.NodeProxyRulesSpec{}, false
+	}
+	spec := v1alpha1.NodeProxyRulesSpec{FormatVersion: v1alpha1.FormatVersion, Services: in.Members}
+	if in.Settings != nil {
+		in.Settings.Complete.DeepCopyInto(&spec.Settings)
+		spec.SettingsRevision = in.Settings.Revision
+	} else {
+		in.Current.Spec.Settings.DeepCopyInto(&spec.Settings)
+		spec.SettingsRevision = in.Current.Spec.SettingsRevision
+		spec.Policies = slices.Clone(in.Current.Spec.Policies)
+	}
+	if in.Node != nil {
+		spec.Node = NodeFacts(in.Node)
+	} else {
+		in.Current.Spec.Node.DeepCopyInto(&spec.Node)
+		spec.Node.Draining = true
+	}
+	return spec, true
+}

@@ -1,0 +1,280 @@
+package render
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// LabelServiceProxyName on a Service, with whatever value, leaves the Service
+// to another proxy.
+const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
+
+// defaultAffinitySeconds is what the API server writes when a Service asks for
+// session affinity and names no timeout.
+const defaultAffinitySeconds int32 = 10800
+
+// Eligible tells whether a Service is proxied, and if not, why.
+func Eligible(svc *corev1.Service) (ok bool, why string) {
+	switch {
+	case svc.Spec.ClusterIP == "" || svc.Spec.ClusterIP == corev1.ClusterIPNone:
+		return false, "it has no cluster IP"
+	case svc.Spec.Type == corev1.ServiceTypeExternalName:
+		return false, "its type is ExternalName"
+	case len(svc.Spec.Ports) == 0:
+		return false, "it has no ports"
+	}
+	if _, other := svc.Labels[LabelServiceProxyName]; other {
+		return false, "its label " + LabelServiceProxyName + " leaves it to another proxy"
+	}
+	if ips, _ := clusterIPs(svc); len(ips) == 0 {
+		return false, "none of its cluster IPs is a valid address of its IP families"
+	}
+	return true, ""
+}
+
+// Service renders a Service that is Eligible with all its EndpointSlices. The
+// problems are what was left out, sorted, each once; the rest is rendered.
+func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) (*v1alpha1.ServiceProxyRules, []Problem) {
+	ips, fams := clusterIPs(svc)
+	rules := &v1alpha1.ServiceProxyRules{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name),
+			Labels: map[string]string{
+				v1alpha1.LabelServiceNamespace: svc.Namespace,
+				v1alpha1.LabelServiceName:      svc.Name,
+			},
+		},
+		Spec: v1alpha1.ServiceProxyRulesSpec{
+			FormatVersion:            v1alpha1.FormatVersion,
+			ServiceCreated:           metav1.NewTime(svc.CreationTimestamp.Truncate(time.Second)),
+			ClusterIPs:               ips,
+			ExternalIPs:              fams.addresses(svc.Spec.ExternalIPs),
+			LoadBalancerIPs:          fams.addresses(loadBalancerIPs(svc)),
+			LoadBalancerSourceRanges: sourceRanges(svc.Spec.LoadBalancerSourceRanges),
+			ExternalTrafficPolicy:    externalTrafficPolicy(svc),
+			InternalTrafficPolicy:    internalTrafficPolicy(svc),
+			SessionAffinity:          sessionAffinity(svc),
+			PortSummary:              portSummary(svc.Spec.Ports),
+		},
+	}
+	if len(ips) > 0 {
+		rules.Spec.ClusterIP = ips[0]
+	}
+	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer && rules.Spec.ExternalTrafficPolicy == v1alpha1.TrafficPolicyLocal {
+		rules.Spec.HealthCheckNodePort = svc.Spec.HealthCheckNodePort
+	}
+	if newest := lastChange(endpointSlices); newest != "" {
+		rules.Annotations = map[string]string{v1alpha1.AnnotationLastChangeTriggerTime: newest}
+	}
+	winners, problems := mergeEndpoints(svc.Spec.Ports, endpointSlices, fams)
+	rules.Spec.Ports, rules.Spec.EndpointCount = servicePorts(svc.Spec.Ports, winners)
+	return rules, problems
+}
+
+// clusterIPs returns the Service's cluster IPs in canonical form, primary
+// family first, and their families. An entry counts only for the family that
+// stands at its place in spec.ipFamilies.
+func clusterIPs(svc *corev1.Service) ([]string, families) {
+	fams := families{}
+	if len(svc.Spec.IPFamilies) == 0 {
+		addr, ok := parseAddr(svc.Spec.ClusterIP)
+		if !ok {
+			return nil, fams
+		}
+		fams[familyOf(addr)] = true
+		return []string{addr.String()}, fams
+	}
+	var out []string
+	for i, want := range svc.Spec.IPFamilies {
+		if i >= len(svc.Spec.ClusterIPs) {
+			break
+		}
+		addr, ok := parseAddr(svc.Spec.ClusterIPs[i])
+		if !ok || familyOf(addr) != familyNamed(want) || fams[familyOf(addr)] {
+			continue
+		}
+		fams[familyOf(addr)] = true
+		out = append(out, addr.String())
+	}
+	return out, fams
+}
+
+func familyNamed(f corev1.IPFamily) family {
+	switch f {
+	case corev1.IPv4Protocol:
+		return familyIPv4
+	case corev1.IPv6Protocol:
+		return familyIPv6
+	}
+	return familyNone
+}
+
+// loadBalancerIPs are the ingress addresses that the nodes themselves serve,
+// whatever the type of the Service.
+func loadBalancerIPs(svc *corev1.Service) []string {
+	var out []string
+	for _, ingress := range svc.Status.LoadBalancer.Ingress {
+		if ingress.IPMode == nil || *ingress.IPMode == corev1.LoadBalancerIPModeVIP {
+			out = append(out, ingress.IP)
+		}
+	}
+	return out
+}
+
+// externalTrafficPolicy is the policy in effect: Local counts only where
+// something from outside the cluster can arrive.
+func externalTrafficPolicy(svc *corev1.Service) v1alpha1.TrafficPolicy {
+	if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
+		return v1alpha1.TrafficPolicyCluster
+	}
+	switch svc.Spec.Type {
+	case corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort:
+		return v1alpha1.TrafficPolicyLocal
+	case corev1.ServiceTypeClusterIP:
+		if len(svc.Spec.ExternalIPs) > 0 {
+			return v1alpha1.TrafficPolicyLocal
+		}
+	}
+	return v1alpha1.TrafficPolicyCluster
+}
+
+func internalTrafficPolicy(svc *corev1.Service) v1alpha1.TrafficPolicy {
+	p := svc.Spec.InternalTrafficPolicy
+	if p != nil && *p == corev1.ServiceInternalTrafficPolicyLocal {
+		return v1alpha1.TrafficPolicyLocal
+	}
+	return v1alpha1.TrafficPolicyCluster
+}
+
+func sessionAffinity(svc *corev1.Service) *v1alpha1.SessionAffinity {
+	if svc.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
+		return nil
+	}
+	seconds := defaultAffinitySeconds
+	if c := svc.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		seconds = *c.ClientIP.TimeoutSeconds
+	}
+	return &v1alpha1.SessionAffinity{ClientIPTimeoutSeconds: seconds}
+}
+
+// portSummary lists ports for people, such as 80:30080/TCP,53/UDP.
+func portSummary(ports []corev1.ServicePort) string {
+	var b strings.Builder
+	for i, p := range ports {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.Itoa(int(p.Port)))
+		if p.NodePort != 0 {
+			b.WriteByte(':')
+			b.WriteString(strconv.Itoa(int(p.NodePort)))
+		}
+		b.WriteByte('/')
+		b.WriteString(string(protocolOf(p)))
+	}
+	return b.String()
+}
+
+func protocolOf(p corev1.ServicePort) v1alpha1.Protocol {
+	return v1alpha1.Protocol(cmp.Or(p.Protocol, corev1.ProtocolTCP))
+}
+
+// lastChange returns the newest change time that the slices carry, as written
+// there; empty when none does.
+func lastChange(endpointSlices []*discoveryv1.EndpointSlice) string {
+	var newest time.Time
+	var text string
+	for _, slice := range endpointSlices {
+		s := slice.Annotations[corev1.EndpointsLastChangeTriggerTime]
+		t, err := time.Parse(time.RFC3339Nano, s)
+		if err != nil {
+			continue
+		}
+		// Equal times may be written differently; the lower text decides.
+		if c := t.Compare(newest); text == "" || c > 0 || c == 0 && s < text {
+			newest, text = t, s
+		}
+	}
+	return text
+}
+
+// portWinners are the endpoints of each port of a Service.
+type portWinners map[portKey]map[netip.AddrPort]claim
+
+// mergeEndpoints finds the winner of every endpoint over all slices of the
+// families that the Service has. Ports that the Service lacks are passed over.
+func mergeEndpoints(ports []corev1.ServicePort, endpointSlices []*discoveryv1.EndpointSlice, fams families) (portWinners, []Problem) {
+	size := 0
+	for _, slice := range endpointSlices {
+		size += len(slice.Endpoints)
+	}
+	winners := make(portWinners, len(ports))
+	for _, p := range ports {
+		winners[portKey{name: p.Name, protocol: protocolOf(p)}] = make(map[netip.AddrPort]claim, size)
+	}
+	var problems []Problem
+	report := func(p Problem) { problems = append(problems, p) }
+	for _, slice := range endpointSlices {
+		if fam := sliceFamily(slice); fam != familyNone && !fams[fam] {
+			continue
+		}
+		eachClaim(slice, report, func(key endpointKey, c claim) {
+			if of := winners[key.port]; of != nil {
+				keepWinner(of, key.addr, c)
+			}
+		})
+	}
+	slices.SortFunc(problems, func(a, b Problem) int {
+		return cmp.Or(
+			cmp.Compare(a.Slice, b.Slice),
+			cmp.Compare(a.Address, b.Address),
+			cmp.Compare(a.Detail, b.Detail),
+		)
+	})
+	return winners, slices.Compact(problems)
+}
+
+// servicePorts renders the ports in the Service's order and counts the
+// distinct endpoints of all of them.
+func servicePorts(ports []corev1.ServicePort, winners portWinners) ([]v1alpha1.ServicePort, int32) {
+	out := make([]v1alpha1.ServicePort, 0, len(ports))
+	for _, p := range ports {
+		out = append(out, v1alpha1.ServicePort{
+			Name:      p.Name,
+			Protocol:  protocolOf(p),
+			Port:      p.Port,
+			NodePort:  p.NodePort,
+			Endpoints: groups(winners[portKey{name: p.Name, protocol: protocolOf(p)}]),
+		})
+	}
+	return out, countEndpoints(out)
+}
+
+func countEndpoints(ports []v1alpha1.ServicePort) int32 {
+	if len(ports) == 1 { // the addresses of one port are distinct
+		n := 0
+		for _, g := range ports[0].Endpoints {
+			n += len(g.Addresses)
+		}
+		return int32(n)
+	}
+	distinct := map[string]struct{}{}
+	for _, p := range ports {
+		for _, g := range p.Endpoints {
+			for _, a := range g.Addresses {
+				distinct[a] = struct{}{}
+			}
+		}
+	}
+	return int32(len(distinct))
+}

@@ -1,0 +1,161 @@
+package render
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// What Linux takes as names.
+var (
+	interfaceNames = regexp.MustCompile(`^[^\s/:]+$`)
+	schedulerNames = regexp.MustCompile(`^[a-z0-9_-]{1,15}$`)
+)
+
+// minVerifySeconds is the least interval between verifications of the kernel.
+const minVerifySeconds = 5
+
+// validateSettings checks complete settings. The API refuses most mistakes
+// itself; this covers what gets past it: objects stored before a rule existed,
+// and settings that only go wrong when they are put together.
+func validateSettings(s *v1alpha1.ProxySettings) field.ErrorList {
+	v := &validator{}
+	root := field.NewPath("spec", "settings")
+	oneOf(v, root.Child("mode"), *s.Mode, v1alpha1.ModeIPTables, v1alpha1.ModeIPVS)
+	oneOf(v, root.Child("fallback"), *s.Fallback, v1alpha1.FallbackNone, v1alpha1.FallbackIPTables)
+	oneOf(v, root.Child("enforcement"), *s.Enforcement, v1alpha1.Enforce, v1alpha1.Audit)
+	v.detectLocal(root.Child("detectLocal"), s.DetectLocal)
+	v.nodePorts(root.Child("nodePorts"), s.NodePorts)
+	v.masquerade(root.Child("masquerade"), s.Masquerade)
+	v.ipvs(root.Child("ipvs"), s.IPVS)
+	v.sync(root.Child("sync"), s.Sync)
+	v.conntrack(root.Child("conntrack"), s.Conntrack)
+	return v.errs
+}
+
+// validator collects what is wrong.
+type validator struct {
+	errs field.ErrorList
+}
+
+func (v *validator) invalid(at *field.Path, value any, format string, args ...any) {
+	v.errs = append(v.errs, field.Invalid(at, value, fmt.Sprintf(format, args...)))
+}
+
+func oneOf[T ~string](v *validator, at *field.Path, value T, valid ...T) {
+	if !slices.Contains(valid, value) {
+		v.errs = append(v.errs, field.NotSupported(at, value, valid))
+	}
+}
+
+func (v *validator) toggle(at *field.Path, value *v1alpha1.Toggle) {
+	oneOf(v, at, *value, v1alpha1.Enabled, v1alpha1.Disabled)
+}
+
+func (v *validator) notNegative(at *field.Path, value *int32) {
+	if *value < 0 {
+		v.invalid(at, *value, "must not be negative")
+	}
+}
+
+// cidrs checks each entry and returns those that are valid.
+func (v *validator) cidrs(at *field.Path, cidrs []string) []netip.Prefix {
+	var out []netip.Prefix
+	for i, s := range cidrs {
+		prefix, err := netip.ParsePrefix(s)
+		if err != nil || prefix.Addr().Is4In6() {
+			v.invalid(at.Index(i), s, "must be a CIDR such as 10.244.0.0/16 or fd00:10:244::/56")
+			continue
+		}
+		out = append(out, prefix)
+	}
+	return out
+}
+
+// member checks that a member of a union is given exactly with its mode.
+func (v *validator) member(at *field.Path, given bool, mode, want string) {
+	switch {
+	case mode == want && !given:
+		v.errs = append(v.errs, field.Required(at, "mode "+want+" needs it"))
+	case mode != want && given:
+		v.errs = append(v.errs, field.Forbidden(at, "belongs to mode "+want+", but the mode is "+mode))
+	}
+}
+
+func (v *validator) detectLocal(at *field.Path, d *v1alpha1.DetectLocalSettings) {
+	oneOf(v, at.Child("mode"), d.Mode, v1alpha1.DetectLocalClusterCIDR, v1alpha1.DetectLocalNodeCIDR,
+		v1alpha1.DetectLocalBridgeInterface, v1alpha1.DetectLocalInterfaceNamePrefix, v1alpha1.DetectLocalNone)
+	mode := string(d.Mode)
+	v.member(at.Child("clusterCIDRs"), len(d.ClusterCIDRs) > 0, mode, string(v1alpha1.DetectLocalClusterCIDR))
+	v.member(at.Child("interface"), d.Interface != nil, mode, string(v1alpha1.DetectLocalBridgeInterface))
+	v.member(at.Child("interfaceNamePrefix"), d.InterfaceNamePrefix != nil, mode, string(v1alpha1.DetectLocalInterfaceNamePrefix))
+	seen := families{}
+	for _, prefix := range v.cidrs(at.Child("clusterCIDRs"), d.ClusterCIDRs) {
+		if f := familyOf(prefix.Addr()); seen[f] {
+			v.invalid(at.Child("clusterCIDRs"), d.ClusterCIDRs, "must hold at most one CIDR of each IP family")
+		} else {
+			seen[f] = true
+		}
+	}
+	v.interfaceName(at.Child("interface"), d.Interface, 15)
+	v.interfaceName(at.Child("interfaceNamePrefix"), d.InterfaceNamePrefix, 14)
+}
+
+// interfaceName checks what Linux takes as a name of an interface, with room
+// for the rest where it is a prefix.
+func (v *validator) interfaceName(at *field.Path, name *string, longest int) {
+	if name != nil && (len(*name) > longest || !interfaceNames.MatchString(*name)) {
+		v.invalid(at, *name, "must be 1 to %d characters without space, slash or colon", longest)
+	}
+}
+
+func (v *validator) nodePorts(at *field.Path, n *v1alpha1.NodePortSettings) {
+	oneOf(v, at.Child("addressMode"), *n.AddressMode, v1alpha1.NodePortsAll, v1alpha1.NodePortsPrimary, v1alpha1.NodePortsCIDRs)
+	v.member(at.Child("cidrs"), len(n.CIDRs) > 0, string(*n.AddressMode), string(v1alpha1.NodePortsCIDRs))
+	v.cidrs(at.Child("cidrs"), n.CIDRs)
+	v.toggle(at.Child("localhost"), n.Localhost)
+}
+
+func (v *validator) masquerade(at *field.Path, m *v1alpha1.MasqueradeSettings) {
+	v.toggle(at.Child("all"), m.All)
+	if *m.Bit < 0 || *m.Bit > 31 {
+		v.invalid(at.Child("bit"), *m.Bit, "must be 0 to 31")
+	}
+}
+
+func (v *validator) ipvs(at *field.Path, i *v1alpha1.IPVSSettings) {
+	if !schedulerNames.MatchString(*i.Scheduler) {
+		v.invalid(at.Child("scheduler"), *i.Scheduler, "must be the kernel's name of a scheduler, such as rr")
+	}
+	v.toggle(at.Child("strictARP"), i.StrictARP)
+	v.cidrs(at.Child("excludeCIDRs"), i.ExcludeCIDRs)
+	v.notNegative(at.Child("tcpTimeoutSeconds"), i.TCPTimeoutSeconds)
+	v.notNegative(at.Child("tcpFinTimeoutSeconds"), i.TCPFinTimeoutSeconds)
+	v.notNegative(at.Child("udpTimeoutSeconds"), i.UDPTimeoutSeconds)
+}
+
+func (v *validator) sync(at *field.Path, s *v1alpha1.SyncSettings) {
+	v.notNegative(at.Child("minIntervalMilliseconds"), s.MinIntervalMilliseconds)
+	verify := at.Child("verifyIntervalSeconds")
+	switch {
+	case *s.VerifyIntervalSeconds < minVerifySeconds:
+		v.invalid(verify, *s.VerifyIntervalSeconds, "must be at least %d", minVerifySeconds)
+	case int64(*s.VerifyIntervalSeconds)*1000 < int64(*s.MinIntervalMilliseconds):
+		v.invalid(verify, *s.VerifyIntervalSeconds, "must not be shorter than minIntervalMilliseconds (%d)", *s.MinIntervalMilliseconds)
+	}
+}
+
+func (v *validator) conntrack(at *field.Path, c *v1alpha1.ConntrackSettings) {
+	v.notNegative(at.Child("maxPerCore"), c.MaxPerCore)
+	v.notNegative(at.Child("min"), c.Min)
+	v.notNegative(at.Child("tcpEstablishedTimeoutSeconds"), c.TCPEstablishedTimeoutSeconds)
+	v.notNegative(at.Child("tcpCloseWaitTimeoutSeconds"), c.TCPCloseWaitTimeoutSeconds)
+	v.notNegative(at.Child("udpTimeoutSeconds"), c.UDPTimeoutSeconds)
+	v.notNegative(at.Child("udpStreamTimeoutSeconds"), c.UDPStreamTimeoutSeconds)
+	v.toggle(at.Child("tcpBeLiberal"), c.TCPBeLiberal)
+}
