@@ -36,7 +36,7 @@ go vet ./... || failed=1
 
 echo "go.mod ..."
 if ! go mod tidy -diff >"$temp/tidy"; then
-	cat "$temp/tidy"
+	grep -E '^(diff|[+-])' "$temp/tidy" | sed -n 1,30p
 	echo "go.mod or go.sum is not tidy; run go mod tidy." >&2
 	failed=1
 fi

@@ -132,6 +132,9 @@ func (r *report) endPackage(e event, p *progress) {
 		if p.skipped > 0 {
 			fmt.Fprintf(r.out, ", %d left out", p.skipped)
 		}
+		if strings.Contains(strings.Join(p.output[""], ""), "(cached)") {
+			fmt.Fprint(r.out, " (nothing changed since it was run)")
+		}
 		fmt.Fprintln(r.out)
 	case "fail":
 		r.failed = true

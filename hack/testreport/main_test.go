@@ -37,6 +37,15 @@ func TestReportOfPassedTests(t *testing.T) {
 	}
 }
 
+func TestReportOfCachedResults(t *testing.T) {
+	out, _ := report1(t, `
+{"Action":"output","Package":"a","Output":"ok  \ta\t(cached)\n"}
+{"Action":"pass","Package":"a","Elapsed":0}`, "")
+	if !strings.HasSuffix(out, "0 passed (nothing changed since it was run)\n") {
+		t.Errorf("does not say that nothing was run: %q", out)
+	}
+}
+
 func TestReportOfFailures(t *testing.T) {
 	for name, c := range map[string]struct{ events, want string }{
 		"a failed test": {`
