@@ -77,6 +77,11 @@ test-api: ## Run the tests against a real API server.
 test-netns: ## Run the tests on the real kernel, in network namespaces (root).
 	hack/test.sh kernel
 
+.PHONY: test-cluster
+test-cluster: ## Run the tests of the local cluster that demo and tests use (root).
+	hack/install-packages.sh
+	go test -count 1 ./test/cluster/...
+
 .PHONY: bench
 bench: ## Run the Go benchmarks, with allocations.
 	go test -run '^$$' -bench . -benchmem ./controllers/... ./agent/...
