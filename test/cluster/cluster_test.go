@@ -14,7 +14,6 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
-	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -64,41 +63,12 @@ func start(t *testing.T, options cluster.Options) *cluster.Cluster {
 	return c
 }
 
-// leftovers lists what exists of the cluster with the given number, from the
-// kernel's own lists.
+// leftovers lists what exists of the cluster with the given number.
 func leftovers(t *testing.T, number int) []string {
 	t.Helper()
-	prefix := fmt.Sprintf("np%d-", number)
-	var left []string
-	links, err := netlink.LinkList()
+	left, err := cluster.Leftovers(number)
 	if err != nil {
 		t.Fatal(err)
-	}
-	for _, l := range links {
-		if strings.HasPrefix(l.Attrs().Name, prefix) {
-			left = append(left, "link "+l.Attrs().Name)
-		}
-	}
-	for _, pattern := range []string{
-		"/run/netns/" + prefix + "*",
-		fmt.Sprintf("/run/nodeproxy-test/%d", number),
-		fmt.Sprintf("/run/nodeproxy-test/%d.lock", number),
-	} {
-		paths, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
-		left = append(left, paths...)
-	}
-	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range commands {
-		text, _ := os.ReadFile(path) // a process may end meanwhile
-		if strings.Contains(string(text), fmt.Sprintf("/run/nodeproxy-test/%d/", number)) {
-			left = append(left, "process "+strings.ReplaceAll(string(text), "\x00", " "))
-		}
 	}
 	return left
 }
@@ -338,14 +308,14 @@ func TestCleanRemovesWhatAKilledRunLeft(t *testing.T) {
 	g := NewWithT(t)
 	cmd, number := child(t, "crash")
 	var out strings.Builder
-	g.Expect(cluster.Clean(t.Context(), &out)).To(Succeed())
+	g.Expect(cluster.Clean(t.Context(), &out, number)).To(Succeed())
 	g.Expect(out.String()).To(ContainSubstring(fmt.Sprintf("np%d is in use by process %d", number, cmd.Process.Pid)))
 	g.Expect(leftovers(t, number)).To(ContainElement(ContainSubstring("process")), "Clean spares a living owner's cluster")
 
 	g.Expect(cmd.Process.Kill()).To(Succeed())
 	g.Expect(cmd.Wait()).NotTo(Succeed())
 	out.Reset()
-	g.Expect(cluster.Clean(t.Context(), &out)).To(Succeed())
+	g.Expect(cluster.Clean(t.Context(), &out, number)).To(Succeed())
 	g.Expect(out.String()).To(ContainSubstring(fmt.Sprintf("Removed cluster np%d", number)))
 	g.Expect(leftovers(t, number)).To(BeEmpty())
 }
@@ -384,6 +354,6 @@ func TestLeftClusterRunsUntilClean(t *testing.T) {
 	text, err := kubectl.CombinedOutput()
 	g.Expect(err).NotTo(HaveOccurred(), string(text))
 
-	g.Expect(cluster.Clean(t.Context(), os.Stderr)).To(Succeed())
+	g.Expect(cluster.Clean(t.Context(), os.Stderr, number)).To(Succeed())
 	g.Expect(leftovers(t, number)).To(BeEmpty())
 }

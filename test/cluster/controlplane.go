@@ -78,6 +78,7 @@ func (c *Cluster) makeAdmins(fromRoot string) error {
 		return fmt.Errorf("reading the administrator's access: %w", err)
 	}
 	c.config.QPS, c.config.Burst = -1, -1
+	c.config.WarningHandler = rest.NoWarnings{}
 	// The address exists only on this machine: no web proxy knows it.
 	c.config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
 	httpClient, err := rest.HTTPClientFor(c.config)

@@ -92,6 +92,10 @@ func (n *Node) buildNetwork() error {
 	if err != nil {
 		return err
 	}
+	// The API server answers pods, too.
+	if err := c.control.routeTo(n); err != nil {
+		return err
+	}
 	for _, other := range c.Nodes() {
 		if err := errors.Join(n.routeTo(other), other.routeTo(n)); err != nil {
 			return err
@@ -103,10 +107,10 @@ func (n *Node) buildNetwork() error {
 // gateway is the node's address on the bridge of its pods.
 func (n *Node) gateway() netip.Addr { return n.pods.Addr().Next() }
 
-// routeTo sends what is for the other node's pods to that node.
-func (n *Node) routeTo(other *Node) error {
-	return n.links(func(h *netlink.Handle) error {
-		return addRoute(h, &netlink.Route{Dst: toNet(other.pods), Gw: other.address.AsSlice()})
+// routeTo sends what is for a node's pods to that node.
+func (p *Place) routeTo(n *Node) error {
+	return p.links(func(h *netlink.Handle) error {
+		return addRoute(h, &netlink.Route{Dst: toNet(n.pods), Gw: n.address.AsSlice()})
 	})
 }
 

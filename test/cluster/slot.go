@@ -145,26 +145,30 @@ func bootID() string {
 }
 
 // Clean removes the clusters whose owner has died, and those that were left
-// running on purpose (Cluster.Leave), with all their processes. Clusters in use
-// by a living process stay. It tells out what it removes.
-func Clean(ctx context.Context, out io.Writer) error {
+// running on purpose (Cluster.Leave), with all their processes: those with the
+// given numbers, all when none is given. Clusters in use by a living process
+// stay. It tells out what it removes.
+func Clean(ctx context.Context, out io.Writer, numbers ...int) error {
 	if err := Check(); err != nil {
 		return err
 	}
-	removed, err := sweep(ctx, true, out)
+	removed, err := sweep(ctx, true, out, numbers...)
 	if err == nil && removed == 0 {
 		fmt.Fprintln(out, "No local cluster to remove.")
 	}
 	return err
 }
 
-// sweep removes the remains of all slots that nobody holds.
-func sweep(ctx context.Context, keptToo bool, out io.Writer) (removed int, err error) {
+// sweep removes the remains of all slots that nobody holds, or of those given.
+func sweep(ctx context.Context, keptToo bool, out io.Writer, only ...int) (removed int, err error) {
 	numbers, err := usedNumbers()
 	if err != nil {
 		return 0, err
 	}
 	for _, number := range numbers {
+		if len(only) > 0 && !slices.Contains(only, number) {
+			continue
+		}
 		s := slot{number: number}
 		taken, lockErr := s.tryLock()
 		if lockErr != nil {

@@ -1,0 +1,53 @@
+package cluster
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Leftovers lists what exists on this machine of the cluster with the given
+// number: links, network namespaces, files and processes. After Stop or Clean
+// that is nothing. It goes by the kernel's own lists, not by what the package
+// remembers.
+func Leftovers(number int) ([]string, error) {
+	s := slot{number: number}
+	var left []string
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("listing links: %w", err)
+	}
+	for _, l := range links {
+		if strings.HasPrefix(l.Attrs().Name, s.prefix()) {
+			left = append(left, "link "+l.Attrs().Name)
+		}
+	}
+	for _, pattern := range []string{filepath.Join(netnsRoot, s.prefix()+"*"), s.dir(), s.lockPath()} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, err
+		}
+		left = append(left, paths...)
+	}
+	// All programs of a cluster have a path in its folder among their
+	// arguments.
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range commands {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // it ended just now
+		}
+		if bytes.Contains(text, []byte(s.dir()+"/")) {
+			words := strings.ReplaceAll(strings.TrimRight(string(text), "\x00"), "\x00", " ")
+			left = append(left, fmt.Sprintf("process %s: %s", filepath.Base(filepath.Dir(path)), words))
+		}
+	}
+	return left, nil
+}

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// saveLogs keeps the logs of a run with failures; the cluster's folder goes.
+func (d *demo) saveLogs() {
+	if d.cluster == nil {
+		return
+	}
+	logs, err := filepath.Glob(filepath.Join(d.cluster.Dir(), "*.log"))
+	if err != nil || len(logs) == 0 {
+		return
+	}
+	dir, err := filepath.Abs(filepath.Join("dist", "demo-logs"))
+	if err != nil {
+		return
+	}
+	err = errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755))
+	for _, path := range logs {
+		text, readErr := os.ReadFile(path)
+		err = errors.Join(err, readErr, os.WriteFile(filepath.Join(dir, filepath.Base(path)), text, 0o644))
+	}
+	if err != nil {
+		fmt.Fprintln(d.report.out, "\nThe logs could not be saved:", err)
+		return
+	}
+	fmt.Fprintln(d.report.out, "\nThe logs of all processes are in", dir)
+}
+
+// cleanUp stops nodeproxy, removes the cluster and checks that nothing is left.
+func (d *demo) cleanUp(ctx context.Context, rulesBefore []string) error {
+	if d.cluster == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return d.cluster.Stop()
+	}
+	d.report.section("The end")
+	d.report.check("the cluster is removed", func() (string, error) { return "", d.cluster.Stop() })
+	d.report.check("no namespace, link, process, rule or file is left behind", func() (string, error) {
+		return "", checkClean(ctx, d.cluster.Number(), rulesBefore)
+	})
+	return nil
+}
+
+// leave lets the cluster run on and says how to use it.
+func (d *demo) leave() error {
+	kubectl := filepath.Join(d.cluster.Assets(), "kubectl")
+	node, outside := d.cluster.Node(0).Namespace(), d.cluster.Outside().Namespace()
+	if err := d.cluster.Leave(); err != nil {
+		return err
+	}
+	fmt.Fprintf(d.report.out, `
+The cluster runs on. To use it:
+
+  export KUBECONFIG=%s
+  export PATH=%s:$PATH
+
+Five commands to try:
+
+  kubectl get nodeproxyrules -o wide
+  kubectl get serviceproxyrules %s.load-balancer -o yaml
+  ip netns exec %s iptables-save -t nat | grep %s/load-balancer
+  ip netns exec %s bash -c 'exec 3<>/dev/tcp/%s/80; echo hello >&3; head -1 <&3'
+  kubectl delete serviceproxyrules --all   # and repeat the one before
+
+The logs are in %s. To remove all of it: make demo-clean
+`, d.cluster.Kubeconfig(), filepath.Dir(kubectl), namespace, node, namespace, outside, loadBalancerIP, d.cluster.Dir())
+	return nil
+}

@@ -1,0 +1,99 @@
+// Command demo shows nodeproxy at work: it starts a cluster of three nodes on
+// this machine, runs the controller and one agent a node as processes of their
+// own, and checks step by step that real connections go where Services say.
+// `make demo` builds what it needs and runs it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
+)
+
+func main() {
+	keep := flag.Bool("keep", false, "leave the cluster running at the end and say how to use it")
+	clean := flag.Bool("clean", false, "remove clusters that were left running, and do nothing else")
+	bin := flag.String("bin", "bin", "folder with nodeproxy-controller and nodeproxy-agent")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	err := run(ctx, *bin, *keep, *clean)
+	interrupted := ctx.Err() != nil
+	stop()
+	switch {
+	case interrupted:
+		fmt.Fprintln(os.Stderr, "demo: interrupted; the cluster is removed")
+		os.Exit(130)
+	case errors.Is(err, errFailed):
+		os.Exit(1) // the report has said which checks failed
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		os.Exit(1)
+	}
+}
+
+// errFailed means that some checks failed, which the report has told already.
+var errFailed = errors.New("some checks failed")
+
+func run(ctx context.Context, bin string, keep, clean bool) error {
+	if clean {
+		return cluster.Clean(ctx, os.Stdout)
+	}
+	bin, err := findPrograms(bin)
+	if err != nil {
+		return err
+	}
+	if err := prepare(ctx, os.Stdout); err != nil {
+		return err
+	}
+	rulesBefore, err := rootRules(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := binaries.Ensure(ctx, os.Stdout, binaries.ControlPlane()...); err != nil {
+		return err
+	}
+
+	r := newReport(os.Stdout)
+	d := &demo{report: r, bin: bin, keep: keep}
+	err = d.steps(ctx)
+	if r.failed > 0 && !keep {
+		d.saveLogs()
+	}
+	if keep && d.cluster != nil && ctx.Err() == nil {
+		err = errors.Join(err, d.leave())
+	} else {
+		err = errors.Join(err, d.cleanUp(ctx, rulesBefore))
+	}
+	if err != nil && !errors.Is(err, errStopped) {
+		r.failed++
+		fmt.Fprintf(os.Stdout, "\n%v\n", err)
+	}
+	fmt.Fprintf(os.Stdout, "\ndemo: %d checks passed, %d failed\n", r.passed, r.failed)
+	if r.failed > 0 {
+		return errFailed
+	}
+	return nil
+}
+
+// findPrograms returns the absolute path of the folder with our two programs.
+func findPrograms(bin string) (string, error) {
+	bin, err := filepath.Abs(bin)
+	if err != nil {
+		return "", err
+	}
+	for _, name := range []string{"nodeproxy-controller", "nodeproxy-agent"} {
+		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
+			return "", fmt.Errorf("%s is missing in %s: build it with `make build`, or run the demo with `make demo`", name, bin)
+		}
+	}
+	return bin, nil
+}
