@@ -114,8 +114,7 @@ func (p *Process) end(signal syscall.Signal) error {
 		<-p.done
 		return fmt.Errorf("%s did not end within 30 s of signal %q; it was killed; %s", p.name, signal, p.Tail())
 	}
-	var exit *exec.ExitError
-	if errors.As(p.err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](p.err); ok {
 		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == signal {
 			return nil
 		}
@@ -140,7 +139,10 @@ func (p *Process) Tail() string {
 func (p *Process) ended() error {
 	select {
 	case <-p.done:
-		return fmt.Errorf("%s ended by itself (%v); %s", p.name, p.err, p.Tail())
+		if p.err == nil {
+			return fmt.Errorf("%s ended by itself; %s", p.name, p.Tail())
+		}
+		return fmt.Errorf("%s ended by itself: %w; %s", p.name, p.err, p.Tail())
 	default:
 		return nil
 	}

@@ -29,6 +29,10 @@ func requirements() []requirement {
 // prepare makes sure that the commands of requirements are there. On Debian and
 // its relatives it installs what is missing; elsewhere it names it.
 func prepare(ctx context.Context, out io.Writer) error {
+	// Without a login shell these are not among root's folders on Debian.
+	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
+		return err
+	}
 	var missing, packages []string
 	for _, r := range requirements() {
 		if _, err := exec.LookPath(r.command); err == nil {
