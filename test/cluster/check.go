@@ -17,6 +17,9 @@ func Check() error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("%w: network namespaces need root; run the same command with sudo, such as: sudo env PATH=\"$PATH\" make demo", ErrNotPossible)
 	}
+	if _, err := exec.LookPath("go"); err != nil {
+		return fmt.Errorf("%w: go not found; install Go 1.26 or newer and put it on PATH (sudo drops it: sudo env PATH=\"$PATH\" …)", ErrNotPossible)
+	}
 	for _, p := range []struct{ program, pkg string }{
 		{"iptables", "iptables"},
 		{"iptables-save", "iptables"},

@@ -58,7 +58,7 @@ func TestSameRules(t *testing.T) {
 
 func TestReportCounts(t *testing.T) {
 	var out bytes.Buffer
-	r := newReport(&out)
+	r := newReport(&out, func() bool { return false })
 	r.check("one", func() (string, error) { return "seen", nil })
 	r.check("two", func() (string, error) { return "", errors.New("first line\nsecond line") })
 	if err := r.need("three", func() (string, error) { return "", errors.New("no") }); !errors.Is(err, errStopped) {

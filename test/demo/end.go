@@ -33,20 +33,25 @@ func (d *demo) saveLogs() {
 	fmt.Fprintln(d.report.out, "\nThe logs of all processes are in", dir)
 }
 
-// cleanUp stops nodeproxy, removes the cluster and checks that nothing is left.
-func (d *demo) cleanUp(ctx context.Context, rulesBefore []string) error {
+// cleanUp removes the cluster with all its processes and checks that nothing is
+// left.
+func (d *demo) cleanUp(ctx context.Context, rulesBefore []string) {
 	if d.cluster == nil {
-		return nil
-	}
-	if ctx.Err() != nil {
-		return d.cluster.Stop()
+		return
 	}
 	d.report.section("The end")
-	d.report.check("the cluster is removed", func() (string, error) { return "", d.cluster.Stop() })
+	d.report.check("the cluster is removed", func() (string, error) { return "", d.stop() })
 	d.report.check("no namespace, link, process, rule or file is left behind", func() (string, error) {
 		return "", checkClean(ctx, d.cluster.Number(), rulesBefore)
 	})
-	return nil
+}
+
+// stop removes the cluster, if there is one.
+func (d *demo) stop() error {
+	if d.cluster == nil {
+		return nil
+	}
+	return d.cluster.Stop()
 }
 
 // leave lets the cluster run on and says how to use it.

@@ -25,12 +25,14 @@ func main() {
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	// Whoever reads our output may stop reading (make demo | head): go on and
+	// clean up.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	err := run(ctx, *bin, *keep, *clean)
-	interrupted := ctx.Err() != nil
 	stop()
 	switch {
-	case interrupted:
-		fmt.Fprintln(os.Stderr, "demo: interrupted; the cluster is removed")
+	case errors.Is(err, errInterrupted):
+		fmt.Fprintln(os.Stderr, "\ndemo: interrupted; what it had started is removed")
 		os.Exit(130)
 	case errors.Is(err, errFailed):
 		os.Exit(1) // the report has said which checks failed
@@ -39,6 +41,9 @@ func main() {
 		os.Exit(1)
 	}
 }
+
+// errInterrupted means that the user has ended the demo.
+var errInterrupted = errors.New("interrupted")
 
 // errFailed means that some checks failed, which the report has told already.
 var errFailed = errors.New("some checks failed")
@@ -62,16 +67,22 @@ func run(ctx context.Context, bin string, keep, clean bool) error {
 		return err
 	}
 
-	r := newReport(os.Stdout)
+	r := newReport(os.Stdout, func() bool { return ctx.Err() != nil })
 	d := &demo{report: r, bin: bin, keep: keep}
 	err = d.steps(ctx)
+	if ctx.Err() != nil {
+		if err := d.stop(); err != nil {
+			return err
+		}
+		return errInterrupted
+	}
 	if r.failed > 0 && !keep {
 		d.saveLogs()
 	}
-	if keep && d.cluster != nil && ctx.Err() == nil {
+	if keep && d.cluster != nil {
 		err = errors.Join(err, d.leave())
 	} else {
-		err = errors.Join(err, d.cleanUp(ctx, rulesBefore))
+		d.cleanUp(ctx, rulesBefore)
 	}
 	if err != nil && !errors.Is(err, errStopped) {
 		r.failed++
