@@ -1,0 +1,164 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// Indexes of EndpointSlices.
+const (
+	indexSlicesByService = "nodeproxy.io/service"
+	indexSlicesByNode    = "nodeproxy.io/node"
+)
+
+// CacheOptions returns what the manager's cache must watch and keep. Objects
+// come out of it uncopied: nobody may change one without copying it first.
+func CacheOptions() (cache.Options, error) {
+	proxied, err := labels.NewRequirement(render.LabelServiceProxyName, selection.DoesNotExist, nil)
+	if err != nil {
+		return cache.Options{}, fmt.Errorf("build Service selector: %w", err)
+	}
+	notHeadless, err := labels.NewRequirement(corev1.IsHeadlessService, selection.DoesNotExist, nil)
+	if err != nil {
+		return cache.Options{}, fmt.Errorf("build EndpointSlice selector: %w", err)
+	}
+	uncopied := true
+	return cache.Options{
+		DefaultTransform:             cache.TransformStripManagedFields(),
+		DefaultUnsafeDisableDeepCopy: &uncopied,
+		ByObject: map[client.Object]cache.ByObject{
+			&corev1.Service{}: {
+				Label:     labels.NewSelector().Add(*proxied),
+				Field:     fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone),
+				Transform: trimService,
+			},
+			&discoveryv1.EndpointSlice{}: {
+				Label:     labels.NewSelector().Add(*notHeadless),
+				Transform: trimSlice,
+			},
+			&corev1.Node{}: {Transform: trimNode},
+		},
+	}, nil
+}
+
+// trimMeta drops what no reconciler reads.
+func trimMeta(m *metav1.ObjectMeta) {
+	m.ManagedFields = nil
+	m.OwnerReferences = nil
+	m.Finalizers = nil
+	m.Annotations = nil
+}
+
+func trimService(in any) (any, error) {
+	if svc, ok := in.(*corev1.Service); ok {
+		trimMeta(&svc.ObjectMeta)
+		svc.Status.Conditions = nil
+	}
+	return in, nil
+}
+
+func trimSlice(in any) (any, error) {
+	slice, ok := in.(*discoveryv1.EndpointSlice)
+	if !ok {
+		return in, nil
+	}
+	changed, has := slice.Annotations[corev1.EndpointsLastChangeTriggerTime]
+	trimMeta(&slice.ObjectMeta)
+	if has {
+		slice.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: changed}
+	}
+	for i := range slice.Endpoints {
+		e := &slice.Endpoints[i]
+		e.Hostname, e.TargetRef, e.Zone, e.DeprecatedTopology = nil, nil, nil, nil
+	}
+	return in, nil
+}
+
+func trimNode(in any) (any, error) {
+	if node, ok := in.(*corev1.Node); ok {
+		trimMeta(&node.ObjectMeta)
+		node.Status = corev1.NodeStatus{
+			Addresses: node.Status.Addresses,
+			NodeInfo:  corev1.NodeSystemInfo{OperatingSystem: node.Status.NodeInfo.OperatingSystem},
+		}
+	}
+	return in, nil
+}
+
+// addIndexes makes slices findable by Service (name within its namespace) and
+// by the nodes they name.
+func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
+	byService := func(o client.Object) []string {
+		if svc, ok := render.ServiceOf(o.(*discoveryv1.EndpointSlice)); ok {
+			return []string{svc.Name}
+		}
+		return nil
+	}
+	byNode := func(o client.Object) []string {
+		slice := o.(*discoveryv1.EndpointSlice)
+		if _, ok := render.ServiceOf(slice); !ok {
+			return nil
+		}
+		return render.NodesNamed(slice)
+	}
+	if err := indexer.IndexField(ctx, &discoveryv1.EndpointSlice{}, indexSlicesByService, byService); err != nil {
+		return fmt.Errorf("index EndpointSlices by Service: %w", err)
+	}
+	if err := indexer.IndexField(ctx, &discoveryv1.EndpointSlice{}, indexSlicesByNode, byNode); err != nil {
+		return fmt.Errorf("index EndpointSlices by node: %w", err)
+	}
+	return nil
+}
+
+// slicesOf returns all EndpointSlices of a Service.
+func slicesOf(ctx context.Context, c client.Reader, svc types.NamespacedName) ([]*discoveryv1.EndpointSlice, error) {
+	return listSlices(ctx, c, client.InNamespace(svc.Namespace), client.MatchingFields{indexSlicesByService: svc.Name})
+}
+
+// servicesOn returns, with all their slices, the Services of which some slice
+// names a node.
+func servicesOn(ctx context.Context, c client.Reader, node string) ([]render.ServiceSlices, error) {
+	naming, err := listSlices(ctx, c, client.MatchingFields{indexSlicesByNode: node})
+	if err != nil {
+		return nil, err
+	}
+	seen := map[types.NamespacedName]bool{}
+	var out []render.ServiceSlices
+	for _, slice := range naming {
+		svc, ok := render.ServiceOf(slice)
+		if !ok || seen[svc] {
+			continue
+		}
+		seen[svc] = true
+		all, err := slicesOf(ctx, c, svc)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, render.ServiceSlices{Service: svc, Slices: all})
+	}
+	return out, nil
+}
+
+func listSlices(ctx context.Context, c client.Reader, opts ...client.ListOption) ([]*discoveryv1.EndpointSlice, error) {
+	var list discoveryv1.EndpointSliceList
+	if err := c.List(ctx, &list, opts...); err != nil {
+		return nil, fmt.Errorf("list EndpointSlices: %w", err)
+	}
+	out := make([]*discoveryv1.EndpointSlice, len(list.Items))
+	for i := range list.Items {
+		out[i] = &list.Items[i]
+	}
+	return out, nil
+}

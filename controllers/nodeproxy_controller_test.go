@@ -1,0 +1,285 @@
+package controllers_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	. "github.com/onsi/gomega/gstruct"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// report writes the condition Programmed as a node's agent does.
+func report(ctx context.Context, node string, status metav1.ConditionStatus, reason, message string) {
+	GinkgoHelper()
+	Eventually(func() error {
+		rules, err := nodeRules(ctx, node)()
+		if err != nil {
+			return err
+		}
+		rules.Status.Conditions = []metav1.Condition{{
+			Type: v1alpha1.ConditionProgrammed, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.Now(),
+		}}
+		return k8s.Status().Update(ctx, rules)
+	}).Should(Succeed())
+}
+
+// inventoryOf is what the status must say of these names.
+func inventoryOf(names ...string) *v1alpha1.Inventory {
+	var sum uint64
+	for _, n := range names {
+		sum += v1alpha1.NameHash(n)
+	}
+	return &v1alpha1.Inventory{Services: int32(len(names)), Hash: v1alpha1.FormatInventoryHash(sum)}
+}
+
+// refuseRulesOf installs an admission policy that refuses the rules of one
+// Service, and returns once it is in force.
+func refuseRulesOf(ctx context.Context, name string) *admissionv1.ValidatingAdmissionPolicyBinding {
+	GinkgoHelper()
+	all := admissionv1.Exact
+	policy := &admissionv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "house-rule"},
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: &admissionv1.MatchResources{MatchPolicy: &all, ResourceRules: []admissionv1.NamedRuleWithOperations{{
+				RuleWithOperations: admissionv1.RuleWithOperations{
+					Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
+					Rule: admissionv1.Rule{
+						APIGroups: []string{"nodeproxy.io"}, APIVersions: []string{"v1alpha1"}, Resources: []string{"serviceproxyrules"},
+					},
+				},
+			}}},
+			Validations: []admissionv1.Validation{{
+				Expression: fmt.Sprintf("object.metadata.name != %q || !has(object.spec.ports)", name), Message: "not in this house",
+			}},
+		},
+	}
+	Expect(k8s.Create(ctx, policy)).To(Succeed())
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "house-rule"},
+		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: "house-rule", ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+		},
+	}
+	Expect(k8s.Create(ctx, binding)).To(Succeed())
+	probe := &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.ServiceProxyRulesSpec{
+		FormatVersion: 1, Ports: []v1alpha1.ServicePort{{Protocol: "TCP", Port: 1}}}}
+	Eventually(func() error { return k8s.Create(ctx, probe.DeepCopy(), client.DryRunAll) }).Should(
+		MatchError(ContainSubstring("not in this house")))
+	return binding
+}
+
+var _ = Describe("NodeProxyReconciler", func() {
+	It("publishes the inventory of what must exist", func(ctx SpecContext) {
+		ns := newNamespace(ctx)
+		createService(ctx, ns, "before")
+		switchOn(ctx)
+		startController()
+		Eventually(summary(ctx)).Should(HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".before"))))
+		svc := createService(ctx, ns, "cart")
+		createService(ctx, ns, "headless", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone })
+		want := inventoryOf("default.kubernetes", ns+".before", ns+".cart")
+		Eventually(summary(ctx)).Should(HaveField("Inventory", Equal(want)))
+
+		By("rules deleted by hand, which changes nothing")
+		Expect(k8s.DeleteAllOf(ctx, &v1alpha1.ServiceProxyRules{})).To(Succeed())
+		Consistently(summary(ctx)).Should(HaveField("Inventory", Equal(want)))
+
+		By("a Service ending")
+		Expect(k8s.Delete(ctx, svc)).To(Succeed())
+		Eventually(summary(ctx)).Should(HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".before"))))
+		Expect(summary(ctx)()).To(MatchFields(IgnoreExtras, Fields{
+			"Version": Equal("v0.0.0-test"), "ObservedGeneration": BeEquivalentTo(1), "RefusedServices": BeZero(),
+		}))
+	})
+
+	It("writes at most once a second, whatever happens", func(ctx SpecContext) {
+		ns := newNamespace(ctx)
+		switchOn(ctx)
+		startController()
+		Eventually(summary(ctx)).Should(HaveField("Inventory", Not(BeNil())))
+		w, err := k8s.Watch(ctx, &v1alpha1.NodeProxyList{})
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(w.Stop)
+		start := time.Now()
+		for i := range 30 {
+			createService(ctx, ns, fmt.Sprintf("s%d", i))
+			Eventually(rulesOf(ctx, ns, fmt.Sprintf("s%d", i))).ShouldNot(BeNil())
+		}
+		Eventually(summary(ctx)).Should(HaveField("Inventory.Services", BeEquivalentTo(31)))
+		writes := 0
+		for done := false; !done; {
+			select {
+			case <-w.ResultChan():
+				writes++
+			default:
+				done = true
+			}
+		}
+		// The watch begins with what is there.
+		Expect(writes).To(BeNumerically("<=", 3+int(time.Since(start).Seconds())))
+	})
+
+	It("sums up what the nodes report", func(ctx SpecContext) {
+		switchOn(ctx)
+		startController()
+		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("False NoNodes: there is no Linux Node")))
+		createNode(ctx, "n1")
+		createNode(ctx, "n2")
+		createNode(ctx, "n3")
+		Eventually(summary(ctx)).Should(WithTransform(ready, Equal(
+			"False NodesNotProgrammed: n1: no report of its agent yet; is nodeproxy-agent running there? (and 2 more)")))
+		report(ctx, "n1", metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
+		report(ctx, "n2", metav1.ConditionFalse, v1alpha1.ReasonFailed, "iptables-restore: exit status 4")
+		report(ctx, "n3", metav1.ConditionTrue, v1alpha1.ReasonHeld, "")
+		Eventually(summary(ctx)).Should(SatisfyAll(
+			WithTransform(ready, Equal("False NodesNotProgrammed: n2: Failed: iptables-restore: exit status 4")),
+			HaveField("Nodes", Equal(v1alpha1.NodeCounts{Total: 3, Programmed: 2, NotProgrammed: 1})),
+		))
+		report(ctx, "n2", metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
+		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("True AllProgrammed: ")))
+	})
+
+	It("names and counts a Service that an admission policy refuses, and others go on", func(ctx SpecContext) {
+		ns := newNamespace(ctx)
+		switchOn(ctx)
+		binding := refuseRulesOf(ctx, ns+".bad")
+		controller := startController()
+		bad := createService(ctx, ns, "bad")
+		createService(ctx, ns, "good")
+		Eventually(rulesOf(ctx, ns, "good")).ShouldNot(BeNil())
+		Eventually(summary(ctx)).Should(SatisfyAll(
+			HaveField("RefusedServices", BeEquivalentTo(1)),
+			HaveField("Refused", ConsistOf(MatchAllFields(Fields{
+				"Namespace": Equal(ns), "Name": Equal("bad"), "Message": ContainSubstring("not in this house"),
+			}))),
+			HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".good"))), // nothing of it is stored
+		))
+		Expect(controller.metric("nodeproxy_controller_refused_services")).To(BeEquivalentTo(1))
+		Eventually(eventsOf(ctx, bad, "ServiceRefused")).Should(ConsistOf(SatisfyAll(
+			HaveField("Type", corev1.EventTypeWarning), HaveField("Note", ContainSubstring("not in this house")),
+		)))
+
+		By("changes, which are tried at once but not said again")
+		slice := createSlice(ctx, ns, "bad", "bad-a", at("10.1.0.1", ""))
+		setEndpoints(ctx, slice, at("10.1.0.2", ""))
+		createSlice(ctx, ns, "good", "good-a", at("10.1.0.3", ""))
+		Eventually(rulesOf(ctx, ns, "good")).Should(WithTransform(addresses, HaveLen(1)))
+		Consistently(eventsOf(ctx, bad, "ServiceRefused")).Should(ConsistOf(HaveField("Series", BeNil())))
+
+		By("a restart, over which the figure stays")
+		controller.stop()
+		controller = startController()
+		Consistently(summary(ctx), "2s").Should(HaveField("RefusedServices", BeEquivalentTo(1)))
+		Eventually(func() float64 { return controller.metric("nodeproxy_controller_refused_services") }).Should(BeEquivalentTo(1))
+
+		By("the policy going and the Service changing")
+		Expect(k8s.Delete(ctx, binding)).To(Succeed())
+		probe := &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: ns + ".bad"}, Spec: v1alpha1.ServiceProxyRulesSpec{
+			FormatVersion: 1, Ports: []v1alpha1.ServicePort{{Protocol: "TCP", Port: 1}}}}
+		Eventually(func() error { return k8s.Create(ctx, probe.DeepCopy(), client.DryRunAll) }).Should(Succeed())
+		setEndpoints(ctx, slice, at("10.1.0.9", ""))
+		Eventually(rulesOf(ctx, ns, "bad")).Should(WithTransform(addresses, HaveLen(1)))
+		Eventually(summary(ctx)).Should(SatisfyAll(
+			HaveField("RefusedServices", BeZero()), HaveField("Refused", BeEmpty()),
+			HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".good", ns+".bad"))),
+		))
+		Expect(controller.metric("nodeproxy_controller_refused_services")).To(BeZero())
+	})
+
+	It("tries again what was refused, after a minute", func(ctx SpecContext) {
+		ns := newNamespace(ctx)
+		switchOn(ctx)
+		binding := refuseRulesOf(ctx, ns+".bad")
+		startController()
+		svc := createService(ctx, ns, "bad")
+		Eventually(summary(ctx)).Should(HaveField("RefusedServices", BeEquivalentTo(1)))
+		Expect(k8s.Delete(ctx, binding)).To(Succeed())
+		probe := &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: ns + ".bad"}, Spec: v1alpha1.ServiceProxyRulesSpec{
+			FormatVersion: 1, Ports: []v1alpha1.ServicePort{{Protocol: "TCP", Port: 1}}}}
+		Eventually(func() error { return k8s.Create(ctx, probe.DeepCopy(), client.DryRunAll) }).Should(Succeed())
+		touch := func(value string) {
+			svc.Labels = map[string]string{"touched": value} // changes nothing that is rendered
+			Expect(k8s.Update(ctx, svc)).To(Succeed())
+		}
+		touch("too-early")
+		Consistently(func() error { _, err := rulesOf(ctx, ns, "bad")(); return err }).Should(WithTransform(apierrors.IsNotFound, BeTrue()))
+		testClock.putForward(time.Minute)
+		touch("in-time")
+		Eventually(rulesOf(ctx, ns, "bad")).ShouldNot(BeNil())
+	})
+
+	It("refuses a Service whose rules would be larger than 1 MiB, and keeps what is stored", func(ctx SpecContext) {
+		ns := newNamespace(ctx)
+		switchOn(ctx)
+		startController()
+		big := createService(ctx, ns, "big")
+		slice := createSlice(ctx, ns, "big", "big-a", at("10.1.0.1", ""))
+		Eventually(rulesOf(ctx, ns, "big")).Should(WithTransform(addresses, HaveLen(1)))
+
+		// Eight node hints of 253 characters each, other ones for every endpoint.
+		var endpoints []discoveryv1.Endpoint
+		for i := range 600 {
+			e := at(fmt.Sprintf("10.2.%d.%d", i/250, i%250+1), "")
+			e.Hints = &discoveryv1.EndpointHints{}
+			for h := range 8 {
+				name := fmt.Sprintf("n-%d-%d.", i, h)
+				e.Hints.ForNodes = append(e.Hints.ForNodes, discoveryv1.ForNode{Name: name + strings.Repeat("a", 250-len(name))})
+			}
+			endpoints = append(endpoints, e)
+		}
+		half := createSlice(ctx, ns, "big", "big-b", endpoints[:300]...)
+		createSlice(ctx, ns, "big", "big-c", endpoints[300:]...)
+		Eventually(summary(ctx)).Should(SatisfyAll(
+			HaveField("RefusedServices", BeEquivalentTo(1)),
+			HaveField("Refused", ConsistOf(HaveField("Message", ContainSubstring("larger than 1 MiB")))),
+			HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".big"))), // its object is stored
+		))
+		Eventually(eventsOf(ctx, big, "ServiceRefused")).Should(HaveLen(1))
+		Expect(rulesOf(ctx, ns, "big")()).NotTo(BeNil())
+		createService(ctx, ns, "small")
+		Eventually(rulesOf(ctx, ns, "small")).ShouldNot(BeNil())
+
+		By("shrinking again")
+		Expect(k8s.Delete(ctx, half)).To(Succeed())
+		Eventually(summary(ctx)).Should(HaveField("RefusedServices", BeZero()))
+		setEndpoints(ctx, slice, at("10.1.0.2", ""))
+		Eventually(rulesOf(ctx, ns, "big")).Should(HaveField("Spec.EndpointCount", BeEquivalentTo(301)))
+	})
+
+	It("says once what it cannot use, and programs the rest", func(ctx SpecContext) {
+		ns := newNamespace(ctx)
+		switchOn(ctx)
+		startController()
+		svc := createService(ctx, ns, "cart")
+		slice := createSlice(ctx, ns, "cart", "cart-a", at("10.1.0.1", ""))
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{})
+		noNumber := "admin"
+		slice.Ports[1].Name = &noNumber
+		Expect(k8s.Update(ctx, slice)).To(Succeed())
+		Eventually(eventsOf(ctx, svc, "EndpointsSkipped")).Should(ConsistOf(HaveField("Note",
+			ContainSubstring(`EndpointSlice cart-a: port "admin" has no number`))))
+		Eventually(rulesOf(ctx, ns, "cart")).Should(WithTransform(addresses, HaveLen(1)))
+
+		setEndpoints(ctx, slice, at("10.1.0.1", ""), at("10.1.0.2", ""))
+		Eventually(rulesOf(ctx, ns, "cart")).Should(WithTransform(addresses, HaveLen(2)))
+		Consistently(eventsOf(ctx, svc, "EndpointsSkipped")).Should(ConsistOf(HaveField("Series", BeNil())))
+
+		By("another problem, which is another event")
+		second := createSlice(ctx, ns, "cart", "a-second", at("10.1.0.3", ""))
+		second.Ports[0].Port = nil
+		Expect(k8s.Update(ctx, second)).To(Succeed())
+		Eventually(eventsOf(ctx, svc, "EndpointsSkipped")).Should(ContainElement(HaveField("Note",
+			ContainSubstring(`EndpointSlice a-second: port "http" has no number; EndpointSlice cart-a`))))
+	})
+})

@@ -1,0 +1,72 @@
+package controllers
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"strings"
+	"unicode/utf8"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Reasons and actions of events about Services.
+const (
+	eventEndpointsSkipped = "EndpointsSkipped"
+	eventServiceRefused   = "ServiceRefused"
+	actionRender          = "Render"
+	actionWrite           = "Write"
+)
+
+// Bounds of what is written.
+const (
+	maxObjectBytes   = 1 << 20 // etcd takes 1.5 MiB; the rest is for metadata and growth of the format
+	maxEventNote     = 1000    // the API takes 1024
+	maxStatusMessage = 1024
+)
+
+const tooLargeMessage = "as ServiceProxyRules it would be larger than 1 MiB; split the Service or let it select fewer pods"
+
+// measure fingerprints rules and tells whether they are too large to store.
+func measure(want *v1alpha1.ServiceProxyRules) (fingerprint uint64, tooLarge bool, err error) {
+	text, err := json.Marshal(want)
+	if err != nil {
+		return 0, false, fmt.Errorf("encode ServiceProxyRules %s: %w", want.Name, err)
+	}
+	h := fnv.New64a()
+	_, _ = h.Write(text) // a hash never returns an error
+	return h.Sum64(), len(text) > maxObjectBytes, nil
+}
+
+// refusedByAPI tells whether the API server refused what an object says, so
+// that the same write will fail until the object or a rule of the cluster
+// changes. Webhooks may answer BadRequest.
+func refusedByAPI(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) ||
+		apierrors.IsRequestEntityTooLargeError(err) || apierrors.IsBadRequest(err)
+}
+
+// refusalMessage is what the API server said.
+func refusalMessage(err error) string {
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		return truncated(status.Status().Message, maxStatusMessage)
+	}
+	return truncated(err.Error(), maxStatusMessage)
+}
+
+// truncated cuts a text to a number of bytes without breaking a character.
+func truncated(s string, bytes int) string {
+	if len(s) <= bytes {
+		return s
+	}
+	const mark = "..."
+	cut := bytes - len(mark)
+	for cut > 0 && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return strings.ToValidUTF8(s[:cut], "") + mark
+}

@@ -1,0 +1,320 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// ServiceReconciler keeps one ServiceProxyRules for every eligible Service.
+type ServiceReconciler struct {
+	client   client.Client // reads come from the cache
+	live     client.Reader
+	recorder eventRecorder
+	clock    clock.PassiveClock
+	metrics  *metrics
+	memory   *serviceMemory
+}
+
+// +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=get;list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=get;list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxyrules,verbs=get;list;watch;create;update;delete
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+
+func (r *ServiceReconciler) setup(mgr ctrl.Manager, o controller.Options) error {
+	return builder.ControllerManagedBy(mgr).
+		Named("service").
+		Watches(&corev1.Service{}, &handler.EnqueueRequestForObject{}).
+		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(serviceOfSlice)).
+		Watches(&v1alpha1.ServiceProxyRules{}, handler.EnqueueRequestsFromMapFunc(serviceOfRules)).
+		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyService),
+			builder.WithPredicates(onCreate())).
+		WithOptions(o).
+		Complete(r)
+}
+
+func serviceOfSlice(_ context.Context, o client.Object) []reconcile.Request {
+	if svc, ok := render.ServiceOf(o.(*discoveryv1.EndpointSlice)); ok {
+		return []reconcile.Request{{NamespacedName: svc}}
+	}
+	return nil
+}
+
+// serviceOfRules goes by the name of the rules, because labels can be edited.
+// A namespace has no dots. A name without any dot stands for itself: nothing
+// renders such an object, so it will be removed.
+func serviceOfRules(_ context.Context, o client.Object) []reconcile.Request {
+	namespace, name, found := strings.Cut(o.GetName(), ".")
+	if !found {
+		namespace, name = "", o.GetName()
+	}
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}}}
+}
+
+// rulesName is the inverse of serviceOfRules.
+func rulesName(svc types.NamespacedName) string {
+	if svc.Namespace == "" {
+		return svc.Name
+	}
+	return v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)
+}
+
+// everyService is for the moment when nodeproxy is switched on.
+func (r *ServiceReconciler) everyService(ctx context.Context, _ client.Object) []reconcile.Request {
+	var list corev1.ServiceList
+	if err := r.client.List(ctx, &list); err != nil {
+		log.FromContext(ctx).Error(err, "Services could not be listed after NodeProxy was created")
+		return nil
+	}
+	out := make([]reconcile.Request, len(list.Items))
+	for i := range list.Items {
+		out[i].NamespacedName = client.ObjectKeyFromObject(&list.Items[i])
+	}
+	return out
+}
+
+// Reconcile publishes an eligible Service, and ends the rules of any other.
+func (r *ServiceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	if on, err := switchedOn(ctx, r.client); err != nil || !on {
+		return ctrl.Result{}, err
+	}
+	svc := &corev1.Service{}
+	exists, err := get(ctx, r.client, req.NamespacedName, svc)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	stored := &v1alpha1.ServiceProxyRules{}
+	found, err := get(ctx, r.client, client.ObjectKey{Name: rulesName(req.NamespacedName)}, stored)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if !found {
+		stored = nil
+	}
+	if exists {
+		if ok, _ := render.Eligible(svc); ok {
+			return r.publish(ctx, svc, stored)
+		}
+	}
+	r.memory.forget(req.NamespacedName)
+	if stored == nil {
+		return ctrl.Result{}, nil
+	}
+	return r.end(ctx, req.NamespacedName, stored)
+}
+
+// publish renders a Service and writes the result if it differs from stored.
+func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (ctrl.Result, error) {
+	key := client.ObjectKeyFromObject(svc)
+	endpointSlices, err := slicesOf(ctx, r.client, key)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	start := r.clock.Now()
+	want, problems := render.Service(svc, endpointSlices)
+	r.metrics.rendered(kindService, r.clock.Since(start))
+	r.sayProblems(svc, endpointSlices, problems)
+
+	size := want.Spec.EndpointCount
+	if stored != nil {
+		if sameRules(stored, want) {
+			r.metrics.skip(kindService)
+			r.memory.accepted(key)
+			return ctrl.Result{}, nil
+		}
+		size = max(size, stored.Spec.EndpointCount)
+	}
+	now := r.clock.Now()
+	if wait := r.memory.wait(key, size, now); wait > 0 {
+		return ctrl.Result{RequeueAfter: wait}, nil
+	}
+	fingerprint, tooLarge, err := measure(want)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if tooLarge {
+		r.refuse(ctx, svc, tooLargeMessage, fingerprint)
+		return ctrl.Result{}, nil // only a change can help
+	}
+	if wait := r.memory.retryIn(key, fingerprint, now); wait > 0 {
+		return ctrl.Result{RequeueAfter: wait}, nil
+	}
+	err = r.write(ctx, want, stored)
+	switch {
+	case err == nil:
+		r.memory.wrote(key, now)
+		return ctrl.Result{}, nil
+	case someoneWasFirst(err):
+		return ctrl.Result{RequeueAfter: retrySoon}, nil
+	case refusedByAPI(err):
+		return ctrl.Result{RequeueAfter: r.refuse(ctx, svc, refusalMessage(err), fingerprint)}, nil
+	}
+	return ctrl.Result{}, err
+}
+
+// sameRules tells whether a write would change nothing that matters. The time
+// of the last change is no reason to write by itself.
+func sameRules(stored, want *v1alpha1.ServiceProxyRules) bool {
+	for name, value := range want.Labels {
+		if stored.Labels[name] != value {
+			return false
+		}
+	}
+	return equality.Semantic.DeepEqual(stored.Spec, want.Spec)
+}
+
+// write creates or updates the rules; labels and annotations of others stay.
+func (r *ServiceReconciler) write(ctx context.Context, want, stored *v1alpha1.ServiceProxyRules) error {
+	logger := log.FromContext(ctx).V(2)
+	if stored == nil {
+		if err := r.client.Create(ctx, want); err != nil {
+			return fmt.Errorf("create ServiceProxyRules %s: %w", want.Name, err)
+		}
+		r.metrics.wrote(kindService, opCreate)
+		logger.Info("Created rules", "serviceProxyRules", klog.KObj(want))
+		return nil
+	}
+	next := &v1alpha1.ServiceProxyRules{ObjectMeta: *stored.ObjectMeta.DeepCopy(), Spec: want.Spec}
+	next.Labels = merged(next.Labels, want.Labels)
+	delete(next.Annotations, v1alpha1.AnnotationLastChangeTriggerTime)
+	next.Annotations = merged(next.Annotations, want.Annotations)
+	if err := r.client.Update(ctx, next); err != nil {
+		return fmt.Errorf("update ServiceProxyRules %s: %w", want.Name, err)
+	}
+	r.metrics.wrote(kindService, opUpdate)
+	logger.Info("Updated rules", "serviceProxyRules", klog.KObj(next))
+	return nil
+}
+
+func merged(base, over map[string]string) map[string]string {
+	if base == nil {
+		return over
+	}
+	maps.Copy(base, over)
+	return base
+}
+
+// end marks rules as released and deletes them at once. The cache may be
+// behind or wrong, and agents remove what is released, so the API server itself
+// must say that the Service has ended. The preconditions keep a change made in
+// between, by whomever, from being lost.
+func (r *ServiceReconciler) end(ctx context.Context, key types.NamespacedName, stored *v1alpha1.ServiceProxyRules) (ctrl.Result, error) {
+	ended, err := r.endConfirmed(ctx, key)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if !ended {
+		return ctrl.Result{RequeueAfter: retrySoon}, nil // the watch will bring the Service
+	}
+	if !stored.Spec.Released {
+		stored = stored.DeepCopy()
+		stored.Spec.Released = true
+		if err := r.client.Update(ctx, stored); err != nil {
+			return ignoreRace(fmt.Errorf("release ServiceProxyRules %s: %w", stored.Name, err))
+		}
+		r.metrics.wrote(kindService, opRelease)
+	}
+	if stored.DeletionTimestamp != nil {
+		return ctrl.Result{}, nil // waits for somebody's finalizer
+	}
+	err = r.client.Delete(ctx, stored, client.Preconditions{UID: &stored.UID, ResourceVersion: &stored.ResourceVersion})
+	if err != nil {
+		return ignoreRace(fmt.Errorf("delete ServiceProxyRules %s: %w", stored.Name, err))
+	}
+	r.metrics.wrote(kindService, opDelete)
+	log.FromContext(ctx).V(2).Info("Released and deleted rules", "serviceProxyRules", klog.KObj(stored))
+	return ctrl.Result{}, nil
+}
+
+// endConfirmed asks the API server whether a Service is gone or not eligible.
+func (r *ServiceReconciler) endConfirmed(ctx context.Context, key types.NamespacedName) (bool, error) {
+	if key.Namespace == "" { // stands for an object that no Service has
+		return true, nil
+	}
+	svc := &corev1.Service{}
+	exists, err := get(ctx, r.live, key, svc)
+	if err != nil {
+		return false, fmt.Errorf("confirm that the Service has ended: %w", err)
+	}
+	ok, _ := render.Eligible(svc)
+	return !exists || !ok, nil
+}
+
+// someoneWasFirst tells whether a write failed only because the cache is behind.
+func someoneWasFirst(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+}
+
+// ignoreRace retries soon where someoneWasFirst.
+func ignoreRace(err error) (ctrl.Result, error) {
+	if someoneWasFirst(err) {
+		return ctrl.Result{RequeueAfter: retrySoon}, nil
+	}
+	return ctrl.Result{}, err
+}
+
+// sayProblems emits one event for each distinct set of unusable endpoints and
+// ports of a Service. It refers to the slice at fault, so that the event API,
+// which folds events about the same objects into one, keeps the texts apart.
+func (r *ServiceReconciler) sayProblems(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, problems []render.Problem) {
+	text := problemText(problems)
+	if !r.memory.newProblems(client.ObjectKeyFromObject(svc), text) {
+		return
+	}
+	for _, slice := range endpointSlices {
+		if slice.Name == problems[0].Slice {
+			r.recorder.Eventf(svc, slice, corev1.EventTypeWarning, eventEndpointsSkipped, actionRender, "%s", text)
+			return
+		}
+	}
+}
+
+// problemText names the first few problems; empty when there are none.
+func problemText(problems []render.Problem) string {
+	if len(problems) == 0 {
+		return ""
+	}
+	const named = 3
+	texts := make([]string, 0, named+1)
+	for i, p := range problems {
+		if i == named {
+			texts = append(texts, fmt.Sprintf("and %d more", len(problems)-named))
+			break
+		}
+		texts = append(texts, p.String())
+	}
+	return truncated("Left out because they cannot be used (all other endpoints are programmed): "+strings.Join(texts, "; "), maxEventNote)
+}
+
+// refuse notes and says that a Service's rules cannot be written; what is
+// stored of it stays in force. It returns when to try again.
+func (r *ServiceReconciler) refuse(ctx context.Context, svc *corev1.Service, message string, fingerprint uint64) time.Duration {
+	say, retry := r.memory.refuse(client.ObjectKeyFromObject(svc), message, fingerprint, r.clock.Now())
+	if say {
+		log.FromContext(ctx).Info("Service refused", "service", klog.KObj(svc), "why", message)
+		r.recorder.Eventf(svc, nil, corev1.EventTypeWarning, eventServiceRefused, actionWrite, "%s",
+			truncated("Its rules cannot be stored, so nodes keep what they have of it and miss later changes: "+message, maxEventNote))
+	}
+	return retry
+}

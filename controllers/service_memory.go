@@ -1,0 +1,200 @@
+package controllers
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Pace of writes to the ServiceProxyRules of large Services, and of tries to
+// write what was refused.
+const (
+	largeService      = 500
+	largeInterval     = time.Second
+	hugeService       = 2000
+	hugeInterval      = 5 * time.Second
+	firstRefusedRetry = time.Minute
+	maxRefusedRetry   = 10 * time.Minute
+)
+
+// serviceMemory is what is remembered of Services between reconciliations:
+// only of Services that exist and are eligible, so it is bounded by them.
+// Nothing in it is needed for correct results.
+type serviceMemory struct {
+	metrics *metrics
+	changed func() // called, without the lock, when what is refused changed
+
+	mu       sync.Mutex
+	services map[types.NamespacedName]*serviceState // guarded by mu
+	refused  int                                    // guarded by mu
+}
+
+// serviceState is what is remembered of one Service.
+type serviceState struct {
+	settled   bool      // whether it is refused is known
+	lastWrite time.Time // last write of the rules
+	problems  string    // what the last event about endpoints said
+	refusal   *refusal  // nil unless refused
+}
+
+// refusal is a Service that cannot be rendered or stored.
+type refusal struct {
+	message     string
+	fingerprint uint64 // of what was refused
+	since       time.Time
+	attempts    int
+	retryAt     time.Time
+}
+
+func newServiceMemory(m *metrics, changed func()) *serviceMemory {
+	return &serviceMemory{metrics: m, changed: changed, services: map[types.NamespacedName]*serviceState{}}
+}
+
+// of returns the state of a Service; mu must be held.
+func (m *serviceMemory) of(key types.NamespacedName) *serviceState {
+	s := m.services[key]
+	if s == nil {
+		s = &serviceState{}
+		m.services[key] = s
+	}
+	return s
+}
+
+// forget drops a Service that is gone or no longer eligible.
+func (m *serviceMemory) forget(key types.NamespacedName) {
+	m.accepted(key)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.services, key)
+}
+
+// settled tells whether it is known since the start if a Service is refused.
+func (m *serviceMemory) settled(key types.NamespacedName) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.services[key]
+	return s != nil && s.settled
+}
+
+// newProblems notes what is wrong with a Service's endpoints and tells whether
+// that is something that has not been said yet.
+func (m *serviceMemory) newProblems(key types.NamespacedName, problems string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.of(key)
+	said := s.problems == problems
+	s.problems = problems
+	return !said && problems != ""
+}
+
+// wait returns how long the next write of a Service must wait, given the number
+// of its endpoints: the first change goes at once.
+func (m *serviceMemory) wait(key types.NamespacedName, endpoints int32, now time.Time) time.Duration {
+	var interval time.Duration
+	switch {
+	case endpoints > hugeService:
+		interval = hugeInterval
+	case endpoints > largeService:
+		interval = largeInterval
+	default:
+		return 0
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return max(0, m.of(key).lastWrite.Add(interval).Sub(now))
+}
+
+// wrote notes that a Service's rules were written.
+func (m *serviceMemory) wrote(key types.NamespacedName, now time.Time) {
+	m.mu.Lock()
+	m.of(key).lastWrite = now
+	m.mu.Unlock()
+	m.accepted(key)
+}
+
+// accepted notes that nothing of a Service is refused (any more).
+func (m *serviceMemory) accepted(key types.NamespacedName) {
+	m.mu.Lock()
+	s := m.of(key)
+	s.settled = true
+	was := s.refusal != nil
+	if was {
+		s.refusal = nil
+		m.refused--
+		m.metrics.refused.Set(float64(m.refused))
+	}
+	m.mu.Unlock()
+	if was {
+		m.changed()
+	}
+}
+
+// refuse notes that what has this fingerprint was refused. It tells whether
+// that should be said, and after how long to try again.
+func (m *serviceMemory) refuse(key types.NamespacedName, message string, fingerprint uint64, now time.Time) (say bool, retry time.Duration) {
+	m.mu.Lock()
+	s := m.of(key)
+	s.settled = true
+	say = s.refusal == nil || s.refusal.message != message
+	if s.refusal == nil {
+		s.refusal = &refusal{since: now}
+		m.refused++
+		m.metrics.refused.Set(float64(m.refused))
+	}
+	r := s.refusal
+	if r.fingerprint != fingerprint {
+		r.attempts = 0
+	}
+	r.message, r.fingerprint = message, fingerprint
+	retry = min(maxRefusedRetry, firstRefusedRetry<<min(r.attempts, 4))
+	r.attempts++
+	r.retryAt = now.Add(retry)
+	m.mu.Unlock()
+	if say {
+		m.changed()
+	}
+	return say, retry
+}
+
+// retryIn returns how long to wait before the same content is tried again; 0
+// when it has not been refused or its time has come.
+func (m *serviceMemory) retryIn(key types.NamespacedName, fingerprint uint64, now time.Time) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.services[key]
+	if s == nil || s.refusal == nil || s.refusal.fingerprint != fingerprint {
+		return 0
+	}
+	return max(0, s.refusal.retryAt.Sub(now))
+}
+
+// refusedServices returns the refused Services, newest first.
+func (m *serviceMemory) refusedServices() []v1alpha1.RefusedService {
+	type entry struct {
+		since time.Time
+		v1alpha1.RefusedService
+	}
+	m.mu.Lock()
+	entries := make([]entry, 0, m.refused)
+	for key, s := range m.services {
+		if s.refusal != nil {
+			entries = append(entries, entry{s.refusal.since, v1alpha1.RefusedService{
+				Namespace: key.Namespace, Name: key.Name, Message: s.refusal.message,
+			}})
+		}
+	}
+	m.mu.Unlock()
+	slices.SortFunc(entries, func(a, b entry) int {
+		return cmp.Or(b.since.Compare(a.since), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	out := make([]v1alpha1.RefusedService, len(entries))
+	for i, e := range entries {
+		out[i] = e.RefusedService
+	}
+	return out
+}

@@ -1,0 +1,188 @@
+package controllers_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/prometheus/client_golang/prometheus"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2/textlogger"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers"
+)
+
+func TestControllers(t *testing.T) {
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		const missing = "KUBEBUILDER_ASSETS is not set, so there is no API server to test against: `make test` builds one and sets it"
+		if testing.Short() {
+			t.Skip(missing)
+		}
+		t.Fatal(missing)
+	}
+	RegisterFailHandler(Fail)
+	SetDefaultEventuallyTimeout(10 * time.Second)
+	SetDefaultEventuallyPollingInterval(20 * time.Millisecond)
+	SetDefaultConsistentlyDuration(700 * time.Millisecond)
+	RunSpecs(t, "controllers")
+}
+
+var (
+	apiServer *envtest.Environment
+	apiConfig *rest.Config
+	k8s       client.WithWatch // straight to the API server, no cache
+	testClock *shiftedClock
+)
+
+var _ = BeforeSuite(func() {
+	ctrl.SetLogger(textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(2), textlogger.Output(GinkgoWriter))))
+	apiServer = &envtest.Environment{
+		CRDDirectoryPaths:     []string{filepath.Join("..", "config", "crd", "bases")},
+		ErrorIfCRDPathMissing: true,
+	}
+	var err error
+	apiConfig, err = apiServer.Start()
+	Expect(err).NotTo(HaveOccurred())
+	apiConfig.QPS = -1
+	scheme, err := controllers.NewScheme()
+	Expect(err).NotTo(HaveOccurred())
+	Expect(admissionv1.AddToScheme(scheme)).To(Succeed())
+	k8s, err = client.NewWithWatch(apiConfig, client.Options{Scheme: scheme})
+	Expect(err).NotTo(HaveOccurred())
+})
+
+var _ = AfterSuite(func() {
+	if apiServer != nil {
+		Expect(apiServer.Stop()).To(Succeed())
+	}
+})
+
+// Every spec starts with the real time, and ends with an empty cluster. What a
+// spec starts is cleaned up before, so that nothing fills the cluster again.
+var _ = BeforeEach(func() {
+	testClock = &shiftedClock{}
+	DeferCleanup(emptyCluster)
+})
+
+func emptyCluster(ctx SpecContext) {
+	for _, kind := range []client.Object{
+		&admissionv1.ValidatingAdmissionPolicyBinding{}, &admissionv1.ValidatingAdmissionPolicy{},
+		&v1alpha1.NodeProxy{}, &v1alpha1.NodeProxyRules{}, &v1alpha1.ServiceProxyRules{}, &corev1.Node{},
+	} {
+		Expect(k8s.DeleteAllOf(ctx, kind)).To(Succeed())
+	}
+	var services corev1.ServiceList
+	Expect(k8s.List(ctx, &services)).To(Succeed())
+	for i := range services.Items {
+		if svc := &services.Items[i]; svc.Namespace != "default" { // the API server keeps its own
+			Expect(client.IgnoreNotFound(k8s.Delete(ctx, svc))).To(Succeed())
+		}
+	}
+	var slices discoveryv1.EndpointSliceList
+	Expect(k8s.List(ctx, &slices)).To(Succeed())
+	for i := range slices.Items {
+		if slice := &slices.Items[i]; slice.Namespace != "default" {
+			Expect(client.IgnoreNotFound(k8s.Delete(ctx, slice))).To(Succeed())
+		}
+	}
+}
+
+// shiftedClock is the real clock, put forward.
+type shiftedClock struct {
+	clock.RealClock
+	ahead atomic.Int64
+}
+
+func (c *shiftedClock) Now() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) }
+
+func (c *shiftedClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
+// putForward moves the clock.
+func (c *shiftedClock) putForward(d time.Duration) { c.ahead.Add(int64(d)) }
+
+// running is a controller at work.
+type running struct {
+	stop    func()
+	metrics *prometheus.Registry
+}
+
+// startController starts a controller, which stops at the end of the spec at
+// the latest.
+func startController() *running {
+	GinkgoHelper()
+	scheme, err := controllers.NewScheme()
+	Expect(err).NotTo(HaveOccurred())
+	cacheOptions, err := controllers.CacheOptions()
+	Expect(err).NotTo(HaveOccurred())
+	several := true // controllers of this process may bear the same names
+	mgr, err := ctrl.NewManager(apiConfig, ctrl.Options{
+		Scheme:     scheme,
+		Cache:      cacheOptions,
+		Metrics:    metricsserver.Options{BindAddress: "0"},
+		Controller: config.Controller{SkipNameValidation: &several},
+	})
+	Expect(err).NotTo(HaveOccurred())
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &running{metrics: prometheus.NewRegistry()}
+	Expect(controllers.SetupWithManager(ctx, mgr, controllers.Options{
+		Version: "v0.0.0-test", Clock: testClock, Registerer: r.metrics,
+	})).To(Succeed())
+	done := make(chan error, 1)
+	go func() { done <- mgr.Start(ctx) }()
+	stopped := false
+	r.stop = func() {
+		GinkgoHelper()
+		if !stopped {
+			stopped = true
+			cancel()
+			Eventually(done, "30s").Should(Receive(BeNil()))
+		}
+	}
+	DeferCleanup(r.stop)
+	return r
+}
+
+// metric sums the samples of a metric over all its labels; of a histogram, it
+// counts the observations.
+func (r *running) metric(name string) float64 {
+	GinkgoHelper()
+	families, err := r.metrics.Gather()
+	Expect(err).NotTo(HaveOccurred())
+	sum := 0.0
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	return sum
+}
+
+var namespaces atomic.Int32
+
+// newNamespace creates a namespace of the spec's own.
+func newNamespace(ctx context.Context) string {
+	GinkgoHelper()
+	ns := &corev1.Namespace{}
+	ns.Name = fmt.Sprintf("test-%d", namespaces.Add(1))
+	Expect(k8s.Create(ctx, ns)).To(Succeed())
+	return ns.Name
+}
