@@ -1,0 +1,118 @@
+package agent
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// setRules takes the own NodeProxyRules. One that is not accepted is kept
+// beside the last accepted one, which stays in force.
+func (s *store) setRules(object *v1alpha1.NodeProxyRules) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	known := s.rules
+	s.rules, s.rulesExists, s.rulesListed = object, true, true
+	if known != nil && known.UID == object.UID && known.Generation == object.Generation && object.Generation != 0 {
+		return // only its status or metadata has changed
+	}
+	former := s.refusal
+	s.refusal = accept(object)
+	if s.refusal != nil {
+		return
+	}
+	if former != nil { // others may have written to the kernel meanwhile
+		s.markFull(now)
+	}
+	s.adoptRules(object, now)
+}
+
+// missRules notes that the own NodeProxyRules do not exist: everything stays.
+func (s *store) missRules() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rulesExists, s.rulesListed = false, true
+}
+
+// object returns what the agent itself follows in its own object: the settings
+// in force, why the newest state is not accepted, and whether it is gone.
+func (s *store) object() (settings *v1alpha1.ProxySettings, r *refusal, gone bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.settings, s.refusal, s.rulesListed && !s.rulesExists
+}
+
+// adoptRules puts an accepted object in force and marks what it changes. The
+// caller holds mu.
+func (s *store) adoptRules(object *v1alpha1.NodeProxyRules, now time.Time) {
+	former := s.current
+	s.current = object
+	first := former == nil
+	if first || !equality.Semantic.DeepEqual(former.Spec.Settings, object.Spec.Settings) {
+		s.settings = v1alpha1.CompleteSettings(&object.Spec.Settings)
+		s.markFull(now)
+	}
+	if first || !slices.Equal(former.Spec.Node.Addresses, object.Spec.Node.Addresses) ||
+		!slices.Equal(former.Spec.Node.PodCIDRs, object.Spec.Node.PodCIDRs) {
+		s.markFull(now)
+	}
+	if first || former.Spec.Node.Zone != object.Spec.Node.Zone {
+		for name := range s.services {
+			s.mark(name, false, now)
+		}
+	}
+	if first || former.Spec.SettingsRevision != object.Spec.SettingsRevision {
+		s.pend(now) // to be echoed once a pass has been made
+	}
+	s.adoptMembers(object.Spec.Services, now)
+}
+
+// adoptMembers marks the Services whose members have changed. The caller holds
+// mu.
+func (s *store) adoptMembers(list []v1alpha1.ServiceMembers, now time.Time) {
+	members := make(map[dataplane.ServiceName]*v1alpha1.ServiceMembers, len(list))
+	for i := range list {
+		members[dataplane.ServiceName{Namespace: list[i].Namespace, Name: list[i].Name}] = &list[i]
+	}
+	for name, m := range members {
+		if !sameMembers(s.members[name], m) {
+			s.mark(name, false, now)
+		}
+	}
+	for name := range s.members {
+		if members[name] == nil {
+			s.mark(name, false, now)
+		}
+	}
+	s.members = members
+}
+
+func sameMembers(a, b *v1alpha1.ServiceMembers) bool {
+	return a != nil && b != nil && slices.EqualFunc(a.Ports, b.Ports, func(x, y v1alpha1.PortMembers) bool {
+		return x.Name == y.Name && x.Protocol == y.Protocol && slices.Equal(x.Endpoints, y.Endpoints)
+	})
+}
+
+// node returns what one family's data plane needs to know of the node. Facts
+// that cannot be parsed are left out. The caller holds mu.
+func (s *store) node(family dataplane.Family) dataplane.Node {
+	facts := s.current.Spec.Node
+	node := dataplane.Node{Settings: s.settings}
+	for _, text := range facts.Addresses {
+		if a, err := netip.ParseAddr(text); err == nil && family.Of(a) {
+			node.Addresses = append(node.Addresses, a)
+		}
+	}
+	for _, text := range facts.PodCIDRs {
+		if p, err := netip.ParsePrefix(text); err == nil && family.Of(p.Addr()) {
+			node.PodCIDRs = append(node.PodCIDRs, p.Masked())
+		}
+	}
+	return node
+}

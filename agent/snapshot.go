@@ -1,0 +1,146 @@
+package agent
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// snapshot is what the store knows at one moment, for status, health and
+// metrics. It shares nothing that changes.
+type snapshot struct {
+	now time.Time
+	// own is the own NodeProxyRules as last seen; nil before the first. exists
+	// is false once it is gone.
+	own    *v1alpha1.NodeProxyRules
+	exists bool
+	// listed: the first list of ServiceProxyRules has come.
+	listed  bool
+	refusal *refusal
+	// done: every family has had a first success.
+	done          bool
+	err           error     // of the last Apply, all families joined
+	oldestPending time.Time // zero: none
+	families      map[dataplane.Family]familySnapshot
+	held          []dataplane.ServiceName // sorted
+	heldSince     time.Time               // the oldest; zero: none
+	// unconfirmedSince is when list and inventory ceased to agree; zero: they do.
+	unconfirmedSince time.Time
+	inventoryKnown   bool
+	refused          map[dataplane.ServiceName]string
+	applied          appliedState
+	// services, endpoints and local are counts of what is programmed.
+	services, endpoints, local int
+	kernel                     *kernelCount
+	difference                 *dataplane.Difference
+}
+
+// familySnapshot is one family's part of a snapshot.
+type familySnapshot struct {
+	done          bool
+	lastUpdated   time.Time
+	oldestPending time.Time
+}
+
+func (s *store) snapshot() snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	if _, agreed := s.inventory.agrees(now); s.listed && !agreed && s.unconfirmedSince.IsZero() {
+		s.unconfirmedSince = now // the set that agreed has grown too old
+	}
+	out := snapshot{
+		now: now, own: s.rules, exists: s.rulesExists, listed: s.listed, refusal: s.refusal,
+		done:             len(s.families) > 0,
+		families:         map[dataplane.Family]familySnapshot{},
+		held:             slices.SortedFunc(maps.Keys(s.held), dataplane.ServiceName.Compare),
+		unconfirmedSince: s.unconfirmedSince,
+		inventoryKnown:   s.inventory.wanted != nil,
+		refused:          map[dataplane.ServiceName]string{},
+		applied:          s.applied,
+	}
+	for _, e := range s.held {
+		out.heldSince = earliest(out.heldSince, e.vanishedAt)
+	}
+	for name, e := range s.foreign {
+		out.refused[name] = e.refused
+	}
+	outcomes := map[dataplane.Family]dataplane.Outcome[struct{}]{}
+	for family, f := range s.families {
+		outcomes[family] = dataplane.Outcome[struct{}]{Err: f.err}
+		out.addFamily(family, f)
+	}
+	out.err = dataplane.JoinErrors(outcomes)
+	out.services = s.countServices(out.refused)
+	return out
+}
+
+func (s *snapshot) addFamily(family dataplane.Family, f *familyState) {
+	pending := f.oldestPending()
+	s.families[family] = familySnapshot{done: f.done, lastUpdated: f.lastUpdated, oldestPending: pending}
+	s.done = s.done && f.done
+	s.oldestPending = earliest(s.oldestPending, pending)
+	if !f.done {
+		return
+	}
+	s.endpoints += len(f.endpoints.uses)
+	s.local += f.endpoints.local
+	for name, reason := range f.refused {
+		s.refused[name] = fmt.Sprintf("%s: %s", family, reason)
+	}
+	if k := f.kernel; k != nil {
+		if s.kernel == nil {
+			s.kernel = &kernelCount{at: k.at}
+		}
+		s.kernel.chains += k.chains
+		s.kernel.rules += k.rules
+		s.kernel.at = earliest(s.kernel.at, k.at)
+	}
+	if d := f.difference; d != nil {
+		if s.difference == nil {
+			s.difference = &dataplane.Difference{}
+		}
+		s.difference.Count += d.Count
+		s.difference.Examples = append(s.difference.Examples, d.Examples...)
+	}
+}
+
+// countServices counts the Services that some family serves as wanted. The
+// caller holds mu.
+func (s *store) countServices(refused map[dataplane.ServiceName]string) int {
+	count := 0
+	var counted []*familyState
+	for _, f := range s.families {
+		if !f.done {
+			continue
+		}
+		if len(counted) == 0 {
+			counted, count = append(counted, f), len(f.services)
+			continue
+		}
+		for name := range f.services {
+			if !slices.ContainsFunc(counted, func(o *familyState) bool { return o.services[name] != nil }) {
+				count++
+			}
+		}
+		counted = append(counted, f)
+	}
+	for name := range refused {
+		if slices.ContainsFunc(counted, func(f *familyState) bool { return f.services[name] != nil }) {
+			count--
+		}
+	}
+	return count
+}
+
+// earliest returns the earlier of two times, of which zero ones do not count.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
+		return b
+	}
+	return a
+}

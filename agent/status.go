@@ -1,0 +1,240 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+const (
+	// patience is how long a change may wait and an object may be missing
+	// before the conditions say so.
+	patience = 10 * time.Second
+	// maxMessage bounds messages of conditions, maxExample each example.
+	maxMessage = 1024
+	maxExample = 256
+)
+
+// reasonNoConflict is the reason of ConflictingProxy once there is none any
+// more. A node that never had one does not have the condition.
+const reasonNoConflict = "NoConflict"
+
+// facts are what the agent knows of itself.
+type facts struct {
+	version   string
+	started   time.Time
+	kernel    string
+	iptables  string
+	families  []dataplane.Family
+	proxyMode string // of another proxy that is active; empty: none
+}
+
+// buildStatus is the status that the snapshot amounts to. Conditions whose
+// status is the same as in former keep its lastTransitionTime.
+func buildStatus(s snapshot, f facts, former []metav1.Condition) v1alpha1.NodeProxyRulesStatus {
+	status := v1alpha1.NodeProxyRulesStatus{
+		SettingsRevision:       s.applied.settingsRevision,
+		Mode:                   s.applied.mode,
+		AppliedResourceVersion: s.applied.version,
+		Services:               int32(s.services),
+		Endpoints:              int32(s.endpoints),
+		LocalEndpoints:         int32(s.local),
+		Held:                   int32(len(s.held)),
+		Refused:                refusedServices(s.refused),
+		LastSync:               s.applied.lastSync,
+		Agent: &v1alpha1.AgentReport{
+			Version: f.version, StartTime: seconds(f.started), Kernel: f.kernel, IPTables: f.iptables,
+			FormatVersions: formatVersions(),
+		},
+	}
+	for _, family := range f.families {
+		if s.families[family].done {
+			status.Families = append(status.Families, string(family))
+		}
+	}
+	if s.kernel != nil {
+		status.Kernel = &v1alpha1.KernelCounts{
+			VerifiedTime: seconds(s.kernel.at), Chains: int32(s.kernel.chains), Rules: int32(s.kernel.rules),
+		}
+	}
+	if s.difference != nil {
+		status.Difference = &v1alpha1.DifferenceReport{
+			Count: int32(s.difference.Count), Examples: examples(s.difference.Examples),
+		}
+	}
+	programmed := programmedCondition(s, f)
+	status.ObservedGeneration = observedGeneration(s, programmed)
+	status.Conditions = conditions(s, f, programmed, status.ObservedGeneration, former)
+	return status
+}
+
+// observedGeneration is the generation that the status is about: the one in
+// force, or the one that is not while a condition says so.
+func observedGeneration(s snapshot, programmed metav1.Condition) int64 {
+	if programmed.Status == metav1.ConditionTrue && s.applied.generation != 0 {
+		return s.applied.generation
+	}
+	return s.own.Generation
+}
+
+func conditions(s snapshot, f facts, programmed metav1.Condition, generation int64, former []metav1.Condition) []metav1.Condition {
+	wanted := []metav1.Condition{acceptedCondition(s), programmed}
+	if f.proxyMode != "" {
+		wanted = append(wanted, metav1.Condition{
+			Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue,
+			Reason: v1alpha1.ReasonConflictingProxy, Message: conflictMessage(f.proxyMode),
+		})
+	} else if meta.FindStatusCondition(former, v1alpha1.ConditionConflictingProxy) != nil {
+		wanted = append(wanted, metav1.Condition{
+			Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionFalse,
+			Reason: reasonNoConflict, Message: "no other proxy is active on this node",
+		})
+	}
+	out := make([]metav1.Condition, 0, len(wanted))
+	for _, c := range wanted {
+		c.Message = clip(c.Message, maxMessage)
+		c.ObservedGeneration = generation
+		c.LastTransitionTime = seconds(s.now)
+		if old := meta.FindStatusCondition(former, c.Type); old != nil && old.Status == c.Status {
+			c.LastTransitionTime = old.LastTransitionTime
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+func acceptedCondition(s snapshot) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
+	switch {
+	case s.refusal != nil:
+		c.Reason, c.Message = s.refusal.reason, s.refusal.message
+	case errors.Is(s.err, dataplane.ErrUnsupported):
+		c.Reason, c.Message = v1alpha1.ReasonUnsupported, s.err.Error()+"; the agent tries again until it works"
+	default:
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonAccepted, "the agent understands this object and the node can do what it asks"
+	}
+	return c
+}
+
+// programmedCondition is the first row of the design's table that applies.
+func programmedCondition(s snapshot, f facts) metav1.Condition {
+	row := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
+		return metav1.Condition{Type: v1alpha1.ConditionProgrammed, Status: status, Reason: reason, Message: message}
+	}
+	switch {
+	case f.proxyMode != "":
+		return row(metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, conflictMessage(f.proxyMode))
+	case s.refusal != nil:
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "not accepted: "+s.refusal.message)
+	case s.err != nil:
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, s.err.Error()+"; the rules stay as they were, the agent tries again")
+	case !s.done:
+		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, firstSetMessage(s))
+	case !s.oldestPending.IsZero() && s.now.Sub(s.oldestPending) > patience:
+		return row(metav1.ConditionFalse, v1alpha1.ReasonPending,
+			"changes wait since "+s.oldestPending.UTC().Format(time.RFC3339)+" to be written to the kernel; see the agent's log on this node")
+	case len(s.refused) > 0:
+		return row(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused,
+			fmt.Sprintf("%d Services are not programmed as wanted, all others are: %s", len(s.refused), strings.Join(refusedExamples(s.refused), "; ")))
+	case s.heldTooLong() || s.unconfirmedTooLong():
+		return row(metav1.ConditionTrue, v1alpha1.ReasonHeld, heldMessage(s))
+	default:
+		return row(metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted")
+	}
+}
+
+func (s *snapshot) heldTooLong() bool {
+	return !s.heldSince.IsZero() && s.now.Sub(s.heldSince) >= patience
+}
+
+func (s *snapshot) unconfirmedTooLong() bool {
+	return !s.unconfirmedSince.IsZero() && s.now.Sub(s.unconfirmedSince) >= patience
+}
+
+func firstSetMessage(s snapshot) string {
+	if !s.listed {
+		return "no complete set of rules since the agent started: it waits for the list of ServiceProxyRules; if this lasts, the agent's log says why"
+	}
+	return "no complete set of rules has been written to the kernel since the agent started"
+}
+
+func heldMessage(s snapshot) string {
+	var parts []string
+	if n := len(s.held); n > 0 && s.heldTooLong() {
+		shown := s.held[:min(n, 3)]
+		names := make([]string, 0, len(shown))
+		for _, name := range shown {
+			names = append(names, name.String())
+		}
+		if n > len(shown) {
+			names = append(names, "...")
+		}
+		parts = append(parts, fmt.Sprintf("the ServiceProxyRules of %d Services have vanished while their Services have not ended (%s): their rules stay until the objects return or the controller confirms that the Services are gone", n, strings.Join(names, ", ")))
+	}
+	if s.unconfirmedTooLong() {
+		if s.inventoryKnown {
+			parts = append(parts, "the ServiceProxyRules are not those that status.inventory of the NodeProxy counts: no rules are removed until they are; is the controller running?")
+		} else {
+			parts = append(parts, `there is no NodeProxy "cluster" with a status.inventory: no rules are removed until there is; create the NodeProxy, and see that the controller runs`)
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+func conflictMessage(mode string) string {
+	return fmt.Sprintf("another proxy is active on this node (http://%s/proxyMode answers %q): nothing is written and none of its ports is opened; stop it on this node (kube-proxy: delete its DaemonSet, or keep its pods off this node) and the agent takes over",
+		ProxyModeAddress, clip(mode, 64))
+}
+
+func refusedServices(refused map[dataplane.ServiceName]string) *v1alpha1.RefusedServices {
+	return &v1alpha1.RefusedServices{Count: int32(len(refused)), Examples: refusedExamples(refused)}
+}
+
+func refusedExamples(refused map[dataplane.ServiceName]string) []string {
+	var out []string
+	for _, name := range slices.SortedFunc(maps.Keys(refused), dataplane.ServiceName.Compare) {
+		out = append(out, name.String()+": "+refused[name])
+		if len(out) == dataplane.MaxExamples {
+			break
+		}
+	}
+	return examples(out)
+}
+
+func examples(list []string) []string {
+	list = slices.Clone(list[:min(len(list), dataplane.MaxExamples)])
+	for i := range list {
+		list[i] = clip(list[i], maxExample)
+	}
+	return list
+}
+
+// clip shortens text to n bytes and makes it one that JSON can carry.
+func clip(text string, n int) string {
+	if len(text) > n {
+		text = text[:n-3] + "..."
+	}
+	return strings.ToValidUTF8(text, "?")
+}
+
+func formatVersions() []int32 {
+	var versions []int32
+	for v := int32(1); v <= v1alpha1.FormatVersion; v++ {
+		versions = append(versions, v)
+	}
+	return versions
+}
+
+// seconds is t as the API stores it.
+func seconds(t time.Time) metav1.Time {
+	return metav1.NewTime(t.UTC().Truncate(time.Second))
+}

@@ -1,0 +1,327 @@
+package agent
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// entry is what is known of one Service.
+type entry struct {
+	name dataplane.ServiceName
+	// rules is the newest state that this agent understands; nil when there has
+	// been none. Never changed, only replaced.
+	rules *v1alpha1.ServiceProxyRules
+	// live: the object exists. A Service that is not live is held.
+	live bool
+	// vanishedIn is the number of the first set of the list without a held
+	// Service, vanishedAt the time.
+	vanishedIn uint64
+	vanishedAt time.Time
+	// refused says why the newest state of the object is not used. Empty: it is.
+	refused string
+	// problems is what was last said of entries that cannot be used.
+	problems string
+}
+
+// store holds what is wanted: all ServiceProxyRules, this node's
+// NodeProxyRules and the inventory. It knows what has changed since it was
+// last asked, and keeps what has vanished without being released.
+//
+// The watches write to it and the sync loop reads from it. It keeps the
+// objects it is given and their memory; nobody may change them any more.
+type store struct {
+	clock    clock.PassiveClock
+	nodeName string
+	report   func(service dataplane.ServiceName, problem string)
+
+	mu sync.Mutex // guards everything below
+
+	services  map[dataplane.ServiceName]*entry
+	held      map[dataplane.ServiceName]*entry // those of services that are not live
+	foreign   map[dataplane.ServiceName]*entry // those whose newest state is refused
+	claims    claims
+	inventory *inventory
+	// listed: the first list of ServiceProxyRules has been delivered.
+	listed bool
+	// confirmed: list and inventory have agreed since the start, so that what
+	// belongs to no Service may be removed.
+	confirmed bool
+	// unconfirmedSince is when list and inventory ceased to agree; zero while
+	// they do.
+	unconfirmedSince time.Time
+	// newestVersion is the newest resourceVersion of a ServiceProxyRules seen.
+	newestVersion string
+
+	// rules is the own object as last seen, existing or not; current is the last
+	// one that was accepted, refusal why the newest is not.
+	rules       *v1alpha1.NodeProxyRules
+	rulesExists bool
+	rulesListed bool
+	current     *v1alpha1.NodeProxyRules
+	refusal     *refusal
+	members     map[dataplane.ServiceName]*v1alpha1.ServiceMembers
+	settings    *v1alpha1.ProxySettings // of current, complete
+
+	// dirty names Services to combine again. True: to program again even if
+	// the outcome is the same.
+	dirty    map[dataplane.ServiceName]bool
+	families map[dataplane.Family]*familyState
+	applied  appliedState
+}
+
+func newStore(clk clock.PassiveClock, nodeName string, families []dataplane.Family, report func(dataplane.ServiceName, string)) *store {
+	s := &store{
+		clock:            clk,
+		nodeName:         nodeName,
+		report:           report,
+		services:         map[dataplane.ServiceName]*entry{},
+		held:             map[dataplane.ServiceName]*entry{},
+		foreign:          map[dataplane.ServiceName]*entry{},
+		claims:           claims{},
+		inventory:        newInventory(),
+		unconfirmedSince: clk.Now(),
+		members:          map[dataplane.ServiceName]*v1alpha1.ServiceMembers{},
+		dirty:            map[dataplane.ServiceName]bool{},
+		families:         map[dataplane.Family]*familyState{},
+	}
+	for _, family := range families {
+		s.families[family] = newFamilyState()
+	}
+	return s
+}
+
+// splitName returns the Service of a ServiceProxyRules' name.
+func splitName(object string) (dataplane.ServiceName, bool) {
+	namespace, name, found := strings.Cut(object, ".")
+	ok := found && namespace != "" && name != "" && !strings.Contains(name, ".")
+	return dataplane.ServiceName{Namespace: namespace, Name: name}, ok
+}
+
+// replaceServices takes a new, complete list. What was there and is not in it
+// has vanished.
+func (s *store) replaceServices(list []*v1alpha1.ServiceProxyRules) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	present := make(map[string]struct{}, len(list))
+	var add, remove []string
+	for _, object := range list {
+		present[object.Name] = struct{}{}
+		if object.Spec.Released {
+			remove = append(remove, object.Name)
+		} else {
+			add = append(add, object.Name)
+		}
+	}
+	for name := range s.inventory.names {
+		if _, found := present[name]; !found {
+			remove = append(remove, name)
+		}
+	}
+	number := s.inventory.change(now, add, remove)
+	for _, e := range s.services {
+		if _, found := present[v1alpha1.ServiceProxyRulesName(e.name.Namespace, e.name.Name)]; !found && e.live {
+			s.vanish(e, number, now)
+		}
+	}
+	for _, object := range list {
+		s.take(object, now)
+	}
+	s.listed = true
+	s.reconcile(now)
+}
+
+// setService takes a new or changed object.
+func (s *store) setService(object *v1alpha1.ServiceProxyRules) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	if object.Spec.Released {
+		s.inventory.change(now, nil, []string{object.Name})
+	} else {
+		s.inventory.change(now, []string{object.Name}, nil)
+	}
+	s.take(object, now)
+	s.reconcile(now)
+}
+
+// deleteService takes the last state of a deleted object: released, the
+// Service has ended; else its rules are held.
+func (s *store) deleteService(object *v1alpha1.ServiceProxyRules) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	number := s.inventory.change(now, nil, []string{object.Name})
+	s.newestVersion = newerVersion(s.newestVersion, object.ResourceVersion)
+	name, _ := splitName(object.Name)
+	if e := s.services[name]; e != nil {
+		if object.Spec.Released && formatKnown(object.Spec.FormatVersion) {
+			s.drop(e, now)
+		} else if e.live {
+			s.vanish(e, number, now)
+		}
+	}
+	s.reconcile(now)
+}
+
+// take stores the state of an existing object. The caller holds mu.
+func (s *store) take(object *v1alpha1.ServiceProxyRules, now time.Time) {
+	s.newestVersion = newerVersion(s.newestVersion, object.ResourceVersion)
+	name, ok := splitName(object.Name)
+	if !ok {
+		s.report(name, fmt.Sprintf("ServiceProxyRules %q is not named <namespace>.<service>; it is ignored, the controller renders none like it", object.Name))
+		return
+	}
+	e := s.services[name]
+	if object.Spec.Released && formatKnown(object.Spec.FormatVersion) {
+		if e == nil { // what an earlier run of the agent has programmed
+			s.mark(name, true, now)
+		} else {
+			s.drop(e, now)
+		}
+		return
+	}
+	if e == nil {
+		e = &entry{name: name}
+		s.services[name] = e
+	}
+	returned := !e.live
+	e.live = true
+	delete(s.held, name)
+	if !formatKnown(object.Spec.FormatVersion) {
+		e.refused = fmt.Sprintf("spec.formatVersion %d is not known to this agent, which knows 1 to %d: its rules stay as they are; upgrade the agent", object.Spec.FormatVersion, v1alpha1.FormatVersion)
+		s.foreign[name] = e
+		return
+	}
+	s.understand(e)
+	if e.rules != nil && e.rules.UID == object.UID && e.rules.Generation == object.Generation && object.Generation != 0 && !returned {
+		e.rules = object
+		return
+	}
+	s.adopt(e, object, returned, now)
+}
+
+// adopt makes object the state that is wanted. The caller holds mu.
+func (s *store) adopt(e *entry, object *v1alpha1.ServiceProxyRules, returned bool, now time.Time) {
+	former := e.rules
+	e.rules = object
+	if former == nil || returned || !sameClaims(&former.Spec, &object.Spec) {
+		var before []combine.Claim
+		if former != nil {
+			before = combine.Claims(&former.Spec)
+		}
+		s.markAll(s.claims.set(e, before, combine.Claims(&object.Spec)), now)
+	}
+	s.mark(e.name, false, now)
+}
+
+// vanish starts to hold a Service. The caller holds mu.
+func (s *store) vanish(e *entry, number uint64, now time.Time) {
+	e.live = false
+	e.vanishedIn, e.vanishedAt = number, now
+	s.understand(e)
+	if e.rules == nil { // never understood: nothing of it is known
+		delete(s.services, e.name)
+		return
+	}
+	s.held[e.name] = e
+	// Its claims are worth less now.
+	own := combine.Claims(&e.rules.Spec)
+	if concerned := s.claims.set(e, own, own); len(concerned) > 0 {
+		s.markAll(concerned, now)
+		s.mark(e.name, false, now)
+	}
+}
+
+// understand ends the refusal of a Service's newest state. The caller holds
+// mu.
+func (s *store) understand(e *entry) {
+	e.refused = ""
+	delete(s.foreign, e.name)
+}
+
+// drop ends a Service. The caller holds mu.
+func (s *store) drop(e *entry, now time.Time) {
+	delete(s.services, e.name)
+	delete(s.held, e.name)
+	delete(s.foreign, e.name)
+	if e.rules != nil {
+		s.markAll(s.claims.set(e, combine.Claims(&e.rules.Spec), nil), now)
+	}
+	s.mark(e.name, true, now)
+}
+
+// setInventory takes the NodeProxy's status; nil when there is no NodeProxy.
+func (s *store) setInventory(status *v1alpha1.Inventory) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inventory.want(status)
+	s.reconcile(s.clock.Now())
+}
+
+// reconcile compares list and inventory after an event of either kind, and
+// ends the held Services that the inventory does not hold either. Only sets
+// from after a Service has vanished can tell. The caller holds mu.
+func (s *store) reconcile(now time.Time) {
+	if !s.listed {
+		return
+	}
+	number, agreed := s.inventory.agrees(now)
+	if !agreed {
+		if s.unconfirmedSince.IsZero() {
+			s.unconfirmedSince = now
+		}
+		return
+	}
+	s.unconfirmedSince = time.Time{}
+	for _, e := range s.held {
+		if e.vanishedIn <= number {
+			s.drop(e, now)
+		}
+	}
+	if !s.confirmed {
+		s.confirmed = true
+		s.markFull(now)
+	}
+}
+
+// mark makes a Service dirty. The caller holds mu.
+func (s *store) mark(name dataplane.ServiceName, force bool, now time.Time) {
+	s.dirty[name] = s.dirty[name] || force
+	s.pend(now)
+}
+
+func (s *store) markAll(entries []*entry, now time.Time) {
+	for _, e := range entries {
+		s.mark(e.name, false, now)
+	}
+}
+
+// markFull asks for a full pass of every family. The caller holds mu.
+func (s *store) markFull(now time.Time) {
+	for _, f := range s.families {
+		f.full = true
+	}
+	s.pend(now)
+}
+
+// pend notes that something waits to be applied. The caller holds mu.
+func (s *store) pend(now time.Time) {
+	for _, f := range s.families {
+		if f.pendingSince.IsZero() {
+			f.pendingSince = now
+		}
+	}
+}
+
+func formatKnown(version int32) bool {
+	return version >= 1 && version <= v1alpha1.FormatVersion
+}

@@ -1,0 +1,239 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// mirror hands what a reflector sees to the store, without keeping a second
+// copy of it. A list arrives as one piece, so that it is never taken for a
+// series of changes.
+type mirror[T metav1.Object] struct {
+	replace func([]T)
+	set     func(T)
+	remove  func(T)
+}
+
+// Add implements cache.ReflectorStore.
+func (m *mirror[T]) Add(object any) error { return m.Update(object) }
+
+// Update implements cache.ReflectorStore.
+func (m *mirror[T]) Update(object any) error {
+	o, err := stripped[T](object)
+	if err == nil {
+		m.set(o)
+	}
+	return err
+}
+
+// Delete implements cache.ReflectorStore. The object is its last state.
+func (m *mirror[T]) Delete(object any) error {
+	o, err := stripped[T](object)
+	if err == nil {
+		m.remove(o)
+	}
+	return err
+}
+
+// Replace implements cache.ReflectorStore.
+func (m *mirror[T]) Replace(list []any, _ string) error {
+	objects := make([]T, 0, len(list))
+	for _, object := range list {
+		o, err := stripped[T](object)
+		if err != nil {
+			return err
+		}
+		objects = append(objects, o)
+	}
+	m.replace(objects)
+	return nil
+}
+
+// Resync implements cache.ReflectorStore. There is nothing to do.
+func (*mirror[T]) Resync() error { return nil }
+
+// Transformer lets the reflector strip objects as they come, before it has
+// gathered a whole list.
+func (*mirror[T]) Transformer() cache.TransformFunc {
+	return func(object any) (any, error) { return stripped[T](object) }
+}
+
+// stripped returns the object without what the agent never reads: it keeps
+// all of them in memory.
+func stripped[T metav1.Object](object any) (T, error) {
+	o, ok := object.(T)
+	if !ok {
+		return o, fmt.Errorf("watched object is a %T", object)
+	}
+	o.SetManagedFields(nil)
+	return o, nil
+}
+
+// watcher watches one resource and says when that fails.
+type watcher struct {
+	client   *Client
+	resource string
+	name     string // of the only object; empty: all
+	example  runtime.Object
+	list     func() runtime.Object
+	store    cache.ReflectorStore
+	trouble  *apiTrouble
+}
+
+// run watches until ctx is done.
+func (w *watcher) run(ctx context.Context) {
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			list := w.list()
+			err := w.client.rest.Get().Resource(w.resource).
+				VersionedParams(w.narrow(&options), w.client.params).Do(ctx).Into(list)
+			w.trouble.note(ctx, w.resource, err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.Watch = true
+			started, err := w.client.rest.Get().Resource(w.resource).
+				VersionedParams(w.narrow(&options), w.client.params).Watch(ctx)
+			w.trouble.note(ctx, w.resource, err)
+			return started, err
+		},
+	}
+	reflector := cache.NewReflectorWithOptions(lw, w.example, w.store, cache.ReflectorOptions{
+		Name: w.resource,
+		Backoff: &wait.Backoff{
+			Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 8 * time.Second,
+		},
+	})
+	reflector.RunWithContext(ctx)
+}
+
+// narrow restricts a request to the only object that is watched.
+func (w *watcher) narrow(options *metav1.ListOptions) *metav1.ListOptions {
+	if w.name != "" {
+		options.FieldSelector = fields.OneTermEqualSelector("metadata.name", w.name).String()
+	}
+	return options
+}
+
+// watchers returns what the agent watches: all ServiceProxyRules, the NodeProxy
+// and its own NodeProxyRules. changed is called after every change.
+func watchers(client *Client, s *store, trouble *apiTrouble, changed func()) []*watcher {
+	services := &mirror[*v1alpha1.ServiceProxyRules]{
+		replace: func(list []*v1alpha1.ServiceProxyRules) { s.replaceServices(list); changed() },
+		set:     func(o *v1alpha1.ServiceProxyRules) { s.setService(o); changed() },
+		remove:  func(o *v1alpha1.ServiceProxyRules) { s.deleteService(o); changed() },
+	}
+	proxies := &mirror[*v1alpha1.NodeProxy]{
+		replace: func(list []*v1alpha1.NodeProxy) {
+			if len(list) == 0 {
+				s.setInventory(nil)
+			}
+			for _, o := range list {
+				s.setInventory(o.Status.Inventory)
+			}
+			changed()
+		},
+		set:    func(o *v1alpha1.NodeProxy) { s.setInventory(o.Status.Inventory); changed() },
+		remove: func(*v1alpha1.NodeProxy) { s.setInventory(nil); changed() },
+	}
+	own := &mirror[*v1alpha1.NodeProxyRules]{
+		replace: func(list []*v1alpha1.NodeProxyRules) {
+			if len(list) == 0 {
+				s.missRules()
+			}
+			for _, o := range list {
+				s.setRules(o)
+			}
+			changed()
+		},
+		set:    func(o *v1alpha1.NodeProxyRules) { s.setRules(o); changed() },
+		remove: func(*v1alpha1.NodeProxyRules) { s.missRules(); changed() },
+	}
+	return []*watcher{
+		{client: client, resource: "serviceproxyrules", example: &v1alpha1.ServiceProxyRules{},
+			list: func() runtime.Object { return &v1alpha1.ServiceProxyRulesList{} }, store: services, trouble: trouble},
+		{client: client, resource: "nodeproxies", name: v1alpha1.NodeProxyName, example: &v1alpha1.NodeProxy{},
+			list: func() runtime.Object { return &v1alpha1.NodeProxyList{} }, store: proxies, trouble: trouble},
+		{client: client, resource: "nodeproxyrules", name: s.nodeName, example: &v1alpha1.NodeProxyRules{},
+			list: func() runtime.Object { return &v1alpha1.NodeProxyRulesList{} }, store: own, trouble: trouble},
+	}
+}
+
+// troublePause is how often lasting trouble with the API is logged again.
+const troublePause = time.Minute
+
+// apiTrouble says in the log when the API cannot be read, why, and what to do.
+type apiTrouble struct {
+	clock   clock.PassiveClock
+	log     logr.Logger
+	server  string
+	changed func(resource string, failing bool)
+
+	mu   sync.Mutex           // guards what follows
+	last map[string]complaint // by resource
+}
+
+type complaint struct {
+	advice string
+	at     time.Time
+}
+
+func newAPITrouble(clk clock.PassiveClock, log logr.Logger, server string, changed func(resource string, failing bool)) *apiTrouble {
+	return &apiTrouble{clock: clk, log: log, server: server, changed: changed, last: map[string]complaint{}}
+}
+
+// note takes the outcome of a request.
+func (t *apiTrouble) note(ctx context.Context, resource string, err error) {
+	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsInvalid(err) {
+		return // we are stopping, or the reflector goes on by itself
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	last, failing := t.last[resource]
+	if err == nil {
+		if failing {
+			delete(t.last, resource)
+			t.changed(resource, false)
+			t.log.Info("Reading from the API works again", "resource", resource)
+		}
+		return
+	}
+	what := advice(err)
+	now := t.clock.Now()
+	if failing && last.advice == what && now.Sub(last.at) < troublePause {
+		return
+	}
+	if !failing {
+		t.changed(resource, true)
+	}
+	t.last[resource] = complaint{advice: what, at: now}
+	t.log.Error(err, "Could not read from the API; trying again, the rules in the kernel stay as they are", "resource", resource, "server", t.server, "whatToDo", what)
+}
+
+// advice says what to do about an error from the API.
+func advice(err error) string {
+	switch {
+	case apierrors.IsNotFound(err):
+		return "the kinds of nodeproxy.io are not installed in this cluster: kubectl apply -f config/crd/bases"
+	case apierrors.IsUnauthorized(err):
+		return "the API server does not accept the agent's credentials: check --kubeconfig, or the service account's token"
+	case apierrors.IsForbidden(err):
+		return "the agent's identity may not read this kind: apply the agent's ClusterRole and bind it (config/rbac)"
+	default:
+		return "check that the API server runs and can be reached from this node by its real address (--api-server, --kubeconfig)"
+	}
+}
