@@ -40,8 +40,8 @@ type Options struct {
 	Client *Client
 	// Dataplanes holds one implementation for each IP family to be programmed.
 	Dataplanes map[dataplane.Family]dataplane.Dataplane
-	// IPTables returns the version and variant of iptables, for the status.
-	// It is called when there is something to report. Nil: not reported.
+	// IPTables returns the version and variant of iptables, for the status. It
+	// is called after every Apply, not beside one. Nil: not reported.
 	IPTables func() string
 	// Probe looks for another proxy.
 	Probe ProbeFunc
@@ -74,6 +74,7 @@ type Agent struct {
 	settings  *v1alpha1.ProxySettings
 	refused   string // the refusal that was last logged
 	failure   string // the failure that was last logged
+	iptables  string // version and variant, once known
 	missing   bool   // it was logged that the own object is gone
 }
 
@@ -229,6 +230,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	start := a.options.Clock.Now()
 	outcomes := a.fanout.Apply(applyCtx, b.rulesets)
 	end := a.options.Clock.Now()
+	a.noteVersion()
 	report := &v1alpha1.SyncReport{Time: seconds(end), DurationMilliseconds: end.Sub(start).Milliseconds(), Kind: kind}
 	succeeded := false
 	for _, outcome := range outcomes {
@@ -252,6 +254,16 @@ func (a *Agent) sync(ctx context.Context) error {
 	}
 	a.pokeStatus()
 	return err
+}
+
+func (a *Agent) noteVersion() {
+	if a.options.IPTables == nil {
+		return
+	}
+	version := a.options.IPTables()
+	a.mu.Lock()
+	a.iptables = version
+	a.mu.Unlock()
 }
 
 // finishing returns a context that outlives ctx by stopGrace, so that a write
@@ -338,9 +350,9 @@ func (a *Agent) facts() facts {
 		version: a.options.Version, started: a.started, kernel: a.options.Kernel,
 		families: a.fanout.Families(), proxyMode: a.conflict(),
 	}
-	if a.options.IPTables != nil {
-		f.iptables = a.options.IPTables()
-	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	f.iptables = a.iptables
 	return f
 }
 
