@@ -15,6 +15,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export PATH="$PATH:/usr/sbin:/sbin"
+export GINKGO_NO_COLOR=1
 
 what=${1:-all}
 if ! command -v go >/dev/null; then

@@ -12,6 +12,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -45,6 +46,10 @@ func run(in io.Reader, out io.Writer, file string) (ok bool, err error) {
 	}
 	return !r.failed, nil
 }
+
+// ginkgoLeftOut finds skipped specs in the summary of a Ginkgo suite, which
+// passes as a test of Go.
+var ginkgoLeftOut = regexp.MustCompile(`\b([1-9][0-9]*) Skipped`)
 
 // event is a line of go test -json, see go doc test2json.
 type event struct {
@@ -113,6 +118,9 @@ func (r *report) endTest(e event, p *progress) {
 	switch e.Action {
 	case "pass":
 		p.passed++
+		if m := ginkgoLeftOut.FindStringSubmatch(strings.Join(p.output[e.Test], "")); m != nil {
+			r.leftOut = append(r.leftOut, fmt.Sprintf("  %s %s: %s of its specs", short(e.Package), e.Test, m[1]))
+		}
 	case "skip":
 		p.skipped++
 		r.leftOut = append(r.leftOut, fmt.Sprintf("  %s %s: %s", short(e.Package), e.Test, reason(p.output[e.Test])))

@@ -21,7 +21,7 @@ const events = `
 
 func TestReportOfPassedTests(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "left-out")
-	out, ok := report1(t, events, file)
+	out, ok := collect(t, events, file)
 	if !ok {
 		t.Error("reported as failed")
 	}
@@ -37,8 +37,24 @@ func TestReportOfPassedTests(t *testing.T) {
 	}
 }
 
+func TestReportOfSkippedSpecs(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "left-out")
+	collect(t, `
+{"Action":"output","Package":"a","Test":"TestSuite","Output":"SUCCESS! -- 8 Passed | 0 Failed | 0 Pending | 12 Skipped\n"}
+{"Action":"pass","Package":"a","Test":"TestSuite"}
+{"Action":"output","Package":"b","Test":"TestSuite","Output":"SUCCESS! -- 8 Passed | 0 Failed | 0 Pending | 0 Skipped\n"}
+{"Action":"pass","Package":"b","Test":"TestSuite"}`, file)
+	left, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "  a TestSuite: 12 of its specs\n"; string(left) != want {
+		t.Errorf("left out: got %q, want %q", left, want)
+	}
+}
+
 func TestReportOfCachedResults(t *testing.T) {
-	out, _ := report1(t, `
+	out, _ := collect(t, `
 {"Action":"output","Package":"a","Output":"ok  \ta\t(cached)\n"}
 {"Action":"pass","Package":"a","Elapsed":0}`, "")
 	if !strings.HasSuffix(out, "0 passed (nothing changed since it was run)\n") {
@@ -60,7 +76,7 @@ func TestReportOfFailures(t *testing.T) {
 {"Action":"fail","Package":"b","Elapsed":0}`, "undefined: x"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out, ok := report1(t, c.events, "")
+			out, ok := collect(t, c.events, "")
 			if ok {
 				t.Error("not reported as failed")
 			}
@@ -72,12 +88,12 @@ func TestReportOfFailures(t *testing.T) {
 }
 
 func TestReportPassesOnWhatIsNoEvent(t *testing.T) {
-	if out, _ := report1(t, "go: no such flag\n", ""); out != "go: no such flag\n" {
+	if out, _ := collect(t, "go: no such flag\n", ""); out != "go: no such flag\n" {
 		t.Errorf("got %q", out)
 	}
 }
 
-func report1(t *testing.T, events, file string) (out string, ok bool) {
+func collect(t *testing.T, events, file string) (out string, ok bool) {
 	t.Helper()
 	var text strings.Builder
 	ok, err := run(strings.NewReader(strings.TrimPrefix(events, "\n")), &text, file)
