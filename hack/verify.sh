@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 generated() {
-	find api config/crd/bases config/rbac \
+	find api config \
 		\( -name 'zz_generated.*' -o -path 'config/crd/bases/*' -o -name '*_role.yaml' \) -type f \
 		-exec sha256sum {} + | sort -k 2
 }
