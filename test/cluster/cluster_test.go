@@ -14,6 +14,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -246,6 +247,24 @@ func TestTwoClustersSideBySide(t *testing.T) {
 	answer, err = second.Node(0).Dial(t.Context(), "tcp", pod.Address(8080))
 	g.Expect(err).NotTo(HaveOccurred(), "the end of one cluster is nothing to the other")
 	g.Expect(answer.Server).To(Equal("second"))
+}
+
+func TestLinkOfSomebodyElseIsSpared(t *testing.T) {
+	g := NewWithT(t)
+	first := start(t, cluster.Options{})
+	number := first.Number()
+	g.Expect(first.Stop()).To(Succeed())
+
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = fmt.Sprintf("np%d-root", number)
+	link := &netlink.Veth{LinkAttrs: attrs, PeerName: fmt.Sprintf("np%d-peer", number)}
+	g.Expect(netlink.LinkAdd(link)).To(Succeed())
+	t.Cleanup(func() { g.Expect(netlink.LinkDel(link)).To(Succeed()) })
+	second := start(t, cluster.Options{})
+	g.Expect(second.Number()).NotTo(Equal(number))
+	g.Expect(second.Stop()).To(Succeed())
+	_, err := netlink.LinkByName(attrs.Name)
+	g.Expect(err).NotTo(HaveOccurred())
 }
 
 func TestEndOfContextRemovesTheCluster(t *testing.T) {

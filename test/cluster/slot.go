@@ -65,6 +65,11 @@ func acquire(ctx context.Context) (slot, error) {
 			s.unlock()
 			continue
 		}
+		// A container may share our links but not our folders.
+		if _, err := netlink.LinkByName(s.rootLink()); err == nil {
+			s.release()
+			continue
+		}
 		if err := os.MkdirAll(s.dir(), 0o700); err != nil {
 			s.unlock()
 			return slot{}, fmt.Errorf("creating the cluster's folder: %w", err)
