@@ -140,10 +140,7 @@ func (d *demo) untilOnlyTo(ctx context.Context, address string, servers ...strin
 func (d *demo) serviceDeleted(ctx context.Context) error {
 	d.report.section("A Service is deleted")
 	outside := d.cluster.Outside()
-	addresses := []struct {
-		from    *cluster.Place
-		address string
-	}{
+	addresses := []target{
 		{d.visitor.Place, d.clusterAddress("short-lived")},
 		{outside, d.cluster.Node(0).AddressPort(30082)},
 		{outside, at(shortLivedIP, 80)},
@@ -160,15 +157,7 @@ func (d *demo) serviceDeleted(ctx context.Context) error {
 		if _, err := d.cluster.Kubectl(ctx, "delete", "service", "--namespace", namespace, "short-lived"); err != nil {
 			return "", err
 		}
-		for _, a := range addresses {
-			err := until(ctx, programmingLimit, func(ctx context.Context) error {
-				return silent(ctx, a.from, "tcp", a.address)
-			})
-			if err != nil {
-				return "", err
-			}
-		}
-		return "", nil
+		return "", allSilent(ctx, addresses)
 	})
 	d.report.check("its ServiceProxyRules are gone, the other Services answer", func() (string, error) {
 		err := until(ctx, programmingLimit, func(ctx context.Context) error {
@@ -204,32 +193,71 @@ func (d *demo) objectsMatchServices(ctx context.Context) error {
 	return nil
 }
 
-// rulesObjectsDeleted checks that rules outlive their objects.
+// rulesObjectsDeleted checks that rules outlive their objects, with and without
+// a controller that writes them again.
 func (d *demo) rulesObjectsDeleted(ctx context.Context) error {
 	d.report.section("All ServiceProxyRules are deleted by mistake")
 	d.report.check("kubectl delete serviceproxyrules --all: no connection fails", func() (string, error) {
-		var before v1alpha1.ServiceProxyRulesList
-		if err := d.cluster.Client().List(ctx, &before); err != nil {
-			return "", err
-		}
-		stopPod := watch(ctx, d.visitor.Place, d.clusterAddress("cluster-ip"))
-		stopOutside := watch(ctx, d.cluster.Outside(), at(loadBalancerIP, 80))
-		out, err := d.cluster.Kubectl(ctx, "delete", "serviceproxyrules", "--all")
-		if err == nil && strings.Count(out, " deleted") != len(before.Items) {
-			err = fmt.Errorf("kubectl deleted other than %d objects: %s", len(before.Items), out)
-		}
+		stop := d.watchAll(ctx)
+		before, err := d.deleteRulesObjects(ctx)
 		if err == nil {
-			err = until(ctx, 30*time.Second, func(ctx context.Context) error { return d.replaced(ctx, before.Items) })
+			err = until(ctx, 30*time.Second, func(ctx context.Context) error { return d.replaced(ctx, before) })
 		}
 		if err == nil {
 			err = until(ctx, 30*time.Second, d.programmed)
 		}
-		fromPod, podErr := stopPod()
-		fromOutside, outsideErr := stopOutside()
-		return fmt.Sprintf("%d connections, %d objects are back", fromPod+fromOutside, len(before.Items)),
-			errors.Join(err, podErr, outsideErr)
+		made, watchErr := stop()
+		return fmt.Sprintf("%d connections, %d objects are back", made, len(before)), errors.Join(err, watchErr)
+	})
+	var before []v1alpha1.ServiceProxyRules
+	stop := d.watchAll(ctx)
+	d.report.check("the same without a controller: the nodes hold their rules", func() (string, error) {
+		err := d.controller.Stop()
+		if err == nil {
+			before, err = d.deleteRulesObjects(ctx)
+		}
+		if err == nil {
+			err = until(ctx, time.Minute, func(ctx context.Context) error { return d.reported(ctx, v1alpha1.ReasonHeld) })
+		}
+		return "Programmed is True, reason Held", err
+	})
+	d.report.check("the controller starts again: no connection has failed", func() (string, error) {
+		var err error
+		if d.controller, err = d.startController(); err == nil {
+			err = until(ctx, time.Minute, func(ctx context.Context) error { return d.replaced(ctx, before) })
+		}
+		if err == nil {
+			err = until(ctx, 30*time.Second, d.programmed)
+		}
+		made, watchErr := stop()
+		return fmt.Sprintf("%d connections, %d objects are back", made, len(before)), errors.Join(err, watchErr)
 	})
 	return nil
+}
+
+// watchAll connects again and again from a pod and from outside, until it is
+// stopped.
+func (d *demo) watchAll(ctx context.Context) (stop func() (int, error)) {
+	stopPod := watch(ctx, d.visitor.Place, d.clusterAddress("cluster-ip"))
+	stopOutside := watch(ctx, d.cluster.Outside(), at(loadBalancerIP, 80))
+	return func() (int, error) {
+		fromPod, podErr := stopPod()
+		fromOutside, outsideErr := stopOutside()
+		return fromPod + fromOutside, errors.Join(podErr, outsideErr)
+	}
+}
+
+// deleteRulesObjects deletes all ServiceProxyRules and returns what they were.
+func (d *demo) deleteRulesObjects(ctx context.Context) ([]v1alpha1.ServiceProxyRules, error) {
+	var before v1alpha1.ServiceProxyRulesList
+	if err := d.cluster.Client().List(ctx, &before); err != nil {
+		return nil, err
+	}
+	out, err := d.cluster.Kubectl(ctx, "delete", "serviceproxyrules", "--all")
+	if err == nil && strings.Count(out, " deleted") != len(before.Items) {
+		err = fmt.Errorf("kubectl deleted other than %d objects: %s", len(before.Items), out)
+	}
+	return before.Items, err
 }
 
 // replaced returns nil when all objects exist again, under other UIDs.

@@ -229,6 +229,11 @@ func (d *demo) programmed(ctx context.Context) error {
 		default:
 		}
 	}
+	return d.reported(ctx, v1alpha1.ReasonProgrammed)
+}
+
+// reported returns nil when Programmed has the given reason on every node.
+func (d *demo) reported(ctx context.Context, reason string) error {
 	for _, node := range d.cluster.Nodes() {
 		rules := &v1alpha1.NodeProxyRules{}
 		if err := d.cluster.Client().Get(ctx, client.ObjectKey{Name: node.Name()}, rules); err != nil {
@@ -238,7 +243,7 @@ func (d *demo) programmed(ctx context.Context) error {
 		if condition == nil {
 			return fmt.Errorf("%s has not reported yet", node.Name())
 		}
-		if condition.Reason != v1alpha1.ReasonProgrammed {
+		if condition.Reason != reason {
 			return fmt.Errorf("%s: Programmed is %s, %s: %s", node.Name(), condition.Status, condition.Reason, condition.Message)
 		}
 	}

@@ -69,9 +69,35 @@ func silent(ctx context.Context, from *cluster.Place, network, address string) e
 	}
 }
 
+// allSilent wants that nobody answers soon, from any of the places. It tries
+// them at the same time, because silence takes its time.
+func allSilent(ctx context.Context, targets []target) error {
+	results := make(chan error)
+	for _, t := range targets {
+		go func() {
+			results <- until(ctx, programmingLimit, func(ctx context.Context) error {
+				return silent(ctx, t.from, "tcp", t.address)
+			})
+		}()
+	}
+	var errs []error
+	for range targets {
+		errs = append(errs, <-results)
+	}
+	return errors.Join(errs...)
+}
+
+// target is an address and where to try it from.
+type target struct {
+	from    *cluster.Place
+	address string
+}
+
 // refused wants a refusal, which tells a client at once, and not silence.
 func refused(ctx context.Context, from *cluster.Place, network, address string) error {
-	answer, err := from.Dial(oneTry(ctx), network, address)
+	ctx, cancel := context.WithTimeout(ctx, 250*time.Millisecond)
+	defer cancel()
+	answer, err := from.Dial(ctx, network, address)
 	switch {
 	case err == nil:
 		return fmt.Errorf("%s %s from %s: %s answers", network, address, from.Name(), answer.Server)
