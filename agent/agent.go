@@ -117,7 +117,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.log.Info("Starting", "node", a.options.NodeName, "version", a.options.Version, "kernel", a.options.Kernel, "server", a.options.Client.server)
 	var wg sync.WaitGroup
 	trouble := newAPITrouble(a.options.Clock, a.log, a.options.Client.server, a.metrics.watchTrouble)
-	for _, w := range watchers(a.options.Client, a.store, trouble, a.changed) {
+	for _, w := range watchers(a.options.Client, a.options.Clock, a.store, trouble, a.changed) {
 		wg.Go(func() { w.run(ctx) })
 	}
 	wg.Go(func() {

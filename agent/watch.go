@@ -92,6 +92,7 @@ type watcher struct {
 	list     func() runtime.Object
 	store    cache.ReflectorStore
 	trouble  *apiTrouble
+	clock    clock.Clock
 }
 
 // run watches until ctx is done.
@@ -112,13 +113,15 @@ func (w *watcher) run(ctx context.Context) {
 			return started, err
 		},
 	}
-	reflector := cache.NewReflectorWithOptions(lw, w.example, w.store, cache.ReflectorOptions{
-		Name: w.resource,
-		Backoff: &wait.Backoff{
-			Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 8 * time.Second,
-		},
-	})
-	reflector.RunWithContext(ctx)
+	reflector := cache.NewReflectorWithOptions(lw, w.example, w.store, cache.ReflectorOptions{Name: w.resource})
+	backoff := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 8 * time.Second}
+	// Not reflector.RunWithContext, which logs every failure in its own way.
+	_ = backoff.DelayWithReset(w.clock, time.Minute).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		// What lists and watches return has been noted; what the reflector itself
+		// adds is that it starts again.
+		_ = reflector.ListAndWatchWithContext(ctx)
+		return false, nil
+	}) // ends only with ctx
 }
 
 // narrow restricts a request to the only object that is watched.
@@ -131,7 +134,7 @@ func (w *watcher) narrow(options *metav1.ListOptions) *metav1.ListOptions {
 
 // watchers returns what the agent watches: all ServiceProxyRules, the NodeProxy
 // and its own NodeProxyRules. changed is called after every change.
-func watchers(client *Client, s *store, trouble *apiTrouble, changed func()) []*watcher {
+func watchers(client *Client, clk clock.Clock, s *store, trouble *apiTrouble, changed func()) []*watcher {
 	services := &mirror[*v1alpha1.ServiceProxyRules]{
 		replace: func(list []*v1alpha1.ServiceProxyRules) { s.replaceServices(list); changed() },
 		set:     func(o *v1alpha1.ServiceProxyRules) { s.setService(o); changed() },
@@ -165,11 +168,11 @@ func watchers(client *Client, s *store, trouble *apiTrouble, changed func()) []*
 	}
 	return []*watcher{
 		{client: client, resource: "serviceproxyrules", example: &v1alpha1.ServiceProxyRules{},
-			list: func() runtime.Object { return &v1alpha1.ServiceProxyRulesList{} }, store: services, trouble: trouble},
+			list: func() runtime.Object { return &v1alpha1.ServiceProxyRulesList{} }, store: services, trouble: trouble, clock: clk},
 		{client: client, resource: "nodeproxies", name: v1alpha1.NodeProxyName, example: &v1alpha1.NodeProxy{},
-			list: func() runtime.Object { return &v1alpha1.NodeProxyList{} }, store: proxies, trouble: trouble},
+			list: func() runtime.Object { return &v1alpha1.NodeProxyList{} }, store: proxies, trouble: trouble, clock: clk},
 		{client: client, resource: "nodeproxyrules", name: s.nodeName, example: &v1alpha1.NodeProxyRules{},
-			list: func() runtime.Object { return &v1alpha1.NodeProxyRulesList{} }, store: own, trouble: trouble},
+			list: func() runtime.Object { return &v1alpha1.NodeProxyRulesList{} }, store: own, trouble: trouble, clock: clk},
 	}
 }
 

@@ -1,0 +1,387 @@
+package apitest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// service makes the ServiceProxyRules of a Service with one port.
+func service(ctx context.Context, name, clusterIP string, endpoints ...string) *v1alpha1.ServiceProxyRules {
+	GinkgoHelper()
+	object := &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "shop." + name}}
+	object.Spec = v1alpha1.ServiceProxyRulesSpec{
+		FormatVersion: 1, ServiceCreated: metav1.Now(), ClusterIPs: []string{clusterIP},
+		Ports: []v1alpha1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}},
+	}
+	if len(endpoints) > 0 {
+		object.Spec.Ports[0].Endpoints = []v1alpha1.EndpointGroup{{State: v1alpha1.EndpointReady, Addresses: endpoints}}
+	}
+	Expect(api.Create(ctx, object)).To(Succeed())
+	DeferCleanup(func(ctx context.Context) {
+		Expect(client.IgnoreNotFound(api.Delete(ctx, object))).To(Succeed())
+	})
+	return object
+}
+
+// inventory makes the NodeProxy say that exactly these Services must exist.
+func inventory(ctx context.Context, names ...string) {
+	GinkgoHelper()
+	object := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
+	if err := api.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
+		Expect(client.IgnoreNotFound(err)).To(Succeed())
+		Expect(api.Create(ctx, object)).To(Succeed())
+		DeferCleanup(func(ctx context.Context) {
+			Expect(client.IgnoreNotFound(api.Delete(ctx, object))).To(Succeed())
+		})
+	}
+	var sum uint64
+	for _, name := range names {
+		sum += v1alpha1.NameHash("shop." + name)
+	}
+	object.Status.Inventory = &v1alpha1.Inventory{Services: int32(len(names)), Hash: v1alpha1.FormatInventoryHash(sum)}
+	Expect(api.Status().Update(ctx, object)).To(Succeed())
+}
+
+var _ = Describe("an agent", func() {
+	It("programs what it is given and reports it", func(ctx SpecContext) {
+		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080", "10.244.2.6:8080")
+		inventory(ctx, "cart")
+		n := newNode()
+		n.createRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) {
+			s.Services = []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "cart",
+				Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.5:8080"}}}}}
+		})
+		n.start()
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
+
+		By("writing every figure at once with the condition")
+		stored := n.rules(ctx)
+		s := stored.Status
+		Expect(n.condition(ctx, v1alpha1.ConditionAccepted)()).To(Equal("True/Accepted"))
+		Expect(s.ObservedGeneration).To(Equal(stored.Generation))
+		Expect(s.SettingsRevision).To(Equal("7d1f0a9c"))
+		Expect(s.Mode).To(Equal(v1alpha1.ModeIPTables))
+		Expect(s.Families).To(Equal([]string{"IPv4"}))
+		Expect(s.AppliedResourceVersion).NotTo(BeEmpty())
+		Expect([]int32{s.Services, s.Endpoints, s.LocalEndpoints, s.Held}).To(Equal([]int32{1, 2, 1, 0}))
+		Expect(s.Refused.Count).To(BeZero())
+		Expect(s.Kernel.Chains).To(BeEquivalentTo(1))
+		Expect(s.Kernel.VerifiedTime.IsZero()).To(BeFalse())
+		Expect(s.LastSync.Kind).To(Equal(v1alpha1.SyncFull))
+		Expect(s.Difference.Count).To(BeZero())
+		Expect(s.Agent.Version).To(Equal("v0.1.0"))
+		Expect(s.Agent.Kernel).To(Equal("6.18.0"))
+		Expect(s.Agent.IPTables).To(Equal("1.8.9 (nf_tables)"))
+		Expect(s.Agent.FormatVersions).To(Equal([]int32{1}))
+		Expect(s.Conntrack).To(BeNil())
+
+		By("following a change of membership within seconds")
+		n.editRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) { s.Services = nil })
+		Eventually(func() int32 { return n.rules(ctx).Status.LocalEndpoints }, "7s").Should(BeZero())
+		Expect(n.rules(ctx).Status.ObservedGeneration).To(Equal(stored.Generation + 1))
+	})
+
+	It("applies nothing before its own object exists, and then at once", func(ctx SpecContext) {
+		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		n := newNode().start()
+		Consistently(n.kernel.Services).Should(BeEmpty())
+		n.createRules(ctx, nil)
+		Eventually(n.kernel.Services).Should(Equal([]string{"shop/cart"}))
+		service(ctx, "pay", "10.96.0.8")
+		Eventually(n.kernel.Services).Should(Equal([]string{"shop/cart", "shop/pay"}))
+	})
+
+	It("holds what vanishes, removes what is released", func(ctx SpecContext) {
+		cart, pay := service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080"), service(ctx, "pay", "10.96.0.8")
+		inventory(ctx, "cart", "pay")
+		n := newNode()
+		n.createRules(ctx, nil)
+		n.start()
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+
+		By("keeping the rules of an object that is deleted without being released")
+		Expect(api.Delete(ctx, cart)).To(Succeed())
+		Consistently(n.kernel.Services).Should(Equal([]string{"shop/cart", "shop/pay"}))
+
+		By("taking the object up again when it returns")
+		service(ctx, "cart", "10.96.0.7", "10.244.1.9:8080")
+		Eventually(func() string { return n.kernel.Service("shop", "cart").Ports[0].Cluster[0].String() }).Should(Equal("10.244.1.9:8080"))
+
+		By("removing what is released at once, before and after the deletion")
+		pay.Spec.Released = true
+		Expect(api.Update(ctx, pay)).To(Succeed())
+		Eventually(n.kernel.Services).Should(Equal([]string{"shop/cart"}))
+		Expect(api.Delete(ctx, pay)).To(Succeed())
+		inventory(ctx, "cart")
+		Consistently(n.kernel.Services).Should(Equal([]string{"shop/cart"}))
+	})
+
+	It("ends a held Service when the inventory agrees", func(ctx SpecContext) {
+		cart := service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		service(ctx, "pay", "10.96.0.8")
+		inventory(ctx, "cart", "pay")
+		n := newNode()
+		n.createRules(ctx, nil)
+		n.start()
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+		Expect(api.Delete(ctx, cart)).To(Succeed())
+		Consistently(n.kernel.Services).Should(HaveLen(2))
+		inventory(ctx, "pay")
+		Eventually(n.kernel.Services).Should(Equal([]string{"shop/pay"}))
+	})
+
+	It("removes leftovers only once list and inventory agree", func(ctx SpecContext) {
+		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		first := newNode()
+		first.createRules(ctx, nil)
+		service(ctx, "old", "10.96.0.9")
+		first.start()
+		Eventually(first.kernel.Services).Should(HaveLen(2))
+		first.stop()
+		Expect(api.Delete(ctx, &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "shop.old"}})).To(Succeed())
+
+		first.start() // the same kernel, an agent without memory
+		Eventually(func() int { return len(first.kernel.Services()) }).Should(Equal(2))
+		Consistently(first.kernel.Services).Should(HaveLen(2))
+		inventory(ctx, "cart")
+		Eventually(first.kernel.Services).Should(Equal([]string{"shop/cart"}))
+	})
+
+	It("reports Held 10 seconds after the NodeProxy is deleted, and ends it", func(ctx SpecContext) {
+		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		inventory(ctx, "cart")
+		n := newNode()
+		n.createRules(ctx, nil)
+		n.start()
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+		Expect(api.Delete(ctx, &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: "cluster"}})).To(Succeed())
+		Consistently(n.condition(ctx, v1alpha1.ConditionProgrammed), "8s").Should(Equal("True/Programmed"))
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Held"))
+		Expect(n.message(ctx, v1alpha1.ConditionProgrammed)).To(ContainSubstring(`no NodeProxy "cluster"`))
+		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
+		inventory(ctx, "cart")
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+	})
+
+	It("keeps everything when its own object is deleted", func(ctx SpecContext) {
+		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		inventory(ctx, "cart")
+		n := newNode()
+		n.createRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Sync.VerifyIntervalSeconds = new(int32(5)) })
+		n.start()
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+		Expect(api.Delete(ctx, n.rules(ctx))).To(Succeed())
+		Eventually(n.log.text).Should(ContainSubstring("does not exist: the last known one stays in force"))
+
+		By("still repairing and still following Services")
+		n.kernel.Remove("shop", "cart")
+		Eventually(n.kernel.Services).Should(Equal([]string{"shop/cart"}))
+		service(ctx, "pay", "10.96.0.8")
+		Eventually(n.kernel.Services).Should(Equal([]string{"shop/cart", "shop/pay"}))
+
+		n.createRules(ctx, nil)
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(HavePrefix("True/"))
+	})
+
+	It("writes nothing while another proxy is active, and takes over when it stops", func(ctx SpecContext) {
+		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		inventory(ctx, "cart")
+		n := newNode()
+		n.other.answer("ipvs")
+		n.createRules(ctx, nil)
+		n.start()
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("False/ConflictingProxy"))
+		Expect(n.condition(ctx, v1alpha1.ConditionConflictingProxy)()).To(Equal("True/ConflictingProxy"))
+		Expect(n.message(ctx, v1alpha1.ConditionProgrammed)).To(And(ContainSubstring(`"ipvs"`), ContainSubstring("stop it")))
+		Consistently(n.kernel.Writes).Should(BeZero())
+		n.other.close()
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
+		Expect(n.condition(ctx, v1alpha1.ConditionConflictingProxy)()).To(HavePrefix("False/"))
+	})
+
+	DescribeTable("does not accept what it cannot do, and leaves the rules", func(ctx SpecContext, edit func(*v1alpha1.NodeProxyRulesSpec), reason, named string) {
+		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		inventory(ctx, "cart")
+		n := newNode()
+		n.createRules(ctx, nil)
+		n.start()
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+		n.editRules(ctx, edit)
+		Eventually(n.condition(ctx, v1alpha1.ConditionAccepted)).Should(Equal("False/" + reason))
+		Expect(n.condition(ctx, v1alpha1.ConditionProgrammed)()).To(Equal("False/Failed"))
+		Expect(n.message(ctx, v1alpha1.ConditionAccepted)).To(And(ContainSubstring(named), ContainSubstring("stay as they are")))
+		Expect(n.rules(ctx).Status.SettingsRevision).To(Equal("7d1f0a9c"))
+		service(ctx, "pay", "10.96.0.8")
+		Consistently(n.kernel.Services).Should(Equal([]string{"shop/cart"}))
+
+		n.editRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) {
+			s.FormatVersion, s.Settings, s.SettingsRevision = 1, *v1alpha1.CompleteSettings(nil), "0"
+		})
+		Eventually(n.condition(ctx, v1alpha1.ConditionAccepted)).Should(Equal("True/Accepted"))
+		Eventually(n.kernel.Services).Should(Equal([]string{"shop/cart", "shop/pay"}))
+		Eventually(func() string { return n.rules(ctx).Status.SettingsRevision }).Should(Equal("0"))
+	},
+		Entry("IPVS", func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Mode = new(v1alpha1.ModeIPVS) }, "Unsupported", "spec.settings.mode"),
+		Entry("Audit", func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1alpha1.Audit) }, "Unsupported", "spec.settings.enforcement"),
+		Entry("invalid settings", func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(32)) }, "Invalid", "spec.settings.masquerade.bit"),
+		Entry("an unknown format", func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }, "UnknownFormat", "spec.formatVersion 2"),
+	)
+
+	It("names a Service in a format it does not know and keeps its rules", func(ctx SpecContext) {
+		cart := service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		inventory(ctx, "cart")
+		n := newNode()
+		n.createRules(ctx, nil)
+		n.start()
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+		cart.Spec.FormatVersion = 9
+		cart.Spec.ClusterIPs = []string{"10.96.0.99"}
+		Expect(api.Update(ctx, cart)).To(Succeed())
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/SomeServicesRefused"))
+		Expect(n.rules(ctx).Status.Refused.Examples).To(ConsistOf(HavePrefix("shop/cart: spec.formatVersion 9")))
+		Expect(n.kernel.Service("shop", "cart").ClusterIP.String()).To(Equal("10.96.0.7"))
+	})
+
+	It("reports what the kernel refuses and lacks, and recovers", func(ctx SpecContext) {
+		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		inventory(ctx, "cart")
+		n := newNode()
+		n.kernel.Lack("iptables is not installed: apt-get install iptables")
+		n.createRules(ctx, nil)
+		n.start()
+		Eventually(n.condition(ctx, v1alpha1.ConditionAccepted)).Should(Equal("False/Unsupported"))
+		Expect(n.condition(ctx, v1alpha1.ConditionProgrammed)()).To(Equal("False/Failed"))
+		Expect(n.message(ctx, v1alpha1.ConditionAccepted)).To(ContainSubstring("apt-get install iptables"))
+		n.kernel.Lack("")
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+
+		n.kernel.Fail(errors.New("another process holds the lock"))
+		service(ctx, "pay", "10.96.0.8")
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("False/Failed"))
+		Expect(n.message(ctx, v1alpha1.ConditionProgrammed)).To(ContainSubstring("another process holds the lock"))
+		Expect(n.condition(ctx, v1alpha1.ConditionAccepted)()).To(Equal("True/Accepted"))
+		n.kernel.Fail(nil)
+		n.kernel.Refuse("shop", "bad", "line 3 failed")
+		service(ctx, "bad", "10.96.0.9")
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/SomeServicesRefused"))
+		Expect(n.rules(ctx).Status.Refused.Examples).To(Equal([]string{"shop/bad: IPv4: line 3 failed"}))
+	})
+
+	It("rewrites what somebody else writes into its status", func(ctx SpecContext) {
+		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		inventory(ctx, "cart")
+		n := newNode()
+		n.createRules(ctx, nil)
+		n.start()
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+
+		By("editing a figure")
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"status":{"services":77}}`))
+		Expect(api.Status().Patch(ctx, n.rules(ctx), patch, client.FieldOwner("kubectl-edit"))).To(Succeed())
+		Expect(n.rules(ctx).Status.Services).To(Or(BeEquivalentTo(77), BeEquivalentTo(1)))
+		Eventually(func() int32 { return n.rules(ctx).Status.Services }).Should(BeEquivalentTo(1))
+
+		By("editing a condition, as the controller does when it hears nothing")
+		object := n.rules(ctx)
+		for i := range object.Status.Conditions {
+			if c := &object.Status.Conditions[i]; c.Type == v1alpha1.ConditionProgrammed {
+				c.Status, c.Reason = metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding
+			}
+		}
+		Expect(api.Status().Update(ctx, object)).To(Succeed())
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+
+		By("leaving a condition of another type alone, without writing for ever")
+		object = n.rules(ctx)
+		object.Status.Conditions = append(object.Status.Conditions, metav1.Condition{
+			Type: "Inspected", Status: metav1.ConditionTrue, Reason: "ByHand", LastTransitionTime: metav1.Now()})
+		Expect(api.Status().Update(ctx, object)).To(Succeed())
+		Eventually(n.condition(ctx, "Inspected")).Should(Equal("True/ByHand"))
+		var settled string
+		Eventually(func() bool {
+			before := settled
+			settled = n.rules(ctx).ResourceVersion
+			return before == settled
+		}, "10s", "3s").Should(BeTrue())
+	})
+
+	It("does not touch the status at a restart that changes nothing", func(ctx SpecContext) {
+		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		inventory(ctx, "cart")
+		n := newNode()
+		n.createRules(ctx, nil)
+		n.start()
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+		n.stop()
+		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}), "stopping leaves all rules")
+		before := n.rules(ctx).Status.Conditions
+		n.start()
+		Consistently(n.condition(ctx, v1alpha1.ConditionProgrammed), "3s").Should(Equal("True/Programmed"))
+		Expect(n.rules(ctx).Status.Conditions).To(Equal(before))
+	})
+
+	It("gives a contested address to the older Service until that goes", func(ctx SpecContext) {
+		older := service(ctx, "older", "10.96.0.7", "10.244.1.5:8080")
+		younger := service(ctx, "younger", "10.96.0.8", "10.244.1.6:8080")
+		older.Spec.ServiceCreated = metav1.NewTime(time.Now().Add(-time.Hour))
+		for _, object := range []*v1alpha1.ServiceProxyRules{older, younger} {
+			object.Spec.ExternalIPs = []string{"192.0.2.99"}
+			Expect(api.Update(ctx, object)).To(Succeed())
+		}
+		n := newNode()
+		n.createRules(ctx, nil)
+		n.start()
+		lost := func(name string) func() int {
+			return func() int {
+				svc := n.kernel.Service("shop", name)
+				if svc == nil {
+					return -1
+				}
+				return len(svc.Ports[0].Lost)
+			}
+		}
+		Eventually(lost("younger")).Should(Equal(1))
+		Expect(lost("older")()).To(BeZero())
+		older.Spec.Released = true
+		Expect(api.Update(ctx, older)).To(Succeed())
+		Eventually(lost("younger")).Should(BeZero())
+	})
+
+	It("writes no figure of a membership that did not change, and few bytes", func(ctx SpecContext) {
+		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		inventory(ctx, "cart")
+		n := newNode()
+		n.createRules(ctx, nil)
+		n.start()
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+		before := n.rules(ctx).ResourceVersion
+		service(ctx, "pay", "10.96.0.8", "10.244.1.7:8080")
+		Eventually(n.kernel.Services).Should(HaveLen(2))
+		Consistently(func() string { return n.rules(ctx).ResourceVersion }, "3s").Should(Equal(before), "figures alone wait five minutes")
+		text, err := json.Marshal(n.rules(ctx).Status)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(len(text)).To(BeNumerically("<", 2000))
+	})
+
+	It("says what to do when the API does not let it in", func(ctx SpecContext) {
+		stranger := rest.AnonymousClientConfig(config)
+		n := newNode().startAt(clock.RealClock{}, stranger)
+		Eventually(n.log.text).Should(Or(ContainSubstring("credentials"), ContainSubstring("ClusterRole")))
+		Expect(n.log.text()).To(ContainSubstring("rules in the kernel stay as they are"))
+		Expect(n.kernel.Writes()).To(BeZero())
+	})
+})
