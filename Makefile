@@ -86,6 +86,11 @@ test-cluster: ## Run the tests of the local cluster that demo and tests use (roo
 bench: ## Run the Go benchmarks, with allocations.
 	go test -run '^$$' -bench . -benchmem ./controllers/... ./agent/...
 
+.PHONY: performance
+performance: build ## Measure from EndpointSlice write to kernel rule, and memory (root).
+	hack/install-packages.sh
+	go run ./test/performance -bin bin
+
 ##@ Try out
 
 .PHONY: demo

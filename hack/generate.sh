@@ -13,9 +13,9 @@ go tool controller-gen \
 # their own packages.
 go tool controller-gen \
 	rbac:roleName=nodeproxy-controller,fileName=controller_role.yaml \
-	paths=./controllers/... \
+	paths="./controllers/...;./cmd/nodeproxy-controller/..." \
 	output:rbac:dir=config/rbac
 go tool controller-gen \
 	rbac:roleName=nodeproxy-agent,fileName=agent_role.yaml \
-	paths=./agent/... \
+	paths="./agent/...;./cmd/nodeproxy-agent/..." \
 	output:rbac:dir=config/rbac

@@ -69,28 +69,29 @@ func (n *Nodeproxy) Prepare(ctx context.Context) error {
 	return n.bind(ctx)
 }
 
-// bind gives each user the generated roles of its name.
+// bind gives each user the generated roles of its name: cluster-wide ones to
+// both, and the controller its lease.
 func (n *Nodeproxy) bind(ctx context.Context) error {
-	for _, user := range []string{controllerUser, agentUser} {
-		subjects := []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user}}
+	for _, name := range []string{controllerUser, agentUser} {
 		err := n.Cluster.Client().Create(ctx, &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: user},
-			Subjects:   subjects,
-			RoleRef:    rbacv1.RoleRef{Kind: "ClusterRole", APIGroup: rbacv1.GroupName, Name: user},
-		})
-		if client.IgnoreAlreadyExists(err) != nil {
-			return err
-		}
-		err = n.Cluster.Client().Create(ctx, &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: user},
-			Subjects:   subjects,
-			RoleRef:    rbacv1.RoleRef{Kind: "Role", APIGroup: rbacv1.GroupName, Name: user},
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Subjects:   []rbacv1.Subject{user(name)},
+			RoleRef:    rbacv1.RoleRef{Kind: "ClusterRole", APIGroup: rbacv1.GroupName, Name: name},
 		})
 		if client.IgnoreAlreadyExists(err) != nil {
 			return err
 		}
 	}
-	return nil
+	err := n.Cluster.Client().Create(ctx, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: controllerUser},
+		Subjects:   []rbacv1.Subject{user(controllerUser)},
+		RoleRef:    rbacv1.RoleRef{Kind: "Role", APIGroup: rbacv1.GroupName, Name: controllerUser},
+	})
+	return client.IgnoreAlreadyExists(err)
+}
+
+func user(name string) rbacv1.Subject {
+	return rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: name}
 }
 
 // Enable creates the NodeProxy: pods are told by the cluster's pod range.

@@ -1,13 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"crypto/sha256"
 	"encoding/base32"
 	"fmt"
-	"io"
-	"os/exec"
 	"strings"
 	"sync"
 	"time"
@@ -128,6 +125,14 @@ func (m *measurement) createService(ctx context.Context, i int) error {
 	return m.client.Create(ctx, m.slice(i, m.endpoints))
 }
 
+// nodeOf spreads endpoints over a hundred nodes, of which one exists.
+func (m *measurement) nodeOf(i, number int) string {
+	if n := (i + number) % 100; n != 0 {
+		return fmt.Sprintf("elsewhere-%d", n)
+	}
+	return m.node.Name()
+}
+
 // slice holds the first endpoints of a Service and, last, the one numbered last.
 func (m *measurement) slice(i, last int) *discoveryv1.EndpointSlice {
 	slice := &discoveryv1.EndpointSlice{
@@ -146,7 +151,7 @@ func (m *measurement) slice(i, last int) *discoveryv1.EndpointSlice {
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
 			Addresses:  []string{address(i, number)},
 			Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
-			NodeName:   new(m.node.Name()),
+			NodeName:   new(m.nodeOf(i, number)),
 		})
 	}
 	return slice
@@ -156,25 +161,21 @@ func (m *measurement) slice(i, last int) *discoveryv1.EndpointSlice {
 // each took from the start of the write to the kernel's announcement of the new
 // endpoint's chain.
 func (m *measurement) changeEndpoints(ctx context.Context) ([]time.Duration, error) {
-	chains, stop, err := m.watchChains(ctx)
+	announcements, err := watchRules(m.node)
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
-	if err := m.awaitWatch(ctx, chains); err != nil {
-		return nil, err
-	}
+	defer announcements.Close()
 	var out []time.Duration
 	for n := range m.changes {
 		i := (n*37 + 11) % m.services
 		number := 100 + n%100
-		want := endpointChain(i, number)
 		start := time.Now()
 		if err := m.client.Update(ctx, m.slice(i, number)); err != nil {
 			return nil, err
 		}
-		if err := waitFor(ctx, chains, want); err != nil {
-			return nil, fmt.Errorf("change %d of Service %s: %w\n%s", n, serviceName(i), err, m.agent.Tail())
+		if err := announcements.waitFor(endpointChain(i, number)); err != nil {
+			return nil, fmt.Errorf("change %d, Service %s: %w\n%s", n, serviceName(i), err, m.agent.Tail())
 		}
 		out = append(out, time.Since(start))
 		// Far enough apart that each change is written at once.
@@ -187,77 +188,8 @@ func (m *measurement) changeEndpoints(ctx context.Context) ([]time.Duration, err
 	return out, nil
 }
 
-func waitFor(ctx context.Context, chains <-chan string, want string) error {
-	limit := time.After(30 * time.Second)
-	for {
-		select {
-		case name, ok := <-chains:
-			if !ok {
-				return fmt.Errorf("nft monitor has ended")
-			}
-			if name == want {
-				return nil
-			}
-		case <-limit:
-			return fmt.Errorf("chain %s did not come within 30s", want)
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
 // endpointChain is the name of an endpoint's chain, which is kube-proxy's.
 func endpointChain(i, number int) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s:httptcp%s:8080", namespace, serviceName(i), address(i, number)))
 	return "KUBE-SEP-" + base32.StdEncoding.EncodeToString(sum[:10])
-}
-
-// awaitWatch makes chains in a table of its own until one of them is announced.
-func (m *measurement) awaitWatch(ctx context.Context, chains <-chan string) error {
-	const table = "performance-probe"
-	if _, err := m.node.Exec(ctx, "nft", "add", "table", "ip", table); err != nil {
-		return err
-	}
-	for n := range 50 {
-		if _, err := m.node.Exec(ctx, "nft", "add", "chain", "ip", table, fmt.Sprintf("c%d", n)); err != nil {
-			return err
-		}
-		select {
-		case <-chains:
-			_, err := m.node.Exec(ctx, "nft", "delete", "table", "ip", table)
-			return err
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
-	return fmt.Errorf("nft monitor announces nothing")
-}
-
-// watchChains reports the names of chains as the node's kernel announces them.
-func (m *measurement) watchChains(ctx context.Context) (<-chan string, func(), error) {
-	cmd := exec.CommandContext(ctx, "nft", "monitor", "new", "chains")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := m.node.Do(cmd.Start); err != nil {
-		return nil, nil, fmt.Errorf("run nft (apt-get install nftables): %w", err)
-	}
-	chains := make(chan string, 4096)
-	go readChains(out, chains)
-	return chains, func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	}, nil
-}
-
-func readChains(r io.Reader, chains chan<- string) {
-	defer close(chains)
-	lines := bufio.NewScanner(r)
-	for lines.Scan() {
-		// add chain ip nat KUBE-SEP-...
-		words := strings.Fields(lines.Text())
-		if len(words) >= 5 && words[0] == "add" && words[1] == "chain" {
-			chains <- words[4]
-		}
-	}
 }
