@@ -182,10 +182,12 @@ func (a *Agent) noteObject() {
 	defer a.mu.Unlock()
 	if gone != a.missing {
 		a.missing = gone
-		if gone {
+		if gone && settings == nil {
+			a.log.Info("There is no NodeProxyRules for this node: nothing is programmed until the controller renders it. See that the NodeProxy \"cluster\" exists, that the controller runs, and that --node-name is the Node's name", "nodeProxyRules", a.options.NodeName)
+		} else if gone {
 			a.log.Info("The NodeProxyRules of this node does not exist: the last known one stays in force, rules are kept and repaired", "nodeProxyRules", a.options.NodeName)
 		} else {
-			a.log.Info("The NodeProxyRules of this node exists again", "nodeProxyRules", a.options.NodeName)
+			a.log.Info("The NodeProxyRules of this node exists", "nodeProxyRules", a.options.NodeName)
 		}
 	}
 	message := ""

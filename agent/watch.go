@@ -102,14 +102,14 @@ func (w *watcher) run(ctx context.Context) {
 			list := w.list()
 			err := w.client.rest.Get().Resource(w.resource).
 				VersionedParams(w.narrow(&options), w.client.params).Do(ctx).Into(list)
-			w.trouble.note(ctx, w.resource, err)
+			w.trouble.note(ctx, request{w.resource, "list"}, err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			options.Watch = true
 			started, err := w.client.rest.Get().Resource(w.resource).
 				VersionedParams(w.narrow(&options), w.client.params).Watch(ctx)
-			w.trouble.note(ctx, w.resource, err)
+			w.trouble.note(ctx, request{w.resource, "watch"}, err)
 			return started, err
 		},
 	}
@@ -117,9 +117,9 @@ func (w *watcher) run(ctx context.Context) {
 	backoff := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 8 * time.Second}
 	// Not reflector.RunWithContext, which logs every failure in its own way.
 	_ = backoff.DelayWithReset(w.clock, time.Minute).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
-		// What lists and watches return has been noted; what the reflector itself
-		// adds is that it starts again.
-		_ = reflector.ListAndWatchWithContext(ctx)
+		if err := reflector.ListAndWatchWithContext(ctx); err != nil && ctx.Err() == nil {
+			w.trouble.log.V(2).Info("A watch has ended; starting it again", "resource", w.resource, "err", err.Error())
+		}
 		return false, nil
 	}) // ends only with ctx
 }
@@ -186,9 +186,12 @@ type apiTrouble struct {
 	server  string
 	changed func(resource string, failing bool)
 
-	mu   sync.Mutex           // guards what follows
-	last map[string]complaint // by resource
+	mu   sync.Mutex // guards what follows
+	last map[request]complaint
 }
+
+// request is a kind of request to the API.
+type request struct{ resource, verb string }
 
 type complaint struct {
 	advice string
@@ -196,22 +199,22 @@ type complaint struct {
 }
 
 func newAPITrouble(clk clock.PassiveClock, log logr.Logger, server string, changed func(resource string, failing bool)) *apiTrouble {
-	return &apiTrouble{clock: clk, log: log, server: server, changed: changed, last: map[string]complaint{}}
+	return &apiTrouble{clock: clk, log: log, server: server, changed: changed, last: map[request]complaint{}}
 }
 
 // note takes the outcome of a request.
-func (t *apiTrouble) note(ctx context.Context, resource string, err error) {
+func (t *apiTrouble) note(ctx context.Context, r request, err error) {
 	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsInvalid(err) {
 		return // we are stopping, or the reflector goes on by itself
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	last, failing := t.last[resource]
+	last, failing := t.last[r]
 	if err == nil {
 		if failing {
-			delete(t.last, resource)
-			t.changed(resource, false)
-			t.log.Info("Reading from the API works again", "resource", resource)
+			delete(t.last, r)
+			t.changed(r.resource, t.failing(r.resource))
+			t.log.Info("The API answers again", "resource", r.resource, "verb", r.verb)
 		}
 		return
 	}
@@ -220,11 +223,20 @@ func (t *apiTrouble) note(ctx context.Context, resource string, err error) {
 	if failing && last.advice == what && now.Sub(last.at) < troublePause {
 		return
 	}
-	if !failing {
-		t.changed(resource, true)
+	t.last[r] = complaint{advice: what, at: now}
+	t.changed(r.resource, true)
+	t.log.Error(err, "Could not read from the API; trying again, the rules in the kernel stay as they are", "resource", r.resource, "verb", r.verb, "server", t.server, "whatToDo", what)
+}
+
+// failing reports whether some request for the resource fails. The caller
+// holds mu.
+func (t *apiTrouble) failing(resource string) bool {
+	for r := range t.last {
+		if r.resource == resource {
+			return true
+		}
 	}
-	t.last[resource] = complaint{advice: what, at: now}
-	t.log.Error(err, "Could not read from the API; trying again, the rules in the kernel stay as they are", "resource", resource, "server", t.server, "whatToDo", what)
+	return false
 }
 
 // advice says what to do about an error from the API.
