@@ -133,7 +133,8 @@ func (s *store) prepare() batch {
 	for name, force := range s.dirty {
 		s.recombine(name, force)
 	}
-	clear(s.dirty)
+	// A new map: one that has been large once stays slow.
+	s.dirty = map[dataplane.ServiceName]bool{}
 	b := batch{rulesets: map[dataplane.Family]*dataplane.Ruleset{}, applied: appliedState{
 		version:          s.newestVersion,
 		generation:       s.current.Generation,
@@ -274,7 +275,7 @@ func (f *familyState) succeed(r *dataplane.Ruleset, result dataplane.Result, now
 	f.err, f.done = nil, true
 	f.lastUpdated, f.applyingSince = now, time.Time{}
 	f.refused = maps.Clone(result.Refused)
-	clear(f.dirty)
+	f.dirty = map[dataplane.ServiceName]struct{}{}
 	if r.Full {
 		f.difference = &dataplane.Difference{}
 		f.count(result.Chains, result.Rules, now)

@@ -1,0 +1,131 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+func TestFailover(t *testing.T) {
+	var answered [2]atomic.Int32
+	server := func(i int) *httptest.Server {
+		return httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			answered[i].Add(1)
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write([]byte(`{"apiVersion":"nodeproxy.io/v1alpha1","kind":"NodeProxy","metadata":{"name":"cluster"}}`))
+		}))
+	}
+	first, second := server(0), server(1)
+	defer second.Close()
+	client, err := NewClient(&rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, []string{first.URL, second.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	get := func() error {
+		return client.rest.Get().Resource("nodeproxies").Name("cluster").Do(context.Background()).Into(&v1alpha1.NodeProxy{})
+	}
+	if err := get(); err != nil || answered[0].Load() != 1 {
+		t.Fatalf("the first server is not asked first: %v", err)
+	}
+	first.Close()
+	for range 3 { // the request that meets the dead server may fail
+		_ = get()
+	}
+	if err := get(); err != nil || answered[1].Load() < 2 {
+		t.Errorf("the second server is not asked: %v, %d answers", err, answered[1].Load())
+	}
+}
+
+func TestServerURLs(t *testing.T) {
+	for _, bad := range []string{"192.0.2.10:6443", "http://192.0.2.10:6443", "https://", "https://192.0.2.10:6443/path", "https://[::1"} {
+		if _, err := NewClient(&rest.Config{}, []string{bad}); err == nil || !strings.Contains(err.Error(), "https://192.0.2.10:6443") {
+			t.Errorf("%s: got %v, want an error with an example", bad, err)
+		}
+	}
+	hosts, err := parseServers([]string{"https://192.0.2.10:6443", "https://[2001:db8::1]", "https://api.example/"})
+	if err != nil || strings.Join(hosts, " ") != "192.0.2.10:6443 [2001:db8::1]:443 api.example:443" {
+		t.Errorf("hosts %v, %v", hosts, err)
+	}
+}
+
+func TestAPITroubleIsSaidOnceWithAdvice(t *testing.T) {
+	resource := schema.GroupResource{Group: "nodeproxy.io", Resource: "serviceproxyrules"}
+	for _, tt := range []struct {
+		err    error
+		advice string
+	}{
+		{apierrors.NewNotFound(resource, ""), "kubectl apply -f config/crd/bases"},
+		{apierrors.NewUnauthorized("no"), "--kubeconfig"},
+		{apierrors.NewForbidden(resource, "", errors.New("no")), "ClusterRole"},
+		{errors.New("connection refused"), "--api-server"},
+	} {
+		var log []string
+		failing := map[string]bool{}
+		clk := clocktesting.NewFakePassiveClock(epoch)
+		trouble := newAPITrouble(clk, funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}), "https://192.0.2.10:6443",
+			func(resource string, on bool) { failing[resource] = on })
+		r := request{"serviceproxyrules", "list"}
+		trouble.note(context.Background(), r, nil)
+		for range 5 {
+			trouble.note(context.Background(), r, tt.err)
+		}
+		if len(log) != 1 || !strings.Contains(log[0], tt.advice) || !strings.Contains(log[0], "rules in the kernel stay") {
+			t.Errorf("%v: log %q lacks %q, or is not one line", tt.err, log, tt.advice)
+		}
+		clk.SetTime(epoch.Add(time.Minute))
+		trouble.note(context.Background(), r, tt.err)
+		trouble.note(context.Background(), request{"serviceproxyrules", "watch"}, tt.err)
+		trouble.note(context.Background(), r, nil)
+		if !failing["serviceproxyrules"] {
+			t.Error("not failing any more while its watch fails")
+		}
+		trouble.note(context.Background(), request{"serviceproxyrules", "watch"}, nil)
+		if len(log) != 5 || failing["serviceproxyrules"] {
+			t.Errorf("log %q, failing %v", log, failing)
+		}
+		stopped, cancel := context.WithCancel(context.Background())
+		cancel()
+		trouble.note(stopped, r, tt.err)
+		if len(log) != 5 {
+			t.Errorf("it complains while stopping: %q", log[5:])
+		}
+	}
+}
+
+func TestProbeProxyMode(t *testing.T) {
+	status, body := http.StatusOK, "iptables\n"
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/proxyMode" {
+			status = http.StatusTeapot
+		}
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(body))
+	}))
+	probe := ProbeProxyMode(strings.TrimPrefix(server.URL, "http://"))
+	expect := func(wantMode string, wantActive bool) {
+		t.Helper()
+		if mode, active, err := probe(context.Background()); mode != wantMode || active != wantActive || err != nil {
+			t.Errorf("got %q, %v, %v, want %q, %v", mode, active, err, wantMode, wantActive)
+		}
+	}
+	expect("iptables", true)
+	body = ""
+	expect("", true)
+	status = http.StatusNotFound
+	expect("", false)
+	server.Close()
+	expect("", false)
+}

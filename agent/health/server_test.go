@@ -1,0 +1,94 @@
+package health
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+// lines gathers what is logged.
+type lines struct {
+	mu   sync.Mutex
+	text []string
+}
+
+func (l *lines) add(_, args string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text = append(l.text, args)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Join(l.text, "\n")
+}
+
+// await waits for a state with a deadline.
+func await(t *testing.T, what string, state func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(10 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !state() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatal("not within 10 s: " + what)
+		}
+	}
+}
+
+func TestPortInUseIsSaidAndTriedAgain(t *testing.T) {
+	holder := freePort(t)
+	address := holder.Addr().String()
+	clk := clocktesting.NewFakeClock(now)
+	log := &lines{}
+	server := &Server{Name: "metrics", Address: address, Flag: "--metrics-bind-address", Clock: clk, Log: funcr.New(log.add, funcr.Options{}),
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, "ours") })}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); server.Run(ctx) }()
+
+	for range 3 {
+		await(t, "a pause", clk.HasWaiters)
+		clk.Step(bindPause)
+	}
+	await(t, "a pause", clk.HasWaiters)
+	if said := log.String(); strings.Count(said, "Could not serve") != 1 || !strings.Contains(said, "--metrics-bind-address") || !strings.Contains(said, address) {
+		t.Errorf("log: %s", said)
+	}
+	if err := holder.Close(); err != nil {
+		t.Fatal(err)
+	}
+	clk.Step(bindPause)
+	await(t, "an answer", func() bool {
+		response, err := http.Get("http://" + address)
+		if err != nil {
+			return false
+		}
+		defer func() { _ = response.Body.Close() }() // only read from
+		body, err := io.ReadAll(response.Body)
+		return err == nil && string(body) == "ours"
+	})
+	cancel()
+	<-done
+	if _, err := http.Get("http://" + address); err == nil {
+		t.Error("it still answers after the end")
+	}
+}
+
+func TestNoAddressServesNothing(t *testing.T) {
+	for _, address := range []string{"", "0"} {
+		(&Server{Address: address}).Run(context.Background()) // returns at once
+	}
+}

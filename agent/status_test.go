@@ -1,0 +1,343 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+var facts4 = facts{version: "v0.1.0", started: epoch, kernel: "6.18.0", iptables: "1.8.9 (nf_tables)", families: []dataplane.Family{dataplane.IPv4}}
+
+// programmed is a snapshot of an agent that has done all there is to do.
+func programmed() snapshot {
+	return snapshot{
+		now: epoch.Add(time.Hour), own: &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "u", Generation: 88, ResourceVersion: "100"}},
+		exists: true, listed: true, done: true, inventoryKnown: true,
+		families: map[dataplane.Family]familySnapshot{dataplane.IPv4: {done: true}},
+		applied: appliedState{version: "190233", generation: 88, settingsRevision: "7d1f0a9c", mode: v1alpha1.ModeIPTables,
+			lastSync: &v1alpha1.SyncReport{Time: seconds(epoch), DurationMilliseconds: 21, Kind: v1alpha1.SyncPartial, ServicesChanged: 1}},
+		services: 412, endpoints: 3980, local: 37,
+		kernel: &kernelCount{chains: 4815, rules: 13021, at: epoch}, difference: &dataplane.Difference{},
+	}
+}
+
+func name(s string) dataplane.ServiceName { return dataplane.ServiceName{Namespace: "shop", Name: s} }
+
+func TestConditions(t *testing.T) {
+	unsupportedErr := fmt.Errorf("iptables is missing: apt-get install iptables: %w", dataplane.ErrUnsupported)
+	ago := func(d time.Duration) time.Time { return epoch.Add(time.Hour).Add(-d) }
+	tests := []struct {
+		name       string
+		edit       func(*snapshot, *facts)
+		accepted   string
+		programmed string
+		message    string // in that of Programmed
+	}{
+		{"all is well", func(*snapshot, *facts) {}, "True Accepted", "True Programmed", "holds what is wanted"},
+		{"another proxy", func(s *snapshot, f *facts) { f.proxyMode = "ipvs" }, "True Accepted", "False ConflictingProxy", `answers "ipvs"`},
+		{"another proxy comes before a failure", func(s *snapshot, f *facts) { f.proxyMode, s.err = "ipvs", errors.New("x") }, "True Accepted", "False ConflictingProxy", ""},
+		{"another proxy, and not accepted", func(s *snapshot, f *facts) { f.proxyMode, s.refusal = "ipvs", &refusal{"Unsupported", "m"} }, "False Unsupported", "False ConflictingProxy", ""},
+		{"not accepted", func(s *snapshot, _ *facts) {
+			s.refusal = &refusal{"Unsupported", "spec.settings.mode: IPVS is not supported"}
+		}, "False Unsupported", "False Failed", "spec.settings.mode"},
+		{"not accepted comes before Pending", func(s *snapshot, _ *facts) { s.refusal, s.done = &refusal{"Invalid", "m"}, false }, "False Invalid", "False Failed", ""},
+		{"the last apply failed", func(s *snapshot, _ *facts) { s.err = errors.New("IPv4: table nat is locked") }, "True Accepted", "False Failed", "IPv4: table nat is locked; the rules stay as they were"},
+		{"the kernel cannot do it", func(s *snapshot, _ *facts) { s.err = unsupportedErr }, "False Unsupported", "False Failed", "apt-get install iptables"},
+		{"no first set, no list", func(s *snapshot, _ *facts) { s.done, s.listed = false, false }, "True Accepted", "False Pending", "waits for the list of ServiceProxyRules"},
+		{"no first set", func(s *snapshot, _ *facts) { s.done = false }, "True Accepted", "False Pending", "since the agent started"},
+		{"a change waits for 10 s", func(s *snapshot, _ *facts) { s.oldestPending = ago(10 * time.Second) }, "True Accepted", "True Programmed", ""},
+		{"a change waits for longer", func(s *snapshot, _ *facts) { s.oldestPending = ago(10*time.Second + 1) }, "True Accepted", "False Pending", "wait since 2026-11-20T08:59:49Z"},
+		{"refused Services", func(s *snapshot, _ *facts) {
+			s.refused = map[dataplane.ServiceName]string{name("b"): "line 3", name("a"): "line 2"}
+		}, "True Accepted", "True SomeServicesRefused", "2 Services are not programmed as wanted, all others are: shop/a: line 2; shop/b: line 3"},
+		{"refused Services come before held ones", func(s *snapshot, _ *facts) {
+			s.refused = map[dataplane.ServiceName]string{name("b"): "line 3"}
+			s.held, s.heldSince = []dataplane.ServiceName{name("a")}, ago(time.Minute)
+		}, "True Accepted", "True SomeServicesRefused", ""},
+		{"vanished for less than 10 s", func(s *snapshot, _ *facts) {
+			s.held, s.heldSince = []dataplane.ServiceName{name("a")}, ago(10*time.Second-1)
+		}, "True Accepted", "True Programmed", ""},
+		{"vanished for 10 s", func(s *snapshot, _ *facts) {
+			s.held, s.heldSince = []dataplane.ServiceName{name("a"), name("b"), name("c"), name("d")}, ago(10*time.Second)
+		}, "True Accepted", "True Held", "4 Services have vanished while their Services have not ended (shop/a, shop/b, shop/c, ...)"},
+		{"unconfirmed for less than 10 s", func(s *snapshot, _ *facts) { s.unconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
+		{"the inventory differs", func(s *snapshot, _ *facts) { s.unconfirmedSince = ago(time.Minute) }, "True Accepted", "True Held", "status.inventory"},
+		{"no NodeProxy", func(s *snapshot, _ *facts) { s.unconfirmedSince, s.inventoryKnown = ago(time.Minute), false }, "True Accepted", "True Held", `no NodeProxy "cluster"`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s, f := programmed(), facts4
+			tt.edit(&s, &f)
+			status := buildStatus(s, f, nil)
+			show := func(kind string) string {
+				c := meta.FindStatusCondition(status.Conditions, kind)
+				if c == nil {
+					return "absent"
+				}
+				if c.Message == "" || c.LastTransitionTime.IsZero() || c.ObservedGeneration == 0 {
+					t.Errorf("incomplete condition %+v", c)
+				}
+				return string(c.Status) + " " + c.Reason
+			}
+			if got := show(v1alpha1.ConditionAccepted); got != tt.accepted {
+				t.Errorf("Accepted: got %s, want %s", got, tt.accepted)
+			}
+			if got := show(v1alpha1.ConditionProgrammed); got != tt.programmed {
+				t.Errorf("Programmed: got %s, want %s", got, tt.programmed)
+			}
+			if m := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed).Message; !strings.Contains(m, tt.message) {
+				t.Errorf("message %q lacks %q", m, tt.message)
+			}
+			conflict := "absent"
+			if f.proxyMode != "" {
+				conflict = "True ConflictingProxy"
+			}
+			if got := show(v1alpha1.ConditionConflictingProxy); got != conflict {
+				t.Errorf("ConflictingProxy: got %s, want %s", got, conflict)
+			}
+		})
+	}
+}
+
+func TestStatusFigures(t *testing.T) {
+	s := programmed()
+	s.refused = map[dataplane.ServiceName]string{}
+	for i := range 12 {
+		s.refused[name(fmt.Sprintf("s%02d", i))] = strings.Repeat("x", 300)
+	}
+	s.held = []dataplane.ServiceName{name("a")}
+	s.difference = &dataplane.Difference{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}}
+	got := buildStatus(s, facts4, nil)
+	if n := len(got.Refused.Examples); n != 10 || len(got.Refused.Examples[0]) != maxExample {
+		t.Errorf("%d examples of refused Services, the first with %d bytes", n, len(got.Refused.Examples[0]))
+	}
+	got.Refused.Examples, got.Conditions = nil, nil
+	want := v1alpha1.NodeProxyRulesStatus{
+		ObservedGeneration: 88, SettingsRevision: "7d1f0a9c", Mode: "IPTables", Families: []string{"IPv4"},
+		AppliedResourceVersion: "190233", Services: 412, Endpoints: 3980, LocalEndpoints: 37, Held: 1,
+		Refused:    &v1alpha1.RefusedServices{Count: 12},
+		Kernel:     &v1alpha1.KernelCounts{VerifiedTime: seconds(epoch), Chains: 4815, Rules: 13021},
+		LastSync:   &v1alpha1.SyncReport{Time: seconds(epoch), DurationMilliseconds: 21, Kind: "Partial", ServicesChanged: 1},
+		Difference: &v1alpha1.DifferenceReport{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}},
+		Agent: &v1alpha1.AgentReport{Version: "v0.1.0", StartTime: seconds(epoch), Kernel: "6.18.0",
+			IPTables: "1.8.9 (nf_tables)", FormatVersions: []int32{1}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("status (-want +got):\n%s", diff)
+	}
+}
+
+func TestTransitionTimes(t *testing.T) {
+	old := metav1.NewTime(epoch.Add(-time.Hour))
+	former := []metav1.Condition{
+		{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: "Accepted", LastTransitionTime: old},
+		{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: "Held", LastTransitionTime: old},
+		{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue, Reason: "ConflictingProxy", LastTransitionTime: old},
+	}
+	s := programmed()
+	times := map[string]metav1.Time{}
+	for _, c := range buildStatus(s, facts4, former).Conditions {
+		times[c.Type] = c.LastTransitionTime
+		if c.Type == v1alpha1.ConditionConflictingProxy && c.Status != metav1.ConditionFalse {
+			t.Errorf("a conflict that has ended is %s", c.Status)
+		}
+	}
+	want := map[string]metav1.Time{
+		v1alpha1.ConditionAccepted: old, v1alpha1.ConditionProgrammed: old, // the reason alone has changed
+		v1alpha1.ConditionConflictingProxy: seconds(s.now),
+	}
+	if diff := cmp.Diff(want, times); diff != "" {
+		t.Errorf("transition times (-want +got):\n%s", diff)
+	}
+}
+
+// board stands for the API: it stores what is written.
+type board struct {
+	stored *v1alpha1.NodeProxyRules
+	writes int
+	err    error
+}
+
+func (b *board) apply(_ context.Context, _ string, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
+	b.writes++
+	b.stored = b.stored.DeepCopy()
+	b.stored.Status = *status.DeepCopy()
+	b.touch()
+	return b.stored, nil
+}
+
+// touch gives the object a new version.
+func (b *board) touch() {
+	var version int
+	_, _ = fmt.Sscan(b.stored.ResourceVersion, &version)
+	b.stored.ResourceVersion = fmt.Sprint(version + 1)
+}
+
+// edit changes the stored status as somebody else would.
+func (b *board) edit(change func(*v1alpha1.NodeProxyRulesStatus)) {
+	b.stored = b.stored.DeepCopy()
+	change(&b.stored.Status)
+	b.touch()
+}
+
+func TestWhenStatusIsWritten(t *testing.T) {
+	type world struct {
+		s      snapshot
+		f      facts
+		b      *board
+		writer *statusWriter
+		clock  *clocktesting.FakePassiveClock
+	}
+	// step lets time pass and reports whether the status was written.
+	step := func(w *world, pass time.Duration) bool {
+		w.s.now = w.s.now.Add(pass)
+		w.clock.SetTime(w.s.now)
+		w.s.own = w.b.stored
+		return w.writer.write(context.Background(), w.s, w.f)
+	}
+	start := func() *world {
+		s := programmed()
+		w := &world{s: s, f: facts4, b: &board{stored: s.own}, clock: clocktesting.NewFakePassiveClock(s.now)}
+		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: s.now}
+		return w
+	}
+	// written returns a world whose status has just been written.
+	written := func(t *testing.T) *world {
+		t.Helper()
+		w := start()
+		if !step(w, 0) {
+			t.Fatal("the first status is not written")
+		}
+		return w
+	}
+	expect := func(t *testing.T, w *world, pass time.Duration, want bool) {
+		t.Helper()
+		if got := step(w, pass); got != want {
+			t.Errorf("%v later: written %v, want %v", pass, got, want)
+		}
+	}
+	t.Run("nothing new, nothing written", func(t *testing.T) {
+		w := written(t)
+		expect(t, w, time.Second, false)
+		expect(t, w, 24*time.Hour, false)
+	})
+	t.Run("a reason at once", func(t *testing.T) {
+		w := written(t)
+		w.s.err = errors.New("locked")
+		expect(t, w, 0, true)
+		w.s.err = nil
+		expect(t, w, 0, true)
+	})
+	t.Run("the settings revision at once", func(t *testing.T) {
+		w := written(t)
+		w.s.applied.settingsRevision = "0"
+		expect(t, w, 0, true)
+	})
+	t.Run("a membership change within 5 s", func(t *testing.T) {
+		w := written(t)
+		w.s.applied.generation = 89
+		expect(t, w, time.Second, false)
+		expect(t, w, 3999*time.Millisecond, false)
+		expect(t, w, time.Millisecond, true)
+		w.s.applied.generation = 90
+		expect(t, w, 10*time.Second, true)
+	})
+	t.Run("another message within 5 s", func(t *testing.T) {
+		w := written(t)
+		w.s.err = errors.New("locked")
+		expect(t, w, 0, true)
+		w.s.err = errors.New("locked by another")
+		expect(t, w, time.Second, false)
+		expect(t, w, 4*time.Second, true)
+	})
+	t.Run("figures alone after 5 min", func(t *testing.T) {
+		w := written(t)
+		w.s.services++
+		expect(t, w, 5*time.Minute-time.Second, false)
+		expect(t, w, time.Second, true)
+		w.s.services++
+		expect(t, w, time.Second, false)
+		w.s.applied.settingsRevision = "0" // takes the figures along
+		expect(t, w, 0, true)
+		expect(t, w, time.Hour, false)
+	})
+	t.Run("what somebody else has written, at most once a second", func(t *testing.T) {
+		w := written(t)
+		w.b.edit(func(s *v1alpha1.NodeProxyRulesStatus) { s.Services = 7 })
+		expect(t, w, 0, false)
+		expect(t, w, time.Second, true)
+		if w.b.stored.Status.Services != 412 {
+			t.Errorf("services %d", w.b.stored.Status.Services)
+		}
+		w.b.edit(func(s *v1alpha1.NodeProxyRulesStatus) { s.Conditions[1].Status = metav1.ConditionUnknown })
+		expect(t, w, time.Minute, true)
+		w.b.edit(func(s *v1alpha1.NodeProxyRulesStatus) { s.Conditions = nil })
+		expect(t, w, 500*time.Millisecond, false)
+		expect(t, w, 500*time.Millisecond, true)
+		expect(t, w, time.Minute, false)
+	})
+	t.Run("somebody else's condition is left alone", func(t *testing.T) {
+		w := written(t)
+		w.b.edit(func(s *v1alpha1.NodeProxyRulesStatus) {
+			s.Conditions = append([]metav1.Condition{{Type: "Inspected", Status: metav1.ConditionTrue}}, s.Conditions...)
+		})
+		expect(t, w, time.Minute, false)
+	})
+	t.Run("an older watch event is not taken for an edit", func(t *testing.T) {
+		w := written(t)
+		stale := programmed().own
+		w.s.now = w.s.now.Add(time.Minute)
+		w.s.own = stale
+		if w.writer.write(context.Background(), w.s, w.f) {
+			t.Error("written because of a version from before the last write")
+		}
+	})
+	t.Run("a failed write is tried again after 5 s", func(t *testing.T) {
+		w := start()
+		w.b.err = errors.New("no API")
+		expect(t, w, 0, false)
+		w.b.err = nil
+		expect(t, w, 4*time.Second, false)
+		expect(t, w, time.Second, true)
+	})
+	t.Run("an object made anew is written at once", func(t *testing.T) {
+		w := written(t)
+		w.b.stored = &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "other", Generation: 1, ResourceVersion: "900"}}
+		expect(t, w, 0, true)
+	})
+	t.Run("no object, nothing written", func(t *testing.T) {
+		w := start()
+		w.s.exists = false
+		expect(t, w, time.Hour, false)
+	})
+	t.Run("a restart does not touch a stored status for 10 s", func(t *testing.T) {
+		w := written(t)
+		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: w.s.now}
+		w.s.done, w.s.applied = false, appliedState{}
+		expect(t, w, 9*time.Second, false)
+		expect(t, w, time.Second, true)
+		if c := meta.FindStatusCondition(w.b.stored.Status.Conditions, v1alpha1.ConditionProgrammed); c.Reason != v1alpha1.ReasonPending {
+			t.Errorf("reason %s", c.Reason)
+		}
+	})
+	t.Run("a fresh node says Pending at once", func(t *testing.T) {
+		w := start()
+		w.s.done, w.s.applied = false, appliedState{}
+		expect(t, w, 0, true)
+	})
+}

@@ -1,0 +1,596 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+var epoch = time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)
+
+// rig is a store with a kernel behind it, and a clock that the test moves.
+type rig struct {
+	*store
+	t        *testing.T
+	clock    *clocktesting.FakePassiveClock
+	kernel   *dataplanetest.Fake
+	version  int
+	problems []string
+}
+
+func newRig(t *testing.T) *rig {
+	r := &rig{t: t, clock: clocktesting.NewFakePassiveClock(epoch), kernel: dataplanetest.NewFake()}
+	r.store = newStore(r.clock, "node-1", []dataplane.Family{dataplane.IPv4}, func(name dataplane.ServiceName, problem string) {
+		r.problems = append(r.problems, name.String()+": "+problem)
+	})
+	return r
+}
+
+// object makes the ServiceProxyRules of shop/name with cluster IP 10.96.0.ip.
+func (r *rig) object(name string, ip int, edit ...func(*v1alpha1.ServiceProxyRulesSpec)) *v1alpha1.ServiceProxyRules {
+	r.version++
+	o := &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{
+		Name: "shop." + name, UID: types.UID(name), Generation: int64(r.version), ResourceVersion: strconv.Itoa(r.version),
+	}}
+	o.Spec = v1alpha1.ServiceProxyRulesSpec{
+		FormatVersion: 1, ServiceCreated: metav1.NewTime(epoch), ClusterIPs: []string{fmt.Sprintf("10.96.0.%d", ip)},
+		Ports: []v1alpha1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80, Endpoints: []v1alpha1.EndpointGroup{
+			{State: v1alpha1.EndpointReady, Addresses: []string{fmt.Sprintf("10.244.1.%d:8080", ip), "10.244.9.9:8080"}},
+		}}},
+	}
+	for _, e := range edit {
+		e(&o.Spec)
+	}
+	return o
+}
+
+// own makes the node's NodeProxyRules.
+func (r *rig) own(edit ...func(*v1alpha1.NodeProxyRulesSpec)) *v1alpha1.NodeProxyRules {
+	r.version++
+	o := &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node", Generation: int64(r.version)}}
+	o.Spec = v1alpha1.NodeProxyRulesSpec{FormatVersion: 1, SettingsRevision: "rev-1", Settings: *v1alpha1.CompleteSettings(nil),
+		Node: v1alpha1.NodeFacts{Addresses: []string{"192.0.2.21", "nonsense", "2001:db8::21"}, PodCIDRs: []string{"10.244.1.0/24"}}}
+	for _, e := range edit {
+		e(&o.Spec)
+	}
+	return o
+}
+
+func released(s *v1alpha1.ServiceProxyRulesSpec) { s.Released = true }
+
+// sync does what the sync loop does, and returns what was dirty and how.
+func (r *rig) sync() string {
+	r.t.Helper()
+	if !r.ready() {
+		return "not ready"
+	}
+	b := r.prepare()
+	said := "nothing"
+	if ruleset := b.rulesets[dataplane.IPv4]; ruleset != nil {
+		var dirty []string
+		for name := range ruleset.Dirty {
+			dirty = append(dirty, name.Name)
+		}
+		slices.Sort(dirty)
+		said = "partial"
+		if ruleset.Full {
+			said = "full"
+		}
+		if ruleset.Full && ruleset.Prune {
+			said = "full, pruning"
+		}
+		said = strings.TrimSpace(said + " " + strings.Join(dirty, " "))
+	}
+	outcomes := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel}).Apply(context.Background(), b.rulesets)
+	r.commit(b, outcomes, &v1alpha1.SyncReport{})
+	return said
+}
+
+func (r *rig) expectSync(want string) {
+	r.t.Helper()
+	if got := r.sync(); got != want {
+		r.t.Errorf("sync: got %q, want %q", got, want)
+	}
+}
+
+func (r *rig) expectKernel(want ...string) {
+	r.t.Helper()
+	var got []string
+	for _, name := range r.kernel.Services() {
+		got = append(got, strings.TrimPrefix(name, "shop/"))
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		r.t.Errorf("kernel (-want +got):\n%s", diff)
+	}
+}
+
+// running returns a rig that holds Services a, b and c and has agreed.
+func running(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1), r.object("b", 2), r.object("c", 3)})
+	r.setInventory(inventoryOf("shop.a", "shop.b", "shop.c"))
+	r.setRules(r.own())
+	r.expectSync("full, pruning a b c")
+	return r
+}
+
+func TestNothingBeforeBothLists(t *testing.T) {
+	r := newRig(t)
+	r.expectSync("not ready")
+	r.setRules(r.own())
+	r.setService(r.object("a", 1)) // cannot come before a list, but must do no harm
+	r.expectSync("not ready")
+	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1), r.object("b", 2)})
+	r.expectSync("full a b")
+	r.expectKernel("a", "b")
+	r.expectSync("nothing")
+	r.setService(r.object("c", 3))
+	r.expectSync("partial c")
+
+	r2 := newRig(t)
+	r2.replaceServices(nil)
+	r2.missRules()
+	r2.expectSync("not ready")
+}
+
+func TestPruneWaitsForAgreement(t *testing.T) {
+	r := newRig(t)
+	r.kernel.Plant(&dataplane.Service{Name: dataplane.ServiceName{Namespace: "shop", Name: "left"}})
+	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
+	r.setRules(r.own())
+	r.expectSync("full a")
+	r.expectKernel("a", "left")
+	r.setInventory(inventoryOf("shop.a", "shop.b"))
+	r.expectSync("nothing")
+	r.setService(r.object("b", 2)) // now they agree
+	r.expectSync("full, pruning b")
+	r.expectKernel("a", "b")
+}
+
+func TestHolding(t *testing.T) {
+	t.Run("a deletion holds, a return ends it", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1))
+		r.expectSync("nothing")
+		r.expectKernel("a", "b", "c")
+		if s := r.snapshot(); len(s.held) != 1 || !s.heldSince.Equal(epoch) {
+			t.Errorf("held %v since %v", s.held, s.heldSince)
+		}
+		r.setService(r.object("a", 9))
+		r.expectSync("partial a")
+		if s := r.snapshot(); len(s.held) != 0 {
+			t.Errorf("still held: %v", s.held)
+		}
+	})
+	t.Run("a list without it holds", func(t *testing.T) {
+		r := running(t)
+		r.replaceServices(nil)
+		r.expectSync("nothing")
+		r.expectKernel("a", "b", "c")
+	})
+	t.Run("the set before the vanishing does not end it", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1))
+		r.setInventory(inventoryOf("shop.a", "shop.b", "shop.c")) // the former set, again
+		r.expectSync("nothing")
+		r.expectKernel("a", "b", "c")
+	})
+	t.Run("the inventory ends it", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1))
+		r.setInventory(inventoryOf("shop.b", "shop.c"))
+		r.expectSync("partial a")
+		r.expectKernel("b", "c")
+	})
+	t.Run("a later set does not hide the agreement of an earlier one", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1))
+		r.clock.SetTime(epoch.Add(time.Second))
+		r.setService(r.object("d", 4))
+		r.clock.SetTime(epoch.Add(30 * time.Second))
+		r.setInventory(inventoryOf("shop.b", "shop.c")) // written before d came
+		r.sync()
+		r.expectKernel("b", "c", "d")
+	})
+	t.Run("only those that had vanished by then", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1))
+		r.deleteService(r.object("b", 2))
+		r.setInventory(inventoryOf("shop.b", "shop.c")) // a has ended, b has not
+		r.sync()
+		r.expectKernel("b", "c")
+		r.setInventory(inventoryOf("shop.c"))
+		r.sync()
+		r.expectKernel("c")
+	})
+	t.Run("an unknown inventory ends nothing", func(t *testing.T) {
+		r := running(t)
+		r.replaceServices(nil)
+		r.setInventory(nil)
+		r.clock.SetTime(epoch.Add(time.Hour))
+		r.setService(r.object("d", 4))
+		r.sync()
+		r.expectKernel("a", "b", "c", "d")
+	})
+	t.Run("an empty inventory is not an unknown one", func(t *testing.T) {
+		r := running(t)
+		r.replaceServices(nil)
+		r.setInventory(inventoryOf())
+		r.sync()
+		r.expectKernel()
+	})
+	t.Run("held rules are repaired", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1))
+		r.kernel.Remove("shop", "a")
+		rulesets := r.verifiable()
+		d, err := r.kernel.Verify(context.Background(), rulesets[dataplane.IPv4])
+		if err != nil || !r.verified(map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}) {
+			t.Fatalf("verification sees nothing: %v, %v", d, err)
+		}
+		if s := r.snapshot(); s.difference.Count != 1 {
+			t.Errorf("difference before the repair: %v", s.difference)
+		}
+		r.expectSync("full, pruning")
+		r.expectKernel("a", "b", "c")
+		if s := r.snapshot(); s.difference.Count != 0 {
+			t.Errorf("difference after the repair: %v", s.difference)
+		}
+	})
+}
+
+func TestReleased(t *testing.T) {
+	t.Run("by an update", func(t *testing.T) {
+		r := running(t)
+		r.setService(r.object("a", 1, released))
+		r.expectSync("partial a")
+		r.expectKernel("b", "c")
+		r.deleteService(r.object("a", 1, released))
+		r.expectSync("nothing")
+	})
+	t.Run("by the deletion's last state alone", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1, released))
+		r.expectSync("partial a")
+		r.expectKernel("b", "c")
+	})
+	t.Run("while the agent was away", func(t *testing.T) {
+		r := newRig(t)
+		r.kernel.Plant(&dataplane.Service{Name: dataplane.ServiceName{Namespace: "shop", Name: "a"}})
+		r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1, released), r.object("b", 2)})
+		r.setRules(r.own())
+		r.expectSync("full a b")
+		r.expectKernel("b")
+	})
+	t.Run("a held one is released late", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1))
+		r.setService(r.object("a", 1, released))
+		r.sync()
+		r.expectKernel("b", "c")
+	})
+	t.Run("in a list", func(t *testing.T) {
+		r := running(t)
+		r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1, released), r.object("b", 2), r.object("c", 3)})
+		r.sync()
+		r.expectKernel("b", "c")
+	})
+}
+
+func TestOnlyWhatChangesIsDirty(t *testing.T) {
+	r := running(t)
+	member := func(name, endpoint string) v1alpha1.ServiceMembers {
+		return v1alpha1.ServiceMembers{Namespace: "shop", Name: name, Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{endpoint}}}}
+	}
+	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+		s.Services = []v1alpha1.ServiceMembers{member("a", "10.244.1.1:8080"), member("b", "10.244.1.2:8080")}
+	}))
+	r.expectSync("partial a b")
+	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+		s.Services = []v1alpha1.ServiceMembers{member("a", "10.244.1.1:8080"), member("b", "10.244.9.9:8080")}
+	}))
+	r.expectSync("partial b")
+	if s := r.snapshot(); s.endpoints != 4 || s.local != 2 {
+		t.Errorf("endpoints %d, local %d, want 4 and 2", s.endpoints, s.local)
+	}
+	r.setRules(r.own())
+	r.expectSync("partial a b")
+	if s := r.snapshot(); s.local != 0 || s.services != 3 {
+		t.Errorf("services %d, local %d, want 3 and 0", s.services, s.local)
+	}
+
+	same := r.object("a", 1)
+	r.setService(same)
+	r.expectSync("nothing") // rendered again, nothing new in it
+	if s := r.snapshot(); s.applied.version != same.ResourceVersion {
+		t.Errorf("applied version %s, want %s", s.applied.version, same.ResourceVersion)
+	}
+
+	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(15)) }))
+	r.expectSync("full, pruning")
+	if got := *r.kernel.Node().Settings.Masquerade.Bit; got != 15 {
+		t.Errorf("masquerade bit %d", got)
+	}
+	if got := fmt.Sprint(r.kernel.Node().Addresses, r.kernel.Node().PodCIDRs); got != "[192.0.2.21] [10.244.1.0/24]" {
+		t.Errorf("node facts of the family: %s", got)
+	}
+	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+		s.Settings.Masquerade.Bit = new(int32(15))
+		s.SettingsRevision = "rev-2"
+	}))
+	r.expectSync("nothing")
+	if s := r.snapshot(); s.applied.settingsRevision != "rev-2" {
+		t.Errorf("settings revision %s is not echoed", s.applied.settingsRevision)
+	}
+}
+
+func TestZoneChangeSelectsAgain(t *testing.T) {
+	r := newRig(t)
+	hinted := func(s *v1alpha1.ServiceProxyRulesSpec) {
+		s.Ports[0].Endpoints = []v1alpha1.EndpointGroup{
+			{State: "Ready", Zones: []string{"a"}, Addresses: []string{"10.244.1.1:80"}},
+			{State: "Ready", Zones: []string{"b"}, Addresses: []string{"10.244.2.1:80"}}}
+	}
+	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1, hinted), r.object("b", 2)})
+	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Node.Zone = "a" }))
+	r.expectSync("full a b")
+	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Node.Zone = "b" }))
+	r.expectSync("partial a")
+	if got := r.kernel.Service("shop", "a").Ports[0].Cluster[0].String(); got != "10.244.2.1:80" {
+		t.Errorf("endpoint %s", got)
+	}
+}
+
+func TestFailureKeepsWhatIsDirty(t *testing.T) {
+	r := running(t)
+	applied := r.snapshot().applied.version
+	r.kernel.Fail(errors.New("locked"))
+	r.clock.SetTime(epoch.Add(5 * time.Second))
+	r.setService(r.object("a", 9))
+	r.expectSync("partial a")
+	r.clock.SetTime(epoch.Add(8 * time.Second))
+	r.setService(r.object("b", 8))
+	r.expectSync("full, pruning a b")
+	s := r.snapshot()
+	if !s.oldestPending.Equal(epoch.Add(5*time.Second)) || s.err == nil || s.applied.version != applied {
+		t.Errorf("pending since %v, error %v, applied %s", s.oldestPending, s.err, s.applied.version)
+	}
+	r.kernel.Fail(nil)
+	r.expectSync("full, pruning a b")
+	if s := r.snapshot(); !s.oldestPending.IsZero() || s.err != nil || s.applied.version == applied {
+		t.Errorf("after success: pending since %v, error %v, applied %s", s.oldestPending, s.err, s.applied.version)
+	}
+}
+
+func TestChangesDuringAnApplyAreNotLost(t *testing.T) {
+	r := running(t)
+	r.setService(r.object("a", 9))
+	b := r.prepare()
+	r.clock.SetTime(epoch.Add(3 * time.Second))
+	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(15)) }))
+	r.setService(r.object("b", 8))
+	fanout := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel})
+	r.commit(b, fanout.Apply(context.Background(), b.rulesets), nil)
+	if s := r.snapshot(); !s.oldestPending.Equal(epoch.Add(3 * time.Second)) {
+		t.Errorf("pending since %v", s.oldestPending)
+	}
+	r.expectSync("full, pruning b")
+}
+
+func TestClaims(t *testing.T) {
+	external := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"192.0.2.99"} }
+	created := func(seconds int) func(*v1alpha1.ServiceProxyRulesSpec) {
+		return func(s *v1alpha1.ServiceProxyRulesSpec) {
+			s.ServiceCreated = metav1.NewTime(epoch.Add(time.Duration(seconds) * time.Second))
+		}
+	}
+	losers := func(r *rig) string {
+		var out []string
+		for _, name := range r.kernel.Services() {
+			_, short, _ := strings.Cut(name, "/")
+			if len(r.kernel.Service("shop", short).Ports[0].Lost) > 0 {
+				out = append(out, short)
+			}
+		}
+		return strings.Join(out, " ")
+	}
+	start := func(objects ...func(r *rig) *v1alpha1.ServiceProxyRules) *rig {
+		r := newRig(t)
+		r.replaceServices(nil)
+		r.setRules(r.own())
+		r.sync()
+		for _, o := range objects {
+			r.setService(o(r))
+		}
+		r.sync()
+		return r
+	}
+	object := func(name string, ip int, edits ...func(*v1alpha1.ServiceProxyRulesSpec)) func(*rig) *v1alpha1.ServiceProxyRules {
+		return func(r *rig) *v1alpha1.ServiceProxyRules { return r.object(name, ip, edits...) }
+	}
+	expect := func(t *testing.T, r *rig, want string) {
+		t.Helper()
+		if got := losers(r); got != want {
+			t.Errorf("losers: got %q, want %q", got, want)
+		}
+	}
+	t.Run("the older wins, whoever comes first", func(t *testing.T) {
+		expect(t, start(object("a", 1, external, created(9)), object("b", 2, external, created(5))), "a")
+		expect(t, start(object("b", 2, external, created(5)), object("a", 1, external, created(9))), "a")
+	})
+	t.Run("of the same age the lower name wins", func(t *testing.T) {
+		expect(t, start(object("b", 2, external), object("a", 1, external)), "b")
+	})
+	t.Run("one that does not say its age is the youngest", func(t *testing.T) {
+		ageless := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ServiceCreated = metav1.Time{} }
+		expect(t, start(object("a", 1, external, ageless), object("b", 2, external)), "a")
+	})
+	t.Run("the loser takes over when the winner is released", func(t *testing.T) {
+		r := start(object("a", 1, external), object("b", 2, external))
+		r.setService(r.object("a", 1, external, released))
+		r.expectSync("partial a b")
+		expect(t, r, "")
+	})
+	t.Run("the loser takes over when the winner gives up the address", func(t *testing.T) {
+		r := start(object("a", 1, external), object("b", 2, external))
+		r.setService(r.object("a", 1))
+		r.expectSync("partial a b")
+		expect(t, r, "")
+	})
+	t.Run("a live one wins over an older held one", func(t *testing.T) {
+		r := start(object("a", 1, created(1)), object("b", 1, created(5)))
+		expect(t, r, "b")
+		r.deleteService(r.object("a", 1))
+		r.expectSync("partial a b")
+		expect(t, r, "a")
+		r.setService(r.object("a", 1, created(1)))
+		r.expectSync("partial a b")
+		expect(t, r, "b")
+	})
+	t.Run("another port or protocol is another claim", func(t *testing.T) {
+		udp := func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Protocol = "UDP" }
+		port := func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }
+		expect(t, start(object("a", 1, external), object("b", 2, external, udp), object("c", 3, external, port)), "")
+	})
+	t.Run("a node port", func(t *testing.T) {
+		nodePort := func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 30080 }
+		r := start(object("a", 1, nodePort), object("b", 2, nodePort))
+		if a, b := r.kernel.Service("shop", "a").Ports[0].NodePort, r.kernel.Service("shop", "b").Ports[0].NodePort; a != 30080 || b != 0 {
+			t.Errorf("node ports %d and %d", a, b)
+		}
+	})
+	t.Run("nothing is left of Services that are gone", func(t *testing.T) {
+		r := start(object("a", 1, external), object("b", 2, external))
+		r.setService(r.object("a", 1, released))
+		r.setService(r.object("b", 2, released))
+		if len(r.claims) != 0 || len(r.services) != 0 {
+			t.Errorf("left: %v, %v", r.claims, r.services)
+		}
+	})
+}
+
+func TestUnknownFormat(t *testing.T) {
+	unknown := func(s *v1alpha1.ServiceProxyRulesSpec) { s.FormatVersion = 2 }
+	t.Run("keeps the last state that was understood", func(t *testing.T) {
+		r := running(t)
+		r.setService(r.object("a", 9, unknown))
+		r.expectSync("nothing")
+		if s := r.snapshot(); len(s.refused) != 1 || s.services != 2 {
+			t.Errorf("refused %v, services %d", s.refused, s.services)
+		}
+		r.setService(r.object("a", 9))
+		r.expectSync("partial a")
+		if s := r.snapshot(); len(s.refused) != 0 {
+			t.Errorf("refused %v", s.refused)
+		}
+	})
+	t.Run("does not take its rules for leftovers", func(t *testing.T) {
+		r := newRig(t)
+		r.kernel.Plant(&dataplane.Service{Name: dataplane.ServiceName{Namespace: "shop", Name: "a"}})
+		r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1, unknown), r.object("b", 2)})
+		r.setInventory(inventoryOf("shop.a", "shop.b"))
+		r.setRules(r.own())
+		r.expectSync("full b")
+		r.expectKernel("a", "b")
+	})
+}
+
+func TestOddNames(t *testing.T) {
+	r := running(t)
+	odd := r.object("x", 9)
+	odd.Name = "no-dot"
+	r.setService(odd)
+	r.expectSync("nothing")
+	if len(r.problems) != 1 || !strings.Contains(r.problems[0], `"no-dot"`) {
+		t.Errorf("problems: %q", r.problems)
+	}
+	r.deleteService(odd)
+	r.expectSync("nothing")
+}
+
+func TestProblemsAreSaidOnce(t *testing.T) {
+	r := running(t)
+	bad := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"nonsense"} }
+	r.setService(r.object("a", 1, bad))
+	r.sync()
+	r.setService(r.object("a", 5, bad))
+	r.sync()
+	if len(r.problems) != 1 || !strings.Contains(r.problems[0], "shop/a: spec.externalIPs[0]") {
+		t.Errorf("problems: %q", r.problems)
+	}
+	r.setService(r.object("a", 1))
+	r.sync()
+	r.setService(r.object("a", 1, bad))
+	r.sync()
+	if len(r.problems) != 2 {
+		t.Errorf("problems: %q", r.problems)
+	}
+}
+
+func TestRefusedObjectStaysBesideTheAcceptedOne(t *testing.T) {
+	r := running(t)
+	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Mode = new(v1alpha1.ModeIPVS) }))
+	r.setService(r.object("d", 4))
+	r.expectSync("not ready")
+	if s := r.snapshot(); s.refusal == nil || s.applied.settingsRevision != "rev-1" {
+		t.Errorf("refusal %v, revision in force %s", s.refusal, s.applied.settingsRevision)
+	}
+	r.setRules(r.own())
+	r.expectSync("full, pruning d") // somebody else may have written meanwhile
+	r.missRules()
+	r.setService(r.object("e", 5))
+	r.expectSync("partial e")
+}
+
+// BenchmarkOneChange changes one endpoint of one Service among many.
+func BenchmarkOneChange(b *testing.B) {
+	for _, services := range []int{100, 10_000} {
+		b.Run(strconv.Itoa(services), func(b *testing.B) {
+			r := &rig{t: &testing.T{}, clock: clocktesting.NewFakePassiveClock(epoch)}
+			r.store = newStore(r.clock, "node-1", []dataplane.Family{dataplane.IPv4}, nil)
+			var list []*v1alpha1.ServiceProxyRules
+			for i := range services {
+				list = append(list, r.object(fmt.Sprintf("svc-%d", i), 1, func(s *v1alpha1.ServiceProxyRulesSpec) {
+					s.ClusterIPs = []string{fmt.Sprintf("10.96.%d.%d", i/250, 1+i%250)}
+				}))
+			}
+			r.replaceServices(list)
+			r.setRules(r.own())
+			commit := func() {
+				batch := r.prepare()
+				outcomes := map[dataplane.Family]dataplane.Outcome[dataplane.Result]{}
+				for family := range batch.rulesets {
+					outcomes[family] = dataplane.Outcome[dataplane.Result]{}
+				}
+				r.commit(batch, outcomes, nil)
+			}
+			commit()
+			states := [2]*v1alpha1.ServiceProxyRules{list[7].DeepCopy(), list[7].DeepCopy()}
+			states[1].Spec.Ports[0].Endpoints[0].Addresses[0] = "10.244.7.7:8080"
+			n := 0
+			b.ReportAllocs()
+			for b.Loop() {
+				n++
+				o := *states[n%2]
+				o.Generation = int64(1_000_000 + n)
+				r.setService(&o)
+				commit()
+			}
+		})
+	}
+}

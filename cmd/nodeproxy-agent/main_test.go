@@ -1,0 +1,54 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParse(t *testing.T) {
+	var out bytes.Buffer
+	got, err := parse([]string{"--api-server", "https://a:1", "--api-server", "https://b:2", "--v", "2"}, "node-1", &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &options{
+		apiServers: servers{"https://a:1", "https://b:2"}, namespace: "nodeproxy-system", nodeName: "node-1",
+		stateDir: "/var/lib/nodeproxy", proxyHealth: "0.0.0.0:10256", metrics: "127.0.0.1:10249", healthProbe: "127.0.0.1:19256", logVerbosity: 2,
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(options{})); diff != "" {
+		t.Errorf("options (-want +got):\n%s", diff)
+	}
+	got, err = parse([]string{"cleanup", "--node-name", "other"}, "node-1", &out)
+	if err != nil || !got.cleanup || got.nodeName != "other" {
+		t.Errorf("cleanup: %+v, %v", got, err)
+	}
+	if _, err := parse([]string{"--help"}, "", &out); !errors.Is(err, flag.ErrHelp) || !strings.Contains(out.String(), "cleanup [flags]") {
+		t.Errorf("help: %v, %s", err, out.String())
+	}
+}
+
+func TestUsefulErrors(t *testing.T) {
+	for name, tt := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no node name":        {nil, "--node-name"},
+		"unknown argument":    {[]string{"start"}, `unknown argument "start"`},
+		"missing kubeconfig":  {[]string{"--node-name", "n", "--kubeconfig", "/nonexistent"}, "--kubeconfig /nonexistent"},
+		"unknown flag":        {[]string{"--frob"}, "-frob"},
+		"cleanup comes first": {[]string{"--v", "1", "cleanup"}, "given first"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := run(context.Background(), tt.args, "", &bytes.Buffer{})
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want %q in it", err, tt.want)
+			}
+		})
+	}
+}
