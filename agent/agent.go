@@ -23,8 +23,9 @@ import (
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules/status,verbs=patch;update
 
 const (
-	retryMin = 250 * time.Millisecond
-	retryMax = 30 * time.Second
+	// shortestRetry and longestRetry bound the pauses after failed syncs.
+	shortestRetry = 250 * time.Millisecond
+	longestRetry  = 30 * time.Second
 	// stopGrace is how long a write may go on after the agent is told to stop.
 	stopGrace = 10 * time.Second
 	// statusTick is how often it is looked whether the status is due, besides
@@ -106,7 +107,7 @@ func New(options Options) (*Agent, error) {
 	minimum, verify := intervals(defaults)
 	a.loop = syncer.New(syncer.Options{
 		Clock: options.Clock, Sync: a.sync, Verify: a.verify,
-		MinInterval: minimum, VerifyInterval: verify, RetryMin: retryMin, RetryMax: retryMax,
+		MinInterval: minimum, VerifyInterval: verify, RetryMin: shortestRetry, RetryMax: longestRetry,
 	})
 	a.writer = &statusWriter{clock: options.Clock, apply: options.Client.applyStatus, log: a.log, started: a.started}
 	return a, nil
@@ -182,11 +183,12 @@ func (a *Agent) noteObject() {
 	defer a.mu.Unlock()
 	if gone != a.missing {
 		a.missing = gone
-		if gone && settings == nil {
+		switch {
+		case gone && settings == nil:
 			a.log.Info("There is no NodeProxyRules for this node: nothing is programmed until the controller renders it. See that the NodeProxy \"cluster\" exists, that the controller runs, and that --node-name is the Node's name", "nodeProxyRules", a.options.NodeName)
-		} else if gone {
+		case gone:
 			a.log.Info("The NodeProxyRules of this node does not exist: the last known one stays in force, rules are kept and repaired", "nodeProxyRules", a.options.NodeName)
-		} else {
+		default:
 			a.log.Info("The NodeProxyRules of this node exists", "nodeProxyRules", a.options.NodeName)
 		}
 	}

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"slices"
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -86,9 +87,9 @@ func (i *inventory) agrees(now time.Time) (number uint64, ok bool) {
 	if i.current == *i.wanted {
 		return i.number, true
 	}
-	for n := len(i.former) - 1; n >= 0; n-- {
-		if i.former[n].nameSet == *i.wanted {
-			return i.former[n].number, true
+	for _, former := range slices.Backward(i.former) {
+		if former.nameSet == *i.wanted {
+			return former.number, true
 		}
 	}
 	return 0, false

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -20,7 +21,7 @@ const (
 // group of endpoints; hints are zones, or nodes when they begin with "node".
 func groupOf(state v1alpha1.EndpointState, hints string, addresses ...string) v1alpha1.EndpointGroup {
 	g := v1alpha1.EndpointGroup{State: state}
-	for _, h := range strings.Fields(hints) {
+	for h := range strings.FieldsSeq(hints) {
 		if strings.HasPrefix(h, "node") {
 			g.Nodes = append(g.Nodes, h)
 		} else {
@@ -64,7 +65,7 @@ func rulesOf(external, internal v1alpha1.TrafficPolicy, nodePort int32, groups .
 
 func membersOf(addresses string) []v1alpha1.PortMembers {
 	m := v1alpha1.PortMembers{Name: "p", Protocol: v1alpha1.ProtocolTCP}
-	for _, a := range strings.Fields(addresses) {
+	for a := range strings.FieldsSeq(addresses) {
 		m.Endpoints = append(m.Endpoints, full(a))
 	}
 	return []v1alpha1.PortMembers{m}

@@ -7,9 +7,10 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // maxProblems bounds what is reported of one Service.

@@ -72,13 +72,10 @@ func main() {
 	// little and keeps it small.
 	debug.SetGCPercent(50)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
 	err := run(ctx, os.Args[1:], os.Getenv("NODE_NAME"), os.Stderr)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-	case err != nil:
+	stop()
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "nodeproxy-agent:", err)
-		stop()
 		os.Exit(1)
 	}
 }
