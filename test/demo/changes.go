@@ -12,6 +12,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/install"
 )
 
 // podsThatGo checks what connections see of pods that end and of new ones.
@@ -68,7 +69,7 @@ func (d *demo) lastPodGoes(ctx context.Context) {
 			return "", err
 		}
 		// The change is done when the object says so; then connect.
-		err := until(ctx, programmingLimit, func(ctx context.Context) error { return d.singleIsTerminating(ctx) })
+		err := install.Until(ctx, programmingLimit, func(ctx context.Context) error { return d.singleIsTerminating(ctx) })
 		if err != nil {
 			return "", err
 		}
@@ -79,7 +80,7 @@ func (d *demo) lastPodGoes(ctx context.Context) {
 		if err := d.single.Delete(ctx); err != nil {
 			return "", err
 		}
-		return "", until(ctx, programmingLimit, func(ctx context.Context) error {
+		return "", install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 			return refused(ctx, d.visitor.Place, "tcp", address)
 		})
 	})
@@ -130,7 +131,7 @@ func connectionTo(ctx context.Context, from *cluster.Place, address, server stri
 
 // untilOnlyTo waits until 30 connections in a row go to the given servers only.
 func (d *demo) untilOnlyTo(ctx context.Context, address string, servers ...string) error {
-	return until(ctx, programmingLimit, func(ctx context.Context) error {
+	return install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 		_, err := onlyTo(ctx, d.visitor.Place, address, 30, servers...)
 		return err
 	})
@@ -160,7 +161,7 @@ func (d *demo) serviceDeleted(ctx context.Context) error {
 		return "", allSilent(ctx, addresses)
 	})
 	d.report.check("its ServiceProxyRules are gone, the other Services answer", func() (string, error) {
-		err := until(ctx, programmingLimit, func(ctx context.Context) error {
+		err := install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 			return d.objectsMatchServices(ctx)
 		})
 		return "", errors.Join(err, expect(ctx, outside, "tcp", at(loadBalancerIP, 80)))
@@ -201,10 +202,10 @@ func (d *demo) rulesObjectsDeleted(ctx context.Context) error {
 		stop := d.watchAll(ctx)
 		before, err := d.deleteRulesObjects(ctx)
 		if err == nil {
-			err = until(ctx, 30*time.Second, func(ctx context.Context) error { return d.replaced(ctx, before) })
+			err = install.Until(ctx, 30*time.Second, func(ctx context.Context) error { return d.replaced(ctx, before) })
 		}
 		if err == nil {
-			err = until(ctx, 30*time.Second, d.programmed)
+			err = install.Until(ctx, 30*time.Second, d.programmed)
 		}
 		made, watchErr := stop()
 		return fmt.Sprintf("%d connections, %d objects are back", made, len(before)), errors.Join(err, watchErr)
@@ -217,17 +218,17 @@ func (d *demo) rulesObjectsDeleted(ctx context.Context) error {
 			before, err = d.deleteRulesObjects(ctx)
 		}
 		if err == nil {
-			err = until(ctx, time.Minute, func(ctx context.Context) error { return d.reported(ctx, v1alpha1.ReasonHeld) })
+			err = install.Until(ctx, time.Minute, func(ctx context.Context) error { return d.nodeproxy.Reported(ctx, v1alpha1.ReasonHeld) })
 		}
 		return "Programmed is True, reason Held", err
 	})
 	d.report.check("the controller starts again: no connection has failed", func() (string, error) {
 		var err error
-		if d.controller, err = d.startController(); err == nil {
-			err = until(ctx, time.Minute, func(ctx context.Context) error { return d.replaced(ctx, before) })
+		if d.controller, err = d.nodeproxy.StartController(); err == nil {
+			err = install.Until(ctx, time.Minute, func(ctx context.Context) error { return d.replaced(ctx, before) })
 		}
 		if err == nil {
-			err = until(ctx, 30*time.Second, d.programmed)
+			err = install.Until(ctx, 30*time.Second, d.programmed)
 		}
 		made, watchErr := stop()
 		return fmt.Sprintf("%d connections, %d objects are back", made, len(before)), errors.Join(err, watchErr)
@@ -286,7 +287,7 @@ func (d *demo) restarts(ctx context.Context) error {
 			return "", err
 		}
 		var err error
-		d.controller, err = d.startController()
+		d.controller, err = d.nodeproxy.StartController()
 		return "", err
 	})
 	d.report.check("the agent of node-1 is killed (-9), restarted: no rule is rewritten", func() (string, error) {
@@ -328,10 +329,10 @@ func (d *demo) restartAgent(ctx context.Context, i int, end func(*cluster.Proces
 		return "", fmt.Errorf("without an agent: %w", err)
 	}
 	stopped := time.Now().Truncate(time.Second)
-	if d.agents[i], err = d.startAgent(i); err != nil {
+	if d.agents[i], err = d.nodeproxy.StartAgent(node); err != nil {
 		return "", err
 	}
-	err = until(ctx, time.Minute, func(ctx context.Context) error {
+	err = install.Until(ctx, time.Minute, func(ctx context.Context) error {
 		rules := &v1alpha1.NodeProxyRules{}
 		if err := d.cluster.Client().Get(ctx, client.ObjectKey{Name: node.Name()}, rules); err != nil {
 			return err

@@ -2,11 +2,9 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestCheckTable(t *testing.T) {
@@ -71,27 +69,5 @@ func TestReportCounts(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the report lacks %q:\n%s", want, out.String())
 		}
-	}
-}
-
-func TestUntilReportsTheLastError(t *testing.T) {
-	tries := 0
-	err := until(t.Context(), time.Minute, func(context.Context) error {
-		if tries++; tries < 3 {
-			return errors.New("not yet")
-		}
-		return nil
-	})
-	if err != nil || tries != 3 {
-		t.Errorf("until = %v after %d tries, want nil after 3", err, tries)
-	}
-	why := errors.New("why")
-	if err := until(t.Context(), 30*time.Millisecond, func(context.Context) error { return why }); !errors.Is(err, why) {
-		t.Errorf("until = %v, want the last error", err)
-	}
-	tries = 0
-	err = until(t.Context(), time.Minute, func(context.Context) error { tries++; return errEnded })
-	if !errors.Is(err, errEnded) || tries != 1 {
-		t.Errorf("until = %v after %d tries, want it to give up at once", err, tries)
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	_ "embed" // for the objects of the demo
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,14 +10,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/install"
 )
 
 const namespace = "shop"
@@ -36,6 +32,7 @@ type demo struct {
 	keep   bool
 
 	cluster    *cluster.Cluster
+	nodeproxy  *install.Nodeproxy
 	controller *cluster.Process
 	agents     []*cluster.Process // by index of the node
 
@@ -72,11 +69,11 @@ func (d *demo) steps(ctx context.Context) error {
 
 func (d *demo) startCluster(ctx context.Context) error {
 	d.report.section("A cluster of three nodes on this machine")
-	types := runtime.NewScheme()
-	if err := errors.Join(scheme.AddToScheme(types), v1alpha1.AddToScheme(types)); err != nil {
+	types, err := install.Scheme()
+	if err != nil {
 		return err
 	}
-	err := d.report.need("etcd, API server and controller manager are started", func() (string, error) {
+	err = d.report.need("etcd, API server and controller manager are started", func() (string, error) {
 		var err error
 		d.cluster, err = cluster.Start(ctx, cluster.Options{
 			Nodes: 3, Zones: []string{"zone-a", "zone-b", "zone-c"}, Scheme: types, Progress: d.report.out, Keep: d.keep,
@@ -140,12 +137,9 @@ func (d *demo) runWeb(ctx context.Context, node int, name string) (*cluster.Pod,
 // controller and the agents.
 func (d *demo) startNodeproxy(ctx context.Context) error {
 	d.report.section("nodeproxy: one controller, one agent on each node")
-	err := d.report.need("kubectl apply -f config/crd/bases, and one NodeProxy object", func() (string, error) {
-		if _, err := d.cluster.Kubectl(ctx, "apply", "-f", "config/crd/bases"); err != nil {
-			return "", err
-		}
-		_, err := d.cluster.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "-f", "config/crd/bases")
-		if err != nil {
+	d.nodeproxy = &install.Nodeproxy{Cluster: d.cluster, Bin: d.bin, Config: "config"}
+	err := d.report.need("CRDs, the namespace, roles and one NodeProxy object are created", func() (string, error) {
+		if err := d.nodeproxy.Prepare(ctx); err != nil {
 			return "", err
 		}
 		return "", d.apply(ctx, "nodeproxy.yaml", nodeproxyYAML)
@@ -154,12 +148,12 @@ func (d *demo) startNodeproxy(ctx context.Context) error {
 		return err
 	}
 	err = d.report.need("the controller and three agents are started", func() (string, error) {
-		if d.controller, err = d.startController(); err != nil {
+		if d.controller, err = d.nodeproxy.StartController(); err != nil {
 			return "", err
 		}
 		pids := []string{fmt.Sprint(d.controller.PID())}
-		for i := range d.cluster.Nodes() {
-			agent, err := d.startAgent(i)
+		for _, node := range d.cluster.Nodes() {
+			agent, err := d.nodeproxy.StartAgent(node)
 			if err != nil {
 				return "", err
 			}
@@ -172,13 +166,13 @@ func (d *demo) startNodeproxy(ctx context.Context) error {
 		return err
 	}
 	err = d.report.need("each node reports that its kernel holds what is wanted", func() (string, error) {
-		return "Programmed is True on three nodes", until(ctx, time.Minute, d.programmed)
+		return "Programmed is True on three nodes", install.Until(ctx, time.Minute, d.programmed)
 	})
 	if err != nil {
 		return err
 	}
 	d.report.check("the API server answers at its own Service, 10.96.0.1", func() (string, error) {
-		return "", until(ctx, 10*time.Second, func(ctx context.Context) error {
+		return "", install.Until(ctx, 10*time.Second, func(ctx context.Context) error {
 			conn, err := d.visitor.Connect(ctx, "tcp", "10.96.0.1:443")
 			if err != nil {
 				return err
@@ -189,65 +183,13 @@ func (d *demo) startNodeproxy(ctx context.Context) error {
 	return nil
 }
 
-// startController starts the controller beside the API server, with an
-// administrator's rights.
-func (d *demo) startController() (*cluster.Process, error) {
-	kubeconfig, err := d.cluster.KubeconfigFor("nodeproxy-controller", "nodeproxy-controller", "system:masters")
-	if err != nil {
-		return nil, err
-	}
-	return d.cluster.ControlPlane().Start(cluster.Command{
-		Path: filepath.Join(d.bin, "nodeproxy-controller"),
-		Args: []string{"--kubeconfig", kubeconfig},
-	})
-}
-
-// startAgent starts the agent of the node with the given index.
-func (d *demo) startAgent(i int) (*cluster.Process, error) {
-	node := d.cluster.Node(i)
-	kubeconfig, err := d.cluster.KubeconfigFor("nodeproxy-agent-"+node.Name(), "nodeproxy-agent", "system:masters")
-	if err != nil {
-		return nil, err
-	}
-	return node.Start(cluster.Command{
-		Path: filepath.Join(d.bin, "nodeproxy-agent"),
-		Args: []string{
-			"--kubeconfig", kubeconfig,
-			"--node-name", node.Name(),
-			"--state-dir", filepath.Join(d.cluster.Dir(), "state-"+node.Name()),
-		},
-	})
-}
-
 // programmed returns nil when every process runs and every node has reported
 // that all is programmed.
 func (d *demo) programmed(ctx context.Context) error {
-	for _, p := range append([]*cluster.Process{d.controller}, d.agents...) {
-		select {
-		case <-p.Done():
-			return fmt.Errorf("%w; %s", errEnded, p.Tail())
-		default:
-		}
+	if err := install.Running(append([]*cluster.Process{d.controller}, d.agents...)...); err != nil {
+		return err
 	}
-	return d.reported(ctx, v1alpha1.ReasonProgrammed)
-}
-
-// reported returns nil when Programmed has the given reason on every node.
-func (d *demo) reported(ctx context.Context, reason string) error {
-	for _, node := range d.cluster.Nodes() {
-		rules := &v1alpha1.NodeProxyRules{}
-		if err := d.cluster.Client().Get(ctx, client.ObjectKey{Name: node.Name()}, rules); err != nil {
-			return err
-		}
-		condition := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
-		if condition == nil {
-			return fmt.Errorf("%s has not reported yet", node.Name())
-		}
-		if condition.Reason != reason {
-			return fmt.Errorf("%s: Programmed is %s, %s: %s", node.Name(), condition.Status, condition.Reason, condition.Message)
-		}
-	}
-	return nil
+	return d.nodeproxy.Programmed(ctx)
 }
 
 // apply gives an embedded file to kubectl apply.

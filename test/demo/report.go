@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,10 +11,6 @@ import (
 // errStopped ends the demo early, after a check without which the following
 // ones say nothing.
 var errStopped = errors.New("the demo cannot go on after this failure")
-
-// errEnded means that a process of nodeproxy has ended by itself: there is
-// nothing to wait for.
-var errEnded = errors.New("a process of nodeproxy has ended")
 
 // report prints checks as they are done and counts them.
 type report struct {
@@ -75,26 +70,4 @@ func duration(d time.Duration) string {
 		return fmt.Sprintf("%d ms", d.Milliseconds())
 	}
 	return fmt.Sprintf("%.1f s", d.Seconds())
-}
-
-// until repeats f until it succeeds, and returns its last error when that takes
-// too long. The pause between two tries is short, because the time is reported.
-func until(ctx context.Context, limit time.Duration, f func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	var last error
-	for {
-		err := f(ctx)
-		if err == nil || errors.Is(err, errEnded) {
-			return err
-		}
-		if ctx.Err() == nil || last == nil {
-			last = err // a later one may only say that time is up
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("not within %s: %w", limit, last)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
 }

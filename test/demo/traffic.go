@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/install"
 )
 
 // programmingLimit is how long a change may take until connections show it. It
@@ -37,7 +38,7 @@ func expectWithin(ctx context.Context, from *cluster.Place, network, address str
 // soon is expect within the time that a change may take. It gives up a single
 // connection early, so that the time it takes is that of the change.
 func soon(ctx context.Context, from *cluster.Place, network, address string, servers ...string) error {
-	return until(ctx, programmingLimit, func(ctx context.Context) error {
+	return install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 250*time.Millisecond)
 		defer cancel()
 		return expectWithin(ctx, from, network, address, servers...)
@@ -75,7 +76,7 @@ func allSilent(ctx context.Context, targets []target) error {
 	results := make(chan error)
 	for _, t := range targets {
 		go func() {
-			results <- until(ctx, programmingLimit, func(ctx context.Context) error {
+			results <- install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 				return silent(ctx, t.from, "tcp", t.address)
 			})
 		}()

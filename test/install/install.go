@@ -134,9 +134,15 @@ func (n *Nodeproxy) StartAgent(node *cluster.Node, args ...string) (*cluster.Pro
 	})
 }
 
-// Programmed returns nil when every node reports Programmed True with reason
-// Programmed, else what is missing.
+// Programmed returns nil when every node of the cluster reports that its
+// kernel holds what is wanted, else what is missing.
 func (n *Nodeproxy) Programmed(ctx context.Context) error {
+	return n.Reported(ctx, v1alpha1.ReasonProgrammed)
+}
+
+// Reported returns nil when the condition Programmed has the given reason on
+// every node, else where it has not.
+func (n *Nodeproxy) Reported(ctx context.Context, reason string) error {
 	for _, node := range n.Cluster.Nodes() {
 		rules := &v1alpha1.NodeProxyRules{}
 		if err := n.Cluster.Client().Get(ctx, client.ObjectKey{Name: node.Name()}, rules); err != nil {
@@ -146,29 +152,49 @@ func (n *Nodeproxy) Programmed(ctx context.Context) error {
 		if condition == nil {
 			return fmt.Errorf("%s has not reported yet", node.Name())
 		}
-		if condition.Reason != v1alpha1.ReasonProgrammed {
+		if condition.Reason != reason {
 			return fmt.Errorf("%s: Programmed is %s, %s: %s", node.Name(), condition.Status, condition.Reason, condition.Message)
 		}
 	}
 	return nil
 }
 
-// Until calls check until it returns nil, and returns its last error when that
-// takes longer than the given time.
-func Until(ctx context.Context, limit time.Duration, check func(context.Context) error) error {
-	deadline := time.Now().Add(limit)
-	for {
-		err := check(ctx)
-		if err == nil {
-			return nil
+// ErrEnded means that a process of nodeproxy has ended, so that waiting longer
+// is of no use.
+var ErrEnded = errors.New("a process of nodeproxy has ended")
+
+// Running returns an error that wraps ErrEnded, with the last lines of its
+// output, when one of the processes has ended.
+func Running(processes ...*cluster.Process) error {
+	for _, p := range processes {
+		select {
+		case <-p.Done():
+			return fmt.Errorf("%w; %s", ErrEnded, p.Tail())
+		default:
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("not within %s: %w", limit, err)
+	}
+	return nil
+}
+
+// Until repeats f until it succeeds or returns ErrEnded, and returns its last
+// error when that takes longer than limit. The pause between two tries is
+// short, because the time is often what is measured.
+func Until(ctx context.Context, limit time.Duration, f func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var last error
+	for {
+		err := f(ctx)
+		if err == nil || errors.Is(err, ErrEnded) {
+			return err
+		}
+		if ctx.Err() == nil || last == nil {
+			last = err // a later one may only say that time is up
 		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(ctx.Err(), err)
-		case <-time.After(20 * time.Millisecond):
+			return fmt.Errorf("not within %s: %w", limit, last)
+		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }
