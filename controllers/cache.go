@@ -34,10 +34,9 @@ func CacheOptions() (cache.Options, error) {
 	if err != nil {
 		return cache.Options{}, fmt.Errorf("build EndpointSlice selector: %w", err)
 	}
-	uncopied := true
 	return cache.Options{
 		DefaultTransform:             cache.TransformStripManagedFields(),
-		DefaultUnsafeDisableDeepCopy: &uncopied,
+		DefaultUnsafeDisableDeepCopy: new(true),
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Service{}: {
 				Label:     labels.NewSelector().Add(*proxied),

@@ -35,9 +35,9 @@ type NodeReconciler struct {
 }
 
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
-// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=get;list;watch
-// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=get;list;watch
-// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=get;list;watch;create;update;delete
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch;create;update;delete
 
 func (r *NodeReconciler) setup(mgr ctrl.Manager, o controller.Options) error {
 	return builder.ControllerManagedBy(mgr).
@@ -135,7 +135,7 @@ func (r *NodeReconciler) write(ctx context.Context, name string, spec v1alpha1.N
 	if stored == nil {
 		rules := &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
 		if err := r.client.Create(ctx, rules); err != nil {
-			return fmt.Errorf("create NodeProxyRules %s: %w", name, err)
+			return fmt.Errorf("%w NodeProxyRules %s: %w", errCreate, name, err)
 		}
 		r.metrics.wrote(kindNode, opCreate)
 		logger.Info("Created rules", "nodeProxyRules", klog.KObj(rules))

@@ -41,7 +41,7 @@ type NodeProxyReconciler struct {
 	unsettled map[types.NamespacedName]bool
 }
 
-// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=get;list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies/status,verbs=update
 
 func (r *NodeProxyReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {

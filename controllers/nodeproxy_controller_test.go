@@ -12,8 +12,10 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -77,6 +79,27 @@ func refuseRulesOf(ctx context.Context, name string) *admissionv1.ValidatingAdmi
 	Eventually(func() error { return k8s.Create(ctx, probe.DeepCopy(), client.DryRunAll) }).Should(
 		MatchError(ContainSubstring("not in this house")))
 	return binding
+}
+
+// withoutRules takes the CEL rules out of a CRD's spec while it runs do.
+func withoutRules(ctx context.Context, name string, do func()) {
+	GinkgoHelper()
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	Expect(k8s.Get(ctx, client.ObjectKey{Name: name}, crd)).To(Succeed())
+	strict := crd.Spec.DeepCopy()
+	root := crd.Spec.Versions[0].Schema.OpenAPIV3Schema
+	spec := root.Properties["spec"]
+	spec.XValidations = nil
+	settings := spec.Properties["settings"]
+	settings.XValidations = nil
+	spec.Properties["settings"] = settings
+	root.Properties["spec"] = spec
+	Expect(k8s.Update(ctx, crd)).To(Succeed())
+	defer func() {
+		crd.Spec = *strict
+		Expect(k8s.Update(ctx, crd)).To(Succeed())
+	}()
+	do()
 }
 
 var _ = Describe("NodeProxyReconciler", func() {
@@ -281,5 +304,47 @@ var _ = Describe("NodeProxyReconciler", func() {
 		Expect(k8s.Update(ctx, second)).To(Succeed())
 		Eventually(eventsOf(ctx, svc, "EndpointsSkipped")).Should(ContainElement(HaveField("Note",
 			ContainSubstring(`EndpointSlice a-second: port "http" has no number; EndpointSlice cart-a`))))
+	})
+
+	It("keeps what nodes have when settings are not valid", func(ctx SpecContext) {
+		bit := int32(3)
+		np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
+		np.Spec.Settings = &v1alpha1.ProxySettings{Masquerade: &v1alpha1.MasqueradeSettings{Bit: &bit}}
+		Expect(k8s.Create(ctx, np)).To(Succeed())
+		controller := startController()
+		createNode(ctx, "n1")
+		Eventually(nodeRules(ctx, "n1")).Should(HaveField("Spec.Settings.Masquerade.Bit", HaveValue(BeEquivalentTo(3))))
+		Eventually(rulesOf(ctx, "default", "kubernetes")).ShouldNot(BeNil())
+		before := versions(ctx)
+
+		By("storing what the API refuses today, as an older CRD let it in")
+		setBit := func() error {
+			patch := []byte(`{"spec":{"settings":{"masquerade":{"bit":77}}}}`)
+			return k8s.Patch(ctx, np.DeepCopy(), client.RawPatch(types.MergePatchType, patch))
+		}
+		Expect(setBit()).To(MatchError(ContainSubstring("masquerade.bit")))
+		withoutRules(ctx, "nodeproxies.nodeproxy.io", func() { Eventually(setBit).Should(Succeed()) })
+		Eventually(summary(ctx)).Should(SatisfyAll(
+			WithTransform(ready, SatisfyAll(HavePrefix("False InvalidSettings: "), ContainSubstring("spec.settings.masquerade.bit"), ContainSubstring("77"))),
+			HaveField("ObservedGeneration", BeEquivalentTo(2)),
+		))
+		Expect(versions(ctx)).To(Equal(before))
+
+		By("a restart and a new Node, which gets none")
+		controller.stop()
+		startController()
+		createNode(ctx, "n2")
+		Consistently(func() map[string]string { return versions(ctx) }).Should(Equal(before))
+
+		By("mending it")
+		Eventually(func() error {
+			if err := k8s.Get(ctx, client.ObjectKeyFromObject(np), np); err != nil {
+				return err
+			}
+			np.Spec.Settings = nil
+			return k8s.Update(ctx, np)
+		}).Should(Succeed())
+		Eventually(nodeRules(ctx, "n2")).Should(HaveField("Spec.Settings.Masquerade.Bit", HaveValue(BeEquivalentTo(14))))
+		Eventually(nodeRules(ctx, "n1")).Should(HaveField("Spec.Settings.Masquerade.Bit", HaveValue(BeEquivalentTo(14))))
 	})
 })

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -30,6 +31,10 @@ const (
 
 const tooLargeMessage = "as ServiceProxyRules it would be larger than 1 MiB; split the Service or let it select fewer pods"
 
+// errCreate marks the failure of a creation. That nothing is found then means
+// that the API server lacks the kind.
+var errCreate = errors.New("create")
+
 // measure fingerprints rules and tells whether they are too large to store.
 func measure(want *v1alpha1.ServiceProxyRules) (fingerprint uint64, tooLarge bool, err error) {
 	text, err := json.Marshal(want)
@@ -43,10 +48,39 @@ func measure(want *v1alpha1.ServiceProxyRules) (fingerprint uint64, tooLarge boo
 
 // refusedByAPI tells whether the API server refused what an object says, so
 // that the same write will fail until the object or a rule of the cluster
-// changes. Webhooks may answer BadRequest.
+// changes. What is refused and not stored leaves the inventory, upon which
+// nodes drop the rules they hold of it. So failures that say nothing of the
+// one object must not count: missing rights and a CRD that is being deleted,
+// which are Forbidden too, or a webhook that does not answer. So it is the
+// words of the admission chain that decide.
 func refusedByAPI(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) ||
-		apierrors.IsRequestEntityTooLargeError(err) || apierrors.IsBadRequest(err)
+	if apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
+		return true
+	}
+	message := refusalMessage(err)
+	for _, words := range []string{
+		"denied request",     // a ValidatingAdmissionPolicy, whatever its reason
+		"denied the request", // a webhook, whatever its code
+		"exceeded quota",
+	} {
+		if strings.Contains(message, words) {
+			return true
+		}
+	}
+	return false
+}
+
+// ignoreRace retries soon where a write failed only because the cache is
+// behind. An object that is not there to be written needs no retry: the watch
+// will tell that it is gone.
+func ignoreRace(err error) (ctrl.Result, error) {
+	switch {
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+		return ctrl.Result{RequeueAfter: retrySoon}, nil
+	case apierrors.IsNotFound(err) && !errors.Is(err, errCreate):
+		return ctrl.Result{}, nil
+	}
+	return ctrl.Result{}, err
 }
 
 // refusalMessage is what the API server said.

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -37,9 +36,9 @@ type ServiceReconciler struct {
 }
 
 // +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch
-// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=get;list;watch
-// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=get;list;watch
-// +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxyrules,verbs=get;list;watch;create;update;delete
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxyrules,verbs=list;watch;create;update;delete
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 func (r *ServiceReconciler) setup(mgr ctrl.Manager, o controller.Options) error {
@@ -165,12 +164,10 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 	case err == nil:
 		r.memory.wrote(key, now)
 		return ctrl.Result{}, nil
-	case someoneWasFirst(err):
-		return ctrl.Result{RequeueAfter: retrySoon}, nil
 	case refusedByAPI(err):
 		return ctrl.Result{RequeueAfter: r.refuse(ctx, svc, refusalMessage(err), fingerprint)}, nil
 	}
-	return ctrl.Result{}, err
+	return ignoreRace(err)
 }
 
 // sameRules tells whether a write would change nothing that matters. The time
@@ -189,7 +186,7 @@ func (r *ServiceReconciler) write(ctx context.Context, want, stored *v1alpha1.Se
 	logger := log.FromContext(ctx).V(2)
 	if stored == nil {
 		if err := r.client.Create(ctx, want); err != nil {
-			return fmt.Errorf("create ServiceProxyRules %s: %w", want.Name, err)
+			return fmt.Errorf("%w ServiceProxyRules %s: %w", errCreate, want.Name, err)
 		}
 		r.metrics.wrote(kindService, opCreate)
 		logger.Info("Created rules", "serviceProxyRules", klog.KObj(want))
@@ -259,19 +256,6 @@ func (r *ServiceReconciler) endConfirmed(ctx context.Context, key types.Namespac
 	}
 	ok, _ := render.Eligible(svc)
 	return !exists || !ok, nil
-}
-
-// someoneWasFirst tells whether a write failed only because the cache is behind.
-func someoneWasFirst(err error) bool {
-	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
-}
-
-// ignoreRace retries soon where someoneWasFirst.
-func ignoreRace(err error) (ctrl.Result, error) {
-	if someoneWasFirst(err) {
-		return ctrl.Result{RequeueAfter: retrySoon}, nil
-	}
-	return ctrl.Result{}, err
 }
 
 // sayProblems emits one event for each distinct set of unusable endpoints and

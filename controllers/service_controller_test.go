@@ -9,6 +9,7 @@ import (
 	. "github.com/onsi/gomega"
 	. "github.com/onsi/gomega/gstruct"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -285,5 +286,27 @@ var _ = Describe("ServiceReconciler", func() {
 		Expect(err).NotTo(HaveOccurred())
 		writes := after.Generation - rules.Generation
 		Expect(writes).To(BeNumerically("<=", 2+int64(time.Since(start).Seconds())))
+	})
+
+	It("counts what vanishes with its CRD, and writes it again", func(ctx SpecContext) {
+		ns := newNamespace(ctx)
+		switchOn(ctx)
+		startController()
+		svc := createService(ctx, ns, "cart")
+		Eventually(rulesOf(ctx, ns, "cart")).ShouldNot(BeNil())
+		all := SatisfyAll(
+			HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".cart"))),
+			HaveField("RefusedServices", BeZero()),
+		)
+		Eventually(summary(ctx)).Should(all)
+		crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "serviceproxyrules.nodeproxy.io"}}
+		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(crd), crd)).To(Succeed())
+		again := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: crd.Name}, Spec: crd.Spec}
+		Expect(k8s.Delete(ctx, crd)).To(Succeed())
+		Consistently(summary(ctx), "2500ms").Should(all)
+		Eventually(isGone(ctx, crd)).Should(beGone)
+		Expect(k8s.Create(ctx, again)).To(Succeed())
+		Eventually(rulesOf(ctx, ns, "cart"), "45s").ShouldNot(BeNil())
+		Expect(eventsOf(ctx, svc, "ServiceRefused")()).To(BeEmpty())
 	})
 })

@@ -52,6 +52,12 @@ func NewScheme() (*runtime.Scheme, error) {
 	return s, nil
 }
 
+// What the program does around the reconcilers: looking for its namespace and
+// holding the lease, which leader election reports in old-style events.
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=get
+// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get;create;update,namespace=nodeproxy-system
+// +kubebuilder:rbac:groups="",resources=events,verbs=create;patch,namespace=nodeproxy-system
+
 // SetupWithManager adds indexes and reconcilers to a manager, whose scheme must
 // come from NewScheme and whose cache from CacheOptions.
 func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
@@ -99,10 +105,9 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
 // retries for at most 30 s apart, so that the end of an outage is not slept
 // through.
 func controllerOptions(concurrency int) controller.Options {
-	warm := true
 	return controller.Options{
 		MaxConcurrentReconciles: concurrency,
-		EnableWarmup:            &warm,
+		EnableWarmup:            new(true),
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
 			5*time.Millisecond, 30*time.Second),
 	}

@@ -1,6 +1,7 @@
 package controllers_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -15,6 +16,10 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2/textlogger"
 	"k8s.io/utils/clock"
@@ -44,10 +49,10 @@ func TestControllers(t *testing.T) {
 }
 
 var (
-	apiServer *envtest.Environment
-	apiConfig *rest.Config
-	k8s       client.WithWatch // straight to the API server, no cache
-	testClock *shiftedClock
+	apiServer  *envtest.Environment
+	roleConfig *rest.Config     // what the controller uses: it may do only what its role allows
+	k8s        client.WithWatch // straight to the API server as an administrator, no cache
+	testClock  *shiftedClock
 )
 
 var _ = BeforeSuite(func() {
@@ -56,16 +61,39 @@ var _ = BeforeSuite(func() {
 		CRDDirectoryPaths:     []string{filepath.Join("..", "config", "crd", "bases")},
 		ErrorIfCRDPathMissing: true,
 	}
-	var err error
-	apiConfig, err = apiServer.Start()
+	apiConfig, err := apiServer.Start()
 	Expect(err).NotTo(HaveOccurred())
 	apiConfig.QPS = -1
+	user, err := apiServer.AddUser(envtest.User{Name: controllerUser}, apiConfig)
+	Expect(err).NotTo(HaveOccurred())
+	roleConfig = user.Config()
 	scheme, err := controllers.NewScheme()
 	Expect(err).NotTo(HaveOccurred())
 	Expect(admissionv1.AddToScheme(scheme)).To(Succeed())
+	Expect(rbacv1.AddToScheme(scheme)).To(Succeed())
+	Expect(apiextensionsv1.AddToScheme(scheme)).To(Succeed())
 	k8s, err = client.NewWithWatch(apiConfig, client.Options{Scheme: scheme})
 	Expect(err).NotTo(HaveOccurred())
+	grantRole()
 })
+
+const controllerUser = "nodeproxy-controller"
+
+// grantRole gives the controller's user the ClusterRole that is installed with
+// it. The Role for its lease is not needed here: there is no leader election.
+func grantRole() {
+	file, err := os.ReadFile(filepath.Join("..", "config", "rbac", "controller_role.yaml"))
+	Expect(err).NotTo(HaveOccurred(), "`make generate` writes the role")
+	role := &rbacv1.ClusterRole{}
+	Expect(yaml.NewYAMLOrJSONDecoder(bytes.NewReader(file), 4096).Decode(role)).To(Succeed())
+	Expect(role.Kind).To(Equal("ClusterRole"))
+	Expect(k8s.Create(context.Background(), role)).To(Succeed())
+	Expect(k8s.Create(context.Background(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: controllerUser}},
+	})).To(Succeed())
+}
 
 var _ = AfterSuite(func() {
 	if apiServer != nil {
@@ -131,7 +159,7 @@ func startController() *running {
 	cacheOptions, err := controllers.CacheOptions()
 	Expect(err).NotTo(HaveOccurred())
 	several := true // controllers of this process may bear the same names
-	mgr, err := ctrl.NewManager(apiConfig, ctrl.Options{
+	mgr, err := ctrl.NewManager(roleConfig, ctrl.Options{
 		Scheme:     scheme,
 		Cache:      cacheOptions,
 		Metrics:    metricsserver.Options{BindAddress: "0"},

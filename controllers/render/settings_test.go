@@ -10,8 +10,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-func ptr[T any](v T) *T { return &v }
-
 func revision(t *testing.T, s *v1alpha1.ProxySettings) string {
 	t.Helper()
 	got, err := CompleteSettings(s)
@@ -26,7 +24,7 @@ func TestCompleteSettings(t *testing.T) {
 		DetectLocal: &v1alpha1.DetectLocalSettings{
 			Mode: v1alpha1.DetectLocalClusterCIDR, ClusterCIDRs: []string{"10.244.3.1/16", "fd00:10:244:0::/56"},
 		},
-		IPVS: &v1alpha1.IPVSSettings{Scheduler: ptr("lc")},
+		IPVS: &v1alpha1.IPVSSettings{Scheduler: new("lc")},
 	}
 	before := written.DeepCopy()
 	got, err := CompleteSettings(written)
@@ -48,7 +46,7 @@ func TestSettingsRevision(t *testing.T) {
 	if !regexp.MustCompile(`^[0-9a-f]{8}$`).MatchString(defaults) {
 		t.Errorf("revision %q is not 8 hexadecimal digits", defaults)
 	}
-	if got := revision(t, &v1alpha1.ProxySettings{Mode: ptr(v1alpha1.ModeIPTables), Sync: &v1alpha1.SyncSettings{}}); got != defaults {
+	if got := revision(t, &v1alpha1.ProxySettings{Mode: new(v1alpha1.ModeIPTables), Sync: &v1alpha1.SyncSettings{}}); got != defaults {
 		t.Errorf("writing defaults down changes the revision from %s to %s", defaults, got)
 	}
 	cidr := func(s string) *v1alpha1.ProxySettings {
@@ -61,10 +59,10 @@ func TestSettingsRevision(t *testing.T) {
 	seen := map[string]int{defaults: -1}
 	for i, s := range []*v1alpha1.ProxySettings{
 		cidr("10.244.0.0/16"), cidr("10.0.0.0/8"),
-		{Mode: ptr(v1alpha1.ModeIPVS)},
-		{Masquerade: &v1alpha1.MasqueradeSettings{Bit: ptr(int32(0))}},
-		{Conntrack: &v1alpha1.ConntrackSettings{Min: ptr(int32(0))}},
-		{Conntrack: &v1alpha1.ConntrackSettings{MaxPerCore: ptr(int32(0))}},
+		{Mode: new(v1alpha1.ModeIPVS)},
+		{Masquerade: &v1alpha1.MasqueradeSettings{Bit: new(int32(0))}},
+		{Conntrack: &v1alpha1.ConntrackSettings{Min: new(int32(0))}},
+		{Conntrack: &v1alpha1.ConntrackSettings{MaxPerCore: new(int32(0))}},
 	} {
 		got := revision(t, s)
 		if j, ok := seen[got]; ok {
@@ -90,9 +88,9 @@ func TestInvalidSettings(t *testing.T) {
 		settings v1alpha1.ProxySettings
 		field    string // under spec.settings
 	}{
-		"unknown mode":        {v1alpha1.ProxySettings{Mode: ptr(v1alpha1.ProxyMode("Magic"))}, "mode"},
-		"unknown fallback":    {v1alpha1.ProxySettings{Fallback: ptr(v1alpha1.FallbackMode("IPVS"))}, "fallback"},
-		"unknown enforcement": {v1alpha1.ProxySettings{Enforcement: ptr(v1alpha1.Enforcement("Maybe"))}, "enforcement"},
+		"unknown mode":        {v1alpha1.ProxySettings{Mode: new(v1alpha1.ProxyMode("Magic"))}, "mode"},
+		"unknown fallback":    {v1alpha1.ProxySettings{Fallback: new(v1alpha1.FallbackMode("IPVS"))}, "fallback"},
+		"unknown enforcement": {v1alpha1.ProxySettings{Enforcement: new(v1alpha1.Enforcement("Maybe"))}, "enforcement"},
 		"unknown detector":    {detect(v1alpha1.DetectLocalSettings{Mode: "Guess"}), "detectLocal.mode"},
 		"malformed CIDR":      {detect(v1alpha1.DetectLocalSettings{Mode: "ClusterCIDR", ClusterCIDRs: []string{"10.0.0.0"}}), "detectLocal.clusterCIDRs[0]"},
 		"two CIDRs of one family": {detect(v1alpha1.DetectLocalSettings{Mode: "ClusterCIDR",
@@ -100,23 +98,23 @@ func TestInvalidSettings(t *testing.T) {
 		"CIDR missing":                       {detect(v1alpha1.DetectLocalSettings{Mode: "ClusterCIDR"}), "detectLocal.clusterCIDRs"},
 		"interface missing":                  {detect(v1alpha1.DetectLocalSettings{Mode: "BridgeInterface"}), "detectLocal.interface"},
 		"prefix missing":                     {detect(v1alpha1.DetectLocalSettings{Mode: "InterfaceNamePrefix"}), "detectLocal.interfaceNamePrefix"},
-		"member of another mode":             {detect(v1alpha1.DetectLocalSettings{Mode: "None", Interface: ptr("cni0")}), "detectLocal.interface"},
-		"interface name too long":            {detect(v1alpha1.DetectLocalSettings{Mode: "BridgeInterface", Interface: ptr("a123456789012345")}), "detectLocal.interface"},
-		"interface name malformed":           {detect(v1alpha1.DetectLocalSettings{Mode: "InterfaceNamePrefix", InterfaceNamePrefix: ptr("a b")}), "detectLocal.interfaceNamePrefix"},
-		"unknown address mode":               {ports(v1alpha1.NodePortSettings{AddressMode: ptr(v1alpha1.NodePortAddressMode("Some"))}), "nodePorts.addressMode"},
-		"CIDRs missing":                      {ports(v1alpha1.NodePortSettings{AddressMode: ptr(v1alpha1.NodePortsCIDRs)}), "nodePorts.cidrs"},
+		"member of another mode":             {detect(v1alpha1.DetectLocalSettings{Mode: "None", Interface: new("cni0")}), "detectLocal.interface"},
+		"interface name too long":            {detect(v1alpha1.DetectLocalSettings{Mode: "BridgeInterface", Interface: new("a123456789012345")}), "detectLocal.interface"},
+		"interface name malformed":           {detect(v1alpha1.DetectLocalSettings{Mode: "InterfaceNamePrefix", InterfaceNamePrefix: new("a b")}), "detectLocal.interfaceNamePrefix"},
+		"unknown address mode":               {ports(v1alpha1.NodePortSettings{AddressMode: new(v1alpha1.NodePortAddressMode("Some"))}), "nodePorts.addressMode"},
+		"CIDRs missing":                      {ports(v1alpha1.NodePortSettings{AddressMode: new(v1alpha1.NodePortsCIDRs)}), "nodePorts.cidrs"},
 		"CIDRs with All":                     {ports(v1alpha1.NodePortSettings{CIDRs: []string{"192.0.2.0/24"}}), "nodePorts.cidrs"},
-		"unknown localhost":                  {ports(v1alpha1.NodePortSettings{Localhost: ptr(v1alpha1.Toggle("On"))}), "nodePorts.localhost"},
-		"bit too high":                       {v1alpha1.ProxySettings{Masquerade: &v1alpha1.MasqueradeSettings{Bit: ptr(int32(32))}}, "masquerade.bit"},
-		"bit negative":                       {v1alpha1.ProxySettings{Masquerade: &v1alpha1.MasqueradeSettings{Bit: ptr(int32(-1))}}, "masquerade.bit"},
-		"scheduler":                          {v1alpha1.ProxySettings{IPVS: &v1alpha1.IPVSSettings{Scheduler: ptr("")}}, "ipvs.scheduler"},
+		"unknown localhost":                  {ports(v1alpha1.NodePortSettings{Localhost: new(v1alpha1.Toggle("On"))}), "nodePorts.localhost"},
+		"bit too high":                       {v1alpha1.ProxySettings{Masquerade: &v1alpha1.MasqueradeSettings{Bit: new(int32(32))}}, "masquerade.bit"},
+		"bit negative":                       {v1alpha1.ProxySettings{Masquerade: &v1alpha1.MasqueradeSettings{Bit: new(int32(-1))}}, "masquerade.bit"},
+		"scheduler":                          {v1alpha1.ProxySettings{IPVS: &v1alpha1.IPVSSettings{Scheduler: new("")}}, "ipvs.scheduler"},
 		"exclude CIDR":                       {v1alpha1.ProxySettings{IPVS: &v1alpha1.IPVSSettings{ExcludeCIDRs: []string{"10.0.0.0/8", "x"}}}, "ipvs.excludeCIDRs[1]"},
-		"negative IPVS timeout":              {v1alpha1.ProxySettings{IPVS: &v1alpha1.IPVSSettings{TCPTimeoutSeconds: ptr(int32(-1))}}, "ipvs.tcpTimeoutSeconds"},
+		"negative IPVS timeout":              {v1alpha1.ProxySettings{IPVS: &v1alpha1.IPVSSettings{TCPTimeoutSeconds: new(int32(-1))}}, "ipvs.tcpTimeoutSeconds"},
 		"negative interval":                  {sync(-1, 60), "sync.minIntervalMilliseconds"},
 		"verifies too often":                 {sync(250, 4), "sync.verifyIntervalSeconds"},
 		"verifies more often than it writes": {sync(10_001, 10), "sync.verifyIntervalSeconds"},
-		"negative conntrack":                 {v1alpha1.ProxySettings{Conntrack: &v1alpha1.ConntrackSettings{Min: ptr(int32(-1))}}, "conntrack.min"},
-		"unknown liberal":                    {v1alpha1.ProxySettings{Conntrack: &v1alpha1.ConntrackSettings{TCPBeLiberal: ptr(v1alpha1.Toggle("yes"))}}, "conntrack.tcpBeLiberal"},
+		"negative conntrack":                 {v1alpha1.ProxySettings{Conntrack: &v1alpha1.ConntrackSettings{Min: new(int32(-1))}}, "conntrack.min"},
+		"unknown liberal":                    {v1alpha1.ProxySettings{Conntrack: &v1alpha1.ConntrackSettings{TCPBeLiberal: new(v1alpha1.Toggle("yes"))}}, "conntrack.tcpBeLiberal"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := CompleteSettings(&c.settings)
@@ -128,11 +126,11 @@ func TestInvalidSettings(t *testing.T) {
 			}
 		})
 	}
-	if _, err := CompleteSettings(&v1alpha1.ProxySettings{Mode: ptr(v1alpha1.ProxyMode("x")), Sync: &v1alpha1.SyncSettings{VerifyIntervalSeconds: ptr(int32(1))}}); err == nil ||
+	if _, err := CompleteSettings(&v1alpha1.ProxySettings{Mode: new(v1alpha1.ProxyMode("x")), Sync: &v1alpha1.SyncSettings{VerifyIntervalSeconds: new(int32(1))}}); err == nil ||
 		!strings.Contains(err.Error(), "mode") || !strings.Contains(err.Error(), "verifyIntervalSeconds") {
 		t.Errorf("not every wrong field is named: %v", err)
 	}
-	if _, err := CompleteSettings(&v1alpha1.ProxySettings{Sync: &v1alpha1.SyncSettings{MinIntervalMilliseconds: ptr(int32(10_000)), VerifyIntervalSeconds: ptr(int32(10))}}); err != nil {
+	if _, err := CompleteSettings(&v1alpha1.ProxySettings{Sync: &v1alpha1.SyncSettings{MinIntervalMilliseconds: new(int32(10_000)), VerifyIntervalSeconds: new(int32(10))}}); err != nil {
 		t.Errorf("equal intervals: %v", err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 // What Linux takes as names.
 var (
-	interfaceNames = regexp.MustCompile(`^[^\s/:]+$`)
+	interfaceNames = regexp.MustCompile(`^[A-Za-z0-9_.@-]+$`)
 	schedulerNames = regexp.MustCompile(`^[a-z0-9_-]{1,15}$`)
 )
 
@@ -110,7 +110,7 @@ func (v *validator) detectLocal(at *field.Path, d *v1alpha1.DetectLocalSettings)
 // for the rest where it is a prefix.
 func (v *validator) interfaceName(at *field.Path, name *string, longest int) {
 	if name != nil && (len(*name) > longest || !interfaceNames.MatchString(*name)) {
-		v.invalid(at, *name, "must be 1 to %d characters without space, slash or colon", longest)
+		v.invalid(at, *name, "must be 1 to %d letters, digits and _ . @ - only", longest)
 	}
 }
 
