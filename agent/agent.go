@@ -253,6 +253,7 @@ func (a *Agent) sync(ctx context.Context) error {
 		a.logSync(err, kind, end.Sub(start), report)
 	}
 	if first {
+		a.log.Info("The kernel holds a first complete set of rules", "duration", end.Sub(start), "servicesChanged", report.ServicesChanged)
 		a.settle()
 		a.loop.VerifySoon()
 	}

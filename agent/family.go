@@ -122,7 +122,7 @@ type batch struct {
 func (s *store) ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.listed && s.current != nil && s.refusal == nil
+	return s.inventory.listed && s.current != nil && s.refusal == nil
 }
 
 // prepare combines the dirty Services and returns the rulesets of the families

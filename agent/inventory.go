@@ -27,6 +27,9 @@ type formerSet struct {
 // inventory compares the names in the list of ServiceProxyRules to those that
 // the controller says must exist.
 type inventory struct {
+	// listed: the first list has come. Before that there is no set of the list,
+	// not even an empty one.
+	listed  bool
 	names   map[string]struct{}
 	current nameSet
 	number  uint64      // of the current set; every set has a higher one than those before
@@ -57,11 +60,11 @@ func (i *inventory) change(now time.Time, add, remove []string) uint64 {
 		}
 	}
 	i.forget(now)
-	if next != i.current {
+	if next != i.current && i.listed {
 		i.former = append(i.former, formerSet{nameSet: i.current, number: i.number, until: now})
 		i.number++
-		i.current = next
 	}
+	i.current = next
 	return i.number
 }
 
@@ -81,7 +84,7 @@ func (i *inventory) want(status *v1alpha1.Inventory) {
 // must exist.
 func (i *inventory) agrees(now time.Time) (number uint64, ok bool) {
 	i.forget(now)
-	if i.wanted == nil {
+	if i.wanted == nil || !i.listed {
 		return 0, false
 	}
 	if i.current == *i.wanted {

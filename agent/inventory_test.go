@@ -25,9 +25,16 @@ func TestInventoryAgreement(t *testing.T) {
 			t.Errorf("agrees: got %d, %v, want %d, %v", number, ok, wantNumber, want)
 		}
 	}
+	i.want(inventoryOf())
+	agree(start, 0, false) // before the first list there is no set, not even an empty one
+	i.change(start, []string{"a.x"}, nil)
+	i.listed = true
+	agree(start, 0, false)
+	i.want(nil)
+	i.change(start, nil, []string{"a.x"})
 	agree(start, 0, false) // an unknown inventory agrees with nothing, not with an empty list
 	i.want(inventoryOf())
-	agree(start, 0, true)
+	agree(start, 1, true)
 
 	first := i.change(start, []string{"a.x", "a.y"}, nil)
 	i.want(inventoryOf("a.y", "a.x"))
@@ -52,6 +59,7 @@ func TestInventoryAgreement(t *testing.T) {
 func TestInventoryUnderChurn(t *testing.T) {
 	now := time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)
 	i := newInventory()
+	i.listed = true
 	var late []*v1alpha1.Inventory
 	var names []string
 	agreed := 0

@@ -50,11 +50,11 @@ func (s *store) snapshot() snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
-	if _, agreed := s.inventory.agrees(now); s.listed && !agreed && s.unconfirmedSince.IsZero() {
+	if _, agreed := s.inventory.agrees(now); s.inventory.listed && !agreed && s.unconfirmedSince.IsZero() {
 		s.unconfirmedSince = now // the set that agreed has grown too old
 	}
 	out := snapshot{
-		now: now, own: s.rules, exists: s.rulesExists, listed: s.listed, refusal: s.refusal,
+		now: now, own: s.rules, exists: s.rulesExists, listed: s.inventory.listed, refusal: s.refusal,
 		done:             len(s.families) > 0,
 		families:         map[dataplane.Family]familySnapshot{},
 		held:             slices.SortedFunc(maps.Keys(s.held), dataplane.ServiceName.Compare),

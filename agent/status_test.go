@@ -335,6 +335,12 @@ func TestWhenStatusIsWritten(t *testing.T) {
 			t.Errorf("reason %s", c.Reason)
 		}
 	})
+	t.Run("a restart beside another proxy says so at once", func(t *testing.T) {
+		w := written(t)
+		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: w.s.now}
+		w.s.done, w.s.applied, w.f.proxyMode = false, appliedState{}, "iptables"
+		expect(t, w, 0, true)
+	})
 	t.Run("a fresh node says Pending at once", func(t *testing.T) {
 		w := start()
 		w.s.done, w.s.applied = false, appliedState{}

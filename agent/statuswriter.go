@@ -21,6 +21,8 @@ const (
 	// contestPause is the least time between writes against somebody who
 	// edits the status.
 	contestPause = time.Second
+	// statusTimeout is how long a write may take.
+	statusTimeout = 10 * time.Second
 )
 
 // applyStatus writes the status of the own NodeProxyRules by server-side apply
@@ -72,10 +74,12 @@ func (w *statusWriter) write(ctx context.Context, s snapshot, f facts) bool {
 	if u != notAtAll && w.last != nil && w.last.UID == stored.UID && !equality.Semantic.DeepEqual(stored.Status, w.last.Status) {
 		u = contested
 	}
-	if !w.due(u, s, &stored.Status) {
+	if !w.due(u, starting(s, f), s.now, &stored.Status) {
 		return false
 	}
-	object, err := w.apply(ctx, stored.Name, &wanted)
+	limited, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	object, err := w.apply(limited, stored.Name, &wanted)
 	now := w.clock.Now()
 	if err != nil {
 		if w.failure != err.Error() && ctx.Err() == nil {
@@ -89,17 +93,17 @@ func (w *statusWriter) write(ctx context.Context, s snapshot, f facts) bool {
 	return true
 }
 
-func (w *statusWriter) due(u urgency, s snapshot, stored *v1alpha1.NodeProxyRulesStatus) bool {
-	if !w.failed.IsZero() && s.now.Sub(w.failed) < statusPause {
+func (w *statusWriter) due(u urgency, starting bool, now time.Time, stored *v1alpha1.NodeProxyRulesStatus) bool {
+	if !w.failed.IsZero() && now.Sub(w.failed) < statusPause {
 		return false
 	}
 	// After a restart the kernel still holds what the stored status says. A
 	// first set that is applied soon does not touch it.
-	if w.last == nil && starting(s) && s.now.Sub(w.started) < patience &&
+	if w.last == nil && starting && now.Sub(w.started) < patience &&
 		meta.FindStatusCondition(stored.Conditions, v1alpha1.ConditionProgrammed) != nil {
 		return false
 	}
-	since := s.now.Sub(w.lastTime)
+	since := now.Sub(w.lastTime)
 	switch u {
 	case atOnce:
 		return true
@@ -115,8 +119,8 @@ func (w *statusWriter) due(u urgency, s snapshot, stored *v1alpha1.NodeProxyRule
 }
 
 // starting reports whether nothing is known yet that deserves a status.
-func starting(s snapshot) bool {
-	return !s.done && s.err == nil && s.refusal == nil
+func starting(s snapshot, f facts) bool {
+	return !s.done && s.err == nil && s.refusal == nil && f.proxyMode == ""
 }
 
 // urgent compares the wanted status to the stored one. Conditions of types

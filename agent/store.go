@@ -49,8 +49,6 @@ type store struct {
 	foreign   map[dataplane.ServiceName]*entry // those whose newest state is refused
 	claims    claims
 	inventory *inventory
-	// listed: the first list of ServiceProxyRules has been delivered.
-	listed bool
 	// confirmed: list and inventory have agreed since the start, so that what
 	// belongs to no Service may be removed.
 	confirmed bool
@@ -135,7 +133,7 @@ func (s *store) replaceServices(list []*v1alpha1.ServiceProxyRules) {
 	for _, object := range list {
 		s.take(object, now)
 	}
-	s.listed = true
+	s.inventory.listed = true
 	s.reconcile(now)
 }
 
@@ -271,7 +269,7 @@ func (s *store) setInventory(status *v1alpha1.Inventory) {
 // ends the held Services that the inventory does not hold either. Only sets
 // from after a Service has vanished can tell. The caller holds mu.
 func (s *store) reconcile(now time.Time) {
-	if !s.listed {
+	if !s.inventory.listed {
 		return
 	}
 	number, agreed := s.inventory.agrees(now)

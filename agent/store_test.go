@@ -162,6 +162,16 @@ func TestPruneWaitsForAgreement(t *testing.T) {
 	r.expectKernel("a", "b")
 }
 
+func TestEmptyInventoryDoesNotConfirmAFirstList(t *testing.T) {
+	r := newRig(t)
+	r.kernel.Plant(&dataplane.Service{Name: dataplane.ServiceName{Namespace: "shop", Name: "left"}})
+	r.setInventory(inventoryOf())
+	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
+	r.setRules(r.own())
+	r.expectSync("full a")
+	r.expectKernel("a", "left")
+}
+
 func TestHolding(t *testing.T) {
 	t.Run("a deletion holds, a return ends it", func(t *testing.T) {
 		r := running(t)

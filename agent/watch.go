@@ -80,6 +80,8 @@ func stripped[T metav1.Object](object any) (T, error) {
 		return o, fmt.Errorf("watched object is a %T", object)
 	}
 	o.SetManagedFields(nil)
+	// kubectl apply leaves a second copy of the whole object here.
+	delete(o.GetAnnotations(), "kubectl.kubernetes.io/last-applied-configuration")
 	return o, nil
 }
 

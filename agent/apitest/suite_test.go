@@ -4,7 +4,6 @@ package apitest
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -39,7 +38,6 @@ var (
 func TestAgentAgainstAPIServer(t *testing.T) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		const message = "KUBEBUILDER_ASSETS is not set: these tests start a real API server; `make test` builds it and sets this"
-		flag.Parse()
 		if testing.Short() {
 			t.Skip(message)
 		}
