@@ -77,30 +77,26 @@ func TestAPITroubleIsSaidOnceWithAdvice(t *testing.T) {
 		clk := clocktesting.NewFakePassiveClock(epoch)
 		trouble := newAPITrouble(clk, funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}), "https://192.0.2.10:6443",
 			func(resource string, on bool) { failing[resource] = on })
-		r := request{"serviceproxyrules", "list"}
-		trouble.note(context.Background(), r, nil)
+		const r = "serviceproxyrules"
+		trouble.watching(r)
 		for range 5 {
-			trouble.note(context.Background(), r, tt.err)
+			trouble.failed(context.Background(), r, tt.err)
 		}
-		if len(log) != 1 || !strings.Contains(log[0], tt.advice) || !strings.Contains(log[0], "rules in the kernel stay") {
-			t.Errorf("%v: log %q lacks %q, or is not one line", tt.err, log, tt.advice)
+		if len(log) != 1 || !strings.Contains(log[0], tt.advice) || !strings.Contains(log[0], "rules in the kernel stay") || !failing[r] {
+			t.Errorf("%v: log %q lacks %q, or is not one line; failing %v", tt.err, log, tt.advice, failing)
 		}
 		clk.SetTime(epoch.Add(time.Minute))
-		trouble.note(context.Background(), r, tt.err)
-		trouble.note(context.Background(), request{"serviceproxyrules", "watch"}, tt.err)
-		trouble.note(context.Background(), r, nil)
-		if !failing["serviceproxyrules"] {
-			t.Error("not failing any more while its watch fails")
-		}
-		trouble.note(context.Background(), request{"serviceproxyrules", "watch"}, nil)
-		if len(log) != 5 || failing["serviceproxyrules"] {
+		trouble.failed(context.Background(), r, tt.err)
+		trouble.watching(r)
+		trouble.watching(r)
+		if len(log) != 3 || failing[r] {
 			t.Errorf("log %q, failing %v", log, failing)
 		}
 		stopped, cancel := context.WithCancel(context.Background())
 		cancel()
-		trouble.note(stopped, r, tt.err)
-		if len(log) != 5 {
-			t.Errorf("it complains while stopping: %q", log[5:])
+		trouble.failed(stopped, r, tt.err)
+		if len(log) != 3 {
+			t.Errorf("it complains while stopping: %q", log[3:])
 		}
 	}
 }

@@ -104,15 +104,21 @@ func (w *watcher) run(ctx context.Context) {
 			list := w.list()
 			err := w.client.rest.Get().Resource(w.resource).
 				VersionedParams(w.narrow(&options), w.client.params).Do(ctx).Into(list)
-			w.trouble.note(ctx, request{w.resource, "list"}, err)
+			if err != nil {
+				w.trouble.failed(ctx, w.resource, err)
+			}
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			options.Watch = true
 			started, err := w.client.rest.Get().Resource(w.resource).
 				VersionedParams(w.narrow(&options), w.client.params).Watch(ctx)
-			w.trouble.note(ctx, request{w.resource, "watch"}, err)
-			return started, err
+			if err != nil {
+				w.trouble.failed(ctx, w.resource, err)
+				return nil, err
+			}
+			w.trouble.watching(w.resource)
+			return started, nil
 		},
 	}
 	reflector := cache.NewReflectorWithOptions(lw, w.example, w.store, cache.ReflectorOptions{Name: w.resource})
@@ -188,12 +194,9 @@ type apiTrouble struct {
 	server  string
 	changed func(resource string, failing bool)
 
-	mu   sync.Mutex // guards what follows
-	last map[request]complaint
+	mu   sync.Mutex           // guards what follows
+	last map[string]complaint // by resource
 }
-
-// request is a kind of request to the API.
-type request struct{ resource, verb string }
 
 type complaint struct {
 	advice string
@@ -201,44 +204,37 @@ type complaint struct {
 }
 
 func newAPITrouble(clk clock.PassiveClock, log logr.Logger, server string, changed func(resource string, failing bool)) *apiTrouble {
-	return &apiTrouble{clock: clk, log: log, server: server, changed: changed, last: map[request]complaint{}}
+	return &apiTrouble{clock: clk, log: log, server: server, changed: changed, last: map[string]complaint{}}
 }
 
-// note takes the outcome of a request.
-func (t *apiTrouble) note(ctx context.Context, r request, err error) {
+// watching notes that a watch has started: nothing is wrong any more. A list
+// alone does not show that, as the watch after it may fail.
+func (t *apiTrouble) watching(resource string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, failing := t.last[resource]; failing {
+		delete(t.last, resource)
+		t.changed(resource, false)
+		t.log.Info("The API answers again", "resource", resource)
+	}
+}
+
+// failed notes that a list or a watch has failed.
+func (t *apiTrouble) failed(ctx context.Context, resource string, err error) {
 	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsInvalid(err) {
 		return // we are stopping, or the reflector goes on by itself
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	last, failing := t.last[r]
-	if err == nil {
-		if failing {
-			delete(t.last, r)
-			t.changed(r.resource, t.failing(r.resource))
-			t.log.Info("The API answers again", "resource", r.resource, "verb", r.verb)
-		}
-		return
-	}
 	what := advice(err)
 	now := t.clock.Now()
+	last, failing := t.last[resource]
 	if failing && last.advice == what && now.Sub(last.at) < troublePause {
 		return
 	}
-	t.last[r] = complaint{advice: what, at: now}
-	t.changed(r.resource, true)
-	t.log.Error(err, "Could not read from the API; trying again, the rules in the kernel stay as they are", "resource", r.resource, "verb", r.verb, "server", t.server, "whatToDo", what)
-}
-
-// failing reports whether some request for the resource fails. The caller
-// holds mu.
-func (t *apiTrouble) failing(resource string) bool {
-	for r := range t.last {
-		if r.resource == resource {
-			return true
-		}
-	}
-	return false
+	t.last[resource] = complaint{advice: what, at: now}
+	t.changed(resource, true)
+	t.log.Error(err, "Could not read from the API; trying again, the rules in the kernel stay as they are", "resource", resource, "server", t.server, "whatToDo", what)
 }
 
 // advice says what to do about an error from the API.
