@@ -1,9 +1,11 @@
 package combine
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -129,6 +131,7 @@ func TestEndpointSelection(t *testing.T) {
 			groups:  groups{groupOf(ready, "a", ".3", ".6"), groupOf(ready, "b", ".4"), groupOf(ready, "c", ".5")},
 			members: ".3 .4", wantCluster: ".3 .6", wantLocal: ".3 .4"},
 		{name: "93 node without zone", groups: groups{groupOf(ready, "a", ".3")}, wantCluster: ".3"},
+		{name: "93 node without zone, an empty hint", groups: groups{{State: ready, Zones: []string{""}, Addresses: []string{full(".3")}}, groupOf(ready, "a", ".4")}, wantCluster: ".3 .4"},
 		{name: "94 no endpoint for the zone", node: Node{Zone: "b"}, groups: groups{groupOf(ready, "a", ".3")}, wantCluster: ".3"},
 		{name: "97 one without hint", node: Node{Zone: "a"},
 			groups: groups{groupOf(ready, "", ".5"), groupOf(ready, "a", ".3", ".6"), groupOf(ready, "b", ".4")}, wantCluster: ".3 .4 .5 .6"},
@@ -363,6 +366,42 @@ func TestOrderOfInputDoesNotMatter(t *testing.T) {
 			t.Fatalf("order changed the result:\n%s", cmp.Diff(fmt.Sprint(want), fmt.Sprint(got)))
 		}
 	}
+}
+
+// FuzzService feeds what a hand edit might leave. Nothing may panic, and what
+// comes out must be usable as it is.
+func FuzzService(f *testing.F) {
+	for _, rules := range []*v1alpha1.ServiceProxyRulesSpec{dualStack(), rulesOf("Local", "Local", 3001, groupOf(ready, "a node-1", ".1"), groupOf(terminating, "", ".2"))} {
+		text, err := json.Marshal(rules)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text, "10.244.1.5:8080")
+	}
+	f.Fuzz(func(t *testing.T, text []byte, member string) {
+		rules := &v1alpha1.ServiceProxyRulesSpec{}
+		if json.Unmarshal(text, rules) != nil {
+			return
+		}
+		members := []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{member}}}
+		for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+			svc, _ := Service(Input{Rules: rules, Members: members, Node: Node{Name: "node-1", Zone: "a"}, Family: family})
+			if svc == nil {
+				continue
+			}
+			if !family.Of(svc.ClusterIP) {
+				t.Errorf("cluster IP %s of another family than %s", svc.ClusterIP, family)
+			}
+			for _, p := range svc.Ports {
+				for _, e := range slices.Concat(p.Cluster, p.Local, p.Members) {
+					if !family.Of(e.Addr()) || e.Port() == 0 {
+						t.Errorf("endpoint %s in a Service of %s", e, family)
+					}
+				}
+			}
+		}
+		Claims(rules)
+	})
 }
 
 func BenchmarkService(b *testing.B) {
