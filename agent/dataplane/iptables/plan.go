@@ -172,11 +172,13 @@ func (c *config) newPortPlan(s *dataplane.Service, port *dataplane.Port) *portPl
 // planDispatch plans the rules in shared chains: where traffic of each
 // destination goes, or why it is refused.
 func (p *portPlan) planDispatch() {
-	p.dispatchClusterIP()
-	for _, ip := range p.svc.ExternalIPs {
+	if p.port.Serves(p.svc.ClusterIP) {
+		p.dispatchClusterIP()
+	}
+	for _, ip := range p.served(p.svc.ExternalIPs) {
 		p.dispatchExternal(ip, "external IP", p.external)
 	}
-	for _, ip := range p.svc.LoadBalancerIPs {
+	for _, ip := range p.served(p.svc.LoadBalancerIPs) {
 		if !p.restricted() {
 			p.dispatchExternal(ip, "loadbalancer IP", p.external)
 			continue
@@ -194,6 +196,14 @@ func (p *portPlan) planDispatch() {
 		p.add(filter, chainNodePorts, commentMatch(p.name+" health check node port"),
 			"-m tcp -p tcp --dport "+strconv.Itoa(int(p.svc.HealthCheckNodePort)), "-j ACCEPT")
 	}
+}
+
+// served returns the addresses that no other Service has the better claim to.
+func (p *portPlan) served(ips []netip.Addr) []netip.Addr {
+	if len(p.port.Lost) == 0 {
+		return ips
+	}
+	return slices.DeleteFunc(slices.Clone(ips), func(ip netip.Addr) bool { return !p.port.Serves(ip) })
 }
 
 func (p *portPlan) dispatchClusterIP() {

@@ -213,6 +213,15 @@ func TestPlanRules(t *testing.T) {
 			has:  []string{`cluster IP" .* ! -i veth\+ -j KUBE-MARK-MASQ`},
 		},
 		{
+			name: "an address that an older Service claims is left to it",
+			edit: func(s *dataplane.Service) {
+				s.ExternalIPs, s.LoadBalancerIPs = addrs("192.168.99.11", "192.168.99.12"), addrs("1.2.3.4")
+			},
+			port:  dataplane.Port{Available: true, Cluster: one, Lost: addrs("192.168.99.11", "1.2.3.4")},
+			has:   []string{`nat -A KUBE-SERVICES .* -d 172.30.0.41 `, `nat -A KUBE-SERVICES .* -d 192.168.99.12 `},
+			lacks: []string{"-d 192.168.99.11 ", "-d 1.2.3.4 "},
+		},
+		{
 			name: "source ranges that hold the node let load-balancer IPs in as source",
 			edit: func(s *dataplane.Service) {
 				s.LoadBalancerIPs = addrs("1.2.3.4")
