@@ -27,7 +27,8 @@ build: $(addprefix bin/,$(COMMANDS)) ## Build the programs into bin/.
 
 .PHONY: FORCE
 bin/%: FORCE
-	CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o $@ ./cmd/$*
+	@echo "Building $@; the first time this takes a minute or two."
+	@CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o $@ ./cmd/$*
 
 .PHONY: generate
 generate: ## Write deep copies, CRDs and RBAC roles from the Go code.

@@ -6,7 +6,7 @@
 #   kernel  packages whose tests program the real kernel; what needs root is
 #           left out for an ordinary user, and named at the end
 #   race    unit, and kernel but for the clusters of test/, with the race detector
-#   all     unit, api, kernel
+#   all     unit, api, kernel, and the demo
 #
 # A package belongs where its test files say: they name envtest or
 # KUBEBUILDER_ASSETS (api), or ask for root or import test/cluster (kernel).
@@ -80,6 +80,17 @@ run_api() {
 # The kernel is no input that go test knows of, so its results are not cached.
 run_kernel() { run "on the real kernel" "$kernel" -p 1 -count 1 -timeout 30m; }
 
+# run_demo runs the whole way once more, as a user sees it.
+run_demo() {
+	if [[ $(id -u) -ne 0 ]]; then
+		echo "make demo: needs root" >>"$temp/left-out"
+		return
+	fi
+	echo
+	echo "== the demo"
+	make --no-print-directory demo || status=1
+}
+
 case $what in
 unit) run_unit ;;
 api) run_api ;;
@@ -96,6 +107,7 @@ all)
 	run_unit
 	run_api
 	run_kernel
+	run_demo
 	;;
 *)
 	echo "hack/test.sh: unknown kind of tests: $what; use all, unit, api, kernel or race" >&2

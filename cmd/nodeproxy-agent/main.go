@@ -132,9 +132,9 @@ func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 	}
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` with the API server's address and credentials; without it, those of the pod are used")
 	flags.Var(&o.apiServers, "api-server", "`URL` of an API server, such as https://192.0.2.10:6443, instead of the one in the kubeconfig; repeat it for several, which are tried in turn. Never the kubernetes Service's address: the agent itself programs that")
-	flags.StringVar(&o.namespace, "namespace", "nodeproxy-system", "`namespace` of the agents")
+	flags.StringVar(&o.namespace, "namespace", "nodeproxy-system", "`namespace` of the agents' leases; not used yet, because no leases are written yet")
 	flags.StringVar(&o.nodeName, "node-name", defaultNode, "`name` of this Node; default: the environment variable NODE_NAME")
-	flags.StringVar(&o.stateDir, "state-dir", "/var/lib/nodeproxy", "`folder` on this node for the agent's own state")
+	flags.StringVar(&o.stateDir, "state-dir", "/var/lib/nodeproxy", "`folder` on this node for the agent's own state; not used yet, because none is kept yet")
 	flags.StringVar(&o.proxyHealth, "proxy-health-bind-address", "0.0.0.0:10256", "`host:port` of the proxy's /healthz and /livez, for load balancers; 0: none. Opened once no other proxy is active")
 	flags.StringVar(&o.metrics, "metrics-bind-address", agent.ProxyModeAddress, "`host:port` of /metrics and /proxyMode; 0: none. Opened once no other proxy is active")
 	flags.StringVar(&o.healthProbe, "health-probe-bind-address", "127.0.0.1:19256", "`host:port` of the kubelet's probes /livez and /readyz; 0: none")

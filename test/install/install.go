@@ -120,18 +120,25 @@ func (n *Nodeproxy) StartController(args ...string) (*cluster.Process, error) {
 
 // StartAgent starts a node's agent.
 func (n *Nodeproxy) StartAgent(node *cluster.Node, args ...string) (*cluster.Process, error) {
-	kubeconfig, err := n.Cluster.KubeconfigFor(agentUser+"-"+node.Name(), agentUser)
+	command, err := n.AgentCommand(node)
 	if err != nil {
 		return nil, err
 	}
-	state := filepath.Join(n.Cluster.Dir(), "state-"+node.Name())
-	if err := os.MkdirAll(state, 0o700); err != nil {
-		return nil, err
+	command.Args = append(command.Args, args...)
+	return node.Start(command)
+}
+
+// AgentCommand is how a node's agent is started.
+func (n *Nodeproxy) AgentCommand(node *cluster.Node) (cluster.Command, error) {
+	kubeconfig, err := n.Cluster.KubeconfigFor(agentUser+"-"+node.Name(), agentUser)
+	if err != nil {
+		return cluster.Command{}, err
 	}
-	return node.Start(cluster.Command{
+	state := filepath.Join(n.Cluster.Dir(), "state-"+node.Name())
+	return cluster.Command{
 		Path: filepath.Join(n.Bin, "nodeproxy-agent"),
-		Args: append([]string{"--kubeconfig", kubeconfig, "--node-name", node.Name(), "--state-dir", state}, args...),
-	})
+		Args: []string{"--kubeconfig", kubeconfig, "--node-name", node.Name(), "--state-dir", state},
+	}, os.MkdirAll(state, 0o700)
 }
 
 // Programmed returns nil when every node of the cluster reports that its

@@ -8,8 +8,8 @@ import (
 
 // Rules are compared by a hash of what they mean, because iptables-save prints
 // other text than what was written: it reorders matches, completes masks and
-// defaults, and rounds probabilities. Comments do not count, nor does the order
-// of a rule's options.
+// defaults, and rounds probabilities. What does not decide about packets does not
+// count: comments, counters, the order of a rule's options.
 
 const (
 	fnvOffset uint64 = 14695981039346656037
@@ -63,10 +63,10 @@ func optionHash(option string, negated bool, t *tokens) uint64 {
 	switch option {
 	case "-m", "--match":
 		switch value {
-		case "comment", "tcp", "udp", "sctp": // implied by -p, or without effect
+		case "comment", "nfacct", "tcp", "udp", "sctp": // without effect, or implied by -p
 			return 0
 		}
-	case "--comment", "--rsource":
+	case "--comment", "--rsource", "--nfacct-name": // kube-proxy counts packets with the latter
 		return 0
 	case "--reject-with":
 		if value == "icmp-port-unreachable" || value == "icmp6-port-unreachable" {

@@ -40,6 +40,7 @@ func TestRuleHash(t *testing.T) {
 			`-m recent --rcheck --seconds 60 --reap --name A --mask 255.255.255.255 --rsource -j A`, false},
 		{`-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT`, `-m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT`, true},
 		{`-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`, `-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`, true},
+		{`-m conntrack --ctstate INVALID -j DROP`, `-m conntrack --ctstate INVALID -m nfacct --nfacct-name  ct_state_invalid_dropped_pkts -j DROP`, true},
 		{`-m conntrack --ctstate NEW -j A`, `-m conntrack ! --ctstate NEW -j A`, false},
 		{`-j DNAT --to-destination 10.0.0.1:80`, `-j DNAT --to-destination 10.0.0.1:80 --random`, false},
 		{`-j MASQUERADE --random-fully`, `-j MASQUERADE`, false},

@@ -1,0 +1,165 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
+)
+
+// TestBesideKubeProxy starts the agent while the real kube-proxy runs: nothing
+// is touched. Once kube-proxy has stopped, the agent takes over in place.
+func TestBesideKubeProxy(t *testing.T) {
+	e := start(t)
+	folder, err := binaries.Ensure(t.Context(), os.Stderr, binaries.KubeProxy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, err := e.nodeproxy.Cluster.KubeconfigFor("kube-proxy", "system:kube-proxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeProxy, err := e.node.Start(cluster.Command{Path: filepath.Join(folder, "kube-proxy"), Args: []string{
+		"--kubeconfig", kubeconfig, "--hostname-override", e.node.Name(), "--proxy-mode", "iptables",
+		"--cluster-cidr", "10.244.0.0/16", "--conntrack-max-per-core", "0",
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.until(func(ctx context.Context) error {
+		if err := e.apiServerAnswers(ctx); err != nil {
+			return fmt.Errorf("%w; %s", err, kubeProxy.Tail())
+		}
+		return nil
+	})
+
+	before := e.rules()
+	e.startAgent()
+	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, `answers "iptables"`)
+	e.expect(v1alpha1.ConditionConflictingProxy, metav1.ConditionTrue, v1alpha1.ReasonConflictingProxy, "stop it on this node")
+	if diff := cmp.Diff(before, e.rules()); diff != "" {
+		t.Errorf("the agent touched rules beside kube-proxy (-before +after):\n%s", diff)
+	}
+
+	if err := kubeProxy.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	e.programmed()
+	if err := e.apiServerAnswers(t.Context()); err != nil {
+		t.Error(err)
+	}
+	after := e.rules()
+	for _, rule := range before {
+		if !slices.Contains(after, rule) {
+			t.Errorf("rewritten, though it was right: %s", rule)
+		}
+	}
+}
+
+// TestKilledAgentRewritesNoRule compares the handles of all rules.
+func TestKilledAgentRewritesNoRule(t *testing.T) {
+	e := start(t)
+	agent := e.startAgent()
+	e.programmed()
+	e.until(e.apiServerAnswers)
+	before := e.rules()
+	if err := agent.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	// What changes while no agent runs is written by the next one, and nothing
+	// else. The change also tells when it is through.
+	if _, err := e.nodeproxy.Cluster.Kubectl(t.Context(), "create", "service", "clusterip", "later", "--tcp=80", "--clusterip=10.96.77.77"); err != nil {
+		t.Fatal(err)
+	}
+	e.startAgent()
+	e.until(func(context.Context) error {
+		for _, rule := range e.rules() {
+			if strings.Contains(rule, "10.96.77.77") {
+				return nil
+			}
+		}
+		return fmt.Errorf("the new agent has not written the new Service")
+	})
+	e.programmed()
+	after := e.rules()
+	for _, rule := range before {
+		if !slices.Contains(after, rule) {
+			t.Errorf("rewritten: %s", rule)
+		}
+	}
+}
+
+// TestWithoutIPTables starts an agent that finds no iptables, and then gives it
+// to it.
+func TestWithoutIPTables(t *testing.T) {
+	e := start(t)
+	path := t.TempDir()
+	command, err := e.nodeproxy.AgentCommand(e.node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	command.Env = []string{"PATH=" + path}
+	if _, err := e.node.Start(command); err != nil {
+		t.Fatal(err)
+	}
+	e.expect(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonUnsupported, "install the iptables package")
+	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonFailed, "iptables not found")
+	for _, program := range []string{"iptables", "iptables-save", "iptables-restore"} {
+		real, err := exec.LookPath(program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(real, filepath.Join(path, program)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.programmed()
+	e.until(e.apiServerAnswers)
+}
+
+// TestUnsupportedSettingsLeaveRules asks for what is not there yet.
+func TestUnsupportedSettingsLeaveRules(t *testing.T) {
+	e := start(t)
+	e.startAgent()
+	e.programmed()
+	e.until(e.apiServerAnswers)
+	before := e.rules()
+	for field, patch := range map[string]string{
+		"spec.settings.mode":        `{"spec":{"settings":{"mode":"IPVS"}}}`,
+		"spec.settings.enforcement": `{"spec":{"settings":{"mode":null,"enforcement":"Audit"}}}`,
+	} {
+		e.patch(patch)
+		e.expect(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonUnsupported, field)
+		e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonFailed, field)
+		if diff := cmp.Diff(before, e.rules()); diff != "" {
+			t.Errorf("%s: rules changed (-before +after):\n%s", field, diff)
+		}
+	}
+	e.patch(`{"spec":{"settings":{"mode":null,"enforcement":null}}}`)
+	e.expect(v1alpha1.ConditionAccepted, metav1.ConditionTrue, v1alpha1.ReasonAccepted, "")
+	e.programmed()
+	if diff := cmp.Diff(before, e.rules()); diff != "" {
+		t.Errorf("back again: rules changed (-before +after):\n%s", diff)
+	}
+}
+
+func (e *env) patch(patch string) {
+	e.Helper()
+	np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
+	err := e.nodeproxy.Cluster.Client().Patch(e.Context(), np, client.RawPatch("application/merge-patch+json", []byte(patch)))
+	if err != nil {
+		e.Fatal(err)
+	}
+}
