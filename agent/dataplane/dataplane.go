@@ -153,6 +153,9 @@ type Result struct {
 	// Refused are Services that the kernel would not take, with the reason. All
 	// of them, not only those of this call. Their former rules stay.
 	Refused map[ServiceName]string
+	// Warnings say what could not be done besides the rules of Services, for
+	// people: each names the matter and what to do. At most MaxExamples.
+	Warnings []string
 	// Chains and Rules count what the kernel holds of ours.
 	Chains, Rules int
 }
