@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -19,9 +20,10 @@ const (
 	batchChains = 2000
 )
 
-// maxRefused bounds how many Services are isolated in one Apply: beyond that
-// the fault is not in single Services.
-const maxRefused = 50
+// maxIsolated bounds how many Services are isolated by halving in one Apply,
+// because each costs several runs of iptables-restore. Beyond that a batch that
+// is refused counts as refused with all its Services.
+const maxIsolated = 500
 
 // Apply makes the kernel hold r: by the changed Services alone where what the
 // kernel holds is known, else by reading and comparing all of it.
@@ -51,7 +53,7 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 
 func (d *Dataplane) result(kind v1alpha1.SyncKind, changed int) dataplane.Result {
 	return dataplane.Result{
-		Kind: kind, ServicesChanged: changed, Refused: maps.Clone(d.refused),
+		Kind: kind, ServicesChanged: changed, Refused: maps.Clone(d.refused), Warnings: slices.Clone(d.warnings),
 		Chains: d.chains, Rules: d.rules,
 	}
 }
@@ -145,17 +147,33 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (int, e
 		return 0, err
 	}
 	p := &fullPass{Dataplane: d, ruleset: r, want: config.plan(r.Services), state: state,
-		scope: scope{prune: r.Prune, refused: map[dataplane.ServiceName]string{}}}
+		changed: map[dataplane.ServiceName]struct{}{},
+		scope:   scope{prune: r.Prune, ended: ended(r), refused: map[dataplane.ServiceName]string{}}}
 	if err := p.run(ctx); err != nil {
 		return 0, err
 	}
-	d.refused = p.scope.refused
+	if err := p.allRefused(); err != nil {
+		return 0, err
+	}
+	d.refused, d.stuck = p.scope.refused, p.scope.stuck
 	for name := range d.refused {
 		delete(p.want.services, name)
 	}
 	d.held = p.want
 	d.chains, d.rules = p.want.counts()
-	return len(p.changed), d.routeLocalnet(config)
+	d.warnings = p.warnings()
+	return len(p.changed), nil
+}
+
+// ended names the Services that have changed and of which nothing is wanted.
+func ended(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
+	out := map[dataplane.ServiceName]struct{}{}
+	for name := range r.Dirty {
+		if r.Services[name] == nil {
+			out[name] = struct{}{}
+		}
+	}
+	return out
 }
 
 // fullPass is one full Apply.
@@ -169,7 +187,6 @@ type fullPass struct {
 }
 
 func (p *fullPass) run(ctx context.Context) error {
-	p.changed = map[dataplane.ServiceName]struct{}{}
 	if err := p.writeBase(ctx); err != nil {
 		return err
 	}
@@ -232,12 +249,14 @@ func (p *fullPass) isolate(batch []dataplane.ServiceName, write func([]dataplane
 		}
 		return nil
 	}
-	if !isRefusal(err) || len(p.scope.refused) >= maxRefused {
+	if !isRefusal(err) {
 		return err
 	}
-	if len(batch) == 1 {
-		p.scope.refused[batch[0]] = err.Error()
-		delete(p.changed, batch[0])
+	if len(batch) == 1 || len(p.scope.refused) >= maxIsolated {
+		for _, name := range batch {
+			p.scope.refused[name] = err.Error()
+			delete(p.changed, name)
+		}
 		return nil
 	}
 	half := len(batch) / 2
@@ -334,7 +353,18 @@ func (p *fullPass) deleteStale(ctx context.Context) error {
 	if p.kernel.legacy() {
 		limit = 1 << 30
 	}
-	for names := range slices.Chunk(staleChains(p.want, p.state), limit) {
+	stale := staleChains(p.want, p.state)
+	// Emptied first: they jump to each other.
+	for names := range slices.Chunk(stale, limit) {
+		var t transaction
+		for _, name := range names {
+			t.emptyChain(name)
+		}
+		if err := p.kernel.apply(ctx, t.String()); err != nil {
+			return fmt.Errorf("empty chains that belong to no Service: %w", err)
+		}
+	}
+	for names := range slices.Chunk(stale, limit) {
 		if err := p.deleteChains(ctx, names); err != nil {
 			return fmt.Errorf("delete chains that belong to no Service: %w", err)
 		}
@@ -343,7 +373,7 @@ func (p *fullPass) deleteStale(ctx context.Context) error {
 }
 
 // deleteChains deletes chains but for those to which somebody else's rules
-// jump: they stay as they are, and Verify names them.
+// jump. They stay, empty.
 func (p *fullPass) deleteChains(ctx context.Context, names []string) error {
 	var t transaction
 	for _, name := range names {
@@ -354,6 +384,10 @@ func (p *fullPass) deleteChains(ctx context.Context, names []string) error {
 		return err
 	}
 	if len(names) == 1 {
+		if p.scope.stuck == nil {
+			p.scope.stuck = map[string]struct{}{}
+		}
+		p.scope.stuck[names[0]] = struct{}{}
 		return nil
 	}
 	half := len(names) / 2
@@ -363,18 +397,44 @@ func (p *fullPass) deleteChains(ctx context.Context, names []string) error {
 	return p.deleteChains(ctx, names[half:])
 }
 
-// routeLocalnet lets NodePorts answer on 127.0.0.1.
-func (d *Dataplane) routeLocalnet(c *config) error {
-	if !c.localhost {
+// allRefused is an error where the kernel takes no Service at all: then the
+// fault is not in single Services.
+func (p *fullPass) allRefused() error {
+	if n := len(p.ruleset.Services); n < 2 || len(p.scope.refused) < n {
 		return nil
+	}
+	first := slices.MinFunc(slices.Collect(maps.Keys(p.scope.refused)), dataplane.ServiceName.Compare)
+	return fmt.Errorf("the kernel refuses the rules of all %d Services; of %s: %s",
+		len(p.scope.refused), first, p.scope.refused[first])
+}
+
+// warnings are what could not be done besides the rules of Services.
+func (p *fullPass) warnings() []string {
+	var out []string
+	if w := p.routeLocalnet(p.want.config); w != "" {
+		out = append(out, w)
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.scope.stuck)) {
+		if len(out) == dataplane.MaxExamples {
+			break
+		}
+		out = append(out, fmt.Sprintf("chain %s of table nat belongs to no Service and cannot be deleted, because rules that are not ours jump to it; remove those rules", name))
+	}
+	return out
+}
+
+// routeLocalnet lets NodePorts answer on 127.0.0.1. It returns what to tell
+// where that is not possible.
+func (d *Dataplane) routeLocalnet(c *config) string {
+	if !c.localhost {
+		return ""
 	}
 	path := d.sysctl + "/net/ipv4/conf/all/route_localnet"
-	if value, err := os.ReadFile(path); err == nil && len(value) > 0 && value[0] == '1' {
-		return nil
+	if value, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(value)) == "1" {
+		return ""
 	}
 	if err := os.WriteFile(path, []byte("1"), 0o644); err != nil {
-		return fmt.Errorf("all rules are written, but NodePorts do not answer on 127.0.0.1 "+
-			"(allow the write, or set spec.settings.nodePorts.localhost: Disabled): %w", err)
+		return fmt.Sprintf("NodePorts do not answer on 127.0.0.1: %v; let the agent write it, or set spec.settings.nodePorts.localhost to Disabled", err)
 	}
-	return nil
+	return ""
 }

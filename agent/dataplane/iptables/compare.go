@@ -75,8 +75,13 @@ func (p *planned) counts() (chains, rules int) {
 type scope struct {
 	// prune: what belongs to no wanted Service may go too.
 	prune bool
+	// ended names Services of which nothing is wanted any more, by somebody who
+	// knows: their rules may go without prune.
+	ended map[dataplane.ServiceName]struct{}
 	// refused Services keep what the kernel holds of them.
 	refused map[dataplane.ServiceName]string
+	// stuck chains are stale but cannot be deleted.
+	stuck map[string]struct{}
 }
 
 // mayRemove reports whether a rule with the given comment may be removed.
@@ -96,7 +101,8 @@ func (s *scope) mayRemove(w *wanted, comment string) bool {
 	if _, refused := s.refused[name]; refused {
 		return false
 	}
-	return s.prune || w.services[name] != nil
+	_, ended := s.ended[name]
+	return s.prune || ended || w.services[name] != nil
 }
 
 // compareChains returns which chains of Services are missing or differ, by Service.
@@ -299,7 +305,9 @@ func difference(w *wanted, k *kernelState, s *scope) dataplane.Difference {
 	}
 	if s.prune && len(s.refused) == 0 {
 		for _, c := range staleChains(w, k) {
-			say("chain %s too many in nat", c)
+			if _, stuck := s.stuck[c]; !stuck {
+				say("chain %s too many in nat", c)
+			}
 		}
 	}
 	d.Chains, d.Rules = k.ours(w)

@@ -113,7 +113,7 @@ func (k *fakeKernel) apply(_ context.Context, input string) error {
 }
 
 func refusal(format string, args ...any) error {
-	return &toolError{program: "iptables-restore", refused: true, output: fmt.Sprintf(format, args...)}
+	return &toolError{program: "iptables-restore", cause: refused, output: fmt.Sprintf(format, args...)}
 }
 
 func applyLine(rules map[chainID][]string, in table, line string) error {

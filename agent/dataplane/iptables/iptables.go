@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -60,6 +61,10 @@ type Dataplane struct {
 	// refused are the Services that the kernel would not take. What the kernel
 	// holds of them is not in held.
 	refused map[dataplane.ServiceName]string
+	// stuck are chains that belong to no Service and could not be deleted.
+	stuck map[string]struct{}
+	// warnings are those of the last full Apply.
+	warnings []string
 	// chains and rules count what is held.
 	chains, rules int
 }
@@ -125,15 +130,13 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	return difference(want, state, &scope{prune: r.Prune, refused: d.refused}), nil
+	return difference(want, state, &scope{prune: r.Prune, refused: d.refused, stuck: d.stuck}), nil
 }
 
 // want is what the kernel should hold: what the last Apply planned, or a fresh
-// plan where there is none or something has changed since.
+// plan where there is none or something has changed since, be it only that an
+// interface has a new address.
 func (d *Dataplane) want(r *dataplane.Ruleset) (*wanted, error) {
-	if d.held != nil && !r.Full && len(r.Dirty) == 0 {
-		return d.held, nil
-	}
 	facts, err := d.facts()
 	if err != nil {
 		return nil, err
@@ -141,6 +144,12 @@ func (d *Dataplane) want(r *dataplane.Ruleset) (*wanted, error) {
 	c, err := d.configFor(r, facts)
 	if err != nil {
 		return nil, err
+	}
+	if d.held != nil && !r.Full && len(r.Dirty) == 0 {
+		c.terse = d.held.config.terse // comments make no difference
+		if reflect.DeepEqual(c, d.held.config) {
+			return d.held, nil
+		}
 	}
 	return c.plan(r.Services), nil
 }

@@ -185,9 +185,7 @@ func TestCleanupLeavesTheKernelAsItWas(t *testing.T) {
 // share: nothing is half written, and the message says what to do.
 func TestLockedByAnotherProcess(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
-		if strings.HasSuffix(t.Name(), "nf_tables") {
-			return // knows no lock: the kernel's transactions take its place
-		}
+		nft := strings.HasSuffix(t.Name(), "nf_tables")
 		file := filepath.Join(folder, "lock")
 		t.Setenv("XTABLES_LOCKFILE", file)
 		lock, err := os.Create(file)
@@ -200,6 +198,12 @@ func TestLockedByAnotherProcess(t *testing.T) {
 		}
 		plane, rules := New(dataplane.IPv4, Options{Folder: folder}), newRuleset(someServices(3)...)
 		_, err = plane.Apply(context.Background(), rules)
+		if nft { // knows no lock: the kernel's transactions take its place
+			if err != nil {
+				t.Fatalf("the lock of the other variant stops this one: %v", err)
+			}
+			return
+		}
 		if err == nil || !strings.Contains(err.Error(), "another process holds the xtables lock") {
 			t.Fatalf("error %v", err)
 		}
@@ -400,4 +404,58 @@ func dial(to string) (string, error) {
 	buffer := make([]byte, 16)
 	n, err := unix.Read(fd, buffer)
 	return string(buffer[:max(n, 0)]), err
+}
+
+// TestForeignJumpsAndManyStaleChains ends so many Services that their chains do
+// not go in one call, while an administrator's rule jumps to one of them.
+func TestForeignJumpsAndManyStaleChains(t *testing.T) {
+	onRealKernel(t, func(t *testing.T, folder string) {
+		rules := newRuleset()
+		for i := range 230 {
+			s := benchService(i, 0)
+			rules.Services[s.Name] = s
+		}
+		plane := New(dataplane.IPv4, Options{Folder: folder})
+		mustApply(t, plane, rules)
+		used := plane.held.services[dataplane.ServiceName{Namespace: "ns", Name: "svc200"}].chains[10].name
+		tool := filepath.Join(folder, "iptables")
+		run(t, tool, "-t", "nat", "-N", "MINE")
+		run(t, tool, "-t", "nat", "-A", "MINE", "-j", used)
+		for i := range 225 {
+			delete(rules.Services, dataplane.ServiceName{Namespace: "ns", Name: fmt.Sprintf("svc%d", i)})
+		}
+		rules.Full = true
+		result := mustApply(t, plane, rules)
+		if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], used) {
+			t.Errorf("warnings %q, want one about %s", result.Warnings, used)
+		}
+		if d, err := plane.Verify(t.Context(), rules); err != nil || d.Count != 0 {
+			t.Errorf("differences %+v, %v", d, err)
+		}
+		run(t, tool, "-t", "nat", "-F", "MINE")
+		rules.Full = true
+		result = mustApply(t, plane, rules)
+		if d, err := New(dataplane.IPv4, Options{Folder: folder}).Verify(t.Context(), rules); err != nil || d.Count != 0 || len(result.Warnings) != 0 {
+			t.Errorf("differences %+v, %v, warnings %q", d, err, result.Warnings)
+		}
+	})
+}
+
+// TestRefusedByTheKernel gives a rule that the program reads and the nf_tables
+// kernel does not take: the failure is not taken for a lock.
+func TestRefusedByTheKernel(t *testing.T) {
+	onRealKernel(t, func(t *testing.T, folder string) {
+		rules := newRuleset(someServices(3)...)
+		rules.Node = testNode(func(s *v1alpha1.ProxySettings) { s.DetectLocal.ClusterCIDRs = []string{"0.0.0.0/0"} })
+		_, err := New(dataplane.IPv4, Options{Folder: folder}).Apply(t.Context(), rules)
+		if strings.HasSuffix(t.Name(), "legacy") { // takes this rule, which never matches
+			if err != nil {
+				t.Error(err)
+			}
+			return
+		}
+		if err == nil || strings.Contains(err.Error(), "lock") || !strings.Contains(err.Error(), "refuses the rules of all 3 Services") {
+			t.Errorf("error %v", err)
+		}
+	})
 }

@@ -18,8 +18,13 @@ import (
 // legacy variant share.
 const lockWaitSeconds = 5
 
-// exitLocked is the exit status of a tool that did not get the lock.
-const exitLocked = 4
+// The words by which the programs tell failures apart. Their exit status does
+// not: the nf_tables variant exits with 4 for whatever the kernel refuses, the
+// legacy one for the lock as well.
+const (
+	saysLocked = "xtables lock"
+	saysRoot   = "Permission denied"
+)
 
 // tools runs the iptables programs of one IP family.
 type tools struct {
@@ -172,51 +177,72 @@ func environment() []string { return append(os.Environ(), "LC_ALL=C") }
 // toolError is a failed run of an iptables program.
 type toolError struct {
 	program string
-	locked  bool
-	// refused: the program ran and did not take its input.
-	refused bool
+	cause   failure
 	output  string
 	err     error
 }
 
+// failure is why a program failed, as far as that decides what to do.
+type failure int
+
+const (
+	failed  failure = iota // in a way that says nothing about its input
+	locked                 // another process holds the lock
+	notRoot                // it lacks the right to change the network
+	refused                // it ran and did not take its input
+)
+
 const maxOutput = 300
 
 func newToolError(program string, err error, output string) *toolError {
-	e := &toolError{program: program, err: err, output: strings.Join(strings.Fields(output), " ")}
-	if len(e.output) > maxOutput {
-		e.output = e.output[:maxOutput] + "…"
-	}
 	var (
 		exit    *exec.ExitError
 		library *goiptables.Error
 	)
+	ran := errors.As(err, &exit) && exit.Exited()
+	if errors.As(err, &library) {
+		output, ran = library.Error(), false
+	}
+	e := &toolError{program: program, err: err, output: strings.Join(strings.Fields(output), " ")}
 	switch {
-	case errors.As(err, &exit):
-		e.locked = exit.ExitCode() == exitLocked
-		e.refused = exit.Exited() && !e.locked
-	case errors.As(err, &library):
-		e.locked = library.ExitStatus() == exitLocked
+	case strings.Contains(e.output, saysLocked):
+		e.cause = locked
+	case strings.Contains(e.output, saysRoot):
+		e.cause = notRoot
+	case ran:
+		e.cause = refused
+	}
+	if len(e.output) > maxOutput {
+		e.output = e.output[:maxOutput] + "…"
 	}
 	return e
 }
 
-// Error says what failed and, for a lock, what to do.
+// Error says what failed and, where it can, what to do.
 func (e *toolError) Error() string {
-	if e.locked {
-		return fmt.Sprintf("%s: another process holds the xtables lock; find it with \"fuser -v /run/xtables.lock\" on the node: %s", e.program, e.output)
+	what := e.output
+	if what == "" {
+		what = e.err.Error()
 	}
-	return strings.TrimSuffix(fmt.Sprintf("%s: %v: %s", e.program, e.err, e.output), ": ")
+	switch e.cause {
+	case locked:
+		return fmt.Sprintf(`%s: another process holds the xtables lock; find it with "fuser -v /run/xtables.lock" on the node: %s`, e.program, what)
+	case notRoot:
+		return fmt.Sprintf("%s: not allowed to change rules; run the agent as root, with the capabilities NET_ADMIN and NET_RAW: %s", e.program, what)
+	default:
+		return fmt.Sprintf("%s: %s", e.program, what)
+	}
 }
 
 func (e *toolError) Unwrap() error { return e.err }
 
 func isLocked(err error) bool {
 	var e *toolError
-	return errors.As(err, &e) && e.locked
+	return errors.As(err, &e) && e.cause == locked
 }
 
 // isRefusal reports whether a program ran and did not take its input.
 func isRefusal(err error) bool {
 	var e *toolError
-	return errors.As(err, &e) && e.refused
+	return errors.As(err, &e) && e.cause == refused
 }

@@ -38,8 +38,13 @@ func (t *transaction) writeChain(c *chain) {
 
 // deleteChain deletes a chain of a Service that nothing jumps to any more.
 func (t *transaction) deleteChain(name string) {
-	t.line(&t.declare, ":", name, " - [0:0]") // empties it
+	t.emptyChain(name)
 	t.line(&t.drop, "-X ", name)
+}
+
+// emptyChain takes all rules out of a chain of a Service.
+func (t *transaction) emptyChain(name string) {
+	t.line(&t.declare, ":", name, " - [0:0]")
 }
 
 // addRule puts a rule of a Service at the head of a shared chain.
@@ -97,6 +102,12 @@ func (t *transaction) writeSharedWhole(d *sharedDiff) {
 	t.line(declare, ":", name, " - [0:0]")
 	for _, spec := range d.keep {
 		t.line(b, "-A ", name, " ", spec)
+	}
+	if d.chain.id.table == filter {
+		for _, spec := range d.remove { // they go last, as in removeRule
+			t.line(b, "-A ", name, " ", spec)
+			t.removeRule(d.chain.id, spec)
+		}
 	}
 	for _, r := range d.add {
 		t.line(b, "-A ", name, " ", r.spec)
