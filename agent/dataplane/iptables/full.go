@@ -1,0 +1,327 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// maxIsolated bounds how many Services are isolated by halving in one Apply,
+// because each costs several runs of iptables-restore. Beyond that a batch that
+// is refused counts as refused with all its Services.
+const maxIsolated = 500
+
+// applyFull reads the kernel, compares all of it to what is wanted and writes
+// the difference: first what chains of Services lead to, then those chains, then
+// what leads to them, last the removal of what nothing leads to any more.
+func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (int, error) {
+	facts, err := d.facts()
+	if err != nil {
+		return 0, err
+	}
+	config, err := d.configFor(r, facts)
+	if err != nil {
+		return 0, err
+	}
+	state, err := d.kernel.read(ctx)
+	if err != nil {
+		return 0, err
+	}
+	p := &fullPass{Dataplane: d, ruleset: r, want: config.plan(r.Services), state: state,
+		changed: map[dataplane.ServiceName]struct{}{},
+		scope:   scope{prune: r.Prune, ended: ended(r), refused: map[dataplane.ServiceName]string{}}}
+	if err := p.run(ctx); err != nil {
+		return 0, err
+	}
+	if err := p.allRefused(); err != nil {
+		return 0, err
+	}
+	d.refused, d.stuck = p.scope.refused, p.scope.stuck
+	for name := range d.refused {
+		delete(p.want.services, name)
+	}
+	d.held = p.want
+	d.chains, d.rules = p.want.counts()
+	d.warnings = p.warnings()
+	return len(p.changed), nil
+}
+
+// ended names the Services that have changed and of which nothing is wanted.
+func ended(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
+	out := map[dataplane.ServiceName]struct{}{}
+	for name := range r.Dirty {
+		if r.Services[name] == nil {
+			out[name] = struct{}{}
+		}
+	}
+	return out
+}
+
+// fullPass is one full Apply.
+type fullPass struct {
+	*Dataplane
+	ruleset *dataplane.Ruleset
+	want    *wanted
+	state   *kernelState
+	scope   scope
+	changed map[dataplane.ServiceName]struct{}
+}
+
+func (p *fullPass) run(ctx context.Context) error {
+	if err := p.writeBase(ctx); err != nil {
+		return err
+	}
+	if err := p.writeChains(ctx); err != nil {
+		return err
+	}
+	if err := p.writeDispatch(ctx); err != nil {
+		return err
+	}
+	if err := p.writeHooks(); err != nil {
+		return err
+	}
+	return p.deleteStale(ctx)
+}
+
+// writeBase brings the shared chains without rules of Services up to date.
+// Chains of Services jump to them.
+func (p *fullPass) writeBase(ctx context.Context) error {
+	var t transaction
+	for _, d := range compareShared(p.want, p.state, &p.scope) {
+		if !d.chain.dispatch {
+			t.writeShared(d)
+		}
+	}
+	return p.kernel.apply(ctx, t.String())
+}
+
+// writeChains writes the chains of Services that are missing or differ.
+func (p *fullPass) writeChains(ctx context.Context) error {
+	different := compareChains(p.want, p.state)
+	names := slices.SortedFunc(maps.Keys(different), dataplane.ServiceName.Compare)
+	size := func(n dataplane.ServiceName) int { return ruleEstimate(p.ruleset.Services[n]) }
+	write := func(batch []dataplane.ServiceName) error {
+		var t transaction
+		for _, name := range batch {
+			plan := p.want.config.planService(p.ruleset.Services[name])
+			for i := range plan.chains {
+				if slices.Contains(different[name], plan.chains[i].name) {
+					t.writeChain(&plan.chains[i])
+				}
+			}
+		}
+		return p.kernel.apply(ctx, t.String())
+	}
+	for _, batch := range serviceBatches(names, size, p.batchRules()) {
+		if err := p.isolate(batch, write); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// isolate writes a batch. Where the kernel refuses it, the Services that are at
+// fault are found by halving and noted as refused; the others are written.
+func (p *fullPass) isolate(batch []dataplane.ServiceName, write func([]dataplane.ServiceName) error) error {
+	err := write(batch)
+	if err == nil {
+		for _, name := range batch {
+			p.changed[name] = struct{}{}
+		}
+		return nil
+	}
+	if !isRefusal(err) {
+		return err
+	}
+	if len(batch) == 1 || len(p.scope.refused) >= maxIsolated {
+		for _, name := range batch {
+			p.scope.refused[name] = err.Error()
+			delete(p.changed, name)
+		}
+		return nil
+	}
+	half := len(batch) / 2
+	if err := p.isolate(batch[:half], write); err != nil {
+		return err
+	}
+	return p.isolate(batch[half:], write)
+}
+
+// writeDispatch brings the shared chains with rules of Services up to date.
+// Where the kernel refuses that, everything but new rules of Services is
+// written first, then those.
+func (p *fullPass) writeDispatch(ctx context.Context) error {
+	diffs := slices.DeleteFunc(compareShared(p.want, p.state, &p.scope),
+		func(d *sharedDiff) bool { return !d.chain.dispatch })
+	var t transaction
+	for _, d := range diffs {
+		t.writeShared(d)
+	}
+	if t.empty() {
+		return nil
+	}
+	err := p.kernel.apply(ctx, t.String())
+	if err == nil {
+		for _, d := range diffs {
+			for _, r := range d.add {
+				p.changed[r.owner] = struct{}{}
+			}
+		}
+		return nil
+	}
+	if !isRefusal(err) {
+		return err
+	}
+	additions := map[dataplane.ServiceName][]dispatchRule{}
+	var rest transaction
+	for _, d := range diffs {
+		for _, r := range d.add {
+			additions[r.owner] = append(additions[r.owner], r.dispatchRule)
+		}
+		d.add = nil
+		rest.writeShared(d)
+	}
+	if err := p.kernel.apply(ctx, rest.String()); err != nil {
+		return err
+	}
+	return p.addDispatch(ctx, additions)
+}
+
+func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.ServiceName][]dispatchRule) error {
+	names := slices.SortedFunc(maps.Keys(additions), dataplane.ServiceName.Compare)
+	return p.isolate(names, func(batch []dataplane.ServiceName) error {
+		var t, undo transaction
+		for _, name := range batch {
+			for _, r := range additions[name] {
+				t.addRule(r)
+				if r.in.table == filter {
+					undo.removeRule(r.in, r.spec)
+				}
+			}
+		}
+		err := p.kernel.apply(ctx, t.String())
+		if isRefusal(err) && t.refuse.Len() > 0 && t.nat.Len() > 0 {
+			// Filter rules went in if it was nat that refused. Should it have been
+			// filter, taking them back is refused too, which changes nothing.
+			if undoErr := p.kernel.apply(ctx, undo.String()); undoErr != nil && !isRefusal(undoErr) {
+				return errors.Join(err, undoErr)
+			}
+		}
+		return err
+	})
+}
+
+// writeHooks inserts the jumps that are missing at the head of built-in
+// chains, the last one first, so that they stand in order. They come after the
+// chains they lead to are complete.
+func (p *fullPass) writeHooks() error {
+	missing := compareHooks(p.want, p.state)
+	for _, h := range slices.Backward(missing) {
+		if err := p.kernel.insert(h); err != nil {
+			return fmt.Errorf("insert the jump from %s of table %s: %w", h.in.name, h.in.table, err)
+		}
+	}
+	return nil
+}
+
+// deleteStale deletes chains that belong to no Service. Where a Service is
+// refused its former chains may be among them: then all stay.
+func (p *fullPass) deleteStale(ctx context.Context) error {
+	if !p.scope.prune || len(p.scope.refused) > 0 {
+		return nil
+	}
+	limit := batchChains
+	if p.kernel.legacy() {
+		limit = 1 << 30
+	}
+	stale := staleChains(p.want, p.state)
+	// Emptied first: they jump to each other.
+	for names := range slices.Chunk(stale, limit) {
+		var t transaction
+		for _, name := range names {
+			t.emptyChain(name)
+		}
+		if err := p.kernel.apply(ctx, t.String()); err != nil {
+			return fmt.Errorf("empty chains that belong to no Service: %w", err)
+		}
+	}
+	for names := range slices.Chunk(stale, limit) {
+		if err := p.deleteChains(ctx, names); err != nil {
+			return fmt.Errorf("delete chains that belong to no Service: %w", err)
+		}
+	}
+	return nil
+}
+
+// deleteChains deletes chains but for those to which somebody else's rules
+// jump. They stay, empty.
+func (p *fullPass) deleteChains(ctx context.Context, names []string) error {
+	var t transaction
+	for _, name := range names {
+		t.deleteChain(name)
+	}
+	err := p.kernel.apply(ctx, t.String())
+	if !isRefusal(err) {
+		return err
+	}
+	if len(names) == 1 {
+		if p.scope.stuck == nil {
+			p.scope.stuck = map[string]struct{}{}
+		}
+		p.scope.stuck[names[0]] = struct{}{}
+		return nil
+	}
+	half := len(names) / 2
+	if err := p.deleteChains(ctx, names[:half]); err != nil {
+		return err
+	}
+	return p.deleteChains(ctx, names[half:])
+}
+
+// allRefused is an error where the kernel takes no Service at all: then the
+// fault is not in single Services.
+func (p *fullPass) allRefused() error {
+	if n := len(p.ruleset.Services); n < 2 || len(p.scope.refused) < n {
+		return nil
+	}
+	first := slices.MinFunc(slices.Collect(maps.Keys(p.scope.refused)), dataplane.ServiceName.Compare)
+	return fmt.Errorf("the kernel refuses the rules of all %d Services; of %s: %s",
+		len(p.scope.refused), first, p.scope.refused[first])
+}
+
+// warnings are what could not be done besides the rules of Services.
+func (p *fullPass) warnings() []string {
+	var out []string
+	if w := p.routeLocalnet(p.want.config); w != "" {
+		out = append(out, w)
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.scope.stuck)) {
+		if len(out) == dataplane.MaxExamples {
+			break
+		}
+		out = append(out, fmt.Sprintf("chain %s of table nat belongs to no Service and cannot be deleted, because rules that are not ours jump to it; remove those rules", name))
+	}
+	return out
+}
+
+// routeLocalnet lets NodePorts answer on 127.0.0.1. It returns what to tell
+// where that is not possible.
+func (d *Dataplane) routeLocalnet(c *config) string {
+	if !c.localhost {
+		return ""
+	}
+	path := d.sysctl + "/net/ipv4/conf/all/route_localnet"
+	if value, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(value)) == "1" {
+		return ""
+	}
+	if err := os.WriteFile(path, []byte("1"), 0o644); err != nil {
+		return fmt.Sprintf("NodePorts do not answer on 127.0.0.1: %v; let the agent write it, or set spec.settings.nodePorts.localhost to Disabled", err)
+	}
+	return ""
+}
