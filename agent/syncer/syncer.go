@@ -24,8 +24,9 @@ type Options struct {
 	// MinInterval is the least time between the end of a Sync and the start of
 	// the next, VerifyInterval that between two calls of Verify.
 	MinInterval, VerifyInterval time.Duration
-	// RetryMin is the pause after a first failure. It doubles with every further
-	// one up to RetryMax.
+	// RetryMin is the pause after a first failure until the same is tried again.
+	// It doubles with every further one up to RetryMax. A change in between does
+	// not wait for it.
 	RetryMin, RetryMax time.Duration
 }
 
@@ -66,7 +67,8 @@ func New(options Options) *Syncer {
 	}
 }
 
-// Trigger says that something has changed.
+// Trigger says that something has changed. It is written after the minimum
+// interval even while Syncs fail: the failure may concern something else.
 func (s *Syncer) Trigger() {
 	s.mu.Lock()
 	s.want()
@@ -143,17 +145,21 @@ func (s *Syncer) next() (action, time.Time) {
 	if !s.wanted && s.failures == 0 {
 		return doVerify, verify
 	}
-	if s.failures > 0 {
+	if !s.wanted {
 		return doSync, s.retryAt
 	}
 	sync := s.wantedAt
 	if earliest := s.syncEnd.Add(s.minInterval); sync.Before(earliest) {
 		sync = earliest
 	}
-	if verify.Before(sync) {
+	switch {
+	case s.failures > 0 && s.retryAt.Before(sync):
+		return doSync, s.retryAt
+	case s.failures == 0 && verify.Before(sync):
 		return doVerify, verify
+	default:
+		return doSync, sync
 	}
-	return doSync, sync
 }
 
 func (s *Syncer) run(ctx context.Context, what action) {

@@ -119,15 +119,37 @@ func TestBackoffGrowsAndEndsWithSuccess(t *testing.T) {
 		r := newRig(t)
 		r.will(5, 0)
 		r.Trigger()
-		r.pass(time.Second)
-		r.Trigger() // a plain change does not jump the queue
-		r.pass(time.Minute)
+		r.pass(61 * time.Second)
 		r.expect(t, "sync 0s", "sync 2s", "sync 6s", "sync 14s", "sync 24s", "sync 34s")
 		r.will(1, 0)
 		r.Trigger()
 		r.pass(5 * time.Second)
 		if want := []string{"sync 1m1s", "sync 1m3s"}; !slices.Equal(r.ran()[6:], want) {
 			t.Errorf("after success the backoff begins again: got %v, want %v", r.ran()[6:], want)
+		}
+	})
+}
+
+func TestChangeDoesNotWaitForBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.will(1000, 0)
+		r.Trigger()
+		r.pass(15 * time.Second)
+		r.expect(t, "sync 0s", "sync 2s", "sync 6s", "sync 14s")
+		r.Trigger() // the next repeat would be due at 24s
+		r.pass(500 * time.Millisecond)
+		r.Trigger() // too soon after the last one
+		r.pass(4500 * time.Millisecond)
+		r.expect(t, "sync 0s", "sync 2s", "sync 6s", "sync 14s", "sync 15s", "sync 16s")
+
+		// The pauses between repeats are as long as the row of failures asks.
+		r.pass(20 * time.Second)
+		if want := []string{"sync 26s", "sync 36s"}; !slices.Equal(r.ran()[6:], want) {
+			t.Errorf("repeats without news: got %v, want %v", r.ran()[6:], want)
+		}
+		if o := r.Overdue(); o != 0 {
+			t.Errorf("overdue %v while it waits, want 0", o)
 		}
 	})
 }
