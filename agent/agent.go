@@ -71,12 +71,14 @@ type Agent struct {
 	mu        sync.Mutex // guards everything below
 	turn      bool       // no other proxy is active: we may write
 	otherMode string     // of another proxy that is active; empty: none
-	settled   bool       // see health.State
-	settings  *v1alpha1.ProxySettings
-	refused   string // the refusal that was last logged
-	failure   string // the failure that was last logged
-	iptables  string // version and variant, once known
-	missing   bool   // it was logged that the own object is gone
+	// unanswered: the last look for another proxy got no answer.
+	unanswered bool
+	settled    bool // see health.State
+	settings   *v1alpha1.ProxySettings
+	refused    string // the refusal that was last logged
+	failure    string // the failure that was last logged
+	iptables   string // version and variant, once known
+	missing    bool   // it was logged that the own object is gone
 }
 
 // New returns an Agent that does nothing until it runs.
@@ -357,7 +359,7 @@ func (a *Agent) facts() facts {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	f.iptables = a.iptables
+	f.iptables, f.unanswered = a.iptables, a.unanswered
 	return f
 }
 

@@ -19,6 +19,9 @@ const (
 	probePause = time.Second
 	// probeTimeout is how long another proxy may take to answer.
 	probeTimeout = 2 * time.Second
+	// probeLimit is how many probes in a row may go unanswered until what
+	// listens there is taken for something else than a proxy.
+	probeLimit = 5
 )
 
 // ProbeFunc asks whether another proxy is active on this node, and in what
@@ -61,27 +64,29 @@ func ProbeProxyMode(address string) ProbeFunc {
 // proxy is active, false when ctx is done. Until then nothing is written and
 // none of the proxy's ports is open.
 func (a *Agent) awaitTurn(ctx context.Context) bool {
+	silent := 0 // probes in a row that got no answer
 	for {
 		mode, active, err := a.options.Probe(ctx)
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return false
-		case err != nil:
-			// Whoever was there a moment ago may only be slow.
-			active = a.conflict() != ""
-			mode = a.conflict()
-		case active && mode == "":
+		}
+		if active && mode == "" {
 			mode = "unknown"
 		}
-		if !active {
-			mode = ""
+		free := false
+		if err != nil {
+			silent++
+			free = a.heardNothing(silent)
+		} else {
+			silent = 0
+			free = !active
+			a.setConflict(mode, false)
 		}
-		a.setConflict(mode)
-		if !active && a.store.ready() {
+		if free && a.store.ready() {
 			return true
 		}
 		readied := a.readied
-		if active {
+		if !free {
 			readied = nil // no hurry: the next look is in a second
 		}
 		timer := a.options.Clock.NewTimer(probePause)
@@ -94,19 +99,41 @@ func (a *Agent) awaitTurn(ctx context.Context) bool {
 	}
 }
 
-// setConflict notes the mode of another proxy; empty: none is active.
-func (a *Agent) setConflict(mode string) {
+// heardNothing notes that the last probes, so many in a row, got no answer. It
+// reports whether that is enough to tell that there is no proxy: one that is
+// short of CPU answers late, and must not find us writing beside it. One that
+// has answered before stays a proxy until its port is closed.
+func (a *Agent) heardNothing(probes int) bool {
+	if mode := a.conflict(); mode != "" || probes < probeLimit {
+		a.setConflict(mode, true)
+		return false
+	}
+	if probes == probeLimit {
+		a.log.Info("Something accepts connections where kube-proxy would answer, but never answers: taking it for no proxy and going on. If kube-proxy does run on this node, stop it", "askedAt", ProxyModeAddress, "probes", probes)
+	}
+	a.setConflict("", false)
+	return true
+}
+
+// setConflict notes the mode of another proxy, empty if none is active, and
+// whether it is still waited for an answer.
+func (a *Agent) setConflict(mode string, unanswered bool) {
 	a.mu.Lock()
-	former := a.otherMode
-	a.otherMode = mode
+	former, formerly := a.otherMode, a.unanswered
+	a.otherMode, a.unanswered = mode, unanswered
 	a.mu.Unlock()
-	if former == mode {
+	if former == mode && formerly == unanswered {
 		return
 	}
-	if mode != "" {
+	switch {
+	case former == mode:
+	case mode != "":
 		a.log.Info("Another proxy is active on this node; writing nothing until it stops", "mode", mode, "askedAt", ProxyModeAddress)
-	} else {
+	default:
 		a.log.Info("The other proxy no longer answers; going on")
+	}
+	if unanswered && !formerly {
+		a.log.Info("Something accepts connections where kube-proxy would answer, but has not answered yet; writing nothing until it does or its port is closed", "askedAt", ProxyModeAddress)
 	}
 	a.metrics.conflict(mode != "")
 	a.pokeStatus()

@@ -36,6 +36,8 @@ type facts struct {
 	iptables  string
 	families  []dataplane.Family
 	proxyMode string // of another proxy that is active; empty: none
+	// unanswered: it cannot be told yet whether another proxy is active.
+	unanswered bool
 }
 
 // buildStatus is the status that the snapshot amounts to. Conditions whose
@@ -138,7 +140,7 @@ func programmedCondition(s snapshot, f facts) metav1.Condition {
 	case s.err != nil:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, s.err.Error()+"; the rules stay as they were, the agent tries again")
 	case !s.done:
-		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, firstSetMessage(s))
+		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, firstSetMessage(s, f))
 	case !s.oldestPending.IsZero() && s.now.Sub(s.oldestPending) > patience:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending,
 			"changes wait since "+s.oldestPending.UTC().Format(time.RFC3339)+" to be written to the kernel; see the agent's log on this node")
@@ -160,7 +162,10 @@ func (s *snapshot) unconfirmedTooLong() bool {
 	return !s.unconfirmedSince.IsZero() && s.now.Sub(s.unconfirmedSince) >= patience
 }
 
-func firstSetMessage(s snapshot) string {
+func firstSetMessage(s snapshot, f facts) string {
+	if f.unanswered {
+		return fmt.Sprintf("%s, where kube-proxy would answer, accepts connections but has not answered yet: nothing is written until it answers, its port is closed, or %d requests in a row got no answer; if kube-proxy runs on this node, stop it", ProxyModeAddress, probeLimit)
+	}
 	if !s.listed {
 		return "no complete set of rules since the agent started: it waits for the list of ServiceProxyRules; if this lasts, the agent's log says why"
 	}
