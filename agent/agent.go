@@ -299,7 +299,7 @@ func (a *Agent) logSync(err error, kind v1alpha1.SyncKind, took time.Duration, r
 	a.mu.Unlock()
 	switch {
 	case err != nil && err.Error() != former:
-		a.log.Error(err, "Could not write to the kernel; the rules stay as they were, trying again with growing pauses", "kind", kind, "duration", took)
+		a.log.Error(err, "Could not write everything to the kernel; what could be written is written, all else stays as it was. Trying again with growing pauses", "kind", kind, "duration", took)
 	case err == nil && former != "":
 		a.log.Info("Writing to the kernel works again", "kind", kind, "duration", took)
 	}

@@ -28,6 +28,10 @@ const (
 // more. A node that never had one does not have the condition.
 const reasonNoConflict = "NoConflict"
 
+// failedMeanwhile ends what is said of a failed write. One that fails late has
+// written most.
+const failedMeanwhile = "what could be written is written, all else stays as it was; the agent tries again"
+
 // facts are what the agent knows of itself.
 type facts struct {
 	version   string
@@ -138,7 +142,7 @@ func programmedCondition(s snapshot, f facts) metav1.Condition {
 	case s.refusal != nil:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "not accepted: "+s.refusal.message)
 	case s.err != nil:
-		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, s.err.Error()+"; the rules stay as they were, the agent tries again")
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, s.err.Error()+"; "+failedMeanwhile)
 	case !s.done:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, firstSetMessage(s, f))
 	case !s.oldestPending.IsZero() && s.now.Sub(s.oldestPending) > patience:

@@ -53,7 +53,7 @@ func TestConditions(t *testing.T) {
 			s.refusal = &refusal{"Unsupported", "spec.settings.mode: IPVS is not supported"}
 		}, "False Unsupported", "False Failed", "spec.settings.mode"},
 		{"not accepted comes before Pending", func(s *snapshot, _ *facts) { s.refusal, s.done = &refusal{"Invalid", "m"}, false }, "False Invalid", "False Failed", ""},
-		{"the last apply failed", func(s *snapshot, _ *facts) { s.err = errors.New("IPv4: table nat is locked") }, "True Accepted", "False Failed", "IPv4: table nat is locked; the rules stay as they were"},
+		{"the last apply failed", func(s *snapshot, _ *facts) { s.err = errors.New("IPv4: table nat is locked") }, "True Accepted", "False Failed", "IPv4: table nat is locked; what could be written is written, all else stays as it was; the agent tries again"},
 		{"the kernel cannot do it", func(s *snapshot, _ *facts) { s.err = unsupportedErr }, "False Unsupported", "False Failed", "apt-get install iptables"},
 		{"no first set, no list", func(s *snapshot, _ *facts) { s.done, s.listed = false, false }, "True Accepted", "False Pending", "waits for the list of ServiceProxyRules"},
 		{"no first set", func(s *snapshot, _ *facts) { s.done = false }, "True Accepted", "False Pending", "since the agent started"},
