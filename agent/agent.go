@@ -225,18 +225,13 @@ func (a *Agent) sync(ctx context.Context) error {
 		a.pokeStatus()
 		return nil
 	}
-	kind := v1alpha1.SyncPartial
-	for _, r := range b.rulesets {
-		if r.Full {
-			kind = v1alpha1.SyncFull
-		}
-	}
 	applyCtx, cancel := finishing(ctx)
 	defer cancel()
 	start := a.options.Clock.Now()
 	outcomes := a.fanout.Apply(applyCtx, b.rulesets)
 	end := a.options.Clock.Now()
 	a.noteVersion()
+	kind := syncKind(b.rulesets, outcomes)
 	report := &v1alpha1.SyncReport{Time: seconds(end), DurationMilliseconds: end.Sub(start).Milliseconds(), Kind: kind}
 	succeeded := false
 	for _, outcome := range outcomes {
@@ -261,6 +256,17 @@ func (a *Agent) sync(ctx context.Context) error {
 	}
 	a.pokeStatus()
 	return err
+}
+
+// syncKind is Full if some family's kernel was compared in full. A data plane
+// may do so unasked; of one that failed only what it was asked is known.
+func syncKind(rulesets map[dataplane.Family]*dataplane.Ruleset, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result]) v1alpha1.SyncKind {
+	for family, outcome := range outcomes {
+		if outcome.Value.Kind == v1alpha1.SyncFull || outcome.Err != nil && rulesets[family].Full {
+			return v1alpha1.SyncFull
+		}
+	}
+	return v1alpha1.SyncPartial
 }
 
 func (a *Agent) noteVersion() {

@@ -77,7 +77,7 @@ func newAgent(t *testing.T, probe ProbeFunc) (*Agent, *dataplanetest.Fake, *logg
 
 // fill gives the agent a complete set of one Service.
 func fill(t *testing.T, a *Agent) *rig {
-	r := &rig{store: a.store, t: t}
+	r := &rig{store: a.store, t: t, version: 10}
 	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
 	r.setInventory(inventoryOf("shop.a"))
 	r.setRules(r.own())

@@ -247,7 +247,7 @@ func (s *store) commit(b batch, outcomes map[dataplane.Family]dataplane.Outcome[
 			failed = true
 			f.full, f.err = true, outcome.Err
 		default:
-			f.succeed(b.rulesets[family], outcome.Value, now)
+			f.succeed(outcome.Value, now)
 		}
 	}
 	if report != nil {
@@ -271,12 +271,12 @@ func (s *store) allDone() bool {
 	return true
 }
 
-func (f *familyState) succeed(r *dataplane.Ruleset, result dataplane.Result, now time.Time) {
+func (f *familyState) succeed(result dataplane.Result, now time.Time) {
 	f.err, f.done = nil, true
 	f.lastUpdated, f.applyingSince = now, time.Time{}
 	f.refused = maps.Clone(result.Refused)
 	f.dirty = map[dataplane.ServiceName]struct{}{}
-	if r.Full {
+	if result.Kind == v1alpha1.SyncFull {
 		f.difference = &dataplane.Difference{}
 		f.count(result.Chains, result.Rules, now)
 	}

@@ -26,6 +26,7 @@ type Fake struct {
 	refused     map[dataplane.ServiceName]string
 	writes      int
 	needsFull   bool
+	doubts      bool
 }
 
 var _ dataplane.Dataplane = (*Fake)(nil)
@@ -65,7 +66,8 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 	f.node = r.Node
 	result := dataplane.Result{Kind: v1alpha1.SyncPartial}
 	names := maps.Clone(r.Dirty)
-	if r.Full {
+	if r.Full || f.doubts {
+		f.doubts = false
 		result.Kind = v1alpha1.SyncFull
 		for name := range r.Services {
 			names[name] = struct{}{}
@@ -187,6 +189,14 @@ func (f *Fake) Remove(namespace, name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.kernel, dataplane.ServiceName{Namespace: namespace, Name: name})
+}
+
+// Doubt makes the next Apply full even if it is not asked to be, as of a data
+// plane that finds the kernel other than it left it.
+func (f *Fake) Doubt() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.doubts = true
 }
 
 // Fail makes every Apply and Verify fail; nil ends that.
