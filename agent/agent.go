@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -77,6 +78,7 @@ type Agent struct {
 	settings   *v1alpha1.ProxySettings
 	refused    string // the refusal that was last logged
 	failure    string // the failure that was last logged
+	warned     string // the warnings that were last logged
 	iptables   string // version and variant, once known
 	missing    bool   // it was logged that the own object is gone
 }
@@ -248,6 +250,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	err := dataplane.JoinErrors(outcomes)
 	if ctx.Err() == nil {
 		a.logSync(err, kind, end.Sub(start), report)
+		a.logWarnings(a.store.warnings())
 	}
 	if first {
 		a.log.Info("The kernel holds a first complete set of rules", "duration", end.Sub(start), "servicesChanged", report.ServicesChanged)
@@ -311,6 +314,23 @@ func (a *Agent) logSync(err error, kind v1alpha1.SyncKind, took time.Duration, r
 	}
 	if report != nil {
 		a.log.V(2).Info("Synced", "kind", kind, "duration", took, "servicesChanged", report.ServicesChanged)
+	}
+}
+
+// logWarnings says what could not be done besides the rules of Services, when
+// that changes.
+func (a *Agent) logWarnings(warnings []string) {
+	joined := strings.Join(warnings, "; ")
+	a.mu.Lock()
+	former := a.warned
+	a.warned = joined
+	a.mu.Unlock()
+	switch {
+	case joined == former:
+	case joined != "":
+		a.log.Info("The rules of Services are written, but not all else could be done on this node", "warnings", warnings)
+	default:
+		a.log.Info("What could not be done on this node besides the rules of Services is done now")
 	}
 }
 

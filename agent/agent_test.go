@@ -2,9 +2,12 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -62,5 +65,48 @@ func TestSyncKindIsWhatTheDataPlaneDid(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[string]uint64{"Full": 2, "Partial": 1}, syncs(t, a)); diff != "" {
 		t.Errorf("syncs by kind (-want +got):\n%s", diff)
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	const forwarding, localnet = "net.ipv4.ip_forward is 0: set it to 1", "route_localnet cannot be set: make /proc/sys writable"
+	a, r, kernel, log := inTurn(t)
+	kernel.Warn(localnet, forwarding)
+	mustSync(t, a)
+	r.setService(r.object("b", 2))
+	mustSync(t, a)
+	c := programmedCondition(a.store.snapshot(), a.facts())
+	if want := "the kernel holds what is wanted; but: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
+		t.Errorf("condition %+v, want message %q", c, want)
+	}
+	kernel.Refuse("shop", "c", "line 3 failed")
+	r.setService(r.object("c", 3))
+	mustSync(t, a)
+	c = programmedCondition(a.store.snapshot(), a.facts())
+	if c.Reason != v1alpha1.ReasonSomeServicesRefused || !strings.Contains(c.Message, "line 3 failed; but: "+forwarding) {
+		t.Errorf("with a refused Service: condition %+v", c)
+	}
+	if lines := log.with(localnet); len(lines) != 1 {
+		t.Errorf("the same warnings are logged %d times: %q", len(lines), lines)
+	}
+	kernel.Fail(errors.New("locked"))
+	r.setService(r.object("d", 4))
+	if err := a.sync(context.Background()); err == nil {
+		t.Fatal("no error")
+	}
+	if c = programmedCondition(a.store.snapshot(), a.facts()); strings.Contains(c.Message, "but:") {
+		t.Errorf("a failure is not the place for warnings: %+v", c)
+	}
+	kernel.Fail(nil)
+	kernel.Warn(forwarding)
+	mustSync(t, a)
+	kernel.Warn()
+	r.setService(r.object("e", 5))
+	mustSync(t, a)
+	if lines := log.with(forwarding); len(lines) != 2 || strings.Contains(lines[1], localnet) {
+		t.Errorf("other warnings are to be logged again: %q", lines)
+	}
+	if len(log.with("is done now")) != 1 {
+		t.Errorf("the end of the warnings is not logged: %q", log.lines)
 	}
 }

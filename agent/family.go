@@ -30,6 +30,7 @@ type familyState struct {
 	done                        bool      // a first success
 	err                         error     // of the last Apply
 	refused                     map[dataplane.ServiceName]string
+	warnings                    []string
 	kernel                      *kernelCount
 	difference                  *dataplane.Difference
 }
@@ -260,6 +261,24 @@ func (s *store) commit(b batch, outcomes map[dataplane.Family]dataplane.Outcome[
 	return !before && s.allDone()
 }
 
+// warnings are what could not be done besides the rules of Services, all
+// families joined.
+func (s *store) warnings() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.joinedWarnings()
+}
+
+// joinedWarnings are sorted, each of them once. The caller holds mu.
+func (s *store) joinedWarnings() []string {
+	var all []string
+	for _, f := range s.families {
+		all = append(all, f.warnings...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
 // allDone reports whether every family has had a first success. The caller
 // holds mu.
 func (s *store) allDone() bool {
@@ -275,6 +294,7 @@ func (f *familyState) succeed(result dataplane.Result, now time.Time) {
 	f.err, f.done = nil, true
 	f.lastUpdated, f.applyingSince = now, time.Time{}
 	f.refused = maps.Clone(result.Refused)
+	f.warnings = slices.Clone(result.Warnings)
 	f.dirty = map[dataplane.ServiceName]struct{}{}
 	if result.Kind == v1alpha1.SyncFull {
 		f.difference = &dataplane.Difference{}

@@ -32,6 +32,7 @@ type snapshot struct {
 	unconfirmedSince time.Time
 	inventoryKnown   bool
 	refused          map[dataplane.ServiceName]string
+	warnings         []string // sorted
 	applied          appliedState
 	// services, endpoints and local are counts of what is programmed.
 	services, endpoints, local int
@@ -61,6 +62,7 @@ func (s *store) snapshot() snapshot {
 		unconfirmedSince: s.unconfirmedSince,
 		inventoryKnown:   s.inventory.wanted != nil,
 		refused:          map[dataplane.ServiceName]string{},
+		warnings:         s.joinedWarnings(),
 		applied:          s.applied,
 	}
 	for _, e := range s.held {

@@ -131,8 +131,18 @@ func acceptedCondition(s snapshot) metav1.Condition {
 	return c
 }
 
-// programmedCondition is the first row of the design's table that applies.
+// programmedCondition says whether the kernel holds what is wanted, and what
+// besides could not be done.
 func programmedCondition(s snapshot, f facts) metav1.Condition {
+	c := programmedRow(s, f)
+	if c.Status == metav1.ConditionTrue && len(s.warnings) > 0 {
+		c.Message += "; but: " + strings.Join(s.warnings, "; ")
+	}
+	return c
+}
+
+// programmedRow is the first row of the design's table that applies.
+func programmedRow(s snapshot, f facts) metav1.Condition {
 	row := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
 		return metav1.Condition{Type: v1alpha1.ConditionProgrammed, Status: status, Reason: reason, Message: message}
 	}

@@ -72,6 +72,9 @@ func TestConditions(t *testing.T) {
 		{"vanished for 10 s", func(s *snapshot, _ *facts) {
 			s.held, s.heldSince = []dataplane.ServiceName{name("a"), name("b"), name("c"), name("d")}, ago(10*time.Second)
 		}, "True Accepted", "True Held", "4 Services have vanished while their Services have not ended (shop/a, shop/b, shop/c, ...)"},
+		{"held, and a warning", func(s *snapshot, _ *facts) {
+			s.held, s.heldSince, s.warnings = []dataplane.ServiceName{name("a")}, ago(time.Minute), []string{"x cannot be set", "y neither"}
+		}, "True Accepted", "True Held", "; but: x cannot be set; y neither"},
 		{"unconfirmed for less than 10 s", func(s *snapshot, _ *facts) { s.unconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
 		{"the inventory differs", func(s *snapshot, _ *facts) { s.unconfirmedSince = ago(time.Minute) }, "True Accepted", "True Held", "status.inventory"},
 		{"no NodeProxy", func(s *snapshot, _ *facts) { s.unconfirmedSince, s.inventoryKnown = ago(time.Minute), false }, "True Accepted", "True Held", `no NodeProxy "cluster"`},
@@ -264,6 +267,15 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		w.s.err = errors.New("locked by another")
 		expect(t, w, time.Second, false)
 		expect(t, w, 4*time.Second, true)
+	})
+	t.Run("other warnings within 5 s", func(t *testing.T) {
+		w := written(t)
+		w.s.warnings = []string{"net.ipv4.ip_forward is 0: set it to 1"}
+		expect(t, w, 4*time.Second, false)
+		expect(t, w, time.Second, true)
+		w.s.warnings = nil
+		expect(t, w, 4*time.Second, false)
+		expect(t, w, time.Second, true)
 	})
 	t.Run("figures alone after 5 min", func(t *testing.T) {
 		w := written(t)

@@ -27,6 +27,7 @@ type Fake struct {
 	writes      int
 	needsFull   bool
 	doubts      bool
+	warnings    []string
 }
 
 var _ dataplane.Dataplane = (*Fake)(nil)
@@ -85,6 +86,7 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 		}
 	}
 	result.Refused = maps.Clone(f.refused)
+	result.Warnings = slices.Clone(f.warnings)
 	result.Chains, result.Rules = f.count()
 	return result, nil
 }
@@ -212,6 +214,13 @@ func (f *Fake) Lack(what string) {
 	defer f.mu.Unlock()
 	f.unsupported = what
 	f.needsFull = true
+}
+
+// Warn makes every Apply return these warnings; none ends that.
+func (f *Fake) Warn(warnings ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.warnings = warnings
 }
 
 // Refuse makes the kernel refuse one Service; an empty reason ends that.
