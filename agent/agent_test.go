@@ -110,3 +110,16 @@ func TestWarnings(t *testing.T) {
 		t.Errorf("the end of the warnings is not logged: %q", log.lines)
 	}
 }
+
+func TestVerificationEndsWarnings(t *testing.T) {
+	a, _, kernel, _ := inTurn(t)
+	kernel.Warn("x cannot be set")
+	mustSync(t, a)
+	kernel.Warn()
+	if err := a.verify(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if got := a.store.warnings(); len(got) != 0 {
+		t.Errorf("what works by now is still warned of: %q", got)
+	}
+}

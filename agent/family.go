@@ -322,8 +322,8 @@ func (s *store) verifiable() map[dataplane.Family]*dataplane.Ruleset {
 }
 
 // verified takes the outcome of a verification. It reports whether some
-// family differs, could not be read or has refused Services, and therefore
-// needs a full pass.
+// family differs, could not be read, has refused Services or has warnings, and
+// therefore needs a full pass.
 func (s *store) verified(outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference]) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -335,8 +335,9 @@ func (s *store) verified(outcomes map[dataplane.Family]dataplane.Outcome[datapla
 			f.difference = &outcome.Value
 			f.count(outcome.Value.Chains, outcome.Value.Rules, now)
 		}
-		// What was refused may be taken by now: somebody may have loaded a module.
-		if outcome.Err != nil || outcome.Value.Count > 0 || len(f.refused) > 0 {
+		// What was refused or warned of may work by now: somebody may have loaded
+		// a module.
+		if outcome.Err != nil || outcome.Value.Count > 0 || len(f.refused) > 0 || len(f.warnings) > 0 {
 			again, f.full = true, true
 			if f.pendingSince.IsZero() {
 				f.pendingSince = now
