@@ -182,9 +182,11 @@ func (a *Agent) changed() {
 // noteObject follows what the own object asks besides its rules: intervals,
 // and whether it can be done at all.
 func (a *Agent) noteObject() {
-	settings, r, gone := a.store.object()
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	// Not before the lock: several watches come here at the same time, and what
+	// one has read earlier must not undo what another has noted.
+	settings, r, gone := a.store.object()
 	if gone != a.missing {
 		a.missing = gone
 		switch {

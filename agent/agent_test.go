@@ -3,8 +3,10 @@ package agent
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -122,4 +124,32 @@ func TestVerificationEndsWarnings(t *testing.T) {
 	if got := a.store.warnings(); len(got) != 0 {
 		t.Errorf("what works by now is still warned of: %q", got)
 	}
+}
+
+func TestNoteObjectDoesNotGoBack(t *testing.T) {
+	a, r, _, _ := inTurn(t)
+	done := make(chan struct{})
+	a.mu.Lock() // as while another watch notes something
+	go func() { defer close(done); a.noteObject() }()
+	waitForLock(t, "noteObject")
+	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Sync.MinIntervalMilliseconds = new(int32(777)) }))
+	a.mu.Unlock()
+	<-done
+	if got := *a.settings.Sync.MinIntervalMilliseconds; got != 777 {
+		t.Errorf("noted minIntervalMilliseconds %d, of a state older than the newest", got)
+	}
+}
+
+// waitForLock waits until a goroutine waits for a mutex in function.
+func waitForLock(t *testing.T, function string) {
+	t.Helper()
+	stacks := make([]byte, 1<<20)
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
+		for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			if strings.Contains(stack, "[sync.Mutex.Lock") && strings.Contains(stack, "."+function+"(") {
+				return
+			}
+		}
+	}
+	t.Fatalf("nobody waits for a mutex in %s", function)
 }
