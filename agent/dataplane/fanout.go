@@ -86,16 +86,16 @@ func each[T any](f *Fanout, rulesets map[Family]*Ruleset, do func(Dataplane, *Ru
 		outcomes = make(map[Family]Outcome[T], len(rulesets))
 	)
 	for family, ruleset := range rulesets {
-		d, found := f.byFamily[family]
-		if !found {
-			outcomes[family] = Outcome[T]{Err: fmt.Errorf("no data plane for this family: %w", ErrUnsupported)}
-			continue
-		}
 		wg.Go(func() {
-			value, err := do(d, ruleset)
+			var out Outcome[T]
+			if d, found := f.byFamily[family]; found {
+				out.Value, out.Err = do(d, ruleset)
+			} else {
+				out.Err = fmt.Errorf("no data plane for this family: %w", ErrUnsupported)
+			}
 			mu.Lock()
 			defer mu.Unlock()
-			outcomes[family] = Outcome[T]{Value: value, Err: err}
+			outcomes[family] = out
 		})
 	}
 	wg.Wait()

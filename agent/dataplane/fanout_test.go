@@ -76,3 +76,14 @@ func TestFanoutWithoutTheFamily(t *testing.T) {
 		t.Errorf("nothing to apply: %v", err)
 	}
 }
+
+// The race detector tells whether the outcomes are written one by one.
+func TestFanoutWithoutDataplaneForAFamily(t *testing.T) {
+	fanout := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: dataplanetest.NewFake()})
+	for range 100 { // families come in any order
+		outcomes := fanout.Apply(context.Background(), rulesets(dataplane.IPv4, dataplane.IPv6))
+		if outcomes[dataplane.IPv4].Err != nil || !errors.Is(outcomes[dataplane.IPv6].Err, dataplane.ErrUnsupported) {
+			t.Fatalf("outcomes %v", outcomes)
+		}
+	}
+}
