@@ -23,7 +23,7 @@ type Settings struct {
 // error names every field that is wrong, under spec.settings.
 func CompleteSettings(written *v1alpha1.ProxySettings) (*Settings, error) {
 	complete := v1alpha1.CompleteSettings(written)
-	if errs := validateSettings(complete); len(errs) > 0 {
+	if errs := v1alpha1.ValidateSettings(complete); len(errs) > 0 {
 		return nil, errs.ToAggregate()
 	}
 	canonicalCIDRs(complete.DetectLocal.ClusterCIDRs)

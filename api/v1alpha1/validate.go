@@ -1,4 +1,4 @@
-package render
+package v1alpha1
 
 import (
 	"fmt"
@@ -7,8 +7,6 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
-
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // What Linux takes as names.
@@ -20,15 +18,18 @@ var (
 // minVerifySeconds is the least interval between verifications of the kernel.
 const minVerifySeconds = 5
 
-// validateSettings checks complete settings. The API refuses most mistakes
-// itself; this covers what gets past it: objects stored before a rule existed,
-// and settings that only go wrong when they are put together.
-func validateSettings(s *v1alpha1.ProxySettings) field.ErrorList {
+// ValidateSettings checks complete settings, as CompleteSettings returns them,
+// and names every field that is wrong under spec.settings. The API refuses most
+// mistakes itself. This covers what gets past it: objects stored before a rule
+// existed, settings that only go wrong when they are put together, and hand
+// edits of rendered objects. The controller renders, and the agents accept,
+// nothing else than what passes here.
+func ValidateSettings(s *ProxySettings) field.ErrorList {
 	v := &validator{}
 	root := field.NewPath("spec", "settings")
-	oneOf(v, root.Child("mode"), *s.Mode, v1alpha1.ModeIPTables, v1alpha1.ModeIPVS)
-	oneOf(v, root.Child("fallback"), *s.Fallback, v1alpha1.FallbackNone, v1alpha1.FallbackIPTables)
-	oneOf(v, root.Child("enforcement"), *s.Enforcement, v1alpha1.Enforce, v1alpha1.Audit)
+	oneOf(v, root.Child("mode"), *s.Mode, ModeIPTables, ModeIPVS)
+	oneOf(v, root.Child("fallback"), *s.Fallback, FallbackNone, FallbackIPTables)
+	oneOf(v, root.Child("enforcement"), *s.Enforcement, Enforce, Audit)
 	v.detectLocal(root.Child("detectLocal"), s.DetectLocal)
 	v.nodePorts(root.Child("nodePorts"), s.NodePorts)
 	v.masquerade(root.Child("masquerade"), s.Masquerade)
@@ -53,8 +54,8 @@ func oneOf[T ~string](v *validator, at *field.Path, value T, valid ...T) {
 	}
 }
 
-func (v *validator) toggle(at *field.Path, value *v1alpha1.Toggle) {
-	oneOf(v, at, *value, v1alpha1.Enabled, v1alpha1.Disabled)
+func (v *validator) toggle(at *field.Path, value *Toggle) {
+	oneOf(v, at, *value, Enabled, Disabled)
 }
 
 func (v *validator) notNegative(at *field.Path, value *int32) {
@@ -87,20 +88,20 @@ func (v *validator) member(at *field.Path, given bool, mode, want string) {
 	}
 }
 
-func (v *validator) detectLocal(at *field.Path, d *v1alpha1.DetectLocalSettings) {
-	oneOf(v, at.Child("mode"), d.Mode, v1alpha1.DetectLocalClusterCIDR, v1alpha1.DetectLocalNodeCIDR,
-		v1alpha1.DetectLocalBridgeInterface, v1alpha1.DetectLocalInterfaceNamePrefix, v1alpha1.DetectLocalNone)
+func (v *validator) detectLocal(at *field.Path, d *DetectLocalSettings) {
+	oneOf(v, at.Child("mode"), d.Mode, DetectLocalClusterCIDR, DetectLocalNodeCIDR,
+		DetectLocalBridgeInterface, DetectLocalInterfaceNamePrefix, DetectLocalNone)
 	mode := string(d.Mode)
-	v.member(at.Child("clusterCIDRs"), len(d.ClusterCIDRs) > 0, mode, string(v1alpha1.DetectLocalClusterCIDR))
-	v.member(at.Child("interface"), d.Interface != nil, mode, string(v1alpha1.DetectLocalBridgeInterface))
-	v.member(at.Child("interfaceNamePrefix"), d.InterfaceNamePrefix != nil, mode, string(v1alpha1.DetectLocalInterfaceNamePrefix))
-	seen := families{}
+	v.member(at.Child("clusterCIDRs"), len(d.ClusterCIDRs) > 0, mode, string(DetectLocalClusterCIDR))
+	v.member(at.Child("interface"), d.Interface != nil, mode, string(DetectLocalBridgeInterface))
+	v.member(at.Child("interfaceNamePrefix"), d.InterfaceNamePrefix != nil, mode, string(DetectLocalInterfaceNamePrefix))
+	seen := map[bool]bool{} // by whether it is IPv4
 	for _, prefix := range v.cidrs(at.Child("clusterCIDRs"), d.ClusterCIDRs) {
-		if f := familyOf(prefix.Addr()); seen[f] {
+		family := prefix.Addr().Is4()
+		if seen[family] {
 			v.invalid(at.Child("clusterCIDRs"), d.ClusterCIDRs, "must hold at most one CIDR of each IP family")
-		} else {
-			seen[f] = true
 		}
+		seen[family] = true
 	}
 	v.interfaceName(at.Child("interface"), d.Interface, 15)
 	v.interfaceName(at.Child("interfaceNamePrefix"), d.InterfaceNamePrefix, 14)
@@ -114,21 +115,21 @@ func (v *validator) interfaceName(at *field.Path, name *string, longest int) {
 	}
 }
 
-func (v *validator) nodePorts(at *field.Path, n *v1alpha1.NodePortSettings) {
-	oneOf(v, at.Child("addressMode"), *n.AddressMode, v1alpha1.NodePortsAll, v1alpha1.NodePortsPrimary, v1alpha1.NodePortsCIDRs)
-	v.member(at.Child("cidrs"), len(n.CIDRs) > 0, string(*n.AddressMode), string(v1alpha1.NodePortsCIDRs))
+func (v *validator) nodePorts(at *field.Path, n *NodePortSettings) {
+	oneOf(v, at.Child("addressMode"), *n.AddressMode, NodePortsAll, NodePortsPrimary, NodePortsCIDRs)
+	v.member(at.Child("cidrs"), len(n.CIDRs) > 0, string(*n.AddressMode), string(NodePortsCIDRs))
 	v.cidrs(at.Child("cidrs"), n.CIDRs)
 	v.toggle(at.Child("localhost"), n.Localhost)
 }
 
-func (v *validator) masquerade(at *field.Path, m *v1alpha1.MasqueradeSettings) {
+func (v *validator) masquerade(at *field.Path, m *MasqueradeSettings) {
 	v.toggle(at.Child("all"), m.All)
 	if *m.Bit < 0 || *m.Bit > 31 {
 		v.invalid(at.Child("bit"), *m.Bit, "must be 0 to 31")
 	}
 }
 
-func (v *validator) ipvs(at *field.Path, i *v1alpha1.IPVSSettings) {
+func (v *validator) ipvs(at *field.Path, i *IPVSSettings) {
 	if !schedulerNames.MatchString(*i.Scheduler) {
 		v.invalid(at.Child("scheduler"), *i.Scheduler, "must be the kernel's name of a scheduler, such as rr")
 	}
@@ -139,7 +140,7 @@ func (v *validator) ipvs(at *field.Path, i *v1alpha1.IPVSSettings) {
 	v.notNegative(at.Child("udpTimeoutSeconds"), i.UDPTimeoutSeconds)
 }
 
-func (v *validator) sync(at *field.Path, s *v1alpha1.SyncSettings) {
+func (v *validator) sync(at *field.Path, s *SyncSettings) {
 	v.notNegative(at.Child("minIntervalMilliseconds"), s.MinIntervalMilliseconds)
 	verify := at.Child("verifyIntervalSeconds")
 	switch {
@@ -150,7 +151,7 @@ func (v *validator) sync(at *field.Path, s *v1alpha1.SyncSettings) {
 	}
 }
 
-func (v *validator) conntrack(at *field.Path, c *v1alpha1.ConntrackSettings) {
+func (v *validator) conntrack(at *field.Path, c *ConntrackSettings) {
 	v.notNegative(at.Child("maxPerCore"), c.MaxPerCore)
 	v.notNegative(at.Child("min"), c.Min)
 	v.notNegative(at.Child("tcpEstablishedTimeoutSeconds"), c.TCPEstablishedTimeoutSeconds)
