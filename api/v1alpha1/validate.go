@@ -102,6 +102,10 @@ func (v *validator) detectLocal(at *field.Path, d *DetectLocalSettings) {
 			v.invalid(at.Child("clusterCIDRs"), d.ClusterCIDRs, "must hold at most one CIDR of each IP family")
 		}
 		seen[family] = true
+		if prefix.Bits() == 0 {
+			v.invalid(at.Child("clusterCIDRs"), d.ClusterCIDRs,
+				"must not hold %s: then everything would be a pod; use mode None with masquerade.all Enabled, or the pods' real ranges", prefix)
+		}
 	}
 	v.interfaceName(at.Child("interface"), d.Interface, 15)
 	v.interfaceName(at.Child("interfaceNamePrefix"), d.InterfaceNamePrefix, 14)

@@ -50,6 +50,8 @@ func TestValidateSettingsRefuses(t *testing.T) {
 		"malformed CIDR":      {detect(DetectLocalSettings{Mode: "ClusterCIDR", ClusterCIDRs: []string{"10.0.0.0"}}), "detectLocal.clusterCIDRs[0]"},
 		"two CIDRs of one family": {detect(DetectLocalSettings{Mode: "ClusterCIDR",
 			ClusterCIDRs: []string{"10.0.0.0/8", "172.16.0.0/12"}}), "detectLocal.clusterCIDRs"},
+		"every IPv4 address a pod":               {detect(DetectLocalSettings{Mode: "ClusterCIDR", ClusterCIDRs: []string{"0.0.0.0/0"}}), "detectLocal.clusterCIDRs"},
+		"every IPv6 address a pod":               {detect(DetectLocalSettings{Mode: "ClusterCIDR", ClusterCIDRs: []string{"10.244.0.0/16", "::/0"}}), "detectLocal.clusterCIDRs"},
 		"CIDR missing":                           {detect(DetectLocalSettings{Mode: "ClusterCIDR"}), "detectLocal.clusterCIDRs"},
 		"interface missing":                      {detect(DetectLocalSettings{Mode: "BridgeInterface"}), "detectLocal.interface"},
 		"prefix missing":                         {detect(DetectLocalSettings{Mode: "InterfaceNamePrefix"}), "detectLocal.interfaceNamePrefix"},
