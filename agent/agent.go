@@ -166,10 +166,12 @@ func (a *Agent) server(name, address, flagName string) *health.Server {
 	return s
 }
 
-// changed is called after every change of the store by a watch.
+// changed is called after every event of a watch.
 func (a *Agent) changed() {
 	a.noteObject()
-	a.loop.Trigger()
+	if a.store.takeNews() {
+		a.loop.Trigger()
+	}
 	a.pokeStatus()
 	if a.store.ready() {
 		select {

@@ -10,8 +10,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -152,4 +154,65 @@ func waitForLock(t *testing.T, function string) {
 		}
 	}
 	t.Fatalf("nobody waits for a mutex in %s", function)
+}
+
+func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
+	inventory := func(names ...string) func(*rig) {
+		return func(r *rig) { r.setInventory(inventoryOf(names...)) }
+	}
+	for _, tt := range []struct {
+		name  string
+		event func(*rig)
+		want  bool
+	}{
+		{"the status of the NodeProxy, with the same inventory", inventory("shop.a"), false},
+		{"an inventory of another Service", inventory("shop.a", "shop.b"), false},
+		{"no NodeProxy", func(r *rig) { r.setInventory(nil) }, false},
+		{"the own object's status", func(r *rig) { r.setRules(r.rules.DeepCopy()) }, false},
+		{"the own object is gone", func(r *rig) { r.missRules() }, false},
+		{"the own object with another generation", func(r *rig) { r.setRules(r.own()) }, true},
+		{"a new Service", func(r *rig) { r.setService(r.object("b", 2)) }, true},
+		{"another version of a Service alone", func(r *rig) {
+			o := r.store.services[name("a")].rules.DeepCopy()
+			o.ResourceVersion = "99"
+			r.setService(o)
+		}, true},
+		{"the same list again", func(r *rig) {
+			r.replaceServices([]*v1alpha1.ServiceProxyRules{r.store.services[name("a")].rules})
+		}, false},
+		{"the inventory agrees with a list without a vanished Service", func(r *rig) {
+			r.deleteService(r.store.services[name("a")].rules)
+			r.takeNews()
+			inventory()(r)
+		}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a, r, _, _ := inTurn(t)
+			a.changed() // the first settings
+			mustSync(t, a)
+			// A loop that does not run is overdue once it is triggered.
+			clk := clocktesting.NewFakeClock(epoch)
+			a.loop = syncer.New(syncer.Options{Clock: clk, Sync: a.sync, Verify: a.verify, VerifyInterval: time.Hour})
+			tt.event(r)
+			a.changed()
+			clk.Step(time.Second)
+			if got := a.loop.Overdue() > 0; got != tt.want {
+				t.Errorf("the loop has to run: %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestAnEmptyFirstListMakesTheLoopRun(t *testing.T) {
+	r := newRig(t)
+	r.setRules(r.own())
+	r.takeNews()
+	r.replaceServices(nil)
+	if !r.ready() || !r.takeNews() {
+		t.Error("the agent is ready, but nobody syncs")
+	}
+	r.replaceServices(nil)
+	if r.takeNews() {
+		t.Error("a second empty list is news")
+	}
 }

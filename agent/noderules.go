@@ -53,6 +53,7 @@ func (s *store) object() (settings *v1alpha1.ProxySettings, r *refusal, gone boo
 func (s *store) adoptRules(object *v1alpha1.NodeProxyRules, now time.Time) {
 	former := s.current
 	s.current = object
+	s.news = true // its generation, if nothing else
 	first := former == nil
 	if first || !equality.Semantic.DeepEqual(former.Spec.Settings, object.Spec.Settings) {
 		s.settings = v1alpha1.CompleteSettings(&object.Spec.Settings)

@@ -57,6 +57,8 @@ type store struct {
 	unconfirmedSince time.Time
 	// newestVersion is the newest resourceVersion of a ServiceProxyRules seen.
 	newestVersion string
+	// news: something has come that a sync has to take up; see takeNews.
+	news bool
 
 	// rules is the own object as last seen, existing or not; current is the last
 	// one that was accepted, refusal why the newest is not.
@@ -133,7 +135,9 @@ func (s *store) replaceServices(list []*v1alpha1.ServiceProxyRules) {
 	for _, object := range list {
 		s.take(object, now)
 	}
-	s.inventory.listed = true
+	if !s.inventory.listed {
+		s.inventory.listed, s.news = true, true // even if it is empty
+	}
 	s.reconcile(now)
 }
 
@@ -158,7 +162,7 @@ func (s *store) deleteService(object *v1alpha1.ServiceProxyRules) {
 	defer s.mu.Unlock()
 	now := s.clock.Now()
 	number := s.inventory.change(now, nil, []string{object.Name})
-	s.newestVersion = newerVersion(s.newestVersion, object.ResourceVersion)
+	s.noteVersion(object.ResourceVersion)
 	name, _ := splitName(object.Name)
 	if e := s.services[name]; e != nil {
 		if object.Spec.Released && formatKnown(object.Spec.FormatVersion) {
@@ -172,7 +176,7 @@ func (s *store) deleteService(object *v1alpha1.ServiceProxyRules) {
 
 // take stores the state of an existing object. The caller holds mu.
 func (s *store) take(object *v1alpha1.ServiceProxyRules, now time.Time) {
-	s.newestVersion = newerVersion(s.newestVersion, object.ResourceVersion)
+	s.noteVersion(object.ResourceVersion)
 	name, ok := splitName(object.Name)
 	if !ok {
 		s.report(name, fmt.Sprintf("ServiceProxyRules %q is not named <namespace>.<service>; it is ignored, the controller renders none like it", object.Name))
@@ -291,6 +295,26 @@ func (s *store) reconcile(now time.Time) {
 	}
 }
 
+// noteVersion notes the version of a ServiceProxyRules. Even one without other
+// news is to be reported as applied. The caller holds mu.
+func (s *store) noteVersion(version string) {
+	if newest := newerVersion(s.newestVersion, version); newest != s.newestVersion {
+		s.newestVersion, s.news = newest, true
+	}
+}
+
+// takeNews reports whether something has come since it was last called that a
+// sync has to bring to the kernel or into the status. What has not, such as a
+// NodeProxy that counts what it counted before, must not make the loop run:
+// the next change would have to wait for the minimum interval after that.
+func (s *store) takeNews() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	news := s.news
+	s.news = false
+	return news
+}
+
 // mark makes a Service dirty. The caller holds mu.
 func (s *store) mark(name dataplane.ServiceName, force bool, now time.Time) {
 	s.dirty[name] = s.dirty[name] || force
@@ -313,6 +337,7 @@ func (s *store) markFull(now time.Time) {
 
 // pend notes that something waits to be applied. The caller holds mu.
 func (s *store) pend(now time.Time) {
+	s.news = true
 	for _, f := range s.families {
 		if f.pendingSince.IsZero() {
 			f.pendingSince = now

@@ -141,7 +141,7 @@ func (w *watcher) narrow(options *metav1.ListOptions) *metav1.ListOptions {
 }
 
 // watchers returns what the agent watches: all ServiceProxyRules, the NodeProxy
-// and its own NodeProxyRules. changed is called after every change.
+// and its own NodeProxyRules. changed is called after every event.
 func watchers(client *Client, clk clock.Clock, s *store, trouble *apiTrouble, changed func()) []*watcher {
 	services := &mirror[*v1alpha1.ServiceProxyRules]{
 		replace: func(list []*v1alpha1.ServiceProxyRules) { s.replaceServices(list); changed() },
