@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -47,6 +48,7 @@ type store struct {
 	services  map[dataplane.ServiceName]*entry
 	held      map[dataplane.ServiceName]*entry // those of services that are not live
 	foreign   map[dataplane.ServiceName]*entry // those whose newest state is refused
+	odd       map[string]struct{}              // names of objects that are no Service's
 	claims    claims
 	inventory *inventory
 	// confirmed: list and inventory have agreed since the start, so that what
@@ -85,6 +87,7 @@ func newStore(clk clock.PassiveClock, nodeName string, families []dataplane.Fami
 		services:         map[dataplane.ServiceName]*entry{},
 		held:             map[dataplane.ServiceName]*entry{},
 		foreign:          map[dataplane.ServiceName]*entry{},
+		odd:              map[string]struct{}{},
 		claims:           claims{},
 		inventory:        newInventory(),
 		unconfirmedSince: clk.Now(),
@@ -126,6 +129,7 @@ func (s *store) replaceServices(list []*v1alpha1.ServiceProxyRules) {
 			remove = append(remove, name)
 		}
 	}
+	maps.DeleteFunc(s.odd, func(name string, _ struct{}) bool { _, found := present[name]; return !found })
 	number := s.inventory.change(now, add, remove)
 	for _, e := range s.services {
 		if _, found := present[v1alpha1.ServiceProxyRulesName(e.name.Namespace, e.name.Name)]; !found && e.live {
@@ -163,6 +167,7 @@ func (s *store) deleteService(object *v1alpha1.ServiceProxyRules) {
 	now := s.clock.Now()
 	number := s.inventory.change(now, nil, []string{object.Name})
 	s.noteVersion(object.ResourceVersion)
+	delete(s.odd, object.Name)
 	name, _ := splitName(object.Name)
 	if e := s.services[name]; e != nil {
 		if object.Spec.Released && formatKnown(object.Spec.FormatVersion) {
@@ -179,6 +184,10 @@ func (s *store) take(object *v1alpha1.ServiceProxyRules, now time.Time) {
 	s.noteVersion(object.ResourceVersion)
 	name, ok := splitName(object.Name)
 	if !ok {
+		if _, said := s.odd[object.Name]; said {
+			return
+		}
+		s.odd[object.Name] = struct{}{}
 		s.report(name, fmt.Sprintf("ServiceProxyRules %q is not named <namespace>.<service>; it is ignored, the controller renders none like it", object.Name))
 		return
 	}

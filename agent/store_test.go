@@ -554,6 +554,31 @@ func TestOddNames(t *testing.T) {
 	r.expectSync("nothing")
 }
 
+func TestOddNamesAreSaidOnce(t *testing.T) {
+	r := newRig(t)
+	odd := func(name string) *v1alpha1.ServiceProxyRules {
+		o := r.object("x", 1)
+		o.Name = name
+		return o
+	}
+	expect := func(when string, want int) {
+		t.Helper()
+		if len(r.problems) != want {
+			t.Errorf("%s: said %d times, want %d: %q", when, len(r.problems), want, r.problems)
+		}
+	}
+	r.replaceServices([]*v1alpha1.ServiceProxyRules{odd("one"), odd("two")})
+	expect("two of them", 2)
+	r.setService(odd("one"))
+	r.replaceServices([]*v1alpha1.ServiceProxyRules{odd("one")})
+	expect("the same again", 2)
+	r.setService(odd("two"))
+	expect("one that was gone from the list", 3)
+	r.deleteService(odd("one"))
+	r.setService(odd("one"))
+	expect("one that was deleted", 4)
+}
+
 func TestProblemsAreSaidOnce(t *testing.T) {
 	r := running(t)
 	bad := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"nonsense"} }
