@@ -35,7 +35,8 @@ type Client struct {
 }
 
 // NewClient returns a client. With several servers it uses the first that can
-// be connected to; without any, the host of config.
+// be connected to; without any, the host of config. Their certificates are
+// checked for the name that config gives.
 func NewClient(config *rest.Config, servers []string) (*Client, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
@@ -50,6 +51,9 @@ func NewClient(config *rest.Config, servers []string) (*Client, error) {
 		if err != nil {
 			return nil, err
 		}
+		if err := keepServerName(config); err != nil {
+			return nil, err
+		}
 		config.Host = servers[0]
 		config.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -61,6 +65,20 @@ func NewClient(config *rest.Config, servers []string) (*Client, error) {
 		return nil, fmt.Errorf("making a client for the API server: %w", err)
 	}
 	return &Client{rest: client, params: runtime.NewParameterCodec(scheme), server: config.Host}, nil
+}
+
+// keepServerName makes TLS go on to be checked for the host of config when
+// another is put in its place: certificates are often for that name only.
+func keepServerName(config *rest.Config) error {
+	if config.Host == "" || config.ServerName != "" || config.Insecure {
+		return nil
+	}
+	original, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return fmt.Errorf("parsing the API server %q of the kubeconfig: %w", config.Host, err)
+	}
+	config.ServerName = original.Hostname()
+	return nil
 }
 
 func parseServers(servers []string) ([]string, error) {

@@ -2,7 +2,10 @@ package agent
 
 import (
 	"context"
+	"encoding/pem"
 	"errors"
+	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -46,6 +49,38 @@ func TestFailover(t *testing.T) {
 	}
 	if err := get(); err != nil || answered[1].Load() < 2 {
 		t.Errorf("the second server is not asked: %v, %d answers", err, answered[1].Load())
+	}
+}
+
+func TestServersAreCheckedForTheNameInTheConfig(t *testing.T) {
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"apiVersion":"nodeproxy.io/v1alpha1","kind":"NodeProxy","metadata":{"name":"cluster"}}`))
+	}))
+	server.Config.ErrorLog = log.New(io.Discard, "", 0) // of handshakes that are to fail
+	defer server.Close()
+	// It is a certificate for example.com and 127.0.0.1.
+	trusted := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	for _, tt := range []struct {
+		host, serverName string
+		trusted          bool
+	}{
+		{"https://example.com:6443", "", true},
+		{"example.com:6443", "", true}, // a kubeconfig may leave the scheme out
+		{"https://127.0.0.1:6443", "", true},
+		{"https://other.example.org:6443", "", false}, // though the address alone would do
+		{"https://other.example.org:6443", "example.com", true},
+		{"https://example.com:6443", "other.example.org", false},
+	} {
+		config := &rest.Config{Host: tt.host, TLSClientConfig: rest.TLSClientConfig{CAData: trusted, ServerName: tt.serverName}}
+		client, err := NewClient(config, []string{server.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = client.rest.Get().Resource("nodeproxies").Name("cluster").Do(t.Context()).Into(&v1alpha1.NodeProxy{})
+		if (err == nil) != tt.trusted {
+			t.Errorf("%s, tls-server-name %q: %v, want trusted %v", tt.host, tt.serverName, err, tt.trusted)
+		}
 	}
 }
 

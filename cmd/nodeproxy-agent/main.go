@@ -131,7 +131,7 @@ func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 		flags.PrintDefaults()
 	}
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` with the API server's address and credentials; without it, those of the pod are used")
-	flags.Var(&o.apiServers, "api-server", "`URL` of an API server, such as https://192.0.2.10:6443, instead of the one in the kubeconfig; repeat it for several, which are tried in turn. Never the kubernetes Service's address: the agent itself programs that")
+	flags.Var(&o.apiServers, "api-server", "`URL` of an API server, such as https://192.0.2.10:6443, instead of the one in the kubeconfig; repeat it for several, which are tried in turn. TLS is checked for the name in the kubeconfig, unless tls-server-name is set there. Never the kubernetes Service's address, which nodeproxy itself programs")
 	flags.StringVar(&o.namespace, "namespace", "nodeproxy-system", "`namespace` of the agents' leases; not used yet, because no leases are written yet")
 	flags.StringVar(&o.nodeName, "node-name", defaultNode, "`name` of this Node; default: the environment variable NODE_NAME")
 	flags.StringVar(&o.stateDir, "state-dir", "/var/lib/nodeproxy", "`folder` on this node for the agent's own state; not used yet, because none is kept yet")

@@ -34,7 +34,7 @@ func TestParseOptions(t *testing.T) {
 	if err != nil || defaults.namespace != "nodeproxy-system" || !defaults.leaderElect {
 		t.Errorf("defaults %+v, %v", defaults, err)
 	}
-	for _, args := range [][]string{{"extra"}, {"--namespace="}, {"--api-server=192.0.2.1:6443"}, {"--api-server=https://"}, {"--nonsense"}} {
+	for _, args := range [][]string{{"extra"}, {"--namespace="}, {"--api-server=192.0.2.1:6443"}, {"--api-server=https://"}, {"--api-server=http://192.0.2.1:8080"}, {"--api-server=https://192.0.2.1:6443/prefix"}, {"--nonsense"}} {
 		if _, err := parseOptions(args, &out); err == nil {
 			t.Errorf("%v is accepted", args)
 		}

@@ -29,7 +29,7 @@ func (u *urls) String() string { return strings.Join(*u, ",") }
 // Set implements flag.Value.
 func (u *urls) Set(s string) error {
 	parsed, err := url.Parse(s)
-	if err != nil || parsed.Scheme != "https" && parsed.Scheme != "http" || parsed.Host == "" {
+	if err != nil || parsed.Scheme != "https" || parsed.Host == "" || parsed.Path != "" && parsed.Path != "/" {
 		return errors.New("must be a URL such as https://192.0.2.10:6443")
 	}
 	*u = append(*u, s)
@@ -49,7 +49,7 @@ func parseOptions(args []string, output io.Writer) (options, error) {
 		fs.PrintDefaults()
 	}
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; without it, the pod's service account is used")
-	fs.Var(&o.apiServers, "api-server", "`URL` of an API server, which overrides the one of the kubeconfig; repeatable, the first that answers is used")
+	fs.Var(&o.apiServers, "api-server", "`URL` of an API server, such as https://192.0.2.10:6443, instead of the one in the kubeconfig; repeat it for several, which are tried in turn. TLS is checked for the name in the kubeconfig, unless tls-server-name is set there. Never the kubernetes Service's address, which nodeproxy itself programs")
 	fs.StringVar(&o.namespace, "namespace", "nodeproxy-system", "`namespace` of the leases; it must exist")
 	fs.BoolVar(&o.leaderElect, "leader-elect", true, "work only while holding a lease, so that several replicas can stand by")
 	fs.StringVar(&o.metricsBindAddress, "metrics-bind-address", ":8080", "`address` of /metrics; 0 for none")
