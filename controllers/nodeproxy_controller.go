@@ -67,8 +67,8 @@ func comesOrGoes() predicate.Predicate {
 // eligibilityChanged lets pass what may change the inventory.
 func eligibilityChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, _ := render.Eligible(e.ObjectOld.(*corev1.Service))
-		after, _ := render.Eligible(e.ObjectNew.(*corev1.Service))
+		before := render.Eligible(e.ObjectOld.(*corev1.Service))
+		after := render.Eligible(e.ObjectNew.(*corev1.Service))
 		return before != after
 	}}
 }
@@ -139,7 +139,7 @@ func (r *NodeProxyReconciler) eligibleServices(ctx context.Context) (map[types.N
 	}
 	out := make(map[types.NamespacedName]bool, len(list.Items))
 	for i := range list.Items {
-		if ok, _ := render.Eligible(&list.Items[i]); ok {
+		if render.Eligible(&list.Items[i]) {
 			out[client.ObjectKeyFromObject(&list.Items[i])] = true
 		}
 	}

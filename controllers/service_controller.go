@@ -112,7 +112,7 @@ func (r *ServiceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 		stored = nil
 	}
 	if exists {
-		if ok, _ := render.Eligible(svc); ok {
+		if render.Eligible(svc) {
 			return r.publish(ctx, svc, stored)
 		}
 	}
@@ -254,8 +254,7 @@ func (r *ServiceReconciler) endConfirmed(ctx context.Context, key types.Namespac
 	if err != nil {
 		return false, fmt.Errorf("confirm that the Service has ended: %w", err)
 	}
-	ok, _ := render.Eligible(svc)
-	return !exists || !ok, nil
+	return !exists || !render.Eligible(svc), nil
 }
 
 // sayProblems emits one event for each distinct set of unusable endpoints and

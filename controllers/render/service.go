@@ -23,23 +23,20 @@ const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 // session affinity and names no timeout.
 const defaultAffinitySeconds int32 = 10800
 
-// Eligible tells whether a Service is proxied, and if not, why.
-func Eligible(svc *corev1.Service) (ok bool, why string) {
+// Eligible tells whether a Service is proxied: it has a cluster IP of one of
+// its IP families and ports, and is not left to another proxy.
+func Eligible(svc *corev1.Service) bool {
 	switch {
-	case svc.Spec.ClusterIP == "" || svc.Spec.ClusterIP == corev1.ClusterIPNone:
-		return false, "it has no cluster IP"
-	case svc.Spec.Type == corev1.ServiceTypeExternalName:
-		return false, "its type is ExternalName"
-	case len(svc.Spec.Ports) == 0:
-		return false, "it has no ports"
+	case svc.Spec.ClusterIP == "" || svc.Spec.ClusterIP == corev1.ClusterIPNone,
+		svc.Spec.Type == corev1.ServiceTypeExternalName, // a cluster IP may be left over
+		len(svc.Spec.Ports) == 0:
+		return false
 	}
 	if _, other := svc.Labels[LabelServiceProxyName]; other {
-		return false, "its label " + LabelServiceProxyName + " leaves it to another proxy"
+		return false
 	}
-	if ips, _ := clusterIPs(svc); len(ips) == 0 {
-		return false, "none of its cluster IPs is a valid address of its IP families"
-	}
-	return true, ""
+	ips, _ := clusterIPs(svc)
+	return len(ips) > 0
 }
 
 // Service renders a Service that is Eligible with all its EndpointSlices. The
