@@ -67,7 +67,7 @@ test-unit: ## Run the tests that need neither root nor an API server.
 	hack/test.sh unit
 
 .PHONY: test-race
-test-race: ## Run the units with the race detector.
+test-race: ## Run all tests but those of test/ with the race detector.
 	hack/test.sh race
 
 .PHONY: test-api

@@ -5,7 +5,8 @@
 #   api     packages whose tests start a real API server
 #   kernel  packages whose tests program the real kernel; what needs root is
 #           left out for an ordinary user, and named at the end
-#   race    unit, and kernel but for the clusters of test/, with the race detector
+#   race    unit, api and kernel but for the packages of test/, with the race
+#           detector
 #   all     unit, api, kernel, and the demo
 #
 # A package belongs where its test files say: they name envtest or
@@ -40,6 +41,11 @@ without() {
 	grep -vxF -f <(printf '%s\n' "$1") || true
 }
 
+# outside_test prints standard input but for packages under test/.
+outside_test() {
+	grep -v '/nodeproxy/test/' || true
+}
+
 api=$(packages_with 'controller-runtime/pkg/envtest"|KUBEBUILDER_ASSETS')
 kernel=$(packages_with 'os\.Geteuid\(\)|needs root|nodeproxy/test/cluster"' | without "$api")
 unit=$(packages_with '' | without "$api" | without "$kernel")
@@ -66,7 +72,8 @@ run() {
 
 run_unit() { run "units" "$unit"; }
 
-run_api() {
+# need_api builds the programs of the API server unless they are given.
+need_api() {
 	if [[ -z ${KUBEBUILDER_ASSETS:-} ]]; then
 		echo
 		echo "== programs of the API server"
@@ -74,7 +81,19 @@ run_api() {
 		export KUBEBUILDER_ASSETS
 		echo "$KUBEBUILDER_ASSETS"
 	fi
+}
+
+run_api() {
+	need_api
 	run "against a real API server" "$api" -p 1
+}
+
+# run_race leaves out test/: its packages run our programs, built without the
+# race detector, or look at schemas alone.
+run_race() {
+	run "units, with the race detector" "$(printf '%s\n%s\n' "$unit" "$kernel" | outside_test)" -race
+	need_api
+	run "against a real API server, with the race detector" "$(outside_test <<<"$api")" -race -p 1
 }
 
 # The kernel is no input that go test knows of, so its results are not cached.
@@ -100,7 +119,7 @@ kernel)
 	;;
 race)
 	hack/install-packages.sh
-	run "units, with the race detector" "$(printf '%s\n%s\n' "$unit" "$kernel" | grep -v '/nodeproxy/test/')" -race
+	run_race
 	;;
 all)
 	hack/install-packages.sh
