@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -142,6 +143,35 @@ func (c *Client) applyStatus(ctx context.Context, name string, status *v1alpha1.
 	if err != nil {
 		return nil, fmt.Errorf("applying the status of NodeProxyRules %q: %w", name, err)
 	}
+	if foreign(&stored.Status, status) {
+		// Server-side apply leaves fields that others own and that we never send.
+		if stored, err = c.replaceStatus(ctx, stored, status); err != nil {
+			return nil, err
+		}
+	}
 	stored.ManagedFields = nil
 	return stored, nil
+}
+
+// foreign reports whether a stored status says more than the one that was
+// applied, besides conditions of other types.
+func foreign(stored, applied *v1alpha1.NodeProxyRulesStatus) bool {
+	rest := stored.DeepCopy()
+	rest.Conditions = applied.Conditions
+	return !equality.Semantic.DeepEqual(rest, applied)
+}
+
+// replaceStatus writes the whole status but for conditions of other types.
+func (c *Client) replaceStatus(ctx context.Context, stored *v1alpha1.NodeProxyRules, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error) {
+	wanted := stored.DeepCopy()
+	status.DeepCopyInto(&wanted.Status)
+	wanted.Status.Conditions = stored.Status.Conditions // ours are among them by now
+	out := &v1alpha1.NodeProxyRules{}
+	err := c.rest.Put().Resource("nodeproxyrules").Name(stored.Name).SubResource("status").
+		VersionedParams(&metav1.UpdateOptions{FieldManager: fieldOwner}, c.params).
+		Body(wanted).Do(ctx).Into(out)
+	if err != nil {
+		return nil, fmt.Errorf("replacing the status of NodeProxyRules %q, into which others have written: %w", stored.Name, err)
+	}
+	return out, nil
 }

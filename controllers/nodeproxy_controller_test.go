@@ -304,6 +304,12 @@ var _ = Describe("NodeProxyReconciler", func() {
 		Expect(k8s.Update(ctx, second)).To(Succeed())
 		Eventually(eventsOf(ctx, svc, "EndpointsSkipped")).Should(ContainElement(HaveField("Note",
 			ContainSubstring(`EndpointSlice a-second: port "http" has no number; EndpointSlice cart-a`))))
+
+		By("one more problem of the same slice, which is an event too")
+		second.Ports = append(second.Ports, discoveryv1.EndpointPort{Name: new("metrics")})
+		Expect(k8s.Update(ctx, second)).To(Succeed())
+		Eventually(eventsOf(ctx, svc, "EndpointsSkipped")).Should(ContainElement(HaveField("Note",
+			ContainSubstring(`EndpointSlice a-second: port "http" has no number; EndpointSlice a-second: port "metrics" has no number`))))
 	})
 
 	It("keeps what nodes have when settings are not valid", func(ctx SpecContext) {

@@ -27,19 +27,19 @@ import (
 
 // ServiceReconciler keeps one ServiceProxyRules for every eligible Service.
 type ServiceReconciler struct {
-	client   client.Client // reads come from the cache
-	live     client.Reader
-	recorder eventRecorder
-	clock    clock.PassiveClock
-	metrics  *metrics
-	memory   *serviceMemory
+	client  client.Client // reads come from the cache
+	live    client.Reader
+	events  *events
+	clock   clock.PassiveClock
+	metrics *metrics
+	memory  *serviceMemory
 }
 
 // +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxyrules,verbs=list;watch;create;update;delete
-// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
 func (r *ServiceReconciler) setup(mgr ctrl.Manager, o controller.Options) error {
 	return builder.ControllerManagedBy(mgr).
@@ -133,7 +133,7 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 	start := r.clock.Now()
 	want, problems := render.Service(svc, endpointSlices)
 	r.metrics.rendered(kindService, r.clock.Since(start))
-	r.sayProblems(svc, endpointSlices, problems)
+	r.sayProblems(ctx, svc, problems)
 
 	size := want.Spec.EndpointCount
 	if stored != nil {
@@ -258,18 +258,11 @@ func (r *ServiceReconciler) endConfirmed(ctx context.Context, key types.Namespac
 }
 
 // sayProblems emits one event for each distinct set of unusable endpoints and
-// ports of a Service. It refers to the slice at fault, so that the event API,
-// which folds events about the same objects into one, keeps the texts apart.
-func (r *ServiceReconciler) sayProblems(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, problems []render.Problem) {
+// ports of a Service.
+func (r *ServiceReconciler) sayProblems(ctx context.Context, svc *corev1.Service, problems []render.Problem) {
 	text := problemText(problems)
-	if !r.memory.newProblems(client.ObjectKeyFromObject(svc), text) {
-		return
-	}
-	for _, slice := range endpointSlices {
-		if slice.Name == problems[0].Slice {
-			r.recorder.Eventf(svc, slice, corev1.EventTypeWarning, eventEndpointsSkipped, actionRender, "%s", text)
-			return
-		}
+	if r.memory.newProblems(client.ObjectKeyFromObject(svc), text) {
+		r.events.warn(ctx, svc, eventEndpointsSkipped, actionRender, text)
 	}
 }
 
@@ -296,8 +289,8 @@ func (r *ServiceReconciler) refuse(ctx context.Context, svc *corev1.Service, mes
 	say, retry := r.memory.refuse(client.ObjectKeyFromObject(svc), message, fingerprint, r.clock.Now())
 	if say {
 		log.FromContext(ctx).Info("Service refused", "service", klog.KObj(svc), "why", message)
-		r.recorder.Eventf(svc, nil, corev1.EventTypeWarning, eventServiceRefused, actionWrite, "%s",
-			truncated("Its rules cannot be stored, so nodes keep what they have of it and miss later changes: "+message, maxEventNote))
+		r.events.warn(ctx, svc, eventServiceRefused, actionWrite,
+			"Its rules cannot be stored, so nodes keep what they have of it and miss later changes: "+message)
 	}
 	return retry
 }

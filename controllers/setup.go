@@ -10,7 +10,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -80,12 +79,12 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		}
 	})
 	services := &ServiceReconciler{
-		client:   mgr.GetClient(),
-		live:     mgr.GetAPIReader(),
-		recorder: mgr.GetEventRecorder("nodeproxy-controller"),
-		clock:    o.Clock,
-		metrics:  metrics,
-		memory:   memory,
+		client:  mgr.GetClient(),
+		live:    mgr.GetAPIReader(),
+		events:  &events{client: mgr.GetClient(), clock: o.Clock},
+		clock:   o.Clock,
+		metrics: metrics,
+		memory:  memory,
 	}
 	nodes := &NodeReconciler{client: mgr.GetClient(), live: mgr.GetAPIReader(), clock: o.Clock, metrics: metrics}
 	summary := &NodeProxyReconciler{client: mgr.GetClient(), clock: o.Clock, memory: memory, version: o.Version}
@@ -112,13 +111,6 @@ func controllerOptions(concurrency int) controller.Options {
 			5*time.Millisecond, 30*time.Second),
 	}
 }
-
-// eventRecorder is what the reconcilers need of events.EventRecorder.
-type eventRecorder interface {
-	Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any)
-}
-
-var _ eventRecorder = events.EventRecorder(nil)
 
 // switchedOn tells whether nodeproxy was ever switched on: NodeProxy exists, or
 // rendered objects of a time when it did. Otherwise nothing is rendered.

@@ -295,6 +295,12 @@ var _ = Describe("an agent", func() {
 		Expect(n.rules(ctx).Status.Services).To(Or(BeEquivalentTo(77), BeEquivalentTo(1)))
 		Eventually(func() int32 { return n.rules(ctx).Status.Services }).Should(BeEquivalentTo(1))
 
+		By("writing figures that the agent does not report")
+		patch = client.RawPatch(types.MergePatchType, []byte(`{"status":{"drift":{"repairs":99},"conntrack":{"usagePercent":55}}}`))
+		Expect(api.Status().Patch(ctx, n.rules(ctx), patch, client.FieldOwner("kubectl-edit"))).To(Succeed())
+		Eventually(func() v1alpha1.NodeProxyRulesStatus { return n.rules(ctx).Status }).Should(SatisfyAll(
+			HaveField("Drift", BeNil()), HaveField("Conntrack", BeNil()), HaveField("Services", BeEquivalentTo(1))))
+
 		By("editing a condition, as the controller does when it hears nothing")
 		object := n.rules(ctx)
 		for i := range object.Status.Conditions {

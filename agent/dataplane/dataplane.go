@@ -179,8 +179,8 @@ type Dataplane interface {
 	// Supported returns nil, or an error that wraps ErrUnsupported and says what
 	// is missing and what to do.
 	Supported(ctx context.Context) error
-	// Apply makes the kernel hold r. When it returns an error, the kernel holds
-	// a consistent set, old or new, and the next call must be full. Services
+	// Apply makes the kernel hold r. When it returns an error, each Service is
+	// served as before or as wanted, and the next call must be full. Services
 	// that the kernel refuses are in the Result, not an error.
 	Apply(ctx context.Context, r *Ruleset) (Result, error)
 	// Verify compares the kernel to r and writes nothing.

@@ -24,6 +24,9 @@ func connect(ctx context.Context, o options, logger logr.Logger) (*rest.Config, 
 	}
 	cfg.QPS = -1 // the API server's own priority and fairness is the limit
 	if len(o.apiServers) == 0 {
+		if err := reach(ctx, cfg); err != nil {
+			return nil, fmt.Errorf("the API server %s does not answer; check its address, or name another with --api-server: %w", cfg.Host, err)
+		}
 		return cfg, nil
 	}
 	var errs []error

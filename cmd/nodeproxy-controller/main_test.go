@@ -87,9 +87,13 @@ func TestConnect(t *testing.T) {
 		t.Errorf("a server with a certificate for another name is trusted as %s", cfg.ServerName)
 	}
 
-	o = options{kubeconfig: kubeconfig(t, "https://example.com:6443", up.Certificate())}
-	if cfg, err := connect(t.Context(), o, logr.Discard()); err != nil || cfg.Host != "https://example.com:6443" || cfg.ServerName != "" {
+	o = options{kubeconfig: kubeconfig(t, up.URL, up.Certificate())}
+	if cfg, err := connect(t.Context(), o, logr.Discard()); err != nil || cfg.Host != up.URL || cfg.ServerName != "" {
 		t.Errorf("without --api-server: %+v, %v", cfg, err)
+	}
+	o = options{kubeconfig: kubeconfig(t, down.URL, up.Certificate())}
+	if _, err := connect(t.Context(), o, logr.Discard()); err == nil || !strings.Contains(err.Error(), down.URL+" does not answer") {
+		t.Errorf("without --api-server, nobody answers: %v", err)
 	}
 	if _, err := connect(t.Context(), options{kubeconfig: "/nonexistent"}, logr.Discard()); err == nil || !strings.Contains(err.Error(), "--kubeconfig /nonexistent") {
 		t.Errorf("missing kubeconfig: %v", err)

@@ -267,6 +267,18 @@ func TestLinkOfSomebodyElseIsSpared(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 }
 
+// TestNamespacesOfOthersBeside uses "ip netns" while a cluster is up, as an
+// administrator who looks around does. Both must be removable afterwards.
+func TestNamespacesOfOthersBeside(t *testing.T) {
+	start(t, cluster.Options{Nodes: 1})
+	name := fmt.Sprintf("beside-%d", os.Getpid())
+	for _, args := range [][]string{{"netns", "add", name}, {"netns", "del", name}} {
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v: %s", strings.Join(args, " "), err, out)
+		}
+	}
+}
+
 func TestEndOfContextRemovesTheCluster(t *testing.T) {
 	needsRoot(t)
 	g := NewWithT(t)

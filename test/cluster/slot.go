@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 )
 
 const (
@@ -247,25 +246,11 @@ func (s slot) remove(ctx context.Context) error {
 	for _, path := range spaces {
 		errs = append(errs, deleteNamespace(filepath.Base(path)))
 	}
+	errs = append(errs, unshareNamespaces())
 	if err := os.RemoveAll(s.dir()); err != nil {
 		errs = append(errs, fmt.Errorf("removing the cluster's folder: %w", err))
 	}
 	return errors.Join(errs...)
-}
-
-// deleteNamespace removes a namespace's name; the kernel frees the namespace
-// and its links with the last process or handle that uses it.
-func deleteNamespace(name string) error {
-	err := netns.DeleteNamed(name)
-	if errors.Is(err, syscall.EINVAL) {
-		// A run that was killed between creating the file and mounting the
-		// namespace on it leaves a plain file.
-		err = os.Remove(filepath.Join(netnsRoot, name))
-	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("removing network namespace %s: %w", name, err)
-	}
-	return nil
 }
 
 // killInside ends all processes of the given namespaces and waits until they

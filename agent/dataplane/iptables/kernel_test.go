@@ -220,7 +220,8 @@ func TestLockedByAnotherProcess(t *testing.T) {
 func TestProgramsMissingOrTooOld(t *testing.T) {
 	for name, c := range map[string]struct{ version, want string }{
 		"missing": {"", "not found; install the iptables package"},
-		"too old": {"iptables v1.4.21", "too old"},
+		"far too old": {"iptables v1.4.21", "too old"},
+		"too old":     {"iptables v1.6.1", "version 1.6.1, too old"},
 		"strange": {"busybox", "no iptables version found"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,0 +1,64 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"os"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+)
+
+// reportingController is who the events come from.
+const reportingController = "nodeproxy.io/controller"
+
+// events writes events about Services. client-go's recorder folds events that
+// differ only in their text into the first one, and the text is what matters
+// here; so each is written by itself, under a name made of what it says, which
+// also keeps a restart from saying it twice.
+type events struct {
+	client client.Client
+	clock  clock.PassiveClock
+}
+
+// warn writes a warning unless the same one is there already. An event that
+// cannot be written is logged and holds nothing up: the status of NodeProxy and
+// the metrics tell of refused Services too.
+func (e *events) warn(ctx context.Context, svc *corev1.Service, reason, action, note string) {
+	note = truncated(note, maxEventNote)
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(string(svc.UID) + reason + note)) // a hash never returns an error
+	event := &eventsv1.Event{
+		ObjectMeta:          metav1.ObjectMeta{Namespace: svc.Namespace, Name: fmt.Sprintf("%s.%016x", svc.Name, h.Sum64())},
+		EventTime:           metav1.NewMicroTime(e.clock.Now()),
+		ReportingController: reportingController,
+		ReportingInstance:   instance(),
+		Type:                corev1.EventTypeWarning,
+		Reason:              reason,
+		Action:              action,
+		Note:                note,
+		Regarding: corev1.ObjectReference{
+			APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name,
+			UID: svc.UID, ResourceVersion: svc.ResourceVersion,
+		},
+	}
+	if err := e.client.Create(ctx, event); err != nil && !apierrors.IsAlreadyExists(err) {
+		log.FromContext(ctx).Error(err, "An event could not be written", "service", klog.KObj(svc), "reason", reason, "note", note)
+	}
+}
+
+// instance names this process; the API takes 128 bytes.
+func instance() string {
+	host, err := os.Hostname()
+	if err != nil || host == "" {
+		host = "unknown"
+	}
+	return truncated("nodeproxy-controller-"+host, 128)
+}
