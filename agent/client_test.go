@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -159,4 +160,17 @@ func TestProbeProxyMode(t *testing.T) {
 	expect("", false)
 	server.Close()
 	expect("", false)
+}
+
+func TestProbeWithoutAnswerTellsNothing(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts for it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }() // nothing was written
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if mode, active, err := ProbeProxyMode(listener.Addr().String())(ctx); err == nil || active {
+		t.Errorf("got %q, %v, %v, want an error", mode, active, err)
+	}
 }
