@@ -219,10 +219,10 @@ func TestLockedByAnotherProcess(t *testing.T) {
 
 func TestProgramsMissingOrTooOld(t *testing.T) {
 	for name, c := range map[string]struct{ version, want string }{
-		"missing": {"", "not found; install the iptables package"},
+		"missing":     {"", "not found; install the iptables package"},
 		"far too old": {"iptables v1.4.21", "too old"},
 		"too old":     {"iptables v1.6.1", "version 1.6.1, too old"},
-		"strange": {"busybox", "no iptables version found"},
+		"strange":     {"busybox", "no iptables version found"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			folder := t.TempDir()
