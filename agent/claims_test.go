@@ -1,0 +1,103 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+func TestClaims(t *testing.T) {
+	external := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"192.0.2.99"} }
+	created := func(seconds int) func(*v1alpha1.ServiceProxyRulesSpec) {
+		return func(s *v1alpha1.ServiceProxyRulesSpec) {
+			s.ServiceCreated = metav1.NewTime(epoch.Add(time.Duration(seconds) * time.Second))
+		}
+	}
+	losers := func(r *rig) string {
+		var out []string
+		for _, name := range r.kernel.Services() {
+			_, short, _ := strings.Cut(name, "/")
+			if len(r.kernel.Service("shop", short).Ports[0].Lost) > 0 {
+				out = append(out, short)
+			}
+		}
+		return strings.Join(out, " ")
+	}
+	start := func(objects ...func(r *rig) *v1alpha1.ServiceProxyRules) *rig {
+		r := newRig(t)
+		r.replaceServices(nil)
+		r.setRules(r.own())
+		r.sync()
+		for _, o := range objects {
+			r.setService(o(r))
+		}
+		r.sync()
+		return r
+	}
+	object := func(name string, ip int, edits ...func(*v1alpha1.ServiceProxyRulesSpec)) func(*rig) *v1alpha1.ServiceProxyRules {
+		return func(r *rig) *v1alpha1.ServiceProxyRules { return r.object(name, ip, edits...) }
+	}
+	expect := func(t *testing.T, r *rig, want string) {
+		t.Helper()
+		if got := losers(r); got != want {
+			t.Errorf("losers: got %q, want %q", got, want)
+		}
+	}
+	t.Run("the older wins, whoever comes first", func(t *testing.T) {
+		expect(t, start(object("a", 1, external, created(9)), object("b", 2, external, created(5))), "a")
+		expect(t, start(object("b", 2, external, created(5)), object("a", 1, external, created(9))), "a")
+	})
+	t.Run("of the same age the lower name wins", func(t *testing.T) {
+		expect(t, start(object("b", 2, external), object("a", 1, external)), "b")
+	})
+	t.Run("one that does not say its age is the youngest", func(t *testing.T) {
+		ageless := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ServiceCreated = metav1.Time{} }
+		expect(t, start(object("a", 1, external, ageless), object("b", 2, external)), "a")
+	})
+	t.Run("the loser takes over when the winner is released", func(t *testing.T) {
+		r := start(object("a", 1, external), object("b", 2, external))
+		r.setService(r.object("a", 1, external, released))
+		r.expectSync("partial a b")
+		expect(t, r, "")
+	})
+	t.Run("the loser takes over when the winner gives up the address", func(t *testing.T) {
+		r := start(object("a", 1, external), object("b", 2, external))
+		r.setService(r.object("a", 1))
+		r.expectSync("partial a b")
+		expect(t, r, "")
+	})
+	t.Run("a live one wins over an older held one", func(t *testing.T) {
+		r := start(object("a", 1, created(1)), object("b", 1, created(5)))
+		expect(t, r, "b")
+		r.deleteService(r.object("a", 1))
+		r.expectSync("partial a b")
+		expect(t, r, "a")
+		r.setService(r.object("a", 1, created(1)))
+		r.expectSync("partial a b")
+		expect(t, r, "b")
+	})
+	t.Run("another port or protocol is another claim", func(t *testing.T) {
+		udp := func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Protocol = "UDP" }
+		port := func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }
+		expect(t, start(object("a", 1, external), object("b", 2, external, udp), object("c", 3, external, port)), "")
+	})
+	t.Run("a node port", func(t *testing.T) {
+		nodePort := func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 30080 }
+		r := start(object("a", 1, nodePort), object("b", 2, nodePort))
+		if a, b := r.kernel.Service("shop", "a").Ports[0].NodePort, r.kernel.Service("shop", "b").Ports[0].NodePort; a != 30080 || b != 0 {
+			t.Errorf("node ports %d and %d", a, b)
+		}
+	})
+	t.Run("nothing is left of Services that are gone", func(t *testing.T) {
+		r := start(object("a", 1, external), object("b", 2, external))
+		r.setService(r.object("a", 1, released))
+		r.setService(r.object("b", 2, released))
+		if len(r.claims) != 0 || len(r.services) != 0 {
+			t.Errorf("left: %v, %v", r.claims, r.services)
+		}
+	})
+}

@@ -1,0 +1,140 @@
+package agent
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+func TestHolding(t *testing.T) {
+	t.Run("a deletion holds, a return ends it", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1))
+		r.expectSync("nothing")
+		r.expectKernel("a", "b", "c")
+		if s := r.snapshot(); len(s.held) != 1 || !s.heldSince.Equal(epoch) {
+			t.Errorf("held %v since %v", s.held, s.heldSince)
+		}
+		r.setService(r.object("a", 9))
+		r.expectSync("partial a")
+		if s := r.snapshot(); len(s.held) != 0 {
+			t.Errorf("still held: %v", s.held)
+		}
+	})
+	t.Run("a list without it holds", func(t *testing.T) {
+		r := running(t)
+		r.replaceServices(nil)
+		r.expectSync("nothing")
+		r.expectKernel("a", "b", "c")
+	})
+	t.Run("the set before the vanishing does not end it", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1))
+		r.setInventory(inventoryOf("shop.a", "shop.b", "shop.c")) // the former set, again
+		r.expectSync("nothing")
+		r.expectKernel("a", "b", "c")
+	})
+	t.Run("the inventory ends it", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1))
+		r.setInventory(inventoryOf("shop.b", "shop.c"))
+		r.expectSync("partial a")
+		r.expectKernel("b", "c")
+	})
+	t.Run("a later set does not hide the agreement of an earlier one", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1))
+		r.clock.SetTime(epoch.Add(time.Second))
+		r.setService(r.object("d", 4))
+		r.clock.SetTime(epoch.Add(30 * time.Second))
+		r.setInventory(inventoryOf("shop.b", "shop.c")) // written before d came
+		r.sync()
+		r.expectKernel("b", "c", "d")
+	})
+	t.Run("only those that had vanished by then", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1))
+		r.deleteService(r.object("b", 2))
+		r.setInventory(inventoryOf("shop.b", "shop.c")) // a has ended, b has not
+		r.sync()
+		r.expectKernel("b", "c")
+		r.setInventory(inventoryOf("shop.c"))
+		r.sync()
+		r.expectKernel("c")
+	})
+	t.Run("an unknown inventory ends nothing", func(t *testing.T) {
+		r := running(t)
+		r.replaceServices(nil)
+		r.setInventory(nil)
+		r.clock.SetTime(epoch.Add(time.Hour))
+		r.setService(r.object("d", 4))
+		r.sync()
+		r.expectKernel("a", "b", "c", "d")
+	})
+	t.Run("an empty inventory is not an unknown one", func(t *testing.T) {
+		r := running(t)
+		r.replaceServices(nil)
+		r.setInventory(inventoryOf())
+		r.sync()
+		r.expectKernel()
+	})
+	t.Run("held rules are repaired", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1))
+		r.kernel.Remove("shop", "a")
+		rulesets := r.verifiable()
+		d, err := r.kernel.Verify(context.Background(), rulesets[dataplane.IPv4])
+		if err != nil || !r.verified(map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}) {
+			t.Fatalf("verification sees nothing: %v, %v", d, err)
+		}
+		if s := r.snapshot(); s.difference.Count != 1 {
+			t.Errorf("difference before the repair: %v", s.difference)
+		}
+		r.expectSync("full, pruning")
+		r.expectKernel("a", "b", "c")
+		if s := r.snapshot(); s.difference.Count != 0 {
+			t.Errorf("difference after the repair: %v", s.difference)
+		}
+	})
+}
+
+func TestReleased(t *testing.T) {
+	t.Run("by an update", func(t *testing.T) {
+		r := running(t)
+		r.setService(r.object("a", 1, released))
+		r.expectSync("partial a")
+		r.expectKernel("b", "c")
+		r.deleteService(r.object("a", 1, released))
+		r.expectSync("nothing")
+	})
+	t.Run("by the deletion's last state alone", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1, released))
+		r.expectSync("partial a")
+		r.expectKernel("b", "c")
+	})
+	t.Run("while the agent was away", func(t *testing.T) {
+		r := newRig(t)
+		r.kernel.Plant(&dataplane.Service{Name: dataplane.ServiceName{Namespace: "shop", Name: "a"}})
+		r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1, released), r.object("b", 2)})
+		r.setRules(r.own())
+		r.expectSync("full a b")
+		r.expectKernel("b")
+	})
+	t.Run("a held one is released late", func(t *testing.T) {
+		r := running(t)
+		r.deleteService(r.object("a", 1))
+		r.setService(r.object("a", 1, released))
+		r.sync()
+		r.expectKernel("b", "c")
+	})
+	t.Run("in a list", func(t *testing.T) {
+		r := running(t)
+		r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1, released), r.object("b", 2), r.object("c", 3)})
+		r.sync()
+		r.expectKernel("b", "c")
+	})
+}
