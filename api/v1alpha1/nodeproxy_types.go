@@ -43,23 +43,27 @@ type NodeProxySpec struct {
 	Settings *ProxySettings `json:"settings,omitempty"`
 
 	// rollout says how fast a change of settings reaches the nodes, whoever
-	// caused it. Default: that of each field. Source: people or GitOps.
+	// caused it. Default: that of each field. Source: people or GitOps. Not in
+	// effect in this release: settings reach all nodes at once.
 	// +optional
 	Rollout *RolloutSettings `json:"rollout,omitempty"`
 
 	// agent says who runs the node agents and how. Default: that of each field.
-	// Source: people or GitOps.
+	// Source: people or GitOps. Not in effect in this release: agents are run
+	// by hand.
 	// +optional
 	Agent *AgentSettings `json:"agent,omitempty"`
 
 	// apiServer says where the agents reach the API server. Default: that of
-	// each field. Source: people or GitOps.
+	// each field. Source: people or GitOps. Not in effect in this release: the
+	// agents go by their command line.
 	// +optional
 	APIServer *APIServerSettings `json:"apiServer,omitempty"`
 
 	// removalPolicy is what becomes of the rules on the nodes when this object
 	// is deleted: Retain (agents keep and repair them) or Cleanup (agents
-	// remove them). Default: Retain. Source: people or GitOps.
+	// remove them). Default: Retain. Source: people or GitOps. This release
+	// always retains.
 	// +optional
 	RemovalPolicy *RemovalPolicy `json:"removalPolicy,omitempty"`
 }
@@ -260,7 +264,8 @@ type NodeCounts struct {
 	NotProgrammed int32 `json:"notProgrammed"`
 
 	// stale is the number of nodes whose agent gives no sign of life. Source:
-	// the controller, from the status of NodeProxyRules.
+	// the controller, from the status of NodeProxyRules. Always 0 in this
+	// release.
 	// +optional
 	Stale int32 `json:"stale"`
 
@@ -276,6 +281,7 @@ type NodeCounts struct {
 
 	// lagging is the number of nodes that have not applied changes older than
 	// 60 seconds. Source: the controller, from the status of NodeProxyRules.
+	// Always 0 in this release.
 	// +optional
 	Lagging int32 `json:"lagging"`
 }

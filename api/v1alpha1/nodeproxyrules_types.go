@@ -185,12 +185,13 @@ type NodeProxyRulesStatus struct {
 	// +optional
 	Difference *DifferenceReport `json:"difference,omitempty"`
 
-	// drift counts repairs of what others changed. Source: the agent.
+	// drift counts repairs of what others changed. Source: the agent. Absent in
+	// this release.
 	// +optional
 	Drift *DriftReport `json:"drift,omitempty"`
 
 	// conntrack is the state of the connection tracking table. Source: the
-	// agent.
+	// agent. Absent in this release.
 	// +optional
 	Conntrack *ConntrackReport `json:"conntrack,omitempty"`
 

@@ -89,20 +89,23 @@ const (
 type ProxySettings struct {
 	// mode is the kernel facility that proxies Services: IPTables or IPVS.
 	// Default: IPTables. Same as kube-proxy's mode. Source: NodeProxy or
-	// NodeProxyPolicy.
+	// NodeProxyPolicy. This release runs IPTables only: asked for IPVS, agents
+	// report Accepted False and keep the rules.
 	// +optional
 	Mode *ProxyMode `json:"mode,omitempty"`
 
 	// fallback is what runs when the node's kernel lacks the wanted mode: None
 	// (keep what the node has and report Accepted False) or IPTables (run it
 	// and report ModeFallback). Never silent. Default: None. Source: NodeProxy
-	// or NodeProxyPolicy.
+	// or NodeProxyPolicy. Not in effect in this release.
 	// +optional
 	Fallback *FallbackMode `json:"fallback,omitempty"`
 
 	// enforcement is Enforce (program the kernel) or Audit (stop maintaining
 	// rules; only compare the kernel to what is wanted and report the
-	// difference). Default: Enforce. Source: NodeProxy or NodeProxyPolicy.
+	// difference). Default: Enforce. Source: NodeProxy or NodeProxyPolicy. This
+	// release knows Enforce only: asked for Audit, agents report Accepted False
+	// and keep the rules.
 	// +optional
 	Enforcement *Enforcement `json:"enforcement,omitempty"`
 
@@ -127,7 +130,8 @@ type ProxySettings struct {
 	Masquerade *MasqueradeSettings `json:"masquerade,omitempty"`
 
 	// ipvs holds settings that matter in mode IPVS only. Default: that of each
-	// field. Source: NodeProxy or NodeProxyPolicy.
+	// field. Source: NodeProxy or NodeProxyPolicy. Not in effect in this
+	// release.
 	// +optional
 	IPVS *IPVSSettings `json:"ipvs,omitempty"`
 
@@ -137,7 +141,8 @@ type ProxySettings struct {
 	Sync *SyncSettings `json:"sync,omitempty"`
 
 	// conntrack holds settings of the kernel's connection tracking table.
-	// Default: that of each field. Source: NodeProxy or NodeProxyPolicy.
+	// Default: that of each field. Source: NodeProxy or NodeProxyPolicy. Not in
+	// effect in this release.
 	// +optional
 	Conntrack *ConntrackSettings `json:"conntrack,omitempty"`
 }
