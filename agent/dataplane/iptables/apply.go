@@ -22,12 +22,15 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	if err := d.kernel.find(ctx); err != nil {
 		return dataplane.Result{}, err
 	}
-	if !r.Full && d.held != nil && !d.touchesRefused(r) {
+	partial := 0
+	if !r.Full && d.held != nil {
 		changed, err := d.applyDirty(ctx, r)
-		if err == nil {
+		switch {
+		case err == nil && !d.touchesRefused(r):
 			return d.result(v1alpha1.SyncPartial, changed), nil
-		}
-		if !isRefusal(err) {
+		case err == nil:
+			partial = changed // the others need not wait for what was refused
+		case !isRefusal(err):
 			d.held = nil
 			return dataplane.Result{}, err
 		}
@@ -39,18 +42,21 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	if err != nil {
 		return dataplane.Result{}, err
 	}
-	return d.result(v1alpha1.SyncFull, changed), nil
+	return d.result(v1alpha1.SyncFull, partial+changed), nil
 }
 
 func (d *Dataplane) result(kind v1alpha1.SyncKind, changed int) dataplane.Result {
+	refused := make(map[dataplane.ServiceName]string, len(d.refused))
+	for name, r := range d.refused {
+		refused[name] = r.reason
+	}
 	return dataplane.Result{
-		Kind: kind, ServicesChanged: changed, Refused: maps.Clone(d.refused), Warnings: slices.Clone(d.warnings),
+		Kind: kind, ServicesChanged: changed, Refused: refused, Warnings: slices.Clone(d.warnings),
 		Chains: d.chains, Rules: d.rules,
 	}
 }
 
-// touchesRefused reports whether a refused Service has changed. What the kernel
-// holds of it is not known.
+// touchesRefused reports whether a refused Service has changed.
 func (d *Dataplane) touchesRefused(r *dataplane.Ruleset) bool {
 	for name := range r.Dirty {
 		if _, ok := d.refused[name]; ok {
@@ -61,9 +67,11 @@ func (d *Dataplane) touchesRefused(r *dataplane.Ruleset) bool {
 }
 
 // applyDirty writes the difference between what is held and what is wanted of
-// the dirty Services.
+// the dirty Services, but for those that were refused: what the kernel holds of
+// them is not known.
 func (d *Dataplane) applyDirty(ctx context.Context, r *dataplane.Ruleset) (int, error) {
-	names := slices.SortedFunc(maps.Keys(r.Dirty), dataplane.ServiceName.Compare)
+	names := slices.DeleteFunc(slices.SortedFunc(maps.Keys(r.Dirty), dataplane.ServiceName.Compare),
+		func(n dataplane.ServiceName) bool { _, refused := d.refused[n]; return refused })
 	size := func(n dataplane.ServiceName) int { return ruleEstimate(r.Services[n]) }
 	changed := 0
 	for _, batch := range serviceBatches(names, size, d.batchRules()) {

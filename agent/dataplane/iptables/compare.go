@@ -79,30 +79,35 @@ type scope struct {
 	// knows: their rules may go without prune.
 	ended map[dataplane.ServiceName]struct{}
 	// refused Services keep what the kernel holds of them.
-	refused map[dataplane.ServiceName]string
+	refused map[dataplane.ServiceName]refusal
 	// stuck chains are stale but cannot be deleted.
 	stuck map[string]struct{}
 }
 
-// mayRemove reports whether a rule with the given comment may be removed.
-// Rules of Services carry the port's name as the first word of their comment;
-// fixed rules say "kubernetes".
+// mayRemove reports whether a rule with the given comment may be removed. Fixed
+// rules say "kubernetes" first.
 func (s *scope) mayRemove(w *wanted, comment string) bool {
-	word, _, _ := strings.Cut(comment, " ")
-	if word == "kubernetes" {
+	if comment == "kubernetes" || strings.HasPrefix(comment, "kubernetes ") {
 		return true
 	}
-	namespace, rest, ok := strings.Cut(word, "/")
+	name, ok := commentOwner(comment)
 	if !ok {
 		return s.prune
 	}
-	service, _, _ := strings.Cut(rest, ":")
-	name := dataplane.ServiceName{Namespace: namespace, Name: service}
 	if _, refused := s.refused[name]; refused {
 		return false
 	}
 	_, ended := s.ended[name]
 	return s.prune || ended || w.services[name] != nil
+}
+
+// commentOwner returns the Service that a rule in a shared chain belongs to: the
+// first word of its comment is the name of a port.
+func commentOwner(comment string) (dataplane.ServiceName, bool) {
+	word, _, _ := strings.Cut(comment, " ")
+	namespace, rest, ok := strings.Cut(word, "/")
+	service, _, _ := strings.Cut(rest, ":")
+	return dataplane.ServiceName{Namespace: namespace, Name: service}, ok
 }
 
 // compareChains returns which chains of Services are missing or differ, by Service.

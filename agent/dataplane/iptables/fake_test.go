@@ -15,6 +15,7 @@ import (
 type fakeKernel struct {
 	rules  map[chainID][]string
 	refuse func(line string) bool // lines that this kernel does not take
+	mute   bool                   // it does not say which lines
 	fail   error                  // returned by the next apply
 	writes []string               // inputs that changed something
 }
@@ -83,9 +84,12 @@ func (k *fakeKernel) apply(_ context.Context, input string) error {
 		return nil
 	}
 	k.writes = append(k.writes, input)
-	var work map[chainID][]string
+	var (
+		work   map[chainID][]string
+		faults []string
+	)
 	in := filter
-	for line := range strings.SplitSeq(input, "\n") {
+	for i, line := range strings.Split(input, "\n") {
 		switch {
 		case line == "*filter" || line == "*nat":
 			in, work = filter, map[chainID][]string{}
@@ -95,6 +99,11 @@ func (k *fakeKernel) apply(_ context.Context, input string) error {
 			for id, rules := range k.rules {
 				work[id] = slices.Clone(rules)
 			}
+		case line == "COMMIT" && len(faults) > 0:
+			if k.mute {
+				return refuseInput("some line refused")
+			}
+			return refuseInput("%s", strings.Join(faults, "\n"))
 		case line == "COMMIT":
 			if err := checkJumps(work); err != nil {
 				return err
@@ -102,7 +111,8 @@ func (k *fakeKernel) apply(_ context.Context, input string) error {
 			k.rules = work
 		case line != "":
 			if k.refuse != nil && k.refuse(line) {
-				return refusal("line refused: %s", line)
+				faults = append(faults, fmt.Sprintf("line %d failed, line refused: %s", i+1, line))
+				continue
 			}
 			if err := applyLine(work, in, line); err != nil {
 				return err
@@ -112,8 +122,9 @@ func (k *fakeKernel) apply(_ context.Context, input string) error {
 	return nil
 }
 
-func refusal(format string, args ...any) error {
-	return &toolError{program: "iptables-restore", cause: refused, output: fmt.Sprintf(format, args...)}
+func refuseInput(format string, args ...any) error {
+	output := fmt.Sprintf(format, args...)
+	return &toolError{program: "iptables-restore", cause: refused, output: output, faults: readFaults(output)}
 }
 
 func applyLine(rules map[chainID][]string, in table, line string) error {
@@ -127,7 +138,7 @@ func applyLine(rules map[chainID][]string, in table, line string) error {
 	id := chainID{in, name}
 	have, ok := rules[id]
 	if !ok {
-		return refusal("no chain %s: %s", name, line)
+		return refuseInput("no chain %s: %s", name, line)
 	}
 	switch op {
 	case "-A":
@@ -138,16 +149,16 @@ func applyLine(rules map[chainID][]string, in table, line string) error {
 		h := ruleHash(spec)
 		i := slices.IndexFunc(have, func(s string) bool { return ruleHash(s) == h })
 		if i < 0 {
-			return refusal("no such rule: %s", line)
+			return refuseInput("no such rule: %s", line)
 		}
 		rules[id] = slices.Delete(have, i, i+1)
 	case "-X":
 		if len(have) > 0 {
-			return refusal("chain not empty: %s", line)
+			return refuseInput("chain not empty: %s", line)
 		}
 		delete(rules, id) // checkJumps refuses it if the chain is in use
 	default:
-		return refusal("unknown: %s", line)
+		return refuseInput("unknown: %s", line)
 	}
 	return nil
 }
@@ -161,7 +172,7 @@ func checkJumps(rules map[chainID][]string) error {
 				continue
 			}
 			if _, ok := rules[chainID{id.table, target}]; !ok {
-				return refusal("%s jumps to %s, which does not exist", id.name, target)
+				return refuseInput("%s jumps to %s, which does not exist", id.name, target)
 			}
 		}
 	}

@@ -12,11 +12,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// maxIsolated bounds how many Services are isolated by halving in one Apply,
-// because each costs several runs of iptables-restore. Beyond that a batch that
-// is refused counts as refused with all its Services.
-const maxIsolated = 500
-
 // applyFull reads the kernel, compares all of it to what is wanted and writes
 // the difference: first what chains of Services lead to, then those chains, then
 // what leads to them, last the removal of what nothing leads to any more.
@@ -35,7 +30,7 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (int, e
 	}
 	p := &fullPass{Dataplane: d, ruleset: r, want: config.plan(r.Services), state: state,
 		changed: map[dataplane.ServiceName]struct{}{},
-		scope:   scope{prune: r.Prune, ended: ended(r), refused: map[dataplane.ServiceName]string{}}}
+		scope:   scope{prune: r.Prune, ended: ended(r), refused: map[dataplane.ServiceName]refusal{}}}
 	if err := p.run(ctx); err != nil {
 		return 0, err
 	}
@@ -71,6 +66,7 @@ type fullPass struct {
 	state   *kernelState
 	scope   scope
 	changed map[dataplane.ServiceName]struct{}
+	runs    int // of iptables-restore that were refused
 }
 
 func (p *fullPass) run(ctx context.Context) error {
@@ -105,8 +101,7 @@ func (p *fullPass) writeBase(ctx context.Context) error {
 func (p *fullPass) writeChains(ctx context.Context) error {
 	different := compareChains(p.want, p.state)
 	names := slices.SortedFunc(maps.Keys(different), dataplane.ServiceName.Compare)
-	size := func(n dataplane.ServiceName) int { return ruleEstimate(p.ruleset.Services[n]) }
-	write := func(batch []dataplane.ServiceName) error {
+	return p.isolate(names, func(batch []dataplane.ServiceName) (string, error) {
 		var t transaction
 		for _, name := range batch {
 			plan := p.want.config.planService(p.ruleset.Services[name])
@@ -116,41 +111,9 @@ func (p *fullPass) writeChains(ctx context.Context) error {
 				}
 			}
 		}
-		return p.kernel.apply(ctx, t.String())
-	}
-	for _, batch := range serviceBatches(names, size, p.batchRules()) {
-		if err := p.isolate(batch, write); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// isolate writes a batch. Where the kernel refuses it, the Services that are at
-// fault are found by halving and noted as refused; the others are written.
-func (p *fullPass) isolate(batch []dataplane.ServiceName, write func([]dataplane.ServiceName) error) error {
-	err := write(batch)
-	if err == nil {
-		for _, name := range batch {
-			p.changed[name] = struct{}{}
-		}
-		return nil
-	}
-	if !isRefusal(err) {
-		return err
-	}
-	if len(batch) == 1 || len(p.scope.refused) >= maxIsolated {
-		for _, name := range batch {
-			p.scope.refused[name] = err.Error()
-			delete(p.changed, name)
-		}
-		return nil
-	}
-	half := len(batch) / 2
-	if err := p.isolate(batch[:half], write); err != nil {
-		return err
-	}
-	return p.isolate(batch[half:], write)
+		input := t.String()
+		return input, p.kernel.apply(ctx, input)
+	})
 }
 
 // writeDispatch brings the shared chains with rules of Services up to date.
@@ -195,7 +158,7 @@ func (p *fullPass) writeDispatch(ctx context.Context) error {
 
 func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.ServiceName][]dispatchRule) error {
 	names := slices.SortedFunc(maps.Keys(additions), dataplane.ServiceName.Compare)
-	return p.isolate(names, func(batch []dataplane.ServiceName) error {
+	return p.isolate(names, func(batch []dataplane.ServiceName) (string, error) {
 		var t, undo transaction
 		for _, name := range batch {
 			for _, r := range additions[name] {
@@ -205,15 +168,16 @@ func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.Serv
 				}
 			}
 		}
-		err := p.kernel.apply(ctx, t.String())
+		input := t.String()
+		err := p.kernel.apply(ctx, input)
 		if isRefusal(err) && t.refuse.Len() > 0 && t.nat.Len() > 0 {
 			// Filter rules went in if it was nat that refused. Should it have been
 			// filter, taking them back is refused too, which changes nothing.
 			if undoErr := p.kernel.apply(ctx, undo.String()); undoErr != nil && !isRefusal(undoErr) {
-				return errors.Join(err, undoErr)
+				return input, errors.Join(err, undoErr)
 			}
 		}
-		return err
+		return input, err
 	})
 }
 
@@ -282,17 +246,6 @@ func (p *fullPass) deleteChains(ctx context.Context, names []string) error {
 		return err
 	}
 	return p.deleteChains(ctx, names[half:])
-}
-
-// allRefused is an error where the kernel takes no Service at all: then the
-// fault is not in single Services.
-func (p *fullPass) allRefused() error {
-	if n := len(p.ruleset.Services); n < 2 || len(p.scope.refused) < n {
-		return nil
-	}
-	first := slices.MinFunc(slices.Collect(maps.Keys(p.scope.refused)), dataplane.ServiceName.Compare)
-	return fmt.Errorf("the kernel refuses the rules of all %d Services; of %s: %s",
-		len(p.scope.refused), first, p.scope.refused[first])
 }
 
 // warnings are what could not be done besides the rules of Services.

@@ -60,7 +60,7 @@ type Dataplane struct {
 	held *wanted
 	// refused are the Services that the kernel would not take. What the kernel
 	// holds of them is not in held.
-	refused map[dataplane.ServiceName]string
+	refused map[dataplane.ServiceName]refusal
 	// stuck are chains that belong to no Service and could not be deleted.
 	stuck map[string]struct{}
 	// warnings are those of the last full Apply.
@@ -80,7 +80,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 		family:  family,
 		kernel:  newTools(family, o.Folder),
 		sysctl:  o.SysctlFolder,
-		refused: map[dataplane.ServiceName]string{},
+		refused: map[dataplane.ServiceName]refusal{},
 	}
 }
 

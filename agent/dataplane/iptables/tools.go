@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
+	"strconv"
 	"strings"
 
 	goiptables "github.com/coreos/go-iptables/iptables"
@@ -179,7 +181,24 @@ type toolError struct {
 	program string
 	cause   failure
 	output  string
+	faults  []int // lines of the input that the program names, from 1
 	err     error
+}
+
+// faultLines finds the lines of its input that iptables-restore names. For what
+// the kernel refuses the nf_tables variant names every line, otherwise the first
+// is named, or only that of COMMIT.
+var faultLines = regexp.MustCompile(`\bline:? (\d+)\b`)
+
+// readFaults returns the lines, from 1, that an output names.
+func readFaults(output string) []int {
+	var out []int
+	for _, m := range faultLines.FindAllStringSubmatch(output, -1) {
+		if n, err := strconv.Atoi(m[1]); err == nil {
+			out = append(out, n)
+		}
+	}
+	return out
 }
 
 // failure is why a program failed, as far as that decides what to do.
@@ -203,7 +222,7 @@ func newToolError(program string, err error, output string) *toolError {
 	if errors.As(err, &library) {
 		output, ran = library.Error(), false
 	}
-	e := &toolError{program: program, err: err, output: strings.Join(strings.Fields(output), " ")}
+	e := &toolError{program: program, err: err, output: strings.Join(strings.Fields(output), " "), faults: readFaults(output)}
 	switch {
 	case strings.Contains(e.output, saysLocked):
 		e.cause = locked
