@@ -79,6 +79,7 @@ type Agent struct {
 	refused    string // the refusal that was last logged
 	failure    string // the failure that was last logged
 	warned     string // the warnings that were last logged
+	unserved   string // the refused Services that were last logged
 	iptables   string // version and variant, once known
 	missing    bool   // it was logged that the own object is gone
 }
@@ -255,6 +256,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	if ctx.Err() == nil {
 		a.logSync(err, kind, end.Sub(start), report)
 		a.logWarnings(a.store.warnings())
+		a.logRefused(a.store.refusedNames())
 	}
 	if first {
 		a.log.Info("The kernel holds a first complete set of rules", "duration", end.Sub(start), "servicesChanged", report.ServicesChanged)
@@ -335,6 +337,22 @@ func (a *Agent) logWarnings(warnings []string) {
 		a.log.Info("The rules of Services are written, but not all else could be done on this node", "warnings", warnings)
 	default:
 		a.log.Info("What could not be done on this node besides the rules of Services is done now")
+	}
+}
+
+// logRefused says which Services the kernel does not take, when that changes.
+func (a *Agent) logRefused(names []string) {
+	joined := strings.Join(names, ", ")
+	a.mu.Lock()
+	former := a.unserved
+	a.unserved = joined
+	a.mu.Unlock()
+	switch {
+	case joined == former:
+	case joined != "":
+		a.log.Info("The kernel refuses rules of some Services, which keep those they had; the status of the NodeProxyRules says why", "count", len(names), "services", examples(names))
+	default:
+		a.log.Info("The kernel takes the rules of all Services again")
 	}
 }
 

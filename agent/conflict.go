@@ -133,7 +133,7 @@ func (a *Agent) setConflict(mode string, unanswered bool) {
 		a.log.Info("The other proxy no longer answers; going on")
 	}
 	if unanswered && !formerly {
-		a.log.Info("Something accepts connections where kube-proxy would answer, but has not answered yet; writing nothing until it does or its port is closed", "askedAt", ProxyModeAddress)
+		a.log.Info("Something accepts connections where kube-proxy would answer, but has not answered yet; writing nothing until it does, its port is closed, or, where nobody has answered before, several requests in a row got no answer", "askedAt", ProxyModeAddress, "requests", probeLimit)
 	}
 	a.metrics.conflict(mode != "")
 	a.pokeStatus()

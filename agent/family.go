@@ -269,6 +269,20 @@ func (s *store) warnings() []string {
 	return s.joinedWarnings()
 }
 
+// refusedNames are the Services that the kernel does not take, sorted.
+func (s *store) refusedNames() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for _, f := range s.families {
+		for name := range f.refused {
+			names = append(names, name.String())
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
 // joinedWarnings are sorted, each of them once. The caller holds mu.
 func (s *store) joinedWarnings() []string {
 	var all []string

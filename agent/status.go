@@ -160,7 +160,7 @@ func programmedRow(s snapshot, f facts) metav1.Condition {
 			"changes wait since "+s.oldestPending.UTC().Format(time.RFC3339)+" to be written to the kernel; see the agent's log on this node")
 	case len(s.refused) > 0:
 		return row(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused,
-			fmt.Sprintf("%d Services are not programmed as wanted, all others are: %s", len(s.refused), strings.Join(refusedExamples(s.refused), "; ")))
+			fmt.Sprintf("not programmed as wanted: %d of the Services, all others are: %s", len(s.refused), strings.Join(refusedExamples(s.refused), "; ")))
 	case s.heldTooLong() || s.unconfirmedTooLong():
 		return row(metav1.ConditionTrue, v1alpha1.ReasonHeld, heldMessage(s))
 	default:

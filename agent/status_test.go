@@ -61,7 +61,7 @@ func TestConditions(t *testing.T) {
 		{"a change waits for longer", func(s *snapshot, _ *facts) { s.oldestPending = ago(10*time.Second + 1) }, "True Accepted", "False Pending", "wait since 2026-11-20T08:59:49Z"},
 		{"refused Services", func(s *snapshot, _ *facts) {
 			s.refused = map[dataplane.ServiceName]string{name("b"): "line 3", name("a"): "line 2"}
-		}, "True Accepted", "True SomeServicesRefused", "2 Services are not programmed as wanted, all others are: shop/a: line 2; shop/b: line 3"},
+		}, "True Accepted", "True SomeServicesRefused", "not programmed as wanted: 2 of the Services, all others are: shop/a: line 2; shop/b: line 3"},
 		{"refused Services come before held ones", func(s *snapshot, _ *facts) {
 			s.refused = map[dataplane.ServiceName]string{name("b"): "line 3"}
 			s.held, s.heldSince = []dataplane.ServiceName{name("a")}, ago(time.Minute)

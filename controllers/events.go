@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"os"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -28,10 +29,14 @@ type events struct {
 	clock  clock.PassiveClock
 }
 
-// warn writes a warning unless the same one is there already. An event that
-// cannot be written is logged and holds nothing up: the status of NodeProxy and
-// the metrics tell of refused Services too.
-func (e *events) warn(ctx context.Context, svc *corev1.Service, reason, action, note string) {
+// eventTimeout is how long the API server may take for an event.
+const eventTimeout = 2 * time.Second
+
+// warn writes a warning unless the same one is there already, and reports
+// whether it is there now.
+func (e *events) warn(ctx context.Context, svc *corev1.Service, reason, action, note string) bool {
+	ctx, cancel := context.WithTimeout(ctx, eventTimeout)
+	defer cancel()
 	note = truncated(note, maxEventNote)
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(string(svc.UID) + reason + note)) // a hash never returns an error
@@ -49,9 +54,12 @@ func (e *events) warn(ctx context.Context, svc *corev1.Service, reason, action, 
 			UID: svc.UID, ResourceVersion: svc.ResourceVersion,
 		},
 	}
-	if err := e.client.Create(ctx, event); err != nil && !apierrors.IsAlreadyExists(err) {
+	err := e.client.Create(ctx, event)
+	if err != nil && !apierrors.IsAlreadyExists(err) {
 		log.FromContext(ctx).Error(err, "An event could not be written", "service", klog.KObj(svc), "reason", reason, "note", note)
+		return false
 	}
+	return true
 }
 
 // instance names this process; the API takes 128 bytes.

@@ -133,7 +133,7 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 	start := r.clock.Now()
 	want, problems := render.Service(svc, endpointSlices)
 	r.metrics.rendered(kindService, r.clock.Since(start))
-	r.sayProblems(ctx, svc, problems)
+	defer r.sayProblems(ctx, svc, problems) // after the rules are written
 
 	size := want.Spec.EndpointCount
 	if stored != nil {
@@ -261,8 +261,9 @@ func (r *ServiceReconciler) endConfirmed(ctx context.Context, key types.Namespac
 // ports of a Service.
 func (r *ServiceReconciler) sayProblems(ctx context.Context, svc *corev1.Service, problems []render.Problem) {
 	text := problemText(problems)
-	if r.memory.newProblems(client.ObjectKeyFromObject(svc), text) {
-		r.events.warn(ctx, svc, eventEndpointsSkipped, actionRender, text)
+	key := client.ObjectKeyFromObject(svc)
+	if r.memory.newProblems(key, text) && !r.events.warn(ctx, svc, eventEndpointsSkipped, actionRender, text) {
+		r.memory.newProblems(key, "") // to be said with the next change
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -68,7 +67,7 @@ func withServer(cfg *rest.Config, server string) (*rest.Config, error) {
 	out := rest.CopyConfig(cfg)
 	out.Host = server
 	out.APIPath = ""
-	original, err := url.Parse(cfg.Host)
+	original, _, err := rest.DefaultServerUrlFor(cfg) // a kubeconfig may leave the scheme out
 	if err != nil {
 		return nil, fmt.Errorf("parse the API server %q of the kubeconfig: %w", cfg.Host, err)
 	}
@@ -87,7 +86,11 @@ func reach(ctx context.Context, cfg *rest.Config) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, cfg.Host+"/readyz", nil)
+	server, _, err := rest.DefaultServerUrlFor(cfg)
+	if err != nil {
+		return fmt.Errorf("set up: %w", err)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.JoinPath("readyz").String(), nil)
 	if err != nil {
 		return fmt.Errorf("set up: %w", err)
 	}

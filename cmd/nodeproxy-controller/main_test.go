@@ -91,6 +91,10 @@ func TestConnect(t *testing.T) {
 	if cfg, err := connect(t.Context(), o, logr.Discard()); err != nil || cfg.Host != up.URL || cfg.ServerName != "" {
 		t.Errorf("without --api-server: %+v, %v", cfg, err)
 	}
+	o = options{kubeconfig: kubeconfig(t, strings.TrimPrefix(up.URL, "https://"), up.Certificate())}
+	if _, err := connect(t.Context(), o, logr.Discard()); err != nil {
+		t.Errorf("a kubeconfig without the scheme, which client-go takes for http: %v", err)
+	}
 	o = options{kubeconfig: kubeconfig(t, down.URL, up.Certificate())}
 	if _, err := connect(t.Context(), o, logr.Discard()); err == nil || !strings.Contains(err.Error(), down.URL+" does not answer") {
 		t.Errorf("without --api-server, nobody answers: %v", err)

@@ -10,24 +10,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// newNamespace makes a named network namespace and enters it with the calling
+// thread.
+func newNamespace(name string) (handle netns.NsHandle, err error) {
+	handle = netns.None()
+	err = withNamespaces(func() error {
+		if err := shareNamespaces(); err != nil {
+			return err
+		}
+		handle, err = netns.NewNamed(name)
+		return err
+	})
+	return handle, err
+}
+
 // shareNamespaces makes the folder of network namespaces a shared mount of its
 // own, as "ip netns" does when it is first used. If that came only later, each
 // of our namespaces would be mounted twice, once out of sight, and could not be
 // removed any more.
 func shareNamespaces() error {
-	return withNamespaces(func() error {
-		err := unix.Mount("", netnsRoot, "none", unix.MS_SHARED|unix.MS_REC, "")
-		if errors.Is(err, unix.EINVAL) { // not a mount yet
-			err = unix.Mount(netnsRoot, netnsRoot, "none", unix.MS_BIND|unix.MS_REC, "")
-			if err == nil {
-				err = unix.Mount("", netnsRoot, "none", unix.MS_SHARED|unix.MS_REC, "")
-			}
+	err := unix.Mount("", netnsRoot, "none", unix.MS_SHARED|unix.MS_REC, "")
+	if errors.Is(err, unix.EINVAL) { // not a mount yet
+		err = unix.Mount(netnsRoot, netnsRoot, "none", unix.MS_BIND|unix.MS_REC, "")
+		if err == nil {
+			err = unix.Mount("", netnsRoot, "none", unix.MS_SHARED|unix.MS_REC, "")
 		}
-		if err != nil {
-			return fmt.Errorf("making %s a shared mount: %w", netnsRoot, err)
-		}
-		return nil
-	})
+	}
+	if err != nil {
+		return fmt.Errorf("making %s a shared mount: %w", netnsRoot, err)
+	}
+	return nil
 }
 
 // unshareNamespaces undoes shareNamespaces once nobody has namespaces there.

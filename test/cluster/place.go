@@ -108,10 +108,7 @@ func (c *Cluster) newPlace(name, suffix string) (*Place, error) {
 	err := c.make(func() error {
 		err := inThread(func() error {
 			return returning(func() (err error) {
-				if err := shareNamespaces(); err != nil {
-					return err
-				}
-				p.space.handle, err = netns.NewNamed(p.netns)
+				p.space.handle, err = newNamespace(p.netns)
 				return err
 			})
 		})

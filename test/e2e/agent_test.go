@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -46,6 +47,13 @@ func TestBesideKubeProxy(t *testing.T) {
 	})
 
 	before := e.rules()
+	e.until(func(context.Context) error { // kube-proxy may sync once more
+		if now := e.rules(); !slices.Equal(before, now) {
+			before = now
+			return errors.New("kube-proxy still writes")
+		}
+		return nil
+	})
 	e.startAgent()
 	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, `answers "iptables"`)
 	e.expect(v1alpha1.ConditionConflictingProxy, metav1.ConditionTrue, v1alpha1.ReasonConflictingProxy, "stop it on this node")
