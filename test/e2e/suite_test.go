@@ -26,7 +26,7 @@ import (
 )
 
 // limit is how long anything may take to show.
-const limit = 30 * time.Second
+const limit = time.Minute
 
 // env is a cluster of one node with nodeproxy switched on and the controller
 // running. Tests start agents.
