@@ -74,7 +74,7 @@ func (d *Dataplane) applyDirty(ctx context.Context, r *dataplane.Ruleset) (int, 
 		func(n dataplane.ServiceName) bool { _, refused := d.refused[n]; return refused })
 	size := func(n dataplane.ServiceName) int { return ruleEstimate(r.Services[n]) }
 	changed := 0
-	for _, batch := range serviceBatches(names, size, d.batchRules()) {
+	for _, batch := range serviceBatches(names, size, d.perCall(batchRules)) {
 		var t transaction
 		plans := make(map[dataplane.ServiceName]*planned, len(batch))
 		for _, name := range batch {
@@ -111,11 +111,13 @@ func (d *Dataplane) hold(name dataplane.ServiceName, p *planned) {
 	d.held.services[name] = p
 }
 
-func (d *Dataplane) batchRules() int {
+// perCall is how much one call of iptables-restore may carry, given the limit
+// of the nf_tables variant.
+func (d *Dataplane) perCall(limit int) int {
 	if d.kernel.legacy() {
 		return 1 << 30 // each call rewrites the table: as few as can be
 	}
-	return batchRules
+	return limit
 }
 
 func ruleEstimate(s *dataplane.Service) int {

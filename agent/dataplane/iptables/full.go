@@ -200,10 +200,7 @@ func (p *fullPass) deleteStale(ctx context.Context) error {
 	if !p.scope.prune || len(p.scope.refused) > 0 {
 		return nil
 	}
-	limit := batchChains
-	if p.kernel.legacy() {
-		limit = 1 << 30
-	}
+	limit := p.perCall(batchChains)
 	stale := staleChains(p.want, p.state)
 	// Emptied first: they jump to each other.
 	for names := range slices.Chunk(stale, limit) {
