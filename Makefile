@@ -3,8 +3,24 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-COMMANDS := $(notdir $(wildcard cmd/*))
+# Asked once, so that images and manifest agree though a file changes in between.
+ifndef VERSION
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+endif
+COMMANDS := $(notdir $(patsubst %/main.go,%,$(wildcard cmd/*/main.go)))
+
+# What the names of the images begin with.
+IMAGE_REGISTRY ?= nodeproxy.io
+# Where the API servers are and which folders of config are added:
+# hack/install-manifest.sh.
+API_SERVERS ?=
+COMPONENTS ?=
+
+# What make bench measures: numbers of Services and variants of iptables. Its
+# results go to BENCH_JSON.
+SIZES ?= 1000 5000
+VARIANTS ?= nf_tables legacy
+BENCH_JSON ?= dist/bench.json
 
 # The version comes from VERSION; asking git again would fail in a clone that
 # belongs to another user.
@@ -18,7 +34,7 @@ export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 help: ## Show this list.
 	@awk 'BEGIN { FS = ":.*## " } \
 		/^##@/ { printf "\n%s\n", substr($$0, 5) } \
-		/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+		/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 ##@ Build
 
@@ -30,9 +46,18 @@ bin/%: FORCE
 	@echo "Building $@; the first time this takes a minute or two."
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o $@ ./cmd/$*
 
+.PHONY: images
+images: ## Write the container images to dist/images as docker-archives; IMAGE_REGISTRY, VERSION, GOARCH, REFRESH=1.
+	@VERSION="$(VERSION)" IMAGE_REGISTRY="$(IMAGE_REGISTRY)" REFRESH="$(REFRESH)" hack/images.sh
+
 .PHONY: generate
-generate: ## Write deep copies, CRDs and RBAC roles from the Go code.
+generate: ## Write deep copies, CRDs, RBAC roles and docs/api.md from the Go code.
 	hack/generate.sh
+
+.PHONY: install-manifest
+install-manifest: ## Write dist/install.yaml; IMAGE_REGISTRY, API_SERVERS="https://a:6443 ..." and COMPONENTS shape it.
+	@VERSION='$(VERSION)' IMAGE_REGISTRY='$(IMAGE_REGISTRY)' API_SERVERS='$(API_SERVERS)' COMPONENTS='$(COMPONENTS)' \
+		hack/install-manifest.sh
 
 .PHONY: clean
 clean: ## Remove what building and testing left in this folder.
@@ -78,19 +103,35 @@ test-api: ## Run the tests against a real API server.
 test-netns: ## Run the tests on the real kernel, in network namespaces (root).
 	hack/test.sh kernel
 
+.PHONY: test-parity
+test-parity: ## Compare rules with kube-proxy's, side by side (root); PARITY_SEED, PARITY_WORLDS.
+	hack/test.sh parity
+
+.PHONY: test-faults
+test-faults: ## Break things under load and print what failed (root); FAULTS, FAULTS_SEED.
+	hack/test.sh faults
+
+.PHONY: test-e2e
+test-e2e: ## Install, upgrade, break and remove nodeproxy on a real cluster, under load (root); E2E=name,name chooses rows.
+	hack/test.sh e2e
+
+.PHONY: test-images
+test-images: ## Run the tests of the container images.
+	hack/test.sh images
+
 .PHONY: test-cluster
-test-cluster: ## Run the tests of the local cluster that demo and tests use (root).
-	hack/install-packages.sh
+test-cluster: ## Run the tests of the local clusters that demo and tests use (root).
+	hack/install-packages.sh real-nodes
 	go test -count 1 ./test/cluster/...
 
 .PHONY: bench
-bench: ## Run the Go benchmarks, with allocations.
-	go test -run '^$$' -bench . -benchmem ./controllers/... ./agent/...
-
-.PHONY: performance
-performance: build ## Measure from EndpointSlice write to kernel rule, and memory (root).
+bench: build ## Compare speed and cost with kube-proxy (root, 25 minutes); SIZES="1000" and VARIANTS="nf_tables" shorten it.
 	hack/install-packages.sh
-	go run ./test/performance -bin bin
+	go run ./test/bench -bin bin -sizes "$(SIZES)" -variants "$(VARIANTS)" -out "$(BENCH_JSON)"
+
+.PHONY: bench-go
+bench-go: ## Run the Go benchmarks, with allocations.
+	go test -run '^$$' -bench . -benchmem ./controllers/... ./agent/...
 
 ##@ Try out
 
@@ -101,3 +142,17 @@ demo: build ## Show it at work in a local cluster (root); KEEP=1 leaves the clus
 .PHONY: demo-clean
 demo-clean: ## Remove what make demo KEEP=1 or a crash left.
 	go run ./test/demo -clean
+
+# Where the API server of each such cluster is. Nothing proxies Services before
+# nodeproxy does, so it has to be told.
+CLUSTER_API_SERVERS := https://172.20.0.1:6443
+
+.PHONY: cluster
+cluster: ## Run nodeproxy on a real cluster of two nodes with kubelets and containers on this machine (root); KUBE_PROXY=1 runs kube-proxy instead.
+	hack/install-packages.sh real-nodes
+	@$(MAKE) --no-print-directory images install-manifest VERSION="$(VERSION)" API_SERVERS="$(CLUSTER_API_SERVERS)"
+	go run ./test/cluster/kubelets/cmd/cluster $(if $(filter-out 0 no false,$(KUBE_PROXY)),-kube-proxy)
+
+.PHONY: cluster-clean
+cluster-clean: ## Remove what make cluster or a crash left; CLUSTERS="0" only these.
+	go run ./test/cluster/kubelets/cmd/cluster -clean $(CLUSTERS)

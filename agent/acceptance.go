@@ -16,12 +16,11 @@ type refusal struct {
 // meanwhile ends every message of a refusal.
 const meanwhile = "meanwhile the rules on this node stay as they are and nothing is written"
 
-// accept says why the agent cannot do what the object says, or nil.
-func accept(object *v1alpha1.NodeProxyRules) *refusal {
-	if !formatKnown(object.Spec.FormatVersion) {
-		return &refusal{v1alpha1.ReasonUnknownFormat, fmt.Sprintf(
-			"spec.formatVersion %d is not known to this agent, which knows 1 to %d: upgrade the agent; %s",
-			object.Spec.FormatVersion, v1alpha1.FormatVersion, meanwhile)}
+// accept says why an agent that understands such formats cannot do what the
+// object says, or nil.
+func accept(object *v1alpha1.NodeProxyRules, f formats) *refusal {
+	if !f.know(object.Spec.FormatVersion) {
+		return &refusal{v1alpha1.ReasonUnknownFormat, f.unknown(object.Spec.FormatVersion) + "; " + meanwhile}
 	}
 	settings := v1alpha1.CompleteSettings(&object.Spec.Settings)
 	if errs := v1alpha1.ValidateSettings(settings); len(errs) > 0 {
@@ -32,10 +31,7 @@ func accept(object *v1alpha1.NodeProxyRules) *refusal {
 		return &refusal{v1alpha1.ReasonInvalid, fmt.Sprintf(
 			"%s; correct it in the NodeProxy (hand edits of this object are reverted); %s", problem, meanwhile)}
 	}
-	switch {
-	case *settings.Enforcement != v1alpha1.Enforce:
-		return unsupported("spec.settings.enforcement", string(*settings.Enforcement), string(v1alpha1.Enforce))
-	case *settings.Mode != v1alpha1.ModeIPTables:
+	if *settings.Mode != v1alpha1.ModeIPTables {
 		return unsupported("spec.settings.mode", string(*settings.Mode), string(v1alpha1.ModeIPTables))
 	}
 	return nil

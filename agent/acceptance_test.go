@@ -21,7 +21,7 @@ func TestAccept(t *testing.T) {
 		{"no format", func(s *spec) { s.FormatVersion = 0 }, "UnknownFormat", "spec.formatVersion 0"},
 		{"unknown format comes first", func(s *spec) { s.FormatVersion, s.Settings.Mode = 2, new(v1alpha1.ModeIPVS) }, "UnknownFormat", ""},
 		{"IPVS", func(s *spec) { s.Settings.Mode = new(v1alpha1.ModeIPVS) }, "Unsupported", "spec.settings.mode: IPVS"},
-		{"Audit", func(s *spec) { s.Settings.Enforcement = new(v1alpha1.Audit) }, "Unsupported", "spec.settings.enforcement: Audit"},
+		{"Audit", func(s *spec) { s.Settings.Enforcement = new(v1alpha1.Audit) }, "", ""},
 		{"an invalid value", func(s *spec) { s.Settings.Masquerade.Bit = new(int32(-1)) }, "Invalid",
 			"spec.settings.masquerade.bit: Invalid value: -1: must be 0 to 31; correct it in the NodeProxy"},
 		{"a value of which the agent knows nothing", func(s *spec) { s.Settings.Mode = new(v1alpha1.ProxyMode("Magic")) }, "Invalid",
@@ -37,7 +37,7 @@ func TestAccept(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			object := &v1alpha1.NodeProxyRules{Spec: spec{FormatVersion: 1, Settings: *v1alpha1.CompleteSettings(nil)}}
 			tt.edit(&object.Spec)
-			r := accept(object)
+			r := accept(object, v1alpha1.FormatVersions())
 			if r == nil {
 				if tt.reason != "" {
 					t.Errorf("accepted, want %s", tt.reason)

@@ -5,15 +5,16 @@ package agent
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
-	"fmt"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
+	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
@@ -38,6 +39,9 @@ const (
 type Options struct {
 	// NodeName is the name of the Node and of the agent's NodeProxyRules.
 	NodeName string
+	// Namespace is that of the agent's Lease. Empty: there is no Lease, and the
+	// controller reports the node as AgentNotResponding.
+	Namespace string
 	// Client reads and writes the API.
 	Client *Client
 	// Dataplanes holds one implementation for each IP family to be programmed.
@@ -45,11 +49,25 @@ type Options struct {
 	// IPTables returns the version and variant of iptables, for the status. It
 	// is called after every Apply, not beside one. Nil: not reported.
 	IPTables func() string
-	// Probe looks for another proxy.
-	Probe ProbeFunc
+	// Flows is the node's connection tracking table. Nil: stale flows stay.
+	Flows conntrack.Table
+	// Tracking is the node's connection tracking as a whole. Nil: it is left as
+	// it is and not reported.
+	Tracking Tracking
+	// Probe asks the ports of other proxies, Spotter looks for their other signs.
+	// Without a Spotter there is none but the ports.
+	Probe   ProbeFunc
+	Spotter dataplane.Spotter
 	// ProxyHealthAddress and MetricsAddress are the proxy's own ports, opened
 	// only once no other proxy is active. ProbeAddress is for the kubelet.
 	ProxyHealthAddress, MetricsAddress, ProbeAddress string
+	// StateDir is the folder of the last good set. Empty: none is kept or used.
+	StateDir string
+	// Identity is the boot and the network namespace that the agent runs in.
+	Identity checkpoint.Identity
+	// FormatVersions are the versions of rendered objects that the agent
+	// understands. None: those of this release.
+	FormatVersions []int32
 	// Version is the agent's release, Kernel that of the node's kernel.
 	Version, Kernel string
 	Clock           clock.Clock
@@ -65,23 +83,33 @@ type Agent struct {
 	loop    *syncer.Syncer
 	writer  *statusWriter
 	metrics *metrics
-	started time.Time
-	readied chan struct{} // there is a complete set to apply
-	poke    chan struct{} // the status may be due
+	drift   *drift
+	trouble *apiTrouble
+	keeper  *setKeeper // nil: no last good set is kept
+	// cleaners remove stale flows, one for each family.
+	cleaners map[dataplane.Family]*conntrack.Cleaner
+	// checks serve health-check node ports, one for each family.
+	checks   map[dataplane.Family]*health.Checks
+	tracking *tracking
+	started  time.Time
+	readied  chan struct{} // there is a complete set to apply
+	poke     chan struct{} // the status may be due
+	switched chan struct{} // the settings have changed
+	instance string        // tells this agent's ports from those of another one
 
-	mu        sync.Mutex // guards everything below
-	turn      bool       // no other proxy is active: we may write
-	otherMode string     // of another proxy that is active; empty: none
-	// unanswered: the last look for another proxy got no answer.
-	unanswered bool
-	settled    bool // see health.State
-	settings   *v1alpha1.ProxySettings
-	refused    string // the refusal that was last logged
-	failure    string // the failure that was last logged
-	warned     string // the warnings that were last logged
-	unserved   string // the refused Services that were last logged
-	iptables   string // version and variant, once known
-	missing    bool   // it was logged that the own object is gone
+	mu   sync.Mutex // guards everything below
+	turn turn
+	// readyForGood: the pod is ready; see readiness.go.
+	readyForGood bool
+	settings     *v1alpha1.ProxySettings
+	refused      string             // the refusal that was last logged
+	said         map[subject]string // what was last logged
+	iptables     string             // version and variant, once known
+	missing      bool               // it was logged that the own object is gone
+	// wasRemoving: it was noted that rules are to be removed.
+	wasRemoving bool
+	// wasRestored: it was logged that the last good set is in use.
+	wasRestored bool
 }
 
 // New returns an Agent that does nothing until it runs.
@@ -103,53 +131,78 @@ func New(options Options) (*Agent, error) {
 		log:     options.Log,
 		fanout:  dataplane.NewFanout(options.Dataplanes),
 		metrics: newMetrics(),
+		said:    map[subject]string{},
 		started: options.Clock.Now(),
 		readied: make(chan struct{}, 1),
 		poke:    make(chan struct{}, 1),
+
+		switched: make(chan struct{}, 1),
+		instance: rand.Text(),
 	}
 	a.store = newStore(options.Clock, options.NodeName, a.fanout.Families(), a.reportProblem)
+	a.store.formats = formatsOf(options.FormatVersions)
+	a.drift = newDrift(options.Clock, a.fanout.Families())
 	defaults := v1alpha1.CompleteSettings(nil)
 	minimum, verify := intervals(defaults)
 	a.loop = syncer.New(syncer.Options{
-		Clock: options.Clock, Sync: a.sync, Verify: a.verify,
+		Clock: options.Clock, Sync: a.progressing(a.sync), Verify: a.progressing(a.verify), Look: a.progressing(a.lookAtRules),
 		MinInterval: minimum, VerifyInterval: verify, RetryMin: shortestRetry, RetryMax: longestRetry,
 	})
-	a.writer = &statusWriter{clock: options.Clock, apply: options.Client.applyStatus, log: a.log, started: a.started}
+	a.fanout.Clock = options.Clock
+	a.metrics.begin(options.Version, a.fanout.Families())
+	a.cleaners = a.newCleaners()
+	a.tracking = newTracking(&a.options, a.metrics.tracking)
+	a.checks = a.newChecks()
+	a.trouble = newAPITrouble(options.Clock, a.log, a.metrics.watchTrouble)
+	var err error
+	if a.keeper, err = a.newKeeper(); err != nil {
+		return nil, err
+	}
+	a.writer = &statusWriter{clock: options.Clock, apply: options.Client.applyStatus, log: a.log, started: a.started, share: randomShare}
 	return a, nil
 }
 
 // Run works until ctx is done. It leaves all rules where they are.
 func (a *Agent) Run(ctx context.Context) error {
-	a.log.Info("Starting", "node", a.options.NodeName, "version", a.options.Version, "kernel", a.options.Kernel, "server", a.options.Client.server)
+	a.log.Info("Starting", "node", a.options.NodeName, "version", a.options.Version, "kernel", a.options.Kernel)
 	var wg sync.WaitGroup
-	trouble := newAPITrouble(a.options.Clock, a.log, a.options.Client.server, a.metrics.watchTrouble)
-	for _, w := range watchers(a.options.Client, a.options.Clock, a.store, trouble, a.changed) {
+	a.keeper.look()
+	for _, w := range watchers(a.options.Client, a.options.Clock, a.store, a.trouble, a.changed) {
 		wg.Go(func() { w.run(ctx) })
 	}
 	wg.Go(func() {
 		a.server("probes for the kubelet", a.options.ProbeAddress, "--health-probe-bind-address").Run(ctx)
 	})
+	wg.Go(func() { a.leaseKeeper().run(ctx) })
+	wg.Go(func() { a.restoreLoop(ctx) })
+	wg.Go(func() { a.keepLoop(ctx) })
 	wg.Go(func() { a.loop.Run(ctx) })
-	wg.Go(func() { a.reportLoop(ctx) })
 	wg.Go(func() {
-		if a.awaitTurn(ctx) {
-			a.takeTurn(ctx, &wg)
-		}
+		a.fanout.Follow(ctx, func(family dataplane.Family) {
+			a.store.recheck(family)
+			a.trigger()
+		})
 	})
+	wg.Go(func() { a.fanout.Watch(ctx, a.noticed) })
+	wg.Go(func() { a.reportLoop(ctx) })
+	for _, c := range a.cleaners {
+		wg.Go(func() { c.Run(ctx) })
+	}
+	wg.Go(func() { a.takeTurns(ctx) })
 	wg.Wait()
 	a.log.Info("Stopped; the rules in the kernel stay")
 	return nil
 }
 
-// takeTurn opens the proxy's ports and lets the sync loop write.
+// takeTurn opens the proxy's ports until ctx is done, which ends with our turn,
+// and has the sync loop write.
 func (a *Agent) takeTurn(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() {
 		a.server("health of the proxy", a.options.ProxyHealthAddress, "--proxy-health-bind-address").Run(ctx)
 	})
 	wg.Go(func() { a.server("metrics", a.options.MetricsAddress, "--metrics-bind-address").Run(ctx) })
-	a.mu.Lock()
-	a.turn = true
-	a.mu.Unlock()
+	wg.Go(func() { a.runChecks(ctx) })
+	a.tracking.forget()
 	a.loop.TriggerAfresh()
 }
 
@@ -158,11 +211,11 @@ func (a *Agent) server(name, address, flagName string) *health.Server {
 	s := &health.Server{Name: name, Address: address, Flag: flagName, Clock: a.options.Clock, Log: a.log}
 	switch flagName {
 	case "--proxy-health-bind-address":
-		s.Handler = health.ProxyHandler(a.health)
+		s.Handler = a.answering(health.ProxyHandler(a.proxyState, a.metrics.proxy.answered))
 	case "--metrics-bind-address":
-		s.Handler = health.MetricsHandler("iptables", a.metrics.handler())
+		s.Handler = a.answering(health.MetricsHandler("iptables", a.metrics.handler()))
 	default:
-		s.Handler = health.KubeletHandler(a.health)
+		s.Handler = health.KubeletHandler(a.health, a.metrics.handler())
 	}
 	return s
 }
@@ -170,11 +223,13 @@ func (a *Agent) server(name, address, flagName string) *health.Server {
 // changed is called after every event of a watch.
 func (a *Agent) changed() {
 	a.noteObject()
+	a.noteRestored()
+	a.followRemoval()
 	if a.store.takeNews() {
-		a.loop.Trigger()
+		a.trigger()
 	}
 	a.pokeStatus()
-	if a.store.ready() {
+	if a.store.ready() && a.oriented() {
 		select {
 		case a.readied <- struct{}{}:
 		default:
@@ -195,6 +250,8 @@ func (a *Agent) noteObject() {
 		switch {
 		case gone && settings == nil:
 			a.log.Info("There is no NodeProxyRules for this node: nothing is programmed until the controller renders it. See that the NodeProxy \"cluster\" exists, that the controller runs, and that --node-name is the Node's name", "nodeProxyRules", a.options.NodeName)
+		case gone && a.store.removing():
+			a.log.Info("The NodeProxyRules of this node does not exist any more; its rules go with the NodeProxy", "nodeProxyRules", a.options.NodeName)
 		case gone:
 			a.log.Info("The NodeProxyRules of this node does not exist: the last known one stays in force, rules are kept and repaired", "nodeProxyRules", a.options.NodeName)
 		default:
@@ -218,26 +275,47 @@ func (a *Agent) noteObject() {
 		a.settings = settings
 		a.loop.SetIntervals(intervals(settings))
 		a.loop.TriggerAfresh()
+		select {
+		case a.switched <- struct{}{}:
+		default:
+		}
 	}
 }
 
 // sync writes what has changed to the kernel. The sync loop calls it.
 func (a *Agent) sync(ctx context.Context) error {
-	if !a.mayWrite() {
+	if a.store.removing() {
+		return a.removeRules(ctx)
+	}
+	if a.store.auditing() {
+		return a.audit(ctx)
+	}
+	if !a.mayWrite() || !a.stillOurTurn(ctx, false) {
 		return nil
 	}
-	b := a.store.prepare()
+	a.tuneTracking()
+	b, ok := a.store.prepareWrite()
+	if !ok {
+		return nil // Audit, since we have asked: the settings have triggered what follows
+	}
 	if len(b.rulesets) == 0 {
 		a.store.commit(b, nil, nil)
+		a.updateChecks(nil)
+		a.metrics.proxy.programmed(a.store.programmedChanges())
+		a.noteReady()
 		a.pokeStatus()
 		return nil
 	}
-	applyCtx, cancel := finishing(ctx)
+	applyCtx, cancel := a.writing(ctx)
 	defer cancel()
 	start := a.options.Clock.Now()
 	outcomes := a.fanout.Apply(applyCtx, b.rulesets)
 	end := a.options.Clock.Now()
 	a.noteVersion()
+	if a.store.currentEpoch() != b.epoch {
+		return nil // our turn has ended, and with it what we know of the kernel
+	}
+	a.store.excuse(outcomes)
 	kind := syncKind(b.rulesets, outcomes)
 	report := &v1alpha1.SyncReport{Time: seconds(end), DurationMilliseconds: end.Sub(start).Milliseconds(), Kind: kind}
 	succeeded := false
@@ -251,18 +329,28 @@ func (a *Agent) sync(ctx context.Context) error {
 		report = nil
 	}
 	first := a.store.commit(b, outcomes, report)
-	a.metrics.synced(kind, end.Sub(start), end, outcomes)
+	if a.mayWrite() {
+		a.tuneLate()
+	}
+	a.metrics.repaired(a.drift.synced(outcomes, first))
+	if !b.partial {
+		a.cleanFlows(b.rulesets, outcomes)
+	}
+	a.updateChecks(outcomes)
+	a.metrics.proxy.synced(b.rulesets, outcomes, end)
+	a.metrics.proxy.programmed(a.store.programmedChanges())
 	err := dataplane.JoinErrors(outcomes)
 	if ctx.Err() == nil {
 		a.logSync(err, kind, end.Sub(start), report)
+		a.logAbsent(a.store.absences())
 		a.logWarnings(a.store.warnings())
 		a.logRefused(a.store.refusedNames())
 	}
 	if first {
-		a.log.Info("The kernel holds a first complete set of rules", "duration", end.Sub(start), "servicesChanged", report.ServicesChanged)
-		a.settle()
+		a.log.Info("The kernel holds a first complete set of rules", "duration", end.Sub(start))
 		a.loop.VerifySoon()
 	}
+	a.noteReady()
 	a.pokeStatus()
 	return err
 }
@@ -296,150 +384,24 @@ func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 	return out, func() { stop(); cancel() }
 }
 
-// mayWrite reports whether there is a complete set that we may apply now.
-func (a *Agent) mayWrite() bool {
-	a.mu.Lock()
-	turn := a.turn
-	a.mu.Unlock()
-	return turn && a.store.ready()
-}
-
-func (a *Agent) logSync(err error, kind v1alpha1.SyncKind, took time.Duration, report *v1alpha1.SyncReport) {
-	a.mu.Lock()
-	former := a.failure
-	a.failure = ""
-	if err != nil {
-		a.failure = err.Error()
-	}
-	a.mu.Unlock()
-	switch {
-	case err != nil && err.Error() != former:
-		a.log.Error(err, "Could not write everything to the kernel; what could be written is written, all else stays as it was. Trying again with growing pauses", "kind", kind, "duration", took)
-	case err == nil && former != "":
-		a.log.Info("Writing to the kernel works again", "kind", kind, "duration", took)
-	}
-	if report != nil {
-		a.log.V(2).Info("Synced", "kind", kind, "duration", took, "servicesChanged", report.ServicesChanged)
-	}
-}
-
-// logWarnings says what could not be done besides the rules of Services, when
-// that changes.
-func (a *Agent) logWarnings(warnings []string) {
-	joined := strings.Join(warnings, "; ")
-	a.mu.Lock()
-	former := a.warned
-	a.warned = joined
-	a.mu.Unlock()
-	switch {
-	case joined == former:
-	case joined != "":
-		a.log.Info("The rules of Services are written, but not all else could be done on this node", "warnings", warnings)
-	default:
-		a.log.Info("What could not be done on this node besides the rules of Services is done now")
-	}
-}
-
-// logRefused says which Services the kernel does not take, when that changes.
-func (a *Agent) logRefused(names []string) {
-	joined := strings.Join(names, ", ")
-	a.mu.Lock()
-	former := a.unserved
-	a.unserved = joined
-	a.mu.Unlock()
-	switch {
-	case joined == former:
-	case joined != "":
-		a.log.Info("The kernel refuses rules of some Services, which keep those they had; the status of the NodeProxyRules says why", "count", len(names), "services", examples(names))
-	default:
-		a.log.Info("The kernel takes the rules of all Services again")
-	}
-}
-
 // verify compares the whole kernel to what is wanted and repairs it. The sync
 // loop calls it.
 func (a *Agent) verify(ctx context.Context) error {
-	if !a.mayWrite() {
+	if a.store.removing() {
 		return nil
 	}
-	rulesets := a.store.verifiable()
-	outcomes := a.fanout.Verify(ctx, rulesets)
-	a.metrics.compared(outcomes)
-	again := a.store.verified(outcomes)
-	for family, outcome := range outcomes {
-		if outcome.Value.Count > 0 {
-			a.log.Info("The kernel differed from what is wanted; repairing", "ipFamily", family, "differences", outcome.Value.Count, "examples", examples(outcome.Value.Examples))
-		}
+	if a.store.auditing() {
+		a.loop.Trigger()
+		return nil
 	}
-	a.pokeStatus()
-	if err := dataplane.JoinErrors(outcomes); err != nil {
-		return fmt.Errorf("verifying: %w", err)
+	if !a.mayWrite() || !a.stillOurTurn(ctx, false) {
+		return nil
 	}
-	if again {
-		return a.sync(ctx)
+	if a.retuneTracking() {
+		return a.sync(ctx) // which compares everything
 	}
-	return nil
-}
-
-// reportLoop writes the status whenever it is due.
-func (a *Agent) reportLoop(ctx context.Context) {
-	for ctx.Err() == nil {
-		s := a.store.snapshot()
-		a.metrics.show(s)
-		f := a.facts()
-		if a.writer.write(ctx, s, f) && f.proxyMode != "" {
-			a.settle()
-		}
-		timer := a.options.Clock.NewTimer(statusTick)
-		select {
-		case <-ctx.Done():
-		case <-a.poke:
-		case <-timer.C():
-		}
-		timer.Stop()
-	}
-}
-
-func (a *Agent) facts() facts {
-	f := facts{
-		version: a.options.Version, started: a.started, kernel: a.options.Kernel,
-		families: a.fanout.Families(), proxyMode: a.conflict(),
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	f.iptables, f.unanswered = a.iptables, a.unanswered
-	return f
-}
-
-func (a *Agent) pokeStatus() {
-	select {
-	case a.poke <- struct{}{}:
-	default: // a poke is waiting already
-	}
-}
-
-// settle notes that a first set is applied, or that it is reported why not.
-func (a *Agent) settle() {
-	a.mu.Lock()
-	a.settled = true
-	a.mu.Unlock()
-}
-
-// health is the state that probes ask for.
-func (a *Agent) health() health.State {
-	s := a.store.snapshot()
-	a.mu.Lock()
-	settled := a.settled
-	a.mu.Unlock()
-	out := health.State{
-		Now: s.now, Started: a.started, Overdue: a.loop.Overdue(), Settled: settled,
-		Families: make(map[string]health.FamilyState, len(s.families)),
-		Eligible: s.own != nil && !s.own.Spec.Node.Draining,
-	}
-	for family, f := range s.families {
-		out.Families[string(family)] = health.FamilyState{LastUpdated: f.lastUpdated, OldestPending: f.oldestPending}
-	}
-	return out
+	epoch := a.store.currentEpoch()
+	return a.compare(ctx, epoch, a.store.verifiable(), false)
 }
 
 // reportProblem says in the log which entries of a Service cannot be used.

@@ -23,7 +23,7 @@ func inTurn(t *testing.T) (*Agent, *rig, *dataplanetest.Fake, *logged) {
 	t.Helper()
 	a, kernel, log := newAgent(t, (&answers{list: []string{""}}).probe)
 	r := fill(t, a)
-	a.turn = true
+	hold(t, a)
 	return a, r, kernel, log
 }
 
@@ -35,22 +35,12 @@ func mustSync(t *testing.T, a *Agent) {
 }
 
 // syncs counts the syncs of each kind by the metrics.
-func syncs(t *testing.T, a *Agent) map[string]uint64 {
+func syncs(t *testing.T, a *Agent) map[string]float64 {
 	t.Helper()
-	families, err := a.metrics.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
+	return map[string]float64{
+		"Full":    values(t, a, "kubeproxy_sync_full_proxy_rules_duration_seconds")["IPv4"],
+		"Partial": values(t, a, "kubeproxy_sync_partial_proxy_rules_duration_seconds")["IPv4"],
 	}
-	counts := map[string]uint64{}
-	for _, family := range families {
-		if family.GetName() != "nodeproxy_agent_sync_duration_seconds" {
-			continue
-		}
-		for _, m := range family.GetMetric() {
-			counts[m.GetLabel()[0].GetValue()] = m.GetHistogram().GetSampleCount()
-		}
-	}
-	return counts
 }
 
 func TestSyncKindIsWhatTheDataPlaneDid(t *testing.T) {
@@ -67,7 +57,7 @@ func TestSyncKindIsWhatTheDataPlaneDid(t *testing.T) {
 	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncFull || got.kernel.chains != 3 {
 		t.Errorf("a sync that was full unasked is %s, with %d chains", got.applied.lastSync.Kind, got.kernel.chains)
 	}
-	if diff := cmp.Diff(map[string]uint64{"Full": 2, "Partial": 1}, syncs(t, a)); diff != "" {
+	if diff := cmp.Diff(map[string]float64{"Full": 2, "Partial": 1}, syncs(t, a)); diff != "" {
 		t.Errorf("syncs by kind (-want +got):\n%s", diff)
 	}
 }
@@ -125,6 +115,18 @@ func TestVerificationEndsWarnings(t *testing.T) {
 	}
 	if got := a.store.warnings(); len(got) != 0 {
 		t.Errorf("what works by now is still warned of: %q", got)
+	}
+}
+
+func TestVerificationFindsWarnings(t *testing.T) {
+	a, _, kernel, _ := inTurn(t)
+	mustSync(t, a)
+	kernel.Warn("the kubelet uses another variant")
+	if err := a.verify(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if got := a.store.warnings(); len(got) != 1 {
+		t.Errorf("what is wrong since the last write is not told: %q", got)
 	}
 }
 

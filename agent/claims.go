@@ -66,6 +66,7 @@ func (e *entry) created() time.Time {
 // of an endpoint.
 func sameClaims(a, b *v1alpha1.ServiceProxyRulesSpec) bool {
 	return a.ServiceCreated.Equal(&b.ServiceCreated) &&
+		a.HealthCheckNodePort == b.HealthCheckNodePort &&
 		slices.Equal(a.ClusterIPs, b.ClusterIPs) &&
 		slices.Equal(a.ExternalIPs, b.ExternalIPs) &&
 		slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs) &&

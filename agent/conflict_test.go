@@ -2,139 +2,129 @@ package agent
 
 import (
 	"context"
-	"errors"
-	"slices"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
-
-	"github.com/go-logr/logr/funcr"
-	"github.com/google/go-cmp/cmp"
-	"k8s.io/client-go/rest"
-	"k8s.io/utils/clock"
-
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// answers is what a probe finds, one entry a look; the last one stays. "slow"
-// is no answer in time, "" nobody or no proxy, anything else the proxy's mode.
-type answers struct {
-	list  []string
-	looks int
-}
-
-func (a *answers) probe(context.Context) (string, bool, error) {
-	answer := a.list[min(a.looks, len(a.list)-1)]
-	a.looks++
-	if answer == "slow" {
-		return "", false, errors.New("timeout")
-	}
-	return answer, answer != "", nil
-}
-
-// logged keeps what is logged.
-type logged struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (l *logged) add(_, args string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines, args)
-}
-
-// with returns the lines that hold text.
-func (l *logged) with(text string) []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(l.lines), func(line string) bool { return !strings.Contains(line, text) })
-}
-
-// newAgent returns an agent over a kernel in memory that does not run, and its
-// log.
-func newAgent(t *testing.T, probe ProbeFunc) (*Agent, *dataplanetest.Fake, *logged) {
+// server answers at any path and returns its address.
+func server(t *testing.T, handler http.HandlerFunc) string {
 	t.Helper()
-	client, err := NewClient(&rest.Config{Host: "https://192.0.2.10:6443"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	kernel, log := dataplanetest.NewFake(), &logged{}
-	a, err := New(Options{
-		NodeName: "node-1", Client: client, Probe: probe, Clock: clock.RealClock{},
-		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: kernel},
-		Log:        funcr.New(log.add, funcr.Options{Verbosity: 2}),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return a, kernel, log
+	s := httptest.NewServer(handler)
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://")
 }
 
-// fill gives the agent a complete set of one Service.
-func fill(t *testing.T, a *Agent) *rig {
-	r := &rig{store: a.store, t: t, version: 10}
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
-	r.setInventory(inventoryOf("shop.a"))
-	r.setRules(r.own())
-	return r
-}
-
-func TestAwaitTurn(t *testing.T) {
-	tests := []struct {
-		name    string
-		answers []string
-		looks   int    // until it goes on; 0: it does not
-		log     string // that must be there
+func TestProbeReadsAnswers(t *testing.T) {
+	const health = `{"lastUpdated": "2026-11-20T09:00:00Z","currentTime": "2026-11-20T09:00:00Z"}`
+	for _, tt := range []struct {
+		name string
+		at   func(string) endpoint
+		code int
+		body string
+		sign string // empty: no proxy
 	}{
-		{"nobody", []string{""}, 1, ""},
-		{"a proxy that stops", []string{"ipvs", "ipvs", ""}, 3, "Another proxy is active"},
-		{"a proxy that answers late, then runs", []string{"slow", "slow", "iptables"}, 0, "has not answered yet"},
-		{"late, then closed", []string{"slow", ""}, 2, "has not answered yet"},
-		{"never answers", []string{"slow"}, 5, "taking it for no proxy"},
-		{"the row is broken by an answer", []string{"slow", "slow", "slow", "slow", "iptables", "slow", "slow", "slow", "slow", ""}, 10, ""},
-		{"has answered before", []string{"iptables", "slow"}, 0, "Another proxy is active"},
-	}
-	for _, tt := range tests {
+		{"a mode", modeAt, 200, "iptables\n", `/proxyMode answers "iptables"`},
+		{"no mode", modeAt, 200, "", `/proxyMode answers "unknown"`},
+		{"a very long mode", modeAt, 200, strings.Repeat("x", 100_000), `xxx..."`},
+		{"something else at the port of the mode", modeAt, 404, "not found", ""},
+		{"it sends elsewhere", modeAt, 302, "iptables", ""},
+		{"health", healthAt, 200, health, "/healthz answers as a proxy does"},
+		{"bad health is a proxy's, too", healthAt, 503, health, "/healthz answers as a proxy does"},
+		{"another program's health", healthAt, 200, "ok", ""},
+		{"another program's JSON", healthAt, 200, `{"status":"ok"}`, ""},
+		{"JSON of another form", healthAt, 200, `[1]`, ""},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				found := &answers{list: tt.answers}
-				a, _, log := newAgent(t, found.probe)
-				fill(t, a)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // the bubble's
-				defer cancel()
-				if went := a.awaitTurn(ctx); went != (tt.looks > 0) {
-					t.Fatalf("goes on: %v, after %d looks", went, found.looks)
-				}
-				if tt.looks > 0 && found.looks != tt.looks {
-					t.Errorf("went on after %d looks, want %d", found.looks, tt.looks)
-				}
-				if tt.log != "" && len(log.with(tt.log)) == 0 {
-					t.Errorf("log %q lacks %q", log.lines, tt.log)
-				}
+			address := server(t, func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(tt.code)
+				_, _ = w.Write([]byte(tt.body))
 			})
+			sign, err := probe(tt.at(address))(t.Context(), "me")
+			if err != nil || (sign == "") != (tt.sign == "") || !strings.Contains(sign, tt.sign) || len(sign) > 200 {
+				t.Errorf("sign %q, error %v; want %q in it", sign, err, tt.sign)
+			}
 		})
 	}
 }
 
-func TestPendingSaysThatAPortDoesNotAnswer(t *testing.T) {
-	found := &answers{list: []string{"slow"}}
-	a, _, _ := newAgent(t, found.probe)
-	fill(t, a)
-	if a.heardNothing(1) {
-		t.Fatal("one probe without an answer is taken for nobody")
+func TestProbeTellsAgentsApart(t *testing.T) {
+	a, _, _ := newAgent(t, func(context.Context, string) (string, error) { return "", nil })
+	served := a.server("metrics", "unused", "--metrics-bind-address").Handler
+	ask := ProbeProxyMode(server(t, served.ServeHTTP))
+	if sign, err := ask(t.Context(), a.instance); sign != "" || err != nil {
+		t.Errorf("its own port: %q, %v", sign, err)
 	}
-	c := programmedCondition(a.store.snapshot(), a.facts())
-	if c.Reason != v1alpha1.ReasonPending || !strings.Contains(c.Message, "127.0.0.1:10249") || !strings.Contains(c.Message, "has not answered yet") {
-		t.Errorf("condition %+v", c)
+	if sign, _ := ask(t.Context(), "another"); !strings.Contains(sign, `answers "iptables", by another nodeproxy-agent`) {
+		t.Errorf("the port of another agent: %q", sign)
 	}
-	a.setConflict("", false)
-	c = programmedCondition(a.store.snapshot(), a.facts())
-	if diff := cmp.Diff("no complete set of rules has been written to the kernel since the agent started", c.Message); diff != "" {
-		t.Errorf("once answered (-want +got):\n%s", diff)
+	served = a.server("health", "unused", "--proxy-health-bind-address").Handler
+	address := server(t, served.ServeHTTP)
+	if sign, err := probe(healthAt(address))(t.Context(), a.instance); sign != "" || err != nil {
+		t.Errorf("its own health port: %q, %v", sign, err)
+	}
+	if sign, _ := probe(healthAt(address))(t.Context(), "another"); sign == "" {
+		t.Error("the health port of another agent tells nothing")
+	}
+}
+
+func TestProbeOfNobody(t *testing.T) {
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	if sign, err := ProbeProxyMode(strings.TrimPrefix(gone.URL, "http://"))(t.Context(), "me"); sign != "" || err != nil {
+		t.Errorf("got %q, %v", sign, err)
+	}
+}
+
+// silent is the address of a port that accepts connections and never answers.
+func silent(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts for it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() }) // nothing was written
+	return listener.Addr().String()
+}
+
+func TestProbeWithoutAnswerTellsNothing(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if sign, err := ProbeProxyMode(silent(t))(ctx, "me"); err == nil || sign != "" {
+		t.Errorf("got %q, %v, want an error", sign, err)
+	}
+}
+
+func TestProbeAsksFurtherWhereOneIsSilent(t *testing.T) {
+	answers := server(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ipvs")) })
+	ask := probe(modeAt(silent(t)), modeAt(answers))
+	if sign, err := ask(t.Context(), "me"); err != nil || !strings.Contains(sign, `"ipvs"`) {
+		t.Errorf("got %q, %v", sign, err)
+	}
+}
+
+// TestSilentPortsAreWaitedForOnce: a repair waits for the answers.
+func TestSilentPortsAreWaitedForOnce(t *testing.T) {
+	ask := probe(modeAt(silent(t)), modeAt(silent(t)), healthAt(silent(t)), healthAt(silent(t)))
+	start := time.Now()
+	if sign, err := ask(t.Context(), "me"); err == nil || sign != "" {
+		t.Errorf("got %q, %v, want an error", sign, err)
+	}
+	if took := time.Since(start); took < probeTimeout || took >= 2*probeTimeout {
+		t.Errorf("it took %s, want one time-out of %s", took, probeTimeout)
+	}
+}
+
+func TestTheFirstPortTells(t *testing.T) {
+	late := server(t, func(w http.ResponseWriter, _ *http.Request) {
+		<-time.After(50 * time.Millisecond)
+		_, _ = w.Write([]byte("first"))
+	})
+	soon := server(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("second")) })
+	if sign, err := probe(modeAt(late), modeAt(soon))(t.Context(), "me"); err != nil || !strings.Contains(sign, `"first"`) {
+		t.Errorf("got %q, %v", sign, err)
 	}
 }

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/health"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -19,9 +22,17 @@ type familyState struct {
 	// read it without the store's lock.
 	services  map[dataplane.ServiceName]*dataplane.Service
 	endpoints endpointCount
-	// dirty and full are what the next Apply must do.
-	dirty map[dataplane.ServiceName]struct{}
-	full  bool
+	// checked are those of services with a health-check node port; answered is
+	// what is answered there.
+	checked   map[dataplane.ServiceName]*dataplane.Service
+	answered  map[health.ServiceKey]health.Check
+	nodePorts int // ports of services with a node port
+	noLocal   noLocal
+	triggers  triggers
+	// dirty, full and recheck are what the next Apply must do.
+	dirty   map[dataplane.ServiceName]struct{}
+	full    bool
+	recheck bool
 	// pendingSince is when the oldest change came that waits for prepare;
 	// applyingSince that of those that prepare has taken and no Apply has
 	// brought to the kernel. Zero: none.
@@ -29,13 +40,22 @@ type familyState struct {
 	lastUpdated                 time.Time // of the last success
 	done                        bool      // a first success
 	err                         error     // of the last Apply
-	refused                     map[dataplane.ServiceName]string
-	warnings                    []string
-	kernel                      *kernelCount
-	difference                  *dataplane.Difference
+	// absent is why the node cannot program the family, which nothing needs; see
+	// needed. It is tried again at each verification (retry), and when it is
+	// needed.
+	absent     error
+	retry      bool
+	refused    map[dataplane.ServiceName]string
+	warnings   []string
+	kernel     *kernelCount
+	difference *dataplane.Difference
+	audit      auditor
+	// fullEnd is when the last full pass ended, fullTook how long it took.
+	fullEnd  time.Time
+	fullTook time.Duration
 }
 
-// kernelCount is what the kernel held of ours when it was last read in full.
+// kernelCount is what the kernel held of ours when that was last verified.
 type kernelCount struct {
 	chains, rules int
 	at            time.Time
@@ -44,10 +64,32 @@ type kernelCount struct {
 func newFamilyState() *familyState {
 	return &familyState{
 		services:  map[dataplane.ServiceName]*dataplane.Service{},
+		checked:   map[dataplane.ServiceName]*dataplane.Service{},
+		triggers:  newTriggers(),
 		endpoints: endpointCount{uses: map[netip.AddrPort]uses{}},
 		dirty:     map[dataplane.ServiceName]struct{}{},
 		full:      true,
 	}
+}
+
+// needed reports whether a Service has an address of the family. A family that
+// no Service needs is programmed where the node can, as kube-proxy does it, and
+// is no reason to complain where it cannot.
+func (f *familyState) needed() bool { return len(f.services) > 0 }
+
+// settled reports whether a family has had a first success, or none was needed
+// when that was last tried. The caller holds mu.
+func (s *store) settled(family dataplane.Family) bool {
+	f := s.families[family]
+	return f.done || f.absent != nil || s.spared(family)
+}
+
+// spared reports whether a family has failed that nothing needs, so that its
+// failure is not that of the node. It is tried again as any other. The caller
+// holds mu.
+func (s *store) spared(family dataplane.Family) bool {
+	f := s.families[family]
+	return f.err != nil && !f.needed() && s.others(family, nil)
 }
 
 // oldestPending is when the oldest change came that the kernel does not hold;
@@ -57,51 +99,6 @@ func (f *familyState) oldestPending() time.Time {
 		return f.pendingSince
 	}
 	return f.applyingSince
-}
-
-// endpointCount counts the Service ports that use an endpoint, so that
-// distinct endpoints can be counted without looking at all of them.
-type endpointCount struct {
-	uses  map[netip.AddrPort]uses
-	local int // how many of them live on this node
-}
-
-type uses struct{ all, local int32 }
-
-func (c *endpointCount) add(svc *dataplane.Service, sign int32) {
-	if svc == nil {
-		return
-	}
-	for i := range svc.Ports {
-		p := &svc.Ports[i]
-		for _, e := range p.Cluster {
-			c.count(e, sign, slices.Contains(p.Members, e))
-		}
-		for _, e := range p.Local {
-			if !slices.Contains(p.Cluster, e) {
-				c.count(e, sign, true)
-			}
-		}
-	}
-}
-
-func (c *endpointCount) count(e netip.AddrPort, sign int32, local bool) {
-	u := c.uses[e]
-	before := u.local > 0
-	u.all += sign
-	if local {
-		u.local += sign
-	}
-	if after := u.local > 0; after && !before {
-		c.local++
-	} else if before && !after {
-		c.local--
-	}
-	if u.all == 0 {
-		delete(c.uses, e)
-		return
-	}
-	c.uses[e] = u
 }
 
 // appliedState is what the kernel holds by the last success.
@@ -117,13 +114,30 @@ type appliedState struct {
 type batch struct {
 	rulesets map[dataplane.Family]*dataplane.Ruleset
 	applied  appliedState // what holds once all of it is applied
+	epoch    int          // see forget
+	// shown: nothing in it stands in for what the API has not shown.
+	shown bool
+	// partial: Services of the last good set lack this node's endpoints, to
+	// which flows may go all the same.
+	partial bool
 }
 
 // ready reports whether there is a complete set that this agent may apply.
 func (s *store) ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.inventory.listed && s.current != nil && s.refusal == nil
+	return (s.inventory.listed || s.restored.services) && s.current != nil && s.refusal == nil
+}
+
+// prepareWrite is prepare, unless enforcement is Audit or rules are to be removed:
+// then nothing is to be written, and what is dirty stays so.
+func (s *store) prepareWrite() (batch, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.inAudit() || s.removal.wanted {
+		return batch{}, false
+	}
+	return s.takeBatch(), true
 }
 
 // prepare combines the dirty Services and returns the rulesets of the families
@@ -131,12 +145,18 @@ func (s *store) ready() bool {
 func (s *store) prepare() batch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.takeBatch()
+}
+
+// takeBatch is prepare. The caller holds mu.
+func (s *store) takeBatch() batch {
 	for name, force := range s.dirty {
 		s.recombine(name, force)
 	}
 	// A new map: one that has been large once stays slow.
 	s.dirty = map[dataplane.ServiceName]bool{}
-	b := batch{rulesets: map[dataplane.Family]*dataplane.Ruleset{}, applied: appliedState{
+	s.takeChanges()
+	b := batch{epoch: s.epoch, rulesets: map[dataplane.Family]*dataplane.Ruleset{}, shown: !s.restored.active(), partial: s.restored.services && s.restored.rebooted, applied: appliedState{
 		version:          s.newestVersion,
 		generation:       s.current.Generation,
 		settingsRevision: s.current.Spec.SettingsRevision,
@@ -144,10 +164,14 @@ func (s *store) prepare() batch {
 	}}
 	for family, f := range s.families {
 		f.applyingSince, f.pendingSince = f.oldestPending(), time.Time{}
-		if f.full || len(f.dirty) > 0 {
-			b.rulesets[family] = s.ruleset(family, f, f.full)
-			f.full = false // what is marked from now on is for the next batch
-		} else {
+		switch {
+		case f.absent != nil && !f.needed() && !f.retry:
+			f.applyingSince = time.Time{}
+			clear(f.dirty) // should it come, the kernel is read
+		case f.full || f.recheck || len(f.dirty) > 0:
+			b.rulesets[family] = s.ruleset(family, f)
+			f.full, f.recheck, f.retry = false, false, false // what is marked from now on is for the next batch
+		default:
 			f.applyingSince = time.Time{}
 		}
 	}
@@ -155,13 +179,15 @@ func (s *store) prepare() batch {
 }
 
 // ruleset is everything that a family should hold. The caller holds mu.
-func (s *store) ruleset(family dataplane.Family, f *familyState, full bool) *dataplane.Ruleset {
+func (s *store) ruleset(family dataplane.Family, f *familyState) *dataplane.Ruleset {
 	return &dataplane.Ruleset{
 		Node:     s.node(family),
 		Services: f.services,
 		Dirty:    f.dirty,
-		Full:     full,
-		Prune:    s.confirmed && !s.unknownState(),
+		Full:     f.full,
+		Recheck:  f.recheck,
+		Keep:     s.keep(),
+		Prune:    s.confirmed && !s.unknownState() && len(s.old) == 0,
 	}
 }
 
@@ -192,8 +218,7 @@ func (s *store) recombine(name dataplane.ServiceName, force bool) {
 		if combine.Equal(former, svc) && !force {
 			continue
 		}
-		f.endpoints.add(former, -1)
-		f.endpoints.add(svc, +1)
+		f.tally(name, former, svc)
 		if svc == nil {
 			delete(f.services, name)
 		} else {
@@ -231,24 +256,69 @@ func (s *store) tell(e *entry, problems []string) {
 	e.problems = text
 }
 
+// excuse takes the families out of the outcomes that the node cannot program
+// and nothing needs, and notes them. Where nothing needs any, one that can be
+// programmed is asked for all the same.
+func (s *store) excuse(outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result]) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, family := range []dataplane.Family{dataplane.IPv6, dataplane.IPv4} {
+		f, outcome := s.families[family], outcomes[family]
+		if !errors.Is(outcome.Err, dataplane.ErrUnsupported) {
+			continue
+		}
+		f.done = false
+		if !f.needed() && s.others(family, outcomes) {
+			f.lack(outcome.Err)
+			delete(outcomes, family)
+		}
+	}
+}
+
+// others reports whether some other family is needed or can be programmed, by
+// the outcomes or else by what is known of it. The caller holds mu.
+func (s *store) others(family dataplane.Family, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result]) bool {
+	for other, f := range s.families {
+		can := f.done
+		if outcome, tried := outcomes[other]; tried {
+			can = !errors.Is(outcome.Err, dataplane.ErrUnsupported)
+		}
+		if other != family && (can || f.needed()) {
+			return true
+		}
+	}
+	return false
+}
+
 // commit takes the outcome of a batch. It reports whether that completes the
 // first set.
 func (s *store) commit(b batch, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result], report *v1alpha1.SyncReport) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if b.epoch != s.epoch {
+		return false // our turn has ended: what the kernel holds is not known
+	}
 	now := s.clock.Now()
-	before := s.allDone()
-	failed := false
 	for family, f := range s.families {
 		outcome, tried := outcomes[family]
 		switch {
 		case !tried:
 			f.lastUpdated = now
 		case outcome.Err != nil:
-			failed = true
-			f.full, f.err = true, outcome.Err
+			f.full, f.err, f.absent = true, outcome.Err, nil
 		default:
 			f.succeed(outcome.Value, now)
+			if report != nil && outcome.Value.Kind == v1alpha1.SyncFull {
+				f.fullEnd, f.fullTook = now, time.Duration(report.DurationMilliseconds)*time.Millisecond
+			}
+		}
+	}
+	failed := false
+	for family := range outcomes {
+		if s.spared(family) {
+			s.families[family].applyingSince = time.Time{}
+		} else if outcomes[family].Err != nil {
+			failed = true
 		}
 	}
 	if report != nil {
@@ -258,7 +328,10 @@ func (s *store) commit(b batch, outcomes map[dataplane.Family]dataplane.Outcome[
 		b.applied.lastSync = s.applied.lastSync
 		s.applied = b.applied
 	}
-	return !before && s.allDone()
+	s.noteServed(&b)
+	first := !s.complete && s.allSettled()
+	s.complete = s.complete || first
+	return first
 }
 
 // warnings are what could not be done besides the rules of Services, all
@@ -267,6 +340,20 @@ func (s *store) warnings() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.joinedWarnings()
+}
+
+// absences says of each family that is left out why.
+func (s *store) absences() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []string
+	for family, f := range s.families {
+		if f.absent != nil {
+			out = append(out, string(family)+": "+f.absent.Error())
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // refusedNames are the Services that the kernel does not take, sorted.
@@ -286,26 +373,41 @@ func (s *store) refusedNames() []string {
 // joinedWarnings are sorted, each of them once. The caller holds mu.
 func (s *store) joinedWarnings() []string {
 	var all []string
-	for _, f := range s.families {
+	for family, f := range s.families {
 		all = append(all, f.warnings...)
+		if s.spared(family) {
+			all = append(all, fmt.Sprintf("%s, which no Service uses, is not programmed: %v", family, f.err))
+		}
+		if s.current != nil && f.needed() {
+			all = append(all, factWarnings(family, s.node(family), f.nodePorts > 0)...)
+		}
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
 }
 
-// allDone reports whether every family has had a first success. The caller
-// holds mu.
-func (s *store) allDone() bool {
-	for _, f := range s.families {
-		if !f.done {
+// allSettled reports whether every family has had a first success or needs
+// none. The caller holds mu.
+func (s *store) allSettled() bool {
+	for family := range s.families {
+		if !s.settled(family) {
 			return false
 		}
 	}
 	return true
 }
 
+// lack notes that the node cannot program the family, which nothing needs.
+func (f *familyState) lack(why error) {
+	f.absent, f.err = why, nil
+	f.full = true // when it comes
+	f.applyingSince = time.Time{}
+	f.refused, f.warnings, f.kernel, f.difference = nil, nil, nil, nil
+	clear(f.dirty)
+}
+
 func (f *familyState) succeed(result dataplane.Result, now time.Time) {
-	f.err, f.done = nil, true
+	f.err, f.absent, f.done = nil, nil, true
 	f.lastUpdated, f.applyingSince = now, time.Time{}
 	f.refused = maps.Clone(result.Refused)
 	f.warnings = slices.Clone(result.Warnings)
@@ -319,44 +421,4 @@ func (f *familyState) succeed(result dataplane.Result, now time.Time) {
 // count notes what the kernel held when it was read in full.
 func (f *familyState) count(chains, rules int, now time.Time) {
 	f.kernel = &kernelCount{chains: chains, rules: rules, at: now}
-}
-
-// verifiable returns the rulesets of the families that have nothing to apply,
-// so that the kernel should hold exactly them. Only the sync loop calls it.
-func (s *store) verifiable() map[dataplane.Family]*dataplane.Ruleset {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	rulesets := map[dataplane.Family]*dataplane.Ruleset{}
-	for family, f := range s.families {
-		if f.done && !f.full && len(f.dirty) == 0 {
-			rulesets[family] = s.ruleset(family, f, false)
-		}
-	}
-	return rulesets
-}
-
-// verified takes the outcome of a verification. It reports whether some
-// family differs, could not be read, has refused Services or has warnings, and
-// therefore needs a full pass.
-func (s *store) verified(outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference]) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := s.clock.Now()
-	again := false
-	for family, outcome := range outcomes {
-		f := s.families[family]
-		if outcome.Err == nil {
-			f.difference = &outcome.Value
-			f.count(outcome.Value.Chains, outcome.Value.Rules, now)
-		}
-		// What was refused or warned of may work by now: somebody may have loaded
-		// a module.
-		if outcome.Err != nil || outcome.Value.Count > 0 || len(f.refused) > 0 || len(f.warnings) > 0 {
-			again, f.full = true, true
-			if f.pendingSince.IsZero() {
-				f.pendingSince = now
-			}
-		}
-	}
-	return again
 }

@@ -87,7 +87,7 @@ func TestHolding(t *testing.T) {
 		r.kernel.Remove("shop", "a")
 		rulesets := r.verifiable()
 		d, err := r.kernel.Verify(context.Background(), rulesets[dataplane.IPv4])
-		if err != nil || !r.verified(map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}) {
+		if err != nil || !r.compared(r.epoch, map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}, nil, false) {
 			t.Fatalf("verification sees nothing: %v, %v", d, err)
 		}
 		if s := r.snapshot(); s.difference.Count != 1 {

@@ -2,89 +2,119 @@ package agent
 
 import (
 	"net/http"
-	"time"
+	"runtime"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// metrics are the agent's metrics, in a registry of their own.
+// metrics are the agent's metrics, in a registry of their own. Those that mean
+// what kube-proxy's mean have its names and are in proxy. docs/metrics.md lists
+// all of them; a test compares.
 type metrics struct {
 	registry     *prometheus.Registry
-	syncDuration *prometheus.HistogramVec
-	syncFailures *prometheus.CounterVec
-	lastSync     *prometheus.GaugeVec
+	keep         *keepMetrics // of the last good set on disk
+	proxy        *proxyMetrics
 	verified     *prometheus.CounterVec
 	differences  *prometheus.CounterVec
+	repairs      *prometheus.CounterVec
+	flowsRemoved *prometheus.CounterVec
+	flowsRead    *prometheus.CounterVec
+	flowPasses   *prometheus.CounterVec
 	services     prometheus.Gauge
 	endpoints    prometheus.Gauge
 	held         prometheus.Gauge
 	refused      prometheus.Gauge
 	pending      prometheus.Gauge
-	conflicting  prometheus.Gauge
 	objectGone   prometheus.Gauge
 	watchFailing *prometheus.GaugeVec
+	conditions   *prometheus.GaugeVec
+	shown        map[[2]string]bool // type and reason of each series of conditions
+	build        *prometheus.GaugeVec
+	leases       *prometheus.CounterVec
+	tracking     *trackingMetrics
 }
 
 func newMetrics() *metrics {
+	registry := prometheus.NewRegistry()
+	m := registerMetrics(registry)
+	m.registry = registry
+	return m
+}
+
+// registerMetrics makes the metrics known to r.
+func registerMetrics(r prometheus.Registerer) *metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "nodeproxy_agent_" + name, Help: help})
+	}
+	gauges := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "nodeproxy_agent_" + name, Help: help}, labels)
 	}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nodeproxy_agent_" + name, Help: help}, labels)
 	}
 	m := &metrics{
-		registry: prometheus.NewRegistry(),
-		syncDuration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "nodeproxy_agent_sync_duration_seconds",
-			Help:    "How long writes to the kernel took, in seconds, by kind (Full or Partial).",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 18),
-		}, []string{"kind"}),
-		syncFailures: counter("sync_failures_total", "Writes to the kernel that failed, by IP family.", "ip_family"),
-		lastSync: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "nodeproxy_agent_last_sync_timestamp_seconds",
-			Help: "When the last successful write to the kernel ended, by IP family.",
-		}, []string{"ip_family"}),
-		verified:    counter("verifications_total", "Comparisons of the whole kernel to what is wanted, by IP family and result (same, different, failed).", "ip_family", "result"),
-		differences: counter("differences_total", "Differences that verifications found and repaired, by IP family.", "ip_family"),
-		services:    gauge("services", "Services that are programmed."),
-		endpoints:   gauge("endpoints", "Distinct endpoints of those Services."),
-		held:        gauge("held_services", "Services whose object has vanished without being released; their rules stay."),
-		refused:     gauge("refused_services", "Services that are not programmed as wanted."),
-		pending:     gauge("pending_change_seconds", "Age of the oldest change that the kernel does not hold, in seconds; 0: none."),
-		conflicting: gauge("conflicting_proxy", "1 while another proxy is active and nothing is written."),
-		objectGone:  gauge("node_proxy_rules_missing", "1 while the node's NodeProxyRules does not exist; the last known one stays in force."),
-		watchFailing: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "nodeproxy_agent_watch_failing",
-			Help: "1 while a resource cannot be read from the API.",
-		}, []string{"resource"}),
+		proxy:        newProxyMetrics(),
+		keep:         newKeepMetrics(r),
+		verified:     counter("verifications_total", "Verifications that the kernel holds what is wanted, by result (same, different, failed). The rules are read only where somebody else may have changed them.", "ip_family", "result"),
+		differences:  counter("differences_total", "Differences that verifications found.", "ip_family"),
+		repairs:      counter("repairs_total", "Repairs of rules that others had changed.", "ip_family"),
+		flowsRemoved: counter("stale_flows_removed_total", "UDP flows removed from the connection tracking table, by reason (endpoint_gone, no_endpoint, not_translated, address_gone).", "ip_family", "reason"),
+		flowsRead:    counter("flows_read_total", "UDP flows read from the connection tracking table and compared to the rules.", "ip_family"),
+		flowPasses:   counter("flow_comparisons_total", "Comparisons of UDP flows to the rules, by result (complete, failed).", "ip_family", "result"),
+		services:     gauge("services", "Services that are programmed."),
+		endpoints:    gauge("endpoints", "Distinct endpoints of the Services that are programmed."),
+		held:         gauge("held_services", "Services whose object has vanished without being released; their rules stay."),
+		refused:      gauge("refused_services", "Services that are not programmed as wanted, because the kernel refuses their rules or the agent does not know the format of their object."),
+		pending:      gauge("pending_change_seconds", "Age of the oldest change that the kernel does not hold; 0: none."),
+		objectGone:   gauge("node_proxy_rules_missing", "1 while the node's NodeProxyRules does not exist; the last known one stays in force."),
+		watchFailing: gauges("watch_failing", "1 while a resource cannot be read from the API.", "resource"),
+		conditions:   gauges("condition", "Conditions of the node's NodeProxyRules as the agent would write them now: 1 where the status is True, 0 where it is False. A condition that is absent has no series.", "type", "reason"),
+		build: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "nodeproxy_build_info", Help: "1, with the release and the version of Go that it was built with.",
+		}, []string{"version", "go_version"}),
+		leases: counter("lease_renewals_total", "Renewals of the agent's Lease, its sign of life, by result (renewed, failed).", "result"),
 	}
-	m.registry.MustRegister(
+	r.MustRegister(m.proxy.collectors()...)
+	r.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		m.syncDuration, m.syncFailures, m.lastSync, m.verified, m.differences, m.services, m.endpoints,
-		m.held, m.refused, m.pending, m.conflicting, m.objectGone, m.watchFailing,
+		m.verified, m.differences, m.repairs, m.flowsRemoved, m.flowsRead, m.flowPasses, m.services, m.endpoints,
+		m.held, m.refused, m.pending, m.objectGone, m.watchFailing, m.conditions, m.build, m.leases,
 	)
+	m.tracking = newTrackingMetrics(r)
+	registerClientMetrics(r)
 	return m
+}
+
+// begin shows what is known from the start.
+func (m *metrics) begin(version string, families []dataplane.Family) {
+	m.build.WithLabelValues(version, runtime.Version()).Set(1)
+	m.proxy.begin(families)
+	for _, result := range []string{leaseWritten, leaseFailed} {
+		m.leases.WithLabelValues(result)
+	}
+	for _, family := range families {
+		m.repairs.WithLabelValues(string(family))
+		m.differences.WithLabelValues(string(family))
+		for _, result := range []string{"same", "different", "failed"} {
+			m.verified.WithLabelValues(string(family), result)
+		}
+		for _, reason := range conntrack.Reasons() {
+			m.flowsRemoved.WithLabelValues(string(family), string(reason))
+		}
+	}
+	for _, resource := range []string{resourceServices, resourceProxies, resourceNodes} {
+		m.watchFailing.WithLabelValues(resource).Set(0)
+	}
 }
 
 func (m *metrics) handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
-}
-
-// synced counts the outcome of a sync.
-func (m *metrics) synced(kind v1alpha1.SyncKind, took time.Duration, now time.Time, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result]) {
-	m.syncDuration.WithLabelValues(string(kind)).Observe(took.Seconds())
-	for family, outcome := range outcomes {
-		if outcome.Err != nil {
-			m.syncFailures.WithLabelValues(string(family)).Inc()
-		} else {
-			m.lastSync.WithLabelValues(string(family)).Set(float64(now.UnixMilli()) / 1000)
-		}
-	}
 }
 
 // compared counts the outcome of a verification.
@@ -102,6 +132,27 @@ func (m *metrics) compared(outcomes map[dataplane.Family]dataplane.Outcome[datap
 	}
 }
 
+// repaired counts repairs of what others have changed.
+func (m *metrics) repaired(families []dataplane.Family) {
+	for _, family := range families {
+		m.repairs.WithLabelValues(string(family)).Inc()
+	}
+}
+
+// cleaned counts what a comparison of flows to the rules did.
+func (m *metrics) cleaned(family dataplane.Family, pass conntrack.Pass) {
+	result := "complete"
+	if pass.Err != nil {
+		result = "failed"
+	}
+	m.flowPasses.WithLabelValues(string(family), result).Inc()
+	m.flowsRead.WithLabelValues(string(family)).Add(float64(pass.Read))
+	m.proxy.cleaned(family, pass)
+	for reason, count := range pass.Removed {
+		m.flowsRemoved.WithLabelValues(string(family), string(reason)).Add(float64(count))
+	}
+}
+
 // show sets the gauges.
 func (m *metrics) show(s snapshot) {
 	m.services.Set(float64(s.services))
@@ -114,9 +165,38 @@ func (m *metrics) show(s snapshot) {
 		age = s.now.Sub(s.oldestPending).Seconds()
 	}
 	m.pending.Set(age)
+	m.proxy.show(s.changes)
 }
 
-func (m *metrics) conflict(active bool) { m.conflicting.Set(flag(active)) }
+// showConditions sets the gauges of conditions. Only one goroutine calls it. A
+// series that stays is never away: an alert would begin to wait anew.
+func (m *metrics) showConditions(list []metav1.Condition) {
+	now := make(map[[2]string]bool, len(list))
+	for _, c := range list {
+		now[[2]string{c.Type, c.Reason}] = true
+		m.conditions.WithLabelValues(c.Type, c.Reason).Set(flag(c.Status == metav1.ConditionTrue))
+	}
+	for former := range m.shown { // gone, or it has another reason
+		if !now[former] {
+			m.conditions.DeleteLabelValues(former[0], former[1])
+		}
+	}
+	m.shown = now
+}
+
+// Results of renewals of the Lease.
+const (
+	leaseWritten = "renewed"
+	leaseFailed  = "failed"
+)
+
+func (m *metrics) leaseRenewed(ok bool) {
+	result := leaseWritten
+	if !ok {
+		result = leaseFailed
+	}
+	m.leases.WithLabelValues(result).Inc()
+}
 
 func (m *metrics) watchTrouble(resource string, failing bool) {
 	m.watchFailing.WithLabelValues(resource).Set(flag(failing))
@@ -127,4 +207,18 @@ func flag(on bool) float64 {
 		return 1
 	}
 	return 0
+}
+
+// showMetrics brings the gauges up to date. Only one goroutine calls it.
+func (a *Agent) showMetrics(s snapshot, f facts) {
+	a.metrics.show(s)
+	if s.own != nil {
+		a.metrics.showConditions(buildStatus(s, f, nil).Conditions)
+	}
+}
+
+// trigger asks the sync loop for a sync.
+func (a *Agent) trigger() {
+	a.metrics.proxy.queued(a.fanout.Families(), a.options.Clock.Now())
+	a.loop.Trigger()
 }

@@ -18,18 +18,23 @@ func (s *store) setRules(object *v1alpha1.NodeProxyRules) {
 	defer s.mu.Unlock()
 	now := s.clock.Now()
 	known := s.rules
+	if known == nil {
+		s.conflictFound = formerConflict(object)
+		s.rememberRemoval(object)
+	}
 	s.rules, s.rulesExists, s.rulesListed = object, true, true
 	if known != nil && known.UID == object.UID && known.Generation == object.Generation && object.Generation != 0 {
 		return // only its status or metadata has changed
 	}
 	former := s.refusal
-	s.refusal = accept(object)
+	s.refusal = accept(object, s.formats)
 	if s.refusal != nil {
 		return
 	}
 	if former != nil { // others may have written to the kernel meanwhile
 		s.markFull(now)
 	}
+	s.restored.rules = false
 	s.adoptRules(object, now)
 }
 
@@ -51,13 +56,16 @@ func (s *store) object() (settings *v1alpha1.ProxySettings, r *refusal, gone boo
 // adoptRules puts an accepted object in force and marks what it changes. The
 // caller holds mu.
 func (s *store) adoptRules(object *v1alpha1.NodeProxyRules, now time.Time) {
-	former := s.current
+	former, audit := s.current, s.inAudit()
 	s.current = object
 	s.news = true // its generation, if nothing else
 	first := former == nil
 	if first || !equality.Semantic.DeepEqual(former.Spec.Settings, object.Spec.Settings) {
 		s.settings = v1alpha1.CompleteSettings(&object.Spec.Settings)
 		s.markFull(now)
+	}
+	if audit != s.inAudit() { // nothing was to be written, or has been compared
+		s.waitAnew(now)
 	}
 	if first || !slices.Equal(former.Spec.Node.Addresses, object.Spec.Node.Addresses) ||
 		!slices.Equal(former.Spec.Node.PodCIDRs, object.Spec.Node.PodCIDRs) {
@@ -83,11 +91,13 @@ func (s *store) adoptMembers(list []v1alpha1.ServiceMembers, now time.Time) {
 	}
 	for name, m := range members {
 		if !sameMembers(s.members[name], m) {
+			s.changes.endpoint(name)
 			s.mark(name, false, now)
 		}
 	}
 	for name := range s.members {
 		if members[name] == nil {
+			s.changes.endpoint(name)
 			s.mark(name, false, now)
 		}
 	}

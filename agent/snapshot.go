@@ -21,7 +21,7 @@ type snapshot struct {
 	// listed: the first list of ServiceProxyRules has come.
 	listed  bool
 	refusal *refusal
-	// done: every family has had a first success.
+	// done: every family that is needed has had a first success.
 	done          bool
 	err           error     // of the last Apply, all families joined
 	oldestPending time.Time // zero: none
@@ -37,12 +37,18 @@ type snapshot struct {
 	// services, endpoints and local are counts of what is programmed.
 	services, endpoints, local int
 	kernel                     *kernelCount
-	difference                 *dataplane.Difference
+	// restored is what stands in for what the API has not shown.
+	restored   restored
+	removal    removal
+	difference *dataplane.Difference
+	changes    changeTotals
 }
 
 // familySnapshot is one family's part of a snapshot.
 type familySnapshot struct {
-	done          bool
+	done bool
+	// lacking: the node cannot program it, as far as is known for good.
+	lacking       bool
 	lastUpdated   time.Time
 	oldestPending time.Time
 }
@@ -64,6 +70,12 @@ func (s *store) snapshot() snapshot {
 		refused:          map[dataplane.ServiceName]string{},
 		warnings:         s.joinedWarnings(),
 		applied:          s.applied,
+		restored:         s.restored,
+		removal:          s.removal,
+		changes:          s.changes.totals(),
+	}
+	if s.diskWarning != "" {
+		out.warnings = append(out.warnings, s.diskWarning)
 	}
 	for _, e := range s.held {
 		out.heldSince = earliest(out.heldSince, e.vanishedAt)
@@ -73,18 +85,21 @@ func (s *store) snapshot() snapshot {
 	}
 	outcomes := map[dataplane.Family]dataplane.Outcome[struct{}]{}
 	for family, f := range s.families {
-		outcomes[family] = dataplane.Outcome[struct{}]{Err: f.err}
-		out.addFamily(family, f)
+		if !s.spared(family) {
+			outcomes[family] = dataplane.Outcome[struct{}]{Err: f.err}
+		}
+		out.done = out.done && s.settled(family)
+		out.addFamily(family, f, s.waits(f))
 	}
 	out.err = dataplane.JoinErrors(outcomes)
 	out.services = s.countServices(out.refused)
 	return out
 }
 
-func (s *snapshot) addFamily(family dataplane.Family, f *familyState) {
-	pending := f.oldestPending()
-	s.families[family] = familySnapshot{done: f.done, lastUpdated: f.lastUpdated, oldestPending: pending}
-	s.done = s.done && f.done
+func (s *snapshot) addFamily(family dataplane.Family, f *familyState, pending time.Time) {
+	s.families[family] = familySnapshot{
+		done: f.done, lacking: f.lacking(), lastUpdated: f.lastUpdated, oldestPending: pending,
+	}
 	s.oldestPending = earliest(s.oldestPending, pending)
 	if !f.done {
 		return

@@ -24,24 +24,30 @@ const (
 	maxExample = 256
 )
 
-// reasonNoConflict is the reason of ConflictingProxy once there is none any
-// more. A node that never had one does not have the condition.
-const reasonNoConflict = "NoConflict"
-
 // failedMeanwhile ends what is said of a failed write. One that fails late has
 // written most.
 const failedMeanwhile = "what could be written is written, all else stays as it was; the agent tries again"
 
 // facts are what the agent knows of itself.
 type facts struct {
-	version   string
-	started   time.Time
-	kernel    string
-	iptables  string
-	families  []dataplane.Family
-	proxyMode string // of another proxy that is active; empty: none
-	// unanswered: it cannot be told yet whether another proxy is active.
+	version  string
+	started  time.Time
+	kernel   string
+	iptables string
+	formats  formats
+	families []dataplane.Family
+	audit    bool // enforcement is Audit
+	removing bool // rules are to be removed, or have been
+	// What is known of other proxies: see turn.
+	otherProxy string
+	otherGone  time.Time
+	otherWait  time.Duration
 	unanswered bool
+	tracking   trackingFacts
+	drift      driftFacts
+	// warnings are what besides rules could not be done.
+	warnings  []string
+	leftovers []string
 }
 
 // buildStatus is the status that the snapshot amounts to. Conditions whose
@@ -59,7 +65,7 @@ func buildStatus(s snapshot, f facts, former []metav1.Condition) v1alpha1.NodePr
 		LastSync:               s.applied.lastSync,
 		Agent: &v1alpha1.AgentReport{
 			Version: f.version, StartTime: seconds(f.started), Kernel: f.kernel, IPTables: f.iptables,
-			FormatVersions: formatVersions(),
+			FormatVersions: f.formats,
 		},
 	}
 	for _, family := range f.families {
@@ -77,6 +83,8 @@ func buildStatus(s snapshot, f facts, former []metav1.Condition) v1alpha1.NodePr
 			Count: int32(s.difference.Count), Examples: examples(s.difference.Examples),
 		}
 	}
+	status.Conntrack = f.tracking.report
+	status.Drift = &f.drift.report
 	programmed := programmedCondition(s, f)
 	status.ObservedGeneration = observedGeneration(s, programmed)
 	status.Conditions = conditions(s, f, programmed, status.ObservedGeneration, former)
@@ -94,16 +102,13 @@ func observedGeneration(s snapshot, programmed metav1.Condition) int64 {
 
 func conditions(s snapshot, f facts, programmed metav1.Condition, generation int64, former []metav1.Condition) []metav1.Condition {
 	wanted := []metav1.Condition{acceptedCondition(s), programmed}
-	if f.proxyMode != "" {
-		wanted = append(wanted, metav1.Condition{
-			Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue,
-			Reason: v1alpha1.ReasonConflictingProxy, Message: conflictMessage(f.proxyMode),
-		})
-	} else if meta.FindStatusCondition(former, v1alpha1.ConditionConflictingProxy) != nil {
-		wanted = append(wanted, metav1.Condition{
-			Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionFalse,
-			Reason: reasonNoConflict, Message: "no other proxy is active on this node",
-		})
+	for _, c := range []*metav1.Condition{
+		fallbackCondition(former), conflictCondition(f, former),
+		pressureCondition(f.tracking.report, former), driftedCondition(f.drift, former),
+	} {
+		if c != nil {
+			wanted = append(wanted, *c)
+		}
 	}
 	out := make([]metav1.Condition, 0, len(wanted))
 	for _, c := range wanted {
@@ -118,13 +123,25 @@ func conditions(s snapshot, f facts, programmed metav1.Condition, generation int
 	return out
 }
 
+// fallbackCondition takes back what somebody else has written: this release never
+// falls back to another mode.
+func fallbackCondition(former []metav1.Condition) *metav1.Condition {
+	if meta.FindStatusCondition(former, v1alpha1.ConditionModeFallback) == nil {
+		return nil
+	}
+	return &metav1.Condition{
+		Type: v1alpha1.ConditionModeFallback, Status: metav1.ConditionFalse,
+		Reason: v1alpha1.ReasonNoFallback, Message: "the mode that runs is the one that is asked for",
+	}
+}
+
 func acceptedCondition(s snapshot) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
 	switch {
 	case s.refusal != nil:
 		c.Reason, c.Message = s.refusal.reason, s.refusal.message
 	case errors.Is(s.err, dataplane.ErrUnsupported):
-		c.Reason, c.Message = v1alpha1.ReasonUnsupported, s.err.Error()+"; the agent tries again until it works"
+		c.Reason, c.Message = v1alpha1.ReasonUnsupported, oneLine(s.err)+"; the agent tries again until it works"
 	default:
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonAccepted, "the agent understands this object and the node can do what it asks"
 	}
@@ -135,37 +152,59 @@ func acceptedCondition(s snapshot) metav1.Condition {
 // besides could not be done.
 func programmedCondition(s snapshot, f facts) metav1.Condition {
 	c := programmedRow(s, f)
-	if c.Status == metav1.ConditionTrue && len(s.warnings) > 0 {
-		c.Message += "; but: " + strings.Join(s.warnings, "; ")
+	if all := slices.Concat(s.warnings, f.warnings, f.leftovers, f.tracking.warnings); c.Status == metav1.ConditionTrue && len(all) > 0 {
+		c.Message += "; but: " + strings.Join(all, "; ")
+	}
+	if c.Status == metav1.ConditionTrue && f.drift.message != "" {
+		c.Message += "; but somebody else undoes it again and again: see the condition " + v1alpha1.ConditionDrifted
 	}
 	return c
 }
 
-// programmedRow is the first row of the design's table that applies.
+// programmedRow is the first row of the design's table that applies. Removed comes
+// before ConflictingProxy: where another proxy is active there is nothing to
+// remove, and nobody has to wait for this node.
 func programmedRow(s snapshot, f facts) metav1.Condition {
 	row := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
 		return metav1.Condition{Type: v1alpha1.ConditionProgrammed, Status: status, Reason: reason, Message: message}
 	}
 	switch {
-	case f.proxyMode != "":
-		return row(metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, conflictMessage(f.proxyMode))
+	case s.removal.wanted:
+		return removalRow(s.removal, f)
+	case f.conflict() != "":
+		return row(metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, conflictMessage(f))
 	case s.refusal != nil:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "not accepted: "+s.refusal.message)
+	case s.err != nil && f.audit:
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel cannot be compared to what is wanted: "+oneLine(s.err)+"; the agent tries again")
 	case s.err != nil:
-		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, s.err.Error()+"; "+failedMeanwhile)
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, oneLine(s.err)+"; "+failedMeanwhile)
 	case !s.done:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, firstSetMessage(s, f))
-	case !s.oldestPending.IsZero() && s.now.Sub(s.oldestPending) > patience:
+	case f.audit && s.waitsFor(auditPatience):
+		return row(metav1.ConditionFalse, v1alpha1.ReasonPending,
+			"changes wait since "+s.oldestPending.UTC().Format(time.RFC3339)+" to be compared to the kernel; see the agent's log on this node")
+	case f.audit:
+		return auditCondition(s, f)
+	case s.waitsFor(patience):
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending,
 			"changes wait since "+s.oldestPending.UTC().Format(time.RFC3339)+" to be written to the kernel; see the agent's log on this node")
 	case len(s.refused) > 0:
 		return row(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused,
-			fmt.Sprintf("not programmed as wanted: %d of the Services, all others are: %s", len(s.refused), strings.Join(refusedExamples(s.refused), "; ")))
+			fmt.Sprintf("all Services are programmed but %d, whose rules the kernel refuses: %s", len(s.refused), strings.Join(refusedExamples(s.refused), "; ")))
 	case s.heldTooLong() || s.unconfirmedTooLong():
 		return row(metav1.ConditionTrue, v1alpha1.ReasonHeld, heldMessage(s))
 	default:
 		return row(metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted")
 	}
+}
+
+// oneLine joins the lines of errors that were joined, one for each family.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// waitsFor reports whether a change has been waiting for longer than that.
+func (s *snapshot) waitsFor(limit time.Duration) bool {
+	return !s.oldestPending.IsZero() && s.now.Sub(s.oldestPending) > limit
 }
 
 func (s *snapshot) heldTooLong() bool {
@@ -177,7 +216,10 @@ func (s *snapshot) unconfirmedTooLong() bool {
 }
 
 func firstSetMessage(s snapshot, f facts) string {
-	if f.unanswered {
+	if f.audit && s.listed {
+		return "enforcement is Audit: the kernel has not been compared to what is wanted yet"
+	}
+	if f.unanswered && !f.audit {
 		return fmt.Sprintf("%s, where kube-proxy would answer, accepts connections but has not answered yet: nothing is written until it answers, its port is closed, or %d requests in a row got no answer; if kube-proxy runs on this node, stop it", ProxyModeAddress, probeLimit)
 	}
 	if !s.listed {
@@ -188,6 +230,9 @@ func firstSetMessage(s snapshot, f facts) string {
 
 func heldMessage(s snapshot) string {
 	var parts []string
+	if text := s.restoredMessage(); text != "" {
+		parts = append(parts, text)
+	}
 	if n := len(s.held); n > 0 && s.heldTooLong() {
 		shown := s.held[:min(n, 3)]
 		names := make([]string, 0, len(shown))
@@ -199,7 +244,7 @@ func heldMessage(s snapshot) string {
 		}
 		parts = append(parts, fmt.Sprintf("the ServiceProxyRules of %d Services have vanished while their Services have not ended (%s): their rules stay until the objects return or the controller confirms that the Services are gone", n, strings.Join(names, ", ")))
 	}
-	if s.unconfirmedTooLong() {
+	if s.unconfirmedTooLong() && !s.restored.services {
 		if s.inventoryKnown {
 			parts = append(parts, "the ServiceProxyRules are not those that status.inventory of the NodeProxy counts: no rules are removed until they are; is the controller running?")
 		} else {
@@ -207,11 +252,6 @@ func heldMessage(s snapshot) string {
 		}
 	}
 	return strings.Join(parts, "; ")
-}
-
-func conflictMessage(mode string) string {
-	return fmt.Sprintf("another proxy is active on this node (http://%s/proxyMode answers %q): nothing is written and none of its ports is opened; stop it on this node (kube-proxy: delete its DaemonSet, or keep its pods off this node) and the agent takes over",
-		ProxyModeAddress, clip(mode, 64))
 }
 
 func refusedServices(refused map[dataplane.ServiceName]string) *v1alpha1.RefusedServices {
@@ -243,14 +283,6 @@ func clip(text string, n int) string {
 		text = text[:n-3] + "..."
 	}
 	return strings.ToValidUTF8(text, "?")
-}
-
-func formatVersions() []int32 {
-	var versions []int32
-	for v := int32(1); v <= v1alpha1.FormatVersion; v++ {
-		versions = append(versions, v)
-	}
-	return versions
 }
 
 // seconds is t as the API stores it.

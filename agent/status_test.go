@@ -18,7 +18,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-var facts4 = facts{version: "v0.1.0", started: epoch, kernel: "6.18.0", iptables: "1.8.9 (nf_tables)", families: []dataplane.Family{dataplane.IPv4}}
+var facts4 = facts{version: "v0.1.0", started: epoch, kernel: "6.18.0", iptables: "1.8.9 (nf_tables)", formats: v1alpha1.FormatVersions(), families: []dataplane.Family{dataplane.IPv4}}
 
 // programmed is a snapshot of an agent that has done all there is to do.
 func programmed() snapshot {
@@ -46,9 +46,12 @@ func TestConditions(t *testing.T) {
 		message    string // in that of Programmed
 	}{
 		{"all is well", func(*snapshot, *facts) {}, "True Accepted", "True Programmed", "holds what is wanted"},
-		{"another proxy", func(s *snapshot, f *facts) { f.proxyMode = "ipvs" }, "True Accepted", "False ConflictingProxy", `answers "ipvs"`},
-		{"another proxy comes before a failure", func(s *snapshot, f *facts) { f.proxyMode, s.err = "ipvs", errors.New("x") }, "True Accepted", "False ConflictingProxy", ""},
-		{"another proxy, and not accepted", func(s *snapshot, f *facts) { f.proxyMode, s.refusal = "ipvs", &refusal{"Unsupported", "m"} }, "False Unsupported", "False ConflictingProxy", ""},
+		{"another proxy", func(s *snapshot, f *facts) { f.otherProxy = "ipvs answers" }, "True Accepted", "False ConflictingProxy", "(ipvs answers): nothing is written"},
+		{"another proxy that has just gone", func(s *snapshot, f *facts) {
+			f.otherProxy, f.otherGone, f.otherWait = "ipvs answers", ago(time.Second), 10*time.Second
+		}, "True Accepted", "False ConflictingProxy", "has shown no sign since 2026-11-20T08:59:59Z: nothing is written and none of its ports is opened until 10s have gone by"},
+		{"another proxy comes before a failure", func(s *snapshot, f *facts) { f.otherProxy, s.err = "ipvs", errors.New("x") }, "True Accepted", "False ConflictingProxy", ""},
+		{"another proxy, and not accepted", func(s *snapshot, f *facts) { f.otherProxy, s.refusal = "ipvs", &refusal{"Unsupported", "m"} }, "False Unsupported", "False ConflictingProxy", ""},
 		{"not accepted", func(s *snapshot, _ *facts) {
 			s.refusal = &refusal{"Unsupported", "spec.settings.mode: IPVS is not supported"}
 		}, "False Unsupported", "False Failed", "spec.settings.mode"},
@@ -61,7 +64,7 @@ func TestConditions(t *testing.T) {
 		{"a change waits for longer", func(s *snapshot, _ *facts) { s.oldestPending = ago(10*time.Second + 1) }, "True Accepted", "False Pending", "wait since 2026-11-20T08:59:49Z"},
 		{"refused Services", func(s *snapshot, _ *facts) {
 			s.refused = map[dataplane.ServiceName]string{name("b"): "line 3", name("a"): "line 2"}
-		}, "True Accepted", "True SomeServicesRefused", "not programmed as wanted: 2 of the Services, all others are: shop/a: line 2; shop/b: line 3"},
+		}, "True Accepted", "True SomeServicesRefused", "all Services are programmed but 2, whose rules the kernel refuses: shop/a: line 2; shop/b: line 3"},
 		{"refused Services come before held ones", func(s *snapshot, _ *facts) {
 			s.refused = map[dataplane.ServiceName]string{name("b"): "line 3"}
 			s.held, s.heldSince = []dataplane.ServiceName{name("a")}, ago(time.Minute)
@@ -77,6 +80,24 @@ func TestConditions(t *testing.T) {
 		}, "True Accepted", "True Held", "; but: x cannot be set; y neither"},
 		{"unconfirmed for less than 10 s", func(s *snapshot, _ *facts) { s.unconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
 		{"the inventory differs", func(s *snapshot, _ *facts) { s.unconfirmedSince = ago(time.Minute) }, "True Accepted", "True Held", "status.inventory"},
+		{"leftovers of another proxy", func(_ *snapshot, f *facts) { f.leftovers = []string{"device kube-ipvs0 is left"} }, "True Accepted", "True Programmed", "; but: device kube-ipvs0 is left"},
+		{"Audit, nobody else", func(_ *snapshot, f *facts) { f.audit = true }, "True Accepted", "True AuditInSync", "nobody maintains the rules"},
+		{"Audit beside another proxy is no conflict", func(_ *snapshot, f *facts) { f.audit, f.otherProxy = true, "x answers" }, "True Accepted", "True AuditInSync", "another proxy runs on this node (x answers)"},
+		{"Audit, another proxy has gone", func(_ *snapshot, f *facts) {
+			f.audit, f.otherProxy, f.otherGone = true, "x answers", ago(time.Second)
+		}, "True Accepted", "True AuditInSync", "has shown no sign since 2026-11-20T08:59:59Z"},
+		{"Audit differs", func(s *snapshot, f *facts) {
+			f.audit, s.difference = true, &dataplane.Difference{Count: 3, Examples: []string{"a", "b", "c"}}
+		}, "True Accepted", "False AuditDiffers", "differs from what is wanted: status.difference says where"},
+		{"Audit comes before refused and held Services", func(s *snapshot, f *facts) {
+			f.audit, s.held, s.heldSince = true, []dataplane.ServiceName{name("a")}, ago(time.Minute)
+			s.refused = map[dataplane.ServiceName]string{name("b"): "line 3"}
+		}, "True Accepted", "True AuditInSync", ""},
+		{"Audit, not compared yet", func(s *snapshot, f *facts) { f.audit, s.done = true, false }, "True Accepted", "False Pending", "has not been compared"},
+		{"Audit, a change waits", func(s *snapshot, f *facts) { f.audit, s.oldestPending = true, ago(30*time.Second+1) }, "True Accepted", "False Pending", "to be compared"},
+		{"Audit, a change waits its turn", func(s *snapshot, f *facts) { f.audit, s.oldestPending = true, ago(30*time.Second) }, "True Accepted", "True AuditInSync", ""},
+		{"Audit, not readable", func(s *snapshot, f *facts) { f.audit, s.err = true, errors.New("iptables-save: no") }, "True Accepted", "False Failed", "cannot be compared to what is wanted: iptables-save: no"},
+		{"Audit, not accepted", func(s *snapshot, f *facts) { f.audit, s.refusal = true, &refusal{"Invalid", "m"} }, "False Invalid", "False Failed", ""},
 		{"no NodeProxy", func(s *snapshot, _ *facts) { s.unconfirmedSince, s.inventoryKnown = ago(time.Minute), false }, "True Accepted", "True Held", `no NodeProxy "cluster"`},
 	}
 	for _, tt := range tests {
@@ -104,7 +125,7 @@ func TestConditions(t *testing.T) {
 				t.Errorf("message %q lacks %q", m, tt.message)
 			}
 			conflict := "absent"
-			if f.proxyMode != "" {
+			if f.conflict() != "" {
 				conflict = "True ConflictingProxy"
 			}
 			if got := show(v1alpha1.ConditionConflictingProxy); got != conflict {
@@ -134,6 +155,7 @@ func TestStatusFigures(t *testing.T) {
 		Kernel:     &v1alpha1.KernelCounts{VerifiedTime: seconds(epoch), Chains: 4815, Rules: 13021},
 		LastSync:   &v1alpha1.SyncReport{Time: seconds(epoch), DurationMilliseconds: 21, Kind: "Partial", ServicesChanged: 1},
 		Difference: &v1alpha1.DifferenceReport{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}},
+		Drift:      &v1alpha1.DriftReport{},
 		Agent: &v1alpha1.AgentReport{Version: "v0.1.0", StartTime: seconds(epoch), Kernel: "6.18.0",
 			IPTables: "1.8.9 (nf_tables)", FormatVersions: []int32{1}},
 	}
@@ -170,10 +192,14 @@ func TestTransitionTimes(t *testing.T) {
 type board struct {
 	stored *v1alpha1.NodeProxyRules
 	writes int
+	tries  int
 	err    error
 }
 
+func half() float64 { return 0.5 }
+
 func (b *board) apply(_ context.Context, _ string, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error) {
+	b.tries++
 	if b.err != nil {
 		return nil, b.err
 	}
@@ -216,7 +242,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	start := func() *world {
 		s := programmed()
 		w := &world{s: s, f: facts4, b: &board{stored: s.own}, clock: clocktesting.NewFakePassiveClock(s.now)}
-		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: s.now}
+		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: s.now, share: half}
 		return w
 	}
 	// written returns a world whose status has just been written.
@@ -277,6 +303,18 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		expect(t, w, 4*time.Second, false)
 		expect(t, w, time.Second, true)
 	})
+	t.Run("other families within 5 s", func(t *testing.T) {
+		w := written(t)
+		w.s.families = nil
+		expect(t, w, 4*time.Second, false)
+		expect(t, w, time.Second, true)
+	})
+	t.Run("another number of local endpoints within 5 s", func(t *testing.T) {
+		w := written(t)
+		w.s.local++
+		expect(t, w, 4*time.Second, false)
+		expect(t, w, time.Second, true)
+	})
 	t.Run("figures alone after 5 min", func(t *testing.T) {
 		w := written(t)
 		w.s.services++
@@ -287,6 +325,37 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		w.s.applied.settingsRevision = "0" // takes the figures along
 		expect(t, w, 0, true)
 		expect(t, w, time.Hour, false)
+	})
+	t.Run("a repair within 5 s, many once a minute", func(t *testing.T) {
+		w := written(t)
+		w.f.drift.report.Repairs = 1
+		expect(t, w, 4*time.Second, false)
+		expect(t, w, time.Second, true)
+		w.f.drift.report.Repairs = 2
+		expect(t, w, 59*time.Second, false)
+		w.f.drift.report.Repairs = 3
+		expect(t, w, time.Second, true)
+		expect(t, w, time.Hour, false)
+	})
+	t.Run("another difference within 5 s, many once a minute", func(t *testing.T) {
+		w := written(t)
+		w.f.audit = true
+		w.s.difference = &dataplane.Difference{Count: 1, Examples: []string{"a"}}
+		expect(t, w, 0, true) // its reason
+		w.s.difference = &dataplane.Difference{Count: 2, Examples: []string{"a", "b"}}
+		expect(t, w, 4*time.Second, false)
+		expect(t, w, time.Second, true)
+		writes := w.b.writes
+		for i := range 59 { // wrong settings, and rules that come and go
+			w.s.difference = &dataplane.Difference{Count: 3 + i, Examples: []string{fmt.Sprint(i)}}
+			expect(t, w, time.Second, false)
+		}
+		expect(t, w, time.Second, true)
+		if got := w.b.stored.Status.Difference; w.b.writes != writes+1 || got.Count != 61 {
+			t.Errorf("%d writes in a minute, the last says %+v", w.b.writes-writes, got)
+		}
+		w.s.difference.Examples = []string{"b"}
+		expect(t, w, time.Minute, false) // a figure
 	})
 	t.Run("what somebody else has written, at most once a second", func(t *testing.T) {
 		w := written(t)
@@ -319,13 +388,30 @@ func TestWhenStatusIsWritten(t *testing.T) {
 			t.Error("written because of a version from before the last write")
 		}
 	})
-	t.Run("a failed write is tried again after 5 s", func(t *testing.T) {
+	t.Run("failed writes are tried again ever more seldom", func(t *testing.T) {
 		w := start()
 		w.b.err = errors.New("no API")
 		expect(t, w, 0, false)
+		// 0.75 of 5, 10, 20 and then 30 s, by share.
+		for _, ms := range []time.Duration{3750, 7500, 15000, 22500, 22500} {
+			w.b.tries = 0
+			expect(t, w, ms*time.Millisecond-time.Millisecond, false)
+			if w.b.tries != 0 {
+				t.Errorf("tried again before %v ms", int64(ms))
+			}
+			expect(t, w, time.Millisecond, false)
+			if w.b.tries != 1 {
+				t.Errorf("%d tries after %v ms", w.b.tries, int64(ms))
+			}
+		}
 		w.b.err = nil
-		expect(t, w, 4*time.Second, false)
-		expect(t, w, time.Second, true)
+		expect(t, w, 22500*time.Millisecond, true)
+		w.s.services++
+		w.b.err = errors.New("no API")
+		expect(t, w, figuresPause, false)
+		w.b.err = nil
+		expect(t, w, 3749*time.Millisecond, false)
+		expect(t, w, time.Millisecond, true) // the pauses begin anew
 	})
 	t.Run("an object made anew is written at once", func(t *testing.T) {
 		w := written(t)
@@ -339,7 +425,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("a restart does not touch a stored status for 10 s", func(t *testing.T) {
 		w := written(t)
-		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: w.s.now}
+		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: w.s.now, share: half}
 		w.s.done, w.s.applied = false, appliedState{}
 		expect(t, w, 9*time.Second, false)
 		expect(t, w, time.Second, true)
@@ -349,8 +435,8 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("a restart beside another proxy says so at once", func(t *testing.T) {
 		w := written(t)
-		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: w.s.now}
-		w.s.done, w.s.applied, w.f.proxyMode = false, appliedState{}, "iptables"
+		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: w.s.now, share: half}
+		w.s.done, w.s.applied, w.f.otherProxy = false, appliedState{}, "iptables"
 		expect(t, w, 0, true)
 	})
 	t.Run("a fresh node says Pending at once", func(t *testing.T) {

@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -13,11 +15,19 @@ import (
 )
 
 const (
-	// statusPause is the least time between writes that are not urgent, and
-	// before a failed write is tried again.
+	// statusPause is the least time between writes that are not urgent.
 	statusPause = 5 * time.Second
+	// firstStatusRetry and lastStatusRetry bound the pauses before a failed write
+	// is tried again.
+	firstStatusRetry = 5 * time.Second
+	lastStatusRetry  = 30 * time.Second
 	// figuresPause is the least time between writes of figures alone.
 	figuresPause = 5 * time.Minute
+	// repairsPause is the least time between writes because rules were repaired:
+	// a single repair is told of soon, many in a row are gathered.
+	repairsPause = time.Minute
+	// differencePause is the same where the number of differences has changed.
+	differencePause = time.Minute
 	// contestPause is the least time between writes against somebody who
 	// edits the status.
 	contestPause = time.Second
@@ -35,12 +45,19 @@ type statusWriter struct {
 	apply   applyStatus
 	log     logr.Logger
 	started time.Time
+	// share is a random number from 0 to 1: agents must not try again together.
+	share func() float64
 
 	last     *v1alpha1.NodeProxyRules // as stored by the last write
 	lastTime time.Time                // of the last write
-	failed   time.Time                // of the last attempt, if it failed
+	repairs  time.Time                // of the last write of a new number of repairs
+	differed time.Time                // of the last write for a new number of differences
+	retryAt  time.Time                // not before, if the last attempt failed
+	retry    time.Duration            // the longest pause after that
 	failure  string
 }
+
+func randomShare() float64 { return rand.Float64() }
 
 // urgency is how soon a status has to be written.
 type urgency int
@@ -48,6 +65,8 @@ type urgency int
 const (
 	notAtAll   urgency = iota
 	withOthers         // figures alone
+	differing          // another number of differences
+	repaired           // rules that others had changed
 	soon
 	atOnce
 	contested // somebody else has edited the status
@@ -83,18 +102,26 @@ func (w *statusWriter) write(ctx context.Context, s snapshot, f facts) bool {
 	now := w.clock.Now()
 	if err != nil {
 		if w.failure != err.Error() && ctx.Err() == nil {
-			w.log.Error(err, "Could not write the status of the NodeProxyRules; trying again every 5 s. The rules in the kernel are not affected", "nodeProxyRules", stored.Name)
+			w.log.Error(err, "Could not write the status of the NodeProxyRules; trying again, at most 30 s apart. The rules in the kernel are not affected", "nodeProxyRules", stored.Name)
 		}
-		w.failed, w.failure = now, err.Error()
+		w.retry = min(max(2*w.retry, firstStatusRetry), lastStatusRetry)
+		w.retryAt = now.Add(time.Duration(float64(w.retry) * (0.5 + w.share()/2)))
+		w.failure = err.Error()
 		return false
 	}
+	if u == repaired {
+		w.repairs = now
+	}
+	if u == differing {
+		w.differed = now
+	}
 	w.last, w.lastTime = object, now
-	w.failed, w.failure = time.Time{}, ""
+	w.retryAt, w.retry, w.failure = time.Time{}, 0, ""
 	return true
 }
 
 func (w *statusWriter) due(u urgency, starting bool, now time.Time, stored *v1alpha1.NodeProxyRulesStatus) bool {
-	if !w.failed.IsZero() && now.Sub(w.failed) < statusPause {
+	if now.Before(w.retryAt) {
 		return false
 	}
 	// After a restart the kernel still holds what the stored status says. A
@@ -111,6 +138,10 @@ func (w *statusWriter) due(u urgency, starting bool, now time.Time, stored *v1al
 		return since >= contestPause
 	case soon:
 		return since >= statusPause
+	case repaired:
+		return since >= statusPause && now.Sub(w.repairs) >= repairsPause
+	case differing:
+		return since >= statusPause && now.Sub(w.differed) >= differencePause
 	case withOthers:
 		return since >= figuresPause
 	default:
@@ -120,7 +151,7 @@ func (w *statusWriter) due(u urgency, starting bool, now time.Time, stored *v1al
 
 // starting reports whether nothing is known yet that deserves a status.
 func starting(s snapshot, f facts) bool {
-	return !s.done && s.err == nil && s.refusal == nil && f.proxyMode == ""
+	return !s.done && s.err == nil && s.refusal == nil && f.conflict() == ""
 }
 
 // urgent compares the wanted status to the stored one. Conditions of types
@@ -145,9 +176,35 @@ func urgent(wanted, stored *v1alpha1.NodeProxyRulesStatus) urgency {
 		return notAtAll
 	case !sameReasons, wanted.Mode != stored.Mode, wanted.SettingsRevision != stored.SettingsRevision:
 		return atOnce
-	case !sameMessages, wanted.ObservedGeneration != stored.ObservedGeneration:
+	case !sameMessages, wanted.ObservedGeneration != stored.ObservedGeneration, !slices.Equal(wanted.Families, stored.Families),
+		trackingMoved(wanted.Conntrack, stored.Conntrack):
 		return soon
+	case wanted.LocalEndpoints != stored.LocalEndpoints:
+		return soon // it concerns this node alone, unlike the other counts
+	case differencesOver(wanted.Difference, stored.Difference):
+		return soon // it is not as bad as it says
+	case repairsOf(wanted) != repairsOf(stored):
+		return repaired
+	case differenceMoved(wanted.Difference, stored.Difference):
+		return differing
 	default:
 		return withOthers
 	}
+}
+
+// differencesOver reports whether a difference is told of that is none any more.
+func differencesOver(wanted, stored *v1alpha1.DifferenceReport) bool {
+	return wanted != nil && stored != nil && wanted.Count == 0 && stored.Count > 0
+}
+
+// differenceMoved reports whether there are more or fewer differences than before.
+func differenceMoved(wanted, stored *v1alpha1.DifferenceReport) bool {
+	return wanted != nil && stored != nil && wanted.Count != stored.Count
+}
+
+func repairsOf(s *v1alpha1.NodeProxyRulesStatus) int64 {
+	if s.Drift == nil {
+		return 0
+	}
+	return s.Drift.Repairs
 }

@@ -41,6 +41,7 @@ type entry struct {
 type store struct {
 	clock    clock.PassiveClock
 	nodeName string
+	formats  formats
 	report   func(service dataplane.ServiceName, problem string)
 
 	mu sync.Mutex // guards everything below
@@ -50,6 +51,7 @@ type store struct {
 	foreign   map[dataplane.ServiceName]*entry // those whose newest state is refused
 	odd       map[string]struct{}              // names of objects that are no Service's
 	claims    claims
+	changes   changeLog
 	inventory *inventory
 	// confirmed: list and inventory have agreed since the start, so that what
 	// belongs to no Service may be removed.
@@ -59,6 +61,14 @@ type store struct {
 	unconfirmedSince time.Time
 	// newestVersion is the newest resourceVersion of a ServiceProxyRules seen.
 	newestVersion string
+	// restored is what stands in for what the API has not shown since the start,
+	// old names the Services that it has not shown, whose rules in the kernel may
+	// be newer. former looks for a last good set that holds other names than a
+	// first list; nil: there is none. diskWarning says why none can be written.
+	restored    restored
+	old         map[dataplane.ServiceName]struct{}
+	former      func(names int, hash uint64) *goodSet
+	diskWarning string
 	// news: something has come that a sync has to take up; see takeNews.
 	news bool
 
@@ -77,18 +87,35 @@ type store struct {
 	dirty    map[dataplane.ServiceName]bool
 	families map[dataplane.Family]*familyState
 	applied  appliedState
+	complete bool // a first complete set has been applied
+	// shownServed: since the start one has been applied, or compared, all of which
+	// the API has shown.
+	shownServed bool
+	// epoch counts how often what is known of the kernel was dropped, and
+	// conflictFound is what the stored status said at first; see turn.go.
+	epoch         int
+	conflictFound bool
+	// proxyListed: the API has shown whether there is a NodeProxy; proxyLive: there
+	// is one that is not being deleted. removal is what follows if it is.
+	proxyListed, proxyLive bool
+	removal                removal
+	// otherProxy: another proxy is or has just been active on the node.
+	otherProxy bool
 }
 
 func newStore(clk clock.PassiveClock, nodeName string, families []dataplane.Family, report func(dataplane.ServiceName, string)) *store {
 	s := &store{
 		clock:            clk,
 		nodeName:         nodeName,
+		formats:          v1alpha1.FormatVersions(),
 		report:           report,
 		services:         map[dataplane.ServiceName]*entry{},
 		held:             map[dataplane.ServiceName]*entry{},
 		foreign:          map[dataplane.ServiceName]*entry{},
 		odd:              map[string]struct{}{},
+		old:              map[dataplane.ServiceName]struct{}{},
 		claims:           claims{},
+		changes:          newChangeLog(clk.Now()),
 		inventory:        newInventory(),
 		unconfirmedSince: clk.Now(),
 		members:          map[dataplane.ServiceName]*v1alpha1.ServiceMembers{},
@@ -111,9 +138,13 @@ func splitName(object string) (dataplane.ServiceName, bool) {
 // replaceServices takes a new, complete list. What was there and is not in it
 // has vanished.
 func (s *store) replaceServices(list []*v1alpha1.ServiceProxyRules) {
+	lacked := s.lackedBy(list) // reads a file
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
+	if lacked != nil {
+		s.restoreServices(lacked, now)
+	}
 	present := make(map[string]struct{}, len(list))
 	var add, remove []string
 	for _, object := range list {
@@ -141,6 +172,7 @@ func (s *store) replaceServices(list []*v1alpha1.ServiceProxyRules) {
 	}
 	if !s.inventory.listed {
 		s.inventory.listed, s.news = true, true // even if it is empty
+		s.listArrived(now)
 	}
 	s.reconcile(now)
 }
@@ -170,7 +202,7 @@ func (s *store) deleteService(object *v1alpha1.ServiceProxyRules) {
 	delete(s.odd, object.Name)
 	name, _ := splitName(object.Name)
 	if e := s.services[name]; e != nil {
-		if object.Spec.Released && formatKnown(object.Spec.FormatVersion) {
+		if object.Spec.Released && s.formats.know(object.Spec.FormatVersion) {
 			s.drop(e, now)
 		} else if e.live {
 			s.vanish(e, number, now)
@@ -192,7 +224,7 @@ func (s *store) take(object *v1alpha1.ServiceProxyRules, now time.Time) {
 		return
 	}
 	e := s.services[name]
-	if object.Spec.Released && formatKnown(object.Spec.FormatVersion) {
+	if object.Spec.Released && s.formats.know(object.Spec.FormatVersion) {
 		if e == nil { // what an earlier run of the agent has programmed
 			s.mark(name, true, now)
 		} else {
@@ -207,8 +239,8 @@ func (s *store) take(object *v1alpha1.ServiceProxyRules, now time.Time) {
 	returned := !e.live
 	e.live = true
 	delete(s.held, name)
-	if !formatKnown(object.Spec.FormatVersion) {
-		e.refused = fmt.Sprintf("spec.formatVersion %d is not known to this agent, which knows 1 to %d: its rules stay as they are; upgrade the agent", object.Spec.FormatVersion, v1alpha1.FormatVersion)
+	if !s.formats.know(object.Spec.FormatVersion) {
+		e.refused = s.formats.unknown(object.Spec.FormatVersion) + "; its rules stay as they are"
 		s.foreign[name] = e
 		return
 	}
@@ -222,8 +254,10 @@ func (s *store) take(object *v1alpha1.ServiceProxyRules, now time.Time) {
 
 // adopt makes object the state that is wanted. The caller holds mu.
 func (s *store) adopt(e *entry, object *v1alpha1.ServiceProxyRules, returned bool, now time.Time) {
+	s.renew(e.name, now)
 	former := e.rules
 	e.rules = object
+	s.noteChange(e.name, former, object)
 	if former == nil || returned || !sameClaims(&former.Spec, &object.Spec) {
 		var before []combine.Claim
 		if former != nil {
@@ -241,6 +275,10 @@ func (s *store) vanish(e *entry, number uint64, now time.Time) {
 	s.understand(e)
 	if e.rules == nil { // never understood: nothing of it is known
 		delete(s.services, e.name)
+		return
+	}
+	if s.removal.wanted { // there is nothing to hold
+		s.drop(e, now)
 		return
 	}
 	s.held[e.name] = e
@@ -264,6 +302,8 @@ func (s *store) drop(e *entry, now time.Time) {
 	delete(s.services, e.name)
 	delete(s.held, e.name)
 	delete(s.foreign, e.name)
+	s.renew(e.name, now)
+	s.noteChange(e.name, e.rules, nil)
 	if e.rules != nil {
 		s.markAll(s.claims.set(e, combine.Claims(&e.rules.Spec), nil), now)
 	}
@@ -274,6 +314,7 @@ func (s *store) drop(e *entry, now time.Time) {
 func (s *store) setInventory(status *v1alpha1.Inventory) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.proxyListed = true
 	s.inventory.want(status)
 	s.reconcile(s.clock.Now())
 }
@@ -352,8 +393,4 @@ func (s *store) pend(now time.Time) {
 			f.pendingSince = now
 		}
 	}
-}
-
-func formatKnown(version int32) bool {
-	return version >= 1 && version <= v1alpha1.FormatVersion
 }

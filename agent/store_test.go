@@ -269,7 +269,7 @@ func TestRefusedIsTriedAgain(t *testing.T) {
 	if err != nil || d.Count != 0 {
 		t.Fatalf("verify: %+v, %v", d, err)
 	}
-	if !r.verified(map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}) {
+	if !r.compared(r.epoch, map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}, nil, false) {
 		t.Error("a refused Service asks for no full pass")
 	}
 	r.expectSync("full, pruning")

@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -121,8 +123,11 @@ func (w *watcher) run(ctx context.Context) {
 			return started, nil
 		},
 	}
-	reflector := cache.NewReflectorWithOptions(lw, w.example, w.store, cache.ReflectorOptions{Name: w.resource})
+	// The reflector has pauses of its own, between watches that are refused a
+	// connection. Its default grows to a minute, which is how long the rules of
+	// before would stay after an outage.
 	backoff := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 8 * time.Second}
+	reflector := cache.NewReflectorWithOptions(lw, w.example, w.store, cache.ReflectorOptions{Name: w.resource, Backoff: &backoff})
 	// Not reflector.RunWithContext, which logs every failure in its own way.
 	_ = backoff.DelayWithReset(w.clock, time.Minute).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		if err := reflector.ListAndWatchWithContext(ctx); err != nil && ctx.Err() == nil {
@@ -140,6 +145,13 @@ func (w *watcher) narrow(options *metav1.ListOptions) *metav1.ListOptions {
 	return options
 }
 
+// What the agent watches.
+const (
+	resourceServices = "serviceproxyrules"
+	resourceProxies  = "nodeproxies"
+	resourceNodes    = "nodeproxyrules"
+)
+
 // watchers returns what the agent watches: all ServiceProxyRules, the NodeProxy
 // and its own NodeProxyRules. changed is called after every event.
 func watchers(client *Client, clk clock.Clock, s *store, trouble *apiTrouble, changed func()) []*watcher {
@@ -151,15 +163,15 @@ func watchers(client *Client, clk clock.Clock, s *store, trouble *apiTrouble, ch
 	proxies := &mirror[*v1alpha1.NodeProxy]{
 		replace: func(list []*v1alpha1.NodeProxy) {
 			if len(list) == 0 {
-				s.setInventory(nil)
+				s.setProxy(nil)
 			}
 			for _, o := range list {
-				s.setInventory(o.Status.Inventory)
+				s.setProxy(o)
 			}
 			changed()
 		},
-		set:    func(o *v1alpha1.NodeProxy) { s.setInventory(o.Status.Inventory); changed() },
-		remove: func(*v1alpha1.NodeProxy) { s.setInventory(nil); changed() },
+		set:    func(o *v1alpha1.NodeProxy) { s.setProxy(o); changed() },
+		remove: func(o *v1alpha1.NodeProxy) { s.dropProxy(o); changed() },
 	}
 	own := &mirror[*v1alpha1.NodeProxyRules]{
 		replace: func(list []*v1alpha1.NodeProxyRules) {
@@ -175,11 +187,11 @@ func watchers(client *Client, clk clock.Clock, s *store, trouble *apiTrouble, ch
 		remove: func(*v1alpha1.NodeProxyRules) { s.missRules(); changed() },
 	}
 	return []*watcher{
-		{client: client, resource: "serviceproxyrules", example: &v1alpha1.ServiceProxyRules{},
+		{client: client, resource: resourceServices, example: &v1alpha1.ServiceProxyRules{},
 			list: func() runtime.Object { return &v1alpha1.ServiceProxyRulesList{} }, store: services, trouble: trouble, clock: clk},
-		{client: client, resource: "nodeproxies", name: v1alpha1.NodeProxyName, example: &v1alpha1.NodeProxy{},
+		{client: client, resource: resourceProxies, name: v1alpha1.NodeProxyName, example: &v1alpha1.NodeProxy{},
 			list: func() runtime.Object { return &v1alpha1.NodeProxyList{} }, store: proxies, trouble: trouble, clock: clk},
-		{client: client, resource: "nodeproxyrules", name: s.nodeName, example: &v1alpha1.NodeProxyRules{},
+		{client: client, resource: resourceNodes, name: s.nodeName, example: &v1alpha1.NodeProxyRules{},
 			list: func() runtime.Object { return &v1alpha1.NodeProxyRulesList{} }, store: own, trouble: trouble, clock: clk},
 	}
 }
@@ -191,7 +203,6 @@ const troublePause = time.Minute
 type apiTrouble struct {
 	clock   clock.PassiveClock
 	log     logr.Logger
-	server  string
 	changed func(resource string, failing bool)
 
 	mu   sync.Mutex           // guards what follows
@@ -199,12 +210,13 @@ type apiTrouble struct {
 }
 
 type complaint struct {
+	err    string
 	advice string
 	at     time.Time
 }
 
-func newAPITrouble(clk clock.PassiveClock, log logr.Logger, server string, changed func(resource string, failing bool)) *apiTrouble {
-	return &apiTrouble{clock: clk, log: log, server: server, changed: changed, last: map[string]complaint{}}
+func newAPITrouble(clk clock.PassiveClock, log logr.Logger, changed func(resource string, failing bool)) *apiTrouble {
+	return &apiTrouble{clock: clk, log: log, changed: changed, last: map[string]complaint{}}
 }
 
 // watching notes that a watch has started: nothing is wrong any more. A list
@@ -232,21 +244,38 @@ func (t *apiTrouble) failed(ctx context.Context, resource string, err error) {
 	if failing && last.advice == what && now.Sub(last.at) < troublePause {
 		return
 	}
-	t.last[resource] = complaint{advice: what, at: now}
+	t.last[resource] = complaint{err: err.Error(), advice: what, at: now}
 	t.changed(resource, true)
-	t.log.Error(err, "Could not read from the API; trying again, the rules in the kernel stay as they are", "resource", resource, "server", t.server, "whatToDo", what)
+	t.log.Error(err, "Could not read from the API; trying again, the rules in the kernel stay as they are", "resource", resource, "whatToDo", what)
+}
+
+// quiet reports whether nothing is known to be wrong with the API.
+func (t *apiTrouble) quiet() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.last) == 0
+}
+
+// why says what is wrong with the API, for people; empty: nothing is known.
+func (t *apiTrouble) why() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, resource := range slices.Sorted(maps.Keys(t.last)) {
+		return resource + ": " + t.last[resource].err
+	}
+	return ""
 }
 
 // advice says what to do about an error from the API.
 func advice(err error) string {
 	switch {
 	case apierrors.IsNotFound(err):
-		return "the kinds of nodeproxy.io are not installed in this cluster: kubectl apply -f config/crd/bases"
+		return "the kinds of nodeproxy.io are not installed in this cluster: apply the install.yaml of this release, or its config/crd/bases"
 	case apierrors.IsUnauthorized(err):
-		return "the API server does not accept the agent's credentials: check --kubeconfig, or the service account's token"
+		return "the API server does not accept the agent's credentials: check --kubeconfig; in a pod, delete the pod, so that it gets a new token"
 	case apierrors.IsForbidden(err):
-		return "the agent's identity may not read this kind: apply the agent's ClusterRole and bind it (config/rbac)"
+		return "the agent's identity may not read this kind: apply the install.yaml of this release, or the agent's roles and their bindings in config/rbac"
 	default:
-		return "check that the API server runs and can be reached from this node by its real address (--api-server, --kubeconfig)"
+		return "check that the API server runs and can be reached from this node by its real address (--api-server, --api-servers-file, --kubeconfig)"
 	}
 }

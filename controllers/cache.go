@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -11,9 +12,11 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
@@ -23,9 +26,10 @@ const (
 	indexSlicesByNode    = "nodeproxy.io/node"
 )
 
-// CacheOptions returns what the manager's cache must watch and keep. Objects
-// come out of it uncopied: nobody may change one without copying it first.
-func CacheOptions() (cache.Options, error) {
+// CacheOptions returns what the manager's cache must watch and keep; of what is
+// about the agents, that in a namespace. Objects come out of it uncopied: nobody
+// may change one without copying it first.
+func CacheOptions(namespace string) (cache.Options, error) {
 	proxied, err := labels.NewRequirement(render.LabelServiceProxyName, selection.DoesNotExist, nil)
 	if err != nil {
 		return cache.Options{}, fmt.Errorf("build Service selector: %w", err)
@@ -37,6 +41,7 @@ func CacheOptions() (cache.Options, error) {
 	return cache.Options{
 		DefaultTransform:             cache.TransformStripManagedFields(),
 		DefaultUnsafeDisableDeepCopy: new(true),
+		NewInformer:                  newInformer(clock.RealClock{}),
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Service{}: {
 				Label:     labels.NewSelector().Add(*proxied),
@@ -48,6 +53,15 @@ func CacheOptions() (cache.Options, error) {
 				Transform: trimSlice,
 			},
 			&corev1.Node{}: {Transform: trimNode},
+			&appsv1.DaemonSet{}: {Namespaces: map[string]cache.Config{
+				namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, agentdeploy.Name)},
+			}},
+			&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{
+				namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, agentdeploy.APIServersName)},
+			}},
+			&corev1.Pod{}: {Transform: trimPod, Namespaces: map[string]cache.Config{
+				namespace: {LabelSelector: labels.SelectorFromSet(labels.Set{agentdeploy.LabelName: agentdeploy.Name})},
+			}},
 		},
 	}, nil
 }
@@ -91,6 +105,19 @@ func trimNode(in any) (any, error) {
 		node.Status = corev1.NodeStatus{
 			Addresses: node.Status.Addresses,
 			NodeInfo:  corev1.NodeSystemInfo{OperatingSystem: node.Status.NodeInfo.OperatingSystem},
+		}
+	}
+	return in, nil
+}
+
+// trimPod keeps what tells how an agent does: there is one on every node.
+func trimPod(in any) (any, error) {
+	if pod, ok := in.(*corev1.Pod); ok {
+		trimMeta(&pod.ObjectMeta)
+		pod.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, Affinity: pod.Spec.Affinity}
+		pod.Status = corev1.PodStatus{
+			Phase: pod.Status.Phase, Reason: pod.Status.Reason, Message: pod.Status.Message,
+			Conditions: pod.Status.Conditions, ContainerStatuses: pod.Status.ContainerStatuses,
 		}
 	}
 	return in, nil

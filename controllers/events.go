@@ -15,12 +15,14 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // reportingController is who the events come from.
 const reportingController = "nodeproxy.io/controller"
 
-// events writes events about Services. client-go's recorder folds events that
+// events writes events about Services and NodeProxy. client-go's recorder folds events that
 // differ only in their text into the first one, and the text is what matters
 // here; so each is written by itself, under a name made of what it says, which
 // also keeps a restart from saying it twice.
@@ -35,13 +37,29 @@ const eventTimeout = 2 * time.Second
 // warn writes a warning unless the same one is there already, and reports
 // whether it is there now.
 func (e *events) warn(ctx context.Context, svc *corev1.Service, reason, action, note string) bool {
+	return e.write(ctx, svc.Namespace, corev1.ObjectReference{
+		APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name,
+		UID: svc.UID, ResourceVersion: svc.ResourceVersion,
+	}, reason, action, note)
+}
+
+// warnNodeProxy is warn about NodeProxy. Events about objects without a
+// namespace are in the namespace default.
+func (e *events) warnNodeProxy(ctx context.Context, np *v1alpha1.NodeProxy, reason, action, note string) {
+	e.write(ctx, metav1.NamespaceDefault, corev1.ObjectReference{
+		APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeProxy", Name: np.Name,
+		UID: np.UID, ResourceVersion: np.ResourceVersion,
+	}, reason, action, note)
+}
+
+func (e *events) write(ctx context.Context, namespace string, about corev1.ObjectReference, reason, action, note string) bool {
 	ctx, cancel := context.WithTimeout(ctx, eventTimeout)
 	defer cancel()
 	note = truncated(note, maxEventNote)
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(string(svc.UID) + reason + note)) // a hash never returns an error
+	_, _ = h.Write([]byte(string(about.UID) + reason + note)) // a hash never returns an error
 	event := &eventsv1.Event{
-		ObjectMeta:          metav1.ObjectMeta{Namespace: svc.Namespace, Name: fmt.Sprintf("%s.%016x", svc.Name, h.Sum64())},
+		ObjectMeta:          metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s.%016x", about.Name, h.Sum64())},
 		EventTime:           metav1.NewMicroTime(e.clock.Now()),
 		ReportingController: reportingController,
 		ReportingInstance:   instance(),
@@ -49,14 +67,11 @@ func (e *events) warn(ctx context.Context, svc *corev1.Service, reason, action, 
 		Reason:              reason,
 		Action:              action,
 		Note:                note,
-		Regarding: corev1.ObjectReference{
-			APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name,
-			UID: svc.UID, ResourceVersion: svc.ResourceVersion,
-		},
+		Regarding:           about,
 	}
 	err := e.client.Create(ctx, event)
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		log.FromContext(ctx).Error(err, "An event could not be written", "service", klog.KObj(svc), "reason", reason, "note", note)
+		log.FromContext(ctx).Error(err, "An event could not be written", "kind", about.Kind, "object", klog.KRef(about.Namespace, about.Name), "reason", reason, "note", note)
 		return false
 	}
 	return true

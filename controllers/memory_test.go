@@ -106,7 +106,7 @@ func TestMemoryIsBoundedByServices(t *testing.T) {
 	m, _ := newTestMemory(t)
 	for i := range 100 {
 		key := types.NamespacedName{Namespace: "x", Name: fmt.Sprint(i)}
-		m.newProblems(key, "bad")
+		m.newProblems(key, "Bad", "bad")
 		m.wrote(key, noon)
 		m.refuse(key, "no", 1, noon)
 		m.forget(key)
@@ -123,8 +123,11 @@ func TestProblemsAreSaidOnce(t *testing.T) {
 		problems string
 		say      bool
 	}{{"", false}, {"a", true}, {"a", false}, {"b", true}, {"", false}, {"b", true}} {
-		if say := m.newProblems(cart, c.problems); say != c.say {
+		if say := m.newProblems(cart, "Bad", c.problems); say != c.say {
 			t.Errorf("step %d (%q): say %v", i, c.problems, say)
+		}
+		if say := m.newProblems(cart, "Worse", "a"); say != (i == 0) {
+			t.Errorf("step %d: another reason: say %v", i, say)
 		}
 	}
 }
@@ -195,6 +198,7 @@ func TestIgnoreRace(t *testing.T) {
 }
 
 func TestSummary(t *testing.T) {
+	now := time.Date(2026, 11, 20, 6, 0, 0, 0, time.UTC)
 	audit := v1alpha1.Audit
 	rules := func(name string, conditions ...metav1.Condition) v1alpha1.NodeProxyRules {
 		return v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.NodeProxyRulesStatus{Conditions: conditions}}
@@ -206,14 +210,20 @@ func TestSummary(t *testing.T) {
 	auditing := rules("d", programmed("True", v1alpha1.ReasonAuditInSync, ""))
 	auditing.Spec.Settings.Enforcement = &audit
 	all := []v1alpha1.NodeProxyRules{
-		rules("c", programmed("Unknown", v1alpha1.ReasonAgentNotResponding, "no sign of life for 2m10s")),
+		rules("c", programmed("Unknown", v1alpha1.ReasonAgentNotResponding, "")),
 		rules("b", programmed("False", v1alpha1.ReasonPending, "")),
 		rules("a", programmed("True", v1alpha1.ReasonProgrammed, ""), fallback),
 		auditing,
 		rules("e"),
 	}
+	all[0].Status.Agent = &v1alpha1.AgentReport{}
+	all[0].Status.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-40 * time.Second))
+	never := rules("f", all[0].Status.Conditions[0])
+	absentee := rules("a-gone", programmed("Unknown", v1alpha1.ReasonAgentNotResponding, ""))
+	absentee.Annotations = map[string]string{v1alpha1.AnnotationNodeAbsentSince: "2026-11-20T06:00:00Z"}
+	all = append(all, absentee)
 	counts := countNodes(all)
-	if diff := cmp.Diff(v1alpha1.NodeCounts{Total: 5, Programmed: 2, NotProgrammed: 1, Audit: 1, Fallback: 1}, counts); diff != "" {
+	if diff := cmp.Diff(v1alpha1.NodeCounts{Total: 5, Programmed: 2, NotProgrammed: 1, Stale: 1, Audit: 1, Fallback: 1}, counts); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	for name, c := range map[string]struct {
@@ -222,15 +232,37 @@ func TestSummary(t *testing.T) {
 		want    string
 	}{
 		"several":  {rules: all, want: "False NodesNotProgrammed b: Pending (and 2 more)"},
-		"stale":    {rules: all[:1], want: "False NodesNotProgrammed c: AgentNotResponding: no sign of life for 2m10s"},
-		"silent":   {rules: all[4:], want: "False NodesNotProgrammed e: no report of its agent yet; is nodeproxy-agent running there?"},
-		"all well": {rules: all[2:4], want: "True AllProgrammed "},
+		"stale":    {rules: []v1alpha1.NodeProxyRules{all[0], all[4], absentee}, want: "False NodesNotProgrammed c: no sign of life for 1m30s (and 1 more)"},
+		"never":    {rules: []v1alpha1.NodeProxyRules{never}, want: "False NodesNotProgrammed f: no agent has ever reported; is nodeproxy-agent running there?"},
+		"silent":   {rules: all[4:5], want: "False NodesNotProgrammed e: no report of its agent yet; is nodeproxy-agent running there?"},
+		"all well": {rules: []v1alpha1.NodeProxyRules{all[2], all[3], absentee}, want: "True AllProgrammed "},
 		"no nodes": {want: "False NoNodes there is no Linux Node"},
 		"invalid":  {rules: all, invalid: errors.New("spec.settings.mode: wrong"), want: "False InvalidSettings nodes keep the settings they have, because: spec.settings.mode: wrong"},
 	} {
-		got := readiness(c.rules, countNodes(c.rules), c.invalid)
+		got, _ := readiness(c.rules, countNodes(c.rules), c.invalid, now)
 		if text := fmt.Sprintf("%s %s %s", got.Status, got.Reason, got.Message); text != c.want {
 			t.Errorf("%s: %q, want %q", name, text, c.want)
 		}
 	}
+}
+
+func TestSliceChangeIsTakenOnceAndKeptUntilWritten(t *testing.T) {
+	m, key := newServiceMemory(nil, nil), types.NamespacedName{Namespace: "shop", Name: "cart"}
+	at := func(seconds int) time.Time { return time.Unix(int64(seconds), 0) }
+	take := func(want time.Time) {
+		t.Helper()
+		if got := m.takeChange(key); !got.Equal(want) {
+			t.Errorf("changed at %v, want %v", got, want)
+		}
+	}
+	take(time.Time{})
+	m.sliceChanged(key, at(10))
+	m.sliceChanged(key, at(11)) // the first counts
+	take(at(10))
+	take(time.Time{})
+	m.sliceChanged(key, at(12))
+	m.keepChange(key, at(10)) // not written, and another one has come meanwhile
+	take(at(10))
+	m.keepChange(key, time.Time{})
+	take(time.Time{})
 }

@@ -2,18 +2,32 @@ package controllers
 
 import (
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // What is written, as metric labels.
 const (
 	kindService = "ServiceProxyRules"
 	kindNode    = "NodeProxyRules"
+	// The controller writes there that an agent does not respond.
+	kindNodeStatus = "NodeProxyRules/status"
+	kindSummary    = "NodeProxy/status"
+	// The controller writes its finalizer there.
+	kindNodeProxy = "NodeProxy"
+	// The controller takes the startup taint off there.
+	kindTaint = "Node"
+	// How the agents are run.
+	kindDaemonSet = "DaemonSet"
+	kindConfigMap = "ConfigMap"
 
 	opCreate  = "create"
 	opUpdate  = "update"
+	opApply   = "apply"
 	opRelease = "release"
 	opDelete  = "delete"
 )
@@ -24,29 +38,53 @@ type metrics struct {
 	skipped *prometheus.CounterVec
 	refused prometheus.Gauge
 	render  *prometheus.HistogramVec
+	nodes   *prometheus.GaugeVec
+	looks   *prometheus.CounterVec
+	leading prometheus.Gauge
+	toWrite prometheus.Histogram
+
+	mu    sync.Mutex // guards leads, and that the gauges of the cluster go with it
+	leads bool
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nodeproxy_controller_writes_total",
-			Help: "Writes of rendered objects that the API server took, by kind and operation.",
+			Help: "Writes of rendered objects and of status that the API server took, by kind and operation.",
 		}, []string{"kind", "operation"}),
 		skipped: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nodeproxy_controller_skipped_writes_total",
-			Help: "Renderings that equalled what is stored, so that nothing was written, by kind.",
+			Help: "Renderings, and looks at the status of NodeProxy, that equalled what is stored, so that nothing was written, by kind.",
 		}, []string{"kind"}),
 		refused: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "nodeproxy_controller_refused_services",
-			Help: "Services whose rules cannot be rendered or stored; each is named in an event.",
+			Help: "Services whose rules cannot be rendered or stored; each is named in an event. 0 while this controller stands by.",
 		}),
 		render: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "nodeproxy_controller_render_seconds",
 			Help:    "Time to render one object, by kind.",
 			Buckets: prometheus.ExponentialBuckets(0.00001, 4, 10),
 		}, []string{"kind"}),
+		nodes: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "nodeproxy_controller_nodes",
+			Help: "Nodes by state (total, programmed, not_programmed, stale, audit, fallback, lagging), as in the status of NodeProxy; a node can have several. Only the controller that leads has them.",
+		}, []string{"state"}),
+		looks: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "nodeproxy_controller_agent_looks_total",
+			Help: "Looks at the Leases of the agents, by result (done, failed). While they fail, no agent is reported as not responding.",
+		}, []string{"result"}),
 	}
-	for _, c := range []prometheus.Collector{m.writes, m.skipped, m.refused, m.render} {
+	m.leading = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "nodeproxy_controller_leading",
+		Help: "1 while this controller leads and writes, 0 while it stands by.",
+	})
+	m.toWrite = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "nodeproxy_controller_slice_change_to_write_seconds",
+		Help:    "Time from the event of the first changed EndpointSlice of a Service until its rules were written. Large Services wait, see docs/architecture.md.",
+		Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
+	})
+	for _, c := range []prometheus.Collector{m.toWrite, m.leading, m.writes, m.skipped, m.refused, m.render, m.nodes, m.looks} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -58,4 +96,52 @@ func (m *metrics) wrote(kind, operation string) { m.writes.WithLabelValues(kind,
 func (m *metrics) skip(kind string)             { m.skipped.WithLabelValues(kind).Inc() }
 func (m *metrics) rendered(kind string, took time.Duration) {
 	m.render.WithLabelValues(kind).Observe(took.Seconds())
+}
+
+// showNodes sets the gauges of nodes, while this controller leads: a look that
+// has begun before the lease was lost may end after it.
+func (m *metrics) showNodes(n v1alpha1.NodeCounts) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.leads {
+		return
+	}
+	for state, count := range map[string]int32{
+		"total": n.Total, "programmed": n.Programmed, "not_programmed": n.NotProgrammed, "stale": n.Stale,
+		"audit": n.Audit, "fallback": n.Fallback, "lagging": n.Lagging,
+	} {
+		m.nodes.WithLabelValues(state).Set(float64(count))
+	}
+}
+
+// showRefused sets the number of refused Services, while this controller leads.
+func (m *metrics) showRefused(count int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.leads {
+		m.refused.Set(float64(count))
+	}
+}
+
+func (m *metrics) looked(err error) {
+	result := "done"
+	if err != nil {
+		result = "failed"
+	}
+	m.looks.WithLabelValues(result).Inc()
+}
+
+// lead notes whether this controller leads. One that does not has nothing to
+// say about the cluster: what it knows grows old, and alerts would go by it.
+func (m *metrics) lead(leading bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.leads = leading
+	if leading {
+		m.leading.Set(1)
+		return
+	}
+	m.leading.Set(0)
+	m.nodes.Reset()
+	m.refused.Set(0)
 }

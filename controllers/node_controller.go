@@ -15,8 +15,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -28,10 +30,12 @@ const absentNodeGrace = 10 * time.Minute
 
 // NodeReconciler keeps one NodeProxyRules for every Linux Node.
 type NodeReconciler struct {
-	client  client.Client // reads come from the cache
-	live    client.Reader
-	clock   clock.PassiveClock
-	metrics *metrics
+	leadership Leadership
+	client     client.Client // reads come from the cache
+	live       client.Reader
+	clock      clock.PassiveClock
+	metrics    *metrics
+	formats    *formats
 }
 
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
@@ -39,16 +43,17 @@ type NodeReconciler struct {
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch;create;update;delete
 
-func (r *NodeReconciler) setup(mgr ctrl.Manager, o controller.Options) error {
+func (r *NodeReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
 	return builder.ControllerManagedBy(mgr).
 		Named("node").
 		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(nodeFactsChanged())).
 		Watches(&discoveryv1.EndpointSlice{}, affectedNodes{reader: mgr.GetClient()}).
 		Watches(&v1alpha1.NodeProxyRules{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(notStatusOnly())).
 		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyNode),
-			builder.WithPredicates(specChanged())).
+														builder.WithPredicates(specChanged())).
+		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyNode))). // it leads now
 		WithOptions(o).
-		Complete(r)
+		Complete(leading(r.leadership, r))
 }
 
 // Reconcile renders one node and writes the result if it differs.
@@ -75,9 +80,14 @@ func (r *NodeReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	format, err := r.formats.current(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
 	start := r.clock.Now()
 	spec, ok := render.Node(render.NodeInput{
 		Node: node, Current: stored, Settings: settings, Members: render.Members(req.Name, services),
+		FormatVersion: format,
 	})
 	r.metrics.rendered(kindNode, r.clock.Since(start))
 	if !ok { // a new Node, and no valid settings to give it

@@ -150,20 +150,28 @@ func notStatusOnly() predicate.Predicate {
 	}}
 }
 
-// specChanged lets creation and changes of the spec pass.
+// specChanged lets creation of NodeProxy and changes of its spec pass, and the
+// end of a removal.
 func specChanged() predicate.Predicate {
 	return predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration()
 		},
-		DeleteFunc: func(event.DeleteEvent) bool { return false },
+		DeleteFunc: removalEnded,
 	}
 }
 
-// onCreate lets creation pass.
+// onCreate lets creation of NodeProxy pass, and the end of a removal.
 func onCreate() predicate.Predicate {
 	return predicate.Funcs{
-		UpdateFunc: func(event.UpdateEvent) bool { return false },
-		DeleteFunc: func(event.DeleteEvent) bool { return false },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			return beingRemoved(e.ObjectOld.(*v1alpha1.NodeProxy)) && !beingRemoved(e.ObjectNew.(*v1alpha1.NodeProxy))
+		},
+		DeleteFunc: removalEnded,
 	}
 }
+
+// removalEnded reports whether a NodeProxy has gone that was being removed. If
+// that was cut short, what was rendered is still there, and changes were not
+// followed meanwhile.
+func removalEnded(e event.DeleteEvent) bool { return beingRemoved(e.Object.(*v1alpha1.NodeProxy)) }

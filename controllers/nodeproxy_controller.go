@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
@@ -14,9 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -30,33 +29,41 @@ const statusInterval = time.Second
 // refused, and what the nodes report. It runs once at a time; the cache is
 // synced before it starts.
 type NodeProxyReconciler struct {
-	client  client.Client // reads come from the cache
-	clock   clock.PassiveClock
-	memory  *serviceMemory
-	version string
+	leadership Leadership
+	client     client.Client // reads come from the cache
+	clock      clock.PassiveClock
+	metrics    *metrics
+	memory     *serviceMemory
+	liveness   *liveness
+	findings   *findings
+	version    string
+	namespace  string // of the agents' DaemonSet
 
 	lastLook time.Time
-	// unsettled are the Services of which it is not known since the start
-	// whether they are refused. nil at the start.
+	// unsettled are the Services of which it is not known since this controller
+	// leads whether they are refused. nil before the first term.
 	unsettled map[types.NamespacedName]bool
+	term      int
 }
 
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies/status,verbs=update
+// +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=list;watch,resourceNames=nodeproxy-agent,namespace=nodeproxy-system
+// +kubebuilder:rbac:groups="",resources=pods,verbs=list;watch,namespace=nodeproxy-system
 
 func (r *NodeProxyReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
-	only := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
-		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: v1alpha1.NodeProxyName}}}
-	})
+	only := onlyNodeProxy()
 	return builder.ControllerManagedBy(mgr).
 		Named("nodeproxy").
 		Watches(&v1alpha1.NodeProxy{}, only).
 		Watches(&v1alpha1.NodeProxyRules{}, only).
 		Watches(&v1alpha1.ServiceProxyRules{}, only, builder.WithPredicates(comesOrGoes())).
 		Watches(&corev1.Service{}, only, builder.WithPredicates(eligibilityChanged())).
+		Watches(&appsv1.DaemonSet{}, only).
+		Watches(&corev1.Pod{}, only).
 		WatchesRawSource(source.Channel(wake, only)).
 		WithOptions(o).
-		Complete(r)
+		Complete(leading(r.leadership, r))
 }
 
 // comesOrGoes lets creation and deletion pass.
@@ -83,40 +90,42 @@ func (r *NodeProxyReconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ct
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
 	r.lastLook = r.clock.Now()
-	status, complete, err := r.status(ctx, np)
+	status, next, err := r.status(ctx, np)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if !equality.Semantic.DeepEqual(np.Status, *status) {
-		next := np.DeepCopy()
-		next.Status = *status
-		if err := r.client.Status().Update(ctx, next); err != nil {
-			return ignoreRace(fmt.Errorf("update the status of NodeProxy: %w", err))
-		}
+	r.metrics.showNodes(status.Nodes)
+	if equality.Semantic.DeepEqual(np.Status, *status) {
+		r.metrics.skip(kindSummary)
+		return ctrl.Result{RequeueAfter: next}, nil
 	}
-	if !complete {
-		return ctrl.Result{RequeueAfter: statusInterval}, nil
+	changed := np.DeepCopy()
+	changed.Status = *status
+	if err := r.client.Status().Update(ctx, changed); err != nil {
+		return ignoreRace(fmt.Errorf("update the status of NodeProxy: %w", err))
 	}
-	return ctrl.Result{}, nil
+	r.metrics.wrote(kindSummary, opUpdate)
+	return ctrl.Result{RequeueAfter: next}, nil
 }
 
-// status computes the status afresh. It is complete once it is known what is
-// refused; until then it repeats what was refused before the start.
-func (r *NodeProxyReconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (*v1alpha1.NodeProxyStatus, bool, error) {
+// status computes the status afresh. Until it is known what is refused and who
+// lags behind, it repeats what was so before the start. next is when it may
+// change by the passing of time alone; 0: it cannot.
+func (r *NodeProxyReconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status *v1alpha1.NodeProxyStatus, next time.Duration, err error) {
 	var rules v1alpha1.NodeProxyRulesList
 	if err := r.client.List(ctx, &rules); err != nil {
-		return nil, false, fmt.Errorf("list NodeProxyRules: %w", err)
+		return nil, 0, fmt.Errorf("list NodeProxyRules: %w", err)
 	}
 	eligible, err := r.eligibleServices(ctx)
 	if err != nil {
-		return nil, false, err
+		return nil, 0, err
 	}
 	refused := r.memory.refusedServices()
 	inventory, err := r.inventory(ctx, eligible, refused)
 	if err != nil {
-		return nil, false, err
+		return nil, 0, err
 	}
-	status := np.Status.DeepCopy()
+	status = np.Status.DeepCopy()
 	status.ObservedGeneration = np.Generation
 	status.Version = r.version
 	status.Inventory = inventory
@@ -126,9 +135,28 @@ func (r *NodeProxyReconciler) status(ctx context.Context, np *v1alpha1.NodeProxy
 		status.Refused = refused[:min(len(refused), maxRefusedNamed)]
 	}
 	status.Nodes = countNodes(rules.Items)
+	if lagging, known := r.liveness.lagging(); known {
+		status.Nodes.Lagging = lagging
+	} else {
+		status.Nodes.Lagging = np.Status.Nodes.Lagging
+	}
 	_, invalid := render.CompleteSettings(np.Spec.Settings)
-	setReady(status, readiness(rules.Items, status.Nodes, invalid), np.Generation, r.clock.Now())
-	return status, complete, nil
+	ready, next := readiness(rules.Items, status.Nodes, invalid, r.clock.Now())
+	agents, nextOfAgents, err := r.agentsDeployed(ctx, np)
+	if err != nil {
+		return nil, 0, err
+	}
+	apiServers := r.findings.of(aboutAPIServers, &np.Status, v1alpha1.ConditionReady, v1alpha1.ReasonAPIServerUnreachable)
+	ready, next = withTroubles(ready, apiServers, agents), sooner(next, nextOfAgents)
+	if beingRemoved(np) {
+		ready, next = removing(np, rules.Items), 0
+	}
+	setAgentsDeployed(status, agents, np.Generation, r.clock.Now())
+	setCondition(status, ready, np.Generation, r.clock.Now())
+	if !complete {
+		next = statusInterval
+	}
+	return status, next, nil
 }
 
 // eligibleServices returns every eligible Service.
@@ -169,10 +197,11 @@ func (r *NodeProxyReconciler) inventory(ctx context.Context, eligible map[types.
 	return &inventory, nil
 }
 
-// allSettled tells whether of every Service that was there at the start it is
-// known by now if it is refused, or it has gone.
+// allSettled tells whether of every Service that was there when this controller
+// began to lead it is known by now if it is refused, or it has gone.
 func (r *NodeProxyReconciler) allSettled(eligible map[types.NamespacedName]bool) bool {
-	if r.unsettled == nil {
+	if term := r.memory.currentTerm(); r.unsettled == nil || r.term != term {
+		r.term = term
 		r.unsettled = make(map[types.NamespacedName]bool, len(eligible))
 		for key := range eligible {
 			r.unsettled[key] = true

@@ -312,6 +312,21 @@ var _ = Describe("NodeProxyReconciler", func() {
 			ContainSubstring(`EndpointSlice a-second: port "http" has no number; EndpointSlice a-second: port "metrics" has no number`))))
 	})
 
+	It("says which source ranges it cannot use, and that they leave a Service open", func(ctx SpecContext) {
+		ns := newNamespace(ctx)
+		switchOn(ctx)
+		startController()
+		svc := createService(ctx, ns, "cart", func(s *corev1.Service) {
+			s.Spec.Type = corev1.ServiceTypeLoadBalancer
+			s.Spec.LoadBalancerSourceRanges = []string{"2001:db8::/32"}
+		})
+		svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.9"}}
+		Expect(k8s.Status().Update(ctx, svc)).To(Succeed())
+		Eventually(eventsOf(ctx, svc, "SourceRangesUnusable")).Should(ConsistOf(HaveField("Note",
+			ContainSubstring("its IPv4 load-balancer addresses are open to every source"))))
+		Eventually(rulesOf(ctx, ns, "cart")).Should(HaveField("Spec.LoadBalancerIPs", ConsistOf("203.0.113.9")))
+	})
+
 	It("keeps what nodes have when settings are not valid", func(ctx SpecContext) {
 		bit := int32(3)
 		np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}

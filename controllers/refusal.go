@@ -16,10 +16,11 @@ import (
 
 // Reasons and actions of events about Services.
 const (
-	eventEndpointsSkipped = "EndpointsSkipped"
-	eventServiceRefused   = "ServiceRefused"
-	actionRender          = "Render"
-	actionWrite           = "Write"
+	eventEndpointsSkipped     = "EndpointsSkipped"
+	eventSourceRangesUnusable = "SourceRangesUnusable"
+	eventServiceRefused       = "ServiceRefused"
+	actionRender              = "Render"
+	actionWrite               = "Write"
 )
 
 // Bounds of what is written.

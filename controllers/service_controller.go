@@ -17,9 +17,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -27,12 +29,14 @@ import (
 
 // ServiceReconciler keeps one ServiceProxyRules for every eligible Service.
 type ServiceReconciler struct {
-	client  client.Client // reads come from the cache
-	live    client.Reader
-	events  *events
-	clock   clock.PassiveClock
-	metrics *metrics
-	memory  *serviceMemory
+	leadership Leadership
+	client     client.Client // reads come from the cache
+	live       client.Reader
+	events     *events
+	clock      clock.PassiveClock
+	metrics    *metrics
+	memory     *serviceMemory
+	formats    *formats
 }
 
 // +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch
@@ -41,16 +45,26 @@ type ServiceReconciler struct {
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxyrules,verbs=list;watch;create;update;delete
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
-func (r *ServiceReconciler) setup(mgr ctrl.Manager, o controller.Options) error {
+func (r *ServiceReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
 	return builder.ControllerManagedBy(mgr).
 		Named("service").
 		Watches(&corev1.Service{}, &handler.EnqueueRequestForObject{}).
-		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(serviceOfSlice)).
+		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(r.noteSlice)).
 		Watches(&v1alpha1.ServiceProxyRules{}, handler.EnqueueRequestsFromMapFunc(serviceOfRules)).
 		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyService),
-			builder.WithPredicates(onCreate())).
+														builder.WithPredicates(onCreate())).
+		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyService))). // it leads now
 		WithOptions(o).
-		Complete(r)
+		Complete(leading(r.leadership, r))
+}
+
+// noteSlice is serviceOfSlice, and notes when it was.
+func (r *ServiceReconciler) noteSlice(ctx context.Context, o client.Object) []reconcile.Request {
+	requests := serviceOfSlice(ctx, o)
+	for _, request := range requests {
+		r.memory.sliceChanged(request.NamespacedName, r.clock.Now())
+	}
+	return requests
 }
 
 func serviceOfSlice(_ context.Context, o client.Object) []reconcile.Request {
@@ -126,18 +140,33 @@ func (r *ServiceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 // publish renders a Service and writes the result if it differs from stored.
 func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (ctrl.Result, error) {
 	key := client.ObjectKeyFromObject(svc)
+	changed := r.memory.takeChange(key)
+	upToDate := false
+	defer func() {
+		if !upToDate {
+			r.memory.keepChange(key, changed)
+		}
+	}()
 	endpointSlices, err := slicesOf(ctx, r.client, key)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	format, err := r.formats.current(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
 	start := r.clock.Now()
-	want, problems := render.Service(svc, endpointSlices)
+	want, problems := render.Service(svc, endpointSlices, format)
 	r.metrics.rendered(kindService, r.clock.Since(start))
-	defer r.sayProblems(ctx, svc, problems) // after the rules are written
+	defer func() { // after the rules are written
+		r.sayProblems(ctx, svc, eventEndpointsSkipped, problemText(problems))
+		r.sayProblems(ctx, svc, eventSourceRangesUnusable, rangeText(render.SourceRangeProblems(svc)))
+	}()
 
 	size := want.Spec.EndpointCount
 	if stored != nil {
 		if sameRules(stored, want) {
+			upToDate = true
 			r.metrics.skip(kindService)
 			r.memory.accepted(key)
 			return ctrl.Result{}, nil
@@ -162,7 +191,11 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 	err = r.write(ctx, want, stored)
 	switch {
 	case err == nil:
+		upToDate = true
 		r.memory.wrote(key, now)
+		if !changed.IsZero() {
+			r.metrics.toWrite.Observe(r.clock.Since(changed).Seconds())
+		}
 		return ctrl.Result{}, nil
 	case refusedByAPI(err):
 		return ctrl.Result{RequeueAfter: r.refuse(ctx, svc, refusalMessage(err), fingerprint)}, nil
@@ -257,14 +290,20 @@ func (r *ServiceReconciler) endConfirmed(ctx context.Context, key types.Namespac
 	return !exists || !render.Eligible(svc), nil
 }
 
-// sayProblems emits one event for each distinct set of unusable endpoints and
-// ports of a Service.
-func (r *ServiceReconciler) sayProblems(ctx context.Context, svc *corev1.Service, problems []render.Problem) {
-	text := problemText(problems)
+// sayProblems emits one event for each distinct set of problems of a Service.
+func (r *ServiceReconciler) sayProblems(ctx context.Context, svc *corev1.Service, reason, text string) {
 	key := client.ObjectKeyFromObject(svc)
-	if r.memory.newProblems(key, text) && !r.events.warn(ctx, svc, eventEndpointsSkipped, actionRender, text) {
-		r.memory.newProblems(key, "") // to be said with the next change
+	if r.memory.newProblems(key, reason, text) && !r.events.warn(ctx, svc, reason, actionRender, text) {
+		r.memory.newProblems(key, reason, "") // to be said with the next change
 	}
+}
+
+// rangeText says what is wrong with source ranges; empty when nothing is.
+func rangeText(problems []string) string {
+	if len(problems) == 0 {
+		return ""
+	}
+	return truncated("Source ranges that cannot be used: "+strings.Join(problems, "; ")+". Correct spec.loadBalancerSourceRanges", maxEventNote)
 }
 
 // problemText names the first few problems; empty when there are none.

@@ -32,14 +32,16 @@ type serviceMemory struct {
 	mu       sync.Mutex
 	services map[types.NamespacedName]*serviceState // guarded by mu
 	refused  int                                    // guarded by mu
+	term     int                                    // guarded by mu
 }
 
 // serviceState is what is remembered of one Service.
 type serviceState struct {
-	settled   bool      // whether it is refused is known
-	lastWrite time.Time // last write of the rules
-	problems  string    // what the last event about endpoints said
-	refusal   *refusal  // nil unless refused
+	settled   bool              // whether it is refused is known
+	lastWrite time.Time         // last write of the rules
+	changed   time.Time         // first event of a slice since the rules were up to date
+	problems  map[string]string // what the last event of each reason said
+	refusal   *refusal          // nil unless refused
 }
 
 // refusal is a Service that cannot be rendered or stored.
@@ -73,6 +75,26 @@ func (m *serviceMemory) forget(key types.NamespacedName) {
 	delete(m.services, key)
 }
 
+// newTerm forgets what may have changed while another controller led: every
+// Service has to be looked at again before it is known what is refused. Until
+// then what was refused in the former term counts.
+func (m *serviceMemory) newTerm() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.term++
+	for _, s := range m.services {
+		s.settled = false
+	}
+	m.metrics.showRefused(m.refused)
+}
+
+// currentTerm tells terms apart.
+func (m *serviceMemory) currentTerm() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.term
+}
+
 // settled tells whether it is known since the start if a Service is refused.
 func (m *serviceMemory) settled(key types.NamespacedName) bool {
 	m.mu.Lock()
@@ -81,15 +103,20 @@ func (m *serviceMemory) settled(key types.NamespacedName) bool {
 	return s != nil && s.settled
 }
 
-// newProblems notes what is wrong with a Service's endpoints and tells whether
+// newProblems notes what is wrong with a Service for one reason and tells whether
 // that is something that has not been said yet.
-func (m *serviceMemory) newProblems(key types.NamespacedName, problems string) bool {
+func (m *serviceMemory) newProblems(key types.NamespacedName, reason, problems string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.of(key)
-	said := s.problems == problems
-	s.problems = problems
-	return !said && problems != ""
+	if s.problems[reason] == problems {
+		return false
+	}
+	if s.problems == nil {
+		s.problems = map[string]string{}
+	}
+	s.problems[reason] = problems
+	return problems != ""
 }
 
 // wait returns how long the next write of a Service must wait, given the number
@@ -109,6 +136,36 @@ func (m *serviceMemory) wait(key types.NamespacedName, endpoints int32, now time
 	return max(0, m.of(key).lastWrite.Add(interval).Sub(now))
 }
 
+// sliceChanged notes an event of a Service's slices.
+func (m *serviceMemory) sliceChanged(key types.NamespacedName, now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.of(key); s.changed.IsZero() {
+		s.changed = now
+	}
+}
+
+// takeChange returns when the first slice changed since the rules were up to
+// date, zero if none has, and takes it to be rendered: call it before the slices
+// are read.
+func (m *serviceMemory) takeChange(key types.NamespacedName) time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.of(key)
+	changed := s.changed
+	s.changed = time.Time{}
+	return changed
+}
+
+// keepChange puts back what takeChange took and was not written.
+func (m *serviceMemory) keepChange(key types.NamespacedName, changed time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.of(key); !changed.IsZero() && (s.changed.IsZero() || changed.Before(s.changed)) {
+		s.changed = changed
+	}
+}
+
 // wrote notes that a Service's rules were written.
 func (m *serviceMemory) wrote(key types.NamespacedName, now time.Time) {
 	m.mu.Lock()
@@ -126,7 +183,7 @@ func (m *serviceMemory) accepted(key types.NamespacedName) {
 	if was {
 		s.refusal = nil
 		m.refused--
-		m.metrics.refused.Set(float64(m.refused))
+		m.metrics.showRefused(m.refused)
 	}
 	m.mu.Unlock()
 	if was {
@@ -144,7 +201,7 @@ func (m *serviceMemory) refuse(key types.NamespacedName, message string, fingerp
 	if s.refusal == nil {
 		s.refusal = &refusal{since: now}
 		m.refused++
-		m.metrics.refused.Set(float64(m.refused))
+		m.metrics.showRefused(m.refused)
 	}
 	r := s.refusal
 	if r.fingerprint != fingerprint {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -15,7 +17,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -30,19 +31,48 @@ type Options struct {
 	// Version is the release that NodeProxy reports.
 	Version string
 	// Clock tells the time; required.
-	Clock clock.PassiveClock
+	Clock clock.WithTicker
+	// Namespace is that of the agents' Leases, of their DaemonSet and of the
+	// addresses of the API servers; required.
+	Namespace string
+	// AgentImage is the agents' image unless NodeProxy names one. Empty: it must.
+	AgentImage string
+	// ExposeAgentMetrics has the agents that the controller runs answer /metrics on
+	// every address of their node, and not on 127.0.0.1 alone.
+	ExposeAgentMetrics bool
+	// APIServerProbe asks whether an API server answers. Nil: a real one, by the
+	// manager's configuration.
+	APIServerProbe APIServerProbe
 	// Registerer takes the metrics; required.
 	Registerer prometheus.Registerer
+	// Leadership says when this process may write. Nil: always.
+	Leadership Leadership
+	// FormatVersions are the versions of the rendered objects' format that can be
+	// written. Default: those that this release knows.
+	FormatVersions []int32
 	// Concurrency is how many Services, and how many Nodes, are reconciled at
 	// a time. Default: 4.
 	Concurrency int
+}
+
+// complete sets what was left to defaults.
+func (o *Options) complete() {
+	if o.Concurrency <= 0 {
+		o.Concurrency = 4
+	}
+	if o.Leadership == nil {
+		o.Leadership = always{}
+	}
+	if len(o.FormatVersions) == 0 {
+		o.FormatVersions = v1alpha1.FormatVersions()
+	}
 }
 
 // NewScheme returns a scheme with every kind that the reconcilers use.
 func NewScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		corev1.AddToScheme, discoveryv1.AddToScheme, eventsv1.AddToScheme, v1alpha1.AddToScheme,
+		appsv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme, eventsv1.AddToScheme, coordinationv1.AddToScheme, v1alpha1.AddToScheme,
 	} {
 		if err := add(s); err != nil {
 			return nil, fmt.Errorf("build scheme: %w", err)
@@ -51,18 +81,13 @@ func NewScheme() (*runtime.Scheme, error) {
 	return s, nil
 }
 
-// What the program does around the reconcilers: looking for its namespace and
-// holding the lease, which leader election reports in old-style events.
+// What the program does around the reconcilers: looking for its namespace.
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get
-// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get;create;update,namespace=nodeproxy-system
-// +kubebuilder:rbac:groups="",resources=events,verbs=create;patch,namespace=nodeproxy-system
 
 // SetupWithManager adds indexes and reconcilers to a manager, whose scheme must
 // come from NewScheme and whose cache from CacheOptions.
 func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
-	if o.Concurrency <= 0 {
-		o.Concurrency = 4
-	}
+	o.complete()
 	if err := addIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
 		return err
 	}
@@ -70,54 +95,153 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
-	// One pending wake-up is enough: the status is computed afresh each time.
-	wake := make(chan event.GenericEvent, 1)
-	memory := newServiceMemory(metrics, func() {
-		select {
-		case wake <- event.GenericEvent{Object: &v1alpha1.NodeProxy{}}:
-		default:
+	s := newShared(mgr, o, metrics)
+	o.Leadership.Notify(s.lead)
+	for what, err := range map[string]error{
+		"reconcilers that render":            s.setupRendering(),
+		"reconciler of NodeProxy's status":   s.setupSummary(),
+		"reconciler of the agents":           s.setupAgents(),
+		"reconciler of API server addresses": s.setupAPIServers(),
+		"removal reconciler":                 s.setupRemoval(),
+		"startup taint reconciler":           s.setupStartupTaint(),
+	} {
+		if err != nil {
+			return fmt.Errorf("set up the %s: %w", what, err)
 		}
-	})
-	services := &ServiceReconciler{
-		client:  mgr.GetClient(),
-		live:    mgr.GetAPIReader(),
-		events:  &events{client: mgr.GetClient(), clock: o.Clock},
-		clock:   o.Clock,
-		metrics: metrics,
-		memory:  memory,
-	}
-	nodes := &NodeReconciler{client: mgr.GetClient(), live: mgr.GetAPIReader(), clock: o.Clock, metrics: metrics}
-	summary := &NodeProxyReconciler{client: mgr.GetClient(), clock: o.Clock, memory: memory, version: o.Version}
-	if err := services.setup(mgr, controllerOptions(o.Concurrency)); err != nil {
-		return fmt.Errorf("set up the Service reconciler: %w", err)
-	}
-	if err := nodes.setup(mgr, controllerOptions(o.Concurrency)); err != nil {
-		return fmt.Errorf("set up the Node reconciler: %w", err)
-	}
-	if err := summary.setup(mgr, controllerOptions(1), wake); err != nil {
-		return fmt.Errorf("set up the NodeProxy reconciler: %w", err)
 	}
 	return nil
 }
 
-// controllerOptions fills a standby's queues while it waits for the lease, and
-// retries for at most 30 s apart, so that the end of an outage is not slept
-// through.
+// shared is what the reconcilers have in common while they are set up.
+type shared struct {
+	Options
+	mgr      ctrl.Manager
+	metrics  *metrics
+	events   *events
+	memory   *serviceMemory
+	findings *findings
+	formats  *formats
+	wakers   wakers
+}
+
+func newShared(mgr ctrl.Manager, o Options, m *metrics) *shared {
+	w := newWakers()
+	return &shared{
+		Options: o, mgr: mgr, metrics: m, wakers: w,
+		events:   &events{client: mgr.GetClient(), clock: o.Clock},
+		memory:   newServiceMemory(m, w.summary.wake),
+		findings: newFindings(w.summary.wake),
+		formats:  &formats{client: mgr.GetClient(), writable: o.FormatVersions},
+	}
+}
+
+// lead begins a term as the leader, or ends one. What is remembered is of the
+// term before: another controller may have written since.
+func (s *shared) lead(leading bool) {
+	s.metrics.lead(leading)
+	if !leading {
+		return
+	}
+	s.memory.newTerm()
+	s.formats.forget()
+	s.findings.newTerm()
+	s.wakers.wakeAll()
+}
+
+// setupRendering adds what renders Services and Nodes, in which format.
+func (s *shared) setupRendering() error {
+	services := &ServiceReconciler{
+		leadership: s.Leadership, client: s.mgr.GetClient(), live: s.mgr.GetAPIReader(), events: s.events, clock: s.Clock,
+		metrics: s.metrics, memory: s.memory, formats: s.formats,
+	}
+	if err := services.setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.services); err != nil {
+		return err
+	}
+	nodes := &NodeReconciler{
+		leadership: s.Leadership, client: s.mgr.GetClient(), live: s.mgr.GetAPIReader(), clock: s.Clock,
+		metrics: s.metrics, formats: s.formats,
+	}
+	if err := nodes.setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.nodes); err != nil {
+		return err
+	}
+	format := &FormatReconciler{
+		leadership: s.Leadership, formats: s.formats, changed: func() { s.wakers.services.wake(); s.wakers.nodes.wake() },
+	}
+	return format.setup(s.mgr, controllerOptions(1))
+}
+
+// setupSummary adds what looks after the agents, and writes the status of
+// NodeProxy.
+func (s *shared) setupSummary() error {
+	liveness := newLiveness(lookInterval, s.Namespace)
+	summary := &NodeProxyReconciler{
+		leadership: s.Leadership, client: s.mgr.GetClient(), clock: s.Clock, metrics: s.metrics, memory: s.memory,
+		liveness: liveness, findings: s.findings, version: s.Version, namespace: s.Namespace,
+	}
+	if err := summary.setup(s.mgr, controllerOptions(1), s.wakers.summary); err != nil {
+		return err
+	}
+	return s.mgr.Add(&agentWatcher{
+		leadership: s.Leadership, client: s.mgr.GetClient(), live: s.mgr.GetAPIReader(), clock: s.Clock, metrics: s.metrics,
+		liveness: liveness, changed: s.wakers.summary.wake,
+	})
+}
+
+func (s *shared) setupAgents() error {
+	agents := &AgentsReconciler{
+		leadership: s.Leadership, client: s.mgr.GetClient(), clock: s.Clock, metrics: s.metrics, findings: s.findings,
+		namespace: s.Namespace, image: s.AgentImage, exposeMetrics: s.ExposeAgentMetrics,
+	}
+	return agents.setup(s.mgr, controllerOptions(1), s.wakers.agents)
+}
+
+func (s *shared) setupAPIServers() error {
+	probe := s.APIServerProbe
+	if probe == nil {
+		var err error
+		if probe, err = newAPIServerProbe(s.mgr.GetConfig()); err != nil {
+			return err
+		}
+	}
+	apiServers := &APIServersReconciler{
+		leadership: s.Leadership, client: s.mgr.GetClient(), probe: probe, metrics: s.metrics, findings: s.findings,
+		events: s.events, namespace: s.Namespace,
+	}
+	return apiServers.setup(s.mgr, controllerOptions(1), s.wakers.apiServers)
+}
+
+func (s *shared) setupRemoval() error {
+	removal := &RemovalReconciler{
+		leadership: s.Leadership, client: s.mgr.GetClient(), live: s.mgr.GetAPIReader(), events: s.events, clock: s.Clock,
+		metrics: s.metrics, namespace: s.Namespace,
+	}
+	return removal.setup(s.mgr, controllerOptions(1))
+}
+
+func (s *shared) setupStartupTaint() error {
+	taints := &StartupTaintReconciler{
+		leadership: s.Leadership, client: s.mgr.GetClient(), live: s.mgr.GetAPIReader(), metrics: s.metrics, namespace: s.Namespace,
+	}
+	return taints.setup(s.mgr, controllerOptions(s.Concurrency))
+}
+
+// controllerOptions has retries at most 30 s apart, so that the end of an outage
+// is not slept through.
 func controllerOptions(concurrency int) controller.Options {
 	return controller.Options{
 		MaxConcurrentReconciles: concurrency,
-		EnableWarmup:            new(true),
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
 			5*time.Millisecond, 30*time.Second),
 	}
 }
 
 // switchedOn tells whether nodeproxy was ever switched on: NodeProxy exists, or
-// rendered objects of a time when it did. Otherwise nothing is rendered.
+// rendered objects of a time when it did. Otherwise nothing is rendered, nor
+// while NodeProxy is being removed with all that was rendered.
 func switchedOn(ctx context.Context, c client.Reader) (bool, error) {
 	np, err := nodeProxy(ctx, c)
 	if err != nil || np != nil {
-		return np != nil, err
+		return np != nil && !beingRemoved(np), err
 	}
 	var services v1alpha1.ServiceProxyRulesList
 	if err := c.List(ctx, &services, client.Limit(1)); err != nil {

@@ -1,7 +1,6 @@
 package controllers_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -14,6 +13,9 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/prometheus/client_golang/prometheus"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -70,6 +72,7 @@ var _ = BeforeSuite(func() {
 	scheme, err := controllers.NewScheme()
 	Expect(err).NotTo(HaveOccurred())
 	Expect(admissionv1.AddToScheme(scheme)).To(Succeed())
+	Expect(authenticationv1.AddToScheme(scheme)).To(Succeed())
 	Expect(rbacv1.AddToScheme(scheme)).To(Succeed())
 	Expect(apiextensionsv1.AddToScheme(scheme)).To(Succeed())
 	k8s, err = client.NewWithWatch(apiConfig, client.Options{Scheme: scheme})
@@ -79,20 +82,33 @@ var _ = BeforeSuite(func() {
 
 const controllerUser = "nodeproxy-controller"
 
-// grantRole gives the controller's user the ClusterRole that is installed with
-// it. The Role for its lease is not needed here: there is no leader election.
+const leaseNamespace = "nodeproxy-system"
+
+// grantRole gives the controller's user the roles that are installed with it.
 func grantRole() {
-	file, err := os.ReadFile(filepath.Join("..", "config", "rbac", "controller_role.yaml"))
+	ctx := context.Background()
+	file, err := os.Open(filepath.Join("..", "config", "rbac", "controller_role.yaml"))
 	Expect(err).NotTo(HaveOccurred(), "`make generate` writes the role")
-	role := &rbacv1.ClusterRole{}
-	Expect(yaml.NewYAMLOrJSONDecoder(bytes.NewReader(file), 4096).Decode(role)).To(Succeed())
-	Expect(role.Kind).To(Equal("ClusterRole"))
-	Expect(k8s.Create(context.Background(), role)).To(Succeed())
-	Expect(k8s.Create(context.Background(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: controllerUser}},
-	})).To(Succeed())
+	defer func() { _ = file.Close() }() // only read from
+	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: controllerUser}}
+	documents := yaml.NewYAMLOrJSONDecoder(file, 4096)
+	role, local := &rbacv1.ClusterRole{}, &rbacv1.Role{}
+	Expect(documents.Decode(role)).To(Succeed())
+	Expect(documents.Decode(local)).To(Succeed())
+	Expect([]string{role.Kind, local.Kind, local.Namespace}).To(Equal([]string{"ClusterRole", "Role", leaseNamespace}))
+	for _, object := range []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: leaseNamespace}}, role, local,
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: role.Name}, Subjects: subjects,
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		},
+		&rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: leaseNamespace, Name: local.Name}, Subjects: subjects,
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: local.Name},
+		},
+	} {
+		Expect(k8s.Create(ctx, object)).To(Succeed())
+	}
 }
 
 var _ = AfterSuite(func() {
@@ -114,6 +130,9 @@ func emptyCluster(ctx SpecContext) {
 		&v1alpha1.NodeProxy{}, &v1alpha1.NodeProxyRules{}, &v1alpha1.ServiceProxyRules{}, &corev1.Node{},
 	} {
 		Expect(k8s.DeleteAllOf(ctx, kind)).To(Succeed())
+	}
+	for _, kind := range []client.Object{&coordinationv1.Lease{}, &appsv1.DaemonSet{}, &corev1.ConfigMap{}, &corev1.Pod{}} {
+		Expect(k8s.DeleteAllOf(ctx, kind, client.InNamespace(leaseNamespace), client.GracePeriodSeconds(0))).To(Succeed())
 	}
 	var services corev1.ServiceList
 	Expect(k8s.List(ctx, &services)).To(Succeed())
@@ -141,6 +160,10 @@ func (c *shiftedClock) Now() time.Time { return time.Now().Add(time.Duration(c.a
 
 func (c *shiftedClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
+// NewTicker makes one that is fifty times as fast, so that tests that put the
+// clock forward need not wait for what looks every few seconds.
+func (c *shiftedClock) NewTicker(d time.Duration) clock.Ticker { return c.RealClock.NewTicker(d / 50) }
+
 // putForward moves the clock.
 func (c *shiftedClock) putForward(d time.Duration) { c.ahead.Add(int64(d)) }
 
@@ -150,16 +173,22 @@ type running struct {
 	metrics *prometheus.Registry
 }
 
-// startController starts a controller, which stops at the end of the spec at
-// the latest.
-func startController() *running {
+// startController starts a controller, with options changed by edit, which stops
+// at the end of the spec at the latest.
+func startController(edit ...func(*controllers.Options)) *running {
+	GinkgoHelper()
+	return startControllerAs(roleConfig, edit...)
+}
+
+// startControllerAs is startController as somebody else.
+func startControllerAs(who *rest.Config, edit ...func(*controllers.Options)) *running {
 	GinkgoHelper()
 	scheme, err := controllers.NewScheme()
 	Expect(err).NotTo(HaveOccurred())
-	cacheOptions, err := controllers.CacheOptions()
+	cacheOptions, err := controllers.CacheOptions(leaseNamespace)
 	Expect(err).NotTo(HaveOccurred())
 	several := true // controllers of this process may bear the same names
-	mgr, err := ctrl.NewManager(roleConfig, ctrl.Options{
+	mgr, err := ctrl.NewManager(who, ctrl.Options{
 		Scheme:     scheme,
 		Cache:      cacheOptions,
 		Metrics:    metricsserver.Options{BindAddress: "0"},
@@ -168,9 +197,13 @@ func startController() *running {
 	Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{metrics: prometheus.NewRegistry()}
-	Expect(controllers.SetupWithManager(ctx, mgr, controllers.Options{
-		Version: "v0.0.0-test", Clock: testClock, Registerer: r.metrics,
-	})).To(Succeed())
+	options := controllers.Options{
+		Version: "v0.0.0-test", Clock: testClock, Namespace: leaseNamespace, Registerer: r.metrics,
+	}
+	for _, e := range edit {
+		e(&options)
+	}
+	Expect(controllers.SetupWithManager(ctx, mgr, options)).To(Succeed())
 	done := make(chan error, 1)
 	go func() { done <- mgr.Start(ctx) }()
 	stopped := false

@@ -3,6 +3,7 @@ package controllers
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -15,11 +16,16 @@ import (
 // maxRefusedNamed is how many refused Services the status names.
 const maxRefusedNamed = 10
 
-// countNodes counts nodes by what their agents report. Which agents give no
-// sign of life or lag behind is not in their reports.
+// countNodes counts nodes by what their rules say, but for those that lag
+// behind. Those whose Node is absent do not count: their rules are only kept in
+// case it returns.
 func countNodes(rules []v1alpha1.NodeProxyRules) v1alpha1.NodeCounts {
-	counts := v1alpha1.NodeCounts{Total: int32(len(rules))}
+	var counts v1alpha1.NodeCounts
 	for i := range rules {
+		if absent(&rules[i]) {
+			continue
+		}
+		counts.Total++
 		status, settings := &rules[i].Status, &rules[i].Spec.Settings
 		if programmed := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed); programmed != nil {
 			switch programmed.Status {
@@ -28,6 +34,9 @@ func countNodes(rules []v1alpha1.NodeProxyRules) v1alpha1.NodeCounts {
 			case metav1.ConditionFalse:
 				counts.NotProgrammed++
 			}
+		}
+		if notResponding(&rules[i]) {
+			counts.Stale++
 		}
 		if settings.Enforcement != nil && *settings.Enforcement == v1alpha1.Audit {
 			counts.Audit++
@@ -39,9 +48,10 @@ func countNodes(rules []v1alpha1.NodeProxyRules) v1alpha1.NodeCounts {
 	return counts
 }
 
-// readiness decides the condition Ready of a NodeProxy.
-func readiness(rules []v1alpha1.NodeProxyRules, counts v1alpha1.NodeCounts, invalid error) metav1.Condition {
-	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
+// readiness decides the condition Ready of a NodeProxy. next is when its
+// message is to change by the passing of time alone; 0: it is not.
+func readiness(rules []v1alpha1.NodeProxyRules, counts v1alpha1.NodeCounts, invalid error, now time.Time) (ready metav1.Condition, next time.Duration) {
+	ready = metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
 	switch {
 	case invalid != nil:
 		ready.Reason = v1alpha1.ReasonInvalidSettings
@@ -51,48 +61,103 @@ func readiness(rules []v1alpha1.NodeProxyRules, counts v1alpha1.NodeCounts, inva
 		ready.Message = "there is no Linux Node"
 	case counts.Programmed < counts.Total:
 		ready.Reason = v1alpha1.ReasonNodesNotProgrammed
-		ready.Message = truncated(notProgrammed(rules), maxStatusMessage)
+		var text string
+		text, next = notProgrammed(rules, now)
+		ready.Message = truncated(text, maxStatusMessage)
 	default:
 		ready.Status = metav1.ConditionTrue
 		ready.Reason = v1alpha1.ReasonAllProgrammed
 	}
-	return ready
+	return ready, next
 }
 
 // notProgrammed names the first node, by name, that is not programmed, says
-// why, and how many others there are.
-func notProgrammed(rules []v1alpha1.NodeProxyRules) string {
+// why, and how many others there are. A node that reports comes before one
+// that gives no sign of life, as more is known of it, and that before one that
+// has not reported yet. next is as in readiness.
+func notProgrammed(rules []v1alpha1.NodeProxyRules, now time.Time) (text string, next time.Duration) {
 	var first *v1alpha1.NodeProxyRules
 	count := 0
 	for i := range rules {
-		if meta.IsStatusConditionTrue(rules[i].Status.Conditions, v1alpha1.ConditionProgrammed) {
+		r := &rules[i]
+		if absent(r) || meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionProgrammed) {
 			continue
 		}
 		count++
-		if first == nil || rules[i].Name < first.Name {
-			first = &rules[i]
+		if first == nil || cmp.Or(cmp.Compare(knowledge(r), knowledge(first)), cmp.Compare(r.Name, first.Name)) < 0 {
+			first = r
 		}
 	}
 	if first == nil {
-		return ""
+		return "", 0
 	}
-	text := first.Name + ": no report of its agent yet; is nodeproxy-agent running there?"
-	if c := meta.FindStatusCondition(first.Status.Conditions, v1alpha1.ConditionProgrammed); c != nil {
-		text = first.Name + ": " + c.Reason
-		if c.Message != "" {
-			text += ": " + c.Message
-		}
+	c := meta.FindStatusCondition(first.Status.Conditions, v1alpha1.ConditionProgrammed)
+	switch {
+	case c == nil:
+		text = "no report of its agent yet; is nodeproxy-agent running there?"
+	case notResponding(first) && first.Status.Agent == nil:
+		text = "no agent has ever reported; is nodeproxy-agent running there?"
+	case notResponding(first):
+		var age time.Duration
+		age, next = silentFor(c, now)
+		text = "no sign of life for " + shortAge(age)
+	case c.Message == "":
+		text = c.Reason
+	default:
+		text = c.Reason + ": " + c.Message
 	}
+	text = first.Name + ": " + text
 	if count > 1 {
 		text += fmt.Sprintf(" (and %d more)", count-1)
 	}
-	return text
+	return text, next
 }
 
-// setReady enters a condition and keeps the time of its last transition.
-func setReady(status *v1alpha1.NodeProxyStatus, ready metav1.Condition, generation int64, now time.Time) {
-	ready.ObservedGeneration = generation
-	ready.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
-	meta.SetStatusCondition(&status.Conditions, ready)
+// knowledge ranks nodes by how much is known of them: the most comes first.
+func knowledge(rules *v1alpha1.NodeProxyRules) int {
+	switch c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed); {
+	case c == nil:
+		return 2
+	case notResponding(rules):
+		return 1
+	default:
+		return 0
+	}
+}
+
+// silentFor is how long no sign of life has been seen of an agent that is
+// reported as not responding, in steps that a message can follow without being
+// written all the time: of a minute in the first hour, then of an hour, then of
+// a day. next is when the next step is reached.
+func silentFor(reported *metav1.Condition, now time.Time) (age, next time.Duration) {
+	total := silence + max(0, now.Sub(reported.LastTransitionTime.Time))
+	step, start, end := time.Minute, silence, time.Hour
+	switch {
+	case total >= 48*time.Hour:
+		step, start, end = 24*time.Hour, 0, math.MaxInt64
+	case total >= time.Hour:
+		step, start, end = time.Hour, 0, 48*time.Hour
+	}
+	age = (total - start).Truncate(step) + start
+	return age, min(age+step, end) - total
+}
+
+// shortAge prints a duration without units that are zero.
+func shortAge(d time.Duration) string {
+	const day = 24 * time.Hour
+	if d >= 2*day && d%day == 0 {
+		return fmt.Sprintf("%dd", d/day)
+	}
+	if d%time.Hour == 0 {
+		return fmt.Sprintf("%dh", d/time.Hour)
+	}
+	return d.String()
+}
+
+// setCondition enters a condition and keeps the time of its last transition.
+func setCondition(status *v1alpha1.NodeProxyStatus, c metav1.Condition, generation int64, now time.Time) {
+	c.ObservedGeneration = generation
+	c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
+	meta.SetStatusCondition(&status.Conditions, c)
 	slices.SortFunc(status.Conditions, func(a, b metav1.Condition) int { return cmp.Compare(a.Type, b.Type) })
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes all generated files: deep copies, CRDs and RBAC roles.
+# Writes all generated files: deep copies, CRDs, RBAC roles and docs/api.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,3 +19,11 @@ go tool controller-gen \
 	rbac:roleName=nodeproxy-agent,fileName=agent_role.yaml \
 	paths="./agent/...;./cmd/nodeproxy-agent/..." \
 	output:rbac:dir=config/rbac
+
+hack/tool.sh crd-ref-docs \
+	--source-path=api/v1alpha1 \
+	--config=hack/tools/crd-ref-docs/config.yaml \
+	--templates-dir=hack/tools/crd-ref-docs/templates \
+	--renderer=markdown \
+	--output-path=docs/api.md \
+	--log-level=ERROR

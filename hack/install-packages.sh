@@ -3,13 +3,26 @@
 # As root on Debian and its relatives it installs what is missing; otherwise it
 # says what is missing. Missing programs are an error for root only: tests that
 # need root are left out for everybody else.
+#
+# With the argument real-nodes it looks as well for what clusters with real
+# kubelets use (test/cluster/kubelets): containerd, runc and the plugins of the
+# network. With other arguments it looks for these programs alone.
 set -euo pipefail
 
 export PATH="$PATH:/usr/sbin:/sbin"
 
+real_nodes=
+if [[ ${1:-} == real-nodes ]]; then
+	real_nodes=yes
+	shift
+fi
+
 missing=()
 packages=()
 while read -r program package; do
+	if [[ $# -gt 0 && " $* " != *" $program "* ]]; then
+		continue
+	fi
 	if ! command -v "$program" >/dev/null; then
 		missing+=("$program")
 		packages+=("$package")
@@ -20,9 +33,33 @@ done <<-END
 	ip iproute2
 	ipset ipset
 	iptables iptables
+	linux.uml user-mode-linux
+	mmdebstrap mmdebstrap
 	modprobe kmod
 	nft nftables
 END
+
+# promtool is taken out of its package, because installing that would start a
+# Prometheus server.
+unpack=()
+if [[ $# -eq 0 ]] && ! command -v promtool >/dev/null; then
+	missing+=(promtool)
+	unpack=(prometheus)
+fi
+
+# Likewise these three, whose installation would start a containerd for the whole
+# machine: their files go to a folder of their own.
+containers=/usr/local/lib/nodeproxy-test
+containers_in=()
+if [[ -n $real_nodes ]]; then
+	for file in usr/bin/containerd usr/sbin/runc usr/lib/cni/ptp; do
+		if [[ ! -x $containers/$file ]]; then
+			missing+=("$(basename "$file")")
+			containers_in=(containerd runc containernetworking-plugins)
+		fi
+	done
+	unpack+=("${containers_in[@]}")
+fi
 
 if [[ ${#missing[@]} -eq 0 ]]; then
 	exit 0
@@ -33,15 +70,33 @@ if [[ $(id -u) -ne 0 ]]; then
 	exit 0
 fi
 if ! command -v apt-get >/dev/null; then
-	echo "Install them with this system's package manager; in Debian they are in: ${packages[*]}." >&2
+	echo "Install them with this system's package manager; in Debian they are in: ${packages[*]} ${unpack[*]}." >&2
 	exit 1
 fi
-echo "Running apt-get update and apt-get install ${packages[*]}; this takes less than a minute."
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+echo "Running apt-get update and getting ${packages[*]} ${unpack[*]}; this takes less than a minute."
 export DEBIAN_FRONTEND=noninteractive
-if ! { apt-get update && apt-get install --yes --no-install-recommends "${packages[@]}"; } >"$log" 2>&1; then
+# install_all is run as a condition, where set -e does not hold.
+install_all() {
+	apt-get update || return
+	if [[ ${#packages[@]} -gt 0 ]]; then
+		apt-get install --yes --no-install-recommends "${packages[@]}" || return
+	fi
+	if [[ ${#unpack[@]} -gt 0 ]]; then
+		(cd "$temp" && apt-get -o APT::Sandbox::User=root download "${unpack[@]}") || return
+	fi
+	if [[ " ${unpack[*]} " == *" prometheus "* ]]; then
+		dpkg-deb --fsys-tarfile "$temp"/prometheus_*.deb | tar --extract --directory "$temp" ./usr/bin/promtool || return
+		install --mode 0755 "$temp/usr/bin/promtool" /usr/local/bin/promtool || return
+	fi
+	for package in "${containers_in[@]}"; do
+		dpkg-deb --extract "$temp/$package"_*.deb "$containers" || return
+	done
+}
+temp=$(mktemp --directory)
+trap 'rm -rf "$temp"' EXIT
+log=$temp/log
+if ! install_all >"$log" 2>&1; then
 	cat "$log" >&2
-	echo "apt-get failed; install these packages by hand: ${packages[*]}." >&2
+	echo "apt-get failed; get these packages by hand: ${packages[*]} ${unpack[*]}." >&2
 	exit 1
 fi

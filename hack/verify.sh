@@ -5,8 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 generated() {
-	find api config \
-		\( -name 'zz_generated.*' -o -path 'config/crd/bases/*' -o -name '*_role.yaml' \) -type f \
+	find api config docs/api.md \
+		\( -name 'zz_generated.*' -o -path 'config/crd/bases/*' -o -name '*_role.yaml' -o -path docs/api.md \) -type f \
 		-exec sha256sum {} + | sort -k 2
 }
 
@@ -31,13 +31,16 @@ if [[ -n $unformatted ]]; then
 	failed=1
 fi
 
-echo "go vet ..."
-go vet ./... || failed=1
+# The images' program is a module of its own.
+for module in . hack/images; do
+	echo "go vet in $module ..."
+	go -C "$module" vet ./... || failed=1
 
-echo "go.mod ..."
-if ! go mod tidy -diff >"$temp/tidy"; then
-	grep -E '^(diff|[+-])' "$temp/tidy" | sed -n 1,30p
-	echo "go.mod or go.sum is not tidy; run go mod tidy." >&2
-	failed=1
-fi
+	echo "go.mod in $module ..."
+	if ! go -C "$module" mod tidy -diff >"$temp/tidy"; then
+		grep -E '^(diff|[+-])' "$temp/tidy" | sed -n 1,30p
+		echo "go.mod or go.sum in $module is not tidy; run go mod tidy there." >&2
+		failed=1
+	fi
+done
 exit "$failed"

@@ -213,6 +213,32 @@ var _ = Describe("an agent", func() {
 		Expect(n.condition(ctx, v1alpha1.ConditionConflictingProxy)()).To(HavePrefix("False/"))
 	})
 
+	It("reports differences with Audit, writes nothing, and repairs with Enforce", func(ctx SpecContext) {
+		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		inventory(ctx, "cart")
+		n := newNode()
+		n.createRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1alpha1.Audit) })
+		n.start()
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("False/AuditDiffers"))
+		Expect(n.rules(ctx).Status).To(SatisfyAll(
+			HaveField("Difference.Count", BeEquivalentTo(1)), HaveField("Difference.Examples", ConsistOf("Service shop/cart differs")),
+			HaveField("SettingsRevision", "7d1f0a9c"), HaveField("Services", BeEquivalentTo(1))))
+		Expect(n.message(ctx, v1alpha1.ConditionProgrammed)).To(ContainSubstring("nobody maintains the rules"))
+		n.other.answer("iptables")
+		Eventually(func() string { return n.message(ctx, v1alpha1.ConditionProgrammed) }).Should(ContainSubstring("another proxy runs on this node"))
+		Expect(n.condition(ctx, v1alpha1.ConditionProgrammed)()).To(Equal("False/AuditDiffers"))
+		Expect(n.condition(ctx, v1alpha1.ConditionConflictingProxy)()).To(Equal("absent"))
+		Expect(n.kernel.Writes()).To(BeZero())
+
+		n.other.close()
+		n.editRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1alpha1.Enforce) })
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
+		n.editRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1alpha1.Audit) })
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/AuditInSync"))
+		Expect(n.rules(ctx).Status.Difference.Count).To(BeZero())
+	})
+
 	DescribeTable("does not accept what it cannot do, and leaves the rules", func(ctx SpecContext, edit func(*v1alpha1.NodeProxyRulesSpec), reason, named string) {
 		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		inventory(ctx, "cart")
@@ -236,7 +262,6 @@ var _ = Describe("an agent", func() {
 		Eventually(func() string { return n.rules(ctx).Status.SettingsRevision }).Should(Equal("0"))
 	},
 		Entry("IPVS", func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Mode = new(v1alpha1.ModeIPVS) }, "Unsupported", "spec.settings.mode"),
-		Entry("Audit", func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1alpha1.Audit) }, "Unsupported", "spec.settings.enforcement"),
 		Entry("invalid settings", func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(32)) }, "Invalid", "spec.settings.masquerade.bit"),
 		Entry("an unknown format", func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }, "UnknownFormat", "spec.formatVersion 2"),
 	)
@@ -299,7 +324,7 @@ var _ = Describe("an agent", func() {
 		patch = client.RawPatch(types.MergePatchType, []byte(`{"status":{"drift":{"repairs":99},"conntrack":{"usagePercent":55}}}`))
 		Expect(api.Status().Patch(ctx, n.rules(ctx), patch, client.FieldOwner("kubectl-edit"))).To(Succeed())
 		Eventually(func() v1alpha1.NodeProxyRulesStatus { return n.rules(ctx).Status }).Should(SatisfyAll(
-			HaveField("Drift", BeNil()), HaveField("Conntrack", BeNil()), HaveField("Services", BeEquivalentTo(1))))
+			HaveField("Drift.Repairs", BeEquivalentTo(0)), HaveField("Conntrack", BeNil()), HaveField("Services", BeEquivalentTo(1))))
 
 		By("editing a condition, as the controller does when it hears nothing")
 		object := n.rules(ctx)
@@ -386,7 +411,7 @@ var _ = Describe("an agent", func() {
 	It("says what to do when the API does not let it in", func(ctx SpecContext) {
 		stranger := rest.AnonymousClientConfig(config)
 		n := newNode().startAt(clock.RealClock{}, stranger)
-		Eventually(n.log.text).Should(Or(ContainSubstring("credentials"), ContainSubstring("ClusterRole")))
+		Eventually(n.log.text).Should(Or(ContainSubstring("credentials"), ContainSubstring("roles and their bindings")))
 		Expect(n.log.text()).To(ContainSubstring("rules in the kernel stay as they are"))
 		Expect(n.kernel.Writes()).To(BeZero())
 	})

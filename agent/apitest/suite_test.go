@@ -16,6 +16,9 @@ import (
 	"github.com/go-logr/logr/funcr"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
@@ -31,8 +34,9 @@ import (
 
 // config and api reach the API server of the suite.
 var (
-	config *rest.Config
-	api    client.Client
+	environment *envtest.Environment
+	config      *rest.Config
+	api         client.Client
 )
 
 func TestAgentAgainstAPIServer(t *testing.T) {
@@ -51,7 +55,7 @@ func TestAgentAgainstAPIServer(t *testing.T) {
 }
 
 var _ = BeforeSuite(func() {
-	environment := &envtest.Environment{
+	environment = &envtest.Environment{
 		CRDDirectoryPaths:     []string{"../../config/crd/bases"},
 		ErrorIfCRDPathMissing: true,
 	}
@@ -60,10 +64,15 @@ var _ = BeforeSuite(func() {
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func() { Expect(environment.Stop()).To(Succeed()) })
 	scheme := runtime.NewScheme()
-	Expect(v1alpha1.AddToScheme(scheme)).To(Succeed())
+	for _, add := range []func(*runtime.Scheme) error{v1alpha1.AddToScheme, corev1.AddToScheme, coordinationv1.AddToScheme, rbacv1.AddToScheme} {
+		Expect(add(scheme)).To(Succeed())
+	}
 	api, err = client.New(config, client.Options{Scheme: scheme})
 	Expect(err).NotTo(HaveOccurred())
 })
+
+// namespace is that of the Leases. Every API server has it.
+const namespace = "default"
 
 // node is one node with its agent. Every spec has its own, so that specs do
 // not wait for each other's objects to go.
@@ -72,7 +81,9 @@ type node struct {
 	kernel *dataplanetest.Fake
 	other  *otherProxy
 	log    *logLines
-	stop   func()
+	// formats are the versions that its agent knows; none: those of this release.
+	formats []int32
+	stop    func()
 }
 
 var nodes int
@@ -92,14 +103,15 @@ func (n *node) start() *node {
 
 func (n *node) startAt(clk clock.Clock, config *rest.Config) *node {
 	GinkgoHelper()
-	c, err := agent.NewClient(config, nil)
+	c, err := agent.NewClient(config)
 	Expect(err).NotTo(HaveOccurred())
 	a, err := agent.New(agent.Options{
-		NodeName: n.name, Client: c,
-		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: n.kernel},
-		IPTables:   func() string { return "1.8.9 (nf_tables)" },
-		Probe:      agent.ProbeProxyMode(n.other.address()),
-		Version:    "v0.1.0", Kernel: "6.18.0", Clock: clk,
+		NodeName: n.name, Namespace: namespace, Client: c,
+		Dataplanes:     map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: n.kernel},
+		IPTables:       func() string { return "1.8.9 (nf_tables)" },
+		Probe:          agent.ProbeProxyMode(n.other.address()),
+		FormatVersions: n.formats,
+		Version:        "v0.1.0", Kernel: "6.18.0", Clock: clk,
 		Log: funcr.New(n.log.add, funcr.Options{}),
 	})
 	Expect(err).NotTo(HaveOccurred())

@@ -5,10 +5,8 @@
 package combine
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -54,6 +52,9 @@ func Service(in Input) (*dataplane.Service, []string) {
 		return nil, r.problems
 	}
 	r.attributes(svc, in.Rules)
+	if p := svc.HealthCheckNodePort; p != 0 && in.Lost != nil && in.Lost(healthClaim(p, in.Family)) {
+		svc.HealthCheckNodePort = 0
+	}
 	for _, p := range r.ports(in.Rules) {
 		port := p.Port
 		if in.Lost != nil {
@@ -63,6 +64,7 @@ func Service(in Input) (*dataplane.Service, []string) {
 		r.selectEndpoints(svc, &port, p.source, in.Node)
 		svc.Ports = append(svc.Ports, port)
 	}
+	svc.LocalReady = len(r.localReady)
 	return svc, r.problems
 }
 
@@ -78,6 +80,9 @@ func Claims(rules *v1alpha1.ServiceProxyRulesSpec) []Claim {
 		}
 		for _, p := range r.ports(rules) {
 			claims = append(claims, portClaims(svc, &p.Port, family)...)
+		}
+		if p, ok := toPort(rules.HealthCheckNodePort); ok {
+			claims = append(claims, healthClaim(p, family))
 		}
 	}
 	return claims
@@ -95,11 +100,19 @@ func portClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Fami
 }
 
 func nodePortClaim(p *dataplane.Port, family dataplane.Family) Claim {
-	everywhere := netip.IPv4Unspecified()
+	return Claim{Address: everywhere(family), Port: p.NodePort, Protocol: p.Protocol}
+}
+
+// healthClaim is that of a health-check node port.
+func healthClaim(port uint16, family dataplane.Family) Claim {
+	return Claim{Address: everywhere(family), Port: port, Protocol: v1alpha1.ProtocolTCP}
+}
+
+func everywhere(family dataplane.Family) netip.Addr {
 	if family == dataplane.IPv6 {
-		everywhere = netip.IPv6Unspecified()
+		return netip.IPv6Unspecified()
 	}
-	return Claim{Address: everywhere, Port: p.NodePort, Protocol: p.Protocol}
+	return netip.IPv4Unspecified()
 }
 
 // addresses lists the Service's addresses, each once.
@@ -171,7 +184,7 @@ func (r *reader) attributes(svc *dataplane.Service, rules *v1alpha1.ServiceProxy
 	}
 }
 
-// sourceRanges keeps this family's ranges. None left, or one that holds every
+// sourceRanges keeps this family's ranges, in order. None left, or one that holds every
 // address: no restriction.
 func (r *reader) sourceRanges(texts []string) []netip.Prefix {
 	var ranges []netip.Prefix
@@ -189,7 +202,7 @@ func (r *reader) sourceRanges(texts []string) []netip.Prefix {
 		}
 		ranges = append(ranges, prefix.Masked())
 	}
-	return sortedByString(ranges)
+	return eachOnce(ranges)
 }
 
 func (r *reader) isLocal(field string, policy v1alpha1.TrafficPolicy) bool {
@@ -204,14 +217,14 @@ func (r *reader) isLocal(field string, policy v1alpha1.TrafficPolicy) bool {
 	}
 }
 
-// sortedByString sorts by string form and takes out what is there twice.
-func sortedByString[T interface {
-	comparable
-	fmt.Stringer
-}](list []T) []T {
-	if len(list) < 2 {
-		return list
+// eachOnce takes out what is there twice. The order stays: it is that in which
+// kube-proxy writes rules for clients.
+func eachOnce[T comparable](list []T) []T {
+	var out []T
+	for _, one := range list {
+		if !slices.Contains(out, one) {
+			out = append(out, one)
+		}
 	}
-	slices.SortFunc(list, func(a, b T) int { return strings.Compare(a.String(), b.String()) })
-	return slices.Compact(list)
+	return out
 }

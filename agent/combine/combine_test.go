@@ -204,10 +204,10 @@ func TestFamilies(t *testing.T) {
 	members := []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.5:8080", "[fd00::5]:8080"}}}
 	want := map[dataplane.Family]*dataplane.Service{
 		dataplane.IPv4: {Name: name, ClusterIP: netip.MustParseAddr("10.96.12.7"),
-			ExternalIPs:     []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("192.0.2.9")},
+			ExternalIPs:     []netip.Addr{netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("192.0.2.10")},
 			LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("203.0.113.9")},
 			SourceRanges:    []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")},
-			ExternalLocal:   true, AffinitySeconds: 600, HealthCheckNodePort: 31234, IPVSScheduler: "sh",
+			ExternalLocal:   true, AffinitySeconds: 600, HealthCheckNodePort: 31234, LocalReady: 1, IPVSScheduler: "sh",
 			Ports: []dataplane.Port{{Name: "http", Protocol: "TCP", Port: 80, NodePort: 30080, Available: true,
 				Cluster: []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")},
 				Local:   []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")},
@@ -215,7 +215,7 @@ func TestFamilies(t *testing.T) {
 		dataplane.IPv6: {Name: name, ClusterIP: netip.MustParseAddr("fd00:10:96::c7"),
 			ExternalIPs:   []netip.Addr{netip.MustParseAddr("2001:db8::9")},
 			SourceRanges:  []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")},
-			ExternalLocal: true, AffinitySeconds: 600, HealthCheckNodePort: 31234, IPVSScheduler: "sh",
+			ExternalLocal: true, AffinitySeconds: 600, HealthCheckNodePort: 31234, LocalReady: 1, IPVSScheduler: "sh",
 			Ports: []dataplane.Port{{Name: "http", Protocol: "TCP", Port: 80, NodePort: 30080, Available: true,
 				Cluster: []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")},
 				Local:   []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")},
@@ -249,7 +249,7 @@ func TestSourceRanges(t *testing.T) {
 		ranges []string
 		want   string
 	}{
-		{"canonical, sorted as strings, each once", []string{"9.0.0.0/8", "10.1.2.3/16", "10.1.0.0/16"}, "[10.1.0.0/16 9.0.0.0/8]"},
+		{"canonical, in order, each once", []string{"9.0.0.0/8", "10.1.2.3/16", "10.1.0.0/16"}, "[9.0.0.0/8 10.1.0.0/16]"},
 		{"other family only: unrestricted", []string{"2001:db8::/32"}, "[]"},
 		{"unparsable only: unrestricted", []string{"nonsense"}, "[]"},
 		{"everything: unrestricted", []string{"10.1.0.0/16", "0.0.0.0/0"}, "[]"},
@@ -342,8 +342,8 @@ func TestClaims(t *testing.T) {
 		got = append(got, fmt.Sprintf("%s %d %s", c.Address, c.Port, c.Protocol))
 	}
 	want := []string{
-		"10.96.12.7 80 TCP", "192.0.2.10 80 TCP", "192.0.2.9 80 TCP", "203.0.113.9 80 TCP", "0.0.0.0 30080 TCP",
-		"fd00:10:96::c7 80 TCP", "2001:db8::9 80 TCP", ":: 30080 TCP",
+		"10.96.12.7 80 TCP", "192.0.2.9 80 TCP", "192.0.2.10 80 TCP", "203.0.113.9 80 TCP", "0.0.0.0 30080 TCP", "0.0.0.0 31234 TCP",
+		"fd00:10:96::c7 80 TCP", "2001:db8::9 80 TCP", ":: 30080 TCP", ":: 31234 TCP",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("claims (-want +got):\n%s", diff)

@@ -18,6 +18,9 @@ type group struct {
 // where some traffic is under it, those under policy Local likewise.
 func (r *reader) selectEndpoints(svc *dataplane.Service, port *dataplane.Port, source *v1alpha1.ServicePort, node Node) {
 	ready, terminating := r.groups(source)
+	if svc.HealthCheckNodePort != 0 {
+		r.noteReady(port.Members, ready)
+	}
 	external := svc.ExternallyAccessible(port)
 	if !svc.InternalLocal || external {
 		port.Cluster = collect(ready, availableTo(ready, node))
@@ -31,6 +34,27 @@ func (r *reader) selectEndpoints(svc *dataplane.Service, port *dataplane.Port, s
 		port.Local = among(port.Members, collect(ready, all))
 		if len(port.Local) == 0 {
 			port.Local = among(port.Members, collect(terminating, all))
+		}
+	}
+	if port.Protocol == v1alpha1.ProtocolUDP {
+		port.Serving = collect(slices.Concat(ready, terminating), all)
+		if slices.Equal(port.Serving, port.Cluster) {
+			port.Serving = port.Cluster // nearly always; kept once
+		}
+	}
+}
+
+// noteReady notes the members that are ready, by their addresses. Terminating
+// ones serve as long as there is no better, but load balancers are to turn away.
+func (r *reader) noteReady(members []netip.AddrPort, ready []group) {
+	if r.localReady == nil {
+		r.localReady = map[netip.Addr]struct{}{}
+	}
+	for _, g := range ready {
+		for _, e := range g.endpoints {
+			if slices.Contains(members, e.AddrPort) {
+				r.localReady[e.Addr()] = struct{}{}
+			}
 		}
 	}
 }
@@ -116,6 +140,7 @@ func Equal(a, b *dataplane.Service) bool {
 	return a.Name == b.Name && a.ClusterIP == b.ClusterIP &&
 		a.ExternalLocal == b.ExternalLocal && a.InternalLocal == b.InternalLocal &&
 		a.AffinitySeconds == b.AffinitySeconds && a.HealthCheckNodePort == b.HealthCheckNodePort &&
+		a.LocalReady == b.LocalReady &&
 		a.IPVSScheduler == b.IPVSScheduler &&
 		slices.Equal(a.ExternalIPs, b.ExternalIPs) && slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs) &&
 		slices.Equal(a.SourceRanges, b.SourceRanges) &&
@@ -126,5 +151,5 @@ func equalPort(a, b dataplane.Port) bool {
 	return a.Name == b.Name && a.Protocol == b.Protocol && a.Port == b.Port && a.NodePort == b.NodePort &&
 		a.Available == b.Available &&
 		slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
-		slices.Equal(a.Members, b.Members) && slices.Equal(a.Lost, b.Lost)
+		slices.Equal(a.Members, b.Members) && slices.Equal(a.Serving, b.Serving) && slices.Equal(a.Lost, b.Lost)
 }

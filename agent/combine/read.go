@@ -20,6 +20,8 @@ const maxProblems = 10
 type reader struct {
 	family   dataplane.Family
 	problems []string
+	// localReady are the addresses of ready endpoints on this node.
+	localReady map[netip.Addr]struct{}
 }
 
 func (r *reader) report(format string, args ...any) {
@@ -28,7 +30,7 @@ func (r *reader) report(format string, args ...any) {
 	}
 }
 
-// addrs parses addresses of the family, sorted by string form, each once.
+// addrs parses addresses of the family, in the order of texts, each once.
 func (r *reader) addrs(field string, texts []string) []netip.Addr {
 	var addrs []netip.Addr
 	for i, text := range texts {
@@ -41,7 +43,7 @@ func (r *reader) addrs(field string, texts []string) []netip.Addr {
 			addrs = append(addrs, addr)
 		}
 	}
-	return sortedByString(addrs)
+	return eachOnce(addrs)
 }
 
 func usable(a netip.Addr) bool {

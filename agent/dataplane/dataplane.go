@@ -72,6 +72,13 @@ type Ruleset struct {
 	// Full asks to read the kernel and compare all of it: at the start, after
 	// an error, when Node changed, and to repair.
 	Full bool
+	// Recheck says that facts of the node that the implementation follows by
+	// itself may have changed since; see Follower.
+	Recheck bool
+	// Keep names Services whose state may be older than what the kernel holds,
+	// because it comes from the last good set on disk: what the kernel holds of
+	// them stays as it is, only what it lacks is added. Nearly always empty.
+	Keep map[ServiceName]struct{}
 	// Prune allows a full pass to remove what is in the kernel but belongs to
 	// no Service in Services. Without it only rules of Services in Services or
 	// in Dirty are replaced or removed.
@@ -105,6 +112,10 @@ type Service struct {
 	AffinitySeconds int32
 	// HealthCheckNodePort is 0 for none.
 	HealthCheckNodePort uint16
+	// LocalReady is the number of distinct IP addresses of the Service's ready
+	// endpoints on this node, over all its ports. 0 without HealthCheckNodePort,
+	// which is what it is for.
+	LocalReady int
 	// IPVSScheduler is empty for the node's.
 	IPVSScheduler string
 	Ports         []Port
@@ -135,6 +146,10 @@ type Port struct {
 	Available bool
 	// Members are this node's endpoints in any state.
 	Members []netip.AddrPort
+	// Serving are all endpoints on any node that receive traffic: ready and
+	// terminating ones, whatever policies and hints say. UDP only, empty for
+	// others: tracked flows to them are kept.
+	Serving []netip.AddrPort
 	// Lost are addresses of the Service on which this port is not served,
 	// because another Service has the older claim to address, port and
 	// protocol. A lost node port is 0 in NodePort instead. Nearly always empty.
@@ -156,8 +171,23 @@ type Result struct {
 	// Warnings say what could not be done besides the rules of Services, for
 	// people: each names the matter and what to do. At most MaxExamples.
 	Warnings []string
+	// Repaired is what somebody else had changed since the last Apply, where
+	// this one came upon it without having been asked to look. Count is 0 if
+	// nothing, or where that is not known.
+	Repaired Difference
 	// Chains and Rules count what the kernel holds of ours.
 	Chains, Rules int
+	// Tables count rules by table, where the implementation has tables.
+	Tables map[string]TableCount
+	// Failed: something was not taken at first, as rules of a refused Service.
+	Failed bool
+}
+
+// TableCount counts rules of one table.
+type TableCount struct {
+	// Rules are those of ours that the kernel holds, Written those that the call
+	// has written.
+	Rules, Written int
 }
 
 // Difference is how the kernel differs from what is wanted.
@@ -166,8 +196,39 @@ type Difference struct {
 	Count int
 	// Examples are up to ten of them, each a sentence for people.
 	Examples []string
+	// Drifted: the kernel differs from what the last Apply left there, so
+	// somebody else has changed it. Otherwise what is wanted has changed.
+	Drifted bool
+	// Warnings say what an Apply would warn of besides: see Result.
+	Warnings []string
 	// Chains and Rules count what the kernel holds of ours.
 	Chains, Rules int
+}
+
+// Follower is a Dataplane whose rules depend on facts of the node that change
+// by themselves, such as the addresses of its interfaces.
+type Follower interface {
+	// Follow calls changed whenever what the last Apply made the kernel hold no
+	// longer fits such facts, until ctx is done. An Apply of a Ruleset with
+	// Recheck takes them up. It may run beside the other methods.
+	Follow(ctx context.Context, changed func())
+}
+
+// Spotter looks for what shows, besides its ports, that another proxy serves
+// the Services of this node. Its methods may be called from several goroutines.
+type Spotter interface {
+	// OtherProxy returns what shows that another proxy is active, for people;
+	// empty: nothing does. It is called before every write, so it costs little.
+	// With an error it may return a sign all the same: what it could look at.
+	OtherProxy(ctx context.Context) (sign string, err error)
+	// Begin says that we are about to write. It removes from the kernel what a
+	// live proxy would make again, and returns, for people, what other proxies
+	// have left besides. From now on OtherProxy also returns what appears that
+	// only shows a proxy by appearing, until End. After an error it has not
+	// begun.
+	Begin(ctx context.Context) (leftovers []string, err error)
+	// End says that we write no longer.
+	End()
 }
 
 // MaxExamples bounds lists of examples.
@@ -183,7 +244,8 @@ type Dataplane interface {
 	// served as before or as wanted, and the next call must be full. Services
 	// that the kernel refuses are in the Result, not an error.
 	Apply(ctx context.Context, r *Ruleset) (Result, error)
-	// Verify compares the kernel to r and writes nothing.
+	// Verify compares the kernel to r and writes nothing. Where the node has
+	// come to lack the family, the error wraps ErrUnsupported.
 	Verify(ctx context.Context, r *Ruleset) (Difference, error)
 	// Cleanup removes what is ours from the kernel.
 	Cleanup(ctx context.Context) error

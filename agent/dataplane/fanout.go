@@ -6,11 +6,16 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
 )
 
 // Fanout joins the implementations of several IP families. Families run at
 // the same time, and the failure of one does not stop another.
 type Fanout struct {
+	// Clock tells how long calls take. Nil: that is not told.
+	Clock    clock.PassiveClock
 	byFamily map[Family]Dataplane
 }
 
@@ -33,6 +38,8 @@ func (f *Fanout) Families() []Family {
 type Outcome[T any] struct {
 	Value T
 	Err   error
+	// Took is how long the call took.
+	Took time.Duration
 }
 
 // Apply makes each family that has a Ruleset hold it. A family whose node
@@ -55,15 +62,36 @@ func (f *Fanout) Verify(ctx context.Context, rulesets map[Family]*Ruleset) map[F
 	})
 }
 
-// Cleanup removes what is ours from the kernel, for every family.
+// Cleanup removes what is ours from the kernel, for every family that the node
+// has. That it has none at all is an error.
 func (f *Fanout) Cleanup(ctx context.Context) error {
-	var errs []error
+	var errs, absent []error
 	for _, family := range f.Families() {
-		if err := f.byFamily[family].Cleanup(ctx); err != nil {
+		err := f.byFamily[family].Cleanup(ctx)
+		switch {
+		case err == nil:
+		case errors.Is(err, ErrUnsupported):
+			absent = append(absent, fmt.Errorf("%s: %w", family, err))
+		default:
 			errs = append(errs, fmt.Errorf("%s: %w", family, err))
 		}
 	}
+	if len(absent) == len(f.byFamily) {
+		errs = append(errs, absent...)
+	}
 	return errors.Join(errs...)
+}
+
+// Follow calls changed whenever facts of the node that a family's rules depend
+// on have changed by themselves, until ctx is done; see Follower.
+func (f *Fanout) Follow(ctx context.Context, changed func(Family)) {
+	var wg sync.WaitGroup
+	for family, d := range f.byFamily {
+		if follower, ok := d.(Follower); ok {
+			wg.Go(func() { follower.Follow(ctx, func() { changed(family) }) })
+		}
+	}
+	wg.Wait()
 }
 
 // JoinErrors joins the errors of all families, each with its family's name.
@@ -78,6 +106,13 @@ func JoinErrors[T any](outcomes map[Family]Outcome[T]) error {
 	return errors.Join(errs...)
 }
 
+func (f *Fanout) now() time.Time {
+	if f.Clock == nil {
+		return time.Time{}
+	}
+	return f.Clock.Now()
+}
+
 // each calls do for every family at the same time and waits for all of them.
 func each[T any](f *Fanout, rulesets map[Family]*Ruleset, do func(Dataplane, *Ruleset) (T, error)) map[Family]Outcome[T] {
 	var (
@@ -88,11 +123,13 @@ func each[T any](f *Fanout, rulesets map[Family]*Ruleset, do func(Dataplane, *Ru
 	for family, ruleset := range rulesets {
 		wg.Go(func() {
 			var out Outcome[T]
+			start := f.now()
 			if d, found := f.byFamily[family]; found {
 				out.Value, out.Err = do(d, ruleset)
 			} else {
 				out.Err = fmt.Errorf("no data plane for this family: %w", ErrUnsupported)
 			}
+			out.Took = f.now().Sub(start)
 			mu.Lock()
 			defer mu.Unlock()
 			outcomes[family] = out

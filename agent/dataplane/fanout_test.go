@@ -87,3 +87,18 @@ func TestFanoutWithoutDataplaneForAFamily(t *testing.T) {
 		}
 	}
 }
+
+// plain is a data plane that follows nothing.
+type plain struct{ dataplane.Dataplane }
+
+func TestFanoutFollowsEachFamily(t *testing.T) {
+	six := dataplanetest.NewFake()
+	fanout := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: plain{dataplanetest.NewFake()}, dataplane.IPv6: six})
+	ctx, cancel := context.WithCancel(t.Context())
+	six.ChangeFacts()
+	var changed []dataplane.Family
+	fanout.Follow(ctx, func(f dataplane.Family) { changed = append(changed, f); cancel() })
+	if diff := cmp.Diff([]dataplane.Family{dataplane.IPv6}, changed); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -12,8 +12,9 @@ import (
 // counts as unhealthy.
 const PendingLimit = 60 * time.Second
 
-// StuckLimit is how long the agent may be late or busy with one thing before
-// the kubelet should restart it. Slow is not stuck.
+// StuckLimit is how long the agent may be late for what waits for it, or without
+// progress in what it does, before the kubelet should restart it. Neither slow nor
+// failing is stuck.
 const StuckLimit = 5 * time.Minute
 
 // FamilyState is how far one IP family has come.
@@ -32,10 +33,14 @@ type State struct {
 	Families map[string]FamilyState
 	// Eligible: load balancers may send new connections to the node.
 	Eligible bool
-	// Overdue is for how long the agent has been busy with one thing, or late.
+	// Withheld: rules are programmed, but nobody has confirmed yet that they are
+	// those of today. Load balancers are kept away meanwhile.
+	Withheld bool
+	// Overdue is for how long the agent has been late, or without progress.
 	Overdue time.Duration
-	// Settled: a first set has been applied, or it has been reported why not.
-	Settled bool
+	// Unready says for people what is missing for the agent's pod to be ready.
+	// Empty: it is.
+	Unready string
 }
 
 // StateFunc returns the state at the moment.
@@ -51,24 +56,26 @@ type familyAnswer struct {
 type answer struct {
 	LastUpdated  time.Time               `json:"lastUpdated"`
 	CurrentTime  time.Time               `json:"currentTime"`
-	Healthy      bool                    `json:"healthy"`
 	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
-	Status       map[string]familyAnswer `json:"status"`
+	Healthy      bool                    `json:"healthy"`
+	Status       map[string]familyAnswer `json:"status,omitempty"`
 }
 
 // ProxyHandler answers /healthz (may new connections be sent to this node?)
-// and /livez (does the proxy keep up?) as kube-proxy does on its health port.
-func ProxyHandler(state StateFunc) http.Handler {
+// and /livez (does the proxy keep up?) as kube-proxy does on its health port, and
+// tells answered of each answer.
+func ProxyHandler(state StateFunc, answered func(path string, code int)) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		s := state()
 		body := assess(s)
-		body.NodeEligible = &s.Eligible
-		write(w, body, body.Healthy && s.Eligible)
+		eligible := s.Eligible && !s.Withheld
+		body.NodeEligible = &eligible
+		answered("/healthz", write(w, body, body.Healthy && eligible))
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		body := assess(state())
-		write(w, body, body.Healthy)
+		answered("/livez", write(w, body, body.Healthy))
 	})
 	return mux
 }
@@ -92,7 +99,12 @@ func assess(s State) answer {
 	return out
 }
 
-func write(w http.ResponseWriter, body answer, ok bool) {
+// ServesTraffic reports whether load balancers can rely on what the node does
+// with connections: the proxy keeps up, and its rules are those of today.
+func ServesTraffic(s State) bool { return assess(s).Healthy && !s.Withheld }
+
+// write answers and returns the status.
+func write(w http.ResponseWriter, body answer, ok bool) int {
 	code := http.StatusServiceUnavailable
 	if ok {
 		code = http.StatusOK
@@ -101,12 +113,13 @@ func write(w http.ResponseWriter, body answer, ok bool) {
 	text, err := json.Marshal(body)
 	if err != nil { // times outside the calendar; nothing else can fail
 		http.Error(w, "encoding the answer: "+err.Error(), http.StatusInternalServerError)
-		return
+		return http.StatusInternalServerError
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
 	_, _ = w.Write(text) // who asked has gone: nobody to tell
+	return code
 }
 
 // MetricsHandler answers on the proxy's metrics port: the mode as kube-proxy
@@ -128,19 +141,28 @@ func text(s string) http.HandlerFunc {
 }
 
 // KubeletHandler answers the kubelet's probes: /livez fails when the agent is
-// stuck, /readyz until a first set is applied or it is reported why not.
-func KubeletHandler(state StateFunc) http.Handler {
+// stuck, /readyz until the agent has first done its work or reported why not. The
+// metrics are there too, because the port is open from the start: also beside
+// another proxy, which has the metrics port then.
+func KubeletHandler(state StateFunc, metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
-	probe := func(path, trouble string, ok func(State) bool) {
-		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
-			if ok(state()) {
-				text("ok")(w, nil)
+	mux.Handle("/metrics", metrics)
+	// probe answers what is wrong, or ok.
+	probe := func(path string, trouble func(State) string) {
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			if wrong := trouble(state()); wrong != "" {
+				http.Error(w, wrong, http.StatusServiceUnavailable)
 				return
 			}
-			http.Error(w, trouble, http.StatusServiceUnavailable)
+			text("ok")(w, r)
 		})
 	}
-	probe("/livez", "the agent has not come to the changes that wait for it for 5 minutes", func(s State) bool { return s.Overdue < StuckLimit })
-	probe("/readyz", "no complete set of rules has been applied yet; see the status of this node's NodeProxyRules", func(s State) bool { return s.Settled })
+	probe("/livez", func(s State) string {
+		if s.Overdue < StuckLimit {
+			return ""
+		}
+		return "the agent has not even tried to write what waits for it, or a program that it runs (such as iptables-restore) has not ended, for 5 minutes; see its log"
+	})
+	probe("/readyz", func(s State) string { return s.Unready })
 	return mux
 }

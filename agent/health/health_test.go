@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,7 +50,7 @@ func TestProxyHealth(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.state.Now, tt.state.Started = now, now.Add(-2*time.Hour)
-			handler := ProxyHandler(func() State { return tt.state })
+			handler := ProxyHandler(func() State { return tt.state }, func(string, int) {})
 			code, header, body := get(t, handler, "/healthz")
 			if code != tt.healthz {
 				t.Errorf("healthz %d, want %d", code, tt.healthz)
@@ -76,7 +77,7 @@ func TestProxyHealthBody(t *testing.T) {
 		"IPv4": {LastUpdated: now.Add(-time.Hour), OldestPending: now.Add(-2 * time.Minute)},
 		"IPv6": {LastUpdated: now.Add(-time.Minute)},
 	}}
-	_, _, body := get(t, ProxyHandler(func() State { return state }), "/healthz")
+	_, _, body := get(t, ProxyHandler(func() State { return state }, func(string, int) {}), "/healthz")
 	want := map[string]any{
 		"lastUpdated": "2026-11-20T07:59:00Z", "currentTime": "2026-11-20T08:00:00Z", "healthy": false, "nodeEligible": true,
 		"status": map[string]any{
@@ -95,19 +96,21 @@ func TestKubeletProbes(t *testing.T) {
 		state         State
 		livez, readyz int
 	}{
-		{"starting", State{}, 200, 503},
-		{"settled", State{Settled: true}, 200, 200},
-		{"slow", State{Overdue: StuckLimit - 1, Settled: true}, 200, 200},
-		{"stuck", State{Overdue: StuckLimit, Settled: true}, 503, 200},
+		{"starting", State{Unready: "no answer of the API"}, 200, 503},
+		{"ready", State{}, 200, 200},
+		{"slow", State{Overdue: StuckLimit - 1}, 200, 200},
+		{"stuck", State{Overdue: StuckLimit}, 503, 200},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			handler := KubeletHandler(func() State { return tt.state })
+			handler := KubeletHandler(func() State { return tt.state }, http.NotFoundHandler())
 			if code, _, _ := get(t, handler, "/livez"); code != tt.livez {
 				t.Errorf("livez %d, want %d", code, tt.livez)
 			}
-			if code, _, _ := get(t, handler, "/readyz"); code != tt.readyz {
-				t.Errorf("readyz %d, want %d", code, tt.readyz)
+			recorder := httptest.NewRecorder()
+			handler.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+			if recorder.Code != tt.readyz || !strings.Contains(recorder.Body.String(), tt.state.Unready) {
+				t.Errorf("readyz %d %q, want %d and %q", recorder.Code, recorder.Body, tt.readyz, tt.state.Unready)
 			}
 		})
 	}

@@ -1,6 +1,7 @@
 // Package syncer decides when the agent writes to the kernel: the first change
 // at once, later ones after a minimum interval, failures again with backoff,
-// and a slow verification. It knows nothing of what is written.
+// a slow verification, and looks in between where there are signs of a change.
+// It knows nothing of what is written.
 package syncer
 
 import (
@@ -15,14 +16,18 @@ import (
 type Options struct {
 	// Clock tells the time.
 	Clock clock.Clock
-	// Sync writes what has changed. It is never called concurrently with itself
-	// or with Verify.
+	// Sync writes what has changed. It is never called concurrently with itself,
+	// Verify or Look.
 	Sync func(context.Context) error
 	// Verify compares everything and repairs. An error leads to Sync with
 	// backoff.
 	Verify func(context.Context) error
+	// Look compares what LookBy was called for and repairs. An error leads to
+	// Sync with backoff. Nil: LookBy is not called.
+	Look func(context.Context) error
 	// MinInterval is the least time between the end of a Sync and the start of
-	// the next, VerifyInterval that between two calls of Verify.
+	// the next, which is longer where Syncs take long; VerifyInterval that
+	// between two calls of Verify.
 	MinInterval, VerifyInterval time.Duration
 	// RetryMin is the pause after a first failure until the same is tried again.
 	// It doubles with every further one up to RetryMax. A change in between does
@@ -43,9 +48,12 @@ type Syncer struct {
 	failures       int       // in a row
 	retryAt        time.Time // meaningful while failures > 0
 	syncEnd        time.Time // of the last Sync; zero before the first
+	syncTook       time.Duration
 	verifyBase     time.Time // what verifyInterval counts from
 	verifyNow      bool
+	lookAt         time.Time // when a look is due; zero: none
 	runStart       time.Time // of what runs now; zero when nothing does
+	progress       time.Time // its last sign of progress, at first runStart
 }
 
 // action is what the loop does next.
@@ -54,6 +62,7 @@ type action int
 const (
 	doSync action = iota
 	doVerify
+	doLook
 )
 
 // New returns a Syncer that waits for its first Trigger once it runs.
@@ -101,6 +110,17 @@ func (s *Syncer) VerifySoon() {
 	s.poke()
 }
 
+// LookBy asks for a look at the given time, or earlier if one is asked for.
+// Neither intervals nor failures of Sync keep it waiting.
+func (s *Syncer) LookBy(at time.Time) {
+	s.mu.Lock()
+	if s.lookAt.IsZero() || at.Before(s.lookAt) {
+		s.lookAt = at
+	}
+	s.mu.Unlock()
+	s.poke()
+}
+
 // SetIntervals changes both intervals from now on.
 func (s *Syncer) SetIntervals(minimum, verify time.Duration) {
 	s.mu.Lock()
@@ -109,14 +129,22 @@ func (s *Syncer) SetIntervals(minimum, verify time.Duration) {
 	s.poke()
 }
 
-// Overdue is for how long the loop has been busy with one run, or late for
-// one. It is small while the loop is alive, whatever the runs' results.
+// Progress says that what runs now has come a step further, well or not.
+func (s *Syncer) Progress() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.progress = s.options.Clock.Now()
+}
+
+// Overdue is for how long the loop has been late for a run, or a run without
+// progress. It is small while the loop is alive, whatever the runs' results and
+// however long they take in all.
 func (s *Syncer) Overdue() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.options.Clock.Now()
 	if !s.runStart.IsZero() {
-		return now.Sub(s.runStart)
+		return now.Sub(s.progress)
 	}
 	_, due := s.next()
 	return max(0, now.Sub(due))
@@ -136,8 +164,18 @@ func (s *Syncer) Run(ctx context.Context) {
 	}
 }
 
-// next says what is due next, and when. The caller holds mu.
+// next says what is due next, and when. Failures of Sync do not keep Verify
+// waiting: they may concern a part of the whole only. The caller holds mu.
 func (s *Syncer) next() (action, time.Time) {
+	what, due := s.nextOfAll()
+	if !s.lookAt.IsZero() && s.lookAt.Before(due) {
+		return doLook, s.lookAt
+	}
+	return what, due
+}
+
+// nextOfAll is next but for looks. The caller holds mu.
+func (s *Syncer) nextOfAll() (action, time.Time) {
 	verify := s.verifyBase.Add(s.verifyInterval)
 	if s.verifyNow {
 		verify = s.verifyBase
@@ -145,32 +183,34 @@ func (s *Syncer) next() (action, time.Time) {
 	if !s.wanted && s.failures == 0 {
 		return doVerify, verify
 	}
-	if !s.wanted {
-		return doSync, s.retryAt
+	sync := s.retryAt
+	if s.wanted {
+		changed := s.wantedAt
+		if earliest := s.syncEnd.Add(s.pause()); changed.Before(earliest) {
+			changed = earliest
+		}
+		if s.failures == 0 || changed.Before(sync) {
+			sync = changed
+		}
 	}
-	sync := s.wantedAt
-	if earliest := s.syncEnd.Add(s.minInterval); sync.Before(earliest) {
-		sync = earliest
-	}
-	switch {
-	case s.failures > 0 && s.retryAt.Before(sync):
-		return doSync, s.retryAt
-	case s.failures == 0 && verify.Before(sync):
+	if verify.Before(sync) {
 		return doVerify, verify
-	default:
-		return doSync, sync
 	}
+	return doSync, sync
 }
 
 func (s *Syncer) run(ctx context.Context, what action) {
 	s.mu.Lock()
 	s.runStart = s.options.Clock.Now()
-	do := s.options.Verify
-	if what == doSync {
-		do = s.options.Sync
-		s.wanted = false
-	} else {
-		s.verifyNow = false
+	s.progress = s.runStart
+	var do func(context.Context) error
+	switch what {
+	case doSync:
+		do, s.wanted = s.options.Sync, false
+	case doLook:
+		do, s.lookAt = s.options.Look, time.Time{}
+	default:
+		do, s.verifyNow = s.options.Verify, false
 	}
 	s.mu.Unlock()
 
@@ -179,18 +219,38 @@ func (s *Syncer) run(ctx context.Context, what action) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.options.Clock.Now()
+	took := now.Sub(s.runStart)
 	s.runStart = time.Time{}
-	if what == doSync {
-		s.syncEnd = now
-	} else {
+	switch what {
+	case doSync:
+		s.syncEnd, s.syncTook = now, took
+	case doVerify:
 		s.verifyBase = now
 	}
 	if err == nil {
-		s.failures = 0
+		if what == doSync { // a verification may have found nothing to do with what failed
+			s.failures = 0
+		}
 		return
 	}
 	s.failures++
 	s.retryAt = now.Add(s.backoff())
+}
+
+// Where a Sync takes long, the kernel is busy for as long and so is a processor.
+// The pause after it grows by restFactor for what it takes above shortSync, so
+// that they are busy for a small part of the time, but not above maxRest on that
+// account. Few rules take less than shortSync, also on a busy machine.
+const (
+	shortSync  = 25 * time.Millisecond
+	restFactor = 30
+	maxRest    = 1500 * time.Millisecond
+)
+
+// pause is the least time between the last Sync and the next. The caller holds
+// mu.
+func (s *Syncer) pause() time.Duration {
+	return max(s.minInterval, min(restFactor*(s.syncTook-shortSync), maxRest))
 }
 
 // backoff is the pause after the current number of failures. The caller holds

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -22,6 +23,7 @@ type rig struct {
 	mu    sync.Mutex // guards everything below
 	log   []string
 	fail  int           // how many of the next runs fail
+	sound bool          // verifications do not fail
 	takes time.Duration // how long a run takes
 }
 
@@ -37,7 +39,7 @@ func newRig(t *testing.T) *rig {
 			time.Sleep(takes) // the bubble's time
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			if r.fail > 0 {
+			if r.fail > 0 && !(r.sound && name == "verify") {
 				r.fail--
 				return errors.New("refused")
 			}
@@ -46,7 +48,7 @@ func newRig(t *testing.T) *rig {
 	}
 	r.Syncer = New(Options{
 		Clock: clock.RealClock{}, // the bubble's
-		Sync:  run("sync"), Verify: run("verify"),
+		Sync:  run("sync"), Verify: run("verify"), Look: run("look"),
 		MinInterval: time.Second, VerifyInterval: time.Hour,
 		RetryMin: 2 * time.Second, RetryMax: 10 * time.Second,
 	})
@@ -63,6 +65,13 @@ func (r *rig) will(fail int, take time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fail, r.takes = fail, take
+}
+
+// syncOnlyFails makes verifications succeed.
+func (r *rig) syncOnlyFails() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sound = true
 }
 
 func (r *rig) ran() []string {
@@ -105,12 +114,42 @@ func TestFirstChangeAtOnceThenMinimumInterval(t *testing.T) {
 func TestMinimumIntervalCountsFromTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
+		r.SetIntervals(2*time.Second, time.Hour)
 		r.will(0, 3*time.Second)
 		r.Trigger()
 		r.pass(time.Second)
 		r.Trigger() // while the first still runs
 		r.pass(10 * time.Second)
-		r.expect(t, "sync 0s", "sync 4s")
+		r.expect(t, "sync 0s", "sync 5s")
+	})
+}
+
+func TestLongSyncsAreFurtherApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.SetIntervals(250*time.Millisecond, time.Hour)
+		for _, step := range []struct {
+			takes, next time.Duration // how long a sync takes; when the next starts
+		}{
+			{0, 250 * time.Millisecond},
+			{25 * time.Millisecond, 275 * time.Millisecond},
+			{40 * time.Millisecond, 490 * time.Millisecond},
+			{60 * time.Millisecond, 1110 * time.Millisecond},
+			{120 * time.Millisecond, 1620 * time.Millisecond},
+			{3 * time.Second, 4500 * time.Millisecond},
+		} {
+			r.pass(10 * time.Second)
+			start, before := time.Since(r.start), len(r.ran())
+			r.will(0, step.takes)
+			r.Trigger()
+			synctest.Wait()
+			r.Trigger()
+			r.pass(9 * time.Second)
+			want := []string{"sync " + start.String(), "sync " + (start + step.next).String()}
+			if got := r.ran()[before:]; !slices.Equal(got, want) {
+				t.Errorf("syncs take %s: got %v, want %v", step.takes, got, want)
+			}
+		}
 	})
 }
 
@@ -229,6 +268,87 @@ func TestOverdue(t *testing.T) {
 		r.pass(4 * time.Minute)
 		if o := r.Overdue(); o != 0 {
 			t.Errorf("after it: overdue %v, want 0", o)
+		}
+	})
+}
+
+func TestSlowIsNotStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.will(0, 30*time.Minute)
+		r.Trigger()
+		for range 7 {
+			r.pass(4 * time.Minute)
+			if o := r.Overdue(); o != 4*time.Minute {
+				t.Errorf("overdue %v, want 4m since the last progress", o)
+			}
+			r.Progress()
+		}
+		r.pass(3 * time.Minute)
+		if o := r.Overdue(); o != 0 {
+			t.Errorf("after it: overdue %v, want 0", o)
+		}
+	})
+}
+
+// What fails may be a part of the whole: the rest is still verified, and what
+// fails is still repeated.
+func TestFailuresDoNotStarveVerification(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.SetIntervals(time.Second, 15*time.Second)
+		r.will(1000, 0)
+		r.syncOnlyFails()
+		r.Trigger()
+		r.pass(35 * time.Second)
+		r.expect(t, "sync 0s", "sync 2s", "sync 6s", "sync 14s", "verify 15s", "sync 24s", "verify 30s", "sync 34s")
+		if o := r.Overdue(); o != 0 {
+			t.Errorf("overdue %v while it waits, want 0", o)
+		}
+	})
+}
+
+func TestLooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		at := func(d time.Duration) { r.LookBy(r.start.Add(d)) }
+		at(9 * time.Second)
+		at(3 * time.Second)
+		at(5 * time.Second) // the earliest counts, for all of them
+		r.pass(20 * time.Second)
+		r.expect(t, "look 3s")
+
+		r.will(3, 0) // two syncs and a look fail; a look waits for no backoff
+		r.Trigger()
+		r.pass(3 * time.Second)
+		at(24 * time.Second)
+		r.pass(4 * time.Second)
+		r.will(0, 0)
+		r.pass(10 * time.Second)
+		r.expect(t, "look 3s", "sync 20s", "sync 22s", "look 24s", "sync 32s")
+		if r.Overdue() != 0 {
+			t.Errorf("overdue by %s", r.Overdue())
+		}
+	})
+}
+
+func TestConstantLooksDoNotStarveTheRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.SetIntervals(time.Second, 10*time.Second)
+		r.will(0, 400*time.Millisecond)
+		for range 110 {
+			r.LookBy(time.Now().Add(50 * time.Millisecond))
+			r.Trigger()
+			r.pass(100 * time.Millisecond)
+		}
+		counts := map[string]int{}
+		for _, line := range r.ran() {
+			what, _, _ := strings.Cut(line, " ")
+			counts[what]++
+		}
+		if counts["verify"] != 1 || counts["sync"] < 4 || counts["look"] < 8 {
+			t.Errorf("in 11 s: %v", counts)
 		}
 	})
 }

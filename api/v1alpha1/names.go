@@ -7,6 +7,27 @@ const NodeProxyName = "cluster"
 // release writes and reads.
 const FormatVersion int32 = 1
 
+// SchemaRevision counts the schemas of the kinds: a release whose CRDs differ in
+// more than their descriptions from those of the release before has a higher one.
+// It is in the annotation AnnotationSchemaRevision of each CRD, by a marker at
+// each kind. A controller does not start on CRDs with a lower one than its own,
+// because the API server would drop fields that it does not know.
+const SchemaRevision = 1
+
+// AnnotationSchemaRevision is on each CRD: its SchemaRevision. CRDs from before
+// there were revisions have none.
+const AnnotationSchemaRevision = "nodeproxy.io/schema-revision"
+
+// FinalizerCleanup is on a NodeProxy while its removalPolicy is Cleanup, so that
+// it stays until the nodes have removed their rules. The controller puts it on
+// and takes it off.
+const FinalizerCleanup = "nodeproxy.io/cleanup"
+
+// TaintAgentNotReady is the key of the taint that keeps pods off a Node until its
+// agent serves them. The kubelet puts it on when it registers
+// (--register-with-taints), the controller takes it off and never puts it on.
+const TaintAgentNotReady = "nodeproxy.io/agent-not-ready"
+
 // Labels and annotations.
 const (
 	// LabelServiceNamespace is the namespace of the Service that a
@@ -28,10 +49,18 @@ const (
 	AnnotationAppliedResourceVersion = "nodeproxy.io/applied-resource-version"
 )
 
+// AgentLeaseSeconds is how long an agent's Lease may go without being renewed
+// before the agent counts as not responding, in seconds.
+const AgentLeaseSeconds = 90
+
 // Condition types.
 const (
 	// ConditionReady summarises a NodeProxy or a policy.
 	ConditionReady = "Ready"
+	// ConditionAgentsDeployed says how the agents' DaemonSet does, on a NodeProxy
+	// whose agents are Managed. It is False during every update; what is wrong
+	// for longer makes Ready False, too.
+	ConditionAgentsDeployed = "AgentsDeployed"
 	// ConditionAccepted says that the agent understands its NodeProxyRules and
 	// that the node's kernel can do what they ask.
 	ConditionAccepted = "Accepted"
@@ -42,10 +71,27 @@ const (
 	// ConditionConflictingProxy is True while another proxy is active on the node.
 	ConditionConflictingProxy = "ConflictingProxy"
 	// ConditionConntrackPressure is True while the connection tracking table is
-	// nearly full.
+	// nearly full: from 80 % on, until 70 % or less are in use.
 	ConditionConntrackPressure = "ConntrackPressure"
 	// ConditionDrifted is True while somebody else keeps changing our rules.
 	ConditionDrifted = "Drifted"
+)
+
+// Reasons of the conditions that are abnormal when True. A node on which one never
+// was does not have it. While ConflictingProxy is True its reason is
+// ReasonConflictingProxy.
+const (
+	// ReasonNoFallback: the mode that runs is the one that is asked for.
+	ReasonNoFallback = "NoFallback"
+	// ReasonNoConflict: no other proxy is active any more.
+	ReasonNoConflict = "NoConflict"
+	// ReasonTableNearlyFull and ReasonTableHasRoom are those of ConntrackPressure.
+	ReasonTableNearlyFull = "TableNearlyFull"
+	ReasonTableHasRoom    = "TableHasRoom"
+	// ReasonRulesUndone: Drifted is True.
+	ReasonRulesUndone = "RulesUndone"
+	// ReasonNoDrift: nobody undoes rules any more.
+	ReasonNoDrift = "NoDrift"
 )
 
 // Reasons of Accepted.
@@ -98,6 +144,33 @@ const (
 	ReasonNoNodes = "NoNodes"
 	// ReasonNodesNotProgrammed: some node's kernel does not hold what is wanted.
 	ReasonNodesNotProgrammed = "NodesNotProgrammed"
+	// ReasonRemoving: NodeProxy is being deleted with removalPolicy Cleanup; the
+	// message says which nodes have not removed their rules yet.
+	ReasonRemoving = "Removing"
 	// ReasonInvalidSettings: the settings are refused; nodes keep what they have.
 	ReasonInvalidSettings = "InvalidSettings"
+	// ReasonAPIServerUnreachable: none of spec.apiServer.endpoints answers the
+	// controller; the agents keep the addresses that they have.
+	ReasonAPIServerUnreachable = "APIServerUnreachable"
+)
+
+// Reasons of AgentsDeployed. But for the first two, Ready is False for the same
+// reason.
+const (
+	// ReasonAgentsUpToDate (True): every node runs the agent that is wanted, and
+	// it is ready.
+	ReasonAgentsUpToDate = "AgentsUpToDate"
+	// ReasonAgentsUpdating: pods are being replaced or made.
+	ReasonAgentsUpdating = "AgentsUpdating"
+	// ReasonNoAgentImage: nobody has said which image the agents have.
+	ReasonNoAgentImage = "NoAgentImage"
+	// ReasonDaemonSetRefused: the API server did not take the DaemonSet.
+	ReasonDaemonSetRefused = "DaemonSetRefused"
+	// ReasonAgentPodsFailing: the image of a pod cannot be had, or its agent keeps
+	// ending; the update has stopped there.
+	ReasonAgentPodsFailing = "AgentPodsFailing"
+	// ReasonAgentPodsNotReady: for a minute a pod has had no node or its agent has
+	// not been ready. Ready is False for the reason of the nodes first, if there is
+	// one.
+	ReasonAgentPodsNotReady = "AgentPodsNotReady"
 )

@@ -49,21 +49,22 @@ type NodeProxySpec struct {
 	Rollout *RolloutSettings `json:"rollout,omitempty"`
 
 	// agent says who runs the node agents and how. Default: that of each field.
-	// Source: people or GitOps. Not in effect in this release: agents are run
-	// by hand.
+	// Source: people or GitOps.
 	// +optional
 	Agent *AgentSettings `json:"agent,omitempty"`
 
-	// apiServer says where the agents reach the API server. Default: that of
-	// each field. Source: people or GitOps. Not in effect in this release: the
-	// agents go by their command line.
+	// apiServer says where the agents, and the controllers that run as pods,
+	// reach the API server. Default: that of each field. Source: people or
+	// GitOps.
 	// +optional
 	APIServer *APIServerSettings `json:"apiServer,omitempty"`
 
 	// removalPolicy is what becomes of the rules on the nodes when this object
 	// is deleted: Retain (agents keep and repair them) or Cleanup (agents
-	// remove them). Default: Retain. Source: people or GitOps. This release
-	// always retains.
+	// remove them; the object stays until the nodes have, for five minutes at
+	// the longest, and everything that was rendered goes with it). With
+	// agent.management Managed, Cleanup deletes the agents' DaemonSet too.
+	// Default: Retain. Source: people or GitOps.
 	// +optional
 	RemovalPolicy *RemovalPolicy `json:"removalPolicy,omitempty"`
 }
@@ -101,14 +102,17 @@ const (
 
 // AgentSettings say who runs the node agents and how.
 type AgentSettings struct {
-	// management is Managed (the controller runs the agents as a DaemonSet) or
-	// Unmanaged (they are run by hand). Default: Unmanaged. Source: people or
-	// GitOps.
+	// management is Managed (the controller runs the agents as the DaemonSet
+	// nodeproxy-agent in its own namespace) or Unmanaged (they are run by hand).
+	// A change to Unmanaged, like the deletion of this object, leaves the
+	// DaemonSet and its agents as they are; the controller only stops looking
+	// after them. Default: Unmanaged. Source: people or GitOps.
 	// +optional
 	Management *AgentManagement `json:"management,omitempty"`
 
-	// image is the agent's container image. Default: the controller's
-	// environment variable RELATED_IMAGE_AGENT. Source: people or GitOps.
+	// image is the agent's container image. Only for management Managed, as all
+	// that follows. Default: the controller's environment variable
+	// RELATED_IMAGE_AGENT. Source: people or GitOps.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Image *string `json:"image,omitempty"`
@@ -120,13 +124,17 @@ type AgentSettings struct {
 	Resources *corev1.ResourceRequirements `json:"resources,omitempty"`
 
 	// nodeSelector limits the nodes on which the controller runs agents, by
-	// node labels. Default: every Linux node. Source: people or GitOps.
+	// node labels, beside kubernetes.io/os: linux. A node that it leaves out
+	// later loses its agent and keeps its rules, which grow old there until
+	// another proxy or `nodeproxy-agent cleanup` takes them over or away.
+	// Default: every Linux node. Source: people or GitOps.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 
-	// tolerations replace those of the agent pods. Default: every taint is
-	// tolerated. Source: people or GitOps.
+	// tolerations replace those of the agent pods, but for what Kubernetes gives
+	// the pods of every DaemonSet. Default: every taint is tolerated. Source:
+	// people or GitOps.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -140,7 +148,8 @@ type AgentSettings struct {
 	LogLevel *int32 `json:"logLevel,omitempty"`
 
 	// stateDir is the folder on the node in which the agent keeps its last good
-	// state. Default: /var/lib/nodeproxy. Source: people or GitOps.
+	// state; agents call it /var/lib/nodeproxy all the same, as their container
+	// does. Default: /var/lib/nodeproxy. Source: people or GitOps.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	// +kubebuilder:validation:XValidation:rule=`self.startsWith('/')`,message=`agent.stateDir must be an absolute path, such as /var/lib/nodeproxy`
@@ -159,6 +168,7 @@ type APIServerSettings struct {
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MaxLength=256
 	// +kubebuilder:validation:XValidation:rule=`self.all(e, isURL(e) && url(e).getScheme() == 'https' && url(e).getHostname() != '')`,message=`apiServer.endpoints must hold https URLs such as https://192.0.2.10:6443`
+	// +kubebuilder:validation:XValidation:rule=`self.all(e, !isURL(e) || url(e).getEscapedPath() in ['', '/'] && url(e).getQuery().size() == 0)`,message=`apiServer.endpoints must hold addresses only, such as https://192.0.2.10:6443, without a path`
 	Endpoints []string `json:"endpoints,omitempty"`
 }
 
@@ -176,8 +186,10 @@ const (
 
 // NodeProxyStatus is what the controller reports about the whole cluster.
 type NodeProxyStatus struct {
-	// conditions: Ready is True when every node's kernel holds what is wanted.
-	// Source: the controller.
+	// conditions: Ready is True when every node's kernel holds what is wanted and
+	// nothing is wrong with how the agents are run. AgentsDeployed, with
+	// management Managed only, is True while every node runs the agent that is
+	// wanted and it is ready. Source: the controller.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -249,7 +261,8 @@ type RefusedService struct {
 // NodeCounts counts nodes by what their agents report. A node can count in
 // several of them.
 type NodeCounts struct {
-	// total is the number of NodeProxyRules. Source: the controller.
+	// total is the number of NodeProxyRules whose Node exists; no others count
+	// here. Source: the controller.
 	// +optional
 	Total int32 `json:"total"`
 
@@ -263,9 +276,9 @@ type NodeCounts struct {
 	// +optional
 	NotProgrammed int32 `json:"notProgrammed"`
 
-	// stale is the number of nodes whose agent gives no sign of life. Source:
-	// the controller, from the status of NodeProxyRules. Always 0 in this
-	// release.
+	// stale is the number of nodes whose agent gives no sign of life: the
+	// controller has seen no change of its Lease for 90 seconds. Source: the
+	// controller, from the status of NodeProxyRules.
 	// +optional
 	Stale int32 `json:"stale"`
 
@@ -280,8 +293,8 @@ type NodeCounts struct {
 	Fallback int32 `json:"fallback"`
 
 	// lagging is the number of nodes that have not applied changes older than
-	// 60 seconds. Source: the controller, from the status of NodeProxyRules.
-	// Always 0 in this release.
+	// 60 seconds, but for stale ones and those where another proxy is active.
+	// Source: the controller, from the agents' Leases.
 	// +optional
 	Lagging int32 `json:"lagging"`
 }
@@ -290,6 +303,7 @@ type NodeCounts struct {
 // settings of every node. There is one, named cluster; nothing is rendered
 // before it first exists.
 // +kubebuilder:object:root=true
+// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=1"
 // +kubebuilder:resource:scope=Cluster,path=nodeproxies,singular=nodeproxy
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`

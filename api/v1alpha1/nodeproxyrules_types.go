@@ -135,8 +135,9 @@ type NodeProxyRulesStatus struct {
 	// +optional
 	Mode ProxyMode `json:"mode,omitempty"`
 
-	// families are the IP families that are programmed: IPv4, IPv6. Source: the
-	// agent.
+	// families are the IP families that are programmed: IPv4, IPv6. One that
+	// the node lacks is missing; the condition Programmed is False if a Service
+	// needs it. Source: the agent.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
@@ -152,13 +153,13 @@ type NodeProxyRulesStatus struct {
 	// +optional
 	Services int32 `json:"services"`
 
-	// endpoints is the number of distinct endpoints of those Services. Source:
-	// the agent.
+	// endpoints is the number of distinct endpoints of those Services. A change
+	// of it alone is reported within 5 min. Source: the agent.
 	// +optional
 	Endpoints int32 `json:"endpoints"`
 
-	// localEndpoints is how many of the endpoints live on this node. Source:
-	// the agent.
+	// localEndpoints is how many of the endpoints live on this node. A change is
+	// reported within 5 s. Source: the agent.
 	// +optional
 	LocalEndpoints int32 `json:"localEndpoints"`
 
@@ -185,13 +186,12 @@ type NodeProxyRulesStatus struct {
 	// +optional
 	Difference *DifferenceReport `json:"difference,omitempty"`
 
-	// drift counts repairs of what others changed. Source: the agent. Absent in
-	// this release.
+	// drift counts repairs of what others changed. Source: the agent.
 	// +optional
 	Drift *DriftReport `json:"drift,omitempty"`
 
-	// conntrack is the state of the connection tracking table. Source: the
-	// agent. Absent in this release.
+	// conntrack is the state of the connection tracking table, as the kernel
+	// tells it; absent while the kernel tracks no connections. Source: the agent.
 	// +optional
 	Conntrack *ConntrackReport `json:"conntrack,omitempty"`
 
@@ -300,7 +300,8 @@ type DriftReport struct {
 	// +optional
 	LastTime metav1.Time `json:"lastTime,omitzero"`
 
-	// examples are up to ten of the newest. Source: the agent.
+	// examples are up to ten of what was repaired, the newest first, with the
+	// program that had changed it where the kernel tells. Source: the agent.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10
@@ -313,11 +314,14 @@ type ConntrackReport struct {
 	// +optional
 	Entries int64 `json:"entries"`
 
-	// max is the size of the table, in connections. Source: the agent.
+	// max is the size of the table that is in force, in connections, whatever
+	// the settings ask for; 0: any number. Source: the agent.
 	// +optional
 	Max int64 `json:"max"`
 
-	// usagePercent is entries in percent of max. Source: the agent.
+	// usagePercent is entries in percent of max, rounded. From 80 % on the
+	// condition ConntrackPressure is True, until it is 70 % or less. Source: the
+	// agent.
 	// +optional
 	UsagePercent int32 `json:"usagePercent"`
 
@@ -326,7 +330,8 @@ type ConntrackReport struct {
 	Buckets int64 `json:"buckets"`
 
 	// insertFailed counts connections that could not be entered since the node
-	// started. Source: the agent.
+	// started, mostly because another packet had entered the same one. Source:
+	// the agent.
 	// +optional
 	InsertFailed int64 `json:"insertFailed"`
 
@@ -335,8 +340,8 @@ type ConntrackReport struct {
 	// +optional
 	Drop int64 `json:"drop"`
 
-	// earlyDrop counts connections evicted to make room since the node started.
-	// Source: the agent.
+	// earlyDrop counts unanswered connections evicted from a full table to make
+	// room since the node started. Source: the agent.
 	// +optional
 	EarlyDrop int64 `json:"earlyDrop"`
 
@@ -376,6 +381,7 @@ type AgentReport struct {
 // NodeProxyRules is what one node should program besides the
 // ServiceProxyRules, and what its kernel really holds. Named as the Node.
 // +kubebuilder:object:root=true
+// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=1"
 // +kubebuilder:resource:scope=Cluster,path=nodeproxyrules,singular=nodeproxyrules,shortName=npr
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Mode",type=string,JSONPath=`.status.mode`

@@ -73,21 +73,23 @@ type ServiceProxyRulesSpec struct {
 	// +kubebuilder:validation:MaxItems=2
 	ClusterIPs []string `json:"clusterIPs,omitempty"`
 
-	// externalIPs are the Service's external IPs in canonical form. Default:
-	// none. Source: the Service's spec.externalIPs.
+	// externalIPs are the Service's external IPs in canonical form and in its
+	// order. Default: none. Source: the Service's spec.externalIPs.
 	// +optional
 	// +listType=atomic
 	ExternalIPs []string `json:"externalIPs,omitempty"`
 
 	// loadBalancerIPs are the addresses of the load balancer that the nodes
-	// themselves serve, in canonical form. Default: none. Source: the Service's
-	// status.loadBalancer.ingress entries with an ip and ipMode VIP.
+	// themselves serve, in canonical form and in its order. Default: none.
+	// Source: the Service's status.loadBalancer.ingress entries with an ip and
+	// ipMode VIP.
 	// +optional
 	// +listType=atomic
 	LoadBalancerIPs []string `json:"loadBalancerIPs,omitempty"`
 
 	// loadBalancerSourceRanges are the client ranges that may use the load
-	// balancer's addresses, in canonical form. Default (absent): no restriction.
+	// balancer's addresses, in canonical form and in the Service's order.
+	// Default (absent): no restriction.
 	// Source: the Service's spec.loadBalancerSourceRanges.
 	// +optional
 	// +listType=atomic
@@ -217,6 +219,7 @@ type EndpointGroup struct {
 // controller renders it from the Service, its EndpointSlices and policies, and
 // every agent programs it. Named <namespace>.<service>.
 // +kubebuilder:object:root=true
+// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=1"
 // +kubebuilder:resource:scope=Cluster,path=serviceproxyrules,singular=serviceproxyrules,shortName=spr
 // +kubebuilder:printcolumn:name="Cluster-IP",type=string,JSONPath=`.spec.clusterIP`
 // +kubebuilder:printcolumn:name="Ports",type=string,JSONPath=`.spec.portSummary`

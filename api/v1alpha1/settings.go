@@ -103,9 +103,9 @@ type ProxySettings struct {
 
 	// enforcement is Enforce (program the kernel) or Audit (stop maintaining
 	// rules; only compare the kernel to what is wanted and report the
-	// difference). Default: Enforce. Source: NodeProxy or NodeProxyPolicy. This
-	// release knows Enforce only: asked for Audit, agents report Accepted False
-	// and keep the rules.
+	// difference). With Audit the rules that are there stay, and nobody maintains
+	// them unless another proxy such as kube-proxy runs on the node. Default:
+	// Enforce. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	Enforcement *Enforcement `json:"enforcement,omitempty"`
 
@@ -141,8 +141,10 @@ type ProxySettings struct {
 	Sync *SyncSettings `json:"sync,omitempty"`
 
 	// conntrack holds settings of the kernel's connection tracking table.
-	// Default: that of each field. Source: NodeProxy or NodeProxyPolicy. Not in
-	// effect in this release.
+	// Default: that of each field. The agent writes what differs, at the start,
+	// when settings change and at each verification; what cannot be written is
+	// named in the message of the condition Programmed. Source: NodeProxy or
+	// NodeProxyPolicy.
 	// +optional
 	Conntrack *ConntrackSettings `json:"conntrack,omitempty"`
 }
@@ -151,7 +153,8 @@ type ProxySettings struct {
 type DetectLocalSettings struct {
 	// mode is how traffic of local pods is recognised: ClusterCIDR, NodeCIDR,
 	// BridgeInterface, InterfaceNamePrefix or None. Required when detectLocal
-	// is given. Same as kube-proxy's detectLocalMode; None stands for
+	// is given. A family without range (NodeCIDR: in the Node's podCIDRs) has
+	// mode None, and the message of the condition Programmed says so. Same as kube-proxy's detectLocalMode; None stands for
 	// kube-proxy without a usable detector. Source: NodeProxy or
 	// NodeProxyPolicy.
 	// +required
@@ -188,8 +191,10 @@ type DetectLocalSettings struct {
 type NodePortSettings struct {
 	// addressMode selects the addresses: All (every local address), Primary
 	// (the Node's first address of each family) or CIDRs (local addresses
-	// inside cidrs). Default: All. Same as kube-proxy's nodePortAddresses.
-	// Source: NodeProxy or NodeProxyPolicy.
+	// inside cidrs). While the Node has no address of a family, Primary is All,
+	// and the message of the condition Programmed says so. Default: All. Same as
+	// kube-proxy's nodePortAddresses, but changes are followed without a
+	// restart. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	AddressMode *NodePortAddressMode `json:"addressMode,omitempty"`
 
@@ -277,16 +282,19 @@ type IPVSSettings struct {
 type SyncSettings struct {
 	// minIntervalMilliseconds is the least time between the end of one write to
 	// the kernel and the start of the next, in milliseconds. The first change
-	// after a pause is written at once. Default: 250. Corresponds to
-	// kube-proxy's minSyncPeriod (1 s there). Source: NodeProxy or
-	// NodeProxyPolicy.
+	// after a pause is written at once. After a write of more than 25 ms, as with
+	// very many rules, the pause is longer, up to 1.5 s. Default: 250.
+	// Corresponds to kube-proxy's minSyncPeriod (1 s there). Source: NodeProxy
+	// or NodeProxyPolicy.
 	// +optional
 	MinIntervalMilliseconds *int32 `json:"minIntervalMilliseconds,omitempty"`
 
 	// verifyIntervalSeconds is how often the whole of the kernel's rules is
 	// compared to what is wanted, in seconds, at least 5 and at least
-	// minIntervalMilliseconds. Default: 60. Source: NodeProxy or
-	// NodeProxyPolicy.
+	// minIntervalMilliseconds. The kernel's rules are read where somebody else
+	// may have changed them since, where a Service is refused or something is
+	// warned of, and every tenth time in any case. Default: 60. Source: NodeProxy
+	// or NodeProxyPolicy.
 	// +optional
 	VerifyIntervalSeconds *int32 `json:"verifyIntervalSeconds,omitempty"`
 }
@@ -295,14 +303,18 @@ type SyncSettings struct {
 // table. Zero leaves the kernel's value as it is.
 type ConntrackSettings struct {
 	// maxPerCore is the size of the table per CPU core, in connections; 0
-	// leaves the table as it is. Default: 32768. Same as kube-proxy's
-	// conntrack.maxPerCore. Source: NodeProxy or NodeProxyPolicy.
+	// leaves the table as it is. No number of cores gives more than 1048576. The
+	// hash table gets at least a quarter as many buckets. A table is not made
+	// smaller while that would fill it to 80 % or more. Needs the host's network
+	// namespace. Default: 32768. Same as kube-proxy's conntrack.maxPerCore.
+	// Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	MaxPerCore *int32 `json:"maxPerCore,omitempty"`
 
 	// min is the least size of the table, in connections, whatever the number
-	// of cores; ignored when maxPerCore is 0. Default: 131072. Same as
-	// kube-proxy's conntrack.min. Source: NodeProxy or NodeProxyPolicy.
+	// of cores; ignored when maxPerCore is 0, or gives more than 1048576 by
+	// itself. Default: 131072. Same as kube-proxy's conntrack.min. Source:
+	// NodeProxy or NodeProxyPolicy.
 	// +optional
 	Min *int32 `json:"min,omitempty"`
 
@@ -334,7 +346,8 @@ type ConntrackSettings struct {
 
 	// tcpBeLiberal accepts TCP packets outside the window instead of taking
 	// them as invalid: Enabled (sets the sysctl nf_conntrack_tcp_be_liberal) or
-	// Disabled (leaves it as it is). Default: Disabled. Same as kube-proxy's
+	// Disabled (leaves it as it is). While the sysctl is on, no rule drops
+	// invalid packets. Default: Disabled. Same as kube-proxy's
 	// conntrack.tcpBeLiberal. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	TCPBeLiberal *Toggle `json:"tcpBeLiberal,omitempty"`

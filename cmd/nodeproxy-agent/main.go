@@ -11,19 +11,18 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"strings"
 	"syscall"
 
-	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent"
+	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
+	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
 )
 
 // version is the release, set when the binary is built.
@@ -36,7 +35,8 @@ root, in the node's network namespace. Stopping it leaves all rules in place.
 Usage:
   nodeproxy-agent [flags]           run the agent
   nodeproxy-agent cleanup [flags]   remove nodeproxy's rules from this node and exit:
-                                    Services stop answering on it
+                                    Services stop answering on it. The kubelet's
+                                    chains stay, KUBE-FIREWALL among them
 
 Flags:
 `
@@ -44,27 +44,16 @@ Flags:
 // options are the command line.
 type options struct {
 	cleanup      bool
-	kubeconfig   string
-	apiServers   servers
+	api          connect.Options
 	namespace    string
 	nodeName     string
 	stateDir     string
+	sysctlFolder string
 	proxyHealth  string
 	metrics      string
 	healthProbe  string
+	iptables     string
 	logVerbosity int
-}
-
-// servers is a flag that can be repeated.
-type servers []string
-
-// String implements flag.Value.
-func (s *servers) String() string { return strings.Join(*s, ",") }
-
-// Set implements flag.Value.
-func (s *servers) Set(value string) error {
-	*s = append(*s, value)
-	return nil
 }
 
 func main() {
@@ -87,9 +76,13 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	}
 	log := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(o.logVerbosity), textlogger.Output(out)))
 	klog.SetLogger(log) // client-go's messages go the same way
-	planes, iptablesVersion := dataplanes()
+	variant, err := variantOf(o.iptables)
+	if err != nil {
+		return err
+	}
+	host := newNode(variant, o.sysctlFolder)
 	if o.cleanup {
-		if err := dataplane.NewFanout(planes).Cleanup(ctx); err != nil {
+		if err := dataplane.NewFanout(host.planes).Cleanup(ctx); err != nil {
 			return fmt.Errorf("removing rules: %w", err)
 		}
 		log.Info("Removed nodeproxy's rules from this node")
@@ -98,24 +91,31 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	if o.nodeName == "" {
 		return errors.New("the node's name is missing: pass --node-name, or set NODE_NAME (in a pod: from spec.nodeName)")
 	}
-	config, err := clientConfig(o, log)
+	connection, err := connect.New(o.api, clock.RealClock{}, log)
 	if err != nil {
 		return err
 	}
-	client, err := agent.NewClient(config, o.apiServers)
+	client, err := agent.NewClient(connection.Config())
 	if err != nil {
 		return err
+	}
+	here, err := checkpoint.Here("/proc")
+	if err != nil {
+		log.Info("It cannot be told whether the node restarts: a last good set on disk is used as after a restart", "err", err.Error())
 	}
 	a, err := agent.New(agent.Options{
-		NodeName: o.nodeName, Client: client, Dataplanes: planes, IPTables: iptablesVersion,
-		Probe:              agent.ProbeProxyMode(agent.ProxyModeAddress),
+		NodeName: o.nodeName, Namespace: o.namespace, Client: client, Dataplanes: host.planes, IPTables: host.version,
+		Flows: conntrack.NewKernel(), Tracking: conntrack.NewSystem(o.sysctlFolder),
+		Probe: agent.NewProbe(), Spotter: host.spotter,
 		ProxyHealthAddress: o.proxyHealth, MetricsAddress: o.metrics, ProbeAddress: o.healthProbe,
+		StateDir: o.stateDir, Identity: here,
 		Version: version, Kernel: kernelRelease(),
 		Clock: clock.RealClock{}, Log: log,
 	})
 	if err != nil {
 		return fmt.Errorf("setting up: %w", err)
 	}
+	go connection.Run(ctx)
 	return a.Run(ctx)
 }
 
@@ -130,14 +130,15 @@ func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 		_, _ = fmt.Fprint(out, usage) // to a terminal that is gone: nothing to do
 		flags.PrintDefaults()
 	}
-	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` with the API server's address and credentials; without it, those of the pod are used")
-	flags.Var(&o.apiServers, "api-server", "`URL` of an API server, such as https://192.0.2.10:6443, instead of the one in the kubeconfig; repeat it for several, which are tried in turn. TLS is checked for the name in the kubeconfig, unless tls-server-name is set there. Never the kubernetes Service's address, which nodeproxy itself programs")
-	flags.StringVar(&o.namespace, "namespace", "nodeproxy-system", "`namespace` of the agents' leases; not used yet, because no leases are written yet")
+	o.api.AddFlags(flags)
+	flags.StringVar(&o.namespace, "namespace", "nodeproxy-system", "`namespace` of this agent's Lease, by which the controller sees that it lives; it must exist")
 	flags.StringVar(&o.nodeName, "node-name", defaultNode, "`name` of this Node; default: the environment variable NODE_NAME")
-	flags.StringVar(&o.stateDir, "state-dir", "/var/lib/nodeproxy", "`folder` on this node for the agent's own state; not used yet, because none is kept yet")
+	flags.StringVar(&o.stateDir, "state-dir", "/var/lib/nodeproxy", "`folder` on this node for <node>.checkpoint, the last good set of rules, by which an agent goes that starts while the API server does not answer; it must outlive a reboot")
+	flags.StringVar(&o.sysctlFolder, "sysctl-folder", "/proc/sys", "`folder` in which net/ is that of /proc/sys and can be written; a container has its own /proc/sys read-only, unless it is privileged")
 	flags.StringVar(&o.proxyHealth, "proxy-health-bind-address", "0.0.0.0:10256", "`host:port` of the proxy's /healthz and /livez, for load balancers; 0: none. Opened once no other proxy is active")
 	flags.StringVar(&o.metrics, "metrics-bind-address", agent.ProxyModeAddress, "`host:port` of /metrics and /proxyMode; 0: none. Opened once no other proxy is active")
-	flags.StringVar(&o.healthProbe, "health-probe-bind-address", "127.0.0.1:19256", "`host:port` of the kubelet's probes /livez and /readyz; 0: none")
+	flags.StringVar(&o.healthProbe, "health-probe-bind-address", "127.0.0.1:19256", "`host:port` of the kubelet's probes /livez and /readyz, and of /metrics, which is there beside another proxy too; 0: none")
+	flags.StringVar(&o.iptables, "iptables-variant", "auto", "`variant` of iptables to program: auto, nf_tables or legacy. auto: the one in which the kubelet or a proxy has its chains already, decided when the agent starts. For cleanup: the variant to remove rules from; auto: both")
 	flags.IntVar(&o.logVerbosity, "v", 0, "log `level`: 0 for what an operator wants to see, 2 for every sync, 4 for details")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -149,25 +150,6 @@ func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 		return nil, fmt.Errorf("unknown argument %q: only the subcommand cleanup, given first, and flags are known (see --help)", flags.Arg(0))
 	}
 	return o, nil
-}
-
-// clientConfig says how to reach the API server.
-func clientConfig(o *options, log logr.Logger) (*rest.Config, error) {
-	if o.kubeconfig != "" {
-		config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
-		if err != nil {
-			return nil, fmt.Errorf("reading --kubeconfig %s: %w", o.kubeconfig, err)
-		}
-		return config, nil
-	}
-	config, err := rest.InClusterConfig()
-	if err != nil {
-		return nil, fmt.Errorf("there is no --kubeconfig, and this is not a pod of a cluster: pass --kubeconfig: %w", err)
-	}
-	if len(o.apiServers) == 0 {
-		log.Info("Reaching the API server by the kubernetes Service, which this agent itself programs; pass --api-server with its real addresses", "server", config.Host)
-	}
-	return config, nil
 }
 
 // kernelRelease is the release of the running kernel; empty if it does not

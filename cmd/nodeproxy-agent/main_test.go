@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
 )
 
 func TestParse(t *testing.T) {
@@ -18,8 +20,8 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &options{
-		apiServers: servers{"https://a:1", "https://b:2"}, namespace: "nodeproxy-system", nodeName: "node-1",
-		stateDir: "/var/lib/nodeproxy", proxyHealth: "0.0.0.0:10256", metrics: "127.0.0.1:10249", healthProbe: "127.0.0.1:19256", logVerbosity: 2,
+		api: connect.Options{APIServers: connect.URLs{"https://a:1", "https://b:2"}}, namespace: "nodeproxy-system", nodeName: "node-1",
+		stateDir: "/var/lib/nodeproxy", sysctlFolder: "/proc/sys", proxyHealth: "0.0.0.0:10256", metrics: "127.0.0.1:10249", healthProbe: "127.0.0.1:19256", iptables: "auto", logVerbosity: 2,
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(options{})); diff != "" {
 		t.Errorf("options (-want +got):\n%s", diff)
@@ -42,6 +44,7 @@ func TestUsefulErrors(t *testing.T) {
 		"unknown argument":    {[]string{"start"}, `unknown argument "start"`},
 		"missing kubeconfig":  {[]string{"--node-name", "n", "--kubeconfig", "/nonexistent"}, "--kubeconfig /nonexistent"},
 		"unknown flag":        {[]string{"--frob"}, "-frob"},
+		"unknown variant":     {[]string{"--iptables-variant", "nft"}, "give auto, nf_tables or legacy"},
 		"cleanup comes first": {[]string{"--v", "1", "cleanup"}, "given first"},
 	} {
 		t.Run(name, func(t *testing.T) {

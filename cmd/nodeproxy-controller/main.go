@@ -8,38 +8,28 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net/http"
 	"os"
 	"runtime/debug"
 	"time"
 
 	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/config"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
 	"github.com/nodeproxy-io/nodeproxy/controllers"
+	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 )
 
-// Leader election: a standby takes over 13 s after a leader was killed at the
-// latest, 2 s after one was stopped.
-const (
-	leaseName     = "nodeproxy-controller"
-	leaseDuration = 8 * time.Second
-	renewDeadline = 5 * time.Second
-	retryPeriod   = time.Second
-)
+// leaseName is that of the Lease that the controller which works holds.
+const leaseName = "nodeproxy-controller"
 
 // version is set by the linker; without it the module's version counts.
 var version string
@@ -62,62 +52,127 @@ func main() {
 	}
 }
 
-// run works until the context ends or the lease is lost.
+// run works until the context ends.
 func run(ctx context.Context, o options, logger logr.Logger) error {
-	cfg, err := connect(ctx, o, logger)
+	connection, err := connect.New(o.api, clock.RealClock{}, logger)
 	if err != nil {
 		return err
 	}
-	mgr, err := newManager(cfg, o)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	go connection.Run(ctx)
+	cfg := connection.Config()
+	cfg.QPS = -1 // the API server's own priority and fairness is the limit
+	probes := newProbes()
+	closeProbes, err := probes.serve(ctx, o.healthProbeBindAddress, logger)
 	if err != nil {
 		return err
 	}
-	if err := preflight(ctx, mgr, o); err != nil {
-		return err
-	}
-	err = controllers.SetupWithManager(ctx, mgr, controllers.Options{
-		Version:    ownVersion(),
-		Clock:      clock.RealClock{},
-		Registerer: ctrlmetrics.Registry,
-	})
-	if err != nil {
-		return err
-	}
-	if err := addProbes(mgr); err != nil {
-		return err
-	}
-	logger.Info("Starting", "version", ownVersion(), "apiServer", cfg.Host, "namespace", o.namespace, "leaderElect", o.leaderElect)
-	if err := mgr.Start(ctx); err != nil {
-		if o.leaderElect && err.Error() == "leader election lost" {
-			return fmt.Errorf("lost the lease %s/%s: it could not be renewed for %s, so another replica may lead; "+
-				"exiting to be started again as a standby", o.namespace, leaseName, renewDeadline)
-		}
-		return fmt.Errorf("run: %w", err)
-	}
-	return nil
-}
-
-func newManager(cfg *rest.Config, o options) (ctrl.Manager, error) {
+	defer closeProbes()
+	logger.Info("Starting", "version", ownVersion(), "namespace", o.namespace, "leaderElect", o.leaderElect)
 	scheme, err := controllers.NewScheme()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	cacheOptions, err := controllers.CacheOptions()
+	needs, err := newRequirements(cfg, scheme, o.namespace)
+	if err != nil {
+		return err
+	}
+	if !await(ctx, needs.check, probes.unready, clock.RealClock{}, logger) {
+		return nil // it was told to stop
+	}
+	return manage(ctx, stop, cfg, scheme, probes, o, logger)
+}
+
+// manage has the controller work, or stand by, until ctx is done; stop ends ctx.
+func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.Scheme, probes *probes, o options, logger logr.Logger) error {
+	gate := leader.NewGate(clock.RealClock{})
+	mgr, err := newManager(guarded(cfg, o, gate), scheme, o)
+	if err != nil {
+		return err
+	}
+	options := controllers.Options{
+		Version:            ownVersion(),
+		Clock:              clock.RealClock{},
+		Namespace:          o.namespace,
+		AgentImage:         os.Getenv("RELATED_IMAGE_AGENT"),
+		ExposeAgentMetrics: o.exposeAgentMetrics,
+		Registerer:         ctrlmetrics.Registry,
+	}
+	var election *leader.Election
+	if o.leaderElect {
+		options.Leadership = gate
+		if election, err = leader.NewElection(cfg, o.namespace, leaseName, gate, logger); err != nil {
+			return err
+		}
+	}
+	if err := controllers.SetupWithManager(ctx, mgr, options); err != nil {
+		return err
+	}
+	probes.follow(func(ctx context.Context) error { return synced(ctx, mgr) })
+	// The manager goes on until what it was writing has ended and the lease is
+	// given back.
+	work, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	elected := make(chan error, 1)
+	go func() {
+		defer end()
+		defer close(elected)
+		if election == nil {
+			<-ctx.Done()
+			return
+		}
+		elected <- election.Run(ctx)
+	}()
+	err = mgr.Start(work)
+	asked := ctx.Err() != nil
+	stop()
+	return outcome(err, <-elected, asked, logger)
+}
+
+// outcome is how the program ends. An election that ends although nobody has
+// asked us to stop is a failure: whoever runs the program must start it again.
+// After that, what goes wrong is only that the lease is not given back.
+func outcome(managerErr, electionErr error, asked bool, logger logr.Logger) error {
+	switch {
+	case managerErr != nil:
+		if electionErr != nil {
+			logger.Error(electionErr, "The election did not end well")
+		}
+		return fmt.Errorf("run: %w", managerErr)
+	case electionErr == nil:
+		return nil
+	case asked:
+		logger.Error(electionErr, "The election did not end well")
+		return nil
+	default:
+		return fmt.Errorf("run: %w", electionErr)
+	}
+}
+
+// guarded returns a configuration with which nothing is written while another
+// controller may lead.
+func guarded(cfg *rest.Config, o options, gate *leader.Gate) *rest.Config {
+	if !o.leaderElect {
+		return cfg
+	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.Wrap(gate.Guard)
+	return cfg
+}
+
+func newManager(cfg *rest.Config, scheme *runtime.Scheme, o options) (ctrl.Manager, error) {
+	cacheOptions, err := controllers.CacheOptions(o.namespace)
 	if err != nil {
 		return nil, err
 	}
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
-		Scheme:                        scheme,
-		Cache:                         cacheOptions,
-		Metrics:                       metricsserver.Options{BindAddress: o.metricsBindAddress},
-		HealthProbeBindAddress:        o.healthProbeBindAddress,
-		LeaderElection:                o.leaderElect,
-		LeaderElectionID:              leaseName,
-		LeaderElectionNamespace:       o.namespace,
-		LeaderElectionReleaseOnCancel: true,
-		LeaseDuration:                 new(leaseDuration),
-		RenewDeadline:                 new(renewDeadline),
-		RetryPeriod:                   new(retryPeriod),
+		Scheme:                 scheme,
+		Cache:                  cacheOptions,
+		Metrics:                metricsserver.Options{BindAddress: o.metricsBindAddress},
+		HealthProbeBindAddress: "0", // see probes
+		// An API server that is away while the caches fill is waited for.
+		Controller: config.Controller{CacheSyncTimeout: 24 * time.Hour},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set up: %w", err)
@@ -125,45 +180,12 @@ func newManager(cfg *rest.Config, o options) (ctrl.Manager, error) {
 	return mgr, nil
 }
 
-// preflight checks what must be there, and says how to get it.
-func preflight(ctx context.Context, mgr ctrl.Manager, o options) error {
-	for _, kind := range []string{"NodeProxy", "NodeProxyRules", "ServiceProxyRules"} {
-		_, err := mgr.GetRESTMapper().RESTMapping(schema.GroupKind{Group: v1alpha1.GroupVersion.Group, Kind: kind}, v1alpha1.GroupVersion.Version)
-		if meta.IsNoMatchError(err) {
-			return fmt.Errorf("the API server does not know the kind %s (%s): install the CRDs with `kubectl apply -f config/crd/bases`",
-				kind, v1alpha1.GroupVersion)
-		}
-		if err != nil {
-			return fmt.Errorf("ask the API server for the kind %s: %w", kind, err)
-		}
-	}
-	err := mgr.GetAPIReader().Get(ctx, client.ObjectKey{Name: o.namespace}, &corev1.Namespace{})
-	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("the namespace %s does not exist, leases live there: create it with `kubectl create namespace %s`, or name another with --namespace",
-			o.namespace, o.namespace)
-	}
-	if err != nil {
-		return fmt.Errorf("look for the namespace %s: %w", o.namespace, err)
-	}
-	return nil
-}
-
-// addProbes answers /healthz while the process runs and /readyz once the caches
-// are synced, on a standby too.
-func addProbes(mgr ctrl.Manager) error {
-	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
-		return fmt.Errorf("add health check: %w", err)
-	}
-	synced := func(req *http.Request) error {
-		ctx, cancel := context.WithTimeout(req.Context(), 200*time.Millisecond)
-		defer cancel()
-		if !mgr.GetCache().WaitForCacheSync(ctx) {
-			return errors.New("caches are not synced yet")
-		}
-		return nil
-	}
-	if err := mgr.AddReadyzCheck("caches", synced); err != nil {
-		return fmt.Errorf("add readiness check: %w", err)
+// synced returns nil once the caches are, on a standby too.
+func synced(ctx context.Context, mgr ctrl.Manager) error {
+	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	if !mgr.GetCache().WaitForCacheSync(ctx) {
+		return errors.New("the controller is still reading what there is (caches are not synced yet); if that lasts, its log says what it cannot read")
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ func familyOf(addr netip.Addr) family {
 type families map[family]bool
 
 // addresses returns those of in that parse and belong to one of the families,
-// canonical, sorted as strings, each once. It returns nil for none.
+// canonical, in the order of in, each once. It returns nil for none.
 func (f families) addresses(in []string) []string {
 	var out []string
 	for _, s := range in {
@@ -68,11 +68,22 @@ func (f families) addresses(in []string) []string {
 			out = append(out, addr.String())
 		}
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	return eachOnce(out)
 }
 
-// sourceRanges returns the canonical client ranges, sorted as strings, each
+// eachOnce takes out what is there twice. The order stays: rules for clients
+// stand in the order of the Service, as kube-proxy writes them.
+func eachOnce(list []string) []string {
+	var out []string
+	for _, s := range list {
+		if !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// sourceRanges returns the canonical client ranges in the order of in, each
 // once. What does not parse is left out. A family with a range of prefix length
 // 0 is not restricted at all, so all ranges of that family are left out: an
 // agent takes "no range of my family" as "no restriction", and the other
@@ -96,6 +107,5 @@ func sourceRanges(in []string) []string {
 			out = append(out, prefix.String())
 		}
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	return eachOnce(out)
 }

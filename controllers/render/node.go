@@ -77,6 +77,8 @@ type NodeInput struct {
 	Settings *Settings
 	// Members are the node's endpoints.
 	Members []v1alpha1.ServiceMembers
+	// FormatVersion is the version of the format to write.
+	FormatVersion int32
 }
 
 // Node renders the rules of a node. It returns false when there is nothing to
@@ -87,7 +89,7 @@ func Node(in NodeInput) (v1alpha1.NodeProxyRulesSpec, bool) {
 	if in.Current == nil && (in.Node == nil || in.Settings == nil) {
 		return v1alpha1.NodeProxyRulesSpec{}, false
 	}
-	spec := v1alpha1.NodeProxyRulesSpec{FormatVersion: v1alpha1.FormatVersion, Services: in.Members}
+	spec := v1alpha1.NodeProxyRulesSpec{FormatVersion: in.FormatVersion, Services: in.Members}
 	if in.Settings != nil {
 		in.Settings.Complete.DeepCopyInto(&spec.Settings)
 		spec.SettingsRevision = in.Settings.Revision

@@ -87,7 +87,7 @@ func TestNode(t *testing.T) {
 	}}
 	members := []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "cart"}}
 	fresh := v1alpha1.NodeProxyRulesSpec{
-		FormatVersion: 1, SettingsRevision: settings.Revision, Settings: settings.Complete, Node: NodeFacts(node()), Services: members,
+		FormatVersion: 2, SettingsRevision: settings.Revision, Settings: settings.Complete, Node: NodeFacts(node()), Services: members,
 	}
 	edited := func(edit func(*v1alpha1.NodeProxyRulesSpec)) *v1alpha1.NodeProxyRulesSpec {
 		s := fresh.DeepCopy()
@@ -114,6 +114,7 @@ func TestNode(t *testing.T) {
 			want: edited(func(s *v1alpha1.NodeProxyRulesSpec) { kept(s); absent(s) })},
 	} {
 		t.Run(name, func(t *testing.T) {
+			c.in.FormatVersion = 2
 			got, ok := Node(c.in)
 			if ok != (c.want != nil) {
 				t.Fatalf("rendered: %v", ok)

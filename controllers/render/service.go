@@ -39,9 +39,10 @@ func Eligible(svc *corev1.Service) bool {
 	return len(ips) > 0
 }
 
-// Service renders a Service that is Eligible with all its EndpointSlices. The
-// problems are what was left out, sorted, each once; the rest is rendered.
-func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) (*v1alpha1.ServiceProxyRules, []Problem) {
+// Service renders a Service that is Eligible with all its EndpointSlices, in a
+// version of the format. The problems are what was left out, sorted, each once;
+// the rest is rendered.
+func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, formatVersion int32) (*v1alpha1.ServiceProxyRules, []Problem) {
 	ips, fams := clusterIPs(svc)
 	rules := &v1alpha1.ServiceProxyRules{
 		ObjectMeta: metav1.ObjectMeta{
@@ -52,7 +53,7 @@ func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) (
 			},
 		},
 		Spec: v1alpha1.ServiceProxyRulesSpec{
-			FormatVersion:            v1alpha1.FormatVersion,
+			FormatVersion:            formatVersion,
 			ServiceCreated:           metav1.NewTime(svc.CreationTimestamp.Truncate(time.Second)),
 			ClusterIPs:               ips,
 			ExternalIPs:              fams.addresses(svc.Spec.ExternalIPs),

@@ -63,13 +63,13 @@ func TestServiceComplete(t *testing.T) {
 		endpoint("10.244.3.4", terminating()))
 	b.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-11-20T06:00:00.123Z"}
 
-	got, problems := Service(svc, []*discoveryv1.EndpointSlice{b, a})
+	got, problems := Service(svc, []*discoveryv1.EndpointSlice{b, a}, 2)
 	want := &v1alpha1.ServiceProxyRules{}
 	want.Name = "shop.cart"
 	want.Labels = map[string]string{"nodeproxy.io/service-namespace": "shop", "nodeproxy.io/service-name": "cart"}
 	want.Annotations = map[string]string{"nodeproxy.io/last-change-trigger-time": "2026-11-20T06:00:00.123Z"}
 	want.Spec = v1alpha1.ServiceProxyRulesSpec{
-		FormatVersion:            1,
+		FormatVersion:            2,
 		ServiceCreated:           created,
 		ClusterIPs:               []string{"10.96.12.7", "fd00:10:96::c7"},
 		LoadBalancerIPs:          []string{"203.0.113.9"},
@@ -110,11 +110,11 @@ func TestServiceFields(t *testing.T) {
 		of   func(spec) any
 		want any
 	}{
-		"addresses lose leading zeros, repetition and the family that has no cluster IP": {
+		"addresses keep their order and lose leading zeros, repetition and the family that has no cluster IP": {
 			edit: func(s *corev1.Service) {
 				s.Spec.ExternalIPs = []string{"1.2.3.004", " 1.2.3.4", "fd00::9", "bogus", "1.2.3.10"}
 			},
-			of: func(s spec) any { return s.ExternalIPs }, want: []string{"1.2.3.10", "1.2.3.4"},
+			of: func(s spec) any { return s.ExternalIPs }, want: []string{"1.2.3.4", "1.2.3.10"},
 		},
 		"cluster IP loses leading zeros": {
 			edit: func(s *corev1.Service) {
@@ -136,11 +136,11 @@ func TestServiceFields(t *testing.T) {
 			},
 			of: func(s spec) any { return s.LoadBalancerIPs }, want: []string{"203.0.113.2"},
 		},
-		"ranges of both families": {
+		"ranges of both families, in order": {
 			edit: func(s *corev1.Service) {
 				s.Spec.LoadBalancerSourceRanges = []string{"fd00:1::5/64", " 203.0.113.000/025 ", "bogus"}
 			},
-			of: func(s spec) any { return s.LoadBalancerSourceRanges }, want: []string{"203.0.113.0/25", "fd00:1::/64"},
+			of: func(s spec) any { return s.LoadBalancerSourceRanges }, want: []string{"fd00:1::/64", "203.0.113.0/25"},
 		},
 		"a range of length 0 lifts the restriction of its family only": {
 			edit: func(s *corev1.Service) {
@@ -196,7 +196,7 @@ func TestServiceFields(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rules, _ := Service(service(c.edit), nil)
+			rules, _ := Service(service(c.edit), nil, 1)
 			if diff := cmp.Diff(c.want, c.of(rules.Spec)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -319,7 +319,7 @@ func TestServiceEndpoints(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rules, problems := Service(service(c.service...), c.slices)
+			rules, problems := Service(service(c.service...), c.slices, 1)
 			if diff := cmp.Diff(c.want, rules.Spec.Ports[0].Endpoints); diff != "" {
 				t.Errorf("endpoints (-want +got):\n%s", diff)
 			}
@@ -353,7 +353,7 @@ func TestServiceOrder(t *testing.T) {
 
 func encoded(t *testing.T, svc *corev1.Service, in []*discoveryv1.EndpointSlice) string {
 	t.Helper()
-	rules, problems := Service(svc, in)
+	rules, problems := Service(svc, in, 1)
 	text, err := json.Marshal([]any{rules, problems})
 	if err != nil {
 		t.Fatal(err)

@@ -1,180 +1,77 @@
-// Command testreport reads what go test -json prints and shows one line for
-// each package, the output of failed tests, and nothing of tests that passed.
-// What was left out, and why, it adds to a file, so that it can be told at the
-// end of all tests.
+// Command testreport runs go test and shows one line for each package, the
+// output of failed tests, and nothing of tests that passed but lines that begin
+// with a given text, as they come:
+//
+//	testreport [flags] -- [flags of go test] -- packages
+//
+// What was left out, and why, it adds to a file, and to another what failed, with
+// the reason, so that both can be told at the end of all tests. With -again
+// failed tests are run once more, alone.
 package main
 
 import (
-	"bufio"
-	"encoding/json"
+	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"os"
-	"regexp"
+	"os/exec"
 	"slices"
 	"strings"
 )
 
 func main() {
-	file := flag.String("left-out", "", "file to which a line for each skipped test is added")
+	s := session{out: os.Stdout, goTest: goTest}
+	var leftOut, summary string
+	flag.StringVar(&leftOut, "left-out", "", "`file` to which a line for each skipped test is added")
+	flag.StringVar(&summary, "summary", "", "`file` to which is added what failed, or was run twice, and why")
+	flag.StringVar(&s.show, "show", "", "lines of output that begin with this `text` are shown at once; empty: none")
+	flag.BoolVar(&s.again, "again", false, "run failed tests once more, alone; those that pass then count as passed")
+	flag.BoolVar(&s.subtests, "subtests", false, "with -again: where a test failed by its subtests alone, run only those again")
 	flag.Parse()
-	ok, err := run(os.Stdin, os.Stdout, *file)
+
+	flags, packages := flag.Args(), []string(nil)
+	if i := slices.Index(flags, "--"); i >= 0 {
+		flags, packages = flags[:i], flags[i+1:]
+	}
+	passed, err := s.run(context.Background(), flags, packages)
+	err = errors.Join(err, add(leftOut, s.leftOut), add(summary, s.summary))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testreport:", err)
 	}
-	if err != nil || !ok {
+	if err != nil || !passed {
 		os.Exit(1)
 	}
 }
 
-func run(in io.Reader, out io.Writer, file string) (ok bool, err error) {
-	r := newReport(out)
-	if err := r.read(in); err != nil {
-		return false, err
+// goTest runs go test -json and gives its output to read.
+func goTest(ctx context.Context, args []string, read func(io.Reader) error) error {
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, args...)...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
 	}
-	if file != "" && len(r.leftOut) > 0 {
-		f, err := os.OpenFile(file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-		if err != nil {
-			return false, err
-		}
-		defer f.Close()
-		if _, err := fmt.Fprintln(f, strings.Join(r.leftOut, "\n")); err != nil {
-			return false, err
-		}
+	if err := cmd.Start(); err != nil {
+		return err
 	}
-	return !r.failed, nil
+	if err := read(out); err != nil {
+		_ = cmd.Process.Kill()
+		return errors.Join(fmt.Errorf("read what go test says: %w", err), cmd.Wait())
+	}
+	return cmd.Wait()
 }
 
-// ginkgoLeftOut finds skipped specs in the summary of a Ginkgo suite, which
-// passes as a test of Go.
-var ginkgoLeftOut = regexp.MustCompile(`\b([1-9][0-9]*) Skipped`)
-
-// event is a line of go test -json, see go doc test2json.
-type event struct {
-	Action  string
-	Package string
-	Test    string
-	Output  string
-	Elapsed float64
-}
-
-// report collects events.
-type report struct {
-	out      io.Writer
-	packages map[string]*progress
-	leftOut  []string
-	failed   bool
-}
-
-// progress is what is known of a package whose tests still run.
-type progress struct {
-	output  map[string][]string // by test that has no result yet; "" is the package's own
-	passed  int
-	skipped int
-}
-
-func newReport(out io.Writer) *report {
-	return &report{out: out, packages: map[string]*progress{}}
-}
-
-func (r *report) read(in io.Reader) error {
-	lines := bufio.NewScanner(in)
-	lines.Buffer(nil, 16<<20)
-	for lines.Scan() {
-		var e event
-		if json.Unmarshal(lines.Bytes(), &e) != nil {
-			// The go command itself has something to say, such as a bad flag.
-			fmt.Fprintln(r.out, lines.Text())
-			continue
-		}
-		r.add(e)
+// add adds lines to a file.
+func add(path string, lines []string) error {
+	if path == "" || len(lines) == 0 {
+		return nil
 	}
-	return lines.Err()
-}
-
-func (r *report) add(e event) {
-	if e.Action == "build-output" {
-		fmt.Fprint(r.out, e.Output)
-		return
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
 	}
-	p := r.packages[e.Package]
-	if p == nil {
-		p = &progress{output: map[string][]string{}}
-		r.packages[e.Package] = p
-	}
-	switch {
-	case e.Action == "output":
-		p.output[e.Test] = append(p.output[e.Test], e.Output)
-	case e.Test == "":
-		r.endPackage(e, p)
-	default:
-		r.endTest(e, p)
-	}
-}
-
-func (r *report) endTest(e event, p *progress) {
-	switch e.Action {
-	case "pass":
-		p.passed++
-		if m := ginkgoLeftOut.FindStringSubmatch(strings.Join(p.output[e.Test], "")); m != nil {
-			r.leftOut = append(r.leftOut, fmt.Sprintf("  %s %s: %s of its specs", short(e.Package), e.Test, m[1]))
-		}
-	case "skip":
-		p.skipped++
-		r.leftOut = append(r.leftOut, fmt.Sprintf("  %s %s: %s", short(e.Package), e.Test, reason(p.output[e.Test])))
-	case "fail":
-		r.failed = true
-		fmt.Fprint(r.out, strings.Join(p.output[e.Test], ""))
-	default:
-		return // a test that starts, pauses or goes on
-	}
-	delete(p.output, e.Test)
-}
-
-func (r *report) endPackage(e event, p *progress) {
-	switch e.Action {
-	case "pass":
-		fmt.Fprintf(r.out, "ok    %-40s %6.1f s  %d passed", short(e.Package), e.Elapsed, p.passed)
-		if p.skipped > 0 {
-			fmt.Fprintf(r.out, ", %d left out", p.skipped)
-		}
-		if strings.Contains(strings.Join(p.output[""], ""), "(cached)") {
-			fmt.Fprint(r.out, " (nothing changed since it was run)")
-		}
-		fmt.Fprintln(r.out)
-	case "fail":
-		r.failed = true
-		// A test without a result is one that was running at a panic or when
-		// the time was up.
-		for _, test := range slices.Sorted(maps.Keys(p.output)) {
-			fmt.Fprint(r.out, strings.Join(p.output[test], ""))
-		}
-		fmt.Fprintf(r.out, "FAIL  %-40s %6.1f s\n", short(e.Package), e.Elapsed)
-	}
-}
-
-// reason is what a skipped test said, without the lines of the test runner.
-func reason(output []string) string {
-	var said []string
-	for _, line := range output {
-		line = strings.TrimSpace(line)
-		if line == "" || strings.HasPrefix(line, "=== ") || strings.HasPrefix(line, "--- ") {
-			continue
-		}
-		if place, text, found := strings.Cut(line, ": "); found && strings.Contains(place, "_test.go:") {
-			line = text
-		}
-		said = append(said, line)
-	}
-	if len(said) == 0 {
-		return "no reason given"
-	}
-	return strings.Join(said, " ")
-}
-
-// short is a package's path within the repository.
-func short(path string) string {
-	return strings.TrimPrefix(path, "github.com/nodeproxy-io/nodeproxy/")
+	_, err = fmt.Fprintln(file, strings.Join(lines, "\n"))
+	return errors.Join(err, file.Close())
 }

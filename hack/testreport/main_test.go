@@ -1,6 +1,9 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,6 +37,16 @@ func TestReportOfPassedTests(t *testing.T) {
 	}
 	if want := "  a TestRoot: no such module: run make modules\n"; string(left) != want {
 		t.Errorf("left out: got %q, want %q", left, want)
+	}
+}
+
+// TestReportShowsAtOnce gives no result, as while tests run.
+func TestReportShowsAtOnce(t *testing.T) {
+	out, _ := collect(t, `
+{"Action":"output","Package":"a","Test":"TestTable","Output":"| a row |\n"}
+{"Action":"output","Package":"a","Test":"TestTable","Output":"noise\n"}`, "")
+	if want := "| a row |\n"; out != want {
+		t.Errorf("got %q, want %q", out, want)
 	}
 }
 
@@ -96,9 +109,19 @@ func TestReportPassesOnWhatIsNoEvent(t *testing.T) {
 func collect(t *testing.T, events, file string) (out string, ok bool) {
 	t.Helper()
 	var text strings.Builder
-	ok, err := run(strings.NewReader(strings.TrimPrefix(events, "\n")), &text, file)
-	if err != nil {
+	s := session{out: &text, show: "|", goTest: says(events)}
+	ok, err := s.run(t.Context(), nil, nil)
+	if err := errors.Join(err, add(file, s.leftOut)); err != nil {
 		t.Fatal(err)
 	}
 	return text.String(), ok
+}
+
+// says is a go test that says each time the next of what is given.
+func says(events ...string) func(context.Context, []string, func(io.Reader) error) error {
+	return func(_ context.Context, _ []string, read func(io.Reader) error) error {
+		now := events[0]
+		events = events[1:]
+		return read(strings.NewReader(strings.TrimPrefix(now, "\n")))
+	}
 }

@@ -131,16 +131,3 @@ func readSample(t *testing.T, file string) *unstructured.Unstructured {
 	}
 	return object
 }
-
-// The kustomizations name files that exist and that kustomize accepts.
-func TestKustomizationsBuild(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join("..", "..", "config", "*", "kustomization.yaml"))
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no kustomizations: %v", err)
-	}
-	for _, file := range files {
-		if out, code := kubectl(t, "kustomize", filepath.Dir(file)); code != 0 {
-			t.Errorf("kubectl kustomize %s: exit code %d\n%s", filepath.Dir(file), code, out)
-		}
-	}
-}

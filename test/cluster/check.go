@@ -17,6 +17,9 @@ func Check() error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("%w: network namespaces need root; run the same command with sudo, such as: sudo env PATH=\"$PATH\" make demo", ErrNotPossible)
 	}
+	if _, err := os.Stat("/proc/net/if_inet6"); err != nil {
+		return fmt.Errorf("%w: the kernel runs without IPv6, and clusters are dual stack; start it without ipv6.disable=1", ErrNotPossible)
+	}
 	if _, err := exec.LookPath("go"); err != nil {
 		return fmt.Errorf("%w: go not found; install Go 1.26 or newer and put it on PATH (sudo drops it: sudo env PATH=\"$PATH\" …)", ErrNotPossible)
 	}

@@ -33,6 +33,11 @@ type Options struct {
 	Scheme *kruntime.Scheme
 	// APIServerArgs are added to kube-apiserver's command line.
 	APIServerArgs []string
+	// RealNodes is for nodes that are machines with kubelets: the control plane has
+	// a scheduler and all controllers and grants kubelets what they need. No node
+	// is made from the start, and AddNode cannot be used; see NewMachine. Package
+	// kubelets does the rest.
+	RealNodes bool
 	// Progress is where a first build of the control plane reports.
 	Progress io.Writer
 	// Keep lets the cluster's processes live when this process ends, which is
@@ -62,9 +67,12 @@ type Cluster struct {
 
 	adding sync.Mutex // one node is added at a time
 
-	mu     sync.Mutex // guards the following
-	places []*Place
-	nodes  []*Node
+	mu       sync.Mutex // guards the following
+	places   []*Place
+	nodes    []*Node
+	machines []*Machine
+	// programs are those of the control plane that run.
+	programs map[binaries.Program]*Process
 }
 
 // make calls f, which makes something that Stop has to find, unless the cluster
@@ -98,7 +106,11 @@ func Start(ctx context.Context, options Options) (*Cluster, error) {
 	if options.Scheme == nil {
 		options.Scheme = scheme.Scheme
 	}
-	bin, err := binaries.Ensure(ctx, options.Progress, binaries.ControlPlane()...)
+	programs := binaries.ControlPlane()
+	if options.RealNodes {
+		programs = append(programs, binaries.RealNodes()...)
+	}
+	bin, err := binaries.Ensure(ctx, options.Progress, programs...)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +118,7 @@ func Start(ctx context.Context, options Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{options: options, slot: s, bin: bin, starter: newStarter()}
+	c := &Cluster{options: options, slot: s, bin: bin, starter: newStarter(), programs: map[binaries.Program]*Process{}}
 	c.unwatch = context.AfterFunc(ctx, func() { _ = c.Stop() })
 	if err := c.start(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("starting a cluster: %w", err), c.Stop())
@@ -121,15 +133,26 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := c.startControlPlane(ctx); err != nil {
 		return err
 	}
+	if c.options.RealNodes {
+		return build(ctx, c.nodeinitPath(), nodeinitPackage)
+	}
 	c.echo = filepath.Join(c.slot.dir(), "echo")
-	build := exec.CommandContext(ctx, "go", "build", "-o", c.echo, echoPackage)
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("building the echo server: %w: %s", err, out)
+	if err := build(ctx, c.echo, echoPackage); err != nil {
+		return err
 	}
 	for range c.options.Nodes {
 		if _, err := c.AddNode(ctx); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// build builds a program of this repository.
+func build(ctx context.Context, path, pkg string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, pkg)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building %s: %w: %s", filepath.Base(path), err, out)
 	}
 	return nil
 }
@@ -143,6 +166,7 @@ func (c *Cluster) Stop() error {
 		// The context of Start has ended by now if that is why we stop.
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
+		c.leaveMachines()
 		c.closePlaces()
 		c.stopErr = c.slot.remove(ctx)
 		c.starter.close()
@@ -165,6 +189,7 @@ func (c *Cluster) Leave() error {
 		c.unwatch()
 		c.end()
 		if err = c.slot.keep(); err == nil {
+			c.leaveMachines()
 			c.closePlaces()
 			c.slot.unlock()
 			c.starter.close()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -54,11 +55,8 @@ func start(t *testing.T, options cluster.Options) *cluster.Cluster {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
+		if err := c.StopAndLook(); err != nil {
 			t.Error(err)
-		}
-		for _, left := range leftovers(t, c.Number()) {
-			t.Errorf("left behind: %s", left)
 		}
 	})
 	return c
@@ -86,8 +84,9 @@ func TestPodsAndSlices(t *testing.T) {
 	service := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
 		Spec: corev1.ServiceSpec{
-			Selector: map[string]string{"app": "web"},
-			Ports:    []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}},
+			Selector:       map[string]string{"app": "web"},
+			Ports:          []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}},
+			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack),
 		},
 	}
 	g.Expect(c.Client().Create(ctx, service)).To(Succeed())
@@ -108,6 +107,12 @@ func TestPodsAndSlices(t *testing.T) {
 				if from == a.Place {
 					g.Expect(answer.Client.Addr().String()).To(Equal(a.IP()), "the server sees the pod itself")
 				}
+				answer, err = from.Dial(ctx, network, b.Address6(8080))
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(answer.Server).To(Equal("b"))
+				if from == a.Place {
+					g.Expect(answer.Client.Addr().String()).To(Equal(a.IP6()), "the server sees the pod itself")
+				}
 			}
 		}
 	})
@@ -118,11 +123,15 @@ func TestPodsAndSlices(t *testing.T) {
 		g.Expect(err).To(MatchError(cluster.ErrRefused))
 		_, err = a.Dial(ctx, "udp", b.Address(81))
 		g.Expect(err).To(MatchError(cluster.ErrRefused))
+		_, err = a.Dial(ctx, "tcp", b.Address6(81))
+		g.Expect(err).To(MatchError(cluster.ErrRefused))
 		for _, network := range []string{"tcp", "udp"} {
-			short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
-			_, err = a.Dial(short, network, service.Spec.ClusterIP+":80")
-			cancel()
-			g.Expect(err).To(MatchError(cluster.ErrNoAnswer), "nobody programs Services here")
+			for _, ip := range service.Spec.ClusterIPs {
+				short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+				_, err = a.Dial(short, network, net.JoinHostPort(ip, "80"))
+				cancel()
+				g.Expect(err).To(MatchError(cluster.ErrNoAnswer), "nobody programs Services here")
+			}
 		}
 	})
 
@@ -131,16 +140,17 @@ func TestPodsAndSlices(t *testing.T) {
 		state := func() map[string]string { return endpoints(ctx, g, c) }
 		g.Eventually(state, "20s").Should(Equal(map[string]string{
 			a.IP(): "node-1 zone-a ready serving", b.IP(): "node-2 zone-b ready serving",
+			a.IP6(): "node-1 zone-a ready serving", b.IP6(): "node-2 zone-b ready serving",
 		}))
 		g.Expect(a.SetReady(ctx, false)).To(Succeed())
-		g.Eventually(state, "20s").Should(HaveKeyWithValue(a.IP(), "node-1 zone-a"))
+		g.Eventually(state, "20s").Should(And(HaveKeyWithValue(a.IP(), "node-1 zone-a"), HaveKeyWithValue(a.IP6(), "node-1 zone-a")))
 		g.Expect(b.Terminate(ctx)).To(Succeed())
 		g.Eventually(state, "20s").Should(HaveKeyWithValue(b.IP(), "node-2 zone-b serving terminating"))
 		answer, err := a.Dial(ctx, "tcp", b.Address(8080))
 		g.Expect(err).NotTo(HaveOccurred(), "a terminating pod still answers")
 		g.Expect(answer.Server).To(Equal("b"))
 		g.Expect(b.Delete(ctx)).To(Succeed())
-		g.Eventually(state, "20s").Should(Equal(map[string]string{a.IP(): "node-1 zone-a"}))
+		g.Eventually(state, "20s").Should(Equal(map[string]string{a.IP(): "node-1 zone-a", a.IP6(): "node-1 zone-a"}))
 	})
 
 	t.Run("an address is used again", func(t *testing.T) {
@@ -148,6 +158,9 @@ func TestPodsAndSlices(t *testing.T) {
 		again, err := c.Node(1).RunPod(ctx, cluster.PodSpec{Name: "b", Address: b.IP()})
 		g.Expect(err).NotTo(HaveOccurred())
 		answer, err := a.Dial(ctx, "tcp", again.Address(8080))
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(answer.Server).To(Equal("b"))
+		answer, err = a.Dial(ctx, "tcp", again.Address6(8080))
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(answer.Server).To(Equal("b"))
 		_, err = c.Node(1).RunPod(ctx, cluster.PodSpec{Name: "d", Address: b.IP()})
@@ -180,6 +193,10 @@ func TestPodsAndSlices(t *testing.T) {
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(answer.Server).To(Equal("host"))
 			g.Expect(answer.Client.Addr().String()).To(Equal("172.20.0.200"))
+			answer, err = c.Outside().Dial(ctx, network, c.Node(1).AddressPort6(9000))
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(answer.Server).To(Equal("host"))
+			g.Expect(answer.Client.Addr().String()).To(Equal("fd00:172:20::200"))
 		}
 		// A load balancer's address is like any of the node's once it is routed
 		// there.
@@ -191,6 +208,11 @@ func TestPodsAndSlices(t *testing.T) {
 		g.Expect(err).To(MatchError(cluster.ErrNoAnswer))
 		g.Expect(c.RouteFromOutside("203.0.113.9", c.Node(1))).To(Succeed())
 		_, err = c.Outside().Dial(ctx, "tcp", "203.0.113.9:8080")
+		g.Expect(err).To(MatchError(cluster.ErrRefused))
+		_, err = c.Node(1).Exec(ctx, "ip", "address", "add", "2001:db8::9/128", "dev", "lo")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(c.RouteFromOutside("2001:db8::9", c.Node(1))).To(Succeed())
+		_, err = c.Outside().Dial(ctx, "tcp", "[2001:db8::9]:8080")
 		g.Expect(err).To(MatchError(cluster.ErrRefused))
 	})
 

@@ -17,7 +17,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
 )
 
-// controllers are those that run. Left out are the ones that would find our
+// controllers are those that run where nodes have no kubelets. Left out are the ones that would find our
 // nodes and pods dead, because no kubelet renews their heartbeats, and those
 // that need a cloud.
 const controllers = "endpointslice-controller,endpointslice-mirroring-controller,endpoints-controller," +
@@ -41,27 +41,19 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 	if err := c.makeAdmins(fromRoot.Addr().String()); err != nil {
 		return err
 	}
-	managerConfig, err := c.KubeconfigFor("controller-manager", "system:kube-controller-manager")
-	if err != nil {
-		return err
+	programs := []binaries.Program{binaries.Etcd, binaries.APIServer, binaries.ControllerManager}
+	if c.options.RealNodes {
+		if err := c.pki.client(kubeletClient, "kube-apiserver-kubelet-client", "system:masters"); err != nil {
+			return fmt.Errorf("making certificates: %w", err)
+		}
+		programs = append(programs, binaries.Scheduler)
 	}
-
-	started := make(map[binaries.Program]*Process)
-	for _, p := range []struct {
-		program binaries.Program
-		args    []string
-	}{
-		{binaries.Etcd, c.etcdArgs()},
-		{binaries.APIServer, append(c.apiServerArgs(inside.String()), c.options.APIServerArgs...)},
-		{binaries.ControllerManager, c.managerArgs(managerConfig)},
-	} {
-		proc, err := c.control.Start(Command{Path: filepath.Join(c.bin, string(p.program)), Args: p.args})
-		if err != nil {
+	for _, program := range programs {
+		if err := c.startProgram(program); err != nil {
 			return err
 		}
-		started[p.program] = proc
 	}
-	return c.waitReady(ctx, started)
+	return c.waitReady(ctx)
 }
 
 // makeAdmins writes the administrator's access, for use inside the cluster and
@@ -112,6 +104,9 @@ func (c *Cluster) KubeconfigFor(name, user string, groups ...string) (string, er
 	return path, nil
 }
 
+// APIServerURL is where the API server answers inside each cluster.
+const APIServerURL = "https://172.20.0.1:6443"
+
 func apiURL(host string) string { return "https://" + net.JoinHostPort(host, strconv.Itoa(apiPort)) }
 
 func (c *Cluster) etcdArgs() []string {
@@ -125,8 +120,12 @@ func (c *Cluster) etcdArgs() []string {
 	}
 }
 
+// kubeletClient is the name of the certificate by which the API server calls
+// kubelets.
+const kubeletClient = "kubelet-client"
+
 func (c *Cluster) apiServerArgs(advertise string) []string {
-	return []string{
+	args := []string{
 		"--etcd-servers=http://127.0.0.1:2379",
 		"--bind-address=0.0.0.0",
 		"--secure-port=" + strconv.Itoa(apiPort),
@@ -138,32 +137,67 @@ func (c *Cluster) apiServerArgs(advertise string) []string {
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + c.pki.path("service-accounts.crt"),
 		"--service-account-signing-key-file=" + c.pki.path("service-accounts.key"),
-		"--service-cluster-ip-range=" + serviceCIDR,
-		"--authorization-mode=RBAC",
+		"--service-cluster-ip-range=" + serviceCIDR + "," + serviceCIDR6,
 		"--allow-privileged",
+	}
+	if c.options.RealNodes {
+		return append(args,
+			"--authorization-mode=Node,RBAC",
+			"--enable-admission-plugins=NodeRestriction",
+			"--kubelet-client-certificate="+c.pki.path(kubeletClient+".crt"),
+			"--kubelet-client-key="+c.pki.path(kubeletClient+".key"),
+			// The names of nodes do not resolve here.
+			"--kubelet-preferred-address-types=InternalIP",
+		)
+	}
+	return append(args,
+		"--authorization-mode=RBAC",
 		// Pods here carry no token, and no controller takes the taint of a new
 		// node away.
 		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
-	}
+	)
 }
 
 func (c *Cluster) managerArgs(kubeconfig string) []string {
-	return []string{
-		"--kubeconfig=" + kubeconfig,
-		"--controllers=" + controllers,
+	args := []string{"--controllers=" + controllers}
+	if c.options.RealNodes {
+		args = []string{
+			"--controllers=*",
+			"--allocate-node-cidrs",
+			"--cluster-cidr=" + PodRanges,
+			"--service-cluster-ip-range=" + serviceCIDR + "," + serviceCIDR6,
+		}
+	}
+	return append(args,
+		"--kubeconfig="+kubeconfig,
 		"--leader-elect=false",
 		"--use-service-account-credentials",
-		"--service-account-private-key-file=" + c.pki.path("service-accounts.key"),
-		"--root-ca-file=" + c.pki.path("ca.crt"),
-		"--cert-dir=" + c.pki.dir,
+		"--service-account-private-key-file="+c.pki.path("service-accounts.key"),
+		"--root-ca-file="+c.pki.path("ca.crt"),
+		"--cert-dir="+c.pki.dir,
 		"--bind-address=127.0.0.1",
 		"--kube-api-qps=500",
 		"--kube-api-burst=1000",
+	)
+}
+
+func (c *Cluster) schedulerArgs(kubeconfig string) []string {
+	return []string{
+		"--kubeconfig=" + kubeconfig,
+		"--authentication-kubeconfig=" + kubeconfig,
+		"--authorization-kubeconfig=" + kubeconfig,
+		"--leader-elect=false",
+		"--cert-dir=" + c.pki.dir,
+		"--bind-address=127.0.0.1",
 	}
 }
 
+// CAFile is the path of the certificate of the cluster's authority, which signs
+// the API server's certificate and those of its clients.
+func (c *Cluster) CAFile() string { return c.pki.path("ca.crt") }
+
 // waitReady waits until the API server is ready to serve.
-func (c *Cluster) waitReady(ctx context.Context, processes map[binaries.Program]*Process) error {
+func (c *Cluster) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	httpClient, err := rest.HTTPClientFor(c.config)
@@ -171,7 +205,7 @@ func (c *Cluster) waitReady(ctx context.Context, processes map[binaries.Program]
 		return err
 	}
 	for {
-		for _, proc := range processes {
+		for _, proc := range c.running() {
 			if err := proc.ended(); err != nil {
 				return err
 			}
@@ -181,7 +215,7 @@ func (c *Cluster) waitReady(ctx context.Context, processes map[binaries.Program]
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("the API server is not ready: %w; %s", ctx.Err(), processes[binaries.APIServer].Tail())
+			return fmt.Errorf("the API server is not ready: %w; %s", ctx.Err(), c.running()[binaries.APIServer].Tail())
 		case <-time.After(100 * time.Millisecond):
 		}
 	}

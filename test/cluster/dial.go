@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // How a connection can fail. Dial and Ask wrap one of these where they know.
@@ -44,6 +46,9 @@ func (a Answer) String() string { return fmt.Sprintf("%s, which saw %s", a.Serve
 type Conn struct {
 	conn   net.Conn
 	reader *bufio.Reader
+	// open is how many questions have no answer so far. Datagrams may get lost,
+	// and asking again makes it two.
+	open int
 }
 
 // Dial connects from the place to address ("IP:port") over network ("tcp" or
@@ -121,16 +126,100 @@ func (c *Conn) ask(until time.Time) (Answer, error) {
 	if _, err := c.conn.Write([]byte("?\n")); err != nil {
 		return Answer{}, classify(err)
 	}
+	c.open++
 	line, err := c.reader.ReadString('\n')
 	if err != nil {
 		return Answer{}, classify(err)
 	}
+	c.open--
 	server, client, _ := strings.Cut(strings.TrimSpace(line), " ")
 	addr, err := netip.ParseAddrPort(client)
 	if err != nil {
 		return Answer{}, fmt.Errorf("the server says %q: %w", line, err)
 	}
 	return Answer{Server: server, Client: netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())}, nil
+}
+
+// Repeats returns how often TCP had to send something again on this connection.
+// Right after Connect it tells whether first packets got lost, to rules that
+// drop or to no rules at all: that costs a second, and is no failure by itself.
+func (c *Conn) Repeats() (int, error) {
+	tcp, ok := c.conn.(*net.TCPConn)
+	if !ok {
+		return 0, errors.New("only TCP repeats")
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var info *unix.TCPInfo
+	var infoErr error
+	err = raw.Control(func(fd uintptr) {
+		info, infoErr = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	})
+	if err := errors.Join(err, infoErr); err != nil {
+		return 0, fmt.Errorf("asking the kernel about a connection: %w", err)
+	}
+	return int(info.Total_retrans), nil
+}
+
+// FirstArrived returns an error if TCP had to send first packets again, as where
+// the rules drop them. Right after Connect, and of TCP alone.
+func (c *Conn) FirstArrived() error {
+	repeats, err := c.Repeats()
+	if err == nil && repeats > 0 {
+		err = errors.New("its first packet was lost")
+	}
+	return err
+}
+
+// Hold asks every so often, with that much patience for each answer, until ctx is
+// done or an answer is wrong: the connection must not break, and not move to
+// another server. It calls told for each question with the time it was asked.
+func (c *Conn) Hold(ctx context.Context, every, patience time.Duration, told func(asked time.Time, err error)) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	var first *Answer
+	for {
+		asked := time.Now()
+		// What has been asked is waited for after the end.
+		asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		answer, err := c.Ask(asking)
+		cancel()
+		if err == nil && first != nil && answer != *first {
+			err = fmt.Errorf("answered by %s, before by %s", answer, *first)
+		}
+		told(asked, err)
+		if err != nil {
+			return
+		}
+		first = &answer
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// Lost returns how many datagrams of Ask have got no answer, after waiting some
+// time for late ones. Ask repeats what has no answer in time: that costs a second,
+// and is no failure by itself.
+func (c *Conn) Lost(wait time.Duration) (int, error) {
+	if err := c.conn.SetDeadline(time.Now().Add(wait)); err != nil {
+		return 0, err
+	}
+	for c.open > 0 {
+		_, err := c.reader.ReadString('\n')
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		}
+		if err != nil {
+			return 0, classify(err)
+		}
+		c.open--
+	}
+	return c.open, nil
 }
 
 // Close closes the connection.

@@ -29,7 +29,7 @@ func TestServicesByKubeProxy(t *testing.T) {
 	for _, node := range c.Nodes() {
 		_, err := node.Start(cluster.Command{Path: filepath.Join(assets, "kube-proxy"), Args: []string{
 			"--kubeconfig", kubeconfig, "--hostname-override", node.Name(), "--proxy-mode", "iptables",
-			"--cluster-cidr", "10.244.0.0/16", "--conntrack-max-per-core", "0",
+			"--cluster-cidr", cluster.PodRanges, "--conntrack-max-per-core", "0",
 		}})
 		g.Expect(err).NotTo(HaveOccurred())
 	}
@@ -46,11 +46,14 @@ func TestServicesByKubeProxy(t *testing.T) {
 				{Name: "tcp", Port: 80, NodePort: 30080, TargetPort: intstr.FromInt32(8080)},
 				{Name: "udp", Port: 80, NodePort: 30080, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolUDP},
 			},
-			ExternalIPs: []string{"198.51.100.20"},
+			ExternalIPs:    []string{"198.51.100.20", "2001:db8::20"},
+			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack),
 		},
 	}
 	g.Expect(c.Client().Create(ctx, service)).To(Succeed())
 	g.Expect(c.RouteFromOutside("198.51.100.20", c.Node(1))).To(Succeed())
+	g.Expect(c.RouteFromOutside("2001:db8::20", c.Node(1))).To(Succeed())
+	ip6 := service.Spec.ClusterIPs[1]
 
 	for name, tc := range map[string]struct {
 		from    *cluster.Place
@@ -63,6 +66,10 @@ func TestServicesByKubeProxy(t *testing.T) {
 		"outside to a node without endpoints": {c.Outside(), c.Node(1).AddressPort(30080), c.Node(1).Address()},
 		"outside to a node with endpoints":    {c.Outside(), c.Node(0).AddressPort(30080), "10.244.1.1"},
 		"outside to an external address":      {c.Outside(), "198.51.100.20:80", c.Node(1).Address()},
+		"IPv6, pod to ClusterIP":              {b.Place, "[" + ip6 + "]:80", b.IP6()},
+		"IPv6, pod to itself by ClusterIP":    {a.Place, "[" + ip6 + "]:80", "fd00:10:244:1::1"},
+		"IPv6, outside to a node":             {c.Outside(), c.Node(1).AddressPort6(30080), c.Node(1).Address6()},
+		"IPv6, outside to an external one":    {c.Outside(), "[2001:db8::20]:80", c.Node(1).Address6()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,7 +12,7 @@ import (
 )
 
 // Leftovers lists what exists on this machine of the cluster with the given
-// number: links, network namespaces, files and processes. After Stop or Clean
+// number: links, network namespaces, control groups, mounts, files and processes. After Stop or Clean
 // that is nothing. It goes by the kernel's own lists, not by what the package
 // remembers.
 func Leftovers(number int) ([]string, error) {
@@ -26,12 +27,22 @@ func Leftovers(number int) ([]string, error) {
 			left = append(left, "link "+l.Attrs().Name)
 		}
 	}
-	for _, pattern := range []string{filepath.Join(netnsRoot, s.prefix()+"*"), s.dir(), s.lockPath()} {
+	patterns := append(cgroupPatterns(s.cgroup()), filepath.Join(netnsRoot, s.prefix()+"*"), s.dir(), s.disks(), s.lockPath())
+	for _, pattern := range patterns {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			return nil, err
 		}
 		left = append(left, paths...)
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return nil, fmt.Errorf("listing mounts: %w", err)
+	}
+	for mount := range strings.Lines(string(mounts)) {
+		if strings.Contains(mount, s.dir()+"/") || strings.Contains(mount, s.disks()+"/") {
+			left = append(left, "mount "+mount)
+		}
 	}
 	// All programs of a cluster have a path in its folder among their
 	// arguments.
@@ -50,4 +61,16 @@ func Leftovers(number int) ([]string, error) {
 		}
 	}
 	return left, nil
+}
+
+// StopAndLook stops the cluster. The error also names everything that is left of it.
+func (c *Cluster) StopAndLook() error {
+	number := c.Number()
+	errs := []error{c.Stop()}
+	left, err := Leftovers(number)
+	errs = append(errs, err)
+	for _, thing := range left {
+		errs = append(errs, fmt.Errorf("left behind: %s", thing))
+	}
+	return errors.Join(errs...)
 }

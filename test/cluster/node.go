@@ -21,34 +21,56 @@ const maxNodes = 180
 // bridge for the node's pods.
 type Node struct {
 	*Place
-	number  int
-	address netip.Addr
-	pods    netip.Prefix
+	number   int
+	address  netip.Addr
+	address6 netip.Addr
+	pods     netip.Prefix
+	pods6    netip.Prefix
 
-	mu   sync.Mutex // guards used
-	used map[netip.Addr]bool
+	mu      sync.Mutex // guards the following
+	used    map[netip.Addr]bool
+	running []*Pod
 }
 
 // Address returns the node's address.
 func (n *Node) Address() string { return n.address.String() }
+
+// Address6 returns the node's IPv6 address.
+func (n *Node) Address6() string { return n.address6.String() }
 
 // AddressPort returns the node's address with a port, for Dial.
 func (n *Node) AddressPort(port int) string {
 	return netip.AddrPortFrom(n.address, uint16(port)).String() //nolint:gosec // ports fit
 }
 
+// AddressPort6 returns the node's IPv6 address with a port, for Dial.
+func (n *Node) AddressPort6(port int) string {
+	return netip.AddrPortFrom(n.address6, uint16(port)).String() //nolint:gosec // ports fit
+}
+
 // PodCIDR returns the range of the node's pods.
 func (n *Node) PodCIDR() string { return n.pods.String() }
 
+// PodCIDR6 returns the IPv6 range of the node's pods.
+func (n *Node) PodCIDR6() string { return n.pods6.String() }
+
 // AddNode adds a node to the cluster.
 func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
+	if c.options.RealNodes {
+		return nil, errors.New("the nodes of this cluster have kubelets; add them by package kubelets")
+	}
 	c.adding.Lock()
 	defer c.adding.Unlock()
 	number := len(c.Nodes()) + 1
 	if number > maxNodes {
 		return nil, fmt.Errorf("a cluster has %d nodes at most", maxNodes)
 	}
-	n := &Node{number: number, address: nodeAddress(number), pods: podRange(number), used: map[netip.Addr]bool{}}
+	n := &Node{
+		number:  number,
+		address: nodeAddress(number), address6: nodeAddress6(number),
+		pods: podRange(number), pods6: podRange6(number),
+		used: map[netip.Addr]bool{},
+	}
 	name := fmt.Sprintf("node-%d", number)
 	var err error
 	if n.Place, err = c.newPlace(name, name); err != nil {
@@ -67,21 +89,18 @@ func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
 // routes between its pods and those of the other nodes.
 func (n *Node) buildNetwork() error {
 	c := n.cluster
-	if err := c.joinWire(n.Place, netip.PrefixFrom(n.address, 24).String()); err != nil {
+	if err := c.joinWire(n.Place, netip.PrefixFrom(n.address, 24).String(), netip.PrefixFrom(n.address6, 64).String()); err != nil {
 		return err
 	}
 	err := n.links(func(h *netlink.Handle) error {
-		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: podBridge}}
-		if err := h.LinkAdd(bridge); err != nil {
-			return fmt.Errorf("creating bridge %s: %w", podBridge, err)
-		}
-		return errors.Join(addAddress(h, podBridge, netip.PrefixFrom(n.gateway(), 24).String()), setUp(h, podBridge))
+		return addBridge(h, podBridge, netip.PrefixFrom(n.gateway(), 24).String(), netip.PrefixFrom(n.gateway6(), 64).String())
 	})
 	if err != nil {
 		return err
 	}
 	err = n.setSysctls(map[string]string{
 		"net/ipv4/ip_forward":                            "1",
+		"net/ipv6/conf/all/forwarding":                   "1",
 		"net/ipv4/conf/all/rp_filter":                    "0",
 		"net/ipv4/conf/eth0/rp_filter":                   "0",
 		"net/ipv4/conf/" + podBridge + "/rp_filter":      "0",
@@ -97,6 +116,9 @@ func (n *Node) buildNetwork() error {
 		return err
 	}
 	for _, other := range c.Nodes() {
+		if other == n { // a reboot
+			continue
+		}
 		if err := errors.Join(n.routeTo(other), other.routeTo(n)); err != nil {
 			return err
 		}
@@ -107,11 +129,12 @@ func (n *Node) buildNetwork() error {
 // gateway is the node's address on the bridge of its pods.
 func (n *Node) gateway() netip.Addr { return n.pods.Addr().Next() }
 
+// gateway6 is the node's IPv6 address there.
+func (n *Node) gateway6() netip.Addr { return n.pods6.Addr().Next() }
+
 // routeTo sends what is for a node's pods to that node.
 func (p *Place) routeTo(n *Node) error {
-	return p.links(func(h *netlink.Handle) error {
-		return addRoute(h, &netlink.Route{Dst: toNet(n.pods), Gw: n.address.AsSlice()})
-	})
+	return errors.Join(p.RouteTo(n.pods, n.address), p.RouteTo(n.pods6, n.address6))
 }
 
 // Register creates the Node object, as a kubelet does when it starts. AddNode
@@ -123,7 +146,7 @@ func (n *Node) Register(ctx context.Context) error {
 	}
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: labels},
-		Spec:       corev1.NodeSpec{PodCIDR: n.PodCIDR(), PodCIDRs: []string{n.PodCIDR()}},
+		Spec:       corev1.NodeSpec{PodCIDR: n.PodCIDR(), PodCIDRs: []string{n.PodCIDR(), n.PodCIDR6()}},
 	}
 	if err := n.cluster.client.Create(ctx, node); err != nil {
 		return fmt.Errorf("registering node %s: %w", n.name, err)
@@ -132,6 +155,7 @@ func (n *Node) Register(ctx context.Context) error {
 	now := metav1.Now()
 	node.Status.Addresses = []corev1.NodeAddress{
 		{Type: corev1.NodeInternalIP, Address: n.Address()},
+		{Type: corev1.NodeInternalIP, Address: n.Address6()},
 		{Type: corev1.NodeHostName, Address: n.name},
 	}
 	node.Status.Conditions = []corev1.NodeCondition{{

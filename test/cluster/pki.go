@@ -96,13 +96,18 @@ func writePEM(path, kind string, content []byte) error {
 	return os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: content}), 0o600)
 }
 
-// kubeconfig writes the access of a user to server and returns its path.
-func (p *pki) kubeconfig(name, server, user string, groups ...string) (string, error) {
-	template := &x509.Certificate{
+// client makes a key and a certificate for a client of the API server or of
+// kubelets.
+func (p *pki) client(name, user string, groups ...string) error {
+	return p.create(name, &x509.Certificate{
 		Subject:     pkix.Name{CommonName: user, Organization: groups},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	if err := p.create("client-"+name, template); err != nil {
+	})
+}
+
+// kubeconfig writes the access of a user to server and returns its path.
+func (p *pki) kubeconfig(name, server, user string, groups ...string) (string, error) {
+	if err := p.client("client-"+name, user, groups...); err != nil {
 		return "", err
 	}
 	config := clientcmdapi.NewConfig()

@@ -35,6 +35,13 @@ func (s *space) use(f func(ns netns.NsHandle) error) error {
 	return f(s.handle)
 }
 
+// open takes the handle of a namespace, in the place of one that is closed.
+func (s *space) open(handle netns.NsHandle) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.handle = handle
+}
+
 // close gives the handle back; a handle keeps the kernel from freeing the
 // namespace.
 func (s *space) close() {
@@ -123,7 +130,23 @@ func (c *Cluster) newPlace(name, suffix string) (*Place, error) {
 	if err != nil {
 		return nil, fmt.Errorf("creating network namespace %s: %w", p.netns, err)
 	}
+	if err := p.setSysctls(ipv6Sysctls); err != nil {
+		return nil, err
+	}
 	return p, p.links(func(h *netlink.Handle) error { return setUp(h, "lo") })
+}
+
+// ipv6Sysctls hold for all links that a place gets. Some container runtimes
+// switch IPv6 off in the namespace that new ones are modelled on. Addresses and
+// routes come from us alone, and at once.
+var ipv6Sysctls = map[string]string{
+	"net/ipv6/conf/all/disable_ipv6":             "0",
+	"net/ipv6/conf/default/disable_ipv6":         "0",
+	"net/ipv6/conf/lo/disable_ipv6":              "0",
+	"net/ipv6/conf/default/accept_dad":           "0",
+	"net/ipv6/conf/default/accept_ra":            "0",
+	"net/ipv6/conf/default/accept_redirects":     "0",
+	"net/ipv6/conf/default/router_solicitations": "0",
 }
 
 // links calls f with a netlink handle of the place.
@@ -147,4 +170,31 @@ func (p *Place) links(f func(h *netlink.Handle) error) error {
 func (p *Place) close() error {
 	p.space.close()
 	return deleteNamespace(p.netns)
+}
+
+// PlaceOf returns the network namespace of a process, such as one of a real pod,
+// as a place. Release gives it back.
+func (c *Cluster) PlaceOf(name string, pid int) (*Place, error) {
+	p := &Place{name: name, netns: fmt.Sprintf("that of process %d", pid), cluster: c, space: &space{handle: netns.None()}}
+	err := c.make(func() (err error) {
+		p.space.handle, err = netns.GetFromPid(pid)
+		if err != nil {
+			return err
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.places = append(c.places, p)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("opening the network namespace of %s, process %d: %w", name, pid, err)
+	}
+	return p, nil
+}
+
+// Release gives back a place that PlaceOf has returned, which keeps the kernel
+// from freeing the namespace.
+func (p *Place) Release() {
+	p.cluster.forget(p)
+	p.space.close()
 }

@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
@@ -36,7 +34,9 @@ type PodSpec struct {
 	Labels    map[string]string
 	// Ports are TCP and UDP on 8080 when empty.
 	Ports []Port
-	// Address is the pod's, the lowest free one of the node when empty.
+	// Address is the pod's IPv4 address, the lowest free one of the node when
+	// empty. The IPv6 address follows from it: 10.244.1.7 goes with
+	// fd00:10:244:1::7.
 	Address string
 	// HostNetwork runs the pod in the node's own network namespace.
 	HostNetwork bool
@@ -48,10 +48,11 @@ type PodSpec struct {
 // echo server.
 type Pod struct {
 	*Place
-	spec    PodSpec
-	node    *Node
-	address netip.Addr
-	server  *Process
+	spec     PodSpec
+	node     *Node
+	address  netip.Addr
+	address6 netip.Addr
+	server   *Process
 }
 
 // IP returns the pod's address.
@@ -60,6 +61,14 @@ func (p *Pod) IP() string { return p.address.String() }
 // Address returns the pod's address with a port, for Dial.
 func (p *Pod) Address(port int) string {
 	return netip.AddrPortFrom(p.address, uint16(port)).String() //nolint:gosec // ports fit
+}
+
+// IP6 returns the pod's IPv6 address.
+func (p *Pod) IP6() string { return p.address6.String() }
+
+// Address6 returns the pod's IPv6 address with a port, for Dial.
+func (p *Pod) Address6(port int) string {
+	return netip.AddrPortFrom(p.address6, uint16(port)).String() //nolint:gosec // ports fit
 }
 
 // Node returns the node that the pod runs on.
@@ -78,6 +87,7 @@ func (n *Node) RunPod(ctx context.Context, spec PodSpec) (*Pod, error) {
 	if err := n.run(ctx, pod); err != nil {
 		return nil, errors.Join(fmt.Errorf("running pod %s on %s: %w", spec.Name, n.name, err), pod.tearDown())
 	}
+	n.note(pod)
 	return pod, nil
 }
 
@@ -96,14 +106,14 @@ func (n *Node) run(ctx context.Context, pod *Pod) error {
 }
 
 // buildPodNetwork makes the pod's namespace. Its only neighbour is the node, as
-// with /32 addresses all traffic passes the node's rules, also between two pods
+// with /32 and /128 addresses all traffic passes the node's rules, also between two pods
 // of one node and without the bridge handing packets to iptables.
 func (n *Node) buildPodNetwork(pod *Pod) error {
 	c := n.cluster
 	if pod.spec.HostNetwork {
 		place := *n.Place
 		place.name = pod.spec.Name
-		pod.Place, pod.address = &place, n.address
+		pod.Place, pod.address, pod.address6 = &place, n.address, n.address6
 		return nil
 	}
 	address, err := n.takeAddress(pod.spec.Address)
@@ -115,6 +125,7 @@ func (n *Node) buildPodNetwork(pod *Pod) error {
 		return err
 	}
 	last := pod.address.As4()[3]
+	pod.address6 = numbered6(n.pods6.Addr().As16(), int(last))
 	if err := c.connect(n.Place, "veth"+strconv.Itoa(int(last)), podBridge, pod.Place, "eth0"); err != nil {
 		return err
 	}
@@ -125,18 +136,18 @@ func (n *Node) buildPodNetwork(pod *Pod) error {
 		}
 		// The link address follows from the IP address, so that the node finds
 		// the next pod with this IP address at once.
-		ip := pod.address.As4()
 		err = errors.Join(
-			h.LinkSetHardwareAddr(link, net.HardwareAddr{0x0a, 0x58, ip[0], ip[1], ip[2], ip[3]}),
+			h.LinkSetHardwareAddr(link, linkAddress(pod.address.As4())),
 			addAddress(h, "eth0", pod.address.String()+"/32"),
+			addAddress(h, "eth0", pod.address6.String()+"/128"),
 			setUp(h, "eth0"))
-		if err != nil {
-			return err
+		for _, gateway := range []netip.Addr{n.gateway(), n.gateway6()} {
+			only := toNet(netip.PrefixFrom(gateway, gateway.BitLen()))
+			err = errors.Join(err,
+				addRoute(h, &netlink.Route{LinkIndex: link.Attrs().Index, Dst: only, Scope: netlink.SCOPE_LINK}),
+				addRoute(h, &netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway.AsSlice()}))
 		}
-		gateway := n.gateway()
-		return errors.Join(
-			addRoute(h, &netlink.Route{LinkIndex: link.Attrs().Index, Dst: toNet(netip.PrefixFrom(gateway, 32)), Scope: netlink.SCOPE_LINK}),
-			addRoute(h, &netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway.AsSlice()}))
+		return err
 	})
 }
 
@@ -144,34 +155,15 @@ func (n *Node) buildPodNetwork(pod *Pod) error {
 func (p *Pod) startServer(ctx context.Context) error {
 	args := []string{"-name", p.spec.Name}
 	for _, port := range p.spec.Ports {
-		args = append(args, p.Address(port.Number)+"/"+strings.ToLower(string(port.protocol())))
+		protocol := "/" + strings.ToLower(string(port.protocol()))
+		args = append(args, p.Address(port.Number)+protocol, p.Address6(port.Number)+protocol)
 	}
 	server, err := p.Start(Command{Name: "echo-" + p.spec.Namespace, Path: p.cluster.echo, Args: args})
 	if err != nil {
 		return err
 	}
 	p.server = server
-	deadline := time.Now().Add(20 * time.Second)
-	for {
-		if err := server.ended(); err != nil {
-			return err
-		}
-		text, err := os.ReadFile(server.Log())
-		if err != nil {
-			return err
-		}
-		if strings.Contains(string(text), "ready\n") {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("the echo server does not start; %s", server.Tail())
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(2 * time.Millisecond):
-		}
-	}
+	return server.saysReady(ctx)
 }
 
 func (p Port) protocol() corev1.Protocol {
@@ -223,9 +215,9 @@ func (p *Pod) writeStatus(ctx context.Context, object *corev1.Pod, ready bool) e
 	}
 	object.Status.Phase = corev1.PodRunning
 	object.Status.PodIP = p.IP()
-	object.Status.PodIPs = []corev1.PodIP{{IP: p.IP()}}
+	object.Status.PodIPs = []corev1.PodIP{{IP: p.IP()}, {IP: p.IP6()}}
 	object.Status.HostIP = p.node.Address()
-	object.Status.HostIPs = []corev1.HostIP{{IP: p.node.Address()}}
+	object.Status.HostIPs = []corev1.HostIP{{IP: p.node.Address()}, {IP: p.node.Address6()}}
 	object.Status.Conditions = nil
 	for _, c := range []struct {
 		kind   corev1.PodConditionType
@@ -279,6 +271,7 @@ func (p *Pod) deleteObject(ctx context.Context, graceSeconds int64) error {
 
 // tearDown ends the echo server and removes the namespace and the log.
 func (p *Pod) tearDown() error {
+	p.node.unnote(p)
 	var errs []error
 	if p.server != nil {
 		errs = append(errs, p.server.Kill(), os.Remove(p.server.Log()))

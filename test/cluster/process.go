@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,15 +30,38 @@ type Command struct {
 type Process struct {
 	name string
 	log  string
-	cmd  *exec.Cmd
-	done chan struct{}
-	err  error // of Wait, once done is closed
+	// begin is where the process's own output begins in the file, which it may
+	// share with those that had its name before.
+	begin int64
+	cmd   *exec.Cmd
+	done  chan struct{}
+	err   error // of Wait, once done is closed
 }
 
 // Start runs a program inside the place's network namespace, with its output
 // going to a file. Unlike `ip netns exec` it leaves /sys as it is. The program
 // ends with the cluster at the latest.
 func (p *Place) Start(command Command) (*Process, error) {
+	return p.launch(command, p.attributes(), p.onStarter)
+}
+
+// onStarter calls f inside the place, on the cluster's starter.
+func (p *Place) onStarter(f func() error) error {
+	return p.cluster.starter.do(func() error { return p.visit(f) })
+}
+
+// attributes are those of a process that ends with this one if it is to.
+func (p *Place) attributes() *syscall.SysProcAttr {
+	attributes := &syscall.SysProcAttr{}
+	if !p.cluster.options.Keep {
+		attributes.Pdeathsig = syscall.SIGKILL
+	}
+	return attributes
+}
+
+// launch starts a program. The process belongs where inside calls the function
+// it is given.
+func (p *Place) launch(command Command, attributes *syscall.SysProcAttr, inside func(func() error) error) (*Process, error) {
 	if command.Name == "" {
 		command.Name = filepath.Base(command.Path)
 	}
@@ -47,22 +71,22 @@ func (p *Place) Start(command Command) (*Process, error) {
 		return nil, fmt.Errorf("starting %s at %s: %w", command.Name, p.name, err)
 	}
 	defer logFile.Close()
+	begin, err := logFile.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, fmt.Errorf("starting %s at %s: %w", command.Name, p.name, err)
+	}
 
 	cmd := exec.Command(command.Path, command.Args...)
 	cmd.Env = append(os.Environ(), append(noProxy(), command.Env...)...)
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	// A group of its own, so that Ctrl-C reaches only us, and we end it in order.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if !p.cluster.options.Keep {
-		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	}
-	err = p.cluster.make(func() error {
-		return p.cluster.starter.do(func() error { return p.visit(cmd.Start) })
-	})
+	attributes.Setpgid = true
+	cmd.SysProcAttr = attributes
+	err = p.cluster.make(func() error { return inside(cmd.Start) })
 	if err != nil {
 		return nil, fmt.Errorf("starting %s at %s: %w", command.Name, p.name, err)
 	}
-	proc := &Process{name: command.Name + " at " + p.name, log: logPath, cmd: cmd, done: make(chan struct{})}
+	proc := &Process{name: command.Name + " at " + p.name, log: logPath, begin: begin, cmd: cmd, done: make(chan struct{})}
 	go func() {
 		proc.err = cmd.Wait()
 		close(proc.done)
@@ -73,15 +97,19 @@ func (p *Place) Start(command Command) (*Process, error) {
 // Exec runs a program inside the place's network namespace and returns what it
 // writes. When the program fails, the error carries its standard error.
 func (p *Place) Exec(ctx context.Context, name string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, name, args...)
+	return p.execute(exec.CommandContext(ctx, name, args...), p.Do)
+}
+
+// execute runs a program to its end, where inside calls the function it is given.
+func (p *Place) execute(cmd *exec.Cmd, inside func(func() error) error) (string, error) {
 	cmd.Env = append(os.Environ(), noProxy()...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := p.cluster.make(func() error { return p.Do(cmd.Start) }); err != nil {
-		return "", fmt.Errorf("running %s at %s: %w", name, p.name, err)
+	if err := p.cluster.make(func() error { return inside(cmd.Start) }); err != nil {
+		return "", fmt.Errorf("running %s at %s: %w", cmd.Path, p.name, err)
 	}
 	if err := cmd.Wait(); err != nil {
-		return stdout.String(), fmt.Errorf("running %s %s at %s: %w: %s", name, strings.Join(args, " "), p.name, err, strings.TrimSpace(stderr.String()))
+		return stdout.String(), fmt.Errorf("running %s at %s: %w: %s", strings.Join(cmd.Args, " "), p.name, err, strings.TrimSpace(stderr.String()))
 	}
 	return stdout.String(), nil
 }
@@ -135,6 +163,29 @@ func (p *Process) Tail() string {
 	return "the end of its log:\n  " + strings.Join(lines[max(0, len(lines)-10):], "\n  ")
 }
 
+// saysReady waits until the process has written the line "ready".
+func (p *Process) saysReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	for {
+		if err := p.ended(); err != nil {
+			return err
+		}
+		text, err := os.ReadFile(p.log)
+		if err != nil {
+			return err
+		}
+		if int64(len(text)) > p.begin && bytes.Contains(text[p.begin:], []byte("ready\n")) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not get ready: %w; %s", p.name, ctx.Err(), p.Tail())
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
+
 // ended returns an error when the process is not running any more.
 func (p *Process) ended() error {
 	select {
@@ -151,7 +202,7 @@ func (p *Process) ended() error {
 // noProxy keeps programs from asking a web proxy for addresses that exist only
 // inside this machine.
 func noProxy() []string {
-	const ours = "127.0.0.1,172.20.0.0/24,198.18.0.0/16," + serviceCIDR
+	const ours = "127.0.0.1,172.20.0.0/24,198.18.0.0/16,fd00:172:20::/64," + serviceCIDR + "," + serviceCIDR6
 	return []string{"NO_PROXY=" + ours, "no_proxy=" + ours}
 }
 
@@ -164,13 +215,29 @@ type starter struct {
 
 func newStarter() *starter {
 	s := &starter{jobs: make(chan func())}
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the loop
-		for job := range s.jobs {
-			job()
-		}
-	}()
+	ready := make(chan struct{})
+	go s.run(ready)
+	<-ready
 	return s
+}
+
+// run does the jobs and closes ready when it has a thread for them.
+func (s *starter) run(ready chan<- struct{}) {
+	runtime.LockOSThread()
+	if syscall.Gettid() == os.Getpid() {
+		// Go never ends the first thread of a process. While we hold it, another
+		// goroutine gets another one.
+		defer runtime.UnlockOSThread()
+		other := make(chan struct{})
+		go s.run(other)
+		<-other
+		close(ready)
+		return
+	}
+	close(ready)
+	for job := range s.jobs { // the thread is never unlocked: it ends with the loop
+		job()
+	}
 }
 
 // do calls f on the starter's thread.

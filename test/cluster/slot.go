@@ -22,6 +22,8 @@ const (
 	// for all processes of the machine, as the names of namespaces are.
 	stateRoot = "/run/nodeproxy-test"
 	netnsRoot = "/run/netns"
+	// diskRoot holds the disks of machines, which may be larger than /run.
+	diskRoot = "/var/lib/nodeproxy-test"
 
 	maxClusters = 100
 	keptFile    = "kept"
@@ -40,6 +42,13 @@ func (s slot) prefix() string { return fmt.Sprintf("np%d-", s.number) }
 
 // dir is the slot's folder for keys, logs and etcd's data.
 func (s slot) dir() string { return filepath.Join(stateRoot, strconv.Itoa(s.number)) }
+
+// disks is the slot's folder for the disks of its machines.
+func (s slot) disks() string { return filepath.Join(diskRoot, strconv.Itoa(s.number)) }
+
+// cgroup is the name of the control group, at the root of each hierarchy, below
+// which the containers of the slot's machines are.
+func (s slot) cgroup() string { return fmt.Sprintf("nodeproxy-test-%d", s.number) }
 
 func (s slot) lockPath() string { return s.dir() + ".lock" }
 
@@ -163,6 +172,22 @@ func Clean(ctx context.Context, out io.Writer, numbers ...int) error {
 	return err
 }
 
+// NumbersWithMachines returns the numbers of all clusters on this host that have
+// machines with disks.
+func NumbersWithMachines() ([]int, error) {
+	entries, err := os.ReadDir(diskRoot)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("looking for local clusters: %w", err)
+	}
+	var numbers []int
+	for _, e := range entries {
+		if n, err := strconv.Atoi(e.Name()); err == nil {
+			numbers = append(numbers, n)
+		}
+	}
+	return numbers, nil
+}
+
 // sweep removes the remains of all slots that nobody holds, or of those given.
 func sweep(ctx context.Context, keptToo bool, out io.Writer, only ...int) (removed int, err error) {
 	numbers, err := usedNumbers()
@@ -206,12 +231,14 @@ func usedNumbers() ([]int, error) {
 			numbers = append(numbers, n)
 		}
 	}
-	states, err := os.ReadDir(stateRoot)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("looking for local clusters: %w", err)
-	}
-	for _, e := range states {
-		add(strings.TrimSuffix(e.Name(), ".lock"))
+	for _, folder := range []string{stateRoot, diskRoot} {
+		entries, err := os.ReadDir(folder)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("looking for local clusters: %w", err)
+		}
+		for _, e := range entries {
+			add(strings.TrimSuffix(e.Name(), ".lock"))
+		}
 	}
 	spaces, err := os.ReadDir(netnsRoot)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -246,10 +273,13 @@ func (s slot) remove(ctx context.Context) error {
 	for _, path := range spaces {
 		errs = append(errs, deleteNamespace(filepath.Base(path)))
 	}
-	errs = append(errs, unshareNamespaces())
-	if err := os.RemoveAll(s.dir()); err != nil {
-		errs = append(errs, fmt.Errorf("removing the cluster's folder: %w", err))
+	errs = append(errs, unshareNamespaces(), removeCgroups(ctx, s.cgroup()))
+	for _, dir := range []string{s.disks(), s.dir()} {
+		if err := os.RemoveAll(dir); err != nil {
+			errs = append(errs, fmt.Errorf("removing the cluster's folder: %w", err))
+		}
 	}
+	_ = os.Remove(diskRoot) // fails while there are other clusters
 	return errors.Join(errs...)
 }
 

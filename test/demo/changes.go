@@ -296,16 +296,6 @@ func (d *demo) restarts(ctx context.Context) error {
 	d.report.check("the agent of node-3 is stopped (SIGTERM), restarted: the same", func() (string, error) {
 		return d.restartAgent(ctx, 2, (*cluster.Process).Stop)
 	})
-	d.report.check("somebody deletes the rules of node-3: they are repaired", func() (string, error) {
-		node := d.cluster.Node(2)
-		if _, err := node.Exec(ctx, "iptables", "-w", "-t", "nat", "-F", "KUBE-SERVICES"); err != nil {
-			return "", err
-		}
-		if err := silent(ctx, d.visitor.Place, "tcp", d.clusterAddress("cluster-ip")); err != nil {
-			return "", fmt.Errorf("the rules were deleted, yet: %w", err)
-		}
-		return "", soon(ctx, d.visitor.Place, "tcp", d.clusterAddress("cluster-ip"))
-	})
 	return nil
 }
 

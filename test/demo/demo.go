@@ -55,6 +55,7 @@ func (d *demo) steps(ctx context.Context) error {
 		d.serviceDeleted,
 		d.rulesObjectsDeleted,
 		d.restarts,
+		d.othersChangeRules,
 		d.showObjects,
 	} {
 		if err := step(ctx); err != nil {

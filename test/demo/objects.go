@@ -21,6 +21,7 @@ func (d *demo) showObjects(ctx context.Context) error {
 	})
 	d.printed(ctx, "nodeproxy", 1, "READY")
 	d.printed(ctx, "nodeproxyrules", len(d.cluster.Nodes()), "PROGRAMMED")
+	d.showTracking(ctx)
 	// The Service of the API server is one of all.
 	d.printed(ctx, "serviceproxyrules", len(d.services), "")
 	return nil

@@ -119,6 +119,33 @@ func (d *demo) everyTypeAnswers(ctx context.Context) error {
 	d.report.check("NodePort: 127.0.0.1:30080 answers on a node, TCP", func() (string, error) {
 		return "", expect(ctx, node, "tcp", "127.0.0.1:30080", "web-1", "web-2", "web-3")
 	})
+	return d.answersIPv6(ctx)
+}
+
+// answersIPv6 checks the addresses of a dual-stack Service that are IPv6.
+func (d *demo) answersIPv6(ctx context.Context) error {
+	clusterIP := d.services["node-port"].Spec.ClusterIPs[1]
+	if err := d.cluster.RouteFromOutside(clusterIP, d.cluster.Node(1)); err != nil {
+		return err
+	}
+	for _, from := range []struct {
+		words string
+		place *cluster.Place
+	}{{"a pod", d.visitor.Place}, {"a node", d.cluster.Node(2).Place}, {"outside", d.cluster.Outside()}} {
+		title := fmt.Sprintf("IPv6: ClusterIP and NodePort answer from %s, TCP and UDP", from.words)
+		d.report.check(title, func() (string, error) {
+			addresses := []string{at(clusterIP, 80)}
+			for _, n := range d.cluster.Nodes() {
+				addresses = append(addresses, n.AddressPort6(30080))
+			}
+			for _, address := range addresses {
+				if err := answers(ctx, from.place, address, "web-1", "web-2", "web-3"); err != nil {
+					return "", err
+				}
+			}
+			return clusterIP, nil
+		})
+	}
 	return nil
 }
 

@@ -1,7 +1,9 @@
 // Package install puts nodeproxy into a local cluster of package test/cluster
 // as its documentation says: the CRDs, the namespace, the generated roles and
 // one NodeProxy, then the controller and the agents as processes that have no
-// other rights than those roles.
+// other rights than those roles. The admission policies are left out: they go by
+// the tokens of pods, and these processes have certificates. test/manifests has
+// their tests.
 package install
 
 import (
@@ -10,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -69,8 +72,8 @@ func (n *Nodeproxy) Prepare(ctx context.Context) error {
 	return n.bind(ctx)
 }
 
-// bind gives each user the generated roles of its name: cluster-wide ones to
-// both, and the controller its lease.
+// bind gives each user the generated roles of its name, in the whole cluster
+// and in the namespace of the leases.
 func (n *Nodeproxy) bind(ctx context.Context) error {
 	for _, name := range []string{controllerUser, agentUser} {
 		err := n.Cluster.Client().Create(ctx, &rbacv1.ClusterRoleBinding{
@@ -82,26 +85,34 @@ func (n *Nodeproxy) bind(ctx context.Context) error {
 			return err
 		}
 	}
-	err := n.Cluster.Client().Create(ctx, &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: controllerUser},
-		Subjects:   []rbacv1.Subject{user(controllerUser)},
-		RoleRef:    rbacv1.RoleRef{Kind: "Role", APIGroup: rbacv1.GroupName, Name: controllerUser},
-	})
-	return client.IgnoreAlreadyExists(err)
+	for _, name := range []string{controllerUser, agentUser} {
+		err := n.Cluster.Client().Create(ctx, &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: name},
+			Subjects:   []rbacv1.Subject{user(name)},
+			RoleRef:    rbacv1.RoleRef{Kind: "Role", APIGroup: rbacv1.GroupName, Name: name},
+		})
+		if client.IgnoreAlreadyExists(err) != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func user(name string) rbacv1.Subject {
 	return rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: name}
 }
 
-// Enable creates the NodeProxy: pods are told by the cluster's pod range.
+// Enable creates the NodeProxy: pods are told by the cluster's pod range. The
+// size of the connection tracking table is the machine's, which nodes that are
+// network namespaces cannot change.
 func (n *Nodeproxy) Enable(ctx context.Context) error {
 	return n.Cluster.Client().Create(ctx, &v1alpha1.NodeProxy{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName},
 		Spec: v1alpha1.NodeProxySpec{Settings: &v1alpha1.ProxySettings{
 			DetectLocal: &v1alpha1.DetectLocalSettings{
-				Mode: v1alpha1.DetectLocalClusterCIDR, ClusterCIDRs: []string{"10.244.0.0/16"},
+				Mode: v1alpha1.DetectLocalClusterCIDR, ClusterCIDRs: strings.Split(cluster.PodRanges, ","),
 			},
+			Conntrack: &v1alpha1.ConntrackSettings{MaxPerCore: new(int32(0))},
 		}},
 	})
 }

@@ -28,9 +28,18 @@ type Fake struct {
 	needsFull   bool
 	doubts      bool
 	warnings    []string
+	rechecks    int
+	audits      int
+	changes     chan struct{}
+	signs       chan dataplane.Change
 }
 
-var _ dataplane.Dataplane = (*Fake)(nil)
+var (
+	_ dataplane.Dataplane = (*Fake)(nil)
+	_ dataplane.Follower  = (*Fake)(nil)
+	_ dataplane.Auditor   = (*Fake)(nil)
+	_ dataplane.Watcher   = (*Fake)(nil)
+)
 
 // NewFake returns a data plane with an empty kernel.
 func NewFake() *Fake {
@@ -39,8 +48,37 @@ func NewFake() *Fake {
 		refuses:   map[dataplane.ServiceName]string{},
 		refused:   map[dataplane.ServiceName]string{},
 		needsFull: true,
+		changes:   make(chan struct{}, 1),
+		signs:     make(chan dataplane.Change, 1),
 	}
 }
+
+// Follow implements dataplane.Follower.
+func (f *Fake) Follow(ctx context.Context, changed func()) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.changes:
+			changed()
+		}
+	}
+}
+
+// Watch implements dataplane.Watcher.
+func (f *Fake) Watch(ctx context.Context, changed func(dataplane.Change)) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case c := <-f.signs:
+			changed(c)
+		}
+	}
+}
+
+// Sign lets those who watch notice a change by somebody else.
+func (f *Fake) Sign(c dataplane.Change) { f.signs <- c }
 
 // Supported implements dataplane.Dataplane.
 func (f *Fake) Supported(context.Context) error {
@@ -65,6 +103,9 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 	}
 	f.needsFull = false
 	f.node = r.Node
+	if r.Recheck {
+		f.rechecks++
+	}
 	result := dataplane.Result{Kind: v1alpha1.SyncPartial}
 	names := maps.Clone(r.Dirty)
 	if r.Full || f.doubts {
@@ -80,6 +121,9 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 		}
 	}
 	for name := range names {
+		if _, keep := r.Keep[name]; keep && r.Services[name] != nil && f.kernel[name] != nil {
+			continue // what is there may be newer
+		}
 		if f.write(name, r.Services[name]) {
 			result.ServicesChanged++
 			f.writes++
@@ -111,26 +155,73 @@ func (f *Fake) write(name dataplane.ServiceName, svc *dataplane.Service) bool {
 func (f *Fake) Verify(_ context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.unsupported != "" {
+		return dataplane.Difference{}, fmt.Errorf("%s: %w", f.unsupported, dataplane.ErrUnsupported)
+	}
 	if f.failure != nil {
 		return dataplane.Difference{}, f.failure
 	}
-	d := dataplane.Difference{}
+	d := dataplane.Difference{Warnings: slices.Clone(f.warnings)}
 	for name, svc := range r.Services {
+		if _, keep := r.Keep[name]; keep && f.kernel[name] != nil {
+			continue
+		}
 		if f.kernel[name] != svc && f.refused[name] == "" {
 			d.Count++
 			d.Examples = append(d.Examples, fmt.Sprintf("Service %s differs", name))
 		}
 	}
+	d.Drifted = d.Count > 0
 	slices.Sort(d.Examples)
 	d.Examples = d.Examples[:min(len(d.Examples), dataplane.MaxExamples)]
 	d.Chains, d.Rules = f.count()
 	return d, nil
 }
 
+// Audit implements dataplane.Auditor.
+func (f *Fake) Audit(_ context.Context, r *dataplane.Ruleset) (dataplane.Audit, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.audits++
+	if f.unsupported != "" {
+		return dataplane.Audit{}, fmt.Errorf("%s: %w", f.unsupported, dataplane.ErrUnsupported)
+	}
+	if f.failure != nil {
+		return dataplane.Audit{}, f.failure
+	}
+	f.needsFull = true // as a data plane that does not know what others write
+	a := dataplane.Audit{Warnings: slices.Clone(f.warnings)}
+	for name, svc := range r.Services {
+		if held := f.kernel[name]; held != svc {
+			text := fmt.Sprintf("Service %s differs", name)
+			a.Findings = append(a.Findings, dataplane.Finding{Service: name, Key: fmt.Sprintf("%s %p %p", name, held, svc), Text: text})
+		}
+	}
+	if r.Prune {
+		for name := range f.kernel {
+			if r.Services[name] == nil {
+				a.Findings = append(a.Findings, dataplane.Finding{Key: name.String(), Text: fmt.Sprintf("Service %s too many", name)})
+			}
+		}
+	}
+	a.Chains, a.Rules = f.count()
+	return a, nil
+}
+
+// Audits counts the comparisons since the start.
+func (f *Fake) Audits() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.audits
+}
+
 // Cleanup implements dataplane.Dataplane.
 func (f *Fake) Cleanup(context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.failure != nil {
+		return f.failure
+	}
 	clear(f.kernel)
 	f.needsFull = true
 	return nil
@@ -179,6 +270,16 @@ func (f *Fake) Writes() int {
 	return f.writes
 }
 
+// ChangeFacts lets facts of the node change by themselves.
+func (f *Fake) ChangeFacts() { f.changes <- struct{}{} }
+
+// Rechecks counts the successful Applies that took up changed facts.
+func (f *Fake) Rechecks() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.rechecks
+}
+
 // Plant puts rules into the kernel that nobody asked for.
 func (f *Fake) Plant(svc *dataplane.Service) {
 	f.mu.Lock()
@@ -201,7 +302,7 @@ func (f *Fake) Doubt() {
 	f.doubts = true
 }
 
-// Fail makes every Apply and Verify fail; nil ends that.
+// Fail makes every Apply, Verify and Cleanup fail; nil ends that.
 func (f *Fake) Fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -216,7 +317,7 @@ func (f *Fake) Lack(what string) {
 	f.needsFull = true
 }
 
-// Warn makes every Apply return these warnings; none ends that.
+// Warn makes every Apply and Verify return these warnings; none ends that.
 func (f *Fake) Warn(warnings ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 
@@ -12,22 +13,56 @@ import (
 // Limits of one call of iptables-restore in the nf_tables variant, where the
 // time of a call grows with the square of what it carries.
 const (
-	batchRules  = 6000
+	batchRules  = 3000
 	batchChains = 2000
+	// largeRules is the same where one call can be made to take less: see
+	// listAll. It bounds the memory of iptables-restore to about 100 MB.
+	largeRules = 60000
 )
 
 // Apply makes the kernel hold r: by the changed Services alone where what the
 // kernel holds is known, else by reading and comparing all of it.
 func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
+	d.beginTally()
+	d.entries.Store(nil) // until it is known again
+	d.audited = nil      // it plans every Service a second time
+	result, err := d.apply(ctx, r)
+	if err == nil {
+		d.settle()
+	}
+	return result, err
+}
+
+// settle notes that what the kernel holds is known.
+func (d *Dataplane) settle() {
+	if d.kernel.legacy() {
+		d.entries.Store(d.expected())
+	}
+	select {
+	case <-d.applied:
+	default:
+		close(d.applied)
+	}
+}
+
+func (d *Dataplane) apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
 	if err := d.kernel.find(ctx); err != nil {
 		return dataplane.Result{}, err
 	}
-	partial := 0
-	if !r.Full && d.held != nil {
+	partial, full := 0, r.Full || d.held == nil
+	if !full && r.Recheck {
+		done, err := d.applyAddresses(ctx, r)
+		if err != nil && !isRefusal(err) {
+			d.held = nil
+			return dataplane.Result{}, err
+		}
+		full = !done
+	}
+	if !full {
 		changed, err := d.applyDirty(ctx, r)
 		switch {
-		case err == nil && !d.touchesRefused(r):
-			return d.result(v1alpha1.SyncPartial, changed), nil
+		case err == nil && !d.touchesUncertain(r):
+			return d.result(r, v1alpha1.SyncPartial, changed), nil
 		case err == nil:
 			partial = changed // the others need not wait for what was refused
 		case !isRefusal(err):
@@ -37,29 +72,96 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		// The kernel may not hold what we think it does: look, then find out
 		// which Service it is that is refused.
 	}
+	var result dataplane.Result
+	err := d.kernel.unwatched(func() (err error) {
+		result, err = d.applyAll(ctx, r, full)
+		return err
+	})
+	result.ServicesChanged += partial
+	return result, err
+}
+
+// applyAll reads the kernel, compares all of it and writes the difference. Asked
+// is false where what somebody else has changed may be why.
+func (d *Dataplane) applyAll(ctx context.Context, r *dataplane.Ruleset, asked bool) (dataplane.Result, error) {
+	d.seen = nil
+	state, err := d.readAgain(ctx)
+	if err != nil {
+		return dataplane.Result{}, d.applyUnread(ctx, r, err)
+	}
+	var found dataplane.Difference
+	if !asked {
+		found = d.undone(r, state)
+	}
 	d.held = nil
-	changed, err := d.applyFull(ctx, r)
+	changed, err := d.applyFull(ctx, r, state)
 	if err != nil {
 		return dataplane.Result{}, err
 	}
-	return d.result(v1alpha1.SyncFull, partial+changed), nil
+	result := d.result(r, v1alpha1.SyncFull, changed)
+	result.Repaired = found
+	return result, nil
 }
 
-func (d *Dataplane) result(kind v1alpha1.SyncKind, changed int) dataplane.Result {
-	refused := make(map[dataplane.ServiceName]string, len(d.refused))
-	for name, r := range d.refused {
-		refused[name] = r.reason
+// readAgain reads the kernel, unless it still holds what the last verification
+// has read.
+func (d *Dataplane) readAgain(ctx context.Context) (*kernelState, error) {
+	spare := d.spare
+	d.spare = nil
+	if spare != nil {
+		if others, known := d.kernel.others(); known && others == spare.others {
+			return spare.state, nil
+		}
 	}
-	return dataplane.Result{
-		Kind: kind, ServicesChanged: changed, Refused: refused, Warnings: slices.Clone(d.warnings),
+	return d.kernel.read(ctx)
+}
+
+// undone says what somebody else has changed of what is held. The dirty Services
+// do not count: they may have been written in part.
+func (d *Dataplane) undone(r *dataplane.Ruleset, state *kernelState) dataplane.Difference {
+	unknown := maps.Clone(d.refused)
+	for name := range r.Dirty {
+		unknown[name] = refusal{}
+	}
+	return difference(d.held, state, &scope{refused: unknown, kept: d.kept})
+}
+
+// applyUnread writes what has changed although the kernel cannot be read, and
+// returns why that is: what the kernel held is known, and Services must not wait
+// until somebody has mended the node.
+func (d *Dataplane) applyUnread(ctx context.Context, r *dataplane.Ruleset, why error) error {
+	if d.held == nil {
+		return why
+	}
+	if _, err := d.applyDirty(ctx, r); err != nil {
+		d.held = nil
+		return errors.Join(why, err)
+	}
+	return why
+}
+
+func (d *Dataplane) result(r *dataplane.Ruleset, kind v1alpha1.SyncKind, changed int) dataplane.Result {
+	refused := make(map[dataplane.ServiceName]string, len(d.refused))
+	for name, why := range d.refused {
+		refused[name] = why.reason
+	}
+	warnings := slices.Clone(d.warnings)
+	if w := d.addressWarning(r); w != "" && len(warnings) < dataplane.MaxExamples {
+		warnings = append(warnings, w)
+	}
+	result := dataplane.Result{
+		Kind: kind, ServicesChanged: changed, Refused: refused, Warnings: warnings,
 		Chains: d.chains, Rules: d.rules,
 	}
+	d.tellTally(&result)
+	return result
 }
 
-// touchesRefused reports whether a refused Service has changed.
-func (d *Dataplane) touchesRefused(r *dataplane.Ruleset) bool {
+// touchesUncertain reports whether a Service has changed of which it is not
+// known what the kernel holds.
+func (d *Dataplane) touchesUncertain(r *dataplane.Ruleset) bool {
 	for name := range r.Dirty {
-		if _, ok := d.refused[name]; ok {
+		if d.uncertain(name) {
 			return true
 		}
 	}
@@ -67,14 +169,14 @@ func (d *Dataplane) touchesRefused(r *dataplane.Ruleset) bool {
 }
 
 // applyDirty writes the difference between what is held and what is wanted of
-// the dirty Services, but for those that were refused: what the kernel holds of
-// them is not known.
+// the dirty Services, but for those of which it is not known what the kernel
+// holds: that were refused, or are kept.
 func (d *Dataplane) applyDirty(ctx context.Context, r *dataplane.Ruleset) (int, error) {
 	names := slices.DeleteFunc(slices.SortedFunc(maps.Keys(r.Dirty), dataplane.ServiceName.Compare),
-		func(n dataplane.ServiceName) bool { _, refused := d.refused[n]; return refused })
+		d.uncertain)
 	size := func(n dataplane.ServiceName) int { return ruleEstimate(r.Services[n]) }
 	changed := 0
-	for _, batch := range serviceBatches(names, size, d.perCall(batchRules)) {
+	for _, batch := range serviceBatches(names, size, perCall(d.kernel, batchRules)) {
 		var t transaction
 		plans := make(map[dataplane.ServiceName]*planned, len(batch))
 		for _, name := range batch {
@@ -100,6 +202,7 @@ func (d *Dataplane) applyDirty(ctx context.Context, r *dataplane.Ruleset) (int, 
 
 // hold records what the kernel holds of a Service; nil for nothing.
 func (d *Dataplane) hold(name dataplane.ServiceName, p *planned) {
+	d.filterRules += p.inFilter() - d.held.services[name].inFilter()
 	c, r := d.held.services[name].counts()
 	d.chains, d.rules = d.chains-c, d.rules-r
 	c, r = p.counts()
@@ -113,8 +216,8 @@ func (d *Dataplane) hold(name dataplane.ServiceName, p *planned) {
 
 // perCall is how much one call of iptables-restore may carry, given the limit
 // of the nf_tables variant.
-func (d *Dataplane) perCall(limit int) int {
-	if d.kernel.legacy() {
+func perCall(k kernel, limit int) int {
+	if k.legacy() {
 		return 1 << 30 // each call rewrites the table: as few as can be
 	}
 	return limit

@@ -78,7 +78,7 @@ func (f *fixture) apply() dataplane.Result {
 func (f *fixture) check(result dataplane.Result) {
 	f.Helper()
 	fresh := New(dataplane.IPv4, Options{SysctlFolder: f.plane.sysctl})
-	fresh.kernel = f.kernel
+	fresh.kernel, fresh.interfaceIPs = f.kernel, f.plane.interfaceIPs
 	d, err := fresh.Verify(context.Background(), f.rules)
 	if err != nil {
 		f.Fatal(err)
@@ -252,7 +252,7 @@ func TestRefusedServiceIsIsolated(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := newFixture(t)
-			f.kernel.refuse = func(line string) bool { return strings.Contains(line, c.refuse) }
+			f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, c.refuse) }
 			f.set(someServices(20)...)
 			result := f.apply()
 			bad := dataplane.ServiceName{Namespace: "ns", Name: "svc7"}
@@ -277,7 +277,7 @@ func TestRefusedServiceIsIsolated(t *testing.T) {
 			if result = f.apply(); len(result.Refused) != 1 {
 				t.Errorf("a change of another Service forgets the refused one: %v", result.Refused)
 			}
-			f.kernel.refuse = nil
+			f.kernel.tables.Refuse = nil
 			f.set(someServices(8)[7])
 			if result = f.apply(); len(result.Refused) != 0 {
 				t.Errorf("still refused: %v", result.Refused)
@@ -293,7 +293,7 @@ func TestRefusedChangeKeepsFormerRules(t *testing.T) {
 	f.apply()
 	before := f.kernel.save()
 	bad := testService("ns/svc1", "172.30.0.2", dataplane.Port{Available: true, Cluster: endpoints("10.180.9.9:80")})
-	f.kernel.refuse = func(line string) bool { return strings.Contains(line, "10.180.9.9") }
+	f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "10.180.9.9") }
 	f.set(bad)
 	result := f.apply()
 	if len(result.Refused) != 1 {
@@ -302,7 +302,7 @@ func TestRefusedChangeKeepsFormerRules(t *testing.T) {
 	if diff := cmp.Diff(before, f.kernel.save()); diff != "" {
 		t.Errorf("rules changed (-before +after):\n%s", diff)
 	}
-	f.kernel.refuse = nil
+	f.kernel.tables.Refuse = nil
 	f.rules.Full = true
 	f.check(f.apply())
 }
@@ -311,9 +311,9 @@ func TestFlushedRulesAreWrittenAnewByAChange(t *testing.T) {
 	f := newFixture(t)
 	f.set(someServices(3)...)
 	f.apply()
-	for id := range f.kernel.rules {
+	for _, id := range f.kernel.chains() {
 		if id.table == nat {
-			f.kernel.rules[id] = nil
+			f.kernel.set(t, id)
 		}
 	}
 	f.remove(dataplane.ServiceName{Namespace: "ns", Name: "svc1"})
@@ -350,9 +350,9 @@ func TestVerifyNamesDifferences(t *testing.T) {
 	f.set(someServices(2)...)
 	f.apply()
 	services := chainID{nat, chainServices}
-	f.kernel.rules[services] = f.kernel.rules[services][1:]
-	f.kernel.rules[chainID{nat, "KUBE-SVC-FOREIGN"}] = nil
-	f.kernel.rules[chainID{filter, "FORWARD"}] = nil
+	f.kernel.set(t, services, f.kernel.chain(t, nat, chainServices)[1:]...)
+	f.kernel.set(t, chainID{nat, "KUBE-SVC-FOREIGN"})
+	f.kernel.set(t, chainID{filter, "FORWARD"})
 	d, err := f.plane.Verify(context.Background(), f.rules)
 	if err != nil {
 		t.Fatal(err)
@@ -371,23 +371,23 @@ func TestForeignRulesStay(t *testing.T) {
 	f := newFixture(t)
 	mine := []chainID{{nat, "POSTROUTING"}, {filter, "INPUT"}, {filter, chainFirewall}, {nat, "MY-CHAIN"}}
 	for _, id := range mine {
-		f.kernel.rules[id] = []string{"-s 192.0.2.1/32 -j ACCEPT"}
+		f.kernel.set(t, id, "-s 192.0.2.1/32 -j ACCEPT")
 	}
 	f.set(someServices(2)...)
-	f.apply()
+	f.check(f.apply())
 	if err := f.plane.Cleanup(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range mine {
-		if !slices.Contains(f.kernel.rules[id], "-s 192.0.2.1/32 -j ACCEPT") {
+		if !slices.Contains(f.kernel.chain(t, id.table, id.name), "-s 192.0.2.1/32 -j ACCEPT") {
 			t.Errorf("the rule in %s is gone", id.name)
 		}
 	}
-	for id, rules := range f.kernel.rules {
+	for _, id := range f.kernel.chains() {
 		if isOurs(id) {
 			t.Errorf("chain %s is left", id.name)
 		}
-		for _, spec := range rules {
+		for _, spec := range f.kernel.chain(t, id.table, id.name) {
 			if target, _ := jumpTarget(spec); isOurs(chainID{id.table, target}) {
 				t.Errorf("a jump is left in %s: %s", id.name, spec)
 			}
@@ -404,7 +404,7 @@ func TestChainThatOthersJumpTo(t *testing.T) {
 	gone := dataplane.ServiceName{Namespace: "ns", Name: "svc2"}
 	used := f.plane.held.services[gone].chains[0].name
 	mine := chainID{nat, "MY-CHAIN"}
-	f.kernel.rules[mine] = []string{"-j " + used}
+	f.kernel.set(t, mine, "-j "+used)
 	f.remove(gone)
 	result := f.apply()
 	d, err := f.plane.Verify(context.Background(), f.rules)
@@ -414,7 +414,7 @@ func TestChainThatOthersJumpTo(t *testing.T) {
 	if w := result.Warnings; len(w) != 1 || !strings.Contains(w[0], "chain "+used+" of table nat") {
 		t.Errorf("warnings %q", w)
 	}
-	f.kernel.rules[mine] = nil
+	f.kernel.set(t, mine)
 	f.rules.Full = true
 	f.check(f.apply())
 }
@@ -451,8 +451,8 @@ func TestManyRefused(t *testing.T) {
 		for _, mute := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,mute=%t", name, mute), func(t *testing.T) {
 				f := newFixture(t)
-				f.kernel.mute = mute
-				f.kernel.refuse = func(line string) bool { return strings.Contains(line, "-m recent") }
+				f.kernel.tables.Mute = mute
+				f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "-m recent") }
 				for i := range bad + good {
 					s := testService(fmt.Sprintf("ns/svc%04d", i), fmt.Sprintf("172.30.%d.%d", i/250, i%250),
 						dataplane.Port{Available: true, Cluster: endpoints("10.180.0.1:80")})
@@ -485,7 +485,7 @@ func TestManyRefused(t *testing.T) {
 // at once, the other is written first.
 func TestOthersDoNotWaitForTheRefused(t *testing.T) {
 	f := newFixture(t)
-	f.kernel.refuse = func(line string) bool { return strings.Contains(line, "-m recent") }
+	f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "-m recent") }
 	services := someServices(3)
 	services[0].AffinitySeconds = 60
 	f.set(services...)
@@ -502,33 +502,10 @@ func TestOthersDoNotWaitForTheRefused(t *testing.T) {
 // TestAllRefused: where the kernel takes no Service, the fault is not theirs.
 func TestAllRefused(t *testing.T) {
 	f := newFixture(t)
-	f.kernel.refuse = func(line string) bool { return strings.Contains(line, "-j DNAT") }
+	f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "-j DNAT") }
 	f.set(someServices(20)...)
 	if _, err := f.plane.Apply(context.Background(), f.rules); err == nil || !strings.Contains(err.Error(), "all 20 Services") {
 		t.Errorf("error %v", err)
-	}
-}
-
-// TestNewAddressIsNoticed: NodePorts answer on addresses that come later, too.
-func TestNewAddressIsNoticed(t *testing.T) {
-	f := newFixture(t)
-	f.rules.Node = testNode(func(s *v1alpha1.ProxySettings) {
-		*s.NodePorts.AddressMode, s.NodePorts.CIDRs = v1alpha1.NodePortsCIDRs, []string{"127.0.0.0/8"}
-	})
-	f.set(someServices(2)...)
-	f.apply()
-	// As if 127.0.0.1 had not been there yet.
-	f.plane.held.config.nodePortIPs = nil
-	d, err := f.plane.Verify(context.Background(), f.rules)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d.Count != 0 {
-		t.Fatalf("the kernel holds the right rules: %q", d.Examples)
-	}
-	f.kernel.rules[chainID{nat, chainServices}] = f.kernel.rules[chainID{nat, chainServices}][:2]
-	if d, err = f.plane.Verify(context.Background(), f.rules); err != nil || d.Count == 0 {
-		t.Errorf("the missing rule for the new address is not noticed: %+v, %v", d, err)
 	}
 }
 
@@ -543,5 +520,26 @@ func TestWarnsWhereLocalhostCannotBeServed(t *testing.T) {
 	f.set(someServices(3)[2])
 	if result = f.apply(); result.Kind != v1alpha1.SyncPartial || len(result.Warnings) != 1 {
 		t.Errorf("the next change: %+v", result)
+	}
+}
+
+// TestHooksLeadToNothingHalfDone: jumps are inserted before there are many
+// rules, which makes them cheap, but not where rules of Services from before
+// would come into force before they are up to date.
+func TestHooksLeadToNothingHalfDone(t *testing.T) {
+	f := newFixture(t)
+	f.set(someServices(3)...)
+	f.apply()
+	isHook := func(w string) bool { return strings.HasPrefix(w, "insert ") }
+	// The shared chains, the jumps, and all of the Services at once.
+	if n := len(f.kernel.writes); n < 4 || isHook(f.kernel.writes[0]) || isHook(f.kernel.writes[n-1]) || !isHook(f.kernel.writes[n-2]) {
+		t.Errorf("first load: %q", f.kernel.writes)
+	}
+	f.kernel.set(t, chainID{nat, "OUTPUT"})
+	f.set(testService("ns/svc1", "172.30.0.77", dataplane.Port{Available: true, Cluster: endpoints("10.180.7.7:80")}))
+	f.restart()
+	f.check(f.apply())
+	if !strings.Contains(f.kernel.writes[0], "172.30.0.77") || slices.IndexFunc(f.kernel.writes, isHook) != 1 {
+		t.Errorf("rules from before: %q", f.kernel.writes)
 	}
 }

@@ -2,60 +2,76 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 )
 
 // Cleanup removes the jumps from built-in chains, then the chains they led to
-// and those of Services. KUBE-FIREWALL stays: the kubelet shares it.
+// and those of Services, in both variants of iptables. KUBE-FIREWALL stays: the
+// kubelet shares it.
 func (d *Dataplane) Cleanup(ctx context.Context) error {
-	if err := d.kernel.find(ctx); err != nil {
-		return err
-	}
-	state, err := d.kernel.read(ctx)
+	// Whatever Supported says: where IPv6 is switched off, rules from before may be left.
+	d.held = nil
+	kernels, err := d.kernel.all(ctx)
 	if err != nil {
 		return err
 	}
-	d.held = nil
-	if err := d.kernel.apply(ctx, cleanup(state)); err != nil {
-		return fmt.Errorf("remove our jumps and chains: %w", err)
+	var errs []error
+	for _, k := range kernels {
+		errs = append(errs, clean(ctx, k))
+	}
+	return errors.Join(errs...)
+}
+
+func clean(ctx context.Context, k kernel) error {
+	if err := k.find(ctx); err != nil {
+		return err
+	}
+	state, err := k.read(ctx)
+	if err != nil {
+		return err
+	}
+	for _, input := range cleanup(state, perCall(k, batchChains)) {
+		if err := k.apply(ctx, input); err != nil {
+			return fmt.Errorf("remove our jumps and chains: %w", err)
+		}
 	}
 	return nil
 }
 
-// cleanup is the input of iptables-restore that removes what is ours.
-func cleanup(k *kernelState) string {
-	var out strings.Builder
-	for _, in := range []table{filter, nat} {
-		var jumps, empty, remove []string
-		for id, c := range k.chains {
-			switch {
-			case id.table != in:
-			case isOurs(id):
-				empty = append(empty, ":"+id.name+" - [0:0]")
-				remove = append(remove, "-X "+id.name)
-			default:
-				for _, r := range c.rules {
-					if target, ok := jumpTarget(r.spec); ok && isOurs(chainID{in, target}) {
-						jumps = append(jumps, "-D "+id.name+" "+r.spec)
-					}
-				}
-			}
-		}
-		if len(jumps)+len(empty) == 0 {
+// cleanup returns the inputs of iptables-restore that remove what is ours, with
+// at most limit lines for a table each: first the jumps of others, so that all is
+// out of force at once, then the rules, by which chains lead to each other, last
+// the chains.
+func cleanup(k *kernelState, limit int) []string {
+	var steps [3]map[table][]string
+	for i := range steps {
+		steps[i] = map[table][]string{}
+	}
+	for id, c := range k.chains {
+		if isOurs(id) {
+			steps[1][id.table] = append(steps[1][id.table], ":"+id.name+" - [0:0]")
+			steps[2][id.table] = append(steps[2][id.table], "-X "+id.name)
 			continue
 		}
-		slices.Sort(jumps)
-		slices.Sort(empty)
-		slices.Sort(remove)
-		out.WriteString("*" + in.String() + "\n")
-		for _, line := range slices.Concat(jumps, empty, remove) {
-			out.WriteString(line + "\n")
+		for _, r := range c.rules {
+			if target, ok := jumpTarget(r.spec); ok && isOurs(chainID{id.table, target}) {
+				steps[0][id.table] = append(steps[0][id.table], "-D "+id.name+" "+r.spec)
+			}
 		}
-		out.WriteString("COMMIT\n")
 	}
-	return out.String()
+	var inputs []string
+	for _, step := range steps {
+		for _, in := range []table{filter, nat} {
+			slices.Sort(step[in])
+			for lines := range slices.Chunk(step[in], limit) {
+				inputs = append(inputs, "*"+in.String()+"\n"+strings.Join(lines, "\n")+"\nCOMMIT\n")
+			}
+		}
+	}
+	return inputs
 }
 
 // isOurs reports whether a chain belongs to the proxy alone.

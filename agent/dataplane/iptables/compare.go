@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -82,6 +81,9 @@ type scope struct {
 	refused map[dataplane.ServiceName]refusal
 	// stuck chains are stale but cannot be deleted.
 	stuck map[string]struct{}
+	// kept Services may be newer in the kernel: nothing of them is replaced or
+	// removed, only what is missing is added.
+	kept map[dataplane.ServiceName]struct{}
 }
 
 // mayRemove reports whether a rule with the given comment may be removed. Fixed
@@ -94,7 +96,7 @@ func (s *scope) mayRemove(w *wanted, comment string) bool {
 	if !ok {
 		return s.prune
 	}
-	if _, refused := s.refused[name]; refused {
+	if _, refused := s.refused[name]; refused || s.keeps(name) {
 		return false
 	}
 	_, ended := s.ended[name]
@@ -111,9 +113,16 @@ func commentOwner(comment string) (dataplane.ServiceName, bool) {
 }
 
 // compareChains returns which chains of Services are missing or differ, by Service.
-func compareChains(w *wanted, k *kernelState) map[dataplane.ServiceName][]string {
+func compareChains(w *wanted, k *kernelState, s *scope) map[dataplane.ServiceName][]string {
 	out := map[dataplane.ServiceName][]string{}
+	behind := servedOtherwise(w, k, s)
 	for name, p := range w.services {
+		if s.keeps(name) {
+			if missing := behind.missing(p, k); len(missing) > 0 {
+				out[name] = missing
+			}
+			continue
+		}
 		for _, c := range p.chains {
 			if have := k.chains[chainID{nat, c.name}]; have == nil || have.hash != c.hash || have.count != c.rules {
 				out[name] = append(out[name], c.name)
@@ -165,11 +174,16 @@ func (d *sharedDiff) differs() bool {
 // they must be written. Rules of refused Services are left as they are.
 func compareShared(w *wanted, k *kernelState, s *scope) []*sharedDiff {
 	byChain := map[chainID][]ownedRule{}
+	behind := servedOtherwise(w, k, s)
 	for name, p := range w.services {
 		if _, refused := s.refused[name]; refused {
 			continue
 		}
+		kept := s.keeps(name)
 		for _, r := range p.dispatch {
+			if kept && behind.ports[ruleOf(r.spec)] && !k.holds(r) {
+				continue
+			}
 			byChain[r.in] = append(byChain[r.in], ownedRule{r, name})
 		}
 	}
@@ -223,19 +237,25 @@ func compareSharedChain(w *wanted, k *kernelState, s *scope, c sharedChain, want
 // fixedHolds reports whether a chain without dispatch rules is as it should be.
 func fixedHolds(c sharedChain, have *kernelChain) bool {
 	if c.foreign {
-		for _, spec := range c.fixed {
-			h := ruleHash(spec)
-			if !slices.ContainsFunc(have.rules, func(r kernelRule) bool { return r.hash == h }) {
-				return false
-			}
-		}
-		return true
+		return len(missingRules(c.fixed, have)) == 0
 	}
 	var hash uint64
 	for _, spec := range c.fixed {
 		hash = chainRule(hash, ruleHash(spec))
 	}
 	return have.count == len(c.fixed) && have.hash == hash
+}
+
+// missingRules returns those of specs that a chain does not hold.
+func missingRules(specs []string, have *kernelChain) []string {
+	var out []string
+	for _, spec := range specs {
+		h := ruleHash(spec)
+		if !slices.ContainsFunc(have.rules, func(r kernelRule) bool { return r.hash == h }) {
+			out = append(out, spec)
+		}
+	}
+	return out
 }
 
 // cutTail splits off the fixed rules at the end of a chain, and reports whether
@@ -268,53 +288,33 @@ func compareHooks(w *wanted, k *kernelState) []hook {
 	return out
 }
 
+// leadNowhere reports whether all jumps lead to chains that hold no rules of
+// Services, so that nothing changes by them.
+func leadNowhere(hooks []hook, w *wanted, k *kernelState) bool {
+	for _, c := range w.config.sharedChains() {
+		have := k.chains[c.id]
+		if !c.dispatch || have == nil || have.count == 0 {
+			continue
+		}
+		jump := "-j " + c.id.name
+		if slices.ContainsFunc(hooks, func(h hook) bool {
+			return h.in.table == c.id.table && (h.spec == jump || strings.HasSuffix(h.spec, " "+jump))
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
 // difference says for people how the kernel differs from what is wanted.
 func difference(w *wanted, k *kernelState, s *scope) dataplane.Difference {
 	var d dataplane.Difference
-	say := func(format string, args ...any) {
+	find(w, k, s, func(f found) {
 		d.Count++
 		if len(d.Examples) < dataplane.MaxExamples {
-			d.Examples = append(d.Examples, fmt.Sprintf(format, args...))
+			d.Examples = append(d.Examples, f.String())
 		}
-	}
-	for name, chains := range compareChains(w, k) {
-		if _, refused := s.refused[name]; refused {
-			continue
-		}
-		for _, c := range chains {
-			if k.chains[chainID{nat, c}] == nil {
-				say("chain %s missing in nat (Service %s)", c, name)
-			} else {
-				say("chain %s differs in nat (Service %s)", c, name)
-			}
-		}
-	}
-	for _, sd := range compareShared(w, k, s) {
-		in := sd.chain.id.name + " of " + sd.chain.id.table.String()
-		if sd.missing {
-			say("chain %s missing in %s", sd.chain.id.name, sd.chain.id.table)
-			continue
-		}
-		for _, r := range sd.add {
-			say("rule missing in %s (Service %s): %s", in, r.owner, r.spec)
-		}
-		for _, spec := range sd.remove {
-			say("rule too many in %s: %s", in, spec)
-		}
-		if sd.fixed {
-			say("fixed rules of %s differ", in)
-		}
-	}
-	for _, h := range compareHooks(w, k) {
-		say("jump missing in %s of %s: %s", h.in.name, h.in.table, h.spec)
-	}
-	if s.prune && len(s.refused) == 0 {
-		for _, c := range staleChains(w, k) {
-			if _, stuck := s.stuck[c]; !stuck {
-				say("chain %s too many in nat", c)
-			}
-		}
-	}
+	})
 	d.Chains, d.Rules = k.ours(w)
 	return d
 }
@@ -322,12 +322,20 @@ func difference(w *wanted, k *kernelState, s *scope) dataplane.Difference {
 // ours counts the chains and rules in the kernel that are ours, jumps from
 // built-in chains included.
 func (k *kernelState) ours(w *wanted) (chains, rules int) {
-	shared := map[chainID]bool{}
 	for _, c := range w.config.sharedChains() {
-		shared[c.id] = true
+		have := k.chains[c.id]
+		switch {
+		case have == nil:
+			continue
+		case c.foreign:
+			rules += len(c.fixed) - len(missingRules(c.fixed, have))
+		default:
+			rules += have.count
+		}
+		chains++
 	}
 	for id, c := range k.chains {
-		if shared[id] || id.table == nat && isServiceChain(id.name) {
+		if id.table == nat && isServiceChain(id.name) {
 			chains++
 			rules += c.count
 		}

@@ -12,10 +12,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// applyFull reads the kernel, compares all of it to what is wanted and writes
-// the difference: first what chains of Services lead to, then those chains, then
+// applyFull compares all that the kernel holds to what is wanted and writes the
+// difference: first what chains of Services lead to, then those chains, then
 // what leads to them, last the removal of what nothing leads to any more.
-func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (int, error) {
+func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset, state *kernelState) (int, error) {
 	facts, err := d.facts()
 	if err != nil {
 		return 0, err
@@ -24,13 +24,10 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (int, e
 	if err != nil {
 		return 0, err
 	}
-	state, err := d.kernel.read(ctx)
-	if err != nil {
-		return 0, err
-	}
+	d.follow(config)
 	p := &fullPass{Dataplane: d, ruleset: r, want: config.plan(r.Services), state: state,
 		changed: map[dataplane.ServiceName]struct{}{},
-		scope:   scope{prune: r.Prune, ended: ended(r), refused: map[dataplane.ServiceName]refusal{}}}
+		scope:   scope{prune: r.Prune, ended: ended(r), refused: map[dataplane.ServiceName]refusal{}, kept: keptOf(r)}}
 	if err := p.run(ctx); err != nil {
 		return 0, err
 	}
@@ -41,9 +38,11 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (int, e
 	for name := range d.refused {
 		delete(p.want.services, name)
 	}
-	d.held = p.want
 	d.chains, d.rules = p.want.counts()
-	d.warnings = p.warnings()
+	d.filterRules = p.want.inFilter()
+	d.held, d.kept = p.want, p.scope.kept
+	d.countForeign(p)
+	d.warnings = append(p.warnings(), d.kernel.warnings(ctx)...)
 	return len(p.changed), nil
 }
 
@@ -70,58 +69,172 @@ type fullPass struct {
 }
 
 func (p *fullPass) run(ctx context.Context) error {
-	if err := p.writeBase(ctx); err != nil {
+	hooks := compareHooks(p.want, p.state)
+	early := leadNowhere(hooks, p.want, p.state)
+	if err := p.writeBase(ctx, early); err != nil {
 		return err
 	}
-	if err := p.writeChains(ctx); err != nil {
+	if early {
+		// Each costs less while there are few rules.
+		if err := p.writeHooks(hooks); err != nil {
+			return err
+		}
+	}
+	if err := p.writeServices(ctx); err != nil {
 		return err
 	}
-	if err := p.writeDispatch(ctx); err != nil {
-		return err
-	}
-	if err := p.writeHooks(); err != nil {
-		return err
+	if !early {
+		if err := p.writeHooks(hooks); err != nil {
+			return err
+		}
 	}
 	return p.deleteStale(ctx)
 }
 
 // writeBase brings the shared chains without rules of Services up to date.
-// Chains of Services jump to them.
-func (p *fullPass) writeBase(ctx context.Context) error {
+// Chains of Services jump to them. With declare it also makes those for rules of
+// Services that are missing, which have none yet.
+func (p *fullPass) writeBase(ctx context.Context, declare bool) error {
 	var t transaction
 	for _, d := range compareShared(p.want, p.state, &p.scope) {
-		if !d.chain.dispatch {
+		switch {
+		case !d.chain.dispatch:
 			t.writeShared(d)
+		case declare && d.missing:
+			t.declareShared(d.chain.id)
 		}
 	}
 	return p.kernel.apply(ctx, t.String())
 }
 
+// writeServices writes the chains of Services and then what leads to them: both
+// at once where one call can carry that.
+func (p *fullPass) writeServices(ctx context.Context) error {
+	if done, err := p.writeAtOnce(ctx); done || err != nil {
+		return err
+	}
+	if err := p.writeRefusals(ctx); err != nil {
+		return err
+	}
+	if err := p.writeChains(ctx); err != nil {
+		return err
+	}
+	return p.writeDispatch(ctx)
+}
+
+// writeAtOnce writes everything of Services in one call. It reports false where
+// that is too much for one, or where some of it is refused.
+func (p *fullPass) writeAtOnce(ctx context.Context) (bool, error) {
+	different := compareChains(p.want, p.state, &p.scope)
+	size := 0
+	for name := range different {
+		size += ruleEstimate(p.ruleset.Services[name])
+	}
+	limit := perCall(p.kernel, batchRules)
+	t := transaction{large: size > limit && size > p.state.rulesOf(nat)}
+	if t.large {
+		limit = largeRules
+	}
+	if size > limit || len(p.Dataplane.refused) > 0 {
+		return false, nil
+	}
+	p.addChains(&t, slices.SortedFunc(maps.Keys(different), dataplane.ServiceName.Compare), different)
+	diffs := p.compareDispatch()
+	for _, d := range diffs {
+		t.writeShared(d)
+	}
+	err := p.kernel.apply(ctx, t.String())
+	switch {
+	case isRefusal(err):
+		// Part of it may have gone in.
+		p.state, err = p.kernel.read(ctx)
+		return false, err
+	case err != nil:
+		return false, err
+	}
+	for name := range different {
+		p.changed[name] = struct{}{}
+	}
+	p.noteAdded(diffs)
+	return true, nil
+}
+
+// writeRefusals adds the filter rules that are missing. They come before chains
+// of Services change, because what those no longer translate must meet them at
+// once; while it is translated it meets none of them. What the kernel does not
+// take is left to writeDispatch, which finds out whose it is. A filter chain that
+// is missing altogether is too: before a first load nothing is translated.
+func (p *fullPass) writeRefusals(ctx context.Context) error {
+	var (
+		t     transaction
+		added []ownedRule
+	)
+	for _, d := range compareShared(p.want, p.state, &p.scope) {
+		if d.chain.id.table != filter || !d.chain.dispatch || d.missing {
+			continue
+		}
+		for _, r := range d.add {
+			t.addRule(r.dispatchRule)
+			added = append(added, r)
+		}
+	}
+	if err := p.kernel.apply(ctx, t.String()); err != nil {
+		if isRefusal(err) {
+			return nil
+		}
+		return err
+	}
+	for _, r := range added {
+		p.state.chains[r.in].insert(r.spec)
+		p.changed[r.owner] = struct{}{}
+	}
+	return nil
+}
+
 // writeChains writes the chains of Services that are missing or differ.
 func (p *fullPass) writeChains(ctx context.Context) error {
-	different := compareChains(p.want, p.state)
+	different := compareChains(p.want, p.state, &p.scope)
 	names := slices.SortedFunc(maps.Keys(different), dataplane.ServiceName.Compare)
 	return p.isolate(names, func(batch []dataplane.ServiceName) (string, error) {
 		var t transaction
-		for _, name := range batch {
-			plan := p.want.config.planService(p.ruleset.Services[name])
-			for i := range plan.chains {
-				if slices.Contains(different[name], plan.chains[i].name) {
-					t.writeChain(&plan.chains[i])
-				}
-			}
-		}
+		p.addChains(&t, batch, different)
 		input := t.String()
 		return input, p.kernel.apply(ctx, input)
 	})
+}
+
+// addChains adds to a transaction the chains of Services that differ.
+func (p *fullPass) addChains(t *transaction, names []dataplane.ServiceName, different map[dataplane.ServiceName][]string) {
+	for _, name := range names {
+		plan := p.want.config.planService(p.ruleset.Services[name])
+		for i := range plan.chains {
+			if slices.Contains(different[name], plan.chains[i].name) {
+				t.writeChain(&plan.chains[i])
+			}
+		}
+	}
+}
+
+// compareDispatch returns how the shared chains with rules of Services differ.
+func (p *fullPass) compareDispatch() []*sharedDiff {
+	return slices.DeleteFunc(compareShared(p.want, p.state, &p.scope),
+		func(d *sharedDiff) bool { return !d.chain.dispatch })
+}
+
+// noteAdded notes the Services whose rules in shared chains were added.
+func (p *fullPass) noteAdded(diffs []*sharedDiff) {
+	for _, d := range diffs {
+		for _, r := range d.add {
+			p.changed[r.owner] = struct{}{}
+		}
+	}
 }
 
 // writeDispatch brings the shared chains with rules of Services up to date.
 // Where the kernel refuses that, everything but new rules of Services is
 // written first, then those.
 func (p *fullPass) writeDispatch(ctx context.Context) error {
-	diffs := slices.DeleteFunc(compareShared(p.want, p.state, &p.scope),
-		func(d *sharedDiff) bool { return !d.chain.dispatch })
+	diffs := p.compareDispatch()
 	var t transaction
 	for _, d := range diffs {
 		t.writeShared(d)
@@ -131,11 +244,7 @@ func (p *fullPass) writeDispatch(ctx context.Context) error {
 	}
 	err := p.kernel.apply(ctx, t.String())
 	if err == nil {
-		for _, d := range diffs {
-			for _, r := range d.add {
-				p.changed[r.owner] = struct{}{}
-			}
-		}
+		p.noteAdded(diffs)
 		return nil
 	}
 	if !isRefusal(err) {
@@ -183,9 +292,8 @@ func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.Serv
 
 // writeHooks inserts the jumps that are missing at the head of built-in
 // chains, the last one first, so that they stand in order. They come after the
-// chains they lead to are complete.
-func (p *fullPass) writeHooks() error {
-	missing := compareHooks(p.want, p.state)
+// chains they lead to are complete, or while those that are not are empty.
+func (p *fullPass) writeHooks(missing []hook) error {
 	for _, h := range slices.Backward(missing) {
 		if err := p.kernel.insert(h); err != nil {
 			return fmt.Errorf("insert the jump from %s of table %s: %w", h.in.name, h.in.table, err)
@@ -200,10 +308,11 @@ func (p *fullPass) deleteStale(ctx context.Context) error {
 	if !p.scope.prune || len(p.scope.refused) > 0 {
 		return nil
 	}
-	limit := p.perCall(batchChains)
+	limit := perCall(p.kernel, batchChains)
 	stale := staleChains(p.want, p.state)
 	// Emptied first: they jump to each other.
-	for names := range slices.Chunk(stale, limit) {
+	full := slices.DeleteFunc(slices.Clone(stale), func(name string) bool { return p.state.chains[chainID{nat, name}].count == 0 })
+	for names := range slices.Chunk(full, limit) {
 		var t transaction
 		for _, name := range names {
 			t.emptyChain(name)
@@ -263,7 +372,7 @@ func (p *fullPass) warnings() []string {
 // routeLocalnet lets NodePorts answer on 127.0.0.1. It returns what to tell
 // where that is not possible.
 func (d *Dataplane) routeLocalnet(c *config) string {
-	if !c.localhost {
+	if !c.nodePorts.Localhost {
 		return ""
 	}
 	path := d.sysctl + "/net/ipv4/conf/all/route_localnet"
@@ -271,7 +380,7 @@ func (d *Dataplane) routeLocalnet(c *config) string {
 		return ""
 	}
 	if err := os.WriteFile(path, []byte("1"), 0o644); err != nil {
-		return fmt.Sprintf("NodePorts do not answer on 127.0.0.1: %v; let the agent write it, or set spec.settings.nodePorts.localhost to Disabled", err)
+		return fmt.Sprintf("NodePorts do not answer on 127.0.0.1: %v; let the agent write it (in a container by --sysctl-folder, as config/agent/daemonset.yaml does), or set spec.settings.nodePorts.localhost to Disabled", err)
 	}
 	return ""
 }

@@ -9,21 +9,33 @@ package iptables
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
+	"sync/atomic"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
 // Options are what a Dataplane is made of.
 type Options struct {
+	// Programs are those to use; all IP families of a node share them. Nil:
+	// what NewPrograms finds in Folder.
+	Programs *Programs
 	// Folder holds the iptables programs. Empty: they are looked up in PATH.
 	Folder string
-	// SysctlFolder is where sysctls are read and written. Empty: /proc/sys.
+	// ProcFolder is the proc file system. Empty: /proc.
+	ProcFolder string
+	// Commits is shared by the data planes of one network namespace. Nil: this
+	// one is the only one.
+	Commits *Commits
+	// SysctlFolder is where sysctls are read and written. Empty: sys in
+	// ProcFolder.
 	SysctlFolder string
+	// Model stands in for programs and kernel. Nil: the node's own.
+	Model Model
 }
 
 // kernel reads and writes the rules of one IP family. Tests put a model of the
@@ -41,19 +53,49 @@ type kernel interface {
 	apply(ctx context.Context, input string) error
 	// insert puts a jump at the head of a built-in chain.
 	insert(h hook) error
-	// describe returns version and variant, such as "1.8.9 (nf_tables)".
-	describe() string
+	// others returns a number that stays the same as long as nobody else writes
+	// rules. The second result is false where the kernel does not tell.
+	others() (uint32, bool)
+	// watch calls changed whenever somebody else may have changed rules of ours,
+	// until ctx is done or it can watch no longer. The entries are nil while it is
+	// not known how many the kernel should hold.
+	watch(ctx context.Context, expected *atomic.Pointer[entries], changed func(dataplane.Change)) error
+	// unwatched runs do, which reads and then writes many rules, while nobody is
+	// told of each of them. What others change meanwhile is noticed all the same.
+	unwatched(do func() error) error
+	// entries counts the entries of the tables nat and filter. The second result
+	// is false where the kernel does not tell: only the legacy one does.
+	entries() (int, bool)
 	// legacy reports whether each call rewrites a whole table.
 	legacy() bool
 	// randomFully reports whether MASQUERADE knows --random-fully.
 	randomFully() bool
+	// warnings say what is wrong about the variant in use.
+	warnings(ctx context.Context) []string
+	// all returns one for each variant that may hold rules, to clean. It may be
+	// called before find.
+	all(ctx context.Context) ([]kernel, error)
 }
 
 // Dataplane programs one IP family by iptables.
 type Dataplane struct {
 	family dataplane.Family
 	kernel kernel
+	proc   string
 	sysctl string
+	// interfaceIPs reads the addresses of the node's interfaces. It is called
+	// from several goroutines.
+	interfaceIPs func() ([]netip.Addr, error)
+	// followed is what changes of addresses are compared to; nil before the
+	// first Apply.
+	followed atomic.Pointer[followed]
+
+	// applied is closed after the first successful Apply or Audit.
+	applied chan struct{}
+	// entries are how many the kernel's tables should hold, nil while that is not
+	// known, and foreign how many of them are others'. Legacy variant only.
+	entries atomic.Pointer[entries]
+	foreign int
 
 	// held is what the kernel holds by our last successful Apply. Nil: unknown,
 	// the next Apply is full.
@@ -61,39 +103,95 @@ type Dataplane struct {
 	// refused are the Services that the kernel would not take. What the kernel
 	// holds of them is not in held.
 	refused map[dataplane.ServiceName]refusal
+	// kept are the Services of which the kernel may hold something newer than
+	// what is in held.
+	kept map[dataplane.ServiceName]struct{}
 	// stuck are chains that belong to no Service and could not be deleted.
 	stuck map[string]struct{}
 	// warnings are those of the last full Apply.
 	warnings []string
 	// chains and rules count what is held.
 	chains, rules int
+	filterRules   int // those of rules that are in the table filter
+	// seen is kernel.others of a comparison that found no difference; nil: there
+	// was none since the last full Apply. Unread counts the verifications since.
+	seen   *uint32
+	unread int
+	// spare is what the last Verify has read, if it found a difference.
+	spare *spare
+	// audited is the last comparison beside another proxy; nil: none yet.
+	audited *audited
+}
+
+// spare is a state of the kernel that holds as long as nobody else writes rules.
+type spare struct {
+	state  *kernelState
+	others uint32
 }
 
 var _ dataplane.Dataplane = (*Dataplane)(nil)
 
 // New makes a Dataplane for one IP family. It runs nothing yet.
 func New(family dataplane.Family, o Options) *Dataplane {
-	if o.SysctlFolder == "" {
-		o.SysctlFolder = "/proc/sys"
+	if o.ProcFolder == "" {
+		o.ProcFolder = "/proc"
 	}
-	return &Dataplane{
+	if o.SysctlFolder == "" {
+		o.SysctlFolder = filepath.Join(o.ProcFolder, "sys")
+	}
+	if o.Programs == nil {
+		o.Programs = NewPrograms(o.Folder, "")
+	}
+	if o.Commits == nil {
+		o.Commits = &Commits{}
+	}
+	d := &Dataplane{
 		family:  family,
-		kernel:  newTools(family, o.Folder),
+		kernel:  &tally{kernel: newKernel(family, &o)},
+		proc:    o.ProcFolder,
 		sysctl:  o.SysctlFolder,
 		refused: map[dataplane.ServiceName]refusal{},
+		applied: make(chan struct{}),
+
+		interfaceIPs: dataplane.InterfaceAddresses,
 	}
+	if o.Model != nil {
+		d.interfaceIPs = func() ([]netip.Addr, error) { return o.Model.Addresses(), nil }
+	}
+	return d
 }
 
-// Version is the version and variant of the programs, such as "1.8.9
-// (nf_tables)"; empty until they have been found.
-func (d *Dataplane) Version() string { return d.kernel.describe() }
-
-// Supported reports whether the programs are there and the kernel has NAT.
+// Supported reports whether the node has the family at all, the programs are
+// there and the kernel has NAT.
 func (d *Dataplane) Supported(ctx context.Context) error {
+	if err := d.hasFamily(); err != nil {
+		return err
+	}
 	if err := d.kernel.find(ctx); err != nil {
 		return err
 	}
+	if d.held != nil {
+		return nil // it has taken our rules
+	}
 	return d.kernel.probe()
+}
+
+// hasFamily reports whether the node has IPv6, and has not switched it off. It
+// always has IPv4.
+func (d *Dataplane) hasFamily() error {
+	if d.family != dataplane.IPv6 {
+		return nil
+	}
+	// Of this thread: /proc/net is that of the process's first one.
+	if _, err := os.Stat(filepath.Join(d.proc, "thread-self/net/if_inet6")); err != nil {
+		return fmt.Errorf("%w: the node has no IPv6; start its kernel with the module ipv6 and without ipv6.disable=1: %w",
+			dataplane.ErrUnsupported, err)
+	}
+	const name = "net/ipv6/conf/all/disable_ipv6"
+	if value, err := os.ReadFile(filepath.Join(d.sysctl, name)); err == nil && strings.TrimSpace(string(value)) == "1" {
+		return fmt.Errorf("%w: IPv6 is switched off on the node; set the sysctl %s to 0", dataplane.ErrUnsupported, strings.ReplaceAll(name, "/", "."))
+	}
+	return nil
 }
 
 // facts reads what the rules depend on besides Services and settings.
@@ -103,22 +201,22 @@ func (d *Dataplane) facts() (kernelFacts, error) {
 	if value, err := os.ReadFile(d.sysctl + "/net/netfilter/nf_conntrack_tcp_be_liberal"); err == nil {
 		f.liberal = strings.TrimSpace(string(value)) != "0"
 	}
-	addresses, err := net.InterfaceAddrs()
-	if err != nil {
-		return f, fmt.Errorf("read the addresses of the node's interfaces: %w", err)
-	}
-	for _, a := range addresses {
-		if n, ok := a.(*net.IPNet); ok {
-			if ip, ok := netip.AddrFromSlice(n.IP); ok {
-				f.interfaceIPs = append(f.interfaceIPs, ip.Unmap())
-			}
-		}
-	}
-	return f, nil
+	var err error
+	f.interfaceIPs, err = d.interfaceIPs()
+	return f, err
 }
 
-// Verify compares the kernel to what the last Apply left there.
+// maxUnread is how many verifications in a row may go by without reading the
+// rules, because nobody else has changed any.
+const maxUnread = 9
+
+// Verify compares the kernel to what the last Apply left there. Where the
+// kernel tells that nobody else has written rules since a comparison that found
+// no difference, it holds what we have written since, and is not read.
 func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
+	if err := d.hasFamily(); err != nil {
+		return dataplane.Difference{}, err
+	}
 	if err := d.kernel.find(ctx); err != nil {
 		return dataplane.Difference{}, err
 	}
@@ -126,11 +224,36 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
+	others, known := d.kernel.others() // before reading: what comes later is noticed next time
+	if known && want == d.held && d.seen != nil && *d.seen == others && d.unread < maxUnread {
+		d.unread++
+		return dataplane.Difference{Chains: d.chains, Rules: d.rules, Warnings: d.kernel.warnings(ctx)}, nil
+	}
 	state, err := d.kernel.read(ctx)
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	return difference(want, state, &scope{prune: r.Prune, refused: d.refused, stuck: d.stuck}), nil
+	scope := &scope{prune: r.Prune, refused: d.refused, stuck: d.stuck, kept: keptOf(r)}
+	out := difference(want, state, scope)
+	switch {
+	case out.Count == 0:
+		d.expectEntries(state)
+	case want == d.held:
+		out.Drifted = true
+	case d.held != nil:
+		drift := difference(d.held, state, scope)
+		out.Drifted = drift.Count > 0
+	}
+	out.Warnings = d.kernel.warnings(ctx)
+	d.seen, d.unread, d.spare = nil, 0, nil
+	if known && out.Count > 0 {
+		d.spare = &spare{state, others}
+	}
+	// What is held of refused Services is not known.
+	if known && want == d.held && out.Count == 0 && len(d.refused) == 0 {
+		d.seen = &others
+	}
+	return out, nil
 }
 
 // want is what the kernel should hold: what the last Apply planned, or a fresh

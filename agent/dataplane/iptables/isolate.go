@@ -56,7 +56,7 @@ func (p *fullPass) isolate(names []dataplane.ServiceName, write writeFunc) error
 // each part that is left is tried once more, as a whole.
 func (p *fullPass) isolateWithin(limit int, names []dataplane.ServiceName, write writeFunc) error {
 	size := func(n dataplane.ServiceName) int { return ruleEstimate(p.ruleset.Services[n]) }
-	queue := serviceBatches(names, size, p.perCall(batchRules))
+	queue := serviceBatches(names, size, perCall(p.kernel, batchRules))
 	for len(queue) > 0 {
 		batch := queue[0]
 		queue = queue[1:]

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -30,8 +31,40 @@ func newKernelState() *kernelState {
 	return &kernelState{chains: map[chainID]*kernelChain{}}
 }
 
+// entries are how many the legacy variant's tables hold, if they hold the state:
+// each rule is one, each chain two, the policy of a built-in chain one and the end
+// of a table one. A table that has not been used is left out of the state.
+func (k *kernelState) entries() int {
+	const policiesAndEnds = 4 + 1 + 3 + 1 // of nat and filter
+	n := policiesAndEnds
+	for id, c := range k.chains {
+		n += c.count
+		if !isBuiltin(id.name) {
+			n += 2
+		}
+	}
+	return n
+}
+
+// rulesOf counts the rules of a table.
+func (k *kernelState) rulesOf(t table) int {
+	n := 0
+	for id, c := range k.chains {
+		if id.table == t {
+			n += c.count
+		}
+	}
+	return n
+}
+
+func isBuiltin(chain string) bool {
+	return slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, chain)
+}
+
 // read adds what iptables-save prints of one or several tables. The rules of
 // chains of one Service are kept as a hash only, because there may be very many.
+// A table that iptables-save leaves out is an error: taken for empty, its rules
+// would be written anew over those in use, and its jumps once more each time.
 func (k *kernelState) read(r io.Reader) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 64<<10), 1<<20)
@@ -44,6 +77,10 @@ func (k *kernelState) read(r io.Reader) error {
 	for lines.Scan() {
 		line := lines.Text()
 		switch {
+		case strings.HasPrefix(line, "#"):
+			if name, ok := unprintable(line); ok && (name == filter.String() || name == nat.String()) {
+				return fmt.Errorf(`iptables-save does not print the table %s, because somebody has put rules into its chains that iptables does not know; find them with "nft list ruleset" on the node and move them to a table of their own; until then our rules stay as they are`, name)
+			}
 		case strings.HasPrefix(line, "*"):
 			in, known = filter, line == "*filter" || line == "*nat"
 			if line == "*nat" {
@@ -71,6 +108,18 @@ func (k *kernelState) read(r io.Reader) error {
 	return nil
 }
 
+// unprintable returns the table that a comment of iptables-save says it leaves
+// out. The program succeeds all the same. A table of which it only leaves out
+// built-in chains of others is none.
+func unprintable(comment string) (string, bool) {
+	name, found := strings.CutPrefix(comment, "# Table `")
+	if !found {
+		return "", false
+	}
+	name, rest, found := strings.Cut(name, "'")
+	return name, found && strings.HasPrefix(rest, " is incompatible")
+}
+
 func (c *kernelChain) add(spec string, keep bool) {
 	h := ruleHash(spec)
 	c.hash = chainRule(c.hash, h)
@@ -78,4 +127,11 @@ func (c *kernelChain) add(spec string, keep bool) {
 	if keep {
 		c.rules = append(c.rules, kernelRule{hash: h, spec: strings.Clone(spec)})
 	}
+}
+
+// insert notes that a rule has been put at the head of a chain whose rules are
+// kept. The hash of such a chain is not used.
+func (c *kernelChain) insert(spec string) {
+	c.count++
+	c.rules = slices.Insert(c.rules, 0, kernelRule{hash: ruleHash(spec), spec: spec})
 }

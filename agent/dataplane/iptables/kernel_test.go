@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -44,9 +45,11 @@ func onRealKernel(t *testing.T, test func(t *testing.T, folder string)) {
 				t.Fatal(err)
 			}
 			folder := t.TempDir()
-			for _, name := range []string{"iptables", "iptables-restore", "iptables-save"} {
-				if err := os.Symlink(path, filepath.Join(folder, name)); err != nil {
-					t.Fatal(err)
+			for _, name := range []string{"iptables", "ip6tables"} {
+				for _, end := range []string{"", "-restore", "-save"} {
+					if err := os.Symlink(path, filepath.Join(folder, name+end)); err != nil {
+						t.Fatal(err)
+					}
 				}
 			}
 			run(t, "ip", "link", "set", "lo", "up")
@@ -91,32 +94,76 @@ func mustApply(t *testing.T, d *Dataplane, r *dataplane.Ruleset) dataplane.Resul
 // the programs really print.
 func TestKernelHoldsThePlan(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
-		rng := rand.New(rand.NewPCG(7, 7))
-		plane, rules := New(dataplane.IPv4, Options{Folder: folder}), newRuleset()
-		for step := range 30 {
-			for range 1 + rng.IntN(3) {
-				s := randomService(rng)
-				rules.Services[s.Name] = s
-				rules.Dirty[s.Name] = struct{}{}
-			}
-			if step%7 == 6 {
-				delete(rules.Services, randomService(rng).Name)
-				rules.Full = true
-			}
-			result := mustApply(t, plane, rules)
-			if len(result.Refused) > 0 {
-				t.Fatalf("refused: %v", result.Refused)
-			}
-			fresh := New(dataplane.IPv4, Options{Folder: folder})
-			d, err := fresh.Verify(context.Background(), rules)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if d.Count != 0 || d.Chains != result.Chains || d.Rules != result.Rules {
-				t.Fatalf("step %d: result %+v, difference %+v", step, result, d)
-			}
+		for _, family := range families {
+			holdThePlan(t, family, folder)
 		}
 	})
+}
+
+func holdThePlan(t *testing.T, family dataplane.Family, folder string) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(7, 7))
+	random := func() *dataplane.Service {
+		s := randomService(rng)
+		if family == dataplane.IPv6 {
+			inIPv6(s)
+		}
+		return s
+	}
+	plane, rules := New(family, Options{Folder: folder}), newRuleset()
+	if family == dataplane.IPv6 {
+		rules.Node.Addresses = addrs("2001:db8::2")
+	}
+	for step := range 20 {
+		for range 1 + rng.IntN(3) {
+			s := random()
+			rules.Services[s.Name] = s
+			rules.Dirty[s.Name] = struct{}{}
+		}
+		if step%7 == 6 {
+			delete(rules.Services, random().Name)
+			rules.Full = true
+		}
+		result := mustApply(t, plane, rules)
+		if len(result.Refused) > 0 {
+			t.Fatalf("%s: refused: %v", family, result.Refused)
+		}
+		fresh := New(family, Options{Folder: folder})
+		d, err := fresh.Verify(context.Background(), rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d.Count != 0 || d.Chains != result.Chains || d.Rules != result.Rules {
+			t.Fatalf("%s, step %d: result %+v, difference %+v", family, step, result, d)
+		}
+	}
+}
+
+// inIPv6 gives a Service an address of IPv6 for each that it has.
+func inIPv6(s *dataplane.Service) {
+	six := func(ip netip.Addr) netip.Addr {
+		out, four := netip.MustParseAddr("2001:db8:46::").As16(), ip.As4()
+		copy(out[12:], four[:])
+		return netip.AddrFrom16(out)
+	}
+	s.ClusterIP = six(s.ClusterIP)
+	for _, list := range [][]netip.Addr{s.ExternalIPs, s.LoadBalancerIPs} {
+		for i := range list {
+			list[i] = six(list[i])
+		}
+	}
+	for i, r := range s.SourceRanges {
+		s.SourceRanges[i] = netip.PrefixFrom(six(r.Addr()), 96+r.Bits())
+	}
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		p.Local = slices.Clone(p.Local) // it may share the memory of the other list
+		for _, list := range [][]netip.AddrPort{p.Cluster, p.Local, p.Members} {
+			for j := range list {
+				list[j] = netip.AddrPortFrom(six(list[j].Addr()), list[j].Port())
+			}
+		}
+	}
 }
 
 func TestRestartRewritesNoRule(t *testing.T) {
@@ -244,42 +291,6 @@ func TestProgramsMissingOrTooOld(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestRefusedByIPTablesRestore stands a program before iptables-restore that
-// does not take the lines of one Service; for the others the real one runs.
-func TestRefusedByIPTablesRestore(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
-		restore := filepath.Join(folder, "iptables-restore")
-		target, err := os.Readlink(restore)
-		if err != nil {
-			t.Fatal(err)
-		}
-		real := filepath.Join(folder, "real")
-		if err := os.Mkdir(real, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(restore, filepath.Join(real, "iptables-restore")); err != nil {
-			t.Fatal(err, target)
-		}
-		script := "#!/bin/sh\ninput=$(cat)\ncase \"$input\" in *10.180.3.1:80*) echo 'line 7: no such match' >&2; exit 2;; esac\n" +
-			"printf '%s\\n' \"$input\" | " + filepath.Join(real, "iptables-restore") + " \"$@\"\n"
-		if err := os.WriteFile(restore, []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		plane, rules := New(dataplane.IPv4, Options{Folder: folder}), newRuleset(someServices(9)...)
-		result := mustApply(t, plane, rules)
-		bad := dataplane.ServiceName{Namespace: "ns", Name: "svc3"}
-		if len(result.Refused) != 1 || !strings.Contains(result.Refused[bad], "no such match") {
-			t.Fatalf("refused: %v", result.Refused)
-		}
-		out := run(t, filepath.Join(folder, "iptables-save"), "-t", "nat")
-		for i := range 9 {
-			if got, want := strings.Contains(out, fmt.Sprintf("ns/svc%d:p80 cluster IP", i)), i != 3; got != want {
-				t.Errorf("svc%d programmed: %t, want %t", i, got, want)
-			}
-		}
-	})
 }
 
 // TestConnections opens real connections in a namespace that is node and

@@ -78,46 +78,22 @@ func podMatch(family dataplane.Family, n *dataplane.Node) (string, error) {
 
 // setNodePorts decides on which addresses NodePorts answer.
 func (c *config) setNodePorts(n *dataplane.Node, interfaceIPs []netip.Addr) error {
-	s := n.Settings.NodePorts
-	var ranges []netip.Prefix
-	switch *s.AddressMode {
-	case v1alpha1.NodePortsPrimary:
-		if !c.nodeIP.IsValid() {
-			// As kube-proxy: without a known address there is nothing to limit to.
-			break
-		}
-		ranges = append(ranges, netip.PrefixFrom(c.nodeIP, c.nodeIP.BitLen()))
-	case v1alpha1.NodePortsCIDRs:
-		for i, cidr := range s.CIDRs {
-			p, err := netip.ParsePrefix(cidr)
-			if err != nil {
-				return fmt.Errorf("spec.settings.nodePorts.cidrs[%d]: %w", i, err)
-			}
-			if c.family.Of(p.Addr()) {
-				ranges = append(ranges, p.Masked())
-			}
-		}
+	var err error
+	if c.nodePorts, err = dataplane.NodePortsOf(c.family, n); err != nil {
+		return err
 	}
-	all := len(ranges) == 0 && *s.AddressMode != v1alpha1.NodePortsCIDRs ||
-		slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 })
-	loopback := netip.MustParsePrefix("127.0.0.0/8")
-	c.localhost = c.family == dataplane.IPv4 && *s.Localhost == v1alpha1.Enabled &&
-		(all || slices.ContainsFunc(ranges, loopback.Overlaps))
-	if all {
-		return nil
+	if len(c.nodePorts.Ranges) > 0 {
+		c.nodePortIPs = c.inNodePortRanges(interfaceIPs)
 	}
-	c.nodePortIPs = []netip.Addr{}
-	for _, ip := range interfaceIPs {
-		if !c.family.Of(ip) || (ip.IsLoopback() && !c.localhost) {
-			continue
-		}
-		if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(ip) }) {
-			c.nodePortIPs = append(c.nodePortIPs, ip)
-		}
-	}
-	slices.SortFunc(c.nodePortIPs, netip.Addr.Compare)
-	c.nodePortIPs = slices.Compact(c.nodePortIPs)
 	return nil
+}
+
+// inNodePortRanges returns the addresses that NodePorts answer on, of those of
+// the node's interfaces, sorted.
+func (c *config) inNodePortRanges(interfaceIPs []netip.Addr) []netip.Addr {
+	out := slices.DeleteFunc(slices.Clone(interfaceIPs), func(ip netip.Addr) bool { return !c.nodePorts.AnswerOn(ip) })
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
 }
 
 // hook is a jump from a built-in chain.
@@ -146,7 +122,7 @@ func (c *config) hooks() []hook {
 		jump(nat, "OUTPUT", chainServices, portals, ""),
 		jump(nat, "POSTROUTING", chainPostrouting, "kubernetes postrouting rules", ""),
 	}
-	if c.localhost {
+	if c.nodePorts.Localhost {
 		out = append(out, jump(filter, "INPUT", chainFirewall, "", ""))
 	}
 	out = append(out,
@@ -158,7 +134,7 @@ func (c *config) hooks() []hook {
 		jump(filter, "FORWARD", chainServices, portals, onlyNew),
 		jump(filter, "FORWARD", chainExternalServices, external, onlyNew),
 	)
-	if c.localhost {
+	if c.nodePorts.Localhost {
 		out = append(out, jump(filter, "OUTPUT", chainFirewall, "", ""))
 	}
 	return append(out,
@@ -210,7 +186,9 @@ func (c *config) sharedChains() []sharedChain {
 		{id: chainID{nat, chainNodePorts}, dispatch: true},
 		{id: chainID{nat, chainServices}, dispatch: true, fixed: c.nodePortTail()},
 	}
-	if c.localhost {
+	// Elsewhere the chain and its jumps are the kubelet's business. kube-proxy
+	// makes them there, too, but has nothing to put in.
+	if c.nodePorts.Localhost {
 		out = append(out, sharedChain{id: chainID{filter, chainFirewall}, foreign: true, fixed: []string{
 			join(commentMatch("block incoming localnet connections"), "-d 127.0.0.0/8 ! -s 127.0.0.0/8",
 				"-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT", "-j DROP"),
@@ -223,12 +201,12 @@ func (c *config) sharedChains() []sharedChain {
 // address may be for a NodePort.
 func (c *config) nodePortTail() []string {
 	note := commentMatch("kubernetes service nodeports; NOTE: this must be the last rule in this chain")
-	if c.nodePortIPs == nil {
+	if c.nodePorts.Ranges == nil {
 		except := ""
 		switch {
 		case c.family == dataplane.IPv6:
 			except = "! -d ::1/128"
-		case !c.localhost:
+		case !c.nodePorts.Localhost:
 			except = "! -d 127.0.0.0/8"
 		}
 		return []string{join(note, "-m addrtype --dst-type LOCAL", except, "-j "+chainNodePorts)}

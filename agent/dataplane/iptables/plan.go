@@ -58,12 +58,12 @@ type config struct {
 	family        dataplane.Family
 	podMatch      string // matches traffic of local pods, such as "-s 10.244.0.0/16"; "" matches none
 	masqueradeAll bool
-	mark          string // such as 0x00004000/0x00004000
+	mark          string // such as 0x4000
 	randomFully   bool
 	dropInvalid   bool
-	nodeIP        netip.Addr   // primary address; invalid if unknown
-	nodePortIPs   []netip.Addr // addresses that NodePorts answer on; nil: all local ones
-	localhost     bool         // NodePorts answer on 127.0.0.1
+	nodeIP        netip.Addr // primary address; invalid if unknown
+	nodePorts     dataplane.NodePorts
+	nodePortIPs   []netip.Addr // of interfaces, that NodePorts answer on; only where there are ranges
 	terse         bool         // leave comments out of the rules of endpoints
 }
 
@@ -143,7 +143,8 @@ type portPlan struct {
 	internal    string // chain that the cluster IP jumps to
 	hasInternal bool
 	hasExternal bool
-	accessible  bool // answers on more than the cluster IP
+	accessible  bool         // answers on more than the cluster IP
+	translated  []netip.Addr // those that have a rule in nat KUBE-SERVICES
 }
 
 func (c *config) newPortPlan(s *dataplane.Service, port *dataplane.Port) *portPlan {
@@ -207,22 +208,31 @@ func (p *portPlan) served(ips []netip.Addr) []netip.Addr {
 }
 
 func (p *portPlan) dispatchClusterIP() {
-	dst := "-d " + p.svc.ClusterIP.String()
 	if p.hasInternal {
-		p.add(nat, chainServices, commentMatch(p.name+" cluster IP"), p.match, dst, p.dport, "-j "+p.internal)
+		p.translate(p.svc.ClusterIP, "cluster IP", p.internal)
 		return
 	}
-	p.refuse(chainServices, p.match, dst, p.dport)
+	p.refuse(chainServices, p.match, "-d "+p.svc.ClusterIP.String(), p.dport)
 }
 
 func (p *portPlan) dispatchExternal(ip netip.Addr, what, target string) {
-	dst := "-d " + ip.String()
 	if p.port.Available {
-		p.add(nat, chainServices, commentMatch(p.name+" "+what), p.match, dst, p.dport, "-j "+target)
+		p.translate(ip, what, target)
 	}
 	if !p.hasExternal {
-		p.refuse(chainExternalServices, p.match, dst, p.dport)
+		p.refuse(chainExternalServices, p.match, "-d "+ip.String(), p.dport)
 	}
+}
+
+// translate plans where traffic to an address goes. Where the Service has one
+// address as several things, the first decides, as by kube-proxy, whose further
+// rules are never reached: shared chains have no order that could say so.
+func (p *portPlan) translate(ip netip.Addr, what, target string) {
+	if slices.Contains(p.translated, ip) {
+		return
+	}
+	p.translated = append(p.translated, ip)
+	p.add(nat, chainServices, commentMatch(p.name+" "+what), p.match, "-d "+ip.String(), p.dport, "-j "+target)
 }
 
 func (p *portPlan) dispatchNodePort() {

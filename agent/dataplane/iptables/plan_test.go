@@ -261,6 +261,32 @@ func TestPlanRules(t *testing.T) {
 	}
 }
 
+// TestPlanOneAddressAsSeveral has an external IP that is the load balancer's as
+// well: source ranges must not depend on which rule was written first.
+func TestPlanOneAddressAsSeveral(t *testing.T) {
+	svc := testService("ns5/svc5", "172.30.0.41", dataplane.Port{Available: true, Cluster: endpoints("10.180.0.3:80")})
+	svc.ExternalIPs, svc.LoadBalancerIPs = addrs("1.2.3.4"), addrs("1.2.3.4", "1.2.3.5")
+	svc.SourceRanges = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/25")}
+	plan := testConfig(t).planService(svc)
+	const h = "NUKIZ6OKUXPJNT4C"
+	var got []string
+	for _, r := range plan.dispatch {
+		words := strings.Fields(r.spec)
+		dst := words[slices.Index(words, "-d")+1]
+		got = append(got, r.in.name+" "+dst+" "+words[len(words)-1])
+	}
+	want := []string{
+		"KUBE-SERVICES 172.30.0.41 KUBE-SVC-" + h,
+		"KUBE-SERVICES 1.2.3.4 KUBE-EXT-" + h,
+		"KUBE-PROXY-FIREWALL 1.2.3.4 DROP",
+		"KUBE-SERVICES 1.2.3.5 KUBE-FW-" + h,
+		"KUBE-PROXY-FIREWALL 1.2.3.5 DROP",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 // TestPlanCounts guards the number of rules, which every new connection may
 // have to pass.
 func TestPlanCounts(t *testing.T) {

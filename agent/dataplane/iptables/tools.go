@@ -8,8 +8,10 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 
 	goiptables "github.com/coreos/go-iptables/iptables"
 
@@ -30,10 +32,13 @@ const (
 
 // tools runs the iptables programs of one IP family.
 type tools struct {
-	family  dataplane.Family
-	command string // iptables or ip6tables
-	restore string // iptables-restore or ip6tables-restore
+	family   dataplane.Family
+	programs *Programs
+	// The following are set once the programs have been found.
+	command string // such as iptables
+	restore string
 	save    string
+	commits *Commits
 
 	// ipt edits jumps from built-in chains and knows the version. Nil until the
 	// programs have been found.
@@ -41,15 +46,8 @@ type tools struct {
 	version string
 }
 
-func newTools(family dataplane.Family, folder string) *tools {
-	command := "iptables"
-	if family == dataplane.IPv6 {
-		command = "ip6tables"
-	}
-	if folder != "" {
-		command = strings.TrimSuffix(folder, "/") + "/" + command
-	}
-	return &tools{family: family, command: command, restore: command + "-restore", save: command + "-save"}
+func newTools(family dataplane.Family, programs *Programs, commits *Commits) *tools {
+	return &tools{family: family, programs: programs, commits: commits}
 }
 
 // find looks for the programs, once they have been found never again.
@@ -57,16 +55,11 @@ func (t *tools) find(ctx context.Context) error {
 	if t.ipt != nil {
 		return nil
 	}
-	for _, program := range []string{t.command, t.restore, t.save} {
-		if _, err := exec.LookPath(program); err != nil {
-			return fmt.Errorf("%w: %s not found; install the iptables package on the node: %w",
-				dataplane.ErrUnsupported, program, err)
-		}
-	}
-	version, err := exec.CommandContext(ctx, t.command, "--version").Output()
+	found, err := t.programs.find(ctx, t.family)
 	if err != nil {
-		return fmt.Errorf("%w: %s --version: %w", dataplane.ErrUnsupported, t.command, err)
+		return err
 	}
+	t.command, t.restore, t.save = found.command, found.restore(), found.save()
 	protocol := goiptables.ProtocolIPv4
 	if t.family == dataplane.IPv6 {
 		protocol = goiptables.ProtocolIPv6
@@ -82,8 +75,22 @@ func (t *tools) find(ctx context.Context) error {
 			dataplane.ErrUnsupported, t.command, major, minor, patch)
 	}
 	t.ipt = ipt
-	t.version = versionText(string(version))
+	t.version = found.version
 	return nil
+}
+
+func (t *tools) warnings(ctx context.Context) []string { return t.programs.warnings(ctx, t.family) }
+
+func (t *tools) all(ctx context.Context) ([]kernel, error) {
+	programs, err := t.programs.all(ctx, t.family)
+	if err != nil {
+		return nil, err
+	}
+	var out []kernel
+	for _, p := range programs {
+		out = append(out, newTools(t.family, p, t.commits))
+	}
+	return out, nil
 }
 
 // versionText makes "1.8.9 (nf_tables)" of "iptables v1.8.9 (nf_tables)".
@@ -94,8 +101,6 @@ func versionText(output string) string {
 	}
 	return version
 }
-
-func (t *tools) describe() string { return t.version }
 
 func (t *tools) randomFully() bool { return t.ipt.HasRandomFully() }
 
@@ -118,42 +123,43 @@ func (t *tools) insert(h hook) error {
 	for word, ok := words.next(); ok; word, ok = words.next() {
 		args = append(args, word)
 	}
-	if err := t.ipt.Insert(h.in.table.String(), h.in.name, 1, args...); err != nil {
+	err := t.commits.write(1, func() error { return t.ipt.Insert(h.in.table.String(), h.in.name, 1, args...) })
+	if err != nil {
 		return newToolError(t.command, err, "")
 	}
 	return nil
 }
 
-func (t *tools) legacy() bool { return !strings.Contains(t.version, "nf_tables") }
+func (t *tools) legacy() bool { return variantOf(t.version) == Legacy }
 
-// read reads the tables nat and filter.
-func (t *tools) read(ctx context.Context) (*kernelState, error) {
-	state := newKernelState()
-	for _, in := range []table{nat, filter} {
-		if err := t.readTable(ctx, in, state); err != nil {
-			return nil, err
-		}
+func (t *tools) others() (uint32, bool) {
+	if t.legacy() {
+		return 0, false
 	}
-	return state, nil
+	return t.commits.others()
 }
 
-func (t *tools) readTable(ctx context.Context, in table, state *kernelState) error {
-	cmd := exec.CommandContext(ctx, t.save, "-t", in.String())
+// read reads the tables nat and filter, in one run: the nf_tables variant gets
+// the rules of all tables from the kernel whichever it is asked for.
+func (t *tools) read(ctx context.Context) (*kernelState, error) {
+	defer dataplane.Progress(ctx)
+	cmd := exec.CommandContext(ctx, t.save)
 	cmd.Env = environment()
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return fmt.Errorf("run %s: %w", t.save, err)
+		return nil, fmt.Errorf("run %s: %w", t.save, err)
 	}
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("run %s: %w", t.save, err)
+		return nil, fmt.Errorf("run %s: %w", t.save, err)
 	}
+	state := newKernelState()
 	readErr := state.read(out)
 	if err := cmd.Wait(); err != nil {
-		return fmt.Errorf("read table %s: %w", in, newToolError(t.save, err, stderr.String()))
+		return nil, fmt.Errorf("read the rules: %w", newToolError(t.save, err, stderr.String()))
 	}
-	return readErr
+	return state, readErr
 }
 
 // apply runs iptables-restore. Each section of input is applied as a whole or
@@ -162,12 +168,19 @@ func (t *tools) apply(ctx context.Context, input string) error {
 	if input == "" {
 		return nil
 	}
+	defer dataplane.Progress(ctx)
 	cmd := exec.CommandContext(ctx, t.restore, "--noflush", "-w", fmt.Sprint(lockWaitSeconds))
 	cmd.Env = environment()
 	cmd.Stdin = strings.NewReader(input)
+	// It ends with the agent, as all does in a container: one that outlived a killed
+	// agent would write beside the next, which has read the rules by then. The
+	// kernel goes by the thread that has started it, so that is kept until it ends.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	var stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stderr, &stderr
-	if err := cmd.Run(); err != nil {
+	cmd.Stderr = &stderr // what it lists is for nobody
+	if err := t.commits.write(sections(input), func() error { return t.commits.run(cmd) }); err != nil {
 		return newToolError(t.restore, err, stderr.String())
 	}
 	return nil

@@ -17,7 +17,17 @@ type transaction struct {
 	drop    strings.Builder // nat: chains that are deleted
 	permit  strings.Builder // filter: what is removed
 	lines   int
+	// large makes a call that carries much of table nat cheaper in the nf_tables
+	// variant: see listAll.
+	large bool
 }
+
+// listAll lists a table. In the nf_tables variant any command about a whole table
+// makes iptables-restore fetch all chains at once. Otherwise it asks the kernel
+// for each chain that its input names, one by one, and looks for each in a list
+// of them, so that its time grows with the square of what it carries. What is
+// listed costs too: it has to be less than what is written.
+const listAll = "-S\n"
 
 func (t *transaction) empty() bool { return t.lines == 0 }
 
@@ -80,10 +90,23 @@ func (t *transaction) writeShared(d *sharedDiff) {
 		t.removeRule(c.id, spec)
 	}
 	if d.fixed {
-		b := t.rules(c.id.table)
-		for _, spec := range c.fixed {
-			t.line(b, "-A ", c.id.name, " ", spec)
-		}
+		t.appendRules(c.id, c.fixed)
+	}
+}
+
+// replaceTail replaces the last rules of a chain.
+func (t *transaction) replaceTail(in chainID, old, tail []string) {
+	for _, spec := range old {
+		t.removeRule(in, spec)
+	}
+	t.appendRules(in, tail)
+}
+
+// appendRules puts rules at the end of a shared chain.
+func (t *transaction) appendRules(in chainID, specs []string) {
+	b := t.rules(in.table)
+	for _, spec := range specs {
+		t.line(b, "-A ", in.name, " ", spec)
 	}
 }
 
@@ -93,28 +116,30 @@ func (d *sharedDiff) mostlyNew() bool {
 	return changes > 16 && changes > len(d.keep)
 }
 
-func (t *transaction) writeSharedWhole(d *sharedDiff) {
-	b, declare := t.rules(d.chain.id.table), &t.declare
-	if d.chain.id.table == filter {
+// declareShared creates or empties a shared chain.
+func (t *transaction) declareShared(id chainID) {
+	declare := &t.declare
+	if id.table == filter {
 		declare = &t.refuse
 	}
-	name := d.chain.id.name
-	t.line(declare, ":", name, " - [0:0]")
-	for _, spec := range d.keep {
-		t.line(b, "-A ", name, " ", spec)
-	}
-	if d.chain.id.table == filter {
-		for _, spec := range d.remove { // they go last, as in removeRule
-			t.line(b, "-A ", name, " ", spec)
-			t.removeRule(d.chain.id, spec)
+	t.line(declare, ":", id.name, " - [0:0]")
+}
+
+func (t *transaction) writeSharedWhole(d *sharedDiff) {
+	id := d.chain.id
+	t.declareShared(id)
+	t.appendRules(id, d.keep)
+	if id.table == filter {
+		t.appendRules(id, d.remove) // they go last, as in removeRule
+		for _, spec := range d.remove {
+			t.removeRule(id, spec)
 		}
 	}
+	b := t.rules(id.table)
 	for _, r := range d.add {
-		t.line(b, "-A ", name, " ", r.spec)
+		t.line(b, "-A ", id.name, " ", r.spec)
 	}
-	for _, spec := range d.chain.fixed {
-		t.line(b, "-A ", name, " ", spec)
-	}
+	t.appendRules(id, d.chain.fixed)
 }
 
 func (t *transaction) rules(in table) *strings.Builder {
@@ -192,6 +217,9 @@ func (t *transaction) String() string {
 			return
 		}
 		out.WriteString("*" + name + "\n")
+		if t.large && name == nat.String() {
+			out.WriteString(listAll)
+		}
 		for _, p := range parts {
 			out.WriteString(p.String())
 		}

@@ -1,6 +1,7 @@
 // Package binaries builds the programs that a local cluster runs (etcd,
-// kube-apiserver, kube-controller-manager, kubectl and, for comparisons,
-// kube-proxy) from their Go modules. They are kept in the user's cache folder,
+// kube-apiserver, kube-controller-manager, kubectl, for comparisons kube-proxy,
+// and what real nodes need: kubelet, kube-scheduler, CoreDNS) from their Go
+// modules. They are kept in the user's cache folder,
 // keyed by version, so that all clones of the repository share one build.
 package binaries
 
@@ -29,11 +30,19 @@ const (
 	ControllerManager Program = "kube-controller-manager"
 	Kubectl           Program = "kubectl"
 	KubeProxy         Program = "kube-proxy"
+	Scheduler         Program = "kube-scheduler"
+	Kubelet           Program = "kubelet"
+	CoreDNS           Program = "coredns"
 )
 
 // ControlPlane lists what a local cluster and envtest need.
 func ControlPlane() []Program {
 	return []Program{Etcd, APIServer, ControllerManager, Kubectl}
+}
+
+// RealNodes lists what a cluster with real kubelets needs besides ControlPlane.
+func RealNodes() []Program {
+	return []Program{Scheduler, Kubelet, CoreDNS}
 }
 
 const productModule = "module github.com/nodeproxy-io/nodeproxy\n"
@@ -61,7 +70,14 @@ func tools() []tool {
 				ControllerManager: kube + "/cmd/kube-controller-manager",
 				Kubectl:           kube + "/cmd/kubectl",
 				KubeProxy:         kube + "/cmd/kube-proxy",
+				Scheduler:         kube + "/cmd/kube-scheduler",
+				Kubelet:           kube + "/cmd/kubelet",
 			},
+		},
+		{
+			folder:   "hack/coredns",
+			module:   "github.com/coredns/coredns",
+			packages: map[Program]string{CoreDNS: "github.com/coredns/coredns"},
 		},
 	}
 }

@@ -36,6 +36,8 @@ func fakeClone(t *testing.T, kubernetes string) string {
 		"hack/etcd/go.sum":       "",
 		"hack/kubernetes/go.mod": "require k8s.io/kubernetes " + kubernetes + "\n",
 		"hack/kubernetes/go.sum": "",
+		"hack/coredns/go.mod":    "require github.com/coredns/coredns v1.15.0\n",
+		"hack/coredns/go.sum":    "",
 	} {
 		path = filepath.Join(root, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

@@ -88,8 +88,11 @@ func programOf(t tool, pkg string) Program {
 
 // expectation tells how long a first build takes, as measured on two cores.
 func expectation(t tool) string {
-	if t.module == "k8s.io/kubernetes" {
+	switch t.module {
+	case "k8s.io/kubernetes":
 		return "the first time this takes about 5 minutes on two cores"
+	case "github.com/coredns/coredns":
+		return "the first time this takes about 2 minutes on two cores"
 	}
 	return "the first time this takes about 1 minute on two cores"
 }

@@ -23,6 +23,7 @@ func main() {
 
 func run() error {
 	kubeProxy := flag.Bool("kube-proxy", false, "build kube-proxy too, the peer of comparisons")
+	realNodes := flag.Bool("real-nodes", false, "build what clusters with real kubelets need, too: kubelet, kube-scheduler and CoreDNS")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -30,6 +31,9 @@ func run() error {
 	programs := binaries.ControlPlane()
 	if *kubeProxy {
 		programs = append(programs, binaries.KubeProxy)
+	}
+	if *realNodes {
+		programs = append(programs, binaries.RealNodes()...)
 	}
 	dir, err := binaries.Ensure(ctx, os.Stderr, programs...)
 	if err != nil {

@@ -1,55 +1,122 @@
 // Command echo is the server that runs in each pod of a local cluster. On every
 // port it is given, over TCP and UDP, it answers each line or datagram with one
 // line: its own name and the address of the client as it sees it. A TCP
-// connection stays open until the client closes it.
+// connection stays open until the client closes it. Over HTTP it answers each
+// request with the same line.
+//
+// With -drain it ends as a well-behaved server does: on SIGTERM its /readyz
+// fails, it goes on serving for that long, answers what it has been asked, and
+// ends.
 package main
 
 import (
 	"bufio"
+	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
+	"os/signal"
 	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
 )
 
 func main() {
-	name := flag.String("name", "", "the name to answer with")
+	name := flag.String("name", os.Getenv("POD_NAME"), "the name to answer with; over TCP, without one, the address that was connected to")
+	drain := flag.Duration("drain", 0, "how long to go on serving after SIGTERM; ends at once without")
 	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: echo -name NAME ADDRESS:PORT/tcp|udp...")
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: echo [-name NAME] [-drain TIME] ADDRESS:PORT/tcp|udp|http...")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
-	if err := serve(*name, flag.Args()); err != nil {
+	s := &server{name: *name}
+	if *drain > 0 {
+		go s.endOnSignal(*drain)
+	}
+	if err := s.serve(flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "echo:", err)
 		os.Exit(1)
 	}
 }
 
+// server answers with its name.
+type server struct {
+	name   string
+	http   http.Server
+	ending atomic.Bool
+}
+
+// endOnSignal ends the program some time after SIGTERM.
+func (s *server) endOnSignal(drain time.Duration) {
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGTERM)
+	<-asked
+	s.ending.Store(true)
+	fmt.Println("ending in", drain)
+	<-time.After(drain)
+	s.shutDown()
+	os.Exit(0)
+}
+
+// shutDown closes connections over HTTP that wait for nothing, and answers the
+// others first. Clients of the other protocols know when they are through.
+func (s *server) shutDown() {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_ = s.http.Shutdown(ctx)
+}
+
 // serve answers on all listeners until one of them fails.
-func serve(name string, listeners []string) error {
+func (s *server) serve(listeners []string) error {
+	s.http.Handler = s.handler()
+	s.http.ReadHeaderTimeout = 10 * time.Second
 	failed := make(chan error)
 	for _, l := range listeners {
 		address, protocol, _ := strings.Cut(l, "/")
 		switch protocol {
-		case "tcp":
+		case "tcp", "http":
 			listener, err := net.Listen("tcp", address)
 			if err != nil {
 				return err
 			}
-			go func() { failed <- serveTCP(name, listener) }()
+			if protocol == "tcp" {
+				go func() { failed <- serveTCP(s.name, listener) }()
+				continue
+			}
+			go func() {
+				if err := s.http.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+					failed <- err
+				}
+			}()
 		case "udp":
 			conn, err := net.ListenPacket("udp", address)
 			if err != nil {
 				return err
 			}
-			go func() { failed <- serveUDP(name, conn) }()
+			go func() { failed <- serveUDP(s.name, conn) }()
 		default:
-			return fmt.Errorf("%q: want ADDRESS:PORT/tcp or ADDRESS:PORT/udp", l)
+			return fmt.Errorf("%q: want ADDRESS:PORT/tcp, ADDRESS:PORT/udp or ADDRESS:PORT/http", l)
 		}
 	}
 	fmt.Println("ready") // whoever started it waits for this line
 	return <-failed
+}
+
+func (s *server) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if s.ending.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	})
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "%s %s\n", s.name, r.RemoteAddr)
+	})
+	return mux
 }
 
 func serveTCP(name string, listener net.Listener) error {
@@ -60,6 +127,10 @@ func serveTCP(name string, listener net.Listener) error {
 		}
 		go func() {
 			defer conn.Close()
+			name := name
+			if local, _, err := net.SplitHostPort(conn.LocalAddr().String()); name == "" && err == nil {
+				name = local
+			}
 			for s := bufio.NewScanner(conn); s.Scan(); {
 				if _, err := fmt.Fprintf(conn, "%s %s\n", name, conn.RemoteAddr()); err != nil {
 					return

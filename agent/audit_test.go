@@ -1,0 +1,224 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+func inAudit(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1alpha1.Audit) }
+
+func TestLasting(t *testing.T) {
+	finding := func(key string) dataplane.Finding {
+		return dataplane.Finding{Service: name(key[:1]), Key: key, Text: "chain of " + key}
+	}
+	unowned := dataplane.Finding{Key: "-", Text: "rule too many"}
+	type pass struct {
+		at      time.Duration
+		changed []string
+		found   []dataplane.Finding
+		counted string // keys, joined
+		waiting bool
+	}
+	a := []dataplane.Finding{finding("a1")}
+	for _, tt := range []struct {
+		name   string
+		passes []pass
+	}{
+		{"nothing", []pass{{found: nil}}},
+		{"it lasts for 2 s", []pass{{found: a, waiting: true}, {at: 1900 * time.Millisecond, found: a, waiting: true}, {at: 2 * time.Second, found: a, counted: "a1"}, {at: time.Minute, found: a, counted: "a1"}}},
+		{"it goes in between", []pass{{found: a, waiting: true}, {at: 2 * time.Second}, {at: 4 * time.Second, found: a, waiting: true}}},
+		{"it becomes another one", []pass{{found: a, waiting: true}, {at: 2 * time.Second, found: []dataplane.Finding{finding("a2")}, waiting: true}, {at: 4 * time.Second, found: []dataplane.Finding{finding("a2")}, counted: "a2"}}},
+		{"its Service has just changed", []pass{{}, {at: time.Second, changed: []string{"a"}, found: a, waiting: true},
+			{at: 3 * time.Second, found: a, waiting: true}, {at: 5 * time.Second, found: a, waiting: true}, {at: 6 * time.Second, found: a, counted: "a1"}}},
+		{"another Service has just changed", []pass{{}, {at: time.Second, changed: []string{"b"}, found: a, waiting: true}, {at: 3 * time.Second, found: a, counted: "a1"}}},
+		{"a Service that keeps changing counts in the end", []pass{{}, {at: time.Second, changed: []string{"a"}, found: a, waiting: true},
+			{at: 3 * time.Second, changed: []string{"a"}, found: a, waiting: true}, {at: 6 * time.Second, changed: []string{"a"}, found: a, counted: "a1"}}},
+		{"whose it is is not known, and some Service has just changed", []pass{{}, {at: time.Second, changed: []string{"b"}, found: []dataplane.Finding{unowned}, waiting: true},
+			{at: 3 * time.Second, found: []dataplane.Finding{unowned}, waiting: true}, {at: 6 * time.Second, found: []dataplane.Finding{unowned}, counted: "-"}}},
+		{"what is there at the start has not just changed", []pass{{changed: []string{"a"}, found: a, waiting: true}, {at: 2 * time.Second, found: a, counted: "a1"}}},
+		{"one lasts, one does not", []pass{{found: a, waiting: true}, {at: 2 * time.Second, found: append([]dataplane.Finding{finding("b1")}, a...), counted: "a1", waiting: true}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var d auditor
+			for _, p := range tt.passes {
+				changed := map[dataplane.ServiceName]struct{}{}
+				for _, c := range p.changed {
+					changed[name(c)] = struct{}{}
+				}
+				now := epoch.Add(p.at)
+				d.change(changed, now)
+				lasting, waiting := d.lasting(p.found, now)
+				var keys []string
+				for _, f := range lasting {
+					keys = append(keys, f.Key)
+				}
+				if got := strings.Join(keys, " "); got != p.counted || waiting != p.waiting {
+					t.Errorf("after %s: counted %q, waiting %v; want %q, %v", p.at, got, waiting, p.counted, p.waiting)
+				}
+			}
+		})
+	}
+}
+
+func TestAuditWritesNothingAndReports(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		r.rig.setRules(r.rig.own(inAudit))
+		r.changed()
+		after(time.Second)
+		if reason, _ := r.condition(); reason != v1alpha1.ReasonAuditInSync {
+			// Nothing counts yet: the kernel is empty since a moment.
+			t.Errorf("at first: %s", reason)
+		}
+		after(4 * time.Second)
+		reason, message := r.condition()
+		if reason != v1alpha1.ReasonAuditDiffers || !strings.Contains(message, "status.difference says where") || !strings.Contains(message, "nobody maintains") {
+			t.Errorf("an empty kernel: %s: %s", reason, message)
+		}
+		if r.kernel.Writes() != 0 || r.mayWrite() {
+			t.Errorf("%d writes; may write: %v", r.kernel.Writes(), r.mayWrite())
+		}
+		s := buildStatus(r.store.snapshot(), r.facts(), nil)
+		if s.SettingsRevision != r.rig.rules.Spec.SettingsRevision || s.Services != 1 || s.Difference.Count != 1 || !slices.Equal(s.Families, []string{"IPv4"}) {
+			t.Errorf("status %+v", s)
+		}
+
+		r.ports.become("kube-proxy answers")
+		after(auditPause + time.Second)
+		if _, message := r.condition(); !strings.Contains(message, "another proxy runs on this node (kube-proxy answers)") {
+			t.Errorf("beside another proxy: %s", message)
+		}
+		r.maintain()
+		after(2 * time.Minute) // at the verification at the latest
+		if reason, message := r.condition(); reason != v1alpha1.ReasonAuditInSync {
+			t.Errorf("the other proxy has written: %s: %s", reason, message)
+		}
+	})
+}
+
+// maintain makes the kernel hold what is wanted, as another proxy would.
+func (r turning) maintain() {
+	for _, svc := range r.store.families[dataplane.IPv4].services {
+		r.kernel.Plant(svc)
+	}
+}
+
+// TestAuditDuringChanges: a proxy that follows a moment later makes no
+// difference count.
+func TestAuditDuringChanges(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		r.rig.setRules(r.rig.own(inAudit))
+		r.ports.become("kube-proxy answers")
+		r.changed()
+		after(100 * time.Millisecond)
+		r.maintain()
+		before := r.kernel.Audits()
+		for i := range 120 {
+			r.rig.setService(r.rig.object("a", i%7+1, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ClusterIPs = []string{fmt.Sprintf("10.96.0.%d", 1+i)} }))
+			r.changed()
+			after(900 * time.Millisecond)
+			r.maintain() // what is wanted since the last comparison, so up to 3 s late
+			if reason, message := r.condition(); reason != v1alpha1.ReasonAuditInSync {
+				t.Fatalf("change %d: %s: %s", i, reason, message)
+			}
+		}
+		if passes := r.kernel.Audits() - before; passes < 30 || passes > 60 {
+			t.Errorf("%d comparisons in 108 s, want one every 2 s", passes)
+		}
+		r.kernel.Remove("shop", "a")
+		r.loop.VerifySoon() // as after an event of the kernel
+		after(8 * time.Second)
+		if reason, message := r.condition(); reason != v1alpha1.ReasonAuditDiffers {
+			t.Errorf("changed by hand: %s: %s", reason, message)
+		}
+		before = r.kernel.Audits()
+		after(10 * time.Minute)
+		if passes := r.kernel.Audits() - before; passes > 11 {
+			t.Errorf("%d comparisons in 10 minutes in which nothing happens", passes)
+		}
+	})
+}
+
+func TestEnforceAuditEnforce(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		after(time.Second)
+		turn := r.turnContext()
+		r.rig.setRules(r.rig.own(inAudit))
+		r.changed()
+		after(3 * time.Second)
+		if turn.Err() == nil || r.mayWrite() {
+			t.Error("the ports stay open with Audit")
+		}
+		if reason, message := r.condition(); reason != v1alpha1.ReasonAuditInSync || !strings.Contains(message, "nobody maintains") {
+			t.Errorf("with Audit: %s: %s", reason, message)
+		}
+		writes := r.kernel.Writes()
+		r.kernel.Remove("shop", "a")
+		r.rig.setService(r.rig.object("b", 2))
+		r.rig.setInventory(inventoryOf("shop.a", "shop.b"))
+		r.changed()
+		after(2 * time.Minute)
+		if reason, message := r.condition(); reason != v1alpha1.ReasonAuditDiffers || r.store.snapshot().difference.Count != 2 {
+			t.Errorf("with Audit, changed by hand: %s: %s", reason, message)
+		}
+		if r.kernel.Writes() != writes {
+			t.Errorf("%d writes with Audit", r.kernel.Writes()-writes)
+		}
+		r.rig.setRules(r.rig.own())
+		r.changed()
+		after(time.Second)
+		if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed || len(r.kernel.Services()) != 2 {
+			t.Errorf("with Enforce again: %s: %s; the kernel holds %q", reason, message, r.kernel.Services())
+		}
+		if r.turnContext().Err() != nil || !r.mayWrite() {
+			t.Error("the ports are not opened again")
+		}
+		r.rig.setService(r.rig.object("c", 3))
+		r.changed()
+		after(time.Second) // the intervals are those of Enforce
+		if len(r.kernel.Services()) != 3 {
+			t.Errorf("the kernel holds %q", r.kernel.Services())
+		}
+	})
+}
+
+func TestAuditThatFails(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		r.rig.setRules(r.rig.own(inAudit))
+		r.kernel.Fail(errors.New("iptables-save: no"))
+		r.changed()
+		after(time.Second)
+		if reason, message := r.condition(); reason != v1alpha1.ReasonFailed || !strings.Contains(message, "cannot be compared to what is wanted: IPv4: iptables-save: no") {
+			t.Errorf("%s: %s", reason, message)
+		}
+		r.kernel.Fail(nil)
+		r.maintain()
+		after(time.Minute)
+		if reason, message := r.condition(); reason != v1alpha1.ReasonAuditInSync {
+			t.Errorf("it works again: %s: %s", reason, message)
+		}
+	})
+}
+
+// TestOutcomesOfALostTurnDoNotCount: an Apply that ends when another proxy
+// writes already tells nothing.
+func TestOutcomesOfALostTurnDoNotCount(t *testing.T) {
+	a, _, _, _ := inTurn(t)
+	b := a.store.prepare()
+	outcomes := a.fanout.Apply(context.Background(), b.rulesets)
+	a.store.forget()
+	if a.store.commit(b, outcomes, nil) || a.store.snapshot().done {
+		t.Error("what was written before the turn was lost counts as held")
+	}
+	b = a.store.prepare()
+	if len(b.rulesets) != 1 || !b.rulesets[dataplane.IPv4].Full {
+		t.Error("the next write is not a full one")
+	}
+}

@@ -1,0 +1,106 @@
+// Package checkpoint keeps on the node's disk what an agent last knew complete,
+// so that one that starts while it cannot read its objects from the API has
+// something to go by. It knows files and their form, not what is done with
+// what they hold.
+package checkpoint
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// MaxAge is how old a set may be and still be used.
+const MaxAge = 24 * time.Hour
+
+// Header is what a set says of itself.
+type Header struct {
+	// Node is the name of the Node whose agent wrote the set.
+	Node string `json:"node"`
+	// Written is when all of it was known to be what the API held.
+	Written time.Time `json:"written"`
+	// Identity is the boot and the network namespace it was written in.
+	Identity
+	// ConflictingProxy: another proxy was active, and the agent wrote nothing.
+	ConflictingProxy bool `json:"conflictingProxy"`
+	// Services is the number of Services in the set, NamesHash the sum of
+	// v1alpha1.NameHash over the names of their objects.
+	Services  int    `json:"services"`
+	NamesHash uint64 `json:"namesHash"`
+}
+
+// Age is how old the set is; one from the future, after the clock was set
+// back, is fresh.
+func (h *Header) Age(now time.Time) time.Duration { return max(0, now.Sub(h.Written)) }
+
+// Set is what an agent last knew complete.
+type Set struct {
+	Header
+	// Rules is the node's own object as it was last accepted, without status.
+	Rules *v1alpha1.NodeProxyRules
+	// Services are the objects of all Services, held ones too.
+	Services []*v1alpha1.ServiceProxyRules
+}
+
+// name counts the Services of the set in its header.
+func (s *Set) name() {
+	s.Header.Services, s.NamesHash = len(s.Services), 0
+	for _, o := range s.Services {
+		s.NamesHash += v1alpha1.NameHash(o.Name)
+	}
+}
+
+// WithoutMembers returns the set without this node's endpoints: after a reboot
+// its pods have other addresses. What it shares with s is not changed.
+func (s *Set) WithoutMembers() *Set {
+	out := &Set{Header: s.Header, Rules: s.Rules.DeepCopy(), Services: make([]*v1alpha1.ServiceProxyRules, len(s.Services))}
+	members := make(map[string][]v1alpha1.PortMembers, len(s.Rules.Spec.Services))
+	for _, m := range s.Rules.Spec.Services {
+		name := v1alpha1.ServiceProxyRulesName(m.Namespace, m.Name)
+		members[name] = append(members[name], m.Ports...)
+	}
+	out.Rules.Spec.Services = nil
+	for i, object := range s.Services {
+		out.Services[i] = withoutMembers(object, members[object.Name])
+	}
+	return out
+}
+
+func withoutMembers(object *v1alpha1.ServiceProxyRules, members []v1alpha1.PortMembers) *v1alpha1.ServiceProxyRules {
+	if len(members) == 0 {
+		return object
+	}
+	out := object.DeepCopy()
+	for i := range out.Spec.Ports {
+		port := &out.Spec.Ports[i]
+		local := map[string]struct{}{}
+		for _, m := range members {
+			if m.Name == port.Name && m.Protocol == port.Protocol {
+				for _, endpoint := range m.Endpoints {
+					local[canonical(endpoint)] = struct{}{}
+				}
+			}
+		}
+		for j := range port.Endpoints {
+			group := &port.Endpoints[j]
+			group.Addresses = slices.DeleteFunc(group.Addresses, func(endpoint string) bool {
+				_, here := local[canonical(endpoint)]
+				return here
+			})
+		}
+		port.Endpoints = slices.DeleteFunc(port.Endpoints, func(g v1alpha1.EndpointGroup) bool { return len(g.Addresses) == 0 })
+	}
+	return out
+}
+
+// canonical is the one way to write an endpoint, so that two ways of writing
+// one are found to be the same.
+func canonical(endpoint string) string {
+	if parsed, err := netip.ParseAddrPort(endpoint); err == nil {
+		return parsed.String()
+	}
+	return strings.TrimSpace(endpoint)
+}

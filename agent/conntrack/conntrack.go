@@ -1,0 +1,82 @@
+// Package conntrack keeps the kernel's connection tracking as the settings ask,
+// tells its figures, and removes stale UDP flows.
+//
+// The kernel translates a flow as its first datagram was translated, for as long
+// as datagrams come: a client that keeps its socket goes on talking to an
+// endpoint that is gone, or to a Service's address itself if there was no
+// endpoint when it began. So whenever the rules have changed, the flows that
+// contradict them are deleted, and their next datagram meets the rules as they
+// are. Only UDP flows are ever deleted: TCP and SCTP end their connections
+// themselves. Only flows of the default zone are: other zones belong to others.
+package conntrack
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// Flow is a UDP flow of the default zone, as the kernel tracks it.
+type Flow struct {
+	// Source and Destination are the first datagram's, as the client sent it.
+	Source, Destination netip.AddrPort
+	// ReplySource and ReplyDestination are those that an answer has when it
+	// comes: ReplySource is the endpoint.
+	ReplySource, ReplyDestination netip.AddrPort
+	// ID tells the flow from another one between the same addresses.
+	ID uint32
+}
+
+// String returns the flow for people.
+func (f Flow) String() string {
+	return fmt.Sprintf("%s to %s, sent to %s", f.Source, f.Destination, f.ReplySource)
+}
+
+// translated reports whether the flow goes elsewhere than the client thinks.
+func (f Flow) translated() bool { return f.ReplySource != f.Destination }
+
+// Filter chooses flows by what the client sent to.
+type Filter struct {
+	// Address is invalid for any.
+	Address netip.Addr
+	// Port is 0 for any.
+	Port uint16
+}
+
+func (f Filter) matches(flow Flow) bool {
+	return (!f.Address.IsValid() || f.Address == flow.Destination.Addr()) &&
+		(f.Port == 0 || f.Port == flow.Destination.Port())
+}
+
+// Table is the kernel's connection tracking table. Its methods may be called
+// concurrently, Delete also from within Walk.
+type Table interface {
+	// Walk calls visit with the UDP flows of the family that match at least one
+	// of the filters, some perhaps more than once. It holds none of them. After
+	// an error some may not have been visited.
+	Walk(ctx context.Context, family dataplane.Family, filters []Filter, visit func(Flow)) error
+	// Delete removes a flow. It returns false if it is gone already.
+	Delete(f Flow) (bool, error)
+	// LocalAddresses are the addresses of the node's interfaces.
+	LocalAddresses(family dataplane.Family) ([]netip.Addr, error)
+}
+
+// Reason says why a flow is stale.
+type Reason string
+
+// Reasons, as they stand in metrics.
+const (
+	// EndpointGone: the flow goes to what is no endpoint any more.
+	EndpointGone Reason = "endpoint_gone"
+	// NoEndpoint: likewise, and there is no other endpoint either.
+	NoEndpoint Reason = "no_endpoint"
+	// NotTranslated: the flow began when the address was not served.
+	NotTranslated Reason = "not_translated"
+	// AddressGone: the Service has ended, or lost the address or port.
+	AddressGone Reason = "address_gone"
+)
+
+// Reasons returns all of them.
+func Reasons() []Reason { return []Reason{EndpointGone, NoEndpoint, NotTranslated, AddressGone} }

@@ -1,0 +1,117 @@
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// Kernel is the table of the network namespace that its methods are called in.
+type Kernel struct {
+	// unfiltered: the kernel does not filter dumps.
+	unfiltered atomic.Bool
+	// delivered counts the entries that the kernel has handed over.
+	delivered atomic.Int64
+}
+
+// NewKernel returns the table of the running kernel.
+func NewKernel() *Kernel { return &Kernel{} }
+
+var _ Table = (*Kernel)(nil)
+
+// Walk implements Table. The kernel hands over only what the filters match; one
+// older than Linux 5.8 hands over everything, which then is looked through
+// here.
+func (k *Kernel) Walk(ctx context.Context, family dataplane.Family, filters []Filter, visit func(Flow)) error {
+	for _, filter := range filters {
+		if k.unfiltered.Load() {
+			break
+		}
+		asked := kernelFilter(filter)
+		err := k.dump(ctx, family, &asked, func(f Flow) {
+			switch {
+			case filter.matches(f):
+				visit(f)
+			case !asked.matches(f): // it does not even know that there are filters
+				k.unfiltered.Store(true)
+			}
+		})
+		switch {
+		case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL):
+			k.unfiltered.Store(true)
+		case err != nil:
+			return fmt.Errorf("reading the UDP flows of %s from the connection tracking table: %w", family, err)
+		}
+	}
+	if !k.unfiltered.Load() {
+		return nil
+	}
+	err := k.dump(ctx, family, nil, func(f Flow) {
+		if slices.ContainsFunc(filters, func(filter Filter) bool { return filter.matches(f) }) {
+			visit(f)
+		}
+	})
+	if err != nil {
+		k.unfiltered.Store(false) // it may not have been the filter
+		return fmt.Errorf("reading the connection tracking table of %s: %w", family, err)
+	}
+	return nil
+}
+
+// dump calls visit with each UDP flow as it comes.
+func (k *Kernel) dump(ctx context.Context, family dataplane.Family, filter *Filter, visit func(Flow)) error {
+	socket, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
+	if err != nil {
+		return fmt.Errorf("opening a netlink socket: %w", err)
+	}
+	defer socket.Close()
+	if err := errors.Join(socket.SetSendTimeout(&nl.SocketTimeoutTv), socket.SetReceiveTimeout(&nl.SocketTimeoutTv)); err != nil {
+		return fmt.Errorf("limiting the time of a netlink socket: %w", err)
+	}
+	// The rest of a dump that nobody wants any more is not waited for.
+	stop := context.AfterFunc(ctx, socket.Close)
+	defer stop()
+	request := nl.NewNetlinkRequest(messageTypeGet, unix.NLM_F_DUMP)
+	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: socket}}
+	request.AddRawData(dumpMessage(family, filter))
+	err = request.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+		k.delivered.Add(1)
+		if f, ok := parseFlow(message); ok {
+			visit(f)
+		}
+		return ctx.Err() == nil
+	})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// Delete implements Table.
+func (k *Kernel) Delete(f Flow) (bool, error) {
+	request := nl.NewNetlinkRequest(messageTypeDelete, unix.NLM_F_ACK)
+	request.AddRawData(deleteMessage(f))
+	_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("deleting the UDP flow %s from the connection tracking table: %w", f, err)
+	}
+	return true, nil
+}
+
+// LocalAddresses implements Table.
+func (k *Kernel) LocalAddresses(family dataplane.Family) ([]netip.Addr, error) {
+	addresses, err := dataplane.InterfaceAddresses()
+	return slices.DeleteFunc(addresses, func(a netip.Addr) bool { return !family.Of(a) }), err
+}

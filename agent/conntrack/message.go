@@ -1,0 +1,243 @@
+package conntrack
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// Numbers of the kernel's include/uapi/linux/netfilter/nfnetlink_conntrack.h
+// and of what it takes in CTA_FILTER, since Linux 5.8.
+const (
+	messageTypeGet    = 1<<8 | 1
+	messageTypeDelete = 1<<8 | 2
+
+	messageTypeGetCPUStats = 1<<8 | 4
+
+	attrTupleOrig  = 1
+	attrTupleReply = 2
+	attrID         = 12
+	attrZone       = 18
+	attrFilter     = 25
+
+	attrTupleIP    = 1
+	attrTupleProto = 2
+	attrTupleZone  = 3
+
+	attrIPv4Src = 1
+	attrIPv4Dst = 2
+	attrIPv6Src = 3
+	attrIPv6Dst = 4
+
+	attrProtoNumber  = 1
+	attrProtoSrcPort = 2
+	attrProtoDstPort = 3
+
+	attrFilterOrigFlags = 1
+
+	attrStatsInsertFailed = 9
+	attrStatsDrop         = 10
+	attrStatsEarlyDrop    = 11
+
+	filterIPDst       = 1 << 1
+	filterProtoNumber = 1 << 3
+	filterProtoDst    = 1 << 5
+
+	attrNested   = 1 << 15
+	attrTypeMask = 1<<14 - 1
+
+	headerLength = 4 // of a message, and of an attribute
+
+	protocolUDP = 17
+	afINET      = 2
+	afINET6     = 10
+)
+
+func header(family dataplane.Family) []byte {
+	if family == dataplane.IPv4 {
+		return []byte{afINET, 0, 0, 0}
+	}
+	return []byte{afINET6, 0, 0, 0}
+}
+
+// kernelFilter is what of a filter the kernel can be left. Not addresses of
+// IPv6: of those it delivers all flows but the ones that match (Linux 6.18).
+func kernelFilter(f Filter) Filter {
+	if f.Address.Is6() {
+		f.Address = netip.Addr{}
+	}
+	return f
+}
+
+// dumpMessage asks for all flows of a family; with a filter, for those that it
+// matches and that are UDP.
+func dumpMessage(family dataplane.Family, filter *Filter) []byte {
+	b := header(family)
+	if filter == nil {
+		return b
+	}
+	flags := uint32(filterProtoNumber)
+	var tuple []byte
+	if filter.Address.IsValid() {
+		flags |= filterIPDst
+		tuple = appendAttr(tuple, attrTupleIP|attrNested, appendAddress(nil, false, filter.Address))
+	}
+	proto := appendAttr(nil, attrProtoNumber, []byte{protocolUDP})
+	if filter.Port != 0 {
+		flags |= filterProtoDst
+		proto = appendAttr(proto, attrProtoDstPort, binary.BigEndian.AppendUint16(nil, filter.Port))
+	}
+	tuple = appendAttr(tuple, attrTupleProto|attrNested, proto)
+	b = appendAttr(b, attrTupleOrig|attrNested, tuple)
+	return appendAttr(b, attrFilter|attrNested, appendAttr(nil, attrFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, flags)))
+}
+
+// deleteMessage asks to delete exactly one flow. Without its tuple the kernel
+// would empty the table.
+func deleteMessage(f Flow) []byte {
+	family := dataplane.IPv4
+	if f.Source.Addr().Is6() {
+		family = dataplane.IPv6
+	}
+	ip := appendAddress(appendAddress(nil, true, f.Source.Addr()), false, f.Destination.Addr())
+	proto := appendAttr(nil, attrProtoNumber, []byte{protocolUDP})
+	proto = appendAttr(proto, attrProtoSrcPort, binary.BigEndian.AppendUint16(nil, f.Source.Port()))
+	proto = appendAttr(proto, attrProtoDstPort, binary.BigEndian.AppendUint16(nil, f.Destination.Port()))
+	tuple := appendAttr(nil, attrTupleIP|attrNested, ip)
+	tuple = appendAttr(tuple, attrTupleProto|attrNested, proto)
+	b := appendAttr(header(family), attrTupleOrig|attrNested, tuple)
+	return appendAttr(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
+}
+
+func appendAddress(b []byte, source bool, a netip.Addr) []byte {
+	kind := uint16(attrIPv6Dst)
+	switch {
+	case a.Is4() && source:
+		kind = attrIPv4Src
+	case a.Is4():
+		kind = attrIPv4Dst
+	case source:
+		kind = attrIPv6Src
+	}
+	return appendAttr(b, kind, a.AsSlice())
+}
+
+func appendAttr(b []byte, kind uint16, payload []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(headerLength+len(payload)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, payload...)
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+// parseFlow reads a flow from a message. It returns false for what is no UDP
+// flow, or not in the default zone, or cannot be read.
+func parseFlow(message []byte) (Flow, bool) {
+	if len(message) < headerLength {
+		return Flow{}, false
+	}
+	var f Flow
+	var orig, reply, id bool
+	ok := eachAttr(message[headerLength:], func(kind uint16, payload []byte) bool {
+		switch kind {
+		case attrTupleOrig:
+			f.Source, f.Destination, orig = parseTuple(payload)
+			return orig
+		case attrTupleReply:
+			f.ReplySource, f.ReplyDestination, reply = parseTuple(payload)
+			return reply
+		case attrID:
+			if id = len(payload) == 4; id {
+				f.ID = binary.BigEndian.Uint32(payload)
+			}
+		case attrZone:
+			return len(payload) == 2 && binary.BigEndian.Uint16(payload) == 0
+		}
+		return true
+	})
+	return f, ok && orig && reply && id
+}
+
+// parseTuple returns false for what is no UDP tuple of the default zone.
+func parseTuple(b []byte) (source, destination netip.AddrPort, ok bool) {
+	var src, dst netip.Addr
+	var srcPort, dstPort uint16
+	var protocol byte
+	var ports int
+	ok = eachAttr(b, func(kind uint16, payload []byte) bool {
+		switch kind {
+		case attrTupleIP:
+			return eachAttr(payload, func(kind uint16, payload []byte) bool {
+				a, ok := netip.AddrFromSlice(payload)
+				switch kind {
+				case attrIPv4Src, attrIPv6Src:
+					src = a
+				case attrIPv4Dst, attrIPv6Dst:
+					dst = a
+				default:
+					return true
+				}
+				return ok
+			})
+		case attrTupleProto:
+			return eachAttr(payload, func(kind uint16, payload []byte) bool {
+				switch {
+				case kind == attrProtoNumber && len(payload) == 1:
+					protocol = payload[0]
+				case kind == attrProtoSrcPort && len(payload) == 2:
+					srcPort, ports = binary.BigEndian.Uint16(payload), ports+1
+				case kind == attrProtoDstPort && len(payload) == 2:
+					dstPort, ports = binary.BigEndian.Uint16(payload), ports+1
+				}
+				return true
+			})
+		case attrTupleZone:
+			return len(payload) == 2 && binary.BigEndian.Uint16(payload) == 0
+		}
+		return true
+	})
+	ok = ok && protocol == protocolUDP && ports == 2 && src.IsValid() && dst.IsValid()
+	return netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort), ok
+}
+
+// eachAttr calls f with kind and payload of each attribute until it returns
+// false. It returns false if f did, or if b is cut off.
+func eachAttr(b []byte, f func(kind uint16, payload []byte) bool) bool {
+	for len(b) >= headerLength {
+		length := int(binary.NativeEndian.Uint16(b))
+		if length < headerLength || length > len(b) {
+			return false
+		}
+		if !f(binary.NativeEndian.Uint16(b[2:])&attrTypeMask, b[headerLength:length]) {
+			return false
+		}
+		b = b[min((length+3)&^3, len(b)):]
+	}
+	return true
+}
+
+// add adds the counters of one CPU, as a message holds them. Attributes that are
+// not known or cut off count nothing.
+func (c *Counters) add(message []byte) {
+	if len(message) < headerLength {
+		return
+	}
+	eachAttr(message[headerLength:], func(kind uint16, payload []byte) bool {
+		if len(payload) != 4 {
+			return true
+		}
+		value := int64(binary.BigEndian.Uint32(payload))
+		switch kind {
+		case attrStatsInsertFailed:
+			c.InsertFailed += value
+		case attrStatsDrop:
+			c.Drop += value
+		case attrStatsEarlyDrop:
+			c.EarlyDrop += value
+		}
+		return true
+	})
+}

@@ -1,0 +1,74 @@
+package conntrack
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+func tupleOf(protocol byte, source, destination string, more ...[]byte) []byte {
+	src, dst := netip.MustParseAddrPort(source), netip.MustParseAddrPort(destination)
+	proto := appendAttr(nil, attrProtoNumber, []byte{protocol})
+	proto = appendAttr(proto, attrProtoSrcPort, binary.BigEndian.AppendUint16(nil, src.Port()))
+	proto = appendAttr(proto, attrProtoDstPort, binary.BigEndian.AppendUint16(nil, dst.Port()))
+	ip := appendAddress(appendAddress(nil, true, src.Addr()), false, dst.Addr())
+	return slices.Concat(append([][]byte{appendAttr(nil, attrTupleIP|attrNested, ip), appendAttr(nil, attrTupleProto|attrNested, proto)}, more...)...)
+}
+
+// entry is what the kernel sends of a flow of 10.244.7.7, with more attributes.
+func entry(protocol byte, inTuple []byte, more ...[]byte) []byte {
+	b := header(dataplane.IPv4)
+	b = appendAttr(b, attrTupleOrig|attrNested, tupleOf(protocol, "10.244.7.7:40000", "10.96.0.10:53", inTuple))
+	b = appendAttr(b, attrTupleReply|attrNested, tupleOf(protocol, "10.244.0.3:5353", "10.244.7.7:40000"))
+	b = appendAttr(b, 3, []byte{0, 0, 1, 0x8e}) // status, which nobody reads
+	return slices.Concat(append([][]byte{b}, more...)...)
+}
+
+func TestParseFlow(t *testing.T) {
+	want := Flow{
+		Source: netip.MustParseAddrPort("10.244.7.7:40000"), Destination: netip.MustParseAddrPort("10.96.0.10:53"),
+		ReplySource: netip.MustParseAddrPort("10.244.0.3:5353"), ReplyDestination: netip.MustParseAddrPort("10.244.7.7:40000"), ID: 7,
+	}
+	id := appendAttr(nil, attrID, []byte{0, 0, 0, 7})
+	zone := func(n byte) []byte { return appendAttr(nil, attrZone, []byte{0, n}) }
+	tupleZone := func(n byte) []byte { return appendAttr(nil, attrTupleZone, []byte{0, n}) }
+	for name, tt := range map[string]struct {
+		message []byte
+		ok      bool
+	}{
+		"UDP":                   {entry(protocolUDP, nil, id), true},
+		"the default zone":      {entry(protocolUDP, tupleZone(0), id, zone(0)), true},
+		"another zone":          {entry(protocolUDP, nil, id, zone(7)), false},
+		"of one direction only": {entry(protocolUDP, tupleZone(7), id), false},
+		"TCP":                   {entry(6, nil, id), false},
+		"SCTP":                  {entry(132, nil, id), false},
+		"UDP-Lite":              {entry(136, nil, id), false},
+		"no ID":                 {entry(protocolUDP, nil), false},
+		"an ID cut off":         {entry(protocolUDP, nil, appendAttr(nil, attrID, []byte{7})), false},
+		"an empty attribute":    {entry(protocolUDP, nil, id, []byte{0, 0, 0, 0}), false},
+		"nothing":               {nil, false},
+	} {
+		f, ok := parseFlow(tt.message)
+		if ok != tt.ok || ok && f != want {
+			t.Errorf("%s: got %v, %v", name, f, ok)
+		}
+	}
+	whole := entry(protocolUDP, nil, id)
+	for i := range whole {
+		if f, ok := parseFlow(whole[:i]); ok {
+			t.Errorf("cut off after %d bytes: got %v", i, f)
+		}
+	}
+}
+
+func FuzzParseFlow(f *testing.F) {
+	f.Add(entry(protocolUDP, nil, appendAttr(nil, attrID, []byte{0, 0, 0, 7})))
+	f.Fuzz(func(t *testing.T, message []byte) {
+		if flow, ok := parseFlow(message); ok && !(flow.Source.IsValid() && flow.ReplySource.IsValid()) {
+			t.Errorf("half a flow: %v", flow)
+		}
+	})
+}

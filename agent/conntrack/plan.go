@@ -1,0 +1,179 @@
+package conntrack
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+const (
+	// maxFilters is the most filters of one pass. Each has the kernel look at
+	// the whole table once, which pays off only against having all UDP flows
+	// copied out.
+	maxFilters = 4
+	// fewEndpoints are searched one by one.
+	fewEndpoints = 16
+)
+
+// plan says which flows of one family contradict the rules.
+type plan struct {
+	addresses map[netip.AddrPort]*target
+	nodePorts map[uint16]*target
+	former    former
+	// filters choose the flows that have to be looked at.
+	filters []Filter
+	// answers reports whether NodePorts answer on an address.
+	answers func(netip.Addr) bool
+}
+
+// former is what was served and is not any more.
+type former struct {
+	addresses map[netip.AddrPort]struct{}
+	nodePorts map[uint16]struct{}
+}
+
+func newFormer() former {
+	return former{addresses: map[netip.AddrPort]struct{}{}, nodePorts: map[uint16]struct{}{}}
+}
+
+func (f former) len() int { return len(f.addresses) + len(f.nodePorts) }
+
+// target is where flows to an address or node port may go.
+type target struct {
+	endpoints []netip.AddrPort
+	set       map[netip.AddrPort]struct{} // of many endpoints, once asked for
+	// unknown: it cannot be told what the kernel does with such flows.
+	unknown bool
+}
+
+func (t *target) has(e netip.AddrPort) bool {
+	if len(t.endpoints) <= fewEndpoints {
+		return slices.Contains(t.endpoints, e)
+	}
+	if t.set == nil {
+		t.set = make(map[netip.AddrPort]struct{}, len(t.endpoints))
+		for _, e := range t.endpoints {
+			t.set[e] = struct{}{}
+		}
+	}
+	_, found := t.set[e]
+	return found
+}
+
+// judge returns why a flow to the target is stale; empty: it is not. A flow to
+// any endpoint that still receives traffic is kept, also if the rules of this
+// node would not choose it now: policies and hints are for new flows.
+func (t *target) judge(f Flow) Reason {
+	switch {
+	case t.unknown || t.has(f.ReplySource):
+		return ""
+	case !f.translated():
+		return NotTranslated
+	case len(t.endpoints) == 0:
+		return NoEndpoint
+	default:
+		return EndpointGone
+	}
+}
+
+// judge returns why a flow is stale; empty: it is not.
+func (p *plan) judge(f Flow) Reason {
+	if t := p.addresses[f.Destination]; t != nil {
+		return t.judge(f)
+	}
+	// What was never translated has nothing to do with the rules that are gone:
+	// it may be to a program on the node.
+	if _, found := p.former.addresses[f.Destination]; found && f.translated() {
+		return AddressGone
+	}
+	port := f.Destination.Port()
+	t := p.nodePorts[port]
+	_, gone := p.former.nodePorts[port]
+	if t == nil && !gone || !p.answers(f.Destination.Addr()) {
+		return ""
+	}
+	if t != nil {
+		return t.judge(f)
+	}
+	if f.translated() {
+		return AddressGone
+	}
+	return ""
+}
+
+// usesNodePorts reports whether answers is needed.
+func (p *plan) usesNodePorts() bool { return len(p.nodePorts) > 0 || len(p.former.nodePorts) > 0 }
+
+// add has flows to the Service's UDP ports judged.
+func (p *plan) add(svc *dataplane.Service, unknown bool) {
+	eachServed(svc, func(at served, port *dataplane.Port) {
+		t := p.target(at)
+		switch {
+		case unknown:
+			t.unknown = true
+		case t.endpoints == nil:
+			t.endpoints = port.Serving
+		default: // two claim the same; the rules may do either
+			t.endpoints = slices.Concat(t.endpoints, port.Serving)
+		}
+	})
+}
+
+func (p *plan) target(at served) *target {
+	if at.nodePort != 0 {
+		if p.nodePorts[at.nodePort] == nil {
+			p.nodePorts[at.nodePort] = &target{}
+		}
+		return p.nodePorts[at.nodePort]
+	}
+	if p.addresses[at.address] == nil {
+		p.addresses[at.address] = &target{}
+	}
+	return p.addresses[at.address]
+}
+
+// served is an address with a port, or a node port, that answers over UDP.
+type served struct {
+	address  netip.AddrPort
+	nodePort uint16
+}
+
+func (s served) filter() Filter {
+	if s.nodePort != 0 {
+		return Filter{Port: s.nodePort}
+	}
+	return Filter{Address: s.address.Addr(), Port: s.address.Port()}
+}
+
+// eachServed calls f with everything that the Service, which may be nil,
+// answers on over UDP.
+func eachServed(svc *dataplane.Service, f func(at served, port *dataplane.Port)) {
+	if svc == nil {
+		return
+	}
+	for i := range svc.Ports {
+		port := &svc.Ports[i]
+		if port.Protocol != v1alpha1.ProtocolUDP {
+			continue
+		}
+		one := func(a netip.Addr) {
+			if a.IsValid() && port.Serves(a) {
+				f(served{address: netip.AddrPortFrom(a, port.Port)}, port)
+			}
+		}
+		one(svc.ClusterIP)
+		for _, a := range svc.ExternalIPs {
+			one(a)
+		}
+		for _, a := range svc.LoadBalancerIPs {
+			if !slices.Contains(svc.ExternalIPs, a) {
+				one(a)
+			}
+		}
+		if port.NodePort != 0 {
+			f(served{nodePort: port.NodePort}, port)
+		}
+	}
+}

@@ -1,0 +1,205 @@
+package conntrack
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// maxFormer bounds what is remembered of ended Services while the table cannot
+// be read.
+const maxFormer = 1 << 16
+
+// state is what the kernel's rules of one family do with UDP, and what of that
+// no flow has been compared to.
+type state struct {
+	services map[dataplane.ServiceName]programmed // of those that have UDP ports
+	node     dataplane.Node
+	work     work
+}
+
+// programmed is what the kernel holds of a Service. Either may be nil.
+type programmed struct {
+	service *dataplane.Service
+	// refused is the newest state if the kernel does not take it, or if it may
+	// hold a newer one: it cannot be told what it does with flows of either.
+	refused *dataplane.Service
+}
+
+// work is what flows have to be compared to.
+type work struct {
+	// all: everything, because the rules were not as they should have been, or
+	// it is not known what they were.
+	all     bool
+	changed map[dataplane.ServiceName]struct{}
+	former  former
+}
+
+func newWork() work {
+	return work{changed: map[dataplane.ServiceName]struct{}{}, former: newFormer()}
+}
+
+func (w *work) empty() bool { return !w.all && len(w.changed) == 0 && w.former.len() == 0 }
+
+func newState() *state {
+	return &state{services: map[dataplane.ServiceName]programmed{}, work: newWork()}
+}
+
+// commit takes what an Apply has brought to the kernel.
+func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
+	s.node = r.Node
+	names := maps.Clone(r.Dirty)
+	if names == nil {
+		names = map[dataplane.ServiceName]struct{}{}
+	}
+	for name, p := range s.services {
+		if p.refused != nil { // it may be programmed now
+			names[name] = struct{}{}
+		}
+	}
+	s.work.all = s.work.all || r.Recheck // node ports may answer elsewhere
+	if r.Full || result.Kind == v1alpha1.SyncFull {
+		s.work.all = true
+		for name := range r.Services {
+			names[name] = struct{}{}
+		}
+		for name := range s.services {
+			names[name] = struct{}{}
+		}
+	}
+	for name := range names {
+		wanted := r.Services[name]
+		if !servesUDP(wanted) {
+			wanted = nil
+		}
+		_, refused := result.Refused[name]
+		if _, kept := r.Keep[name]; refused || kept {
+			s.refuse(name, wanted)
+		} else {
+			s.program(name, wanted)
+		}
+	}
+}
+
+// refuse notes that the kernel holds what it held of a Service, more or less.
+func (s *state) refuse(name dataplane.ServiceName, wanted *dataplane.Service) {
+	p := s.services[name]
+	if wanted == nil {
+		wanted = p.service // TCP alone is wanted
+	}
+	if wanted != nil {
+		s.services[name] = programmed{service: p.service, refused: wanted}
+	}
+}
+
+// program notes what the kernel holds of a Service now.
+func (s *state) program(name dataplane.ServiceName, wanted *dataplane.Service) {
+	p := s.services[name]
+	if p.service == wanted && p.refused == nil {
+		return
+	}
+	now := map[served]*dataplane.Port{}
+	eachServed(wanted, func(at served, port *dataplane.Port) { now[at] = port })
+	changed := p.refused != nil
+	before := 0
+	eachServed(p.service, func(at served, port *dataplane.Port) {
+		before++
+		switch n := now[at]; {
+		case n == nil:
+			s.work.former.add(at)
+			changed = true
+		case !slices.Equal(n.Serving, port.Serving):
+			changed = true
+		}
+	})
+	if changed || before != len(now) {
+		s.work.changed[name] = struct{}{}
+	}
+	if wanted == nil {
+		delete(s.services, name)
+	} else {
+		s.services[name] = programmed{service: wanted}
+	}
+}
+
+func (f former) add(at served) {
+	switch {
+	case f.len() >= maxFormer:
+	case at.nodePort != 0:
+		f.nodePorts[at.nodePort] = struct{}{}
+	default:
+		f.addresses[at.address] = struct{}{}
+	}
+}
+
+// take returns the plan for the work that waits, and that work, which does not
+// wait any more. The plan does not say yet where NodePorts answer.
+func (s *state) take() (*plan, work) {
+	w := s.work
+	s.work = newWork()
+	p := &plan{
+		addresses: make(map[netip.AddrPort]*target, len(s.services)), nodePorts: map[uint16]*target{},
+		former: newFormer(),
+	}
+	for _, held := range s.services {
+		unknown := held.refused != nil
+		p.add(held.service, unknown)
+		if unknown {
+			p.add(held.refused, true)
+		}
+	}
+	// What another Service serves by now is for that one to judge.
+	for a := range w.former.addresses {
+		if p.addresses[a] == nil {
+			p.former.addresses[a] = struct{}{}
+		}
+	}
+	for n := range w.former.nodePorts {
+		if p.nodePorts[n] == nil {
+			p.former.nodePorts[n] = struct{}{}
+		}
+	}
+	p.filters = s.filters(&w)
+	return p, w
+}
+
+// filters choose the flows that the work is about, or all.
+func (s *state) filters(w *work) []Filter {
+	all := []Filter{{}}
+	if w.all || len(w.changed)+w.former.len() > 2*maxFilters {
+		return all
+	}
+	chosen := map[Filter]struct{}{}
+	for name := range w.changed {
+		eachServed(s.services[name].service, func(at served, _ *dataplane.Port) { chosen[at.filter()] = struct{}{} })
+	}
+	for a := range w.former.addresses {
+		chosen[served{address: a}.filter()] = struct{}{}
+	}
+	for n := range w.former.nodePorts {
+		chosen[served{nodePort: n}.filter()] = struct{}{}
+	}
+	if len(chosen) > maxFilters {
+		return all
+	}
+	return slices.Collect(maps.Keys(chosen))
+}
+
+// putBack lets the work wait again, after a pass that failed.
+func (s *state) putBack(w work) {
+	s.work.all = s.work.all || w.all
+	maps.Copy(s.work.changed, w.changed)
+	for a := range w.former.addresses {
+		s.work.former.add(served{address: a})
+	}
+	for n := range w.former.nodePorts {
+		s.work.former.add(served{nodePort: n})
+	}
+}
+
+func servesUDP(svc *dataplane.Service) bool {
+	return svc != nil && slices.ContainsFunc(svc.Ports, func(p dataplane.Port) bool { return p.Protocol == v1alpha1.ProtocolUDP })
+}

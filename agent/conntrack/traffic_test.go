@@ -1,0 +1,138 @@
+package conntrack
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/utils/clock"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// TestRealTraffic keeps sockets open while the rule that translates them
+// changes. That they stay as they were until a pass has been made shows that
+// the pass is needed.
+func TestRealTraffic(t *testing.T) {
+	onRealKernel(t)
+	// Datagrams that nothing translates leave by a link on which nobody hears
+	// them.
+	run(t, "ip", "link", "add", "away", "type", "veth", "peer", "name", "nobody")
+	run(t, "ip", "link", "set", "away", "up")
+	run(t, "ip", "link", "set", "nobody", "up")
+	for _, tt := range []struct {
+		family                  dataplane.Family
+		iptables                string
+		flags                   string // of addresses
+		service, one, two, node string
+	}{
+		{dataplane.IPv4, "iptables", "", "10.96.0.10", "10.244.0.3", "10.244.0.4", "192.0.2.21"},
+		{dataplane.IPv6, "ip6tables", "nodad", "fd00::10", "fd01::3", "fd01::4", "2001:db8::21"},
+	} {
+		for _, a := range []string{tt.one, tt.two, tt.node} {
+			run(t, "sh", "-c", "ip address add "+a+" dev lo "+tt.flags)
+		}
+		run(t, "ip", "route", "add", tt.service, "dev", "away", "src", tt.node)
+		run(t, "ip", "neighbor", "add", tt.service, "lladdr", "02:00:00:00:00:99", "dev", "away")
+		one, two := net.JoinHostPort(tt.one, "5353"), net.JoinHostPort(tt.two, "5353")
+		answer(t, one, "one")
+		answer(t, two, "two")
+		rule := func(operation, endpoint string) {
+			for _, to := range []string{tt.service + " --dport 53", tt.node + " --dport 30053"} {
+				run(t, "sh", "-c", tt.iptables+" -t nat "+operation+" OUTPUT -p udp -d "+to+" -j DNAT --to-destination "+endpoint)
+			}
+		}
+		pass := func(services ...*dataplane.Service) {
+			c := New(Options{Family: tt.family, Table: NewKernel(), Clock: clock.RealClock{}, Log: logr.Discard()})
+			c.Committed(ruleset(true, services), dataplane.Result{})
+			if p := c.pass(t.Context()); p.Err != nil {
+				t.Fatal(p.Err)
+			}
+		}
+		serving := func(endpoint string) *dataplane.Service {
+			return service("dns", "ip "+tt.service+" port 53 np 30053 ep "+endpoint)
+		}
+		early := connect(t, net.JoinHostPort(tt.service, "53"))
+		expect := func(when string, want string, conns ...net.Conn) {
+			t.Helper()
+			for _, conn := range conns {
+				got := ask(t, conn)
+				// An answer may be late on a busy machine, and be read as the next.
+				for end := time.Now().Add(30 * time.Second); got != want && want != "" && time.Now().Before(end); {
+					got = ask(t, conn)
+				}
+				if got != want {
+					t.Errorf("%s, from %s to %s: answered by %q, want %q", when, conn.LocalAddr(), conn.RemoteAddr(), got, want)
+				}
+			}
+		}
+		run(t, tt.iptables, "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-j", "DNAT", "--to-destination", one) // tracking begins with a first translation
+		expect("no rule", "", early)
+		rule("-A", one)
+		expect("the first endpoint, no pass", "", early)
+		pass(serving(one))
+		flows := []net.Conn{early, connect(t, net.JoinHostPort(tt.service, "53")), connect(t, net.JoinHostPort(tt.node, "30053"))}
+		expect("the first endpoint", "one", flows...)
+		rule("-D", one)
+		rule("-A", two)
+		expect("another endpoint, no pass", "one", flows...)
+		pass(serving(two))
+		expect("another endpoint", "two", flows...)
+	}
+}
+
+// answer serves datagrams at an address with a name.
+func answer(t *testing.T, address, name string) {
+	t.Helper()
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(address)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	go func() {
+		var buffer [16]byte
+		for {
+			_, from, err := conn.ReadFromUDPAddrPort(buffer[:])
+			if err != nil {
+				return
+			}
+			_, _ = conn.WriteToUDPAddrPort([]byte(name), from) // who does not hear it asks again
+		}
+	}()
+}
+
+func connect(t *testing.T, address string) net.Conn {
+	t.Helper()
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(address)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// ask sends datagrams until somebody answers; empty: nobody.
+func ask(t *testing.T, conn net.Conn) string {
+	t.Helper()
+	var buffer [16]byte
+	for range 3 {
+		if _, err := conn.Write([]byte("?")); err != nil {
+			continue // an earlier datagram was refused
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		n, err := conn.Read(buffer[:])
+		if err == nil {
+			return string(buffer[:n])
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Logf("%s: %v", conn.RemoteAddr(), err)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,143 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+const (
+	// addressPause is how long after a change of an interface's addresses more
+	// are waited for. A pod that starts brings several.
+	addressPause = 250 * time.Millisecond
+	// subscribePause is the time between attempts to follow the addresses.
+	subscribePause = time.Second
+)
+
+var _ dataplane.Follower = (*Dataplane)(nil)
+
+// followed is what the addresses that NodePorts answer on were last derived to
+// be. It is not changed any more.
+type followed struct {
+	config *config
+	ips    []netip.Addr
+}
+
+// follow notes what changes of addresses are to be compared to.
+func (d *Dataplane) follow(c *config) {
+	d.followed.Store(&followed{config: c, ips: slices.Clone(c.nodePortIPs)})
+}
+
+// Follow implements dataplane.Follower: it calls changed when NodePorts have to
+// answer on other addresses. Most changes of addresses, such as those of pods,
+// have no such effect.
+func (d *Dataplane) Follow(ctx context.Context, changed func()) {
+	for ctx.Err() == nil {
+		d.followOnce(ctx, changed)
+		select {
+		case <-ctx.Done():
+		case <-time.After(subscribePause):
+		}
+	}
+}
+
+// followOnce follows until ctx is done or the kernel ends the subscription, as
+// it does when more changes than its buffer holds have not been read.
+func (d *Dataplane) followOnce(ctx context.Context, changed func()) {
+	updates, done := make(chan netlink.AddrUpdate), make(chan struct{})
+	if err := netlink.AddrSubscribe(updates, done); err != nil {
+		return // a verification finds what has changed
+	}
+	defer func() {
+		close(done)
+		for range updates { // what is being handed over
+		}
+	}()
+	compare := func() {
+		if d.addressesChanged() {
+			changed()
+		}
+	}
+	compare() // from before the subscription
+	var due <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case u, ok := <-updates:
+			if !ok {
+				return
+			}
+			if ip, ok := netip.AddrFromSlice(u.LinkAddress.IP); ok && d.family.Of(ip.Unmap()) && due == nil {
+				due = time.After(addressPause)
+			}
+		case <-due:
+			due = nil
+			compare()
+		}
+	}
+}
+
+// addressesChanged reports whether NodePorts have to answer on other addresses
+// than was last planned. It may be called beside the other methods.
+func (d *Dataplane) addressesChanged() bool {
+	last := d.followed.Load()
+	if last == nil || last.config.nodePorts.Ranges == nil {
+		return false
+	}
+	now, err := d.interfaceIPs()
+	return err == nil && !slices.Equal(last.ips, last.config.inNodePortRanges(now))
+}
+
+// applyAddresses writes the rules that follow from the node's addresses anew if
+// those have changed. It reports false if more has changed than that.
+func (d *Dataplane) applyAddresses(ctx context.Context, r *dataplane.Ruleset) (bool, error) {
+	facts, err := d.facts()
+	if err != nil {
+		return false, err
+	}
+	c, err := d.configFor(r, facts)
+	if err != nil {
+		return false, err
+	}
+	c.terse = d.held.config.terse // as in any sync that is not full
+	d.follow(c)
+	same := *c
+	same.nodePortIPs = d.held.config.nodePortIPs
+	if !reflect.DeepEqual(&same, d.held.config) {
+		return false, nil
+	}
+	old, tail := d.held.config.nodePortTail(), c.nodePortTail()
+	if slices.Equal(old, tail) {
+		return true, nil
+	}
+	var t transaction
+	t.replaceTail(chainID{nat, chainServices}, old, tail)
+	if err := d.kernel.apply(ctx, t.String()); err != nil {
+		return false, err
+	}
+	d.held.config = c
+	d.rules += len(tail) - len(old)
+	return true, nil
+}
+
+// addressWarning says that NodePorts answer nowhere, where a Service has one.
+func (d *Dataplane) addressWarning(r *dataplane.Ruleset) string {
+	c := d.held.config
+	if c.nodePorts.Ranges == nil || len(c.nodePortIPs) > 0 {
+		return ""
+	}
+	for _, s := range r.Services {
+		if slices.ContainsFunc(s.Ports, func(p dataplane.Port) bool { return p.NodePort != 0 }) {
+			return fmt.Sprintf("NodePorts answer on no %s address: no interface of the node has an address inside %v; see spec.settings.nodePorts", d.family, c.nodePorts.Ranges)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,181 @@
+package iptables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Commits counts what the data planes of one network namespace have written.
+// The nf_tables kernel counts what everybody has written there, so the two tell
+// whether somebody else has changed any rules, which costs nothing to find out.
+// The zero value is ready for use, by all data planes of a namespace together.
+type Commits struct {
+	mu  sync.Mutex
+	own uint32
+	// busy counts writes under way, of which it is not known how far they are.
+	// Those that overlap are counted together, when the last has ended.
+	busy    int
+	before  uint32 // the kernel's count when they began
+	written uint32 // by those that have ended
+	unsure  bool   // some of them may not have been counted as expected
+	writers []uint32
+	// spans are what the newest writes were counted as, the last one at next-1.
+	spans [maxSpans]span
+	next  int
+
+	// watches are told of transactions, but for while pauses is not 0.
+	watches map[*eventWatch]struct{}
+	pauses  int
+
+	count func() (uint32, error) // of the kernel; nil: generation
+}
+
+// span is a range of the kernel's count in which we have written.
+type span struct {
+	after, upTo uint32
+	// alone: nobody else has written in it.
+	alone bool
+	// writers are the processes that wrote for us.
+	writers []uint32
+}
+
+// maxSpans is how many writes are remembered. The kernel tells of each soon
+// after it has ended.
+const maxSpans = 256
+
+// author is who has written a transaction.
+type author int
+
+const (
+	others    author = iota
+	ourselves        // or our programs
+	undecided        // as long as a write of ours is under way
+)
+
+// author tells who has written the transaction that the kernel has counted as
+// generation. The port is that of the writer's netlink socket: its process,
+// unless it has several. It decides where others have written beside us.
+func (c *Commits) author(generation, port uint32) author {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.busy > 0 && (c.unsure || generation-c.before-1 < 1<<31) {
+		return undecided
+	}
+	for i := range min(c.next, maxSpans) {
+		s := &c.spans[(c.next-1-i)%maxSpans]
+		if generation-s.after-1 >= s.upTo-s.after {
+			continue
+		}
+		if s.alone || slices.Contains(s.writers, port) {
+			return ourselves
+		}
+		return others
+	}
+	return others
+}
+
+// run runs a program that writes for us. It is called within write.
+func (c *Commits) run(cmd *exec.Cmd) error {
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("run %s: %w", cmd.Path, err)
+	}
+	c.mu.Lock()
+	c.writers = append(c.writers, uint32(cmd.Process.Pid)) //nolint:gosec // never negative
+	c.mu.Unlock()
+	return cmd.Wait()
+}
+
+// counted is what the kernel has counted.
+func (c *Commits) counted() (uint32, error) {
+	if c.count != nil {
+		return c.count()
+	}
+	return generation()
+}
+
+// write calls f, which writes n transactions unless it fails. Should the kernel
+// have counted another number, because one changed nothing or somebody else has
+// written meanwhile, they count as another's: then the rules are read.
+func (c *Commits) write(n int, f func() error) error {
+	c.mu.Lock()
+	if c.busy == 0 {
+		before, err := c.counted()
+		c.before, c.written, c.unsure, c.writers = before, 0, err != nil, nil
+	}
+	c.busy++
+	c.mu.Unlock()
+	err := f()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.busy--
+	c.written += uint32(n) //nolint:gosec // wraps, as the kernel's counter does
+	c.unsure = c.unsure || err != nil
+	if c.busy == 0 {
+		c.ended()
+	}
+	return err
+}
+
+// ended notes what the kernel has counted while we wrote. The caller holds mu.
+func (c *Commits) ended() {
+	now, err := c.counted()
+	if err != nil {
+		return
+	}
+	alone := !c.unsure && now-c.before == c.written
+	if alone {
+		c.own += c.written
+	}
+	if now != c.before {
+		c.spans[c.next%maxSpans] = span{after: c.before, upTo: now, alone: alone, writers: c.writers}
+		c.next++
+	}
+}
+
+// others returns how many transactions others have written since the kernel
+// began to count, give or take a constant. The second result is false where that
+// cannot be told, as while one of ours is under way.
+func (c *Commits) others() (uint32, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.busy > 0 {
+		return 0, false
+	}
+	all, err := c.counted()
+	return all - c.own, err == nil
+}
+
+// sections counts the transactions in the input of iptables-restore.
+func sections(input string) int { return strings.Count(input, "\nCOMMIT\n") }
+
+// generation is the number of transactions of nf_tables in the calling thread's
+// network namespace. It wraps.
+func generation() (uint32, error) {
+	const attribute = 1 // NFTA_GEN_ID
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	messages, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		return 0, fmt.Errorf("read the generation of nf_tables: %w", err)
+	}
+	for _, message := range messages {
+		attributes, err := nl.ParseRouteAttr(message[min(len(message), nl.SizeofNfgenmsg):])
+		if err != nil {
+			return 0, fmt.Errorf("read the generation of nf_tables: %w", err)
+		}
+		for _, a := range attributes {
+			if a.Attr.Type&nl.NLA_TYPE_MASK == attribute && len(a.Value) >= 4 {
+				return binary.BigEndian.Uint32(a.Value), nil
+			}
+		}
+	}
+	return 0, errors.New("nf_tables does not tell its generation")
+}

@@ -1,0 +1,208 @@
+package iptables
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// kind is how the kernel differs in one place.
+type kind int
+
+const (
+	chainMissing kind = iota
+	chainDiffers
+	chainTooMany
+	ruleMissing
+	ruleTooMany
+	fixedDiffer
+	jumpMissing
+)
+
+// found is one difference.
+type found struct {
+	kind    kind
+	in      chainID
+	spec    string                // of a rule or jump
+	service dataplane.ServiceName // zero: of none, or not known
+	want    uint64                // hash of a chain
+	have    uint64
+}
+
+// String is a sentence for people.
+func (f found) String() string {
+	of := ""
+	if f.service != (dataplane.ServiceName{}) {
+		of = fmt.Sprintf(" (Service %s)", f.service)
+	}
+	switch f.kind {
+	case chainMissing:
+		return fmt.Sprintf("chain %s missing in %s%s", f.in.name, f.in.table, of)
+	case chainDiffers:
+		return fmt.Sprintf("chain %s differs in %s%s", f.in.name, f.in.table, of)
+	case chainTooMany:
+		return fmt.Sprintf("chain %s too many in %s", f.in.name, f.in.table)
+	case ruleMissing:
+		return fmt.Sprintf("rule missing in %s of %s%s: %s", f.in.name, f.in.table, of, f.spec)
+	case ruleTooMany: // its comment names the Service
+		return fmt.Sprintf("rule too many in %s of %s: %s", f.in.name, f.in.table, f.spec)
+	case fixedDiffer:
+		return fmt.Sprintf("fixed rules of %s of %s differ", f.in.name, f.in.table)
+	default:
+		return fmt.Sprintf("jump missing in %s of %s: %s", f.in.name, f.in.table, f.spec)
+	}
+}
+
+// key stays the same while what is wanted and what the kernel holds do.
+func (f found) key() string {
+	return fmt.Sprintf("%d %d %s %x %x %s", f.kind, f.in.table, f.in.name, f.want, f.have, f.spec)
+}
+
+// find calls say for each way in which the kernel differs from what is wanted.
+func find(w *wanted, k *kernelState, s *scope, say func(found)) {
+	for name, chains := range compareChains(w, k, s) {
+		if _, refused := s.refused[name]; refused {
+			continue
+		}
+		for _, c := range chains {
+			f := found{kind: chainMissing, in: chainID{nat, c}, service: name}
+			if have := k.chains[f.in]; have != nil {
+				f.kind, f.have = chainDiffers, have.hash
+			}
+			if i := slices.IndexFunc(w.services[name].chains, func(p plannedChain) bool { return p.name == c }); i >= 0 {
+				f.want = w.services[name].chains[i].hash
+			}
+			say(f)
+		}
+	}
+	for _, sd := range compareShared(w, k, s) {
+		if sd.missing {
+			say(found{kind: chainMissing, in: sd.chain.id})
+			continue
+		}
+		for _, r := range sd.add {
+			say(found{kind: ruleMissing, in: sd.chain.id, service: r.owner, spec: r.spec})
+		}
+		for _, spec := range sd.remove {
+			say(found{kind: ruleTooMany, in: sd.chain.id, spec: spec})
+		}
+		if sd.fixed {
+			say(found{kind: fixedDiffer, in: sd.chain.id})
+		}
+	}
+	for _, h := range compareHooks(w, k) {
+		say(found{kind: jumpMissing, in: h.in, spec: h.spec})
+	}
+	if s.prune && len(s.refused) == 0 {
+		for _, c := range staleChains(w, k) {
+			if _, stuck := s.stuck[c]; !stuck {
+				say(found{kind: chainTooMany, in: chainID{nat, c}})
+			}
+		}
+	}
+}
+
+// auditFindings are the differences that decide about packets, beside a
+// kube-proxy that may maintain the rules. Left out is what kube-proxy has by
+// intention and we do not; docs/parity.md has the list.
+func auditFindings(w *wanted, k *kernelState, s *scope) []dataplane.Finding {
+	var (
+		out    []dataplane.Finding
+		beside *besides
+	)
+	tail := tailInAnyOrder(w, k)
+	find(w, k, s, func(f found) {
+		switch f.kind {
+		case fixedDiffer:
+			if tail != nil && f.in == (chainID{nat, chainServices}) {
+				return
+			}
+		case chainTooMany:
+			// It decides about packets only if something leads to it that is itself
+			// a difference. kube-proxy deletes chains late in a large cluster.
+			return
+		case ruleTooMany:
+			if beside == nil {
+				beside = newBesides(w)
+			}
+			if beside.idle(f) || tail[ruleHash(f.spec)] && f.in == (chainID{nat, chainServices}) {
+				return
+			}
+			if name, ok := commentOwner(comment(f.spec)); ok {
+				f.service = name
+			}
+		}
+		out = append(out, dataplane.Finding{Service: f.service, Key: f.key(), Text: f.String()})
+	})
+	return out
+}
+
+// tailInAnyOrder returns the hashes of the last rules of nat KUBE-SERVICES, one for
+// each address that NodePorts answer on, if they stand there in whatever order:
+// kube-proxy writes them in none. Nil: they do not.
+func tailInAnyOrder(w *wanted, k *kernelState) map[uint64]bool {
+	have, tail := k.chains[chainID{nat, chainServices}], w.config.nodePortTail()
+	if have == nil || len(have.rules) < len(tail) {
+		return nil
+	}
+	hashes := map[uint64]bool{}
+	for _, spec := range tail {
+		hashes[ruleHash(spec)] = true
+	}
+	found := map[uint64]bool{}
+	for _, r := range have.rules[len(have.rules)-len(tail):] {
+		if !hashes[r.hash] || found[r.hash] {
+			return nil
+		}
+		found[r.hash] = true
+	}
+	return hashes
+}
+
+// besides knows the rules that kube-proxy has and we do not, and that decide
+// about no packet.
+type besides struct {
+	// rules are the hashes of the wanted rules of Services, matches those of the
+	// rules without what they do, by chain.
+	rules, matches map[chainID]map[uint64]bool
+}
+
+func newBesides(w *wanted) *besides {
+	b := &besides{rules: map[chainID]map[uint64]bool{}, matches: map[chainID]map[uint64]bool{}}
+	for _, p := range w.services {
+		for _, r := range p.dispatch {
+			if b.rules[r.in] == nil {
+				b.rules[r.in], b.matches[r.in] = map[uint64]bool{}, map[uint64]bool{}
+			}
+			b.rules[r.in][r.hash] = true
+			b.matches[r.in][ruleHash(withoutTarget(r.spec))] = true
+		}
+	}
+	return b
+}
+
+// idle reports whether a rule that is not wanted decides about no packet.
+func (b *besides) idle(f found) bool {
+	switch f.in {
+	case chainID{nat, chainNodePorts}:
+		// It counts what comes by 127.0.0.1 and does what a later rule does with
+		// all that comes to this port.
+		const local = "-d 127.0.0.0/8 "
+		return strings.Contains(f.spec, "nfacct") && strings.Contains(f.spec, local) &&
+			b.rules[f.in][ruleHash(strings.Replace(f.spec, local, "", 1))]
+	case chainID{nat, chainServices}:
+		// An address that is an external IP as well: the rule for that one stands
+		// before and takes all.
+		return strings.HasSuffix(comment(f.spec), " loadbalancer IP") && b.matches[f.in][ruleHash(withoutTarget(f.spec))]
+	default:
+		return false
+	}
+}
+
+// withoutTarget is a rule without what it does with packets, which stands last.
+func withoutTarget(spec string) string {
+	before, _, _ := strings.Cut(spec, " -j ")
+	return before
+}

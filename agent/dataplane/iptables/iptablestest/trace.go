@@ -1,0 +1,350 @@
+package iptablestest
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Packet is a packet that arrives at the node or leaves a process on it.
+type Packet struct {
+	// Protocol is tcp, udp or sctp.
+	Protocol string
+	Source   netip.Addr
+	// In is the interface by which it enters the node. Empty: a process on the
+	// node itself has sent it.
+	In          string
+	Destination netip.AddrPort
+	// State is what connection tracking takes it for. Empty: NEW.
+	State string
+}
+
+// Fate is what may become of a packet.
+type Fate string
+
+// Fates of packets.
+const (
+	// Delivered: the destination was translated to an endpoint.
+	Delivered Fate = "DELIVERED"
+	// Rejected: refused with an answer.
+	Rejected Fate = "REJECT"
+	// Dropped: refused without an answer.
+	Dropped Fate = "DROP"
+	// Accepted: not translated, and a rule lets it pass.
+	Accepted Fate = "ACCEPT"
+	// Passed: no rule minds it.
+	Passed Fate = "PASS"
+)
+
+// Outcome is one of the things that may become of a packet.
+type Outcome struct {
+	Fate Fate
+	// Endpoint is the new destination, if Delivered.
+	Endpoint netip.AddrPort
+	// Masqueraded: its source becomes an address of the node.
+	Masqueraded bool
+	// Share is how probable the outcome is, 0 to 1.
+	Share float64
+	// Path lists the rules that matched, each after its table and chain.
+	Path []string
+
+	source  netip.Addr
+	entered []string // lists of recent clients that the source is entered in
+}
+
+// Trace tells all that may become of a packet, sorted by endpoint. The kernel
+// stays as it is.
+func (k *Kernel) Trace(p Packet) ([]Outcome, error) {
+	if !slices.Contains([]string{"tcp", "udp", "sctp"}, p.Protocol) || !p.Source.IsValid() || !p.Destination.IsValid() ||
+		p.Source.BitLen() != p.Destination.Addr().BitLen() {
+		return nil, fmt.Errorf("no packet that can be traced: %+v", p)
+	}
+	if n := len(k.chains[chainID{"nat", "INPUT"}]); n > 0 {
+		return nil, fmt.Errorf("%d rules in INPUT of nat, which is not modelled", n)
+	}
+	p.State = cmp.Or(p.State, "NEW")
+	w := &walk{Kernel: k}
+	live := []*flow{{packet: p, original: p.Source, share: 1}}
+	if p.In == "" {
+		live = w.nat("OUTPUT", live)
+		live = w.filter("OUTPUT", live)
+		live = w.nat("POSTROUTING", live)
+		live = w.where(live, k.staysHere, func(f []*flow) []*flow {
+			for _, x := range f {
+				x.packet.In = "lo"
+			}
+			// Translation is decided once for a connection: nat is not asked again.
+			return w.filter("INPUT", f)
+		})
+	} else {
+		live = w.nat("PREROUTING", live)
+		live = w.where(live, k.staysHere, func(f []*flow) []*flow { return w.filter("INPUT", f) })
+		live = w.where(live, k.goesOn, func(f []*flow) []*flow { return w.nat("POSTROUTING", w.filter("FORWARD", f)) })
+	}
+	if w.err != nil {
+		return nil, w.err
+	}
+	return merge(live), nil
+}
+
+func (k *Kernel) staysHere(f *flow) bool { return k.local(f.packet.Destination.Addr()) }
+func (k *Kernel) goesOn(f *flow) bool    { return !k.staysHere(f) }
+
+// Remember lets the kernel take a new connection with this outcome: lists of
+// recent clients are brought up to date.
+func (k *Kernel) Remember(o Outcome) {
+	for _, list := range o.entered {
+		k.seen[seenKey{list, o.source}] = k.now
+	}
+}
+
+// Pass lets time pass.
+func (k *Kernel) Pass(d time.Duration) { k.now += d }
+
+// seenKey is an entry in a list of recent clients.
+type seenKey struct {
+	list   string
+	client netip.Addr
+}
+
+// flow is a packet on its way, with one of the ways that chance may take.
+type flow struct {
+	packet   Packet
+	original netip.Addr
+	mark     uint32
+	dnat     bool
+	masq     bool
+	ended    Fate // Rejected or Dropped
+	accepted bool
+	share    float64
+	entered  []string
+	path     []string
+}
+
+func (f *flow) clone() *flow {
+	c := *f
+	c.entered, c.path = slices.Clone(f.entered), slices.Clone(f.path)
+	return &c
+}
+
+// walk leads packets through chains.
+type walk struct {
+	*Kernel
+	err error
+}
+
+func (w *walk) fail(format string, args ...any) {
+	if w.err == nil {
+		w.err = fmt.Errorf(format, args...)
+	}
+}
+
+// where applies step to the flows that still go and meet the condition.
+func (w *walk) where(live []*flow, condition func(*flow) bool, step func([]*flow) []*flow) []*flow {
+	var chosen, others []*flow
+	for _, f := range live {
+		if f.ended == "" && condition(f) {
+			chosen = append(chosen, f)
+		} else {
+			others = append(others, f)
+		}
+	}
+	return append(others, step(chosen)...)
+}
+
+// nat enters a built-in chain of nat, which only new connections do.
+func (w *walk) nat(chain string, live []*flow) []*flow {
+	return w.where(live, func(f *flow) bool { return f.packet.State == "NEW" }, func(f []*flow) []*flow {
+		return w.enter(chainID{"nat", chain}, f)
+	})
+}
+
+func (w *walk) filter(chain string, live []*flow) []*flow {
+	return w.where(live, func(*flow) bool { return true }, func(f []*flow) []*flow {
+		return w.enter(chainID{"filter", chain}, f)
+	})
+}
+
+func (w *walk) enter(id chainID, flows []*flow) []*flow {
+	var out []*flow
+	for _, f := range flows {
+		for _, e := range w.chain(id, 0, f, 0) {
+			out = append(out, e.flow)
+		}
+	}
+	return out
+}
+
+// end is a flow at the end of a chain. decided: the rest of the table is not for
+// it.
+type end struct {
+	*flow
+	decided bool
+}
+
+const maxDepth = 16
+
+// chain leads a flow through the rules of a chain from one of them on.
+func (w *walk) chain(id chainID, from int, f *flow, depth int) []end {
+	if depth > maxDepth {
+		w.fail("chain %s: jumps in a circle", id.name)
+		return nil
+	}
+	rules := w.chains[id]
+	var out []end
+	for i := from; i < len(rules); i++ {
+		r := rules[i]
+		if !w.matches(r, f) {
+			continue
+		}
+		taken := f
+		if p, ok := r.matches["--probability"]; ok && p.probability < 1 {
+			taken = f.clone()
+			taken.share *= p.probability
+			f.share *= 1 - p.probability
+		}
+		if _, ok := r.matches["--set"]; ok {
+			taken.entered = append(taken.entered, r.matches["--name"].value)
+		}
+		taken.path = append(taken.path, id.table+" "+id.name+" "+r.text)
+		if r.verdict == goBack {
+			out = append(out, end{flow: taken})
+			if taken == f {
+				return out
+			}
+			continue
+		}
+		ends := w.act(id, r, taken, depth)
+		if taken == f && len(ends) == 1 && !ends[0].decided {
+			f = ends[0].flow // the usual case, without recursion
+			continue
+		}
+		for _, e := range ends {
+			if e.decided {
+				out = append(out, e)
+			} else {
+				out = append(out, w.chain(id, i+1, e.flow, depth)...)
+			}
+		}
+		if taken == f {
+			return out
+		}
+	}
+	return append(out, end{flow: f})
+}
+
+// act does what the target of a rule says.
+func (w *walk) act(id chainID, r *rule, f *flow, depth int) []end {
+	decided := func(allowed string) []end {
+		if id.table != allowed {
+			w.fail("%s of %s: target out of place: %s", id.name, id.table, r.text)
+		}
+		return []end{{flow: f, decided: true}}
+	}
+	switch r.verdict {
+	case none:
+	case jump:
+		return w.chain(chainID{id.table, r.target}, 0, f, depth+1)
+	case setMark:
+		f.mark = f.mark&r.and ^ r.xor
+	case accept:
+		f.accepted = f.accepted || id.table == "filter"
+		return []end{{flow: f, decided: true}}
+	case drop:
+		f.ended = Dropped
+		return decided("filter")
+	case reject:
+		f.ended = Rejected
+		return decided("filter")
+	case translate:
+		if r.endpoint.Addr().BitLen() != f.packet.Source.BitLen() {
+			w.fail("endpoint of the other family: %s", r.text)
+		}
+		f.packet.Destination, f.dnat = r.endpoint, true
+		return decided("nat")
+	case masquerade:
+		f.masq = true
+		if len(w.addresses) > 0 {
+			f.packet.Source = w.addresses[0]
+		}
+		return decided("nat")
+	default:
+		w.fail("rule without a meaning: %s", r.text)
+	}
+	return []end{{flow: f}}
+}
+
+func (w *walk) matches(r *rule, f *flow) bool {
+	for option, m := range r.matches {
+		if !w.holds(option, &m, r, f) {
+			return false
+		}
+	}
+	return true
+}
+
+func (w *walk) holds(option string, m *match, r *rule, f *flow) bool {
+	p := &f.packet
+	var is bool
+	switch option {
+	case "-p":
+		is = m.value == p.Protocol
+	case "-s":
+		is = m.prefix.Contains(p.Source)
+	case "-d":
+		is = m.prefix.Contains(p.Destination.Addr())
+	case "-i":
+		prefix, any := strings.CutSuffix(m.value, "+")
+		is = p.In == m.value || any && p.In != "" && strings.HasPrefix(p.In, prefix)
+	case "--dport":
+		is = uint64(p.Destination.Port()) == m.number
+	case "--ctstate":
+		is = slices.Contains(m.list, p.State) || f.dnat && slices.Contains(m.list, "DNAT")
+	case "--mark":
+		is = uint64(f.mark&m.mask) == m.number
+	case "--src-type":
+		is = w.local(p.Source)
+	case "--dst-type":
+		is = w.local(p.Destination.Addr())
+	case "--rcheck":
+		last, ok := w.seen[seenKey{r.matches["--name"].value, f.original}]
+		seconds, limited := r.matches["--seconds"]
+		is = ok && (!limited || w.now-last <= time.Duration(seconds.number)*time.Second)
+	case "--set", "--name", "--seconds", "--reap", "--rsource", "--mask", "--comment", "--mode", "--probability":
+		return !m.not // told elsewhere, or without effect
+	default:
+		w.fail("option without a meaning: %s in %s", option, r.text)
+	}
+	return is != m.not
+}
+
+// merge joins flows that end alike.
+func merge(flows []*flow) []Outcome {
+	var out []Outcome
+	for _, f := range flows {
+		o := Outcome{Fate: f.ended, Masqueraded: f.masq, Share: f.share, Path: f.path, source: f.original, entered: f.entered}
+		switch {
+		case f.ended != "":
+			o.Masqueraded = false
+		case f.dnat:
+			o.Fate, o.Endpoint = Delivered, f.packet.Destination
+		case f.accepted:
+			o.Fate = Accepted
+		default:
+			o.Fate = Passed
+		}
+		i := slices.IndexFunc(out, func(x Outcome) bool {
+			return x.Fate == o.Fate && x.Endpoint == o.Endpoint && x.Masqueraded == o.Masqueraded
+		})
+		if i >= 0 {
+			out[i].Share += o.Share
+			continue
+		}
+		out = append(out, o)
+	}
+	slices.SortFunc(out, func(a, b Outcome) int { return a.Endpoint.Compare(b.Endpoint) })
+	return out
+}

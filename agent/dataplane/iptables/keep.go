@@ -1,0 +1,134 @@
+package iptables
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// Of a Service that is kept, what is wanted may be older than what the kernel
+// holds. So a chain that has rules is right, whatever they are, and a port that
+// has rules in shared chains that are not wanted is served in a newer way, to
+// which none of the old one is added.
+
+func (s *scope) keeps(name dataplane.ServiceName) bool {
+	_, kept := s.kept[name]
+	return kept
+}
+
+// newer is what the kernel holds of kept Services that is not wanted, and so is
+// newer.
+type newer struct {
+	// ports are served by rules in shared chains that are not wanted.
+	ports map[string]bool
+	// chains are those of these ports, by what their names share.
+	chains map[string]bool
+}
+
+// servedOtherwise returns what of the kept Services is newer in the kernel.
+func servedOtherwise(w *wanted, k *kernelState, s *scope) newer {
+	out := newer{ports: map[string]bool{}, chains: map[string]bool{}}
+	open := map[chainID]map[uint64]int{}
+	for name := range s.kept {
+		for _, r := range w.services[name].rules() {
+			if open[r.in] == nil {
+				open[r.in] = map[uint64]int{}
+			}
+			open[r.in][r.hash]++
+		}
+	}
+	if len(s.kept) == 0 {
+		return out
+	}
+	for _, c := range w.config.sharedChains() {
+		have := k.chains[c.id]
+		if !c.dispatch || have == nil {
+			continue
+		}
+		for _, r := range have.rules {
+			if open[c.id][r.hash] > 0 {
+				open[c.id][r.hash]--
+			} else if owner, ok := commentOwner(comment(r.spec)); ok && s.keeps(owner) {
+				out.ports[ruleOf(r.spec)] = true
+			}
+		}
+	}
+	for name := range s.kept {
+		for _, r := range w.services[name].rules() {
+			if _, target, jumps := strings.Cut(r.spec, " -j "); jumps && out.ports[ruleOf(r.spec)] && isServiceChain(target) {
+				out.chains[suffix(target)] = true
+			}
+		}
+	}
+	return out
+}
+
+// rules are those in shared chains; none of a Service of which nothing is
+// wanted.
+func (p *planned) rules() []dispatchRule {
+	if p == nil {
+		return nil
+	}
+	return p.dispatch
+}
+
+// ruleOf returns the port that a rule in a shared chain belongs to.
+func ruleOf(spec string) string {
+	port, _, _ := strings.Cut(comment(spec), " ")
+	return port
+}
+
+// holds reports whether a shared chain holds a rule.
+func (k *kernelState) holds(r dispatchRule) bool {
+	have := k.chains[r.in]
+	return have != nil && slices.ContainsFunc(have.rules, func(h kernelRule) bool { return h.hash == r.hash })
+}
+
+// suffix is what the names of the chains of one port share; those of endpoints
+// have their own.
+func suffix(chain string) string { return chain[strings.LastIndexByte(chain, '-')+1:] }
+
+// missing returns the chains of a kept Service that the kernel lacks, or that
+// somebody has emptied. Those of a port that is served in a newer way are not
+// lacking, nor are those of endpoints where nothing that jumps to them is: then
+// the kernel knows other endpoints.
+func (n newer) missing(p *planned, k *kernelState) []string {
+	var missing, absent []string
+	jumps := false
+	for _, c := range p.chains {
+		have := k.chains[chainID{nat, c.name}]
+		endpoint := strings.HasPrefix(c.name, prefixEndpoint)
+		switch {
+		case have != nil && (have.count > 0 || c.rules == 0):
+		case have == nil && n.chains[suffix(c.name)]:
+		case have == nil && endpoint:
+			absent = append(absent, c.name)
+		default:
+			missing = append(missing, c.name)
+			jumps = jumps || !endpoint
+		}
+	}
+	if jumps {
+		missing = append(missing, absent...)
+	}
+	return missing
+}
+
+// uncertain reports whether it is not known what the kernel holds of a Service.
+func (d *Dataplane) uncertain(name dataplane.ServiceName) bool {
+	_, refused := d.refused[name]
+	_, kept := d.kept[name]
+	return refused || kept
+}
+
+// keptOf returns those of the names of which something is wanted.
+func keptOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
+	kept := map[dataplane.ServiceName]struct{}{}
+	for name := range r.Keep {
+		if r.Services[name] != nil {
+			kept[name] = struct{}{}
+		}
+	}
+	return kept
+}

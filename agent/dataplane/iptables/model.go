@@ -1,0 +1,80 @@
+package iptables
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// Model stands in for the iptables programs and the kernel behind them, where
+// tests ask what becomes of packets. Package iptablestest has one.
+type Model interface {
+	// Save prints a table as iptables-save does.
+	Save(table string) string
+	// Restore takes the input of iptables-restore --noflush. The error is what
+	// the program prints about input that it does not take.
+	Restore(input string) error
+	// Insert puts a rule at the head of a chain.
+	Insert(table, chain, spec string) error
+	// Addresses are those of the node's interfaces.
+	Addresses() []netip.Addr
+}
+
+// modelled is a kernel that is a Model.
+type modelled struct{ model Model }
+
+var _ kernel = modelled{}
+
+func (m modelled) find(context.Context) error      { return nil }
+func (m modelled) probe() error                    { return nil }
+func (m modelled) others() (uint32, bool)          { return 0, false }
+func (m modelled) unwatched(do func() error) error { return do() }
+
+func (m modelled) entries() (int, bool) { return 0, false }
+func (m modelled) legacy() bool         { return false }
+func (m modelled) randomFully() bool    { return true }
+
+func (m modelled) warnings(context.Context) []string     { return nil }
+func (m modelled) all(context.Context) ([]kernel, error) { return []kernel{m}, nil }
+
+func (m modelled) watch(ctx context.Context, _ *atomic.Pointer[entries], _ func(dataplane.Change)) error {
+	<-ctx.Done()
+	return nil
+}
+
+func (m modelled) read(context.Context) (*kernelState, error) {
+	state := newKernelState()
+	for _, in := range []table{nat, filter} {
+		if err := state.read(strings.NewReader(m.model.Save(in.String()))); err != nil {
+			return nil, err
+		}
+	}
+	return state, nil
+}
+
+func (m modelled) apply(_ context.Context, input string) error {
+	return asRefusal(m.model.Restore(input))
+}
+
+func (m modelled) insert(h hook) error {
+	return asRefusal(m.model.Insert(h.in.table.String(), h.in.name, h.spec))
+}
+
+// asRefusal is the error of a program that ran and did not take its input.
+func asRefusal(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &toolError{program: "iptables-restore", cause: refused, output: err.Error(), faults: readFaults(err.Error()), err: err}
+}
+
+// newKernel is the node's kernel, or the model in its place.
+func newKernel(family dataplane.Family, o *Options) kernel {
+	if o.Model != nil {
+		return modelled{o.Model}
+	}
+	return newTools(family, o.Programs, o.Commits)
+}

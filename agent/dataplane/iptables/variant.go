@@ -1,0 +1,138 @@
+package iptables
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Variant is one of the two implementations behind the name iptables. The
+// kernel keeps their rules apart and applies both.
+type Variant string
+
+// Variants, as they are named by "iptables --version".
+const (
+	NFTables Variant = "nf_tables"
+	Legacy   Variant = "legacy"
+)
+
+// other returns the other variant.
+func (v Variant) other() Variant {
+	if v == Legacy {
+		return NFTables
+	}
+	return Legacy
+}
+
+// suffix ends the names of programs of the variant, such as iptables-nft.
+func (v Variant) suffix() string {
+	if v == Legacy {
+		return "-legacy"
+	}
+	return "-nft"
+}
+
+// variantOf tells the variant from what "iptables --version" prints. Programs
+// older than 1.8 name none and are of the legacy variant.
+func variantOf(version string) Variant {
+	if strings.Contains(version, string(NFTables)) {
+		return NFTables
+	}
+	return Legacy
+}
+
+// Chains by which the kubelet shows which variant it uses. Only newer kubelets
+// make the first.
+const (
+	chainHint   = "KUBE-IPTABLES-HINT"
+	chainCanary = "KUBE-KUBELET-CANARY"
+)
+
+// traces are what is found in one variant of those who use iptables.
+type traces struct {
+	hint   bool // of the kubelet, meant to be found by others
+	canary bool // of the kubelet
+	proxy  int  // chains of a proxy, ours or kube-proxy's
+	kube   bool // any chain of Kubernetes
+	rules  int
+}
+
+// read adds what iptables-save prints.
+func (t *traces) read(r io.Reader) error {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 64<<10), 1<<20)
+	in := ""
+	for lines.Scan() {
+		line := lines.Bytes()
+		switch {
+		case len(line) == 0:
+		case line[0] == '*':
+			in = string(line[1:])
+		case line[0] == '-':
+			t.rules++
+		case line[0] == ':':
+			name, _, _ := strings.Cut(string(line[1:]), " ")
+			t.add(in, name)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("read the output of iptables-save: %w", err)
+	}
+	return nil
+}
+
+func (t *traces) add(in, name string) {
+	t.kube = t.kube || strings.HasPrefix(name, "KUBE-")
+	switch {
+	case name == chainCanary:
+		t.canary = true
+	case name == chainHint && in == "mangle":
+		t.hint = true
+	case in == nat.String() && isOurs(chainID{nat, name}), in == filter.String() && isOurs(chainID{filter, name}):
+		t.proxy++
+	}
+}
+
+// prefer compares what is found in the two variants, the surest sign first. It
+// returns an empty string where they are alike. Last comes the mere number of
+// rules, which shows what the node's administrator uses.
+func prefer(nft, legacy traces) Variant {
+	c := cmp.Or(
+		cmp.Compare(number(nft.hint), number(legacy.hint)),
+		cmp.Compare(number(nft.canary), number(legacy.canary)),
+		cmp.Compare(number(nft.proxy > 0), number(legacy.proxy > 0)),
+		cmp.Compare(number(nft.kube), number(legacy.kube)),
+		cmp.Compare(nft.rules, legacy.rules))
+	switch {
+	case c > 0:
+		return NFTables
+	case c < 0:
+		return Legacy
+	default:
+		return ""
+	}
+}
+
+func number(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// variantWarnings say what is wrong about which variant is used, given what is
+// found of one IP family in the one in use and in the other.
+func variantWarnings(use Variant, command string, mine, others traces) []string {
+	var out []string
+	if others.hint && !mine.hint {
+		out = append(out, fmt.Sprintf("the kubelet keeps its rules in the %s variant of iptables, and this agent, by what it found when it started, in the %s variant; restart the agent to move to %s, then run \"nodeproxy-agent cleanup --iptables-variant %s\" on the node",
+			use.other(), use, use.other(), use))
+	}
+	if others.proxy > 0 {
+		out = append(out, fmt.Sprintf("rules of a Kubernetes proxy are left in the %s variant of iptables (%s-save shows %d of its chains) and act on Services beside those in the %s variant that is used; if none runs there any more, remove them with \"nodeproxy-agent cleanup --iptables-variant %s\" on the node",
+			use.other(), command, others.proxy, use, use.other()))
+	}
+	return out
+}

@@ -1,0 +1,244 @@
+// Package signs finds out, by what stands in the kernel and on the node, whether
+// another proxy serves the Services of this node. docs/migration.md has the
+// table of what is looked for.
+//
+// Signs of two kinds are told apart. Some stand for as long as their proxy is
+// active. Others, which kube-proxy leaves behind when it stops, only tell by
+// appearing while we write.
+package signs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// CanaryChain is the name of kube-proxy's canaries.
+const CanaryChain = "KUBE-PROXY-CANARY"
+
+// Canary is kube-proxy's empty chain of that name in one table, by which it finds out that its rules have been flushed. A live kube-proxy makes it again.
+type Canary struct {
+	Family dataplane.Family
+	// Legacy: in the legacy variant of iptables, not in nf_tables.
+	Legacy bool
+	// Table is mangle, nat or filter.
+	Table string
+}
+
+// String names it for people.
+func (c Canary) String() string {
+	variant := "nf_tables"
+	if c.Legacy {
+		variant = "legacy"
+	}
+	return fmt.Sprintf("chain %s in table %s of %s (%s)", CanaryChain, c.Table, c.Family, variant)
+}
+
+// place is a node as the signs see it. Whatever is not there, or cannot be
+// there because the kernel lacks it, is no error.
+type place interface {
+	device(name string) (bool, error)
+	// table reports whether nf_tables has a table.
+	table(family dataplane.Family, name string) (bool, error)
+	canary(c Canary) (bool, error)
+	// leads reports whether packets to an address leave by a device.
+	leads(address, device string) (bool, error)
+	// ciliumReplaces asks a Cilium agent whether it replaces kube-proxy. Known is
+	// false where none answers.
+	ciliumReplaces(ctx context.Context) (replaces, known bool)
+}
+
+// Options are what a Spotter needs.
+type Options struct {
+	// Remove removes canaries from the kernel. Those that cannot be removed
+	// because somebody's rules jump to them stay, which is no error.
+	Remove func(ctx context.Context, canaries []Canary) error
+	// Now is the time.
+	Now func() time.Time
+	// RunFolder is where programs keep their sockets. Empty: /var/run.
+	RunFolder string
+}
+
+// Spotter implements dataplane.Spotter.
+type Spotter struct {
+	options Options
+	place   place
+
+	mu    sync.Mutex // guards everything below
+	begun bool
+	// former are what stood there when we began, of what tells by appearing.
+	former map[string]bool
+	// cilium is the last answer of its agent, asked at ciliumAsked.
+	cilium      bool
+	ciliumAsked time.Time
+}
+
+var _ dataplane.Spotter = (*Spotter)(nil)
+
+// New returns a Spotter for the node, in the network namespace of the calling
+// threads.
+func New(o Options) *Spotter {
+	if o.RunFolder == "" {
+		o.RunFolder = "/var/run"
+	}
+	return &Spotter{options: o, place: &node{ciliumSocket: o.RunFolder + "/cilium/cilium.sock"}, former: map[string]bool{}}
+}
+
+// sign is one that is looked for.
+type sign struct {
+	// what it is, for people, and who makes it.
+	what, who string
+	// appears: it only tells by appearing.
+	appears bool
+	// left says what it does when it is left behind, and how to remove it.
+	left  string
+	there func(place) (bool, error)
+}
+
+// canaries are where kube-proxy puts its canary. Of the legacy variant the
+// table that costs little to read is enough: kube-proxy begins with it.
+func canaries() []Canary {
+	var out []Canary
+	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		for _, table := range []string{"mangle", "nat", "filter"} {
+			out = append(out, Canary{Family: family, Table: table})
+		}
+		out = append(out, Canary{Family: family, Legacy: true, Table: "mangle"})
+	}
+	return out
+}
+
+// all are the signs that are looked for, but for that of Cilium.
+func all() []sign {
+	device := func(name string) func(place) (bool, error) {
+		return func(p place) (bool, error) { return p.device(name) }
+	}
+	var out []sign
+	for _, c := range canaries() {
+		out = append(out, sign{
+			what: c.String(), who: "kube-proxy", appears: true,
+			left:  "rules that are not ours jump to it, so that a kube-proxy that is started here might not be noticed; remove those rules",
+			there: func(p place) (bool, error) { return p.canary(c) },
+		})
+	}
+	for family, name := range map[dataplane.Family]string{dataplane.IPv4: "ip", dataplane.IPv6: "ip6"} {
+		out = append(out, sign{
+			what: "nf_tables table " + name + " kube-proxy", who: "kube-proxy in mode nftables", appears: true,
+			left:  `its rules act on Services beside ours and may send connections to pods that are gone; if kube-proxy no longer runs on this node, remove it with "nft delete table ` + name + ` kube-proxy"`,
+			there: func(p place) (bool, error) { return p.table(family, "kube-proxy") },
+		})
+	}
+	const ifGone = "if it no longer runs on this node, remove that with "
+	return append(out,
+		sign{
+			what: "device kube-ipvs0", who: "kube-proxy in mode ipvs", appears: true,
+			left:  `it holds addresses of Services, which the node takes for its own; if kube-proxy no longer runs on this node, remove it with "ip link delete kube-ipvs0", and the virtual servers with "ipvsadm --clear" unless others use them`,
+			there: device("kube-ipvs0"),
+		},
+		sign{
+			what: "device kube-dummy-if", who: "kube-router as service proxy", left: ifGone + `"ip link delete kube-dummy-if"`,
+			there: device("kube-dummy-if"),
+		},
+		sign{
+			what: "device bpfin.cali", who: "Calico with its eBPF data plane", left: ifGone + `"ip link delete bpfin.cali"`,
+			there: device("bpfin.cali"),
+		},
+		sign{
+			what: "device ovn-k8s-mp0", who: "OVN-Kubernetes, which serves Services itself", left: ifGone + `"ovs-vsctl del-port ovn-k8s-mp0"`,
+			there: device("ovn-k8s-mp0"),
+		},
+		sign{
+			what: "the route to 169.254.0.253 by device antrea-gw0", who: "Antrea with antreaProxy.proxyAll", left: ifGone + `"ip route delete 169.254.0.253 dev antrea-gw0"`,
+			there: func(p place) (bool, error) { return p.leads("169.254.0.253", "antrea-gw0") },
+		},
+	)
+}
+
+// OtherProxy implements dataplane.Spotter.
+func (s *Spotter) OtherProxy(ctx context.Context) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for _, one := range all() {
+		if one.appears && !s.begun {
+			continue
+		}
+		there, err := one.there(s.place)
+		errs = append(errs, err)
+		switch {
+		case err != nil:
+		case !there:
+			delete(s.former, one.what)
+		case !one.appears:
+			return fmt.Sprintf("%s is there, as made by %s; %s", one.what, one.who, one.left), nil
+		case !s.former[one.what]:
+			return fmt.Sprintf("%s has appeared, as made by %s", one.what, one.who), nil
+		}
+	}
+	if s.ciliumReplaces(ctx) {
+		return "the Cilium agent on this node says that it replaces kube-proxy; set kubeProxyReplacement to false in Cilium's configuration to let this agent serve Services", nil
+	}
+	return "", errors.Join(errs...)
+}
+
+// ciliumPause is the time between questions to a Cilium agent.
+const ciliumPause = 10 * time.Second
+
+// ciliumReplaces reports whether Cilium replaces kube-proxy. While its agent is
+// away what it has loaded into the kernel goes on, so its last answer counts for
+// as long as its device is there. The caller holds mu.
+func (s *Spotter) ciliumReplaces(ctx context.Context) bool {
+	now := s.options.Now()
+	if !s.ciliumAsked.IsZero() && now.Sub(s.ciliumAsked) < ciliumPause {
+		return s.cilium
+	}
+	s.ciliumAsked = now
+	if replaces, known := s.place.ciliumReplaces(ctx); known {
+		s.cilium = replaces
+	} else if s.cilium {
+		s.cilium, _ = s.place.device("cilium_host")
+	}
+	return s.cilium
+}
+
+// Begin implements dataplane.Spotter.
+func (s *Spotter) Begin(ctx context.Context) ([]string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var found []Canary
+	for _, c := range canaries() {
+		// One that cannot be seen cannot be removed either; OtherProxy tells of it.
+		if there, err := s.place.canary(c); err == nil && there {
+			found = append(found, c)
+		}
+	}
+	if len(found) > 0 {
+		if err := s.options.Remove(ctx, found); err != nil {
+			return nil, fmt.Errorf("remove kube-proxy's canaries: %w", err)
+		}
+	}
+	var leftovers []string
+	clear(s.former)
+	for _, one := range all() {
+		if !one.appears {
+			continue
+		}
+		if there, err := one.there(s.place); err == nil && there {
+			s.former[one.what] = true
+			leftovers = append(leftovers, fmt.Sprintf("%s is left behind, as by %s: %s", one.what, one.who, one.left))
+		}
+	}
+	s.begun = true
+	return leftovers, nil
+}
+
+// End implements dataplane.Spotter.
+func (s *Spotter) End() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.begun = false
+}

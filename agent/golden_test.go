@@ -1,0 +1,83 @@
+package agent
+
+import (
+	"encoding/json"
+	commandline "flag"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+var update = commandline.Bool("update", false, "write the golden files in testdata instead of comparing with them; then run test/api with -update too, which prints them with kubectl")
+
+// goldenStatuses are the situations that an operator meets, each in an edit of
+// a node on which all is well.
+var goldenStatuses = map[string]func(*snapshot, *facts){
+	"all-well": func(*snapshot, *facts) {},
+	"service-refused": func(s *snapshot, _ *facts) {
+		s.services--
+		s.refused = map[dataplane.ServiceName]string{name("cart"): "IPv4: iptables-restore: line 31 failed: Extension recent revision 0 not supported, missing kernel module?"}
+	},
+	"other-proxy": func(s *snapshot, f *facts) {
+		*s = snapshot{now: s.now, own: s.own, exists: true, listed: true, inventoryKnown: true}
+		f.otherProxy = `http://127.0.0.1:10249/proxyMode answers "iptables"`
+		f.drift = driftFacts{}
+	},
+	"audit-differs": func(s *snapshot, f *facts) {
+		f.audit, f.otherProxy = true, `http://127.0.0.1:10249/proxyMode answers "iptables"`
+		s.difference = &dataplane.Difference{Count: 17, Examples: []string{
+			"chain KUBE-SVC-XPGD46QRK7WJZT7O missing in nat", "rule of shop/cart missing in KUBE-SERVICES in nat"}}
+		s.applied.lastSync = nil
+		f.drift = driftFacts{}
+	},
+	"objects-held": func(s *snapshot, _ *facts) {
+		s.held = []dataplane.ServiceName{name("cart"), name("pay")}
+		s.heldSince, s.unconfirmedSince = s.now.Add(-time.Minute), s.now.Add(-time.Minute)
+	},
+}
+
+// Each status that is reported is kept as a file, so that what changes in it is
+// seen in a review, and so that others can print it.
+func TestGoldenStatuses(t *testing.T) {
+	for title, edit := range goldenStatuses {
+		t.Run(title, func(t *testing.T) {
+			s, f := programmed(), facts4
+			s.own.Generation, s.applied.generation = 1, 1
+			s.families[dataplane.IPv6] = familySnapshot{done: true}
+			f.families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
+			f.tracking.report = &v1alpha1.ConntrackReport{Entries: 31022, Max: 262144, UsagePercent: 12, Buckets: 65536, FlowsCleaned: 18}
+			f.drift.report = v1alpha1.DriftReport{Repairs: 2, LastTime: metav1.NewTime(epoch.Add(-10 * time.Hour)),
+				Examples: []string{"chain KUBE-SVC-XPGD46QRK7WJZT7O missing in nat"}}
+			edit(&s, &f)
+			got, err := json.MarshalIndent(buildStatus(s, f, nil), "", "  ")
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, '\n')
+			file := filepath.Join("testdata", "status", title+".json")
+			if *update {
+				if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatalf("%v: go test ./agent -run TestGoldenStatuses -update writes it", err)
+			}
+			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+				t.Errorf("%s (-want +got); if it is meant, go test ./agent -run TestGoldenStatuses -update:\n%s", file, diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,408 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/go-logr/logr/funcr"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+var cart = ServiceKey{Namespace: "shop", Name: "cart"}
+
+// checksRig runs Checks over the real network and a clock that the test moves.
+type checksRig struct {
+	*Checks
+	t         *testing.T
+	clock     *clocktesting.FakeClock
+	log       *lines
+	unhealthy atomic.Bool
+	changes   atomic.Int32
+	stop      func()
+	turn      context.Context
+
+	mu        sync.Mutex
+	addresses []netip.Addr
+	failure   error
+}
+
+func runChecks(t *testing.T, network string) *checksRig {
+	t.Helper()
+	r := &checksRig{t: t, clock: clocktesting.NewFakeClock(now), log: &lines{}}
+	r.Checks = NewChecks(ChecksOptions{
+		Network: network, Clock: r.clock, Log: funcr.New(r.log.add, funcr.Options{}),
+		Healthy: func() bool { return !r.unhealthy.Load() }, Changed: func() { r.changes.Add(1) },
+	})
+	r.run()
+	t.Cleanup(func() { r.stop() })
+	return r
+}
+
+func (r *checksRig) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	r.turn = ctx
+	done := make(chan struct{})
+	go func() { defer close(done); r.Run(ctx) }()
+	r.stop = func() { cancel(); <-done }
+}
+
+// on sets what to serve on loopback addresses, as settings that name ranges do.
+func (r *checksRig) on(wanted map[ServiceKey]Check, addresses ...string) {
+	r.move(addresses...)
+	r.Set(r.turn, wanted, func() ([]netip.Addr, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.addresses, r.failure
+	})
+}
+
+func (r *checksRig) move(addresses ...string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.addresses = nil
+	for _, a := range addresses {
+		r.addresses = append(r.addresses, netip.MustParseAddr(a))
+	}
+}
+
+func (r *checksRig) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failure = err
+}
+
+// pause lets the time pass after which ports are looked at again.
+func (r *checksRig) pause() {
+	r.t.Helper()
+	await(r.t, "a pause", r.clock.HasWaiters)
+	r.clock.Step(bindPause)
+}
+
+// reply is what a load balancer sees.
+type reply struct {
+	code   int
+	weight string
+	body   string
+}
+
+func probe(host string, port uint16) (reply, error) {
+	response, err := http.Get("http://" + net.JoinHostPort(host, fmt.Sprint(port)) + "/anything")
+	if err != nil {
+		return reply{}, err
+	}
+	defer func() { _ = response.Body.Close() }() // only read from
+	body, err := io.ReadAll(response.Body)
+	return reply{response.StatusCode, response.Header.Get("X-Load-Balancing-Endpoint-Weight"), string(body)}, err
+}
+
+func (r *checksRig) expect(host string, port uint16, code int, weight string) {
+	r.t.Helper()
+	var got reply
+	await(r.t, fmt.Sprintf("%d with weight %s from %s port %d", code, weight, host, port), func() bool {
+		var err error
+		got, err = probe(host, port)
+		return err == nil && got.code == code && got.weight == weight
+	})
+}
+
+func (r *checksRig) expectClosed(host string, port uint16) {
+	r.t.Helper()
+	await(r.t, fmt.Sprintf("nobody on %s port %d", host, port), func() bool {
+		_, err := probe(host, port)
+		return err != nil
+	})
+}
+
+// portsFree returns ports that nobody uses on any address of the family.
+func portsFree(t *testing.T, network string, count int) []uint16 {
+	t.Helper()
+	var ports []uint16
+	var open []net.Listener
+	for range count {
+		l, err := net.Listen(network, ":0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, l)
+		ports = append(ports, uint16(l.Addr().(*net.TCPAddr).Port))
+	}
+	for _, l := range open { // only now, so that no port comes twice
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return ports
+}
+
+func TestCheckAnswers(t *testing.T) {
+	for network, host := range map[string]string{"tcp4": "127.0.0.1", "tcp6": "::1"} {
+		t.Run(network, func(t *testing.T) {
+			r := runChecks(t, network)
+			port := portsFree(t, network, 1)[0]
+			r.Set(r.turn, map[ServiceKey]Check{cart: {Port: port}}, nil)
+			r.expect(host, port, 503, "0") // open without any endpoint
+			r.Set(r.turn, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 2}}, nil)
+			got, err := probe(host, port) // at once
+			if err != nil || got.code != 200 || got.weight != "2" {
+				t.Errorf("two endpoints: %+v, %v", got, err)
+			}
+			want := "{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"cart\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"
+			if got.body != want {
+				t.Errorf("body %q, want %q", got.body, want)
+			}
+			r.unhealthy.Store(true) // row 146
+			got, _ = probe(host, port)
+			if got.code != 503 || got.weight != "2" || got.body != strings.Replace(want, "true", "false", 1) {
+				t.Errorf("unhealthy: %+v", got)
+			}
+		})
+	}
+}
+
+func TestCheckTakesAnyMethod(t *testing.T) {
+	r := runChecks(t, "tcp4")
+	port := portsFree(t, "tcp4", 1)[0]
+	r.Set(r.turn, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}, nil)
+	r.expect("127.0.0.1", port, 200, "1")
+	for _, method := range []string{http.MethodHead, http.MethodPost, http.MethodDelete, "PROBE"} {
+		request, err := http.NewRequest(method, fmt.Sprintf("http://127.0.0.1:%d/a/b?c=d", port), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = response.Body.Close() // not read
+		if response.StatusCode != 200 || response.Header.Get("Content-Type") != "application/json" || response.Header.Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s: %d, %v", method, response.StatusCode, response.Header)
+		}
+	}
+}
+
+func TestCheckFamiliesCountApart(t *testing.T) {
+	four, six := runChecks(t, "tcp4"), runChecks(t, "tcp6")
+	port := portsFree(t, "tcp", 1)[0]
+	four.Set(four.turn, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 2}}, nil)
+	six.Set(six.turn, map[ServiceKey]Check{cart: {Port: port}}, nil)
+	four.expect("127.0.0.1", port, 200, "2")
+	six.expect("::1", port, 503, "0")
+}
+
+func TestCheckPortChanges(t *testing.T) { // row 148
+	r := runChecks(t, "tcp4")
+	ports := portsFree(t, "tcp4", 2)
+	pay := ServiceKey{Namespace: "shop", Name: "pay"}
+	r.Set(r.turn, map[ServiceKey]Check{cart: {Port: ports[0], LocalEndpoints: 1}}, nil)
+	r.expect("127.0.0.1", ports[0], 200, "1")
+	r.Set(r.turn, map[ServiceKey]Check{cart: {Port: ports[1], LocalEndpoints: 1}, pay: {Port: ports[0], LocalEndpoints: 3}}, nil)
+	r.expect("127.0.0.1", ports[1], 200, "1")
+	r.expect("127.0.0.1", ports[0], 200, "3") // of another Service now
+	r.Set(r.turn, map[ServiceKey]Check{pay: {Port: ports[0], LocalEndpoints: 3}}, nil)
+	r.expectClosed("127.0.0.1", ports[1])
+	r.expect("127.0.0.1", ports[0], 200, "3")
+	r.Set(r.turn, nil, nil)
+	r.expectClosed("127.0.0.1", ports[0])
+	if trouble := r.Troubles(); len(trouble) != 0 || r.log.String() != "" {
+		t.Errorf("troubles %q, log %s", trouble, r.log)
+	}
+}
+
+func TestCheckPortInUse(t *testing.T) {
+	r := runChecks(t, "tcp4")
+	ports := portsFree(t, "tcp4", 2)
+	holder, err := net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", ports[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = holder.Close() }() // closed below already, if all goes well
+	other := ServiceKey{Namespace: "shop", Name: "other"}
+	r.Set(r.turn, map[ServiceKey]Check{cart: {Port: ports[0], LocalEndpoints: 1}, other: {Port: ports[1], LocalEndpoints: 1}}, nil)
+	r.expect("127.0.0.1", ports[1], 200, "1")
+	await(t, "a trouble", func() bool { return len(r.Troubles()) == 1 })
+	if got := r.Troubles()[0]; !strings.Contains(got, "Service shop/cart") || !strings.Contains(got, fmt.Sprint(ports[0])) || !strings.Contains(got, "address already in use") {
+		t.Errorf("trouble %q", got)
+	}
+	for range 3 {
+		r.pause()
+	}
+	await(t, "another pause", r.clock.HasWaiters)
+	if said := r.log.String(); strings.Count(said, "Could not open") != 1 || !strings.Contains(said, "shop/cart") {
+		t.Errorf("log: %s", said)
+	}
+	if r.changes.Load() != 1 {
+		t.Errorf("%d changes, want 1", r.changes.Load())
+	}
+	if err := holder.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.pause()
+	r.expect("127.0.0.1", ports[0], 200, "1")
+	await(t, "no trouble", func() bool { return len(r.Troubles()) == 0 })
+	if !strings.Contains(r.log.String(), "are open now") || r.changes.Load() != 2 {
+		t.Errorf("%d changes, log: %s", r.changes.Load(), r.log)
+	}
+}
+
+func TestCheckFollowsAddresses(t *testing.T) {
+	r := runChecks(t, "tcp4")
+	port := portsFree(t, "tcp4", 1)[0]
+	wanted := map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}
+	r.on(wanted, "127.0.0.2")
+	r.expect("127.0.0.2", port, 200, "1")
+	r.expectClosed("127.0.0.1", port)
+
+	r.move("127.0.0.2", "127.0.0.3")
+	r.pause()
+	r.expect("127.0.0.3", port, 200, "1")
+
+	r.fail(errors.New("netlink is busy"))
+	r.pause()
+	await(t, "a trouble", func() bool { return len(r.Troubles()) == 1 })
+	r.expect("127.0.0.3", port, 200, "1") // what is open stays
+	r.fail(nil)
+
+	// 192.0.2.1 is an address of no interface: it has gone since it was read.
+	r.move("192.0.2.1", "127.0.0.3")
+	r.pause()
+	r.expectClosed("127.0.0.2", port)
+	r.expect("127.0.0.3", port, 200, "1")
+	await(t, "the trouble of one address", func() bool {
+		troubles := r.Troubles()
+		return len(troubles) == 1 && strings.Contains(troubles[0], "192.0.2.1")
+	})
+
+	r.move()
+	r.pause()
+	r.expectClosed("127.0.0.3", port)
+	await(t, "no trouble", func() bool { return len(r.Troubles()) == 0 })
+}
+
+func TestChecksEndAndBeginAgain(t *testing.T) {
+	r := runChecks(t, "tcp4")
+	port := portsFree(t, "tcp4", 1)[0]
+	wanted := map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}
+	r.Set(r.turn, wanted, nil)
+	r.expect("127.0.0.1", port, 200, "1")
+	r.stop()
+	r.expectClosed("127.0.0.1", port)
+	r.run() // nothing is served until it is known anew
+	r.Set(r.turn, wanted, nil)
+	r.expect("127.0.0.1", port, 200, "1")
+}
+
+// What a write that outlives the turn still says must neither open the ports
+// beside another proxy nor be served in the next turn.
+func TestChecksOfATurnThatIsOver(t *testing.T) {
+	r := runChecks(t, "tcp4")
+	port := portsFree(t, "tcp4", 1)[0]
+	wanted := map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}
+	r.Set(r.turn, wanted, nil)
+	r.expect("127.0.0.1", port, 200, "1")
+	over := r.turn
+	r.stop()
+	r.Set(over, wanted, nil)
+	r.run()
+	r.Set(over, wanted, nil)
+	r.pokeAndWait()
+	if _, err := probe("127.0.0.1", port); err == nil {
+		t.Error("the port is open by what the former turn said")
+	}
+}
+
+// The end of a turn closes what is open even where something is set at the very
+// moment.
+func TestChecksAreSetWhileTheyEnd(t *testing.T) {
+	var c *Checks
+	turn, end := context.WithCancel(t.Context())
+	port := portsFree(t, "tcp4", 1)[0]
+	set := func() { c.Set(turn, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}, nil) }
+	c = NewChecks(ChecksOptions{
+		Network: "tcp4", Clock: clocktesting.NewFakeClock(now), Healthy: func() bool { return true },
+	})
+	done := make(chan struct{})
+	go func() { defer close(done); c.Run(turn) }()
+	stop := make(chan struct{})
+	var setters sync.WaitGroup
+	setters.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				set()
+			}
+		}
+	})
+	await(t, "an answer", func() bool { _, err := probe("127.0.0.1", port); return err == nil })
+	end()
+	<-done
+	_, err := probe("127.0.0.1", port)
+	close(stop)
+	setters.Wait()
+	if err == nil {
+		t.Error("the port is still open")
+	}
+}
+
+func TestCheckThatDies(t *testing.T) {
+	r := runChecks(t, "tcp4")
+	port := portsFree(t, "tcp4", 1)[0]
+	r.Set(r.turn, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}, nil)
+	r.expect("127.0.0.1", port, 200, "1")
+	p := place{cart, netip.AddrPortFrom(netip.IPv4Unspecified(), port)}
+	r.mu2(func() { r.failed[p] = errors.New("accept: too bad") })
+	r.poke()
+	await(t, "a trouble", func() bool { return strings.Contains(strings.Join(r.Troubles(), ""), "too bad") })
+	r.expectClosed("127.0.0.1", port) // one that fails at once would fail for ever
+	r.pause()
+	r.expect("127.0.0.1", port, 200, "1")
+	await(t, "no trouble", func() bool { return len(r.Troubles()) == 0 })
+}
+
+// pokeAndWait has Run look at what is wanted, and waits until it has: one poke is
+// kept, and the next one is taken only when the former look is done.
+func (r *checksRig) pokeAndWait() {
+	for range 3 {
+		r.wake <- struct{}{}
+	}
+}
+
+func (r *checksRig) mu2(f func()) {
+	r.Checks.mu.Lock()
+	defer r.Checks.mu.Unlock()
+	f()
+}
+
+func TestSummaryIsBounded(t *testing.T) {
+	if got := Summary(nil); got != "" {
+		t.Errorf("no trouble: %q", got)
+	}
+	got := Summary([]string{"a", "b", "c", "d", "e"})
+	if !strings.Contains(got, "(a, b, c and 2 more)") || !strings.Contains(got, "ss -ltnp") {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestWithheld(t *testing.T) {
+	state := State{Now: now, Eligible: true, Withheld: true, Families: map[string]FamilyState{"IPv4": {}}}
+	handler := ProxyHandler(func() State { return state }, func(string, int) {})
+	if code, _, body := get(t, handler, "/healthz"); code != 503 || fmt.Sprint(body["nodeEligible"]) != "false" {
+		t.Errorf("healthz %d, %v", code, body)
+	}
+	if code, _, _ := get(t, handler, "/livez"); code != 200 {
+		t.Errorf("livez %d", code)
+	}
+	if ServesTraffic(state) {
+		t.Error("health checks of Services go by rules of yesterday")
+	}
+}

@@ -1,0 +1,116 @@
+package agent
+
+import (
+	"context"
+	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+)
+
+// slowPlane is a data plane on which something happens before a call ends.
+type slowPlane struct {
+	*dataplanetest.Fake
+	ending func()
+}
+
+func (p *slowPlane) Supported(ctx context.Context) error {
+	err := p.Fake.Supported(ctx)
+	if err != nil { // it ends with this
+		p.ending()
+	}
+	return err //nolint:wrapcheck // as the data plane says it
+}
+
+func (p *slowPlane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
+	defer p.ending()
+	return p.Fake.Apply(ctx, r)
+}
+
+func (p *slowPlane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
+	defer p.ending()
+	return p.Fake.Verify(ctx, r)
+}
+
+// losing has an agent lose its turn within each call of its data plane.
+func losing(a *Agent, kernel *dataplanetest.Fake) {
+	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &slowPlane{kernel, func() {
+		a.endTurn("kube-proxy answers")
+		a.store.forget()
+		a.drift.forget()
+	}}})
+}
+
+// TestAComparisonThatOutlivesTheTurnTellsNothing.
+func TestAComparisonThatOutlivesTheTurnTellsNothing(t *testing.T) {
+	a, _, kernel, _ := inTurn(t)
+	mustSync(t, a)
+	losing(a, kernel)
+	kernel.Remove("shop", "a")
+	mustVerify(t, a)
+	if s := a.store.snapshot(); s.difference != nil || a.store.families[dataplane.IPv4].kernel != nil {
+		t.Errorf("the status tells of a kernel that others write: %+v", s.difference)
+	}
+	if a.drift.families[dataplane.IPv4].found != nil {
+		t.Error("what others have changed since is still to be repaired")
+	}
+}
+
+// TestStoreRefusesAnOldComparison, whoever asks.
+func TestStoreRefusesAnOldComparison(t *testing.T) {
+	a, _, kernel, _ := inTurn(t)
+	mustSync(t, a)
+	epoch, rulesets := a.store.currentEpoch(), a.store.verifiable()
+	kernel.Remove("shop", "a")
+	outcomes := a.fanout.Verify(t.Context(), rulesets)
+	a.store.forget()
+	if a.store.compared(epoch, outcomes, nil, false) || a.store.snapshot().difference != nil {
+		t.Error("a comparison from before the turn was lost counts")
+	}
+}
+
+// TestNothingIsTunedBesideAnotherProxy that came while rules were written.
+func TestNothingIsTunedBesideAnotherProxy(t *testing.T) {
+	for name, ending := range map[string]func(*Agent){
+		"lost":                func(a *Agent) { a.endTurn("kube-proxy answers") },
+		"lost, and forgotten": func(a *Agent) { a.endTurn("kube-proxy answers"); a.store.forget() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, _, kernel, _ := inTurn(t)
+			fake := tracked(a)
+			fake.tuned = conntrack.Tuned{Untracked: true}
+			a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &slowPlane{kernel, func() { ending(a) }}})
+			mustSync(t, a)
+			fake.expect(t, "before the rules alone", 0)
+		})
+	}
+}
+
+// TestALostTurnLeavesNoTrace of what a write that outlived it has told.
+func TestALostTurnLeavesNoTrace(t *testing.T) {
+	a, _, kernel, _ := inTurn(t)
+	mustSync(t, a)
+	losing(a, kernel)
+	kernel.Lack("no nat table")
+	a.store.refresh()
+	mustSync(t, a)
+	if f := a.store.families[dataplane.IPv4]; f.absent != nil || f.err != nil {
+		t.Errorf("absent: %v, error: %v", f.absent, f.err)
+	}
+}
+
+// TestAuditComesBetween the question whether we may write and the writing.
+func TestAuditComesBetween(t *testing.T) {
+	a, r, kernel, _ := inTurn(t)
+	fake := tracked(a)
+	fake.onTune = func() { r.setRules(r.own(inAudit)) }
+	mustSync(t, a)
+	if kernel.Writes() != 0 {
+		t.Error("written in Audit")
+	}
+	b := a.store.prepareAudit(epoch)
+	if len(b.rulesets[dataplane.IPv4].Services) != 1 {
+		t.Errorf("there is nothing to compare: %+v", b.rulesets)
+	}
+}

@@ -1,0 +1,60 @@
+package agent
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// TestNothingIsPendingBesideAnotherProxy, which maintains the rules. What the
+// first set of a takeover brings waits since then only: load balancers need not
+// leave a node whose rules are good.
+func TestNothingIsPendingBesideAnotherProxy(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		pending := func(when string, want time.Duration) {
+			t.Helper()
+			s, h := r.store.snapshot(), r.proxyState()
+			age := func(since time.Time) time.Duration {
+				if since.IsZero() {
+					return 0
+				}
+				return s.now.Sub(since)
+			}
+			if got := []time.Duration{age(s.oldestPending), age(s.families[dataplane.IPv4].oldestPending), age(h.Families["IPv4"].OldestPending)}; got[0] != want || got[1] != want || got[2] != want {
+				t.Errorf("%s: changes wait for %v, want %v", when, got, want)
+			}
+		}
+		after(time.Second)
+		r.ports.become("kube-proxy answers")
+		r.spots.set(func(s *spots) { s.appears = "chain KUBE-PROXY-CANARY" })
+		after(time.Second)
+		pending("once another proxy shows", 0)
+		r.rig.setService(r.rig.object("b", 2))
+		r.rig.setInventory(inventoryOf("shop.a", "shop.b"))
+		r.changed()
+		after(5 * time.Minute)
+		pending("beside another proxy", 0)
+
+		r.kernel.Fail(errors.New("the lock is held"))
+		r.spots.set(func(s *spots) { s.stuck = errors.New("the lock is held") })
+		r.ports.become("")
+		for r.condition(); r.facts().conflict() != ""; after(100 * time.Millisecond) {
+			pending("while the other proxy may return", 0)
+		}
+		pending("at the takeover", 0)
+		after(7 * time.Second)
+		pending("while the takeover cannot begin", 7*time.Second)
+		r.spots.set(func(s *spots) { s.stuck = nil })
+		for !r.mayWrite() {
+			after(100 * time.Millisecond)
+		}
+		pending("as the turn begins", 0)
+		after(50 * time.Second)
+		pending("while the first set is late", 50*time.Second)
+		r.kernel.Fail(nil)
+		after(time.Minute)
+		pending("with the first set", 0)
+	})
+}

@@ -1,0 +1,104 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/health"
+)
+
+// livez is what the kubelet, and what load balancers are told.
+func livez(a *Agent) (kubelet, proxy int) {
+	get := func(h http.Handler) int {
+		recorder := httptest.NewRecorder()
+		h.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/livez", nil))
+		return recorder.Code
+	}
+	return get(health.KubeletHandler(a.health, http.NotFoundHandler())), get(health.ProxyHandler(a.proxyState, func(string, int) {}))
+}
+
+func expectLivez(t *testing.T, a *Agent, when string, kubelet, proxy int) {
+	t.Helper()
+	if k, p := livez(a); k != kubelet || p != proxy {
+		t.Errorf("%s: /livez for the kubelet %d, of the proxy %d, want %d and %d", when, k, p, kubelet, proxy)
+	}
+}
+
+// tardy is a data plane whose Apply ends when the test says so.
+type tardy struct {
+	dataplane.Dataplane
+	step, end chan struct{}
+}
+
+func (d *tardy) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
+	for {
+		select {
+		case <-d.step:
+			dataplane.Progress(ctx)
+		case <-d.end:
+			return d.Dataplane.Apply(ctx, r)
+		}
+	}
+}
+
+func TestLivezOfTheKubelet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, r, kernel, _ := inTurn(t)
+		ctx, stop := context.WithCancel(t.Context())
+		defer func() { stop(); synctest.Wait() }()
+		go a.loop.Run(ctx)
+		a.loop.Trigger()
+		time.Sleep(time.Hour)
+		expectLivez(t, a, "idle", 200, 200)
+
+		kernel.Fail(errors.New("another process holds the lock"))
+		r.setService(r.object("b", 2))
+		a.changed()
+		time.Sleep(health.PendingLimit - time.Second)
+		expectLivez(t, a, "failing for less than a minute", 200, 200)
+		time.Sleep(time.Hour)
+		expectLivez(t, a, "failing for an hour", 200, 503)
+		kernel.Fail(nil)
+		time.Sleep(time.Minute)
+		expectLivez(t, a, "mended", 200, 200)
+	})
+}
+
+func TestLivezOfASlowAndAStuckWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, _, kernel, _ := inTurn(t)
+		slow := &tardy{Dataplane: kernel, step: make(chan struct{}), end: make(chan struct{})}
+		a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: slow})
+		ctx, stop := context.WithCancel(t.Context())
+		defer func() { stop(); synctest.Wait() }()
+		go a.loop.Run(ctx)
+		a.loop.Trigger()
+		for range 5 {
+			time.Sleep(health.StuckLimit - time.Second)
+			expectLivez(t, a, "slow", 200, 503)
+			slow.step <- struct{}{}
+			synctest.Wait()
+		}
+		time.Sleep(health.StuckLimit)
+		expectLivez(t, a, "without a step", 503, 503)
+		slow.end <- struct{}{}
+		synctest.Wait()
+		expectLivez(t, a, "after it", 200, 200)
+	})
+}
+
+func TestLivezWithoutALoop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, r, _, _ := inTurn(t)
+		r.setService(r.object("b", 2))
+		a.changed()
+		time.Sleep(health.StuckLimit)
+		expectLivez(t, a, "nobody takes up the change", 503, 503)
+	})
+}

@@ -1,0 +1,91 @@
+package agent
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// programmedCase is what makes a row apply, and what is said then.
+type programmedCase struct {
+	title, want string
+	edit        func(*snapshot, *facts)
+}
+
+// programmedRows are what makes each row of the table of Programmed apply, in
+// the table's order. AgentNotResponding, before all of them, is the
+// controller's. There is no row Removed yet: no agent cleans up because of
+// removalPolicy.
+var programmedRows = []programmedCase{
+	{"another proxy", "False ConflictingProxy", func(_ *snapshot, f *facts) { f.otherProxy = "x answers" }},
+	{"not accepted", "False Failed", func(s *snapshot, _ *facts) { s.refusal = &refusal{v1alpha1.ReasonInvalid, "m"} }},
+	{"the last apply failed", "False Failed", func(s *snapshot, _ *facts) { s.err = errors.New("locked") }},
+	{"no complete set yet", "False Pending", func(s *snapshot, _ *facts) { s.done = false }},
+	{"a change waits", "False Pending", func(s *snapshot, _ *facts) { s.oldestPending = s.now.Add(-auditPatience - time.Second) }},
+	{"Audit", "False AuditDiffers", func(s *snapshot, f *facts) {
+		f.audit, s.difference = true, &dataplane.Difference{Count: 1, Examples: []string{"x"}}
+	}},
+	{"a Service refused", "True SomeServicesRefused", func(s *snapshot, _ *facts) { s.refused = map[dataplane.ServiceName]string{name("a"): "x"} }},
+	{"vanished", "True Held", func(s *snapshot, _ *facts) {
+		s.held, s.heldSince = []dataplane.ServiceName{name("a")}, s.now.Add(-patience)
+	}},
+	{"unconfirmed", "True Held", func(s *snapshot, _ *facts) { s.unconfirmedSince = s.now.Add(-patience) }},
+	{"all is well", "True Programmed", func(*snapshot, *facts) {}},
+}
+
+// TestNoStatusIsDueBecauseTimeGoesBy: what is written when nothing happens, every
+// agent writes for ever.
+func TestNoStatusIsDueBecauseTimeGoesBy(t *testing.T) {
+	rows := slices.Clone(programmedRows)
+	for title, r := range map[string]restored{
+		"restored Services": {services: true}, "own object restored": {rules: true},
+		"restored after a reboot": {services: true, rules: true, rebooted: true},
+	} {
+		rows = append(rows, programmedCase{title, "", func(s *snapshot, _ *facts) {
+			s.restored, s.unconfirmedSince = r, s.now.Add(-patience)
+			s.restored.written, s.restored.why = s.now.Add(-time.Hour), "forbidden"
+		}})
+	}
+	rows = append(rows, programmedCase{"another proxy has gone", "", func(s *snapshot, f *facts) {
+		f.otherProxy, f.otherGone, f.otherWait = "x answers", s.now.Add(-time.Second), quietTime
+	}}, programmedCase{"Audit, the other proxy has gone", "", func(s *snapshot, f *facts) {
+		f.audit, f.otherProxy, f.otherGone, f.otherWait = true, "x answers", s.now.Add(-time.Second), quietTime
+	}})
+	for _, row := range rows {
+		s, f := programmed(), facts4
+		row.edit(&s, &f)
+		stored := buildStatus(s, f, nil)
+		for _, pass := range []time.Duration{time.Second, time.Minute, 7 * time.Hour} {
+			s.now = s.now.Add(pass)
+			if now := buildStatus(s, f, stored.Conditions); urgent(&now, &stored) != notAtAll {
+				t.Errorf("%s: %v later the status is due:\n%s", row.title, pass, cmp.Diff(stored, now))
+			}
+		}
+	}
+}
+
+// Of two rows that apply, the first is reported.
+func TestFirstRowOfProgrammedWins(t *testing.T) {
+	for i, first := range programmedRows {
+		for _, second := range programmedRows[i:] {
+			s, f := programmed(), facts4
+			second.edit(&s, &f)
+			first.edit(&s, &f)
+			want := first.want
+			if first.title == "another proxy" && f.audit {
+				want = second.want // with Audit it is no conflict
+			}
+			c := meta.FindStatusCondition(buildStatus(s, f, nil).Conditions, v1alpha1.ConditionProgrammed)
+			if got := string(c.Status) + " " + c.Reason; got != want {
+				t.Errorf("%s and %s: %s, want %s", first.title, second.title, got, want)
+			}
+		}
+	}
+}

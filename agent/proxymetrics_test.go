@@ -1,0 +1,265 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// values returns what a metric says by the values of its labels, joined by
+// spaces: of a histogram the number of observations.
+func values(t *testing.T, a *Agent, name string) map[string]float64 {
+	t.Helper()
+	families, err := a.metrics.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]float64{}
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			var labels []string
+			for _, l := range m.GetLabel() {
+				labels = append(labels, l.GetValue())
+			}
+			out[strings.Join(labels, " ")] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	return out
+}
+
+func expectValues(t *testing.T, a *Agent, name string, want map[string]float64) {
+	t.Helper()
+	if diff := cmp.Diff(want, values(t, a, name)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", name, diff)
+	}
+}
+
+func TestSyncMetrics(t *testing.T) {
+	a, r, kernel, _ := inTurn(t)
+	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_restore_failures_total", map[string]float64{"IPv4": 0})
+	mustSync(t, a)
+	kernel.Fail(errors.New("locked"))
+	r.setService(r.object("b", 2))
+	for range 2 { // row 137: the second is a full one
+		if err := a.sync(context.Background()); err == nil {
+			t.Fatal("no error")
+		}
+	}
+	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_restore_failures_total", map[string]float64{"IPv4": 2})
+	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total", map[string]float64{"IPv4": 1})
+	kernel.Fail(nil)
+	mustSync(t, a)
+	expectValues(t, a, "kubeproxy_sync_proxy_rules_duration_seconds", map[string]float64{"IPv4": 4})
+	expectValues(t, a, "kubeproxy_sync_full_proxy_rules_duration_seconds", map[string]float64{"IPv4": 3})
+	expectValues(t, a, "kubeproxy_sync_partial_proxy_rules_duration_seconds", map[string]float64{"IPv4": 1})
+	if last := values(t, a, "kubeproxy_sync_proxy_rules_last_timestamp_seconds")["IPv4"]; time.Since(time.UnixMilli(int64(last*1000))) > time.Minute {
+		t.Errorf("last sync at %f", last)
+	}
+	a.changed()
+	if last := values(t, a, "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds")["IPv4"]; time.Since(time.UnixMilli(int64(last*1000))) > time.Minute {
+		t.Errorf("last queued at %f", last)
+	}
+}
+
+func TestSyncedTables(t *testing.T) {
+	a, _, _, _ := inTurn(t)
+	full := map[dataplane.Family]*dataplane.Ruleset{dataplane.IPv4: {Full: true}}
+	outcome := dataplane.Outcome[dataplane.Result]{Value: dataplane.Result{
+		Kind: v1alpha1.SyncFull, Failed: true, Tables: map[string]dataplane.TableCount{"nat": {Rules: 20, Written: 7}},
+	}}
+	a.metrics.proxy.synced(full, map[dataplane.Family]dataplane.Outcome[dataplane.Result]{dataplane.IPv4: outcome}, epoch)
+	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_total", map[string]float64{"IPv4 nat": 20})
+	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_last", map[string]float64{"IPv4 nat": 7})
+	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_restore_failures_total", map[string]float64{"IPv4": 1})
+	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total", map[string]float64{"IPv4": 0})
+}
+
+func TestNoLocalEndpoints(t *testing.T) { // row 143
+	const name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
+	local := func(s *v1alpha1.ServiceProxyRulesSpec) {
+		s.InternalTrafficPolicy, s.ExternalTrafficPolicy = v1alpha1.TrafficPolicyLocal, v1alpha1.TrafficPolicyLocal
+		s.Ports[0].NodePort = 30080
+	}
+	none := func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Endpoints = nil }
+	a, r, _, _ := inTurn(t)
+	mustSync(t, a)
+	expectValues(t, a, name, map[string]float64{"IPv4 internal": 0, "IPv4 external": 0})
+	r.setService(r.object("a", 1, local))
+	mustSync(t, a)
+	expectValues(t, a, name, map[string]float64{"IPv4 internal": 1, "IPv4 external": 1})
+	r.setService(r.object("a", 1, local, none))
+	mustSync(t, a)
+	expectValues(t, a, name, map[string]float64{"IPv4 internal": 0, "IPv4 external": 0})
+	r.setService(r.object("a", 1, local, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 0 }))
+	mustSync(t, a)
+	expectValues(t, a, name, map[string]float64{"IPv4 internal": 1, "IPv4 external": 0})
+	r.setRules(r.own(memberOf("10.244.1.1:8080")))
+	mustSync(t, a)
+	expectValues(t, a, name, map[string]float64{"IPv4 internal": 0, "IPv4 external": 0})
+}
+
+// triggered sets when the newest change of endpoints was made.
+func triggered(o *v1alpha1.ServiceProxyRules, at time.Time) *v1alpha1.ServiceProxyRules {
+	o.Annotations = map[string]string{v1alpha1.AnnotationLastChangeTriggerTime: at.UTC().Format(time.RFC3339Nano)}
+	return o
+}
+
+func TestNetworkProgrammingTime(t *testing.T) {
+	r := newRig(t)
+	latencies := func() []time.Duration {
+		t.Helper()
+		b := r.prepare()
+		outcomes := map[dataplane.Family]dataplane.Outcome[dataplane.Result]{}
+		for family, ruleset := range b.rulesets {
+			result, err := r.kernel.Apply(t.Context(), ruleset)
+			outcomes[family] = dataplane.Outcome[dataplane.Result]{Value: result, Err: err}
+		}
+		r.commit(b, outcomes, nil)
+		return r.programmedChanges()[dataplane.IPv4].latencies
+	}
+	expect := func(when string, want ...time.Duration) {
+		t.Helper()
+		if diff := cmp.Diff(want, latencies()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	at := func(ms int) time.Time { return epoch.Add(time.Duration(ms) * time.Millisecond) }
+	r.setRules(r.own())
+	r.setService(triggered(r.object("a", 1), at(-1)))
+	r.clock.SetTime(at(1000))
+	expect("from before the start")
+	r.setService(triggered(r.object("a", 2), at(800)))
+	expect("one change", 200*time.Millisecond)
+	r.setService(triggered(r.object("a", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ClusterIPs = []string{"10.96.0.77"} }), at(800)))
+	expect("a change of something else")
+	r.setService(triggered(r.object("a", 3), at(900)))
+	r.setService(triggered(r.object("a", 4), at(950)))
+	expect("two changes", 100*time.Millisecond, 50*time.Millisecond)
+
+	r.kernel.Fail(errors.New("locked"))
+	r.setService(triggered(r.object("a", 5), at(990)))
+	expect("a failure")
+	r.clock.SetTime(at(3000))
+	r.setService(triggered(r.object("a", 6), at(2500)))
+	expect("another failure")
+	r.kernel.Fail(nil)
+	expect("what has waited", 2010*time.Millisecond, 500*time.Millisecond)
+	expect("nothing more")
+	r.setService(triggered(r.object("a", 7), at(3500)))
+	expect("a clock of another node that is ahead", 0)
+	r.setService(triggered(r.object("a", 8), at(4000)))
+	r.setService(r.object("a", 8, released))
+	expect("the Service has ended meanwhile")
+}
+
+func TestChangeFigures(t *testing.T) {
+	r := newRig(t)
+	expect := func(when string, want changeTotals) {
+		t.Helper()
+		if diff := cmp.Diff(want, r.store.changes.totals(), cmp.AllowUnexported(changeTotals{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	commit := func() {
+		t.Helper()
+		r.sync()
+		r.programmedChanges()
+	}
+	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1), r.object("b", 2)})
+	r.setRules(r.own())
+	expect("a list", changeTotals{endpoints: 2, services: 2, endpointsPending: 2, servicesPending: 2})
+	commit()
+	expect("in the kernel", changeTotals{endpoints: 2, services: 2})
+	r.setService(r.object("a", 1, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Endpoints = nil }))
+	r.setService(r.object("a", 1))
+	expect("other endpoints, twice", changeTotals{endpoints: 4, services: 2, endpointsPending: 1})
+	r.setService(r.object("b", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 30080 }))
+	expect("another node port", changeTotals{endpoints: 4, services: 3, endpointsPending: 1, servicesPending: 1})
+	r.setRules(r.own(memberOf("10.244.1.1:8080")))
+	expect("a member", changeTotals{endpoints: 5, services: 3, endpointsPending: 1, servicesPending: 1})
+	r.kernel.Fail(errors.New("locked"))
+	commit()
+	expect("a failure", changeTotals{endpoints: 5, services: 3, endpointsPending: 1, servicesPending: 1})
+	r.kernel.Fail(nil)
+	commit()
+	expect("in the kernel", changeTotals{endpoints: 5, services: 3})
+	r.setService(r.object("b", 2, released))
+	expect("an end", changeTotals{endpoints: 5, services: 4, servicesPending: 1})
+}
+
+func TestConditionMetric(t *testing.T) {
+	a, r, kernel, _ := inTurn(t)
+	show := func() map[string]float64 {
+		a.showMetrics(a.store.snapshot(), a.facts())
+		return values(t, a, "nodeproxy_agent_condition")
+	}
+	mustSync(t, a)
+	if diff := cmp.Diff(map[string]float64{"Accepted Accepted": 1, "Programmed Programmed": 1}, show()); diff != "" {
+		t.Errorf("all well (-want +got):\n%s", diff)
+	}
+	kernel.Fail(errors.New("locked"))
+	r.setService(r.object("b", 2))
+	if err := a.sync(context.Background()); err == nil {
+		t.Fatal("no error")
+	}
+	if diff := cmp.Diff(map[string]float64{"Accepted Accepted": 1, "Failed Programmed": 0}, show()); diff != "" {
+		t.Errorf("failed (-want +got):\n%s", diff)
+	}
+	a.noteOther("10249 answers", &waiting{}, false)
+	if diff := cmp.Diff(map[string]float64{"Accepted Accepted": 1, "ConflictingProxy Programmed": 0, "ConflictingProxy ConflictingProxy": 1}, show()); diff != "" {
+		t.Errorf("another proxy (-want +got):\n%s", diff)
+	}
+	// The metrics port is the other proxy's: the kubelet's has them too.
+	recorder := httptest.NewRecorder()
+	a.server("", "", "--health-probe-bind-address").Handler.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if !strings.Contains(recorder.Body.String(), `nodeproxy_agent_condition{reason="ConflictingProxy",type="ConflictingProxy"} 1`) {
+		t.Errorf("%d: %s", recorder.Code, recorder.Body)
+	}
+}
+
+func TestHealthAnswersAreCounted(t *testing.T) {
+	a, _, _, _ := inTurn(t)
+	handler := a.server("", "", "--proxy-health-bind-address").Handler
+	for _, path := range []string{"/healthz", "/healthz", "/livez"} {
+		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil))
+	}
+	stale(a, true)
+	handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/healthz", nil))
+	expectValues(t, a, "kubeproxy_proxy_healthz_total", map[string]float64{"200": 2, "503": 1})
+	expectValues(t, a, "kubeproxy_proxy_livez_total", map[string]float64{"200": 1, "503": 0})
+}
+
+func TestSyncsAreTimed(t *testing.T) {
+	clk := clocktesting.NewFakePassiveClock(epoch)
+	a, _, kernel, _ := inTurn(t)
+	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &lasting{kernel, clk}})
+	a.fanout.Clock = clk
+	outcomes := a.fanout.Apply(t.Context(), a.store.prepare().rulesets)
+	if took := outcomes[dataplane.IPv4].Took; took != 3*time.Second {
+		t.Errorf("took %v", took)
+	}
+}
+
+// lasting is a data plane that takes 3 seconds.
+type lasting struct {
+	dataplane.Dataplane
+	clock *clocktesting.FakePassiveClock
+}
+
+func (d *lasting) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
+	d.clock.SetTime(d.clock.Now().Add(3 * time.Second))
+	return d.Dataplane.Apply(ctx, r)
+}

@@ -1,0 +1,124 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/health"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// expectReady asks as the kubelet does. Empty: the pod is ready; else what the
+// answer must hold.
+func expectReady(t *testing.T, a *Agent, when, lacks string) {
+	t.Helper()
+	recorder := httptest.NewRecorder()
+	health.KubeletHandler(a.health, http.NotFoundHandler()).ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	switch body := strings.TrimSpace(recorder.Body.String()); {
+	case lacks == "" && recorder.Code != http.StatusOK:
+		t.Errorf("%s: not ready: %s", when, body)
+	case lacks != "" && (recorder.Code != http.StatusServiceUnavailable || !strings.Contains(body, lacks)):
+		t.Errorf("%s: /readyz answers %d %q, want %q", when, recorder.Code, body, lacks)
+	}
+}
+
+func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
+	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
+	expectReady(t, a, "at first", "waits for the list of ServiceProxyRules (no answer yet)")
+	a.trouble.failed(t.Context(), resourceServices, errors.New("connection refused"))
+	expectReady(t, a, "no answer", "connection refused")
+	a.trouble.watching(resourceServices)
+	r := &rig{store: a.store, t: t, version: 10}
+	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
+	expectReady(t, a, "without the own object", "waits for this node's NodeProxyRules")
+	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
+	expectReady(t, a, "with another format", "is not accepted: spec.formatVersion 2")
+	r.setRules(r.own())
+	expectReady(t, a, "before the first write", "no complete set of rules has been written")
+
+	hold(t, a)
+	kernel.Fail(errors.New("exec format error"))
+	if err := a.sync(t.Context()); err == nil {
+		t.Fatal("no error")
+	}
+	expectReady(t, a, "failing", "exec format error")
+	kernel.Fail(nil)
+	a.store.refresh()
+	mustSync(t, a)
+	expectReady(t, a, "applied", "")
+
+	kernel.Fail(errors.New("locked"))
+	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
+	a.endTurn("kube-proxy answers")
+	expectReady(t, a, "whatever comes later", "")
+}
+
+func TestReadyOnceCompared(t *testing.T) {
+	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
+	r := fill(t, a)
+	r.setRules(r.own(inAudit))
+	kernel.Fail(errors.New("no such program"))
+	if err := a.sync(t.Context()); err == nil {
+		t.Fatal("no error")
+	}
+	expectReady(t, a, "not compared", "no such program")
+	kernel.Fail(nil)
+	mustSync(t, a)
+	expectReady(t, a, "compared", "")
+}
+
+// TestReadyOnceAConflictIsReported: in the API, not only in the log.
+func TestReadyOnceAConflictIsReported(t *testing.T) {
+	a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
+	r := fill(t, a)
+	b := &board{stored: a.store.rules, err: errors.New("forbidden")}
+	a.writer.apply = b.apply
+	report := func() {
+		s, f := a.store.snapshot(), a.facts()
+		a.writer.write(context.Background(), s, f)
+		a.noteReported(s, f)
+	}
+	a.noteOther("kube-proxy answers", newWaiting(time.Now), false)
+	report()
+	if b.tries != 1 {
+		t.Fatalf("the status was tried %d times", b.tries)
+	}
+	expectReady(t, a, "not written", "the API does not say so yet")
+
+	b.err, a.writer.retryAt = nil, time.Time{}
+	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
+	b.stored = a.store.rules
+	report()
+	expectReady(t, a, "reported, but the object is not accepted", "is active on this node")
+
+	r.setRules(r.own())
+	b.stored = a.store.rules
+	report()
+	expectReady(t, a, "reported", "")
+}
+
+// TestReadyOnlyOnceTheAPIAnswers: an agent that only goes by its disk may be one
+// that cannot reach the API, and must not let a rollout go on.
+func TestReadyOnlyOnceTheAPIAnswers(t *testing.T) {
+	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
+	r := &rig{store: a.store, t: t, version: 10, kernel: kernel}
+	r.mustRestore(good(r, false))
+	hold(t, a)
+	mustSync(t, a)
+	if len(kernel.Services()) != 3 {
+		t.Fatalf("the kernel holds %v", kernel.Services())
+	}
+	expectReady(t, a, "from the disk", "the node runs from the last good set on its disk")
+	r.setRules(r.own(membersOfA))
+	mustSync(t, a)
+	expectReady(t, a, "with the own object alone", "the ServiceProxyRules could not be read")
+	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1), r.object("b", 2), r.object("c", 3)})
+	expectReady(t, a, "before what the API shows is applied", "about to be applied")
+	mustSync(t, a)
+	expectReady(t, a, "once it is", "")
+}

@@ -1,0 +1,339 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// proxy makes a NodeProxy with the inventory of Services.
+func proxy(services ...string) *v1alpha1.NodeProxy {
+	o := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
+	o.Status.Inventory = inventoryOf(services...)
+	return o
+}
+
+// deleted is one that is being deleted with a policy.
+func deleted(policy v1alpha1.RemovalPolicy) *v1alpha1.NodeProxy {
+	o := proxy("shop.a")
+	o.Spec.RemovalPolicy = &policy
+	o.DeletionTimestamp, o.Finalizers = &metav1.Time{Time: epoch}, []string{v1alpha1.FinalizerCleanup}
+	return o
+}
+
+// see lets the agent see the NodeProxy.
+func (r turning) see(o *v1alpha1.NodeProxy) {
+	r.rig.setProxy(o)
+	r.changed()
+	after(time.Second)
+}
+
+// expect compares what the kernel holds and the reason of Programmed, whose
+// message must hold text.
+func (r turning) expect(t *testing.T, when, reason, text string, services ...string) {
+	t.Helper()
+	if diff := cmp.Diff(services, r.kernel.Services()); diff != "" {
+		t.Errorf("%s: kernel (-want +got):\n%s", when, diff)
+	}
+	if got, message := r.condition(); got != reason || !strings.Contains(message, text) {
+		t.Errorf("%s: %s: %s; want %s: …%s…", when, got, message, reason, text)
+	}
+}
+
+func TestRemoval(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		r.see(proxy("shop.a"))
+		r.expect(t, "at first", "Programmed", "", "shop/a")
+		turn := r.turnContext()
+		r.see(deleted(v1alpha1.RemovalCleanup))
+		r.expect(t, "deleted", "Removed", "removed from this node")
+		if turn.Err() == nil || r.mayWrite() {
+			t.Error("the proxy's ports stay open")
+		}
+		s := r.store.snapshot()
+		if status := buildStatus(s, r.facts(), nil); status.Services != 0 || status.Mode != "" || status.Families != nil || status.AppliedResourceVersion != "" || status.Kernel != nil {
+			t.Errorf("the status tells of rules: %+v", status)
+		}
+
+		writes := r.kernel.Writes()
+		r.rig.setService(r.rig.object("b", 2))
+		r.rig.setRules(r.rig.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.SettingsRevision = "rev-2" }))
+		r.changed()
+		r.loop.VerifySoon()
+		after(time.Hour)
+		r.expect(t, "whatever changes", "Removed", "")
+		if r.kernel.Writes() != writes {
+			t.Error("the kernel was written")
+		}
+		expectLivez(t, r.Agent, "idle", 200, 200)
+		if p := r.store.snapshot().oldestPending; !p.IsZero() {
+			t.Errorf("a change waits since %v for what is not programmed any more", p)
+		}
+
+		r.rig.setProxy(nil)
+		r.rig.deleteService(r.rig.object("a", 1))
+		r.changed()
+		after(time.Hour)
+		if held := r.store.snapshot().held; len(held) > 0 {
+			t.Errorf("held, though removed: %v", held)
+		}
+		r.expect(t, "the NodeProxy is gone", "Removed", "")
+
+		r.see(proxy("shop.b"))
+		r.expect(t, "there is one again", "Programmed", "", "shop/b")
+		if got := r.store.snapshot().applied.settingsRevision; got != "rev-2" {
+			t.Errorf("programmed by settings %s", got)
+		}
+	})
+}
+
+// TestRemovalIsNotOfTheNext installation: what is known of the former one does not
+// stand in for what the next has not rendered yet.
+func TestRemovalIsNotOfTheNext(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		r.see(deleted(v1alpha1.RemovalCleanup))
+		r.rig.missRules()
+		r.rig.deleteService(r.rig.object("a", 1))
+		r.see(nil)
+		r.kernel.Plant(combined("b"))
+		next := proxy()
+		next.Status.Inventory = nil
+		r.see(next)
+		r.expect(t, "nothing is rendered", "Pending", "", "shop/b")
+		r.rig.setService(r.rig.object("c", 3))
+		r.rig.setRules(r.rig.own())
+		r.changed()
+		after(time.Second)
+		r.expect(t, "while it is rendered", "Programmed", "", "shop/b", "shop/c")
+		r.see(proxy("shop.c"))
+		r.expect(t, "list and inventory agree", "Programmed", "", "shop/c")
+	})
+}
+
+func TestRemovalWithRetain(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		r.see(deleted(v1alpha1.RemovalRetain))
+		r.see(nil)
+		after(time.Minute)
+		r.expect(t, "deleted", "Held", "", "shop/a")
+		r.rig.deleteService(r.rig.object("a", 1))
+		r.changed()
+		after(time.Minute)
+		r.expect(t, "with its objects", "Held", "", "shop/a")
+	})
+}
+
+// TestRemovalSeenAtItsEnd: an agent that could not read the API sees the NodeProxy
+// only as it goes.
+func TestRemovalSeenAtItsEnd(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		r.rig.dropProxy(deleted(v1alpha1.RemovalCleanup))
+		r.changed()
+		after(time.Second)
+		r.expect(t, "gone", "Removed", "")
+	})
+	takingTurns(t, func(t *testing.T, r turning) {
+		o := deleted(v1alpha1.RemovalCleanup)
+		o.DeletionTimestamp = nil // no finalizer, so that nobody waits for nodes
+		r.rig.dropProxy(o)
+		r.changed()
+		after(time.Minute)
+		r.expect(t, "gone without a trace", "Held", "", "shop/a")
+	})
+}
+
+func TestRemovalThatFails(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		after(time.Second)
+		r.kernel.Fail(errors.New("another process holds the lock"))
+		r.see(deleted(v1alpha1.RemovalCleanup))
+		r.expect(t, "failing", "Failed", "removed from this node: IPv4: another process holds the lock; the agent tries again", "shop/a")
+		r.kernel.Fail(nil)
+		after(longestRetry)
+		r.expect(t, "mended", "Removed", "")
+		if lines := r.log.with("Could not remove"); len(lines) != 1 {
+			t.Errorf("the same failure is logged %d times", len(lines))
+		}
+	})
+}
+
+// TestRemovalIsCalledOff by another policy: where it is not done, the rules stay.
+func TestRemovalIsCalledOff(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		after(time.Second)
+		r.kernel.Fail(errors.New("another process holds the lock"))
+		r.see(deleted(v1alpha1.RemovalCleanup))
+		r.expect(t, "failing", "Failed", "", "shop/a")
+		r.rig.setService(r.rig.object("b", 2))
+		r.kernel.Fail(nil)
+		r.see(deleted(v1alpha1.RemovalRetain))
+		after(longestRetry)
+		r.expect(t, "called off", "Programmed", "", "shop/a", "shop/b")
+	})
+	takingTurns(t, func(t *testing.T, r turning) {
+		r.see(deleted(v1alpha1.RemovalCleanup))
+		r.see(deleted(v1alpha1.RemovalRetain))
+		after(time.Hour)
+		r.expect(t, "too late", "Removed", "")
+	})
+}
+
+// TestRemovalIsCalledOffMeanwhile: the rules that it still removes are written again.
+func TestRemovalIsCalledOffMeanwhile(t *testing.T) {
+	a, r, kernel, _ := inTurn(t)
+	mustSync(t, a)
+	r.setProxy(deleted(v1alpha1.RemovalCleanup))
+	a.endTurn("")
+	r.clearRemoval("", true)
+	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &cleaning{kernel, func() {
+		r.setProxy(proxy("shop.a"))
+		hold(t, a)
+	}}})
+	mustSync(t, a)
+	if got := a.store.endedRemoval(); got != (removal{}) {
+		t.Errorf("what was called off is %+v", got)
+	}
+	mustSync(t, a)
+	if diff := cmp.Diff([]string{"shop/a"}, kernel.Services()); diff != "" {
+		t.Errorf("kernel (-want +got):\n%s", diff)
+	}
+}
+
+// cleaning is a data plane on which something happens while it is cleaned.
+type cleaning struct {
+	*dataplanetest.Fake
+	meanwhile func()
+}
+
+func (c *cleaning) Cleanup(ctx context.Context) error {
+	c.meanwhile()
+	return c.Fake.Cleanup(ctx)
+}
+
+func TestRemovalBesideAnotherProxy(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		after(time.Second)
+		r.ports.become("kube-proxy answers")
+		after(askPause + time.Second)
+		r.see(deleted(v1alpha1.RemovalCleanup))
+		r.expect(t, "it runs", "Removed", "another proxy is active on it (kube-proxy answers)", "shop/a")
+		r.ports.become("")
+		after(time.Hour)
+		r.expect(t, "it has stopped", "Removed", "another proxy is active", "shop/a")
+	})
+	takingTurns(t, func(t *testing.T, r turning) {
+		after(time.Second)
+		r.ports.become("kube-proxy answers")
+		after(askPause + time.Second)
+		r.ports.become("")
+		after(2 * time.Second)
+		r.see(deleted(v1alpha1.RemovalCleanup))
+		r.expect(t, "it was there a moment ago", "Pending", "once another proxy (kube-proxy answers) has shown no sign for 10s", "shop/a")
+		after(quietTime)
+		r.expect(t, "it is quiet", "Removed", "removed from this node")
+	})
+	takingTurns(t, func(t *testing.T, r turning) {
+		r.see(deleted(v1alpha1.RemovalCleanup))
+		r.ports.become("kube-proxy answers")
+		after(time.Minute)
+		r.expect(t, "it comes afterwards", "Removed", "removed from this node")
+		if c := conflictCondition(r.facts(), nil); c != nil {
+			t.Errorf("who has nothing to write has no conflict: %+v", c)
+		}
+	})
+}
+
+// TestRemovalMeetsAProxyThatHasJustCome, between the look that cleared it and the
+// removal itself.
+func TestRemovalMeetsAProxyThatHasJustCome(t *testing.T) {
+	a, r, kernel, _ := inTurn(t)
+	a.options.Spotter = &spots{standing: "chain KUBE-PROXY-CANARY"}
+	kernel.Plant(combined("a"))
+	r.setProxy(deleted(v1alpha1.RemovalCleanup))
+	a.endTurn("")
+	if !r.clearRemoval("", true) {
+		t.Fatal("the removal is not due")
+	}
+	mustSync(t, a)
+	if c := programmedCondition(a.store.snapshot(), a.facts()); len(kernel.Services()) != 1 || c.Reason != "Removed" || !strings.Contains(c.Message, "KUBE-PROXY-CANARY") {
+		t.Errorf("kernel %v, condition %+v", kernel.Services(), c)
+	}
+}
+
+func TestRemovalWithAudit(t *testing.T) {
+	for name, own := range map[string]bool{"of the node": true, "of the NodeProxy, the node's own being unknown": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, kernel, log := newAgent(t, (&answers{list: []string{""}}).probe)
+				r := &rig{store: a.store, t: t, version: 10}
+				r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
+				o := deleted(v1alpha1.RemovalCleanup)
+				if own {
+					r.setRules(r.own(inAudit))
+				} else {
+					r.missRules()
+					o.Spec.Settings = &v1alpha1.ProxySettings{Enforcement: new(v1alpha1.Audit)}
+				}
+				kernel.Plant(combined("a"))
+				ctx, stop := context.WithCancel(t.Context())
+				var wg sync.WaitGroup
+				wg.Go(func() { a.takeTurns(ctx) })
+				wg.Go(func() { a.loop.Run(ctx) })
+				turning{Agent: a, rig: r, kernel: kernel, log: log}.see(o)
+				turning{Agent: a, rig: r, kernel: kernel, log: log}.expect(t, "deleted", "Removed", "enforcement is Audit", "shop/a")
+				audits := kernel.Audits()
+				after(time.Hour)
+				if kernel.Audits() != audits {
+					t.Error("comparisons go on")
+				}
+				stop()
+				wg.Wait()
+			})
+		})
+	}
+}
+
+// TestRemovalEndsUDPFlows that were translated, and no others.
+func TestRemovalEndsUDPFlows(t *testing.T) {
+	const one, raw = "10.244.1.1:53", "10.96.0.9:53"
+	withFlows(t, func(t *testing.T, a *Agent, r *rig, _ *dataplanetest.Fake, table *flowTable) {
+		mustSync(t, a)
+		table.add(one, raw)
+		r.setProxy(deleted(v1alpha1.RemovalCleanup))
+		a.endTurn("")
+		table.expect(t, "before the rules are gone", one, raw)
+		r.clearRemoval("", true)
+		mustSync(t, a)
+		table.expect(t, "after", raw)
+	})
+}
+
+// TestReadyOnceRemoved: there is nothing more to do for the agent.
+func TestReadyOnceRemoved(t *testing.T) {
+	a, r, _, _ := inTurn(t)
+	b := &board{stored: a.store.rules}
+	a.writer.apply = b.apply
+	r.setProxy(deleted(v1alpha1.RemovalCleanup))
+	expectReady(t, a, "before", "about to be removed")
+	a.endTurn("")
+	r.clearRemoval("", true)
+	mustSync(t, a)
+	s, f := a.store.snapshot(), a.facts()
+	a.writer.write(t.Context(), s, f)
+	a.noteReported(s, f)
+	expectReady(t, a, "reported", "")
+}
+
+// combined is what the kernel may hold of shop/name.
+func combined(service string) *dataplane.Service { return &dataplane.Service{Name: name(service)} }

@@ -1,0 +1,43 @@
+package agent
+
+import "context"
+
+// reportLoop writes the status whenever it is due.
+func (a *Agent) reportLoop(ctx context.Context) {
+	for ctx.Err() == nil {
+		s := a.store.snapshot()
+		f := a.facts()
+		a.showMetrics(s, f)
+		a.logStuck(a.loop.Overdue())
+		a.writer.write(ctx, s, f)
+		a.noteReported(s, f)
+		timer := a.options.Clock.NewTimer(statusTick)
+		select {
+		case <-ctx.Done():
+		case <-a.poke:
+		case <-timer.C():
+		}
+		timer.Stop()
+	}
+}
+
+func (a *Agent) facts() facts {
+	f := facts{
+		version: a.options.Version, started: a.started, kernel: a.options.Kernel,
+		formats:  a.store.formats,
+		families: a.fanout.Families(), warnings: a.checkTroubles(), drift: a.drift.facts(),
+	}
+	f.tracking = a.tracking.facts(a.mayWrite())
+	a.addTurn(&f)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	f.iptables = a.iptables
+	return f
+}
+
+func (a *Agent) pokeStatus() {
+	select {
+	case a.poke <- struct{}{}:
+	default: // a poke is waiting already
+	}
+}

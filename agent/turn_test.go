@@ -1,0 +1,466 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// answers is what the ports tell, one entry a look; the last one stays. "slow"
+// is no answer in time, "" nobody or no proxy, anything else a sign.
+type answers struct {
+	mu    sync.Mutex
+	list  []string
+	looks int
+}
+
+func (a *answers) probe(context.Context, string) (string, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	answer := a.list[min(a.looks, len(a.list)-1)]
+	a.looks++
+	if answer == "slow" {
+		return "", errors.New("timeout")
+	}
+	return answer, nil
+}
+
+// become makes the ports tell something else from now on.
+func (a *answers) become(answer string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.list, a.looks = []string{answer}, 0
+}
+
+// spots are the signs in a kernel.
+type spots struct {
+	mu sync.Mutex
+	// standing shows always, appears only between Begin and End. Begin removes
+	// it, as the canaries.
+	standing, appears string
+	leftovers         []string
+	stuck             error // of Begin
+	begun             bool
+}
+
+func (s *spots) OtherProxy(context.Context) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.standing == "" && s.begun {
+		return s.appears, nil
+	}
+	return s.standing, nil
+}
+
+func (s *spots) Begin(context.Context) ([]string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stuck != nil {
+		return nil, s.stuck
+	}
+	s.begun, s.appears = true, ""
+	return s.leftovers, nil
+}
+
+func (s *spots) End() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.begun = false
+}
+
+func (s *spots) set(f func(*spots)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(s)
+}
+
+// logged keeps what is logged.
+type logged struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *logged) add(_, args string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, args)
+}
+
+// with returns the lines that hold text.
+func (l *logged) with(text string) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(l.lines), func(line string) bool { return !strings.Contains(line, text) })
+}
+
+// newAgent returns an agent over a kernel in memory that does not run, and its
+// log.
+func newAgent(t *testing.T, probe ProbeFunc) (*Agent, *dataplanetest.Fake, *logged) {
+	t.Helper()
+	client, err := NewClient(&rest.Config{Host: "https://192.0.2.10:6443"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kernel, log := dataplanetest.NewFake(), &logged{}
+	a, err := New(Options{
+		NodeName: "node-1", Client: client, Probe: probe, Clock: clock.RealClock{},
+		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: kernel},
+		Log:        funcr.New(log.add, funcr.Options{Verbosity: 2}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, kernel, log
+}
+
+// hold gives the agent its turn.
+func hold(t *testing.T, a *Agent) {
+	t.Helper()
+	if !a.beginTurn(t.Context()) {
+		t.Fatal("the turn cannot be taken")
+	}
+}
+
+// fill gives the agent a complete set of one Service.
+func fill(t *testing.T, a *Agent) *rig {
+	r := &rig{store: a.store, t: t, version: 10}
+	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
+	r.setInventory(inventoryOf("shop.a"))
+	r.setRules(r.own())
+	return r
+}
+
+func TestAwaitTurn(t *testing.T) {
+	const never = -1
+	tests := []struct {
+		name    string
+		answers []string
+		former  bool          // the stored status says ConflictingProxy
+		after   time.Duration // that it goes on
+		log     string        // that must be there
+	}{
+		{"nobody", []string{""}, false, 0, ""},
+		{"a proxy that stops", []string{"p", "p", ""}, false, 12 * time.Second, "Another proxy is active"},
+		{"a proxy that comes back for a moment", []string{"p", "", "", "p", ""}, false, 14 * time.Second, ""},
+		{"a proxy that answers late, then runs", []string{"slow", "slow", "p"}, false, never, "has not answered yet"},
+		{"late, then closed", []string{"slow", ""}, false, time.Second, "has not answered yet"},
+		{"never answers", []string{"slow"}, false, 4 * time.Second, "taking it for no proxy"},
+		{"the row is broken by an answer", []string{"slow", "slow", "slow", "slow", "p", "slow", "slow", "slow", "slow", ""}, false, 19 * time.Second, ""},
+		{"has answered before", []string{"p", "slow"}, false, never, "Another proxy is active"},
+		{"one was active before the start", []string{""}, true, 60 * time.Second, "as it was reported before"},
+		{"one was active before the start, comes late and stops", []string{"", "", "", "", "", "p", ""}, true, 16 * time.Second, `"p"`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, _, log := newAgent(t, (&answers{list: tt.answers}).probe)
+				a.store.conflictFound = tt.former
+				fill(t, a)
+				a.store.conflictFound = tt.former
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute) // the bubble's
+				defer cancel()
+				start := time.Now()
+				went := a.awaitTurn(ctx, newWaiting(time.Now))
+				if took := time.Since(start); went != (tt.after != never) || went && took != tt.after {
+					t.Fatalf("goes on: %v, after %s; want after %s", went, took, tt.after)
+				}
+				if went != a.mayWrite() {
+					t.Errorf("may write: %v", a.mayWrite())
+				}
+				if tt.log != "" && len(log.with(tt.log)) == 0 {
+					t.Errorf("log %q lacks %q", log.lines, tt.log)
+				}
+			})
+		})
+	}
+}
+
+// TestStoredConflictIsKnownBeforeTheSetIsReady: what an agent stored before a
+// reboot must be known before the first write.
+func TestStoredConflictIsKnownBeforeTheSetIsReady(t *testing.T) {
+	r := newRig(t)
+	object := r.own()
+	object.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue}}
+	r.setRules(object)
+	if !r.foundConflict() {
+		t.Error("the stored condition is not noted")
+	}
+	object = r.own()
+	r.setRules(object)
+	if !r.foundConflict() {
+		t.Error("what was first seen does not stay")
+	}
+	r = newRig(t)
+	r.setRules(r.own())
+	object = r.own()
+	object.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue}}
+	r.setRules(object)
+	if r.foundConflict() {
+		t.Error("what this agent stores itself counts")
+	}
+}
+
+func TestKeptConflictCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
+		a.keeper = &setKeeper{header: &checkpoint.Header{ConflictingProxy: true}}
+		fill(t, a)
+		start := time.Now()
+		if !a.awaitTurn(t.Context(), newWaiting(time.Now)) || time.Since(start) != quietAfterStart {
+			t.Errorf("the turn is taken after %s", time.Since(start))
+		}
+	})
+}
+
+// turning is an agent whose turns and sync loop run.
+type turning struct {
+	*Agent
+	ports  *answers
+	spots  *spots
+	kernel *dataplanetest.Fake
+	log    *logged
+	rig    *rig
+}
+
+// takingTurns runs a test with an agent whose turns and sync loop run, in a
+// bubble with a clock of its own.
+func takingTurns(t *testing.T, test func(t *testing.T, r turning)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		r := turning{ports: &answers{list: []string{""}}, spots: &spots{}}
+		r.Agent, r.kernel, r.log = newAgent(t, r.ports.probe)
+		r.options.Spotter = r.spots
+		r.rig = fill(t, r.Agent)
+		r.changed()
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { r.takeTurns(ctx) })
+		wg.Go(func() { r.loop.Run(ctx) })
+		test(t, r)
+		cancel()
+		wg.Wait()
+	})
+}
+
+// after lets the bubble's time go on.
+func after(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// condition returns reason and message of Programmed.
+func (r turning) condition() (string, string) {
+	c := programmedCondition(r.store.snapshot(), r.facts())
+	return c.Reason, c.Message
+}
+
+func TestTurnIsLostAndRegained(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		after(time.Second)
+		if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed {
+			t.Fatalf("at first: %s: %s", reason, message)
+		}
+		turn := r.turnContext()
+
+		r.spots.set(func(s *spots) { s.appears = "chain KUBE-PROXY-CANARY" })
+		after(time.Second)
+		if r.mayWrite() || turn.Err() == nil {
+			t.Fatal("the agent keeps its turn beside another proxy")
+		}
+		if reason, message := r.condition(); reason != v1alpha1.ReasonConflictingProxy || !strings.Contains(message, "chain KUBE-PROXY-CANARY") {
+			t.Errorf("while another proxy runs: %s: %s", reason, message)
+		}
+		writes := r.kernel.Writes()
+		r.kernel.Remove("shop", "a")
+		r.rig.setService(r.rig.object("b", 2))
+		r.rig.setInventory(inventoryOf("shop.a", "shop.b"))
+		r.changed()
+		r.ports.become("kube-proxy answers")
+		after(5 * time.Minute)
+		if got := r.kernel.Writes(); got != writes {
+			t.Errorf("%d writes beside another proxy", got-writes)
+		}
+
+		r.ports.become("")
+		after(9 * time.Second)
+		if r.mayWrite() {
+			t.Error("the turn is taken before the other proxy has been silent for 10 s")
+		}
+		if reason, message := r.condition(); reason != v1alpha1.ReasonConflictingProxy || !strings.Contains(message, "has shown no sign since") {
+			t.Errorf("while waiting: %s: %s", reason, message)
+		}
+		after(2 * time.Second)
+		if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed || len(r.kernel.Services()) != 2 {
+			t.Errorf("again: %s: %s; the kernel holds %q", reason, message, r.kernel.Services())
+		}
+	})
+}
+
+// TestNothingIsWrittenOnceASignIsThere: between two looks each write looks
+// first.
+func TestNothingIsWrittenOnceASignIsThere(t *testing.T) {
+	for name, write := range map[string]func(*Agent) error{
+		"a sync":         func(a *Agent) error { return a.sync(context.Background()) },
+		"a verification": func(a *Agent) error { return a.verify(context.Background()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, r, kernel, _ := inTurn(t)
+			s := &spots{begun: true}
+			a.options.Spotter = s
+			mustSync(t, a)
+			writes := kernel.Writes()
+			kernel.Remove("shop", "a")
+			r.setService(r.object("b", 2))
+			s.appears = "device kube-ipvs0"
+			if err := write(a); err != nil {
+				t.Fatal(err)
+			}
+			if kernel.Writes() != writes || a.mayWrite() {
+				t.Errorf("%d writes beside another proxy; may write: %v", kernel.Writes()-writes, a.mayWrite())
+			}
+		})
+	}
+}
+
+// TestAWriteIsCutOffWithTheTurn, and has time to end where the agent stops.
+func TestAWriteIsCutOffWithTheTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
+		fill(t, a)
+		ctx, stop := context.WithCancel(t.Context())
+		if !a.beginTurn(ctx) {
+			t.Fatal("no turn")
+		}
+		writing, end := a.writing(ctx)
+		defer end()
+		a.endTurn("kube-proxy answers")
+		synctest.Wait()
+		if writing.Err() == nil {
+			t.Error("a write goes on beside another proxy")
+		}
+		if !a.beginTurn(ctx) {
+			t.Fatal("no turn")
+		}
+		writing, end = a.writing(ctx)
+		defer end()
+		stop()
+		after(stopGrace - time.Second)
+		if writing.Err() != nil {
+			t.Error("a write is cut off where the agent stops")
+		}
+		after(2 * time.Second)
+		if writing.Err() == nil {
+			t.Error("a write goes on for ever")
+		}
+	})
+}
+
+// TestAProxyThatOpensNoPort is not fought: the turns become rare.
+func TestAProxyThatOpensNoPort(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		turns, held := 0, false
+		for range 60 * 60 {
+			after(time.Second)
+			if r.mayWrite() && !held {
+				turns++
+			}
+			held = r.mayWrite()
+			if held { // it notices soon that its canary is gone
+				r.spots.set(func(s *spots) { s.appears = "chain KUBE-PROXY-CANARY" })
+			}
+		}
+		if turns < 12 || turns > 18 { // after 10, 20, 40, 80, 160 s, then every 5 minutes
+			t.Errorf("%d turns within an hour", turns)
+		}
+	})
+}
+
+func TestABeginningThatFailsIsTriedAgain(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		after(time.Second)
+		r.spots.set(func(s *spots) { s.standing = "device kube-dummy-if" })
+		after(2 * time.Second)
+		r.spots.set(func(s *spots) { s.standing, s.stuck = "", errors.New("the lock is held") })
+		after(time.Minute)
+		if r.mayWrite() || len(r.log.with("the lock is held")) != 1 {
+			t.Errorf("may write: %v; log %q", r.mayWrite(), r.log.with("the lock"))
+		}
+		r.spots.set(func(s *spots) { s.stuck, s.leftovers = nil, []string{"table ip kube-proxy is left"} })
+		after(2 * time.Second)
+		if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed || !strings.Contains(message, "but: table ip kube-proxy is left") {
+			t.Errorf("then: %s: %s", reason, message)
+		}
+	})
+}
+
+// TestPortsThatWeCouldNotOpen are asked on.
+func TestPortsThatWeCouldNotOpen(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		after(time.Second)
+		r.ports.become("kube-proxy answers")
+		after(askPause + time.Second)
+		if r.mayWrite() {
+			t.Error("the agent writes beside a proxy that answers")
+		}
+	})
+}
+
+func TestPendingSaysThatAPortDoesNotAnswer(t *testing.T) {
+	a, _, _ := newAgent(t, (&answers{list: []string{"slow"}}).probe)
+	fill(t, a)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	w := newWaiting(time.Now)
+	a.noteLook("", w, false, true)
+	if a.awaitTurn(ctx, w) {
+		t.Fatal("one look without an answer is taken for nobody")
+	}
+	c := programmedCondition(a.store.snapshot(), a.facts())
+	if c.Reason != v1alpha1.ReasonPending || !strings.Contains(c.Message, "127.0.0.1:10249") || !strings.Contains(c.Message, "has not answered yet") {
+		t.Errorf("condition %+v", c)
+	}
+	a.noteLook("", w, true, false)
+	c = programmedCondition(a.store.snapshot(), a.facts())
+	if c.Message != "no complete set of rules has been written to the kernel since the agent started" {
+		t.Errorf("once answered: %s", c.Message)
+	}
+}
+
+func TestConflictConditionEnds(t *testing.T) {
+	was := []metav1.Condition{{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue}}
+	for _, tt := range []struct {
+		f    facts
+		text string
+	}{
+		{facts{}, "no other proxy is active"},
+		{facts{audit: true, otherProxy: "x"}, "enforcement is Audit"},
+	} {
+		c := conflictCondition(tt.f, was)
+		if c == nil || c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, tt.text) {
+			t.Errorf("%+v: %+v", tt.f, c)
+		}
+		if conflictCondition(tt.f, nil) != nil {
+			t.Errorf("%+v: a node that never had a conflict has the condition", tt.f)
+		}
+	}
+	s := buildStatus(programmed(), facts{otherProxy: "x"}, nil)
+	if !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionConflictingProxy) {
+		t.Errorf("conditions %+v", s.Conditions)
+	}
+}

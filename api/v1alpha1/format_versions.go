@@ -1,0 +1,11 @@
+package v1alpha1
+
+// FormatVersions returns the versions of the rendered objects that this release
+// knows, in order: its controller can write each, and its agent understands each.
+func FormatVersions() []int32 {
+	versions := make([]int32, 0, FormatVersion)
+	for v := int32(1); v <= FormatVersion; v++ {
+		versions = append(versions, v)
+	}
+	return versions
+}

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
+)
+
+const (
+	// checkPause is the time between two looks whether all is there, and
+	// checkTimeout how long one may take.
+	checkPause   = 3 * time.Second
+	checkTimeout = 28 * time.Second
+	// sayPause is how often it is said that something is still not there.
+	sayPause = time.Minute
+	// installCRDs is what to do about the CRDs.
+	installCRDs = "install those of this release: `kubectl apply -f config/crd/bases`, or apply its install.yaml"
+)
+
+// +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions,verbs=get,resourceNames=nodeproxies.nodeproxy.io;nodeproxyrules.nodeproxy.io;serviceproxyrules.nodeproxy.io
+
+// requirements are what must be there before the controller does anything: an
+// API server that answers, the CRDs that this release needs, and the namespace.
+type requirements struct {
+	config    *rest.Config
+	http      *http.Client
+	scheme    *runtime.Scheme
+	namespace string
+}
+
+func newRequirements(config *rest.Config, scheme *runtime.Scheme, namespace string) (*requirements, error) {
+	httpClient, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("set up: %w", err)
+	}
+	return &requirements{config: config, http: httpClient, scheme: scheme, namespace: namespace}, nil
+}
+
+// check returns nil when all is there, else what is not, and what to do.
+func (r *requirements) check(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	// A client remembers which kinds there are, so each look has its own.
+	c, err := client.New(r.config, client.Options{HTTPClient: r.http, Scheme: r.scheme})
+	if err != nil {
+		return fmt.Errorf("set up: %w", err)
+	}
+	if err := checkRevisions(ctx, c); err != nil {
+		return err
+	}
+	if err := checkServed(ctx, c); err != nil {
+		return err
+	}
+	return r.checkNamespace(ctx, c)
+}
+
+// checkRevisions looks for CRDs that are missing, or too old.
+func checkRevisions(ctx context.Context, c client.Reader) error {
+	var missing, old []string
+	for _, name := range []string{"nodeproxies", "nodeproxyrules", "serviceproxyrules"} {
+		name += "." + v1alpha1.GroupVersion.Group
+		crd := &metav1.PartialObjectMetadata{}
+		crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+		err := c.Get(ctx, client.ObjectKey{Name: name}, crd)
+		switch {
+		case apierrors.IsNotFound(err):
+			missing = append(missing, name)
+		case apierrors.IsForbidden(err):
+			return fmt.Errorf("the controller may not read the CRD %s: apply the ClusterRole of this release and bind it (config/rbac): %w", name, err)
+		case err != nil:
+			return fmt.Errorf("read the CRD %s: %w", name, err)
+		default:
+			if found, enough := revision(crd.Annotations); !enough {
+				old = append(old, fmt.Sprintf("%s (%s)", name, found))
+			}
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("CRDs are missing: %s: %s", strings.Join(missing, ", "), installCRDs)
+	}
+	if len(old) > 0 {
+		return fmt.Errorf("CRDs are older than this controller, which needs %s %d: %s: %s",
+			v1alpha1.AnnotationSchemaRevision, v1alpha1.SchemaRevision, strings.Join(old, ", "), installCRDs)
+	}
+	return nil
+}
+
+// revision says which revision a CRD has, for people, and whether that is
+// enough.
+func revision(annotations map[string]string) (found string, enough bool) {
+	text, has := annotations[v1alpha1.AnnotationSchemaRevision]
+	if !has {
+		return "it has none", false
+	}
+	number, err := strconv.Atoi(text)
+	if err != nil {
+		return fmt.Sprintf("it has %q, which is no number", text), false
+	}
+	return "it has " + text, number >= v1alpha1.SchemaRevision
+}
+
+// checkServed looks whether the API server serves the kinds, which it does soon
+// after it has got the CRDs.
+func checkServed(ctx context.Context, c client.Reader) error {
+	for kind, list := range map[string]client.ObjectList{
+		"NodeProxy": &v1alpha1.NodeProxyList{}, "NodeProxyRules": &v1alpha1.NodeProxyRulesList{}, "ServiceProxyRules": &v1alpha1.ServiceProxyRulesList{},
+	} {
+		err := c.List(ctx, list, client.Limit(1))
+		switch {
+		case meta.IsNoMatchError(err), apierrors.IsNotFound(err):
+			return fmt.Errorf("the API server does not serve the kind %s (%s) yet, though its CRD exists; if that lasts, see its conditions with `kubectl describe crd`", kind, v1alpha1.GroupVersion)
+		case apierrors.IsForbidden(err):
+			return fmt.Errorf("the controller may not list %s: apply the ClusterRole of this release and bind it (config/rbac): %w", kind, err)
+		case err != nil:
+			return fmt.Errorf("list %s: %w", kind, err)
+		}
+	}
+	return nil
+}
+
+func (r *requirements) checkNamespace(ctx context.Context, c client.Reader) error {
+	err := c.Get(ctx, client.ObjectKey{Name: r.namespace}, &corev1.Namespace{})
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("the namespace %s does not exist, leases live there: create it with `kubectl create namespace %s`, or name another with --namespace",
+			r.namespace, r.namespace)
+	}
+	if err != nil {
+		return fmt.Errorf("look for the namespace %s: %w", r.namespace, err)
+	}
+	return nil
+}
+
+// await checks again and again until all is there. It does not give up: whoever
+// runs the controller would start it again ever more slowly, and it would come
+// back minutes after what was missing. note gets what is not there. False: ctx
+// was done before.
+func await(ctx context.Context, check func(context.Context) error, note func(error), clk clock.Clock, logger logr.Logger) bool {
+	var said string
+	var at time.Time
+	for {
+		err := check(ctx)
+		if ctx.Err() != nil {
+			return false
+		}
+		if err == nil {
+			if said != "" {
+				logger.Info("All that the controller needs is there")
+			}
+			return true
+		}
+		note(err)
+		// That no API server answers has been said where it was found.
+		if now := clk.Now(); !connect.NoAnswer(err) && (err.Error() != said || now.Sub(at) >= sayPause) {
+			said, at = err.Error(), now
+			logger.Error(err, "The controller does not start yet, and works on nothing; it looks again every 3 s")
+		}
+		timer := clk.NewTimer(checkPause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		case <-timer.C():
+		}
+	}
+}

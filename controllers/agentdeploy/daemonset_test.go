@@ -1,0 +1,156 @@
+package agentdeploy_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"sigs.k8s.io/yaml"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	agentmanifest "github.com/nodeproxy-io/nodeproxy/config/agent"
+	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
+)
+
+// manifest is the embedded DaemonSet.
+func manifest(t *testing.T) *appsv1.DaemonSet {
+	t.Helper()
+	out := &appsv1.DaemonSet{}
+	if err := yaml.UnmarshalStrict([]byte(agentmanifest.DaemonSet()), out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// built is the DaemonSet for settings, as the API server would read it.
+func built(t *testing.T, settings *v1alpha1.AgentSettings) *appsv1.DaemonSet {
+	t.Helper()
+	apply, err := agentdeploy.DaemonSet(settings, "elsewhere", "example.com/agent:v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(apply)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := &appsv1.DaemonSet{}
+	if err := yaml.UnmarshalStrict(text, out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// Each setting changes what it is for, and nothing else of the manifest.
+func TestDaemonSet(t *testing.T) {
+	agent := func(d *appsv1.DaemonSet) *corev1.Container { return &d.Spec.Template.Spec.Containers[0] }
+	for name, tt := range map[string]struct {
+		settings *v1alpha1.AgentSettings
+		change   func(*appsv1.DaemonSet)
+	}{
+		"none":        {nil, func(*appsv1.DaemonSet) {}},
+		"empty":       {&v1alpha1.AgentSettings{}, func(*appsv1.DaemonSet) {}},
+		"empty image": {&v1alpha1.AgentSettings{Image: new("")}, func(*appsv1.DaemonSet) {}},
+		"image": {&v1alpha1.AgentSettings{Image: new("example.com/agent@sha256:abc")}, func(d *appsv1.DaemonSet) {
+			agent(d).Image = "example.com/agent@sha256:abc"
+		}},
+		"resources": {
+			&v1alpha1.AgentSettings{Resources: &corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")}}},
+			func(d *appsv1.DaemonSet) {
+				agent(d).Resources = corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")}}
+			},
+		},
+		"nodeSelector": {
+			&v1alpha1.AgentSettings{NodeSelector: map[string]string{"pool": "edge"}},
+			func(d *appsv1.DaemonSet) {
+				d.Spec.Template.Spec.NodeSelector = map[string]string{"kubernetes.io/os": "linux", "pool": "edge"}
+			},
+		},
+		"tolerations": {
+			&v1alpha1.AgentSettings{Tolerations: []corev1.Toleration{{Key: "pool", Value: "edge", TolerationSeconds: new(int64(3))}}},
+			func(d *appsv1.DaemonSet) {
+				d.Spec.Template.Spec.Tolerations = []corev1.Toleration{{Key: "pool", Value: "edge", TolerationSeconds: new(int64(3))}}
+			},
+		},
+		"no tolerations": {
+			&v1alpha1.AgentSettings{Tolerations: []corev1.Toleration{}},
+			func(d *appsv1.DaemonSet) { d.Spec.Template.Spec.Tolerations = nil },
+		},
+		"logLevel": {&v1alpha1.AgentSettings{LogLevel: new(int32(4))}, func(d *appsv1.DaemonSet) {
+			agent(d).Args[5] = "--v=4"
+		}},
+		"stateDir": {&v1alpha1.AgentSettings{StateDir: new("/opt/state")}, func(d *appsv1.DaemonSet) {
+			d.Spec.Template.Spec.Volumes[0].HostPath.Path = "/opt/state"
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			want := manifest(t)
+			want.Namespace = "elsewhere"
+			agent(want).Image = "example.com/agent:v1"
+			tt.change(want)
+			if got := built(t, tt.settings); !equality.Semantic.DeepEqual(want, got) {
+				t.Errorf("(-want +got):\n%s", cmp.Diff(want, got))
+			}
+		})
+	}
+}
+
+func TestNoImage(t *testing.T) {
+	if _, err := agentdeploy.DaemonSet(&v1alpha1.AgentSettings{}, "ns", ""); !errors.Is(err, agentdeploy.ErrNoImage) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := agentdeploy.DaemonSet(&v1alpha1.AgentSettings{Image: new("i")}, "ns", ""); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whatever else changes in the manifest, these make an agent that works on a
+// cluster where nothing proxies, and that may do no more than it needs.
+func TestManifest(t *testing.T) {
+	d := manifest(t)
+	pod := d.Spec.Template.Spec
+	agent := pod.Containers[0]
+	for what, right := range map[string]bool{
+		"the name":                     d.Name == agentdeploy.Name && d.Spec.Template.Labels[agentdeploy.LabelName] == agentdeploy.Name,
+		"its network is the node's":    pod.HostNetwork && !pod.HostPID && !pod.HostIPC,
+		"no DNS of the cluster":        pod.DNSPolicy == corev1.DNSDefault,
+		"every taint is tolerated":     equality.Semantic.DeepEqual(pod.Tolerations, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}),
+		"the nodes' priority":          pod.PriorityClassName == "system-node-critical",
+		"capabilities":                 cmp.Equal(agent.SecurityContext.Capabilities, &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN", "NET_RAW"}}),
+		"not privileged":               !*agent.SecurityContext.Privileged && !*agent.SecurityContext.AllowPrivilegeEscalation,
+		"read-only root":               *agent.SecurityContext.ReadOnlyRootFilesystem,
+		"one container":                len(pod.Containers) == 1 && len(pod.InitContainers) == 0,
+		"the log tells why it ended":   agent.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError,
+		"probes by loopback":           agent.ReadinessProbe.HTTPGet.Host == "127.0.0.1" && agent.LivenessProbe.HTTPGet.Host == "127.0.0.1",
+		"the update's pace is left":    d.Spec.UpdateStrategy.RollingUpdate == nil,
+		"the ConfigMap is not needed":  *pod.Volumes[len(pod.Volumes)-1].ConfigMap.Optional && pod.Volumes[len(pod.Volumes)-1].ConfigMap.Name == agentdeploy.APIServersName,
+		"the ConfigMap is not subPath": agent.VolumeMounts[len(agent.VolumeMounts)-1].SubPath == "",
+	} {
+		if !right {
+			t.Errorf("not so: %s", what)
+		}
+	}
+}
+
+func TestExposeMetrics(t *testing.T) {
+	agents, err := agentdeploy.DaemonSet(nil, "ns", "i")
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := &agents.Spec.Template.Spec.Containers[0]
+	before := slices.Clone(container.Args)
+	if err := agentdeploy.ExposeMetrics(agents); err != nil {
+		t.Fatal(err)
+	}
+	// The port that the probes in the manifest ask.
+	want := fmt.Sprintf("--health-probe-bind-address=:%d", container.ReadinessProbe.HTTPGet.Port.IntValue())
+	if diff := cmp.Diff(append(before, want), container.Args); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

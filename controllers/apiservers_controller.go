@@ -1,0 +1,197 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
+)
+
+// probePause is the time between tries to reach API servers that people have
+// named and that do not answer.
+const probePause = 10 * time.Second
+
+// actionTryAPIServers is what the controller did when an event about them came
+// to be.
+const actionTryAPIServers = "Try"
+
+// kubernetesService is the Service whose EndpointSlices are the API servers.
+const kubernetesService = "kubernetes"
+
+var errServiceAddress = errors.New("that is the Service default/kubernetes, which the agents themselves program: give the API servers' own addresses")
+
+// APIServersReconciler keeps the ConfigMap with the addresses of the API servers,
+// which agents and controllers read as a file: those that NodeProxy names, else
+// those of the Service default/kubernetes. It never writes it empty, nor
+// addresses of which it knows that none answers. It runs once at a time.
+type APIServersReconciler struct {
+	leadership Leadership
+	client     client.Client // reads come from the cache
+	probe      APIServerProbe
+	metrics    *metrics
+	findings   *findings
+	events     *events
+	namespace  string
+
+	answered  string   // the list that people wrote of which one has answered
+	answering []string // what of it agents get
+}
+
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list;watch
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
+// +kubebuilder:rbac:groups="",resources=configmaps,verbs=list;watch;create;patch,resourceNames=nodeproxy-api-servers,namespace=nodeproxy-system
+
+func (r *APIServersReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
+	only := onlyNodeProxy()
+	return builder.ControllerManagedBy(mgr).
+		Named("apiservers").
+		Watches(&v1alpha1.NodeProxy{}, only, builder.WithPredicates(specChanged())).
+		Watches(&discoveryv1.EndpointSlice{}, only, builder.WithPredicates(ofKubernetes())).
+		Watches(&corev1.ConfigMap{}, only).
+		WatchesRawSource(source.Channel(wake, only)). // it leads now
+		WithOptions(o).
+		Complete(leading(r.leadership, r))
+}
+
+// ofKubernetes lets the EndpointSlices of the API servers pass.
+func ofKubernetes() predicate.Predicate {
+	return predicate.NewPredicateFuncs(func(o client.Object) bool {
+		return o.GetNamespace() == metav1.NamespaceDefault && o.GetLabels()[discoveryv1.LabelServiceName] == kubernetesService
+	})
+}
+
+// Reconcile writes the ConfigMap if it differs.
+func (r *APIServersReconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	np, err := nodeProxy(ctx, r.client)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if np == nil || np.DeletionTimestamp != nil {
+		r.answered = ""
+		r.findings.report(aboutAPIServers, finding{})
+		return ctrl.Result{}, nil
+	}
+	var urls []string
+	if np.Spec.APIServer != nil && len(np.Spec.APIServer.Endpoints) > 0 {
+		if urls, err = r.usable(ctx, np); err != nil {
+			return ctrl.Result{}, err
+		}
+		if len(urls) == 0 {
+			return ctrl.Result{RequeueAfter: probePause}, nil
+		}
+	} else {
+		r.answered = ""
+		found, err := slicesOf(ctx, r.client, types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: kubernetesService})
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		urls = agentdeploy.APIServers(found)
+	}
+	r.findings.report(aboutAPIServers, finding{})
+	if len(urls) == 0 {
+		return ctrl.Result{}, nil // those that were known are better than none
+	}
+	return ctrl.Result{}, r.write(ctx, urls)
+}
+
+// usable returns the API servers that people have named if one of them answers,
+// and reports what is wrong if none does. Those that do not answer go along, as
+// they may be down for a while; addresses of the Service never do. What is wrong
+// with some is said in an event. A list that has answered is not asked again.
+func (r *APIServersReconciler) usable(ctx context.Context, np *v1alpha1.NodeProxy) ([]string, error) {
+	urls := np.Spec.APIServer.Endpoints
+	list := agentdeploy.APIServersFile(urls)
+	if r.answered == list {
+		return r.answering, nil
+	}
+	failures, err := r.ask(ctx, urls)
+	if err != nil {
+		return nil, err
+	}
+	var texts, use []string
+	for i, err := range failures {
+		if err != nil {
+			texts = append(texts, fmt.Sprintf("%s: %v", urls[i], err))
+		}
+		if !errors.Is(err, errServiceAddress) {
+			use = append(use, urls[i])
+		}
+	}
+	if len(texts) == len(urls) {
+		r.findings.report(aboutAPIServers, finding{
+			v1alpha1.ReasonAPIServerUnreachable,
+			"none of spec.apiServer.endpoints answers the controller, so agents keep the addresses that they have; correct the field, or leave it out to use those of the EndpointSlice default/kubernetes: " + strings.Join(texts, "; "),
+		})
+		return nil, nil
+	}
+	r.answered, r.answering = list, use
+	if len(texts) > 0 {
+		note := "Some of spec.apiServer.endpoints do not answer the controller: correct the field if they are wrong. Agents go by the others: " + strings.Join(texts, "; ")
+		log.FromContext(ctx).Info("Some API servers of spec.apiServer.endpoints do not answer; agents go by the others", "why", texts)
+		r.events.warnNodeProxy(ctx, np, v1alpha1.ReasonAPIServerUnreachable, actionTryAPIServers, note)
+	}
+	return use, nil
+}
+
+// ask tries all API servers at once and returns what is wrong with each.
+func (r *APIServersReconciler) ask(ctx context.Context, urls []string) ([]error, error) {
+	var service corev1.Service
+	if _, err := get(ctx, r.client, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: kubernetesService}, &service); err != nil {
+		return nil, err
+	}
+	failures := make([]error, len(urls))
+	var wait sync.WaitGroup
+	for i, url := range urls {
+		wait.Go(func() {
+			if agentdeploy.IsServiceAddress(url, service.Spec.ClusterIPs) {
+				failures[i] = errServiceAddress // it would answer, and not when it is needed
+				return
+			}
+			failures[i] = r.probe.Probe(ctx, url)
+		})
+	}
+	wait.Wait()
+	return failures, ctx.Err()
+}
+
+// write applies the ConfigMap if it differs.
+func (r *APIServersReconciler) write(ctx context.Context, urls []string) error {
+	want := agentdeploy.APIServersFile(urls)
+	stored := &corev1.ConfigMap{}
+	found, err := get(ctx, r.client, client.ObjectKey{Namespace: r.namespace, Name: agentdeploy.APIServersName}, stored)
+	if err != nil {
+		return err
+	}
+	if found && stored.Data[agentdeploy.APIServersKey] == want {
+		r.metrics.skip(kindConfigMap)
+		return nil
+	}
+	apply := corev1ac.ConfigMap(agentdeploy.APIServersName, r.namespace).
+		WithData(map[string]string{agentdeploy.APIServersKey: want})
+	if err := r.client.Apply(ctx, apply, fieldOwner, client.ForceOwnership); err != nil {
+		return fmt.Errorf("apply the ConfigMap %s/%s: %w", r.namespace, agentdeploy.APIServersName, err)
+	}
+	r.metrics.wrote(kindConfigMap, opApply)
+	log.FromContext(ctx).Info("The addresses of the API servers have changed", "now", urls)
+	return nil
+}

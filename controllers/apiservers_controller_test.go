@@ -1,0 +1,178 @@
+package controllers_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers"
+)
+
+// toggledProbe answers for API servers that are not there.
+type toggledProbe struct{ answers atomic.Bool }
+
+// Probe implements controllers.APIServerProbe.
+func (p *toggledProbe) Probe(context.Context, string) error {
+	if p.answers.Load() {
+		return nil
+	}
+	return errors.New("no answer within 5s")
+}
+
+// apiServers reads the ConfigMap with the addresses; for Eventually.
+func apiServers(ctx context.Context) func() (string, error) {
+	return func() (string, error) {
+		m := &corev1.ConfigMap{}
+		err := k8s.Get(ctx, client.ObjectKey{Namespace: leaseNamespace, Name: "nodeproxy-api-servers"}, m)
+		return m.Data["endpoints"], err
+	}
+}
+
+// kubernetesSlice adds one to those of the Service default/kubernetes, until the
+// end of the spec.
+func kubernetesSlice(ctx context.Context, addresses ...string) *discoveryv1.EndpointSlice {
+	GinkgoHelper()
+	port, name := int32(6443), "https"
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: "api-servers-of-the-test", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
+	}
+	for _, a := range addresses {
+		slice.Endpoints = append(slice.Endpoints, at(a, ""))
+	}
+	Expect(k8s.Create(ctx, slice)).To(Succeed())
+	DeferCleanup(func(ctx SpecContext) { Expect(client.IgnoreNotFound(k8s.Delete(ctx, slice))).To(Succeed()) })
+	return slice
+}
+
+// ownSlice is what the API server itself has entered for default/kubernetes, as
+// it is to be in the ConfigMap.
+func ownSlice(ctx context.Context) (urls string) {
+	GinkgoHelper()
+	slice := &discoveryv1.EndpointSlice{}
+	Expect(k8s.Get(ctx, client.ObjectKey{Namespace: "default", Name: "kubernetes"}, slice)).To(Succeed())
+	for _, e := range slice.Endpoints {
+		urls += fmt.Sprintf("https://%s:%d\n", e.Addresses[0], *slice.Ports[0].Port)
+	}
+	return urls
+}
+
+var _ = Describe("APIServersReconciler", func() {
+	endpoints := func(urls ...string) func(*v1alpha1.NodeProxySpec) {
+		return func(s *v1alpha1.NodeProxySpec) { s.APIServer = &v1alpha1.APIServerSettings{Endpoints: urls} }
+	}
+
+	It("follows the EndpointSlices, and never writes an empty list", func(ctx SpecContext) {
+		own := ownSlice(ctx)
+		slice := kubernetesSlice(ctx, "192.0.2.11", "192.0.2.10")
+		controller := startController()
+		Consistently(func() bool { // without NodeProxy
+			_, err := apiServers(ctx)()
+			return apierrors.IsNotFound(err)
+		}).Should(BeTrue())
+		switchOn(ctx)
+		both := "https://192.0.2.10:6443\nhttps://192.0.2.11:6443\n"
+		Eventually(apiServers(ctx)).Should(SatisfyAny(Equal(own+both), Equal(both+own)))
+
+		setEndpoints(ctx, slice, in(at("192.0.2.10", ""), false, false, true), at("192.0.2.12", ""))
+		one := "https://192.0.2.12:6443\n"
+		Eventually(apiServers(ctx)).Should(SatisfyAny(Equal(own+one), Equal(one+own)))
+		before, err := apiServers(ctx)()
+		Expect(err).NotTo(HaveOccurred())
+
+		By("somebody who edits it")
+		m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: leaseNamespace, Name: "nodeproxy-api-servers"}}
+		Expect(k8s.Patch(ctx, m, client.RawPatch("application/merge-patch+json", []byte(`{"data":{"endpoints":"","mine":"x"}}`)))).To(Succeed())
+		Eventually(apiServers(ctx)).Should(Equal(before))
+		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(m), m)).To(Succeed())
+		Expect(m.Data).To(HaveKeyWithValue("mine", "x"))
+
+		By("API servers that are all taken out")
+		entered := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}}
+		nobody := client.RawPatch("application/merge-patch+json", []byte(`{"endpoints":[]}`))
+		Expect(k8s.Patch(ctx, entered, nobody)).To(Succeed())
+		Eventually(func() string { return ownSlice(ctx) }, 30*time.Second).Should(Equal(own)) // the API server looks every 10 s
+		Eventually(apiServers(ctx)).Should(Equal(before))
+		Expect(k8s.Patch(ctx, entered, nobody)).To(Succeed())
+		Eventually(apiServers(ctx)).Should(Equal(one))
+		setEndpoints(ctx, slice)
+		Consistently(apiServers(ctx)).Should(Equal(one))
+		setEndpoints(ctx, slice, at("192.0.2.12", ""))
+		Eventually(apiServers(ctx), 30*time.Second).Should(Equal(before))
+
+		By("a restart, which writes nothing")
+		controller.stop()
+		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(m), m)).To(Succeed())
+		second := startController()
+		Eventually(func() float64 { return second.metric("nodeproxy_controller_skipped_writes_total") }).Should(BeNumerically(">", 0))
+		Consistently(func() (string, error) {
+			return m.ResourceVersion, k8s.Get(ctx, client.ObjectKeyFromObject(m), m)
+		}).Should(Equal(m.ResourceVersion))
+
+		By("deleting it")
+		Expect(k8s.Delete(ctx, m)).To(Succeed())
+		Eventually(apiServers(ctx)).Should(Equal(before))
+	})
+
+	It("hands over what people name once one of them answers", func(ctx SpecContext) {
+		const wrong = "https://127.0.0.1:1"
+		right := roleConfig.Host
+		kubernetesSlice(ctx, "192.0.2.10")
+		createNode(ctx, "n1")
+		switchOn(ctx)
+		startController()
+		report(ctx, "n1", metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
+		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("True AllProgrammed: ")))
+		before, err := apiServers(ctx)()
+		Expect(err).NotTo(HaveOccurred())
+
+		patchNodeProxy(ctx, fmt.Sprintf(`{"spec":{"apiServer":{"endpoints":[%q]}}}`, wrong))
+		Eventually(summary(ctx), 30*time.Second).Should(WithTransform(ready, SatisfyAll(
+			HavePrefix("False APIServerUnreachable: none of spec.apiServer.endpoints answers"), ContainSubstring(wrong+": dial tcp 127.0.0.1:1: connect: connection refused"))))
+		Consistently(apiServers(ctx)).Should(Equal(before))
+
+		By("the Service, which answers as long as it is programmed")
+		kubernetes := &corev1.Service{}
+		Expect(k8s.Get(ctx, client.ObjectKey{Namespace: "default", Name: "kubernetes"}, kubernetes)).To(Succeed())
+		patchNodeProxy(ctx, fmt.Sprintf(`{"spec":{"apiServer":{"endpoints":["https://%s:443"]}}}`, kubernetes.Spec.ClusterIP))
+		Eventually(summary(ctx), 30*time.Second).Should(WithTransform(ready, SatisfyAll(
+			HavePrefix("False APIServerUnreachable: "), ContainSubstring("which the agents themselves program"))))
+		Consistently(apiServers(ctx)).Should(Equal(before))
+
+		By("one that answers beside one that does not, and the Service")
+		own := fmt.Sprintf("https://%s:443", kubernetes.Spec.ClusterIP)
+		patchNodeProxy(ctx, fmt.Sprintf(`{"spec":{"apiServer":{"endpoints":[%q,%q,%q]}}}`, own, wrong, right))
+		Eventually(apiServers(ctx)).Should(Equal(wrong + "\n" + right + "\n"))
+		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("True AllProgrammed: ")))
+		Eventually(func() string { return lastWarning(ctx, "APIServerUnreachable") }).Should(SatisfyAll(
+			ContainSubstring(own+": that is the Service"), ContainSubstring(wrong+": dial tcp 127.0.0.1:1"), Not(ContainSubstring(right))))
+
+		By("nobody naming any")
+		patchNodeProxy(ctx, `{"spec":{"apiServer":null}}`)
+		Eventually(apiServers(ctx)).Should(Equal(before))
+	})
+
+	It("tries again and again those that do not answer", func(ctx SpecContext) {
+		probe := &toggledProbe{}
+		switchOnManaged(ctx, endpoints("https://192.0.2.10:6443"))
+		startController(withImage, func(o *controllers.Options) { o.APIServerProbe = probe })
+		Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("False APIServerUnreachable: ")))
+		probe.answers.Store(true)
+		Eventually(apiServers(ctx), 20*time.Second).Should(Equal("https://192.0.2.10:6443\n"))
+		Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("False NoNodes: ")))
+	})
+})

@@ -1,0 +1,123 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// formats knows the version in which rendered objects are to be written. It is
+// kept because looking at every node for every Service would cost too much, and
+// follows from the cache alone, so that a restart changes nothing.
+type formats struct {
+	client   client.Reader // reads come from the cache
+	writable []int32
+
+	mu      sync.Mutex
+	version int32  // guarded by mu; 0: not known
+	said    string // guarded by mu; what was last logged of nodes that are behind
+}
+
+// current returns the version to write.
+func (f *formats) current(ctx context.Context) (int32, error) {
+	f.mu.Lock()
+	version := f.version
+	f.mu.Unlock()
+	if version != 0 {
+		return version, nil
+	}
+	if _, err := f.negotiate(ctx); err != nil {
+		return 0, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.version, nil
+}
+
+// negotiate looks at what the nodes report, and tells whether the version is
+// another one than before.
+func (f *formats) negotiate(ctx context.Context) (changed bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var rules v1alpha1.NodeProxyRulesList
+	if err := f.client.List(ctx, &rules); err != nil {
+		return false, fmt.Errorf("list NodeProxyRules: %w", err)
+	}
+	version, behind := render.FormatVersion(f.writable, rules.Items)
+	f.say(ctx, version, behind)
+	changed = f.version != 0 && f.version != version
+	f.version = version
+	return changed, nil
+}
+
+// say logs a version that is held low, once for each set of nodes, and that it
+// changes. mu must be held.
+func (f *formats) say(ctx context.Context, version int32, behind []string) {
+	const named = 3
+	text := firstNames(behind, named)
+	if text != "" && (text != f.said || version != f.version) {
+		log.FromContext(ctx).Info("Rendered objects are written in an older format, as not all agents know the newest one",
+			"formatVersion", version, "newest", slices.Max(f.writable), "nodes", text, "whatToDo", "upgrade the agents there; of Nodes that do not come back, delete the Node")
+	} else if f.version != 0 && version != f.version {
+		log.FromContext(ctx).Info("Rendered objects are written in another format", "formatVersion", version, "before", f.version)
+	}
+	f.said = text
+}
+
+// forget makes the next look count, because another controller may have led.
+func (f *formats) forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version = 0
+}
+
+// FormatReconciler follows which versions the agents know, and has everything
+// rendered again when that changes the version to write.
+type FormatReconciler struct {
+	leadership Leadership
+	formats    *formats
+	changed    func() // has everything rendered again
+}
+
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch
+
+func (r *FormatReconciler) setup(mgr ctrl.Manager, o controller.Options) error {
+	return builder.ControllerManagedBy(mgr).
+		Named("format").
+		Watches(&v1alpha1.NodeProxyRules{}, onlyNodeProxy(), builder.WithPredicates(formatsChanged())).
+		WithOptions(o).
+		Complete(leading(r.leadership, r))
+}
+
+// formatsChanged lets pass what changes the versions that nodes know.
+func formatsChanged() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*v1alpha1.NodeProxyRules).Status.Agent, e.ObjectNew.(*v1alpha1.NodeProxyRules).Status.Agent
+		if before == nil || after == nil {
+			return before != after
+		}
+		return !equality.Semantic.DeepEqual(before.FormatVersions, after.FormatVersions)
+	}}
+}
+
+// Reconcile negotiates again.
+func (r *FormatReconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	changed, err := r.formats.negotiate(ctx)
+	if err == nil && changed {
+		r.changed()
+	}
+	return ctrl.Result{}, err
+}

@@ -1,0 +1,212 @@
+// Package leader decides which of several controllers may write. Who loses the
+// lease stands by with all its caches and takes part in the election again.
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// ErrNotLeading is the error of a write while another controller may lead.
+var ErrNotLeading = errors.New("this controller does not hold the lease, so it writes nothing")
+
+// Gate lets work pass while this process holds the lease. It goes by the time
+// of the last renewal, not by being told of a loss: a process that was stopped
+// for a while finds the gate closed before anything else.
+type Gate struct {
+	clock clock.WithDelayedExecution
+
+	mu       sync.Mutex // guards everything below
+	until    time.Time
+	term     context.Context // nil while not leading
+	end      context.CancelFunc
+	timer    clock.Timer
+	opened   chan struct{} // closed while leading
+	stopping bool
+	inside   int
+	idle     chan struct{} // closed once nobody is inside; nil: nobody waits
+	notify   []func(leading bool)
+}
+
+// NewGate returns a gate that is closed.
+func NewGate(clk clock.WithDelayedExecution) *Gate {
+	return &Gate{clock: clk, opened: make(chan struct{})}
+}
+
+// Notify has f called at every change, with whether this process leads now. It
+// must be called before the election begins, and f must not use the gate.
+func (g *Gate) Notify(f func(leading bool)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.notify = append(g.notify, f)
+}
+
+// Enter waits until this process leads. The context it returns ends when that
+// does or ctx does, and leave must be called when the work is done. It fails
+// only if ctx ends.
+func (g *Gate) Enter(ctx context.Context) (term context.Context, leave func(), err error) {
+	for {
+		term, leave, opened := g.enter(ctx)
+		if leave != nil {
+			return term, leave, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil, fmt.Errorf("waiting for the lease: %w", ctx.Err())
+		case <-opened:
+		}
+	}
+}
+
+// TryEnter is Enter for who does not want to wait: ok is false, and there is
+// nothing to leave, while this process does not lead.
+func (g *Gate) TryEnter(ctx context.Context) (term context.Context, leave func(), ok bool) {
+	term, leave, _ = g.enter(ctx)
+	return term, leave, leave != nil
+}
+
+func (g *Gate) enter(ctx context.Context) (term context.Context, leave func(), opened <-chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.held() {
+		return nil, nil, g.opened
+	}
+	g.inside++
+	term, cancel := context.WithCancel(ctx)
+	unhook := context.AfterFunc(g.term, cancel)
+	return term, sync.OnceFunc(func() {
+		unhook()
+		cancel()
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.inside--; g.inside == 0 && g.idle != nil {
+			close(g.idle)
+			g.idle = nil
+		}
+	}), nil
+}
+
+// Guard returns a transport that sends no write while this process does not
+// lead. What has entered the gate may still be at work when it is stopped.
+func (g *Gate) Guard(next http.RoundTripper) http.RoundTripper {
+	return &guard{gate: g, next: next}
+}
+
+type guard struct {
+	gate *Gate
+	next http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *guard) RoundTrip(request *http.Request) (*http.Response, error) {
+	switch request.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions:
+	default:
+		if !t.gate.mayWrite() {
+			return nil, ErrNotLeading
+		}
+	}
+	return t.next.RoundTrip(request)
+}
+
+// mayWrite reports whether who is inside may still write.
+func (g *Gate) mayWrite() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.current()
+}
+
+// held reports whether somebody may enter. The caller holds mu.
+func (g *Gate) held() bool { return g.current() && !g.stopping }
+
+// current reports whether the lease is held by now; if not, the gate closes.
+// The caller holds mu.
+func (g *Gate) current() bool {
+	if g.term != nil && !g.clock.Now().Before(g.until) {
+		g.close()
+	}
+	return g.term != nil
+}
+
+// extend opens the gate, or keeps it open, until then.
+func (g *Gate) extend(until time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	left := until.Sub(g.clock.Now())
+	if g.stopping || left <= 0 {
+		return
+	}
+	g.until = until
+	if g.term != nil {
+		g.timer.Reset(left)
+		return
+	}
+	g.term, g.end = context.WithCancel(context.Background())
+	term := g.term
+	g.timer = g.clock.AfterFunc(left, func() { go g.expire(term) })
+	close(g.opened)
+	g.tell(true)
+}
+
+// expire closes the gate when a term has not been extended.
+func (g *Gate) expire(term context.Context) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.term == term {
+		g.current()
+	}
+}
+
+// lose closes the gate and ends the work inside.
+func (g *Gate) lose() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.close()
+}
+
+// close closes the gate. The caller holds mu.
+func (g *Gate) close() {
+	if g.term == nil {
+		return
+	}
+	g.timer.Stop()
+	g.end()
+	g.term, g.end = nil, nil
+	g.opened = make(chan struct{})
+	g.tell(false)
+}
+
+// tell notifies of a change. The caller holds mu.
+func (g *Gate) tell(leading bool) {
+	for _, f := range g.notify {
+		f(leading)
+	}
+}
+
+// stop lets nobody enter any more, lets those inside finish for as long as
+// grace, and closes the gate for good.
+func (g *Gate) stop(grace time.Duration) {
+	g.mu.Lock()
+	g.stopping = true
+	var idle chan struct{}
+	if g.inside > 0 {
+		idle = make(chan struct{})
+		g.idle = idle
+	}
+	g.mu.Unlock()
+	if idle != nil {
+		timer := g.clock.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case <-idle:
+		case <-timer.C():
+		}
+	}
+	g.lose()
+}

@@ -1,0 +1,233 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
+)
+
+// Events about a removal.
+const (
+	eventNodesNotCleaned = "NodesNotCleaned"
+	actionRemove         = "Remove"
+)
+
+// RemovalReconciler keeps the finalizer of removalPolicy Cleanup, and sees to it
+// that a NodeProxy that is deleted with it goes last: after the rules on the
+// nodes, the agents' DaemonSet and the rendered objects. It remembers nothing,
+// so another controller goes on where one has stopped.
+type RemovalReconciler struct {
+	leadership Leadership
+	client     client.Client // reads come from the cache
+	live       client.Reader
+	events     *events
+	clock      clock.PassiveClock
+	metrics    *metrics
+	namespace  string // of the agents' DaemonSet
+}
+
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch;patch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules;serviceproxyrules,verbs=list;watch;delete
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
+// +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=delete,resourceNames=nodeproxy-agent,namespace=nodeproxy-system
+
+func (r *RemovalReconciler) setup(mgr ctrl.Manager, o controller.Options) error {
+	only := onlyNodeProxy()
+	return builder.ControllerManagedBy(mgr).
+		Named("removal").
+		Watches(&v1alpha1.NodeProxy{}, only, builder.WithPredicates(removalConcerned())).
+		Watches(&v1alpha1.NodeProxyRules{}, only, builder.WithPredicates(conditionsChanged())).
+		WithOptions(o).
+		Complete(leading(r.leadership, r))
+}
+
+// removalConcerned lets pass what may change the finalizer or a removal; the
+// status of NodeProxy may not.
+func removalConcerned() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() ||
+			!equality.Semantic.DeepEqual(e.ObjectOld.GetFinalizers(), e.ObjectNew.GetFinalizers()) ||
+			!equality.Semantic.DeepEqual(e.ObjectOld.GetDeletionTimestamp(), e.ObjectNew.GetDeletionTimestamp())
+	}}
+}
+
+// conditionsChanged lets pass what an agent reports in its conditions, and rules
+// that come or go.
+func conditionsChanged() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*v1alpha1.NodeProxyRules), e.ObjectNew.(*v1alpha1.NodeProxyRules)
+		return absent(before) != absent(after) || !equality.Semantic.DeepEqual(before.Status.Conditions, after.Status.Conditions)
+	}}
+}
+
+// Reconcile puts the finalizer on or takes it off, and goes on with a removal.
+func (r *RemovalReconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	np, err := nodeProxy(ctx, r.client)
+	if err != nil || np == nil {
+		return ctrl.Result{}, err
+	}
+	has := controllerutil.ContainsFinalizer(np, v1alpha1.FinalizerCleanup)
+	switch {
+	case beingRemoved(np) && has:
+		return r.remove(ctx, np)
+	case np.DeletionTimestamp != nil && !has:
+		return ctrl.Result{}, nil // it waits for somebody else's finalizer
+	case has == cleansUp(np):
+		return ctrl.Result{}, nil
+	default:
+		return ignoreRace(r.setFinalizer(ctx, np, cleansUp(np)))
+	}
+}
+
+// setFinalizer puts the finalizer on NodeProxy or takes it off. NodeProxy is
+// people's, so this writes the list of finalizers and nothing else. It is a
+// merge patch that names the resourceVersion, so that no other finalizer is
+// lost. Server-side apply would write our entry alone; but it takes off only
+// what the same manager has put on, and a finalizer that somebody has added by
+// hand or restored from a backup would stay for ever.
+func (r *RemovalReconciler) setFinalizer(ctx context.Context, np *v1alpha1.NodeProxy, on bool) error {
+	next := np.DeepCopy()
+	if on {
+		controllerutil.AddFinalizer(next, v1alpha1.FinalizerCleanup)
+	} else {
+		controllerutil.RemoveFinalizer(next, v1alpha1.FinalizerCleanup)
+	}
+	if err := r.client.Patch(ctx, next, client.MergeFromWithOptions(np, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("patch the finalizers of NodeProxy: %w", err)
+	}
+	r.metrics.wrote(kindNodeProxy, opUpdate)
+	return nil
+}
+
+// remove waits for the nodes, then deletes what is ours and lets NodeProxy go.
+func (r *RemovalReconciler) remove(ctx context.Context, np *v1alpha1.NodeProxy) (ctrl.Result, error) {
+	var rules v1alpha1.NodeProxyRulesList
+	if err := r.client.List(ctx, &rules); err != nil {
+		return ctrl.Result{}, fmt.Errorf("list NodeProxyRules: %w", err)
+	}
+	state := removalOf(rules.Items)
+	if len(state.waiting) > 0 {
+		if left := removalLimit - r.clock.Since(np.DeletionTimestamp.Time); left > 0 {
+			return ctrl.Result{RequeueAfter: left}, nil
+		}
+	}
+	r.sayLeft(ctx, np, state)
+	if err := r.removeAgents(ctx, np); err != nil {
+		return ctrl.Result{}, err
+	}
+	done, err := r.removeRendered(ctx, rules.Items)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if !done {
+		return ctrl.Result{RequeueAfter: retrySoon}, nil
+	}
+	if err := r.setFinalizer(ctx, np, false); err != nil {
+		return ignoreRace(err)
+	}
+	log.FromContext(ctx).Info("NodeProxy is removed, and all that was rendered for it")
+	return ctrl.Result{}, nil
+}
+
+// sayLeft names the nodes that may have rules still.
+func (r *RemovalReconciler) sayLeft(ctx context.Context, np *v1alpha1.NodeProxy, state removalState) {
+	left := state.left()
+	if left == "" {
+		return
+	}
+	log.FromContext(ctx).Info("Nodes have not reported that they have removed their rules", "notWaitedForAnyLonger", state.waiting, "noSignOfLife", state.silent, "whatToDo", "run `nodeproxy-agent cleanup` there")
+	r.events.warnNodeProxy(ctx, np, eventNodesNotCleaned, actionRemove,
+		fmt.Sprintf("Not all nodes are clean: %s. Run `nodeproxy-agent cleanup` there (docs/removal.md)", left))
+}
+
+// removeAgents deletes the DaemonSet of agents that the controller runs. Its pods
+// go with it, and have nothing left to do.
+func (r *RemovalReconciler) removeAgents(ctx context.Context, np *v1alpha1.NodeProxy) error {
+	if !agentdeploy.Managed(np) {
+		return nil
+	}
+	agents := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: agentdeploy.Name}}
+	if err := r.client.Delete(ctx, agents); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete the DaemonSet %s/%s: %w", agents.Namespace, agents.Name, err)
+	}
+	return nil
+}
+
+// removeRendered deletes what was rendered, so that a later installation finds
+// nothing stale, and reports whether the API server has none of it any more.
+// Nothing is marked as released: an agent that has not removed its rules holds
+// them, and none that has does anything.
+func (r *RemovalReconciler) removeRendered(ctx context.Context, nodes []v1alpha1.NodeProxyRules) (done bool, err error) {
+	var services v1alpha1.ServiceProxyRulesList
+	if err := r.client.List(ctx, &services); err != nil {
+		return false, fmt.Errorf("list ServiceProxyRules: %w", err)
+	}
+	var objects []client.Object
+	for i := range services.Items {
+		objects = append(objects, &services.Items[i])
+	}
+	for i := range nodes {
+		objects = append(objects, &nodes[i])
+	}
+	if err := r.deleteAll(ctx, objects); err != nil {
+		return false, err
+	}
+	// The cache may be behind a write that was under way when NodeProxy was
+	// deleted.
+	for _, kind := range []string{kindService, kindNode} {
+		left := &metav1.PartialObjectMetadataList{}
+		left.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kind + "List"))
+		if err := r.live.List(ctx, left); err != nil {
+			return false, fmt.Errorf("see that no %s is left: %w", kind, err)
+		}
+		for i := range left.Items {
+			if left.Items[i].DeletionTimestamp == nil { // else it waits for somebody's finalizer
+				return false, nil
+			}
+		}
+	}
+	return true, nil
+}
+
+// deleteAll deletes objects, several at a time. The first failure is returned.
+func (r *RemovalReconciler) deleteAll(ctx context.Context, objects []client.Object) error {
+	const workers = 8
+	var mu sync.Mutex
+	var first error
+	workqueue.ParallelizeUntil(ctx, workers, len(objects), func(i int) {
+		object := objects[i]
+		uid := object.GetUID()
+		err := client.IgnoreNotFound(r.client.Delete(ctx, object, client.Preconditions{UID: &uid}))
+		if err == nil {
+			kind := kindService
+			if _, ok := object.(*v1alpha1.NodeProxyRules); ok {
+				kind = kindNode
+			}
+			r.metrics.wrote(kind, opDelete)
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if first == nil {
+			first = fmt.Errorf("delete %T %s: %w", object, object.GetName(), err)
+		}
+	})
+	return first
+}

@@ -1,0 +1,51 @@
+package render
+
+import (
+	"slices"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// FormatVersion returns the version in which to write rendered objects: the
+// highest of those that the controller can write that every node's last report
+// has, whether its agent lives or not. Nodes that have never reported don't
+// count; when none has, and when nothing suits all, it is the lowest. behind are
+// the nodes, by name, that know less than the highest that can be written.
+// writable must not be empty.
+func FormatVersion(writable []int32, nodes []v1alpha1.NodeProxyRules) (version int32, behind []string) {
+	suits := func(version int32) bool {
+		return !slices.ContainsFunc(nodes, func(n v1alpha1.NodeProxyRules) bool { return !knows(&n, version) })
+	}
+	highest := slices.Max(writable)
+	version = slices.Min(writable)
+	reported := false
+	for i := range nodes {
+		reported = reported || nodes[i].Status.Agent != nil
+		if !knows(&nodes[i], highest) {
+			behind = append(behind, nodes[i].Name)
+		}
+	}
+	slices.Sort(behind)
+	if !reported {
+		return version, nil
+	}
+	for _, v := range writable {
+		if v > version && suits(v) {
+			version = v
+		}
+	}
+	return version, behind
+}
+
+// knows reports whether the last report of a node has a version. One without
+// versions is from an agent that knows the first alone.
+func knows(node *v1alpha1.NodeProxyRules, version int32) bool {
+	agent := node.Status.Agent
+	if agent == nil {
+		return true
+	}
+	if len(agent.FormatVersions) == 0 {
+		return version == 1
+	}
+	return slices.Contains(agent.FormatVersions, version)
+}

@@ -1,0 +1,36 @@
+package controllers
+
+import (
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// waker has a reconciler look at everything again.
+type waker chan event.GenericEvent
+
+// wake wakes it, unless it is about to wake up: everything is computed afresh
+// each time.
+func (w waker) wake() {
+	select {
+	case w <- event.GenericEvent{Object: &v1alpha1.NodeProxy{}}:
+	default:
+	}
+}
+
+// wakers are those of the reconcilers that may have to look again although no
+// object has changed: each when this controller begins to lead.
+type wakers struct {
+	summary, services, nodes, agents, apiServers waker
+}
+
+func newWakers() wakers {
+	one := func() waker { return make(waker, 1) }
+	return wakers{summary: one(), services: one(), nodes: one(), agents: one(), apiServers: one()}
+}
+
+func (w wakers) wakeAll() {
+	for _, one := range []waker{w.summary, w.services, w.nodes, w.agents, w.apiServers} {
+		one.wake()
+	}
+}

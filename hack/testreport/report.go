@@ -1,0 +1,281 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// ginkgoLeftOut finds skipped specs in the summary of a Ginkgo suite, which
+// passes as a test of Go.
+var ginkgoLeftOut = regexp.MustCompile(`\b([1-9][0-9]*) Skipped`)
+
+// event is a line of go test -json, see go doc test2json.
+type event struct {
+	Action     string
+	Package    string
+	ImportPath string // of build-output, in place of Package
+	Test       string
+	Output     string
+	Elapsed    float64
+}
+
+// report collects events.
+type report struct {
+	out      io.Writer
+	show     string // the beginning of lines that are shown at once; empty: none
+	packages map[string]*progress
+	leftOut  []string
+	failed   bool
+	failures []failure
+}
+
+// noSecondChance is what a test says that has seen what must never be, such as a
+// lost connection.
+const noSecondChance = "no second chance"
+
+// failure is a package that failed.
+type failure struct {
+	pkg   string
+	tests []failedTest // without their subtests
+	// broken means that not all tests have run: the package does not compile, a
+	// test has panicked, or time was up. said is why.
+	broken bool
+	// final means that to pass the next time does not unsay what was found, such
+	// as a data race.
+	final bool
+	said  []string
+}
+
+// failedTest is a test that failed, with its failed subtests.
+type failedTest struct {
+	name     string
+	subtests []string
+	// own tells whether it said something itself, beside its subtests.
+	own  bool
+	said []string
+}
+
+// progress is what is known of a package whose tests still run.
+type progress struct {
+	build   []string            // of the compiler
+	output  map[string][]string // by test that has no result yet; "" is the package's own
+	passed  int
+	skipped int
+	failed  []failedTest // with subtests, each by itself
+	final   bool
+	// others is what tests that passed have said. It is shown only where a test
+	// failed and said nothing: output that go test gave to another test.
+	others []string
+}
+
+func newReport(out io.Writer) *report {
+	return &report{out: out, packages: map[string]*progress{}}
+}
+
+func (r *report) read(in io.Reader) error {
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var e event
+		if json.Unmarshal(lines.Bytes(), &e) != nil {
+			// The go command itself has something to say, such as a bad flag.
+			fmt.Fprintln(r.out, lines.Text())
+			continue
+		}
+		r.add(e)
+	}
+	return lines.Err()
+}
+
+func (r *report) add(e event) {
+	if e.Action == "build-output" {
+		fmt.Fprint(r.out, e.Output)
+		p := r.of(e.ImportPath)
+		p.build = append(p.build, e.Output)
+		return
+	}
+	p := r.of(e.Package)
+	switch {
+	case e.Action == "output" && r.show != "" && strings.HasPrefix(e.Output, r.show):
+		fmt.Fprint(r.out, e.Output)
+	case e.Action == "output":
+		p.final = p.final || strings.HasPrefix(e.Output, "WARNING: DATA RACE") || strings.Contains(e.Output, noSecondChance)
+		p.output[e.Test] = append(p.output[e.Test], e.Output)
+	case e.Test == "":
+		r.endPackage(e, p)
+	default:
+		r.endTest(e, p)
+	}
+}
+
+func (r *report) of(pkg string) *progress {
+	// That of a test is named "path [path.test]" when it is built.
+	pkg, _, _ = strings.Cut(pkg, " ")
+	p := r.packages[pkg]
+	if p == nil {
+		p = &progress{output: map[string][]string{}}
+		r.packages[pkg] = p
+	}
+	return p
+}
+
+func (r *report) endTest(e event, p *progress) {
+	output := p.output[e.Test]
+	switch e.Action {
+	case "pass":
+		p.passed++
+		p.others = append(p.others, output...)
+		if m := ginkgoLeftOut.FindStringSubmatch(strings.Join(output, "")); m != nil {
+			r.leftOut = append(r.leftOut, fmt.Sprintf("  %s %s: %s of its specs", short(e.Package), e.Test, m[1]))
+		}
+	case "skip":
+		p.skipped++
+		r.leftOut = append(r.leftOut, fmt.Sprintf("  %s %s: %s", short(e.Package), e.Test, reason(output)))
+	case "fail":
+		r.failed = true
+		fmt.Fprint(r.out, strings.Join(output, ""))
+		said := sayings(output)
+		p.failed = append(p.failed, failedTest{name: e.Test, said: said, own: len(said) > 0})
+	default:
+		return // a test that starts, pauses or goes on
+	}
+	delete(p.output, e.Test)
+}
+
+func (r *report) endPackage(e event, p *progress) {
+	switch e.Action {
+	case "pass":
+		fmt.Fprintf(r.out, "ok    %-40s %6.1f s  %d passed", short(e.Package), e.Elapsed, p.passed)
+		if p.skipped > 0 {
+			fmt.Fprintf(r.out, ", %d left out", p.skipped)
+		}
+		if strings.Contains(strings.Join(p.output[""], ""), "(cached)") {
+			fmt.Fprint(r.out, " (nothing changed since it was run)")
+		}
+		fmt.Fprintln(r.out)
+	case "fail":
+		r.failed = true
+		r.failures = append(r.failures, r.failPackage(e.Package, p))
+		fmt.Fprintf(r.out, "FAIL  %-40s %6.1f s\n", short(e.Package), e.Elapsed)
+	default:
+		return // skip: it has no tests
+	}
+	p.output, p.others = map[string][]string{}, nil
+}
+
+// failPackage prints what has not been printed yet.
+func (r *report) failPackage(pkg string, p *progress) failure {
+	f := failure{pkg: pkg, tests: join(p.failed), final: p.final, said: sayings(p.build)}
+	// A test without a result is one that was running at a panic or when the
+	// time was up. The package says FAIL when it has run all that it has.
+	f.broken = len(f.tests) == 0 || !slices.Contains(p.output[""], "FAIL\n") || len(p.output) > 1
+	for _, test := range slices.Sorted(maps.Keys(p.output)) {
+		fmt.Fprint(r.out, strings.Join(p.output[test], ""))
+		f.said = append(f.said, sayings(p.output[test])...)
+	}
+	if f.broken {
+		for _, test := range f.tests {
+			f.said = append(append([]string{test.name + ":"}, test.said...), f.said...)
+		}
+		return f
+	}
+	silent := slices.ContainsFunc(f.tests, func(t failedTest) bool { return len(t.said) == 0 })
+	if silent && len(p.others) > 0 {
+		fmt.Fprintf(r.out, "A test failed and said nothing; this is what the tests said that passed:\n%s", strings.Join(p.others, ""))
+	}
+	return f
+}
+
+// join puts subtests into the tests that they belong to, with what they said.
+func join(failed []failedTest) []failedTest {
+	var out []failedTest
+	for _, test := range failed {
+		if !strings.Contains(test.name, "/") {
+			out = append(out, test)
+		}
+	}
+	for i := range out {
+		var said []string
+		for _, sub := range failed {
+			if !strings.HasPrefix(sub.name, out[i].name+"/") {
+				continue
+			}
+			out[i].subtests = append(out[i].subtests, sub.name)
+			if sub.own {
+				said = append(append(said, strings.TrimPrefix(sub.name, out[i].name+"/")+":"), sub.said...)
+			}
+		}
+		out[i].said = append(said, out[i].said...)
+	}
+	return out
+}
+
+// pattern is the -run of go test for failed tests. With subtests those alone are
+// meant that have failed, unless the test has itself something to say, as one
+// does that ends before its last subtest.
+func pattern(tests []failedTest, subtests bool) string {
+	var out []string
+	for _, test := range tests {
+		names := []string{test.name}
+		if subtests && !test.own && len(test.subtests) > 0 {
+			names = leaves(test.subtests)
+		}
+		for _, name := range names {
+			parts := strings.Split(name, "/")
+			for i, part := range parts {
+				parts[i] = "^" + regexp.QuoteMeta(part) + "$"
+			}
+			out = append(out, strings.Join(parts, "/"))
+		}
+	}
+	return strings.Join(out, "|")
+}
+
+// leaves are the names that no other name goes on from.
+func leaves(names []string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		return slices.ContainsFunc(names, func(other string) bool { return strings.HasPrefix(other, name+"/") })
+	})
+}
+
+// sayings are the lines of a test but for those of the test runner.
+func sayings(output []string) []string {
+	var said []string
+	for line := range strings.Lines(strings.Join(output, "")) {
+		line = strings.TrimRight(line, "\n")
+		bare := strings.TrimSpace(line)
+		if bare == "" || bare == "FAIL" || strings.HasPrefix(bare, "FAIL\t") ||
+			strings.HasPrefix(bare, "=== ") || strings.HasPrefix(bare, "--- ") {
+			continue
+		}
+		said = append(said, strings.TrimPrefix(line, "    "))
+	}
+	return said
+}
+
+// reason is what a skipped test said, in one line.
+func reason(output []string) string {
+	var said []string
+	for _, line := range sayings(output) {
+		line = strings.TrimSpace(line)
+		if place, text, found := strings.Cut(line, ": "); found && strings.Contains(place, "_test.go:") {
+			line = text
+		}
+		said = append(said, line)
+	}
+	if len(said) == 0 {
+		return "no reason given"
+	}
+	return strings.Join(said, " ")
+}
+
+// short is a package's path within the repository.
+func short(path string) string {
+	return strings.TrimPrefix(path, "github.com/nodeproxy-io/nodeproxy/")
+}

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Runs a tool in the version that hack/tools/NAME pins: hack/tool.sh NAME ARGS...
+# It is built once into the user's cache folder, which all clones share.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+
+if [[ $# -eq 0 || ! -f $root/hack/tools/$1/go.mod ]]; then
+	echo "hack/tool.sh: give the name of a tool: $(cd "$root/hack/tools" && echo *)" >&2
+	exit 2
+fi
+name=$1
+shift
+module=$root/hack/tools/$name
+package=$(awk '$1 == "tool" { print $2 }' "$module/go.mod")
+# The module of the tool is the longest one that its package begins with.
+version=$(awk -v package="$package" '
+	{ path = $1 == "require" ? $2 : $1; found = $1 == "require" ? $3 : $2 }
+	found ~ /^v/ && index(package "/", path "/") == 1 && length(path) > longest { longest = length(path); version = found }
+	END { print version }' "$module/go.mod")
+key=$(cat "$module/go.mod" "$module/go.sum" <(go env GOVERSION GOOS GOARCH) | sha256sum | cut -c 1-10)
+folder=${XDG_CACHE_HOME:-$HOME/.cache}/nodeproxy/bin/$name-$version-$key
+
+if [[ ! -x $folder/$name ]]; then
+	echo "Building $name $version from its Go module; the first time this takes up to 4 minutes on two cores. Kept in $folder for next time." >&2
+	mkdir -p "$folder"
+	temp=$(mktemp -d "$folder/.build-XXXXXX")
+	trap 'rm -rf "$temp"' EXIT
+	(cd "$module" && CGO_ENABLED=0 GOFLAGS=-mod=readonly GOWORK=off go build -trimpath -buildvcs=false \
+		-ldflags "-s -w -X main.version=$version" -o "$temp/$name" "$package")
+	mv "$temp/$name" "$folder/$name"
+	rm -rf "$temp"
+	trap - EXIT
+fi
+exec "$folder/$name" "$@"

@@ -1,0 +1,170 @@
+// Command bench measures nodeproxy beside kube-proxy in one run: the same
+// objects, the same API server, each proxy alone on a node of its own, one
+// after the other so that they do not disturb each other. `make bench` builds
+// what it needs and runs it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// options are the command line.
+type options struct {
+	bin       string
+	config    string
+	out       string
+	sizes     []int // numbers of Services
+	variants  []variant
+	proxies   []string
+	endpoints int // of each Service
+	moves     int // endpoints moved to see when the first connection arrives
+	churn     time.Duration
+	logs      string
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// Whoever reads our output may stop reading: go on and clean up.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	err := run(ctx, os.Args[1:])
+	interrupted := ctx.Err() != nil
+	stop()
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case interrupted:
+		fmt.Fprintln(os.Stderr, "\nbench: interrupted; what it had started is removed")
+		os.Exit(130)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func parse(args []string) (options, error) {
+	var (
+		o                       options
+		sizes, variants, proxys string
+	)
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.StringVar(&o.bin, "bin", "bin", "`folder` with nodeproxy-controller and nodeproxy-agent")
+	flags.StringVar(&o.config, "config", "config", "`folder` with the CRDs and roles")
+	flags.StringVar(&o.out, "out", filepath.Join("dist", "bench.json"), "`file` for the results as JSON")
+	flags.StringVar(&sizes, "sizes", "1000 5000", "`numbers` of Services")
+	flags.StringVar(&variants, "variants", "nf_tables legacy", "`variants` of iptables")
+	flags.StringVar(&proxys, "proxies", kubeProxyName+" "+nodeproxyName, "the `proxies` to measure; both, to compare them")
+	flags.IntVar(&o.endpoints, "endpoints", 10, "endpoints of each Service")
+	flags.IntVar(&o.moves, "moves", 25, "how often an endpoint is moved to see when the first connection arrives")
+	flags.DurationVar(&o.churn, "churn", time.Minute, "how long 10 endpoints a second are changed")
+	flags.StringVar(&o.logs, "logs", "", "`folder` to which the proxies' logs are copied; empty: they go away with the cluster")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	for word := range strings.FieldsSeq(sizes) {
+		n, err := strconv.Atoi(word)
+		if err != nil || n < 1 || n > maxServices {
+			return o, fmt.Errorf("-sizes: %q is not a number from 1 to %d", word, maxServices)
+		}
+		o.sizes = append(o.sizes, n)
+	}
+	for word := range strings.FieldsSeq(variants) {
+		v := variant(word)
+		if v != nfTables && v != legacy {
+			return o, fmt.Errorf("-variants: %q is neither %s nor %s", word, nfTables, legacy)
+		}
+		o.variants = append(o.variants, v)
+	}
+	for word := range strings.FieldsSeq(proxys) {
+		if word != kubeProxyName && word != nodeproxyName {
+			return o, fmt.Errorf("-proxies: %q is neither %s nor %s", word, kubeProxyName, nodeproxyName)
+		}
+		o.proxies = append(o.proxies, word)
+	}
+	if len(o.sizes) == 0 || len(o.variants) == 0 || len(o.proxies) == 0 {
+		return o, errors.New("nothing to measure: give at least one size, one variant and one proxy")
+	}
+	if o.endpoints < 1 || o.endpoints > maxEndpoints || o.moves < 2 || o.churn < time.Second {
+		return o, fmt.Errorf("-endpoints must be 1 to %d, -moves at least 2, -churn at least 1s", maxEndpoints)
+	}
+	return o, nil
+}
+
+func run(ctx context.Context, args []string) error {
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	for _, path := range []*string{&o.bin, &o.config, &o.out} {
+		if *path, err = filepath.Abs(*path); err != nil {
+			return err
+		}
+	}
+	say := newProgress(os.Stderr)
+	say.line("measuring %s; expect about %d minutes on a quiet machine with 2 cores", o.what(), o.minutes())
+	results := newReport(o)
+	for _, size := range o.sizes {
+		var measured []result
+		measured, err = measureSize(ctx, o, size, say)
+		results.Results = append(results.Results, measured...)
+		if err != nil {
+			break
+		}
+	}
+	if len(results.Results) == 0 {
+		return err
+	}
+	// What is measured is told even if the rest could not be.
+	results.end()
+	results.print(os.Stdout)
+	if writeErr := results.write(o.out); writeErr != nil {
+		return errors.Join(err, writeErr)
+	}
+	fmt.Fprintf(os.Stdout, "\n%s\n", o.out)
+	return err
+}
+
+func (o *options) what() string {
+	var variants []string
+	for _, v := range o.variants {
+		variants = append(variants, string(v))
+	}
+	return fmt.Sprintf("%s with %v Services x %d endpoints, iptables %s",
+		strings.Join(o.proxies, " and "), o.sizes, o.endpoints, strings.Join(variants, " and "))
+}
+
+// minutes guesses how long it takes. kube-proxy's first sync in the nf_tables
+// variant grows with the square of the Services: 142 s were seen with 5,000.
+func (o *options) minutes() int {
+	var total time.Duration
+	for _, size := range o.sizes {
+		total += 15*time.Second + time.Duration(size)*10*time.Millisecond
+		for _, v := range o.variants {
+			total += time.Duration(len(o.proxies)) * (30*time.Second + time.Duration(o.moves)*2200*time.Millisecond + o.churn)
+			if v == nfTables {
+				total += time.Duration(size) * time.Duration(size) * 6 * time.Microsecond
+			}
+		}
+	}
+	return int(total.Minutes()) + 1
+}
+
+// progress says how far it is, with the time since the start.
+type progress struct {
+	out   *os.File
+	start time.Time
+}
+
+func newProgress(out *os.File) *progress { return &progress{out: out, start: time.Now()} }
+
+func (p *progress) line(format string, args ...any) {
+	fmt.Fprintf(p.out, "bench %5s  %s\n", time.Since(p.start).Round(time.Second), fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParseUsage(t *testing.T) {
+	stat := "42 (a ) name) S 1 42 42 0 -1 4194560 100 200 3 4 150 50 25 75 20 0 11 0 100 1 1"
+	status := "Name:\ta\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n"
+	got, err := parseUsage(stat, status)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (usage{cpu: 3 * time.Second, resident: 1 << 20, peak: 2 << 20}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	for _, broken := range []string{"", "42 (a) S 1 2"} {
+		if _, err := parseUsage(broken, status); err == nil {
+			t.Errorf("no error for %q", broken)
+		}
+	}
+	if _, err := parseUsage(stat, "Name:\ta\n"); err == nil {
+		t.Error("no error without VmRSS")
+	}
+}
+
+func TestParseTraffic(t *testing.T) {
+	text := "Inter-|   Receive\n face |bytes\n" +
+		"    lo:     5 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0\n" +
+		"  eth0: 12345 9 0 0 0 0 0 0 678 4 0 0 0 0 0 0\n"
+	got, err := parseTraffic(text, "eth0")
+	if want := (traffic{12345, 678}); err != nil || got != want {
+		t.Errorf("got %+v, %v, want %+v", got, err, want)
+	}
+	if _, err := parseTraffic(text, "eth1"); err == nil {
+		t.Error("no error for a link that is not there")
+	}
+}
+
+func TestParseMetrics(t *testing.T) {
+	text := `# TYPE kubeproxy_sync_full_proxy_rules_duration_seconds histogram
+kubeproxy_sync_full_proxy_rules_duration_seconds_bucket{ip_family="IPv4",le="0.001"} 1
+kubeproxy_sync_full_proxy_rules_duration_seconds_sum{ip_family="IPv4"} 1.5
+kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv4"} 2
+kubeproxy_sync_full_proxy_rules_duration_seconds_sum{ip_family="IPv6"} 9
+kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv6"} 9
+kubeproxy_sync_partial_proxy_rules_duration_seconds_sum{ip_family="IPv4"} 0.25
+kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1
+kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} 1.5e+09
+go_goroutines 7
+`
+	got := parseSyncs(text)
+	want := syncs{full: histogram{2, 1.5}, partial: histogram{1, .25}, last: time.Unix(1500000000, 0)}
+	if got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if spent := got.since(syncs{full: histogram{1, .5}}); got.count() != 3 || spent != 1250*time.Millisecond {
+		t.Errorf("%d syncs, %s since the first", got.count(), spent)
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	values := []float64{5, 1, 4, 2, 3}
+	for q, want := range map[float64]float64{0: 1, .5: 3, .99: 5, 1: 5} {
+		if got := quantile(values, q); got != want {
+			t.Errorf("quantile %v: got %v, want %v", q, got, want)
+		}
+	}
+}
+
+func TestParseOptions(t *testing.T) {
+	o, err := parse([]string{"-sizes", "10 20", "-variants", "legacy"})
+	if err != nil || len(o.sizes) != 2 || len(o.variants) != 1 || len(o.proxies) != 2 || o.minutes() < 1 {
+		t.Errorf("got %+v, %v", o, err)
+	}
+	for _, args := range []string{"-sizes x", "-sizes 0", "-sizes 99999", "-variants nft", "-proxies none", "-moves 0", "-endpoints 0", "-sizes="} {
+		if _, err := parse(strings.Fields(args)); err == nil {
+			t.Errorf("no error for %q", args)
+		}
+	}
+}
+
+// TestEndpointsDiffer: a moved endpoint must not have an address that another
+// endpoint has, or the first connection would be seen too early.
+func TestEndpointsDiffer(t *testing.T) {
+	w := &world{services: 3, endpoints: maxEndpoints}
+	for generation := 1; generation < 300; generation++ {
+		seen := map[string]bool{}
+		for _, i := range []int{0, 1, maxServices - 1} {
+			for _, e := range w.slice(i, generation).Endpoints {
+				if seen[e.Addresses[0]] {
+					t.Fatalf("%s is there twice in generation %d", e.Addresses[0], generation)
+				}
+				seen[e.Addresses[0]] = true
+			}
+		}
+		if before := address(probeIndex, movedTo(generation-1)); seen[before] || before == address(probeIndex, movedTo(generation)) {
+			t.Fatalf("the probe does not move in generation %d", generation)
+		}
+	}
+}
+
+func TestTable(t *testing.T) {
+	r := &report{ChurnTime: 60, Results: []result{{
+		Services: 1000, Endpoints: 10, Variant: "legacy",
+		KubeProxy: &figures{FirstSync: 4, ConnectDirect: 40e-6, ConnectService: 80e-6, Resident: 3e6},
+		Nodeproxy: &figures{FirstSync: .1, ConnectDirect: 40e-6, ConnectService: 40e-6, Resident: 1e6, Controller: &controllerFigures{Resident: 5e6}},
+	}}}
+	r.end()
+	var out strings.Builder
+	r.print(&out)
+	for _, want := range []string{
+		"1000 Services x 10 endpoints, iptables legacy",
+		"first full sync                       4.00 s     100.0 ms   0.025",
+		"connect to the endpoint                40 us        40 us   1.000",
+		"Service over endpoint                   2.00         1.00   0.500",
+		"resident memory                       3.0 MB       1.0 MB   0.333",
+		"CPU in 1m0s of churn                    0 us         0 us       -",
+		"controller: resident memory                -       5.0 MB",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is missing in\n%s", want, out.String())
+		}
+	}
+}

@@ -1,0 +1,207 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// figures are what was measured of one proxy. Times are in seconds, memory in
+// bytes.
+type figures struct {
+	FirstSync          float64 `json:"firstSyncSeconds"`
+	FirstSyncWall      float64 `json:"firstSyncFromProcessStartSeconds"`
+	FirstSyncCPU       float64 `json:"firstSyncCPUSeconds"`
+	FirstSyncResident  uint64  `json:"residentAfterFirstSyncBytes"`
+	EndpointChanged    float64 `json:"endpointChangedSeconds"`
+	ServiceAdded       float64 `json:"serviceAddedSeconds"`
+	ServiceRemoved     float64 `json:"serviceRemovedSeconds"`
+	FirstConnectionP50 float64 `json:"firstConnectionP50Seconds"`
+	FirstConnectionP99 float64 `json:"firstConnectionP99Seconds"`
+	ConnectService     float64 `json:"connectToServiceSeconds"`
+	ConnectDirect      float64 `json:"connectToEndpointSeconds"`
+	ChurnCPU           float64 `json:"churnCPUSeconds"`
+	ChurnReceived      float64 `json:"bytesReceivedPerChange"`
+	ChurnSent          float64 `json:"bytesSentPerChange"`
+	Resident           uint64  `json:"residentBytes"`
+	Peak               uint64  `json:"peakResidentBytes"`
+	// Controller is nodeproxy's controller, of which a cluster has one.
+	Controller *controllerFigures `json:"controller,omitempty"`
+}
+
+type controllerFigures struct {
+	// FirstRender is from the start of the controller until all objects are
+	// written. 0: they were there already.
+	FirstRender float64 `json:"firstRenderSeconds,omitempty"`
+	ChurnCPU    float64 `json:"churnCPUSeconds"`
+	Resident    uint64  `json:"residentBytes"`
+	Peak        uint64  `json:"peakResidentBytes"`
+}
+
+// result compares both proxies with one number of Services and one variant.
+type result struct {
+	Services  int      `json:"services"`
+	Endpoints int      `json:"endpointsPerService"`
+	Variant   string   `json:"iptables"`
+	KubeProxy *figures `json:"kubeProxy,omitempty"`
+	Nodeproxy *figures `json:"nodeproxy,omitempty"`
+	// Ratios are nodeproxy/kube-proxy by row of the table.
+	Ratios map[string]float64 `json:"ratios,omitempty"`
+}
+
+func (r *result) set(name string, f *figures) {
+	if name == kubeProxyName {
+		r.KubeProxy = f
+	} else {
+		r.Nodeproxy = f
+	}
+}
+
+// report is the outcome of a run.
+type report struct {
+	Started     time.Time `json:"started"`
+	Minutes     float64   `json:"minutes"`
+	CPUs        int       `json:"cpus"`
+	Kernel      string    `json:"kernel"`
+	LoadAverage [2]string `json:"loadAverageAtStartAndEnd"`
+	ChurnTime   float64   `json:"churnSeconds"`
+	Results     []result  `json:"results"`
+}
+
+func newReport(o options) *report {
+	r := &report{Started: time.Now(), CPUs: runtime.NumCPU(), ChurnTime: o.churn.Seconds()}
+	var name unix.Utsname
+	if unix.Uname(&name) == nil {
+		r.Kernel = unix.ByteSliceToString(name.Release[:])
+	}
+	r.LoadAverage[0] = loadAverage()
+	return r
+}
+
+func (r *report) end() {
+	r.Minutes = time.Since(r.Started).Minutes()
+	r.LoadAverage[1] = loadAverage()
+	for i := range r.Results {
+		one := &r.Results[i]
+		if one.KubeProxy == nil || one.Nodeproxy == nil {
+			continue
+		}
+		one.Ratios = map[string]float64{}
+		for _, row := range r.rows() {
+			if theirs := row.value(one.KubeProxy); theirs > 0 {
+				one.Ratios[row.name] = row.value(one.Nodeproxy) / theirs
+			}
+		}
+	}
+}
+
+func loadAverage() string {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	one, _, _ := strings.Cut(string(text), " ")
+	return one
+}
+
+func (r *report) write(path string) error {
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(text, '\n'), 0o644)
+}
+
+// row is a line of the table.
+type row struct {
+	name  string
+	value func(*figures) float64
+	show  func(float64) string
+}
+
+func (r *report) rows() []row {
+	churn := time.Duration(r.ChurnTime * float64(time.Second)).String()
+	return []row{
+		{"first full sync", func(f *figures) float64 { return f.FirstSync }, showTime},
+		{"process start to all rules", func(f *figures) float64 { return f.FirstSyncWall }, showTime},
+		{"CPU until then", func(f *figures) float64 { return f.FirstSyncCPU }, showTime},
+		{"one endpoint changed: sync", func(f *figures) float64 { return f.EndpointChanged }, showTime},
+		{"one Service added: sync", func(f *figures) float64 { return f.ServiceAdded }, showTime},
+		{"one Service removed: sync", func(f *figures) float64 { return f.ServiceRemoved }, showTime},
+		{"slice write to connection p50", func(f *figures) float64 { return f.FirstConnectionP50 }, showTime},
+		{"slice write to connection p99", func(f *figures) float64 { return f.FirstConnectionP99 }, showTime},
+		{"connect by the Service", func(f *figures) float64 { return f.ConnectService }, showTime},
+		{"connect to the endpoint", func(f *figures) float64 { return f.ConnectDirect }, showTime},
+		{"Service over endpoint", func(f *figures) float64 { return f.ConnectService / max(f.ConnectDirect, 1e-9) }, showFactor},
+		{"CPU in " + churn + " of churn", func(f *figures) float64 { return f.ChurnCPU }, showTime},
+		{"bytes from API server/change", func(f *figures) float64 { return f.ChurnReceived }, showCount},
+		{"bytes to API server/change", func(f *figures) float64 { return f.ChurnSent }, showCount},
+		{"resident memory", func(f *figures) float64 { return float64(f.Resident) }, showMemory},
+		{"peak resident memory", func(f *figures) float64 { return float64(f.Peak) }, showMemory},
+	}
+}
+
+// print writes one table for each number of Services and variant.
+func (r *report) print(out io.Writer) {
+	fmt.Fprintf(out, "\n%d CPUs, Linux %s, load average %s at the start and %s at the end, %.0f minutes.\n",
+		r.CPUs, r.Kernel, r.LoadAverage[0], r.LoadAverage[1], r.Minutes)
+	for i := range r.Results {
+		one := &r.Results[i]
+		fmt.Fprintf(out, "\n%d Services x %d endpoints, iptables %s\n", one.Services, one.Endpoints, one.Variant)
+		fmt.Fprintf(out, "%-31s %12s %12s %7s\n", "", kubeProxyName, nodeproxyName, "ratio")
+		for _, row := range r.rows() {
+			cell := func(f *figures) string {
+				if f == nil {
+					return "-"
+				}
+				return row.show(row.value(f))
+			}
+			ratio := "-"
+			if value, ok := one.Ratios[row.name]; ok {
+				ratio = fmt.Sprintf("%.3f", value)
+			}
+			fmt.Fprintf(out, "%-31s %12s %12s %7s\n", row.name, cell(one.KubeProxy), cell(one.Nodeproxy), ratio)
+		}
+		if one.Nodeproxy != nil && one.Nodeproxy.Controller != nil {
+			one.Nodeproxy.Controller.print(out)
+		}
+	}
+}
+
+// print writes the controller's lines: one runs in a cluster, not on each node.
+func (c *controllerFigures) print(out io.Writer) {
+	line := func(name, value string) { fmt.Fprintf(out, "%-31s %12s %12s\n", name, "-", value) }
+	if c.FirstRender > 0 {
+		line("controller: rendering all", showTime(c.FirstRender))
+	}
+	line("controller: CPU in the churn", showTime(c.ChurnCPU))
+	line("controller: resident memory", showMemory(float64(c.Resident)))
+	line("controller: peak", showMemory(float64(c.Peak)))
+}
+
+func showTime(s float64) string {
+	switch {
+	case s >= 1:
+		return fmt.Sprintf("%.2f s", s)
+	case s >= .001:
+		return fmt.Sprintf("%.1f ms", s*1e3)
+	default:
+		return fmt.Sprintf("%.0f us", s*1e6)
+	}
+}
+
+func showFactor(n float64) string { return fmt.Sprintf("%.2f", n) }
+
+func showMemory(bytes float64) string { return fmt.Sprintf("%.1f MB", bytes/1e6) }
+
+func showCount(n float64) string { return fmt.Sprintf("%.0f", n) }

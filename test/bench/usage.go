@@ -1,0 +1,67 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+)
+
+// usage is what a process has taken so far.
+type usage struct {
+	// cpu is processor time, with that of children that have ended, such as
+	// iptables-restore.
+	cpu time.Duration
+	// resident is memory now and peak the most there was, in bytes, without
+	// children.
+	resident, peak uint64
+}
+
+// ticksPerSecond is the unit of /proc/PID/stat; Linux fixes it for programs.
+const ticksPerSecond = 100
+
+func readUsage(process *cluster.Process) (usage, error) {
+	folder := fmt.Sprintf("/proc/%d/", process.PID())
+	stat, err := os.ReadFile(folder + "stat")
+	if err != nil {
+		return usage{}, errors.New("it has ended; " + process.Tail())
+	}
+	status, err := os.ReadFile(folder + "status")
+	if err != nil {
+		return usage{}, err
+	}
+	return parseUsage(string(stat), string(status))
+}
+
+func parseUsage(stat, status string) (usage, error) {
+	var out usage
+	// The name of the program, in brackets, may hold anything.
+	_, rest, found := strings.Cut(stat[max(0, strings.LastIndexByte(stat, ')')):], ") ")
+	fields := strings.Fields(rest)
+	if !found || len(fields) < 15 {
+		return out, fmt.Errorf("cannot read processor times from %q", stat)
+	}
+	for _, field := range fields[11:15] { // utime stime cutime cstime
+		ticks, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return out, err
+		}
+		out.cpu += time.Duration(ticks) * time.Second / ticksPerSecond
+	}
+	for line := range strings.Lines(status) {
+		var kib uint64
+		if _, err := fmt.Sscanf(line, "VmRSS: %d kB", &kib); err == nil {
+			out.resident = kib << 10
+		} else if _, err := fmt.Sscanf(line, "VmHWM: %d kB", &kib); err == nil {
+			out.peak = kib << 10
+		}
+	}
+	if out.resident == 0 {
+		return out, errors.New("no VmRSS in /proc/PID/status")
+	}
+	return out, nil
+}

@@ -1,0 +1,32 @@
+// Package kubelets runs whole Kubernetes clusters with real nodes on one machine:
+// the control plane of package cluster with a scheduler and all controllers, and
+// nodes that are machines of package cluster with a real kubelet, containerd and
+// runc, so that pods are real containers with real images.
+//
+// Nothing in it proxies Services unless it is asked for: until nodeproxy or
+// kube-proxy is installed, pods reach each other but no Service.
+//
+// The network is that of package cluster: the same addresses of the control
+// plane, of the nodes and of the client outside, dual stack. The controller
+// manager gives each node its ranges of pods; pods are joined to their node by
+// the CNI plugins ptp and host-local, and nodes have routes to each other's pods.
+// With ptp, unlike with a bridge, all traffic of pods passes the node's rules
+// without the kernel's module br_netfilter.
+//
+// Images come from no registry: this package makes those of its own from static
+// programs, and LoadImage takes any docker-archive.
+//
+//	c, err := kubelets.Start(ctx, kubelets.Options{Nodes: 2, CoreDNS: true})
+//	defer c.Stop()
+//	err = c.LoadImage(ctx, "dist/images/nodeproxy-agent.tar")
+//	err = c.Install(ctx, "dist/install.yaml")
+//	out, err := c.Kubectl(ctx, "get", "pods", "-A")
+//	client, err := c.Pod(ctx, "default", "web-1")
+//	answer, err := client.Dial(ctx, "tcp", "10.96.0.1:443")
+//
+// Nodes have folders of their own in the place of /run, /var/lib and /var/log. What
+// a pod mounts of other folders of its node is this machine's, and is made there
+// where it is missing, as /lib/modules may be.
+//
+// It needs root, and the programs of `hack/install-packages.sh real-nodes`.
+package kubelets

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/install"
+)
+
+// showTracking shows how full the nodes' connection tracking tables are.
+func (d *demo) showTracking(ctx context.Context) {
+	d.report.check("each node reports its connection tracking table", func() (string, error) {
+		var told []string
+		err := install.Until(ctx, 30*time.Second, func(ctx context.Context) error {
+			list := &v1alpha1.NodeProxyRulesList{}
+			if err := d.cluster.Client().List(ctx, list); err != nil {
+				return err
+			}
+			told = nil
+			for _, node := range list.Items {
+				t := node.Status.Conntrack
+				if t == nil || t.Max == 0 || t.Buckets == 0 {
+					return fmt.Errorf("%s reports %+v", node.Name, t)
+				}
+				told = append(told, fmt.Sprintf("%s %d of %d, %d dropped", node.Name, t.Entries, t.Max, t.Drop))
+			}
+			return nil
+		})
+		return strings.Join(told, "; "), err
+	})
+}

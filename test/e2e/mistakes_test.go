@@ -1,0 +1,167 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+)
+
+// patch changes the NodeProxy.
+func (r *run) patch(text string) {
+	r.Helper()
+	r.kubectl("patch", "nodeproxy", "cluster", "--type=merge", "-p", text)
+}
+
+// notReady returns nil when NodeProxy says that it is not ready, with all of the
+// texts in its reason or message.
+func (r *run) notReady(texts ...string) error {
+	np := &v1alpha1.NodeProxy{}
+	if err := r.cluster.Client().Get(r.ctx, client.ObjectKey{Name: v1alpha1.NodeProxyName}, np); err != nil {
+		return err
+	}
+	c := meta.FindStatusCondition(np.Status.Conditions, v1alpha1.ConditionReady)
+	if c == nil || c.Status != "False" {
+		return fmt.Errorf("NodeProxy is not said to be unready: %+v", c)
+	}
+	for _, text := range texts {
+		if said := c.Reason + ": " + c.Message; !strings.Contains(said, text) {
+			return fmt.Errorf("NodeProxy does not say %q but %q", text, said)
+		}
+	}
+	return nil
+}
+
+// badImage names an image that cannot be had: the update stops at its first node,
+// whose rules stay. With the right image it goes on.
+func badImage(r *run) {
+	before, rules := r.agentPods(), r.settledRules()
+	r.patch(`{"spec":{"agent":{"image":"nodeproxy.test/no-such-agent:1"}}}`)
+	took := r.until(time.Minute, "NodeProxy tells the pod's reason", func() error {
+		return r.notReady(v1alpha1.ReasonAgentPodsFailing, "no-such-agent:1", "Pull")
+	})
+	r.remark("said after %s", seconds(took))
+	r.pass(10 * time.Second) // time in which the update must not go on
+	after, touched := r.agentPods(), 0
+	for node, pod := range before {
+		if now, ok := after[node]; !ok || now.UID != pod.UID {
+			touched++
+		} else if !ready(&now) {
+			r.Errorf("the agent of %s, which the update has not reached, is not ready", node)
+		}
+	}
+	if touched != 1 {
+		r.Errorf("the update has touched %d nodes, want 1", touched)
+	}
+	r.sameRules(rules)
+	r.patch(`{"spec":{"agent":{"image":null}}}`)
+	took = r.until(2*time.Minute, "all is well", r.well)
+	r.remark("well again %s after it was corrected", seconds(took))
+}
+
+// sameRules fails if rules differ from those of before.
+func (r *run) sameRules(before map[string][]string) {
+	r.Helper()
+	if diff := cmp.Diff(before, r.allRules()); diff != "" {
+		r.Errorf("the nodes' rules are not as before (-before +now):\n%s", diff)
+	}
+}
+
+// wrongAPIServer names API servers: one address refuses, at the other is nobody.
+func wrongAPIServer(r *run) {
+	pods, rules, known := r.agentPods(), r.settledRules(), r.apiServers()
+	r.patch(`{"spec":{"apiServer":{"endpoints":["https://172.20.0.1:1","https://172.20.0.77:6443"]}}}`)
+	took := r.until(30*time.Second, "NodeProxy says so", func() error {
+		return r.notReady(v1alpha1.ReasonAPIServerUnreachable, "https://172.20.0.1:1: ", "https://172.20.0.77:6443: ")
+	})
+	r.remark("said after %s", seconds(took))
+	r.pass(5 * time.Second)
+	r.sameRules(rules)
+	if now := r.apiServers(); now != known {
+		r.Errorf("programs are told that the API servers are %q, before %q", now, known)
+	}
+	r.patch(`{"spec":{"apiServer":null}}`)
+	r.until(time.Minute, "all is well", r.well)
+	r.samePods(pods)
+}
+
+// wrongAPIServersAtFirst installs nodeproxy with an address at which no API server
+// is, on a cluster where nothing proxies, so that no program knows any. Nothing has
+// to be started again when that is corrected.
+func wrongAPIServersAtFirst(r *run) {
+	const wrong = "https://172.20.0.1:1"
+	if r.kubectl("get", "namespace", system, "--ignore-not-found", "-o", "name") != "" {
+		removedWithCleanup(r) // the row before is not run
+	}
+	manifest, err := os.ReadFile(r.installed().manifest())
+	r.must(err)
+	path := filepath.Join(r.temp, "wrong.yaml")
+	r.must(os.WriteFile(path, bytes.ReplaceAll(manifest, []byte(cluster.APIServerURL), []byte(wrong)), 0o600))
+	r.kubectl("apply", "--server-side", "-f", path)
+	r.kubectl("apply", "-f", filepath.Join(r.root, sample))
+	const label = "app.kubernetes.io/name=nodeproxy-controller"
+	r.until(time.Minute, "the controllers run", func() error {
+		if running := r.kubectl("-n", system, "get", "pods", "-l", label, "-o", "jsonpath={.items[*].status.phase}"); running != "Running Running" {
+			return fmt.Errorf("they are %q", running)
+		}
+		return nil
+	})
+	took := r.until(30*time.Second, "each controller says so", func() error {
+		for pod := range strings.FieldsSeq(r.kubectl("-n", system, "get", "pods", "-l", label, "-o", "name")) {
+			log := r.kubectl("-n", system, "logs", pod)
+			if !strings.Contains(log, "No API server answers") || !strings.Contains(log, wrong) {
+				return fmt.Errorf("%s says: %s", pod, log)
+			}
+		}
+		return nil
+	})
+	r.remark("said %s after they ran", seconds(took))
+	r.pass(3 * time.Second)
+	controllers, err := r.pods(system, label)
+	r.must(err)
+	for node, pod := range controllers {
+		if ready(&pod) {
+			r.Errorf("the controller of %s is ready", node)
+		}
+	}
+	r.kubectl("-n", system, "patch", "configmap", "nodeproxy-api-servers", "--type=merge", "-p", `{"data":{"endpoints":"`+cluster.APIServerURL+`"}}`)
+	took = r.until(2*time.Minute, "all is well", r.well)
+	r.remark("all well %s after it was corrected", seconds(took))
+	after, err := r.pods(system, label)
+	r.must(err)
+	for node, pod := range after {
+		if pod.UID != controllers[node].UID || pod.Status.ContainerStatuses[0].RestartCount > 0 {
+			r.Errorf("the controller of %s has been started again", node)
+		}
+	}
+}
+
+// apiServers is what the programs are told.
+func (r *run) apiServers() string {
+	r.Helper()
+	return r.kubectl("-n", system, "get", "configmap", "nodeproxy-api-servers", "-o", "jsonpath={.data.endpoints}")
+}
+
+// samePods fails if an agent's pod is another one, or has been started again.
+func (r *run) samePods(before map[string]corev1.Pod) {
+	r.Helper()
+	after := r.agentPods()
+	for node, pod := range before {
+		now := after[node]
+		if now.UID != pod.UID {
+			r.Errorf("the agent of %s has another pod", node)
+		} else if was, is := pod.Status.ContainerStatuses[0].RestartCount, now.Status.ContainerStatuses[0].RestartCount; was != is {
+			r.Errorf("the agent of %s has been started again: %d restarts, before %d", node, is, was)
+		}
+	}
+}

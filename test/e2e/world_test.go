@@ -1,0 +1,249 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster/kubelets"
+	"github.com/nodeproxy-io/nodeproxy/test/install"
+)
+
+const (
+	// pace is how many new connections are begun in a second, and leastRate how
+	// many must have been while a row lasted.
+	pace      = 150
+	leastRate = 90
+	// system is the namespace of nodeproxy, shop that of the workloads.
+	system = "nodeproxy-system"
+	shop   = "shop"
+)
+
+// world is a cluster on which nodeproxy is tried.
+type world struct {
+	ctx     context.Context
+	root    string // of this repository
+	temp    string // folder for what is built
+	cluster *kubelets.Cluster
+	// background is what runs beside rows.
+	background sync.WaitGroup
+	// second makes the version that comes after the first, once.
+	second func() (version, error)
+}
+
+// newWorld starts a cluster that goes with the test, and with SIGINT or SIGTERM.
+// Nothing of nodeproxy is in it.
+func newWorld(t *testing.T, options kubelets.Options) *world {
+	t.Helper()
+	if err := cluster.Check(); err != nil {
+		t.Skip(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	t.Cleanup(func() { // after all else
+		interrupted := ctx.Err() != nil
+		stop()
+		if interrupted { // or the next test would start a cluster
+			fmt.Println("interrupted; the cluster is removed")
+			os.Exit(1)
+		}
+	})
+	root, err := filepath.Abs(filepath.Join("..", ".."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if options.Scheme, err = install.Scheme(); err != nil {
+		t.Fatal(err)
+	}
+	options.Progress = os.Stderr
+	c, err := kubelets.Start(ctx, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.StopAndLook(); err != nil {
+			t.Error(err)
+		}
+	})
+	w := &world{ctx: ctx, root: root, temp: t.TempDir(), cluster: c}
+	building, end := context.WithCancel(ctx)
+	t.Cleanup(func() {
+		end()
+		w.background.Wait()
+	})
+	w.second = sync.OnceValues(func() (version, error) {
+		return build(building, root, filepath.Join(w.temp, next), next)
+	})
+	return w
+}
+
+// version is nodeproxy as make writes it: images and manifest.
+type version struct {
+	name   string
+	folder string // with images/*.tar and install.yaml
+}
+
+// image is the name of an image of the version.
+func (v version) image(program string) string { return "nodeproxy.io/" + program + ":" + v.name }
+
+func (v version) manifest() string { return filepath.Join(v.folder, "install.yaml") }
+
+// archives are those of both images, the agent's first.
+func (v version) archives() []string {
+	return []string{filepath.Join(v.folder, "images", "nodeproxy-agent.tar"), filepath.Join(v.folder, "images", "nodeproxy-controller.tar")}
+}
+
+// build makes a version into folder, as `make images install-manifest` does.
+func build(ctx context.Context, root, folder, name string) (version, error) {
+	v := version{name: name, folder: folder}
+	for _, script := range []string{"hack/images.sh", "hack/install-manifest.sh"} {
+		command := exec.CommandContext(ctx, filepath.Join(root, script))
+		command.Dir = root
+		command.Env = append(os.Environ(), "VERSION="+name, "OUT="+filepath.Join(folder, "images"),
+			"OUTPUT="+v.manifest(), "API_SERVERS="+cluster.APIServerURL, "IMAGE_REGISTRY=", "COMPONENTS=")
+		if out, err := command.CombinedOutput(); err != nil {
+			return v, fmt.Errorf("%s: %w: %s", script, err, out)
+		}
+	}
+	return v, nil
+}
+
+// well returns nil when all is well: nodes and pods are ready, each kernel holds
+// what is wanted, and NodeProxy says so of its present generation.
+func (w *world) well() error {
+	np := &v1alpha1.NodeProxy{}
+	if err := w.cluster.Client().Get(w.ctx, client.ObjectKey{Name: v1alpha1.NodeProxyName}, np); err != nil {
+		return err
+	}
+	if np.Status.ObservedGeneration != np.Generation {
+		return errors.New("the controller has not seen the NodeProxy yet")
+	}
+	for _, condition := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionAgentsDeployed} {
+		if err := isTrue(np.Status.Conditions, condition); err != nil {
+			return fmt.Errorf("NodeProxy: %w", err)
+		}
+	}
+	if err := w.programmed(); err != nil {
+		return err
+	}
+	return w.cluster.PodsReady(w.ctx)
+}
+
+// programmed returns nil when each node reports that its kernel holds what is
+// wanted.
+func (w *world) programmed() error {
+	for _, node := range w.cluster.Nodes() {
+		rules := &v1alpha1.NodeProxyRules{}
+		if err := w.cluster.Client().Get(w.ctx, client.ObjectKey{Name: node.Name()}, rules); err != nil {
+			return err
+		}
+		if err := isTrue(rules.Status.Conditions, v1alpha1.ConditionProgrammed); err != nil {
+			return fmt.Errorf("%s: %w", node.Name(), err)
+		}
+	}
+	return nil
+}
+
+func isTrue(conditions []metav1.Condition, name string) error {
+	c := meta.FindStatusCondition(conditions, name)
+	if c == nil {
+		return fmt.Errorf("there is no condition %s", name)
+	}
+	if c.Status != metav1.ConditionTrue {
+		return fmt.Errorf("%s is %s, %s: %s", name, c.Status, c.Reason, c.Message)
+	}
+	return nil
+}
+
+// pods are those of a namespace with a label app.kubernetes.io/name or app, by
+// the node on which they are.
+func (w *world) pods(namespace, label string) (map[string]corev1.Pod, error) {
+	key, value, _ := strings.Cut(label, "=")
+	list := &corev1.PodList{}
+	if err := w.cluster.Client().List(w.ctx, list, client.InNamespace(namespace), client.MatchingLabels{key: value}); err != nil {
+		return nil, err
+	}
+	byNode := map[string]corev1.Pod{}
+	for _, pod := range list.Items {
+		if pod.DeletionTimestamp == nil {
+			byNode[pod.Spec.NodeName] = pod
+		}
+	}
+	return byNode, nil
+}
+
+// agentPods are the agents' pods by node.
+func (r *run) agentPods() map[string]corev1.Pod {
+	r.Helper()
+	pods, err := r.pods(system, "app.kubernetes.io/name=nodeproxy-agent")
+	r.must(err)
+	return pods
+}
+
+// rules are the rules of the kernel of a node, of both variants of iptables and
+// both IP families, without what the kernel counts.
+func (r *run) rules(node *kubelets.Node) []string {
+	r.Helper()
+	var rules []string
+	for _, save := range []string{"iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save"} {
+		out, err := node.Exec(r.ctx, nil, save)
+		r.must(err)
+		for line := range strings.Lines(out) {
+			if strings.HasPrefix(line, "-A ") {
+				rules = append(rules, save+" "+strings.TrimSpace(line))
+			}
+		}
+	}
+	return rules
+}
+
+// allRules are the rules of each node.
+func (r *run) allRules() map[string][]string {
+	r.Helper()
+	all := map[string][]string{}
+	for _, node := range r.cluster.Nodes() {
+		all[node.Name()] = r.rules(node)
+	}
+	return all
+}
+
+// tell prints what helps to find out why a row failed.
+func (w *world) tell(r *run) {
+	if w.ctx.Err() != nil {
+		return
+	}
+	for _, args := range [][]string{
+		{"get", "nodes,pods", "-A", "-o", "wide"},
+		{"get", "nodeproxyrules", "-o", "wide"},
+		{"get", "nodeproxies", "-o", `jsonpath={range .items[*].status.conditions[*]}{.type}={.status} {.reason}: {.message}{"\n"}{end}`},
+		{"get", "events", "-n", system, "--sort-by", ".lastTimestamp"},
+		{"logs", "-n", system, "-l", "app.kubernetes.io/name=nodeproxy-controller", "--prefix", "--tail", "40"},
+		{"logs", "-n", system, "-l", "app.kubernetes.io/name=nodeproxy-agent", "--prefix", "--tail", "40"},
+	} {
+		out, err := w.cluster.Kubectl(w.ctx, args...)
+		if err != nil {
+			out += err.Error()
+		}
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		r.Logf("kubectl %s:\n%s", strings.Join(args, " "), strings.Join(lines[max(0, len(lines)-80):], "\n"))
+	}
+	for _, node := range w.cluster.Nodes() {
+		if kubelet := node.Kubelet(); kubelet != nil {
+			r.Logf("kubelet of %s: %s", node.Name(), kubelet.Tail())
+		}
+	}
+}

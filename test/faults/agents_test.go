@@ -1,0 +1,139 @@
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+)
+
+func agentFaults() []fault {
+	return []fault{
+		{name: "agent-killed", title: "agents killed (-9) 30 times, during syncs", repair: 30 * time.Second, inject: agentKilled},
+		{name: "state-folder-full", title: "state folder full", repair: 20 * time.Second, inject: stateFolderFull},
+		{name: "lock-held", title: "lock of iptables held 10 s", repair: 30 * time.Second, inject: lockHeld},
+	}
+}
+
+// agentKilled kills the agents of all nodes in turn, some time after they
+// started, and if possible at a random moment of a write.
+func agentKilled(r *run) {
+	stop := r.change(40 * time.Millisecond)
+	writing, nodes := 0, r.cluster.Nodes()
+	for i := range 30 {
+		node := nodes[i%len(nodes)]
+		agent := r.agents[node.Name()]
+		r.pass(time.Duration(r.random.IntN(1000)) * time.Millisecond)
+		if r.catch(agent) {
+			writing++
+			r.pass(time.Duration(r.random.IntN(10000)) * time.Microsecond)
+		}
+		r.must(agent.Kill())
+		r.must(r.startAgent(node))
+	}
+	stop()
+	r.remark("%d within 10 ms of the start of a write", writing)
+}
+
+// catch waits until an agent runs a program of iptables that writes, for a
+// second at most.
+func (r *run) catch(agent *cluster.Process) bool {
+	deadline := time.Now().Add(time.Second)
+	for time.Now().Before(deadline) {
+		if writes(agent.PID()) {
+			return true
+		}
+		r.pass(200 * time.Microsecond)
+	}
+	return false
+}
+
+// writes tells whether a process has a child that writes rules.
+func writes(pid int) bool {
+	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return false
+	}
+	for _, list := range lists {
+		children, _ := os.ReadFile(list) // a thread may end
+		for child := range strings.FieldsSeq(string(children)) {
+			command, _ := os.ReadFile(filepath.Join("/proc", child, "cmdline"))
+			if strings.Contains(string(command), "-restore\x00") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// stateFolderFull starts the first node's agent with a full state folder, and
+// makes room again while it runs.
+func stateFolderFull(r *run) {
+	node := r.cluster.Node(0)
+	state := r.stateFolder(node)
+	r.must(r.agents[node.Name()].Stop())
+	// A mount of its own goes with the agent.
+	const script = `mount -t tmpfs -o size=16k tmpfs "$0" && { head -c 1000000 </dev/zero >"$0/full" 2>/dev/null; exec "$@"; }`
+	r.must(r.startAgent(node, "unshare", "--mount", "sh", "-c", script, state))
+	agent := r.agents[node.Name()]
+	seen := filepath.Join("/proc", fmt.Sprint(agent.PID()), "root", state)
+	stop := r.change(200 * time.Millisecond)
+	r.until(20*time.Second, r.reported)
+	r.must(r.isFull(seen))
+	r.pass(10 * time.Second)
+	r.must(r.isFull(seen))
+	stop()
+	r.must(os.Remove(filepath.Join(seen, "full")))
+}
+
+// isFull returns an error if anything can be written to a folder.
+func (*run) isFull(folder string) error {
+	path := filepath.Join(folder, "more")
+	err := os.WriteFile(path, make([]byte, 4096), 0o600)
+	_ = os.Remove(path)
+	switch {
+	case errors.Is(err, syscall.ENOSPC):
+		return nil
+	case err == nil:
+		return errors.New("the state folder is not full")
+	default:
+		return fmt.Errorf("writing to a state folder that should be full: %w", err)
+	}
+}
+
+// lockHeld holds the lock that programs of the legacy variant take, while there
+// are changes.
+func lockHeld(r *run) {
+	node := r.cluster.Node(1)
+	lock, err := os.OpenFile(r.lockPath(node), os.O_CREATE|os.O_RDWR, 0o600)
+	r.must(err)
+	defer lock.Close()
+	r.must(syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+	begun := time.Now()
+	service, err := r.makeService("locked", map[string]string{appLabel: "web"}, nil)
+	r.must(err)
+	stop := r.change(200 * time.Millisecond)
+	other := r.cluster.Node(0)
+	r.until(10*time.Second, func(ctx context.Context) error {
+		if ok, err := r.serves(ctx, other, service); !ok {
+			return errors.Join(err, fmt.Errorf("%s, whose lock is free, does not serve a new Service", other.Name()))
+		}
+		return nil
+	})
+	r.pass(time.Until(begun.Add(10 * time.Second)))
+	served, err := r.serves(r.ctx, node, service)
+	r.must(err)
+	if served {
+		r.Errorf("%s serves a Service that was made while the lock was held: it was not held", node.Name())
+	}
+	r.must(syscall.Flock(int(lock.Fd()), syscall.LOCK_UN))
+	r.ended = time.Now()
+	stop()
+	r.deleteService(service.Name)
+}

@@ -1,0 +1,71 @@
+package faults
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+)
+
+func cutOffFaults() []fault {
+	return []fault{
+		{name: "cut-off", title: "a node cut off from the API server for 60 s", repair: 60 * time.Second, inject: cutOff},
+		{name: "rights-revoked", title: "the agents' rights revoked for 60 s", repair: 60 * time.Second, inject: rightsRevoked},
+	}
+}
+
+// cutOff drops what comes from a node to the API server, in silence.
+func cutOff(r *run) {
+	reconnect := r.cut(r.cluster.Node(0), "DROP")
+	stop := r.change(500 * time.Millisecond)
+	r.pass(60 * time.Second)
+	stop()
+	reconnect()
+}
+
+// cut lets nothing through from a node to the API server, until the returned
+// function is called.
+func (r *run) cut(node *cluster.Node, how ...string) (reconnect func()) {
+	rule := func(do string) {
+		args := append([]string{"-w", do, "INPUT", "-s", node.Address(), "-p", "tcp", "--dport", "6443", "-j"}, how...)
+		_, err := r.cluster.ControlPlane().Exec(r.ctx, "iptables-nft", args...)
+		r.must(err)
+	}
+	rule("-I")
+	return func() { rule("-D") }
+}
+
+// rightsRevoked takes the agents' ClusterRole away from them.
+func rightsRevoked(r *run) {
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "nodeproxy-agent"}}
+	r.must(r.cluster.Client().Delete(r.ctx, binding))
+	stop := r.change(500 * time.Millisecond)
+	r.pass(30 * time.Second)
+	if out, err := r.cluster.Kubectl(r.ctx, "auth", "can-i", "list", "serviceproxyrules", "--as", "nodeproxy-agent"); err == nil || !strings.HasPrefix(out, "no") {
+		r.Errorf("the agents still have their rights: %s %v", out, err)
+	}
+	// An agent that starts meanwhile may read nothing at all.
+	node := r.cluster.Node(0)
+	r.must(r.agents[node.Name()].Kill())
+	r.must(r.startAgent(node))
+	r.pass(30 * time.Second)
+	stop()
+	r.must(r.nodeproxy.Prepare(r.ctx))
+}
+
+// crds is the folder of the CRDs.
+func (w *world) crds() string { return filepath.Join(w.nodeproxy.Config, "crd", "bases") }
+
+// gone returns an error while kubectl finds objects of a kind.
+func (r *run) gone(kind string) error {
+	out, err := r.cluster.Kubectl(r.ctx, "get", kind, "--no-headers", "--ignore-not-found")
+	if err == nil && strings.TrimSpace(out) != "" {
+		return fmt.Errorf("there still are %s:\n%s", kind, out)
+	}
+	return nil
+}

@@ -1,0 +1,80 @@
+package faults
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+func objectFaults() []fault {
+	return []fault{
+		{name: "rules-objects-deleted", title: "`kubectl delete serviceproxyrules --all`", repair: 30 * time.Second, inject: rulesObjectsDeleted},
+		{name: "nodeproxy-deleted", title: "NodeProxy deleted, and created again after 15 s", repair: 30 * time.Second, inject: nodeProxyDeleted},
+		{name: "node-deleted", title: "Node deleted, and registered again after 5 s", repair: 30 * time.Second, inject: nodeDeleted},
+		{name: "crds-deleted", title: "all CRDs deleted, and installed again after 10 s", repair: 60 * time.Second, inject: crdsDeleted},
+	}
+}
+
+// rulesObjectsDeleted deletes them once with a controller, which makes them again
+// at once, and once without, so that nodes have to hold their rules.
+func rulesObjectsDeleted(r *run) {
+	stop := r.change(200 * time.Millisecond)
+	r.pass(time.Second)
+	_, err := r.cluster.Kubectl(r.ctx, "delete", "serviceproxyrules", "--all")
+	r.must(err)
+	r.pass(2 * time.Second)
+	stop()
+	for _, controller := range r.controllers {
+		r.must(controller.Stop())
+	}
+	r.controllers = nil
+	_, err = r.cluster.Kubectl(r.ctx, "delete", "serviceproxyrules", "--all")
+	r.must(err)
+	r.pass(5 * time.Second)
+	r.must(r.startControllers())
+	r.ended = time.Now()
+}
+
+// nodeProxyDeleted waits until nodes say that they hold what they have.
+func nodeProxyDeleted(r *run) {
+	stop := r.change(500 * time.Millisecond)
+	_, err := r.cluster.Kubectl(r.ctx, "delete", "nodeproxy", v1alpha1.NodeProxyName)
+	r.must(err)
+	r.pass(15 * time.Second)
+	if err := r.nodeproxy.Reported(r.ctx, v1alpha1.ReasonHeld); err != nil {
+		r.Errorf("15 s after NodeProxy was deleted not all nodes report %s: %v", v1alpha1.ReasonHeld, err)
+	}
+	r.must(r.nodeproxy.Enable(r.ctx))
+	r.ended = time.Now()
+	stop()
+}
+
+func nodeDeleted(r *run) {
+	node := r.cluster.Node(0)
+	stop := r.change(200 * time.Millisecond)
+	r.must(r.cluster.Client().Delete(r.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name()}}))
+	r.pass(5 * time.Second)
+	r.must(node.Register(r.ctx))
+	r.ended = time.Now()
+	stop()
+}
+
+// crdsDeleted takes all objects with the CRDs, NodeProxy among them, which whoever
+// installs the CRDs again has to create.
+func crdsDeleted(r *run) {
+	stop := r.change(500 * time.Millisecond)
+	_, err := r.cluster.Kubectl(r.ctx, "delete", "-f", r.crds(), "--timeout=60s")
+	r.must(err)
+	for _, kind := range []string{"serviceproxyrules", "nodeproxyrules", "nodeproxies"} {
+		r.until(10*time.Second, func(context.Context) error { return r.gone(kind) })
+	}
+	r.pass(10 * time.Second)
+	r.must(r.nodeproxy.Prepare(r.ctx))
+	r.must(r.nodeproxy.Enable(r.ctx))
+	r.ended = time.Now()
+	stop()
+}

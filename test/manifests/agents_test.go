@@ -1,0 +1,219 @@
+package manifests_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/go-logr/logr/funcr"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/agent"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// rulesOf makes the NodeProxyRules of a node, as the controller does: nobody
+// else may.
+func rulesOf(t *testing.T, node string) *v1alpha1.NodeProxyRules {
+	t.Helper()
+	rules := &v1alpha1.NodeProxyRules{
+		ObjectMeta: metav1.ObjectMeta{Name: node},
+		Spec: v1alpha1.NodeProxyRulesSpec{
+			FormatVersion: 1, SettingsRevision: "7d1f0a9c", Settings: *v1alpha1.CompleteSettings(nil),
+			Node: v1alpha1.NodeFacts{Addresses: []string{"192.0.2.21"}},
+		},
+	}
+	create(t, clientWith(t, tokenOf(t, controllerAccount, nil)), rules)
+	return rules
+}
+
+// emptyInventory makes the NodeProxy of a cluster without Services.
+func emptyInventory(t *testing.T) {
+	t.Helper()
+	proxy := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
+	create(t, server.client, proxy)
+	proxy.Status.Inventory = &v1alpha1.Inventory{Hash: v1alpha1.FormatInventoryHash(0)}
+	if err := server.client.Status().Update(t.Context(), proxy); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startAgent runs a real agent, but for the kernel, with a token, until stop is
+// called or the test ends.
+func startAgent(t *testing.T, node, token string) (stop func()) {
+	t.Helper()
+	c, err := agent.NewClient(configWith(token))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := agent.New(agent.Options{
+		NodeName: node, Namespace: namespace, Client: c,
+		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: dataplanetest.NewFake()},
+		Probe:      func(context.Context, string) (string, error) { return "", nil },
+		Version:    "v0.0.0-test", Clock: clock.RealClock{},
+		Log: funcr.New(func(prefix, args string) { t.Log(node, prefix, args) }, funcr.Options{}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("the agent of %s: %v", node, err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func TestAgentReportsItsOwnNodeByItsToken(t *testing.T) {
+	const node = "own-1"
+	rulesOf(t, node)
+	emptyInventory(t)
+	startAgent(t, node, tokenOf(t, agentAccount, podOn(t, node, agentAccount)))
+	eventually(t, func(ctx context.Context) error {
+		rules := &v1alpha1.NodeProxyRules{}
+		if err := server.client.Get(ctx, client.ObjectKey{Name: node}, rules); err != nil {
+			return err
+		}
+		if c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed); c == nil || c.Status != metav1.ConditionTrue {
+			return fmt.Errorf("the condition Programmed is %+v", c)
+		}
+		lease := &coordinationv1.Lease{}
+		return server.client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: v1alpha1.AgentLeaseName(node)}, lease)
+	})
+}
+
+// applied is an object as server-side apply sends it.
+func statusOf(node string) *v1alpha1.NodeProxyRules {
+	return &v1alpha1.NodeProxyRules{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeProxyRules"},
+		ObjectMeta: metav1.ObjectMeta{Name: node},
+		Status:     v1alpha1.NodeProxyRulesStatus{Services: 7},
+	}
+}
+
+func leaseOf(name, holder string) *coordinationv1.Lease {
+	return &coordinationv1.Lease{
+		TypeMeta:   metav1.TypeMeta{APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder},
+	}
+}
+
+func TestAgentWritesNothingOfOtherNodes(t *testing.T) {
+	const own, other = "writer-1", "writer-2"
+	rulesOf(t, own)
+	foreign := rulesOf(t, other)
+	ownPod, otherPod := podOn(t, own, agentAccount), podOn(t, other, agentAccount)
+	agents := clientWith(t, tokenOf(t, agentAccount, ownPod))
+	create(t, clientWith(t, tokenOf(t, agentAccount, otherPod)), leaseOf("agent."+other, other))
+	create(t, server.client, leaseOf("agent.held", other))
+	unbound := clientWith(t, tokenOf(t, agentAccount, nil))
+	ofNode := clientWith(t, tokenOf(t, agentAccount, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: own}}))
+
+	apply := func(c client.Client, object client.Object) func(context.Context) error {
+		return func(ctx context.Context) error {
+			//nolint:staticcheck // what the agent does, without generated types
+			return c.Patch(ctx, object, client.Apply, client.ForceOwnership, client.FieldOwner("nodeproxy-agent"))
+		}
+	}
+	applyStatus := func(c client.Client, node string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			//nolint:staticcheck // what the agent does, without generated types
+			return c.Status().Patch(ctx, statusOf(node), client.Apply, client.ForceOwnership, client.FieldOwner("nodeproxy-agent"))
+		}
+	}
+	for _, c := range []struct {
+		name    string
+		write   func(context.Context) error
+		refused string // part of the message; empty: allowed
+	}{
+		{name: "its own status", write: applyStatus(agents, own)},
+		{name: "its own Lease, new", write: apply(agents, leaseOf("agent."+own, own))},
+		{name: "its own Lease again", write: apply(agents, leaseOf("agent."+own, own))},
+		{
+			name: "another status", write: applyStatus(agents, other),
+			refused: "the agent of node writer-1 may write the status of the NodeProxyRules of its own node only, not of writer-2",
+		},
+		{
+			name: "another status, all of it",
+			write: func(ctx context.Context) error {
+				changed := foreign.DeepCopy()
+				changed.Status.Services = 9
+				return agents.Status().Update(ctx, changed)
+			},
+			refused: "not of writer-2",
+		},
+		{name: "another Lease that is there", write: apply(agents, leaseOf("agent."+other, own)), refused: "may write its own Lease only, not agent.writer-2"},
+		{name: "another Lease that is not", write: apply(agents, leaseOf("agent.nowhere", "nowhere")), refused: "not agent.nowhere"},
+		{
+			name:    "another Lease, created",
+			write:   func(ctx context.Context) error { return agents.Create(ctx, leaseOf("agent.nowhere", own)) },
+			refused: "not agent.nowhere",
+		},
+		{name: "the controller's Lease", write: apply(agents, leaseOf("nodeproxy-controller", own)), refused: "not nodeproxy-controller"},
+		{name: "its own Lease for another holder", write: apply(agents, leaseOf("agent."+own, other)), refused: "must be held by writer-1"},
+		{name: "a Lease by another hash", write: apply(agents, leaseOf("agent-of-long-name.0", own)), refused: "not agent-of-long-name.0"},
+		{name: "its own status by an unbound token", write: applyStatus(unbound, own), refused: "the token of this agent names no node"},
+		{name: "its own Lease by an unbound token", write: apply(unbound, leaseOf("agent."+own, own)), refused: "the token of this agent names no node"},
+		{name: "its own status by a token of its Node", write: applyStatus(ofNode, own)},
+		{name: "its own Lease by a token of its Node", write: apply(ofNode, leaseOf("agent."+own, own))},
+		{name: "another status by a token of its Node", write: applyStatus(ofNode, other), refused: "not of writer-2"},
+		{name: "its own spec", write: apply(agents, statusOf(own)), refused: `cannot patch resource "nodeproxyrules"`},
+		{
+			name: "a Lease elsewhere",
+			write: func(ctx context.Context) error {
+				return agents.Create(ctx, inNamespace(leaseOf("agent."+own, own), "default"))
+			},
+			refused: `cannot create resource "leases"`,
+		},
+		{name: "its own Lease, deleted", write: func(ctx context.Context) error { return agents.Delete(ctx, leaseOf("agent."+own, own)) }, refused: `cannot delete resource "leases"`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			expect(t, c.write(t.Context()), c.refused)
+		})
+	}
+	t.Cleanup(func() { _ = server.client.Delete(context.Background(), leaseOf("agent."+own, own)) })
+}
+
+// TestAgentOfANodeWithALongName writes a Lease under a hash, which only the
+// holder ties to the node.
+func TestAgentOfANodeWithALongName(t *testing.T) {
+	node := strings.TrimSuffix(strings.Repeat("long-name.", 25), ".") // 249 bytes
+	agents := clientWith(t, tokenOf(t, agentAccount, podOn(t, node, agentAccount)))
+	create(t, agents, leaseOf(v1alpha1.AgentLeaseName(node), node))
+	expect(t, agents.Create(t.Context(), leaseOf("agent-of-long-name.1", "another")), "must be held by")
+	expect(t, agents.Create(t.Context(), leaseOf("agent.another", node)), "its own Lease only")
+}
+
+func inNamespace(lease *coordinationv1.Lease, namespace string) *coordinationv1.Lease {
+	lease.Namespace = namespace
+	return lease
+}
+
+// expect fails the test unless err is a refusal whose message holds a text; for
+// an empty text, unless there is no error.
+func expect(t *testing.T, err error, refused string) {
+	t.Helper()
+	switch {
+	case refused == "" && err != nil:
+		t.Errorf("refused: %v", err)
+	case refused != "" && err == nil:
+		t.Errorf("allowed; want a refusal that says %q", refused)
+	case refused != "" && !strings.Contains(err.Error(), refused):
+		t.Errorf("%v; want a refusal that says %q", err, refused)
+	}
+}

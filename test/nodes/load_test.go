@@ -1,0 +1,82 @@
+package nodes
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/test/load"
+)
+
+const (
+	// pace is how many new connections and flows are begun in a second. Not all
+	// of them are TCP, and leastRate of those must succeed.
+	pace      = 320
+	leastRate = 200
+)
+
+// connections are the load of a test.
+type connections struct {
+	*load.Load
+	t    *testing.T
+	told int // failures that are reported
+}
+
+// startLoad makes new connections and holds others, until the test ends.
+func startLoad(t *testing.T, targets []load.Target) *connections {
+	t.Helper()
+	l, err := load.Start(t.Context(), pace, targets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.End)
+	return &connections{Load: l, t: t}
+}
+
+// sticky makes a check that always the same server answers.
+func sticky() func(time.Time, string) error {
+	var mu sync.Mutex // guards former
+	former := ""
+	return func(_ time.Time, server string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		before := former
+		former = server
+		if before != "" && before != server {
+			return fmt.Errorf("session affinity is lost: %s answers, before it was %s", server, before)
+		}
+		return nil
+	}
+}
+
+// during runs what under load and at least as long as least, and tells how it
+// went for the connections. A busy machine gets time to catch up.
+func (l *connections) during(name string, least time.Duration, what func()) {
+	l.t.Helper()
+	start, tcp, udp := time.Now(), l.Answered("tcp"), l.Answered("udp")
+	_, asked := l.Held()
+	what()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	rate := func() float64 { return float64(l.Answered("tcp")-tcp) / time.Since(start).Seconds() }
+	for time.Since(start) < least || rate() < leastRate && time.Since(start) < least+load.Patience {
+		<-tick.C
+	}
+	measured, took, failures := rate(), time.Since(start), l.Failures()
+	held, questions := l.Held()
+	l.t.Logf("%-32s %4.1f s: %5d new TCP connections (%3.0f/s), %4d new UDP flows, %4d questions on %d held, slowest so far %s, failed so far %d",
+		name, took.Seconds(), l.Answered("tcp")-tcp, measured, l.Answered("udp")-udp, questions-asked, held, l.Slowest().Round(time.Millisecond), len(failures))
+	if measured < leastRate {
+		l.t.Errorf("%s: %.0f new TCP connections a second, want %d at least: this proves too little", name, measured, leastRate)
+	}
+	for i, failure := range failures[l.told:] {
+		if i < 10 {
+			l.t.Errorf("%s: %s", name, failure)
+		}
+	}
+	if n := len(failures) - l.told; n > 0 {
+		l.t.Errorf("%s: %d connections failed: no second chance", name, n)
+	}
+	l.told = len(failures)
+}

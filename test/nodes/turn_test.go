@@ -1,0 +1,354 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/install"
+)
+
+// status is what a node reports.
+func (k *take) status(ctx context.Context, node *cluster.Node) (v1alpha1.NodeProxyRulesStatus, error) {
+	rules := &v1alpha1.NodeProxyRules{}
+	err := k.cluster.Client().Get(ctx, client.ObjectKey{Name: node.Name()}, rules)
+	return rules.Status, err
+}
+
+// reports waits until Programmed of every node has a reason, and its message or an
+// example of what differs holds text.
+func (k *take) reports(reason, text string) {
+	k.Helper()
+	for _, node := range k.cluster.Nodes() {
+		k.until(func(ctx context.Context) error {
+			if err := install.Running(k.run...); err != nil {
+				return err
+			}
+			status, err := k.status(ctx, node)
+			if err != nil {
+				return err
+			}
+			c := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed)
+			said := ""
+			if c != nil {
+				said = c.Message
+			}
+			if d := status.Difference; d != nil {
+				said += "\n" + strings.Join(d.Examples, "\n")
+			}
+			if c == nil || c.Reason != reason || !strings.Contains(said, text) {
+				return fmt.Errorf("%s: Programmed is %+v, difference %+v, want %s: …%s…", node.Name(), c, status.Difference, reason, text)
+			}
+			return nil
+		})
+	}
+}
+
+// silence empties the notes of what the agents write.
+func (k *take) silence() {
+	for _, node := range k.cluster.Nodes() {
+		if err := os.WriteFile(k.note(node), nil, 0o600); err != nil {
+			k.Fatal(err)
+		}
+	}
+}
+
+// silent fails if an agent has written anything since silence.
+func (k *take) silent(when string) {
+	k.Helper()
+	for _, node := range k.cluster.Nodes() {
+		text, err := os.ReadFile(k.note(node))
+		if err != nil {
+			k.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if line = strings.TrimSpace(line); !readOnly.MatchString(line) {
+				k.Errorf("%s: %s: the agent has written %q", node.Name(), when, line)
+				break
+			}
+		}
+	}
+}
+
+// follow makes a Service and waits until every node has rules for it, whoever
+// writes them.
+func (k *take) follow(name, ip string) {
+	k.Helper()
+	k.service(name, func(s *corev1.ServiceSpec) { s.ClusterIP, s.ClusterIPs = ip, nil })
+	for _, node := range k.cluster.Nodes() {
+		k.until(func(context.Context) error {
+			if !slices.ContainsFunc(k.saved(node), func(line string) bool { return strings.Contains(line, "-d "+ip+"/32") }) {
+				return fmt.Errorf("%s has no rule for %s", node.Name(), ip)
+			}
+			return nil
+		})
+	}
+}
+
+// removeRule removes the first rule of nat KUBE-SERVICES by hand.
+func (k *take) removeRule(node *cluster.Node) {
+	k.Helper()
+	if _, err := node.Exec(k.Context(), filepath.Join(k.usual(node), "iptables"), "-w", "-t", "nat", "-D", "KUBE-SERVICES", "1"); err != nil {
+		k.Fatal(err)
+	}
+}
+
+// answers reports whether somebody accepts connections at a port of the node's
+// loopback address.
+func (k *take) answers(node *cluster.Node, port string) bool {
+	var conn net.Conn
+	err := node.Do(func() (err error) {
+		conn, err = net.DialTimeout("tcp", "127.0.0.1:"+port, time.Second)
+		return err
+	})
+	if err == nil {
+		_ = conn.Close() // nothing was written
+	}
+	return err == nil
+}
+
+// ports waits until the proxy's ports are open, or closed, on every node.
+func (k *take) ports(open bool) {
+	k.Helper()
+	for _, node := range k.cluster.Nodes() {
+		for _, port := range []string{"10249", "10256"} {
+			k.until(func(context.Context) error {
+				if k.answers(node, port) != open {
+					return fmt.Errorf("%s: port %s answers: %v, want %v", node.Name(), port, !open, open)
+				}
+				return nil
+			})
+		}
+	}
+}
+
+// started runs f and returns the processes that it has started.
+func (k *take) started(f func()) []*cluster.Process {
+	before := len(k.run)
+	f()
+	return slices.Clone(k.run[before:])
+}
+
+// end stops some of the processes.
+func (k *take) end(processes []*cluster.Process) {
+	k.Helper()
+	for _, p := range processes {
+		if err := p.Stop(); err != nil {
+			k.Error(err)
+		}
+	}
+	k.run = slices.DeleteFunc(k.run, func(p *cluster.Process) bool { return slices.Contains(processes, p) })
+}
+
+// TestKubeProxyStartsBesideTheAgent: the real kube-proxy is started on nodes
+// where the agent has its turn, serves them alone while it runs, and is taken
+// over from when it stops. One node is of either variant of iptables.
+func TestKubeProxyStartsBesideTheAgent(t *testing.T) {
+	t.Parallel()
+	k := newTakeover(t)
+	for _, node := range k.cluster.Nodes() {
+		k.makeOthersRules(node)
+	}
+	k.makeServices()
+	k.startAgents()
+	k.ports(true)
+	start := time.Now()
+	proxies := k.started(k.startKubeProxies)
+	t.Logf("kube-proxy has its ports and has written all after %s", time.Since(start).Round(100*time.Millisecond))
+	k.reports(v1alpha1.ReasonConflictingProxy, "KUBE-PROXY-CANARY")
+	k.reports(v1alpha1.ReasonConflictingProxy, `answers "iptables"`)
+
+	k.silence()
+	for _, node := range k.cluster.Nodes() {
+		k.removeRule(node) // which the agent would repair
+	}
+	k.follow("beside", "10.96.77.7")
+	k.follow("beside-2", "10.96.77.8")
+	k.silent("beside kube-proxy")
+
+	start = time.Now()
+	k.silence()
+	k.end(proxies)
+	k.reports(v1alpha1.ReasonConflictingProxy, "has shown no sign since")
+	k.silent("within 10 s after kube-proxy has stopped")
+	k.reports(v1alpha1.ReasonProgrammed, "")
+	if took := time.Since(start); took < 9*time.Second {
+		t.Errorf("taken over after %s already", took)
+	}
+	t.Logf("the agents have taken over %s after kube-proxy was stopped", time.Since(start).Round(100*time.Millisecond))
+	k.nothingWritten("taking over")
+	k.ports(true)
+	k.follow("after", "10.96.77.9")
+}
+
+// TestOtherProxysDevice: kube-ipvs0 shows a kube-proxy if it appears; one that is
+// left behind does not.
+func TestOtherProxysDevice(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	agent := e.startAgent()
+	e.programmed()
+	if _, err := e.node.Exec(t.Context(), "ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other0"); err != nil {
+		t.Fatal(err)
+	}
+	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, "device kube-ipvs0 has appeared")
+	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "device kube-ipvs0 is left behind")
+	if _, err := e.node.Exec(t.Context(), "ip", "link", "del", "kube-ipvs0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	e.startAgent()
+	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
+}
+
+// TestAudit compares beside the real kube-proxy while objects change, finds what
+// is changed by hand, and goes to Enforce and back without a restart.
+func TestAudit(t *testing.T) {
+	t.Parallel()
+	k := newTakeover(t)
+	k.makeServices()
+	proxies := k.started(k.startKubeProxies)
+	k.patch(`{"spec":{"settings":{"enforcement":"Audit"}}}`)
+	k.silence()
+	for _, node := range k.cluster.Nodes() {
+		process, err := node.Start(k.agentCommand(node))
+		if err != nil {
+			t.Fatal(err)
+		}
+		k.run = append(k.run, process)
+	}
+	k.reports(v1alpha1.ReasonAuditInSync, `another proxy runs on this node (http://127.0.0.1:10249/proxyMode answers "iptables")`)
+	k.inSyncDuring(k.churn)
+	for _, node := range k.cluster.Nodes() {
+		status, err := k.status(t.Context(), node)
+		if err != nil || status.SettingsRevision == "" || status.Services < 35 || status.Difference == nil {
+			t.Errorf("%s: status %+v, %v", node.Name(), status, err)
+		}
+	}
+
+	start := time.Now()
+	for _, node := range k.cluster.Nodes() {
+		k.removeRule(node)
+	}
+	k.reports(v1alpha1.ReasonAuditDiffers, "rule missing in KUBE-SERVICES of nat")
+	t.Logf("a rule that was removed by hand is reported after %s", time.Since(start).Round(100*time.Millisecond))
+	k.follow("repairs", "10.96.77.7") // kube-proxy writes that chain anew
+	k.reports(v1alpha1.ReasonAuditInSync, "another proxy runs")
+
+	k.end(proxies)
+	k.reports(v1alpha1.ReasonAuditInSync, "nobody maintains the rules")
+	k.ports(false)
+	for _, node := range k.cluster.Nodes() {
+		k.removeRule(node)
+	}
+	k.reports(v1alpha1.ReasonAuditDiffers, "nobody maintains the rules")
+	k.silent("with Audit")
+
+	k.patch(`{"spec":{"settings":{"enforcement":null}}}`)
+	k.reports(v1alpha1.ReasonProgrammed, "the kernel holds what is wanted")
+	k.ports(true)
+	k.patch(`{"spec":{"settings":{"enforcement":"Audit"}}}`)
+	k.reports(v1alpha1.ReasonAuditInSync, "nobody maintains the rules")
+	k.ports(false)
+	k.silence()
+	for _, node := range k.cluster.Nodes() {
+		k.removeRule(node)
+	}
+	k.reports(v1alpha1.ReasonAuditDiffers, "rule missing")
+	k.silent("with Audit again")
+	k.patch(`{"spec":{"settings":{"enforcement":null}}}`)
+	k.reports(v1alpha1.ReasonProgrammed, "")
+	k.ports(true)
+}
+
+// inSyncDuring fails if a node reports anything but AuditInSync, without a
+// difference, while f runs and for some time after.
+func (k *take) inSyncDuring(f func(ctx context.Context)) {
+	k.Helper()
+	ctx, cancel := context.WithTimeout(k.Context(), time.Minute)
+	defer cancel()
+	changes := make(chan struct{})
+	go func() { defer close(changes); f(ctx) }()
+	looks, until := 0, time.Time{}
+	for ; until.IsZero() || time.Now().Before(until); looks++ {
+		select {
+		case <-changes:
+			changes, until = nil, time.Now().Add(12*time.Second) // longer than differences wait
+		default:
+		}
+		for _, node := range k.cluster.Nodes() {
+			status, err := k.status(k.Context(), node)
+			if err != nil {
+				k.Fatal(err)
+			}
+			c := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed)
+			if c.Reason != v1alpha1.ReasonAuditInSync || status.Difference == nil || status.Difference.Count != 0 {
+				k.Fatalf("%s: %s: %s; difference %+v", node.Name(), c.Reason, c.Message, status.Difference)
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	k.Logf("looked at the status of each node %d times", looks)
+}
+
+// churn changes Services and their endpoints, several times a second for some
+// time.
+func (k *take) churn(ctx context.Context) {
+	c := k.cluster.Client()
+	changes, begun := 0, time.Now()
+	for i := 0; time.Since(begun) < 20*time.Second && ctx.Err() == nil; i++ {
+		name := fmt.Sprintf("churn-%d", i%7)
+		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+		var err error
+		switch i % 3 {
+		case 0: // it comes, or goes
+			if err = c.Delete(ctx, service); err != nil {
+				service.Spec = corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}
+				err = c.Create(ctx, service)
+			}
+		case 1: // its endpoints change
+			slice := &discoveryv1.EndpointSlice{
+				ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+				AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}},
+				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprintf("10.244.9.%d", 1+i%200)}}, {Addresses: []string{"10.244.9.250"}}},
+			}
+			if err = c.Create(ctx, slice); err != nil {
+				err = c.Patch(ctx, slice, client.Merge)
+			}
+		default: // its type and policy change
+			kind := []string{"ClusterIP", "NodePort", "LoadBalancer"}[i/3%3]
+			err = c.Patch(ctx, service, client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"type":"`+kind+`"}}`)))
+			if client.IgnoreNotFound(err) == nil {
+				err = nil
+			}
+		}
+		if err != nil && ctx.Err() == nil {
+			k.Logf("change %d of %s: %v", i, name, err)
+		}
+		changes++
+		select {
+		case <-ctx.Done():
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	k.Logf("%d changes in %s", changes, time.Since(begun).Round(time.Second))
+}

@@ -1,0 +1,21 @@
+// Package parity proves that nodeproxy-agent writes the rules that kube-proxy
+// writes. Both run side by side, each in a network namespace of its own, under
+// the same node name and with the same node addresses, on the objects of one
+// API server. Worlds of Services, EndpointSlices and settings are generated
+// from a seed and changed step by step; after each step both must hold the same
+// rules, apart from what differences.go lists.
+//
+//	rules.go        reads iptables-save
+//	compare.go      tells two sets of rules apart, and whose they are
+//	differences.go  the differences that are wanted, each with its reason
+//	settings.go     draws proxy settings and facts of the node
+//	world.go        draws Services
+//	endpoints.go    draws EndpointSlices
+//	change.go       draws changes of them
+//	writer.go       makes the API server hold a world
+//	pair.go         runs the two proxies
+//	report.go       tells what a difference is about
+//
+// Nothing here uses code of the agent: what decides must not share the mistakes
+// of what is judged.
+package parity

@@ -1,0 +1,312 @@
+package parity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/install"
+)
+
+// start is how a world finds the two proxies.
+type start int
+
+const (
+	// startClean starts both with no rule in the kernel.
+	startClean start = iota
+	// startOver starts both on the rules that they left.
+	startOver
+	// startLive starts kube-proxy, which has to be restarted for other
+	// settings, on the rules that it left; nodeproxy-agent runs on and follows.
+	startLive
+)
+
+func (s start) String() string {
+	return [...]string{
+		"both started without rules", "both started on the rules of the world before",
+		"kube-proxy restarted on the rules of the world before, nodeproxy-agent went on",
+	}[s]
+}
+
+// pair is kube-proxy on one node and nodeproxy-agent on another one, which
+// differ in nothing that rules depend on.
+type pair struct {
+	nodeproxy  *install.Nodeproxy
+	kubeProxy  string // path of the program
+	kubeconfig string // of kube-proxy
+
+	reference, tested   *cluster.Node
+	referenceP, testedP *cluster.Process
+
+	liberal bool // the sysctl as the agent found it
+	guest   bool // the guest addresses are there
+}
+
+// newPair gives both nodes the addresses of the one that they stand for.
+func newPair(n *install.Nodeproxy, kubeProxy string) (*pair, error) {
+	p := &pair{nodeproxy: n, kubeProxy: kubeProxy, reference: n.Cluster.Node(0), tested: n.Cluster.Node(1)}
+	var err error
+	if p.kubeconfig, err = n.Cluster.KubeconfigFor("kube-proxy", "system:kube-proxy"); err != nil {
+		return nil, err
+	}
+	for _, node := range p.nodes() {
+		if err := node.Do(addNodeAddresses); err != nil {
+			return nil, fmt.Errorf("giving %s the node's addresses: %w", node.Name(), err)
+		}
+	}
+	return p, nil
+}
+
+// nodes are the two, which are one where both programs run on it.
+func (p *pair) nodes() []*cluster.Node {
+	if p.tested == p.reference {
+		return []*cluster.Node{p.reference}
+	}
+	return []*cluster.Node{p.reference, p.tested}
+}
+
+// addNodeAddresses makes a bridge with the node's addresses in the network
+// namespace of the calling thread.
+func addNodeAddresses() error {
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: nodeBridge}}
+	if err := netlink.LinkAdd(bridge); err != nil {
+		return err
+	}
+	if err := eachAddress(nodeAddresses(), netlink.AddrReplace); err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(bridge)
+}
+
+// eachAddress adds addresses to the bridge, or removes them, in the network
+// namespace of the calling thread.
+func eachAddress(texts []string, do func(netlink.Link, *netlink.Addr) error) error {
+	bridge, err := netlink.LinkByName(nodeBridge)
+	if err != nil {
+		return err
+	}
+	for _, text := range texts {
+		address, err := netlink.ParseAddr(text)
+		if err != nil {
+			return err
+		}
+		if address.IP.To4() == nil {
+			address.Flags = unix.IFA_F_NODAD // nobody else has it
+		}
+		if err := do(bridge, address); err != nil {
+			return fmt.Errorf("address %s: %w", text, err)
+		}
+	}
+	return nil
+}
+
+// setGuest gives both nodes the guest addresses, or takes them away.
+func (p *pair) setGuest(there bool) error {
+	if p.guest == there {
+		return nil
+	}
+	p.guest = there
+	do := netlink.AddrDel
+	if there {
+		do = netlink.AddrReplace
+	}
+	for _, node := range p.nodes() {
+		if err := node.Do(func() error { return eachAddress(guestAddresses(), do) }); err != nil {
+			return fmt.Errorf("guest addresses of %s: %w", node.Name(), err)
+		}
+	}
+	return nil
+}
+
+// possible returns the start that comes closest to what is asked for: neither
+// program follows the sysctl, which an operator sets before.
+func (p *pair) possible(s start, to settings) start {
+	if s == startLive && p.liberal != to.liberal {
+		return startOver
+	}
+	return s
+}
+
+// stop stops kube-proxy and, unless a live start follows, the agent, and
+// removes the rules where a clean start follows.
+func (p *pair) stop(ctx context.Context, next start) error {
+	err := end(&p.referenceP)
+	if next == startLive {
+		return err
+	}
+	err = errors.Join(err, end(&p.testedP))
+	if next == startClean {
+		err = errors.Join(err, p.flush(ctx))
+	}
+	return err
+}
+
+// end stops a process unless it has ended, which its world has told.
+func end(p **cluster.Process) error {
+	proc := *p
+	*p = nil
+	if proc == nil || install.Running(proc) != nil {
+		return nil
+	}
+	return proc.Stop()
+}
+
+// flush removes all rules and chains of both nodes.
+func (p *pair) flush(ctx context.Context) error {
+	for _, node := range p.nodes() {
+		for _, tool := range []string{"iptables", "ip6tables"} {
+			for _, table := range []string{"nat", "filter", "mangle"} {
+				for _, what := range []string{"-F", "-X"} {
+					if _, err := node.Exec(ctx, tool, "-w", "10", "-t", table, what); err != nil {
+						return err
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// start starts what stop stopped, with the settings of a world.
+func (p *pair) start(s settings) error {
+	liberal := "0"
+	if s.liberal {
+		liberal = "1"
+	}
+	p.liberal = s.liberal
+	for _, node := range p.nodes() {
+		err := node.Do(func() error {
+			return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", []byte(liberal), 0)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	config := filepath.Join(p.nodeproxy.Cluster.Dir(), "kube-proxy.yaml")
+	if err := os.WriteFile(config, []byte(s.kubeProxy(p.kubeconfig)), 0o600); err != nil {
+		return err
+	}
+	var err error
+	if p.referenceP, err = p.reference.Start(cluster.Command{Path: p.kubeProxy, Args: []string{"--config", config}}); err != nil {
+		return err
+	}
+	if p.testedP != nil {
+		return nil
+	}
+	return p.startAgent()
+}
+
+// startAgent starts nodeproxy-agent under the name of the common node.
+func (p *pair) startAgent() error {
+	command, err := p.nodeproxy.AgentCommand(p.tested)
+	if err != nil {
+		return err
+	}
+	command.Args = append(command.Args, "--node-name", nodeName)
+	p.testedP, err = p.tested.Start(command)
+	return err
+}
+
+// running returns an error when one of the two has ended.
+func (p *pair) running() error { return install.Running(p.referenceP, p.testedP) }
+
+// saved is what iptables-save and ip6tables-save print on the two nodes.
+type saved struct{ reference, tested map[family]string }
+
+func (p *pair) save(ctx context.Context) (saved, error) {
+	out := saved{map[family]string{}, map[family]string{}}
+	for _, f := range families() {
+		var err error
+		if out.reference[f], err = p.reference.Exec(ctx, f.saveTool()); err != nil {
+			return out, err
+		}
+		if out.tested[f], err = p.tested.Exec(ctx, f.saveTool()); err != nil {
+			return out, err
+		}
+	}
+	return out, nil
+}
+
+func (f family) saveTool() string {
+	if f == ipv6 {
+		return "ip6tables-save"
+	}
+	return "iptables-save"
+}
+
+// parsedWith returns the rules of a node, or an error that wraps errNotSeen if
+// they lack the mark. Looking for it first costs little while one is waited for.
+func parsedWith(ctx context.Context, node *cluster.Node, who string, f family, m mark) (rules, error) {
+	text, err := node.Exec(ctx, f.saveTool())
+	if err != nil {
+		return nil, err
+	}
+	if !m.in(f, text) {
+		return nil, fmt.Errorf("%s %w (%s)", who, errNotSeen, f)
+	}
+	return parse(text)
+}
+
+// errNotSeen means that a program has not written the mark yet.
+var errNotSeen = errors.New("has not programmed the last change yet")
+
+// look compares the rules of the two as they are now. It returns an error that
+// wraps errNotSeen while one of them is behind.
+func (p *pair) look(ctx context.Context, w *world, m mark, fresh bool, met map[string]int) ([]difference, error) {
+	var out []difference
+	for _, f := range families() {
+		tested, err := parsedWith(ctx, p.tested, "nodeproxy-agent", f, m)
+		if err != nil {
+			return nil, err
+		}
+		reference, err := parsedWith(ctx, p.reference, "kube-proxy", f, m)
+		if err != nil {
+			return nil, err
+		}
+		s := situation{family: f, localhost: w.settings.localhostInEffect(w.node), fresh: fresh, large: w.large(f)}
+		takeWanted(s, reference, met)
+		takeWanted(s, tested, map[string]int{})
+		out = append(out, compare(f, reference, tested)...)
+	}
+	return out, nil
+}
+
+func families() []family { return []family{ipv4, ipv6} }
+
+// settled waits until both have the mark and the same rules, and returns what
+// differs at the deadline.
+func (p *pair) settled(ctx context.Context, w *world, m mark, fresh bool, limit time.Duration, met map[string]int) ([]difference, error) {
+	var differences []difference
+	once := map[string]int{}
+	err := install.Until(ctx, limit, func(ctx context.Context) error {
+		if err := p.running(); err != nil {
+			return err
+		}
+		clear(once)
+		now, err := p.look(ctx, w, m, fresh, once)
+		if err != nil {
+			return err
+		}
+		if differences = now; len(now) > 0 {
+			return errDiffer
+		}
+		return nil
+	})
+	for name, n := range once {
+		met[name] += n
+	}
+	if errors.Is(err, errDiffer) || len(differences) > 0 && ctx.Err() == nil && !errors.Is(err, install.ErrEnded) {
+		return differences, nil
+	}
+	return nil, err
+}
+
+// errDiffer means that both have all changes and differ.
+var errDiffer = errors.New("the rules differ")

@@ -1,0 +1,238 @@
+package parity
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// chainKey names a chain within a table.
+type chainKey struct{ table, chain string }
+
+func (k chainKey) String() string { return k.table + " " + k.chain }
+
+// rule is one rule, taken apart so that two ways to write one rule are equal.
+type rule struct {
+	// matches are the matches with their options, sorted: their order within a
+	// rule has no meaning.
+	matches []string
+	// target is what follows -j, with its options; empty when there is none.
+	target string
+	// comment is kept apart, because it has no effect; said is what of it is
+	// compared.
+	comment, said string
+	// text is the rule as iptables-save printed it.
+	text string
+}
+
+// meaning is the same for all rules that do the same.
+func (r rule) meaning() string { return strings.Join(r.matches, " ") + " => " + r.target }
+
+// jump is the chain or target that the rule leads to.
+func (r rule) jump() string {
+	name, _, _ := strings.Cut(r.target, " ")
+	return name
+}
+
+// chain is a chain with its rules in order.
+type chain struct {
+	policy string // of a built-in chain; "-" of others
+	rules  []rule
+}
+
+func (c *chain) builtIn() bool { return c.policy != "-" }
+
+// rules are all chains of one program and family.
+type rules map[chainKey]*chain
+
+// parse reads what iptables-save prints. What it does not know is an error, so
+// that nothing is passed over.
+func parse(save string) (rules, error) {
+	out := rules{}
+	table := ""
+	for line := range strings.Lines(save) {
+		line = strings.TrimSpace(line)
+		var err error
+		switch {
+		case line == "" || line[0] == '#':
+		case line == "COMMIT":
+			table = ""
+		case line[0] == '*':
+			table = line[1:]
+		case table == "":
+			err = errors.New("it is in no table")
+		case line[0] == ':':
+			err = out.declare(table, line)
+		default:
+			err = out.add(table, line)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading iptables-save, line %q: %w", line, err)
+		}
+	}
+	return out, nil
+}
+
+// declare reads a line such as ":KUBE-SERVICES - [0:0]".
+func (r rules) declare(table, line string) error {
+	words := strings.Fields(line[1:])
+	if len(words) < 2 {
+		return errors.New("a chain and its policy are expected")
+	}
+	r[chainKey{table, words[0]}] = &chain{policy: words[1]}
+	return nil
+}
+
+// add reads a line such as "-A KUBE-SERVICES … -j KUBE-NODEPORTS".
+func (r rules) add(table, line string) error {
+	words, err := split(line)
+	if err != nil {
+		return err
+	}
+	if len(words) < 2 || words[0].text != "-A" {
+		return errors.New("-A and a chain are expected")
+	}
+	in := r[chainKey{table, words[1].text}]
+	if in == nil {
+		return errors.New("its chain is not declared")
+	}
+	parsed, err := parseRule(words[2:])
+	if err != nil {
+		return err
+	}
+	parsed.text = line
+	in.rules = append(in.rules, parsed)
+	return nil
+}
+
+// word is a word of a rule. A quoted one is never an option.
+type word struct {
+	text   string
+	quoted bool
+}
+
+func (w word) option() bool {
+	return !w.quoted && (w.text == "!" || len(w.text) > 1 && w.text[0] == '-')
+}
+
+// split cuts a line at spaces outside double quotes; a backslash takes the
+// meaning of what follows it away.
+func split(line string) ([]word, error) {
+	var out []word
+	var current strings.Builder
+	inWord, inQuotes, quoted := false, false, false
+	for i := 0; i < len(line); i++ {
+		c := line[i]
+		switch {
+		case c == '\\' && i+1 < len(line):
+			i++
+			current.WriteByte(line[i])
+			inWord = true
+		case c == '"':
+			inQuotes = !inQuotes
+			inWord, quoted = true, true
+		case c == ' ' && !inQuotes:
+			if inWord {
+				out = append(out, word{current.String(), quoted})
+				current.Reset()
+				inWord, quoted = false, false
+			}
+		default:
+			current.WriteByte(c)
+			inWord = true
+		}
+	}
+	if inQuotes {
+		return nil, errors.New("a quote is not closed")
+	}
+	if inWord {
+		out = append(out, word{current.String(), quoted})
+	}
+	return out, nil
+}
+
+// parseRule sorts the options of a rule by the match that they belong to.
+func parseRule(words []word) (rule, error) {
+	var out rule
+	options, err := options(words)
+	if err != nil {
+		return out, err
+	}
+	module := "" // of the -m seen last
+	var of []string
+	flush := func() {
+		if module != "" {
+			slices.Sort(of)
+			out.matches = append(out.matches, strings.Join(append([]string{"-m " + module}, of...), " "))
+		}
+		module, of = "", nil
+	}
+	for i, o := range options {
+		switch {
+		case o.name == "-j" || o.name == "-g":
+			flush()
+			rest := []string{o.value}
+			for _, o := range options[i+1:] {
+				rest = append(rest, o.String())
+			}
+			slices.Sort(rest[1:])
+			out.target = strings.Join(rest, " ")
+			if o.name == "-g" {
+				out.target = "goto " + out.target
+			}
+			slices.Sort(out.matches)
+			return out, nil
+		case o.name == "-m":
+			flush()
+			module = o.value
+		case o.name == "--comment" && module == "comment":
+			out.comment, out.said, module = o.value, o.value, ""
+		case strings.HasPrefix(o.name, "--"):
+			if module == "" {
+				return out, fmt.Errorf("%s belongs to no match", o.name)
+			}
+			of = append(of, o.String())
+		default: // -s, -d, -i, -o, -p
+			flush()
+			out.matches = append(out.matches, o.String())
+		}
+	}
+	flush()
+	slices.Sort(out.matches)
+	return out, nil
+}
+
+// option is an option with its arguments.
+type option struct {
+	not         bool
+	name, value string
+}
+
+func (o option) String() string {
+	text := strings.TrimSpace(o.name + " " + o.value)
+	if o.not {
+		return "! " + text
+	}
+	return text
+}
+
+func options(words []word) ([]option, error) {
+	var out []option
+	not := false
+	for _, w := range words {
+		switch {
+		case w.option() && w.text == "!":
+			not = true
+		case w.option():
+			out = append(out, option{not: not, name: w.text})
+			not = false
+		case len(out) == 0:
+			return nil, fmt.Errorf("%q stands before any option", w.text)
+		default:
+			last := &out[len(out)-1]
+			last.value = strings.TrimSpace(last.value + " " + w.text)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,230 @@
+package parity
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// writer makes the API server hold a world. It remembers what it wrote, so that
+// a step writes what has changed and nothing else.
+type writer struct {
+	client   client.Client
+	services map[string]written[*corev1.Service]
+	slices   map[string]written[*discoveryv1.EndpointSlice]
+	zone     string
+	marks    int
+}
+
+// written is an object as it was asked for and as the API server answered.
+type written[T client.Object] struct{ asked, stored T }
+
+func newWriter(c client.Client) *writer {
+	return &writer{client: c,
+		services: map[string]written[*corev1.Service]{}, slices: map[string]written[*discoveryv1.EndpointSlice]{}}
+}
+
+// begin makes the node and the settings of a world.
+func (wr *writer) begin(ctx context.Context, w *world) error {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
+	if err := client.IgnoreNotFound(wr.client.Delete(ctx, node, client.GracePeriodSeconds(0))); err != nil {
+		return fmt.Errorf("deleting the former node: %w", err)
+	}
+	node = w.node.object()
+	if err := wr.client.Create(ctx, node); err != nil {
+		return fmt.Errorf("creating the node: %w", err)
+	}
+	node.Status.Addresses = w.node.addresses
+	if err := wr.client.Status().Update(ctx, node); err != nil {
+		return fmt.Errorf("writing the node's addresses: %w", err)
+	}
+	wr.zone = w.node.zone
+
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller writes its status
+		np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
+		err := wr.client.Get(ctx, client.ObjectKeyFromObject(np), np)
+		np.Spec.Settings = w.settings.nodeproxy()
+		switch {
+		case err == nil:
+			err = wr.client.Update(ctx, np)
+		case client.IgnoreNotFound(err) == nil:
+			err = wr.client.Create(ctx, np)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("writing the settings: %w", err)
+	}
+	return nil
+}
+
+// write brings the objects up to date, in an order that shuffle gives, and
+// marks the end. The node comes first, because its watch has no mark.
+func (wr *writer) write(ctx context.Context, w *world, shuffle *rand.Rand) (mark, error) {
+	if wr.zone != w.node.zone {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
+		if err := wr.client.Get(ctx, client.ObjectKeyFromObject(node), node); err != nil {
+			return mark{}, err
+		}
+		node.Labels = w.node.labels()
+		if err := wr.client.Update(ctx, node); err != nil {
+			return mark{}, fmt.Errorf("changing the node's zone: %w", err)
+		}
+		wr.zone = w.node.zone
+	}
+	services, endpointSlices := w.objects()
+	var jobs []func(context.Context) error
+	for _, key := range slices.Sorted(maps.Keys(services)) {
+		jobs = append(jobs, func(ctx context.Context) error { return wr.putService(ctx, key, services[key]) })
+	}
+	for _, key := range slices.Sorted(maps.Keys(endpointSlices)) {
+		jobs = append(jobs, func(ctx context.Context) error { return put(ctx, wr.client, wr.slices, key, endpointSlices[key]) })
+	}
+	for _, key := range slices.Sorted(maps.Keys(wr.slices)) {
+		if endpointSlices[key] == nil && !strings.HasPrefix(key, markerKey) {
+			jobs = append(jobs, func(ctx context.Context) error { return remove(ctx, wr.client, wr.slices, key) })
+		}
+	}
+	// What a new Service needs has to be free before it comes.
+	var first []func(context.Context) error
+	for _, key := range slices.Sorted(maps.Keys(wr.services)) {
+		if services[key] != nil || key == markerKey {
+			continue
+		}
+		job := func(ctx context.Context) error { return remove(ctx, wr.client, wr.services, key) }
+		if wr.inTheWay(w, key) {
+			first = append(first, job)
+		} else {
+			jobs = append(jobs, job)
+		}
+	}
+	shuffle.Shuffle(len(jobs), func(i, j int) { jobs[i], jobs[j] = jobs[j], jobs[i] })
+	for _, job := range append(first, jobs...) {
+		if err := job(ctx); err != nil {
+			return mark{}, err
+		}
+	}
+	return wr.mark(ctx)
+}
+
+// inTheWay tells whether a Service that goes holds a name or, being of another
+// world, addresses and ports that others of this world want.
+func (wr *writer) inTheWay(w *world, key string) bool {
+	name, version, _ := strings.Cut(key, "#")
+	return !strings.HasPrefix(version, fmt.Sprintf("%d.", w.seed)) || w.find(name) != nil && !w.find(name).gone
+}
+
+// put writes an object unless it is stored as it is asked for.
+func put[T client.Object](ctx context.Context, c client.Client, have map[string]written[T], key string, asked T) error {
+	asked = asked.DeepCopyObject().(T) // it goes on being changed
+	old, exists := have[key]
+	if exists && reflect.DeepEqual(old.asked, asked) {
+		return nil
+	}
+	stored := asked.DeepCopyObject().(T)
+	var err error
+	if exists {
+		stored.SetResourceVersion(old.stored.GetResourceVersion())
+		err = c.Update(ctx, stored)
+	} else {
+		err = c.Create(ctx, stored)
+	}
+	if err != nil {
+		return fmt.Errorf("writing %T %s: %w", asked, key, err)
+	}
+	have[key] = written[T]{asked, stored}
+	return nil
+}
+
+func remove[T client.Object](ctx context.Context, c client.Client, have map[string]written[T], key string) error {
+	stored := have[key].stored
+	if err := c.Delete(ctx, stored); err != nil {
+		return fmt.Errorf("deleting %T %s: %w", stored, key, err)
+	}
+	delete(have, key)
+	return nil
+}
+
+// putService also writes the status, which the API server leaves out otherwise.
+func (wr *writer) putService(ctx context.Context, key string, asked *corev1.Service) error {
+	if err := put(ctx, wr.client, wr.services, key, asked); err != nil {
+		return err
+	}
+	stored := wr.services[key].stored
+	if reflect.DeepEqual(stored.Status.LoadBalancer, asked.Status.LoadBalancer) {
+		return nil
+	}
+	stored.Status = *asked.Status.DeepCopy()
+	if err := wr.client.Status().Update(ctx, stored); err != nil {
+		return fmt.Errorf("writing the status of Service %s: %w", key, err)
+	}
+	return nil
+}
+
+// mark is what a program's rules hold once it has seen all writes before it: a
+// Service and a slice, because each kind has a watch of its own.
+type mark struct {
+	port, endpointPort int32
+}
+
+const (
+	markerName = "marker"
+	markerKey  = namespaceA + "/" + markerName
+)
+
+// in tells whether the rules of a family hold the mark.
+func (m mark) in(f family, save string) bool {
+	endpoint := fmt.Sprintf("--to-destination %s:%d", markerEndpoint(f), m.endpointPort)
+	return strings.Contains(save, endpoint) && strings.Contains(save, fmt.Sprintf("--dport %d -j KUBE-SVC-", m.port))
+}
+
+func markerEndpoint(f family) string {
+	if f == ipv6 {
+		return "[fd00:10:244:ff::1]"
+	}
+	return "10.244.255.1"
+}
+
+// mark changes the port of the Service "marker" and of its endpoints.
+func (wr *writer) mark(ctx context.Context) (mark, error) {
+	wr.marks++
+	m := mark{port: int32(10000 + wr.marks%10000), endpointPort: int32(20000 + wr.marks%10000)} //nolint:gosec // they fit
+	for _, addresses := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		endpoint := markerEndpoint(ipv4)
+		if addresses == discoveryv1.AddressTypeIPv6 {
+			endpoint = strings.Trim(markerEndpoint(ipv6), "[]")
+		}
+		name := markerName + "-" + strings.ToLower(string(addresses))
+		err := put(ctx, wr.client, wr.slices, namespaceA+"/"+name, &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespaceA, Name: name,
+				Labels: map[string]string{discoveryv1.LabelServiceName: markerName}},
+			AddressType: addresses,
+			Ports:       []discoveryv1.EndpointPort{{Name: new(""), Port: new(m.endpointPort)}},
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{endpoint}}},
+		})
+		if err != nil {
+			return m, err
+		}
+	}
+	return m, wr.putService(ctx, markerKey, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespaceA, Name: markerName},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.255.1", ClusterIPs: []string{"10.96.255.1", "fd00:10:96::ff01"},
+			IPFamilies:     []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
+			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack),
+			Ports:          []corev1.ServicePort{{Port: m.port, Protocol: corev1.ProtocolTCP}},
+		},
+	})
+}

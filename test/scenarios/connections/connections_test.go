@@ -1,0 +1,180 @@
+package connections
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/scenarios"
+)
+
+// attempt is a connection to a Service by its number: to its cluster IP (cip),
+// load-balancer IP (vip), or node port on the node's first address (np), the
+// second (np2) or localhost (lo). The rows are those of package scenarios.
+type attempt struct {
+	rows     string
+	n        int
+	from, to string
+	want     string
+}
+
+func (l *lab) services() []scenarios.Service {
+	a, b, r := l.local("a"), l.local("b"), l.remote()
+	full := func(n int, endpoints ...string) scenarios.Service {
+		return scenarios.Service{
+			Name: "svc" + string(rune('a'+n)), CIP: l.clusterIP(n), VIPs: []string{l.balancer(n)}, NP: 30000 + int32(n), Endpoints: endpoints,
+		}
+	}
+	out := []scenarios.Service{
+		full(1, a), full(2, a, r), full(3, a, r), full(4, r), full(5, a, r), full(6, r), full(7), full(8, a),
+		full(9, a+" T", r), full(10, a+" T", r+" T"), full(11, a, b), full(12, a, r),
+	}
+	for i := range out {
+		switch s := &out[i]; i + 1 {
+		case 3, 4, 9:
+			s.ETPLocal = true
+		case 5, 6:
+			s.ITPLocal = true
+		case 8:
+			s.Ranges = l.ranges
+		case 11:
+			s.Affinity = time.Minute
+		case 12:
+			s.Ports = []string{"u:80/UDP", "s:80/SCTP"}
+		}
+	}
+	return out
+}
+
+var attempts = []attempt{
+	{"2", 1, "a", "cip", "a +M"},
+	{"3", 2, "b", "cip", "a r -M"},
+	{"9", 2, "node", "cip", "a r +M"},
+	{"9", 2, "ext", "cip", "a r +M"},
+	{"26", 2, "b", "np", "a r +M"},
+	{"27", 2, "ext", "vip", "a r +M"},
+	{"27, 80", 2, "ext", "np", "a r +M"},
+	{"80", 2, "ext", "np2", "a r +M"},
+	{"32", 3, "b", "vip", "a r -M"},
+	{"33", 3, "ext", "vip", "a -M"},
+	{"33", 3, "ext", "np", "a -M"},
+	{"34", 3, "node", "vip", "a r +M"},
+	{"34", 3, "node", "np", "a r +M"},
+	{"39", 4, "b", "np", "r -M"},
+	{"40", 4, "node", "vip", "r +M"},
+	{"41", 4, "ext", "vip", "DROP"},
+	{"41", 4, "ext", "np", "DROP"},
+	{"46", 5, "b", "cip", "a -M"},
+	{"48", 5, "ext", "vip", "a r +M"},
+	{"51", 6, "b", "cip", "DROP"},
+	{"51", 6, "node", "cip", "DROP"},
+	{"12", 7, "b", "cip", "REJECT"},
+	{"12", 7, "ext", "cip", "REJECT"},
+	{"12", 7, "node", "cip", "REJECT"},
+	{"17", 7, "ext", "vip", "REJECT"},
+	{"18", 7, "ext", "np", "REJECT"},
+	{"18", 7, "node", "np", "REJECT"},
+	{"72", 8, "ext", "vip", "a +M"},
+	{"72", 8, "node", "vip", "a +M"},
+	{"73", 8, "blk", "vip", "DROP"},
+	{"73", 8, "b", "vip", "DROP"},
+	{"71", 8, "blk", "np", "a +M"},
+	{"60", 9, "b", "cip", "r -M"},
+	{"61", 9, "ext", "vip", "a -M"},
+	{"66", 10, "b", "cip", "a r -M"},
+	{"67", 10, "ext", "vip", "a r +M"},
+}
+
+// TestConnections opens real connections in the most telling situations.
+func TestConnections(t *testing.T) {
+	inLabs(t, func(l *lab) {
+		l.world.Add(l.services()...)
+		l.world.Sync()
+		for _, x := range attempts {
+			// No subtests: they would run on another thread.
+			l.expect("row "+x.rows+", "+x.from, "tcp", l.target(x.n, x.to), x.want)
+		}
+		want := "a r +M"
+		if l.family == dataplane.IPv6 {
+			want = "REJECT" // nobody listens there, and no rule minds it
+		}
+		l.expect("localhost", "tcp", l.target(2, "lo"), want)
+		l.expect("b", "udp", l.target(12, "cip"), "a r -M")
+		l.expect("ext", "udp", l.target(12, "cip"), "a r +M")
+		l.sctp()
+		l.affinity()
+		l.nodePortAddresses()
+		l.podInterfaces()
+	})
+}
+
+func (l *lab) target(n int, to string) netip.AddrPort {
+	np := uint16(30000 + n)
+	switch to {
+	case "cip":
+		return netip.AddrPortFrom(addr(l.clusterIP(n)), port)
+	case "vip":
+		return netip.AddrPortFrom(addr(l.balancer(n)), port)
+	case "np":
+		return netip.AddrPortFrom(l.node0(), np)
+	case "np2":
+		return netip.AddrPortFrom(l.node2, np)
+	case "lo":
+		return netip.AddrPortFrom(l.localhost, np)
+	}
+	l.Fatalf("what is %s?", to)
+	return netip.AddrPort{}
+}
+
+// sctp connects where the kernel has SCTP. The rules are there in any case.
+func (l *lab) sctp() {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	if err != nil {
+		l.Logf("this kernel has no SCTP (%v): only the rules are loaded", err)
+		return
+	}
+	unix.Close(fd)
+	l.expect("b", "sctp", l.target(12, "cip"), "a r -M")
+}
+
+// affinity: a client keeps its endpoint by whatever address it comes.
+func (l *lab) affinity() {
+	place, source := l.who("ext")
+	first := ""
+	for i := range 20 {
+		to := l.target(11, []string{"cip", "vip", "np"}[i%3])
+		answer, err := place.dial("tcp", source, to, patience)
+		if err != nil || first != "" && answer[:1] != first {
+			l.Fatalf("%s: answer %q after %q, %v", to, answer, first, err)
+		}
+		first = answer[:1]
+	}
+}
+
+// nodePortAddresses limits node ports to the node's first address.
+func (l *lab) nodePortAddresses() {
+	mode := v1alpha1.NodePortsPrimary
+	l.world.Settings.NodePorts = &v1alpha1.NodePortSettings{AddressMode: &mode}
+	l.world.Sync()
+	l.expect("ext", "tcp", l.target(2, "np"), "a r +M")
+	l.expect("ext", "tcp", l.target(2, "np2"), "REJECT") // the node's own answer: nobody listens
+	l.expect("localhost", "tcp", l.target(2, "lo"), "REJECT")
+}
+
+// podInterfaces tells pods by the interfaces that they enter by, which what the
+// node itself sends has none of.
+func (l *lab) podInterfaces() {
+	prefix := "veth-"
+	l.world.Settings.DetectLocal = &v1alpha1.DetectLocalSettings{Mode: v1alpha1.DetectLocalInterfaceNamePrefix, InterfaceNamePrefix: &prefix}
+	l.world.Sync()
+	l.expect("b", "tcp", l.target(2, "cip"), "a r -M")
+	l.expect("node", "tcp", l.target(2, "cip"), "a r +M")
+	l.expect("ext", "tcp", l.target(2, "cip"), "a r +M")
+	l.expect("b", "tcp", l.target(3, "vip"), "a r -M")
+	l.expect("node", "tcp", l.target(3, "vip"), "a r +M")
+	l.expect("ext", "tcp", l.target(3, "vip"), "a -M")
+}

@@ -1,0 +1,175 @@
+package scenarios
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablestest"
+)
+
+// world is a World on a model of the kernel.
+type world struct {
+	*World
+	kernel   *iptablestest.Kernel
+	recorder *recorder
+	// mapped: IPv6 addresses stand for the IPv4 addresses of objects and packets.
+	mapped bool
+}
+
+// newWorld makes a node with three IPv4 or two IPv6 addresses.
+func newWorld(t *testing.T, family dataplane.Family) *world {
+	sysctl := t.TempDir()
+	for _, folder := range []string{"net/ipv4/conf/all", "net/netfilter"} {
+		if err := os.MkdirAll(filepath.Join(sysctl, folder), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kernel := iptablestest.NewKernel(addresses4...)
+	if family == dataplane.IPv6 {
+		kernel.SetAddresses(addresses6...)
+	}
+	r := &recorder{Kernel: kernel}
+	return &world{kernel: kernel, recorder: r, World: New(t, family, func() *iptables.Dataplane {
+		return iptables.New(family, iptables.Options{Model: r, SysctlFolder: sysctl})
+	})}
+}
+
+// remove deletes a Service and its EndpointSlices.
+func (w *world) remove(name string) {
+	maps.DeleteFunc(w.services, func(n types.NamespacedName, _ *corev1.Service) bool { return n.Name == name })
+	maps.DeleteFunc(w.slices, func(_ types.NamespacedName, s *discoveryv1.EndpointSlice) bool {
+		return s.Labels[discoveryv1.LabelServiceName] == name
+	})
+}
+
+// save is both tables as iptables-save prints them.
+func (w *world) save() string { return w.kernel.Save("filter") + w.kernel.Save("nat") }
+
+// Who sends packets.
+const (
+	POD  = "POD"  // any pod on this node
+	NODE = "NODE" // a process on this node
+	LO   = "LO"   // a process on this node, from the loopback address
+	EXT  = "EXT"  // a client outside the cluster
+	BLK  = "BLK"  // a client outside the cluster and outside of source ranges
+)
+
+var sources = map[dataplane.Family]map[string]string{
+	dataplane.IPv4: {POD: "10.0.0.2", NODE: "192.168.0.2", LO: "127.0.0.1", EXT: "203.0.113.2", BLK: "203.0.113.130"},
+	dataplane.IPv6: {POD: "fd00::2", NODE: "2001:db8::2", LO: "::1", EXT: "2001:db8:99::2", BLK: "2001:db8:98::2"},
+}
+
+var podRange = map[dataplane.Family]netip.Prefix{
+	dataplane.IPv4: netip.MustParsePrefix("10.0.0.0/8"), dataplane.IPv6: netip.MustParsePrefix("fd00::/56"),
+}
+
+// packet is what a sender, by name or address, sends to [protocol/]address:port.
+func (w *world) packet(from, to string) iptablestest.Packet {
+	family := w.Family
+	if w.mapped {
+		family = dataplane.IPv4
+	}
+	if name, ok := sources[family][from]; ok {
+		from = name
+	}
+	pod := podRange[family].Contains(netip.MustParseAddr(from))
+	from, to = w.tr(from), w.tr(to)
+	p := iptablestest.Packet{Protocol: "tcp", Source: netip.MustParseAddr(from)}
+	if protocol, rest, ok := strings.Cut(to, "/"); ok {
+		p.Protocol, to = protocol, rest
+	}
+	p.Destination = netip.MustParseAddrPort(to)
+	switch {
+	case slices.Contains(w.kernel.Addresses(), p.Source): // of the node itself
+	case pod:
+		p.In = "cni0"
+	default:
+		p.In = "eth0"
+	}
+	return p
+}
+
+// sees checks what becomes of a packet. want is one of the fates, or the
+// endpoints, which all have the same share, and +M or -M for masqueraded or not.
+// An endpoint without port has port 80. An endpoint with a mark of its own stands
+// apart from the others: a+M b -M.
+func (w *world) sees(from, to, want string) {
+	w.Helper()
+	outcomes, err := w.kernel.Trace(w.packet(from, to))
+	if err != nil {
+		w.Fatal(err)
+	}
+	total := 0.0
+	var got, paths []string
+	for _, o := range outcomes {
+		total += o.Share
+		got = append(got, outcomeText(&o))
+		paths = append(paths, fmt.Sprintf("%s (%.4f) by\n    %s", outcomeText(&o), o.Share, strings.Join(o.Path, "\n    ")))
+	}
+	slices.Sort(got)
+	if wanted := w.wanted(want); !slices.Equal(got, wanted) {
+		w.Errorf("%s → %s: %s, want %s\n  %s", from, to, got, wanted, strings.Join(paths, "\n  "))
+		return
+	}
+	for _, o := range outcomes {
+		if share := 1 / float64(len(outcomes)); math.Abs(o.Share-share) > 1e-8 || math.Abs(total-1) > 1e-9 {
+			w.Errorf("%s → %s: %s has a share of %.10f, want %.10f", from, to, outcomeText(&o), o.Share, share)
+		}
+	}
+}
+
+func outcomeText(o *iptablestest.Outcome) string {
+	masquerade := "-M"
+	if o.Masqueraded {
+		masquerade = "+M"
+	}
+	if o.Fate == iptablestest.Delivered {
+		return o.Endpoint.String() + masquerade
+	}
+	return string(o.Fate) + masquerade
+}
+
+// wanted reads the text of sees.
+func (w *world) wanted(text string) []string {
+	w.Helper()
+	words := strings.Fields(text)
+	masquerade := ""
+	switch last := words[len(words)-1]; last {
+	case "+M", "-M":
+		masquerade, words = last, words[:len(words)-1]
+	}
+	var out []string
+	for _, word := range words {
+		switch iptablestest.Fate(word) {
+		case iptablestest.Rejected, iptablestest.Dropped, iptablestest.Passed, iptablestest.Accepted:
+			out = append(out, word+"-M")
+			continue
+		}
+		ep, own := word, masquerade
+		if cut, ok := strings.CutSuffix(word, "+M"); ok {
+			ep, own = cut, "+M"
+		}
+		if own == "" {
+			w.Fatalf("%q does not say whether to masquerade", text)
+		}
+		if ep = w.tr(ep); !strings.HasPrefix(ep, "[") && strings.Count(ep, ":") != 1 {
+			ep = netip.AddrPortFrom(netip.MustParseAddr(ep), 80).String()
+		}
+		out = append(out, ep+own)
+	}
+	slices.Sort(out)
+	return out
+}
