@@ -48,14 +48,14 @@ func TestSyncKindIsWhatTheDataPlaneDid(t *testing.T) {
 	mustSync(t, a)
 	r.setService(r.object("b", 2))
 	mustSync(t, a)
-	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncPartial || got.kernel.chains != 1 {
-		t.Errorf("a partial sync is %s, with %d chains of the last full one", got.applied.lastSync.Kind, got.kernel.chains)
+	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncPartial || got.kernel.Chains != 1 {
+		t.Errorf("a partial sync is %s, with %d chains of the last full one", got.applied.lastSync.Kind, got.kernel.Chains)
 	}
 	kernel.Doubt()
 	r.setService(r.object("c", 3))
 	mustSync(t, a)
-	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncFull || got.kernel.chains != 3 {
-		t.Errorf("a sync that was full unasked is %s, with %d chains", got.applied.lastSync.Kind, got.kernel.chains)
+	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncFull || got.kernel.Chains != 3 {
+		t.Errorf("a sync that was full unasked is %s, with %d chains", got.applied.lastSync.Kind, got.kernel.Chains)
 	}
 	if diff := cmp.Diff(map[string]float64{"Full": 2, "Partial": 1}, syncs(t, a)); diff != "" {
 		t.Errorf("syncs by kind (-want +got):\n%s", diff)

@@ -222,7 +222,7 @@ func (f *familyState) compared(found dataplane.Audit, now time.Time) bool {
 	f.refused = nil
 	f.warnings = slices.Clone(found.Warnings)
 	f.dirty = map[dataplane.ServiceName]struct{}{}
-	f.count(found.Chains, found.Rules, now)
+	f.count(found.Counts, now)
 	lasting, others := f.audit.lasting(found.Findings, now)
 	f.difference = &dataplane.Difference{Count: len(lasting)}
 	texts := make([]string, 0, len(lasting))

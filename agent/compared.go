@@ -61,7 +61,7 @@ func (s *store) compared(epoch int, outcomes map[dataplane.Family]dataplane.Outc
 		f := s.families[family]
 		if outcome.Err == nil {
 			f.difference = &outcome.Value
-			f.count(outcome.Value.Chains, outcome.Value.Rules, now)
+			f.count(outcome.Value.Counts, now)
 		}
 		if outcome.Err != nil || outcome.Value.Count > 0 && !later[family] || !look && f.retriable(&outcome.Value, now) {
 			again, f.full = true, true

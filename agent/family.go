@@ -57,8 +57,8 @@ type familyState struct {
 
 // kernelCount is what the kernel held of ours when that was last verified.
 type kernelCount struct {
-	chains, rules int
-	at            time.Time
+	dataplane.Counts
+	at time.Time
 }
 
 func newFamilyState() *familyState {
@@ -181,6 +181,7 @@ func (s *store) takeBatch() batch {
 // ruleset is everything that a family should hold. The caller holds mu.
 func (s *store) ruleset(family dataplane.Family, f *familyState) *dataplane.Ruleset {
 	return &dataplane.Ruleset{
+		Mode:     *s.settings.Mode,
 		Node:     s.node(family),
 		Services: f.services,
 		Dirty:    f.dirty,
@@ -414,11 +415,11 @@ func (f *familyState) succeed(result dataplane.Result, now time.Time) {
 	f.dirty = map[dataplane.ServiceName]struct{}{}
 	if result.Kind == v1alpha1.SyncFull {
 		f.difference = &dataplane.Difference{}
-		f.count(result.Chains, result.Rules, now)
+		f.count(result.Counts, now)
 	}
 }
 
 // count notes what the kernel held when it was read in full.
-func (f *familyState) count(chains, rules int, now time.Time) {
-	f.kernel = &kernelCount{chains: chains, rules: rules, at: now}
+func (f *familyState) count(counts dataplane.Counts, now time.Time) {
+	f.kernel = &kernelCount{Counts: counts, at: now}
 }

@@ -15,8 +15,8 @@ type slowPlane struct {
 	ending func()
 }
 
-func (p *slowPlane) Supported(ctx context.Context) error {
-	err := p.Fake.Supported(ctx)
+func (p *slowPlane) Supported(ctx context.Context, n *dataplane.Node) error {
+	err := p.Fake.Supported(ctx, n)
 	if err != nil { // it ends with this
 		p.ending()
 	}

@@ -113,8 +113,7 @@ func (s *snapshot) addFamily(family dataplane.Family, f *familyState, pending ti
 		if s.kernel == nil {
 			s.kernel = &kernelCount{at: k.at}
 		}
-		s.kernel.chains += k.chains
-		s.kernel.rules += k.rules
+		s.kernel.Counts = s.kernel.Add(k.Counts)
 		s.kernel.at = earliest(s.kernel.at, k.at)
 	}
 	if d := f.difference; d != nil {

@@ -24,9 +24,7 @@ type Audit struct {
 	Findings []Finding
 	// Warnings say what an Apply would warn of besides: see Result.
 	Warnings []string
-	// Chains and Rules count what the kernel holds of what is wanted, and of
-	// others that look like it.
-	Chains, Rules int
+	Counts
 }
 
 // Auditor is a Dataplane that can compare beside another proxy.

@@ -63,6 +63,9 @@ func (n ServiceName) Compare(o ServiceName) int {
 // though they may keep the Services, which are never changed once they are in
 // a Ruleset, only replaced.
 type Ruleset struct {
+	// Mode is the mode to run: that of Node.Settings, or another one where the
+	// node falls back.
+	Mode v1alpha1.ProxyMode
 	// Node holds the node's settings and facts.
 	Node Node
 	// Services holds every Service that is wanted, held ones too.
@@ -175,12 +178,30 @@ type Result struct {
 	// this one came upon it without having been asked to look. Count is 0 if
 	// nothing, or where that is not known.
 	Repaired Difference
-	// Chains and Rules count what the kernel holds of ours.
-	Chains, Rules int
+	Counts
 	// Tables count rules by table, where the implementation has tables.
 	Tables map[string]TableCount
 	// Failed: something was not taken at first, as rules of a refused Service.
 	Failed bool
+}
+
+// Counts count what the kernel holds of ours, and in an Audit of others that
+// looks like it.
+type Counts struct {
+	// Chains and Rules are those of iptables.
+	Chains, Rules int
+	// SetEntries are those of all ipsets together.
+	SetEntries int
+	// VirtualServers are those of IPVS, RealServers those of all of them together.
+	VirtualServers, RealServers int
+}
+
+// Add returns the sums.
+func (c Counts) Add(o Counts) Counts {
+	return Counts{
+		Chains: c.Chains + o.Chains, Rules: c.Rules + o.Rules, SetEntries: c.SetEntries + o.SetEntries,
+		VirtualServers: c.VirtualServers + o.VirtualServers, RealServers: c.RealServers + o.RealServers,
+	}
 }
 
 // TableCount counts rules of one table.
@@ -201,8 +222,7 @@ type Difference struct {
 	Drifted bool
 	// Warnings say what an Apply would warn of besides: see Result.
 	Warnings []string
-	// Chains and Rules count what the kernel holds of ours.
-	Chains, Rules int
+	Counts
 }
 
 // Follower is a Dataplane whose rules depend on facts of the node that change
@@ -231,6 +251,18 @@ type Spotter interface {
 	End()
 }
 
+// Retirer is a Dataplane that can make room for one of another mode that serves
+// the same Services.
+type Retirer interface {
+	// Retire removes from the kernel what serves this mode alone, after another
+	// mode's Apply has made the kernel hold all that is wanted. What both modes
+	// use is the other's by then and stays. Where connections still depend on
+	// something it may stay for a while: pending is why, for people, and the call
+	// is to be repeated; empty: nothing is left. It costs little where there is
+	// nothing to remove, and knows what is there without having written it.
+	Retire(ctx context.Context, r *Ruleset) (pending string, err error)
+}
+
 // MaxExamples bounds lists of examples.
 const MaxExamples = 10
 
@@ -238,8 +270,8 @@ const MaxExamples = 10
 // not called concurrently.
 type Dataplane interface {
 	// Supported returns nil, or an error that wraps ErrUnsupported and says what
-	// is missing and what to do.
-	Supported(ctx context.Context) error
+	// is missing for n and what to do.
+	Supported(ctx context.Context, n *Node) error
 	// Apply makes the kernel hold r. When it returns an error, each Service is
 	// served as before or as wanted, and the next call must be full. Services
 	// that the kernel refuses are in the Result, not an error.

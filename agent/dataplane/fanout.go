@@ -47,7 +47,7 @@ type Outcome[T any] struct {
 func (f *Fanout) Apply(ctx context.Context, rulesets map[Family]*Ruleset) map[Family]Outcome[Result] {
 	return each(f, rulesets, func(d Dataplane, r *Ruleset) (Result, error) {
 		if r.Full {
-			if err := d.Supported(ctx); err != nil {
+			if err := d.Supported(ctx, &r.Node); err != nil {
 				return Result{}, err
 			}
 		}

@@ -81,7 +81,7 @@ func (f *Fake) Watch(ctx context.Context, changed func(dataplane.Change)) {
 func (f *Fake) Sign(c dataplane.Change) { f.signs <- c }
 
 // Supported implements dataplane.Dataplane.
-func (f *Fake) Supported(context.Context) error {
+func (f *Fake) Supported(context.Context, *dataplane.Node) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.unsupported != "" {

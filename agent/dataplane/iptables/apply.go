@@ -151,7 +151,7 @@ func (d *Dataplane) result(r *dataplane.Ruleset, kind v1alpha1.SyncKind, changed
 	}
 	result := dataplane.Result{
 		Kind: kind, ServicesChanged: changed, Refused: refused, Warnings: warnings,
-		Chains: d.chains, Rules: d.rules,
+		Counts: d.counts(),
 	}
 	d.tellTally(&result)
 	return result

@@ -163,7 +163,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 
 // Supported reports whether the node has the family at all, the programs are
 // there and the kernel has NAT.
-func (d *Dataplane) Supported(ctx context.Context) error {
+func (d *Dataplane) Supported(ctx context.Context, _ *dataplane.Node) error {
 	if err := d.hasFamily(); err != nil {
 		return err
 	}
@@ -206,6 +206,11 @@ func (d *Dataplane) facts() (kernelFacts, error) {
 	return f, err
 }
 
+// counts are those of what is held.
+func (d *Dataplane) counts() dataplane.Counts {
+	return dataplane.Counts{Chains: d.chains, Rules: d.rules}
+}
+
 // maxUnread is how many verifications in a row may go by without reading the
 // rules, because nobody else has changed any.
 const maxUnread = 9
@@ -227,7 +232,7 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	others, known := d.kernel.others() // before reading: what comes later is noticed next time
 	if known && want == d.held && d.seen != nil && *d.seen == others && d.unread < maxUnread {
 		d.unread++
-		return dataplane.Difference{Chains: d.chains, Rules: d.rules, Warnings: d.kernel.warnings(ctx)}, nil
+		return dataplane.Difference{Counts: d.counts(), Warnings: d.kernel.warnings(ctx)}, nil
 	}
 	state, err := d.kernel.read(ctx)
 	if err != nil {

@@ -282,7 +282,7 @@ func TestProgramsMissingOrTooOld(t *testing.T) {
 				}
 			}
 			plane := New(dataplane.IPv4, Options{Folder: folder})
-			err := plane.Supported(context.Background())
+			err := plane.Supported(context.Background(), nil)
 			if !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want %q", err, c.want)
 			}

@@ -41,7 +41,7 @@ func TestSupportOfIPv6(t *testing.T) {
 			d := New(c.family, Options{ProcFolder: proc})
 			d.kernel = newFakeKernel()
 			_, verified := d.Verify(context.Background(), newRuleset())
-			for _, err := range []error{d.Supported(context.Background()), verified} {
+			for _, err := range []error{d.Supported(context.Background(), nil), verified} {
 				if c.want == "" && err != nil {
 					t.Errorf("got %v, want support", err)
 				}

@@ -81,7 +81,7 @@ func TestChangesGoOnUnread(t *testing.T) {
 			t.Fatalf("the change is not written:\n%s", rules)
 		}
 	}
-	if err := f.plane.Supported(context.Background()); err != nil {
+	if err := f.plane.Supported(context.Background(), nil); err != nil {
 		t.Errorf("supported: %v", err)
 	}
 	f.kernel.unread = nil

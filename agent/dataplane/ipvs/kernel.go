@@ -1,0 +1,75 @@
+package ipvs
+
+import "net/netip"
+
+// Kernel reads and writes what one IP family of the node holds of IPVS, of the
+// device kube-ipvs0 and of ipsets. It knows nothing of Services: it does what it
+// is told. Package ipvstest has a model of one. Its methods are not called
+// concurrently, but for Addresses.
+type Kernel interface {
+	// Open looks for what the other methods need. It costs nothing once it has
+	// succeeded. An error wraps dataplane.ErrUnsupported and says what the node
+	// lacks and what to do.
+	Open() error
+	// Probe tells whether the kernel has IPVS for the family, and a scheduler, by
+	// making a virtual server, reading it and deleting it: the library reports no
+	// error where there is no IPVS. The error is one of Open, or a
+	// *SchedulerError.
+	Probe(scheduler string) error
+
+	// Servers reads all virtual servers of the family, whoever made them.
+	Servers() (map[Key]Server, error)
+	// Reals reads the real servers of one.
+	Reals(Key) (map[netip.AddrPort]Real, error)
+	AddServer(Key, Server) error
+	ChangeServer(Key, Server) error
+	// DeleteServer deletes a virtual server with its real servers. That there is
+	// none is no error.
+	DeleteServer(Key) error
+	AddReal(k Key, real netip.AddrPort, weight int) error
+	ChangeReal(k Key, real netip.AddrPort, weight int) error
+	// DeleteReal deletes a real server. That there is none is no error.
+	DeleteReal(k Key, real netip.AddrPort) error
+
+	// Timeouts reads how long connections are remembered; SetTimeouts changes
+	// those that are not 0.
+	Timeouts() (Timeouts, error)
+	SetTimeouts(Timeouts) error
+
+	// Bound reads the addresses of kube-ipvs0; exists is false where the device is
+	// missing.
+	Bound() (addrs []netip.Addr, exists bool, err error)
+	// CreateDevice makes kube-ipvs0, which is never set up; it may exist.
+	CreateDevice() error
+	// DeleteDevice deletes it with its addresses; it may be missing.
+	DeleteDevice() error
+	Bind(netip.Addr) error
+	Unbind(netip.Addr) error
+	// Addresses reads the addresses of all other interfaces, loopback and
+	// link-local ones too.
+	Addresses() ([]netip.Addr, error)
+
+	// Sets reads those of the named ipsets that exist.
+	Sets([]SetName) (map[SetName][]Entry, error)
+	// ChangeSets changes ipsets, in order: what is added comes before what is
+	// removed.
+	ChangeSets([]SetChange) error
+	// DeleteSets deletes ipsets; they may be missing.
+	DeleteSets([]SetName) error
+
+	// Sysctl reads a sysctl such as net/ipv4/vs/conntrack; SetSysctl writes it if
+	// it differs.
+	Sysctl(name string) (string, error)
+	SetSysctl(name, value string) error
+}
+
+// Timeouts are how long IPVS remembers connections, in seconds; 0: not given.
+type Timeouts struct{ TCP, TCPFin, UDP uint32 }
+
+// SchedulerError says that the kernel has IPVS, but not this scheduler.
+type SchedulerError struct{ Scheduler string }
+
+// Error says what to do, for people.
+func (e *SchedulerError) Error() string {
+	return "the kernel has no IPVS scheduler " + e.Scheduler + ": load its module (modprobe ip_vs_" + e.Scheduler + ") on the node, or choose another one"
+}
