@@ -36,7 +36,7 @@ func newConfig(family dataplane.Family, n *dataplane.Node, facts kernelFacts) (*
 		c.nodeIP = n.Addresses[0]
 	}
 	var err error
-	if c.podMatch, err = podMatch(family, n); err != nil {
+	if c.podMatch, err = PodMatch(family, n); err != nil {
 		return nil, err
 	}
 	if err := c.setNodePorts(n, facts.interfaceIPs); err != nil {
@@ -45,9 +45,10 @@ func newConfig(family dataplane.Family, n *dataplane.Node, facts kernelFacts) (*
 	return c, nil
 }
 
-// podMatch is the match for traffic of local pods. It is empty where nothing is
-// known of this family's pods.
-func podMatch(family dataplane.Family, n *dataplane.Node) (string, error) {
+// PodMatch is the match of an iptables rule for traffic of local pods, such as
+// "-s 10.244.0.0/16". It is empty where nothing is known of this family's pods.
+// The error names the field that cannot be read.
+func PodMatch(family dataplane.Family, n *dataplane.Node) (string, error) {
 	d := n.Settings.DetectLocal
 	switch d.Mode {
 	case v1alpha1.DetectLocalClusterCIDR:
