@@ -14,6 +14,8 @@ type Fixed struct {
 type FixedChain struct {
 	Table string // filter or nat
 	Name  string
+	// Rules may say MASQUERADE --random-fully, which is left out of them where
+	// iptables does not know it.
 	Rules []string
 }
 

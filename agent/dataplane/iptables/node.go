@@ -158,15 +158,7 @@ type sharedChain struct {
 
 // sharedChains are the chains that every node has.
 func (c *config) sharedChains() []sharedChain {
-	masked := c.mark + "/" + c.mark
-	masquerade := join(commentMatch("kubernetes service traffic requiring SNAT"), "-j MASQUERADE")
-	if c.randomFully {
-		masquerade += " --random-fully"
-	}
-	forward := []string{
-		join(commentMatch("kubernetes forwarding rules"), "-m mark --mark "+masked, "-j ACCEPT"),
-		join(commentMatch("kubernetes forwarding conntrack rule"), "-m conntrack --ctstate RELATED,ESTABLISHED", "-j ACCEPT"),
-	}
+	forward := ForwardRules(c.mark)
 	if c.dropInvalid {
 		forward = slices.Insert(forward, 0, "-m conntrack --ctstate INVALID -j DROP")
 	}
@@ -177,13 +169,7 @@ func (c *config) sharedChains() []sharedChain {
 		{id: chainID{filter, chainProxyFirewall}, dispatch: true},
 		{id: chainID{filter, chainForward}, fixed: forward},
 		{id: chainID{nat, chainMarkMasq}, fixed: []string{"-j MARK --or-mark " + c.mark}},
-		{id: chainID{nat, chainPostrouting}, fixed: []string{
-			"-m mark ! --mark " + masked + " -j RETURN",
-			// Cleared first, so that a packet that passes the stack again is not
-			// masqueraded twice.
-			"-j MARK --xor-mark " + c.mark,
-			masquerade,
-		}},
+		{id: chainID{nat, chainPostrouting}, fixed: PostroutingRules(c.mark, c.randomFully)},
 		{id: chainID{nat, chainNodePorts}, dispatch: true},
 		{id: chainID{nat, chainServices}, dispatch: true, fixed: c.nodePortTail()},
 	}
@@ -196,6 +182,32 @@ func (c *config) sharedChains() []sharedChain {
 		}})
 	}
 	return out
+}
+
+// ForwardRules let pass what is marked to be masqueraded, and what belongs to a
+// connection that was let pass. They are the rules of filter KUBE-FORWARD that
+// every mode has; mark is such as 0x4000.
+func ForwardRules(mark string) []string {
+	return []string{
+		join(commentMatch("kubernetes forwarding rules"), "-m mark --mark "+mark+"/"+mark, "-j ACCEPT"),
+		join(commentMatch("kubernetes forwarding conntrack rule"), "-m conntrack --ctstate RELATED,ESTABLISHED", "-j ACCEPT"),
+	}
+}
+
+// PostroutingRules masquerade what is marked. They are the rules of nat
+// KUBE-POSTROUTING that every mode has, the last ones there.
+func PostroutingRules(mark string, randomFully bool) []string {
+	masquerade := join(commentMatch("kubernetes service traffic requiring SNAT"), "-j MASQUERADE")
+	if randomFully {
+		masquerade += " --random-fully"
+	}
+	return []string{
+		"-m mark ! --mark " + mark + "/" + mark + " -j RETURN",
+		// Cleared first, so that a packet that passes the stack again is not
+		// masqueraded twice.
+		"-j MARK --xor-mark " + mark,
+		masquerade,
+	}
 }
 
 // nodePortTail are the last rules of nat KUBE-SERVICES: what matched no Service

@@ -1,14 +1,19 @@
 package ipvs
 
 import (
+	"cmp"
+	"fmt"
 	"net/netip"
+	"slices"
+	"strconv"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // servicePlan is what one Service needs in the kernel. Addresses and entries may
-// be needed by several Services, as by several ports of one; in one plan each
-// stands once.
+// be needed by several Services; in one plan each entry stands once, and each
+// virtual server.
 type servicePlan struct {
 	servers []plannedServer
 	// entries are of ipsets, KUBE-IPVS-IPS among them; sorted.
@@ -35,10 +40,176 @@ type setEntry struct {
 	entry Entry
 }
 
+func (e setEntry) compare(o setEntry) int {
+	return cmp.Or(cmp.Compare(e.set, o.set), cmp.Compare(e.entry, o.entry))
+}
+
 // outRule is a rule of KUBE-IPVS-OUT-FILTER, without "-A" and the chain.
 type outRule string
 
 // planService plans all ports of a Service.
 func (c *config) planService(s *dataplane.Service) servicePlan {
-	return servicePlan{}
+	p := &planner{config: c, svc: s}
+	p.server = p.serverOf()
+	for i := range s.Ports {
+		p.planPort(&s.Ports[i])
+	}
+	if s.HealthCheckNodePort != 0 {
+		p.enter(setHealthCheck, portEntry(s.HealthCheckNodePort))
+	}
+	slices.SortFunc(p.out.entries, setEntry.compare)
+	p.out.entries = slices.Compact(p.out.entries)
+	return p.out
+}
+
+// planner plans one Service.
+type planner struct {
+	*config
+	svc    *dataplane.Service
+	server Server // that all its virtual servers are
+	out    servicePlan
+}
+
+// serverOf says how the Service's virtual servers pick a real server.
+func (p *planner) serverOf() Server {
+	out := Server{Scheduler: p.scheduler}
+	if own := p.svc.IPVSScheduler; own != "" {
+		if _, missing := slices.BinarySearch(p.missing, own); missing {
+			p.out.notes = append(p.out.notes, fmt.Sprintf("the kernel has no IPVS scheduler %s: load its module (modprobe ip_vs_%s) or choose another one; until then %s is used",
+				own, own, p.scheduler))
+		} else {
+			out.Scheduler = own
+		}
+	}
+	if out.Scheduler == schedulerMaglev {
+		out.Flags |= FlagSourcePort
+	}
+	if p.svc.AffinitySeconds > 0 {
+		out.Flags |= FlagPersistent
+		out.Timeout = uint32(p.svc.AffinitySeconds)
+	}
+	return out
+}
+
+func (p *planner) planPort(port *dataplane.Port) {
+	for _, m := range port.Members {
+		k := Key{m.Addr(), m.Port(), port.Protocol}
+		p.enter(setLoopBack, keyAndAddress(k, m.Addr()))
+	}
+	if port.Serves(p.svc.ClusterIP) {
+		k := Key{p.svc.ClusterIP, port.Port, port.Protocol}
+		p.enter(setClusterIP, keyEntry(k))
+		p.serve(port, k, p.svc.InternalLocal, true)
+	}
+	for _, ip := range p.svc.ExternalIPs {
+		if port.Serves(ip) {
+			k := Key{ip, port.Port, port.Protocol}
+			p.enter(p.byPolicy(setExternalIP, setExternalIPLocal), keyEntry(k))
+			p.serve(port, k, p.svc.ExternalLocal, !p.onNode(ip))
+		}
+	}
+	for _, ip := range p.svc.LoadBalancerIPs {
+		if port.Serves(ip) {
+			p.planLoadBalancer(port, Key{ip, port.Port, port.Protocol})
+		}
+	}
+	if port.NodePort != 0 {
+		p.planNodePort(port)
+	}
+}
+
+// byPolicy returns one of two by the external traffic policy.
+func (p *planner) byPolicy(cluster, local string) string {
+	if p.svc.ExternalLocal {
+		return local
+	}
+	return cluster
+}
+
+func (p *planner) planLoadBalancer(port *dataplane.Port, k Key) {
+	p.enter(setLoadBalancer, keyEntry(k))
+	if p.svc.ExternalLocal {
+		p.enter(setLoadBalancerLocal, keyEntry(k))
+	}
+	if len(p.svc.SourceRanges) > 0 {
+		p.restrict(k)
+	}
+	p.serve(port, k, p.svc.ExternalLocal, !p.onNode(k.Addr))
+}
+
+// restrict lets source ranges alone use a load-balancer address. The node's own
+// processes have that address as source.
+func (p *planner) restrict(k Key) {
+	p.enter(setLoadBalancerFW, keyEntry(k))
+	nodeInside := false
+	for _, r := range p.svc.SourceRanges {
+		for _, e := range keyAndRange(k, r) {
+			p.enter(setSourceRange, e)
+		}
+		nodeInside = nodeInside || (p.nodeIP.IsValid() && r.Contains(p.nodeIP))
+	}
+	if nodeInside {
+		p.enter(setSourceIP, keyAndAddress(k, k.Addr))
+		return
+	}
+	p.out.outRules = append(p.out.outRules, outRule("-s "+k.Addr.String()+" -m ipvs --vaddr "+k.Addr.String()+
+		" --vproto "+protocolName(k.Protocol)+" --vport "+strconv.Itoa(int(k.Port))+" -j DROP"))
+}
+
+// planNodePort plans a virtual server on every address that NodePorts answer on.
+func (p *planner) planNodePort(port *dataplane.Port) {
+	if len(p.nodePortIPs) == 0 {
+		return
+	}
+	all, local := setNodePortTCP, setNodePortLocalTCP
+	switch port.Protocol {
+	case v1alpha1.ProtocolUDP:
+		all, local = setNodePortUDP, setNodePortLocalUDP
+	case v1alpha1.ProtocolSCTP:
+		all, local = setNodePortSCTP, setNodePortLocalSCTP
+	}
+	for _, ip := range p.nodePortIPs {
+		k := Key{ip, port.NodePort, port.Protocol}
+		entry := portEntry(port.NodePort)
+		if port.Protocol == v1alpha1.ProtocolSCTP {
+			entry = keyEntry(k)
+		}
+		p.enter(all, entry)
+		if p.svc.ExternalLocal {
+			p.enter(local, entry)
+		}
+		p.serve(port, k, p.svc.ExternalLocal, false)
+	}
+}
+
+// serve plans a virtual server. Where the Service has one address as several
+// things, the first decides, as by iptables.
+func (p *planner) serve(port *dataplane.Port, k Key, local, bind bool) {
+	if slices.ContainsFunc(p.out.servers, func(s plannedServer) bool { return s.Key == k }) {
+		return
+	}
+	reals := port.Cluster
+	if local {
+		reals = port.Local
+		if len(reals) == 0 && port.Available {
+			p.enter(setNoLocal, keyEntry(k))
+		}
+	}
+	if bind {
+		p.enter(setBound, addressEntry(k.Addr))
+	}
+	p.out.servers = append(p.out.servers, plannedServer{Key: k, Server: p.server, reals: sortedReals(reals), bind: bind})
+}
+
+// sortedReals orders endpoints as the kernel's real servers are compared. Lists
+// that are in order already, as most are, are not copied.
+func sortedReals(list []netip.AddrPort) []netip.AddrPort {
+	if slices.IsSortedFunc(list, netip.AddrPort.Compare) {
+		return list
+	}
+	return slices.SortedFunc(slices.Values(list), netip.AddrPort.Compare)
+}
+
+func (p *planner) enter(set string, e Entry) {
+	p.out.entries = append(p.out.entries, setEntry{p.set(set), e})
 }

@@ -64,5 +64,12 @@ func (c *config) sets() []setDef {
 	return out
 }
 
+// nodePortSets are the ipsets of NodePorts by protocol, as rules ask them.
+var nodePortSets = []struct{ protocol, all, local, directions string }{
+	{"tcp", setNodePortTCP, setNodePortLocalTCP, port},
+	{"udp", setNodePortUDP, setNodePortLocalUDP, port},
+	{"sctp", setNodePortSCTP, setNodePortLocalSCTP, destination},
+}
+
 // set is the name of an ipset in the family, from its name for IPv4.
 func (c *config) set(name string) SetName { return setName(c.family, name) }
