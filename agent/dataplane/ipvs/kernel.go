@@ -1,6 +1,9 @@
 package ipvs
 
-import "net/netip"
+import (
+	"fmt"
+	"net/netip"
+)
 
 // Kernel reads and writes what one IP family of the node holds of IPVS, of the
 // device kube-ipvs0 and of ipsets. It knows nothing of Services: it does what it
@@ -17,16 +20,27 @@ type Kernel interface {
 	// *SchedulerError.
 	Probe(scheduler string) error
 
-	// Servers reads all virtual servers of the family, whoever made them.
+	// Servers reads all virtual servers of the family, whoever made them, but for
+	// those that go by a firewall mark, which nobody reaches by an address.
 	Servers() (map[Key]Server, error)
-	// Reals reads the real servers of one.
+	// Reals reads the real servers of one; none where it is missing.
 	Reals(Key) (map[netip.AddrPort]Real, error)
+	// AddServer makes a virtual server. The error wraps fs.ErrExist where there is
+	// one, and is a *SchedulerError where its scheduler is missing.
 	AddServer(Key, Server) error
+	// ChangeServer changes a virtual server in place. The error wraps
+	// fs.ErrNotExist where there is none, and is a *SchedulerError where its
+	// scheduler is missing.
 	ChangeServer(Key, Server) error
 	// DeleteServer deletes a virtual server with its real servers. That there is
 	// none is no error.
 	DeleteServer(Key) error
+	// AddReal gives a virtual server a real server that is reached by masquerading.
+	// The error wraps fs.ErrExist where it has it, and fs.ErrNotExist where the
+	// virtual server is missing.
 	AddReal(k Key, real netip.AddrPort, weight int) error
+	// ChangeReal sets the weight; the forwarding becomes masquerading. The error
+	// wraps fs.ErrNotExist where there is none.
 	ChangeReal(k Key, real netip.AddrPort, weight int) error
 	// DeleteReal deletes a real server. That there is none is no error.
 	DeleteReal(k Key, real netip.AddrPort) error
@@ -36,14 +50,17 @@ type Kernel interface {
 	Timeouts() (Timeouts, error)
 	SetTimeouts(Timeouts) error
 
-	// Bound reads the addresses of kube-ipvs0; exists is false where the device is
-	// missing.
+	// Bound reads the addresses of kube-ipvs0, but for those that the kernel gives
+	// by itself; exists is false where the device is missing.
 	Bound() (addrs []netip.Addr, exists bool, err error)
 	// CreateDevice makes kube-ipvs0, which is never set up; it may exist.
 	CreateDevice() error
 	// DeleteDevice deletes it with its addresses; it may be missing.
 	DeleteDevice() error
+	// Bind puts an address on the device; it may be there. The error wraps
+	// fs.ErrNotExist where the device is missing.
 	Bind(netip.Addr) error
+	// Unbind takes an address off the device; address and device may be missing.
 	Unbind(netip.Addr) error
 	// Addresses reads the addresses of all other interfaces, loopback and
 	// link-local ones too.
@@ -51,14 +68,17 @@ type Kernel interface {
 
 	// Sets reads those of the named ipsets that exist.
 	Sets([]SetName) (map[SetName][]Entry, error)
-	// ChangeSets changes ipsets, in order: what is added comes before what is
-	// removed.
+	// ChangeSets changes ipsets: all that is added, in order, comes before all
+	// that is removed. An entry to add may be there, one to remove may be missing,
+	// and a set with Create may exist. An error that is about one set is a
+	// *SetError.
 	ChangeSets([]SetChange) error
 	// DeleteSets deletes ipsets; they may be missing.
 	DeleteSets([]SetName) error
 
 	// Sysctl reads a sysctl such as net/ipv4/vs/conntrack; SetSysctl writes it if
-	// it differs.
+	// it differs. The error wraps fs.ErrNotExist where the kernel has none of that
+	// name.
 	Sysctl(name string) (string, error)
 	SetSysctl(name, value string) error
 }
@@ -73,3 +93,22 @@ type SchedulerError struct{ Scheduler string }
 func (e *SchedulerError) Error() string {
 	return "the kernel has no IPVS scheduler " + e.Scheduler + ": load its module (modprobe ip_vs_" + e.Scheduler + ") on the node, or choose another one"
 }
+
+// SetError says that an ipset is not as it should be, or cannot be.
+type SetError struct {
+	Set SetName
+	// Entry is the entry that it is about; empty: it is about the whole set.
+	Entry Entry
+	Err   error
+}
+
+// Error names the set, for people.
+func (e *SetError) Error() string {
+	if e.Entry == "" {
+		return fmt.Sprintf("ipset %s: %v", e.Set, e.Err)
+	}
+	return fmt.Sprintf("ipset %s, entry %s: %v", e.Set, e.Entry, e.Err)
+}
+
+// Unwrap returns the reason.
+func (e *SetError) Unwrap() error { return e.Err }
