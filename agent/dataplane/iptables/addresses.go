@@ -6,19 +6,10 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-)
-
-const (
-	// addressPause is how long after a change of an interface's addresses more
-	// are waited for. A pod that starts brings several.
-	addressPause = 250 * time.Millisecond
-	// subscribePause is the time between attempts to follow the addresses.
-	subscribePause = time.Second
 )
 
 var _ dataplane.Follower = (*Dataplane)(nil)
@@ -39,50 +30,30 @@ func (d *Dataplane) follow(c *config) {
 // answer on other addresses. Most changes of addresses, such as those of pods,
 // have no such effect.
 func (d *Dataplane) Follow(ctx context.Context, changed func()) {
-	for ctx.Err() == nil {
-		d.followOnce(ctx, changed)
-		select {
-		case <-ctx.Done():
-		case <-time.After(subscribePause):
-		}
-	}
-}
-
-// followOnce follows until ctx is done or the kernel ends the subscription, as
-// it does when more changes than its buffer holds have not been read.
-func (d *Dataplane) followOnce(ctx context.Context, changed func()) {
-	updates, done := make(chan netlink.AddrUpdate), make(chan struct{})
-	if err := netlink.AddrSubscribe(updates, done); err != nil {
-		return // a verification finds what has changed
-	}
-	defer func() {
-		close(done)
-		for range updates { // what is being handed over
-		}
-	}()
-	compare := func() {
+	dataplane.FollowEvents(ctx, d.subscribe, func() {
 		if d.addressesChanged() {
 			changed()
 		}
+	})
+}
+
+// subscribe tells of changes of addresses of the family until done is closed or
+// the kernel ends the subscription.
+func (d *Dataplane) subscribe(done <-chan struct{}) (<-chan struct{}, error) {
+	updates := make(chan netlink.AddrUpdate)
+	if err := netlink.AddrSubscribe(updates, done); err != nil {
+		return nil, fmt.Errorf("follow the addresses of the node's interfaces: %w", err)
 	}
-	compare() // from before the subscription
-	var due <-chan time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case u, ok := <-updates:
-			if !ok {
-				return
+	events := make(chan struct{})
+	go func() {
+		defer close(events)
+		for u := range updates {
+			if ip, ok := netip.AddrFromSlice(u.LinkAddress.IP); ok && d.family.Of(ip.Unmap()) {
+				events <- struct{}{}
 			}
-			if ip, ok := netip.AddrFromSlice(u.LinkAddress.IP); ok && d.family.Of(ip.Unmap()) && due == nil {
-				due = time.After(addressPause)
-			}
-		case <-due:
-			due = nil
-			compare()
 		}
-	}
+	}()
+	return events, nil
 }
 
 // addressesChanged reports whether NodePorts have to answer on other addresses

@@ -8,7 +8,6 @@ package iptables
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -176,22 +175,8 @@ func (d *Dataplane) Supported(ctx context.Context, _ *dataplane.Node) error {
 	return d.kernel.probe()
 }
 
-// hasFamily reports whether the node has IPv6, and has not switched it off. It
-// always has IPv4.
 func (d *Dataplane) hasFamily() error {
-	if d.family != dataplane.IPv6 {
-		return nil
-	}
-	// Of this thread: /proc/net is that of the process's first one.
-	if _, err := os.Stat(filepath.Join(d.proc, "thread-self/net/if_inet6")); err != nil {
-		return fmt.Errorf("%w: the node has no IPv6; start its kernel with the module ipv6 and without ipv6.disable=1: %w",
-			dataplane.ErrUnsupported, err)
-	}
-	const name = "net/ipv6/conf/all/disable_ipv6"
-	if value, err := os.ReadFile(filepath.Join(d.sysctl, name)); err == nil && strings.TrimSpace(string(value)) == "1" {
-		return fmt.Errorf("%w: IPv6 is switched off on the node; set the sysctl %s to 0", dataplane.ErrUnsupported, strings.ReplaceAll(name, "/", "."))
-	}
-	return nil
+	return dataplane.HasFamily(d.family, d.proc, d.sysctl)
 }
 
 // facts reads what the rules depend on besides Services and settings.

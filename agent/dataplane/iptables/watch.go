@@ -47,6 +47,8 @@ func (t *tools) watch(ctx context.Context, expected *atomic.Pointer[entries], ch
 }
 
 const (
+	// subscribePause is the time between attempts to follow the events.
+	subscribePause = time.Second
 	// eventBuffer is how many bytes of events the kernel keeps for us.
 	eventBuffer = 4 << 20
 	// undecidedPause is the time between looks whether a write of ours has ended,

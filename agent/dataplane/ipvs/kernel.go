@@ -8,7 +8,7 @@ import (
 // Kernel reads and writes what one IP family of the node holds of IPVS, of the
 // device kube-ipvs0 and of ipsets. It knows nothing of Services: it does what it
 // is told. Package ipvstest has a model of one. Its methods are not called
-// concurrently, but for Addresses.
+// concurrently, but for Addresses, Count and Events.
 type Kernel interface {
 	// Open looks for what the other methods need. It costs nothing once it has
 	// succeeded. An error wraps dataplane.ErrUnsupported and says what the node
@@ -44,6 +44,10 @@ type Kernel interface {
 	ChangeReal(k Key, real netip.AddrPort, weight int) error
 	// DeleteReal deletes a real server. That there is none is no error.
 	DeleteReal(k Key, real netip.AddrPort) error
+	// Count counts the virtual servers of the family, or of all where the kernel
+	// tells no more, at next to no cost; known is false where it does not tell at
+	// all. It may be called beside the other methods.
+	Count() (n int, known bool)
 
 	// Timeouts reads how long connections are remembered; SetTimeouts changes
 	// those that are not 0.
@@ -65,6 +69,11 @@ type Kernel interface {
 	// Addresses reads the addresses of all other interfaces, loopback and
 	// link-local ones too.
 	Addresses() ([]netip.Addr, error)
+	// Events tells of changes of addresses of the family and of the end of
+	// kube-ipvs0, whoever made them, from now on until done is closed, or earlier if
+	// the kernel has more to tell than it keeps. Then the channel is closed; it must
+	// be read until that. It may be called beside the other methods.
+	Events(done <-chan struct{}) (<-chan Event, error)
 
 	// Sets reads those of the named ipsets that exist.
 	Sets([]SetName) (map[SetName][]Entry, error)
@@ -81,6 +90,16 @@ type Kernel interface {
 	// name.
 	Sysctl(name string) (string, error)
 	SetSysctl(name, value string) error
+}
+
+// Event is a change of the node's interfaces.
+type Event struct {
+	// Device: it is about kube-ipvs0, else about another interface.
+	Device bool
+	// Addr is what has been added or removed; the zero one: kube-ipvs0 itself has
+	// been removed.
+	Addr    netip.Addr
+	Removed bool
 }
 
 // Timeouts are how long IPVS remembers connections, in seconds; 0: not given.
