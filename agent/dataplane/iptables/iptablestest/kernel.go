@@ -26,6 +26,8 @@ type Kernel struct {
 	Refuse func(line string) bool
 	// Mute: it does not say which lines those were.
 	Mute bool
+	// IPVS is what it has besides. Nil: nothing.
+	IPVS IPVS
 
 	chains    map[chainID][]*rule
 	addresses []netip.Addr
@@ -60,7 +62,9 @@ func (k *Kernel) Addresses() []netip.Addr {
 func (k *Kernel) SetAddresses(addresses ...netip.Addr) { k.addresses = addresses }
 
 // local reports whether packets to a stay on the node.
-func (k *Kernel) local(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(k.addresses, a) }
+func (k *Kernel) local(a netip.Addr) bool {
+	return a.IsLoopback() || slices.Contains(k.addresses, a) || k.IPVS != nil && k.IPVS.Bound(a)
+}
 
 // Save prints a table as iptables-save does.
 func (k *Kernel) Save(table string) string {
@@ -146,7 +150,7 @@ func (k *Kernel) Restore(input string) error {
 			}
 			return errors.New(strings.Join(faults, "\n"))
 		case line == "COMMIT":
-			if err := checkJumps(work); err != nil {
+			if err := errors.Join(checkJumps(work), k.checkSets(work)); err != nil {
 				return fmt.Errorf("line %d failed: %w", i+1, err)
 			}
 			k.chains, work = work, nil

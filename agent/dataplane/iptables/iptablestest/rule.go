@@ -138,9 +138,18 @@ func (p *parser) option() error {
 		return p.targetOption(name, not)
 	}
 	m := match{not: not}
-	if !slices.Contains([]string{"--reap", "--rcheck", "--set", "--rsource"}, name) {
+	if !slices.Contains([]string{"--reap", "--rcheck", "--set", "--rsource", "--physdev-is-in"}, name) {
 		if m.value, err = p.next(); err != nil {
 			return err
+		}
+	}
+	if name == "--match-set" {
+		directions, err := p.next()
+		if err == nil {
+			m.list, err = readDirections(directions)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	if err := m.read(name); err != nil {
@@ -228,6 +237,11 @@ func (p *parser) check() error {
 		{"--rcheck", "recent"},
 		{"--set", "recent"},
 		{"--name", "recent"},
+		{"--match-set", "set"},
+		{"--physdev-is-in", "physdev"},
+		{"--vaddr", "ipvs"},
+		{"--vproto", "ipvs"},
+		{"--vport", "ipvs"},
 	} {
 		if has(v.option) && !slices.Contains(r.modules, v.module) {
 			return fmt.Errorf("%s without -m %s", v.option, v.module)
@@ -239,7 +253,7 @@ func (p *parser) check() error {
 			if r.matches["-p"].value != module {
 				return fmt.Errorf("-m %s without -p %s", module, module)
 			}
-		case "comment", "conntrack", "mark", "addrtype", "statistic", "recent":
+		case "comment", "conntrack", "mark", "addrtype", "statistic", "recent", "set", "physdev", "ipvs":
 		default:
 			return fmt.Errorf("unknown match %s", module)
 		}
@@ -265,8 +279,8 @@ func (m *match) read(option string) error {
 		if len(m.value) > maxComment {
 			return fmt.Errorf("the comment has %d bytes, at most %d are allowed", len(m.value), maxComment)
 		}
-	case "-p", "--mode", "--name", "--reap", "--rcheck", "--set", "--rsource", "--mask", "-i":
-	case "-s", "-d":
+	case "-p", "--mode", "--name", "--reap", "--rcheck", "--set", "--rsource", "--mask", "-i", "--match-set", "--physdev-is-in", "--vproto":
+	case "-s", "-d", "--vaddr":
 		if m.prefix, err = netip.ParsePrefix(m.value); err != nil {
 			var a netip.Addr
 			if a, err = netip.ParseAddr(m.value); err == nil {
@@ -274,9 +288,9 @@ func (m *match) read(option string) error {
 			}
 		}
 		m.prefix, m.value = m.prefix.Masked(), ""
-	case "--dport", "--seconds":
+	case "--dport", "--seconds", "--vport":
 		m.number, err = strconv.ParseUint(m.value, 10, 32)
-		if option == "--dport" && (m.number == 0 || m.number > math.MaxUint16) {
+		if option != "--seconds" && (m.number == 0 || m.number > math.MaxUint16) {
 			err = fmt.Errorf("no port: %s", m.value)
 		}
 	case "--ctstate":

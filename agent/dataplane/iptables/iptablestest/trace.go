@@ -20,6 +20,8 @@ type Packet struct {
 	Destination netip.AddrPort
 	// State is what connection tracking takes it for. Empty: NEW.
 	State string
+	// Bridged: it has come by a port of a bridge.
+	Bridged bool
 }
 
 // Fate is what may become of a packet.
@@ -27,7 +29,8 @@ type Fate string
 
 // Fates of packets.
 const (
-	// Delivered: the destination was translated to an endpoint.
+	// Delivered: the destination was translated to an endpoint, by a rule or by
+	// IPVS.
 	Delivered Fate = "DELIVERED"
 	// Rejected: refused with an answer.
 	Rejected Fate = "REJECT"
@@ -70,6 +73,7 @@ func (k *Kernel) Trace(p Packet) ([]Outcome, error) {
 	live := []*flow{{packet: p, original: p.Source, share: 1}}
 	if p.In == "" {
 		live = w.nat("OUTPUT", live)
+		live = w.balance(live)
 		live = w.filter("OUTPUT", live)
 		live = w.nat("POSTROUTING", live)
 		live = w.where(live, k.staysHere, func(f []*flow) []*flow {
@@ -81,8 +85,12 @@ func (k *Kernel) Trace(p Packet) ([]Outcome, error) {
 		})
 	} else {
 		live = w.nat("PREROUTING", live)
-		live = w.where(live, k.staysHere, func(f []*flow) []*flow { return w.filter("INPUT", f) })
-		live = w.where(live, k.goesOn, func(f []*flow) []*flow { return w.nat("POSTROUTING", w.filter("FORWARD", f)) })
+		forwarded := func(f *flow) bool { return k.goesOn(f) && !f.virtual.IsValid() }
+		live = w.where(live, k.staysHere, func(f []*flow) []*flow { return w.balance(w.filter("INPUT", f)) })
+		live = w.where(live, forwarded, func(f []*flow) []*flow { return w.nat("POSTROUTING", w.filter("FORWARD", f)) })
+		// IPVS sends what it translates as the node's own packets.
+		live = w.where(live, func(f *flow) bool { return k.goesOn(f) && f.virtual.IsValid() },
+			func(f []*flow) []*flow { return w.nat("POSTROUTING", w.filter("OUTPUT", f)) })
 	}
 	if w.err != nil {
 		return nil, w.err
@@ -116,6 +124,7 @@ type flow struct {
 	original netip.Addr
 	mark     uint32
 	dnat     bool
+	virtual  netip.AddrPort // destination before IPVS translated it
 	masq     bool
 	ended    Fate // Rejected or Dropped
 	accepted bool
@@ -313,6 +322,16 @@ func (w *walk) holds(option string, m *match, r *rule, f *flow) bool {
 		last, ok := w.seen[seenKey{r.matches["--name"].value, f.original}]
 		seconds, limited := r.matches["--seconds"]
 		is = ok && (!limited || w.now-last <= time.Duration(seconds.number)*time.Second)
+	case "--match-set":
+		is = w.inSet(m, f)
+	case "--physdev-is-in":
+		is = p.Bridged
+	case "--vaddr":
+		is = f.virtual.IsValid() && m.prefix.Contains(f.virtual.Addr())
+	case "--vproto":
+		is = f.virtual.IsValid() && m.value == p.Protocol
+	case "--vport":
+		is = f.virtual.IsValid() && m.number == uint64(f.virtual.Port())
 	case "--set", "--name", "--seconds", "--reap", "--rsource", "--mask", "--comment", "--mode", "--probability":
 		return !m.not // told elsewhere, or without effect
 	default:
@@ -329,7 +348,7 @@ func merge(flows []*flow) []Outcome {
 		switch {
 		case f.ended != "":
 			o.Masqueraded = false
-		case f.dnat:
+		case f.dnat || f.virtual.IsValid():
 			o.Fate, o.Endpoint = Delivered, f.packet.Destination
 		case f.accepted:
 			o.Fate = Accepted
