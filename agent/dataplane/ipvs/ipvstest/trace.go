@@ -1,0 +1,158 @@
+package ipvstest
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablestest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// packets is what package iptablestest asks the kernel on a packet's way.
+type packets struct{ k *Kernel }
+
+var _ iptablestest.IPVS = packets{}
+
+// template is the real server of a persistent client.
+type template struct {
+	real    netip.AddrPort
+	expires time.Duration
+}
+
+// Bound implements iptablestest.IPVS.
+func (p packets) Bound(a netip.Addr) bool {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return p.k.bound[a]
+}
+
+// HasSet implements iptablestest.IPVS.
+func (p packets) HasSet(name string) bool {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return p.k.sets[ipvs.SetName(name)] != nil
+}
+
+// InSet implements iptablestest.IPVS.
+func (p packets) InSet(name string, directions []string, packet iptablestest.Packet) (bool, error) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	return p.k.inSet(name, directions, packet)
+}
+
+// Choose implements iptablestest.IPVS.
+func (p packets) Choose(packet iptablestest.Packet) ([]netip.AddrPort, bool) {
+	p.k.mu.Lock()
+	defer p.k.mu.Unlock()
+	s := p.k.servers[keyOf(packet)]
+	if s == nil {
+		return nil, false
+	}
+	return s.candidates(packet.Source, p.k.now), true
+}
+
+// candidates are the real servers that a new connection of a client may get: that
+// which it has got before, if it is persistent, else all that take new ones.
+func (s *server) candidates(client netip.Addr, now time.Duration) []netip.AddrPort {
+	if t, ok := s.templates[client]; ok && s.Flags&ipvs.FlagPersistent != 0 && now < t.expires {
+		if r := s.reals[t.real]; r != nil && r.Weight > 0 {
+			return []netip.AddrPort{t.real}
+		}
+	}
+	var out []netip.AddrPort
+	for a, r := range s.reals {
+		if r.Weight > 0 {
+			out = append(out, a)
+		}
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return out
+}
+
+func keyOf(p iptablestest.Packet) ipvs.Key {
+	protocol := map[string]v1alpha1.Protocol{
+		"tcp": v1alpha1.ProtocolTCP, "udp": v1alpha1.ProtocolUDP, "sctp": v1alpha1.ProtocolSCTP,
+	}[p.Protocol]
+	return ipvs.Key{Addr: p.Destination.Addr(), Port: p.Destination.Port(), Protocol: protocol}
+}
+
+// Connect lets the first packet of a connection through, and tells what became of
+// it. Of several real servers it gets the next one after the last, as by the
+// scheduler rr. The real server then has one active connection more.
+func (k *Kernel) Connect(p iptablestest.Packet) (iptablestest.Outcome, error) {
+	outcomes, err := k.Tables.Trace(p)
+	if err != nil {
+		return iptablestest.Outcome{}, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := k.servers[keyOf(p)]
+	if s == nil || outcomes[0].Fate != iptablestest.Delivered {
+		if len(outcomes) > 1 {
+			return iptablestest.Outcome{}, fmt.Errorf("the rules leave it to chance what becomes of %+v", p)
+		}
+		return outcomes[0], nil
+	}
+	next := outcomes[0]
+	for _, o := range outcomes { // sorted by endpoint
+		if o.Endpoint.Compare(s.last) > 0 {
+			next = o
+			break
+		}
+	}
+	s.last = next.Endpoint
+	s.reals[next.Endpoint].Active++
+	if s.Flags&ipvs.FlagPersistent != 0 {
+		s.templates[p.Source] = template{next.Endpoint, k.now + time.Duration(s.Timeout)*time.Second}
+	}
+	return next, nil
+}
+
+// SetConnections says how many connections a real server has.
+func (k *Kernel) SetConnections(key ipvs.Key, real netip.AddrPort, active, inactive int) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s := k.servers[key]; s == nil || s.reals[real] == nil {
+		return fmt.Errorf("no real server %s of %s", real, keyText(key))
+	}
+	r := k.servers[key].reals[real]
+	r.Active, r.Inactive = active, inactive
+	return nil
+}
+
+// Pass lets time pass for persistent clients.
+func (k *Kernel) Pass(d time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.now += d
+}
+
+// Server prints a virtual server with its real servers, for people and for tests
+// to compare: "rr 0x1 10800 10.0.0.1:80 10.0.0.2:80=0", where flags and timeout
+// stand if there are any, and the weight if it is not 1. Empty: there is none.
+func (k *Kernel) Server(key ipvs.Key) string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := k.servers[key]
+	if s == nil {
+		return ""
+	}
+	out := s.Scheduler
+	if s.Flags != 0 {
+		out += fmt.Sprintf(" %#x", uint32(s.Flags))
+	}
+	if s.Timeout != 0 {
+		out += fmt.Sprintf(" %d", s.Timeout)
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(s.reals), netip.AddrPort.Compare) {
+		out += " " + a.String()
+		if w := s.reals[a].Weight; w != 1 {
+			out += fmt.Sprintf("=%d", w)
+		}
+	}
+	return out
+}
