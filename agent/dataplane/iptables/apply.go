@@ -26,6 +26,7 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	d.beginTally()
 	d.entries.Store(nil) // until it is known again
 	d.audited = nil      // it plans every Service a second time
+	d.retired = retired{}
 	result, err := d.apply(ctx, r)
 	if err == nil {
 		d.settle()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // Cleanup removes the jumps from built-in chains, then the chains they led to
@@ -33,7 +32,12 @@ func clean(ctx context.Context, k kernel) error {
 	if err != nil {
 		return err
 	}
-	for _, input := range cleanup(state, perCall(k, batchChains)) {
+	return cleanState(ctx, k, state, modeIPTables)
+}
+
+// cleanState removes what is a mode's, of which the kernel holds state.
+func cleanState(ctx context.Context, k kernel, state *kernelState, mode owner) error {
+	for _, input := range cleanup(state, mode, perCall(k, batchChains)) {
 		if err := k.apply(ctx, input); err != nil {
 			return fmt.Errorf("remove our jumps and chains: %w", err)
 		}
@@ -41,23 +45,23 @@ func clean(ctx context.Context, k kernel) error {
 	return nil
 }
 
-// cleanup returns the inputs of iptables-restore that remove what is ours, with
+// cleanup returns the inputs of iptables-restore that remove what is a mode's, with
 // at most limit lines for a table each: first the jumps of others, so that all is
 // out of force at once, then the rules, by which chains lead to each other, last
 // the chains.
-func cleanup(k *kernelState, limit int) []string {
+func cleanup(k *kernelState, mode owner, limit int) []string {
 	var steps [3]map[table][]string
 	for i := range steps {
 		steps[i] = map[table][]string{}
 	}
 	for id, c := range k.chains {
-		if isOurs(id) {
+		if mode.owns(id) {
 			steps[1][id.table] = append(steps[1][id.table], ":"+id.name+" - [0:0]")
 			steps[2][id.table] = append(steps[2][id.table], "-X "+id.name)
 			continue
 		}
 		for _, r := range c.rules {
-			if target, ok := jumpTarget(r.spec); ok && isOurs(chainID{id.table, target}) {
+			if target, ok := jumpTarget(r.spec); ok && mode.owns(chainID{id.table, target}) {
 				steps[0][id.table] = append(steps[0][id.table], "-D "+id.name+" "+r.spec)
 			}
 		}
@@ -67,7 +71,7 @@ func cleanup(k *kernelState, limit int) []string {
 		for _, in := range []table{filter, nat} {
 			slices.Sort(step[in])
 			for lines := range slices.Chunk(step[in], limit) {
-				inputs = append(inputs, "*"+in.String()+"\n"+strings.Join(lines, "\n")+"\nCOMMIT\n")
+				inputs = append(inputs, sectionOf(in, lines))
 			}
 		}
 	}

@@ -31,6 +31,7 @@ type commit struct {
 // everything that has changed, then one that ends the transaction.
 type events struct {
 	family dataplane.Family
+	owner  owner
 	// touched: the transaction that is being told of has changed what is ours;
 	// removed: it has removed something from that.
 	touched, removed bool
@@ -54,7 +55,7 @@ func (e *events) read(datagram []byte) iter.Seq[commit] {
 			}
 			family, body := body[0], body[familyHeader:]
 			if kind&0xff != unix.NFT_MSG_NEWGEN {
-				if kind := int(kind & 0xff); family == e.number() && (!e.touched || !e.removed && removes(kind)) && touches(kind, body) {
+				if kind := int(kind & 0xff); family == e.number() && (!e.touched || !e.removed && removes(kind)) && e.owner.touches(kind, body) {
 					e.touched, e.removed = true, e.removed || removes(kind)
 				}
 				continue
@@ -114,7 +115,7 @@ func removes(kind int) bool {
 
 // touches reports whether an event tells that what is ours has changed. Others
 // may do in the built-in chains what they like but remove our jumps.
-func touches(kind int, body []byte) bool {
+func (o owner) touches(kind int, body []byte) bool {
 	named := [2]string{} // the table, and the chain in it
 	place := [2]uint16{unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN}
 	switch kind {
@@ -146,16 +147,16 @@ func touches(kind int, body []byte) bool {
 		return false
 	}
 	switch {
-	case kind == unix.NFT_MSG_DELTABLE || isOurs(id):
+	case kind == unix.NFT_MSG_DELTABLE || o.owns(id):
 		return true
 	case !removes(kind):
 		return false
 	case kind == unix.NFT_MSG_DELCHAIN:
-		return isHooked(id) || id.name == chainFirewall
+		return isHooked(id) || o.adds(id)
 	case !isHooked(id):
-		return id.name == chainFirewall
+		return o.adds(id)
 	default:
-		return expressions == nil || namesTarget(expressions)
+		return expressions == nil || o.namesTarget(expressions)
 	}
 }
 
@@ -167,23 +168,9 @@ var hooked = map[chainID]bool{
 
 func isHooked(id chainID) bool { return hooked[id] }
 
-// targets are the chains to which our jumps lead.
-var targets = [][]byte{
-	[]byte(chainServices + "\x00"), []byte(chainExternalServices + "\x00"), []byte(chainNodePorts + "\x00"),
-	[]byte(chainPostrouting + "\x00"), []byte(chainForward + "\x00"), []byte(chainProxyFirewall + "\x00"),
-	[]byte(chainFirewall + "\x00"),
-}
-
-// namesTarget reports whether a rule names a chain to which our jumps lead,
-// wherever it does.
-func namesTarget(expressions []byte) bool {
-	for _, t := range targets {
-		if bytes.Contains(expressions, t) {
-			return true
-		}
-	}
-	return false
-}
+// targets are the names of the chains to which the jumps of mode IPTables lead.
+var targets = namesInRules(chainServices, chainExternalServices, chainNodePorts,
+	chainPostrouting, chainForward, chainProxyFirewall, chainFirewall)
 
 // attributes yields the attributes of a message, by kind.
 func attributes(body []byte) iter.Seq2[uint16, []byte] {

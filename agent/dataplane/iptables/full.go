@@ -322,36 +322,18 @@ func (p *fullPass) deleteStale(ctx context.Context) error {
 		}
 	}
 	for names := range slices.Chunk(stale, limit) {
-		if err := p.deleteChains(ctx, names); err != nil {
+		stuck, err := deleteChains(ctx, p.kernel, nat, names)
+		if err != nil {
 			return fmt.Errorf("delete chains that belong to no Service: %w", err)
+		}
+		for _, name := range stuck {
+			if p.scope.stuck == nil {
+				p.scope.stuck = map[string]struct{}{}
+			}
+			p.scope.stuck[name] = struct{}{}
 		}
 	}
 	return nil
-}
-
-// deleteChains deletes chains but for those to which somebody else's rules
-// jump. They stay, empty.
-func (p *fullPass) deleteChains(ctx context.Context, names []string) error {
-	var t transaction
-	for _, name := range names {
-		t.deleteChain(name)
-	}
-	err := p.kernel.apply(ctx, t.String())
-	if !isRefusal(err) {
-		return err
-	}
-	if len(names) == 1 {
-		if p.scope.stuck == nil {
-			p.scope.stuck = map[string]struct{}{}
-		}
-		p.scope.stuck[names[0]] = struct{}{}
-		return nil
-	}
-	half := len(names) / 2
-	if err := p.deleteChains(ctx, names[:half]); err != nil {
-		return err
-	}
-	return p.deleteChains(ctx, names[half:])
 }
 
 // warnings are what could not be done besides the rules of Services.

@@ -37,6 +37,22 @@ type Options struct {
 	Model Model
 }
 
+// complete fills in what is left out.
+func (o *Options) complete() {
+	if o.ProcFolder == "" {
+		o.ProcFolder = "/proc"
+	}
+	if o.SysctlFolder == "" {
+		o.SysctlFolder = filepath.Join(o.ProcFolder, "sys")
+	}
+	if o.Programs == nil {
+		o.Programs = NewPrograms(o.Folder, "")
+	}
+	if o.Commits == nil {
+		o.Commits = &Commits{}
+	}
+}
+
 // kernel reads and writes the rules of one IP family. Tests put a model of the
 // kernel in its place.
 type kernel interface {
@@ -45,6 +61,9 @@ type kernel interface {
 	find(ctx context.Context) error
 	// probe reports whether the kernel has NAT.
 	probe() error
+	// lacks returns those of the named matches that the programs or the kernel do
+	// not know.
+	lacks(ctx context.Context, matches []string) ([]string, error)
 	// read reads the tables nat and filter.
 	read(ctx context.Context) (*kernelState, error)
 	// apply runs the input of iptables-restore. Each section is applied as a
@@ -118,6 +137,8 @@ type Dataplane struct {
 	unread int
 	// spare is what the last Verify has read, if it found a difference.
 	spare *spare
+	// retired: nothing of this mode was left when it was last looked.
+	retired retired
 	// audited is the last comparison beside another proxy; nil: none yet.
 	audited *audited
 }
@@ -132,21 +153,10 @@ var _ dataplane.Dataplane = (*Dataplane)(nil)
 
 // New makes a Dataplane for one IP family. It runs nothing yet.
 func New(family dataplane.Family, o Options) *Dataplane {
-	if o.ProcFolder == "" {
-		o.ProcFolder = "/proc"
-	}
-	if o.SysctlFolder == "" {
-		o.SysctlFolder = filepath.Join(o.ProcFolder, "sys")
-	}
-	if o.Programs == nil {
-		o.Programs = NewPrograms(o.Folder, "")
-	}
-	if o.Commits == nil {
-		o.Commits = &Commits{}
-	}
+	o.complete()
 	d := &Dataplane{
 		family:  family,
-		kernel:  &tally{kernel: newKernel(family, &o)},
+		kernel:  &tally{kernel: newKernel(family, modeIPTables, &o)},
 		proc:    o.ProcFolder,
 		sysctl:  o.SysctlFolder,
 		refused: map[dataplane.ServiceName]refusal{},

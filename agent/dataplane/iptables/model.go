@@ -33,6 +33,8 @@ func (m modelled) probe() error                    { return nil }
 func (m modelled) others() (uint32, bool)          { return 0, false }
 func (m modelled) unwatched(do func() error) error { return do() }
 
+func (m modelled) lacks(context.Context, []string) ([]string, error) { return nil, nil }
+
 func (m modelled) entries() (int, bool) { return 0, false }
 func (m modelled) legacy() bool         { return false }
 func (m modelled) randomFully() bool    { return true }
@@ -71,10 +73,12 @@ func asRefusal(err error) error {
 	return &toolError{program: "iptables-restore", cause: refused, output: err.Error(), faults: readFaults(err.Error()), err: err}
 }
 
-// newKernel is the node's kernel, or the model in its place.
-func newKernel(family dataplane.Family, o *Options) kernel {
+// newKernel is the node's kernel, or the model in its place, for one of the modes.
+func newKernel(family dataplane.Family, mode owner, o *Options) kernel {
 	if o.Model != nil {
 		return modelled{o.Model}
 	}
-	return newTools(family, o.Programs, o.Commits)
+	t := newTools(family, o.Programs, o.Commits)
+	t.owner = mode
+	return t
 }

@@ -24,6 +24,15 @@ const (
 	chainFirewall = "KUBE-FIREWALL"
 )
 
+// Chains of mode IPVS alone. It shares others with this mode: see isShared.
+const (
+	chainNodePort      = "KUBE-NODE-PORT"
+	chainLoadBalancer  = "KUBE-LOAD-BALANCER"
+	chainSourceRanges  = "KUBE-SOURCE-RANGES-FIREWALL"
+	chainIPVSFilter    = "KUBE-IPVS-FILTER"
+	chainIPVSOutFilter = "KUBE-IPVS-OUT-FILTER"
+)
+
 // Prefixes of chains that belong to one port of a Service.
 const (
 	prefixCluster  = "KUBE-SVC-"

@@ -33,6 +33,7 @@ const (
 // tools runs the iptables programs of one IP family.
 type tools struct {
 	family   dataplane.Family
+	owner    owner // whose chains are watched
 	programs *Programs
 	// The following are set once the programs have been found.
 	command string // such as iptables
@@ -88,7 +89,9 @@ func (t *tools) all(ctx context.Context) ([]kernel, error) {
 	}
 	var out []kernel
 	for _, p := range programs {
-		out = append(out, newTools(t.family, p, t.commits))
+		one := newTools(t.family, p, t.commits)
+		one.owner = t.owner
+		out = append(out, one)
 	}
 	return out, nil
 }
@@ -115,6 +118,29 @@ func (t *tools) probe() error {
 	}
 	return fmt.Errorf("%w: %s cannot list the table nat; the kernel may lack it: %w",
 		dataplane.ErrUnsupported, t.command, err)
+}
+
+// saysUnknown is what the programs print of a match that they know and the kernel
+// does not. They load the kernel's module for it where there is one.
+const saysUnknown = "missing kernel module"
+
+func (t *tools) lacks(ctx context.Context, matches []string) ([]string, error) {
+	var out []string
+	for _, m := range matches {
+		cmd := exec.CommandContext(ctx, t.command, "-m", m, "--help")
+		cmd.Env = environment()
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		err := cmd.Run()
+		var exit *exec.ExitError
+		switch {
+		case errors.As(err, &exit) && exit.Exited(), strings.Contains(stderr.String(), saysUnknown):
+			out = append(out, m)
+		case err != nil:
+			return nil, newToolError(t.command, err, stderr.String())
+		}
+	}
+	return out, nil
 }
 
 func (t *tools) insert(h hook) error {

@@ -16,19 +16,22 @@ import (
 
 var _ dataplane.Watcher = (*Dataplane)(nil)
 
-// Watch implements dataplane.Watcher: by the events of the nf_tables kernel, or
-// by what the legacy one tells of its tables. It begins after the first
-// successful Apply.
+// Watch implements dataplane.Watcher. It begins after the first successful Apply.
 func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	select {
 	case <-ctx.Done():
-		return
 	case <-d.applied:
+		watchRules(ctx, d.kernel, &d.entries, changed)
 	}
+}
+
+// watchRules calls changed for what others change, until ctx is done: by the events
+// of the nf_tables kernel, or by what the legacy one tells of its tables.
+func watchRules(ctx context.Context, k kernel, expected *atomic.Pointer[entries], changed func(dataplane.Change)) {
 	for {
 		// An error has no other effect than that changes are noticed by
 		// verifications only.
-		_ = d.kernel.watch(ctx, &d.entries, changed)
+		_ = k.watch(ctx, expected, changed)
 		select {
 		case <-ctx.Done():
 			return
@@ -42,7 +45,7 @@ func (t *tools) watch(ctx context.Context, expected *atomic.Pointer[entries], ch
 	if t.legacy() {
 		return watchEntries(ctx, t.family, expected, changed)
 	}
-	w := eventWatch{commits: t.commits, events: events{family: t.family}, changed: changed}
+	w := eventWatch{commits: t.commits, events: events{family: t.family, owner: t.owner}, changed: changed}
 	return w.run(ctx)
 }
 
