@@ -160,6 +160,7 @@ type ownedRule struct {
 type sharedDiff struct {
 	chain   sharedChain
 	missing bool        // the chain does not exist
+	head    []string    // rules of mode IPVS that must come first, as the kernel prints them
 	fixed   bool        // the fixed rules are not as they should be
 	add     []ownedRule // rules of Services that are missing
 	remove  []string    // rules in the kernel that must go, as it prints them
@@ -205,7 +206,11 @@ func compareSharedChain(w *wanted, k *kernelState, s *scope, c sharedChain, want
 		return d
 	}
 	if !c.dispatch {
-		d.fixed = !fixedHolds(c, have)
+		rest := have
+		if c.id == (chainID{nat, chainPostrouting}) {
+			rest, d.head = splitIPVS(have)
+		}
+		d.fixed = !fixedHolds(c, rest)
 		return d
 	}
 	rules, tailHolds := cutTail(have.rules, c.fixed)
@@ -218,6 +223,12 @@ func compareSharedChain(w *wanted, k *kernelState, s *scope, c sharedChain, want
 		switch {
 		case open[r.hash] > 0:
 			open[r.hash]--
+			d.keep = append(d.keep, r.spec)
+		case c.id.table == nat && marksOwnSource(r.spec):
+			d.head = append(d.head, r.spec)
+		case passesLoopback(r), isIPVSRule(r) && s.prune:
+			d.remove = append(d.remove, r.spec)
+		case isIPVSRule(r):
 			d.keep = append(d.keep, r.spec)
 		case s.mayRemove(w, comment(r.spec)):
 			d.remove = append(d.remove, r.spec)
@@ -232,6 +243,23 @@ func compareSharedChain(w *wanted, k *kernelState, s *scope, c sharedChain, want
 		}
 	}
 	return d
+}
+
+// splitIPVS splits off the rules of mode IPVS at the head of a chain. They stay as
+// long as connections may go through IPVS.
+func splitIPVS(have *kernelChain) (rest *kernelChain, head []string) {
+	i := slices.IndexFunc(have.rules, func(r kernelRule) bool { return !isIPVSRule(r) })
+	if i <= 0 {
+		return have, nil
+	}
+	rest = &kernelChain{}
+	for _, r := range have.rules[:i] {
+		head = append(head, r.spec)
+	}
+	for _, r := range have.rules[i:] {
+		rest.add(r.spec, true)
+	}
+	return rest, head
 }
 
 // fixedHolds reports whether a chain without dispatch rules is as it should be.

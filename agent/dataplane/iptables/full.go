@@ -66,9 +66,14 @@ type fullPass struct {
 	scope   scope
 	changed map[dataplane.ServiceName]struct{}
 	runs    int // of iptables-restore that were refused
+	// behindIPVS: mode IPVS has served the node, and may still.
+	behindIPVS bool
 }
 
 func (p *fullPass) run(ctx context.Context) error {
+	if err := p.swapFirewallJumps(ctx); err != nil {
+		return err
+	}
 	hooks := compareHooks(p.want, p.state)
 	early := leadNowhere(hooks, p.want, p.state)
 	if err := p.writeBase(ctx, early); err != nil {
@@ -81,6 +86,9 @@ func (p *fullPass) run(ctx context.Context) error {
 		}
 	}
 	if err := p.writeServices(ctx); err != nil {
+		return err
+	}
+	if err := p.writeFirewall(ctx); err != nil {
 		return err
 	}
 	if !early {
@@ -119,7 +127,7 @@ func (p *fullPass) writeServices(ctx context.Context) error {
 	if err := p.writeChains(ctx); err != nil {
 		return err
 	}
-	return p.writeDispatch(ctx)
+	return p.writeDispatch(ctx, p.compareDispatch())
 }
 
 // writeAtOnce writes everything of Services in one call. It reports false where
@@ -169,8 +177,8 @@ func (p *fullPass) writeRefusals(ctx context.Context) error {
 		t     transaction
 		added []ownedRule
 	)
-	for _, d := range compareShared(p.want, p.state, &p.scope) {
-		if d.chain.id.table != filter || !d.chain.dispatch || d.missing {
+	for _, d := range p.compareDispatch() {
+		if d.chain.id.table != filter || d.missing {
 			continue
 		}
 		for _, r := range d.add {
@@ -215,10 +223,11 @@ func (p *fullPass) addChains(t *transaction, names []dataplane.ServiceName, diff
 	}
 }
 
-// compareDispatch returns how the shared chains with rules of Services differ.
+// compareDispatch returns how the shared chains with rules of Services differ,
+// but for that which has to wait for writeFirewall.
 func (p *fullPass) compareDispatch() []*sharedDiff {
 	return slices.DeleteFunc(compareShared(p.want, p.state, &p.scope),
-		func(d *sharedDiff) bool { return !d.chain.dispatch })
+		func(d *sharedDiff) bool { return !d.chain.dispatch || p.behindIPVS && isFirewall(d) })
 }
 
 // noteAdded notes the Services whose rules in shared chains were added.
@@ -233,8 +242,7 @@ func (p *fullPass) noteAdded(diffs []*sharedDiff) {
 // writeDispatch brings the shared chains with rules of Services up to date.
 // Where the kernel refuses that, everything but new rules of Services is
 // written first, then those.
-func (p *fullPass) writeDispatch(ctx context.Context) error {
-	diffs := p.compareDispatch()
+func (p *fullPass) writeDispatch(ctx context.Context, diffs []*sharedDiff) error {
 	var t transaction
 	for _, d := range diffs {
 		t.writeShared(d)

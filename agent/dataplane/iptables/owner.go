@@ -93,13 +93,13 @@ func isServicesRule(spec string) bool {
 }
 
 // isIPVSRule reports whether a rule of a shared chain is one of mode IPVS.
-func isIPVSRule(spec string) bool {
-	target, _ := jumpTarget(spec)
+func isIPVSRule(r kernelRule) bool {
+	target, _ := jumpTarget(r.spec)
 	switch target {
 	case chainNodePort, chainLoadBalancer, chainSourceRanges:
 		return true
 	}
-	return asksOurSet(spec) || passesLoopback(spec)
+	return asksOurSet(r.spec) || passesLoopback(r)
 }
 
 // asksOurSet reports whether a rule asks an ipset of mode IPVS.
@@ -109,10 +109,9 @@ func asksOurSet(spec string) bool {
 
 // passesLoopback reports whether a rule is the first of nat KUBE-SERVICES in mode
 // IPVS, where NodePorts do not answer on loopback addresses.
-func passesLoopback(spec string) bool {
-	h := ruleHash(spec)
-	return h == ruleHash("-s 127.0.0.0/8 -j RETURN") || h == ruleHash("-s ::1/128 -j RETURN")
-}
+func passesLoopback(r kernelRule) bool { return slices.Contains(loopbackReturns, r.hash) }
+
+var loopbackReturns = []uint64{ruleHash("-s 127.0.0.0/8 -j RETURN"), ruleHash("-s ::1/128 -j RETURN")}
 
 // marksOwnSource reports whether a rule of mode IPVS has connections masqueraded
 // whose source is a cluster IP: while those are addresses of the node, its kernel

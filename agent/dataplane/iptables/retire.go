@@ -131,7 +131,7 @@ func compareChainIDs(a, b chainID) int {
 func (o owner) without(id chainID, have *kernelChain) []string {
 	var gone, stay []string
 	for _, r := range have.rules {
-		if o.leaves(id, r.spec) {
+		if o.leaves(id, r) {
 			gone = append(gone, "-D "+id.name+" "+r.spec)
 		} else {
 			stay = append(stay, "-A "+id.name+" "+r.spec)
@@ -144,15 +144,15 @@ func (o owner) without(id chainID, have *kernelChain) []string {
 }
 
 // leaves reports whether a rule of a chain that stays goes with a mode.
-func (o owner) leaves(id chainID, spec string) bool {
-	target, jumps := jumpTarget(spec)
+func (o owner) leaves(id chainID, r kernelRule) bool {
+	target, jumps := jumpTarget(r.spec)
 	switch {
 	case jumps && o.ownsAlone(chainID{id.table, target}):
 		return true
 	case isHooked(id):
-		return o.isFirewallJump(spec)
+		return o.isFirewallJump(r.spec)
 	default:
-		return o == modeIPVS && isShared(id) && isIPVSRule(spec)
+		return o == modeIPVS && isShared(id) && isIPVSRule(r)
 	}
 }
 

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -86,11 +87,22 @@ func (t *transaction) writeShared(d *sharedDiff) {
 	for _, r := range d.add {
 		t.addRule(r.dispatchRule)
 	}
+	if len(d.add) > 0 {
+		t.putFirst(c.id, d.head)
+	}
 	for _, spec := range d.remove {
 		t.removeRule(c.id, spec)
 	}
 	if d.fixed {
 		t.appendRules(c.id, c.fixed)
+	}
+}
+
+// putFirst moves rules of a chain to its head.
+func (t *transaction) putFirst(in chainID, specs []string) {
+	for _, spec := range slices.Backward(specs) {
+		t.removeRule(in, spec)
+		t.line(t.rules(in.table), "-I ", in.name, " ", spec)
 	}
 }
 
@@ -128,16 +140,17 @@ func (t *transaction) declareShared(id chainID) {
 func (t *transaction) writeSharedWhole(d *sharedDiff) {
 	id := d.chain.id
 	t.declareShared(id)
+	t.appendRules(id, d.head)
+	b := t.rules(id.table)
+	for _, r := range d.add { // before others', which may take what is for Services
+		t.line(b, "-A ", id.name, " ", r.spec)
+	}
 	t.appendRules(id, d.keep)
 	if id.table == filter {
 		t.appendRules(id, d.remove) // they go last, as in removeRule
 		for _, spec := range d.remove {
 			t.removeRule(id, spec)
 		}
-	}
-	b := t.rules(id.table)
-	for _, r := range d.add {
-		t.line(b, "-A ", id.name, " ", r.spec)
 	}
 	t.appendRules(id, d.chain.fixed)
 }

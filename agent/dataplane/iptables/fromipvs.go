@@ -1,0 +1,63 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// A packet through IPVS passes filter INPUT with the address of the Service as its
+// destination, as one that nat did not translate. So where mode IPVS serves the
+// node, rules that drop what nat did not translate come after nat translates.
+
+// swapFirewallJumps has the jumps of mode IPVS to KUBE-PROXY-FIREWALL replaced by
+// ours, which are for new connections only: those that go through IPVS go on.
+func (p *fullPass) swapFirewallJumps(ctx context.Context) error {
+	var input strings.Builder
+	for _, h := range slices.Backward(p.want.config.hooks()) {
+		have := p.state.chains[h.in]
+		if have == nil || !modeIPTables.isFirewallJump(h.spec) {
+			continue
+		}
+		theirs := func(r kernelRule) bool { return modeIPVS.isFirewallJump(r.spec) }
+		if !slices.ContainsFunc(have.rules, theirs) {
+			continue
+		}
+		p.behindIPVS = true
+		hash := ruleHash(h.spec)
+		if !slices.ContainsFunc(have.rules, func(r kernelRule) bool { return r.hash == hash }) {
+			fmt.Fprintf(&input, "-I %s %s\n", h.in.name, h.spec)
+			have.insert(h.spec)
+		}
+		for _, r := range have.rules {
+			if theirs(r) {
+				fmt.Fprintf(&input, "-D %s %s\n", h.in.name, r.spec)
+				have.count--
+			}
+		}
+		have.rules = slices.DeleteFunc(have.rules, theirs)
+	}
+	if services := p.state.chains[chainID{nat, chainServices}]; services != nil {
+		p.behindIPVS = p.behindIPVS || slices.ContainsFunc(services.rules, isIPVSRule)
+	}
+	if input.Len() == 0 {
+		return nil
+	}
+	if err := p.kernel.apply(ctx, "*filter\n"+input.String()+"COMMIT\n"); err != nil {
+		return fmt.Errorf("replace the jumps of mode IPVS to %s: %w", chainProxyFirewall, err)
+	}
+	return nil
+}
+
+// writeFirewall writes the rules of Services in KUBE-PROXY-FIREWALL where they had
+// to wait.
+func (p *fullPass) writeFirewall(ctx context.Context) error {
+	if !p.behindIPVS {
+		return nil
+	}
+	diffs := slices.DeleteFunc(compareShared(p.want, p.state, &p.scope), func(d *sharedDiff) bool { return !isFirewall(d) })
+	return p.writeDispatch(ctx, diffs)
+}
+
+func isFirewall(d *sharedDiff) bool { return d.chain.id == chainID{filter, chainProxyFirewall} }
