@@ -178,6 +178,9 @@ type Result struct {
 	// this one came upon it without having been asked to look. Count is 0 if
 	// nothing, or where that is not known.
 	Repaired Difference
+	// Retiring says what of another mode the kernel still holds, and what that
+	// waits for, for people; empty: nothing.
+	Retiring string
 	Counts
 	// Tables count rules by table, where the implementation has tables.
 	Tables map[string]TableCount
@@ -194,6 +197,9 @@ type Counts struct {
 	SetEntries int
 	// VirtualServers are those of IPVS, RealServers those of all of them together.
 	VirtualServers, RealServers int
+	// Draining are those of RealServers that get no new connections and go once
+	// theirs have ended.
+	Draining int
 }
 
 // Add returns the sums.
@@ -201,6 +207,7 @@ func (c Counts) Add(o Counts) Counts {
 	return Counts{
 		Chains: c.Chains + o.Chains, Rules: c.Rules + o.Rules, SetEntries: c.SetEntries + o.SetEntries,
 		VirtualServers: c.VirtualServers + o.VirtualServers, RealServers: c.RealServers + o.RealServers,
+		Draining: c.Draining + o.Draining,
 	}
 }
 
@@ -261,6 +268,13 @@ type Retirer interface {
 	// is to be repeated; empty: nothing is left. It costs little where there is
 	// nothing to remove, and knows what is there without having written it.
 	Retire(ctx context.Context, r *Ruleset) (pending string, err error)
+}
+
+// Chooser is a Dataplane that has several modes. Its Apply asks what the mode
+// of the Ruleset needs of the node; Supported is what all modes need.
+type Chooser interface {
+	// SupportsMode is Supported for one mode, whichever runs.
+	SupportsMode(ctx context.Context, mode v1alpha1.ProxyMode, n *Node) error
 }
 
 // MaxExamples bounds lists of examples.

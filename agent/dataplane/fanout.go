@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // Fanout joins the implementations of several IP families. Families run at
@@ -53,6 +55,21 @@ func (f *Fanout) Apply(ctx context.Context, rulesets map[Family]*Ruleset) map[Fa
 		}
 		return d.Apply(ctx, r)
 	})
+}
+
+// SupportsMode tells of each family that has a Ruleset whether the node can run
+// a mode; see Chooser. A data plane that has no modes can run any.
+func (f *Fanout) SupportsMode(ctx context.Context, mode v1alpha1.ProxyMode, rulesets map[Family]*Ruleset) map[Family]error {
+	errs := make(map[Family]error, len(rulesets))
+	for family, outcome := range each(f, rulesets, func(d Dataplane, r *Ruleset) (struct{}, error) {
+		if chooser, ok := d.(Chooser); ok {
+			return struct{}{}, chooser.SupportsMode(ctx, mode, &r.Node)
+		}
+		return struct{}{}, nil
+	}) {
+		errs[family] = outcome.Err
+	}
+	return errs
 }
 
 // Verify compares the kernel to each family's Ruleset.

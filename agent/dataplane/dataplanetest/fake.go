@@ -30,6 +30,10 @@ type Fake struct {
 	warnings    []string
 	rechecks    int
 	audits      int
+	mode        v1alpha1.ProxyMode
+	lacks       map[v1alpha1.ProxyMode]error
+	asked       int
+	draining    string
 	changes     chan struct{}
 	signs       chan dataplane.Change
 }
@@ -39,6 +43,8 @@ var (
 	_ dataplane.Follower  = (*Fake)(nil)
 	_ dataplane.Auditor   = (*Fake)(nil)
 	_ dataplane.Watcher   = (*Fake)(nil)
+	_ dataplane.Chooser   = (*Fake)(nil)
+	_ dataplane.Retirer   = (*Fake)(nil)
 )
 
 // NewFake returns a data plane with an empty kernel.
@@ -47,6 +53,7 @@ func NewFake() *Fake {
 		kernel:    map[dataplane.ServiceName]*dataplane.Service{},
 		refuses:   map[dataplane.ServiceName]string{},
 		refused:   map[dataplane.ServiceName]string{},
+		lacks:     map[v1alpha1.ProxyMode]error{},
 		needsFull: true,
 		changes:   make(chan struct{}, 1),
 		signs:     make(chan dataplane.Change, 1),
@@ -90,10 +97,31 @@ func (f *Fake) Supported(context.Context, *dataplane.Node) error {
 	return nil
 }
 
+// SupportsMode implements dataplane.Chooser.
+func (f *Fake) SupportsMode(_ context.Context, mode v1alpha1.ProxyMode, _ *dataplane.Node) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked++
+	return f.lacking(mode)
+}
+
+func (f *Fake) lacking(mode v1alpha1.ProxyMode) error {
+	if f.unsupported != "" {
+		return fmt.Errorf("%s: %w", f.unsupported, dataplane.ErrUnsupported)
+	}
+	return f.lacks[mode]
+}
+
 // Apply implements dataplane.Dataplane.
 func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if err := f.lacks[r.Mode]; err != nil {
+		return dataplane.Result{}, err
+	}
+	if f.mode != "" && f.mode != r.Mode && !r.Full {
+		return dataplane.Result{}, fmt.Errorf("the first Apply of another mode is not full")
+	}
 	if f.needsFull && !r.Full {
 		return dataplane.Result{}, fmt.Errorf("the first Apply, or one after an error, is not full")
 	}
@@ -102,7 +130,7 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 		return dataplane.Result{}, f.failure
 	}
 	f.needsFull = false
-	f.node = r.Node
+	f.node, f.mode = r.Node, r.Mode
 	if r.Recheck {
 		f.rechecks++
 	}
@@ -183,8 +211,8 @@ func (f *Fake) Audit(_ context.Context, r *dataplane.Ruleset) (dataplane.Audit, 
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.audits++
-	if f.unsupported != "" {
-		return dataplane.Audit{}, fmt.Errorf("%s: %w", f.unsupported, dataplane.ErrUnsupported)
+	if err := f.lacking(r.Mode); err != nil {
+		return dataplane.Audit{}, err
 	}
 	if f.failure != nil {
 		return dataplane.Audit{}, f.failure
@@ -225,6 +253,47 @@ func (f *Fake) Cleanup(context.Context) error {
 	clear(f.kernel)
 	f.needsFull = true
 	return nil
+}
+
+// Retire implements dataplane.Retirer.
+func (f *Fake) Retire(context.Context, *dataplane.Ruleset) (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.failure != nil || f.draining != "" {
+		return f.draining, f.failure
+	}
+	clear(f.kernel)
+	f.needsFull = true
+	return "", nil
+}
+
+// Drain has Retire leave everything for now, because of what is said; empty ends
+// that.
+func (f *Fake) Drain(why string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.draining = why
+}
+
+// Mode returns the mode that was last applied.
+func (f *Fake) Mode() v1alpha1.ProxyMode {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.mode
+}
+
+// LackMode makes the node lack something for one mode; nil ends that.
+func (f *Fake) LackMode(mode v1alpha1.ProxyMode, why error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lacks[mode] = why
+}
+
+// Asked counts how often it was asked whether the node can run a mode.
+func (f *Fake) Asked() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.asked
 }
 
 // count stands for chains and rules: one chain for each Service, one rule for

@@ -1,0 +1,259 @@
+// Package modes joins the modes of one IP family to one data plane, which runs
+// the mode that a Ruleset asks for and then removes what served the others.
+package modes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// retirePause is the time between looks at what is left of another mode.
+const retirePause = 10 * time.Second
+
+// Dataplane is the data plane of all modes of one IP family. Which of them ran
+// before it was made is not known: the first Apply takes the kernel over from
+// any of them.
+//
+// A mode that begins to run reads and compares all of the kernel. What serves
+// the others alone is removed only after that has succeeded, and only where the
+// Ruleset allows to remove anything: till then connections have something to go
+// by.
+//
+// Where a new mode cannot be applied, the one that ran goes on: it gets each
+// Ruleset meanwhile, so that Services do not grow old behind a failure, and
+// takes back what both modes use. Apply returns the error all the same. After a
+// restart there is no mode that ran; the kernel stays as it is then, but for
+// what the new mode has written.
+//
+// A Service that the new mode refuses does not keep the others from ending,
+// except IPVS from ending for iptables: packets come to virtual servers after
+// the rules of iptables, so those go on serving it. In the other direction the
+// rules that would serve it cannot be reached any more.
+type Dataplane struct {
+	// Clock times the looks at what is left of another mode.
+	Clock clock.WithTicker
+
+	planes map[v1alpha1.ProxyMode]dataplane.Dataplane
+	// applied is the mode that the last successful Apply was for; empty: none, or
+	// somebody else may have written since.
+	applied v1alpha1.ProxyMode
+	// due are the modes of which something may be left in the kernel.
+	due map[v1alpha1.ProxyMode]struct{}
+	// again holds one while something is to be looked at after retirePause.
+	again chan struct{}
+
+	mu sync.Mutex // guards everything below
+	// runs is the mode whose changes are followed; empty: none. Changed is closed
+	// when it changes.
+	runs    v1alpha1.ProxyMode
+	changed chan struct{}
+	// used are the modes of which the kernel may hold something that we wrote.
+	used map[v1alpha1.ProxyMode]bool
+}
+
+var (
+	_ dataplane.Dataplane = (*Dataplane)(nil)
+	_ dataplane.Chooser   = (*Dataplane)(nil)
+	_ dataplane.Follower  = (*Dataplane)(nil)
+	_ dataplane.Watcher   = (*Dataplane)(nil)
+	_ dataplane.Auditor   = (*Dataplane)(nil)
+)
+
+// New joins one data plane for each mode.
+func New(planes map[v1alpha1.ProxyMode]dataplane.Dataplane) *Dataplane {
+	return &Dataplane{
+		Clock:   clock.RealClock{},
+		planes:  planes,
+		due:     map[v1alpha1.ProxyMode]struct{}{},
+		again:   make(chan struct{}, 1),
+		changed: make(chan struct{}),
+		used:    map[v1alpha1.ProxyMode]bool{},
+	}
+}
+
+// Supported implements dataplane.Dataplane. What the modes need differs, and
+// there is nothing that all do: see SupportsMode.
+func (d *Dataplane) Supported(context.Context, *dataplane.Node) error { return nil }
+
+// SupportsMode implements dataplane.Chooser.
+func (d *Dataplane) SupportsMode(ctx context.Context, mode v1alpha1.ProxyMode, n *dataplane.Node) error {
+	plane, err := d.plane(mode)
+	if err != nil {
+		return err
+	}
+	return plane.Supported(ctx, n)
+}
+
+func (d *Dataplane) plane(mode v1alpha1.ProxyMode) (dataplane.Dataplane, error) {
+	if plane, found := d.planes[mode]; found {
+		return plane, nil
+	}
+	return nil, fmt.Errorf("%w: mode %q", dataplane.ErrUnsupported, mode)
+}
+
+// Uses reports whether the kernel may hold something of a mode that this data
+// plane has written. It may be called from any goroutine.
+func (d *Dataplane) Uses(mode v1alpha1.ProxyMode) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.used[mode]
+}
+
+// Apply implements dataplane.Dataplane.
+func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
+	plane, err := d.plane(r.Mode)
+	if err != nil {
+		return dataplane.Result{}, err
+	}
+	former := d.applied
+	if former != r.Mode {
+		whole := *r
+		whole.Full = true
+		r = &whole
+	}
+	result, err := d.applyMode(ctx, plane, r)
+	if err != nil {
+		if former != r.Mode && former != "" {
+			err = d.goOn(ctx, former, r, err)
+		}
+		return dataplane.Result{}, err
+	}
+	d.applied = r.Mode
+	if r.Full { // somebody else may have put other modes' things there
+		for mode := range d.planes {
+			d.due[mode] = struct{}{}
+		}
+	}
+	delete(d.due, r.Mode)
+	d.retire(ctx, r, &result)
+	return result, nil
+}
+
+func (d *Dataplane) applyMode(ctx context.Context, plane dataplane.Dataplane, r *dataplane.Ruleset) (dataplane.Result, error) {
+	if r.Full {
+		if err := plane.Supported(ctx, &r.Node); err != nil {
+			return dataplane.Result{}, err
+		}
+	}
+	d.use(r.Mode, true)
+	d.follow(r.Mode) // before, so that nothing is missed
+	return plane.Apply(ctx, r)
+}
+
+// goOn applies r by the mode that ran, because another one could not be, and
+// returns why.
+func (d *Dataplane) goOn(ctx context.Context, former v1alpha1.ProxyMode, r *dataplane.Ruleset, why error) error {
+	why = fmt.Errorf("mode %s cannot be applied, mode %s goes on: %w", r.Mode, former, why)
+	old := *r // full, since the new mode may have changed what both use
+	old.Mode = former
+	if _, err := d.applyMode(ctx, d.planes[former], &old); err != nil {
+		return errors.Join(why, fmt.Errorf("mode %s: %w", former, err))
+	}
+	return why
+}
+
+// retire removes what is left of modes that do not run, as far as that may be,
+// and tells in result what is not.
+func (d *Dataplane) retire(ctx context.Context, r *dataplane.Ruleset, result *dataplane.Result) {
+	if !r.Prune { // the next Apply that may remove something is full
+		return
+	}
+	var pending []string
+	again := false
+	for _, mode := range slices.Sorted(maps.Keys(d.due)) {
+		if mode == v1alpha1.ModeIPVS && d.Uses(mode) && len(result.Refused) > 0 {
+			pending = append(pending, fmt.Sprintf("what serves mode %s stays, for Services that mode %s refuses", mode, r.Mode))
+			continue
+		}
+		why, err := d.retireMode(ctx, mode, r)
+		switch {
+		case err != nil:
+			again = true
+			if len(result.Warnings) < dataplane.MaxExamples {
+				result.Warnings = append(result.Warnings, fmt.Sprintf("what served mode %s could not be removed: %v; trying again every %s", mode, err, retirePause))
+			}
+		case why != "":
+			again = true
+			pending = append(pending, fmt.Sprintf("what served mode %s goes later: %s", mode, why))
+		default:
+			delete(d.due, mode)
+			d.use(mode, false)
+		}
+	}
+	result.Retiring = strings.Join(pending, "; ")
+	if again {
+		select {
+		case d.again <- struct{}{}:
+		default: // it is looked at anyway
+		}
+	}
+}
+
+func (d *Dataplane) retireMode(ctx context.Context, mode v1alpha1.ProxyMode, r *dataplane.Ruleset) (string, error) {
+	retirer, ok := d.planes[mode].(dataplane.Retirer)
+	if !ok {
+		return "", nil
+	}
+	return retirer.Retire(ctx, r)
+}
+
+// Verify implements dataplane.Dataplane.
+func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
+	plane, err := d.plane(r.Mode)
+	if err != nil {
+		return dataplane.Difference{}, err
+	}
+	return plane.Verify(ctx, r)
+}
+
+// Audit implements dataplane.Auditor: by the mode that an Apply would run.
+func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.Audit, error) {
+	plane, err := d.plane(r.Mode)
+	if err != nil {
+		return dataplane.Audit{}, err
+	}
+	auditor, ok := plane.(dataplane.Auditor)
+	if !ok {
+		return dataplane.Audit{}, fmt.Errorf("%w: enforcement Audit in mode %s", dataplane.ErrUnsupported, r.Mode)
+	}
+	d.applied = ""
+	d.follow(r.Mode)
+	return auditor.Audit(ctx, r)
+}
+
+// Cleanup implements dataplane.Dataplane, for all modes. That the node cannot
+// run IPVS is no error: then there is nothing of it. Every mode needs iptables.
+func (d *Dataplane) Cleanup(ctx context.Context) error {
+	d.applied = ""
+	clear(d.due)
+	d.follow("")
+	var errs []error
+	for _, mode := range slices.Sorted(maps.Keys(d.planes)) {
+		err := d.planes[mode].Cleanup(ctx)
+		if errors.Is(err, dataplane.ErrUnsupported) && mode != v1alpha1.ModeIPTables {
+			err = nil
+		}
+		if err == nil {
+			d.use(mode, false)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (d *Dataplane) use(mode v1alpha1.ProxyMode, used bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.used[mode] = used
+}

@@ -1,0 +1,338 @@
+package modes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+const (
+	rules   = v1alpha1.ModeIPTables
+	servers = v1alpha1.ModeIPVS
+)
+
+// node is one with two modes, whose kernel outlives an agent.
+type node struct {
+	t        *testing.T
+	kernel   map[v1alpha1.ProxyMode]*dataplanetest.Fake
+	plane    *Dataplane
+	services map[dataplane.ServiceName]*dataplane.Service
+	fresh    bool // the next Apply is the agent's first
+}
+
+func newNode(t *testing.T) *node {
+	n := &node{
+		t:        t,
+		kernel:   map[v1alpha1.ProxyMode]*dataplanetest.Fake{rules: dataplanetest.NewFake(), servers: dataplanetest.NewFake()},
+		services: map[dataplane.ServiceName]*dataplane.Service{},
+	}
+	n.restart()
+	n.set("cart")
+	return n
+}
+
+func (n *node) restart() {
+	planes := map[v1alpha1.ProxyMode]dataplane.Dataplane{}
+	for mode, fake := range n.kernel {
+		planes[mode] = fake
+	}
+	n.plane, n.fresh = New(planes), true
+}
+
+func (n *node) set(name string) dataplane.ServiceName {
+	id := dataplane.ServiceName{Namespace: "shop", Name: name}
+	n.services[id] = &dataplane.Service{Name: id, Ports: []dataplane.Port{{Port: 80}}}
+	return id
+}
+
+// ruleset is one that a first Apply is full for.
+func (n *node) ruleset(mode v1alpha1.ProxyMode, dirty ...dataplane.ServiceName) *dataplane.Ruleset {
+	r := &dataplane.Ruleset{
+		Mode: mode, Services: n.services, Dirty: map[dataplane.ServiceName]struct{}{}, Full: n.fresh, Prune: true,
+	}
+	for _, name := range dirty {
+		r.Dirty[name] = struct{}{}
+	}
+	return r
+}
+
+func (n *node) apply(r *dataplane.Ruleset) dataplane.Result {
+	n.t.Helper()
+	result, err := n.plane.Apply(n.t.Context(), r)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.fresh = false
+	return result
+}
+
+// expect compares what each mode has in the kernel.
+func (n *node) expect(when string, want map[v1alpha1.ProxyMode]string) {
+	n.t.Helper()
+	got := map[v1alpha1.ProxyMode]string{}
+	for mode, fake := range n.kernel {
+		if held := fake.Services(); len(held) > 0 {
+			got[mode] = strings.Join(held, " ")
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		n.t.Errorf("%s, the kernel (-want +got):\n%s", when, diff)
+	}
+}
+
+type held = map[v1alpha1.ProxyMode]string
+
+func TestSwitch(t *testing.T) {
+	n := newNode(t)
+	if n.plane.Uses(rules) {
+		t.Error("a mode is used before the first Apply")
+	}
+	n.apply(n.ruleset(rules))
+	n.expect("at first", held{rules: "shop/cart"})
+	if !n.plane.Uses(rules) || n.plane.Uses(servers) {
+		t.Error("not the mode that was applied is used")
+	}
+
+	blog := n.set("blog")
+	n.apply(n.ruleset(servers, blog)) // not asked to be full
+	n.expect("after the switch", held{servers: "shop/blog shop/cart"})
+
+	n.apply(n.ruleset(rules))
+	n.expect("after the way back", held{rules: "shop/blog shop/cart"})
+	if n.plane.Uses(servers) {
+		t.Error("what is retired is still used")
+	}
+}
+
+func TestOldModeStaysUntilRemovingIsAllowed(t *testing.T) {
+	n := newNode(t)
+	n.apply(n.ruleset(rules))
+	n.restart() // it is not known which mode ran
+	r := n.ruleset(servers)
+	r.Prune = false
+	if result := n.apply(r); result.Retiring != "" {
+		t.Errorf("retiring %q", result.Retiring)
+	}
+	n.expect("without a confirmed list", held{rules: "shop/cart", servers: "shop/cart"})
+	r = n.ruleset(servers)
+	r.Full = true
+	n.apply(r)
+	n.expect("with one", held{servers: "shop/cart"})
+}
+
+func TestRestartInTheMiddleOfASwitch(t *testing.T) {
+	n := newNode(t)
+	n.apply(n.ruleset(servers))
+	n.kernel[servers].Drain("2 connections")
+	result := n.apply(n.ruleset(rules))
+	if want := "what served mode IPVS goes later: 2 connections"; result.Retiring != want {
+		t.Errorf("retiring %q, want %q", result.Retiring, want)
+	}
+	n.restart()
+	n.apply(n.ruleset(rules))
+	n.expect("after a restart", held{rules: "shop/cart", servers: "shop/cart"})
+	n.kernel[servers].Drain("")
+	if result := n.apply(n.ruleset(rules)); result.Retiring != "" {
+		t.Errorf("retiring %q", result.Retiring)
+	}
+	n.expect("once connections have ended", held{rules: "shop/cart"})
+}
+
+func TestNewModeFails(t *testing.T) {
+	n := newNode(t)
+	n.apply(n.ruleset(rules))
+	busy := errors.New("device or resource busy")
+	n.kernel[servers].Fail(busy)
+	blog := n.set("blog")
+	_, err := n.plane.Apply(t.Context(), n.ruleset(servers, blog))
+	if !errors.Is(err, busy) || !strings.Contains(err.Error(), "mode IPVS cannot be applied, mode IPTables goes on") {
+		t.Errorf("error %v", err)
+	}
+	n.expect("while the new mode fails", held{rules: "shop/blog shop/cart"})
+	if mode := n.kernel[rules].Mode(); mode != rules {
+		t.Errorf("the mode that goes on was asked for mode %s", mode)
+	}
+	n.kernel[servers].Fail(nil)
+	n.apply(n.ruleset(servers))
+	n.expect("when it works", held{servers: "shop/blog shop/cart"})
+
+	n.restart()
+	n.kernel[rules].Fail(busy)
+	if _, err := n.plane.Apply(t.Context(), n.ruleset(rules)); !errors.Is(err, busy) || strings.Contains(err.Error(), "goes on") {
+		t.Errorf("error %v", err)
+	}
+	n.expect("where it is not known what ran", held{servers: "shop/blog shop/cart"})
+}
+
+func TestBothModesFail(t *testing.T) {
+	n := newNode(t)
+	n.apply(n.ruleset(rules))
+	one, two := errors.New("one"), errors.New("two")
+	n.kernel[servers].Fail(one)
+	n.kernel[rules].Fail(two)
+	if _, err := n.plane.Apply(t.Context(), n.ruleset(servers)); !errors.Is(err, one) || !errors.Is(err, two) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestUnsupportedMode(t *testing.T) {
+	n := newNode(t)
+	n.kernel[servers].Lack("no ip_vs")
+	if err := n.plane.SupportsMode(t.Context(), servers, nil); !errors.Is(err, dataplane.ErrUnsupported) {
+		t.Errorf("IPVS: %v", err)
+	}
+	if err := n.plane.SupportsMode(t.Context(), rules, nil); err != nil {
+		t.Errorf("iptables: %v", err)
+	}
+	if _, err := n.plane.Apply(t.Context(), n.ruleset(servers)); !errors.Is(err, dataplane.ErrUnsupported) {
+		t.Errorf("applied: %v", err)
+	}
+	if _, err := n.plane.Apply(t.Context(), n.ruleset("Magic")); !errors.Is(err, dataplane.ErrUnsupported) {
+		t.Errorf("an unknown mode: %v", err)
+	}
+	n.apply(n.ruleset(rules))
+	if n.plane.Uses(servers) {
+		t.Error("a mode that the node lacks is used")
+	}
+}
+
+func TestRefusedServices(t *testing.T) {
+	n := newNode(t)
+	n.apply(n.ruleset(servers))
+	n.kernel[rules].Refuse("shop", "cart", "no module")
+	if result := n.apply(n.ruleset(rules)); !strings.Contains(result.Retiring, "mode IPTables refuses") {
+		t.Errorf("retiring %q", result.Retiring)
+	}
+	n.expect("while rules are refused", held{servers: "shop/cart"})
+	n.kernel[rules].Refuse("shop", "cart", "")
+	n.apply(n.ruleset(rules, slices.Collect(maps.Keys(n.services))...))
+	n.expect("once they are taken", held{rules: "shop/cart"})
+
+	n.kernel[servers].Refuse("shop", "cart", "somebody else's virtual server")
+	n.apply(n.ruleset(servers))
+	n.expect("where nothing could reach the rules", held{})
+}
+
+func TestRetiringFails(t *testing.T) {
+	n := newNode(t)
+	n.apply(n.ruleset(rules))
+	n.kernel[rules].Fail(errors.New("locked"))
+	result := n.apply(n.ruleset(servers))
+	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], "what served mode IPTables could not be removed: locked") {
+		t.Errorf("warnings %v", result.Warnings)
+	}
+	n.kernel[rules].Fail(nil)
+	n.apply(n.ruleset(servers))
+	n.expect("when it works", held{servers: "shop/cart"})
+}
+
+// TestFullPassLooksAgain: another proxy may have had its turn in between.
+func TestFullPassLooksAgain(t *testing.T) {
+	n := newNode(t)
+	n.apply(n.ruleset(rules))
+	n.kernel[servers].Plant(&dataplane.Service{Name: dataplane.ServiceName{Namespace: "shop", Name: "old"}})
+	n.apply(n.ruleset(rules))
+	n.expect("after a partial pass", held{rules: "shop/cart", servers: "shop/old"})
+	r := n.ruleset(rules)
+	r.Full = true
+	n.apply(r)
+	n.expect("after a full one", held{rules: "shop/cart"})
+}
+
+func TestVerifyAndAuditAskTheModeThatIsWanted(t *testing.T) {
+	n := newNode(t)
+	n.apply(n.ruleset(rules))
+	d, err := n.plane.Verify(t.Context(), n.ruleset(rules))
+	if err != nil || d.Count != 0 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	a, err := n.plane.Audit(t.Context(), n.ruleset(servers))
+	if err != nil || len(a.Findings) != 1 || n.kernel[rules].Audits() != 0 {
+		t.Errorf("%+v, %v", a, err)
+	}
+	n.expect("after both", held{rules: "shop/cart"})
+}
+
+func TestCleanup(t *testing.T) {
+	n := newNode(t)
+	n.apply(n.ruleset(servers))
+	n.kernel[rules].Plant(&dataplane.Service{})
+	if err := n.plane.Cleanup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.expect("after a clean-up", held{})
+	if n.plane.Uses(servers) {
+		t.Error("what is removed is still used")
+	}
+	none := fmt.Errorf("no program: %w", dataplane.ErrUnsupported)
+	n.kernel[servers].Fail(none)
+	if err := n.plane.Cleanup(t.Context()); err != nil {
+		t.Errorf("without IPVS: %v", err)
+	}
+	n.kernel[rules].Fail(none)
+	if err := n.plane.Cleanup(t.Context()); !errors.Is(err, none) {
+		t.Errorf("without iptables: %v", err)
+	}
+}
+
+func TestFollowsTheModeThatRuns(t *testing.T) {
+	n := newNode(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	changes, facts := make(chan dataplane.Change), make(chan struct{})
+	wg.Go(func() { n.plane.Watch(ctx, func(c dataplane.Change) { changes <- c }) })
+	wg.Go(func() { n.plane.Follow(ctx, func() { facts <- struct{}{} }) })
+	for _, mode := range []v1alpha1.ProxyMode{rules, servers, rules} {
+		n.apply(n.ruleset(mode))
+		go n.kernel[mode].Sign(dataplane.Change{By: string(mode)})
+		if c := <-changes; c.By != string(mode) {
+			t.Errorf("a change by %s, want %s", c.By, mode)
+		}
+		go n.kernel[mode].ChangeFacts()
+		<-facts
+	}
+	stop()
+	wg.Wait()
+}
+
+func TestLooksAgainAtWhatRetires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		var looks atomic.Int32
+		go n.plane.Follow(t.Context(), func() { looks.Add(1) })
+		n.apply(n.ruleset(rules))
+		n.kernel[rules].Drain("connections")
+		n.apply(n.ruleset(servers))
+		time.Sleep(retirePause - time.Millisecond)
+		synctest.Wait()
+		if looks.Load() != 0 {
+			t.Error("it was looked too early")
+		}
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		if looks.Load() != 1 {
+			t.Errorf("%d looks", looks.Load())
+		}
+		n.kernel[rules].Drain("")
+		n.apply(n.ruleset(servers))
+		time.Sleep(10 * retirePause)
+		synctest.Wait()
+		if looks.Load() != 1 {
+			t.Errorf("%d looks after all has gone", looks.Load())
+		}
+	})
+}
