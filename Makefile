@@ -107,6 +107,10 @@ test-netns: ## Run the tests on the real kernel, in network namespaces (root).
 test-parity: ## Compare rules with kube-proxy's, side by side (root); PARITY_SEED, PARITY_WORLDS.
 	hack/test.sh parity
 
+.PHONY: test-ipvs
+test-ipvs: ## Run the tests of mode IPVS, in User-mode Linux where this kernel has no IPVS (root).
+	hack/test.sh ipvs
+
 .PHONY: test-faults
 test-faults: ## Break things under load and print what failed (root); FAULTS, FAULTS_SEED.
 	hack/test.sh faults

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs tests: hack/test.sh [all|unit|api|kernel|parity|faults|e2e|images|race]
+# Runs tests: hack/test.sh [all|unit|api|kernel|parity|ipvs|faults|e2e|images|race]
 #
 #   unit    packages whose tests need neither an API server nor root
 #   api     packages whose tests start a real API server
@@ -7,13 +7,15 @@
 #           left out for an ordinary user, and named at the end
 #   parity  the rules of kube-proxy and of nodeproxy-agent side by side; variables
 #           say which worlds and how many, see docs/parity.md
+#   ipvs    mode IPVS with a real API server and connections, and side by side with
+#           kube-proxy's; where this kernel has no IPVS, in User-mode Linux
 #   faults  what happens when something fails, while connections are made;
 #           variables say which faults, see docs/faults.md
 #   e2e     nodeproxy on real clusters, from its installation to its removal
 #   images  the container images, written twice, and what runs from them
 #   race    unit, api and kernel but for the packages of test/, with the race
 #           detector
-#   all     unit, images, api, kernel, parity, faults, e2e, and the demo
+#   all     unit, images, api, kernel, parity, ipvs, faults, e2e, and the demo
 #
 # A package belongs where its test files say: they name envtest or
 # KUBEBUILDER_ASSETS (api), or ask for root or import test/cluster (kernel).
@@ -60,10 +62,11 @@ outside_test() {
 
 api=$(packages_with 'controller-runtime/pkg/envtest"|KUBEBUILDER_ASSETS')
 parity=$(go list ./test/parity)
+ipvs=$(go list ./test/ipvs/...)
 faults=$(go list ./test/faults)
 e2e=$(go list ./test/e2e)
-kernel=$(packages_with 'os\.Geteuid\(\)|needs root|nodeproxy/test/cluster"' | without "$api" | without "$parity" | without "$faults" | without "$e2e")
-unit=$(packages_with '' | without "$api" | without "$kernel" | without "$parity" | without "$faults" | without "$e2e")
+kernel=$(packages_with 'os\.Geteuid\(\)|needs root|nodeproxy/test/cluster"' | without "$api" | without "$parity" | without "$ipvs" | without "$faults" | without "$e2e")
+unit=$(packages_with '' | without "$api" | without "$kernel" | without "$parity" | without "$ipvs" | without "$faults" | without "$e2e")
 
 temp=$(mktemp -d)
 trap 'rm -rf "$temp"' EXIT
@@ -127,6 +130,9 @@ run_kernel() { run "on the real kernel" "$kernel" "${retry[@]}" -- -p 1 -count 1
 
 run_parity() { run "side by side with kube-proxy" "$parity" "${retry[@]}" -- -count 1 -timeout 60m; }
 
+# Each package has a kernel of its own, with one processor and 4 GiB of memory.
+run_ipvs() { run "mode IPVS" "$ipvs" "${retry[@]}" -- -p 2 -count 1 -timeout 30m; }
+
 # Faults take long and need little of the machine: several run side by side. One
 # fault fails by itself, so it is repeated by itself.
 run_faults() { run "faults" "$faults" "${retry[@]}" -subtests -- -count 1 -timeout 30m -parallel 3; }
@@ -165,6 +171,10 @@ parity)
 	hack/install-packages.sh
 	run_parity
 	;;
+ipvs)
+	hack/install-packages.sh
+	run_ipvs
+	;;
 faults)
 	hack/install-packages.sh
 	run_faults
@@ -185,12 +195,13 @@ all)
 	run_api
 	run_kernel
 	run_parity
+	run_ipvs
 	run_faults
 	run_e2e
 	run_demo
 	;;
 *)
-	echo "hack/test.sh: unknown kind of tests: $what; use all, unit, api, kernel, parity, faults, e2e, images or race" >&2
+	echo "hack/test.sh: unknown kind of tests: $what; use all, unit, api, kernel, parity, ipvs, faults, e2e, images or race" >&2
 	exit 2
 	;;
 esac

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -38,6 +39,9 @@ type Options struct {
 	// is made from the start, and AddNode cannot be used; see NewMachine. Package
 	// kubelets does the rest.
 	RealNodes bool
+	// Programs is a folder that Build has filled. Without it, programs of this
+	// repository are built as they are needed.
+	Programs string
 	// Progress is where a first build of the control plane reports.
 	Progress io.Writer
 	// Keep lets the cluster's processes live when this process ends, which is
@@ -134,16 +138,47 @@ func (c *Cluster) start(ctx context.Context) error {
 		return err
 	}
 	if c.options.RealNodes {
-		return build(ctx, c.nodeinitPath(), nodeinitPackage)
+		return c.provide(ctx, c.nodeinitPath(), nodeinitPackage)
 	}
 	c.echo = filepath.Join(c.slot.dir(), "echo")
-	if err := build(ctx, c.echo, echoPackage); err != nil {
+	if err := c.provide(ctx, c.echo, echoPackage); err != nil {
 		return err
 	}
 	for range c.options.Nodes {
 		if _, err := c.AddNode(ctx); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// Build makes what a cluster needs, so that it can start where nothing can be
+// built: the control plane's programs in the user's cache, and those of this
+// repository in a folder, for Options.Programs. Programs besides are those that
+// only comparisons need.
+func Build(ctx context.Context, progress io.Writer, folder string, besides ...binaries.Program) error {
+	if _, err := binaries.Ensure(ctx, progress, append(binaries.ControlPlane(), besides...)...); err != nil {
+		return err
+	}
+	for _, pkg := range []string{echoPackage, nodeinitPackage} {
+		if err := build(ctx, filepath.Join(folder, filepath.Base(pkg)), pkg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// provide puts a program of this repository at a path in the cluster's folder.
+func (c *Cluster) provide(ctx context.Context, path, pkg string) error {
+	if c.options.Programs == "" {
+		return build(ctx, path, pkg)
+	}
+	program, err := os.ReadFile(filepath.Join(c.options.Programs, filepath.Base(pkg)))
+	if err == nil {
+		err = os.WriteFile(path, program, 0o755) //nolint:gosec // it is a program
+	}
+	if err != nil {
+		return fmt.Errorf("taking a program that was built before: %w", err)
 	}
 	return nil
 }

@@ -1,19 +1,31 @@
-// Package uml runs tests in a kernel of their own, User-mode Linux, for what only
-// the host's network namespace can do, and what would disturb the whole machine.
+// Package uml runs programs and tests in a kernel of their own, User-mode Linux,
+// for what only the host's network namespace can do, what would disturb the whole
+// machine, and what needs modules that this machine's kernel has not, such as IPVS.
 //
-// The kernel has this machine's files as its root file system, so what a test
-// writes outside of its temporary folder stays. It has one CPU, no network but
-// the loopback interface, and iptables' legacy variant only. Modules are loaded on
-// demand, as on a node.
+// The kernel has this machine's files as its root file system, so what is written
+// outside of temporary folders stays; /run, /var/lib and /var/log are its own, in
+// memory, and gone with it. It has one CPU, no network but the loopback interface,
+// and iptables' legacy variant only, which is what "iptables" is there. Modules are
+// loaded on demand, as on a node.
 //
-// A package that uses it calls Main in its TestMain. A test that Run has started
-// in the kernel finds Inside true.
+// The first process of the kernel is the program that calls Run: its main function,
+// or the TestMain of its package, has to call Boot before all else (Main does). It
+// sets the machine up and runs there what Run was asked for: other arguments of the
+// same program, or another program, with the environment and the working folder of
+// the caller. What that prints appears as it is printed. What it starts in turn ends
+// with it.
+//
+// Package cluster runs in the kernel as it does outside. Programs that Go builds are
+// better built before, outside: see cluster.Build and Options.Env.
 package uml
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,38 +33,51 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
 	// program is the kernel, modules its modules.
 	program = "linux.uml"
 	modules = "/usr/lib/uml/modules"
-	// folderVariable tells the tests in the kernel where to leave their outcome.
+	// folderVariable tells what runs in the kernel where the following files are.
 	folderVariable = "NODEPROXY_UML"
-	// Files in that folder.
-	outputFile  = "output"
-	statusFile  = "status"
-	resultFile  = "result"
-	consoleFile = "console"
-	loaderFile  = "modprobe"
-	modulesRoot = "modules"
+	orderFile      = "order"
+	statusFile     = "status"
+	resultFile     = "result"
+	consoleFile    = "console"
+	loaderFile     = "modprobe"
+	modulesRoot    = "modules"
 	// waitDelay is how long the kernel may take to end when it is killed.
 	waitDelay = 5 * time.Second
+	// sharedMemory is where the kernel's memory is a file that no disk keeps.
+	sharedMemory = "/dev/shm"
 )
 
 // Options say what to run.
 type Options struct {
-	// Test is the name of the test function of the running test binary.
+	// Test is the name of a test function of the running test binary, which is run
+	// alone. Without it Program is run with Args.
 	Test string
-	// Folder is an empty folder for the kernel's memory, output and result.
+	// Program is the path of a program; the running one when empty.
+	Program string
+	Args    []string
+	// Env is added to the environment.
+	Env []string
+	// Folder is an empty folder for what the kernel prints and the result.
 	Folder string
-	// MemoryMiB is the size of the kernel's memory; 0: 512 MiB.
+	// MemoryMiB is the size of the kernel's memory; 0: 512 MiB. A cluster needs
+	// 4096.
 	MemoryMiB int
+	// Output is where the program's output goes as it is printed, besides
+	// Outcome.Output; may be nil.
+	Output io.Writer
 }
 
-// Outcome is how the test ended.
+// Outcome is how the program ended.
 type Outcome struct {
-	// Status is the exit status of the test binary: 0 if the test passed.
+	// Status is the exit status of the program: 0 if the test passed.
 	Status int
 	// Output is what it printed.
 	Output string
@@ -60,6 +85,13 @@ type Outcome struct {
 	Result []byte
 	// Took is how long the kernel ran, booting included.
 	Took time.Duration
+}
+
+// order is what the first process is to run.
+type order struct {
+	Args []string // with the program
+	Env  []string
+	Dir  string
 }
 
 // Missing says what has to be installed; nil: nothing.
@@ -76,48 +108,128 @@ func Missing() error {
 	return nil
 }
 
-// Run boots a kernel whose first process is the running test binary with the
-// given test, and waits until it has powered off. It needs root. The error says
-// that the test has not run to its end; the Outcome then holds what there is.
+// Run boots a kernel, runs there what the options say, and waits until it has
+// powered off. It needs root. When ctx ends, so does the kernel with everything in
+// it. The error says that the program has not run to its end; the Outcome then
+// holds what there is.
 func Run(ctx context.Context, o Options) (Outcome, error) {
+	var out Outcome
 	if err := Missing(); err != nil {
-		return Outcome{}, err
+		return out, err
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return Outcome{}, fmt.Errorf("finding the test binary: %w", err)
+		return out, fmt.Errorf("finding the running program: %w", err)
 	}
-	if err := prepare(o.Folder); err != nil {
-		return Outcome{}, err
+	if err := prepare(self, o); err != nil {
+		return out, err
 	}
+	console, err := os.Create(filepath.Join(o.Folder, consoleFile))
+	if err != nil {
+		return out, fmt.Errorf("keeping what the kernel prints: %w", err)
+	}
+	defer func() { _ = console.Close() }() // the kernel writes, not we
+	printed, err := newListener(o.Output)
+	if err != nil {
+		return out, err
+	}
+	begin := time.Now()
+	ended := runKernel(ctx, self, o, console, printed.writer)
+	out.Took = time.Since(begin)
+	out.Output = printed.close()
+	return out, out.read(o.Folder, ended)
+}
+
+// runKernel runs the kernel to its end. What the program prints goes to output.
+func runKernel(ctx context.Context, self string, o Options, console, output *os.File) error {
 	memory := o.MemoryMiB
 	if memory == 0 {
 		memory = 512
 	}
-	console, err := os.Create(filepath.Join(o.Folder, consoleFile))
-	if err != nil {
-		return Outcome{}, fmt.Errorf("keeping what the kernel prints: %w", err)
-	}
-	defer func() { _ = console.Close() }() // the kernel writes, not we
+	// The first serial line is what is open as file 3.
 	cmd := exec.CommandContext(ctx, program,
 		fmt.Sprintf("mem=%dM", memory), "rootfstype=hostfs", "rw", "quiet", "panic=-1", "con=null", "con0=null,fd:1",
-		"init="+self, folderVariable+"="+o.Folder, "--", "-test.run=^"+o.Test+"$", "-test.v", "-test.count=1")
-	cmd.Env = append(os.Environ(), "TMPDIR="+o.Folder) // of the file that is its memory
+		"ssl=null", "ssl0=null,fd:3", "init="+self, folderVariable+"="+o.Folder)
+	cmd.Env = append(os.Environ(), "TMPDIR="+memoryFolder(o.Folder, memory))
 	cmd.Stdout, cmd.Stderr = console, console
+	cmd.ExtraFiles = []*os.File{output}
 	// It runs its processes as processes of this machine. In a namespace of which
 	// it is the first, all of them end with it, however it ends, and with us.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = waitDelay
-	start := time.Now()
-	ended := cmd.Run()
-	out := Outcome{Status: -1, Took: time.Since(start)}
-	return out, out.read(o.Folder, ended)
+	return cmd.Run()
 }
 
-// prepare makes what the first process needs: a loader of modules that knows
-// where they are.
-func prepare(folder string) error {
-	root := filepath.Join(folder, modulesRoot)
+// memoryFolder is where the kernel makes the file that is its memory, whose name it
+// removes at once.
+func memoryFolder(folder string, mib int) string {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(sharedMemory, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
+		return folder
+	}
+	if fs.Bavail*uint64(fs.Bsize)>>20 < uint64(mib) { //nolint:gosec // sizes are positive
+		return folder
+	}
+	return sharedMemory
+}
+
+// listener takes what the program prints.
+type listener struct {
+	writer *os.File // the kernel's end
+	reader *os.File
+	all    bytes.Buffer
+	done   chan struct{}
+}
+
+func newListener(also io.Writer) (*listener, error) {
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("taking what the program prints: %w", err)
+	}
+	l := &listener{writer: writer, reader: reader, done: make(chan struct{})}
+	to := io.Writer(&l.all)
+	if also != nil {
+		to = io.MultiWriter(&l.all, also)
+	}
+	go func() {
+		defer close(l.done)
+		if _, err := io.Copy(to, reader); err != nil {
+			_, _ = io.Copy(&l.all, reader) // who wanted it live is gone; the kernel must not wait
+		}
+	}()
+	return l, nil
+}
+
+// close returns all that was printed, once the kernel has ended.
+func (l *listener) close() string {
+	_ = l.writer.Close() // ours; the kernel's are closed
+	<-l.done
+	_ = l.reader.Close() // it has been read to its end
+	return l.all.String()
+}
+
+// prepare makes what the first process needs: its order, and a loader of modules
+// that knows where they are.
+func prepare(self string, o Options) error {
+	dir, err := os.Getwd()
+	if err != nil {
+		return fmt.Errorf("finding the working folder: %w", err)
+	}
+	todo := order{Dir: dir, Env: append(environment(), o.Env...), Args: append([]string{o.Program}, o.Args...)}
+	if o.Program == "" {
+		todo.Args[0] = self
+	}
+	if o.Test != "" {
+		todo.Args = []string{self, "-test.run=^" + o.Test + "$", "-test.v", "-test.count=1"}
+	}
+	text, err := json.Marshal(todo)
+	if err != nil {
+		return fmt.Errorf("telling the kernel what to run: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(o.Folder, orderFile), text, 0o600); err != nil {
+		return fmt.Errorf("telling the kernel what to run: %w", err)
+	}
+	root := filepath.Join(o.Folder, modulesRoot)
 	if err := os.MkdirAll(filepath.Join(root, "lib"), 0o755); err != nil {
 		return fmt.Errorf("making the folder of modules: %w", err)
 	}
@@ -129,27 +241,35 @@ func prepare(folder string) error {
 		return fmt.Errorf("finding the loader of modules: %w", err)
 	}
 	script := fmt.Sprintf("#!/bin/sh\nexec %s -d %s \"$@\"\n", path, root)
-	if err := os.WriteFile(filepath.Join(folder, loaderFile), []byte(script), 0o755); err != nil { //nolint:gosec // it is a program
+	if err := os.WriteFile(filepath.Join(o.Folder, loaderFile), []byte(script), 0o755); err != nil { //nolint:gosec // it is a program
 		return fmt.Errorf("making the loader of modules: %w", err)
 	}
 	return nil
 }
 
+// environment is that of the caller; what is kept in the user's cache is found
+// there though the home folder is another.
+func environment() []string {
+	env := os.Environ()
+	if cache, err := os.UserCacheDir(); err == nil {
+		env = append(env, "XDG_CACHE_HOME="+cache)
+	}
+	return env
+}
+
 // read takes what the kernel has left in the folder.
 func (o *Outcome) read(folder string, ended error) error {
-	output, err := os.ReadFile(filepath.Join(folder, outputFile))
-	o.Output = string(output)
-	status, statusErr := os.ReadFile(filepath.Join(folder, statusFile))
-	if err == nil && statusErr == nil {
+	status, err := os.ReadFile(filepath.Join(folder, statusFile))
+	if err == nil {
 		o.Status, err = strconv.Atoi(strings.TrimSpace(string(status)))
 	}
-	if err = errors.Join(err, statusErr); err != nil {
+	if err != nil {
 		printed, _ := os.ReadFile(filepath.Join(folder, consoleFile)) // as much as there is
-		return fmt.Errorf("the test in User-mode Linux has not ended by itself (%w, %w); the kernel printed:\n%s", err, ended, printed)
+		return fmt.Errorf("the program in User-mode Linux has not ended by itself (%w, %w); the kernel printed:\n%s", err, ended, printed)
 	}
 	result, err := os.ReadFile(filepath.Join(folder, resultFile))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("reading the result of the test in User-mode Linux: %w", err)
+		return fmt.Errorf("reading the result of the program in User-mode Linux: %w", err)
 	}
 	o.Result = result
 	return nil
