@@ -42,6 +42,9 @@ type Options struct {
 	// Programs is a folder that Build has filled. Without it, programs of this
 	// repository are built as they are needed.
 	Programs string
+	// NoControllers leaves kube-controller-manager out, for a test that writes
+	// EndpointSlices itself.
+	NoControllers bool
 	// Progress is where a first build of the control plane reports.
 	Progress io.Writer
 	// Keep lets the cluster's processes live when this process ends, which is

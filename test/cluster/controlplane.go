@@ -41,7 +41,10 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 	if err := c.makeAdmins(fromRoot.Addr().String()); err != nil {
 		return err
 	}
-	programs := []binaries.Program{binaries.Etcd, binaries.APIServer, binaries.ControllerManager}
+	programs := []binaries.Program{binaries.Etcd, binaries.APIServer}
+	if !c.options.NoControllers {
+		programs = append(programs, binaries.ControllerManager)
+	}
 	if c.options.RealNodes {
 		if err := c.pki.client(kubeletClient, "kube-apiserver-kubelet-client", "system:masters"); err != nil {
 			return fmt.Errorf("making certificates: %w", err)

@@ -6,13 +6,13 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
 // auditWorldsVariable is the number of worlds of TestAuditBesideKubeProxy.
@@ -29,19 +29,16 @@ func TestAuditBesideKubeProxy(t *testing.T) {
 	if err := cluster.Check(); err != nil {
 		t.Skip(err)
 	}
-	worlds, steps := variable(t, auditWorldsVariable, 2), 2
+	count, steps := variable(t, auditWorldsVariable, 2), 2
 	seed := variable(t, seedVariable, 1)
 	p := startPair(t)
 	p.tested = p.reference
-	wr := newWriter(p.nodeproxy.Cluster.Client())
-	for _, name := range []string{namespaceA, namespaceB} {
-		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		if err := wr.client.Create(t.Context(), namespace); err != nil {
-			t.Fatal(err)
-		}
+	wr := worlds.NewWriter(p.nodeproxy.Cluster.Client())
+	if err := worlds.MakeNamespaces(t.Context(), p.nodeproxy.Cluster.Client()); err != nil {
+		t.Fatal(err)
 	}
-	for i := range worlds {
-		w := newWorld(uint64(seed + i)) //nolint:gosec // a seed
+	for i := range count {
+		w := worlds.New(uint64(seed + i)) //nolint:gosec // a seed
 		t.Run(fmt.Sprintf("world %d", seed+i), func(t *testing.T) {
 			r := &run{T: t, pair: p, writer: wr, world: w, limit: time.Minute, met: map[string]int{}}
 			r.audited(steps)
@@ -55,27 +52,27 @@ func (r *run) audited(steps int) {
 	if err := r.stop(ctx, startClean); err != nil {
 		r.Fatal(err)
 	}
-	if err := r.writer.begin(ctx, w); err != nil {
+	if err := r.writer.Begin(ctx, w); err != nil {
 		r.Fatal(err)
 	}
 	np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
 	patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"settings":{"enforcement":"Audit"}}}`))
-	if err := r.writer.client.Patch(ctx, np, patch); err != nil {
+	if err := r.nodeproxy.Cluster.Client().Patch(ctx, np, patch); err != nil {
 		r.Fatal(err)
 	}
-	shuffle := newDice(w.seed).Rand
+	shuffle := worlds.NewDice(w.Seed).Rand
 	r.write(shuffle)
-	if err := r.pair.start(w.settings); err != nil {
+	if err := r.pair.start(w.Settings); err != nil {
 		r.Fatal(err)
 	}
 	r.inSync("as drawn")
 	for step := 1; step <= steps; step++ {
 		var done []string
 		if step == 1 {
-			done = append(done, w.changeZone())
+			done = append(done, w.ChangeZone())
 		}
-		for range w.between(1, 4) {
-			done = append(done, w.change())
+		for range w.Between(1, 4) {
+			done = append(done, w.Change())
 		}
 		r.write(shuffle)
 		r.inSync(fmt.Sprintf("step %d: %q", step, done))
@@ -85,7 +82,7 @@ func (r *run) audited(steps int) {
 // inSync waits until the node reports no difference and has not for a while.
 func (r *run) inSync(what string) {
 	r.Helper()
-	r.world.log = append(r.world.log, what)
+	r.world.Log = append(r.world.Log, what)
 	ctx, cancel := context.WithTimeout(r.Context(), r.limit)
 	defer cancel()
 	since, last := time.Now(), ""
@@ -95,7 +92,7 @@ func (r *run) inSync(what string) {
 		}
 		rules := &v1alpha1.NodeProxyRules{}
 		now := ""
-		if err := r.writer.client.Get(ctx, client.ObjectKey{Name: nodeName}, rules); err != nil {
+		if err := r.nodeproxy.Cluster.Client().Get(ctx, client.ObjectKey{Name: worlds.NodeName}, rules); err != nil {
 			now = err.Error()
 		} else if c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed); c == nil {
 			now = "not reported yet"

@@ -3,6 +3,9 @@ package parity
 import (
 	"slices"
 	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/test/parity/rules"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
 // wanted is a difference from kube-proxy that is meant. What it takes away from
@@ -12,12 +15,12 @@ type wanted struct {
 	reason string
 	// apply takes the difference out of the rules of one program and reports
 	// whether there was any. It must not depend on which program it is.
-	apply func(s situation, r rules) bool
+	apply func(s situation, r rules.Rules) bool
 }
 
 // situation is what a wanted difference may depend on.
 type situation struct {
-	family family
+	family worlds.Family
 	// localhost: NodePorts answer on 127.0.0.1, so that the drop rule of
 	// KUBE-FIREWALL is the proxy's own.
 	localhost bool
@@ -77,7 +80,7 @@ func wantedDifferences() []wanted {
 
 // takeWanted takes all wanted differences out of the rules of one program and
 // notes which there were.
-func takeWanted(s situation, r rules, met map[string]int) {
+func takeWanted(s situation, r rules.Rules, met map[string]int) {
 	for _, w := range wantedDifferences() {
 		if w.apply(s, r) {
 			met[w.name]++
@@ -85,34 +88,34 @@ func takeWanted(s situation, r rules, met map[string]int) {
 	}
 }
 
-func dropCounters(_ situation, r rules) bool {
+func dropCounters(_ situation, r rules.Rules) bool {
 	found := false
 	for _, c := range r {
-		kept := c.rules[:0:0]
-		for _, one := range c.rules {
+		kept := c.Rules[:0:0]
+		for _, one := range c.Rules {
 			counts := func(match string) bool { return strings.HasPrefix(match, "-m nfacct ") }
-			if !slices.ContainsFunc(one.matches, counts) {
+			if !slices.ContainsFunc(one.Matches, counts) {
 				kept = append(kept, one)
 				continue
 			}
 			found = true
 			// The rule that counts connections by 127.0.0.1 stands before one that
 			// matches them as well.
-			if strings.Contains(one.text, "localhost_nps_accepted_pkts") {
+			if strings.Contains(one.Text, "localhost_nps_accepted_pkts") {
 				continue
 			}
-			one.matches = slices.DeleteFunc(slices.Clone(one.matches), counts)
+			one.Matches = slices.DeleteFunc(slices.Clone(one.Matches), counts)
 			kept = append(kept, one)
 		}
-		c.rules = kept
+		c.Rules = kept
 	}
 	return found
 }
 
-func dropCanaries(_ situation, r rules) bool {
+func dropCanaries(_ situation, r rules.Rules) bool {
 	found := false
 	for k, c := range r {
-		if k.chain == "KUBE-PROXY-CANARY" && len(c.rules) == 0 {
+		if k.Chain == "KUBE-PROXY-CANARY" && len(c.Rules) == 0 {
 			delete(r, k)
 			found = true
 		}
@@ -120,67 +123,67 @@ func dropCanaries(_ situation, r rules) bool {
 	return found
 }
 
-func dropUnreached(_ situation, r rules) bool {
-	c := r[chainKey{"nat", "KUBE-SERVICES"}]
+func dropUnreached(_ situation, r rules.Rules) bool {
+	c := r[rules.Key{Table: "nat", Chain: "KUBE-SERVICES"}]
 	if c == nil {
 		return false
 	}
-	match := func(one rule) string { return strings.Join(one.matches, " ") }
-	before, external := len(c.rules), map[string]string{} // the port whose external IP it is
-	c.rules = slices.DeleteFunc(c.rules, func(one rule) bool {
-		if port, is := strings.CutSuffix(one.comment, " external IP"); is {
+	match := func(one rules.Rule) string { return strings.Join(one.Matches, " ") }
+	before, external := len(c.Rules), map[string]string{} // the port whose external IP it is
+	c.Rules = slices.DeleteFunc(c.Rules, func(one rules.Rule) bool {
+		if port, is := strings.CutSuffix(one.Comment, " external IP"); is {
 			external[match(one)] = port
 		}
-		port, is := strings.CutSuffix(one.comment, " loadbalancer IP")
+		port, is := strings.CutSuffix(one.Comment, " loadbalancer IP")
 		return is && external[match(one)] == port
 	})
-	return len(c.rules) < before
+	return len(c.Rules) < before
 }
 
-func dropIdleFirewall(s situation, r rules) bool {
-	if s.family == ipv4 && s.localhost {
+func dropIdleFirewall(s situation, r rules.Rules) bool {
+	if s.family == worlds.IPv4 && s.localhost {
 		return false
 	}
 	const name = "KUBE-FIREWALL"
 	found := false
 	for k, c := range r {
-		if k == (chainKey{"filter", name}) {
+		if k == (rules.Key{Table: "filter", Chain: name}) {
 			delete(r, k)
 			found = true
 			continue
 		}
-		if c.builtIn() {
-			before := len(c.rules)
-			c.rules = slices.DeleteFunc(c.rules, func(one rule) bool { return one.jump() == name && len(one.matches) == 0 })
-			found = found || len(c.rules) < before
+		if c.BuiltIn() {
+			before := len(c.Rules)
+			c.Rules = slices.DeleteFunc(c.Rules, func(one rules.Rule) bool { return one.Jump() == name && len(one.Matches) == 0 })
+			found = found || len(c.Rules) < before
 		}
 	}
 	return found
 }
 
-func dropLeftBehind(s situation, r rules) bool {
+func dropLeftBehind(s situation, r rules.Rules) bool {
 	if !s.large {
 		return false
 	}
-	used := map[chainKey]bool{}
-	var use func(k chainKey)
-	use = func(k chainKey) {
+	used := map[rules.Key]bool{}
+	var use func(k rules.Key)
+	use = func(k rules.Key) {
 		if used[k] || r[k] == nil {
 			return
 		}
 		used[k] = true
-		for _, one := range r[k].rules {
-			use(chainKey{k.table, one.jump()})
+		for _, one := range r[k].Rules {
+			use(rules.Key{Table: k.Table, Chain: one.Jump()})
 		}
 	}
 	for k, c := range r {
-		if c.builtIn() {
+		if c.BuiltIn() {
 			use(k)
 		}
 	}
 	found := false
 	for k := range r {
-		if !used[k] && slices.ContainsFunc(servicePrefixes(), func(p string) bool { return strings.HasPrefix(k.chain, p) }) {
+		if !used[k] && slices.ContainsFunc(servicePrefixes(), func(p string) bool { return strings.HasPrefix(k.Chain, p) }) {
 			delete(r, k)
 			found = true
 		}
@@ -194,45 +197,38 @@ func servicePrefixes() []string {
 	return []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"}
 }
 
-func dropLargeComments(s situation, r rules) bool {
+func dropLargeComments(s situation, r rules.Rules) bool {
 	if !s.large {
 		return false
 	}
 	for k, c := range r {
-		if strings.HasPrefix(k.chain, "KUBE-SVC-") || strings.HasPrefix(k.chain, "KUBE-SVL-") || strings.HasPrefix(k.chain, "KUBE-SEP-") {
-			c.silence()
+		if strings.HasPrefix(k.Chain, "KUBE-SVC-") || strings.HasPrefix(k.Chain, "KUBE-SVL-") || strings.HasPrefix(k.Chain, "KUBE-SEP-") {
+			c.Silence()
 		}
 	}
 	return true
 }
 
-func dropStayingComments(s situation, r rules) bool {
+func dropStayingComments(s situation, r rules.Rules) bool {
 	if s.fresh {
 		return false
 	}
 	for _, c := range r {
-		c.silence()
+		c.Silence()
 	}
 	return true
 }
 
-// silence lets the comments of a chain not count.
-func (c *chain) silence() {
-	for i := range c.rules {
-		c.rules[i].said = ""
-	}
-}
-
-func dropUnusedTables(_ situation, r rules) bool {
+func dropUnusedTables(_ situation, r rules.Rules) bool {
 	used := map[string]bool{"filter": true, "nat": true}
 	for k, c := range r {
-		if !c.builtIn() || len(c.rules) > 0 || c.policy != "ACCEPT" {
-			used[k.table] = true
+		if !c.BuiltIn() || len(c.Rules) > 0 || c.Policy != "ACCEPT" {
+			used[k.Table] = true
 		}
 	}
 	before := len(r)
 	for k := range r {
-		if !used[k.table] {
+		if !used[k.Table] {
 			delete(r, k)
 		}
 	}

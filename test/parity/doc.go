@@ -5,16 +5,11 @@
 // from a seed and changed step by step; after each step both must hold the same
 // rules, apart from what differences.go lists.
 //
-//	rules.go        reads iptables-save
-//	compare.go      tells two sets of rules apart, and whose they are
+//	rules           reads iptables-save and tells two sets of rules apart
+//	worlds          draws worlds and makes an API server hold them
 //	differences.go  the differences that are wanted, each with its reason
-//	settings.go     draws proxy settings and facts of the node
-//	world.go        draws Services
-//	endpoints.go    draws EndpointSlices
-//	change.go       draws changes of them
-//	writer.go       makes the API server hold a world
 //	pair.go         runs the two proxies
-//	report.go       tells what a difference is about
+//	report.go       tells whose a difference is, and what it is about
 //
 // Nothing here uses code of the agent: what decides must not share the mistakes
 // of what is judged.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/rules"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
 // start is how a world finds the two proxies.
@@ -75,11 +78,11 @@ func (p *pair) nodes() []*cluster.Node {
 // addNodeAddresses makes a bridge with the node's addresses in the network
 // namespace of the calling thread.
 func addNodeAddresses() error {
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: nodeBridge}}
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: worlds.NodeBridge}}
 	if err := netlink.LinkAdd(bridge); err != nil {
 		return err
 	}
-	if err := eachAddress(nodeAddresses(), netlink.AddrReplace); err != nil {
+	if err := eachAddress(worlds.NodeAddresses(), netlink.AddrReplace); err != nil {
 		return err
 	}
 	return netlink.LinkSetUp(bridge)
@@ -88,7 +91,7 @@ func addNodeAddresses() error {
 // eachAddress adds addresses to the bridge, or removes them, in the network
 // namespace of the calling thread.
 func eachAddress(texts []string, do func(netlink.Link, *netlink.Addr) error) error {
-	bridge, err := netlink.LinkByName(nodeBridge)
+	bridge, err := netlink.LinkByName(worlds.NodeBridge)
 	if err != nil {
 		return err
 	}
@@ -118,7 +121,7 @@ func (p *pair) setGuest(there bool) error {
 		do = netlink.AddrReplace
 	}
 	for _, node := range p.nodes() {
-		if err := node.Do(func() error { return eachAddress(guestAddresses(), do) }); err != nil {
+		if err := node.Do(func() error { return eachAddress(worlds.GuestAddresses(), do) }); err != nil {
 			return fmt.Errorf("guest addresses of %s: %w", node.Name(), err)
 		}
 	}
@@ -127,8 +130,8 @@ func (p *pair) setGuest(there bool) error {
 
 // possible returns the start that comes closest to what is asked for: neither
 // program follows the sysctl, which an operator sets before.
-func (p *pair) possible(s start, to settings) start {
-	if s == startLive && p.liberal != to.liberal {
+func (p *pair) possible(s start, to worlds.Settings) start {
+	if s == startLive && p.liberal != to.Liberal {
 		return startOver
 	}
 	return s
@@ -175,12 +178,12 @@ func (p *pair) flush(ctx context.Context) error {
 }
 
 // start starts what stop stopped, with the settings of a world.
-func (p *pair) start(s settings) error {
+func (p *pair) start(s worlds.Settings) error {
 	liberal := "0"
-	if s.liberal {
+	if s.Liberal {
 		liberal = "1"
 	}
-	p.liberal = s.liberal
+	p.liberal = s.Liberal
 	for _, node := range p.nodes() {
 		err := node.Do(func() error {
 			return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", []byte(liberal), 0)
@@ -190,7 +193,7 @@ func (p *pair) start(s settings) error {
 		}
 	}
 	config := filepath.Join(p.nodeproxy.Cluster.Dir(), "kube-proxy.yaml")
-	if err := os.WriteFile(config, []byte(s.kubeProxy(p.kubeconfig)), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte(s.KubeProxy(p.kubeconfig)), 0o600); err != nil {
 		return err
 	}
 	var err error
@@ -209,7 +212,7 @@ func (p *pair) startAgent() error {
 	if err != nil {
 		return err
 	}
-	command.Args = append(command.Args, "--node-name", nodeName)
+	command.Args = append(command.Args, "--node-name", worlds.NodeName)
 	p.testedP, err = p.tested.Start(command)
 	return err
 }
@@ -218,24 +221,24 @@ func (p *pair) startAgent() error {
 func (p *pair) running() error { return install.Running(p.referenceP, p.testedP) }
 
 // saved is what iptables-save and ip6tables-save print on the two nodes.
-type saved struct{ reference, tested map[family]string }
+type saved struct{ reference, tested map[worlds.Family]string }
 
 func (p *pair) save(ctx context.Context) (saved, error) {
-	out := saved{map[family]string{}, map[family]string{}}
-	for _, f := range families() {
+	out := saved{map[worlds.Family]string{}, map[worlds.Family]string{}}
+	for _, f := range worlds.Families() {
 		var err error
-		if out.reference[f], err = p.reference.Exec(ctx, f.saveTool()); err != nil {
+		if out.reference[f], err = p.reference.Exec(ctx, saveTool(f)); err != nil {
 			return out, err
 		}
-		if out.tested[f], err = p.tested.Exec(ctx, f.saveTool()); err != nil {
+		if out.tested[f], err = p.tested.Exec(ctx, saveTool(f)); err != nil {
 			return out, err
 		}
 	}
 	return out, nil
 }
 
-func (f family) saveTool() string {
-	if f == ipv6 {
+func saveTool(f worlds.Family) string {
+	if f == worlds.IPv6 {
 		return "ip6tables-save"
 	}
 	return "iptables-save"
@@ -243,15 +246,25 @@ func (f family) saveTool() string {
 
 // parsedWith returns the rules of a node, or an error that wraps errNotSeen if
 // they lack the mark. Looking for it first costs little while one is waited for.
-func parsedWith(ctx context.Context, node *cluster.Node, who string, f family, m mark) (rules, error) {
-	text, err := node.Exec(ctx, f.saveTool())
+func parsedWith(ctx context.Context, node *cluster.Node, who string, f worlds.Family, m worlds.Mark) (rules.Rules, error) {
+	text, err := node.Exec(ctx, saveTool(f))
 	if err != nil {
 		return nil, err
 	}
-	if !m.in(f, text) {
+	if !marked(m, f, text) {
 		return nil, fmt.Errorf("%s %w (%s)", who, errNotSeen, f)
 	}
-	return parse(text)
+	return rules.Parse(text)
+}
+
+// marked tells whether the rules of a family hold the mark.
+func marked(m worlds.Mark, f worlds.Family, save string) bool {
+	endpoint := worlds.MarkerEndpoint(f)
+	if f == worlds.IPv6 {
+		endpoint = "[" + endpoint + "]"
+	}
+	return strings.Contains(save, fmt.Sprintf("--to-destination %s:%d", endpoint, m.EndpointPort)) &&
+		strings.Contains(save, fmt.Sprintf("--dport %d -j KUBE-SVC-", m.Port))
 }
 
 // errNotSeen means that a program has not written the mark yet.
@@ -259,9 +272,9 @@ var errNotSeen = errors.New("has not programmed the last change yet")
 
 // look compares the rules of the two as they are now. It returns an error that
 // wraps errNotSeen while one of them is behind.
-func (p *pair) look(ctx context.Context, w *world, m mark, fresh bool, met map[string]int) ([]difference, error) {
-	var out []difference
-	for _, f := range families() {
+func (p *pair) look(ctx context.Context, w *worlds.World, m worlds.Mark, fresh bool, met map[string]int) ([]rules.Difference, error) {
+	var out []rules.Difference
+	for _, f := range worlds.Families() {
 		tested, err := parsedWith(ctx, p.tested, "nodeproxy-agent", f, m)
 		if err != nil {
 			return nil, err
@@ -270,20 +283,18 @@ func (p *pair) look(ctx context.Context, w *world, m mark, fresh bool, met map[s
 		if err != nil {
 			return nil, err
 		}
-		s := situation{family: f, localhost: w.settings.localhostInEffect(w.node), fresh: fresh, large: w.large(f)}
+		s := situation{family: f, localhost: w.Settings.LocalhostInEffect(w.Node), fresh: fresh, large: w.Large(f)}
 		takeWanted(s, reference, met)
 		takeWanted(s, tested, map[string]int{})
-		out = append(out, compare(f, reference, tested)...)
+		out = append(out, rules.Compare(string(f), reference, tested, rules.IPTablesOrder)...)
 	}
 	return out, nil
 }
 
-func families() []family { return []family{ipv4, ipv6} }
-
 // settled waits until both have the mark and the same rules, and returns what
 // differs at the deadline.
-func (p *pair) settled(ctx context.Context, w *world, m mark, fresh bool, limit time.Duration, met map[string]int) ([]difference, error) {
-	var differences []difference
+func (p *pair) settled(ctx context.Context, w *worlds.World, m worlds.Mark, fresh bool, limit time.Duration, met map[string]int) ([]rules.Difference, error) {
+	var differences []rules.Difference
 	once := map[string]int{}
 	err := install.Until(ctx, limit, func(ctx context.Context) error {
 		if err := p.running(); err != nil {

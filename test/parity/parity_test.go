@@ -15,12 +15,10 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
 // The variables that say how much is compared, and which worlds.
@@ -40,20 +38,17 @@ func TestSideBySide(t *testing.T) {
 	if err := cluster.Check(); err != nil {
 		t.Skip(err)
 	}
-	worlds, steps := variable(t, worldsVariable, 40), variable(t, stepsVariable, 5)
+	count, steps := variable(t, worldsVariable, 40), variable(t, stepsVariable, 5)
 	seed, limit := variable(t, seedVariable, 1), time.Duration(variable(t, deadlineVariable, 30))*time.Second
 	p := startPair(t)
-	wr := newWriter(p.nodeproxy.Cluster.Client())
-	for _, name := range []string{namespaceA, namespaceB} {
-		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		if err := wr.client.Create(t.Context(), namespace); err != nil {
-			t.Fatal(err)
-		}
+	wr := worlds.NewWriter(p.nodeproxy.Cluster.Client())
+	if err := worlds.MakeNamespaces(t.Context(), p.nodeproxy.Cluster.Client()); err != nil {
+		t.Fatal(err)
 	}
 	met := map[string]int{}
 	began, changes, failed := time.Now(), 0, 0
-	for i := range worlds {
-		w := newWorld(uint64(seed + i)) //nolint:gosec // a seed
+	for i := range count {
+		w := worlds.New(uint64(seed + i)) //nolint:gosec // a seed
 		ok := t.Run(fmt.Sprintf("world %d", seed+i), func(t *testing.T) {
 			r := &run{T: t, pair: p, writer: wr, world: w, first: i == 0, limit: limit, met: met}
 			changes += r.live(steps)
@@ -65,7 +60,7 @@ func TestSideBySide(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d worlds, %d changes in %s", worlds, changes, time.Since(began).Round(time.Second))
+	t.Logf("%d worlds, %d changes in %s", count, changes, time.Since(began).Round(time.Second))
 	for _, d := range wantedDifferences() {
 		t.Logf("wanted difference %q was met %d times", d.name, met[d.name])
 	}
@@ -134,8 +129,8 @@ func startPair(t *testing.T) *pair {
 type run struct {
 	*testing.T
 	*pair
-	writer *writer
-	world  *world
+	writer *worlds.Writer
+	world  *worlds.World
 	first  bool
 	limit  time.Duration
 	met    map[string]int
@@ -147,21 +142,21 @@ type run struct {
 // It returns the number of changes.
 func (r *run) live(steps int) (changes int) {
 	w := r.world
-	r.start = pick(w.dice, startClean, startOver, startLive)
+	r.start = worlds.Pick(w.Dice, startClean, startOver, startLive)
 	if r.first {
 		r.start = startClean
 	}
-	r.start = r.possible(r.start, w.settings)
+	r.start = r.possible(r.start, w.Settings)
 	ctx := r.Context()
 	if err := r.stop(ctx, r.start); err != nil {
 		r.Fatal(err)
 	}
-	if err := r.writer.begin(ctx, w); err != nil {
+	if err := r.writer.Begin(ctx, w); err != nil {
 		r.Fatal(err)
 	}
-	shuffle := newDice(w.seed).Rand
+	shuffle := worlds.NewDice(w.Seed).Rand
 	m := r.write(shuffle)
-	if err := r.pair.start(w.settings); err != nil {
+	if err := r.pair.start(w.Settings); err != nil {
 		r.Fatal(err)
 	}
 	r.fresh = r.start == startClean
@@ -170,15 +165,15 @@ func (r *run) live(steps int) (changes int) {
 	for step := 1; step <= steps; step++ {
 		var done []string
 		if step == 1 {
-			done = append(done, w.changeZone())
+			done = append(done, w.ChangeZone())
 		}
-		for range w.between(1, 4) {
-			done = append(done, w.change())
+		for range w.Between(1, 4) {
+			done = append(done, w.Change())
 		}
 		changes += len(done)
-		if killed := w.chance(10); killed {
+		if killed := w.Chance(10); killed {
 			done = append(done, "nodeproxy-agent was killed before and started after")
-			m = r.killed(func() mark { return r.write(shuffle) })
+			m = r.killed(func() worlds.Mark { return r.write(shuffle) })
 		} else {
 			m = r.write(shuffle)
 		}
@@ -188,7 +183,7 @@ func (r *run) live(steps int) (changes int) {
 }
 
 // killed does something while nodeproxy-agent is dead.
-func (r *run) killed(f func() mark) mark {
+func (r *run) killed(f func() worlds.Mark) worlds.Mark {
 	r.Helper()
 	if err := r.testedP.Kill(); err != nil {
 		r.Fatal(err)
@@ -200,12 +195,12 @@ func (r *run) killed(f func() mark) mark {
 	return m
 }
 
-func (r *run) write(shuffle *rand.Rand) mark {
+func (r *run) write(shuffle *rand.Rand) worlds.Mark {
 	r.Helper()
-	if err := r.setGuest(r.world.guest); err != nil {
+	if err := r.setGuest(r.world.Guest); err != nil {
 		r.Fatal(err)
 	}
-	m, err := r.writer.write(r.Context(), r.world, shuffle)
+	m, err := r.writer.Write(r.Context(), r.world, shuffle)
 	if err != nil {
 		r.Fatalf("%v\n%s", err, r.repeat())
 	}
@@ -213,11 +208,11 @@ func (r *run) write(shuffle *rand.Rand) mark {
 }
 
 // equal waits until both have the same rules.
-func (r *run) equal(what string, m mark) {
+func (r *run) equal(what string, m worlds.Mark) {
 	r.Helper()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	r.world.log = append(r.world.log, what)
+	r.world.Log = append(r.world.Log, what)
 	differences, err := r.settled(ctx, r.world, m, r.fresh, r.limit, r.met)
 	switch {
 	case errors.Is(err, errNotSeen):
@@ -229,17 +224,17 @@ func (r *run) equal(what string, m mark) {
 		if err != nil {
 			r.Fatal(err)
 		}
-		r.Fatalf("the rules differ after %s\n%s\n%s", what, r.world.report(differences, now), r.repeat())
+		r.Fatalf("the rules differ after %s\n%s\n%s", what, report(r.world, differences, now), r.repeat())
 	}
 }
 
-// repeat tells the world's settings and how to have it once more.
+// repeat tells the world's worlds.Settings and how to have it once more.
 func (r *run) repeat() string {
 	w := r.world
-	command := fmt.Sprintf("%s=%d %s=1 make test-parity", seedVariable, w.seed, worldsVariable)
+	command := fmt.Sprintf("%s=%d %s=1 make test-parity", seedVariable, w.Seed, worldsVariable)
 	if r.start != startClean {
-		command = fmt.Sprintf("%s=%d %s=2 make test-parity, because it depends on the world before", seedVariable, w.seed-1, worldsVariable)
+		command = fmt.Sprintf("%s=%d %s=2 make test-parity, because it depends on the world before", seedVariable, w.Seed-1, worldsVariable)
 	}
 	return fmt.Sprintf("Seed %d; %s.\nSettings: %+v\nNode: %+v\nSteps:\n  %s\nTo repeat it: %s",
-		w.seed, r.start, w.settings, w.node, strings.Join(w.log, "\n  "), command)
+		w.Seed, r.start, w.Settings, w.Node, strings.Join(w.Log, "\n  "), command)
 }

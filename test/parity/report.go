@@ -8,23 +8,24 @@ import (
 	"slices"
 	"strings"
 
-	"sigs.k8s.io/yaml"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/rules"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
-// owners tells whose chains are: a chain's name ends in a hash of the Service's
+// ownersOf tells whose chains are: a chain's name ends in a hash of the Service's
 // name, port name and protocol.
-func (w *world) owners() map[string]string {
+func ownersOf(w *worlds.World) map[string]string {
 	out := map[string]string{}
-	for _, s := range w.services {
-		for _, p := range s.object.Spec.Ports {
-			name := s.name()
+	for _, s := range w.Services {
+		for _, p := range s.Object.Spec.Ports {
+			name := s.Name()
 			if p.Name != "" {
 				name += ":" + p.Name
 			}
 			sum := sha256.Sum256([]byte(name + strings.ToLower(string(p.Protocol))))
 			hash := base32.StdEncoding.EncodeToString(sum[:])[:16]
 			for _, prefix := range servicePrefixes() {
-				out[prefix+hash] = s.name()
+				out[prefix+hash] = s.Name()
 			}
 		}
 	}
@@ -33,13 +34,13 @@ func (w *world) owners() map[string]string {
 
 // serviceOf returns the Service that a rule belongs to, by the chains that it
 // is in and leads to, or by its comment; "" for rules of no Service.
-func serviceOf(owners map[string]string, k chainKey, r rule) string {
-	for _, c := range []string{k.chain, r.jump()} {
+func serviceOf(owners map[string]string, k rules.Key, r rules.Rule) string {
+	for _, c := range []string{k.Chain, r.Jump()} {
 		if name := owners[c]; name != "" {
 			return name
 		}
 	}
-	word, _, _ := strings.Cut(r.comment, " ")
+	word, _, _ := strings.Cut(r.Comment, " ")
 	if namespace, name, ok := strings.Cut(word, "/"); ok {
 		name, _, _ = strings.Cut(name, ":")
 		return namespace + "/" + name
@@ -49,12 +50,12 @@ func serviceOf(owners map[string]string, k chainKey, r rule) string {
 
 // ownEndpoints adds the chains of endpoints, which other chains of the Service
 // lead to.
-func ownEndpoints(owners map[string]string, r rules) {
+func ownEndpoints(owners map[string]string, r rules.Rules) {
 	for k, c := range r {
-		owner := owners[k.chain]
-		for _, one := range c.rules {
-			if owner != "" && strings.HasPrefix(one.jump(), "KUBE-SEP-") {
-				owners[one.jump()] = owner
+		owner := owners[k.Chain]
+		for _, one := range c.Rules {
+			if owner != "" && strings.HasPrefix(one.Jump(), "KUBE-SEP-") {
+				owners[one.Jump()] = owner
 			}
 		}
 	}
@@ -62,19 +63,19 @@ func ownEndpoints(owners map[string]string, r rules) {
 
 // report tells all that is needed to understand differences: what differs, the
 // Services concerned, and all rules that both have for them.
-func (w *world) report(differences []difference, now saved) string {
+func report(w *worlds.World, differences []rules.Difference, now saved) string {
 	var b strings.Builder
-	owners := w.owners()
-	parsed := map[family][2]rules{}
-	for _, f := range families() {
-		reference, err := parse(now.reference[f])
-		tested, err2 := parse(now.tested[f])
+	owners := ownersOf(w)
+	parsed := map[worlds.Family][2]rules.Rules{}
+	for _, f := range worlds.Families() {
+		reference, err := rules.Parse(now.reference[f])
+		tested, err2 := rules.Parse(now.tested[f])
 		if err != nil || err2 != nil {
 			continue // look has told
 		}
 		ownEndpoints(owners, reference)
 		ownEndpoints(owners, tested)
-		parsed[f] = [2]rules{reference, tested}
+		parsed[f] = [2]rules.Rules{reference, tested}
 	}
 	concerned := map[string]bool{}
 	fmt.Fprintf(&b, "%d chains differ:\n", len(differences))
@@ -82,8 +83,8 @@ func (w *world) report(differences []difference, now saved) string {
 		if i < 20 {
 			b.WriteString(d.String())
 		}
-		for _, r := range slices.Concat(d.kubeProxy, d.nodeproxy) {
-			if name := serviceOf(owners, d.in, r); name != "" {
+		for _, r := range slices.Concat(d.KubeProxy, d.Nodeproxy) {
+			if name := serviceOf(owners, d.In, r); name != "" {
 				concerned[name] = true
 			}
 		}
@@ -91,8 +92,8 @@ func (w *world) report(differences []difference, now saved) string {
 	names := slices.Sorted(maps.Keys(concerned))
 	fmt.Fprintf(&b, "\nServices concerned: %s\n", strings.Join(names, ", "))
 	for _, name := range names[:min(len(names), 3)] {
-		w.describe(&b, name)
-		for _, f := range families() {
+		w.Describe(&b, name)
+		for _, f := range worlds.Families() {
 			for i, who := range []string{"kube-proxy", "nodeproxy"} {
 				fmt.Fprintf(&b, "\nRules of %s for %s, %s:\n", who, name, f)
 				writeRules(&b, owners, name, parsed[f][i])
@@ -102,35 +103,12 @@ func (w *world) report(differences []difference, now saved) string {
 	return b.String()
 }
 
-func writeRules(b *strings.Builder, owners map[string]string, name string, r rules) {
-	for _, k := range slices.SortedFunc(maps.Keys(r), func(x, y chainKey) int { return strings.Compare(x.String(), y.String()) }) {
-		for _, one := range r[k].rules {
+func writeRules(b *strings.Builder, owners map[string]string, name string, r rules.Rules) {
+	for _, k := range slices.SortedFunc(maps.Keys(r), func(x, y rules.Key) int { return strings.Compare(x.String(), y.String()) }) {
+		for _, one := range r[k].Rules {
 			if serviceOf(owners, k, one) == name {
-				fmt.Fprintf(b, "  %s %s\n", k.table, one.text)
+				fmt.Fprintf(b, "  %s %s\n", k.Table, one.Text)
 			}
 		}
-	}
-}
-
-// describe writes a Service and its slices as they are asked for.
-func (w *world) describe(b *strings.Builder, name string) {
-	s := w.find(name)
-	if s == nil {
-		fmt.Fprintf(b, "\n%s does not exist (any more).\n", name)
-		return
-	}
-	if s.gone {
-		fmt.Fprintf(b, "\n%s does not exist any more; its slices do.\n", name)
-	}
-	objects := []any{s.object}
-	for _, sl := range s.slices {
-		objects = append(objects, sl.object(s.endpoints))
-	}
-	for _, o := range objects {
-		text, err := yaml.Marshal(o)
-		if err != nil {
-			text = []byte(err.Error())
-		}
-		fmt.Fprintf(b, "---\n%s", text)
 	}
 }

@@ -1,4 +1,4 @@
-package parity
+package worlds
 
 import (
 	"fmt"
@@ -17,35 +17,35 @@ const (
 	namespaceB = "par-b"
 )
 
-// The most that a world has of each kind of port; see service.port.
+// The most that a world has of each kind of port; see Service.port.
 const portsPerService = 4
 
-// world is what the API server holds for a while. What kube-proxy leaves to
+// World is what the API server holds for a while. What kube-proxy leaves to
 // chance is never drawn: two Services with one address and port, and two
 // entries for one endpoint of which none wins (S 1.5 of what kube-proxy does:
 // the one that is not terminating wins).
-type world struct {
-	dice
-	seed     uint64
-	settings settings
-	node     nodeFacts
-	// guest: the node has one more address of each family.
-	guest    bool
-	services []*service
+type World struct {
+	Dice
+	Seed     uint64
+	Settings Settings
+	Node     NodeFacts
+	// Guest: the node has one more address of each family.
+	Guest    bool
+	Services []*Service
 	drawn    int // Services ever drawn
 	// strays are slices that belong to no Service.
 	strays []*slice
-	// log tells what each change did.
-	log []string
+	// Log is for what was done to it, in words.
+	Log []string
 }
 
-// service is a Service with its slices. Addresses and ports follow from its
+// Service is a Service with its slices. Addresses and ports follow from its
 // number, so that no two Services have any in common.
-type service struct {
+type Service struct {
 	number  int
 	version int // raised where the API needs the object to be made anew
-	object  *corev1.Service
-	gone    bool // deleted, but its slices are still there
+	Object  *corev1.Service
+	Gone    bool // deleted, but its slices are still there
 	slices  []*slice
 	sliced  int // slices ever drawn
 	hints   hints
@@ -71,18 +71,43 @@ type member struct {
 	leaving bool
 }
 
-func newWorld(seed uint64) *world {
-	d := newDice(seed)
-	w := &world{dice: d, seed: seed, settings: d.settings(), node: d.nodeFacts()}
-	for range d.between(10, 20) {
-		w.addService()
-	}
+// New draws a world for mode IPTables.
+func New(seed uint64) *World {
+	d := NewDice(seed)
+	w := &World{Dice: d, Seed: seed, Settings: d.Settings(), Node: d.NodeFacts()}
+	w.addServices(d.Between(10, 20))
 	if seed%30 == 17 {
 		w.addLarge()
 	}
+	return w
+}
+
+// NewIPVS draws a world for mode IPVS. Settings and facts of the node are those
+// of the group of worlds that it belongs to, so that programs need not be started
+// for each of them, which takes long where such a kernel is emulated.
+func NewIPVS(seed uint64) *World {
+	group := NewDice(FirstOfGroup(seed))
+	d := NewDice(seed)
+	w := &World{Dice: d, Seed: seed, Settings: group.ipvsSettings(), Node: group.NodeFacts()}
+	w.addServices(d.Between(4, 9))
+	return w
+}
+
+// groupSize is how many worlds for mode IPVS have the same settings.
+const groupSize = 3
+
+// FirstOfGroup is the seed of the first world for mode IPVS that has the same
+// settings as the one with the given seed.
+func FirstOfGroup(seed uint64) uint64 { return seed - seed%groupSize }
+
+// addServices draws so many Services, and slices that belong to none.
+func (w *World) addServices(n int) {
+	for range n {
+		w.addService()
+	}
 	w.strays = append(w.strays, &slice{
-		name: "names", namespace: w.services[0].object.Namespace, addresses: discoveryv1.AddressTypeFQDN,
-		labels:  map[string]string{discoveryv1.LabelServiceName: w.services[0].object.Name},
+		name: "names", namespace: w.Services[0].Object.Namespace, addresses: discoveryv1.AddressTypeFQDN,
+		labels:  map[string]string{discoveryv1.LabelServiceName: w.Services[0].Object.Name},
 		ports:   []discoveryv1.EndpointPort{{Name: new("p0"), Port: new(int32(80))}},
 		members: []member{{address: "pod.example.org"}},
 	}, &slice{
@@ -91,23 +116,22 @@ func newWorld(seed uint64) *world {
 		ports:   []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(80))}},
 		members: []member{{address: "10.244.1.250"}},
 	})
-	return w
 }
 
-func (w *world) addService() *service {
+func (w *World) addService() *Service {
 	s := w.newService(w.drawn)
 	w.drawn++
-	w.services = append(w.services, s)
+	w.Services = append(w.Services, s)
 	return s
 }
 
 // addLarge adds a Service that makes the cluster a large one for kube-proxy.
-func (w *world) addLarge() {
+func (w *World) addLarge() {
 	s := w.addService()
-	s.object.Spec.Type, s.object.Labels = corev1.ServiceTypeClusterIP, nil
-	s.object.Spec.ClusterIP, s.object.Spec.ExternalName = "", ""
+	s.Object.Spec.Type, s.Object.Labels = corev1.ServiceTypeClusterIP, nil
+	s.Object.Spec.ClusterIP, s.Object.Spec.ExternalName = "", ""
 	w.drawFamilies(s)
-	for len(s.object.Spec.IPFamilies) < 2 { // large in both
+	for len(s.Object.Spec.IPFamilies) < 2 { // large in both
 		w.drawFamilies(s)
 	}
 	w.drawExternal(s)
@@ -117,7 +141,7 @@ func (w *world) addLarge() {
 			w.addSlice(s, addresses)
 			sl := s.slices[len(s.slices)-1]
 			delete(sl.labels, corev1.IsHeadlessService)
-			sl.ports = []discoveryv1.EndpointPort{{Name: new(s.object.Spec.Ports[0].Name), Protocol: new(s.object.Spec.Ports[0].Protocol), Port: new(int32(80))}}
+			sl.ports = []discoveryv1.EndpointPort{{Name: new(s.Object.Spec.Ports[0].Name), Protocol: new(s.Object.Spec.Ports[0].Protocol), Port: new(int32(80))}}
 			for i := range 400 {
 				m := member{address: fmt.Sprintf("10.245.%d.%d", len(s.slices)*2+i/200, i%200+1)}
 				if addresses == discoveryv1.AddressTypeIPv6 {
@@ -130,15 +154,15 @@ func (w *world) addLarge() {
 	}
 }
 
-// large tells whether kube-proxy takes the cluster for a large one: it counts
+// Large tells whether kube-proxy takes the cluster for a large one: it counts
 // the endpoints of all Services' ports. The marker has one.
-func (w *world) large(f family) bool {
+func (w *World) Large(f Family) bool {
 	total := 1
-	for _, s := range w.services {
-		if _, left := s.object.Labels["service.kubernetes.io/service-proxy-name"]; s.gone || left || !s.proxied() {
+	for _, s := range w.Services {
+		if _, left := s.Object.Labels["service.kubernetes.io/service-proxy-name"]; s.Gone || left || !s.proxied() {
 			continue
 		}
-		for _, p := range s.object.Spec.Ports {
+		for _, p := range s.Object.Spec.Ports {
 			total += len(s.endpointsOf(f, p))
 		}
 	}
@@ -146,10 +170,10 @@ func (w *world) large(f family) bool {
 }
 
 // endpointsOf are the endpoints of a port in any state.
-func (s *service) endpointsOf(f family, p corev1.ServicePort) map[string]bool {
+func (s *Service) endpointsOf(f Family, p corev1.ServicePort) map[string]bool {
 	out := map[string]bool{}
-	want := map[family]corev1.IPFamily{ipv4: corev1.IPv4Protocol, ipv6: corev1.IPv6Protocol}[f]
-	if !slices.Contains(s.object.Spec.IPFamilies, want) {
+	want := map[Family]corev1.IPFamily{IPv4: corev1.IPv4Protocol, IPv6: corev1.IPv6Protocol}[f]
+	if !slices.Contains(s.Object.Spec.IPFamilies, want) {
 		return out
 	}
 	for _, sl := range s.slices {
@@ -168,18 +192,18 @@ func (s *service) endpointsOf(f family, p corev1.ServicePort) map[string]bool {
 	return out
 }
 
-func (w *world) newService(number int) *service {
-	s := &service{number: number, endpoints: map[string]*discoveryv1.Endpoint{}, hints: w.hintKind()}
-	s.object = &corev1.Service{ObjectMeta: metav1.ObjectMeta{
-		Namespace: pick(w.dice, namespaceA, namespaceB), Name: fmt.Sprintf("svc%d", number),
+func (w *World) newService(number int) *Service {
+	s := &Service{number: number, endpoints: map[string]*discoveryv1.Endpoint{}, hints: w.hintKind()}
+	s.Object = &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+		Namespace: Pick(w.Dice, namespaceA, namespaceB), Name: fmt.Sprintf("svc%d", number),
 	}}
-	if w.chance(5) {
-		s.object.Name += "-" + strings.Repeat("x", 62-len(s.object.Name)) // the longest name
+	if w.Chance(5) {
+		s.Object.Name += "-" + strings.Repeat("x", 62-len(s.Object.Name)) // the longest name
 	}
 	w.drawKind(s)
 	for _, addresses := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
-		n := pick(w.dice, 0, 1, 1, 1, 2, 3)
-		if len(s.object.Spec.IPFamilies) == 1 && w.chance(70) && (s.object.Spec.IPFamilies[0] == corev1.IPv4Protocol) != (addresses == discoveryv1.AddressTypeIPv4) {
+		n := Pick(w.Dice, 0, 1, 1, 1, 2, 3)
+		if len(s.Object.Spec.IPFamilies) == 1 && w.Chance(70) && (s.Object.Spec.IPFamilies[0] == corev1.IPv4Protocol) != (addresses == discoveryv1.AddressTypeIPv4) {
 			n = 0
 		}
 		for range n {
@@ -190,13 +214,13 @@ func (w *world) newService(number int) *service {
 }
 
 // drawKind draws everything of a Service but its name.
-func (w *world) drawKind(s *service) {
-	spec := &corev1.ServiceSpec{Type: pick(w.dice,
+func (w *World) drawKind(s *Service) {
+	spec := &corev1.ServiceSpec{Type: Pick(w.Dice,
 		corev1.ServiceTypeClusterIP, corev1.ServiceTypeClusterIP, corev1.ServiceTypeClusterIP,
 		corev1.ServiceTypeNodePort, corev1.ServiceTypeNodePort, corev1.ServiceTypeNodePort,
 		corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeLoadBalancer)}
-	s.object.Spec, s.object.Status = *spec, corev1.ServiceStatus{}
-	spec = &s.object.Spec
+	s.Object.Spec, s.Object.Status = *spec, corev1.ServiceStatus{}
+	spec = &s.Object.Spec
 	w.drawPorts(s)
 	switch kind := w.IntN(100); {
 	case kind < 4:
@@ -207,28 +231,28 @@ func (w *world) drawKind(s *service) {
 		return
 	}
 	w.drawFamilies(s)
-	spec.PublishNotReadyAddresses = w.chance(10)
+	spec.PublishNotReadyAddresses = w.Chance(10)
 	w.drawInternal(s)
 	w.drawAffinity(s)
-	if w.chance(30) {
+	if w.Chance(30) {
 		w.drawExternalIPs(s)
 	}
 	w.drawExternal(s)
 	w.drawLoadBalancer(s)
-	if w.chance(4) {
-		s.object.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": pick(w.dice, "", "other")}
+	if w.Chance(4) {
+		s.Object.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": Pick(w.Dice, "", "other")}
 	}
 }
 
 // proxied tells whether a Service has an address of its own.
-func (s *service) proxied() bool {
-	return s.object.Spec.Type != corev1.ServiceTypeExternalName && s.object.Spec.ClusterIP != corev1.ClusterIPNone
+func (s *Service) proxied() bool {
+	return s.Object.Spec.Type != corev1.ServiceTypeExternalName && s.Object.Spec.ClusterIP != corev1.ClusterIPNone
 }
 
-func (w *world) drawFamilies(s *service) {
+func (w *World) drawFamilies(s *Service) {
 	const v4, v6 = corev1.IPv4Protocol, corev1.IPv6Protocol
-	spec := &s.object.Spec
-	spec.IPFamilies = pick(w.dice, []corev1.IPFamily{v4}, []corev1.IPFamily{v6},
+	spec := &s.Object.Spec
+	spec.IPFamilies = Pick(w.Dice, []corev1.IPFamily{v4}, []corev1.IPFamily{v6},
 		[]corev1.IPFamily{v4, v6}, []corev1.IPFamily{v4, v6}, []corev1.IPFamily{v6, v4})
 	spec.IPFamilyPolicy = new(corev1.IPFamilyPolicySingleStack)
 	if len(spec.IPFamilies) == 2 {
@@ -249,65 +273,65 @@ func (w *world) drawFamilies(s *service) {
 
 // port is the i-th port of a Service; with it go its node port and the port of
 // its endpoints.
-func (s *service) port(i int) int32 { return int32(1000 + s.number*portsPerService + i) } //nolint:gosec // it fits
+func (s *Service) port(i int) int32 { return int32(1000 + s.number*portsPerService + i) } //nolint:gosec // it fits
 
-func (w *world) drawPorts(s *service) {
+func (w *World) drawPorts(s *Service) {
 	protocol := func() corev1.Protocol {
-		return pick(w.dice, corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolUDP, corev1.ProtocolSCTP)
+		return Pick(w.Dice, corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolUDP, corev1.ProtocolSCTP)
 	}
-	spec := &s.object.Spec
+	spec := &s.Object.Spec
 	spec.Ports = nil
-	n := w.between(1, 3)
+	n := w.Between(1, 3)
 	for i := range n {
 		p := corev1.ServicePort{Name: fmt.Sprintf("p%d", i), Protocol: protocol(), Port: s.port(i)}
-		if n == 1 && w.chance(50) {
+		if n == 1 && w.Chance(50) {
 			p.Name = ""
 		}
 		spec.Ports = append(spec.Ports, p)
 	}
-	if n == 2 && w.chance(40) { // one number over two protocols, as DNS has
+	if n == 2 && w.Chance(40) { // one number over two protocols, as DNS has
 		spec.Ports[0].Protocol, spec.Ports[1].Protocol = corev1.ProtocolUDP, corev1.ProtocolTCP
 		spec.Ports[1].Port = spec.Ports[0].Port
 	}
 }
 
-func (w *world) drawInternal(s *service) {
-	s.object.Spec.InternalTrafficPolicy = new(pick(w.dice, corev1.ServiceInternalTrafficPolicyCluster,
+func (w *World) drawInternal(s *Service) {
+	s.Object.Spec.InternalTrafficPolicy = new(Pick(w.Dice, corev1.ServiceInternalTrafficPolicyCluster,
 		corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal))
 }
 
-func (w *world) drawAffinity(s *service) {
-	spec := &s.object.Spec
+func (w *World) drawAffinity(s *Service) {
+	spec := &s.Object.Spec
 	spec.SessionAffinity, spec.SessionAffinityConfig = corev1.ServiceAffinityNone, nil
-	if w.chance(30) {
+	if w.Chance(30) {
 		spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{
-			TimeoutSeconds: new(pick[int32](w.dice, 1, 10, 600, 10800, 86400))}}
+			TimeoutSeconds: new(Pick[int32](w.Dice, 1, 10, 600, 10800, 86400))}}
 	}
 }
 
-func (w *world) drawExternalIPs(s *service) {
-	s.object.Spec.ExternalIPs = some(w.dice, w.between(1, 3),
+func (w *World) drawExternalIPs(s *Service) {
+	s.Object.Spec.ExternalIPs = some(w.Dice, w.Between(1, 3),
 		"203.0.113.1", "203.0.113.2", nodeIPv4, "2001:db8:113::1", "2001:db8:113::2", nodeIPv6)
 }
 
 // drawExternal draws how the Service is reached from outside. It is called
 // again after a change of what the policy depends on.
-func (w *world) drawExternal(s *service) {
-	spec := &s.object.Spec
+func (w *World) drawExternal(s *Service) {
+	spec := &s.Object.Spec
 	outside := spec.Type == corev1.ServiceTypeNodePort || spec.Type == corev1.ServiceTypeLoadBalancer
 	spec.ExternalTrafficPolicy = ""
 	if outside || len(spec.ExternalIPs) > 0 {
-		spec.ExternalTrafficPolicy = pick(w.dice, corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal)
+		spec.ExternalTrafficPolicy = Pick(w.Dice, corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal)
 	}
 	spec.AllocateLoadBalancerNodePorts = nil
 	nodePorts := outside
 	if spec.Type == corev1.ServiceTypeLoadBalancer {
-		nodePorts = w.chance(80)
+		nodePorts = w.Chance(80)
 		spec.AllocateLoadBalancerNodePorts = new(nodePorts)
 	}
 	// The second half of the node ports is for changes.
-	offset := pick[int32](w.dice, 0, 1000)
+	offset := Pick[int32](w.Dice, 0, 1000)
 	for i := range spec.Ports {
 		spec.Ports[i].NodePort = 0
 		if nodePorts {
@@ -320,26 +344,26 @@ func (w *world) drawExternal(s *service) {
 	}
 }
 
-func (w *world) drawLoadBalancer(s *service) {
-	spec := &s.object.Spec
-	spec.LoadBalancerSourceRanges, s.object.Status.LoadBalancer = nil, corev1.LoadBalancerStatus{}
+func (w *World) drawLoadBalancer(s *Service) {
+	spec := &s.Object.Spec
+	spec.LoadBalancerSourceRanges, s.Object.Status.LoadBalancer = nil, corev1.LoadBalancerStatus{}
 	if spec.Type != corev1.ServiceTypeLoadBalancer {
 		return
 	}
-	if w.chance(50) {
+	if w.Chance(50) {
 		spec.LoadBalancerSourceRanges = w.sourceRanges()
 	}
 	w.drawIngress(s)
 }
 
-func (w *world) sourceRanges() []string {
-	return some(w.dice, w.between(1, 4), "203.0.113.0/24", "192.0.2.0/24", "10.244.0.0/16", "10.0.0.0/8", "198.51.100.7/32",
-		"2001:db8::/32", "2001:db8:9::/64", "fd00:10:244::/56", pick(w.dice, "0.0.0.0/0", "::/0", "172.16.0.0/12", "fd00::/8"))
+func (w *World) sourceRanges() []string {
+	return some(w.Dice, w.Between(1, 4), "203.0.113.0/24", "192.0.2.0/24", "10.244.0.0/16", "10.0.0.0/8", "198.51.100.7/32",
+		"2001:db8::/32", "2001:db8:9::/64", "fd00:10:244::/56", Pick(w.Dice, "0.0.0.0/0", "::/0", "172.16.0.0/12", "fd00::/8"))
 }
 
-func (w *world) drawIngress(s *service) {
+func (w *World) drawIngress(s *Service) {
 	vip, proxy := corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPModeProxy
-	s.object.Status.LoadBalancer.Ingress = some(w.dice, w.between(0, 4),
+	s.Object.Status.LoadBalancer.Ingress = some(w.Dice, w.Between(0, 4),
 		corev1.LoadBalancerIngress{IP: "198.18.7.1", IPMode: &vip},
 		corev1.LoadBalancerIngress{IP: "198.18.7.2", IPMode: &proxy},
 		corev1.LoadBalancerIngress{IP: "192.0.2.99"},
@@ -347,20 +371,20 @@ func (w *world) drawIngress(s *service) {
 		corev1.LoadBalancerIngress{IP: "2001:db8:7::2", IPMode: &proxy},
 		corev1.LoadBalancerIngress{IP: "2001:db8:2::99"},
 		corev1.LoadBalancerIngress{Hostname: "lb.example.org"},
-		corev1.LoadBalancerIngress{IP: pick(w.dice, append(s.object.Spec.ExternalIPs, "203.0.113.9")...)},
+		corev1.LoadBalancerIngress{IP: Pick(w.Dice, append(s.Object.Spec.ExternalIPs, "203.0.113.9")...)},
 	)
 }
 
-// name tells a Service in messages.
-func (s *service) name() string { return s.object.Namespace + "/" + s.object.Name }
+// Name tells a Service in messages.
+func (s *Service) Name() string { return s.Object.Namespace + "/" + s.Object.Name }
 
-// objects returns the world as the API server is to hold it, Services and
+// Objects returns the world as the API server is to hold it, Services and
 // slices by key. The key of an object that must be made anew differs.
-func (w *world) objects() (services map[string]*corev1.Service, slicesByKey map[string]*discoveryv1.EndpointSlice) {
+func (w *World) Objects() (services map[string]*corev1.Service, slicesByKey map[string]*discoveryv1.EndpointSlice) {
 	services, slicesByKey = map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}
-	for _, s := range w.services {
-		if !s.gone {
-			services[fmt.Sprintf("%s#%d.%d", s.name(), w.seed, s.version)] = s.object
+	for _, s := range w.Services {
+		if !s.Gone {
+			services[fmt.Sprintf("%s#%d.%d", s.Name(), w.Seed, s.version)] = s.Object
 		}
 		for _, sl := range s.slices {
 			slicesByKey[sl.namespace+"/"+sl.name] = sl.object(s.endpoints)
@@ -373,13 +397,13 @@ func (w *world) objects() (services map[string]*corev1.Service, slicesByKey map[
 	return services, slicesByKey
 }
 
-// find returns the Service with the given name, "" where there is none.
-func (w *world) find(name string) *service {
-	i := slices.IndexFunc(w.services, func(s *service) bool { return s.name() == name })
+// Find returns the Service with the given name, nil where there is none.
+func (w *World) Find(name string) *Service {
+	i := slices.IndexFunc(w.Services, func(s *Service) bool { return s.Name() == name })
 	if i < 0 {
 		return nil
 	}
-	return w.services[i]
+	return w.Services[i]
 }
 
 func (sl *slice) object(endpoints map[string]*discoveryv1.Endpoint) *discoveryv1.EndpointSlice {

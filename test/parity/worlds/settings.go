@@ -1,4 +1,4 @@
-package parity
+package worlds
 
 import (
 	"fmt"
@@ -12,29 +12,30 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// nodeName is the node that both proxies serve.
-const nodeName = "parity"
+// NodeName is the node that both proxies serve.
+const NodeName = "parity"
 
 // The addresses that the node has in both namespaces, on bridge nodeBridge.
 // The links to the control plane have others, which no drawn range covers.
 const (
-	nodeBridge = "parity0"
+	NodeBridge = "parity0"
 	nodeIPv4   = "192.0.2.10"
 	nodeIPv6   = "2001:db8:2::10"
 )
 
-func nodeAddresses() []string {
+// NodeAddresses are the addresses that the node always has.
+func NodeAddresses() []string {
 	return []string{
 		nodeIPv4 + "/24", "192.0.2.77/24", "198.51.100.9/24",
 		nodeIPv6 + "/64", "2001:db8:2::77/64", "2001:db8:9::9/64",
 	}
 }
 
-// guestAddresses come and go.
-func guestAddresses() []string { return []string{"192.0.2.150/24", "2001:db8:2::150/64"} }
+// GuestAddresses come and go.
+func GuestAddresses() []string { return []string{"192.0.2.150/24", "2001:db8:2::150/64"} }
 
-// settings are those of a world, in the words that both proxies understand.
-type settings struct {
+// Settings are those of a world, in the words that both proxies understand.
+type Settings struct {
 	detectLocal   v1alpha1.DetectLocalMode
 	clusterCIDRs  []string
 	interfaceName string // or the prefix
@@ -43,51 +44,53 @@ type settings struct {
 	nodePorts     v1alpha1.NodePortAddressMode
 	nodePortCIDRs []string
 	localhost     bool
-	liberal       bool // net.netfilter.nf_conntrack_tcp_be_liberal
+	Liberal       bool // net.netfilter.nf_conntrack_tcp_be_liberal
 	minInterval   int32
+	// IPVS are those of mode IPVS; nil: the mode is IPTables.
+	IPVS *IPVS
 }
 
-func (d dice) settings() settings {
-	s := settings{
-		detectLocal: pick(d, v1alpha1.DetectLocalNone, v1alpha1.DetectLocalClusterCIDR, v1alpha1.DetectLocalClusterCIDR,
+func (d Dice) Settings() Settings {
+	s := Settings{
+		detectLocal: Pick(d, v1alpha1.DetectLocalNone, v1alpha1.DetectLocalClusterCIDR, v1alpha1.DetectLocalClusterCIDR,
 			v1alpha1.DetectLocalNodeCIDR, v1alpha1.DetectLocalBridgeInterface, v1alpha1.DetectLocalInterfaceNamePrefix),
-		masqueradeAll: d.chance(20),
+		masqueradeAll: d.Chance(20),
 		masqueradeBit: 14,
-		nodePorts:     pick(d, v1alpha1.NodePortsAll, v1alpha1.NodePortsCIDRs, v1alpha1.NodePortsPrimary),
-		localhost:     d.chance(60),
-		liberal:       d.chance(20),
-		minInterval:   pick[int32](d, 0, 0, 200), // of nodeproxy, in milliseconds
+		nodePorts:     Pick(d, v1alpha1.NodePortsAll, v1alpha1.NodePortsCIDRs, v1alpha1.NodePortsPrimary),
+		localhost:     d.Chance(60),
+		Liberal:       d.Chance(20),
+		minInterval:   Pick[int32](d, 0, 0, 200), // of nodeproxy, in milliseconds
 	}
-	if d.chance(30) {
+	if d.Chance(30) {
 		s.masqueradeBit = int32(d.IntN(32)) //nolint:gosec // it fits
 	}
 	switch s.detectLocal {
 	case v1alpha1.DetectLocalClusterCIDR:
-		s.clusterCIDRs = pick(d,
+		s.clusterCIDRs = Pick(d,
 			[]string{"10.244.0.0/16"}, []string{"fd00:10:244::/56"},
 			[]string{"10.244.0.0/16", "fd00:10:244::/56"}, []string{"fd00:10:244::/56", "10.244.0.0/16"})
 	case v1alpha1.DetectLocalBridgeInterface:
 		s.interfaceName = "cni0"
 	case v1alpha1.DetectLocalInterfaceNamePrefix:
-		s.interfaceName = pick(d, "veth", "cali")
+		s.interfaceName = Pick(d, "veth", "cali")
 	}
 	if s.nodePorts == v1alpha1.NodePortsCIDRs {
-		s.nodePortCIDRs = some(d, d.between(1, 3),
+		s.nodePortCIDRs = some(d, d.Between(1, 3),
 			"192.0.2.0/24", nodeIPv4+"/32", "198.51.100.0/24", "203.0.113.0/24", "127.0.0.0/8", "127.0.0.1/32", "0.0.0.0/0",
 			"2001:db8:2::/64", "2001:db8:9::9/128", "2001:db8:ffff::/64", "::1/128", "::/0")
 	}
 	return s
 }
 
-// localhostInEffect tells whether NodePorts answer on 127.0.0.1.
-func (s settings) localhostInEffect(f nodeFacts) bool {
+// LocalhostInEffect tells whether NodePorts answer on 127.0.0.1.
+func (s Settings) LocalhostInEffect(f NodeFacts) bool {
 	if !s.localhost {
 		return false
 	}
 	var ranges []netip.Prefix
 	switch s.nodePorts {
 	case v1alpha1.NodePortsPrimary:
-		return !f.has(ipv4)
+		return !f.has(IPv4)
 	case v1alpha1.NodePortsCIDRs:
 		for _, text := range s.nodePortCIDRs {
 			if p := netip.MustParsePrefix(text); p.Addr().Is4() {
@@ -100,7 +103,7 @@ func (s settings) localhostInEffect(f nodeFacts) bool {
 
 // nodeproxy returns the settings for a NodeProxy. Verification hardly ever
 // happens: it would mend what a change left wrong.
-func (s settings) nodeproxy() *v1alpha1.ProxySettings {
+func (s Settings) nodeproxy() *v1alpha1.ProxySettings {
 	toggle := func(on bool) *v1alpha1.Toggle {
 		if on {
 			return new(v1alpha1.Enabled)
@@ -120,6 +123,9 @@ func (s settings) nodeproxy() *v1alpha1.ProxySettings {
 			MinIntervalMilliseconds: new(s.minInterval), VerifyIntervalSeconds: new(int32(3600)),
 		},
 	}
+	if s.IPVS != nil {
+		out.Mode, out.IPVS = new(v1alpha1.ModeIPVS), s.IPVS.nodeproxy(toggle)
+	}
 	switch s.detectLocal {
 	case v1alpha1.DetectLocalBridgeInterface:
 		out.DetectLocal.Interface = new(s.interfaceName)
@@ -129,9 +135,9 @@ func (s settings) nodeproxy() *v1alpha1.ProxySettings {
 	return out
 }
 
-// kubeProxy returns the settings as a configuration file of kube-proxy. It
+// KubeProxy returns the settings as a configuration file of kube-proxy. It
 // takes a minSyncPeriod of 0 for 1 s, and other zeros as they are.
-func (s settings) kubeProxy(kubeconfig string) string {
+func (s Settings) KubeProxy(kubeconfig string) string {
 	mode := string(s.detectLocal)
 	if s.detectLocal == v1alpha1.DetectLocalNone {
 		mode = string(v1alpha1.DetectLocalClusterCIDR) // without any range
@@ -147,13 +153,13 @@ func (s settings) kubeProxy(kubeconfig string) string {
 	if s.nodePorts == v1alpha1.NodePortsPrimary {
 		addresses = []string{"primary"}
 	}
-	quoted := make([]string, len(addresses))
-	for i, a := range addresses {
-		quoted[i] = fmt.Sprintf("%q", a)
+	proxyMode, ipvs := "iptables", ""
+	if s.IPVS != nil {
+		proxyMode, ipvs = "ipvs", s.IPVS.kubeProxy()
 	}
 	return fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
-mode: iptables
+mode: %s
 clientConnection: {kubeconfig: %q}
 hostnameOverride: %s
 detectLocalMode: %s
@@ -162,18 +168,18 @@ clusterCIDR: %q
 nodePortAddresses: [%s]
 iptables: {masqueradeAll: %t, masqueradeBit: %d, localhostNodePorts: %t, minSyncPeriod: 1ms, syncPeriod: 5s}
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
-`, kubeconfig, nodeName, mode, bridge, prefix, strings.Join(s.clusterCIDRs, ","), strings.Join(quoted, ", "),
-		s.masqueradeAll, s.masqueradeBit, s.localhost)
+%s`, proxyMode, kubeconfig, NodeName, mode, bridge, prefix, strings.Join(s.clusterCIDRs, ","), strings.Join(quote(addresses), ", "),
+		s.masqueradeAll, s.masqueradeBit, s.localhost, ipvs)
 }
 
-// nodeFacts are what a world says about the node.
-type nodeFacts struct {
+// NodeFacts are what a world says about the node.
+type NodeFacts struct {
 	addresses []corev1.NodeAddress
 	podCIDRs  []string
 	zone      string // no label when empty
 }
 
-func (d dice) nodeFacts() nodeFacts {
+func (d Dice) NodeFacts() NodeFacts {
 	internal := func(ip string) corev1.NodeAddress {
 		return corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip}
 	}
@@ -181,8 +187,8 @@ func (d dice) nodeFacts() nodeFacts {
 		return corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: ip}
 	}
 	both := []corev1.NodeAddress{internal(nodeIPv4), internal(nodeIPv6)}
-	f := nodeFacts{
-		addresses: pick(d, both, both,
+	f := NodeFacts{
+		addresses: Pick(d, both, both,
 			[]corev1.NodeAddress{internal(nodeIPv6), internal(nodeIPv4)},
 			[]corev1.NodeAddress{internal(nodeIPv4)},
 			[]corev1.NodeAddress{internal(nodeIPv6)},
@@ -195,13 +201,13 @@ func (d dice) nodeFacts() nodeFacts {
 	if f.primary() == nodeIPv6 {
 		only = "fd00:10:244:50::/64"
 	}
-	f.podCIDRs = pick(d, []string{only},
+	f.podCIDRs = Pick(d, []string{only},
 		[]string{"10.244.50.0/24", "fd00:10:244:50::/64"}, []string{"fd00:10:244:50::/64", "10.244.50.0/24"})
 	return f
 }
 
 // primary is the first internal address.
-func (f nodeFacts) primary() string {
+func (f NodeFacts) primary() string {
 	i := slices.IndexFunc(f.addresses, func(a corev1.NodeAddress) bool { return a.Type == corev1.NodeInternalIP })
 	return f.addresses[i].Address
 }
@@ -211,15 +217,15 @@ func (f nodeFacts) primary() string {
 // starts (an event that comes before its handler is registered), but no change.
 const firstZone = "zone-first"
 
-func (d dice) zone() string { return pick(d, "", "zone-a", "zone-a", "zone-b", "zone-c") }
+func (d Dice) zone() string { return Pick(d, "", "zone-a", "zone-a", "zone-b", "zone-c") }
 
-func (f nodeFacts) has(wanted family) bool {
+func (f NodeFacts) has(wanted Family) bool {
 	return slices.ContainsFunc(f.addresses, func(a corev1.NodeAddress) bool {
-		return netip.MustParseAddr(a.Address).Is4() == (wanted == ipv4)
+		return netip.MustParseAddr(a.Address).Is4() == (wanted == IPv4)
 	})
 }
 
-func (f nodeFacts) labels() map[string]string {
+func (f NodeFacts) labels() map[string]string {
 	labels := map[string]string{corev1.LabelOSStable: "linux"}
 	if f.zone != "" {
 		labels[corev1.LabelTopologyZone] = f.zone
@@ -227,9 +233,9 @@ func (f nodeFacts) labels() map[string]string {
 	return labels
 }
 
-func (f nodeFacts) object() *corev1.Node {
+func (f NodeFacts) object() *corev1.Node {
 	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: nodeName, Labels: f.labels()},
+		ObjectMeta: metav1.ObjectMeta{Name: NodeName, Labels: f.labels()},
 		Spec:       corev1.NodeSpec{PodCIDR: f.podCIDRs[0], PodCIDRs: f.podCIDRs},
 		Status:     corev1.NodeStatus{Addresses: f.addresses},
 	}

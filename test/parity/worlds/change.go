@@ -1,4 +1,4 @@
-package parity
+package worlds
 
 import (
 	"fmt"
@@ -8,20 +8,20 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// change draws one change of the world. It returns what it did, in words.
-func (w *world) change() string {
+// Change draws one change of the world. It returns what it did, in words.
+func (w *World) Change() string {
 	switch n := w.IntN(100); {
 	case n < 6:
-		return "add " + w.addService().name()
+		return "add " + w.addService().Name()
 	case n < 12:
 		return w.deleteService()
 	case n < 16:
 		return w.remakeService()
 	case n < 21:
-		return w.changeZone()
+		return w.ChangeZone()
 	case n < 24:
-		w.guest = !w.guest
-		return fmt.Sprintf("further addresses of the node: %t", w.guest)
+		w.Guest = !w.Guest
+		return fmt.Sprintf("further addresses of the node: %t", w.Guest)
 	case n < 55:
 		return w.changeService()
 	default:
@@ -29,61 +29,62 @@ func (w *world) change() string {
 	}
 }
 
-func (w *world) changeZone() string {
-	w.node.zone = w.zone()
-	return fmt.Sprintf("zone of the node: %q", w.node.zone)
+// ChangeZone gives the node a zone, or none.
+func (w *World) ChangeZone() string {
+	w.Node.zone = w.zone()
+	return fmt.Sprintf("zone of the node: %q", w.Node.zone)
 }
 
 // any returns a Service that exists.
-func (w *world) any() *service {
-	var live []*service
-	for _, s := range w.services {
-		if !s.gone {
+func (w *World) any() *Service {
+	var live []*Service
+	for _, s := range w.Services {
+		if !s.Gone {
 			live = append(live, s)
 		}
 	}
 	if len(live) == 0 {
 		return w.addService()
 	}
-	return pick(w.dice, live...)
+	return Pick(w.Dice, live...)
 }
 
 // deleteService deletes a Service, with its slices or before them.
-func (w *world) deleteService() string {
+func (w *World) deleteService() string {
 	s := w.any()
-	name := s.name()
-	if w.chance(60) {
-		w.services = slices.DeleteFunc(w.services, func(o *service) bool { return o == s })
+	name := s.Name()
+	if w.Chance(60) {
+		w.Services = slices.DeleteFunc(w.Services, func(o *Service) bool { return o == s })
 		return "delete " + name + " and its slices"
 	}
-	s.gone = true // the slices stay behind; the Service may come back
+	s.Gone = true // the slices stay behind; the Service may come back
 	return "delete " + name + ", but not its slices"
 }
 
 // remakeService deletes a Service and makes another of its name.
-func (w *world) remakeService() string {
-	i := slices.IndexFunc(w.services, func(s *service) bool { return s.gone })
+func (w *World) remakeService() string {
+	i := slices.IndexFunc(w.Services, func(s *Service) bool { return s.Gone })
 	s := w.any()
-	if i >= 0 && w.chance(70) {
-		s = w.services[i]
+	if i >= 0 && w.Chance(70) {
+		s = w.Services[i]
 	}
 	s.version++
-	s.gone = false
+	s.Gone = false
 	w.drawKind(s)
-	return "make " + s.name() + " anew as " + string(s.object.Spec.Type)
+	return "make " + s.Name() + " anew as " + string(s.Object.Spec.Type)
 }
 
 // changeService changes a Service in place.
-func (w *world) changeService() string {
+func (w *World) changeService() string {
 	s := w.any()
 	if !s.proxied() {
 		return w.remakeService()
 	}
-	spec := &s.object.Spec
+	spec := &s.Object.Spec
 	what := ""
 	switch w.IntN(11) {
 	case 0:
-		spec.Type = pick(w.dice, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer)
+		spec.Type = Pick(w.Dice, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer)
 		w.drawExternal(s)
 		w.drawLoadBalancer(s)
 		what = "type " + string(spec.Type)
@@ -98,7 +99,7 @@ func (w *world) changeService() string {
 		what = "session affinity"
 	case 5:
 		spec.ExternalIPs = nil
-		if w.chance(70) {
+		if w.Chance(70) {
 			w.drawExternalIPs(s)
 		}
 		w.drawExternal(s)
@@ -116,37 +117,37 @@ func (w *world) changeService() string {
 		w.drawExternal(s)
 		what = "ports"
 	case 9:
-		s.object.Labels = nil
-		if w.chance(60) {
-			s.object.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "other"}
+		s.Object.Labels = nil
+		if w.Chance(60) {
+			s.Object.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "other"}
 		}
-		what = fmt.Sprintf("labels %v", s.object.Labels)
+		what = fmt.Sprintf("labels %v", s.Object.Labels)
 	case 10:
 		spec.PublishNotReadyAddresses = !spec.PublishNotReadyAddresses
 		what = "publishNotReadyAddresses"
 	}
-	return "change " + s.name() + ": " + what
+	return "change " + s.Name() + ": " + what
 }
 
 // changeSlices changes slices of a Service.
-func (w *world) changeSlices() string {
-	if len(w.services) == 0 {
-		return "add " + w.addService().name()
+func (w *World) changeSlices() string {
+	if len(w.Services) == 0 {
+		return "add " + w.addService().Name()
 	}
-	s := pick(w.dice, w.services...)
+	s := Pick(w.Dice, w.Services...)
 	defer s.settle()
-	done := func(what string) string { return "slices of " + s.name() + ": " + what }
-	if len(s.slices) == 0 || w.chance(10) {
-		w.addSlice(s, pick(w.dice, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6))
+	done := func(what string) string { return "slices of " + s.Name() + ": " + what }
+	if len(s.slices) == 0 || w.Chance(10) {
+		w.addSlice(s, Pick(w.Dice, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6))
 		return done("one more")
 	}
-	sl := pick(w.dice, s.slices...)
+	sl := Pick(w.Dice, s.slices...)
 	switch w.IntN(10) {
 	case 0:
 		s.slices = slices.DeleteFunc(s.slices, func(o *slice) bool { return o == sl })
 		return done("one less")
 	case 1:
-		for range w.between(1, 4) {
+		for range w.Between(1, 4) {
 			w.addMember(s, sl)
 		}
 		return done("more endpoints")
@@ -181,13 +182,13 @@ func (w *world) changeSlices() string {
 }
 
 // changeEndpoint draws one endpoint anew, or some of what is known of it.
-func (w *world) changeEndpoint(s *service) string {
+func (w *World) changeEndpoint(s *Service) string {
 	all := s.addresses()
 	if len(all) == 0 {
 		w.addMember(s, s.slices[0])
 		return "an endpoint"
 	}
-	address := pick(w.dice, all...)
+	address := Pick(w.Dice, all...)
 	e := s.endpoints[address]
 	switch w.IntN(4) {
 	case 0:
@@ -203,7 +204,7 @@ func (w *world) changeEndpoint(s *service) string {
 }
 
 // addresses are those of a Service's endpoints, in an order that a seed repeats.
-func (s *service) addresses() []string {
+func (s *Service) addresses() []string {
 	var out []string
 	for _, sl := range s.slices {
 		for _, m := range sl.members {

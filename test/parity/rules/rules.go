@@ -1,4 +1,7 @@
-package parity
+// Package rules reads what iptables-save prints, and tells how the rules of two
+// programs differ. It uses no code of the agent: what decides must not share the
+// mistakes of what is judged.
+package rules
 
 import (
 	"errors"
@@ -7,49 +10,57 @@ import (
 	"strings"
 )
 
-// chainKey names a chain within a table.
-type chainKey struct{ table, chain string }
+// Key names a chain within a table.
+type Key struct{ Table, Chain string }
 
-func (k chainKey) String() string { return k.table + " " + k.chain }
+func (k Key) String() string { return k.Table + " " + k.Chain }
 
-// rule is one rule, taken apart so that two ways to write one rule are equal.
-type rule struct {
-	// matches are the matches with their options, sorted: their order within a
+// Rule is one rule, taken apart so that two ways to write one rule are equal.
+type Rule struct {
+	// Matches are the matches with their options, sorted: their order within a
 	// rule has no meaning.
-	matches []string
-	// target is what follows -j, with its options; empty when there is none.
-	target string
-	// comment is kept apart, because it has no effect; said is what of it is
+	Matches []string
+	// Target is what follows -j, with its options; empty when there is none.
+	Target string
+	// Comment is kept apart, because it has no effect; Said is what of it is
 	// compared.
-	comment, said string
-	// text is the rule as iptables-save printed it.
-	text string
+	Comment, Said string
+	// Text is the rule as iptables-save printed it.
+	Text string
 }
 
-// meaning is the same for all rules that do the same.
-func (r rule) meaning() string { return strings.Join(r.matches, " ") + " => " + r.target }
+// Meaning is the same for all rules that do the same.
+func (r Rule) Meaning() string { return strings.Join(r.Matches, " ") + " => " + r.Target }
 
-// jump is the chain or target that the rule leads to.
-func (r rule) jump() string {
-	name, _, _ := strings.Cut(r.target, " ")
+// Jump is the chain or target that the rule leads to.
+func (r Rule) Jump() string {
+	name, _, _ := strings.Cut(r.Target, " ")
 	return name
 }
 
-// chain is a chain with its rules in order.
-type chain struct {
-	policy string // of a built-in chain; "-" of others
-	rules  []rule
+// Chain is a chain with its rules in order.
+type Chain struct {
+	Policy string // of a built-in chain; "-" of others
+	Rules  []Rule
 }
 
-func (c *chain) builtIn() bool { return c.policy != "-" }
+// BuiltIn tells whether the chain is one of the kernel's.
+func (c *Chain) BuiltIn() bool { return c.Policy != "-" }
 
-// rules are all chains of one program and family.
-type rules map[chainKey]*chain
+// Silence lets the comments of a chain not count.
+func (c *Chain) Silence() {
+	for i := range c.Rules {
+		c.Rules[i].Said = ""
+	}
+}
 
-// parse reads what iptables-save prints. What it does not know is an error, so
+// Rules are all chains of one program and family.
+type Rules map[Key]*Chain
+
+// Parse reads what iptables-save prints. What it does not know is an error, so
 // that nothing is passed over.
-func parse(save string) (rules, error) {
-	out := rules{}
+func Parse(save string) (Rules, error) {
+	out := Rules{}
 	table := ""
 	for line := range strings.Lines(save) {
 		line = strings.TrimSpace(line)
@@ -75,17 +86,17 @@ func parse(save string) (rules, error) {
 }
 
 // declare reads a line such as ":KUBE-SERVICES - [0:0]".
-func (r rules) declare(table, line string) error {
+func (r Rules) declare(table, line string) error {
 	words := strings.Fields(line[1:])
 	if len(words) < 2 {
 		return errors.New("a chain and its policy are expected")
 	}
-	r[chainKey{table, words[0]}] = &chain{policy: words[1]}
+	r[Key{table, words[0]}] = &Chain{Policy: words[1]}
 	return nil
 }
 
 // add reads a line such as "-A KUBE-SERVICES … -j KUBE-NODEPORTS".
-func (r rules) add(table, line string) error {
+func (r Rules) add(table, line string) error {
 	words, err := split(line)
 	if err != nil {
 		return err
@@ -93,7 +104,7 @@ func (r rules) add(table, line string) error {
 	if len(words) < 2 || words[0].text != "-A" {
 		return errors.New("-A and a chain are expected")
 	}
-	in := r[chainKey{table, words[1].text}]
+	in := r[Key{table, words[1].text}]
 	if in == nil {
 		return errors.New("its chain is not declared")
 	}
@@ -101,8 +112,8 @@ func (r rules) add(table, line string) error {
 	if err != nil {
 		return err
 	}
-	parsed.text = line
-	in.rules = append(in.rules, parsed)
+	parsed.Text = line
+	in.Rules = append(in.Rules, parsed)
 	return nil
 }
 
@@ -153,8 +164,8 @@ func split(line string) ([]word, error) {
 }
 
 // parseRule sorts the options of a rule by the match that they belong to.
-func parseRule(words []word) (rule, error) {
-	var out rule
+func parseRule(words []word) (Rule, error) {
+	var out Rule
 	options, err := options(words)
 	if err != nil {
 		return out, err
@@ -164,7 +175,7 @@ func parseRule(words []word) (rule, error) {
 	flush := func() {
 		if module != "" {
 			slices.Sort(of)
-			out.matches = append(out.matches, strings.Join(append([]string{"-m " + module}, of...), " "))
+			out.Matches = append(out.Matches, strings.Join(append([]string{"-m " + module}, of...), " "))
 		}
 		module, of = "", nil
 	}
@@ -177,17 +188,17 @@ func parseRule(words []word) (rule, error) {
 				rest = append(rest, o.String())
 			}
 			slices.Sort(rest[1:])
-			out.target = strings.Join(rest, " ")
+			out.Target = strings.Join(rest, " ")
 			if o.name == "-g" {
-				out.target = "goto " + out.target
+				out.Target = "goto " + out.Target
 			}
-			slices.Sort(out.matches)
+			slices.Sort(out.Matches)
 			return out, nil
 		case o.name == "-m":
 			flush()
 			module = o.value
 		case o.name == "--comment" && module == "comment":
-			out.comment, out.said, module = o.value, o.value, ""
+			out.Comment, out.Said, module = o.value, o.value, ""
 		case strings.HasPrefix(o.name, "--"):
 			if module == "" {
 				return out, fmt.Errorf("%s belongs to no match", o.name)
@@ -195,11 +206,11 @@ func parseRule(words []word) (rule, error) {
 			of = append(of, o.String())
 		default: // -s, -d, -i, -o, -p
 			flush()
-			out.matches = append(out.matches, o.String())
+			out.Matches = append(out.Matches, o.String())
 		}
 	}
 	flush()
-	slices.Sort(out.matches)
+	slices.Sort(out.Matches)
 	return out, nil
 }
 

@@ -1,4 +1,4 @@
-package parity
+package worlds
 
 import (
 	"fmt"
@@ -19,59 +19,59 @@ const (
 	anyHints // each endpoint on its own
 )
 
-func (w *world) hintKind() hints {
-	return pick(w.dice, noHints, noHints, zoneHints, zoneHints, nodeHints, bothHints, anyHints)
+func (w *World) hintKind() hints {
+	return Pick(w.Dice, noHints, noHints, zoneHints, zoneHints, nodeHints, bothHints, anyHints)
 }
 
 // addSlice draws a slice of a Service.
-func (w *world) addSlice(s *service, addresses discoveryv1.AddressType) {
+func (w *World) addSlice(s *Service, addresses discoveryv1.AddressType) {
 	s.sliced++
 	sl := &slice{
 		// The family cannot be changed, so it is in the name.
-		name:      fmt.Sprintf("%.40s-%s-%d", s.object.Name, strings.ToLower(string(addresses)), s.sliced),
-		namespace: s.object.Namespace, addresses: addresses,
-		labels: map[string]string{discoveryv1.LabelServiceName: s.object.Name},
+		name:      fmt.Sprintf("%.40s-%s-%d", s.Object.Name, strings.ToLower(string(addresses)), s.sliced),
+		namespace: s.Object.Namespace, addresses: addresses,
+		labels: map[string]string{discoveryv1.LabelServiceName: s.Object.Name},
 	}
 	switch {
-	case w.chance(30):
+	case w.Chance(30):
 		sl.labels[discoveryv1.LabelManagedBy] = "someone.example.org"
-	case w.chance(5):
+	case w.Chance(5):
 		sl.labels["service.kubernetes.io/headless"] = ""
 	}
 	w.drawSlicePorts(s, sl)
 	s.slices = append(s.slices, sl)
-	for range pick(w.dice, 0, 1, 1, 2, 3, 4) {
+	for range Pick(w.Dice, 0, 1, 1, 2, 3, 4) {
 		w.addMember(s, sl)
 	}
 }
 
 // drawSlicePorts draws the ports of a slice: mostly those of the Service.
-func (w *world) drawSlicePorts(s *service, sl *slice) {
+func (w *World) drawSlicePorts(s *Service, sl *slice) {
 	sl.ports = []discoveryv1.EndpointPort{}
-	for _, p := range s.object.Spec.Ports {
-		if w.chance(8) {
+	for _, p := range s.Object.Spec.Ports {
+		if w.Chance(8) {
 			continue
 		}
 		port := discoveryv1.EndpointPort{Name: new(p.Name), Protocol: new(p.Protocol), Port: new(p.Port + 7000)}
 		switch {
-		case w.chance(4):
+		case w.Chance(4):
 			port.Port = nil
-		case w.chance(10):
+		case w.Chance(10):
 			port.Port = new(p.Port + 17000)
 		}
 		sl.ports = append(sl.ports, port)
 	}
-	if w.chance(10) {
+	if w.Chance(10) {
 		sl.ports = append(sl.ports, discoveryv1.EndpointPort{Name: new("unheard-of"), Port: new(int32(99))})
 	}
 }
 
 // addMember draws an entry of a slice: a new endpoint, or one that another
 // slice has as well.
-func (w *world) addMember(s *service, sl *slice) {
-	m := member{address: fmt.Sprintf("10.244.%d.%d", pick(w.dice, 1, 2, 50), w.between(2, 30))}
+func (w *World) addMember(s *Service, sl *slice) {
+	m := member{address: fmt.Sprintf("10.244.%d.%d", Pick(w.Dice, 1, 2, 50), w.Between(2, 30))}
 	if sl.addresses == discoveryv1.AddressTypeIPv6 {
-		m.address = fmt.Sprintf("fd00:10:244:%d::%x", pick(w.dice, 1, 2, 50), w.between(2, 30))
+		m.address = fmt.Sprintf("fd00:10:244:%d::%x", Pick(w.Dice, 1, 2, 50), w.Between(2, 30))
 	}
 	if slices.ContainsFunc(sl.members, func(o member) bool { return o.address == m.address }) {
 		return
@@ -79,27 +79,27 @@ func (w *world) addMember(s *service, sl *slice) {
 	if e := s.endpoints[m.address]; e == nil {
 		s.endpoints[m.address] = w.endpoint(s)
 	} else if !isTrue(e.Conditions.Terminating) {
-		m.leaving = w.chance(50) && s.named(m.address)
+		m.leaving = w.Chance(50) && s.named(m.address)
 	}
 	sl.members = append(sl.members, m)
 }
 
 // named tells whether a slice has an entry for the address that is not leaving.
-func (s *service) named(address string) bool {
+func (s *Service) named(address string) bool {
 	return slices.ContainsFunc(s.slices, func(sl *slice) bool {
 		return slices.Contains(sl.members, member{address: address})
 	})
 }
 
-func (w *world) endpoint(s *service) *discoveryv1.Endpoint {
+func (w *World) endpoint(s *Service) *discoveryv1.Endpoint {
 	e := &discoveryv1.Endpoint{Conditions: w.conditions()}
-	e.NodeName = pick(w.dice, new(nodeName), new(nodeName), new("node-1"), new("node-2"), new("nowhere"), nil)
+	e.NodeName = Pick(w.Dice, new(NodeName), new(NodeName), new("node-1"), new("node-2"), new("nowhere"), nil)
 	w.drawHints(s, e)
 	return e
 }
 
-func (w *world) conditions() discoveryv1.EndpointConditions {
-	state := func() *bool { return pick(w.dice, nil, new(true), new(false)) }
+func (w *World) conditions() discoveryv1.EndpointConditions {
+	state := func() *bool { return Pick(w.Dice, nil, new(true), new(false)) }
 	switch n := w.IntN(10); {
 	case n < 5:
 		return discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)}
@@ -110,25 +110,25 @@ func (w *world) conditions() discoveryv1.EndpointConditions {
 	}
 }
 
-func (w *world) drawHints(s *service, e *discoveryv1.Endpoint) {
+func (w *World) drawHints(s *Service, e *discoveryv1.Endpoint) {
 	e.Hints = nil
 	kind := s.hints
 	if kind == anyHints {
-		kind = pick(w.dice, noHints, zoneHints, nodeHints, bothHints)
+		kind = Pick(w.Dice, noHints, zoneHints, nodeHints, bothHints)
 	}
 	if kind == noHints {
 		return
 	}
 	e.Hints = &discoveryv1.EndpointHints{}
 	if kind != nodeHints {
-		for _, zone := range some(w.dice, pick(w.dice, 1, 1, 2), "zone-a", "zone-a", "zone-b") {
+		for _, zone := range some(w.Dice, Pick(w.Dice, 1, 1, 2), "zone-a", "zone-a", "zone-b") {
 			if !slices.Contains(e.Hints.ForZones, discoveryv1.ForZone{Name: zone}) {
 				e.Hints.ForZones = append(e.Hints.ForZones, discoveryv1.ForZone{Name: zone})
 			}
 		}
 	}
 	if kind != zoneHints {
-		for _, node := range some(w.dice, pick(w.dice, 1, 1, 2), nodeName, "node-1", "node-2") {
+		for _, node := range some(w.Dice, Pick(w.Dice, 1, 1, 2), NodeName, "node-1", "node-2") {
 			e.Hints.ForNodes = append(e.Hints.ForNodes, discoveryv1.ForNode{Name: node})
 		}
 	}
@@ -136,7 +136,7 @@ func (w *world) drawHints(s *service, e *discoveryv1.Endpoint) {
 
 // settle restores, after a change, that entries of one address agree: none is
 // extra that says of a terminating endpoint that it terminates.
-func (s *service) settle() {
+func (s *Service) settle() {
 	for _, sl := range s.slices {
 		for i, m := range sl.members {
 			if m.leaving && (isTrue(s.endpoints[m.address].Conditions.Terminating) || !s.named(m.address)) {

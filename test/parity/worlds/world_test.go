@@ -1,4 +1,4 @@
-package parity
+package worlds
 
 import (
 	"fmt"
@@ -14,14 +14,14 @@ import (
 // TestSeedRepeatsWorld draws worlds twice, with all changes.
 func TestSeedRepeatsWorld(t *testing.T) {
 	for seed := range uint64(20) {
-		a, b := newWorld(seed), newWorld(seed)
+		a, b := New(seed), New(seed)
 		for range 30 {
-			if x, y := a.change(), b.change(); x != y {
+			if x, y := a.Change(), b.Change(); x != y {
 				t.Fatalf("seed %d: %q and %q", seed, x, y)
 			}
 		}
-		servicesA, slicesA := a.objects()
-		servicesB, slicesB := b.objects()
+		servicesA, slicesA := a.Objects()
+		servicesB, slicesB := b.Objects()
 		if diff := cmp.Diff(servicesA, servicesB) + cmp.Diff(slicesA, slicesB); diff != "" {
 			t.Fatalf("seed %d:\n%s", seed, diff)
 		}
@@ -32,10 +32,10 @@ func TestSeedRepeatsWorld(t *testing.T) {
 // leaves to chance, however long they go on.
 func TestNothingUndefined(t *testing.T) {
 	for seed := range uint64(200) {
-		w := newWorld(seed)
+		w := New(seed)
 		for range 30 {
-			done := w.change()
-			services, endpointSlices := w.objects()
+			done := w.Change()
+			services, endpointSlices := w.Objects()
 			claimed := map[string]string{}
 			for key, s := range services {
 				for _, c := range claims(s) {
@@ -113,15 +113,15 @@ func TestVariety(t *testing.T) {
 		}
 	}
 	for seed := range uint64(40) {
-		w := newWorld(seed + 1)
-		w.changeZone()
+		w := New(seed + 1)
+		w.ChangeZone()
 		for range 10 {
-			w.change()
+			w.Change()
 		}
-		count("detect local "+string(w.settings.detectLocal), true)
-		count("node ports "+string(w.settings.nodePorts), true)
-		count("no zone", w.node.zone == "")
-		services, endpointSlices := w.objects()
+		count("detect local "+string(w.Settings.detectLocal), true)
+		count("node ports "+string(w.Settings.nodePorts), true)
+		count("no zone", w.Node.zone == "")
+		services, endpointSlices := w.Objects()
 		for _, s := range services {
 			count("type "+string(s.Spec.Type), true)
 			count("families "+fmt.Sprint(len(s.Spec.IPFamilies)), true)
@@ -154,7 +154,7 @@ func TestVariety(t *testing.T) {
 				count("port without number", p.Port == nil)
 			}
 			for _, e := range s.Endpoints {
-				count("endpoint here", e.NodeName != nil && *e.NodeName == nodeName)
+				count("endpoint here", e.NodeName != nil && *e.NodeName == NodeName)
 				count("endpoint of no node", e.NodeName == nil)
 				count("zone hints", e.Hints != nil && len(e.Hints.ForZones) > 0)
 				count("node hints", e.Hints != nil && len(e.Hints.ForNodes) > 0)

@@ -1,4 +1,4 @@
-package parity
+package worlds
 
 import (
 	"context"
@@ -18,9 +18,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// writer makes the API server hold a world. It remembers what it wrote, so that
+// Writer makes the API server hold a world. It remembers what it wrote, so that
 // a step writes what has changed and nothing else.
-type writer struct {
+type Writer struct {
 	client   client.Client
 	services map[string]written[*corev1.Service]
 	slices   map[string]written[*discoveryv1.EndpointSlice]
@@ -31,31 +31,42 @@ type writer struct {
 // written is an object as it was asked for and as the API server answered.
 type written[T client.Object] struct{ asked, stored T }
 
-func newWriter(c client.Client) *writer {
-	return &writer{client: c,
+// NewWriter returns a Writer for an API server that holds nothing yet.
+func NewWriter(c client.Client) *Writer {
+	return &Writer{client: c,
 		services: map[string]written[*corev1.Service]{}, slices: map[string]written[*discoveryv1.EndpointSlice]{}}
 }
 
-// begin makes the node and the settings of a world.
-func (wr *writer) begin(ctx context.Context, w *world) error {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
+// MakeNamespaces makes the namespaces of the drawn objects.
+func MakeNamespaces(ctx context.Context, c client.Client) error {
+	for _, name := range []string{namespaceA, namespaceB} {
+		if err := c.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+			return fmt.Errorf("creating namespace %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// Begin makes the node and the settings of a world.
+func (wr *Writer) Begin(ctx context.Context, w *World) error {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: NodeName}}
 	if err := client.IgnoreNotFound(wr.client.Delete(ctx, node, client.GracePeriodSeconds(0))); err != nil {
 		return fmt.Errorf("deleting the former node: %w", err)
 	}
-	node = w.node.object()
+	node = w.Node.object()
 	if err := wr.client.Create(ctx, node); err != nil {
 		return fmt.Errorf("creating the node: %w", err)
 	}
-	node.Status.Addresses = w.node.addresses
+	node.Status.Addresses = w.Node.addresses
 	if err := wr.client.Status().Update(ctx, node); err != nil {
 		return fmt.Errorf("writing the node's addresses: %w", err)
 	}
-	wr.zone = w.node.zone
+	wr.zone = w.Node.zone
 
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller writes its status
 		np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
 		err := wr.client.Get(ctx, client.ObjectKeyFromObject(np), np)
-		np.Spec.Settings = w.settings.nodeproxy()
+		np.Spec.Settings = w.Settings.nodeproxy()
 		switch {
 		case err == nil:
 			err = wr.client.Update(ctx, np)
@@ -70,21 +81,21 @@ func (wr *writer) begin(ctx context.Context, w *world) error {
 	return nil
 }
 
-// write brings the objects up to date, in an order that shuffle gives, and
+// Write brings the objects up to date, in an order that shuffle gives, and
 // marks the end. The node comes first, because its watch has no mark.
-func (wr *writer) write(ctx context.Context, w *world, shuffle *rand.Rand) (mark, error) {
-	if wr.zone != w.node.zone {
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
+func (wr *Writer) Write(ctx context.Context, w *World, shuffle *rand.Rand) (Mark, error) {
+	if wr.zone != w.Node.zone {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: NodeName}}
 		if err := wr.client.Get(ctx, client.ObjectKeyFromObject(node), node); err != nil {
-			return mark{}, err
+			return Mark{}, err
 		}
-		node.Labels = w.node.labels()
+		node.Labels = w.Node.labels()
 		if err := wr.client.Update(ctx, node); err != nil {
-			return mark{}, fmt.Errorf("changing the node's zone: %w", err)
+			return Mark{}, fmt.Errorf("changing the node's zone: %w", err)
 		}
-		wr.zone = w.node.zone
+		wr.zone = w.Node.zone
 	}
-	services, endpointSlices := w.objects()
+	services, endpointSlices := w.Objects()
 	var jobs []func(context.Context) error
 	for _, key := range slices.Sorted(maps.Keys(services)) {
 		jobs = append(jobs, func(ctx context.Context) error { return wr.putService(ctx, key, services[key]) })
@@ -113,7 +124,7 @@ func (wr *writer) write(ctx context.Context, w *world, shuffle *rand.Rand) (mark
 	shuffle.Shuffle(len(jobs), func(i, j int) { jobs[i], jobs[j] = jobs[j], jobs[i] })
 	for _, job := range append(first, jobs...) {
 		if err := job(ctx); err != nil {
-			return mark{}, err
+			return Mark{}, err
 		}
 	}
 	return wr.mark(ctx)
@@ -121,9 +132,9 @@ func (wr *writer) write(ctx context.Context, w *world, shuffle *rand.Rand) (mark
 
 // inTheWay tells whether a Service that goes holds a name or, being of another
 // world, addresses and ports that others of this world want.
-func (wr *writer) inTheWay(w *world, key string) bool {
+func (wr *Writer) inTheWay(w *World, key string) bool {
 	name, version, _ := strings.Cut(key, "#")
-	return !strings.HasPrefix(version, fmt.Sprintf("%d.", w.seed)) || w.find(name) != nil && !w.find(name).gone
+	return !strings.HasPrefix(version, fmt.Sprintf("%d.", w.Seed)) || w.Find(name) != nil && !w.Find(name).Gone
 }
 
 // put writes an object unless it is stored as it is asked for.
@@ -158,7 +169,7 @@ func remove[T client.Object](ctx context.Context, c client.Client, have map[stri
 }
 
 // putService also writes the status, which the API server leaves out otherwise.
-func (wr *writer) putService(ctx context.Context, key string, asked *corev1.Service) error {
+func (wr *Writer) putService(ctx context.Context, key string, asked *corev1.Service) error {
 	if err := put(ctx, wr.client, wr.services, key, asked); err != nil {
 		return err
 	}
@@ -173,10 +184,10 @@ func (wr *writer) putService(ctx context.Context, key string, asked *corev1.Serv
 	return nil
 }
 
-// mark is what a program's rules hold once it has seen all writes before it: a
+// Mark is what a program's rules hold once it has seen all writes before it: a
 // Service and a slice, because each kind has a watch of its own.
-type mark struct {
-	port, endpointPort int32
+type Mark struct {
+	Port, EndpointPort int32
 }
 
 const (
@@ -184,34 +195,29 @@ const (
 	markerKey  = namespaceA + "/" + markerName
 )
 
-// in tells whether the rules of a family hold the mark.
-func (m mark) in(f family, save string) bool {
-	endpoint := fmt.Sprintf("--to-destination %s:%d", markerEndpoint(f), m.endpointPort)
-	return strings.Contains(save, endpoint) && strings.Contains(save, fmt.Sprintf("--dport %d -j KUBE-SVC-", m.port))
-}
-
-func markerEndpoint(f family) string {
-	if f == ipv6 {
-		return "[fd00:10:244:ff::1]"
+// MarkerEndpoint is the address of the endpoint that each mark has.
+func MarkerEndpoint(f Family) string {
+	if f == IPv6 {
+		return "fd00:10:244:ff::1"
 	}
 	return "10.244.255.1"
 }
 
 // mark changes the port of the Service "marker" and of its endpoints.
-func (wr *writer) mark(ctx context.Context) (mark, error) {
+func (wr *Writer) mark(ctx context.Context) (Mark, error) {
 	wr.marks++
-	m := mark{port: int32(10000 + wr.marks%10000), endpointPort: int32(20000 + wr.marks%10000)} //nolint:gosec // they fit
+	m := Mark{Port: int32(10000 + wr.marks%10000), EndpointPort: int32(20000 + wr.marks%10000)} //nolint:gosec // they fit
 	for _, addresses := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
-		endpoint := markerEndpoint(ipv4)
+		endpoint := MarkerEndpoint(IPv4)
 		if addresses == discoveryv1.AddressTypeIPv6 {
-			endpoint = strings.Trim(markerEndpoint(ipv6), "[]")
+			endpoint = MarkerEndpoint(IPv6)
 		}
 		name := markerName + "-" + strings.ToLower(string(addresses))
 		err := put(ctx, wr.client, wr.slices, namespaceA+"/"+name, &discoveryv1.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespaceA, Name: name,
 				Labels: map[string]string{discoveryv1.LabelServiceName: markerName}},
 			AddressType: addresses,
-			Ports:       []discoveryv1.EndpointPort{{Name: new(""), Port: new(m.endpointPort)}},
+			Ports:       []discoveryv1.EndpointPort{{Name: new(""), Port: new(m.EndpointPort)}},
 			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{endpoint}}},
 		})
 		if err != nil {
@@ -224,7 +230,7 @@ func (wr *writer) mark(ctx context.Context) (mark, error) {
 			ClusterIP: "10.96.255.1", ClusterIPs: []string{"10.96.255.1", "fd00:10:96::ff01"},
 			IPFamilies:     []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
 			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack),
-			Ports:          []corev1.ServicePort{{Port: m.port, Protocol: corev1.ProtocolTCP}},
+			Ports:          []corev1.ServicePort{{Port: m.Port, Protocol: corev1.ProtocolTCP}},
 		},
 	})
 }

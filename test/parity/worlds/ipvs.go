@@ -1,0 +1,67 @@
+package worlds
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// IPVS are settings of mode IPVS.
+type IPVS struct {
+	Scheduler    string
+	StrictARP    bool
+	ExcludeCIDRs []string
+	// Timeouts in seconds: of TCP, of TCP after a FIN, of UDP.
+	Timeouts [3]int32
+}
+
+// Schedulers are those that worlds have. All are modules of their own.
+func Schedulers() []string { return []string{"rr", "wrr", "lc", "wlc", "sh", "dh", "sed", "nq", "mh"} }
+
+// ipvsSettings draws settings for mode IPVS. Ranges for node ports that hold
+// addresses of Services are left out: kube-proxy takes these for addresses of the
+// node once they are bound, so that what it does depends on what was before.
+func (d Dice) ipvsSettings() Settings {
+	s := d.Settings()
+	if s.nodePorts == v1alpha1.NodePortsCIDRs {
+		s.nodePortCIDRs = some(d, d.Between(1, 3),
+			"192.0.2.0/26", nodeIPv4+"/32", "198.51.100.0/24", "127.0.0.0/8", "127.0.0.1/32", "0.0.0.0/0",
+			"2001:db8:2::/122", "2001:db8:9::9/128", "2001:db8:ffff::/64", "::1/128", "::/0")
+	}
+	s.IPVS = &IPVS{Scheduler: Pick(d, Schedulers()...), StrictARP: d.Chance(40)}
+	s.IPVS.ExcludeCIDRs = some(d, d.Between(0, 3), ExcludedRanges()...)
+	if d.Chance(40) {
+		s.IPVS.Timeouts = [3]int32{int32(d.Between(0, 1) * 1000), int32(d.Between(0, 1) * 70), int32(d.Between(1, 500))} //nolint:gosec // they fit
+	}
+	return s
+}
+
+// ExcludedRanges are ranges that worlds may have as excludeCIDRs. No Service has
+// an address in them.
+func ExcludedRanges() []string {
+	return []string{"203.0.113.192/26", "198.51.100.128/25", "2001:db8:113:1::/64"}
+}
+
+func (i *IPVS) nodeproxy(toggle func(bool) *v1alpha1.Toggle) *v1alpha1.IPVSSettings {
+	return &v1alpha1.IPVSSettings{
+		Scheduler: new(i.Scheduler), StrictARP: toggle(i.StrictARP), ExcludeCIDRs: i.ExcludeCIDRs,
+		TCPTimeoutSeconds: new(i.Timeouts[0]), TCPFinTimeoutSeconds: new(i.Timeouts[1]), UDPTimeoutSeconds: new(i.Timeouts[2]),
+	}
+}
+
+// kubeProxy returns the section of the configuration file. Each sync runs some
+// fifty programs, which takes long where the kernel is emulated, so nothing but a
+// change is to bring one about.
+func (i *IPVS) kubeProxy() string {
+	return fmt.Sprintf("ipvs: {scheduler: %q, strictARP: %t, excludeCIDRs: [%s], tcpTimeout: %ds, tcpFinTimeout: %ds, udpTimeout: %ds, minSyncPeriod: 10ms, syncPeriod: 1h}\n",
+		i.Scheduler, i.StrictARP, strings.Join(quote(i.ExcludeCIDRs), ", "), i.Timeouts[0], i.Timeouts[1], i.Timeouts[2])
+}
+
+func quote(words []string) []string {
+	out := make([]string, len(words))
+	for i, w := range words {
+		out[i] = fmt.Sprintf("%q", w)
+	}
+	return out
+}
