@@ -48,6 +48,9 @@ func topologyRows() []row {
 	// reachable checks that exactly these endpoints have a chain.
 	reachable := func(list ...int) func(*world) {
 		return func(w *world) {
+			if w.ipvs != nil {
+				return
+			}
 			var have []int
 			for n := range 10 {
 				if strings.Contains(w.save(), w.tr(fmt.Sprintf("--to-destination 10.1.2.%d:80", n))) {

@@ -18,6 +18,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablestest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvstest"
 )
 
 // world is a World on a model of the kernel.
@@ -25,6 +26,10 @@ type world struct {
 	*World
 	kernel   *iptablestest.Kernel
 	recorder *recorder
+	// ipvs is the model that kernel is a part of; nil in mode IPTables.
+	ipvs *ipvstest.Kernel
+	// instead are outcomes that differ in the world's mode.
+	instead func(from, to string) (want string, differs bool)
 	// mapped: IPv6 addresses stand for the IPv4 addresses of objects and packets.
 	mapped bool
 }
@@ -42,7 +47,7 @@ func newWorld(t *testing.T, family dataplane.Family) *world {
 		kernel.SetAddresses(addresses6...)
 	}
 	r := &recorder{Kernel: kernel}
-	return &world{kernel: kernel, recorder: r, World: New(t, family, func() *iptables.Dataplane {
+	return &world{kernel: kernel, recorder: r, World: New(t, family, func() dataplane.Dataplane {
 		return iptables.New(family, iptables.Options{Model: r, SysctlFolder: sysctl})
 	})}
 }
@@ -92,8 +97,11 @@ func (w *world) packet(from, to string) iptablestest.Packet {
 		p.Protocol, to = protocol, rest
 	}
 	p.Destination = netip.MustParseAddrPort(to)
+	if w.ipvs != nil && p.Source == netip.MustParseAddr(w.tr(sources[family][NODE])) && w.kernel.IPVS.Bound(p.Destination.Addr()) {
+		p.Source = p.Destination.Addr() // the kernel chooses a local address for a local destination
+	}
 	switch {
-	case slices.Contains(w.kernel.Addresses(), p.Source): // of the node itself
+	case w.local(p.Source): // of the node itself
 	case pod:
 		p.In = "cni0"
 	default:
@@ -102,12 +110,22 @@ func (w *world) packet(from, to string) iptablestest.Packet {
 	return p
 }
 
+// local reports whether a is an address of the node.
+func (w *world) local(a netip.Addr) bool {
+	return slices.Contains(w.kernel.Addresses(), a) || w.ipvs != nil && w.kernel.IPVS.Bound(a)
+}
+
 // sees checks what becomes of a packet. want is one of the fates, or the
 // endpoints, which all have the same share, and +M or -M for masqueraded or not.
 // An endpoint without port has port 80. An endpoint with a mark of its own stands
 // apart from the others: a+M b -M.
 func (w *world) sees(from, to, want string) {
 	w.Helper()
+	if w.instead != nil {
+		if other, ok := w.instead(from, to); ok {
+			want = other
+		}
+	}
 	outcomes, err := w.kernel.Trace(w.packet(from, to))
 	if err != nil {
 		w.Fatal(err)

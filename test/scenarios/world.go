@@ -13,7 +13,6 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
@@ -32,8 +31,8 @@ type World struct {
 	services map[types.NamespacedName]*corev1.Service
 	slices   map[types.NamespacedName]*discoveryv1.EndpointSlice
 
-	newPlane func() *iptables.Dataplane
-	plane    *iptables.Dataplane
+	newPlane func() dataplane.Dataplane
+	plane    dataplane.Dataplane
 	held     map[dataplane.ServiceName]*dataplane.Service
 	former   *dataplane.Node // nil before the first Apply
 	// mayRefuse: Services that are refused are noted and no failure.
@@ -56,7 +55,7 @@ func addrs(list ...string) []netip.Addr {
 
 // New makes a node in zone-a without Services. newPlane makes what programs it;
 // it is called again to compare what is there to a fresh plan.
-func New(t *testing.T, family dataplane.Family, newPlane func() *iptables.Dataplane) *World {
+func New(t *testing.T, family dataplane.Family, newPlane func() dataplane.Dataplane) *World {
 	return &World{
 		T: t, Family: family, newPlane: newPlane, plane: newPlane(),
 		Settings: &v1alpha1.ProxySettings{DetectLocal: &v1alpha1.DetectLocalSettings{

@@ -107,7 +107,7 @@ func newLab(t *testing.T, p *plan, program string) *lab {
 	l.wirePod(l.b, p.b)
 	l.wirePod(l.r, p.r)
 	l.wireOutside()
-	l.world = scenarios.New(t, p.family, func() *iptables.Dataplane {
+	l.world = scenarios.New(t, p.family, func() dataplane.Dataplane {
 		return iptables.New(p.family, iptables.Options{Folder: folder})
 	})
 	return l
