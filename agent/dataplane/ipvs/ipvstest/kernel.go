@@ -73,7 +73,7 @@ func New(family dataplane.Family, addresses ...netip.Addr) *Kernel {
 		sysctls: map[string]string{
 			"net/ipv4/vs/conntrack": "0", "net/ipv4/vs/conn_reuse_mode": "1", "net/ipv4/vs/expire_nodest_conn": "0",
 			"net/ipv4/vs/expire_quiescent_template": "0", "net/ipv4/ip_forward": "0",
-			"net/ipv4/conf/all/arp_ignore": "0", "net/ipv4/conf/all/arp_announce": "0",
+			"net/ipv4/conf/all/arp_ignore": "0", "net/ipv4/conf/all/arp_announce": "0", "kernel/osrelease": "6.1.0",
 		},
 	}
 	k.Tables.IPVS = packets{k}
