@@ -44,9 +44,9 @@ type Kernel interface {
 	ChangeReal(k Key, real netip.AddrPort, weight int) error
 	// DeleteReal deletes a real server. That there is none is no error.
 	DeleteReal(k Key, real netip.AddrPort) error
-	// Count counts the virtual servers of the family, or of all where the kernel
-	// tells no more, at next to no cost; known is false where it does not tell at
-	// all. It may be called beside the other methods.
+	// Count counts the virtual servers of the family, whoever made them, at next to
+	// no cost; known is false where the kernel does not tell. It may be called
+	// beside the other methods.
 	Count() (n int, known bool)
 
 	// Timeouts reads how long connections are remembered; SetTimeouts changes
@@ -59,7 +59,8 @@ type Kernel interface {
 	Bound() (addrs []netip.Addr, exists bool, err error)
 	// CreateDevice makes kube-ipvs0, which is never set up; it may exist.
 	CreateDevice() error
-	// DeleteDevice deletes it with its addresses; it may be missing.
+	// DeleteDevice deletes it, unless it has addresses of the other family, which
+	// shares it; it may be missing.
 	DeleteDevice() error
 	// Bind puts an address on the device; it may be there. The error wraps
 	// fs.ErrNotExist where the device is missing.

@@ -13,6 +13,11 @@ type Key struct {
 	Protocol v1alpha1.Protocol
 }
 
+// String returns it as in 10.0.0.1:80/TCP.
+func (k Key) String() string {
+	return netip.AddrPortFrom(k.Addr, k.Port).String() + "/" + string(k.Protocol)
+}
+
 // Server is a virtual server without its real servers.
 type Server struct {
 	// Scheduler is the kernel's name of what picks a real server.

@@ -1,0 +1,150 @@
+package ipvs
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+)
+
+// Verify compares the kernel to what the last Apply left there.
+func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
+	if err := d.open(); err != nil {
+		return dataplane.Difference{}, err
+	}
+	c, err := d.configFor(&r.Node)
+	if err != nil {
+		return dataplane.Difference{}, err
+	}
+	state, err := d.read(c)
+	if err != nil {
+		return dataplane.Difference{}, err
+	}
+	want := d.wantedBy(r, c, state)
+	if err := d.readReals(ctx, state, want); err != nil {
+		return dataplane.Difference{}, err
+	}
+	out, rules, err := d.differs(ctx, r, want, state)
+	if err != nil {
+		return dataplane.Difference{}, err
+	}
+	switch {
+	case out.Count == 0:
+		d.watched.recount(d.kernel)
+	case want == d.held:
+		out.Drifted = true
+	case d.held != nil:
+		drift, _, err := d.differs(ctx, r, d.held, state)
+		if err != nil {
+			return dataplane.Difference{}, err
+		}
+		out.Drifted = drift.Count > 0
+	}
+	out.Counts = counted(state, d.evidence(c, state).ours)
+	out.Chains, out.Rules, out.Warnings = rules.Chains, rules.Rules, rules.Warnings
+	return out, nil
+}
+
+// wantedBy is what the kernel should hold: what the last Apply planned, or a fresh
+// plan where there is none or something has changed since.
+func (d *Dataplane) wantedBy(r *dataplane.Ruleset, c *config, state *snapshot) *wanted {
+	if d.held != nil && !r.Full && len(r.Dirty) == 0 && reflect.DeepEqual(c, d.held.config) {
+		return d.held
+	}
+	return c.planAll(r.Services, d.evidence(c, state).strangers()).wanted
+}
+
+// differs compares the kernel to what is wanted. Services of which it is not known
+// what the kernel holds do not count.
+func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *wanted, state *snapshot) (dataplane.Difference, *iptables.FixedState, error) {
+	diff := compare(want, state, &scope{
+		prune: r.Prune && len(d.failed) == 0, kept: keptOf(r), ours: d.evidence(want.config, state).ours,
+		former: d.former, known: d.known, draining: d.drains,
+	})
+	all := slices.DeleteFunc(findings(diff, want, state), func(f dataplane.Finding) bool {
+		_, failed := d.failed[f.Service]
+		return failed
+	})
+	rules, err := d.rules.Compare(ctx, want.rules())
+	if err != nil {
+		return dataplane.Difference{}, nil, err
+	}
+	return difference(slices.Concat(all, rules.Findings)), &rules, nil
+}
+
+// counted counts what a snapshot has of ours.
+func counted(state *snapshot, ours func(Key) bool) dataplane.Counts {
+	var out dataplane.Counts
+	for k := range state.servers {
+		if ours(k) {
+			out.VirtualServers++
+			out.RealServers += len(state.reals[k])
+		}
+	}
+	for _, entries := range state.sets {
+		out.SetEntries += len(entries)
+	}
+	return out
+}
+
+// Audit implements dataplane.Auditor.
+func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.Audit, error) {
+	if err := d.open(); err != nil {
+		return dataplane.Audit{}, err
+	}
+	// Whoever maintains it, it is not us.
+	d.held, d.former = nil, nil
+	clear(d.known)
+	clear(d.denied)
+	c, err := d.configFor(&r.Node)
+	if err != nil {
+		return dataplane.Audit{}, err
+	}
+	d.follow(c, &r.Node)
+	state, err := d.read(c)
+	if err != nil {
+		return dataplane.Audit{}, err
+	}
+	evidence := d.evidence(c, state)
+	want := c.planAll(r.Services, evidence.strangers())
+	if err := d.readReals(ctx, state, want.wanted); err != nil {
+		return dataplane.Audit{}, err
+	}
+	diff := compare(want.wanted, state, &scope{
+		prune: r.Prune, kept: keptOf(r), ours: evidence.ours,
+		// It gets no new connections, and the other proxy deletes it some time.
+		draining: func(_ Key, _ netip.AddrPort, r Real) bool { return r.Weight == 0 },
+	})
+	leaveOutUnused(diff, want.wanted)
+	rules, err := d.rules.Compare(ctx, want.rules())
+	if err != nil {
+		return dataplane.Audit{}, err
+	}
+	out := dataplane.Audit{Findings: findings(diff, want.wanted, state), Warnings: rules.Warnings, Counts: counted(state, evidence.ours)}
+	for _, name := range slices.SortedFunc(maps.Keys(want.conflicts), dataplane.ServiceName.Compare) {
+		reason := want.conflicts[name]
+		out.Findings = append(out.Findings, dataplane.Finding{Service: name, Key: "ipvs conflict " + name.String() + " " + reason, Text: "Service " + name.String() + ": " + reason})
+	}
+	out.Findings = append(out.Findings, rules.Findings...)
+	out.Chains, out.Rules = rules.Chains, rules.Rules
+	d.watched.resume(slices.Collect(maps.Keys(state.bound)), len(state.servers), d.kernel)
+	select {
+	case <-d.applied:
+	default:
+		close(d.applied)
+	}
+	return out, nil
+}
+
+// leaveOutUnused takes out of a difference what decides about no packet: that the
+// ipset is missing that kube-proxy does not have, where it would be empty.
+func leaveOutUnused(d *diff, w *wanted) {
+	own := w.config.set(setNoLocal)
+	if w.needs.used[own] == 0 {
+		d.create = slices.DeleteFunc(d.create, func(def setDef) bool { return def.Name == own })
+	}
+}

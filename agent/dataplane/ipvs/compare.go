@@ -1,0 +1,295 @@
+package ipvs
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// snapshot is what the kernel holds, as far as it matters.
+type snapshot struct {
+	servers map[Key]Server
+	// reals are those of the servers that are wanted, and of more in an audit.
+	reals  map[Key]map[netip.AddrPort]Real
+	bound  map[netip.Addr]struct{}
+	device bool
+	sets   map[SetName]map[Entry]struct{}
+}
+
+// has reports whether an ipset has an entry.
+func (s *snapshot) has(set SetName, e Entry) bool {
+	_, found := s.sets[set][e]
+	return found
+}
+
+// scope is what a comparison is allowed to find.
+type scope struct {
+	// prune: also what belongs to no Service.
+	prune bool
+	// kept are the Services of which only what is missing is of interest.
+	kept map[dataplane.ServiceName]struct{}
+	// ours reports whether a virtual server is ours.
+	ours func(Key) bool
+	// former is what our last Apply left in the kernel; nil: not known. Known are
+	// the virtual servers that we have made.
+	former *wanted
+	known  map[Key]dataplane.ServiceName
+	// draining reports whether a real server is left by intention.
+	draining func(Key, netip.AddrPort, Real) bool
+}
+
+// diff is how the kernel differs from what is wanted.
+type diff struct {
+	device       bool // is missing
+	bind, unbind []netip.Addr
+	create       []setDef
+	add, remove  []setEntry
+	servers      []serverDiff // in order
+	extra        []Key        // in order
+}
+
+// serverDiff is how a virtual server differs.
+type serverDiff struct {
+	ownedServer
+	missing, differs bool
+	have             Server
+	// add are real servers that are missing, reweigh those whose weight or
+	// forwarding is wrong, drop those too many.
+	add, reweigh, drop []netip.AddrPort
+}
+
+func (d *serverDiff) empty() bool {
+	return !d.missing && !d.differs && len(d.add)+len(d.reweigh)+len(d.drop) == 0
+}
+
+func (d *diff) empty() bool {
+	return !d.device && len(d.bind)+len(d.unbind)+len(d.create)+len(d.add)+len(d.remove)+len(d.servers)+len(d.extra) == 0
+}
+
+// comparison compares what is wanted to what the kernel holds.
+type comparison struct {
+	want *wanted
+	have *snapshot
+	*scope
+	out diff
+}
+
+// compare returns how the kernel differs from what is wanted.
+func compare(w *wanted, have *snapshot, s *scope) *diff {
+	c := &comparison{want: w, have: have, scope: s}
+	c.addresses()
+	c.sets()
+	c.compareServers()
+	c.extraServers()
+	c.extraAddresses()
+	return &c.out
+}
+
+func (c *comparison) keeps(name dataplane.ServiceName) bool {
+	_, kept := c.kept[name]
+	return kept
+}
+
+// removes reports whether what belongs to no Service may be found. Where Services
+// are kept, it is not known what belongs to them.
+func (c *comparison) removes() bool { return c.prune && len(c.kept) == 0 }
+
+func (c *comparison) addresses() {
+	c.out.device = !c.have.device
+	for a := range c.want.needs.bound {
+		if _, found := c.have.bound[a]; !found {
+			c.out.bind = append(c.out.bind, a)
+		}
+	}
+	slices.SortFunc(c.out.bind, netip.Addr.Compare)
+}
+
+func (c *comparison) sets() {
+	for _, def := range c.want.config.sets() {
+		if _, found := c.have.sets[def.Name]; !found {
+			c.out.create = append(c.out.create, def)
+		}
+	}
+	left := c.served()
+	for e := range c.want.needs.entries {
+		if !c.have.has(e.set, e.entry) && !left[e] {
+			c.out.add = append(c.out.add, e)
+		}
+	}
+	slices.SortFunc(c.out.add, setEntry.compare)
+	of := c.concerned()
+	for set, entries := range c.have.sets {
+		for entry := range entries {
+			e := setEntry{set, entry}
+			if c.want.needs.entries[e] == 0 && (c.removes() || of(e)) {
+				c.out.remove = append(c.out.remove, e)
+			}
+		}
+	}
+	slices.SortFunc(c.out.remove, setEntry.compare)
+}
+
+// target is what of an entry names where packets go: the part before the
+// source.
+func target(e Entry) string {
+	parts := strings.SplitN(string(e), ",", 3)
+	return strings.Join(parts[:min(len(parts), 2)], ",")
+}
+
+// about reports whether an ipset is about destinations of virtual servers.
+func (c *comparison) about(set SetName) bool {
+	return set != c.want.config.set(setLoopBack) && set != c.want.config.set(setBound) && set != c.want.config.set(setHealthCheck)
+}
+
+// concerned returns what reports whether an entry may be removed even though what
+// belongs to no Service may not: it is of our last Apply, or says how a virtual
+// server is served that is wanted.
+func (c *comparison) concerned() func(setEntry) bool {
+	destinations := map[string]bool{}
+	if !c.removes() {
+		for k, s := range c.want.needs.servers {
+			if !c.keeps(s.owner) {
+				destinations[string(keyEntry(k))] = true
+				if !s.bind {
+					destinations[protocolName(k.Protocol)+strconv.Itoa(int(k.Port))] = true
+				}
+			}
+		}
+	}
+	ports := map[SetName]v1alpha1.Protocol{
+		c.want.config.set(setNodePortTCP): v1alpha1.ProtocolTCP, c.want.config.set(setNodePortLocalTCP): v1alpha1.ProtocolTCP,
+		c.want.config.set(setNodePortUDP): v1alpha1.ProtocolUDP, c.want.config.set(setNodePortLocalUDP): v1alpha1.ProtocolUDP,
+	}
+	return func(e setEntry) bool {
+		if c.former != nil && c.former.needs.entries[e] > 0 {
+			return true
+		}
+		if p, found := ports[e.set]; found {
+			return destinations[protocolName(p)+string(e.entry)]
+		}
+		return c.about(e.set) && destinations[target(e.entry)]
+	}
+}
+
+// served are the entries of kept Services alone that are missing by right: the
+// kernel holds the virtual server and says otherwise how it is served.
+func (c *comparison) served() map[setEntry]bool {
+	counts := map[setEntry]int{}
+	for name := range c.kept {
+		plan := c.want.services[name]
+		if plan == nil {
+			continue
+		}
+		standing := map[string]bool{}
+		for i := range plan.servers {
+			k := plan.servers[i].Key
+			if _, found := c.have.servers[k]; found && c.named(k) {
+				standing[string(keyEntry(k))] = true
+				if !plan.servers[i].bind {
+					standing[strconv.Itoa(int(k.Port))] = true
+				}
+			}
+		}
+		for _, e := range plan.entries {
+			if c.about(e.set) && standing[target(e.entry)] {
+				counts[e]++
+			}
+		}
+	}
+	out := map[setEntry]bool{}
+	for e, n := range counts {
+		out[e] = n == c.want.needs.entries[e]
+	}
+	return out
+}
+
+// named reports whether some ipset of the kernel names a virtual server.
+func (c *comparison) named(k Key) bool {
+	for _, set := range []string{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setNodePortSCTP} {
+		if c.have.has(c.want.config.set(set), keyEntry(k)) {
+			return true
+		}
+	}
+	port := Entry(strconv.Itoa(int(k.Port)))
+	return c.have.has(c.want.config.set(setNodePortTCP), port) || c.have.has(c.want.config.set(setNodePortUDP), port)
+}
+
+func (c *comparison) compareServers() {
+	for _, k := range slices.SortedFunc(maps.Keys(c.want.needs.servers), Key.Compare) {
+		d := serverDiff{ownedServer: c.want.needs.servers[k]}
+		have, found := c.have.servers[k]
+		if found {
+			d.have = have
+			kept := c.keeps(d.owner)
+			if kept && len(c.have.reals[k]) > 0 {
+				continue // what the kernel has may be newer
+			}
+			d.differs = have != d.Server && !kept
+		}
+		d.missing = !found
+		c.compareReals(&d)
+		if !d.empty() {
+			c.out.servers = append(c.out.servers, d)
+		}
+	}
+}
+
+func (c *comparison) compareReals(d *serverDiff) {
+	have := c.have.reals[d.Key]
+	for _, real := range d.reals {
+		switch r, found := have[real]; {
+		case !found:
+			d.add = append(d.add, real)
+		case r.Weight != 1 || r.Forwarding != 0:
+			d.reweigh = append(d.reweigh, real)
+		}
+	}
+	if len(have) == len(d.reals)-len(d.add) {
+		return
+	}
+	for real, r := range have {
+		if _, wanted := slices.BinarySearchFunc(d.reals, real, netip.AddrPort.Compare); !wanted && !c.draining(d.Key, real, r) {
+			d.drop = append(d.drop, real)
+		}
+	}
+	slices.SortFunc(d.drop, netip.AddrPort.Compare)
+}
+
+func (c *comparison) extraServers() {
+	for k := range c.have.servers {
+		if _, wanted := c.want.needs.servers[k]; wanted {
+			continue
+		}
+		owner, known := c.known[k]
+		if known && !c.keeps(owner) || c.removes() && c.ours(k) && !c.want.config.excluded(k.Addr) {
+			c.out.extra = append(c.out.extra, k)
+		}
+	}
+	slices.SortFunc(c.out.extra, Key.Compare)
+}
+
+// extraAddresses finds the addresses that are bound and should not be. One on
+// which a virtual server stays that is none of our business stays too.
+func (c *comparison) extraAddresses() {
+	stay := map[netip.Addr]bool{}
+	for k := range c.have.servers {
+		_, wanted := c.want.needs.servers[k]
+		if _, extra := slices.BinarySearchFunc(c.out.extra, k, Key.Compare); !wanted && !extra {
+			stay[k.Addr] = true
+		}
+	}
+	for a := range c.have.bound {
+		if c.want.needs.bound[a] > 0 || stay[a] {
+			continue
+		}
+		if c.removes() || c.former != nil && c.former.needs.bound[a] > 0 {
+			c.out.unbind = append(c.out.unbind, a)
+		}
+	}
+	slices.SortFunc(c.out.unbind, netip.Addr.Compare)
+}

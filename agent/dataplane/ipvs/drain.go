@@ -1,0 +1,101 @@
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// leave notes that a real server drains.
+func (d *Dataplane) leave(k Key, real netip.AddrPort) {
+	now := d.clock.Now()
+	d.leaving.begin(k, real, now)
+	d.lookMu.Lock()
+	none := d.nextLook.IsZero()
+	d.lookMu.Unlock()
+	if none {
+		d.lookNext(now.Add(drainLook))
+	}
+}
+
+// lookNext sets when draining real servers are looked at next; zero: never.
+func (d *Dataplane) lookNext(at time.Time) {
+	d.lookMu.Lock()
+	d.nextLook = at
+	d.lookMu.Unlock()
+	select {
+	case d.wake <- struct{}{}:
+	default: // it is looked at anyway
+	}
+}
+
+// lookAt returns when draining real servers are looked at next; zero: never.
+func (d *Dataplane) lookAt() time.Time {
+	d.lookMu.Lock()
+	defer d.lookMu.Unlock()
+	return d.nextLook
+}
+
+// lookAtDrains deletes the real servers that have drained, if it is time to look.
+// It reads only the virtual servers that have draining ones.
+func (d *Dataplane) lookAtDrains(ctx context.Context) error {
+	now := d.clock.Now()
+	if at := d.lookAt(); at.IsZero() || now.Before(at) {
+		return nil
+	}
+	for k, reals := range d.leaving {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("look at draining real servers: %w", err)
+		}
+		have, err := d.kernel.Reals(k)
+		if err != nil {
+			return err
+		}
+		for real, until := range reals {
+			if !drained(have[real], until, now) {
+				continue
+			}
+			if err := d.kernel.DeleteReal(k, real); err != nil {
+				return err
+			}
+			d.leaving.end(k, real)
+		}
+	}
+	if len(d.leaving) == 0 {
+		now = time.Time{}
+	} else {
+		now = now.Add(drainLook)
+	}
+	d.lookNext(now)
+	return nil
+}
+
+// followDrains calls changed when it is time to look at draining real servers,
+// until ctx is done.
+func (d *Dataplane) followDrains(ctx context.Context, changed func()) {
+	for {
+		var due <-chan time.Time
+		stop := func() {}
+		if at := d.lookAt(); !at.IsZero() {
+			timer := d.clock.NewTimer(at.Sub(d.clock.Now()))
+			due, stop = timer.C(), func() { timer.Stop() }
+		}
+		select {
+		case <-ctx.Done():
+			stop()
+			return
+		case <-d.wake:
+			stop()
+		case <-due:
+			changed()
+			// Until an Apply has looked and says when next.
+			select {
+			case <-ctx.Done():
+				return
+			case <-d.wake:
+			case <-d.clock.After(drainLook):
+			}
+		}
+	}
+}

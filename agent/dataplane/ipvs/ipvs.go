@@ -1,0 +1,311 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+)
+
+// Rules keeps the fixed iptables rules of one IP family; an iptables.Keeper does.
+type Rules interface {
+	// Supported returns nil, or an error that wraps dataplane.ErrUnsupported and
+	// says what is missing and what to do.
+	Supported(ctx context.Context) error
+	// Apply makes the kernel hold want, and reports whether it had to change
+	// anything.
+	Apply(ctx context.Context, want iptables.Fixed) (changed bool, err error)
+	// Compare compares the kernel to want and writes nothing.
+	Compare(ctx context.Context, want iptables.Fixed) (iptables.FixedState, error)
+	// Retire removes what of want the mode iptables does not have as well.
+	Retire(ctx context.Context, want iptables.Fixed) error
+	// Cleanup removes all chains of the mode and the jumps to them.
+	Cleanup(ctx context.Context) error
+	// Watch calls changed whenever somebody else may have changed what the last
+	// Apply left in the kernel, until ctx is done.
+	Watch(ctx context.Context, changed func(dataplane.Change))
+}
+
+// Options are what a Dataplane is made of.
+type Options struct {
+	// Kernel is the node's, of the family; see NewKernel. Rules are of the same
+	// family.
+	Kernel Kernel
+	Rules  Rules
+	// Clock times real servers that drain. Nil: the real one.
+	Clock clock.WithTicker
+	// ProcFolder is the proc file system. Empty: /proc.
+	ProcFolder string
+	// SysctlFolder is where sysctls are read. Empty: sys in ProcFolder.
+	SysctlFolder string
+}
+
+// Dataplane programs one IP family by IPVS.
+type Dataplane struct {
+	family       dataplane.Family
+	kernel       Kernel
+	rules        Rules
+	clock        clock.WithTicker
+	proc, sysctl string
+
+	// followed is what changes of addresses are compared to; nil before the first
+	// Apply.
+	followed atomic.Pointer[followed]
+	// applied is closed after the first successful Apply or Audit.
+	applied chan struct{}
+
+	// held is what the kernel holds by our last successful Apply. Nil: unknown,
+	// the next Apply is full. Former is the same, but stays after an error.
+	held, former *wanted
+	// known are the virtual servers that we have made, and for whom.
+	known map[Key]dataplane.ServiceName
+	// denied are virtual servers that somebody else has made on what looks ours,
+	// because we had begun to write it.
+	denied map[Key]struct{}
+	// others are the virtual servers that are not ours, as of the last full Apply.
+	others strangers
+	// contested are the virtual servers that several Services ask for.
+	contested map[Key]struct{}
+	// conflicts say why a Service does not have all that it asks for. The rest of
+	// it is in held.
+	conflicts map[dataplane.ServiceName]string
+	// failed are the Services that the kernel would not take, with the reason. What
+	// the kernel holds of them is not known.
+	failed map[dataplane.ServiceName]string
+	// kept are the Services of which the kernel may hold something newer than what
+	// is in held.
+	kept map[dataplane.ServiceName]struct{}
+	// schedulers are those that have been asked for: whether the kernel has them.
+	schedulers map[string]bool
+	// warnings are those of the last full Apply. Notes are those about Services.
+	warnings []string
+	notes    map[dataplane.ServiceName][]string
+
+	// leaving are the real servers that drain, and nextLook when they are to be
+	// looked at; zero: never. Wake holds one when it has changed.
+	leaving  drains
+	lookMu   sync.Mutex // guards nextLook
+	nextLook time.Time
+	wake     chan struct{}
+
+	// retireUntil is until when connections of a mode that has ended are waited
+	// for; zero: it has not.
+	retireUntil time.Time
+
+	watched watched
+}
+
+var (
+	_ dataplane.Dataplane = (*Dataplane)(nil)
+	_ dataplane.Follower  = (*Dataplane)(nil)
+	_ dataplane.Watcher   = (*Dataplane)(nil)
+	_ dataplane.Auditor   = (*Dataplane)(nil)
+	_ dataplane.Retirer   = (*Dataplane)(nil)
+)
+
+// New makes a Dataplane for one IP family. It touches nothing yet.
+func New(family dataplane.Family, o Options) *Dataplane {
+	if o.ProcFolder == "" {
+		o.ProcFolder = "/proc"
+	}
+	if o.SysctlFolder == "" {
+		o.SysctlFolder = filepath.Join(o.ProcFolder, "sys")
+	}
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	return &Dataplane{
+		family: family, kernel: o.Kernel, rules: o.Rules, clock: o.Clock, proc: o.ProcFolder, sysctl: o.SysctlFolder,
+		applied: make(chan struct{}), wake: make(chan struct{}, 1),
+		known: map[Key]dataplane.ServiceName{}, denied: map[Key]struct{}{}, others: newStrangers(),
+		schedulers: map[string]bool{}, notes: map[dataplane.ServiceName][]string{}, leaving: drains{},
+	}
+}
+
+// Supported reports whether the node has the family, IPVS, ipsets and iptables,
+// and the scheduler of its settings.
+func (d *Dataplane) Supported(ctx context.Context, n *dataplane.Node) error {
+	if err := d.open(); err != nil {
+		return err
+	}
+	if err := d.rules.Supported(ctx); err != nil {
+		return err
+	}
+	scheduler := *n.Settings.IPVS.Scheduler
+	if d.schedulers[scheduler] {
+		return nil // our servers stand, or it has been found
+	}
+	err := d.probe(scheduler)
+	var missing *SchedulerError
+	if errors.As(err, &missing) {
+		return fmt.Errorf("%w: %w", dataplane.ErrUnsupported, err)
+	}
+	return err
+}
+
+// open looks for what everything else needs.
+func (d *Dataplane) open() error {
+	if err := dataplane.HasFamily(d.family, d.proc, d.sysctl); err != nil {
+		return err
+	}
+	return d.kernel.Open()
+}
+
+// probe looks whether the kernel has a scheduler and remembers it.
+func (d *Dataplane) probe(scheduler string) error {
+	err := d.kernel.Probe(scheduler)
+	var missing *SchedulerError
+	if err == nil || errors.As(err, &missing) {
+		d.schedulers[scheduler] = err == nil
+	}
+	return err
+}
+
+// probeNew looks for a scheduler of a Service that has not been looked for. That
+// it is missing is no error.
+func (d *Dataplane) probeNew(scheduler string) error {
+	if _, known := d.schedulers[scheduler]; known || scheduler == "" {
+		return nil
+	}
+	err := d.probe(scheduler)
+	var missing *SchedulerError
+	if errors.As(err, &missing) {
+		return nil
+	}
+	return err
+}
+
+// missing are the schedulers that the kernel lacks, sorted.
+func (d *Dataplane) missing() []string {
+	var out []string
+	for s, has := range d.schedulers {
+		if !has {
+			out = append(out, s)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// configFor reads what the plan depends on besides Services.
+func (d *Dataplane) configFor(n *dataplane.Node) (*config, error) {
+	addresses, err := d.kernel.Addresses()
+	if err != nil {
+		return nil, err
+	}
+	return newConfig(d.family, n, facts{addresses: addresses, missing: d.missing()})
+}
+
+// read reads what the kernel holds, without real servers.
+func (d *Dataplane) read(c *config) (*snapshot, error) {
+	out := &snapshot{bound: map[netip.Addr]struct{}{}, reals: map[Key]map[netip.AddrPort]Real{}, sets: map[SetName]map[Entry]struct{}{}}
+	var err error
+	if out.servers, err = d.kernel.Servers(); err != nil {
+		return nil, err
+	}
+	bound, exists, err := d.kernel.Bound()
+	if err != nil {
+		return nil, err
+	}
+	out.device = exists
+	for _, a := range bound {
+		out.bound[a] = struct{}{}
+	}
+	var names []SetName
+	for _, def := range c.sets() {
+		names = append(names, def.Name)
+	}
+	sets, err := d.kernel.Sets(names)
+	if err != nil {
+		return nil, err
+	}
+	for name, entries := range sets {
+		set := make(map[Entry]struct{}, len(entries))
+		for _, e := range entries {
+			set[e] = struct{}{}
+		}
+		out.sets[name] = set
+	}
+	return out, nil
+}
+
+// readReals reads the real servers of those virtual servers that are wanted.
+func (d *Dataplane) readReals(ctx context.Context, state *snapshot, w *wanted) error {
+	for k := range state.servers {
+		if _, wanted := w.needs.servers[k]; !wanted {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("read real servers: %w", err)
+		}
+		reals, err := d.kernel.Reals(k)
+		if err != nil {
+			return err
+		}
+		state.reals[k] = reals
+	}
+	return nil
+}
+
+// evidence tells whose the virtual servers of a snapshot are.
+func (d *Dataplane) evidence(c *config, state *snapshot) *evidence {
+	for k := range d.denied {
+		if _, stands := state.servers[k]; !stands {
+			delete(d.denied, k)
+		}
+	}
+	return &evidence{config: c, state: state, known: d.known, denied: d.denied}
+}
+
+// counts are those of what is held.
+func (d *Dataplane) counts() (dataplane.Counts, map[string]dataplane.TableCount) {
+	chains, rules := count(d.held.rules())
+	out := dataplane.Counts{
+		Chains: chains, SetEntries: len(d.held.needs.entries),
+		VirtualServers: len(d.held.needs.servers), RealServers: d.held.needs.reals + d.leaving.count(),
+	}
+	tables := map[string]dataplane.TableCount{}
+	for table, n := range rules {
+		out.Rules += n
+		tables[table] = dataplane.TableCount{Rules: n}
+	}
+	return out, tables
+}
+
+// keptOf returns those of the names of which something is wanted.
+func keptOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
+	kept := map[dataplane.ServiceName]struct{}{}
+	for name := range r.Keep {
+		if r.Services[name] != nil {
+			kept[name] = struct{}{}
+		}
+	}
+	return kept
+}
+
+// uncertain reports whether it is not known what the kernel holds of a Service,
+// or whether that is all it asks for.
+func (d *Dataplane) uncertain(name dataplane.ServiceName) bool {
+	_, failed := d.failed[name]
+	_, conflict := d.conflicts[name]
+	_, kept := d.kept[name]
+	return failed || conflict || kept
+}
+
+// sameButAddresses reports whether two differ in the node's addresses at most.
+func sameButAddresses(a, b *config) bool {
+	c := *a
+	c.addresses, c.nodePortIPs = b.addresses, b.nodePortIPs
+	return reflect.DeepEqual(&c, b)
+}

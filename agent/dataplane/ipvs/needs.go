@@ -1,0 +1,169 @@
+package ipvs
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+)
+
+// ownedServer is a virtual server and the Service that needs it.
+type ownedServer struct {
+	*plannedServer
+	owner dataplane.ServiceName
+}
+
+// needs is what plans need in the kernel. Addresses, entries and rules may be
+// needed by several of them and are counted.
+type needs struct {
+	servers map[Key]ownedServer
+	bound   map[netip.Addr]int
+	entries map[setEntry]int
+	used    map[SetName]int // the number of entries of each ipset
+	out     map[outRule]int
+	reals   int // of all servers together
+}
+
+func newNeeds() needs {
+	return needs{
+		servers: map[Key]ownedServer{}, bound: map[netip.Addr]int{}, entries: map[setEntry]int{},
+		used: map[SetName]int{}, out: map[outRule]int{},
+	}
+}
+
+// bindings are the addresses of a plan that are to be on kube-ipvs0, each once.
+func (p *servicePlan) bindings() []netip.Addr {
+	var out []netip.Addr
+	for i := range p.servers {
+		if s := &p.servers[i]; s.bind && !slices.Contains(out, s.Key.Addr) {
+			out = append(out, s.Key.Addr)
+		}
+	}
+	return out
+}
+
+// add adds what a plan needs.
+func (n *needs) add(owner dataplane.ServiceName, p *servicePlan) {
+	if p == nil {
+		return
+	}
+	for i := range p.servers {
+		s := &p.servers[i]
+		n.servers[s.Key] = ownedServer{s, owner}
+		n.reals += len(s.reals)
+	}
+	for _, a := range p.bindings() {
+		n.bound[a]++
+	}
+	for _, e := range p.entries {
+		if n.entries[e]++; n.entries[e] == 1 {
+			n.used[e.set]++
+		}
+	}
+	for _, r := range p.outRules {
+		n.out[r]++
+	}
+}
+
+// remove takes away what a plan has needed.
+func (n *needs) remove(owner dataplane.ServiceName, p *servicePlan) {
+	if p == nil {
+		return
+	}
+	for i := range p.servers {
+		s := &p.servers[i]
+		n.reals -= len(s.reals)
+		if n.servers[s.Key].owner == owner && n.servers[s.Key].plannedServer == s {
+			delete(n.servers, s.Key)
+		}
+	}
+	for _, a := range p.bindings() {
+		decrement(n.bound, a)
+	}
+	for _, e := range p.entries {
+		if decrement(n.entries, e) {
+			decrement(n.used, e.set)
+		}
+	}
+	for _, r := range p.outRules {
+		decrement(n.out, r)
+	}
+}
+
+// subtract is the same for needs that are a difference, and may be less than
+// nothing. It leaves servers as they are.
+func (n *needs) subtract(p *servicePlan) {
+	if p == nil {
+		return
+	}
+	for _, a := range p.bindings() {
+		n.bound[a]--
+	}
+	for _, e := range p.entries {
+		n.entries[e]--
+	}
+	for _, r := range p.outRules {
+		n.out[r]--
+	}
+}
+
+// decrement reports whether that was the last.
+func decrement[K comparable](m map[K]int, k K) bool {
+	if m[k]--; m[k] > 0 {
+		return false
+	}
+	delete(m, k)
+	return true
+}
+
+// wanted is what the kernel should hold.
+type wanted struct {
+	config   *config
+	services map[dataplane.ServiceName]*servicePlan
+	needs    needs
+}
+
+func newWanted(c *config) *wanted {
+	return &wanted{config: c, services: map[dataplane.ServiceName]*servicePlan{}, needs: newNeeds()}
+}
+
+// set replaces the plan of a Service; nil: there is none.
+func (w *wanted) set(name dataplane.ServiceName, p *servicePlan) {
+	former := w.services[name]
+	if p == nil {
+		delete(w.services, name)
+	} else {
+		w.services[name] = p
+	}
+	w.needs.add(name, p)
+	w.needs.remove(name, former)
+}
+
+// rules are the chains and jumps that are wanted.
+func (w *wanted) rules() iptables.Fixed {
+	return w.rulesFor(w.needs.used, w.needs.out)
+}
+
+// rulesFor are the chains and jumps for ipsets that have entries, and for rules
+// that Services need.
+func (w *wanted) rulesFor(used map[SetName]int, out map[outRule]int) iptables.Fixed {
+	set := make(map[SetName]bool, len(used))
+	for name := range used {
+		set[name] = true
+	}
+	return w.config.rules(set, slices.Sorted(maps.Keys(out)))
+}
+
+// count counts the chains and rules, jumps included, that are wanted.
+func count(f iptables.Fixed) (chains int, rules map[string]int) {
+	rules = map[string]int{}
+	for _, c := range f.Chains {
+		rules[c.Table] += len(c.Rules)
+	}
+	for _, j := range f.Jumps {
+		rules[j.Table]++
+	}
+	return len(f.Chains), rules
+}

@@ -1,0 +1,162 @@
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+)
+
+// Retire implements dataplane.Retirer. New connections do not come to virtual
+// servers any more, because the rules of the other mode meet their packets first;
+// those that are held go on by IPVS alone. So virtual servers with connections
+// stay, with their addresses, until those have ended, or for drainBound since
+// this was first called. It tells by the kernel's state what there is, as after a
+// restart, or after kube-proxy.
+func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, error) {
+	d.watched.pause()
+	former := d.former
+	d.forget()
+	d.lookNext(time.Time{})
+	if err := dataplane.HasFamily(d.family, d.proc, d.sysctl); err != nil {
+		return "", nil //nolint:nilerr // then there is nothing of it
+	}
+	if err := d.kernel.Open(); err != nil {
+		return "", nil //nolint:nilerr // likewise
+	}
+	addresses, err := d.kernel.Addresses()
+	if err != nil {
+		return "", err
+	}
+	p := &retirement{Dataplane: d, ctx: ctx, config: d.anyConfig(addresses)}
+	if p.state, err = d.read(p.config); err != nil {
+		return "", err
+	}
+	want, err := p.rulesOf(former, r)
+	if err != nil {
+		return "", err
+	}
+	if err := d.rules.Retire(ctx, want); err != nil {
+		return "", err
+	}
+	if d.retireUntil.IsZero() {
+		d.retireUntil = d.clock.Now().Add(drainBound)
+	}
+	if err := p.servers(); err != nil {
+		return "", err
+	}
+	if len(p.stay) == 0 {
+		clear(d.known)
+		clear(d.denied)
+		return "", p.rest()
+	}
+	if err := p.shrink(); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d connections by %d virtual servers, such as %s, are waited for until %s",
+		p.connections, len(p.stay), slices.MinFunc(p.stay, Key.Compare), d.retireUntil.UTC().Format(time.RFC3339)), nil
+}
+
+// retirement is one call of Retire.
+type retirement struct {
+	*Dataplane
+	ctx    context.Context //nolint:containedctx // it lives for one call
+	config *config
+	state  *snapshot
+	// stay are the virtual servers with connections.
+	stay        []Key
+	connections int
+}
+
+// rulesOf are the chains and jumps of the mode.
+func (p *retirement) rulesOf(former *wanted, r *dataplane.Ruleset) (iptables.Fixed, error) {
+	if former != nil {
+		return former.rules(), nil
+	}
+	c, err := newConfig(p.family, &r.Node, facts{})
+	if err != nil {
+		return iptables.Fixed{}, err
+	}
+	return newWanted(c).rules(), nil
+}
+
+// servers deletes the virtual servers of ours that have no connections.
+func (p *retirement) servers() error {
+	over := !p.clock.Now().Before(p.retireUntil)
+	evidence := p.evidence(p.config, p.state)
+	for _, k := range slices.SortedFunc(maps.Keys(p.state.servers), Key.Compare) {
+		if !evidence.ours(k) {
+			continue
+		}
+		if err := p.ctx.Err(); err != nil {
+			return fmt.Errorf("delete virtual servers: %w", err)
+		}
+		n := 0
+		if !over {
+			reals, err := p.kernel.Reals(k)
+			if err != nil {
+				return err
+			}
+			for _, r := range reals {
+				n += r.Active + r.Inactive
+			}
+		}
+		if n > 0 {
+			p.stay, p.connections = append(p.stay, k), p.connections+n
+			continue
+		}
+		if err := p.kernel.DeleteServer(k); err != nil {
+			return err
+		}
+		delete(p.known, k)
+	}
+	return nil
+}
+
+// shrink removes what the virtual servers that stay do not need: addresses, and
+// the ipsets but for those by which they are known to be ours.
+func (p *retirement) shrink() error {
+	needed := map[netip.Addr]bool{}
+	for _, k := range p.stay {
+		needed[k.Addr] = true
+	}
+	for a := range p.state.bound {
+		if needed[a] {
+			continue
+		}
+		if err := p.kernel.Unbind(a); err != nil {
+			return err
+		}
+	}
+	named := map[SetName]bool{}
+	for _, set := range []string{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setNodePortTCP, setNodePortUDP, setNodePortSCTP} {
+		named[p.config.set(set)] = true
+	}
+	var gone []SetName
+	for name := range p.state.sets {
+		if !named[name] {
+			gone = append(gone, name)
+		}
+	}
+	slices.Sort(gone)
+	if len(gone) == 0 {
+		return nil
+	}
+	return p.kernel.DeleteSets(gone)
+}
+
+// rest removes the addresses, the device and the ipsets.
+func (p *retirement) rest() error {
+	if err := p.removeDevice(p.state); err != nil {
+		return err
+	}
+	if len(p.state.sets) == 0 {
+		return nil
+	}
+	return p.kernel.DeleteSets(slices.Sorted(maps.Keys(p.state.sets)))
+}

@@ -1,0 +1,82 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strconv"
+	"strings"
+)
+
+// sysctl is one that the mode needs.
+type sysctl struct{ name, value, why string }
+
+// sysctls are those that a node needs, by the release of its kernel.
+func (c *config) sysctls(release string) []sysctl {
+	out := []sysctl{
+		{"net/ipv4/vs/conntrack", "1", "connections are not masqueraded"},
+		{"net/ipv4/vs/expire_nodest_conn", "1", "connections to endpoints that are gone hang"},
+		{"net/ipv4/vs/expire_quiescent_template", "1", "clients with session affinity keep endpoints that are going"},
+		{"net/ipv4/ip_forward", "1", "packets are not forwarded to pods"},
+	}
+	if reuses(release) {
+		out = append(out, sysctl{"net/ipv4/vs/conn_reuse_mode", "0", "new connections from a port that was just used wait for a second"})
+	}
+	if c.strictARP {
+		const why = "the node answers ARP for addresses of Services"
+		out = append(out, sysctl{"net/ipv4/conf/all/arp_ignore", "1", why}, sysctl{"net/ipv4/conf/all/arp_announce", "2", why})
+	}
+	return out
+}
+
+// reuses reports whether a kernel has conn_reuse_mode, and delays connections by
+// it: from 4.1 until 5.9.
+func reuses(release string) bool {
+	var major, minor int
+	numbers := strings.FieldsFunc(release, func(r rune) bool { return r < '0' || r > '9' })
+	if len(numbers) < 2 {
+		return false
+	}
+	major, _ = strconv.Atoi(numbers[0]) // digits alone
+	minor, _ = strconv.Atoi(numbers[1])
+	return (major == 4 && minor >= 1) || (major == 5 && minor < 9)
+}
+
+// tune sets sysctls and timeouts. It returns, for people, what could not be set.
+func (d *Dataplane) tune(c *config) []string {
+	release, err := d.kernel.Sysctl("kernel/osrelease")
+	if err != nil {
+		release = "" // what depends on it is an improvement only
+	}
+	var warnings []string
+	for _, s := range c.sysctls(release) {
+		err := d.kernel.SetSysctl(s.name, s.value)
+		if err == nil {
+			continue
+		}
+		what := "let the agent write it (in a container by --sysctl-folder, as config/agent/daemonset.yaml does)"
+		if errors.Is(err, fs.ErrNotExist) {
+			what = "use a kernel that has it"
+		}
+		warnings = append(warnings, fmt.Sprintf("the sysctl %s could not be set to %s, so %s: %v; %s, or set it by hand", strings.ReplaceAll(s.name, "/", "."), s.value, s.why, err, what))
+	}
+	if want := c.timeouts; want != (Timeouts{}) {
+		if err := d.setTimeouts(want); err != nil {
+			warnings = append(warnings, fmt.Sprintf("the timeouts of IPVS could not be set: %v; see spec.settings.ipvs", err))
+		}
+	}
+	return warnings
+}
+
+// setTimeouts sets those that are not 0, if they differ.
+func (d *Dataplane) setTimeouts(want Timeouts) error {
+	have, err := d.kernel.Timeouts()
+	if err != nil {
+		return err
+	}
+	same := func(want, have uint32) bool { return want == 0 || want == have }
+	if same(want.TCP, have.TCP) && same(want.TCPFin, have.TCPFin) && same(want.UDP, have.UDP) {
+		return nil
+	}
+	return d.kernel.SetTimeouts(want)
+}

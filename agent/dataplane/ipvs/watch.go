@@ -1,0 +1,164 @@
+package ipvs
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+const (
+	// countPause is the time between looks at the number of virtual servers. IPVS
+	// has no events.
+	countPause = 5 * time.Second
+	// resubscribePause is the time between attempts to follow the device.
+	resubscribePause = time.Second
+)
+
+// watched is what the kernel should hold, as far as it is watched. It is unknown
+// while one of our own calls changes it.
+type watched struct {
+	mu    sync.Mutex // guards everything below
+	known bool
+	bound map[netip.Addr]struct{}
+	// ours counts our virtual servers, all those of others too; -1: not known.
+	ours, all int
+}
+
+// pause says that we are about to change what the kernel holds.
+func (w *watched) pause() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.known = false
+}
+
+// resume says what the kernel holds from now on.
+func (w *watched) resume(bound []netip.Addr, servers int, k Kernel) {
+	all, counted := k.Count()
+	if !counted {
+		all = -1
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.known, w.ours, w.all = true, servers, all
+	w.bound = make(map[netip.Addr]struct{}, len(bound))
+	for _, a := range bound {
+		w.bound[a] = struct{}{}
+	}
+}
+
+// recount takes the number of virtual servers for what it should be, after a
+// look.
+func (w *watched) recount(k Kernel) {
+	all, counted := k.Count()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if counted && w.known {
+		w.all = all
+	}
+}
+
+// gone tells whether an event is about something of ours that should be there.
+func (w *watched) gone(e Event) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.known || !e.Device || !e.Removed {
+		return false
+	}
+	if !e.Addr.IsValid() {
+		return len(w.bound) > 0
+	}
+	_, ours := w.bound[e.Addr]
+	return ours
+}
+
+// counted takes the number of virtual servers. It reports whether there are fewer
+// than there were, and whether some of ours must be among those.
+func (w *watched) counted(n int) (fewer, sure bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.known || w.all < 0 || n >= w.all {
+		return false, false
+	}
+	// With no virtual servers of others before, it is ours that are missing.
+	sure = n < w.ours || w.ours == w.all
+	w.all = n
+	return true, sure
+}
+
+// Watch implements dataplane.Watcher: by what Rules tell, by the events of
+// kube-ipvs0, and by a look at the number of virtual servers from time to time.
+// It begins after the first successful Apply.
+func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-d.applied:
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { d.rules.Watch(ctx, changed) })
+	wg.Go(func() { d.watchCount(ctx, changed) })
+	d.watchDevice(ctx, changed)
+	wg.Wait()
+}
+
+func (d *Dataplane) watchCount(ctx context.Context, changed func(dataplane.Change)) {
+	for {
+		timer := d.clock.NewTimer(countPause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C():
+		}
+		n, known := d.kernel.Count()
+		if !known {
+			continue
+		}
+		if fewer, sure := d.watched.counted(n); fewer {
+			changed(dataplane.Change{Sure: sure})
+		}
+	}
+}
+
+// watchDevice tells of addresses that somebody takes off kube-ipvs0, and of its
+// end.
+func (d *Dataplane) watchDevice(ctx context.Context, changed func(dataplane.Change)) {
+	for ctx.Err() == nil {
+		d.watchDeviceOnce(ctx, changed)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(resubscribePause):
+		}
+		changed(dataplane.Change{}) // from before the next attempt
+	}
+}
+
+func (d *Dataplane) watchDeviceOnce(ctx context.Context, changed func(dataplane.Change)) {
+	done := make(chan struct{})
+	events, err := d.kernel.Events(done)
+	if err != nil {
+		return // changes are noticed by verifications only
+	}
+	defer func() {
+		close(done)
+		for range events { // what is being handed over
+		}
+	}()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case e, ok := <-events:
+			if !ok {
+				return
+			}
+			if d.watched.gone(e) {
+				changed(dataplane.Change{Sure: true})
+			}
+		}
+	}
+}

@@ -1,0 +1,278 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+)
+
+// exempts names the ipsets whose entries take a destination out of what another
+// one says of it, with that one: such an entry comes after the virtual server
+// serves accordingly, and goes before.
+var exempts = map[string]string{
+	setLoadBalancerLocal: setLoadBalancer,
+	setNodePortLocalTCP:  setNodePortTCP,
+	setNodePortLocalUDP:  setNodePortUDP,
+	setNodePortLocalSCTP: setNodePortSCTP,
+}
+
+// orderChanges parts the changes of ipsets into those before and those after the
+// changes of virtual servers. Before and after report whether an entry was and
+// will be wanted.
+func (c *config) orderChanges(d *diff, before, after func(setEntry) bool) (early, late []SetChange) {
+	base := map[SetName]SetName{}
+	for of, by := range exempts {
+		base[c.set(of)] = c.set(by)
+	}
+	var e, l setChanges
+	for _, entry := range d.add {
+		if by := base[entry.set]; by != "" && before(setEntry{by, entry.entry}) {
+			l.at(entry.set).Add = append(l.at(entry.set).Add, entry.entry)
+		} else {
+			e.at(entry.set).Add = append(e.at(entry.set).Add, entry.entry)
+		}
+	}
+	for _, entry := range d.remove {
+		if by := base[entry.set]; by != "" && after(setEntry{by, entry.entry}) {
+			e.at(entry.set).Remove = append(e.at(entry.set).Remove, entry.entry)
+		} else {
+			l.at(entry.set).Remove = append(l.at(entry.set).Remove, entry.entry)
+		}
+	}
+	for _, def := range d.create {
+		e.at(def.Name).Create = true
+	}
+	return e.sorted(c), l.sorted(c)
+}
+
+// setChanges are changes by ipset.
+type setChanges struct{ bySet map[SetName]*SetChange }
+
+func (s *setChanges) at(name SetName) *SetChange {
+	if s.bySet == nil {
+		s.bySet = map[SetName]*SetChange{}
+	}
+	if s.bySet[name] == nil {
+		s.bySet[name] = &SetChange{Name: name}
+	}
+	return s.bySet[name]
+}
+
+// sorted returns the changes in the order of writing: who may use an address is
+// said before that not everybody may, which comes last.
+func (s *setChanges) sorted(c *config) []SetChange {
+	var out, last []SetChange
+	for _, def := range c.sets() {
+		change := s.bySet[def.Name]
+		switch {
+		case change == nil:
+		case def.Name == c.set(setLoadBalancerFW):
+			change.Type = def.Type
+			last = append(last, *change)
+		default:
+			change.Type = def.Type
+			out = append(out, *change)
+		}
+	}
+	return append(out, last...)
+}
+
+// writer writes a difference to the kernel.
+type writer struct {
+	*Dataplane
+	ctx  context.Context //nolint:containedctx // it lives for one Apply
+	diff *diff
+	// changed are the Services of which something was written.
+	changed map[dataplane.ServiceName]struct{}
+	// failed are the Services that the kernel would not take, with the reason. Nil:
+	// the first failure ends it all.
+	failed map[dataplane.ServiceName]string
+	// stuck are virtual servers that could not be deleted.
+	stuck []string
+}
+
+// bind makes the device and binds addresses.
+func (w *writer) bind() error {
+	if w.diff.device {
+		if err := w.kernel.CreateDevice(); err != nil {
+			return err
+		}
+	}
+	for _, a := range w.diff.bind {
+		if err := w.kernel.Bind(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unbind takes addresses off the device.
+func (w *writer) unbind() error {
+	for _, a := range w.diff.unbind {
+		if err := w.kernel.Unbind(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *writer) writeSets(changes []SetChange) error {
+	if len(changes) == 0 {
+		return nil
+	}
+	return w.kernel.ChangeSets(changes)
+}
+
+func (w *writer) writeRules(want iptables.Fixed, needed bool) error {
+	if !needed {
+		return nil
+	}
+	_, err := w.rules.Apply(w.ctx, want)
+	return err
+}
+
+// writeServers writes the virtual servers that are missing or differ, with their
+// real servers. What the kernel refuses of a Service ends that Service only.
+func (w *writer) writeServers() error {
+	for i := range w.diff.servers {
+		d := &w.diff.servers[i]
+		if _, failed := w.failed[d.owner]; failed {
+			continue
+		}
+		if i%64 == 0 {
+			if err := w.ctx.Err(); err != nil {
+				return fmt.Errorf("write virtual servers: %w", err)
+			}
+			dataplane.Progress(w.ctx)
+		}
+		w.known[d.Key] = d.owner
+		if err := w.writeServer(d); err != nil {
+			if w.failed == nil {
+				return err
+			}
+			w.failed[d.owner] = fmt.Sprintf("virtual server %s: %v", d.Key, err)
+			continue
+		}
+		w.changed[d.owner] = struct{}{}
+	}
+	for name := range w.failed {
+		delete(w.changed, name)
+	}
+	return nil
+}
+
+// writeServer writes one. New real servers come before those that go.
+func (w *writer) writeServer(d *serverDiff) error {
+	switch {
+	case d.missing:
+		if err := w.kernel.AddServer(d.Key, d.Server); err != nil {
+			if errors.Is(err, fs.ErrExist) {
+				w.giveBack(d.Key)
+			}
+			w.forgetScheduler(err)
+			return err
+		}
+		delete(w.leaving, d.Key)
+	case d.differs:
+		if err := w.kernel.ChangeServer(d.Key, d.Server); err != nil {
+			w.forgetScheduler(err)
+			return err
+		}
+	}
+	for _, real := range d.add {
+		if err := w.kernel.AddReal(d.Key, real, 1); err != nil {
+			return err
+		}
+	}
+	for _, real := range d.reweigh {
+		if err := w.kernel.ChangeReal(d.Key, real, 1); err != nil {
+			return err
+		}
+		w.leaving.end(d.Key, real)
+	}
+	return w.drop(d.Key, d.drop)
+}
+
+// forgetScheduler has a scheduler be looked for again that was there.
+func (d *Dataplane) forgetScheduler(err error) {
+	var missing *SchedulerError
+	if errors.As(err, &missing) {
+		delete(d.schedulers, missing.Scheduler)
+	}
+}
+
+// giveBack undoes what makes a virtual server look ours that somebody else has
+// made in the meantime.
+func (w *writer) giveBack(k Key) {
+	delete(w.known, k)
+	w.denied[k] = struct{}{}
+	if slices.Contains(w.diff.bind, k.Addr) {
+		_ = w.kernel.Unbind(k.Addr) // the next full pass does it otherwise
+	}
+	var back setChanges
+	for _, e := range w.diff.add {
+		if strings.HasPrefix(string(e.entry)+",", string(keyEntry(k))+",") {
+			back.at(e.set).Remove = append(back.at(e.set).Remove, e.entry)
+		}
+	}
+	if len(back.bySet) > 0 {
+		c := &config{family: w.family}
+		_ = w.kernel.ChangeSets(back.sorted(c)) // likewise
+	}
+}
+
+// drop lets real servers go: at once, or once their connections have ended.
+func (w *writer) drop(k Key, reals []netip.AddrPort) error {
+	if len(reals) == 0 {
+		return nil
+	}
+	var have map[netip.AddrPort]Real
+	if drainsAtAll(k.Protocol) {
+		var err error
+		if have, err = w.kernel.Reals(k); err != nil {
+			return err
+		}
+	}
+	for _, real := range reals {
+		switch part(have[real]) {
+		case partNow:
+			if err := w.kernel.DeleteReal(k, real); err != nil {
+				return err
+			}
+			w.leaving.end(k, real)
+			continue
+		case partLater:
+			if err := w.kernel.ChangeReal(k, real, 0); err != nil {
+				return err
+			}
+		}
+		w.leave(k, real)
+	}
+	return nil
+}
+
+// deleteServers deletes virtual servers that are not wanted any more.
+func (w *writer) deleteServers() error {
+	for _, k := range w.diff.extra {
+		if err := w.kernel.DeleteServer(k); err != nil {
+			if w.failed == nil {
+				return err
+			}
+			w.stuck = append(w.stuck, fmt.Sprintf("the virtual server %s, which no Service needs, cannot be deleted: %v", k, err))
+			continue
+		}
+		if owner, known := w.known[k]; known {
+			w.changed[owner] = struct{}{}
+		}
+		delete(w.known, k)
+		delete(w.leaving, k)
+	}
+	return nil
+}
