@@ -1,0 +1,90 @@
+package scenarios
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvstest"
+)
+
+// stepped is a kernel that takes each change by itself, as netlink does, and has
+// the recorder look at it after each.
+type stepped struct {
+	*ipvstest.Kernel
+	*recorder
+}
+
+// took notes a change that the kernel has taken.
+func (s stepped) took(err error) error {
+	if err == nil {
+		calls := s.Kernel.Writes()
+		s.inputs = append(s.inputs, calls[len(calls)-1])
+		if s.between != nil {
+			s.between()
+		}
+	}
+	return err
+}
+
+func (s stepped) AddServer(k ipvs.Key, v ipvs.Server) error { return s.took(s.Kernel.AddServer(k, v)) }
+func (s stepped) ChangeServer(k ipvs.Key, v ipvs.Server) error {
+	return s.took(s.Kernel.ChangeServer(k, v))
+}
+func (s stepped) DeleteServer(k ipvs.Key) error { return s.took(s.Kernel.DeleteServer(k)) }
+func (s stepped) AddReal(k ipvs.Key, real netip.AddrPort, weight int) error {
+	return s.took(s.Kernel.AddReal(k, real, weight))
+}
+func (s stepped) ChangeReal(k ipvs.Key, real netip.AddrPort, weight int) error {
+	return s.took(s.Kernel.ChangeReal(k, real, weight))
+}
+func (s stepped) DeleteReal(k ipvs.Key, real netip.AddrPort) error {
+	return s.took(s.Kernel.DeleteReal(k, real))
+}
+func (s stepped) Bind(a netip.Addr) error   { return s.took(s.Kernel.Bind(a)) }
+func (s stepped) Unbind(a netip.Addr) error { return s.took(s.Kernel.Unbind(a)) }
+
+func (s stepped) Addresses() ([]netip.Addr, error) { return s.Kernel.Addresses() }
+
+// ChangeSets lets each entry be a change.
+func (s stepped) ChangeSets(changes []ipvs.SetChange) error {
+	var adds, removes []ipvs.SetChange
+	for _, c := range changes {
+		adds = append(adds, ipvs.SetChange{Name: c.Name, Type: c.Type, Create: c.Create})
+		for _, e := range c.Add {
+			adds = append(adds, ipvs.SetChange{Name: c.Name, Type: c.Type, Add: []ipvs.Entry{e}})
+		}
+		for _, e := range c.Remove {
+			removes = append(removes, ipvs.SetChange{Name: c.Name, Type: c.Type, Remove: []ipvs.Entry{e}})
+		}
+	}
+	for _, c := range append(adds, removes...) {
+		if err := s.took(s.Kernel.ChangeSets([]ipvs.SetChange{c})); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestNothingFallsBetweenInIPVS is TestNothingFallsBetween in mode IPVS: after each
+// message to the kernel.
+func TestNothingFallsBetweenInIPVS(t *testing.T) {
+	for seed := range uint64(40) {
+		w := newIPVSWorld(t, dataplane.IPv4)
+		w.setAddresses(addrs("192.168.0.2", "192.168.1.2")...)
+		w.recorder = &recorder{Kernel: w.kernel}
+		w.newPlane = func() dataplane.Dataplane {
+			return ipvs.New(dataplane.IPv4, ipvs.Options{
+				Kernel: stepped{w.ipvs, w.recorder},
+				Rules:  iptables.NewKeeper(dataplane.IPv4, iptables.Options{Model: w.recorder}),
+			})
+		}
+		w.plane = w.newPlane()
+		w.Add(good)
+		if parts := w.changeAtRandom(seed); t.Failed() || parts < 50 {
+			t.Fatalf("seed %d: %d parts", seed, parts)
+		}
+	}
+}
