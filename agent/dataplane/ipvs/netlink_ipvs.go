@@ -1,0 +1,312 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"sync"
+	"time"
+
+	moby "github.com/moby/ipvs"
+	"github.com/sirupsen/logrus"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+const (
+	// flagHashed is a flag that the kernel sets on each virtual server in its list.
+	flagHashed Flags = 0x2
+	// serversTries bound how often the virtual servers are read that change while
+	// they are read.
+	serversTries = 10
+)
+
+// virtualServers are those of one IP family. The library that reads and writes
+// them is not safe for concurrent use.
+type virtualServers struct {
+	family dataplane.Family
+
+	mu sync.Mutex
+	// handle is nil until it is needed, and after an error of its socket.
+	handle *moby.Handle
+}
+
+// do runs f with an open handle. An error that is no answer of the kernel to the
+// request closes it.
+func (v *virtualServers) do(f func(*moby.Handle) error) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.handle == nil {
+		h, err := openIPVS()
+		if err != nil {
+			return err
+		}
+		v.handle = h
+	}
+	err := f(v.handle)
+	if errors.Is(err, unix.ENOENT) {
+		// So it would answer as well if it were not IPVS that was asked.
+		if _, other := timeouts(v.handle); other != nil {
+			err = other
+		}
+	}
+	if err != nil && !isAnswer(err) {
+		v.handle.Close()
+		v.handle = nil
+	}
+	return err
+}
+
+// openIPVS opens a socket to IPVS. The library asks the kernel for the number of
+// IPVS once in the life of the process. If there is no IPVS then, it goes on with
+// another number, and the kernel answers to everything that it is well, and does
+// nothing. So the kernel is asked before, which makes it load the module.
+func openIPVS() (*moby.Handle, error) {
+	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
+		return nil, unsupported("IPVS", "load the module ip_vs (modprobe ip_vs) on the node, or choose another mode", err)
+	}
+	// The library runs modprobe too, and complains in the log where there is none,
+	// as in our container. It says nothing else by this logger.
+	logrus.SetOutput(io.Discard)
+	h, err := moby.New("")
+	if err != nil {
+		return nil, fmt.Errorf("opening a netlink socket for IPVS: %w", err)
+	}
+	if _, err := timeouts(h); err != nil {
+		h.Close()
+		if isPermission(err) {
+			return nil, unsupported("IPVS", "", err)
+		}
+		return nil, err
+	}
+	return h, nil
+}
+
+// timeouts reads the timeouts, and shows thereby that it is IPVS that answers.
+func timeouts(h *moby.Handle) (c *moby.Config, err error) {
+	defer func() {
+		if recover() != nil { // the library takes it for granted that there is an answer
+			err = errors.New("the kernel does not answer as IPVS does: restart the agent")
+		}
+	}()
+	c, err = h.GetConfig()
+	if errors.Is(err, unix.ENOENT) {
+		err = errors.New("the kernel's module ip_vs was unloaded after the agent had started, and has another number now: restart the agent")
+	}
+	return c, err
+}
+
+// protocolNumbers are the kernel's.
+func protocolNumbers() map[v1alpha1.Protocol]uint16 {
+	return map[v1alpha1.Protocol]uint16{
+		v1alpha1.ProtocolTCP: unix.IPPROTO_TCP, v1alpha1.ProtocolUDP: unix.IPPROTO_UDP, v1alpha1.ProtocolSCTP: unix.IPPROTO_SCTP,
+	}
+}
+
+// name is the virtual server for the library, as far as it is needed to find it.
+func (v *virtualServers) name(k Key) *moby.Service {
+	s := &moby.Service{
+		Address: k.Addr.AsSlice(), Port: k.Port, Protocol: protocolNumbers()[k.Protocol],
+		AddressFamily: unix.AF_INET, Netmask: 0xffffffff,
+	}
+	if v.family == dataplane.IPv6 {
+		s.AddressFamily, s.Netmask = unix.AF_INET6, 128 // here it is the length
+	}
+	return s
+}
+
+// service is the virtual server for the library.
+func (v *virtualServers) service(k Key, s Server) *moby.Service {
+	out := v.name(k)
+	out.SchedName, out.Flags, out.Timeout = s.Scheduler, uint32(s.Flags), s.Timeout
+	return out
+}
+
+// serverOf returns what the library has read; false for what has no Key: virtual
+// servers of the other family, of a firewall mark, and of other protocols.
+func (v *virtualServers) serverOf(s *moby.Service) (Key, Server, bool) {
+	addr, ok := netip.AddrFromSlice(s.Address)
+	if !ok || s.FWMark != 0 || s.AddressFamily != uint16(familyNumber(v.family)) {
+		return Key{}, Server{}, false
+	}
+	k := Key{Addr: addr, Port: s.Port}
+	for name, number := range protocolNumbers() {
+		if number == s.Protocol {
+			k.Protocol = name
+		}
+	}
+	out := Server{Scheduler: s.SchedName, Flags: Flags(s.Flags) &^ flagHashed}
+	if out.Flags&FlagPersistent != 0 {
+		out.Timeout = s.Timeout
+	}
+	return k, out, k.Protocol != ""
+}
+
+// Servers implements Kernel. The kernel hands the list over in parts, and finds
+// the next part by counting, so one that is deleted meanwhile, be it of the other
+// family or another network namespace, hides others. So the list is read until
+// it is the same twice.
+func (v *virtualServers) Servers() (map[Key]Server, error) {
+	var before map[Key]Server
+	for range serversTries {
+		now, err := v.read()
+		if err != nil {
+			return nil, fmt.Errorf("reading the virtual servers of IPVS: %w", err)
+		}
+		if before != nil && maps.Equal(before, now) {
+			return now, nil
+		}
+		before = now
+	}
+	return nil, fmt.Errorf("reading the virtual servers of IPVS: they were others each of %d times", serversTries)
+}
+
+func (v *virtualServers) read() (map[Key]Server, error) {
+	var list []*moby.Service
+	err := v.do(func(h *moby.Handle) (err error) {
+		list, err = h.GetServices()
+		return err
+	})
+	servers := make(map[Key]Server, len(list))
+	for _, s := range list {
+		if k, server, ok := v.serverOf(s); ok {
+			servers[k] = server
+		}
+	}
+	return servers, err
+}
+
+// Reals implements Kernel.
+func (v *virtualServers) Reals(k Key) (map[netip.AddrPort]Real, error) {
+	var list []*moby.Destination
+	err := v.do(func(h *moby.Handle) (err error) {
+		list, err = h.GetDestinations(v.name(k))
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the real servers of %s: %w", k, err)
+	}
+	reals := make(map[netip.AddrPort]Real, len(list))
+	for _, d := range list {
+		addr, ok := netip.AddrFromSlice(d.Address)
+		if !ok {
+			return nil, fmt.Errorf("reading the real servers of %s: one has no address", k)
+		}
+		// The library reads of a weight the lower 16 bits alone.
+		reals[netip.AddrPortFrom(addr, d.Port)] = Real{
+			Weight: d.Weight, Active: d.ActiveConnections, Inactive: d.InactiveConnections,
+			Forwarding: d.ConnectionFlags & moby.ConnectionFlagFwdMask,
+		}
+	}
+	return reals, nil
+}
+
+// AddServer implements Kernel.
+func (v *virtualServers) AddServer(k Key, s Server) error {
+	err := v.do(func(h *moby.Handle) error { return h.NewService(v.service(k, s)) })
+	return v.serverError("adding", k, s, err)
+}
+
+// ChangeServer implements Kernel.
+func (v *virtualServers) ChangeServer(k Key, s Server) error {
+	err := v.do(func(h *moby.Handle) error { return h.UpdateService(v.service(k, s)) })
+	return v.serverError("changing", k, s, err)
+}
+
+// serverError says what the kernel means: it looks for the scheduler first.
+func (v *virtualServers) serverError(doing string, k Key, s Server, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ENOENT):
+		return &SchedulerError{Scheduler: s.Scheduler}
+	case errors.Is(err, unix.ESRCH):
+		return fmt.Errorf("%s the virtual server %s: there is none: %w", doing, k, fs.ErrNotExist)
+	case errors.Is(err, unix.EAFNOSUPPORT):
+		return fmt.Errorf("%w: the kernel's IPVS knows no %s: use a kernel with CONFIG_IP_VS_IPV6, or choose another mode: %w", dataplane.ErrUnsupported, v.family, err)
+	default:
+		return fmt.Errorf("%s the virtual server %s: %w", doing, k, err)
+	}
+}
+
+// DeleteServer implements Kernel.
+func (v *virtualServers) DeleteServer(k Key) error {
+	err := v.do(func(h *moby.Handle) error { return h.DelService(v.name(k)) })
+	if err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("deleting the virtual server %s: %w", k, err)
+	}
+	return nil
+}
+
+func realServer(real netip.AddrPort, weight int) *moby.Destination {
+	return &moby.Destination{
+		Address: real.Addr().AsSlice(), Port: real.Port(), Weight: weight, ConnectionFlags: moby.ConnectionFlagMasq,
+	}
+}
+
+// AddReal implements Kernel.
+func (v *virtualServers) AddReal(k Key, real netip.AddrPort, weight int) error {
+	err := v.do(func(h *moby.Handle) error { return h.NewDestination(v.name(k), realServer(real, weight)) })
+	return realError("adding", k, real, err)
+}
+
+// ChangeReal implements Kernel.
+func (v *virtualServers) ChangeReal(k Key, real netip.AddrPort, weight int) error {
+	err := v.do(func(h *moby.Handle) error { return h.UpdateDestination(v.name(k), realServer(real, weight)) })
+	return realError("changing", k, real, err)
+}
+
+// DeleteReal implements Kernel.
+func (v *virtualServers) DeleteReal(k Key, real netip.AddrPort) error {
+	err := v.do(func(h *moby.Handle) error { return h.DelDestination(v.name(k), realServer(real, 0)) })
+	if err = realError("deleting", k, real, err); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func realError(doing string, k Key, real netip.AddrPort, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ESRCH):
+		return fmt.Errorf("%s the real server %s of %s: there is no such virtual server: %w", doing, real, k, fs.ErrNotExist)
+	default: // ENOENT wraps fs.ErrNotExist, EEXIST wraps fs.ErrExist
+		return fmt.Errorf("%s the real server %s of %s: %w", doing, real, k, err)
+	}
+}
+
+// Timeouts implements Kernel.
+func (v *virtualServers) Timeouts() (Timeouts, error) {
+	var c *moby.Config
+	err := v.do(func(h *moby.Handle) (err error) {
+		c, err = timeouts(h)
+		return err
+	})
+	if err != nil {
+		return Timeouts{}, fmt.Errorf("reading the timeouts of IPVS: %w", err)
+	}
+	return Timeouts{
+		TCP: uint32(c.TimeoutTCP / time.Second), TCPFin: uint32(c.TimeoutTCPFin / time.Second), UDP: uint32(c.TimeoutUDP / time.Second),
+	}, nil
+}
+
+// SetTimeouts implements Kernel. The kernel leaves alone what is 0.
+func (v *virtualServers) SetTimeouts(t Timeouts) error {
+	err := v.do(func(h *moby.Handle) error {
+		return h.SetConfig(&moby.Config{
+			TimeoutTCP: time.Duration(t.TCP) * time.Second, TimeoutTCPFin: time.Duration(t.TCPFin) * time.Second,
+			TimeoutUDP: time.Duration(t.UDP) * time.Second,
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("setting the timeouts of IPVS: %w", err)
+	}
+	return nil
+}

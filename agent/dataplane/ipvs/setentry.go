@@ -1,0 +1,249 @@
+package ipvs
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// Attributes of an entry of an ipset, as in the kernel's ip_set.h.
+const (
+	attrIP    = 1
+	attrPort  = 4
+	attrProto = 7
+	attrFlags = 8
+	attrIP2   = 20
+	attrCIDR2 = 21
+
+	attrIPv4 = 1 // in the attribute of an address
+	attrIPv6 = 2
+
+	attrNested    = 0x8000
+	attrByteOrder = 0x4000 // that of the network
+
+	entryNoMatch = 4 // a flag: what matches is not in the set
+)
+
+const noMatchSuffix = " nomatch"
+
+// element is an entry of an ipset as the kernel holds it. Which fields there are
+// is a matter of the set's type.
+type element struct {
+	addr  netip.Addr
+	proto uint8
+	port  uint16
+	// second is the second address, or network.
+	second  netip.Prefix
+	noMatch bool
+}
+
+// protocolNames are those that entries have names for.
+func protocolNames() map[uint8]string {
+	return map[uint8]string{6: "tcp", 17: "udp", 132: "sctp", 136: "udplite"}
+}
+
+// entry writes the element as the ipset program prints it.
+func (x element) entry(t SetType) Entry {
+	proto, ok := protocolNames()[x.proto]
+	if !ok {
+		proto = strconv.Itoa(int(x.proto))
+	}
+	var text string
+	switch t {
+	case BitmapPort:
+		text = strconv.Itoa(int(x.port))
+	case HashIP:
+		text = x.addr.String()
+	default:
+		text = x.addr.String() + "," + proto + ":" + strconv.Itoa(int(x.port))
+	}
+	switch {
+	case t == HashIPPortNet && x.second.Bits() < x.second.Addr().BitLen():
+		text += "," + x.second.String()
+	case t == HashIPPortNet, t == HashIPPortIP:
+		text += "," + x.second.Addr().String()
+	}
+	if x.noMatch {
+		text += noMatchSuffix
+	}
+	return Entry(text)
+}
+
+// parseElement reads an entry of a set of the type.
+func parseElement(t SetType, e Entry) (element, error) {
+	text, noMatch := strings.CutSuffix(string(e), noMatchSuffix)
+	x := element{noMatch: noMatch}
+	fail := func(err error) (element, error) {
+		return element{}, fmt.Errorf("the entry %q is none of an ipset of type %s: %w", e, t, err)
+	}
+	var err error
+	if t == BitmapPort {
+		x.port, err = parsePort(text)
+		if err != nil {
+			return fail(err)
+		}
+		return x, nil
+	}
+	fields := strings.Split(text, ",")
+	if len(fields) != 1+strings.Count(string(t), ",") {
+		return fail(fmt.Errorf("it has %d parts", len(fields)))
+	}
+	if x.addr, err = netip.ParseAddr(fields[0]); err != nil {
+		return fail(err)
+	}
+	if len(fields) > 1 {
+		if err := x.parsePort(fields[1]); err != nil {
+			return fail(err)
+		}
+	}
+	if len(fields) > 2 {
+		if err := x.parseSecond(fields[2]); err != nil {
+			return fail(err)
+		}
+	}
+	return x, nil
+}
+
+// parsePort reads a port with its protocol, as in tcp:80.
+func (x *element) parsePort(text string) error {
+	name, port, ok := strings.Cut(text, ":")
+	if !ok {
+		return fmt.Errorf("%q is not a protocol and a port", text)
+	}
+	for number, known := range protocolNames() {
+		if name == known {
+			x.proto = number
+		}
+	}
+	if x.proto == 0 {
+		number, err := strconv.ParseUint(name, 10, 8)
+		if err != nil {
+			return fmt.Errorf("%q is not a protocol", name)
+		}
+		x.proto = uint8(number)
+	}
+	var err error
+	x.port, err = parsePort(port)
+	return err
+}
+
+func (x *element) parseSecond(text string) (err error) {
+	if strings.Contains(text, "/") {
+		x.second, err = netip.ParsePrefix(text)
+		return err
+	}
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		return err
+	}
+	x.second = netip.PrefixFrom(addr, addr.BitLen())
+	return nil
+}
+
+func parsePort(text string) (uint16, error) {
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a port", text)
+	}
+	return uint16(port), nil
+}
+
+// appendTo appends the element's attributes.
+func (x element) appendTo(b []byte, t SetType) []byte {
+	if t != BitmapPort {
+		b = appendAddress(b, attrIP, x.addr)
+	}
+	if t != BitmapPort && t != HashIP {
+		b = appendAttribute(b, attrProto, []byte{x.proto})
+	}
+	if t != HashIP {
+		b = appendAttribute(b, attrPort|attrByteOrder, binary.BigEndian.AppendUint16(nil, x.port))
+	}
+	switch t {
+	case HashIPPortIP:
+		b = appendAddress(b, attrIP2, x.second.Addr())
+	case HashIPPortNet:
+		b = appendAddress(b, attrIP2, x.second.Addr())
+		b = appendAttribute(b, attrCIDR2, []byte{uint8(x.second.Bits())})
+	}
+	return b
+}
+
+// parseAttributes reads an element that the kernel has written.
+func parseAttributes(t SetType, b []byte) (element, error) {
+	var x element
+	var second netip.Addr
+	bits := -1
+	for kind, value := range attributes(b) {
+		switch kind {
+		case attrIP:
+			x.addr = parseAddress(value)
+		case attrIP2:
+			second = parseAddress(value)
+		case attrProto:
+			x.proto = value[0]
+		case attrPort:
+			x.port = binary.BigEndian.Uint16(value)
+		case attrCIDR2:
+			bits = int(value[0])
+		case attrFlags:
+			x.noMatch = binary.BigEndian.Uint32(value)&entryNoMatch != 0
+		}
+	}
+	if second.IsValid() {
+		if bits < 0 {
+			bits = second.BitLen()
+		}
+		x.second = netip.PrefixFrom(second, bits)
+	}
+	if t != BitmapPort && !x.addr.IsValid() || strings.Count(string(t), ",") == 2 && !x.second.IsValid() {
+		return element{}, fmt.Errorf("the kernel has written an entry of an ipset of type %s without an address", t)
+	}
+	return x, nil
+}
+
+func appendAddress(b []byte, kind uint16, a netip.Addr) []byte {
+	family := uint16(attrIPv6)
+	if a.Is4() {
+		family = attrIPv4
+	}
+	return appendAttribute(b, kind|attrNested, appendAttribute(nil, family|attrByteOrder, a.AsSlice()))
+}
+
+func parseAddress(b []byte) netip.Addr {
+	for _, value := range attributes(b) {
+		addr, _ := netip.AddrFromSlice(value) // not valid if it is none
+		return addr
+	}
+	return netip.Addr{}
+}
+
+// appendAttribute appends a netlink attribute.
+func appendAttribute(b []byte, kind uint16, value []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(4+len(value)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, value...)
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+// attributes returns the netlink attributes in b, by type without flags, as far
+// as they are whole.
+func attributes(b []byte) func(yield func(kind uint16, value []byte) bool) {
+	return func(yield func(uint16, []byte) bool) {
+		for len(b) >= 4 {
+			size := int(binary.NativeEndian.Uint16(b))
+			if size < 4 || size > len(b) {
+				return
+			}
+			if !yield(binary.NativeEndian.Uint16(b[2:])&^(attrNested|attrByteOrder), b[4:size]) {
+				return
+			}
+			b = b[min((size+3)&^3, len(b)):]
+		}
+	}
+}
