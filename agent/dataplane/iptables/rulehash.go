@@ -86,6 +86,10 @@ func optionHash(option string, negated bool, t *tokens) uint64 {
 		return partHash(option, negated, probability(value))
 	case "--ctstate":
 		return partHash(option, negated) + setHash(value)
+	case "--vproto":
+		return partHash(option, negated, protocolNumber(value))
+	case "--vaddr":
+		return addressHash(option, value, negated)
 	}
 	h := partHash(option, negated, value)
 	for {
@@ -110,8 +114,11 @@ func partHash(option string, negated bool, values ...string) uint64 {
 }
 
 func addressHash(option, value string, negated bool) uint64 {
-	short := "-s"
-	if option == "-d" || option == "--destination" {
+	short := option
+	switch option {
+	case "--source":
+		short = "-s"
+	case "--destination":
 		short = "-d"
 	}
 	switch {
@@ -121,6 +128,20 @@ func addressHash(option, value string, negated bool) uint64 {
 		return partHash(short, negated, value, "/128")
 	default:
 		return partHash(short, negated, value, "/32")
+	}
+}
+
+// protocolNumber is a protocol as the kernel keeps it.
+func protocolNumber(value string) string {
+	switch strings.ToLower(value) {
+	case "tcp":
+		return "6"
+	case "udp":
+		return "17"
+	case "sctp":
+		return "132"
+	default:
+		return value
 	}
 }
 

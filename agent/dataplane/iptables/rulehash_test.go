@@ -46,6 +46,11 @@ func TestRuleHash(t *testing.T) {
 		{`-j MASQUERADE --random-fully`, `-j MASQUERADE`, false},
 		{`-s fd00::1 -j A`, `-s fd00::1/128 -j A`, true},
 		{`-m comment --comment "a \"quoted\" -j B" -j A`, `-j A`, true},
+		{`-s 1.2.3.4 -m ipvs --vaddr 1.2.3.4 --vproto tcp --vport 80 -j DROP`, `-s 1.2.3.4/32 -m ipvs --vproto 6 --vaddr 1.2.3.4 --vport 80 -j DROP`, true},
+		{`-m ipvs --vaddr fd00::4 --vproto udp --vport 80 -j DROP`, `-m ipvs --vproto 17 --vaddr fd00::4/128 --vport 80 -j DROP`, true},
+		{`-m ipvs --vaddr 1.2.3.4 --vproto tcp --vport 80 -j DROP`, `-m ipvs --vproto 17 --vaddr 1.2.3.4 --vport 80 -j DROP`, false},
+		{`-m set --match-set A dst,dst -j A`, `-m set --match-set A dst -j A`, false},
+		{`-m set --match-set A dst,dst -m physdev ! --physdev-is-in -j A`, `-m physdev ! --physdev-is-in -m set --match-set A dst,dst -j A`, true},
 		{`-m addrtype --dst-type LOCAL -j A`, `-m addrtype --src-type LOCAL -j A`, false},
 	} {
 		if same := ruleHash(c.written) == ruleHash(c.saved); same != c.same {
