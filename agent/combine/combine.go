@@ -176,10 +176,10 @@ func (r *reader) attributes(svc *dataplane.Service, rules *v1alpha1.ServiceProxy
 		}
 	}
 	if s := rules.IPVSScheduler; s != "" {
-		if isKernelName(s) {
+		if slices.Contains(v1alpha1.IPVSSchedulers(), s) {
 			svc.IPVSScheduler = s
 		} else {
-			r.report("spec.ipvsScheduler: %q is not a scheduler's name; the node's is used", s)
+			r.report("spec.ipvsScheduler: %q is no scheduler that Linux has; the node's is used", s)
 		}
 	}
 }

@@ -182,9 +182,3 @@ func toPort(n int32) (uint16, bool) {
 	}
 	return uint16(n), true
 }
-
-// isKernelName reports whether s can be the name of an IPVS scheduler.
-func isKernelName(s string) bool {
-	const letters = "abcdefghijklmnopqrstuvwxyz0123456789_"
-	return len(s) < 16 && strings.Trim(s, letters) == ""
-}

@@ -83,6 +83,9 @@ const (
 const (
 	// ReasonNoFallback: the mode that runs is the one that is asked for.
 	ReasonNoFallback = "NoFallback"
+	// ReasonKernelLacksMode: ModeFallback is True, since the node cannot run the
+	// mode that is asked for.
+	ReasonKernelLacksMode = "KernelLacksMode"
 	// ReasonNoConflict: no other proxy is active any more.
 	ReasonNoConflict = "NoConflict"
 	// ReasonTableNearlyFull and ReasonTableHasRoom are those of ConntrackPressure.

@@ -89,15 +89,16 @@ const (
 type ProxySettings struct {
 	// mode is the kernel facility that proxies Services: IPTables or IPVS.
 	// Default: IPTables. Same as kube-proxy's mode. Source: NodeProxy or
-	// NodeProxyPolicy. This release runs IPTables only: asked for IPVS, agents
-	// report Accepted False and keep the rules.
+	// NodeProxyPolicy. IPVS is for those who need it until they move: Kubernetes
+	// retires kube-proxy's ipvs mode (off by default in 1.40, removed in 1.43).
 	// +optional
 	Mode *ProxyMode `json:"mode,omitempty"`
 
-	// fallback is what runs when the node's kernel lacks the wanted mode: None
-	// (keep what the node has and report Accepted False) or IPTables (run it
-	// and report ModeFallback). Never silent. Default: None. Source: NodeProxy
-	// or NodeProxyPolicy. Not in effect in this release.
+	// fallback is what runs when the node's kernel lacks the wanted mode, or its
+	// IPVS scheduler: None (keep what the node has and report Accepted False) or
+	// IPTables (run it and report ModeFallback). Never silent. The agent looks
+	// again at each verification. Default: None. Source: NodeProxy or
+	// NodeProxyPolicy.
 	// +optional
 	Fallback *FallbackMode `json:"fallback,omitempty"`
 
@@ -130,8 +131,7 @@ type ProxySettings struct {
 	Masquerade *MasqueradeSettings `json:"masquerade,omitempty"`
 
 	// ipvs holds settings that matter in mode IPVS only. Default: that of each
-	// field. Source: NodeProxy or NodeProxyPolicy. Not in effect in this
-	// release.
+	// field. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	IPVS *IPVSSettings `json:"ipvs,omitempty"`
 
@@ -236,9 +236,10 @@ type MasqueradeSettings struct {
 
 // IPVSSettings matter in mode IPVS only.
 type IPVSSettings struct {
-	// scheduler is the kernel's name of the algorithm that picks an endpoint,
-	// such as rr, lc or sh. Default: rr. Same as kube-proxy's ipvs.scheduler.
-	// Source: NodeProxy or NodeProxyPolicy.
+	// scheduler is the kernel's name of the algorithm that picks an endpoint: rr,
+	// wrr, lc, wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, mh or twos. The node
+	// needs its module, ip_vs_rr and so on. Default: rr. Same as kube-proxy's
+	// ipvs.scheduler. Source: NodeProxy or NodeProxyPolicy.
 	// +optional
 	// +kubebuilder:validation:MaxLength=15
 	Scheduler *string `json:"scheduler,omitempty"`

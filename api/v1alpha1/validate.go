@@ -12,7 +12,6 @@ import (
 // What Linux takes as names.
 var (
 	interfaceNames = regexp.MustCompile(`^[A-Za-z0-9_.@-]+$`)
-	schedulerNames = regexp.MustCompile(`^[a-z0-9_-]{1,15}$`)
 )
 
 // minVerifySeconds is the least interval between verifications of the kernel.
@@ -134,9 +133,7 @@ func (v *validator) masquerade(at *field.Path, m *MasqueradeSettings) {
 }
 
 func (v *validator) ipvs(at *field.Path, i *IPVSSettings) {
-	if !schedulerNames.MatchString(*i.Scheduler) {
-		v.invalid(at.Child("scheduler"), *i.Scheduler, "must be the kernel's name of a scheduler, such as rr")
-	}
+	oneOf(v, at.Child("scheduler"), *i.Scheduler, IPVSSchedulers()...)
 	v.toggle(at.Child("strictARP"), i.StrictARP)
 	v.cidrs(at.Child("excludeCIDRs"), i.ExcludeCIDRs)
 	v.notNegative(at.Child("tcpTimeoutSeconds"), i.TCPTimeoutSeconds)

@@ -22,7 +22,9 @@ func TestSettingsRefused(t *testing.T) {
 		{"unknown fallback", `settings: {fallback: IPVS}`, []string{`spec.settings.fallback: Unsupported value: "IPVS"`}},
 		{"unknown enforcement", `settings: {enforcement: Dryrun}`, []string{"spec.settings.enforcement: Unsupported value"}},
 		{"unknown toggle", `settings: {masquerade: {all: true}}`, []string{"spec.settings.masquerade.all"}},
-		{"unknown scheduler form", `settings: {ipvs: {scheduler: "RR"}}`, []string{"settings.ipvs.scheduler must be the kernel's name"}},
+		{"unknown scheduler", `settings: {ipvs: {scheduler: robin}}`, []string{"settings.ipvs.scheduler must be one that Linux has: rr, wrr, "}},
+		{"scheduler in capitals", `settings: {ipvs: {scheduler: "RR"}}`, []string{"settings.ipvs.scheduler must be one that Linux has"}},
+		{"empty scheduler", `settings: {ipvs: {scheduler: ""}}`, []string{"settings.ipvs.scheduler must be one that Linux has"}},
 
 		{"cluster CIDR without a prefix", `settings: {detectLocal: {mode: ClusterCIDR, clusterCIDRs: ["10.244.0.0"]}}`,
 			[]string{"settings.detectLocal.clusterCIDRs " + notCIDR}},
