@@ -17,7 +17,7 @@ type refusal struct {
 const meanwhile = "meanwhile the rules on this node stay as they are and nothing is written"
 
 // accept says why an agent that understands such formats cannot do what the
-// object says, or nil.
+// object says, whatever the node can, or nil.
 func accept(object *v1alpha1.NodeProxyRules, f formats) *refusal {
 	if !f.know(object.Spec.FormatVersion) {
 		return &refusal{v1alpha1.ReasonUnknownFormat, f.unknown(object.Spec.FormatVersion) + "; " + meanwhile}
@@ -31,15 +31,7 @@ func accept(object *v1alpha1.NodeProxyRules, f formats) *refusal {
 		return &refusal{v1alpha1.ReasonInvalid, fmt.Sprintf(
 			"%s; correct it in the NodeProxy (hand edits of this object are reverted); %s", problem, meanwhile)}
 	}
-	if *settings.Mode != v1alpha1.ModeIPTables {
-		return unsupported("spec.settings.mode", string(*settings.Mode), string(v1alpha1.ModeIPTables))
-	}
 	return nil
-}
-
-func unsupported(field, value, instead string) *refusal {
-	return &refusal{v1alpha1.ReasonUnsupported, fmt.Sprintf(
-		"%s: %s is not supported by this release of the agent: set it to %s in the NodeProxy; %s", field, value, instead, meanwhile)}
 }
 
 // intervals returns the least pause between syncs and that between

@@ -20,7 +20,7 @@ func TestAccept(t *testing.T) {
 		{"newer format", func(s *spec) { s.FormatVersion = 2 }, "UnknownFormat", "spec.formatVersion 2"},
 		{"no format", func(s *spec) { s.FormatVersion = 0 }, "UnknownFormat", "spec.formatVersion 0"},
 		{"unknown format comes first", func(s *spec) { s.FormatVersion, s.Settings.Mode = 2, new(v1alpha1.ModeIPVS) }, "UnknownFormat", ""},
-		{"IPVS", func(s *spec) { s.Settings.Mode = new(v1alpha1.ModeIPVS) }, "Unsupported", "spec.settings.mode: IPVS"},
+		{"IPVS, which the node may be able to run", func(s *spec) { s.Settings.Mode = new(v1alpha1.ModeIPVS) }, "", ""},
 		{"Audit", func(s *spec) { s.Settings.Enforcement = new(v1alpha1.Audit) }, "", ""},
 		{"an invalid value", func(s *spec) { s.Settings.Masquerade.Bit = new(int32(-1)) }, "Invalid",
 			"spec.settings.masquerade.bit: Invalid value: -1: must be 0 to 31; correct it in the NodeProxy"},

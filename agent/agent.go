@@ -213,7 +213,7 @@ func (a *Agent) server(name, address, flagName string) *health.Server {
 	case "--proxy-health-bind-address":
 		s.Handler = a.answering(health.ProxyHandler(a.proxyState, a.metrics.proxy.answered))
 	case "--metrics-bind-address":
-		s.Handler = a.answering(health.MetricsHandler("iptables", a.metrics.handler()))
+		s.Handler = a.answering(health.MetricsHandler(a.proxyMode, a.metrics.handler()))
 	default:
 		s.Handler = health.KubeletHandler(a.health, a.metrics.handler())
 	}
@@ -291,6 +291,9 @@ func (a *Agent) sync(ctx context.Context) error {
 		return a.audit(ctx)
 	}
 	if !a.mayWrite() || !a.stillOurTurn(ctx, false) {
+		return nil
+	}
+	if !a.chooseMode(ctx) {
 		return nil
 	}
 	a.tuneTracking()
@@ -391,13 +394,14 @@ func (a *Agent) verify(ctx context.Context) error {
 		return nil
 	}
 	if a.store.auditing() {
+		a.store.doubtMode()
 		a.loop.Trigger()
 		return nil
 	}
 	if !a.mayWrite() || !a.stillOurTurn(ctx, false) {
 		return nil
 	}
-	if a.retuneTracking() {
+	if a.lookAtMode(ctx) || a.retuneTracking() {
 		return a.sync(ctx) // which compares everything
 	}
 	epoch := a.store.currentEpoch()

@@ -42,6 +42,10 @@ func (a *Agent) audit(ctx context.Context) error {
 	start := a.options.Clock.Now()
 	b := a.store.prepareAudit(start)
 	outcomes := a.fanout.Audit(ctx, b.rulesets)
+	if a.auditMode(ctx, b, outcomes) {
+		b = a.store.prepareAudit(start)
+		outcomes = a.fanout.Audit(ctx, b.rulesets)
+	}
 	end := a.options.Clock.Now()
 	if ctx.Err() != nil {
 		return nil
@@ -174,12 +178,14 @@ func (a *auditor) need(f dataplane.Finding, now time.Time) time.Duration {
 // prepareAudit combines the dirty Services and returns the rulesets of all
 // families. Only the sync loop calls it, and only when ready.
 func (s *store) prepareAudit(now time.Time) batch {
-	b := s.prepare()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	b := s.takeBatch()
+	b.applied.mode = s.auditedMode()
 	for family, f := range s.families {
 		f.audit.change(f.dirty, now)
 		b.rulesets[family] = s.ruleset(family, f)
+		b.rulesets[family].Mode = b.applied.mode
 	}
 	return b
 }

@@ -18,7 +18,7 @@ import (
 // familyState is what one IP family of the node should hold, and how far that
 // has come.
 type familyState struct {
-	// services is what is wanted. Only prepare changes it, so the sync loop may
+	// services is what is wanted. Only combineDirty changes it, so the sync loop may
 	// read it without the store's lock.
 	services  map[dataplane.ServiceName]*dataplane.Service
 	endpoints endpointCount
@@ -33,8 +33,8 @@ type familyState struct {
 	dirty   map[dataplane.ServiceName]struct{}
 	full    bool
 	recheck bool
-	// pendingSince is when the oldest change came that waits for prepare;
-	// applyingSince that of those that prepare has taken and no Apply has
+	// pendingSince is when the oldest change came that waits for takeBatch;
+	// applyingSince that of those that it has taken and no Apply has
 	// brought to the kernel. Zero: none.
 	pendingSince, applyingSince time.Time
 	lastUpdated                 time.Time // of the last success
@@ -129,7 +129,7 @@ func (s *store) ready() bool {
 	return (s.inventory.listed || s.restored.services) && s.current != nil && s.refusal == nil
 }
 
-// prepareWrite is prepare, unless enforcement is Audit or rules are to be removed:
+// prepareWrite is takeBatch, unless enforcement is Audit or rules are to be removed:
 // then nothing is to be written, and what is dirty stays so.
 func (s *store) prepareWrite() (batch, bool) {
 	s.mu.Lock()
@@ -140,27 +140,17 @@ func (s *store) prepareWrite() (batch, bool) {
 	return s.takeBatch(), true
 }
 
-// prepare combines the dirty Services and returns the rulesets of the families
-// that need an Apply. Only the sync loop calls it, and only when ready.
-func (s *store) prepare() batch {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.takeBatch()
-}
-
-// takeBatch is prepare. The caller holds mu.
+// takeBatch combines the dirty Services and returns the rulesets of the families
+// that need an Apply. Only the sync loop calls it, and only when ready. The caller
+// holds mu.
 func (s *store) takeBatch() batch {
-	for name, force := range s.dirty {
-		s.recombine(name, force)
-	}
-	// A new map: one that has been large once stays slow.
-	s.dirty = map[dataplane.ServiceName]bool{}
+	s.combineDirty()
 	s.takeChanges()
 	b := batch{epoch: s.epoch, rulesets: map[dataplane.Family]*dataplane.Ruleset{}, shown: !s.restored.active(), partial: s.restored.services && s.restored.rebooted, applied: appliedState{
 		version:          s.newestVersion,
 		generation:       s.current.Generation,
 		settingsRevision: s.current.Spec.SettingsRevision,
-		mode:             *s.settings.Mode,
+		mode:             s.mode.mode,
 	}}
 	for family, f := range s.families {
 		f.applyingSince, f.pendingSince = f.oldestPending(), time.Time{}
@@ -178,10 +168,19 @@ func (s *store) takeBatch() batch {
 	return b
 }
 
+// combineDirty brings what is wanted up to date. The caller holds mu.
+func (s *store) combineDirty() {
+	for name, force := range s.dirty {
+		s.recombine(name, force)
+	}
+	// A new map: one that has been large once stays slow.
+	s.dirty = map[dataplane.ServiceName]bool{}
+}
+
 // ruleset is everything that a family should hold. The caller holds mu.
 func (s *store) ruleset(family dataplane.Family, f *familyState) *dataplane.Ruleset {
 	return &dataplane.Ruleset{
-		Mode:     *s.settings.Mode,
+		Mode:     s.mode.mode,
 		Node:     s.node(family),
 		Services: f.services,
 		Dirty:    f.dirty,
@@ -307,6 +306,9 @@ func (s *store) commit(b batch, outcomes map[dataplane.Family]dataplane.Outcome[
 			f.lastUpdated = now
 		case outcome.Err != nil:
 			f.full, f.err, f.absent = true, outcome.Err, nil
+			if errors.Is(outcome.Err, dataplane.ErrUnsupported) {
+				s.mode.settings = nil // what the node can run has changed
+			}
 		default:
 			f.succeed(outcome.Value, now)
 			if report != nil && outcome.Value.Kind == v1alpha1.SyncFull {

@@ -20,6 +20,8 @@ const (
 	differences
 	removals
 	stuck
+	modes
+	modeDoubts
 )
 
 // stuckAfter is how long one step of the sync loop may take until it is logged.

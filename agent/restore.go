@@ -153,7 +153,7 @@ func (s *store) eligible() bool {
 func (s *store) goodSet() *checkpoint.Set {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.inventory.listed || s.current == nil || s.refusal != nil || s.removal.wanted || s.restored.active() {
+	if !s.inventory.listed || s.current == nil || s.whyNot() != nil || s.removal.wanted || s.restored.active() {
 		return nil
 	}
 	own := &v1alpha1.NodeProxyRules{ObjectMeta: s.current.ObjectMeta, Spec: s.current.Spec}

@@ -21,6 +21,7 @@ type snapshot struct {
 	// listed: the first list of ServiceProxyRules has come.
 	listed  bool
 	refusal *refusal
+	mode    modeChoice
 	// done: every family that is needed has had a first success.
 	done          bool
 	err           error     // of the last Apply, all families joined
@@ -61,7 +62,7 @@ func (s *store) snapshot() snapshot {
 		s.unconfirmedSince = now // the set that agreed has grown too old
 	}
 	out := snapshot{
-		now: now, own: s.rules, exists: s.rulesExists, listed: s.inventory.listed, refusal: s.refusal,
+		now: now, own: s.rules, exists: s.rulesExists, listed: s.inventory.listed, refusal: s.whyNot(), mode: s.mode,
 		done:             len(s.families) > 0,
 		families:         map[dataplane.Family]familySnapshot{},
 		held:             slices.SortedFunc(maps.Keys(s.held), dataplane.ServiceName.Compare),

@@ -104,7 +104,7 @@ func observedGeneration(s snapshot, programmed metav1.Condition) int64 {
 func conditions(s snapshot, f facts, programmed metav1.Condition, generation int64, former []metav1.Condition) []metav1.Condition {
 	wanted := []metav1.Condition{acceptedCondition(s), programmed}
 	for _, c := range []*metav1.Condition{
-		fallbackCondition(former), conflictCondition(f, former),
+		fallbackCondition(s, former), conflictCondition(f, former),
 		pressureCondition(f.tracking.report, former), driftedCondition(f.drift, former),
 	} {
 		if c != nil {
@@ -122,18 +122,6 @@ func conditions(s snapshot, f facts, programmed metav1.Condition, generation int
 		out = append(out, c)
 	}
 	return out
-}
-
-// fallbackCondition takes back what somebody else has written: this release never
-// falls back to another mode.
-func fallbackCondition(former []metav1.Condition) *metav1.Condition {
-	if meta.FindStatusCondition(former, v1alpha1.ConditionModeFallback) == nil {
-		return nil
-	}
-	return &metav1.Condition{
-		Type: v1alpha1.ConditionModeFallback, Status: metav1.ConditionFalse,
-		Reason: v1alpha1.ReasonNoFallback, Message: "the mode that runs is the one that is asked for",
-	}
 }
 
 func acceptedCondition(s snapshot) metav1.Condition {

@@ -81,6 +81,8 @@ type store struct {
 	refusal     *refusal
 	members     map[dataplane.ServiceName]*v1alpha1.ServiceMembers
 	settings    *v1alpha1.ProxySettings // of current, complete
+	// mode is which mode runs; see mode.go.
+	mode modeChoice
 
 	// dirty names Services to combine again. True: to program again even if
 	// the outcome is the same.

@@ -72,6 +72,16 @@ func (r *rig) own(edit ...func(*v1alpha1.NodeProxyRulesSpec)) *v1alpha1.NodeProx
 
 func released(s *v1alpha1.ServiceProxyRulesSpec) { s.Released = true }
 
+// prepare is what the sync loop does before an Apply.
+func (s *store) prepare() batch {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mode.refusal == nil && s.mode.lacks == "" {
+		s.mode.mode = *s.settings.Mode
+	}
+	return s.takeBatch()
+}
+
 // sync does what the sync loop does, and returns what was dirty and how.
 func (r *rig) sync() string {
 	r.t.Helper()
@@ -378,7 +388,7 @@ func TestProblemsAreSaidOnce(t *testing.T) {
 
 func TestRefusedObjectStaysBesideTheAcceptedOne(t *testing.T) {
 	r := running(t)
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Mode = new(v1alpha1.ModeIPVS) }))
+	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Mode = new(v1alpha1.ProxyMode("Magic")) }))
 	r.setService(r.object("d", 4))
 	r.expectSync("not ready")
 	if s := r.snapshot(); s.refusal == nil || s.applied.settingsRevision != "rev-1" {

@@ -124,9 +124,9 @@ func write(w http.ResponseWriter, body answer, ok bool) int {
 
 // MetricsHandler answers on the proxy's metrics port: the mode as kube-proxy
 // names it, a constant health check, and the metrics.
-func MetricsHandler(mode string, metrics http.Handler) http.Handler {
+func MetricsHandler(mode func() string, metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("/proxyMode", text(mode))
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, r *http.Request) { text(mode())(w, r) })
 	mux.HandleFunc("/healthz", text("ok"))
 	mux.Handle("/metrics", metrics)
 	return mux

@@ -117,8 +117,8 @@ func TestKubeletProbes(t *testing.T) {
 }
 
 func TestMetricsPort(t *testing.T) {
-	handler := MetricsHandler("iptables", http.NotFoundHandler())
-	for path, want := range map[string]string{"/proxyMode": "iptables", "/healthz": "ok"} {
+	handler := MetricsHandler(func() string { return "ipvs" }, http.NotFoundHandler())
+	for path, want := range map[string]string{"/proxyMode": "ipvs", "/healthz": "ok"} {
 		recorder := httptest.NewRecorder()
 		handler.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, nil))
 		if recorder.Code != http.StatusOK || recorder.Body.String() != want {

@@ -1,0 +1,312 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+
+	"github.com/go-logr/logr/funcr"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+func missing(what string) error { return fmt.Errorf("%w: %s", dataplane.ErrUnsupported, what) }
+
+func TestJudge(t *testing.T) {
+	type said = map[dataplane.Family]error
+	const four, six = dataplane.IPv4, dataplane.IPv6
+	noIPVS, noIPv6, busy := missing("no ip_vs"), missing("no IPv6"), errors.New("busy")
+	tests := []struct {
+		name           string
+		needed         [2]bool
+		mode, rules    said
+		lacks, unknown string
+	}{
+		{"both can", [2]bool{true, true}, nil, nil, "", ""},
+		{"both lack the same", [2]bool{true, true}, said{four: noIPVS, six: noIPVS}, nil, "IPv4 and IPv6: no ip_vs", ""},
+		{"each lacks something else", [2]bool{true, true}, said{four: noIPVS, six: missing("no xt_set")}, nil, "IPv4: no ip_vs; IPv6: no xt_set", ""},
+		{"one that is not needed", [2]bool{true, false}, said{six: noIPVS}, nil, "", ""},
+		{"one that mode IPTables does not serve either", [2]bool{true, true}, said{six: noIPv6}, said{six: noIPv6}, "", ""},
+		{"none is needed, one can", [2]bool{}, said{six: noIPVS}, nil, "", ""},
+		{"none is needed, none can", [2]bool{}, said{four: noIPVS, six: noIPVS}, nil, "IPv4 and IPv6: no ip_vs", ""},
+		{"an error says nothing", [2]bool{true, true}, said{four: busy}, nil, "", "IPv4: busy"},
+		{"an error beside what is missing", [2]bool{true, true}, said{four: busy, six: noIPVS}, nil, "IPv6: no ip_vs", ""},
+		{"an error of one that is not needed", [2]bool{false, true}, said{four: busy}, nil, "", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			q := modeQuestion{needed: tt.needed, nodes: map[dataplane.Family]*dataplane.Ruleset{four: {}, six: {}}}
+			v := q.judge(tt.mode, tt.rules)
+			if v.lacks != tt.lacks || errorText(v.unknown) != tt.unknown {
+				t.Errorf("lacks %q, unknown %v; want %q, %q", v.lacks, v.unknown, tt.lacks, tt.unknown)
+			}
+		})
+	}
+}
+
+// modal is an agent on a node with both families, in its turn.
+type modal struct {
+	*Agent
+	*rig
+	t         *testing.T
+	four, six *dataplanetest.Fake
+	log       *logged
+}
+
+func newModal(t *testing.T) *modal {
+	t.Helper()
+	client, err := NewClient(&rest.Config{Host: "https://192.0.2.10:6443"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &modal{t: t, four: dataplanetest.NewFake(), six: dataplanetest.NewFake(), log: &logged{}}
+	m.Agent, err = New(Options{
+		NodeName: "node-1", Client: client, Probe: (&answers{list: []string{""}}).probe, Clock: clock.RealClock{},
+		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: m.four, dataplane.IPv6: m.six},
+		Log:        funcr.New(m.log.add, funcr.Options{}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.rig = fill(t, m.Agent)
+	hold(t, m.Agent)
+	return m
+}
+
+// ask changes the settings.
+func (m *modal) ask(mode v1alpha1.ProxyMode, fallback v1alpha1.FallbackMode, edit ...func(*v1alpha1.ProxySettings)) {
+	m.setRules(m.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+		s.Settings.Mode, s.Settings.Fallback = &mode, &fallback
+		for _, e := range edit {
+			e(&s.Settings)
+		}
+	}))
+}
+
+func (m *modal) lack(err error) {
+	m.four.LackMode(v1alpha1.ModeIPVS, err)
+	m.six.LackMode(v1alpha1.ModeIPVS, err)
+}
+
+func (m *modal) trySync() error { return m.Agent.sync(context.Background()) }
+
+func (m *modal) mustVerify() {
+	m.t.Helper()
+	if err := m.Agent.verify(context.Background()); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// status is what would be written.
+func (m *modal) status() v1alpha1.NodeProxyRulesStatus {
+	return buildStatus(m.Agent.store.snapshot(), m.facts(), nil)
+}
+
+// expect compares the mode of the kernel and the conditions: "True", "False", or
+// empty for none.
+func (m *modal) expect(mode v1alpha1.ProxyMode, accepted, fallback string) {
+	m.t.Helper()
+	status := m.status()
+	if m.four.Mode() != mode || status.Mode != mode {
+		m.t.Errorf("the kernel runs %q, the status says %q, want %s", m.four.Mode(), status.Mode, mode)
+	}
+	for kind, want := range map[string]string{v1alpha1.ConditionAccepted: accepted, v1alpha1.ConditionModeFallback: fallback} {
+		c := meta.FindStatusCondition(status.Conditions, kind)
+		if c == nil {
+			c = &metav1.Condition{}
+		}
+		if string(c.Status) != want {
+			m.t.Errorf("condition %s is %q (%s), want %q", kind, c.Status, c.Message, want)
+		}
+	}
+}
+
+func (m *modal) message(kind string) string {
+	return meta.FindStatusCondition(m.status().Conditions, kind).Message
+}
+
+const (
+	rulesMode = v1alpha1.ModeIPTables
+	ipvsMode  = v1alpha1.ModeIPVS
+	noOther   = v1alpha1.FallbackNone
+	toRules   = v1alpha1.FallbackIPTables
+)
+
+func TestIPTablesRunsWithoutAsking(t *testing.T) {
+	m := newModal(t)
+	m.lack(missing("no ip_vs"))
+	mustSync(t, m.Agent)
+	m.mustVerify()
+	m.expect(rulesMode, "True", "")
+	if n := m.four.Asked() + m.six.Asked(); n != 0 {
+		t.Errorf("the node was asked %d times", n)
+	}
+	if got := m.proxyMode(); got != "iptables" {
+		t.Errorf("/proxyMode %q", got)
+	}
+}
+
+func TestChangeOfMode(t *testing.T) {
+	m := newModal(t)
+	m.ask(ipvsMode, noOther)
+	mustSync(t, m.Agent)
+	m.expect(ipvsMode, "True", "")
+	if got := m.proxyMode(); got != "ipvs" {
+		t.Errorf("/proxyMode %q", got)
+	}
+	if lines := m.log.with("retires kube-proxy's ipvs mode"); len(lines) != 1 {
+		t.Errorf("what upstream does with it is logged %d times", len(lines))
+	}
+	asked := m.four.Asked()
+	m.setService(m.object("b", 2))
+	mustSync(t, m.Agent)
+	m.mustVerify()
+	if m.four.Asked() != asked {
+		t.Error("the node is asked again though it runs the mode")
+	}
+	m.ask(rulesMode, noOther)
+	mustSync(t, m.Agent)
+	m.expect(rulesMode, "True", "")
+	if services := m.four.Services(); !slices.Equal(services, []string{"shop/a", "shop/b"}) {
+		t.Errorf("the kernel holds %v", services)
+	}
+}
+
+func TestFallback(t *testing.T) {
+	m := newModal(t)
+	m.lack(missing("no ip_vs: modprobe ip_vs"))
+	m.ask(ipvsMode, toRules)
+	mustSync(t, m.Agent)
+	m.expect(rulesMode, "True", "True")
+	if text := m.message(v1alpha1.ConditionModeFallback); !strings.Contains(text, "IPv4: no ip_vs: modprobe ip_vs") {
+		t.Errorf("message %q", text)
+	}
+	asked := m.four.Asked()
+	for i := range 3 { // changes do not make it look
+		m.setService(m.object("b", i+2))
+		mustSync(t, m.Agent)
+	}
+	if m.four.Asked() != asked {
+		t.Error("the node is asked at every change")
+	}
+	m.mustVerify()
+	m.expect(rulesMode, "True", "True")
+	if lines := m.log.with("falling back"); len(lines) != 1 {
+		t.Errorf("logged: %q", lines)
+	}
+	m.lack(errors.New("netlink is busy"))
+	m.mustVerify()
+	m.expect(rulesMode, "True", "True")
+	m.lack(nil)
+	m.mustVerify()
+	m.expect(ipvsMode, "True", "")
+	if c := fallbackCondition(m.Agent.store.snapshot(), []metav1.Condition{{Type: v1alpha1.ConditionModeFallback}}); c.Status != metav1.ConditionFalse {
+		t.Errorf("where the node had the condition: %+v", c)
+	}
+	m.lack(missing("as if it had gone")) // nobody asks while it runs
+	m.mustVerify()
+	m.ask(ipvsMode, toRules, func(s *v1alpha1.ProxySettings) { s.IPVS.Scheduler = new("mh") })
+	mustSync(t, m.Agent)
+	m.expect(rulesMode, "True", "True")
+}
+
+func TestNoFallback(t *testing.T) {
+	m := newModal(t)
+	mustSync(t, m.Agent)
+	m.lack(missing("no ip_vs"))
+	m.ask(ipvsMode, noOther)
+	m.setService(m.object("b", 2))
+	mustSync(t, m.Agent)
+	m.expect(rulesMode, "False", "")
+	for _, text := range []string{"this node cannot run IPVS (IPv4: no ip_vs)", "set mode or fallback to IPTables", meanwhile} {
+		if got := m.message(v1alpha1.ConditionAccepted); !strings.Contains(got, text) {
+			t.Errorf("%q lacks %q", got, text)
+		}
+	}
+	if c := meta.FindStatusCondition(m.status().Conditions, v1alpha1.ConditionProgrammed); c.Reason != v1alpha1.ReasonFailed {
+		t.Errorf("Programmed %+v", c)
+	}
+	if services := m.four.Services(); !slices.Equal(services, []string{"shop/a"}) {
+		t.Errorf("the kernel holds %v", services)
+	}
+	m.mustVerify()
+	m.expect(rulesMode, "False", "")
+	m.lack(nil)
+	m.mustVerify()
+	m.expect(ipvsMode, "True", "")
+	m.lack(missing("no ip_vs"))
+	m.ask(ipvsMode, noOther, func(s *v1alpha1.ProxySettings) { s.IPVS.Scheduler = new("mh") })
+	mustSync(t, m.Agent)
+	m.expect(ipvsMode, "False", "")
+	m.ask(rulesMode, noOther)
+	mustSync(t, m.Agent)
+	m.expect(rulesMode, "True", "")
+}
+
+func TestErrorIsNoFallback(t *testing.T) {
+	m := newModal(t)
+	m.lack(errors.New("netlink is busy"))
+	m.ask(ipvsMode, toRules)
+	if err := m.trySync(); err == nil {
+		t.Error("no error")
+	}
+	m.lack(nil)
+	mustSync(t, m.Agent)
+	m.expect(ipvsMode, "True", "")
+}
+
+func TestFamilyIsNeededLater(t *testing.T) {
+	m := newModal(t)
+	m.six.LackMode(ipvsMode, missing("no IPv6 in ip_vs"))
+	m.ask(ipvsMode, toRules)
+	mustSync(t, m.Agent)
+	m.expect(ipvsMode, "True", "")
+	m.setService(m.object("six", 6, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ClusterIPs = []string{"fd00::6"} }))
+	mustSync(t, m.Agent)
+	m.expect(rulesMode, "True", "True")
+	if m.six.Mode() != rulesMode {
+		t.Errorf("IPv6 runs %s", m.six.Mode())
+	}
+}
+
+func TestAuditComparesTheModeThatWouldRun(t *testing.T) {
+	audit := func(s *v1alpha1.ProxySettings) { s.Enforcement = new(v1alpha1.Audit) }
+	m := newModal(t)
+	m.ask(ipvsMode, toRules, audit)
+	m.lack(missing("no ip_vs"))
+	mustSync(t, m.Agent)
+	if status := m.status(); status.Mode != rulesMode || !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionModeFallback) {
+		t.Errorf("status %+v", status)
+	}
+	m.lack(nil)
+	mustSync(t, m.Agent)
+	if status := m.status(); status.Mode != rulesMode {
+		t.Errorf("it was looked at again before a verification: %s", status.Mode)
+	}
+	m.mustVerify()
+	mustSync(t, m.Agent)
+	if status := m.status(); status.Mode != ipvsMode || meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionModeFallback) != nil {
+		t.Errorf("status %+v", status)
+	}
+	m.lack(missing("no ip_vs"))
+	m.ask(ipvsMode, noOther, audit)
+	if err := m.trySync(); !errors.Is(err, dataplane.ErrUnsupported) {
+		t.Errorf("error %v", err)
+	}
+	if !meta.IsStatusConditionFalse(m.status().Conditions, v1alpha1.ConditionAccepted) {
+		t.Error("accepted without a fallback")
+	}
+	m.ask(ipvsMode, toRules) // and Enforce
+	mustSync(t, m.Agent)
+	m.expect(rulesMode, "True", "True")
+}
