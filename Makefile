@@ -140,8 +140,8 @@ bench-go: ## Run the Go benchmarks, with allocations.
 ##@ Try out
 
 .PHONY: demo
-demo: build ## Show it at work in a local cluster (root); KEEP=1 leaves the cluster up.
-	go run ./test/demo -bin bin $(if $(filter-out 0 no false,$(KEEP)),-keep)
+demo: build ## Show it at work in a local cluster (root); MODE=ipvs in that mode; KEEP=1 leaves the cluster up.
+	go run ./test/demo -bin bin $(if $(MODE),-mode $(MODE)) $(if $(filter-out 0 no false,$(KEEP)),-keep)
 
 .PHONY: demo-clean
 demo-clean: ## Remove what make demo KEEP=1 or a crash left.

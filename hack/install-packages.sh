@@ -32,6 +32,7 @@ done <<-END
 	gcc gcc
 	ip iproute2
 	ipset ipset
+	ipvsadm ipvsadm
 	iptables iptables
 	linux.uml user-mode-linux
 	mmdebstrap mmdebstrap

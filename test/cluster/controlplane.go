@@ -52,6 +52,12 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		programs = append(programs, binaries.Scheduler)
 	}
 	for _, program := range programs {
+		if program == binaries.ControllerManager {
+			// It waits 20 s for an API server, which may take longer.
+			if err := c.waitReady(ctx); err != nil {
+				return err
+			}
+		}
 		if err := c.startProgram(program); err != nil {
 			return err
 		}

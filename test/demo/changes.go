@@ -308,7 +308,7 @@ func (d *demo) restartAgent(ctx context.Context, i int, end func(*cluster.Proces
 	if _, err := connect(ctx, node.Place, d.clusterAddress("cluster-ip"), 20); err != nil {
 		return "", err
 	}
-	before, err := countedRules(ctx, node)
+	before, err := d.countedRules(ctx, node)
 	if err != nil {
 		return "", err
 	}
@@ -335,7 +335,7 @@ func (d *demo) restartAgent(ctx context.Context, i int, end func(*cluster.Proces
 	if err != nil {
 		return "", err
 	}
-	after, err := countedRules(ctx, node)
+	after, err := d.countedRules(ctx, node)
 	if err != nil {
 		return "", err
 	}

@@ -13,8 +13,10 @@ import (
 	"k8s.io/client-go/discovery"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
+	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
 )
 
 const namespace = "shop"
@@ -28,6 +30,7 @@ var servicesYAML string
 // demo is one run of the demo.
 type demo struct {
 	report *report
+	mode   v1alpha1.ProxyMode
 	bin    string
 	keep   bool
 
@@ -78,6 +81,7 @@ func (d *demo) startCluster(ctx context.Context) error {
 		var err error
 		d.cluster, err = cluster.Start(ctx, cluster.Options{
 			Nodes: 3, Zones: []string{"zone-a", "zone-b", "zone-c"}, Scheme: types, Progress: d.report.out, Keep: d.keep,
+			Programs: ipvskernel.Programs(),
 		})
 		if err != nil {
 			return "", err
@@ -143,7 +147,7 @@ func (d *demo) startNodeproxy(ctx context.Context) error {
 		if err := d.nodeproxy.Prepare(ctx); err != nil {
 			return "", err
 		}
-		return "", d.apply(ctx, "nodeproxy.yaml", nodeproxyYAML)
+		return "mode " + string(d.mode), d.apply(ctx, "nodeproxy.yaml", fmt.Sprintf(nodeproxyYAML, d.mode))
 	})
 	if err != nil {
 		return err

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // saveLogs keeps the logs of a run with failures; the cluster's folder goes.
@@ -58,6 +60,10 @@ func (d *demo) stop() error {
 func (d *demo) leave() error {
 	kubectl := filepath.Join(d.cluster.Assets(), "kubectl")
 	node, outside := d.cluster.Node(0).Namespace(), d.cluster.Outside().Namespace()
+	look := fmt.Sprintf("iptables-save -t nat | grep %s/load-balancer", namespace)
+	if d.mode == v1alpha1.ModeIPVS {
+		look = fmt.Sprintf("ipvsadm -L -n -t %s:80", loadBalancerIP)
+	}
 	if err := d.cluster.Leave(); err != nil {
 		return err
 	}
@@ -71,11 +77,11 @@ Five commands to try:
 
   kubectl get nodeproxyrules -o wide
   kubectl get serviceproxyrules %s.load-balancer -o yaml
-  ip netns exec %s iptables-save -t nat | grep %s/load-balancer
+  ip netns exec %s %s
   ip netns exec %s bash -c 'exec 3<>/dev/tcp/%s/80; echo hello >&3; head -1 <&3'
   kubectl delete serviceproxyrules --all   # and repeat the one before
 
 The logs are in %s. To remove all of it: make demo-clean
-`, d.cluster.Kubeconfig(), filepath.Dir(kubectl), namespace, node, namespace, outside, loadBalancerIP, d.cluster.Dir())
+`, d.cluster.Kubeconfig(), filepath.Dir(kubectl), namespace, node, look, outside, loadBalancerIP, d.cluster.Dir())
 	return nil
 }

@@ -1,7 +1,8 @@
 // Command demo shows nodeproxy at work: it starts a cluster of three nodes on
 // this machine, runs the controller and one agent a node as processes of their
 // own, and checks step by step that real connections go where Services say.
-// `make demo` builds what it needs and runs it.
+// `make demo` builds what it needs and runs it. With -mode IPVS the nodes are of
+// that mode; where the kernel has no IPVS, the demo runs itself in User-mode Linux.
 package main
 
 import (
@@ -12,13 +13,19 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
+	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
+	"github.com/nodeproxy-io/nodeproxy/test/uml"
 )
 
 func main() {
+	uml.Boot()
+	mode := flag.String("mode", string(v1alpha1.ModeIPTables), "mode of the nodes: IPTables or IPVS")
 	keep := flag.Bool("keep", false, "leave the cluster running at the end and say how to use it")
 	clean := flag.Bool("clean", false, "remove clusters that were left running, and do nothing else")
 	bin := flag.String("bin", "bin", "folder with nodeproxy-controller and nodeproxy-agent")
@@ -28,7 +35,7 @@ func main() {
 	// Whoever reads our output may stop reading (make demo | head): go on and
 	// clean up.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	err := run(ctx, *bin, *keep, *clean)
+	err := start(ctx, *mode, *bin, *keep, *clean)
 	stop()
 	switch {
 	case errors.Is(err, errInterrupted):
@@ -48,17 +55,38 @@ var errInterrupted = errors.New("interrupted")
 // errFailed means that some checks failed, which the report has told already.
 var errFailed = errors.New("some checks failed")
 
-func run(ctx context.Context, bin string, keep, clean bool) error {
+// start does what the flags ask for.
+func start(ctx context.Context, modeName, bin string, keep, clean bool) error {
 	if clean {
 		return cluster.Clean(ctx, os.Stdout)
 	}
-	bin, err := findPrograms(bin)
+	mode, err := modeOf(modeName)
 	if err != nil {
 		return err
 	}
-	if err := prepare(ctx, os.Stdout); err != nil {
+	if bin, err = findPrograms(bin); err != nil {
 		return err
 	}
+	if err := prepare(ctx, os.Stdout, mode); err != nil {
+		return err
+	}
+	if mode == v1alpha1.ModeIPVS && !ipvskernel.Here() {
+		return inUserModeLinux(ctx, keep)
+	}
+	return run(ctx, mode, bin, keep)
+}
+
+// modeOf returns the mode with a name, in whatever case.
+func modeOf(name string) (v1alpha1.ProxyMode, error) {
+	for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS} {
+		if strings.EqualFold(name, string(mode)) {
+			return mode, nil
+		}
+	}
+	return "", fmt.Errorf("there is no mode %q: choose %s or %s", name, v1alpha1.ModeIPTables, v1alpha1.ModeIPVS)
+}
+
+func run(ctx context.Context, mode v1alpha1.ProxyMode, bin string, keep bool) error {
 	rulesBefore, err := rootRules(ctx)
 	if err != nil {
 		return err
@@ -68,7 +96,7 @@ func run(ctx context.Context, bin string, keep, clean bool) error {
 	}
 
 	r := newReport(os.Stdout, func() bool { return ctx.Err() != nil })
-	d := &demo{report: r, bin: bin, keep: keep}
+	d := &demo{report: r, mode: mode, bin: bin, keep: keep}
 	err = d.steps(ctx)
 	if ctx.Err() != nil {
 		if err := d.stop(); err != nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 )
 
@@ -21,6 +22,9 @@ func (d *demo) showObjects(ctx context.Context) error {
 	})
 	d.printed(ctx, "nodeproxy", 1, "READY")
 	d.printed(ctx, "nodeproxyrules", len(d.cluster.Nodes()), "PROGRAMMED")
+	if d.mode == v1alpha1.ModeIPVS {
+		d.showVirtualServers(ctx, d.cluster.Node(0))
+	}
 	d.showTracking(ctx)
 	// The Service of the API server is one of all.
 	d.printed(ctx, "serviceproxyrules", len(d.services), "")

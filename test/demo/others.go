@@ -31,6 +31,9 @@ func (d *demo) othersChangeRules(ctx context.Context) error {
 	d.report.check("node-3 reports the repair, with an example", func() (string, error) {
 		return d.reportedRepair(ctx, node)
 	})
+	if d.mode == v1alpha1.ModeIPVS {
+		d.virtualServersDeleted(ctx, node)
+	}
 	d.audit(ctx)
 	return nil
 }
@@ -38,7 +41,7 @@ func (d *demo) othersChangeRules(ctx context.Context) error {
 // flushed flushes the table nat of a node and returns how long it took until
 // all rules were back.
 func (d *demo) flushed(ctx context.Context, node *cluster.Node) (time.Duration, error) {
-	before, err := countedRules(ctx, node)
+	before, err := d.countedRules(ctx, node)
 	if err != nil {
 		return 0, err
 	}
@@ -46,14 +49,14 @@ func (d *demo) flushed(ctx context.Context, node *cluster.Node) (time.Duration, 
 	if _, err := node.Exec(ctx, "iptables", "-w", "-t", "nat", "-F"); err != nil {
 		return 0, err
 	}
-	err = install.Until(ctx, programmingLimit, func(ctx context.Context) error { return sameRuleNames(ctx, node, before) })
+	err = install.Until(ctx, programmingLimit, func(ctx context.Context) error { return d.sameRuleNames(ctx, node, before) })
 	return time.Since(begin), err
 }
 
 // sameRuleNames wants that a node has these rules and no others, whatever they
 // have counted.
-func sameRuleNames(ctx context.Context, node *cluster.Node, want map[string]int) error {
-	now, err := countedRules(ctx, node)
+func (d *demo) sameRuleNames(ctx context.Context, node *cluster.Node, want map[string]int) error {
+	now, err := d.countedRules(ctx, node)
 	if err != nil {
 		return err
 	}
@@ -101,8 +104,12 @@ func (d *demo) audit(ctx context.Context) {
 		return "Programmed is True, reason AuditInSync", err
 	})
 	node := d.cluster.Node(1)
-	before, err := countedRules(ctx, node)
-	d.report.check("the NodePort rules of node-2 are deleted: it tells, and repairs nothing", func() (string, error) {
+	before, err := d.countedRules(ctx, node)
+	title := "the NodePort rules of node-2 are deleted: it tells, and repairs nothing"
+	if d.mode == v1alpha1.ModeIPVS {
+		title = "a virtual server of node-2 is deleted: it tells, and repairs nothing"
+	}
+	d.report.check(title, func() (string, error) {
 		if err != nil {
 			return "", err
 		}
@@ -117,7 +124,7 @@ func (d *demo) audit(ctx context.Context) {
 		}
 		err := install.Until(ctx, time.Minute, d.programmed)
 		if err == nil {
-			err = sameRuleNames(ctx, node, before)
+			err = d.sameRuleNames(ctx, node, before)
 		}
 		return "Programmed is True on three nodes", err
 	})
@@ -126,10 +133,14 @@ func (d *demo) audit(ctx context.Context) {
 // differs deletes rules of a node and wants that it reports so while they stay
 // deleted.
 func (d *demo) differs(ctx context.Context, node *cluster.Node) (string, error) {
-	if _, err := node.Exec(ctx, "iptables", "-w", "-t", "nat", "-F", "KUBE-NODEPORTS"); err != nil {
+	command := []string{"iptables", "-w", "-t", "nat", "-F", "KUBE-NODEPORTS"}
+	if d.mode == v1alpha1.ModeIPVS {
+		command = []string{"ipvsadm", "-D", "-t", node.AddressPort(30080)}
+	}
+	if _, err := node.Exec(ctx, command[0], command[1:]...); err != nil {
 		return "", err
 	}
-	deleted, err := countedRules(ctx, node)
+	deleted, err := d.countedRules(ctx, node)
 	if err != nil {
 		return "", err
 	}
@@ -146,7 +157,7 @@ func (d *demo) differs(ctx context.Context, node *cluster.Node) (string, error) 
 		saw = fmt.Sprintf("%d differences; %s", status.Difference.Count, status.Difference.Examples[0])
 		return nil
 	})
-	return saw, errors.Join(err, sameRuleNames(ctx, node, deleted))
+	return saw, errors.Join(err, d.sameRuleNames(ctx, node, deleted))
 }
 
 // enforce sets the enforcement of all nodes; null for the default.

@@ -11,30 +11,42 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
 )
 
 // requirement is a command that the demo uses and the Debian package with it.
 type requirement struct{ command, debian, purpose string }
 
-func requirements() []requirement {
-	return []requirement{
+func requirements(mode v1alpha1.ProxyMode) []requirement {
+	all := []requirement{
 		{"iptables", "iptables", "the agents program the kernel with it"},
 		{"iptables-save", "iptables", "the agents read the kernel's rules with it"},
 		{"iptables-restore", "iptables", "the agents write rules with it"},
 		{"ip", "iproute2", "for looking around in the nodes' network namespaces"},
 	}
+	if mode != v1alpha1.ModeIPVS {
+		return all
+	}
+	all = append(all, requirement{"ipvsadm", "ipvsadm", "to see what the agents have programmed"},
+		requirement{"ipset", "ipset", "to see what the agents have programmed"},
+		requirement{"modprobe", "kmod", "the kernel loads IPVS with it"})
+	if !ipvskernel.Here() {
+		all = append(all, requirement{"linux.uml", "user-mode-linux", "a kernel with IPVS, which this machine's has not"})
+	}
+	return all
 }
 
 // prepare makes sure that the commands of requirements are there. On Debian and
 // its relatives it installs what is missing; elsewhere it names it.
-func prepare(ctx context.Context, out io.Writer) error {
+func prepare(ctx context.Context, out io.Writer, mode v1alpha1.ProxyMode) error {
 	// Without a login shell these are not among root's folders on Debian.
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return err
 	}
 	var missing, packages []string
-	for _, r := range requirements() {
+	for _, r := range requirements(mode) {
 		if _, err := exec.LookPath(r.command); err == nil {
 			continue
 		}

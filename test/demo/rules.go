@@ -8,12 +8,14 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 )
 
 // countedRules returns the rules of a node with the packets that each has
-// counted.
-func countedRules(ctx context.Context, node *cluster.Node) (map[string]int, error) {
+// counted; in mode IPVS also its virtual servers, with the connections that each
+// has counted, their real servers, and the entries of ipsets.
+func (d *demo) countedRules(ctx context.Context, node *cluster.Node) (map[string]int, error) {
 	text, err := node.Exec(ctx, "iptables-save", "-c")
 	if err != nil {
 		return nil, err
@@ -36,6 +38,9 @@ func countedRules(ctx context.Context, node *cluster.Node) (map[string]int, erro
 	if len(rules) == 0 {
 		return nil, fmt.Errorf("%s has no rules", node.Name())
 	}
+	if d.mode == v1alpha1.ModeIPVS {
+		return rules, addIPVS(ctx, node, rules)
+	}
 	return rules, nil
 }
 
@@ -51,7 +56,7 @@ func sameRules(before, after map[string]int) error {
 		case now < packets:
 			errs = append(errs, fmt.Errorf("the rule was written again, it had counted %d packets and now %d: %s", packets, now, rule))
 		}
-		if strings.Contains(rule, "-A KUBE-SVC-") {
+		if strings.Contains(rule, "-A KUBE-SVC-") || strings.HasPrefix(rule, virtualServer) {
 			counted += packets
 		}
 	}

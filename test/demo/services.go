@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 )
 
@@ -116,9 +117,15 @@ func (d *demo) everyTypeAnswers(ctx context.Context) error {
 			return "", nil
 		})
 	}
-	d.report.check("NodePort: 127.0.0.1:30080 answers on a node, TCP", func() (string, error) {
-		return "", expect(ctx, node, "tcp", "127.0.0.1:30080", "web-1", "web-2", "web-3")
-	})
+	if d.mode == v1alpha1.ModeIPVS {
+		d.report.check("NodePort: nothing answers at 127.0.0.1:30080 in mode IPVS", func() (string, error) {
+			return "", silent(ctx, node, "tcp", "127.0.0.1:30080")
+		})
+	} else {
+		d.report.check("NodePort: 127.0.0.1:30080 answers on a node, TCP", func() (string, error) {
+			return "", expect(ctx, node, "tcp", "127.0.0.1:30080", "web-1", "web-2", "web-3")
+		})
+	}
 	return d.answersIPv6(ctx)
 }
 
@@ -156,6 +163,17 @@ func (d *demo) balancing(ctx context.Context) error {
 		t, err := onlyTo(ctx, d.visitor.Place, d.clusterAddress("cluster-ip"), 60, "web-1", "web-2", "web-3")
 		return t.String(), err
 	})
+	if d.mode == v1alpha1.ModeIPVS {
+		d.report.check("each endpoint gets as many, because the scheduler is rr", func() (string, error) {
+			t, err := onlyTo(ctx, d.cluster.Node(0).Place, d.clusterAddress("cluster-ip"), 60, "web-1", "web-2", "web-3")
+			for server, count := range t {
+				if count != 20 {
+					err = errors.Join(err, fmt.Errorf("%s gets %d of 60", server, count))
+				}
+			}
+			return t.String(), err
+		})
+	}
 	d.report.check("60 connections from outside, by the load balancer's address", func() (string, error) {
 		t, err := onlyTo(ctx, d.cluster.Outside(), at(loadBalancerIP, 80), 60, "web-1", "web-2", "web-3")
 		return t.String(), err
@@ -217,9 +235,16 @@ func (d *demo) localPolicies(ctx context.Context) error {
 			silent(ctx, outside, "tcp", node.AddressPort(30081)))
 		return "", errors.Join(err, d.cluster.RouteFromOutside(localIP, d.cluster.Node(1)))
 	})
-	d.report.check("a pod on node-3 reaches that load balancer address all the same", func() (string, error) {
-		return "", expect(ctx, d.visitor.Place, "tcp", at(localIP, 80), "web-1", "web-2", "web-3")
-	})
+	if d.mode == v1alpha1.ModeIPVS {
+		d.report.check("a pod on node-3 does not reach it either in mode IPVS, one on node-2 does", func() (string, error) {
+			return "", errors.Join(silent(ctx, d.visitor.Place, "tcp", at(localIP, 80)),
+				expect(ctx, d.web[1].Place, "tcp", at(localIP, 80), "web-2", "web-3"))
+		})
+	} else {
+		d.report.check("a pod on node-3 reaches that load balancer address all the same", func() (string, error) {
+			return "", expect(ctx, d.visitor.Place, "tcp", at(localIP, 80), "web-1", "web-2", "web-3")
+		})
+	}
 	d.report.check("internalTrafficPolicy Local: a pod on node-1 reaches web-1 only", func() (string, error) {
 		t, err := onlyTo(ctx, d.web[0].Place, d.clusterAddress("local-inside"), 20, "web-1")
 		return t.String(), err

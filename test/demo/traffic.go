@@ -15,7 +15,7 @@ import (
 
 // programmingLimit is how long a change may take until connections show it. It
 // is generous: the report prints how long each check took.
-const programmingLimit = 10 * time.Second
+const programmingLimit = 30 * time.Second
 
 // expect connects once and wants one of the given servers to answer; any if
 // none is given.
