@@ -9,9 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 	"github.com/nodeproxy-io/nodeproxy/test/parity/rules"
@@ -60,7 +57,7 @@ func newPair(n *install.Nodeproxy, kubeProxy string) (*pair, error) {
 		return nil, err
 	}
 	for _, node := range p.nodes() {
-		if err := node.Do(addNodeAddresses); err != nil {
+		if err := node.Do(worlds.MakeNode); err != nil {
 			return nil, fmt.Errorf("giving %s the node's addresses: %w", node.Name(), err)
 		}
 	}
@@ -75,53 +72,14 @@ func (p *pair) nodes() []*cluster.Node {
 	return []*cluster.Node{p.reference, p.tested}
 }
 
-// addNodeAddresses makes a bridge with the node's addresses in the network
-// namespace of the calling thread.
-func addNodeAddresses() error {
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: worlds.NodeBridge}}
-	if err := netlink.LinkAdd(bridge); err != nil {
-		return err
-	}
-	if err := eachAddress(worlds.NodeAddresses(), netlink.AddrReplace); err != nil {
-		return err
-	}
-	return netlink.LinkSetUp(bridge)
-}
-
-// eachAddress adds addresses to the bridge, or removes them, in the network
-// namespace of the calling thread.
-func eachAddress(texts []string, do func(netlink.Link, *netlink.Addr) error) error {
-	bridge, err := netlink.LinkByName(worlds.NodeBridge)
-	if err != nil {
-		return err
-	}
-	for _, text := range texts {
-		address, err := netlink.ParseAddr(text)
-		if err != nil {
-			return err
-		}
-		if address.IP.To4() == nil {
-			address.Flags = unix.IFA_F_NODAD // nobody else has it
-		}
-		if err := do(bridge, address); err != nil {
-			return fmt.Errorf("address %s: %w", text, err)
-		}
-	}
-	return nil
-}
-
 // setGuest gives both nodes the guest addresses, or takes them away.
 func (p *pair) setGuest(there bool) error {
 	if p.guest == there {
 		return nil
 	}
 	p.guest = there
-	do := netlink.AddrDel
-	if there {
-		do = netlink.AddrReplace
-	}
 	for _, node := range p.nodes() {
-		if err := node.Do(func() error { return eachAddress(worlds.GuestAddresses(), do) }); err != nil {
+		if err := node.Do(func() error { return worlds.SetGuests(there) }); err != nil {
 			return fmt.Errorf("guest addresses of %s: %w", node.Name(), err)
 		}
 	}

@@ -2,6 +2,8 @@ package worlds
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -64,4 +66,25 @@ func quote(words []string) []string {
 		out[i] = fmt.Sprintf("%q", w)
 	}
 	return out
+}
+
+// NodePortsNowhere tells whether node ports of a family answer on no address of the
+// node: there are ranges of the family, and none holds one.
+func (s Settings) NodePortsNowhere(f Family) bool {
+	var ranges []netip.Prefix
+	for _, text := range s.nodePortCIDRs {
+		if p := netip.MustParsePrefix(text); p.Addr().Is4() == (f == IPv4) {
+			ranges = append(ranges, p)
+		}
+	}
+	return len(ranges) > 0 && !slices.ContainsFunc(append(nodeAddresses(), guestAddresses()...), func(text string) bool {
+		a := netip.MustParsePrefix(text).Addr()
+		return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
+	})
+}
+
+// Local tells whether an address is that of an endpoint on the node, in any state.
+func (s *Service) Local(address string) bool {
+	e := s.endpoints[address]
+	return e != nil && e.NodeName != nil && *e.NodeName == NodeName
 }

@@ -18,21 +18,21 @@ const NodeName = "parity"
 // The addresses that the node has in both namespaces, on bridge nodeBridge.
 // The links to the control plane have others, which no drawn range covers.
 const (
-	NodeBridge = "parity0"
+	nodeBridge = "parity0"
 	nodeIPv4   = "192.0.2.10"
 	nodeIPv6   = "2001:db8:2::10"
 )
 
-// NodeAddresses are the addresses that the node always has.
-func NodeAddresses() []string {
+// nodeAddresses are the addresses that the node always has.
+func nodeAddresses() []string {
 	return []string{
 		nodeIPv4 + "/24", "192.0.2.77/24", "198.51.100.9/24",
 		nodeIPv6 + "/64", "2001:db8:2::77/64", "2001:db8:9::9/64",
 	}
 }
 
-// GuestAddresses come and go.
-func GuestAddresses() []string { return []string{"192.0.2.150/24", "2001:db8:2::150/64"} }
+// guestAddresses come and go.
+func guestAddresses() []string { return []string{"192.0.2.150/24", "2001:db8:2::150/64"} }
 
 // Settings are those of a world, in the words that both proxies understand.
 type Settings struct {

@@ -195,6 +195,14 @@ const (
 	markerKey  = namespaceA + "/" + markerName
 )
 
+// MarkerAddress is the address of the Service that each mark has.
+func MarkerAddress(f Family) string {
+	if f == IPv6 {
+		return "fd00:10:96::ff01"
+	}
+	return "10.96.255.1"
+}
+
 // MarkerEndpoint is the address of the endpoint that each mark has.
 func MarkerEndpoint(f Family) string {
 	if f == IPv6 {
@@ -227,7 +235,7 @@ func (wr *Writer) mark(ctx context.Context) (Mark, error) {
 	return m, wr.putService(ctx, markerKey, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespaceA, Name: markerName},
 		Spec: corev1.ServiceSpec{
-			ClusterIP: "10.96.255.1", ClusterIPs: []string{"10.96.255.1", "fd00:10:96::ff01"},
+			ClusterIP: MarkerAddress(IPv4), ClusterIPs: []string{MarkerAddress(IPv4), MarkerAddress(IPv6)},
 			IPFamilies:     []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
 			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack),
 			Ports:          []corev1.ServicePort{{Port: m.Port, Protocol: corev1.ProtocolTCP}},

@@ -1,0 +1,199 @@
+package parity
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/test/parity/rules"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
+)
+
+// situation is what a wanted difference may depend on.
+type situation struct {
+	world *worlds.World
+}
+
+// wanted is a difference from kube-proxy that is meant. What it takes away from the
+// two states is not compared.
+type wanted struct {
+	name   string
+	reason string
+	// apply takes the difference out of the states and reports whether there was any.
+	apply func(s situation, kubeProxy, nodeproxy *state) bool
+}
+
+// wantedDifferences is the whole list. docs/parity.md explains each of them under its
+// name.
+func wantedDifferences() []wanted {
+	return []wanted{
+		{
+			name:   "no local endpoint",
+			reason: "where a policy is Local and no endpoint is on the node, kube-proxy forwards to endpoints on other nodes; nodeproxy has no real servers and drops, by a set and a rule of its own, as mode IPTables does",
+			apply:  dropNoLocal,
+		},
+		{
+			name:   "health-check ports without node port addresses",
+			reason: "where node ports answer on no address of the node, kube-proxy leaves the rest of such a Service port out, its health-check port as well; nodeproxy lets that in whatever the addresses",
+			apply:  dropHealthPorts,
+		},
+		{
+			name:   "tables that nobody uses",
+			reason: "which built-in chains exist without any rule depends on which tables a program has looked at",
+			apply:  dropUnusedTables,
+		},
+	}
+}
+
+// takeWanted takes all wanted differences out of the states and notes which there
+// were.
+func takeWanted(s situation, kubeProxy, nodeproxy *state, met map[string]int) {
+	for _, w := range wantedDifferences() {
+		if w.apply(s, kubeProxy, nodeproxy) {
+			met[w.name]++
+		}
+	}
+}
+
+// noLocalSets are nodeproxy's own sets.
+func noLocalSets() map[worlds.Family]string {
+	return map[worlds.Family]string{worlds.IPv4: "NODEPROXY-NO-LOCAL", worlds.IPv6: "NODEPROXY-6-NO-LOCAL"}
+}
+
+// dropNoLocal takes away the sets, the rules on them, and, for what they list, the
+// real servers of kube-proxy; but only where the policy is Local, and no real server
+// is an endpoint on the node. What is listed wrongly stays, and differs.
+func dropNoLocal(s situation, kubeProxy, nodeproxy *state) bool {
+	met := false
+	for f, name := range noLocalSets() {
+		own := nodeproxy.sets[name]
+		if own == nil {
+			continue
+		}
+		own.entries = slices.DeleteFunc(own.entries, func(entry string) bool {
+			key, ok := keyOf(entry)
+			there, ours := kubeProxy.servers[key], nodeproxy.servers[key]
+			if !ok || there == nil || ours == nil || len(ours.reals) > 0 || !noLocal(s.world, key, there.reals) {
+				return false
+			}
+			there.reals, met = nil, true
+			return true
+		})
+		if len(own.entries) == 0 {
+			delete(nodeproxy.sets, name)
+		}
+		for _, c := range nodeproxy.rules[f] {
+			c.Rules = slices.DeleteFunc(c.Rules, func(r rules.Rule) bool {
+				return strings.Contains(r.Text, "--match-set "+name+" dst,dst -j DROP")
+			})
+		}
+	}
+	return met
+}
+
+// keyOf turns an entry of a set such as "10.96.0.1,tcp:80" into how ipvsadm names the
+// virtual server.
+func keyOf(entry string) (key string, ok bool) {
+	address, rest, found := strings.Cut(entry, ",")
+	protocol, port, found2 := strings.Cut(rest, ":")
+	option := map[string]string{"tcp": "-t", "udp": "-u", "sctp": "--sctp-service"}[protocol]
+	if !found || !found2 || option == "" {
+		return "", false
+	}
+	return option + " " + net.JoinHostPort(address, port), true
+}
+
+// noLocal tells whether the Service of a virtual server has policy Local there, and an
+// endpoint, but none of the real servers is an endpoint on the node.
+func noLocal(w *worlds.World, key string, reals []string) bool {
+	option, place, _ := strings.Cut(key, " ")
+	host, portText, err := net.SplitHostPort(place)
+	if err != nil {
+		return false
+	}
+	protocol := map[string]corev1.Protocol{"-t": corev1.ProtocolTCP, "-u": corev1.ProtocolUDP, "--sctp-service": corev1.ProtocolSCTP}[option]
+	port, err := strconv.Atoi(portText)
+	if err != nil {
+		return false
+	}
+	for _, s := range w.Services {
+		if s.Gone || !localThere(s.Object, host, int32(port), protocol) { //nolint:gosec // a port
+			continue
+		}
+		return !slices.ContainsFunc(reals, func(real string) bool { // "-r 10.244.1.2:8000 -m -w 1"
+			address, err := netip.ParseAddrPort(strings.Fields(real)[1])
+			return err != nil || s.Local(address.Addr().String())
+		})
+	}
+	return false
+}
+
+// localThere tells whether a Service has policy Local for what is sent to an address
+// and port, which is its own or, as a node port, any.
+func localThere(s *corev1.Service, host string, port int32, protocol corev1.Protocol) bool {
+	internal := slices.Contains(s.Spec.ClusterIPs, host)
+	for _, p := range s.Spec.Ports {
+		if p.Protocol != protocol {
+			continue
+		}
+		switch {
+		case internal && p.Port == port:
+			return s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
+		case !internal && (p.NodePort == port || p.Port == port && answersAt(s, host)):
+			return s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+		}
+	}
+	return false
+}
+
+// answersAt tells whether an address is an external or a load balancer's one of a
+// Service.
+func answersAt(s *corev1.Service, host string) bool {
+	return slices.Contains(s.Spec.ExternalIPs, host) ||
+		slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i corev1.LoadBalancerIngress) bool { return i.IP == host })
+}
+
+func dropHealthPorts(s situation, kubeProxy, nodeproxy *state) bool {
+	met := false
+	for f, name := range map[worlds.Family]string{worlds.IPv4: "KUBE-HEALTH-CHECK-NODE-PORT", worlds.IPv6: "KUBE-6-HEALTH-CHECK-NODE-PORT"} {
+		theirs, ours := kubeProxy.sets[name], nodeproxy.sets[name]
+		if theirs == nil || ours == nil || !s.world.Settings.NodePortsNowhere(f) {
+			continue
+		}
+		ours.entries = slices.DeleteFunc(ours.entries, func(port string) bool {
+			wanted := slices.ContainsFunc(s.world.Services, func(s *worlds.Service) bool {
+				return !s.Gone && strconv.Itoa(int(s.Object.Spec.HealthCheckNodePort)) == port
+			})
+			left := wanted && !slices.Contains(theirs.entries, port)
+			met = met || left
+			return left
+		})
+	}
+	return met
+}
+
+func dropUnusedTables(_ situation, kubeProxy, nodeproxy *state) bool {
+	found := false
+	for _, s := range []*state{kubeProxy, nodeproxy} {
+		for _, all := range s.rules {
+			used := map[string]bool{"filter": true, "nat": true}
+			for k, c := range all {
+				if !c.BuiltIn() || len(c.Rules) > 0 || c.Policy != "ACCEPT" {
+					used[k.Table] = true
+				}
+			}
+			for k := range all {
+				if !used[k.Table] {
+					delete(all, k)
+					found = true
+				}
+			}
+		}
+	}
+	return found
+}
+

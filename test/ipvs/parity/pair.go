@@ -1,0 +1,234 @@
+package parity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/install"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
+)
+
+// pair is kube-proxy on one node and nodeproxy-agent on another one, which differ in
+// nothing that matters to a proxy.
+type pair struct {
+	nodeproxy  *install.Nodeproxy
+	kubeProxy  string // path of the program
+	kubeconfig string // of kube-proxy
+	writer     *worlds.Writer
+
+	reference, tested   *cluster.Node
+	referenceP, testedP *cluster.Process
+	guest               bool // the guest addresses are there
+}
+
+// newPair gives both nodes the addresses of the one that they stand for.
+func newPair(n *install.Nodeproxy) (*pair, error) {
+	p := &pair{
+		nodeproxy: n, kubeProxy: filepath.Join(n.Cluster.Assets(), "kube-proxy"), writer: worlds.NewWriter(n.Cluster.Client()),
+		reference: n.Cluster.Node(0), tested: n.Cluster.Node(1),
+	}
+	var err error
+	if p.kubeconfig, err = n.Cluster.KubeconfigFor("kube-proxy", "system:kube-proxy"); err != nil {
+		return nil, err
+	}
+	for _, node := range p.nodes() {
+		if err := node.Do(worlds.MakeNode); err != nil {
+			return nil, fmt.Errorf("giving %s the node's addresses: %w", node.Name(), err)
+		}
+	}
+	return p, nil
+}
+
+// nodes are the two, which are one where both programs run on it.
+func (p *pair) nodes() []*cluster.Node {
+	if p.tested == p.reference {
+		return []*cluster.Node{p.reference}
+	}
+	return []*cluster.Node{p.reference, p.tested}
+}
+
+// startReference starts kube-proxy with the settings of a world.
+func (p *pair) startReference(s worlds.Settings) error {
+	config := filepath.Join(p.nodeproxy.Cluster.Dir(), "kube-proxy.yaml")
+	if err := os.WriteFile(config, []byte(s.KubeProxy(p.kubeconfig)), 0o600); err != nil {
+		return err
+	}
+	var err error
+	p.referenceP, err = p.reference.Start(cluster.Command{Path: p.kubeProxy, Args: []string{"--config", config}})
+	return err
+}
+
+// startAgent starts nodeproxy-agent under the name of the common node.
+func (p *pair) startAgent() error {
+	command, err := p.nodeproxy.AgentCommand(p.tested)
+	if err != nil {
+		return err
+	}
+	command.Args = append(command.Args, "--node-name", worlds.NodeName)
+	p.testedP, err = p.tested.Start(command)
+	return err
+}
+
+// end stops a process unless it has ended, which its world has told.
+func end(p **cluster.Process) error {
+	proc := *p
+	*p = nil
+	if proc == nil || install.Running(proc) != nil {
+		return nil
+	}
+	return proc.Stop()
+}
+
+// running returns an error when one of the two has ended.
+func (p *pair) running() error {
+	var live []*cluster.Process
+	for _, proc := range []*cluster.Process{p.referenceP, p.testedP} {
+		if proc != nil {
+			live = append(live, proc)
+		}
+	}
+	return install.Running(live...)
+}
+
+// flushScript removes all that proxies leave.
+const flushScript = `for program in iptables ip6tables; do for table in nat filter mangle; do
+$program -w 10 -t $table -F && $program -w 10 -t $table -X || exit 1; done; done
+ipvsadm -C && ipset destroy && ipvsadm --set 900 120 300 || exit 1
+if ip link show dev kube-ipvs0 >/dev/null 2>&1; then ip link del dev kube-ipvs0 || exit 1; fi
+for name in arp_ignore arp_announce; do echo 0 >/proc/sys/net/ipv4/conf/all/$name; done
+for name in conntrack expire_nodest_conn expire_quiescent_template; do echo 0 >/proc/sys/net/ipv4/vs/$name; done
+`
+
+func (p *pair) flush(ctx context.Context) error {
+	for _, node := range p.nodes() {
+		if _, err := node.Exec(ctx, "sh", "-c", flushScript); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setGuest gives both nodes the guest addresses, or takes them away.
+func (p *pair) setGuest(there bool) error {
+	if p.guest == there {
+		return nil
+	}
+	p.guest = there
+	for _, node := range p.nodes() {
+		if err := node.Do(func() error { return worlds.SetGuests(there) }); err != nil {
+			return fmt.Errorf("guest addresses of %s: %w", node.Name(), err)
+		}
+	}
+	return nil
+}
+
+// write makes the API server hold the world. kube-proxy rests meanwhile, so that it
+// takes all changes in one sync, of which each runs some hundred programs.
+func (p *pair) write(ctx context.Context, w *worlds.World, shuffle *rand.Rand) (m worlds.Mark, err error) {
+	if p.referenceP != nil {
+		if err := syscall.Kill(p.referenceP.PID(), syscall.SIGSTOP); err != nil {
+			return m, fmt.Errorf("letting kube-proxy rest: %w", err)
+		}
+		defer func() { err = errors.Join(err, syscall.Kill(p.referenceP.PID(), syscall.SIGCONT)) }()
+	}
+	if err := p.setGuest(w.Guest); err != nil {
+		return m, err
+	}
+	return p.writer.Write(ctx, w, shuffle)
+}
+
+// errNotSeen means that a program has not written the mark yet.
+var errNotSeen = errors.New("has not programmed the last change yet")
+
+// errDiffer means that both have all changes and differ.
+var errDiffer = errors.New("what they hold differs")
+
+// seen returns an error that wraps errNotSeen while a node lacks the mark.
+func seen(ctx context.Context, node *cluster.Node, who string, m worlds.Mark) error {
+	text, err := node.Exec(ctx, "ipvsadm", "-Sn")
+	if err != nil {
+		return err
+	}
+	for _, f := range worlds.Families() {
+		if !marked(m, f, text) {
+			return fmt.Errorf("%s %w (%s)", who, errNotSeen, f)
+		}
+	}
+	return nil
+}
+
+// pause is between two looks, which take time where the kernel is emulated.
+const pause = 150 * time.Millisecond
+
+// settled waits until both have the mark and hold the same, and returns what differs
+// at the deadline.
+func (p *pair) settled(ctx context.Context, s situation, m worlds.Mark, limit time.Duration, met map[string]int) ([]difference, error) {
+	deadline := time.Now().Add(limit)
+	have := map[*cluster.Node]bool{}
+	for {
+		differences, once, err := p.look(ctx, s, m, have)
+		switch {
+		case err == nil && len(differences) == 0:
+			for name, n := range once {
+				met[name] += n
+			}
+			return nil, nil
+		case err != nil && !errors.Is(err, errNotSeen):
+			return nil, err
+		case time.Now().After(deadline):
+			return differences, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+// look compares what the two hold now. Nodes that have had the mark are in have.
+func (p *pair) look(ctx context.Context, s situation, m worlds.Mark, have map[*cluster.Node]bool) ([]difference, map[string]int, error) {
+	if err := p.running(); err != nil {
+		return nil, nil, err
+	}
+	for _, node := range p.nodes() {
+		if have[node] {
+			continue
+		}
+		who := map[bool]string{true: "kube-proxy", false: "nodeproxy-agent"}[node == p.reference]
+		if err := seen(ctx, node, who, m); err != nil {
+			return nil, nil, err
+		}
+		have[node] = true
+	}
+	reference, err := read(ctx, p.reference)
+	if err != nil {
+		return nil, nil, err
+	}
+	tested, err := read(ctx, p.tested)
+	if err != nil {
+		return nil, nil, err
+	}
+	once := map[string]int{}
+	takeWanted(s, reference, tested, once)
+	return compare(reference, tested), once, nil
+}
+
+// tails are the ends of the logs of both.
+func (p *pair) tails() string {
+	var out []string
+	for _, proc := range []*cluster.Process{p.referenceP, p.testedP} {
+		if proc != nil {
+			out = append(out, proc.Tail())
+		}
+	}
+	return strings.Join(out, "\n")
+}

@@ -1,0 +1,264 @@
+package parity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/install"
+	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
+)
+
+// The variables that say how much is compared, and which worlds.
+const (
+	worldsVariable   = "IPVS_PARITY_WORLDS"
+	stepsVariable    = "IPVS_PARITY_STEPS"
+	seedVariable     = "IPVS_PARITY_SEED"
+	deadlineVariable = "IPVS_PARITY_DEADLINE" // seconds
+)
+
+// maxFailed ends a run in which world after world differs.
+const maxFailed = 3
+
+// TestSideBySide compares what kube-proxy and nodeproxy-agent make the kernel hold in
+// generated worlds. World i of a run is drawn from the seed plus i.
+func TestSideBySide(t *testing.T) {
+	count, steps := variable(t, worldsVariable, 21), variable(t, stepsVariable, 2)
+	seed, limit := variable(t, seedVariable, 0), time.Duration(variable(t, deadlineVariable, 60))*time.Second
+	began := time.Now()
+	p := startPair(t)
+	t.Logf("the control plane runs after %s", time.Since(began).Round(time.Second))
+	met := map[string]int{}
+	began, changes, failed := time.Now(), 0, 0
+	for i := range count {
+		w := worlds.NewIPVS(uint64(seed + i)) //nolint:gosec // a seed
+		ok := t.Run(fmt.Sprintf("world %d", seed+i), func(t *testing.T) {
+			r := &run{T: t, pair: p, world: w, limit: limit, met: met}
+			changes += r.live(i == 0, steps)
+		})
+		if !ok {
+			if failed++; failed == maxFailed {
+				t.Errorf("giving up after %d worlds that differ", failed)
+				break
+			}
+		}
+	}
+	t.Logf("%d worlds, %d changes in %s", count, changes, time.Since(began).Round(time.Second))
+	for _, d := range wantedDifferences() {
+		t.Logf("wanted difference %q was met %d times", d.name, met[d.name])
+	}
+}
+
+func variable(t *testing.T, name string, otherwise int) int {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 {
+		t.Fatalf("%s=%s: a number from 0 is expected", name, text)
+	}
+	return n
+}
+
+// startPair makes a cluster with two nodes and what runs on them.
+func startPair(t *testing.T) *pair {
+	t.Helper()
+	if err := ipvskernel.Missing(); err != nil {
+		t.Skip(err)
+	}
+	config, err := filepath.Abs("../../../config")
+	if err != nil {
+		t.Fatal(err)
+	}
+	scheme, err := install.Scheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background() // the cleanup ends it
+	c, err := cluster.Start(ctx, cluster.Options{
+		Nodes: 2, Scheme: scheme, Progress: os.Stderr, Programs: ipvskernel.Programs(), NoControllers: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	n := &install.Nodeproxy{Cluster: c, Bin: ipvskernel.Programs(), Config: config}
+	if err := n.Prepare(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := worlds.MakeNamespaces(ctx, c.Client()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.StartController(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := newPair(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// run is one world of a run.
+type run struct {
+	*testing.T
+	*pair
+	world *worlds.World
+	limit time.Duration
+	met   map[string]int
+	clean bool // both programs were started with nothing in the kernel
+}
+
+// live brings the world into being, changes it and compares after every step. It
+// returns the number of changes. Programs go on from the world before unless this is
+// the first of its group, where kube-proxy needs a restart for other settings; the
+// agent goes on then, or is started as well, on what they left or with nothing.
+func (r *run) live(first bool, steps int) (changes int) {
+	w := r.world
+	if first || w.Seed == worlds.FirstOfGroup(w.Seed) {
+		r.restart(first || w.Chance(40), w.Chance(50))
+	}
+	shuffle := worlds.NewDice(w.Seed).Rand
+	m, err := r.write(r.Context(), w, shuffle)
+	if err != nil {
+		r.Fatalf("%v\n%s", err, r.repeat())
+	}
+	if err := r.start(); err != nil {
+		r.Fatal(err)
+	}
+	r.equal("as drawn", m)
+	for step := 1; step <= steps; step++ {
+		var done []string
+		if step == 1 && w.Seed == worlds.FirstOfGroup(w.Seed) {
+			done = append(done, w.ChangeZone())
+		}
+		for range w.Between(2, 5) {
+			done = append(done, w.Change())
+		}
+		changes += len(done)
+		killed := w.Chance(10)
+		if killed {
+			done = append(done, "nodeproxy-agent was killed before and started after")
+			if err := r.testedP.Kill(); err != nil {
+				r.Fatal(err)
+			}
+			r.testedP = nil
+		}
+		if m, err = r.write(r.Context(), w, shuffle); err != nil {
+			r.Fatalf("%v\n%s", err, r.repeat())
+		}
+		if err := r.start(); err != nil {
+			r.Fatal(err)
+		}
+		r.equal(fmt.Sprintf("step %d (%s)", step, strings.Join(done, "; ")), m)
+	}
+	return changes
+}
+
+// restart stops what has to be started with the settings of the world, and writes
+// these.
+func (r *run) restart(clean, agentToo bool) {
+	r.Helper()
+	ctx, p := r.Context(), r.pair
+	r.clean = clean
+	if err := end(&p.referenceP); err != nil {
+		r.Fatal(err)
+	}
+	if clean || agentToo {
+		if err := end(&p.testedP); err != nil {
+			r.Fatal(err)
+		}
+	}
+	if clean {
+		if err := p.flush(ctx); err != nil {
+			r.Fatal(err)
+		}
+	}
+	if err := p.writer.Begin(ctx, r.world); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// start starts what does not run.
+func (r *run) start() error {
+	var errs []error
+	if r.referenceP == nil {
+		errs = append(errs, r.startReference(r.world.Settings))
+	}
+	if r.testedP == nil {
+		errs = append(errs, r.startAgent())
+	}
+	return errors.Join(errs...)
+}
+
+// equal waits until both hold the same.
+func (r *run) equal(what string, m worlds.Mark) {
+	r.Helper()
+	began := time.Now()
+	r.world.Log = append(r.world.Log, what)
+	differences, err := r.settled(r.Context(), situation{world: r.world}, m, r.limit, r.met)
+	switch {
+	case err != nil:
+		r.Fatalf("%v\n%s\n%s", err, r.tails(), r.repeat())
+	case len(differences) > 0:
+		r.Fatalf("what they hold differs after %s\n%s\n%s\n%s", what, report(r.world, differences), r.tails(), r.repeat())
+	}
+	r.Logf("equal after %s: %s", time.Since(began).Round(100*time.Millisecond), what)
+}
+
+// report tells what differs, and the Services concerned.
+func report(w *worlds.World, differences []difference) string {
+	const most, described = 20, 2
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d things differ:\n", len(differences))
+	for _, d := range differences[:min(len(differences), most)] {
+		b.WriteString(d.String())
+	}
+	left := described
+	for _, s := range w.Services {
+		if left > 0 && concerns(s, b.String()) {
+			w.Describe(&b, s.Name())
+			left--
+		}
+	}
+	return b.String()
+}
+
+// concerns tells whether a report names an address or a node port of a Service.
+func concerns(s *worlds.Service, text string) bool {
+	for _, ip := range s.Object.Spec.ClusterIPs {
+		if strings.Contains(text, ip) {
+			return true
+		}
+	}
+	for _, port := range s.Object.Spec.Ports {
+		for _, n := range []int32{port.Port, port.NodePort} {
+			if n != 0 && strings.Contains(text, strconv.Itoa(int(n))) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// repeat tells the world's settings and how to have it once more.
+func (r *run) repeat() string {
+	w := r.world
+	first := worlds.FirstOfGroup(w.Seed)
+	return fmt.Sprintf("Seed %d; both started with nothing: %t.\nSettings: %+v, %+v\nNode: %+v\nSteps:\n  %s\nTo repeat it: %s=%d %s=%d make test-ipvs",
+		w.Seed, r.clean, w.Settings, *w.Settings.IPVS, w.Node, strings.Join(w.Log, "\n  "), seedVariable, first, worldsVariable, w.Seed-first+1)
+}
