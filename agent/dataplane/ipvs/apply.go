@@ -135,12 +135,15 @@ func (p *partialPass) lookForScheduler(scheduler string) error {
 }
 
 // free reports whether nobody else has or asks for the virtual servers that are
-// to come.
+// to come, and none of them is there already.
 func (p *partialPass) free() bool {
 	taken := map[Key]struct{}{}
 	for name, plan := range p.plans {
 		for _, s := range serversOf(plan) {
 			if _, barred := p.others.bars(&s); barred {
+				return false
+			}
+			if _, left := p.left[s.Key]; left {
 				return false
 			}
 			if _, twice := taken[s.Key]; twice {

@@ -48,7 +48,7 @@ func (d *Dataplane) Cleanup(ctx context.Context) error {
 
 // forget forgets what the kernel holds.
 func (d *Dataplane) forget() {
-	d.held, d.former, d.kept, d.failed, d.conflicts, d.contested = nil, nil, nil, nil, nil, nil
+	d.held, d.former, d.kept, d.failed, d.conflicts, d.contested, d.left = nil, nil, nil, nil, nil, nil, nil
 	d.others = newStrangers()
 	d.warnings = nil
 	clear(d.notes)

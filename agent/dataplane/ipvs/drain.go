@@ -74,28 +74,39 @@ func (d *Dataplane) lookAtDrains(ctx context.Context) error {
 // followDrains calls changed when it is time to look at draining real servers,
 // until ctx is done.
 func (d *Dataplane) followDrains(ctx context.Context, changed func()) {
-	for {
-		var due <-chan time.Time
-		stop := func() {}
-		if at := d.lookAt(); !at.IsZero() {
-			timer := d.clock.NewTimer(at.Sub(d.clock.Now()))
-			due, stop = timer.C(), func() { timer.Stop() }
-		}
+	for d.waitForLook(ctx) {
+		changed()
+		// Until an Apply has looked and says when next.
 		select {
 		case <-ctx.Done():
-			stop()
-			return
 		case <-d.wake:
-			stop()
-		case <-due:
-			changed()
-			// Until an Apply has looked and says when next.
-			select {
-			case <-ctx.Done():
-				return
-			case <-d.wake:
-			case <-d.clock.After(drainLook):
-			}
+		case <-d.clock.After(drainLook):
 		}
 	}
+}
+
+// waitForLook waits until it is time to look. It returns false when ctx is done.
+func (d *Dataplane) waitForLook(ctx context.Context) bool {
+	for ctx.Err() == nil {
+		at := d.lookAt()
+		if at.IsZero() {
+			select {
+			case <-ctx.Done():
+			case <-d.wake:
+			}
+			continue
+		}
+		left := at.Sub(d.clock.Now())
+		if left <= 0 {
+			return true
+		}
+		timer := d.clock.NewTimer(left)
+		select {
+		case <-ctx.Done():
+		case <-d.wake:
+		case <-timer.C():
+		}
+		timer.Stop()
+	}
+	return false
 }

@@ -48,6 +48,7 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (datapl
 	}
 	d.held, d.former = p.want.wanted, p.want.wanted
 	d.kept, d.failed, d.conflicts, d.contested = p.scope.kept, p.writer.failed, p.want.conflicts, p.want.contested
+	d.left = p.leftovers()
 	d.warnings = append(warnings, p.writer.stuck...)
 	clear(d.notes)
 	for name, plan := range d.held.services {
@@ -251,6 +252,23 @@ func (p *fullPass) notice() {
 			}
 		}
 	}
+}
+
+// leftovers are the virtual servers of ours that are not wanted and stay all the
+// same.
+func (p *fullPass) leftovers() map[Key]struct{} {
+	out := map[Key]struct{}{}
+	for k := range p.state.servers {
+		if _, wanted := p.want.needs.servers[k]; !wanted && p.scope.ours(k) {
+			out[k] = struct{}{}
+		}
+	}
+	for _, k := range p.diff.extra {
+		if _, stuck := p.known[k]; !stuck {
+			delete(out, k)
+		}
+	}
+	return out
 }
 
 // allFailed is an error where the kernel takes no Service at all: then the fault

@@ -75,6 +75,9 @@ type Dataplane struct {
 	denied map[Key]struct{}
 	// others are the virtual servers that are not ours, as of the last full Apply.
 	others strangers
+	// left are the virtual servers that are ours by what the kernel holds, belong to
+	// no Service and were not to be deleted, as of the last full Apply.
+	left map[Key]struct{}
 	// contested are the virtual servers that several Services ask for.
 	contested map[Key]struct{}
 	// conflicts say why a Service does not have all that it asks for. The rest of
