@@ -2,6 +2,7 @@ package scenarios
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -86,5 +87,32 @@ func TestNothingFallsBetweenInIPVS(t *testing.T) {
 		if parts := w.changeAtRandom(seed); t.Failed() || parts < 50 {
 			t.Fatalf("seed %d: %d parts", seed, parts)
 		}
+	}
+}
+
+// TestOneEndpointChangedInIPVS: what changes costs what it is, whatever the number
+// of Services: a message for the endpoint that comes, one to ask how many
+// connections the other one has, one for it to go.
+func TestOneEndpointChangedInIPVS(t *testing.T) {
+	w := newIPVSWorld(t, dataplane.IPv4)
+	for i := range 100 {
+		w.Add(numbered(i, 1, 2))
+	}
+	w.Sync()
+	w.ipvs.Reset()
+	w.Add(numbered(7, 1, 3))
+	w.unchecked = true
+	w.Sync()
+	var got []string
+	for _, c := range w.ipvs.Calls() {
+		if c.Method != "Open" {
+			got = append(got, c.String())
+		}
+	}
+	want := []string{
+		"AddReal 172.30.0.48,tcp:80 10.187.0.3:80 1", "Reals 172.30.0.48,tcp:80", "DeleteReal 172.30.0.48,tcp:80 10.187.0.2:80",
+	}
+	if !slices.Equal(got, want) || w.ipvs.Messages() != len(want) {
+		t.Errorf("%d messages: %q", w.ipvs.Messages(), got)
 	}
 }
