@@ -24,11 +24,15 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	want := d.wantedBy(r, c, state)
+	evidence, err := d.evidence(c, state)
+	if err != nil {
+		return dataplane.Difference{}, err
+	}
+	want := d.wantedBy(r, c, evidence)
 	if err := d.readReals(ctx, state, want); err != nil {
 		return dataplane.Difference{}, err
 	}
-	out, rules, err := d.differs(ctx, r, want, state)
+	out, rules, err := d.differs(ctx, r, want, evidence)
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
@@ -38,34 +42,34 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	case want == d.held:
 		out.Drifted = true
 	case d.held != nil:
-		drift, _, err := d.differs(ctx, r, d.held, state)
+		drift, _, err := d.differs(ctx, r, d.held, evidence)
 		if err != nil {
 			return dataplane.Difference{}, err
 		}
 		out.Drifted = drift.Count > 0
 	}
-	out.Counts = counted(state, d.evidence(c, state).ours)
+	out.Counts = counted(state, evidence.ours)
 	out.Chains, out.Rules, out.Warnings = rules.Chains, rules.Rules, rules.Warnings
 	return out, nil
 }
 
 // wantedBy is what the kernel should hold: what the last Apply planned, or a fresh
 // plan where there is none or something has changed since.
-func (d *Dataplane) wantedBy(r *dataplane.Ruleset, c *config, state *snapshot) *wanted {
+func (d *Dataplane) wantedBy(r *dataplane.Ruleset, c *config, e *evidence) *wanted {
 	if d.held != nil && !r.Full && len(r.Dirty) == 0 && reflect.DeepEqual(c, d.held.config) {
 		return d.held
 	}
-	return c.planAll(r.Services, d.evidence(c, state).strangers()).wanted
+	return c.planAll(r.Services, e.strangers()).wanted
 }
 
 // differs compares the kernel to what is wanted. Services of which it is not known
 // what the kernel holds do not count.
-func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *wanted, state *snapshot) (dataplane.Difference, *iptables.FixedState, error) {
-	diff := compare(want, state, &scope{
-		prune: r.Prune && len(d.failed) == 0, kept: keptOf(r), ours: d.evidence(want.config, state).ours,
+func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *wanted, e *evidence) (dataplane.Difference, *iptables.FixedState, error) {
+	diff := compare(want, e.state, &scope{
+		prune: r.Prune && len(d.failed) == 0, kept: keptOf(r), ours: e.ours,
 		former: d.former, known: d.known, draining: d.drains,
 	})
-	all := slices.DeleteFunc(findings(diff, want, state), func(f dataplane.Finding) bool {
+	all := slices.DeleteFunc(findings(diff, want, e.state), func(f dataplane.Finding) bool {
 		_, failed := d.failed[f.Service]
 		return failed
 	})
@@ -109,7 +113,10 @@ func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	if err != nil {
 		return dataplane.Audit{}, err
 	}
-	evidence := d.evidence(c, state)
+	evidence, err := d.evidence(c, state)
+	if err != nil {
+		return dataplane.Audit{}, err
+	}
 	want := c.planAll(r.Services, evidence.strangers())
 	if err := d.readReals(ctx, state, want.wanted); err != nil {
 		return dataplane.Audit{}, err

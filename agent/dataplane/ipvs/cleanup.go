@@ -28,8 +28,11 @@ func (d *Dataplane) Cleanup(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	evidence, err := d.evidence(c, state)
+	if err != nil {
+		return err
+	}
 	var errs []error
-	evidence := d.evidence(c, state)
 	for _, k := range slices.SortedFunc(maps.Keys(state.servers), Key.Compare) {
 		if evidence.ours(k) {
 			errs = append(errs, d.kernel.DeleteServer(k))

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -136,53 +135,4 @@ func without(svc *dataplane.Service, barred []Key) *dataplane.Service {
 
 func hasAddress(svc *dataplane.Service, a netip.Addr) bool {
 	return svc.ClusterIP == a || slices.Contains(svc.ExternalIPs, a) || slices.Contains(svc.LoadBalancerIPs, a)
-}
-
-// evidence is by what virtual servers of ours are known.
-type evidence struct {
-	config *config
-	state  *snapshot
-	// known are those of our last Apply.
-	known map[Key]dataplane.ServiceName
-	// denied are those of others, though it looks otherwise.
-	denied map[Key]struct{}
-}
-
-// ours reports whether a virtual server is ours: we have made it, or its address
-// is on kube-ipvs0, or an ipset of ours names it.
-func (e *evidence) ours(k Key) bool {
-	if _, found := e.known[k]; found {
-		return true
-	}
-	if _, found := e.denied[k]; found {
-		return false
-	}
-	if _, found := e.state.bound[k.Addr]; found {
-		return true
-	}
-	for _, set := range []string{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setNodePortSCTP} {
-		if e.state.has(e.config.set(set), keyEntry(k)) {
-			return true
-		}
-	}
-	set := setNodePortTCP
-	switch k.Protocol {
-	case v1alpha1.ProtocolUDP:
-		set = setNodePortUDP
-	case v1alpha1.ProtocolSCTP:
-		return false
-	}
-	onNode := e.config.onNode(k.Addr) || slices.Contains(e.config.nodePortIPs, k.Addr)
-	return onNode && e.state.has(e.config.set(set), Entry(strconv.Itoa(int(k.Port))))
-}
-
-// strangers are the virtual servers that are not ours.
-func (e *evidence) strangers() strangers {
-	out := newStrangers()
-	for k := range e.state.servers {
-		if !e.ours(k) {
-			out.add(k)
-		}
-	}
-	return out
 }

@@ -72,7 +72,10 @@ func (p *fullPass) prepare() error {
 	if p.state, err = p.read(p.config); err != nil {
 		return err
 	}
-	evidence := p.evidence(p.config, p.state)
+	evidence, err := p.evidence(p.config, p.state)
+	if err != nil {
+		return err
+	}
 	p.others = evidence.strangers()
 	p.want = p.config.planAll(p.ruleset.Services, p.others)
 	if err := p.readReals(p.ctx, p.state, p.want.wanted); err != nil {

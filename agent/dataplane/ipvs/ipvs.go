@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"reflect"
@@ -262,13 +263,39 @@ func (d *Dataplane) readReals(ctx context.Context, state *snapshot, w *wanted) e
 }
 
 // evidence tells whose the virtual servers of a snapshot are.
-func (d *Dataplane) evidence(c *config, state *snapshot) *evidence {
+func (d *Dataplane) evidence(c *config, state *snapshot) (*evidence, error) {
 	for k := range d.denied {
 		if _, stands := state.servers[k]; !stands {
 			delete(d.denied, k)
 		}
 	}
-	return &evidence{config: c, state: state, known: d.known, denied: d.denied}
+	out := &evidence{config: c, state: state, known: d.known, denied: d.denied, stranded: map[Key]struct{}{}}
+	for k := range state.servers {
+		for _, twin := range out.twins(k) {
+			same, err := d.sameReals(k, twin)
+			if err != nil {
+				return nil, err
+			}
+			if same {
+				out.stranded[k] = struct{}{}
+				break
+			}
+		}
+	}
+	return out, nil
+}
+
+// sameReals reports whether two virtual servers have the same real servers.
+func (d *Dataplane) sameReals(a, b Key) (bool, error) {
+	one, err := d.kernel.Reals(a)
+	if err != nil {
+		return false, err
+	}
+	two, err := d.kernel.Reals(b)
+	if err != nil {
+		return false, err
+	}
+	return maps.EqualFunc(one, two, func(Real, Real) bool { return true }), nil
 }
 
 // counts are those of what is held.

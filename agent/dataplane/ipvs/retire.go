@@ -88,7 +88,10 @@ func (p *retirement) rulesOf(former *wanted, r *dataplane.Ruleset) (iptables.Fix
 // servers deletes the virtual servers of ours that have no connections.
 func (p *retirement) servers() error {
 	over := !p.clock.Now().Before(p.retireUntil)
-	evidence := p.evidence(p.config, p.state)
+	evidence, err := p.evidence(p.config, p.state)
+	if err != nil {
+		return err
+	}
 	for _, k := range slices.SortedFunc(maps.Keys(p.state.servers), Key.Compare) {
 		if !evidence.ours(k) {
 			continue
