@@ -127,6 +127,8 @@ func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		draining: func(_ Key, _ netip.AddrPort, r Real) bool { return r.Weight == 0 },
 	})
 	leaveOutUnused(diff, want.wanted)
+	want.leave(diff.left, state)
+	want.renounce(diff.renounced)
 	rules, err := d.rules.Compare(ctx, want.rules())
 	if err != nil {
 		return dataplane.Audit{}, err

@@ -49,8 +49,11 @@ type diff struct {
 	bind, unbind []netip.Addr
 	create       []setDef
 	add, remove  []setEntry
-	servers      []serverDiff // in order
-	extra        []Key        // in order
+	// left are entries that are not wanted, but not to be removed; renounced are
+	// those that are wanted, but not to be added. In order.
+	left, renounced []setEntry
+	servers         []serverDiff // in order
+	extra           []Key        // in order
 }
 
 // serverDiff is how a virtual server differs.
@@ -117,7 +120,11 @@ func (c *comparison) sets() {
 	}
 	left := c.served()
 	for e := range c.want.needs.entries {
-		if !c.have.has(e.set, e.entry) && !left[e] {
+		switch {
+		case c.have.has(e.set, e.entry):
+		case left[e]:
+			c.out.renounced = append(c.out.renounced, e)
+		default:
 			c.out.add = append(c.out.add, e)
 		}
 	}
@@ -126,12 +133,17 @@ func (c *comparison) sets() {
 	for set, entries := range c.have.sets {
 		for entry := range entries {
 			e := setEntry{set, entry}
-			if c.want.needs.entries[e] == 0 && (c.removes() || of(e)) {
+			switch {
+			case c.want.needs.entries[e] > 0:
+			case c.removes() || of(e):
 				c.out.remove = append(c.out.remove, e)
+			default:
+				c.out.left = append(c.out.left, e)
 			}
 		}
 	}
 	slices.SortFunc(c.out.remove, setEntry.compare)
+	slices.SortFunc(c.out.left, setEntry.compare)
 }
 
 // target is what of an entry names where packets go: the part before the
@@ -167,7 +179,9 @@ func (c *comparison) concerned() func(setEntry) bool {
 	}
 	return func(e setEntry) bool {
 		if c.former != nil && c.former.needs.entries[e] > 0 {
-			return true
+			if _, left := c.former.left[e]; !left {
+				return true
+			}
 		}
 		if p, found := ports[e.set]; found {
 			return destinations[protocolName(p)+string(e.entry)]

@@ -134,7 +134,7 @@ func (p *fullPass) write() error {
 		p.writer.bind,
 		p.writeSets,
 		p.writer.writeServers,
-		func() error { return p.writer.writeRules(p.want.rules(), true) },
+		p.writeRules,
 		p.removeServers,
 		p.writeLateSets,
 		p.unbindRest,
@@ -201,6 +201,18 @@ func (p *fullPass) askers(e setEntry) []dataplane.ServiceName {
 		}
 	}
 	return out
+}
+
+// writeRules writes the fixed rules, those too that belong to what stays although
+// it is not wanted.
+func (p *fullPass) writeRules() error {
+	left := p.diff.left
+	if len(p.writer.failed) > 0 {
+		left = slices.Concat(left, p.diff.remove)
+	}
+	p.want.leave(left, p.state)
+	p.want.renounce(p.diff.renounced)
+	return p.writer.writeRules(p.want.rules(), true)
 }
 
 // removeServers deletes what is too many. Where a Service has failed, what it had

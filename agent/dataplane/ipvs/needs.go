@@ -4,9 +4,12 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // ownedServer is a virtual server and the Service that needs it.
@@ -123,6 +126,9 @@ type wanted struct {
 	config   *config
 	services map[dataplane.ServiceName]*servicePlan
 	needs    needs
+	// left are entries of ipsets that no Service in services needs and that stay
+	// all the same. They count in needs.
+	left map[setEntry]struct{}
 }
 
 func newWanted(c *config) *wanted {
@@ -139,6 +145,47 @@ func (w *wanted) set(name dataplane.ServiceName, p *servicePlan) {
 	}
 	w.needs.add(name, p)
 	w.needs.remove(name, former)
+}
+
+// leave has entries of ipsets stay that the kernel holds, and the rules that
+// belong to them: they may be of Services that are not known yet.
+func (w *wanted) leave(entries []setEntry, have *snapshot) {
+	w.left = make(map[setEntry]struct{}, len(entries))
+	for _, e := range entries {
+		w.left[e] = struct{}{}
+	}
+	plan := &servicePlan{entries: entries}
+	for _, e := range entries {
+		if e.set != w.config.set(setLoadBalancerFW) {
+			continue
+		}
+		address, _, _ := strings.Cut(string(e.entry), ",")
+		if k, ok := parseKey(e.entry); ok && !have.has(w.config.set(setSourceIP), e.entry+","+Entry(address)) {
+			plan.outRules = append(plan.outRules, outRuleFor(k))
+		}
+	}
+	w.needs.add(dataplane.ServiceName{}, plan)
+}
+
+// renounce does without entries of ipsets, and the rules that belong to them, that
+// only Services need of which the kernel knows better.
+func (w *wanted) renounce(entries []setEntry) {
+	plan := &servicePlan{entries: entries}
+	for _, e := range entries {
+		if k, ok := parseKey(e.entry); ok && e.set == w.config.set(setLoadBalancerFW) {
+			plan.outRules = append(plan.outRules, outRuleFor(k))
+		}
+	}
+	w.needs.remove(dataplane.ServiceName{}, plan)
+}
+
+// parseKey reads an entry of an ipset of type hash:ip,port.
+func parseKey(e Entry) (Key, bool) {
+	address, rest, _ := strings.Cut(string(e), ",")
+	protocol, port, _ := strings.Cut(rest, ":")
+	a, err := netip.ParseAddr(address)
+	n, portErr := strconv.ParseUint(port, 10, 16)
+	return Key{a, uint16(n), v1alpha1.Protocol(strings.ToUpper(protocol))}, err == nil && portErr == nil
 }
 
 // rules are the chains and jumps that are wanted.

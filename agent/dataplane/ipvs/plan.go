@@ -152,8 +152,13 @@ func (p *planner) restrict(k Key) {
 		p.enter(setSourceIP, keyAndAddress(k, k.Addr))
 		return
 	}
-	p.out.outRules = append(p.out.outRules, outRule("-s "+k.Addr.String()+" -m ipvs --vaddr "+k.Addr.String()+
-		" --vproto "+protocolName(k.Protocol)+" --vport "+strconv.Itoa(int(k.Port))+" -j DROP"))
+	p.out.outRules = append(p.out.outRules, outRuleFor(k))
+}
+
+// outRuleFor keeps the node's own processes from a load-balancer address.
+func outRuleFor(k Key) outRule {
+	return outRule("-s " + k.Addr.String() + " -m ipvs --vaddr " + k.Addr.String() +
+		" --vproto " + protocolName(k.Protocol) + " --vport " + strconv.Itoa(int(k.Port)) + " -j DROP")
 }
 
 // planNodePort plans a virtual server on every address that NodePorts answer on.
