@@ -36,7 +36,7 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 
 // settle notes that what the kernel holds is known.
 func (d *Dataplane) settle() {
-	d.watched.resume(slices.Collect(maps.Keys(d.held.needs.bound)), len(d.held.needs.servers), d.kernel)
+	d.watched.resume(len(d.held.needs.servers), d.kernel)
 	select {
 	case <-d.applied:
 	default:
@@ -270,6 +270,13 @@ func (p *partialPass) run(ctx context.Context) (int, error) {
 		}
 	}
 	p.commit()
+	p.watched.change(p.diff.bind, p.diff.unbind)
+	switch {
+	case shrinks:
+		p.fixed.count(after)
+	case grows:
+		p.fixed.count(union)
+	}
 	return len(w.changed), nil
 }
 

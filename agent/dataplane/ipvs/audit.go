@@ -140,7 +140,8 @@ func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	}
 	out.Findings = append(out.Findings, rules.Findings...)
 	out.Chains, out.Rules = rules.Chains, rules.Rules
-	d.watched.resume(slices.Collect(maps.Keys(state.bound)), len(state.servers), d.kernel)
+	d.watched.replace(maps.Keys(state.bound))
+	d.watched.resume(len(state.servers), d.kernel)
 	select {
 	case <-d.applied:
 	default:

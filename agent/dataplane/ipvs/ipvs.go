@@ -69,6 +69,7 @@ type Dataplane struct {
 	// held is what the kernel holds by our last successful Apply. Nil: unknown,
 	// the next Apply is full. Former is the same, but stays after an error.
 	held, former *wanted
+	fixed        fixedCount
 	// known are the virtual servers that we have made, and for whom.
 	known map[Key]dataplane.ServiceName
 	// denied are virtual servers that somebody else has made on what looks ours,
@@ -300,13 +301,12 @@ func (d *Dataplane) sameReals(a, b Key) (bool, error) {
 
 // counts are those of what is held.
 func (d *Dataplane) counts() (dataplane.Counts, map[string]dataplane.TableCount) {
-	chains, rules := count(d.held.rules())
 	out := dataplane.Counts{
-		Chains: chains, SetEntries: len(d.held.needs.entries),
+		Chains: d.fixed.chains, SetEntries: len(d.held.needs.entries),
 		VirtualServers: len(d.held.needs.servers), RealServers: d.held.needs.reals + d.leaving.count(),
 	}
 	tables := map[string]dataplane.TableCount{}
-	for table, n := range rules {
+	for table, n := range d.fixed.rules {
 		out.Rules += n
 		tables[table] = dataplane.TableCount{Rules: n}
 	}

@@ -203,14 +203,20 @@ func (w *wanted) rulesFor(used map[SetName]int, out map[outRule]int) iptables.Fi
 	return w.config.rules(set, slices.Sorted(maps.Keys(out)))
 }
 
-// count counts the chains and rules, jumps included, that are wanted.
-func count(f iptables.Fixed) (chains int, rules map[string]int) {
-	rules = map[string]int{}
-	for _, c := range f.Chains {
-		rules[c.Table] += len(c.Rules)
+// fixedCount counts what is held of the fixed rules.
+type fixedCount struct {
+	chains int
+	// rules are those of each table, jumps included.
+	rules map[string]int
+}
+
+// count counts anew.
+func (c *fixedCount) count(f iptables.Fixed) {
+	c.chains, c.rules = len(f.Chains), map[string]int{}
+	for _, chain := range f.Chains {
+		c.rules[chain.Table] += len(chain.Rules)
 	}
 	for _, j := range f.Jumps {
-		rules[j.Table]++
+		c.rules[j.Table]++
 	}
-	return len(f.Chains), rules
 }

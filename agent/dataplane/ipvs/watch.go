@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"context"
+	"iter"
 	"net/netip"
 	"sync"
 	"time"
@@ -34,8 +35,31 @@ func (w *watched) pause() {
 	w.known = false
 }
 
-// resume says what the kernel holds from now on.
-func (w *watched) resume(bound []netip.Addr, servers int, k Kernel) {
+// replace says which addresses should be bound from now on.
+func (w *watched) replace(bound iter.Seq[netip.Addr]) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.bound = map[netip.Addr]struct{}{}
+	for a := range bound {
+		w.bound[a] = struct{}{}
+	}
+}
+
+// change says which addresses should be bound besides, and which no longer.
+func (w *watched) change(bound, unbound []netip.Addr) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, a := range bound {
+		w.bound[a] = struct{}{}
+	}
+	for _, a := range unbound {
+		delete(w.bound, a)
+	}
+}
+
+// resume says that the kernel holds what it should, and how many virtual servers
+// of ours that are.
+func (w *watched) resume(servers int, k Kernel) {
 	all, counted := k.Count()
 	if !counted {
 		all = -1
@@ -43,10 +67,6 @@ func (w *watched) resume(bound []netip.Addr, servers int, k Kernel) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.known, w.ours, w.all = true, servers, all
-	w.bound = make(map[netip.Addr]struct{}, len(bound))
-	for _, a := range bound {
-		w.bound[a] = struct{}{}
-	}
 }
 
 // recount takes the number of virtual servers for what it should be, after a
