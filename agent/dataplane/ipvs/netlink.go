@@ -71,12 +71,13 @@ func familyNumber(f dataplane.Family) uint8 {
 	return netlink.FAMILY_V4
 }
 
-// unsupported says what the node lacks, why, and what to do.
+// unsupported says what the node lacks, why, and what to do. It does not wrap what
+// the kernel answers, which would be taken for the answer about a virtual server.
 func unsupported(lacks, remedy string, err error) error {
 	if isPermission(err) {
-		return fmt.Errorf("%w: the agent may not use %s: run it with the capability NET_ADMIN: %w", dataplane.ErrUnsupported, lacks, err)
+		return fmt.Errorf("%w: the agent may not use %s: run it with the capability NET_ADMIN: %v", dataplane.ErrUnsupported, lacks, err)
 	}
-	return fmt.Errorf("%w: the kernel has no %s: %s: %w", dataplane.ErrUnsupported, lacks, remedy, err)
+	return fmt.Errorf("%w: the kernel has no %s: %s: %v", dataplane.ErrUnsupported, lacks, remedy, err)
 }
 
 func isPermission(err error) bool {

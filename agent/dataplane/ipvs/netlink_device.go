@@ -115,7 +115,11 @@ func (d *device) CreateDevice() error {
 	case err != nil && !errors.Is(err, unix.EEXIST):
 		return fmt.Errorf("making the device %s: %w", deviceName, err)
 	}
-	return d.onDevice(func(_ *netlink.Handle, link netlink.Link) error {
+	return d.do(func(h *netlink.Handle) error {
+		link, err := d.lookUp(h)
+		if err != nil {
+			return err
+		}
 		if link.Type() != "dummy" {
 			return fmt.Errorf("the device %s is one of type %s, not dummy, so it is not one for Services: delete or rename it (ip link)", deviceName, link.Type())
 		}

@@ -222,8 +222,8 @@ func (v *virtualServers) ChangeServer(k Key, s Server) error {
 // serverError says what the kernel means: it looks for the scheduler first.
 func (v *virtualServers) serverError(doing string, k Key, s Server, err error) error {
 	switch {
-	case err == nil:
-		return nil
+	case err == nil || errors.Is(err, dataplane.ErrUnsupported):
+		return err
 	case errors.Is(err, unix.ENOENT):
 		return &SchedulerError{Scheduler: s.Scheduler}
 	case errors.Is(err, unix.ESRCH):

@@ -66,10 +66,7 @@ func (v *virtualServers) one(k Key) (Server, error) {
 		s, err = h.GetService(v.name(k))
 		return err
 	})
-	switch {
-	case errors.Is(err, dataplane.ErrUnsupported):
-		return Server{}, err
-	case err != nil:
+	if err != nil {
 		return Server{}, v.serverError("reading", k, Server{}, err)
 	}
 	got, server, ok := v.serverOf(s)

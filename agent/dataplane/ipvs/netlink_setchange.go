@@ -7,7 +7,6 @@ import (
 	"math/bits"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -54,6 +53,9 @@ func removals(c SetChange) []Entry {
 
 // fill makes a set where it has to, and adds entries.
 func (s *sets) fill(c SetChange) error {
+	if !c.Create && len(c.Add) == 0 {
+		return nil
+	}
 	if err := s.ensure(c); err != nil {
 		return err
 	}
@@ -72,10 +74,9 @@ func (s *sets) ensure(c SetChange) error {
 	want := setHeader{kind: c.Type, family: s.familyOf(c.Type)}
 	if c.Create {
 		err := s.create(c.Name, c.Type, roomFor(len(c.Add)))
-		if err == nil || !errors.Is(err, unix.EEXIST) && !errors.Is(err, syscall.Errno(nl.IPSET_ERR_TYPE_MISMATCH)) {
+		if !errors.Is(err, unix.EEXIST) {
 			return err
 		}
-		// There is one, of another size or another type.
 	}
 	if has, ok := s.headers[c.Name]; ok && has.kind == want.kind && !c.Create {
 		return nil
@@ -99,7 +100,8 @@ func roomFor(entries int) int {
 	return 1 << bits.Len(uint(2*entries-1))
 }
 
-// create makes a set. It may exist if it is the same.
+// create makes a set. The error wraps EEXIST where there is one: the kernel would
+// take one of the other family for the same.
 func (s *sets) create(name SetName, t SetType, room int) error {
 	revision, err := s.revision(t)
 	if err != nil {
@@ -117,7 +119,7 @@ func (s *sets) create(name SetName, t SetType, room int) error {
 	body = appendAttribute(body, attrRevision, []byte{revision})
 	body = appendAttribute(body, attrFamily, []byte{s.familyOf(t)})
 	body = appendAttribute(body, attrData|attrNested, options)
-	if err := s.request(nl.IPSET_CMD_CREATE, nl.GetIpsetFlags(nl.IPSET_CMD_CREATE), body, nil); err != nil {
+	if err := s.request(nl.IPSET_CMD_CREATE, nl.GetIpsetFlags(nl.IPSET_CMD_CREATE)|unix.NLM_F_EXCL, body, nil); err != nil {
 		return &SetError{Set: name, Err: fmt.Errorf("making it: %w", err)}
 	}
 	s.headers[name] = setHeader{kind: t, family: s.familyOf(t), maxElem: room}

@@ -1,0 +1,130 @@
+package kernel
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/test/uml"
+)
+
+func TestMain(m *testing.M) { uml.Main(m) }
+
+// bootPatience is how long a machine may take.
+const bootPatience = 5 * time.Minute
+
+// boot runs a test in a machine that has IPVS.
+func boot(t *testing.T, test string) uml.Outcome {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: run sudo make test")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), bootPatience)
+	defer cancel()
+	out, err := uml.Run(ctx, uml.Options{Test: test, Folder: t.TempDir(), MemoryMiB: 1024})
+	if err != nil {
+		t.Fatalf("%v\nthe test printed:\n%s", err, out.Output)
+	}
+	t.Logf("in %.1f s:\n%s", out.Took.Seconds(), out.Output)
+	if out.Status != 0 {
+		t.Fatal("it has failed in User-mode Linux")
+	}
+	return out
+}
+
+// TestModules boots a machine whose loader of modules refuses some at first.
+func TestModules(t *testing.T) { boot(t, "TestInsideModules") }
+
+// TestKernel boots a machine for everything else.
+func TestKernel(t *testing.T) { boot(t, "TestInsideKernel") }
+
+// TestMany boots a machine to measure.
+func TestMany(t *testing.T) { boot(t, "TestInsideMany") }
+
+func TestInsideMany(t *testing.T) {
+	if uml.Inside() {
+		many(t)
+	}
+}
+
+func TestInsideKernel(t *testing.T) {
+	if !uml.Inside() {
+		return // TestKernel runs it
+	}
+	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		t.Run(string(family), func(t *testing.T) {
+			l := newLab(t, family)
+			t.Run("Servers", l.servers)
+			t.Run("Schedulers", l.schedulers)
+			t.Run("Reals", l.reals)
+			t.Run("Probe", l.probe)
+			t.Run("Timeouts", l.timeouts)
+			t.Run("Device", l.device)
+			t.Run("Sets", l.sets)
+			t.Run("SetsOfOthers", l.setsOfOthers)
+			t.Run("LargeSet", l.largeSet)
+			t.Run("Sysctls", l.sysctls)
+			t.Run("Connections", l.connections)
+		})
+	}
+	t.Run("SideBySide", sideBySide)
+}
+
+// lab is a Kernel, with what is needed to look at what it does.
+type lab struct {
+	ipvs.Kernel
+	family dataplane.Family
+}
+
+func newLab(t *testing.T, family dataplane.Family) *lab {
+	t.Helper()
+	l := &lab{Kernel: ipvs.NewKernel(family, ipvs.KernelOptions{}), family: family}
+	if err := l.Open(); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// pick returns what is for the lab's family.
+func pick[T any](l *lab, v4, v6 T) T {
+	if l.family == dataplane.IPv6 {
+		return v6
+	}
+	return v4
+}
+
+// run runs a program and returns what it prints.
+func run(t *testing.T, line string) string {
+	t.Helper()
+	words := strings.Fields(line)
+	out, err := exec.Command(words[0], words[1:]...).CombinedOutput() //nolint:gosec // a test's own words
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", line, err, out)
+	}
+	return string(out)
+}
+
+// check fails the test where something has not gone as it should.
+func check(t *testing.T, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// report hands figures over to who has booted the machine, and prints them.
+func report(t *testing.T, figures any) {
+	t.Helper()
+	text, err := json.Marshal(figures)
+	check(t, err, uml.Report(text))
+	fmt.Printf("%s\n", text)
+}

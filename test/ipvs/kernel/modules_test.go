@@ -1,0 +1,81 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/test/uml"
+)
+
+// loaderFile names the program that the kernel runs to load a module.
+const loaderFile = "/proc/sys/kernel/modprobe"
+
+// refuse puts a loader in the place of another one that refuses modules whose
+// name, or alias, holds one of the words.
+func refuse(t *testing.T, loader string, words ...string) {
+	t.Helper()
+	var text strings.Builder
+	text.WriteString("#!/bin/sh\nfor word; do\ncase $word in\n")
+	for _, word := range words {
+		fmt.Fprintf(&text, "*%s*) exit 1;;\n", word)
+	}
+	fmt.Fprintf(&text, "esac\ndone\nexec %s \"$@\"\n", loader)
+	path := filepath.Join(t.TempDir(), "loader")
+	check(t, os.WriteFile(path, []byte(text.String()), 0o700), os.WriteFile(loaderFile, []byte(path), 0)) //nolint:gosec // it is a program
+}
+
+func TestInsideModules(t *testing.T) {
+	if !uml.Inside() {
+		return // TestModules runs it
+	}
+	text, err := os.ReadFile(loaderFile)
+	check(t, err)
+	loader := strings.TrimSpace(string(text))
+	v4, v6 := ipvs.NewKernel(dataplane.IPv4, ipvs.KernelOptions{}), ipvs.NewKernel(dataplane.IPv6, ipvs.KernelOptions{})
+
+	refused := []string{"IPVS", "nfnetlink-subsys-6", "hash:ip,port,net", "rtnl-link-dummy"}
+	remedies := []string{"modprobe ip_vs)", "modprobe ip_set)", "modprobe ip_set_hash_ipportnet)", "modprobe dummy)"}
+	for i := range refused {
+		refuse(t, loader, refused[i:]...)
+		for _, k := range []ipvs.Kernel{v4, v6} {
+			err := k.Open()
+			if !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), remedies[i]) {
+				t.Errorf("without %s: %v", refused[i], err)
+			}
+			if i > 0 {
+				continue
+			}
+			if err := k.Probe("rr"); !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), remedies[i]) {
+				t.Errorf("probing without %s: %v", refused[i], err)
+			}
+			if servers, err := k.Servers(); !errors.Is(err, dataplane.ErrUnsupported) {
+				t.Errorf("reading without %s: %v, %v", refused[i], servers, err)
+			}
+		}
+	}
+	if out := run(t, "ip link"); strings.Contains(out, "kube-ipvs0") {
+		t.Errorf("looking has made a device:\n%s", out)
+	}
+
+	refuse(t, loader, "ip_vs_wlc", "ip_vs_nosuch")
+	for _, k := range []ipvs.Kernel{v4, v6} {
+		check(t, k.Open(), k.Probe("rr"))
+		for _, scheduler := range []string{"wlc", "nosuch"} {
+			var missing *ipvs.SchedulerError
+			if err := k.Probe(scheduler); !errors.As(err, &missing) || missing.Scheduler != scheduler || errors.Is(err, dataplane.ErrUnsupported) {
+				t.Errorf("without scheduler %s: %v", scheduler, err)
+			}
+		}
+	}
+	refuse(t, loader, "ip_vs_nosuch")
+	check(t, v4.Probe("wlc"), v6.Probe("wlc"))
+	if out := run(t, "ipvsadm -Sn"); out != "" {
+		t.Errorf("the probes have left:\n%s", out)
+	}
+}
