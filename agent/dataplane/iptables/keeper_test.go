@@ -47,7 +47,9 @@ func makeSets(t *testing.T, family dataplane.Family) {
 // ipvsRules are rules as mode IPVS has them, of each form that it uses. Before are
 // written first into nat KUBE-SERVICES.
 func ipvsRules(family dataplane.Family, before ...string) Fixed {
-	set := func(name, directions string) string { return "-m set --match-set " + setNameOf(family, name) + " " + directions }
+	set := func(name, directions string) string {
+		return "-m set --match-set " + setNameOf(family, name) + " " + directions
+	}
 	loopback := "127.0.0.0/8"
 	if family == dataplane.IPv6 {
 		loopback = "::1/128"

@@ -26,9 +26,9 @@ type fullPass struct {
 }
 
 // applyFull reads the kernel, compares all of it to what is wanted and writes the
-// difference: first what virtual servers depend on, then those, then the rules
-// that lead packets to them instead of where another mode's do, last the removal
-// of what nothing needs any more.
+// difference: first what virtual servers depend on, then those, last the removal
+// of what nothing needs any more. The rules of mode IPTables, where there are any,
+// serve until that mode is retired.
 func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
 	p := &fullPass{Dataplane: d, ctx: ctx, ruleset: r}
 	if err := p.prepare(); err != nil {
@@ -132,11 +132,15 @@ func (p *fullPass) write() error {
 		Dataplane: p.Dataplane, ctx: p.ctx, diff: p.diff,
 		changed: map[dataplane.ServiceName]struct{}{}, failed: map[dataplane.ServiceName]string{},
 	}
+	// The rules come before addresses are bound. Beside those of mode IPTables they
+	// take nothing over yet, but as soon as an address is bound the node's own
+	// connections to it get it as their source, and must be masqueraded.
 	steps := []func() error{
-		p.writer.bind,
 		p.writeSets,
-		p.writer.writeServers,
 		p.writeRules,
+		p.writer.bind,
+		p.writer.writeServers,
+		p.rewriteRules,
 		p.removeServers,
 		p.writeLateSets,
 		p.unbindRest,
@@ -208,12 +212,18 @@ func (p *fullPass) askers(e setEntry) []dataplane.ServiceName {
 // writeRules writes the fixed rules, those too that belong to what stays although
 // it is not wanted.
 func (p *fullPass) writeRules() error {
-	left := p.diff.left
-	if len(p.writer.failed) > 0 {
-		left = slices.Concat(left, p.diff.remove)
-	}
-	p.want.leave(left, p.state)
+	p.want.leave(p.diff.left, p.state)
 	p.want.renounce(p.diff.renounced)
+	return p.writer.writeRules(p.want.rules(), true)
+}
+
+// rewriteRules keeps the rules of what was there before, where a Service has
+// failed, of which that may be.
+func (p *fullPass) rewriteRules() error {
+	if len(p.writer.failed) == 0 {
+		return nil
+	}
+	p.want.leave(slices.Concat(p.diff.left, p.diff.remove), p.state)
 	return p.writer.writeRules(p.want.rules(), true)
 }
 

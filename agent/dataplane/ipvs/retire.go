@@ -15,8 +15,8 @@ import (
 // Retire implements dataplane.Retirer. New connections do not come to virtual
 // servers any more, because the rules of the other mode meet their packets first;
 // those that are held go on by IPVS alone. So virtual servers with connections
-// stay, with their addresses, until those have ended, or for drainBound since
-// this was first called. It tells by the kernel's state what there is, as after a
+// stay, with their addresses and the rules, until those have ended, or for
+// drainBound since this was first called. It tells by the kernel's state what there is, as after a
 // restart, or after kube-proxy.
 func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, error) {
 	d.watched.pause()
@@ -41,22 +41,19 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 	if err != nil {
 		return "", err
 	}
-	if err := d.rules.Retire(ctx, want); err != nil {
-		return "", err
-	}
 	if d.retireUntil.IsZero() {
 		d.retireUntil = d.clock.Now().Add(drainBound)
 	}
-	if err := p.servers(); err != nil {
+	if err := p.look(); err != nil {
+		return "", err
+	}
+	if err := p.release(); err != nil {
 		return "", err
 	}
 	if len(p.stay) == 0 {
 		clear(d.known)
 		clear(d.denied)
-		return "", p.rest()
-	}
-	if err := p.shrink(); err != nil {
-		return "", err
+		return "", p.rest(want)
 	}
 	return fmt.Sprintf("%d connections by %d virtual servers, such as %s, are waited for until %s",
 		p.connections, len(p.stay), slices.MinFunc(p.stay, Key.Compare), d.retireUntil.UTC().Format(time.RFC3339)), nil
@@ -68,8 +65,9 @@ type retirement struct {
 	ctx    context.Context //nolint:containedctx // it lives for one call
 	config *config
 	state  *snapshot
-	// stay are the virtual servers with connections.
-	stay        []Key
+	// ours are the virtual servers of the mode, and stay those of them with
+	// connections that are waited for.
+	ours, stay  []Key
 	connections int
 }
 
@@ -85,8 +83,8 @@ func (p *retirement) rulesOf(former *wanted, r *dataplane.Ruleset) (iptables.Fix
 	return newWanted(c).rules(), nil
 }
 
-// servers deletes the virtual servers of ours that have no connections.
-func (p *retirement) servers() error {
+// look looks which virtual servers of ours have connections that are waited for.
+func (p *retirement) look() error {
 	over := !p.clock.Now().Before(p.retireUntil)
 	evidence, err := p.evidence(p.config, p.state)
 	if err != nil {
@@ -96,34 +94,32 @@ func (p *retirement) servers() error {
 		if !evidence.ours(k) {
 			continue
 		}
+		p.ours = append(p.ours, k)
+		if over {
+			continue
+		}
 		if err := p.ctx.Err(); err != nil {
-			return fmt.Errorf("delete virtual servers: %w", err)
+			return fmt.Errorf("look at virtual servers: %w", err)
+		}
+		reals, err := p.kernel.Reals(k)
+		if err != nil {
+			return err
 		}
 		n := 0
-		if !over {
-			reals, err := p.kernel.Reals(k)
-			if err != nil {
-				return err
-			}
-			for _, r := range reals {
-				n += r.Active + r.Inactive
-			}
+		for _, r := range reals {
+			n += r.Active + r.Inactive
 		}
 		if n > 0 {
 			p.stay, p.connections = append(p.stay, k), p.connections+n
-			continue
 		}
-		if err := p.kernel.DeleteServer(k); err != nil {
-			return err
-		}
-		delete(p.known, k)
 	}
 	return nil
 }
 
-// shrink removes what the virtual servers that stay do not need: addresses, and
-// the ipsets but for those by which they are known to be ours.
-func (p *retirement) shrink() error {
+// release takes off the addresses that no connection needs, then deletes the
+// virtual servers. Those on an address that stays do too: otherwise what they do
+// not refuse any more would come to the node's own servers.
+func (p *retirement) release() error {
 	needed := map[netip.Addr]bool{}
 	for _, k := range p.stay {
 		needed[k.Addr] = true
@@ -136,26 +132,26 @@ func (p *retirement) shrink() error {
 			return err
 		}
 	}
-	named := map[SetName]bool{}
-	for _, set := range []string{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setNodePortTCP, setNodePortUDP, setNodePortSCTP} {
-		named[p.config.set(set)] = true
-	}
-	var gone []SetName
-	for name := range p.state.sets {
-		if !named[name] {
-			gone = append(gone, name)
+	for _, k := range p.ours {
+		_, bound := p.state.bound[k.Addr]
+		if bound && needed[k.Addr] || slices.Contains(p.stay, k) {
+			continue
 		}
+		if err := p.kernel.DeleteServer(k); err != nil {
+			return err
+		}
+		delete(p.known, k)
 	}
-	slices.Sort(gone)
-	if len(gone) == 0 {
-		return nil
-	}
-	return p.kernel.DeleteSets(gone)
+	return nil
 }
 
-// rest removes the addresses, the device and the ipsets.
-func (p *retirement) rest() error {
+// rest removes the device, the rules that kept the node's own servers from being
+// reached by its addresses, and the ipsets that they ask.
+func (p *retirement) rest(want iptables.Fixed) error {
 	if err := p.removeDevice(p.state); err != nil {
+		return err
+	}
+	if err := p.rules.Retire(p.ctx, want); err != nil {
 		return err
 	}
 	if len(p.state.sets) == 0 {
