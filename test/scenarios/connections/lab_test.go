@@ -28,6 +28,10 @@ type lab struct {
 	*plan
 	node, a, b, r, outside *place
 	world                  *scenarios.World
+	// tries are connections that reach all endpoints.
+	tries int
+	// instead are outcomes that differ in the lab's mode, by what is tried.
+	instead map[string]string
 }
 
 // plan are the addresses of one IP family.
@@ -75,13 +79,19 @@ func inLabs(t *testing.T, test func(*lab)) {
 					t.Skip("needs root: run sudo make test")
 				}
 				t.Parallel() // they mostly wait
-				test(newLab(t, p, program))
+				l := newLab(t, p)
+				l.world = scenarios.New(t, p.family, func() dataplane.Dataplane {
+					return iptables.New(p.family, iptables.Options{Folder: folderWith(t, program)})
+				})
+				test(l)
 			})
 		}
 	}
 }
 
-func newLab(t *testing.T, p *plan, program string) *lab {
+// folderWith is a folder with the programs of one variant.
+func folderWith(t *testing.T, program string) string {
+	t.Helper()
 	path, err := exec.LookPath(program)
 	if err != nil {
 		t.Fatalf("%s not found: apt-get install iptables", program)
@@ -94,12 +104,17 @@ func newLab(t *testing.T, p *plan, program string) *lab {
 			}
 		}
 	}
+	return folder
+}
+
+// newLab makes a lab without a world.
+func newLab(t *testing.T, p *plan) *lab {
 	runtime.LockOSThread() // and never unlock: the thread ends with the test
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)
 	}
 	l := &lab{
-		T: t, plan: p, node: &place{name: "node", tid: unix.Gettid()},
+		T: t, plan: p, tries: byChance, node: &place{name: "node", tid: unix.Gettid()},
 		a: newPlace(t, "a"), b: newPlace(t, "b"), r: newPlace(t, "r"), outside: newPlace(t, "outside"),
 	}
 	l.node.must(t, prepare())
@@ -107,9 +122,6 @@ func newLab(t *testing.T, p *plan, program string) *lab {
 	l.wirePod(l.b, p.b)
 	l.wirePod(l.r, p.r)
 	l.wireOutside()
-	l.world = scenarios.New(t, p.family, func() dataplane.Dataplane {
-		return iptables.New(p.family, iptables.Options{Folder: folder})
-	})
 	return l
 }
 
@@ -169,6 +181,8 @@ func (l *lab) who(name string) (*place, netip.Addr) {
 		return l.b, l.plan.b
 	case "node":
 		return l.node, l.node0()
+	case "self": // the kernel chooses
+		return l.node, netip.Addr{}
 	case "localhost":
 		return l.node, l.localhost
 	case "ext":
@@ -185,7 +199,8 @@ const (
 	// silence is how long no answer is taken for none. An answer to the first SYN
 	// may come before the socket takes errors; the second SYN goes after a second.
 	silence = 1500 * time.Millisecond
-	tries   = 24 // so that one of two endpoints is missed once in 8 million runs
+	// byChance are as many tries as miss one of two endpoints once in 8 million runs.
+	byChance = 24
 )
 
 // expect connects as often as shows which endpoints answer. want is REJECT, DROP
@@ -206,9 +221,9 @@ func (l *lab) expect(from, protocol string, to netip.AddrPort, want string) {
 		return
 	}
 	names, masqueraded := words[:len(words)-1], words[len(words)-1] == "+M"
-	n := tries
+	n := l.tries
 	if len(names) == 1 {
-		n = 6
+		n = min(6, n)
 	}
 	var seen []string
 	for range n {

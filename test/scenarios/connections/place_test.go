@@ -210,7 +210,10 @@ func (p *place) dial(protocol string, from netip.Addr, to netip.AddrPort, wait t
 			return
 		}
 		local := net.Addr(net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0)))
-		if protocol == "udp" {
+		switch {
+		case !from.IsValid():
+			local = nil
+		case protocol == "udp":
 			local = net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), wait)
