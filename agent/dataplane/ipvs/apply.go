@@ -36,7 +36,7 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 
 // settle notes that what the kernel holds is known.
 func (d *Dataplane) settle() {
-	d.watched.resume(len(d.held.needs.servers), d.kernel)
+	d.watched.resume(len(d.held.needs.servers))
 	select {
 	case <-d.applied:
 	default:
@@ -270,7 +270,7 @@ func (p *partialPass) run(ctx context.Context) (int, error) {
 		}
 	}
 	p.commit()
-	p.watched.change(p.diff.bind, p.diff.unbind)
+	p.watched.change(p.diff.bind, p.diff.unbind, p.come())
 	switch {
 	case shrinks:
 		p.fixed.count(after)
@@ -278,6 +278,17 @@ func (p *partialPass) run(ctx context.Context) (int, error) {
 		p.fixed.count(union)
 	}
 	return len(w.changed), nil
+}
+
+// come is how many virtual servers more there are than before.
+func (p *partialPass) come() int {
+	n := -len(p.diff.extra)
+	for i := range p.diff.servers {
+		if p.diff.servers[i].missing {
+			n++
+		}
+	}
+	return n
 }
 
 // commit notes that the kernel holds the plans.

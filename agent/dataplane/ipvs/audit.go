@@ -141,7 +141,8 @@ func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	out.Findings = append(out.Findings, rules.Findings...)
 	out.Chains, out.Rules = rules.Chains, rules.Rules
 	d.watched.replace(maps.Keys(state.bound))
-	d.watched.resume(len(state.servers), d.kernel)
+	d.watched.recount(d.kernel)
+	d.watched.resume(len(state.servers))
 	select {
 	case <-d.applied:
 	default:

@@ -50,6 +50,7 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (datapl
 	d.kept, d.failed, d.conflicts, d.contested = p.scope.kept, p.writer.failed, p.want.conflicts, p.want.contested
 	d.left = p.leftovers()
 	d.watched.replace(maps.Keys(d.held.needs.bound))
+	d.watched.recount(d.kernel)
 	d.fixed.count(d.held.rules())
 	d.warnings = append(warnings, p.writer.stuck...)
 	clear(d.notes)

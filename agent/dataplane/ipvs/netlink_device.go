@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -129,11 +130,23 @@ func (d *device) CreateDevice() error {
 
 // DeleteDevice implements Kernel.
 func (d *device) DeleteDevice() error {
-	err := d.onDevice(func(h *netlink.Handle, link netlink.Link) error { return h.LinkDel(link) })
+	err := d.onDevice(func(h *netlink.Handle, link netlink.Link) error {
+		list, err := d.list(h, link, unix.AF_UNSPEC)
+		if err != nil || slices.ContainsFunc(list, d.ofOther) {
+			return err
+		}
+		return h.LinkDel(link)
+	})
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("deleting the device %s: %w", deviceName, err)
 	}
 	return nil
+}
+
+// ofOther reports whether an address of kube-ipvs0 is one of the other family that
+// somebody has put there.
+func (d *device) ofOther(a address) bool {
+	return a.addr.Is4() != (d.family == unix.AF_INET) && !a.addr.IsLinkLocalUnicast()
 }
 
 // Bind implements Kernel.
@@ -216,10 +229,14 @@ type address struct {
 
 // addresses reads those of an interface; nil: of all.
 func (d *device) addresses(h *netlink.Handle, link netlink.Link) ([]address, error) {
+	return d.list(h, link, int(d.family))
+}
+
+func (d *device) list(h *netlink.Handle, link netlink.Link, family int) ([]address, error) {
 	var list []netlink.Addr
 	var err error
 	for range dumpTries {
-		if list, err = h.AddrList(link, int(d.family)); !errors.Is(err, netlink.ErrDumpInterrupted) {
+		if list, err = h.AddrList(link, family); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}
 	}

@@ -45,10 +45,14 @@ func (w *watched) replace(bound iter.Seq[netip.Addr]) {
 	}
 }
 
-// change says which addresses should be bound besides, and which no longer.
-func (w *watched) change(bound, unbound []netip.Addr) {
+// change says which addresses should be bound besides, and which no longer, and
+// how many virtual servers more there should be.
+func (w *watched) change(bound, unbound []netip.Addr, servers int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.all >= 0 {
+		w.all += servers
+	}
 	for _, a := range bound {
 		w.bound[a] = struct{}{}
 	}
@@ -59,25 +63,22 @@ func (w *watched) change(bound, unbound []netip.Addr) {
 
 // resume says that the kernel holds what it should, and how many virtual servers
 // of ours that are.
-func (w *watched) resume(servers int, k Kernel) {
-	all, counted := k.Count()
-	if !counted {
-		all = -1
-	}
+func (w *watched) resume(servers int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.known, w.ours, w.all = true, servers, all
+	w.known, w.ours = true, servers
 }
 
 // recount takes the number of virtual servers for what it should be, after a
 // look.
 func (w *watched) recount(k Kernel) {
 	all, counted := k.Count()
+	if !counted {
+		all = -1
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if counted && w.known {
-		w.all = all
-	}
+	w.all = all
 }
 
 // gone tells whether an event is about something of ours that should be there.
