@@ -25,6 +25,8 @@ type Flow struct {
 	// ReplySource and ReplyDestination are those that an answer has when it
 	// comes: ReplySource is the endpoint.
 	ReplySource, ReplyDestination netip.AddrPort
+	// ByIPVS: it is IPVS that translates the flow, not the rules of nat.
+	ByIPVS bool
 	// ID tells the flow from another one between the same addresses.
 	ID uint32
 }
@@ -74,9 +76,14 @@ const (
 	NoEndpoint Reason = "no_endpoint"
 	// NotTranslated: the flow began when the address was not served.
 	NotTranslated Reason = "not_translated"
+	// OtherMode: IPVS translated the flow, but it is rules that serve the address
+	// now: its virtual server goes, or has gone.
+	OtherMode Reason = "other_mode"
 	// AddressGone: the Service has ended, or lost the address or port.
 	AddressGone Reason = "address_gone"
 )
 
 // Reasons returns all of them.
-func Reasons() []Reason { return []Reason{EndpointGone, NoEndpoint, NotTranslated, AddressGone} }
+func Reasons() []Reason {
+	return []Reason{EndpointGone, NoEndpoint, NotTranslated, OtherMode, AddressGone}
+}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // onRealKernel moves the test to a network namespace of its own, which goes
@@ -278,9 +279,12 @@ func TestCleanerOnRealKernel(t *testing.T) {
 	track(t, "tcp", gone)
 	fillTCP(t, 5000)
 	k := NewKernel()
+	mode := v1alpha1.ModeIPVS // what is made from outside is not of nat
 	clean := func(family dataplane.Family, services ...*dataplane.Service) Pass {
 		c := New(Options{Family: family, Table: k, Clock: clock.RealClock{}, Log: logr.Discard()})
-		c.Committed(ruleset(true, services), dataplane.Result{})
+		r := ruleset(true, services)
+		r.Mode = mode
+		c.Committed(r, dataplane.Result{})
 		return c.pass(t.Context())
 	}
 	four := clean(dataplane.IPv4, service("dns", "ip 10.96.0.10 port 53 np 30053 ep 10.244.0.3:53"))
@@ -296,6 +300,11 @@ func TestCleanerOnRealKernel(t *testing.T) {
 	six6 := clean(dataplane.IPv6, service("dns", "ip fd00::10 port 53 np 30053 ep [2001:db8:a::1]:53"))
 	if diff := cmp.Diff([]string{six2}, tracked(t, "ipv6", "udp")); diff != "" || six6.Err != nil {
 		t.Errorf("IPv6: %v (-want +got):\n%s", six6.Err, diff)
+	}
+	mode = v1alpha1.ModeIPTables
+	six6 = clean(dataplane.IPv6, service("dns", "ip fd00::10 port 53 np 30053 ep [2001:db8:a::1]:53"))
+	if diff := cmp.Diff(map[Reason]int{OtherMode: 1}, six6.Removed); diff != "" || six6.Err != nil {
+		t.Errorf("IPv6, in mode IPTables: %v (-want +got):\n%s", six6.Err, diff)
 	}
 	if got := tracked(t, "ipv4", "tcp"); len(got) != 5001 {
 		t.Errorf("%d TCP entries are left", len(got))

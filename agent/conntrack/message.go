@@ -17,6 +17,7 @@ const (
 
 	attrTupleOrig  = 1
 	attrTupleReply = 2
+	attrStatus     = 3
 	attrID         = 12
 	attrZone       = 18
 	attrFilter     = 25
@@ -48,6 +49,9 @@ const (
 	attrTypeMask = 1<<14 - 1
 
 	headerLength = 4 // of a message, and of an attribute
+
+	// statusDestinationNAT: the rules of nat have translated the destination.
+	statusDestinationNAT = 1 << 5
 
 	protocolUDP = 17
 	afINET      = 2
@@ -141,6 +145,7 @@ func parseFlow(message []byte) (Flow, bool) {
 	}
 	var f Flow
 	var orig, reply, id bool
+	status := uint32(statusDestinationNAT) // where that is not told
 	ok := eachAttr(message[headerLength:], func(kind uint16, payload []byte) bool {
 		switch kind {
 		case attrTupleOrig:
@@ -153,11 +158,16 @@ func parseFlow(message []byte) (Flow, bool) {
 			if id = len(payload) == 4; id {
 				f.ID = binary.BigEndian.Uint32(payload)
 			}
+		case attrStatus:
+			if len(payload) == 4 {
+				status = binary.BigEndian.Uint32(payload)
+			}
 		case attrZone:
 			return len(payload) == 2 && binary.BigEndian.Uint16(payload) == 0
 		}
 		return true
 	})
+	f.ByIPVS = f.translated() && status&statusDestinationNAT == 0
 	return f, ok && orig && reply && id
 }
 

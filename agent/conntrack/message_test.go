@@ -23,7 +23,6 @@ func entry(protocol byte, inTuple []byte, more ...[]byte) []byte {
 	b := header(dataplane.IPv4)
 	b = appendAttr(b, attrTupleOrig|attrNested, tupleOf(protocol, "10.244.7.7:40000", "10.96.0.10:53", inTuple))
 	b = appendAttr(b, attrTupleReply|attrNested, tupleOf(protocol, "10.244.0.3:5353", "10.244.7.7:40000"))
-	b = appendAttr(b, 3, []byte{0, 0, 1, 0x8e}) // status, which nobody reads
 	return slices.Concat(append([][]byte{b}, more...)...)
 }
 
@@ -33,25 +32,32 @@ func TestParseFlow(t *testing.T) {
 		ReplySource: netip.MustParseAddrPort("10.244.0.3:5353"), ReplyDestination: netip.MustParseAddrPort("10.244.7.7:40000"), ID: 7,
 	}
 	id := appendAttr(nil, attrID, []byte{0, 0, 0, 7})
+	status := func(n uint16) []byte {
+		return appendAttr(nil, attrStatus, binary.BigEndian.AppendUint32(nil, uint32(n)))
+	}
 	zone := func(n byte) []byte { return appendAttr(nil, attrZone, []byte{0, n}) }
 	tupleZone := func(n byte) []byte { return appendAttr(nil, attrTupleZone, []byte{0, n}) }
 	for name, tt := range map[string]struct {
 		message []byte
 		ok      bool
+		byIPVS  bool
 	}{
-		"UDP":                   {entry(protocolUDP, nil, id), true},
-		"the default zone":      {entry(protocolUDP, tupleZone(0), id, zone(0)), true},
-		"another zone":          {entry(protocolUDP, nil, id, zone(7)), false},
-		"of one direction only": {entry(protocolUDP, tupleZone(7), id), false},
-		"TCP":                   {entry(6, nil, id), false},
-		"SCTP":                  {entry(132, nil, id), false},
-		"UDP-Lite":              {entry(136, nil, id), false},
-		"no ID":                 {entry(protocolUDP, nil), false},
-		"an ID cut off":         {entry(protocolUDP, nil, appendAttr(nil, attrID, []byte{7})), false},
-		"an empty attribute":    {entry(protocolUDP, nil, id, []byte{0, 0, 0, 0}), false},
-		"nothing":               {nil, false},
+		"translated by nat":     {entry(protocolUDP, nil, id, status(0x1ae)), true, false},
+		"translated by IPVS":    {entry(protocolUDP, nil, id, status(0x18e)), true, true},
+		"UDP":                   {entry(protocolUDP, nil, id), true, false},
+		"the default zone":      {entry(protocolUDP, tupleZone(0), id, zone(0)), true, false},
+		"another zone":          {entry(protocolUDP, nil, id, zone(7)), false, false},
+		"of one direction only": {entry(protocolUDP, tupleZone(7), id), false, false},
+		"TCP":                   {entry(6, nil, id), false, false},
+		"SCTP":                  {entry(132, nil, id), false, false},
+		"UDP-Lite":              {entry(136, nil, id), false, false},
+		"no ID":                 {entry(protocolUDP, nil), false, false},
+		"an ID cut off":         {entry(protocolUDP, nil, appendAttr(nil, attrID, []byte{7})), false, false},
+		"an empty attribute":    {entry(protocolUDP, nil, id, []byte{0, 0, 0, 0}), false, false},
+		"nothing":               {nil, false, false},
 	} {
 		f, ok := parseFlow(tt.message)
+		want.ByIPVS = tt.byIPVS
 		if ok != tt.ok || ok && f != want {
 			t.Errorf("%s: got %v, %v", name, f, ok)
 		}

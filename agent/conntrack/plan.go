@@ -22,6 +22,8 @@ type plan struct {
 	addresses map[netip.AddrPort]*target
 	nodePorts map[uint16]*target
 	former    former
+	// ipvs: IPVS serves the addresses, not the rules of nat.
+	ipvs bool
 	// filters choose the flows that have to be looked at.
 	filters []Filter
 	// answers reports whether NodePorts answer on an address.
@@ -64,10 +66,15 @@ func (t *target) has(e netip.AddrPort) bool {
 
 // judge returns why a flow to the target is stale; empty: it is not. A flow to
 // any endpoint that still receives traffic is kept, also if the rules of this
-// node would not choose it now: policies and hints are for new flows.
-func (t *target) judge(f Flow) Reason {
+// node would not choose it now: policies and hints are for new flows. One that the
+// rules of nat translate goes on under IPVS, but not the other way round.
+func (t *target) judge(f Flow, ipvs bool) Reason {
 	switch {
-	case t.unknown || t.has(f.ReplySource):
+	case t.unknown:
+		return ""
+	case f.ByIPVS && !ipvs:
+		return OtherMode
+	case t.has(f.ReplySource):
 		return ""
 	case !f.translated():
 		return NotTranslated
@@ -81,7 +88,7 @@ func (t *target) judge(f Flow) Reason {
 // judge returns why a flow is stale; empty: it is not.
 func (p *plan) judge(f Flow) Reason {
 	if t := p.addresses[f.Destination]; t != nil {
-		return t.judge(f)
+		return t.judge(f, p.ipvs)
 	}
 	// What was never translated has nothing to do with the rules that are gone:
 	// it may be to a program on the node.
@@ -95,7 +102,7 @@ func (p *plan) judge(f Flow) Reason {
 		return ""
 	}
 	if t != nil {
-		return t.judge(f)
+		return t.judge(f, p.ipvs)
 	}
 	if f.translated() {
 		return AddressGone

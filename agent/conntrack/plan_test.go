@@ -192,6 +192,45 @@ func TestStaleFlows(t *testing.T) {
 	}
 }
 
+// TestFlowsOfTheOtherMode: what nat has translated goes on when IPVS serves the
+// address, but not the other way round.
+func TestFlowsOfTheOtherMode(t *testing.T) {
+	const endpoint = "10.244.0.3:53"
+	svc := service("dns", "ip 10.96.0.10 port 53 np 30053 ep "+endpoint)
+	for _, tt := range []struct {
+		mode    v1alpha1.ProxyMode
+		byIPVS  bool
+		refused bool
+		want    Reason
+	}{
+		{v1alpha1.ModeIPTables, false, false, ""},
+		{v1alpha1.ModeIPTables, true, false, OtherMode},
+		{v1alpha1.ModeIPTables, true, true, ""}, // its virtual server stays
+		{v1alpha1.ModeIPVS, false, false, ""},
+		{v1alpha1.ModeIPVS, true, false, ""},
+	} {
+		for _, to := range []string{"10.96.0.10:53", "192.0.2.21:30053"} {
+			s := newState()
+			r, result := ruleset(true, list{svc}), dataplane.Result{Refused: map[dataplane.ServiceName]string{}}
+			if tt.refused {
+				result.Refused[svc.Name] = "no module"
+			}
+			r.Mode = tt.mode
+			s.commit(r, result)
+			p, _ := s.take()
+			var err error
+			if p.answers, err = nodePortsAnswer(dataplane.IPv4, &r.Node, addressesOf[dataplane.IPv4]); err != nil {
+				t.Fatal(err)
+			}
+			f := flow(to, endpoint)
+			f.ByIPVS = tt.byIPVS
+			if got := p.judge(f); got != tt.want {
+				t.Errorf("%+v, to %s: %q", tt, to, got)
+			}
+		}
+	}
+}
+
 func TestStaleFlowsIPv6(t *testing.T) {
 	const a, b = "[2001:db8:a::1]:80", "[2001:db8:a::2]:80"
 	p := planFor(dataplane.IPv6, nil, list{service("s", "ip fd00::41 ext 2001:db8:ffff::1 port 80 np 3001 ep "+a)})

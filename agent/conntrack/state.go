@@ -18,6 +18,7 @@ const maxFormer = 1 << 16
 type state struct {
 	services map[dataplane.ServiceName]programmed // of those that have UDP ports
 	node     dataplane.Node
+	ipvs     bool // mode IPVS runs
 	work     work
 }
 
@@ -50,7 +51,7 @@ func newState() *state {
 
 // commit takes what an Apply has brought to the kernel.
 func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
-	s.node = r.Node
+	s.node, s.ipvs = r.Node, r.Mode == v1alpha1.ModeIPVS
 	names := maps.Clone(r.Dirty)
 	if names == nil {
 		names = map[dataplane.ServiceName]struct{}{}
@@ -142,7 +143,7 @@ func (s *state) take() (*plan, work) {
 	s.work = newWork()
 	p := &plan{
 		addresses: make(map[netip.AddrPort]*target, len(s.services)), nodePorts: map[uint16]*target{},
-		former: newFormer(),
+		former: newFormer(), ipvs: s.ipvs,
 	}
 	for _, held := range s.services {
 		unknown := held.refused != nil
