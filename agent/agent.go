@@ -347,6 +347,7 @@ func (a *Agent) sync(ctx context.Context) error {
 		a.logSync(err, kind, end.Sub(start), report)
 		a.logAbsent(a.store.absences())
 		a.logWarnings(a.store.warnings())
+		a.logRetiring(a.store.retiring())
 		a.logRefused(a.store.refusedNames())
 	}
 	if first {

@@ -43,11 +43,15 @@ type familyState struct {
 	// absent is why the node cannot program the family, which nothing needs; see
 	// needed. It is tried again at each verification (retry), and when it is
 	// needed.
-	absent     error
-	retry      bool
-	refused    map[dataplane.ServiceName]string
-	warnings   []string
-	kernel     *kernelCount
+	absent   error
+	retry    bool
+	refused  map[dataplane.ServiceName]string
+	warnings []string
+	// retiring is what of another mode the kernel still holds; see Result.
+	retiring string
+	kernel   *kernelCount
+	// counts are those of the last Apply or comparison.
+	counts     dataplane.Counts
 	difference *dataplane.Difference
 	audit      auditor
 	// fullEnd is when the last full pass ended, fullTook how long it took.
@@ -187,9 +191,13 @@ func (s *store) ruleset(family dataplane.Family, f *familyState) *dataplane.Rule
 		Full:     f.full,
 		Recheck:  f.recheck,
 		Keep:     s.keep(),
-		Prune:    s.confirmed && !s.unknownState() && len(s.old) == 0,
+		Prune:    s.mayPrune(),
 	}
 }
+
+// mayPrune reports whether what belongs to no Service may be removed from the
+// kernel. The caller holds mu.
+func (s *store) mayPrune() bool { return s.confirmed && !s.unknownState() && len(s.old) == 0 }
 
 // unknownState reports whether some Service's object has only been seen in a
 // format that this agent does not know: its rules in the kernel, if any, must
@@ -329,12 +337,31 @@ func (s *store) commit(b batch, outcomes map[dataplane.Family]dataplane.Outcome[
 	}
 	if !failed {
 		b.applied.lastSync = s.applied.lastSync
-		s.applied = b.applied
+		s.applied, s.ran = b.applied, b.applied.mode
 	}
 	s.noteServed(&b)
 	first := !s.complete && s.allSettled()
 	s.complete = s.complete || first
 	return first
+}
+
+// retiring says what of another mode the kernel still holds, by family.
+func (s *store) retiring() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.joinedRetiring()
+}
+
+// joinedRetiring is retiring. The caller holds mu.
+func (s *store) joinedRetiring() []string {
+	var out []string
+	for family, f := range s.families {
+		if f.retiring != "" {
+			out = append(out, string(family)+": "+f.retiring)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // warnings are what could not be done besides the rules of Services, all
@@ -405,7 +432,8 @@ func (f *familyState) lack(why error) {
 	f.absent, f.err = why, nil
 	f.full = true // when it comes
 	f.applyingSince = time.Time{}
-	f.refused, f.warnings, f.kernel, f.difference = nil, nil, nil, nil
+	f.refused, f.warnings, f.retiring, f.kernel, f.difference = nil, nil, "", nil, nil
+	f.counts = dataplane.Counts{}
 	clear(f.dirty)
 }
 
@@ -414,6 +442,7 @@ func (f *familyState) succeed(result dataplane.Result, now time.Time) {
 	f.lastUpdated, f.applyingSince = now, time.Time{}
 	f.refused = maps.Clone(result.Refused)
 	f.warnings = slices.Clone(result.Warnings)
+	f.retiring, f.counts = result.Retiring, result.Counts
 	f.dirty = map[dataplane.ServiceName]struct{}{}
 	if result.Kind == v1alpha1.SyncFull {
 		f.difference = &dataplane.Difference{}
@@ -423,5 +452,5 @@ func (f *familyState) succeed(result dataplane.Result, now time.Time) {
 
 // count notes what the kernel held when it was read in full.
 func (f *familyState) count(counts dataplane.Counts, now time.Time) {
-	f.kernel = &kernelCount{Counts: counts, at: now}
+	f.kernel, f.counts = &kernelCount{Counts: counts, at: now}, counts
 }

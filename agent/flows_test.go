@@ -129,7 +129,7 @@ func TestFlowsFollowTheKernelsRules(t *testing.T) {
 		r.setService(r.object("dns", 9, dns(two), released))
 		mustSync(t, a)
 		table.expect(t, "released")
-		want := map[string]float64{"not_translated": 1, "endpoint_gone": 2, "address_gone": 1, "no_endpoint": 0}
+		want := map[string]float64{"not_translated": 1, "other_mode": 0, "endpoint_gone": 2, "address_gone": 1, "no_endpoint": 0}
 		if diff := cmp.Diff(want, counted(t, a, "stale_flows_removed_total", "reason")); diff != "" {
 			t.Errorf("flows counted as removed (-want +got):\n%s", diff)
 		}

@@ -21,6 +21,7 @@ const (
 	removals
 	stuck
 	modes
+	retirements
 	modeDoubts
 )
 
@@ -81,6 +82,21 @@ func (a *Agent) logWarnings(list []string) {
 	a.logList(warnings, list,
 		"The rules of Services are written, but not all else could be done on this node", []any{"warnings", list},
 		"What could not be done on this node besides the rules of Services is done now")
+}
+
+// logRetiring says when something of another mode stays for a while, and when all
+// of it has gone.
+func (a *Agent) logRetiring(list []string) {
+	text := ""
+	if len(list) > 0 {
+		text = "some"
+	}
+	switch former, changed := a.news(retirements, text); {
+	case text != "" && changed:
+		a.log.Info("Something of another mode stays in the kernel for a while; it goes by itself", "retiring", list)
+	case text == "" && former != "":
+		a.log.Info("Nothing of another mode is left in the kernel")
+	}
 }
 
 // logAbsent says which families this node cannot program and no Service needs.

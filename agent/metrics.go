@@ -38,6 +38,7 @@ type metrics struct {
 	build        *prometheus.GaugeVec
 	leases       *prometheus.CounterVec
 	tracking     *trackingMetrics
+	modes        *modeMetrics
 }
 
 func newMetrics() *metrics {
@@ -64,7 +65,7 @@ func registerMetrics(r prometheus.Registerer) *metrics {
 		verified:     counter("verifications_total", "Verifications that the kernel holds what is wanted, by result (same, different, failed). The rules are read only where somebody else may have changed them.", "ip_family", "result"),
 		differences:  counter("differences_total", "Differences that verifications found.", "ip_family"),
 		repairs:      counter("repairs_total", "Repairs of rules that others had changed.", "ip_family"),
-		flowsRemoved: counter("stale_flows_removed_total", "UDP flows removed from the connection tracking table, by reason (endpoint_gone, no_endpoint, not_translated, address_gone).", "ip_family", "reason"),
+		flowsRemoved: counter("stale_flows_removed_total", "UDP flows removed from the connection tracking table, by reason (endpoint_gone, no_endpoint, not_translated, other_mode, address_gone).", "ip_family", "reason"),
 		flowsRead:    counter("flows_read_total", "UDP flows read from the connection tracking table and compared to the rules.", "ip_family"),
 		flowPasses:   counter("flow_comparisons_total", "Comparisons of UDP flows to the rules, by result (complete, failed).", "ip_family", "result"),
 		services:     gauge("services", "Services that are programmed."),
@@ -87,6 +88,7 @@ func registerMetrics(r prometheus.Registerer) *metrics {
 		m.held, m.refused, m.pending, m.objectGone, m.watchFailing, m.conditions, m.build, m.leases,
 	)
 	m.tracking = newTrackingMetrics(r)
+	m.modes = newModeMetrics(r)
 	registerClientMetrics(r)
 	return m
 }
@@ -165,6 +167,7 @@ func (m *metrics) show(s snapshot) {
 		age = s.now.Sub(s.oldestPending).Seconds()
 	}
 	m.pending.Set(age)
+	m.modes.show(s)
 	m.proxy.show(s.changes)
 }
 

@@ -22,6 +22,10 @@ import (
 // run it once more at each verification: somebody may have loaded a module. Only
 // what the node lacks (dataplane.ErrUnsupported) makes it fall back; any other
 // error leaves the choice as it was.
+//
+// A node that has run IPTables goes on with it until what is too many may be
+// removed from the kernel: packets come to those rules before they come to what
+// another mode has, so while they must stay, they have to be kept up to date.
 
 // modeChoice is which mode runs.
 type modeChoice struct {
@@ -208,6 +212,10 @@ func (s *store) modeQuestion() *modeQuestion {
 	s.combineDirty() // which says what is needed
 	q := s.question()
 	if s.mode.settings == q.settings && s.mode.needed == q.needed {
+		return nil
+	}
+	if q.wanted != v1alpha1.ModeIPTables && s.ran == v1alpha1.ModeIPTables && !s.mayPrune() {
+		s.mode = modeChoice{mode: v1alpha1.ModeIPTables}
 		return nil
 	}
 	s.addNodes(q)

@@ -253,6 +253,33 @@ func TestNoFallback(t *testing.T) {
 	m.expect(rulesMode, "True", "")
 }
 
+// TestChangeWaitsUntilRulesMayBeRemoved: they come before virtual servers.
+func TestChangeWaitsUntilRulesMayBeRemoved(t *testing.T) {
+	newer := func(s *v1alpha1.ServiceProxyRulesSpec) { s.FormatVersion = 9 }
+	m := newModal(t)
+	m.setService(m.object("new", 9, newer))
+	mustSync(t, m.Agent)
+	m.ask(ipvsMode, noOther)
+	m.setService(m.object("b", 2))
+	mustSync(t, m.Agent)
+	m.expect(rulesMode, "True", "")
+	if services := m.four.Services(); !slices.Equal(services, []string{"shop/a", "shop/b"}) {
+		t.Errorf("the kernel holds %v", services)
+	}
+	m.setService(m.object("new", 9))
+	mustSync(t, m.Agent)
+	m.expect(ipvsMode, "True", "")
+
+	for found, want := range map[v1alpha1.ProxyMode]v1alpha1.ProxyMode{rulesMode: rulesMode, ipvsMode: ipvsMode, "": ipvsMode} {
+		m := newModal(t) // as a restarted agent
+		m.setService(m.object("new", 9, newer))
+		m.Agent.store.ran = found
+		m.ask(ipvsMode, noOther)
+		mustSync(t, m.Agent)
+		m.expect(want, "True", "")
+	}
+}
+
 func TestErrorIsNoFallback(t *testing.T) {
 	m := newModal(t)
 	m.lack(errors.New("netlink is busy"))

@@ -19,7 +19,9 @@ func (s *store) setRules(object *v1alpha1.NodeProxyRules) {
 	now := s.clock.Now()
 	known := s.rules
 	if known == nil {
-		s.conflictFound = formerConflict(object)
+		if s.conflictFound = formerConflict(object); !s.conflictFound {
+			s.ran = object.Status.Mode
+		}
 		s.rememberRemoval(object)
 	}
 	s.rules, s.rulesExists, s.rulesListed = object, true, true

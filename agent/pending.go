@@ -12,6 +12,9 @@ func (s *store) besideOther(other bool) {
 		s.waitAnew(s.clock.Now())
 	}
 	s.otherProxy = other
+	if other {
+		s.ran = "" // what stands there is the other one's
+	}
 }
 
 // waitAnew has everything that waits wait from now on. The caller holds mu.

@@ -34,6 +34,7 @@ type snapshot struct {
 	inventoryKnown   bool
 	refused          map[dataplane.ServiceName]string
 	warnings         []string // sorted
+	retiring         []string // likewise
 	applied          appliedState
 	// services, endpoints and local are counts of what is programmed.
 	services, endpoints, local int
@@ -52,6 +53,7 @@ type familySnapshot struct {
 	lacking       bool
 	lastUpdated   time.Time
 	oldestPending time.Time
+	counts        dataplane.Counts
 }
 
 func (s *store) snapshot() snapshot {
@@ -70,6 +72,7 @@ func (s *store) snapshot() snapshot {
 		inventoryKnown:   s.inventory.wanted != nil,
 		refused:          map[dataplane.ServiceName]string{},
 		warnings:         s.joinedWarnings(),
+		retiring:         s.joinedRetiring(),
 		applied:          s.applied,
 		restored:         s.restored,
 		removal:          s.removal,
@@ -99,7 +102,7 @@ func (s *store) snapshot() snapshot {
 
 func (s *snapshot) addFamily(family dataplane.Family, f *familyState, pending time.Time) {
 	s.families[family] = familySnapshot{
-		done: f.done, lacking: f.lacking(), lastUpdated: f.lastUpdated, oldestPending: pending,
+		done: f.done, lacking: f.lacking(), lastUpdated: f.lastUpdated, oldestPending: pending, counts: f.counts,
 	}
 	s.oldestPending = earliest(s.oldestPending, pending)
 	if !f.done {

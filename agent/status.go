@@ -144,6 +144,9 @@ func programmedCondition(s snapshot, f facts) metav1.Condition {
 	if all := slices.Concat(s.warnings, f.warnings, f.leftovers, f.tracking.warnings); c.Status == metav1.ConditionTrue && len(all) > 0 {
 		c.Message += "; but: " + strings.Join(all, "; ")
 	}
+	if c.Status == metav1.ConditionTrue && len(s.retiring) > 0 {
+		c.Message += "; " + strings.Join(s.retiring, "; ")
+	}
 	if c.Status == metav1.ConditionTrue && f.drift.message != "" {
 		c.Message += "; but somebody else undoes it again and again: see the condition " + v1alpha1.ConditionDrifted
 	}

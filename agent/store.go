@@ -81,8 +81,10 @@ type store struct {
 	refusal     *refusal
 	members     map[dataplane.ServiceName]*v1alpha1.ServiceMembers
 	settings    *v1alpha1.ProxySettings // of current, complete
-	// mode is which mode runs; see mode.go.
+	// mode is which mode runs; see mode.go. Ran is the one that we ran last, be it
+	// before the start; empty: unknown, or another proxy has run since.
 	mode modeChoice
+	ran  v1alpha1.ProxyMode
 
 	// dirty names Services to combine again. True: to program again even if
 	// the outcome is the same.

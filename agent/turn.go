@@ -405,7 +405,7 @@ func (s *store) forget() {
 	s.epoch++
 	for _, f := range s.families {
 		f.done, f.err, f.absent, f.retry = false, nil, nil, false
-		f.refused, f.warnings, f.kernel, f.difference = nil, nil, nil, nil
+		f.refused, f.warnings, f.retiring, f.kernel, f.difference = nil, nil, "", nil, nil
 		f.applyingSince, f.audit = time.Time{}, auditor{}
 	}
 	now := s.clock.Now()

@@ -34,6 +34,7 @@ type Fake struct {
 	lacks       map[v1alpha1.ProxyMode]error
 	asked       int
 	draining    string
+	stays       error
 	changes     chan struct{}
 	signs       chan dataplane.Change
 }
@@ -259,8 +260,8 @@ func (f *Fake) Cleanup(context.Context) error {
 func (f *Fake) Retire(context.Context, *dataplane.Ruleset) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.failure != nil || f.draining != "" {
-		return f.draining, f.failure
+	if f.stays != nil || f.draining != "" {
+		return f.draining, f.stays
 	}
 	clear(f.kernel)
 	f.needsFull = true
@@ -273,6 +274,13 @@ func (f *Fake) Drain(why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.draining = why
+}
+
+// FailToRetire makes every Retire fail; nil ends that.
+func (f *Fake) FailToRetire(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stays = err
 }
 
 // Mode returns the mode that was last applied.

@@ -28,7 +28,10 @@ const retirePause = 10 * time.Second
 // A mode that begins to run reads and compares all of the kernel. What serves
 // the others alone is removed only after that has succeeded, and only where the
 // Ruleset allows to remove anything: till then connections have something to go
-// by.
+// by. Packets come to the rules of mode IPTables before they come to virtual
+// servers. So a change to IPTables is complete with the Apply of its rules, and one
+// to IPVS with the removal of those: that it fails is an error of Apply then, and
+// else a warning.
 //
 // Where a new mode cannot be applied, the one that ran goes on: it gets each
 // Ruleset meanwhile, so that Services do not grow old behind a failure, and
@@ -36,10 +39,10 @@ const retirePause = 10 * time.Second
 // restart there is no mode that ran; the kernel stays as it is then, but for
 // what the new mode has written.
 //
-// A Service that the new mode refuses does not keep the others from ending,
-// except IPVS from ending for iptables: packets come to virtual servers after
-// the rules of iptables, so those go on serving it. In the other direction the
-// rules that would serve it cannot be reached any more.
+// A Service that mode IPTables refuses is served by its virtual servers for as
+// long as that lasts, since IPVS is not retired before. One that mode IPVS refuses
+// is not served any more, like one that has just been made: the rules of all others
+// would have to stay with its own, and grow old.
 type Dataplane struct {
 	// Clock times the looks at what is left of another mode.
 	Clock clock.WithTicker
@@ -129,14 +132,19 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		}
 		return dataplane.Result{}, err
 	}
-	d.applied = r.Mode
 	if r.Full { // somebody else may have put other modes' things there
 		for mode := range d.planes {
 			d.due[mode] = struct{}{}
 		}
 	}
 	delete(d.due, r.Mode)
-	d.retire(ctx, r, &result)
+	if err := d.retire(ctx, r, &result); err != nil {
+		if former != r.Mode && former != "" {
+			err = d.goOn(ctx, former, r, err)
+		}
+		return dataplane.Result{}, err
+	}
+	d.applied = r.Mode
 	return result, nil
 }
 
@@ -164,10 +172,10 @@ func (d *Dataplane) goOn(ctx context.Context, former v1alpha1.ProxyMode, r *data
 }
 
 // retire removes what is left of modes that do not run, as far as that may be,
-// and tells in result what is not.
-func (d *Dataplane) retire(ctx context.Context, r *dataplane.Ruleset, result *dataplane.Result) {
+// and tells in result what is not. With an error the mode of r has no effect yet.
+func (d *Dataplane) retire(ctx context.Context, r *dataplane.Ruleset, result *dataplane.Result) error {
 	if !r.Prune { // the next Apply that may remove something is full
-		return
+		return nil
 	}
 	var pending []string
 	again := false
@@ -178,6 +186,8 @@ func (d *Dataplane) retire(ctx context.Context, r *dataplane.Ruleset, result *da
 		}
 		why, err := d.retireMode(ctx, mode, r)
 		switch {
+		case err != nil && mode == v1alpha1.ModeIPTables:
+			return fmt.Errorf("the rules of mode %s, which come first, could not be removed: %w", mode, err)
 		case err != nil:
 			again = true
 			if len(result.Warnings) < dataplane.MaxExamples {
@@ -198,6 +208,7 @@ func (d *Dataplane) retire(ctx context.Context, r *dataplane.Ruleset, result *da
 		default: // it is looked at anyway
 		}
 	}
+	return nil
 }
 
 func (d *Dataplane) retireMode(ctx context.Context, mode v1alpha1.ProxyMode, r *dataplane.Ruleset) (string, error) {

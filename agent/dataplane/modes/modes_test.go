@@ -229,15 +229,27 @@ func TestRefusedServices(t *testing.T) {
 
 func TestRetiringFails(t *testing.T) {
 	n := newNode(t)
-	n.apply(n.ruleset(rules))
-	n.kernel[rules].Fail(errors.New("locked"))
-	result := n.apply(n.ruleset(servers))
-	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], "what served mode IPTables could not be removed: locked") {
+	n.apply(n.ruleset(servers))
+	busy := errors.New("busy")
+	n.kernel[servers].FailToRetire(busy)
+	result := n.apply(n.ruleset(rules))
+	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], "what served mode IPVS could not be removed: busy") {
 		t.Errorf("warnings %v", result.Warnings)
 	}
-	n.kernel[rules].Fail(nil)
+	n.kernel[servers].FailToRetire(nil)
+	n.apply(n.ruleset(rules))
+	n.expect("when it works", held{rules: "shop/cart"})
+
+	n.kernel[rules].FailToRetire(busy)
+	blog := n.set("blog")
+	_, err := n.plane.Apply(t.Context(), n.ruleset(servers, blog))
+	if !errors.Is(err, busy) || !strings.Contains(err.Error(), "mode IPTables goes on") {
+		t.Errorf("error %v", err)
+	}
+	n.expect("while rules come before virtual servers", held{rules: "shop/blog shop/cart", servers: "shop/blog shop/cart"})
+	n.kernel[rules].FailToRetire(nil)
 	n.apply(n.ruleset(servers))
-	n.expect("when it works", held{servers: "shop/cart"})
+	n.expect("when that works", held{servers: "shop/blog shop/cart"})
 }
 
 // TestFullPassLooksAgain: another proxy may have had its turn in between.
