@@ -15,6 +15,9 @@ import (
 func (d *Dataplane) Cleanup(ctx context.Context) error {
 	d.watched.pause()
 	d.forget()
+	if !d.present() {
+		return d.rules.Cleanup(ctx)
+	}
 	missing := d.kernel.Open()
 	if missing != nil {
 		return errors.Join(d.rules.Cleanup(ctx), missing)

@@ -304,6 +304,7 @@ func (d *Dataplane) counts() (dataplane.Counts, map[string]dataplane.TableCount)
 	out := dataplane.Counts{
 		Chains: d.fixed.chains, SetEntries: len(d.held.needs.entries),
 		VirtualServers: len(d.held.needs.servers), RealServers: d.held.needs.reals + d.leaving.count(),
+		Draining: d.leaving.count(),
 	}
 	tables := map[string]dataplane.TableCount{}
 	for table, n := range d.fixed.rules {

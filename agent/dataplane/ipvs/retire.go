@@ -2,7 +2,9 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"slices"
@@ -25,6 +27,9 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 	d.lookNext(time.Time{})
 	if err := dataplane.HasFamily(d.family, d.proc, d.sysctl); err != nil {
 		return "", nil //nolint:nilerr // then there is nothing of it
+	}
+	if !d.present() {
+		return "", nil
 	}
 	if err := d.kernel.Open(); err != nil {
 		return "", nil //nolint:nilerr // likewise
@@ -57,6 +62,16 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 	}
 	return fmt.Sprintf("%d connections by %d virtual servers, such as %s, are waited for until %s",
 		p.connections, len(p.stay), slices.MinFunc(p.stay, Key.Compare), d.retireUntil.UTC().Format(time.RFC3339)), nil
+}
+
+// present reports whether the kernel may hold something of this mode. Unlike
+// Kernel.Open this has no module be loaded: most nodes never run the mode.
+func (d *Dataplane) present() bool {
+	if _, err := d.kernel.Sysctl("net/ipv4/vs/expire_nodest_conn"); !errors.Is(err, fs.ErrNotExist) {
+		return true // the module is there, or it cannot be told
+	}
+	_, exists, err := d.kernel.Bound()
+	return exists || err != nil
 }
 
 // retirement is one call of Retire.

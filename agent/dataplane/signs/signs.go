@@ -57,6 +57,10 @@ type Options struct {
 	// Remove removes canaries from the kernel. Those that cannot be removed
 	// because somebody's rules jump to them stay, which is no error.
 	Remove func(ctx context.Context, canaries []Canary) error
+	// OwnDevice reports whether the device kube-ipvs0 may be that of our own mode
+	// IPVS, so that it shows nobody. It may be called from any goroutine. Nil: it
+	// never is.
+	OwnDevice func() bool
 	// Now is the time.
 	Now func() time.Time
 	// RunFolder is where programs keep their sockets. Empty: /var/run.
@@ -94,9 +98,12 @@ type sign struct {
 	what, who string
 	// appears: it only tells by appearing.
 	appears bool
-	// left says what it does when it is left behind, and how to remove it.
-	left  string
-	there func(place) (bool, error)
+	// left says what it does when it is left behind, and how to remove it; empty:
+	// we take it over, or remove it ourselves.
+	left string
+	// ownable: it may be ours; see Options.OwnDevice.
+	ownable bool
+	there   func(place) (bool, error)
 }
 
 // canaries are where kube-proxy puts its canary. Of the legacy variant the
@@ -135,8 +142,7 @@ func all() []sign {
 	const ifGone = "if it no longer runs on this node, remove that with "
 	return append(out,
 		sign{
-			what: "device kube-ipvs0", who: "kube-proxy in mode ipvs", appears: true,
-			left:  `it holds addresses of Services, which the node takes for its own; if kube-proxy no longer runs on this node, remove it with "ip link delete kube-ipvs0", and the virtual servers with "ipvsadm --clear" unless others use them`,
+			what: "device kube-ipvs0", who: "kube-proxy in mode ipvs", appears: true, ownable: true,
 			there: device("kube-ipvs0"),
 		},
 		sign{
@@ -175,6 +181,8 @@ func (s *Spotter) OtherProxy(ctx context.Context) (string, error) {
 			delete(s.former, one.what)
 		case !one.appears:
 			return fmt.Sprintf("%s is there, as made by %s; %s", one.what, one.who, one.left), nil
+		case one.ownable && s.owns():
+			s.former[one.what] = true
 		case !s.former[one.what]:
 			return fmt.Sprintf("%s has appeared, as made by %s", one.what, one.who), nil
 		}
@@ -184,6 +192,9 @@ func (s *Spotter) OtherProxy(ctx context.Context) (string, error) {
 	}
 	return "", errors.Join(errs...)
 }
+
+// owns reports whether what is ownable may be ours.
+func (s *Spotter) owns() bool { return s.options.OwnDevice != nil && s.options.OwnDevice() }
 
 // ciliumPause is the time between questions to a Cilium agent.
 const ciliumPause = 10 * time.Second
@@ -229,6 +240,9 @@ func (s *Spotter) Begin(ctx context.Context) ([]string, error) {
 		}
 		if there, err := one.there(s.place); err == nil && there {
 			s.former[one.what] = true
+			if one.left == "" {
+				continue
+			}
 			leftovers = append(leftovers, fmt.Sprintf("%s is left behind, as by %s: %s", one.what, one.who, one.left))
 		}
 	}
