@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -14,8 +15,12 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
+
+// noIPVS is what a data plane says of a kernel without IPVS.
+var noIPVS = fmt.Errorf("%w: the kernel has no IPVS: load the module ip_vs (modprobe ip_vs) on the node", dataplane.ErrUnsupported)
 
 // service makes the ServiceProxyRules of a Service with one port.
 func service(ctx context.Context, name, clusterIP string, endpoints ...string) *v1alpha1.ServiceProxyRules {
@@ -243,6 +248,7 @@ var _ = Describe("an agent", func() {
 		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		inventory(ctx, "cart")
 		n := newNode()
+		n.kernel.LackMode(v1alpha1.ModeIPVS, noIPVS)
 		n.createRules(ctx, nil)
 		n.start()
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
@@ -261,10 +267,44 @@ var _ = Describe("an agent", func() {
 		Eventually(n.kernel.Services).Should(Equal([]string{"shop/cart", "shop/pay"}))
 		Eventually(func() string { return n.rules(ctx).Status.SettingsRevision }).Should(Equal("0"))
 	},
-		Entry("IPVS", func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Mode = new(v1alpha1.ModeIPVS) }, "Unsupported", "spec.settings.mode"),
+		Entry("a mode that the node cannot run", func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Mode = new(v1alpha1.ModeIPVS) }, "Unsupported", "modprobe ip_vs"),
 		Entry("invalid settings", func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(32)) }, "Invalid", "spec.settings.masquerade.bit"),
 		Entry("an unknown format", func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }, "UnknownFormat", "spec.formatVersion 2"),
 	)
+
+	It("changes the mode, and falls back to another one where it may", func(ctx SpecContext) {
+		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		inventory(ctx, "cart")
+		n := newNode()
+		n.createRules(ctx, nil)
+		n.start()
+		mode := func() string { return string(n.rules(ctx).Status.Mode) }
+		asking := func(mode v1alpha1.ProxyMode, scheduler string) {
+			n.editRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) {
+				s.Settings.Mode, s.Settings.Fallback = &mode, new(v1alpha1.FallbackIPTables)
+				s.Settings.IPVS = &v1alpha1.IPVSSettings{Scheduler: &scheduler}
+				s.Settings.Sync = &v1alpha1.SyncSettings{VerifyIntervalSeconds: new(int32(5))}
+			})
+		}
+		Eventually(mode).Should(Equal("IPTables"))
+		asking(v1alpha1.ModeIPVS, "rr")
+		Eventually(mode).Should(Equal("IPVS"))
+		Expect(n.kernel.Mode()).To(Equal(v1alpha1.ModeIPVS))
+		Expect(n.condition(ctx, v1alpha1.ConditionModeFallback)()).To(Equal("absent"))
+
+		n.kernel.LackMode(v1alpha1.ModeIPVS, noIPVS)
+		asking(v1alpha1.ModeIPVS, "mh")
+		Eventually(mode).Should(Equal("IPTables"))
+		Expect(n.condition(ctx, v1alpha1.ConditionModeFallback)()).To(Equal("True/KernelLacksMode"))
+		Expect(n.message(ctx, v1alpha1.ConditionModeFallback)).To(ContainSubstring("modprobe ip_vs"))
+		Expect(n.condition(ctx, v1alpha1.ConditionAccepted)()).To(Equal("True/Accepted"))
+
+		n.kernel.LackMode(v1alpha1.ModeIPVS, nil) // somebody has loaded it
+		Eventually(mode).Should(Equal("IPVS"))
+		Expect(n.condition(ctx, v1alpha1.ConditionModeFallback)()).To(Equal("False/NoFallback"))
+		asking(v1alpha1.ModeIPTables, "rr")
+		Eventually(mode).Should(Equal("IPTables"))
+	})
 
 	It("names a Service in a format it does not know and keeps its rules", func(ctx SpecContext) {
 		cart := service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
 )
 
 // TestBesideKubeProxy starts the agent while the real kube-proxy runs: nothing
@@ -126,8 +127,11 @@ func TestWithoutIPTables(t *testing.T) {
 	e.until(e.apiServerAnswers)
 }
 
-// TestUnsupportedSettingsLeaveRules asks for what is not there yet.
-func TestUnsupportedSettingsLeaveRules(t *testing.T) {
+// TestKernelWithoutIPVS asks for mode IPVS where the kernel does not have it.
+func TestKernelWithoutIPVS(t *testing.T) {
+	if ipvskernel.Here() {
+		t.Skip("this kernel has IPVS")
+	}
 	t.Parallel()
 	e := start(t)
 	e.startAgent()
@@ -135,13 +139,20 @@ func TestUnsupportedSettingsLeaveRules(t *testing.T) {
 	e.until(e.apiServerAnswers)
 	before := e.rules()
 	e.patch(`{"spec":{"settings":{"mode":"IPVS"}}}`)
-	e.expect(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonUnsupported, "spec.settings.mode")
+	e.expect(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonUnsupported, "modprobe ip_vs")
 	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonFailed, "spec.settings.mode")
 	if diff := cmp.Diff(before, e.rules()); diff != "" {
 		t.Errorf("rules changed (-before +after):\n%s", diff)
 	}
-	e.patch(`{"spec":{"settings":{"mode":null}}}`)
+	e.patch(`{"spec":{"settings":{"fallback":"IPTables"}}}`)
+	e.expect(v1alpha1.ConditionModeFallback, metav1.ConditionTrue, v1alpha1.ReasonKernelLacksMode, "modprobe ip_vs")
 	e.expect(v1alpha1.ConditionAccepted, metav1.ConditionTrue, v1alpha1.ReasonAccepted, "")
+	e.programmed()
+	if diff := cmp.Diff(before, e.rules()); diff != "" {
+		t.Errorf("fallen back: rules changed (-before +after):\n%s", diff)
+	}
+	e.patch(`{"spec":{"settings":{"mode":null,"fallback":null}}}`)
+	e.expect(v1alpha1.ConditionModeFallback, metav1.ConditionFalse, v1alpha1.ReasonNoFallback, "")
 	e.programmed()
 	if diff := cmp.Diff(before, e.rules()); diff != "" {
 		t.Errorf("back again: rules changed (-before +after):\n%s", diff)
