@@ -151,7 +151,7 @@ func (p *pair) start(s worlds.Settings) error {
 		}
 	}
 	config := filepath.Join(p.nodeproxy.Cluster.Dir(), "kube-proxy.yaml")
-	if err := os.WriteFile(config, []byte(s.KubeProxy(p.kubeconfig)), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte(s.KubeProxy(p.kubeconfig, worlds.NodeName)), 0o600); err != nil {
 		return err
 	}
 	var err error

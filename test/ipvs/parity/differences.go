@@ -196,4 +196,3 @@ func dropUnusedTables(_ situation, kubeProxy, nodeproxy *state) bool {
 	}
 	return found
 }
-

@@ -55,10 +55,10 @@ func (p *pair) nodes() []*cluster.Node {
 	return []*cluster.Node{p.reference, p.tested}
 }
 
-// startReference starts kube-proxy with the settings of a world.
-func (p *pair) startReference(s worlds.Settings) error {
+// startReference starts kube-proxy with settings, under the name of a node.
+func (p *pair) startReference(s worlds.Settings, node string) error {
 	config := filepath.Join(p.nodeproxy.Cluster.Dir(), "kube-proxy.yaml")
-	if err := os.WriteFile(config, []byte(s.KubeProxy(p.kubeconfig)), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte(s.KubeProxy(p.kubeconfig, node)), 0o600); err != nil {
 		return err
 	}
 	var err error
@@ -114,6 +114,17 @@ func (p *pair) flush(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// reset takes away all that newPair and the programs made, and the objects.
+func (p *pair) reset(ctx context.Context) error {
+	errs := []error{p.setGuest(false)}
+	p.reference, p.tested = p.nodeproxy.Cluster.Node(0), p.nodeproxy.Cluster.Node(1)
+	errs = append(errs, p.flush(ctx), p.writer.Clear(ctx))
+	for _, node := range p.nodes() {
+		errs = append(errs, node.Do(worlds.UnmakeNode))
+	}
+	return errors.Join(errs...)
 }
 
 // setGuest gives both nodes the guest addresses, or takes them away.

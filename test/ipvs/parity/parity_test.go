@@ -1,19 +1,14 @@
 package parity
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/nodeproxy-io/nodeproxy/test/cluster"
-	"github.com/nodeproxy-io/nodeproxy/test/install"
-	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
@@ -34,7 +29,7 @@ func TestSideBySide(t *testing.T) {
 	count, steps := variable(t, worldsVariable, 21), variable(t, stepsVariable, 2)
 	seed, limit := variable(t, seedVariable, 0), time.Duration(variable(t, deadlineVariable, 60))*time.Second
 	began := time.Now()
-	p := startPair(t)
+	p := use(t)
 	t.Logf("the control plane runs after %s", time.Since(began).Round(time.Second))
 	met := map[string]int{}
 	began, changes, failed := time.Now(), 0, 0
@@ -68,49 +63,6 @@ func variable(t *testing.T, name string, otherwise int) int {
 		t.Fatalf("%s=%s: a number from 0 is expected", name, text)
 	}
 	return n
-}
-
-// startPair makes a cluster with two nodes and what runs on them.
-func startPair(t *testing.T) *pair {
-	t.Helper()
-	if err := ipvskernel.Missing(); err != nil {
-		t.Skip(err)
-	}
-	config, err := filepath.Abs("../../../config")
-	if err != nil {
-		t.Fatal(err)
-	}
-	scheme, err := install.Scheme()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx := context.Background() // the cleanup ends it
-	c, err := cluster.Start(ctx, cluster.Options{
-		Nodes: 2, Scheme: scheme, Progress: os.Stderr, Programs: ipvskernel.Programs(), NoControllers: true,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	n := &install.Nodeproxy{Cluster: c, Bin: ipvskernel.Programs(), Config: config}
-	if err := n.Prepare(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if err := worlds.MakeNamespaces(ctx, c.Client()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := n.StartController(); err != nil {
-		t.Fatal(err)
-	}
-	p, err := newPair(n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
 }
 
 // run is one world of a run.
@@ -197,7 +149,7 @@ func (r *run) restart(clean, agentToo bool) {
 func (r *run) start() error {
 	var errs []error
 	if r.referenceP == nil {
-		errs = append(errs, r.startReference(r.world.Settings))
+		errs = append(errs, r.startReference(r.world.Settings, worlds.NodeName))
 	}
 	if r.testedP == nil {
 		errs = append(errs, r.startAgent())

@@ -21,6 +21,15 @@ type IPVS struct {
 // Schedulers are those that worlds have. All are modules of their own.
 func Schedulers() []string { return []string{"rr", "wrr", "lc", "wlc", "sh", "dh", "sed", "nq", "mh"} }
 
+// PlainIPVS are settings for mode IPVS as most clusters have them. Pods are told by
+// their range.
+func PlainIPVS() Settings {
+	return Settings{
+		detectLocal: v1alpha1.DetectLocalClusterCIDR, clusterCIDRs: []string{"10.244.0.0/16", "fd00:10:244::/48"},
+		masqueradeBit: 14, nodePorts: v1alpha1.NodePortsAll, IPVS: &IPVS{Scheduler: "rr"},
+	}
+}
+
 // ipvsSettings draws settings for mode IPVS. Ranges for node ports that hold
 // addresses of Services are left out: kube-proxy takes these for addresses of the
 // node once they are bound, so that what it does depends on what was before.

@@ -20,6 +20,15 @@ func MakeNode() error {
 	return netlink.LinkSetUp(bridge)
 }
 
+// UnmakeNode takes away what MakeNode made.
+func UnmakeNode() error {
+	bridge, err := netlink.LinkByName(nodeBridge)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkDel(bridge)
+}
+
 // eachAddress adds addresses to the bridge, or removes them, in the network
 // namespace of the calling thread.
 func eachAddress(texts []string, do func(netlink.Link, *netlink.Addr) error) error {

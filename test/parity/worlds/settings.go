@@ -101,9 +101,9 @@ func (s Settings) LocalhostInEffect(f NodeFacts) bool {
 	return len(ranges) == 0 || slices.ContainsFunc(ranges, netip.MustParsePrefix("127.0.0.0/8").Overlaps)
 }
 
-// nodeproxy returns the settings for a NodeProxy. Verification hardly ever
+// ForNodeProxy returns the settings for a NodeProxy. Verification hardly ever
 // happens: it would mend what a change left wrong.
-func (s Settings) nodeproxy() *v1alpha1.ProxySettings {
+func (s Settings) ForNodeProxy() *v1alpha1.ProxySettings {
 	toggle := func(on bool) *v1alpha1.Toggle {
 		if on {
 			return new(v1alpha1.Enabled)
@@ -135,9 +135,9 @@ func (s Settings) nodeproxy() *v1alpha1.ProxySettings {
 	return out
 }
 
-// KubeProxy returns the settings as a configuration file of kube-proxy. It
+// KubeProxy returns the settings as a configuration file of kube-proxy on a node. It
 // takes a minSyncPeriod of 0 for 1 s, and other zeros as they are.
-func (s Settings) KubeProxy(kubeconfig string) string {
+func (s Settings) KubeProxy(kubeconfig, node string) string {
 	mode := string(s.detectLocal)
 	if s.detectLocal == v1alpha1.DetectLocalNone {
 		mode = string(v1alpha1.DetectLocalClusterCIDR) // without any range
@@ -168,7 +168,7 @@ clusterCIDR: %q
 nodePortAddresses: [%s]
 iptables: {masqueradeAll: %t, masqueradeBit: %d, localhostNodePorts: %t, minSyncPeriod: 1ms, syncPeriod: 5s}
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
-%s`, proxyMode, kubeconfig, NodeName, mode, bridge, prefix, strings.Join(s.clusterCIDRs, ","), strings.Join(quote(addresses), ", "),
+%s`, proxyMode, kubeconfig, node, mode, bridge, prefix, strings.Join(s.clusterCIDRs, ","), strings.Join(quote(addresses), ", "),
 		s.masqueradeAll, s.masqueradeBit, s.localhost, ipvs)
 }
 

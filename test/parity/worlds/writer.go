@@ -63,15 +63,20 @@ func (wr *Writer) Begin(ctx context.Context, w *World) error {
 	}
 	wr.zone = w.Node.zone
 
+	return WriteSettings(ctx, wr.client, w.Settings.ForNodeProxy())
+}
+
+// WriteSettings makes the NodeProxy have settings.
+func WriteSettings(ctx context.Context, c client.Client, settings *v1alpha1.ProxySettings) error {
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller writes its status
 		np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
-		err := wr.client.Get(ctx, client.ObjectKeyFromObject(np), np)
-		np.Spec.Settings = w.Settings.nodeproxy()
+		err := c.Get(ctx, client.ObjectKeyFromObject(np), np)
+		np.Spec.Settings = settings
 		switch {
 		case err == nil:
-			err = wr.client.Update(ctx, np)
+			err = c.Update(ctx, np)
 		case client.IgnoreNotFound(err) == nil:
-			err = wr.client.Create(ctx, np)
+			err = c.Create(ctx, np)
 		}
 		return err
 	})
@@ -79,6 +84,22 @@ func (wr *Writer) Begin(ctx context.Context, w *World) error {
 		return fmt.Errorf("writing the settings: %w", err)
 	}
 	return nil
+}
+
+// Clear deletes all that was written but the settings.
+func (wr *Writer) Clear(ctx context.Context) error {
+	for _, key := range slices.Sorted(maps.Keys(wr.slices)) {
+		if err := remove(ctx, wr.client, wr.slices, key); err != nil {
+			return err
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(wr.services)) {
+		if err := remove(ctx, wr.client, wr.services, key); err != nil {
+			return err
+		}
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: NodeName}}
+	return client.IgnoreNotFound(wr.client.Delete(ctx, node, client.GracePeriodSeconds(0)))
 }
 
 // Write brings the objects up to date, in an order that shuffle gives, and
