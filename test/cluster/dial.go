@@ -79,23 +79,29 @@ func (p *Place) Connect(ctx context.Context, network, address string) (*Conn, er
 
 func (p *Place) connectTo(ctx context.Context, local, network, address string) (*Conn, error) {
 	// A name would be looked up by another thread, in another namespace.
-	if _, err := netip.ParseAddrPort(address); err != nil {
+	to, err := netip.ParseAddrPort(address)
+	if err != nil {
 		return nil, fmt.Errorf("dialing from %s: %w", p.name, err)
 	}
-	dialer := net.Dialer{Deadline: deadline(ctx)}
+	socket := watched{fd: -1}
+	dialer := net.Dialer{Deadline: deadline(ctx), ControlContext: socket.control}
 	if local != "" {
-		var err error
 		if dialer.LocalAddr, err = localAddr(network, local); err != nil {
 			return nil, fmt.Errorf("dialing from %s: %w", p.name, err)
 		}
 	}
 	var conn net.Conn
-	err := p.Do(func() (err error) {
+	err = p.Do(func() (err error) {
 		conn, err = dialer.DialContext(ctx, network, address)
 		return err
 	})
+	from, known := socket.end()
 	if err != nil {
-		return nil, fmt.Errorf("%s %s from %s: %w", network, address, p.name, classify(err))
+		err = classify(err)
+		if known && errors.Is(err, ErrNoAnswer) {
+			err = &Unanswered{From: from, To: to, err: err}
+		}
+		return nil, fmt.Errorf("%s %s from %s: %w", network, address, p.name, err)
 	}
 	return &Conn{conn: conn, reader: bufio.NewReader(conn)}, nil
 }

@@ -56,6 +56,9 @@ func (s *space) close() {
 // "control-plane".
 func (p *Place) Name() string { return p.name }
 
+// Cluster returns the cluster that the place is in.
+func (p *Place) Cluster() *Cluster { return p.cluster }
+
 // Namespace returns the name of the network namespace, as `ip netns exec`
 // takes it.
 func (p *Place) Namespace() string { return p.netns }

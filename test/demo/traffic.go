@@ -171,7 +171,7 @@ func watch(ctx context.Context, from *cluster.Place, address string) (stop func(
 		for ctx.Err() == nil && failure == nil {
 			err := expect(context.WithoutCancel(ctx), from, "tcp", address)
 			made++
-			failure = err
+			failure = from.Cluster().Trace(context.WithoutCancel(ctx), err)
 			select {
 			case <-ctx.Done():
 			case <-time.After(5 * time.Millisecond):
