@@ -7,6 +7,8 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -86,8 +88,8 @@ type Agent struct {
 	drift   *drift
 	trouble *apiTrouble
 	keeper  *setKeeper // nil: no last good set is kept
-	// cleaners remove stale flows, one for each family.
-	cleaners map[dataplane.Family]*conntrack.Cleaner
+	// cleaners remove stale flows, one for each family and protocol.
+	cleaners map[dataplane.Family][]*conntrack.Cleaner
 	// checks serve health-check node ports, one for each family.
 	checks   map[dataplane.Family]*health.Checks
 	tracking *tracking
@@ -185,7 +187,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	wg.Go(func() { a.fanout.Watch(ctx, a.noticed) })
 	wg.Go(func() { a.reportLoop(ctx) })
-	for _, c := range a.cleaners {
+	for _, c := range slices.Concat(slices.Collect(maps.Values(a.cleaners))...) {
 		wg.Go(func() { c.Run(ctx) })
 	}
 	wg.Go(func() { a.takeTurns(ctx) })

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -28,18 +29,20 @@ func (t *flowTable) add(endpoints ...string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, e := range endpoints {
-		t.flows = append(t.flows, conntrack.Flow{
+		t.flows = append(t.flows, conntrack.Flow{Protocol: v1alpha1.ProtocolUDP,
 			Destination: netip.MustParseAddrPort("10.96.0.9:53"), ReplySource: netip.MustParseAddrPort(e),
 		})
 	}
 }
 
-func (t *flowTable) Walk(_ context.Context, _ dataplane.Family, _ []conntrack.Filter, visit func(conntrack.Flow)) error {
+func (t *flowTable) Walk(_ context.Context, _ dataplane.Family, protocol v1alpha1.Protocol, _ []conntrack.Filter, visit func(conntrack.Flow)) error {
 	t.mu.Lock()
 	flows := slices.Clone(t.flows)
 	t.mu.Unlock()
 	for _, f := range flows {
-		visit(f)
+		if f.Protocol == protocol {
+			visit(f)
+		}
 	}
 	return nil
 }
@@ -79,7 +82,7 @@ func withFlows(t *testing.T, test func(t *testing.T, a *Agent, r *rig, kernel *d
 		a.cleaners = a.newCleaners()
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		for _, c := range a.cleaners {
+		for _, c := range slices.Concat(slices.Collect(maps.Values(a.cleaners))...) {
 			wg.Go(func() { c.Run(ctx) })
 		}
 		r.setService(r.object("dns", 9, dns("10.244.1.1:53")))

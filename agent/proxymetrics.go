@@ -62,8 +62,8 @@ func newProxyMetrics() *proxyMetrics {
 		failures:        counters("sync_proxy_rules_iptables_restore_failures_total", "Syncs that failed, or in which the kernel refused rules of some Services.", "ip_family"),
 		partialFailures: counters("sync_proxy_rules_iptables_partial_restore_failures_total", "Failed or refused syncs that were to write changed Services alone.", "ip_family"),
 
-		flowDuration: histogram("conntrack_reconciler_sync_duration_seconds", "How long comparisons of UDP flows to the rules took.", durations),
-		flowsDeleted: counters("conntrack_reconciler_deleted_entries_total", "UDP flows removed from the connection tracking table because they contradicted the rules.", "ip_family"),
+		flowDuration: histogram("conntrack_reconciler_sync_duration_seconds", "How long comparisons of flows to the rules took.", durations),
+		flowsDeleted: counters("conntrack_reconciler_deleted_entries_total", "Flows removed from the connection tracking table because they contradicted the rules.", "ip_family"),
 		healthz:      counters("proxy_healthz_total", "Answers of /healthz of the proxy's health port, by status.", "code"),
 		livez:        counters("proxy_livez_total", "Answers of /livez of the proxy's health port, by status.", "code"),
 	}

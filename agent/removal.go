@@ -268,8 +268,12 @@ func (s *store) removed(err error, message string) map[dataplane.Family]*datapla
 // on to their endpoints for as long as datagrams come, with nobody to notice that
 // those are gone.
 func (a *Agent) cleanRemoved(rulesets map[dataplane.Family]*dataplane.Ruleset) {
-	for family, cleaner := range a.cleaners {
-		if r := rulesets[family]; r != nil {
+	for family, cleaners := range a.cleaners {
+		r := rulesets[family]
+		if r == nil {
+			continue
+		}
+		for _, cleaner := range cleaners {
 			cleaner.Committed(r, dataplane.Result{Kind: v1alpha1.SyncFull})
 		}
 	}

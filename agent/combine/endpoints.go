@@ -36,7 +36,7 @@ func (r *reader) selectEndpoints(svc *dataplane.Service, port *dataplane.Port, s
 			port.Local = among(port.Members, collect(terminating, all))
 		}
 	}
-	if port.Protocol == v1alpha1.ProtocolUDP {
+	if port.Protocol != v1alpha1.ProtocolSCTP {
 		port.Serving = collect(slices.Concat(ready, terminating), all)
 		if slices.Equal(port.Serving, port.Cluster) {
 			port.Serving = port.Cluster // nearly always; kept once
@@ -151,5 +151,8 @@ func equalPort(a, b dataplane.Port) bool {
 	return a.Name == b.Name && a.Protocol == b.Protocol && a.Port == b.Port && a.NodePort == b.NodePort &&
 		a.Available == b.Available &&
 		slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
-		slices.Equal(a.Members, b.Members) && slices.Equal(a.Serving, b.Serving) && slices.Equal(a.Lost, b.Lost)
+		slices.Equal(a.Members, b.Members) && slices.Equal(a.Lost, b.Lost) &&
+		// A TCP connection that waits for its first answer goes where the rules lead,
+		// or led: the other lists tell when one is left.
+		(a.Protocol != v1alpha1.ProtocolUDP || slices.Equal(a.Serving, b.Serving))
 }

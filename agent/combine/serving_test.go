@@ -26,7 +26,8 @@ func TestServing(t *testing.T) {
 		{"those of other zones", cluster, "UDP", groups{groupOf(ready, "a", ".1"), groupOf(ready, "b", ".2")}, ".1 .2", false},
 		{"those of other nodes", local, "UDP", groups{groupOf(ready, "", ".1", ".2")}, ".1 .2", false},
 		{"none", cluster, "UDP", nil, "", false},
-		{"TCP", cluster, "TCP", groups{groupOf(ready, "", ".1")}, "", false},
+		{"TCP", cluster, "TCP", groups{groupOf(ready, "", ".1")}, ".1", true},
+		{"TCP, and those of other zones", cluster, "TCP", groups{groupOf(ready, "a", ".1"), groupOf(ready, "b", ".2")}, ".1 .2", false},
 		{"SCTP", cluster, "SCTP", groups{groupOf(ready, "", ".1")}, "", false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -52,8 +53,9 @@ func TestServing(t *testing.T) {
 				t.Error("not equal to its copy")
 			}
 			other.Ports[0].Serving = append(other.Ports[0].Serving, svc.Ports[0].Serving...)
-			if len(p.Serving) > 0 && Equal(svc, &other) {
-				t.Error("equal to a Service that serves otherwise")
+			// Of TCP what no other list tells is no news.
+			if same := tt.protocol != "UDP" || len(p.Serving) == 0; Equal(svc, &other) != same {
+				t.Errorf("equal to a Service that serves otherwise: %v, want %v", !same, same)
 			}
 		})
 	}

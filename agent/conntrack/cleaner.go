@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 const (
@@ -24,14 +25,18 @@ const (
 	longestRetry  = 30 * time.Second
 	// maxExamples bounds what is logged of one pass.
 	maxExamples = 5
+	// maxSilent bounds how many connections are looked at again.
+	maxSilent = 1 << 16
 )
 
 // Options are what a Cleaner needs.
 type Options struct {
 	Family dataplane.Family
-	Table  Table
-	Clock  clock.Clock
-	Log    logr.Logger
+	// Protocol is UDP or TCP.
+	Protocol v1alpha1.Protocol
+	Table    Table
+	Clock    clock.Clock
+	Log      logr.Logger
 	// May reports whether flows may be removed now. It is asked before each one.
 	// Nil: always.
 	May func() bool
@@ -43,7 +48,7 @@ type Options struct {
 type Pass struct {
 	// Removed counts the flows that were removed.
 	Removed map[Reason]int
-	// Read is the number of UDP flows that were looked at.
+	// Read is the number of flows that were looked at.
 	Read int
 	// Took is how long it took.
 	Took time.Duration
@@ -51,7 +56,8 @@ type Pass struct {
 	Err error
 }
 
-// Cleaner removes the stale flows of one IP family whenever rules have changed.
+// Cleaner removes the stale flows of one IP family and protocol whenever rules
+// have changed.
 type Cleaner struct {
 	options Options
 	log     logr.Logger
@@ -64,15 +70,18 @@ type Cleaner struct {
 	failures int       // passes in a row
 	next     time.Time // the earliest time of the next pass
 	failure  string    // that was last logged
+	// silent are the connections that the last pass would have removed, had it
+	// known for how long nobody has answered them.
+	silent map[Flow]struct{}
 }
 
 // New returns a Cleaner that does nothing until it runs.
 func New(options Options) *Cleaner {
 	return &Cleaner{
 		options: options,
-		log:     options.Log.WithValues("ipFamily", options.Family),
+		log:     options.Log.WithValues("ipFamily", options.Family, "protocol", options.Protocol),
 		wake:    make(chan struct{}, 1),
-		state:   newState(),
+		state:   newState(options.Protocol),
 	}
 }
 
@@ -163,8 +172,10 @@ func (c *Cleaner) pass(ctx context.Context) Pass {
 	node := c.state.node
 	c.mu.Unlock()
 	out := Pass{Removed: map[Reason]int{}}
-	out.Err = c.compare(ctx, plan, &node, &out)
-	if out.Err != nil {
+	silent := map[Flow]struct{}{}
+	out.Err = c.compare(ctx, plan, &node, &out, silent)
+	c.silent = silent
+	if out.Err != nil || len(silent) > 0 {
 		c.mu.Lock()
 		c.state.putBack(work)
 		c.mu.Unlock()
@@ -173,7 +184,9 @@ func (c *Cleaner) pass(ctx context.Context) Pass {
 	return out
 }
 
-func (c *Cleaner) compare(ctx context.Context, plan *plan, node *dataplane.Node, out *Pass) error {
+// compare removes what contradicts the plan, and notes in silent what only the
+// next pass can be sure of.
+func (c *Cleaner) compare(ctx context.Context, plan *plan, node *dataplane.Node, out *Pass, silent map[Flow]struct{}) error {
 	if len(plan.filters) == 0 {
 		return nil
 	}
@@ -190,13 +203,19 @@ func (c *Cleaner) compare(ctx context.Context, plan *plan, node *dataplane.Node,
 	failed, logged, stopped := 0, 0, false
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	walk := c.options.Table.Walk(ctx, c.options.Family, plan.filters, func(f Flow) {
+	walk := c.options.Table.Walk(ctx, c.options.Family, c.options.Protocol, plan.filters, func(f Flow) {
 		if stopped {
 			return // the walk is about to end
 		}
 		out.Read++
 		reason := plan.judge(f)
 		if reason == "" {
+			return
+		}
+		if !c.sure(f, reason) {
+			if len(silent) < maxSilent {
+				silent[f] = struct{}{}
+			}
 			return
 		}
 		if !c.may() {
@@ -217,7 +236,7 @@ func (c *Cleaner) compare(ctx context.Context, plan *plan, node *dataplane.Node,
 		}
 		out.Removed[reason]++
 		if logged++; logged <= maxExamples {
-			c.log.V(2).Info("Removed a stale UDP flow", "reason", reason, "flow", f.String())
+			c.log.V(2).Info("Removed a stale flow", "reason", reason, "flow", f.String())
 		}
 	})
 	if stopped {
@@ -227,6 +246,18 @@ func (c *Cleaner) compare(ctx context.Context, plan *plan, node *dataplane.Node,
 		firstFailure = fmt.Errorf("%w (and %d more)", firstFailure, failed-1)
 	}
 	return errors.Join(walk, firstFailure)
+}
+
+// sure reports whether a stale flow may be removed by now. A connection that has
+// just begun may be answered by an endpoint that is about to go, at this very
+// moment; what had no answer in the pass before will have none. To an address that
+// is not translated nobody answers.
+func (c *Cleaner) sure(f Flow, reason Reason) bool {
+	if f.Protocol != v1alpha1.ProtocolTCP || reason == NotTranslated {
+		return true
+	}
+	_, found := c.silent[f]
+	return found
 }
 
 func (c *Cleaner) report(pass Pass) {
@@ -243,9 +274,9 @@ func (c *Cleaner) tell(pass Pass) {
 		total += n
 	}
 	if total > 0 {
-		c.log.V(1).Info("Removed stale UDP flows", "count", total, "reasons", pass.Removed, "read", pass.Read, "duration", pass.Took)
+		c.log.V(1).Info("Removed stale flows", "count", total, "reasons", pass.Removed, "read", pass.Read, "duration", pass.Took)
 	} else {
-		c.log.V(4).Info("No stale UDP flows", "read", pass.Read, "duration", pass.Took)
+		c.log.V(4).Info("No stale flows", "read", pass.Read, "duration", pass.Took)
 	}
 	failure := ""
 	if pass.Err != nil {
@@ -253,9 +284,9 @@ func (c *Cleaner) tell(pass Pass) {
 	}
 	switch {
 	case failure != "" && c.failure == "":
-		c.log.Error(pass.Err, "Could not remove all stale UDP flows: clients that keep their sockets may go on sending to endpoints that are gone. Trying again with growing pauses; see that the kernel has nf_conntrack_netlink and that the agent has CAP_NET_ADMIN")
+		c.log.Error(pass.Err, "Could not remove all stale flows: clients may go on sending to endpoints that are gone, or to nobody. Trying again with growing pauses; see that the kernel has nf_conntrack_netlink and that the agent has CAP_NET_ADMIN")
 	case failure == "" && c.failure != "":
-		c.log.Info("Removing stale UDP flows works again")
+		c.log.Info("Removing stale flows works again")
 	}
 	c.failure = failure
 }

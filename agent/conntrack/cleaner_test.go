@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // fakeTable is a table in memory.
@@ -56,14 +57,14 @@ func (t *fakeTable) set(edit func()) {
 	edit()
 }
 
-func (t *fakeTable) Walk(_ context.Context, family dataplane.Family, filters []Filter, visit func(Flow)) error {
+func (t *fakeTable) Walk(_ context.Context, family dataplane.Family, protocol v1alpha1.Protocol, filters []Filter, visit func(Flow)) error {
 	t.mu.Lock()
 	t.walks++
 	t.filters = slices.Clone(filters)
 	var matching []Flow
 	for _, name := range t.names() {
 		f := t.flows[name]
-		if family.Of(f.Source.Addr()) && slices.ContainsFunc(filters, func(filter Filter) bool { return filter.matches(f) }) {
+		if family.Of(f.Source.Addr()) && f.Protocol == protocol && slices.ContainsFunc(filters, func(filter Filter) bool { return filter.matches(f) }) {
 			matching = append(matching, f)
 		}
 	}
@@ -151,7 +152,7 @@ func running(t *testing.T, table *fakeTable, test func(c *Cleaner, passes func()
 			defer mu.Unlock()
 			return slices.Clone(made)
 		}
-		options := Options{Family: dataplane.IPv4, Table: table, Clock: clock.RealClock{},
+		options := Options{Family: dataplane.IPv4, Protocol: v1alpha1.ProtocolUDP, Table: table, Clock: clock.RealClock{},
 			Report: func(_ dataplane.Family, p Pass) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -411,7 +412,7 @@ func TestFilters(t *testing.T) {
 		"many addresses": {list{many}, nil, "m", []Filter{{}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newState()
+			s := newState(v1alpha1.ProtocolUDP)
 			s.commit(ruleset(true, tt.first), dataplane.Result{})
 			s.take()
 			s.commit(ruleset(false, tt.second, strings.Fields(tt.dirty)...), dataplane.Result{})
@@ -426,7 +427,7 @@ func TestFilters(t *testing.T) {
 }
 
 func TestWhatIsRememberedIsBounded(t *testing.T) {
-	s := newState()
+	s := newState(v1alpha1.ProtocolUDP)
 	for i := range 2 * maxFormer {
 		s.work.former.add(served{address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 53)})
 	}
@@ -452,7 +453,7 @@ func TestRefusedServiceIsJudgedOnceItIsAsBefore(t *testing.T) {
 
 func TestWorkThatFailedWaitsAgain(t *testing.T) {
 	two := list{serving(a), service("o", "ip 172.30.0.50 port 53 ep "+a)}
-	s := newState()
+	s := newState(v1alpha1.ProtocolUDP)
 	s.commit(ruleset(true, two), dataplane.Result{})
 	for range 2 {
 		p, w := s.take()
@@ -476,4 +477,42 @@ func TestWorkThatFailedWaitsAgain(t *testing.T) {
 	if p, _ := s.take(); len(p.filters) != 2 || len(p.former.addresses) != 1 {
 		t.Errorf("what came meanwhile and what failed: filters %v, former %v", p.filters, p.former.addresses)
 	}
+}
+
+// TestTCPIsRemovedOnceNobodyHasAnsweredForAWhile: what is not translated at once,
+// the others if they wait still when they are looked at again, and none of a
+// Service that has ended.
+func TestTCPIsRemovedOnceNobodyHasAnsweredForAWhile(t *testing.T) {
+	tcp := func(destination, endpoint string) Flow {
+		f := flow(destination, endpoint)
+		f.Protocol = v1alpha1.ProtocolTCP
+		return f
+	}
+	const c = "10.180.0.3:8080"
+	table := newFakeTable(tcp(clusterIP, clusterIP), tcp(clusterIP, a), tcp(clusterIP, b), tcp(clusterIP, c))
+	web := func(endpoint string) list { return list{service("s", "ip 172.30.0.41 port 80 tcp ep "+endpoint)} }
+	running(t, table, func(cleaner *Cleaner, passes func() []Pass) {
+		cleaner.Committed(ruleset(true, web(b)), dataplane.Result{})
+		after(0)
+		table.expect(t, toA, toB, clusterIP+">"+c)
+		table.set(func() { delete(table.flows, clusterIP+">"+c) }) // it has been answered
+		after(time.Second)
+		table.expect(t, toB)
+		table.add(tcp(clusterIP, c), tcp(clusterIP, a))
+		table.set(func() { table.failure, table.visits = errors.New("interrupted"), 1 })
+		cleaner.Committed(ruleset(false, web("10.180.0.4:8080"), "s"), dataplane.Result{})
+		after(2 * time.Second)
+		table.set(func() { table.failure = nil })
+		after(time.Minute)
+		table.expect(t)
+		count := len(passes())
+		after(time.Hour)
+		if len(passes()) != count {
+			t.Error("passes go on after a success")
+		}
+		table.add(tcp(clusterIP, "10.180.0.4:8080"))
+		cleaner.Committed(ruleset(false, nil, "s"), dataplane.Result{})
+		after(time.Minute)
+		table.expect(t, clusterIP+">10.180.0.4:8080")
+	}, func(o *Options) { o.Protocol = v1alpha1.ProtocolTCP })
 }

@@ -1,13 +1,17 @@
 // Package conntrack keeps the kernel's connection tracking as the settings ask,
-// tells its figures, and removes stale UDP flows.
+// tells its figures, and removes stale flows.
 //
 // The kernel translates a flow as its first datagram was translated, for as long
 // as datagrams come: a client that keeps its socket goes on talking to an
 // endpoint that is gone, or to a Service's address itself if there was no
 // endpoint when it began. So whenever the rules have changed, the flows that
 // contradict them are deleted, and their next datagram meets the rules as they
-// are. Only UDP flows are ever deleted: TCP and SCTP end their connections
-// themselves. Only flows of the default zone are: other zones belong to others.
+// are. SCTP and TCP end their connections themselves, but for one thing: the
+// kernel keeps what it did with the first packet of a TCP connection for two
+// minutes though nobody answers. A client that tried too early, before its Service
+// was programmed, goes on sending to nobody, and so does its next connection from
+// that port. So TCP connections that nobody has answered are deleted, too, and no
+// others. Only flows of the default zone are: other zones belong to others.
 package conntrack
 
 import (
@@ -16,10 +20,14 @@ import (
 	"net/netip"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Flow is a UDP flow of the default zone, as the kernel tracks it.
+// Flow is a UDP flow, or a TCP connection that nobody has answered so far, of the
+// default zone, as the kernel tracks it.
 type Flow struct {
+	// Protocol is UDP or TCP.
+	Protocol v1alpha1.Protocol
 	// Source and Destination are the first datagram's, as the client sent it.
 	Source, Destination netip.AddrPort
 	// ReplySource and ReplyDestination are those that an answer has when it
@@ -33,7 +41,7 @@ type Flow struct {
 
 // String returns the flow for people.
 func (f Flow) String() string {
-	return fmt.Sprintf("%s to %s, sent to %s", f.Source, f.Destination, f.ReplySource)
+	return fmt.Sprintf("%s %s to %s, sent to %s", f.Protocol, f.Source, f.Destination, f.ReplySource)
 }
 
 // translated reports whether the flow goes elsewhere than the client thinks.
@@ -55,10 +63,10 @@ func (f Filter) matches(flow Flow) bool {
 // Table is the kernel's connection tracking table. Its methods may be called
 // concurrently, Delete also from within Walk.
 type Table interface {
-	// Walk calls visit with the UDP flows of the family that match at least one
-	// of the filters, some perhaps more than once. It holds none of them. After
-	// an error some may not have been visited.
-	Walk(ctx context.Context, family dataplane.Family, filters []Filter, visit func(Flow)) error
+	// Walk calls visit with the flows of the family and protocol that match at
+	// least one of the filters, some perhaps more than once. It holds none of them.
+	// After an error some may not have been visited.
+	Walk(ctx context.Context, family dataplane.Family, protocol v1alpha1.Protocol, filters []Filter, visit func(Flow)) error
 	// Delete removes a flow. It returns false if it is gone already.
 	Delete(f Flow) (bool, error)
 	// LocalAddresses are the addresses of the node's interfaces.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // Kernel is the table of the network namespace that its methods are called in.
@@ -31,13 +32,13 @@ var _ Table = (*Kernel)(nil)
 // Walk implements Table. The kernel hands over only what the filters match; one
 // older than Linux 5.8 hands over everything, which then is looked through
 // here.
-func (k *Kernel) Walk(ctx context.Context, family dataplane.Family, filters []Filter, visit func(Flow)) error {
+func (k *Kernel) Walk(ctx context.Context, family dataplane.Family, protocol v1alpha1.Protocol, filters []Filter, visit func(Flow)) error {
 	for _, filter := range filters {
 		if k.unfiltered.Load() {
 			break
 		}
 		asked := kernelFilter(filter)
-		err := k.dump(ctx, family, &asked, func(f Flow) {
+		err := k.dump(ctx, family, protocol, &asked, func(f Flow) {
 			switch {
 			case filter.matches(f):
 				visit(f)
@@ -49,13 +50,13 @@ func (k *Kernel) Walk(ctx context.Context, family dataplane.Family, filters []Fi
 		case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL):
 			k.unfiltered.Store(true)
 		case err != nil:
-			return fmt.Errorf("reading the UDP flows of %s from the connection tracking table: %w", family, err)
+			return fmt.Errorf("reading the %s flows of %s from the connection tracking table: %w", protocol, family, err)
 		}
 	}
 	if !k.unfiltered.Load() {
 		return nil
 	}
-	err := k.dump(ctx, family, nil, func(f Flow) {
+	err := k.dump(ctx, family, protocol, nil, func(f Flow) {
 		if slices.ContainsFunc(filters, func(filter Filter) bool { return filter.matches(f) }) {
 			visit(f)
 		}
@@ -67,8 +68,8 @@ func (k *Kernel) Walk(ctx context.Context, family dataplane.Family, filters []Fi
 	return nil
 }
 
-// dump calls visit with each UDP flow as it comes.
-func (k *Kernel) dump(ctx context.Context, family dataplane.Family, filter *Filter, visit func(Flow)) error {
+// dump calls visit with each flow of the protocol as it comes.
+func (k *Kernel) dump(ctx context.Context, family dataplane.Family, protocol v1alpha1.Protocol, filter *Filter, visit func(Flow)) error {
 	socket, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
 	if err != nil {
 		return fmt.Errorf("opening a netlink socket: %w", err)
@@ -82,10 +83,10 @@ func (k *Kernel) dump(ctx context.Context, family dataplane.Family, filter *Filt
 	defer stop()
 	request := nl.NewNetlinkRequest(messageTypeGet, unix.NLM_F_DUMP)
 	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: socket}}
-	request.AddRawData(dumpMessage(family, filter))
+	request.AddRawData(dumpMessage(family, protocol, filter))
 	err = request.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
 		k.delivered.Add(1)
-		if f, ok := parseFlow(message); ok {
+		if f, ok := parseFlow(message); ok && f.Protocol == protocol {
 			visit(f)
 		}
 		return ctx.Err() == nil
@@ -105,7 +106,7 @@ func (k *Kernel) Delete(f Flow) (bool, error) {
 	case errors.Is(err, unix.ENOENT):
 		return false, nil
 	case err != nil:
-		return false, fmt.Errorf("deleting the UDP flow %s from the connection tracking table: %w", f, err)
+		return false, fmt.Errorf("deleting the flow %s from the connection tracking table: %w", f, err)
 	}
 	return true, nil
 }

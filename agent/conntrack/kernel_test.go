@@ -102,7 +102,7 @@ func tracked(t *testing.T, family, protocol string) []string {
 func walked(t *testing.T, k *Kernel, family dataplane.Family, filters ...Filter) []string {
 	t.Helper()
 	var list []string
-	err := k.Walk(context.Background(), family, filters, func(f Flow) {
+	err := k.Walk(context.Background(), family, v1alpha1.ProtocolUDP, filters, func(f Flow) {
 		list = append(list, f.Source.String()+">"+f.Destination.String()+">"+f.ReplySource.String())
 	})
 	if err != nil {
@@ -197,6 +197,35 @@ func TestKernelFilters(t *testing.T) {
 	}
 }
 
+// TestKernelTellsConnectionsWithoutAnAnswer and keeps the others to itself.
+func TestKernelTellsConnectionsWithoutAnAnswer(t *testing.T) {
+	onRealKernel(t)
+	track(t, "tcp", "10.244.7.7:40000>10.96.0.10:53>10.244.0.3:53")
+	run(t, "conntrack", "-I", "-p", "tcp", "-t", "100", "--state", "SYN_SENT",
+		"-s", "10.244.7.7", "--sport", "40001", "-d", "10.96.0.10", "--dport", "53",
+		"--reply-src", "10.244.0.3", "--reply-port-src", "53", "--reply-dst", "10.244.7.7", "--reply-port-dst", "40001")
+	k := NewKernel()
+	var flows []Flow
+	for _, filter := range []Filter{{}, one, {Port: 54}} {
+		err := k.Walk(t.Context(), dataplane.IPv4, v1alpha1.ProtocolTCP, []Filter{filter}, func(f Flow) { flows = append(flows, f) })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(flows) != 2 || flows[0] != flows[1] || flows[0].Source.Port() != 40001 {
+		t.Fatalf("flows %v", flows)
+	}
+	if got := k.delivered.Load(); got != 2 {
+		t.Errorf("the kernel delivered %d entries", got)
+	}
+	if removed, err := k.Delete(flows[0]); err != nil || !removed {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+	if got := tracked(t, "ipv4", "tcp"); len(got) != 1 {
+		t.Errorf("left: %v", got)
+	}
+}
+
 func TestDeleteTakesOneFlowOnly(t *testing.T) {
 	onRealKernel(t)
 	const (
@@ -210,7 +239,7 @@ func TestDeleteTakesOneFlowOnly(t *testing.T) {
 	track(t, "tcp", one)
 	k := NewKernel()
 	var flows []Flow
-	if err := k.Walk(t.Context(), dataplane.IPv4, []Filter{{}}, func(f Flow) { flows = append(flows, f) }); err != nil {
+	if err := k.Walk(t.Context(), dataplane.IPv4, v1alpha1.ProtocolUDP, []Filter{{}}, func(f Flow) { flows = append(flows, f) }); err != nil {
 		t.Fatal(err)
 	}
 	i := slices.IndexFunc(flows, func(f Flow) bool { return f.Source.Port() == 40000 })
@@ -251,7 +280,7 @@ func TestWalkEndsWithItsContext(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	visited := 0
-	err := NewKernel().Walk(ctx, dataplane.IPv4, []Filter{{}}, func(Flow) { visited++; cancel() })
+	err := NewKernel().Walk(ctx, dataplane.IPv4, v1alpha1.ProtocolUDP, []Filter{{}}, func(Flow) { visited++; cancel() })
 	if !errors.Is(err, context.Canceled) || visited != 1 {
 		t.Errorf("%v after %d flows", err, visited)
 	}
@@ -281,7 +310,7 @@ func TestCleanerOnRealKernel(t *testing.T) {
 	k := NewKernel()
 	mode := v1alpha1.ModeIPVS // what is made from outside is not of nat
 	clean := func(family dataplane.Family, services ...*dataplane.Service) Pass {
-		c := New(Options{Family: family, Table: k, Clock: clock.RealClock{}, Log: logr.Discard()})
+		c := New(Options{Family: family, Protocol: v1alpha1.ProtocolUDP, Table: k, Clock: clock.RealClock{}, Log: logr.Discard()})
 		r := ruleset(true, services)
 		r.Mode = mode
 		c.Committed(r, dataplane.Result{})
@@ -339,7 +368,7 @@ func benchmark(b *testing.B, filter Filter, unfiltered bool) {
 	p := planFor(dataplane.IPv4, nil, list{service("s", "ip 10.96.0.10 port 53 ep 10.244.0.3:53")})
 	b.ReportAllocs()
 	for b.Loop() {
-		err := k.Walk(b.Context(), dataplane.IPv4, []Filter{filter}, func(f Flow) {
+		err := k.Walk(b.Context(), dataplane.IPv4, v1alpha1.ProtocolUDP, []Filter{filter}, func(f Flow) {
 			if p.judge(f) != "" {
 				b.Error("stale:", f)
 			}

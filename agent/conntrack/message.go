@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // Numbers of the kernel's include/uapi/linux/netfilter/nfnetlink_conntrack.h
@@ -18,9 +19,14 @@ const (
 	attrTupleOrig  = 1
 	attrTupleReply = 2
 	attrStatus     = 3
+	attrProtoInfo  = 4
 	attrID         = 12
 	attrZone       = 18
 	attrFilter     = 25
+	attrStatusMask = 26
+
+	attrProtoInfoTCP = 1
+	attrTCPState     = 1
 
 	attrTupleIP    = 1
 	attrTupleProto = 2
@@ -50,9 +56,14 @@ const (
 
 	headerLength = 4 // of a message, and of an attribute
 
+	// seenReply is the bit of a status that says that an answer has come.
+	seenReply = 1 << 1
 	// statusDestinationNAT: the rules of nat have translated the destination.
 	statusDestinationNAT = 1 << 5
+	// stateSYNSent is that of a TCP connection of which only the client has sent.
+	stateSYNSent = 1
 
+	protocolTCP = 6
 	protocolUDP = 17
 	afINET      = 2
 	afINET6     = 10
@@ -74,9 +85,18 @@ func kernelFilter(f Filter) Filter {
 	return f
 }
 
+// numberOf is a protocol's number in packets.
+func numberOf(protocol v1alpha1.Protocol) byte {
+	if protocol == v1alpha1.ProtocolTCP {
+		return protocolTCP
+	}
+	return protocolUDP
+}
+
 // dumpMessage asks for all flows of a family; with a filter, for those that it
-// matches and that are UDP.
-func dumpMessage(family dataplane.Family, filter *Filter) []byte {
+// matches and that are of the protocol. Of TCP it asks for those without an answer,
+// which kernels that do not know attrStatusMask do not mind.
+func dumpMessage(family dataplane.Family, protocol v1alpha1.Protocol, filter *Filter) []byte {
 	b := header(family)
 	if filter == nil {
 		return b
@@ -87,13 +107,17 @@ func dumpMessage(family dataplane.Family, filter *Filter) []byte {
 		flags |= filterIPDst
 		tuple = appendAttr(tuple, attrTupleIP|attrNested, appendAddress(nil, false, filter.Address))
 	}
-	proto := appendAttr(nil, attrProtoNumber, []byte{protocolUDP})
+	proto := appendAttr(nil, attrProtoNumber, []byte{numberOf(protocol)})
 	if filter.Port != 0 {
 		flags |= filterProtoDst
 		proto = appendAttr(proto, attrProtoDstPort, binary.BigEndian.AppendUint16(nil, filter.Port))
 	}
 	tuple = appendAttr(tuple, attrTupleProto|attrNested, proto)
 	b = appendAttr(b, attrTupleOrig|attrNested, tuple)
+	if protocol == v1alpha1.ProtocolTCP {
+		b = appendAttr(b, attrStatus, binary.BigEndian.AppendUint32(nil, 0))
+		b = appendAttr(b, attrStatusMask, binary.BigEndian.AppendUint32(nil, seenReply))
+	}
 	return appendAttr(b, attrFilter|attrNested, appendAttr(nil, attrFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, flags)))
 }
 
@@ -105,7 +129,7 @@ func deleteMessage(f Flow) []byte {
 		family = dataplane.IPv6
 	}
 	ip := appendAddress(appendAddress(nil, true, f.Source.Addr()), false, f.Destination.Addr())
-	proto := appendAttr(nil, attrProtoNumber, []byte{protocolUDP})
+	proto := appendAttr(nil, attrProtoNumber, []byte{numberOf(f.Protocol)})
 	proto = appendAttr(proto, attrProtoSrcPort, binary.BigEndian.AppendUint16(nil, f.Source.Port()))
 	proto = appendAttr(proto, attrProtoDstPort, binary.BigEndian.AppendUint16(nil, f.Destination.Port()))
 	tuple := appendAttr(nil, attrTupleIP|attrNested, ip)
@@ -137,8 +161,9 @@ func appendAttr(b []byte, kind uint16, payload []byte) []byte {
 	return b
 }
 
-// parseFlow reads a flow from a message. It returns false for what is no UDP
-// flow, or not in the default zone, or cannot be read.
+// parseFlow reads a flow from a message. It returns false for what is neither a UDP
+// flow nor a TCP connection without an answer, or not in the default zone, or cannot
+// be read.
 func parseFlow(message []byte) (Flow, bool) {
 	if len(message) < headerLength {
 		return Flow{}, false
@@ -146,14 +171,17 @@ func parseFlow(message []byte) (Flow, bool) {
 	var f Flow
 	var orig, reply, id bool
 	status := uint32(statusDestinationNAT) // where that is not told
+	state := byte(0)
 	ok := eachAttr(message[headerLength:], func(kind uint16, payload []byte) bool {
 		switch kind {
 		case attrTupleOrig:
-			f.Source, f.Destination, orig = parseTuple(payload)
+			f.Source, f.Destination, f.Protocol, orig = parseTuple(payload)
 			return orig
 		case attrTupleReply:
-			f.ReplySource, f.ReplyDestination, reply = parseTuple(payload)
+			f.ReplySource, f.ReplyDestination, _, reply = parseTuple(payload)
 			return reply
+		case attrProtoInfo:
+			state = tcpState(payload)
 		case attrID:
 			if id = len(payload) == 4; id {
 				f.ID = binary.BigEndian.Uint32(payload)
@@ -168,14 +196,31 @@ func parseFlow(message []byte) (Flow, bool) {
 		return true
 	})
 	f.ByIPVS = f.translated() && status&statusDestinationNAT == 0
-	return f, ok && orig && reply && id
+	waits := f.Protocol == v1alpha1.ProtocolUDP || status&seenReply == 0 && state == stateSYNSent
+	return f, ok && orig && reply && id && waits
 }
 
-// parseTuple returns false for what is no UDP tuple of the default zone.
-func parseTuple(b []byte) (source, destination netip.AddrPort, ok bool) {
+// tcpState returns the state of a TCP connection; 0 for what is none.
+func tcpState(b []byte) (state byte) {
+	eachAttr(b, func(kind uint16, payload []byte) bool {
+		if kind != attrProtoInfoTCP {
+			return true
+		}
+		return eachAttr(payload, func(kind uint16, payload []byte) bool {
+			if kind == attrTCPState && len(payload) == 1 {
+				state = payload[0]
+			}
+			return true
+		})
+	})
+	return state
+}
+
+// parseTuple returns false for what is no UDP or TCP tuple of the default zone.
+func parseTuple(b []byte) (source, destination netip.AddrPort, protocol v1alpha1.Protocol, ok bool) {
 	var src, dst netip.Addr
 	var srcPort, dstPort uint16
-	var protocol byte
+	var number byte
 	var ports int
 	ok = eachAttr(b, func(kind uint16, payload []byte) bool {
 		switch kind {
@@ -196,7 +241,7 @@ func parseTuple(b []byte) (source, destination netip.AddrPort, ok bool) {
 			return eachAttr(payload, func(kind uint16, payload []byte) bool {
 				switch {
 				case kind == attrProtoNumber && len(payload) == 1:
-					protocol = payload[0]
+					number = payload[0]
 				case kind == attrProtoSrcPort && len(payload) == 2:
 					srcPort, ports = binary.BigEndian.Uint16(payload), ports+1
 				case kind == attrProtoDstPort && len(payload) == 2:
@@ -209,8 +254,16 @@ func parseTuple(b []byte) (source, destination netip.AddrPort, ok bool) {
 		}
 		return true
 	})
-	ok = ok && protocol == protocolUDP && ports == 2 && src.IsValid() && dst.IsValid()
-	return netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort), ok
+	switch number {
+	case protocolUDP:
+		protocol = v1alpha1.ProtocolUDP
+	case protocolTCP:
+		protocol = v1alpha1.ProtocolTCP
+	default:
+		ok = false
+	}
+	ok = ok && ports == 2 && src.IsValid() && dst.IsValid()
+	return netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort), protocol, ok
 }
 
 // eachAttr calls f with kind and payload of each attribute until it returns

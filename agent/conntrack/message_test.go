@@ -4,9 +4,11 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 func tupleOf(protocol byte, source, destination string, more ...[]byte) []byte {
@@ -27,13 +29,16 @@ func entry(protocol byte, inTuple []byte, more ...[]byte) []byte {
 }
 
 func TestParseFlow(t *testing.T) {
-	want := Flow{
+	want := Flow{Protocol: v1alpha1.ProtocolUDP,
 		Source: netip.MustParseAddrPort("10.244.7.7:40000"), Destination: netip.MustParseAddrPort("10.96.0.10:53"),
 		ReplySource: netip.MustParseAddrPort("10.244.0.3:5353"), ReplyDestination: netip.MustParseAddrPort("10.244.7.7:40000"), ID: 7,
 	}
 	id := appendAttr(nil, attrID, []byte{0, 0, 0, 7})
 	status := func(n uint16) []byte {
 		return appendAttr(nil, attrStatus, binary.BigEndian.AppendUint32(nil, uint32(n)))
+	}
+	tcp := func(state byte) []byte {
+		return appendAttr(nil, attrProtoInfo|attrNested, appendAttr(nil, attrProtoInfoTCP|attrNested, appendAttr(nil, attrTCPState, []byte{state})))
 	}
 	zone := func(n byte) []byte { return appendAttr(nil, attrZone, []byte{0, n}) }
 	tupleZone := func(n byte) []byte { return appendAttr(nil, attrTupleZone, []byte{0, n}) }
@@ -48,16 +53,23 @@ func TestParseFlow(t *testing.T) {
 		"the default zone":      {entry(protocolUDP, tupleZone(0), id, zone(0)), true, false},
 		"another zone":          {entry(protocolUDP, nil, id, zone(7)), false, false},
 		"of one direction only": {entry(protocolUDP, tupleZone(7), id), false, false},
-		"TCP":                   {entry(6, nil, id), false, false},
+		"no TCP state":          {entry(protocolTCP, nil, id, status(0)), false, false},
 		"SCTP":                  {entry(132, nil, id), false, false},
 		"UDP-Lite":              {entry(136, nil, id), false, false},
 		"no ID":                 {entry(protocolUDP, nil), false, false},
 		"an ID cut off":         {entry(protocolUDP, nil, appendAttr(nil, attrID, []byte{7})), false, false},
 		"an empty attribute":    {entry(protocolUDP, nil, id, []byte{0, 0, 0, 0}), false, false},
 		"nothing":               {nil, false, false},
+		"TCP without an answer": {entry(protocolTCP, nil, id, status(statusDestinationNAT), tcp(stateSYNSent)), true, false},
+		"answered TCP":          {entry(protocolTCP, nil, id, status(seenReply), tcp(stateSYNSent)), false, false},
+		"established TCP":       {entry(protocolTCP, nil, id, status(0), tcp(3)), false, false},
 	} {
 		f, ok := parseFlow(tt.message)
+		want := want
 		want.ByIPVS = tt.byIPVS
+		if strings.HasPrefix(name, "TCP") {
+			want.Protocol = v1alpha1.ProtocolTCP
+		}
 		if ok != tt.ok || ok && f != want {
 			t.Errorf("%s: got %v, %v", name, f, ok)
 		}

@@ -10,15 +10,16 @@ import (
 
 const (
 	// maxFilters is the most filters of one pass. Each has the kernel look at
-	// the whole table once, which pays off only against having all UDP flows
-	// copied out.
+	// the whole table once, which pays off only against having all flows of the
+	// protocol copied out.
 	maxFilters = 4
 	// fewEndpoints are searched one by one.
 	fewEndpoints = 16
 )
 
-// plan says which flows of one family contradict the rules.
+// plan says which flows of one family and protocol contradict the rules.
 type plan struct {
+	protocol  v1alpha1.Protocol
 	addresses map[netip.AddrPort]*target
 	nodePorts map[uint16]*target
 	former    former
@@ -113,9 +114,9 @@ func (p *plan) judge(f Flow) Reason {
 // usesNodePorts reports whether answers is needed.
 func (p *plan) usesNodePorts() bool { return len(p.nodePorts) > 0 || len(p.former.nodePorts) > 0 }
 
-// add has flows to the Service's UDP ports judged.
+// add has flows to the Service's ports judged.
 func (p *plan) add(svc *dataplane.Service, unknown bool) {
-	eachServed(svc, func(at served, port *dataplane.Port) {
+	eachServed(svc, p.protocol, func(at served, port *dataplane.Port) {
 		t := p.target(at)
 		switch {
 		case unknown:
@@ -141,7 +142,7 @@ func (p *plan) target(at served) *target {
 	return p.addresses[at.address]
 }
 
-// served is an address with a port, or a node port, that answers over UDP.
+// served is an address with a port, or a node port, that answers.
 type served struct {
 	address  netip.AddrPort
 	nodePort uint16
@@ -155,14 +156,14 @@ func (s served) filter() Filter {
 }
 
 // eachServed calls f with everything that the Service, which may be nil,
-// answers on over UDP.
-func eachServed(svc *dataplane.Service, f func(at served, port *dataplane.Port)) {
+// answers on over a protocol.
+func eachServed(svc *dataplane.Service, protocol v1alpha1.Protocol, f func(at served, port *dataplane.Port)) {
 	if svc == nil {
 		return
 	}
 	for i := range svc.Ports {
 		port := &svc.Ports[i]
-		if port.Protocol != v1alpha1.ProtocolUDP {
+		if port.Protocol != protocol {
 			continue
 		}
 		one := func(a netip.Addr) {

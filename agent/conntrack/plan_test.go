@@ -62,7 +62,7 @@ func flow(destination, endpoint string) Flow {
 	if strings.HasPrefix(destination, "[") {
 		client = netip.MustParseAddrPort("[2001:db8:7::7]:40000")
 	}
-	return Flow{Source: client, Destination: netip.MustParseAddrPort(destination),
+	return Flow{Protocol: v1alpha1.ProtocolUDP, Source: client, Destination: netip.MustParseAddrPort(destination),
 		ReplySource: netip.MustParseAddrPort(endpoint), ReplyDestination: client}
 }
 
@@ -96,7 +96,7 @@ type list []*dataplane.Service
 
 // planFor is the plan after a first set of Services and a second one.
 func planFor(family dataplane.Family, first, second list, refused ...string) *plan {
-	s := newState()
+	s := newState(v1alpha1.ProtocolUDP)
 	s.commit(ruleset(true, first), dataplane.Result{})
 	s.take()
 	result := dataplane.Result{Refused: map[dataplane.ServiceName]string{}}
@@ -210,7 +210,7 @@ func TestFlowsOfTheOtherMode(t *testing.T) {
 		{v1alpha1.ModeIPVS, true, false, ""},
 	} {
 		for _, to := range []string{"10.96.0.10:53", "192.0.2.21:30053"} {
-			s := newState()
+			s := newState(v1alpha1.ProtocolUDP)
 			r, result := ruleset(true, list{svc}), dataplane.Result{Refused: map[dataplane.ServiceName]string{}}
 			if tt.refused {
 				result.Refused[svc.Name] = "no module"
@@ -303,7 +303,7 @@ func TestKeptServicesAreNotJudged(t *testing.T) {
 	old := list{service("s", "ip 172.30.0.41 port 80 ep 10.180.0.1:8080")}
 	today := list{service("s", "ip 172.30.0.41 port 80 ep 10.180.0.2:8080")}
 	toToday, toOld := flow("172.30.0.41:80", "10.180.0.2:8080"), flow("172.30.0.41:80", "10.180.0.1:8080")
-	s := newState()
+	s := newState(v1alpha1.ProtocolUDP)
 	r := ruleset(true, old)
 	r.Keep = map[dataplane.ServiceName]struct{}{old[0].Name: {}}
 	s.commit(r, dataplane.Result{})

@@ -13,10 +13,11 @@ import (
 // be read.
 const maxFormer = 1 << 16
 
-// state is what the kernel's rules of one family do with UDP, and what of that
-// no flow has been compared to.
+// state is what the kernel's rules of one family do with one protocol, and what
+// of that no flow has been compared to.
 type state struct {
-	services map[dataplane.ServiceName]programmed // of those that have UDP ports
+	protocol v1alpha1.Protocol
+	services map[dataplane.ServiceName]programmed // of those that have such ports
 	node     dataplane.Node
 	ipvs     bool // mode IPVS runs
 	work     work
@@ -45,8 +46,8 @@ func newWork() work {
 
 func (w *work) empty() bool { return !w.all && len(w.changed) == 0 && w.former.len() == 0 }
 
-func newState() *state {
-	return &state{services: map[dataplane.ServiceName]programmed{}, work: newWork()}
+func newState(protocol v1alpha1.Protocol) *state {
+	return &state{protocol: protocol, services: map[dataplane.ServiceName]programmed{}, work: newWork()}
 }
 
 // commit takes what an Apply has brought to the kernel.
@@ -73,7 +74,7 @@ func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
 	}
 	for name := range names {
 		wanted := r.Services[name]
-		if !servesUDP(wanted) {
+		if !serves(wanted, s.protocol) {
 			wanted = nil
 		}
 		_, refused := result.Refused[name]
@@ -89,7 +90,7 @@ func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
 func (s *state) refuse(name dataplane.ServiceName, wanted *dataplane.Service) {
 	p := s.services[name]
 	if wanted == nil {
-		wanted = p.service // TCP alone is wanted
+		wanted = p.service // other protocols alone are wanted
 	}
 	if wanted != nil {
 		s.services[name] = programmed{service: p.service, refused: wanted}
@@ -103,14 +104,17 @@ func (s *state) program(name dataplane.ServiceName, wanted *dataplane.Service) {
 		return
 	}
 	now := map[served]*dataplane.Port{}
-	eachServed(wanted, func(at served, port *dataplane.Port) { now[at] = port })
+	eachServed(wanted, s.protocol, func(at served, port *dataplane.Port) { now[at] = port })
 	changed := p.refused != nil
 	before := 0
-	eachServed(p.service, func(at served, port *dataplane.Port) {
+	eachServed(p.service, s.protocol, func(at served, port *dataplane.Port) {
 		before++
 		switch n := now[at]; {
 		case n == nil:
-			s.work.former.add(at)
+			// A TCP connection to what has ended would find nobody else.
+			if s.protocol == v1alpha1.ProtocolUDP {
+				s.work.former.add(at)
+			}
 			changed = true
 		case !slices.Equal(n.Serving, port.Serving):
 			changed = true
@@ -142,6 +146,7 @@ func (s *state) take() (*plan, work) {
 	w := s.work
 	s.work = newWork()
 	p := &plan{
+		protocol:  s.protocol,
 		addresses: make(map[netip.AddrPort]*target, len(s.services)), nodePorts: map[uint16]*target{},
 		former: newFormer(), ipvs: s.ipvs,
 	}
@@ -175,7 +180,7 @@ func (s *state) filters(w *work) []Filter {
 	}
 	chosen := map[Filter]struct{}{}
 	for name := range w.changed {
-		eachServed(s.services[name].service, func(at served, _ *dataplane.Port) { chosen[at.filter()] = struct{}{} })
+		eachServed(s.services[name].service, s.protocol, func(at served, _ *dataplane.Port) { chosen[at.filter()] = struct{}{} })
 	}
 	for a := range w.former.addresses {
 		chosen[served{address: a}.filter()] = struct{}{}
@@ -201,6 +206,6 @@ func (s *state) putBack(w work) {
 	}
 }
 
-func servesUDP(svc *dataplane.Service) bool {
-	return svc != nil && slices.ContainsFunc(svc.Ports, func(p dataplane.Port) bool { return p.Protocol == v1alpha1.ProtocolUDP })
+func serves(svc *dataplane.Service, protocol v1alpha1.Protocol) bool {
+	return svc != nil && slices.ContainsFunc(svc.Ports, func(p dataplane.Port) bool { return p.Protocol == protocol })
 }

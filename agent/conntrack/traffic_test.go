@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // TestRealTraffic keeps sockets open while the rule that translates them
@@ -47,7 +49,7 @@ func TestRealTraffic(t *testing.T) {
 			}
 		}
 		pass := func(services ...*dataplane.Service) {
-			c := New(Options{Family: tt.family, Table: NewKernel(), Clock: clock.RealClock{}, Log: logr.Discard()})
+			c := New(Options{Family: tt.family, Protocol: v1alpha1.ProtocolUDP, Table: NewKernel(), Clock: clock.RealClock{}, Log: logr.Discard()})
 			c.Committed(ruleset(true, services), dataplane.Result{})
 			if p := c.pass(t.Context()); p.Err != nil {
 				t.Fatal(p.Err)
@@ -135,4 +137,64 @@ func ask(t *testing.T, conn net.Conn) string {
 		}
 	}
 	return ""
+}
+
+// TestEarlyConnections: a client that tries before its address is translated sends
+// to nobody, even if the rule has come meanwhile, and so does the next connection
+// from its port, until a pass has been made.
+func TestEarlyConnections(t *testing.T) {
+	onRealKernel(t)
+	const service4, one, gone = "10.96.0.10", "10.244.0.3", "10.244.0.9"
+	run(t, "ip", "link", "add", "away", "type", "veth", "peer", "name", "nobody")
+	run(t, "ip", "link", "set", "away", "up")
+	run(t, "ip", "link", "set", "nobody", "up")
+	run(t, "ip", "address", "add", one, "dev", "lo")
+	for _, away := range []string{service4, gone} {
+		run(t, "ip", "route", "add", away, "dev", "away", "src", one)
+		run(t, "ip", "neighbor", "add", away, "lladdr", "02:00:00:00:00:99", "dev", "away")
+	}
+	listener, err := net.Listen("tcp", one+":8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	rule := func(operation, endpoint string) {
+		run(t, "iptables", "-t", "nat", operation, "OUTPUT", "-p", "tcp", "-d", service4, "--dport", "80", "-j", "DNAT", "--to-destination", endpoint+":8080")
+	}
+	dial := func(port int, limit time.Duration) error {
+		dialer := net.Dialer{Timeout: limit, LocalAddr: &net.TCPAddr{IP: net.ParseIP(one), Port: port}}
+		conn, err := dialer.Dial("tcp", service4+":80")
+		if err == nil {
+			err = conn.Close()
+		}
+		return err
+	}
+	fail := func(port int, when string) {
+		t.Helper()
+		err := dial(port, 100*time.Millisecond)
+		if failure, ok := errors.AsType[net.Error](err); !ok || !failure.Timeout() {
+			t.Fatalf("%s: %v, want no answer", when, err)
+		}
+	}
+	const early, late = 40000, 40001
+	run(t, "iptables", "-t", "nat", "-A", "OUTPUT", "-p", "udp", "-j", "DNAT", "--to-destination", one) // connections are tracked while something is translated
+	rule("-A", gone)
+	fail(late, "an endpoint that is gone")
+	rule("-D", gone)
+	fail(early, "no rule")
+	rule("-A", one)
+	fail(early, "a rule, but no pass")
+	fail(late, "another endpoint, but no pass")
+	c := New(Options{Family: dataplane.IPv4, Protocol: v1alpha1.ProtocolTCP, Table: NewKernel(), Clock: clock.RealClock{}, Log: logr.Discard()})
+	c.Committed(ruleset(true, list{service("web", "ip "+service4+" port 80 tcp ep "+one+":8080")}), dataplane.Result{})
+	for i, want := range []map[Reason]int{{NotTranslated: 1}, {EndpointGone: 1}} {
+		if p := c.pass(t.Context()); p.Err != nil || !maps.Equal(p.Removed, want) {
+			t.Errorf("pass %d: %+v, want %v removed", i+1, p, want)
+		}
+	}
+	for _, port := range []int{early, late} {
+		if err := dial(port, 20*time.Second); err != nil {
+			t.Errorf("from port %d, after two passes: %v", port, err)
+		}
+	}
 }

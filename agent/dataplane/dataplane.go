@@ -150,8 +150,9 @@ type Port struct {
 	// Members are this node's endpoints in any state.
 	Members []netip.AddrPort
 	// Serving are all endpoints on any node that receive traffic: ready and
-	// terminating ones, whatever policies and hints say. UDP only, empty for
-	// others: tracked flows to them are kept.
+	// terminating ones, whatever policies and hints say: tracked flows to them are
+	// kept. Empty for SCTP. For TCP they are those of the last change of the
+	// other lists.
 	Serving []netip.AddrPort
 	// Lost are addresses of the Service on which this port is not served,
 	// because another Service has the older claim to address, port and

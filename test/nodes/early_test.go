@@ -1,0 +1,108 @@
+package nodes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+)
+
+const (
+	// earlyService is what clients connect to before it exists.
+	earlyService = "10.96.50.51"
+	// earlyPatience is how long a client waits that does not give up: TCP sends the
+	// first packet again after 1, 3, 7 and 15 s.
+	earlyPatience = 30 * time.Second
+)
+
+// TestEarlyConnections has clients connect to a Service that does not exist yet,
+// and to one whose only endpoint does not answer. The kernel keeps for two minutes
+// what it did with their first packets, and does the same with those that follow.
+// Once there is an endpoint that answers, it answers who waits still, and who comes
+// from a port that had no answer before.
+func TestEarlyConnections(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	e.startAgent()
+	e.programmed()
+	from := []*cluster.Place{e.client("visitor"), e.nodeproxy.Cluster.Outside()}
+	if err := e.nodeproxy.Cluster.RouteFromOutside(earlyService, e.node); err != nil {
+		t.Fatal(err)
+	}
+	one := e.server("one", "10.244.1.101")
+	e.answersWhoWasEarly(from, 30000, func() {
+		service := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "early"},
+			Spec: corev1.ServiceSpec{ClusterIP: earlyService, Selector: map[string]string{"app": "flows"},
+				Ports: []corev1.ServicePort{{Port: 8080}}},
+		}
+		if err := e.nodeproxy.Cluster.Client().Create(t.Context(), service); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if _, err := one.Exec(t.Context(), "iptables", "-A", "INPUT", "-p", "tcp", "-j", "DROP"); err != nil {
+		t.Fatal(err)
+	}
+	e.answersWhoWasEarly(from, 30001, func() {
+		e.server("two", "10.244.1.102")
+		if err := one.Delete(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// answersWhoWasEarly connects to the Service from each place, from a given port for
+// a moment and from another one with patience, and then has it answer.
+func (e *env) answersWhoWasEarly(from []*cluster.Place, port int, answer func()) {
+	e.Helper()
+	waiting := make(chan error, len(from))
+	for _, place := range from {
+		if err := e.connectEarly(place, port, 250*time.Millisecond); !errors.Is(err, cluster.ErrNoAnswer) {
+			e.Fatalf("from %s: %v, want no answer", place.Name(), err)
+		}
+		go func() { waiting <- e.connectEarly(place, 0, earlyPatience) }()
+	}
+	e.until(func(context.Context) error { return e.waitUnanswered(2 * len(from)) })
+	answer()
+	for range from {
+		if err := <-waiting; err != nil {
+			e.Errorf("a client that waited: %v", err)
+		}
+	}
+	for _, place := range from {
+		e.until(func(context.Context) error { return e.connectEarly(place, port, 2500*time.Millisecond) })
+	}
+}
+
+// connectEarly connects to the Service; port 0: from any.
+func (e *env) connectEarly(from *cluster.Place, port int, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(e.Context(), patience)
+	defer cancel()
+	address := map[string]string{"visitor": "10.244.1.2", "outside": "172.20.0.200"}[from.Name()]
+	_, err := from.DialFrom(ctx, at(address, port), "tcp", at(earlyService, 8080))
+	if patience > time.Second {
+		err = from.Cluster().Trace(e.Context(), err)
+	}
+	return err
+}
+
+// waitUnanswered wants the node to track that many connections to the Service that
+// nobody has answered.
+func (e *env) waitUnanswered(want int) error {
+	to := netip.MustParseAddrPort(at(earlyService, 8080))
+	flows, err := e.node.Flows(to.Addr(), func(f cluster.Flow) bool { return f.To == to && f.State == "SYN_SENT" })
+	if err != nil {
+		return err
+	}
+	if len(flows) != want {
+		return fmt.Errorf("%d connections to %s wait, want %d: %v", len(flows), earlyService, want, flows)
+	}
+	return nil
+}
