@@ -129,9 +129,9 @@ test-cluster: ## Run the tests of the local clusters that demo and tests use (ro
 	go test -count 1 ./test/cluster/...
 
 .PHONY: bench
-bench: build ## Compare speed and cost with kube-proxy (root, 25 minutes); SIZES="1000" and VARIANTS="nf_tables" shorten it.
+bench: build ## Compare speed and cost with kube-proxy (root, 25 minutes); SIZES="1000" and VARIANTS="nf_tables" shorten it; MODE=ipvs in that mode.
 	hack/install-packages.sh
-	go run ./test/bench -bin bin -sizes "$(SIZES)" -variants "$(VARIANTS)" -out "$(BENCH_JSON)"
+	go run ./test/bench $(if $(MODE),-mode $(MODE)) -bin bin -sizes "$(SIZES)" -variants "$(VARIANTS)" -out "$(BENCH_JSON)"
 
 .PHONY: bench-go
 bench-go: ## Run the Go benchmarks, with allocations.

@@ -1,7 +1,8 @@
 // Command bench measures nodeproxy beside kube-proxy in one run: the same
 // objects, the same API server, each proxy alone on a node of its own, one
 // after the other so that they do not disturb each other. `make bench` builds
-// what it needs and runs it.
+// what it needs and runs it. With -mode IPVS both run in that mode; where this
+// machine's kernel has no IPVS, it runs itself in User-mode Linux.
 package main
 
 import (
@@ -16,10 +17,17 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
+	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
+	"github.com/nodeproxy-io/nodeproxy/test/uml"
 )
 
 // options are the command line.
 type options struct {
+	mode      v1alpha1.ProxyMode
 	bin       string
 	config    string
 	out       string
@@ -33,6 +41,7 @@ type options struct {
 }
 
 func main() {
+	uml.Boot()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// Whoever reads our output may stop reading: go on and clean up.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
@@ -54,8 +63,10 @@ func parse(args []string) (options, error) {
 	var (
 		o                       options
 		sizes, variants, proxys string
+		mode                    string
 	)
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.StringVar(&mode, "mode", string(v1alpha1.ModeIPTables), "the `mode` of both proxies: IPTables or IPVS")
 	flags.StringVar(&o.bin, "bin", "bin", "`folder` with nodeproxy-controller and nodeproxy-agent")
 	flags.StringVar(&o.config, "config", "config", "`folder` with the CRDs and roles")
 	flags.StringVar(&o.out, "out", filepath.Join("dist", "bench.json"), "`file` for the results as JSON")
@@ -69,12 +80,22 @@ func parse(args []string) (options, error) {
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
+	if err := o.setMode(mode); err != nil {
+		return o, err
+	}
 	for word := range strings.FieldsSeq(sizes) {
 		n, err := strconv.Atoi(word)
 		if err != nil || n < 1 || n > maxServices {
 			return o, fmt.Errorf("-sizes: %q is not a number from 1 to %d", word, maxServices)
 		}
 		o.sizes = append(o.sizes, n)
+	}
+	if o.mode == v1alpha1.ModeIPVS {
+		// A handful of rules, whatever there is: the variant makes no difference.
+		variants, _, _ = strings.Cut(strings.TrimSpace(variants), " ")
+		if uml.Inside() {
+			variants = string(legacy) // the only one there
+		}
 	}
 	for word := range strings.FieldsSeq(variants) {
 		v := variant(word)
@@ -98,10 +119,41 @@ func parse(args []string) (options, error) {
 	return o, nil
 }
 
+func (o *options) setMode(name string) error {
+	for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS} {
+		if strings.EqualFold(name, string(mode)) {
+			o.mode = mode
+			return nil
+		}
+	}
+	return fmt.Errorf("-mode: %q is neither %s nor %s", name, v1alpha1.ModeIPTables, v1alpha1.ModeIPVS)
+}
+
+// inUserModeLinux runs this program with the same flags in a kernel that has IPVS.
+func inUserModeLinux(ctx context.Context, args []string) (err error) {
+	folder, err := os.MkdirTemp("", "nodeproxy-bench-")
+	if err != nil {
+		return fmt.Errorf("making a folder for programs: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
+	if err := cluster.Build(ctx, os.Stderr, folder, binaries.KubeProxy); err != nil {
+		return err
+	}
+	fmt.Fprintln(os.Stderr, "This machine's kernel has no IPVS: both proxies run in User-mode Linux, on one processor,\nwhere everything takes longer: compare them with each other alone.")
+	status, err := ipvskernel.Run(ctx, folder, os.Stdout, args...)
+	if err == nil && status != 0 {
+		err = errors.New("it has failed in User-mode Linux")
+	}
+	return err
+}
+
 func run(ctx context.Context, args []string) error {
 	o, err := parse(args)
 	if err != nil {
 		return err
+	}
+	if o.mode == v1alpha1.ModeIPVS && !ipvskernel.Here() {
+		return inUserModeLinux(ctx, args)
 	}
 	for _, path := range []*string{&o.bin, &o.config, &o.out} {
 		if *path, err = filepath.Abs(*path); err != nil {
@@ -137,8 +189,11 @@ func (o *options) what() string {
 	for _, v := range o.variants {
 		variants = append(variants, string(v))
 	}
-	return fmt.Sprintf("%s with %v Services x %d endpoints, iptables %s",
-		strings.Join(o.proxies, " and "), o.sizes, o.endpoints, strings.Join(variants, " and "))
+	how := "iptables " + strings.Join(variants, " and ")
+	if o.mode == v1alpha1.ModeIPVS {
+		how = "mode IPVS"
+	}
+	return fmt.Sprintf("%s with %v Services x %d endpoints, %s", strings.Join(o.proxies, " and "), o.sizes, o.endpoints, how)
 }
 
 // minutes guesses how long it takes. kube-proxy's first sync in the nf_tables

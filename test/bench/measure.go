@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 )
@@ -292,14 +293,18 @@ func (s *subject) look(controller *cluster.Process) (look, error) {
 	return l, err
 }
 
-// check makes sure that the kernel holds all rules, in the variant that is
-// measured: nothing else tells that the figures mean anything.
+// check makes sure that the kernel holds all endpoints, in the mode and variant
+// that is measured: nothing else tells that the figures mean anything.
 func (s *subject) check(ctx context.Context, folder string) error {
-	out, err := s.node.Exec(ctx, filepath.Join(folder, "iptables-save"), "-t", "nat")
+	command, sign := []string{filepath.Join(folder, "iptables-save"), "-t", "nat"}, "--to-destination 10."
+	if s.mode == v1alpha1.ModeIPVS {
+		command, sign = []string{"ipvsadm", "-S", "-n"}, " -m -w 1"
+	}
+	out, err := s.node.Exec(ctx, command[0], command[1:]...)
 	if err != nil {
 		return err
 	}
-	have := strings.Count(out, "--to-destination 10.")
+	have := strings.Count(out, sign)
 	if want := s.world.services*s.world.endpoints + 1; have < want {
 		return fmt.Errorf("%s is done, but the kernel holds %d of %d endpoints", s.name, have, want)
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
@@ -37,9 +38,11 @@ type proxy struct {
 	command func(*cluster.Node) (cluster.Command, error)
 }
 
-// The histograms of full and partial syncs and the time of the last one. Both
-// programs have them, for each IP family.
+// The histograms of syncs, of full and of partial ones, and the time of the last
+// one. Both programs have them, for each IP family; but in mode IPVS kube-proxy's
+// syncs are all full, and it has the first histogram alone.
 const (
+	allSyncs     = "kubeproxy_sync_proxy_rules_duration_seconds"
 	fullSyncs    = "kubeproxy_sync_full_proxy_rules_duration_seconds"
 	partialSyncs = "kubeproxy_sync_partial_proxy_rules_duration_seconds"
 	lastSync     = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
@@ -50,13 +53,13 @@ func nodeproxy(n *install.Nodeproxy) *proxy {
 	return &proxy{name: nodeproxyName, command: n.AgentCommand}
 }
 
-func kubeProxy(c *cluster.Cluster) *proxy {
+func kubeProxy(c *cluster.Cluster, mode v1alpha1.ProxyMode) *proxy {
 	return &proxy{
 		name: kubeProxyName,
 		command: func(node *cluster.Node) (cluster.Command, error) {
 			kubeconfig, err := c.KubeconfigFor("kube-proxy", "system:kube-proxy")
 			return cluster.Command{Path: filepath.Join(c.Assets(), string(binaries.KubeProxy)), Args: []string{
-				"--kubeconfig", kubeconfig, "--hostname-override", node.Name(), "--proxy-mode", "iptables",
+				"--kubeconfig", kubeconfig, "--hostname-override", node.Name(), "--proxy-mode", strings.ToLower(string(mode)),
 				"--cluster-cidr", "10.244.0.0/16", "--conntrack-max-per-core", "0",
 			}}, err
 		},
@@ -159,6 +162,7 @@ func (s *scraper) read(ctx context.Context) (syncs, error) {
 // parseSyncs reads metrics in Prometheus' text form.
 func parseSyncs(text string) syncs {
 	var out syncs
+	var all histogram
 	for line := range strings.Lines(text) {
 		name, rest, _ := strings.Cut(line, "{")
 		labels, number, found := strings.Cut(rest, "} ")
@@ -167,6 +171,10 @@ func parseSyncs(text string) syncs {
 			continue
 		}
 		switch name {
+		case allSyncs + "_count":
+			all.count += value
+		case allSyncs + "_sum":
+			all.sum += value
 		case fullSyncs + "_count":
 			out.full.count += value
 		case fullSyncs + "_sum":
@@ -178,6 +186,9 @@ func parseSyncs(text string) syncs {
 		case lastSync:
 			out.last = time.UnixMicro(int64(value * 1e6))
 		}
+	}
+	if out.count() == 0 {
+		out.full = all
 	}
 	return out
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // figures are what was measured of one proxy. Times are in seconds, memory in
@@ -47,11 +49,13 @@ type controllerFigures struct {
 
 // result compares both proxies with one number of Services and one variant.
 type result struct {
-	Services  int      `json:"services"`
-	Endpoints int      `json:"endpointsPerService"`
-	Variant   string   `json:"iptables"`
-	KubeProxy *figures `json:"kubeProxy,omitempty"`
-	Nodeproxy *figures `json:"nodeproxy,omitempty"`
+	Services  int `json:"services"`
+	Endpoints int `json:"endpointsPerService"`
+	// Mode is that of both proxies.
+	Mode      v1alpha1.ProxyMode `json:"mode"`
+	Variant   string             `json:"iptables"`
+	KubeProxy *figures           `json:"kubeProxy,omitempty"`
+	Nodeproxy *figures           `json:"nodeproxy,omitempty"`
 	// Ratios are nodeproxy/kube-proxy by row of the table.
 	Ratios map[string]float64 `json:"ratios,omitempty"`
 }
@@ -157,7 +161,11 @@ func (r *report) print(out io.Writer) {
 		r.CPUs, r.Kernel, r.LoadAverage[0], r.LoadAverage[1], r.Minutes)
 	for i := range r.Results {
 		one := &r.Results[i]
-		fmt.Fprintf(out, "\n%d Services x %d endpoints, iptables %s\n", one.Services, one.Endpoints, one.Variant)
+		how := "iptables " + one.Variant
+		if one.Mode == v1alpha1.ModeIPVS {
+			how = "IPVS"
+		}
+		fmt.Fprintf(out, "\n%d Services x %d endpoints, %s\n", one.Services, one.Endpoints, how)
 		fmt.Fprintf(out, "%-31s %12s %12s %7s\n", "", kubeProxyName, nodeproxyName, "ratio")
 		for _, row := range r.rows() {
 			cell := func(f *figures) string {

@@ -15,6 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
+	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
 )
 
 // sizeRun measures one number of Services in one cluster.
@@ -35,7 +36,9 @@ func measureSize(ctx context.Context, o options, size int, say *progress) (resul
 		return nil, err
 	}
 	say.line("%d Services: starting a control plane and creating the objects", size)
-	c, err := cluster.Start(ctx, cluster.Options{Scheme: scheme, Progress: os.Stderr})
+	c, err := cluster.Start(ctx, cluster.Options{
+		Scheme: scheme, Progress: os.Stderr, Programs: ipvskernel.Programs(), NoControllers: o.mode == v1alpha1.ModeIPVS, // it has one processor
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -51,14 +54,14 @@ func measureSize(ctx context.Context, o options, size int, say *progress) (resul
 		return nil, fmt.Errorf("creating the objects: %w", err)
 	}
 	for _, v := range o.variants {
-		one := result{Services: size, Endpoints: o.endpoints, Variant: string(v)}
+		one := result{Services: size, Endpoints: o.endpoints, Mode: o.mode, Variant: string(v)}
 		for _, name := range o.proxies {
 			measured, err := r.measure(ctx, name, v)
 			if err != nil {
 				if one.KubeProxy != nil || one.Nodeproxy != nil {
 					results = append(results, one)
 				}
-				return results, fmt.Errorf("%s, %d Services, iptables %s: %w", name, size, v, err)
+				return results, fmt.Errorf("%s, %d Services, mode %s, iptables %s: %w", name, size, o.mode, v, err)
 			}
 			one.set(name, measured)
 		}
@@ -84,7 +87,7 @@ func (r *sizeRun) measure(ctx context.Context, name string, v variant) (_ *figur
 	if _, err := node.Exec(ctx, filepath.Join(folder, "iptables"), "-w", "5", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"); err != nil {
 		return nil, err
 	}
-	s := &subject{options: r.options, proxy: kubeProxy(r.cluster), world: r.world, node: node, figures: &figures{}}
+	s := &subject{options: r.options, proxy: kubeProxy(r.cluster, r.mode), world: r.world, node: node, figures: &figures{}}
 	var controller *cluster.Process
 	if name == nodeproxyName {
 		s.proxy = nodeproxy(r.nodeproxy)
@@ -141,6 +144,12 @@ func (r *sizeRun) startController(ctx context.Context, node *cluster.Node, f *co
 		return nil, err
 	}
 	first := err == nil
+	if first && r.mode != v1alpha1.ModeIPTables {
+		patch := fmt.Sprintf(`{"spec":{"settings":{"mode":%q}}}`, r.mode)
+		if _, err := r.cluster.Kubectl(ctx, "patch", "nodeproxy", v1alpha1.NodeProxyName, "--type", "merge", "-p", patch); err != nil {
+			return nil, err
+		}
+	}
 	start := time.Now()
 	controller, err := r.nodeproxy.StartController()
 	if err != nil {

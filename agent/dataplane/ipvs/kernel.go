@@ -63,7 +63,8 @@ type Kernel interface {
 	// shares it; it may be missing.
 	DeleteDevice() error
 	// Bind puts an address on the device; it may be there. The error wraps
-	// fs.ErrNotExist where the device is missing.
+	// fs.ErrNotExist where the device is missing. The kernel makes the route to an
+	// IPv6 address a moment later.
 	Bind(netip.Addr) error
 	// Unbind takes an address off the device; address and device may be missing.
 	Unbind(netip.Addr) error

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -49,6 +50,11 @@ func serve(t *testing.T, on netip.AddrPort) {
 func connect(t *testing.T, to ipvs.Key) (net.Conn, netip.AddrPort) {
 	t.Helper()
 	conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(to.Addr, to.Port).String(), patience)
+	// The kernel makes the route to a new IPv6 address a moment later.
+	for end := time.Now().Add(patience); errors.Is(err, unix.ENETUNREACH) && time.Now().Before(end); {
+		<-time.After(10 * time.Millisecond)
+		conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(to.Addr, to.Port).String(), patience)
+	}
 	check(t, err)
 	check(t, conn.SetDeadline(time.Now().Add(patience)))
 	var answer string
@@ -88,6 +94,7 @@ func (l *lab) connections(t *testing.T) {
 		serve(t, l.real(i+1))
 	}
 	k := l.key(1, 80, v1alpha1.ProtocolTCP)
+	t.Cleanup(func() { check(t, l.DeleteServer(k), l.DeleteDevice()) })
 	check(t, l.CreateDevice(), l.Bind(k.Addr), l.AddServer(k, ipvs.Server{Scheduler: "rr"}),
 		l.AddReal(k, l.real(1), 1), l.AddReal(k, l.real(2), 1), l.SetSysctl("net/ipv4/vs/conntrack", "1"))
 
@@ -133,5 +140,4 @@ func (l *lab) connections(t *testing.T) {
 			t.Errorf("answered by %s after %s", from, first)
 		}
 	}
-	check(t, l.DeleteServer(k), l.DeleteDevice())
 }
