@@ -345,25 +345,6 @@ func (s *store) commit(b batch, outcomes map[dataplane.Family]dataplane.Outcome[
 	return first
 }
 
-// retiring says what of another mode the kernel still holds, by family.
-func (s *store) retiring() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.joinedRetiring()
-}
-
-// joinedRetiring is retiring. The caller holds mu.
-func (s *store) joinedRetiring() []string {
-	var out []string
-	for family, f := range s.families {
-		if f.retiring != "" {
-			out = append(out, string(family)+": "+f.retiring)
-		}
-	}
-	slices.Sort(out)
-	return out
-}
-
 // warnings are what could not be done besides the rules of Services, all
 // families joined.
 func (s *store) warnings() []string {

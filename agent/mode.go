@@ -365,3 +365,22 @@ func fallbackCondition(s snapshot, former []metav1.Condition) *metav1.Condition 
 		return nil
 	}
 }
+
+// retiring says what of another mode the kernel still holds, by family.
+func (s *store) retiring() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.joinedRetiring()
+}
+
+// joinedRetiring is retiring. The caller holds mu.
+func (s *store) joinedRetiring() []string {
+	var out []string
+	for family, f := range s.families {
+		if f.retiring != "" {
+			out = append(out, string(family)+": "+f.retiring)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
