@@ -74,7 +74,10 @@ func (g *Gate) TryEnter(ctx context.Context) (term context.Context, leave func()
 func (g *Gate) enter(ctx context.Context) (term context.Context, leave func(), opened <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.held() {
+	if g.stopping {
+		return nil, nil, nil // it never opens again, though it may be open still for who is inside
+	}
+	if !g.current() {
 		return nil, nil, g.opened
 	}
 	g.inside++
@@ -121,9 +124,6 @@ func (g *Gate) mayWrite() bool {
 	defer g.mu.Unlock()
 	return g.current()
 }
-
-// held reports whether somebody may enter. The caller holds mu.
-func (g *Gate) held() bool { return g.current() && !g.stopping }
 
 // current reports whether the lease is held by now; if not, the gate closes.
 // The caller holds mu.

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
@@ -163,4 +165,33 @@ func TestEnterEndsWithItsContext(t *testing.T) {
 	if _, _, err := g.Enter(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
+}
+
+// TestNobodySpinsAtAGateThatStops: who comes while those inside finish waits for
+// its own end, and takes no time from them.
+func TestNobodySpinsAtAGateThatStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate(clock.RealClock{})
+		g.extend(time.Now().Add(time.Minute))
+		_, leave, err := g.Enter(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		stopped := make(chan struct{})
+		go func() { defer close(stopped); g.stop(time.Second) }()
+		synctest.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		late := make(chan error)
+		go func() {
+			_, _, err := g.Enter(ctx)
+			late <- err
+		}()
+		synctest.Wait() // never ends while somebody spins
+		leave()
+		<-stopped
+		cancel()
+		if err := <-late; !errors.Is(err, context.Canceled) {
+			t.Errorf("entered: %v", err)
+		}
+	})
 }
