@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablestest"
@@ -141,18 +142,19 @@ func (k *Kernel) Server(key ipvs.Key) string {
 	if s == nil {
 		return ""
 	}
-	out := s.Scheduler
+	out := []string{s.Scheduler}
 	if s.Flags != 0 {
-		out += fmt.Sprintf(" %#x", uint32(s.Flags))
+		out = append(out, fmt.Sprintf("%#x", uint32(s.Flags)))
 	}
 	if s.Timeout != 0 {
-		out += fmt.Sprintf(" %d", s.Timeout)
+		out = append(out, fmt.Sprint(s.Timeout))
 	}
 	for _, a := range slices.SortedFunc(maps.Keys(s.reals), netip.AddrPort.Compare) {
-		out += " " + a.String()
+		text := a.String()
 		if w := s.reals[a].Weight; w != 1 {
-			out += fmt.Sprintf("=%d", w)
+			text += fmt.Sprintf("=%d", w)
 		}
+		out = append(out, text)
 	}
-	return out
+	return strings.Join(out, " ")
 }
