@@ -62,7 +62,8 @@ func TestConnectionsInIPVS(t *testing.T) {
 }
 
 // others are connections to what is no Service's, and those of processes that
-// leave their address to the kernel.
+// leave their address to the kernel, where +M says no more than that it has chosen
+// one.
 func (l *lab) others() {
 	elsewhere := netip.AddrPortFrom(addr(l.clusterIP(2)), port+1)
 	for _, from := range []string{"b", "ext", "node"} {
@@ -71,6 +72,7 @@ func (l *lab) others() {
 	for _, x := range []attempt{
 		{"9", 2, "self", "cip", "a r +M"},
 		{"28", 2, "self", "vip", "a r +M"},
+		{"110", 3, "self", "vip", "a +M"},
 		{"40", 4, "self", "vip", "REJECT"},
 		{"72", 8, "self", "vip", "a +M"},
 	} {
