@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -254,5 +253,3 @@ func stopAt(t *testing.T, seed uint64, at int, once bool) (stopped bool) {
 	b.verified()
 	return stopped
 }
-
-var _ = strings.Join

@@ -1,0 +1,132 @@
+package ipvs_test
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+)
+
+// TestAudit beside a proxy of the same mode.
+func TestAudit(t *testing.T) {
+	b := newBench(t)
+	b.set(service(1, "10.180.0.1:80", "10.180.0.2:80"), service(2, "10.180.0.3:80"))
+	b.apply()
+	if err := b.kernel.DeleteSets([]ipvs.SetName{"NODEPROXY-NO-LOCAL"}); err != nil {
+		t.Fatal(err)
+	}
+	key := tcp("10.0.0.1", 80)
+	if err := b.kernel.AddReal(key, netip.MustParseAddrPort("10.180.0.9:80"), 0); err != nil {
+		t.Fatal(err)
+	}
+	b.connections(key, "10.180.0.9:80", 1, 0)
+	b.restart()
+	b.kernel.Reset()
+	audit := func(want ...string) []dataplane.Finding {
+		t.Helper()
+		out, err := b.plane.Audit(context.Background(), b.r)
+		if err != nil || len(out.Findings) != len(want) {
+			t.Fatalf("%v, %+v", err, out)
+		}
+		for i, f := range out.Findings {
+			if !strings.Contains(f.Text, want[i]) {
+				t.Errorf("%+v, want %q", f, want[i])
+			}
+		}
+		return out.Findings
+	}
+	audit()
+	b.wants()
+	if err := b.kernel.ChangeReal(key, netip.MustParseAddrPort("10.180.0.2:80"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.kernel.AddServer(tcp("10.0.0.1", 99), ipvs.Server{Scheduler: "rr"}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"real server 10.180.0.2:80 of virtual server 10.0.0.1:80/TCP has weight 0, not 1 (Service ns/svc0001)", "virtual server 10.0.0.1:99/TCP belongs to no Service"}
+	first := audit(want...)
+	second := audit(want...)
+	for i := range first {
+		if first[i].Key != second[i].Key || first[i].Key == "" {
+			t.Errorf("%q, then %q", first[i].Key, second[i].Key)
+		}
+	}
+	local := service(2)
+	local.InternalLocal, local.Ports[0].Available = true, true
+	b.set(local)
+	b.r.Prune = false
+	b.plane.Audit(context.Background(), b.r)
+	texts := func() string {
+		out, err := b.plane.Audit(context.Background(), b.r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []string
+		for _, f := range out.Findings {
+			all = append(all, f.Text)
+		}
+		return strings.Join(all, "\n")
+	}()
+	for _, want := range []string{"virtual server 10.0.0.2:80/TCP has the real server 10.180.0.3:80 too many (Service ns/svc0002)", "ipset NODEPROXY-NO-LOCAL is missing"} {
+		if !strings.Contains(texts, want) {
+			t.Errorf("%s\nlacks %s", texts, want)
+		}
+	}
+}
+
+// TestWatch: what others take away is noticed, what we do is not.
+func TestWatch(t *testing.T) {
+	b := newBench(t)
+	b.set(service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80"))
+	b.apply()
+	ctx, cancel := context.WithCancel(context.Background())
+	changes, done := make(chan dataplane.Change, 100), make(chan struct{})
+	go func() {
+		defer close(done)
+		b.plane.Watch(ctx, func(c dataplane.Change) { changes <- c })
+	}()
+	defer func() { cancel(); <-done }()
+	told := func(what string) {
+		t.Helper()
+		select {
+		case c := <-changes:
+			if !c.Sure {
+				t.Errorf("%s: not sure", what)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s: not noticed", what)
+		}
+	}
+	b.remove(service(2))
+	b.apply()
+	for deadline := time.Now().Add(10 * time.Second); len(changes) == 0 && time.Now().Before(deadline); {
+		if err := b.kernel.Unbind(ip("10.0.0.1")); err != nil { // until it is watched
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+		b.r.Full = true
+		b.apply()
+	}
+	told("address")
+	if err := b.kernel.DeleteServer(tcp("10.0.0.1", 80)); err != nil {
+		t.Fatal(err)
+	}
+	for !b.clock.HasWaiters() {
+		time.Sleep(time.Millisecond)
+	}
+	b.clock.Step(5 * time.Second)
+	told("server")
+	b.r.Full = true
+	b.apply()
+	if err := b.kernel.DeleteDevice(); err != nil {
+		t.Fatal(err)
+	}
+	told("device")
+	if len(changes) > 1 { // of the address, too
+		t.Errorf("%d more", len(changes))
+	}
+}

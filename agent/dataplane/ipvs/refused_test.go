@@ -1,0 +1,247 @@
+package ipvs_test
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvstest"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// TestForeignServers: what others have made stays, and is not taken.
+func TestForeignServers(t *testing.T) {
+	b := newBench(t)
+	rr := ipvs.Server{Scheduler: "rr"}
+	foreign := []ipvs.Key{tcp("5.5.5.5", 80), tcp("192.168.0.2", 8080), tcp("10.0.0.1", 443), tcp("192.168.0.2", 30001)}
+	for _, k := range foreign {
+		if err := b.kernel.AddServer(k, rr); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.kernel.AddReal(k, netip.MustParseAddrPort("9.9.9.9:9"), 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	barred, nodePort, good := service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80"), service(3, "10.180.0.3:80")
+	barred.ExternalIPs = []netip.Addr{ip("1.1.1.1")}
+	nodePort.Ports[0].NodePort = 30001
+	b.set(barred, nodePort, good)
+	check := func(result dataplane.Result) {
+		t.Helper()
+		if got := names(result.Refused); !slices.Equal(got, []string{"svc0001", "svc0002"}) {
+			t.Errorf("refused %v", result.Refused)
+		}
+		for _, k := range foreign {
+			if got := b.kernel.Server(k); got != "rr 9.9.9.9:9" {
+				t.Errorf("%s: %q", k, got)
+			}
+		}
+		if b.kernel.Server(tcp("1.1.1.1", 80)) == "" || b.kernel.Server(tcp("10.0.0.2", 80)) == "" || b.kernel.Server(tcp("10.0.0.3", 80)) == "" {
+			t.Error("what is free is not served")
+		}
+		if b.kernel.Server(tcp("10.0.0.1", 80)) != "" || b.kernel.Server(tcp("192.168.1.2", 30001)) != "" {
+			t.Error("served beside what is not ours")
+		}
+		b.verified()
+	}
+	check(b.apply())
+	b.restart()
+	check(b.apply())
+	b.set(with(barred, "10.180.0.9:80"))
+	check(b.apply())
+	if why := b.apply().Refused[nodePort.Name]; !strings.Contains(why, "192.168.0.2:30001/TCP is not served") || !strings.Contains(why, "ipvsadm -D -t 192.168.0.2:30001") {
+		t.Error(why)
+	}
+	for _, k := range foreign {
+		if err := b.kernel.DeleteServer(k); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.r.Full = true
+	if result := b.apply(); len(result.Refused) != 0 || b.kernel.Server(tcp("10.0.0.1", 80)) == "" || b.kernel.Server(tcp("192.168.1.2", 30001)) == "" {
+		t.Errorf("%v", result.Refused)
+	}
+}
+
+// TestForeignServerThatCame stands where one is needed since the last look.
+func TestForeignServerThatCame(t *testing.T) {
+	b := newBench(t)
+	b.set(service(1, "10.180.0.1:80"))
+	b.apply()
+	k := tcp("10.0.0.2", 80)
+	if err := b.kernel.AddServer(k, ipvs.Server{Scheduler: "lc"}); err != nil {
+		t.Fatal(err)
+	}
+	b.set(service(2, "10.180.0.2:80"))
+	for range 2 {
+		result := b.apply()
+		if got := names(result.Refused); !slices.Equal(got, []string{"svc0002"}) || b.kernel.Server(k) != "lc" {
+			t.Errorf("refused %v, there %q", result.Refused, b.kernel.Server(k))
+		}
+		bound, _, _ := b.kernel.Bound()
+		if slices.Contains(bound, k.Addr) || slices.Contains(b.kernel.Entries("KUBE-CLUSTER-IP"), "10.0.0.2,tcp:80") {
+			t.Error("it looks ours")
+		}
+		b.verified()
+		b.restart()
+	}
+}
+
+func TestExcluded(t *testing.T) {
+	b := newBench(t)
+	b.r.Node.Settings.IPVS.ExcludeCIDRs = []string{"10.0.0.0/30"}
+	one, four := service(1, "10.180.0.1:80"), service(4, "10.180.0.4:80")
+	b.set(one, four)
+	b.apply()
+	b.remove(one, four)
+	b.restart()
+	if b.apply(); b.kernel.Server(tcp("10.0.0.1", 80)) == "" || b.kernel.Server(tcp("10.0.0.4", 80)) != "" {
+		t.Error(b.state())
+	}
+}
+
+// TestContested: of two Services that ask for the same, the one whose name comes
+// before has it.
+func TestContested(t *testing.T) {
+	b := newBench(t)
+	one, two := service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80")
+	one.Ports[0].NodePort = 80
+	two.ExternalIPs = []netip.Addr{ip("192.168.0.2")}
+	b.set(two)
+	b.apply()
+	b.set(one)
+	result := b.apply()
+	if !slices.Equal(names(result.Refused), []string{"svc0002"}) || b.kernel.Server(tcp("192.168.0.2", 80)) != "rr 10.180.0.1:80" {
+		t.Errorf("%v, %s", result.Refused, b.state())
+	}
+	b.remove(one)
+	if result := b.apply(); len(result.Refused) != 0 || b.kernel.Server(tcp("192.168.0.2", 80)) != "rr 10.180.0.2:80" {
+		t.Errorf("%v, %s", result.Refused, b.state())
+	}
+	b.verified()
+}
+
+// TestOneServiceIsRefused: it fails alone.
+func TestOneServiceIsRefused(t *testing.T) {
+	b := newBench(t)
+	bad := tcp("10.0.0.2", 80)
+	b.kernel.Refuse = func(c ipvstest.Call) error {
+		if c.Method == "AddReal" && c.Key == bad {
+			return errBoom
+		}
+		return nil
+	}
+	b.set(service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80"), service(3, "10.180.0.3:80"))
+	for _, kind := range []string{"full", "one that has changed", "full"} {
+		result := b.apply()
+		if got := names(result.Refused); !slices.Equal(got, []string{"svc0002"}) || !strings.Contains(result.Refused[service(2).Name], "10.0.0.2:80/TCP: boom") {
+			t.Errorf("%s: %v", kind, result.Refused)
+		}
+		if b.kernel.Server(tcp("10.0.0.3", 80)) != "rr 10.180.0.3:80" {
+			t.Errorf("%s: %s", kind, b.state())
+		}
+		b.verified()
+		b.set(with(service(2), "10.180.0.5:80"))
+		b.r.Full = kind == "one that has changed"
+	}
+	b.kernel.Refuse = nil
+	b.set(service(2, "10.180.0.5:80"))
+	if result := b.apply(); len(result.Refused) != 0 || b.kernel.Server(bad) != "rr 10.180.0.5:80" {
+		t.Errorf("%v, %s", result.Refused, b.state())
+	}
+	b.verified()
+}
+
+// TestRefusedEntry: what an ipset does not take fails its Service alone.
+func TestRefusedEntry(t *testing.T) {
+	b := newBench(t)
+	b.kernel.Refuse = func(c ipvstest.Call) error {
+		for _, s := range c.Sets {
+			if slices.Contains(s.Add, "10.0.0.2,tcp:80") {
+				return &ipvs.SetError{Set: s.Name, Entry: "10.0.0.2,tcp:80", Err: errBoom}
+			}
+		}
+		return nil
+	}
+	b.set(service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80"))
+	if result := b.apply(); !slices.Equal(names(result.Refused), []string{"svc0002"}) || b.kernel.Server(tcp("10.0.0.1", 80)) == "" {
+		t.Errorf("%v, %s", result.Refused, b.state())
+	}
+}
+
+// TestKernelFails: an error of the kernel as a whole is one of the Apply, and the
+// next one is full.
+func TestKernelFails(t *testing.T) {
+	b := newBench(t)
+	b.set(many(3)...)
+	b.kernel.Refuse = func(c ipvstest.Call) error {
+		if c.Method == "AddServer" {
+			return errBoom
+		}
+		return nil
+	}
+	if _, err := b.try(); err == nil || !strings.Contains(err.Error(), "all 3 Services") {
+		t.Errorf("%v", err)
+	}
+	b.kernel.Refuse = nil
+	b.apply()
+	b.verified()
+	b.rules.fail = errBoom
+	b.r.Full = true
+	if _, err := b.try(); err == nil {
+		t.Error("no error")
+	}
+	b.rules.fail = nil
+	b.apply()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	b.set(service(9, "10.180.0.1:80"))
+	if _, err := b.plane.Apply(ctx, b.r); err == nil {
+		t.Error("no error")
+	}
+	b.r.Full = true
+	b.apply()
+	b.verified()
+}
+
+// TestScheduler: one that is missing is named, and looked for again.
+func TestScheduler(t *testing.T) {
+	b := newBench(t)
+	b.kernel.Schedulers = []string{"rr"}
+	one := service(1, "10.180.0.1:80")
+	one.IPVSScheduler = "sh"
+	b.set(one, service(2, "10.180.0.2:80"))
+	result := b.apply()
+	if b.kernel.Server(tcp("10.0.0.1", 80)) != "rr 10.180.0.1:80" || len(result.Warnings) == 0 || !strings.Contains(strings.Join(result.Warnings, "\n"), "Service ns/svc0001: the kernel has no IPVS scheduler sh") {
+		t.Errorf("%s, %q", b.state(), result.Warnings)
+	}
+	three := service(3, "10.180.0.3:80")
+	three.IPVSScheduler = "mh"
+	b.set(three)
+	if result := b.apply(); result.Kind != v1alpha1.SyncPartial || !strings.Contains(strings.Join(result.Warnings, "\n"), "ns/svc0003") {
+		t.Errorf("%+v", result)
+	}
+	b.verified()
+	b.kernel.Schedulers = append(b.kernel.Schedulers, "sh", "mh")
+	b.r.Full = true
+	result = b.apply()
+	if b.kernel.Server(tcp("10.0.0.1", 80)) != "sh 10.180.0.1:80" || b.kernel.Server(tcp("10.0.0.3", 80)) != "mh 0x10 10.180.0.3:80" || strings.Contains(strings.Join(result.Warnings, "\n"), "scheduler") {
+		t.Errorf("%s, %q", b.state(), result.Warnings)
+	}
+	b.r.Full = true
+	b.apply()
+	for _, c := range b.kernel.Calls() {
+		if c.Method == "Probe" {
+			t.Error("probed again")
+		}
+	}
+	*b.r.Node.Settings.IPVS.Scheduler = "lc"
+	err := b.plane.Supported(context.Background(), &b.r.Node)
+	if err == nil || !strings.Contains(err.Error(), dataplane.ErrUnsupported.Error()) {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,130 @@
+package ipvs_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+)
+
+// TestRetire: after another mode has been applied, what held connections need
+// stays until they have ended.
+func TestRetire(t *testing.T) {
+	start := func(t *testing.T) *bench {
+		b := newBench(t)
+		s := service(1, "10.180.0.1:80")
+		s.Ports[0].NodePort = 30001
+		b.set(s, service(2, "10.180.0.2:80"), service(3, "10.180.0.3:80"))
+		b.apply()
+		b.connections(tcp("192.168.0.2", 30001), "10.180.0.1:80", 1, 0)
+		b.connections(tcp("10.0.0.3", 80), "10.180.0.3:80", 0, 2)
+		if err := b.kernel.AddServer(tcp("5.5.5.5", 80), ipvs.Server{Scheduler: "rr"}); err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	retire := func(b *bench) string {
+		b.Helper()
+		pending, err := b.plane.Retire(context.Background(), b.r)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return pending
+	}
+	empty := func(b *bench) {
+		b.Helper()
+		if got, want := b.state(), "5.5.5.5:80/TCP: rr\nbound false []"; got != want {
+			b.Errorf("%s\nwant\n%s", got, want)
+		}
+		if sets, _ := b.kernel.Sets(allSets()); len(sets) > 0 || len(b.rules.held.Chains) > 0 {
+			b.Errorf("%v, %v", sets, b.rules.held)
+		}
+	}
+	for name, again := range map[string]func(*bench){
+		"same agent":    func(*bench) {},
+		"after restart": func(b *bench) { b.restart() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := start(t)
+			again(b)
+			if pending := retire(b); !strings.Contains(pending, "3 connections by 2 virtual servers, such as 10.0.0.3:80/TCP") {
+				t.Error(pending)
+			}
+			if got := strings.Join(b.kernel.Keys(), " "); got != "10.0.0.3,tcp:80 192.168.0.2,tcp:30001 5.5.5.5,tcp:80" {
+				t.Error(got)
+			}
+			if bound, _, _ := b.kernel.Bound(); len(bound) != 1 || bound[0] != ip("10.0.0.3") || len(b.rules.held.Chains) == 0 {
+				t.Errorf("%v", bound)
+			}
+			again(b)
+			b.connections(tcp("10.0.0.3", 80), "10.180.0.3:80", 0, 0)
+			if pending := retire(b); !strings.Contains(pending, "1 connections by 1 virtual servers") {
+				t.Error(pending)
+			}
+			b.clock.Step(14 * time.Minute)
+			if retire(b) == "" {
+				t.Error("nothing pending")
+			}
+			again(b)
+			b.clock.Step(time.Minute)
+			if pending := retire(b); name == "same agent" && pending != "" || name == "after restart" && pending == "" {
+				t.Errorf("%q", pending)
+			}
+			if b.kernel.Server(tcp("192.168.0.2", 30001)) != "" {
+				b.connections(tcp("192.168.0.2", 30001), "10.180.0.1:80", 0, 0)
+			}
+			if pending := retire(b); pending != "" {
+				t.Error(pending)
+			}
+			empty(b)
+			b.kernel.Reset()
+			if retire(b); len(b.kernel.Writes()) > 0 || b.kernel.Messages() > 5 {
+				t.Errorf("%v", b.kernel.Calls())
+			}
+		})
+	}
+	t.Run("and back", func(t *testing.T) {
+		b := start(t)
+		want := b.state()
+		retire(b)
+		b.r.Full = true
+		b.apply()
+		if got := b.state(); got != want {
+			t.Errorf("%s\nwant\n%s", got, want)
+		}
+		b.verified()
+	})
+	t.Run("no IPVS", func(t *testing.T) {
+		b := newBench(t)
+		b.kernel.Lacks = dataplane.ErrUnsupported
+		if pending := retire(b); pending != "" {
+			t.Error(pending)
+		}
+	})
+}
+
+func TestCleanup(t *testing.T) {
+	b := newBench(t)
+	s := service(1, "10.180.0.1:80")
+	s.Ports[0].NodePort, s.HealthCheckNodePort = 30001, 30002
+	b.set(s, service(2, "10.180.0.2:80"))
+	b.apply()
+	if err := b.kernel.AddServer(tcp("5.5.5.5", 80), ipvs.Server{Scheduler: "rr"}); err != nil {
+		t.Fatal(err)
+	}
+	b.restart()
+	for range 2 {
+		if err := b.plane.Cleanup(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.state(); got != "5.5.5.5:80/TCP: rr\nbound false []" {
+			t.Error(got)
+		}
+		if sets, _ := b.kernel.Sets(allSets()); len(sets) > 0 {
+			t.Errorf("%v", sets)
+		}
+	}
+}

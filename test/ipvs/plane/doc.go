@@ -1,0 +1,3 @@
+// Package plane holds a data plane of mode IPVS, with its rules, sets and virtual
+// servers, against a kernel that has IPVS.
+package plane
