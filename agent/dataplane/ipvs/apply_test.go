@@ -2,7 +2,9 @@ package ipvs_test
 
 import (
 	"context"
+	"errors"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -213,4 +216,34 @@ func TestTune(t *testing.T) {
 	if got, _ := b.kernel.Timeouts(); got != (ipvs.Timeouts{TCP: 900, TCPFin: 120, UDP: 30}) {
 		t.Errorf("%+v", got)
 	}
+}
+
+// TestIPv6: everything has its own names, and a node without the family says so.
+func TestIPv6(t *testing.T) {
+	b := newBench(t)
+	proc := t.TempDir()
+	b.family, b.kernel = dataplane.IPv6, ipvstest.New(dataplane.IPv6, ip("2001:db8::2"), ip("::1"), ip("fe80::1"))
+	b.r.Node.Addresses = []netip.Addr{ip("2001:db8::2")}
+	b.plane = ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock, ProcFolder: proc})
+	err := b.plane.Supported(context.Background(), &b.r.Node)
+	if !errors.Is(err, dataplane.ErrUnsupported) {
+		t.Errorf("%v", err)
+	}
+	if err := os.MkdirAll(proc+"/thread-self/net", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(proc+"/thread-self/net/if_inet6", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := service(1)
+	s.ClusterIP, s.Ports[0].NodePort = ip("fd00:96::1"), 30001
+	b.set(with(s, "[fd00:244::1]:80"))
+	b.apply()
+	if got := strings.Join(b.kernel.Keys(), " "); got != "2001:db8::2,tcp:30001 fd00:96::1,tcp:80" {
+		t.Error(got)
+	}
+	if got := b.kernel.Entries("KUBE-6-CLUSTER-IP"); !slices.Equal(got, []string{"fd00:96::1,tcp:80"}) {
+		t.Error(got)
+	}
+	b.verified()
 }
