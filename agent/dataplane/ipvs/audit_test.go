@@ -59,7 +59,6 @@ func TestAudit(t *testing.T) {
 	local.InternalLocal, local.Ports[0].Available = true, true
 	b.set(local)
 	b.r.Prune = false
-	b.plane.Audit(context.Background(), b.r)
 	texts := func() string {
 		out, err := b.plane.Audit(context.Background(), b.r)
 		if err != nil {
@@ -107,7 +106,7 @@ func TestWatch(t *testing.T) {
 		if err := b.kernel.Unbind(ip("10.0.0.1")); err != nil { // until it is watched
 			t.Fatal(err)
 		}
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 		b.r.Full = true
 		b.apply()
 	}
@@ -116,7 +115,7 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	for !b.clock.HasWaiters() {
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 	}
 	b.clock.Step(5 * time.Second)
 	told("server")

@@ -70,10 +70,6 @@ func (d *serverDiff) empty() bool {
 	return !d.missing && !d.differs && len(d.add)+len(d.reweigh)+len(d.drop) == 0
 }
 
-func (d *diff) empty() bool {
-	return !d.device && len(d.bind)+len(d.unbind)+len(d.create)+len(d.add)+len(d.remove)+len(d.servers)+len(d.extra) == 0
-}
-
 // comparison compares what is wanted to what the kernel holds.
 type comparison struct {
 	want *wanted

@@ -52,7 +52,7 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (datapl
 	d.watched.replace(maps.Keys(d.held.needs.bound))
 	d.watched.recount(d.kernel)
 	d.fixed.count(d.held.rules())
-	d.warnings = append(warnings, p.writer.stuck...)
+	d.warnings = slices.Concat(warnings, p.writer.stuck)
 	clear(d.notes)
 	for name, plan := range d.held.services {
 		d.note(name, plan)

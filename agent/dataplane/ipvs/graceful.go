@@ -15,15 +15,9 @@ const (
 	drainBound = 15 * time.Minute
 )
 
-// drain names a real server that gets no new connections and is deleted once it
-// has none.
-type drain struct {
-	key  Key
-	real netip.AddrPort
-}
-
 // drains are the real servers that drain, by virtual server, with the time from
-// which on they do so no longer.
+// which on they do so no longer. Such a one gets no new connections and is deleted
+// once it has none.
 type drains map[Key]map[netip.AddrPort]time.Time
 
 // begin notes that a real server drains, if it does not already.

@@ -152,8 +152,7 @@ func (d *Dataplane) Supported(ctx context.Context, n *dataplane.Node) error {
 		return nil // our servers stand, or it has been found
 	}
 	err := d.probe(scheduler)
-	var missing *SchedulerError
-	if errors.As(err, &missing) {
+	if _, missing := errors.AsType[*SchedulerError](err); missing {
 		return fmt.Errorf("%w: %w", dataplane.ErrUnsupported, err)
 	}
 	return err
@@ -170,8 +169,7 @@ func (d *Dataplane) open() error {
 // probe looks whether the kernel has a scheduler and remembers it.
 func (d *Dataplane) probe(scheduler string) error {
 	err := d.kernel.Probe(scheduler)
-	var missing *SchedulerError
-	if err == nil || errors.As(err, &missing) {
+	if _, missing := errors.AsType[*SchedulerError](err); missing || err == nil {
 		d.schedulers[scheduler] = err == nil
 	}
 	return err
@@ -184,8 +182,7 @@ func (d *Dataplane) probeNew(scheduler string) error {
 		return nil
 	}
 	err := d.probe(scheduler)
-	var missing *SchedulerError
-	if errors.As(err, &missing) {
+	if _, missing := errors.AsType[*SchedulerError](err); missing {
 		return nil
 	}
 	return err

@@ -202,8 +202,7 @@ func (w *writer) writeServer(d *serverDiff) error {
 
 // forgetScheduler has a scheduler be looked for again that was there.
 func (d *Dataplane) forgetScheduler(err error) {
-	var missing *SchedulerError
-	if errors.As(err, &missing) {
+	if missing, ok := errors.AsType[*SchedulerError](err); ok {
 		delete(d.schedulers, missing.Scheduler)
 	}
 }
