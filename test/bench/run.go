@@ -87,6 +87,10 @@ func (r *sizeRun) measure(ctx context.Context, name string, v variant) (_ *figur
 	if _, err := node.Exec(ctx, filepath.Join(folder, "iptables"), "-w", "5", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"); err != nil {
 		return nil, err
 	}
+	// It loads connection tracking, whose settings kube-proxy takes for granted.
+	if _, err := node.Exec(ctx, filepath.Join(folder, "iptables"), "-w", "5", "-t", "nat", "-S"); err != nil {
+		return nil, err
+	}
 	s := &subject{options: r.options, proxy: kubeProxy(r.cluster, r.mode), world: r.world, node: node, figures: &figures{}}
 	var controller *cluster.Process
 	if name == nodeproxyName {

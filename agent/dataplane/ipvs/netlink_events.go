@@ -32,6 +32,7 @@ func (d *device) Events(done <-chan struct{}) (<-chan Event, error) {
 		defer end()
 		for u := range links {
 			if u.Header.Type == unix.RTM_DELLINK && u.Attrs().Name == deviceName {
+				d.forget()
 				out <- Event{Device: true, Removed: true}
 			}
 		}
@@ -56,6 +57,14 @@ func (d *device) Events(done <-chan struct{}) (<-chan Event, error) {
 		close(out)
 	}()
 	return out, nil
+}
+
+// forget makes the device be looked up before it is used next: another one has
+// another index.
+func (d *device) forget() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.link = nil
 }
 
 // eventOf says what an update is about; false: about the other family.

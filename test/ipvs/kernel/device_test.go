@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 )
 
 func (l *lab) expectBound(t *testing.T, exists bool, want ...netip.Addr) {
@@ -91,4 +94,46 @@ func (l *lab) device(t *testing.T) {
 	}
 	check(t, l.DeleteDevice(), l.DeleteDevice())
 	l.expectBound(t, false)
+}
+
+// events are told of what others do to the device, and to other interfaces.
+func (l *lab) events(t *testing.T) {
+	check(t, l.CreateDevice())
+	done := make(chan struct{})
+	events, err := l.Events(done)
+	check(t, err)
+	expect := func(want ipvs.Event) {
+		t.Helper()
+		for {
+			select {
+			case got, open := <-events:
+				if got == want {
+					return
+				}
+				if !open {
+					t.Fatal("the events have ended")
+				}
+			case <-time.After(patience):
+				t.Fatalf("no event %+v", want)
+			}
+		}
+	}
+	length := pick(l, "/32", "/128")
+	for range 2 { // another device of the same name has another index
+		check(t, l.Bind(l.addr(1)))
+		expect(ipvs.Event{Device: true, Addr: l.addr(1)})
+		run(t, "ip addr del "+l.addr(1).String()+length+" dev kube-ipvs0")
+		expect(ipvs.Event{Device: true, Addr: l.addr(1), Removed: true})
+		run(t, "ip addr add "+l.addr(2).String()+length+" dev lo")
+		expect(ipvs.Event{Addr: l.addr(2)})
+		run(t, "ip addr del "+l.addr(2).String()+length+" dev lo")
+		expect(ipvs.Event{Addr: l.addr(2), Removed: true})
+		run(t, "ip link del kube-ipvs0")
+		expect(ipvs.Event{Device: true, Removed: true})
+		run(t, "ip link add kube-ipvs0 type dummy")
+	}
+	close(done)
+	for range events { // until it is closed
+	}
+	check(t, l.DeleteDevice())
 }

@@ -67,6 +67,7 @@ func TestInsideKernel(t *testing.T) {
 			t.Run("Probe", l.probe)
 			t.Run("Timeouts", l.timeouts)
 			t.Run("Device", l.device)
+			t.Run("Events", l.events)
 			t.Run("Sets", l.sets)
 			t.Run("SetsOfOthers", l.setsOfOthers)
 			t.Run("LargeSet", l.largeSet)

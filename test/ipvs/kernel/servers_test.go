@@ -68,6 +68,9 @@ func (l *lab) servers(t *testing.T) {
 	run(t, "ipvsadm -A -f 7 -s rr")
 	run(t, "ipvsadm -A -t "+pick(l, "[fd00:1::1]:1", "10.1.0.1:1")+" -s rr")
 	l.expectServers(t, want)
+	if n, known := l.Count(); !known || n < len(want) || n > len(want)+1 { // that of a firewall mark may be one of them
+		t.Errorf("counted %d, %v", n, known)
+	}
 
 	out := run(t, "ipvsadm -Sn")
 	for _, line := range []string{
