@@ -93,7 +93,7 @@ func compareFixed(want *Fixed, k *kernelState) fixedDiff {
 			continue
 		}
 		beside := besideFixed(c.id(), have)
-		if !holdsInOrder(have, merged(c, beside)) {
+		if !holds(have, c, beside) {
 			d.chains = append(d.chains, chainDiff{chain: c, have: rulesHash(have), beside: beside, alone: len(beside) == have.count})
 		}
 	}
@@ -143,8 +143,14 @@ func splitFirst(rules []string) (first, rest []string) {
 	return first, rest
 }
 
-func holdsInOrder(have *kernelChain, specs []string) bool {
-	return slices.EqualFunc(have.rules, specs, func(r kernelRule, spec string) bool { return r.hash == ruleHash(spec) })
+// holds reports whether a chain is as it should be. Rules that come first beside
+// those of mode IPTables may stay there.
+func holds(have *kernelChain, c *FixedChain, beside []string) bool {
+	inOrder := func(specs ...string) bool {
+		return slices.EqualFunc(have.rules, specs, func(r kernelRule, spec string) bool { return r.hash == ruleHash(spec) })
+	}
+	first, rest := splitFirst(c.Rules)
+	return len(beside) == 0 && inOrder(c.Rules...) || inOrder(slices.Concat(first, beside, rest)...)
 }
 
 // rulesHash is the hash of a chain whose rules are kept.

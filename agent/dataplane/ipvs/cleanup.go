@@ -49,7 +49,7 @@ func (d *Dataplane) Cleanup(ctx context.Context) error {
 	if err := d.rules.Cleanup(ctx); err != nil {
 		return err // they use the ipsets
 	}
-	return errors.Join(d.removeDevice(state), d.kernel.DeleteSets(d.setNames(c)))
+	return errors.Join(d.removeDevice(state), d.reclaim(nil), d.kernel.DeleteSets(d.setNames(c)))
 }
 
 // forget forgets what the kernel holds.

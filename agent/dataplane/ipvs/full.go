@@ -140,6 +140,7 @@ func (p *fullPass) write() error {
 		p.writeSets,
 		p.writeRules,
 		p.writer.bind,
+		func() error { return p.reclaim(nil) },
 		p.writer.writeServers,
 		p.rewriteRules,
 		p.removeServers,

@@ -107,6 +107,8 @@ type Dataplane struct {
 	// retireUntil is until when connections of a mode that has ended are waited
 	// for; zero: it has not.
 	retireUntil time.Time
+	// yields: the kernel may hold something of Kernel.Yield.
+	yields bool
 
 	watched watched
 }
@@ -132,6 +134,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 	}
 	return &Dataplane{
 		family: family, kernel: o.Kernel, rules: o.Rules, clock: o.Clock, proc: o.ProcFolder, sysctl: o.SysctlFolder,
+		yields:  true,
 		applied: make(chan struct{}), wake: make(chan struct{}, 1),
 		known: map[Key]dataplane.ServiceName{}, denied: map[Key]struct{}{}, others: newStrangers(),
 		schedulers: map[string]bool{}, notes: map[dataplane.ServiceName][]string{}, leaving: drains{},

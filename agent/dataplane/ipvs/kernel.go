@@ -68,6 +68,12 @@ type Kernel interface {
 	Bind(netip.Addr) error
 	// Unbind takes an address off the device; address and device may be missing.
 	Unbind(netip.Addr) error
+	// Yield takes an address off kube-ipvs0 while the node goes on taking packets to
+	// it for its own: connections that are held go on, but new ones of the node
+	// itself get source instead of it.
+	Yield(a, source netip.Addr) error
+	// Reclaim ends that for all addresses of the family but some.
+	Reclaim(but []netip.Addr) error
 	// Addresses reads the addresses of all other interfaces, loopback and
 	// link-local ones too.
 	Addresses() ([]netip.Addr, error)

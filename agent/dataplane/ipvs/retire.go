@@ -42,6 +42,7 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 	if p.state, err = d.read(p.config); err != nil {
 		return "", err
 	}
+	p.source = p.sourceOf(&r.Node)
 	want, err := p.rulesOf(former, r)
 	if err != nil {
 		return "", err
@@ -84,6 +85,9 @@ type retirement struct {
 	// connections that are waited for.
 	ours, stay  []Key
 	connections int
+	// source is what the node's own connections are to have as their source; invalid
+	// if it has no address of the family.
+	source netip.Addr
 }
 
 // rulesOf are the chains and jumps of the mode.
@@ -131,25 +135,27 @@ func (p *retirement) look() error {
 	return nil
 }
 
-// release takes off the addresses that no connection needs, then deletes the
-// virtual servers. Those on an address that stays do too: otherwise what they do
-// not refuse any more would come to the node's own servers.
+// release takes the addresses off the device, then deletes the virtual servers.
+// Those on an address that connections need stay as well: what they did not refuse
+// any more would come to the node's own servers.
 func (p *retirement) release() error {
-	needed := map[netip.Addr]bool{}
+	var needed []netip.Addr
 	for _, k := range p.stay {
-		needed[k.Addr] = true
-	}
-	for a := range p.state.bound {
-		if needed[a] {
-			continue
+		if !p.config.onNode(k.Addr) {
+			needed = append(needed, k.Addr)
 		}
-		if err := p.kernel.Unbind(a); err != nil {
+	}
+	needed = sortedAddrs(needed)
+	for _, a := range slices.SortedFunc(maps.Keys(p.state.bound), netip.Addr.Compare) {
+		if err := p.takeOff(a, slices.Contains(needed, a)); err != nil {
 			return err
 		}
 	}
+	if err := p.reclaim(needed); err != nil {
+		return err
+	}
 	for _, k := range p.ours {
-		_, bound := p.state.bound[k.Addr]
-		if bound && needed[k.Addr] || slices.Contains(p.stay, k) {
+		if slices.Contains(needed, k.Addr) || slices.Contains(p.stay, k) {
 			continue
 		}
 		if err := p.kernel.DeleteServer(k); err != nil {
@@ -158,6 +164,42 @@ func (p *retirement) release() error {
 		delete(p.known, k)
 	}
 	return nil
+}
+
+// takeOff takes an address off the device. Connections that are held may need it
+// on. New ones of the node itself must not get it as their source then: they are
+// the other mode's, and would end with it.
+func (p *retirement) takeOff(a netip.Addr, needed bool) error {
+	if !needed {
+		return p.kernel.Unbind(a)
+	}
+	if !p.source.IsValid() {
+		return nil
+	}
+	p.yields = true
+	return p.kernel.Yield(a, p.source)
+}
+
+// reclaim ends the yielding of addresses but for some.
+func (d *Dataplane) reclaim(but []netip.Addr) error {
+	if !d.yields {
+		return nil
+	}
+	if err := d.kernel.Reclaim(but); err != nil {
+		return err
+	}
+	d.yields = len(but) > 0
+	return nil
+}
+
+// sourceOf is the address that the node's own connections are to have.
+func (p *retirement) sourceOf(n *dataplane.Node) netip.Addr {
+	for _, a := range slices.Concat(n.Addresses, p.config.addresses) {
+		if p.config.onNode(a) && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+			return a
+		}
+	}
+	return netip.Addr{}
 }
 
 // rest removes the device, the rules that kept the node's own servers from being

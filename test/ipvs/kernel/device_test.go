@@ -81,6 +81,7 @@ func (l *lab) device(t *testing.T) {
 	if !slices.Contains(all, own) || !slices.Contains(all, loopback) || slices.Contains(all, l.addr(3)) {
 		t.Errorf("addresses %v", all)
 	}
+	l.yield(t, own)
 	for _, a := range all {
 		if a.Is4() != own.Is4() {
 			t.Errorf("addresses of the other family: %v", all)
@@ -136,4 +137,39 @@ func (l *lab) events(t *testing.T) {
 	for range events { // until it is closed
 	}
 	check(t, l.DeleteDevice())
+}
+
+// yield has connections outlast the addresses that they need.
+func (l *lab) yield(t *testing.T, own netip.Addr) {
+	t.Helper()
+	source := func(a, want netip.Addr) {
+		t.Helper()
+		out := run(t, "ip route get "+a.String())
+		if !strings.HasPrefix(out, "local ") || !strings.Contains(out, " src "+want.String()+" ") {
+			t.Errorf("want local, and source %s: %s", want, out)
+		}
+	}
+	routes := "ip " + pick(l, "-4", "-6") + " route show table local"
+	before := run(t, routes)
+	check(t, l.Bind(l.addr(1)), l.Bind(l.addr(2)))
+	source(l.addr(1), l.addr(1))
+	check(t, l.Yield(l.addr(1), own), l.Yield(l.addr(1), own), l.Yield(l.addr(2), own))
+	source(l.addr(1), own)
+	l.expectBound(t, true, l.addr(3))
+	all, err := l.Addresses()
+	check(t, err)
+	if slices.Contains(all, l.addr(1)) {
+		t.Errorf("addresses %v", all)
+	}
+	check(t, l.Reclaim([]netip.Addr{l.addr(2)}))
+	source(l.addr(2), own)
+	if out := run(t, routes); strings.Contains(out, l.addr(1).String()+" ") {
+		t.Errorf("%s is left:\n%s", l.addr(1), out)
+	}
+	check(t, l.Bind(l.addr(2)))
+	source(l.addr(2), l.addr(2))
+	check(t, l.Reclaim(nil), l.Unbind(l.addr(2)), l.Reclaim(nil))
+	if after := run(t, routes); after != before {
+		t.Errorf("%s\nwas before:\n%s", after, before)
+	}
 }

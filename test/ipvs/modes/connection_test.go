@@ -12,7 +12,7 @@ import (
 
 // patience is how long an answer may take. The kernel sends a SYN again after a
 // second, which is counted.
-const patience = 5 * time.Second
+const patience = 3 * time.Second
 
 // connection is one from a place, by TCP or UDP. It is made by system calls alone,
 // so that it is of the place whatever thread goes on with it.

@@ -1,6 +1,7 @@
 package modes
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"os"
@@ -117,18 +118,33 @@ func (l *lab) start() {
 	l.plane.Clock = l.clock
 }
 
-// apply applies the rules in a mode and returns what is left of the other one,
-// for people.
-func (l *lab) apply(mode v1alpha1.ProxyMode) string {
+// applied is how an Apply went.
+type applied struct {
+	// pending is what is left of the other mode, for people.
+	pending string
+	took    time.Duration
+}
+
+// apply applies the rules in a mode.
+func (l *lab) apply(mode v1alpha1.ProxyMode) applied {
 	l.Helper()
 	l.rules.Mode = mode
 	start := time.Now()
-	defer func() { l.Logf("mode %s applied in %s", mode, time.Since(start)) }()
 	result, err := l.plane.Apply(l.Context(), l.rules)
 	if err != nil || len(result.Refused)+len(result.Warnings) > 0 {
 		l.Fatalf("mode %s: %+v, %v", mode, result, err)
 	}
-	return result.Retiring
+	return applied{result.Retiring, time.Since(start)}
+}
+
+// applyKilled does the same, until it is killed with the programs that it runs.
+func (l *lab) applyKilled(mode v1alpha1.ProxyMode, after time.Duration) {
+	l.Helper()
+	l.rules.Mode = mode
+	ctx, cancel := context.WithTimeout(l.Context(), after)
+	defer cancel()
+	result, err := l.plane.Apply(ctx, l.rules)
+	l.Logf("killed after %s: %v, %q", after, err, result.Retiring)
 }
 
 func ruleset(detect v1alpha1.DetectLocalMode) *dataplane.Ruleset {
@@ -185,7 +201,7 @@ func serviceName(name string) dataplane.ServiceName {
 func (l *lab) holds() string {
 	var out strings.Builder
 	for _, c := range []string{"iptables-save", "ipset save -sorted", "ipvsadm -Sn", "ip -o address show", "ip route show table local"} {
-		var lines []string
+		var lines []string // in which order does not matter, or Verify tells
 		for line := range strings.Lines(l.node.must(l.T, c)) {
 			if strings.HasPrefix(line, "#") {
 				continue
@@ -200,9 +216,7 @@ func (l *lab) holds() string {
 			line, _, _ = strings.Cut(line, " initval ") // random
 			lines = append(lines, strings.TrimSpace(line)+"\n")
 		}
-		if c != "iptables-save" {
-			slices.Sort(lines)
-		}
+		slices.Sort(lines)
 		fmt.Fprintf(&out, "== %s\n%s", c, strings.Join(lines, ""))
 	}
 	return out.String()

@@ -22,17 +22,27 @@ func TestSwitchWithoutPodRanges(t *testing.T) {
 	inKernel(t, func(t *testing.T) { switchUnderLoad(t, v1alpha1.DetectLocalNodeCIDR) })
 }
 
+// switchUnderLoad changes from mode to mode and back, at first by an agent that
+// goes on, then by one that is killed on the way and another one. None knows which
+// mode ran before, as after kube-proxy in mode iptables or ipvs.
 func switchUnderLoad(t *testing.T, detect v1alpha1.DetectLocalMode) {
 	l := newLab(t, detect)
 	fresh := l.alone()
-	l.apply(v1alpha1.ModeIPTables)
-	for range 2 {
+	took := l.apply(v1alpha1.ModeIPTables).took
+	for _, killed := range []bool{false, true} {
 		for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPVS, v1alpha1.ModeIPTables} {
-			during := fmt.Sprintf("to mode %s, pods by %s", mode, detect)
+			during := fmt.Sprintf("to mode %s, pods by %s, killed %t", mode, detect, killed)
+			l.start()
 			load := l.begin()
-			pending := l.apply(mode)
+			if killed {
+				l.applyKilled(mode, took/2)
+				load.more(100)
+				l.start()
+			}
+			done := l.apply(mode)
+			took = done.took
 			load.more(200)
-			t.Logf("%s: %d connections; pending: %q", during, load.end(during), pending)
+			t.Logf("%s: %d connections; pending: %q", during, load.end(during), done.pending)
 			l.retired(mode, fresh[mode])
 			if t.Failed() {
 				t.FailNow()
@@ -69,8 +79,11 @@ func (l *lab) retired(mode v1alpha1.ProxyMode, fresh string) {
 	l.Helper()
 	l.clock.Step(15 * time.Minute)
 	l.rules.Full = false
-	if pending := l.apply(mode); pending != "" {
-		l.Errorf("in mode %s is left: %s", mode, pending)
+	if left := l.apply(mode).pending; left != "" {
+		l.Errorf("in mode %s is left: %s", mode, left)
+	}
+	if d, err := l.plane.Verify(l.Context(), l.rules); err != nil || d.Count > 0 {
+		l.Errorf("in mode %s: %+v, %v", mode, d, err)
 	}
 	l.rules.Full = true
 	if diff := cmp.Diff(strings.Split(fresh, "\n"), strings.Split(l.holds(), "\n")); diff != "" {

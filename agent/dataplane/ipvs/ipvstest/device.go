@@ -83,6 +83,45 @@ func (k *Kernel) Unbind(a netip.Addr) error {
 	return nil
 }
 
+// Yield implements ipvs.Kernel.
+func (k *Kernel) Yield(a, source netip.Addr) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.begin(Call{Method: "Yield", Addr: a}); err != nil {
+		return err
+	}
+	if !slices.Contains(k.Tables.Addresses(), source) {
+		return fmt.Errorf("%s is no address of the node", source)
+	}
+	k.yielded[a] = true
+	if k.bound[a] {
+		delete(k.bound, a)
+		k.tell(ipvs.Event{Device: true, Addr: a, Removed: true})
+	}
+	return nil
+}
+
+// Reclaim implements ipvs.Kernel.
+func (k *Kernel) Reclaim(but []netip.Addr) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.yielded) == 0 {
+		return nil // it is read
+	}
+	if err := k.begin(Call{Method: "Reclaim"}); err != nil {
+		return err
+	}
+	maps.DeleteFunc(k.yielded, func(a netip.Addr, _ bool) bool { return !slices.Contains(but, a) })
+	return nil
+}
+
+// Yielded are the addresses that are yielded, sorted.
+func (k *Kernel) Yielded() []netip.Addr {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(k.yielded), netip.Addr.Compare)
+}
+
 // Addresses implements ipvs.Kernel.
 func (k *Kernel) Addresses() ([]netip.Addr, error) {
 	k.mu.Lock()

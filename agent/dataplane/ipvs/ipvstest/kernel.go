@@ -41,6 +41,7 @@ type Kernel struct {
 	servers   map[ipvs.Key]*server
 	device    bool
 	bound     map[netip.Addr]bool
+	yielded   map[netip.Addr]bool
 	sets      map[ipvs.SetName]*set
 	timeouts  ipvs.Timeouts
 	sysctls   map[string]string
@@ -67,6 +68,7 @@ func New(family dataplane.Family, addresses ...netip.Addr) *Kernel {
 		family:     family,
 		servers:    map[ipvs.Key]*server{},
 		bound:      map[netip.Addr]bool{},
+		yielded:    map[netip.Addr]bool{},
 		sets:       map[ipvs.SetName]*set{},
 		timeouts:   ipvs.Timeouts{TCP: 900, TCPFin: 120, UDP: 300},
 		listeners:  map[chan ipvs.Event]struct{}{},

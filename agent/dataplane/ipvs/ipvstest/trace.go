@@ -28,7 +28,7 @@ type template struct {
 func (p packets) Bound(a netip.Addr) bool {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
-	return p.k.bound[a]
+	return p.k.bound[a] || p.k.yielded[a]
 }
 
 // HasSet implements iptablestest.IPVS.
