@@ -75,9 +75,9 @@ func familyNumber(f dataplane.Family) uint8 {
 // the kernel answers, which would be taken for the answer about a virtual server.
 func unsupported(lacks, remedy string, err error) error {
 	if isPermission(err) {
-		return fmt.Errorf("%w: the agent may not use %s: run it with the capability NET_ADMIN: %v", dataplane.ErrUnsupported, lacks, err)
+		return fmt.Errorf("%w: the agent may not use %s: run it with the capability NET_ADMIN: %v", dataplane.ErrUnsupported, lacks, err) //nolint:errorlint // see above
 	}
-	return fmt.Errorf("%w: the kernel has no %s: %s: %v", dataplane.ErrUnsupported, lacks, remedy, err)
+	return fmt.Errorf("%w: the kernel has no %s: %s: %v", dataplane.ErrUnsupported, lacks, remedy, err) //nolint:errorlint // see above
 }
 
 func isPermission(err error) bool {
