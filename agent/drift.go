@@ -224,7 +224,7 @@ func (f *familyDrift) say(family dataplane.Family, told []string) {
 	if len(told) > 0 {
 		last = "; last: " + told[0]
 	}
-	f.message = fmt.Sprintf("somebody else undoes nodeproxy's %s rules again and again: repaired at least %d times since %s%s; repairs go on with pauses of up to %s, meanwhile Services may fail on this node; find what flushes or restores iptables rules there (a firewall manager, a script, another proxy; \"nft monitor\" names programs of the nf_tables variant) and stop it",
+	f.message = fmt.Sprintf("somebody else undoes nodeproxy's %s rules again and again: repaired at least %d times since %s%s; repairs go on with pauses of up to %s, meanwhile Services may fail on this node; find what flushes or restores iptables rules, or virtual servers of mode IPVS, there (a firewall manager, a script, another proxy; \"nft monitor\" names programs of the nf_tables variant) and stop it",
 		family, times, f.rowStart.UTC().Format(time.RFC3339), last, longestDriftPause)
 }
 

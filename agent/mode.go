@@ -125,7 +125,11 @@ func (a *Agent) chooseMode(ctx context.Context) bool {
 	if q == nil {
 		return !a.store.modeRefused()
 	}
-	a.settleMode(q, a.askNode(ctx, q))
+	v := a.askNode(ctx, q)
+	if ctx.Err() != nil {
+		return false // what it said may be due to that
+	}
+	a.settleMode(q, v)
 	return !a.store.modeRefused()
 }
 

@@ -168,6 +168,12 @@ func (d *Dataplane) goOn(ctx context.Context, former v1alpha1.ProxyMode, r *data
 	if _, err := d.applyMode(ctx, d.planes[former], &old); err != nil {
 		return errors.Join(why, fmt.Errorf("mode %s: %w", former, err))
 	}
+	if r.Mode == v1alpha1.ModeIPTables && r.Prune {
+		// What has been written of it comes first, and nobody keeps it up to date.
+		if _, err := d.retireMode(ctx, r.Mode, &old); err != nil {
+			return errors.Join(why, fmt.Errorf("removing what was written of mode %s: %w", r.Mode, err))
+		}
+	}
 	return why
 }
 

@@ -178,6 +178,18 @@ func TestNewModeFails(t *testing.T) {
 	n.expect("where it is not known what ran", held{servers: "shop/blog shop/cart"})
 }
 
+// TestRulesThatFailAreTakenBack: they come before the virtual servers that go on.
+func TestRulesThatFailAreTakenBack(t *testing.T) {
+	n := newNode(t)
+	n.apply(n.ruleset(servers))
+	n.kernel[rules].Fail(errors.New("line 3 failed"))
+	n.kernel[rules].Plant(&dataplane.Service{Name: dataplane.ServiceName{Namespace: "shop", Name: "half"}})
+	if _, err := n.plane.Apply(t.Context(), n.ruleset(rules)); err == nil {
+		t.Error("no error")
+	}
+	n.expect("after a half", held{servers: "shop/cart"})
+}
+
 func TestBothModesFail(t *testing.T) {
 	n := newNode(t)
 	n.apply(n.ruleset(rules))
