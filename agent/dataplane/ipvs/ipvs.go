@@ -286,17 +286,18 @@ func (d *Dataplane) evidence(c *config, state *snapshot) (*evidence, error) {
 	return out, nil
 }
 
-// sameReals reports whether two virtual servers have the same real servers.
+// sameReals reports whether two virtual servers have the same real servers, but
+// for those that drain.
 func (d *Dataplane) sameReals(a, b Key) (bool, error) {
-	one, err := d.kernel.Reals(a)
-	if err != nil {
-		return false, err
+	var lists [2]map[netip.AddrPort]Real
+	for i, k := range []Key{a, b} {
+		var err error
+		if lists[i], err = d.kernel.Reals(k); err != nil {
+			return false, err
+		}
+		maps.DeleteFunc(lists[i], func(_ netip.AddrPort, r Real) bool { return r.Weight == 0 })
 	}
-	two, err := d.kernel.Reals(b)
-	if err != nil {
-		return false, err
-	}
-	return maps.EqualFunc(one, two, func(Real, Real) bool { return true }), nil
+	return maps.EqualFunc(lists[0], lists[1], func(Real, Real) bool { return true }), nil
 }
 
 // counts are those of what is held.

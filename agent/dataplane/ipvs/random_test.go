@@ -2,10 +2,14 @@ package ipvs_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
@@ -252,4 +256,54 @@ func stopAt(t *testing.T, seed uint64, at int, once bool) (stopped bool) {
 	}
 	b.verified()
 	return stopped
+}
+
+// TestDrainsEndAsFullPass: the same with connections that come and go, and keep
+// real servers for a while that are not wanted.
+func TestDrainsEndAsFullPass(t *testing.T) {
+	drained := 0
+	for seed := range uint64(25) {
+		d := draw{rand.New(rand.NewPCG(seed, 3))}
+		b := newBench(t)
+		for step := range 30 {
+			d.connect(b)
+			d.change(b)
+			if d.chance(10) {
+				b.restart()
+			}
+			if d.chance(30) {
+				b.clock.Step(time.Duration(d.IntN(1000)) * time.Second)
+				b.r.Recheck = true
+			}
+			b.apply()
+			b.verified()
+			got := b.state()
+			drained += strings.Count(got, "=0")
+			if got, want := weightless.ReplaceAllString(got, ""), b.fresh(); got != want {
+				t.Fatalf("seed %d, step %d: %s\nwant\n%s", seed, step, got, want)
+			}
+		}
+		b.clock.Step(time.Hour)
+		b.recheck()
+		if got, want := b.state(), b.fresh(); got != want {
+			t.Fatalf("seed %d, in the end: %s\nwant\n%s", seed, got, want)
+		}
+	}
+	if drained < 100 {
+		t.Errorf("real servers have drained %d times only", drained)
+	}
+}
+
+// weightless are real servers that drain, in what state prints.
+var weightless = regexp.MustCompile(` [0-9.]+:[0-9]+=0`)
+
+// connect lets connections of some real servers begin and end.
+func (d draw) connect(b *bench) {
+	servers := b.servers()
+	for _, k := range slices.SortedFunc(maps.Keys(servers), ipvs.Key.Compare) {
+		slices.SortFunc(servers[k], netip.AddrPort.Compare)
+		for _, real := range servers[k] {
+			b.connections(k, real.String(), d.IntN(3)/2, d.IntN(3)/2)
+		}
+	}
 }
