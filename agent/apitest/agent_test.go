@@ -19,8 +19,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// noIPVS is what a data plane says of a kernel without IPVS.
-var noIPVS = fmt.Errorf("%w: the kernel has no IPVS: load the module ip_vs (modprobe ip_vs) on the node", dataplane.ErrUnsupported)
+// errNoIPVS is what a data plane says of a kernel without IPVS.
+var errNoIPVS = fmt.Errorf("%w: the kernel has no IPVS: load the module ip_vs (modprobe ip_vs) on the node", dataplane.ErrUnsupported)
 
 // service makes the ServiceProxyRules of a Service with one port.
 func service(ctx context.Context, name, clusterIP string, endpoints ...string) *v1alpha1.ServiceProxyRules {
@@ -248,7 +248,7 @@ var _ = Describe("an agent", func() {
 		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		inventory(ctx, "cart")
 		n := newNode()
-		n.kernel.LackMode(v1alpha1.ModeIPVS, noIPVS)
+		n.kernel.LackMode(v1alpha1.ModeIPVS, errNoIPVS)
 		n.createRules(ctx, nil)
 		n.start()
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
@@ -292,7 +292,7 @@ var _ = Describe("an agent", func() {
 		Expect(n.kernel.Mode()).To(Equal(v1alpha1.ModeIPVS))
 		Expect(n.condition(ctx, v1alpha1.ConditionModeFallback)()).To(Equal("absent"))
 
-		n.kernel.LackMode(v1alpha1.ModeIPVS, noIPVS)
+		n.kernel.LackMode(v1alpha1.ModeIPVS, errNoIPVS)
 		asking(v1alpha1.ModeIPVS, "mh")
 		Eventually(mode).Should(Equal("IPTables"))
 		Expect(n.condition(ctx, v1alpha1.ConditionModeFallback)()).To(Equal("True/KernelLacksMode"))

@@ -341,19 +341,19 @@ func TestLooksAgainAtWhatRetires(t *testing.T) {
 		n.apply(n.ruleset(rules))
 		n.kernel[rules].Drain("connections")
 		n.apply(n.ruleset(servers))
-		time.Sleep(retirePause - time.Millisecond)
+		<-time.After(retirePause - time.Millisecond)
 		synctest.Wait()
 		if looks.Load() != 0 {
 			t.Error("it was looked too early")
 		}
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 		synctest.Wait()
 		if looks.Load() != 1 {
 			t.Errorf("%d looks", looks.Load())
 		}
 		n.kernel[rules].Drain("")
 		n.apply(n.ruleset(servers))
-		time.Sleep(10 * retirePause)
+		<-time.After(10 * retirePause)
 		synctest.Wait()
 		if looks.Load() != 1 {
 			t.Errorf("%d looks after all has gone", looks.Load())
