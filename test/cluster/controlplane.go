@@ -207,7 +207,7 @@ func (c *Cluster) CAFile() string { return c.pki.path("ca.crt") }
 
 // waitReady waits until the API server is ready to serve.
 func (c *Cluster) waitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 4*time.Minute)
 	defer cancel()
 	httpClient, err := rest.HTTPClientFor(c.config)
 	if err != nil {

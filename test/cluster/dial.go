@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeproxy-io/nodeproxy/test/cluster/sctp"
 )
 
 // How a connection can fail. Dial and Ask wrap one of these where they know.
@@ -51,8 +53,8 @@ type Conn struct {
 	open int
 }
 
-// Dial connects from the place to address ("IP:port") over network ("tcp" or
-// "udp"), asks once and closes. It waits until ctx's deadline, 2.5 s without
+// Dial connects from the place to address ("IP:port") over network ("tcp", "udp"
+// or, where the kernel has it, "sctp"), asks once and closes. It waits until ctx's deadline, 2.5 s without
 // one.
 func (p *Place) Dial(ctx context.Context, network, address string) (Answer, error) {
 	return p.DialFrom(ctx, "", network, address)
@@ -92,6 +94,10 @@ func (p *Place) connectTo(ctx context.Context, local, network, address string) (
 	}
 	var conn net.Conn
 	err = p.Do(func() (err error) {
+		if network == "sctp" {
+			conn, err = sctp.Dial(address, dialer.Deadline)
+			return err
+		}
 		conn, err = dialer.DialContext(ctx, network, address)
 		return err
 	})
@@ -228,8 +234,22 @@ func (c *Conn) Lost(wait time.Duration) (int, error) {
 	return c.open, nil
 }
 
+// Read and Write make it a connection for other protocols than the echo server's.
+func (c *Conn) Read(to []byte) (int, error) { return c.reader.Read(to) }
+
+// Write is told of at Read.
+func (c *Conn) Write(text []byte) (int, error) { return c.conn.Write(text) }
+
 // Close closes the connection.
 func (c *Conn) Close() error { return c.conn.Close() }
+
+// Abort ends a TCP connection without ceremony, so that kernels forget it soon.
+func (c *Conn) Abort() error {
+	if tcp, ok := c.conn.(*net.TCPConn); ok {
+		return errors.Join(tcp.SetLinger(0), tcp.Close())
+	}
+	return c.conn.Close()
+}
 
 // deadline is ctx's, or one that suits a single connection.
 func deadline(ctx context.Context) time.Time {

@@ -126,6 +126,10 @@ func (n *Node) buildNetwork() error {
 	return nil
 }
 
+// PodGateway returns the node's address on the bridge of its pods, which pods see
+// where the node masquerades what goes to them.
+func (n *Node) PodGateway() string { return n.gateway().String() }
+
 // gateway is the node's address on the bridge of its pods.
 func (n *Node) gateway() netip.Addr { return n.pods.Addr().Next() }
 

@@ -2,28 +2,20 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"testing"
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
-	"github.com/nodeproxy-io/nodeproxy/test/install"
 )
-
-// until waits until f returns nil.
-func until(t *testing.T, f func(ctx context.Context) error) {
-	t.Helper()
-	if err := install.Until(t.Context(), limit, f); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // answers waits until one of the given servers answers a new connection; any if
 // none is given.
-func answers(t *testing.T, from *cluster.Place, network, address string, servers ...string) {
+func (t test) answers(from *cluster.Place, network, address string, servers ...string) {
 	t.Helper()
-	until(t, func(ctx context.Context) error { return answer(ctx, from, network, address, servers...) })
+	t.until(func(ctx context.Context) error { return answer(ctx, from, network, address, servers...) })
 }
 
 // answer returns nil if one of the given servers answers a new connection. It does
@@ -37,3 +29,85 @@ func answer(ctx context.Context, from *cluster.Place, network, address string, s
 	}
 	return err
 }
+
+// refused waits until somebody says no.
+func (t test) refused(from *cluster.Place, network, address string) {
+	t.Helper()
+	t.fails(from, network, address, cluster.ErrRefused)
+}
+
+// silent waits until nobody says anything.
+func (t test) silent(from *cluster.Place, network, address string) {
+	t.Helper()
+	t.fails(from, network, address, cluster.ErrNoAnswer)
+}
+
+func (t test) fails(from *cluster.Place, network, address string, want error) {
+	t.Helper()
+	t.until(func(ctx context.Context) error {
+		if err := answer(ctx, from, network, address); !errors.Is(err, want) {
+			return fmt.Errorf("%s %s from %s: %w, want: %w", network, address, from.Name(), err, want)
+		}
+		return nil
+	})
+}
+
+// seen waits until a server answers that sees the client as want says.
+func (t test) seen(from *cluster.Place, address, want string) {
+	t.Helper()
+	t.until(func(ctx context.Context) error {
+		got, err := from.Dial(ctx, "tcp", address)
+		if err == nil && got.Client.Addr().String() != want {
+			err = fmt.Errorf("%s at %s, want %s", got, address, want)
+		}
+		return err
+	})
+}
+
+// sequence makes connections one after the other, all of which have to succeed, and
+// returns who answered.
+func (t test) sequence(from *cluster.Place, network, address string, count int) []string {
+	t.Helper()
+	var servers []string
+	for range count {
+		got, err := from.Dial(t.Context(), network, address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		servers = append(servers, got.Server)
+	}
+	return servers
+}
+
+// hold opens a connection that ends with the test at the latest, and asks once.
+func (t test) hold(from *cluster.Place, network, address string) (*cluster.Conn, string) {
+	t.Helper()
+	conn, err := from.Connect(t.Context(), network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Abort() }) // it may have ended
+	return conn, t.ask(conn)
+}
+
+// ask asks once on an open connection and returns who answers.
+func (t test) ask(conn *cluster.Conn) string {
+	t.Helper()
+	got, err := conn.Ask(t.Context())
+	if err != nil {
+		t.Fatal("on an open connection:", err)
+	}
+	return got.Server
+}
+
+// tally counts how often each name is there.
+func tally(names []string) map[string]int {
+	counts := map[string]int{}
+	for _, name := range names {
+		counts[name]++
+	}
+	return counts
+}
+
+// names are the sorted names that are there.
+func names(of []string) []string { return slices.Sorted(maps.Keys(tally(of))) }

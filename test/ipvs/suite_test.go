@@ -15,19 +15,22 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
 )
 
-// limit is how long anything may take to show.
-const limit = time.Minute
+// limit is how long anything may take to show. It is long because there is one
+// processor, which is slow, and because of what is looked at from time to time.
+const limit = 90 * time.Second
 
-func TestMain(m *testing.M) {
-	ipvskernel.RunTests(wholeRun{m})
-}
+// settings are those of all tests, besides which they may patch others in.
+const settings = `{"spec":{"settings":{"mode":"IPVS","fallback":null,"enforcement":null,"ipvs":null,` +
+	`"sync":{"verifyIntervalSeconds":5}}}}`
+
+func TestMain(m *testing.M) { ipvskernel.RunTests(wholeRun{m}) }
 
 // wholeRun is the run of all tests, after which their cluster is removed.
 type wholeRun struct{ *testing.M }
 
 func (r wholeRun) Run() int {
 	status := r.M.Run()
-	if err := stopWorld(); err != nil {
+	if err := started.stop(); err != nil {
 		fmt.Fprintln(os.Stderr, "removing the cluster:", err)
 		status = max(status, 1)
 	}
@@ -36,74 +39,121 @@ func (r wholeRun) Run() int {
 
 // world is the cluster of all tests, with nodeproxy switched on.
 type world struct {
+	ctx        context.Context // of all that outlives a test
 	cluster    *cluster.Cluster
 	nodeproxy  *install.Nodeproxy
 	controller *cluster.Process
-	agents     []*cluster.Process
+	agents     []*cluster.Process // by index of the node
+
+	web      []*cluster.Pod // on the first node and two on the second
+	local    *cluster.Pod   // on the second node
+	visitors []*cluster.Pod // one a node, without a Service
+	sctp     bool           // the kernel has it
 }
 
 // started is the world, once a test has asked for it.
 var started *world
 
 var startWorld = sync.OnceValues(func() (*world, error) {
-	ctx := context.Background() // stopWorld ends it
+	started = &world{ctx: context.Background()}
+	return started, started.start()
+})
+
+func (w *world) start() error {
 	config, err := filepath.Abs("../../config")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	scheme, err := install.Scheme()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	w := &world{}
-	w.cluster, err = cluster.Start(ctx, cluster.Options{
+	w.cluster, err = cluster.Start(w.ctx, cluster.Options{
 		Nodes: 2, Scheme: scheme, Progress: os.Stderr, Programs: ipvskernel.Programs(),
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	started = w
 	w.nodeproxy = &install.Nodeproxy{Cluster: w.cluster, Bin: ipvskernel.Programs(), Config: config}
-	if err := errors.Join(w.nodeproxy.Prepare(ctx), w.nodeproxy.Enable(ctx)); err != nil {
-		return nil, err
+	for _, step := range []func(context.Context) error{
+		w.nodeproxy.Prepare, w.nodeproxy.Enable,
+		func(ctx context.Context) error { return w.patch(ctx, settings) },
+		w.startPods, w.createServices,
+	} {
+		if err := step(w.ctx); err != nil {
+			return err
+		}
 	}
 	if w.controller, err = w.nodeproxy.StartController(); err != nil {
-		return nil, err
+		return err
 	}
 	for _, node := range w.cluster.Nodes() {
 		agent, err := w.nodeproxy.StartAgent(node)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		w.agents = append(w.agents, agent)
 	}
-	return w, install.Until(ctx, limit, w.programmed)
-})
-
-func stopWorld() error {
-	if started == nil {
-		return nil
-	}
-	return started.cluster.StopAndLook()
+	return install.Until(w.ctx, limit, w.programmed)
 }
 
-// programmed returns nil once all nodes hold what is wanted.
+// stop removes the cluster, if there is one.
+func (w *world) stop() error {
+	if w == nil || w.cluster == nil {
+		return nil
+	}
+	return w.cluster.StopAndLook()
+}
+
+// programmed returns nil once all nodes hold what is wanted with the settings that
+// are wanted.
 func (w *world) programmed(ctx context.Context) error {
 	if err := install.Running(append(w.agents, w.controller)...); err != nil {
 		return err
 	}
+	for _, node := range w.cluster.Nodes() {
+		rules, err := w.rules(ctx, node)
+		if err != nil {
+			return err
+		}
+		if rules.Status.SettingsRevision != rules.Spec.SettingsRevision {
+			return fmt.Errorf("%s has settings %s, wanted are %s", node.Name(), rules.Status.SettingsRevision, rules.Spec.SettingsRevision)
+		}
+	}
 	return w.nodeproxy.Programmed(ctx)
 }
 
-// use returns the world for a test.
-func use(t *testing.T) *world {
+// test is a test in the world.
+type test struct {
+	*testing.T
+	*world
+}
+
+// use returns the world for a test, with all nodes in mode IPVS.
+func use(t *testing.T) test {
 	t.Helper()
 	if err := ipvskernel.Missing(); err != nil {
 		t.Skip(err)
 	}
 	w, err := startWorld()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatal(errors.Join(err, w.logs()))
 	}
-	return w
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(w.logs())
+		}
+	})
+	return test{t, w}
+}
+
+// logs are the last lines of nodeproxy's processes.
+func (w *world) logs() error {
+	var errs []error
+	for _, process := range append([]*cluster.Process{w.controller}, w.agents...) {
+		if process != nil {
+			errs = append(errs, errors.New(process.Tail()))
+		}
+	}
+	return errors.Join(errs...)
 }

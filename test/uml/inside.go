@@ -119,6 +119,7 @@ const (
 	temp     = "/run/tmp"
 	home     = "/run/home"
 	programs = "/run/programs-first"
+	hostname = "uml"
 )
 
 // setUp makes a machine of a kernel: file systems, programs, the loopback
@@ -144,6 +145,9 @@ func setUp(folder string) error {
 	}
 	if out, err := exec.Command(filepath.Join(folder, loaderFile), "ipv6").CombinedOutput(); err != nil {
 		return fmt.Errorf("loading IPv6: %w: %s", err, out)
+	}
+	if err := unix.Sethostname([]byte(hostname)); err != nil {
+		return fmt.Errorf("setting the host name: %w", err)
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

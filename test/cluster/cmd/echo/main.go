@@ -1,6 +1,6 @@
 // Command echo is the server that runs in each pod of a local cluster. On every
-// port it is given, over TCP and UDP, it answers each line or datagram with one
-// line: its own name and the address of the client as it sees it. A TCP
+// port it is given, over TCP, UDP and SCTP, it answers each line or datagram with
+// one line: its own name and the address of the client as it sees it. A TCP or SCTP
 // connection stays open until the client closes it. Over HTTP it answers each
 // request with the same line.
 //
@@ -23,13 +23,15 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/test/cluster/sctp"
 )
 
 func main() {
 	name := flag.String("name", os.Getenv("POD_NAME"), "the name to answer with; over TCP, without one, the address that was connected to")
 	drain := flag.Duration("drain", 0, "how long to go on serving after SIGTERM; ends at once without")
 	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: echo [-name NAME] [-drain TIME] ADDRESS:PORT/tcp|udp|http...")
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: echo [-name NAME] [-drain TIME] ADDRESS:PORT/tcp|udp|sctp|http...")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -78,12 +80,16 @@ func (s *server) serve(listeners []string) error {
 	for _, l := range listeners {
 		address, protocol, _ := strings.Cut(l, "/")
 		switch protocol {
-		case "tcp", "http":
-			listener, err := net.Listen("tcp", address)
+		case "tcp", "sctp", "http":
+			listen := net.Listen
+			if protocol == "sctp" {
+				listen = sctp.Listen
+			}
+			listener, err := listen("tcp", address)
 			if err != nil {
 				return err
 			}
-			if protocol == "tcp" {
+			if protocol != "http" {
 				go func() { failed <- serveTCP(s.name, listener) }()
 				continue
 			}
@@ -99,7 +105,7 @@ func (s *server) serve(listeners []string) error {
 			}
 			go func() { failed <- serveUDP(s.name, conn) }()
 		default:
-			return fmt.Errorf("%q: want ADDRESS:PORT/tcp, ADDRESS:PORT/udp or ADDRESS:PORT/http", l)
+			return fmt.Errorf("%q: want ADDRESS:PORT/tcp, /udp, /sctp or /http", l)
 		}
 	}
 	fmt.Println("ready") // whoever started it waits for this line

@@ -1,0 +1,106 @@
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+)
+
+// TestKilledAgentWritesNothing compares the counters of all virtual servers and
+// rules: what is written again begins at zero.
+func TestKilledAgentWritesNothing(tt *testing.T) {
+	t := use(tt)
+	node, from := t.cluster.Node(0), t.visitors[0].Place
+	t.sequence(from, "tcp", at(plainIP, 80), 12)
+	before, err := servers(t.Context(), node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	packets, set := t.packets(node), t.exec(node, "ipset", "save")
+	t.killAgent(0)
+	t.sequence(from, "tcp", at(plainIP, 80), 6)
+	t.startAgent(0)
+	after, err := servers(t.Context(), node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if before[key("tcp", at(plainIP, 80))].conns < 12 {
+		t.Errorf("of 12 connections %d are counted, so that this says nothing", before[key("tcp", at(plainIP, 80))].conns)
+	}
+	for name, was := range before {
+		now := after[name]
+		switch {
+		case now == nil:
+			t.Errorf("virtual server %s is gone", name)
+		case now.conns < was.conns || now.rule != was.rule || len(now.reals) != len(was.reals):
+			t.Errorf("virtual server %s was %+v, is %+v", name, *was, *now)
+		}
+	}
+	if len(after) != len(before) {
+		t.Errorf("there were %d virtual servers, there are %d", len(before), len(after))
+	}
+	now := t.packets(node)
+	for rule, was := range packets {
+		if count, there := now[rule]; !there || count < was {
+			t.Errorf("a rule has counted %d packets before and %d now (%t): %s", was, count, there, rule)
+		}
+	}
+	if now := t.exec(node, "ipset", "save"); sorted(now) != sorted(set) {
+		t.Errorf("ipsets were\n%s\nand are\n%s", set, now)
+	}
+}
+
+// packets are the rules of a node with the packets that they have counted.
+func (t test) packets(node *cluster.Node) map[string]int {
+	t.Helper()
+	out, table := map[string]int{}, ""
+	for line := range strings.Lines(t.exec(node, "iptables-save", "-c")) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "*") {
+			table = line
+		}
+		count, rule, found := strings.Cut(line, " ")
+		if found && strings.HasPrefix(count, "[") {
+			first, _, _ := strings.Cut(count[1:], ":")
+			out[table+" "+rule] = number(first)
+		}
+	}
+	return out
+}
+
+// killAgent kills the agent of a node and waits for nothing.
+func (t test) killAgent(i int) {
+	t.Helper()
+	if err := t.agents[i].Kill(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startAgent starts the agent of a node and waits until it has reported.
+func (t test) startAgent(i int) {
+	t.Helper()
+	node := t.cluster.Node(i)
+	since := time.Now().Truncate(time.Second)
+	var err error
+	if t.agents[i], err = t.nodeproxy.StartAgent(node); err != nil {
+		t.Fatal(err)
+	}
+	t.until(func(ctx context.Context) error {
+		rules, err := t.rules(ctx, node)
+		if err != nil {
+			return err
+		}
+		if rules.Status.Agent == nil || rules.Status.Agent.StartTime.Time.Before(since) {
+			return fmt.Errorf("the new agent of %s has not reported yet; %s", node.Name(), t.agents[i].Tail())
+		}
+		if err := hasCondition(&rules.Status, v1alpha1.ConditionProgrammed, "True", v1alpha1.ReasonProgrammed, ""); err != nil {
+			return err
+		}
+		return t.programmed(ctx)
+	})
+}

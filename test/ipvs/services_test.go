@@ -1,0 +1,195 @@
+package ipvs
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/install"
+)
+
+// TestServices makes connections to Services of every type.
+func TestServices(tt *testing.T) {
+	t := use(tt)
+	t.sub("every type answers", test.everyType)
+	t.sub("source ranges", test.sourceRanges)
+	t.sub("policy Local", test.policyLocal)
+	t.sub("health check node port", test.healthCheckNodePort)
+	t.sub("session affinity", test.affinity)
+	t.sub("hairpin", test.hairpin)
+	t.sub("no endpoints", test.noEndpoints)
+	t.sub("what is no Service", test.noService)
+	t.sub("clients' addresses", test.clients)
+}
+
+// everyType connects from a pod, a node and outside, to each kind of address.
+func (t test) everyType() {
+	first, second := t.cluster.Node(0), t.cluster.Node(1)
+	networks := []string{"tcp", "udp"}
+	if t.sctp {
+		networks = append(networks, "sctp")
+	} else {
+		t.Log("left out: SCTP, which the kernel has not")
+	}
+	for _, network := range networks {
+		addresses := []string{
+			at(plainIP, 80), first.AddressPort(plainPort), second.AddressPort(plainPort),
+			at(plainIP6, 80), first.AddressPort6(plainPort), second.AddressPort6(plainPort),
+		}
+		if network != "sctp" {
+			addresses = append(addresses, at(balancerIP, 80), at(externalIP, 80))
+		}
+		for _, from := range []*cluster.Place{t.visitors[0].Place, t.visitors[1].Place, first.Place, second.Place, t.cluster.Outside()} {
+			for _, address := range addresses {
+				if err := install.Until(t.Context(), limit, func(ctx context.Context) error {
+					return answer(ctx, from, network, address, "web-1", "web-2", "web-3")
+				}); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+}
+
+func (t test) sourceRanges() {
+	t.answers(t.cluster.Outside(), "tcp", at(rangesIP, 80))
+	t.answers(t.cluster.Outside(), "udp", at(rangesIP, 80))
+	t.silent(t.cluster.Outside(), "tcp", at(closedIP, 80))
+	t.silent(t.cluster.Outside(), "udp", at(closedIP, 80))
+	t.silent(t.visitors[0].Place, "tcp", at(rangesIP, 80)) // the pod is in no range
+}
+
+// policyLocal connects by way of a node with and one without a local endpoint.
+func (t test) policyLocal() {
+	first, second, outside := t.cluster.Node(0), t.cluster.Node(1), t.cluster.Outside()
+	t.silent(outside, "tcp", at(localVIP, 80)) // by the first node
+	t.silent(outside, "tcp", first.AddressPort(localPort))
+	t.silent(t.visitors[0].Place, "tcp", at(localVIP, 80))
+	t.silent(t.visitors[0].Place, "tcp", at(insideIP, 80))
+	// Of what the node itself sends IPVS is first.
+	t.refused(first.Place, "udp", at(insideIP, 80))
+
+	if err := t.route(1, localVIP); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := t.route(0, localVIP); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, network := range []string{"tcp", "udp"} {
+		t.answers(outside, network, at(localVIP, 80), "local")
+		t.answers(outside, network, second.AddressPort(localPort), "local")
+		t.answers(t.visitors[1].Place, network, at(localVIP, 80), "local")
+		t.answers(t.visitors[1].Place, network, at(insideIP, 80), "local")
+	}
+	t.seen(outside, at(localVIP, 80), outsideIP)
+	t.seen(outside, second.AddressPort(localPort), outsideIP)
+	// Policy Local is for what comes by external addresses.
+	t.answers(t.visitors[0].Place, "tcp", at(localIP, 80), "local")
+}
+
+// healthCheckNodePort asks both nodes from outside.
+func (t test) healthCheckNodePort() {
+	for i, want := range []int{http.StatusServiceUnavailable, http.StatusOK} {
+		t.until(func(ctx context.Context) error {
+			got, err := get(ctx, t.cluster.Outside(), t.cluster.Node(i).AddressPort(healthPort))
+			if err == nil && got != want {
+				err = fmt.Errorf("node %d answers %d at its health check port, want %d", i+1, got, want)
+			}
+			return err
+		})
+	}
+}
+
+// get makes one request over HTTP and returns the status.
+func get(ctx context.Context, from *cluster.Place, address string) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	conn, err := from.Connect(ctx, "tcp", address)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/", http.NoBody)
+	if err != nil {
+		return 0, err
+	}
+	if err := request.Write(conn); err != nil {
+		return 0, err
+	}
+	response, err := http.ReadResponse(bufio.NewReader(conn), request)
+	if err != nil {
+		return 0, err
+	}
+	return response.StatusCode, response.Body.Close()
+}
+
+// affinity keeps each client at its server, whatever the connection.
+func (t test) affinity() {
+	for _, from := range []*cluster.Place{t.visitors[0].Place, t.visitors[1].Place, t.cluster.Node(0).Place} {
+		t.answers(from, "tcp", at(stickyIP, 80))
+		if got := t.sequence(from, "tcp", at(stickyIP, 80), 8); len(names(got)) != 1 {
+			t.Errorf("from %s, connections go to %v", from.Name(), got)
+		}
+	}
+	s, err := virtual(t.Context(), t.cluster.Node(0), "tcp", at(stickyIP, 80))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "-s rr -p 600"; s.rule != want {
+		t.Errorf("the virtual server is %q, want %q", s.rule, want)
+	}
+}
+
+// hairpin lets a pod reach itself by its Service: the server has to see the node.
+func (t test) hairpin() {
+	for _, network := range []string{"tcp", "udp"} {
+		t.answers(t.local.Place, network, at(localIP, 80), "local")
+	}
+	t.seen(t.local.Place, at(localIP, 80), t.cluster.Node(1).PodGateway())
+}
+
+// noEndpoints wants a refusal at once.
+func (t test) noEndpoints() {
+	for _, from := range []*cluster.Place{t.visitors[0].Place, t.cluster.Node(0).Place, t.cluster.Outside()} {
+		for _, network := range []string{"tcp", "udp"} {
+			t.refused(from, network, at(emptyIP, 80))
+		}
+		t.refused(from, "tcp", t.cluster.Node(0).AddressPort(emptyPort))
+	}
+}
+
+// noService connects to ports of Services' addresses, and to loopback addresses,
+// where nothing is.
+func (t test) noService() {
+	node := t.cluster.Node(0)
+	t.refused(t.visitors[0].Place, "tcp", at(plainIP, 81))
+	t.refused(node.Place, "tcp", at(plainIP, 81))
+	// What the node itself listens to is not reached by way of a Service's address.
+	t.refused(t.visitors[0].Place, "tcp", at(plainIP, 10256))
+	t.refused(node.Place, "tcp", at("127.0.0.1", plainPort))
+}
+
+// clients looks at the addresses that servers see.
+func (t test) clients() {
+	t.seen(t.visitors[0].Place, at(plainIP, 80), t.visitors[0].IP())
+	t.seen(t.visitors[0].Place, at(plainIP6, 80), t.visitors[0].IP6())
+	first := t.cluster.Node(0).Address()
+	t.until(func(ctx context.Context) error {
+		for range 6 { // servers on both nodes
+			got, err := t.cluster.Outside().Dial(ctx, "tcp", at(balancerIP, 80))
+			if err != nil {
+				return err
+			}
+			if seen := got.Client.Addr().String(); seen != first && seen != t.cluster.Node(0).PodGateway() {
+				return fmt.Errorf("%s, want an address of the first node", got)
+			}
+		}
+		return nil
+	})
+}
