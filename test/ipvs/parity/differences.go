@@ -42,6 +42,16 @@ func wantedDifferences() []wanted {
 			apply:  dropHealthPorts,
 		},
 		{
+			name:   "virtual servers of others",
+			reason: "kube-proxy deletes all virtual servers that it does not want, unless their address is in excludeCIDRs; nodeproxy deletes none but its own",
+			apply:  dropForeign,
+		},
+		{
+			name:   "comments",
+			reason: "nodeproxy writes the rules of chains that are of mode IPVS alone without the comments that kube-proxy gives them",
+			apply:  dropComments,
+		},
+		{
 			name:   "tables that nobody uses",
 			reason: "which built-in chains exist without any rule depends on which tables a program has looked at",
 			apply:  dropUnusedTables,
@@ -75,7 +85,7 @@ func dropNoLocal(s situation, kubeProxy, nodeproxy *state) bool {
 			continue
 		}
 		own.entries = slices.DeleteFunc(own.entries, func(entry string) bool {
-			key, ok := keyOf(entry)
+			key, ok := keyOf(f, entry)
 			there, ours := kubeProxy.servers[key], nodeproxy.servers[key]
 			if !ok || there == nil || ours == nil || len(ours.reals) > 0 || !noLocal(s.world, key, there.reals) {
 				return false
@@ -97,14 +107,17 @@ func dropNoLocal(s situation, kubeProxy, nodeproxy *state) bool {
 
 // keyOf turns an entry of a set such as "10.96.0.1,tcp:80" into how ipvsadm names the
 // virtual server.
-func keyOf(entry string) (key string, ok bool) {
+func keyOf(f worlds.Family, entry string) (key string, ok bool) {
 	address, rest, found := strings.Cut(entry, ",")
 	protocol, port, found2 := strings.Cut(rest, ":")
 	option := map[string]string{"tcp": "-t", "udp": "-u", "sctp": "--sctp-service"}[protocol]
 	if !found || !found2 || option == "" {
 		return "", false
 	}
-	return option + " " + net.JoinHostPort(address, port), true
+	if f == worlds.IPv6 {
+		address = "[" + address + "]"
+	}
+	return option + " " + address + ":" + port, true
 }
 
 // noLocal tells whether the Service of a virtual server has policy Local there, and an
@@ -172,6 +185,40 @@ func dropHealthPorts(s situation, kubeProxy, nodeproxy *state) bool {
 			met = met || left
 			return left
 		})
+	}
+	return met
+}
+
+// foreign are virtual servers that somebody else has made, in the words of ipvsadm.
+// Some worlds exclude their addresses.
+func foreign() []string { return []string{"-t 203.0.113.200:7777", "-t [2001:db8:113:1::5]:7777"} }
+
+// dropForeign takes them away where nodeproxy has kept them. One that is missing
+// differs, though kube-proxy lacks it as well.
+func dropForeign(_ situation, kubeProxy, nodeproxy *state) bool {
+	met := false
+	for _, key := range foreign() {
+		switch theirs, ours := kubeProxy.servers[key], nodeproxy.servers[key]; {
+		case ours == nil:
+			kubeProxy.servers[key] = &server{options: "of somebody else, has to stay"}
+		case theirs == nil:
+			delete(nodeproxy.servers, key)
+			met = true
+		}
+	}
+	return met
+}
+
+func dropComments(_ situation, kubeProxy, nodeproxy *state) bool {
+	met := false
+	for f := range kubeProxy.rules {
+		for k, c := range kubeProxy.rules[f] {
+			if ours := nodeproxy.rules[f][k]; ours != nil && !c.BuiltIn() {
+				c.Silence()
+				ours.Silence()
+				met = true
+			}
+		}
 	}
 	return met
 }

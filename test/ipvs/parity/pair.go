@@ -116,6 +116,18 @@ func (p *pair) flush(ctx context.Context) error {
 	return nil
 }
 
+// addForeign gives both nodes the virtual servers of somebody else.
+func (p *pair) addForeign(ctx context.Context) error {
+	for _, node := range p.nodes() {
+		for _, key := range foreign() {
+			if _, err := node.Exec(ctx, "sh", "-c", "ipvsadm -Sn | grep -qF -- '"+key+"' || ipvsadm -A "+key+" -s rr"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // reset takes away all that newPair and the programs made, and the objects.
 func (p *pair) reset(ctx context.Context) error {
 	errs := []error{p.setGuest(false)}

@@ -140,7 +140,7 @@ func (r *run) restart(clean, agentToo bool) {
 			r.Fatal(err)
 		}
 	}
-	if err := p.writer.Begin(ctx, r.world); err != nil {
+	if err := errors.Join(p.addForeign(ctx), p.writer.Begin(ctx, r.world)); err != nil {
 		r.Fatal(err)
 	}
 }

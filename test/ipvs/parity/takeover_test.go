@@ -238,6 +238,7 @@ func (s *shop) read() *state {
 func (s *shop) same(what string, before, after *state) {
 	s.Helper()
 	dropUnusedTables(situation{}, before, after)
+	dropComments(situation{}, before, after)
 	for _, d := range compare(before, after) {
 		s.Errorf("%s, and this differs from before (kube-proxy) to after (nodeproxy): %s", what, d)
 	}
