@@ -47,6 +47,11 @@ func wantedDifferences() []wanted {
 			apply:  dropForeign,
 		},
 		{
+			name:   "a source range of everything",
+			reason: "an ipset of networks cannot hold 0.0.0.0/0 or ::/0, so kube-proxy fails to add it; nodeproxy adds its two halves",
+			apply:  dropHalves,
+		},
+		{
 			name:   "comments",
 			reason: "nodeproxy writes the rules of chains that are of mode IPVS alone without the comments that kube-proxy gives them",
 			apply:  dropComments,
@@ -205,6 +210,29 @@ func dropForeign(_ situation, kubeProxy, nodeproxy *state) bool {
 			delete(nodeproxy.servers, key)
 			met = true
 		}
+	}
+	return met
+}
+
+// dropHalves takes the two halves of everything away where a Service has that range.
+func dropHalves(s situation, kubeProxy, nodeproxy *state) bool {
+	met := false
+	for name, whole := range map[string][3]string{
+		"KUBE-LOAD-BALANCER-SOURCE-CIDR":  {"0.0.0.0/0", ",0.0.0.0/1", ",128.0.0.0/1"},
+		"KUBE-6-LOAD-BALANCER-SOURCE-CID": {"::/0", ",::/1", ",8000::/1"},
+	} {
+		theirs, ours := kubeProxy.sets[name], nodeproxy.sets[name]
+		if theirs == nil || ours == nil || !slices.ContainsFunc(s.world.Services, func(s *worlds.Service) bool {
+			return !s.Gone && slices.Contains(s.Object.Spec.LoadBalancerSourceRanges, whole[0])
+		}) {
+			continue
+		}
+		ours.entries = slices.DeleteFunc(ours.entries, func(entry string) bool {
+			half := strings.HasSuffix(entry, whole[1]) || strings.HasSuffix(entry, whole[2])
+			left := half && !slices.Contains(theirs.entries, entry)
+			met = met || left
+			return left
+		})
 	}
 	return met
 }

@@ -26,8 +26,8 @@ const maxFailed = 3
 // TestSideBySide compares what kube-proxy and nodeproxy-agent make the kernel hold in
 // generated worlds. World i of a run is drawn from the seed plus i.
 func TestSideBySide(t *testing.T) {
-	count, steps := variable(t, worldsVariable, 21), variable(t, stepsVariable, 2)
-	seed, limit := variable(t, seedVariable, 0), time.Duration(variable(t, deadlineVariable, 60))*time.Second
+	count, steps := variable(t, worldsVariable, 21), variable(t, stepsVariable, 1)
+	seed, limit := variable(t, seedVariable, 0), time.Duration(variable(t, deadlineVariable, 120))*time.Second
 	began := time.Now()
 	p := use(t)
 	t.Logf("the control plane runs after %s", time.Since(began).Round(time.Second))
@@ -98,7 +98,7 @@ func (r *run) live(first bool, steps int) (changes int) {
 		if step == 1 && w.Seed == worlds.FirstOfGroup(w.Seed) {
 			done = append(done, w.ChangeZone())
 		}
-		for range w.Between(2, 5) {
+		for range w.Between(3, 7) {
 			done = append(done, w.Change())
 		}
 		changes += len(done)

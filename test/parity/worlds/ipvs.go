@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -96,4 +98,22 @@ func (s Settings) NodePortsNowhere(f Family) bool {
 func (s *Service) Local(address string) bool {
 	e := s.endpoints[address]
 	return e != nil && e.NodeName != nil && *e.NodeName == NodeName
+}
+
+// OnlyCluster gives all Services the policies Cluster, and no range of everything as
+// source range, so that kube-proxy does all that nodeproxy does.
+func (w *World) OnlyCluster() {
+	for _, s := range w.Services {
+		spec := &s.Object.Spec
+		if spec.InternalTrafficPolicy != nil {
+			spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyCluster)
+		}
+		if spec.ExternalTrafficPolicy != "" {
+			spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
+		}
+		spec.HealthCheckNodePort = 0
+		spec.LoadBalancerSourceRanges = slices.DeleteFunc(spec.LoadBalancerSourceRanges, func(r string) bool {
+			return strings.HasSuffix(r, "/0")
+		})
+	}
 }

@@ -28,7 +28,12 @@ type World struct {
 	Dice
 	Seed     uint64
 	Settings Settings
-	Node     NodeFacts
+	// Audit: the agent compares, and writes nothing.
+	Audit bool
+	// MarkLocal: the Service of the marks has policy Local, and no endpoint on the
+	// node.
+	MarkLocal bool
+	Node      NodeFacts
 	// Guest: the node has one more address of each family.
 	Guest    bool
 	Services []*Service

@@ -63,7 +63,11 @@ func (wr *Writer) Begin(ctx context.Context, w *World) error {
 	}
 	wr.zone = w.Node.zone
 
-	return WriteSettings(ctx, wr.client, w.Settings.ForNodeProxy())
+	settings := w.Settings.ForNodeProxy()
+	if w.Audit {
+		settings.Enforcement = new(v1alpha1.Audit)
+	}
+	return WriteSettings(ctx, wr.client, settings)
 }
 
 // WriteSettings makes the NodeProxy have settings.
@@ -148,7 +152,7 @@ func (wr *Writer) Write(ctx context.Context, w *World, shuffle *rand.Rand) (Mark
 			return Mark{}, err
 		}
 	}
-	return wr.mark(ctx)
+	return wr.mark(ctx, w.MarkLocal)
 }
 
 // inTheWay tells whether a Service that goes holds a name or, being of another
@@ -233,7 +237,7 @@ func MarkerEndpoint(f Family) string {
 }
 
 // mark changes the port of the Service "marker" and of its endpoints.
-func (wr *Writer) mark(ctx context.Context) (Mark, error) {
+func (wr *Writer) mark(ctx context.Context, local bool) (Mark, error) {
 	wr.marks++
 	m := Mark{Port: int32(10000 + wr.marks%10000), EndpointPort: int32(20000 + wr.marks%10000)} //nolint:gosec // they fit
 	for _, addresses := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
@@ -253,7 +257,7 @@ func (wr *Writer) mark(ctx context.Context) (Mark, error) {
 			return m, err
 		}
 	}
-	return m, wr.putService(ctx, markerKey, &corev1.Service{
+	service := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespaceA, Name: markerName},
 		Spec: corev1.ServiceSpec{
 			ClusterIP: MarkerAddress(IPv4), ClusterIPs: []string{MarkerAddress(IPv4), MarkerAddress(IPv6)},
@@ -261,5 +265,9 @@ func (wr *Writer) mark(ctx context.Context) (Mark, error) {
 			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack),
 			Ports:          []corev1.ServicePort{{Port: m.Port, Protocol: corev1.ProtocolTCP}},
 		},
-	})
+	}
+	if local {
+		service.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
+	}
+	return m, wr.putService(ctx, markerKey, service)
 }

@@ -1,0 +1,86 @@
+package parity
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
+)
+
+// TestDocumentedDifferences holds docs/parity.md against the list that is in effect.
+func TestDocumentedDifferences(t *testing.T) {
+	if err := ipvskernel.Missing(); err != nil {
+		t.Skip(err)
+	}
+	text, err := os.ReadFile("../../../docs/parity.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "\n### Wanted differences in mode IPVS\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	for _, w := range wantedDifferences() {
+		if !strings.Contains(section, "\n- **"+w.name+"**") {
+			t.Errorf("docs/parity.md does not tell of %q", w.name)
+		}
+		if w.reason == "" {
+			t.Errorf("%s has no reason", w.name)
+		}
+	}
+}
+
+// nodeState is a node with a Service of policy Local for outside, and whatever reals.
+func nodeState(t *testing.T, lines ...string) *state {
+	t.Helper()
+	s, err := parse(map[string][]string{
+		"ipvsadm -Sn": lines,
+		"ipset save":  {"create NODEPROXY-NO-LOCAL hash:ip,port family inet hashsize 64 initval 0x1", "add NODEPROXY-NO-LOCAL 203.0.113.1,tcp:1000"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestForeignHasToStay shows that a lost virtual server of others counts, though
+// kube-proxy deletes it as well.
+func TestForeignHasToStay(t *testing.T) {
+	if err := ipvskernel.Missing(); err != nil {
+		t.Skip(err)
+	}
+	kept := "-A " + foreign()[0] + " -s rr"
+	other := "-A " + foreign()[1] + " -s rr"
+	for name, c := range map[string]struct {
+		ours []string
+		want int
+	}{
+		"both kept": {[]string{kept, other}, 0},
+		"one lost":  {[]string{kept}, 1},
+	} {
+		theirs, ours := nodeState(t), nodeState(t, c.ours...)
+		dropForeign(situation{world: worlds.NewIPVS(1)}, theirs, ours)
+		if got := compare(theirs, ours); len(got) != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// TestNoLocalIsJudged shows that a virtual server that nodeproxy takes for one without
+// local endpoints, and no Service is like that, still differs.
+func TestNoLocalIsJudged(t *testing.T) {
+	if err := ipvskernel.Missing(); err != nil {
+		t.Skip(err)
+	}
+	w := worlds.NewIPVS(1)
+	w.Services = nil
+	const server = "-A -t 203.0.113.1:1000 -s rr"
+	theirs, ours := nodeState(t, server, "-a -t 203.0.113.1:1000 -r 10.244.1.2:8000 -m -w 1"), nodeState(t, server)
+	delete(theirs.sets, "NODEPROXY-NO-LOCAL")
+	if dropNoLocal(situation{world: w}, theirs, ours) {
+		t.Error("it counts as wanted")
+	}
+	if got := compare(theirs, ours); len(got) != 2 { // the virtual server, and the set
+		t.Errorf("%v", got)
+	}
+}
