@@ -80,7 +80,7 @@ func (r *run) reports(what string, calm time.Duration, right func(reason string,
 		select {
 		case <-ctx.Done():
 			r.Fatalf("%s: not as it has to be within %s; last: %s\n%s\n%s", what, r.limit, last, r.tails(), r.repeat())
-		case <-time.After(pause):
+		case <-time.After(5 * pause):
 		}
 	}
 }

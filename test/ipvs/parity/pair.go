@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -171,78 +172,105 @@ func (p *pair) write(ctx context.Context, w *worlds.World, shuffle *rand.Rand) (
 // errNotSeen means that a program has not written the mark yet.
 var errNotSeen = errors.New("has not programmed the last change yet")
 
-// errDiffer means that both have all changes and differ.
-var errDiffer = errors.New("what they hold differs")
-
-// seen returns an error that wraps errNotSeen while a node lacks the mark.
-func seen(ctx context.Context, node *cluster.Node, who string, m worlds.Mark) error {
-	text, err := node.Exec(ctx, "ipvsadm", "-Sn")
-	if err != nil {
-		return err
-	}
-	for _, f := range worlds.Families() {
-		if !marked(m, f, text) {
-			return fmt.Errorf("%s %w (%s)", who, errNotSeen, f)
-		}
-	}
-	return nil
-}
-
-// pause is between two looks, which take time where the kernel is emulated.
-const pause = 150 * time.Millisecond
-
 // settled waits until both have the mark and hold the same, and returns what differs
-// at the deadline.
+// at the deadline. It looks when both rest, because looking takes as long as a sync.
 func (p *pair) settled(ctx context.Context, s situation, m worlds.Mark, limit time.Duration, met map[string]int) ([]difference, error) {
-	deadline := time.Now().Add(limit)
-	have := map[*cluster.Node]bool{}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var differences []difference
+	last := error(errNotSeen)
 	for {
-		differences, once, err := p.look(ctx, s, m, have)
+		if err := p.rest(ctx); err != nil {
+			if ctx.Err() != nil {
+				return differences, last
+			}
+			return nil, err
+		}
+		var once map[string]int
+		differences, once, last = p.look(context.WithoutCancel(ctx), s, m)
 		switch {
-		case err == nil && len(differences) == 0:
+		case last == nil && len(differences) == 0:
 			for name, n := range once {
 				met[name] += n
 			}
 			return nil, nil
-		case err != nil && !errors.Is(err, errNotSeen):
-			return nil, err
-		case time.Now().After(deadline):
-			return differences, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(pause):
+		case last != nil && !errors.Is(last, errNotSeen):
+			return nil, last
 		}
 	}
 }
 
-// look compares what the two hold now. Nodes that have had the mark are in have.
-func (p *pair) look(ctx context.Context, s situation, m worlds.Mark, have map[*cluster.Node]bool) ([]difference, map[string]int, error) {
-	if err := p.running(); err != nil {
-		return nil, nil, err
-	}
+// look compares what the two hold now.
+func (p *pair) look(ctx context.Context, s situation, m worlds.Mark) ([]difference, map[string]int, error) {
+	var states []*state
 	for _, node := range p.nodes() {
-		if have[node] {
-			continue
-		}
 		who := map[bool]string{true: "kube-proxy", false: "nodeproxy-agent"}[node == p.reference]
-		if err := seen(ctx, node, who, m); err != nil {
+		now, err := read(ctx, node)
+		if err != nil {
 			return nil, nil, err
 		}
-		have[node] = true
+		for _, f := range worlds.Families() {
+			if !now.marked(m, f) {
+				return nil, nil, fmt.Errorf("%s %w (%s)", who, errNotSeen, f)
+			}
+		}
+		states = append(states, now)
 	}
-	reference, err := read(ctx, p.reference)
-	if err != nil {
-		return nil, nil, err
-	}
-	tested, err := read(ctx, p.tested)
-	if err != nil {
-		return nil, nil, err
-	}
+	reference, tested := states[0], states[len(states)-1]
 	once := map[string]int{}
 	takeWanted(s, reference, tested, once)
 	return compare(reference, tested), once, nil
+}
+
+const (
+	// pause is between two looks at how much the programs have worked.
+	pause = 100 * time.Millisecond
+	// resting is for how many of these they have hardly worked when they rest.
+	resting = 4
+)
+
+// rest waits until the programs rest.
+func (p *pair) rest(ctx context.Context) error {
+	for quiet, before := 0, int64(0); quiet < resting; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+		if err := p.running(); err != nil {
+			return err
+		}
+		now := p.worked()
+		quiet++
+		if now > before+1 {
+			quiet = 0
+		}
+		before = now
+	}
+	return nil
+}
+
+// worked is the time that the programs, and those that they ran, have had of the
+// processor, in hundredths of a second.
+func (p *pair) worked() (sum int64) {
+	for _, proc := range []*cluster.Process{p.referenceP, p.testedP} {
+		if proc == nil {
+			continue
+		}
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", proc.PID()))
+		if err != nil {
+			continue // it has ended, which running tells
+		}
+		_, rest, _ := strings.Cut(string(text), ") ")
+		const userTime = 11 // then those of the system, and both of children
+		if words := strings.Fields(rest); len(words) > userTime+4 {
+			for _, word := range words[userTime : userTime+4] {
+				n, _ := strconv.ParseInt(word, 10, 64) // a number
+				sum += n
+			}
+		}
+	}
+	return sum
 }
 
 // tails are the ends of the logs of both.

@@ -186,12 +186,12 @@ func (s *state) addSet(line string) error {
 	return nil
 }
 
-// marked tells whether the virtual servers that ipvsadm prints hold the mark of a
-// family.
-func marked(m worlds.Mark, f worlds.Family, servers string) bool {
+// marked tells whether there is the virtual server of a mark.
+func (s *state) marked(m worlds.Mark, f worlds.Family) bool {
 	address, endpoint := worlds.MarkerAddress(f), worlds.MarkerEndpoint(f)
 	if f == worlds.IPv6 {
 		address, endpoint = "["+address+"]", "["+endpoint+"]"
 	}
-	return strings.Contains(servers, fmt.Sprintf("-a -t %s:%d -r %s:%d -m -w 1", address, m.Port, endpoint, m.EndpointPort))
+	v := s.servers[fmt.Sprintf("-t %s:%d", address, m.Port)]
+	return v != nil && slices.Contains(v.reals, fmt.Sprintf("-r %s:%d -m -w 1", endpoint, m.EndpointPort))
 }
