@@ -200,29 +200,47 @@ func TestKernelFilters(t *testing.T) {
 // TestKernelTellsConnectionsWithoutAnAnswer and keeps the others to itself.
 func TestKernelTellsConnectionsWithoutAnAnswer(t *testing.T) {
 	onRealKernel(t)
-	track(t, "tcp", "10.244.7.7:40000>10.96.0.10:53>10.244.0.3:53")
-	run(t, "conntrack", "-I", "-p", "tcp", "-t", "100", "--state", "SYN_SENT",
-		"-s", "10.244.7.7", "--sport", "40001", "-d", "10.96.0.10", "--dport", "53",
-		"--reply-src", "10.244.0.3", "--reply-port-src", "53", "--reply-dst", "10.244.7.7", "--reply-port-dst", "40001")
-	k := NewKernel()
-	var flows []Flow
-	for _, filter := range []Filter{{}, one, {Port: 54}} {
-		err := k.Walk(t.Context(), dataplane.IPv4, v1alpha1.ProtocolTCP, []Filter{filter}, func(f Flow) { flows = append(flows, f) })
-		if err != nil {
-			t.Fatal(err)
+	for _, tt := range []struct {
+		family                    dataplane.Family
+		name                      string
+		answered                  string
+		client, service, endpoint string
+		filters                   []Filter
+	}{
+		{dataplane.IPv4, "ipv4", "10.244.7.7:40000>10.96.0.10:53>10.244.0.3:53", "10.244.7.7", "10.96.0.10", "10.244.0.3",
+			[]Filter{{}, one, {Port: 53}}},
+		{dataplane.IPv6, "ipv6", "[2001:db8:7::7]:40000>[fd00::10]:53>[2001:db8:a::1]:53", "2001:db8:7::7", "fd00::10", "2001:db8:a::1",
+			[]Filter{{}, {netip.MustParseAddr("fd00::10"), 53}, {Port: 53}}},
+	} {
+		track(t, "tcp", tt.answered)
+		run(t, "conntrack", "-I", "-p", "tcp", "-t", "100", "--state", "SYN_SENT",
+			"-s", tt.client, "--sport", "40001", "-d", tt.service, "--dport", "53",
+			"--reply-src", tt.endpoint, "--reply-port-src", "53", "--reply-dst", tt.client, "--reply-port-dst", "40001")
+		k := NewKernel()
+		var found Flow
+		for _, filter := range tt.filters {
+			for _, unfiltered := range []bool{false, true} { // as before Linux 5.8
+				k.unfiltered.Store(unfiltered)
+				var flows []Flow
+				err := k.Walk(t.Context(), tt.family, v1alpha1.ProtocolTCP, []Filter{filter}, func(f Flow) { flows = append(flows, f) })
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(flows) != 1 || flows[0].Source.Port() != 40001 || flows[0].Protocol != v1alpha1.ProtocolTCP {
+					t.Fatalf("%s, filter %v, looked through here %v: flows %v", tt.family, filter, unfiltered, flows)
+				}
+				found = flows[0]
+			}
 		}
-	}
-	if len(flows) != 2 || flows[0] != flows[1] || flows[0].Source.Port() != 40001 {
-		t.Fatalf("flows %v", flows)
-	}
-	if got := k.delivered.Load(); got != 2 {
-		t.Errorf("the kernel delivered %d entries", got)
-	}
-	if removed, err := k.Delete(flows[0]); err != nil || !removed {
-		t.Errorf("removed %v, %v", removed, err)
-	}
-	if got := tracked(t, "ipv4", "tcp"); len(got) != 1 {
-		t.Errorf("left: %v", got)
+		if got := k.delivered.Load(); got != 9 { // three times one, three times both
+			t.Errorf("%s: the kernel delivered %d entries", tt.family, got)
+		}
+		if removed, err := k.Delete(found); err != nil || !removed {
+			t.Errorf("%s: removed %v, %v", tt.family, removed, err)
+		}
+		if got := tracked(t, tt.name, "tcp"); len(got) != 1 {
+			t.Errorf("%s: left: %v", tt.family, got)
+		}
 	}
 }
 
