@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -81,6 +82,7 @@ func (k *Keeper) Apply(ctx context.Context, want Fixed) (changed bool, err error
 	if err := k.kernel.find(ctx); err != nil {
 		return false, err
 	}
+	want = k.understood(want)
 	others, known := k.kernel.others() // before reading: what comes later is noticed next time
 	if k.unchanged(&want, others, known) {
 		return false, nil
@@ -97,6 +99,22 @@ func (k *Keeper) Apply(ctx context.Context, want Fixed) (changed bool, err error
 	}
 	k.hold(&want, others, known)
 	return input != "", nil
+}
+
+// understood is what is wanted without what the programs do not know.
+func (k *Keeper) understood(want Fixed) Fixed {
+	if k.kernel.randomFully() {
+		return want
+	}
+	want.Chains = slices.Clone(want.Chains)
+	for i := range want.Chains {
+		rules := slices.Clone(want.Chains[i].Rules)
+		for j := range rules {
+			rules[j] = strings.TrimSuffix(rules[j], " --random-fully")
+		}
+		want.Chains[i].Rules = rules
+	}
+	return want
 }
 
 // unchanged reports whether the kernel holds what is wanted because nobody else
@@ -134,6 +152,7 @@ func (k *Keeper) Compare(ctx context.Context, want Fixed) (FixedState, error) {
 	if err := k.kernel.find(ctx); err != nil {
 		return FixedState{}, err
 	}
+	want = k.understood(want)
 	var out FixedState
 	others, known := k.kernel.others()
 	if k.unchanged(&want, others, known) && k.unread < maxUnread {
