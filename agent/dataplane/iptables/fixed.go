@@ -129,8 +129,13 @@ func merged(c *FixedChain, beside []string) []string {
 		return c.Rules
 	}
 	first, rest := splitFirst(c.Rules)
-	return slices.Concat(first, beside, rest)
+	return slices.Concat(first, beside, []string{untilRetired}, rest)
 }
+
+// untilRetired keeps what the rules of mode IPTables before it do not translate from
+// ours after it: marked by those, it would be let pass although it is refused. It
+// goes with the rules before it.
+const untilRetired = `-m comment --comment "kubernetes services by IPVS; NOTE: not before the rules above are gone" -j RETURN`
 
 func splitFirst(rules []string) (first, rest []string) {
 	for _, spec := range rules {
@@ -149,8 +154,11 @@ func holds(have *kernelChain, c *FixedChain, beside []string) bool {
 	inOrder := func(specs ...string) bool {
 		return slices.EqualFunc(have.rules, specs, func(r kernelRule, spec string) bool { return r.hash == ruleHash(spec) })
 	}
+	if len(beside) > 0 {
+		return inOrder(merged(c, beside)...)
+	}
 	first, rest := splitFirst(c.Rules)
-	return len(beside) == 0 && inOrder(c.Rules...) || inOrder(slices.Concat(first, beside, rest)...)
+	return inOrder(c.Rules...) || inOrder(slices.Concat(first, rest)...)
 }
 
 // rulesHash is the hash of a chain whose rules are kept.
@@ -192,7 +200,7 @@ func (c *chainDiff) write(declare, rules *strings.Builder) {
 		for _, spec := range slices.Backward(first) {
 			fmt.Fprintf(rules, "-I %s %s\n", name, spec)
 		}
-		add = rest
+		add = append([]string{untilRetired}, rest...)
 	} else {
 		fmt.Fprintf(declare, ":%s - [0:0]\n", name)
 	}

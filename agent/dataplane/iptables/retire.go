@@ -151,8 +151,10 @@ func (o owner) leaves(id chainID, r kernelRule) bool {
 		return true
 	case isHooked(id):
 		return o.isFirewallJump(r.spec)
+	case o == modeIPTables:
+		return id == chainID{nat, chainServices} && r.hash == ruleHash(untilRetired)
 	default:
-		return o == modeIPVS && isShared(id) && isIPVSRule(r)
+		return isShared(id) && isIPVSRule(r)
 	}
 }
 

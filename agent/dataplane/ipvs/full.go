@@ -139,6 +139,7 @@ func (p *fullPass) write() error {
 	steps := []func() error{
 		p.writeSets,
 		p.writeRules,
+		p.writer.writeServersToBind,
 		p.writer.bind,
 		func() error { return p.reclaim(nil) },
 		p.writer.writeServers,

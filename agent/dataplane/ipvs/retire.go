@@ -53,6 +53,9 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 	if err := p.look(); err != nil {
 		return "", err
 	}
+	if err := p.quiesce(); err != nil {
+		return "", err
+	}
 	if err := p.release(); err != nil {
 		return "", err
 	}
@@ -130,6 +133,30 @@ func (p *retirement) look() error {
 		}
 		if n > 0 {
 			p.stay, p.connections = append(p.stay, k), p.connections+n
+		}
+	}
+	return nil
+}
+
+// quiesce lets virtual servers with source ranges take no new connections. What the
+// other mode does not translate, because it comes from elsewhere, would come to
+// them, and rules here know a process of the node by a source that is about to go.
+func (p *retirement) quiesce() error {
+	for _, k := range p.ours {
+		if !p.state.has(p.config.set(setLoadBalancerFW), keyEntry(k)) {
+			continue
+		}
+		reals, err := p.kernel.Reals(k)
+		if err != nil {
+			return err
+		}
+		for real, r := range reals {
+			if r.Weight == 0 {
+				continue
+			}
+			if err := p.kernel.ChangeReal(k, real, 0); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -140,7 +140,27 @@ func (w *writer) writeRules(want iptables.Fixed, needed bool) error {
 
 // writeServers writes the virtual servers that are missing or differ, with their
 // real servers. What the kernel refuses of a Service ends that Service only.
-func (w *writer) writeServers() error {
+func (w *writer) writeServers() error { return w.eachServer(w.writeServer) }
+
+// writeServersToBind makes the virtual servers that are missing on addresses that
+// are not bound yet, without real servers. They refuse what comes once those are,
+// instead of the node's own servers.
+func (w *writer) writeServersToBind() error {
+	coming := make(map[netip.Addr]bool, len(w.diff.bind))
+	for _, a := range w.diff.bind {
+		coming[a] = true
+	}
+	return w.eachServer(func(d *serverDiff) error {
+		if !d.missing || !coming[d.Key.Addr] {
+			return nil
+		}
+		d.missing = false
+		return w.addServer(d)
+	})
+}
+
+// eachServer writes of each virtual server that differs what write does.
+func (w *writer) eachServer(write func(*serverDiff) error) error {
 	for i := range w.diff.servers {
 		d := &w.diff.servers[i]
 		if _, failed := w.failed[d.owner]; failed {
@@ -153,7 +173,7 @@ func (w *writer) writeServers() error {
 			dataplane.Progress(w.ctx)
 		}
 		w.known[d.Key] = d.owner
-		if err := w.writeServer(d); err != nil {
+		if err := write(d); err != nil {
 			if w.failed == nil {
 				return err
 			}
@@ -172,14 +192,9 @@ func (w *writer) writeServers() error {
 func (w *writer) writeServer(d *serverDiff) error {
 	switch {
 	case d.missing:
-		if err := w.kernel.AddServer(d.Key, d.Server); err != nil {
-			if errors.Is(err, fs.ErrExist) {
-				w.giveBack(d.Key)
-			}
-			w.forgetScheduler(err)
+		if err := w.addServer(d); err != nil {
 			return err
 		}
-		delete(w.leaving, d.Key)
 	case d.differs:
 		if err := w.kernel.ChangeServer(d.Key, d.Server); err != nil {
 			w.forgetScheduler(err)
@@ -200,6 +215,18 @@ func (w *writer) writeServer(d *serverDiff) error {
 	return w.drop(d.Key, d.drop)
 }
 
+func (w *writer) addServer(d *serverDiff) error {
+	if err := w.kernel.AddServer(d.Key, d.Server); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			w.giveBack(d.Key)
+		}
+		w.forgetScheduler(err)
+		return err
+	}
+	delete(w.leaving, d.Key)
+	return nil
+}
+
 // forgetScheduler has a scheduler be looked for again that was there.
 func (d *Dataplane) forgetScheduler(err error) {
 	if missing, ok := errors.AsType[*SchedulerError](err); ok {
@@ -214,6 +241,7 @@ func (w *writer) giveBack(k Key) {
 	w.denied[k] = struct{}{}
 	if slices.Contains(w.diff.bind, k.Addr) {
 		_ = w.kernel.Unbind(k.Addr) // the next full pass does it otherwise
+		w.diff.bind = slices.DeleteFunc(w.diff.bind, func(a netip.Addr) bool { return a == k.Addr })
 	}
 	var back setChanges
 	for _, e := range w.diff.add {

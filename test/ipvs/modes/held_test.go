@@ -67,13 +67,13 @@ func TestHeldConnections(t *testing.T) {
 		l.apply(v1alpha1.ModeIPVS)
 		goOn("from mode IPTables to mode IPVS", translated...)
 		scheduled := l.hold()
-		if l.apply(v1alpha1.ModeIPTables).pending == "" {
+		if l.apply(v1alpha1.ModeIPTables) == "" {
 			t.Error("nothing is waited for")
 		}
 		between := l.hold()
 		goOn("from mode IPVS to mode IPTables", slices.Concat(translated, scheduled, between)...)
 		l.clock.Step(15 * time.Minute)
-		if left := l.apply(v1alpha1.ModeIPTables).pending; left != "" {
+		if left := l.apply(v1alpha1.ModeIPTables); left != "" {
 			t.Error(left)
 		}
 		goOn("when IPVS has gone", slices.Concat(translated, between)...)

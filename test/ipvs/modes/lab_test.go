@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
@@ -45,7 +44,9 @@ var (
 type lab struct {
 	*testing.T
 	node, a, c, d, r, outside *place
+	programs                  string // folder of iptables
 	rules                     *dataplane.Ruleset
+	kernel                    *mortal
 	clock                     *clock.FakeClock
 	plane                     *modes.Dataplane
 }
@@ -85,66 +86,67 @@ func (l *lab) wire(to *place, link string) {
 	to.must(l.T, "ip link set eth0 up")
 }
 
-// useLegacyPrograms puts programs of the variant that this kernel has first.
+// useLegacyPrograms has programs of the variant that this kernel has, and no other,
+// in a folder.
 func (l *lab) useLegacyPrograms() {
 	path, err := exec.LookPath("xtables-legacy-multi")
 	if err != nil {
 		l.Fatal("xtables-legacy-multi not found: apt-get install iptables")
 	}
-	folder := l.TempDir()
+	l.programs = l.TempDir()
 	for _, name := range []string{"iptables", "ip6tables"} {
 		for _, end := range []string{"", "-restore", "-save"} {
-			if err := os.Symlink(path, filepath.Join(folder, name+end)); err != nil {
+			if err := os.Symlink(path, filepath.Join(l.programs, name+end)); err != nil {
 				l.Fatal(err)
 			}
 		}
 	}
-	l.Setenv("PATH", folder+":"+os.Getenv("PATH"))
 }
 
 // start starts an agent's data plane, which knows nothing of what ran before.
 func (l *lab) start() {
 	const family = dataplane.IPv4
-	o := iptables.Options{Programs: iptables.NewPrograms("", ""), Commits: &iptables.Commits{}}
+	o := iptables.Options{Programs: iptables.NewPrograms(l.programs, ""), Commits: &iptables.Commits{}}
 	if l.clock == nil {
 		l.clock = clock.NewFakeClock(clockStart)
 	}
+	l.kernel = &mortal{Kernel: ipvs.NewKernel(family, ipvs.KernelOptions{})}
+	l.kernel.left.Store(-1)
 	l.plane = modes.New(map[v1alpha1.ProxyMode]dataplane.Dataplane{
 		v1alpha1.ModeIPTables: iptables.New(family, o),
 		v1alpha1.ModeIPVS: ipvs.New(family, ipvs.Options{
-			Kernel: ipvs.NewKernel(family, ipvs.KernelOptions{}), Rules: iptables.NewKeeper(family, o), Clock: l.clock,
+			Kernel: l.kernel, Rules: iptables.NewKeeper(family, o), Clock: l.clock,
 		}),
 	})
 	l.plane.Clock = l.clock
 }
 
-// applied is how an Apply went.
-type applied struct {
-	// pending is what is left of the other mode, for people.
-	pending string
-	took    time.Duration
-}
-
-// apply applies the rules in a mode.
-func (l *lab) apply(mode v1alpha1.ProxyMode) applied {
+// apply applies the rules in a mode and returns what is left of the other one,
+// for people.
+func (l *lab) apply(mode v1alpha1.ProxyMode) string {
 	l.Helper()
 	l.rules.Mode = mode
-	start := time.Now()
 	result, err := l.plane.Apply(l.Context(), l.rules)
 	if err != nil || len(result.Refused)+len(result.Warnings) > 0 {
 		l.Fatalf("mode %s: %+v, %v", mode, result, err)
 	}
-	return applied{result.Retiring, time.Since(start)}
+	return result.Retiring
 }
 
-// applyKilled does the same, until it is killed with the programs that it runs.
-func (l *lab) applyKilled(mode v1alpha1.ProxyMode, after time.Duration) {
+// applyKilled does the same, but the agent is killed after so many writes of what is
+// of mode IPVS, and started again.
+func (l *lab) applyKilled(mode v1alpha1.ProxyMode, writes int64) {
 	l.Helper()
 	l.rules.Mode = mode
-	ctx, cancel := context.WithTimeout(l.Context(), after)
+	ctx, cancel := context.WithCancel(l.Context())
 	defer cancel()
-	result, err := l.plane.Apply(ctx, l.rules)
-	l.Logf("killed after %s: %v, %q", after, err, result.Retiring)
+	l.kernel.kill = cancel
+	l.kernel.left.Store(writes)
+	_, err := l.plane.Apply(ctx, l.rules)
+	if ctx.Err() == nil {
+		l.Errorf("not killed within %d writes: %v", writes, err)
+	}
+	l.start()
 }
 
 func ruleset(detect v1alpha1.DetectLocalMode) *dataplane.Ruleset {
@@ -200,7 +202,7 @@ func serviceName(name string) dataplane.ServiceName {
 // holds is what the node holds of any mode, in a form that can be compared.
 func (l *lab) holds() string {
 	var out strings.Builder
-	for _, c := range []string{"iptables-save", "ipset save -sorted", "ipvsadm -Sn", "ip -o address show", "ip route show table local"} {
+	for _, c := range []string{filepath.Join(l.programs, "iptables-save"), "ipset save -sorted", "ipvsadm -Sn", "ip -o address show", "ip route show table local"} {
 		var lines []string // in which order does not matter, or Verify tells
 		for line := range strings.Lines(l.node.must(l.T, c)) {
 			if strings.HasPrefix(line, "#") {
