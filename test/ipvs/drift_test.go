@@ -78,7 +78,7 @@ func (w *world) repairs(ctx context.Context, node *cluster.Node) (int64, error) 
 	if err != nil || rules.Status.Drift == nil {
 		return 0, err
 	}
-	return int64(rules.Status.Drift.Repairs), nil
+	return rules.Status.Drift.Repairs, nil
 }
 
 // settledState is the state of a node once nothing waits for the end of connections.
@@ -162,18 +162,9 @@ func (t test) traces(ctx context.Context, node *cluster.Node, address string) ([
 func TestAudit(tt *testing.T) {
 	t := use(tt)
 	node := t.cluster.Node(0)
-	t.Cleanup(func() { // what is deleted below comes back
-		t := test{tt, t.world}
-		t.until(t.programmed)
-		t.answers(t.visitors[0].Place, "tcp", at(plainIP, 80))
-	})
 	t.until(t.programmed)
 	want := t.settledState(node)
-	t.Cleanup(func() {
-		if err := t.patch(t.ctx, settings); err != nil {
-			t.Error(err)
-		}
-	})
+	t.restore()
 	t.change(`"enforcement":"Audit"`)
 	t.condition(node, v1alpha1.ConditionProgrammed, "True", v1alpha1.ReasonAuditInSync, "")
 	t.exec(node, "ipvsadm", "-D", "-t", at(plainIP, 80))

@@ -163,8 +163,7 @@ func port(protocol corev1.Protocol, nodePort int32) corev1.ServicePort {
 	}
 }
 
-// create creates a Service, which goes with the test, and waits until it answers at
-// its cluster IP unless it is to have no endpoints.
+// create creates a Service, which goes with the test.
 func (t test) create(s *corev1.Service) {
 	t.Helper()
 	if err := t.cluster.Client().Create(t.Context(), s); err != nil {
@@ -175,21 +174,6 @@ func (t test) create(s *corev1.Service) {
 			t.Error(err)
 		}
 	})
-}
-
-// run runs a pod that goes with the test.
-func (t test) run(node *cluster.Node, name, app string) *cluster.Pod {
-	t.Helper()
-	pod, err := t.runPod(t.Context(), node, name, app)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := pod.Delete(t.ctx); err != nil {
-			t.Error(err)
-		}
-	})
-	return pod
 }
 
 func at(ip string, port int) string { return net.JoinHostPort(ip, strconv.Itoa(port)) }

@@ -15,11 +15,11 @@ type server struct {
 	// rule is what ipvsadm -S prints of it: scheduler, persistence and flags.
 	rule  string
 	conns int // so far
-	reals map[string]real
+	reals map[string]realServer
 }
 
-// real is a real server.
-type real struct{ weight, active, inactive int }
+// realServer is a real server.
+type realServer struct{ weight, active, inactive int }
 
 // key names a virtual server: "TCP 10.96.0.1:80".
 func key(network, address string) string { return strings.ToUpper(network) + " " + address }
@@ -37,7 +37,7 @@ func servers(ctx context.Context, node *cluster.Node) (map[string]*server, error
 	for line := range strings.Lines(rules) {
 		words := strings.Fields(line)
 		if len(words) > 3 && words[0] == "-A" {
-			out[protocols[words[1]]+" "+words[2]] = &server{rule: strings.Join(words[3:], " "), reals: map[string]real{}}
+			out[protocols[words[1]]+" "+words[2]] = &server{rule: strings.Join(words[3:], " "), reals: map[string]realServer{}}
 		}
 	}
 	var now *server
@@ -45,7 +45,7 @@ func servers(ctx context.Context, node *cluster.Node) (map[string]*server, error
 		now = out[protocol+" "+address]
 	}, func(address string, words []string) {
 		if now != nil && len(words) == 4 {
-			now.reals[address] = real{number(words[1]), number(words[2]), number(words[3])}
+			now.reals[address] = realServer{number(words[1]), number(words[2]), number(words[3])}
 		}
 	})
 	if err != nil {
@@ -65,7 +65,7 @@ var (
 
 // table reads a table of ipvsadm and calls a function for each virtual server, and
 // one for each real server of the last one, with what follows the address.
-func table(ctx context.Context, node *cluster.Node, option string, virtual func(string, string, []string), real func(string, []string)) error {
+func table(ctx context.Context, node *cluster.Node, option string, virtual func(string, string, []string), each func(string, []string)) error {
 	args := []string{"-L", "-n", "--exact"}
 	if option != "" {
 		args = append(args, option)
@@ -77,10 +77,11 @@ func table(ctx context.Context, node *cluster.Node, option string, virtual func(
 		return err
 	}
 	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\n")
 		if m := virtualLine.FindStringSubmatch(line); m != nil {
 			virtual(m[1], m[2], strings.Fields(m[3]))
 		} else if m := realLine.FindStringSubmatch(line); m != nil {
-			real(m[1], strings.Fields(m[2]))
+			each(m[1], strings.Fields(m[2]))
 		}
 	}
 	return nil

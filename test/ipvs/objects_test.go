@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,14 +26,20 @@ func (w *world) patch(ctx context.Context, patch string) error {
 // and waits until all nodes have them.
 func (t test) set(fields string) {
 	t.Helper()
+	t.restore()
+	t.change(fields)
+	t.until(t.programmed)
+}
+
+// restore puts the settings back at the end of the test.
+func (t test) restore() {
+	t.Helper()
 	t.Cleanup(func() {
 		err := errors.Join(t.patch(t.ctx, settings), install.Until(t.ctx, limit, t.revised), install.Until(t.ctx, limit, t.programmed))
 		if err != nil {
 			t.Error("putting the settings back:", err)
 		}
 	})
-	t.change(fields)
-	t.until(t.programmed)
 }
 
 // change changes settings; somebody has to put them back.
@@ -59,10 +66,7 @@ func (w *world) revised(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		have, want := rules.Spec.Settings, np.Spec.Settings
-		if want.Mode != nil && *have.Mode != *want.Mode ||
-			want.Enforcement != nil && *have.Enforcement != *want.Enforcement ||
-			want.Enforcement == nil && *have.Enforcement != v1alpha1.DefaultEnforcement {
+		if want := v1alpha1.CompleteSettings(np.Spec.Settings); !equality.Semantic.DeepEqual(rules.Spec.Settings, *want) {
 			return fmt.Errorf("the settings of %s are not rendered yet", node.Name())
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -84,7 +85,7 @@ func boot(folder string) (status int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("opening no input: %w", err)
 	}
-	env := append(todo.Env, folderVariable+"="+folder, "TMPDIR="+temp, "HOME="+home,
+	env := append(slices.Clone(todo.Env), folderVariable+"="+folder, "TMPDIR="+temp, "HOME="+home,
 		"PATH="+programs+":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:"+variable(todo.Env, "PATH"))
 	process, err := os.StartProcess(todo.Args[0], todo.Args, &os.ProcAttr{
 		Dir: todo.Dir, Env: lastOfEach(env), Files: []*os.File{null, output, output},
