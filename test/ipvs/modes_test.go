@@ -2,9 +2,13 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
@@ -64,6 +68,10 @@ func (t test) switchMode(mode v1alpha1.ProxyMode) {
 		t.status(node, func(s *v1alpha1.NodeProxyRulesStatus) error {
 			if s.Mode != mode {
 				return fmt.Errorf("it runs %s, want %s", s.Mode, mode)
+			}
+			// Agents take the device that they make themselves for nobody else's.
+			if c := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionConflictingProxy); c != nil && c.Status == metav1.ConditionTrue {
+				return errors.New(c.Message)
 			}
 			return nil
 		})

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 )
 
@@ -81,26 +80,26 @@ func (t test) killAgent(i int) {
 	}
 }
 
-// startAgent starts the agent of a node and waits until it has reported.
-func (t test) startAgent(i int) {
+// startAgent starts the agents of nodes and waits until they have reported.
+func (t test) startAgent(numbers ...int) {
 	t.Helper()
-	node := t.cluster.Node(i)
 	since := time.Now().Truncate(time.Second)
-	var err error
-	if t.agents[i], err = t.nodeproxy.StartAgent(node); err != nil {
-		t.Fatal(err)
+	for _, i := range numbers {
+		var err error
+		if t.agents[i], err = t.nodeproxy.StartAgent(t.cluster.Node(i)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	t.until(func(ctx context.Context) error {
-		rules, err := t.rules(ctx, node)
-		if err != nil {
-			return err
-		}
-		if rules.Status.Agent == nil || rules.Status.Agent.StartTime.Time.Before(since) {
-			return fmt.Errorf("the new agent of %s has not reported yet; %s", node.Name(), t.agents[i].Tail())
-		}
-		if err := hasCondition(&rules.Status, v1alpha1.ConditionProgrammed, "True", v1alpha1.ReasonProgrammed, ""); err != nil {
-			return err
-		}
-		return t.programmed(ctx)
-	})
+	for _, i := range numbers {
+		t.until(func(ctx context.Context) error {
+			rules, err := t.rules(ctx, t.cluster.Node(i))
+			if err != nil {
+				return err
+			}
+			if rules.Status.Agent == nil || rules.Status.Agent.StartTime.Time.Before(since) {
+				return fmt.Errorf("the new agent of %s has not reported yet; %s", t.cluster.Node(i).Name(), t.agents[i].Tail())
+			}
+			return t.programmed(ctx)
+		})
+	}
 }
