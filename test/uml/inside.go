@@ -141,6 +141,10 @@ func setUp(folder string) error {
 	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(filepath.Join(folder, loaderFile)), 0); err != nil {
 		return fmt.Errorf("setting the loader of modules: %w", err)
 	}
+	// Without one it is "(none)", which kube-apiserver cannot use in its lease.
+	if err := unix.Sethostname([]byte(hostname)); err != nil {
+		return fmt.Errorf("naming the machine: %w", err)
+	}
 	if err := useLegacy(); err != nil {
 		return err
 	}
