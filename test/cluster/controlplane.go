@@ -205,9 +205,13 @@ func (c *Cluster) schedulerArgs(kubeconfig string) []string {
 // the API server's certificate and those of its clients.
 func (c *Cluster) CAFile() string { return c.pki.path("ca.crt") }
 
+// readyWithin is how long the API server may take to get ready. On a quiet machine it
+// takes seconds; in an emulated kernel beside others, minutes.
+const readyWithin = 5 * time.Minute
+
 // waitReady waits until the API server is ready to serve.
 func (c *Cluster) waitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 4*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, readyWithin)
 	defer cancel()
 	httpClient, err := rest.HTTPClientFor(c.config)
 	if err != nil {
