@@ -178,7 +178,7 @@ func (p *pair) settled(ctx context.Context, s situation, m worlds.Mark, limit ti
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var differences []difference
-	last := error(errNotSeen)
+	last := errNotSeen
 	for {
 		if err := p.rest(ctx); err != nil {
 			if ctx.Err() != nil {

@@ -21,6 +21,8 @@ import (
 )
 
 const (
+	// limit is how long a program may take to have done all on a busy machine.
+	limit = 3 * time.Minute
 	// pace is how many connections begin in a second, which is what an emulated kernel
 	// can do besides.
 	pace = 10
@@ -36,6 +38,7 @@ func TestTakeOver(t *testing.T) {
 	s := newShop(t)
 	s.startKubeProxy()
 	s.ready("kube-proxy serves")
+	s.synced()
 	s.takeOver(v1alpha1.ModeIPVS)
 	s.handBack()
 	s.takeOver(v1alpha1.ModeIPTables)
@@ -129,13 +132,13 @@ func (s *shop) startKubeProxy() {
 // ready waits until all targets answer, and kube-proxy has no more to do.
 func (s *shop) ready(what string) {
 	s.Helper()
-	err := install.Until(s.Context(), time.Minute, func(ctx context.Context) error {
+	err := install.Until(s.Context(), limit, func(ctx context.Context) error {
 		if err := s.running(); err != nil {
 			return err
 		}
+		ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
+		defer cancel()
 		for _, target := range s.targets {
-			ctx, cancel := context.WithTimeout(ctx, time.Second)
-			defer cancel()
 			if err := target.Try(ctx); err != nil {
 				return fmt.Errorf("%s: %w", target, err)
 			}
@@ -157,7 +160,7 @@ func (s *shop) under(what string, f func()) []load.Failure {
 	defer l.End()
 	f()
 	since := time.Now()
-	if err := install.Until(s.Context(), time.Minute, func(context.Context) error { return l.WellSince(since) }); err != nil {
+	if err := install.Until(s.Context(), limit, func(context.Context) error { return l.WellSince(since) }); err != nil {
 		s.Errorf("%s: %v", what, err)
 	}
 	l.End()
@@ -267,7 +270,7 @@ func (s *shop) agentPath() string { return s.nodeproxy.Bin + "/nodeproxy-agent" 
 // programmed waits until the agent says that the kernel holds all, in a mode.
 func (s *shop) programmed(mode v1alpha1.ProxyMode) {
 	s.Helper()
-	err := install.Until(s.Context(), time.Minute, func(ctx context.Context) error {
+	err := install.Until(s.Context(), limit, func(ctx context.Context) error {
 		if err := s.running(); err != nil {
 			return err
 		}
@@ -292,7 +295,7 @@ func (s *shop) programmed(mode v1alpha1.ProxyMode) {
 // synced waits until kube-proxy has made its first sync of both families.
 func (s *shop) synced() {
 	s.Helper()
-	err := install.Until(s.Context(), time.Minute, func(ctx context.Context) error {
+	err := install.Until(s.Context(), limit, func(ctx context.Context) error {
 		if err := s.running(); err != nil {
 			return err
 		}

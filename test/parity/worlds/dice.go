@@ -5,6 +5,7 @@ import "math/rand/v2"
 // Dice draws what a world is made of. The same seed draws the same world.
 type Dice struct{ *rand.Rand }
 
+// NewDice returns dice that always fall the same for a seed.
 func NewDice(seed uint64) Dice { return Dice{rand.New(rand.NewPCG(seed, 0))} } //nolint:gosec // to be repeated, not to be secret
 
 // Chance is true in so many of a hundred cases.

@@ -50,6 +50,7 @@ type Settings struct {
 	IPVS *IPVS
 }
 
+// Settings draws proxy settings.
 func (d Dice) Settings() Settings {
 	s := Settings{
 		detectLocal: Pick(d, v1alpha1.DetectLocalNone, v1alpha1.DetectLocalClusterCIDR, v1alpha1.DetectLocalClusterCIDR,
@@ -179,6 +180,7 @@ type NodeFacts struct {
 	zone      string // no label when empty
 }
 
+// NodeFacts draws facts of the node.
 func (d Dice) NodeFacts() NodeFacts {
 	internal := func(ip string) corev1.NodeAddress {
 		return corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip}
