@@ -19,7 +19,7 @@ func TestSwitch(t *testing.T) {
 // TestSwitchWithoutPodRanges is the same where it is not known what is a pod: there
 // the node's own connections to cluster IPs are masqueraded for their source alone.
 func TestSwitchWithoutPodRanges(t *testing.T) {
-	inKernel(t, func(t *testing.T) { switchUnderLoad(t, v1alpha1.DetectLocalNodeCIDR) })
+	inKernel(t, func(t *testing.T) { switchUnderLoad(t, v1alpha1.DetectLocalNodeCIDR, nil) })
 }
 
 // deaths are after how many writes of what is of mode IPVS an agent dies: on the way
@@ -27,14 +27,14 @@ func TestSwitchWithoutPodRanges(t *testing.T) {
 // when they go.
 var deaths = map[v1alpha1.ProxyMode][]int64{v1alpha1.ModeIPVS: {3, 12}, v1alpha1.ModeIPTables: {2}}
 
-// switchUnderLoad changes from mode to mode and back, at first by an agent that
-// goes on, then by some that are killed. None knows which mode ran before, as
-// after kube-proxy in mode iptables or ipvs.
-func switchUnderLoad(t *testing.T, detect v1alpha1.DetectLocalMode) {
+// switchUnderLoad changes from mode to mode and back for each of the rounds, in
+// which agents die. None knows which mode ran before, as after kube-proxy in mode
+// iptables or ipvs.
+func switchUnderLoad(t *testing.T, detect v1alpha1.DetectLocalMode, rounds ...map[v1alpha1.ProxyMode][]int64) {
 	l := newLab(t, detect)
 	fresh := l.alone()
 	l.apply(v1alpha1.ModeIPTables)
-	for _, deaths := range []map[v1alpha1.ProxyMode][]int64{nil, deaths} {
+	for _, deaths := range rounds {
 		for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPVS, v1alpha1.ModeIPTables} {
 			during := fmt.Sprintf("to mode %s, pods by %s, %d killed", mode, detect, len(deaths[mode]))
 			l.start()
