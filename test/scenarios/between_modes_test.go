@@ -21,8 +21,9 @@ func newModesWorld(t *testing.T) *world {
 	w := newIPVSWorld(t, family)
 	w.setAddresses(addrs("192.168.0.2", "192.168.1.2")...)
 	w.recorder = &recorder{Kernel: w.kernel}
+	sysctl := t.TempDir()
 	w.newPlane = func() dataplane.Dataplane {
-		o := iptables.Options{Model: w.recorder}
+		o := iptables.Options{Model: w.recorder, SysctlFolder: sysctl}
 		return modes.New(map[v1alpha1.ProxyMode]dataplane.Dataplane{
 			v1alpha1.ModeIPTables: iptables.New(family, o),
 			v1alpha1.ModeIPVS:     ipvs.New(family, ipvs.Options{Kernel: stepped{w.ipvs, w.recorder}, Rules: iptables.NewKeeper(family, o)}),

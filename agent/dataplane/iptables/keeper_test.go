@@ -366,8 +366,7 @@ func TestRetireReadsOnce(t *testing.T) {
 	var others uint32
 	kernel := newFakeKernel()
 	kernel.other = &others
-	d := New(dataplane.IPv4, Options{Model: kernel.tables})
-	d.kernel = kernel
+	d := newDataplane(t, kernel)
 	rules := switchRuleset(dataplane.IPv4)
 	retire := func() {
 		t.Helper()
@@ -408,8 +407,7 @@ func TestRetireReadsOnce(t *testing.T) {
 // TestRetireLeavesOthers: chains to which others' rules jump, and those rules.
 func TestRetireLeavesOthers(t *testing.T) {
 	kernel := newFakeKernel()
-	d := New(dataplane.IPv4, Options{Model: kernel.tables})
-	d.kernel = kernel
+	d := newDataplane(t, kernel)
 	rules := switchRuleset(dataplane.IPv4)
 	mustApply(t, d, rules)
 	kernel.set(t, chainID{filter, "MINE"}, "-j "+chainProxyFirewall, "-s 192.0.2.1 -j DROP")
