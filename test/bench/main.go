@@ -25,6 +25,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/uml"
 )
 
+// patience is how long User-mode Linux may take for everything.
+const patience = 3 * time.Hour
+
 // options are the command line.
 type options struct {
 	mode      v1alpha1.ProxyMode
@@ -140,6 +143,8 @@ func inUserModeLinux(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	fmt.Fprintln(os.Stderr, "This machine's kernel has no IPVS: both proxies run in User-mode Linux, on one processor,\nwhere everything takes longer: compare them with each other alone.")
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	status, err := ipvskernel.Run(ctx, folder, os.Stdout, args...)
 	if err == nil && status != 0 {
 		err = errors.New("it has failed in User-mode Linux")

@@ -26,7 +26,7 @@ const (
 	programsVariable = "NODEPROXY_TEST_PROGRAMS"
 	// memoryMiB is enough for a control plane and some nodes.
 	memoryMiB = 4096
-	// limit is how long a kernel may run.
+	// limit is how long a kernel may run, unless the caller says so.
 	limit = 20 * time.Minute
 )
 
@@ -94,8 +94,11 @@ func RunTests(tests Tests, besides ...binaries.Program) {
 // Run runs this program in User-mode Linux with the given arguments, and returns
 // its exit status. What it prints goes to out. The folder is that of Programs there.
 func Run(ctx context.Context, programs string, out io.Writer, args ...string) (status int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
+	if _, bounded := ctx.Deadline(); !bounded {
+		bounded, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		ctx = bounded
+	}
 	folder, err := os.MkdirTemp("", "nodeproxy-uml-")
 	if err != nil {
 		return 1, fmt.Errorf("making a folder for User-mode Linux: %w", err)
