@@ -101,13 +101,17 @@ func dropNoLocal(s situation, kubeProxy, nodeproxy *state) bool {
 		if len(own.entries) == 0 {
 			delete(nodeproxy.sets, name)
 		}
-		for _, c := range nodeproxy.rules[f] {
-			c.Rules = slices.DeleteFunc(c.Rules, func(r rules.Rule) bool {
-				return strings.Contains(r.Text, "--match-set "+name+" dst,dst -j DROP")
-			})
-		}
+		dropNoLocalRules(nodeproxy.rules[f], name)
 	}
 	return met
+}
+
+func dropNoLocalRules(all rules.Rules, name string) {
+	for _, c := range all {
+		c.Rules = slices.DeleteFunc(c.Rules, func(r rules.Rule) bool {
+			return strings.Contains(r.Text, "--match-set "+name+" dst,dst -j DROP")
+		})
+	}
 }
 
 // keyOf turns an entry of a set such as "10.96.0.1,tcp:80" into how ipvsadm names the
