@@ -13,7 +13,7 @@ import (
 
 // TestSwitch changes a node from mode to mode under load.
 func TestSwitch(t *testing.T) {
-	inKernel(t, func(t *testing.T) { switchUnderLoad(t, v1alpha1.DetectLocalClusterCIDR) })
+	inKernel(t, func(t *testing.T) { switchUnderLoad(t, v1alpha1.DetectLocalClusterCIDR, nil, deaths) })
 }
 
 // TestSwitchWithoutPodRanges is the same where it is not known what is a pod: there
