@@ -245,17 +245,18 @@ func changes[K comparable](held, delta map[K]int) (added, removed []K) {
 }
 
 // run writes what has changed: first what new virtual servers depend on, last
-// what only those have that end. It returns the number of Services that have
-// changed.
+// what only those have that end. An address is bound when its rules and virtual
+// servers are there: what came to it before that would come to the node's own
+// servers. It returns the number of Services that have changed.
 func (p *partialPass) run(ctx context.Context) (int, error) {
 	w := &writer{Dataplane: p.Dataplane, ctx: ctx, diff: &p.diff, changed: map[dataplane.ServiceName]struct{}{}}
 	early, late := p.setChanges()
 	union, after, grows, shrinks := p.rulesFor()
 	steps := []func() error{
-		w.bind,
 		func() error { return w.writeSets(early) },
 		func() error { return w.writeRules(union, grows) },
 		w.writeServers,
+		w.bind,
 		w.deleteServers,
 		func() error { return w.writeRules(after, shrinks) },
 		func() error { return w.writeSets(late) },

@@ -67,10 +67,10 @@ func TestNewServiceAndItsEnd(t *testing.T) {
 	}
 	b.set(s)
 	b.apply()
-	b.wants("Bind 1.2.3.4", "Bind 10.0.0.2",
-		"ChangeSets +KUBE-CLUSTER-IP 10.0.0.2,tcp:80 +KUBE-LOAD-BALANCER 1.2.3.4,tcp:80 +KUBE-IPVS-IPS 1.2.3.4 +KUBE-IPVS-IPS 10.0.0.2",
+	b.wants("ChangeSets +KUBE-CLUSTER-IP 10.0.0.2,tcp:80 +KUBE-LOAD-BALANCER 1.2.3.4,tcp:80 +KUBE-IPVS-IPS 1.2.3.4 +KUBE-IPVS-IPS 10.0.0.2",
 		"AddServer 1.2.3.4,tcp:80 rr 0x0 0", "AddReal 1.2.3.4,tcp:80 10.180.0.2:80 1",
-		"AddServer 10.0.0.2,tcp:80 rr 0x0 0", "AddReal 10.0.0.2,tcp:80 10.180.0.2:80 1")
+		"AddServer 10.0.0.2,tcp:80 rr 0x0 0", "AddReal 10.0.0.2,tcp:80 10.180.0.2:80 1",
+		"Bind 1.2.3.4", "Bind 10.0.0.2")
 	b.verified()
 	b.rules.before = func() error {
 		if b.kernel.Server(tcp("1.2.3.4", 80)) != "" {
