@@ -1,8 +1,10 @@
 package scenarios
 
 import (
+	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -86,6 +88,49 @@ func TestNothingFallsBetweenInIPVS(t *testing.T) {
 		w.Add(good)
 		if parts := w.changeAtRandom(seed); t.Failed() || parts < 50 {
 			t.Fatalf("seed %d: %d parts", seed, parts)
+		}
+	}
+}
+
+// TestNothingComesToTheNodesOwnServers: while Services come and go, what is sent to
+// an address on kube-ipvs0 is delivered to an endpoint or refused. The node has it
+// for its own, so what neither happens to would come to a server of the node.
+func TestNothingComesToTheNodesOwnServers(t *testing.T) {
+	for seed := range uint64(20) {
+		w := newIPVSWorld(t, dataplane.IPv4)
+		w.recorder = &recorder{Kernel: w.kernel}
+		w.newPlane = func() dataplane.Dataplane {
+			return ipvs.New(dataplane.IPv4, ipvs.Options{
+				Kernel: stepped{w.ipvs, w.recorder},
+				Rules:  iptables.NewKeeper(dataplane.IPv4, iptables.Options{Model: w.recorder}),
+			})
+		}
+		w.plane = w.newPlane()
+		w.Add(good)
+		w.Sync()
+		w.recorder.between = func() {
+			bound, _, err := w.ipvs.Bound()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for packet, fates := range w.fates() {
+				_, to, _ := strings.Cut(packet, " → ")
+				if slices.Contains(bound, netip.MustParseAddrPort(to).Addr()) && slices.ContainsFunc(fates, func(f string) bool { return strings.HasPrefix(f, "PASS") }) {
+					t.Errorf("seed %d: %s: %s\n%s", seed, packet, fates, strings.Join(w.recorder.inputs, "\n"))
+				}
+			}
+		}
+		rng := rand.New(rand.NewPCG(seed, 7))
+		for range 4 {
+			w.Add(anyService(rng))
+			w.Full = rng.IntN(3) == 0
+			w.Sync()
+			w.remove("svc1")
+			w.Full = rng.IntN(3) == 0
+			w.Sync()
+		}
+		if t.Failed() {
+			return
 		}
 	}
 }

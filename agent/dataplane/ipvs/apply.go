@@ -245,22 +245,23 @@ func changes[K comparable](held, delta map[K]int) (added, removed []K) {
 }
 
 // run writes what has changed: first what new virtual servers depend on, last
-// what only those have that end. An address is bound when its rules and virtual
-// servers are there: what came to it before that would come to the node's own
-// servers. It returns the number of Services that have changed.
+// what only those have that end. An address is bound while its rules are there, and
+// from when its virtual servers are: else what is sent to it would come to the node's
+// own servers. It returns the number of Services that have changed.
 func (p *partialPass) run(ctx context.Context) (int, error) {
 	w := &writer{Dataplane: p.Dataplane, ctx: ctx, diff: &p.diff, changed: map[dataplane.ServiceName]struct{}{}}
-	early, late := p.setChanges()
+	sets := p.setChanges()
 	union, after, grows, shrinks := p.rulesFor()
 	steps := []func() error{
-		func() error { return w.writeSets(early) },
+		func() error { return w.writeSets(sets.early) },
 		func() error { return w.writeRules(union, grows) },
 		w.writeServers,
 		w.bind,
+		func() error { return w.writeSets(sets.closing) },
 		w.deleteServers,
-		func() error { return w.writeRules(after, shrinks) },
-		func() error { return w.writeSets(late) },
 		w.unbind,
+		func() error { return w.writeRules(after, shrinks) },
+		func() error { return w.writeSets(sets.late) },
 	}
 	for _, step := range steps {
 		if err := ctx.Err(); err != nil {
@@ -310,11 +311,12 @@ func (d *Dataplane) note(name dataplane.ServiceName, p *servicePlan) {
 	d.notes[name] = p.notes
 }
 
-// setChanges are the changes of ipsets before and after those of virtual servers.
-func (p *partialPass) setChanges() (early, late []SetChange) {
-	before := func(e setEntry) bool { return p.held.needs.entries[e] > 0 }
-	after := func(e setEntry) bool { return p.held.needs.entries[e]+p.delta.entries[e] > 0 }
-	return p.config.orderChanges(&p.diff, before, after)
+// setChanges are the changes of ipsets.
+func (p *partialPass) setChanges() orderedSets {
+	return p.config.orderChanges(&p.diff,
+		func(e setEntry) bool { return p.held.needs.entries[e] > 0 },
+		func(e setEntry) bool { return p.held.needs.entries[e]+p.delta.entries[e] > 0 },
+		func(a netip.Addr) bool { return p.held.needs.bound[a] > 0 })
 }
 
 // rulesFor are the chains and jumps for both what is held and what will be, and

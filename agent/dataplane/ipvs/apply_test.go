@@ -80,9 +80,10 @@ func TestNewServiceAndItsEnd(t *testing.T) {
 	}
 	b.remove(s)
 	b.apply()
-	b.wants("DeleteServer 1.2.3.4,tcp:80", "DeleteServer 10.0.0.2,tcp:80",
-		"ChangeSets -KUBE-CLUSTER-IP 10.0.0.2,tcp:80 -KUBE-LOAD-BALANCER 1.2.3.4,tcp:80 -KUBE-IPVS-IPS 1.2.3.4 -KUBE-IPVS-IPS 10.0.0.2",
-		"Unbind 1.2.3.4", "Unbind 10.0.0.2")
+	b.wants("ChangeSets -KUBE-CLUSTER-IP 10.0.0.2,tcp:80 -KUBE-LOAD-BALANCER 1.2.3.4,tcp:80",
+		"DeleteServer 1.2.3.4,tcp:80", "DeleteServer 10.0.0.2,tcp:80",
+		"Unbind 1.2.3.4", "Unbind 10.0.0.2",
+		"ChangeSets -KUBE-IPVS-IPS 1.2.3.4 -KUBE-IPVS-IPS 10.0.0.2")
 	if after := b.state(); after != before {
 		t.Errorf("%s\nwant\n%s", after, before)
 	}
@@ -188,7 +189,7 @@ func TestAddressesAreFollowed(t *testing.T) {
 	}
 	step([]string{"AddServer 192.168.3.2,tcp:30001 rr 0x0 0", "AddReal 192.168.3.2,tcp:30001 10.180.0.1:80 1", "DeleteServer 192.168.1.2,tcp:30001"},
 		"192.168.0.2", "192.168.3.2", "127.0.0.1")
-	step([]string{"AddServer 192.168.7.7,tcp:30001 rr 0x0 0", "AddReal 192.168.7.7,tcp:30001 10.180.0.1:80 1", "DeleteServer 192.168.3.2,tcp:30001", "ChangeSets -KUBE-IPVS-IPS 192.168.7.7", "Unbind 192.168.7.7"},
+	step([]string{"AddServer 192.168.7.7,tcp:30001 rr 0x0 0", "AddReal 192.168.7.7,tcp:30001 10.180.0.1:80 1", "DeleteServer 192.168.3.2,tcp:30001", "Unbind 192.168.7.7", "ChangeSets -KUBE-IPVS-IPS 192.168.7.7"},
 		"192.168.0.2", "192.168.7.7")
 	state := b.state()
 	b.restart() // our server on the node's own address is known by the ipset

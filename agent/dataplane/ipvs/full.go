@@ -145,8 +145,8 @@ func (p *fullPass) write() error {
 		p.writer.writeServers,
 		p.rewriteRules,
 		p.removeServers,
-		p.writeLateSets,
 		p.unbindRest,
+		p.writeLateSets,
 	}
 	for _, step := range steps {
 		if err := p.ctx.Err(); err != nil {
@@ -161,10 +161,11 @@ func (p *fullPass) write() error {
 	return nil
 }
 
-func (p *fullPass) setChanges() (early, late []SetChange) {
+func (p *fullPass) setChanges() orderedSets {
 	return p.config.orderChanges(p.diff,
 		func(e setEntry) bool { return p.state.has(e.set, e.entry) },
-		func(e setEntry) bool { return p.want.needs.entries[e] > 0 })
+		func(e setEntry) bool { return p.want.needs.entries[e] > 0 },
+		func(a netip.Addr) bool { _, bound := p.state.bound[a]; return bound })
 }
 
 // maxBadEntries is how many entries of ipsets the kernel may refuse in one pass
@@ -174,8 +175,7 @@ const maxBadEntries = 100
 // writeSets writes the changes of ipsets that come before those of virtual
 // servers. Services whose entries the kernel refuses are failed.
 func (p *fullPass) writeSets() error {
-	early, _ := p.setChanges()
-	return p.changeSets(early)
+	return p.changeSets(p.setChanges().early)
 }
 
 func (p *fullPass) changeSets(changes []SetChange) error {
@@ -240,12 +240,14 @@ func (p *fullPass) removeServers() error {
 			return !known || failed
 		})
 		p.diff.unbind = nil
+	} else if err := p.changeSets(p.setChanges().closing); err != nil {
+		return err
 	}
 	return p.writer.deleteServers()
 }
 
 func (p *fullPass) writeLateSets() error {
-	_, late := p.setChanges()
+	late := p.setChanges().late
 	if len(p.writer.failed) > 0 || len(p.writer.stuck) > 0 {
 		for i := range late {
 			late[i].Remove = nil

@@ -134,13 +134,17 @@ func (w *ruleWriter) firewall() {
 	w.add("-j DROP")
 }
 
+// passingSets are the ipsets that name the destinations on kube-ipvs0 that virtual
+// servers answer on.
+var passingSets = []string{setLoadBalancer, setClusterIP, setExternalIP, setExternalIPLocal}
+
 // ipvsFilter keeps the node's own servers from being reached by the addresses of
 // kube-ipvs0, which are local to it.
 func (w *ruleWriter) ipvsFilter() {
 	w.chain(tableFilter, chainIPVSFilter)
 	// Before IPVS refuses them with an answer, for want of a real server.
 	w.when(setNoLocal, newOnly, destination, " -j DROP")
-	for _, set := range []string{setLoadBalancer, setClusterIP, setExternalIP, setExternalIPLocal} {
+	for _, set := range passingSets {
 		w.add(w.match(set, destination) + toReturn)
 	}
 	w.add(

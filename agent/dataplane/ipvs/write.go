@@ -23,15 +23,35 @@ var exempts = map[string]string{
 	setNodePortLocalSCTP: setNodePortSCTP,
 }
 
-// orderChanges parts the changes of ipsets into those before and those after the
-// changes of virtual servers. Before and after report whether an entry was and
-// will be wanted.
-func (c *config) orderChanges(d *diff, before, after func(setEntry) bool) (early, late []SetChange) {
+// orderedSets are the changes of ipsets in the order of writing.
+type orderedSets struct {
+	// early come before the changes of virtual servers, late after them. Closing
+	// come before virtual servers are deleted: what is about to end is refused from
+	// then on, else it would come to the node's own servers.
+	early, closing, late []SetChange
+}
+
+// orderChanges parts the changes of ipsets. Before and after report whether an
+// entry was and will be wanted, bound whether an address is on kube-ipvs0: what
+// says of others which virtual servers are ours goes after them.
+func (c *config) orderChanges(d *diff, before, after func(setEntry) bool, bound func(netip.Addr) bool) orderedSets {
 	base := map[SetName]SetName{}
 	for of, by := range exempts {
 		base[c.set(of)] = c.set(by)
 	}
-	var e, l setChanges
+	var passing []SetName
+	for _, set := range passingSets {
+		passing = append(passing, c.set(set))
+	}
+	ends := func(e setEntry) bool {
+		k, ok := parseKey(e.entry)
+		if !ok || !slices.Contains(passing, e.set) || !bound(k.Addr) {
+			return false
+		}
+		_, extra := slices.BinarySearchFunc(d.extra, k, Key.Compare)
+		return extra
+	}
+	var e, cl, l setChanges
 	for _, entry := range d.add {
 		if by := base[entry.set]; by != "" && before(setEntry{by, entry.entry}) {
 			l.at(entry.set).Add = append(l.at(entry.set).Add, entry.entry)
@@ -40,16 +60,19 @@ func (c *config) orderChanges(d *diff, before, after func(setEntry) bool) (early
 		}
 	}
 	for _, entry := range d.remove {
-		if by := base[entry.set]; by != "" && after(setEntry{by, entry.entry}) {
-			e.at(entry.set).Remove = append(e.at(entry.set).Remove, entry.entry)
-		} else {
-			l.at(entry.set).Remove = append(l.at(entry.set).Remove, entry.entry)
+		to := &l
+		switch by := base[entry.set]; {
+		case by != "" && after(setEntry{by, entry.entry}):
+			to = &e
+		case ends(entry):
+			to = &cl
 		}
+		to.at(entry.set).Remove = append(to.at(entry.set).Remove, entry.entry)
 	}
 	for _, def := range d.create {
 		e.at(def.Name).Create = true
 	}
-	return e.sorted(c), l.sorted(c)
+	return orderedSets{e.sorted(c), cl.sorted(c), l.sorted(c)}
 }
 
 // setChanges are changes by ipset.
