@@ -27,7 +27,7 @@ func newModeMetrics(r prometheus.Registerer) *modeMetrics {
 			Name: "nodeproxy_agent_mode_fallback", Help: "1 while another mode runs than the one that is asked for, because the node cannot run that.",
 		}),
 		servers:  gauges("ipvs_virtual_servers", "IPVS virtual servers of nodeproxy in the kernel."+inIPVS, "ip_family"),
-		reals:    gauges("ipvs_real_servers", "Real servers of all of them together."+inIPVS, "ip_family"),
+		reals:    gauges("ipvs_real_servers", "Real servers of all virtual servers of nodeproxy together."+inIPVS, "ip_family"),
 		draining: gauges("ipvs_draining_real_servers", "Real servers that get no new connections and go once theirs have ended."+inIPVS, "ip_family"),
 		entries:  gauges("ipset_entries", "Entries of all ipsets of nodeproxy."+inIPVS, "ip_family"),
 	}

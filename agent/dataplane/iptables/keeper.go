@@ -68,7 +68,7 @@ func (k *Keeper) Supported(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("ask iptables which matches it knows: %w", err)
 	case len(missing) > 0:
-		return fmt.Errorf("%w: %s lacks the match %s; load the kernel module xt_%s (modprobe xt_%s), and install the complete iptables package on the node",
+		return fmt.Errorf("%w: %s lacks the match %s; load the kernel module xt_%s (modprobe -a xt_%s), and install the complete iptables package on the node",
 			dataplane.ErrUnsupported, commandOf(k.family), strings.Join(missing, ", "), strings.Join(missing, ", xt_"), strings.Join(missing, " xt_"))
 	}
 	k.known = true

@@ -327,7 +327,7 @@ func TestKeeperTellsWhatIsMissing(t *testing.T) {
 	k := NewKeeper(dataplane.IPv4, Options{})
 	k.kernel = kernel
 	err := k.Supported(context.Background())
-	if !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(err.Error(), "iptables lacks the match set, ipvs; load the kernel module xt_set, xt_ipvs (modprobe xt_set xt_ipvs)") {
+	if !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(err.Error(), "iptables lacks the match set, ipvs; load the kernel module xt_set, xt_ipvs (modprobe -a xt_set xt_ipvs)") {
 		t.Error(err)
 	}
 	kernel.missing = nil
