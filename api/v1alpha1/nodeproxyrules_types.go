@@ -168,7 +168,8 @@ type NodeProxyRulesStatus struct {
 	// +optional
 	Held int32 `json:"held"`
 
-	// refused are Services that this kernel would not take. Source: the agent.
+	// refused are Services that this kernel would not take, or, in mode IPVS, not
+	// at an address where a virtual server of others stands. Source: the agent.
 	// +optional
 	Refused *RefusedServices `json:"refused,omitempty"`
 
@@ -200,7 +201,7 @@ type NodeProxyRulesStatus struct {
 	Agent *AgentReport `json:"agent,omitempty"`
 }
 
-// RefusedServices are Services that the kernel would not take.
+// RefusedServices are Services that are not programmed as wanted.
 type RefusedServices struct {
 	// count is the number of Services. Source: the agent.
 	// +optional
@@ -237,7 +238,8 @@ type KernelCounts struct {
 	// +optional
 	VirtualServers int32 `json:"virtualServers"`
 
-	// realServers is the number of their real servers. Source: the agent.
+	// realServers is the number of their real servers, also of those that are
+	// about to go. Source: the agent.
 	// +optional
 	RealServers int32 `json:"realServers"`
 }

@@ -34,9 +34,10 @@ root, in the node's network namespace. Stopping it leaves all rules in place.
 
 Usage:
   nodeproxy-agent [flags]           run the agent
-  nodeproxy-agent cleanup [flags]   remove nodeproxy's rules from this node and exit:
-                                    Services stop answering on it. The kubelet's
-                                    chains stay, KUBE-FIREWALL among them
+  nodeproxy-agent cleanup [flags]   remove nodeproxy's rules from this node, and what
+                                    is of mode IPVS, and exit: Services stop answering
+                                    on it. The kubelet's chains stay, KUBE-FIREWALL
+                                    among them, and virtual servers of others
 
 Flags:
 `
