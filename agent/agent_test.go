@@ -69,14 +69,14 @@ func TestWarnings(t *testing.T) {
 	mustSync(t, a)
 	r.setService(r.object("b", 2))
 	mustSync(t, a)
-	c := programmedCondition(a.store.snapshot(), a.facts())
+	c := programmedCondition(a.known())
 	if want := "the kernel holds what is wanted; but: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
 		t.Errorf("condition %+v, want message %q", c, want)
 	}
 	kernel.Refuse("shop", "c", "line 3 failed")
 	r.setService(r.object("c", 3))
 	mustSync(t, a)
-	c = programmedCondition(a.store.snapshot(), a.facts())
+	c = programmedCondition(a.known())
 	if c.Reason != v1alpha1.ReasonSomeServicesRefused || !strings.Contains(c.Message, "line 3 failed; but: "+forwarding) {
 		t.Errorf("with a refused Service: condition %+v", c)
 	}
@@ -88,7 +88,7 @@ func TestWarnings(t *testing.T) {
 	if err := a.sync(context.Background()); err == nil {
 		t.Fatal("no error")
 	}
-	if c = programmedCondition(a.store.snapshot(), a.facts()); strings.Contains(c.Message, "but:") {
+	if c = programmedCondition(a.known()); strings.Contains(c.Message, "but:") {
 		t.Errorf("a failure is not the place for warnings: %+v", c)
 	}
 	kernel.Fail(nil)

@@ -40,14 +40,23 @@ func (a *Agent) audit(ctx context.Context) error {
 		return nil
 	}
 	start := a.options.Clock.Now()
-	b := a.store.prepareAudit(start)
+	b, ok := a.store.prepareAudit(start)
+	if !ok {
+		return nil // Enforce, since we have asked: the settings have triggered what follows
+	}
 	outcomes := a.fanout.Audit(ctx, b.rulesets)
 	if a.auditMode(ctx, b, outcomes) {
-		b = a.store.prepareAudit(start)
+		if b, ok = a.store.prepareAudit(start); !ok {
+			return nil
+		}
 		outcomes = a.fanout.Audit(ctx, b.rulesets)
 	}
 	end := a.options.Clock.Now()
 	if ctx.Err() != nil {
+		return nil
+	}
+	if a.store.currentEpoch() != b.epoch { // it tells of a kernel as it was
+		a.loop.Trigger()
 		return nil
 	}
 	a.noteVersion()
@@ -176,10 +185,14 @@ func (a *auditor) need(f dataplane.Finding, now time.Time) time.Duration {
 }
 
 // prepareAudit combines the dirty Services and returns the rulesets of all
-// families. Only the sync loop calls it, and only when ready.
-func (s *store) prepareAudit(now time.Time) batch {
+// families, unless enforcement is not Audit any more: then what is compared would
+// pass for written. Only the sync loop calls it, and only when ready.
+func (s *store) prepareAudit(now time.Time) (batch, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !s.inAudit() {
+		return batch{}, false
+	}
 	b := s.takeBatch()
 	b.applied.mode = s.auditedMode()
 	for family, f := range s.families {
@@ -187,7 +200,7 @@ func (s *store) prepareAudit(now time.Time) batch {
 		b.rulesets[family] = s.ruleset(family, f)
 		b.rulesets[family].Mode = b.applied.mode
 	}
-	return b
+	return b, true
 }
 
 // audited takes the outcome of a comparison. It reports whether it was the first

@@ -85,7 +85,7 @@ func TestAuditWritesNothingAndReports(t *testing.T) {
 		if r.kernel.Writes() != 0 || r.mayWrite() {
 			t.Errorf("%d writes; may write: %v", r.kernel.Writes(), r.mayWrite())
 		}
-		s := buildStatus(r.store.snapshot(), r.facts(), nil)
+		s := statusOf(r.Agent, nil)
 		if s.SettingsRevision != r.rig.rules.Spec.SettingsRevision || s.Services != 1 || s.Difference.Count != 1 || !slices.Equal(s.Families, []string{"IPv4"}) {
 			t.Errorf("status %+v", s)
 		}

@@ -270,7 +270,7 @@ func TestOthersChangesAreRepairedAtOnce(t *testing.T) {
 		if got := counted(t, a, "repairs_total", "ip_family"); got["IPv4"] != 1 {
 			t.Errorf("metric %v", got)
 		}
-		status := buildStatus(a.store.snapshot(), a.facts(), nil)
+		status := statusOf(a, nil)
 		if status.Drift.Repairs != 1 || status.Difference.Count != 0 || meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionDrifted) != nil {
 			t.Errorf("status %+v, %+v, %+v", status.Drift, status.Difference, status.Conditions)
 		}
@@ -322,7 +322,7 @@ func TestWhoKeepsUndoingIsNotFoughtFaster(t *testing.T) {
 		if differed < 10000 {
 			t.Errorf("the status told of a difference at %d of 12,000 times", differed)
 		}
-		status := buildStatus(a.store.snapshot(), a.facts(), nil)
+		status := statusOf(a, nil)
 		programmed := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed)
 		if !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionDrifted) || programmed.Reason != v1alpha1.ReasonPending {
 			t.Errorf("conditions %+v", status.Conditions)
@@ -332,7 +332,7 @@ func TestWhoKeepsUndoingIsNotFoughtFaster(t *testing.T) {
 			t.Error("given up")
 		}
 		pass(driftQuiet)
-		status = buildStatus(a.store.snapshot(), a.facts(), status.Conditions)
+		status = statusOf(a, status.Conditions)
 		if !meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionDrifted) {
 			t.Errorf("conditions after quiet: %+v", status.Conditions)
 		}

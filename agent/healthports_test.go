@@ -70,7 +70,7 @@ func expectWarning(t *testing.T, a *Agent, text string) {
 	t.Helper()
 	message := ""
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
-		c := programmedCondition(a.store.snapshot(), a.facts())
+		c := programmedCondition(a.known())
 		if message = c.Message; c.Status == metav1.ConditionTrue && strings.Contains(message, text) {
 			return
 		}

@@ -109,8 +109,8 @@ func TestAuditComesBetween(t *testing.T) {
 	if kernel.Writes() != 0 {
 		t.Error("written in Audit")
 	}
-	b := a.store.prepareAudit(epoch)
-	if len(b.rulesets[dataplane.IPv4].Services) != 1 {
+	b, ok := a.store.prepareAudit(epoch)
+	if !ok || len(b.rulesets[dataplane.IPv4].Services) != 1 {
 		t.Errorf("there is nothing to compare: %+v", b.rulesets)
 	}
 }

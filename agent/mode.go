@@ -249,12 +249,13 @@ func (s *store) addNodes(q *modeQuestion) {
 }
 
 // auditQuestion is the question that the comparison of a batch has answered; nil:
-// the wanted mode was not compared. Known: a choice was made before.
+// the wanted mode was not compared, or before what is known was dropped. Known: a
+// choice was made before.
 func (s *store) auditQuestion(b batch) (q *modeQuestion, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	q = s.question()
-	if b.applied.mode != q.wanted {
+	if b.applied.mode != q.wanted || b.epoch != s.epoch {
 		return nil, true
 	}
 	s.addNodes(q)

@@ -109,7 +109,7 @@ func (m *modal) mustVerify() {
 
 // status is what would be written.
 func (m *modal) status() v1alpha1.NodeProxyRulesStatus {
-	return buildStatus(m.Agent.store.snapshot(), m.facts(), nil)
+	return statusOf(m.Agent, nil)
 }
 
 // expect compares the mode of the kernel and the conditions: "True", "False", or

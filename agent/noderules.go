@@ -66,8 +66,10 @@ func (s *store) adoptRules(object *v1alpha1.NodeProxyRules, now time.Time) {
 		s.settings = v1alpha1.CompleteSettings(&object.Spec.Settings)
 		s.markFull(now)
 	}
-	if audit != s.inAudit() { // nothing was to be written, or has been compared
-		s.waitAnew(now)
+	if audit != s.inAudit() {
+		// What was known by comparing tells nothing of what we write, and the other
+		// way round. It must not pass for that until there is a turn to begin or end.
+		s.forgetKernel(now)
 	}
 	if first || !slices.Equal(former.Spec.Node.Addresses, object.Spec.Node.Addresses) ||
 		!slices.Equal(former.Spec.Node.PodCIDRs, object.Spec.Node.PodCIDRs) {

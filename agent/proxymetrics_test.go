@@ -203,7 +203,7 @@ func TestChangeFigures(t *testing.T) {
 func TestConditionMetric(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	show := func() map[string]float64 {
-		a.showMetrics(a.store.snapshot(), a.facts())
+		a.showMetrics(a.known())
 		return values(t, a, "nodeproxy_agent_condition")
 	}
 	mustSync(t, a)

@@ -56,7 +56,7 @@ func (a *Agent) unready() string {
 	if ready {
 		return ""
 	}
-	s, f := a.store.snapshot(), a.facts()
+	s, f := a.known()
 	switch {
 	case s.restored.active():
 		return fmt.Sprintf("%s; that alone does not make the agent ready (%s): see that the API server can be reached from this node", s.restoredMessage(), a.whyUnread())

@@ -79,7 +79,7 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 	b := &board{stored: a.store.rules, err: errors.New("forbidden")}
 	a.writer.apply = b.apply
 	report := func() {
-		s, f := a.store.snapshot(), a.facts()
+		s, f := a.known()
 		a.writer.write(context.Background(), s, f)
 		a.noteReported(s, f)
 	}

@@ -61,8 +61,7 @@ func TestRemoval(t *testing.T) {
 		if turn.Err() == nil || r.mayWrite() {
 			t.Error("the proxy's ports stay open")
 		}
-		s := r.store.snapshot()
-		if status := buildStatus(s, r.facts(), nil); status.Services != 0 || status.Mode != "" || status.Families != nil || status.AppliedResourceVersion != "" || status.Kernel != nil {
+		if status := statusOf(r.Agent, nil); status.Services != 0 || status.Mode != "" || status.Families != nil || status.AppliedResourceVersion != "" || status.Kernel != nil {
 			t.Errorf("the status tells of rules: %+v", status)
 		}
 
@@ -248,7 +247,7 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 		r.ports.become("kube-proxy answers")
 		after(time.Minute)
 		r.expect(t, "it comes afterwards", "Removed", "removed from this node")
-		if c := conflictCondition(r.facts(), nil); c != nil {
+		if c := conflictCondition(factsOf(r.Agent), nil); c != nil {
 			t.Errorf("who has nothing to write has no conflict: %+v", c)
 		}
 	})
@@ -266,7 +265,7 @@ func TestRemovalMeetsAProxyThatHasJustCome(t *testing.T) {
 		t.Fatal("the removal is not due")
 	}
 	mustSync(t, a)
-	if c := programmedCondition(a.store.snapshot(), a.facts()); len(kernel.Services()) != 1 || c.Reason != "Removed" || !strings.Contains(c.Message, "KUBE-PROXY-CANARY") {
+	if c := programmedCondition(a.known()); len(kernel.Services()) != 1 || c.Reason != "Removed" || !strings.Contains(c.Message, "KUBE-PROXY-CANARY") {
 		t.Errorf("kernel %v, condition %+v", kernel.Services(), c)
 	}
 }
@@ -329,7 +328,7 @@ func TestReadyOnceRemoved(t *testing.T) {
 	a.endTurn("")
 	r.clearRemoval("", true)
 	mustSync(t, a)
-	s, f := a.store.snapshot(), a.facts()
+	s, f := a.known()
 	a.writer.write(t.Context(), s, f)
 	a.noteReported(s, f)
 	expectReady(t, a, "reported", "")

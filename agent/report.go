@@ -5,8 +5,7 @@ import "context"
 // reportLoop writes the status whenever it is due.
 func (a *Agent) reportLoop(ctx context.Context) {
 	for ctx.Err() == nil {
-		s := a.store.snapshot()
-		f := a.facts()
+		s, f := a.known()
 		a.showMetrics(s, f)
 		a.logStuck(a.loop.Overdue())
 		a.writer.write(ctx, s, f)
@@ -21,8 +20,18 @@ func (a *Agent) reportLoop(ctx context.Context) {
 	}
 }
 
-func (a *Agent) facts() facts {
+// known is what the status is made of. What is to be done with the kernel is of the
+// moment of the snapshot: what is known of the kernel means another thing where
+// that has changed.
+func (a *Agent) known() (snapshot, facts) {
+	s := a.store.snapshot()
+	return s, a.facts(&s)
+}
+
+// facts are those that go with a snapshot.
+func (a *Agent) facts(s *snapshot) facts {
 	f := facts{
+		audit: s.audit, removing: s.removal.wanted,
 		version: a.options.Version, started: a.started, kernel: a.options.Kernel,
 		formats:  a.store.formats,
 		families: a.fanout.Families(), warnings: a.checkTroubles(), drift: a.drift.facts(),

@@ -495,7 +495,7 @@ func TestDiskThatCannotBeWritten(t *testing.T) {
 		if lines := e.log.with("Could not keep the last good set"); len(lines) != 1 {
 			t.Errorf("said %d times: %q", len(lines), lines)
 		}
-		c := programmedCondition(a.store.snapshot(), a.facts())
+		c := programmedCondition(a.known())
 		if c.Reason != v1alpha1.ReasonProgrammed || !strings.Contains(c.Message, "but: the last good set cannot be kept on this node's disk") || !strings.Contains(c.Message, "not a directory") {
 			t.Errorf("condition %+v", c)
 		}
@@ -506,7 +506,7 @@ func TestDiskThatCannotBeWritten(t *testing.T) {
 		if _, err := os.Stat(e.file()); err != nil || len(e.log.with("can be written to this node's disk again")) != 1 {
 			t.Errorf("%v, log %q", err, e.log.lines)
 		}
-		if c := programmedCondition(a.store.snapshot(), a.facts()); strings.Contains(c.Message, "but:") {
+		if c := programmedCondition(a.known()); strings.Contains(c.Message, "but:") {
 			t.Errorf("condition %+v", c)
 		}
 		stop()

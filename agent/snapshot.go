@@ -22,6 +22,8 @@ type snapshot struct {
 	listed  bool
 	refusal *refusal
 	mode    modeChoice
+	// audit: enforcement is Audit, so what follows is known by comparing.
+	audit bool
 	// done: every family that is needed has had a first success.
 	done          bool
 	err           error     // of the last Apply, all families joined
@@ -64,7 +66,7 @@ func (s *store) snapshot() snapshot {
 		s.unconfirmedSince = now // the set that agreed has grown too old
 	}
 	out := snapshot{
-		now: now, own: s.rules, exists: s.rulesExists, listed: s.inventory.listed, refusal: s.whyNot(), mode: s.mode,
+		now: now, own: s.rules, exists: s.rulesExists, listed: s.inventory.listed, refusal: s.whyNot(), mode: s.mode, audit: s.inAudit(),
 		done:             len(s.families) > 0,
 		families:         map[dataplane.Family]familySnapshot{},
 		held:             slices.SortedFunc(maps.Keys(s.held), dataplane.ServiceName.Compare),

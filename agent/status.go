@@ -217,7 +217,7 @@ func firstSetMessage(s snapshot, f facts) string {
 	if !s.listed {
 		return "no complete set of rules since the agent started: it waits for the list of ServiceProxyRules; if this lasts, the agent's log says why"
 	}
-	return "no complete set of rules has been written to the kernel since the agent started"
+	return "no complete set of rules has been written to the kernel since the agent started, or since it may write again"
 }
 
 func heldMessage(s snapshot) string {

@@ -113,16 +113,16 @@ func TestTrackingIsLeftWhileOthersHaveTheNode(t *testing.T) {
 	mustSync(t, a)
 	mustVerify(t, a)
 	fake.expect(t, "beside another proxy")
-	if f := a.facts(); f.tracking.report == nil || f.tracking.report.Max != 100 {
+	if f := factsOf(a); f.tracking.report == nil || f.tracking.report.Max != 100 {
 		t.Errorf("figures are not reported: %+v", f.tracking)
 	}
 	a.turn.held = true
 	mustSync(t, a)
-	if f := a.facts(); len(f.tracking.warnings) != 1 {
+	if f := factsOf(a); len(f.tracking.warnings) != 1 {
 		t.Errorf("warnings %q", f.tracking.warnings)
 	}
 	a.turn.held = false
-	if f := a.facts(); len(f.tracking.warnings) != 0 {
+	if f := factsOf(a); len(f.tracking.warnings) != 0 {
 		t.Errorf("it is warned of what is not ours: %q", f.tracking.warnings)
 	}
 }
@@ -160,7 +160,7 @@ func TestTrackingThatComesWithTheRules(t *testing.T) {
 			fake.tuned, fake.failure = conntrack.Tuned{Liberal: true, Changes: []conntrack.Change{{Sysctl: "s", From: 1, To: 2}}}, nil
 		}
 	}
-	if f := a.facts(); f.tracking.report != nil || len(f.tracking.warnings) > 0 {
+	if f := factsOf(a); f.tracking.report != nil || len(f.tracking.warnings) > 0 {
 		t.Errorf("before: %+v", f.tracking)
 	}
 	// A loop that does not run is overdue once it is triggered.
@@ -175,7 +175,7 @@ func TestTrackingThatComesWithTheRules(t *testing.T) {
 	if n := len(log.with("Changed a setting of connection tracking")); n != 1 || len(log.with("tracks no connections")) > 0 {
 		t.Errorf("log %q", log.lines)
 	}
-	if f := a.facts(); f.tracking.report == nil || len(f.tracking.warnings) > 0 {
+	if f := factsOf(a); f.tracking.report == nil || len(f.tracking.warnings) > 0 {
 		t.Errorf("after: %+v", f.tracking)
 	}
 	mustSync(t, a) // the rules follow
@@ -193,7 +193,7 @@ func TestNodeWithoutTracking(t *testing.T) {
 	mustSync(t, a)
 	mustVerify(t, a)
 	mustVerify(t, a)
-	c := programmedCondition(a.store.snapshot(), a.facts())
+	c := programmedCondition(a.known())
 	if c.Status != metav1.ConditionTrue || !strings.Contains(c.Message, "modprobe nf_conntrack") {
 		t.Errorf("condition %+v", c)
 	}
@@ -205,7 +205,7 @@ func TestNodeWithoutTracking(t *testing.T) {
 	}
 	fake.tuned, fake.failure = conntrack.Tuned{}, nil
 	mustVerify(t, a)
-	if c := programmedCondition(a.store.snapshot(), a.facts()); strings.Contains(c.Message, "but") {
+	if c := programmedCondition(a.known()); strings.Contains(c.Message, "but") {
 		t.Errorf("condition %+v", c)
 	}
 }
@@ -216,7 +216,7 @@ func TestUnmetSettingsAreAWarning(t *testing.T) {
 	fake.tuned.Unmet = []string{"net.netfilter.nf_conntrack_max is 1, not 2 because x"}
 	mustSync(t, a)
 	mustVerify(t, a)
-	status := buildStatus(a.store.snapshot(), a.facts(), nil)
+	status := statusOf(a, nil)
 	c := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed)
 	if c.Status != metav1.ConditionTrue || !strings.HasSuffix(c.Message, "; but: net.netfilter.nf_conntrack_max is 1, not 2 because x") {
 		t.Errorf("condition %+v", c)
@@ -236,7 +236,7 @@ func TestRemovedFlowsAreReported(t *testing.T) {
 	tracked(a)
 	a.cleaned(dataplane.IPv4, conntrack.Pass{Removed: map[conntrack.Reason]int{conntrack.EndpointGone: 2}})
 	a.cleaned(dataplane.IPv6, conntrack.Pass{Removed: map[conntrack.Reason]int{conntrack.NoEndpoint: 3}})
-	if got := a.facts().tracking.report.FlowsCleaned; got != 5 {
+	if got := factsOf(a).tracking.report.FlowsCleaned; got != 5 {
 		t.Errorf("flowsCleaned is %d, want 5", got)
 	}
 }

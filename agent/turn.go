@@ -360,7 +360,6 @@ func (a *Agent) noteOther(sign string, w *waiting, unanswered bool) {
 
 // addTurn adds to the facts what is known of other proxies.
 func (a *Agent) addTurn(f *facts) {
-	f.audit, f.removing = a.store.auditing(), a.store.removing()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	f.otherProxy, f.otherGone, f.otherWait = a.turn.other, a.turn.gone, a.turn.wait
@@ -401,6 +400,11 @@ func (d *drift) forget() {
 func (s *store) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.forgetKernel(s.clock.Now())
+}
+
+// forgetKernel is forget. The caller holds mu.
+func (s *store) forgetKernel(now time.Time) {
 	s.complete = false
 	s.epoch++
 	for _, f := range s.families {
@@ -408,7 +412,6 @@ func (s *store) forget() {
 		f.refused, f.warnings, f.retiring, f.kernel, f.difference = nil, nil, "", nil, nil
 		f.applyingSince, f.audit = time.Time{}, auditor{}
 	}
-	now := s.clock.Now()
 	s.waitAnew(now)
 	s.markFull(now)
 }

@@ -264,9 +264,20 @@ func after(d time.Duration) {
 	synctest.Wait()
 }
 
+// statusOf is the status that the agent would write now.
+func statusOf(a *Agent, former []metav1.Condition) v1alpha1.NodeProxyRulesStatus {
+	s, f := a.known()
+	return buildStatus(s, f, former)
+}
+
+func factsOf(a *Agent) facts {
+	_, f := a.known()
+	return f
+}
+
 // condition returns reason and message of Programmed.
 func (r turning) condition() (string, string) {
-	c := programmedCondition(r.store.snapshot(), r.facts())
+	c := programmedCondition(r.known())
 	return c.Reason, c.Message
 }
 
@@ -431,13 +442,13 @@ func TestPendingSaysThatAPortDoesNotAnswer(t *testing.T) {
 	if a.awaitTurn(ctx, w) {
 		t.Fatal("one look without an answer is taken for nobody")
 	}
-	c := programmedCondition(a.store.snapshot(), a.facts())
+	c := programmedCondition(a.known())
 	if c.Reason != v1alpha1.ReasonPending || !strings.Contains(c.Message, "127.0.0.1:10249") || !strings.Contains(c.Message, "has not answered yet") {
 		t.Errorf("condition %+v", c)
 	}
 	a.noteLook("", w, true, false)
-	c = programmedCondition(a.store.snapshot(), a.facts())
-	if c.Message != "no complete set of rules has been written to the kernel since the agent started" {
+	c = programmedCondition(a.known())
+	if c.Message != "no complete set of rules has been written to the kernel since the agent started, or since it may write again" {
 		t.Errorf("once answered: %s", c.Message)
 	}
 }

@@ -1,0 +1,145 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// comparing returns an agent that has compared a kernel to what is wanted, with
+// nothing to tell, and whose loop does not run.
+func comparing(t *testing.T) (*Agent, *rig) {
+	t.Helper()
+	a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
+	r := fill(t, a)
+	r.setRules(r.own(inAudit))
+	mustSync(t, a)
+	if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonAuditInSync {
+		t.Fatalf("with Audit: %+v", c)
+	}
+	return a, r
+}
+
+func expectPending(t *testing.T, a *Agent, when string) {
+	t.Helper()
+	if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonPending {
+		t.Errorf("%s: %s: %s", when, c.Reason, c.Message)
+	}
+	if status := statusOf(a, nil); status.Services != 0 || status.Difference != nil || status.Kernel != nil {
+		t.Errorf("%s the status tells of a kernel that is not known: %+v", when, status)
+	}
+}
+
+// TestWhatIsComparedIsNotWritten: Programmed after Audit is for rules that the
+// agent has written, whenever it comes to do so.
+func TestWhatIsComparedIsNotWritten(t *testing.T) {
+	t.Run("once Enforce is asked", func(t *testing.T) {
+		a, r := comparing(t)
+		r.setRules(r.own())
+		expectPending(t, a, "before the turn begins")
+		hold(t, a)
+		expectPending(t, a, "before the first write")
+		mustSync(t, a)
+		if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonProgrammed {
+			t.Errorf("written: %s: %s", c.Reason, c.Message)
+		}
+	})
+	t.Run("while it is compared", func(t *testing.T) {
+		a, r := comparing(t)
+		b, ok := a.store.prepareAudit(epoch)
+		if !ok {
+			t.Fatal("nothing to compare")
+		}
+		outcomes := a.fanout.Audit(context.Background(), b.rulesets)
+		r.setRules(r.own())
+		a.store.audited(b, outcomes, epoch)
+		expectPending(t, a, "compared before")
+	})
+	t.Run("between the question whether to compare and that", func(t *testing.T) {
+		a, r := comparing(t)
+		r.setRules(r.own())
+		if err := a.audit(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		expectPending(t, a, "compared after")
+	})
+	t.Run("while the status is made", func(t *testing.T) {
+		a, r := comparing(t)
+		s := a.store.snapshot()
+		r.setRules(r.own())
+		if c := programmedCondition(s, a.facts(&s)); c.Reason != v1alpha1.ReasonAuditInSync {
+			t.Errorf("a snapshot of Audit: %s: %s", c.Reason, c.Message)
+		}
+	})
+	t.Run("Audit is back before the turn could end", func(t *testing.T) {
+		a, r, kernel, _ := inTurn(t)
+		mustSync(t, a)
+		r.setRules(r.own(inAudit))
+		mustSync(t, a)
+		kernel.Remove("shop", "a")
+		r.setRules(r.own())
+		expectPending(t, a, "with Enforce again")
+		mustSync(t, a)
+		if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonProgrammed || len(kernel.Services()) != 1 {
+			t.Errorf("written: %s: %s; the kernel holds %q", c.Reason, c.Message, kernel.Services())
+		}
+	})
+	t.Run("the turn cannot begin", func(t *testing.T) {
+		takingTurns(t, func(t *testing.T, r turning) {
+			r.rig.setRules(r.rig.own(inAudit))
+			r.changed()
+			after(time.Minute)
+			r.spots.set(func(s *spots) { s.stuck = errors.New("the lock is held") })
+			r.rig.setRules(r.rig.own())
+			r.changed()
+			for range 20 {
+				expectPending(t, r.Agent, "while nothing can be written")
+				after(time.Second)
+			}
+			r.spots.set(func(s *spots) { s.stuck = nil })
+			after(2 * time.Second)
+			if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed || len(r.kernel.Services()) != 1 {
+				t.Errorf("it can: %s: %s; the kernel holds %q", reason, message, r.kernel.Services())
+			}
+		})
+	})
+	t.Run("another proxy has come since the last look", func(t *testing.T) {
+		takingTurns(t, func(t *testing.T, r turning) {
+			r.rig.setRules(r.rig.own(inAudit))
+			r.changed()
+			after(time.Minute)
+			r.ports.become("kube-proxy answers")
+			r.rig.setRules(r.rig.own())
+			expectPending(t, r.Agent, "before the next look")
+			r.changed()
+			after(time.Second)
+			if reason, message := r.condition(); reason != v1alpha1.ReasonConflictingProxy {
+				t.Errorf("after it: %s: %s", reason, message)
+			}
+		})
+	})
+}
+
+// TestWhatIsWrittenIsNotCompared: what refused a Service, or failed, with Enforce
+// is no finding of Audit, and neither is that it did not.
+func TestWhatIsWrittenIsNotCompared(t *testing.T) {
+	a, r, kernel, _ := inTurn(t)
+	kernel.Refuse("shop", "a", "too long")
+	mustSync(t, a)
+	if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonSomeServicesRefused {
+		t.Fatalf("written: %s: %s", c.Reason, c.Message)
+	}
+	b := a.store.prepare()
+	outcomes := a.fanout.Apply(context.Background(), b.rulesets)
+	r.setRules(r.own(inAudit))
+	expectPending(t, a, "before the first comparison")
+	a.store.commit(b, outcomes, nil)
+	expectPending(t, a, "with the end of a write")
+	if f := a.store.families[dataplane.IPv4]; len(f.refused) != 0 {
+		t.Errorf("refused %v", f.refused)
+	}
+}
