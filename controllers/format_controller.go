@@ -25,42 +25,84 @@ import (
 type formats struct {
 	client   client.Reader // reads come from the cache
 	writable []int32
+	looking  chan struct{} // holds one while somebody looks at the nodes
 
+	// mu is not held while somebody looks: a look waits for the cache, and whoever
+	// begins a term holds up every write until forget returns.
 	mu      sync.Mutex
 	version int32  // guarded by mu; 0: not known
+	term    int    // guarded by mu; counts what forget has begun
 	said    string // guarded by mu; what was last logged of nodes that are behind
+}
+
+func newFormats(c client.Reader, writable []int32) *formats {
+	return &formats{client: c, writable: writable, looking: make(chan struct{}, 1)}
 }
 
 // current returns the version to write.
 func (f *formats) current(ctx context.Context) (int32, error) {
-	f.mu.Lock()
-	version := f.version
-	f.mu.Unlock()
-	if version != 0 {
+	if version, _ := f.known(); version != 0 {
 		return version, nil
 	}
-	if _, err := f.negotiate(ctx); err != nil {
+	if err := f.await(ctx); err != nil {
 		return 0, err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.version, nil
+	defer f.end()
+	if version, _ := f.known(); version != 0 { // somebody else has looked meanwhile
+		return version, nil
+	}
+	version, _, err := f.look(ctx)
+	return version, err
 }
 
 // negotiate looks at what the nodes report, and tells whether the version is
 // another one than before.
 func (f *formats) negotiate(ctx context.Context) (changed bool, err error) {
+	if err := f.await(ctx); err != nil {
+		return false, err
+	}
+	defer f.end()
+	_, changed, err = f.look(ctx)
+	return changed, err
+}
+
+// await waits until nobody else looks at the nodes, so that what was seen later
+// counts; end must be called after it.
+func (f *formats) await(ctx context.Context) error {
+	select {
+	case f.looking <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for the versions that the nodes know: %w", ctx.Err())
+	}
+}
+
+func (f *formats) end() { <-f.looking }
+
+func (f *formats) known() (version int32, term int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.version, f.term
+}
+
+// look returns the version that follows from what the nodes report, and notes it
+// unless another term has begun meanwhile.
+func (f *formats) look(ctx context.Context) (version int32, changed bool, err error) {
+	_, term := f.known()
 	var rules v1alpha1.NodeProxyRulesList
 	if err := f.client.List(ctx, &rules); err != nil {
-		return false, fmt.Errorf("list NodeProxyRules: %w", err)
+		return 0, false, fmt.Errorf("list NodeProxyRules: %w", err)
 	}
 	version, behind := render.FormatVersion(f.writable, rules.Items)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.term != term {
+		return version, false, nil
+	}
 	f.say(ctx, version, behind)
 	changed = f.version != 0 && f.version != version
 	f.version = version
-	return changed, nil
+	return version, changed, nil
 }
 
 // say logs a version that is held low, once for each set of nodes, and that it
@@ -82,6 +124,7 @@ func (f *formats) forget() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.version = 0
+	f.term++
 }
 
 // FormatReconciler follows which versions the agents know, and has everything

@@ -131,7 +131,7 @@ func newShared(mgr ctrl.Manager, o Options, m *metrics) *shared {
 		events:   &events{client: mgr.GetClient(), clock: o.Clock},
 		memory:   newServiceMemory(m, w.summary.wake),
 		findings: newFindings(w.summary.wake),
-		formats:  &formats{client: mgr.GetClient(), writable: o.FormatVersions},
+		formats:  newFormats(mgr.GetClient(), o.FormatVersions),
 	}
 }
 
