@@ -194,14 +194,19 @@ func Running(processes ...*cluster.Process) error {
 	return nil
 }
 
+// longestPause is the longest pause of Until between two tries.
+const longestPause = 200 * time.Millisecond
+
 // Until repeats f until it succeeds or returns ErrEnded, and returns its last
 // error when that takes longer than limit. The pause between two tries is
-// short, because the time is often what is measured.
+// short, because the time is often what is measured; but about as long as the try
+// took, so that looking leaves the processor to what is waited for.
 func Until(ctx context.Context, limit time.Duration, f func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var last error
 	for {
+		begin := time.Now()
 		err := f(ctx)
 		if err == nil || errors.Is(err, ErrEnded) {
 			return err
@@ -212,7 +217,7 @@ func Until(ctx context.Context, limit time.Duration, f func(ctx context.Context)
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("not within %s: %w", limit, last)
-		case <-time.After(10 * time.Millisecond):
+		case <-time.After(min(max(time.Since(begin), 10*time.Millisecond), longestPause)):
 		}
 	}
 }

@@ -135,7 +135,11 @@ func use(t *testing.T) test {
 	if err := ipvskernel.Missing(); err != nil {
 		t.Skip(err)
 	}
+	begin, first := time.Now(), started == nil
 	w, err := startWorld()
+	if first {
+		t.Logf("the cluster took %s", time.Since(begin).Round(time.Second))
+	}
 	if err != nil {
 		t.Fatal(errors.Join(err, w.logs()))
 	}
