@@ -53,21 +53,21 @@ func Scheme() (*runtime.Scheme, error) {
 
 // Prepare creates the CRDs, the namespace and the roles. It can be called again.
 func (n *Nodeproxy) Prepare(ctx context.Context) error {
-	crds := filepath.Join(n.Config, "crd", "bases")
-	if _, err := n.Cluster.Kubectl(ctx, "apply", "-f", crds); err != nil {
-		return err
-	}
-	if _, err := n.Cluster.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "-f", crds); err != nil {
-		return err
-	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}
 	if err := n.Cluster.Client().Create(ctx, namespace); client.IgnoreAlreadyExists(err) != nil {
 		return err
 	}
+	crds := filepath.Join(n.Config, "crd", "bases")
+	// In one go: kubectl takes long to start.
+	apply := []string{"apply", "-f", crds}
 	for _, role := range []string{"controller_role.yaml", "agent_role.yaml"} {
-		if _, err := n.Cluster.Kubectl(ctx, "apply", "-f", filepath.Join(n.Config, "rbac", role)); err != nil {
-			return err
-		}
+		apply = append(apply, "-f", filepath.Join(n.Config, "rbac", role))
+	}
+	if _, err := n.Cluster.Kubectl(ctx, apply...); err != nil {
+		return err
+	}
+	if _, err := n.Cluster.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "-f", crds); err != nil {
+		return err
 	}
 	return n.bind(ctx)
 }
