@@ -27,7 +27,7 @@ func TestAuditBesideKubeProxy(t *testing.T) {
 	w := worlds.NewIPVS(seed)
 	w.Settings, w.Audit = worlds.PlainIPVS(), true
 	w.OnlyCluster()
-	r := &run{T: t, pair: p, world: w, limit: 2 * time.Minute}
+	r := &run{T: t, pair: p, world: w, limit: limit}
 	if err := p.writer.Begin(t.Context(), w); err != nil {
 		t.Fatal(err)
 	}
@@ -71,9 +71,9 @@ func (r *run) reports(what string, calm time.Duration, right func(reason string,
 		} else {
 			last = fmt.Sprintf("%s: %s; difference %+v", c.Reason, c.Message, d)
 		}
-		if now != "" {
+		if now != "" && ctx.Err() == nil {
 			since, last = time.Now(), now
-		} else if time.Since(since) >= calm {
+		} else if ctx.Err() == nil && time.Since(since) >= calm {
 			r.Logf("%s: %s", what, last)
 			return
 		}
