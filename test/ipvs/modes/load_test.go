@@ -110,8 +110,10 @@ func (r route) try() error {
 
 // more waits until there have been so many more connections.
 func (l *load) more(n int64) {
+	ticks := time.NewTicker(pace)
+	defer ticks.Stop()
 	for before := l.made.Load(); l.made.Load() < before+n; {
-		time.Sleep(pace) // the load itself has its own limits of time
+		<-ticks.C // the load itself has its own limits of time
 	}
 }
 
