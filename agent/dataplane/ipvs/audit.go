@@ -104,6 +104,7 @@ func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	d.held, d.former = nil, nil
 	clear(d.known)
 	clear(d.denied)
+	d.forgetDrains()
 	c, err := d.configFor(&r.Node)
 	if err != nil {
 		return dataplane.Audit{}, err

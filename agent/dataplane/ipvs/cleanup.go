@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 )
 
 // Cleanup removes the virtual servers that are ours, the rules, the device and
@@ -59,7 +60,13 @@ func (d *Dataplane) forget() {
 	d.warnings = nil
 	clear(d.notes)
 	clear(d.schedulers)
+	d.forgetDrains()
+}
+
+// forgetDrains leaves draining real servers to whoever reads the kernel next.
+func (d *Dataplane) forgetDrains() {
 	clear(d.leaving)
+	d.lookNext(time.Time{})
 }
 
 // anyConfig is what tells whose virtual servers are, whatever the settings.

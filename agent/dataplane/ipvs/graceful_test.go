@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
@@ -192,4 +193,30 @@ func TestFollowWakesForDrains(t *testing.T) {
 	b.clock.Step(10 * time.Second)
 	b.recheck()
 	b.holds(tcp("10.0.0.1", 80), "rr 10.180.0.1:80")
+}
+
+// TestAuditForgetsDrains: who only compares is not woken for what another proxy may
+// do with real servers that drain.
+func TestAuditForgetsDrains(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.set(service(1, "10.180.0.1:80", "10.180.0.2:80"))
+		b.apply()
+		b.connections(tcp("10.0.0.1", 80), "10.180.0.2:80", 1, 0)
+		b.set(service(1, "10.180.0.1:80"))
+		b.apply()
+		if _, err := b.plane.Audit(t.Context(), b.r); err != nil {
+			t.Fatal(err)
+		}
+		b.clock.Step(time.Minute)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			b.plane.Follow(ctx, func() { t.Error("woken") })
+		}()
+		synctest.Wait()
+		cancel()
+		<-done
+	})
 }

@@ -24,15 +24,17 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 	d.watched.pause()
 	former := d.former
 	d.forget()
-	d.lookNext(time.Time{})
 	if err := dataplane.HasFamily(d.family, d.proc, d.sysctl); err != nil {
 		return "", nil //nolint:nilerr // then there is nothing of it
 	}
 	if !d.present() {
 		return "", nil
 	}
-	if err := d.kernel.Open(); err != nil {
-		return "", nil //nolint:nilerr // likewise
+	switch err := d.kernel.Open(); {
+	case errors.Is(err, dataplane.ErrUnsupported):
+		return "", nil // likewise
+	case err != nil:
+		return "", err
 	}
 	addresses, err := d.kernel.Addresses()
 	if err != nil {
@@ -62,6 +64,7 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 	if len(p.stay) == 0 {
 		clear(d.known)
 		clear(d.denied)
+		d.retireUntil = time.Time{} // another proxy may leave connections again
 		return "", p.rest(want)
 	}
 	return fmt.Sprintf("%d connections by %d virtual servers, such as %s, are waited for until %s",

@@ -2,6 +2,9 @@ package ipvs_test
 
 import (
 	"context"
+	"errors"
+	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -85,6 +88,12 @@ func TestRetire(t *testing.T) {
 			if retire(b); len(b.kernel.Writes()) > 0 || b.kernel.Messages() > 5 {
 				t.Errorf("%v", b.kernel.Calls())
 			}
+			again(b)
+			b.clock.Step(time.Hour)
+			b.leave(tcp("192.168.0.2", 30001), "10.180.0.1:80")
+			if pending := retire(b); !strings.Contains(pending, "1 connections by 1 virtual servers") {
+				t.Errorf("of another proxy, later: %q", pending)
+			}
 		})
 	}
 	t.Run("and back", func(t *testing.T) {
@@ -105,6 +114,25 @@ func TestRetire(t *testing.T) {
 			t.Error(pending)
 		}
 	})
+	t.Run("it cannot be told", func(t *testing.T) {
+		b := start(t)
+		b.kernel.Lacks = errBoom
+		if pending, err := b.plane.Retire(context.Background(), b.r); !errors.Is(err, errBoom) {
+			t.Errorf("%q, %v", pending, err)
+		}
+	})
+}
+
+// leave makes a virtual server for a NodePort that has a connection, as another
+// proxy leaves it.
+func (b *bench) leave(key ipvs.Key, real string) {
+	b.Helper()
+	sets := ipvs.SetChange{Name: "KUBE-NODE-PORT-TCP", Type: ipvs.BitmapPort, Create: true, Add: []ipvs.Entry{ipvs.Entry(strconv.Itoa(int(key.Port)))}}
+	err := errors.Join(b.kernel.ChangeSets([]ipvs.SetChange{sets}), b.kernel.AddServer(key, ipvs.Server{Scheduler: "rr"}), b.kernel.AddReal(key, netip.MustParseAddrPort(real), 1))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.connections(key, real, 1, 0)
 }
 
 func TestCleanup(t *testing.T) {
