@@ -4,8 +4,11 @@ import (
 	"context"
 	"maps"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
@@ -48,9 +51,33 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 		}
 		out.Drifted = drift.Count > 0
 	}
+	for _, s := range d.loaded() {
+		out.Count++
+		out.Examples = append(out.Examples, "the kernel has got the IPVS scheduler "+s+", for which another one stands in")
+	}
+	out.Examples = out.Examples[:min(len(out.Examples), dataplane.MaxExamples)]
 	out.Counts = counted(state, evidence.ours)
 	out.Chains, out.Rules, out.Warnings = rules.Chains, rules.Rules, rules.Warnings
 	return out, nil
+}
+
+// loaded are the schedulers that were missing and whose modules have been loaded
+// since. A full Apply takes them up. Unlike a probe this writes nothing.
+func (d *Dataplane) loaded() []string {
+	missing := d.missing()
+	if len(missing) == 0 {
+		return nil
+	}
+	text, err := os.ReadFile(filepath.Join(d.proc, "modules"))
+	if err != nil {
+		return nil // a kernel without modules gets none
+	}
+	names := map[string]bool{}
+	for line := range strings.Lines(string(text)) {
+		name, _, _ := strings.Cut(line, " ")
+		names[name] = true
+	}
+	return slices.DeleteFunc(missing, func(s string) bool { return !names["ip_vs_"+s] })
 }
 
 // wantedBy is what the kernel should hold: what the last Apply planned, or a fresh

@@ -3,6 +3,8 @@ package ipvs_test
 import (
 	"context"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -211,6 +213,8 @@ func TestKernelFails(t *testing.T) {
 // TestScheduler: one that is missing is named, and looked for again.
 func TestScheduler(t *testing.T) {
 	b := newBench(t)
+	proc := t.TempDir()
+	b.plane = ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock, ProcFolder: proc})
 	b.kernel.Schedulers = []string{"rr"}
 	one := service(1, "10.180.0.1:80")
 	one.IPVSScheduler = "sh"
@@ -227,6 +231,13 @@ func TestScheduler(t *testing.T) {
 	}
 	b.verified()
 	b.kernel.Schedulers = append(b.kernel.Schedulers, "sh", "mh")
+	if err := os.WriteFile(filepath.Join(proc, "modules"), []byte("ip_vs_sh 16384 0 - Live 0x0\nip_vs 1 3 ip_vs_sh, Live 0x0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	diff, err := b.plane.Verify(t.Context(), b.r)
+	if err != nil || diff.Count != 1 || diff.Drifted || !strings.Contains(diff.Examples[0], "has got the IPVS scheduler sh") {
+		t.Errorf("%+v, %v", diff, err)
+	}
 	b.r.Full = true
 	result = b.apply()
 	if b.kernel.Server(tcp("10.0.0.1", 80)) != "sh 10.180.0.1:80" || b.kernel.Server(tcp("10.0.0.3", 80)) != "mh 0x10 10.180.0.3:80" || strings.Contains(strings.Join(result.Warnings, "\n"), "scheduler") {
@@ -240,7 +251,7 @@ func TestScheduler(t *testing.T) {
 		}
 	}
 	*b.r.Node.Settings.IPVS.Scheduler = "lc"
-	err := b.plane.Supported(context.Background(), &b.r.Node)
+	err = b.plane.Supported(context.Background(), &b.r.Node)
 	if err == nil || !strings.Contains(err.Error(), dataplane.ErrUnsupported.Error()) {
 		t.Errorf("%v", err)
 	}
