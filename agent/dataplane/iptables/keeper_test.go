@@ -225,7 +225,7 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 	}
 	leave := func() {
 		t.Helper()
-		if err := keeper.Retire(context.Background(), want); err != nil {
+		if err := keeper.Retire(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -61,7 +61,7 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 // applied in full and the node has no Service's address any more: what is in force
 // until then keeps the node's own servers from being reached by those. It costs
 // little where there is nothing to remove.
-func (k *Keeper) Retire(ctx context.Context, _ Fixed) error {
+func (k *Keeper) Retire(ctx context.Context) error {
 	if err := k.kernel.find(ctx); err != nil {
 		return err
 	}

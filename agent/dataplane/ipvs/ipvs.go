@@ -29,8 +29,8 @@ type Rules interface {
 	Apply(ctx context.Context, want iptables.Fixed) (changed bool, err error)
 	// Compare compares the kernel to want and writes nothing.
 	Compare(ctx context.Context, want iptables.Fixed) (iptables.FixedState, error)
-	// Retire removes what of want the mode iptables does not have as well.
-	Retire(ctx context.Context, want iptables.Fixed) error
+	// Retire removes what of ours the mode iptables does not have as well.
+	Retire(ctx context.Context) error
 	// Cleanup removes all chains of the mode and the jumps to them.
 	Cleanup(ctx context.Context) error
 	// Watch calls changed whenever somebody else may have changed what the last

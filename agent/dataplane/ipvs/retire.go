@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 )
 
 // Retire implements dataplane.Retirer. New connections do not come to virtual
@@ -22,7 +21,6 @@ import (
 // restart, or after kube-proxy.
 func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, error) {
 	d.watched.pause()
-	former := d.former
 	d.forget()
 	if err := dataplane.HasFamily(d.family, d.proc, d.sysctl); err != nil {
 		return "", nil //nolint:nilerr // then there is nothing of it
@@ -45,10 +43,6 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 		return "", err
 	}
 	p.source = p.sourceOf(&r.Node)
-	want, err := p.rulesOf(former, r)
-	if err != nil {
-		return "", err
-	}
 	if d.retireUntil.IsZero() {
 		d.retireUntil = d.clock.Now().Add(drainBound)
 	}
@@ -65,7 +59,7 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 		clear(d.known)
 		clear(d.denied)
 		d.retireUntil = time.Time{} // another proxy may leave connections again
-		return "", p.rest(want)
+		return "", p.rest()
 	}
 	return fmt.Sprintf("%d connections by %d virtual servers, such as %s, are waited for until %s",
 		p.connections, len(p.stay), slices.MinFunc(p.stay, Key.Compare), d.retireUntil.UTC().Format(time.RFC3339)), nil
@@ -94,18 +88,6 @@ type retirement struct {
 	// source is what the node's own connections are to have as their source; invalid
 	// if it has no address of the family.
 	source netip.Addr
-}
-
-// rulesOf are the chains and jumps of the mode.
-func (p *retirement) rulesOf(former *wanted, r *dataplane.Ruleset) (iptables.Fixed, error) {
-	if former != nil {
-		return former.rules(), nil
-	}
-	c, err := newConfig(p.family, &r.Node, facts{})
-	if err != nil {
-		return iptables.Fixed{}, err
-	}
-	return newWanted(c).rules(), nil
 }
 
 // look looks which virtual servers of ours have connections that are waited for.
@@ -234,11 +216,11 @@ func (p *retirement) sourceOf(n *dataplane.Node) netip.Addr {
 
 // rest removes the device, the rules that kept the node's own servers from being
 // reached by its addresses, and the ipsets that they ask.
-func (p *retirement) rest(want iptables.Fixed) error {
+func (p *retirement) rest() error {
 	if err := p.removeDevice(p.state); err != nil {
 		return err
 	}
-	if err := p.rules.Retire(p.ctx, want); err != nil {
+	if err := p.rules.Retire(p.ctx); err != nil {
 		return err
 	}
 	if len(p.state.sets) == 0 {
