@@ -32,7 +32,6 @@ const (
 	attrPortTo   = 5
 	attrHashSize = 18
 	attrMaxElem  = 19
-	attrElements = 24
 
 	listHeader = 4 // a flag: without entries
 )
@@ -71,7 +70,6 @@ type setHeader struct {
 	family uint8
 	// maxElem is how many entries it takes; 0: no limit.
 	maxElem int
-	entries int
 }
 
 // request sends a message and calls reply with each message of the answer. An
@@ -231,11 +229,8 @@ func (s *sets) read(name SetName, entries bool) (setHeader, []Entry, error) {
 
 func (h *setHeader) parse(b []byte) {
 	for kind, value := range attributes(b) {
-		switch {
-		case kind == attrMaxElem && len(value) == 4:
+		if kind == attrMaxElem && len(value) == 4 {
 			h.maxElem = int(binary.BigEndian.Uint32(value))
-		case kind == attrElements && len(value) == 4:
-			h.entries = int(binary.BigEndian.Uint32(value))
 		}
 	}
 }
