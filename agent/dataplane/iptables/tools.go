@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -108,16 +109,39 @@ func versionText(output string) string {
 func (t *tools) randomFully() bool { return t.ipt.HasRandomFully() }
 
 func (t *tools) probe() error {
-	_, err := t.ipt.List("nat", "POSTROUTING")
-	if err == nil {
-		return nil
+	if _, err := t.ipt.List("nat", "POSTROUTING"); err != nil {
+		return probeError(t.command, newToolError(t.command, err, ""))
 	}
-	err = newToolError(t.command, err, "")
-	if isLocked(err) {
+	return nil
+}
+
+// probeError is why the table nat could not be listed. It says that the node lacks
+// it, unless another try may go better.
+func probeError(command string, err *toolError) error {
+	switch {
+	case err.cause == locked:
 		return err
+	case err.passes():
+		return fmt.Errorf("%s cannot list the table nat at the moment: %w", command, err)
+	default:
+		return fmt.Errorf("%w: %s cannot list the table nat; the kernel may lack it: %w", dataplane.ErrUnsupported, command, err)
 	}
-	return fmt.Errorf("%w: %s cannot list the table nat; the kernel may lack it: %w",
-		dataplane.ErrUnsupported, t.command, err)
+}
+
+// passes reports whether a failure tells of the node's state at the moment and not of
+// what it can do. The kernel loads what is asked for at the first use, which fails in
+// these ways where there is much to do.
+func (e *toolError) passes() bool {
+	var library *goiptables.Error
+	if errors.As(e.err, &library) && !library.Exited() {
+		return true // somebody has killed it
+	}
+	// The programs print an error of the kernel as the C library words it, which is
+	// as Go does but for a capital.
+	text := strings.ToLower(e.Error())
+	return slices.ContainsFunc([]syscall.Errno{
+		syscall.EINTR, syscall.EAGAIN, syscall.EBUSY, syscall.ENOMEM, syscall.ENOBUFS, syscall.ETIME, syscall.ETIMEDOUT, syscall.ENFILE, syscall.EMFILE,
+	}, func(one syscall.Errno) bool { return strings.Contains(text, one.Error()) })
 }
 
 // saysUnknown is what the programs print of a match that they know and the kernel
