@@ -202,10 +202,10 @@ func (d *demo) rulesObjectsDeleted(ctx context.Context) error {
 		stop := d.watchAll(ctx)
 		before, err := d.deleteRulesObjects(ctx)
 		if err == nil {
-			err = install.Until(ctx, 30*time.Second, func(ctx context.Context) error { return d.replaced(ctx, before) })
+			err = install.Until(ctx, programmingLimit, func(ctx context.Context) error { return d.replaced(ctx, before) })
 		}
 		if err == nil {
-			err = install.Until(ctx, 30*time.Second, d.programmed)
+			err = install.Until(ctx, programmingLimit, d.programmed)
 		}
 		made, watchErr := stop()
 		return fmt.Sprintf("%d connections, %d objects are back", made, len(before)), errors.Join(err, watchErr)
@@ -218,17 +218,17 @@ func (d *demo) rulesObjectsDeleted(ctx context.Context) error {
 			before, err = d.deleteRulesObjects(ctx)
 		}
 		if err == nil {
-			err = install.Until(ctx, time.Minute, func(ctx context.Context) error { return d.nodeproxy.Reported(ctx, v1alpha1.ReasonHeld) })
+			err = install.Until(ctx, programmingLimit, func(ctx context.Context) error { return d.nodeproxy.Reported(ctx, v1alpha1.ReasonHeld) })
 		}
 		return "Programmed is True, reason Held", err
 	})
 	d.report.check("the controller starts again: no connection has failed", func() (string, error) {
 		var err error
 		if d.controller, err = d.nodeproxy.StartController(); err == nil {
-			err = install.Until(ctx, time.Minute, func(ctx context.Context) error { return d.replaced(ctx, before) })
+			err = install.Until(ctx, programmingLimit, func(ctx context.Context) error { return d.replaced(ctx, before) })
 		}
 		if err == nil {
-			err = install.Until(ctx, 30*time.Second, d.programmed)
+			err = install.Until(ctx, programmingLimit, d.programmed)
 		}
 		made, watchErr := stop()
 		return fmt.Sprintf("%d connections, %d objects are back", made, len(before)), errors.Join(err, watchErr)
@@ -322,7 +322,7 @@ func (d *demo) restartAgent(ctx context.Context, i int, end func(*cluster.Proces
 	if d.agents[i], err = d.nodeproxy.StartAgent(node); err != nil {
 		return "", err
 	}
-	err = install.Until(ctx, time.Minute, func(ctx context.Context) error {
+	err = install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 		rules := &v1alpha1.NodeProxyRules{}
 		if err := d.cluster.Client().Get(ctx, client.ObjectKey{Name: node.Name()}, rules); err != nil {
 			return err

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/discovery"
@@ -171,13 +170,13 @@ func (d *demo) startNodeproxy(ctx context.Context) error {
 		return err
 	}
 	err = d.report.need("each node reports that its kernel holds what is wanted", func() (string, error) {
-		return "Programmed is True on three nodes", install.Until(ctx, time.Minute, d.programmed)
+		return "Programmed is True on three nodes", install.Until(ctx, programmingLimit, d.programmed)
 	})
 	if err != nil {
 		return err
 	}
 	d.report.check("the API server answers at its own Service, 10.96.0.1", func() (string, error) {
-		return "", install.Until(ctx, 10*time.Second, func(ctx context.Context) error {
+		return "", install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 			conn, err := d.visitor.Connect(ctx, "tcp", "10.96.0.1:443")
 			if err != nil {
 				return err

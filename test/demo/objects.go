@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
@@ -16,7 +15,7 @@ import (
 func (d *demo) showObjects(ctx context.Context) error {
 	d.report.section("What kubectl shows")
 	d.report.check("all is programmed, each Service has its ServiceProxyRules", func() (string, error) {
-		return "", install.Until(ctx, 30*time.Second, func(ctx context.Context) error {
+		return "", install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 			return errors.Join(d.programmed(ctx), d.objectsMatchServices(ctx))
 		})
 	})
@@ -41,7 +40,7 @@ func (d *demo) printed(ctx context.Context, kind string, rows int, column string
 	}
 	d.report.check(title, func() (string, error) {
 		// The summary follows the nodes' reports after a moment.
-		return "", install.Until(ctx, 30*time.Second, func(ctx context.Context) error {
+		return "", install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 			var err error
 			if out, err = d.cluster.Kubectl(ctx, "get", kind); err != nil {
 				return err

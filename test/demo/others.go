@@ -77,7 +77,7 @@ func (d *demo) sameRuleNames(ctx context.Context, node *cluster.Node, want map[s
 // reportedRepair waits until a node's status counts a repair.
 func (d *demo) reportedRepair(ctx context.Context, node *cluster.Node) (string, error) {
 	saw := ""
-	err := install.Until(ctx, 30*time.Second, func(ctx context.Context) error {
+	err := install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 		status, err := d.statusOf(ctx, node)
 		if err != nil {
 			return err
@@ -98,7 +98,7 @@ func (d *demo) audit(ctx context.Context) {
 		if err := d.enforce(ctx, `"Audit"`); err != nil {
 			return "", err
 		}
-		err := install.Until(ctx, time.Minute, func(ctx context.Context) error {
+		err := install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 			return d.nodeproxy.Reported(ctx, v1alpha1.ReasonAuditInSync)
 		})
 		return "Programmed is True, reason AuditInSync", err
@@ -122,7 +122,7 @@ func (d *demo) audit(ctx context.Context) {
 		if err := d.enforce(ctx, "null"); err != nil {
 			return "", err
 		}
-		err := install.Until(ctx, time.Minute, d.programmed)
+		err := install.Until(ctx, programmingLimit, d.programmed)
 		if err == nil {
 			err = d.sameRuleNames(ctx, node, before)
 		}
@@ -145,7 +145,7 @@ func (d *demo) differs(ctx context.Context, node *cluster.Node) (string, error) 
 		return "", err
 	}
 	saw := ""
-	err = install.Until(ctx, 30*time.Second, func(ctx context.Context) error {
+	err = install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 		status, err := d.statusOf(ctx, node)
 		if err != nil {
 			return err

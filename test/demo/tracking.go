@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
@@ -14,7 +13,7 @@ import (
 func (d *demo) showTracking(ctx context.Context) {
 	d.report.check("each node reports its connection tracking table", func() (string, error) {
 		var told []string
-		err := install.Until(ctx, 30*time.Second, func(ctx context.Context) error {
+		err := install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 			list := &v1alpha1.NodeProxyRulesList{}
 			if err := d.cluster.Client().List(ctx, list); err != nil {
 				return err
