@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/uml"
 )
@@ -131,7 +133,8 @@ func (t test) allowModules() {
 func TestForeignVirtualServers(tt *testing.T) {
 	t := use(tt)
 	node := t.cluster.Node(0)
-	foreign, needed := "192.0.2.50:80", at(ownIP, 80)
+	ip, otherIP := t.newIP(), t.newIP()
+	foreign, needed := "192.0.2.50:80", at(ip, 80)
 	for _, address := range []string{foreign, needed} {
 		t.exec(node, "ipvsadm", "-A", "-t", address, "-s", "wrr")
 		t.exec(node, "ipvsadm", "-a", "-t", address, "-r", "192.0.2.60:80", "-m", "-w", "3")
@@ -146,7 +149,7 @@ func TestForeignVirtualServers(tt *testing.T) {
 		}
 		return err
 	}
-	t.create(needing())
+	t.create(service("needing", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = ip }))
 	t.status(node, func(s *v1alpha1.NodeProxyRulesStatus) error {
 		if err := hasCondition(s, v1alpha1.ConditionProgrammed, "True", v1alpha1.ReasonSomeServicesRefused, "default/needing"); err != nil {
 			return err
@@ -162,7 +165,7 @@ func TestForeignVirtualServers(tt *testing.T) {
 		}
 	}
 	// Others go on.
-	t.create(beside())
+	t.create(service("beside", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = otherIP }))
 	t.answers(t.visitors[0].Place, "tcp", at(otherIP, 80), "web-1", "web-2", "web-3")
 	t.answers(t.visitors[1].Place, "tcp", needed, "web-1", "web-2", "web-3") // on the other node
 

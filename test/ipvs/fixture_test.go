@@ -176,6 +176,13 @@ func (t test) create(s *corev1.Service) {
 	})
 }
 
+// newIP returns a cluster IP that no test has had: what a Service leaves for a moment
+// when it is deleted would answer for the next one.
+func (w *world) newIP() string {
+	w.newIPs++
+	return "10.96.2." + strconv.Itoa(w.newIPs)
+}
+
 func at(ip string, port int) string { return net.JoinHostPort(ip, strconv.Itoa(port)) }
 
 // sub runs a part of a test under a name of its own.

@@ -74,8 +74,9 @@ type drain struct {
 func (t test) drain() drain {
 	t.Helper()
 	from, node := t.visitors[0].Place, t.cluster.Node(0)
-	d := drain{pod: t.web[2], address: at(ownIP, 80), backend: t.web[2].Address(8080)}
-	t.create(service("draining", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = ownIP }))
+	ip := t.newIP()
+	d := drain{pod: t.web[2], address: at(ip, 80), backend: t.web[2].Address(8080)}
+	t.create(service("draining", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = ip }))
 	t.answers(from, "tcp", d.address, d.pod.Name())
 	t.answers(from, "udp", d.address, d.pod.Name())
 	for d.conn == nil {
@@ -116,15 +117,16 @@ func (t test) ready(pod *cluster.Pod, ready bool) {
 // TestServiceEnds takes its virtual servers, address and entries with it.
 func TestServiceEnds(tt *testing.T) {
 	t := use(tt)
-	s := service("ending", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = ownIP })
+	ip := t.newIP()
+	s := service("ending", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = ip })
 	t.create(s)
-	t.answers(t.visitors[0].Place, "tcp", at(ownIP, 80))
-	t.hold(t.visitors[0].Place, "tcp", at(ownIP, 80))
+	t.answers(t.visitors[0].Place, "tcp", at(ip, 80))
+	t.hold(t.visitors[0].Place, "tcp", at(ip, 80))
 	if err := t.cluster.Client().Delete(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
 	t.until(func(ctx context.Context) error {
-		left, err := t.traces(ctx, t.cluster.Node(0), ownIP)
+		left, err := t.traces(ctx, t.cluster.Node(0), ip)
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("there still is: %q", left)
 		}

@@ -7,18 +7,8 @@ import (
 	"slices"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
 )
-
-func needing() *corev1.Service {
-	return service("needing", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = ownIP })
-}
-
-func beside() *corev1.Service {
-	return service("beside", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = otherIP })
-}
 
 // TestCleanup removes what is ours from a node, and nothing else; an agent that
 // starts makes it again.

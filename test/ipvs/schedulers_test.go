@@ -15,19 +15,13 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 )
 
-// Addresses of Services of single tests.
-const (
-	ownIP   = "10.96.2.1"
-	otherIP = "10.96.2.2"
-)
-
 // TestRoundRobin looks at the order.
 func TestRoundRobin(tt *testing.T) {
 	t := use(tt)
-	from := t.visitors[0].Place
-	t.create(service("rr", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = ownIP }))
-	t.answers(from, "tcp", at(ownIP, 80))
-	got := t.sequence(from, "tcp", at(ownIP, 80), 9)
+	from, ip := t.visitors[0].Place, t.newIP()
+	t.create(service("rr", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = ip }))
+	t.answers(from, "tcp", at(ip, 80))
+	got := t.sequence(from, "tcp", at(ip, 80), 9)
 	if len(names(got[:3])) != 3 {
 		t.Errorf("the first three connections go to %v", got[:3])
 	}
@@ -67,10 +61,10 @@ func TestSourceHashing(tt *testing.T) {
 func TestLeastConnections(tt *testing.T) {
 	t := use(tt)
 	t.set(`"ipvs":{"scheduler":"lc"}`)
-	from := t.visitors[1].Place
-	t.create(service("lc", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = ownIP }))
+	from, ip := t.visitors[1].Place, t.newIP()
+	t.create(service("lc", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = ip }))
 	t.until(func(ctx context.Context) error {
-		s, err := virtual(ctx, t.cluster.Node(1), "tcp", at(ownIP, 80))
+		s, err := virtual(ctx, t.cluster.Node(1), "tcp", at(ip, 80))
 		if err == nil && len(s.reals) != 3 {
 			err = fmt.Errorf("there are %d real servers", len(s.reals))
 		}
@@ -78,7 +72,7 @@ func TestLeastConnections(tt *testing.T) {
 	})
 	conns := map[string][]*cluster.Conn{}
 	for range 6 {
-		conn, server := t.hold(from, "tcp", at(ownIP, 80))
+		conn, server := t.hold(from, "tcp", at(ip, 80))
 		conns[server] = append(conns[server], conn)
 	}
 	for _, pod := range t.web {
@@ -93,14 +87,14 @@ func TestLeastConnections(tt *testing.T) {
 		}
 	}
 	t.until(func(ctx context.Context) error {
-		s, err := virtual(ctx, t.cluster.Node(1), "tcp", at(ownIP, 80))
+		s, err := virtual(ctx, t.cluster.Node(1), "tcp", at(ip, 80))
 		if err == nil && s.reals[t.web[1].Address(8080)].active != 0 {
 			err = fmt.Errorf("real servers are %+v", s.reals)
 		}
 		return err
 	})
 	for range 2 {
-		if _, server := t.hold(from, "tcp", at(ownIP, 80)); server != "web-2" {
+		if _, server := t.hold(from, "tcp", at(ip, 80)); server != "web-2" {
 			t.Errorf("with no connection to web-2, a new one goes to %s", server)
 		}
 	}
@@ -110,21 +104,22 @@ func TestLeastConnections(tt *testing.T) {
 // while no controller reverts it.
 func TestSchedulerOfAService(tt *testing.T) {
 	t := use(tt)
-	t.create(service("own", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = ownIP }))
-	t.answers(t.visitors[0].Place, "tcp", at(ownIP, 80))
+	ip := t.newIP()
+	t.create(service("own", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = ip }))
+	t.answers(t.visitors[0].Place, "tcp", at(ip, 80))
 	if err := t.controller.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	defer t.startController()
 
 	t.schedulerOf("own", "lc")
-	t.scheduler("tcp", at(ownIP, 80), "lc")
+	t.scheduler("tcp", at(ip, 80), "lc")
 	t.scheduler("tcp", at(plainIP, 80), "rr")
 
 	// One that the kernel lacks: the Service runs with the node's, and the node says so.
 	t.schedulerOf("own", "twos")
-	t.scheduler("tcp", at(ownIP, 80), "rr")
-	t.answers(t.visitors[0].Place, "tcp", at(ownIP, 80), "web-1", "web-2", "web-3")
+	t.scheduler("tcp", at(ip, 80), "rr")
+	t.answers(t.visitors[0].Place, "tcp", at(ip, 80), "web-1", "web-2", "web-3")
 	t.status(t.cluster.Node(0), func(s *v1alpha1.NodeProxyRulesStatus) error {
 		for _, c := range s.Conditions {
 			if strings.Contains(c.Message, "twos") && strings.Contains(c.Message, "own") {
@@ -173,9 +168,10 @@ func (t test) scheduler(network, address, want string) {
 func TestPersistence(tt *testing.T) {
 	t := use(tt)
 	t.set(`"ipvs":{"udpTimeoutSeconds":2}`)
-	from, address := t.visitors[0].Place, at(ownIP, 80)
+	ip := t.newIP()
+	from, address := t.visitors[0].Place, at(ip, 80)
 	t.create(service("short", "web", func(s *corev1.ServiceSpec) {
-		s.ClusterIP, s.SessionAffinity = ownIP, corev1.ServiceAffinityClientIP
+		s.ClusterIP, s.SessionAffinity = ip, corev1.ServiceAffinityClientIP
 		s.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(2))}}
 	}))
 	t.answers(from, "udp", address)

@@ -49,6 +49,7 @@ type world struct {
 	local    *cluster.Pod   // on the second node
 	visitors []*cluster.Pod // one a node, without a Service
 	sctp     bool           // the kernel has it
+	newIPs   int            // cluster IPs that tests have had
 }
 
 // started is the world, once a test has asked for it.
