@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
@@ -30,10 +31,15 @@ func answer(ctx context.Context, from *cluster.Place, network, address string, s
 	return err
 }
 
-// refused waits until somebody says no.
+// refused waits until somebody says no. Where IPVS refuses what a node itself sends by
+// UDP, sending fails.
 func (t test) refused(from *cluster.Place, network, address string) {
 	t.Helper()
-	t.fails(from, network, address, cluster.ErrRefused)
+	if network == "udp" && slices.ContainsFunc(t.cluster.Nodes(), func(n *cluster.Node) bool { return n.Place == from }) {
+		t.fails(from, network, address, syscall.EPERM)
+	} else {
+		t.fails(from, network, address, cluster.ErrRefused)
+	}
 }
 
 // silent waits until nobody says anything.

@@ -2,9 +2,11 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -31,7 +33,7 @@ func TestGracefulRemoval(tt *testing.T) {
 	if got := t.ask(d.conn); got != d.pod.Name() {
 		t.Errorf("after the comeback the open connection is answered by %s, want %s", got, d.pod.Name())
 	}
-	t.answers(t.visitors[0].Place, "tcp", d.address, d.pod.Name())
+	t.abort(t.reach(t.visitors[0].Place, d.address, d.pod.Name()))
 
 	t.ready(d.pod, false)
 	t.weight(t.cluster.Node(0), "tcp", d.address, d.backend, 0)
@@ -77,16 +79,8 @@ func (t test) drain() drain {
 	ip := t.newIP()
 	d := drain{pod: t.web[2], address: at(ip, 80), backend: t.web[2].Address(8080)}
 	t.create(service("draining", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = ip }))
-	t.answers(from, "tcp", d.address, d.pod.Name())
+	d.conn = t.reach(from, d.address, d.pod.Name())
 	t.answers(from, "udp", d.address, d.pod.Name())
-	for d.conn == nil {
-		conn, server := t.hold(from, "tcp", d.address)
-		if server == d.pod.Name() {
-			d.conn = conn
-		} else if err := conn.Abort(); err != nil {
-			t.Fatal(err)
-		}
-	}
 	t.Cleanup(func() {
 		if err := d.pod.SetReady(t.ctx, true); err != nil {
 			t.Error(err)
@@ -97,12 +91,44 @@ func (t test) drain() drain {
 	return d
 }
 
+// reach opens connections until one goes to a server, and keeps that. The others it
+// aborts: IPVS remembers one that ends in good order for two minutes, which is how long
+// a real server would wait for it.
+func (t test) reach(from *cluster.Place, address, server string) *cluster.Conn {
+	t.Helper()
+	var reached *cluster.Conn
+	t.until(func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		conn, err := from.Connect(ctx, "tcp", address)
+		if err != nil {
+			return err
+		}
+		got, err := conn.Ask(ctx)
+		if err == nil && got.Server == server {
+			reached = conn
+			return nil
+		}
+		if err == nil {
+			err = fmt.Errorf("%s answers at %s, want %s", got, address, server)
+		}
+		return errors.Join(err, conn.Abort())
+	})
+	t.Cleanup(func() { _ = reached.Abort() }) // it may have ended
+	return reached
+}
+
+func (t test) abort(conn *cluster.Conn) {
+	t.Helper()
+	if err := conn.Abort(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // ends ends the connection: the real server goes.
 func (t test) ends(d drain) {
 	t.Helper()
-	if err := d.conn.Abort(); err != nil {
-		t.Fatal(err)
-	}
+	t.abort(d.conn)
 	t.weight(t.cluster.Node(0), "tcp", d.address, d.backend, -1)
 }
 

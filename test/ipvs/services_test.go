@@ -70,8 +70,7 @@ func (t test) policyLocal() {
 	t.silent(outside, "tcp", first.AddressPort(localPort))
 	t.silent(t.visitors[0].Place, "tcp", at(localVIP, 80))
 	t.silent(t.visitors[0].Place, "tcp", at(insideIP, 80))
-	// Of what the node itself sends IPVS is first.
-	t.refused(first.Place, "udp", at(insideIP, 80))
+	t.refused(first.Place, "udp", at(insideIP, 80)) // of what the node itself sends IPVS is first
 
 	if err := t.route(1, localVIP); err != nil {
 		t.Fatal(err)
