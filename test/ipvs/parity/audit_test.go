@@ -35,7 +35,7 @@ func TestAuditBesideKubeProxy(t *testing.T) {
 	if _, err := p.write(t.Context(), w, shuffle); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.start(); err != nil {
+	if err := p.start(w.Settings); err != nil {
 		t.Fatal(err)
 	}
 	r.reports("without policy Local", calm, func(reason string, count int32) bool {
@@ -43,6 +43,9 @@ func TestAuditBesideKubeProxy(t *testing.T) {
 	})
 	w.MarkLocal = true
 	if _, err := p.write(t.Context(), w, shuffle); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.start(w.Settings); err != nil {
 		t.Fatal(err)
 	}
 	r.reports("with a Service without a local endpoint", 0, func(reason string, count int32) bool {

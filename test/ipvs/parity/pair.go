@@ -85,7 +85,8 @@ func end(p **cluster.Process) error {
 	if proc == nil || install.Running(proc) != nil {
 		return nil
 	}
-	return proc.Stop()
+	// One that stands still does not end.
+	return errors.Join(syscall.Kill(proc.PID(), syscall.SIGCONT), proc.Stop())
 }
 
 // running returns an error when one of the two has ended.
@@ -99,9 +100,10 @@ func (p *pair) running() error {
 	return install.Running(live...)
 }
 
-// flushScript removes all that proxies leave.
-const flushScript = `for program in iptables ip6tables; do for table in nat filter mangle; do
-$program -w 10 -t $table -F && $program -w 10 -t $table -X || exit 1; done; done
+// flushScript removes all that proxies leave. To restore a table without rules
+// removes its chains as well, by one program.
+const flushScript = `for program in iptables-restore ip6tables-restore; do
+printf '*nat\nCOMMIT\n*filter\nCOMMIT\n*mangle\nCOMMIT\n' | $program -w 10 || exit 1; done
 ipvsadm -C && ipset destroy && ipvsadm --set 900 120 300 || exit 1
 if ip link show dev kube-ipvs0 >/dev/null 2>&1; then ip link del dev kube-ipvs0 || exit 1; fi
 for name in arp_ignore arp_announce; do echo 0 >/proc/sys/net/ipv4/conf/all/$name; done
@@ -119,11 +121,14 @@ func (p *pair) flush(ctx context.Context) error {
 
 // addForeign gives both nodes the virtual servers of somebody else.
 func (p *pair) addForeign(ctx context.Context) error {
+	var b strings.Builder
+	fmt.Fprintln(&b, "there=$(ipvsadm -Sn) || exit 1")
+	for _, key := range foreign() {
+		fmt.Fprintf(&b, "case $there in *'%s '*) ;; *) ipvsadm -A %s -s rr || exit 1 ;; esac\n", key, key)
+	}
 	for _, node := range p.nodes() {
-		for _, key := range foreign() {
-			if _, err := node.Exec(ctx, "sh", "-c", "ipvsadm -Sn | grep -qF -- '"+key+"' || ipvsadm -A "+key+" -s rr"); err != nil {
-				return err
-			}
+		if _, err := node.Exec(ctx, "sh", "-c", b.String()); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -154,19 +159,32 @@ func (p *pair) setGuest(there bool) error {
 	return nil
 }
 
-// write makes the API server hold the world. kube-proxy rests meanwhile, so that it
-// takes all changes in one sync, of which each runs some hundred programs.
-func (p *pair) write(ctx context.Context, w *worlds.World, shuffle *rand.Rand) (m worlds.Mark, err error) {
+// write makes the API server hold the world. kube-proxy stands still from then on,
+// until start, so that it takes all changes in as few syncs as it can.
+func (p *pair) write(ctx context.Context, w *worlds.World, shuffle *rand.Rand) (worlds.Mark, error) {
 	if p.referenceP != nil {
 		if err := syscall.Kill(p.referenceP.PID(), syscall.SIGSTOP); err != nil {
-			return m, fmt.Errorf("letting kube-proxy rest: %w", err)
+			return worlds.Mark{}, fmt.Errorf("letting kube-proxy stand still: %w", err)
 		}
-		defer func() { err = errors.Join(err, syscall.Kill(p.referenceP.PID(), syscall.SIGCONT)) }()
 	}
 	if err := p.setGuest(w.Guest); err != nil {
-		return m, err
+		return worlds.Mark{}, err
 	}
 	return p.writer.Write(ctx, w, shuffle)
+}
+
+// start starts what does not run, and lets kube-proxy go on.
+func (p *pair) start(s worlds.Settings) error {
+	var errs []error
+	if p.referenceP == nil {
+		errs = append(errs, p.startReference(s, worlds.NodeName))
+	} else if err := syscall.Kill(p.referenceP.PID(), syscall.SIGCONT); err != nil {
+		errs = append(errs, fmt.Errorf("letting kube-proxy go on: %w", err))
+	}
+	if p.testedP == nil {
+		errs = append(errs, p.startAgent())
+	}
+	return errors.Join(errs...)
 }
 
 // errNotSeen means that a program has not written the mark yet.
@@ -200,12 +218,12 @@ func (p *pair) settled(ctx context.Context, s situation, m worlds.Mark, limit ti
 	}
 }
 
-// look compares what the two hold now.
+// look compares what the two hold now. The marks come first, because they need one
+// program, and all needs many.
 func (p *pair) look(ctx context.Context, s situation, m worlds.Mark) ([]difference, map[string]int, error) {
-	var states []*state
 	for _, node := range p.nodes() {
 		who := map[bool]string{true: "kube-proxy", false: "nodeproxy-agent"}[node == p.reference]
-		now, err := read(ctx, node)
+		now, err := readServers(ctx, node)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -213,6 +231,13 @@ func (p *pair) look(ctx context.Context, s situation, m worlds.Mark) ([]differen
 			if !now.marked(m, f) {
 				return nil, nil, fmt.Errorf("%s %w (%s)", who, errNotSeen, f)
 			}
+		}
+	}
+	var states []*state
+	for _, node := range p.nodes() {
+		now, err := read(ctx, node)
+		if err != nil {
+			return nil, nil, err
 		}
 		states = append(states, now)
 	}

@@ -3,6 +3,7 @@ package parity
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
@@ -32,12 +33,14 @@ func TestSideBySide(t *testing.T) {
 	p := use(t)
 	t.Logf("the control plane runs after %s", time.Since(began).Round(time.Second))
 	met := map[string]int{}
-	began, changes, failed := time.Now(), 0, 0
+	began = time.Now()
+	changes, comparisons, failed := 0, 0, 0
 	for i := range count {
 		w := worlds.NewIPVS(uint64(seed + i)) //nolint:gosec // a seed
 		ok := t.Run(fmt.Sprintf("world %d", seed+i), func(t *testing.T) {
 			r := &run{T: t, pair: p, world: w, limit: limit, met: met}
-			changes += r.live(i == 0, steps)
+			more, compared := r.live(i == 0, steps)
+			changes, comparisons = changes+more, comparisons+compared
 		})
 		if !ok {
 			if failed++; failed == maxFailed {
@@ -46,7 +49,7 @@ func TestSideBySide(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d worlds, %d changes in %s", count, changes, time.Since(began).Round(time.Second))
+	t.Logf("%d worlds, %d changes, %d comparisons in %s", count, changes, comparisons, time.Since(began).Round(time.Second))
 	for _, d := range wantedDifferences() {
 		t.Logf("wanted difference %q was met %d times", d.name, met[d.name])
 	}
@@ -76,23 +79,22 @@ type run struct {
 }
 
 // live brings the world into being, changes it and compares after every step. It
-// returns the number of changes. Programs go on from the world before unless this is
-// the first of its group, where kube-proxy needs a restart for other settings; the
-// agent goes on then, or is started as well, on what they left or with nothing.
-func (r *run) live(first bool, steps int) (changes int) {
+// returns the numbers of changes and of comparisons. Programs go on from the world
+// before unless this is the first of its group, where kube-proxy needs a restart for
+// other settings; the agent goes on then, or is started as well, on what they left or
+// with nothing. A world that goes on is first compared after it was changed.
+func (r *run) live(first bool, steps int) (changes, comparisons int) {
 	w := r.world
-	if first || w.Seed == worlds.FirstOfGroup(w.Seed) {
+	begins := first || w.Seed == worlds.FirstOfGroup(w.Seed)
+	if begins {
 		r.restart(first || w.Chance(40), w.Chance(50))
 	}
 	shuffle := worlds.NewDice(w.Seed).Rand
-	m, err := r.write(r.Context(), w, shuffle)
-	if err != nil {
-		r.Fatalf("%v\n%s", err, r.repeat())
+	m := r.write(shuffle)
+	if begins || steps == 0 {
+		r.equal("as drawn", m)
+		comparisons++
 	}
-	if err := r.start(); err != nil {
-		r.Fatal(err)
-	}
-	r.equal("as drawn", m)
 	for step := 1; step <= steps; step++ {
 		var done []string
 		if step == 1 && w.Seed == worlds.FirstOfGroup(w.Seed) {
@@ -102,23 +104,27 @@ func (r *run) live(first bool, steps int) (changes int) {
 			done = append(done, w.Change())
 		}
 		changes += len(done)
-		killed := w.Chance(10)
-		if killed {
+		if w.Chance(10) {
 			done = append(done, "nodeproxy-agent was killed before and started after")
 			if err := r.testedP.Kill(); err != nil {
 				r.Fatal(err)
 			}
 			r.testedP = nil
 		}
-		if m, err = r.write(r.Context(), w, shuffle); err != nil {
-			r.Fatalf("%v\n%s", err, r.repeat())
-		}
-		if err := r.start(); err != nil {
-			r.Fatal(err)
-		}
-		r.equal(fmt.Sprintf("step %d (%s)", step, strings.Join(done, "; ")), m)
+		r.equal(fmt.Sprintf("step %d (%s)", step, strings.Join(done, "; ")), r.write(shuffle))
+		comparisons++
 	}
-	return changes
+	return changes, comparisons
+}
+
+// write makes the API server hold the world. kube-proxy stands still until equal.
+func (r *run) write(shuffle *rand.Rand) worlds.Mark {
+	r.Helper()
+	m, err := r.pair.write(r.Context(), r.world, shuffle)
+	if err != nil {
+		r.Fatalf("%v\n%s", err, r.repeat())
+	}
+	return m
 }
 
 // restart stops what has to be started with the settings of the world, and writes
@@ -145,23 +151,14 @@ func (r *run) restart(clean, agentToo bool) {
 	}
 }
 
-// start starts what does not run.
-func (r *run) start() error {
-	var errs []error
-	if r.referenceP == nil {
-		errs = append(errs, r.startReference(r.world.Settings, worlds.NodeName))
-	}
-	if r.testedP == nil {
-		errs = append(errs, r.startAgent())
-	}
-	return errors.Join(errs...)
-}
-
-// equal waits until both hold the same.
+// equal starts what does not run, and waits until both hold the same.
 func (r *run) equal(what string, m worlds.Mark) {
 	r.Helper()
 	began := time.Now()
 	r.world.Log = append(r.world.Log, what)
+	if err := r.start(r.world.Settings); err != nil {
+		r.Fatal(err)
+	}
 	differences, err := r.settled(r.Context(), situation{world: r.world}, m, r.limit, r.met)
 	switch {
 	case err != nil:

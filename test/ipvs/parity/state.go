@@ -37,7 +37,11 @@ type set struct {
 	entries []string
 }
 
-const sectionMark = "== "
+const (
+	sectionMark = "== "
+	// serversCommand lists the virtual and real servers.
+	serversCommand = "ipvsadm -Sn"
+)
 
 // sysctls are those that a proxy in mode ipvs sets, and one that it leaves.
 func sysctls() []string {
@@ -53,7 +57,7 @@ func sysctls() []string {
 func script() string {
 	var b strings.Builder
 	for _, command := range []string{
-		"ipvsadm -Sn", "ipvsadm -L --timeout", "ipset save", "iptables-save", "ip6tables-save", "ip -o addr show", "ip -o link show",
+		serversCommand, "ipvsadm -L --timeout", "ipset save", "iptables-save", "ip6tables-save", "ip -o addr show", "ip -o link show",
 	} {
 		fmt.Fprintf(&b, "echo '%s%s'; %s || exit 1\n", sectionMark, command, command)
 	}
@@ -90,6 +94,15 @@ func read(ctx context.Context, node *cluster.Node) (*state, error) {
 	return parse(sections)
 }
 
+// readServers reads the virtual and real servers of a node, and nothing else.
+func readServers(ctx context.Context, node *cluster.Node) (*state, error) {
+	text, err := node.Exec(ctx, "ipvsadm", "-Sn")
+	if err != nil {
+		return nil, err
+	}
+	return parse(map[string][]string{serversCommand: strings.Split(strings.TrimSpace(text), "\n")})
+}
+
 // ownAddresses replaces addresses of interfaces that differ from node to node.
 func ownAddresses(lines []string) *strings.Replacer {
 	var pairs []string
@@ -107,7 +120,7 @@ func ownAddresses(lines []string) *strings.Replacer {
 
 func parse(sections map[string][]string) (*state, error) {
 	s := &state{servers: map[string]*server{}, sets: map[string]*set{}, rules: map[worlds.Family]rules.Rules{}}
-	for _, line := range sections["ipvsadm -Sn"] {
+	for _, line := range sections[serversCommand] {
 		if err := s.addServer(line); err != nil {
 			return nil, fmt.Errorf("reading ipvsadm, line %q: %w", line, err)
 		}

@@ -65,9 +65,11 @@ func (i *IPVS) nodeproxy(toggle func(bool) *v1alpha1.Toggle) *v1alpha1.IPVSSetti
 
 // kubeProxy returns the section of the configuration file. Each sync runs some
 // fifty programs, which takes long where the kernel is emulated, so nothing but a
-// change is to bring one about.
+// change is to bring one about. kube-proxy begins with the first of several changes
+// unless it has to wait, and then needs another sync; minSyncPeriod is about as long
+// as it takes to look at the state and to write the next one.
 func (i *IPVS) kubeProxy() string {
-	return fmt.Sprintf("ipvs: {scheduler: %q, strictARP: %t, excludeCIDRs: [%s], tcpTimeout: %ds, tcpFinTimeout: %ds, udpTimeout: %ds, minSyncPeriod: 10ms, syncPeriod: 1h}\n",
+	return fmt.Sprintf("ipvs: {scheduler: %q, strictARP: %t, excludeCIDRs: [%s], tcpTimeout: %ds, tcpFinTimeout: %ds, udpTimeout: %ds, minSyncPeriod: 3s, syncPeriod: 1h}\n",
 		i.Scheduler, i.StrictARP, strings.Join(quote(i.ExcludeCIDRs), ", "), i.Timeouts[0], i.Timeouts[1], i.Timeouts[2])
 }
 
