@@ -28,7 +28,7 @@ const maxFailed = 3
 // generated worlds. World i of a run is drawn from the seed plus i.
 func TestSideBySide(t *testing.T) {
 	count, steps := variable(t, worldsVariable, 21), variable(t, stepsVariable, 1)
-	seed, limit := variable(t, seedVariable, 0), time.Duration(variable(t, deadlineVariable, 120))*time.Second
+	seed, limit := variable(t, seedVariable, 0), time.Duration(variable(t, deadlineVariable, 240))*time.Second
 	began := time.Now()
 	p := use(t)
 	t.Logf("the control plane runs after %s", time.Since(began).Round(time.Second))
