@@ -6,27 +6,32 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/install"
 	"github.com/nodeproxy-io/nodeproxy/test/load"
 )
 
 // pace is how many connections are begun each second.
 const pace = 20
 
+// remembered is how long IPVS remembers connections that have ended in good order, two
+// minutes, and what it takes to see that besides.
+const remembered = 2*time.Minute + limit
+
 // TestModeSwitch changes the mode there and back while connections are made and
-// others are held. None fails, and the other mode leaves nothing.
+// others are held. None fails, and mode IPTables leaves nothing. What is left of mode
+// IPVS waits for the connections: that it goes then is for TestWithoutIPVS.
 func TestModeSwitch(tt *testing.T) {
 	t := use(tt)
 	l := t.load()
 	t.switchMode(v1alpha1.ModeIPTables)
-	for _, node := range t.cluster.Nodes() {
-		t.noTraces(node, ipvsTraces)
-	}
+	t.answers(t.visitors[0].Place, "tcp", at(plainIP, 80), "web-1", "web-2", "web-3")
 	t.switchMode(v1alpha1.ModeIPVS)
 	for _, node := range t.cluster.Nodes() {
 		t.noTraces(node, iptablesTraces)
@@ -103,7 +108,7 @@ func iptablesTraces(line string) bool {
 // noTraces waits until no line of a node's state is a trace.
 func (t test) noTraces(node *cluster.Node, trace func(line string) bool) {
 	t.Helper()
-	t.until(func(ctx context.Context) error {
+	if err := install.Until(t.Context(), remembered, func(ctx context.Context) error {
 		all, err := state(ctx, node)
 		if err != nil {
 			return err
@@ -118,5 +123,7 @@ func (t test) noTraces(node *cluster.Node, trace func(line string) bool) {
 			return fmt.Errorf("%s still has %q", node.Name(), left)
 		}
 		return nil
-	})
+	}); err != nil {
+		t.Fatal(err)
+	}
 }
