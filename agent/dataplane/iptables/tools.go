@@ -318,11 +318,6 @@ func (e *toolError) Error() string {
 
 func (e *toolError) Unwrap() error { return e.err }
 
-func isLocked(err error) bool {
-	var e *toolError
-	return errors.As(err, &e) && e.cause == locked
-}
-
 // isRefusal reports whether a program ran and did not take its input.
 func isRefusal(err error) bool {
 	var e *toolError
