@@ -29,6 +29,7 @@ const remembered = 2*time.Minute + limit
 // IPVS waits for the connections: that it goes then is for TestWithoutIPVS.
 func TestModeSwitch(tt *testing.T) {
 	t := use(tt)
+	t.restore()
 	l := t.load()
 	t.switchMode(v1alpha1.ModeIPTables)
 	t.answers(t.visitors[0].Place, "tcp", at(plainIP, 80), "web-1", "web-2", "web-3")
