@@ -12,15 +12,18 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 )
 
-// TestDrift lets somebody else delete what is ours: it is repaired and counted.
+// mischief is what somebody else does to what is ours.
+type mischief struct {
+	name     string
+	commands [][]string
+}
+
+// TestDrift lets somebody else delete what is ours: it is repaired and counted. Both
+// nodes suffer, since an agent waits the longer the more it has repaired.
 func TestDrift(tt *testing.T) {
 	t := use(tt)
-	node, backend := t.cluster.Node(0), t.web[1].Address(8080)
-	plain, plain6 := at(plainIP, 80), at(plainIP6, 80)
-	for _, one := range []struct {
-		name     string
-		mischief [][]string
-	}{
+	backend, plain, plain6 := t.web[1].Address(8080), at(plainIP, 80), at(plainIP6, 80)
+	for i, all := range [][]mischief{{
 		{"virtual servers are changed", [][]string{
 			{"ipvsadm", "-D", "-t", plain},
 			{"ipvsadm", "-d", "-u", plain, "-r", backend},
@@ -29,6 +32,7 @@ func TestDrift(tt *testing.T) {
 			{"ipvsadm", "-a", "-t", plain6, "-r", "[2001:db8::1]:80", "-m"},
 		}},
 		{"virtual servers are deleted", [][]string{{"ipvsadm", "-C"}}},
+	}, {
 		{"the device is deleted", [][]string{{"ip", "link", "delete", "kube-ipvs0"}}},
 		{"an address and entries are deleted", [][]string{
 			{"ip", "address", "delete", plainIP + "/32", "dev", "kube-ipvs0"},
@@ -39,21 +43,26 @@ func TestDrift(tt *testing.T) {
 			{"iptables", "-w", "-t", "nat", "-F", "KUBE-SERVICES"},
 			{"iptables", "-w", "-t", "nat", "-F", "PREROUTING"},
 		}},
-	} {
-		t.sub(one.name, func(t test) { t.repaired(node, one.mischief) })
+	}} {
+		t.sub(t.cluster.Node(i).Name(), func(t test) {
+			for _, one := range all {
+				t.sub(one.name, func(t test) { t.repaired(i, one.commands) })
+			}
+		})
 	}
 }
 
-// repaired runs commands that change what is ours, and waits until all is as it was
+// repaired runs commands on a node that change what is ours, and waits until all is as it was
 // and the node has counted repairs.
-func (t test) repaired(node *cluster.Node, mischief [][]string) {
+func (t test) repaired(i int, commands [][]string) {
+	node := t.cluster.Node(i)
 	t.until(t.programmed)
 	repairs, err := t.repairs(t.Context(), node)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := t.settledState(node)
-	for _, command := range mischief {
+	for _, command := range commands {
 		t.exec(node, command[0], command[1:]...)
 	}
 	t.until(func(ctx context.Context) error {
@@ -70,7 +79,7 @@ func (t test) repaired(node *cluster.Node, mischief [][]string) {
 		}
 		return err
 	})
-	t.answers(t.visitors[0].Place, "tcp", at(plainIP, 80), "web-1", "web-2", "web-3")
+	t.answers(t.visitors[i].Place, "tcp", at(plainIP, 80), "web-1", "web-2", "web-3")
 }
 
 // repairs are those that a node has counted.
