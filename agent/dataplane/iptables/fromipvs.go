@@ -9,7 +9,8 @@ import (
 
 // A packet through IPVS passes filter INPUT with the address of the Service as its
 // destination, as one that nat did not translate. So where mode IPVS serves the
-// node, rules that drop what nat did not translate come after nat translates.
+// node, rules that drop what nat did not translate come after nat translates: IPVS has
+// rules of its own until then.
 
 // swapFirewallJumps has the jumps of mode IPVS to KUBE-PROXY-FIREWALL replaced by
 // ours, which are for new connections only: those that go through IPVS go on.
@@ -38,9 +39,12 @@ func (p *fullPass) swapFirewallJumps(ctx context.Context) error {
 		}
 		have.rules = slices.DeleteFunc(have.rules, theirs)
 	}
+	translates := false
 	if services := p.state.chains[chainID{nat, chainServices}]; services != nil {
 		p.behindIPVS = p.behindIPVS || slices.ContainsFunc(services.rules, isIPVSRule)
+		translates = slices.ContainsFunc(services.rules, func(r kernelRule) bool { return isServicesRule(r.spec) })
 	}
+	p.takesOver = p.behindIPVS && !translates
 	if input.Len() == 0 {
 		return nil
 	}
@@ -50,14 +54,25 @@ func (p *fullPass) swapFirewallJumps(ctx context.Context) error {
 	return nil
 }
 
-// writeFirewall writes the rules of Services in KUBE-PROXY-FIREWALL where they had
-// to wait.
+// waits reports whether rules of Services in a chain have to wait until nat
+// translates. Those in KUBE-EXTERNAL-SERVICES do so only as long as IPVS has all new
+// connections: later they must be there when nat ends to translate something.
+func (p *fullPass) waits(d *sharedDiff) bool {
+	switch d.chain.id {
+	case chainID{filter, chainProxyFirewall}:
+		return p.behindIPVS
+	case chainID{filter, chainExternalServices}:
+		return p.takesOver
+	default:
+		return false
+	}
+}
+
+// writeFirewall writes the rules of Services that had to wait.
 func (p *fullPass) writeFirewall(ctx context.Context) error {
 	if !p.behindIPVS {
 		return nil
 	}
-	diffs := slices.DeleteFunc(compareShared(p.want, p.state, &p.scope), func(d *sharedDiff) bool { return !isFirewall(d) })
+	diffs := slices.DeleteFunc(compareShared(p.want, p.state, &p.scope), func(d *sharedDiff) bool { return !p.waits(d) })
 	return p.writeDispatch(ctx, diffs)
 }
-
-func isFirewall(d *sharedDiff) bool { return d.chain.id == chainID{filter, chainProxyFirewall} }

@@ -66,8 +66,9 @@ type fullPass struct {
 	scope   scope
 	changed map[dataplane.ServiceName]struct{}
 	runs    int // of iptables-restore that were refused
-	// behindIPVS: mode IPVS has served the node, and may still.
-	behindIPVS bool
+	// behindIPVS: mode IPVS has served the node, and may still. TakesOver: it does,
+	// alone.
+	behindIPVS, takesOver bool
 }
 
 func (p *fullPass) run(ctx context.Context) error {
@@ -227,7 +228,7 @@ func (p *fullPass) addChains(t *transaction, names []dataplane.ServiceName, diff
 // but for that which has to wait for writeFirewall.
 func (p *fullPass) compareDispatch() []*sharedDiff {
 	return slices.DeleteFunc(compareShared(p.want, p.state, &p.scope),
-		func(d *sharedDiff) bool { return !d.chain.dispatch || p.behindIPVS && isFirewall(d) })
+		func(d *sharedDiff) bool { return !d.chain.dispatch || p.waits(d) })
 }
 
 // noteAdded notes the Services whose rules in shared chains were added.

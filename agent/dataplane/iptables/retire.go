@@ -159,7 +159,9 @@ func (o owner) leaves(id chainID, r kernelRule) bool {
 }
 
 // inputs are those of iptables-restore, with at most limit lines each but for the
-// first ones: of nat first, so that one mode takes over from the other at once.
+// first ones: nat before filter, so that one mode takes over from the other at once.
+// Only what refuses external addresses goes before nat: IPVS refuses for itself, and
+// serves pods where those rules drop what nat does not translate for them any more.
 func (p *retirement) inputs(limit int) []string {
 	var out []string
 	section := func(in table, lines []string) {
@@ -167,15 +169,28 @@ func (p *retirement) inputs(limit int) []string {
 			out = append(out, sectionOf(in, lines))
 		}
 	}
-	for _, in := range []table{nat, filter} {
-		section(in, p.rules[in])
-	}
+	first, rest := split(p.rules[filter], func(line string) bool { return strings.HasSuffix(line, " -j "+chainExternalServices) })
+	section(filter, first)
+	section(nat, p.rules[nat])
+	section(filter, rest)
 	for _, in := range []table{nat, filter} {
 		for names := range slices.Chunk(p.full[in], limit) {
 			section(in, lines(":", names, " - [0:0]"))
 		}
 	}
 	return out
+}
+
+// split parts lines into those for which first is true and the rest.
+func split(lines []string, first func(string) bool) (those, rest []string) {
+	for _, l := range lines {
+		if first(l) {
+			those = append(those, l)
+		} else {
+			rest = append(rest, l)
+		}
+	}
+	return those, rest
 }
 
 // sectionOf is the part of an input of iptables-restore that changes a table.
