@@ -71,20 +71,26 @@ func (s stepped) ChangeSets(changes []ipvs.SetChange) error {
 	return nil
 }
 
+// newSteppedWorld is newIPVSWorld with a stepped kernel.
+func newSteppedWorld(t *testing.T) *world {
+	w := newIPVSWorld(t, dataplane.IPv4)
+	w.recorder = &recorder{Kernel: w.kernel}
+	w.newPlane = func() dataplane.Dataplane {
+		return ipvs.New(dataplane.IPv4, ipvs.Options{
+			Kernel: stepped{w.ipvs, w.recorder},
+			Rules:  iptables.NewKeeper(dataplane.IPv4, iptables.Options{Model: w.recorder}),
+		})
+	}
+	w.plane = w.newPlane()
+	return w
+}
+
 // TestNothingFallsBetweenInIPVS is TestNothingFallsBetween in mode IPVS: after each
 // message to the kernel.
 func TestNothingFallsBetweenInIPVS(t *testing.T) {
 	for seed := range uint64(40) {
-		w := newIPVSWorld(t, dataplane.IPv4)
+		w := newSteppedWorld(t)
 		w.setAddresses(addrs("192.168.0.2", "192.168.1.2")...)
-		w.recorder = &recorder{Kernel: w.kernel}
-		w.newPlane = func() dataplane.Dataplane {
-			return ipvs.New(dataplane.IPv4, ipvs.Options{
-				Kernel: stepped{w.ipvs, w.recorder},
-				Rules:  iptables.NewKeeper(dataplane.IPv4, iptables.Options{Model: w.recorder}),
-			})
-		}
-		w.plane = w.newPlane()
 		w.Add(good)
 		if parts := w.changeAtRandom(seed); t.Failed() || parts < 50 {
 			t.Fatalf("seed %d: %d parts", seed, parts)
@@ -97,15 +103,7 @@ func TestNothingFallsBetweenInIPVS(t *testing.T) {
 // for its own, so what neither happens to would come to a server of the node.
 func TestNothingComesToTheNodesOwnServers(t *testing.T) {
 	for seed := range uint64(20) {
-		w := newIPVSWorld(t, dataplane.IPv4)
-		w.recorder = &recorder{Kernel: w.kernel}
-		w.newPlane = func() dataplane.Dataplane {
-			return ipvs.New(dataplane.IPv4, ipvs.Options{
-				Kernel: stepped{w.ipvs, w.recorder},
-				Rules:  iptables.NewKeeper(dataplane.IPv4, iptables.Options{Model: w.recorder}),
-			})
-		}
-		w.plane = w.newPlane()
+		w := newSteppedWorld(t)
 		w.Add(good)
 		w.Sync()
 		w.recorder.between = func() {

@@ -70,20 +70,8 @@ var inIPVS = []struct {
 		{102, POD, "1.2.3.4:80", "10.1.2.3 -M"},
 		{102, NODE, "1.2.3.4:80", "10.1.2.3 -M"},
 	}},
-	{"under policy Local without a local endpoint, pods are dropped as well", []ipvsPacket{
-		{39, POD, "5.6.7.8:80", "DROP"},
-		{39, POD, "192.168.0.2:3002", "DROP"},
-		{44, POD, "192.168.99.22:80", "DROP"},
-		{54, POD, "9.10.11.12:80", "DROP"},
-	}},
-	{"under policy Local without a local endpoint, IPVS refuses the node's own processes before rules could drop them", []ipvsPacket{
-		{40, NODE, "5.6.7.8:80", "REJECT"},
-		{40, NODE, "192.168.0.2:3002", "REJECT"},
-		{43, NODE, "5.6.7.8:80", "REJECT"},
+	{"under internal policy Local without a local endpoint, IPVS refuses the node's own processes before rules could drop them", []ipvsPacket{
 		{51, NODE, "172.30.0.43:80", "REJECT"},
-		{54, NODE, "9.10.11.12:80", "REJECT"},
-		{77, NODE, "1.2.3.4:80", "REJECT"},
-		{77, NODE, "5.6.7.8:80", "REJECT"},
 	}},
 	{"the node's own processes are held to source ranges where they have the load-balancer address as source", []ipvsPacket{
 		{75, NODE, "1.2.3.4:80", "10.180.0.1 +M"},

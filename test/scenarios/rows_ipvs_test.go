@@ -115,26 +115,38 @@ func localServerRows() []row {
 				w.entries("KUBE-LOAD-BALANCER", "5.6.7.8,tcp:80")
 				w.entries("KUBE-LOAD-BALANCER-LOCAL", "5.6.7.8,tcp:80")
 			}},
-		{n: 111, given: "both policies Local, a remote endpoint only; dropped, where kube-proxy forwards",
+		{n: 111, given: "both policies Local, a remote endpoint only; from outside dropped, where kube-proxy forwards",
 			svcs: []Service{{CIP: "172.30.0.42", VIPs: []string{"5.6.7.8"}, NP: 3002, ETPLocal: true, ITPLocal: true, Endpoints: both[1:]}},
 			when: []when{
-				{"POD EXT", "172.30.0.42:80 5.6.7.8:80 192.168.0.2:3002 192.168.1.2:3002", "DROP"},
-				{NODE, "172.30.0.42:80 5.6.7.8:80 192.168.0.2:3002", "REJECT"},
+				{"POD EXT", "172.30.0.42:80", "DROP"},
+				{NODE, "172.30.0.42:80", "REJECT"},
+				{EXT, "5.6.7.8:80 192.168.0.2:3002 192.168.1.2:3002", "DROP"},
+				{POD, "5.6.7.8:80 192.168.0.2:3002 192.168.1.2:3002", "10.180.1.2 -M"},
+				{NODE, "5.6.7.8:80 192.168.0.2:3002 192.168.1.2:3002", "10.180.1.2 +M"},
 			},
 			then: func(w *world) {
-				all := []string{"172.30.0.42,tcp:80", "192.168.0.2,tcp:3002", "192.168.1.2,tcp:3002", "5.6.7.8,tcp:80"}
-				w.servers(all...)
-				for _, key := range []string{"172.30.0.42:80", "5.6.7.8:80", "192.168.0.2:3002", "192.168.1.2:3002"} {
-					w.server(key, "rr")
+				external := []string{"192.168.0.2,tcp:3002", "192.168.1.2,tcp:3002", "5.6.7.8,tcp:80"}
+				w.servers(append([]string{"172.30.0.42,tcp:80"}, external...)...)
+				w.server("172.30.0.42:80", "rr")
+				for _, key := range []string{"5.6.7.8:80", "192.168.0.2:3002", "192.168.1.2:3002"} {
+					w.server(key, "rr 10.180.1.2:80")
 				}
-				w.entries("NODEPROXY-NO-LOCAL", all...)
+				w.entries("NODEPROXY-NO-LOCAL", external...)
+				w.entries("NODEPROXY-NO-LOCAL-ALL", "172.30.0.42,tcp:80")
 				w.removeSlices() // no endpoint anywhere: refused, not dropped
 				w.entries("NODEPROXY-NO-LOCAL")
-				w.sees(EXT, "5.6.7.8:80", "REJECT")
+				w.entries("NODEPROXY-NO-LOCAL-ALL")
+				for _, from := range []string{EXT, POD, NODE} {
+					w.sees(from, "5.6.7.8:80", "REJECT")
+				}
 			}},
 		{n: 112, given: "internal policy Local, a remote endpoint only", svcs: []Service{{CIP: "172.30.0.43", ITPLocal: true, Endpoints: both[1:]}},
 			when: []when{{POD, "172.30.0.43:80", "DROP"}},
-			then: func(w *world) { w.server("172.30.0.43:80", "rr") }},
+			then: func(w *world) {
+				w.server("172.30.0.43:80", "rr")
+				w.entries("NODEPROXY-NO-LOCAL")
+				w.entries("NODEPROXY-NO-LOCAL-ALL", "172.30.0.43,tcp:80")
+			}},
 		{n: 120, given: "terminating endpoints, policy Local",
 			svcs: []Service{{CIP: "172.30.0.42", XIPs: []string{"192.168.99.22"}, ETPLocal: true,
 				Endpoints: []string{"L 10.0.1.1 T", "L 10.0.1.2 T", "L 10.0.1.3 X", "R 10.0.1.4 T", "R 10.0.1.5"}}},

@@ -179,11 +179,12 @@ func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	return out, nil
 }
 
-// leaveOutUnused takes out of a difference what decides about no packet: that the
-// ipset is missing that kube-proxy does not have, where it would be empty.
+// leaveOutUnused takes out of a difference what decides about no packet: that
+// ipsets are missing that kube-proxy does not have, where they would be empty.
 func leaveOutUnused(d *diff, w *wanted) {
-	own := w.config.set(setNoLocal)
-	if w.needs.used[own] == 0 {
-		d.create = slices.DeleteFunc(d.create, func(def setDef) bool { return def.Name == own })
+	for _, name := range ownSets {
+		if own := w.config.set(name); w.needs.used[own] == 0 {
+			d.create = slices.DeleteFunc(d.create, func(def setDef) bool { return def.Name == own })
+		}
 	}
 }

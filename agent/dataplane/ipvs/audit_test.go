@@ -16,7 +16,7 @@ func TestAudit(t *testing.T) {
 	b := newBench(t)
 	b.set(service(1, "10.180.0.1:80", "10.180.0.2:80"), service(2, "10.180.0.3:80"))
 	b.apply()
-	if err := b.kernel.DeleteSets([]ipvs.SetName{"NODEPROXY-NO-LOCAL"}); err != nil {
+	if err := b.kernel.DeleteSets([]ipvs.SetName{"NODEPROXY-NO-LOCAL", "NODEPROXY-NO-LOCAL-ALL"}); err != nil {
 		t.Fatal(err)
 	}
 	key := tcp("10.0.0.1", 80)
@@ -70,10 +70,13 @@ func TestAudit(t *testing.T) {
 		}
 		return strings.Join(all, "\n")
 	}()
-	for _, want := range []string{"virtual server 10.0.0.2:80/TCP has the real server 10.180.0.3:80 too many (Service ns/svc0002)", "ipset NODEPROXY-NO-LOCAL is missing"} {
+	for _, want := range []string{"virtual server 10.0.0.2:80/TCP has the real server 10.180.0.3:80 too many (Service ns/svc0002)", "ipset NODEPROXY-NO-LOCAL-ALL is missing"} {
 		if !strings.Contains(texts, want) {
 			t.Errorf("%s\nlacks %s", texts, want)
 		}
+	}
+	if unused := "ipset NODEPROXY-NO-LOCAL is missing"; strings.Contains(texts, unused) {
+		t.Errorf("%s\nhas %s", texts, unused)
 	}
 }
 

@@ -131,7 +131,7 @@ func (c *comparison) sets() {
 			e := setEntry{set, entry}
 			switch {
 			case c.want.needs.entries[e] > 0:
-			case c.removes() || of(e):
+			case !c.guards(e) && (c.removes() || of(e)):
 				c.out.remove = append(c.out.remove, e)
 			default:
 				c.out.left = append(c.out.left, e)
@@ -140,6 +140,20 @@ func (c *comparison) sets() {
 	}
 	slices.SortFunc(c.out.remove, setEntry.compare)
 	slices.SortFunc(c.out.left, setEntry.compare)
+}
+
+// guards reports whether an entry keeps clients outside from what a virtual server
+// leads to that stays as the kernel has it, for the sake of a kept Service.
+func (c *comparison) guards(e setEntry) bool {
+	k, ok := parseKey(e.entry)
+	if !ok || e.set != c.want.config.set(setNoLocal) {
+		return false
+	}
+	if s, wanted := c.want.needs.servers[k]; wanted {
+		return c.keeps(s.owner) && len(c.have.reals[k]) > 0
+	}
+	owner, known := c.known[k]
+	return known && c.keeps(owner)
 }
 
 // target is what of an entry names where packets go: the part before the
@@ -187,7 +201,8 @@ func (c *comparison) concerned() func(setEntry) bool {
 }
 
 // served are the entries of kept Services alone that are missing by right: the
-// kernel holds the virtual server and says otherwise how it is served.
+// kernel holds the virtual server and says otherwise how it is served. One without
+// real servers gets those that are wanted, and what guards them.
 func (c *comparison) served() map[setEntry]bool {
 	counts := map[setEntry]int{}
 	for name := range c.kept {
@@ -195,17 +210,21 @@ func (c *comparison) served() map[setEntry]bool {
 		if plan == nil {
 			continue
 		}
-		standing := map[string]bool{}
+		standing, bare := map[string]bool{}, map[string]bool{}
 		for i := range plan.servers {
 			k := plan.servers[i].Key
 			if _, found := c.have.servers[k]; found && c.named(k) {
 				standing[string(keyEntry(k))] = true
+				bare[string(keyEntry(k))] = len(c.have.reals[k]) == 0
 				if !plan.servers[i].bind {
 					standing[strconv.Itoa(int(k.Port))] = true
 				}
 			}
 		}
 		for _, e := range plan.entries {
+			if guard := e.set == c.want.config.set(setNoLocal); guard && bare[target(e.entry)] {
+				continue
+			}
 			if c.about(e.set) && standing[target(e.entry)] {
 				counts[e]++
 			}

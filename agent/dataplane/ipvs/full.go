@@ -23,6 +23,8 @@ type fullPass struct {
 	scope   scope
 	diff    *diff
 	writer  *writer
+	// emptied: some ipset loses its last entry.
+	emptied bool
 }
 
 // applyFull reads the kernel, compares all of it to what is wanted and writes the
@@ -145,6 +147,7 @@ func (p *fullPass) write() error {
 		p.writer.writeServers,
 		p.rewriteRules,
 		p.removeServers,
+		p.removeRules,
 		p.unbindRest,
 		p.writeLateSets,
 	}
@@ -213,11 +216,28 @@ func (p *fullPass) askers(e setEntry) []dataplane.ServiceName {
 }
 
 // writeRules writes the fixed rules, those too that belong to what stays although
-// it is not wanted.
+// it is not wanted. Those that ask an ipset which loses its last entry stay until
+// virtual servers are as they will be: they may keep clients outside from endpoints on
+// other nodes, or have them masqueraded on their way there.
 func (p *fullPass) writeRules() error {
 	p.want.leave(p.diff.left, p.state)
 	p.want.renounce(p.diff.renounced)
-	return p.writer.writeRules(p.want.rules(), true)
+	used := maps.Clone(p.want.needs.used)
+	for _, e := range p.diff.remove {
+		if used[e.set] == 0 {
+			used[e.set], p.emptied = 1, true
+		}
+	}
+	return p.writer.writeRules(p.want.rulesFor(used, p.want.needs.out), true)
+}
+
+// removeRules removes the rules that writeRules has left, unless a virtual server may
+// still be as it was.
+func (p *fullPass) removeRules() error {
+	if len(p.writer.failed) > 0 || len(p.writer.stuck) > 0 {
+		return nil
+	}
+	return p.writer.writeRules(p.want.rules(), p.emptied)
 }
 
 // rewriteRules keeps the rules of what was there before, where a Service has

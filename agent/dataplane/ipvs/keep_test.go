@@ -104,3 +104,48 @@ func TestKeep(t *testing.T) {
 		t.Errorf("%s\nwant\n%s", b.state(), before)
 	}
 }
+
+// external makes a Service with a load-balancer IP under policy Local.
+func external(n int, local []string, cluster ...string) *dataplane.Service {
+	s := service(n, cluster...)
+	s.LoadBalancerIPs, s.ExternalLocal = []netip.Addr{ip("1.2.3.4")}, true
+	s.Ports[0].Local = ends(local...)
+	return s
+}
+
+// TestKeepKeepsClientsOutsideOut: what the kernel holds of a Service from disk leads to
+// other nodes only as long as clients outside are kept from there.
+func TestKeepKeepsClientsOutsideOut(t *testing.T) {
+	const remote, local = "10.181.0.1:80", "10.180.0.1:80"
+	key, entry := tcp("1.2.3.4", 80), "1.2.3.4,tcp:80"
+	for _, c := range []struct {
+		name     string
+		held     *dataplane.Service // what the kernel holds
+		old      *dataplane.Service // from disk
+		want     string
+		kept     bool // the entry
+		restarts bool
+	}{
+		{"no local endpoint before", external(1, nil, remote), external(1, []string{local}, remote, local), "rr " + remote, true, true},
+		{"the same agent", external(1, nil, remote), external(1, []string{local}, remote, local), "rr " + remote, true, false},
+		{"a local endpoint before", external(1, []string{local}, local), external(1, nil, remote), "rr " + local, false, true},
+		{"no endpoint before", external(1, nil), external(1, nil, remote), "rr " + remote, true, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t)
+			b.set(c.held)
+			b.apply()
+			b.set(c.old)
+			b.r.Keep, b.r.Prune = map[dataplane.ServiceName]struct{}{c.old.Name: {}}, false
+			if c.restarts {
+				b.restart()
+			}
+			b.r.Full = true
+			b.apply()
+			kept := slices.Contains(b.kernel.Entries("NODEPROXY-NO-LOCAL"), entry)
+			if got := b.kernel.Server(key); got != c.want || kept != c.kept || b.rules.asks("NODEPROXY-NO-LOCAL") != c.kept {
+				t.Errorf("%s, entry %t\n%s", got, kept, b.state())
+			}
+		})
+	}
+}

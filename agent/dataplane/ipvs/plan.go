@@ -99,13 +99,13 @@ func (p *planner) planPort(port *dataplane.Port) {
 	if port.Serves(p.svc.ClusterIP) {
 		k := Key{p.svc.ClusterIP, port.Port, port.Protocol}
 		p.enter(setClusterIP, keyEntry(k))
-		p.serve(port, k, p.svc.InternalLocal, true)
+		p.serve(port, k, policyOf(p.svc.InternalLocal, localInside), true)
 	}
 	for _, ip := range p.svc.ExternalIPs {
 		if port.Serves(ip) {
 			k := Key{ip, port.Port, port.Protocol}
 			p.enter(p.byPolicy(setExternalIP, setExternalIPLocal), keyEntry(k))
-			p.serve(port, k, p.svc.ExternalLocal, !p.onNode(ip))
+			p.serve(port, k, p.external(), !p.onNode(ip))
 		}
 	}
 	for _, ip := range p.svc.LoadBalancerIPs {
@@ -134,7 +134,7 @@ func (p *planner) planLoadBalancer(port *dataplane.Port, k Key) {
 	if len(p.svc.SourceRanges) > 0 {
 		p.restrict(k)
 	}
-	p.serve(port, k, p.svc.ExternalLocal, !p.onNode(k.Addr))
+	p.serve(port, k, p.external(), !p.onNode(k.Addr))
 }
 
 // restrict lets source ranges alone use a load-balancer address. The node's own
@@ -183,21 +183,47 @@ func (p *planner) planNodePort(port *dataplane.Port) {
 		if p.svc.ExternalLocal {
 			p.enter(local, entry)
 		}
-		p.serve(port, k, p.svc.ExternalLocal, false)
+		p.serve(port, k, p.external(), false)
 	}
 }
 
+// policy is the traffic policy of a virtual server.
+type policy int
+
+const (
+	cluster      policy = iota
+	localInside         // Local, for a cluster IP
+	localOutside        // Local, for addresses from outside
+)
+
+// policyOf returns a policy Local, or the other one.
+func policyOf(isLocal bool, local policy) policy {
+	if isLocal {
+		return local
+	}
+	return cluster
+}
+
+// external is the Service's external traffic policy.
+func (p *planner) external() policy { return policyOf(p.svc.ExternalLocal, localOutside) }
+
 // serve plans a virtual server. Where the Service has one address as several
 // things, the first decides, as by iptables.
-func (p *planner) serve(port *dataplane.Port, k Key, local, bind bool) {
+func (p *planner) serve(port *dataplane.Port, k Key, by policy, bind bool) {
 	if slices.ContainsFunc(p.out.servers, func(s plannedServer) bool { return s.Key == k }) {
 		return
 	}
 	reals := port.Cluster
-	if local {
+	if by != cluster {
 		reals = port.Local
-		if len(reals) == 0 && port.Available {
+		switch {
+		case len(reals) > 0 || !port.Available:
+		case by == localOutside && len(port.Cluster) > 0:
+			// Local pods and the node reach the cluster's by these addresses too.
+			reals = port.Cluster
 			p.enter(setNoLocal, keyEntry(k))
+		default:
+			p.enter(setNoLocalAll, keyEntry(k))
 		}
 	}
 	if bind {

@@ -168,7 +168,7 @@ func TestSetNames(t *testing.T) {
 		}
 	}
 	for _, name := range []SetName{
-		"KUBE-6-LOAD-BALANCER-SOURCE-CID", "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS", "KUBE-6-IPVS-IPS", "NODEPROXY-NO-LOCAL", "NODEPROXY-6-NO-LOCAL",
+		"KUBE-6-LOAD-BALANCER-SOURCE-CID", "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS", "KUBE-6-IPVS-IPS", "NODEPROXY-NO-LOCAL", "NODEPROXY-6-NO-LOCAL", "NODEPROXY-NO-LOCAL-ALL", "NODEPROXY-6-NO-LOCAL-ALL",
 	} {
 		if !names[name] {
 			t.Errorf("%s is missing", name)
@@ -227,6 +227,7 @@ func TestRules(t *testing.T) {
 }
 
 const allRules = `nat KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
+nat KUBE-SERVICES -m set --match-set NODEPROXY-NO-LOCAL dst,dst -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ
 nat KUBE-SERVICES -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-LOAD-BALANCER
 nat KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst ! -s 10.0.0.0/8 -j KUBE-MARK-MASQ
 nat KUBE-SERVICES -m set --match-set KUBE-EXTERNAL-IP dst,dst -j KUBE-MARK-MASQ
@@ -257,7 +258,8 @@ filter KUBE-PROXY-FIREWALL -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -j K
 filter KUBE-SOURCE-RANGES-FIREWALL -m set --match-set KUBE-LOAD-BALANCER-SOURCE-CIDR dst,dst,src -j RETURN
 filter KUBE-SOURCE-RANGES-FIREWALL -m set --match-set KUBE-LOAD-BALANCER-SOURCE-IP dst,dst,src -j RETURN
 filter KUBE-SOURCE-RANGES-FIREWALL -j DROP
-filter KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set NODEPROXY-NO-LOCAL dst,dst -j DROP
+filter KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set NODEPROXY-NO-LOCAL-ALL dst,dst -j DROP
+filter KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set NODEPROXY-NO-LOCAL dst,dst ! -s 10.0.0.0/8 -j DROP
 filter KUBE-IPVS-FILTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN
 filter KUBE-IPVS-FILTER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN
 filter KUBE-IPVS-FILTER -m set --match-set KUBE-EXTERNAL-IP dst,dst -j RETURN

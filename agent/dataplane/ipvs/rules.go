@@ -11,9 +11,11 @@ import (
 const (
 	toAccept     = " -j ACCEPT"
 	toReturn     = " -j RETURN"
+	toDrop       = " -j DROP"
 	toMarkMasq   = " -j " + chainMarkMasq
 	offMachine   = " -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL"
 	toLocal      = "-m addrtype --dst-type LOCAL"
+	fromNode     = " -m addrtype --src-type LOCAL"
 	newOnly      = "-m conntrack --ctstate NEW "
 	destination  = "dst,dst"
 	port         = "dst"
@@ -87,6 +89,10 @@ func (w *ruleWriter) services() {
 		loopback = loopbackIPv6
 	}
 	w.chain(tableNAT, chainServices, "-s "+loopback+toReturn)
+	// What the node's own processes send to endpoints on other nodes: the kernel may
+	// have given it the address of the Service as source. Even if that is one of
+	// pods, answers would not come back.
+	w.when(setNoLocal, "", destination, fromNode+toMarkMasq)
 	w.when(setLoadBalancer, "", destination, " -j "+chainLoadBalancer)
 	switch {
 	case w.masqueradeAll:
@@ -143,7 +149,15 @@ var passingSets = []string{setLoadBalancer, setClusterIP, setExternalIP, setExte
 func (w *ruleWriter) ipvsFilter() {
 	w.chain(tableFilter, chainIPVSFilter)
 	// Before IPVS refuses them with an answer, for want of a real server.
-	w.when(setNoLocal, newOnly, destination, " -j DROP")
+	w.when(setNoLocalAll, newOnly, destination, toDrop)
+	// Before IPVS forwards them to another node. Without a way to tell pods these
+	// are dropped as well, as by mode IPTables; what the node itself sends does not
+	// pass here.
+	notPods := ""
+	if w.podMatch != "" {
+		notPods = " ! " + w.podMatch
+	}
+	w.when(setNoLocal, newOnly, destination, notPods+toDrop)
 	for _, set := range passingSets {
 		w.add(w.match(set, destination) + toReturn)
 	}

@@ -19,9 +19,11 @@ const (
 	setNodePortLocalSCTP = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
 	setHealthCheck       = "KUBE-HEALTH-CHECK-NODE-PORT"
 	setBound             = "KUBE-IPVS-IPS"
-	// setNoLocal is ours: destinations under policy Local that have endpoints
-	// elsewhere only.
-	setNoLocal = "NODEPROXY-NO-LOCAL"
+	// setNoLocal and setNoLocalAll are ours: destinations under policy Local that
+	// have endpoints elsewhere only. Those in the former lead there, but for local
+	// pods and the node alone; those in the latter lead nowhere.
+	setNoLocal    = "NODEPROXY-NO-LOCAL"
+	setNoLocalAll = "NODEPROXY-NO-LOCAL-ALL"
 )
 
 // setDef is an ipset as it is created.
@@ -53,7 +55,11 @@ var setTypes = []struct {
 	{setHealthCheck, BitmapPort},
 	{setBound, HashIP},
 	{setNoLocal, HashIPPort},
+	{setNoLocalAll, HashIPPort},
 }
+
+// ownSets are the ipsets that kube-proxy does not have.
+var ownSets = []string{setNoLocal, setNoLocalAll}
 
 // sets are all ipsets of the family. They exist whether they have entries or not.
 func (c *config) sets() []setDef {
