@@ -68,7 +68,12 @@ func (t test) policyLocal() {
 	first, second, outside := t.cluster.Node(0), t.cluster.Node(1), t.cluster.Outside()
 	t.silent(outside, "tcp", at(localVIP, 80)) // by the first node
 	t.silent(outside, "tcp", first.AddressPort(localPort))
-	t.silent(t.visitors[0].Place, "tcp", at(localVIP, 80))
+	for _, network := range []string{"tcp", "udp"} { // pods and the node reach the other one
+		for _, from := range []*cluster.Place{t.visitors[0].Place, first.Place} {
+			t.answers(from, network, at(localVIP, 80), "local")
+			t.answers(from, network, first.AddressPort(localPort), "local")
+		}
+	}
 	t.silent(t.visitors[0].Place, "tcp", at(insideIP, 80))
 	t.refused(first.Place, "udp", at(insideIP, 80)) // of what the node itself sends IPVS is first
 

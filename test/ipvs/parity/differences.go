@@ -33,7 +33,7 @@ func wantedDifferences() []wanted {
 	return []wanted{
 		{
 			name:   "no local endpoint",
-			reason: "where a policy is Local and no endpoint is on the node, kube-proxy forwards to endpoints on other nodes; nodeproxy has no real servers and drops, by a set and a rule of its own, as mode IPTables does",
+			reason: "where a policy is Local and no endpoint is on the node, kube-proxy forwards to endpoints on other nodes; nodeproxy does so for local pods and the node, by external addresses, and drops the rest, by sets and rules of its own, as mode IPTables does; under internal policy Local it has no real servers",
 			apply:  dropNoLocal,
 		},
 		{
@@ -74,42 +74,78 @@ func takeWanted(s situation, kubeProxy, nodeproxy *state, met map[string]int) {
 	}
 }
 
-// noLocalSets are nodeproxy's own sets.
-func noLocalSets() map[worlds.Family]string {
-	return map[worlds.Family]string{worlds.IPv4: "NODEPROXY-NO-LOCAL", worlds.IPv6: "NODEPROXY-6-NO-LOCAL"}
+// ownSets are nodeproxy's own sets of a family: of addresses and ports that lead to
+// other nodes for want of a local endpoint, for pods and the node alone, and of those
+// that lead nowhere for that.
+type ownSets struct{ elsewhere, nowhere string }
+
+func noLocalSets() map[worlds.Family]ownSets {
+	return map[worlds.Family]ownSets{
+		worlds.IPv4: {"NODEPROXY-NO-LOCAL", "NODEPROXY-NO-LOCAL-ALL"},
+		worlds.IPv6: {"NODEPROXY-6-NO-LOCAL", "NODEPROXY-6-NO-LOCAL-ALL"},
+	}
 }
 
-// dropNoLocal takes away the sets, the rules on them, and, for what they list, the
+// dropNoLocal takes away the sets, the rules on them, and, for what leads nowhere, the
 // real servers of kube-proxy; but only where the policy is Local, and no real server
-// is an endpoint on the node. What is listed wrongly stays, and differs.
+// is an endpoint on the node. What is listed wrongly stays, and differs; so does what is
+// not listed and should be.
 func dropNoLocal(s situation, kubeProxy, nodeproxy *state) bool {
 	met := false
-	for f, name := range noLocalSets() {
-		own := nodeproxy.sets[name]
-		if own == nil {
-			continue
-		}
-		own.entries = slices.DeleteFunc(own.entries, func(entry string) bool {
-			key, ok := keyOf(f, entry)
-			there, ours := kubeProxy.servers[key], nodeproxy.servers[key]
-			if !ok || there == nil || ours == nil || len(ours.reals) > 0 || !noLocal(s.world, key, there.reals) {
+	for f, names := range noLocalSets() {
+		guarded := map[string]bool{}
+		nodeproxy.dropEntries(f, names.elsewhere, func(key string, ours *server) bool {
+			guarded[key] = true
+			return len(ours.reals) > 0 && noLocal(s.world, key, ours.reals, outside)
+		}, &met)
+		nodeproxy.dropEntries(f, names.nowhere, func(key string, ours *server) bool {
+			there := kubeProxy.servers[key]
+			if there == nil || len(ours.reals) > 0 || len(there.reals) > 0 && !noLocal(s.world, key, there.reals, inside) ||
+				len(there.reals) == 0 && !noLocal(s.world, key, nil, inside, outside) {
 				return false
 			}
-			there.reals, met = nil, true
+			there.reals = nil
 			return true
-		})
-		if len(own.entries) == 0 {
-			delete(nodeproxy.sets, name)
+		}, &met)
+		for key, ours := range nodeproxy.servers {
+			ofFamily := strings.Contains(key, "[") == (f == worlds.IPv6)
+			if ofFamily && len(ours.reals) > 0 && !guarded[key] && noLocal(s.world, key, ours.reals, outside) {
+				kubeProxy.servers[key] = &server{options: "has to be in " + names.elsewhere}
+			}
 		}
-		dropNoLocalRules(nodeproxy.rules[f], name)
+		dropNoLocalRules(nodeproxy.rules[f], names)
 	}
 	return met
 }
 
-func dropNoLocalRules(all rules.Rules, name string) {
+// dropEntries takes entries away that are wanted, and the set if it has no others.
+func (s *state) dropEntries(f worlds.Family, name string, wanted func(key string, ours *server) bool, met *bool) {
+	own := s.sets[name]
+	if own == nil {
+		return
+	}
+	own.entries = slices.DeleteFunc(own.entries, func(entry string) bool {
+		key, ok := keyOf(f, entry)
+		ours := s.servers[key]
+		if !ok || ours == nil || !wanted(key, ours) {
+			return false
+		}
+		*met = true
+		return true
+	})
+	if len(own.entries) == 0 {
+		delete(s.sets, name)
+	}
+}
+
+func dropNoLocalRules(all rules.Rules, names ownSets) {
 	for _, c := range all {
 		c.Rules = slices.DeleteFunc(c.Rules, func(r rules.Rule) bool {
-			return strings.Contains(r.Text, "--match-set "+name+" dst,dst -j DROP")
+			asks := func(set, end string) bool {
+				return strings.HasSuffix(r.Text, "--match-set "+set+" dst,dst "+end)
+			}
+			return asks(names.nowhere, "-j DROP") || asks(names.elsewhere, "-j DROP") ||
+				asks(names.elsewhere, "-m addrtype --src-type LOCAL -j KUBE-MARK-MASQ")
 		})
 	}
 }
@@ -129,9 +165,17 @@ func keyOf(f worlds.Family, entry string) (key string, ok bool) {
 	return option + " " + address + ":" + port, true
 }
 
-// noLocal tells whether the Service of a virtual server has policy Local there, and an
-// endpoint, but none of the real servers is an endpoint on the node.
-func noLocal(w *worlds.World, key string, reals []string) bool {
+// side is from where traffic comes by which a policy goes.
+type side int
+
+const (
+	inside  side = iota // by cluster IP
+	outside             // by all else
+)
+
+// noLocal tells whether the Service of a virtual server has policy Local there, by one
+// of some sides, and none of the real servers is an endpoint on the node.
+func noLocal(w *worlds.World, key string, reals []string, by ...side) bool {
 	option, place, _ := strings.Cut(key, " ")
 	host, portText, err := net.SplitHostPort(place)
 	if err != nil {
@@ -142,8 +186,13 @@ func noLocal(w *worlds.World, key string, reals []string) bool {
 	if err != nil {
 		return false
 	}
+	isClusterIP := slices.ContainsFunc(w.Services, func(s *worlds.Service) bool { return !s.Gone && slices.Contains(s.Object.Spec.ClusterIPs, host) })
+	there := outside
+	if isClusterIP {
+		there = inside
+	}
 	for _, s := range w.Services {
-		if s.Gone || !localThere(s.Object, host, int32(port), protocol) { //nolint:gosec // a port
+		if s.Gone || !slices.Contains(by, there) || !localThere(s.Object, host, there, int32(port), protocol) { //nolint:gosec // a port
 			continue
 		}
 		return !slices.ContainsFunc(reals, func(real string) bool { // "-r 10.244.1.2:8000 -m -w 1"
@@ -156,16 +205,15 @@ func noLocal(w *worlds.World, key string, reals []string) bool {
 
 // localThere tells whether a Service has policy Local for what is sent to an address
 // and port, which is its own or, as a node port, any.
-func localThere(s *corev1.Service, host string, port int32, protocol corev1.Protocol) bool {
-	internal := slices.Contains(s.Spec.ClusterIPs, host)
+func localThere(s *corev1.Service, host string, by side, port int32, protocol corev1.Protocol) bool {
 	for _, p := range s.Spec.Ports {
 		if p.Protocol != protocol {
 			continue
 		}
 		switch {
-		case internal && p.Port == port:
+		case by == inside && p.Port == port && slices.Contains(s.Spec.ClusterIPs, host):
 			return s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
-		case !internal && (p.NodePort == port || p.Port == port && answersAt(s, host)):
+		case by == outside && (p.NodePort == port || p.Port == port && answersAt(s, host)):
 			return s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
@@ -61,6 +63,33 @@ func TestForeignHasToStay(t *testing.T) {
 		theirs, ours := nodeState(t), nodeState(t, c.ours...)
 		dropForeign(situation{world: worlds.NewIPVS(1)}, theirs, ours)
 		if got := compare(theirs, ours); len(got) != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// TestGuardHasToBeThere shows that what leads to other nodes under policy Local has to
+// be listed, though kube-proxy has the same virtual server.
+func TestGuardHasToBeThere(t *testing.T) {
+	if err := ipvskernel.Missing(); err != nil {
+		t.Skip(err)
+	}
+	w := worlds.NewIPVS(1)
+	w.Services = []*worlds.Service{{Object: &corev1.Service{Spec: corev1.ServiceSpec{
+		ExternalIPs: []string{"203.0.113.1"}, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
+		Ports: []corev1.ServicePort{{Port: 1000, Protocol: corev1.ProtocolTCP}},
+	}}}}
+	lines := []string{"-A -t 203.0.113.1:1000 -s rr", "-a -t 203.0.113.1:1000 -r 10.244.1.2:8000 -m -w 1"}
+	for name, want := range map[string]int{"listed": 0, "not listed": 1} {
+		theirs, ours := nodeState(t, lines...), nodeState(t, lines...)
+		delete(theirs.sets, "NODEPROXY-NO-LOCAL")
+		if want > 0 {
+			delete(ours.sets, "NODEPROXY-NO-LOCAL")
+		}
+		if met := dropNoLocal(situation{world: w}, theirs, ours); met != (want == 0) {
+			t.Errorf("%s: met: %t", name, met)
+		}
+		if got := compare(theirs, ours); len(got) != want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

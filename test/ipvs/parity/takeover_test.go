@@ -242,10 +242,11 @@ func (s *shop) same(what string, before, after *state) {
 	s.Helper()
 	dropUnusedTables(situation{}, before, after)
 	dropComments(situation{}, before, after)
-	for f, name := range noLocalSets() { // empty here; kube-proxy leaves them behind
+	for f, names := range noLocalSets() { // empty here; kube-proxy leaves them behind
 		for _, one := range []*state{before, after} {
-			delete(one.sets, name)
-			dropNoLocalRules(one.rules[f], name)
+			delete(one.sets, names.elsewhere)
+			delete(one.sets, names.nowhere)
+			dropNoLocalRules(one.rules[f], names)
 		}
 	}
 	for _, d := range compare(before, after) {

@@ -20,8 +20,6 @@ var inIPVS = map[string]string{
 	"3 b vip":        "a -M",
 	"3 node vip":     "a -M",
 	"3 node np":      "a -M",
-	"4 b np":         "DROP",
-	"4 node vip":     "REJECT",
 	"6 node cip":     "REJECT",
 	"2 localhost lo": "REJECT", // nobody listens there
 }
@@ -73,7 +71,7 @@ func (l *lab) others() {
 		{"9", 2, "self", "cip", "a r +M"},
 		{"28", 2, "self", "vip", "a r +M"},
 		{"110", 3, "self", "vip", "a +M"},
-		{"40", 4, "self", "vip", "REJECT"},
+		{"40", 4, "self", "vip", "r +M"},
 		{"72", 8, "self", "vip", "a +M"},
 	} {
 		l.connects(x)
