@@ -235,16 +235,9 @@ func (d *demo) localPolicies(ctx context.Context) error {
 			silent(ctx, outside, "tcp", node.AddressPort(30081)))
 		return "", errors.Join(err, d.cluster.RouteFromOutside(localIP, d.cluster.Node(1)))
 	})
-	if d.mode == v1alpha1.ModeIPVS {
-		d.report.check("a pod on node-3 does not reach it either in mode IPVS, one on node-2 does", func() (string, error) {
-			return "", errors.Join(silent(ctx, d.visitor.Place, "tcp", at(localIP, 80)),
-				expect(ctx, d.web[1].Place, "tcp", at(localIP, 80), "web-2", "web-3"))
-		})
-	} else {
-		d.report.check("a pod on node-3 reaches that load balancer address all the same", func() (string, error) {
-			return "", expect(ctx, d.visitor.Place, "tcp", at(localIP, 80), "web-1", "web-2", "web-3")
-		})
-	}
+	d.report.check("a pod on node-3 reaches that load balancer address all the same", func() (string, error) {
+		return "", expect(ctx, d.visitor.Place, "tcp", at(localIP, 80), "web-1", "web-2", "web-3")
+	})
 	d.report.check("internalTrafficPolicy Local: a pod on node-1 reaches web-1 only", func() (string, error) {
 		t, err := onlyTo(ctx, d.web[0].Place, d.clusterAddress("local-inside"), 20, "web-1")
 		return t.String(), err

@@ -25,7 +25,8 @@ var exempts = map[string]string{
 
 // orderedSets are the changes of ipsets in the order of writing.
 type orderedSets struct {
-	// early come before the changes of virtual servers, late after them. Closing
+	// early come before the changes of virtual servers, late after them: so what
+	// keeps clients from real servers is there as long as these are. Closing
 	// come before virtual servers are deleted: what is about to end is refused from
 	// then on, else it would come to the node's own servers.
 	early, closing, late []SetChange
