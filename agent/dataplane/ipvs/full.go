@@ -246,8 +246,21 @@ func (p *fullPass) rewriteRules() error {
 	if len(p.writer.failed) == 0 {
 		return nil
 	}
-	p.want.leave(slices.Concat(p.diff.left, p.diff.remove), p.state)
+	stay := slices.DeleteFunc(slices.Clone(p.diff.remove), p.outdated)
+	p.want.leave(slices.Concat(p.diff.left, stay), p.state)
 	return p.writer.writeRules(p.want.rules(), true)
+}
+
+// outdated reports whether an entry keeps clients from a virtual server that is written
+// as it should be and may be reached now, whatever else has failed.
+func (p *fullPass) outdated(e setEntry) bool {
+	if e.set != p.config.set(setNoLocal) && e.set != p.config.set(setNoLocalAll) {
+		return false
+	}
+	k, _ := parseKey(e.entry)
+	s, wanted := p.want.needs.servers[k]
+	_, failed := p.writer.failed[s.owner]
+	return wanted && !failed
 }
 
 // removeServers deletes what is too many. Where a Service has failed, what it had
@@ -270,7 +283,8 @@ func (p *fullPass) writeLateSets() error {
 	late := p.setChanges().late
 	if len(p.writer.failed) > 0 || len(p.writer.stuck) > 0 {
 		for i := range late {
-			late[i].Remove = nil
+			set := late[i].Name
+			late[i].Remove = slices.DeleteFunc(slices.Clone(late[i].Remove), func(e Entry) bool { return !p.outdated(setEntry{set, e}) })
 		}
 	}
 	late = slices.DeleteFunc(late, func(c SetChange) bool { return len(c.Add)+len(c.Remove) == 0 })

@@ -158,6 +158,36 @@ func TestOneServiceIsRefused(t *testing.T) {
 	b.verified()
 }
 
+// TestRefusedServiceBlocksNobody: where an endpoint has come to the node, clients
+// outside are let in, also in a pass in which another Service is refused.
+func TestRefusedServiceBlocksNobody(t *testing.T) {
+	const remote, local = "10.181.0.1:80", "10.180.0.1:80"
+	for _, others := range []int{0, 1} { // that stay without a local endpoint
+		b := newBench(t)
+		b.set(external(1, nil, remote))
+		if others > 0 {
+			other := external(3, nil, remote)
+			other.LoadBalancerIPs = []netip.Addr{ip("1.2.3.5")}
+			b.set(other)
+		}
+		b.apply()
+		b.kernel.Refuse = func(c ipvstest.Call) error {
+			if c.Method == "AddReal" && c.Key == tcp("10.0.0.2", 80) {
+				return errBoom
+			}
+			return nil
+		}
+		b.set(external(1, []string{local}, remote, local), service(2, "10.180.0.2:80"))
+		b.restart()
+		result := b.apply()
+		if got := b.kernel.Server(tcp("1.2.3.4", 80)); len(result.Refused) != 1 || got != "rr "+local ||
+			len(b.kernel.Entries("NODEPROXY-NO-LOCAL")) != others || b.rules.asks("NODEPROXY-NO-LOCAL") != (others > 0) {
+			t.Errorf("%v\n%s", result.Refused, b.state())
+		}
+		b.verified()
+	}
+}
+
 // TestRefusedEntry: what an ipset does not take fails its Service alone.
 func TestRefusedEntry(t *testing.T) {
 	b := newBench(t)
