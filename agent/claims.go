@@ -1,10 +1,11 @@
 package agent
 
 import (
+	"cmp"
 	"slices"
-	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -37,28 +38,18 @@ func (c claims) lost(e *entry, claim combine.Claim) bool {
 	return slices.ContainsFunc(c[claim], func(o *entry) bool { return o != e && o.precedes(e) })
 }
 
-// precedes reports whether e's claims are better than o's: a live Service's
-// before a held one's, then the older Service's, then the lower name's. A
-// Service that does not say when it was created is the youngest.
+// precedes reports whether e's claims are better than o's: by precedence, then by
+// the lower name.
 func (e *entry) precedes(o *entry) bool {
-	if e.live != o.live {
-		return e.live
-	}
-	mine, theirs := e.created(), o.created()
-	if mine.IsZero() != theirs.IsZero() {
-		return theirs.IsZero()
-	}
-	if !mine.Equal(theirs) {
-		return mine.Before(theirs)
-	}
-	return e.name.Compare(o.name) < 0
+	return cmp.Or(e.precedence().Compare(o.precedence()), e.name.Compare(o.name)) < 0
 }
 
-func (e *entry) created() time.Time {
-	if e.rules == nil {
-		return time.Time{}
+func (e *entry) precedence() dataplane.Precedence {
+	p := dataplane.Precedence{Held: !e.live}
+	if e.rules != nil {
+		p.Created = e.rules.Spec.ServiceCreated.Time
 	}
-	return e.rules.Spec.ServiceCreated.Time
+	return p
 }
 
 // sameClaims reports whether two states of a Service claim the same in the

@@ -92,6 +92,27 @@ func TestClaims(t *testing.T) {
 			t.Errorf("node ports %d and %d", a, b)
 		}
 	})
+	t.Run("data planes know the precedence of what they may see contested", func(t *testing.T) {
+		nodePort := func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 30080 }
+		r := start(object("a", 1, nodePort, created(3)), object("b", 2, created(4)))
+		if p := r.kernel.Service("shop", "a").Precedence; p.Held || !p.Created.Equal(epoch.Add(3*time.Second)) {
+			t.Errorf("%+v", p)
+		}
+		r.deleteService(r.object("b", 2))
+		r.expectSync("nothing")
+		r.deleteService(r.object("a", 1))
+		r.expectSync("partial a")
+		if p := r.kernel.Service("shop", "a").Precedence; !p.Held {
+			t.Errorf("%+v", p)
+		}
+		r.setService(r.object("a", 1, nodePort, created(3)))
+		r.expectSync("partial a")
+		r.setService(r.object("a", 1, nodePort, created(2)))
+		r.expectSync("partial a")
+		if p := r.kernel.Service("shop", "a").Precedence; p.Held || !p.Created.Equal(epoch.Add(2*time.Second)) {
+			t.Errorf("%+v", p)
+		}
+	})
 	t.Run("nothing is left of Services that are gone", func(t *testing.T) {
 		r := start(object("a", 1, external), object("b", 2, external))
 		r.setService(r.object("a", 1, released))

@@ -244,6 +244,8 @@ func (s *store) input(e *entry, family dataplane.Family) combine.Input {
 		Node:   combine.Node{Name: s.nodeName, Zone: s.current.Spec.Node.Zone},
 		Family: family,
 		Lost:   func(c combine.Claim) bool { return s.claims.lost(e, c) },
+
+		Precedence: e.precedence(),
 	}
 	if m := s.members[e.name]; m != nil {
 		in.Members = m.Ports

@@ -212,7 +212,7 @@ func (a *Agent) removeRules(ctx context.Context) error {
 			r.leave = fmt.Sprintf(leaveMessage, sign)
 		} else {
 			within, cancel := finishing(ctx)
-			err = errors.Join(err, a.fanout.Cleanup(within))
+			err = errors.Join(err, a.clean(within))
 			cancel()
 		}
 	}
@@ -230,6 +230,25 @@ func (a *Agent) removeRules(ctx context.Context) error {
 	}
 	a.pokeStatus()
 	return err
+}
+
+// clean removes rules, and of mode IPVS what is not in excluded ranges.
+func (a *Agent) clean(ctx context.Context) error {
+	if err := a.fanout.Exclude(a.store.excluded()); err != nil {
+		return err
+	}
+	return a.fanout.Cleanup(ctx)
+}
+
+// excluded are spec.settings.ipvs.excludeCIDRs, as far as they are known: an agent
+// that starts into a removal has applied none.
+func (s *store) excluded() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.settings == nil {
+		return nil
+	}
+	return s.settings.IPVS.ExcludeCIDRs
 }
 
 func (a *Agent) logRemoval(err error, message string) {

@@ -220,6 +220,39 @@ func (c *cleaning) Cleanup(ctx context.Context) error {
 	return c.Fake.Cleanup(ctx)
 }
 
+// TestRemovalKnowsWhatIsExcluded, also where nothing has been applied since the
+// start.
+func TestRemovalKnowsWhatIsExcluded(t *testing.T) {
+	takingTurns(t, func(t *testing.T, r turning) {
+		kernel := &excluding{Fake: dataplanetest.NewFake()}
+		r.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: kernel})
+		r.rig.setRules(r.rig.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+			s.Settings.IPVS = &v1alpha1.IPVSSettings{ExcludeCIDRs: []string{"10.0.0.0/8"}}
+		}))
+		r.see(deleted(v1alpha1.RemovalCleanup))
+		after(time.Second)
+		if diff := cmp.Diff([]string{"10.0.0.0/8"}, kernel.cleaned); diff != "" {
+			t.Errorf("cleaned but for (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// excluding is a data plane that notes what it was told when it is cleaned.
+type excluding struct {
+	*dataplanetest.Fake
+	told, cleaned []string
+}
+
+func (e *excluding) Exclude(cidrs []string) error {
+	e.told = cidrs
+	return nil
+}
+
+func (e *excluding) Cleanup(ctx context.Context) error {
+	e.cleaned = e.told
+	return e.Fake.Cleanup(ctx)
+}
+
 func TestRemovalBesideAnotherProxy(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		after(time.Second)

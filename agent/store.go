@@ -288,7 +288,7 @@ func (s *store) vanish(e *entry, number uint64, now time.Time) {
 	s.held[e.name] = e
 	// Its claims are worth less now.
 	own := combine.Claims(&e.rules.Spec)
-	if concerned := s.claims.set(e, own, own); len(concerned) > 0 {
+	if concerned := s.claims.set(e, own, own); len(concerned) > 0 || combine.Contestable(&e.rules.Spec) {
 		s.markAll(concerned, now)
 		s.mark(e.name, false, now)
 	}

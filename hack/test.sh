@@ -15,8 +15,7 @@
 #   images  the container images, written twice, and what runs from them
 #   race    unit, api and kernel but for the packages of test/, with the race
 #           detector
-#   all     unit, images, api, kernel, parity, faults, e2e, and the demo; ipvs is
-#           not part of it yet, because it takes longer than the rest may
+#   all     unit, images, api, kernel, parity, ipvs, faults, e2e, and the demo
 #
 # A package belongs where its test files say: they name envtest or
 # KUBEBUILDER_ASSETS (api), or ask for root or import test/cluster (kernel).
@@ -63,7 +62,8 @@ outside_test() {
 
 api=$(packages_with 'controller-runtime/pkg/envtest"|KUBEBUILDER_ASSETS')
 parity=$(go list ./test/parity)
-ipvs=$(go list ./test/ipvs/...)
+# Two run at a time: the one that takes longest comes first.
+ipvs=$(go list ./test/ipvs/parity ./test/ipvs/...)
 faults=$(go list ./test/faults)
 e2e=$(go list ./test/e2e)
 kernel=$(packages_with 'os\.Geteuid\(\)|needs root|nodeproxy/test/cluster"' | without "$api" | without "$parity" | without "$ipvs" | without "$faults" | without "$e2e")
@@ -131,7 +131,7 @@ run_kernel() { run "on the real kernel" "$kernel" "${retry[@]}" -- -p 1 -count 1
 
 run_parity() { run "side by side with kube-proxy" "$parity" "${retry[@]}" -- -count 1 -timeout 60m; }
 
-# Each package has a kernel of its own, with one processor and 4 GiB of memory.
+# Each package has a kernel of its own, with one processor and up to 4 GiB of memory.
 run_ipvs() { run "mode IPVS" "$ipvs" "${retry[@]}" -- -p 2 -count 1 -timeout 30m; }
 
 # Faults take long and need little of the machine: several run side by side. One
@@ -196,6 +196,7 @@ all)
 	run_api
 	run_kernel
 	run_parity
+	run_ipvs
 	run_faults
 	run_e2e
 	run_demo

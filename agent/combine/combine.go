@@ -40,6 +40,8 @@ type Input struct {
 	Family  dataplane.Family
 	// Lost reports that another Service has the better claim. Nil: none is lost.
 	Lost func(Claim) bool
+	// Precedence is that of the Service.
+	Precedence dataplane.Precedence
 }
 
 // Service combines what one family of the node should serve. It returns nil
@@ -52,6 +54,9 @@ func Service(in Input) (*dataplane.Service, []string) {
 		return nil, r.problems
 	}
 	r.attributes(svc, in.Rules)
+	if Contestable(in.Rules) {
+		svc.Precedence = in.Precedence
+	}
 	if p := svc.HealthCheckNodePort; p != 0 && in.Lost != nil && in.Lost(healthClaim(p, in.Family)) {
 		svc.HealthCheckNodePort = 0
 	}
@@ -66,6 +71,14 @@ func Service(in Input) (*dataplane.Service, []string) {
 	}
 	svc.LocalReady = len(r.localReady)
 	return svc, r.problems
+}
+
+// Contestable reports whether another Service may ask for something of this one
+// without having the same claim: a NodePort is also an address and port, on each
+// address of the node. Only data planes know these.
+func Contestable(rules *v1alpha1.ServiceProxyRulesSpec) bool {
+	return len(rules.ExternalIPs)+len(rules.LoadBalancerIPs) > 0 ||
+		slices.ContainsFunc(rules.Ports, func(p v1alpha1.ServicePort) bool { return p.NodePort != 0 })
 }
 
 // Claims lists what the Service claims, in the families of its cluster IPs,

@@ -137,7 +137,7 @@ func Equal(a, b *dataplane.Service) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return a.Name == b.Name && a.ClusterIP == b.ClusterIP &&
+	return a.Name == b.Name && a.Precedence.Compare(b.Precedence) == 0 && a.ClusterIP == b.ClusterIP &&
 		a.ExternalLocal == b.ExternalLocal && a.InternalLocal == b.InternalLocal &&
 		a.AffinitySeconds == b.AffinitySeconds && a.HealthCheckNodePort == b.HealthCheckNodePort &&
 		a.LocalReady == b.LocalReady &&

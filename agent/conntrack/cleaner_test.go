@@ -238,6 +238,25 @@ func TestNodePortsOnANewAddress(t *testing.T) {
 	})
 }
 
+// TestFlowsByIPVSGoWithIt: they go on while IPVS is waited for, and are removed when it
+// has gone, though nothing else has changed.
+func TestFlowsByIPVSGoWithIt(t *testing.T) {
+	byIPVS := flow(clusterIP, a)
+	byIPVS.ByIPVS = true
+	table := newFakeTable(byIPVS)
+	running(t, table, func(c *Cleaner, _ func() []Pass) {
+		c.Committed(ruleset(true, list{serving(a)}), dataplane.Result{Lingering: true})
+		after(time.Hour)
+		table.expect(t, toA)
+		c.Committed(ruleset(false, list{serving(a)}), dataplane.Result{Lingering: true})
+		after(time.Hour)
+		table.expect(t, toA)
+		c.Committed(ruleset(false, list{serving(a)}), dataplane.Result{})
+		after(time.Minute)
+		table.expect(t)
+	})
+}
+
 func TestManyChangesLeadToFewPasses(t *testing.T) {
 	table := newFakeTable()
 	running(t, table, func(c *Cleaner, _ func() []Pass) {

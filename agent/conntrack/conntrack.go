@@ -85,7 +85,7 @@ const (
 	// NotTranslated: the flow began when the address was not served.
 	NotTranslated Reason = "not_translated"
 	// OtherMode: IPVS translated the flow, but it is rules that serve the address
-	// now: its virtual server goes, or has gone.
+	// now, and its virtual server has gone.
 	OtherMode Reason = "other_mode"
 	// AddressGone: the Service has ended, or lost the address or port.
 	AddressGone Reason = "address_gone"

@@ -23,7 +23,7 @@ type plan struct {
 	addresses map[netip.AddrPort]*target
 	nodePorts map[uint16]*target
 	former    former
-	// ipvs: IPVS serves the addresses, not the rules of nat.
+	// ipvs: IPVS goes on with what it has translated.
 	ipvs bool
 	// filters choose the flows that have to be looked at.
 	filters []Filter

@@ -193,25 +193,28 @@ func TestStaleFlows(t *testing.T) {
 }
 
 // TestFlowsOfTheOtherMode: what nat has translated goes on when IPVS serves the
-// address, but not the other way round.
+// address; the other way round that is so only while the kernel holds its virtual server.
 func TestFlowsOfTheOtherMode(t *testing.T) {
 	const endpoint = "10.244.0.3:53"
 	svc := service("dns", "ip 10.96.0.10 port 53 np 30053 ep "+endpoint)
 	for _, tt := range []struct {
-		mode    v1alpha1.ProxyMode
-		byIPVS  bool
-		refused bool
-		want    Reason
+		mode               v1alpha1.ProxyMode
+		byIPVS             bool
+		refused, lingering bool
+		endpoint           string
+		want               Reason
 	}{
-		{v1alpha1.ModeIPTables, false, false, ""},
-		{v1alpha1.ModeIPTables, true, false, OtherMode},
-		{v1alpha1.ModeIPTables, true, true, ""}, // its virtual server stays
-		{v1alpha1.ModeIPVS, false, false, ""},
-		{v1alpha1.ModeIPVS, true, false, ""},
+		{mode: v1alpha1.ModeIPTables, endpoint: endpoint},
+		{mode: v1alpha1.ModeIPTables, byIPVS: true, endpoint: endpoint, want: OtherMode},
+		{mode: v1alpha1.ModeIPTables, byIPVS: true, refused: true, endpoint: endpoint}, // its virtual server stays
+		{mode: v1alpha1.ModeIPTables, byIPVS: true, lingering: true, endpoint: endpoint},
+		{mode: v1alpha1.ModeIPTables, byIPVS: true, lingering: true, endpoint: "10.244.0.4:53", want: EndpointGone},
+		{mode: v1alpha1.ModeIPVS, endpoint: endpoint},
+		{mode: v1alpha1.ModeIPVS, byIPVS: true, endpoint: endpoint},
 	} {
 		for _, to := range []string{"10.96.0.10:53", "192.0.2.21:30053"} {
 			s := newState(v1alpha1.ProtocolUDP)
-			r, result := ruleset(true, list{svc}), dataplane.Result{Refused: map[dataplane.ServiceName]string{}}
+			r, result := ruleset(true, list{svc}), dataplane.Result{Refused: map[dataplane.ServiceName]string{}, Lingering: tt.lingering}
 			if tt.refused {
 				result.Refused[svc.Name] = "no module"
 			}
@@ -222,7 +225,7 @@ func TestFlowsOfTheOtherMode(t *testing.T) {
 			if p.answers, err = nodePortsAnswer(dataplane.IPv4, &r.Node, addressesOf[dataplane.IPv4]); err != nil {
 				t.Fatal(err)
 			}
-			f := flow(to, endpoint)
+			f := flow(to, tt.endpoint)
 			f.ByIPVS = tt.byIPVS
 			if got := p.judge(f); got != tt.want {
 				t.Errorf("%+v, to %s: %q", tt, to, got)

@@ -19,7 +19,7 @@ type state struct {
 	protocol v1alpha1.Protocol
 	services map[dataplane.ServiceName]programmed // of those that have such ports
 	node     dataplane.Node
-	ipvs     bool // mode IPVS runs
+	ipvs     bool // IPVS translates: its mode runs, or still serves what it translated
 	work     work
 }
 
@@ -52,7 +52,9 @@ func newState(protocol v1alpha1.Protocol) *state {
 
 // commit takes what an Apply has brought to the kernel.
 func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
-	s.node, s.ipvs = r.Node, r.Mode == v1alpha1.ModeIPVS
+	ipvs := r.Mode == v1alpha1.ModeIPVS || result.Lingering
+	s.work.all = s.work.all || s.ipvs && !ipvs // what it translated has nobody any more
+	s.node, s.ipvs = r.Node, ipvs
 	names := maps.Clone(r.Dirty)
 	if names == nil {
 		names = map[dataplane.ServiceName]struct{}{}

@@ -100,7 +100,9 @@ type Node struct {
 
 // Service is a Service as one IP family of this node should serve it.
 type Service struct {
-	Name            ServiceName
+	Name ServiceName
+	// Precedence is zero for a Service that has nothing but cluster IPs.
+	Precedence      Precedence
 	ClusterIP       netip.Addr
 	ExternalIPs     []netip.Addr
 	LoadBalancerIPs []netip.Addr
@@ -182,6 +184,9 @@ type Result struct {
 	// Retiring says what of another mode the kernel still holds, and what that
 	// waits for, for people; empty: nothing.
 	Retiring string
+	// Lingering reports whether the kernel may still hold something of another mode,
+	// by which connections go on.
+	Lingering bool
 	Counts
 	// Tables count rules by table, where the implementation has tables.
 	Tables map[string]TableCount
@@ -296,4 +301,11 @@ type Dataplane interface {
 	Verify(ctx context.Context, r *Ruleset) (Difference, error)
 	// Cleanup removes what is ours from the kernel.
 	Cleanup(ctx context.Context) error
+}
+
+// Excluder is a Dataplane that may be told which address ranges
+// spec.settings.ipvs.excludeCIDRs names, for a Cleanup that no Ruleset has come
+// before. The virtual servers there stay.
+type Excluder interface {
+	Exclude(cidrs []string) error
 }

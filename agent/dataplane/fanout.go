@@ -99,6 +99,19 @@ func (f *Fanout) Cleanup(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// Exclude tells all families what spec.settings.ipvs.excludeCIDRs names; see
+// Excluder.
+func (f *Fanout) Exclude(cidrs []string) error {
+	for _, family := range f.Families() {
+		if excluder, ok := f.byFamily[family].(Excluder); ok {
+			if err := excluder.Exclude(cidrs); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // Follow calls changed whenever facts of the node that a family's rules depend
 // on have changed by themselves, until ctx is done; see Follower.
 func (f *Fanout) Follow(ctx context.Context, changed func(Family)) {

@@ -60,7 +60,7 @@ type ServiceProxyRulesSpec struct {
 
 	// serviceCreated is when the Service was created. Of two Services that
 	// claim one address and port the older wins, then the lower name. Default
-	// (absent): unknown, and older than any other. Source: the Service's
+	// (absent): unknown, and younger than any other. Source: the Service's
 	// metadata.creationTimestamp.
 	// +optional
 	ServiceCreated metav1.Time `json:"serviceCreated,omitzero"`

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +39,9 @@ Usage:
                                     is of mode IPVS, and exit: Services stop answering
                                     on it. The kubelet's chains stay, KUBE-FIREWALL
                                     among them, and virtual servers of others
+  nodeproxy-agent virtual-servers   print the virtual servers of this node's kernel, as
+                                    /proc/net/ip_vs has them, and the number of their
+                                    connections, and exit
 
 Flags:
 `
@@ -45,6 +49,7 @@ Flags:
 // options are the command line.
 type options struct {
 	cleanup      bool
+	servers      bool
 	api          connect.Options
 	namespace    string
 	nodeName     string
@@ -54,6 +59,7 @@ type options struct {
 	metrics      string
 	healthProbe  string
 	iptables     string
+	exclude      string
 	logVerbosity int
 }
 
@@ -77,13 +83,16 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	}
 	log := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(o.logVerbosity), textlogger.Output(out)))
 	klog.SetLogger(log) // client-go's messages go the same way
+	if o.servers {
+		return printVirtualServers(os.Stdout, "/proc")
+	}
 	variant, err := variantOf(o.iptables)
 	if err != nil {
 		return err
 	}
 	host := newNode(variant, o.sysctlFolder)
 	if o.cleanup {
-		if err := dataplane.NewFanout(host.planes).Cleanup(ctx); err != nil {
+		if err := cleanup(ctx, dataplane.NewFanout(host.planes), o.exclude); err != nil {
 			return fmt.Errorf("removing rules: %w", err)
 		}
 		log.Info("Removed nodeproxy's rules from this node")
@@ -120,10 +129,24 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	return a.Run(ctx)
 }
 
+// cleanup removes rules, and of mode IPVS what is not in excluded ranges.
+func cleanup(ctx context.Context, node *dataplane.Fanout, exclude string) error {
+	if exclude != "" {
+		if err := node.Exclude(strings.Split(exclude, ",")); err != nil {
+			return fmt.Errorf("--ipvs-exclude-cidrs %q: %w", exclude, err)
+		}
+	}
+	return node.Cleanup(ctx)
+}
+
 func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 	o := &options{}
-	if len(args) > 0 && args[0] == "cleanup" {
+	switch {
+	case len(args) == 0:
+	case args[0] == "cleanup":
 		o.cleanup, args = true, args[1:]
+	case args[0] == "virtual-servers":
+		o.servers, args = true, args[1:]
 	}
 	flags := flag.NewFlagSet("nodeproxy-agent", flag.ContinueOnError)
 	flags.SetOutput(out)
@@ -140,6 +163,7 @@ func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 	flags.StringVar(&o.metrics, "metrics-bind-address", agent.ProxyModeAddress, "`host:port` of /metrics and /proxyMode; 0: none. Opened once no other proxy is active")
 	flags.StringVar(&o.healthProbe, "health-probe-bind-address", "127.0.0.1:19256", "`host:port` of the kubelet's probes /livez and /readyz, and of /metrics, which is there beside another proxy too; 0: none")
 	flags.StringVar(&o.iptables, "iptables-variant", "auto", "`variant` of iptables to program: auto, nf_tables or legacy. auto: the one in which the kubelet or a proxy has its chains already, decided when the agent starts. For cleanup: the variant to remove rules from; auto: both")
+	flags.StringVar(&o.exclude, "ipvs-exclude-cidrs", "", "for cleanup, which does not ask the API: address `ranges`, separated by commas, whose virtual servers stay even if they are nodeproxy's, as spec.settings.ipvs.excludeCIDRs of the NodeProxy has them")
 	flags.IntVar(&o.logVerbosity, "v", 0, "log `level`: 0 for what an operator wants to see, 2 for every sync, 4 for details")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -148,7 +172,7 @@ func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 		return nil, fmt.Errorf("reading the command line: %w", err)
 	}
 	if flags.NArg() > 0 {
-		return nil, fmt.Errorf("unknown argument %q: only the subcommand cleanup, given first, and flags are known (see --help)", flags.Arg(0))
+		return nil, fmt.Errorf("unknown argument %q: only the subcommands cleanup and virtual-servers, given first, and flags are known (see --help)", flags.Arg(0))
 	}
 	return o, nil
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -45,6 +47,7 @@ func TestUsefulErrors(t *testing.T) {
 		"missing kubeconfig":  {[]string{"--node-name", "n", "--kubeconfig", "/nonexistent"}, "--kubeconfig /nonexistent"},
 		"unknown flag":        {[]string{"--frob"}, "-frob"},
 		"unknown variant":     {[]string{"--iptables-variant", "nft"}, "give auto, nf_tables or legacy"},
+		"unknown range":       {[]string{"cleanup", "--ipvs-exclude-cidrs", "10.0.0.0/8,x"}, `excludeCIDRs[1]`},
 		"cleanup comes first": {[]string{"--v", "1", "cleanup"}, "given first"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -53,5 +56,35 @@ func TestUsefulErrors(t *testing.T) {
 				t.Errorf("got %v, want %q in it", err, tt.want)
 			}
 		})
+	}
+}
+
+func TestVirtualServers(t *testing.T) {
+	const servers = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port Forward Weight ActiveConn InActConn\nTCP  0A000001:0050 rr \n  -> 0AB40001:0050      Masq    1      1          0         \n"
+	const connections = "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData\nTCP C0A80009 A1B2 0A000001 0050 0AB40001 0050 ESTABLISHED     899\n"
+	proc := t.TempDir()
+	shows := func(want string) {
+		t.Helper()
+		var out bytes.Buffer
+		if err := printVirtualServers(&out, proc); err != nil {
+			t.Error(err)
+		}
+		if diff := cmp.Diff(want, out.String()); diff != "" {
+			t.Errorf("printed (-want +got):\n%s", diff)
+		}
+	}
+	shows("no virtual servers: the kernel has not loaded the module ip_vs\n")
+	folder := filepath.Join(proc, "thread-self/net")
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"ip_vs": servers, "ip_vs_conn": connections} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shows(servers + "connections: 1\n")
+	if got, err := parse([]string{"virtual-servers"}, "node-1", &bytes.Buffer{}); err != nil || !got.servers {
+		t.Errorf("%+v, %v", got, err)
 	}
 }

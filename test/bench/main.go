@@ -201,11 +201,16 @@ func (o *options) what() string {
 	return fmt.Sprintf("%s with %v Services x %d endpoints, %s", strings.Join(o.proxies, " and "), o.sizes, o.endpoints, how)
 }
 
-// minutes guesses how long it takes. kube-proxy's first sync in the nf_tables
+// minutes guesses how long it takes. With iptables, kube-proxy's first sync in the nf_tables
 // variant grows with the square of the Services: 142 s were seen with 5,000.
 func (o *options) minutes() int {
 	var total time.Duration
 	for _, size := range o.sizes {
+		if o.mode == v1alpha1.ModeIPVS {
+			// As it was in User-mode Linux; kube-proxy's part grows with the Services.
+			total += 2*time.Minute + time.Duration(len(o.proxies))*o.churn + time.Duration(size)*time.Duration(140+10*o.moves)*time.Millisecond
+			continue
+		}
 		total += 15*time.Second + time.Duration(size)*10*time.Millisecond
 		for _, v := range o.variants {
 			total += time.Duration(len(o.proxies)) * (30*time.Second + time.Duration(o.moves)*2200*time.Millisecond + o.churn)

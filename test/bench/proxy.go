@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -132,14 +131,9 @@ type scraper struct {
 }
 
 func newScraper(p *proxy, node *cluster.Node) *scraper {
-	dial := func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-		err = node.Do(func() error {
-			conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
-			return err
-		})
-		return conn, err
-	}
-	return &scraper{proxy: p, client: &http.Client{Transport: &http.Transport{DialContext: dial}, Timeout: 10 * time.Second}}
+	transport := node.Transport()
+	transport.DisableKeepAlives = false // it is read again and again
+	return &scraper{proxy: p, client: &http.Client{Transport: transport, Timeout: 10 * time.Second}}
 }
 
 func (s *scraper) read(ctx context.Context) (syncs, error) {

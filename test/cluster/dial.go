@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"strings"
@@ -72,6 +73,35 @@ func (p *Place) DialFrom(ctx context.Context, local, network, address string) (A
 		return Answer{}, fmt.Errorf("%s %s from %s: %w", network, address, p.name, err)
 	}
 	return answer, nil
+}
+
+// Transport makes HTTP requests from the place, each by a connection of its own.
+func (p *Place) Transport() *http.Transport {
+	return &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+		err = p.Do(func() error {
+			conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+			return err
+		})
+		return conn, err
+	}}
+}
+
+// Get reads what a web server says, which has to be well.
+func (p *Place) Get(ctx context.Context, url string) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return "", err
+	}
+	response, err := p.Transport().RoundTrip(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s says %s: %s", url, response.Status, text)
+	}
+	return string(text), err
 }
 
 // Connect opens a connection and keeps it open: see Conn.Ask.

@@ -20,11 +20,18 @@ func (t test) answers(from *cluster.Place, network, address string, servers ...s
 }
 
 // answer returns nil if one of the given servers answers a new connection. It does
-// not wait long: a connection that began before there were rules never meets them.
+// not wait long: a connection that began before there were rules never meets them. It
+// is aborted, because IPVS remembers for two minutes what has ended in good order, and
+// waits for it where the mode ends.
 func answer(ctx context.Context, from *cluster.Place, network, address string, servers ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	got, err := from.Dial(ctx, network, address)
+	conn, err := from.Connect(ctx, network, address)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Abort() }() // it has served its purpose
+	got, err := conn.Ask(ctx)
 	if err == nil && len(servers) > 0 && !slices.Contains(servers, got.Server) {
 		err = fmt.Errorf("%s answers at %s, want %v", got, address, servers)
 	}

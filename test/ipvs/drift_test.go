@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -82,13 +84,22 @@ func (t test) repaired(i int, commands [][]string) {
 	t.answers(t.visitors[i].Place, "tcp", at(plainIP, 80), "web-1", "web-2", "web-3")
 }
 
-// repairs are those that a node has counted.
-func (w *world) repairs(ctx context.Context, node *cluster.Node) (int64, error) {
-	rules, err := w.rules(ctx, node)
-	if err != nil || rules.Status.Drift == nil {
+// repairs are those that a node's agent has counted, by its metrics: the status gathers
+// them for a minute.
+func (w *world) repairs(ctx context.Context, node *cluster.Node) (int, error) {
+	text, err := node.Get(ctx, "http://127.0.0.1:10249/metrics")
+	if err != nil {
 		return 0, err
 	}
-	return rules.Status.Drift.Repairs, nil
+	sum := 0
+	for _, found := range regexp.MustCompile(`(?m)^nodeproxy_agent_repairs_total\{.*\} (\d+)$`).FindAllStringSubmatch(text, -1) {
+		n, err := strconv.Atoi(found[1])
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
 }
 
 // settledState is the state of a node once nothing waits for the end of connections.

@@ -121,14 +121,15 @@ func writeFile(t *testing.T, text []byte) string {
 	return path
 }
 
+func realKubectl() string { return filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl") }
+
 // gather runs must-gather, and returns the folder, what it said and its error.
 func gather(t *testing.T, kubeconfig string, args ...string) (folder, said string, err error) {
 	t.Helper()
 	folder = filepath.Join(t.TempDir(), "gathered")
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	kubectl := filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl")
-	cmd := exec.CommandContext(ctx, "../../hack/must-gather", append([]string{"--kubectl", kubectl, folder}, args...)...)
+	cmd := exec.CommandContext(ctx, "../../hack/must-gather", append([]string{"--kubectl", realKubectl(), folder}, args...)...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
 	cmd.WaitDelay = 10 * time.Second // for what it may have left behind
 	out, err := cmd.CombinedOutput()
@@ -176,6 +177,33 @@ func TestCollectsAllThereIs(t *testing.T) {
 	}
 	if got := len(unpack(t, folder+".tar.gz")); got != len(files) {
 		t.Errorf("the archive has %d files, the folder %d", got, len(files))
+	}
+}
+
+// TestLooksIntoNodes: in the agent's pod, by what its image has.
+func TestLooksIntoNodes(t *testing.T) {
+	s := startServer(t)
+	s.fill(t)
+	// There is no kubelet, so this stands for one.
+	kubectl := filepath.Join(t.TempDir(), "kubectl")
+	script := "#!/bin/bash\nif [[ $* == *' exec '* ]]; then echo \"${*: -2}, in ${3}\"; exit; fi\nexec " + realKubectl() + ` "$@"` + "\n"
+	if err := os.WriteFile(kubectl, []byte(script), 0o700); err != nil { //nolint:gosec // it is a program
+		t.Fatal(err)
+	}
+	folder, said, err := gather(t, s.kubeconfig(t, envtest.User{Name: "admin", Groups: []string{"system:masters"}}), "--kubectl", kubectl)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+	files := read(t, os.DirFS(folder))
+	for file, want := range map[string]string{
+		"iptables-nft-save.txt":     "iptables-nft-save -c",
+		"ip6tables-legacy-save.txt": "ip6tables-legacy-save -c",
+		"virtual-servers.txt":       "/nodeproxy-agent virtual-servers",
+		"ipset.txt":                 "ipset list",
+	} {
+		if got := files["nodes/node-a/"+file]; got != want+", in nodeproxy-agent-x\n" {
+			t.Errorf("%s: %q, want what %s prints", file, got, want)
+		}
 	}
 }
 

@@ -131,7 +131,7 @@ func (e *env) ready(ctx context.Context) error {
 }
 
 func (e *env) readyz(ctx context.Context) (string, error) {
-	return e.scrape(ctx, "http://127.0.0.1:19256/readyz")
+	return e.node.Get(ctx, "http://127.0.0.1:19256/readyz")
 }
 
 // lacks returns nil when a text holds all the given ones.

@@ -191,18 +191,11 @@ var times = regexp.MustCompile(`\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)`)
 
 // ask returns status, headers and body of an answer, without times.
 func (e *env) ask(ctx context.Context, method, url string) (string, error) {
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-		err = e.nodeproxy.Cluster.Outside().Do(func() error {
-			conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
-			return err
-		})
-		return conn, err
-	}}
 	request, err := http.NewRequestWithContext(ctx, method, url, http.NoBody)
 	if err != nil {
 		return "", err
 	}
-	response, err := transport.RoundTrip(request)
+	response, err := e.nodeproxy.Cluster.Outside().Transport().RoundTrip(request)
 	if err != nil {
 		return "", err
 	}

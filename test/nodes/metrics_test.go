@@ -3,7 +3,6 @@ package nodes
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -82,7 +81,7 @@ func (e *env) proxyMetrics(port string) map[string][]string {
 				return err
 			}
 		}
-		text, err := e.scrape(ctx, url)
+		text, err := e.node.Get(ctx, url)
 		if err != nil {
 			return err
 		}
@@ -125,26 +124,4 @@ func shapes(text string) map[string][]string {
 		}
 	}
 	return out
-}
-
-// scrape reads from a port of the node's loopback interface.
-func (e *env) scrape(ctx context.Context, url string) (string, error) {
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-		err = e.node.Do(func() error {
-			conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
-			return err
-		})
-		return conn, err
-	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		return "", err
-	}
-	response, err := transport.RoundTrip(request)
-	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	return string(text), err
 }

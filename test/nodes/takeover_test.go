@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -261,29 +258,12 @@ func (k *take) startKubeProxies() {
 // kubeProxySynced asks kube-proxy's metrics whether it has written its rules for
 // both families since it started.
 func kubeProxySynced(ctx context.Context, node *cluster.Node) error {
-	transport := &http.Transport{DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-		err = node.Do(func() error {
-			conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
-			return err
-		})
-		return conn, err
-	}}
-	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:10249/metrics", http.NoBody)
-	if err != nil {
-		return err
-	}
-	response, err := transport.RoundTrip(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
+	text, err := node.Get(ctx, "http://127.0.0.1:10249/metrics")
 	if err != nil {
 		return err
 	}
 	for _, family := range []string{"IPv4", "IPv6"} {
-		if !regexp.MustCompile(`kubeproxy_sync_proxy_rules_last_timestamp_seconds\{ip_family="` + family + `"\} [1-9]`).Match(text) {
+		if !regexp.MustCompile(`kubeproxy_sync_proxy_rules_last_timestamp_seconds\{ip_family="` + family + `"\} [1-9]`).MatchString(text) {
 			return fmt.Errorf("kube-proxy of %s has not synced %s yet", node.Name(), family)
 		}
 	}

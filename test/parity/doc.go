@@ -7,8 +7,9 @@
 //
 //	rules           reads iptables-save and tells two sets of rules apart
 //	worlds          draws worlds and makes an API server hold them
+//	beside          runs the two proxies
 //	differences.go  the differences that are wanted, each with its reason
-//	pair.go         runs the two proxies
+//	pair.go         how the two start and when they are compared
 //	report.go       tells whose a difference is, and what it is about
 //
 // Nothing here uses code of the agent: what decides must not share the mistakes

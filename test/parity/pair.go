@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/beside"
 	"github.com/nodeproxy-io/nodeproxy/test/parity/rules"
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
@@ -35,55 +33,10 @@ func (s start) String() string {
 	}[s]
 }
 
-// pair is kube-proxy on one node and nodeproxy-agent on another one, which
-// differ in nothing that rules depend on.
+// pair is the two programs and what is known of their nodes.
 type pair struct {
-	nodeproxy  *install.Nodeproxy
-	kubeProxy  string // path of the program
-	kubeconfig string // of kube-proxy
-
-	reference, tested   *cluster.Node
-	referenceP, testedP *cluster.Process
-
+	*beside.Pair
 	liberal bool // the sysctl as the agent found it
-	guest   bool // the guest addresses are there
-}
-
-// newPair gives both nodes the addresses of the one that they stand for.
-func newPair(n *install.Nodeproxy, kubeProxy string) (*pair, error) {
-	p := &pair{nodeproxy: n, kubeProxy: kubeProxy, reference: n.Cluster.Node(0), tested: n.Cluster.Node(1)}
-	var err error
-	if p.kubeconfig, err = n.Cluster.KubeconfigFor("kube-proxy", "system:kube-proxy"); err != nil {
-		return nil, err
-	}
-	for _, node := range p.nodes() {
-		if err := node.Do(worlds.MakeNode); err != nil {
-			return nil, fmt.Errorf("giving %s the node's addresses: %w", node.Name(), err)
-		}
-	}
-	return p, nil
-}
-
-// nodes are the two, which are one where both programs run on it.
-func (p *pair) nodes() []*cluster.Node {
-	if p.tested == p.reference {
-		return []*cluster.Node{p.reference}
-	}
-	return []*cluster.Node{p.reference, p.tested}
-}
-
-// setGuest gives both nodes the guest addresses, or takes them away.
-func (p *pair) setGuest(there bool) error {
-	if p.guest == there {
-		return nil
-	}
-	p.guest = there
-	for _, node := range p.nodes() {
-		if err := node.Do(func() error { return worlds.SetGuests(there) }); err != nil {
-			return fmt.Errorf("guest addresses of %s: %w", node.Name(), err)
-		}
-	}
-	return nil
 }
 
 // possible returns the start that comes closest to what is asked for: neither
@@ -98,85 +51,35 @@ func (p *pair) possible(s start, to worlds.Settings) start {
 // stop stops kube-proxy and, unless a live start follows, the agent, and
 // removes the rules where a clean start follows.
 func (p *pair) stop(ctx context.Context, next start) error {
-	err := end(&p.referenceP)
+	err := p.KubeProxy.Stop()
 	if next == startLive {
 		return err
 	}
-	err = errors.Join(err, end(&p.testedP))
+	err = errors.Join(err, p.Agent.Stop())
 	if next == startClean {
-		err = errors.Join(err, p.flush(ctx))
+		err = errors.Join(err, p.OnNodes(ctx, flushScript))
 	}
 	return err
 }
 
-// end stops a process unless it has ended, which its world has told.
-func end(p **cluster.Process) error {
-	proc := *p
-	*p = nil
-	if proc == nil || install.Running(proc) != nil {
-		return nil
-	}
-	return proc.Stop()
-}
-
-// flush removes all rules and chains of both nodes.
-func (p *pair) flush(ctx context.Context) error {
-	for _, node := range p.nodes() {
-		for _, tool := range []string{"iptables", "ip6tables"} {
-			for _, table := range []string{"nat", "filter", "mangle"} {
-				for _, what := range []string{"-F", "-X"} {
-					if _, err := node.Exec(ctx, tool, "-w", "10", "-t", table, what); err != nil {
-						return err
-					}
-				}
-			}
-		}
-	}
-	return nil
-}
+// flushScript removes all rules and chains.
+const flushScript = `for program in iptables ip6tables; do for table in nat filter mangle; do for what in -F -X; do
+$program -w 10 -t $table $what || exit 1; done; done; done
+`
 
 // start starts what stop stopped, with the settings of a world.
-func (p *pair) start(s worlds.Settings) error {
-	liberal := "0"
+func (p *pair) start(ctx context.Context, s worlds.Settings) error {
+	liberal := 0
 	if s.Liberal {
-		liberal = "1"
+		liberal = 1
 	}
 	p.liberal = s.Liberal
-	for _, node := range p.nodes() {
-		err := node.Do(func() error {
-			return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", []byte(liberal), 0)
-		})
-		if err != nil {
-			return err
-		}
-	}
-	config := filepath.Join(p.nodeproxy.Cluster.Dir(), "kube-proxy.yaml")
-	if err := os.WriteFile(config, []byte(s.KubeProxy(p.kubeconfig, worlds.NodeName)), 0o600); err != nil {
+	script := fmt.Sprintf("echo %d >/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", liberal)
+	if err := p.OnNodes(ctx, script); err != nil {
 		return err
 	}
-	var err error
-	if p.referenceP, err = p.reference.Start(cluster.Command{Path: p.kubeProxy, Args: []string{"--config", config}}); err != nil {
-		return err
-	}
-	if p.testedP != nil {
-		return nil
-	}
-	return p.startAgent()
+	return p.Start(s)
 }
-
-// startAgent starts nodeproxy-agent under the name of the common node.
-func (p *pair) startAgent() error {
-	command, err := p.nodeproxy.AgentCommand(p.tested)
-	if err != nil {
-		return err
-	}
-	command.Args = append(command.Args, "--node-name", worlds.NodeName)
-	p.testedP, err = p.tested.Start(command)
-	return err
-}
-
-// running returns an error when one of the two has ended.
-func (p *pair) running() error { return install.Running(p.referenceP, p.testedP) }
 
 // saved is what iptables-save and ip6tables-save print on the two nodes.
 type saved struct{ reference, tested map[worlds.Family]string }
@@ -185,10 +88,10 @@ func (p *pair) save(ctx context.Context) (saved, error) {
 	out := saved{map[worlds.Family]string{}, map[worlds.Family]string{}}
 	for _, f := range worlds.Families() {
 		var err error
-		if out.reference[f], err = p.reference.Exec(ctx, saveTool(f)); err != nil {
+		if out.reference[f], err = p.KubeProxy.Node.Exec(ctx, saveTool(f)); err != nil {
 			return out, err
 		}
-		if out.tested[f], err = p.tested.Exec(ctx, saveTool(f)); err != nil {
+		if out.tested[f], err = p.Agent.Node.Exec(ctx, saveTool(f)); err != nil {
 			return out, err
 		}
 	}
@@ -202,15 +105,15 @@ func saveTool(f worlds.Family) string {
 	return "iptables-save"
 }
 
-// parsedWith returns the rules of a node, or an error that wraps errNotSeen if
+// parsedWith returns the rules of a program, or an error that wraps beside.ErrNotSeen if
 // they lack the mark. Looking for it first costs little while one is waited for.
-func parsedWith(ctx context.Context, node *cluster.Node, who string, f worlds.Family, m worlds.Mark) (rules.Rules, error) {
-	text, err := node.Exec(ctx, saveTool(f))
+func parsedWith(ctx context.Context, who beside.Proxy, f worlds.Family, m worlds.Mark) (rules.Rules, error) {
+	text, err := who.Node.Exec(ctx, saveTool(f))
 	if err != nil {
 		return nil, err
 	}
 	if !marked(m, f, text) {
-		return nil, fmt.Errorf("%s %w (%s)", who, errNotSeen, f)
+		return nil, fmt.Errorf("%s %w (%s)", who.Name, beside.ErrNotSeen, f)
 	}
 	return rules.Parse(text)
 }
@@ -225,19 +128,16 @@ func marked(m worlds.Mark, f worlds.Family, save string) bool {
 		strings.Contains(save, fmt.Sprintf("--dport %d -j KUBE-SVC-", m.Port))
 }
 
-// errNotSeen means that a program has not written the mark yet.
-var errNotSeen = errors.New("has not programmed the last change yet")
-
 // look compares the rules of the two as they are now. It returns an error that
-// wraps errNotSeen while one of them is behind.
+// wraps beside.ErrNotSeen while one of them is behind.
 func (p *pair) look(ctx context.Context, w *worlds.World, m worlds.Mark, fresh bool, met map[string]int) ([]rules.Difference, error) {
 	var out []rules.Difference
 	for _, f := range worlds.Families() {
-		tested, err := parsedWith(ctx, p.tested, "nodeproxy-agent", f, m)
+		tested, err := parsedWith(ctx, p.Agent, f, m)
 		if err != nil {
 			return nil, err
 		}
-		reference, err := parsedWith(ctx, p.reference, "kube-proxy", f, m)
+		reference, err := parsedWith(ctx, p.KubeProxy, f, m)
 		if err != nil {
 			return nil, err
 		}
@@ -255,7 +155,7 @@ func (p *pair) settled(ctx context.Context, w *worlds.World, m worlds.Mark, fres
 	var differences []rules.Difference
 	once := map[string]int{}
 	err := install.Until(ctx, limit, func(ctx context.Context) error {
-		if err := p.running(); err != nil {
+		if err := p.Running(); err != nil {
 			return err
 		}
 		clear(once)

@@ -9,15 +9,13 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
-	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
-	"github.com/nodeproxy-io/nodeproxy/test/install"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/beside"
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
@@ -29,54 +27,26 @@ const (
 	deadlineVariable = "PARITY_DEADLINE" // seconds
 )
 
-// maxFailed ends a run in which world after world differs.
-const maxFailed = 3
-
 // TestSideBySide compares the rules of kube-proxy and nodeproxy-agent in
 // generated worlds. World i of a run is drawn from the seed plus i.
 func TestSideBySide(t *testing.T) {
 	if err := cluster.Check(); err != nil {
 		t.Skip(err)
 	}
-	count, steps := variable(t, worldsVariable, 40), variable(t, stepsVariable, 5)
-	seed, limit := variable(t, seedVariable, 1), time.Duration(variable(t, deadlineVariable, 30))*time.Second
+	count, steps := beside.Variable(t, worldsVariable, 1, 40), beside.Variable(t, stepsVariable, 1, 5)
+	seed, limit := beside.Variable(t, seedVariable, 1, 1), time.Duration(beside.Variable(t, deadlineVariable, 1, 30))*time.Second
 	p := startPair(t)
-	wr := worlds.NewWriter(p.nodeproxy.Cluster.Client())
-	if err := worlds.MakeNamespaces(t.Context(), p.nodeproxy.Cluster.Client()); err != nil {
-		t.Fatal(err)
-	}
 	met := map[string]int{}
-	began, changes, failed := time.Now(), 0, 0
-	for i := range count {
-		w := worlds.New(uint64(seed + i)) //nolint:gosec // a seed
-		ok := t.Run(fmt.Sprintf("world %d", seed+i), func(t *testing.T) {
-			r := &run{T: t, pair: p, writer: wr, world: w, first: i == 0, limit: limit, met: met}
-			changes += r.live(steps)
-		})
-		if !ok {
-			if failed++; failed == maxFailed {
-				t.Errorf("giving up after %d worlds that differ", failed)
-				break
-			}
-		}
-	}
+	began, changes, first := time.Now(), 0, true
+	beside.EachWorld(t, seed, count, func(t *testing.T, seed uint64) {
+		r := &run{T: t, pair: p, world: worlds.New(seed), first: first, limit: limit, met: met}
+		first = false
+		changes += r.live(steps)
+	})
 	t.Logf("%d worlds, %d changes in %s", count, changes, time.Since(began).Round(time.Second))
 	for _, d := range wantedDifferences() {
 		t.Logf("wanted difference %q was met %d times", d.name, met[d.name])
 	}
-}
-
-func variable(t *testing.T, name string, otherwise int) int {
-	t.Helper()
-	text := os.Getenv(name)
-	if text == "" {
-		return otherwise
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("%s=%s: a number from 1 is expected", name, text)
-	}
-	return n
 }
 
 // startPair makes a cluster with two nodes and what runs on them.
@@ -94,47 +64,31 @@ func startPair(t *testing.T) *pair {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the programs: %v\n%s", err, out)
 	}
-	scheme, err := install.Scheme()
-	if err != nil {
-		t.Fatal(err)
-	}
-	reference, err := binaries.Ensure(ctx, os.Stderr, binaries.KubeProxy)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := cluster.Start(ctx, cluster.Options{Nodes: 2, Scheme: scheme, Progress: os.Stderr})
+	n, err := beside.Install(ctx, cluster.Options{}, bin, filepath.Join(root, "config"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
+		if err := n.Cluster.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
-	n := &install.Nodeproxy{Cluster: c, Bin: bin, Config: filepath.Join(root, "config")}
-	if err := n.Prepare(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := n.StartController(); err != nil {
-		t.Fatal(err)
-	}
-	p, err := newPair(n, filepath.Join(reference, "kube-proxy"))
+	p, err := beside.New(n)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return p
+	return &pair{Pair: p}
 }
 
 // run is one world of a run.
 type run struct {
 	*testing.T
 	*pair
-	writer *worlds.Writer
 	world  *worlds.World
 	first  bool
 	limit  time.Duration
 	met    map[string]int
-	start  start
+	begins start
 	fresh  bool // there were no rules before the objects
 }
 
@@ -142,34 +96,28 @@ type run struct {
 // It returns the number of changes.
 func (r *run) live(steps int) (changes int) {
 	w := r.world
-	r.start = worlds.Pick(w.Dice, startClean, startOver, startLive)
+	r.begins = worlds.Pick(w.Dice, startClean, startOver, startLive)
 	if r.first {
-		r.start = startClean
+		r.begins = startClean
 	}
-	r.start = r.possible(r.start, w.Settings)
+	r.begins = r.possible(r.begins, w.Settings)
 	ctx := r.Context()
-	if err := r.stop(ctx, r.start); err != nil {
+	if err := r.stop(ctx, r.begins); err != nil {
 		r.Fatal(err)
 	}
-	if err := r.writer.Begin(ctx, w); err != nil {
+	if err := r.Writer.Begin(ctx, w); err != nil {
 		r.Fatal(err)
 	}
 	shuffle := worlds.NewDice(w.Seed).Rand
 	m := r.write(shuffle)
-	if err := r.pair.start(w.Settings); err != nil {
+	if err := r.start(ctx, w.Settings); err != nil {
 		r.Fatal(err)
 	}
-	r.fresh = r.start == startClean
+	r.fresh = r.begins == startClean
 	r.equal("as drawn", m)
 	r.fresh = false
 	for step := 1; step <= steps; step++ {
-		var done []string
-		if step == 1 {
-			done = append(done, w.ChangeZone())
-		}
-		for range w.Between(1, 4) {
-			done = append(done, w.Change())
-		}
+		done := r.change(step)
 		changes += len(done)
 		if killed := w.Chance(10); killed {
 			done = append(done, "nodeproxy-agent was killed before and started after")
@@ -182,14 +130,26 @@ func (r *run) live(steps int) (changes int) {
 	return changes
 }
 
+// change changes the world for a step, and tells how.
+func (r *run) change(step int) (done []string) {
+	w := r.world
+	if step == 1 {
+		done = append(done, w.ChangeZone())
+	}
+	for range w.Between(1, 4) {
+		done = append(done, w.Change())
+	}
+	return done
+}
+
 // killed does something while nodeproxy-agent is dead.
 func (r *run) killed(f func() worlds.Mark) worlds.Mark {
 	r.Helper()
-	if err := r.testedP.Kill(); err != nil {
+	if err := r.Agent.Kill(); err != nil {
 		r.Fatal(err)
 	}
 	m := f()
-	if err := r.startAgent(); err != nil {
+	if err := r.Start(r.world.Settings); err != nil {
 		r.Fatal(err)
 	}
 	return m
@@ -197,10 +157,7 @@ func (r *run) killed(f func() worlds.Mark) worlds.Mark {
 
 func (r *run) write(shuffle *rand.Rand) worlds.Mark {
 	r.Helper()
-	if err := r.setGuest(r.world.Guest); err != nil {
-		r.Fatal(err)
-	}
-	m, err := r.writer.Write(r.Context(), r.world, shuffle)
+	m, err := r.Write(r.Context(), r.world, shuffle)
 	if err != nil {
 		r.Fatalf("%v\n%s", err, r.repeat())
 	}
@@ -215,8 +172,8 @@ func (r *run) equal(what string, m worlds.Mark) {
 	r.world.Log = append(r.world.Log, what)
 	differences, err := r.settled(ctx, r.world, m, r.fresh, r.limit, r.met)
 	switch {
-	case errors.Is(err, errNotSeen):
-		r.Fatalf("%v\nkube-proxy, %s\nnodeproxy-agent, %s\n%s", err, r.referenceP.Tail(), r.testedP.Tail(), r.repeat())
+	case errors.Is(err, beside.ErrNotSeen):
+		r.Fatalf("%v\n%s\n%s", err, r.Tails(), r.repeat())
 	case err != nil:
 		r.Fatalf("%v\n%s", err, r.repeat())
 	case len(differences) > 0:
@@ -232,9 +189,9 @@ func (r *run) equal(what string, m worlds.Mark) {
 func (r *run) repeat() string {
 	w := r.world
 	command := fmt.Sprintf("%s=%d %s=1 make test-parity", seedVariable, w.Seed, worldsVariable)
-	if r.start != startClean {
+	if r.begins != startClean {
 		command = fmt.Sprintf("%s=%d %s=2 make test-parity, because it depends on the world before", seedVariable, w.Seed-1, worldsVariable)
 	}
 	return fmt.Sprintf("Seed %d; %s.\nSettings: %+v\nNode: %+v\nSteps:\n  %s\nTo repeat it: %s",
-		w.Seed, r.start, w.Settings, w.Node, strings.Join(w.Log, "\n  "), command)
+		w.Seed, r.begins, w.Settings, w.Node, strings.Join(w.Log, "\n  "), command)
 }

@@ -157,7 +157,21 @@ func runKernel(ctx context.Context, self string, o Options, console, output *os.
 	// it is the first, all of them end with it, however it ends, and with us.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = waitDelay
-	return cmd.Run()
+	processor, release, err := ownProcessor()
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if processor != nil {
+		// What it starts later inherits it. Without it everything is right, but slow.
+		if err := unix.SchedSetaffinity(cmd.Process.Pid, processor); err != nil && !errors.Is(err, unix.ESRCH) {
+			return errors.Join(fmt.Errorf("choosing the kernel's processor: %w", err), cmd.Process.Kill(), cmd.Wait())
+		}
+	}
+	return cmd.Wait()
 }
 
 // memoryFolder is where the kernel makes the file that is its memory, whose name it

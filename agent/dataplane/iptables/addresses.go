@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
@@ -30,7 +31,7 @@ func (d *Dataplane) follow(c *config) {
 // answer on other addresses. Most changes of addresses, such as those of pods,
 // have no such effect.
 func (d *Dataplane) Follow(ctx context.Context, changed func()) {
-	dataplane.FollowEvents(ctx, d.subscribe, func() {
+	dataplane.FollowEvents(ctx, clock.RealClock{}, d.subscribe, func() {
 		if d.addressesChanged() {
 			changed()
 		}

@@ -128,7 +128,7 @@ func merged(c *FixedChain, beside []string) []string {
 	if len(beside) == 0 {
 		return c.Rules
 	}
-	first, rest := splitFirst(c.Rules)
+	first, rest := split(c.Rules, marksOwnSource)
 	return slices.Concat(first, beside, []string{untilRetired}, rest)
 }
 
@@ -136,17 +136,6 @@ func merged(c *FixedChain, beside []string) []string {
 // ours after it: marked by those, it would be let pass although it is refused. It
 // goes with the rules before it.
 const untilRetired = `-m comment --comment "kubernetes services by IPVS; NOTE: not before the rules above are gone" -j RETURN`
-
-func splitFirst(rules []string) (first, rest []string) {
-	for _, spec := range rules {
-		if marksOwnSource(spec) {
-			first = append(first, spec)
-		} else {
-			rest = append(rest, spec)
-		}
-	}
-	return first, rest
-}
 
 // holds reports whether a chain is as it should be. Rules that come first beside
 // those of mode IPTables may stay there.
@@ -157,7 +146,7 @@ func holds(have *kernelChain, c *FixedChain, beside []string) bool {
 	if len(beside) > 0 {
 		return inOrder(merged(c, beside)...)
 	}
-	first, rest := splitFirst(c.Rules)
+	first, rest := split(c.Rules, marksOwnSource)
 	return inOrder(c.Rules...) || inOrder(slices.Concat(first, rest)...)
 }
 
@@ -196,7 +185,7 @@ func (d *fixedDiff) input() string {
 func (c *chainDiff) write(declare, rules *strings.Builder) {
 	name, add := c.chain.Name, merged(c.chain, c.beside)
 	if len(c.beside) > 0 && c.alone {
-		first, rest := splitFirst(c.chain.Rules)
+		first, rest := split(c.chain.Rules, marksOwnSource)
 		for _, spec := range slices.Backward(first) {
 			fmt.Fprintf(rules, "-I %s %s\n", name, spec)
 		}

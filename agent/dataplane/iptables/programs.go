@@ -241,13 +241,26 @@ func lookUp(ctx context.Context, command string, family dataplane.Family) (progr
 			return one, fmt.Errorf("%w: %s not found; install the iptables package on the node: %w", dataplane.ErrUnsupported, name, err)
 		}
 	}
-	version, err := exec.CommandContext(ctx, command, "--version").Output()
+	cmd := exec.CommandContext(ctx, command, "--version")
+	cmd.Env = environment()
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	version, err := cmd.Output()
 	if err != nil {
-		return one, fmt.Errorf("%w: %s --version: %w", dataplane.ErrUnsupported, command, err)
+		return one, notRunning(newToolError(command+" --version", err, stderr.String()))
 	}
 	one.version = versionText(string(version))
 	one.variant = variantOf(one.version)
 	return one, nil
+}
+
+// notRunning is why a program could not tell its version. It says that the node lacks
+// it, unless another try may go better.
+func notRunning(err *toolError) error {
+	if err.passes() {
+		return err
+	}
+	return fmt.Errorf("%w: %w", dataplane.ErrUnsupported, err)
 }
 
 // trace reads what the variant holds, in one run: iptables-nft-save gets the
@@ -277,11 +290,11 @@ func (p program) trace(ctx context.Context, into *traces) error {
 }
 
 // isLacking reports whether a program ran and could not read the kernel for
-// another reason than missing rights: the kernel lacks its variant, and so holds
-// nothing of it.
+// another reason than missing rights, or what passes: the kernel lacks its variant,
+// and so holds nothing of it.
 func isLacking(err error) bool {
 	var e *toolError
-	return errors.As(err, &e) && e.cause == refused
+	return errors.As(err, &e) && e.cause == refused && !e.passes()
 }
 
 // legacyTables lists the tables that the legacy variant has.

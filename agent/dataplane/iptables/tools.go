@@ -67,8 +67,8 @@ func (t *tools) find(ctx context.Context) error {
 		protocol = goiptables.ProtocolIPv6
 	}
 	ipt, err := goiptables.New(goiptables.IPFamily(protocol), goiptables.Timeout(lockWaitSeconds), goiptables.Path(t.command))
-	if err != nil {
-		return fmt.Errorf("%w: %s: %w", dataplane.ErrUnsupported, t.command, err)
+	if err != nil { // it asks for the version again
+		return notRunning(newToolError(t.command, err, ""))
 	}
 	major, minor, patch := ipt.GetIptablesVersion()
 	// Since 1.6.2 iptables-restore waits for the lock with -w.
@@ -132,8 +132,14 @@ func probeError(command string, err *toolError) error {
 // what it can do. The kernel loads what is asked for at the first use, which fails in
 // these ways where there is much to do.
 func (e *toolError) passes() bool {
-	var library *goiptables.Error
-	if errors.As(e.err, &library) && !library.Exited() {
+	var (
+		library *goiptables.Error
+		exit    *exec.ExitError
+	)
+	switch {
+	case e.cause == locked, errors.Is(e.err, context.Canceled), errors.Is(e.err, context.DeadlineExceeded):
+		return true
+	case errors.As(e.err, &library) && !library.Exited(), errors.As(e.err, &exit) && !exit.Exited():
 		return true // somebody has killed it
 	}
 	// The programs print an error of the kernel as the C library words it, which is
@@ -144,9 +150,12 @@ func (e *toolError) passes() bool {
 	}, func(one syscall.Errno) bool { return strings.Contains(text, one.Error()) })
 }
 
-// saysUnknown is what the programs print of a match that they know and the kernel
-// does not. They load the kernel's module for it where there is one.
-const saysUnknown = "missing kernel module"
+// What the programs print of a match that they know and the kernel does not, and of
+// one that they do not know. They load the kernel's module for it where there is one.
+const (
+	saysUnknown    = "missing kernel module"
+	saysNotPresent = "Couldn't load match"
+)
 
 func (t *tools) lacks(ctx context.Context, matches []string) ([]string, error) {
 	var out []string
@@ -156,13 +165,18 @@ func (t *tools) lacks(ctx context.Context, matches []string) ([]string, error) {
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
 		err := cmd.Run()
-		var exit *exec.ExitError
-		switch {
-		case errors.As(err, &exit) && exit.Exited(), strings.Contains(stderr.String(), saysUnknown):
-			out = append(out, m)
-		case err != nil:
-			return nil, newToolError(t.command, err, stderr.String())
+		text := stderr.String()
+		if err == nil {
+			if strings.Contains(text, saysUnknown) {
+				out = append(out, m)
+			}
+			continue
 		}
+		failure := newToolError(t.command, err, text)
+		if failure.passes() || !strings.Contains(text, saysUnknown) && !strings.Contains(text, saysNotPresent) {
+			return nil, fmt.Errorf("looking for the match %s: %w", m, failure)
+		}
+		out = append(out, m)
 	}
 	return out, nil
 }

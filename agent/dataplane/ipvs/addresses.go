@@ -31,7 +31,7 @@ func (d *Dataplane) follow(c *config, n *dataplane.Node) {
 func (d *Dataplane) Follow(ctx context.Context, changed func()) {
 	var wg sync.WaitGroup
 	wg.Go(func() { d.followDrains(ctx, changed) })
-	dataplane.FollowEvents(ctx, d.subscribe, func() {
+	dataplane.FollowEvents(ctx, d.clock, d.subscribe, func() {
 		if d.addressesChanged() {
 			changed()
 		}

@@ -94,7 +94,8 @@ func (d *Dataplane) newPartial(r *dataplane.Ruleset) (*partialPass, error) {
 		d.follow(c, &r.Node)
 		if !reflect.DeepEqual(c, d.held.config) {
 			p.config = c
-			dirty = maps.Clone(r.Dirty)
+			dirty = make(map[dataplane.ServiceName]struct{}, len(r.Services))
+			maps.Copy(dirty, r.Dirty)
 			for name := range r.Services {
 				dirty[name] = struct{}{}
 			}
@@ -109,7 +110,7 @@ func (d *Dataplane) newPartial(r *dataplane.Ruleset) (*partialPass, error) {
 			if err := p.lookForScheduler(svc.IPVSScheduler); err != nil {
 				return nil, err
 			}
-			plan := p.config.planService(svc)
+			plan := p.config.planService(svc, nil)
 			p.plans[name] = &plan
 		}
 	}
@@ -217,7 +218,7 @@ func (p *partialPass) compareServer(want ownedServer) serverDiff {
 		if _, has := slices.BinarySearchFunc(held.reals, real, netip.AddrPort.Compare); has {
 			continue
 		}
-		if p.leaving.has(want.Key, real) {
+		if p.draining.has(want.Key, real) {
 			out.reweigh = append(out.reweigh, real)
 		} else {
 			out.add = append(out.add, real)
@@ -253,6 +254,7 @@ func (p *partialPass) run(ctx context.Context) (int, error) {
 	sets := p.setChanges()
 	union, after, grows, shrinks := p.rulesFor()
 	steps := []func() error{
+		func() error { return w.makeServers(p.isBound) },
 		func() error { return w.writeSets(sets.early) },
 		func() error { return w.writeRules(union, grows) },
 		w.writeServers,
@@ -272,7 +274,7 @@ func (p *partialPass) run(ctx context.Context) (int, error) {
 		}
 	}
 	p.commit()
-	p.watched.change(p.diff.bind, p.diff.unbind, p.come())
+	p.watched.change(p.diff.bind, p.diff.unbind, w.come-len(p.diff.extra))
 	switch {
 	case shrinks:
 		p.fixed.count(after)
@@ -280,17 +282,6 @@ func (p *partialPass) run(ctx context.Context) (int, error) {
 		p.fixed.count(union)
 	}
 	return len(w.changed), nil
-}
-
-// come is how many virtual servers more there are than before.
-func (p *partialPass) come() int {
-	n := -len(p.diff.extra)
-	for i := range p.diff.servers {
-		if p.diff.servers[i].missing {
-			n++
-		}
-	}
-	return n
 }
 
 // commit notes that the kernel holds the plans.
@@ -316,8 +307,11 @@ func (p *partialPass) setChanges() orderedSets {
 	return p.config.orderChanges(&p.diff,
 		func(e setEntry) bool { return p.held.needs.entries[e] > 0 },
 		func(e setEntry) bool { return p.held.needs.entries[e]+p.delta.entries[e] > 0 },
-		func(a netip.Addr) bool { return p.held.needs.bound[a] > 0 })
+		p.isBound)
 }
+
+// isBound reports whether an address is on kube-ipvs0.
+func (p *partialPass) isBound(a netip.Addr) bool { return p.held.needs.bound[a] > 0 }
 
 // rulesFor are the chains and jumps for both what is held and what will be, and
 // for the latter alone; and whether the kernel lacks any of the former, and has

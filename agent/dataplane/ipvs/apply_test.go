@@ -123,6 +123,7 @@ func TestRestart(t *testing.T) {
 	real := b.r.Services[dataplane.ServiceName{Namespace: "ns", Name: "svc0001"}].Ports[0].Cluster[0]
 	for name, spoil := range map[string]func() error{
 		"weight":  func() error { return b.kernel.ChangeReal(key, real, 0) },
+		"forward": func() error { return b.kernel.SetForwarding(key, real, 3) },
 		"real":    func() error { return b.kernel.DeleteReal(key, real) },
 		"extra":   func() error { return b.kernel.AddReal(key, netip.MustParseAddrPort("9.9.9.9:9"), 1) },
 		"server":  func() error { return b.kernel.DeleteServer(key) },
@@ -161,13 +162,8 @@ func TestAddressesAreFollowed(t *testing.T) {
 	s.Ports[0].NodePort, s.ExternalIPs = 30001, []netip.Addr{ip("192.168.7.7")}
 	b.set(s, service(2, "10.180.0.2:80"))
 	b.apply()
-	ctx, cancel := context.WithCancel(context.Background())
-	changed, done := make(chan struct{}, 100), make(chan struct{})
-	go func() {
-		defer close(done)
-		b.plane.Follow(ctx, func() { changed <- struct{}{} })
-	}()
-	defer func() { cancel(); <-done }()
+	changed, stop := b.follow()
+	defer stop()
 	step := func(writes []string, addresses ...string) {
 		t.Helper()
 		var list []netip.Addr
@@ -175,12 +171,8 @@ func TestAddressesAreFollowed(t *testing.T) {
 			list = append(list, ip(a))
 		}
 		b.kernel.SetAddresses(list...)
-		select {
-		case <-changed:
-		case <-time.After(10 * time.Second):
-			t.Fatal("not noticed")
-		}
-		b.r.Recheck = true
+		b.settle(changed)
+		b.r.Recheck, b.r.Dirty = true, nil
 		if result := b.apply(); result.Kind != v1alpha1.SyncPartial {
 			t.Errorf("%+v", result)
 		}
@@ -195,6 +187,52 @@ func TestAddressesAreFollowed(t *testing.T) {
 	b.restart() // our server on the node's own address is known by the ipset
 	if b.apply(); b.state() != state {
 		t.Errorf("%s\nwant\n%s", b.state(), state)
+	}
+}
+
+// TestNodePortAddressesAreFollowed: also link-local ones, which are no other
+// address of the node.
+func TestNodePortAddressesAreFollowed(t *testing.T) {
+	b := newBench(t)
+	b.useIPv6()
+	*b.r.Node.Settings.NodePorts.AddressMode, b.r.Node.Settings.NodePorts.CIDRs = v1alpha1.NodePortsCIDRs, []string{"fe80::/10"}
+	b.set(nodePort6())
+	b.apply()
+	changed, stop := b.follow()
+	defer stop()
+	b.kernel.SetAddresses(ip("2001:db8::2"), ip("::1"), ip("fe80::2"))
+	b.settle(changed)
+	b.r.Recheck = true
+	b.apply()
+	b.wants("AddServer fe80::2,tcp:30001 rr 0x0 0", "AddReal fe80::2,tcp:30001 [fd00:244::1]:80 1", "DeleteServer fe80::1,tcp:30001")
+	b.verified()
+}
+
+// follow runs Follow until stop is called.
+func (b *bench) follow() (changed <-chan struct{}, stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	c, done := make(chan struct{}, 100), make(chan struct{})
+	go func() {
+		defer close(done)
+		b.plane.Follow(ctx, func() { c <- struct{}{} })
+	}()
+	return c, func() { cancel(); <-done }
+}
+
+// settle lets time pass until Follow tells of a change.
+func (b *bench) settle(changed <-chan struct{}) {
+	b.Helper()
+	for deadline := time.After(10 * time.Second); ; {
+		if b.clock.HasWaiters() {
+			b.clock.Step(250 * time.Millisecond)
+		}
+		select {
+		case <-changed:
+			return
+		case <-deadline:
+			b.Fatal("not noticed")
+		case <-time.After(time.Millisecond):
+		}
 	}
 }
 
@@ -219,26 +257,37 @@ func TestTune(t *testing.T) {
 	}
 }
 
-// TestIPv6: everything has its own names, and a node without the family says so.
-func TestIPv6(t *testing.T) {
-	b := newBench(t)
-	proc := t.TempDir()
+// useIPv6 makes the node one of IPv6.
+func (b *bench) useIPv6() {
+	b.Helper()
+	proc := b.TempDir()
+	if err := os.MkdirAll(proc+"/thread-self/net", 0o755); err != nil {
+		b.Fatal(err)
+	}
+	if err := os.WriteFile(proc+"/thread-self/net/if_inet6", nil, 0o600); err != nil {
+		b.Fatal(err)
+	}
 	b.family, b.kernel = dataplane.IPv6, ipvstest.New(dataplane.IPv6, ip("2001:db8::2"), ip("::1"), ip("fe80::1"))
 	b.r.Node.Addresses = []netip.Addr{ip("2001:db8::2")}
 	b.plane = ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock, ProcFolder: proc})
-	err := b.plane.Supported(context.Background(), &b.r.Node)
-	if !errors.Is(err, dataplane.ErrUnsupported) {
-		t.Errorf("%v", err)
-	}
-	if err := os.MkdirAll(proc+"/thread-self/net", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(proc+"/thread-self/net/if_inet6", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+}
+
+// nodePort6 makes a Service of IPv6 with the NodePort 30001.
+func nodePort6() *dataplane.Service {
 	s := service(1)
 	s.ClusterIP, s.Ports[0].NodePort = ip("fd00:96::1"), 30001
-	b.set(with(s, "[fd00:244::1]:80"))
+	return with(s, "[fd00:244::1]:80")
+}
+
+// TestIPv6: everything has its own names, and a node without the family says so.
+func TestIPv6(t *testing.T) {
+	b := newBench(t)
+	b.useIPv6()
+	without := ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock, ProcFolder: t.TempDir()})
+	if err := without.Supported(context.Background(), &b.r.Node); !errors.Is(err, dataplane.ErrUnsupported) {
+		t.Errorf("%v", err)
+	}
+	b.set(nodePort6())
 	b.apply()
 	if got := strings.Join(b.kernel.Keys(), " "); got != "2001:db8::2,tcp:30001 fd00:96::1,tcp:80" {
 		t.Error(got)

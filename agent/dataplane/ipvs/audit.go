@@ -104,7 +104,7 @@ func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *wan
 	if err != nil {
 		return dataplane.Difference{}, nil, err
 	}
-	return difference(slices.Concat(all, rules.Findings)), &rules, nil
+	return difference(slices.Concat(all, rules.Findings, d.untuned(want.config))), &rules, nil
 }
 
 // counted counts what a snapshot has of ours.

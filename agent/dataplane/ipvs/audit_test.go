@@ -4,11 +4,16 @@ import (
 	"context"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvstest"
 )
 
 // TestAudit beside a proxy of the same mode.
@@ -124,11 +129,83 @@ func TestWatch(t *testing.T) {
 	told("server")
 	b.r.Full = true
 	b.apply()
-	if err := b.kernel.DeleteDevice(); err != nil {
+	if err := b.kernel.Unbind(ip("10.0.0.1")); err != nil {
+		t.Fatal(err)
+	}
+	told("last address")
+	if err := b.kernel.DeleteDevice(); err != nil { // only its end is left to tell of
 		t.Fatal(err)
 	}
 	told("device")
-	if len(changes) > 1 { // of the address, too
+	if len(changes) > 0 {
 		t.Errorf("%d more", len(changes))
+	}
+}
+
+// deaf is a kernel that tells of no events.
+type deaf struct {
+	*ipvstest.Kernel
+	asked chan struct{}
+}
+
+func (d *deaf) Events(<-chan struct{}) (<-chan ipvs.Event, error) {
+	d.asked <- struct{}{}
+	return nil, errBoom
+}
+
+// TestWatchWithoutEvents: who cannot hear of changes does not tell of any, and asks
+// ever more seldom.
+func TestWatchWithoutEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		kernel := &deaf{b.kernel, make(chan struct{}, 1000)}
+		b.plane = ipvs.New(b.family, ipvs.Options{Kernel: kernel, Rules: b.rules, Clock: clock.RealClock{}})
+		b.set(service(1, "10.180.0.1:80"))
+		b.apply()
+		go b.plane.Watch(t.Context(), func(c dataplane.Change) { t.Errorf("told of %+v", c) })
+		<-time.After(10 * time.Minute)
+		if n := len(kernel.asked); n < 10 || n > 20 {
+			t.Errorf("asked %d times", n)
+		}
+	})
+}
+
+// counting is a kernel whose Count takes time and may be wrong once.
+type counting struct {
+	*ipvstest.Kernel
+	takes  time.Duration
+	misses atomic.Bool
+	counts atomic.Int32
+}
+
+func (c *counting) Count() (int, bool) {
+	<-time.After(c.takes)
+	c.counts.Add(1)
+	n, known := c.Kernel.Count()
+	if c.misses.Swap(false) {
+		n--
+	}
+	return n, known
+}
+
+// TestWatchCounts: looks that take long are seldom, and one that has missed a
+// virtual server is repeated before anybody is told.
+func TestWatchCounts(t *testing.T) {
+	for takes, want := range map[time.Duration]int32{time.Millisecond: 118, time.Second: 6} { // in 10 minutes
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			kernel := &counting{Kernel: b.kernel, takes: takes}
+			b.plane = ipvs.New(b.family, ipvs.Options{Kernel: kernel, Rules: b.rules, Clock: clock.RealClock{}})
+			b.set(service(1, "10.180.0.1:80"))
+			b.apply()
+			kernel.counts.Store(0)
+			go b.plane.Watch(t.Context(), func(c dataplane.Change) { t.Errorf("told of %+v", c) })
+			<-time.After(time.Minute)
+			kernel.misses.Store(true)
+			<-time.After(9 * time.Minute)
+			if n := kernel.counts.Load(); n < want || n > want+3 {
+				t.Errorf("%v each: counted %d times, want %d", takes, n, want)
+			}
+		})
 	}
 }

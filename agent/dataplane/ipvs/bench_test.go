@@ -19,7 +19,7 @@ func BenchmarkPlan(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				for _, s := range services {
-					c.planService(s)
+					c.planService(s, nil)
 				}
 			}
 		})

@@ -3,25 +3,28 @@ package ipvs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
 // Cleanup removes the virtual servers that are ours, the rules, the device and
 // the ipsets of the family. It tells by the kernel's state whose virtual servers
-// are, as after a restart; those of others stay. Where the node has no IPVS there
-// is only the rest to remove.
+// are, as after a restart; those of others stay, and those in ranges that settings
+// have excluded, or Exclude. Where the node has no IPVS there is only the rest to
+// remove.
 func (d *Dataplane) Cleanup(ctx context.Context) error {
 	d.watched.pause()
 	d.forget()
 	if !d.present() {
 		return d.rules.Cleanup(ctx)
 	}
-	missing := d.kernel.Open()
-	if missing != nil {
-		return errors.Join(d.rules.Cleanup(ctx), missing)
+	if missing := d.kernel.Open(); missing != nil {
+		return errors.Join(d.rules.Cleanup(ctx), d.cleanWithout(missing))
 	}
 	addresses, err := d.kernel.Addresses()
 	if err != nil {
@@ -38,7 +41,7 @@ func (d *Dataplane) Cleanup(ctx context.Context) error {
 	}
 	var errs []error
 	for _, k := range slices.SortedFunc(maps.Keys(state.servers), Key.Compare) {
-		if evidence.ours(k) {
+		if evidence.ours(k) && !c.excluded(k.Addr) {
 			errs = append(errs, d.kernel.DeleteServer(k))
 		}
 	}
@@ -53,6 +56,41 @@ func (d *Dataplane) Cleanup(ctx context.Context) error {
 	return errors.Join(d.removeDevice(state), d.reclaim(nil), d.kernel.DeleteSets(d.setNames(c)))
 }
 
+// cleanWithout removes what can be there on a node that lacks something. Without
+// IPVS that is the device, which may have been made before. Without the device and
+// without ipset nothing would say of a virtual server that it is ours. All else is an
+// error, and not one of those that are passed over because the node lacks the mode.
+func (d *Dataplane) cleanWithout(missing error) error {
+	if !errors.Is(missing, dataplane.ErrUnsupported) {
+		return missing
+	}
+	bound, exists, err := d.kernel.Bound()
+	_, none := errors.AsType[*NoIPVSError](missing)
+	switch {
+	case err != nil:
+		return err
+	case !exists:
+		return nil
+	case !none:
+		return fmt.Errorf("removing what is of mode IPVS: %v", missing) //nolint:errorlint // see above
+	}
+	state := &snapshot{device: true, bound: map[netip.Addr]struct{}{}}
+	for _, a := range bound {
+		state.bound[a] = struct{}{}
+	}
+	return d.removeDevice(state)
+}
+
+// Exclude implements dataplane.Excluder.
+func (d *Dataplane) Exclude(cidrs []string) error {
+	exclude, err := excludedBy(d.family, cidrs)
+	if err != nil {
+		return err
+	}
+	d.exclude = exclude
+	return nil
+}
+
 // forget forgets what the kernel holds.
 func (d *Dataplane) forget() {
 	d.held, d.former, d.kept, d.failed, d.conflicts, d.contested, d.left = nil, nil, nil, nil, nil, nil, nil
@@ -65,13 +103,14 @@ func (d *Dataplane) forget() {
 
 // forgetDrains leaves draining real servers to whoever reads the kernel next.
 func (d *Dataplane) forgetDrains() {
-	clear(d.leaving)
+	clear(d.draining)
 	d.lookNext(time.Time{})
 }
 
-// anyConfig is what tells whose virtual servers are, whatever the settings.
+// anyConfig is what tells whose virtual servers are, and which of them may be
+// deleted, whatever else is set.
 func (d *Dataplane) anyConfig(addresses []netip.Addr) *config {
-	c := &config{family: d.family}
+	c := &config{family: d.family, exclude: d.exclude}
 	for _, a := range addresses {
 		if d.family.Of(a) {
 			c.addresses = append(c.addresses, a)

@@ -61,16 +61,10 @@ func newConfig(family dataplane.Family, n *dataplane.Node, f facts) (*config, er
 	if len(n.Addresses) > 0 {
 		c.nodeIP = n.Addresses[0]
 	}
-	for i, cidr := range s.IPVS.ExcludeCIDRs {
-		p, err := netip.ParsePrefix(cidr)
-		if err != nil {
-			return nil, fmt.Errorf("spec.settings.ipvs.excludeCIDRs[%d]: %w", i, err)
-		}
-		if family.Of(p.Addr()) {
-			c.exclude = append(c.exclude, p.Masked())
-		}
-	}
 	var err error
+	if c.exclude, err = excludedBy(family, s.IPVS.ExcludeCIDRs); err != nil {
+		return nil, err
+	}
 	if c.podMatch, err = iptables.PodMatch(family, n); err != nil {
 		return nil, err
 	}
@@ -80,6 +74,21 @@ func newConfig(family dataplane.Family, n *dataplane.Node, f facts) (*config, er
 	}
 	c.setAddresses(nodePorts, f.addresses)
 	return c, nil
+}
+
+// excludedBy reads the ranges of a family among excludeCIDRs.
+func excludedBy(family dataplane.Family, cidrs []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for i, cidr := range cidrs {
+		p, err := netip.ParsePrefix(cidr)
+		if err != nil {
+			return nil, fmt.Errorf("spec.settings.ipvs.excludeCIDRs[%d]: %w", i, err)
+		}
+		if family.Of(p.Addr()) {
+			out = append(out, p.Masked())
+		}
+	}
+	return out, nil
 }
 
 // setAddresses sorts out the addresses of the node's interfaces. As by

@@ -64,43 +64,70 @@ type resolved struct {
 }
 
 // planAll plans all Services, each but for what it cannot have: where a virtual
-// server of others stands, or the one of a Service whose name comes before.
+// server of others stands, or one of a Service that precedes.
 func (c *config) planAll(services map[dataplane.ServiceName]*dataplane.Service, others strangers) *resolved {
 	out := &resolved{wanted: newWanted(c), conflicts: map[dataplane.ServiceName]string{}, contested: map[Key]struct{}{}}
-	for _, name := range slices.SortedFunc(maps.Keys(services), dataplane.ServiceName.Compare) {
-		out.plan(services[name], others)
+	for _, svc := range slices.SortedFunc(maps.Values(services), (*dataplane.Service).ComparePrecedence) {
+		out.plan(svc, others)
 	}
 	return out
 }
 
-// maxReductions is how often a Service is planned anew with less: first without
-// addresses, then without NodePorts that are the same as its ports.
-const maxReductions = 4
-
 func (r *resolved) plan(svc *dataplane.Service, others strangers) {
-	name := svc.Name
+	plan := r.config.planService(svc, nil)
+	barred := map[Key]struct{}{}
 	var reasons []string
-	for range maxReductions {
-		plan := r.config.planService(svc)
-		var barred []Key
-		for i := range plan.servers {
-			s := &plan.servers[i]
-			if k, found := others.bars(s); found {
-				barred, reasons = append(barred, s.Key), append(reasons, strangerText(s.Key, k))
-			} else if held, found := r.needs.servers[s.Key]; found {
-				r.contested[s.Key] = struct{}{}
-				barred, reasons = append(barred, s.Key), append(reasons, fmt.Sprintf("%s is served for Service %s already; one of the two must give up the address or the port", s.Key, held.owner))
+	var early []setEntry
+	for i := range plan.servers {
+		s := &plan.servers[i]
+		if k, found := others.bars(s); found {
+			reasons = append(reasons, strangerText(s.Key, k))
+			for _, k := range r.config.nodePortOf(svc, s.Key) {
+				barred[k] = struct{}{}
 			}
+		} else if held, found := r.needs.servers[s.Key]; found {
+			r.contested[s.Key] = struct{}{}
+			reasons = append(reasons, fmt.Sprintf("%s is served for Service %s already; one of the two must give up the address or the port", s.Key, held.owner))
+			early = append(early, r.acceptEarly(held)...)
+		} else {
+			continue
 		}
-		if len(barred) == 0 {
-			r.set(name, &plan)
-			break
-		}
-		svc = without(svc, barred)
+		barred[s.Key] = struct{}{}
 	}
-	if len(reasons) > 0 {
-		r.conflicts[name] = strings.Join(slices.Compact(reasons), "; ")
+	if len(barred) > 0 {
+		plan = r.config.planService(svc, barred)
+		plan.enter(early...)
+		r.conflicts[svc.Name] = strings.Join(slices.Compact(reasons), "; ")
 	}
+	r.set(svc.Name, &plan)
+}
+
+// nodePortOf are all virtual servers of a NodePort of a Service, if k is one of them.
+// Where a stranger is in the way of one, the NodePort goes as a whole: in the ipsets
+// its port stands for all addresses, so the stranger would look ours and have its
+// packets masqueraded.
+func (c *config) nodePortOf(svc *dataplane.Service, k Key) []Key {
+	if !slices.Contains(c.nodePortIPs, k.Addr) ||
+		!slices.ContainsFunc(svc.Ports, func(p dataplane.Port) bool { return p.NodePort == k.Port && p.Protocol == k.Protocol }) {
+		return nil
+	}
+	var out []Key
+	for _, ip := range c.nodePortIPs {
+		out = append(out, Key{ip, k.Port, k.Protocol})
+	}
+	return out
+}
+
+// acceptEarly keeps what is sent to a load-balancer address of policy Local from
+// being masqueraded for the NodePort that another Service has lost there: in the
+// ipsets its port stands for all addresses, and they are asked before load-balancer
+// addresses are accepted. External addresses are accepted before.
+func (r *resolved) acceptEarly(has ownedServer) []setEntry {
+	entry := keyEntry(has.Key)
+	if !slices.Contains(r.services[has.owner].entries, setEntry{r.config.set(setLoadBalancerLocal), entry}) {
+		return nil
+	}
+	return []setEntry{{r.config.set(setExternalIPLocal), entry}}
 }
 
 func strangerText(want, stands Key) string {
@@ -110,29 +137,4 @@ func strangerText(want, stands Key) string {
 		return fmt.Sprintf("%s is not served: a virtual server that nodeproxy has not made stands there; remove it (%s) or take the address or port from the Service", want, command)
 	}
 	return fmt.Sprintf("%s is not served: on its address stands the virtual server %s that nodeproxy has not made; remove it (%s) or take the address from the Service", want, stands, command)
-}
-
-// without is a Service without some of its virtual servers. A NodePort goes as a
-// whole: its port stands for all addresses in the ipsets.
-func without(svc *dataplane.Service, barred []Key) *dataplane.Service {
-	out := *svc
-	out.Ports = slices.Clone(svc.Ports)
-	for i := range out.Ports {
-		p := &out.Ports[i]
-		p.Lost = slices.Clone(p.Lost)
-		for _, k := range barred {
-			switch {
-			case k.Protocol != p.Protocol:
-			case k.Port == p.Port && p.Serves(k.Addr) && hasAddress(svc, k.Addr):
-				p.Lost = append(p.Lost, k.Addr)
-			case k.Port == p.NodePort:
-				p.NodePort = 0
-			}
-		}
-	}
-	return &out
-}
-
-func hasAddress(svc *dataplane.Service, a netip.Addr) bool {
-	return svc.ClusterIP == a || slices.Contains(svc.ExternalIPs, a) || slices.Contains(svc.LoadBalancerIPs, a)
 }

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// leave notes that a real server drains.
-func (d *Dataplane) leave(k Key, real netip.AddrPort) {
+// drain notes that a real server drains.
+func (d *Dataplane) drain(k Key, real netip.AddrPort) {
 	now := d.clock.Now()
-	d.leaving.begin(k, real, now)
+	d.draining.begin(k, real, now)
 	d.lookMu.Lock()
 	none := d.nextLook.IsZero()
 	d.lookMu.Unlock()
@@ -44,7 +44,7 @@ func (d *Dataplane) lookAtDrains(ctx context.Context) error {
 	if at := d.lookAt(); at.IsZero() || now.Before(at) {
 		return nil
 	}
-	for k, reals := range d.leaving {
+	for k, reals := range d.draining {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("look at draining real servers: %w", err)
 		}
@@ -59,10 +59,10 @@ func (d *Dataplane) lookAtDrains(ctx context.Context) error {
 			if err := d.kernel.DeleteReal(k, real); err != nil {
 				return err
 			}
-			d.leaving.end(k, real)
+			d.draining.end(k, real)
 		}
 	}
-	if len(d.leaving) == 0 {
+	if len(d.draining) == 0 {
 		now = time.Time{}
 	} else {
 		now = now.Add(drainLook)

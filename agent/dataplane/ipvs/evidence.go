@@ -76,11 +76,18 @@ func (e *evidence) twins(k Key) []Key {
 	return out
 }
 
-// strangers are the virtual servers that are not ours.
+// strangers are the virtual servers that are not ours. One that came to an address that
+// was bound already is in the way of nobody else there: Services that are served at
+// other ports go on.
 func (e *evidence) strangers() strangers {
 	out := newStrangers()
 	for k := range e.state.servers {
-		if !e.ours(k) {
+		if e.ours(k) {
+			continue
+		}
+		if _, bound := e.state.bound[k.Addr]; bound {
+			out.keys[k] = struct{}{}
+		} else {
 			out.add(k)
 		}
 	}

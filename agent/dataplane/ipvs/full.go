@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -23,8 +22,10 @@ type fullPass struct {
 	scope   scope
 	diff    *diff
 	writer  *writer
-	// emptied: some ipset loses its last entry.
-	emptied bool
+	// forgone are the addresses of a Service on which the kernel takes nothing of it.
+	forgone map[dataplane.ServiceName][]netip.Addr
+	// retained: rules stay until virtual servers are as they will be.
+	retained bool
 }
 
 // applyFull reads the kernel, compares all of it to what is wanted and writes the
@@ -32,7 +33,7 @@ type fullPass struct {
 // of what nothing needs any more. The rules of mode IPTables, where there are any,
 // serve until that mode is retired.
 func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
-	p := &fullPass{Dataplane: d, ctx: ctx, ruleset: r}
+	p := &fullPass{Dataplane: d, ctx: ctx, ruleset: r, forgone: map[dataplane.ServiceName][]netip.Addr{}}
 	if err := p.prepare(); err != nil {
 		return dataplane.Result{}, err
 	}
@@ -96,7 +97,7 @@ func (p *fullPass) prepare() error {
 
 // drains reports whether a real server that is not wanted drains as it should.
 func (d *Dataplane) drains(k Key, real netip.AddrPort, r Real) bool {
-	return r.Weight == 0 && d.leaving.has(k, real)
+	return r.Weight == 0 && d.draining.has(k, real)
 }
 
 // lookForSchedulers looks for those that Services ask for, and again for those
@@ -135,14 +136,18 @@ func (p *fullPass) write() error {
 		Dataplane: p.Dataplane, ctx: p.ctx, diff: p.diff,
 		changed: map[dataplane.ServiceName]struct{}{}, failed: map[dataplane.ServiceName]string{},
 	}
+	// Where an address is bound already, ipsets that have a port of it pass come
+	// after its virtual server, else the port would be one of the node's own servers.
 	// The rules come before addresses are bound. Beside those of mode IPTables they
 	// take nothing over yet, but as soon as an address is bound the node's own
 	// connections to it get it as their source, and must be masqueraded.
 	steps := []func() error{
+		func() error { return p.writer.makeServers(p.isBound) },
 		p.writeSets,
 		p.writeRules,
 		p.writer.writeServersToBind,
-		p.writer.bind,
+		p.shut,
+		p.bind,
 		func() error { return p.reclaim(nil) },
 		p.writer.writeServers,
 		p.rewriteRules,
@@ -164,103 +169,62 @@ func (p *fullPass) write() error {
 	return nil
 }
 
-func (p *fullPass) setChanges() orderedSets {
-	return p.config.orderChanges(p.diff,
-		func(e setEntry) bool { return p.state.has(e.set, e.entry) },
-		func(e setEntry) bool { return p.want.needs.entries[e] > 0 },
-		func(a netip.Addr) bool { _, bound := p.state.bound[a]; return bound })
+// bind binds the addresses that have a virtual server by now. Where the kernel has
+// refused all those of an address, what is sent to it would come to the node's own
+// servers, because ipsets take its ports for those of a Service.
+func (p *fullPass) bind() error {
+	p.forgo()
+	p.diff.bind = slices.DeleteFunc(p.diff.bind, func(a netip.Addr) bool { return p.want.needs.bound[a] == 0 })
+	return p.writer.bind()
 }
 
-// maxBadEntries is how many entries of ipsets the kernel may refuse in one pass
-// until the fault is not looked for in single Services any more.
-const maxBadEntries = 100
-
-// writeSets writes the changes of ipsets that come before those of virtual
-// servers. Services whose entries the kernel refuses are failed.
-func (p *fullPass) writeSets() error {
-	return p.changeSets(p.setChanges().early)
-}
-
-func (p *fullPass) changeSets(changes []SetChange) error {
-	for range maxBadEntries {
-		err := p.writer.writeSets(changes)
-		var bad *SetError
-		if err == nil || !errors.As(err, &bad) || bad.Entry == "" {
-			return err
-		}
-		owners := p.askers(setEntry{bad.Set, bad.Entry})
-		if len(owners) == 0 {
-			return err
-		}
-		for _, name := range owners {
-			p.writer.failed[name] = err.Error()
-		}
-		i := slices.IndexFunc(changes, func(c SetChange) bool { return c.Name == bad.Set })
-		if i < 0 || !slices.Contains(changes[i].Add, bad.Entry) {
-			return err
-		}
-		changes[i].Add = slices.DeleteFunc(slices.Clone(changes[i].Add), func(e Entry) bool { return e == bad.Entry })
-	}
-	return fmt.Errorf("the kernel refuses more than %d entries of ipsets", maxBadEntries)
-}
-
-// askers are the Services that need an entry.
-func (p *fullPass) askers(e setEntry) []dataplane.ServiceName {
-	var out []dataplane.ServiceName
-	for name, plan := range p.want.services {
-		if slices.Contains(plan.entries, e) {
-			out = append(out, name)
-		}
-	}
-	return out
-}
-
-// writeRules writes the fixed rules, those too that belong to what stays although
-// it is not wanted. Those that ask an ipset which loses its last entry stay until
-// virtual servers are as they will be: they may keep clients outside from endpoints on
-// other nodes, or have them masqueraded on their way there.
-func (p *fullPass) writeRules() error {
-	p.want.leave(p.diff.left, p.state)
-	p.want.renounce(p.diff.renounced)
-	used := maps.Clone(p.want.needs.used)
-	for _, e := range p.diff.remove {
-		if used[e.set] == 0 {
-			used[e.set], p.emptied = 1, true
-		}
-	}
-	return p.writer.writeRules(p.want.rulesFor(used, p.want.needs.out), true)
-}
-
-// removeRules removes the rules that writeRules has left, unless a virtual server may
-// still be as it was.
-func (p *fullPass) removeRules() error {
-	if len(p.writer.failed) > 0 || len(p.writer.stuck) > 0 {
-		return nil
-	}
-	return p.writer.writeRules(p.want.rules(), p.emptied)
-}
-
-// rewriteRules keeps the rules of what was there before, where a Service has
-// failed, of which that may be.
-func (p *fullPass) rewriteRules() error {
+// forgo takes addresses for not asked for where the kernel has refused all virtual
+// servers that a Service has there. Another one that shares such an address binds it.
+func (p *fullPass) forgo() {
 	if len(p.writer.failed) == 0 {
-		return nil
+		return
 	}
-	stay := slices.DeleteFunc(slices.Clone(p.diff.remove), p.outdated)
-	p.want.leave(slices.Concat(p.diff.left, stay), p.state)
-	return p.writer.writeRules(p.want.rules(), true)
+	missing := map[Key]bool{}
+	for i := range p.diff.servers {
+		missing[p.diff.servers[i].Key] = p.diff.servers[i].missing
+	}
+	for name := range p.writer.failed {
+		plan := p.want.services[name]
+		for _, a := range plan.bindings() {
+			stands := slices.ContainsFunc(plan.servers, func(s plannedServer) bool { return s.Key.Addr == a && !missing[s.Key] })
+			if !stands && !slices.Contains(p.forgone[name], a) {
+				p.forgone[name] = append(p.forgone[name], a)
+				decrement(p.want.needs.bound, a)
+			}
+		}
+	}
 }
 
-// outdated reports whether an entry keeps clients from a virtual server that is written
-// as it should be and may be reached now, whatever else has failed.
-func (p *fullPass) outdated(e setEntry) bool {
-	if e.set != p.config.set(setNoLocal) && e.set != p.config.set(setNoLocalAll) {
-		return false
+// bare are the addresses that are bound for nobody but Services of which the kernel
+// takes nothing there, and on which no virtual server stands.
+func (p *fullPass) bare() []netip.Addr {
+	p.forgo()
+	stands := map[netip.Addr]bool{}
+	for k := range p.state.servers {
+		if _, extra := slices.BinarySearchFunc(p.diff.extra, k, Key.Compare); !extra {
+			stands[k.Addr] = true
+		}
 	}
-	k, _ := parseKey(e.entry)
-	s, wanted := p.want.needs.servers[k]
-	_, failed := p.writer.failed[s.owner]
-	return wanted && !failed
+	var out []netip.Addr
+	for _, addresses := range p.forgone {
+		for _, a := range addresses {
+			if p.isBound(a) && p.want.needs.bound[a] == 0 && !stands[a] {
+				out = append(out, a)
+			}
+		}
+	}
+	return sortedAddrs(out)
+}
+
+// isBound reports whether an address was on kube-ipvs0 at the begin.
+func (p *fullPass) isBound(a netip.Addr) bool {
+	_, bound := p.state.bound[a]
+	return bound
 }
 
 // removeServers deletes what is too many. Where a Service has failed, what it had
@@ -272,23 +236,11 @@ func (p *fullPass) removeServers() error {
 			_, failed := p.writer.failed[owner]
 			return !known || failed
 		})
-		p.diff.unbind = nil
+		p.diff.unbind = p.bare()
 	} else if err := p.changeSets(p.setChanges().closing); err != nil {
 		return err
 	}
 	return p.writer.deleteServers()
-}
-
-func (p *fullPass) writeLateSets() error {
-	late := p.setChanges().late
-	if len(p.writer.failed) > 0 || len(p.writer.stuck) > 0 {
-		for i := range late {
-			set := late[i].Name
-			late[i].Remove = slices.DeleteFunc(slices.Clone(late[i].Remove), func(e Entry) bool { return !p.outdated(setEntry{set, e}) })
-		}
-	}
-	late = slices.DeleteFunc(late, func(c SetChange) bool { return len(c.Add)+len(c.Remove) == 0 })
-	return p.changeSets(late)
 }
 
 func (p *fullPass) unbindRest() error {
@@ -306,15 +258,15 @@ func (p *fullPass) notice() {
 			p.known[k] = s.owner
 		}
 	}
-	for k, reals := range p.leaving {
+	for k, reals := range p.draining {
 		s, wanted := p.want.needs.servers[k]
 		if !wanted {
-			delete(p.leaving, k)
+			delete(p.draining, k)
 			continue
 		}
 		for real := range reals {
 			if slices.Contains(s.reals, real) {
-				p.leaving.end(k, real)
+				p.draining.end(k, real)
 			}
 		}
 	}

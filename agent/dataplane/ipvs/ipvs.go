@@ -96,14 +96,19 @@ type Dataplane struct {
 	// warnings are those of the last full Apply. Notes are those about Services.
 	warnings []string
 	notes    map[dataplane.ServiceName][]string
+	// untunable are the sysctls, and the timeouts, that could not be set.
+	untunable map[string]struct{}
 
-	// leaving are the real servers that drain, and nextLook when they are to be
+	// draining are the real servers that drain, and nextLook when they are to be
 	// looked at; zero: never. Wake holds one when it has changed.
-	leaving  drains
+	draining drains
 	lookMu   sync.Mutex // guards nextLook
 	nextLook time.Time
 	wake     chan struct{}
 
+	// exclude are the ranges whose virtual servers are not to be deleted, by the
+	// settings that were given last.
+	exclude []netip.Prefix
 	// retireUntil is until when connections of a mode that has ended are waited
 	// for; zero: it has not.
 	retireUntil time.Time
@@ -119,6 +124,7 @@ var (
 	_ dataplane.Watcher   = (*Dataplane)(nil)
 	_ dataplane.Auditor   = (*Dataplane)(nil)
 	_ dataplane.Retirer   = (*Dataplane)(nil)
+	_ dataplane.Excluder  = (*Dataplane)(nil)
 )
 
 // New makes a Dataplane for one IP family. It touches nothing yet.
@@ -137,7 +143,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 		yields:  true,
 		applied: make(chan struct{}), wake: make(chan struct{}, 1),
 		known: map[Key]dataplane.ServiceName{}, denied: map[Key]struct{}{}, others: newStrangers(),
-		schedulers: map[string]bool{}, notes: map[dataplane.ServiceName][]string{}, leaving: drains{},
+		schedulers: map[string]bool{}, notes: map[dataplane.ServiceName][]string{}, draining: drains{},
 	}
 }
 
@@ -152,7 +158,7 @@ func (d *Dataplane) Supported(ctx context.Context, n *dataplane.Node) error {
 	}
 	scheduler := *n.Settings.IPVS.Scheduler
 	if d.schedulers[scheduler] {
-		return nil // our servers stand, or it has been found
+		return nil
 	}
 	err := d.probe(scheduler)
 	if _, missing := errors.AsType[*SchedulerError](err); missing {
@@ -209,7 +215,11 @@ func (d *Dataplane) configFor(n *dataplane.Node) (*config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newConfig(d.family, n, facts{addresses: addresses, missing: d.missing()})
+	c, err := newConfig(d.family, n, facts{addresses: addresses, missing: d.missing()})
+	if err == nil {
+		d.exclude = c.exclude
+	}
+	return c, err
 }
 
 // read reads what the kernel holds, without real servers.
@@ -304,8 +314,8 @@ func (d *Dataplane) sameReals(a, b Key) (bool, error) {
 func (d *Dataplane) counts() (dataplane.Counts, map[string]dataplane.TableCount) {
 	out := dataplane.Counts{
 		Chains: d.fixed.chains, SetEntries: len(d.held.needs.entries),
-		VirtualServers: len(d.held.needs.servers), RealServers: d.held.needs.reals + d.leaving.count(),
-		Draining: d.leaving.count(),
+		VirtualServers: len(d.held.needs.servers), RealServers: d.held.needs.reals + d.draining.count(),
+		Draining: d.draining.count(),
 	}
 	tables := map[string]dataplane.TableCount{}
 	for table, n := range d.fixed.rules {

@@ -11,8 +11,9 @@ import (
 // concurrently, but for Addresses, Count and Events.
 type Kernel interface {
 	// Open looks for what the other methods need. It costs nothing once it has
-	// succeeded. An error wraps dataplane.ErrUnsupported and says what the node
-	// lacks and what to do.
+	// succeeded. Where the node lacks something the error wraps
+	// dataplane.ErrUnsupported and says what it is and what to do; it is a
+	// *NoIPVSError where that is IPVS itself.
 	Open() error
 	// Probe tells whether the kernel has IPVS for the family, and a scheduler, by
 	// making a virtual server, reading it and deleting it: the library reports no
@@ -44,9 +45,10 @@ type Kernel interface {
 	ChangeReal(k Key, real netip.AddrPort, weight int) error
 	// DeleteReal deletes a real server. That there is none is no error.
 	DeleteReal(k Key, real netip.AddrPort) error
-	// Count counts the virtual servers of the family, whoever made them, at next to
-	// no cost; known is false where the kernel does not tell. It may be called
-	// beside the other methods.
+	// Count counts the virtual servers of the family, whoever made them; known is false
+	// where the kernel does not tell. For IPv4 it costs next to nothing, for IPv6 as
+	// much as half of Servers, and misses some if others are deleted meanwhile. It may
+	// be called beside the other methods.
 	Count() (n int, known bool)
 
 	// Timeouts reads how long connections are remembered; SetTimeouts changes
@@ -120,6 +122,16 @@ type SchedulerError struct{ Scheduler string }
 func (e *SchedulerError) Error() string {
 	return "the kernel has no IPVS scheduler " + e.Scheduler + ": load its module (modprobe ip_vs_" + e.Scheduler + ") on the node, or choose another one"
 }
+
+// NoIPVSError says that the kernel has no IPVS for the family, so that there are no
+// virtual servers either.
+type NoIPVSError struct{ Err error }
+
+// Error says what to do, for people.
+func (e *NoIPVSError) Error() string { return e.Err.Error() }
+
+// Unwrap returns an error that wraps dataplane.ErrUnsupported.
+func (e *NoIPVSError) Unwrap() error { return e.Err }
 
 // SetError says that an ipset is not as it should be, or cannot be.
 type SetError struct {

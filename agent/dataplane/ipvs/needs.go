@@ -148,23 +148,34 @@ func (w *wanted) set(name dataplane.ServiceName, p *servicePlan) {
 }
 
 // leave has entries of ipsets stay that the kernel holds, and the rules that
-// belong to them: they may be of Services that are not known yet.
+// belong to them: they may be of Services that are not known yet. Those that stay
+// already count once.
 func (w *wanted) leave(entries []setEntry, have *snapshot) {
-	w.left = make(map[setEntry]struct{}, len(entries))
-	for _, e := range entries {
-		w.left[e] = struct{}{}
+	if w.left == nil {
+		w.left = make(map[setEntry]struct{}, len(entries))
 	}
-	plan := &servicePlan{entries: entries}
+	plan := &servicePlan{}
 	for _, e := range entries {
-		if e.set != w.config.set(setLoadBalancerFW) {
+		if _, left := w.left[e]; left {
 			continue
 		}
-		address, _, _ := strings.Cut(string(e.entry), ",")
-		if k, ok := parseKey(e.entry); ok && !have.has(w.config.set(setSourceIP), e.entry+","+Entry(address)) {
-			plan.outRules = append(plan.outRules, outRuleFor(k))
+		w.left[e] = struct{}{}
+		plan.entries = append(plan.entries, e)
+		if r, has := w.config.outRuleOf(e, have); has {
+			plan.outRules = append(plan.outRules, r)
 		}
 	}
 	w.needs.add(dataplane.ServiceName{}, plan)
+}
+
+// outRuleOf returns the rule that belongs to an entry that the kernel holds, if it is
+// one that restricts a load-balancer address and the node is in none of its ranges.
+func (c *config) outRuleOf(e setEntry, have *snapshot) (outRule, bool) {
+	k, ok := parseKey(e.entry)
+	if !ok || e.set != c.set(setLoadBalancerFW) || have.has(c.set(setSourceIP), keyAndAddress(k, k.Addr)) {
+		return "", false
+	}
+	return outRuleFor(k), true
 }
 
 // renounce does without entries of ipsets, and the rules that belong to them, that

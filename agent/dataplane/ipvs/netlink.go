@@ -2,7 +2,9 @@ package ipvs
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -71,13 +73,25 @@ func familyNumber(f dataplane.Family) uint8 {
 	return netlink.FAMILY_V4
 }
 
-// unsupported says what the node lacks, why, and what to do. It does not wrap what
-// the kernel answers, which would be taken for the answer about a virtual server.
+// unsupported says what the node lacks, why, and what to do, unless another try may
+// go better. It does not wrap what the kernel answers, which would be taken for the
+// answer about a virtual server.
 func unsupported(lacks, remedy string, err error) error {
 	if isPermission(err) {
 		return fmt.Errorf("%w: the agent may not use %s: run it with the capability NET_ADMIN: %v", dataplane.ErrUnsupported, lacks, err) //nolint:errorlint // see above
 	}
+	if passes(err) {
+		return fmt.Errorf("asking the kernel for %s: %v", lacks, err) //nolint:errorlint // see above
+	}
 	return fmt.Errorf("%w: the kernel has no %s: %s: %v", dataplane.ErrUnsupported, lacks, remedy, err) //nolint:errorlint // see above
+}
+
+// passes reports whether an error tells of the node's state at the moment, and not of
+// what its kernel has.
+func passes(err error) bool {
+	return slices.ContainsFunc([]unix.Errno{
+		unix.EINTR, unix.EAGAIN, unix.EBUSY, unix.ENOMEM, unix.ENOBUFS, unix.ETIME, unix.ETIMEDOUT, unix.ENFILE, unix.EMFILE,
+	}, func(one unix.Errno) bool { return errors.Is(err, one) })
 }
 
 func isPermission(err error) bool {

@@ -19,10 +19,12 @@ type info struct {
 }
 
 // Count implements Kernel. For IPv6, of which the kernel keeps no number that can
-// be asked for, the virtual servers are listed.
+// be asked for, the virtual servers are listed, once: IP_VS_SO_GET_INFO counts those
+// of IPv4 alone, IPVS_CMD_GET_INFO tells no number, and /proc/net/ip_vs is a list too,
+// with all real servers. Who asks often has to see to what that costs.
 func (v *virtualServers) Count() (int, bool) {
 	if v.family == dataplane.IPv6 {
-		servers, err := v.Servers()
+		servers, err := v.read()
 		return len(servers), err == nil
 	}
 	n, err := countIPv4()

@@ -37,11 +37,24 @@ type virtualServers struct {
 	handle *moby.Handle
 }
 
-// do runs f with an open handle. An error that is no answer of the kernel to the
-// request closes it.
+// errRenumbered says that the kernel knows IPVS by another number, or not at all.
+var errRenumbered = errors.New("the kernel does not know IPVS by the number that it had when the agent asked for it: the module ip_vs was unloaded since; restart the agent")
+
+// do runs f with an open handle, twice where the kernel has not known what the
+// request was about, since ip_vs may have been loaded anew.
 func (v *virtualServers) do(f func(*moby.Handle) error) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	err := v.try(f)
+	if errors.Is(err, errRenumbered) {
+		err = v.try(f)
+	}
+	return err
+}
+
+// try runs f with an open handle. An error that is no answer of the kernel to the
+// request closes it.
+func (v *virtualServers) try(f func(*moby.Handle) error) error {
 	if v.handle == nil {
 		h, err := openIPVS()
 		if err != nil {
@@ -49,6 +62,8 @@ func (v *virtualServers) do(f func(*moby.Handle) error) error {
 		}
 		v.handle = h
 	}
+	numberMu.RLock()
+	defer numberMu.RUnlock()
 	err := f(v.handle)
 	if errors.Is(err, unix.ENOENT) {
 		// So it would answer as well if it were not IPVS that was asked.
@@ -66,10 +81,20 @@ func (v *virtualServers) do(f func(*moby.Handle) error) error {
 // openIPVS opens a socket to IPVS. The library asks the kernel for the number of
 // IPVS once in the life of the process. If there is no IPVS then, it goes on with
 // another number, and the kernel answers to everything that it is well, and does
-// nothing. So the kernel is asked before, which makes it load the module.
+// nothing. So the kernel is asked before, which makes it load the module, and the
+// library is told what it answers.
 func openIPVS() (*moby.Handle, error) {
-	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
-		return nil, unsupported("IPVS", "load the module ip_vs (modprobe ip_vs) on the node, or choose another mode", err)
+	numberMu.Lock()
+	defer numberMu.Unlock()
+	ipvs, err := netlink.GenlFamilyGet("IPVS")
+	switch {
+	case err == nil:
+	case isPermission(err):
+		return nil, unsupported("IPVS", "", err)
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EPROTONOSUPPORT): // the latter without generic netlink
+		return nil, &NoIPVSError{unsupported("IPVS", "load the module ip_vs (modprobe ip_vs) on the node, or choose another mode", err)}
+	default:
+		return nil, fmt.Errorf("asking the kernel for IPVS: %w", err)
 	}
 	// The library runs modprobe too, and complains in the log where there is none,
 	// as in our container. It says nothing else by this logger.
@@ -78,6 +103,7 @@ func openIPVS() (*moby.Handle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening a netlink socket for IPVS: %w", err)
 	}
+	libraryNumber = int(ipvs.ID)
 	if _, err := timeouts(h); err != nil {
 		h.Close()
 		if isPermission(err) {
@@ -92,12 +118,12 @@ func openIPVS() (*moby.Handle, error) {
 func timeouts(h *moby.Handle) (c *moby.Config, err error) {
 	defer func() {
 		if recover() != nil { // the library takes it for granted that there is an answer
-			err = errors.New("the kernel does not answer as IPVS does: restart the agent")
+			err = errRenumbered
 		}
 	}()
 	c, err = h.GetConfig()
 	if errors.Is(err, unix.ENOENT) {
-		err = errors.New("the kernel's module ip_vs was unloaded after the agent had started, and has another number now: restart the agent")
+		err = errRenumbered
 	}
 	return c, err
 }
@@ -229,7 +255,7 @@ func (v *virtualServers) serverError(doing string, k Key, s Server, err error) e
 	case errors.Is(err, unix.ESRCH):
 		return fmt.Errorf("%s the virtual server %s: there is none: %w", doing, k, fs.ErrNotExist)
 	case errors.Is(err, unix.EAFNOSUPPORT):
-		return fmt.Errorf("%w: the kernel's IPVS knows no %s: use a kernel with CONFIG_IP_VS_IPV6, or choose another mode: %w", dataplane.ErrUnsupported, v.family, err)
+		return &NoIPVSError{fmt.Errorf("%w: the kernel's IPVS knows no %s: use a kernel with CONFIG_IP_VS_IPV6, or choose another mode: %w", dataplane.ErrUnsupported, v.family, err)}
 	default:
 		return fmt.Errorf("%s the virtual server %s: %w", doing, k, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"strings"
 
 	moby "github.com/moby/ipvs"
 
@@ -100,9 +101,19 @@ func (v *virtualServers) Probe(scheduler string) error {
 		case err != nil:
 			return err
 		case has != want:
-			return fmt.Errorf("%w: of the virtual server %+v the kernel's IPVS holds %+v: use another kernel, or choose another mode", dataplane.ErrUnsupported, want, has)
+			return otherwiseHeld(k, want, has)
 		}
 		return nil
 	}
-	return fmt.Errorf("looking whether IPVS works: somebody has virtual servers at all of %v: delete one (ipvsadm -D)", probeKeys(v.family))
+	var keys []string
+	for _, k := range probeKeys(v.family) {
+		keys = append(keys, k.String())
+	}
+	return fmt.Errorf("looking whether IPVS works takes a virtual server, and somebody has one at each of %s: delete one (ipvsadm -D -t ADDRESS:PORT)", strings.Join(keys, ", "))
+}
+
+// otherwiseHeld says that the kernel does not hold what it has taken.
+func otherwiseHeld(k Key, want, has Server) error {
+	return fmt.Errorf("%w: the kernel's IPVS does not keep what it is given: a virtual server made at %s with %s has %s: use another kernel, or choose another mode",
+		dataplane.ErrUnsupported, k, describe(want), describe(has))
 }

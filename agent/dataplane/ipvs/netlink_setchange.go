@@ -92,9 +92,11 @@ func (s *sets) ensure(c SetChange) error {
 	return nil
 }
 
-// roomFor is how many entries a set is made for that gets so many at first.
+// roomFor is how many entries a set is made for that gets so many at first. As long
+// as kube-proxy's sets could hold them it is what those are made for: kube-proxy
+// takes no set over that was made otherwise.
 func roomFor(entries int) int {
-	if 2*entries <= maxElem {
+	if entries <= maxElem {
 		return maxElem
 	}
 	return 1 << bits.Len(uint(2*entries-1))

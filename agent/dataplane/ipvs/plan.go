@@ -47,9 +47,10 @@ func (e setEntry) compare(o setEntry) int {
 // outRule is a rule of KUBE-IPVS-OUT-FILTER, without "-A" and the chain.
 type outRule string
 
-// planService plans all ports of a Service.
-func (c *config) planService(s *dataplane.Service) servicePlan {
-	p := &planner{config: c, svc: s}
+// planService plans all ports of a Service but for virtual servers that it cannot
+// have.
+func (c *config) planService(s *dataplane.Service, barred map[Key]struct{}) servicePlan {
+	p := &planner{config: c, svc: s, barred: barred}
 	p.server = p.serverOf()
 	for i := range s.Ports {
 		p.planPort(&s.Ports[i])
@@ -57,15 +58,22 @@ func (c *config) planService(s *dataplane.Service) servicePlan {
 	if s.HealthCheckNodePort != 0 {
 		p.enter(setHealthCheck, portEntry(s.HealthCheckNodePort))
 	}
-	slices.SortFunc(p.out.entries, setEntry.compare)
-	p.out.entries = slices.Compact(p.out.entries)
+	p.out.enter()
 	return p.out
+}
+
+// enter adds entries to those of the plan, in order and each once.
+func (p *servicePlan) enter(more ...setEntry) {
+	p.entries = append(p.entries, more...)
+	slices.SortFunc(p.entries, setEntry.compare)
+	p.entries = slices.Compact(p.entries)
 }
 
 // planner plans one Service.
 type planner struct {
 	*config
 	svc    *dataplane.Service
+	barred map[Key]struct{}
 	server Server // that all its virtual servers are
 	out    servicePlan
 }
@@ -96,26 +104,31 @@ func (p *planner) planPort(port *dataplane.Port) {
 		k := Key{m.Addr(), m.Port(), port.Protocol}
 		p.enter(setLoopBack, keyAndAddress(k, m.Addr()))
 	}
-	if port.Serves(p.svc.ClusterIP) {
-		k := Key{p.svc.ClusterIP, port.Port, port.Protocol}
+	if k := (Key{p.svc.ClusterIP, port.Port, port.Protocol}); p.has(port, k) {
 		p.enter(setClusterIP, keyEntry(k))
 		p.serve(port, k, policyOf(p.svc.InternalLocal, localInside), true)
 	}
 	for _, ip := range p.svc.ExternalIPs {
-		if port.Serves(ip) {
-			k := Key{ip, port.Port, port.Protocol}
+		if k := (Key{ip, port.Port, port.Protocol}); p.has(port, k) {
 			p.enter(p.byPolicy(setExternalIP, setExternalIPLocal), keyEntry(k))
 			p.serve(port, k, p.external(), !p.onNode(ip))
 		}
 	}
 	for _, ip := range p.svc.LoadBalancerIPs {
-		if port.Serves(ip) {
-			p.planLoadBalancer(port, Key{ip, port.Port, port.Protocol})
+		if k := (Key{ip, port.Port, port.Protocol}); p.has(port, k) {
+			p.planLoadBalancer(port, k)
 		}
 	}
 	if port.NodePort != 0 {
 		p.planNodePort(port)
 	}
+}
+
+// has reports whether a port of the Service has the virtual server at one of the
+// Service's addresses.
+func (p *planner) has(port *dataplane.Port, k Key) bool {
+	_, barred := p.barred[k]
+	return !barred && port.Serves(k.Addr)
 }
 
 // byPolicy returns one of two by the external traffic policy.
@@ -175,6 +188,9 @@ func (p *planner) planNodePort(port *dataplane.Port) {
 	}
 	for _, ip := range p.nodePortIPs {
 		k := Key{ip, port.NodePort, port.Protocol}
+		if _, barred := p.barred[k]; barred {
+			continue
+		}
 		entry := portEntry(port.NodePort)
 		if port.Protocol == v1alpha1.ProtocolSCTP {
 			entry = keyEntry(k)

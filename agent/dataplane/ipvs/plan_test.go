@@ -79,7 +79,7 @@ func TestScheduler(t *testing.T) {
 			plan := config.planService(&dataplane.Service{
 				ClusterIP: netip.MustParseAddr("10.0.0.1"), IPVSScheduler: c.own,
 				Ports: []dataplane.Port{{Protocol: v1alpha1.ProtocolTCP, Port: 80}},
-			})
+			}, nil)
 			if got := serverTexts(plan.servers); !slices.Equal(got, []string{c.want}) || len(plan.notes) != c.notes {
 				t.Errorf("%q, notes %q", got, plan.notes)
 			}
@@ -92,6 +92,7 @@ func TestNodeAddresses(t *testing.T) {
 	mode := func(m v1alpha1.NodePortAddressMode, cidrs ...string) func(*v1alpha1.ProxySettings) {
 		return func(s *v1alpha1.ProxySettings) { *s.NodePorts.AddressMode, s.NodePorts.CIDRs = m, cidrs }
 	}
+	own := map[dataplane.Family][]netip.Addr{dataplane.IPv4: addrs("192.168.0.2", "192.168.1.2"), dataplane.IPv6: addrs("2001:db8::2")}
 	for _, c := range []struct {
 		name   string
 		family dataplane.Family
@@ -109,6 +110,9 @@ func TestNodeAddresses(t *testing.T) {
 			config := testConfig(t, c.family, c.change)
 			if !slices.Equal(config.nodePortIPs, c.want) {
 				t.Errorf("node ports on %v, want %v", config.nodePortIPs, c.want)
+			}
+			if !slices.Equal(config.addresses, own[c.family]) { // NodePorts or not, and no link-local one
+				t.Errorf("the node's addresses are %v, want %v", config.addresses, own[c.family])
 			}
 			if again := testConfig(t, c.family, c.change); !reflect.DeepEqual(config, again) {
 				t.Errorf("the same makes another: %+v, %+v", config, again)
@@ -129,7 +133,7 @@ func TestOnce(t *testing.T) {
 	plan := config.planService(&dataplane.Service{
 		ClusterIP: netip.MustParseAddr("10.0.0.1"), ExternalIPs: addrs("1.2.3.4"), LoadBalancerIPs: addrs("1.2.3.4", "192.168.1.2"),
 		Ports: []dataplane.Port{port, other},
-	})
+	}, nil)
 	const reals = " rr bound [10.1.0.1:80 10.1.0.2:80 10.1.0.10:80]"
 	unbound := strings.Replace(reals, " bound", "", 1)
 	want := []string{

@@ -2,6 +2,8 @@ package ipvs_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -93,6 +95,45 @@ func TestForeignServerThatCame(t *testing.T) {
 	}
 }
 
+// TestForeignServerThatLooksOurs: one that came to an address that is bound for
+// another Service is known to be foreign as long as it stands.
+func TestForeignServerThatLooksOurs(t *testing.T) {
+	b := newBench(t)
+	shared := func(n int, port uint16) *dataplane.Service {
+		s := service(n, fmt.Sprintf("10.180.0.%d:80", n))
+		s.ExternalIPs, s.Ports[0].Port = []netip.Addr{ip("1.2.3.4")}, port
+		return s
+	}
+	b.set(shared(1, 80))
+	b.apply()
+	k := tcp("1.2.3.4", 81)
+	if err := b.kernel.AddServer(k, ipvs.Server{Scheduler: "lc"}); err != nil {
+		t.Fatal(err)
+	}
+	b.set(shared(2, 81))
+	for _, kind := range []string{"met", "full", "full again"} {
+		result := b.apply()
+		if bound, _, _ := b.kernel.Bound(); !slices.Contains(bound, k.Addr) {
+			t.Fatalf("%s: it does not look ours", kind)
+		}
+		if result.Refused[service(2).Name] == "" || b.kernel.Server(k) != "lc" {
+			t.Errorf("%s: refused %v, there %q", kind, result.Refused, b.kernel.Server(k))
+		}
+		if neighbour := b.kernel.Server(tcp("1.2.3.4", 80)); neighbour != "rr 10.180.0.1:80" || len(result.Refused) != 1 {
+			t.Errorf("%s: refused %v, at the other port %q", kind, result.Refused, neighbour)
+		}
+		b.verified()
+		b.r.Full = true
+	}
+	if err := b.kernel.DeleteServer(k); err != nil {
+		t.Fatal(err)
+	}
+	if result := b.apply(); len(result.Refused) != 0 || b.kernel.Server(k) != "rr 10.180.0.2:80" {
+		t.Errorf("it has gone: refused %v, there %q", result.Refused, b.kernel.Server(k))
+	}
+	b.verified()
+}
+
 func TestExcluded(t *testing.T) {
 	b := newBench(t)
 	b.r.Node.Settings.IPVS.ExcludeCIDRs = []string{"10.0.0.0/30"}
@@ -104,27 +145,6 @@ func TestExcluded(t *testing.T) {
 	if b.apply(); b.kernel.Server(tcp("10.0.0.1", 80)) == "" || b.kernel.Server(tcp("10.0.0.4", 80)) != "" {
 		t.Error(b.state())
 	}
-}
-
-// TestContested: of two Services that ask for the same, the one whose name comes
-// before has it.
-func TestContested(t *testing.T) {
-	b := newBench(t)
-	one, two := service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80")
-	one.Ports[0].NodePort = 80
-	two.ExternalIPs = []netip.Addr{ip("192.168.0.2")}
-	b.set(two)
-	b.apply()
-	b.set(one)
-	result := b.apply()
-	if !slices.Equal(names(result.Refused), []string{"svc0002"}) || b.kernel.Server(tcp("192.168.0.2", 80)) != "rr 10.180.0.1:80" {
-		t.Errorf("%v, %s", result.Refused, b.state())
-	}
-	b.remove(one)
-	if result := b.apply(); len(result.Refused) != 0 || b.kernel.Server(tcp("192.168.0.2", 80)) != "rr 10.180.0.2:80" {
-		t.Errorf("%v, %s", result.Refused, b.state())
-	}
-	b.verified()
 }
 
 // TestOneServiceIsRefused: it fails alone.
@@ -156,6 +176,106 @@ func TestOneServiceIsRefused(t *testing.T) {
 		t.Errorf("%v, %s", result.Refused, b.state())
 	}
 	b.verified()
+}
+
+// TestRefusedServerHasNoAddress: without a virtual server on it an address is not
+// bound, as packets would come to the node's own servers. Who shares it binds it.
+func TestRefusedServerHasNoAddress(t *testing.T) {
+	b := newBench(t)
+	shared := ip("1.2.3.4")
+	bad := map[ipvs.Key]bool{tcp("10.0.0.2", 80): true, tcp("1.2.3.4", 80): true}
+	refuse := func(c ipvstest.Call) error {
+		if c.Method == "AddServer" && bad[c.Key] {
+			return errBoom
+		}
+		return nil
+	}
+	b.kernel.Refuse = refuse
+	check := func(when, want string) {
+		t.Helper()
+		bound, _, err := b.kernel.Bound()
+		if got := fmt.Sprint(bound); err != nil || got != want {
+			t.Errorf("%s: bound are %s, want %s", when, got, want)
+		}
+		b.verified()
+	}
+	two := service(2, "10.180.0.2:80")
+	two.ExternalIPs = []netip.Addr{shared}
+	b.set(service(1, "10.180.0.1:80"), two)
+	b.apply()
+	check("refused", "[10.0.0.1]")
+
+	three := service(3, "10.180.0.3:80")
+	three.ExternalIPs, three.Ports[0].Port = []netip.Addr{shared}, 81
+	b.set(three)
+	if result := b.apply(); result.Kind != v1alpha1.SyncPartial {
+		t.Errorf("%+v", result)
+	}
+	check("another Service has come", "[1.2.3.4 10.0.0.1 10.0.0.3]")
+	b.restart()
+	b.apply()
+	check("both are there at the start", "[1.2.3.4 10.0.0.1 10.0.0.3]")
+	b.remove(three)
+	b.apply()
+	check("it has gone", "[10.0.0.1]")
+	b.set(three)
+	b.apply()
+	b.remove(three)
+	b.restart()
+	b.apply()
+	check("it has gone meanwhile", "[1.2.3.4 10.0.0.1 10.0.0.3]") // its virtual server stays
+	b.kernel.Refuse = nil
+	b.r.Full = true
+	b.apply()
+	check("accepted", "[1.2.3.4 10.0.0.1 10.0.0.2]")
+	if err := errors.Join(b.kernel.DeleteServer(tcp("1.2.3.4", 80)), b.kernel.DeleteServer(tcp("10.0.0.2", 80))); err != nil {
+		t.Fatal(err)
+	}
+	b.kernel.Refuse = refuse
+	b.r.Full = true
+	b.apply()
+	check("lost and refused", "[10.0.0.1]")
+
+	b.kernel.Refuse = nil
+	b.r.Full = true
+	b.apply()
+	check("accepted", "[1.2.3.4 10.0.0.1 10.0.0.2]")
+}
+
+// TestRefusedServerIsNotPassed: nor are packets to a port let pass whose virtual
+// server is refused, on an address that is bound for others.
+func TestRefusedServerIsNotPassed(t *testing.T) {
+	for _, start := range []bool{false, true} { // the address is bound before, or by the same pass
+		b := newBench(t)
+		b.kernel.Refuse = func(c ipvstest.Call) error {
+			if c.Method == "AddServer" && c.Key == tcp("1.2.3.4", 81) {
+				return errBoom
+			}
+			return nil
+		}
+		one, two := service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80")
+		one.ExternalIPs, two.ExternalIPs = []netip.Addr{ip("1.2.3.4")}, []netip.Addr{ip("1.2.3.4")}
+		two.Ports[0].Port = 81
+		b.set(one)
+		if !start {
+			b.apply()
+		}
+		b.set(two)
+		result := b.apply()
+		if got := b.kernel.Entries("KUBE-EXTERNAL-IP"); len(result.Refused) != 1 || !slices.Equal(got, []string{"1.2.3.4,tcp:80"}) {
+			t.Errorf("%v, let pass are %s", result.Refused, got)
+		}
+		if writes := strings.Join(b.kernel.Writes(), "\n"); !start && strings.Contains(writes, "+KUBE-EXTERNAL-IP 1.2.3.4,tcp:81") {
+			t.Errorf("let pass for a moment:\n%s", writes)
+		}
+		b.verified()
+		b.kernel.Refuse = nil
+		b.r.Full = true
+		b.apply()
+		if got, want := b.state(), b.fresh(); got != want {
+			t.Errorf("%s\nwant\n%s", got, want)
+		}
+	}
 }
 
 // TestRefusedServiceBlocksNobody: where an endpoint has come to the node, clients

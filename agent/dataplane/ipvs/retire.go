@@ -17,8 +17,8 @@ import (
 // servers any more, because the rules of the other mode meet their packets first;
 // those that are held go on by IPVS alone. So virtual servers with connections
 // stay, with their addresses and the rules, until those have ended, or for
-// drainBound since this was first called. It tells by the kernel's state what there is, as after a
-// restart, or after kube-proxy.
+// drainBound since this was first called. It tells by the kernel's state what there
+// is, as after a restart, or after kube-proxy.
 func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, error) {
 	d.watched.pause()
 	d.forget()
@@ -32,6 +32,9 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 	case errors.Is(err, dataplane.ErrUnsupported):
 		return "", nil // likewise
 	case err != nil:
+		return "", err
+	}
+	if err := d.Exclude(r.Node.Settings.IPVS.ExcludeCIDRs); err != nil {
 		return "", err
 	}
 	addresses, err := d.kernel.Addresses()
@@ -56,7 +59,9 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 		return "", err
 	}
 	if len(p.stay) == 0 {
-		clear(d.known)
+		// Those in excluded ranges stay known: nothing else says any more that they
+		// are ours, and the mode may come back.
+		maps.DeleteFunc(d.known, func(k Key, _ dataplane.ServiceName) bool { return !p.config.excluded(k.Addr) })
 		clear(d.denied)
 		d.retireUntil = time.Time{} // another proxy may leave connections again
 		return "", p.rest()
@@ -167,7 +172,7 @@ func (p *retirement) release() error {
 		return err
 	}
 	for _, k := range p.ours {
-		if slices.Contains(needed, k.Addr) || slices.Contains(p.stay, k) {
+		if slices.Contains(needed, k.Addr) || slices.Contains(p.stay, k) || p.config.excluded(k.Addr) {
 			continue
 		}
 		if err := p.kernel.DeleteServer(k); err != nil {

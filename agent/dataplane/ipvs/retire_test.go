@@ -3,6 +3,7 @@ package ipvs_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvstest"
 )
 
 // TestRetire: after another mode has been applied, what held connections need
@@ -119,6 +121,111 @@ func TestRetire(t *testing.T) {
 		b.kernel.Lacks = errBoom
 		if pending, err := b.plane.Retire(context.Background(), b.r); !errors.Is(err, errBoom) {
 			t.Errorf("%q, %v", pending, err)
+		}
+	})
+}
+
+// TestCleanupWithout: only where nothing of the mode can be there is it passed over
+// that the node lacks something.
+func TestCleanupWithout(t *testing.T) {
+	lacks := func(what string) error { return fmt.Errorf("%w: no %s", dataplane.ErrUnsupported, what) }
+	for name, tt := range map[string]struct {
+		open  error
+		fresh bool // the mode has never run
+		want  string
+	}{
+		"no IPVS":                 {&ipvs.NoIPVSError{Err: lacks("IPVS")}, true, ""},
+		"no IPVS any more":        {&ipvs.NoIPVSError{Err: lacks("IPVS")}, false, ""},
+		"no ipset":                {lacks("ipset"), true, ""},
+		"no ipset, with a device": {lacks("ipset"), false, "no ipset"},
+		"a passing failure":       {errBoom, true, "boom"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			if !tt.fresh {
+				b.set(service(1, "10.180.0.1:80"))
+				b.apply()
+			}
+			b.kernel.Refuse = func(c ipvstest.Call) error {
+				if c.Method == "Open" {
+					return tt.open
+				}
+				return nil
+			}
+			b.restart()
+			err := b.plane.Cleanup(context.Background())
+			if tt.want == "" && err != nil || tt.want != "" && !strings.Contains(fmt.Sprint(err), tt.want) || errors.Is(err, dataplane.ErrUnsupported) {
+				t.Errorf("%v, want %q", err, tt.want)
+			}
+			if len(b.rules.held.Chains) > 0 {
+				t.Error("rules are left")
+			}
+			if _, exists, _ := b.kernel.Bound(); exists && tt.want == "" {
+				t.Error("the device is left")
+			}
+		})
+	}
+}
+
+// TestExcludedStays: where the mode ends, and where all of it is removed, virtual
+// servers in excluded ranges stay, whoever has made them.
+func TestExcludedStays(t *testing.T) {
+	exclude := func(b *bench) { b.r.Node.Settings.IPVS.ExcludeCIDRs = []string{"10.0.0.0/30"} }
+	retire := func(b *bench) error {
+		_, err := b.plane.Retire(context.Background(), b.r)
+		return err
+	}
+	clean := func(b *bench) error { return b.plane.Cleanup(context.Background()) }
+	for name, end := range map[string]func(*bench) error{
+		"retired": retire,
+		"retired after restart": func(b *bench) error {
+			b.restart()
+			return retire(b)
+		},
+		"cleaned": clean,
+		"cleaned after restart": func(b *bench) error {
+			b.restart()
+			return errors.Join(b.plane.Exclude(b.r.Node.Settings.IPVS.ExcludeCIDRs), clean(b))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			exclude(b)
+			b.set(service(1, "10.180.0.1:80"), service(4, "10.180.0.4:80"))
+			b.apply()
+			foreign := tcp("10.0.0.1", 443) // on an address of ours
+			if err := b.kernel.AddServer(foreign, ipvs.Server{Scheduler: "lc"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := end(b); err != nil {
+				t.Fatal(err)
+			}
+			if got, want := b.state(), "10.0.0.1:443/TCP: lc\n10.0.0.1:80/TCP: rr 10.180.0.1:80\nbound false []"; got != want {
+				t.Errorf("%s\nwant\n%s", got, want)
+			}
+		})
+	}
+	t.Run("and back", func(t *testing.T) {
+		b := newBench(t)
+		exclude(b)
+		b.set(service(1, "10.180.0.1:80"))
+		b.apply()
+		want := b.state()
+		if err := retire(b); err != nil {
+			t.Fatal(err)
+		}
+		b.r.Full = true
+		if result := b.apply(); len(result.Refused) > 0 || b.state() != want {
+			t.Errorf("%v, %s\nwant\n%s", result.Refused, b.state(), want)
+		}
+	})
+	t.Run("a range that cannot be read", func(t *testing.T) {
+		b := newBench(t)
+		b.set(service(1, "10.180.0.1:80"))
+		b.apply()
+		b.r.Node.Settings.IPVS.ExcludeCIDRs = []string{"10.0.0.0"}
+		if err := retire(b); err == nil || b.kernel.Server(tcp("10.0.0.1", 80)) == "" {
+			t.Errorf("%v, %s", err, b.state())
 		}
 	})
 }

@@ -18,7 +18,8 @@ const (
 	fromNode     = " -m addrtype --src-type LOCAL"
 	newOnly      = "-m conntrack --ctstate NEW "
 	destination  = "dst,dst"
-	port         = "dst"
+	onlyAddress  = "dst"
+	onlyPort     = "dst"
 	withSource   = "dst,dst,src"
 	ownSource    = "src,dst"
 	loopbackIPv4 = "127.0.0.0/8"
@@ -39,7 +40,7 @@ func (c *config) rules(used map[SetName]bool, out []outRule) iptables.Fixed {
 	w.add(iptables.PostroutingRules(c.mark, true)...)
 
 	w.chain(tableFilter, chainForward, iptables.ForwardRules(c.mark)...)
-	w.chain(tableFilter, chainNodePort, w.match(setHealthCheck, port)+toAccept)
+	w.chain(tableFilter, chainNodePort, w.match(setHealthCheck, onlyPort)+toAccept)
 	w.firewall()
 	w.ipvsFilter()
 	w.chain(tableFilter, chainIPVSOutFilter)
@@ -162,8 +163,8 @@ func (w *ruleWriter) ipvsFilter() {
 		w.add(w.match(set, destination) + toReturn)
 	}
 	w.add(
-		w.match(setHealthCheck, port)+toReturn,
-		newOnly+w.match(setBound, port)+" -j REJECT",
+		w.match(setHealthCheck, onlyPort)+toReturn,
+		newOnly+w.match(setBound, onlyAddress)+" -j REJECT",
 	)
 }
 

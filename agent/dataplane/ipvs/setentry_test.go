@@ -65,7 +65,7 @@ func TestAttributesThatAreCutOff(t *testing.T) {
 }
 
 func TestRoom(t *testing.T) {
-	for entries, want := range map[int]int{0: 65536, 32768: 65536, 32769: 131072, 65536: 131072, 100_000: 262144} {
+	for entries, want := range map[int]int{0: 65536, 32769: 65536, 65536: 65536, 65537: 262144, 100_000: 262144} {
 		if got := roomFor(entries); got != want {
 			t.Errorf("%d entries: room for %d, want %d", entries, got, want)
 		}

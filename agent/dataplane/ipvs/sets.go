@@ -72,8 +72,8 @@ func (c *config) sets() []setDef {
 
 // nodePortSets are the ipsets of NodePorts by protocol, as rules ask them.
 var nodePortSets = []struct{ protocol, all, local, directions string }{
-	{"tcp", setNodePortTCP, setNodePortLocalTCP, port},
-	{"udp", setNodePortUDP, setNodePortLocalUDP, port},
+	{"tcp", setNodePortTCP, setNodePortLocalTCP, onlyPort},
+	{"udp", setNodePortUDP, setNodePortLocalUDP, onlyPort},
 	{"sctp", setNodePortSCTP, setNodePortLocalSCTP, destination},
 }
 

@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"strconv"
 	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
 // sysctl is one that the mode needs.
@@ -42,41 +44,81 @@ func reuses(release string) bool {
 	return (major == 4 && minor >= 1) || (major == 5 && minor < 9)
 }
 
+// timeoutsOf is the name under which untunable has the timeouts.
+const timeoutsOf = "timeouts"
+
 // tune sets sysctls and timeouts. It returns, for people, what could not be set.
 func (d *Dataplane) tune(c *config) []string {
-	release, err := d.kernel.Sysctl("kernel/osrelease")
-	if err != nil {
-		release = "" // what depends on it is an improvement only
-	}
 	var warnings []string
-	for _, s := range c.sysctls(release) {
+	d.untunable = map[string]struct{}{}
+	for _, s := range c.sysctls(d.release()) {
 		err := d.kernel.SetSysctl(s.name, s.value)
 		if err == nil {
 			continue
 		}
+		d.untunable[s.name] = struct{}{}
 		what := "let the agent write it (in a container by --sysctl-folder, as config/agent/daemonset.yaml does)"
 		if errors.Is(err, fs.ErrNotExist) {
 			what = "use a kernel that has it"
 		}
-		warnings = append(warnings, fmt.Sprintf("the sysctl %s could not be set to %s, so %s: %v; %s, or set it by hand", strings.ReplaceAll(s.name, "/", "."), s.value, s.why, err, what))
+		warnings = append(warnings, fmt.Sprintf("the sysctl %s could not be set to %s, so %s: %v; %s, or set it by hand", dotted(s.name), s.value, s.why, err, what))
 	}
 	if want := c.timeouts; want != (Timeouts{}) {
 		if err := d.setTimeouts(want); err != nil {
+			d.untunable[timeoutsOf] = struct{}{}
 			warnings = append(warnings, fmt.Sprintf("the timeouts of IPVS could not be set: %v; see spec.settings.ipvs", err))
 		}
 	}
 	return warnings
 }
 
+// untuned are the sysctls and timeouts that are not as they should be. What could not
+// be set, or cannot be read, is none: tune warns of it.
+func (d *Dataplane) untuned(c *config) []dataplane.Finding {
+	var out []dataplane.Finding
+	for _, s := range c.sysctls(d.release()) {
+		have, err := d.kernel.Sysctl(s.name)
+		if _, failed := d.untunable[s.name]; failed || err != nil || have == s.value {
+			continue
+		}
+		out = append(out, dataplane.Finding{
+			Key:  "sysctl " + s.name,
+			Text: fmt.Sprintf("the sysctl %s is %s, and has to be %s: else %s", dotted(s.name), have, s.value, s.why),
+		})
+	}
+	have, err := d.kernel.Timeouts()
+	if _, failed := d.untunable[timeoutsOf]; !failed && err == nil && !c.timeouts.keptBy(have) {
+		out = append(out, dataplane.Finding{
+			Key:  timeoutsOf,
+			Text: fmt.Sprintf("the timeouts of IPVS (TCP, TCP after FIN, UDP, in seconds) are %s, and have to be %s; 0 is any", have, c.timeouts),
+		})
+	}
+	return out
+}
+
+// release is that of the kernel; empty where it cannot be told, since what depends on
+// it is an improvement only.
+func (d *Dataplane) release() string {
+	release, err := d.kernel.Sysctl("kernel/osrelease")
+	if err != nil {
+		return ""
+	}
+	return release
+}
+
+func (t Timeouts) String() string { return fmt.Sprintf("%d %d %d", t.TCP, t.TCPFin, t.UDP) }
+
+// keptBy reports whether the kernel's are these, but for those that are 0.
+func (t Timeouts) keptBy(have Timeouts) bool {
+	same := func(want, have uint32) bool { return want == 0 || want == have }
+	return same(t.TCP, have.TCP) && same(t.TCPFin, have.TCPFin) && same(t.UDP, have.UDP)
+}
+
 // setTimeouts sets those that are not 0, if they differ.
 func (d *Dataplane) setTimeouts(want Timeouts) error {
 	have, err := d.kernel.Timeouts()
-	if err != nil {
+	if err != nil || want.keptBy(have) {
 		return err
-	}
-	same := func(want, have uint32) bool { return want == 0 || want == have }
-	if same(want.TCP, have.TCP) && same(want.TCPFin, have.TCPFin) && same(want.UDP, have.UDP) {
-		return nil
 	}
 	return d.kernel.SetTimeouts(want)
 }

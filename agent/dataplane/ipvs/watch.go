@@ -11,11 +11,12 @@ import (
 )
 
 const (
-	// countPause is the time between looks at the number of virtual servers. IPVS
-	// has no events.
+	// countPause is the time between looks at the number of virtual servers. IPVS has
+	// no events.
 	countPause = 5 * time.Second
-	// resubscribePause is the time between attempts to follow the device.
-	resubscribePause = time.Second
+	// countShare bounds what the looks cost: the pause is so many times as long as the
+	// look took. It matters for IPv6, see Kernel.Count.
+	countShare = 100
 )
 
 // watched is what the kernel should hold, as far as it is watched. It is unknown
@@ -73,7 +74,9 @@ func (w *watched) resume(servers int) {
 // look.
 func (w *watched) recount(k Kernel) {
 	all, counted := k.Count()
-	if !counted {
+	if again, known := k.Count(); counted && known {
+		all = max(all, again) // one may have missed some
+	} else {
 		all = -1
 	}
 	w.mu.Lock()
@@ -93,6 +96,13 @@ func (w *watched) gone(e Event) bool {
 	}
 	_, ours := w.bound[e.Addr]
 	return ours
+}
+
+// lacks reports whether a number of virtual servers is less than it was.
+func (w *watched) lacks(n int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.known && n < w.all
 }
 
 // counted takes the number of virtual servers. It reports whether there are fewer
@@ -126,17 +136,23 @@ func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
 }
 
 func (d *Dataplane) watchCount(ctx context.Context, changed func(dataplane.Change)) {
-	for {
-		timer := d.clock.NewTimer(countPause)
+	for pause := countPause; ; {
+		timer := d.clock.NewTimer(pause)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return
 		case <-timer.C():
 		}
+		begin := d.clock.Now()
 		n, known := d.kernel.Count()
+		pause = max(countPause, countShare*d.clock.Since(begin))
 		if !known {
 			continue
+		}
+		if d.watched.lacks(n) {
+			again, _ := d.kernel.Count() // the first may have missed some
+			n = max(n, again)
 		}
 		if fewer, sure := d.watched.counted(n); fewer {
 			changed(dataplane.Change{Sure: sure})
@@ -147,39 +163,18 @@ func (d *Dataplane) watchCount(ctx context.Context, changed func(dataplane.Chang
 // watchDevice tells of addresses that somebody takes off kube-ipvs0, and of its
 // end.
 func (d *Dataplane) watchDevice(ctx context.Context, changed func(dataplane.Change)) {
-	for ctx.Err() == nil {
-		d.watchDeviceOnce(ctx, changed)
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(resubscribePause):
-		}
-		changed(dataplane.Change{}) // from before the next attempt
-	}
-}
-
-func (d *Dataplane) watchDeviceOnce(ctx context.Context, changed func(dataplane.Change)) {
-	done := make(chan struct{})
-	events, err := d.kernel.Events(done)
-	if err != nil {
-		return // changes are noticed by verifications only
-	}
-	defer func() {
-		close(done)
-		for range events { // what is being handed over
-		}
-	}()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case e, ok := <-events:
-			if !ok {
-				return
+	s := dataplane.Subscription[Event]{
+		Clock: d.clock, Subscribe: d.kernel.Events,
+		Begun: func(missed bool) {
+			if missed {
+				changed(dataplane.Change{})
 			}
+		},
+		Event: func(e Event) {
 			if d.watched.gone(e) {
 				changed(dataplane.Change{Sure: true})
 			}
-		}
+		},
 	}
+	s.Follow(ctx)
 }

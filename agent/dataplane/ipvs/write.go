@@ -90,22 +90,26 @@ func (s *setChanges) at(name SetName) *SetChange {
 }
 
 // sorted returns the changes in the order of writing: who may use an address is
-// said before that not everybody may, which comes last.
+// said before that not everybody may, which comes last, and is taken back after
+// that, which comes first then. One list never has both.
 func (s *setChanges) sorted(c *config) []SetChange {
-	var out, last []SetChange
+	var first, out, last []SetChange
 	for _, def := range c.sets() {
 		change := s.bySet[def.Name]
+		if change == nil {
+			continue
+		}
+		change.Type = def.Type
 		switch {
-		case change == nil:
-		case def.Name == c.set(setLoadBalancerFW):
-			change.Type = def.Type
-			last = append(last, *change)
-		default:
-			change.Type = def.Type
+		case def.Name != c.set(setLoadBalancerFW):
 			out = append(out, *change)
+		case len(change.Remove) > 0:
+			first = append(first, *change)
+		default:
+			last = append(last, *change)
 		}
 	}
-	return append(out, last...)
+	return slices.Concat(first, out, last)
 }
 
 // writer writes a difference to the kernel.
@@ -118,6 +122,8 @@ type writer struct {
 	// failed are the Services that the kernel would not take, with the reason. Nil:
 	// the first failure ends it all.
 	failed map[dataplane.ServiceName]string
+	// come is how many virtual servers were made.
+	come int
 	// stuck are virtual servers that could not be deleted.
 	stuck []string
 }
@@ -174,11 +180,16 @@ func (w *writer) writeServersToBind() error {
 	for _, a := range w.diff.bind {
 		coming[a] = true
 	}
+	return w.makeServers(func(a netip.Addr) bool { return coming[a] })
+}
+
+// makeServers makes the virtual servers that are missing on some addresses, without
+// real servers.
+func (w *writer) makeServers(on func(netip.Addr) bool) error {
 	return w.eachServer(func(d *serverDiff) error {
-		if !d.missing || !coming[d.Key.Addr] {
+		if !d.missing || !on(d.Key.Addr) {
 			return nil
 		}
-		d.missing = false
 		return w.addServer(d)
 	})
 }
@@ -196,7 +207,6 @@ func (w *writer) eachServer(write func(*serverDiff) error) error {
 			}
 			dataplane.Progress(w.ctx)
 		}
-		w.known[d.Key] = d.owner
 		if err := write(d); err != nil {
 			if w.failed == nil {
 				return err
@@ -214,6 +224,7 @@ func (w *writer) eachServer(write func(*serverDiff) error) error {
 
 // writeServer writes one. New real servers come before those that go.
 func (w *writer) writeServer(d *serverDiff) error {
+	w.known[d.Key] = d.owner
 	switch {
 	case d.missing:
 		if err := w.addServer(d); err != nil {
@@ -234,12 +245,13 @@ func (w *writer) writeServer(d *serverDiff) error {
 		if err := w.kernel.ChangeReal(d.Key, real, 1); err != nil {
 			return err
 		}
-		w.leaving.end(d.Key, real)
+		w.draining.end(d.Key, real)
 	}
 	return w.drop(d.Key, d.drop)
 }
 
 func (w *writer) addServer(d *serverDiff) error {
+	w.known[d.Key] = d.owner
 	if err := w.kernel.AddServer(d.Key, d.Server); err != nil {
 		if errors.Is(err, fs.ErrExist) {
 			w.giveBack(d.Key)
@@ -247,7 +259,9 @@ func (w *writer) addServer(d *serverDiff) error {
 		w.forgetScheduler(err)
 		return err
 	}
-	delete(w.leaving, d.Key)
+	d.missing = false
+	w.come++
+	delete(w.draining, d.Key)
 	return nil
 }
 
@@ -297,14 +311,14 @@ func (w *writer) drop(k Key, reals []netip.AddrPort) error {
 			if err := w.kernel.DeleteReal(k, real); err != nil {
 				return err
 			}
-			w.leaving.end(k, real)
+			w.draining.end(k, real)
 			continue
 		case partLater:
 			if err := w.kernel.ChangeReal(k, real, 0); err != nil {
 				return err
 			}
 		}
-		w.leave(k, real)
+		w.drain(k, real)
 	}
 	return nil
 }
@@ -323,7 +337,7 @@ func (w *writer) deleteServers() error {
 			w.changed[owner] = struct{}{}
 		}
 		delete(w.known, k)
-		delete(w.leaving, k)
+		delete(w.draining, k)
 	}
 	return nil
 }

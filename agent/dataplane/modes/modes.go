@@ -40,9 +40,12 @@ const retirePause = 10 * time.Second
 // what the new mode has written.
 //
 // A Service that mode IPTables refuses is served by its virtual servers for as
-// long as that lasts, since IPVS is not retired before. One that mode IPVS refuses
-// is not served any more, like one that has just been made: the rules of all others
-// would have to stay with its own, and grow old.
+// long as that lasts, since IPVS is not retired before. After a restart that is
+// over: it is not known then whether IPVS has ever served that Service. What is
+// there may be left of a kube-proxy, and a Service that is refused for good would
+// keep it there for good. One that mode IPVS refuses is not served any more, like
+// one that has just been made: the rules of all others would have to stay with its
+// own, and grow old.
 type Dataplane struct {
 	// Clock times the looks at what is left of another mode.
 	Clock clock.WithTicker
@@ -71,6 +74,7 @@ var (
 	_ dataplane.Follower  = (*Dataplane)(nil)
 	_ dataplane.Watcher   = (*Dataplane)(nil)
 	_ dataplane.Auditor   = (*Dataplane)(nil)
+	_ dataplane.Excluder  = (*Dataplane)(nil)
 )
 
 // New joins one data plane for each mode.
@@ -144,7 +148,7 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		}
 		return dataplane.Result{}, err
 	}
-	d.applied = r.Mode
+	d.applied, result.Lingering = r.Mode, len(d.due) > 0
 	return result, nil
 }
 
@@ -186,6 +190,7 @@ func (d *Dataplane) retire(ctx context.Context, r *dataplane.Ruleset, result *da
 	var pending []string
 	again := false
 	for _, mode := range slices.Sorted(maps.Keys(d.due)) {
+		// Not after a restart: see Dataplane.
 		if mode == v1alpha1.ModeIPVS && d.Uses(mode) && len(result.Refused) > 0 {
 			pending = append(pending, fmt.Sprintf("what serves mode %s stays, for Services that mode %s refuses", mode, r.Mode))
 			continue
@@ -249,24 +254,48 @@ func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	return auditor.Audit(ctx, r)
 }
 
-// Cleanup implements dataplane.Dataplane, for all modes. That the node cannot
-// run IPVS is no error: then there is nothing of it. Every mode needs iptables.
+// Exclude implements dataplane.Excluder, for all modes.
+func (d *Dataplane) Exclude(cidrs []string) error {
+	for _, plane := range d.planes {
+		if excluder, ok := plane.(dataplane.Excluder); ok {
+			if err := excluder.Exclude(cidrs); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Cleanup implements dataplane.Dataplane, for all modes. A mode of which the node
+// can have nothing returns no error. Every mode needs iptables: the error wraps
+// dataplane.ErrUnsupported only if all that has failed is that it is missing.
 func (d *Dataplane) Cleanup(ctx context.Context) error {
 	d.applied = ""
 	clear(d.due)
 	d.follow("")
 	var errs []error
+	var absent error
 	for _, mode := range slices.Sorted(maps.Keys(d.planes)) {
 		err := d.planes[mode].Cleanup(ctx)
-		if errors.Is(err, dataplane.ErrUnsupported) && mode != v1alpha1.ModeIPTables {
-			err = nil
-		}
-		if err == nil {
+		switch {
+		case err == nil:
 			d.use(mode, false)
+		case mode == v1alpha1.ModeIPTables && errors.Is(err, dataplane.ErrUnsupported):
+			absent = err
+		default:
+			errs = append(errs, fmt.Errorf("mode %s: %w", mode, err))
 		}
-		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	failed := errors.Join(errs...)
+	switch {
+	case absent != nil && (failed == nil || errors.Is(failed, dataplane.ErrUnsupported)):
+		return errors.Join(absent, failed)
+	case absent != nil: // it must not hide the others
+		return fmt.Errorf("%v\n%w", absent, failed) //nolint:errorlint // see above
+	case errors.Is(failed, dataplane.ErrUnsupported):
+		return errors.New(failed.Error())
+	}
+	return failed
 }
 
 func (d *Dataplane) use(mode v1alpha1.ProxyMode, used bool) {

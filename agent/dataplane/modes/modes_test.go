@@ -124,8 +124,8 @@ func TestOldModeStaysUntilRemovingIsAllowed(t *testing.T) {
 	n.restart() // it is not known which mode ran
 	r := n.ruleset(servers)
 	r.Prune = false
-	if result := n.apply(r); result.Retiring != "" {
-		t.Errorf("retiring %q", result.Retiring)
+	if result := n.apply(r); result.Retiring != "" || !result.Lingering {
+		t.Errorf("retiring %q, lingering %t", result.Retiring, result.Lingering)
 	}
 	n.expect("without a confirmed list", held{rules: "shop/cart", servers: "shop/cart"})
 	r = n.ruleset(servers)
@@ -139,15 +139,15 @@ func TestRestartInTheMiddleOfASwitch(t *testing.T) {
 	n.apply(n.ruleset(servers))
 	n.kernel[servers].Drain("2 connections")
 	result := n.apply(n.ruleset(rules))
-	if want := "what served mode IPVS goes later: 2 connections"; result.Retiring != want {
-		t.Errorf("retiring %q, want %q", result.Retiring, want)
+	if want := "what served mode IPVS goes later: 2 connections"; result.Retiring != want || !result.Lingering {
+		t.Errorf("retiring %q, want %q; lingering %t", result.Retiring, want, result.Lingering)
 	}
 	n.restart()
 	n.apply(n.ruleset(rules))
 	n.expect("after a restart", held{rules: "shop/cart", servers: "shop/cart"})
 	n.kernel[servers].Drain("")
-	if result := n.apply(n.ruleset(rules)); result.Retiring != "" {
-		t.Errorf("retiring %q", result.Retiring)
+	if result := n.apply(n.ruleset(rules)); result.Retiring != "" || result.Lingering {
+		t.Errorf("retiring %q, lingering %t", result.Retiring, result.Lingering)
 	}
 	n.expect("once connections have ended", held{rules: "shop/cart"})
 }
@@ -303,13 +303,25 @@ func TestCleanup(t *testing.T) {
 		t.Error("what is removed is still used")
 	}
 	none := fmt.Errorf("no program: %w", dataplane.ErrUnsupported)
-	n.kernel[servers].Fail(none)
-	if err := n.plane.Cleanup(t.Context()); err != nil {
-		t.Errorf("without IPVS: %v", err)
-	}
-	n.kernel[rules].Fail(none)
-	if err := n.plane.Cleanup(t.Context()); !errors.Is(err, none) {
-		t.Errorf("without iptables: %v", err)
+	boom := errors.New("boom")
+	for name, tt := range map[string]struct {
+		rules, servers error
+		absent         bool // the family is passed over
+		want           string
+	}{
+		"IPVS lacks something": {nil, none, false, "mode IPVS: no program"},
+		"IPVS fails":           {nil, boom, false, "mode IPVS: boom"},
+		"no iptables":          {none, nil, true, "no program"},
+		"nothing":              {none, none, true, "no program"},
+		"both fail":            {none, boom, false, "no program: not supported on this node\nmode IPVS: boom"},
+		"iptables fails":       {boom, none, false, "mode IPTables: boom\nmode IPVS: no program"},
+	} {
+		n.kernel[rules].Fail(tt.rules)
+		n.kernel[servers].Fail(tt.servers)
+		err := n.plane.Cleanup(t.Context())
+		if err == nil || errors.Is(err, dataplane.ErrUnsupported) != tt.absent || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
@@ -359,4 +371,24 @@ func TestLooksAgainAtWhatRetires(t *testing.T) {
 			t.Errorf("%d looks after all has gone", looks.Load())
 		}
 	})
+}
+
+// excluding is a data plane that notes what it is told.
+type excluding struct {
+	*dataplanetest.Fake
+	told []string
+}
+
+func (e *excluding) Exclude(cidrs []string) error {
+	e.told = cidrs
+	return nil
+}
+
+func TestExcludeReachesTheModeThatAsks(t *testing.T) {
+	plane := &excluding{Fake: dataplanetest.NewFake()}
+	d := New(map[v1alpha1.ProxyMode]dataplane.Dataplane{rules: dataplanetest.NewFake(), servers: plane})
+	fanout := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: d})
+	if err := fanout.Exclude([]string{"10.0.0.0/8"}); err != nil || len(plane.told) != 1 {
+		t.Errorf("%v, told %v", err, plane.told)
+	}
 }

@@ -75,6 +75,17 @@ func TestInsideModules(t *testing.T) {
 	}
 	refuse(t, loader, "ip_vs_nosuch")
 	check(t, v4.Probe("wlc"), v6.Probe("wlc"))
+
+	// Loaded again, IPVS has another number.
+	for range 2 {
+		run(t, uml.LoaderOfModules()+" -r ip_vs_rr ip_vs_wlc ip_vs")
+		for _, k := range []ipvs.Kernel{v4, v6} {
+			if servers, err := k.Servers(); err != nil || len(servers) > 0 {
+				t.Errorf("after ip_vs was unloaded: %v, %v", servers, err)
+			}
+			check(t, k.Open(), k.Probe("rr"), k.Probe("wlc"))
+		}
+	}
 	if out := run(t, "ipvsadm -Sn"); out != "" {
 		t.Errorf("the probes have left:\n%s", out)
 	}

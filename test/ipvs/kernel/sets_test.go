@@ -227,11 +227,11 @@ func (l *lab) largeSet(t *testing.T) {
 	check(t, l.DeleteSets([]ipvs.SetName{name}))
 	// One that is large from the start.
 	var many []ipvs.Entry
-	for i := range 50_000 {
-		many = append(many, ipvs.Entry(fmt.Sprintf(pick(l, "10.96.0.1,tcp:%d", "fd00:96::1,tcp:%d"), i+1)))
+	for i := range 70_000 {
+		many = append(many, ipvs.Entry(fmt.Sprintf(pick(l, "10.96.%d.1,tcp:%d", "fd00:96::%x,tcp:%d"), i/50000+1, i%50000+1)))
 	}
 	check(t, l.ChangeSets([]ipvs.SetChange{{Name: name, Type: ipvs.HashIPPort, Create: true, Add: many}}))
-	if header := headerOf(t, name); !strings.Contains(header, "maxelem 131072") || !strings.Contains(header, "Number of entries: 50000") {
+	if header := headerOf(t, name); !strings.Contains(header, "maxelem 262144") || !strings.Contains(header, "Number of entries: 70000") {
 		t.Errorf("the set:\n%s", header)
 	}
 	check(t, l.DeleteSets([]ipvs.SetName{name}))

@@ -16,6 +16,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/place"
 
 	clock "k8s.io/utils/clock/testing"
 )
@@ -27,23 +28,60 @@ const (
 	emptyPort = 30081
 )
 
-// Addresses of the lab. Packets to the addresses of Services from outside come to
-// the node, as by a load balancer.
-var (
-	nodeAddr   = addr("192.168.0.2")
-	routerAddr = addr("192.168.0.1")
-	web        = addr("10.96.0.1") // cluster IPs
-	sticky     = addr("10.96.0.2")
-	empty      = addr("10.96.0.3")
-	external   = addr("1.2.3.1")
-	balancer   = addr("1.2.3.2") // for some sources only
-)
+// addressing is where things are in the lab, in one IP family. Packets to the addresses
+// of Services from outside come to the node, as by a load balancer.
+type addressing struct {
+	family                  dataplane.Family
+	single                  int            // bits of an address
+	endpointA, endpointR    netip.AddrPort // of pods
+	c, d                    netip.Addr     // pods
+	gateway                 netip.Addr     // of pods
+	nodeAddr, routerAddr    netip.Addr     // the router is the client outside
+	link                    netip.Prefix   // of both
+	web, sticky, empty      netip.Addr     // cluster IPs
+	external, balancer      netip.Addr     // the latter for clients of link only
+	pods                    string         // their range
+	clusterIPs, externalIPs string         // ranges of them
+	iptables                string         // the program
+}
+
+func addressingOf(family dataplane.Family) addressing {
+	if family == dataplane.IPv6 {
+		return addressing{
+			family: family, single: 128, iptables: "ip6tables", endpointA: netip.MustParseAddrPort("[fd00:10:244::1]:8080"),
+			endpointR: netip.MustParseAddrPort("[fd00:10:244:1::1]:8080"), c: addr("fd00:10:244::3"), d: addr("fd00:10:244::4"),
+			gateway: addr("fd00:169:254::1"), nodeAddr: addr("fd00:192:168::2"), routerAddr: addr("fd00:192:168::1"),
+			link: netip.MustParsePrefix("fd00:192:168::/64"), web: addr("fd00:10:96::1"), sticky: addr("fd00:10:96::2"), empty: addr("fd00:10:96::3"),
+			external: addr("2001:db8::1"), balancer: addr("2001:db8::2"),
+			pods: "fd00:10:244::/48", clusterIPs: "fd00:10:96::/48", externalIPs: "2001:db8::/64",
+		}
+	}
+	return addressing{
+		family: family, single: 32, iptables: "iptables", endpointA: netip.MustParseAddrPort("10.244.0.1:8080"),
+		endpointR: netip.MustParseAddrPort("10.244.1.1:8080"), c: addr("10.244.0.3"), d: addr("10.244.0.4"),
+		gateway: addr("169.254.1.1"), nodeAddr: addr("192.168.0.2"), routerAddr: addr("192.168.0.1"),
+		link: netip.MustParsePrefix("192.168.0.0/24"), web: addr("10.96.0.1"), sticky: addr("10.96.0.2"), empty: addr("10.96.0.3"),
+		external: addr("1.2.3.1"), balancer: addr("1.2.3.2"),
+		pods: "10.244.0.0/16", clusterIPs: "10.96.0.0/16", externalIPs: "1.2.3.0/24",
+	}
+}
+
+// ip is the program, for what of its output is of one family.
+func (at *addressing) ip() string {
+	if at.family == dataplane.IPv6 {
+		return "ip -6"
+	}
+	return "ip -4"
+}
+
+func addr(text string) netip.Addr { return netip.MustParseAddr(text) }
 
 // lab is a node, which is the machine itself, with the local pods a, which is an
 // endpoint, c and d, the pod r of another node and a client outside.
 type lab struct {
 	*testing.T
-	node, a, c, d, r, outside *place
+	at                        addressing
+	node, a, c, d, r, outside *place.Place
 	programs                  string // folder of iptables
 	rules                     *dataplane.Ruleset
 	kernel                    *mortal
@@ -53,37 +91,40 @@ type lab struct {
 
 // newLab makes the lab of the machine that this is the first process of. Pods are
 // detected by settings.
-func newLab(t *testing.T, detect v1alpha1.DetectLocalMode) *lab {
+func newLab(t *testing.T, family dataplane.Family, detect v1alpha1.DetectLocalMode) *lab {
+	at := addressingOf(family)
 	l := &lab{
-		T: t, node: &place{name: "node", addr: nodeAddr},
-		a: newPlace(t, "a", addr("10.244.0.1")), c: newPlace(t, "c", addr("10.244.0.3")), d: newPlace(t, "d", addr("10.244.0.4")),
-		r: newPlace(t, "r", addr("10.244.1.1")), outside: newPlace(t, "outside", routerAddr),
+		T: t, at: at, node: place.Here("node"), a: place.New(t, "a"), c: place.New(t, "c"), d: place.New(t, "d"),
+		r: place.New(t, "r"), outside: place.New(t, "outside"),
 	}
 	l.useLegacyPrograms()
-	l.node.must(t, "sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0 net.ipv4.icmp_ratelimit=0 net.ipv4.icmp_msgs_per_sec=1000000 net.ipv4.icmp_msgs_burst=1000000")
-	for _, p := range []*place{l.a, l.c, l.d, l.r} {
-		l.wire(p, "veth-"+p.name)
-		l.node.must(t, "ip address add 169.254.1.1/32 dev veth-"+p.name, fmt.Sprintf("ip route add %s dev veth-%s", p.addr, p.name))
-		p.must(t, fmt.Sprintf("ip address add %s/32 dev eth0", p.addr), "ip route add 169.254.1.1 dev eth0", "ip route add default via 169.254.1.1")
-	}
-	l.wire(l.outside, "eth0")
-	l.node.must(t, fmt.Sprintf("ip address add %s/24 dev eth0", nodeAddr), fmt.Sprintf("ip route add default via %s", routerAddr))
+	l.node.Run(t, "sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0 net.ipv4.icmp_ratelimit=0 net.ipv4.icmp_msgs_per_sec=1000000 net.ipv4.icmp_msgs_burst=1000000",
+		"sysctl -qw net.ipv6.conf.all.forwarding=1 net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0 net.ipv6.icmp.ratelimit=0")
+	l.wirePod(l.a, at.endpointA.Addr())
+	l.wirePod(l.c, at.c)
+	l.wirePod(l.d, at.d)
+	l.wirePod(l.r, at.endpointR.Addr())
+	l.node.Wire(t, "eth0", l.outside)
+	l.node.Run(t, fmt.Sprintf("ip address add %s/%d dev eth0", at.nodeAddr, at.link.Bits()), fmt.Sprintf("ip route add default via %s", at.routerAddr))
 	// A node of the cluster drops what claims to come from an address of its own, as
 	// cluster IPs are in mode IPVS, and knows no way to them.
-	l.r.must(t, "ip route add blackhole 10.96.0.0/16", "ip route add blackhole 1.2.3.0/24")
-	l.outside.must(t, fmt.Sprintf("ip address add %s/24 dev eth0", routerAddr), fmt.Sprintf("ip route add default via %s", nodeAddr))
-	for _, p := range []*place{l.a, l.r} {
-		p.serve(t, 8080)
-	}
-	l.rules = ruleset(detect)
+	l.r.Run(t, "ip route add blackhole "+at.clusterIPs, "ip route add blackhole "+at.externalIPs)
+	l.outside.Run(t, fmt.Sprintf("ip address add %s/%d dev eth0", at.routerAddr, at.link.Bits()), fmt.Sprintf("ip route add default via %s", at.nodeAddr))
+	l.a.Serve(t, at.endpointA)
+	l.r.Serve(t, at.endpointR)
+	l.rules = at.ruleset(detect)
 	l.start()
 	return l
 }
 
-// wire joins the node to a place, where the link is called eth0.
-func (l *lab) wire(to *place, link string) {
-	l.node.must(l.T, fmt.Sprintf("ip link add %s type veth peer name eth0 netns /proc/%d/ns/net", link, to.tid), "ip link set "+link+" up")
-	to.must(l.T, "ip link set eth0 up")
+// wirePod joins the node to a pod.
+func (l *lab) wirePod(pod *place.Place, address netip.Addr) {
+	l.Helper()
+	link := "veth-" + pod.Name
+	l.node.Wire(l.T, link, pod)
+	l.node.Run(l.T, fmt.Sprintf("ip address add %s/%d dev %s", l.at.gateway, l.at.single, link), fmt.Sprintf("ip route add %s dev %s", address, link))
+	pod.Run(l.T, fmt.Sprintf("ip address add %s/%d dev eth0", address, l.at.single),
+		fmt.Sprintf("ip route add %s dev eth0", l.at.gateway), fmt.Sprintf("ip route add default via %s", l.at.gateway))
 }
 
 // useLegacyPrograms has programs of the variant that this kernel has, and no other,
@@ -105,7 +146,7 @@ func (l *lab) useLegacyPrograms() {
 
 // start starts an agent's data plane, which knows nothing of what ran before.
 func (l *lab) start() {
-	const family = dataplane.IPv4
+	family := l.at.family
 	o := iptables.Options{Programs: iptables.NewPrograms(l.programs, ""), Commits: &iptables.Commits{}}
 	if l.clock == nil {
 		l.clock = clock.NewFakeClock(clockStart)
@@ -149,22 +190,22 @@ func (l *lab) applyKilled(mode v1alpha1.ProxyMode, writes int64) {
 	l.start()
 }
 
-func ruleset(detect v1alpha1.DetectLocalMode) *dataplane.Ruleset {
+func (at *addressing) ruleset(detect v1alpha1.DetectLocalMode) *dataplane.Ruleset {
 	d := &v1alpha1.DetectLocalSettings{Mode: detect}
 	switch detect {
 	case v1alpha1.DetectLocalClusterCIDR:
-		d.ClusterCIDRs = []string{"10.244.0.0/16"}
+		d.ClusterCIDRs = []string{at.pods}
 	case v1alpha1.DetectLocalInterfaceNamePrefix:
 		prefix := "veth-"
 		d.InterfaceNamePrefix = &prefix
 	}
 	r := &dataplane.Ruleset{
 		Node: dataplane.Node{
-			Settings: v1alpha1.CompleteSettings(&v1alpha1.ProxySettings{DetectLocal: d}), Addresses: []netip.Addr{nodeAddr},
+			Settings: v1alpha1.CompleteSettings(&v1alpha1.ProxySettings{DetectLocal: d}), Addresses: []netip.Addr{at.nodeAddr},
 		},
 		Services: map[dataplane.ServiceName]*dataplane.Service{}, Full: true, Prune: true,
 	}
-	endpoints := []netip.AddrPort{netip.MustParseAddrPort("10.244.0.1:8080"), netip.MustParseAddrPort("10.244.1.1:8080")}
+	endpoints := []netip.AddrPort{at.endpointA, at.endpointR}
 	both := func(nodePort uint16, endpoints []netip.AddrPort) []dataplane.Port {
 		var out []dataplane.Port
 		for _, p := range []v1alpha1.Protocol{v1alpha1.ProtocolTCP, v1alpha1.ProtocolUDP} {
@@ -184,11 +225,11 @@ func ruleset(detect v1alpha1.DetectLocalMode) *dataplane.Ruleset {
 	}
 	for _, s := range []*dataplane.Service{
 		{
-			Name: serviceName("web"), ClusterIP: web, ExternalIPs: []netip.Addr{external}, LoadBalancerIPs: []netip.Addr{balancer},
-			SourceRanges: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/24")}, Ports: both(nodePort, endpoints),
+			Name: serviceName("web"), ClusterIP: at.web, ExternalIPs: []netip.Addr{at.external}, LoadBalancerIPs: []netip.Addr{at.balancer},
+			SourceRanges: []netip.Prefix{at.link}, Ports: both(nodePort, endpoints),
 		},
-		{Name: serviceName("sticky"), ClusterIP: sticky, AffinitySeconds: 600, Ports: both(0, endpoints)},
-		{Name: serviceName("empty"), ClusterIP: empty, Ports: both(emptyPort, nil)},
+		{Name: serviceName("sticky"), ClusterIP: at.sticky, AffinitySeconds: 600, Ports: both(0, endpoints)},
+		{Name: serviceName("empty"), ClusterIP: at.empty, Ports: both(emptyPort, nil)},
 	} {
 		r.Services[s.Name] = s
 	}
@@ -202,9 +243,9 @@ func serviceName(name string) dataplane.ServiceName {
 // holds is what the node holds of any mode, in a form that can be compared.
 func (l *lab) holds() string {
 	var out strings.Builder
-	for _, c := range []string{filepath.Join(l.programs, "iptables-save"), "ipset save -sorted", "ipvsadm -Sn", "ip -o address show", "ip route show table local"} {
+	for _, c := range []string{filepath.Join(l.programs, l.at.iptables+"-save"), "ipset save -sorted", "ipvsadm -Sn", "ip -o address show", l.at.ip() + " route show table local"} {
 		var lines []string // in which order does not matter, or Verify tells
-		for line := range strings.Lines(l.node.must(l.T, c)) {
+		for line := range strings.Lines(l.node.Run(l.T, c)) {
 			if strings.HasPrefix(line, "#") {
 				continue
 			}

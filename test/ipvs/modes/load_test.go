@@ -4,40 +4,54 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"testing"
 	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/test/place"
 )
 
 var clockStart = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // route is a way by which new connections come.
 type route struct {
-	from     *place
+	from     *place.Place
 	protocol string
 	to       netip.AddrPort
 	refused  bool // at once, because there is no endpoint
 }
 
-func (r route) String() string { return fmt.Sprintf("%s → %s %s", r.from.name, r.protocol, r.to) }
+func (r route) String() string { return fmt.Sprintf("%s → %s %s", r.from.Name, r.protocol, r.to) }
+
+// patience is how long an answer may take. The kernel sends a SYN again after a
+// second, which is counted.
+const patience = 3 * time.Second
+
+func (r route) target() place.Target {
+	return place.Target{Protocol: r.protocol, To: r.to, Patience: patience}
+}
 
 // routes are all that both modes serve.
 func (l *lab) routes() []route {
 	var out []route
 	for _, protocol := range []string{"tcp", "udp"} {
-		for _, from := range []*place{l.c, l.a, l.node, l.outside} {
-			for _, to := range []netip.Addr{web, sticky, external, balancer} {
-				if from != l.outside && to == balancer { // their addresses are outside of its source ranges
+		for _, from := range []*place.Place{l.c, l.a, l.node, l.outside} {
+			for _, to := range []netip.Addr{l.at.web, l.at.sticky, l.at.external, l.at.balancer} {
+				if from != l.outside && to == l.at.balancer { // their addresses are outside of its source ranges
 					continue
 				}
 				out = append(out, route{from, protocol, netip.AddrPortFrom(to, port), false})
 			}
-			out = append(out, route{from, protocol, netip.AddrPortFrom(nodeAddr, nodePort), false})
+			out = append(out, route{from, protocol, netip.AddrPortFrom(l.at.nodeAddr, nodePort), false})
 		}
 		out = append(out,
-			route{l.d, protocol, netip.AddrPortFrom(empty, port), true},
-			route{l.d, protocol, netip.AddrPortFrom(nodeAddr, emptyPort), true})
+			route{l.d, protocol, netip.AddrPortFrom(l.at.empty, port), true},
+			route{l.d, protocol, netip.AddrPortFrom(l.at.nodeAddr, emptyPort), true})
 	}
 	return out
 }
@@ -50,7 +64,7 @@ type load struct {
 	made   atomic.Int64
 	mu     sync.Mutex // guards failed
 	failed []string
-	resent map[*place]int // SYNs, before
+	resent map[*place.Place]int // SYNs, before
 }
 
 // pace is the time between connections of one place. It leaves the processor to
@@ -59,11 +73,11 @@ const pace = 5 * time.Millisecond
 
 // begin begins it. Each place makes connections by its routes in turn.
 func (l *lab) begin() *load {
-	out := &load{lab: l, resent: map[*place]int{}}
+	out := &load{lab: l, resent: map[*place.Place]int{}}
 	for _, p := range l.places() {
-		out.resent[p] = p.resent(l.T)
+		out.resent[p] = resent(l.T, p)
 	}
-	byPlace := map[*place][]route{}
+	byPlace := map[*place.Place][]route{}
 	for _, r := range l.routes() {
 		byPlace[r.from] = append(byPlace[r.from], r)
 	}
@@ -88,11 +102,11 @@ func (l *lab) begin() *load {
 
 // places are those whose connections all come about at once. In d the kernel may
 // get the answer to a SYN before it is ready for it, and sends it again.
-func (l *lab) places() []*place { return []*place{l.node, l.a, l.c, l.outside} }
+func (l *lab) places() []*place.Place { return []*place.Place{l.node, l.a, l.c, l.outside} }
 
 // try makes one connection.
 func (r route) try() error {
-	name, client, err := r.from.request(r.protocol, r.to)
+	name, client, err := r.from.Ask(r.target())
 	switch {
 	case r.refused && err == nil:
 		return fmt.Errorf("answered by %s", name)
@@ -131,9 +145,42 @@ func (l *load) end(during string) int64 {
 		l.Errorf("%s: %s", during, f)
 	}
 	for _, p := range l.places() {
-		if n := p.resent(l.T) - l.resent[p]; n > 0 {
-			l.Errorf("%s: %d SYNs from %s were not answered at once", during, n, p.name)
+		if n := resent(l.T, p) - l.resent[p]; n > 0 {
+			l.Errorf("%s: %d SYNs from %s were not answered at once", during, n, p.Name)
 		}
 	}
 	return l.made.Load()
+}
+
+// resent is how many SYNs were sent again from the place: what was dropped of new
+// connections, though they came about in the end.
+func resent(t *testing.T, p *place.Place) int {
+	t.Helper()
+	var text []byte
+	err := p.Do(func() (err error) { text, err = os.ReadFile("/proc/thread-self/net/netstat"); return err })
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for line := range strings.Lines(string(text)) {
+		words := strings.Fields(line)
+		if words[0] != "TcpExt:" {
+			continue
+		}
+		if names == nil {
+			names = words
+			continue
+		}
+		for i, n := range names {
+			if n == "TCPSynRetrans" {
+				value, err := strconv.Atoi(words[i])
+				if err != nil {
+					t.Fatal(err)
+				}
+				return value
+			}
+		}
+	}
+	t.Fatal("no TCPSynRetrans")
+	return 0
 }

@@ -8,18 +8,26 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // TestSwitch changes a node from mode to mode under load.
 func TestSwitch(t *testing.T) {
-	inKernel(t, func(t *testing.T) { switchUnderLoad(t, v1alpha1.DetectLocalClusterCIDR, nil, deaths) })
+	inKernel(t, func(t *testing.T) { switchUnderLoad(t, dataplane.IPv4, v1alpha1.DetectLocalClusterCIDR, nil, deaths) })
+}
+
+// TestSwitchIPv6 is the same with IPv6.
+func TestSwitchIPv6(t *testing.T) {
+	inKernel(t, func(t *testing.T) {
+		switchUnderLoad(t, dataplane.IPv6, v1alpha1.DetectLocalClusterCIDR, nil, deaths)
+	})
 }
 
 // TestSwitchWithoutPodRanges is the same where it is not known what is a pod: there
 // the node's own connections to cluster IPs are masqueraded for their source alone.
 func TestSwitchWithoutPodRanges(t *testing.T) {
-	inKernel(t, func(t *testing.T) { switchUnderLoad(t, v1alpha1.DetectLocalNodeCIDR, nil) })
+	inKernel(t, func(t *testing.T) { switchUnderLoad(t, dataplane.IPv4, v1alpha1.DetectLocalNodeCIDR, nil) })
 }
 
 // deaths are after how many writes of what is of mode IPVS an agent dies: on the way
@@ -30,13 +38,13 @@ var deaths = map[v1alpha1.ProxyMode][]int64{v1alpha1.ModeIPVS: {3, 12}, v1alpha1
 // switchUnderLoad changes from mode to mode and back for each of the rounds, in
 // which agents die. None knows which mode ran before, as after kube-proxy in mode
 // iptables or ipvs.
-func switchUnderLoad(t *testing.T, detect v1alpha1.DetectLocalMode, rounds ...map[v1alpha1.ProxyMode][]int64) {
-	l := newLab(t, detect)
+func switchUnderLoad(t *testing.T, family dataplane.Family, detect v1alpha1.DetectLocalMode, rounds ...map[v1alpha1.ProxyMode][]int64) {
+	l := newLab(t, family, detect)
 	fresh := l.alone()
 	l.apply(v1alpha1.ModeIPTables)
 	for _, deaths := range rounds {
 		for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPVS, v1alpha1.ModeIPTables} {
-			during := fmt.Sprintf("to mode %s, pods by %s, %d killed", mode, detect, len(deaths[mode]))
+			during := fmt.Sprintf("%s to mode %s, pods by %s, %d killed", family, mode, detect, len(deaths[mode]))
 			l.start()
 			load := l.begin()
 			for _, writes := range deaths[mode] {

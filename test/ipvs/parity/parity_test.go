@@ -4,12 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/test/parity/beside"
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
@@ -21,51 +21,28 @@ const (
 	deadlineVariable = "IPVS_PARITY_DEADLINE" // seconds
 )
 
-// maxFailed ends a run in which world after world differs.
-const maxFailed = 3
-
 // TestSideBySide compares what kube-proxy and nodeproxy-agent make the kernel hold in
 // generated worlds. World i of a run is drawn from the seed plus i.
 func TestSideBySide(t *testing.T) {
-	count, steps := variable(t, worldsVariable, 21), variable(t, stepsVariable, 1)
-	seed, limit := variable(t, seedVariable, 0), time.Duration(variable(t, deadlineVariable, 240))*time.Second
+	count, steps := beside.Variable(t, worldsVariable, 0, 20), beside.Variable(t, stepsVariable, 1, 1)
+	seed, limit := beside.Variable(t, seedVariable, 0, 0), time.Duration(beside.Variable(t, deadlineVariable, 0, 240))*time.Second
 	began := time.Now()
 	p := use(t)
 	t.Logf("the control plane runs after %s", time.Since(began).Round(time.Second))
 	met := map[string]int{}
 	began = time.Now()
-	changes, comparisons, failed := 0, 0, 0
-	for i := range count {
-		w := worlds.NewIPVS(uint64(seed + i)) //nolint:gosec // a seed
-		ok := t.Run(fmt.Sprintf("world %d", seed+i), func(t *testing.T) {
-			r := &run{T: t, pair: p, world: w, limit: limit, met: met}
-			more, compared := r.live(i == 0, steps)
-			changes, comparisons = changes+more, comparisons+compared
-		})
-		if !ok {
-			if failed++; failed == maxFailed {
-				t.Errorf("giving up after %d worlds that differ", failed)
-				break
-			}
-		}
-	}
+	changes, comparisons, first := 0, 0, true
+	beside.EachWorld(t, seed, count, func(t *testing.T, seed uint64) {
+		r := &run{T: t, pair: p, world: worlds.NewIPVS(seed), limit: limit, met: met}
+		begins := first
+		first = false
+		more, compared := r.live(begins, steps)
+		changes, comparisons = changes+more, comparisons+compared
+	})
 	t.Logf("%d worlds, %d changes, %d comparisons in %s", count, changes, comparisons, time.Since(began).Round(time.Second))
 	for _, d := range wantedDifferences() {
 		t.Logf("wanted difference %q was met %d times", d.name, met[d.name])
 	}
-}
-
-func variable(t *testing.T, name string, otherwise int) int {
-	t.Helper()
-	text := os.Getenv(name)
-	if text == "" {
-		return otherwise
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 0 {
-		t.Fatalf("%s=%s: a number from 0 is expected", name, text)
-	}
-	return n
 }
 
 // run is one world of a run.
@@ -78,11 +55,11 @@ type run struct {
 	clean bool // both programs were started with nothing in the kernel
 }
 
-// live brings the world into being, changes it and compares after every step. It
-// returns the numbers of changes and of comparisons. Programs go on from the world
-// before unless this is the first of its group, where kube-proxy needs a restart for
-// other settings; the agent goes on then, or is started as well, on what they left or
-// with nothing. A world that goes on is first compared after it was changed.
+// live brings the world into being, changes it and compares, so many times. It returns
+// the numbers of changes and of comparisons. Programs go on from the world before unless
+// this is the first of its group, where kube-proxy needs a restart for other settings;
+// the agent goes on then, or is started as well, on what they left or with nothing. Such
+// a world is first compared as drawn, all others after they were changed.
 func (r *run) live(first bool, steps int) (changes, comparisons int) {
 	w := r.world
 	begins := first || w.Seed == worlds.FirstOfGroup(w.Seed)
@@ -91,13 +68,13 @@ func (r *run) live(first bool, steps int) (changes, comparisons int) {
 	}
 	shuffle := worlds.NewDice(w.Seed).Rand
 	m := r.write(shuffle)
-	if begins || steps == 0 {
+	if begins {
 		r.equal("as drawn", m)
 		comparisons++
 	}
-	for step := 1; step <= steps; step++ {
+	for step := 1; comparisons < steps; step++ {
 		var done []string
-		if step == 1 && w.Seed == worlds.FirstOfGroup(w.Seed) {
+		if step == 1 && w.Seed == worlds.FirstOfGroup(w.Seed)+1 {
 			done = append(done, w.ChangeZone())
 		}
 		for range w.Between(3, 7) {
@@ -106,10 +83,9 @@ func (r *run) live(first bool, steps int) (changes, comparisons int) {
 		changes += len(done)
 		if w.Chance(10) {
 			done = append(done, "nodeproxy-agent was killed before and started after")
-			if err := r.testedP.Kill(); err != nil {
+			if err := r.Agent.Kill(); err != nil {
 				r.Fatal(err)
 			}
-			r.testedP = nil
 		}
 		r.equal(fmt.Sprintf("step %d (%s)", step, strings.Join(done, "; ")), r.write(shuffle))
 		comparisons++
@@ -131,22 +107,22 @@ func (r *run) write(shuffle *rand.Rand) worlds.Mark {
 // these.
 func (r *run) restart(clean, agentToo bool) {
 	r.Helper()
-	ctx, p := r.Context(), r.pair
+	ctx := r.Context()
 	r.clean = clean
-	if err := end(&p.referenceP); err != nil {
+	if err := r.KubeProxy.Stop(); err != nil {
 		r.Fatal(err)
 	}
 	if clean || agentToo {
-		if err := end(&p.testedP); err != nil {
+		if err := r.Agent.Stop(); err != nil {
 			r.Fatal(err)
 		}
 	}
 	if clean {
-		if err := p.flush(ctx); err != nil {
+		if err := r.OnNodes(ctx, flushScript); err != nil {
 			r.Fatal(err)
 		}
 	}
-	if err := errors.Join(p.addForeign(ctx), p.writer.Begin(ctx, r.world)); err != nil {
+	if err := errors.Join(r.addForeign(ctx), r.Writer.Begin(ctx, r.world)); err != nil {
 		r.Fatal(err)
 	}
 }
@@ -156,15 +132,15 @@ func (r *run) equal(what string, m worlds.Mark) {
 	r.Helper()
 	began := time.Now()
 	r.world.Log = append(r.world.Log, what)
-	if err := r.start(r.world.Settings); err != nil {
+	if err := r.Start(r.world.Settings); err != nil {
 		r.Fatal(err)
 	}
 	differences, err := r.settled(r.Context(), situation{world: r.world}, m, r.limit, r.met)
 	switch {
 	case err != nil:
-		r.Fatalf("%v\n%s\n%s", err, r.tails(), r.repeat())
+		r.Fatalf("%v\n%s\n%s", err, r.Tails(), r.repeat())
 	case len(differences) > 0:
-		r.Fatalf("what they hold differs after %s\n%s\n%s\n%s", what, report(r.world, differences), r.tails(), r.repeat())
+		r.Fatalf("what they hold differs after %s\n%s\n%s\n%s", what, report(r.world, differences), r.Tails(), r.repeat())
 	}
 	r.Logf("equal after %s: %s", time.Since(began).Round(100*time.Millisecond), what)
 }

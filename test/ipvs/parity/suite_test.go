@@ -13,7 +13,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
-	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/beside"
 )
 
 func TestMain(m *testing.M) { ipvskernel.RunTests(wholeRun{m}, binaries.KubeProxy) }
@@ -43,23 +43,12 @@ var startNodeproxy = sync.OnceValues(func() (*install.Nodeproxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	scheme, err := install.Scheme()
-	if err != nil {
-		return nil, err
-	}
 	ctx := context.Background() // wholeRun ends it
-	started, err = cluster.Start(ctx, cluster.Options{
-		Nodes: 2, Scheme: scheme, Progress: os.Stderr, Programs: ipvskernel.Programs(), NoControllers: true,
-	})
-	if err != nil {
-		return nil, err
+	n, err := beside.Install(ctx, cluster.Options{Programs: ipvskernel.Programs(), NoControllers: true}, ipvskernel.Programs(), config)
+	if err == nil {
+		started = n.Cluster
 	}
-	n := &install.Nodeproxy{Cluster: started, Bin: ipvskernel.Programs(), Config: config}
-	if err := n.Prepare(ctx); err != nil {
-		return nil, err
-	}
-	_, err = n.StartController()
-	return n, errors.Join(err, worlds.MakeNamespaces(ctx, started.Client()))
+	return n, err
 })
 
 // use returns the two nodes for a test, after which they are as they were.
@@ -72,12 +61,13 @@ func use(t *testing.T) *pair {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := newPair(n)
+	two, err := beside.New(n)
 	if err != nil {
 		t.Fatal(err)
 	}
+	p, ctx := &pair{two}, context.WithoutCancel(t.Context())
 	t.Cleanup(func() {
-		if err := errors.Join(end(&p.referenceP), end(&p.testedP), p.reset(context.Background())); err != nil {
+		if err := errors.Join(p.Stop(), p.OnNodes(ctx, flushScript), p.Clear(ctx)); err != nil {
 			t.Error(err)
 		}
 	})

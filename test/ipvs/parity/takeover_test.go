@@ -57,11 +57,11 @@ type shop struct {
 
 func newShop(t *testing.T) *shop {
 	s := &shop{T: t, pair: use(t)}
-	s.tested = s.reference
+	s.ShareNode()
 	ctx := t.Context()
 	var endpoints []discoveryv1.Endpoint
 	var servers []string
-	for i, node := range s.nodeproxy.Cluster.Nodes() {
+	for i, node := range s.Nodeproxy.Cluster.Nodes() {
 		pod, err := node.RunPod(ctx, cluster.PodSpec{Name: fmt.Sprintf("server-%d", i)})
 		if err != nil {
 			t.Fatal(err)
@@ -70,21 +70,24 @@ func newShop(t *testing.T) *shop {
 		servers = append(servers, pod.Name())
 	}
 	var err error
-	if s.client, err = s.reference.RunPod(ctx, cluster.PodSpec{Name: "client"}); err != nil {
+	if s.client, err = s.node().RunPod(ctx, cluster.PodSpec{Name: "client"}); err != nil {
 		t.Fatal(err)
 	}
 	s.makeService(endpoints)
 	for name, target := range map[string]load.Target{
 		"ClusterIP":          {From: s.client.Place, Network: "tcp", Address: fmt.Sprintf("%s:%d", shopIP, shopPort)},
 		"ClusterIP, UDP":     {From: s.client.Place, Network: "udp", Address: fmt.Sprintf("%s:%d", shopIP, shopPort)},
-		"NodePort, outside":  {From: s.nodeproxy.Cluster.Outside(), Network: "tcp", Address: fmt.Sprintf("%s:%d", s.reference.Address(), shopNodePort)},
-		"ClusterIP, by node": {From: s.reference.Place, Network: "tcp", Address: fmt.Sprintf("%s:%d", shopIP, shopPort)},
+		"NodePort, outside":  {From: s.Nodeproxy.Cluster.Outside(), Network: "tcp", Address: fmt.Sprintf("%s:%d", s.node().Address(), shopNodePort)},
+		"ClusterIP, by node": {From: s.node().Place, Network: "tcp", Address: fmt.Sprintf("%s:%d", shopIP, shopPort)},
 	} {
 		target.Name, target.Servers = name, servers
 		s.targets = append(s.targets, target)
 	}
 	return s
 }
+
+// node is the one whose proxy is changed.
+func (s *shop) node() *cluster.Node { return s.KubeProxy.Node }
 
 // makeService makes the Service, with slices as the controllers would.
 func (s *shop) makeService(endpoints []discoveryv1.Endpoint) {
@@ -111,11 +114,11 @@ func (s *shop) makeService(endpoints []discoveryv1.Endpoint) {
 		},
 	}
 	for _, o := range objects {
-		if err := s.nodeproxy.Cluster.Client().Create(s.Context(), o); err != nil {
+		if err := s.Nodeproxy.Cluster.Client().Create(s.Context(), o); err != nil {
 			s.Fatal(err)
 		}
 		s.Cleanup(func() {
-			if err := s.nodeproxy.Cluster.Client().Delete(context.Background(), o); err != nil {
+			if err := s.Nodeproxy.Cluster.Client().Delete(context.Background(), o); err != nil {
 				s.Error(err)
 			}
 		})
@@ -124,7 +127,7 @@ func (s *shop) makeService(endpoints []discoveryv1.Endpoint) {
 
 func (s *shop) startKubeProxy() {
 	s.Helper()
-	if err := s.startReference(worlds.PlainIPVS(), s.reference.Name()); err != nil {
+	if err := s.StartKubeProxy(worlds.PlainIPVS(), s.node().Name()); err != nil {
 		s.Fatal(err)
 	}
 }
@@ -133,7 +136,7 @@ func (s *shop) startKubeProxy() {
 func (s *shop) ready(what string) {
 	s.Helper()
 	err := install.Until(s.Context(), limit, func(ctx context.Context) error {
-		if err := s.running(); err != nil {
+		if err := s.Running(); err != nil {
 			return err
 		}
 		ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
@@ -146,7 +149,7 @@ func (s *shop) ready(what string) {
 		return nil
 	})
 	if err != nil {
-		s.Fatalf("%s: %v\n%s", what, err, s.tails())
+		s.Fatalf("%s: %v\n%s", what, err, s.Tails())
 	}
 }
 
@@ -179,13 +182,13 @@ func (s *shop) takeOver(mode v1alpha1.ProxyMode) {
 	s.enable(mode)
 	s.before = s.read()
 	failures := s.under(fmt.Sprintf("from kube-proxy's ipvs to nodeproxy's %s", mode), func() {
-		if err := end(&s.referenceP); err != nil {
+		if err := s.KubeProxy.Stop(); err != nil {
 			s.Fatal(err)
 		}
 		s.startOwnAgent()
 		s.programmed(mode)
 	})
-	if len(failures) > 0 && mode == v1alpha1.ModeIPVS {
+	if len(failures) > 0 {
 		s.Errorf("%d connections failed", len(failures))
 	}
 	if mode == v1alpha1.ModeIPVS {
@@ -197,7 +200,7 @@ func (s *shop) takeOver(mode v1alpha1.ProxyMode) {
 func (s *shop) handBack() {
 	s.Helper()
 	failures := s.under("from nodeproxy's IPVS to kube-proxy's ipvs", func() {
-		if err := end(&s.testedP); err != nil {
+		if err := s.Agent.Stop(); err != nil {
 			s.Fatal(err)
 		}
 		s.startKubeProxy()
@@ -212,10 +215,10 @@ func (s *shop) handBack() {
 // handBackAfterCleanup removes all that is nodeproxy's before kube-proxy starts.
 func (s *shop) handBackAfterCleanup() {
 	s.Helper()
-	if err := end(&s.testedP); err != nil {
+	if err := s.Agent.Stop(); err != nil {
 		s.Fatal(err)
 	}
-	if out, err := s.reference.Exec(s.Context(), s.agentPath(), "cleanup"); err != nil {
+	if out, err := s.node().Exec(s.Context(), s.agentPath(), "cleanup"); err != nil {
 		s.Fatalf("%v\n%s", err, out)
 	}
 	left := s.read()
@@ -230,7 +233,7 @@ func (s *shop) handBackAfterCleanup() {
 
 func (s *shop) read() *state {
 	s.Helper()
-	out, err := read(s.Context(), s.reference)
+	out, err := read(s.Context(), s.node())
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -259,30 +262,29 @@ func (s *shop) enable(mode v1alpha1.ProxyMode) {
 	s.Helper()
 	settings := worlds.PlainIPVS().ForNodeProxy()
 	settings.Mode = &mode
-	if err := worlds.WriteSettings(s.Context(), s.nodeproxy.Cluster.Client(), settings); err != nil {
+	if err := worlds.WriteSettings(s.Context(), s.Nodeproxy.Cluster.Client(), settings); err != nil {
 		s.Fatal(err)
 	}
 }
 
 func (s *shop) startOwnAgent() {
 	s.Helper()
-	var err error
-	if s.testedP, err = s.nodeproxy.StartAgent(s.reference, "--state-dir", s.TempDir()); err != nil {
+	if err := s.StartAgent("--state-dir", s.TempDir()); err != nil {
 		s.Fatal(err)
 	}
 }
 
-func (s *shop) agentPath() string { return s.nodeproxy.Bin + "/nodeproxy-agent" }
+func (s *shop) agentPath() string { return s.Nodeproxy.Bin + "/nodeproxy-agent" }
 
 // programmed waits until the agent says that the kernel holds all, in a mode.
 func (s *shop) programmed(mode v1alpha1.ProxyMode) {
 	s.Helper()
 	err := install.Until(s.Context(), limit, func(ctx context.Context) error {
-		if err := s.running(); err != nil {
+		if err := s.Running(); err != nil {
 			return err
 		}
 		rules := &v1alpha1.NodeProxyRules{}
-		if err := s.nodeproxy.Cluster.Client().Get(ctx, client.ObjectKey{Name: s.reference.Name()}, rules); err != nil {
+		if err := s.Nodeproxy.Cluster.Client().Get(ctx, client.ObjectKey{Name: s.node().Name()}, rules); err != nil {
 			return err
 		}
 		c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
@@ -295,7 +297,7 @@ func (s *shop) programmed(mode v1alpha1.ProxyMode) {
 		return nil
 	})
 	if err != nil {
-		s.Fatalf("%v\n%s", err, s.tails())
+		s.Fatalf("%v\n%s", err, s.Tails())
 	}
 }
 
@@ -303,16 +305,16 @@ func (s *shop) programmed(mode v1alpha1.ProxyMode) {
 func (s *shop) synced() {
 	s.Helper()
 	err := install.Until(s.Context(), limit, func(ctx context.Context) error {
-		if err := s.running(); err != nil {
+		if err := s.Running(); err != nil {
 			return err
 		}
-		_, err := s.reference.Exec(ctx, "sh", "-c", "iptables-save | grep -q 'KUBE-IPVS-IPS dst -j REJECT' && ip6tables-save | grep -q 'KUBE-6-IPVS-IPS dst -j REJECT'")
+		_, err := s.node().Exec(ctx, "sh", "-c", "iptables-save | grep -q 'KUBE-IPVS-IPS dst -j REJECT' && ip6tables-save | grep -q 'KUBE-6-IPVS-IPS dst -j REJECT'")
 		if err != nil {
 			return err
 		}
 		return s.rest(ctx)
 	})
 	if err != nil {
-		s.Fatalf("%v\n%s", err, s.tails())
+		s.Fatalf("%v\n%s", err, s.Tails())
 	}
 }

@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster/sctp"
+	"github.com/nodeproxy-io/nodeproxy/test/place"
 	"github.com/nodeproxy-io/nodeproxy/test/scenarios"
 )
 
@@ -145,26 +145,24 @@ func (l *lab) target(n int, to string) netip.AddrPort {
 
 // sctp connects where the kernel has SCTP. The rules are there in any case.
 func (l *lab) sctp() {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
-	if err != nil {
-		l.Logf("this kernel has no SCTP (%v): only the rules are loaded", err)
+	if !sctp.Available() {
+		l.Log("this kernel has no SCTP: only the rules are loaded")
 		return
 	}
-	unix.Close(fd)
 	l.expect("b", "sctp", l.target(12, "cip"), "a r -M")
 }
 
 // affinity: a client keeps its endpoint by whatever address it comes.
 func (l *lab) affinity() {
-	place, source := l.who("ext")
+	client, source := l.who("ext")
 	first := ""
 	for i := range 20 {
 		to := l.target(11, []string{"cip", "vip", "np"}[i%3])
-		answer, err := place.dial("tcp", source, to, patience)
-		if err != nil || first != "" && answer[:1] != first {
-			l.Fatalf("%s: answer %q after %q, %v", to, answer, first, err)
+		name, _, err := client.Ask(place.Target{Protocol: "tcp", To: to, From: source, Patience: patience})
+		if err != nil || first != "" && name != first {
+			l.Fatalf("%s: answer of %q after %q, %v", to, name, first, err)
 		}
-		first = answer[:1]
+		first = name
 	}
 }
 

@@ -7,17 +7,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/test/place"
 	"github.com/nodeproxy-io/nodeproxy/test/scenarios"
 )
 
@@ -26,7 +24,7 @@ import (
 type lab struct {
 	*testing.T
 	*plan
-	node, a, b, r, outside *place
+	node, a, b, r, outside *place.Place
 	world                  *scenarios.World
 	// tries are connections that reach all endpoints.
 	tries int
@@ -109,20 +107,27 @@ func folderWith(t *testing.T, program string) string {
 
 // newLab makes a lab without a world.
 func newLab(t *testing.T, p *plan) *lab {
-	runtime.LockOSThread() // and never unlock: the thread ends with the test
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
 	l := &lab{
-		T: t, plan: p, tries: byChance, node: &place{name: "node", tid: unix.Gettid()},
-		a: newPlace(t, "a"), b: newPlace(t, "b"), r: newPlace(t, "r"), outside: newPlace(t, "outside"),
+		T: t, plan: p, tries: byChance, node: place.Enter(t, "node"),
+		a: place.New(t, "a"), b: place.New(t, "b"), r: place.New(t, "r"), outside: place.New(t, "outside"),
 	}
-	l.node.must(t, prepare())
+	for _, forwards := range []*place.Place{l.node, l.outside} {
+		forwards.Run(t, "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")
+	}
 	l.wirePod(l.a, p.a)
 	l.wirePod(l.b, p.b)
 	l.wirePod(l.r, p.r)
 	l.wireOutside()
 	return l
+}
+
+// ip is a command of the program ip, or ip -6 with IPv6 addresses.
+func ip(format string, args ...any) string {
+	command := fmt.Sprintf(format, args...)
+	if strings.Contains(command, "::") {
+		return "ip -6 " + command
+	}
+	return "ip " + command
 }
 
 // nodad spares IPv6 addresses the second in which they cannot be used.
@@ -133,35 +138,27 @@ func (p *plan) nodad() string {
 	return ""
 }
 
-// wire joins the node to a place, where the link is called eth0.
-func (l *lab) wire(to *place, link string) {
-	l.node.must(l.T,
-		ip("link add %s type veth peer name eth0 netns %s", link, to.path()),
-		ip("link set %s up", link))
-	to.must(l.T, ip("link set eth0 up"))
-}
-
-func (l *lab) wirePod(to *place, address netip.Addr) {
-	link := "veth-" + to.name
-	l.wire(to, link)
-	l.node.must(l.T,
+func (l *lab) wirePod(to *place.Place, address netip.Addr) {
+	link := "veth-" + to.Name
+	l.node.Wire(l.T, link, to)
+	l.node.Run(l.T,
 		ip("address add %s/%d dev %s %s", l.gateway, l.bits, link, l.nodad()),
 		ip("route add %s dev %s", address, link))
-	to.must(l.T,
+	to.Run(l.T,
 		ip("address add %s/%d dev eth0 %s", address, l.bits, l.nodad()),
 		ip("route add %s dev eth0", l.gateway),
 		ip("route add default via %s", l.gateway.String()))
-	to.serve(l.T, address)
+	to.Serve(l.T, netip.AddrPortFrom(address, port))
 }
 
 func (l *lab) wireOutside() {
 	subnet := l.bits / 4 * 3 // 24 or 96: enough for the node and its router
-	l.wire(l.outside, "eth0")
-	l.node.must(l.T,
+	l.node.Wire(l.T, "eth0", l.outside)
+	l.node.Run(l.T,
 		ip("address add %s/%d dev eth0 %s", l.node0(), subnet, l.nodad()),
 		ip("address add %s/%d dev eth0 %s", l.plan.node2, subnet, l.nodad()),
 		ip("route add default via %s", l.router))
-	l.outside.must(l.T,
+	l.outside.Run(l.T,
 		ip("address add %s/%d dev eth0 %s", l.router, subnet, l.nodad()),
 		ip("address add %s/%d dev lo %s", l.ext, l.bits, l.nodad()),
 		ip("address add %s/%d dev lo %s", l.blk, l.bits, l.nodad()),
@@ -173,7 +170,7 @@ func (l *lab) wireOutside() {
 func (l *lab) node0() netip.Addr { return l.plan.node }
 
 // who are the clients, by name.
-func (l *lab) who(name string) (*place, netip.Addr) {
+func (l *lab) who(name string) (*place.Place, netip.Addr) {
 	switch name {
 	case "a":
 		return l.a, l.plan.a
@@ -195,9 +192,11 @@ func (l *lab) who(name string) (*place, netip.Addr) {
 }
 
 const (
+	// port is that of Services and their endpoints.
+	port     = 80
 	patience = 10 * time.Second
-	// silence is how long no answer is taken for none. An answer to the first SYN
-	// may come before the socket takes errors; the second SYN goes after a second.
+	// silence is how long no answer is taken for none: there is none to the second
+	// SYN either, which goes after a second.
 	silence = 1500 * time.Millisecond
 	// byChance are as many tries as miss one of two endpoints once in 8 million runs.
 	byChance = 24
@@ -208,15 +207,16 @@ const (
 // the client.
 func (l *lab) expect(from, protocol string, to netip.AddrPort, want string) {
 	l.Helper()
-	place, source := l.who(from[strings.LastIndex(from, " ")+1:])
+	client, source := l.who(from[strings.LastIndex(from, " ")+1:])
+	target := place.Target{Protocol: protocol, To: to, From: source, Patience: patience}
 	words := strings.Fields(want)
 	if want == "REJECT" || want == "DROP" {
-		wait, wanted := patience, error(syscall.ECONNREFUSED)
+		wanted := error(syscall.ECONNREFUSED)
 		if want == "DROP" {
-			wait, wanted = silence, os.ErrDeadlineExceeded
+			target.Patience, wanted = silence, os.ErrDeadlineExceeded
 		}
-		if answer, err := place.dial(protocol, source, to, wait); !errors.Is(err, wanted) {
-			l.Errorf("%s → %s: answer %q, error %v, want %s", from, to, answer, err, want)
+		if name, _, err := client.Ask(target); !errors.Is(err, wanted) {
+			l.Errorf("%s → %s: answer of %q, error %v, want %s", from, to, name, err, want)
 		}
 		return
 	}
@@ -227,17 +227,16 @@ func (l *lab) expect(from, protocol string, to netip.AddrPort, want string) {
 	}
 	var seen []string
 	for range n {
-		answer, err := place.dial(protocol, source, to, patience)
+		name, seenAs, err := client.Ask(target)
 		if err != nil {
 			l.Errorf("%s → %s %s: %v, want %s", from, protocol, to, err, want)
 			return
 		}
-		name, client, _ := strings.Cut(answer, " ")
 		if !slices.Contains(seen, name) {
 			seen = append(seen, name)
 		}
-		if got := client != source.String(); got != masqueraded {
-			l.Errorf("%s → %s: %s sees the client as %s, want %s", from, to, name, client, want)
+		if got := seenAs != source.String(); got != masqueraded {
+			l.Errorf("%s → %s: %s sees the client as %s, want %s", from, to, name, seenAs, want)
 			return
 		}
 	}

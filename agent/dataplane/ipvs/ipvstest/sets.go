@@ -14,9 +14,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 )
 
-// maxEntries is how many entries an ipset takes of the types that hash.
-const maxEntries = 65536
-
 // set is an ipset.
 type set struct {
 	kind    ipvs.SetType
@@ -89,9 +86,6 @@ func (k *Kernel) addTo(c *ipvs.SetChange) error {
 	for _, e := range c.Add {
 		if _, err := k.parseEntry(s.kind, e); err != nil {
 			return &ipvs.SetError{Set: c.Name, Entry: e, Err: err}
-		}
-		if s.kind != ipvs.BitmapPort && !s.entries[e] && len(s.entries) == maxEntries {
-			return &ipvs.SetError{Set: c.Name, Entry: e, Err: errors.New("hash is full")}
 		}
 		s.entries[e] = true
 	}

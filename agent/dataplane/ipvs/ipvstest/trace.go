@@ -125,6 +125,18 @@ func (k *Kernel) SetConnections(key ipvs.Key, real netip.AddrPort, active, inact
 	return nil
 }
 
+// SetForwarding gives a real server another forwarding than masquerading, as others
+// may; 0 is masquerading. Packets go there as if by masquerading all the same.
+func (k *Kernel) SetForwarding(key ipvs.Key, real netip.AddrPort, forwarding uint32) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s := k.servers[key]; s == nil || s.reals[real] == nil {
+		return fmt.Errorf("no real server %s of %s", real, keyText(key))
+	}
+	k.servers[key].reals[real].Forwarding = forwarding
+	return nil
+}
+
 // Pass lets time pass for persistent clients.
 func (k *Kernel) Pass(d time.Duration) {
 	k.mu.Lock()
@@ -133,8 +145,9 @@ func (k *Kernel) Pass(d time.Duration) {
 }
 
 // Server prints a virtual server with its real servers, for people and for tests
-// to compare: "rr 0x1 10800 10.0.0.1:80 10.0.0.2:80=0", where flags and timeout
-// stand if there are any, and the weight if it is not 1. Empty: there is none.
+// to compare: "rr 0x1 10800 10.0.0.1:80 10.0.0.2:80=0 10.0.0.3:80/3", where flags
+// and timeout stand if there are any, the weight if it is not 1, and the forwarding
+// if it is not masquerading. Empty: there is none.
 func (k *Kernel) Server(key ipvs.Key) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -153,6 +166,9 @@ func (k *Kernel) Server(key ipvs.Key) string {
 		text := a.String()
 		if w := s.reals[a].Weight; w != 1 {
 			text += fmt.Sprintf("=%d", w)
+		}
+		if f := s.reals[a].Forwarding; f != 0 {
+			text += fmt.Sprintf("/%d", f)
 		}
 		out = append(out, text)
 	}

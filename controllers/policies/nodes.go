@@ -1,0 +1,154 @@
+package policies
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// Base is the name of the settings under all policies: those of the NodeProxy.
+const Base = ""
+
+// unions are the settings that are set and overridden as a whole.
+func unions() map[string]bool { return map[string]bool{"detectLocal": true, "nodePorts": true} }
+
+// NodePolicy is a policy for nodes, as far as it decides about their settings.
+type NodePolicy struct {
+	Name     string
+	Priority int32
+	// Selector selects Nodes by their labels.
+	Selector labels.Selector
+	// Settings are those that it sets; what is nil it leaves to others.
+	Settings *v1alpha1.ProxySettings
+}
+
+// NodeResolution is what policies make of the settings of some nodes.
+type NodeResolution struct {
+	// Settings are complete and valid. Nil: they are not valid, and nodes keep what
+	// they have.
+	Settings *render.Settings
+	// Invalid says which fields are wrong, and Blamed are those who are to change that:
+	// the policies without each of which it would be valid; where there is no such
+	// policy, all that set something; Base if the settings under all are wrong.
+	Invalid error
+	Blamed  []string
+	// Matching are the policies that select the nodes, and Policies those of them
+	// that set at least one field, each the strongest first.
+	Matching, Policies []string
+	// Owners are the names of those that set each field that is set, by its path, such
+	// as "ipvs.scheduler".
+	Owners map[string]string
+	// Overridden are, for each policy, the fields to which it gives another value than
+	// they have, with the name of the one that sets them.
+	Overridden map[string]map[string]string
+}
+
+// Nodes resolves the settings of nodes. Those that the same policies select share one
+// resolution. It is not for concurrent use.
+type Nodes struct {
+	base     *v1alpha1.ProxySettings
+	policies []NodePolicy // the strongest first
+	known    map[string]*NodeResolution
+}
+
+// NewNodes takes the settings under all policies, nil for none, and the policies in
+// any order. It keeps both.
+func NewNodes(base *v1alpha1.ProxySettings, policies []NodePolicy) *Nodes {
+	sorted := slices.SortedFunc(slices.Values(policies), func(a, b NodePolicy) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.Name, b.Name))
+	})
+	return &Nodes{base: base, policies: sorted, known: map[string]*NodeResolution{}}
+}
+
+// Resolve returns what becomes of the settings of a Node with these labels. Whoever
+// gets it only reads it.
+func (n *Nodes) Resolve(nodeLabels map[string]string) *NodeResolution {
+	matching := make([]byte, (len(n.policies)+7)/8) // a bit for each policy
+	for i := range n.policies {
+		if n.policies[i].Selector.Matches(labels.Set(nodeLabels)) {
+			matching[i/8] |= 1 << (i % 8)
+		}
+	}
+	if r, found := n.known[string(matching)]; found {
+		return r
+	}
+	var selected []NodePolicy
+	for i, p := range n.policies {
+		if matching[i/8]&(1<<(i%8)) != 0 {
+			selected = append(selected, p)
+		}
+	}
+	r := n.resolve(selected)
+	n.known[string(matching)] = r
+	return r
+}
+
+// resolve resolves the settings of nodes that these policies select, the strongest
+// first.
+func (n *Nodes) resolve(selected []NodePolicy) *NodeResolution {
+	r := n.merge(selected)
+	if r.Invalid != nil {
+		r.Blamed = n.blamed(selected, r.Policies)
+	}
+	return r
+}
+
+// merge puts the policies, the strongest first, on top of each other and of the
+// settings under all.
+func (n *Nodes) merge(selected []NodePolicy) *NodeResolution {
+	r := &NodeResolution{Owners: map[string]string{}, Overridden: map[string]map[string]string{}}
+	all := &layers{whole: unions(), owners: r.Owners}
+	merged := &v1alpha1.ProxySettings{}
+	for _, p := range selected {
+		r.Matching = append(r.Matching, p.Name)
+		if p.Settings == nil {
+			continue
+		}
+		before := len(all.owners)
+		if lost := all.add(p.Name, merged, p.Settings); len(lost) > 0 {
+			r.Overridden[p.Name] = lost
+		}
+		if len(all.owners) > before {
+			r.Policies = append(r.Policies, p.Name)
+		}
+	}
+	if n.base != nil {
+		all.add(Base, merged, n.base)
+	}
+	r.Settings, r.Invalid = render.CompleteSettings(merged)
+	return r
+}
+
+// blamed are those by whom the settings are not valid. Shaping are the policies that
+// set something.
+func (n *Nodes) blamed(selected []NodePolicy, shaping []string) []string {
+	if n.merge(nil).Invalid != nil {
+		return []string{Base}
+	}
+	var out []string
+	for _, name := range shaping {
+		rest := slices.DeleteFunc(slices.Clone(selected), func(p NodePolicy) bool { return p.Name == name })
+		if n.merge(rest).Invalid == nil {
+			out = append(out, name)
+		}
+	}
+	if len(out) == 0 {
+		return shaping
+	}
+	return out
+}
+
+// Causes are the names of those by whom complete settings change to others: of each
+// field that differs the one that sets it now, Base where no policy does. Sorted.
+func Causes(before, after *v1alpha1.ProxySettings, owners map[string]string) []string {
+	causes := map[string]struct{}{}
+	for _, path := range differing(before, after, unions()) {
+		causes[owners[path]] = struct{}{} // Base, if nobody sets it
+	}
+	return slices.Sorted(maps.Keys(causes))
+}

@@ -1,0 +1,288 @@
+// Package rollout decides which nodes get changed settings next. It is pure: all that
+// it goes by is in objects of the API, so that a restart in the middle changes nothing.
+package rollout
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// Budget is how fast changes by a policy, or by the NodeProxy, reach the nodes.
+type Budget struct {
+	// Generation is the metadata.generation of the object.
+	Generation int64
+	// MaxUnavailable is how many of the nodes that it selects may be unavailable for a
+	// change: a number, or a percentage, rounded down, but one at least.
+	MaxUnavailable intstr.IntOrString
+	// Deadline is how long a node may take to have what it was given in force.
+	Deadline time.Duration
+	// Paused: no node is given anything.
+	Paused bool
+}
+
+// Grant says whose change a node was given.
+type Grant struct {
+	Name       string // of the budget
+	Generation int64
+}
+
+// Node is a node with rules.
+type Node struct {
+	Name, Zone string
+	// Selected are the names of the budgets of all that select it.
+	Selected []string
+	// Carries is the revision of the settings in its rules, and Wants the one that it is
+	// to have. They are the same where there is nothing to change, or where it is not
+	// known what it is to have.
+	Carries, Wants string
+	// Causes are the names of the budgets that a change needs, each of them.
+	Causes []string
+	// Given is when it was given what it carries, and By whose change that was.
+	Given time.Time
+	By    []Grant
+	// InForce: its agent has had in force, or compared, what it carries.
+	InForce bool
+	// Programmed: its kernel holds what is wanted, or that was compared.
+	Programmed bool
+	// Absent: there is no such Node any more. It is not counted, nor waited for.
+	Absent bool
+}
+
+// available reports whether a node does what it was given.
+func (n *Node) available() bool { return n.InForce && n.Programmed }
+
+func (n *Node) pending() bool { return n.Carries != n.Wants }
+
+// State is how far changes by one budget are.
+type State struct {
+	// Nodes are those that are selected, Updated those of them that carry what they
+	// are to have, Programmed those of these that do it.
+	Nodes, Updated, Programmed int
+	// Unavailable are those selected that do not do what they were given, and Max how
+	// many that may be for a change.
+	Unavailable, Max int
+	// Pending counts the nodes with a change of this budget.
+	Pending int
+	// Missed are the nodes, by name, that did not have a change of this generation in
+	// force in time. While there are any, nobody is given anything more.
+	Missed []string
+
+	// inFlight are the nodes that were given a change of this generation that is not in
+	// force, by name.
+	inFlight map[string]bool
+	// given counts such changes by zone, in force or not.
+	given map[string]int
+}
+
+// stopped reports whether no node may be given anything.
+func (s *State) stopped() bool { return len(s.Missed) > 0 }
+
+// Decision is what to do next.
+type Decision struct {
+	// Grants are the nodes that are given what they want, in this order.
+	Grants []string
+	// States are those of all budgets, after the grants.
+	States map[string]*State
+	// Next is when to decide anew though nothing else has changed; zero: never.
+	Next time.Time
+}
+
+// Decide decides about all nodes. Nodes may name budgets that there are not: these
+// have no room.
+//
+// Unavailable nodes come first: what is wrong with a change shows where there is the
+// least to lose, and what mends them comes to them soon. Then come those of the zone
+// that has had the fewest, then the lower name. A node that is available needs room in
+// each of its budgets for one more that is not; one that is not available needs room
+// for one more that has not had a change in force, so that a bad change cannot reach
+// all nodes that do not answer for now.
+func Decide(now time.Time, nodes []Node, budgets map[string]Budget) Decision {
+	d := &decider{now: now, nodes: nodes, budgets: budgets, out: Decision{States: map[string]*State{}}}
+	d.count()
+	for {
+		best := d.best()
+		if best == nil {
+			break
+		}
+		d.grant(best)
+	}
+	return d.out
+}
+
+type decider struct {
+	now     time.Time
+	nodes   []Node
+	budgets map[string]Budget
+	out     Decision
+	granted map[string]bool // by name
+}
+
+// count fills the states.
+func (d *decider) count() {
+	d.granted = map[string]bool{}
+	for name := range d.budgets {
+		d.out.States[name] = &State{given: map[string]int{}, inFlight: map[string]bool{}}
+	}
+	for i := range d.nodes {
+		n := &d.nodes[i]
+		if n.Absent {
+			continue
+		}
+		for _, name := range n.Selected {
+			if s := d.out.States[name]; s != nil {
+				s.countSelected(n)
+			}
+		}
+		if n.pending() {
+			for _, name := range n.Causes {
+				if s := d.out.States[name]; s != nil {
+					s.Pending++
+				}
+			}
+		}
+		for _, g := range n.By {
+			d.countGiven(n, g)
+		}
+	}
+	for name, s := range d.out.States {
+		s.Max = room(d.budgets[name].MaxUnavailable, s.Nodes)
+		slices.Sort(s.Missed)
+	}
+}
+
+func (s *State) countSelected(n *Node) {
+	s.Nodes++
+	if !n.available() {
+		s.Unavailable++
+	}
+	if !n.pending() {
+		s.Updated++
+		if n.available() {
+			s.Programmed++
+		}
+	}
+}
+
+// countGiven counts a change that a node was given.
+func (d *decider) countGiven(n *Node, g Grant) {
+	s, b := d.out.States[g.Name], d.budgets[g.Name]
+	if s == nil || g.Generation != b.Generation {
+		return
+	}
+	s.given[n.Zone]++
+	if n.InForce {
+		return
+	}
+	s.inFlight[n.Name] = true
+	deadline := n.Given.Add(b.Deadline)
+	if !d.now.Before(deadline) {
+		s.Missed = append(s.Missed, n.Name)
+	} else if d.out.Next.IsZero() || deadline.Before(d.out.Next) {
+		d.out.Next = deadline
+	}
+}
+
+// room is how many of some nodes may be unavailable.
+func room(most intstr.IntOrString, nodes int) int {
+	scaled, err := intstr.GetScaledValueFromIntOrPercent(&most, nodes, false)
+	if err != nil { // the API refuses what is neither
+		return 1
+	}
+	return max(1, scaled)
+}
+
+// best is the node to be given what it wants next; nil: none.
+func (d *decider) best() *Node {
+	var best *Node
+	for i := range d.nodes {
+		n := &d.nodes[i]
+		if n.pending() && !d.granted[n.Name] && d.may(n) && (best == nil || d.compare(n, best) < 0) {
+			best = n
+		}
+	}
+	return best
+}
+
+// may reports whether there is room for a node.
+func (d *decider) may(n *Node) bool {
+	if n.Absent {
+		return true
+	}
+	for _, name := range n.Causes {
+		s := d.out.States[name]
+		switch {
+		case s == nil, d.budgets[name].Paused, s.stopped():
+			return false
+		case n.available() && s.Unavailable >= s.Max:
+			return false
+		case !n.available() && len(s.inFlight) >= s.Max && !s.inFlight[n.Name]:
+			return false
+		}
+	}
+	return len(n.Causes) > 0
+}
+
+// compare orders the nodes that may be next.
+func (d *decider) compare(a, b *Node) int {
+	first := func(yes bool) int { return map[bool]int{true: 0, false: 1}[yes] }
+	return cmp.Or(
+		cmp.Compare(first(a.Absent), first(b.Absent)),
+		cmp.Compare(first(!a.available()), first(!b.available())),
+		cmp.Compare(d.givenIn(a), d.givenIn(b)),
+		cmp.Compare(a.Zone, b.Zone), cmp.Compare(a.Name, b.Name))
+}
+
+// givenIn is how many nodes of a node's zone were given changes of its budgets.
+func (d *decider) givenIn(n *Node) int {
+	sum := 0
+	for _, name := range n.Causes {
+		if s := d.out.States[name]; s != nil {
+			sum += s.given[n.Zone]
+		}
+	}
+	return sum
+}
+
+// grant gives a node what it wants.
+func (d *decider) grant(n *Node) {
+	d.out.Grants = append(d.out.Grants, n.Name)
+	d.granted[n.Name] = true
+	if n.Absent {
+		return
+	}
+	for _, name := range n.Selected {
+		s := d.out.States[name]
+		if s == nil {
+			continue
+		}
+		s.Updated++
+		if n.available() {
+			s.Unavailable++
+		}
+	}
+	for _, name := range n.Causes {
+		s := d.out.States[name]
+		s.Pending--
+		s.inFlight[n.Name] = true
+		s.given[n.Zone]++
+		deadline := d.now.Add(d.budgets[name].Deadline)
+		if d.out.Next.IsZero() || deadline.Before(d.out.Next) {
+			d.out.Next = deadline
+		}
+		if !slices.Contains(n.Selected, name) && n.available() {
+			s.Unavailable++ // a policy whose change is that it does not select the node any more
+		}
+	}
+}
+
+// By says whose changes a node is given that has these causes, for its Node.By.
+func By(causes []string, budgets map[string]Budget) []Grant {
+	var out []Grant
+	for _, name := range causes {
+		out = append(out, Grant{Name: name, Generation: budgets[name].Generation})
+	}
+	return out
+}

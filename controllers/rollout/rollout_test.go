@@ -1,0 +1,339 @@
+package rollout
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+var start = time.Date(2030, 1, 4, 16, 0, 0, 0, time.UTC)
+
+const deadline = 10 * time.Minute
+
+func budget(most string) Budget {
+	return Budget{Generation: 1, MaxUnavailable: intstr.Parse(most), Deadline: deadline}
+}
+
+// nodes are so many, in zones a, b and c in turn, which carry "old", want "new", and do
+// what they carry.
+func nodes(n int) []Node {
+	var out []Node
+	for i := range n {
+		out = append(out, Node{
+			Name: fmt.Sprintf("node-%02d", i), Zone: string(rune('a' + i%3)), Selected: []string{"", "edge"},
+			Carries: "old", Wants: "new", Causes: []string{"edge"}, InForce: true, Programmed: true,
+		})
+	}
+	return out
+}
+
+// given has a node carry a change by the first generation of edge since some time.
+func (n *Node) given(revision string, ago time.Duration, inForce bool) {
+	n.Carries, n.By, n.Given, n.InForce = revision, []Grant{{"edge", 1}}, start.Add(-ago), inForce
+}
+
+func TestDecide(t *testing.T) {
+	tests := []struct {
+		name    string
+		nodes   int              // 6 unless given
+		but     func(all []Node) // changes them
+		edge    Budget
+		want    string // granted
+		missed  string
+		figures string // nodes, updated, programmed, unavailable/max, pending
+		next    time.Duration
+	}{
+		{name: "one at a time", edge: budget("1"), want: "node-00", figures: "6 1 0 1/1 5", next: deadline},
+		{name: "zones in turn", nodes: 9, edge: budget("5"), want: "node-00 node-01 node-02 node-03 node-04", figures: "9 5 0 5/5 4", next: deadline},
+		{name: "a percentage, rounded down", nodes: 9, edge: budget("30%"), want: "node-00 node-01", figures: "9 2 0 2/2 7", next: deadline},
+		{name: "but one at least", nodes: 9, edge: budget("1%"), want: "node-00", figures: "9 1 0 1/1 8", next: deadline},
+		{
+			name: "the next zone", edge: budget("1"), want: "node-01", figures: "6 2 1 1/1 4", next: deadline,
+			but: func(all []Node) {
+				all[0].given("new", time.Minute, true)
+			},
+		},
+		{
+			name: "one is on its way", edge: budget("1"), want: "", figures: "6 1 0 1/1 5", next: deadline - time.Minute,
+			but: func(all []Node) {
+				all[0].given("new", time.Minute, false)
+			},
+		},
+		{
+			name: "in force but not programmed", edge: budget("1"), want: "", figures: "6 1 0 1/1 5",
+			but: func(all []Node) {
+				all[0].given("new", time.Hour, true)
+				all[0].Programmed = false
+			},
+		},
+		{
+			name: "one that is not available comes first", edge: budget("1"), want: "node-05", figures: "6 1 0 1/1 5", next: deadline,
+			but: func(all []Node) {
+				all[5].Programmed = false
+			},
+		},
+		{
+			name: "also where there is room for others", edge: budget("3"), want: "node-05 node-00 node-01", figures: "6 3 0 3/3 3", next: deadline,
+			but: func(all []Node) {
+				all[5].InForce = false
+			},
+		},
+		{
+			name: "of many that do not answer no more than may be unavailable", edge: budget("2"), want: "node-03 node-04", figures: "6 2 0 3/2 4", next: deadline,
+			but: func(all []Node) {
+				for i := 3; i < 6; i++ {
+					all[i].Programmed = false
+				}
+			},
+		},
+		{
+			name: "a node misses the deadline", edge: budget("3"), want: "", missed: "node-02", figures: "6 1 0 1/3 5",
+			but: func(all []Node) {
+				all[2].given("new", deadline, false)
+			},
+		},
+		{
+			name: "it was given by an older generation", edge: Budget{Generation: 2, MaxUnavailable: intstr.FromInt32(3), Deadline: deadline},
+			want: "node-00 node-01", figures: "6 3 0 3/3 3", next: deadline,
+			but: func(all []Node) {
+				all[2].given("new", deadline, false)
+			},
+		},
+		{
+			name: "the new generation mends it: it comes first", edge: Budget{Generation: 2, MaxUnavailable: intstr.FromInt32(1), Deadline: deadline},
+			want: "node-02", figures: "6 1 0 1/1 5", next: deadline,
+			but: func(all []Node) {
+				all[2].given("bad", deadline, false)
+			},
+		},
+		{
+			name: "it has recovered", edge: budget("1"), want: "node-00", figures: "6 2 1 1/1 4", next: deadline,
+			but: func(all []Node) {
+				all[2].given("new", deadline, true)
+			},
+		},
+		{
+			name: "absent nodes are given it at once, and do not count", edge: budget("1"), want: "node-04 node-00", figures: "5 1 0 1/1 4", next: deadline,
+			but: func(all []Node) {
+				all[4].Absent, all[4].InForce, all[4].Programmed = true, false, false
+			},
+		},
+		{
+			name: "paused", edge: Budget{Generation: 1, MaxUnavailable: intstr.FromInt32(3), Deadline: deadline, Paused: true}, want: "", figures: "6 0 0 0/3 6",
+		},
+		{
+			name: "each budget needs room", edge: budget("3"), want: "", figures: "5 1 0 1/3 4",
+			but: func(all []Node) {
+				for i := range all {
+					all[i].Causes = []string{"", "edge"}
+				}
+				all[1].Carries, all[1].Wants, all[1].Programmed, all[1].Causes = "other", "other", false, nil // NodeProxy allows one
+				all[1].Selected = []string{""}
+				all[2].Wants, all[2].Programmed, all[2].Causes = "old", false, nil
+			},
+		},
+		{
+			name: "a policy that does not select the node any more", edge: budget("1"), want: "node-00", figures: "0 0 0 1/1 5", next: deadline,
+			but: func(all []Node) {
+				for i := range all {
+					all[i].Selected = []string{""}
+				}
+			},
+		},
+		{
+			name: "a budget that there is not", edge: budget("1"), want: "", figures: "6 0 0 0/1 0",
+			but: func(all []Node) {
+				for i := range all {
+					all[i].Causes = []string{"gone"}
+				}
+			},
+		},
+		{
+			name: "nothing to do", edge: budget("1"), want: "", figures: "6 6 6 0/1 0",
+			but: func(all []Node) {
+				for i := range all {
+					all[i].Carries = "new"
+				}
+			},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			all := nodes(cmp.Or(tt.nodes, 6))
+			if tt.but != nil {
+				tt.but(all)
+			}
+			d := Decide(start, all, map[string]Budget{"": budget("1"), "edge": tt.edge})
+			if got := strings.Join(d.Grants, " "); got != tt.want {
+				t.Errorf("granted %q, want %q", got, tt.want)
+			}
+			s := d.States["edge"]
+			if got := strings.Join(s.Missed, " "); got != tt.missed {
+				t.Errorf("missed %q, want %q", got, tt.missed)
+			}
+			if got := fmt.Sprintf("%d %d %d %d/%d %d", s.Nodes, s.Updated, s.Programmed, s.Unavailable, s.Max, s.Pending); got != tt.figures {
+				t.Errorf("figures %s, want %s", got, tt.figures)
+			}
+			var next time.Time
+			if tt.next > 0 {
+				next = start.Add(tt.next)
+			}
+			if !d.Next.Equal(next) {
+				t.Errorf("next at %s, want %s", d.Next, next)
+			}
+			slices.Reverse(all)
+			if again := Decide(start, all, map[string]Budget{"": budget("1"), "edge": tt.edge}); !slices.Equal(again.Grants, d.Grants) {
+				t.Errorf("in another order of nodes %q are granted", again.Grants)
+			}
+		})
+	}
+}
+
+// world is a cluster whose agents take their time.
+type world struct {
+	now     time.Time
+	nodes   []Node
+	budgets map[string]Budget
+	takes   map[string]time.Duration // until a node has something in force; negative: never
+	bad     string                   // a revision that no node can have in force
+}
+
+// step decides, as a controller that has just started, and lets a minute pass.
+func (w *world) step(t *testing.T) Decision {
+	t.Helper()
+	for i := range w.nodes {
+		n := &w.nodes[i]
+		takes := w.takes[n.Name]
+		if n.Carries != w.bad && takes >= 0 && !w.now.Before(n.Given.Add(takes)) {
+			n.InForce, n.Programmed = true, true
+		}
+	}
+	d := Decide(w.now, w.nodes, w.budgets)
+	for _, name := range d.Grants {
+		n := &w.nodes[slices.IndexFunc(w.nodes, func(n Node) bool { return n.Name == name })]
+		n.Carries, n.Given, n.By, n.InForce = n.Wants, w.now, By(n.Causes, w.budgets), false
+	}
+	w.now = w.now.Add(time.Minute)
+	return d
+}
+
+// want has all nodes want a revision, by a new generation of a budget.
+func (w *world) want(revision, cause string) {
+	b := w.budgets[cause]
+	b.Generation++
+	w.budgets[cause] = b
+	for i := range w.nodes {
+		n := &w.nodes[i]
+		n.Wants, n.Causes = revision, []string{cause}
+		if n.Wants == n.Carries {
+			n.Causes = nil
+		}
+	}
+}
+
+func (w *world) carrying(revision string) (n int) {
+	for i := range w.nodes {
+		if w.nodes[i].Carries == revision {
+			n++
+		}
+	}
+	return n
+}
+
+// TestRolloutOverManyNodes lets changes reach fifty nodes, some slow, some that never
+// answer, some that vanish: all others get them, and never are more unavailable than
+// may be.
+func TestRolloutOverManyNodes(t *testing.T) {
+	for seed := range uint64(200) {
+		dice := rand.New(rand.NewPCG(seed, 0))
+		most := 1 + dice.IntN(6)
+		w := &world{now: start, nodes: nodes(50), budgets: map[string]Budget{"": budget("1"), "edge": budget(fmt.Sprint(most))}, takes: map[string]time.Duration{}}
+		for i := range w.nodes {
+			w.takes[w.nodes[i].Name] = time.Duration(dice.IntN(9)) * time.Minute
+		}
+		steps := 0
+		for ; w.carrying("new") < 50; steps++ {
+			if steps > 1000 {
+				t.Fatalf("seed %d: %d of 50 nodes after %d minutes", seed, w.carrying("new"), steps)
+			}
+			if dice.IntN(20) == 0 { // one goes
+				w.nodes[dice.IntN(50)].Absent = true
+			}
+			w.step(t)
+			unavailable := 0
+			for _, n := range w.nodes {
+				if !n.Absent && !n.available() {
+					unavailable++
+				}
+			}
+			if unavailable > most {
+				t.Fatalf("seed %d: %d nodes are unavailable, at most %d may be", seed, unavailable, most)
+			}
+		}
+		if steps < 50/most {
+			t.Errorf("seed %d: done in %d steps with %d at a time", seed, steps, most)
+		}
+	}
+}
+
+// TestBadChangeStops: a change that no node can have reaches as many as may be
+// unavailable, and the next generation that mends it all.
+func TestBadChangeStops(t *testing.T) {
+	w := &world{now: start, nodes: nodes(50), budgets: map[string]Budget{"": budget("1"), "edge": budget("3")}, takes: map[string]time.Duration{}, bad: "bad"}
+	w.want("bad", "edge")
+	var d Decision
+	for range 60 {
+		d = w.step(t)
+	}
+	if n := w.carrying("bad"); n != 3 || len(d.States["edge"].Missed) != 3 {
+		t.Fatalf("%d nodes have it, %q missed the deadline", n, d.States["edge"].Missed)
+	}
+	w.want("good", "edge")
+	if d = w.step(t); len(d.States["edge"].Missed) > 0 || len(d.Grants) != 3 {
+		t.Errorf("first the nodes that have it: %q, missed %q", d.Grants, d.States["edge"].Missed)
+	}
+	for range 60 {
+		d = w.step(t)
+	}
+	if n := w.carrying("good"); n != 50 {
+		t.Errorf("%d nodes are mended", n)
+	}
+	if s := d.States["edge"]; s.Programmed != 50 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestPolicyEditedInTheMiddle: nodes that have the old change get the new one, and those
+// that have neither get the new one alone.
+func TestPolicyEditedInTheMiddle(t *testing.T) {
+	w := &world{now: start, nodes: nodes(50), budgets: map[string]Budget{"": budget("1"), "edge": budget("2")}, takes: map[string]time.Duration{}}
+	w.want("first", "edge")
+	for range 10 {
+		w.step(t)
+	}
+	if n := w.carrying("first"); n < 10 || n > 30 {
+		t.Fatalf("%d nodes have the first change", n)
+	}
+	w.want("second", "edge")
+	for range 60 {
+		w.step(t)
+	}
+	if n := w.carrying("second"); n != 50 {
+		t.Errorf("%d nodes have the second change", n)
+	}
+}
+
+func BenchmarkDecide(b *testing.B) {
+	all := nodes(1000)
+	budgets := map[string]Budget{"": budget("1"), "edge": budget("10%")}
+	b.ReportAllocs()
+	for b.Loop() {
+		Decide(start, all, budgets)
+	}
+}
