@@ -315,7 +315,7 @@ func TestRemovalWithAudit(t *testing.T) {
 					r.setRules(r.own(inAudit))
 				} else {
 					r.missRules()
-					o.Spec.Settings = &v1alpha1.ProxySettings{Enforcement: new(v1alpha1.Audit)}
+					o.Spec.Settings = &v1alpha1.WrittenSettings{Enforcement: new(v1alpha1.Audit)}
 				}
 				kernel.Plant(combined("a"))
 				ctx, stop := context.WithCancel(t.Context())

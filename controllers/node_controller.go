@@ -131,7 +131,7 @@ func (r *NodeReconciler) settings(ctx context.Context) (*render.Settings, error)
 	if err != nil || np == nil {
 		return nil, err
 	}
-	settings, err := render.CompleteSettings(np.Spec.Settings)
+	settings, err := render.CompleteSettings((*v1alpha1.ProxySettings)(np.Spec.Settings))
 	if err != nil {
 		log.FromContext(ctx).V(2).Info("Nodes keep their settings, those of NodeProxy are not valid", "err", err)
 		return nil, nil

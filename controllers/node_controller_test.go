@@ -58,7 +58,7 @@ var _ = Describe("NodeReconciler", func() {
 		revision, uid := rules.Spec.SettingsRevision, rules.UID
 
 		audit := v1alpha1.Audit
-		np.Spec.Settings = &v1alpha1.ProxySettings{Enforcement: &audit}
+		np.Spec.Settings = &v1alpha1.WrittenSettings{Enforcement: &audit}
 		np.ResourceVersion = ""
 		Expect(k8s.Patch(ctx, np, client.Merge)).To(Succeed())
 		Eventually(nodeRules(ctx, "n1")).Should(HaveField("Spec.Settings.Enforcement", HaveValue(Equal(v1alpha1.Audit))))
@@ -253,7 +253,7 @@ var _ = Describe("NodeReconciler", func() {
 		ns := newNamespace(ctx)
 		audit := v1alpha1.Audit
 		np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
-		np.Spec.Settings = &v1alpha1.ProxySettings{Enforcement: &audit}
+		np.Spec.Settings = &v1alpha1.WrittenSettings{Enforcement: &audit}
 		Expect(k8s.Create(ctx, np)).To(Succeed())
 		controller := startController()
 		createNode(ctx, "n1")

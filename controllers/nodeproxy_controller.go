@@ -140,7 +140,7 @@ func (r *NodeProxyReconciler) status(ctx context.Context, np *v1alpha1.NodeProxy
 	} else {
 		status.Nodes.Lagging = np.Status.Nodes.Lagging
 	}
-	_, invalid := render.CompleteSettings(np.Spec.Settings)
+	_, invalid := render.CompleteSettings((*v1alpha1.ProxySettings)(np.Spec.Settings))
 	ready, next := readiness(rules.Items, status.Nodes, invalid, r.clock.Now())
 	agents, nextOfAgents, err := r.agentsDeployed(ctx, np)
 	if err != nil {

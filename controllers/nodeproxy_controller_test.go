@@ -330,7 +330,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 	It("keeps what nodes have when settings are not valid", func(ctx SpecContext) {
 		bit := int32(3)
 		np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
-		np.Spec.Settings = &v1alpha1.ProxySettings{Masquerade: &v1alpha1.MasqueradeSettings{Bit: &bit}}
+		np.Spec.Settings = &v1alpha1.WrittenSettings{Masquerade: &v1alpha1.MasqueradeSettings{Bit: &bit}}
 		Expect(k8s.Create(ctx, np)).To(Succeed())
 		controller := startController()
 		createNode(ctx, "n1")

@@ -21,6 +21,8 @@ func AddToScheme(s *runtime.Scheme) error {
 		&NodeProxy{}, &NodeProxyList{},
 		&NodeProxyRules{}, &NodeProxyRulesList{},
 		&ServiceProxyRules{}, &ServiceProxyRulesList{},
+		&NodeProxyPolicy{}, &NodeProxyPolicyList{},
+		&ServiceProxyPolicy{}, &ServiceProxyPolicyList{},
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil

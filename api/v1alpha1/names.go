@@ -12,7 +12,7 @@ const FormatVersion int32 = 1
 // It is in the annotation AnnotationSchemaRevision of each CRD, by a marker at
 // each kind. A controller does not start on CRDs with a lower one than its own,
 // because the API server would drop fields that it does not know.
-const SchemaRevision = 1
+const SchemaRevision = 2
 
 // AnnotationSchemaRevision is on each CRD: its SchemaRevision. CRDs from before
 // there were revisions have none.
@@ -44,6 +44,13 @@ const (
 	// exist: when the controller first saw that (RFC 3339). Ten minutes later
 	// the object is deleted.
 	AnnotationNodeAbsentSince = "nodeproxy.io/node-absent-since"
+	// AnnotationRollout is on a NodeProxyRules: when, by whom and as which revision
+	// its settings were given to the node, as JSON (SettingsGrant).
+	AnnotationRollout = "nodeproxy.io/rollout"
+	// AnnotationOverrides is on a ServiceProxyRules that policies shape: what they
+	// make of the Service and by which of their generations, as JSON
+	// (OverridesGrant).
+	AnnotationOverrides = "nodeproxy.io/overrides"
 	// AnnotationAppliedResourceVersion is on an agent's Lease: the newest
 	// ServiceProxyRules resourceVersion that the node has applied.
 	AnnotationAppliedResourceVersion = "nodeproxy.io/applied-resource-version"
@@ -62,7 +69,7 @@ const (
 	// for longer makes Ready False, too.
 	ConditionAgentsDeployed = "AgentsDeployed"
 	// ConditionAccepted says that the agent understands its NodeProxyRules and
-	// that the node's kernel can do what they ask.
+	// that the node's kernel can do what they ask; on a policy, that it makes sense.
 	ConditionAccepted = "Accepted"
 	// ConditionProgrammed says whether the kernel holds what is wanted.
 	ConditionProgrammed = "Programmed"
@@ -75,6 +82,15 @@ const (
 	ConditionConntrackPressure = "ConntrackPressure"
 	// ConditionDrifted is True while somebody else keeps changing our rules.
 	ConditionDrifted = "Drifted"
+	// ConditionOverridden is True while stronger policies set fields of a policy.
+	ConditionOverridden = "Overridden"
+	// ConditionIneffective is True while an override of a ServiceProxyPolicy has
+	// no effect on a Service that it selects.
+	ConditionIneffective = "Ineffective"
+	// ConditionStalled is True while a policy will not get ready by itself, and
+	// absent otherwise, with the reason of Ready. Tools that read conditions as
+	// kstatus does tell a policy that has failed from one in progress by it.
+	ConditionStalled = "Stalled"
 )
 
 // Reasons of the conditions that are abnormal when True. A node on which one never
@@ -155,6 +171,57 @@ const (
 	// ReasonAPIServerUnreachable: none of spec.apiServer.endpoints answers the
 	// controller; the agents keep the addresses that they have.
 	ReasonAPIServerUnreachable = "APIServerUnreachable"
+)
+
+// Reasons of Ready on a policy, beside ReasonNodesNotProgrammed.
+const (
+	// ReasonApplied (True): all that is selected has what the policies make of it.
+	ReasonApplied = "Applied"
+	// ReasonNothingSelected (True): no node, or no Service, is selected.
+	ReasonNothingSelected = "NothingSelected"
+	// ReasonProgressing: a change is on its way. Of a NodeProxy, too.
+	ReasonProgressing = "Progressing"
+	// ReasonPaused: a change is on its way, and spec.rollout.paused holds it. Of a
+	// NodeProxy, too.
+	ReasonPaused = "Paused"
+	// ReasonRolloutStopped: a change has stopped by what it did, such as a node
+	// that has missed its deadline; the message names it. Of a NodeProxy, too.
+	ReasonRolloutStopped = "RolloutStopped"
+	// ReasonNoNodeProxy: there is no NodeProxy, without which nothing is given to
+	// nodes.
+	ReasonNoNodeProxy = "NoNodeProxy"
+)
+
+// Reasons of Accepted on a policy, beside ReasonAccepted. Ready is False for the
+// same.
+const (
+	// ReasonInvalidPolicy: a field of the policy makes no sense; the message names
+	// it. Nothing of the policy is used: what it selects keeps what it has.
+	ReasonInvalidPolicy = "InvalidPolicy"
+	// ReasonInvalidResult: together with others the policy makes settings that
+	// make no sense; the message names the field. Nodes keep what they have.
+	ReasonInvalidResult = "InvalidResult"
+)
+
+// Reasons of Overridden and Ineffective, and of examples in the status of a policy.
+const (
+	// ReasonOverridden: stronger policies set fields of this one to something else.
+	ReasonOverridden = "Overridden"
+	// ReasonNotOverridden: no stronger policy does.
+	ReasonNotOverridden = "NotOverridden"
+	// ReasonIneffective: an override has no effect on some Service.
+	ReasonIneffective = "Ineffective"
+	// ReasonAllEffective: every override has an effect, or nothing to change.
+	ReasonAllEffective = "AllEffective"
+	// ReasonRefused: nodes refuse the Service as the policy shapes it.
+	ReasonRefused = "Refused"
+	// ReasonWaiting: a node's turn has not come.
+	ReasonWaiting = "Waiting"
+	// ReasonUpdating: a node has been given its settings, and does not report them
+	// in force yet.
+	ReasonUpdating = "Updating"
+	// ReasonDeadlineMissed: a node does not report its settings in force in time.
+	ReasonDeadlineMissed = "DeadlineMissed"
 )
 
 // Reasons of AgentsDeployed. But for the first two, Ready is False for the same

@@ -3,7 +3,6 @@ package v1alpha1
 import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // NodeProxySpec is what people ask of the proxy in the whole cluster.
@@ -11,40 +10,11 @@ type NodeProxySpec struct {
 	// settings are the default settings of every node's proxy. Default: that of
 	// each field. Source: people or GitOps.
 	// +optional
-	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.clusterCIDRs",rule=`!has(self.detectLocal) || !has(self.detectLocal.clusterCIDRs) || self.detectLocal.clusterCIDRs.all(c, isCIDR(c))`,message=`settings.detectLocal.clusterCIDRs must hold CIDRs such as 10.244.0.0/16 or fd00:10:244::/56`
-	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.clusterCIDRs",rule=`!has(self.detectLocal) || !has(self.detectLocal.clusterCIDRs) || self.detectLocal.clusterCIDRs.exists_one(c, isCIDR(c) && cidr(c).ip().family() == 4) || self.detectLocal.clusterCIDRs.size() < 2 || self.detectLocal.clusterCIDRs.exists(c, !isCIDR(c))`,message=`settings.detectLocal.clusterCIDRs must hold at most one CIDR of each IP family`
-	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.clusterCIDRs",rule=`!has(self.detectLocal) || !has(self.detectLocal.clusterCIDRs) || self.detectLocal.clusterCIDRs.all(c, !isCIDR(c) || cidr(c).prefixLength() > 0)`,message=`settings.detectLocal.clusterCIDRs must not hold 0.0.0.0/0 or ::/0: then everything would be a pod; use mode None with settings.masquerade.all Enabled, or the pods' real ranges`
-	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.clusterCIDRs",rule=`!has(self.detectLocal) || self.detectLocal.mode != 'ClusterCIDR' || has(self.detectLocal.clusterCIDRs) && self.detectLocal.clusterCIDRs.size() > 0`,message=`settings.detectLocal.clusterCIDRs is required with mode ClusterCIDR: give the ranges of all pods of the cluster`
-	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.clusterCIDRs",rule=`!has(self.detectLocal) || self.detectLocal.mode == 'ClusterCIDR' || !(has(self.detectLocal.clusterCIDRs) && self.detectLocal.clusterCIDRs.size() > 0)`,message=`settings.detectLocal.clusterCIDRs is only for mode ClusterCIDR: leave it out or change settings.detectLocal.mode`
-	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.interface",rule=`!has(self.detectLocal) || self.detectLocal.mode != 'BridgeInterface' || has(self.detectLocal.interface) && self.detectLocal.interface.size() > 0`,message=`settings.detectLocal.interface is required with mode BridgeInterface: give the bridge of the pods, such as cni0`
-	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.interface",rule=`!has(self.detectLocal) || self.detectLocal.mode == 'BridgeInterface' || !has(self.detectLocal.interface)`,message=`settings.detectLocal.interface is only for mode BridgeInterface: leave it out or change settings.detectLocal.mode`
-	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.interfaceNamePrefix",rule=`!has(self.detectLocal) || self.detectLocal.mode != 'InterfaceNamePrefix' || has(self.detectLocal.interfaceNamePrefix) && self.detectLocal.interfaceNamePrefix.size() > 0`,message=`settings.detectLocal.interfaceNamePrefix is required with mode InterfaceNamePrefix: give how the names of pod interfaces begin, such as veth`
-	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.interfaceNamePrefix",rule=`!has(self.detectLocal) || self.detectLocal.mode == 'InterfaceNamePrefix' || !has(self.detectLocal.interfaceNamePrefix)`,message=`settings.detectLocal.interfaceNamePrefix is only for mode InterfaceNamePrefix: leave it out or change settings.detectLocal.mode`
-	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.interface",rule=`!has(self.detectLocal) || !has(self.detectLocal.interface) || self.detectLocal.interface.matches('^[A-Za-z0-9_.@-]*$')`,message=`settings.detectLocal.interface may hold letters, digits and _ . @ - only`
-	// +kubebuilder:validation:XValidation:fieldPath=".detectLocal.interfaceNamePrefix",rule=`!has(self.detectLocal) || !has(self.detectLocal.interfaceNamePrefix) || self.detectLocal.interfaceNamePrefix.matches('^[A-Za-z0-9_.@-]*$')`,message=`settings.detectLocal.interfaceNamePrefix may hold letters, digits and _ . @ - only`
-	// +kubebuilder:validation:XValidation:fieldPath=".nodePorts.cidrs",rule=`!has(self.nodePorts) || !has(self.nodePorts.cidrs) || self.nodePorts.cidrs.all(c, isCIDR(c))`,message=`settings.nodePorts.cidrs must hold CIDRs such as 192.0.2.0/24 or 2001:db8::/64`
-	// +kubebuilder:validation:XValidation:fieldPath=".nodePorts.cidrs",rule=`self.?nodePorts.?addressMode.orValue('All') != 'CIDRs' || (has(self.nodePorts.cidrs) && self.nodePorts.cidrs.size() > 0)`,message=`settings.nodePorts.cidrs is required with addressMode CIDRs: give the ranges of local addresses on which NodePorts answer`
-	// +kubebuilder:validation:XValidation:fieldPath=".nodePorts.cidrs",rule=`!has(self.nodePorts) || !has(self.nodePorts.cidrs) || self.nodePorts.cidrs.size() == 0 || self.?nodePorts.?addressMode.orValue('All') == 'CIDRs'`,message=`settings.nodePorts.cidrs is only for addressMode CIDRs: leave it out or set settings.nodePorts.addressMode to CIDRs`
-	// +kubebuilder:validation:XValidation:fieldPath=".masquerade.bit",rule=`self.?masquerade.?bit.orValue(14) >= 0 && self.?masquerade.?bit.orValue(14) <= 31`,message=`settings.masquerade.bit must be 0 to 31, as the mark is 1<<bit`
-	// +kubebuilder:validation:XValidation:fieldPath=".ipvs.scheduler",rule=`self.?ipvs.?scheduler.orValue('rr') in ['rr', 'wrr', 'lc', 'wlc', 'lblc', 'lblcr', 'dh', 'sh', 'sed', 'nq', 'fo', 'ovf', 'mh', 'twos']`,message=`settings.ipvs.scheduler must be one that Linux has: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, mh or twos`
-	// +kubebuilder:validation:XValidation:fieldPath=".ipvs.excludeCIDRs",rule=`!has(self.ipvs) || !has(self.ipvs.excludeCIDRs) || self.ipvs.excludeCIDRs.all(c, isCIDR(c))`,message=`settings.ipvs.excludeCIDRs must hold CIDRs such as 192.0.2.0/24 or 2001:db8::/64`
-	// +kubebuilder:validation:XValidation:fieldPath=".ipvs.tcpTimeoutSeconds",rule=`self.?ipvs.?tcpTimeoutSeconds.orValue(0) >= 0`,message=`settings.ipvs.tcpTimeoutSeconds must be 0 or more; 0 leaves the kernel's own`
-	// +kubebuilder:validation:XValidation:fieldPath=".ipvs.tcpFinTimeoutSeconds",rule=`self.?ipvs.?tcpFinTimeoutSeconds.orValue(0) >= 0`,message=`settings.ipvs.tcpFinTimeoutSeconds must be 0 or more; 0 leaves the kernel's own`
-	// +kubebuilder:validation:XValidation:fieldPath=".ipvs.udpTimeoutSeconds",rule=`self.?ipvs.?udpTimeoutSeconds.orValue(0) >= 0`,message=`settings.ipvs.udpTimeoutSeconds must be 0 or more; 0 leaves the kernel's own`
-	// +kubebuilder:validation:XValidation:fieldPath=".sync.minIntervalMilliseconds",rule=`self.?sync.?minIntervalMilliseconds.orValue(0) >= 0`,message=`settings.sync.minIntervalMilliseconds must be 0 or more; 0 means no pause between two writes`
-	// +kubebuilder:validation:XValidation:fieldPath=".sync.verifyIntervalSeconds",rule=`self.?sync.?verifyIntervalSeconds.orValue(60) >= 5`,message=`settings.sync.verifyIntervalSeconds must be 5 or more, as every verification reads all rules of the kernel`
 	// +kubebuilder:validation:XValidation:fieldPath=".sync.verifyIntervalSeconds",rule=`self.?sync.?verifyIntervalSeconds.orValue(60) * 1000 >= self.?sync.?minIntervalMilliseconds.orValue(250)`,message=`settings.sync.verifyIntervalSeconds (60 unless given) must not be shorter than settings.sync.minIntervalMilliseconds (250 unless given)`
-	// +kubebuilder:validation:XValidation:fieldPath=".conntrack.maxPerCore",rule=`self.?conntrack.?maxPerCore.orValue(0) >= 0`,message=`settings.conntrack.maxPerCore must be 0 or more; 0 leaves the table as it is`
-	// +kubebuilder:validation:XValidation:fieldPath=".conntrack.min",rule=`self.?conntrack.?min.orValue(0) >= 0`,message=`settings.conntrack.min must be 0 or more; it is the least size of the table in connections`
-	// +kubebuilder:validation:XValidation:fieldPath=".conntrack.tcpEstablishedTimeoutSeconds",rule=`self.?conntrack.?tcpEstablishedTimeoutSeconds.orValue(0) >= 0`,message=`settings.conntrack.tcpEstablishedTimeoutSeconds must be 0 or more; 0 leaves the timeout as it is`
-	// +kubebuilder:validation:XValidation:fieldPath=".conntrack.tcpCloseWaitTimeoutSeconds",rule=`self.?conntrack.?tcpCloseWaitTimeoutSeconds.orValue(0) >= 0`,message=`settings.conntrack.tcpCloseWaitTimeoutSeconds must be 0 or more; 0 leaves the timeout as it is`
-	// +kubebuilder:validation:XValidation:fieldPath=".conntrack.udpTimeoutSeconds",rule=`self.?conntrack.?udpTimeoutSeconds.orValue(0) >= 0`,message=`settings.conntrack.udpTimeoutSeconds must be 0 or more; 0 leaves the timeout as it is`
-	// +kubebuilder:validation:XValidation:fieldPath=".conntrack.udpStreamTimeoutSeconds",rule=`self.?conntrack.?udpStreamTimeoutSeconds.orValue(0) >= 0`,message=`settings.conntrack.udpStreamTimeoutSeconds must be 0 or more; 0 leaves the timeout as it is`
-	Settings *ProxySettings `json:"settings,omitempty"`
+	Settings *WrittenSettings `json:"settings,omitempty"`
 
 	// rollout says how fast a change of settings reaches the nodes, whoever
-	// caused it. Default: that of each field. Source: people or GitOps. Not in
-	// effect in this release: settings reach all nodes at once.
+	// caused it. Default: that of each field. Source: people or GitOps.
 	// +optional
 	Rollout *RolloutSettings `json:"rollout,omitempty"`
 
@@ -67,25 +37,6 @@ type NodeProxySpec struct {
 	// Default: Retain. Source: people or GitOps.
 	// +optional
 	RemovalPolicy *RemovalPolicy `json:"removalPolicy,omitempty"`
-}
-
-// RolloutSettings say how fast a change of settings reaches the nodes.
-type RolloutSettings struct {
-	// maxUnavailable is how many nodes may be changing at a time: a number of
-	// nodes, or a percentage of them such as "10%". Default: 1. Source: people
-	// or GitOps.
-	// +optional
-	// +kubebuilder:validation:XIntOrString
-	// +kubebuilder:validation:MaxLength=4
-	// +kubebuilder:validation:XValidation:rule=`type(self) == int ? self >= 1 : self.matches('^([1-9][0-9]?|100)%$')`,message=`rollout.maxUnavailable must be a number of nodes, 1 or more, or 1% to 100%`
-	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
-
-	// progressDeadlineSeconds is how long a node may take to report the new
-	// settings before the rollout stops, in seconds. Default: 600. Source:
-	// people or GitOps.
-	// +optional
-	// +kubebuilder:validation:XValidation:rule=`self >= 1`,message=`rollout.progressDeadlineSeconds must be 1 or more`
-	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
 }
 
 // AgentManagement says who runs the node agents.
@@ -303,7 +254,7 @@ type NodeCounts struct {
 // settings of every node. There is one, named cluster; nothing is rendered
 // before it first exists.
 // +kubebuilder:object:root=true
-// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=1"
+// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=2"
 // +kubebuilder:resource:scope=Cluster,path=nodeproxies,singular=nodeproxy
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`

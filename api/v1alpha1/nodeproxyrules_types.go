@@ -383,7 +383,7 @@ type AgentReport struct {
 // NodeProxyRules is what one node should program besides the
 // ServiceProxyRules, and what its kernel really holds. Named as the Node.
 // +kubebuilder:object:root=true
-// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=1"
+// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=2"
 // +kubebuilder:resource:scope=Cluster,path=nodeproxyrules,singular=nodeproxyrules,shortName=npr
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Mode",type=string,JSONPath=`.status.mode`

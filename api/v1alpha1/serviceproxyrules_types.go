@@ -219,7 +219,7 @@ type EndpointGroup struct {
 // controller renders it from the Service, its EndpointSlices and policies, and
 // every agent programs it. Named <namespace>.<service>.
 // +kubebuilder:object:root=true
-// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=1"
+// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=2"
 // +kubebuilder:resource:scope=Cluster,path=serviceproxyrules,singular=serviceproxyrules,shortName=spr
 // +kubebuilder:printcolumn:name="Cluster-IP",type=string,JSONPath=`.spec.clusterIP`
 // +kubebuilder:printcolumn:name="Ports",type=string,JSONPath=`.spec.portSummary`

@@ -108,7 +108,7 @@ func user(name string) rbacv1.Subject {
 func (n *Nodeproxy) Enable(ctx context.Context) error {
 	return n.Cluster.Client().Create(ctx, &v1alpha1.NodeProxy{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName},
-		Spec: v1alpha1.NodeProxySpec{Settings: &v1alpha1.ProxySettings{
+		Spec: v1alpha1.NodeProxySpec{Settings: &v1alpha1.WrittenSettings{
 			DetectLocal: &v1alpha1.DetectLocalSettings{
 				Mode: v1alpha1.DetectLocalClusterCIDR, ClusterCIDRs: strings.Split(cluster.PodRanges, ","),
 			},

@@ -66,7 +66,7 @@ func (w *world) revised(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if want := v1alpha1.CompleteSettings(np.Spec.Settings); !equality.Semantic.DeepEqual(rules.Spec.Settings, *want) {
+		if want := v1alpha1.CompleteSettings((*v1alpha1.ProxySettings)(np.Spec.Settings)); !equality.Semantic.DeepEqual(rules.Spec.Settings, *want) {
 			return fmt.Errorf("the settings of %s are not rendered yet", node.Name())
 		}
 	}

@@ -76,7 +76,7 @@ func WriteSettings(ctx context.Context, c client.Client, settings *v1alpha1.Prox
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller writes its status
 		np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
 		err := c.Get(ctx, client.ObjectKeyFromObject(np), np)
-		np.Spec.Settings = settings
+		np.Spec.Settings = (*v1alpha1.WrittenSettings)(settings)
 		switch {
 		case err == nil:
 			err = c.Update(ctx, np)

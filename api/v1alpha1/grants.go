@@ -1,0 +1,34 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// Cause is an object by which something changes, in the generation that does.
+// +kubebuilder:object:generate=false
+type Cause struct {
+	// Name is that of a policy. Empty: NodeProxy.
+	Name string `json:"name,omitempty"`
+	// Generation is its metadata.generation.
+	Generation int64 `json:"generation"`
+}
+
+// SettingsGrant says of the settings in a NodeProxyRules when and why the node was
+// given them. It is in AnnotationRollout.
+// +kubebuilder:object:generate=false
+type SettingsGrant struct {
+	// Time is when.
+	Time metav1.Time `json:"time"`
+	// Revision is the settingsRevision that was given.
+	Revision string `json:"revision"`
+	// By are the causes of the last change.
+	By []Cause `json:"by,omitempty"`
+}
+
+// OverridesGrant says of a ServiceProxyRules what policies have made of its
+// Service. It is in AnnotationOverrides.
+// +kubebuilder:object:generate=false
+type OverridesGrant struct {
+	// Overrides are those in force.
+	Overrides ServiceOverrides `json:"overrides"`
+	// By are the causes of the last change.
+	By []Cause `json:"by,omitempty"`
+}
