@@ -86,22 +86,29 @@ func (p *Place) Transport() *http.Transport {
 	}}
 }
 
-// Get reads what a web server says, which has to be well.
+// Get reads what a web server says, which has to be well: with any other status
+// than 200 it fails. See Fetch for what a server says of its trouble.
 func (p *Place) Get(ctx context.Context, url string) (string, error) {
+	status, text, err := p.Fetch(ctx, url)
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("%s says %d: %s", url, status, strings.TrimSpace(text))
+	}
+	return text, err
+}
+
+// Fetch reads what a web server says, well or not.
+func (p *Place) Fetch(ctx context.Context, url string) (status int, text string, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
-		return "", err
+		return 0, "", err
 	}
 	response, err := p.Transport().RoundTrip(request)
 	if err != nil {
-		return "", err
+		return 0, "", err
 	}
 	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s says %s: %s", url, response.Status, text)
-	}
-	return string(text), err
+	body, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(body), err
 }
 
 // Connect opens a connection and keeps it open: see Conn.Ask.

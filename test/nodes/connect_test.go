@@ -3,6 +3,7 @@ package nodes
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -114,24 +115,29 @@ func (e *env) says(agent *cluster.Process, after int64, texts ...string) {
 	})
 }
 
-// unready waits until the agent's /readyz answers with some texts.
-func (e *env) unready(texts ...string) {
+// unready waits until the agent's /readyz answers 503, for these reasons.
+func (e *env) unready(reasons ...string) {
 	e.Helper()
 	e.until(func(ctx context.Context) error {
-		return lacks(func() (string, error) { return e.readyz(ctx) }, texts)
+		return lacks(func() (string, error) { return e.readyz(ctx, http.StatusServiceUnavailable) }, reasons)
 	})
 }
 
 func (e *env) ready(ctx context.Context) error {
-	text, err := e.readyz(ctx)
+	text, err := e.readyz(ctx, http.StatusOK)
 	if err == nil && text != "ok" {
 		err = fmt.Errorf("/readyz answers %q", text)
 	}
 	return err
 }
 
-func (e *env) readyz(ctx context.Context) (string, error) {
-	return e.node.Get(ctx, "http://127.0.0.1:19256/readyz")
+// readyz returns what the agent's /readyz says, which has to be with that status.
+func (e *env) readyz(ctx context.Context, status int) (string, error) {
+	got, text, err := e.node.Fetch(ctx, "http://127.0.0.1:19256/readyz")
+	if err == nil && got != status {
+		err = fmt.Errorf("/readyz answers %d, want %d: %s", got, status, text)
+	}
+	return text, err
 }
 
 // lacks returns nil when a text holds all the given ones.
