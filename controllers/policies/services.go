@@ -1,0 +1,111 @@
+package policies
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// wholeOverrides are the overrides of more than one field that are set as a whole.
+func wholeOverrides() map[string]bool { return map[string]bool{"sessionAffinity": true} }
+
+// ServicePolicy is a policy for Services, as far as it decides about how they are
+// proxied.
+type ServicePolicy struct {
+	Name     string
+	Priority int32
+	// Namespaces selects Namespaces, and Services Services in these, by their labels.
+	Namespaces, Services labels.Selector
+	// Overrides are those that it sets; what is nil it leaves to others.
+	Overrides *v1alpha1.ServiceOverrides
+}
+
+// Selects reports whether the policy selects a Service with these labels in a Namespace
+// with those.
+func (p *ServicePolicy) Selects(namespaceLabels, serviceLabels map[string]string) bool {
+	return p.Services.Matches(labels.Set(serviceLabels)) && p.Namespaces.Matches(labels.Set(namespaceLabels))
+}
+
+// ServiceResolution is what policies make of some Services.
+type ServiceResolution struct {
+	// Overrides are those that win; what is nil is the Service's own.
+	Overrides v1alpha1.ServiceOverrides
+	// Matching are the policies that select the Services, and Policies those of them
+	// that set at least one field, each the strongest first.
+	Matching, Policies []string
+	// Owners are the names of the policies that set each field that is set, by its name
+	// in JSON, such as "nodePorts".
+	Owners map[string]string
+	// Overridden are, for each policy, the fields to which it gives another value than
+	// they have, with the name of the one that sets them.
+	Overridden map[string]map[string]string
+}
+
+// Services resolves overrides of Services. Those that the same policies select share
+// one resolution. It is for concurrent use.
+type Services struct {
+	policies []ServicePolicy // the strongest first
+
+	mu    sync.Mutex
+	known map[string]*ServiceResolution // guarded by mu
+}
+
+// NewServices takes the policies in any order, and keeps them.
+func NewServices(policies []ServicePolicy) *Services {
+	sorted := slices.SortedFunc(slices.Values(policies), func(a, b ServicePolicy) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.Name, b.Name))
+	})
+	return &Services{policies: sorted, known: map[string]*ServiceResolution{}}
+}
+
+// Resolve returns what becomes of a Service with these labels in a Namespace with
+// those. Whoever gets it only reads it.
+func (s *Services) Resolve(namespaceLabels, serviceLabels map[string]string) *ServiceResolution {
+	matching := make([]byte, (len(s.policies)+7)/8) // a bit for each policy
+	for i := range s.policies {
+		if s.policies[i].Selects(namespaceLabels, serviceLabels) {
+			matching[i/8] |= 1 << (i % 8)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r, found := s.known[string(matching)]; found {
+		return r
+	}
+	r := s.merge(matching)
+	s.known[string(matching)] = r
+	return r
+}
+
+// merge puts those of the policies that have a bit on top of each other.
+func (s *Services) merge(matching []byte) *ServiceResolution {
+	r := &ServiceResolution{Owners: map[string]string{}, Overridden: map[string]map[string]string{}}
+	all := &layers{whole: wholeOverrides(), owners: r.Owners}
+	for i := range s.policies {
+		p := &s.policies[i]
+		if matching[i/8]&(1<<(i%8)) == 0 {
+			continue
+		}
+		r.Matching = append(r.Matching, p.Name)
+		if p.Overrides == nil {
+			continue
+		}
+		before := len(all.owners)
+		if lost := all.add(p.Name, &r.Overrides, p.Overrides); len(lost) > 0 {
+			r.Overridden[p.Name] = lost
+		}
+		if len(all.owners) > before {
+			r.Policies = append(r.Policies, p.Name)
+		}
+	}
+	return r
+}
+
+// DifferingOverrides are the names in JSON of the fields in which overrides differ.
+func DifferingOverrides(a, b *v1alpha1.ServiceOverrides) []string {
+	return differing(a, b, wholeOverrides())
+}

@@ -1,0 +1,71 @@
+package policies
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Bounds of overrides, as the API has them.
+const (
+	maxSourceRanges    = 256
+	maxAffinitySeconds = 86400
+)
+
+// ServicePolicyOf turns a policy into one to resolve with, and names every field that
+// makes no sense. The API refuses most mistakes itself; this finds those that get past
+// it, such as of objects that were stored before a rule existed. A selector that makes
+// sense is there also where something else does not; else it is nil.
+func ServicePolicyOf(p *v1alpha1.ServiceProxyPolicy) (ServicePolicy, field.ErrorList) {
+	spec := field.NewPath("spec")
+	out := ServicePolicy{Name: p.Name, Overrides: &p.Spec.Overrides}
+	if p.Spec.Priority != nil {
+		out.Priority = *p.Spec.Priority
+	}
+	var errs, more field.ErrorList
+	out.Namespaces, errs = Selector(p.Spec.NamespaceSelector, spec.Child("namespaceSelector"))
+	out.Services, more = Selector(p.Spec.ServiceSelector, spec.Child("serviceSelector"))
+	errs = append(errs, more...)
+	return out, append(errs, ValidateOverrides(&p.Spec.Overrides, spec.Child("overrides"))...)
+}
+
+// ValidateOverrides names every field of overrides, at a path, that makes no sense.
+func ValidateOverrides(o *v1alpha1.ServiceOverrides, at *field.Path) field.ErrorList {
+	errs := validateRanges(o.LoadBalancerSourceRanges, at.Child("loadBalancerSourceRanges"))
+	errs = append(errs, oneOf(o.NodePorts, at.Child("nodePorts"), v1alpha1.Enabled, v1alpha1.Disabled)...)
+	errs = append(errs, oneOf(o.ExternalIPs, at.Child("externalIPs"), v1alpha1.Enabled, v1alpha1.Disabled)...)
+	errs = append(errs, oneOf(o.InternalTrafficPolicy, at.Child("internalTrafficPolicy"), v1alpha1.TrafficPolicyCluster, v1alpha1.TrafficPolicyLocal)...)
+	errs = append(errs, oneOf(o.ExternalTrafficPolicy, at.Child("externalTrafficPolicy"), v1alpha1.TrafficPolicyCluster, v1alpha1.TrafficPolicyLocal)...)
+	if a := o.SessionAffinity; a != nil && (a.ClientIPTimeoutSeconds < 1 || a.ClientIPTimeoutSeconds > maxAffinitySeconds) {
+		errs = append(errs, field.Invalid(at.Child("sessionAffinity", "clientIPTimeoutSeconds"), a.ClientIPTimeoutSeconds,
+			fmt.Sprintf("must be 1 to %d (a day)", maxAffinitySeconds)))
+	}
+	return append(errs, oneOf(o.IPVSScheduler, at.Child("ipvsScheduler"), v1alpha1.IPVSSchedulers()...)...)
+}
+
+func validateRanges(ranges []string, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	switch {
+	case ranges != nil && len(ranges) == 0:
+		errs = append(errs, field.Required(at, "leave it out to keep the Service's own, or write 0.0.0.0/0 and ::/0 to let everybody in"))
+	case len(ranges) > maxSourceRanges:
+		errs = append(errs, field.TooMany(at, len(ranges), maxSourceRanges))
+	}
+	for i, s := range ranges {
+		if prefix, err := netip.ParsePrefix(s); err != nil || prefix.Addr().Is4In6() {
+			errs = append(errs, field.Invalid(at.Index(i), s, "must be a CIDR such as 198.51.100.0/24 or 2001:db8::/64"))
+		}
+	}
+	return errs
+}
+
+func oneOf[T ~string](value *T, at *field.Path, valid ...T) field.ErrorList {
+	if value == nil || slices.Contains(valid, *value) {
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(at, *value, valid)}
+}
