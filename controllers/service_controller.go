@@ -156,7 +156,7 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 		return ctrl.Result{}, err
 	}
 	start := r.clock.Now()
-	want, problems := render.Service(svc, endpointSlices, format)
+	want, problems := render.Service(svc, endpointSlices, render.Shape{}, format)
 	r.metrics.rendered(kindService, r.clock.Since(start))
 	defer func() { // after the rules are written
 		r.sayProblems(ctx, svc, eventEndpointsSkipped, problemText(problems))

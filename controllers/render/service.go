@@ -39,11 +39,13 @@ func Eligible(svc *corev1.Service) bool {
 	return len(ips) > 0
 }
 
-// Service renders a Service that is Eligible with all its EndpointSlices, in a
-// version of the format. The problems are what was left out, sorted, each once;
-// the rest is rendered.
-func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, formatVersion int32) (*v1alpha1.ServiceProxyRules, []Problem) {
+// Service renders a Service that is Eligible with all its EndpointSlices, as policies
+// shape it, in a version of the format. The problems are what was left out, sorted,
+// each once; the rest is rendered. IneffectiveOverrides tells what of the policies has
+// no effect.
+func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, shape Shape, formatVersion int32) (*v1alpha1.ServiceProxyRules, []Problem) {
 	ips, fams := clusterIPs(svc)
+	as := shaped(svc, fams, shape.Overrides)
 	rules := &v1alpha1.ServiceProxyRules{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name),
@@ -56,26 +58,26 @@ func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, f
 			FormatVersion:            formatVersion,
 			ServiceCreated:           metav1.NewTime(svc.CreationTimestamp.Truncate(time.Second)),
 			ClusterIPs:               ips,
-			ExternalIPs:              fams.addresses(svc.Spec.ExternalIPs),
+			ExternalIPs:              fams.addresses(as.externalIPs),
 			LoadBalancerIPs:          fams.addresses(loadBalancerIPs(svc)),
-			LoadBalancerSourceRanges: sourceRanges(svc.Spec.LoadBalancerSourceRanges),
-			ExternalTrafficPolicy:    externalTrafficPolicy(svc),
-			InternalTrafficPolicy:    internalTrafficPolicy(svc),
-			SessionAffinity:          sessionAffinity(svc),
-			PortSummary:              portSummary(svc.Spec.Ports),
+			LoadBalancerSourceRanges: sourceRanges(as.sourceRanges),
+			ExternalTrafficPolicy:    as.external,
+			InternalTrafficPolicy:    as.internal,
+			SessionAffinity:          as.affinity,
+			HealthCheckNodePort:      healthCheckNodePort(svc),
+			IPVSScheduler:            as.scheduler,
+			Policies:                 shape.Policies,
+			PortSummary:              portSummary(as.ports),
 		},
 	}
 	if len(ips) > 0 {
 		rules.Spec.ClusterIP = ips[0]
 	}
-	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer && rules.Spec.ExternalTrafficPolicy == v1alpha1.TrafficPolicyLocal {
-		rules.Spec.HealthCheckNodePort = svc.Spec.HealthCheckNodePort
-	}
 	if newest := lastChange(endpointSlices); newest != "" {
 		rules.Annotations = map[string]string{v1alpha1.AnnotationLastChangeTriggerTime: newest}
 	}
-	winners, problems := mergeEndpoints(svc.Spec.Ports, endpointSlices, fams)
-	rules.Spec.Ports, rules.Spec.EndpointCount = servicePorts(svc.Spec.Ports, winners)
+	winners, problems := mergeEndpoints(as.ports, endpointSlices, fams)
+	rules.Spec.Ports, rules.Spec.EndpointCount = servicePorts(as.ports, winners)
 	return rules, problems
 }
 
@@ -144,6 +146,15 @@ func externalTrafficPolicy(svc *corev1.Service) v1alpha1.TrafficPolicy {
 		}
 	}
 	return v1alpha1.TrafficPolicyCluster
+}
+
+// healthCheckNodePort goes by what the Service says itself: its load balancer asks
+// there also where policies have every node take connections.
+func healthCheckNodePort(svc *corev1.Service) int32 {
+	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer && externalTrafficPolicy(svc) == v1alpha1.TrafficPolicyLocal {
+		return svc.Spec.HealthCheckNodePort
+	}
+	return 0
 }
 
 func internalTrafficPolicy(svc *corev1.Service) v1alpha1.TrafficPolicy {

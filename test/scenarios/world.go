@@ -103,7 +103,7 @@ func (w *World) Sync() {
 		if !render.Eligible(o) {
 			continue
 		}
-		rules, _ := render.Service(o, bySvc[name], v1alpha1.FormatVersion)
+		rules, _ := render.Service(o, bySvc[name], render.Shape{}, v1alpha1.FormatVersion)
 		if svc := w.combine(dataplane.ServiceName{Namespace: name.Namespace, Name: name.Name}, rules, nodeRules); svc != nil {
 			services[svc.Name] = svc
 		}

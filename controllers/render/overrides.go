@@ -1,0 +1,159 @@
+package render
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Shape is what policies make of a Service. The zero value leaves it as it is.
+type Shape struct {
+	// Overrides take the place of what the Service says. Nil: none.
+	Overrides *v1alpha1.ServiceOverrides
+	// Policies are the names of the policies that they are from, the strongest first.
+	Policies []string
+}
+
+// IneffectiveOverride is an override that cannot have an effect on a Service, or not on
+// all of it.
+type IneffectiveOverride struct {
+	// Field is its name in JSON, such as "externalTrafficPolicy".
+	Field string
+	// Why begins with the field and tells what is in the way.
+	Why string
+}
+
+// IneffectiveOverrides tells which overrides have no effect on a Service, and why. What
+// the Service says itself already, or has nothing of, is not worth a word.
+func IneffectiveOverrides(svc *corev1.Service, o *v1alpha1.ServiceOverrides) []IneffectiveOverride {
+	_, fams := clusterIPs(svc)
+	return shaped(svc, fams, o).ineffective
+}
+
+// shapedService is what a Service says after overrides.
+type shapedService struct {
+	ports        []corev1.ServicePort
+	externalIPs  []string
+	sourceRanges []string
+	external     v1alpha1.TrafficPolicy
+	internal     v1alpha1.TrafficPolicy
+	affinity     *v1alpha1.SessionAffinity
+	scheduler    string
+	ineffective  []IneffectiveOverride
+}
+
+// shaped puts overrides, nil for none, on a Service.
+func shaped(svc *corev1.Service, fams families, o *v1alpha1.ServiceOverrides) shapedService {
+	s := shapedService{
+		ports: svc.Spec.Ports, externalIPs: svc.Spec.ExternalIPs, sourceRanges: svc.Spec.LoadBalancerSourceRanges,
+		external: externalTrafficPolicy(svc), internal: internalTrafficPolicy(svc), affinity: sessionAffinity(svc),
+	}
+	if o == nil {
+		return s
+	}
+	if is(o.NodePorts, v1alpha1.Disabled) {
+		s.ports = withoutNodePorts(s.ports)
+	}
+	if is(o.ExternalIPs, v1alpha1.Disabled) {
+		s.externalIPs = nil
+	}
+	if o.LoadBalancerSourceRanges != nil {
+		s.overrideRanges(svc, fams, o.LoadBalancerSourceRanges)
+	}
+	if o.ExternalTrafficPolicy != nil {
+		s.overrideExternal(svc, *o.ExternalTrafficPolicy)
+	}
+	if o.InternalTrafficPolicy != nil {
+		s.internal = *o.InternalTrafficPolicy
+	}
+	if o.SessionAffinity != nil {
+		s.affinity = &v1alpha1.SessionAffinity{ClientIPTimeoutSeconds: o.SessionAffinity.ClientIPTimeoutSeconds}
+	}
+	if o.IPVSScheduler != nil {
+		s.scheduler = *o.IPVSScheduler
+	}
+	return s
+}
+
+func is[T comparable](value *T, what T) bool { return value != nil && *value == what }
+
+func withoutNodePorts(ports []corev1.ServicePort) []corev1.ServicePort {
+	ports = slices.Clone(ports)
+	for i := range ports {
+		ports[i].NodePort = 0
+	}
+	return ports
+}
+
+func (s *shapedService) without(field, format string, args ...any) {
+	s.ineffective = append(s.ineffective, IneffectiveOverride{Field: field, Why: field + " " + fmt.Sprintf(format, args...)})
+}
+
+// overrideRanges has the ranges take the place of the Service's. They are for
+// load-balancer addresses that the nodes serve, whatever the type says of them.
+func (s *shapedService) overrideRanges(svc *corev1.Service, fams families, ranges []string) {
+	const name = "loadBalancerSourceRanges"
+	served := fams.addresses(loadBalancerIPs(svc))
+	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer && len(served) == 0 {
+		s.without(name, "is only for Services of type LoadBalancer, and the type of this one is %s", typeOf(svc))
+		return
+	}
+	s.sourceRanges = ranges
+	if len(served) == 0 && len(svc.Status.LoadBalancer.Ingress) > 0 { // none at all: it has none yet
+		s.without(name, "restricts load-balancer addresses that nodes serve, and this Service has none: status.loadBalancer.ingress holds host names, or addresses with ipMode Proxy, so that restricting clients is up to the load balancer")
+		return
+	}
+	for _, f := range openFamilies(served, ranges) {
+		s.without(name, "holds no %s range, so that the %s load-balancer addresses of this Service are open to every source: add one", f, f)
+	}
+}
+
+// overrideExternal has the policy take the place of the Service's, unless that would
+// lose connections, or change nothing.
+func (s *shapedService) overrideExternal(svc *corev1.Service, policy v1alpha1.TrafficPolicy) {
+	const name = "externalTrafficPolicy"
+	if policy == s.external {
+		return
+	}
+	if policy == v1alpha1.TrafficPolicyCluster {
+		s.external = policy
+		return
+	}
+	switch {
+	case svc.Spec.Type == corev1.ServiceTypeLoadBalancer && svc.Spec.HealthCheckNodePort == 0:
+		s.without(name, "Local is not for a Service of type LoadBalancer without healthCheckNodePort: its load balancer would go on sending to nodes that have no endpoint and drop. Set externalTrafficPolicy in the Service itself, which gives it one")
+	case !s.reachable(svc):
+		s.without(name, "Local has no effect on this Service of type %s, since nothing from outside can arrive: it has no node port, external IP or load-balancer IP%s", typeOf(svc), s.closed(svc))
+	default:
+		s.external = policy
+	}
+}
+
+// reachable reports whether anything from outside can arrive at what is left of a
+// Service. A load balancer that has no address yet will have one.
+func (s *shapedService) reachable(svc *corev1.Service) bool {
+	return svc.Spec.Type == corev1.ServiceTypeLoadBalancer || len(s.externalIPs) > 0 || len(loadBalancerIPs(svc)) > 0 || hasNodePorts(s.ports)
+}
+
+// closed tells that policies have taken something out by which connections could arrive.
+func (s *shapedService) closed(svc *corev1.Service) string {
+	if len(svc.Spec.ExternalIPs) > len(s.externalIPs) || hasNodePorts(svc.Spec.Ports) && !hasNodePorts(s.ports) {
+		return " but what policies disable"
+	}
+	return ""
+}
+
+func hasNodePorts(ports []corev1.ServicePort) bool {
+	return slices.ContainsFunc(ports, func(p corev1.ServicePort) bool { return p.NodePort != 0 })
+}
+
+// typeOf names the type of a Service, as the API server completes it.
+func typeOf(svc *corev1.Service) corev1.ServiceType {
+	if svc.Spec.Type == "" {
+		return corev1.ServiceTypeClusterIP
+	}
+	return svc.Spec.Type
+}
