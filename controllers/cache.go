@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
@@ -52,7 +53,8 @@ func CacheOptions(namespace string) (cache.Options, error) {
 				Label:     labels.NewSelector().Add(*notHeadless),
 				Transform: trimSlice,
 			},
-			&corev1.Node{}: {Transform: trimNode},
+			&corev1.Node{}:              {Transform: trimNode},
+			&v1alpha1.NodeProxyPolicy{}: {Transform: trimPolicy},
 			&appsv1.DaemonSet{}: {Namespaces: map[string]cache.Config{
 				namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, agentdeploy.Name)},
 			}},
@@ -106,6 +108,14 @@ func trimNode(in any) (any, error) {
 			Addresses: node.Status.Addresses,
 			NodeInfo:  corev1.NodeSystemInfo{OperatingSystem: node.Status.NodeInfo.OperatingSystem},
 		}
+	}
+	return in, nil
+}
+
+// trimPolicy drops what people note on a policy, such as what kubectl applied last.
+func trimPolicy(in any) (any, error) {
+	if policy, ok := in.(*v1alpha1.NodeProxyPolicy); ok {
+		trimMeta(&policy.ObjectMeta)
 	}
 	return in, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"os"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,7 +23,7 @@ import (
 // reportingController is who the events come from.
 const reportingController = "nodeproxy.io/controller"
 
-// events writes events about Services and NodeProxy. client-go's recorder folds events that
+// events writes events about Services, NodeProxy and policies. client-go's recorder folds events that
 // differ only in their text into the first one, and the text is what matters
 // here; so each is written by itself, under a name made of what it says, which
 // also keeps a restart from saying it twice.
@@ -40,7 +41,7 @@ func (e *events) warn(ctx context.Context, svc *corev1.Service, reason, action, 
 	return e.write(ctx, svc.Namespace, corev1.ObjectReference{
 		APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name,
 		UID: svc.UID, ResourceVersion: svc.ResourceVersion,
-	}, reason, action, note)
+	}, eventKind{warning, reason, action}, note)
 }
 
 // warnNodeProxy is warn about NodeProxy. Events about objects without a
@@ -49,29 +50,52 @@ func (e *events) warnNodeProxy(ctx context.Context, np *v1alpha1.NodeProxy, reas
 	e.write(ctx, metav1.NamespaceDefault, corev1.ObjectReference{
 		APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeProxy", Name: np.Name,
 		UID: np.UID, ResourceVersion: np.ResourceVersion,
-	}, reason, action, note)
+	}, eventKind{warning, reason, action}, note)
 }
 
-func (e *events) write(ctx context.Context, namespace string, about corev1.ObjectReference, reason, action, note string) bool {
+// transition writes that a policy has come to another state than its stored status
+// says. The same may happen again to the same object: the event's name is made of the
+// version that it leaves, too, so that a restart in between does not say it twice.
+func (e *events) transition(ctx context.Context, policy client.Object, kind string, what eventKind, note string) {
+	e.write(ctx, metav1.NamespaceDefault, corev1.ObjectReference{
+		APIVersion: v1alpha1.GroupVersion.String(), Kind: kind, Name: policy.GetName(),
+		UID: policy.GetUID(), ResourceVersion: policy.GetResourceVersion(),
+	}, what, note, policy.GetResourceVersion())
+}
+
+// eventKind is what an event says beside its note.
+type eventKind struct {
+	severity, reason, action string
+}
+
+// Severities of events.
+const (
+	normal  = corev1.EventTypeNormal
+	warning = corev1.EventTypeWarning
+)
+
+// write writes an event unless it is there already: what is to tell it from others with
+// the same reason and note is in marks.
+func (e *events) write(ctx context.Context, namespace string, about corev1.ObjectReference, what eventKind, note string, marks ...string) bool {
 	ctx, cancel := context.WithTimeout(ctx, eventTimeout)
 	defer cancel()
 	note = truncated(note, maxEventNote)
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(string(about.UID) + reason + note)) // a hash never returns an error
+	_, _ = h.Write([]byte(string(about.UID) + what.reason + note + strings.Join(marks, ""))) // a hash never returns an error
 	event := &eventsv1.Event{
 		ObjectMeta:          metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s.%016x", about.Name, h.Sum64())},
 		EventTime:           metav1.NewMicroTime(e.clock.Now()),
 		ReportingController: reportingController,
 		ReportingInstance:   instance(),
-		Type:                corev1.EventTypeWarning,
-		Reason:              reason,
-		Action:              action,
+		Type:                what.severity,
+		Reason:              what.reason,
+		Action:              what.action,
 		Note:                note,
 		Regarding:           about,
 	}
 	err := e.client.Create(ctx, event)
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		log.FromContext(ctx).Error(err, "An event could not be written", "kind", about.Kind, "object", klog.KRef(about.Namespace, about.Name), "reason", reason, "note", note)
+		log.FromContext(ctx).Error(err, "An event could not be written", "kind", about.Kind, "object", klog.KRef(about.Namespace, about.Name), "reason", what.reason, "note", note)
 		return false
 	}
 	return true

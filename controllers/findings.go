@@ -14,7 +14,7 @@ type finding struct {
 	message string
 }
 
-// findings are what the reconcilers that run the agents have found since this
+// findings are what the reconcilers that run the agents, or give settings to nodes, have found since this
 // controller leads. Only one reconciler writes the status of NodeProxy, and it
 // asks here.
 type findings struct {
@@ -28,6 +28,7 @@ type findings struct {
 const (
 	aboutDaemonSet  = "the agents' DaemonSet"
 	aboutAPIServers = "the API servers"
+	aboutRollout    = "the rollout of settings"
 )
 
 func newFindings(changed func()) *findings {

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 )
 
 // What is written, as metric labels.
@@ -15,8 +16,9 @@ const (
 	kindService = "ServiceProxyRules"
 	kindNode    = "NodeProxyRules"
 	// The controller writes there that an agent does not respond.
-	kindNodeStatus = "NodeProxyRules/status"
-	kindSummary    = "NodeProxy/status"
+	kindNodeStatus   = "NodeProxyRules/status"
+	kindSummary      = "NodeProxy/status"
+	kindPolicyStatus = "NodeProxyPolicy/status"
 	// The controller writes its finalizer there.
 	kindNodeProxy = "NodeProxy"
 	// The controller takes the startup taint off there.
@@ -42,6 +44,7 @@ type metrics struct {
 	looks   *prometheus.CounterVec
 	leading prometheus.Gauge
 	toWrite prometheus.Histogram
+	rollout *prometheus.GaugeVec
 
 	mu    sync.Mutex // guards leads, and that the gauges of the cluster go with it
 	leads bool
@@ -75,6 +78,10 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Help: "Looks at the Leases of the agents, by result (done, failed). While they fail, no agent is reported as not responding.",
 		}, []string{"result"}),
 	}
+	m.rollout = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "nodeproxy_controller_rollout_nodes",
+		Help: "Nodes by policy, empty for NodeProxy, and state (selected, updated, programmed, unavailable, waiting, missed). While some missed the deadline, the rollout has stopped. Only the controller that leads has them.",
+	}, []string{"policy", "state"})
 	m.leading = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "nodeproxy_controller_leading",
 		Help: "1 while this controller leads and writes, 0 while it stands by.",
@@ -84,7 +91,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		Help:    "Time from the event of the first changed EndpointSlice of a Service until its rules were written. Large Services wait, see docs/architecture.md.",
 		Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
 	})
-	for _, c := range []prometheus.Collector{m.toWrite, m.leading, m.writes, m.skipped, m.refused, m.render, m.nodes, m.looks} {
+	for _, c := range []prometheus.Collector{m.toWrite, m.leading, m.writes, m.skipped, m.refused, m.render, m.nodes, m.looks, m.rollout} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -111,6 +118,24 @@ func (m *metrics) showNodes(n v1alpha1.NodeCounts) {
 		"audit": n.Audit, "fallback": n.Fallback, "lagging": n.Lagging,
 	} {
 		m.nodes.WithLabelValues(state).Set(float64(count))
+	}
+}
+
+// showRollouts sets the gauges of rollouts, while this controller leads.
+func (m *metrics) showRollouts(states map[string]*rollout.State) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.rollout.Reset()
+	if !m.leads {
+		return
+	}
+	for policy, s := range states {
+		for state, count := range map[string]int{
+			"selected": s.Nodes, "updated": s.Updated, "programmed": s.Programmed, "unavailable": s.Unavailable,
+			"waiting": s.Pending, "missed": len(s.Missed),
+		} {
+			m.rollout.WithLabelValues(policy, state).Set(float64(count))
+		}
 	}
 }
 
@@ -143,5 +168,6 @@ func (m *metrics) lead(leading bool) {
 	}
 	m.leading.Set(0)
 	m.nodes.Reset()
+	m.rollout.Reset()
 	m.refused.Set(0)
 }

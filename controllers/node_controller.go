@@ -18,9 +18,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
@@ -28,7 +30,8 @@ import (
 // are deleted: a kubelet that registers again must find them.
 const absentNodeGrace = 10 * time.Minute
 
-// NodeReconciler keeps one NodeProxyRules for every Linux Node.
+// NodeReconciler keeps one NodeProxyRules for every Linux Node. It gives a new one its
+// settings; that they change later is up to the RolloutReconciler.
 type NodeReconciler struct {
 	leadership Leadership
 	client     client.Client // reads come from the cache
@@ -41,6 +44,7 @@ type NodeReconciler struct {
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxypolicies,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch;create;update;delete
 
 func (r *NodeReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
@@ -50,7 +54,9 @@ func (r *NodeReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-ch
 		Watches(&discoveryv1.EndpointSlice{}, affectedNodes{reader: mgr.GetClient()}).
 		Watches(&v1alpha1.NodeProxyRules{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(notStatusOnly())).
 		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyNode),
-														builder.WithPredicates(specChanged())).
+			builder.WithPredicates(specChanged())).
+		Watches(&v1alpha1.NodeProxyPolicy{}, handler.EnqueueRequestsFromMapFunc(r.nodesWithoutRules),
+														builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyNode))). // it leads now
 		WithOptions(o).
 		Complete(leading(r.leadership, r))
@@ -65,9 +71,11 @@ func (r *NodeReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	if err != nil || node == nil && stored == nil {
 		return ctrl.Result{}, err
 	}
-	settings, err := r.settings(ctx)
-	if err != nil {
-		return ctrl.Result{}, err
+	var settings *policies.NodeResolution
+	if stored == nil { // later changes are given to it by the RolloutReconciler
+		if settings, err = r.settings(ctx, node); err != nil {
+			return ctrl.Result{}, err
+		}
 	}
 	var absentSince time.Time
 	if node == nil {
@@ -85,15 +93,21 @@ func (r *NodeReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 		return ctrl.Result{}, err
 	}
 	start := r.clock.Now()
-	spec, ok := render.Node(render.NodeInput{
-		Node: node, Current: stored, Settings: settings, Members: render.Members(req.Name, services),
-		FormatVersion: format,
-	})
+	input := render.NodeInput{Node: node, Current: stored, Members: render.Members(req.Name, services), FormatVersion: format}
+	if settings != nil {
+		input.Settings, input.Policies = settings.Settings, settings.Policies
+	}
+	spec, ok := render.Node(input)
 	r.metrics.rendered(kindNode, r.clock.Since(start))
 	if !ok { // a new Node, and no valid settings to give it
 		return ctrl.Result{}, nil
 	}
-	if err := r.write(ctx, req.Name, spec, stored, absentSince); err != nil {
+	if stored == nil {
+		err = r.create(ctx, req.Name, spec, settings)
+	} else {
+		err = r.update(ctx, spec, stored, absentSince)
+	}
+	if err != nil {
 		return ignoreRace(err)
 	}
 	if node == nil {
@@ -123,34 +137,41 @@ func (r *NodeReconciler) load(ctx context.Context, name string) (*corev1.Node, *
 	return node, stored, nil
 }
 
-// settings returns the settings of all nodes, nil when there is no NodeProxy
-// or its settings are not valid: then nodes keep what they have. The
-// NodeProxy's status says what is wrong.
-func (r *NodeReconciler) settings(ctx context.Context) (*render.Settings, error) {
+// settings returns what policies make of the settings of a node that has no rules yet, nil
+// without NodeProxy. The status of NodeProxy and of the policies says what is wrong where
+// they are not valid.
+func (r *NodeReconciler) settings(ctx context.Context, node *corev1.Node) (*policies.NodeResolution, error) {
 	np, err := nodeProxy(ctx, r.client)
 	if err != nil || np == nil {
 		return nil, err
 	}
-	settings, err := render.CompleteSettings((*v1alpha1.ProxySettings)(np.Spec.Settings))
-	if err != nil {
-		log.FromContext(ctx).V(2).Info("Nodes keep their settings, those of NodeProxy are not valid", "err", err)
-		return nil, nil
+	var all v1alpha1.NodeProxyPolicyList
+	if err := r.client.List(ctx, &all); err != nil {
+		return nil, fmt.Errorf("list NodeProxyPolicies: %w", err)
 	}
-	return settings, nil
+	resolution := newPolicySet(np, all.Items).nodes.Resolve(node.Labels)
+	if resolution.Invalid != nil {
+		log.FromContext(ctx).V(2).Info("A new Node gets no rules, its settings are not valid", "err", resolution.Invalid)
+	}
+	return resolution, nil
 }
 
-// write creates or updates the rules of a node unless nothing would change.
-func (r *NodeReconciler) write(ctx context.Context, name string, spec v1alpha1.NodeProxyRulesSpec, stored *v1alpha1.NodeProxyRules, absentSince time.Time) error {
-	logger := log.FromContext(ctx).V(2)
-	if stored == nil {
-		rules := &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
-		if err := r.client.Create(ctx, rules); err != nil {
-			return fmt.Errorf("%w NodeProxyRules %s: %w", errCreate, name, err)
-		}
-		r.metrics.wrote(kindNode, opCreate)
-		logger.Info("Created rules", "nodeProxyRules", klog.KObj(rules))
-		return nil
+// create creates the rules of a node that has none.
+func (r *NodeReconciler) create(ctx context.Context, name string, spec v1alpha1.NodeProxyRulesSpec, settings *policies.NodeResolution) error {
+	rules := &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
+	if err := setGrant(rules, newGrant(settings, nil, r.clock.Now())); err != nil {
+		return err
 	}
+	if err := r.client.Create(ctx, rules); err != nil {
+		return fmt.Errorf("%w NodeProxyRules %s: %w", errCreate, name, err)
+	}
+	r.metrics.wrote(kindNode, opCreate)
+	log.FromContext(ctx).V(2).Info("Created rules", "nodeProxyRules", klog.KObj(rules))
+	return nil
+}
+
+// update updates the rules of a node unless nothing would change.
+func (r *NodeReconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRulesSpec, stored *v1alpha1.NodeProxyRules, absentSince time.Time) error {
 	mark := ""
 	if !absentSince.IsZero() {
 		mark = absentSince.UTC().Format(time.RFC3339)
@@ -165,10 +186,10 @@ func (r *NodeReconciler) write(ctx context.Context, name string, spec v1alpha1.N
 		next.Annotations = merged(next.Annotations, map[string]string{v1alpha1.AnnotationNodeAbsentSince: mark})
 	}
 	if err := r.client.Update(ctx, next); err != nil {
-		return fmt.Errorf("update NodeProxyRules %s: %w", name, err)
+		return fmt.Errorf("update NodeProxyRules %s: %w", next.Name, err)
 	}
 	r.metrics.wrote(kindNode, opUpdate)
-	logger.Info("Updated rules", "nodeProxyRules", klog.KObj(next))
+	log.FromContext(ctx).V(2).Info("Updated rules", "nodeProxyRules", klog.KObj(next))
 	return nil
 }
 

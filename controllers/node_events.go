@@ -131,6 +131,24 @@ func (r *NodeReconciler) everyNode(ctx context.Context, _ client.Object) []recon
 	return out
 }
 
+// nodesWithoutRules returns the Linux Nodes that have no rules: their settings may have
+// become valid.
+func (r *NodeReconciler) nodesWithoutRules(ctx context.Context, _ client.Object) []reconcile.Request {
+	var nodes corev1.NodeList
+	if err := r.client.List(ctx, &nodes); err != nil {
+		log.FromContext(ctx).Error(err, "Nodes could not be listed after a policy changed")
+		return nil
+	}
+	var out []reconcile.Request
+	for i := range nodes.Items {
+		key := types.NamespacedName{Name: nodes.Items[i].Name}
+		if found, err := get(ctx, r.client, key, &v1alpha1.NodeProxyRules{}); err == nil && !found && render.Linux(&nodes.Items[i]) {
+			out = append(out, reconcile.Request{NamespacedName: key})
+		}
+	}
+	return out
+}
+
 // nodeFactsChanged lets a Node's update pass when something that is rendered
 // has changed; heartbeats have not.
 func nodeFactsChanged() predicate.Predicate {

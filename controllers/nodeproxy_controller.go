@@ -147,6 +147,8 @@ func (r *NodeProxyReconciler) status(ctx context.Context, np *v1alpha1.NodeProxy
 		return nil, 0, err
 	}
 	apiServers := r.findings.of(aboutAPIServers, &np.Status, v1alpha1.ConditionReady, v1alpha1.ReasonAPIServerUnreachable)
+	ready = withRollout(ready, r.findings.of(aboutRollout, &np.Status, v1alpha1.ConditionReady,
+		v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonPaused, v1alpha1.ReasonProgressing))
 	ready, next = withTroubles(ready, apiServers, agents), sooner(next, nextOfAgents)
 	if beingRemoved(np) {
 		ready, next = removing(np, rules.Items), 0

@@ -99,6 +99,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	o.Leadership.Notify(s.lead)
 	for what, err := range map[string]error{
 		"reconcilers that render":            s.setupRendering(),
+		"reconciler of rollouts":             s.setupRollout(),
 		"reconciler of NodeProxy's status":   s.setupSummary(),
 		"reconciler of the agents":           s.setupAgents(),
 		"reconciler of API server addresses": s.setupAPIServers(),
@@ -168,6 +169,15 @@ func (s *shared) setupRendering() error {
 		leadership: s.Leadership, formats: s.formats, changed: func() { s.wakers.services.wake(); s.wakers.nodes.wake() },
 	}
 	return format.setup(s.mgr, controllerOptions(1))
+}
+
+// setupRollout adds what gives changed settings to nodes. It decides about all of them
+// at a time, so there is one worker.
+func (s *shared) setupRollout() error {
+	rollouts := &RolloutReconciler{
+		leadership: s.Leadership, client: s.mgr.GetClient(), clock: s.Clock, metrics: s.metrics, findings: s.findings, events: s.events,
+	}
+	return rollouts.setup(s.mgr, controllerOptions(1), s.wakers.rollout)
 }
 
 // setupSummary adds what looks after the agents, and writes the status of

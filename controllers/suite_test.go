@@ -127,7 +127,7 @@ var _ = BeforeEach(func() {
 func emptyCluster(ctx SpecContext) {
 	for _, kind := range []client.Object{
 		&admissionv1.ValidatingAdmissionPolicyBinding{}, &admissionv1.ValidatingAdmissionPolicy{},
-		&v1alpha1.NodeProxy{}, &v1alpha1.NodeProxyRules{}, &v1alpha1.ServiceProxyRules{}, &corev1.Node{},
+		&v1alpha1.NodeProxy{}, &v1alpha1.NodeProxyPolicy{}, &v1alpha1.NodeProxyRules{}, &v1alpha1.ServiceProxyRules{}, &corev1.Node{},
 	} {
 		Expect(k8s.DeleteAllOf(ctx, kind)).To(Succeed())
 	}

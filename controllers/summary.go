@@ -71,6 +71,18 @@ func readiness(rules []v1alpha1.NodeProxyRules, counts v1alpha1.NodeCounts, inva
 	return ready, next
 }
 
+// withRollout returns the condition Ready with how far a change of NodeProxy's own
+// settings is. One that has stopped says more than that its node is not programmed.
+func withRollout(ready metav1.Condition, change finding) metav1.Condition {
+	stopped := change.reason == v1alpha1.ReasonRolloutStopped && ready.Reason == v1alpha1.ReasonNodesNotProgrammed
+	if change.reason == "" || !stopped && ready.Status != metav1.ConditionTrue {
+		return ready
+	}
+	ready.Status, ready.Reason = metav1.ConditionFalse, change.reason
+	ready.Message = truncated(change.message, maxStatusMessage)
+	return ready
+}
+
 // notProgrammed names the first node, by name, that is not programmed, says
 // why, and how many others there are. A node that reports comes before one
 // that gives no sign of life, as more is known of it, and that before one that

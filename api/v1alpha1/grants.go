@@ -19,8 +19,12 @@ type SettingsGrant struct {
 	Time metav1.Time `json:"time"`
 	// Revision is the settingsRevision that was given.
 	Revision string `json:"revision"`
-	// By are the causes of the last change.
+	// By are the causes of the last change. None are waited for: the node was new, or
+	// nothing was at risk there.
 	By []Cause `json:"by,omitempty"`
+	// Owners are the policies that set fields of these settings, by the field's path,
+	// such as ipvs.scheduler.
+	Owners map[string]string `json:"owners,omitempty"`
 }
 
 // OverridesGrant says of a ServiceProxyRules what policies have made of its

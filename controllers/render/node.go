@@ -73,8 +73,10 @@ type NodeInput struct {
 	Node *corev1.Node
 	// Current is what is stored, nil when nothing is.
 	Current *v1alpha1.NodeProxyRules
-	// Settings are those to carry, nil to keep what Current carries.
+	// Settings are those to carry, nil to keep what Current carries, with the Policies
+	// that shape them, strongest first.
 	Settings *Settings
+	Policies []string
 	// Members are the node's endpoints.
 	Members []v1alpha1.ServiceMembers
 	// FormatVersion is the version of the format to write.
@@ -93,6 +95,7 @@ func Node(in NodeInput) (v1alpha1.NodeProxyRulesSpec, bool) {
 	if in.Settings != nil {
 		in.Settings.Complete.DeepCopyInto(&spec.Settings)
 		spec.SettingsRevision = in.Settings.Revision
+		spec.Policies = slices.Clone(in.Policies)
 	} else {
 		in.Current.Spec.Settings.DeepCopyInto(&spec.Settings)
 		spec.SettingsRevision = in.Current.Spec.SettingsRevision

@@ -49,7 +49,16 @@ type Node struct {
 	Programmed bool
 	// Absent: there is no such Node any more. It is not counted, nor waited for.
 	Absent bool
+	// Idle: nothing is at risk there, as no agent has reported yet, or another proxy
+	// serves it. It is given what it wants at once, and never waited for.
+	Idle bool
+	// Kept: it is not known what it is to have, because some policy is not valid. It
+	// keeps what it carries, and does not count as updated.
+	Kept bool
 }
+
+// atOnce reports whether a change needs no room.
+func (n *Node) atOnce() bool { return n.Absent || n.Idle }
 
 // available reports whether a node does what it was given.
 func (n *Node) available() bool { return n.InForce && n.Programmed }
@@ -79,6 +88,10 @@ type State struct {
 
 // stopped reports whether no node may be given anything.
 func (s *State) stopped() bool { return len(s.Missed) > 0 }
+
+// InFlight is how many nodes were given a change of this generation that is not in
+// force.
+func (s *State) InFlight() int { return len(s.inFlight) }
 
 // Decision is what to do next.
 type Decision struct {
@@ -155,10 +168,10 @@ func (d *decider) count() {
 
 func (s *State) countSelected(n *Node) {
 	s.Nodes++
-	if !n.available() {
+	if !n.available() && !n.Idle {
 		s.Unavailable++
 	}
-	if !n.pending() {
+	if !n.pending() && !n.Kept {
 		s.Updated++
 		if n.available() {
 			s.Programmed++
@@ -173,7 +186,7 @@ func (d *decider) countGiven(n *Node, g Grant) {
 		return
 	}
 	s.given[n.Zone]++
-	if n.InForce {
+	if n.InForce || n.Idle {
 		return
 	}
 	s.inFlight[n.Name] = true
@@ -208,7 +221,7 @@ func (d *decider) best() *Node {
 
 // may reports whether there is room for a node.
 func (d *decider) may(n *Node) bool {
-	if n.Absent {
+	if n.atOnce() {
 		return true
 	}
 	for _, name := range n.Causes {
@@ -229,7 +242,7 @@ func (d *decider) may(n *Node) bool {
 func (d *decider) compare(a, b *Node) int {
 	first := func(yes bool) int { return map[bool]int{true: 0, false: 1}[yes] }
 	return cmp.Or(
-		cmp.Compare(first(a.Absent), first(b.Absent)),
+		cmp.Compare(first(a.atOnce()), first(b.atOnce())),
 		cmp.Compare(first(!a.available()), first(!b.available())),
 		cmp.Compare(d.givenIn(a), d.givenIn(b)),
 		cmp.Compare(a.Zone, b.Zone), cmp.Compare(a.Name, b.Name))
@@ -259,13 +272,19 @@ func (d *decider) grant(n *Node) {
 			continue
 		}
 		s.Updated++
-		if n.available() {
+		if n.available() && !n.Idle {
 			s.Unavailable++
 		}
 	}
 	for _, name := range n.Causes {
 		s := d.out.States[name]
+		if s == nil { // of a node that is given it at once
+			continue
+		}
 		s.Pending--
+		if n.Idle {
+			continue
+		}
 		s.inFlight[n.Name] = true
 		s.given[n.Zone]++
 		deadline := d.now.Add(d.budgets[name].Deadline)

@@ -125,6 +125,29 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
+			name: "so are idle ones, which count as selected", edge: budget("1"), want: "node-04 node-00", figures: "6 2 0 1/1 4", next: deadline,
+			but: func(all []Node) {
+				all[4].Idle, all[4].InForce, all[4].Programmed = true, false, false
+			},
+		},
+		{
+			name: "idle ones are given it while paused, and miss no deadline", edge: Budget{Generation: 1, MaxUnavailable: intstr.FromInt32(1), Deadline: deadline, Paused: true},
+			want: "node-04", figures: "6 2 0 0/1 4",
+			but: func(all []Node) {
+				all[4].Idle, all[4].InForce, all[4].Programmed = true, false, false
+				all[5].given("new", time.Hour, false)
+				all[5].Idle = true
+			},
+		},
+		{
+			name: "of some it is not known what they are to have", edge: budget("1"), want: "node-03", figures: "6 1 0 1/1 3", next: deadline,
+			but: func(all []Node) {
+				for i := range 2 {
+					all[i].Wants, all[i].Causes, all[i].Kept = "old", nil, true
+				}
+			},
+		},
+		{
 			name: "paused", edge: Budget{Generation: 1, MaxUnavailable: intstr.FromInt32(3), Deadline: deadline, Paused: true}, want: "", figures: "6 0 0 0/3 6",
 		},
 		{

@@ -182,6 +182,8 @@ func doWhatIsDoneAtOnce(t *testing.T, token string) {
 		},
 	}
 	create(t, server.client, proxy)
+	policy := &v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: "rights"}}
+	create(t, server.client, policy)
 	gone := rulesOf(t, "gone-1")
 	gone.Annotations = map[string]string{v1alpha1.AnnotationNodeAbsentSince: time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)}
 	if err := clientWith(t, token).Update(ctx, gone); err != nil {
@@ -202,6 +204,7 @@ func doWhatIsDoneAtOnce(t *testing.T, token string) {
 			server.client.Get(ctx, client.ObjectKey{Name: shop + ".cart"}, rules),
 			server.client.Get(ctx, client.ObjectKey{Name: "rights-1"}, &v1alpha1.NodeProxyRules{}),
 			server.client.Get(ctx, client.ObjectKeyFromObject(proxy), proxy),
+			server.client.Get(ctx, client.ObjectKeyFromObject(policy), policy),
 			server.client.List(ctx, &events, client.InNamespace(shop)),
 			isGone(ctx, gone),
 		)
@@ -210,6 +213,8 @@ func doWhatIsDoneAtOnce(t *testing.T, token string) {
 			return err
 		case proxy.Status.Inventory == nil:
 			return errors.New("NodeProxy has no inventory yet")
+		case policy.Status.ObservedGeneration == 0:
+			return errors.New("NodeProxyPolicy has no status yet")
 		case len(proxy.Finalizers) == 0:
 			return errors.New("NodeProxy has no finalizer yet")
 		case len(events.Items) == 0:

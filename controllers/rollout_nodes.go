@@ -1,0 +1,232 @@
+package controllers
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
+)
+
+// member is a node, as far as rollouts go.
+type member struct {
+	rollout.Node
+	rules *v1alpha1.NodeProxyRules // nil: it has none yet
+	grant *v1alpha1.SettingsGrant  // nil: not known
+	// resolution is what it is to have. Nil: its Node is absent, so that its labels are
+	// not known.
+	resolution *policies.NodeResolution
+	// kept says why it keeps what it has, whatever it is to have; empty reason: it does not.
+	kept finding
+	// upkeep: its settings are the right ones, but something about them is to be written
+	// again, which needs no room.
+	upkeep bool
+	// restored: somebody has edited the settings it was given.
+	restored bool
+}
+
+// fleet reads objects of nodes for rollouts.
+type fleet struct {
+	set *policySet
+	// on: there is a NodeProxy. Without one nothing is given to nodes.
+	on       bool
+	revision func(*v1alpha1.NodeProxyRules) string
+}
+
+// members are all nodes, by name: those that have rules, and Linux Nodes that have none
+// yet.
+func (f *fleet) members(nodes []corev1.Node, rules []v1alpha1.NodeProxyRules) []member {
+	present := make(map[string]*corev1.Node, len(nodes))
+	for i := range nodes {
+		if render.Linux(&nodes[i]) {
+			present[nodes[i].Name] = &nodes[i]
+		}
+	}
+	out := make([]member, 0, len(rules))
+	for i := range rules {
+		name := rules[i].Name
+		out = append(out, f.member(name, present[name], &rules[i]))
+		delete(present, name)
+	}
+	for name, node := range present {
+		out = append(out, f.member(name, node, nil))
+	}
+	slices.SortFunc(out, func(a, b member) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+// member is a node. Either its Node or its rules may be nil.
+func (f *fleet) member(name string, node *corev1.Node, rules *v1alpha1.NodeProxyRules) member {
+	m := member{Node: rollout.Node{Name: name, Absent: node == nil}, rules: rules}
+	if node != nil {
+		m.Zone = node.Labels[corev1.LabelTopologyZone]
+		m.resolution = f.set.nodes.Resolve(node.Labels)
+		m.Selected = f.set.selecting(node.Labels, m.resolution)
+	}
+	if rules != nil {
+		m.Carries, m.Wants = rules.Spec.SettingsRevision, rules.Spec.SettingsRevision
+		m.Idle, m.Programmed = nothingAtRisk(rules), doesItsSettings(rules)
+		m.InForce = inForce(rules, rules.Spec.SettingsRevision)
+		m.grant = grantOf(rules)
+		if m.grant != nil {
+			m.Given, m.By = m.grant.Time.Time, causesOf(m.grant)
+		}
+	}
+	if node == nil {
+		return m
+	}
+	if m.kept = f.keeps(node.Labels, &m); m.kept.reason != "" {
+		m.Kept = true
+		return m
+	}
+	f.wants(&m)
+	return m
+}
+
+// keeps tells why a node keeps what it has.
+func (f *fleet) keeps(nodeLabels labels.Set, m *member) finding {
+	if !f.on {
+		return finding{v1alpha1.ReasonNoNodeProxy, "there is no NodeProxy"}
+	}
+	var shaped []string
+	if m.rules != nil {
+		shaped = m.rules.Spec.Policies
+	}
+	if name := f.set.invalidFor(nodeLabels, shaped); name != "" {
+		return finding{v1alpha1.ReasonInvalidPolicy, fmt.Sprintf("keeps what it has because policy %s is not valid", name)}
+	}
+	if m.resolution.Invalid != nil {
+		return finding{v1alpha1.ReasonInvalidResult, "keeps what it has because of " + m.resolution.Invalid.Error()}
+	}
+	if m.rules == nil {
+		return finding{v1alpha1.ReasonWaiting, "has no NodeProxyRules yet"}
+	}
+	return finding{}
+}
+
+// wants decides what a node with rules is to have, and what that needs.
+func (f *fleet) wants(m *member) {
+	spec, r, g := &m.rules.Spec, m.resolution, m.grant
+	want, actual := r.Settings.Revision, f.revision(m.rules)
+	edited := spec.SettingsRevision != actual || g != nil && g.Revision != actual
+	m.Wants = want
+	switch {
+	case actual == want && !edited:
+		m.upkeep = !slices.Equal(spec.Policies, r.Policies) || ownersDiffer(g, r) || m.Idle && !m.InForce && len(m.By) > 0
+	case actual == want || g != nil && g.Revision == want:
+		m.Carries, m.upkeep, m.restored = want, true, true
+		m.InForce = inForce(m.rules, want)
+	default:
+		m.Carries = cmp.Or(actual, "unknown")
+		m.Causes = f.set.causes(&spec.Settings, r, spec.Policies, g)
+	}
+}
+
+// renewed is the grant of a node whose settings stay the same. What somebody has edited
+// is given anew, so that the node has its time to have it in force; where nothing is at
+// risk, nobody waits.
+func (m *member) renewed(now time.Time) v1alpha1.SettingsGrant {
+	by := m.By
+	if m.Idle {
+		by = nil
+	}
+	next := newGrant(m.resolution, by, now)
+	if !m.restored && m.grant != nil {
+		next.Time = m.grant.Time
+	}
+	return next
+}
+
+// given is the grant of a node that is given what it is to have.
+func (m *member) given(budgets map[string]rollout.Budget, now time.Time) v1alpha1.SettingsGrant {
+	if m.Idle {
+		return newGrant(m.resolution, nil, now)
+	}
+	return newGrant(m.resolution, rollout.By(m.Causes, budgets), now)
+}
+
+func causesOf(g *v1alpha1.SettingsGrant) []rollout.Grant {
+	var out []rollout.Grant
+	for _, c := range g.By {
+		out = append(out, rollout.Grant{Name: c.Name, Generation: c.Generation})
+	}
+	return out
+}
+
+// ownersDiffer reports whether other policies set fields than a grant says, which may be
+// nil.
+func ownersDiffer(g *v1alpha1.SettingsGrant, r *policies.NodeResolution) bool {
+	var known map[string]string
+	if g != nil {
+		known = g.Owners
+	}
+	return !maps.Equal(known, policyOwners(r))
+}
+
+// inForce reports whether the agent has a revision in force, or compared.
+func inForce(rules *v1alpha1.NodeProxyRules, revision string) bool {
+	return revision != "" && rules.Status.SettingsRevision == revision
+}
+
+// doesItsSettings reports whether the node does what its settings ask: its kernel holds
+// what is wanted, or that was compared.
+func doesItsSettings(rules *v1alpha1.NodeProxyRules) bool {
+	c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
+	return c != nil && (c.Status == metav1.ConditionTrue ||
+		c.Reason == v1alpha1.ReasonAuditDiffers || c.Reason == v1alpha1.ReasonAuditInSync)
+}
+
+// nothingAtRisk reports whether other settings change nothing on a node for now.
+func nothingAtRisk(rules *v1alpha1.NodeProxyRules) bool {
+	return rules.Status.Agent == nil || meta.IsStatusConditionTrue(rules.Status.Conditions, v1alpha1.ConditionConflictingProxy)
+}
+
+// revisions knows the revisions of settings in rules, which take some time to compute.
+// It is not for concurrent use.
+type revisions struct {
+	known map[types.UID]knownRevision
+}
+
+type knownRevision struct {
+	generation int64
+	revision   string
+}
+
+// of returns the revision of the settings that rules carry, whatever revision they name;
+// empty: these settings are not valid.
+func (k *revisions) of(rules *v1alpha1.NodeProxyRules) string {
+	if known, found := k.known[rules.UID]; found && known.generation == rules.Generation {
+		return known.revision
+	}
+	revision := ""
+	if settings, err := render.CompleteSettings(&rules.Spec.Settings); err == nil {
+		revision = settings.Revision
+	}
+	k.known[rules.UID] = knownRevision{rules.Generation, revision}
+	return revision
+}
+
+// keepOnly forgets all others.
+func (k *revisions) keepOnly(rules []v1alpha1.NodeProxyRules) {
+	if len(k.known) <= len(rules) {
+		return
+	}
+	next := make(map[types.UID]knownRevision, len(rules))
+	for i := range rules {
+		if known, found := k.known[rules[i].UID]; found {
+			next[rules[i].UID] = known
+		}
+	}
+	k.known = next
+}

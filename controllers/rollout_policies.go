@@ -1,0 +1,160 @@
+package controllers
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
+)
+
+// policySet are NodeProxy and all policies for nodes, read. It is not for concurrent
+// use.
+type policySet struct {
+	all []*v1alpha1.NodeProxyPolicy // by name
+	// invalid says what is wrong with a policy by itself. Nothing of it is used.
+	invalid map[string]error
+	// invalidSelectors are the selectors of such policies, where these make sense.
+	invalidSelectors map[string]labels.Selector
+	// budgets are those of all policies, and of the NodeProxy (policies.Base) unless
+	// there is none.
+	budgets map[string]rollout.Budget
+	nodes   *policies.Nodes
+}
+
+// newPolicySet reads the NodeProxy, nil if there is none, and the policies.
+func newPolicySet(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) *policySet {
+	s := &policySet{invalid: map[string]error{}, invalidSelectors: map[string]labels.Selector{}, budgets: map[string]rollout.Budget{}}
+	rolloutPath := field.NewPath("spec", "rollout")
+	var valid []policies.NodePolicy
+	for i := range all {
+		p := &all[i]
+		policy, errs := policies.ReadNode(p)
+		budget, more := rollout.BudgetOf(p.Generation, p.Spec.Rollout, rolloutPath)
+		if errs = append(errs, more...); len(errs) > 0 {
+			s.invalid[p.Name] = errs.ToAggregate()
+			if policy.Selector != nil {
+				s.invalidSelectors[p.Name] = policy.Selector
+			}
+			budget = rollout.Budget{Generation: p.Generation, Paused: true} // only what it selects is counted
+		} else {
+			valid = append(valid, policy)
+		}
+		s.budgets[p.Name] = budget
+	}
+	s.refresh(all)
+	var base *v1alpha1.ProxySettings
+	if np != nil {
+		base = (*v1alpha1.ProxySettings)(np.Spec.Settings)
+		budget, errs := rollout.BudgetOf(np.Generation, np.Spec.Rollout, rolloutPath)
+		if len(errs) > 0 { // stored before the API refused it: rather nothing than too much
+			budget.Paused = true
+		}
+		s.budgets[policies.Base] = budget
+	}
+	s.nodes = policies.NewNodes(base, valid)
+	return s
+}
+
+// policyFingerprint tells policy sets apart: that of the same objects is the same.
+func policyFingerprint(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) string {
+	var parts []string
+	for i := range all {
+		parts = append(parts, fmt.Sprintf("%s/%s/%d", all[i].Name, all[i].UID, all[i].Generation))
+	}
+	slices.Sort(parts)
+	if np != nil {
+		parts = append(parts, fmt.Sprintf("NodeProxy/%s/%d", np.UID, np.Generation))
+	}
+	return strings.Join(parts, "\n")
+}
+
+// refresh takes the policies as they are now, with their status. Their specs are those
+// that were read.
+func (s *policySet) refresh(all []v1alpha1.NodeProxyPolicy) {
+	s.all = s.all[:0]
+	for i := range all {
+		s.all = append(s.all, &all[i])
+	}
+	slices.SortFunc(s.all, func(a, b *v1alpha1.NodeProxyPolicy) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// find returns a policy, nil if there is none of that name.
+func (s *policySet) find(name string) *v1alpha1.NodeProxyPolicy {
+	i, found := slices.BinarySearchFunc(s.all, name, func(p *v1alpha1.NodeProxyPolicy, name string) int { return cmp.Compare(p.Name, name) })
+	if !found {
+		return nil
+	}
+	return s.all[i]
+}
+
+// exists reports whether there is a policy of that name.
+func (s *policySet) exists(name string) bool { return s.find(name) != nil }
+
+// invalidFor is the first policy, by name, that is not valid and selects a node with
+// these labels, or shaped its settings before; empty: there is none.
+func (s *policySet) invalidFor(nodeLabels labels.Set, shaped []string) string {
+	for _, p := range s.all {
+		if s.invalid[p.Name] == nil {
+			continue
+		}
+		selector := s.invalidSelectors[p.Name]
+		if slices.Contains(shaped, p.Name) || selector != nil && selector.Matches(nodeLabels) {
+			return p.Name
+		}
+	}
+	return ""
+}
+
+// selecting are the names of all budgets that a node counts for: that of the NodeProxy,
+// and those of the policies that select it.
+func (s *policySet) selecting(nodeLabels labels.Set, r *policies.NodeResolution) []string {
+	out := append([]string{policies.Base}, r.Matching...)
+	for name, selector := range s.invalidSelectors {
+		if selector.Matches(nodeLabels) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// causes are the names of the budgets that a change of a node's settings needs: of each
+// field that differs, that of the policy that sets it, else of the one that did until
+// now, else that of the NodeProxy; and those of policies that shaped the node and do so
+// no more. What is done by a policy that is gone needs the NodeProxy's.
+func (s *policySet) causes(before *v1alpha1.ProxySettings, r *policies.NodeResolution, shaped []string, g *v1alpha1.SettingsGrant) []string {
+	owners := make(map[string]string, len(r.Owners))
+	if g != nil {
+		for path, name := range g.Owners {
+			if s.exists(name) {
+				owners[path] = name
+			}
+		}
+	}
+	for path, name := range r.Owners {
+		if name != policies.Base {
+			owners[path] = name
+		}
+	}
+	out := policies.Causes(v1alpha1.CompleteSettings(before), &r.Settings.Complete, owners)
+	for _, name := range shaped {
+		switch {
+		case slices.Contains(r.Policies, name):
+		case s.exists(name):
+			out = append(out, name)
+		default:
+			out = append(out, policies.Base)
+		}
+	}
+	if len(out) == 0 {
+		out = append(out, policies.Base)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}

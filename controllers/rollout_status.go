@@ -1,0 +1,142 @@
+package controllers
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+)
+
+const (
+	// maxExamples is how many nodes the status of a policy names.
+	maxExamples = 10
+	// maxExampleMessage keeps ten of them readable.
+	maxExampleMessage = 400
+)
+
+// status is the status of a policy. What has not changed is as it is stored.
+func (p *pass) status(policy *v1alpha1.NodeProxyPolicy, now time.Time) *v1alpha1.NodeProxyPolicyStatus {
+	status := policy.Status.DeepCopy()
+	status.ObservedGeneration = policy.Generation
+	status.Nodes, status.Updated, status.Programmed = 0, 0, 0
+	if s := p.decision.States[policy.Name]; s != nil {
+		status.Nodes, status.Updated, status.Programmed = int32(s.Nodes), int32(s.Updated), int32(s.Programmed)
+	}
+	status.Examples = p.examples(policy.Name)
+	ready := p.ready(policy)
+	conditions := []metav1.Condition{ready, p.accepted(policy), p.overriddenBy(policy)}
+	meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionStalled)
+	switch ready.Reason {
+	case v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonInvalidResult:
+		stalled := ready
+		stalled.Type, stalled.Status = v1alpha1.ConditionStalled, metav1.ConditionTrue
+		if old := meta.FindStatusCondition(policy.Status.Conditions, v1alpha1.ConditionStalled); old != nil {
+			status.Conditions = append(status.Conditions, *old)
+		}
+		conditions = append(conditions, stalled)
+	}
+	for _, c := range conditions {
+		c.ObservedGeneration = policy.Generation
+		c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
+		meta.SetStatusCondition(&status.Conditions, c)
+	}
+	slices.SortFunc(status.Conditions, func(a, b metav1.Condition) int { return cmp.Compare(a.Type, b.Type) })
+	return status
+}
+
+// examples are the nodes that do not count as programmed.
+func (p *pass) examples(policy string) []v1alpha1.NodeExample {
+	t := p.tallyOf(policy)
+	var out []v1alpha1.NodeExample
+	for which := range done {
+		for _, m := range t[which] {
+			if len(out) == maxExamples {
+				return out
+			}
+			reason, message := p.example(m, which, policy)
+			out = append(out, v1alpha1.NodeExample{Name: m.Name, Reason: reason, Message: truncated(message, maxExampleMessage)})
+		}
+	}
+	return out
+}
+
+// ready decides the condition Ready of a policy.
+func (p *pass) ready(policy *v1alpha1.NodeProxyPolicy) metav1.Condition {
+	t, s := p.tallyOf(policy.Name), p.decision.States[policy.Name]
+	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
+	set := func(reason, message string) metav1.Condition {
+		c.Reason, c.Message = reason, truncated(message, maxStatusMessage)
+		return c
+	}
+	switch {
+	case p.set.invalid[policy.Name] != nil:
+		return set(v1alpha1.ReasonInvalidPolicy, invalidPolicyText(p.set.invalid[policy.Name]))
+	case p.nodeProxy == nil:
+		return set(v1alpha1.ReasonNoNodeProxy, noNodeProxyText)
+	case p.blamed[policy.Name] != nil:
+		return set(v1alpha1.ReasonInvalidResult, p.invalidResultText(policy.Name))
+	case len(s.Missed) > 0:
+		return set(v1alpha1.ReasonRolloutStopped, p.stoppedText(policy.Name, t))
+	case s.Pending > 0 && p.set.budgets[policy.Name].Paused:
+		return set(v1alpha1.ReasonPaused, pausedText(t))
+	case s.Pending > 0, len(t[waiting]) > 0, len(t[updating]) > 0:
+		return set(v1alpha1.ReasonProgressing, p.progressText(policy.Name, t))
+	case len(t[keeps]) > 0, len(t[failing]) > 0:
+		return set(v1alpha1.ReasonNodesNotProgrammed, p.failingText(policy.Name, t))
+	}
+	c.Status = metav1.ConditionTrue
+	if s.Nodes == 0 {
+		return set(v1alpha1.ReasonNothingSelected, nothingSelectedText)
+	}
+	return set(v1alpha1.ReasonApplied, appliedText(s.Nodes))
+}
+
+// accepted decides the condition Accepted of a policy.
+func (p *pass) accepted(policy *v1alpha1.NodeProxyPolicy) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
+	switch {
+	case p.set.invalid[policy.Name] != nil:
+		c.Reason, c.Message = v1alpha1.ReasonInvalidPolicy, invalidPolicyText(p.set.invalid[policy.Name])
+	case p.blamed[policy.Name] != nil:
+		c.Reason, c.Message = v1alpha1.ReasonInvalidResult, p.invalidResultText(policy.Name)
+	default:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonAccepted
+	}
+	c.Message = truncated(c.Message, maxStatusMessage)
+	return c
+}
+
+// overriddenBy decides the condition Overridden of a policy.
+func (p *pass) overriddenBy(policy *v1alpha1.NodeProxyPolicy) metav1.Condition {
+	fields := p.overridden[policy.Name]
+	if len(fields) == 0 {
+		return metav1.Condition{Type: v1alpha1.ConditionOverridden, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNotOverridden}
+	}
+	return metav1.Condition{
+		Type: v1alpha1.ConditionOverridden, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonOverridden,
+		Message: truncated(p.overriddenText(policy, fields), maxStatusMessage),
+	}
+}
+
+// finding is what NodeProxy's own condition Ready says of changes that it causes itself.
+func (p *pass) finding() finding {
+	s := p.decision.States[policies.Base]
+	if s == nil {
+		return finding{}
+	}
+	t := p.tallyOf(policies.Base)
+	switch {
+	case len(s.Missed) > 0:
+		return finding{v1alpha1.ReasonRolloutStopped, p.stoppedText(policies.Base, t)}
+	case s.Pending > 0 && p.set.budgets[policies.Base].Paused:
+		return finding{v1alpha1.ReasonPaused, pausedText(t)}
+	case s.Pending > 0, s.InFlight() > 0:
+		return finding{v1alpha1.ReasonProgressing, p.progressText(policies.Base, t)}
+	}
+	return finding{}
+}
