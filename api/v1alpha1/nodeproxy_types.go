@@ -255,6 +255,8 @@ type NodeCounts struct {
 // before it first exists.
 // +kubebuilder:object:root=true
 // +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=2"
+// +kubebuilder:metadata:annotations="argocd.argoproj.io/sync-options=Prune=false,Delete=false"
+// +kubebuilder:metadata:annotations="kustomize.toolkit.fluxcd.io/prune=disabled"
 // +kubebuilder:resource:scope=Cluster,path=nodeproxies,singular=nodeproxy
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`

@@ -6,9 +6,10 @@ import (
 
 // NodeProxyPolicySpec overrides settings on the nodes that it selects.
 type NodeProxyPolicySpec struct {
-	// priority decides where several policies that select a node set the same
-	// field: the highest wins, of equal ones that of the policy with the lower
-	// name. Default: 0. Source: people or GitOps.
+	// priority is a number that decides where several policies that select a node
+	// set the same field: the highest wins, of equal ones that of the policy with
+	// the lower name, never the older one. It may be negative. Default: 0. Source:
+	// people or GitOps.
 	// +optional
 	Priority *int32 `json:"priority,omitempty"`
 
@@ -96,6 +97,8 @@ type NodeExample struct {
 // A change of it goes from node to node, and stops when one does not do well.
 // +kubebuilder:object:root=true
 // +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=2"
+// +kubebuilder:metadata:annotations="argocd.argoproj.io/sync-options=Prune=false,Delete=false"
+// +kubebuilder:metadata:annotations="kustomize.toolkit.fluxcd.io/prune=disabled"
 // +kubebuilder:resource:scope=Cluster,path=nodeproxypolicies,singular=nodeproxypolicy,shortName=npp
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Priority",type=integer,JSONPath=`.spec.priority`

@@ -384,6 +384,8 @@ type AgentReport struct {
 // ServiceProxyRules, and what its kernel really holds. Named as the Node.
 // +kubebuilder:object:root=true
 // +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=2"
+// +kubebuilder:metadata:annotations="argocd.argoproj.io/sync-options=Prune=false,Delete=false"
+// +kubebuilder:metadata:annotations="kustomize.toolkit.fluxcd.io/prune=disabled"
 // +kubebuilder:resource:scope=Cluster,path=nodeproxyrules,singular=nodeproxyrules,shortName=npr
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Mode",type=string,JSONPath=`.status.mode`

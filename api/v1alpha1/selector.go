@@ -4,13 +4,14 @@ package v1alpha1
 // do: everything in it has to hold, and an empty one selects all. It is a type of
 // its own for the sake of its bounds and messages.
 type LabelSelector struct {
-	// matchLabels are labels that an object must have, with these values. Source:
-	// people or GitOps.
+	// matchLabels are labels that an object must have, with these values. Default
+	// (absent): none. Source: people or GitOps.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=32
 	MatchLabels map[string]string `json:"matchLabels,omitempty"`
 
-	// matchExpressions are demands on labels. Source: people or GitOps.
+	// matchExpressions are demands on labels. Default (absent): none. Source:
+	// people or GitOps.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32

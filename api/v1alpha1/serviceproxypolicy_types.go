@@ -6,9 +6,10 @@ import (
 
 // ServiceProxyPolicySpec overrides how the Services that it selects are proxied.
 type ServiceProxyPolicySpec struct {
-	// priority decides where several policies that select a Service set the same
-	// field: the highest wins, of equal ones that of the policy with the lower
-	// name. Default: 0. Source: people or GitOps.
+	// priority is a number that decides where several policies that select a
+	// Service set the same field: the highest wins, of equal ones that of the
+	// policy with the lower name, never the older one. It may be negative.
+	// Default: 0. Source: people or GitOps.
 	// +optional
 	Priority *int32 `json:"priority,omitempty"`
 
@@ -161,6 +162,8 @@ type ServiceExample struct {
 // change of it goes from Service to Service, and stops when nodes refuse one.
 // +kubebuilder:object:root=true
 // +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=2"
+// +kubebuilder:metadata:annotations="argocd.argoproj.io/sync-options=Prune=false,Delete=false"
+// +kubebuilder:metadata:annotations="kustomize.toolkit.fluxcd.io/prune=disabled"
 // +kubebuilder:resource:scope=Cluster,path=serviceproxypolicies,singular=serviceproxypolicy,shortName=spp
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Priority",type=integer,JSONPath=`.spec.priority`

@@ -220,6 +220,8 @@ type EndpointGroup struct {
 // every agent programs it. Named <namespace>.<service>.
 // +kubebuilder:object:root=true
 // +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=2"
+// +kubebuilder:metadata:annotations="argocd.argoproj.io/sync-options=Prune=false,Delete=false"
+// +kubebuilder:metadata:annotations="kustomize.toolkit.fluxcd.io/prune=disabled"
 // +kubebuilder:resource:scope=Cluster,path=serviceproxyrules,singular=serviceproxyrules,shortName=spr
 // +kubebuilder:printcolumn:name="Cluster-IP",type=string,JSONPath=`.spec.clusterIP`
 // +kubebuilder:printcolumn:name="Ports",type=string,JSONPath=`.spec.portSummary`

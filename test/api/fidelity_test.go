@@ -112,9 +112,9 @@ func TestFullSampleHasEveryField(t *testing.T) {
 
 func sampleFiles(t *testing.T) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(samplesFolder, "nodeproxy-*.yaml"))
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no samples in %s: %v", samplesFolder, err)
+	files, err := filepath.Glob(filepath.Join(samplesFolder, "*-*.yaml"))
+	if err != nil || len(files) < 13 {
+		t.Fatalf("%d samples in %s, %v", len(files), samplesFolder, err)
 	}
 	return files
 }

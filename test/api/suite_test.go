@@ -112,17 +112,22 @@ func kubectl(t *testing.T, args ...string) (output string, exitCode int) {
 	return both.String(), cmd.ProcessState.ExitCode()
 }
 
-// newNodeProxy parses a spec in YAML into an object that holds these fields
-// and no others, as an object from kubectl does.
 func newNodeProxy(t *testing.T, name, spec string) *unstructured.Unstructured {
+	t.Helper()
+	return newObject(t, "NodeProxy", name, spec)
+}
+
+// newObject parses a spec in YAML into an object that holds these fields and no
+// others, as an object from kubectl does.
+func newObject(t *testing.T, kind, name, spec string) *unstructured.Unstructured {
 	t.Helper()
 	fields, err := yaml.YAMLToJSON([]byte(spec))
 	if err != nil {
 		t.Fatalf("spec of the test case: %v", err)
 	}
 	object := &unstructured.Unstructured{}
-	text := fmt.Sprintf(`{"apiVersion": %q, "kind": "NodeProxy", "metadata": {"name": %q}, "spec": %s}`,
-		v1alpha1.GroupVersion, name, fields)
+	text := fmt.Sprintf(`{"apiVersion": %q, "kind": %q, "metadata": {"name": %q}, "spec": %s}`,
+		v1alpha1.GroupVersion, kind, name, fields)
 	if err := object.UnmarshalJSON([]byte(text)); err != nil {
 		t.Fatalf("object of the test case: %v", err)
 	}

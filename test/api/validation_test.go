@@ -142,9 +142,15 @@ func TestRolloutAgentAndAPIServerRefused(t *testing.T) {
 
 func checkRefused(t *testing.T, cases []refusal) {
 	t.Helper()
+	checkKindRefused(t, "NodeProxy", cases)
+}
+
+// checkKindRefused checks that specs of a kind are refused.
+func checkKindRefused(t *testing.T, kind string, cases []refusal) {
+	t.Helper()
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			err := server.client.Create(t.Context(), newNodeProxy(t, "cluster", c.spec),
+			err := server.client.Create(t.Context(), newObject(t, kind, "cluster", c.spec),
 				client.DryRunAll, client.FieldValidation("Strict"))
 			if err == nil {
 				t.Fatalf("accepted: %s", c.spec)
@@ -198,12 +204,17 @@ func TestAccepted(t *testing.T) {
 		"API servers":                        `apiServer: {endpoints: ["https://192.0.2.10:6443", "https://[2001:db8::1]:6443", "https://api.example.com"]}`,
 		"longest lists that a list may hold": `settings: {nodePorts: {addressMode: CIDRs, cidrs: [` + strings.Repeat(`"2001:db8:1111:2222:3333:4444:5555:6666/128", `, 32) + `]}}`,
 	} {
-		t.Run(name, func(t *testing.T) {
-			err := server.client.Create(t.Context(), newNodeProxy(t, "cluster", spec),
-				client.DryRunAll, client.FieldValidation("Strict"))
-			if err != nil {
-				t.Errorf("refused: %v", err)
-			}
-		})
+		checkAccepted(t, "NodeProxy", name, spec)
 	}
+}
+
+func checkAccepted(t *testing.T, kind, title, spec string) {
+	t.Helper()
+	t.Run(title, func(t *testing.T) {
+		err := server.client.Create(t.Context(), newObject(t, kind, "cluster", spec),
+			client.DryRunAll, client.FieldValidation("Strict"))
+		if err != nil {
+			t.Errorf("refused: %v", err)
+		}
+	})
 }
