@@ -34,7 +34,7 @@ const (
 	installCRDs = "install those of this release: `kubectl apply -f config/crd/bases`, or apply its install.yaml"
 )
 
-// +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions,verbs=get,resourceNames=nodeproxies.nodeproxy.io;nodeproxyrules.nodeproxy.io;serviceproxyrules.nodeproxy.io
+// +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions,verbs=get,resourceNames=nodeproxies.nodeproxy.io;nodeproxypolicies.nodeproxy.io;nodeproxyrules.nodeproxy.io;serviceproxypolicies.nodeproxy.io;serviceproxyrules.nodeproxy.io
 
 // requirements are what must be there before the controller does anything: an
 // API server that answers, the CRDs that this release needs, and the namespace.
@@ -74,7 +74,7 @@ func (r *requirements) check(ctx context.Context) error {
 // checkRevisions looks for CRDs that are missing, or too old.
 func checkRevisions(ctx context.Context, c client.Reader) error {
 	var missing, old []string
-	for _, name := range []string{"nodeproxies", "nodeproxyrules", "serviceproxyrules"} {
+	for _, name := range []string{"nodeproxies", "nodeproxypolicies", "nodeproxyrules", "serviceproxypolicies", "serviceproxyrules"} {
 		name += "." + v1alpha1.GroupVersion.Group
 		crd := &metav1.PartialObjectMetadata{}
 		crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})

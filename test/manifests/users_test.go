@@ -96,6 +96,8 @@ func TestUserWithARoleInANamespaceChangesNothingOfOurs(t *testing.T) {
 		"status of NodeProxyRules": func(ctx context.Context) error { return editor.Status().Update(ctx, status) },
 		"NodeProxyRules, deleted":  func(ctx context.Context) error { return editor.Delete(ctx, rules) },
 		"ServiceProxyRules":        func(ctx context.Context) error { return editor.Create(ctx, serviceRules("shop.cart")) },
+		"NodeProxyPolicy":          func(ctx context.Context) error { return editor.Create(ctx, nodePolicy("mine")) },
+		"ServiceProxyPolicy":       func(ctx context.Context) error { return editor.Create(ctx, servicePolicy("mine")) },
 		"NodeProxy, deleted":       func(ctx context.Context) error { return editor.Delete(ctx, removed) },
 		"API servers": func(ctx context.Context) error {
 			return editor.Create(ctx, configMap(namespace, apiServersName))
@@ -123,6 +125,14 @@ func serviceRules(name string) *v1alpha1.ServiceProxyRules {
 			Ports: []v1alpha1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}},
 		},
 	}
+}
+
+func nodePolicy(name string) *v1alpha1.NodeProxyPolicy {
+	return &v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+func servicePolicy(name string) *v1alpha1.ServiceProxyPolicy {
+	return &v1alpha1.ServiceProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }
 
 func daemonSet() *appsv1.DaemonSet {
@@ -170,6 +180,14 @@ func TestOnlyTheControllerWritesRenderedObjects(t *testing.T) {
 	if out, err := kubectl(ctx, "annotate", "nodeproxyrules", "written-1", "mine=yes"); err == nil || !strings.Contains(out, "change those instead") {
 		t.Errorf("kubectl annotate: %v, %s; want to be told what to change instead", err, out)
 	}
+	// What people write is not the controller's to write.
+	for _, policy := range []client.Object{nodePolicy("written"), servicePolicy("written")} {
+		expect(t, controller.Create(ctx, policy), "cannot create resource")
+		create(t, server.client, policy)
+		policy.SetLabels(map[string]string{"mine": "yes"})
+		expect(t, controller.Update(ctx, policy), "cannot update resource")
+		expect(t, controller.Delete(ctx, policy), "cannot delete resource")
+	}
 	// Kubernetes stores objects anew as they are.
 	expect(t, server.client.Update(ctx, node.DeepCopy()), "")
 	// Their status is for roles to allow: administrators have them all.
@@ -186,14 +204,17 @@ func TestOnlyTheControllerWritesRenderedObjects(t *testing.T) {
 	expect(t, server.client.Update(ctx, service), "")
 }
 
-// TestRolesForPeople looks at nodeproxy-viewer and nodeproxy-editor.
+// TestRolesForPeople looks at nodeproxy-viewer, nodeproxy-policy-editor and
+// nodeproxy-editor.
 func TestRolesForPeople(t *testing.T) {
 	readManifests(t)
 	all := actions(t, namespace)
-	reads := everyVerb([]string{"get", "list", "watch"}, "nodeproxies", "nodeproxyrules", "serviceproxyrules")
+	reads := everyVerb([]string{"get", "list", "watch"}, "nodeproxies", "nodeproxypolicies", "nodeproxyrules", "serviceproxypolicies", "serviceproxyrules")
+	writes := []string{"create", "delete", "patch", "update"}
 	for role, want := range map[string][]string{
-		"nodeproxy-viewer": slices.Concat(everybody, reads),
-		"nodeproxy-editor": slices.Concat(everybody, reads, everyVerb([]string{"create", "delete", "patch", "update"}, "nodeproxies")),
+		"nodeproxy-viewer":        slices.Concat(everybody, reads),
+		"nodeproxy-editor":        slices.Concat(everybody, reads, everyVerb(writes, "nodeproxies", "nodeproxypolicies", "serviceproxypolicies")),
+		"nodeproxy-policy-editor": slices.Concat(everybody, reads, everyVerb(writes, "nodeproxypolicies", "serviceproxypolicies")),
 	} {
 		t.Run(role, func(t *testing.T) {
 			create(t, server.client, &rbacv1.ClusterRoleBinding{
