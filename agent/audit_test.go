@@ -194,7 +194,7 @@ func TestAuditThatFails(t *testing.T) {
 		r.rig.setRules(r.rig.own(inAudit))
 		r.kernel.Fail(errors.New("iptables-save: no"))
 		r.changed()
-		after(time.Second)
+		after(2 * auditInterval) // a comparison that began before the turn ended does not count
 		if reason, message := r.condition(); reason != v1alpha1.ReasonFailed || !strings.Contains(message, "cannot be compared to what is wanted: IPv4: iptables-save: no") {
 			t.Errorf("%s: %s", reason, message)
 		}
