@@ -36,6 +36,7 @@ type NodeProxyReconciler struct {
 	memory     *serviceMemory
 	liveness   *liveness
 	findings   *findings
+	events     *events
 	version    string
 	namespace  string // of the agents' DaemonSet
 
@@ -48,6 +49,7 @@ type NodeProxyReconciler struct {
 
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies/status,verbs=update
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 // +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=list;watch,resourceNames=nodeproxy-agent,namespace=nodeproxy-system
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list;watch,namespace=nodeproxy-system
 
@@ -105,6 +107,7 @@ func (r *NodeProxyReconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ct
 		return ignoreRace(fmt.Errorf("update the status of NodeProxy: %w", err))
 	}
 	r.metrics.wrote(kindSummary, opUpdate)
+	r.tell(ctx, np, changed)
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 

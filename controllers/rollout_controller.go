@@ -158,7 +158,7 @@ func (r *RolloutReconciler) look(ctx context.Context) (*pass, error) {
 	}
 	r.set.refresh(all.Items)
 	r.revisions.keepOnly(rules.Items)
-	f := &fleet{set: r.set, on: np != nil, revision: r.revisions.of}
+	f := &fleet{set: r.set, now: r.clock.Now(), on: np != nil, revision: r.revisions.of}
 	return newPass(r.set, np, f.members(nodes.Items, rules.Items)), nil
 }
 
@@ -195,7 +195,7 @@ func (r *RolloutReconciler) write(ctx context.Context, p *pass) (again bool, err
 	}
 	for i := range p.members {
 		if m := &p.members[i]; m.upkeep {
-			store(m, m.renewed(r.clock.Now()), "Restored what is known of a node's settings")
+			store(m, m.renewed(), "Wrote again what a node was given")
 		}
 	}
 	for _, name := range p.decision.Grants {

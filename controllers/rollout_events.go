@@ -1,10 +1,12 @@
 package controllers
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -15,21 +17,31 @@ const actionRollOut = "RollOut"
 // tell writes an event where a policy's rollout has come to another state: by
 // the reason of its condition Ready.
 func (r *RolloutReconciler) tell(ctx context.Context, before, after *v1alpha1.NodeProxyPolicy) {
-	was, is := readyReason(before), meta.FindStatusCondition(after.Status.Conditions, v1alpha1.ConditionReady)
-	if what, worth := transitionOf(was, is.Reason); worth {
+	was, is := conditionOf(before.Status.Conditions), conditionOf(after.Status.Conditions)
+	if what, worth := transitionOf(was.Reason, is.Reason); worth {
 		r.events.transition(ctx, before, "NodeProxyPolicy", what, fmt.Sprintf("generation %d: %s", after.Generation, is.Message))
 	}
 }
 
-func readyReason(policy *v1alpha1.NodeProxyPolicy) string {
-	if c := meta.FindStatusCondition(policy.Status.Conditions, v1alpha1.ConditionReady); c != nil {
-		return c.Reason
+// tell writes an event where a rollout of NodeProxy's own settings has come to another
+// state.
+func (r *NodeProxyReconciler) tell(ctx context.Context, before, after *v1alpha1.NodeProxy) {
+	was, is := conditionOf(before.Status.Conditions), conditionOf(after.Status.Conditions)
+	if what, worth := transitionOfNodeProxy(was.Reason, is.Reason); worth {
+		r.events.transition(ctx, before, "NodeProxy", what, fmt.Sprintf("generation %d: %s", after.Generation, cmp.Or(is.Message, "every node's kernel holds what is wanted")))
 	}
-	return ""
 }
 
-// transitionOf is the event of a transition of Ready from one reason to another. What
-// nodes do outside a rollout is none: it is in the status.
+// conditionOf is the condition Ready, without a reason if there is none.
+func conditionOf(all []metav1.Condition) metav1.Condition {
+	if c := meta.FindStatusCondition(all, v1alpha1.ConditionReady); c != nil {
+		return *c
+	}
+	return metav1.Condition{}
+}
+
+// transitionOf is the event of a transition of a policy's Ready from one reason to
+// another. What nodes do outside a rollout is none: it is in the status.
 func transitionOf(was, is string) (what eventKind, worth bool) {
 	if was == is {
 		return eventKind{}, false
@@ -39,10 +51,23 @@ func transitionOf(was, is string) (what eventKind, worth bool) {
 		return eventKind{normal, is, actionRollOut}, true
 	case v1alpha1.ReasonApplied:
 		// Not when nodes that failed have recovered, or the first one comes.
-		quiet := was == v1alpha1.ReasonNodesNotProgrammed || was == v1alpha1.ReasonNothingSelected
-		return eventKind{normal, is, actionRollOut}, !quiet
+		if was != v1alpha1.ReasonNodesNotProgrammed && was != v1alpha1.ReasonNothingSelected {
+			return eventKind{normal, is, actionRollOut}, true
+		}
 	case v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonInvalidResult:
 		return eventKind{warning, is, actionRollOut}, true
+	}
+	return eventKind{}, false
+}
+
+// transitionOfNodeProxy is transitionOf for NodeProxy, whose Ready tells of much else.
+func transitionOfNodeProxy(was, is string) (what eventKind, worth bool) {
+	switch is {
+	case v1alpha1.ReasonProgressing, v1alpha1.ReasonPaused, v1alpha1.ReasonRolloutStopped:
+		return transitionOf(was, is)
+	case v1alpha1.ReasonAllProgrammed:
+		ends := was == v1alpha1.ReasonProgressing || was == v1alpha1.ReasonPaused || was == v1alpha1.ReasonRolloutStopped
+		return eventKind{normal, is, actionRollOut}, ends
 	}
 	return eventKind{}, false
 }

@@ -32,13 +32,12 @@ type member struct {
 	// upkeep: its settings are the right ones, but something about them is to be written
 	// again, which needs no room.
 	upkeep bool
-	// restored: somebody has edited the settings it was given.
-	restored bool
 }
 
 // fleet reads objects of nodes for rollouts.
 type fleet struct {
 	set *policySet
+	now time.Time
 	// on: there is a NodeProxy. Without one nothing is given to nodes.
 	on       bool
 	revision func(*v1alpha1.NodeProxyRules) string
@@ -107,7 +106,7 @@ func (f *fleet) keeps(nodeLabels labels.Set, m *member) finding {
 		return finding{v1alpha1.ReasonInvalidPolicy, fmt.Sprintf("keeps what it has because policy %s is not valid", name)}
 	}
 	if m.resolution.Invalid != nil {
-		return finding{v1alpha1.ReasonInvalidResult, "keeps what it has because of " + m.resolution.Invalid.Error()}
+		return unusable(m.resolution)
 	}
 	if m.rules == nil {
 		return finding{v1alpha1.ReasonWaiting, "has no NodeProxyRules yet"}
@@ -123,30 +122,36 @@ func (f *fleet) wants(m *member) {
 	m.Wants = want
 	switch {
 	case actual == want && !edited:
-		m.upkeep = !slices.Equal(spec.Policies, r.Policies) || ownersDiffer(g, r) || m.Idle && !m.InForce && len(m.By) > 0
+		m.upkeep = !slices.Equal(spec.Policies, r.Policies) || ownersDiffer(g, r)
+		if by := f.set.lastingCauses(m.By); m.Idle && !m.InForce && len(m.By) > 0 {
+			m.By, m.upkeep = nil, true // nobody waits for it
+		} else if !m.InForce && !slices.Equal(by, m.By) {
+			m.By, m.Given, m.upkeep = by, f.now, true // whoever changed the spec gives it another chance
+		}
 	case actual == want || g != nil && g.Revision == want:
-		m.Carries, m.upkeep, m.restored = want, true, true
+		m.Carries, m.upkeep = want, true
+		m.Given = f.now // it has its time again to have it in force
 		m.InForce = inForce(m.rules, want)
 	default:
 		m.Carries = cmp.Or(actual, "unknown")
 		m.Causes = f.set.causes(&spec.Settings, r, spec.Policies, g)
 	}
+	if m.Given.IsZero() {
+		m.Given = f.now // for a grant that there was not
+	}
 }
 
-// renewed is the grant of a node whose settings stay the same. What somebody has edited
-// is given anew, so that the node has its time to have it in force; where nothing is at
-// risk, nobody waits.
-func (m *member) renewed(now time.Time) v1alpha1.SettingsGrant {
-	by := m.By
-	if m.Idle {
-		by = nil
+// unusable says of settings that are not valid together why a node keeps what it has.
+func unusable(r *policies.NodeResolution) finding {
+	if slices.Contains(r.Blamed, policies.Base) {
+		return finding{v1alpha1.ReasonInvalidSettings, "keeps what it has because the settings of NodeProxy are not valid: " + r.Invalid.Error()}
 	}
-	next := newGrant(m.resolution, by, now)
-	if !m.restored && m.grant != nil {
-		next.Time = m.grant.Time
-	}
-	return next
+	return finding{v1alpha1.ReasonInvalidResult, fmt.Sprintf("keeps what it has because settings by %s are not valid: %s",
+		firstNames(r.Blamed, maxNodesInText), r.Invalid)}
 }
+
+// renewed is the grant of a node whose settings stay the same.
+func (m *member) renewed() v1alpha1.SettingsGrant { return newGrant(m.resolution, m.By, m.Given) }
 
 // given is the grant of a node that is given what it is to have.
 func (m *member) given(budgets map[string]rollout.Budget, now time.Time) v1alpha1.SettingsGrant {

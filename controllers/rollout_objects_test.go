@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -100,14 +102,19 @@ func setProgrammed(rules *v1alpha1.NodeProxyRules, status metav1.ConditionStatus
 	})
 }
 
-// inMode returns the nodes that are given a mode, by name.
+// inMode returns the nodes that are given a mode, by name; for Eventually.
 func inMode(ctx context.Context, mode v1alpha1.ProxyMode) func() ([]string, error) {
+	return nodesWith(ctx, func(s *v1alpha1.ProxySettings) bool { return *s.Mode == mode })
+}
+
+// nodesWith returns the nodes whose settings are as wanted, by name; for Eventually.
+func nodesWith(ctx context.Context, wanted func(*v1alpha1.ProxySettings) bool) func() ([]string, error) {
 	return func() ([]string, error) {
 		var list v1alpha1.NodeProxyRulesList
 		err := k8s.List(ctx, &list)
 		var out []string
 		for i := range list.Items {
-			if m := list.Items[i].Spec.Settings.Mode; m != nil && *m == mode {
+			if wanted(&list.Items[i].Spec.Settings) {
 				out = append(out, list.Items[i].Name)
 			}
 		}
@@ -132,4 +139,41 @@ func policyCondition(ctx context.Context, policy *v1alpha1.NodeProxyPolicy, kind
 		}
 		return fmt.Sprintf("%s %s: %s", c.Status, c.Reason, c.Message), nil
 	}
+}
+
+// examples returns those in the status of a policy; for Eventually.
+func examples(ctx context.Context, policy *v1alpha1.NodeProxyPolicy) func() ([]v1alpha1.NodeExample, error) {
+	return func() ([]v1alpha1.NodeExample, error) {
+		p := &v1alpha1.NodeProxyPolicy{}
+		err := k8s.Get(ctx, client.ObjectKeyFromObject(policy), p)
+		return p.Status.Examples, err
+	}
+}
+
+// eventsAbout returns "type reason" of the events about rollouts of an object, in their
+// order; for Eventually.
+func eventsAbout(ctx context.Context, object client.Object) func() ([]string, error) {
+	return func() ([]string, error) {
+		var list eventsv1.EventList
+		err := k8s.List(ctx, &list, client.InNamespace(metav1.NamespaceDefault))
+		slices.SortFunc(list.Items, func(a, b eventsv1.Event) int { return a.EventTime.Compare(b.EventTime.Time) })
+		var out []string
+		for _, e := range list.Items {
+			if e.Regarding.UID == object.GetUID() && e.Action == "RollOut" {
+				out = append(out, e.Type+" "+e.Reason)
+			}
+		}
+		return out, err
+	}
+}
+
+// letPass puts the clock forward. The time that the controller waits for is not that of
+// this clock, so something changes that it looks at.
+func letPass(ctx context.Context, d time.Duration) {
+	GinkgoHelper()
+	testClock.putForward(d)
+	var nodes corev1.NodeList
+	Expect(k8s.List(ctx, &nodes)).To(Succeed())
+	node := &nodes.Items[0]
+	edit(ctx, node, func() { node.Labels["now"] = fmt.Sprint(testClock.Now().Unix()) })
 }

@@ -22,7 +22,7 @@ type pass struct {
 	granted   map[string]bool // nodes that are given their settings now
 
 	// Of each policy: the nodes that it selects, and those that it does not but which
-	// have a change that needs its budget; why the settings of nodes are not valid
+	// wait for a change of its budget, or do not have it in force yet; why the settings of nodes are not valid
 	// because of it; and its fields that others set, with their names.
 	selected, former map[string][]*member
 	blamed           map[string]error
@@ -44,7 +44,7 @@ func newPass(set *policySet, np *v1alpha1.NodeProxy, members []member) *pass {
 		for _, name := range m.Selected {
 			p.selected[name] = append(p.selected[name], m)
 		}
-		for _, name := range m.Causes {
+		for _, name := range m.lastChange() {
 			if !slices.Contains(m.Selected, name) {
 				p.former[name] = append(p.former[name], m)
 			}
@@ -55,6 +55,18 @@ func newPass(set *policySet, np *v1alpha1.NodeProxy, members []member) *pass {
 		}
 	}
 	return p
+}
+
+// lastChange are the budgets of the changes that a node waits for, or does not have in
+// force yet.
+func (m *member) lastChange() []string {
+	out := slices.Clone(m.Causes)
+	for _, g := range m.By {
+		if !m.InForce && !m.Idle && !slices.Contains(out, g.Name) {
+			out = append(out, g.Name)
+		}
+	}
+	return out
 }
 
 // note notes what a resolution says of the policies in it.
@@ -151,17 +163,8 @@ func (p *pass) tallyOf(budget string) tally {
 		t[which] = append(t[which], m)
 	}
 	for _, m := range p.former[budget] {
-		if which := p.progressOf(m, budget); which == waiting || which == missedDeadline {
-			t[which] = append(t[which], m)
-		}
-	}
-	if s := p.decision.States[budget]; s != nil {
-		for _, name := range s.Missed { // those that carry the change, and are selected no more
-			m := p.find(name)
-			if !slices.Contains(t[missedDeadline], m) {
-				t[missedDeadline] = append(t[missedDeadline], m)
-			}
-		}
+		which := p.progressOf(m, budget)
+		t[which] = append(t[which], m)
 	}
 	return t
 }

@@ -35,7 +35,7 @@ func newPolicySet(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) *polic
 	var valid []policies.NodePolicy
 	for i := range all {
 		p := &all[i]
-		policy, errs := policies.ReadNode(p)
+		policy, errs := policies.NodePolicyOf(p)
 		budget, more := rollout.BudgetOf(p.Generation, p.Spec.Rollout, rolloutPath)
 		if errs = append(errs, more...); len(errs) > 0 {
 			s.invalid[p.Name] = errs.ToAggregate()
@@ -157,4 +157,20 @@ func (s *policySet) causes(before *v1alpha1.ProxySettings, r *policies.NodeResol
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
+}
+
+// lastingCauses are the causes of a change that a node was given and does not have in
+// force yet, as of now: in their present generation, and the NodeProxy in the place of
+// policies that are gone.
+func (s *policySet) lastingCauses(by []rollout.Grant) []rollout.Grant {
+	var names []string
+	for _, g := range by {
+		if _, found := s.budgets[g.Name]; found {
+			names = append(names, g.Name)
+		} else {
+			names = append(names, policies.Base)
+		}
+	}
+	slices.Sort(names)
+	return rollout.By(slices.Compact(names), s.budgets)
 }

@@ -56,21 +56,22 @@ func (p *pass) invalidResultText(policy string) string {
 
 // stoppedText says by whom a rollout has stopped, and what makes it go on.
 func (p *pass) stoppedText(budget string, t tally) string {
-	missed := t.names(missedDeadline)
-	text := fmt.Sprintf("%s: what was given at %s is not in force after %s (%s)",
-		firstNames(missed, maxNodesInText), t[missedDeadline][0].Given.UTC().Format(time.RFC3339), shortAge(p.set.budgets[budget].Deadline), nodeSays(t[missedDeadline][0].rules))
-	if n := len(t[waiting]); n > 0 {
-		text += fmt.Sprintf("; %s get nothing until then", waitText(n))
+	missed, first := t.names(missedDeadline), t[missedDeadline][0]
+	their, until := "its", "until it does, until spec is changed, or until its Node is deleted"
+	if len(missed) > 1 {
+		their, until = "their", "until they do, until spec is changed, or until their Nodes are deleted"
 	}
-	return text + "; the rollout goes on when they report it in force, when their Nodes are deleted, or when spec is changed"
-}
-
-// waitText says how many nodes wait.
-func waitText(n int) string {
-	if n == 1 {
-		return "1 node that waits"
+	text := fmt.Sprintf("%s did not have %s settings in force within %d s of %s (%s)", firstNames(missed, maxNodesInText), their,
+		int(p.set.budgets[budget].Deadline.Seconds()), first.Given.UTC().Format(time.RFC3339), nodeSays(first.rules))
+	switch n := len(t[waiting]); n {
+	case 0:
+		return text + "; no other node waits"
+	case 1:
+		text += "; 1 other node waits"
+	default:
+		text += fmt.Sprintf("; %d other nodes wait", n)
 	}
-	return fmt.Sprintf("%d nodes that wait", n)
+	return text + " " + until
 }
 
 func pausedText(t tally) string {
@@ -123,7 +124,7 @@ func countsText(t tally) string {
 	for _, nodes := range t {
 		total += len(nodes)
 	}
-	parts := []string{fmt.Sprintf("%d of %d nodes have their settings in force", len(t[done]), total)}
+	parts := []string{fmt.Sprintf("%d of %d nodes are done", len(t[done]), total)}
 	for _, c := range []struct {
 		which progress
 		text  string

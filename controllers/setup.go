@@ -186,7 +186,7 @@ func (s *shared) setupSummary() error {
 	liveness := newLiveness(lookInterval, s.Namespace)
 	summary := &NodeProxyReconciler{
 		leadership: s.Leadership, client: s.mgr.GetClient(), clock: s.Clock, metrics: s.metrics, memory: s.memory,
-		liveness: liveness, findings: s.findings, version: s.Version, namespace: s.Namespace,
+		liveness: liveness, findings: s.findings, events: s.events, version: s.Version, namespace: s.Namespace,
 	}
 	if err := summary.setup(s.mgr, controllerOptions(1), s.wakers.summary); err != nil {
 		return err

@@ -70,8 +70,8 @@ type State struct {
 	// Nodes are those that are selected, Updated those of them that carry what they
 	// are to have, Programmed those of these that do it.
 	Nodes, Updated, Programmed int
-	// Unavailable are those selected that do not do what they were given, and Max how
-	// many that may be for a change.
+	// Unavailable are those selected, or given a change of this generation, that do not
+	// do what they were given, and Max how many that may be for a change.
 	Unavailable, Max int
 	// Pending counts the nodes with a change of this budget.
 	Pending int
@@ -186,7 +186,13 @@ func (d *decider) countGiven(n *Node, g Grant) {
 		return
 	}
 	s.given[n.Zone]++
-	if n.InForce || n.Idle {
+	if n.Idle {
+		return
+	}
+	if !n.available() && !slices.Contains(n.Selected, g.Name) {
+		s.Unavailable++ // the change was that it is not selected any more
+	}
+	if n.InForce {
 		return
 	}
 	s.inFlight[n.Name] = true

@@ -170,6 +170,25 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
+			name: "nor the others, while one that it does not select any more is on its way", edge: budget("1"), want: "", figures: "0 0 0 1/1 5", next: deadline - time.Minute,
+			but: func(all []Node) {
+				for i := range all {
+					all[i].Selected = []string{""}
+				}
+				all[0].given("new", time.Minute, false)
+			},
+		},
+		{
+			name: "or has it in force and is not programmed", edge: budget("1"), want: "", figures: "0 0 0 1/1 5",
+			but: func(all []Node) {
+				for i := range all {
+					all[i].Selected = []string{""}
+				}
+				all[0].given("new", time.Minute, true)
+				all[0].Programmed = false
+			},
+		},
+		{
 			name: "a budget that there is not", edge: budget("1"), want: "", figures: "6 0 0 0/1 0",
 			but: func(all []Node) {
 				for i := range all {

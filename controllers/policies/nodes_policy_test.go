@@ -10,7 +10,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-func TestReadNode(t *testing.T) {
+func TestNodePolicyOf(t *testing.T) {
 	for _, tt := range []struct {
 		spec  string
 		wrong []string // fields
@@ -36,7 +36,7 @@ func TestReadNode(t *testing.T) {
 			if err := yaml.UnmarshalStrict([]byte(tt.spec), &p.Spec); err != nil {
 				t.Fatal(err)
 			}
-			read, errs := ReadNode(p)
+			read, errs := NodePolicyOf(p)
 			var fields []string
 			for _, err := range errs {
 				fields = append(fields, err.Field)

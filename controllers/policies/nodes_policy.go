@@ -8,11 +8,11 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// ReadNode reads a policy as people wrote it. The errors name every field that makes no
+// NodePolicyOf reads a policy as people wrote it. The errors name every field that makes no
 // sense by itself; what only goes wrong together with other policies or NodeProxy shows
 // when settings are resolved. With errors the policy is not to be used; its Selector is
 // nil if that is what is wrong.
-func ReadNode(p *v1alpha1.NodeProxyPolicy) (NodePolicy, field.ErrorList) {
+func NodePolicyOf(p *v1alpha1.NodeProxyPolicy) (NodePolicy, field.ErrorList) {
 	spec := field.NewPath("spec")
 	selector, errs := Selector(p.Spec.NodeSelector, spec.Child("nodeSelector"))
 	settings := (*v1alpha1.ProxySettings)(&p.Spec.Settings)
