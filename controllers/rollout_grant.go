@@ -50,7 +50,9 @@ func setGrant(rules *v1alpha1.NodeProxyRules, g v1alpha1.SettingsGrant) error {
 	if err != nil {
 		return fmt.Errorf("encode the grant of settings to %s: %w", rules.Name, err)
 	}
-	rules.Annotations = merged(rules.Annotations, map[string]string{v1alpha1.AnnotationRollout: string(text)})
+	rules.Annotations = merged(rules.Annotations, map[string]string{
+		v1alpha1.AnnotationRollout: string(text), v1alpha1.AnnotationIgnoreUpdates: "true",
+	})
 	return nil
 }
 

@@ -51,6 +51,10 @@ const (
 	// make of the Service and by which of their generations, as JSON
 	// (OverridesGrant).
 	AnnotationOverrides = "nodeproxy.io/overrides"
+	// AnnotationIgnoreUpdates is on rendered objects, with the value true. By it Argo
+	// CD, if it watches them at all, goes by its configuration of what to ignore
+	// (config/gitops), and refreshes no application for them.
+	AnnotationIgnoreUpdates = "argocd.argoproj.io/ignore-resource-updates"
 	// AnnotationAppliedResourceVersion is on an agent's Lease: the newest
 	// ServiceProxyRules resourceVersion that the node has applied.
 	AnnotationAppliedResourceVersion = "nodeproxy.io/applied-resource-version"

@@ -53,6 +53,7 @@ func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, s
 				v1alpha1.LabelServiceNamespace: svc.Namespace,
 				v1alpha1.LabelServiceName:      svc.Name,
 			},
+			Annotations: map[string]string{v1alpha1.AnnotationIgnoreUpdates: "true"},
 		},
 		Spec: v1alpha1.ServiceProxyRulesSpec{
 			FormatVersion:            formatVersion,
@@ -74,7 +75,7 @@ func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, s
 		rules.Spec.ClusterIP = ips[0]
 	}
 	if newest := lastChange(endpointSlices); newest != "" {
-		rules.Annotations = map[string]string{v1alpha1.AnnotationLastChangeTriggerTime: newest}
+		rules.Annotations[v1alpha1.AnnotationLastChangeTriggerTime] = newest
 	}
 	winners, problems := mergeEndpoints(as.ports, endpointSlices, fams)
 	rules.Spec.Ports, rules.Spec.EndpointCount = servicePorts(as.ports, winners)

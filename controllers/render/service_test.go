@@ -67,7 +67,9 @@ func TestServiceComplete(t *testing.T) {
 	want := &v1alpha1.ServiceProxyRules{}
 	want.Name = "shop.cart"
 	want.Labels = map[string]string{"nodeproxy.io/service-namespace": "shop", "nodeproxy.io/service-name": "cart"}
-	want.Annotations = map[string]string{"nodeproxy.io/last-change-trigger-time": "2026-11-20T06:00:00.123Z"}
+	want.Annotations = map[string]string{
+		"nodeproxy.io/last-change-trigger-time": "2026-11-20T06:00:00.123Z", "argocd.argoproj.io/ignore-resource-updates": "true",
+	}
 	want.Spec = v1alpha1.ServiceProxyRulesSpec{
 		FormatVersion:            2,
 		ServiceCreated:           created,
