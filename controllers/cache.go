@@ -53,8 +53,10 @@ func CacheOptions(namespace string) (cache.Options, error) {
 				Label:     labels.NewSelector().Add(*notHeadless),
 				Transform: trimSlice,
 			},
-			&corev1.Node{}:              {Transform: trimNode},
-			&v1alpha1.NodeProxyPolicy{}: {Transform: trimPolicy},
+			&corev1.Node{}:                 {Transform: trimNode},
+			&corev1.Namespace{}:            {Transform: trimNamespace},
+			&v1alpha1.NodeProxyPolicy{}:    {Transform: trimPolicy},
+			&v1alpha1.ServiceProxyPolicy{}: {Transform: trimPolicy},
 			&appsv1.DaemonSet{}: {Namespaces: map[string]cache.Config{
 				namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, agentdeploy.Name)},
 			}},
@@ -101,6 +103,14 @@ func trimSlice(in any) (any, error) {
 	return in, nil
 }
 
+func trimNamespace(in any) (any, error) {
+	if namespace, ok := in.(*corev1.Namespace); ok {
+		trimMeta(&namespace.ObjectMeta)
+		namespace.Spec, namespace.Status = corev1.NamespaceSpec{}, corev1.NamespaceStatus{}
+	}
+	return in, nil
+}
+
 func trimNode(in any) (any, error) {
 	if node, ok := in.(*corev1.Node); ok {
 		trimMeta(&node.ObjectMeta)
@@ -114,7 +124,10 @@ func trimNode(in any) (any, error) {
 
 // trimPolicy drops what people note on a policy, such as what kubectl applied last.
 func trimPolicy(in any) (any, error) {
-	if policy, ok := in.(*v1alpha1.NodeProxyPolicy); ok {
+	switch policy := in.(type) {
+	case *v1alpha1.NodeProxyPolicy:
+		trimMeta(&policy.ObjectMeta)
+	case *v1alpha1.ServiceProxyPolicy:
 		trimMeta(&policy.ObjectMeta)
 	}
 	return in, nil

@@ -16,9 +16,10 @@ const (
 	kindService = "ServiceProxyRules"
 	kindNode    = "NodeProxyRules"
 	// The controller writes there that an agent does not respond.
-	kindNodeStatus   = "NodeProxyRules/status"
-	kindSummary      = "NodeProxy/status"
-	kindPolicyStatus = "NodeProxyPolicy/status"
+	kindNodeStatus    = "NodeProxyRules/status"
+	kindSummary       = "NodeProxy/status"
+	kindPolicyStatus  = "NodeProxyPolicy/status"
+	kindServicePolicy = "ServiceProxyPolicy/status"
 	// The controller writes its finalizer there.
 	kindNodeProxy = "NodeProxy"
 	// The controller takes the startup taint off there.
@@ -45,6 +46,7 @@ type metrics struct {
 	leading prometheus.Gauge
 	toWrite prometheus.Histogram
 	rollout *prometheus.GaugeVec
+	shaped  *prometheus.GaugeVec
 
 	mu    sync.Mutex // guards leads, and that the gauges of the cluster go with it
 	leads bool
@@ -91,7 +93,11 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		Help:    "Time from the event of the first changed EndpointSlice of a Service until its rules were written. Large Services wait, see docs/architecture.md.",
 		Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
 	})
-	for _, c := range []prometheus.Collector{m.toWrite, m.leading, m.writes, m.skipped, m.refused, m.render, m.nodes, m.looks, m.rollout} {
+	m.shaped = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "nodeproxy_controller_service_policy_services",
+		Help: "Services by ServiceProxyPolicy and state (selected, applied, ineffective, refused), as in its status; a Service can have several. Only the controller that leads has them.",
+	}, []string{"policy", "state"})
+	for _, c := range []prometheus.Collector{m.rollout, m.shaped, m.toWrite, m.leading, m.writes, m.skipped, m.refused, m.render, m.nodes, m.looks} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -139,6 +145,22 @@ func (m *metrics) showRollouts(states map[string]*rollout.State) {
 	}
 }
 
+// showServicePolicies sets the gauges of policies, by name and state, while this
+// controller leads.
+func (m *metrics) showServicePolicies(policies map[string]map[string]int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.shaped.Reset() // some may be gone
+	if !m.leads {
+		return
+	}
+	for name, states := range policies {
+		for state, count := range states {
+			m.shaped.WithLabelValues(name, state).Set(float64(count))
+		}
+	}
+}
+
 // showRefused sets the number of refused Services, while this controller leads.
 func (m *metrics) showRefused(count int) {
 	m.mu.Lock()
@@ -169,5 +191,6 @@ func (m *metrics) lead(leading bool) {
 	m.leading.Set(0)
 	m.nodes.Reset()
 	m.rollout.Reset()
+	m.shaped.Reset()
 	m.refused.Set(0)
 }

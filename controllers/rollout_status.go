@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// maxExamples is how many nodes the status of a policy names.
+	// maxExamples is how many nodes or Services the status of a policy names.
 	maxExamples = 10
 	// maxExampleMessage keeps ten of them readable.
 	maxExampleMessage = 400

@@ -37,23 +37,29 @@ type ServiceReconciler struct {
 	metrics    *metrics
 	memory     *serviceMemory
 	formats    *formats
+	overrides  *overrides
 }
 
 // +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxypolicies,verbs=list;watch
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxyrules,verbs=list;watch;create;update;delete
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
-func (r *ServiceReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
+func (r *ServiceReconciler) setup(mgr ctrl.Manager, o controller.Options, wake, resume <-chan event.GenericEvent) error {
 	return builder.ControllerManagedBy(mgr).
 		Named("service").
 		Watches(&corev1.Service{}, &handler.EnqueueRequestForObject{}).
 		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(r.noteSlice)).
 		Watches(&v1alpha1.ServiceProxyRules{}, handler.EnqueueRequestsFromMapFunc(serviceOfRules)).
 		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyService),
-														builder.WithPredicates(onCreate())).
+			builder.WithPredicates(onCreate())).
+		Watches(&v1alpha1.ServiceProxyPolicy{}, r.policyEvents()).
+		Watches(&corev1.Namespace{}, r.namespaceEvents()).
 		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyService))). // it leads now
+		WatchesRawSource(source.Channel(resume, handler.EnqueueRequestsFromMapFunc(r.keptServices))).
 		WithOptions(o).
 		Complete(leading(r.leadership, r))
 }
@@ -131,6 +137,7 @@ func (r *ServiceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 		}
 	}
 	r.memory.forget(req.NamespacedName)
+	r.overrides.forget(req.NamespacedName)
 	if stored == nil {
 		return ctrl.Result{}, nil
 	}
@@ -147,29 +154,19 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 			r.memory.keepChange(key, changed)
 		}
 	}()
-	endpointSlices, err := slicesOf(ctx, r.client, key)
-	if err != nil {
-		return ctrl.Result{}, err
+	want, again, err := r.render(ctx, svc, stored)
+	if err != nil || want == nil {
+		return ctrl.Result{RequeueAfter: again}, err
 	}
-	format, err := r.formats.current(ctx)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	start := r.clock.Now()
-	want, problems := render.Service(svc, endpointSlices, render.Shape{}, format)
-	r.metrics.rendered(kindService, r.clock.Since(start))
-	defer func() { // after the rules are written
-		r.sayProblems(ctx, svc, eventEndpointsSkipped, problemText(problems))
-		r.sayProblems(ctx, svc, eventSourceRangesUnusable, rangeText(render.SourceRangeProblems(svc)))
-	}()
+	defer want.say()
 
-	size := want.Spec.EndpointCount
+	size := want.rules.Spec.EndpointCount
 	if stored != nil {
-		if sameRules(stored, want) {
+		if sameRules(stored, want.rules) {
 			upToDate = true
 			r.metrics.skip(kindService)
 			r.memory.accepted(key)
-			return ctrl.Result{}, nil
+			return ctrl.Result{RequeueAfter: again}, nil
 		}
 		size = max(size, stored.Spec.EndpointCount)
 	}
@@ -177,7 +174,7 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 	if wait := r.memory.wait(key, size, now); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
-	fingerprint, tooLarge, err := measure(want)
+	fingerprint, tooLarge, err := measure(want.rules)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -188,7 +185,7 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 	if wait := r.memory.retryIn(key, fingerprint, now); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
-	err = r.write(ctx, want, stored)
+	err = r.write(ctx, want.rules, stored)
 	switch {
 	case err == nil:
 		upToDate = true
@@ -196,11 +193,49 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 		if !changed.IsZero() {
 			r.metrics.toWrite.Observe(r.clock.Since(changed).Seconds())
 		}
-		return ctrl.Result{}, nil
+		return ctrl.Result{RequeueAfter: again}, nil
 	case refusedByAPI(err):
 		return ctrl.Result{RequeueAfter: r.refuse(ctx, svc, refusalMessage(err), fingerprint)}, nil
 	}
 	return ignoreRace(err)
+}
+
+// renderedService are rules, and what there is to say of them once they are written.
+type renderedService struct {
+	rules *v1alpha1.ServiceProxyRules
+	say   func()
+}
+
+// render renders a Service as policies shape it, and tells when to do so again though
+// nothing has changed; 0: not. It returns nil where that cannot be done yet.
+func (r *ServiceReconciler) render(ctx context.Context, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (*renderedService, time.Duration, error) {
+	shaping, err := r.overrides.shape(ctx, svc, stored)
+	if err != nil || shaping.unknown {
+		return nil, shaping.again, err
+	}
+	endpointSlices, err := slicesOf(ctx, r.client, client.ObjectKeyFromObject(svc))
+	if err != nil {
+		return nil, 0, err
+	}
+	format, err := r.formats.current(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	start := r.clock.Now()
+	rules, problems := render.Service(svc, endpointSlices, shaping.shape, format)
+	r.metrics.rendered(kindService, r.clock.Since(start))
+	if shaping.annotation != "" {
+		rules.Annotations = merged(rules.Annotations, map[string]string{v1alpha1.AnnotationOverrides: shaping.annotation})
+	}
+	say := func() {
+		r.sayProblems(ctx, svc, eventEndpointsSkipped, problemText(problems))
+		ranges := ""
+		if o := shaping.shape.Overrides; o == nil || o.LoadBalancerSourceRanges == nil { // else the policy tells
+			ranges = rangeText(render.SourceRangeProblems(svc))
+		}
+		r.sayProblems(ctx, svc, eventSourceRangesUnusable, ranges)
+	}
+	return &renderedService{rules: rules, say: say}, shaping.again, nil
 }
 
 // sameRules tells whether a write would change nothing that matters. The time
@@ -211,7 +246,8 @@ func sameRules(stored, want *v1alpha1.ServiceProxyRules) bool {
 			return false
 		}
 	}
-	return equality.Semantic.DeepEqual(stored.Spec, want.Spec)
+	return stored.Annotations[v1alpha1.AnnotationOverrides] == want.Annotations[v1alpha1.AnnotationOverrides] &&
+		equality.Semantic.DeepEqual(stored.Spec, want.Spec)
 }
 
 // write creates or updates the rules; labels and annotations of others stay.
@@ -228,6 +264,7 @@ func (r *ServiceReconciler) write(ctx context.Context, want, stored *v1alpha1.Se
 	next := &v1alpha1.ServiceProxyRules{ObjectMeta: *stored.ObjectMeta.DeepCopy(), Spec: want.Spec}
 	next.Labels = merged(next.Labels, want.Labels)
 	delete(next.Annotations, v1alpha1.AnnotationLastChangeTriggerTime)
+	delete(next.Annotations, v1alpha1.AnnotationOverrides)
 	next.Annotations = merged(next.Annotations, want.Annotations)
 	if err := r.client.Update(ctx, next); err != nil {
 		return fmt.Errorf("update ServiceProxyRules %s: %w", want.Name, err)

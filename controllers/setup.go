@@ -104,6 +104,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		"reconciler of the agents":           s.setupAgents(),
 		"reconciler of API server addresses": s.setupAPIServers(),
 		"removal reconciler":                 s.setupRemoval(),
+		"reconciler of ServiceProxyPolicies": s.setupServicePolicies(),
 		"startup taint reconciler":           s.setupStartupTaint(),
 	} {
 		if err != nil {
@@ -123,6 +124,8 @@ type shared struct {
 	findings *findings
 	formats  *formats
 	wakers   wakers
+	// overrides are what policies make of Services.
+	overrides *overrides
 }
 
 func newShared(mgr ctrl.Manager, o Options, m *metrics) *shared {
@@ -133,6 +136,8 @@ func newShared(mgr ctrl.Manager, o Options, m *metrics) *shared {
 		memory:   newServiceMemory(m, w.summary.wake),
 		findings: newFindings(w.summary.wake),
 		formats:  newFormats(mgr.GetClient(), o.FormatVersions),
+
+		overrides: newOverrides(mgr.GetClient(), o.Clock),
 	}
 }
 
@@ -153,9 +158,9 @@ func (s *shared) lead(leading bool) {
 func (s *shared) setupRendering() error {
 	services := &ServiceReconciler{
 		leadership: s.Leadership, client: s.mgr.GetClient(), live: s.mgr.GetAPIReader(), events: s.events, clock: s.Clock,
-		metrics: s.metrics, memory: s.memory, formats: s.formats,
+		metrics: s.metrics, memory: s.memory, formats: s.formats, overrides: s.overrides,
 	}
-	if err := services.setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.services); err != nil {
+	if err := services.setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.services, s.wakers.keptServices); err != nil {
 		return err
 	}
 	nodes := &NodeReconciler{
@@ -195,6 +200,14 @@ func (s *shared) setupSummary() error {
 		leadership: s.Leadership, client: s.mgr.GetClient(), live: s.mgr.GetAPIReader(), clock: s.Clock, metrics: s.metrics,
 		liveness: liveness, changed: s.wakers.summary.wake,
 	})
+}
+
+func (s *shared) setupServicePolicies() error {
+	r := &ServicePolicyReconciler{
+		leadership: s.Leadership, client: s.mgr.GetClient(), events: s.events, clock: s.Clock, metrics: s.metrics,
+		overrides: s.overrides, resume: s.wakers.keptServices.wake,
+	}
+	return r.setup(s.mgr, controllerOptions(1), s.wakers.servicePolicies)
 }
 
 func (s *shared) setupAgents() error {

@@ -128,6 +128,7 @@ func emptyCluster(ctx SpecContext) {
 	for _, kind := range []client.Object{
 		&admissionv1.ValidatingAdmissionPolicyBinding{}, &admissionv1.ValidatingAdmissionPolicy{},
 		&v1alpha1.NodeProxy{}, &v1alpha1.NodeProxyPolicy{}, &v1alpha1.NodeProxyRules{}, &v1alpha1.ServiceProxyRules{}, &corev1.Node{},
+		&v1alpha1.ServiceProxyPolicy{},
 	} {
 		Expect(k8s.DeleteAllOf(ctx, kind)).To(Succeed())
 	}

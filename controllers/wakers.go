@@ -21,16 +21,19 @@ func (w waker) wake() {
 // wakers are those of the reconcilers that may have to look again although no
 // object has changed: each when this controller begins to lead.
 type wakers struct {
-	summary, services, nodes, rollout, agents, apiServers waker
+	summary, services, nodes, rollout, agents, apiServers, servicePolicies waker
+	// keptServices is for Services that keep what they have of policies; at the
+	// beginning of a term all are looked at anyway.
+	keptServices waker
 }
 
 func newWakers() wakers {
 	one := func() waker { return make(waker, 1) }
-	return wakers{summary: one(), services: one(), nodes: one(), rollout: one(), agents: one(), apiServers: one()}
+	return wakers{summary: one(), services: one(), nodes: one(), rollout: one(), agents: one(), apiServers: one(), servicePolicies: one(), keptServices: one()}
 }
 
 func (w wakers) wakeAll() {
-	for _, one := range []waker{w.summary, w.services, w.nodes, w.rollout, w.agents, w.apiServers} {
+	for _, one := range []waker{w.summary, w.services, w.nodes, w.rollout, w.agents, w.apiServers, w.servicePolicies} {
 		one.wake()
 	}
 }

@@ -33,6 +33,9 @@ type SettingsGrant struct {
 type OverridesGrant struct {
 	// Overrides are those in force.
 	Overrides ServiceOverrides `json:"overrides"`
-	// By are the causes of the last change.
+	// Owners are the names of the policies that set them, by the name of the field.
+	Owners map[string]string `json:"owners,omitempty"`
+	// By are the causes of the last change, but for those of changes of a Service that
+	// nodes refused already.
 	By []Cause `json:"by,omitempty"`
 }

@@ -98,12 +98,12 @@ type SessionAffinityOverride struct {
 // ServiceProxyPolicyStatus is how far a policy has come.
 type ServiceProxyPolicyStatus struct {
 	// conditions: Ready is True when every selected Service is rendered with what
-	// the policies make of it, or where no Service is selected. Accepted is False
-	// when nothing of the policy is used, and says why. Overridden is True while
-	// stronger policies set fields of this one, and names them. Ineffective is
-	// True while an override has no effect on some Service, and says which and
-	// why. Stalled is there, and True, while the policy will not get ready by
-	// itself. Source: the controller.
+	// the policies make of it and no node refuses it for that, or where no Service
+	// is selected. Accepted is False when nothing of the policy is used, and says
+	// why. Overridden is True while stronger policies set fields of this one, and
+	// names them. Ineffective is True while an override has no effect on some
+	// Service, and says which and why. Stalled is there, and True, while the
+	// policy will not get ready by itself. Source: the controller.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

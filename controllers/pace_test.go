@@ -1,0 +1,74 @@
+package controllers
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func serviceNumber(i int) types.NamespacedName {
+	return types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("service-%04d", i)}
+}
+
+// TestPace has many Services ask when they were told to, and counts those that pass in
+// each second.
+func TestPace(t *testing.T) {
+	const services, perSecond = 500, 50
+	p, start := newPace(perSecond), time.Unix(1000, 0)
+	asks := map[types.NamespacedName]time.Time{}
+	for i := range services {
+		asks[serviceNumber(i)] = start
+	}
+	var passed []time.Time
+	for now := start; len(asks) > 0; now = now.Add(time.Millisecond) {
+		if now.Sub(start) > time.Minute {
+			t.Fatalf("%d still wait after a minute", len(asks))
+		}
+		for i := range services {
+			key := serviceNumber(i)
+			if at, waits := asks[key]; !waits || now.Before(at) {
+				continue
+			}
+			wait := p.wait(key, now)
+			if wait > 0 {
+				asks[key] = now.Add(wait)
+				continue
+			}
+			if p.wait(key, now) != 0 {
+				t.Fatal("who may pass may not any more")
+			}
+			delete(asks, key)
+			p.done(key)
+			passed = append(passed, now)
+		}
+	}
+	for i := perSecond; i < len(passed); i++ {
+		if took := passed[i].Sub(passed[i-perSecond]); took < time.Second {
+			t.Fatalf("%d passed within %s", perSecond+1, took)
+		}
+	}
+	if took := passed[len(passed)-1].Sub(start); took > 11*time.Second {
+		t.Errorf("all passed after %s only", took)
+	}
+	if len(p.waiting) != 0 || len(p.ofService) != 0 {
+		t.Errorf("left: %d, %d", len(p.waiting), len(p.ofService))
+	}
+}
+
+// TestPaceForgets those that need not pass any more: who comes then does not wait for
+// them.
+func TestPaceForgets(t *testing.T) {
+	p, now := newPace(10), time.Unix(1000, 0)
+	for i := range 100 {
+		p.wait(serviceNumber(i), now)
+	}
+	for i := range 99 {
+		p.done(serviceNumber(i))
+	}
+	p.done(serviceNumber(5)) // twice
+	if got, want := p.wait(serviceNumber(200), now), 200*time.Millisecond; got != want {
+		t.Errorf("waits %s, want %s: behind the one that is left", got, want)
+	}
+}

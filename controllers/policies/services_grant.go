@@ -1,0 +1,75 @@
+package policies
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// ServiceChange is a Service that has something of its policies, and is to have
+// something else.
+type ServiceChange struct {
+	// Before is what it has.
+	Before *v1alpha1.OverridesGrant
+	// Wanted is what its policies make of it now.
+	Wanted *ServiceResolution
+	// Generations are those of all policies that exist, by name.
+	Generations map[string]int64
+	// Refused: nodes refuse the Service as it is.
+	Refused bool
+}
+
+// Causes are the policies by which overrides change: of each field that does, the one
+// that sets it now, and the one that did and does not any more, as long as they exist.
+// None where only names change. Sorted by name.
+func (c *ServiceChange) Causes() []v1alpha1.Cause {
+	causes := map[string]v1alpha1.Cause{}
+	note := func(name string) {
+		if generation, exists := c.Generations[name]; exists {
+			causes[name] = v1alpha1.Cause{Name: name, Generation: generation}
+		}
+	}
+	for _, field := range differing(&c.Before.Overrides, &c.Wanted.Overrides, wholeOverrides()) {
+		note(c.Wanted.Owners[field])
+		before := c.Before.Owners[field]
+		if _, overridden := c.Wanted.Overridden[before][field]; !overridden {
+			note(before)
+		}
+	}
+	return sortedCauses(causes)
+}
+
+// Grant is what the Service is given by the change. Its causes are to be held to account
+// if nodes then refuse the Service. Where they did so before, only those are that were
+// already: their change has not helped.
+func (c *ServiceChange) Grant() *v1alpha1.OverridesGrant {
+	by := map[string]v1alpha1.Cause{}
+	causes := c.Causes()
+	for _, before := range c.Before.By {
+		// Without a cause only names change. Where nodes refuse the Service, others go on
+		// to be the reason.
+		if c.Generations[before.Name] == before.Generation && (c.Refused || len(causes) == 0) {
+			by[before.Name] = before
+		}
+	}
+	for _, cause := range causes {
+		blamed := slices.ContainsFunc(c.Before.By, func(b v1alpha1.Cause) bool { return b.Name == cause.Name })
+		if !c.Refused || blamed {
+			by[cause.Name] = cause
+		}
+	}
+	return &v1alpha1.OverridesGrant{Overrides: c.Wanted.Overrides, Owners: c.Wanted.Owners, By: sortedCauses(by)}
+}
+
+// InForce reports whether a grant, with the policies that the rules name, is what
+// policies make of the Service.
+func (r *ServiceResolution) InForce(grant *v1alpha1.OverridesGrant, named []string) bool {
+	return slices.Equal(r.Policies, named) && maps.Equal(r.Owners, grant.Owners) &&
+		len(differing(&grant.Overrides, &r.Overrides, wholeOverrides())) == 0
+}
+
+func sortedCauses(causes map[string]v1alpha1.Cause) []v1alpha1.Cause {
+	return slices.SortedFunc(maps.Values(causes), func(a, b v1alpha1.Cause) int { return cmp.Compare(a.Name, b.Name) })
+}

@@ -1,0 +1,247 @@
+package controllers
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// overridesPerSecond is how many Services may change in a second because policies do.
+const overridesPerSecond = 50
+
+// overrides decides what of its policies a Service has. What it has is in its rules, so
+// that a restart changes nothing: it keeps that until its turn has come, and as long as
+// nodes refuse what the same change has made of another one.
+type overrides struct {
+	client   client.Reader // reads come from the cache
+	clock    clock.PassiveClock
+	policies *servicePolicies
+	refusals *refusals
+	pace     *pace
+
+	mu   sync.Mutex
+	kept map[types.NamespacedName]bool // that keep what they have, but not for their turn; guarded by mu
+}
+
+func newOverrides(c client.Reader, clk clock.PassiveClock) *overrides {
+	p := newServicePolicies(c)
+	return &overrides{
+		client: c, clock: clk, policies: p, refusals: newRefusals(c),
+		pace: newPace(overridesPerSecond), kept: map[types.NamespacedName]bool{},
+	}
+}
+
+// shaping is what to render a Service with.
+type shaping struct {
+	shape render.Shape
+	// annotation says of the rules what they have. Empty: nothing.
+	annotation string
+	// again is when to look again though nothing has changed; 0: never.
+	again time.Duration
+	// unknown: a new Service must wait until its Namespace is known.
+	unknown bool
+}
+
+// outlook is what is to become of a Service.
+type outlook struct {
+	known *knownOverride // nil: nothing is known of its Namespace
+	// inForce: it has what its policies make of it.
+	inForce bool
+	// grant is what it is to have, where it has not. Nil: it keeps what it has, and why
+	// tells for which reason.
+	grant *v1alpha1.OverridesGrant
+	why   string
+	// atOnce: it has nothing that could be kept.
+	atOnce bool
+}
+
+// untouched reports whether there is no policy, and never was one for these rules.
+func untouched(set *servicePolicySet, stored *v1alpha1.ServiceProxyRules) bool {
+	return len(set.generations) == 0 &&
+		(stored == nil || len(stored.Spec.Policies) == 0 && stored.Annotations[v1alpha1.AnnotationOverrides] == "")
+}
+
+// shape decides what to render a Service with. Stored are its rules, nil for none.
+func (o *overrides) shape(ctx context.Context, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (shaping, error) {
+	set, err := o.policies.current(ctx)
+	if err != nil {
+		return shaping{}, err
+	}
+	key := client.ObjectKeyFromObject(svc)
+	if untouched(set, stored) {
+		o.settled(key)
+		return shaping{}, nil
+	}
+	look, err := o.look(ctx, set, svc, stored)
+	switch {
+	case err != nil:
+		return shaping{}, err
+	case look.known == nil && stored == nil:
+		return shaping{unknown: true, again: retrySoon}, nil
+	case look.inForce:
+		o.settled(key)
+		return keep(look.known, stored), nil
+	case look.grant == nil:
+		o.keeps(key)
+		return keep(look.known, stored), nil
+	}
+	if wait := o.turn(key, look.atOnce); wait > 0 {
+		out := keep(look.known, stored)
+		out.again = wait
+		return out, nil
+	}
+	return give(look)
+}
+
+// turn returns how long a Service must wait for its turn.
+func (o *overrides) turn(key types.NamespacedName, atOnce bool) time.Duration {
+	o.mu.Lock()
+	delete(o.kept, key)
+	o.mu.Unlock()
+	if atOnce {
+		return 0
+	}
+	return o.pace.wait(key, o.clock.Now())
+}
+
+// look tells what is to become of a Service, unless nothing ever touched it.
+func (o *overrides) look(ctx context.Context, set *servicePolicySet, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (outlook, error) {
+	known, err := o.policies.of(ctx, set, svc, stored)
+	if err != nil {
+		return outlook{}, err
+	}
+	if known == nil {
+		return outlook{why: "its Namespace is not known yet"}, nil
+	}
+	out := outlook{known: known}
+	change := &policies.ServiceChange{Before: known.grant, Wanted: known.wanted, Generations: set.generations}
+	if stored == nil || known.grant == nil || known.text == "" && len(stored.Spec.Policies) > 0 {
+		change.Before = &v1alpha1.OverridesGrant{}
+		out.grant, out.atOnce = change.Grant(), true
+		return out, nil
+	}
+	if known.wanted.InForce(known.grant, stored.Spec.Policies) {
+		out.inForce = true
+		return out, nil
+	}
+	if invalid := set.keeping(known, stored.Spec.Policies); invalid != "" {
+		out.why = "policy " + invalid + " is not valid"
+		return out, nil
+	}
+	refused, err := o.refusals.current(ctx)
+	if err != nil {
+		return outlook{}, err
+	}
+	for _, cause := range change.Causes() {
+		if stop := o.stopOf(ctx, refused, cause); stop != nil {
+			out.why = "the change of policy " + cause.Name + " has stopped"
+			return out, nil
+		}
+	}
+	_, change.Refused = refused[client.ObjectKeyFromObject(svc)]
+	out.grant = change.Grant()
+	return out, nil
+}
+
+// keeping names an invalid policy by which a Service keeps what it has; empty for none.
+func (s *servicePolicySet) keeping(known *knownOverride, shaped []string) string {
+	if len(known.invalid) > 0 {
+		return known.invalid[0]
+	}
+	for i := range s.invalid {
+		if name := s.invalid[i].Name; slices.Contains(shaped, name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// keep is what a Service has.
+func keep(known *knownOverride, stored *v1alpha1.ServiceProxyRules) shaping {
+	text := stored.Annotations[v1alpha1.AnnotationOverrides]
+	grant := readGrant
+	if known != nil && known.text == text {
+		grant = func(string) *v1alpha1.OverridesGrant { return known.grant }
+	}
+	out := shaping{annotation: text, shape: render.Shape{Policies: stored.Spec.Policies}}
+	if g := grant(text); g != nil {
+		out.shape.Overrides = &g.Overrides
+	}
+	return out
+}
+
+// give is what a Service is to have.
+func give(look outlook) (shaping, error) {
+	out := shaping{shape: render.Shape{Overrides: &look.grant.Overrides, Policies: look.known.wanted.Policies}}
+	if len(look.grant.Owners)+len(look.grant.By) == 0 {
+		return out, nil
+	}
+	text, err := json.Marshal(look.grant)
+	if err != nil {
+		return shaping{}, fmt.Errorf("encode overrides: %w", err)
+	}
+	out.annotation = string(text)
+	return out, nil
+}
+
+// readGrant reads an annotation. Without one nothing was granted. It returns nil for
+// what somebody has written there that makes no sense.
+func readGrant(text string) *v1alpha1.OverridesGrant {
+	grant := &v1alpha1.OverridesGrant{}
+	if text == "" {
+		return grant
+	}
+	if err := json.Unmarshal([]byte(text), grant); err != nil {
+		return nil
+	}
+	if len(policies.ValidateOverrides(&grant.Overrides, field.NewPath("overrides"))) > 0 {
+		return nil
+	}
+	return grant
+}
+
+// keeps notes that a Service keeps what it has until something else happens.
+func (o *overrides) keeps(key types.NamespacedName) {
+	o.pace.done(key)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.kept[key] = true
+}
+
+// settled notes that a Service has what its policies make of it.
+func (o *overrides) settled(key types.NamespacedName) {
+	o.pace.done(key)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.kept, key)
+}
+
+// forget drops a Service that is gone or no longer eligible.
+func (o *overrides) forget(key types.NamespacedName) {
+	o.settled(key)
+	o.policies.forget(key)
+}
+
+// keeping returns the Services that keep what they have until something happens.
+func (o *overrides) keeping() []types.NamespacedName {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := make([]types.NamespacedName, 0, len(o.kept))
+	for key := range o.kept {
+		out = append(out, key)
+	}
+	return out
+}

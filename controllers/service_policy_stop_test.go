@@ -1,0 +1,223 @@
+package controllers_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// createNodePorts creates Services of type NodePort, and waits until all have rules.
+func createNodePorts(ctx context.Context, namespace string, count int) {
+	GinkgoHelper()
+	for i := range count {
+		createService(ctx, namespace, fmt.Sprintf("s-%03d", i), func(s *corev1.Service) {
+			s.Spec.Type = corev1.ServiceTypeNodePort
+			s.Labels = map[string]string{"number": fmt.Sprint(i)}
+		})
+	}
+	Eventually(shapedIn(ctx, namespace, ""), "30s").Should(HaveLen(count))
+}
+
+// shapedIn returns the names of the Services of a namespace whose rules name a policy;
+// of all, if it is empty.
+func shapedIn(ctx context.Context, namespace, policy string) func() ([]string, error) {
+	return func() ([]string, error) {
+		var list v1alpha1.ServiceProxyRulesList
+		err := k8s.List(ctx, &list, client.MatchingLabels{v1alpha1.LabelServiceNamespace: namespace})
+		var out []string
+		for i := range list.Items {
+			if policy == "" || slices.Contains(list.Items[i].Spec.Policies, policy) {
+				out = append(out, list.Items[i].Labels[v1alpha1.LabelServiceName])
+			}
+		}
+		return out, err
+	}
+}
+
+// refuse has a node report that it refuses Services; none: that it refuses none.
+func refuse(ctx context.Context, node string, examples ...string) {
+	GinkgoHelper()
+	Eventually(func() error {
+		rules := &v1alpha1.NodeProxyRules{}
+		if err := k8s.Get(ctx, client.ObjectKey{Name: node}, rules); err != nil {
+			return err
+		}
+		rules.Status.Refused = &v1alpha1.RefusedServices{Count: int32(len(examples)), Examples: examples} //nolint:gosec // few
+		return k8s.Status().Update(ctx, rules)
+	}).Should(Succeed())
+}
+
+// refuseOne waits for the first Services to be shaped by a policy, and has a node refuse
+// one of them.
+func refuseOne(ctx context.Context, namespace, policy, node string) (refused string) {
+	GinkgoHelper()
+	Eventually(shapedIn(ctx, namespace, policy)).WithPolling(time.Millisecond).Should(Not(BeEmpty()))
+	names, err := shapedIn(ctx, namespace, policy)()
+	Expect(err).NotTo(HaveOccurred())
+	refuse(ctx, node, namespace+"/"+names[0]+": IPv4: no space left on device")
+	return names[0]
+}
+
+var _ = Describe("A change of a ServiceProxyPolicy", func() {
+	It("goes to at most 50 Services in a second", func(ctx SpecContext) {
+		const count = 220
+		ns := namespaceOf(ctx, "shop")
+		switchOn(ctx)
+		startController()
+		createNodePorts(ctx, ns, count)
+		w, err := k8s.Watch(ctx, &v1alpha1.ServiceProxyRulesList{}, client.MatchingLabels{v1alpha1.LabelServiceNamespace: ns})
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(w.Stop)
+		start := testClock.Now()
+		createServicePolicy(ctx, "p")
+		// What comes late by the watch was written the earlier: that errs on the safe side.
+		arrived, deadline := 0, time.NewTimer(30*time.Second)
+		defer deadline.Stop()
+		for arrived < count {
+			select {
+			case e := <-w.ResultChan():
+				rules, ok := e.Object.(*v1alpha1.ServiceProxyRules)
+				if !ok || e.Type != watch.Modified || len(rules.Spec.Policies) == 0 {
+					continue
+				}
+				arrived++
+				Expect(arrived).To(BeNumerically("<=", 1+int(testClock.Since(start)/(20*time.Millisecond))), "Services in %s", testClock.Since(start))
+			case <-deadline.C:
+				Fail(fmt.Sprintf("only %d of %d Services were given the change", arrived, count))
+			}
+		}
+		Expect(testClock.Since(start)).To(BeNumerically("<", 20*time.Second))
+		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "True Applied"), haveCounted(fmt.Sprintf("%d %d 0", count, count))))
+		p, err := servicePolicy(ctx, "p")()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(policyEvents(ctx, p)()).To(ConsistOf(
+			fmt.Sprintf("Normal Progressing: generation 1: a change goes to the %d Services that the policy selects", count),
+			fmt.Sprintf("Normal Applied: generation 1: all of %d Services have what policies make of them", count),
+		))
+	})
+
+	It("stops when a node refuses what it makes of a Service, and goes on when none does", func(ctx SpecContext) {
+		const count = 100
+		ns := namespaceOf(ctx, "shop")
+		switchOn(ctx)
+		c := startController()
+		createNode(ctx, "n1")
+		createNodePorts(ctx, ns, count)
+		refuse(ctx, "n1", ns+"/s-099: it was so before")
+		createServicePolicy(ctx, "p")
+		refused := refuseOne(ctx, ns, "p", "n1")
+		Eventually(servicePolicy(ctx, "p")).Should(And(
+			haveCondition("Ready", "False RolloutStopped"), haveCondition("Stalled", "True RolloutStopped"),
+			WithTransform(message("Ready"), HavePrefix("Service "+ns+"/"+refused+", as this policy makes it: node n1 refuses it: IPv4: no space left on device. The change has stopped: ")),
+			HaveField("Status.Examples", ConsistOf(v1alpha1.ServiceExample{
+				Namespace: ns, Name: refused, Reason: "Refused", Message: "node n1 refuses it: IPv4: no space left on device",
+			})),
+		))
+		shaped, err := shapedIn(ctx, ns, "p")()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(len(shaped)).To(BeNumerically("<", count))
+		kept := ""
+		for i := range count {
+			if name := fmt.Sprintf("s-%03d", i); !slices.Contains(shaped, name) {
+				kept = name
+			}
+		}
+
+		By("rendering what happens to a Service that keeps what it had")
+		slice := createSlice(ctx, ns, kept, kept, at("10.1.0.1", "n1"))
+		Eventually(rulesOf(ctx, ns, kept)).Should(And(WithTransform(addresses, ConsistOf("Ready 10.1.0.1:8080")), haveShape("[]: open")))
+
+		By("another controller that finds the same")
+		c.stop()
+		before := versions(ctx)
+		c = startController()
+		setEndpoints(ctx, slice, at("10.1.0.2", "n1"))
+		Eventually(rulesOf(ctx, ns, kept)).Should(WithTransform(addresses, ConsistOf("Ready 10.1.0.2:8080")))
+		Eventually(quiet(c)).Should(BeTrue())
+		after := versions(ctx)
+		for _, of := range []map[string]string{before, after} {
+			delete(of, "service "+ns+"."+kept)
+			delete(of, "node n1")
+		}
+		Expect(after).To(Equal(before))
+
+		By("the node that does not refuse it any more")
+		refuse(ctx, "n1")
+		Eventually(shapedIn(ctx, ns, "p")).Should(HaveLen(count))
+		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "True Applied"), haveCondition("Stalled", "none")))
+		p, err := servicePolicy(ctx, "p")()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(policyEvents(ctx, p)()).To(ContainElements(HavePrefix("Warning RolloutStopped: generation 1: Service "+ns+"/"+refused), HavePrefix("Normal Applied: generation 1: ")))
+	})
+
+	It("goes on with another generation of the policy", func(ctx SpecContext) {
+		const count = 60
+		ns := namespaceOf(ctx, "shop")
+		switchOn(ctx)
+		startController()
+		createNode(ctx, "n1")
+		createNodePorts(ctx, ns, count)
+		createServicePolicy(ctx, "p")
+		refused := refuseOne(ctx, ns, "p", "n1")
+		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "False RolloutStopped"))
+		Consistently(func(g Gomega) {
+			g.Expect(shapedIn(ctx, ns, "p")()).NotTo(HaveLen(count))
+		}).Should(Succeed())
+
+		By("a policy that does not concern the one that is stopped")
+		createServicePolicy(ctx, "other", func(s *v1alpha1.ServiceProxyPolicySpec) {
+			s.ServiceSelector.MatchLabels = map[string]string{"number": "59"}
+			s.Overrides = v1alpha1.ServiceOverrides{IPVSScheduler: new("sh")}
+		})
+		Eventually(servicePolicy(ctx, "other")).Should(haveCondition("Ready", "False Progressing"))
+		Expect(servicePolicy(ctx, "other")()).To(WithTransform(message("Ready"), Equal(
+			"0 of 1 Services have what policies make of them; 1 keep what they have, because the change of policy p has stopped")))
+
+		By("leaving out the Service that is refused")
+		changeServicePolicy(ctx, "p", func(s *v1alpha1.ServiceProxyPolicySpec) {
+			s.ServiceSelector.MatchExpressions = []v1alpha1.LabelSelectorRequirement{{Key: "number", Operator: v1alpha1.SelectorNotIn, Values: []string{numberOf(refused)}}}
+		})
+		// Nodes refuse it still: what has not helped is held to account, too.
+		Eventually(rulesOf(ctx, ns, refused)).Should(haveShape("[]: open"))
+		refuse(ctx, "n1")
+		Eventually(shapedIn(ctx, ns, "p")).Should(HaveLen(count - 1))
+		Eventually(servicePolicy(ctx, "other")).Should(haveCondition("Ready", "True Applied"))
+	})
+
+	It("is not stopped by a node that is gone, nor by Services that were refused before", func(ctx SpecContext) {
+		ns := namespaceOf(ctx, "shop")
+		switchOn(ctx)
+		startController()
+		node := createNode(ctx, "n1")
+		createNode(ctx, "n2")
+		createNodePorts(ctx, ns, 5)
+		refuse(ctx, "n2", ns+"/s-000: it was so before")
+		createServicePolicy(ctx, "p")
+		Eventually(shapedIn(ctx, ns, "p")).Should(HaveLen(5))
+		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "True Applied"))
+
+		refuse(ctx, "n1", ns+"/s-001: no room")
+		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "False RolloutStopped"),
+			WithTransform(message("Ready"), Not(ContainSubstring("The change has stopped")))), "all have it already")
+		Expect(k8s.Delete(ctx, node)).To(Succeed())
+		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "True Applied"))
+	})
+})
+
+// numberOf returns the label number of a Service of createNodePorts.
+func numberOf(name string) string {
+	var n int
+	_, err := fmt.Sscanf(name, "s-%d", &n)
+	Expect(err).NotTo(HaveOccurred())
+	return fmt.Sprint(n)
+}
