@@ -1,0 +1,58 @@
+package preview
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Objects are those from which the controllers render, of a cluster or from files.
+type Objects struct {
+	// NodeProxy is nil where there is none.
+	NodeProxy       *v1alpha1.NodeProxy
+	NodePolicies    []v1alpha1.NodeProxyPolicy
+	ServicePolicies []v1alpha1.ServiceProxyPolicy
+
+	Nodes      []corev1.Node
+	Namespaces []corev1.Namespace
+	Services   []corev1.Service
+	Slices     []discoveryv1.EndpointSlice
+
+	// NodeRules and ServiceRules are those that are stored.
+	NodeRules    []v1alpha1.NodeProxyRules
+	ServiceRules []v1alpha1.ServiceProxyRules
+}
+
+// Overlay puts what people have written over what there is: a NodeProxy and policies
+// take the place of those of their names, and are added where there are none. With
+// prune, policies that are not among them go. All else stays as it is.
+func (o *Objects) Overlay(written *Objects, prune bool) {
+	if written.NodeProxy != nil {
+		o.NodeProxy = written.NodeProxy
+	}
+	o.NodePolicies = overlay(o.NodePolicies, written.NodePolicies, prune, func(p *v1alpha1.NodeProxyPolicy) string { return p.Name })
+	o.ServicePolicies = overlay(o.ServicePolicies, written.ServicePolicies, prune, func(p *v1alpha1.ServiceProxyPolicy) string { return p.Name })
+}
+
+func overlay[T any](below, above []T, prune bool, name func(*T) string) []T {
+	if prune {
+		return above
+	}
+	written := map[string]bool{}
+	for i := range above {
+		written[name(&above[i])] = true
+	}
+	out := make([]T, 0, len(below)+len(above))
+	for i := range below {
+		if !written[name(&below[i])] {
+			out = append(out, below[i])
+		}
+	}
+	return append(out, above...)
+}
+
+// Facts counts the objects that people do not write for nodeproxy.
+func (o *Objects) Facts() int {
+	return len(o.Nodes) + len(o.Namespaces) + len(o.Services) + len(o.Slices) + len(o.NodeRules) + len(o.ServiceRules)
+}

@@ -1,0 +1,98 @@
+package preview
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// Result is what the controllers make of objects once every rollout is over.
+type Result struct {
+	// Nodes and Services are the rendered objects, by name: of their metadata the names
+	// and the labels that the controllers write.
+	Nodes    []v1alpha1.NodeProxyRules
+	Services []v1alpha1.ServiceProxyRules
+	// Problems are what is refused, and by which object. What it would have shaped keeps
+	// what is stored.
+	Problems []string
+	// Notes are what else whoever changes policies should know.
+	Notes []string
+}
+
+// Render returns what the controllers make of objects.
+func Render(in *Objects) *Result {
+	r := &renderer{in: in, result: &Result{}, slices: map[types.NamespacedName]*render.ServiceSlices{}}
+	switch {
+	case in.NodeProxy != nil && in.NodeProxy.DeletionTimestamp != nil && in.NodeProxy.Spec.RemovalPolicy != nil && *in.NodeProxy.Spec.RemovalPolicy == v1alpha1.RemovalCleanup:
+		r.problem("NodeProxy %s is being deleted with removalPolicy Cleanup: nothing is rendered any more", in.NodeProxy.Name)
+		return r.result
+	case in.NodeProxy == nil:
+		r.problem("there is no NodeProxy %s: without it nodes keep the settings they have, and new ones get none", v1alpha1.NodeProxyName)
+		if len(in.NodeRules)+len(in.ServiceRules) == 0 {
+			return r.result // not switched on yet
+		}
+	}
+	r.format, _ = render.FormatVersion(v1alpha1.FormatVersions(), in.NodeRules)
+	r.indexSlices()
+	r.nodes()
+	r.services()
+	return r.result
+}
+
+// renderer renders one set of objects.
+type renderer struct {
+	in     *Objects
+	result *Result
+	format int32
+	// slices are those of each Service, and onNode the Services of which a slice names a
+	// node.
+	slices map[types.NamespacedName]*render.ServiceSlices
+	onNode map[string][]*render.ServiceSlices
+}
+
+func (r *renderer) problem(format string, args ...any) {
+	r.result.Problems = append(r.result.Problems, fmt.Sprintf(format, args...))
+}
+
+func (r *renderer) note(format string, args ...any) {
+	r.result.Notes = append(r.result.Notes, fmt.Sprintf(format, args...))
+}
+
+// indexSlices finds the slices of Services, and the Services of nodes.
+func (r *renderer) indexSlices() {
+	r.onNode = map[string][]*render.ServiceSlices{}
+	for i := range r.in.Slices {
+		slice := &r.in.Slices[i]
+		svc, ok := render.ServiceOf(slice)
+		if !ok {
+			continue
+		}
+		of := r.slices[svc]
+		if of == nil {
+			of = &render.ServiceSlices{Service: svc}
+			r.slices[svc] = of
+		}
+		of.Slices = append(of.Slices, slice)
+		for _, node := range render.NodesNamed(slice) {
+			// Slices of one Service may be far from each other in the list.
+			if !slices.Contains(r.onNode[node], of) {
+				r.onNode[node] = append(r.onNode[node], of)
+			}
+		}
+	}
+}
+
+// some names a few of many, sorted.
+func some(names []string) string {
+	const named = 3
+	slices.Sort(names)
+	if len(names) <= named {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:named], ", "), len(names)-named)
+}

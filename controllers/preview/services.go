@@ -1,0 +1,188 @@
+package preview
+
+import (
+	"cmp"
+	"encoding/json"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// servicePolicies are the policies for Services, and what is known of them.
+type servicePolicies struct {
+	all *policies.Services
+	// refused are those of which nothing is used; a selector is nil where it is what is
+	// wrong.
+	refused []policies.ServicePolicy
+	// namespaces are the labels of each Namespace; missing are those that Services are
+	// in and that are not among the objects.
+	namespaces map[string]map[string]string
+	missing    map[string]bool
+	stored     map[string]*v1alpha1.ServiceProxyRules
+	// selected counts the Services that each policy selects.
+	selected map[string]int
+	// lost counts the Services where another policy sets a field.
+	lost map[loss]int
+	// ineffective are the Services on which an override has no effect, by policy, field
+	// and reason.
+	ineffective map[ineffective][]string
+}
+
+// loss is a field that a policy sets and another one wins.
+type loss struct{ policy, field, winner string }
+
+// ineffective is an override that has no effect somewhere.
+type ineffective struct{ policy, why string }
+
+// services renders every Service that is proxied. What is stored of others goes.
+func (r *renderer) services() {
+	p := r.servicePolicies()
+	withoutIP := 0
+	for i := range r.in.Services {
+		svc := &r.in.Services[i]
+		if svc.Spec.ClusterIP == "" && svc.Spec.Type != corev1.ServiceTypeExternalName {
+			withoutIP++
+		}
+		if render.Eligible(svc) {
+			r.service(svc, p)
+		}
+	}
+	if withoutIP > 0 {
+		r.note("%d Services have no spec.clusterIP, which the API server gives, and are passed over: take Services as they are stored, by kubectl get services -A -o yaml", withoutIP)
+	}
+	slices.SortFunc(r.result.Services, func(a, b v1alpha1.ServiceProxyRules) int { return cmp.Compare(a.Name, b.Name) })
+	r.reportServices(p)
+}
+
+// servicePolicies reads the policies, and says which are refused.
+func (r *renderer) servicePolicies() *servicePolicies {
+	p := &servicePolicies{
+		namespaces: map[string]map[string]string{}, missing: map[string]bool{}, stored: map[string]*v1alpha1.ServiceProxyRules{},
+		selected: map[string]int{}, lost: map[loss]int{}, ineffective: map[ineffective][]string{},
+	}
+	var usable []policies.ServicePolicy
+	for i := range r.in.ServicePolicies {
+		policy := &r.in.ServicePolicies[i]
+		one, errs := policies.ServicePolicyOf(policy)
+		if len(errs) > 0 {
+			r.problem("ServiceProxyPolicy %s is refused, and Services that it selects keep what they have: %v", policy.Name, errs.ToAggregate())
+			p.refused = append(p.refused, one)
+			continue
+		}
+		p.selected[policy.Name] = 0
+		usable = append(usable, one)
+	}
+	p.all = policies.NewServices(usable)
+	for i := range r.in.Namespaces {
+		p.namespaces[r.in.Namespaces[i].Name] = namespaceLabels(r.in.Namespaces[i].Name, r.in.Namespaces[i].Labels)
+	}
+	for i := range r.in.ServiceRules {
+		p.stored[r.in.ServiceRules[i].Name] = &r.in.ServiceRules[i]
+	}
+	return p
+}
+
+// namespaceLabels are the labels of a Namespace with the one that the API server gives
+// to each.
+func namespaceLabels(name string, written map[string]string) map[string]string {
+	if written[corev1.LabelMetadataName] == name {
+		return written
+	}
+	out := map[string]string{corev1.LabelMetadataName: name}
+	maps.Copy(out, written)
+	out[corev1.LabelMetadataName] = name
+	return out
+}
+
+func (r *renderer) service(svc *corev1.Service, p *servicePolicies) {
+	of := render.ServiceSlices{}
+	if found := r.slices[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}]; found != nil {
+		of = *found
+	}
+	rules, _ := render.Service(svc, of.Slices, p.shape(svc), r.format)
+	rules.Annotations = nil
+	r.result.Services = append(r.result.Services, *rules)
+}
+
+// shape is what policies make of a Service: what it has, where one of them is refused.
+func (p *servicePolicies) shape(svc *corev1.Service) render.Shape {
+	if len(p.selected)+len(p.refused) == 0 {
+		return render.Shape{}
+	}
+	of, found := p.namespaces[svc.Namespace]
+	if !found {
+		of = namespaceLabels(svc.Namespace, nil)
+		p.namespaces[svc.Namespace] = of
+		p.missing[svc.Namespace] = true
+	}
+	resolution := p.all.Resolve(of, svc.Labels)
+	for _, policy := range resolution.Matching {
+		p.selected[policy]++
+	}
+	if kept, keeps := p.keeps(svc, of); keeps {
+		return kept
+	}
+	for policy, fields := range resolution.Overridden {
+		for field, winner := range fields {
+			p.lost[loss{policy, field, winner}]++
+		}
+	}
+	for _, without := range render.IneffectiveOverrides(svc, &resolution.Overrides) {
+		key := ineffective{resolution.Owners[without.Field], without.Why}
+		p.ineffective[key] = append(p.ineffective[key], svc.Namespace+"/"+svc.Name)
+	}
+	return render.Shape{Overrides: &resolution.Overrides, Policies: resolution.Policies}
+}
+
+// keeps returns what a Service has, if it keeps that because of a refused policy.
+func (p *servicePolicies) keeps(svc *corev1.Service, namespace map[string]string) (render.Shape, bool) {
+	stored := p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]
+	if stored == nil || !slices.ContainsFunc(p.refused, func(policy policies.ServicePolicy) bool {
+		return slices.Contains(stored.Spec.Policies, policy.Name) ||
+			policy.Namespaces != nil && policy.Services != nil && policy.Selects(namespace, svc.Labels)
+	}) {
+		return render.Shape{}, false
+	}
+	text := stored.Annotations[v1alpha1.AnnotationOverrides]
+	if text == "" {
+		return render.Shape{}, len(stored.Spec.Policies) == 0
+	}
+	grant := &v1alpha1.OverridesGrant{}
+	if err := json.Unmarshal([]byte(text), grant); err != nil || len(policies.ValidateOverrides(&grant.Overrides, field.NewPath("overrides"))) > 0 {
+		return render.Shape{}, false // what it has cannot be told any more
+	}
+	return render.Shape{Overrides: &grant.Overrides, Policies: stored.Spec.Policies}, true
+}
+
+// reportServices says which fields of policies, and which policies, do nothing.
+func (r *renderer) reportServices(p *servicePolicies) {
+	if len(p.missing) > 0 && len(p.selected) > 0 {
+		r.note("%d namespaces of Services are not among the objects, and taken to have no labels but %s (%s)",
+			len(p.missing), corev1.LabelMetadataName, some(slices.Collect(maps.Keys(p.missing))))
+	}
+	for _, l := range slices.SortedFunc(maps.Keys(p.lost), loss.compare) {
+		r.note("ServiceProxyPolicy %s: spec.overrides.%s is set by ServiceProxyPolicy %s on %d Services", l.policy, l.field, l.winner, p.lost[l])
+	}
+	for _, w := range slices.SortedFunc(maps.Keys(p.ineffective), func(a, b ineffective) int {
+		return cmp.Or(cmp.Compare(a.policy, b.policy), cmp.Compare(a.why, b.why))
+	}) {
+		services := p.ineffective[w]
+		r.note("ServiceProxyPolicy %s has no effect on %d Services (%s): spec.overrides.%s", w.policy, len(services), some(services), w.why)
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.selected)) {
+		if p.selected[name] == 0 {
+			r.note("ServiceProxyPolicy %s selects no Service", name)
+		}
+	}
+}
+
+func (l loss) compare(o loss) int {
+	return cmp.Or(cmp.Compare(l.policy, o.policy), cmp.Compare(l.field, o.field), cmp.Compare(l.winner, o.winner))
+}
