@@ -9,29 +9,30 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/load"
 )
 
-const (
-	// pace is how many new connections and flows are begun in a second. Not all
-	// of them are TCP, and leastRate of those must succeed.
-	pace      = 320
-	leastRate = 200
-)
+// pace is how many new connections and flows are begun in a second where the test
+// has the machine to itself.
+const pace = 320
 
 // connections are the load of a test.
 type connections struct {
 	*load.Load
 	t    *testing.T
 	told int // failures that are reported
+	// least is how many new TCP connections must succeed in a second. Not all of
+	// those that are begun are TCP.
+	least float64
 }
 
-// startLoad makes new connections and holds others, until the test ends.
-func startLoad(t *testing.T, targets []load.Target) *connections {
+// startLoad makes so many new connections a second and holds others, until the test
+// ends.
+func startLoad(t *testing.T, pace int, targets []load.Target) *connections {
 	t.Helper()
 	l, err := load.Start(t.Context(), pace, targets)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(l.End)
-	return &connections{Load: l, t: t}
+	return &connections{Load: l, t: t, least: float64(pace) * 5 / 8}
 }
 
 // sticky makes a check that always the same server answers.
@@ -60,15 +61,15 @@ func (l *connections) during(name string, least time.Duration, what func()) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	rate := func() float64 { return float64(l.Answered("tcp")-tcp) / time.Since(start).Seconds() }
-	for time.Since(start) < least || rate() < leastRate && time.Since(start) < least+load.Patience {
+	for time.Since(start) < least || rate() < l.least && time.Since(start) < least+load.Patience {
 		<-tick.C
 	}
 	measured, took, failures := rate(), time.Since(start), l.Failures()
 	held, questions := l.Held()
 	l.t.Logf("%-32s %4.1f s: %5d new TCP connections (%3.0f/s), %4d new UDP flows, %4d questions on %d held, slowest so far %s, failed so far %d",
 		name, took.Seconds(), l.Answered("tcp")-tcp, measured, l.Answered("udp")-udp, questions-asked, held, l.Slowest().Round(time.Millisecond), len(failures))
-	if measured < leastRate {
-		l.t.Errorf("%s: %.0f new TCP connections a second, want %d at least: this proves too little", name, measured, leastRate)
+	if measured < l.least {
+		l.t.Errorf("%s: %.0f new TCP connections a second, want %.0f at least: this proves too little", name, measured, l.least)
 	}
 	for i, failure := range failures[l.told:] {
 		if i < 10 {

@@ -72,8 +72,8 @@ type env struct {
 // start makes a cluster of one node that goes with the test.
 func start(t *testing.T) *env { return startNodes(t, 1) }
 
-// startNodes is start with as many nodes.
-func startNodes(t *testing.T, nodes int) *env {
+// startNodes is start with as many nodes, which are in these zones in turn.
+func startNodes(t *testing.T, nodes int, zones ...string) *env {
 	t.Helper()
 	if err := cluster.Check(); err != nil {
 		t.Skip(err)
@@ -92,7 +92,7 @@ func startNodes(t *testing.T, nodes int) *env {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := cluster.Start(ctx, cluster.Options{Nodes: nodes, Scheme: scheme, Progress: os.Stderr})
+	c, err := cluster.Start(ctx, cluster.Options{Nodes: nodes, Zones: zones, Scheme: scheme, Progress: os.Stderr})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,7 +56,7 @@ func (k *take) makeServices() []load.Target {
 		{Name: "outside to external IP", From: outside, Network: "tcp", Address: "198.51.100.20:80", Servers: servers},
 		{Name: "outside to external IP", From: outside, Network: "tcp", Address: "[2001:db8::20]:80", Servers: servers},
 		{Name: "outside to local VIP", From: outside, Network: "tcp", Address: "203.0.113.10:80", Servers: servers[:2]},
-		{Name: "outside to local VIP", From: outside, Network: "tcp", Address: "[2001:db8::10]:80", Servers: servers[2:]},
+		{Name: "outside to local VIP", From: outside, Network: "tcp", Address: "[2001:db8::10]:80", Servers: servers[2:4]},
 		{Name: "outside to restricted VIP", From: outside, Network: "tcp", Address: "203.0.113.11:80", Servers: servers},
 		{Name: "outside to restricted VIP", From: outside, Network: "tcp", Address: "[2001:db8::11]:80", Servers: servers},
 	}

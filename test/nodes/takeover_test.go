@@ -36,7 +36,7 @@ func TestTakeover(t *testing.T) {
 	}
 	targets := k.makeServices()
 	k.startKubeProxies()
-	l := startLoad(t, targets)
+	l := startLoad(t, pace, targets)
 
 	l.during("kube-proxy runs", 3*time.Second, func() {})
 	l.during("kube-proxy stops, agents start", 3*time.Second, func() {
@@ -83,10 +83,12 @@ type take struct {
 	run      []*cluster.Process
 }
 
-func newTakeover(t *testing.T) *take {
-	e := startNodes(t, 2)
-	k := &take{env: e, cluster: e.nodeproxy.Cluster, paths: t.TempDir(),
-		variants: map[string]string{"node-1": "nf_tables", "node-2": "legacy"}}
+func newTakeover(t *testing.T) *take { return takeOf(startNodes(t, 2)) }
+
+// takeOf has one node of the legacy variant of iptables, and no others.
+func takeOf(e *env) *take {
+	k := &take{env: e, cluster: e.nodeproxy.Cluster, paths: e.TempDir(),
+		variants: map[string]string{"node-1": "nf_tables", "node-2": "legacy", "node-3": "nf_tables"}}
 	for _, node := range k.cluster.Nodes() {
 		k.makePaths(node)
 	}
