@@ -58,7 +58,7 @@ func (r *renderer) nodePolicies() *nodePolicies {
 	var usable []policies.NodePolicy
 	for i := range r.in.NodePolicies {
 		policy := &r.in.NodePolicies[i]
-		one, errs := policies.ReadNode(policy)
+		one, errs := policies.NodePolicyOf(policy)
 		_, more := rollout.BudgetOf(policy.Generation, policy.Spec.Rollout, rolloutPath)
 		p.selected[policy.Name] = 0
 		if errs = append(errs, more...); len(errs) > 0 {

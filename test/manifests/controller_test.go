@@ -196,15 +196,15 @@ func doWhatIsDoneAtOnce(t *testing.T, token string) {
 		t.Fatal(err)
 	}
 
-	policy := &v1alpha1.ServiceProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: "rights"}}
-	create(t, server.client, policy)
+	servicePolicy := &v1alpha1.ServiceProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: "rights"}}
+	create(t, server.client, servicePolicy)
 
 	stop := startController(t, token)
 	rules := &v1alpha1.ServiceProxyRules{}
 	eventually(t, func(ctx context.Context) error {
 		var events eventsv1.EventList
 		err := errors.Join(
-			server.client.Get(ctx, client.ObjectKeyFromObject(policy), policy),
+			server.client.Get(ctx, client.ObjectKeyFromObject(servicePolicy), servicePolicy),
 			server.client.Get(ctx, client.ObjectKey{Name: shop + ".cart"}, rules),
 			server.client.Get(ctx, client.ObjectKey{Name: "rights-1"}, &v1alpha1.NodeProxyRules{}),
 			server.client.Get(ctx, client.ObjectKeyFromObject(proxy), proxy),
@@ -215,8 +215,8 @@ func doWhatIsDoneAtOnce(t *testing.T, token string) {
 		switch {
 		case err != nil:
 			return err
-		case policy.Status.ObservedGeneration == 0:
-			return errors.New("the policy has no status yet")
+		case servicePolicy.Status.ObservedGeneration == 0:
+			return errors.New("ServiceProxyPolicy has no status yet")
 		case proxy.Status.Inventory == nil:
 			return errors.New("NodeProxy has no inventory yet")
 		case policy.Status.ObservedGeneration == 0:
