@@ -35,6 +35,13 @@ const leaseName = "nodeproxy-controller"
 var version string
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "render" {
+		// Its own output is what is printed; of the log only what is wrong matters.
+		logger := textlogger.NewLogger(textlogger.NewConfig())
+		klog.SetLogger(logger)
+		ctrl.SetLogger(logger)
+		os.Exit(runRender(ctrl.SetupSignalHandler(), os.Args[2:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}, logger))
+	}
 	o, err := parseOptions(os.Args[1:], os.Stderr)
 	if errors.Is(err, flag.ErrHelp) {
 		return

@@ -29,7 +29,12 @@ func parseOptions(args []string, output io.Writer) (options, error) {
 	fs.Usage = func() {
 		_, _ = fmt.Fprint(output, "nodeproxy-controller renders Services into rules objects for the node agents.\n\n"+
 			"It waits for the CRDs (kubectl apply -f config/crd/bases) and the namespace, and renders nothing\n"+
-			"before the NodeProxy named cluster exists.\n\nFlags:\n")
+			"before the NodeProxy named cluster exists.\n\n"+
+			"Usage:\n"+
+			"  nodeproxy-controller [flags]          run the controller\n"+
+			"  nodeproxy-controller render [flags]   print the rules objects that follow from objects of a\n"+
+			"                                        cluster or files, or how they would differ, and exit\n\n"+
+			"Flags:\n")
 		fs.PrintDefaults()
 	}
 	o.api.AddFlags(fs)
@@ -43,7 +48,7 @@ func parseOptions(args []string, output io.Writer) (options, error) {
 		return o, err
 	}
 	if fs.NArg() > 0 {
-		return o, fmt.Errorf("unexpected argument %q: there are only flags, see --help", fs.Arg(0))
+		return o, fmt.Errorf("unexpected argument %q: there are only the subcommand render, given first, and flags, see --help", fs.Arg(0))
 	}
 	if o.namespace == "" {
 		return o, errors.New("--namespace must not be empty")

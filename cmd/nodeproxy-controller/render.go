@@ -1,0 +1,226 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/go-logr/logr"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
+	"github.com/nodeproxy-io/nodeproxy/config/crd"
+	"github.com/nodeproxy-io/nodeproxy/controllers"
+	"github.com/nodeproxy-io/nodeproxy/controllers/manifest"
+	"github.com/nodeproxy-io/nodeproxy/controllers/preview"
+)
+
+// Exit statuses of render, as kubectl diff has them.
+const (
+	exitSame    = 0
+	exitChanges = 1
+	exitFailed  = 2
+)
+
+const renderUsage = `nodeproxy-controller render prints the NodeProxyRules and ServiceProxyRules that
+follow from NodeProxy, the policies and what they are about, once every rollout is
+over. It changes nothing.
+
+Usage:
+  nodeproxy-controller render [flags]
+
+  render                                  from the objects of a cluster
+  render -f FILE|FOLDER|- ...             from files alone: no cluster is asked
+  render -f ... --kubeconfig FILE         from a cluster's objects, with the NodeProxy
+                                          and the policies of the files in the place of
+                                          its own
+
+With --diff it prints instead how they differ from those that are stored: in the cluster,
+or in the files, where no cluster is asked. What render has printed is such a file.
+
+Exit status: 0 rendered, with --diff nothing would change; 1 with --diff something would
+change; 2 an error, such as a file that cannot be read or a policy that is refused.
+
+Flags:
+`
+
+// renderOptions are the command line of render.
+type renderOptions struct {
+	api       connect.Options
+	files     fileNames
+	recursive bool
+	diff      bool
+	prune     bool
+}
+
+// fileNames is a flag that is given several times.
+type fileNames []string
+
+// String returns the names as Go prints them.
+func (f *fileNames) String() string { return fmt.Sprint(*f) }
+
+// Set adds one.
+func (f *fileNames) Set(name string) error {
+	if name == "" {
+		return errors.New("the name is empty")
+	}
+	*f = append(*f, name)
+	return nil
+}
+
+// streams are those of the program.
+type streams struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+func parseRenderOptions(args []string, output io.Writer) (renderOptions, error) {
+	var o renderOptions
+	fs := flag.NewFlagSet("nodeproxy-controller render", flag.ContinueOnError)
+	fs.SetOutput(output)
+	fs.Usage = func() {
+		_, _ = fmt.Fprint(output, renderUsage) // to a terminal that is gone: nothing to do
+		fs.PrintDefaults()
+	}
+	o.api.AddFlags(fs)
+	fs.Var(&o.files, "f", "`file` of objects in YAML or JSON, or a folder of such files, or - for the standard input; repeat it for several")
+	fs.Var(&o.files, "filename", "same as -f `file`")
+	fs.BoolVar(&o.recursive, "R", false, "read the folders in folders, too")
+	fs.BoolVar(&o.recursive, "recursive", false, "same as -R")
+	fs.BoolVar(&o.diff, "diff", false, "print how rendered objects differ from those that are stored, and how many, and exit with status 1 if any does")
+	fs.BoolVar(&o.prune, "prune", false, "with files and a cluster: take the cluster's policies that no file has for deleted")
+	if err := fs.Parse(args); err != nil {
+		return o, err
+	}
+	switch {
+	case fs.NArg() > 0:
+		return o, fmt.Errorf("unexpected argument %q: files are given by -f, see --help", fs.Arg(0))
+	case o.prune && (len(o.files) == 0 || !o.asksCluster()):
+		return o, errors.New("--prune needs files (-f) and a cluster (--kubeconfig): it takes policies of the cluster that no file has for deleted")
+	}
+	return o, nil
+}
+
+// asksCluster reports whether the objects of a cluster are read. With files it has to be
+// asked for, so that nobody waits for a cluster by mistake.
+func (o *renderOptions) asksCluster() bool {
+	return len(o.files) == 0 || o.api.Kubeconfig != "" || len(o.api.APIServers) > 0 || o.api.APIServersFile != ""
+}
+
+// runRender is the subcommand, and returns the exit status.
+func runRender(ctx context.Context, args []string, s streams, logger logr.Logger) int {
+	o, err := parseRenderOptions(args, s.err)
+	if errors.Is(err, flag.ErrHelp) {
+		return exitSame
+	}
+	if err != nil {
+		complain(s.err, err)
+		return exitFailed
+	}
+	objects, err := gather(ctx, &o, s, logger)
+	if err != nil {
+		complain(s.err, err)
+		return exitFailed
+	}
+	result := preview.Render(objects)
+	changed, err := show(&o, objects, result, s.out)
+	for _, note := range result.Notes {
+		say(s.err, "note: "+note)
+	}
+	for _, problem := range result.Problems {
+		say(s.err, "error: "+problem)
+	}
+	switch {
+	case err != nil:
+		complain(s.err, err)
+		return exitFailed
+	case len(result.Problems) > 0:
+		return exitFailed
+	case changed:
+		return exitChanges
+	}
+	return exitSame
+}
+
+// gather reads the objects to render from.
+func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger) (*preview.Objects, error) {
+	var written *preview.Objects
+	if len(o.files) > 0 {
+		files, skipped, err := manifest.Load(o.files, o.recursive, s.in)
+		if err != nil {
+			return nil, err
+		}
+		for _, folder := range skipped {
+			say(s.err, fmt.Sprintf("note: %s is not read: --recursive reads folders in folders", folder))
+		}
+		read, err := manifest.Parse(ctx, crd.Bases(), files)
+		if err != nil {
+			return nil, err
+		}
+		if passed := read.PassedOver(); passed != "" {
+			say(s.err, "note: "+passed)
+		}
+		written = &read.Objects
+	}
+	if !o.asksCluster() {
+		return written, nil
+	}
+	live, err := liveObjects(ctx, o.api, logger)
+	if err != nil || written == nil {
+		return live, err
+	}
+	if n := written.Facts(); n > 0 {
+		say(s.err, fmt.Sprintf("note: %d objects of the files are not used, since the cluster has its own: only NodeProxy and policies are taken from files", n))
+	}
+	live.Overlay(written, o.prune)
+	return live, nil
+}
+
+// liveObjects reads the objects of a cluster.
+func liveObjects(ctx context.Context, api connect.Options, logger logr.Logger) (*preview.Objects, error) {
+	connection, err := connect.New(api, clock.RealClock{}, logger)
+	if err != nil {
+		return nil, err
+	}
+	scheme, err := controllers.NewScheme()
+	if err != nil {
+		return nil, err
+	}
+	reader, err := client.New(connection.Config(), client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, fmt.Errorf("set up the client: %w", err)
+	}
+	return controllers.LiveObjects(ctx, reader)
+}
+
+// show prints what was asked for, and reports whether it is a difference.
+func show(o *renderOptions, stored *preview.Objects, result *preview.Result, out io.Writer) (changed bool, err error) {
+	buffered := bufio.NewWriter(out)
+	if o.diff {
+		changes := preview.Compare(stored, result)
+		changed = changes.Any()
+		if err = changes.Write(buffered); err == nil {
+			_, err = fmt.Fprintln(buffered, changes.Summary())
+		}
+	} else {
+		err = result.Write(buffered)
+	}
+	if err = errors.Join(err, buffered.Flush()); err != nil {
+		return changed, fmt.Errorf("print: %w", err)
+	}
+	return changed, nil
+}
+
+// complain says what is wrong, each thing on a line.
+func complain(out io.Writer, err error) {
+	say(out, "error: "+strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
+}
+
+func say(out io.Writer, text string) {
+	_, _ = fmt.Fprintln(out, text) // to a terminal that is gone: nothing to do
+}
