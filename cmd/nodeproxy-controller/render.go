@@ -168,6 +168,9 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 		written = &read.Objects
 	}
 	if !o.asksCluster() {
+		if written.NodeProxy == nil || len(written.Nodes)+len(written.Services) == 0 {
+			say(s.err, "note: no cluster is asked: name one by --kubeconfig, or give its NodeProxy, Nodes, Namespaces, Services and EndpointSlices by -f, too")
+		}
 		return written, nil
 	}
 	live, err := liveObjects(ctx, o.api, logger)

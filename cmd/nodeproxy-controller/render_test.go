@@ -88,7 +88,7 @@ func TestRenderFiles(t *testing.T) {
 		"without --diff":         {args: []string{"-f", scheduler, "-f", snapshot, "-f", before}, status: exitSame, stdout: []string{"scheduler: sh"}},
 		"refused":                {args: []string{"-f", invalid, "-f", snapshot, "--diff"}, status: exitFailed, stderr: []string{"error: " + invalid + ", document 2 (line 7): NodeProxyPolicy edge: spec.settings.ipvs.scheduler: Invalid value"}},
 		"all that is refused":    {args: []string{"-f", invalid, "-f", "-"}, stdin: "a: [", status: exitFailed, stderr: []string{"error: " + invalid + ", document 2", "\nerror: standard input, document 1 (line 1): not YAML"}},
-		"no NodeProxy":           {args: []string{"-f", policy, "-f", snapshot}, status: exitFailed, stderr: []string{"error: there is no NodeProxy cluster"}},
+		"no NodeProxy":           {args: []string{"-f", policy, "-f", snapshot}, status: exitFailed, stderr: []string{"note: no cluster is asked: name one by --kubeconfig", "error: there is no NodeProxy cluster"}},
 		"no file":                {args: []string{"-f", filepath.Join(folder, "none.yaml")}, status: exitFailed, stderr: []string{"none.yaml"}},
 		"no cluster":             {args: []string{"--kubeconfig", filepath.Join(folder, "none")}, status: exitFailed, stderr: []string{"error: read --kubeconfig"}},
 		"more than flags":        {args: []string{repository}, status: exitFailed, stderr: []string{"files are given by -f"}},
