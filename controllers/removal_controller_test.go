@@ -231,7 +231,7 @@ var _ = Describe("removing NodeProxy", func() {
 		createAgents(ctx, "nodeproxy-agent")
 		controller := startController()
 		Eventually(finalizers(ctx)).ShouldNot(BeEmpty())
-		Eventually(func() map[string]string { return versions(ctx) }).Should(HaveLen(12))
+		Eventually(func() map[string]string { return versions(ctx) }).Should(HaveLen(13), "the nodes, and the Service kubernetes")
 		report(ctx, "n03", metav1.ConditionFalse, v1alpha1.ReasonRemoved, "cleaned up")
 		deleteNodeProxy(ctx)
 		testClock.putForward(4*time.Minute + 30*time.Second)

@@ -200,7 +200,7 @@ func (r *RolloutReconciler) write(ctx context.Context, p *pass) (again bool, err
 	}
 	for _, name := range p.decision.Grants {
 		if m := p.find(name); m.resolution != nil {
-			store(m, m.given(p.set.budgets, r.clock.Now()), "Gave a node its settings")
+			store(m, m.given(p.set.budgets, p.now), "Gave a node its settings")
 		}
 	}
 	return again, errors.Join(errs...)
@@ -219,12 +219,12 @@ func (r *RolloutReconciler) store(ctx context.Context, m *member, g v1alpha1.Set
 	return nil
 }
 
-// writeStatuses writes the status of every policy that differs. It reports whether somebody else's
-// write came first somewhere.
+// writeStatuses writes the status of every policy where it differs. It reports whether
+// somebody else's write came first somewhere.
 func (r *RolloutReconciler) writeStatuses(ctx context.Context, p *pass) (again bool, err error) {
 	var errs []error
 	for _, policy := range p.set.all {
-		status := p.status(policy, r.clock.Now())
+		status := p.status(policy, p.now)
 		if equality.Semantic.DeepEqual(policy.Status, *status) {
 			r.metrics.skip(kindPolicyStatus)
 			continue

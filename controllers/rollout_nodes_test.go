@@ -1,9 +1,7 @@
 package controllers
 
 import (
-	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -13,85 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/yaml"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
-	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 )
-
-// aFleet is a cluster in memory, for decisions about rollouts.
-type aFleet struct {
-	nodeProxy *v1alpha1.NodeProxy
-	policies  []v1alpha1.NodeProxyPolicy
-	nodes     []corev1.Node
-	rules     []v1alpha1.NodeProxyRules
-	revisions revisions
-}
-
-func newFleet(nodeProxy string, t testing.TB) *aFleet {
-	t.Helper()
-	np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName, Generation: 1}}
-	if err := yaml.UnmarshalStrict([]byte(nodeProxy), &np.Spec); err != nil {
-		t.Fatal(err)
-	}
-	return &aFleet{nodeProxy: np, revisions: revisions{known: map[types.UID]knownRevision{}}}
-}
-
-// policy adds a policy, in its first generation.
-func (f *aFleet) policy(t testing.TB, name, spec string) *v1alpha1.NodeProxyPolicy {
-	t.Helper()
-	p := v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 1}}
-	if err := yaml.UnmarshalStrict([]byte(spec), &p.Spec); err != nil {
-		t.Fatal(err)
-	}
-	f.policies = append(f.policies, p)
-	return &f.policies[len(f.policies)-1]
-}
-
-// node adds a node of a pool whose agent does the settings that it was given an hour
-// ago, which are as if all policies there are so far were applied.
-func (f *aFleet) node(t testing.TB, name, pool string) *v1alpha1.NodeProxyRules {
-	t.Helper()
-	f.nodes = append(f.nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": pool}}})
-	set := newPolicySet(f.nodeProxy, f.policies)
-	r := set.nodes.Resolve(map[string]string{"pool": pool})
-	if r.Invalid != nil {
-		t.Fatal(r.Invalid)
-	}
-	rules, err := withSettings(&v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Generation: 1}},
-		r, newGrant(r, nil, noon.Add(-time.Hour)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	rules.Status.Agent, rules.Status.SettingsRevision = &v1alpha1.AgentReport{}, rules.Spec.SettingsRevision
-	says(rules, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted")
-	f.rules = append(f.rules, *rules)
-	return &f.rules[len(f.rules)-1]
-}
-
-// nodes adds several.
-func (f *aFleet) pool(t testing.TB, pool string, count int) {
-	t.Helper()
-	for i := range count {
-		f.node(t, fmt.Sprintf("%s-%02d", pool, i+1), pool)
-	}
-}
-
-func says(rules *v1alpha1.NodeProxyRules, status metav1.ConditionStatus, reason, message string) {
-	meta.SetStatusCondition(&rules.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionProgrammed, Status: status, Reason: reason, Message: message,
-	})
-}
-
-// pass looks at the cluster at noon.
-func (f *aFleet) pass() *pass {
-	set := newPolicySet(f.nodeProxy, f.policies)
-	reader := &fleet{set: set, now: noon, on: f.nodeProxy != nil, revision: f.revisions.of}
-	p := newPass(set, f.nodeProxy, reader.members(f.nodes, f.rules))
-	p.decide(noon)
-	return p
-}
 
 // brief prints a member: what of it is not as in a node that has nothing to do.
 func brief(m *member) string {
@@ -446,20 +368,32 @@ func TestCausesLast(t *testing.T) {
 	}
 }
 
-func TestGrantsSurviveTheirAnnotation(t *testing.T) {
-	r := policies.NewNodes(nil, nil).Resolve(nil)
-	r.Owners["mode"] = "edge"
-	rules := &v1alpha1.NodeProxyRules{}
-	want := newGrant(r, []rollout.Grant{{Name: "edge", Generation: 7}, {Name: policies.Base, Generation: 3}}, noon)
-	if err := setGrant(rules, want); err != nil {
-		t.Fatal(err)
+// While the cache is behind, what was written counts, so that no room is given away
+// twice.
+func TestWritesCountAtOnce(t *testing.T) {
+	rules := func(uid types.UID, version, revision string) v1alpha1.NodeProxyRules {
+		r := v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: uid, ResourceVersion: version}}
+		r.Spec.SettingsRevision = revision
+		return r
 	}
-	got := grantOf(rules)
-	if !got.Time.Time.Equal(noon) || got.Revision != r.Settings.Revision || !slices.Equal(got.By, want.By) || !maps.Equal(got.Owners, map[string]string{"mode": "edge"}) {
-		t.Errorf("%+v", got)
-	}
-	if text := rules.Annotations[v1alpha1.AnnotationRollout]; !json.Valid([]byte(text)) || !strings.Contains(text, "2026-11-20T12:00:00Z") {
-		t.Error(text)
+	for _, tt := range []struct {
+		name   string
+		cached v1alpha1.NodeProxyRules
+		want   string
+		waits  bool
+	}{
+		{"the cache is behind", rules("a", "99", "before"), "written", true},
+		{"the cache has it", rules("a", "100", "written"), "written", false},
+		{"somebody has written since", rules("a", "101", "later"), "later", false},
+		{"it was made anew", rules("b", "98", "new"), "new", false},
+	} {
+		written := rules("a", "100", "written")
+		r := &RolloutReconciler{written: map[string]*v1alpha1.NodeProxyRules{"n1": &written, "gone": {}}}
+		cached := []v1alpha1.NodeProxyRules{tt.cached}
+		r.catchUp(cached)
+		if got := cached[0].Spec.SettingsRevision; got != tt.want || (len(r.written) == 1) != tt.waits {
+			t.Errorf("%s: %s, and %d are waited for", tt.name, got, len(r.written))
+		}
 	}
 }
 

@@ -18,6 +18,7 @@ type pass struct {
 	set       *policySet
 	nodeProxy *v1alpha1.NodeProxy // nil: there is none
 	members   []member            // by name
+	now       time.Time
 	decision  rollout.Decision
 	granted   map[string]bool // nodes that are given their settings now
 
@@ -99,6 +100,7 @@ func (p *pass) decide(now time.Time) {
 	for i := range p.members {
 		all[i] = p.members[i].Node
 	}
+	p.now = now
 	p.decision = rollout.Decide(now, all, p.set.budgets)
 	for _, name := range p.decision.Grants {
 		p.granted[name] = true

@@ -14,33 +14,6 @@ import (
 
 const edgeSpec = `{nodeSelector: {matchLabels: {pool: edge}}, settings: {mode: IPVS}, rollout: {maxUnavailable: 2, progressDeadlineSeconds: 300}}`
 
-// giveTo has a node carry what it wants by policies, since some time before noon.
-func (f *aFleet) giveTo(t testing.TB, name string, ago time.Duration, by ...v1alpha1.Cause) *v1alpha1.NodeProxyRules {
-	t.Helper()
-	for i := range f.rules {
-		if f.rules[i].Name != name {
-			continue
-		}
-		m := f.pass().find(name)
-		g := newGrant(m.resolution, nil, noon.Add(-ago))
-		g.By = by
-		next, err := withSettings(&f.rules[i], m.resolution, g)
-		if err != nil {
-			t.Fatal(err)
-		}
-		next.Generation++
-		f.rules[i] = *next
-		return &f.rules[i]
-	}
-	t.Fatal("there is no node", name)
-	return nil
-}
-
-func (f *aFleet) statusOf(name string) *v1alpha1.NodeProxyPolicyStatus {
-	p := f.pass()
-	return p.status(p.set.find(name), noon)
-}
-
 // line prints a condition as "status reason: message".
 func line(all []metav1.Condition, kind string) string {
 	c := meta.FindStatusCondition(all, kind)
@@ -63,7 +36,7 @@ func TestPolicyStatus(t *testing.T) {
 		{
 			name: "begins", figures: "5 2 0", change: func(*aFleet) {},
 			ready:    "False Progressing: 0 of 5 nodes are done, 2 being updated (edge-01, edge-02), 3 waiting; at most 2 may be unavailable",
-			examples: "5: edge-01 Updating given its settings now",
+			examples: "5: edge-01 Updating given its settings at 2026-11-20T12:00:00Z",
 		},
 		{
 			name: "goes on", figures: "5 3 1",

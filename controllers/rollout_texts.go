@@ -164,10 +164,11 @@ func (p *pass) example(m *member, which progress, budget string) (reason, messag
 	case waiting:
 		return v1alpha1.ReasonWaiting, p.waitsFor(m, budget)
 	}
+	given := m.Given
 	if p.granted[m.Name] {
-		return v1alpha1.ReasonUpdating, "given its settings now"
+		given = p.now
 	}
-	return v1alpha1.ReasonUpdating, "given its settings at " + m.Given.UTC().Format(time.RFC3339)
+	return v1alpha1.ReasonUpdating, "given its settings at " + given.UTC().Format(time.RFC3339)
 }
 
 // waitsFor says whose rollout a node waits for beside that of a budget.

@@ -19,8 +19,9 @@ import (
 // processor, which is slow, and because of what is looked at from time to time.
 const limit = 90 * time.Second
 
-// settings are those of all tests, besides which they may patch others in.
-const settings = `{"spec":{"settings":{"mode":"IPVS","fallback":null,"enforcement":null,"ipvs":null,` +
+// settings are those of all tests, besides which they may patch others in. All nodes get
+// what changes at once, also where one of them cannot do it.
+const settings = `{"spec":{"rollout":{"maxUnavailable":"100%"},"settings":{"mode":"IPVS","fallback":null,"enforcement":null,"ipvs":null,` +
 	`"sync":{"verifyIntervalSeconds":5}}}}`
 
 func TestMain(m *testing.M) { ipvskernel.RunTests(wholeRun{m}) }
