@@ -286,3 +286,22 @@ func TestSamplesOfPolicies(t *testing.T) {
 		t.Errorf("kubectl apply -k: exit code %d\n%s", code, out)
 	}
 }
+
+// `kubectl wait`, as scripts use it, does not take a condition of the generation
+// before for an answer.
+func TestKubectlWaitsForThePresentGeneration(t *testing.T) {
+	policy := createExamples(t)[1] // Ready in generation 1
+	wait := []string{"wait", "spp/" + policy.GetName(), "--for=condition=Ready", "--timeout=2s"}
+	if out, code := kubectl(t, wait...); code != 0 {
+		t.Fatalf("exit code %d: %s", code, out)
+	}
+	if err := unstructured.SetNestedField(policy.Object, int64(11), "spec", "priority"); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.client.Update(t.Context(), policy); err != nil {
+		t.Fatal(err)
+	}
+	if out, code := kubectl(t, wait...); code == 0 {
+		t.Errorf("taken for ready in generation 2 by the status of generation 1: %s", out)
+	}
+}
