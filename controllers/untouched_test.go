@@ -27,8 +27,8 @@ func mine(object client.Object) {
 	object.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "mine", UID: "1"}})
 }
 
-// written is an object but for its status and what the API server says of it.
-type written struct {
+// asWritten is an object but for its status and what the API server says of it.
+type asWritten struct {
 	Labels, Annotations map[string]string
 	Owners              []metav1.OwnerReference
 	Finalizers          []string
@@ -38,14 +38,14 @@ type written struct {
 	Managers string
 }
 
-func writtenOf(ctx context.Context, object client.Object) written {
+func writtenOf(ctx context.Context, object client.Object) asWritten {
 	GinkgoHelper()
 	now := &unstructured.Unstructured{}
 	kinds, _, err := k8s.Scheme().ObjectKinds(object)
 	Expect(err).NotTo(HaveOccurred())
 	now.SetGroupVersionKind(kinds[0])
 	Expect(k8s.Get(ctx, client.ObjectKeyFromObject(object), now)).To(Succeed())
-	w := written{
+	w := asWritten{
 		Labels: now.GetLabels(), Annotations: now.GetAnnotations(), Owners: now.GetOwnerReferences(),
 		Finalizers: now.GetFinalizers(), Generation: now.GetGeneration(), Spec: now.Object["spec"],
 	}
@@ -72,7 +72,7 @@ var _ = Describe("what people write", func() {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "edge-1"}}
 		people := []client.Object{np, nodePolicy, servicePolicy, service, slice, node}
 		DeferCleanup(func(ctx SpecContext) { Expect(client.IgnoreNotFound(k8s.Delete(ctx, servicePolicy))).To(Succeed()) })
-		before := map[client.Object]written{}
+		before := map[client.Object]asWritten{}
 		for _, object := range people {
 			mine(object)
 			if object == slice {
