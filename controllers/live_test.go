@@ -41,9 +41,8 @@ func written(ctx context.Context) func() (string, error) {
 		if err != nil {
 			return "", err
 		}
-		byName := func(a, b string) int { return strings.Compare(a, b) }
-		slices.SortFunc(live.NodeRules, func(a, b v1alpha1.NodeProxyRules) int { return byName(a.Name, b.Name) })
-		slices.SortFunc(live.ServiceRules, func(a, b v1alpha1.ServiceProxyRules) int { return byName(a.Name, b.Name) })
+		slices.SortFunc(live.NodeRules, func(a, b v1alpha1.NodeProxyRules) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortFunc(live.ServiceRules, func(a, b v1alpha1.ServiceProxyRules) int { return strings.Compare(a.Name, b.Name) })
 		var printed strings.Builder
 		err = (&preview.Result{Nodes: live.NodeRules, Services: live.ServiceRules}).Write(&printed)
 		return printed.String(), err
@@ -60,6 +59,7 @@ var _ = Describe("preview", func() {
 	BeforeEach(func() {
 		DeferCleanup(func(ctx SpecContext) {
 			Expect(k8s.DeleteAllOf(ctx, &v1alpha1.NodeProxyPolicy{})).To(Succeed())
+			Expect(k8s.DeleteAllOf(ctx, &v1alpha1.ServiceProxyPolicy{})).To(Succeed())
 		})
 	})
 
@@ -115,5 +115,47 @@ var _ = Describe("preview", func() {
 		expected, _, _ = previewed(ctx, nil, false)
 		Eventually(written(ctx)).Should(Equal(expected))
 		Expect(nodeRules(ctx, "inner-1")()).To(HaveField("Spec.Policies", Equal([]string{"edge"})))
+	})
+
+	It("says what the controllers then make of Services", func(ctx SpecContext) {
+		ns, other := newNamespace(ctx), newNamespace(ctx)
+		switchOn(ctx)
+		startController()
+		nodePort := func(svc *corev1.Service) { svc.Spec.Type = corev1.ServiceTypeNodePort }
+		createService(ctx, ns, "cart", nodePort, func(svc *corev1.Service) { svc.Labels = map[string]string{"app": "cart"} })
+		createService(ctx, ns, "pay", nodePort)
+		createService(ctx, other, "pay", nodePort)
+		createSlice(ctx, ns, "cart", "cart-1", at("10.1.0.1", "edge-1"))
+		Eventually(rulesOf(ctx, other, "pay")).ShouldNot(BeNil())
+		Eventually(func() (string, error) {
+			_, _, summary := previewed(ctx, nil, false)
+			return summary, nil
+		}).Should(Equal(nothing))
+
+		By("creating policies, one of which wins a field of the other")
+		disabled, enabled, scheduler := v1alpha1.Disabled, v1alpha1.Enabled, "sh"
+		closed := &v1alpha1.ServiceProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: "closed"}, Spec: v1alpha1.ServiceProxyPolicySpec{
+			NamespaceSelector: v1alpha1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: ns}},
+			Overrides:         v1alpha1.ServiceOverrides{NodePorts: &disabled, IPVSScheduler: &scheduler},
+		}}
+		cart := &v1alpha1.ServiceProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: "cart"}, Spec: v1alpha1.ServiceProxyPolicySpec{
+			Priority: new(int32(1)), ServiceSelector: v1alpha1.LabelSelector{MatchLabels: map[string]string{"app": "cart"}},
+			Overrides: v1alpha1.ServiceOverrides{NodePorts: &enabled, SessionAffinity: &v1alpha1.SessionAffinityOverride{ClientIPTimeoutSeconds: 600}},
+		}}
+		files := &preview.Objects{ServicePolicies: []v1alpha1.ServiceProxyPolicy{*closed, *cart}}
+		expected, _, summary := previewed(ctx, files, false)
+		Expect(summary).To(Equal("0 NodeProxyRules and 2 ServiceProxyRules would change"))
+		Expect(k8s.Create(ctx, closed)).To(Succeed())
+		Expect(k8s.Create(ctx, cart)).To(Succeed())
+		Eventually(written(ctx)).Should(Equal(expected))
+		Expect(rulesOf(ctx, ns, "cart")()).To(HaveField("Spec.Policies", Equal([]string{"cart", "closed"})))
+
+		By("changing one and deleting the other")
+		closed.Spec.NamespaceSelector.MatchLabels[corev1.LabelMetadataName] = other
+		expected, _, summary = previewed(ctx, &preview.Objects{ServicePolicies: []v1alpha1.ServiceProxyPolicy{*closed}}, true)
+		Expect(summary).To(Equal("0 NodeProxyRules and 3 ServiceProxyRules would change"))
+		Expect(k8s.Update(ctx, closed)).To(Succeed())
+		Expect(k8s.Delete(ctx, cart)).To(Succeed())
+		Eventually(written(ctx)).Should(Equal(expected))
 	})
 })

@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -172,7 +171,7 @@ func (s *servicePolicySet) keeping(known *knownOverride, shaped []string) string
 // keep is what a Service has.
 func keep(known *knownOverride, stored *v1alpha1.ServiceProxyRules) shaping {
 	text := stored.Annotations[v1alpha1.AnnotationOverrides]
-	grant := readGrant
+	grant := policies.ReadOverrides
 	if known != nil && known.text == text {
 		grant = func(string) *v1alpha1.OverridesGrant { return known.grant }
 	}
@@ -195,22 +194,6 @@ func give(look outlook) (shaping, error) {
 	}
 	out.annotation = string(text)
 	return out, nil
-}
-
-// readGrant reads an annotation. Without one nothing was granted. It returns nil for
-// what somebody has written there that makes no sense.
-func readGrant(text string) *v1alpha1.OverridesGrant {
-	grant := &v1alpha1.OverridesGrant{}
-	if text == "" {
-		return grant
-	}
-	if err := json.Unmarshal([]byte(text), grant); err != nil {
-		return nil
-	}
-	if len(policies.ValidateOverrides(&grant.Overrides, field.NewPath("overrides"))) > 0 {
-		return nil
-	}
-	return grant
 }
 
 // keeps notes that a Service keeps what it has until something else happens.

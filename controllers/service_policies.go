@@ -131,7 +131,7 @@ func (p *servicePolicies) of(ctx context.Context, set *servicePolicySet, svc *co
 	if known != nil && known.text == text {
 		next.grant = known.grant
 	} else {
-		next.grant = readGrant(text)
+		next.grant = policies.ReadOverrides(text)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

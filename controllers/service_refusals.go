@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 )
 
 // refusedBy is which nodes refuse a Service.
@@ -124,7 +125,7 @@ func (o *overrides) causesOf(ctx context.Context, key types.NamespacedName) []v1
 	if err != nil || !found { // the cache does not fail
 		return nil
 	}
-	grant := readGrant(stored.Annotations[v1alpha1.AnnotationOverrides])
+	grant := policies.ReadOverrides(stored.Annotations[v1alpha1.AnnotationOverrides])
 	if grant == nil {
 		return nil
 	}

@@ -2,11 +2,30 @@ package policies
 
 import (
 	"cmp"
+	"encoding/json"
 	"maps"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
+
+// ReadOverrides reads AnnotationOverrides. Without it nothing was granted. It returns nil
+// for what somebody has written there that makes no sense.
+func ReadOverrides(text string) *v1alpha1.OverridesGrant {
+	grant := &v1alpha1.OverridesGrant{}
+	if text == "" {
+		return grant
+	}
+	if err := json.Unmarshal([]byte(text), grant); err != nil {
+		return nil
+	}
+	if len(ValidateOverrides(&grant.Overrides, field.NewPath("overrides"))) > 0 {
+		return nil
+	}
+	return grant
+}
 
 // ServiceChange is a Service that has something of its policies, and is to have
 // something else.

@@ -186,6 +186,20 @@ func TestRender(t *testing.T) {
 			before: []string{cluster}, now: []string{cluster, closed}, edit: invalidRanges, want: plain,
 			problems: []string{"ServiceProxyPolicy closed is refused, and Services that it selects keep what they have: spec.overrides.loadBalancerSourceRanges[0]"},
 		},
+		"ranges that did make sense": {
+			before: []string{cluster, closed}, now: []string{cluster, closed}, edit: func(o *preview.Objects) {
+				invalidRanges(o)
+				for i := range o.ServiceRules {
+					o.ServiceRules[i].Annotations = map[string]string{v1alpha1.AnnotationOverrides: `{"overrides": {"nodePorts": "Disabled"}}`}
+				}
+			},
+			want:     slices.Concat(plain[:3], []string{"shop.cart 80/TCP  [closed]", "shop.pay 80/TCP  [closed]"}),
+			problems: []string{"ServiceProxyPolicy closed is refused"},
+		},
+		"ranges that did, and nobody knows any more": {
+			before: []string{cluster, closed}, now: []string{cluster, closed}, edit: invalidRanges, want: plain,
+			problems: []string{"ServiceProxyPolicy closed is refused"},
+		},
 		"no sense together": {
 			before: []string{cluster, edge},
 			now: []string{cluster, strings.Replace(edge, "mode: IPVS", "sync: {minIntervalMilliseconds: 90000}", 1), `{apiVersion: nodeproxy.io/v1alpha1, kind: NodeProxyPolicy,

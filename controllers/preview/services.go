@@ -2,13 +2,11 @@ package preview
 
 import (
 	"cmp"
-	"encoding/json"
 	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
@@ -151,11 +149,8 @@ func (p *servicePolicies) keeps(svc *corev1.Service, namespace map[string]string
 		return render.Shape{}, false
 	}
 	text := stored.Annotations[v1alpha1.AnnotationOverrides]
-	if text == "" {
-		return render.Shape{}, len(stored.Spec.Policies) == 0
-	}
-	grant := &v1alpha1.OverridesGrant{}
-	if err := json.Unmarshal([]byte(text), grant); err != nil || len(policies.ValidateOverrides(&grant.Overrides, field.NewPath("overrides"))) > 0 {
+	grant := policies.ReadOverrides(text)
+	if grant == nil || text == "" && len(stored.Spec.Policies) > 0 {
 		return render.Shape{}, false // what it has cannot be told any more
 	}
 	return render.Shape{Overrides: &grant.Overrides, Policies: stored.Spec.Policies}, true
