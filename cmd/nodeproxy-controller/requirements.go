@@ -121,6 +121,7 @@ func revision(annotations map[string]string) (found string, enough bool) {
 func checkServed(ctx context.Context, c client.Reader) error {
 	for kind, list := range map[string]client.ObjectList{
 		"NodeProxy": &v1alpha1.NodeProxyList{}, "NodeProxyRules": &v1alpha1.NodeProxyRulesList{}, "ServiceProxyRules": &v1alpha1.ServiceProxyRulesList{},
+		"NodeProxyPolicy": &v1alpha1.NodeProxyPolicyList{}, "ServiceProxyPolicy": &v1alpha1.ServiceProxyPolicyList{},
 	} {
 		err := c.List(ctx, list, client.Limit(1))
 		switch {
