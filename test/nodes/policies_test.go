@@ -31,13 +31,14 @@ type pool struct {
 	follow *rollouts.Follower
 }
 
-// TestPolicies moves the nodes of a pool to Audit and back by a NodeProxyPolicy, while
-// connections to Services of all kinds are made and others are held, of which none
-// fails.
+// TestPolicies moves the nodes of a pool to Audit and back by a NodeProxyPolicy, and
+// closes and opens Services by ServiceProxyPolicies, while connections to Services of
+// all kinds are made and others are held, of which none fails.
 func TestPolicies(t *testing.T) {
 	t.Parallel()
 	p := newPool(t)
 	t.Run("NodeProxyPolicy", func(t *testing.T) { p.in(t).movesThePool() })
+	t.Run("ServiceProxyPolicy", func(t *testing.T) { p.in(t).shapesServices() })
 	p.load.End()
 	held, questions := p.load.Held()
 	t.Logf("in all: %d new TCP connections, %d new UDP flows, %d held ones with %d questions, %d failed",
