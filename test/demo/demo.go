@@ -58,6 +58,8 @@ func (d *demo) steps(ctx context.Context) error {
 		d.rulesObjectsDeleted,
 		d.restarts,
 		d.othersChangeRules,
+		d.nodePolicies,
+		d.servicePolicies,
 		d.showObjects,
 	} {
 		if err := step(ctx); err != nil {
