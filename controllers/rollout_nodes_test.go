@@ -281,6 +281,14 @@ func TestHandEdits(t *testing.T) {
 			},
 		},
 		{
+			name: "and the revision with them", want: "not-in-force upkeep", given: noon,
+			change: func(f *aFleet, rules *v1alpha1.NodeProxyRules) {
+				f.policies[0].Spec.Settings.Mode = new(v1alpha1.ModeIPTables)
+				edited(rules)
+				rules.Spec.SettingsRevision = f.revisions.of(rules)
+			},
+		},
+		{
 			name: "the annotation", want: "upkeep", given: noon,
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) {
 				rules.Annotations[v1alpha1.AnnotationRollout] = "mine"

@@ -49,6 +49,15 @@ func TestPolicyStatus(t *testing.T) {
 			examples: "4: edge-02 Updating given its settings at 2026-11-20T11:59:00Z",
 		},
 		{
+			name: "waits for the last one", figures: "1 1 0",
+			change: func(f *aFleet) {
+				f.rules, f.nodes = f.rules[:1], f.nodes[:1]
+				f.giveTo(t, "edge-01", time.Minute, edge1)
+			},
+			ready:    "False Progressing: 0 of 1 nodes are done, 1 being updated (edge-01)",
+			examples: "1: edge-01 Updating given its settings at 2026-11-20T11:59:00Z",
+		},
+		{
 			name: "stops", figures: "5 2 0", stalled: true,
 			change: func(f *aFleet) {
 				says(f.giveTo(t, "edge-01", time.Hour, edge1), metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel lacks ip_vs")
