@@ -25,6 +25,8 @@ type World struct {
 	// 10.0.0.0/8 and fd00::/56 unless changed.
 	Settings *v1alpha1.ProxySettings
 	Node     *corev1.Node
+	// Overrides are what policies make of all Services. Nil: nothing.
+	Overrides *v1alpha1.ServiceOverrides
 	// Full makes the next Sync read and compare all of the kernel.
 	Full bool
 
@@ -103,7 +105,7 @@ func (w *World) Sync() {
 		if !render.Eligible(o) {
 			continue
 		}
-		rules, _ := render.Service(o, bySvc[name], render.Shape{}, v1alpha1.FormatVersion)
+		rules, _ := render.Service(o, bySvc[name], render.Shape{Overrides: w.Overrides}, v1alpha1.FormatVersion)
 		if svc := w.combine(dataplane.ServiceName{Namespace: name.Namespace, Name: name.Name}, rules, nodeRules); svc != nil {
 			services[svc.Name] = svc
 		}
