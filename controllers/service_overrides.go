@@ -132,7 +132,7 @@ func (o *overrides) look(ctx context.Context, set *servicePolicySet, svc *corev1
 		out.grant, out.atOnce = change.Grant(), true
 		return out, nil
 	}
-	if known.wanted.InForce(known.grant, stored.Spec.Policies) {
+	if known.granted && slices.Equal(known.wanted.Policies, stored.Spec.Policies) {
 		out.inForce = true
 		return out, nil
 	}

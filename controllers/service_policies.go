@@ -95,6 +95,8 @@ type knownOverride struct {
 	// grant is what text, in the annotation, says. Nil: nothing that can be used.
 	grant *v1alpha1.OverridesGrant
 	text  string
+	// granted: that is what the policies make of it.
+	granted bool
 }
 
 // of returns what is known of a Service, by the policies of a set; nil where its
@@ -133,6 +135,7 @@ func (p *servicePolicies) of(ctx context.Context, set *servicePolicySet, svc *co
 	} else {
 		next.grant = policies.ReadOverrides(text)
 	}
+	next.granted = next.grant != nil && next.wanted.Granted(next.grant)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.services[key] = next

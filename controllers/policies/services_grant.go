@@ -82,11 +82,9 @@ func (c *ServiceChange) Grant() *v1alpha1.OverridesGrant {
 	return &v1alpha1.OverridesGrant{Overrides: c.Wanted.Overrides, Owners: c.Wanted.Owners, By: sortedCauses(by)}
 }
 
-// InForce reports whether a grant, with the policies that the rules name, is what
-// policies make of the Service.
-func (r *ServiceResolution) InForce(grant *v1alpha1.OverridesGrant, named []string) bool {
-	return slices.Equal(r.Policies, named) && maps.Equal(r.Owners, grant.Owners) &&
-		len(differing(&grant.Overrides, &r.Overrides, wholeOverrides())) == 0
+// Granted reports whether a grant is what policies make of the Service.
+func (r *ServiceResolution) Granted(grant *v1alpha1.OverridesGrant) bool {
+	return maps.Equal(r.Owners, grant.Owners) && len(differing(&grant.Overrides, &r.Overrides, wholeOverrides())) == 0
 }
 
 func sortedCauses(causes map[string]v1alpha1.Cause) []v1alpha1.Cause {

@@ -76,10 +76,10 @@ func TestServiceChange(t *testing.T) {
 			if diff := cmp.Diff(causes(t, tt.grant), grant.By); diff != "" {
 				t.Errorf("held to account (-want +got):\n%s", diff)
 			}
-			if !after.InForce(grant, after.Policies) {
+			if !after.Granted(grant) {
 				t.Errorf("%+v is not in force", grant)
 			}
-			if same := cmp.Equal(before, after); before.InForce(grant, before.Policies) != same {
+			if same := cmp.Equal(before, after); before.Granted(grant) != same {
 				t.Errorf("what was before is in force: %t", !same)
 			}
 		})
