@@ -100,7 +100,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "True Applied"), haveCounted(fmt.Sprintf("%d %d 0", count, count))))
 		p, err := servicePolicy(ctx, "p")()
 		Expect(err).NotTo(HaveOccurred())
-		Expect(policyEvents(ctx, p)()).To(ConsistOf(
+		Eventually(policyEvents(ctx, p)).Should(ConsistOf(
 			fmt.Sprintf("Normal Progressing: generation 1: a change goes to the %d Services that the policy selects", count),
 			fmt.Sprintf("Normal Applied: generation 1: all of %d Services have what policies make of them", count),
 		))
@@ -157,7 +157,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "True Applied"), haveCondition("Stalled", "none")))
 		p, err := servicePolicy(ctx, "p")()
 		Expect(err).NotTo(HaveOccurred())
-		Expect(policyEvents(ctx, p)()).To(ContainElements(HavePrefix("Warning RolloutStopped: generation 1: Service "+ns+"/"+refused), HavePrefix("Normal Applied: generation 1: ")))
+		Eventually(policyEvents(ctx, p)).Should(ContainElements(HavePrefix("Warning RolloutStopped: generation 1: Service "+ns+"/"+refused), HavePrefix("Normal Applied: generation 1: ")))
 	})
 
 	It("goes on with another generation of the policy", func(ctx SpecContext) {
@@ -180,7 +180,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 			s.Overrides = v1alpha1.ServiceOverrides{IPVSScheduler: new("sh")}
 		})
 		Eventually(servicePolicy(ctx, "other")).Should(haveCondition("Ready", "False Progressing"))
-		Expect(servicePolicy(ctx, "other")()).To(WithTransform(message("Ready"), Equal(
+		Eventually(servicePolicy(ctx, "other")).Should(WithTransform(message("Ready"), Equal(
 			"0 of 1 Services have what policies make of them; 1 keep what they have, because the change of policy p has stopped")))
 
 		By("leaving out the Service that is refused")

@@ -245,7 +245,7 @@ var _ = Describe("ServiceProxyPolicy", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(p.Status.Examples).To(ConsistOf(And(HaveField("Name", "lb"), HaveField("Namespace", ns), HaveField("Reason", "Ineffective"),
 			HaveField("Message", HavePrefix("externalTrafficPolicy Local is not for a Service of type LoadBalancer")))))
-		Expect(servicePolicy(ctx, "strong")()).To(And(haveCounted("3 3 0"), haveCondition("Overridden", "False NotOverridden"), haveCondition("Ineffective", "False AllEffective")))
+		Eventually(servicePolicy(ctx, "strong")).Should(And(haveCounted("3 3 0"), haveCondition("Overridden", "False NotOverridden"), haveCondition("Ineffective", "False AllEffective")))
 
 		By("exchanging them")
 		changeServicePolicy(ctx, "weak", func(s *v1alpha1.ServiceProxyPolicySpec) { s.Priority = new(int32(11)) })
