@@ -297,7 +297,8 @@ func (d *decider) grant(n *Node) {
 		if d.out.Next.IsZero() || deadline.Before(d.out.Next) {
 			d.out.Next = deadline
 		}
-		if !slices.Contains(n.Selected, name) && n.available() {
+		counted := !n.available() && slices.Contains(n.By, Grant{name, d.budgets[name].Generation})
+		if !slices.Contains(n.Selected, name) && !counted {
 			s.Unavailable++ // a policy whose change is that it does not select the node any more
 		}
 	}

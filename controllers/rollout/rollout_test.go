@@ -189,6 +189,15 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
+			name: "such nodes count where they are unavailable already", edge: budget("3"), want: "node-04 node-05 node-00", figures: "0 0 0 3/3 3", next: deadline,
+			but: func(all []Node) {
+				for i := range all {
+					all[i].Selected = []string{""}
+				}
+				all[4].Programmed, all[5].InForce = false, false
+			},
+		},
+		{
 			name: "a budget that there is not", edge: budget("1"), want: "", figures: "6 0 0 0/1 0",
 			but: func(all []Node) {
 				for i := range all {
