@@ -1,6 +1,7 @@
 package simulated
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -40,6 +41,7 @@ const (
 type reaction struct {
 	outcome outcome
 	after   time.Duration
+	service string // that is refused
 }
 
 // behaviour is how an agent reacts.
@@ -50,7 +52,12 @@ func always(what outcome) behaviour {
 }
 
 func slow(after time.Duration) behaviour {
-	return func(*v1alpha1.NodeProxyRulesSpec) reaction { return reaction{works, after} }
+	return func(*v1alpha1.NodeProxyRulesSpec) reaction { return reaction{outcome: works, after: after} }
+}
+
+// refusing has an agent refuse a Service.
+func refusing(service string) behaviour {
+	return func(*v1alpha1.NodeProxyRulesSpec) reaction { return reaction{outcome: refuses, service: service} }
 }
 
 // with has an agent react so to settings of a mode, and do well with others.
@@ -185,7 +192,7 @@ func (a *agent) react(ctx context.Context) error {
 	if r.outcome == silent {
 		return nil
 	}
-	status := a.report(rules, r.outcome)
+	status := a.report(rules, r)
 	if equality.Semantic.DeepEqual(status, rules.Status) {
 		return nil
 	}
@@ -214,8 +221,8 @@ func (a *agent) state() (*v1alpha1.NodeProxyRules, reaction) {
 }
 
 // report is the status that an agent would write: see agent/status.go.
-func (a *agent) report(rules *v1alpha1.NodeProxyRules, what outcome) v1alpha1.NodeProxyRulesStatus {
-	former := rules.Status
+func (a *agent) report(rules *v1alpha1.NodeProxyRules, r reaction) v1alpha1.NodeProxyRulesStatus {
+	former, what := rules.Status, r.outcome
 	status := v1alpha1.NodeProxyRulesStatus{
 		SettingsRevision: rules.Spec.SettingsRevision, ObservedGeneration: rules.Generation,
 		Families: []string{"IPv4", "IPv6"}, Refused: &v1alpha1.RefusedServices{},
@@ -253,8 +260,9 @@ func (a *agent) report(rules *v1alpha1.NodeProxyRules, what outcome) v1alpha1.No
 		bad(v1alpha1.ReasonFailed, "IPv4: iptables-restore: exit status 4; what could be written is written, all else stays as it was; the agent tries again")
 	case what == refuses:
 		programmed.Reason = v1alpha1.ReasonSomeServicesRefused
-		programmed.Message = "all Services are programmed but 1, whose rules the kernel refuses: shop/cart: no such address"
-		status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/cart: no such address"}}
+		example := cmp.Or(r.service, "shop/cart") + ": no such address"
+		programmed.Message = "all Services are programmed but 1, whose rules the kernel refuses: " + example
+		status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{example}}
 	case audit && what == differs:
 		bad(v1alpha1.ReasonAuditDiffers, "enforcement is Audit: 3 differences between the kernel and what is wanted")
 	}

@@ -188,7 +188,12 @@ func TestCheckerSees(t *testing.T) {
 			s.byHand[s.version] = true
 			s.change("node-00", func(r *v1alpha1.NodeProxyRules) { r.Spec.SettingsRevision = "old" })
 		}, ""},
-		{"the same again", func(s *story) { s.give("node-00", "old", "edge", 1) }, "a new grant"},
+		{"the same again", func(s *story) { give(s, 0); s.echo("node-00"); s.give("node-00", "new", "edge", 1) }, "a new grant"},
+		{"another chance to have the same in force", func(s *story) {
+			give(s, 0)
+			s.policy("edge", 2, v1alpha1.RolloutSettings{})
+			s.give("node-00", "new", "edge", 2)
+		}, ""},
 		{"a spec that people wrote", func(s *story) {
 			s.write(&v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{
 				Name: "edge", Generation: 2, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: theController}},

@@ -155,13 +155,29 @@ func (c *checker) rendered(rules *v1alpha1.NodeProxyRules, m moment) {
 		}
 	case settingsChanged(former, rules):
 		c.granted(former, rules, m)
-	case former.Annotations[v1alpha1.AnnotationRollout] != rules.Annotations[v1alpha1.AnnotationRollout] &&
-		slices.Equal(former.Spec.Policies, rules.Spec.Policies) && !c.edited[rules.Name]:
-		c.breaks(m, "%s has a new grant (%s instead of %s) of the settings that it had", rules.Name,
-			rules.Annotations[v1alpha1.AnnotationRollout], former.Annotations[v1alpha1.AnnotationRollout])
+	case former.Annotations[v1alpha1.AnnotationRollout] != rules.Annotations[v1alpha1.AnnotationRollout]:
+		c.renewed(former, rules, m)
 	}
 	if available(rules) {
 		delete(c.down, rules.Name)
+	}
+}
+
+// renewed checks a grant of the settings that a node has already. It is written where
+// others set them than before, or because a new generation, which changes nothing there,
+// gives the node another chance to have them in force.
+func (c *checker) renewed(former, rules *v1alpha1.NodeProxyRules, m moment) {
+	was, is, last := grantOf(former), grantOf(rules), c.carried[rules.Name]
+	edited := c.edited[rules.Name]
+	delete(c.edited, rules.Name)
+	chance := !inForce(former) && !slices.Equal(is.By, was.By)
+	otherwise := edited || !slices.Equal(former.Spec.Policies, rules.Spec.Policies) || !maps.Equal(is.Owners, was.Owners)
+	if !chance && !otherwise {
+		c.breaks(m, "%s has a new grant (%s instead of %s) of the settings that it had", rules.Name,
+			rules.Annotations[v1alpha1.AnnotationRollout], former.Annotations[v1alpha1.AnnotationRollout])
+	}
+	if last.SettingsGrant = *is; last.node != "" {
+		c.carried[rules.Name] = last
 	}
 }
 
@@ -256,7 +272,7 @@ func (c *checker) within(g grant, cause v1alpha1.Cause, b budget, m moment) {
 		if isSelected {
 			selected++
 		}
-		if c.down[name] && (isSelected || slices.ContainsFunc(last.By, func(by v1alpha1.Cause) bool { return by.Name == cause.Name })) {
+		if c.down[name] && (isSelected || slices.Contains(last.By, cause)) { // or it was given that it is not selected any more
 			down = append(down, name)
 		}
 		if slices.Contains(last.By, cause) && !inForce(rules) && !last.free {

@@ -67,13 +67,15 @@ func TestChangeGoesFromNodeToNode(t *testing.T) {
 		return p.Status.Updated == 9 && p.Status.Programmed == 6 && strings.Contains(p.Status.Examples[0].Message, " at ")
 	})
 	same(t, "given first", w.grants(begin), append(slices.Clone(first), rest[:3]...))
+	w.awaitTold("edge-pool", "Normal Progressing")
 	w.describe("during", "edge-pool")
 	w.fleet.behave(always(works), rest...)
 	w.awaitReady("edge-pool", v1alpha1.ReasonApplied)
+	w.awaitTold("edge-pool", "Normal Progressing", "Normal Applied")
 	w.describe("after", "edge-pool")
 	same(t, "given, in order", w.grants(begin), inTurn())
 	same(t, "writes to the rules of nodes", w.history.writes(begin), once(inTurn()))
-	same(t, "events", w.told("edge-pool"), []string{"Normal Progressing", "Normal Applied"})
+	w.awaitTold("edge-pool", "Normal Progressing", "Normal Applied")
 	w.settled()
 	w.nothingIsWritten()
 }
@@ -242,12 +244,13 @@ func TestPause(t *testing.T) {
 	w.awaitReady("edge-pool", v1alpha1.ReasonPaused)
 	given := w.grants(begin)
 	w.awaitProgrammed("edge-pool", len(given))
+	w.awaitTold("edge-pool", "Normal Paused", "Normal Progressing", "Normal Paused")
 	w.nothingIsWritten()
 	same(t, "given before the pause", w.grants(begin), given)
 	edit(w, policy, func(p *v1alpha1.NodeProxyPolicy) { p.Spec.Rollout.Paused = new(false) })
 	w.awaitReady("edge-pool", v1alpha1.ReasonApplied)
 	same(t, "given in all", len(w.grants(begin)), edge)
-	same(t, "events", w.told("edge-pool"), []string{"Normal Paused", "Normal Progressing", "Normal Paused", "Normal Progressing", "Normal Applied"})
+	w.awaitTold("edge-pool", "Normal Paused", "Normal Progressing", "Normal Paused", "Normal Progressing", "Normal Applied")
 }
 
 func (w *world) awaitProgrammed(policy string, n int) {

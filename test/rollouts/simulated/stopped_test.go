@@ -24,6 +24,7 @@ func TestNodeThatFailsStopsIt(t *testing.T) {
 	w.create(policy)
 	w.awaitReady("edge-pool", v1alpha1.ReasonRolloutStopped)
 	w.awaitProgrammed("edge-pool", 3)
+	w.awaitTold("edge-pool", "Normal Progressing", "Warning RolloutStopped")
 	w.describe("stopped", "edge-pool")
 	w.nothingIsWritten()
 	same(t, "given before it stopped", w.grants(begin), order[:4])

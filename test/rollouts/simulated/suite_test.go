@@ -2,6 +2,9 @@
 // server, the real controller, and agents that do nothing but report, some slowly,
 // some that they fail, some never. What is written is recorded from watches, and the
 // record is held against what rollouts promise.
+//
+// SIMULATED_SERVICES=2000 has that many Services change at their pace, SIMULATED_STEPS has
+// more happen by chance, and SIMULATED_SEED repeats what has happened so.
 package simulated
 
 import (
@@ -119,6 +122,8 @@ func startPlane() (*plane, error) {
 		CRDDirectoryPaths:     []string{filepath.Join("..", "..", "..", "config", "crd", "bases")},
 		ErrorIfCRDPathMissing: true,
 	}
+	// Room for more Services than a few.
+	env.ControlPlane.GetAPIServer().Configure().Set("service-cluster-ip-range", "10.0.0.0/16")
 	config, err := env.Start()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("starting the API server of %s: %w", os.Getenv(assetsVariable), err), env.Stop())

@@ -62,6 +62,12 @@ func nodeNames(from, to int) (names []string) {
 // test its history is checked.
 func newWorld(t *testing.T) *world {
 	t.Helper()
+	return newWorldOf(t, size)
+}
+
+// newWorldOf is newWorld with so many nodes.
+func newWorldOf(t *testing.T, size int) *world {
+	t.Helper()
 	w := emptyWorld(t)
 	t.Cleanup(w.verify)
 	workqueue.ParallelizeUntil(t.Context(), 8, size, func(i int) { w.addNode(nodeName(i), poolOf(i), zoneOf(i)) })
@@ -127,6 +133,7 @@ func (w *world) watch() {
 	w.fleet = &fleet{t: w.t, ctx: ctx, api: w.api, done: done, agents: map[string]*agent{}}
 	for _, kind := range []client.ObjectList{
 		&v1alpha1.NodeProxyRulesList{}, &v1alpha1.NodeProxyPolicyList{}, &v1alpha1.NodeProxyList{}, &corev1.NodeList{},
+		&v1alpha1.ServiceProxyRulesList{}, &v1alpha1.ServiceProxyPolicyList{}, &eventsv1.EventList{},
 	} {
 		w.history.record(ctx, w.t, w.api, kind, done)
 	}
@@ -285,18 +292,20 @@ func (w *world) grants(since uint64) (names []string) {
 
 // told are the events about an object, oldest first, as type and reason.
 func (w *world) told(name string) (out []string) {
-	w.t.Helper()
-	var list eventsv1.EventList
-	if err := w.api.List(w.t.Context(), &list); err != nil {
-		w.t.Fatal(err)
-	}
-	slices.SortFunc(list.Items, func(a, b eventsv1.Event) int { return a.EventTime.Compare(b.EventTime.Time) })
-	for _, e := range list.Items {
+	events := current[*eventsv1.Event](w.history)
+	slices.SortStableFunc(events, func(a, b *eventsv1.Event) int { return a.EventTime.Compare(b.EventTime.Time) })
+	for _, e := range events {
 		if e.Regarding.Name == name {
 			out = append(out, e.Type+" "+e.Reason)
 		}
 	}
 	return out
+}
+
+// awaitTold waits until these are the events about an object: they come after the status.
+func (w *world) awaitTold(name string, want ...string) {
+	w.t.Helper()
+	w.await(fmt.Sprintf("the events about %s are %q", name, want), func() bool { return slices.Equal(w.told(name), want) })
 }
 
 // verify checks all that has happened.
