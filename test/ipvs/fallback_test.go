@@ -25,8 +25,9 @@ func TestWithoutIPVS(tt *testing.T) {
 	}
 	node := t.cluster.Node(0)
 	t.set(`"mode":"IPTables"`)
-	t.noTraces(node, ipvsTraces)
-	t.noTraces(t.cluster.Node(1), ipvsTraces)
+	for _, each := range t.cluster.Nodes() {
+		t.noTraces(each, ipvsTraces)
+	}
 	t.refuseModules("ip_vs", "IPVS")
 	// Agents that have seen the module find it again under another number.
 	t.exec(node, uml.LoaderOfModules(), "-r", "ip_vs_sh", "ip_vs_lc", "ip_vs_rr", "xt_ipvs", "ip_vs")

@@ -54,7 +54,7 @@ func (w *world) startPods(ctx context.Context) error {
 	if w.local, err = w.runPod(ctx, second, "local", "local"); err != nil {
 		return err
 	}
-	for i, node := range []*cluster.Node{first, second} {
+	for i, node := range w.cluster.Nodes() {
 		pod, err := w.runPod(ctx, node, "visitor-"+strconv.Itoa(i+1), "visitor")
 		if err != nil {
 			return err

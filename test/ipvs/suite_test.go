@@ -71,7 +71,7 @@ func (w *world) start() error {
 		return err
 	}
 	w.cluster, err = cluster.Start(w.ctx, cluster.Options{
-		Nodes: 2, Scheme: scheme, Progress: os.Stderr, Programs: ipvskernel.Programs(),
+		Nodes: 3, Scheme: scheme, Progress: os.Stderr, Programs: ipvskernel.Programs(),
 	})
 	if err != nil {
 		return err
