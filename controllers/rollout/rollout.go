@@ -49,8 +49,9 @@ type Node struct {
 	Programmed bool
 	// Absent: there is no such Node any more. It is not counted, nor waited for.
 	Absent bool
-	// Idle: nothing is at risk there, as no agent has reported yet, or another proxy
-	// serves it. It is given what it wants at once, and never waited for.
+	// Idle: nothing is at risk there for now, as no agent has reported yet, or another
+	// proxy serves it. It needs no room, and is never waited for; what is paused or has
+	// stopped does not reach it either.
 	Idle bool
 	// Kept: it is not known what it is to have, because some policy is not valid. It
 	// keeps what it carries, and does not count as updated.
@@ -227,7 +228,7 @@ func (d *decider) best() *Node {
 
 // may reports whether there is room for a node.
 func (d *decider) may(n *Node) bool {
-	if n.atOnce() {
+	if n.Absent {
 		return true
 	}
 	for _, name := range n.Causes {
@@ -235,6 +236,7 @@ func (d *decider) may(n *Node) bool {
 		switch {
 		case s == nil, d.budgets[name].Paused, s.stopped():
 			return false
+		case n.Idle: // it needs no room, but is not to come up with what others are kept from
 		case n.available() && s.Unavailable >= s.Max:
 			return false
 		case !n.available() && len(s.inFlight) >= s.Max && !s.inFlight[n.Name]:

@@ -131,12 +131,25 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "idle ones are given it while paused, and miss no deadline", edge: Budget{Generation: 1, MaxUnavailable: intstr.FromInt32(1), Deadline: deadline, Paused: true},
-			want: "node-04", figures: "6 2 0 0/1 4",
+			name: "idle ones miss no deadline", edge: budget("1"), want: "node-04 node-00", figures: "6 3 0 1/1 3", next: deadline,
 			but: func(all []Node) {
 				all[4].Idle, all[4].InForce, all[4].Programmed = true, false, false
 				all[5].given("new", time.Hour, false)
 				all[5].Idle = true
+			},
+		},
+		{
+			name: "idle ones are not given it while it is paused", edge: Budget{Generation: 1, MaxUnavailable: intstr.FromInt32(1), Deadline: deadline, Paused: true},
+			want: "", figures: "6 0 0 0/1 6",
+			but: func(all []Node) {
+				all[4].Idle, all[4].InForce, all[4].Programmed = true, false, false
+			},
+		},
+		{
+			name: "nor once it has stopped", edge: budget("3"), want: "", figures: "6 1 0 1/3 5", missed: "node-00",
+			but: func(all []Node) {
+				all[0].given("new", time.Hour, false)
+				all[4].Idle, all[4].InForce, all[4].Programmed = true, false, false
 			},
 		},
 		{
