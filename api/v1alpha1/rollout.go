@@ -12,6 +12,7 @@ type RolloutSettings struct {
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=4
 	// +kubebuilder:validation:XValidation:rule=`type(self) == int ? self >= 1 : self.matches('^([1-9][0-9]?|100)%$')`,message=`rollout.maxUnavailable must be a number of nodes, 1 or more, or 1% to 100%`
+	// +kubebuilder:validation:XValidation:rule=`type(self) != int || self <= 2147483647`,message=`rollout.maxUnavailable must be 2147483647 nodes at most`
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 
 	// progressDeadlineSeconds is how long a node may take to report that its new

@@ -124,6 +124,8 @@ func TestNodeProxyPoliciesRefused(t *testing.T) {
 
 		{"no node may change", `rollout: {maxUnavailable: 0}`, []string{"spec.rollout.maxUnavailable", maxUnavailable}},
 		{"fewer than none", `rollout: {maxUnavailable: -1}`, []string{"spec.rollout.maxUnavailable", maxUnavailable}},
+		// One such object would keep every client from decoding the list of all.
+		{"more than 32 bits hold", `rollout: {maxUnavailable: 4294967297}`, []string{"spec.rollout.maxUnavailable", "must be 2147483647 nodes at most"}},
 		{"zero percent", `rollout: {maxUnavailable: "0%"}`, []string{"spec.rollout.maxUnavailable", maxUnavailable}},
 		{"more than all", `rollout: {maxUnavailable: "101%"}`, []string{"spec.rollout.maxUnavailable", maxUnavailable}},
 		{"half a percent", `rollout: {maxUnavailable: "0.5%"}`, []string{"rollout.maxUnavailable must be a number of nodes"}},
