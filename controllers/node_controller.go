@@ -139,7 +139,7 @@ func (r *NodeReconciler) load(ctx context.Context, name string) (*corev1.Node, *
 
 // settings returns what policies make of the settings of a node that has no rules yet, nil
 // without NodeProxy. The status of NodeProxy and of the policies says what is wrong where
-// they are not valid.
+// they are not valid; such policies leave the node without their part, not without Services.
 func (r *NodeReconciler) settings(ctx context.Context, node *corev1.Node) (*policies.NodeResolution, error) {
 	np, err := nodeProxy(ctx, r.client)
 	if err != nil || np == nil {
@@ -149,7 +149,7 @@ func (r *NodeReconciler) settings(ctx context.Context, node *corev1.Node) (*poli
 	if err := r.client.List(ctx, &all); err != nil {
 		return nil, fmt.Errorf("list NodeProxyPolicies: %w", err)
 	}
-	resolution := newPolicySet(np, all.Items).nodes.Resolve(node.Labels)
+	resolution := newPolicySet(np, all.Items).nodes.ResolveNew(node.Labels)
 	if resolution.Invalid != nil {
 		log.FromContext(ctx).V(2).Info("A new Node gets no rules, its settings are not valid", "err", resolution.Invalid)
 	}

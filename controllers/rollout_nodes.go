@@ -73,6 +73,7 @@ func (f *fleet) member(name string, node *corev1.Node, rules *v1alpha1.NodeProxy
 		m.resolution = f.set.nodes.Resolve(node.Labels)
 		m.Selected = f.set.selecting(node.Labels, m.resolution)
 	}
+	m.Idle = rules == nil // so nothing is in force there that a change could break
 	if rules != nil {
 		m.Carries, m.Wants = rules.Spec.SettingsRevision, rules.Spec.SettingsRevision
 		m.Idle, m.Programmed = nothingAtRisk(rules), doesItsSettings(rules)

@@ -152,7 +152,7 @@ func TestMembers(t *testing.T) {
 			change: func(f *aFleet, _ *v1alpha1.NodeProxyRules) { f.nodeProxy = nil; f.policies = nil },
 		},
 		{
-			name: "it has no rules", want: "kept:Waiting not-in-force not-programmed",
+			name: "it has no rules", want: "idle kept:Waiting not-in-force not-programmed",
 			change: func(f *aFleet, _ *v1alpha1.NodeProxyRules) { f.rules = nil },
 		},
 		{

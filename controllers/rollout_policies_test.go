@@ -177,12 +177,13 @@ var _ = Describe("policies for nodes", func() {
 		edit(ctx, policy, func() { policy.Spec.Settings.IPVS = &v1alpha1.IPVSSettings{Scheduler: new("sh")} })
 		Consistently(func() map[string]string { return versions(ctx) }).Should(Equal(before))
 
-		By("a new node, which gets nothing that is not valid")
+		By("a new node, whose pods need Services, so that it gets what comes of the others")
 		createNode(ctx, "late", func(n *corev1.Node) { n.Labels["pool"] = "edge" })
-		Consistently(func() map[string]string { return versions(ctx) }).Should(Equal(before))
+		Eventually(nodeRules(ctx, "late")).Should(SatisfyAll(
+			HaveField("Spec.Policies", Equal([]string{"edge"})), HaveField("Spec.Settings.IPVS.Scheduler", HaveValue(Equal("sh")))))
+		Expect(scheduled(ctx, "sh")()).To(Equal([]string{"late"}))
 		quick := &v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: "quick"}}
 		Expect(k8s.Delete(ctx, quick)).To(Succeed())
-		Eventually(nodeRules(ctx, "late")).Should(HaveField("Spec.Policies", Equal([]string{"edge"})))
 		Eventually(scheduled(ctx, "sh")).Should(ContainElement(names[0]))
 	})
 })

@@ -77,15 +77,34 @@ func (n *Nodes) Resolve(nodeLabels map[string]string) *NodeResolution {
 	if r, found := n.known[string(matching)]; found {
 		return r
 	}
-	var selected []NodePolicy
-	for i, p := range n.policies {
-		if matching[i/8]&(1<<(i%8)) != 0 {
-			selected = append(selected, p)
-		}
-	}
-	r := n.resolve(selected)
+	r := n.resolve(n.selecting(nodeLabels))
 	n.known[string(matching)] = r
 	return r
+}
+
+// ResolveNew is Resolve for a Node that has no settings which it could keep while those
+// that it is to have are not valid: without any its pods would have no Services. It then
+// gets what comes of the others than those who are to blame. Settings are nil only where
+// the NodeProxy is.
+func (n *Nodes) ResolveNew(nodeLabels map[string]string) *NodeResolution {
+	r := n.Resolve(nodeLabels)
+	selected := n.selecting(nodeLabels)
+	for r.Invalid != nil && !slices.Contains(r.Blamed, Base) {
+		selected = slices.DeleteFunc(selected, func(p NodePolicy) bool { return slices.Contains(r.Blamed, p.Name) })
+		r = n.resolve(selected)
+	}
+	return r
+}
+
+// selecting are the policies that select a Node with these labels, the strongest first.
+func (n *Nodes) selecting(nodeLabels map[string]string) []NodePolicy {
+	var out []NodePolicy
+	for _, p := range n.policies {
+		if p.Selector.Matches(labels.Set(nodeLabels)) {
+			out = append(out, p)
+		}
+	}
+	return out
 }
 
 // resolve resolves the settings of nodes that these policies select, the strongest

@@ -166,11 +166,12 @@ func TestInvalidResult(t *testing.T) {
 		policies   []NodePolicy
 		blamed     string
 		says       string
+		others     string // policies that shape a new Node all the same
 	}{
 		{
 			name: "by one policy", base: `{sync: {verifyIntervalSeconds: 60}}`,
 			policies: []NodePolicy{policy(t, "slow", 1, "", `{sync: {minIntervalMilliseconds: 90000}}`), policy(t, "other", 2, "", `{mode: IPVS}`)},
-			blamed:   "slow", says: "spec.settings.sync.verifyIntervalSeconds",
+			blamed:   "slow", says: "spec.settings.sync.verifyIntervalSeconds", others: "other",
 		},
 		{
 			name:     "by two together",
@@ -181,6 +182,15 @@ func TestInvalidResult(t *testing.T) {
 			name:     "by each",
 			policies: []NodePolicy{policy(t, "a", 1, "", `{masquerade: {bit: 40}}`), policy(t, "b", 2, "", `{mode: Magic}`)},
 			blamed:   "b a", says: "spec.settings.masquerade.bit",
+		},
+		{
+			// One is enough without the other two, which are not valid by themselves.
+			name: "by one, then by another", base: `{sync: {verifyIntervalSeconds: 10}}`,
+			policies: []NodePolicy{
+				policy(t, "a", 3, "", `{sync: {verifyIntervalSeconds: 30}}`), policy(t, "b", 2, "", `{sync: {minIntervalMilliseconds: 60000}}`),
+				policy(t, "c", 1, "", `{sync: {minIntervalMilliseconds: 20000}}`), policy(t, "d", 0, "", `{mode: IPVS}`),
+			},
+			blamed: "b", says: "spec.settings.sync.verifyIntervalSeconds", others: "a c d",
 		},
 		{
 			name: "by NodeProxy", base: `{mode: Magic}`,
@@ -196,6 +206,16 @@ func TestInvalidResult(t *testing.T) {
 			}
 			if len(r.Blamed) == 0 || strings.Join(r.Blamed, " ") != tt.blamed {
 				t.Errorf("blamed %q, want %q", r.Blamed, tt.blamed)
+			}
+			switch fresh := NewNodes(settings(t, tt.base), tt.policies).ResolveNew(nil); {
+			case tt.blamed == "":
+				if fresh.Settings != nil {
+					t.Errorf("a new Node gets %+v of a NodeProxy that is not valid", fresh.Settings)
+				}
+			case fresh.Settings == nil:
+				t.Error("a new Node gets nothing:", fresh.Invalid)
+			case strings.Join(fresh.Policies, " ") != tt.others:
+				t.Errorf("a new Node gets what %q make of its settings, want %q", fresh.Policies, tt.others)
 			}
 		})
 	}

@@ -94,6 +94,9 @@ func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodePro
 		for _, policy := range resolution.Matching {
 			p.selected[policy]++
 		}
+		if stored == nil { // it has nothing to keep
+			resolution = p.all.ResolveNew(node.Labels)
+		}
 		if stored == nil || !p.keeps(node, stored) {
 			in.Settings, in.Policies = resolution.Settings, resolution.Policies
 		}
@@ -122,7 +125,7 @@ func (r *renderer) reportNodes(p *nodePolicies) {
 	for _, resolution := range p.ordered() {
 		names := p.resolved[resolution]
 		if resolution.Invalid != nil {
-			r.problem("%s: with the others that apply there the settings of %d nodes make no sense, and these keep what they have (%s): %v",
+			r.problem("%s: with the others that apply there the settings of %d nodes make no sense, and these keep what they have, new ones do without it (%s): %v",
 				blamed(resolution.Blamed), len(names), some(names), resolution.Invalid)
 		}
 		for policy, fields := range resolution.Overridden {

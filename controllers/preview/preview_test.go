@@ -205,7 +205,12 @@ func TestRender(t *testing.T) {
 			now: []string{cluster, strings.Replace(edge, "mode: IPVS", "sync: {minIntervalMilliseconds: 90000}", 1), `{apiVersion: nodeproxy.io/v1alpha1, kind: NodeProxyPolicy,
 				metadata: {name: often}, spec: {nodeSelector: {}, settings: {sync: {verifyIntervalSeconds: 10}}}}`},
 			want:     append([]string{"n1 IPVS lc [edge]", "n2 IPVS lc [edge]", "n3 IPTables rr [often]"}, plain[3:]...),
-			problems: []string{"NodeProxyPolicy edge: with the others that apply there the settings of 2 nodes make no sense, and these keep what they have (n1, n2): spec.settings.sync.verifyIntervalSeconds"},
+			problems: []string{"NodeProxyPolicy edge: with the others that apply there the settings of 2 nodes make no sense, and these keep what they have, new ones do without it (n1, n2): spec.settings.sync.verifyIntervalSeconds"},
+		},
+		"no sense together, on new nodes": {
+			now:      []string{cluster, strings.Replace(edge, "mode: IPVS", "sync: {minIntervalMilliseconds: 90000}", 1)},
+			want:     plain,
+			problems: []string{"NodeProxyPolicy edge: with the others that apply there the settings of 2 nodes make no sense"},
 		},
 		"no NodeProxy": {
 			now: []string{cluster, edge}, edit: withoutNodeProxy, want: nil,
