@@ -7,14 +7,16 @@ import (
 
 // NodeProxySpec is what people ask of the proxy in the whole cluster.
 type NodeProxySpec struct {
-	// settings are the default settings of every node's proxy. Default: that of
-	// each field. Source: people or GitOps.
+	// settings are the default settings of every node's proxy. NodeProxyPolicies
+	// override them. Default: that of each field. Source: people or GitOps.
 	// +optional
 	// +kubebuilder:validation:XValidation:fieldPath=".sync.verifyIntervalSeconds",rule=`self.?sync.?verifyIntervalSeconds.orValue(60) * 1000 >= self.?sync.?minIntervalMilliseconds.orValue(250)`,message=`settings.sync.verifyIntervalSeconds (60 unless given) must not be shorter than settings.sync.minIntervalMilliseconds (250 unless given)`
 	Settings *WrittenSettings `json:"settings,omitempty"`
 
-	// rollout says how fast a change of settings reaches the nodes, whoever
-	// caused it. Default: that of each field. Source: people or GitOps.
+	// rollout says how fast a change of these settings reaches the nodes, and the
+	// change by which a deleted NodeProxyPolicy ends. Other changes by a policy
+	// keep to its own rollout. Default: that of each field. Source: people or
+	// GitOps.
 	// +optional
 	Rollout *RolloutSettings `json:"rollout,omitempty"`
 
@@ -137,8 +139,9 @@ const (
 
 // NodeProxyStatus is what the controller reports about the whole cluster.
 type NodeProxyStatus struct {
-	// conditions: Ready is True when every node's kernel holds what is wanted and
-	// nothing is wrong with how the agents are run. AgentsDeployed, with
+	// conditions: Ready is True when every node's kernel holds what is wanted, no
+	// change of spec.settings is on its way to nodes, and nothing is wrong with how
+	// the agents are run. AgentsDeployed, with
 	// management Managed only, is True while every node runs the agent that is
 	// wanted and it is ready. Source: the controller.
 	// +optional

@@ -74,7 +74,8 @@ type ServiceProxyRulesSpec struct {
 	ClusterIPs []string `json:"clusterIPs,omitempty"`
 
 	// externalIPs are the Service's external IPs in canonical form and in its
-	// order. Default: none. Source: the Service's spec.externalIPs.
+	// order. Default: none. Source: the Service's spec.externalIPs, unless a
+	// ServiceProxyPolicy has them Disabled.
 	// +optional
 	// +listType=atomic
 	ExternalIPs []string `json:"externalIPs,omitempty"`
@@ -88,26 +89,30 @@ type ServiceProxyRulesSpec struct {
 	LoadBalancerIPs []string `json:"loadBalancerIPs,omitempty"`
 
 	// loadBalancerSourceRanges are the client ranges that may use the load
-	// balancer's addresses, in canonical form and in the Service's order.
+	// balancer's addresses, in canonical form and in the order of their source.
 	// Default (absent): no restriction.
-	// Source: the Service's spec.loadBalancerSourceRanges.
+	// Source: a ServiceProxyPolicy, else the Service's
+	// spec.loadBalancerSourceRanges.
 	// +optional
 	// +listType=atomic
 	LoadBalancerSourceRanges []string `json:"loadBalancerSourceRanges,omitempty"`
 
 	// externalTrafficPolicy is the effective policy for NodePorts, external IPs
-	// and load-balancer IPs: Cluster or Local. Default: Cluster. Source: the
-	// Service's spec.externalTrafficPolicy where it has an effect.
+	// and load-balancer IPs: Cluster or Local. Default: Cluster. Source: a
+	// ServiceProxyPolicy, else the Service's spec.externalTrafficPolicy, each
+	// where it has an effect.
 	// +optional
 	ExternalTrafficPolicy TrafficPolicy `json:"externalTrafficPolicy,omitempty"`
 
 	// internalTrafficPolicy is the policy for cluster IPs: Cluster or Local.
-	// Default: Cluster. Source: the Service's spec.internalTrafficPolicy.
+	// Default: Cluster. Source: a ServiceProxyPolicy, else the Service's
+	// spec.internalTrafficPolicy.
 	// +optional
 	InternalTrafficPolicy TrafficPolicy `json:"internalTrafficPolicy,omitempty"`
 
 	// sessionAffinity sends one client's connections to one endpoint. Default
-	// (absent): none. Source: the Service's spec.sessionAffinity.
+	// (absent): none. Source: a ServiceProxyPolicy, else the Service's
+	// spec.sessionAffinity.
 	// +optional
 	SessionAffinity *SessionAffinity `json:"sessionAffinity,omitempty"`
 
@@ -154,7 +159,8 @@ type ServiceProxyRulesSpec struct {
 type SessionAffinity struct {
 	// clientIPTimeoutSeconds is how long a client that opens no connection
 	// keeps its endpoint, in seconds. The API server's default: 10800 (3 h).
-	// Source: the Service's sessionAffinityConfig.clientIP.timeoutSeconds.
+	// Source: a ServiceProxyPolicy, else the Service's
+	// sessionAffinityConfig.clientIP.timeoutSeconds.
 	// +required
 	ClientIPTimeoutSeconds int32 `json:"clientIPTimeoutSeconds"`
 }
@@ -177,7 +183,7 @@ type ServicePort struct {
 	Port int32 `json:"port"`
 
 	// nodePort is the port on node addresses. Default (0): none. Source: the
-	// Service's spec.ports.
+	// Service's spec.ports, unless a ServiceProxyPolicy has them Disabled.
 	// +optional
 	NodePort int32 `json:"nodePort,omitempty"`
 
