@@ -54,6 +54,10 @@ type shaping struct {
 	unknown bool
 }
 
+// lookAgain is after how long a Service that keeps what it has is looked at again, though
+// nothing has happened.
+const lookAgain = time.Minute
+
 // outlook is what is to become of a Service.
 type outlook struct {
 	known *knownOverride // nil: nothing is known of its Namespace
@@ -95,7 +99,9 @@ func (o *overrides) shape(ctx context.Context, svc *corev1.Service, stored *v1al
 		return keep(look.known, stored), nil
 	case look.grant == nil:
 		o.keeps(key)
-		return keep(look.known, stored), nil
+		out := keep(look.known, stored)
+		out.again = lookAgain // a stop that has ended meanwhile wakes nobody
+		return out, nil
 	}
 	if wait := o.turn(key, look.atOnce); wait > 0 {
 		out := keep(look.known, stored)
@@ -130,6 +136,9 @@ func (o *overrides) look(ctx context.Context, set *servicePolicySet, svc *corev1
 	if stored == nil || known.grant == nil || known.text == "" && len(stored.Spec.Policies) > 0 {
 		change.Before = &v1alpha1.OverridesGrant{}
 		out.grant, out.atOnce = change.Grant(), true
+		if stored == nil {
+			out.grant.By = nil // nothing has changed, so that it stops no change if nodes refuse it
+		}
 		return out, nil
 	}
 	if known.granted && slices.Equal(known.wanted.Policies, stored.Spec.Policies) {

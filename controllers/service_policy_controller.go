@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"time"
@@ -110,12 +111,14 @@ func (r *ServicePolicyReconciler) Reconcile(ctx context.Context, _ ctrl.Request)
 	}
 	r.metrics.showServicePolicies(look.counts())
 	var again ctrl.Result
+	var errs []error
 	for i := range list.Items {
 		result, err := r.write(ctx, &list.Items[i], look)
-		if err != nil {
-			return ctrl.Result{}, err
-		}
+		errs = append(errs, err)
 		again.RequeueAfter = sooner(again.RequeueAfter, result.RequeueAfter)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return ctrl.Result{}, err
 	}
 	return again, nil
 }
