@@ -187,8 +187,10 @@ func (r *RolloutReconciler) write(ctx context.Context, p *pass) (again bool, err
 		switch err := r.store(ctx, m, g); {
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 			again = true
+			p.notGiven(m)
 		case err != nil:
 			errs = append(errs, err)
+			p.notGiven(m)
 		default:
 			log.FromContext(ctx).V(2).Info(what, "nodeProxyRules", klog.KObj(m.rules), "revision", g.Revision, "by", g.By)
 		}

@@ -107,6 +107,25 @@ func (p *pass) decide(now time.Time) {
 	}
 }
 
+// notGiven takes back that a node is given its settings, because that could not be
+// written: the status is not to say so.
+func (p *pass) notGiven(m *member) {
+	if !p.granted[m.Name] {
+		return
+	}
+	delete(p.granted, m.Name)
+	for _, name := range m.Selected {
+		if s := p.decision.States[name]; s != nil {
+			s.Updated--
+		}
+	}
+	for _, name := range m.Causes {
+		if s := p.decision.States[name]; s != nil {
+			s.Pending++
+		}
+	}
+}
+
 // find returns a node, which is there.
 func (p *pass) find(name string) *member {
 	i, _ := slices.BinarySearchFunc(p.members, name, func(m member, name string) int { return cmp.Compare(m.Name, name) })

@@ -279,6 +279,30 @@ func TestFindingOfNodeProxy(t *testing.T) {
 		"1 other node waits until it does, until spec is changed, or until its Node is deleted")
 }
 
+func TestWhatCouldNotBeWrittenIsNotGiven(t *testing.T) {
+	f := newFleet(`{}`, t)
+	f.pool(t, "edge", 2)
+	f.policy(t, "edge", edgeSpec)
+	p := f.pass()
+	given := p.decision.Grants
+	if len(given) == 0 {
+		t.Fatal("nobody is given anything")
+	}
+	for _, name := range given {
+		p.notGiven(p.find(name))
+		p.notGiven(p.find(name)) // once
+	}
+	status := p.status(p.set.find("edge"), noon)
+	if status.Updated != 0 || p.decision.States["edge"].Pending != 2 {
+		t.Errorf("%d nodes are updated, %d pending", status.Updated, p.decision.States["edge"].Pending)
+	}
+	for _, example := range status.Examples {
+		if example.Reason != v1alpha1.ReasonWaiting {
+			t.Errorf("%+v", example)
+		}
+	}
+}
+
 func TestWithRollout(t *testing.T) {
 	for _, tt := range []struct{ ready, change, want string }{
 		{"True AllProgrammed", "", "True AllProgrammed"},
