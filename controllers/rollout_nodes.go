@@ -80,7 +80,7 @@ func (f *fleet) member(name string, node *corev1.Node, rules *v1alpha1.NodeProxy
 		m.InForce = inForce(rules, rules.Spec.SettingsRevision)
 		m.grant = grantOf(rules)
 		if m.grant != nil {
-			m.Given, m.By = m.grant.Time.Time, causesOf(m.grant)
+			m.Given, m.By = laterStart(rules, m.grant.Time.Time), causesOf(m.grant)
 		}
 	}
 	if node == nil {
@@ -183,6 +183,17 @@ func ownersDiffer(g *v1alpha1.SettingsGrant, r *policies.NodeResolution) bool {
 // inForce reports whether the agent has a revision in force, or compared.
 func inForce(rules *v1alpha1.NodeProxyRules, revision string) bool {
 	return revision != "" && rules.Status.SettingsRevision == revision
+}
+
+// laterStart is since when a node has had the time to have in force what it was given at
+// a time: since its agent started, if it has had nothing in force since. Otherwise an agent
+// that starts again, and does not get along at once, would stop a rollout of long ago.
+func laterStart(rules *v1alpha1.NodeProxyRules, given time.Time) time.Time {
+	agent := rules.Status.Agent
+	if agent != nil && rules.Status.SettingsRevision == "" && agent.StartTime.After(given) {
+		return agent.StartTime.Time
+	}
+	return given
 }
 
 // doesItsSettings reports whether the node does what its settings ask: its kernel holds
