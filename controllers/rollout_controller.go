@@ -27,8 +27,13 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// rolloutInterval is the least time between two looks at all nodes.
-const rolloutInterval = 200 * time.Millisecond
+const (
+	// rolloutInterval is the least time between two looks at all nodes.
+	rolloutInterval = 200 * time.Millisecond
+	// figuresInterval is the least time between two writes of a policy's status where
+	// only figures and texts differ.
+	figuresInterval = time.Second
+)
 
 // RolloutReconciler gives changed settings to nodes that have some, one after the other,
 // and writes the status of NodeProxyPolicies. It runs once at a time, and all that it
@@ -47,6 +52,7 @@ type RolloutReconciler struct {
 	fingerprint string // of the objects that set was read from
 	revisions   revisions
 	written     map[string]*v1alpha1.NodeProxyRules // what the cache may not have yet, by name
+	told        map[string]time.Time                // when the status of a policy was written, by name
 }
 
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=list;watch
@@ -59,11 +65,12 @@ type RolloutReconciler struct {
 func (r *RolloutReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
 	r.revisions.known = map[types.UID]knownRevision{}
 	r.written = map[string]*v1alpha1.NodeProxyRules{}
+	r.told = map[string]time.Time{}
 	all := onlyNodeProxy()
 	return builder.ControllerManagedBy(mgr).
 		Named("rollout").
 		Watches(&v1alpha1.NodeProxy{}, all, builder.WithPredicates(specOrRemovalChanged())).
-		Watches(&v1alpha1.NodeProxyPolicy{}, all).
+		Watches(&v1alpha1.NodeProxyPolicy{}, all, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&corev1.Node{}, all, builder.WithPredicates(labelsChanged())).
 		Watches(&v1alpha1.NodeProxyRules{}, all, builder.WithPredicates(rolloutMayGoOn())).
 		WatchesRawSource(source.Channel(wake, all)). // it leads now
@@ -221,14 +228,20 @@ func (r *RolloutReconciler) store(ctx context.Context, m *member, g v1alpha1.Set
 	return nil
 }
 
-// writeStatuses writes the status of every policy where it differs. It reports whether
-// somebody else's write came first somewhere.
+// writeStatuses writes the status of every policy that differs. It reports whether some are
+// still to be written: somebody else's write came first, or the last one was a moment ago.
 func (r *RolloutReconciler) writeStatuses(ctx context.Context, p *pass) (again bool, err error) {
+	now := r.clock.Now()
+	maps.DeleteFunc(r.told, func(name string, _ time.Time) bool { return !p.set.exists(name) })
 	var errs []error
 	for _, policy := range p.set.all {
-		status := p.status(policy, p.now)
-		if equality.Semantic.DeepEqual(policy.Status, *status) {
+		status := p.status(policy, now)
+		switch {
+		case equality.Semantic.DeepEqual(policy.Status, *status):
 			r.metrics.skip(kindPolicyStatus)
+			continue
+		case sameState(&policy.Status, status) && now.Sub(r.told[policy.Name]) < figuresInterval:
+			again = true
 			continue
 		}
 		changed := policy.DeepCopy()
@@ -239,9 +252,17 @@ func (r *RolloutReconciler) writeStatuses(ctx context.Context, p *pass) (again b
 		case err != nil:
 			errs = append(errs, fmt.Errorf("update the status of NodeProxyPolicy %s: %w", policy.Name, err))
 		default:
+			r.told[policy.Name] = now
 			r.metrics.wrote(kindPolicyStatus, opUpdate)
 			r.tell(ctx, policy, changed)
 		}
 	}
 	return again, errors.Join(errs...)
+}
+
+// sameState reports whether a status says the same but for figures and texts.
+func sameState(before, after *v1alpha1.NodeProxyPolicyStatus) bool {
+	return before.ObservedGeneration == after.ObservedGeneration &&
+		conditionOf(before.Conditions).Reason == conditionOf(after.Conditions).Reason &&
+		len(before.Conditions) == len(after.Conditions)
 }

@@ -303,6 +303,30 @@ func TestWhatCouldNotBeWrittenIsNotGiven(t *testing.T) {
 	}
 }
 
+func TestSameState(t *testing.T) {
+	with := func(generation int64, nodes int32, conditions ...metav1.Condition) *v1alpha1.NodeProxyPolicyStatus {
+		return &v1alpha1.NodeProxyPolicyStatus{ObservedGeneration: generation, Nodes: nodes, Conditions: conditions}
+	}
+	ready := func(reason, message string) metav1.Condition {
+		return metav1.Condition{Type: v1alpha1.ConditionReady, Reason: reason, Message: message}
+	}
+	base := with(2, 5, ready("Progressing", "1 of 5"))
+	for name, c := range map[string]struct {
+		other *v1alpha1.NodeProxyPolicyStatus
+		same  bool
+	}{
+		"figures and texts": {with(2, 6, ready("Progressing", "2 of 6")), true},
+		"a reason":          {with(2, 5, ready("Applied", "1 of 5")), false},
+		"a generation":      {with(3, 5, ready("Progressing", "1 of 5")), false},
+		"a condition":       {with(2, 5, ready("Progressing", "1 of 5"), metav1.Condition{Type: v1alpha1.ConditionStalled}), false},
+		"none yet":          {with(0, 0), false},
+	} {
+		if got := sameState(base, c.other); got != c.same {
+			t.Errorf("%s: the same is %t", name, got)
+		}
+	}
+}
+
 func TestWithRollout(t *testing.T) {
 	for _, tt := range []struct{ ready, change, want string }{
 		{"True AllProgrammed", "", "True AllProgrammed"},
