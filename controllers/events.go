@@ -12,6 +12,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -83,7 +84,7 @@ func (e *events) write(ctx context.Context, namespace string, about corev1.Objec
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(string(about.UID) + what.reason + note + strings.Join(marks, ""))) // a hash never returns an error
 	event := &eventsv1.Event{
-		ObjectMeta:          metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s.%016x", about.Name, h.Sum64())},
+		ObjectMeta:          metav1.ObjectMeta{Namespace: namespace, Name: eventName(about.Name, h.Sum64())},
 		EventTime:           metav1.NewMicroTime(e.clock.Now()),
 		ReportingController: reportingController,
 		ReportingInstance:   instance(),
@@ -99,6 +100,16 @@ func (e *events) write(ctx context.Context, namespace string, about corev1.Objec
 		return false
 	}
 	return true
+}
+
+// eventName is made of an object's name, which may be as long as that of an event and is
+// cut then, and a hash that tells events apart.
+func eventName(object string, hash uint64) string {
+	suffix := fmt.Sprintf(".%016x", hash)
+	if most := validation.DNS1123SubdomainMaxLength - len(suffix); len(object) > most {
+		object = strings.TrimRight(object[:most], ".-") // no part of a name ends with these
+	}
+	return object + suffix
 }
 
 // instance names this process; the API takes 128 bytes.

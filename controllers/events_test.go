@@ -1,0 +1,65 @@
+package controllers
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// eventStore is a client that keeps the events that it is to create.
+type eventStore struct {
+	client.Client
+	events []*eventsv1.Event
+}
+
+func (s *eventStore) Create(_ context.Context, o client.Object, _ ...client.CreateOption) error {
+	s.events = append(s.events, o.(*eventsv1.Event))
+	return nil
+}
+
+// The name of a policy may be as long as that of an event, which is longer by a hash.
+func TestEventsOfObjectsWithLongNames(t *testing.T) {
+	tests := []struct {
+		name, object, begins string
+	}{
+		{"short", "edge-ipvs", "edge-ipvs."},
+		{"longest that is not cut", strings.Repeat("a", 236), strings.Repeat("a", 236) + "."},
+		{"cut", strings.Repeat("a", 237), strings.Repeat("a", 236) + "."},
+		{"longest", strings.Repeat("a", 253), strings.Repeat("a", 236) + "."},
+		{"cut after a dot", strings.Repeat("a", 235) + "." + strings.Repeat("b", 17), strings.Repeat("a", 235) + "."},
+		{"cut within dashes", strings.Repeat("a", 230) + "----------" + strings.Repeat("b", 13), strings.Repeat("a", 230) + "."},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			store := &eventStore{}
+			e := &events{client: store, clock: clocktesting.NewFakePassiveClock(noon)}
+			for _, uid := range []types.UID{"1", "2"} {
+				p := &v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: tt.object, UID: uid}}
+				e.transition(t.Context(), p, "NodeProxyPolicy", eventKind{normal, v1alpha1.ReasonApplied, actionRollOut}, "done")
+			}
+			for _, event := range store.events {
+				if wrong := validation.IsDNS1123Subdomain(event.Name); len(wrong) > 0 {
+					t.Errorf("%s: %v", event.Name, wrong)
+				}
+				if hash, found := strings.CutPrefix(event.Name, tt.begins); !found || len(hash) != 16 {
+					t.Errorf("%s does not begin with %s, followed by a hash", event.Name, tt.begins)
+				}
+				if event.Regarding.Name != tt.object {
+					t.Errorf("it is about %s, want %s", event.Regarding.Name, tt.object)
+				}
+			}
+			if len(store.events) != 2 || store.events[0].Name == store.events[1].Name {
+				t.Errorf("%d events, with the same name", len(store.events))
+			}
+		})
+	}
+}
