@@ -144,12 +144,13 @@ func (f *fieldTally) String() string {
 	return fmt.Sprintf("%d Services such as %s", f.services, f.first)
 }
 
-// servicePolicyEvent is what to say of a policy whose status changes; an empty reason:
-// nothing. The generation is in it, so that each is told.
+// servicePolicyEvent is what to say of a policy whose Ready comes to another reason; an
+// empty reason: nothing. A new generation alone is nothing to tell, unless it has stopped
+// as the one before: then it has gone on in between, if only from one look to the next.
 func servicePolicyEvent(before, after *v1alpha1.ServiceProxyPolicyStatus) (severity, reason, note string) {
-	was := meta.FindStatusCondition(before.Conditions, v1alpha1.ConditionReady)
-	is := meta.FindStatusCondition(after.Conditions, v1alpha1.ConditionReady)
-	if was != nil && was.Reason == is.Reason && was.ObservedGeneration == is.ObservedGeneration {
+	was, is := conditionOf(before.Conditions), conditionOf(after.Conditions)
+	stoppedAnew := is.Reason == v1alpha1.ReasonRolloutStopped && was.ObservedGeneration != is.ObservedGeneration
+	if was.Reason == is.Reason && !stoppedAnew {
 		return "", "", ""
 	}
 	generation := fmt.Sprintf("generation %d: ", after.ObservedGeneration)

@@ -1,0 +1,62 @@
+package controllers
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+func TestServicePolicyTransitions(t *testing.T) {
+	for _, tt := range []struct {
+		was, is string // generation and reason
+		want    string // severity and reason
+	}{
+		{"", "1 Progressing", "Normal Progressing"},
+		{"", "1 NothingSelected", "Normal NothingSelected"},
+		{"1 Progressing", "1 Applied", "Normal Applied"},
+		{"1 Applied", "2 Progressing", "Normal Progressing"},
+		{"1 Applied", "2 InvalidPolicy", "Warning InvalidPolicy"},
+		{"2 Progressing", "2 RolloutStopped", "Warning RolloutStopped"},
+		{"2 RolloutStopped", "3 RolloutStopped", "Warning RolloutStopped"},
+		{"2 RolloutStopped", "2 Progressing", "Normal Progressing"},
+		{"2 Applied", "2 NoNodeProxy", "Warning NoNodeProxy"},
+
+		{"1 Applied", "1 Applied", ""},
+		{"1 Applied", "2 Applied", ""},
+		{"1 Progressing", "1 Progressing", ""},
+		{"1 Progressing", "2 Progressing", ""},
+		{"1 InvalidPolicy", "2 InvalidPolicy", ""},
+		{"1 NothingSelected", "2 NothingSelected", ""},
+		{"1 NoNodeProxy", "2 NoNodeProxy", ""},
+		{"2 RolloutStopped", "2 RolloutStopped", ""},
+	} {
+		t.Run(tt.was+" to "+tt.is, func(t *testing.T) {
+			severity, reason, note := servicePolicyEvent(statusWith(t, tt.was, "before"), statusWith(t, tt.is, "after"))
+			if got := strings.TrimSpace(severity + " " + reason); got != tt.want {
+				t.Errorf("%q, want %q", got, tt.want)
+			}
+			if generation := "generation " + tt.is[:1] + ": "; tt.want != "" && !strings.HasPrefix(note, generation) {
+				t.Errorf("%q does not begin with %q", note, generation)
+			}
+		})
+	}
+}
+
+// statusWith is a status with the condition Ready, of a generation and with a reason.
+func statusWith(t *testing.T, ready, message string) *v1alpha1.ServiceProxyPolicyStatus {
+	t.Helper()
+	status := &v1alpha1.ServiceProxyPolicyStatus{}
+	if ready == "" {
+		return status
+	}
+	c := metav1.Condition{Type: v1alpha1.ConditionReady, Message: message}
+	if _, err := fmt.Sscan(ready, &c.ObservedGeneration, &c.Reason); err != nil {
+		t.Fatal(err)
+	}
+	status.ObservedGeneration, status.Conditions = c.ObservedGeneration, []metav1.Condition{c}
+	return status
+}
