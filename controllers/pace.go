@@ -65,3 +65,12 @@ func (p *pace) done(key types.NamespacedName) {
 		p.waiting = slices.Delete(p.waiting, rank, rank+1)
 	}
 }
+
+// newTerm forgets all Services: those that still wait ask again. When the next one may
+// pass stays.
+func (p *pace) newTerm() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.waiting = nil
+	clear(p.ofService)
+}

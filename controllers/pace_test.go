@@ -72,3 +72,26 @@ func TestPaceForgets(t *testing.T) {
 		t.Errorf("waits %s, want %s: behind the one that is left", got, want)
 	}
 }
+
+// TestPaceInANewTerm: who comes then does not wait for Services of the term before, but
+// two of them still do not pass at once.
+func TestPaceInANewTerm(t *testing.T) {
+	p, now := newPace(10), time.Unix(1000, 0)
+	for i := range 100 {
+		p.wait(serviceNumber(i), now) // the first one passes
+	}
+	p.newTerm()
+	if len(p.waiting)+len(p.ofService) != 0 {
+		t.Errorf("left: %d, %d", len(p.waiting), len(p.ofService))
+	}
+	for i, want := range []time.Duration{100 * time.Millisecond, 200 * time.Millisecond} {
+		if got := p.wait(serviceNumber(200+i), now); got != want {
+			t.Errorf("service %d of the new term waits %s, want %s", i, got, want)
+		}
+	}
+	p.done(serviceNumber(0)) // of the work at hand in the term before
+	p.done(serviceNumber(99))
+	if got, want := p.wait(serviceNumber(0), now), 300*time.Millisecond; got != want {
+		t.Errorf("one that had passed in the term before waits %s, want %s", got, want)
+	}
+}

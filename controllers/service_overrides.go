@@ -227,6 +227,15 @@ func (o *overrides) forget(key types.NamespacedName) {
 	o.policies.forget(key)
 }
 
+// newTerm forgets all Services: every one that there still is will be looked at again.
+func (o *overrides) newTerm() {
+	o.pace.newTerm()
+	o.policies.newTerm()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	clear(o.kept)
+}
+
 // keeping returns the Services that keep what they have until something happens.
 func (o *overrides) keeping() []types.NamespacedName {
 	o.mu.Lock()

@@ -148,3 +148,10 @@ func (p *servicePolicies) forget(key types.NamespacedName) {
 	defer p.mu.Unlock()
 	delete(p.services, key)
 }
+
+// newTerm forgets all Services.
+func (p *servicePolicies) newTerm() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.services)
+}

@@ -149,6 +149,7 @@ func (s *shared) lead(leading bool) {
 		return
 	}
 	s.memory.newTerm()
+	s.overrides.newTerm()
 	s.formats.forget()
 	s.findings.newTerm()
 	s.wakers.wakeAll()
