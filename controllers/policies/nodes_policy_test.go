@@ -12,10 +12,12 @@ import (
 
 func TestNodePolicyOf(t *testing.T) {
 	for _, tt := range []struct {
-		spec  string
-		wrong []string // fields
+		spec     string
+		wrong    []string // fields
+		priority int32
 	}{
 		{spec: `{nodeSelector: {}, settings: {mode: IPVS}}`},
+		{spec: `{priority: -7, nodeSelector: {}, settings: {mode: IPVS}}`, priority: -7},
 		{spec: `{nodeSelector: {}, settings: {sync: {minIntervalMilliseconds: 90000}}}`}, // longer than the default of the other
 		{spec: `{nodeSelector: {}, settings: {sync: {verifyIntervalSeconds: 5}}}`},
 		{
@@ -44,7 +46,7 @@ func TestNodePolicyOf(t *testing.T) {
 			if strings.Join(fields, " ") != strings.Join(tt.wrong, " ") {
 				t.Errorf("wrong are %q, want %q", fields, tt.wrong)
 			}
-			if read.Name != "edge" || len(tt.wrong) == 0 && !read.Selector.Matches(labels.Set{}) {
+			if read.Name != "edge" || read.Priority != tt.priority || len(tt.wrong) == 0 && !read.Selector.Matches(labels.Set{}) {
 				t.Errorf("%+v", read)
 			}
 		})

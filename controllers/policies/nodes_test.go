@@ -144,6 +144,21 @@ func TestResolve(t *testing.T) {
 	}
 }
 
+// TestManyPolicies are told apart, each by what selects a node alone.
+func TestManyPolicies(t *testing.T) {
+	var all []NodePolicy
+	for i := range int32(20) {
+		all = append(all, policy(t, fmt.Sprintf("p%02d", i), 0, fmt.Sprintf("n%d", i), fmt.Sprintf(`{masquerade: {bit: %d}}`, i)))
+	}
+	n := NewNodes(nil, all)
+	for i := range int32(20) {
+		r := n.Resolve(labels.Set{fmt.Sprintf("n%d", i): ""})
+		if got := *r.Settings.Complete.Masquerade.Bit; got != i || !slices.Equal(r.Policies, []string{all[i].Name}) {
+			t.Errorf("by policy %s the bit is %d, and the policies are %q", all[i].Name, got, r.Policies)
+		}
+	}
+}
+
 // TestOrderOfPoliciesIsTheSame in whatever order they are given, as by a list of the
 // API.
 func TestOrderOfPoliciesIsTheSame(t *testing.T) {

@@ -25,6 +25,21 @@ func causes(t *testing.T, text string) []v1alpha1.Cause {
 	return out
 }
 
+// TestReadOverrides: what somebody else has written there is not taken for a grant.
+func TestReadOverrides(t *testing.T) {
+	for text, want := range map[string]*v1alpha1.OverridesGrant{
+		"":  {},
+		"{": nil,
+		`{"overrides": {"nodePorts": "Perhaps"}}`:                                nil,
+		`{"overrides": {"loadBalancerSourceRanges": ["everybody"]}}`:             nil,
+		`{"overrides": {"nodePorts": "Disabled"}, "owners": {"nodePorts": "p"}}`: {Overrides: *overrides(t, `{nodePorts: Disabled}`), Owners: map[string]string{"nodePorts": "p"}},
+	} {
+		if diff := cmp.Diff(want, ReadOverrides(text)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", text, diff)
+		}
+	}
+}
+
 func TestServiceChange(t *testing.T) {
 	a := func(text string) ServicePolicy { return servicePolicy(t, "a", 2, "", "", text) }
 	b := func(text string) ServicePolicy { return servicePolicy(t, "b", 1, "", "", text) }

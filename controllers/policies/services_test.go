@@ -139,6 +139,21 @@ func TestResolveServices(t *testing.T) {
 	}
 }
 
+// TestManyServicePolicies are told apart, each by what selects a Service alone.
+func TestManyServicePolicies(t *testing.T) {
+	var all []ServicePolicy
+	for i := range int32(20) {
+		all = append(all, servicePolicy(t, fmt.Sprintf("p%02d", i), 0, "", fmt.Sprintf("s%d", i), fmt.Sprintf(`{sessionAffinity: {clientIPTimeoutSeconds: %d}}`, i+1)))
+	}
+	s := NewServices(all)
+	for i := range int32(20) {
+		r := s.Resolve(nil, labels.Set{fmt.Sprintf("s%d", i): ""})
+		if a := r.Overrides.SessionAffinity; a == nil || a.ClientIPTimeoutSeconds != i+1 || strings.Join(r.Policies, " ") != all[i].Name {
+			t.Errorf("by policy %s the affinity is %+v, and the policies are %q", all[i].Name, a, r.Policies)
+		}
+	}
+}
+
 func TestServicePolicyOf(t *testing.T) {
 	const good = `namespaceSelector: {}, serviceSelector: {}`
 	tests := []struct {
@@ -150,6 +165,8 @@ func TestServicePolicyOf(t *testing.T) {
 			wrong: []string{"spec.namespaceSelector.matchLabels[team]", "spec.serviceSelector.matchExpressions[0].operator"}},
 		{name: "ranges", spec: `{` + good + `, overrides: {loadBalancerSourceRanges: [192.0.2.0/24, 192.0.2.0/33, "::ffff:192.0.2.0/120"]}}`,
 			wrong: []string{`spec.overrides.loadBalancerSourceRanges[1]: Invalid value: "192.0.2.0/33": must be a CIDR`, "spec.overrides.loadBalancerSourceRanges[2]"}},
+		{name: "too many ranges", spec: `{` + good + `, overrides: {loadBalancerSourceRanges: [` + strings.Repeat("192.0.2.0/24, ", 257) + `]}}`,
+			wrong: []string{"spec.overrides.loadBalancerSourceRanges: Too many: 257: must have at most 256 items"}},
 		{name: "no ranges", spec: `{` + good + `, overrides: {loadBalancerSourceRanges: []}}`, wrong: []string{"spec.overrides.loadBalancerSourceRanges: Required value"}},
 		{name: "words", spec: `{` + good + `, overrides: {nodePorts: No, externalIPs: "off", internalTrafficPolicy: local, externalTrafficPolicy: "", ipvsScheduler: fastest}}`,
 			wrong: []string{"spec.overrides.nodePorts", "spec.overrides.externalIPs", "spec.overrides.internalTrafficPolicy", "spec.overrides.externalTrafficPolicy",
