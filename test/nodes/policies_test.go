@@ -40,6 +40,10 @@ func TestPolicies(t *testing.T) {
 	t.Run("NodeProxyPolicy", func(t *testing.T) { p.in(t).movesThePool() })
 	t.Run("ServiceProxyPolicy", func(t *testing.T) { p.in(t).shapesServices() })
 	p.load.End()
+	// Between what the parts of the test look at connections are made, too.
+	if n := len(p.load.Failures()); n > 0 && !t.Failed() {
+		t.Errorf("%d connections failed, the first: %s", n, p.load.Failures()[0])
+	}
 	held, questions := p.load.Held()
 	t.Logf("in all: %d new TCP connections, %d new UDP flows, %d held ones with %d questions, %d failed",
 		p.load.Answered("tcp"), p.load.Answered("udp"), held, questions, len(p.load.Failures()))
