@@ -35,9 +35,11 @@ type snapshot struct {
 	unconfirmedSince time.Time
 	inventoryKnown   bool
 	refused          map[dataplane.ServiceName]string
-	warnings         []string // sorted
-	retiring         []string // likewise
-	applied          appliedState
+	// shaped are those of refused that policies shape.
+	shaped   map[dataplane.ServiceName]bool
+	warnings []string // sorted
+	retiring []string // likewise
+	applied  appliedState
 	// services, endpoints and local are counts of what is programmed.
 	services, endpoints, local int
 	kernel                     *kernelCount
@@ -99,6 +101,7 @@ func (s *store) snapshot() snapshot {
 	}
 	out.err = dataplane.JoinErrors(outcomes)
 	out.services = s.countServices(out.refused)
+	out.shaped = s.shapedOf(out.refused)
 	return out
 }
 
@@ -129,6 +132,17 @@ func (s *snapshot) addFamily(family dataplane.Family, f *familyState, pending ti
 		s.difference.Count += d.Count
 		s.difference.Examples = append(s.difference.Examples, d.Examples...)
 	}
+}
+
+// shapedOf are those of some Services that policies shape. The caller holds mu.
+func (s *store) shapedOf(names map[dataplane.ServiceName]string) map[dataplane.ServiceName]bool {
+	out := map[dataplane.ServiceName]bool{}
+	for name := range names {
+		if e := s.services[name]; e != nil && e.rules != nil && len(e.rules.Spec.Policies) > 0 {
+			out[name] = true
+		}
+	}
+	return out
 }
 
 // countServices counts the Services that some family serves as wanted. The

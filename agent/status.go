@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -61,7 +62,7 @@ func buildStatus(s snapshot, f facts, former []metav1.Condition) v1alpha1.NodePr
 		Endpoints:              int32(s.endpoints),
 		LocalEndpoints:         int32(s.local),
 		Held:                   int32(len(s.held)),
-		Refused:                refusedServices(s.refused),
+		Refused:                s.refusedServices(),
 		LastSync:               s.applied.lastSync,
 		Agent: &v1alpha1.AgentReport{
 			Version: f.version, StartTime: seconds(f.started), Kernel: f.kernel, IPTables: f.iptables,
@@ -183,7 +184,7 @@ func programmedRow(s snapshot, f facts) metav1.Condition {
 			"changes wait since "+s.oldestPending.UTC().Format(time.RFC3339)+" to be written to the kernel; see the agent's log on this node")
 	case len(s.refused) > 0:
 		return row(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused,
-			fmt.Sprintf("all Services are programmed but %d, whose rules the kernel refuses: %s", len(s.refused), strings.Join(refusedExamples(s.refused), "; ")))
+			fmt.Sprintf("all Services are programmed but %d, whose rules the kernel refuses: %s", len(s.refused), strings.Join(s.refusedExamples(), "; ")))
 	case s.heldTooLong() || s.unconfirmedTooLong():
 		return row(metav1.ConditionTrue, v1alpha1.ReasonHeld, heldMessage(s))
 	default:
@@ -246,14 +247,24 @@ func heldMessage(s snapshot) string {
 	return strings.Join(parts, "; ")
 }
 
-func refusedServices(refused map[dataplane.ServiceName]string) *v1alpha1.RefusedServices {
-	return &v1alpha1.RefusedServices{Count: int32(len(refused)), Examples: refusedExamples(refused)}
+func (s *snapshot) refusedServices() *v1alpha1.RefusedServices {
+	return &v1alpha1.RefusedServices{Count: int32(len(s.refused)), Examples: s.refusedExamples()}
 }
 
-func refusedExamples(refused map[dataplane.ServiceName]string) []string {
+// refusedExamples name some of the refused Services, first those that policies shape: by
+// these the controller learns that a change of a policy does not do.
+func (s *snapshot) refusedExamples() []string {
+	last := func(name dataplane.ServiceName) int {
+		if s.shaped[name] {
+			return 0
+		}
+		return 1
+	}
 	var out []string
-	for _, name := range slices.SortedFunc(maps.Keys(refused), dataplane.ServiceName.Compare) {
-		out = append(out, name.String()+": "+refused[name])
+	for _, name := range slices.SortedFunc(maps.Keys(s.refused), func(a, b dataplane.ServiceName) int {
+		return cmp.Or(cmp.Compare(last(a), last(b)), a.Compare(b))
+	}) {
+		out = append(out, name.String()+": "+s.refused[name])
 		if len(out) == dataplane.MaxExamples {
 			break
 		}

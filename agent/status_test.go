@@ -135,6 +135,21 @@ func TestConditions(t *testing.T) {
 	}
 }
 
+// TestRefusedOnesThatPoliciesShapeComeFirst, however many others there are: the
+// controller stops a policy's change by them.
+func TestRefusedOnesThatPoliciesShapeComeFirst(t *testing.T) {
+	s := programmed()
+	s.refused = map[dataplane.ServiceName]string{}
+	for i := range 12 {
+		s.refused[name(fmt.Sprintf("s%02d", i))] = "no"
+	}
+	s.shaped = map[dataplane.ServiceName]bool{name("s11"): true}
+	got := buildStatus(s, facts4, nil).Refused
+	if got.Count != 12 || got.Examples[0] != name("s11").String()+": no" || got.Examples[1] != name("s00").String()+": no" {
+		t.Errorf("%d, %q", got.Count, got.Examples)
+	}
+}
+
 func TestStatusFigures(t *testing.T) {
 	s := programmed()
 	s.refused = map[dataplane.ServiceName]string{}

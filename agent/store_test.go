@@ -305,12 +305,21 @@ func TestChangesDuringAnApplyAreNotLost(t *testing.T) {
 
 func TestUnknownFormat(t *testing.T) {
 	unknown := func(s *v1alpha1.ServiceProxyRulesSpec) { s.FormatVersion = 2 }
+	t.Run("of what policies shape", func(t *testing.T) {
+		r := running(t)
+		r.setService(r.object("a", 9, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Policies = []string{"closed"} }))
+		r.expectSync("partial a")
+		r.setService(r.object("a", 10, unknown))
+		if s := r.snapshot(); len(s.refused) != 1 || len(s.shaped) != 1 {
+			t.Errorf("refused %v, of these shaped %v", s.refused, s.shaped)
+		}
+	})
 	t.Run("keeps the last state that was understood", func(t *testing.T) {
 		r := running(t)
 		r.setService(r.object("a", 9, unknown))
 		r.expectSync("nothing")
-		if s := r.snapshot(); len(s.refused) != 1 || s.services != 2 {
-			t.Errorf("refused %v, services %d", s.refused, s.services)
+		if s := r.snapshot(); len(s.refused) != 1 || s.services != 2 || len(s.shaped) != 0 {
+			t.Errorf("refused %v, of these shaped %v, services %d", s.refused, s.shaped, s.services)
 		}
 		r.setService(r.object("a", 9))
 		r.expectSync("partial a")

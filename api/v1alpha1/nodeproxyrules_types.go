@@ -207,8 +207,8 @@ type RefusedServices struct {
 	// +optional
 	Count int32 `json:"count"`
 
-	// examples are up to ten of them, as namespace/name: reason. Source: the
-	// agent.
+	// examples are up to ten of them, as namespace/name: reason, first those that
+	// ServiceProxyPolicies shape. Source: the agent.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10
