@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -18,7 +19,11 @@ func Selector(s v1alpha1.LabelSelector, at *field.Path) (labels.Selector, field.
 	var errs field.ErrorList
 	var all []labels.Requirement
 	add := func(at *field.Path, key string, op selection.Operator, values []string) {
-		r, err := labels.NewRequirement(key, op, values, field.WithPath(at))
+		if wrong := wrongLabel(at, key, values); len(wrong) > 0 {
+			errs = append(errs, wrong...)
+			return
+		}
+		r, err := labels.NewRequirement(key, op, values)
 		if err != nil {
 			errs = append(errs, field.Invalid(at, key, err.Error()))
 			return
@@ -47,4 +52,18 @@ func Selector(s v1alpha1.LabelSelector, at *field.Path) (labels.Selector, field.
 		return nil, errs
 	}
 	return labels.NewSelector().Add(all...), nil
+}
+
+// wrongLabel says what cannot be the key, or a value, of a label.
+func wrongLabel(at *field.Path, key string, values []string) field.ErrorList {
+	var errs field.ErrorList
+	for _, text := range validation.IsQualifiedName(key) {
+		errs = append(errs, field.Invalid(at, key, "cannot be the key of a label: "+text))
+	}
+	for _, value := range values {
+		for _, text := range validation.IsValidLabelValue(value) {
+			errs = append(errs, field.Invalid(at, value, "cannot be the value of a label: "+text))
+		}
+	}
+	return errs
 }

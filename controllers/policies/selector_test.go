@@ -25,9 +25,13 @@ func TestSelector(t *testing.T) {
 		{selector: `{matchExpressions: [{key: pool, operator: NotIn, values: [a, b]}]}`, labels: "pool=a"},
 		{selector: `{matchExpressions: [{key: pool, operator: Exists}]}`, labels: "pool=", selects: true},
 		{selector: `{matchLabels: {a: b}, matchExpressions: [{key: pool, operator: DoesNotExist}]}`, labels: "a=b,pool="},
-		{selector: `{matchLabels: {"a b": c, pool: "x y"}}`, wrong: []string{"nodeSelector.matchLabels[a b]", "nodeSelector.matchLabels[pool]"}},
+		{selector: `{matchLabels: {"a b": c, pool: "x y"}}`, wrong: []string{
+			`spec.nodeSelector.matchLabels[a b]: Invalid value: "a b": cannot be the key of a label: `,
+			`spec.nodeSelector.matchLabels[pool]: Invalid value: "x y": cannot be the value of a label: `,
+		}},
 		{selector: `{matchExpressions: [{key: pool, operator: Near, values: [a]}]}`, wrong: []string{"nodeSelector.matchExpressions[0].operator", "Near"}},
 		{selector: `{matchExpressions: [{key: pool, operator: Exists}, {key: pool, operator: In}]}`, wrong: []string{"nodeSelector.matchExpressions[1]"}},
+		{selector: `{matchExpressions: [{key: pool, operator: In, values: [a, "-b"]}]}`, wrong: []string{`nodeSelector.matchExpressions[0]: Invalid value: "-b": cannot be the value of a label: `}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.selector, func(t *testing.T) {
