@@ -199,18 +199,22 @@ func (p *pass) overriddenText(policy *v1alpha1.NodeProxyPolicy, fields map[strin
 	var parts []string
 	for _, path := range slices.Sorted(maps.Keys(fields)) {
 		for _, name := range fields[path] {
-			winner, note := p.set.find(name), ""
-			priority := priorityOf(winner)
-			if priority == priorityOf(policy) {
-				note = ", as this one: the lower name wins"
-			}
-			parts = append(parts, fmt.Sprintf("spec.settings.%s is set by policy %s (priority %d%s)", path, name, priority, note))
+			parts = append(parts, fmt.Sprintf("spec.settings.%s is set by policy %s (%s)", path, name, winsBy(priorityOf(p.set.find(name)), priorityOf(policy))))
 		}
 	}
 	if more := len(parts) - maxFieldsInText; more > 0 {
 		parts = append(parts[:maxFieldsInText], fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(parts, "; ")
+}
+
+// winsBy says why a policy of one priority wins over one of another.
+func winsBy(priority, loser int32) string {
+	text := fmt.Sprintf("priority %d", priority)
+	if priority == loser {
+		text += ", as this one: the lower name wins"
+	}
+	return text
 }
 
 // priorityOf is the priority of a policy, which may be nil.

@@ -34,7 +34,7 @@ func (l *servicePolicyLook) status(p *v1alpha1.ServiceProxyPolicy, now time.Time
 	ready := l.ready(p.Name, t)
 	set(ready)
 	set(l.accepted(p.Name))
-	set(l.overriddenCondition(t))
+	set(l.overriddenCondition(p.Name, t))
 	set(t.ineffectiveCondition())
 	if ready.Reason == v1alpha1.ReasonRolloutStopped || ready.Reason == v1alpha1.ReasonInvalidPolicy {
 		set(metav1.Condition{Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, Reason: ready.Reason, Message: ready.Message})
@@ -102,14 +102,14 @@ func (l *servicePolicyLook) accepted(name string) metav1.Condition {
 }
 
 // overriddenCondition names the fields that stronger policies set.
-func (l *servicePolicyLook) overriddenCondition(t *servicePolicyTally) metav1.Condition {
+func (l *servicePolicyLook) overriddenCondition(name string, t *servicePolicyTally) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionOverridden, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNotOverridden}
 	if len(t.overridden) == 0 {
 		return c
 	}
 	c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonOverridden
 	c.Message = inFields(t.overridden, func(field string, f *fieldTally) string {
-		return fmt.Sprintf("spec.overrides.%s is set by policy %s (priority %d) for %s", field, f.what, l.set.priorities[f.what], f)
+		return fmt.Sprintf("spec.overrides.%s is set by policy %s (%s) for %s", field, f.what, winsBy(l.set.priorities[f.what], l.set.priorities[name]), f)
 	})
 	return c
 }

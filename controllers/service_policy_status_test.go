@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -59,4 +60,21 @@ func statusWith(t *testing.T, ready, message string) *v1alpha1.ServiceProxyPolic
 	}
 	status.ObservedGeneration, status.Conditions = c.ObservedGeneration, []metav1.Condition{c}
 	return status
+}
+
+func TestOverriddenServicePolicySaysWhy(t *testing.T) {
+	look := &servicePolicyLook{set: &servicePolicySet{priorities: map[string]int32{"a": 3, "b": 3, "weak": -1}}}
+	by := func(winner string) *servicePolicyTally {
+		return &servicePolicyTally{overridden: map[string]*fieldTally{
+			"nodePorts": {services: 1, first: types.NamespacedName{Namespace: "shop", Name: "cart"}, what: winner},
+		}}
+	}
+	for name, want := range map[string]string{
+		"b":    "spec.overrides.nodePorts is set by policy a (priority 3, as this one: the lower name wins) for Service shop/cart",
+		"weak": "spec.overrides.nodePorts is set by policy a (priority 3) for Service shop/cart",
+	} {
+		if got := look.overriddenCondition(name, by("a")).Message; got != want {
+			t.Errorf("%s, want\n%s", got, want)
+		}
+	}
 }
