@@ -41,7 +41,9 @@ type ServicePolicyReconciler struct {
 	resume     func() // has kept Services looked at again
 
 	lastLook time.Time
-	stopped  map[v1alpha1.Cause]bool // at the last look
+	// At the last look.
+	stopped  map[v1alpha1.Cause]bool
+	refusals int64 // changes of what nodes refuse, seen so far
 }
 
 // +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch
@@ -101,12 +103,14 @@ func (r *ServicePolicyReconciler) Reconcile(ctx context.Context, _ ctrl.Request)
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
 	r.lastLook = r.clock.Now()
+	refusals := r.overrides.refusals.changes.Load() // before they are read
 	look, err := r.look(ctx)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if !maps.Equal(r.stopped, look.stopped()) {
-		r.stopped = look.stopped()
+	// A stop may have come and gone since the last look.
+	if stopped := look.stopped(); r.refusals != refusals || !maps.Equal(r.stopped, stopped) {
+		r.stopped, r.refusals = stopped, refusals
 		r.resume()
 	}
 	r.metrics.showServicePolicies(look.counts())
