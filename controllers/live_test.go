@@ -151,10 +151,11 @@ var _ = Describe("preview", func() {
 		Expect(rulesOf(ctx, ns, "cart")()).To(HaveField("Spec.Policies", Equal([]string{"cart", "closed"})))
 
 		By("changing one and deleting the other")
+		before := client.MergeFrom(closed.DeepCopy()) // its status is written meanwhile
 		closed.Spec.NamespaceSelector.MatchLabels[corev1.LabelMetadataName] = other
 		expected, _, summary = previewed(ctx, &preview.Objects{ServicePolicies: []v1alpha1.ServiceProxyPolicy{*closed}}, true)
 		Expect(summary).To(Equal("0 NodeProxyRules and 3 ServiceProxyRules would change"))
-		Expect(k8s.Update(ctx, closed)).To(Succeed())
+		Expect(k8s.Patch(ctx, closed, before)).To(Succeed())
 		Expect(k8s.Delete(ctx, cart)).To(Succeed())
 		Eventually(written(ctx)).Should(Equal(expected))
 	})
