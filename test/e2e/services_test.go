@@ -10,6 +10,9 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 )
 
@@ -63,15 +66,25 @@ func (r *run) all(from *cluster.Place, network, address string, servers []string
 }
 
 // webIsServed waits until the nodes know of all pods that answer: that a pod is
-// ready comes to them a moment later.
+// ready comes to them a moment later, of each Service and IP family by itself.
 func (r *run) webIsServed() {
 	r.Helper()
-	web, address := r.web(), r.service("cluster-ip").Spec.ClusterIP+":80"
-	for _, from := range r.clients() {
-		r.until(10*time.Second, "all pods of a Service answer", func() error {
-			_, err := r.all(from, "tcp", address, web)
-			return err
-		})
+	var services corev1.ServiceList
+	r.must(r.cluster.Client().List(r.ctx, &services, client.InNamespace(shop)))
+	web := r.web()
+	for i := range services.Items {
+		spec := &services.Items[i].Spec
+		if spec.Selector["app"] != "web" || spec.ClusterIP == corev1.ClusterIPNone || spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+			continue
+		}
+		for _, ip := range spec.ClusterIPs {
+			for _, from := range r.clients() {
+				r.until(10*time.Second, "all pods of "+services.Items[i].Name+" answer", func() error {
+					_, err := r.all(from, "tcp", net.JoinHostPort(ip, "80"), web)
+					return err
+				})
+			}
+		}
 	}
 }
 
