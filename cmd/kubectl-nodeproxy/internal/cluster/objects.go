@@ -1,0 +1,58 @@
+// Package cluster reads what the plugin looks at from a cluster: nodeproxy's objects
+// and what they are made of. It needs no more than the rights of nodeproxy-viewer,
+// and for Services, EndpointSlices, Namespaces and Pods those of the built-in role
+// view; where a right is missing it says which.
+package cluster
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Objects are a cluster's objects at one moment, each list sorted by namespace and
+// name. Kinds that were not asked for are empty.
+type Objects struct {
+	// Time is when they were read: that of the machine that the plugin runs on.
+	Time time.Time
+
+	NodeProxy       *v1alpha1.NodeProxy // nil: there is none
+	NodeRules       []v1alpha1.NodeProxyRules
+	ServiceRules    []v1alpha1.ServiceProxyRules
+	NodePolicies    []v1alpha1.NodeProxyPolicy
+	ServicePolicies []v1alpha1.ServiceProxyPolicy
+
+	Namespaces     []corev1.Namespace
+	Services       []corev1.Service
+	EndpointSlices []discoveryv1.EndpointSlice
+	Pods           []corev1.Pod
+
+	// Unread are the kinds that were asked for as optional and could not be read.
+	Unread []Unread
+}
+
+// Unread is a kind that could not be read.
+type Unread struct {
+	Kind Kind
+	// Why is for people: what is missing and what to do.
+	Why string
+}
+
+// Kind names a list of Objects.
+type Kind string
+
+// Kinds that can be asked for.
+const (
+	NodeProxies          Kind = "nodeproxies"
+	NodeProxyRules       Kind = "nodeproxyrules"
+	ServiceProxyRules    Kind = "serviceproxyrules"
+	NodeProxyPolicies    Kind = "nodeproxypolicies"
+	ServiceProxyPolicies Kind = "serviceproxypolicies"
+	Namespaces           Kind = "namespaces"
+	Services             Kind = "services"
+	EndpointSlices       Kind = "endpointslices"
+	Pods                 Kind = "pods"
+)

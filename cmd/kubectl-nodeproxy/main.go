@@ -1,0 +1,23 @@
+// Command kubectl-nodeproxy is a plugin of kubectl that shows what nodeproxy does
+// with the Services of a cluster, and finds out why one does not answer.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/command"
+)
+
+// version is set by the linker.
+var version = "(devel)"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	os.Exit(command.Run(ctx, os.Args[1:], command.Options{
+		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Version: version, Now: time.Now,
+	}))
+}
