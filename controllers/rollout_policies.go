@@ -20,8 +20,8 @@ type policySet struct {
 	all []*v1alpha1.NodeProxyPolicy // by name
 	// invalid says what is wrong with a policy by itself. Nothing of it is used.
 	invalid map[string]error
-	// invalidSelectors are the selectors of such policies, where these make sense.
-	invalidSelectors map[string]labels.Selector
+	// refused are these policies, by name.
+	refused []policies.NodePolicy
 	// budgets are those of all policies, and of the NodeProxy (policies.Base) unless
 	// there is none.
 	budgets map[string]rollout.Budget
@@ -30,7 +30,7 @@ type policySet struct {
 
 // newPolicySet reads the NodeProxy, nil if there is none, and the policies.
 func newPolicySet(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) *policySet {
-	s := &policySet{invalid: map[string]error{}, invalidSelectors: map[string]labels.Selector{}, budgets: map[string]rollout.Budget{}}
+	s := &policySet{invalid: map[string]error{}, budgets: map[string]rollout.Budget{}}
 	rolloutPath := field.NewPath("spec", "rollout")
 	var valid []policies.NodePolicy
 	for i := range all {
@@ -39,15 +39,14 @@ func newPolicySet(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) *polic
 		budget, more := rollout.BudgetOf(p.Generation, p.Spec.Rollout, rolloutPath)
 		if errs = append(errs, more...); len(errs) > 0 {
 			s.invalid[p.Name] = errs.ToAggregate()
-			if policy.Selector != nil {
-				s.invalidSelectors[p.Name] = policy.Selector
-			}
+			s.refused = append(s.refused, policy)
 			budget = rollout.Budget{Generation: p.Generation, Paused: true} // only what it selects is counted
 		} else {
 			valid = append(valid, policy)
 		}
 		s.budgets[p.Name] = budget
 	}
+	slices.SortFunc(s.refused, func(a, b policies.NodePolicy) int { return cmp.Compare(a.Name, b.Name) })
 	s.refresh(all)
 	var base *v1alpha1.ProxySettings
 	if np != nil {
@@ -100,13 +99,9 @@ func (s *policySet) exists(name string) bool { return s.find(name) != nil }
 // invalidFor is the first policy, by name, that is not valid and selects a node with
 // these labels, or shaped its settings before; empty: there is none.
 func (s *policySet) invalidFor(nodeLabels labels.Set, shaped []string) string {
-	for _, p := range s.all {
-		if s.invalid[p.Name] == nil {
-			continue
-		}
-		selector := s.invalidSelectors[p.Name]
-		if slices.Contains(shaped, p.Name) || selector != nil && selector.Matches(nodeLabels) {
-			return p.Name
+	for i := range s.refused {
+		if s.refused[i].Keeps(nodeLabels, shaped) {
+			return s.refused[i].Name
 		}
 	}
 	return ""
@@ -116,9 +111,9 @@ func (s *policySet) invalidFor(nodeLabels labels.Set, shaped []string) string {
 // and those of the policies that select it.
 func (s *policySet) selecting(nodeLabels labels.Set, r *policies.NodeResolution) []string {
 	out := append([]string{policies.Base}, r.Matching...)
-	for name, selector := range s.invalidSelectors {
-		if selector.Matches(nodeLabels) {
-			out = append(out, name)
+	for i := range s.refused {
+		if s.refused[i].Selects(nodeLabels) {
+			out = append(out, s.refused[i].Name)
 		}
 	}
 	return out

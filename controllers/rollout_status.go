@@ -27,8 +27,9 @@ func (p *pass) status(policy *v1alpha1.NodeProxyPolicy, now time.Time) *v1alpha1
 	if s := p.decision.States[policy.Name]; s != nil {
 		status.Nodes, status.Updated, status.Programmed = int32(s.Nodes), int32(s.Updated), int32(s.Programmed)
 	}
-	status.Examples = p.examples(policy.Name)
-	ready := p.ready(policy)
+	t := p.tallyOf(policy.Name)
+	status.Examples = p.examples(policy.Name, t)
+	ready := p.ready(policy, t)
 	conditions := []metav1.Condition{ready, p.accepted(policy), p.overriddenBy(policy)}
 	meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionStalled)
 	switch ready.Reason {
@@ -50,8 +51,7 @@ func (p *pass) status(policy *v1alpha1.NodeProxyPolicy, now time.Time) *v1alpha1
 }
 
 // examples are the nodes that do not count as programmed.
-func (p *pass) examples(policy string) []v1alpha1.NodeExample {
-	t := p.tallyOf(policy)
+func (p *pass) examples(policy string, t tally) []v1alpha1.NodeExample {
 	var out []v1alpha1.NodeExample
 	for which := range done {
 		for _, m := range t[which] {
@@ -66,8 +66,8 @@ func (p *pass) examples(policy string) []v1alpha1.NodeExample {
 }
 
 // ready decides the condition Ready of a policy.
-func (p *pass) ready(policy *v1alpha1.NodeProxyPolicy) metav1.Condition {
-	t, s := p.tallyOf(policy.Name), p.decision.States[policy.Name]
+func (p *pass) ready(policy *v1alpha1.NodeProxyPolicy, t tally) metav1.Condition {
+	s := p.decision.States[policy.Name]
 	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
 	set := func(reason, message string) metav1.Condition {
 		c.Reason, c.Message = reason, truncated(message, maxStatusMessage)

@@ -43,11 +43,6 @@ type invalidServicePolicy struct {
 	why field.ErrorList
 }
 
-// selects reports whether a Service is selected, as far as the selectors make sense.
-func (p *invalidServicePolicy) selects(namespaceLabels, serviceLabels map[string]string) bool {
-	return p.Namespaces != nil && p.Services != nil && p.Selects(namespaceLabels, serviceLabels)
-}
-
 func newServicePolicies(c client.Reader) *servicePolicies {
 	return &servicePolicies{client: c, services: map[types.NamespacedName]*knownOverride{}}
 }
@@ -125,7 +120,7 @@ func (p *servicePolicies) of(ctx context.Context, set *servicePolicySet, svc *co
 	} else {
 		next.wanted = set.services.Resolve(namespace.Labels, svc.Labels)
 		for i := range set.invalid {
-			if set.invalid[i].selects(namespace.Labels, svc.Labels) {
+			if set.invalid[i].Selects(namespace.Labels, svc.Labels) {
 				next.invalid = append(next.invalid, set.invalid[i].Name)
 			}
 		}

@@ -47,9 +47,8 @@ func (r *ServiceReconciler) enqueueSelected(ctx context.Context, q queue, versio
 	found := map[types.NamespacedName]struct{}{}
 	var selecting []policies.ServicePolicy
 	for _, o := range versions {
-		if policy, _ := policies.ServicePolicyOf(o.(*v1alpha1.ServiceProxyPolicy)); policy.Namespaces != nil && policy.Services != nil {
-			selecting = append(selecting, policy)
-		}
+		policy, _ := policies.ServicePolicyOf(o.(*v1alpha1.ServiceProxyPolicy))
+		selecting = append(selecting, policy)
 	}
 	if err := r.selectedBy(ctx, selecting, found); err != nil {
 		log.FromContext(ctx).Error(err, "The Services of a policy could not be listed", "policy", versions[0].GetName())

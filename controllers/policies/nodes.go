@@ -27,6 +27,18 @@ type NodePolicy struct {
 	Settings *v1alpha1.ProxySettings
 }
 
+// Selects reports whether the policy selects a Node with these labels. One whose selector
+// makes no sense selects none.
+func (p *NodePolicy) Selects(nodeLabels map[string]string) bool {
+	return p.Selector != nil && p.Selector.Matches(labels.Set(nodeLabels))
+}
+
+// Keeps reports whether a Node with these labels, whose settings were shaped by policies
+// of these names, keeps what it has while the policy is refused.
+func (p *NodePolicy) Keeps(nodeLabels map[string]string, shaped []string) bool {
+	return slices.Contains(shaped, p.Name) || p.Selects(nodeLabels)
+}
+
 // NodeResolution is what policies make of the settings of some nodes.
 type NodeResolution struct {
 	// Settings are complete and valid. Nil: they are not valid, and nodes keep what

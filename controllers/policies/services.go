@@ -25,9 +25,16 @@ type ServicePolicy struct {
 }
 
 // Selects reports whether the policy selects a Service with these labels in a Namespace
-// with those.
+// with those. One of whose selectors makes no sense selects none.
 func (p *ServicePolicy) Selects(namespaceLabels, serviceLabels map[string]string) bool {
-	return p.Services.Matches(labels.Set(serviceLabels)) && p.Namespaces.Matches(labels.Set(namespaceLabels))
+	return p.Services != nil && p.Namespaces != nil &&
+		p.Services.Matches(labels.Set(serviceLabels)) && p.Namespaces.Matches(labels.Set(namespaceLabels))
+}
+
+// Keeps reports whether a Service with these labels in a Namespace with those, which
+// policies of these names have shaped, keeps what it has while the policy is refused.
+func (p *ServicePolicy) Keeps(namespaceLabels, serviceLabels map[string]string, shaped []string) bool {
+	return slices.Contains(shaped, p.Name) || p.Selects(namespaceLabels, serviceLabels)
 }
 
 // ServiceResolution is what policies make of some Services.

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -20,9 +19,8 @@ import (
 // nodePolicies are the policies for nodes, and what is known of them.
 type nodePolicies struct {
 	all *policies.Nodes
-	// refused are those of which nothing is used, by name; the selector is nil where it
-	// is what is wrong.
-	refused map[string]labels.Selector
+	// refused are those of which nothing is used.
+	refused []policies.NodePolicy
 	// selected counts the nodes that each policy selects.
 	selected map[string]int
 	// resolved are the nodes of each resolution.
@@ -53,19 +51,19 @@ func (r *renderer) nodes() {
 
 // nodePolicies reads the policies, and says which are refused.
 func (r *renderer) nodePolicies() *nodePolicies {
-	p := &nodePolicies{refused: map[string]labels.Selector{}, selected: map[string]int{}, resolved: map[*policies.NodeResolution][]string{}}
+	p := &nodePolicies{selected: map[string]int{}, resolved: map[*policies.NodeResolution][]string{}}
 	rolloutPath := field.NewPath("spec", "rollout")
 	var usable []policies.NodePolicy
 	for i := range r.in.NodePolicies {
 		policy := &r.in.NodePolicies[i]
 		one, errs := policies.NodePolicyOf(policy)
 		_, more := rollout.BudgetOf(policy.Generation, policy.Spec.Rollout, rolloutPath)
-		p.selected[policy.Name] = 0
 		if errs = append(errs, more...); len(errs) > 0 {
 			r.problem("NodeProxyPolicy %s is refused, and nodes that it selects keep what they have: %v", policy.Name, errs.ToAggregate())
-			p.refused[policy.Name] = one.Selector
+			p.refused = append(p.refused, one)
 			continue
 		}
+		p.selected[policy.Name] = 0
 		usable = append(usable, one)
 	}
 	var base *v1alpha1.ProxySettings
@@ -110,12 +108,9 @@ func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodePro
 
 // keeps reports whether a node keeps what it has because of a refused policy.
 func (p *nodePolicies) keeps(node *corev1.Node, stored *v1alpha1.NodeProxyRules) bool {
-	for name, selector := range p.refused {
-		if slices.Contains(stored.Spec.Policies, name) || selector != nil && selector.Matches(labels.Set(node.Labels)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.refused, func(policy policies.NodePolicy) bool {
+		return policy.Keeps(node.Labels, stored.Spec.Policies)
+	})
 }
 
 // reportNodes says what is wrong with the settings that policies make together, and
@@ -138,7 +133,7 @@ func (r *renderer) reportNodes(p *nodePolicies) {
 		r.note("NodeProxyPolicy %s: spec.settings.%s is set by NodeProxyPolicy %s on %d nodes", l.policy, l.field, l.winner, lost[l])
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.selected)) {
-		if _, refused := p.refused[name]; p.selected[name] == 0 && !refused {
+		if p.selected[name] == 0 {
 			r.note("NodeProxyPolicy %s selects no node", name)
 		}
 	}

@@ -248,7 +248,12 @@ func (d *decider) may(n *Node) bool {
 
 // compare orders the nodes that may be next.
 func (d *decider) compare(a, b *Node) int {
-	first := func(yes bool) int { return map[bool]int{true: 0, false: 1}[yes] }
+	first := func(yes bool) int {
+		if yes {
+			return 0
+		}
+		return 1
+	}
 	return cmp.Or(
 		cmp.Compare(first(a.atOnce()), first(b.atOnce())),
 		cmp.Compare(first(!a.available()), first(!b.available())),
