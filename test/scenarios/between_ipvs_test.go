@@ -10,13 +10,13 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvstest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 )
 
 // stepped is a kernel that takes each change by itself, as netlink does, and has
 // the recorder look at it after each.
 type stepped struct {
-	*ipvstest.Kernel
+	*ipvsmodel.Kernel
 	*recorder
 }
 

@@ -7,12 +7,12 @@ import (
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablestest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 )
 
 // recorder is a kernel that remembers what it was given.
 type recorder struct {
-	*iptablestest.Kernel
+	*iptablesmodel.Kernel
 	inputs []string
 	// refuse names what iptables-restore does not take; empty: nothing.
 	refuse string

@@ -17,17 +17,17 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablestest"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvstest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 )
 
 // world is a World on a model of the kernel.
 type world struct {
 	*World
-	kernel   *iptablestest.Kernel
+	kernel   *iptablesmodel.Kernel
 	recorder *recorder
 	// ipvs is the model that kernel is a part of; nil in mode IPTables.
-	ipvs *ipvstest.Kernel
+	ipvs *ipvsmodel.Kernel
 	// instead are outcomes that differ in the world's mode.
 	instead func(from, to string) (want string, differs bool)
 	// mapped: IPv6 addresses stand for the IPv4 addresses of objects and packets.
@@ -42,7 +42,7 @@ func newWorld(t *testing.T, family dataplane.Family) *world {
 			t.Fatal(err)
 		}
 	}
-	kernel := iptablestest.NewKernel(addresses4...)
+	kernel := iptablesmodel.NewKernel(addresses4...)
 	if family == dataplane.IPv6 {
 		kernel.SetAddresses(addresses6...)
 	}
@@ -82,7 +82,7 @@ var podRange = map[dataplane.Family]netip.Prefix{
 }
 
 // packet is what a sender, by name or address, sends to [protocol/]address:port.
-func (w *world) packet(from, to string) iptablestest.Packet {
+func (w *world) packet(from, to string) iptablesmodel.Packet {
 	family := w.Family
 	if w.mapped {
 		family = dataplane.IPv4
@@ -92,7 +92,7 @@ func (w *world) packet(from, to string) iptablestest.Packet {
 	}
 	pod := podRange[family].Contains(netip.MustParseAddr(from))
 	from, to = w.tr(from), w.tr(to)
-	p := iptablestest.Packet{Protocol: "tcp", Source: netip.MustParseAddr(from)}
+	p := iptablesmodel.Packet{Protocol: "tcp", Source: netip.MustParseAddr(from)}
 	if protocol, rest, ok := strings.Cut(to, "/"); ok {
 		p.Protocol, to = protocol, rest
 	}
@@ -149,12 +149,12 @@ func (w *world) sees(from, to, want string) {
 	}
 }
 
-func outcomeText(o *iptablestest.Outcome) string {
+func outcomeText(o *iptablesmodel.Outcome) string {
 	masquerade := "-M"
 	if o.Masqueraded {
 		masquerade = "+M"
 	}
-	if o.Fate == iptablestest.Delivered {
+	if o.Fate == iptablesmodel.Delivered {
 		return o.Endpoint.String() + masquerade
 	}
 	return string(o.Fate) + masquerade
@@ -171,8 +171,8 @@ func (w *world) wanted(text string) []string {
 	}
 	var out []string
 	for _, word := range words {
-		switch iptablestest.Fate(word) {
-		case iptablestest.Rejected, iptablestest.Dropped, iptablestest.Passed, iptablestest.Accepted:
+		switch iptablesmodel.Fate(word) {
+		case iptablesmodel.Rejected, iptablesmodel.Dropped, iptablesmodel.Passed, iptablesmodel.Accepted:
 			out = append(out, word+"-M")
 			continue
 		}

@@ -5,14 +5,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablestest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 )
 
 // fakeKernel is a model of the kernel that counts what is done to it, and fails
 // where a test says so.
 type fakeKernel struct {
 	modelled
-	tables *iptablestest.Kernel
+	tables *iptablesmodel.Kernel
 	fail   error    // returned by the next apply
 	writes []string // inputs that were not empty, and inserts
 	reads  int
@@ -22,7 +22,7 @@ type fakeKernel struct {
 }
 
 func newFakeKernel() *fakeKernel {
-	tables := iptablestest.NewKernel()
+	tables := iptablesmodel.NewKernel()
 	return &fakeKernel{modelled: modelled{tables}, tables: tables}
 }
 

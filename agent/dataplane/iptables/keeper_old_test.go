@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablestest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 )
 
 // oldPrograms do not know MASQUERADE --random-fully.
@@ -16,7 +16,7 @@ func (oldPrograms) randomFully() bool { return false }
 // TestKeeperWithOldPrograms: what the programs do not know is neither written nor
 // missed.
 func TestKeeperWithOldPrograms(t *testing.T) {
-	model := iptablestest.NewKernel()
+	model := iptablesmodel.NewKernel()
 	k := NewKeeper(dataplane.IPv4, Options{Model: model})
 	k.kernel = oldPrograms{modelled{model: model}}
 	rules := PostroutingRules("0x4000", true)

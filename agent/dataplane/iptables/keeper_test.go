@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablestest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 )
 
 // Sets that the rules of tests ask, by type.
@@ -289,7 +289,7 @@ func TestKeeperWritesNothingTwice(t *testing.T) {
 	var others uint32
 	kernel := newFakeKernel()
 	kernel.other = &others
-	k := NewKeeper(dataplane.IPv4, Options{Model: iptablestest.NewKernel()})
+	k := NewKeeper(dataplane.IPv4, Options{Model: iptablesmodel.NewKernel()})
 	k.kernel = kernel
 	want := Fixed{
 		Chains: []FixedChain{{"nat", chainMarkMasq, []string{"-j MARK --or-mark 0x4000"}}, {"filter", chainForward, []string{"-j " + chainNodePort}}, {"filter", chainNodePort, nil}},

@@ -10,7 +10,7 @@ import (
 )
 
 // Model stands in for the iptables programs and the kernel behind them, where
-// tests ask what becomes of packets. Package iptablestest has one.
+// somebody asks what becomes of packets. Package iptablesmodel has one.
 type Model interface {
 	// Save prints a table as iptables-save does.
 	Save(table string) string

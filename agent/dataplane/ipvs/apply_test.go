@@ -12,7 +12,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvstest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -267,7 +267,7 @@ func (b *bench) useIPv6() {
 	if err := os.WriteFile(proc+"/thread-self/net/if_inet6", nil, 0o600); err != nil {
 		b.Fatal(err)
 	}
-	b.family, b.kernel = dataplane.IPv6, ipvstest.New(dataplane.IPv6, ip("2001:db8::2"), ip("::1"), ip("fe80::1"))
+	b.family, b.kernel = dataplane.IPv6, ipvsmodel.New(dataplane.IPv6, ip("2001:db8::2"), ip("::1"), ip("fe80::1"))
 	b.r.Node.Addresses = []netip.Addr{ip("2001:db8::2")}
 	b.plane = ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock, ProcFolder: proc})
 }

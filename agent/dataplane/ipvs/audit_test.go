@@ -13,7 +13,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvstest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 )
 
 // TestAudit beside a proxy of the same mode.
@@ -144,7 +144,7 @@ func TestWatch(t *testing.T) {
 
 // deaf is a kernel that tells of no events.
 type deaf struct {
-	*ipvstest.Kernel
+	*ipvsmodel.Kernel
 	asked chan struct{}
 }
 
@@ -172,7 +172,7 @@ func TestWatchWithoutEvents(t *testing.T) {
 
 // counting is a kernel whose Count takes time and may be wrong once.
 type counting struct {
-	*ipvstest.Kernel
+	*ipvsmodel.Kernel
 	takes  time.Duration
 	misses atomic.Bool
 	counts atomic.Int32

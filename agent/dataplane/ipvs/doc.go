@@ -36,7 +36,7 @@
 //
 // The kernel itself:
 //
-//   - kernel.go: the interface Kernel; package ipvstest has a model of one
+//   - kernel.go: the interface Kernel; package ipvsmodel has a model of one
 //   - netlink.go: the Kernel of a node, of the parts that follow
 //   - netlink_ipvs.go: virtual and real servers; netlink_count.go: their number;
 //     netlink_number.go: IPVS's number after its module was loaded again;

@@ -7,7 +7,7 @@ import (
 
 // Kernel reads and writes what one IP family of the node holds of IPVS, of the
 // device kube-ipvs0 and of ipsets. It knows nothing of Services: it does what it
-// is told. Package ipvstest has a model of one. Its methods are not called
+// is told. Package ipvsmodel has a model of one. Its methods are not called
 // concurrently, but for Addresses, Count and Events.
 type Kernel interface {
 	// Open looks for what the other methods need. It costs nothing once it has

@@ -13,7 +13,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvstest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -234,7 +234,7 @@ func stopAt(t *testing.T, seed uint64, at int, once bool) (stopped bool) {
 		}
 		return nil
 	}
-	b.kernel.Refuse = func(ipvstest.Call) error { return fail() }
+	b.kernel.Refuse = func(ipvsmodel.Call) error { return fail() }
 	b.rules.before = fail
 	_, err := b.try()
 	b.kernel.Refuse, b.rules.before = nil, nil

@@ -13,7 +13,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvstest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -151,7 +151,7 @@ func TestExcluded(t *testing.T) {
 func TestOneServiceIsRefused(t *testing.T) {
 	b := newBench(t)
 	bad := tcp("10.0.0.2", 80)
-	b.kernel.Refuse = func(c ipvstest.Call) error {
+	b.kernel.Refuse = func(c ipvsmodel.Call) error {
 		if c.Method == "AddReal" && c.Key == bad {
 			return errBoom
 		}
@@ -184,7 +184,7 @@ func TestRefusedServerHasNoAddress(t *testing.T) {
 	b := newBench(t)
 	shared := ip("1.2.3.4")
 	bad := map[ipvs.Key]bool{tcp("10.0.0.2", 80): true, tcp("1.2.3.4", 80): true}
-	refuse := func(c ipvstest.Call) error {
+	refuse := func(c ipvsmodel.Call) error {
 		if c.Method == "AddServer" && bad[c.Key] {
 			return errBoom
 		}
@@ -247,7 +247,7 @@ func TestRefusedServerHasNoAddress(t *testing.T) {
 func TestRefusedServerIsNotPassed(t *testing.T) {
 	for _, start := range []bool{false, true} { // the address is bound before, or by the same pass
 		b := newBench(t)
-		b.kernel.Refuse = func(c ipvstest.Call) error {
+		b.kernel.Refuse = func(c ipvsmodel.Call) error {
 			if c.Method == "AddServer" && c.Key == tcp("1.2.3.4", 81) {
 				return errBoom
 			}
@@ -291,7 +291,7 @@ func TestRefusedServiceBlocksNobody(t *testing.T) {
 			b.set(other)
 		}
 		b.apply()
-		b.kernel.Refuse = func(c ipvstest.Call) error {
+		b.kernel.Refuse = func(c ipvsmodel.Call) error {
 			if c.Method == "AddReal" && c.Key == tcp("10.0.0.2", 80) {
 				return errBoom
 			}
@@ -311,7 +311,7 @@ func TestRefusedServiceBlocksNobody(t *testing.T) {
 // TestRefusedEntry: what an ipset does not take fails its Service alone.
 func TestRefusedEntry(t *testing.T) {
 	b := newBench(t)
-	b.kernel.Refuse = func(c ipvstest.Call) error {
+	b.kernel.Refuse = func(c ipvsmodel.Call) error {
 		for _, s := range c.Sets {
 			if slices.Contains(s.Add, "10.0.0.2,tcp:80") {
 				return &ipvs.SetError{Set: s.Name, Entry: "10.0.0.2,tcp:80", Err: errBoom}
@@ -330,7 +330,7 @@ func TestRefusedEntry(t *testing.T) {
 func TestKernelFails(t *testing.T) {
 	b := newBench(t)
 	b.set(many(3)...)
-	b.kernel.Refuse = func(c ipvstest.Call) error {
+	b.kernel.Refuse = func(c ipvsmodel.Call) error {
 		if c.Method == "AddServer" {
 			return errBoom
 		}

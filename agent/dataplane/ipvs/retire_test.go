@@ -12,7 +12,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvstest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 )
 
 // TestRetire: after another mode has been applied, what held connections need
@@ -146,7 +146,7 @@ func TestCleanupWithout(t *testing.T) {
 				b.set(service(1, "10.180.0.1:80"))
 				b.apply()
 			}
-			b.kernel.Refuse = func(c ipvstest.Call) error {
+			b.kernel.Refuse = func(c ipvsmodel.Call) error {
 				if c.Method == "Open" {
 					return tt.open
 				}

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvstest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -53,7 +53,7 @@ func TestSysctlThatCannotBeSet(t *testing.T) {
 		if err := b.kernel.SetSysctl("kernel/osrelease", "5.4.0"); err != nil {
 			t.Fatal(err)
 		}
-		b.kernel.Refuse = func(c ipvstest.Call) error {
+		b.kernel.Refuse = func(c ipvsmodel.Call) error {
 			if c.Method == "SetSysctl" && strings.HasPrefix(c.Name, name+"=") {
 				return errBoom
 			}
@@ -100,7 +100,7 @@ func TestSysctlsOfOthers(t *testing.T) {
 func TestSysctlThatCannotBeSetIsNoDrift(t *testing.T) {
 	b := newBench(t)
 	*b.r.Node.Settings.IPVS.UDPTimeoutSeconds = 7
-	b.kernel.Refuse = func(c ipvstest.Call) error {
+	b.kernel.Refuse = func(c ipvsmodel.Call) error {
 		if c.Method == "SetTimeouts" || c.Method == "SetSysctl" && strings.HasPrefix(c.Name, "net/ipv4/vs/conntrack=") {
 			return errBoom
 		}

@@ -1,4 +1,4 @@
-package ipvstest
+package ipvsmodel
 
 import (
 	"fmt"
@@ -8,15 +8,15 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablestest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// packets is what package iptablestest asks the kernel on a packet's way.
+// packets is what package iptablesmodel asks the kernel on a packet's way.
 type packets struct{ k *Kernel }
 
-var _ iptablestest.IPVS = packets{}
+var _ iptablesmodel.IPVS = packets{}
 
 // template is the real server of a persistent client.
 type template struct {
@@ -24,29 +24,29 @@ type template struct {
 	expires time.Duration
 }
 
-// Bound implements iptablestest.IPVS.
+// Bound implements iptablesmodel.IPVS.
 func (p packets) Bound(a netip.Addr) bool {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return p.k.bound[a] || p.k.yielded[a]
 }
 
-// HasSet implements iptablestest.IPVS.
+// HasSet implements iptablesmodel.IPVS.
 func (p packets) HasSet(name string) bool {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return p.k.sets[ipvs.SetName(name)] != nil
 }
 
-// InSet implements iptablestest.IPVS.
-func (p packets) InSet(name string, directions []string, packet iptablestest.Packet) (bool, error) {
+// InSet implements iptablesmodel.IPVS.
+func (p packets) InSet(name string, directions []string, packet iptablesmodel.Packet) (bool, error) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return p.k.inSet(name, directions, packet)
 }
 
-// Choose implements iptablestest.IPVS.
-func (p packets) Choose(packet iptablestest.Packet) ([]netip.AddrPort, bool) {
+// Choose implements iptablesmodel.IPVS.
+func (p packets) Choose(packet iptablesmodel.Packet) ([]netip.AddrPort, bool) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	s := p.k.servers[keyOf(packet)]
@@ -74,7 +74,7 @@ func (s *server) candidates(client netip.Addr, now time.Duration) []netip.AddrPo
 	return out
 }
 
-func keyOf(p iptablestest.Packet) ipvs.Key {
+func keyOf(p iptablesmodel.Packet) ipvs.Key {
 	protocol := map[string]v1alpha1.Protocol{
 		"tcp": v1alpha1.ProtocolTCP, "udp": v1alpha1.ProtocolUDP, "sctp": v1alpha1.ProtocolSCTP,
 	}[p.Protocol]
@@ -84,17 +84,17 @@ func keyOf(p iptablestest.Packet) ipvs.Key {
 // Connect lets the first packet of a connection through, and tells what became of
 // it. Of several real servers it gets the next one after the last, as by the
 // scheduler rr. The real server then has one active connection more.
-func (k *Kernel) Connect(p iptablestest.Packet) (iptablestest.Outcome, error) {
+func (k *Kernel) Connect(p iptablesmodel.Packet) (iptablesmodel.Outcome, error) {
 	outcomes, err := k.Tables.Trace(p)
 	if err != nil {
-		return iptablestest.Outcome{}, err
+		return iptablesmodel.Outcome{}, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	s := k.servers[keyOf(p)]
-	if s == nil || outcomes[0].Fate != iptablestest.Delivered {
+	if s == nil || outcomes[0].Fate != iptablesmodel.Delivered {
 		if len(outcomes) > 1 {
-			return iptablestest.Outcome{}, fmt.Errorf("the rules leave it to chance what becomes of %+v", p)
+			return iptablesmodel.Outcome{}, fmt.Errorf("the rules leave it to chance what becomes of %+v", p)
 		}
 		return outcomes[0], nil
 	}

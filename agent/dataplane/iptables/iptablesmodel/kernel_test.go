@@ -1,4 +1,4 @@
-package iptablestest
+package iptablesmodel
 
 import (
 	"fmt"

@@ -1,4 +1,4 @@
-package ipvstest
+package ipvsmodel
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablestest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -43,11 +43,11 @@ func connects(t *testing.T, k *Kernel, source netip.Addr, n int) string {
 	t.Helper()
 	var out []string
 	for range n {
-		o, err := k.Connect(iptablestest.Packet{Protocol: "tcp", In: "eth0", Source: source, Destination: netip.AddrPortFrom(vip, 80)})
+		o, err := k.Connect(iptablesmodel.Packet{Protocol: "tcp", In: "eth0", Source: source, Destination: netip.AddrPortFrom(vip, 80)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if o.Fate != iptablestest.Delivered {
+		if o.Fate != iptablesmodel.Delivered {
 			out = append(out, string(o.Fate))
 			continue
 		}
@@ -135,7 +135,7 @@ func TestRefusals(t *testing.T) {
 
 // TestSets: how ipsets of each type take entries and find packets.
 func TestSets(t *testing.T) {
-	packet := iptablestest.Packet{Protocol: "tcp", In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)}
+	packet := iptablesmodel.Packet{Protocol: "tcp", In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)}
 	for _, c := range []struct {
 		kind       ipvs.SetType
 		entry      ipvs.Entry

@@ -1,9 +1,9 @@
-// Package iptablestest is a model of what is behind the iptables programs: a
+// Package iptablesmodel is a model of what is behind the iptables programs: a
 // kernel that takes the input of iptables-restore, and tells what becomes of a
 // packet. It knows no code of ours, only what the programs and the kernel do, so
-// that tests compare planned rules to what they are for. What it does not know it
-// refuses.
-package iptablestest
+// that tests compare planned rules to what they are for, and tracers tell what
+// they do. What it does not know it refuses.
+package iptablesmodel
 
 import (
 	"errors"

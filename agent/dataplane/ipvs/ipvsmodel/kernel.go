@@ -1,9 +1,9 @@
-// Package ipvstest is a model of a kernel with IPVS: virtual servers, the device
+// Package ipvsmodel is a model of a kernel with IPVS: virtual servers, the device
 // kube-ipvs0, ipsets, connections, and what becomes of a packet that meets them
-// between the rules of package iptablestest. It does what the kernel does and
+// between the rules of package iptablesmodel. It does what the kernel does and
 // refuses what the kernel refuses, so that tests compare what the mode programs to
 // what it is for.
-package ipvstest
+package ipvsmodel
 
 import (
 	"fmt"
@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablestest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 )
 
@@ -24,7 +24,7 @@ import (
 // used; its methods may be called from several goroutines.
 type Kernel struct {
 	// Tables are those of iptables. Packets are traced there.
-	Tables *iptablestest.Kernel
+	Tables *iptablesmodel.Kernel
 	// Lacks is why the node has no IPVS; nil: it has. It should wrap
 	// dataplane.ErrUnsupported.
 	Lacks error
@@ -63,7 +63,7 @@ type server struct {
 // New makes the kernel of a node with the given addresses, which holds nothing.
 func New(family dataplane.Family, addresses ...netip.Addr) *Kernel {
 	k := &Kernel{
-		Tables:     iptablestest.NewKernel(addresses...),
+		Tables:     iptablesmodel.NewKernel(addresses...),
 		Schedulers: []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh"},
 		family:     family,
 		servers:    map[ipvs.Key]*server{},

@@ -1,4 +1,4 @@
-package ipvstest
+package ipvsmodel
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablestest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 )
 
@@ -184,7 +184,7 @@ func (e *entry) readNet(kind ipvs.SetType, text string) (string, error) {
 }
 
 // inSet reports whether an ipset holds what directions name of a packet.
-func (k *Kernel) inSet(name string, directions []string, p iptablestest.Packet) (bool, error) {
+func (k *Kernel) inSet(name string, directions []string, p iptablesmodel.Packet) (bool, error) {
 	s := k.sets[ipvs.SetName(name)]
 	if s == nil {
 		return false, fmt.Errorf("no ipset %s", name)

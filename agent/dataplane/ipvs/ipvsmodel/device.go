@@ -1,4 +1,4 @@
-package ipvstest
+package ipvsmodel
 
 import (
 	"fmt"

@@ -1,4 +1,4 @@
-package iptablestest
+package iptablesmodel
 
 import (
 	"fmt"
@@ -8,7 +8,7 @@ import (
 )
 
 // IPVS is what a kernel has besides its tables: virtual servers, the addresses
-// of a device of theirs, and ipsets. Package ipvstest has a model of it.
+// of a device of theirs, and ipsets. Package ipvsmodel has a model of it.
 type IPVS interface {
 	// Bound reports whether a is an address of the node besides those of its
 	// other interfaces.
