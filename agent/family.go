@@ -243,7 +243,7 @@ func (s *store) input(e *entry, family dataplane.Family) combine.Input {
 		Rules:  &e.rules.Spec,
 		Node:   combine.Node{Name: s.nodeName, Zone: s.current.Spec.Node.Zone},
 		Family: family,
-		Lost:   func(c combine.Claim) bool { return s.claims.lost(e, c) },
+		Lost:   func(c combine.Claim) bool { return s.claims.Lost(e, c) },
 
 		Precedence: e.precedence(),
 	}

@@ -1,12 +1,12 @@
 package agent
 
 import (
-	"net/netip"
 	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -89,10 +89,7 @@ func (s *store) adoptRules(object *v1alpha1.NodeProxyRules, now time.Time) {
 // adoptMembers marks the Services whose members have changed. The caller holds
 // mu.
 func (s *store) adoptMembers(list []v1alpha1.ServiceMembers, now time.Time) {
-	members := make(map[dataplane.ServiceName]*v1alpha1.ServiceMembers, len(list))
-	for i := range list {
-		members[dataplane.ServiceName{Namespace: list[i].Namespace, Name: list[i].Name}] = &list[i]
-	}
+	members := combine.Members(list)
 	for name, m := range members {
 		if !sameMembers(s.members[name], m) {
 			s.changes.endpoint(name)
@@ -114,20 +111,8 @@ func sameMembers(a, b *v1alpha1.ServiceMembers) bool {
 	})
 }
 
-// node returns what one family's data plane needs to know of the node. Facts
-// that cannot be parsed are left out. The caller holds mu.
+// node returns what one family's data plane needs to know of the node. The caller
+// holds mu.
 func (s *store) node(family dataplane.Family) dataplane.Node {
-	facts := s.current.Spec.Node
-	node := dataplane.Node{Settings: s.settings}
-	for _, text := range facts.Addresses {
-		if a, err := netip.ParseAddr(text); err == nil && family.Of(a) {
-			node.Addresses = append(node.Addresses, a)
-		}
-	}
-	for _, text := range facts.PodCIDRs {
-		if p, err := netip.ParsePrefix(text); err == nil && family.Of(p.Addr()) {
-			node.PodCIDRs = append(node.PodCIDRs, p.Masked())
-		}
-	}
-	return node
+	return combine.Facts(&s.current.Spec.Node, s.settings, family)
 }

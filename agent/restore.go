@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -100,11 +101,11 @@ func (s *store) lacksSome() bool {
 // mu.
 func (s *store) restoreServices(g *goodSet, now time.Time) {
 	for _, object := range g.Services {
-		if name, ok := splitName(object.Name); !ok || s.services[name] != nil || !s.formats.know(object.Spec.FormatVersion) {
+		if name, ok := combine.ServiceOf(object.Name); !ok || s.services[name] != nil || !s.formats.know(object.Spec.FormatVersion) {
 			continue
 		}
 		s.take(object, now)
-		if name, _ := splitName(object.Name); s.services[name] != nil && !g.rebooted {
+		if name, _ := combine.ServiceOf(object.Name); s.services[name] != nil && !g.rebooted {
 			s.old[name] = struct{}{}
 		}
 	}

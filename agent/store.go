@@ -1,9 +1,9 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
-	"strings"
 	"sync"
 	"time"
 
@@ -32,6 +32,19 @@ type entry struct {
 	problems string
 }
 
+// Precedes implements combine.Claimant: by precedence, then by the lower name.
+func (e *entry) Precedes(o *entry) bool {
+	return cmp.Or(e.precedence().Compare(o.precedence()), e.name.Compare(o.name)) < 0
+}
+
+func (e *entry) precedence() dataplane.Precedence {
+	p := dataplane.Precedence{Held: !e.live}
+	if e.rules != nil {
+		p.Created = e.rules.Spec.ServiceCreated.Time
+	}
+	return p
+}
+
 // store holds what is wanted: all ServiceProxyRules, this node's
 // NodeProxyRules and the inventory. It knows what has changed since it was
 // last asked, and keeps what has vanished without being released.
@@ -50,7 +63,7 @@ type store struct {
 	held      map[dataplane.ServiceName]*entry // those of services that are not live
 	foreign   map[dataplane.ServiceName]*entry // those whose newest state is refused
 	odd       map[string]struct{}              // names of objects that are no Service's
-	claims    claims
+	claims    combine.Registry[*entry]
 	changes   changeLog
 	inventory *inventory
 	// confirmed: list and inventory have agreed since the start, so that what
@@ -118,7 +131,7 @@ func newStore(clk clock.PassiveClock, nodeName string, families []dataplane.Fami
 		foreign:          map[dataplane.ServiceName]*entry{},
 		odd:              map[string]struct{}{},
 		old:              map[dataplane.ServiceName]struct{}{},
-		claims:           claims{},
+		claims:           combine.Registry[*entry]{},
 		changes:          newChangeLog(clk.Now()),
 		inventory:        newInventory(),
 		unconfirmedSince: clk.Now(),
@@ -130,13 +143,6 @@ func newStore(clk clock.PassiveClock, nodeName string, families []dataplane.Fami
 		s.families[family] = newFamilyState()
 	}
 	return s
-}
-
-// splitName returns the Service of a ServiceProxyRules' name.
-func splitName(object string) (dataplane.ServiceName, bool) {
-	namespace, name, found := strings.Cut(object, ".")
-	ok := found && namespace != "" && name != "" && !strings.Contains(name, ".")
-	return dataplane.ServiceName{Namespace: namespace, Name: name}, ok
 }
 
 // replaceServices takes a new, complete list. What was there and is not in it
@@ -204,7 +210,7 @@ func (s *store) deleteService(object *v1alpha1.ServiceProxyRules) {
 	number := s.inventory.change(now, nil, []string{object.Name})
 	s.noteVersion(object.ResourceVersion)
 	delete(s.odd, object.Name)
-	name, _ := splitName(object.Name)
+	name, _ := combine.ServiceOf(object.Name)
 	if e := s.services[name]; e != nil {
 		if object.Spec.Released && s.formats.know(object.Spec.FormatVersion) {
 			s.drop(e, now)
@@ -218,7 +224,7 @@ func (s *store) deleteService(object *v1alpha1.ServiceProxyRules) {
 // take stores the state of an existing object. The caller holds mu.
 func (s *store) take(object *v1alpha1.ServiceProxyRules, now time.Time) {
 	s.noteVersion(object.ResourceVersion)
-	name, ok := splitName(object.Name)
+	name, ok := combine.ServiceOf(object.Name)
 	if !ok {
 		if _, said := s.odd[object.Name]; said {
 			return
@@ -262,12 +268,12 @@ func (s *store) adopt(e *entry, object *v1alpha1.ServiceProxyRules, returned boo
 	former := e.rules
 	e.rules = object
 	s.noteChange(e.name, former, object)
-	if former == nil || returned || !sameClaims(&former.Spec, &object.Spec) {
+	if former == nil || returned || !combine.SameClaims(&former.Spec, &object.Spec) {
 		var before []combine.Claim
 		if former != nil {
 			before = combine.Claims(&former.Spec)
 		}
-		s.markAll(s.claims.set(e, before, combine.Claims(&object.Spec)), now)
+		s.markAll(s.claims.Set(e, before, combine.Claims(&object.Spec)), now)
 	}
 	s.mark(e.name, false, now)
 }
@@ -288,7 +294,7 @@ func (s *store) vanish(e *entry, number uint64, now time.Time) {
 	s.held[e.name] = e
 	// Its claims are worth less now.
 	own := combine.Claims(&e.rules.Spec)
-	if concerned := s.claims.set(e, own, own); len(concerned) > 0 || combine.Contestable(&e.rules.Spec) {
+	if concerned := s.claims.Set(e, own, own); len(concerned) > 0 || combine.Contestable(&e.rules.Spec) {
 		s.markAll(concerned, now)
 		s.mark(e.name, false, now)
 	}
@@ -309,7 +315,7 @@ func (s *store) drop(e *entry, now time.Time) {
 	s.renew(e.name, now)
 	s.noteChange(e.name, e.rules, nil)
 	if e.rules != nil {
-		s.markAll(s.claims.set(e, combine.Claims(&e.rules.Spec), nil), now)
+		s.markAll(s.claims.Set(e, combine.Claims(&e.rules.Spec), nil), now)
 	}
 	s.mark(e.name, true, now)
 }

@@ -1,0 +1,146 @@
+package combine
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Set is what one IP family of a node should hold by its objects alone.
+type Set struct {
+	Family dataplane.Family
+	// NodeName is that of the node, Mode that of its settings.
+	NodeName string
+	Mode     v1alpha1.ProxyMode
+	Node     dataplane.Node
+	Services map[dataplane.ServiceName]*dataplane.Service
+	// Problems say what in a Service's object cannot be used.
+	Problems map[dataplane.ServiceName][]string
+	// LeftOut says, by the name of a ServiceProxyRules, why nothing of it is used.
+	LeftOut map[string]string
+}
+
+// Whole combines all objects of a node: what an agent wants that has seen these
+// and nothing before. It fails for NodeProxyRules that no agent of this release
+// would put in force.
+func Whole(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules, family dataplane.Family) (*Set, error) {
+	if !knownFormat(node.Spec.FormatVersion) {
+		return nil, fmt.Errorf("NodeProxyRules %s: %s", node.Name, unknownFormat(node.Spec.FormatVersion))
+	}
+	settings := v1alpha1.CompleteSettings(&node.Spec.Settings)
+	if errs := v1alpha1.ValidateSettings(settings); len(errs) > 0 {
+		return nil, fmt.Errorf("NodeProxyRules %s: no agent puts such settings in force: %w", node.Name, errs.ToAggregate())
+	}
+	set := &Set{
+		Family: family, NodeName: node.Name, Mode: *settings.Mode, Node: Facts(&node.Spec.Node, settings, family),
+		Services: map[dataplane.ServiceName]*dataplane.Service{}, Problems: map[dataplane.ServiceName][]string{}, LeftOut: map[string]string{},
+	}
+	registry := Registry[*whole]{}
+	all := make([]*whole, 0, len(services))
+	for i := range services {
+		w, why := known(&services[i])
+		if why != "" {
+			set.LeftOut[services[i].Name] = why
+			continue
+		}
+		all = append(all, w)
+		registry.Set(w, nil, Claims(w.rules))
+	}
+	members := Members(node.Spec.Services)
+	for _, w := range all {
+		in := Input{
+			Name: w.name, Rules: w.rules, Family: family, Precedence: w.precedence,
+			Node: Node{Name: node.Name, Zone: node.Spec.Node.Zone},
+			Lost: func(c Claim) bool { return registry.Lost(w, c) },
+		}
+		if m := members[w.name]; m != nil {
+			in.Members = m.Ports
+		}
+		svc, problems := Service(in)
+		if svc != nil {
+			set.Services[w.name] = svc
+		}
+		if len(problems) > 0 {
+			slices.Sort(problems)
+			set.Problems[w.name] = slices.Compact(problems)
+		}
+	}
+	return set, nil
+}
+
+// whole is a Service of which all is known.
+type whole struct {
+	name       dataplane.ServiceName
+	rules      *v1alpha1.ServiceProxyRulesSpec
+	precedence dataplane.Precedence
+}
+
+// Precedes implements Claimant.
+func (w *whole) Precedes(o *whole) bool {
+	return cmp.Or(w.precedence.Compare(o.precedence), w.name.Compare(o.name)) < 0
+}
+
+// known takes an object, or says why nothing of it is used.
+func known(object *v1alpha1.ServiceProxyRules) (w *whole, why string) {
+	name, ok := ServiceOf(object.Name)
+	switch {
+	case !ok:
+		return nil, "it is not named <namespace>.<service>; the controller renders none like it"
+	case !knownFormat(object.Spec.FormatVersion):
+		return nil, unknownFormat(object.Spec.FormatVersion)
+	case object.Spec.Released:
+		return nil, "it is released: the Service has ended, or is not proxied any more"
+	}
+	return &whole{
+		name: name, rules: &object.Spec, precedence: dataplane.Precedence{Created: object.Spec.ServiceCreated.Time},
+	}, ""
+}
+
+func knownFormat(version int32) bool { return slices.Contains(v1alpha1.FormatVersions(), version) }
+
+func unknownFormat(version int32) string {
+	known := make([]string, 0, v1alpha1.FormatVersion)
+	for _, v := range v1alpha1.FormatVersions() {
+		known = append(known, fmt.Sprint(v))
+	}
+	return fmt.Sprintf("spec.formatVersion %d is not known to this program, which knows %s: use one of the cluster's release", version, strings.Join(known, ", "))
+}
+
+// ServiceOf returns the Service of a ServiceProxyRules' name.
+func ServiceOf(object string) (dataplane.ServiceName, bool) {
+	namespace, name, found := strings.Cut(object, ".")
+	ok := found && namespace != "" && name != "" && !strings.Contains(name, ".")
+	return dataplane.ServiceName{Namespace: namespace, Name: name}, ok
+}
+
+// Members returns a node's members by Service. Of two entries for one the last
+// counts.
+func Members(list []v1alpha1.ServiceMembers) map[dataplane.ServiceName]*v1alpha1.ServiceMembers {
+	members := make(map[dataplane.ServiceName]*v1alpha1.ServiceMembers, len(list))
+	for i := range list {
+		members[dataplane.ServiceName{Namespace: list[i].Namespace, Name: list[i].Name}] = &list[i]
+	}
+	return members
+}
+
+// Facts are what one family's data plane needs to know of the node, with
+// complete settings. What cannot be parsed is left out.
+func Facts(facts *v1alpha1.NodeFacts, settings *v1alpha1.ProxySettings, family dataplane.Family) dataplane.Node {
+	node := dataplane.Node{Settings: settings}
+	for _, text := range facts.Addresses {
+		if a, err := netip.ParseAddr(text); err == nil && family.Of(a) {
+			node.Addresses = append(node.Addresses, a)
+		}
+	}
+	for _, text := range facts.PodCIDRs {
+		if p, err := netip.ParsePrefix(text); err == nil && family.Of(p.Addr()) {
+			node.PodCIDRs = append(node.PodCIDRs, p.Masked())
+		}
+	}
+	return node
+}
