@@ -7,6 +7,9 @@ SHELL := bash
 ifndef VERSION
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 endif
+# The last release, or the one that is being prepared (docs/release.md). Whoever
+# changes it runs make bundle.
+RELEASE := 0.1.0
 COMMANDS := $(notdir $(patsubst %/main.go,%,$(wildcard cmd/*/main.go)))
 
 # What the names of the images begin with.
@@ -15,6 +18,14 @@ IMAGE_REGISTRY ?= nodeproxy.io
 # hack/install-manifest.sh.
 API_SERVERS ?=
 COMPONENTS ?=
+
+# What make bundle says of images, for which channel, which version it replaces, and
+# where it is written: hack/bundle.sh.
+CONTROLLER_IMAGE ?= $(IMAGE_REGISTRY)/nodeproxy-controller:v$(RELEASE)
+AGENT_IMAGE ?= $(IMAGE_REGISTRY)/nodeproxy-agent:v$(RELEASE)
+CHANNEL ?= candidate
+REPLACES ?=
+OUTPUT ?=
 
 # What make bench measures: numbers of Services and variants of iptables. Its
 # results go to BENCH_JSON.
@@ -58,6 +69,11 @@ generate: ## Write deep copies, CRDs, RBAC roles and docs/api.md from the Go cod
 install-manifest: ## Write dist/install.yaml; IMAGE_REGISTRY, API_SERVERS="https://a:6443 ..." and COMPONENTS shape it.
 	@VERSION='$(VERSION)' IMAGE_REGISTRY='$(IMAGE_REGISTRY)' API_SERVERS='$(API_SERVERS)' COMPONENTS='$(COMPONENTS)' \
 		hack/install-manifest.sh
+
+.PHONY: bundle
+bundle: ## Write the OLM bundle, bundle/ and bundle.Dockerfile; CONTROLLER_IMAGE and AGENT_IMAGE name images by digest, OUTPUT another folder.
+	@RELEASE='$(RELEASE)' CHANNEL='$(CHANNEL)' REPLACES='$(REPLACES)' OUTPUT='$(OUTPUT)' \
+		CONTROLLER_IMAGE='$(CONTROLLER_IMAGE)' AGENT_IMAGE='$(AGENT_IMAGE)' hack/bundle.sh
 
 .PHONY: clean
 clean: ## Remove what building and testing left in this folder.

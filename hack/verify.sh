@@ -5,8 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 generated() {
-	find api config docs/api.md \
-		\( -name 'zz_generated.*' -o -path 'config/crd/bases/*' -o -name '*_role.yaml' -o -path docs/api.md \) -type f \
+	find api config docs/api.md bundle bundle.Dockerfile \
+		\( -name 'zz_generated.*' -o -path 'config/crd/bases/*' -o -name '*_role.yaml' -o -path docs/api.md -o -path 'bundle*' \) -type f \
 		-exec sha256sum {} + | sort -k 2
 }
 
@@ -17,9 +17,10 @@ failed=0
 echo "Generated files ..."
 generated >"$temp/before"
 hack/generate.sh
+make --no-print-directory bundle
 generated >"$temp/after"
 if ! diff "$temp/before" "$temp/after" >"$temp/diff"; then
-	echo "These generated files were not up to date; commit what make generate has written:" >&2
+	echo "These generated files were not up to date; commit what make generate and make bundle have written:" >&2
 	sed -n 's/^[<>] [0-9a-f]*  /  /p' "$temp/diff" | sort -u >&2
 	failed=1
 fi

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Writes the OLM bundle, bundle/ and bundle.Dockerfile, from config. It goes by
+# these variables:
+#
+#   RELEASE           the version, as in 0.1.0
+#   CHANNEL           the channel of the catalog that it is for
+#   CONTROLLER_IMAGE  the images; for a release by their digests, as in
+#   AGENT_IMAGE       registry.example.com/infra/nodeproxy-agent@sha256:...
+#   REPLACES          the version that it replaces, for catalogs that ask bundles
+#                     for it; without it the catalog alone says that
+#   OUTPUT            another folder to write to
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+OUTPUT=${OUTPUT:-.}
+mkdir -p "$OUTPUT"
+hack/tool.sh kustomize build config/manifests |
+	go run ./hack/bundle \
+		-out "$OUTPUT" \
+		-release "${RELEASE:?give RELEASE, as make bundle does}" \
+		-channel "${CHANNEL:?give CHANNEL, as make bundle does}" \
+		-controller-image "${CONTROLLER_IMAGE:?give CONTROLLER_IMAGE, as make bundle does}" \
+		-agent-image "${AGENT_IMAGE:?give AGENT_IMAGE, as make bundle does}" \
+		-replaces "${REPLACES:-}" \
+		-icon config/manifests/icon.svg \
+		-scorecard config/scorecard/config.yaml \
+		-example config/samples/nodeproxy-audit.yaml \
+		-example config/samples/nodeproxypolicy-gateway-conntrack.yaml \
+		-example config/samples/serviceproxypolicy-team-source-ranges.yaml
+echo "$OUTPUT/bundle: nodeproxy $RELEASE for channel $CHANNEL, images $CONTROLLER_IMAGE and $AGENT_IMAGE."

@@ -1,0 +1,94 @@
+// Command bundle writes the OLM bundle: the folder bundle and bundle.Dockerfile.
+// It reads the objects that config/manifests consists of from standard input, as
+// kustomize builds them. make bundle runs it.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// options are the flags.
+type options struct {
+	out, icon, scorecard string
+	examples             files
+	version
+}
+
+func main() {
+	o := options{}
+	flag.StringVar(&o.out, "out", ".", "the `folder` that bundle and bundle.Dockerfile are written to")
+	flag.StringVar(&o.icon, "icon", "", "the icon, a `file` of SVG")
+	flag.StringVar(&o.scorecard, "scorecard", "", "what scorecard runs, a `file`")
+	flag.Var(&o.examples, "example", "a `file` with an example of a kind that people write; may be given several times")
+	flag.StringVar(&o.release, "release", "", "the version, as in 0.1.0")
+	flag.StringVar(&o.replaces, "replaces", "", "the `version` that this one replaces; empty: the catalog says it")
+	flag.StringVar(&o.channel, "channel", "", "the `name` of the channel that the bundle is for")
+	flag.StringVar(&o.controllerImage, "controller-image", "", "the `image` of the controller")
+	flag.StringVar(&o.agentImage, "agent-image", "", "the `image` of the agents")
+	flag.Parse()
+	if err := run(o, os.Stdin); err != nil {
+		fmt.Fprintln(os.Stderr, "hack/bundle:", err)
+		os.Exit(1)
+	}
+}
+
+// files is a flag that may be given several times.
+type files []string
+
+// String is the flag as text.
+func (f *files) String() string { return strings.Join(*f, " ") }
+
+// Set adds a file.
+func (f *files) Set(name string) error {
+	*f = append(*f, name)
+	return nil
+}
+
+func run(o options, objects io.Reader) error {
+	in := input{version: o.version}
+	var err error
+	if in.objects, err = read(objects); err != nil {
+		return fmt.Errorf("read the result of kustomize: %w", err)
+	}
+	for _, name := range o.examples {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return fmt.Errorf("read an example: %w", err)
+		}
+		example, err := read(strings.NewReader(string(text)))
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		in.examples = append(in.examples, example...)
+	}
+	if in.icon, err = os.ReadFile(o.icon); err != nil {
+		return fmt.Errorf("read the icon: %w", err)
+	}
+	if in.scorecard, err = os.ReadFile(o.scorecard); err != nil {
+		return fmt.Errorf("read what scorecard runs: %w", err)
+	}
+	out, err := generate(in)
+	if err != nil {
+		return err
+	}
+	return write(o.out, out)
+}
+
+// write writes files, and removes from the folder bundle what is not among them.
+func write(folder string, out map[string][]byte) error {
+	if err := os.RemoveAll(filepath.Join(folder, "bundle")); err != nil {
+		return fmt.Errorf("remove the former bundle: %w", err)
+	}
+	var errs []error
+	for name, text := range out {
+		path := filepath.Join(folder, name)
+		errs = append(errs, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, text, 0o644))
+	}
+	return errors.Join(errs...)
+}
