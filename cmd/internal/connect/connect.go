@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/go-logr/logr"
 	"k8s.io/client-go/rest"
@@ -41,6 +42,10 @@ const (
 	podServerName = "kubernetes.default.svc"
 )
 
+// APIServersVariable is the environment variable that says the same as
+// --api-server where nobody can change the command line, such as under OLM.
+const APIServersVariable = "NODEPROXY_API_SERVERS"
+
 // Options are the flags that say how to reach the API server.
 type Options struct {
 	// Kubeconfig is a file with an address and credentials. Empty: those of the
@@ -51,13 +56,30 @@ type Options struct {
 	APIServers URLs
 	// APIServersFile is a file with more of them, which may change.
 	APIServersFile string
+	// FromVariable: APIServers are those of the environment variable. New sets it.
+	FromVariable bool
 }
 
 // AddFlags adds the flags to a program's others.
 func (o *Options) AddFlags(flags *flag.FlagSet) {
 	flags.StringVar(&o.Kubeconfig, "kubeconfig", "", "`file` with the API server's address and credentials; without it, those of the pod are used")
-	flags.Var(&o.APIServers, "api-server", "`URL` of an API server, such as https://192.0.2.10:6443, instead of the one in the kubeconfig or the pod's environment; repeat it for several, which are tried in turn. TLS is checked for the name in the kubeconfig, unless tls-server-name is set there, and in a pod for "+podServerName+". Never the kubernetes Service's address, which nodeproxy itself programs")
+	flags.Var(&o.APIServers, "api-server", "`URL` of an API server, such as https://192.0.2.10:6443, instead of the one in the kubeconfig or the pod's environment; repeat it for several, which are tried in turn. TLS is checked for the name in the kubeconfig, unless tls-server-name is set there, and in a pod for "+podServerName+". Never the kubernetes Service's address, which nodeproxy itself programs. Without this flag the environment variable "+APIServersVariable+" counts, which holds the same, separated by spaces or commas")
 	flags.StringVar(&o.APIServersFile, "api-servers-file", "", "`file` with URLs of API servers, one a line, as with --api-server. It is read again when it changes. The program begins at one of them by chance, so that not all programs use the first. While there is none in it, the last known ones are used")
+}
+
+// complete takes the addresses of the environment variable, unless the flag names
+// some.
+func (o *Options) complete(variable string) error {
+	if len(o.APIServers) > 0 {
+		return nil
+	}
+	for _, text := range strings.FieldsFunc(variable, func(r rune) bool { return r == ',' || unicode.IsSpace(r) }) {
+		if err := o.APIServers.Set(text); err != nil {
+			return fmt.Errorf("the environment variable %s holds %q: %w; separate several by spaces or commas", APIServersVariable, text, err)
+		}
+		o.FromVariable = true
+	}
+	return nil
 }
 
 // overrides reports whether addresses come from elsewhere than the credentials.
@@ -75,6 +97,9 @@ type Connection struct {
 // New reads the options. It does not ask whether anybody answers: that shows
 // with the first request, and is said in the log.
 func New(o Options, clk clock.Clock, log logr.Logger) (*Connection, error) {
+	if err := o.complete(os.Getenv(APIServersVariable)); err != nil {
+		return nil, err
+	}
 	config, err := load(o.Kubeconfig)
 	if err != nil {
 		return nil, err
@@ -151,7 +176,9 @@ func (c *Connection) warnOfService(o Options) {
 // sources says where addresses come from, for who has to correct them.
 func sources(o Options) string {
 	var out []string
-	if len(o.APIServers) > 0 {
+	if o.FromVariable {
+		out = append(out, "the environment variable "+APIServersVariable)
+	} else if len(o.APIServers) > 0 {
 		out = append(out, "--api-server")
 	}
 	if o.APIServersFile != "" {
@@ -161,7 +188,7 @@ func sources(o Options) string {
 		out = append(out, "the kubeconfig "+o.Kubeconfig+", or else --api-server")
 	}
 	if len(out) == 0 {
-		out = append(out, "--api-server or --api-servers-file")
+		out = append(out, "--api-server, the environment variable "+APIServersVariable+" or --api-servers-file")
 	}
 	return "give addresses at which API servers answer, by " + strings.Join(out, " or ") + ", or mend the way to them"
 }

@@ -390,6 +390,72 @@ func TestFlags(t *testing.T) {
 	}
 }
 
+// The environment variable says the same as the flag, for who cannot change the
+// command line, and the flag wins.
+func TestVariable(t *testing.T) {
+	const both = "https://192.0.2.10:6443 https://[2001:db8::1]"
+	for _, c := range []struct {
+		name, variable string
+		flag           URLs
+		want           URLs
+		says           string
+	}{
+		{name: "empty"},
+		{name: "spaces", variable: both, want: URLs{"https://192.0.2.10:6443", "https://[2001:db8::1]"}},
+		{name: "commas", variable: ",https://192.0.2.10:6443,\n https://[2001:db8::1] ", want: URLs{"https://192.0.2.10:6443", "https://[2001:db8::1]"}},
+		{name: "flag", variable: both, flag: URLs{"https://192.0.2.11:6443"}, want: URLs{"https://192.0.2.11:6443"}},
+		{name: "nonsense that nobody uses", variable: "nonsense", flag: URLs{"https://192.0.2.11:6443"}, want: URLs{"https://192.0.2.11:6443"}},
+		{name: "no URL", variable: both + ";192.0.2.10:6443", says: `NODEPROXY_API_SERVERS holds "https://[2001:db8::1];192.0.2.10:6443": it must be a URL such as https://192.0.2.10:6443`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := Options{APIServers: c.flag}
+			err := o.complete(c.variable)
+			if c.says != "" {
+				if err == nil || !strings.Contains(err.Error(), c.says) {
+					t.Errorf("got %v, want %q", err, c.says)
+				}
+				return
+			}
+			if err != nil || !slices.Equal(o.APIServers, c.want) {
+				t.Errorf("got %q, %v, want %q", o.APIServers, err, c.want)
+			}
+			if told := strings.Contains(sources(o), APIServersVariable); c.want != nil && told != (c.flag == nil) {
+				t.Errorf("who has to correct it is told %q", sources(o))
+			}
+		})
+	}
+}
+
+// A connection uses the addresses of the variable.
+func TestVariableOfTheProcess(t *testing.T) {
+	a := newAuthority(t)
+	up := a.server(t)
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	config := clientcmdapi.NewConfig()
+	config.Clusters["c"] = &clientcmdapi.Cluster{Server: dead(t), CertificateAuthorityData: a.pem}
+	config.Contexts["x"] = &clientcmdapi.Context{Cluster: "c"}
+	config.CurrentContext = "x"
+	if err := clientcmd.WriteToFile(*config, file); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(APIServersVariable, up.URL)
+	c, err := New(Options{Kubeconfig: file}, clock.RealClock{}, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := rest.HTTPClientFor(c.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := (&way{T: t, Connection: c, client: client}).ask(); err != nil {
+		t.Error(err)
+	}
+	t.Setenv(APIServersVariable, "192.0.2.10")
+	if _, err := New(Options{Kubeconfig: file}, clock.RealClock{}, logr.Discard()); err == nil || !strings.Contains(err.Error(), APIServersVariable) {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestCredentials(t *testing.T) {
 	a := newAuthority(t)
 	up := a.server(t)
