@@ -3,7 +3,7 @@
 // Chains, names and hashes are kube-proxy's, so that tools and habits built on
 // them keep working and a node can be taken over in place. Planning (plan.go,
 // node.go) and comparing (compare.go, transaction.go) are pure; reading and
-// writing the kernel (tools.go, apply.go, full.go, isolate.go) is apart from them.
+// writing the kernel (tools_linux.go, apply.go, full.go, isolate.go) is apart from them.
 package iptables
 
 import (

@@ -78,7 +78,5 @@ func newKernel(family dataplane.Family, mode owner, o *Options) kernel {
 	if o.Model != nil {
 		return modelled{o.Model}
 	}
-	t := newTools(family, o.Programs, o.Commits)
-	t.owner = mode
-	return t
+	return nodeKernel(family, mode, o)
 }

@@ -47,6 +47,14 @@ func ofIPVSAlone(id chainID) bool {
 	}
 }
 
+// hooked are the built-in chains that hold jumps of ours.
+var hooked = map[chainID]bool{
+	{nat, "PREROUTING"}: true, {nat, "OUTPUT"}: true, {nat, "POSTROUTING"}: true,
+	{filter, "INPUT"}: true, {filter, "FORWARD"}: true, {filter, "OUTPUT"}: true,
+}
+
+func isHooked(id chainID) bool { return hooked[id] }
+
 // isShared reports whether both modes have a chain.
 func isShared(id chainID) bool {
 	switch id.name {
@@ -67,6 +75,10 @@ func (o owner) targets() [][]byte {
 	}
 	return targets
 }
+
+// targets are the names of the chains to which the jumps of mode IPTables lead.
+var targets = namesInRules(chainServices, chainExternalServices, chainNodePorts,
+	chainPostrouting, chainForward, chainProxyFirewall, chainFirewall)
 
 var ipvsTargets = namesInRules(chainServices, chainPostrouting, chainForward, chainProxyFirewall,
 	chainNodePort, chainIPVSFilter, chainIPVSOutFilter)

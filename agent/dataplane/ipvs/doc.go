@@ -37,13 +37,14 @@
 // The kernel itself:
 //
 //   - kernel.go: the interface Kernel; package ipvsmodel has a model of one
-//   - netlink.go: the Kernel of a node, of the parts that follow
-//   - netlink_ipvs.go: virtual and real servers; netlink_count.go: their number;
-//     netlink_number.go: IPVS's number after its module was loaded again;
-//     netlink_probe.go: what the kernel can do
-//   - netlink_device.go: kube-ipvs0; netlink_yield.go: the source of connections to
-//     its addresses; netlink_events.go: changed links and addresses
-//   - netlink_sets.go: reads ipsets; netlink_setchange.go: changes them;
-//     setentry.go: their entries as bytes and as text
-//   - sysctls.go: sysctls
+//   - netlink_linux.go: the Kernel of a node, of the parts that follow
+//   - netlink_ipvs_linux.go: virtual and real servers; netlink_count_linux.go:
+//     their number; netlink_number_linux.go: IPVS's number after its module was
+//     loaded again; netlink_probe_linux.go: what the kernel can do
+//   - netlink_device_linux.go: kube-ipvs0; netlink_yield_linux.go: the source of
+//     connections to its addresses; netlink_events_linux.go: changed links and
+//     addresses
+//   - netlink_sets_linux.go: reads ipsets; netlink_setchange_linux.go: changes
+//     them; setentry.go: their entries as bytes and as text
+//   - sysctls_linux.go: sysctls
 package ipvs

@@ -122,3 +122,6 @@ func (d *Dataplane) setTimeouts(want Timeouts) error {
 	}
 	return d.kernel.SetTimeouts(want)
 }
+
+// dotted is the name of a sysctl as people write it.
+func dotted(name string) string { return strings.ReplaceAll(name, "/", ".") }

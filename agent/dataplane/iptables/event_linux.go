@@ -160,18 +160,6 @@ func (o owner) touches(kind int, body []byte) bool {
 	}
 }
 
-// hooked are the built-in chains that hold jumps of ours.
-var hooked = map[chainID]bool{
-	{nat, "PREROUTING"}: true, {nat, "OUTPUT"}: true, {nat, "POSTROUTING"}: true,
-	{filter, "INPUT"}: true, {filter, "FORWARD"}: true, {filter, "OUTPUT"}: true,
-}
-
-func isHooked(id chainID) bool { return hooked[id] }
-
-// targets are the names of the chains to which the jumps of mode IPTables lead.
-var targets = namesInRules(chainServices, chainExternalServices, chainNodePorts,
-	chainPostrouting, chainForward, chainProxyFirewall, chainFirewall)
-
 // attributes yields the attributes of a message, by kind.
 func attributes(body []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {

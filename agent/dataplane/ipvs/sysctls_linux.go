@@ -47,6 +47,3 @@ func (s *sysctls) SetSysctl(name, value string) error {
 		return fmt.Errorf("the sysctl %s is %s, not %s: set it on the node: %w", dotted(name), has, value, err)
 	}
 }
-
-// dotted is the name as people write it.
-func dotted(name string) string { return strings.ReplaceAll(name, "/", ".") }

@@ -3,14 +3,9 @@ package iptables
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"os/exec"
-	"regexp"
 	"runtime"
-	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -22,14 +17,6 @@ import (
 // lockWaitSeconds is how long a tool waits for the lock that programs of the
 // legacy variant share.
 const lockWaitSeconds = 5
-
-// The words by which the programs tell failures apart. Their exit status does
-// not: the nf_tables variant exits with 4 for whatever the kernel refuses, the
-// legacy one for the lock as well.
-const (
-	saysLocked = "xtables lock"
-	saysRoot   = "Permission denied"
-)
 
 // tools runs the iptables programs of one IP family.
 type tools struct {
@@ -50,6 +37,13 @@ type tools struct {
 
 func newTools(family dataplane.Family, programs *Programs, commits *Commits) *tools {
 	return &tools{family: family, programs: programs, commits: commits}
+}
+
+// nodeKernel is the node's kernel for one of the modes.
+func nodeKernel(family dataplane.Family, mode owner, o *Options) kernel {
+	t := newTools(family, o.Programs, o.Commits)
+	t.owner = mode
+	return t
 }
 
 // find looks for the programs, once they have been found never again.
@@ -97,15 +91,6 @@ func (t *tools) all(ctx context.Context) ([]kernel, error) {
 	return out, nil
 }
 
-// versionText makes "1.8.9 (nf_tables)" of "iptables v1.8.9 (nf_tables)".
-func versionText(output string) string {
-	_, version, ok := strings.Cut(strings.TrimSpace(output), " v")
-	if !ok {
-		return strings.TrimSpace(output)
-	}
-	return version
-}
-
 func (t *tools) randomFully() bool { return t.ipt.HasRandomFully() }
 
 func (t *tools) probe() error {
@@ -113,41 +98,6 @@ func (t *tools) probe() error {
 		return probeError(t.command, newToolError(t.command, err, ""))
 	}
 	return nil
-}
-
-// probeError is why the table nat could not be listed. It says that the node lacks
-// it, unless another try may go better.
-func probeError(command string, err *toolError) error {
-	switch {
-	case err.cause == locked:
-		return err
-	case err.passes():
-		return fmt.Errorf("%s cannot list the table nat at the moment: %w", command, err)
-	default:
-		return fmt.Errorf("%w: %s cannot list the table nat; the kernel may lack it: %w", dataplane.ErrUnsupported, command, err)
-	}
-}
-
-// passes reports whether a failure tells of the node's state at the moment and not of
-// what it can do. The kernel loads what is asked for at the first use, which fails in
-// these ways where there is much to do.
-func (e *toolError) passes() bool {
-	var (
-		library *goiptables.Error
-		exit    *exec.ExitError
-	)
-	switch {
-	case e.cause == locked, errors.Is(e.err, context.Canceled), errors.Is(e.err, context.DeadlineExceeded):
-		return true
-	case errors.As(e.err, &library) && !library.Exited(), errors.As(e.err, &exit) && !exit.Exited():
-		return true // somebody has killed it
-	}
-	// The programs print an error of the kernel as the C library words it, which is
-	// as Go does but for a capital.
-	text := strings.ToLower(e.Error())
-	return slices.ContainsFunc([]syscall.Errno{
-		syscall.EINTR, syscall.EAGAIN, syscall.EBUSY, syscall.ENOMEM, syscall.ENOBUFS, syscall.ETIME, syscall.ETIMEDOUT, syscall.ENFILE, syscall.EMFILE,
-	}, func(one syscall.Errno) bool { return strings.Contains(text, one.Error()) })
 }
 
 // What the programs print of a match that they know and the kernel does not, and of
@@ -248,92 +198,4 @@ func (t *tools) apply(ctx context.Context, input string) error {
 		return newToolError(t.restore, err, stderr.String())
 	}
 	return nil
-}
-
-// environment keeps messages in a language that can be searched for.
-func environment() []string { return append(os.Environ(), "LC_ALL=C") }
-
-// toolError is a failed run of an iptables program.
-type toolError struct {
-	program string
-	cause   failure
-	output  string
-	faults  []int // lines of the input that the program names, from 1
-	err     error
-}
-
-// faultLines finds the lines of its input that iptables-restore names. For what
-// the kernel refuses the nf_tables variant names every line, otherwise the first
-// is named, or only that of COMMIT.
-var faultLines = regexp.MustCompile(`\bline:? (\d+)\b`)
-
-// readFaults returns the lines, from 1, that an output names.
-func readFaults(output string) []int {
-	var out []int
-	for _, m := range faultLines.FindAllStringSubmatch(output, -1) {
-		if n, err := strconv.Atoi(m[1]); err == nil {
-			out = append(out, n)
-		}
-	}
-	return out
-}
-
-// failure is why a program failed, as far as that decides what to do.
-type failure int
-
-const (
-	failed  failure = iota // in a way that says nothing about its input
-	locked                 // another process holds the lock
-	notRoot                // it lacks the right to change the network
-	refused                // it ran and did not take its input
-)
-
-const maxOutput = 300
-
-func newToolError(program string, err error, output string) *toolError {
-	var (
-		exit    *exec.ExitError
-		library *goiptables.Error
-	)
-	ran := errors.As(err, &exit) && exit.Exited()
-	if errors.As(err, &library) {
-		output, ran = library.Error(), false
-	}
-	e := &toolError{program: program, err: err, output: strings.Join(strings.Fields(output), " "), faults: readFaults(output)}
-	switch {
-	case strings.Contains(e.output, saysLocked):
-		e.cause = locked
-	case strings.Contains(e.output, saysRoot):
-		e.cause = notRoot
-	case ran:
-		e.cause = refused
-	}
-	if len(e.output) > maxOutput {
-		e.output = e.output[:maxOutput] + "…"
-	}
-	return e
-}
-
-// Error says what failed and, where it can, what to do.
-func (e *toolError) Error() string {
-	what := e.output
-	if what == "" {
-		what = e.err.Error()
-	}
-	switch e.cause {
-	case locked:
-		return fmt.Sprintf(`%s: another process holds the xtables lock; find it with "fuser -v /run/xtables.lock" on the node: %s`, e.program, what)
-	case notRoot:
-		return fmt.Sprintf("%s: not allowed to change rules; run the agent as root, with the capabilities NET_ADMIN and NET_RAW: %s", e.program, what)
-	default:
-		return fmt.Sprintf("%s: %s", e.program, what)
-	}
-}
-
-func (e *toolError) Unwrap() error { return e.err }
-
-// isRefusal reports whether a program ran and did not take its input.
-func isRefusal(err error) bool {
-	var e *toolError
-	return errors.As(err, &e) && e.cause == refused
 }

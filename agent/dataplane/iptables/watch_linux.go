@@ -1,0 +1,269 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+func (t *tools) watch(ctx context.Context, expected *atomic.Pointer[entries], changed func(dataplane.Change)) error {
+	if t.legacy() {
+		return watchEntries(ctx, t.family, expected, changed)
+	}
+	w := eventWatch{commits: t.commits, events: events{family: t.family, owner: t.owner}, changed: changed}
+	return w.run(ctx)
+}
+
+const (
+	// eventBuffer is how many bytes of events the kernel keeps for us.
+	eventBuffer = 4 << 20
+	// undecidedPause is the time between looks whether a write of ours has ended,
+	// where it is not known yet whose a transaction was.
+	undecidedPause = 10 * time.Millisecond
+	// maxUndecided is how many transactions may wait for that.
+	maxUndecided = 1024
+)
+
+// eventWatch follows the transactions of nf_tables that change what is ours.
+type eventWatch struct {
+	commits *Commits
+	events  events
+	changed func(dataplane.Change)
+
+	undecided []commit
+	// lost: the kernel had more events than its buffer holds, or did not tell.
+	// flooded: it was the buffer, so much has changed at once.
+	lost, flooded bool
+	// baseline is Commits.others of a time up to which all is known.
+	baseline uint32
+
+	// What Commits need to let the watch pause. They guard paused, and what is to
+	// be the baseline after it.
+	file   *os.File
+	socket int
+	paused struct {
+		over  bool
+		since uint32
+		known bool
+	}
+}
+
+// run follows until ctx is done.
+func (w *eventWatch) run(ctx context.Context) error {
+	file, err := subscribe()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }() // nothing is lost by that
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("follow the changes of nf_tables: %w", err)
+	}
+	defer context.AfterFunc(ctx, func() { _ = file.SetReadDeadline(time.Unix(1, 0)) })()
+	w.baseline, w.lost, w.flooded = 0, true, false // what came before is unknown
+	w.file = file
+	if err := conn.Control(func(fd uintptr) { w.socket = int(fd) }); err != nil {
+		return fmt.Errorf("follow the changes of nf_tables: %w", err)
+	}
+	if err := w.commits.watch(w); err != nil {
+		return err
+	}
+	defer w.commits.unwatch(w)
+	buffer := make([]byte, 64<<10)
+	for {
+		var deadline time.Time
+		if w.waiting() {
+			deadline = time.Now().Add(undecidedPause)
+		}
+		if err := file.SetReadDeadline(deadline); err != nil {
+			return fmt.Errorf("follow the changes of nf_tables: %w", err)
+		}
+		// Whoever has set a deadline meanwhile wants this to be noticed.
+		if ctx.Err() != nil {
+			return nil
+		}
+		if w.commits.resumed(w) {
+			w.judge()
+			continue
+		}
+		n, err := receive(conn, buffer)
+		switch {
+		case err == nil:
+			for c := range w.events.read(buffer[:n]) {
+				w.undecided = append(w.undecided, c)
+			}
+		case errors.Is(err, unix.ENOBUFS):
+			w.events.lost()
+			w.lost, w.flooded = true, true
+		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, unix.EINTR):
+		default:
+			return fmt.Errorf("follow the changes of nf_tables: %w", err)
+		}
+		w.judge()
+	}
+}
+
+// waiting reports whether something waits for the end of a write of ours.
+func (w *eventWatch) waiting() bool { return w.lost || len(w.undecided) > 0 }
+
+// judge tells of transactions of others. Of one that has removed something it is
+// sure, and likewise where there was too much to be told of, as when a table of
+// many rules is flushed: that must not wait as mere suspicion may.
+func (w *eventWatch) judge() {
+	if !w.waiting() {
+		return
+	}
+	foreign, told := false, dataplane.Change{}
+	open := w.undecided[:0]
+	for _, c := range w.undecided {
+		switch w.commits.author(c.generation, c.port) {
+		case undecided:
+			open = append(open, c)
+		case others:
+			foreign, told.By, told.Sure = true, c.by, told.Sure || c.removed
+		}
+	}
+	w.undecided = open
+	if len(open) > maxUndecided {
+		w.undecided, w.lost, w.flooded = nil, true, true
+	}
+	if w.lost {
+		now, known := w.commits.others()
+		if known {
+			if now != w.baseline {
+				foreign, told.Sure = true, told.Sure || w.flooded
+			}
+			w.baseline, w.lost, w.flooded = now, false, false
+		}
+	}
+	if foreign {
+		w.changed(told)
+	}
+}
+
+// subscribe returns a socket of the calling thread's network namespace that
+// receives the events of nf_tables.
+func subscribe() (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("follow the changes of nf_tables: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "nf_tables events")
+	// Where more is not allowed, the usual size will do: losses are noticed.
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer)
+	if err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		_ = file.Close() // nothing is lost by that
+		return nil, fmt.Errorf("follow the changes of nf_tables: %w", err)
+	}
+	return file, nil
+}
+
+// listen makes the kernel tell of transactions, or cease to.
+func (w *eventWatch) listen(on bool) error {
+	option := unix.NETLINK_DROP_MEMBERSHIP
+	if on {
+		option = unix.NETLINK_ADD_MEMBERSHIP
+	}
+	if err := unix.SetsockoptInt(w.socket, unix.SOL_NETLINK, option, unix.NFNLGRP_NFTABLES); err != nil {
+		return fmt.Errorf("follow the changes of nf_tables: %w", err)
+	}
+	return nil
+}
+
+// watch begins to tell w of transactions.
+func (c *Commits) watch(w *eventWatch) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.watches == nil {
+		c.watches = map[*eventWatch]struct{}{}
+	}
+	c.watches[w] = struct{}{}
+	if c.pauses > 0 {
+		return nil // until that is over
+	}
+	return w.listen(true)
+}
+
+// unwatch ends that. The socket of w may be closed afterwards.
+func (c *Commits) unwatch(w *eventWatch) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.watches, w)
+}
+
+// unwatched runs do while no watch is told of transactions: for each rule that is
+// written, the kernel would describe it to all of them, which takes a fifth of the
+// time that writing takes. Afterwards they look whether others have written.
+func (c *Commits) unwatched(do func() error) error {
+	c.mu.Lock()
+	c.pauses++
+	if c.pauses == 1 {
+		all, err := c.counted()
+		for w := range c.watches {
+			_ = w.listen(false) // else it is told, which does no harm
+			w.paused.since, w.paused.known = all-c.own, err == nil && c.busy == 0
+		}
+	}
+	c.mu.Unlock()
+	err := do()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pauses--
+	if c.pauses > 0 {
+		return err
+	}
+	for w := range c.watches {
+		if w.listen(true) != nil {
+			_ = w.file.Close() // which ends it, and it is begun anew
+		}
+		w.paused.over = true
+		_ = w.file.SetReadDeadline(time.Unix(1, 0)) // wakes it up
+	}
+	return err
+}
+
+// resumed reports whether a pause has ended since it was last called.
+func (c *Commits) resumed(w *eventWatch) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !w.paused.over {
+		return false
+	}
+	w.paused.over, w.lost = false, true
+	if w.paused.known {
+		w.baseline = w.paused.since
+	}
+	return true
+}
+
+// unwatched implements kernel.
+func (t *tools) unwatched(do func() error) error {
+	if t.legacy() {
+		return do()
+	}
+	return t.commits.unwatched(do)
+}
+
+// receive reads a datagram, waiting for one until the deadline.
+func receive(conn syscall.RawConn, buffer []byte) (int, error) {
+	var (
+		n   int
+		err error
+	)
+	waitErr := conn.Read(func(fd uintptr) bool {
+		n, _, err = unix.Recvfrom(int(fd), buffer, 0)
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	if waitErr != nil {
+		return 0, waitErr //nolint:wrapcheck // the caller says what for
+	}
+	return n, err
+}
