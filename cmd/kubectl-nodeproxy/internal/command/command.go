@@ -59,6 +59,9 @@ func newRoot(o *Options) *cobra.Command {
 	root.SetIn(o.In)
 	root.SetOut(o.Out)
 	root.SetErr(o.Err)
+	kube.CacheDir = nil // nothing is asked of the server that would be kept
 	kube.AddFlags(root.PersistentFlags())
+	p := &program{Options: o, kube: kube}
+	root.AddCommand(newStatus(p))
 	return root
 }

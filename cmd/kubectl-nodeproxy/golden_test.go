@@ -1,0 +1,127 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/command"
+	"github.com/nodeproxy-io/nodeproxy/test/recorded"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+const (
+	states  = "testdata/states"
+	goldens = "testdata/golden"
+	// server stands in the goldens for the address of the test's server.
+	server = "https://192.0.2.10:6443"
+)
+
+// TestGolden runs, on each recorded state of a cluster, the commands in its file
+// commands, one a line, and compares all that is printed, and the exit status.
+func TestGolden(t *testing.T) {
+	t.Parallel()
+	folders, err := os.ReadDir(states)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, folder := range folders {
+		t.Run(folder.Name(), func(t *testing.T) {
+			t.Parallel()
+			goldenState(t, folder.Name())
+		})
+	}
+}
+
+func goldenState(t *testing.T, name string) {
+	state, err := recorded.Load(filepath.Join(states, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := state.Serve(t)
+	kubeconfig := writeKubeconfig(t, url)
+	lines, err := os.ReadFile(filepath.Join(states, name, "commands"))
+	if err != nil {
+		t.Fatalf("which commands are run on a state stands in its file commands: %v", err)
+	}
+	known := map[string]bool{}
+	for line := range strings.Lines(string(lines)) {
+		args := strings.Fields(line)
+		file := strings.NewReplacer("/", ".", "--", "").Replace(strings.Join(args, "_")) + ".txt"
+		known[file] = true
+		got := strings.ReplaceAll(run(t, kubeconfig, state.Now, args...), url, server)
+		compare(t, filepath.Join(goldens, name, file), got)
+	}
+	files, err := os.ReadDir(filepath.Join(goldens, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if !known[file.Name()] {
+			t.Errorf("%s belongs to no command: remove it", filepath.Join(goldens, name, file.Name()))
+		}
+	}
+}
+
+// run returns what a terminal would show.
+func run(t *testing.T, kubeconfig string, now time.Time, args ...string) string {
+	t.Helper()
+	var out, errs bytes.Buffer
+	status := command.Run(t.Context(), append(args, "--kubeconfig", kubeconfig), command.Options{
+		In: strings.NewReader(""), Out: &out, Err: &errs, Version: "v0.1.0", Now: func() time.Time { return now },
+	})
+	if status == command.ExitError && out.Len() > 0 {
+		t.Errorf("%s: with an error this is printed, too:\n%s", strings.Join(args, " "), out.String())
+	}
+	if status == command.ExitError && strings.Count(errs.String(), "\n") != 1 {
+		t.Errorf("%s: an error is one line: %q", strings.Join(args, " "), errs.String())
+	}
+	text := fmt.Sprintf("$ kubectl nodeproxy %s\n%s%s", strings.Join(args, " "), out.String(), errs.String())
+	if status != command.ExitWell {
+		text += fmt.Sprintf("[exit status %d]\n", status)
+	}
+	return text
+}
+
+func writeKubeconfig(t *testing.T, url string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	err := clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{"recorded": {Server: url}},
+		Contexts:       map[string]*clientcmdapi.Context{"recorded": {Cluster: "recorded"}},
+		CurrentContext: "recorded",
+	}, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func compare(t *testing.T, path, got string) {
+	t.Helper()
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("no golden: go test ./cmd/kubectl-nodeproxy -update writes it, to be read by you: %v", err)
+	}
+	if got != string(want) {
+		t.Errorf("%s differs; it should be\n%s\nand is\n%s", path, want, got)
+	}
+}

@@ -1,0 +1,159 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// role returns who may read the kind.
+func (k kind) role() string {
+	if k.gvk.Group == v1alpha1.GroupVersion.Group {
+		return "nodeproxy-viewer"
+	}
+	return "view"
+}
+
+// resource returns the kind as rights name it.
+func resource(of Kind) string {
+	if group := kinds()[of].gvk.Group; group != "" {
+		return string(of) + "." + group
+	}
+	return string(of)
+}
+
+// explain returns a sentence for an error of the API server or on the way to it, with
+// what to do.
+func (r *Reader) explain(of Kind, err error) error {
+	switch {
+	case apierrors.IsForbidden(err):
+		return forbidden(of, err)
+	case apierrors.IsUnauthorized(err):
+		return fmt.Errorf("the API server %s does not know you: the credentials of this kubeconfig are missing, wrong or have expired", r.server)
+	case apierrors.IsNotFound(err) && kinds()[of].role() == "nodeproxy-viewer":
+		return fmt.Errorf("nodeproxy is not installed in the cluster of %s, or is older than this plugin: it has no %s; docs/install.md tells how to install it", r.server, resource(of))
+	case isTimeout(err):
+		return fmt.Errorf("the API server %s has not answered within %s when asked for %s; --request-timeout lets it take longer", r.server, r.timeout, of)
+	}
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		return fmt.Errorf("the API server %s does not hand out %s: %s", r.server, of, oneLine(err.Error()))
+	}
+	return fmt.Errorf("the API server %s cannot be reached: %s; is it the right one? (kubectl config current-context, or --context)", r.server, cause(err))
+}
+
+// userOf finds who was refused in what the API server says.
+var userOf = regexp.MustCompile(`User "([^"]+)" cannot`)
+
+func forbidden(of Kind, err error) error {
+	subject := "--user=YOU"
+	if found := userOf.FindStringSubmatch(err.Error()); found != nil {
+		subject = "--user=" + found[1]
+		if account, ok := strings.CutPrefix(found[1], "system:serviceaccount:"); ok {
+			subject = "--serviceaccount=" + account
+		}
+	}
+	role := kinds()[of].role()
+	return fmt.Errorf("you may not read %s in the whole cluster: somebody has to bind the ClusterRole %s to you (kubectl create clusterrolebinding NAME --clusterrole=%s %s)",
+		resource(of), role, role, subject)
+}
+
+func isTimeout(err error) bool {
+	var network net.Error
+	return apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || os.IsTimeout(err) ||
+		errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network) && network.Timeout()
+}
+
+// cause returns the end of a chain of errors, which says what happened.
+func cause(err error) string {
+	if utilnet.IsConnectionRefused(err) {
+		return "nothing listens there (connection refused)"
+	}
+	var unknown *net.DNSError
+	if errors.As(err, &unknown) {
+		return fmt.Sprintf("the name %s is not known", unknown.Name)
+	}
+	for next := errors.Unwrap(err); next != nil; next = errors.Unwrap(err) {
+		err = next
+	}
+	return oneLine(err.Error())
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// Configuration returns a sentence for an error of reading the kubeconfig.
+func Configuration(err error) error {
+	if clientcmd.IsEmptyConfig(err) {
+		return errors.New("there is no kubeconfig, so no cluster to look at: name one with --kubeconfig or in the variable KUBECONFIG")
+	}
+	return fmt.Errorf("the kubeconfig cannot be used: %s", oneLine(err.Error()))
+}
+
+// unknownNode says that there are no rules of a node, and what there is instead.
+func (r *Reader) unknownNode(ctx context.Context, name string) error {
+	names, err := r.Names(ctx, NodeProxyRules)
+	if err != nil {
+		return err
+	}
+	known := make([]string, len(names))
+	for i, n := range names {
+		known[i] = n.Name
+	}
+	if len(known) == 0 {
+		return fmt.Errorf("there is no node %q: no node has NodeProxyRules yet; is NodeProxy there, and does a controller run? (kubectl nodeproxy status)", name)
+	}
+	return fmt.Errorf("there is no node %q with NodeProxyRules%s; kubectl get nodeproxyrules lists the nodes", name, Suggest(name, known))
+}
+
+// maxSuggested is how many other names are offered.
+const maxSuggested = 3
+
+// Suggest returns which of the known names may have been meant, to follow what says
+// that there is no such name.
+func Suggest(name string, known []string) string {
+	near := slices.Clone(known)
+	slices.SortFunc(near, func(a, b string) int {
+		return cmp.Or(cmp.Compare(distance(name, a), distance(name, b)), cmp.Compare(a, b))
+	})
+	near = slices.DeleteFunc(near, func(other string) bool {
+		return distance(name, other) > max(2, len(name)/3) && !strings.Contains(other, name)
+	})
+	near = near[:min(len(near), maxSuggested)]
+	if len(near) == 0 {
+		return ""
+	}
+	return "; did you mean " + strings.Join(near, " or ") + "?"
+}
+
+// distance is how many characters have to be changed, put in or taken out to make
+// one text of the other.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		before := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			before, row[j+1] = row[j+1], min(row[j+1]+1, row[j]+1, before+cost)
+		}
+	}
+	return row[len(b)]
+}

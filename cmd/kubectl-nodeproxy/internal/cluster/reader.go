@@ -1,0 +1,140 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+const (
+	// pageSize is how many objects are asked for at once.
+	pageSize = 500
+	// patience is how long a request may take unless --request-timeout says so.
+	patience = 30 * time.Second
+)
+
+// Reader reads the objects of one cluster.
+type Reader struct {
+	client  client.Reader
+	server  string
+	timeout time.Duration
+}
+
+// NewReader returns a reader of the cluster that config leads to. Nothing is asked of
+// the cluster yet.
+func NewReader(config *rest.Config) (*Reader, error) {
+	config = rest.CopyConfig(config)
+	config.Timeout = cmp.Or(config.Timeout, patience)
+	config.QPS, config.Burst = 50, 100
+	config.WarningHandler = rest.NoWarnings{}
+	known := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, metav1.AddMetaToScheme, v1alpha1.AddToScheme} {
+		if err := add(known); err != nil {
+			return nil, fmt.Errorf("prepare to read: %w", err)
+		}
+	}
+	c, err := client.New(config, client.Options{Scheme: known, Mapper: mapper()})
+	if err != nil {
+		return nil, fmt.Errorf("the API server %s cannot be asked: %w", config.Host, err)
+	}
+	return &Reader{client: c, server: config.Host, timeout: config.Timeout}, nil
+}
+
+// Read reads all objects of the wanted kinds, and of the optional ones what may be
+// read: the others are in Objects.Unread. The caller sets Objects.Time.
+func (r *Reader) Read(ctx context.Context, wanted, optional []Kind) (*Objects, error) {
+	objects := &Objects{}
+	asked := slices.Concat(wanted, optional)
+	errs := make([]error, len(asked))
+	var all sync.WaitGroup
+	for i, name := range asked {
+		all.Go(func() { errs[i] = r.list(ctx, kinds()[name], objects) })
+	}
+	all.Wait()
+	for i, err := range errs {
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return nil, fmt.Errorf("interrupted: %w", ctx.Err())
+		case i < len(wanted) || !mayGoWithout(err):
+			return nil, r.explain(asked[i], err)
+		default:
+			objects.Unread = append(objects.Unread, Unread{Kind: asked[i], Why: r.explain(asked[i], err).Error()})
+		}
+	}
+	return objects, nil
+}
+
+// mayGoWithout reports whether others may be readable though this is not.
+func mayGoWithout(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsNotFound(err)
+}
+
+// list reads one kind, page by page. Pages that the server has forgotten meanwhile
+// are read again in one go.
+func (r *Reader) list(ctx context.Context, k kind, into *Objects) error {
+	err := k.read(ctx, r.client, into, pageSize)
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		err = k.read(ctx, r.client, into, 0)
+	}
+	return err
+}
+
+// Node reads the NodeProxyRules of one node.
+func (r *Reader) Node(ctx context.Context, name string) (*v1alpha1.NodeProxyRules, error) {
+	rules := &v1alpha1.NodeProxyRules{}
+	switch err := r.client.Get(ctx, client.ObjectKey{Name: name}, rules); {
+	case err == nil:
+		return rules, nil
+	case apierrors.IsNotFound(err):
+		return nil, r.unknownNode(ctx, name)
+	default:
+		return nil, r.explain(NodeProxyRules, err)
+	}
+}
+
+// Name names an object. Those of nodeproxy have no namespace.
+type Name struct{ Namespace, Name string }
+
+// String returns namespace/name.
+func (n Name) String() string {
+	if n.Namespace == "" {
+		return n.Name
+	}
+	return n.Namespace + "/" + n.Name
+}
+
+// Compare orders by namespace, then name.
+func (n Name) Compare(o Name) int {
+	return cmp.Or(cmp.Compare(n.Namespace, o.Namespace), cmp.Compare(n.Name, o.Name))
+}
+
+// Names reads the names of all objects of a kind, sorted.
+func (r *Reader) Names(ctx context.Context, of Kind) ([]Name, error) {
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(kinds()[of].gvk)
+	names := []Name{}
+	for first := true; first || list.Continue != ""; first = false {
+		if err := r.client.List(ctx, list, client.Limit(pageSize), client.Continue(list.Continue)); err != nil {
+			return nil, r.explain(of, err)
+		}
+		for i := range list.Items {
+			names = append(names, Name{Namespace: list.Items[i].Namespace, Name: list.Items[i].Name})
+		}
+	}
+	slices.SortFunc(names, Name.Compare)
+	return names, nil
+}

@@ -1,0 +1,86 @@
+package command
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+)
+
+// program is what all commands share.
+type program struct {
+	*Options
+	kube *genericclioptions.ConfigFlags
+}
+
+// reader returns a reader of the cluster that the flags and the kubeconfig lead to.
+func (p *program) reader() (*cluster.Reader, error) {
+	config, err := p.kube.ToRESTConfig()
+	if err != nil {
+		return nil, cluster.Configuration(err)
+	}
+	return cluster.NewReader(config)
+}
+
+// read reads what a command looks at, and notes the time.
+func (p *program) read(cmd *cobra.Command, wanted, optional []cluster.Kind) (*cluster.Objects, error) {
+	r, err := p.reader()
+	if err != nil {
+		return nil, err
+	}
+	objects, err := r.Read(cmd.Context(), wanted, optional)
+	if err != nil {
+		return nil, err
+	}
+	objects.Time = p.Now()
+	return objects, nil
+}
+
+// outputFlag adds the flag -o and returns where its value will be.
+func outputFlag(cmd *cobra.Command) *string {
+	format := cmd.Flags().StringP("output", "o", string(output.Table), "how to print it: table, yaml or json")
+	values := cobra.FixedCompletions([]cobra.Completion{string(output.Table), string(output.YAML), string(output.JSON)}, cobra.ShellCompDirectiveNoFileComp)
+	if err := cmd.RegisterFlagCompletionFunc("output", values); err != nil {
+		panic(err) // the flag has just been added
+	}
+	return format
+}
+
+// reporting is a command that looks at the cluster and prints a report. Nothing is
+// printed before all of it is known. The second result of look reports whether there
+// is something to act upon, for the exit status.
+func reporting(cmd *cobra.Command, look func(cmd *cobra.Command, args []string) (output.Report, bool, error)) *cobra.Command {
+	format := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		f, err := output.Parse(*format)
+		if err != nil {
+			return err
+		}
+		report, findings, err := look(cmd, args)
+		if err != nil {
+			return err
+		}
+		if err := output.Print(cmd.OutOrStdout(), f, report); err != nil {
+			return err
+		}
+		if findings {
+			return errFindings
+		}
+		return nil
+	}
+	return cmd
+}
+
+// arguments returns a check of how many arguments there are: least to most. What says
+// what they are.
+func arguments(least, most int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) >= least && len(args) <= most {
+			return nil
+		}
+		return fmt.Errorf("%s takes %s, and got %d arguments: kubectl %s", cmd.Name(), what, len(args), "nodeproxy "+cmd.Use)
+	}
+}

@@ -1,0 +1,34 @@
+package command
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/status"
+)
+
+func newStatus(p *program) *cobra.Command {
+	return reporting(&cobra.Command{
+		Use:   "status",
+		Short: "The cluster at a glance: what is not well, and since when",
+		Long: `The cluster at a glance: whether nodeproxy is on, its versions, the nodes by state,
+and then only what is not well: nodes, the agents' deployment, rollouts, refused and
+held Services, connection tracking.`,
+		Example: `  # Is all well?
+  kubectl nodeproxy status
+
+  # All of it, for a program
+  kubectl nodeproxy status -o json`,
+		Args:              arguments(0, 0, "no argument"),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}, func(cmd *cobra.Command, _ []string) (output.Report, bool, error) {
+		objects, err := p.read(cmd,
+			[]cluster.Kind{cluster.NodeProxies, cluster.NodeProxyRules},
+			[]cluster.Kind{cluster.NodeProxyPolicies, cluster.ServiceProxyPolicies})
+		if err != nil {
+			return nil, false, err
+		}
+		return status.Of(objects), false, nil
+	})
+}

@@ -1,0 +1,79 @@
+package output
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+)
+
+// Lines collects what a report prints for people. Cells are separated by tabs; the
+// columns of lines that follow each other are aligned.
+type Lines struct{ text strings.Builder }
+
+// Linef adds a line.
+func (l *Lines) Linef(format string, args ...any) {
+	fmt.Fprintf(&l.text, format+"\n", args...)
+}
+
+// Heading begins a new part.
+func (l *Lines) Heading(text string) {
+	if l.text.Len() > 0 {
+		l.text.WriteString("\n")
+	}
+	l.text.WriteString(text + "\n")
+}
+
+// Write prints all lines.
+func (l *Lines) Write(w io.Writer) error {
+	var aligned strings.Builder
+	table := tabwriter.NewWriter(&aligned, 0, 8, 3, ' ', 0)
+	if _, err := io.WriteString(table, l.text.String()); err != nil {
+		return fmt.Errorf("print: %w", err)
+	}
+	if err := table.Flush(); err != nil {
+		return fmt.Errorf("print: %w", err)
+	}
+	var out strings.Builder
+	for line := range strings.Lines(aligned.String()) {
+		out.WriteString(strings.TrimRight(line, " \n") + "\n")
+	}
+	_, err := io.WriteString(w, out.String())
+	return err
+}
+
+// Age returns how long ago something was, as kubectl prints it.
+func Age(now, then time.Time) string {
+	if then.IsZero() {
+		return "unknown"
+	}
+	return duration.HumanDuration(max(0, now.Sub(then)))
+}
+
+// Clip shortens a text to so many characters, and takes line breaks out.
+func Clip(text string, most int) string {
+	text = strings.Join(strings.Fields(text), " ")
+	if runes := []rune(text); len(runes) > most {
+		return string(runes[:most-1]) + "…"
+	}
+	return text
+}
+
+// Some joins the first few of a list, and says how many others there are.
+func Some(list []string, most int) string {
+	if len(list) <= most {
+		return strings.Join(list, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
+}
+
+// Plural returns a number with a word, which gets an s unless there is one.
+func Plural(n int, word string) string {
+	if n == 1 {
+		return "1 " + word
+	}
+	return fmt.Sprintf("%d %ss", n, word)
+}

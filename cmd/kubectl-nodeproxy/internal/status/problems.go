@@ -1,0 +1,157 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+)
+
+// Problem is something that is not well, on some nodes or with the whole cluster.
+type Problem struct {
+	// What is a condition and its reason, such as Programmed False: Failed.
+	What string `json:"what"`
+	// Nodes are the nodes on which it is so, the first ones first. None: it is not
+	// about nodes.
+	Nodes []NodeProblem `json:"nodes,omitempty"`
+	// Since is when it began, on the first node; absent: unknown.
+	Since metav1.Time `json:"since,omitzero"`
+	// Message says more where it is not about nodes.
+	Message string `json:"message,omitempty"`
+}
+
+// NodeProblem is what is not well on one node.
+type NodeProblem struct {
+	Name    string      `json:"name"`
+	Since   metav1.Time `json:"since,omitzero"`
+	Message string      `json:"message,omitempty"`
+}
+
+// severity ranks what may be wrong with a node, the worst first.
+func severity() []string {
+	return []string{
+		v1alpha1.ReasonFailed, v1alpha1.ConditionAccepted, v1alpha1.ReasonAgentNotResponding, noReport, v1alpha1.ReasonPending,
+		v1alpha1.ReasonConflictingProxy, v1alpha1.ReasonRemoved, v1alpha1.ReasonAuditDiffers, v1alpha1.ReasonSomeServicesRefused,
+		v1alpha1.ReasonHeld, v1alpha1.ConditionConntrackPressure, v1alpha1.ConditionModeFallback, v1alpha1.ConditionDrifted, warned,
+	}
+}
+
+// warned is what is wrong with a node that is programmed, but.
+const warned = "warnings"
+
+// found is one thing that is wrong with one node.
+type found struct {
+	rank string
+	what string
+	NodeProblem
+}
+
+func problems(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules) []Problem {
+	list := ofCluster(o, len(nodes))
+	groups := map[string]*Problem{}
+	ranks := map[string]int{}
+	var order []string
+	for _, n := range nodes {
+		for _, f := range wrong(n) {
+			g := groups[f.what]
+			if g == nil {
+				g = &Problem{What: f.what}
+				groups[f.what], ranks[f.what] = g, slices.Index(severity(), f.rank)
+				order = append(order, f.what)
+			}
+			g.Nodes = append(g.Nodes, f.NodeProblem)
+			if g.Since.IsZero() || f.Since.Time.Before(g.Since.Time) {
+				g.Since = f.Since
+			}
+		}
+	}
+	slices.SortStableFunc(order, func(a, b string) int { return cmp.Or(cmp.Compare(ranks[a], ranks[b]), cmp.Compare(a, b)) })
+	for _, what := range order {
+		slices.SortStableFunc(groups[what].Nodes, func(a, b NodeProblem) int { return a.Since.Compare(b.Since.Time) })
+		list = append(list, *groups[what])
+	}
+	return list
+}
+
+// wrong lists what is not well on a node.
+func wrong(n *v1alpha1.NodeProxyRules) []found {
+	programmed := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionProgrammed)
+	if programmed == nil {
+		return []found{{rank: noReport, what: "no report of an agent", NodeProblem: NodeProblem{
+			Name: n.Name, Since: n.CreationTimestamp, Message: "is nodeproxy-agent running there? (kubectl -n nodeproxy-system get pods -o wide)",
+		}}}
+	}
+	if programmed.Reason == v1alpha1.ReasonAgentNotResponding {
+		return []found{ofCondition(n, programmed, programmed.Reason)} // what else was reported is old
+	}
+	var list []found
+	accepted := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionAccepted)
+	if accepted != nil && accepted.Status == metav1.ConditionFalse {
+		list = append(list, ofCondition(n, accepted, v1alpha1.ConditionAccepted))
+	} else if programmed.Status != metav1.ConditionTrue ||
+		programmed.Reason == v1alpha1.ReasonSomeServicesRefused || programmed.Reason == v1alpha1.ReasonHeld {
+		list = append(list, ofCondition(n, programmed, programmed.Reason))
+	} else if _, text, but := strings.Cut(programmed.Message, "; but: "); but {
+		list = append(list, found{rank: warned, what: "Programmed, with " + warned, NodeProblem: NodeProblem{Name: n.Name, Since: programmed.LastTransitionTime, Message: text}})
+	}
+	for _, abnormal := range []string{
+		v1alpha1.ConditionConflictingProxy, v1alpha1.ConditionConntrackPressure, v1alpha1.ConditionModeFallback, v1alpha1.ConditionDrifted,
+	} {
+		c := meta.FindStatusCondition(n.Status.Conditions, abnormal)
+		if c == nil || c.Status != metav1.ConditionTrue || abnormal == programmed.Reason {
+			continue
+		}
+		list = append(list, ofCondition(n, c, abnormal))
+	}
+	return list
+}
+
+func ofCondition(n *v1alpha1.NodeProxyRules, c *metav1.Condition, rank string) found {
+	return found{rank: rank, what: name(c), NodeProblem: NodeProblem{Name: n.Name, Since: c.LastTransitionTime, Message: c.Message}}
+}
+
+func name(c *metav1.Condition) string { return fmt.Sprintf("%s %s: %s", c.Type, c.Status, c.Reason) }
+
+// ofCluster lists what is not well and not about single nodes.
+func ofCluster(o *cluster.Objects, nodes int) []Problem {
+	p := o.NodeProxy
+	if p == nil {
+		if nodes == 0 {
+			return nil
+		}
+		return []Problem{{What: "no NodeProxy", Message: fmt.Sprintf("it has been deleted: %d nodes keep the rules that they have, and nothing follows changes of Services; docs/removal.md", nodes)}}
+	}
+	var list []Problem
+	conditions := p.Status.Conditions
+	ready := meta.FindStatusCondition(conditions, v1alpha1.ConditionReady)
+	deployed := meta.FindStatusCondition(conditions, v1alpha1.ConditionAgentsDeployed)
+	switch {
+	case ready == nil:
+		list = append(list, Problem{What: "no controller", Since: p.CreationTimestamp, Message: "no controller has worked on NodeProxy since it was created: does one run? (kubectl -n nodeproxy-system get pods)"})
+	case p.Status.ObservedGeneration != p.Generation:
+		list = append(list, Problem{What: "no controller", Message: "no controller has seen the newest change of NodeProxy: does one run? (kubectl -n nodeproxy-system get pods)"})
+	case ready.Status != metav1.ConditionTrue && !aboutOthers(ready.Reason):
+		list = append(list, Problem{What: "NodeProxy " + name(ready), Since: ready.LastTransitionTime, Message: ready.Message})
+	}
+	if deployed != nil && deployed.Status != metav1.ConditionTrue && deployed.Reason != v1alpha1.ReasonAgentsUpdating && (ready == nil || ready.Reason != deployed.Reason) {
+		list = append(list, Problem{What: "NodeProxy " + name(deployed), Since: deployed.LastTransitionTime, Message: deployed.Message})
+	}
+	if lagging := p.Status.Nodes.Lagging; lagging > 0 {
+		list = append(list, Problem{What: "agents that lag", Message: fmt.Sprintf("%d nodes have not applied changes older than a minute; docs/troubleshooting.md, NodeproxyAgentsLagging", lagging)})
+	}
+	return list
+}
+
+// aboutOthers reports whether the reason why NodeProxy is not ready is told of in
+// another place: with the nodes, or with the changes.
+func aboutOthers(reason string) bool {
+	return slices.Contains([]string{
+		v1alpha1.ReasonNodesNotProgrammed, v1alpha1.ReasonProgressing, v1alpha1.ReasonPaused, v1alpha1.ReasonRolloutStopped,
+	}, reason)
+}

@@ -1,0 +1,105 @@
+// Package recorded keeps the state of a cluster in a folder, as far as the plugin
+// of kubectl reads it, and answers from there as an API server would.
+//
+// A folder holds one YAML list for each kind (nodeproxyrules.yaml and so on) as the
+// API server returned it, without managedFields; a file now with the time at which it
+// was recorded (RFC 3339); and, where somebody is to be refused, a file forbidden with
+// the names of kinds, one a line. Where the list of a kind of nodeproxy is missing, the
+// cluster has no such CRD.
+package recorded
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// The files beside the lists.
+const (
+	nowFile       = "now"
+	forbiddenFile = "forbidden"
+)
+
+// kind is a kind that is recorded.
+type kind struct {
+	schema.GroupVersionResource
+	kind string
+}
+
+func kinds() []kind {
+	own := v1alpha1.GroupVersion.WithResource
+	core := schema.GroupVersion{Version: "v1"}.WithResource
+	return []kind{
+		{own("nodeproxies"), "NodeProxy"},
+		{own("nodeproxyrules"), "NodeProxyRules"},
+		{own("serviceproxyrules"), "ServiceProxyRules"},
+		{own("nodeproxypolicies"), "NodeProxyPolicy"},
+		{own("serviceproxypolicies"), "ServiceProxyPolicy"},
+		{core("namespaces"), "Namespace"},
+		{core("services"), "Service"},
+		{core("pods"), "Pod"},
+		{schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}, "EndpointSlice"},
+	}
+}
+
+func (k kind) file(folder string) string { return filepath.Join(folder, k.Resource+".yaml") }
+
+// Record writes the state of a cluster into a folder, which it makes or empties of a
+// former record. A kind that the cluster does not have is left out.
+func Record(ctx context.Context, config *rest.Config, folder string, now time.Time) error {
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("record: %w", err)
+	}
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return fmt.Errorf("record: %w", err)
+	}
+	for _, k := range kinds() {
+		list, err := client.Resource(k.GroupVersionResource).List(ctx, metav1.ListOptions{})
+		if apierrors.IsNotFound(err) {
+			if err := os.RemoveAll(k.file(folder)); err != nil {
+				return fmt.Errorf("record: %w", err)
+			}
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("record %s: %w", k.Resource, err)
+		}
+		text, err := yaml.Marshal(trimmed(list).UnstructuredContent())
+		if err != nil {
+			return fmt.Errorf("record %s: %w", k.Resource, err)
+		}
+		if err := os.WriteFile(k.file(folder), text, 0o644); err != nil {
+			return fmt.Errorf("record: %w", err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(folder, nowFile), []byte(now.UTC().Format(time.RFC3339)+"\n"), 0o644); err != nil {
+		return fmt.Errorf("record: %w", err)
+	}
+	return nil
+}
+
+// trimmed takes out who wrote what, which nothing goes by, and sorts.
+func trimmed(list *unstructured.UnstructuredList) *unstructured.UnstructuredList {
+	for i := range list.Items {
+		list.Items[i].SetManagedFields(nil)
+	}
+	slices.SortFunc(list.Items, func(a, b unstructured.Unstructured) int {
+		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+	})
+	return list
+}
