@@ -1,0 +1,47 @@
+package doctor
+
+import (
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// nearlyFull is from how many percent on the table is too full to leave it so.
+const nearlyFull = 80
+
+// conntrack looks whether the tables of tracked connections have room.
+func (e *examination) conntrack() {
+	for _, node := range e.nodes {
+		c := condition(node.Status.Conditions, v1alpha1.ConditionConntrackPressure, metav1.ConditionTrue)
+		report := node.Status.Conntrack
+		switch {
+		case report == nil:
+			continue
+		case c == nil && report.UsagePercent < nearlyFull:
+			if report.Drop > 0 {
+				e.remark("%s has dropped %s since it started because its connection tracking table was full; there is room now (%d %% in use)", node.Name, plural(int(report.Drop), "packet"), report.UsagePercent)
+			}
+			continue
+		}
+		e.add(e.pressure(node, c, report))
+	}
+}
+
+func (e *examination) pressure(node *v1alpha1.NodeProxyRules, c *metav1.Condition, report *v1alpha1.ConntrackReport) Finding {
+	f := Finding{
+		Severity: Problem, Name: v1alpha1.ConditionConntrackPressure, Check: CheckConntrack, Nodes: []string{node.Name},
+		causes: []string{nodeKey(node.Name, "silent")}, Since: since(c),
+		What: fmt.Sprintf("the connection tracking table is nearly full, and a full one drops new connections: %d of %d connections (%d %%), %d packets dropped and %d connections not entered since the node started",
+			report.Entries, report.Max, report.UsagePercent, report.Drop, report.InsertFailed),
+	}
+	s := v1alpha1.CompleteSettings(&node.Spec.Settings).Conntrack
+	if *s.MaxPerCore == 0 {
+		f.Do = "nodeproxy leaves the table's size alone (conntrack.maxPerCore is 0): raise the sysctl net.netfilter.nf_conntrack_max on the node"
+	} else {
+		f.Do = fmt.Sprintf("raise settings.conntrack.min (%d now, such as to %d) or maxPerCore (%d now) of the NodeProxy, or of a NodeProxyPolicy for this node", *s.Min, 2*max(int64(*s.Min), report.Max), *s.MaxPerCore)
+	}
+	f.Do += "; docs/troubleshooting.md#nodeproxyconntrackpressure"
+	return f
+}

@@ -1,0 +1,144 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+)
+
+// Question is what the doctor is asked.
+type Question struct {
+	// Service is the one to look at; nil: all.
+	Service *types.NamespacedName
+	// Again reads the objects once more, after a moment. It is asked only where
+	// something is seen that may be about to change.
+	Again func() (*cluster.Objects, error)
+}
+
+// ErrNoService is wrapped where the Service that is asked for is not there.
+var ErrNoService = errors.New("there is no such Service")
+
+// Examine makes all checks on the objects of a cluster.
+func Examine(objects *cluster.Objects, q Question) (*Report, error) {
+	first, err := examine(objects, q.Service)
+	if err != nil {
+		return nil, err
+	}
+	if !first.anyPassing() {
+		return first.finish(), nil
+	}
+	objects, err = q.Again()
+	if err != nil {
+		return nil, fmt.Errorf("read a second time: %w", err)
+	}
+	second, err := examine(objects, q.Service)
+	if err != nil {
+		return nil, err
+	}
+	second.keepSeenTwice(first)
+	return second.finish(), nil
+}
+
+// examination is one look at the objects of a cluster.
+type examination struct {
+	*view
+	report  *Report
+	found   []Finding
+	notMade map[Check]string
+}
+
+func examine(objects *cluster.Objects, service *types.NamespacedName) (*examination, error) {
+	v, err := newView(objects, service)
+	if err != nil {
+		return nil, err
+	}
+	e := &examination{view: v, notMade: map[Check]string{}, report: &Report{
+		Time: metav1.NewTime(objects.Time.UTC()), Services: len(objects.Services), Nodes: len(v.nodes),
+		Exposed: []Exposure{},
+	}}
+	if service != nil {
+		e.report.Service = service.String()
+		e.about()
+	}
+	for _, check := range []struct {
+		name  Check
+		needs []cluster.Kind
+		do    func()
+	}{
+		{CheckController, []cluster.Kind{cluster.NodeProxies}, e.controller},
+		{CheckDNS, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.dns},
+		{CheckNodes, []cluster.Kind{cluster.NodeProxyRules}, e.nodeStates},
+		{CheckRendering, []cluster.Kind{cluster.Services, cluster.EndpointSlices, cluster.ServiceProxyRules}, e.rendering},
+		{CheckEndpoints, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.endpoints},
+		{CheckTrafficPolicy, []cluster.Kind{cluster.ServiceProxyRules, cluster.NodeProxyRules}, e.trafficPolicies},
+		{CheckConntrack, []cluster.Kind{cluster.NodeProxyRules}, e.conntrack},
+		{CheckPolicies, []cluster.Kind{cluster.NodeProxyPolicies, cluster.ServiceProxyPolicies}, e.policies},
+		{CheckExposure, []cluster.Kind{cluster.Services, cluster.ServiceProxyRules, cluster.NodeProxyRules}, e.exposure},
+	} {
+		if why := v.lacking(check.needs...); why != "" {
+			e.cannot(check.name, why)
+			continue
+		}
+		check.do()
+	}
+	return e, nil
+}
+
+// cannot notes that a check, or a part of it, could not be made.
+func (e *examination) cannot(check Check, why string) {
+	if e.notMade[check] == "" {
+		e.notMade[check] = why
+	}
+}
+
+func (e *examination) add(f Finding) { e.found = append(e.found, f) }
+
+func (e *examination) remark(format string, args ...any) {
+	e.report.Remarks = append(e.report.Remarks, fmt.Sprintf(format, args...))
+}
+
+func (e *examination) anyPassing() bool {
+	for i := range e.found {
+		if e.found[i].passing {
+			return true
+		}
+	}
+	return false
+}
+
+// keepSeenTwice drops what may pass and was not seen the first time, or has moved on
+// since.
+func (e *examination) keepSeenTwice(first *examination) {
+	seen := map[string]bool{}
+	for i := range first.found {
+		if f := &first.found[i]; f.passing {
+			seen[f.key+" "+f.token] = true
+		}
+	}
+	kept := e.found[:0]
+	for _, f := range e.found {
+		if !f.passing || seen[f.key+" "+f.token] {
+			kept = append(kept, f)
+		}
+	}
+	e.found = kept
+}
+
+// finish completes the report.
+func (e *examination) finish() *Report {
+	e.behind()
+	e.report.Findings = order(e.found)
+	if e.report.Findings == nil {
+		e.report.Findings = []Finding{}
+	}
+	for _, check := range checks() {
+		if why := e.notMade[check]; why != "" {
+			e.report.NotMade = append(e.report.NotMade, NotMade{check, why})
+		}
+	}
+	return e.report
+}

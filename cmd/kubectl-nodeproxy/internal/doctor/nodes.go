@@ -1,0 +1,300 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+)
+
+// recently is how long ago a repair is worth a warning.
+const recently = 10 * time.Minute
+
+// nodeKey and nodeKeys name what may be wrong with a node, the graver first.
+func nodeKey(node, what string) string { return "node " + node + " " + what }
+
+func nodeKeys(node string) []string {
+	var keys []string
+	for _, what := range []string{"silent", "conflict", "accepted", "programmed", "pods"} {
+		keys = append(keys, nodeKey(node, what))
+	}
+	return keys
+}
+
+// nodeStates looks at what the agents report.
+func (e *examination) nodeStates() {
+	if len(e.nodes) == 0 && e.NodeProxy != nil {
+		e.add(Finding{
+			Severity: Problem, Name: "NoNodes", Check: CheckNodes, key: "no nodes", causes: []string{keyBehind},
+			What: "no node has rules (there are no NodeProxyRules)", Do: doController,
+		})
+	}
+	for _, node := range e.nodes {
+		e.nodeState(node)
+	}
+	if absent := len(e.NodeRules) - len(e.nodes); absent > 0 {
+		e.remark("%d Nodes are gone, and their NodeProxyRules go ten minutes later", absent)
+	}
+	e.withoutRules()
+	e.lagging()
+}
+
+func (e *examination) onNode(node *v1alpha1.NodeProxyRules, f Finding) {
+	f.Check, f.Nodes = CheckNodes, []string{node.Name}
+	for _, key := range nodeKeys(node.Name) {
+		if key == f.key {
+			break
+		}
+		f.causes = append(f.causes, key)
+	}
+	e.add(f)
+}
+
+func (e *examination) nodeState(node *v1alpha1.NodeProxyRules) {
+	status := &node.Status
+	programmed := findCondition(status.Conditions, v1alpha1.ConditionProgrammed)
+	if programmed == nil {
+		e.onNode(node, Finding{
+			Severity: Problem, Name: "NeverReported", key: nodeKey(node.Name, "silent"), passing: true,
+			What: "no agent has reported on this node yet", Since: &node.CreationTimestamp,
+			Do: "see whether it runs: kubectl -n nodeproxy-system get pods -o wide; docs/troubleshooting.md#nodeproxyagentnotresponding",
+		})
+		return
+	}
+	if e.tooOld(node) {
+		return
+	}
+	e.accepted(node)
+	e.programmed(node, programmed)
+	e.abnormal(node)
+	e.enforcement(node)
+	e.settings(node)
+}
+
+// tooOld reports whether the agent does not know the format of what it is given.
+func (e *examination) tooOld(node *v1alpha1.NodeProxyRules) bool {
+	agent := node.Status.Agent
+	if agent == nil {
+		return false
+	}
+	known := agent.FormatVersions
+	if len(known) == 0 {
+		known = []int32{1} // agents from before they said so
+	}
+	if slices.Contains(known, node.Spec.FormatVersion) {
+		return false
+	}
+	e.onNode(node, Finding{
+		Severity: Problem, Name: "AgentTooOld", key: nodeKey(node.Name, "accepted"),
+		What: fmt.Sprintf("the agent (%s) does not know format %d, in which the node's rules are written: they stay as they were", cmp.Or(agent.Version, "of an unknown release"), node.Spec.FormatVersion),
+		Do:   "upgrade the agent; docs/upgrade.md#versions-that-fit-together",
+	})
+	return true
+}
+
+func (e *examination) accepted(node *v1alpha1.NodeProxyRules) {
+	if c := condition(node.Status.Conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse); c != nil {
+		e.onNode(node, Finding{
+			Severity: Problem, Name: "NotAccepted" + c.Reason, key: nodeKey(node.Name, "accepted"), Since: since(c),
+			What: "the node cannot do what its settings ask for: " + cmpMessage(c), Do: "docs/troubleshooting.md#nodeproxynodenotprogrammed",
+		})
+	}
+}
+
+// programmed tells why a kernel does not hold all that is wanted.
+func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condition) {
+	f := Finding{Severity: Problem, Name: c.Reason, key: nodeKey(node.Name, "programmed"), Since: since(c), What: cmpMessage(c)}
+	switch c.Reason {
+	case v1alpha1.ReasonAgentNotResponding:
+		f.key = nodeKey(node.Name, "silent")
+		f.What = "the agent gives no sign of life: the rules of the node stay as they are and grow old"
+		f.Do = "see its pod and log: kubectl -n nodeproxy-system get pods -o wide; docs/troubleshooting.md#nodeproxyagentnotresponding"
+	case v1alpha1.ReasonConflictingProxy:
+		f.key, f.Do = nodeKey(node.Name, "conflict"), "docs/troubleshooting.md#nodeproxyconflictingproxy"
+		f.What = "another proxy is active, so that nodeproxy touches nothing there: " + c.Message
+	case v1alpha1.ReasonRemoved:
+		f.Do = "create a NodeProxy to have the rules back; docs/removal.md#with-cleanup"
+	case v1alpha1.ReasonFailed:
+		f.Do = "docs/troubleshooting.md#nodeproxynodenotprogrammed"
+	case v1alpha1.ReasonPending:
+		f.passing, f.Do = true, "docs/troubleshooting.md#nodeproxychangepending"
+	case v1alpha1.ReasonSomeServicesRefused:
+		e.refusedOn(node, c)
+		return
+	case v1alpha1.ReasonHeld:
+		f.Severity, f.Do = Warning, "docs/troubleshooting.md#nodeproxyservicesheld"
+		f.passing = true
+	case v1alpha1.ReasonAuditDiffers, v1alpha1.ReasonAuditInSync:
+		return // what the node is told says so, too
+	default:
+		if c.Status == metav1.ConditionTrue {
+			if _, but, ok := strings.Cut(c.Message, "; but: "); ok {
+				e.remark("%s does what is wanted, but: %s", node.Name, but)
+			}
+			return
+		}
+		f.Do = "docs/troubleshooting.md#what-programmed-says"
+	}
+	e.onNode(node, f)
+}
+
+// refusedOn names the Services that a kernel does not take.
+func (e *examination) refusedOn(node *v1alpha1.NodeProxyRules, c *metav1.Condition) {
+	refused := node.Status.Refused
+	if refused == nil {
+		return
+	}
+	for _, example := range refused.Examples {
+		service, why, _ := strings.Cut(example, ": ")
+		if e.only != nil && service != e.only.String() {
+			continue
+		}
+		e.onNode(node, Finding{
+			Severity: Problem, Name: v1alpha1.ReasonSomeServicesRefused, Service: service, Since: since(c),
+			What: "the kernel of the node does not take the Service: " + why, Do: "docs/troubleshooting.md#nodeproxyservicesrefused",
+		})
+	}
+	if more := int(refused.Count) - len(refused.Examples); more > 0 {
+		e.onNode(node, Finding{
+			Severity: Problem, Name: v1alpha1.ReasonSomeServicesRefused, Since: since(c),
+			What: fmt.Sprintf("the kernel of the node does not take %d more Services that are not named", more), Do: "docs/troubleshooting.md#nodeproxyservicesrefused",
+		})
+	}
+}
+
+// abnormal tells of conditions that are True when something is wrong.
+func (e *examination) abnormal(node *v1alpha1.NodeProxyRules) {
+	conditions := node.Status.Conditions
+	if c := condition(conditions, v1alpha1.ConditionConflictingProxy, metav1.ConditionTrue); c != nil &&
+		findCondition(conditions, v1alpha1.ConditionProgrammed).Reason != v1alpha1.ReasonConflictingProxy {
+		e.onNode(node, Finding{
+			Severity: Warning, Name: v1alpha1.ReasonConflictingProxy, Since: since(c),
+			What: "another proxy is active: " + c.Message, Do: "docs/troubleshooting.md#nodeproxyconflictingproxy",
+		})
+	}
+	if c := condition(conditions, v1alpha1.ConditionModeFallback, metav1.ConditionTrue); c != nil {
+		e.onNode(node, Finding{
+			Severity: Warning, Name: v1alpha1.ConditionModeFallback, Since: since(c),
+			What: "another mode runs than the one that is asked for: " + cmpMessage(c), Do: "docs/troubleshooting.md#nodeproxymodefallback",
+		})
+	}
+	e.drifted(node)
+	if d := node.Status.Difference; d != nil && d.Count > 0 && !audits(node) {
+		e.onNode(node, Finding{
+			Severity: Warning, Name: "KernelDiffers", passing: true,
+			What: fmt.Sprintf("the kernel differs from what is wanted in %s: %s", plural(int(d.Count), "place"), some(d.Examples)),
+			Do:   "docs/troubleshooting.md#nodeproxyrulesdrifted",
+		})
+	}
+}
+
+// drifted tells of somebody who changes rules.
+func (e *examination) drifted(node *v1alpha1.NodeProxyRules) {
+	drift := node.Status.Drift
+	if c := condition(node.Status.Conditions, v1alpha1.ConditionDrifted, metav1.ConditionTrue); c != nil {
+		e.onNode(node, Finding{
+			Severity: Problem, Name: v1alpha1.ConditionDrifted, Since: since(c), What: cmpMessage(c),
+			Do: "find and stop what does it; docs/troubleshooting.md#nodeproxyrulesdrifted",
+		})
+		return
+	}
+	if drift != nil && drift.Repairs > 0 && e.Time.Sub(drift.LastTime.Time) < recently {
+		e.onNode(node, Finding{
+			Severity: Warning, Name: "RulesRepaired", Since: &drift.LastTime,
+			What: fmt.Sprintf("somebody has changed nodeproxy's rules on the node, and its agent has repaired them (%s since it started; last: %s)", plural(int(drift.Repairs), "repair"), some(drift.Examples[:min(1, len(drift.Examples))])),
+			Do:   "if it comes again, find what does it; docs/troubleshooting.md#nodeproxyrulesdrifted",
+		})
+	}
+}
+
+// enforcement tells of nodes that only compare.
+func (e *examination) enforcement(node *v1alpha1.NodeProxyRules) {
+	if !audits(node) {
+		return
+	}
+	what := "enforcement is Audit: nodeproxy only compares, and maintains no rules there"
+	if d := node.Status.Difference; d != nil && d.Count > 0 {
+		what += fmt.Sprintf("; the kernel differs in %s, such as %s", plural(int(d.Count), "place"), some(d.Examples[:min(1, len(d.Examples))]))
+	}
+	by := "spec.settings.enforcement of the NodeProxy"
+	if len(node.Spec.Policies) > 0 {
+		by = "the NodeProxyPolicies " + strings.Join(node.Spec.Policies, ", ") + " and the NodeProxy"
+	}
+	e.onNode(node, Finding{
+		Severity: Warning, Name: "Audit", What: what, Since: since(findCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed)),
+		Do: "once nothing else proxies there set it to Enforce (" + by + "); docs/migration.md#2-compare",
+	})
+}
+
+func audits(node *v1alpha1.NodeProxyRules) bool {
+	e := node.Spec.Settings.Enforcement
+	return e != nil && *e == v1alpha1.Audit
+}
+
+// settings tells of a node whose agent does not do yet what it is told.
+func (e *examination) settings(node *v1alpha1.NodeProxyRules) {
+	if node.Status.SettingsRevision == node.Spec.SettingsRevision {
+		return
+	}
+	e.onNode(node, Finding{
+		Severity: Problem, Name: "SettingsNotInForce", key: nodeKey(node.Name, "settings"), passing: true,
+		What: "the node's settings are not in force: its agent reports older ones", Do: "see the agent's log; docs/troubleshooting.md#nodeproxynodenotprogrammed",
+	})
+}
+
+// withoutRules finds nodes on which pods run and of which the controller knows nothing.
+func (e *examination) withoutRules() {
+	if e.lacking(cluster.Pods) != "" || e.NodeProxy == nil {
+		return
+	}
+	known := map[string]bool{}
+	for i := range e.NodeRules {
+		known[e.NodeRules[i].Name] = true
+	}
+	missing := map[string]bool{}
+	for i := range e.Pods {
+		pod := &e.Pods[i]
+		windows := pod.Spec.OS != nil && pod.Spec.OS.Name == corev1.Windows || pod.Spec.NodeSelector[corev1.LabelOSStable] == string(corev1.Windows)
+		if node := pod.Spec.NodeName; node != "" && !known[node] && !windows && pod.Status.Phase == corev1.PodRunning && !missing[node] {
+			missing[node] = true
+			e.add(Finding{
+				Severity: Problem, Name: "NodeRulesMissing", Check: CheckNodes, Nodes: []string{node}, key: nodeKey(node, "rules"), causes: []string{keyBehind},
+				What: "pods run on the node, and there is no NodeProxyRules for it: no agent serves it", passing: true,
+				Do: "docs/troubleshooting.md#nodeproxynoderulesmissing",
+			})
+		}
+	}
+}
+
+// lagging tells of nodes that the controller counts as behind and that say nothing of
+// it themselves.
+func (e *examination) lagging() {
+	if e.NodeProxy == nil || e.NodeProxy.Status.Nodes.Lagging == 0 {
+		return
+	}
+	f := Finding{
+		Severity: Problem, Name: "AgentsLagging", Check: CheckNodes, key: "lagging", passing: true,
+		What: plural(int(e.NodeProxy.Status.Nodes.Lagging), "node") + " have not applied changes that are older than a minute",
+		Do:   "docs/troubleshooting.md#nodeproxyagentslagging",
+	}
+	for _, node := range e.nodes {
+		f.causes = append(f.causes, nodeKeys(node.Name)...)
+	}
+	e.add(f)
+}
+
+func findCondition(of []metav1.Condition, name string) *metav1.Condition {
+	for i := range of {
+		if of[i].Type == name {
+			return &of[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,103 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+)
+
+// policyState is what the status of policies of both kinds has in common.
+type policyState struct {
+	name, short string
+	meta        *metav1.ObjectMeta
+	conditions  []metav1.Condition
+	observed    int64
+	// causes may explain that what is selected is not as it should be.
+	causes []string
+}
+
+// policies looks whether policies do what they say, and how far changes by them are.
+func (e *examination) policies() {
+	for i := range e.NodePolicies {
+		p := &e.NodePolicies[i]
+		s := policyState{name: "NodeProxyPolicy/" + p.Name, short: "npp", meta: &p.ObjectMeta, conditions: p.Status.Conditions, observed: p.Status.ObservedGeneration}
+		for _, node := range e.nodes {
+			s.causes = append(s.causes, nodeKeys(node.Name)...)
+		}
+		e.policy(s)
+	}
+	for i := range e.ServicePolicies {
+		p := &e.ServicePolicies[i]
+		if !e.selects(p) {
+			continue
+		}
+		e.policy(policyState{name: "ServiceProxyPolicy/" + p.Name, short: "spp", meta: &p.ObjectMeta, conditions: p.Status.Conditions, observed: p.Status.ObservedGeneration})
+	}
+}
+
+// selects reports whether a policy has to do with what is looked at.
+func (e *examination) selects(p *v1alpha1.ServiceProxyPolicy) bool {
+	if e.only == nil {
+		return true
+	}
+	if rules := e.rules[*e.only]; rules != nil && slices.Contains(rules.Spec.Policies, p.Name) {
+		return true
+	}
+	svc := e.services[*e.only]
+	policy, _ := policies.ServicePolicyOf(p)
+	return svc != nil && policy.Selects(e.labels[svc.Namespace], svc.Labels)
+}
+
+func (e *examination) policy(s policyState) {
+	f := Finding{Severity: Problem, Check: CheckPolicies, Policy: s.name, key: "policy " + s.name, causes: []string{keyNoNodeProxy}}
+	if s.observed < s.meta.Generation {
+		f.Name, f.passing, f.causes, f.Do = "PolicyNotSeen", true, []string{keyBehind}, doController
+		f.What = fmt.Sprintf("the controller has not seen the latest change of the policy (generation %d, seen %d)", s.meta.Generation, s.observed)
+		e.add(f)
+		return
+	}
+	if c := condition(s.conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse); c != nil {
+		f.Name, f.Since = "PolicyNotAccepted", since(c)
+		f.What = cmpMessage(c)
+		f.Do = fmt.Sprintf("correct the policy: kubectl edit %s %s; docs/policies.md#what-the-status-says", s.short, s.meta.Name)
+		e.add(f)
+		return
+	}
+	if c := condition(s.conditions, v1alpha1.ConditionReady, metav1.ConditionFalse); c != nil {
+		e.notReady(s, f, c)
+	}
+	if c := condition(s.conditions, v1alpha1.ConditionIneffective, metav1.ConditionTrue); c != nil {
+		f.key = ""
+		f.Severity, f.Name, f.Since, f.What = Warning, "PolicyIneffective", since(c), "a part of the policy does nothing: "+c.Message
+		f.Do = "change what it names, or the policy's selectors; docs/policies.md#what-the-status-says"
+		e.add(f)
+	}
+	if c := condition(s.conditions, v1alpha1.ConditionOverridden, metav1.ConditionTrue); c != nil {
+		e.remark("stronger policies set fields of %s: %s", s.name, c.Message)
+	}
+}
+
+func (e *examination) notReady(s policyState, f Finding, c *metav1.Condition) {
+	f.Name, f.Since, f.What = c.Reason, since(c), cmpMessage(c)
+	f.Do = "docs/policies.md#when-it-stops"
+	switch c.Reason {
+	case v1alpha1.ReasonProgressing:
+		e.remark("a change by %s is on its way: %s", s.name, c.Message)
+		return
+	case v1alpha1.ReasonPaused:
+		f.Severity, f.Do = Warning, fmt.Sprintf("set spec.rollout.paused to false: kubectl edit %s %s", s.short, s.meta.Name)
+	case v1alpha1.ReasonNodesNotProgrammed:
+		f.passing = true
+		f.causes = append(f.causes, s.causes...)
+	case v1alpha1.ReasonRolloutStopped:
+		f.What = "a change by the policy has stopped: " + cmpMessage(c)
+		f.causes = append(f.causes, s.causes...)
+	case v1alpha1.ReasonNoNodeProxy:
+		f.causes = []string{keyNoNodeProxy}
+	}
+	e.add(f)
+}

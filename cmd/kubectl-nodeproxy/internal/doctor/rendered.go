@@ -1,0 +1,194 @@
+package doctor
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// rendering looks whether what is stored for the agents is what follows from the
+// Services and their EndpointSlices.
+func (e *examination) rendering() {
+	foreign := []string{}
+	for _, svc := range e.asked() {
+		name := named(svc)
+		stored := e.rules[name]
+		switch {
+		case e.unknownFormat(stored):
+		case !render.Eligible(svc):
+			if _, other := svc.Labels[render.LabelServiceProxyName]; other {
+				foreign = append(foreign, name.String())
+			}
+			if stored != nil && !stored.Spec.Released {
+				e.notRendered(name, "StillRendered", stored.ResourceVersion, "its rules are still there though it is no longer proxied: "+ineligible(svc))
+			}
+		case stored == nil || stored.Spec.Released:
+			if e.refusal(name) {
+				continue
+			}
+			e.notRendered(name, "NotRendered", "", "the Service is not rendered, so that no node serves it")
+		default:
+			kept, now, _ := e.wanted(svc)
+			if equality.Semantic.DeepEqual(kept.Spec, stored.Spec) || equality.Semantic.DeepEqual(now.Spec, stored.Spec) {
+				continue
+			}
+			e.notRendered(name, "RenderedOtherwise", stored.ResourceVersion,
+				"nodes serve the Service as it was before: it and its EndpointSlices say otherwise now ("+strings.Join(differing(&stored.Spec, &now.Spec), ", ")+")")
+		}
+	}
+	if len(foreign) > 0 && e.only == nil {
+		e.remark("%s left to another proxy by the label %s: %s", plural(len(foreign), "Service"), render.LabelServiceProxyName, some(foreign))
+	}
+	e.leftOver()
+	e.members()
+}
+
+// refusal reports whether the controller says that it cannot render a Service.
+func (e *examination) refusal(name types.NamespacedName) bool {
+	_, refused := e.refused[name]
+	return refused
+}
+
+// unknownFormat notes rules that only a newer release understands.
+func (e *examination) unknownFormat(stored *v1alpha1.ServiceProxyRules) bool {
+	if stored == nil || stored.Spec.FormatVersion <= v1alpha1.FormatVersion {
+		return false
+	}
+	e.cannot(CheckRendering, fmt.Sprintf("ServiceProxyRules %s has format %d, and this plugin knows up to %d: take the plugin of the controller's release", stored.Name, stored.Spec.FormatVersion, v1alpha1.FormatVersion))
+	return true
+}
+
+func (e *examination) notRendered(name types.NamespacedName, what, token, text string) {
+	e.add(Finding{
+		Severity: Problem, Name: what, Check: CheckRendering, Service: name.String(), key: "rendering " + name.String(),
+		causes: []string{keyNoNodeProxyYet(e), keyBehind}, What: text, passing: true, token: token,
+		Do: fmt.Sprintf("kubectl get events -n %s --field-selector involvedObject.name=%s; docs/troubleshooting.md#nodeproxycontrollerwithoutleader", name.Namespace, name.Name),
+	})
+}
+
+// keyNoNodeProxyYet names a missing NodeProxy as the cause only where nothing is
+// rendered: without one what is rendered goes on.
+func keyNoNodeProxyYet(e *examination) string {
+	if e.NodeProxy == nil && len(e.ServiceRules) == 0 {
+		return keyNoNodeProxy
+	}
+	return ""
+}
+
+// leftOver finds rules whose Service is gone.
+func (e *examination) leftOver() {
+	if e.only != nil {
+		return
+	}
+	for i := range e.ServiceRules {
+		rules := &e.ServiceRules[i]
+		if name, ok := serviceOf(rules); ok && e.services[name] == nil && !rules.Spec.Released {
+			e.notRendered(name, "StillRendered", rules.ResourceVersion, "there is no such Service any more, and its rules are still there")
+		}
+	}
+}
+
+// members looks whether each node is told which endpoints live on it.
+func (e *examination) members() {
+	if e.lacking(cluster.NodeProxyRules) != "" {
+		return
+	}
+	byNode := map[string]map[types.NamespacedName]bool{}
+	for name, of := range e.slices {
+		for _, slice := range of {
+			if _, ok := render.ServiceOf(slice); !ok || !e.concerns(name) {
+				continue
+			}
+			for _, node := range render.NodesNamed(slice) {
+				if byNode[node] == nil {
+					byNode[node] = map[types.NamespacedName]bool{}
+				}
+				byNode[node][name] = true
+			}
+		}
+	}
+	for _, node := range e.nodes {
+		var of []render.ServiceSlices
+		for name := range byNode[node.Name] {
+			of = append(of, render.ServiceSlices{Service: name, Slices: e.rendered(name)})
+		}
+		wanted := render.Members(node.Name, of)
+		var stored []v1alpha1.ServiceMembers
+		for _, s := range node.Spec.Services {
+			if e.concerns(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}) {
+				stored = append(stored, s)
+			}
+		}
+		if equality.Semantic.DeepEqual(wanted, stored) {
+			continue
+		}
+		e.add(Finding{
+			Severity: Problem, Name: "MembersOutOfDate", Check: CheckRendering, Nodes: []string{node.Name},
+			key: "members " + node.Name, causes: []string{keyBehind}, passing: true, token: node.ResourceVersion,
+			What: "the node is told of other endpoints that live on it than EndpointSlices name, which matters to policy Local",
+			Do:   doController,
+		})
+	}
+}
+
+// differing names the fields of rules that differ, in JSON.
+func differing(a, b *v1alpha1.ServiceProxyRulesSpec) []string {
+	var out []string
+	va, vb := reflect.ValueOf(*a), reflect.ValueOf(*b)
+	for i := range va.NumField() {
+		if !equality.Semantic.DeepEqual(va.Field(i).Interface(), vb.Field(i).Interface()) {
+			name, _, _ := strings.Cut(va.Type().Field(i).Tag.Get("json"), ",")
+			if name != "endpointCount" && name != "portSummary" && name != "clusterIP" { // they follow from others
+				out = append(out, name)
+			}
+		}
+	}
+	return out
+}
+
+// about tells how it is with the one Service that is asked for.
+func (e *examination) about() {
+	svc := e.services[*e.only]
+	if svc == nil || render.Eligible(svc) {
+		return
+	}
+	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.ClusterIP == corev1.ClusterIPNone {
+		e.remark("nodeproxy has nothing to do with this Service: %s", ineligible(svc))
+		return
+	}
+	e.add(Finding{
+		Severity: Problem, Name: "NotEligible", Check: CheckRendering, Service: named(svc).String(),
+		What: "nodeproxy does not serve the Service: " + ineligible(svc), Do: doIneligible(svc),
+	})
+}
+
+// ineligible says why a Service is not proxied.
+func ineligible(svc *corev1.Service) string {
+	value, other := svc.Labels[render.LabelServiceProxyName]
+	switch {
+	case svc.Spec.Type == corev1.ServiceTypeExternalName:
+		return "it is of type ExternalName: its name is another name for " + svc.Spec.ExternalName + ", which the cluster's DNS answers"
+	case svc.Spec.ClusterIP == corev1.ClusterIPNone:
+		return "it is headless (clusterIP None): its name resolves to the addresses of the pods themselves"
+	case other:
+		return fmt.Sprintf("its label %s=%s leaves it to another proxy", render.LabelServiceProxyName, value)
+	case len(svc.Spec.Ports) == 0:
+		return "it has no ports"
+	}
+	return "it has no cluster IP of one of its IP families"
+}
+
+func doIneligible(svc *corev1.Service) string {
+	if _, other := svc.Labels[render.LabelServiceProxyName]; other {
+		return fmt.Sprintf("see whether that proxy runs, or take the label off: kubectl label service -n %s %s %s-", svc.Namespace, svc.Name, render.LabelServiceProxyName)
+	}
+	return fmt.Sprintf("see spec.clusterIPs, spec.ipFamilies and spec.ports: kubectl get service -n %s %s -o yaml", svc.Namespace, svc.Name)
+}
