@@ -78,6 +78,7 @@ func run(t *testing.T, kubeconfig string, now time.Time, args ...string) string 
 	var out, errs bytes.Buffer
 	status := command.Run(t.Context(), append(args, "--kubeconfig", kubeconfig), command.Options{
 		In: strings.NewReader(""), Out: &out, Err: &errs, Version: "v0.1.0", Now: func() time.Time { return now },
+		After: func(time.Duration) <-chan time.Time { return at(now) },
 	})
 	if status == command.ExitError && out.Len() > 0 {
 		t.Errorf("%s: with an error this is printed, too:\n%s", strings.Join(args, " "), out.String())
@@ -90,6 +91,13 @@ func run(t *testing.T, kubeconfig string, now time.Time, args ...string) string 
 		text += fmt.Sprintf("[exit status %d]\n", status)
 	}
 	return text
+}
+
+// at is a time that has come.
+func at(now time.Time) <-chan time.Time {
+	c := make(chan time.Time, 1)
+	c <- now
+	return c
 }
 
 func writeKubeconfig(t *testing.T, url string) string {

@@ -18,6 +18,6 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	os.Exit(command.Run(ctx, os.Args[1:], command.Options{
-		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Version: version, Now: time.Now,
+		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Version: version, Now: time.Now, After: time.After,
 	}))
 }

@@ -16,7 +16,7 @@ import (
 // Exit statuses of all commands.
 const (
 	ExitWell     = 0
-	ExitFindings = 1 // doctor has findings, diff has found a difference
+	ExitFindings = 1 // doctor has findings or could not look at everything, diff has found a difference
 	ExitError    = 2
 )
 
@@ -29,6 +29,8 @@ type Options struct {
 	Out, Err io.Writer
 	Version  string
 	Now      func() time.Time
+	// After is time.After, for a second look a while later.
+	After func(time.Duration) <-chan time.Time
 }
 
 // Run runs the program with these arguments and returns its exit status.
@@ -62,6 +64,6 @@ func newRoot(o *Options) *cobra.Command {
 	kube.CacheDir = nil // nothing is asked of the server that would be kept
 	kube.AddFlags(root.PersistentFlags())
 	p := &program{Options: o, kube: kube}
-	root.AddCommand(newStatus(p))
+	root.AddCommand(newDoctor(p), newStatus(p))
 	return root
 }
