@@ -25,6 +25,14 @@ if ! diff "$temp/before" "$temp/after" >"$temp/diff"; then
 	failed=1
 fi
 
+# What config/crd/released holds: docs/release.md.
+echo "CRDs beside those of the last release ..."
+if ! go run ./hack/crdcompat config/crd/released config/crd/bases >"$temp/crds"; then
+	cat "$temp/crds" >&2
+	echo "These changes of CRDs break what works with the last release. Take them back, or accept them, with the reason, in config/crd/released/accepted.txt." >&2
+	failed=1
+fi
+
 echo "Formatting ..."
 unformatted=$(find . -name '*.go' -not -path './bin/*' -exec gofmt -l {} +)
 if [[ -n $unformatted ]]; then

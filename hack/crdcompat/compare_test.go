@@ -1,0 +1,224 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// small is a CRD with one of everything that is compared.
+const small = `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: things.example.com}
+spec:
+  group: example.com
+  names: {kind: Thing, listKind: ThingList, plural: things, singular: thing, shortNames: [th], categories: [all]}
+  scope: Cluster
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    subresources: {status: {}, scale: {specReplicasPath: .spec.number, statusReplicasPath: .status.number}}
+    additionalPrinterColumns:
+    - {name: Mode, jsonPath: .spec.mode, type: string}
+    selectableFields:
+    - jsonPath: .spec.mode
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          spec:
+            type: object
+            required: [mode]
+            x-kubernetes-validations:
+            - {rule: "self.mode != ''", message: must be said}
+            properties:
+              mode: {type: string, description: What it does., enum: [A, B], default: A}
+              number: {type: integer, minimum: 1, maximum: 10, multipleOf: 2}
+              free: {type: integer}
+              name: {type: string, minLength: 1, maxLength: 10, pattern: '^a', format: date-time}
+              plain: {type: string, nullable: true}
+              either: {x-kubernetes-int-or-string: true, anyOf: [{type: integer}, {type: string}]}
+              list:
+                type: array
+                minItems: 1
+                maxItems: 4
+                x-kubernetes-list-type: map
+                x-kubernetes-list-map-keys: [key]
+                items: {type: object, properties: {key: {type: string, maxLength: 5}}}
+              labels: {type: object, minProperties: 1, maxProperties: 3, x-kubernetes-map-type: atomic, additionalProperties: {type: string, maxLength: 5}}
+              anything: {type: object, x-kubernetes-preserve-unknown-fields: true}
+  - {name: v2, served: true, storage: false, schema: {openAPIV3Schema: {type: object}}}
+`
+
+func crdOf(t *testing.T, text string) map[string]*apiextensionsv1.CustomResourceDefinition {
+	t.Helper()
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := yaml.UnmarshalStrict([]byte(text), crd); err != nil {
+		t.Fatal(err)
+	}
+	return map[string]*apiextensionsv1.CustomResourceDefinition{crd.Name: crd}
+}
+
+// changed is small with a part replaced.
+func changed(t *testing.T, old, text string) string {
+	t.Helper()
+	if strings.Count(small, old) != 1 {
+		t.Fatalf("%q is there %d times", old, strings.Count(small, old))
+	}
+	return strings.Replace(small, old, text, 1)
+}
+
+// change is one of a CRD, and what is said of it.
+type change struct{ name, old, text, want string }
+
+func incompatible() []change {
+	return []change{
+		{"group", "group: example.com", "group: example.org", "things.example.com: the group was example.com and is example.org"},
+		{"kind", "kind: Thing,", "kind: Other,", "the kind was Thing and is Other"},
+		{"kind of lists", "listKind: ThingList", "listKind: Things", "the kind of lists was ThingList and is Things"},
+		{"plural", "plural: things", "plural: thingies", "the plural was things"},
+		{"singular", "singular: thing,", "singular: one,", "the singular was thing"},
+		{"scope", "scope: Cluster", "scope: Namespaced", "the scope was Cluster and is Namespaced"},
+		{"short name", "shortNames: [th]", "shortNames: [ti]", "the short name th is gone"},
+		{"category", "categories: [all]", "categories: []", "the category all is gone"},
+		{"version", "  - {name: v2, served: true, storage: false, schema: {openAPIV3Schema: {type: object}}}\n", "", "things.example.com v2: the version is gone"},
+		{"not served", "name: v2, served: true", "name: v2, served: false", "v2: the version is not served any more"},
+		{"no status", "status: {}, ", "", "v1: the subresource status is gone"},
+		{"no scale", "scale: {specReplicasPath: .spec.number, statusReplicasPath: .status.number}", "", "the subresource scale is gone"},
+		{"column", "name: Mode, jsonPath: .spec.mode", "name: Modes, jsonPath: .spec.mode", "the column Mode of kubectl get is gone"},
+		{"column shows something else", "jsonPath: .spec.mode, type: string", "jsonPath: .spec.name, type: string", "the column Mode of kubectl get is gone"},
+		{"selectable field", "    selectableFields:\n    - jsonPath: .spec.mode\n", "", "objects cannot be selected by .spec.mode"},
+		{"no schema", "schema: {openAPIV3Schema: {type: object}}", "schema: {}", "v2: the schema is gone"},
+		{"field gone", "              free: {type: integer}\n", "", "things.example.com v1, spec.free: the field is gone"},
+		{"type", "free: {type: integer}", "free: {type: string}", "spec.free: its type was integer and is string"},
+		{"number or text", "x-kubernetes-int-or-string: true", "x-kubernetes-int-or-string: false", "spec.either: it takes a number or a text: true before, false now"},
+		{"null", "plain: {type: string, nullable: true}", "plain: {type: string}", "spec.plain: null is not allowed"},
+		{"unknown fields", "anything: {type: object, x-kubernetes-preserve-unknown-fields: true}", "anything: {type: object}", "spec.anything: fields that are not in the schema are dropped"},
+		{"whole object", "anything: {type: object, ", "anything: {type: object, x-kubernetes-embedded-resource: true, ", "spec.anything: it must be a whole object"},
+		{"default", "default: A", "default: B", `spec.mode: its default was "A" and is "B"`},
+		{"no default", "enum: [A, B], default: A", "enum: [A, B]", `spec.mode: its default was "A" and is none`},
+		{"new default", "free: {type: integer}", "free: {type: integer, default: 3}", "spec.free: its default was none and is 3"},
+		{"value gone", "enum: [A, B]", "enum: [A]", `spec.mode: the value "B" is not allowed any more`},
+		{"only some values", "free: {type: integer}", "free: {type: integer, enum: [1]}", "spec.free: only some values are allowed now"},
+		{"minimum", "minimum: 1", "minimum: 2", "spec.number: the least value is 2 now, and was 1"},
+		{"new minimum", "free: {type: integer}", "free: {type: integer, minimum: 0}", "spec.free: the least value is 0 now, and there was no such bound"},
+		{"maximum", "maximum: 10", "maximum: 9", "spec.number: the greatest value is 9 now, and was 10"},
+		{"exclusive minimum", "minimum: 1,", "minimum: 1, exclusiveMinimum: true,", "spec.number: the least value itself"},
+		{"exclusive maximum", "maximum: 10,", "maximum: 10, exclusiveMaximum: true,", "spec.number: the greatest value itself"},
+		{"multiples", "multipleOf: 2", "multipleOf: 3", "spec.number: only multiples of 3"},
+		{"least length", "minLength: 1", "minLength: 2", "spec.name: the least length is 2 now"},
+		{"greatest length", "maxLength: 10", "maxLength: 9", "spec.name: the greatest length is 9 now"},
+		{"pattern", "pattern: '^a'", "pattern: '^b'", `spec.name: the pattern "^b" was not there before`},
+		{"format", "format: date-time", "format: date", "spec.name: the format date was not there"},
+		{"least items", "minItems: 1", "minItems: 2", "spec.list: the least number of items is 2"},
+		{"most items", "maxItems: 4", "maxItems: 3", "spec.list: the greatest number of items is 3"},
+		{"unique items", "maxItems: 4", "maxItems: 4\n                uniqueItems: true", "spec.list: an item may be there only once"},
+		{"list type", "x-kubernetes-list-type: map", "x-kubernetes-list-type: atomic", "spec.list: the type of list was map and is atomic"},
+		{"list keys", "list-map-keys: [key]", "list-map-keys: [key, other]", "spec.list: the keys of the list"},
+		{"items", "key: {type: string, maxLength: 5}", "key: {type: string, maxLength: 4}", "spec.list[].key: the greatest length is 4"},
+		{"map type", "x-kubernetes-map-type: atomic", "x-kubernetes-map-type: granular", "spec.labels: the type of map was atomic"},
+		{"least entries", "minProperties: 1", "minProperties: 2", "spec.labels: the least number of entries is 2"},
+		{"most entries", "maxProperties: 3", "maxProperties: 2", "spec.labels: the greatest number of entries is 2"},
+		{"values of a map", "additionalProperties: {type: string, maxLength: 5}", "additionalProperties: {type: string, maxLength: 4}", "spec.labels{}: the greatest length is 4"},
+		{"no entries", ", additionalProperties: {type: string, maxLength: 5}", "", "spec.labels: entries with any name are not allowed"},
+		{"required", "required: [mode]", "required: [mode, free]", "spec.free: the field is required now"},
+		{"new and required", "required: [mode]", "required: [mode, fresh]", "spec.fresh: the field is required now"},
+		{"rule", "self.mode != ''", "self.mode != 'A'", `spec: the rule "self.mode != 'A'" was not there before`},
+		{"alternatives", "anyOf: [{type: integer}, {type: string}]", "anyOf: [{type: integer}]", "spec.either: anyOf is another one"},
+		{"not", "free: {type: integer}", "free: {type: integer, not: {enum: [1]}}", "spec.free: not is another one"},
+	}
+}
+
+func TestIncompatibleChangesAreNamed(t *testing.T) {
+	for _, c := range incompatible() {
+		t.Run(c.name, func(t *testing.T) {
+			got := compare(crdOf(t, small), crdOf(t, changed(t, c.old, c.text)))
+			if !slices.ContainsFunc(got, func(text string) bool { return strings.Contains(text, c.want) }) {
+				t.Errorf("it says\n%s\nwant %s", strings.Join(got, "\n"), c.want)
+			}
+			if len(got) > 1 {
+				t.Errorf("it says more:\n%s", strings.Join(got, "\n"))
+			}
+		})
+	}
+	if got := compare(crdOf(t, small), nil); len(got) != 1 || !strings.Contains(got[0], "the CRD is gone") {
+		t.Errorf("without the CRD it says %q", got)
+	}
+}
+
+func TestCompatibleChangesPass(t *testing.T) {
+	const rule = "            x-kubernetes-validations:\n            - {rule: \"self.mode != ''\", message: must be said}\n"
+	for _, c := range []change{
+		{name: "nothing", old: "group: example.com", text: "group: example.com"},
+		{name: "new optional field", old: "free: {type: integer}", text: "free: {type: integer}\n              fresh: {type: string, default: x, enum: [x], maxLength: 1}"},
+		{name: "new field that is required and has a default", old: "required: [mode]\n" + rule + "            properties:\n", text: "required: [mode, fresh]\n" + rule + "            properties:\n              fresh: {type: string, default: x}\n"},
+		{name: "required no more", old: "            required: [mode]\n", text: ""},
+		{name: "description", old: "What it does.", text: "What it does not."},
+		{name: "new value", old: "enum: [A, B]", text: "enum: [A, B, C]"},
+		{name: "all values", old: "enum: [A, B], ", text: ""},
+		{name: "minimum", old: "minimum: 1", text: "minimum: 0"},
+		{name: "no maximum", old: "maximum: 10, ", text: ""},
+		{name: "longer", old: "maxLength: 10", text: "maxLength: 11"},
+		{name: "no pattern", old: "pattern: '^a', ", text: ""},
+		{name: "no format", old: ", format: date-time", text: ""},
+		{name: "more items", old: "maxItems: 4", text: "maxItems: 5"},
+		{name: "null", old: "free: {type: integer}", text: "free: {type: integer, nullable: true}"},
+		{name: "message of a rule", old: "message: must be said", text: "message: must not be empty"},
+		{name: "no rule", old: rule, text: ""},
+		{name: "no alternatives", old: ", anyOf: [{type: integer}, {type: string}]", text: ""},
+		{name: "column", old: "    selectableFields:", text: "    - {name: More, jsonPath: .spec.free, type: integer}\n    selectableFields:"},
+		{name: "short name", old: "shortNames: [th]", text: "shortNames: [th, ti]"},
+		{name: "version", old: "  - {name: v2,", text: "  - {name: v3, served: true, storage: false, schema: {openAPIV3Schema: {type: object}}}\n  - {name: v2,"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := compare(crdOf(t, small), crdOf(t, changed(t, c.old, c.text))); len(got) > 0 {
+				t.Errorf("it says\n%s", strings.Join(got, "\n"))
+			}
+		})
+	}
+	if got := compare(nil, crdOf(t, small)); len(got) > 0 {
+		t.Errorf("of a new CRD it says %q", got)
+	}
+}
+
+func TestFolders(t *testing.T) {
+	released, now := t.TempDir(), t.TempDir()
+	if _, err := run(released, now); err == nil || !strings.Contains(err.Error(), "holds no CRDs") {
+		t.Errorf("of an empty folder it says %v", err)
+	}
+	write := func(folder, name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(released, "thing.yaml", small)
+	write(now, "thing.yaml", changed(t, "default: A", "default: B"))
+	const sentence = `things.example.com v1, spec.mode: its default was "A" and is "B", so objects that do not say it mean something else.`
+	check := func(what string, want ...string) {
+		t.Helper()
+		got, err := run(released, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	check("a changed default", sentence)
+	write(released, "accepted.txt", "# the reason\n\n"+sentence+"\n")
+	check("accepted")
+	write(now, "thing.yaml", small)
+	check("accepted in vain", "accepted.txt accepts what is not so: "+sentence)
+	write(now, "thing.yaml", "not YAML: [")
+	if _, err := run(released, now); err == nil || !strings.Contains(err.Error(), "thing.yaml") {
+		t.Errorf("of what is no CRD it says %v", err)
+	}
+}

@@ -1,0 +1,105 @@
+// Command crdcompat compares CRDs with those of the last release, and names every
+// change by which an object that could be stored, or a program that works, could be
+// so no more:
+//
+//	crdcompat RELEASED NOW
+//
+// Both are folders with one CRD a file. What is said for a good reason nevertheless
+// is accepted by a line with the same sentence in RELEASED/accepted.txt.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/yaml"
+)
+
+func main() {
+	if len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: crdcompat RELEASED NOW")
+		os.Exit(2)
+	}
+	found, err := run(os.Args[1], os.Args[2])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "crdcompat:", err)
+		os.Exit(2)
+	}
+	for _, text := range found {
+		fmt.Println(text)
+	}
+	if len(found) > 0 {
+		os.Exit(1)
+	}
+}
+
+// run compares the CRDs of two folders.
+func run(released, now string) ([]string, error) {
+	old, err := read(released)
+	if err != nil {
+		return nil, err
+	}
+	present, err := read(now)
+	if err != nil {
+		return nil, err
+	}
+	accepted, err := readAccepted(filepath.Join(released, "accepted.txt"))
+	if err != nil {
+		return nil, err
+	}
+	return judge(compare(old, present), accepted), nil
+}
+
+// readAccepted returns the lines of a file that are neither empty nor comments. There
+// need not be one.
+func readAccepted(file string) ([]string, error) {
+	text, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read what is accepted: %w", err)
+	}
+	var out []string
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			out = append(out, line)
+		}
+	}
+	return out, nil
+}
+
+// judge leaves out what is accepted, and names what is accepted in vain.
+func judge(found, accepted []string) []string {
+	out := gone(found, accepted)
+	for _, line := range gone(accepted, found) {
+		out = append(out, fmt.Sprintf("accepted.txt accepts what is not so: %s", line))
+	}
+	return out
+}
+
+// read returns the CRDs of a folder by their names.
+func read(folder string) (map[string]*apiextensionsv1.CustomResourceDefinition, error) {
+	files, err := filepath.Glob(filepath.Join(folder, "*.yaml"))
+	if err != nil {
+		return nil, fmt.Errorf("find CRDs: %w", err)
+	}
+	if len(files) == 0 {
+		return nil, fmt.Errorf("%s holds no CRDs", folder)
+	}
+	out := map[string]*apiextensionsv1.CustomResourceDefinition{}
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return nil, err // names the file
+		}
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.UnmarshalStrict(text, crd); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		out[crd.Name] = crd
+	}
+	return out, nil
+}
