@@ -49,7 +49,7 @@ type firstSight struct {
 	renewed metav1.MicroTime
 }
 
-// Of Nodes the role allows any patch; config/rbac/admission_nodes.yaml leaves of
+// Of Nodes the role allows any patch; config/admission/nodes.yaml leaves of
 // that what this does.
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=list;watch;patch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch

@@ -164,8 +164,8 @@ var _ = Describe("the startup taint", func() {
 
 	It("is all that the controller may change of a Node, and its finalizer of NodeProxy", func(ctx SpecContext) {
 		config := serviceAccount(ctx)
-		install(ctx, "admission_nodes.yaml")
-		install(ctx, "admission_nodeproxy.yaml")
+		install(ctx, "nodes.yaml")
+		install(ctx, "nodeproxy.yaml")
 		node := createNode(ctx, "n1", tainted(theirs, starting))
 		np := switchOn(ctx)
 		as, err := client.New(config, client.Options{Scheme: k8s.Scheme()})
@@ -237,11 +237,11 @@ func serviceAccount(ctx context.Context) *rest.Config {
 	return config
 }
 
-// install creates the objects of a file of config/rbac, for the time of the spec.
+// install creates the objects of a file of config/admission, for the time of the spec.
 // Admission policies go with every spec anyhow.
 func install(ctx context.Context, name string) {
 	GinkgoHelper()
-	file, err := os.Open(filepath.Join("..", "config", "rbac", name))
+	file, err := os.Open(filepath.Join("..", "config", "admission", name))
 	Expect(err).NotTo(HaveOccurred())
 	defer func() { _ = file.Close() }() // only read from
 	documents := yaml.NewYAMLOrJSONDecoder(file, 4096)
