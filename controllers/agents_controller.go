@@ -54,14 +54,14 @@ type AgentsReconciler struct {
 	// exposeMetrics: the agents answer /metrics on every address of their node.
 	exposeMetrics bool
 
-	applied     appliedAgents
+	applied     written
 	lastApplied time.Time
 }
 
-// appliedAgents tells whether something has changed since the last write: what
-// is wanted, or what somebody else has made of it. What it lacks after a restart
-// costs a write that changes nothing.
-type appliedAgents struct {
+// written tells whether something has changed since the last write of an object:
+// what is wanted, or what somebody else has made of it. What it lacks after a
+// restart costs a write that changes nothing.
+type written struct {
 	wanted uint64
 	stored uint64
 }
@@ -125,7 +125,7 @@ func (r *AgentsReconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-		if r.applied == (appliedAgents{wanted: wanted, stored: now}) {
+		if r.applied == (written{wanted: wanted, stored: now}) {
 			r.metrics.skip(kindDaemonSet)
 			r.findings.report(aboutDaemonSet, finding{})
 			return ctrl.Result{}, nil
@@ -139,19 +139,19 @@ func (r *AgentsReconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.
 
 // apply writes the DaemonSet.
 func (r *AgentsReconciler) apply(ctx context.Context, want *appsv1ac.DaemonSetApplyConfiguration, wanted uint64) (ctrl.Result, error) {
-	r.applied, r.lastApplied = appliedAgents{}, r.clock.Now()
+	r.applied, r.lastApplied = written{}, r.clock.Now()
 	if err := r.client.Apply(ctx, want, fieldOwner, client.ForceOwnership); err != nil {
 		return r.notTaken(ctx, err)
 	}
-	stored, err := asStored(want)
-	if err != nil {
+	stored := &appsv1.DaemonSet{}
+	if err := asStored(want, stored); err != nil {
 		return ctrl.Result{}, err
 	}
 	now, err := storedFingerprint(stored)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	r.applied = appliedAgents{wanted: wanted, stored: now}
+	r.applied = written{wanted: wanted, stored: now}
 	r.metrics.wrote(kindDaemonSet, opApply)
 	r.findings.report(aboutDaemonSet, finding{})
 	log.FromContext(ctx).Info("Applied the agents' DaemonSet", "namespace", r.namespace, "generation", stored.Generation)
@@ -175,16 +175,15 @@ func (r *AgentsReconciler) notTaken(ctx context.Context, err error) (ctrl.Result
 }
 
 // asStored reads an applied object, which holds what the API server has stored.
-func asStored(applied *appsv1ac.DaemonSetApplyConfiguration) (*appsv1.DaemonSet, error) {
-	out := &appsv1.DaemonSet{}
+func asStored(applied any, into client.Object) error {
 	text, err := json.Marshal(applied)
 	if err == nil {
-		err = json.Unmarshal(text, out)
+		err = json.Unmarshal(text, into)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read what the API server says of the DaemonSet: %w", err)
+		return fmt.Errorf("read what the API server says of the %T: %w", into, err)
 	}
-	return out, nil
+	return nil
 }
 
 // storedFingerprint is that of what people could change in a DaemonSet.

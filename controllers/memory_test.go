@@ -161,6 +161,7 @@ func TestRefusedByAPI(t *testing.T) {
 		"too large": {apierrors.NewRequestEntityTooLargeError("limit is 3145728"), true},
 
 		"no rights":         {apierrors.NewForbidden(kind, "x", errors.New(`User "u" cannot create resource "serviceproxyrules" in API group "nodeproxy.io" at the cluster scope`)), false},
+		"our own policy":    {apierrors.NewForbidden(kind, "x", errors.New("ValidatingAdmissionPolicy 'nodeproxy-rendered-objects' with binding 'nodeproxy-rendered-objects' denied request: no")), false},
 		"CRD being deleted": {apierrors.NewForbidden(kind, "x", errors.New("create not allowed while custom resource definition is terminating")), false},
 		"webhook down":      {apierrors.NewInternalError(errors.New(`failed calling webhook "w"`)), false},
 		"conflict":          {apierrors.NewConflict(kind, "x", errors.New("modified")), false},

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/admission"
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 )
 
@@ -27,6 +28,10 @@ const (
 	// How the agents are run.
 	kindDaemonSet = "DaemonSet"
 	kindConfigMap = "ConfigMap"
+	// What is kept of the cluster, with --manage-cluster-objects.
+	kindAdmissionPolicy  = admission.KindPolicy
+	kindAdmissionBinding = admission.KindBinding
+	kindNamespace        = "Namespace"
 
 	opCreate  = "create"
 	opUpdate  = "update"

@@ -36,6 +36,9 @@ const tooLargeMessage = "as ServiceProxyRules it would be larger than 1 MiB; spl
 // that the API server lacks the kind.
 var errCreate = errors.New("create")
 
+// renderedPolicy is the policy that leaves rendered objects to the controller.
+const renderedPolicy = "ValidatingAdmissionPolicy 'nodeproxy-rendered-objects'"
+
 // measure fingerprints rules and tells whether they are too large to store.
 func measure(want *v1alpha1.ServiceProxyRules) (fingerprint uint64, tooLarge bool, err error) {
 	text, err := json.Marshal(want)
@@ -53,12 +56,17 @@ func measure(want *v1alpha1.ServiceProxyRules) (fingerprint uint64, tooLarge boo
 // nodes drop the rules they hold of it. So failures that say nothing of the
 // one object must not count: missing rights and a CRD that is being deleted,
 // which are Forbidden too, or a webhook that does not answer. So it is the
-// words of the admission chain that decide.
+// words of the admission chain that decide. Our own policy counts as a missing
+// right, too: it refuses whatever it is that a controller writes which it does not
+// know, such as one in another namespace than the controller before.
 func refusedByAPI(err error) bool {
 	if apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
 		return true
 	}
 	message := refusalMessage(err)
+	if strings.Contains(message, renderedPolicy) {
+		return false
+	}
 	for _, words := range []string{
 		"denied request",     // a ValidatingAdmissionPolicy, whatever its reason
 		"denied the request", // a webhook, whatever its code

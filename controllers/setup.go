@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -40,6 +41,9 @@ type Options struct {
 	// ExposeAgentMetrics has the agents that the controller runs answer /metrics on
 	// every address of their node, and not on 127.0.0.1 alone.
 	ExposeAgentMetrics bool
+	// ManageClusterObjects has the controller keep the admission policies and the
+	// labels of its namespace, for which it needs more rights than by the manifests.
+	ManageClusterObjects bool
 	// APIServerProbe asks whether an API server answers. Nil: a real one, by the
 	// manager's configuration.
 	APIServerProbe APIServerProbe
@@ -72,7 +76,7 @@ func (o *Options) complete() {
 func NewScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		appsv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme, eventsv1.AddToScheme, coordinationv1.AddToScheme, v1alpha1.AddToScheme,
+		admissionv1.AddToScheme, appsv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme, eventsv1.AddToScheme, coordinationv1.AddToScheme, v1alpha1.AddToScheme,
 	} {
 		if err := add(s); err != nil {
 			return nil, fmt.Errorf("build scheme: %w", err)
@@ -106,6 +110,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		"removal reconciler":                 s.setupRemoval(),
 		"reconciler of ServiceProxyPolicies": s.setupServicePolicies(),
 		"startup taint reconciler":           s.setupStartupTaint(),
+		"reconciler of cluster objects":      s.setupClusterObjects(),
 	} {
 		if err != nil {
 			return fmt.Errorf("set up the %s: %w", what, err)
@@ -247,6 +252,17 @@ func (s *shared) setupStartupTaint() error {
 		leadership: s.Leadership, client: s.mgr.GetClient(), live: s.mgr.GetAPIReader(), metrics: s.metrics, namespace: s.Namespace,
 	}
 	return taints.setup(s.mgr, controllerOptions(s.Concurrency))
+}
+
+func (s *shared) setupClusterObjects() error {
+	if !s.ManageClusterObjects {
+		return nil
+	}
+	objects := &ClusterObjectsReconciler{
+		leadership: s.Leadership, client: s.mgr.GetClient(), events: s.events, clock: s.Clock, metrics: s.metrics,
+		namespace: s.Namespace,
+	}
+	return objects.setup(s.mgr, controllerOptions(1), s.wakers.clusterObjects)
 }
 
 // controllerOptions has retries at most 30 s apart, so that the end of an outage

@@ -21,7 +21,7 @@ func (w waker) wake() {
 // wakers are those of the reconcilers that may have to look again although no
 // object has changed: each when this controller begins to lead.
 type wakers struct {
-	summary, services, nodes, rollout, agents, apiServers, servicePolicies waker
+	summary, services, nodes, rollout, agents, apiServers, servicePolicies, clusterObjects waker
 	// keptServices is for Services that keep what they have of policies; at the
 	// beginning of a term all are looked at anyway.
 	keptServices waker
@@ -29,11 +29,11 @@ type wakers struct {
 
 func newWakers() wakers {
 	one := func() waker { return make(waker, 1) }
-	return wakers{summary: one(), services: one(), nodes: one(), rollout: one(), agents: one(), apiServers: one(), servicePolicies: one(), keptServices: one()}
+	return wakers{summary: one(), services: one(), nodes: one(), rollout: one(), agents: one(), apiServers: one(), servicePolicies: one(), clusterObjects: one(), keptServices: one()}
 }
 
 func (w wakers) wakeAll() {
-	for _, one := range []waker{w.summary, w.services, w.nodes, w.rollout, w.agents, w.apiServers, w.servicePolicies} {
+	for _, one := range []waker{w.summary, w.services, w.nodes, w.rollout, w.agents, w.apiServers, w.servicePolicies, w.clusterObjects} {
 		one.wake()
 	}
 }

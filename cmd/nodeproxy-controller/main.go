@@ -105,6 +105,8 @@ func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.
 		AgentImage:         os.Getenv("RELATED_IMAGE_AGENT"),
 		ExposeAgentMetrics: o.exposeAgentMetrics,
 		Registerer:         ctrlmetrics.Registry,
+
+		ManageClusterObjects: o.manageClusterObjects,
 	}
 	var election *leader.Election
 	if o.leaderElect {

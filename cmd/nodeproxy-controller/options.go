@@ -17,6 +17,7 @@ type options struct {
 	metricsBindAddress     string
 	healthProbeBindAddress string
 	exposeAgentMetrics     bool
+	manageClusterObjects   bool
 	verbosity              int
 }
 
@@ -43,6 +44,7 @@ func parseOptions(args []string, output io.Writer) (options, error) {
 	fs.StringVar(&o.metricsBindAddress, "metrics-bind-address", ":8080", "`address` of /metrics; 0 for none")
 	fs.StringVar(&o.healthProbeBindAddress, "health-probe-bind-address", ":8081", "`address` of /healthz and /readyz; 0 for none")
 	fs.BoolVar(&o.exposeAgentMetrics, "expose-agent-metrics", false, "have the agents that this controller runs answer /metrics on every address of their node, port 19256, and not on 127.0.0.1 alone")
+	fs.BoolVar(&o.manageClusterObjects, "manage-cluster-objects", false, "keep the ValidatingAdmissionPolicies of nodeproxy and the pod security labels of --namespace, where they cannot be installed with the controller, such as by OLM. It needs rights for that which the plain manifests do not give")
 	fs.IntVar(&o.verbosity, "v", 0, "log `level`: 0 what an operator wants to see, 2 every write, 4 details")
 	if err := fs.Parse(args); err != nil {
 		return o, err

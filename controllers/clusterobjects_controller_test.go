@@ -1,0 +1,238 @@
+package controllers_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/controllers"
+)
+
+// keeping has the controller keep what OLM cannot carry.
+func keeping(o *controllers.Options) { o.ManageClusterObjects = true }
+
+// keptNames are those of the policies and of their bindings.
+var keptNames = []string{"nodeproxy-agent-own-node", "nodeproxy-controller-finalizer", "nodeproxy-controller-startup-taint", "nodeproxy-rendered-objects"}
+
+// olmRights gives the controller's service account the rights that it has under
+// OLM only, for the time of the spec.
+func olmRights() {
+	GinkgoHelper()
+	file, err := os.Open(filepath.Join("..", "config", "manifests", "role_olm.yaml"))
+	Expect(err).NotTo(HaveOccurred())
+	defer func() { _ = file.Close() }() // only read from
+	documents := yaml.NewYAMLOrJSONDecoder(file, 4096)
+	for _, object := range []client.Object{
+		&rbacv1.ClusterRole{}, &rbacv1.ClusterRoleBinding{}, &rbacv1.Role{}, &rbacv1.RoleBinding{}, &rbacv1.Role{}, &rbacv1.RoleBinding{},
+	} {
+		Expect(documents.Decode(object)).To(Succeed())
+		Expect(k8s.Create(context.Background(), object)).To(Succeed())
+		DeferCleanup(func(ctx SpecContext) { Expect(k8s.Delete(ctx, object)).To(Succeed()) })
+	}
+	Expect(documents.Decode(&rbacv1.Role{})).To(MatchError(io.EOF))
+}
+
+// withoutLabels takes the labels off the namespace when the spec ends.
+func withoutLabels() {
+	DeferCleanup(func(ctx SpecContext) {
+		labelNamespace(ctx, `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":null,"pod-security.kubernetes.io/audit":null,"pod-security.kubernetes.io/warn":null,"mine":null}}}`)
+	})
+}
+
+func labelNamespace(ctx context.Context, patch string) {
+	GinkgoHelper()
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: leaseNamespace}}
+	Expect(k8s.Patch(ctx, namespace, client.RawPatch(types.MergePatchType, []byte(patch)))).To(Succeed())
+}
+
+// podSecurity returns the labels of the namespace that are about that, without what
+// they begin with, and mine; for Eventually.
+func podSecurity(ctx context.Context) func() (map[string]string, error) {
+	return func() (map[string]string, error) {
+		namespace := &corev1.Namespace{}
+		err := k8s.Get(ctx, client.ObjectKey{Name: leaseNamespace}, namespace)
+		out := map[string]string{}
+		for key, value := range namespace.Labels {
+			if level, found := strings.CutPrefix(key, "pod-security.kubernetes.io/"); found || key == "mine" {
+				out[level] = value
+			}
+		}
+		return out, err
+	}
+}
+
+// policies returns all policies, or bindings, by name; for Eventually.
+func policies(ctx context.Context) func() (map[string]admissionv1.ValidatingAdmissionPolicy, error) {
+	return func() (map[string]admissionv1.ValidatingAdmissionPolicy, error) {
+		var list admissionv1.ValidatingAdmissionPolicyList
+		err := k8s.List(ctx, &list)
+		out := map[string]admissionv1.ValidatingAdmissionPolicy{}
+		for _, one := range list.Items {
+			out[one.Name] = one
+		}
+		return out, err
+	}
+}
+
+func bindings(ctx context.Context) func() (map[string]admissionv1.ValidatingAdmissionPolicyBinding, error) {
+	return func() (map[string]admissionv1.ValidatingAdmissionPolicyBinding, error) {
+		var list admissionv1.ValidatingAdmissionPolicyBindingList
+		err := k8s.List(ctx, &list)
+		out := map[string]admissionv1.ValidatingAdmissionPolicyBinding{}
+		for _, one := range list.Items {
+			out[one.Name] = one
+		}
+		return out, err
+	}
+}
+
+// haveKept is that all of them are there.
+func haveKept() OmegaMatcher {
+	matchers := []OmegaMatcher{HaveLen(len(keptNames))}
+	for _, name := range keptNames {
+		matchers = append(matchers, HaveKeyWithValue(name, HaveField("OwnerReferences", ConsistOf(HaveField("Kind", "Namespace")))))
+	}
+	return SatisfyAll(matchers...)
+}
+
+// keptEvents returns what events say of objects that cannot be kept; for Eventually.
+func keptEvents(ctx context.Context, namespace string) func() ([]string, error) {
+	return func() ([]string, error) {
+		var list eventsv1.EventList
+		err := k8s.List(ctx, &list, client.InNamespace(metav1.NamespaceDefault))
+		var notes []string
+		for _, e := range list.Items {
+			if e.Reason == "ClusterObjectRefused" && e.Regarding.Name == namespace {
+				notes = append(notes, e.Note)
+			}
+		}
+		return notes, err
+	}
+}
+
+var _ = Describe("ClusterObjectsReconciler", func() {
+	privileged := map[string]string{"enforce": "privileged", "audit": "privileged", "warn": "privileged"}
+
+	It("keeps policies and labels while there is no NodeProxy, and restores what somebody changes", func(ctx SpecContext) {
+		config := serviceAccount(ctx)
+		olmRights()
+		withoutLabels()
+		controller := startControllerAs(config, keeping)
+		Eventually(policies(ctx)).Should(haveKept())
+		Eventually(bindings(ctx)).Should(haveKept())
+		Eventually(podSecurity(ctx)).Should(Equal(privileged))
+
+		By("edits by hand")
+		labelNamespace(ctx, `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"restricted","pod-security.kubernetes.io/warn":null,"mine":"yes"}}}`)
+		Eventually(podSecurity(ctx)).Should(Equal(map[string]string{"enforce": "privileged", "audit": "privileged", "warn": "privileged", "mine": "yes"}))
+		ignore := []byte(`{"metadata":{"labels":{"app.kubernetes.io/part-of":null},"annotations":{"mine":"yes"}},"spec":{"failurePolicy":"Ignore",
+			"matchConstraints":{"excludeResourceRules":[{"apiGroups":["*"],"apiVersions":["*"],"operations":["*"],"resources":["*"]}]}}}`)
+		policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: keptNames[0]}}
+		Expect(k8s.Patch(ctx, policy, client.RawPatch(types.MergePatchType, ignore))).To(Succeed())
+		Eventually(policies(ctx)).Should(HaveKeyWithValue(keptNames[0], SatisfyAll(
+			HaveField("Spec.FailurePolicy", HaveValue(Equal(admissionv1.Fail))), HaveField("Spec.MatchConstraints.ExcludeResourceRules", BeEmpty()),
+			HaveField("Labels", HaveKey("app.kubernetes.io/part-of")),
+			HaveField("Annotations", HaveKey("mine")))))
+		warn := []byte(`{"spec":{"validationActions":["Warn"]}}`)
+		binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: keptNames[3]}}
+		Expect(k8s.Patch(ctx, binding, client.RawPatch(types.MergePatchType, warn))).To(Succeed())
+		Eventually(bindings(ctx)).Should(HaveKeyWithValue(keptNames[3], HaveField("Spec.ValidationActions", ConsistOf(admissionv1.Deny))))
+
+		By("deletions")
+		uid := binding.UID
+		Expect(k8s.Delete(ctx, binding)).To(Succeed())
+		Expect(k8s.Delete(ctx, policy)).To(Succeed())
+		Eventually(bindings(ctx)).Should(HaveKeyWithValue(keptNames[3], HaveField("UID", Not(Equal(uid)))))
+		Eventually(policies(ctx)).Should(haveKept())
+
+		By("nothing, and a restart, which change nothing")
+		writes := controller.metric("nodeproxy_controller_writes_total")
+		Consistently(func() float64 { return controller.metric("nodeproxy_controller_writes_total") }).Should(Equal(writes))
+		before, err := policies(ctx)()
+		Expect(err).NotTo(HaveOccurred())
+		controller.stop()
+		second := startControllerAs(config, keeping)
+		Eventually(func() float64 { return second.metric("nodeproxy_controller_writes_total") }).Should(BeNumerically(">=", 8))
+		after, err := policies(ctx)()
+		Expect(err).NotTo(HaveOccurred())
+		for name := range before {
+			Expect(after[name].ResourceVersion).To(Equal(before[name].ResourceVersion), name)
+		}
+		Expect(keptEvents(ctx, leaseNamespace)()).To(BeEmpty())
+	})
+
+	It("leaves all of that alone without being asked", func(ctx SpecContext) {
+		startController()
+		switchOn(ctx)
+		Eventually(summary(ctx)).Should(HaveField("Version", "v0.0.0-test"))
+		Consistently(policies(ctx)).Should(BeEmpty())
+		Expect(podSecurity(ctx)()).To(BeEmpty())
+	})
+
+	It("takes over the policies of an installation in another namespace, and says what it may not write", func(ctx SpecContext) {
+		config := serviceAccount(ctx)
+		olmRights()
+		install(ctx, "rendered.yaml")
+		other := newNamespace(ctx)
+		startControllerAs(config, keeping, func(o *controllers.Options) { o.Namespace = other })
+		Eventually(policies(ctx)).Should(SatisfyAll(haveKept(), HaveKeyWithValue("nodeproxy-rendered-objects", SatisfyAll(
+			HaveField("OwnerReferences", ConsistOf(HaveField("Name", other))),
+			HaveField("Spec.MatchConditions", ConsistOf(HaveField("Expression", SatisfyAll(
+				ContainSubstring("system:serviceaccount:"+other+":nodeproxy-controller"), Not(ContainSubstring(leaseNamespace))))))))))
+		Eventually(bindings(ctx)).Should(HaveKeyWithValue("nodeproxy-agent-own-node",
+			HaveField("Spec.MatchResources.NamespaceSelector.MatchLabels", HaveKeyWithValue(corev1.LabelMetadataName, other))))
+		Eventually(keptEvents(ctx, other)).Should(ConsistOf(SatisfyAll(
+			ContainSubstring("does not take the Namespace "+other), ContainSubstring("cannot patch resource"))))
+		Expect(podSecurity(ctx)()).To(BeEmpty()) // of the namespace of others
+	})
+
+	It("keeps the labels where the API server knows no such policies, and says so", func(ctx SpecContext) {
+		config := rest.CopyConfig(serviceAccount(ctx))
+		olmRights()
+		withoutLabels()
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return withoutPolicies{next} })
+		startControllerAs(config, keeping)
+		Eventually(podSecurity(ctx)).Should(Equal(privileged))
+		Eventually(keptEvents(ctx, leaseNamespace)).Should(ConsistOf(ContainSubstring("does not serve ValidatingAdmissionPolicy")))
+		Expect(policies(ctx)()).To(BeEmpty())
+		switchOn(ctx)
+		Eventually(summary(ctx)).Should(HaveField("Version", "v0.0.0-test")) // all else goes on
+	})
+})
+
+// withoutPolicies is the way to an API server that does not know admission policies.
+type withoutPolicies struct{ http.RoundTripper }
+
+func (w withoutPolicies) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Path == "/apis" { // the list of groups alone, without their kinds
+		r = r.Clone(r.Context())
+		r.Header.Set("Accept", "application/json")
+	}
+	if !strings.HasPrefix(r.URL.Path, "/apis/admissionregistration.k8s.io") {
+		return w.RoundTripper.RoundTrip(r)
+	}
+	if r.Body != nil {
+		if err := r.Body.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return &http.Response{
+		StatusCode: http.StatusNotFound, Status: "404 Not Found", Request: r, ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{"Content-Type": {"text/plain"}}, Body: io.NopCloser(strings.NewReader("404 page not found\n")),
+	}, nil
+}
