@@ -135,7 +135,11 @@ func (w *world) sees(from, to, want string) {
 	for _, o := range outcomes {
 		total += o.Share
 		got = append(got, outcomeText(&o))
-		paths = append(paths, fmt.Sprintf("%s (%.4f) by\n    %s", outcomeText(&o), o.Share, strings.Join(o.Path, "\n    ")))
+		path := fmt.Sprintf("%s (%.4f) by", outcomeText(&o), o.Share)
+		for _, s := range o.Path {
+			path += "\n    " + s.String()
+		}
+		paths = append(paths, path)
 	}
 	slices.Sort(got)
 	if wanted := w.wanted(want); !slices.Equal(got, wanted) {

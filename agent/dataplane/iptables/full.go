@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
-	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
@@ -366,11 +364,11 @@ func (d *Dataplane) routeLocalnet(c *config) string {
 	if !c.nodePorts.Localhost {
 		return ""
 	}
-	path := d.sysctl + "/net/ipv4/conf/all/route_localnet"
-	if value, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(value)) == "1" {
+	const name = "net/ipv4/conf/all/route_localnet"
+	if value, err := d.sysctls.read(name); err == nil && value == "1" {
 		return ""
 	}
-	if err := os.WriteFile(path, []byte("1"), 0o644); err != nil {
+	if err := d.sysctls.write(name, "1"); err != nil {
 		return fmt.Sprintf("NodePorts do not answer on 127.0.0.1: %v; let the agent write it (in a container by --sysctl-folder, as config/agent/daemonset.yaml does), or set spec.settings.nodePorts.localhost to Disabled", err)
 	}
 	return ""

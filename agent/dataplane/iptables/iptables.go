@@ -9,10 +9,8 @@ package iptables
 import (
 	"context"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"reflect"
-	"strings"
 	"sync/atomic"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -31,7 +29,7 @@ type Options struct {
 	// one is the only one.
 	Commits *Commits
 	// SysctlFolder is where sysctls are read and written. Empty: sys in
-	// ProcFolder.
+	// ProcFolder; with a Model: nowhere.
 	SysctlFolder string
 	// Model stands in for programs and kernel. Nil: the node's own.
 	Model Model
@@ -97,10 +95,11 @@ type kernel interface {
 
 // Dataplane programs one IP family by iptables.
 type Dataplane struct {
-	family dataplane.Family
-	kernel kernel
-	proc   string
-	sysctl string
+	family  dataplane.Family
+	kernel  kernel
+	proc    string
+	sysctl  string
+	sysctls sysctls
 	// interfaceIPs reads the addresses of the node's interfaces. It is called
 	// from several goroutines.
 	interfaceIPs func() ([]netip.Addr, error)
@@ -153,12 +152,14 @@ var _ dataplane.Dataplane = (*Dataplane)(nil)
 
 // New makes a Dataplane for one IP family. It runs nothing yet.
 func New(family dataplane.Family, o Options) *Dataplane {
+	values := o.sysctls()
 	o.complete()
 	d := &Dataplane{
 		family:  family,
 		kernel:  &tally{kernel: newKernel(family, modeIPTables, &o)},
 		proc:    o.ProcFolder,
 		sysctl:  o.SysctlFolder,
+		sysctls: values,
 		refused: map[dataplane.ServiceName]refusal{},
 		applied: make(chan struct{}),
 
@@ -193,8 +194,8 @@ func (d *Dataplane) hasFamily() error {
 func (d *Dataplane) facts() (kernelFacts, error) {
 	f := kernelFacts{randomFully: d.kernel.randomFully()}
 	// Absent where the kernel has no connection tracking yet: not liberal.
-	if value, err := os.ReadFile(d.sysctl + "/net/netfilter/nf_conntrack_tcp_be_liberal"); err == nil {
-		f.liberal = strings.TrimSpace(string(value)) != "0"
+	if value, err := d.sysctls.read("net/netfilter/nf_conntrack_tcp_be_liberal"); err == nil {
+		f.liberal = value != "0"
 	}
 	var err error
 	f.interfaceIPs, err = d.interfaceIPs()

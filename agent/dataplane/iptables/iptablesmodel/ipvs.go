@@ -47,7 +47,7 @@ func (w *walk) choose(f *flow) []*flow {
 		return []*flow{f}
 	case len(reals) == 0:
 		f.ended = Rejected
-		f.path = append(f.path, "ipvs: no real server")
+		f.path = append(f.path, Step{TableIPVS, f.packet.Destination.String(), "it has no real server", rejects})
 		return []*flow{f}
 	}
 	var out []*flow
@@ -55,7 +55,7 @@ func (w *walk) choose(f *flow) []*flow {
 		x := f.clone()
 		x.share /= float64(len(reals))
 		x.virtual, x.packet.Destination = f.packet.Destination, real
-		x.path = append(x.path, fmt.Sprintf("ipvs: %s to %s", f.packet.Destination, real))
+		x.path = append(x.path, Step{TableIPVS, f.packet.Destination.String(), "real server " + real.String(), real.String()})
 		out = append(out, x)
 	}
 	return out

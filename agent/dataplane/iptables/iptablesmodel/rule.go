@@ -32,9 +32,12 @@ const (
 )
 
 var targets = map[string]verdict{
-	"RETURN": goBack, "MARK": setMark, "ACCEPT": accept, "DROP": drop, "REJECT": reject,
+	"RETURN": goBack, "MARK": setMark, "ACCEPT": accept, "DROP": drop, rejects: reject,
 	"DNAT": translate, "MASQUERADE": masquerade,
 }
+
+// rejects is the target of a virtual server without real servers, too.
+const rejects = "REJECT"
 
 // rule is a rule as it was written and what it means.
 type rule struct {
@@ -46,6 +49,22 @@ type rule struct {
 	target   string // a chain, with jump
 	endpoint netip.AddrPort
 	and, xor uint32 // with setMark: mark&and^xor
+}
+
+// leadsTo is the target's name; empty: none, or one that lets packets go on.
+func (r *rule) leadsTo() string {
+	switch r.verdict {
+	case none, setMark:
+		return ""
+	case jump:
+		return r.target
+	}
+	for name, v := range targets {
+		if v == r.verdict {
+			return name
+		}
+	}
+	return ""
 }
 
 // match is an option of a match with its value.

@@ -42,6 +42,24 @@ const (
 	Passed Fate = "PASS"
 )
 
+// Step is a rule that a packet has met, or a virtual server.
+type Step struct {
+	// Table is nat, filter or, of a virtual server, TableIPVS.
+	Table string `json:"table"`
+	// Chain is the rule's, or the virtual server's address.
+	Chain string `json:"chain"`
+	// Rule is as it was written, without "-A" and the chain.
+	Rule string `json:"rule"`
+	// Target is where the packet goes on: a chain, or what ends its way through
+	// the table, such as DNAT. Empty: at the next rule.
+	Target string `json:"target,omitempty"`
+}
+
+// TableIPVS stands for the virtual servers.
+const TableIPVS = "ipvs"
+
+func (s Step) String() string { return s.Table + " " + s.Chain + " " + s.Rule }
+
 // Outcome is one of the things that may become of a packet.
 type Outcome struct {
 	Fate Fate
@@ -51,8 +69,8 @@ type Outcome struct {
 	Masqueraded bool
 	// Share is how probable the outcome is, 0 to 1.
 	Share float64
-	// Path lists the rules that matched, each after its table and chain.
-	Path []string
+	// Path are the rules that matched, in order.
+	Path []Step
 
 	source  netip.Addr
 	entered []string // lists of recent clients that the source is entered in
@@ -130,7 +148,7 @@ type flow struct {
 	accepted bool
 	share    float64
 	entered  []string
-	path     []string
+	path     []Step
 }
 
 func (f *flow) clone() *flow {
@@ -218,7 +236,7 @@ func (w *walk) chain(id chainID, from int, f *flow, depth int) []end {
 		if _, ok := r.matches["--set"]; ok {
 			taken.entered = append(taken.entered, r.matches["--name"].value)
 		}
-		taken.path = append(taken.path, id.table+" "+id.name+" "+r.text)
+		taken.path = append(taken.path, Step{Table: id.table, Chain: id.name, Rule: r.text, Target: r.leadsTo()})
 		if r.verdict == goBack {
 			out = append(out, end{flow: taken})
 			if taken == f {

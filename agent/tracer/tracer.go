@@ -1,0 +1,231 @@
+// Package tracer tells what becomes of a packet on a node, by what the node should
+// hold: it lets the data planes of the agent program a model of the kernel, and
+// follows the packet through that. It touches nothing of the machine it runs on.
+package tracer
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Packet is the first one of a new connection, of a client that has not been seen
+// before.
+type Packet struct {
+	Protocol v1alpha1.Protocol
+	// Source is its address. Invalid: it is of a process on the node that leaves
+	// that to the kernel.
+	Source netip.Addr
+	// Pod: it is known to come from a pod on the node. Otherwise that is told by
+	// the source.
+	Pod         bool
+	Destination netip.AddrPort
+}
+
+// Origin is where a packet comes from, as the node sees it.
+type Origin string
+
+// Origins of packets.
+const (
+	Process Origin = "Process" // on the node itself, or a pod in its network
+	Pod     Origin = "Pod"     // on the node
+	Outside Origin = "Outside" // of the node
+)
+
+// Interfaces by which packets enter a node, where the settings name none.
+const (
+	podInterface = "pod0"
+	uplink       = "uplink0"
+)
+
+// Tracer follows packets through one IP family of a node.
+type Tracer struct {
+	set       *combine.Set
+	addresses []netip.Addr // of the node's interfaces
+}
+
+// New makes a Tracer. More are addresses that the node has besides those that the
+// set knows of.
+func New(set *combine.Set, more ...netip.Addr) *Tracer {
+	t := &Tracer{set: set, addresses: slices.Clone(set.Node.Addresses)}
+	for _, a := range more {
+		if set.Family.Of(a) && !slices.Contains(t.addresses, a) {
+			t.addresses = append(t.addresses, a)
+		}
+	}
+	return t
+}
+
+// kernel is a model that has been programmed.
+type kernel struct {
+	tables *iptablesmodel.Kernel
+	result dataplane.Result
+}
+
+// Trace tells all that may become of a packet.
+func (t *Tracer) Trace(ctx context.Context, p Packet) (*Result, error) {
+	if !t.set.Family.Of(p.Destination.Addr()) || p.Source.IsValid() && !t.set.Family.Of(p.Source) {
+		return nil, fmt.Errorf("a packet from %s to %s is not one of %s", p.Source, p.Destination, t.set.Family)
+	}
+	services := t.relevant(&p)
+	k, err := t.program(ctx, services)
+	if err != nil {
+		return nil, err
+	}
+	sent, origin := t.send(&p, k.tables)
+	outcomes, err := k.tables.Trace(sent)
+	if err != nil {
+		return nil, fmt.Errorf("trace a packet from %s to %s: %w", sent.Source, sent.Destination, err)
+	}
+	q := &question{Tracer: t, services: services, packet: sent, protocol: p.Protocol, kernel: k}
+	return q.answer(origin, outcomes), nil
+}
+
+// program lets the data plane of the set's mode program a model.
+func (t *Tracer) program(ctx context.Context, services map[dataplane.ServiceName]*dataplane.Service) (*kernel, error) {
+	var (
+		plane dataplane.Dataplane
+		k     = &kernel{}
+	)
+	switch t.set.Mode {
+	case v1alpha1.ModeIPTables:
+		k.tables = iptablesmodel.NewKernel(t.addresses...)
+		plane = iptables.New(t.set.Family, iptables.Options{Model: k.tables})
+	case v1alpha1.ModeIPVS:
+		model := ipvsmodel.New(t.set.Family, t.addresses...)
+		k.tables = model.Tables
+		rules := iptables.NewKeeper(t.set.Family, iptables.Options{Model: model.Tables})
+		plane = ipvs.New(t.set.Family, ipvs.Options{Kernel: model, Rules: rules})
+	default:
+		return nil, fmt.Errorf("mode %s is not known: IPTables and IPVS are", t.set.Mode)
+	}
+	var err error
+	k.result, err = plane.Apply(ctx, &dataplane.Ruleset{Mode: t.set.Mode, Node: t.set.Node, Services: services, Full: true, Prune: true})
+	if err != nil {
+		return nil, fmt.Errorf("program the rules of %s: %w", t.set.NodeName, err)
+	}
+	return k, nil
+}
+
+// relevant are the Services that have to do with a packet: by its addresses and
+// ports, and by those that it may get on its way. All others have no rule that it
+// could meet, however many they are.
+func (t *Tracer) relevant(p *Packet) map[dataplane.ServiceName]*dataplane.Service {
+	out := map[dataplane.ServiceName]*dataplane.Service{}
+	sources := []netip.Addr{p.Source}
+	if !p.Source.IsValid() { // as it will be chosen
+		sources = append(slices.Clone(t.addresses[:min(1, len(t.addresses))]), p.Destination.Addr())
+	}
+	addresses := map[netip.Addr]bool{p.Destination.Addr(): true}
+	for _, a := range sources {
+		addresses[a] = true
+	}
+	ports := map[uint16]bool{p.Destination.Port(): true}
+	// Services that the packet may meet once it is translated do not translate it
+	// again.
+	for range 2 {
+		added := map[dataplane.ServiceName]*dataplane.Service{}
+		for name, svc := range t.set.Services {
+			if out[name] == nil && concerns(svc, sources, addresses, ports) {
+				added[name] = svc
+			}
+		}
+		maps.Copy(out, added)
+		for _, svc := range added {
+			for i := range svc.Ports {
+				for _, e := range slices.Concat(svc.Ports[i].Cluster, svc.Ports[i].Local) {
+					addresses[e.Addr()], ports[e.Port()] = true, true
+				}
+			}
+		}
+	}
+	return out
+}
+
+// concerns reports whether a Service has one of the addresses, a node port among
+// the ports, or one of the sources as an endpoint on the node.
+func concerns(svc *dataplane.Service, sources []netip.Addr, addresses map[netip.Addr]bool, ports map[uint16]bool) bool {
+	is := func(a netip.Addr) bool { return addresses[a] }
+	return is(svc.ClusterIP) || slices.ContainsFunc(svc.ExternalIPs, is) || slices.ContainsFunc(svc.LoadBalancerIPs, is) ||
+		svc.HealthCheckNodePort != 0 && ports[svc.HealthCheckNodePort] ||
+		slices.ContainsFunc(svc.Ports, func(p dataplane.Port) bool {
+			return p.NodePort != 0 && ports[p.NodePort] ||
+				slices.ContainsFunc(p.Members, func(e netip.AddrPort) bool { return slices.Contains(sources, e.Addr()) })
+		})
+}
+
+// send decides where a packet comes from.
+func (t *Tracer) send(p *Packet, k *iptablesmodel.Kernel) (iptablesmodel.Packet, Origin) {
+	out := iptablesmodel.Packet{Protocol: strings.ToLower(string(p.Protocol)), Source: p.Source, Destination: p.Destination}
+	if !out.Source.IsValid() {
+		out.Source = t.chosen(p.Destination.Addr(), k)
+		return out, Process
+	}
+	pod, by := t.podInterface()
+	switch {
+	case t.isLocal(out.Source, k) && !p.Pod:
+		return out, Process
+	case p.Pod || t.isPod(out.Source):
+		out.In, out.Bridged = pod, by == v1alpha1.DetectLocalBridgeInterface
+		return out, Pod
+	}
+	out.In = uplink
+	return out, Outside
+}
+
+// chosen is the source that the kernel gives to what a process sends: of what stays
+// on the node the destination itself.
+func (t *Tracer) chosen(destination netip.Addr, k *iptablesmodel.Kernel) netip.Addr {
+	switch {
+	case t.isLocal(destination, k):
+		return destination
+	case len(t.addresses) > 0:
+		return t.addresses[0]
+	case t.set.Family == dataplane.IPv6:
+		return netip.IPv6Loopback()
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
+
+// isLocal reports whether a is an address of the node.
+func (t *Tracer) isLocal(a netip.Addr, k *iptablesmodel.Kernel) bool {
+	return a.IsLoopback() || slices.Contains(t.addresses, a) || k.IPVS != nil && k.IPVS.Bound(a)
+}
+
+// isPod reports whether a is known to be an address of a pod on the node.
+func (t *Tracer) isPod(a netip.Addr) bool {
+	if slices.ContainsFunc(t.set.Node.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		return true
+	}
+	for _, svc := range t.set.Services {
+		for i := range svc.Ports {
+			if slices.ContainsFunc(svc.Ports[i].Members, func(e netip.AddrPort) bool { return e.Addr() == a }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// podInterface is one by which pods of the node enter it.
+func (t *Tracer) podInterface() (name string, by v1alpha1.DetectLocalMode) {
+	d := t.set.Node.Settings.DetectLocal
+	switch {
+	case d.Mode == v1alpha1.DetectLocalBridgeInterface && d.Interface != nil:
+		return *d.Interface, d.Mode
+	case d.Mode == v1alpha1.DetectLocalInterfaceNamePrefix && d.InterfaceNamePrefix != nil:
+		return *d.InterfaceNamePrefix + "0", d.Mode
+	}
+	return podInterface, d.Mode
+}
