@@ -227,9 +227,9 @@ func TestRelevantServicesAreEnough(t *testing.T) {
 			return slices.DeleteFunc(list, func(string) bool { return w.IntN(2) == 0 })
 		}
 		policy := func() v1alpha1.TrafficPolicy { return v1alpha1.TrafficPolicy(pick("Cluster", "Local")) }
-		address := func() string { return fmt.Sprintf("10.96.0.%d", 1+w.IntN(12)) }
+		address := func() string { return fmt.Sprintf("10.96.0.%d", 1+w.IntN(40)) }
 		endpoint := func() string { // some are addresses of Services and of the node
-			return pick("10.244.1.5", "10.244.1.6", "10.244.2.5", "192.0.2.21", address()) + pick(":80", ":81", ":30080")
+			return pick("10.244.1.5", "10.244.1.5", "10.244.1.5", "10.244.1.6", "10.244.2.5", "192.0.2.21", address()) + pick(":80", ":80", ":81", ":30080")
 		}
 		n := node(mode([]v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS}[seed%2]))
 		var services []v1alpha1.ServiceProxyRules
@@ -238,7 +238,10 @@ func TestRelevantServicesAreEnough(t *testing.T) {
 				s.ClusterIPs, s.ExternalIPs = []string{address()}, some("198.51.100.9", "192.0.2.21")
 				s.LoadBalancerIPs, s.LoadBalancerSourceRanges = some("198.51.100.1", "198.51.100.2"), some("203.0.113.0/24", "10.244.0.0/16")
 				s.ExternalTrafficPolicy, s.InternalTrafficPolicy = policy(), policy()
-				s.Ports[0].Port, s.Ports[0].NodePort = int32(80+w.IntN(2)), int32(w.IntN(2)*(30080+w.IntN(2)))
+				s.Ports[0].Port, s.Ports[0].NodePort = int32(80+w.IntN(2)), int32(0)
+				if w.IntN(5) == 0 {
+					s.Ports[0].NodePort = int32(30080 + w.IntN(2))
+				}
 				var list []string
 				for range w.IntN(4) {
 					list = append(list, endpoint())
@@ -247,10 +250,11 @@ func TestRelevantServicesAreEnough(t *testing.T) {
 				list = slices.Compact(list)
 				s.Ports[0].Endpoints[0].Addresses = list
 				n.Spec.Services = append(n.Spec.Services, v1alpha1.ServiceMembers{Namespace: "shop", Name: fmt.Sprint("s", i), Ports: []v1alpha1.PortMembers{{
-					Name: "http", Protocol: v1alpha1.ProtocolTCP, Endpoints: slices.DeleteFunc(slices.Clone(list), func(e string) bool { return strings.HasPrefix(e, "10.244.2.") }),
+					Name: "http", Protocol: v1alpha1.ProtocolTCP, Endpoints: slices.DeleteFunc(slices.Clone(list), func(e string) bool { return strings.HasPrefix(e, "10.244.2.") || w.IntN(3) == 0 }),
 				}}})
 			}))
 		}
+		destination := func() string { return services[w.IntN(len(services))].Spec.ClusterIPs[0] }
 		set, err := combine.Whole(n, services, dataplane.IPv4)
 		if err != nil {
 			t.Fatal(err)
@@ -260,9 +264,9 @@ func TestRelevantServicesAreEnough(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range 150 {
-			p := packet(pick("", "10.244.1.5", "10.244.1.6", "192.0.2.21", "203.0.113.9", "10.244.2.5", address()),
-				pick("192.0.2.21", "198.51.100.1", "198.51.100.2", "198.51.100.9", address(), address())+pick(":80", ":81", ":30080", ":30081"))
+		for range 300 {
+			p := packet(pick("", "10.244.1.5", "10.244.1.5", "10.244.1.6", "192.0.2.21", "203.0.113.9", "10.244.2.5", address()),
+				pick("192.0.2.21", "198.51.100.1", "198.51.100.2", "198.51.100.9", destination(), destination(), destination())+pick(":80", ":80", ":81", ":30080", ":30081"))
 			got, err := tracer.Trace(t.Context(), p)
 			if err != nil {
 				t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
@@ -29,6 +30,12 @@ type World struct {
 	Overrides *v1alpha1.ServiceOverrides
 	// Full makes the next Sync read and compare all of the kernel.
 	Full bool
+
+	// Rules are what was last rendered.
+	Rules struct {
+		Node     v1alpha1.NodeProxyRules
+		Services []v1alpha1.ServiceProxyRules
+	}
 
 	services map[types.NamespacedName]*corev1.Service
 	slices   map[types.NamespacedName]*discoveryv1.EndpointSlice
@@ -100,12 +107,15 @@ func (w *World) Sync() {
 		}
 	}
 	nodeRules := w.renderNode(bySvc)
+	w.Rules.Node = v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: w.Node.Name}, Spec: *nodeRules}
+	w.Rules.Services = nil
 	services := map[dataplane.ServiceName]*dataplane.Service{}
 	for name, o := range w.services {
 		if !render.Eligible(o) {
 			continue
 		}
 		rules, _ := render.Service(o, bySvc[name], render.Shape{Overrides: w.Overrides}, v1alpha1.FormatVersion)
+		w.Rules.Services = append(w.Rules.Services, *throughJSON(w.T, rules))
 		if svc := w.combine(dataplane.ServiceName{Namespace: name.Namespace, Name: name.Name}, rules, nodeRules); svc != nil {
 			services[svc.Name] = svc
 		}

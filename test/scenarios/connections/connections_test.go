@@ -113,6 +113,9 @@ func (l *lab) connections() {
 	l.affinity()
 	l.nodePortAddresses()
 	l.podInterfaces()
+	if l.Logf("%s: the tracer agrees with %d attempts", l.family, l.compared); l.compared < 30 {
+		l.Errorf("only %d attempts were compared to what the tracer says", l.compared)
+	}
 }
 
 // connects tries one connection, whose outcome may be another one in the lab's

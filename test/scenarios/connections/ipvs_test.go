@@ -8,6 +8,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
 	"github.com/nodeproxy-io/nodeproxy/test/scenarios"
 	"github.com/nodeproxy-io/nodeproxy/test/uml"
@@ -53,6 +54,8 @@ func TestConnectionsInIPVS(t *testing.T) {
 					Rules:  iptables.NewKeeper(p.family, iptables.Options{}),
 				})
 			})
+			mode := v1alpha1.ModeIPVS
+			l.world.Settings.Mode = &mode
 			l.connections()
 			l.others()
 		})

@@ -28,6 +28,8 @@ type lab struct {
 	world                  *scenarios.World
 	// tries are connections that reach all endpoints.
 	tries int
+	// compared counts the attempts that the tracer has told of beforehand.
+	compared int
 	// instead are outcomes that differ in the lab's mode, by what is tried.
 	instead map[string]string
 }
@@ -215,9 +217,12 @@ func (l *lab) expect(from, protocol string, to netip.AddrPort, want string) {
 		if want == "DROP" {
 			target.Patience, wanted = silence, os.ErrDeadlineExceeded
 		}
-		if name, _, err := client.Ask(target); !errors.Is(err, wanted) {
+		name, _, err := client.Ask(target)
+		if !errors.Is(err, wanted) {
 			l.Errorf("%s → %s: answer of %q, error %v, want %s", from, to, name, err, want)
+			return
 		}
+		l.agrees(from, protocol, source, to, met{refusal: want})
 		return
 	}
 	names, masqueraded := words[:len(words)-1], words[len(words)-1] == "+M"
@@ -243,7 +248,9 @@ func (l *lab) expect(from, protocol string, to netip.AddrPort, want string) {
 	slices.Sort(seen)
 	if !slices.Equal(seen, names) {
 		l.Errorf("%s → %s: answers of %v, want %v", from, to, seen, names)
+		return
 	}
+	l.agrees(from, protocol, source, to, met{endpoints: seen, masqueraded: masqueraded})
 }
 
 // Addresses of a Service by its number.

@@ -1,0 +1,71 @@
+package connections
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
+	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// met is what a client has met.
+type met struct {
+	refusal     string // REJECT or DROP; empty: answers
+	endpoints   []string
+	masqueraded bool
+}
+
+// agrees checks that the tracer, by what was rendered, tells of an attempt what the
+// client has met. What no rule minds it leaves to whoever has the address: nobody
+// here, which clients meet as a refusal.
+func (l *lab) agrees(from, protocol string, source netip.Addr, to netip.AddrPort, has met) {
+	l.Helper()
+	set, err := combine.Whole(&l.world.Rules.Node, l.world.Rules.Services, l.family)
+	if err != nil {
+		l.Fatal(err)
+	}
+	result, err := tracer.New(set, l.node2).Trace(l.Context(), tracer.Packet{
+		Protocol: v1alpha1.Protocol(strings.ToUpper(protocol)), Source: source, Destination: to,
+	})
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.compared++
+	var (
+		told met
+		ways []string
+	)
+	for i := range result.Outcomes {
+		o := &result.Outcomes[i]
+		ways = append(ways, strings.Join(o.Via(), " → "))
+		switch o.Fate {
+		case tracer.Delivered:
+			told.endpoints = append(told.endpoints, l.nameOf(o.Endpoint.Addr()))
+			// What a client sees of a source that the kernel has chosen says nothing.
+			if masqueraded := o.Masqueraded || !source.IsValid(); i == 0 || masqueraded != has.masqueraded {
+				told.masqueraded = masqueraded
+			}
+		case tracer.Rejected, tracer.Dropped:
+			told.refusal = string(o.Fate)
+		default:
+			told.refusal = "REJECT"
+			l.compared-- // that is not the tracer's to tell
+		}
+	}
+	slices.Sort(told.endpoints)
+	if told.refusal != has.refusal || told.masqueraded != has.masqueraded || !slices.Equal(told.endpoints, has.endpoints) {
+		l.Errorf("%s → %s %s: the client has met %+v, the tracer says %+v: %s", from, protocol, to, has, told, strings.Join(ways, "; "))
+	}
+}
+
+// nameOf is the name of an endpoint.
+func (l *lab) nameOf(a netip.Addr) string {
+	for name, is := range map[string]netip.Addr{"a": l.plan.a, "b": l.plan.b, "r": l.plan.r} {
+		if is == a {
+			return name
+		}
+	}
+	return a.String()
+}
