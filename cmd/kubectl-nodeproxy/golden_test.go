@@ -76,7 +76,7 @@ func goldenState(t *testing.T, name string) {
 func run(t *testing.T, kubeconfig string, now time.Time, args ...string) string {
 	t.Helper()
 	var out, errs bytes.Buffer
-	status := command.Run(t.Context(), append(args, "--kubeconfig", kubeconfig), command.Options{
+	status := command.Run(t.Context(), append(args, "--kubeconfig="+kubeconfig), command.Options{
 		In: strings.NewReader(""), Out: &out, Err: &errs, Version: "v0.1.0", Now: func() time.Time { return now },
 		After: func(time.Duration) <-chan time.Time { return at(now) },
 	})

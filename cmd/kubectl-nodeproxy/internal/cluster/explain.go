@@ -114,7 +114,7 @@ func (r *Reader) unknownNode(ctx context.Context, name string) error {
 	if len(known) == 0 {
 		return fmt.Errorf("there is no node %q: no node has NodeProxyRules yet; is NodeProxy there, and does a controller run? (kubectl nodeproxy status)", name)
 	}
-	return fmt.Errorf("there is no node %q with NodeProxyRules%s; kubectl get nodeproxyrules lists the nodes", name, Suggest(name, known))
+	return fmt.Errorf("there is no node %q with NodeProxyRules%s (kubectl get nodeproxyrules lists the nodes)", name, Suggest(name, known))
 }
 
 // maxSuggested is how many other names are offered.
@@ -134,7 +134,7 @@ func Suggest(name string, known []string) string {
 	if len(near) == 0 {
 		return ""
 	}
-	return "; did you mean " + strings.Join(near, " or ") + "?"
+	return ": did you mean " + strings.Join(near, " or ") + "?"
 }
 
 // distance is how many characters have to be changed, put in or taken out to make

@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 )
 
 // Exit statuses of all commands.
@@ -48,13 +50,51 @@ func Run(ctx context.Context, args []string, o Options) int {
 	}
 }
 
+// usage is how commands are used. The flags of kubectl, which all commands have, would
+// fill a screen.
+const usage = `Usage:{{if .Runnable}}{{if not .HasSubCommands}}
+  {{.UseLine}}{{end}}{{end}}{{if .HasAvailableSubCommands}}
+  {{.CommandPath}} COMMAND{{end}}{{if .HasExample}}
+
+Examples:
+{{.Example}}{{end}}{{if .HasAvailableSubCommands}}
+
+Commands:{{range .Commands}}{{if .IsAvailableCommand}}
+  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}{{if .HasAvailableInheritedFlags}}
+
+Flags:
+{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}
+
+Flags of kubectl such as --context, --kubeconfig, --namespace, --as and --request-timeout
+may be given to every command; kubectl options lists them.
+`
+
 func newRoot(o *Options) *cobra.Command {
 	kube := genericclioptions.NewConfigFlags(true)
 	root := &cobra.Command{
-		Use:           "kubectl-nodeproxy",
-		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl nodeproxy"},
-		Short:         "What nodeproxy does with the Services of a cluster",
-		Version:       o.Version,
+		Use:         "kubectl-nodeproxy",
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl nodeproxy"},
+		Short:       "What nodeproxy does with the Services of a cluster",
+		Long: `What nodeproxy does with the Services of a cluster, and why one does not answer. It
+only reads, with the rights of the ClusterRoles nodeproxy-viewer and view, bound in the
+whole cluster.
+
+The exit status is 0 if all is well, 1 if there are findings (doctor) or differences
+(diff), 2 after an error.`,
+		Example: `  # Is all well?
+  kubectl nodeproxy status`,
+		Version: o.Version,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			var names []string
+			for _, c := range cmd.Commands() {
+				names = append(names, c.Name())
+			}
+			return fmt.Errorf("there is no command %q%s (kubectl nodeproxy --help lists them)", args[0], cluster.Suggest(args[0], names))
+		},
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
@@ -63,7 +103,8 @@ func newRoot(o *Options) *cobra.Command {
 	root.SetErr(o.Err)
 	kube.CacheDir = nil // nothing is asked of the server that would be kept
 	kube.AddFlags(root.PersistentFlags())
+	root.SetUsageTemplate(usage)
 	p := &program{Options: o, kube: kube}
-	root.AddCommand(newDoctor(p), newStatus(p))
+	root.AddCommand(newStatus(p), newRules(p), newDiff(p), newDoctor(p))
 	return root
 }

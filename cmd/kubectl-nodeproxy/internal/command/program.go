@@ -42,10 +42,8 @@ func (p *program) read(cmd *cobra.Command, wanted, optional []cluster.Kind) (*cl
 // outputFlag adds the flag -o and returns where its value will be.
 func outputFlag(cmd *cobra.Command) *string {
 	format := cmd.Flags().StringP("output", "o", string(output.Table), "how to print it: table, yaml or json")
-	values := cobra.FixedCompletions([]cobra.Completion{string(output.Table), string(output.YAML), string(output.JSON)}, cobra.ShellCompDirectiveNoFileComp)
-	if err := cmd.RegisterFlagCompletionFunc("output", values); err != nil {
-		panic(err) // the flag has just been added
-	}
+	values := []cobra.Completion{string(output.Table), string(output.YAML), string(output.JSON)}
+	completeFlag(cmd, "output", cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	return format
 }
 
@@ -81,6 +79,6 @@ func arguments(least, most int, what string) cobra.PositionalArgs {
 		if len(args) >= least && len(args) <= most {
 			return nil
 		}
-		return fmt.Errorf("%s takes %s, and got %d arguments: kubectl %s", cmd.Name(), what, len(args), "nodeproxy "+cmd.Use)
+		return fmt.Errorf("%s takes %s, and got %s: kubectl nodeproxy %s", cmd.Name(), what, output.Plural(len(args), "argument"), cmd.Use)
 	}
 }

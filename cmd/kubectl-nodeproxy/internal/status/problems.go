@@ -11,6 +11,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
 // Problem is something that is not well, on some nodes or with the whole cluster.
@@ -125,7 +126,7 @@ func ofCluster(o *cluster.Objects, nodes int) []Problem {
 		if nodes == 0 {
 			return nil
 		}
-		return []Problem{{What: "no NodeProxy", Message: fmt.Sprintf("it has been deleted: %d nodes keep the rules that they have, and nothing follows changes of Services; docs/removal.md", nodes)}}
+		return []Problem{{What: "no NodeProxy", Message: "it has been deleted: the nodes keep the rules that they have, and do not follow changes of Services any more; docs/removal.md"}}
 	}
 	var list []Problem
 	conditions := p.Status.Conditions
@@ -135,7 +136,7 @@ func ofCluster(o *cluster.Objects, nodes int) []Problem {
 	case ready == nil:
 		list = append(list, Problem{What: "no controller", Since: p.CreationTimestamp, Message: "no controller has worked on NodeProxy since it was created: does one run? (kubectl -n nodeproxy-system get pods)"})
 	case p.Status.ObservedGeneration != p.Generation:
-		list = append(list, Problem{What: "no controller", Message: "no controller has seen the newest change of NodeProxy: does one run? (kubectl -n nodeproxy-system get pods)"})
+		list = append(list, Problem{What: "NodeProxy has changed", Message: "the controller has not looked at the newest change yet: if that lasts for more than a few seconds, none runs (kubectl -n nodeproxy-system get pods)"})
 	case ready.Status != metav1.ConditionTrue && !aboutOthers(ready.Reason):
 		list = append(list, Problem{What: "NodeProxy " + name(ready), Since: ready.LastTransitionTime, Message: ready.Message})
 	}
@@ -143,7 +144,7 @@ func ofCluster(o *cluster.Objects, nodes int) []Problem {
 		list = append(list, Problem{What: "NodeProxy " + name(deployed), Since: deployed.LastTransitionTime, Message: deployed.Message})
 	}
 	if lagging := p.Status.Nodes.Lagging; lagging > 0 {
-		list = append(list, Problem{What: "agents that lag", Message: fmt.Sprintf("%d nodes have not applied changes older than a minute; docs/troubleshooting.md, NodeproxyAgentsLagging", lagging)})
+		list = append(list, Problem{What: "agents that lag", Message: fmt.Sprintf("what has changed more than a minute ago is not applied on %s; docs/troubleshooting.md, NodeproxyAgentsLagging", output.Plural(int(lagging), "node"))})
 	}
 	return list
 }

@@ -3,6 +3,7 @@ package status
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
@@ -14,7 +15,7 @@ const (
 	maxExamples = 3
 	maxNames    = 5
 	// maxMessage is how much of a message is printed.
-	maxMessage = 300
+	maxMessage = 500
 	// maxChanges is how many changes are told of.
 	maxChanges = 15
 )
@@ -84,7 +85,9 @@ func (r *Report) glance(l *output.Lines) {
 		}
 		l.Linef("MODES\t%s", modes)
 	}
-	l.Linef("SERVICES\t%s", r.services())
+	if r.NodeProxy != nil {
+		l.Linef("SERVICES\t%s", r.services())
+	}
 	if p := r.Policies; p.Nodes+p.Services > 0 {
 		l.Linef("POLICIES\t%d for nodes (%d ready), %d for Services (%d ready)", p.Nodes, p.ReadyNodes, p.Services, p.ReadyServices)
 	}
@@ -145,17 +148,38 @@ func (r *Report) problem(l *output.Lines, p *Problem) {
 		return
 	}
 	l.Linef("%s, %s%s", p.What, output.Plural(len(p.Nodes), "node"), age)
-	for i := range p.Nodes[:min(len(p.Nodes), maxExamples)] {
-		n := &p.Nodes[i]
-		l.Linef("  %s, for %s: %s", n.Name, output.Age(r.Time.Time, n.Since.Time), output.Clip(n.Message, maxMessage))
+	same := bySameMessage(p.Nodes)
+	for _, group := range same[:min(len(same), maxExamples)] {
+		l.Linef("  %s, for %s: %s", output.Some(names(group), maxNames), output.Age(r.Time.Time, group[0].Since.Time), output.Clip(group[0].Message, maxMessage))
 	}
-	if len(p.Nodes) > maxExamples {
-		var names []string
-		for _, n := range p.Nodes[maxExamples:] {
-			names = append(names, n.Name)
+	if len(same) > maxExamples {
+		rest := slices.Concat(same[maxExamples:]...)
+		l.Linef("  and %d more: %s", len(rest), output.Some(names(rest), maxNames))
+	}
+}
+
+// bySameMessage puts nodes together of which the same is told.
+func bySameMessage(nodes []NodeProblem) [][]NodeProblem {
+	var groups [][]NodeProblem
+	at := map[string]int{}
+	for _, n := range nodes {
+		i, found := at[n.Message]
+		if !found {
+			i = len(groups)
+			at[n.Message] = i
+			groups = append(groups, nil)
 		}
-		l.Linef("  and %d more: %s", len(names), output.Some(names, maxNames))
+		groups[i] = append(groups[i], n)
 	}
+	return groups
+}
+
+func names(nodes []NodeProblem) []string {
+	list := make([]string, len(nodes))
+	for i := range nodes {
+		list[i] = nodes[i].Name
+	}
+	return list
 }
 
 func (r *Report) changes(l *output.Lines) {

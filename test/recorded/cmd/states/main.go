@@ -16,6 +16,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -90,12 +91,31 @@ func record(ctx context.Context, bin, out string) (err error) {
 		if err := step.to(ctx); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
-		if err := recorded.Record(ctx, c.RESTConfig(), filepath.Join(out, step.name), time.Now()); err != nil {
+		if err := s.record(ctx, step.name); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 		fmt.Println(step.name, time.Since(begin).Round(time.Second))
 	}
 	return nil
+}
+
+// record writes the state, once the controller, where one runs, has told of it.
+func (s *story) record(ctx context.Context, name string) error {
+	err := s.until(ctx, func(ctx context.Context) error {
+		p := &v1alpha1.NodeProxy{}
+		err := s.api.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeProxyName}, p)
+		if err != nil {
+			return client.IgnoreNotFound(err)
+		}
+		if s.controller != nil && (p.Status.ObservedGeneration != p.Generation || p.Status.Nodes.Total != 2) {
+			return errors.New("the controller has not told of the newest change")
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return recorded.Record(ctx, s.nodeproxy.Cluster.RESTConfig(), filepath.Join(s.out, name), time.Now())
 }
 
 // install brings CRDs, roles, pods and Services, and no NodeProxy.
@@ -175,14 +195,14 @@ func (s *story) besideKubeProxy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := recorded.Record(ctx, s.nodeproxy.Cluster.RESTConfig(), filepath.Join(s.out, "audit-beside-kube-proxy"), time.Now()); err != nil {
+	if err := s.record(ctx, "audit-beside-kube-proxy"); err != nil {
 		return err
 	}
-	// One proxy ends, and somebody changes a rule that it had written.
+	// One proxy ends, and a Service comes.
 	if err := proxies[1].Stop(); err != nil {
 		return err
 	}
-	if _, err := s.nodeproxy.Cluster.Node(1).Exec(ctx, "iptables", "-t", "nat", "-D", "KUBE-SERVICES", "1"); err != nil {
+	if _, err := s.nodeproxy.Cluster.Kubectl(ctx, "-n", "shop", "create", "service", "clusterip", "late", "--tcp", "80"); err != nil {
 		return err
 	}
 	if err := s.until(ctx, func(ctx context.Context) error { return s.programmed(ctx, 1, v1alpha1.ReasonAuditDiffers) }); err != nil {
@@ -220,20 +240,25 @@ func (s *story) enforce(ctx context.Context) error {
 	if err := s.until(ctx, s.nodeproxy.Programmed); err != nil {
 		return err
 	}
-	return s.until(ctx, func(ctx context.Context) error {
-		p := &v1alpha1.NodeProxy{}
-		if err := s.api.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeProxyName}, p); err != nil {
-			return err
+	return s.until(ctx, s.done)
+}
+
+// done returns nil when no change is on its way.
+func (s *story) done(ctx context.Context) error {
+	p := &v1alpha1.NodeProxy{}
+	if err := s.api.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeProxyName}, p); err != nil {
+		return err
+	}
+	policy := &v1alpha1.NodeProxyPolicy{}
+	if err := s.api.Get(ctx, client.ObjectKey{Name: "slow-sync"}, policy); err != nil {
+		return err
+	}
+	for _, conditions := range [][]metav1.Condition{p.Status.Conditions, policy.Status.Conditions} {
+		if !meta.IsStatusConditionTrue(conditions, v1alpha1.ConditionReady) {
+			return errors.New("a change is on its way")
 		}
-		policy := &v1alpha1.NodeProxyPolicy{}
-		if err := s.api.Get(ctx, client.ObjectKey{Name: "slow-sync"}, policy); err != nil {
-			return err
-		}
-		if p.Status.Nodes.Programmed != 2 || policy.Status.Programmed != 1 {
-			return errors.New("not ready")
-		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // askForIPVS asks for a mode that these nodes lack, and says what to do then.
@@ -273,7 +298,11 @@ func (s *story) loseObject(ctx context.Context) error {
 	if err := s.set(ctx, func(settings *v1alpha1.WrittenSettings) { settings.Mode = nil }); err != nil {
 		return err
 	}
-	if err := s.until(ctx, s.nodeproxy.Programmed); err != nil {
+	if err := s.until(ctx, s.done); err != nil {
+		return err
+	}
+	// Of what it did last it has to tell before it ends.
+	if err := s.record(ctx, "held"); err != nil {
 		return err
 	}
 	if err := s.controller.Stop(); err != nil {

@@ -1,0 +1,52 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// labelOtherProxy is on Services that another proxy serves.
+const labelOtherProxy = "service.kubernetes.io/service-proxy-name"
+
+// Rendered returns nil if objects have the ServiceProxyRules of a Service, else an
+// error that says why it has none: there is no such Service, or it is not one that is
+// proxied.
+func (r *Reader) Rendered(ctx context.Context, name Name, objects *Objects) error {
+	var known []string
+	for i := range objects.ServiceRules {
+		service, ok := combine.ServiceOf(objects.ServiceRules[i].Name)
+		if ok && Name(service) == name {
+			return nil
+		}
+		if ok {
+			known = append(known, service.String())
+		}
+	}
+	service := &corev1.Service{}
+	if err := r.client.Get(ctx, client.ObjectKey(name), service); err != nil {
+		// It does not matter whether it may not be read or is not there.
+		return fmt.Errorf("no Service %s is proxied: there are no ServiceProxyRules %s%s (kubectl get serviceproxyrules lists what is)",
+			name, v1alpha1.ServiceProxyRulesName(name.Namespace, name.Name), Suggest(name.String(), known))
+	}
+	return fmt.Errorf("the Service %s is not proxied: %s", name, unproxied(service))
+}
+
+// unproxied says why a Service has no ServiceProxyRules.
+func unproxied(service *corev1.Service) string {
+	switch proxy, other := service.Labels[labelOtherProxy]; {
+	case service.Spec.Type == corev1.ServiceTypeExternalName:
+		return "it is of type ExternalName, which is a matter of DNS alone"
+	case service.Spec.ClusterIP == corev1.ClusterIPNone:
+		return "it is headless (clusterIP: None): its clients connect to its pods themselves"
+	case other:
+		return fmt.Sprintf("its label %s leaves it to %q", labelOtherProxy, proxy)
+	default:
+		return fmt.Sprintf("the controller has not rendered it; kubectl get events -n %s --field-selector involvedObject.name=%s says why, if it was refused", service.Namespace, service.Name)
+	}
+}

@@ -1,0 +1,187 @@
+package rules
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+)
+
+// Difference is in what a node differs from what it is to be, or from another node.
+// What is the same is not in it.
+type Difference struct {
+	// Node and Other are what is compared: a node with what it reports, or two nodes.
+	Node  string `json:"node"`
+	Other string `json:"other"`
+	// Fields differ.
+	Fields []Field `json:"fields,omitempty"`
+	// Findings are what the node reports that it should not have to, and examples.
+	Findings []Finding `json:"findings,omitempty"`
+	// Services have another effective set on the two nodes.
+	Services []ServiceDifference `json:"services,omitempty"`
+	// Notes say what is no difference, and has to be known.
+	Notes []string `json:"notes,omitempty"`
+
+	columns [2]string
+}
+
+// Finding is something that a node reports, with examples.
+type Finding struct {
+	What     string   `json:"what"`
+	Examples []string `json:"examples,omitempty"`
+}
+
+// Field is a field that differs.
+type Field struct {
+	Name  string `json:"name"`
+	Node  string `json:"node"`
+	Other string `json:"other"`
+}
+
+// ServiceDifference is in what a Service differs between two nodes.
+type ServiceDifference struct {
+	Service string           `json:"service"`
+	Family  dataplane.Family `json:"family"`
+	Fields  []Field          `json:"fields"`
+}
+
+// Differs reports whether there is a difference.
+func (d *Difference) Differs() bool { return len(d.Fields)+len(d.Findings)+len(d.Services) > 0 }
+
+// field adds a field, if it differs.
+func (d *Difference) field(name, node, other string) {
+	if node != other {
+		d.Fields = append(d.Fields, Field{Name: name, Node: cmp.Or(node, "none"), Other: cmp.Or(other, "none")})
+	}
+}
+
+func (d *Difference) finding(examples []string, format string, args ...any) {
+	d.Findings = append(d.Findings, Finding{What: fmt.Sprintf(format, args...), Examples: examples})
+}
+
+// Reported compares what a node is to be with what it reports.
+func Reported(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules, now time.Time) (*Difference, error) {
+	all, err := whole(node, services)
+	if err != nil {
+		return nil, err
+	}
+	d := &Difference{Node: node.Name, Other: "reported", columns: [2]string{"WANTED", "REPORTED"}}
+	status := &node.Status
+	programmed := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed)
+	if programmed == nil {
+		d.finding(nil, "no agent has reported from this node yet; is nodeproxy-agent running there? (kubectl -n nodeproxy-system get pods -o wide)")
+		return d, nil
+	}
+	d.field("settings revision", node.Spec.SettingsRevision, status.SettingsRevision)
+	d.field("generation", fmt.Sprint(node.Generation), fmt.Sprint(status.ObservedGeneration))
+	d.field("mode", string(all[dataplane.IPv4].Mode), string(status.Mode))
+	d.field("families", strings.Join(needed(all), ", "), strings.Join(served(status.Families, all), ", "))
+	d.conditions(status, now)
+	d.figures(status, all, services)
+	if refused := status.Refused; refused != nil && refused.Count > 0 {
+		d.finding(refused.Examples, "its kernel refuses %s", output.Plural(int(refused.Count), "Service"))
+	}
+	if status.Held > 0 {
+		d.finding(nil, "it holds %s whose objects have vanished: their rules stay", output.Plural(int(status.Held), "Service"))
+	}
+	if diff := status.Difference; diff != nil && diff.Count > 0 {
+		d.finding(diff.Examples, "its kernel differs in %s", output.Plural(int(diff.Count), "thing"))
+	}
+	if drift := status.Drift; drift != nil && drift.Repairs > 0 {
+		d.Notes = append(d.Notes, fmt.Sprintf("what others had changed was repaired %d times since the agent started, last %s ago: %s",
+			drift.Repairs, output.Age(now, drift.LastTime.Time), output.Some(drift.Examples, maxExamples)))
+	}
+	return d, nil
+}
+
+// maxExamples is how many examples are quoted.
+const maxExamples = 3
+
+// needed are the families that Services need, served those of them that the node has.
+func needed(all sets) []string {
+	var list []string
+	for _, f := range families() {
+		if len(all[f].Services) > 0 {
+			list = append(list, string(f))
+		}
+	}
+	return list
+}
+
+func served(reported []string, all sets) []string {
+	return slices.DeleteFunc(needed(all), func(f string) bool { return !slices.Contains(reported, f) })
+}
+
+// conditions tells, once each, of those that are not as they should be.
+func (d *Difference) conditions(status *v1alpha1.NodeProxyRulesStatus, now time.Time) {
+	for i := range status.Conditions {
+		c := &status.Conditions[i]
+		well := metav1.ConditionFalse
+		switch c.Type {
+		case v1alpha1.ConditionAccepted, v1alpha1.ConditionProgrammed:
+			well = metav1.ConditionTrue
+		case v1alpha1.ConditionModeFallback, v1alpha1.ConditionConflictingProxy, v1alpha1.ConditionConntrackPressure, v1alpha1.ConditionDrifted:
+		default:
+			continue // somebody else's
+		}
+		again := c.Type == v1alpha1.ConditionProgrammed && meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionAccepted) ||
+			c.Type == v1alpha1.ConditionConflictingProxy && meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionProgrammed)
+		if c.Status != well && !again {
+			d.finding(nil, "%s is %s for %s, %s: %s", c.Type, c.Status, output.Age(now, c.LastTransitionTime.Time), c.Reason, output.Clip(c.Message, maxMessage))
+		}
+	}
+}
+
+// figures compares the counts. Agents report most of them within five minutes only, if
+// nothing else is new, so that these are not taken for differences.
+func (d *Difference) figures(status *v1alpha1.NodeProxyRulesStatus, all sets, services []v1alpha1.ServiceProxyRules) {
+	names := map[dataplane.ServiceName]bool{}
+	endpoints, local := map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
+	for _, f := range families() {
+		for name, svc := range all[f].Services {
+			names[name] = true
+			for i := range svc.Ports {
+				p := &svc.Ports[i]
+				for _, e := range slices.Concat(p.Cluster, p.Local) {
+					endpoints[e] = true
+					if slices.Contains(p.Members, e) {
+						local[e] = true
+					}
+				}
+			}
+		}
+	}
+	late := func(what, wanted, reported string) {
+		if wanted != reported {
+			d.Notes = append(d.Notes, fmt.Sprintf("%s: %s wanted, %s reported; such figures may be reported five minutes late", what, wanted, cmp.Or(reported, "none")))
+		}
+	}
+	if status.Held == 0 { // those of held Services count, too
+		d.field("local endpoints", fmt.Sprint(len(local)), fmt.Sprint(status.LocalEndpoints))
+		late("endpoints", fmt.Sprint(len(endpoints)), fmt.Sprint(status.Endpoints))
+	}
+	newest := ""
+	for i := range services {
+		if v := services[i].ResourceVersion; newer(v, newest) {
+			newest = v
+		}
+	}
+	late("Services", fmt.Sprint(len(names)), fmt.Sprint(status.Services-status.Held))
+	if newer(newest, status.AppliedResourceVersion) {
+		late("newest ServiceProxyRules (resourceVersion)", newest, status.AppliedResourceVersion)
+	}
+}
+
+// newer reports whether a resourceVersion is newer than another. They are numbers.
+func newer(a, b string) bool {
+	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) > 0
+}

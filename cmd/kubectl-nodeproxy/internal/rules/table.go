@@ -1,0 +1,216 @@
+package rules
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+)
+
+// maxEndpoints is how many endpoints are printed in a list of Services.
+const maxEndpoints = 2
+
+// Table prints the report for people.
+func (r *Report) Table(w io.Writer) error {
+	l := &output.Lines{}
+	head := fmt.Sprintf("Node %s: mode %s, %s, generation %d", r.Node, r.Mode, r.Enforcement, r.Generation)
+	if r.Zone != "" {
+		head += ", zone " + r.Zone
+	}
+	if len(r.Policies) > 0 {
+		head += ", policies " + strings.Join(r.Policies, ", ")
+	}
+	l.Linef("%s. Node ports answer at %s.", head, r.NodePorts)
+	for _, n := range r.Notes {
+		l.Linef("! %s", n)
+	}
+	switch {
+	case r.one:
+		for i := range r.Services {
+			r.Services[i].full(l)
+		}
+	case len(r.Services) == 0:
+		l.Heading("It is to hold no Service.")
+	default:
+		l.Heading("SERVICE\tPORT\tADDRESSES\tPOLICY\tENDPOINTS\tLOCAL\tBESIDES")
+		for i := range r.Services {
+			r.Services[i].short(l)
+		}
+	}
+	if len(r.Unused) > 0 {
+		l.Heading("NOT USED")
+		for _, u := range r.Unused {
+			l.Linef("%s: %s", u.Name, u.Why)
+		}
+	}
+	return l.Write(w)
+}
+
+// short prints a line for each port.
+func (s *Service) short(l *output.Lines) {
+	besides := strings.Join(s.besides(), "; ")
+	name := s.Namespace + "/" + s.Name
+	if len(s.Ports) == 0 {
+		l.Linef("%s\tnone\t%s\t\t\t\t%s", name, s.ClusterIP, besides)
+	}
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		l.Linef("%s\t%s\t%s\t%s\t%s\t%s\t%s", name, p.label(), p.addresses(), s.policy(p), endpoints(p.UsesCluster, p.Cluster), endpoints(p.UsesLocal, p.Local), besides)
+		besides = "" // it is the same for all ports
+	}
+}
+
+// label is how a port is called: 80/TCP web.
+func (p *Port) label() string {
+	text := fmt.Sprintf("%d/%s", p.Port, p.Protocol)
+	if p.Name != "" {
+		text += " " + p.Name
+	}
+	return text
+}
+
+// addresses lists addresses without the port, which stands beside them.
+func (p *Port) addresses() string {
+	var texts []string
+	for _, a := range p.Addresses {
+		if a.Kind == nodePort {
+			texts = append(texts, "node port "+a.At)
+			continue
+		}
+		at := netip.MustParseAddrPort(a.At)
+		text := at.Addr().String()
+		switch a.Kind {
+		case externalIP:
+			text = "external " + text
+		case loadBalancerIP:
+			text = "load balancer " + text
+		}
+		texts = append(texts, text)
+	}
+	if len(texts) == 0 {
+		return "none"
+	}
+	return strings.Join(texts, ", ")
+}
+
+// policy says under which policy what comes from inside and from outside is.
+func (s *Service) policy(p *Port) string {
+	if s.InternalTrafficPolicy == s.ExternalTrafficPolicy || !p.external() {
+		return string(s.InternalTrafficPolicy)
+	}
+	return fmt.Sprintf("%s, outside %s", s.InternalTrafficPolicy, s.ExternalTrafficPolicy)
+}
+
+func (p *Port) external() bool {
+	for _, a := range p.Addresses {
+		if a.Kind != clusterIP {
+			return true
+		}
+	}
+	return false
+}
+
+func endpoints(used bool, list []netip.AddrPort) string {
+	if !used {
+		return "-"
+	}
+	if len(list) == 0 {
+		return "none"
+	}
+	texts := make([]string, len(list))
+	for i, e := range list {
+		texts[i] = e.String()
+	}
+	return output.Some(texts, maxEndpoints)
+}
+
+// besides lists what else there is to say of a Service.
+func (s *Service) besides() []string {
+	var texts []string
+	add := func(format string, args ...any) { texts = append(texts, fmt.Sprintf(format, args...)) }
+	if s.AffinitySeconds > 0 {
+		add("clients stay for %d s", s.AffinitySeconds)
+	}
+	if len(s.SourceRanges) > 0 && len(s.LoadBalancerIPs) > 0 {
+		ranges := make([]string, len(s.SourceRanges))
+		for i, r := range s.SourceRanges {
+			ranges[i] = r.String()
+		}
+		add("load balancer for %s only", output.Some(ranges, maxEndpoints))
+	}
+	if s.HealthCheckNodePort != 0 {
+		add("health check %d counts %s", s.HealthCheckNodePort, output.Plural(s.LocalReady, "local endpoint"))
+	}
+	if s.IPVSScheduler != "" {
+		add("IPVS scheduler %s", s.IPVSScheduler)
+	}
+	if len(s.Policies) > 0 {
+		add("policies %s", strings.Join(s.Policies, ", "))
+	}
+	for _, lost := range s.Lost {
+		add("%s is lost to %s", lost.At, lost.To)
+	}
+	for _, p := range s.Problems {
+		add("%s", p)
+	}
+	return texts
+}
+
+// full prints all of a Service.
+func (s *Service) full(l *output.Lines) {
+	l.Heading(fmt.Sprintf("Service %s/%s, %s", s.Namespace, s.Name, s.Family))
+	for _, text := range s.besides() {
+		l.Linef("  %s", text)
+	}
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		l.Heading("Port " + p.label())
+		if len(p.Addresses) == 0 {
+			l.Linef("  answers nowhere")
+		}
+		for _, a := range p.Addresses {
+			l.Linef("  %s\t%s\tpolicy %s: %s", a.Kind, a.At, a.Policy, p.leadsTo(a.Policy))
+		}
+		if len(p.Endpoints) == 0 {
+			l.Linef("  no endpoint, be it ready or terminating")
+			continue
+		}
+		l.Heading("  ENDPOINT\tSTATE\tON THIS NODE\tPOLICY CLUSTER\tPOLICY LOCAL")
+		for _, e := range p.Endpoints {
+			l.Linef("  %s\t%s\t%s\t%s\t%s", e.At, e.State, yesOrNo(e.OnNode), dash(e.Cluster), dash(e.Local))
+		}
+	}
+}
+
+// leadsTo says what becomes of connections under a policy.
+func (p *Port) leadsTo(policy v1alpha1.TrafficPolicy) string {
+	list := p.Cluster
+	if policy == v1alpha1.TrafficPolicyLocal {
+		list = p.Local
+	}
+	switch {
+	case len(list) > 0:
+		return output.Plural(len(list), "endpoint")
+	case policy == v1alpha1.TrafficPolicyLocal && len(p.Endpoints) > 0:
+		return "no endpoint on this node: connections are dropped"
+	default:
+		return "no endpoint: connections are rejected"
+	}
+}
+
+func yesOrNo(is bool) string {
+	if is {
+		return yes
+	}
+	return "no"
+}
+
+func dash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}
