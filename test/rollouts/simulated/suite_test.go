@@ -41,6 +41,9 @@ const (
 	people = "people"
 )
 
+// recordTo is for the golden tests of the plugin of kubectl.
+var recordTo = flag.String("record", "", "a folder, in which states of the cluster are written to folders of their own")
+
 var update = flag.Bool("update", false, "write the golden files in testdata instead of comparing with them")
 
 // planes are the control planes of the package. There is one NodeProxy in a cluster,

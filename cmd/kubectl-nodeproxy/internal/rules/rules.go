@@ -14,6 +14,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
 // Report is what a node is to hold.
@@ -150,6 +151,9 @@ func Of(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules, on
 			objects[name] = &services[i]
 		}
 	}
+	if lonely := withoutObject(node, objects); only == nil && len(lonely) > 0 {
+		r.Notes = append(r.Notes, fmt.Sprintf("endpoints on this node of Services that have no ServiceProxyRules count for nothing: %s", output.Some(lonely, maxExamples)))
+	}
 	c := newClaims(services)
 	for _, f := range families() {
 		for name, svc := range all[f].Services {
@@ -177,6 +181,18 @@ func Of(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules, on
 		r.Unused = []Unused{{Name: only.String(), Why: noClusterIP(all, *only)}}
 	}
 	return r, nil
+}
+
+// withoutObject lists Services that have endpoints on the node, and no object.
+func withoutObject(node *v1alpha1.NodeProxyRules, objects map[dataplane.ServiceName]*v1alpha1.ServiceProxyRules) []string {
+	var names []string
+	for name := range combine.Members(node.Spec.Services) {
+		if objects[name] == nil {
+			names = append(names, name.String())
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // noClusterIP says why nothing is held of a Service whose object is used.

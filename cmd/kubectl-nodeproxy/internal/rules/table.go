@@ -165,6 +165,9 @@ func (s *Service) full(l *output.Lines) {
 	for _, text := range s.besides() {
 		l.Linef("  %s", text)
 	}
+	if len(s.Ports) == 0 {
+		l.Linef("  its object has no port that can be used, so it answers nowhere")
+	}
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		l.Heading("Port " + p.label())

@@ -81,7 +81,8 @@ type Nodes struct {
 // Services counts Services.
 type Services struct {
 	// Proxied is how many there are to be proxied, as far as a controller has told.
-	Proxied int `json:"proxied"`
+	// Absent: none has.
+	Proxied *int32 `json:"proxied,omitempty"`
 	// Refused cannot be rendered or stored.
 	Refused int `json:"refused,omitempty"`
 	// RefusedByNodes is how many are refused by the node that refuses most.
@@ -143,7 +144,7 @@ func Of(o *cluster.Objects) *Report {
 		r.Services.Refused = int(p.Status.RefusedServices)
 		r.Refused = p.Status.Refused
 		if p.Status.Inventory != nil {
-			r.Services.Proxied = int(p.Status.Inventory.Services)
+			r.Services.Proxied = &p.Status.Inventory.Services
 		}
 	}
 	r.Problems = problems(o, nodes)

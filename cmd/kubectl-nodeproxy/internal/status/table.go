@@ -116,7 +116,10 @@ func (r *Report) nodes() string {
 }
 
 func (r *Report) services() string {
-	text := fmt.Sprintf("%d proxied", r.Services.Proxied)
+	text := "how many are proxied no controller has told yet"
+	if n := r.Services.Proxied; n != nil {
+		text = fmt.Sprintf("%d proxied", *n)
+	}
 	if n := r.Services.Refused; n > 0 {
 		text += fmt.Sprintf("; %d refused by the controller", n)
 	}
