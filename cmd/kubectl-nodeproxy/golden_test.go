@@ -100,6 +100,13 @@ func at(now time.Time) <-chan time.Time {
 	return c
 }
 
+// atOnce is a clock for which all time has passed.
+func atOnce(time.Duration) <-chan time.Time {
+	passed := make(chan time.Time, 1)
+	passed <- time.Time{}
+	return passed
+}
+
 func writeKubeconfig(t *testing.T, url string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")

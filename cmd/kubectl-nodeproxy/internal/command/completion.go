@@ -44,8 +44,11 @@ func (p *program) completeNodes(most int) cobra.CompletionFunc {
 	}
 }
 
-// completeServices completes a flag with NAMESPACE/NAME of a Service.
-func (p *program) completeServices(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+// completeServices completes one argument with NAMESPACE/NAME of a Service.
+func (p *program) completeServices(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
 	var list []cobra.Completion
 	for _, n := range p.names(cmd, cluster.ServiceProxyRules) {
 		if service, ok := combine.ServiceOf(n.Name); ok {
@@ -53,6 +56,12 @@ func (p *program) completeServices(cmd *cobra.Command, _ []string, _ string) ([]
 		}
 	}
 	return list, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeServiceFlag completes a flag with NAMESPACE/NAME of a Service, whatever the
+// arguments.
+func (p *program) completeServiceFlag(cmd *cobra.Command, _ []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return p.completeServices(cmd, nil, begun)
 }
 
 // completeFlag has a flag completed; the flag must have been added.

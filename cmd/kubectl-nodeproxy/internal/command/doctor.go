@@ -38,7 +38,8 @@ and 2 where nothing could.`,
 
   # For a program
   kubectl nodeproxy doctor -o json`,
-		Args: arguments(0, 1, "a Service as NAMESPACE/SERVICE, or nothing for all of them"),
+		Args:              arguments(0, 1, "a Service as NAMESPACE/SERVICE, or nothing for all of them"),
+		ValidArgsFunction: p.completeServices,
 	}, func(cmd *cobra.Command, args []string) (output.Report, bool, error) {
 		service, err := oneService(args)
 		if err != nil {

@@ -35,7 +35,7 @@ on this node or not.`,
 		return report, false, err
 	})
 	cmd.Flags().StringVar(&service, "service", "", "show this Service alone, in full: NAMESPACE/NAME, or a NAME in the namespace of -n")
-	completeFlag(cmd, "service", p.completeServices)
+	completeFlag(cmd, "service", p.completeServiceFlag)
 	return cmd
 }
 
