@@ -1,0 +1,268 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/test/cluster/kubelets"
+	"github.com/nodeproxy-io/nodeproxy/test/recorded"
+)
+
+// recordVariable names a folder. With it faults are planted one after the other, and
+// what the cluster is like with each is recorded there.
+const recordVariable = "RECORD"
+
+// TestDoctor plants faults in a healthy cluster. kubectl nodeproxy doctor, with the
+// rights of a viewer, names each of them, and nothing before and after.
+func TestDoctor(t *testing.T) {
+	d := &doctor{}
+	rows := d.rows()
+	if !anyChosen(t, rows) {
+		return
+	}
+	w := newWorld(t, kubelets.Options{Nodes: 2, CoreDNS: true})
+	w.work(t, rows)
+}
+
+// doctor is the program, and what it is run with.
+type doctor struct {
+	program, kubeconfig string
+}
+
+func (d *doctor) rows() []row {
+	rows := []row{{name: "doctor-healthy", title: "doctor finds nothing on a healthy cluster", needed: true, do: d.healthyCluster}}
+	if folder := os.Getenv(recordVariable); folder != "" {
+		return append(rows, row{name: "doctor-record", title: "faults, one after the other, recorded", do: func(r *run) { d.record(r, folder) }})
+	}
+	return append(rows,
+		row{name: "doctor-faults", title: "doctor names faults that are there together", needed: true, do: d.together},
+		row{name: "doctor-controller", title: "doctor names faults of the whole", do: d.oneByOne(wholeFaults())},
+	)
+}
+
+// finding is as much of a finding as the test needs.
+type finding struct {
+	Name, Service, Policy string
+	Nodes                 []string
+	Therefore             []finding
+}
+
+// report is what the doctor prints as JSON.
+type report struct {
+	Findings []finding
+	NotMade  []struct{ Check, Why string }
+}
+
+// has reports whether a finding is there, also below another one. Where is a Service,
+// a node or a policy.
+func (r *report) has(name, where string) bool { return has(r.Findings, name, where) }
+
+func has(found []finding, name, where string) bool {
+	return slices.ContainsFunc(found, func(f finding) bool {
+		return f.Name == name && (where == "" || f.Service == where || f.Policy == where || slices.Contains(f.Nodes, where)) || has(f.Therefore, name, where)
+	})
+}
+
+// ask runs the program. It fails for the exit status 2, and for one that does not fit
+// what is printed.
+func (d *doctor) ask(r *run, service string) (*report, error) {
+	args := []string{"doctor", "--kubeconfig", d.kubeconfig, "-o", "json"}
+	if service != "" {
+		args = append(args, service)
+	}
+	command := exec.CommandContext(r.ctx, d.program, args...)
+	var out, errs bytes.Buffer
+	command.Stdout, command.Stderr = &out, &errs
+	status := 0
+	if err := command.Run(); err != nil {
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 1 {
+			return nil, fmt.Errorf("doctor %s: %w: %s", service, err, errs.String())
+		}
+		status = 1
+	}
+	found := &report{}
+	if err := json.Unmarshal(out.Bytes(), found); err != nil {
+		return nil, fmt.Errorf("doctor %s prints %q: %w", service, out.String(), err)
+	}
+	if findings := len(found.Findings) > 0; findings != (status == 1) || len(found.NotMade) > 0 {
+		return nil, fmt.Errorf("doctor %s: exit status %d with %s", service, status, out.String())
+	}
+	return found, nil
+}
+
+// well returns nil where the doctor finds nothing.
+func (d *doctor) well(r *run) error {
+	for _, service := range []string{"", "shop/web"} {
+		found, err := d.ask(r, service)
+		if err != nil {
+			return err
+		}
+		if len(found.Findings) > 0 {
+			return fmt.Errorf("doctor %s finds %+v", service, found.Findings)
+		}
+	}
+	return nil
+}
+
+// healthyCluster installs nodeproxy, workloads and the program.
+func (d *doctor) healthyCluster(r *run) {
+	v, err := build(r.ctx, r.root, filepath.Join(r.temp, first), first)
+	r.must(err)
+	d.program = filepath.Join(r.temp, "kubectl-nodeproxy")
+	command := exec.CommandContext(r.ctx, "go", "build", "-o", d.program, "./cmd/kubectl-nodeproxy")
+	command.Dir, command.Env = r.root, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := command.CombinedOutput(); err != nil {
+		r.Fatalf("%v: %s", err, out)
+	}
+	for _, archive := range v.archives() {
+		r.must(r.cluster.LoadImage(r.ctx, archive))
+	}
+	r.must(r.cluster.Install(r.ctx, v.manifest()))
+	r.kubectl("apply", "-f", filepath.Join(r.root, sample))
+	// What others change is looked for more often than it is by default.
+	r.patch(`{"spec":{"settings":{"sync":{"verifyIntervalSeconds":5}}}}`)
+	r.kubectl("apply", "-f", filepath.Join(r.root, "test", "e2e", "doctor.yaml"))
+	d.balance(r, balancedIP, balancedIP6)
+	d.viewer(r)
+	r.until(2*time.Minute, "all is well", r.world.well)
+	r.until(time.Minute, "doctor finds nothing", func() error { return d.well(r) })
+	if _, err := d.ask(r, "shop/no-such"); err == nil || !strings.Contains(err.Error(), "there is no such Service as shop/no-such") {
+		r.Errorf("a Service that there is not: %v", err)
+	}
+}
+
+// balance writes what a cloud would write into the status of the load balancer.
+func (d *doctor) balance(r *run, ips ...string) {
+	service := r.service("web")
+	before := client.MergeFrom(service.DeepCopy())
+	service.Status.LoadBalancer.Ingress = nil
+	for _, ip := range ips {
+		service.Status.LoadBalancer.Ingress = append(service.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
+	}
+	r.must(r.cluster.Client().Status().Patch(r.ctx, service, before))
+}
+
+// viewer makes a service account that may look, and a kubeconfig with its token.
+func (d *doctor) viewer(r *run) {
+	r.kubectl("create", "serviceaccount", "-n", shop, "viewer")
+	for _, role := range []string{"view", "nodeproxy-viewer"} {
+		r.kubectl("create", "clusterrolebinding", "doctor-"+role, "--clusterrole="+role, "--serviceaccount="+shop+":viewer")
+	}
+	token := r.kubectl("create", "token", "-n", shop, "viewer", "--duration=1h")
+	config, err := clientcmd.LoadFromFile(r.cluster.Kubeconfig())
+	r.must(err)
+	for name := range config.AuthInfos {
+		config.AuthInfos[name] = &clientcmdapi.AuthInfo{Token: token}
+	}
+	d.kubeconfig = filepath.Join(r.temp, "viewer.kubeconfig")
+	r.must(clientcmd.WriteToFile(*config, d.kubeconfig))
+}
+
+// found waits until the doctor names faults.
+func (d *doctor) found(r *run, limit time.Duration, faults ...*fault) {
+	r.Helper()
+	took := r.until(limit, "doctor names the faults", func() error {
+		reports := map[string]*report{}
+		var missing []string
+		for _, f := range faults {
+			if reports[f.service] == nil {
+				var err error
+				if reports[f.service], err = d.ask(r, f.service); err != nil {
+					return err
+				}
+			}
+			if !reports[f.service].has(f.finding, f.where) {
+				missing = append(missing, f.name)
+			}
+		}
+		if len(missing) > 0 {
+			return fmt.Errorf("not %s, but %s", strings.Join(missing, ", "), all(reports))
+		}
+		return nil
+	})
+	names := make([]string, len(faults))
+	for i, f := range faults {
+		names[i] = f.name
+	}
+	r.remark("%s after %s", strings.Join(names, ", "), seconds(took))
+}
+
+// all are the findings of reports, for people.
+func all(reports map[string]*report) string {
+	var texts []string
+	for service, found := range reports {
+		texts = append(texts, fmt.Sprintf("%q: %+v", service, found.Findings))
+	}
+	return strings.Join(texts, ", ")
+}
+
+// gone waits until the doctor finds nothing any more.
+func (d *doctor) gone(r *run) {
+	r.Helper()
+	r.until(2*time.Minute, "doctor finds nothing any more", func() error { return d.well(r) })
+}
+
+// together plants at once what does not disturb each other, and one after the other
+// what a node cannot have together, while the controller waits for the agent that has
+// gone.
+func (d *doctor) together(r *run) {
+	silent := agentStopped()
+	silent.plant(r)
+	atOnce := append(objectFaults(), rulesUndone(), tableFull())
+	for _, f := range atOnce {
+		f.plant(r)
+	}
+	d.found(r, time.Minute, atOnce...)
+	for _, f := range atOnce {
+		f.mend(r)
+	}
+	for _, f := range nodeFaults() {
+		f.plant(r)
+		d.found(r, time.Minute, f)
+		f.mend(r)
+	}
+	d.found(r, 2*time.Minute, silent)
+	silent.mend(r)
+	d.gone(r)
+}
+
+func (d *doctor) oneByOne(faults []*fault) func(*run) {
+	return func(r *run) {
+		for _, f := range faults {
+			f.plant(r)
+			d.found(r, time.Minute, f)
+			f.mend(r)
+			d.gone(r)
+		}
+	}
+}
+
+// record plants one fault after the other and records the cluster with each.
+func (d *doctor) record(r *run, folder string) {
+	config, err := clientcmd.BuildConfigFromFlags("", r.cluster.Kubeconfig())
+	r.must(err)
+	write := func(name string) { r.must(recorded.Record(r.ctx, config, filepath.Join(folder, name), time.Now())) }
+	write("healthy")
+	for _, f := range slices.Concat(objectFaults(), nodeFaults(), []*fault{rulesUndone(), tableFull(), agentStopped()}, wholeFaults()) {
+		f.plant(r)
+		d.found(r, 3*time.Minute, f)
+		write(f.name)
+		f.mend(r)
+		d.gone(r)
+	}
+}
