@@ -8,6 +8,8 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
+	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/doctor"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
@@ -55,14 +57,20 @@ and 2 where nothing could.`,
 		if err != nil {
 			return nil, false, err
 		}
-		report, err := doctor.Examine(objects, doctor.Question{Service: service, Again: func() (*cluster.Objects, error) {
-			select {
-			case <-cmd.Context().Done():
-				return nil, fmt.Errorf("interrupted: %w", cmd.Context().Err())
-			case <-p.After(secondLook):
-				return look()
-			}
-		}})
+		report, err := doctor.Examine(objects, doctor.Question{
+			Service: service,
+			Again: func() (*cluster.Objects, error) {
+				select {
+				case <-cmd.Context().Done():
+					return nil, fmt.Errorf("interrupted: %w", cmd.Context().Err())
+				case <-p.After(secondLook):
+					return look()
+				}
+			},
+			Trace: func(set *combine.Set, packet tracer.Packet) (*tracer.Result, error) {
+				return tracer.New(set).Trace(cmd.Context(), packet)
+			},
+		})
 		if err != nil {
 			return nil, false, err
 		}

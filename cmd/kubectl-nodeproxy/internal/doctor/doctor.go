@@ -17,6 +17,8 @@ type Question struct {
 	// Again reads the objects once more, after a moment. It is asked only where
 	// something is seen that may be about to change.
 	Again func() (*cluster.Objects, error)
+	// Trace follows packets through what nodes should hold.
+	Trace Trace
 }
 
 // ErrNoService is wrapped where the Service that is asked for is not there.
@@ -24,7 +26,7 @@ var ErrNoService = errors.New("there is no such Service")
 
 // Examine makes all checks on the objects of a cluster.
 func Examine(objects *cluster.Objects, q Question) (*Report, error) {
-	first, err := examine(objects, q.Service)
+	first, err := examine(objects, &q)
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +37,7 @@ func Examine(objects *cluster.Objects, q Question) (*Report, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read a second time: %w", err)
 	}
-	second, err := examine(objects, q.Service)
+	second, err := examine(objects, &q)
 	if err != nil {
 		return nil, err
 	}
@@ -46,22 +48,23 @@ func Examine(objects *cluster.Objects, q Question) (*Report, error) {
 // examination is one look at the objects of a cluster.
 type examination struct {
 	*view
+	trace   Trace
 	report  *Report
 	found   []Finding
 	notMade map[Check]string
 }
 
-func examine(objects *cluster.Objects, service *types.NamespacedName) (*examination, error) {
-	v, err := newView(objects, service)
+func examine(objects *cluster.Objects, q *Question) (*examination, error) {
+	v, err := newView(objects, q.Service)
 	if err != nil {
 		return nil, err
 	}
-	e := &examination{view: v, notMade: map[Check]string{}, report: &Report{
+	e := &examination{view: v, trace: q.Trace, notMade: map[Check]string{}, report: &Report{
 		Time: metav1.NewTime(objects.Time.UTC()), Services: len(objects.Services), Nodes: len(v.nodes),
 		Exposed: []Exposure{},
 	}}
-	if service != nil {
-		e.report.Service = service.String()
+	if q.Service != nil {
+		e.report.Service = q.Service.String()
 		e.about()
 	}
 	for _, check := range []struct {
@@ -75,6 +78,7 @@ func examine(objects *cluster.Objects, service *types.NamespacedName) (*examinat
 		{CheckRendering, []cluster.Kind{cluster.Services, cluster.EndpointSlices, cluster.ServiceProxyRules}, e.rendering},
 		{CheckEndpoints, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.endpoints},
 		{CheckTrafficPolicy, []cluster.Kind{cluster.ServiceProxyRules, cluster.NodeProxyRules}, e.trafficPolicies},
+		{CheckHairpin, []cluster.Kind{cluster.ServiceProxyRules, cluster.NodeProxyRules}, e.hairpin},
 		{CheckConntrack, []cluster.Kind{cluster.NodeProxyRules}, e.conntrack},
 		{CheckPolicies, []cluster.Kind{cluster.NodeProxyPolicies, cluster.ServiceProxyPolicies}, e.policies},
 		{CheckExposure, []cluster.Kind{cluster.Services, cluster.ServiceProxyRules, cluster.NodeProxyRules}, e.exposure},

@@ -442,7 +442,7 @@ func TestPassing(t *testing.T) {
 			w.service("web").Spec.Ports[0].Port = 81
 			later.service("web").Spec.Ports[0].Port = 81
 			second(later)
-			r, err := Examine(w.Objects, Question{Again: later.again})
+			r, err := Examine(w.Objects, later.question(t))
 			if err != nil || len(r.Findings) > 0 {
 				t.Errorf("%v, want no finding:\n%s", err, text(t, r))
 			}
@@ -452,7 +452,9 @@ func TestPassing(t *testing.T) {
 		w := newWorld()
 		w.service("web").Spec.Ports[0].Port = 81
 		gone := errors.New("the server is gone")
-		if _, err := Examine(w.Objects, Question{Again: func() (*cluster.Objects, error) { return nil, gone }}); !errors.Is(err, gone) {
+		q := w.question(t)
+		q.Again = func() (*cluster.Objects, error) { return nil, gone }
+		if _, err := Examine(w.Objects, q); !errors.Is(err, gone) {
 			t.Errorf("error %v, want %v", err, gone)
 		}
 	})

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
+	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
@@ -192,9 +194,15 @@ func (w *world) removePods(service string) {
 // again reads the same objects a second time.
 func (w *world) again() (*cluster.Objects, error) { return w.Objects, nil }
 
+func (w *world) question(t *testing.T) Question {
+	return Question{Again: w.again, Trace: func(set *combine.Set, packet tracer.Packet) (*tracer.Result, error) {
+		return tracer.New(set).Trace(t.Context(), packet)
+	}}
+}
+
 func (w *world) examine(t *testing.T, service string) *Report {
 	t.Helper()
-	q := Question{Again: w.again}
+	q := w.question(t)
 	if service != "" {
 		namespace, name, _ := strings.Cut(service, "/")
 		q.Service = &types.NamespacedName{Namespace: namespace, Name: name}

@@ -1,0 +1,100 @@
+package doctor
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
+	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
+)
+
+// TestHairpin follows pods' own connections, with what the tracer tells and with what
+// it never should.
+func TestHairpin(t *testing.T) {
+	web := types.NamespacedName{Namespace: "shop", Name: "web"}
+	for name, c := range map[string]struct {
+		trace func(Trace) Trace
+		want  string // findings
+		says  string
+	}{
+		"as nodes do": {trace: func(real Trace) Trace { return real }, says: "hairpin mode of its bridge port"},
+		"not masqueraded": {
+			trace: func(real Trace) Trace {
+				return func(s *combine.Set, p tracer.Packet) (*tracer.Result, error) {
+					r, err := real(s, p)
+					masqueraded := 0
+					for i := range r.Outcomes {
+						if r.Outcomes[i].Masqueraded && r.Outcomes[i].Endpoint.Addr() == p.Source {
+							masqueraded++
+						}
+						r.Outcomes[i].Masqueraded = false
+					}
+					if masqueraded != 1 {
+						t.Errorf("the packet from %s comes back masqueraded in %d of %d outcomes", p.Source, masqueraded, len(r.Outcomes))
+					}
+					return r, err
+				}
+			},
+			want: "NoHairpin NoHairpin", says: "trace --node node-1 --from 10.244.1.5 --to 10.96.0.20:80/TCP",
+		},
+		"refused": {
+			trace: func(Trace) Trace {
+				return func(*combine.Set, tracer.Packet) (*tracer.Result, error) {
+					return &tracer.Result{Outcomes: []tracer.Outcome{{Fate: tracer.Rejected, Why: "of a reason"}}}, nil
+				}
+			},
+			want: "NoHairpin NoHairpin", says: "is refused: of a reason",
+		},
+		"cannot be told": {
+			trace: func(Trace) Trace {
+				return func(*combine.Set, tracer.Packet) (*tracer.Result, error) { return nil, errors.New("no model") }
+			},
+			says: "hairpin: the way of a packet on node-1 cannot be told: no model",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			q := w.question(t)
+			q.Service, q.Trace = &web, c.trace(q.Trace)
+			r, err := Examine(w.Objects, q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := names(r.Findings); got != c.want {
+				t.Errorf("found %s, want %s", got, c.want)
+			}
+			if said := text(t, r); !strings.Contains(said, c.says) {
+				t.Errorf("the report does not say %q:\n%s", c.says, said)
+			}
+		})
+	}
+}
+
+// TestHairpinBounded: of all Services one endpoint each is followed, and not of more
+// than a few hundred.
+func TestHairpinBounded(t *testing.T) {
+	w := newWorld()
+	web := w.ServiceRules[1]
+	for i := range mostTraced {
+		more := *web.DeepCopy()
+		more.Name, more.Labels = "shop.web", web.Labels
+		more.Spec.ClusterIPs = []string{netip.AddrFrom4([4]byte{10, 97, byte(i / 256), byte(i)}).String()}
+		more.Spec.ExternalIPs, more.Spec.LoadBalancerIPs = nil, nil
+		w.ServiceRules = append(w.ServiceRules, more)
+	}
+	traced := 0
+	q := w.question(t)
+	q.Trace = func(*combine.Set, tracer.Packet) (*tracer.Result, error) {
+		traced++
+		return &tracer.Result{Outcomes: []tracer.Outcome{{Fate: tracer.Delivered}}}, nil
+	}
+	w.NodeProxy.Status.Inventory = nil
+	r, err := Examine(w.Objects, q)
+	if err != nil || traced%mostTraced != 0 || !strings.Contains(text(t, r), "looked at for 300 Services; ask for one of the other 2") {
+		t.Errorf("%v, %d traced:\n%s", err, traced, text(t, r))
+	}
+}
