@@ -97,6 +97,11 @@ lint: ## Run golangci-lint (builds it the first time, about 4 minutes).
 verify: ## Fail if generated files, formatting or go.mod are not up to date.
 	hack/verify.sh
 
+.PHONY: release-check
+release-check: FINAL = -final
+release-check: ## Fail if RELEASE, bundle, catalog, CHANGELOG.md, released CRDs and tag contradict each other (docs/release.md).
+	@go run ./hack/releasecheck -release '$(RELEASE)' $(FINAL)
+
 ##@ Test
 
 .PHONY: test

@@ -33,6 +33,12 @@ if ! go run ./hack/crdcompat config/crd/released config/crd/bases >"$temp/crds";
 	failed=1
 fi
 
+echo "The version of the release ..."
+if ! make --no-print-directory release-check FINAL= >"$temp/release"; then
+	cat "$temp/release" >&2
+	failed=1
+fi
+
 echo "Formatting ..."
 unformatted=$(find . -name '*.go' -not -path './bin/*' -exec gofmt -l {} +)
 if [[ -n $unformatted ]]; then

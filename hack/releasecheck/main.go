@@ -1,0 +1,64 @@
+// Command releasecheck holds against each other what names the version of a release:
+// RELEASE of the Makefile, the bundle, the catalog, CHANGELOG.md and the tag. make
+// verify runs it; with -final, or on a commit with a tag such as v0.1.0, everything
+// must be as it is released.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+func main() {
+	release := flag.String("release", "", "the version, as in 0.1.0")
+	final := flag.Bool("final", false, "the commit is about to get its tag")
+	flag.Parse()
+	s, err := gather(context.Background(), ".", *release)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "releasecheck:", err)
+		os.Exit(2)
+	}
+	s.final = *final
+	found := s.check()
+	for _, text := range found {
+		fmt.Println(text)
+	}
+	if len(found) > 0 {
+		os.Exit(1)
+	}
+}
+
+// gather reads what there is in a repository.
+func gather(ctx context.Context, folder, release string) (*state, error) {
+	s := &state{release: release}
+	var errs []error
+	text := func(name ...string) string {
+		text, err := os.ReadFile(filepath.Join(append([]string{folder}, name...)...))
+		errs = append(errs, err)
+		return string(text)
+	}
+	s.changelog = text("CHANGELOG.md")
+	s.bundle = text("bundle", "manifests", "nodeproxy.clusterserviceversion.yaml")
+	s.catalog = text("config", "catalog", "template.yaml")
+	bases, err := filepath.Glob(filepath.Join(folder, "config", "crd", "bases", "*.yaml"))
+	errs = append(errs, err)
+	for _, name := range bases {
+		base := filepath.Base(name)
+		now := text("config", "crd", "bases", base)
+		if released, err := os.ReadFile(filepath.Join(folder, "config", "crd", "released", base)); err != nil || string(released) != now {
+			s.changedCRDs = append(s.changedCRDs, base)
+		}
+	}
+	// Without git, as in an archive of the source, there are no tags.
+	cmd := exec.CommandContext(ctx, "git", "-C", folder, "tag", "--points-at", "HEAD", "--list", "v[0-9]*")
+	if out, err := cmd.Output(); err == nil {
+		s.tags = strings.Fields(string(out))
+	}
+	return s, errors.Join(errs...)
+}
