@@ -58,8 +58,8 @@ current-context: test
 }
 
 // startController builds and starts the real nodeproxy-controller with a token,
-// and returns what stops it.
-func startController(t *testing.T, token string) (stop func()) {
+// and more flags, and returns what stops it.
+func startController(t *testing.T, token string, flags ...string) (stop func()) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "nodeproxy-controller")
 	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", program, "../../cmd/nodeproxy-controller")
@@ -67,8 +67,9 @@ func startController(t *testing.T, token string) (stop func()) {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	var output bytes.Buffer
-	cmd := exec.Command(program, "--kubeconfig", kubeconfigWith(t, token), "--namespace", namespace,
-		"--metrics-bind-address", "0", "--health-probe-bind-address", "0")
+	flags = append([]string{"--kubeconfig", kubeconfigWith(t, token), "--namespace", namespace,
+		"--metrics-bind-address", "0", "--health-probe-bind-address", "0"}, flags...)
+	cmd := exec.Command(program, flags...)
 	cmd.Env = append(os.Environ(), "RELATED_IMAGE_AGENT=nodeproxy.io/nodeproxy-agent:v0.0.0-test",
 		// Older API servers cannot send a list as a watch.
 		"KUBE_FEATURE_WatchListClient=false")
@@ -145,7 +146,8 @@ func startFastController(t *testing.T, token string) {
 
 // TestControllerUsesEachOfItsRights has the controller do all that it ever does,
 // with the token of its service account, and compares the API server's log with
-// the controller's roles: what it was refused, and what it has not used.
+// the controller's roles: what it was refused, and what it has not used. So it asks
+// for nothing of what --manage-cluster-objects needs, either.
 func TestControllerUsesEachOfItsRights(t *testing.T) {
 	readManifests(t)
 	token := tokenOf(t, controllerAccount, nil)

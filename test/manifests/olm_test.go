@@ -1,0 +1,167 @@
+package manifests_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// withOLMRights gives both service accounts the rights that they have under OLM
+// only, until the test ends.
+func withOLMRights(t *testing.T) {
+	t.Helper()
+	file := configFolder("manifests", "role_olm.yaml")
+	if out, err := kubectl(t.Context(), "apply", "-f", file); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	t.Cleanup(func() {
+		if out, err := kubectl(context.Background(), "delete", "-f", file); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+// removePolicies has the cluster be without policies and labels until the
+// controller makes them, and with those of the manifests when the test ends.
+func removePolicies(t *testing.T) {
+	t.Helper()
+	t.Cleanup(func() {
+		for _, what := range [][]string{{"-k", configFolder("admission")}, {"-f", configFolder("manager", "namespace.yaml")}} {
+			if out, err := kubectl(context.Background(), append([]string{"apply", "--server-side", "--force-conflicts"}, what...)...); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		}
+	})
+	for _, args := range [][]string{
+		{"delete", "validatingadmissionpolicies,validatingadmissionpolicybindings", "-l", "app.kubernetes.io/part-of=nodeproxy"},
+		{"label", "namespace", namespace, "pod-security.kubernetes.io/enforce-", "pod-security.kubernetes.io/warn=baseline", "--overwrite"},
+	} {
+		if out, err := kubectl(t.Context(), args...); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	probe := rulesNobodyMakes()
+	eventually(t, func(ctx context.Context) error { return server.client.Create(ctx, probe.DeepCopy(), client.DryRunAll) })
+}
+
+// rulesNobodyMakes are rendered rules that only the controller may make.
+func rulesNobodyMakes() *v1alpha1.ServiceProxyRules {
+	return &v1alpha1.ServiceProxyRules{
+		ObjectMeta: metav1.ObjectMeta{Name: "by.hand"},
+		Spec:       v1alpha1.ServiceProxyRulesSpec{FormatVersion: 1, ServiceCreated: metav1.Now()},
+	}
+}
+
+// TestManageClusterObjects has the controller make the policies with the rights of
+// the bundle, and tries with real tokens whether they refuse what they are for.
+func TestManageClusterObjects(t *testing.T) {
+	readManifests(t)
+	withOLMRights(t)
+	removePolicies(t)
+	const own, other = "kept-1", "kept-2"
+	token := tokenOf(t, controllerAccount, nil)
+	rulesOf(t, own)
+	rulesOf(t, other)
+	agents := clientWith(t, tokenOf(t, agentAccount, podOn(t, own, agentAccount)))
+	writer := clientWith(t, token)
+	proxy := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
+	stop := startController(t, token, "--manage-cluster-objects")
+
+	label := func(c client.Client, object client.Object) func(context.Context) error {
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`))
+		return func(ctx context.Context) error { return c.Patch(ctx, object, patch, client.DryRunAll) }
+	}
+	applyStatus := func(node string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			//nolint:staticcheck // what the agent does, without generated types
+			return agents.Status().Patch(ctx, statusOf(node), client.Apply, client.ForceOwnership, client.FieldOwner("nodeproxy-agent"))
+		}
+	}
+	t.Run("what they refuse", func(t *testing.T) {
+		for name, c := range map[string]struct {
+			write   func(context.Context) error
+			refused string
+		}{
+			"rules by hand": {
+				func(ctx context.Context) error {
+					return server.client.Create(ctx, rulesNobodyMakes(), client.DryRunAll)
+				}, "are written by nodeproxy-controller only",
+			},
+			"another node's status": {applyStatus(other), "not of " + other},
+			"labels of a Node": {
+				label(writer, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: own}}), "may change nothing of a Node",
+			},
+		} {
+			eventually(t, func(ctx context.Context) error {
+				err := c.write(ctx)
+				if err == nil || !strings.Contains(err.Error(), c.refused) {
+					return fmt.Errorf("%s: %v; want a refusal that says %q", name, err, c.refused)
+				}
+				return nil
+			})
+		}
+		expect(t, applyStatus(own)(t.Context()), "")
+	})
+	create(t, server.client, proxy)
+	eventually(t, func(ctx context.Context) error {
+		err := label(writer, &v1alpha1.NodeProxy{ObjectMeta: proxy.ObjectMeta})(ctx)
+		if err == nil || !strings.Contains(err.Error(), "may change nothing of NodeProxy") {
+			return fmt.Errorf("labels of NodeProxy: %v", err)
+		}
+		return nil
+	})
+	eventually(t, func(ctx context.Context) error {
+		system := &corev1.Namespace{}
+		if err := server.client.Get(ctx, client.ObjectKey{Name: namespace}, system); err != nil {
+			return err
+		}
+		for _, mode := range []string{"enforce", "audit", "warn"} {
+			if level := system.Labels["pod-security.kubernetes.io/"+mode]; level != "privileged" {
+				return fmt.Errorf("the level to %s is %q", mode, level)
+			}
+		}
+		return nil
+	})
+	// A change by hand, which the controller takes back by all the verbs it has.
+	if out, err := kubectl(t.Context(), "patch", "validatingadmissionpolicybinding", "nodeproxy-rendered-objects", "--type=merge", "-p", `{"spec":{"validationActions":["Warn"]}}`); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	eventually(t, func(ctx context.Context) error {
+		binding := &admissionv1.ValidatingAdmissionPolicyBinding{}
+		err := server.client.Get(ctx, client.ObjectKey{Name: "nodeproxy-rendered-objects"}, binding)
+		if err == nil && !slices.Equal(binding.Spec.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny}) {
+			err = fmt.Errorf("the binding's actions are %v", binding.Spec.ValidationActions)
+		}
+		return err
+	})
+	stop()
+	usesOLMRights(t)
+}
+
+// usesOLMRights compares the API server's log with the role: what the controller
+// was refused, and which right it has not used.
+func usesOLMRights(t *testing.T) {
+	t.Helper()
+	used, refused := requestsOf(t, userOf(controllerAccount))
+	for _, line := range refused {
+		if strings.Contains(line, "admissionregistration") || strings.Contains(line, "namespaces") {
+			t.Errorf("the controller was refused %s", line)
+		}
+	}
+	for _, line := range granted(t, controllerAccount+"-olm") {
+		// What only OpenShift asks, and what only a plugin of the API server does.
+		if !used[line] && !strings.Contains(line, "securitycontextconstraints") && !strings.Contains(line, ": delete ") {
+			t.Errorf("the controller has not used this right: %s", line)
+		}
+	}
+}
