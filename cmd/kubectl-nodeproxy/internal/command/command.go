@@ -105,6 +105,6 @@ The exit status is 0 if all is well, 1 if there are findings (doctor) or differe
 	kube.AddFlags(root.PersistentFlags())
 	root.SetUsageTemplate(usage)
 	p := &program{Options: o, kube: kube}
-	root.AddCommand(newStatus(p), newRules(p), newDiff(p), newDoctor(p))
+	root.AddCommand(newStatus(p), newRules(p), newDiff(p), newDoctor(p), newTrace(p))
 	return root
 }

@@ -1,0 +1,96 @@
+package trace
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+)
+
+// Table implements output.Report.
+func (r *Report) Table(w io.Writer) error {
+	l := &output.Lines{}
+	l.Linef("%s → %s, mode %s", r.sender(), r.target(), r.Mode)
+	for _, note := range r.Notes {
+		l.Linef("! %s", note)
+	}
+	l.Heading("SHARE\tSOURCE\tPATH")
+	for i := range r.Outcomes {
+		o := &r.Outcomes[i]
+		path := strings.Join(o.Path, " → ")
+		if o.Pod != "" {
+			path += " (" + o.Pod + ")"
+		}
+		l.Linef("%s\t%s\t%s", share(o.Share), o.source(), path)
+	}
+	said := map[string]bool{}
+	for i := range r.Outcomes {
+		o := &r.Outcomes[i]
+		if o.Why == "" || said[o.Why] {
+			continue
+		}
+		said[o.Why] = true
+		l.Heading(fmt.Sprintf("%s: %s", o.Fate, o.Why))
+		if rule := o.rule(); rule != "" {
+			l.Linef("by: %s", rule)
+		}
+	}
+	if r.AffinitySeconds > 0 {
+		l.Heading(fmt.Sprintf("A client keeps the endpoint that it gets until it has been silent for %d s (session affinity); this is of a new one.", r.AffinitySeconds))
+	}
+	return l.Write(w)
+}
+
+// sender says where the packet comes from.
+func (r *Report) sender() string {
+	what := map[tracer.Origin]string{
+		tracer.Process: "a process on " + r.Node,
+		tracer.Pod:     "a pod on " + r.Node,
+		tracer.Outside: "outside of " + r.Node,
+	}[r.Origin]
+	if address := r.Source.String(); address != r.From {
+		return fmt.Sprintf("%s (%s, %s)", r.From, address, what)
+	}
+	return fmt.Sprintf("%s (%s)", r.From, what)
+}
+
+// target says where it goes.
+func (r *Report) target() string {
+	to := fmt.Sprintf("%s/%s", r.Destination, strings.ToLower(string(r.Protocol)))
+	if r.Service == nil {
+		return to + " (no Service's)"
+	}
+	return fmt.Sprintf("%s (%s of %s)", to, r.Service.Kind, r.Service)
+}
+
+// source says what becomes of the client's address.
+func (o *Outcome) source() string {
+	switch {
+	case o.Fate == tracer.Rejected || o.Fate == tracer.Dropped:
+		return "-"
+	case o.Masqueraded:
+		return "masqueraded"
+	}
+	return "kept"
+}
+
+// rule is the one that refuses the packet, as iptables-save prints it; empty: none
+// does.
+func (o *Outcome) rule() string {
+	if len(o.Steps) == 0 || o.Fate != tracer.Rejected && o.Fate != tracer.Dropped {
+		return ""
+	}
+	last := o.Steps[len(o.Steps)-1]
+	if last.Table == "ipvs" {
+		return fmt.Sprintf("virtual server %s: %s", last.Chain, last.Rule)
+	}
+	return fmt.Sprintf("-t %s -A %s %s", last.Table, last.Chain, last.Rule)
+}
+
+// share is a share in percent.
+func share(part float64) string {
+	text := strings.TrimRight(strings.TrimRight(fmt.Sprintf("%.2f", 100*part), "0"), ".")
+	return text + "%"
+}

@@ -1,0 +1,245 @@
+package trace
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+)
+
+var now = time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)
+
+// objects are a cluster of two nodes, with the Services shop/web of both families,
+// on ports 80 and 53, and shop/empty without endpoints.
+func objects() *cluster.Objects {
+	o := &cluster.Objects{Time: now}
+	for _, n := range []struct {
+		name      string
+		addresses []string
+		pods      []string
+	}{
+		{"node-1", []string{"192.0.2.21", "2001:db8::21"}, []string{"10.244.1.0/24", "fd00:1::/64"}},
+		{"node-2", []string{"192.0.2.22"}, []string{"10.244.2.0/24"}},
+	} {
+		r := v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
+		r.Spec.FormatVersion = v1alpha1.FormatVersion
+		r.Spec.Settings.DetectLocal = &v1alpha1.DetectLocalSettings{Mode: v1alpha1.DetectLocalNodeCIDR}
+		r.Spec.Node = v1alpha1.NodeFacts{Addresses: n.addresses, PodCIDRs: n.pods}
+		r.Status = v1alpha1.NodeProxyRulesStatus{
+			Mode: v1alpha1.ModeIPTables, Families: []string{"IPv4", "IPv6"},
+			Conditions: []metav1.Condition{{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue}},
+		}
+		o.NodeRules = append(o.NodeRules, r)
+	}
+	ready := func(addresses ...string) []v1alpha1.EndpointGroup {
+		return []v1alpha1.EndpointGroup{{State: v1alpha1.EndpointReady, Addresses: addresses}}
+	}
+	o.ServiceRules = []v1alpha1.ServiceProxyRules{
+		{ObjectMeta: metav1.ObjectMeta{Name: "shop.empty"}, Spec: v1alpha1.ServiceProxyRulesSpec{
+			FormatVersion: v1alpha1.FormatVersion, ClusterIPs: []string{"10.96.0.20"},
+			Ports: []v1alpha1.ServicePort{{Protocol: v1alpha1.ProtocolTCP, Port: 80}},
+		}},
+		{ObjectMeta: metav1.ObjectMeta{Name: "shop.web"}, Spec: v1alpha1.ServiceProxyRulesSpec{
+			FormatVersion: v1alpha1.FormatVersion, ClusterIPs: []string{"fd00:96::10", "10.96.0.10"},
+			SessionAffinity: &v1alpha1.SessionAffinity{ClientIPTimeoutSeconds: 600},
+			Ports: []v1alpha1.ServicePort{
+				{Name: "http", Protocol: v1alpha1.ProtocolTCP, Port: 80, NodePort: 30080, Endpoints: ready("10.244.1.5:8080", "[fd00:1::5]:8080")},
+				{Name: "dns", Protocol: v1alpha1.ProtocolUDP, Port: 53, Endpoints: ready("10.244.1.5:53")},
+			},
+		}},
+	}
+	pod := func(name, node string, edit func(*corev1.Pod), ips ...string) {
+		p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}}
+		p.Spec.NodeName, p.Status.Phase = node, corev1.PodRunning
+		for _, ip := range ips {
+			p.Status.PodIPs = append(p.Status.PodIPs, corev1.PodIP{IP: ip})
+		}
+		if edit != nil {
+			edit(&p)
+		}
+		o.Pods = append(o.Pods, p)
+	}
+	pod("cart", "node-1", nil, "10.244.1.9", "fd00:1::9")
+	pod("old", "node-2", nil, "10.244.2.9")
+	pod("done", "node-1", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, "10.244.1.8")
+	pod("new", "", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending })
+	pod("agent", "node-1", func(p *corev1.Pod) { p.Spec.HostNetwork = true }, "192.0.2.21")
+	o.EndpointSlices = []discoveryv1.EndpointSlice{{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		Endpoints: []discoveryv1.Endpoint{{
+			Addresses: []string{"10.244.1.5"}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "shop", Name: "web-0"},
+		}},
+	}}
+	return o
+}
+
+// ask returns what the table of a question shows, or the error.
+func ask(t *testing.T, o *cluster.Objects, node, from, to string) string {
+	t.Helper()
+	r, err := Of(t.Context(), o, Question{Node: node, From: from, To: to, Namespace: "shop"})
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	var out bytes.Buffer
+	if err := r.Table(&out); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// TestNames: who and what may be named, and by what.
+func TestNames(t *testing.T) {
+	for _, c := range []struct{ node, from, to, first, also string }{
+		{"", "cart", "web:http", "cart (fd00:1::9, a pod on node-1) → [fd00:96::10]:80/tcp (cluster IP of shop/web:http), mode IPTables", "[fd00:1::5]:8080"},
+		{"", "shop/old", "shop/web:80", "shop/old (10.244.2.9, a pod on node-2) → 10.96.0.10:80/tcp (cluster IP of shop/web:http)", "10.244.1.5:8080 (shop/web-0)"},
+		{"node-1", "10.244.1.9", "10.96.0.10:53/udp", "10.244.1.9 (a pod on node-1) → 10.96.0.10:53/udp (cluster IP of shop/web:dns)", "100%    kept     KUBE-SERVICES"},
+		{"node-1", "10.244.1.9", "web:53", "10.244.1.9 (a pod on node-1) → 10.96.0.10:53/udp (cluster IP of shop/web:dns)", "for 600 s (session affinity)"},
+		{"", "cart", "empty", "cart (10.244.1.9, a pod on node-1) → 10.96.0.20:80/tcp (cluster IP of shop/empty)", "REJECT: shop/empty has no endpoint"},
+		{"", "cart", "empty/tcp", "cart (10.244.1.9, a pod on node-1) → 10.96.0.20:80/tcp (cluster IP of shop/empty)", "by: -t filter -A KUBE-SERVICES"},
+		{"", "cart", "empty:81", "cart (10.244.1.9, a pod on node-1) → 10.96.0.20:81/tcp (no Service's)", "PASS: 10.96.0.20 is the cluster IP of shop/empty, which does not have port 81/TCP"},
+		{"", "agent", "empty", "agent (192.0.2.21, a process on node-1)", "REJECT"},
+		{"", "node-1", "node-1:30080", "node-1 (192.0.2.21, a process on node-1) → 192.0.2.21:30080/tcp (node port of shop/web:http)", "masqueraded"},
+		{"node-1", "203.0.113.9", "node-1:30080/TCP", "203.0.113.9 (outside of node-1) → 192.0.2.21:30080/tcp (node port of shop/web:http)", "masqueraded"},
+		{"node-1", "[2001:db8::9]", "[2001:db8::21]:30080", "[2001:db8::9] (2001:db8::9, outside of node-1) → [2001:db8::21]:30080/tcp (node port of shop/web:http)", "[fd00:1::5]:8080"},
+		{"", "node-2", "node-1:30080", "node-2 (192.0.2.22, a process on node-2) → 192.0.2.21:30080/tcp (no Service's)", "! 192.0.2.21 is an address of node-1: --node node-1 --from 192.0.2.22"},
+		{"node-1", "old", "empty", "old (10.244.2.9, outside of node-1)", "! old is on node-2, whose rules come first"},
+		{"node-1", "node-2", "empty", "node-2 (192.0.2.22, outside of node-1)", "! node-2 is on node-2, whose rules come first"},
+	} {
+		got := ask(t, objects(), c.node, c.from, c.to)
+		if !strings.HasPrefix(got, c.first) || !strings.Contains(got, c.also) {
+			t.Errorf("--node %q --from %s --to %s:\n%s\nwant %s … %s", c.node, c.from, c.to, got, c.first, c.also)
+		}
+	}
+}
+
+// TestBadInput: one sentence each, which says what to do.
+func TestBadInput(t *testing.T) {
+	for _, c := range []struct{ node, from, to, want string }{
+		{"", "10.244.1.9", "web:80", "--node is missing: say on which node the packet from 10.244.1.9 arrives"},
+		{"node-3", "10.244.1.9", "web:80", `there is no node "node-3" with NodeProxyRules; did you mean node-1 or node-2?; kubectl get nodeproxyrules lists the nodes`},
+		{"", "crt", "web:80", "--from: there is neither a node crt nor a pod shop/crt; did you mean shop/cart"},
+		{"", "away/cart", "web:80", "--from: there is no pod away/cart"},
+		{"", "a/b/c", "web:80", `--from "a/b/c": give an address, a node, or a pod as NAMESPACE/POD`},
+		{"", "done", "web:80", "the pod shop/done has ended (Succeeded): it sends nothing"},
+		{"", "new", "web:80", "the pod shop/new has no address yet (it is Pending): kubectl describe pod -n shop new"},
+		{"", "cart", "wab", "--to: no Service shop/wab is proxied, and there is no node wab; did you mean shop/web"},
+		{"", "cart", "web", `--to "web" does not name one of the ports of the Service: 80/tcp (http), 53/udp (dns)`},
+		{"", "cart", "web:https", `--to "web:https" does not name one of the ports of the Service: 80/tcp (http), 53/udp (dns)`},
+		{"", "cart", "10.96.0.10", `--to "10.96.0.10" has no port`},
+		{"", "cart", "fd00:96::10", `--to "fd00:96::10" has no port (an IPv6 address stands in brackets before it)`},
+		{"", "cart", "10.96.0.10:0", `--to "10.96.0.10:0": 0 is no port`},
+		{"", "cart", "10.96.0.10:80/icmp", `--to "10.96.0.10:80/icmp": the protocol "icmp" is none of tcp, udp and sctp`},
+		{"", "cart", "node-1", `--to "node-1": "" is no node port of node node-1`},
+		{"", "cart", "node-1:70000", `--to "node-1:70000": "70000" is no node port of node node-1`},
+		{"", "cart", "/:80", `--to "/:80": give IP:PORT, NODE:NODEPORT or NAMESPACE/SERVICE:PORT`},
+		{"", "old", "[fd00:96::10]:80", "old and [fd00:96::10]:80 are of different IP families: 10.244.2.9, and fd00:96::10"},
+		{"", "node-2", "[fd00:96::10]:80", "node-2 and [fd00:96::10]:80 are of different IP families: 192.0.2.22, and fd00:96::10"},
+	} {
+		got := ask(t, objects(), c.node, c.from, c.to)
+		if !strings.HasPrefix(got, "error: "+c.want) || strings.Contains(got, "\n") {
+			t.Errorf("--node %q --from %s --to %s:\n%s\nwant %s", c.node, c.from, c.to, got, c.want)
+		}
+	}
+}
+
+// TestOddObjects: what is half there, not understood or not readable is said.
+func TestOddObjects(t *testing.T) {
+	for name, c := range map[string]struct {
+		edit func(*cluster.Objects)
+		want string
+	}{
+		"rules of an unknown format": {
+			func(o *cluster.Objects) { o.NodeRules[0].Spec.FormatVersion = 99 },
+			"error: what the node is to hold cannot be told: NodeProxyRules node-1: spec.formatVersion 99 is not known",
+		},
+		"rules that are half there": {
+			func(o *cluster.Objects) { o.NodeRules[0].Spec = v1alpha1.NodeProxyRulesSpec{} },
+			"error: what the node is to hold cannot be told: NodeProxyRules node-1: spec.formatVersion 0 is not known",
+		},
+		"an agent that is too old": {
+			func(o *cluster.Objects) {
+				o.NodeRules[0].Status.Agent = &v1alpha1.AgentReport{Version: "v0.0.1", FormatVersions: []int32{0}}
+			},
+			"error: the agent v0.0.1 of node node-1 is too old for its NodeProxyRules",
+		},
+		"a Service without cluster IP": {
+			func(o *cluster.Objects) { o.ServiceRules[1].Spec.ClusterIPs = []string{"nonsense"} },
+			"error: the ServiceProxyRules shop.web have no cluster IP",
+		},
+		"a Service of an unknown format": {
+			func(o *cluster.Objects) { o.ServiceRules[1].Spec.FormatVersion = 99 },
+			"! of ServiceProxyRules shop.web nothing is used: spec.formatVersion 99 is not known",
+		},
+		"no agent": {
+			func(o *cluster.Objects) { o.NodeRules[0].Status = v1alpha1.NodeProxyRulesStatus{} },
+			"! no agent has reported from this node yet",
+		},
+		"a node that has not done it": {
+			func(o *cluster.Objects) {
+				o.NodeRules[0].Status.Conditions[0] = metav1.Condition{
+					Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionFalse, Reason: "Failed", Message: "no room", LastTransitionTime: metav1.NewTime(now.Add(-time.Hour)),
+				}
+			},
+			"! the node may do something else: Programmed is False for 60m, Failed: no room",
+		},
+		"Audit": {
+			func(o *cluster.Objects) {
+				audit := v1alpha1.Audit
+				o.NodeRules[0].Spec.Settings.Enforcement = &audit
+			},
+			"! enforcement is Audit",
+		},
+		"another proxy": {
+			func(o *cluster.Objects) {
+				o.NodeRules[0].Status.Conditions = append(o.NodeRules[0].Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue})
+			},
+			"! another proxy is active on the node",
+		},
+		"a mode that the node falls back from": {
+			func(o *cluster.Objects) {
+				mode := v1alpha1.ModeIPVS
+				o.NodeRules[0].Spec.Settings.Mode = &mode
+			},
+			"mode IPTables\n! the node runs mode IPTables, by which this is traced; its settings ask for IPVS",
+		},
+		"a family that the node lacks": {
+			func(o *cluster.Objects) { o.NodeRules[0].Status.Families = []string{"IPv4"} },
+			"! IPv6 is not programmed on this node",
+		},
+		"a Service that the kernel refuses": {
+			func(o *cluster.Objects) {
+				o.NodeRules[0].Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/web: too much"}}
+			},
+			"! the kernel of the node refuses the Service shop/web: too much",
+		},
+		"Services that are held": {
+			func(o *cluster.Objects) { o.NodeRules[0].Status.Held = 2 },
+			"! the node holds the rules of 2 Services",
+		},
+		"slices that may not be read": {
+			func(o *cluster.Objects) {
+				o.Unread = []cluster.Unread{{Kind: cluster.EndpointSlices, Why: "you may not"}}
+			},
+			"! the pods of endpoints are not named: you may not",
+		},
+		"pods that may not be read": {
+			func(o *cluster.Objects) { o.Unread = []cluster.Unread{{Kind: cluster.Pods, Why: "you may not"}} },
+			"error: the pod shop/cart cannot be looked up (give its address instead): you may not",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := objects()
+			c.edit(o)
+			if got := ask(t, o, "", "cart", "web:http"); !strings.Contains(got, c.want) {
+				t.Errorf("got\n%s\nwant %s", got, c.want)
+			}
+		})
+	}
+}
