@@ -56,7 +56,7 @@ func goldenState(t *testing.T, name string) {
 	known := map[string]bool{}
 	for line := range strings.Lines(string(lines)) {
 		args := strings.Fields(line)
-		file := strings.NewReplacer("/", ".", "--", "").Replace(strings.Join(args, "_")) + ".txt"
+		file := strings.NewReplacer("/", ".", ":", ".", "--", "").Replace(strings.Join(args, "_")) + ".txt"
 		known[file] = true
 		got := strings.ReplaceAll(run(t, kubeconfig, state.Now, args...), url, server)
 		compare(t, filepath.Join(goldens, name, file), got)
