@@ -80,8 +80,7 @@ const maxOutput = 300
 
 func newToolError(program string, err error, output string) *toolError {
 	ran := false
-	var end programEnd
-	if errors.As(err, &end) {
+	if end, failed := errors.AsType[programEnd](err); failed {
 		if _, own := end.(*exec.ExitError); own {
 			ran = end.Exited()
 		} else { // the library's has the output

@@ -26,6 +26,9 @@ func notesOf(node *v1alpha1.NodeProxyRules, set *combine.Set, now time.Time) ([]
 	}
 	var list []string
 	note := func(format string, args ...any) { list = append(list, fmt.Sprintf(format, args...)) }
+	if since, absent := node.Annotations[v1alpha1.AnnotationNodeAbsentSince]; absent {
+		note("there has been no Node %s since %s: its rules are kept for a while, should it return", node.Name, since)
+	}
 	programmed := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed)
 	switch {
 	case programmed == nil:
@@ -33,6 +36,9 @@ func notesOf(node *v1alpha1.NodeProxyRules, set *combine.Set, now time.Time) ([]
 	case programmed.Status != metav1.ConditionTrue:
 		note("the node may do something else: Programmed is %s for %s, %s: %s", programmed.Status,
 			output.Age(now, programmed.LastTransitionTime.Time), programmed.Reason, output.Clip(programmed.Message, maxMessage))
+	}
+	if programmed != nil && status.ObservedGeneration != node.Generation {
+		note("the agent reports about generation %d of its rules, and this is generation %d", status.ObservedGeneration, node.Generation)
 	}
 	if *set.Node.Settings.Enforcement == v1alpha1.Audit {
 		note("enforcement is Audit: nothing of this is in the kernel, the proxy that is decides")

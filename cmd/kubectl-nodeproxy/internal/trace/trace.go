@@ -139,14 +139,12 @@ func (w *world) elsewhere(r *Report, from *source) []string {
 	if from.node != "" && from.node != r.Node {
 		out = append(out, fmt.Sprintf("%s is on %s, whose rules come first: this is of a packet that they let pass as it is", from.text, from.node))
 	}
-	if r.Service != nil {
-		return out
+	has := func(n v1alpha1.NodeProxyRules) bool {
+		return slices.Contains(addresses(n.Spec.Node.Addresses), r.Destination.Addr())
 	}
-	for i := range w.NodeRules {
-		n := &w.NodeRules[i]
-		if n.Name != r.Node && slices.Contains(addresses(n.Spec.Node.Addresses), r.Destination.Addr()) {
-			out = append(out, fmt.Sprintf("%s is an address of %s: --node %s --from %s tells what becomes of it there", r.Destination.Addr(), n.Name, n.Name, r.Source))
-		}
+	if i := slices.IndexFunc(w.NodeRules, has); r.Service == nil && i >= 0 && !has(*w.rulesOf(r.Node)) {
+		name := w.NodeRules[i].Name
+		out = append(out, fmt.Sprintf("%s is an address of %s: --node %s --from %s tells what becomes of it there", r.Destination.Addr(), name, name, r.Source))
 	}
 	return out
 }

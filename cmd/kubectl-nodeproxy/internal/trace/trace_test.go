@@ -123,13 +123,13 @@ func TestNames(t *testing.T) {
 func TestBadInput(t *testing.T) {
 	for _, c := range []struct{ node, from, to, want string }{
 		{"", "10.244.1.9", "web:80", "--node is missing: say on which node the packet from 10.244.1.9 arrives"},
-		{"node-3", "10.244.1.9", "web:80", `there is no node "node-3" with NodeProxyRules; did you mean node-1 or node-2?; kubectl get nodeproxyrules lists the nodes`},
-		{"", "crt", "web:80", "--from: there is neither a node crt nor a pod shop/crt; did you mean shop/cart"},
+		{"node-3", "10.244.1.9", "web:80", `there is no node "node-3" with NodeProxyRules: did you mean node-1 or node-2?; kubectl get nodeproxyrules lists the nodes`},
+		{"", "crt", "web:80", "--from: there is neither a node crt nor a pod shop/crt: did you mean shop/cart"},
 		{"", "away/cart", "web:80", "--from: there is no pod away/cart"},
 		{"", "a/b/c", "web:80", `--from "a/b/c": give an address, a node, or a pod as NAMESPACE/POD`},
 		{"", "done", "web:80", "the pod shop/done has ended (Succeeded): it sends nothing"},
 		{"", "new", "web:80", "the pod shop/new has no address yet (it is Pending): kubectl describe pod -n shop new"},
-		{"", "cart", "wab", "--to: no Service shop/wab is proxied, and there is no node wab; did you mean shop/web"},
+		{"", "cart", "wab", "--to: no Service shop/wab is proxied, and there is no node wab: did you mean shop/web"},
 		{"", "cart", "web", `--to "web" does not name one of the ports of the Service: 80/tcp (http), 53/udp (dns)`},
 		{"", "cart", "web:https", `--to "web:https" does not name one of the ports of the Service: 80/tcp (http), 53/udp (dns)`},
 		{"", "cart", "10.96.0.10", `--to "10.96.0.10" has no port`},
@@ -188,6 +188,16 @@ func TestOddObjects(t *testing.T) {
 				}
 			},
 			"! the node may do something else: Programmed is False for 60m, Failed: no room",
+		},
+		"an agent that lags": {
+			func(o *cluster.Objects) { o.NodeRules[0].Generation = 7 },
+			"! the agent reports about generation 0 of its rules, and this is generation 7",
+		},
+		"a Node that is gone": {
+			func(o *cluster.Objects) {
+				o.NodeRules[0].Annotations = map[string]string{v1alpha1.AnnotationNodeAbsentSince: "yesterday"}
+			},
+			"! there has been no Node node-1 since yesterday",
 		},
 		"Audit": {
 			func(o *cluster.Objects) {
