@@ -26,6 +26,9 @@ const (
 	server = "https://192.0.2.10:6443"
 )
 
+// atNoTime is for what does not go by the time.
+var atNoTime time.Time
+
 // TestGolden runs, on each recorded state of a cluster, the commands in its file
 // commands, one a line, and compares all that is printed, and the exit status.
 func TestGolden(t *testing.T) {
@@ -75,29 +78,28 @@ func goldenState(t *testing.T, name string) {
 // run returns what a terminal would show.
 func run(t *testing.T, kubeconfig string, now time.Time, args ...string) string {
 	t.Helper()
-	var out, errs bytes.Buffer
-	status := command.Run(t.Context(), append(args, "--kubeconfig="+kubeconfig), command.Options{
-		In: strings.NewReader(""), Out: &out, Err: &errs, Version: "v0.1.0", Now: func() time.Time { return now },
-		After: func(time.Duration) <-chan time.Time { return at(now) },
-	})
-	if status == command.ExitError && out.Len() > 0 {
-		t.Errorf("%s: with an error this is printed, too:\n%s", strings.Join(args, " "), out.String())
+	out, errs, status := execute(t, now, append(args, "--kubeconfig="+kubeconfig)...)
+	if status == command.ExitError && out != "" {
+		t.Errorf("%s: with an error this is printed, too:\n%s", strings.Join(args, " "), out)
 	}
-	if status == command.ExitError && strings.Count(errs.String(), "\n") != 1 {
-		t.Errorf("%s: an error is one line: %q", strings.Join(args, " "), errs.String())
+	if status == command.ExitError && strings.Count(errs, "\n") != 1 {
+		t.Errorf("%s: an error is one line: %q", strings.Join(args, " "), errs)
 	}
-	text := fmt.Sprintf("$ kubectl nodeproxy %s\n%s%s", strings.Join(args, " "), out.String(), errs.String())
+	text := fmt.Sprintf("$ kubectl nodeproxy %s\n%s%s", strings.Join(args, " "), out, errs)
 	if status != command.ExitWell {
 		text += fmt.Sprintf("[exit status %d]\n", status)
 	}
 	return text
 }
 
-// at is a time that has come.
-func at(now time.Time) <-chan time.Time {
-	c := make(chan time.Time, 1)
-	c <- now
-	return c
+// execute runs the program.
+func execute(t *testing.T, now time.Time, args ...string) (out, errs string, status int) {
+	t.Helper()
+	var toOut, toErr bytes.Buffer
+	status = command.Run(t.Context(), args, command.Options{
+		In: strings.NewReader(""), Out: &toOut, Err: &toErr, Version: "v0.1.0", Now: func() time.Time { return now }, After: atOnce,
+	})
+	return toOut.String(), toErr.String(), status
 }
 
 // atOnce is a clock for which all time has passed.

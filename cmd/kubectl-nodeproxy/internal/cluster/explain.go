@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -51,6 +52,10 @@ func (r *Reader) explain(of Kind, err error) error {
 	if errors.As(err, &status) {
 		return fmt.Errorf("the API server %s does not hand out %s: %s", r.server, of, oneLine(err.Error()))
 	}
+	var sending *url.Error
+	if !errors.As(err, &sending) {
+		return fmt.Errorf("what %s answers when asked for %s cannot be read: is it an API server? (kubectl config current-context, or --context)", r.server, of)
+	}
 	return fmt.Errorf("the API server %s cannot be reached: %s; is it the right one? (kubectl config current-context, or --context)", r.server, cause(err))
 }
 
@@ -93,10 +98,13 @@ func cause(err error) string {
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
+// ErrNoKubeconfig means that nothing says where a cluster is.
+var ErrNoKubeconfig = errors.New("there is no kubeconfig, so no cluster to look at: name one with --kubeconfig or in the variable KUBECONFIG")
+
 // Configuration returns a sentence for an error of reading the kubeconfig.
 func Configuration(err error) error {
 	if clientcmd.IsEmptyConfig(err) {
-		return errors.New("there is no kubeconfig, so no cluster to look at: name one with --kubeconfig or in the variable KUBECONFIG")
+		return ErrNoKubeconfig
 	}
 	return fmt.Errorf("the kubeconfig cannot be used: %s", oneLine(err.Error()))
 }

@@ -16,11 +16,21 @@ type program struct {
 	kube *genericclioptions.ConfigFlags
 }
 
+// anyServer is where kubectl looks when nothing says where.
+const anyServer = "http://localhost:8080"
+
 // reader returns a reader of the cluster that the flags and the kubeconfig lead to.
 func (p *program) reader() (*cluster.Reader, error) {
 	config, err := p.kube.ToRESTConfig()
 	if err != nil {
 		return nil, cluster.Configuration(err)
+	}
+	raw, err := p.kube.ToRawKubeConfigLoader().RawConfig()
+	if err != nil {
+		return nil, cluster.Configuration(err)
+	}
+	if len(raw.Clusters) == 0 && *p.kube.APIServer == "" && config.Host == anyServer {
+		return nil, cluster.ErrNoKubeconfig
 	}
 	return cluster.NewReader(config)
 }

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/test/recorded"
+)
+
+// TestCompletion asks as shells do.
+func TestCompletion(t *testing.T) {
+	t.Parallel()
+	state, err := recorded.Load(filepath.Join(states, "healthy"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := writeKubeconfig(t, state.Serve(t))
+	services := "default/kubernetes shop/balanced shop/db shop/external shop/external-too shop/late shop/nobody shop/web"
+	for _, tt := range []struct {
+		typed []string // the last one is being typed
+		want  string
+	}{
+		{[]string{"st"}, "status"},
+		{[]string{"rules", ""}, "node-1 node-2"},
+		{[]string{"rules", "node-1", ""}, ""},
+		{[]string{"rules", "node-1", "--service", ""}, services},
+		{[]string{"rules", "node-1", "-o", ""}, "table yaml json"},
+		{[]string{"diff", "node-1", ""}, "node-2"},
+		{[]string{"diff", "node-1", "node-2", ""}, ""},
+		{[]string{"doctor", ""}, services},
+		{[]string{"doctor", "shop/web", ""}, ""},
+		{[]string{"status", ""}, ""},
+	} {
+		args := append([]string{"__complete", "--kubeconfig=" + kubeconfig}, tt.typed...)
+		out, errs, status := execute(t, state.Now, args...)
+		if status != 0 {
+			t.Errorf("%q: exit status %d: %s", tt.typed, status, errs)
+		}
+		var got []string
+		for line := range strings.Lines(out) {
+			if word, _, _ := strings.Cut(strings.TrimSpace(line), "\t"); !strings.HasPrefix(word, ":") {
+				got = append(got, word)
+			} else if word != ":4" { // no names of files
+				t.Errorf("%q: directive %s", tt.typed, word)
+			}
+		}
+		if strings.Join(got, " ") != tt.want {
+			t.Errorf("%q: %q, not %q", tt.typed, strings.Join(got, " "), tt.want)
+		}
+	}
+}
+
+// TestCompletionWithoutCluster: nothing is offered, and nothing said.
+func TestCompletionWithoutCluster(t *testing.T) {
+	t.Parallel()
+	state, err := recorded.Load(filepath.Join(states, "refused"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, errs, status := execute(t, state.Now, "__complete", "--kubeconfig="+writeKubeconfig(t, state.Serve(t)), "rules", "")
+	if out != ":4\n" || status != 0 || strings.Contains(errs, "may not") {
+		t.Errorf("%d: %q, %q", status, out, errs)
+	}
+}
+
+// TestCompletionScripts: each shell is given a script that calls the program.
+func TestCompletionScripts(t *testing.T) {
+	t.Parallel()
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		out, errs, status := execute(t, atNoTime, "completion", shell)
+		if status != 0 || !strings.Contains(out, "__complete") {
+			t.Errorf("%s: exit status %d: %s", shell, status, errs)
+		}
+	}
+}
