@@ -75,6 +75,10 @@ bundle: ## Write the OLM bundle, bundle/ and bundle.Dockerfile; CONTROLLER_IMAGE
 	@RELEASE='$(RELEASE)' CHANNEL='$(CHANNEL)' REPLACES='$(REPLACES)' OUTPUT='$(OUTPUT)' \
 		CONTROLLER_IMAGE='$(CONTROLLER_IMAGE)' AGENT_IMAGE='$(AGENT_IMAGE)' hack/bundle.sh
 
+.PHONY: plugin
+plugin: ## Write the kubectl plugin's archives and krew manifest to dist/plugin; VERSION, PLUGIN_URL.
+	@VERSION='$(VERSION)' PLUGIN_URL='$(PLUGIN_URL)' OUTPUT='$(OUTPUT)' hack/plugin.sh
+
 .PHONY: clean
 clean: ## Remove what building and testing left in this folder.
 	rm -rf bin dist cover.out

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Writes the kubectl plugin into dist/plugin: an archive for each platform, and
+# nodeproxy.yaml, its manifest for krew. The same source gives the same archives. It goes
+# by these variables:
+#
+#   VERSION     the version of the plugin; krew wants vX.Y.Z
+#   PLUGIN_URL  where the archives will be, without their names
+#   OUTPUT      another folder to write
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+VERSION=${VERSION:?set the version of the plugin}
+PLUGIN_URL=${PLUGIN_URL:-https://github.com/nodeproxy-io/nodeproxy/releases/download/$VERSION}
+OUTPUT=${OUTPUT:-dist/plugin}
+PLATFORMS="linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64"
+
+if [[ ! $VERSION =~ ^v[0-9]+\.[0-9]+\.[0-9]+ ]]; then
+	echo "hack/plugin.sh: VERSION is \"$VERSION\": krew takes versions such as v0.1.0 only, so its manifest is for a release" >&2
+fi
+
+mkdir -p "$OUTPUT"
+rm -f "$OUTPUT"/kubectl-nodeproxy_*.tar.gz "$OUTPUT/nodeproxy.yaml"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+platforms=""
+for platform in $PLATFORMS; do
+	os=${platform%/*} arch=${platform#*/}
+	program=kubectl-nodeproxy
+	[[ $os != windows ]] || program+=.exe
+	folder=$work/$os-$arch
+	mkdir "$folder"
+	CGO_ENABLED=0 GOOS=$os GOARCH=$arch go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$VERSION" \
+		-o "$folder/$program" ./cmd/kubectl-nodeproxy
+	cp LICENSE hack/plugin/kubectl_complete-nodeproxy "$folder"
+	chmod 755 "$folder"/kubectl*
+	chmod 644 "$folder/LICENSE"
+	archive=kubectl-nodeproxy_${os}_$arch.tar.gz
+	tar --create --directory "$folder" --sort name --mtime @0 --owner 0 --group 0 --numeric-owner --format ustar \
+		LICENSE kubectl_complete-nodeproxy "$program" | gzip --no-name --best >"$OUTPUT/$archive"
+	platforms+="  - selector: {matchLabels: {os: $os, arch: $arch}}
+    uri: $PLUGIN_URL/$archive
+    sha256: $(sha256sum "$OUTPUT/$archive" | cut -d ' ' -f 1)
+    bin: $program
+"
+done
+
+cat >"$OUTPUT/nodeproxy.yaml" <<END
+apiVersion: krew.googlecontainertools.github.com/v1alpha2
+kind: Plugin
+metadata:
+  name: nodeproxy
+spec:
+  version: $VERSION
+  homepage: https://github.com/nodeproxy-io/nodeproxy
+  shortDescription: Find out why a Service does not answer
+  description: |
+    Shows what nodeproxy does with the Services of a cluster: how all nodes do, what
+    each is to hold and reports, which way a packet takes, and what is wrong.
+    It only reads.
+  caveats: |
+    You need the ClusterRoles nodeproxy-viewer and view, bound in the whole cluster.
+  platforms:
+$platforms
+END
+sed -i '$ d' "$OUTPUT/nodeproxy.yaml"
+echo "$OUTPUT holds the archives and nodeproxy.yaml."
