@@ -1,0 +1,98 @@
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/nodeproxy-io/nodeproxy/test/recorded"
+)
+
+// served is a reader of a state with so many ServiceProxyRules.
+func served(t *testing.T, services int, forbidden string) *Reader {
+	t.Helper()
+	var list strings.Builder
+	list.WriteString("metadata: {resourceVersion: \"7\"}\nitems:\n")
+	for i := range services {
+		fmt.Fprintf(&list, "- {metadata: {name: shop.service-%04d}, spec: {formatVersion: 1, clusterIPs: [10.96.%d.%d]}}\n", services-i, i/250, 1+i%250)
+	}
+	folder := t.TempDir()
+	for name, text := range map[string]string{
+		"now": "2026-11-22T12:00:00Z", "forbidden": forbidden, "serviceproxyrules.yaml": list.String(), "nodeproxies.yaml": "items: []",
+	} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	state, err := recorded.Load(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := NewReader(&rest.Config{Host: state.Serve(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestPages: nothing is lost or mixed up between pages, and all is sorted.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	const services = 2*pageSize + 1
+	r := served(t, services, "")
+	objects, err := r.Read(t.Context(), []Kind{ServiceProxyRules, NodeProxies}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := r.Names(t.Context(), ServiceProxyRules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(objects.ServiceRules) != services || len(names) != services || objects.NodeProxy != nil {
+		t.Fatalf("%d objects, %d names, NodeProxy %v", len(objects.ServiceRules), len(names), objects.NodeProxy)
+	}
+	for i := range objects.ServiceRules {
+		want := fmt.Sprintf("shop.service-%04d", i+1)
+		o := &objects.ServiceRules[i]
+		address := fmt.Sprintf("10.96.%d.%d", (services-i-1)/250, 1+(services-i-1)%250)
+		if o.Name != want || names[i].Name != want || o.Spec.ClusterIPs[0] != address {
+			t.Fatalf("%d: %s %v, %s", i, o.Name, o.Spec.ClusterIPs, names[i])
+		}
+	}
+}
+
+// TestOptional: what may not be read is named, unless it cannot be gone without.
+func TestOptional(t *testing.T) {
+	t.Parallel()
+	r := served(t, 1, "pods")
+	objects, err := r.Read(t.Context(), []Kind{ServiceProxyRules}, []Kind{Pods})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(objects.Unread) != 1 || objects.Unread[0].Kind != Pods || !strings.Contains(objects.Unread[0].Why, "ClusterRole view to you") {
+		t.Errorf("unread: %+v", objects.Unread)
+	}
+	if _, err := r.Read(t.Context(), []Kind{ServiceProxyRules, Pods}, nil); err == nil {
+		t.Error("pods were wanted, may not be read, and nothing is said")
+	}
+}
+
+// TestSuggest: names that are near, and no others.
+func TestSuggest(t *testing.T) {
+	t.Parallel()
+	known := []string{"node-1", "node-2", "gateway", "edge-pool-7"}
+	for name, want := range map[string]string{
+		"nod-1":   ": did you mean node-1 or node-2?",
+		"edge":    ": did you mean edge-pool-7?",
+		"gatway":  ": did you mean gateway?",
+		"control": "",
+	} {
+		if got := Suggest(name, known); got != want {
+			t.Errorf("%s: %q, not %q", name, got, want)
+		}
+	}
+}
