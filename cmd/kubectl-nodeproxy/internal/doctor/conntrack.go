@@ -6,6 +6,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
 // nearlyFull is from how many percent on the table is too full to leave it so.
@@ -21,7 +22,7 @@ func (e *examination) conntrack() {
 			continue
 		case c == nil && report.UsagePercent < nearlyFull:
 			if report.Drop > 0 {
-				e.remark("%s has dropped %s since it started because its connection tracking table was full; there is room now (%d %% in use)", node.Name, plural(int(report.Drop), "packet"), report.UsagePercent)
+				e.remark("%s has dropped %s since it started because its connection tracking table was full; there is room now (%d %% in use)", node.Name, output.Plural(int(report.Drop), "packet"), report.UsagePercent)
 			}
 			continue
 		}

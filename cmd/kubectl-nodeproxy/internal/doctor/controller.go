@@ -8,6 +8,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
@@ -15,6 +16,7 @@ import (
 const (
 	keyNoNodeProxy = "no nodeproxy"
 	keyBehind      = "controller behind"
+	keyInventory   = "inventory"
 )
 
 // controller looks at the NodeProxy and what its status says of the cluster.
@@ -110,7 +112,7 @@ func (e *examination) inventory(np *v1alpha1.NodeProxy) {
 	}
 	if there := render.Inventory(names); there != *said {
 		e.add(Finding{
-			Severity: Problem, Name: "InventoryDiffers", Check: CheckController, key: "inventory", causes: []string{keyBehind, keyNoNodeProxy},
+			Severity: Problem, Name: "InventoryDiffers", Check: CheckController, key: keyInventory, causes: []string{keyBehind, keyNoNodeProxy},
 			What: fmt.Sprintf("NodeProxy says that %d ServiceProxyRules must exist, and there are %d, or others: nodes hold on to what is missing", said.Services, there.Services),
 			Do:   doController, passing: true, token: np.ResourceVersion,
 		})
@@ -157,7 +159,7 @@ func (e *examination) behind() {
 	}
 	e.add(Finding{
 		Severity: Problem, Name: "ControllerBehind", Check: CheckController, key: keyBehind,
-		What: fmt.Sprintf("the controller is down or behind: what follows from the objects is not done, at two looks (%s)", plural(waiting, "finding")),
+		What: fmt.Sprintf("the controller is down or behind: what follows from the objects is not done, at two looks (%s)", output.Plural(waiting, "finding")),
 		Do:   doController,
 	})
 }

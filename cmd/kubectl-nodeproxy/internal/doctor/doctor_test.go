@@ -201,13 +201,13 @@ func TestFaults(t *testing.T) {
 		},
 		"agent that is silent, and what follows": {
 			plant: func(w *world) {
-				w.set(1, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, ""))
+				w.set(1, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no sign of life of the agent since 2026-03-01T11:55:00Z (its Lease)"))
 				w.node(1).Status.SettingsRevision = "old"
 				w.node(1).Status.Conntrack.UsagePercent = 90
 				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "node-2")}
 				w.NodeProxy.Status.Nodes.Lagging = 1
 			},
-			want: "AgentNotResponding(NodesNotProgrammed AgentsLagging SettingsNotInForce ConntrackPressure)", says: "node node-2 since 2026-03-01T11:57:00Z (3m",
+			want: "AgentNotResponding(NodesNotProgrammed AgentsLagging SettingsNotInForce ConntrackPressure)", says: "node node-2 since 2026-03-01T11:55:00Z (5m",
 		},
 		"agent that is too old": {
 			plant: func(w *world) { w.node(0).Spec.FormatVersion = 2 },
@@ -218,7 +218,7 @@ func TestFaults(t *testing.T) {
 				w.set(0, is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonUnsupported, "no ip_vs"))
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonFailed, "not accepted: no ip_vs"))
 			},
-			want: "NotAcceptedUnsupported(Failed)",
+			want: "NotAcceptedUnsupported",
 		},
 		"another proxy": {
 			plant: func(w *world) {
@@ -232,6 +232,13 @@ func TestFaults(t *testing.T) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonPending, "since"))
 			},
 			want: "Pending",
+		},
+		"Services held since their rules are gone": {
+			plant: func(w *world) {
+				w.ServiceRules = w.ServiceRules[:1]
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "1 Service"))
+			},
+			want: "ControllerBehind(InventoryDiffers(Held) NotRendered)",
 		},
 		"Services held": {
 			plant: func(w *world) {
@@ -485,7 +492,7 @@ func TestUnread(t *testing.T) {
 	if got := strings.Join(made, " "); got != "endpoints policies" {
 		t.Errorf("not made: %s", got)
 	}
-	if said := text(t, r); !strings.Contains(said, "you may not list pods") || !strings.Contains(said, "Not looked at:") {
+	if said := text(t, r); !strings.Contains(said, "you may not list pods") || !strings.Contains(said, "NOT LOOKED AT") {
 		t.Errorf("the report does not say so:\n%s", said)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
@@ -107,7 +108,7 @@ func (e *examination) withoutAny(svc *corev1.Service) *Finding {
 		f = e.endpointFinding(svc, Problem, "NoReadyEndpoint", "no pod that it selects runs: "+whyUnready(pods, len(pods)), "see what the pods lack: "+describePods(svc))
 	default:
 		f = e.endpointFinding(svc, Problem, "EndpointSlicesMissing",
-			fmt.Sprintf("%s that it selects, and no EndpointSlice names any", plural(len(pods), "pod")),
+			fmt.Sprintf("%s that it selects, and no EndpointSlice names any", output.Plural(len(pods), "pod")),
 			"see to kube-controller-manager, which writes EndpointSlices: kubectl -n kube-system get pods")
 		f.passing = true
 	}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
@@ -78,7 +79,7 @@ func (e *examination) nodePortAddresses() string {
 	}
 	var texts []string
 	for _, what := range slices.Sorted(maps.Keys(nodes)) {
-		texts = append(texts, what+" of "+plural(nodes[what], "node"))
+		texts = append(texts, what+" of "+output.Plural(nodes[what], "node"))
 	}
 	return strings.Join(texts, ", ")
 }

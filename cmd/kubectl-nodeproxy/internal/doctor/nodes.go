@@ -12,6 +12,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
 // recently is how long ago a repair is worth a warning.
@@ -115,6 +116,7 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 	case v1alpha1.ReasonAgentNotResponding:
 		f.key = nodeKey(node.Name, "silent")
 		f.What = "the agent gives no sign of life: the rules of the node stay as they are and grow old"
+		f.Since = silentSince(c)
 		f.Do = "see its pod and log: kubectl -n nodeproxy-system get pods -o wide; docs/troubleshooting.md#nodeproxyagentnotresponding"
 	case v1alpha1.ReasonConflictingProxy:
 		f.key, f.Do = nodeKey(node.Name, "conflict"), "docs/troubleshooting.md#nodeproxyconflictingproxy"
@@ -122,6 +124,9 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 	case v1alpha1.ReasonRemoved:
 		f.Do = "create a NodeProxy to have the rules back; docs/removal.md#with-cleanup"
 	case v1alpha1.ReasonFailed:
+		if condition(node.Status.Conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse) != nil {
+			return // which says the same
+		}
 		f.Do = "docs/troubleshooting.md#nodeproxynodenotprogrammed"
 	case v1alpha1.ReasonPending:
 		f.passing, f.Do = true, "docs/troubleshooting.md#nodeproxychangepending"
@@ -130,7 +135,7 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 		return
 	case v1alpha1.ReasonHeld:
 		f.Severity, f.Do = Warning, "docs/troubleshooting.md#nodeproxyservicesheld"
-		f.passing = true
+		f.passing, f.causes = true, []string{keyInventory}
 	case v1alpha1.ReasonAuditDiffers, v1alpha1.ReasonAuditInSync:
 		return // what the node is told says so, too
 	default:
@@ -143,6 +148,17 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 		f.Do = "docs/troubleshooting.md#what-programmed-says"
 	}
 	e.onNode(node, f)
+}
+
+// silentSince is when an agent gave its last sign of life, which the message tells. The
+// condition itself changed only once that was long enough ago.
+func silentSince(c *metav1.Condition) *metav1.Time {
+	_, rest, _ := strings.Cut(c.Message, " since ")
+	when, _, _ := strings.Cut(rest, " ")
+	if t, err := time.Parse(time.RFC3339, when); err == nil {
+		return &metav1.Time{Time: t}
+	}
+	return since(c)
 }
 
 // refusedOn names the Services that a kernel does not take.
@@ -189,7 +205,7 @@ func (e *examination) abnormal(node *v1alpha1.NodeProxyRules) {
 	if d := node.Status.Difference; d != nil && d.Count > 0 && !audits(node) {
 		e.onNode(node, Finding{
 			Severity: Warning, Name: "KernelDiffers", passing: true,
-			What: fmt.Sprintf("the kernel differs from what is wanted in %s: %s", plural(int(d.Count), "place"), some(d.Examples)),
+			What: fmt.Sprintf("the kernel differs from what is wanted in %s: %s", output.Plural(int(d.Count), "place"), some(d.Examples)),
 			Do:   "docs/troubleshooting.md#nodeproxyrulesdrifted",
 		})
 	}
@@ -208,7 +224,7 @@ func (e *examination) drifted(node *v1alpha1.NodeProxyRules) {
 	if drift != nil && drift.Repairs > 0 && e.Time.Sub(drift.LastTime.Time) < recently {
 		e.onNode(node, Finding{
 			Severity: Warning, Name: "RulesRepaired", Since: &drift.LastTime,
-			What: fmt.Sprintf("somebody has changed nodeproxy's rules on the node, and its agent has repaired them (%s since it started; last: %s)", plural(int(drift.Repairs), "repair"), some(drift.Examples[:min(1, len(drift.Examples))])),
+			What: fmt.Sprintf("somebody has changed nodeproxy's rules on the node, and its agent has repaired them (%s since it started; last: %s)", output.Plural(int(drift.Repairs), "repair"), some(drift.Examples[:min(1, len(drift.Examples))])),
 			Do:   "if it comes again, find what does it; docs/troubleshooting.md#nodeproxyrulesdrifted",
 		})
 	}
@@ -221,7 +237,7 @@ func (e *examination) enforcement(node *v1alpha1.NodeProxyRules) {
 	}
 	what := "enforcement is Audit: nodeproxy only compares, and maintains no rules there"
 	if d := node.Status.Difference; d != nil && d.Count > 0 {
-		what += fmt.Sprintf("; the kernel differs in %s, such as %s", plural(int(d.Count), "place"), some(d.Examples[:min(1, len(d.Examples))]))
+		what += fmt.Sprintf("; the kernel differs in %s, such as %s", output.Plural(int(d.Count), "place"), some(d.Examples[:min(1, len(d.Examples))]))
 	}
 	by := "spec.settings.enforcement of the NodeProxy"
 	if len(node.Spec.Policies) > 0 {
@@ -281,7 +297,7 @@ func (e *examination) lagging() {
 	}
 	f := Finding{
 		Severity: Problem, Name: "AgentsLagging", Check: CheckNodes, key: "lagging", passing: true,
-		What: plural(int(e.NodeProxy.Status.Nodes.Lagging), "node") + " have not applied changes that are older than a minute",
+		What: "changes that are older than a minute are not applied on " + output.Plural(int(e.NodeProxy.Status.Nodes.Lagging), "node"),
 		Do:   "docs/troubleshooting.md#nodeproxyagentslagging",
 	}
 	for _, node := range e.nodes {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
@@ -34,7 +35,7 @@ func (e *examination) rendering() {
 			if e.refusal(name) {
 				continue
 			}
-			e.notRendered(name, "NotRendered", "", "the Service is not rendered, so that no node serves it")
+			e.notRendered(name, "NotRendered", "", "the Service is not rendered: no node serves it that does not hold its rules from before")
 		default:
 			kept, now, _ := e.wanted(svc)
 			if equality.Semantic.DeepEqual(kept.Spec, stored.Spec) || equality.Semantic.DeepEqual(now.Spec, stored.Spec) {
@@ -45,7 +46,7 @@ func (e *examination) rendering() {
 		}
 	}
 	if len(foreign) > 0 && e.only == nil {
-		e.remark("%s left to another proxy by the label %s: %s", plural(len(foreign), "Service"), render.LabelServiceProxyName, some(foreign))
+		e.remark("%s left to another proxy by the label %s: %s", output.Plural(len(foreign), "Service"), render.LabelServiceProxyName, some(foreign))
 	}
 	e.leftOver()
 	e.members()

@@ -1,65 +1,61 @@
 package doctor
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/duration"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
-// foldedShown is how many findings are shown below the one that they follow from.
-const foldedShown = 5
+const (
+	// foldedShown is how many findings are shown below the one that they follow from.
+	foldedShown = 5
+	// longest and longestFolded are how much of what is wrong is shown.
+	longest, longestFolded = 600, 200
+)
 
 // Table prints the report for people.
 func (r *Report) Table(w io.Writer) error {
-	out := &bytes.Buffer{}
-	fmt.Fprintln(out, r.summary())
+	l := &output.Lines{}
+	l.Linef("%s", r.summary())
 	for i := range r.Findings {
-		fmt.Fprintln(out)
-		r.finding(out, &r.Findings[i])
+		r.finding(l, &r.Findings[i])
 	}
 	if len(r.NotMade) > 0 {
-		fmt.Fprintln(out, "\nNot looked at:")
+		l.Heading("NOT LOOKED AT")
 		for _, n := range r.NotMade {
-			fmt.Fprintf(out, "  %s: %s\n", n.Check, n.Why)
+			l.Linef("  %s: %s", n.Check, n.Why)
 		}
 	}
 	if len(r.Exposed) > 0 {
-		fmt.Fprintln(out, "\nReached from outside:")
-		table := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-		fmt.Fprintln(table, "  SERVICE\tBY\tADDRESSES\tPORTS\tCLIENTS\tPOLICIES")
+		l.Heading("REACHED FROM OUTSIDE")
+		l.Linef("  SERVICE\tBY\tADDRESSES\tPORTS\tCLIENTS\tPOLICIES")
 		for _, x := range r.Exposed {
-			fmt.Fprintf(table, "  %s\t%s\t%s\t%s\t%s\t%s\n", x.Service, x.Kind, x.Addresses, strings.Join(x.Ports, ","), x.Clients, cmp.Or(strings.Join(x.By, ","), "<none>"))
-		}
-		if err := table.Flush(); err != nil {
-			return err
+			l.Linef("  %s\t%s\t%s\t%s\t%s\t%s", x.Service, x.Kind, x.Addresses, strings.Join(x.Ports, ","), x.Clients, cmp.Or(strings.Join(x.By, ","), "<none>"))
 		}
 	}
 	if len(r.Remarks) > 0 {
-		fmt.Fprintln(out, "\nGood to know:")
+		l.Heading("GOOD TO KNOW")
 		for _, remark := range r.Remarks {
-			fmt.Fprintf(out, "  %s\n", remark)
+			l.Linef("  %s", output.Clip(remark, longest))
 		}
 	}
-	_, err := w.Write(out.Bytes())
-	return err
+	return l.Write(w)
 }
 
 // summary says in a line how it is.
 func (r *Report) summary() string {
-	what := fmt.Sprintf("%s on %s", plural(r.Services, "Service"), plural(r.Nodes, "node"))
+	what := fmt.Sprintf("%s on %s", output.Plural(r.Services, "Service"), output.Plural(r.Nodes, "node"))
 	if r.Service != "" {
-		what = fmt.Sprintf("Service %s on %s", r.Service, plural(r.Nodes, "node"))
+		what = fmt.Sprintf("Service %s on %s", r.Service, output.Plural(r.Nodes, "node"))
 	}
 	problems, warnings := tally(r.Findings)
 	switch {
 	case problems+warnings > 0:
-		return fmt.Sprintf("%s: %s, %s", what, plural(problems, "problem"), plural(warnings, "warning"))
+		return fmt.Sprintf("%s: %s, %s", what, output.Plural(problems, "problem"), output.Plural(warnings, "warning"))
 	case len(r.NotMade) > 0:
 		return what + ": nothing is wrong as far as could be seen"
 	}
@@ -67,33 +63,31 @@ func (r *Report) summary() string {
 }
 
 func tally(found []Finding) (problems, warnings int) {
-	for i := range found {
-		if found[i].Severity == Problem {
+	for _, f := range flat(found) {
+		if f.Severity == Problem {
 			problems++
 		} else {
 			warnings++
 		}
-		p, w := tally(found[i].Therefore)
-		problems, warnings = problems+p, warnings+w
 	}
 	return problems, warnings
 }
 
-func (r *Report) finding(out io.Writer, f *Finding) {
-	fmt.Fprintf(out, "%s %s%s%s\n", strings.ToUpper(string(f.Severity)), f.Name, f.where(), r.since(f))
-	fmt.Fprintf(out, "  %s\n", f.What)
-	fmt.Fprintf(out, "  do: %s\n", f.Do)
+func (r *Report) finding(l *output.Lines, f *Finding) {
+	l.Heading(strings.ToUpper(string(f.Severity)) + " " + f.Name + f.where() + r.since(f))
+	l.Linef("  %s", output.Clip(f.What, longest))
+	l.Linef("  do: %s", f.Do)
 	if len(f.Therefore) == 0 {
 		return
 	}
-	fmt.Fprintln(out, "  therefore:")
+	l.Linef("  therefore:")
 	folded := flat(f.Therefore)
 	for i, t := range folded {
 		if i == foldedShown && len(folded) > foldedShown+1 {
-			fmt.Fprintf(out, "  - and %d more; -o yaml has all\n", len(folded)-i)
+			l.Linef("  - and %d more; -o yaml has all", len(folded)-i)
 			break
 		}
-		fmt.Fprintf(out, "  - %s%s: %s\n", t.Name, t.where(), t.What)
+		l.Linef("  - %s%s: %s", t.Name, t.where(), output.Clip(t.What, longestFolded))
 	}
 }
 
@@ -131,5 +125,5 @@ func (r *Report) since(f *Finding) string {
 	if f.Since == nil {
 		return ""
 	}
-	return fmt.Sprintf(" since %s (%s)", f.Since.UTC().Format(time.RFC3339), duration.HumanDuration(max(0, r.Time.Sub(f.Since.Time))))
+	return fmt.Sprintf(" since %s (%s)", f.Since.UTC().Format(time.RFC3339), output.Age(r.Time.Time, f.Since.Time))
 }
