@@ -261,6 +261,7 @@ func (d *doctor) record(r *run, folder string) {
 	for _, f := range slices.Concat(objectFaults(), nodeFaults(), []*fault{rulesUndone(), tableFull(), agentStopped()}, wholeFaults()) {
 		f.plant(r)
 		d.found(r, 3*time.Minute, f)
+		r.pass(2 * time.Second) // in which the controller does all that follows
 		write(f.name)
 		f.mend(r)
 		d.gone(r)

@@ -8,7 +8,6 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
@@ -147,19 +146,15 @@ func (e *examination) behind() {
 	for i := range e.found {
 		known[e.found[i].key] = true
 	}
-	waiting := 0
-	for i := range e.found {
-		best := slices.IndexFunc(e.found[i].causes, func(cause string) bool { return cause != "" && known[cause] })
-		if best >= 0 && e.found[i].causes[best] == keyBehind {
-			waiting++
-		}
-	}
-	if waiting == 0 {
+	if !slices.ContainsFunc(e.found, func(f Finding) bool {
+		best := slices.IndexFunc(f.causes, func(cause string) bool { return cause != "" && known[cause] })
+		return best >= 0 && f.causes[best] == keyBehind
+	}) {
 		return
 	}
 	e.add(Finding{
 		Severity: Problem, Name: "ControllerBehind", Check: CheckController, key: keyBehind,
-		What: fmt.Sprintf("the controller is down or behind: what follows from the objects is not done, at two looks (%s)", output.Plural(waiting, "finding")),
+		What: "the controller is down or behind: what follows from the objects is not done, at two looks",
 		Do:   doController,
 	})
 }

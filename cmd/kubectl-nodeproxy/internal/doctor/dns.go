@@ -63,7 +63,7 @@ func (e *examination) dnsService(svc *corev1.Service) {
 	}
 	for _, f := range e.endpointsOf(svc) {
 		f.Check = CheckDNS
-		f.What = "names do not resolve as they should, since of the cluster's DNS " + f.What
+		f.What = "names do not resolve as they should: " + f.What
 		e.add(f)
 	}
 }

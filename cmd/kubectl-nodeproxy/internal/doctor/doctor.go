@@ -52,6 +52,8 @@ type examination struct {
 	report  *Report
 	found   []Finding
 	notMade map[Check]string
+	// buts are the nodes on which something besides what is wanted could not be done.
+	buts map[string][]string
 }
 
 func examine(objects *cluster.Objects, q *Question) (*examination, error) {
@@ -59,7 +61,7 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &examination{view: v, trace: q.Trace, notMade: map[Check]string{}, report: &Report{
+	e := &examination{view: v, trace: q.Trace, notMade: map[Check]string{}, buts: map[string][]string{}, report: &Report{
 		Time: metav1.NewTime(objects.Time.UTC()), Services: len(objects.Services), Nodes: len(v.nodes),
 		Exposed: []Exposure{},
 	}}

@@ -227,6 +227,14 @@ func TestFaults(t *testing.T) {
 			},
 			want: "ConflictingProxy", says: "kube-proxy",
 		},
+		"something that could not be done besides": {
+			plant: func(w *world) {
+				for i := range 2 {
+					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted; but: a sysctl"))
+				}
+			},
+			says: "on node-1, node-2 all is as wanted, but: a sysctl",
+		},
 		"changes that wait": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonPending, "since"))
@@ -337,6 +345,18 @@ func TestFaults(t *testing.T) {
 				}}}
 			},
 			want: "PolicyNotAccepted", says: "kubectl edit npp edge",
+		},
+		"two policies that make no sense together": {
+			plant: func(w *world) {
+				policy := func(name string, c metav1.Condition) v1alpha1.NodeProxyPolicy {
+					return v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.NodeProxyPolicyStatus{Conditions: []metav1.Condition{c}}}
+				}
+				w.NodePolicies = []v1alpha1.NodeProxyPolicy{
+					policy("often", is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "1 held back")),
+					policy("seldom", is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonInvalidResult, "with often")),
+				}
+			},
+			want: "PolicyNotAccepted(NodesNotProgrammed)",
 		},
 		"a rollout that has stopped at a silent node": {
 			plant: func(w *world) {

@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -40,8 +41,11 @@ func (e *examination) nodeStates() {
 	for _, node := range e.nodes {
 		e.nodeState(node)
 	}
+	for _, but := range slices.Sorted(maps.Keys(e.buts)) {
+		e.remark("on %s all is as wanted, but: %s", some(e.buts[but]), but)
+	}
 	if absent := len(e.NodeRules) - len(e.nodes); absent > 0 {
-		e.remark("%d Nodes are gone, and their NodeProxyRules go ten minutes later", absent)
+		e.remark("%s gone: NodeProxyRules stay for ten minutes", output.Plural(absent, "Node"))
 	}
 	e.withoutRules()
 	e.lagging()
@@ -120,7 +124,7 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 		f.Do = "see its pod and log: kubectl -n nodeproxy-system get pods -o wide; docs/troubleshooting.md#nodeproxyagentnotresponding"
 	case v1alpha1.ReasonConflictingProxy:
 		f.key, f.Do = nodeKey(node.Name, "conflict"), "docs/troubleshooting.md#nodeproxyconflictingproxy"
-		f.What = "another proxy is active, so that nodeproxy touches nothing there: " + c.Message
+		f.What = cmpMessage(c)
 	case v1alpha1.ReasonRemoved:
 		f.Do = "create a NodeProxy to have the rules back; docs/removal.md#with-cleanup"
 	case v1alpha1.ReasonFailed:
@@ -141,7 +145,7 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 	default:
 		if c.Status == metav1.ConditionTrue {
 			if _, but, ok := strings.Cut(c.Message, "; but: "); ok {
-				e.remark("%s does what is wanted, but: %s", node.Name, but)
+				e.buts[but] = append(e.buts[but], node.Name)
 			}
 			return
 		}
@@ -192,7 +196,7 @@ func (e *examination) abnormal(node *v1alpha1.NodeProxyRules) {
 		findCondition(conditions, v1alpha1.ConditionProgrammed).Reason != v1alpha1.ReasonConflictingProxy {
 		e.onNode(node, Finding{
 			Severity: Warning, Name: v1alpha1.ReasonConflictingProxy, Since: since(c),
-			What: "another proxy is active: " + c.Message, Do: "docs/troubleshooting.md#nodeproxyconflictingproxy",
+			What: cmpMessage(c), Do: "docs/troubleshooting.md#nodeproxyconflictingproxy",
 		})
 	}
 	if c := condition(conditions, v1alpha1.ConditionModeFallback, metav1.ConditionTrue); c != nil {

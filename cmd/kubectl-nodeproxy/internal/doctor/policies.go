@@ -22,9 +22,15 @@ type policyState struct {
 
 // policies looks whether policies do what they say, and how far changes by them are.
 func (e *examination) policies() {
+	var notAccepted []string // they hold back what others want of the same nodes
+	for i := range e.NodePolicies {
+		if p := &e.NodePolicies[i]; condition(p.Status.Conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse) != nil {
+			notAccepted = append(notAccepted, "policy NodeProxyPolicy/"+p.Name)
+		}
+	}
 	for i := range e.NodePolicies {
 		p := &e.NodePolicies[i]
-		s := policyState{name: "NodeProxyPolicy/" + p.Name, short: "npp", meta: &p.ObjectMeta, conditions: p.Status.Conditions, observed: p.Status.ObservedGeneration}
+		s := policyState{name: "NodeProxyPolicy/" + p.Name, short: "npp", meta: &p.ObjectMeta, conditions: p.Status.Conditions, observed: p.Status.ObservedGeneration, causes: slices.Clone(notAccepted)}
 		for _, node := range e.nodes {
 			s.causes = append(s.causes, nodeKeys(node.Name)...)
 		}
