@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -164,8 +165,11 @@ spec:
 			policy.plant(r)
 			r.until(30*time.Second, "the API server goes by the policy", func() error {
 				_, err := r.cluster.Kubectl(r.ctx, "create", "--dry-run=server", "--as=system:serviceaccount:"+system+":nodeproxy-controller", "-f", refusedRules(r))
-				if err == nil || !strings.Contains(err.Error(), "these rules are not for this cluster") {
-					return fmt.Errorf("it says %v", err)
+				if err == nil {
+					return errors.New("it takes the rules")
+				}
+				if !strings.Contains(err.Error(), "these rules are not for this cluster") {
+					return err
 				}
 				return nil
 			})

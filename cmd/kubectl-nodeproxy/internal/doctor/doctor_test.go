@@ -29,8 +29,6 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-func ptr[T any](v T) *T { return &v }
-
 func everything() v1alpha1.LabelSelector { return v1alpha1.LabelSelector{} }
 
 // TestFaults plants faults in a cluster where all is well.
@@ -64,7 +62,7 @@ func TestFaults(t *testing.T) {
 				w.NodeProxy.Status.Refused = []v1alpha1.RefusedService{{Namespace: "shop", Name: "web", Message: "larger than 1 MiB"}}
 				w.NodeProxy.Status.RefusedServices = 1
 				w.ServiceRules = w.ServiceRules[:1]
-				w.NodeProxy.Status.Inventory = ptr(render.Inventory([]string{"kube-system.kube-dns"}))
+				w.NodeProxy.Status.Inventory = new(render.Inventory([]string{"kube-system.kube-dns"}))
 			},
 			want: "ServiceRefused", says: "larger than 1 MiB",
 		},
@@ -115,7 +113,7 @@ func TestFaults(t *testing.T) {
 		"no pod is ready": {
 			plant: func(w *world) {
 				for i := range w.slice("web").Endpoints {
-					w.slice("web").Endpoints[i].Conditions.Ready = ptr(false)
+					w.slice("web").Endpoints[i].Conditions.Ready = new(false)
 					w.Pods[2+i].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, Message: "containers with unready status: [web]"}}
 				}
 				w.render()
@@ -137,7 +135,7 @@ func TestFaults(t *testing.T) {
 		"pods that end": {
 			plant: func(w *world) {
 				for i := range w.slice("web").Endpoints {
-					w.slice("web").Endpoints[i].Conditions = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(true)}
+					w.slice("web").Endpoints[i].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
 				}
 				w.render()
 			},
@@ -154,7 +152,7 @@ func TestFaults(t *testing.T) {
 		"port name of no slice": {
 			plant: func(w *world) {
 				w.service("web").Spec.Selector = nil
-				w.slice("web").Ports[0].Name = ptr("web")
+				w.slice("web").Ports[0].Name = new("web")
 				w.render()
 			},
 			want: "PortWithoutEndpoint", says: "port names of hand-written slices",
@@ -271,7 +269,7 @@ func TestFaults(t *testing.T) {
 		"Audit on both nodes": {
 			plant: func(w *world) {
 				for i := range 2 {
-					w.node(i).Spec.Settings.Enforcement = ptr(v1alpha1.Audit)
+					w.node(i).Spec.Settings.Enforcement = new(v1alpha1.Audit)
 					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, ""))
 				}
 			},
@@ -308,7 +306,7 @@ func TestFaults(t *testing.T) {
 		},
 		"Local where no pod is": {
 			plant: func(w *world) {
-				w.service("web").Spec.InternalTrafficPolicy = ptr(corev1.ServiceInternalTrafficPolicyLocal)
+				w.service("web").Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
 				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
 				w.render()
 			},
@@ -388,7 +386,7 @@ func TestFaults(t *testing.T) {
 			plant: func(w *world) {
 				w.ServicePolicies = []v1alpha1.ServiceProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "closed"}, Spec: v1alpha1.ServiceProxyPolicySpec{
 					NamespaceSelector: everything(), ServiceSelector: everything(), Overrides: v1alpha1.ServiceOverrides{
-						NodePorts: ptr(v1alpha1.Disabled), LoadBalancerSourceRanges: []string{"none"},
+						NodePorts: new(v1alpha1.Disabled), LoadBalancerSourceRanges: []string{"none"},
 					},
 				}, Status: v1alpha1.ServiceProxyPolicyStatus{
 					Conditions: []metav1.Condition{is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonInvalidPolicy, "loadBalancerSourceRanges[0]")},
@@ -531,7 +529,7 @@ func TestNewerFormat(t *testing.T) {
 func TestExposed(t *testing.T) {
 	w := newWorld()
 	w.service("web").Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"}
-	w.node(1).Spec.Settings.NodePorts = &v1alpha1.NodePortSettings{AddressMode: ptr(v1alpha1.NodePortsPrimary)}
+	w.node(1).Spec.Settings.NodePorts = &v1alpha1.NodePortSettings{AddressMode: new(v1alpha1.NodePortsPrimary)}
 	w.render()
 	var got []string
 	for _, x := range w.examine(t, "").Exposed {
