@@ -16,6 +16,7 @@ const (
 	keyNoNodeProxy = "no nodeproxy"
 	keyBehind      = "controller behind"
 	keyInventory   = "inventory"
+	keyRemoving    = "nodeproxy " + v1alpha1.ReasonRemoving
 )
 
 // controller looks at the NodeProxy and what its status says of the cluster.
@@ -111,7 +112,7 @@ func (e *examination) inventory(np *v1alpha1.NodeProxy) {
 	}
 	if there := render.Inventory(names); there != *said {
 		e.add(Finding{
-			Severity: Problem, Name: "InventoryDiffers", Check: CheckController, key: keyInventory, causes: []string{keyBehind, keyNoNodeProxy},
+			Severity: Problem, Name: "InventoryDiffers", Check: CheckController, key: keyInventory, causes: []string{keyRemoving, keyBehind},
 			What: fmt.Sprintf("NodeProxy says that %d ServiceProxyRules must exist, and there are %d, or others: nodes hold on to what is missing", said.Services, there.Services),
 			Do:   doController, passing: true, token: np.ResourceVersion,
 		})

@@ -43,6 +43,16 @@ func TestFaults(t *testing.T) {
 			plant: func(w *world) { w.NodeProxy = nil },
 			want:  "NoNodeProxy", says: "docs/install.md",
 		},
+		"being removed": {
+			plant: func(w *world) {
+				deleted := ago(time.Minute)
+				w.NodeProxy.DeletionTimestamp = &deleted
+				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonRemoving, "node-2 has not removed its rules")}
+				w.ServiceRules = w.ServiceRules[:1]
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonRemoved, "removed"))
+			},
+			want: "Removing(InventoryDiffers Removed NotRendered)",
+		},
 		"settings refused": {
 			plant: func(w *world) {
 				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonInvalidSettings, "settings.masquerade.bit")}
@@ -443,6 +453,20 @@ func TestFaults(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestServed: of the Service that is asked for it is told where it is served.
+func TestServed(t *testing.T) {
+	w := newWorld()
+	w.slice("web").Endpoints[1].Conditions.Ready = new(false)
+	w.service("web").Status.LoadBalancer.Ingress = nil
+	w.render()
+	said := text(t, w.examine(t, "shop/web"))
+	for _, want := range []string{"1 of 2 endpoints take connections: 1 on node-1", "shop/web is of type LoadBalancer and has no address yet"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("the report does not say %q:\n%s", want, said)
+		}
 	}
 }
 

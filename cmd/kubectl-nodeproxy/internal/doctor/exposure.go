@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -56,6 +57,9 @@ func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.Service
 	clients := everybody
 	if len(spec.LoadBalancerSourceRanges) > 0 {
 		clients = some(spec.LoadBalancerSourceRanges)
+	}
+	if svc := e.services[name]; svc != nil && svc.Spec.Type == corev1.ServiceTypeLoadBalancer && len(svc.Status.LoadBalancer.Ingress) == 0 {
+		e.remark("%s is of type LoadBalancer and has no address yet: what makes load balancers here has to give it one", name)
 	}
 	show("LoadBalancerIP", strings.Join(spec.LoadBalancerIPs, ", "), clients, ports)
 	if spec.HealthCheckNodePort != 0 {

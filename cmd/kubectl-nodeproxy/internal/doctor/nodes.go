@@ -126,6 +126,7 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 		f.key, f.Do = nodeKey(node.Name, "conflict"), "docs/troubleshooting.md#nodeproxyconflictingproxy"
 		f.What = cmpMessage(c)
 	case v1alpha1.ReasonRemoved:
+		f.causes = []string{keyRemoving, keyNoNodeProxy}
 		f.Do = "create a NodeProxy to have the rules back; docs/removal.md#with-cleanup"
 	case v1alpha1.ReasonFailed:
 		if condition(node.Status.Conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse) != nil {

@@ -2,7 +2,9 @@ package doctor
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -70,7 +72,7 @@ func (e *examination) unknownFormat(stored *v1alpha1.ServiceProxyRules) bool {
 func (e *examination) notRendered(name types.NamespacedName, what, token, text string) {
 	e.add(Finding{
 		Severity: Problem, Name: what, Check: CheckRendering, Service: name.String(), key: "rendering " + name.String(),
-		causes: []string{keyNoNodeProxyYet(e), keyBehind}, What: text, passing: true, token: token,
+		causes: []string{keyNoNodeProxyYet(e), keyRemoving, keyBehind}, What: text, passing: true, token: token,
 		Do: fmt.Sprintf("kubectl get events -n %s --field-selector involvedObject.name=%s; docs/troubleshooting.md#nodeproxycontrollerwithoutleader", name.Namespace, name.Name),
 	})
 }
@@ -133,7 +135,7 @@ func (e *examination) members() {
 		}
 		e.add(Finding{
 			Severity: Problem, Name: "MembersOutOfDate", Check: CheckRendering, Nodes: []string{node.Name},
-			key: "members " + node.Name, causes: []string{keyBehind}, passing: true, token: node.ResourceVersion,
+			key: "members " + node.Name, causes: []string{keyRemoving, keyBehind}, passing: true, token: node.ResourceVersion,
 			What: "the node is told of other endpoints that live on it than EndpointSlices name, which matters to policy Local",
 			Do:   doController,
 		})
@@ -158,7 +160,11 @@ func differing(a, b *v1alpha1.ServiceProxyRulesSpec) []string {
 // about tells how it is with the one Service that is asked for.
 func (e *examination) about() {
 	svc := e.services[*e.only]
-	if svc == nil || render.Eligible(svc) {
+	if svc == nil {
+		return
+	}
+	if render.Eligible(svc) {
+		e.whereServed()
 		return
 	}
 	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.ClusterIP == corev1.ClusterIPNone {
@@ -169,6 +175,33 @@ func (e *examination) about() {
 		Severity: Problem, Name: "NotEligible", Check: CheckRendering, Service: named(svc).String(),
 		What: "nodeproxy does not serve the Service: " + ineligible(svc), Do: doIneligible(svc),
 	})
+}
+
+// whereServed tells how many endpoints the Service has, and where.
+func (e *examination) whereServed() {
+	all, take := 0, 0
+	nodes := map[string]int{}
+	for _, slice := range e.rendered(*e.only) {
+		for i := range slice.Endpoints {
+			all++
+			if endpoint := &slice.Endpoints[i]; takes(endpoint) {
+				take++
+				on := "no node"
+				if endpoint.NodeName != nil {
+					on = *endpoint.NodeName
+				}
+				nodes[on]++
+			}
+		}
+	}
+	if take == 0 {
+		return // which the check of endpoints tells
+	}
+	var texts []string
+	for _, node := range slices.Sorted(maps.Keys(nodes)) {
+		texts = append(texts, fmt.Sprintf("%d on %s", nodes[node], node))
+	}
+	e.remark("%d of %s take connections: %s", take, output.Plural(all, "endpoint"), some(texts))
 }
 
 // ineligible says why a Service is not proxied.
