@@ -418,6 +418,38 @@ func TestFaults(t *testing.T) {
 			},
 			want: "SourceRanges", says: "IPv6",
 		},
+		"node ports that a policy closes": {
+			plant: func(w *world) {
+				w.ServicePolicies = []v1alpha1.ServiceProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "closed"}, Spec: v1alpha1.ServiceProxyPolicySpec{
+					NamespaceSelector: everything(), ServiceSelector: everything(), Overrides: v1alpha1.ServiceOverrides{NodePorts: new(v1alpha1.Disabled)},
+				}}}
+				w.render()
+			},
+		},
+		"a policy for other Services": {
+			service: "kube-system/kube-dns",
+			plant: func(w *world) {
+				w.ServicePolicies = []v1alpha1.ServiceProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1alpha1.ServiceProxyPolicySpec{
+					NamespaceSelector: everything(), ServiceSelector: v1alpha1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+				}, Status: v1alpha1.ServiceProxyPolicyStatus{
+					Conditions: []metav1.Condition{is(v1alpha1.ConditionIneffective, metav1.ConditionTrue, v1alpha1.ReasonIneffective, "for Service shop/web")},
+				}}}
+				w.render()
+			},
+		},
+		"a headless Service for the pods of DNS": {
+			plant: func(w *world) {
+				w.addService(&corev1.Service{
+					ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-dns-pods", Labels: map[string]string{"k8s-app": "kube-dns"}},
+					Spec:       corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Selector: map[string]string{"k8s-app": "kube-dns"}, Ports: []corev1.ServicePort{{Port: 9153}}},
+				})
+				w.slice("kube-dns-pods").Labels[corev1.IsHeadlessService] = ""
+				w.render()
+			},
+		},
+		"a load balancer's address that is an external IP, too": {
+			plant: func(w *world) { w.service("web").Spec.ExternalIPs = []string{"203.0.113.10"}; w.render() },
+		},
 		"external IP of a node": {
 			plant: func(w *world) { w.service("web").Spec.ExternalIPs = []string{"172.20.0.12"}; w.render() },
 			want:  "NodeAddressTaken", says: "node node-2",
