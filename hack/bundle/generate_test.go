@@ -68,6 +68,7 @@ spec:
       containers:
       - name: work
         image: old
+        args: [--manage-cluster-objects]
         env:
         - {name: OTHER, value: same}
         - {name: RELATED_IMAGE_AGENT, value: old}
@@ -176,7 +177,7 @@ func TestGenerate(t *testing.T) {
 		"spec install spec deployments": []any{map[string]any{
 			"name": "work", "label": map[string]any{"app": "work"},
 			"spec": map[string]any{"template": map[string]any{"spec": map[string]any{"containers": []any{map[string]any{
-				"name": "work", "image": "r/c@sha256:1",
+				"name": "work", "image": "r/c@sha256:1", "args": []any{"--manage-cluster-objects"},
 				"env": []any{map[string]any{"name": "OTHER", "value": "same"}, map[string]any{"name": "RELATED_IMAGE_AGENT", "value": "r/a@sha256:2"}},
 			}}}}},
 		}},
@@ -221,6 +222,7 @@ func TestWhatCannotBeInABundleIsNamed(t *testing.T) {
 		"unknown image":       {"name: OTHER", "name: RELATED_IMAGE_OTHER", "does not know the image for the variable RELATED_IMAGE_OTHER"},
 		"no image for agents": {"RELATED_IMAGE_AGENT", "AGENT", "the controller has no variable RELATED_IMAGE_AGENT"},
 		"more containers":     {"      - name: work\n", "      - name: more\n      - name: work\n", "one container of one Deployment"},
+		"nobody makes it":     {"args: [--manage-cluster-objects]", "args: []", "has no flag --manage-cluster-objects, so nobody would make ValidatingAdmissionPolicy guard"},
 		"kind not described":  {"kind: Thing, displayName", "kind: Other, displayName", "owned says nothing of Thing"},
 		"kind without CRD":    {"kind: Thing, displayName", "kind: Other, displayName", "owned has Other, and there is no CRD of it"},
 		"written by hand":     {"spec:\n  customresourcedefinitions:", "spec:\n  version: 1.0.0\n  customresourcedefinitions:", "hack/bundle writes spec.version"},

@@ -19,12 +19,14 @@ var beside = map[string]bool{
 	"PodDisruptionBudget.policy":            true,
 }
 
-// leftOut are the kinds that are not in the bundle, and who makes them instead.
-var leftOut = map[string]string{
-	"Namespace.": "administrators make it, as the ClusterServiceVersion suggests",
-	"ValidatingAdmissionPolicy.admissionregistration.k8s.io":        "the controller keeps it",
-	"ValidatingAdmissionPolicyBinding.admissionregistration.k8s.io": "the controller keeps it",
+// keptByController are the kinds that are not in the bundle, because the controller
+// keeps such objects if it has the flag keepFlag.
+var keptByController = map[string]bool{
+	"ValidatingAdmissionPolicy.admissionregistration.k8s.io":        true,
+	"ValidatingAdmissionPolicyBinding.admissionregistration.k8s.io": true,
 }
+
+const keepFlag = "--manage-cluster-objects"
 
 // objects are those of config/manifests, by what becomes of them.
 type objects struct {
@@ -33,6 +35,7 @@ type objects struct {
 	deployments []*unstructured.Unstructured
 	crds        []*crd
 	beside      []*unstructured.Unstructured
+	kept        []string // names of those that the controller keeps
 
 	// Rights are in the ClusterServiceVersion, for those to whom they are bound.
 	roles    map[roleKey]*unstructured.Unstructured
@@ -107,7 +110,7 @@ func (s *objects) take(o *unstructured.Unstructured) error {
 	switch kind := kindOf(o); kind {
 	case "ClusterServiceVersion.operators.coreos.com":
 		return one(&s.version, o)
-	case "Namespace.":
+	case "Namespace.": // people make it, as the ClusterServiceVersion suggests
 		return one(&s.namespace, o)
 	case "Deployment.apps":
 		if len(o.GetAnnotations()) > 0 {
@@ -131,9 +134,12 @@ func (s *objects) take(o *unstructured.Unstructured) error {
 		}
 		s.bindings = append(s.bindings, b)
 	default:
-		if beside[kind] {
+		switch {
+		case beside[kind]:
 			s.beside = append(s.beside, o)
-		} else if leftOut[kind] == "" {
+		case keptByController[kind]:
+			s.kept = append(s.kept, name(o))
+		default:
 			return fmt.Errorf("%s cannot be in a bundle, or hack/bundle does not know what becomes of it there", kind)
 		}
 	}

@@ -101,6 +101,11 @@ func (s *objects) install(v version) ([]any, error) {
 		}
 		container, _ := containers[0].(map[string]any)
 		container["image"] = v.controllerImage
+		args, _, err := unstructured.NestedStringSlice(container, "args")
+		errs = append(errs, err)
+		if len(s.kept) > 0 && !slices.Contains(args, keepFlag) {
+			errs = append(errs, fmt.Errorf("%s has no flag %s, so nobody would make %s", name(d), keepFlag, strings.Join(s.kept, ", ")))
+		}
 		env, _, err := unstructured.NestedSlice(container, "env")
 		errs = append(errs, err)
 		for _, entry := range env {
