@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 )
@@ -126,7 +127,7 @@ func firstSentence(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
 	for i := range text {
 		rest, found := strings.CutPrefix(text[i:], ". ")
-		if found && rest != "" && unicode.IsUpper([]rune(rest)[0]) {
+		if first, _ := utf8.DecodeRuneInString(rest); found && unicode.IsUpper(first) {
 			return text[:i+1]
 		}
 	}

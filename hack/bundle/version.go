@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -180,9 +181,7 @@ func (c *crd) owned(written map[string]any, people bool) ([]any, error) {
 			"name": c.GetName(), "version": v.Name,
 			"description": strings.Join(strings.Fields(schema.Description), " "),
 		}
-		for key, value := range written {
-			entry[key] = value
-		}
+		maps.Copy(entry, written)
 		for _, under := range []string{"spec", "status"} {
 			props := schema.Properties[under]
 			if !people {

@@ -80,7 +80,7 @@ func relatedImages(b *Bundle) (wrong []string) {
 
 // byTag and byDigest match names of images.
 var (
-	byTag    = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*(:[0-9]+)?(/[a-z0-9._-]+)+:([A-Za-z0-9_][A-Za-z0-9._-]{0,127})$`)
+	byTag    = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*(:[0-9]+)?(/[a-z0-9._-]+)+:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`)
 	byDigest = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*(:[0-9]+)?(/[a-z0-9._-]+)+@sha256:[0-9a-f]{64}$`)
 )
 
@@ -93,8 +93,8 @@ func imageNames(b *Bundle) (wrong []string) {
 			digests++
 			continue
 		}
-		found := byTag.FindStringSubmatch(image)
-		wrong = append(wrong, say(found == nil || found[len(found)-1] != "v"+b.CSV.Spec.Version,
+		tagged := byTag.MatchString(image) && strings.HasSuffix(image, ":v"+b.CSV.Spec.Version)
+		wrong = append(wrong, say(!tagged,
 			"the image %q of %s has neither a digest nor the tag v%s", image, images[image], b.CSV.Spec.Version)...)
 	}
 	return append(wrong, say(digests > 0 && digests < len(images), "some images are named by digest, others by tag")...)
