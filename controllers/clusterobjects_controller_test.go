@@ -194,8 +194,9 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 			HaveField("OwnerReferences", ConsistOf(HaveField("Name", other))),
 			HaveField("Spec.MatchConditions", ConsistOf(HaveField("Expression", SatisfyAll(
 				ContainSubstring("system:serviceaccount:"+other+":nodeproxy-controller"), Not(ContainSubstring(leaseNamespace))))))))))
-		Eventually(bindings(ctx)).Should(HaveKeyWithValue("nodeproxy-agent-own-node",
-			HaveField("Spec.MatchResources.NamespaceSelector.MatchLabels", HaveKeyWithValue(corev1.LabelMetadataName, other))))
+		Eventually(policies(ctx)).Should(HaveKeyWithValue("nodeproxy-agent-own-node",
+			HaveField("Spec.Validations", ContainElement(HaveField("Expression", HaveSuffix("request.namespace == '"+other+"'"))))))
+		Eventually(bindings(ctx)).Should(haveKept())
 		Eventually(keptEvents(ctx, other)).Should(ConsistOf(SatisfyAll(
 			ContainSubstring("does not take the Namespace "+other), ContainSubstring("cannot patch resource"))))
 		Expect(podSecurity(ctx)()).To(BeEmpty()) // of the namespace of others

@@ -8,7 +8,9 @@ import (
 	"testing"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -87,6 +89,15 @@ func TestManageClusterObjects(t *testing.T) {
 			return agents.Status().Patch(ctx, statusOf(node), client.Apply, client.ForceOwnership, client.FieldOwner("nodeproxy-agent"))
 		}
 	}
+	// OLM makes a ClusterRole of the agents' Role.
+	lifted := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "lifted"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{coordinationv1.GroupName}, Resources: []string{"leases"}, Verbs: []string{"create", "patch"}},
+	}}
+	create(t, server.client, lifted)
+	create(t, server.client, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: lifted.Name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: lifted.Name},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: agentAccount}},
+	})
 	t.Run("what they refuse", func(t *testing.T) {
 		for name, c := range map[string]struct {
 			write   func(context.Context) error
@@ -98,6 +109,16 @@ func TestManageClusterObjects(t *testing.T) {
 				}, "are written by nodeproxy-controller only",
 			},
 			"another node's status": {applyStatus(other), "not of " + other},
+			"its Lease elsewhere": {
+				func(ctx context.Context) error {
+					return agents.Create(ctx, inNamespace(leaseOf("agent."+own, own), "default"), client.DryRunAll)
+				}, "in the namespace " + namespace + " only",
+			},
+			"another Lease elsewhere": {
+				func(ctx context.Context) error {
+					return agents.Create(ctx, inNamespace(leaseOf("kube-controller-manager", own), "kube-system"), client.DryRunAll)
+				}, "in the namespace " + namespace + " only",
+			},
 			"labels of a Node": {
 				label(writer, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: own}}), "may change nothing of a Node",
 			},
