@@ -73,7 +73,7 @@ func choose(t *testing.T) func(row) bool {
 		return func(row) bool { return true }
 	}
 	var known []string
-	for _, r := range slices.Concat(clusterRows(), (&migration{}).rows(), (&doctor{}).rows()) {
+	for _, r := range slices.Concat(clusterRows(), (&migration{}).rows(), (&doctor{}).rows(), (&bundled{}).rows()) {
 		known = append(known, r.name)
 	}
 	chosen := strings.Split(text, ",")
