@@ -511,7 +511,7 @@ func TestAllRefused(t *testing.T) {
 
 func TestWarnsWhereLocalhostCannotBeServed(t *testing.T) {
 	f := newFixture(t)
-	f.plane.sysctl = filepath.Join(t.TempDir(), "absent")
+	f.plane.sysctls = sysctlFolder(filepath.Join(t.TempDir(), "absent"))
 	f.set(someServices(2)...)
 	result := f.apply()
 	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], "NodePorts do not answer on 127.0.0.1") {
