@@ -114,7 +114,7 @@ need_api() {
 
 run_api() {
 	need_api
-	run "against a real API server" "$api" "${retry[@]}" -- -p 1
+	run "against a real API server" "$api" "${retry[@]}" -- -p 2
 }
 
 # run_race leaves out test/: its packages run our programs, built without the
@@ -122,7 +122,7 @@ run_api() {
 run_race() {
 	run "units, with the race detector" "$(printf '%s\n%s\n' "$unit" "$kernel" | outside_test)" "${retry[@]}" -- -race
 	need_api
-	run "against a real API server, with the race detector" "$(outside_test <<<"$api")" "${retry[@]}" -- -race -p 1
+	run "against a real API server, with the race detector" "$(outside_test <<<"$api")" "${retry[@]}" -- -race -p 2
 }
 
 # The kernel is no input that go test knows of, so its results are not cached.
