@@ -61,7 +61,7 @@ func goldenState(t *testing.T, name string) {
 		args := strings.Fields(line)
 		file := strings.NewReplacer("/", ".", ":", ".", "--", "").Replace(strings.Join(args, "_")) + ".txt"
 		known[file] = true
-		got := strings.ReplaceAll(run(t, kubeconfig, state.Now, args...), url, server)
+		got := strings.ReplaceAll(shown(t, kubeconfig, state.Now, args...), url, server)
 		compare(t, filepath.Join(goldens, name, file), got)
 	}
 	files, err := os.ReadDir(filepath.Join(goldens, name))
@@ -75,8 +75,8 @@ func goldenState(t *testing.T, name string) {
 	}
 }
 
-// run returns what a terminal would show.
-func run(t *testing.T, kubeconfig string, now time.Time, args ...string) string {
+// shown returns what a terminal would show.
+func shown(t *testing.T, kubeconfig string, now time.Time, args ...string) string {
 	t.Helper()
 	out, errs, status := execute(t, now, append(args, "--kubeconfig="+kubeconfig)...)
 	if status == command.ExitError && out != "" {

@@ -14,10 +14,13 @@ import (
 // version is set by the linker.
 var version = "(devel)"
 
-func main() {
+func main() { os.Exit(run()) }
+
+// run returns the exit status.
+func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	os.Exit(command.Run(ctx, os.Args[1:], command.Options{
+	return command.Run(ctx, os.Args[1:], command.Options{
 		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Version: version, Now: time.Now, After: time.After,
-	}))
+	})
 }

@@ -145,7 +145,7 @@ func (s *State) answer(r *http.Request) (any, error) {
 		if q.name != "" {
 			verb = "get"
 		}
-		return nil, apierrors.NewForbidden(resource.GroupResource(), q.name, fmt.Errorf("User %q cannot %s resource %q in API group %q at the cluster scope", User, verb, resource.Resource, resource.Group))
+		return nil, apierrors.NewForbidden(resource.GroupResource(), q.name, fmt.Errorf("%s %q cannot %s resource %q in API group %q at the cluster scope", "User", User, verb, resource.Resource, resource.Group))
 	}
 	list := s.lists[resource]
 	if list == nil {

@@ -52,8 +52,7 @@ func (r *Reader) explain(of Kind, err error) error {
 	if errors.As(err, &status) {
 		return fmt.Errorf("the API server %s does not hand out %s: %s", r.server, of, oneLine(err.Error()))
 	}
-	var sending *url.Error
-	if !errors.As(err, &sending) {
+	if _, sending := errors.AsType[*url.Error](err); !sending {
 		return fmt.Errorf("what %s answers when asked for %s cannot be read: is it an API server? (kubectl config current-context, or --context)", r.server, of)
 	}
 	return fmt.Errorf("the API server %s cannot be reached: %s; is it the right one? (kubectl config current-context, or --context)", r.server, cause(err))
@@ -86,8 +85,7 @@ func cause(err error) string {
 	if utilnet.IsConnectionRefused(err) {
 		return "nothing listens there (connection refused)"
 	}
-	var unknown *net.DNSError
-	if errors.As(err, &unknown) {
+	if unknown, is := errors.AsType[*net.DNSError](err); is {
 		return fmt.Sprintf("the name %s is not known", unknown.Name)
 	}
 	for next := errors.Unwrap(err); next != nil; next = errors.Unwrap(err) {

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -233,12 +232,4 @@ func countPolicies(o *cluster.Objects) Policies {
 		}
 	}
 	return counts
-}
-
-// since is when a condition became what it is.
-func since(c *metav1.Condition) time.Time {
-	if c == nil {
-		return time.Time{}
-	}
-	return c.LastTransitionTime.Time
 }

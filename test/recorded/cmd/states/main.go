@@ -38,8 +38,9 @@ func main() {
 	out := flag.String("out", "", "the folder to write, one folder in it for each state")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := record(ctx, *bin, *out); err != nil {
+	err := record(ctx, *bin, *out)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		os.Exit(1)
 	}
@@ -148,10 +149,10 @@ func (s *story) install(ctx context.Context) error {
 
 // switchOn creates NodeProxy and starts the controller: nobody reports yet.
 func (s *story) switchOn(ctx context.Context) error {
-	var err error
-	if err = s.nodeproxy.Enable(ctx); err != nil {
+	if err := s.nodeproxy.Enable(ctx); err != nil {
 		return err
 	}
+	var err error
 	if s.controller, err = s.nodeproxy.StartController(); err != nil {
 		return err
 	}
