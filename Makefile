@@ -25,7 +25,7 @@ CONTROLLER_IMAGE ?= $(IMAGE_REGISTRY)/nodeproxy-controller:v$(RELEASE)
 AGENT_IMAGE ?= $(IMAGE_REGISTRY)/nodeproxy-agent:v$(RELEASE)
 CHANNEL ?= candidate
 REPLACES ?=
-OUTPUT ?=
+BUNDLE_OUTPUT ?=
 
 # What make bench measures: numbers of Services and variants of iptables. Its
 # results go to BENCH_JSON.
@@ -71,13 +71,13 @@ install-manifest: ## Write dist/install.yaml; IMAGE_REGISTRY, API_SERVERS="https
 		hack/install-manifest.sh
 
 .PHONY: bundle
-bundle: ## Write the OLM bundle, bundle/ and bundle.Dockerfile; CONTROLLER_IMAGE and AGENT_IMAGE name images by digest, OUTPUT another folder.
-	@RELEASE='$(RELEASE)' CHANNEL='$(CHANNEL)' REPLACES='$(REPLACES)' OUTPUT='$(OUTPUT)' \
+bundle: ## Write the OLM bundle, bundle/ and bundle.Dockerfile; CONTROLLER_IMAGE and AGENT_IMAGE name images by digest, BUNDLE_OUTPUT another folder.
+	@RELEASE='$(RELEASE)' CHANNEL='$(CHANNEL)' REPLACES='$(REPLACES)' BUNDLE_OUTPUT='$(BUNDLE_OUTPUT)' \
 		CONTROLLER_IMAGE='$(CONTROLLER_IMAGE)' AGENT_IMAGE='$(AGENT_IMAGE)' hack/bundle.sh
 
 .PHONY: plugin
 plugin: ## Write the kubectl plugin's archives and krew manifest to dist/plugin; VERSION, PLUGIN_URL.
-	@VERSION='$(VERSION)' PLUGIN_URL='$(PLUGIN_URL)' OUTPUT='$(OUTPUT)' hack/plugin.sh
+	@VERSION='$(VERSION)' PLUGIN_URL='$(PLUGIN_URL)' hack/plugin.sh
 
 .PHONY: clean
 clean: ## Remove what building and testing left in this folder.

@@ -8,15 +8,15 @@
 #   AGENT_IMAGE       registry.example.com/infra/nodeproxy-agent@sha256:...
 #   REPLACES          the version that it replaces, for catalogs that ask bundles
 #                     for it; without it the catalog alone says that
-#   OUTPUT            another folder to write to
+#   BUNDLE_OUTPUT     another folder to write to
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-OUTPUT=${OUTPUT:-.}
-mkdir -p "$OUTPUT"
+BUNDLE_OUTPUT=${BUNDLE_OUTPUT:-.}
+mkdir -p "$BUNDLE_OUTPUT"
 hack/tool.sh kustomize build config/manifests |
 	go run ./hack/bundle \
-		-out "$OUTPUT" \
+		-out "$BUNDLE_OUTPUT" \
 		-release "${RELEASE:?give RELEASE, as make bundle does}" \
 		-channel "${CHANNEL:?give CHANNEL, as make bundle does}" \
 		-controller-image "${CONTROLLER_IMAGE:?give CONTROLLER_IMAGE, as make bundle does}" \
@@ -27,4 +27,4 @@ hack/tool.sh kustomize build config/manifests |
 		-example config/samples/nodeproxy-audit.yaml \
 		-example config/samples/nodeproxypolicy-gateway-conntrack.yaml \
 		-example config/samples/serviceproxypolicy-team-source-ranges.yaml
-echo "$OUTPUT/bundle: nodeproxy $RELEASE for channel $CHANNEL, images $CONTROLLER_IMAGE and $AGENT_IMAGE."
+echo "$BUNDLE_OUTPUT/bundle: nodeproxy $RELEASE for channel $CHANNEL, images $CONTROLLER_IMAGE and $AGENT_IMAGE."

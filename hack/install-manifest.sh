@@ -2,19 +2,19 @@
 # Writes dist/install.yaml: config/default with the images of one version. It
 # goes by these variables:
 #
-#   VERSION         the tag of both images
-#   IMAGE_REGISTRY  what their names begin with, such as registry.example.com/infra
-#   API_SERVERS     URLs of the API servers, separated by spaces, for a cluster on
-#                   which nothing proxies yet; without it nothing is said of them
-#   COMPONENTS      folders of config to add: prometheus, single-node
-#   OUTPUT          another file to write
+#   VERSION          the tag of both images
+#   IMAGE_REGISTRY   what their names begin with, such as registry.example.com/infra
+#   API_SERVERS      URLs of the API servers, separated by spaces, for a cluster on
+#                    which nothing proxies yet; without it nothing is said of them
+#   COMPONENTS       folders of config to add: prometheus, single-node
+#   MANIFEST_OUTPUT  another file to write
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 VERSION=${VERSION:?set the version of the images}
 IMAGE_REGISTRY=${IMAGE_REGISTRY:-nodeproxy.io}
 IMAGE_REGISTRY=${IMAGE_REGISTRY%/}
-OUTPUT=${OUTPUT:-dist/install.yaml}
+MANIFEST_OUTPUT=${MANIFEST_OUTPUT:-dist/install.yaml}
 
 fail() {
 	echo "hack/install-manifest.sh: $*" >&2
@@ -93,5 +93,5 @@ if [[ -n ${API_SERVERS:-} ]]; then
 fi
 
 hack/tool.sh kustomize build "$overlay" >"$overlay/install.yaml"
-mv "$overlay/install.yaml" "$OUTPUT"
-echo "$OUTPUT: nodeproxy $VERSION, images of $IMAGE_REGISTRY."
+mv "$overlay/install.yaml" "$MANIFEST_OUTPUT"
+echo "$MANIFEST_OUTPUT: nodeproxy $VERSION, images of $IMAGE_REGISTRY."

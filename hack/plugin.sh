@@ -3,23 +3,23 @@
 # nodeproxy.yaml, its manifest for krew. The same source gives the same archives. It goes
 # by these variables:
 #
-#   VERSION     the version of the plugin; krew wants vX.Y.Z
-#   PLUGIN_URL  where the archives will be, without their names
-#   OUTPUT      another folder to write
+#   VERSION        the version of the plugin; krew wants vX.Y.Z
+#   PLUGIN_URL     where the archives will be, without their names
+#   PLUGIN_OUTPUT  another folder to write
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 VERSION=${VERSION:?set the version of the plugin}
 PLUGIN_URL=${PLUGIN_URL:-https://github.com/nodeproxy-io/nodeproxy/releases/download/$VERSION}
-OUTPUT=${OUTPUT:-dist/plugin}
+PLUGIN_OUTPUT=${PLUGIN_OUTPUT:-dist/plugin}
 PLATFORMS="linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64"
 
 if [[ ! $VERSION =~ ^v[0-9]+\.[0-9]+\.[0-9]+ ]]; then
 	echo "hack/plugin.sh: VERSION is \"$VERSION\": krew takes versions such as v0.1.0 only, so its manifest is for a release" >&2
 fi
 
-mkdir -p "$OUTPUT"
-rm -f "$OUTPUT"/kubectl-nodeproxy_*.tar.gz "$OUTPUT/nodeproxy.yaml"
+mkdir -p "$PLUGIN_OUTPUT"
+rm -f "$PLUGIN_OUTPUT"/kubectl-nodeproxy_*.tar.gz "$PLUGIN_OUTPUT/nodeproxy.yaml"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -37,15 +37,15 @@ for platform in $PLATFORMS; do
 	chmod 644 "$folder/LICENSE"
 	archive=kubectl-nodeproxy_${os}_$arch.tar.gz
 	tar --create --directory "$folder" --sort name --mtime @0 --owner 0 --group 0 --numeric-owner --format ustar \
-		LICENSE kubectl_complete-nodeproxy "$program" | gzip --no-name --best >"$OUTPUT/$archive"
+		LICENSE kubectl_complete-nodeproxy "$program" | gzip --no-name --best >"$PLUGIN_OUTPUT/$archive"
 	platforms+="  - selector: {matchLabels: {os: $os, arch: $arch}}
     uri: $PLUGIN_URL/$archive
-    sha256: $(sha256sum "$OUTPUT/$archive" | cut -d ' ' -f 1)
+    sha256: $(sha256sum "$PLUGIN_OUTPUT/$archive" | cut -d ' ' -f 1)
     bin: $program
 "
 done
 
-cat >"$OUTPUT/nodeproxy.yaml" <<END
+cat >"$PLUGIN_OUTPUT/nodeproxy.yaml" <<END
 apiVersion: krew.googlecontainertools.github.com/v1alpha2
 kind: Plugin
 metadata:
@@ -63,5 +63,5 @@ spec:
   platforms:
 $platforms
 END
-sed -i '$ d' "$OUTPUT/nodeproxy.yaml"
-echo "$OUTPUT holds the archives and nodeproxy.yaml."
+sed -i '$ d' "$PLUGIN_OUTPUT/nodeproxy.yaml"
+echo "$PLUGIN_OUTPUT holds the archives and nodeproxy.yaml."

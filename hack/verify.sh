@@ -18,7 +18,7 @@ echo "Generated files ..."
 generated >"$temp/before"
 hack/generate.sh
 # As it is in the repository, whatever images somebody is working with.
-env -u IMAGE_REGISTRY -u CONTROLLER_IMAGE -u AGENT_IMAGE -u CHANNEL -u REPLACES -u OUTPUT make --no-print-directory bundle
+env -u IMAGE_REGISTRY -u CONTROLLER_IMAGE -u AGENT_IMAGE -u CHANNEL -u REPLACES -u BUNDLE_OUTPUT make --no-print-directory bundle
 generated >"$temp/after"
 if ! diff "$temp/before" "$temp/after" >"$temp/diff"; then
 	echo "These generated files were not up to date; commit what make generate and make bundle have written:" >&2

@@ -86,7 +86,7 @@ func (b *bundled) generate(t *testing.T, w *world, v version, release string) *o
 	t.Helper()
 	folder := filepath.Join(w.temp, "bundle-"+release)
 	command := exec.CommandContext(w.ctx, filepath.Join(w.root, "hack", "bundle.sh"))
-	command.Env = append(os.Environ(), "RELEASE="+release, "CHANNEL=e2e", "REPLACES=", "OUTPUT="+folder,
+	command.Env = append(os.Environ(), "RELEASE="+release, "CHANNEL=e2e", "REPLACES=", "BUNDLE_OUTPUT="+folder,
 		"CONTROLLER_IMAGE="+v.image("nodeproxy-controller"), "AGENT_IMAGE="+v.image("nodeproxy-agent"))
 	if out, err := command.CombinedOutput(); err != nil {
 		t.Fatalf("making a bundle: %v: %s", err, out)

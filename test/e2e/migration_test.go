@@ -45,7 +45,7 @@ func TestMigration(t *testing.T) {
 	// An administrator whose Services are served need not say where the API
 	// servers are.
 	manifest := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "install-manifest.sh"))
-	manifest.Env = append(os.Environ(), "VERSION="+v.name, "OUTPUT="+v.manifest(), "API_SERVERS=", "IMAGE_REGISTRY=", "COMPONENTS=")
+	manifest.Env = append(os.Environ(), "VERSION="+v.name, "MANIFEST_OUTPUT="+v.manifest(), "API_SERVERS=", "IMAGE_REGISTRY=", "COMPONENTS=")
 	if out, err := manifest.CombinedOutput(); err != nil {
 		t.Fatalf("making install.yaml: %v: %s", err, out)
 	}

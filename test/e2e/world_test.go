@@ -114,7 +114,7 @@ func build(ctx context.Context, root, folder, name string) (version, error) {
 		command := exec.CommandContext(ctx, filepath.Join(root, script))
 		command.Dir = root
 		command.Env = append(os.Environ(), "VERSION="+name, "OUT="+filepath.Join(folder, "images"),
-			"OUTPUT="+v.manifest(), "API_SERVERS="+cluster.APIServerURL, "IMAGE_REGISTRY=", "COMPONENTS=")
+			"MANIFEST_OUTPUT="+v.manifest(), "API_SERVERS="+cluster.APIServerURL, "IMAGE_REGISTRY=", "COMPONENTS=")
 		if out, err := command.CombinedOutput(); err != nil {
 			return v, fmt.Errorf("%s: %w: %s", script, err, out)
 		}

@@ -70,7 +70,7 @@ func installManifest(t *testing.T, variables ...string) (text, output string, er
 	t.Helper()
 	target := filepath.Join(t.TempDir(), "install.yaml")
 	cmd := exec.CommandContext(t.Context(), filepath.Join("..", "..", "hack", "install-manifest.sh"))
-	cmd.Env = append(os.Environ(), append(variables, "OUTPUT="+target)...)
+	cmd.Env = append(os.Environ(), append(variables, "MANIFEST_OUTPUT="+target)...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", string(out), err

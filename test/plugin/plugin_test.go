@@ -83,7 +83,7 @@ func build(t *testing.T) string {
 	folder := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), "hack/plugin.sh")
 	cmd.Dir = "../.."
-	cmd.Env = append(os.Environ(), "VERSION=v0.1.0", "OUTPUT="+folder, "PLUGIN_URL=https://downloads.example.com/v0.1.0")
+	cmd.Env = append(os.Environ(), "VERSION=v0.1.0", "PLUGIN_OUTPUT="+folder, "PLUGIN_URL=https://downloads.example.com/v0.1.0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("hack/plugin.sh: %v\n%s", err, out)
 	}
