@@ -24,6 +24,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/olm"
 )
 
+// installing is what is said of OLM.
+const installing = "docs/olm.md"
+
 // TestBundle installs nodeproxy by its bundle, upgrades it to the next one and
 // removes it in both orders, as OLM does. OLM itself is not there: package olm.
 func TestBundle(t *testing.T) {
@@ -247,8 +250,29 @@ func (b *bundled) held(r *run, rules map[string][]string, written map[string]wri
 	r.nothingWritten(written, r.writings())
 }
 
+// retained asks for Cleanup, and takes it back by what docs/olm.md says to do before
+// something else than NodeProxy is deleted first.
+func (b *bundled) retained(r *run) {
+	r.Helper()
+	r.patch(`{"spec":{"removalPolicy":"Cleanup"}}`)
+	finalizers := func() string {
+		return r.kubectl("get", "nodeproxy", "cluster", "-o", "jsonpath={.metadata.finalizers}")
+	}
+	r.until(30*time.Second, "NodeProxy has the finalizer", func() error {
+		if now := finalizers(); !strings.Contains(now, v1alpha1.FinalizerCleanup) {
+			return fmt.Errorf("it has %q", now)
+		}
+		return nil
+	})
+	guide{document: installing, folder: r.root}.step(r, "### In another order", 0)
+	if now := finalizers(); now != "" {
+		r.Errorf("NodeProxy has the finalizers %s", now)
+	}
+}
+
 func (b *bundled) removedCRDsFirst(r *run) {
 	rules, written := r.settledRules(), r.writings()
+	b.retained(r)
 	b.deleteCRDs(r)
 	b.held(r, rules, written) // controller and agents are there
 	r.must(b.operator.Remove(r.ctx, b.present))
@@ -258,6 +282,7 @@ func (b *bundled) removedCRDsFirst(r *run) {
 
 func (b *bundled) removedControllerFirst(r *run) {
 	rules, written := r.settledRules(), r.writings()
+	b.retained(r)
 	r.must(b.operator.Remove(r.ctx, b.present))
 	b.controllersGone(r)
 	b.held(r, rules, written) // CRDs and agents are there
@@ -288,12 +313,12 @@ func (b *bundled) installedAgain(r *run) {
 	b.keeps(r)
 }
 
-// removedWithNamespace removes all of it: the policies go with the namespace.
+// removedWithNamespace removes all of it by docs/olm.md, but what only OLM can: the
+// policies go with the namespace.
 func (b *bundled) removedWithNamespace(r *run) {
 	rules := r.settledRules()
 	r.must(b.operator.Remove(r.ctx, b.present))
-	r.kubectl("delete", "namespace", system, "--timeout=90s")
-	b.deleteCRDs(r)
+	guide{document: installing, folder: r.root}.step(r, "## Removal", 1)
 	r.until(time.Minute, "the policies are gone", func() error {
 		err := r.cluster.Client().Get(r.ctx, client.ObjectKey{Name: system}, &corev1.Namespace{})
 		if !apierrors.IsNotFound(err) {

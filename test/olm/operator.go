@@ -43,7 +43,11 @@ func (o *Operator) Install(ctx context.Context, b *Bundle) error {
 		}
 	}
 	for _, beside := range b.beside {
-		if err := o.apply(ctx, o.owned(b, beside.DeepCopy())); err != nil {
+		object := beside.DeepCopy()
+		if object.GetKind() != "ClusterRole" { // OLM's plan gives what is cluster-scoped no owner
+			object = o.owned(b, object)
+		}
+		if err := o.apply(ctx, object); err != nil {
 			return err
 		}
 	}
@@ -62,7 +66,7 @@ func (o *Operator) Install(ctx context.Context, b *Bundle) error {
 }
 
 // Remove removes what goes with the ClusterServiceVersion. CRDs stay until somebody
-// deletes them, and so does the namespace.
+// deletes them, and so do ClusterRoles of the bundle's manifests and the namespace.
 func (o *Operator) Remove(ctx context.Context, b *Bundle) error {
 	return o.removeOwned(ctx, ownerLabel+"="+b.Name())
 }
