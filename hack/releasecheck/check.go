@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,8 +15,9 @@ import (
 type state struct {
 	release     string // RELEASE of the Makefile
 	changelog   string
-	bundle      string // the ClusterServiceVersion
-	catalog     string // the template
+	bundle      string            // the ClusterServiceVersion
+	catalog     string            // the template
+	pages       map[string]string // that tell how to install, whichever version it is
 	changedCRDs []string
 	tags        []string // of this commit
 	final       bool
@@ -26,7 +28,7 @@ func (s *state) check() []string {
 	if _, err := version.ParseSemantic(s.release); err != nil {
 		return []string{fmt.Sprintf("RELEASE of the Makefile is %q, which is not a version like 0.1.0.", s.release)}
 	}
-	out := slices.Concat(s.checkBundle(), s.checkCatalog(), s.checkChangelog())
+	out := slices.Concat(s.checkBundle(), s.checkCatalog(), s.checkChangelog(), s.checkPages())
 	for _, tag := range s.tags {
 		if tag != "v"+s.release {
 			out = append(out, fmt.Sprintf("This commit has the tag %s, and RELEASE of the Makefile is %s.", tag, s.release))
@@ -104,6 +106,21 @@ func (s *state) checkCatalog() []string {
 		isIt := func(image string) bool { return strings.HasSuffix(image, ":"+strings.TrimPrefix(e.Name, "nodeproxy.")) }
 		if !slices.ContainsFunc(images, isIt) {
 			fail("there is no olm.bundle with the image of %s", e.Name)
+		}
+	}
+	return out
+}
+
+// written matches a version as images and tags have it.
+var written = regexp.MustCompile(`\bv\d+\.\d+\.\d+\b`)
+
+// checkPages: a version that a page for users names would be that of a former release
+// soon, and what is copied from there would install that.
+func (s *state) checkPages() []string {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(s.pages)) {
+		if found := written.FindString(s.pages[name]); found != "" {
+			out = append(out, fmt.Sprintf("%s names %s: write vX.Y.Z there, which stays true.", name, found))
 		}
 	}
 	return out

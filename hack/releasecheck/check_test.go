@@ -26,7 +26,7 @@ const (
 )
 
 func released() *state {
-	return &state{release: "0.2.0", changelog: changelog, bundle: bundle, catalog: catalog, final: true}
+	return &state{release: "0.2.0", changelog: changelog, bundle: bundle, catalog: catalog, final: true, pages: map[string]string{"docs/olm.md": "image: catalog:vX.Y.Z, v1.2"}}
 }
 
 func TestRelease(t *testing.T) {
@@ -93,6 +93,10 @@ func TestRelease(t *testing.T) {
 			change: func(s *state) { replace(&s.changelog, "[Unreleased]", "[0.2.1]") },
 			want:   []string{"CHANGELOG.md: the first heading of a version is not [Unreleased]."},
 		},
+		"a page with a version": {
+			change: func(s *state) { s.pages["docs/install.md"] = "make images VERSION=v0.1.0" },
+			want:   []string{"docs/install.md names v0.1.0: write vX.Y.Z there, which stays true."},
+		},
 		"CRDs not copied": {
 			change: func(s *state) { s.changedCRDs = []string{"a.yaml"} },
 			want:   []string{"config/crd/released/a.yaml is not that of config/crd/bases: copy it."},
@@ -126,6 +130,8 @@ func TestGather(t *testing.T) {
 		t.Errorf("without a catalog it says %v", err)
 	}
 	write(catalog, "config", "catalog", "template.yaml")
+	write("install", "docs", "install.md")
+	write("olm", "docs", "olm.md")
 	write("same", "config", "crd", "bases", "same.yaml")
 	write("same", "config", "crd", "released", "same.yaml")
 	write("new", "config", "crd", "bases", "other.yaml")
@@ -144,6 +150,7 @@ func TestGather(t *testing.T) {
 	}
 	want := &state{
 		release: "0.2.0", changelog: changelog, bundle: bundle, catalog: catalog,
+		pages:       map[string]string{"docs/install.md": "install", "docs/olm.md": "olm"},
 		changedCRDs: []string{"new.yaml", "other.yaml"}, tags: []string{"v0.2.0"},
 	}
 	if diff := cmp.Diff(want, s, cmp.AllowUnexported(state{})); diff != "" {

@@ -1,7 +1,7 @@
 // Command releasecheck holds against each other what names the version of a release:
-// RELEASE of the Makefile, the bundle, the catalog, CHANGELOG.md and the tag. make
-// verify runs it; with -final, or on a commit with a tag such as v0.1.0, everything
-// must be as it is released.
+// RELEASE of the Makefile, the bundle, the catalog, CHANGELOG.md and the tag; and looks
+// that pages which tell how to install name none. make verify runs it; with -final, or
+// on a commit with a tag such as v0.1.0, everything must be as it is released.
 package main
 
 import (
@@ -46,6 +46,10 @@ func gather(ctx context.Context, folder, release string) (*state, error) {
 	s.changelog = text("CHANGELOG.md")
 	s.bundle = text("bundle", "manifests", "nodeproxy.clusterserviceversion.yaml")
 	s.catalog = text("config", "catalog", "template.yaml")
+	s.pages = map[string]string{}
+	for _, page := range []string{"install.md", "olm.md"} {
+		s.pages["docs/"+page] = text("docs", page)
+	}
 	bases, err := filepath.Glob(filepath.Join(folder, "config", "crd", "bases", "*.yaml"))
 	errs = append(errs, err)
 	for _, name := range bases {
