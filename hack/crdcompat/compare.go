@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/version"
 )
 
 // comparison collects what is not compatible.
@@ -60,6 +61,7 @@ func (c *comparison) crd(old, present *apiextensionsv1.CustomResourceDefinitionS
 			c.say("", "the %s %s is gone", what, name)
 		}
 	}
+	c.stored(old, present)
 	all := c.where
 	for i := range old.Versions {
 		v := &old.Versions[i]
@@ -77,6 +79,32 @@ func (c *comparison) crd(old, present *apiextensionsv1.CustomResourceDefinitionS
 	c.where = all
 }
 
+// stored: how objects are read that the last release has written.
+func (c *comparison) stored(old, present *apiextensionsv1.CustomResourceDefinitionSpec) {
+	if was, is := conversion(old), conversion(present); was != is {
+		c.say("", "the conversion between versions was %s and is %s, so objects of another version are read in another way, or not at all", was, is)
+	}
+	if was, is := storedVersion(old), storedVersion(present); version.CompareKubeAwareVersionStrings(is, was) < 0 {
+		c.say("", "objects were stored in the version %s and are in %s, which is the older one", was, is)
+	}
+}
+
+func conversion(of *apiextensionsv1.CustomResourceDefinitionSpec) apiextensionsv1.ConversionStrategyType {
+	if of.Conversion == nil {
+		return apiextensionsv1.NoneConverter
+	}
+	return of.Conversion.Strategy
+}
+
+func storedVersion(of *apiextensionsv1.CustomResourceDefinitionSpec) string {
+	for _, v := range of.Versions {
+		if v.Storage {
+			return v.Name
+		}
+	}
+	return ""
+}
+
 func (c *comparison) version(old, present *apiextensionsv1.CustomResourceDefinitionVersion) {
 	if sub, now := old.Subresources, present.Subresources; sub != nil {
 		if sub.Status != nil && (now == nil || now.Status == nil) {
@@ -90,8 +118,12 @@ func (c *comparison) version(old, present *apiextensionsv1.CustomResourceDefinit
 		same := func(p apiextensionsv1.CustomResourceColumnDefinition) bool {
 			return p.Name == column.Name && p.JSONPath == column.JSONPath && p.Type == column.Type
 		}
-		if !slices.ContainsFunc(present.AdditionalPrinterColumns, same) {
+		at := slices.IndexFunc(present.AdditionalPrinterColumns, same)
+		switch {
+		case at < 0:
 			c.say("", "the column %s of kubectl get is gone, or shows something else", column.Name)
+		case column.Priority == 0 && present.AdditionalPrinterColumns[at].Priority > 0:
+			c.say("", "the column %s is shown by kubectl get -o wide only", column.Name)
 		}
 	}
 	for _, field := range old.SelectableFields {

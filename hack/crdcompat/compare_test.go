@@ -21,6 +21,7 @@ spec:
   names: {kind: Thing, listKind: ThingList, plural: things, singular: thing, shortNames: [th], categories: [all]}
   scope: Cluster
   versions:
+  - {name: v1beta1, served: true, storage: false, schema: {openAPIV3Schema: {type: object, description: The first.}}}
   - name: v1
     served: true
     storage: true
@@ -42,6 +43,7 @@ spec:
               mode: {type: string, description: What it does., enum: [A, B], default: A}
               number: {type: integer, minimum: 1, maximum: 10, multipleOf: 2}
               free: {type: integer}
+              loose: {type: array}
               name: {type: string, minLength: 1, maxLength: 10, pattern: '^a', format: date-time}
               plain: {type: string, nullable: true}
               either: {x-kubernetes-int-or-string: true, anyOf: [{type: integer}, {type: string}]}
@@ -89,10 +91,16 @@ func incompatible() []change {
 		{"short name", "shortNames: [th]", "shortNames: [ti]", "the short name th is gone"},
 		{"category", "categories: [all]", "categories: []", "the category all is gone"},
 		{"version", "  - {name: v2, served: true, storage: false, schema: {openAPIV3Schema: {type: object}}}\n", "", "things.example.com v2: the version is gone"},
+		{"conversion", "scope: Cluster", "scope: Cluster\n  conversion: {strategy: Webhook}", "things.example.com: the conversion between versions was None and is Webhook"},
+		{
+			"stored in an older version", "storage: false, schema: {openAPIV3Schema: {type: object, description: The first.}}}\n  - name: v1\n    served: true\n    storage: true",
+			"storage: true, schema: {openAPIV3Schema: {type: object, description: The first.}}}\n  - name: v1\n    served: true\n    storage: false", "objects were stored in the version v1 and are in v1beta1",
+		},
 		{"not served", "name: v2, served: true", "name: v2, served: false", "v2: the version is not served any more"},
 		{"no status", "status: {}, ", "", "v1: the subresource status is gone"},
 		{"no scale", "scale: {specReplicasPath: .spec.number, statusReplicasPath: .status.number}", "", "the subresource scale is gone"},
 		{"column", "name: Mode, jsonPath: .spec.mode", "name: Modes, jsonPath: .spec.mode", "the column Mode of kubectl get is gone"},
+		{"column in wide only", "name: Mode,", "name: Mode, priority: 1,", "the column Mode is shown by kubectl get -o wide only"},
 		{"column shows something else", "jsonPath: .spec.mode, type: string", "jsonPath: .spec.name, type: string", "the column Mode of kubectl get is gone"},
 		{"selectable field", "    selectableFields:\n    - jsonPath: .spec.mode\n", "", "objects cannot be selected by .spec.mode"},
 		{"no schema", "schema: {openAPIV3Schema: {type: object}}", "schema: {}", "v2: the schema is gone"},
@@ -123,11 +131,15 @@ func incompatible() []change {
 		{"list type", "x-kubernetes-list-type: map", "x-kubernetes-list-type: atomic", "spec.list: the type of list was map and is atomic"},
 		{"list keys", "list-map-keys: [key]", "list-map-keys: [key, other]", "spec.list: the keys of the list"},
 		{"items", "key: {type: string, maxLength: 5}", "key: {type: string, maxLength: 4}", "spec.list[].key: the greatest length is 4"},
+		{"new items", "loose: {type: array}", "loose: {type: array, items: {type: string}}", "spec.loose: its items have a schema now"},
 		{"map type", "x-kubernetes-map-type: atomic", "x-kubernetes-map-type: granular", "spec.labels: the type of map was atomic"},
 		{"least entries", "minProperties: 1", "minProperties: 2", "spec.labels: the least number of entries is 2"},
 		{"most entries", "maxProperties: 3", "maxProperties: 2", "spec.labels: the greatest number of entries is 2"},
 		{"values of a map", "additionalProperties: {type: string, maxLength: 5}", "additionalProperties: {type: string, maxLength: 4}", "spec.labels{}: the greatest length is 4"},
 		{"no entries", ", additionalProperties: {type: string, maxLength: 5}", "", "spec.labels: entries with any name are not allowed"},
+		{"new field where all were kept", "x-kubernetes-preserve-unknown-fields: true}", "x-kubernetes-preserve-unknown-fields: true, properties: {one: {type: string}}}", "spec.anything.one: it has a schema now"},
+		{"new values where all were kept", "x-kubernetes-preserve-unknown-fields: true}", "x-kubernetes-preserve-unknown-fields: true, additionalProperties: {type: string}}", "spec.anything: the values of its entries have a schema now"},
+		{"new field of a map", "x-kubernetes-map-type: atomic,", "x-kubernetes-map-type: atomic, properties: {one: {type: integer}},", "spec.labels.one: its type was string and is integer"},
 		{"required", "required: [mode]", "required: [mode, free]", "spec.free: the field is required now"},
 		{"new and required", "required: [mode]", "required: [mode, fresh]", "spec.fresh: the field is required now"},
 		{"rule", "self.mode != ''", "self.mode != 'A'", `spec: the rule "self.mode != 'A'" was not there before`},
@@ -174,6 +186,9 @@ func TestCompatibleChangesPass(t *testing.T) {
 		{name: "no rule", old: rule, text: ""},
 		{name: "no alternatives", old: ", anyOf: [{type: integer}, {type: string}]", text: ""},
 		{name: "column", old: "    selectableFields:", text: "    - {name: More, jsonPath: .spec.free, type: integer}\n    selectableFields:"},
+		{name: "conversion that is said", old: "scope: Cluster", text: "scope: Cluster\n  conversion: {strategy: None}"},
+		{name: "stored in a newer version", old: "  - name: v1\n    served: true\n    storage: true", text: "  - {name: v3, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}\n  - name: v1\n    served: true\n    storage: false"},
+		{name: "new field of a map like the others", old: "x-kubernetes-map-type: atomic,", text: "x-kubernetes-map-type: atomic, properties: {one: {type: string}},"},
 		{name: "short name", old: "shortNames: [th]", text: "shortNames: [th, ti]"},
 		{name: "version", old: "  - {name: v2,", text: "  - {name: v3, served: true, storage: false, schema: {openAPIV3Schema: {type: object}}}\n  - {name: v2,"},
 	} {

@@ -205,6 +205,7 @@ func (c *comparison) properties(path string, old, present *schemaProps) {
 		}
 		c.schema(field, &was, &is)
 	}
+	c.newFields(path, old, present)
 	for _, name := range gone(present.Required, old.Required) {
 		is := present.Properties[name]
 		if is.Default == nil {
@@ -213,9 +214,29 @@ func (c *comparison) properties(path string, old, present *schemaProps) {
 	}
 }
 
+// newFields: something may be stored under their names already.
+func (c *comparison) newFields(path string, old, present *schemaProps) {
+	for _, name := range slices.Sorted(maps.Keys(present.Properties)) {
+		if _, found := old.Properties[name]; found {
+			continue
+		}
+		is, field, entries := present.Properties[name], join(path, name), old.AdditionalProperties
+		switch {
+		case entries != nil && entries.Schema != nil:
+			c.schema(field, entries.Schema, &is)
+		case isTrue(old.XPreserveUnknownFields) || entries != nil && entries.Allows:
+			c.say(field, "it has a schema now, where anything was allowed")
+		}
+	}
+}
+
 // inside: items of lists and values of maps.
 func (c *comparison) inside(path string, old, present *schemaProps) {
-	if was, is := items(old), items(present); was != nil && is != nil {
+	switch was, is := items(old), items(present); {
+	case is == nil:
+	case was == nil:
+		c.say(path, "its items have a schema now")
+	default:
 		c.schema(path+"[]", was, is)
 	}
 	was, is := old.AdditionalProperties, present.AdditionalProperties
@@ -225,7 +246,7 @@ func (c *comparison) inside(path string, old, present *schemaProps) {
 		c.say(path, "entries with any name are not allowed any more")
 	case was != nil && was.Schema != nil && is != nil && is.Schema != nil:
 		c.schema(path+"{}", was.Schema, is.Schema)
-	case is != nil && is.Schema != nil && was != nil:
+	case is != nil && is.Schema != nil && (was != nil || isTrue(old.XPreserveUnknownFields)):
 		c.say(path, "the values of its entries have a schema now")
 	}
 }
