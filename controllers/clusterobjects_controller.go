@@ -14,12 +14,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -37,7 +35,7 @@ const (
 )
 
 // errNoPolicies is why policies are not kept on an old API server.
-var errNoPolicies = errors.New("the API server does not serve ValidatingAdmissionPolicy of admissionregistration.k8s.io/v1, which Kubernetes has since 1.30: the limits that they set do not hold. Once it does, start the controller again")
+var errNoPolicies = errors.New("the API server does not serve ValidatingAdmissionPolicy of admissionregistration.k8s.io/v1, which Kubernetes has since 1.30: the limits that they set do not hold. Once it does, the controller makes them")
 
 // ClusterObjectsReconciler keeps the admission policies and the labels of its
 // namespace, where whoever installs nodeproxy cannot carry them. It does so whether
@@ -47,7 +45,7 @@ var errNoPolicies = errors.New("the API server does not serve ValidatingAdmissio
 type ClusterObjectsReconciler struct {
 	leadership Leadership
 	client     client.Client // reads come from the cache
-	policies   client.Reader // from a cache of these alone; nil: the API server has none
+	policies   *policyWatch
 	events     *events
 	clock      clock.PassiveClock
 	metrics    *metrics
@@ -57,44 +55,21 @@ type ClusterObjectsReconciler struct {
 	lastApplied map[string]time.Time
 }
 
-func (r *ClusterObjectsReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
+func (r *ClusterObjectsReconciler) setup(mgr ctrl.Manager, o controller.Options, wake waker) error {
 	r.applied, r.lastApplied = map[string]written{}, map[string]time.Time{}
+	var err error
+	if r.policies, err = newPolicyWatch(mgr, r.clock, wake.wake); err != nil {
+		return err
+	}
 	only := onlyNodeProxy()
 	own := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == r.namespace })
-	b := builder.ControllerManagedBy(mgr).
+	var woken <-chan event.GenericEvent = wake // it leads now, or policies have changed
+	return builder.ControllerManagedBy(mgr).
 		Named("clusterobjects").
 		Watches(&corev1.Namespace{}, only, builder.WithPredicates(own)).
-		WatchesRawSource(source.Channel(wake, only)). // it leads now
-		WithOptions(o)
-	kind := schema.GroupKind{Group: admissionv1.GroupName, Kind: admission.KindPolicy}
-	// What else may go wrong here is not waited for: the watch tries again.
-	if _, err := mgr.GetRESTMapper().RESTMapping(kind, admissionv1.SchemeGroupVersion.Version); !meta.IsNoMatchError(err) {
-		policies, err := policyCache(mgr)
-		if err != nil {
-			return err
-		}
-		r.policies = policies
-		for _, kind := range []client.Object{&admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}} {
-			b.WatchesRawSource(source.Kind(policies, kind, only))
-		}
-	}
-	return b.Complete(leading(r.leadership, r))
-}
-
-// policyCache holds our policies and their bindings. It is not the manager's,
-// which nobody but this reconciler would need for them.
-func policyCache(mgr ctrl.Manager) (cache.Cache, error) {
-	policies, err := cache.New(mgr.GetConfig(), cache.Options{
-		HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
-		DefaultLabelSelector:         labels.SelectorFromSet(labels.Set{admission.LabelPartOf: admission.PartOf}),
-		DefaultTransform:             cache.TransformStripManagedFields(),
-		DefaultUnsafeDisableDeepCopy: new(true),
-		NewInformer:                  newInformer(clock.RealClock{}),
-	})
-	if err != nil {
-		return nil, fmt.Errorf("build the cache of admission policies: %w", err)
-	}
-	return policies, mgr.Add(policies)
+		WatchesRawSource(source.Channel(woken, only)).
+		WithOptions(o).
+		Complete(leading(r.leadership, r))
 }
 
 // keptObject is a policy or a binding.
@@ -115,9 +90,13 @@ func (r *ClusterObjectsReconciler) Reconcile(ctx context.Context, _ ctrl.Request
 	owner := admission.Owner{Name: namespace.Name, UID: namespace.UID}
 	again, err := r.keepLabels(ctx, namespace, owner)
 	errs := []error{err}
-	if r.policies == nil {
-		r.say(ctx, owner, errNoPolicies.Error())
-		return ctrl.Result{RequeueAfter: again}, errors.Join(errs...)
+	synced, failures := r.policies.state()
+	for _, failure := range failures {
+		r.say(ctx, owner, failure)
+		again = sooner(again, refusedPause)
+	}
+	if !synced {
+		return ctrl.Result{RequeueAfter: again}, err
 	}
 	objects, err := keptObjects(owner)
 	if err != nil {
@@ -168,7 +147,7 @@ func (r *ClusterObjectsReconciler) keepLabels(ctx context.Context, namespace *co
 // keep applies a policy or binding if it differs.
 func (r *ClusterObjectsReconciler) keep(ctx context.Context, o keptObject, owner admission.Owner) (again time.Duration, err error) {
 	stored := o.empty()
-	found, err := get(ctx, r.policies, client.ObjectKey{Name: o.name}, stored)
+	found, err := get(ctx, r.policies.cache, client.ObjectKey{Name: o.name}, stored)
 	if err != nil {
 		return 0, err
 	}
@@ -194,18 +173,9 @@ func (r *ClusterObjectsReconciler) keep(ctx context.Context, o keptObject, owner
 		return wait, nil
 	}
 	delete(r.applied, id)
-	if found {
-		err = r.restoreSpec(ctx, o, stored)
-	}
-	if err == nil {
-		err = r.client.Apply(ctx, o.want, fieldOwner, client.ForceOwnership)
-	}
+	stored, err = r.write(ctx, o)
 	if err != nil {
 		return r.notTaken(ctx, owner, o.kind, o.name, err)
-	}
-	stored = o.empty()
-	if err := asStored(o.want, stored); err != nil {
-		return 0, err
 	}
 	now, err := admissionFingerprint(stored)
 	if err != nil {
@@ -217,16 +187,40 @@ func (r *ClusterObjectsReconciler) keep(ctx context.Context, o keptObject, owner
 	return 0, nil
 }
 
-// restoreSpec replaces the whole spec of an object. Server-side apply leaves what
-// somebody else has added, and one more condition can be all it takes to have a
-// policy refuse nothing.
-func (r *ClusterObjectsReconciler) restoreSpec(ctx context.Context, o keptObject, stored client.Object) error {
+// errDeleted is why an object is written again.
+var errDeleted = errors.New("it was deleted at once")
+
+// write makes an object, or the spec of one that exists ours, with the labels and
+// owners that it needs, and returns what is stored. Server-side apply alone leaves
+// what somebody else has added, and one more condition can be all it takes to have a
+// policy refuse nothing. So the whole spec is replaced: before, because a mixture of
+// two specs may refuse less than either, or not be allowed at all, and afterwards,
+// because what exists need not be in the cache, which goes by a label, nor have
+// existed before.
+func (r *ClusterObjectsReconciler) write(ctx context.Context, o keptObject) (client.Object, error) {
+	if _, err := r.replaceSpec(ctx, o); client.IgnoreNotFound(err) != nil {
+		return nil, err
+	}
+	if err := r.client.Apply(ctx, o.want, fieldOwner, client.ForceOwnership); err != nil {
+		return nil, err
+	}
+	stored, err := r.replaceSpec(ctx, o)
+	if apierrors.IsNotFound(err) {
+		return nil, errDeleted
+	}
+	return stored, err
+}
+
+// replaceSpec replaces the spec of an object that exists, and returns what is
+// stored then.
+func (r *ClusterObjectsReconciler) replaceSpec(ctx context.Context, o keptObject) (client.Object, error) {
 	patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/spec", "value": o.spec}})
 	if err != nil {
-		return fmt.Errorf("encode the spec of the %s %s: %w", o.kind, o.name, err)
+		return nil, fmt.Errorf("encode the spec of the %s %s: %w", o.kind, o.name, err)
 	}
-	changed := stored.DeepCopyObject().(client.Object) // what is read is the cache's
-	return client.IgnoreNotFound(r.client.Patch(ctx, changed, client.RawPatch(types.JSONPatchType, patch), fieldOwner))
+	stored := o.empty()
+	stored.SetName(o.name)
+	return stored, r.client.Patch(ctx, stored, client.RawPatch(types.JSONPatchType, patch), fieldOwner)
 }
 
 // pause is how long to wait until an object may be written again; 0: it may now,

@@ -2,11 +2,13 @@ package controllers_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -30,27 +32,31 @@ func keeping(o *controllers.Options) { o.ManageClusterObjects = true }
 var keptNames = []string{"nodeproxy-agent-own-node", "nodeproxy-controller-finalizer", "nodeproxy-controller-startup-taint", "nodeproxy-rendered-objects"}
 
 // olmRights gives the controller's service account the rights that it has under
-// OLM only, for the time of the spec.
-func olmRights() {
+// OLM only, for the time of the spec. It returns the role of the whole cluster.
+func olmRights() *rbacv1.ClusterRole {
 	GinkgoHelper()
 	file, err := os.Open(filepath.Join("..", "config", "manifests", "role_olm.yaml"))
 	Expect(err).NotTo(HaveOccurred())
 	defer func() { _ = file.Close() }() // only read from
 	documents := yaml.NewYAMLOrJSONDecoder(file, 4096)
+	role := &rbacv1.ClusterRole{}
 	for _, object := range []client.Object{
-		&rbacv1.ClusterRole{}, &rbacv1.ClusterRoleBinding{}, &rbacv1.Role{}, &rbacv1.RoleBinding{}, &rbacv1.Role{}, &rbacv1.RoleBinding{},
+		role, &rbacv1.ClusterRoleBinding{}, &rbacv1.Role{}, &rbacv1.RoleBinding{}, &rbacv1.Role{}, &rbacv1.RoleBinding{},
 	} {
 		Expect(documents.Decode(object)).To(Succeed())
 		Expect(k8s.Create(context.Background(), object)).To(Succeed())
 		DeferCleanup(func(ctx SpecContext) { Expect(k8s.Delete(ctx, object)).To(Succeed()) })
 	}
 	Expect(documents.Decode(&rbacv1.Role{})).To(MatchError(io.EOF))
+	return role
 }
 
-// withoutLabels takes the labels off the namespace when the spec ends.
-func withoutLabels() {
+// cleanNamespace takes the labels off the namespace, and deletes the events about it,
+// when the spec ends.
+func cleanNamespace() {
 	DeferCleanup(func(ctx SpecContext) {
 		labelNamespace(ctx, `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":null,"pod-security.kubernetes.io/audit":null,"pod-security.kubernetes.io/warn":null,"mine":null}}}`)
+		Expect(k8s.DeleteAllOf(ctx, &eventsv1.Event{}, client.InNamespace(metav1.NamespaceDefault))).To(Succeed())
 	})
 }
 
@@ -131,7 +137,7 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 	It("keeps policies and labels while there is no NodeProxy, and restores what somebody changes", func(ctx SpecContext) {
 		config := serviceAccount(ctx)
 		olmRights()
-		withoutLabels()
+		cleanNamespace()
 		controller := startControllerAs(config, keeping)
 		Eventually(policies(ctx)).Should(haveKept())
 		Eventually(bindings(ctx)).Should(haveKept())
@@ -176,6 +182,88 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		Expect(keptEvents(ctx, leaseNamespace)()).To(BeEmpty())
 	})
 
+	It("restores the whole of what it finds without the label, be it of a former release or changed by hand", func(ctx SpecContext) {
+		config := serviceAccount(ctx)
+		olmRights()
+		cleanNamespace()
+		first := startControllerAs(config, keeping)
+		Eventually(policies(ctx)).Should(haveKept())
+		Eventually(bindings(ctx)).Should(haveKept())
+		policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: keptNames[0]}}
+		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(policy), policy)).To(Succeed())
+		binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: keptNames[0]}}
+		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(binding), binding)).To(Succeed())
+		wantPolicy, wantBinding := policy.Spec, binding.Spec
+		restored := func() {
+			GinkgoHelper()
+			labeled := SatisfyAll(HaveField("Labels", HaveKeyWithValue("app.kubernetes.io/part-of", "nodeproxy")), HaveField("Annotations", HaveKey("mine")))
+			Eventually(policies(ctx)).Should(HaveKeyWithValue(keptNames[0], SatisfyAll(labeled, HaveField("Spec", Equal(wantPolicy)))))
+			Eventually(bindings(ctx)).Should(HaveKeyWithValue(keptNames[0], SatisfyAll(labeled, HaveField("Spec", Equal(wantBinding)))))
+		}
+		change := func(object client.Object, patch string) {
+			GinkgoHelper()
+			Expect(k8s.Patch(ctx, object, client.RawPatch(types.JSONPatchType, []byte(patch)))).To(Succeed())
+		}
+		const noLabel = `[{"op":"remove","path":"/metadata/labels/app.kubernetes.io~1part-of"},{"op":"add","path":"/metadata/annotations","value":{"mine":"yes"}},`
+
+		By("a condition that is never so, and a binding to few namespaces")
+		change(policy, noLabel+`{"op":"add","path":"/spec/matchConditions/-","value":{"name":"never","expression":"false"}}]`)
+		change(binding, noLabel+`{"op":"add","path":"/spec/matchResources","value":{"namespaceSelector":{"matchLabels":{"few":"yes"}}}}]`)
+		restored()
+
+		By("those of a former release")
+		first.stop()
+		change(policy, noLabel+`{"op":"replace","path":"/spec/matchConditions/0/name","value":"former"},
+			{"op":"add","path":"/spec/variables/0","value":{"name":"former","expression":"1"}},
+			{"op":"replace","path":"/spec/validations","value":[{"expression":"false","message":"another message"}]}]`)
+		// Deny, which apply would add, is not allowed beside Warn.
+		change(binding, noLabel+`{"op":"replace","path":"/spec/validationActions","value":["Warn"]},
+			{"op":"add","path":"/spec/paramRef","value":{"name":"of-nothing","parameterNotFoundAction":"Allow"}}]`)
+		startControllerAs(config, keeping)
+		restored()
+		Expect(keptEvents(ctx, leaseNamespace)()).To(BeEmpty())
+	})
+
+	It("keeps the labels where it may not follow the policies, says so, and makes them once it may", func(ctx SpecContext) {
+		config := serviceAccount(ctx)
+		role := olmRights()
+		cleanNamespace()
+		rights := role.Rules
+		Expect(rights[0].Verbs).To(Equal([]string{"list", "watch"}))
+		role.Rules = rights[1:]
+		Expect(k8s.Update(ctx, role)).To(Succeed())
+		startControllerAs(config, keeping)
+		Eventually(podSecurity(ctx)).Should(Equal(privileged))
+		missing := func(kind string) OmegaMatcher {
+			return SatisfyAll(ContainSubstring(`cannot list resource "`+kind+`"`), ContainSubstring("ClusterRole nodeproxy-controller-olm"))
+		}
+		Eventually(keptEvents(ctx, leaseNamespace), "30s").Should(ConsistOf(missing("validatingadmissionpolicies"), missing("validatingadmissionpolicybindings")))
+		Expect(policies(ctx)()).To(BeEmpty())
+		labelNamespace(ctx, `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"restricted"}}}`)
+		Eventually(podSecurity(ctx)).Should(Equal(privileged))
+		role.Rules = rights
+		Expect(k8s.Update(ctx, role)).To(Succeed())
+		Eventually(policies(ctx), "1m").Should(haveKept())
+		Eventually(bindings(ctx)).Should(haveKept())
+	})
+
+	It("keeps the labels while the API server does not say how it serves policies, and makes them once it does", func(ctx SpecContext) {
+		config := rest.CopyConfig(serviceAccount(ctx))
+		olmRights()
+		cleanNamespace()
+		unavailable := &atomic.Bool{}
+		unavailable.Store(true)
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return withoutPolicies{RoundTripper: next, status: http.StatusServiceUnavailable, now: unavailable.Load}
+		})
+		startControllerAs(config, keeping)
+		Eventually(podSecurity(ctx)).Should(Equal(privileged))
+		Eventually(keptEvents(ctx, leaseNamespace)).Should(ConsistOf(ContainSubstring("does not say how it serves")))
+		unavailable.Store(false)
+		Eventually(policies(ctx), "30s").Should(haveKept())
+		Eventually(bindings(ctx)).Should(haveKept())
+	})
+
 	It("leaves all of that alone without being asked", func(ctx SpecContext) {
 		startController()
 		switchOn(ctx)
@@ -205,8 +293,10 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 	It("keeps the labels where the API server knows no such policies, and says so", func(ctx SpecContext) {
 		config := rest.CopyConfig(serviceAccount(ctx))
 		olmRights()
-		withoutLabels()
-		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return withoutPolicies{next} })
+		cleanNamespace()
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return withoutPolicies{RoundTripper: next, status: http.StatusNotFound, now: func() bool { return true }}
+		})
 		startControllerAs(config, keeping)
 		Eventually(podSecurity(ctx)).Should(Equal(privileged))
 		Eventually(keptEvents(ctx, leaseNamespace)).Should(ConsistOf(ContainSubstring("does not serve ValidatingAdmissionPolicy")))
@@ -216,10 +306,18 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 	})
 })
 
-// withoutPolicies is the way to an API server that does not know admission policies.
-type withoutPolicies struct{ http.RoundTripper }
+// withoutPolicies is the way to an API server that now does not know admission
+// policies, or does not answer about them.
+type withoutPolicies struct {
+	http.RoundTripper
+	status int
+	now    func() bool
+}
 
 func (w withoutPolicies) RoundTrip(r *http.Request) (*http.Response, error) {
+	if !w.now() {
+		return w.RoundTripper.RoundTrip(r)
+	}
 	if r.URL.Path == "/apis" { // the list of groups alone, without their kinds
 		r = r.Clone(r.Context())
 		r.Header.Set("Accept", "application/json")
@@ -233,7 +331,7 @@ func (w withoutPolicies) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}
 	return &http.Response{
-		StatusCode: http.StatusNotFound, Status: "404 Not Found", Request: r, ProtoMajor: 1, ProtoMinor: 1,
-		Header: http.Header{"Content-Type": {"text/plain"}}, Body: io.NopCloser(strings.NewReader("404 page not found\n")),
+		StatusCode: w.status, Status: fmt.Sprint(w.status, " ", http.StatusText(w.status)), Request: r, ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{"Content-Type": {"text/plain"}}, Body: io.NopCloser(strings.NewReader(http.StatusText(w.status))),
 	}, nil
 }
