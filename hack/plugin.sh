@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 VERSION=${VERSION:?set the version of the plugin}
 PLUGIN_URL=${PLUGIN_URL:-https://github.com/nodeproxy-io/nodeproxy/releases/download/$VERSION}
 PLUGIN_OUTPUT=${PLUGIN_OUTPUT:-dist/plugin}
-PLATFORMS="linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64"
+mapfile -t PLATFORMS <hack/plugin/platforms # make verify compiles for them, too
 
 if [[ ! $VERSION =~ ^v[0-9]+\.[0-9]+\.[0-9]+ ]]; then
 	echo "hack/plugin.sh: VERSION is \"$VERSION\": krew takes versions such as v0.1.0 only, so its manifest is for a release" >&2
@@ -24,7 +24,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 platforms=""
-for platform in $PLATFORMS; do
+for platform in "${PLATFORMS[@]}"; do
 	os=${platform%/*} arch=${platform#*/}
 	program=kubectl-nodeproxy
 	[[ $os != windows ]] || program+=.exe

@@ -17,8 +17,9 @@ failed=0
 echo "Generated files ..."
 generated >"$temp/before"
 hack/generate.sh
-# As it is in the repository, whatever images somebody is working with.
-env -u IMAGE_REGISTRY -u CONTROLLER_IMAGE -u AGENT_IMAGE -u CHANNEL -u REPLACES -u BUNDLE_OUTPUT make --no-print-directory bundle
+# As it is in the repository, whatever images somebody is working with. What was said on
+# make's own command line is in MAKEFLAGS.
+env -u MAKEFLAGS -u MAKEOVERRIDES -u IMAGE_REGISTRY -u CONTROLLER_IMAGE -u AGENT_IMAGE -u CHANNEL -u REPLACES -u BUNDLE_OUTPUT make --no-print-directory bundle
 generated >"$temp/after"
 if ! diff "$temp/before" "$temp/after" >"$temp/diff"; then
 	echo "These generated files were not up to date; commit what make generate and make bundle have written:" >&2
@@ -62,7 +63,8 @@ done
 
 # kubectl runs on laptops, and so must its plugin. With -trimpath what is compiled here is
 # not compiled again for its archives.
-for platform in darwin/amd64 darwin/arm64 windows/amd64 linux/arm64; do
+mapfile -t platforms <hack/plugin/platforms
+for platform in "${platforms[@]}"; do
 	echo "go vet of the plugin for $platform ..."
 	CGO_ENABLED=0 GOOS=${platform%/*} GOARCH=${platform#*/} go vet -trimpath ./cmd/kubectl-nodeproxy/... ./agent/tracer || failed=1
 done
