@@ -70,68 +70,15 @@ func TestManageClusterObjects(t *testing.T) {
 	readManifests(t)
 	withOLMRights(t)
 	removePolicies(t)
-	const own, other = "kept-1", "kept-2"
 	token := tokenOf(t, controllerAccount, nil)
-	rulesOf(t, own)
-	rulesOf(t, other)
-	agents := clientWith(t, tokenOf(t, agentAccount, podOn(t, own, agentAccount)))
 	writer := clientWith(t, token)
-	proxy := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
 	stop := startController(t, token, "--manage-cluster-objects")
+	t.Run("what they refuse", func(t *testing.T) { policiesRefuse(t, writer) })
 
-	label := func(c client.Client, object client.Object) func(context.Context) error {
-		patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`))
-		return func(ctx context.Context) error { return c.Patch(ctx, object, patch, client.DryRunAll) }
-	}
-	applyStatus := func(node string) func(context.Context) error {
-		return func(ctx context.Context) error {
-			//nolint:staticcheck // what the agent does, without generated types
-			return agents.Status().Patch(ctx, statusOf(node), client.Apply, client.ForceOwnership, client.FieldOwner("nodeproxy-agent"))
-		}
-	}
-	// OLM makes a ClusterRole of the agents' Role.
-	lifted := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "lifted"}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{coordinationv1.GroupName}, Resources: []string{"leases"}, Verbs: []string{"create", "patch"}},
-	}}
-	create(t, server.client, lifted)
-	create(t, server.client, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: lifted.Name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: lifted.Name},
-		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: agentAccount}},
-	})
-	t.Run("what they refuse", func(t *testing.T) {
-		for name, c := range map[string]struct {
-			write   func(context.Context) error
-			refused string
-		}{
-			"rules by hand": {
-				func(ctx context.Context) error {
-					return server.client.Create(ctx, rulesNobodyMakes(), client.DryRunAll)
-				}, "are written by nodeproxy-controller only",
-			},
-			"another node's status": {applyStatus(other), "not of " + other},
-			"its Lease elsewhere": {
-				func(ctx context.Context) error {
-					return agents.Create(ctx, inNamespace(leaseOf("agent."+own, own), "default"), client.DryRunAll)
-				}, "in the namespace " + namespace + " only",
-			},
-			"another Lease elsewhere": {
-				func(ctx context.Context) error {
-					return agents.Create(ctx, inNamespace(leaseOf("kube-controller-manager", own), "kube-system"), client.DryRunAll)
-				}, "in the namespace " + namespace + " only",
-			},
-			"labels of a Node": {
-				label(writer, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: own}}), "may change nothing of a Node",
-			},
-		} {
-			t.Run(name, func(t *testing.T) {
-				eventually(t, func(ctx context.Context) error { return isRefusal(c.write(ctx), c.refused) })
-			})
-		}
-		expect(t, applyStatus(own)(t.Context()), "")
-	})
+	proxy := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
 	create(t, server.client, proxy)
 	eventually(t, func(ctx context.Context) error {
-		return isRefusal(label(writer, &v1alpha1.NodeProxy{ObjectMeta: proxy.ObjectMeta})(ctx), "may change nothing of NodeProxy")
+		return isRefusal(label(ctx, writer, &v1alpha1.NodeProxy{ObjectMeta: proxy.ObjectMeta}), "may change nothing of NodeProxy")
 	})
 	eventually(t, func(ctx context.Context) error {
 		system := &corev1.Namespace{}
@@ -159,6 +106,70 @@ func TestManageClusterObjects(t *testing.T) {
 	})
 	stop()
 	usesOLMRights(t)
+}
+
+// label tries to label an object.
+func label(ctx context.Context, c client.Client, object client.Object) error {
+	return c.Patch(ctx, object, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`)), client.DryRunAll)
+}
+
+// policiesRefuse tries what the policies are for: writer is the controller.
+func policiesRefuse(t *testing.T, writer client.Client) {
+	const own, other = "kept-1", "kept-2"
+	rulesOf(t, own)
+	rulesOf(t, other)
+	agents := clientWith(t, tokenOf(t, agentAccount, podOn(t, own, agentAccount)))
+	liftLeases(t)
+	applyStatus := func(node string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			//nolint:staticcheck // what the agent does, without generated types
+			return agents.Status().Patch(ctx, statusOf(node), client.Apply, client.ForceOwnership, client.FieldOwner("nodeproxy-agent"))
+		}
+	}
+	for name, c := range map[string]struct {
+		write   func(context.Context) error
+		refused string
+	}{
+		"rules by hand": {
+			func(ctx context.Context) error {
+				return server.client.Create(ctx, rulesNobodyMakes(), client.DryRunAll)
+			}, "are written by nodeproxy-controller only",
+		},
+		"another node's status": {applyStatus(other), "not of " + other},
+		"its Lease elsewhere": {
+			func(ctx context.Context) error {
+				return agents.Create(ctx, inNamespace(leaseOf("agent."+own, own), "default"), client.DryRunAll)
+			}, "in the namespace " + namespace + " only",
+		},
+		"another Lease elsewhere": {
+			func(ctx context.Context) error {
+				return agents.Create(ctx, inNamespace(leaseOf("kube-controller-manager", own), "kube-system"), client.DryRunAll)
+			}, "in the namespace " + namespace + " only",
+		},
+		"labels of a Node": {
+			func(ctx context.Context) error {
+				return label(ctx, writer, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: own}})
+			}, "may change nothing of a Node",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eventually(t, func(ctx context.Context) error { return isRefusal(c.write(ctx), c.refused) })
+		})
+	}
+	expect(t, applyStatus(own)(t.Context()), "")
+}
+
+// liftLeases makes a ClusterRole of the agents' Role, as OLM does, until the test ends.
+func liftLeases(t *testing.T) {
+	t.Helper()
+	lifted := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "lifted"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{coordinationv1.GroupName}, Resources: []string{"leases"}, Verbs: []string{"create", "patch"}},
+	}}
+	create(t, server.client, lifted)
+	create(t, server.client, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: lifted.Name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: lifted.Name},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: agentAccount}},
+	})
 }
 
 // isRefusal returns nil for a refusal that holds a text.
