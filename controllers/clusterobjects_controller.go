@@ -193,10 +193,10 @@ var errDeleted = errors.New("it was deleted at once")
 // write makes an object, or the spec of one that exists ours, with the labels and
 // owners that it needs, and returns what is stored. Server-side apply alone leaves
 // what somebody else has added, and one more condition can be all it takes to have a
-// policy refuse nothing. So the whole spec is replaced: before, because a mixture of
-// two specs may refuse less than either, or not be allowed at all, and afterwards,
-// because what exists need not be in the cache, which goes by a label, nor have
-// existed before.
+// policy refuse nothing. So the whole spec is replaced, whether the cache, which goes
+// by a label, holds the object or not: before, because a mixture of two specs may
+// refuse less than either, or not be allowed at all, and afterwards, because somebody
+// else may have made the object in between.
 func (r *ClusterObjectsReconciler) write(ctx context.Context, o keptObject) (client.Object, error) {
 	if _, err := r.replaceSpec(ctx, o); client.IgnoreNotFound(err) != nil {
 		return nil, err
