@@ -108,7 +108,7 @@ func unknownFormat(version int32) string {
 	for _, v := range v1alpha1.FormatVersions() {
 		known = append(known, fmt.Sprint(v))
 	}
-	return fmt.Sprintf("spec.formatVersion %d is not known to this program, which knows %s: use one of the cluster's release", version, strings.Join(known, ", "))
+	return fmt.Sprintf("spec.formatVersion %d is not known to this plugin, which knows %s: use the plugin of the controller's release", version, strings.Join(known, ", "))
 }
 
 // ServiceOf returns the Service of a ServiceProxyRules' name.

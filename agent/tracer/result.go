@@ -213,7 +213,7 @@ func (q *question) why(fate Fate, svc *dataplane.Service, port *dataplane.Port, 
 		if kind == NodePort && port.Available {
 			return fmt.Sprintf("the node port of %s does not answer on %s: see spec.settings.nodePorts", name, q.packet.Destination.Addr())
 		}
-		return fmt.Sprintf("no rule minds it, although it is for %s", name)
+		return fmt.Sprintf("no rule matches it, although it is for %s", name)
 	case kind == LoadBalancerIP && q.outOfRange(svc):
 		return fmt.Sprintf("%s is outside of the source ranges of %s: %s", q.packet.Source, name, join(svc.SourceRanges))
 	case !port.Available:
@@ -247,9 +247,9 @@ func (q *question) nobodys(fate Fate) string {
 		}
 		return of
 	case of != "":
-		return of + "; no rule minds it"
+		return of + "; no rule matches it"
 	}
-	return "no Service has this destination, and no rule minds it: it goes on to whoever has the address"
+	return "no Service has this destination, and no rule matches it: it goes on to whoever has the address"
 }
 
 // notes say what of the Services of this destination is not served.

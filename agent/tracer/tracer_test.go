@@ -159,11 +159,11 @@ func TestTrace(t *testing.T) {
 		},
 		{
 			"another port", "10.244.1.9", "10.96.0.10:81", node(), object("web", nil, "10.244.2.5:8080"),
-			"1.00 KUBE-SERVICES > PASS: 10.96.0.10 is the cluster IP of shop/web, which does not have port 81/TCP; no rule minds it",
+			"1.00 KUBE-SERVICES > PASS: 10.96.0.10 is the cluster IP of shop/web, which does not have port 81/TCP; no rule matches it",
 		},
 		{
 			"nobody's", "10.244.1.9", "10.96.0.77:80", node(), object("web", nil, "10.244.2.5:8080"),
-			"1.00 KUBE-SERVICES > PASS: no Service has this destination, and no rule minds it: it goes on to whoever has the address",
+			"1.00 KUBE-SERVICES > PASS: no Service has this destination, and no rule matches it: it goes on to whoever has the address",
 		},
 		{
 			"IPVS, by node port", "203.0.113.9", "192.0.2.21:30080", node(inIPVS), object("web", nil, "10.244.1.5:8080"),

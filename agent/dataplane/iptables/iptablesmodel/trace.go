@@ -38,7 +38,7 @@ const (
 	Dropped Fate = "DROP"
 	// Accepted: not translated, and a rule lets it pass.
 	Accepted Fate = "ACCEPT"
-	// Passed: no rule minds it.
+	// Passed: no rule matches it.
 	Passed Fate = "PASS"
 )
 
