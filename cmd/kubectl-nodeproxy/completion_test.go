@@ -74,3 +74,14 @@ func TestCompletionScripts(t *testing.T) {
 		}
 	}
 }
+
+// TestVersion: the command says what the flag says.
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	const want = "kubectl nodeproxy version v0.1.0\n"
+	for _, args := range [][]string{{"version"}, {"--version"}} {
+		if out, errs, status := execute(t, atNoTime, args...); out != want || errs != "" || status != 0 {
+			t.Errorf("%q: exit status %d, printed %q, said %q", args, status, out, errs)
+		}
+	}
+}

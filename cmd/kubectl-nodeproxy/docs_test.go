@@ -1,9 +1,12 @@
 package main
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 )
 
@@ -42,4 +45,47 @@ func TestDocumentation(t *testing.T) {
 	if err := os.WriteFile(page, []byte(got), 0o644); err != nil {
 		t.Error(err)
 	}
+}
+
+// page is a page of the documentation in the program's source, such as
+// removal.md#with-retain.
+var page = regexp.MustCompile(`"([a-z-]+\.md)(?:#([a-z0-9-]+))?"`)
+
+// TestPages: there is every page and section that the program leads to.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	found := 0
+	err := filepath.WalkDir("internal", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, link := range page.FindAllStringSubmatch(string(source), -1) {
+			found++
+			text, err := os.ReadFile(filepath.Join("..", "..", "docs", link[1]))
+			if err != nil {
+				t.Errorf("%s: %v", path, err)
+			} else if link[2] != "" && !slices.Contains(sections(string(text)), link[2]) {
+				t.Errorf("%s: docs/%s has no section %s", path, link[1], link[2])
+			}
+		}
+		return nil
+	})
+	if err != nil || found < 20 {
+		t.Errorf("%d links, %v", found, err)
+	}
+}
+
+// sections are the anchors of a page's headings.
+func sections(text string) []string {
+	var out []string
+	for line := range strings.Lines(text) {
+		if heading := strings.TrimLeft(line, "#"); heading != line {
+			out = append(out, strings.ReplaceAll(regexp.MustCompile(`[^a-z0-9 -]`).ReplaceAllString(strings.ToLower(strings.TrimSpace(heading)), ""), " ", "-"))
+		}
+	}
+	return out
 }

@@ -44,7 +44,7 @@ func (r *Reader) explain(of Kind, err error) error {
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("the API server %s does not know you: the credentials of this kubeconfig are missing, wrong or have expired", r.server)
 	case apierrors.IsNotFound(err) && kinds()[of].role() == "nodeproxy-viewer":
-		return fmt.Errorf("nodeproxy is not installed in the cluster of %s, or is older than this plugin: it has no %s; docs/install.md tells how to install it", r.server, resource(of))
+		return fmt.Errorf("nodeproxy is not installed in the cluster of %s, or is older than this plugin: it has no %s; how to install it: %s", r.server, resource(of), r.docs.URL("install.md#install"))
 	case isTimeout(err):
 		return fmt.Errorf("the API server %s has not answered within %s when asked for %s; --request-timeout lets it take longer", r.server, r.timeout, of)
 	}

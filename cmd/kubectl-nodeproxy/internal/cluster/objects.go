@@ -5,6 +5,7 @@
 package cluster
 
 import (
+	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,6 +33,20 @@ type Objects struct {
 
 	// Unread are the kinds that were asked for as optional and could not be read.
 	Unread []Unread
+}
+
+// Newer returns an error where what, such as NodeProxyRules node-1, has a format of
+// a newer release than the plugin's.
+func (o *Objects) Newer(what string, format int32, plugin string) error {
+	if format <= v1alpha1.FormatVersion {
+		return nil
+	}
+	controller := "the controller's release"
+	if o.NodeProxy != nil && o.NodeProxy.Status.Version != "" {
+		controller = fmt.Sprintf("the controller's release, %s", o.NodeProxy.Status.Version)
+	}
+	return fmt.Errorf("%s: format %d is of a newer release than this plugin, %s, which knows formats up to %d: install the plugin of %s",
+		what, format, plugin, v1alpha1.FormatVersion, controller)
 }
 
 // Unread is a kind that could not be read.

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
 )
 
 const (
@@ -31,11 +32,12 @@ type Reader struct {
 	client  client.Reader
 	server  string
 	timeout time.Duration
+	docs    hints.Docs
 }
 
-// NewReader returns a reader of the cluster that config leads to. Nothing is asked of
-// the cluster yet.
-func NewReader(config *rest.Config) (*Reader, error) {
+// NewReader returns a reader of the cluster that config leads to, which names documents
+// where something is missing. Nothing is asked of the cluster yet.
+func NewReader(config *rest.Config, docs hints.Docs) (*Reader, error) {
 	config = rest.CopyConfig(config)
 	config.Timeout = cmp.Or(config.Timeout, patience)
 	config.QPS, config.Burst = 50, 100
@@ -50,7 +52,7 @@ func NewReader(config *rest.Config) (*Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the API server %s cannot be asked: %w", config.Host, err)
 	}
-	return &Reader{client: c, server: config.Host, timeout: config.Timeout}, nil
+	return &Reader{client: c, server: config.Host, timeout: config.Timeout, docs: docs}, nil
 }
 
 // Read reads all objects of the wanted kinds, and of the optional ones what may be

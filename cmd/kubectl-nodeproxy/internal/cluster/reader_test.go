@@ -32,7 +32,7 @@ func served(t *testing.T, services int, forbidden string) *Reader {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := NewReader(&rest.Config{Host: state.Serve(t)})
+	r, err := NewReader(&rest.Config{Host: state.Serve(t)}, "v0.1.0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
 // labelOtherProxy is on Services that another proxy serves.
@@ -16,8 +17,8 @@ const labelOtherProxy = "service.kubernetes.io/service-proxy-name"
 
 // Rendered returns nil if objects have the ServiceProxyRules of a Service, else an
 // error that says why it has none: there is no such Service, or it is not one that is
-// proxied.
-func (r *Reader) Rendered(ctx context.Context, name Name, objects *Objects) error {
+// proxied. A node may hold what its objects said, without them.
+func (r *Reader) Rendered(ctx context.Context, name Name, objects *Objects, node *v1alpha1.NodeProxyRules) error {
 	var known []string
 	for i := range objects.ServiceRules {
 		service, ok := combine.ServiceOf(objects.ServiceRules[i].Name)
@@ -31,13 +32,26 @@ func (r *Reader) Rendered(ctx context.Context, name Name, objects *Objects) erro
 	service := &corev1.Service{}
 	if err := r.client.Get(ctx, client.ObjectKey(name), service); err != nil {
 		// It does not matter whether it may not be read or is not there.
-		return fmt.Errorf("no Service %s is proxied: there are no ServiceProxyRules %s%s (kubectl get serviceproxyrules lists what is)",
-			name, v1alpha1.ServiceProxyRulesName(name.Namespace, name.Name), Suggest(name.String(), known))
+		return fmt.Errorf("no Service %s is proxied: there are no ServiceProxyRules %s%s (kubectl get serviceproxyrules lists what is)%s",
+			name, v1alpha1.ServiceProxyRulesName(name.Namespace, name.Name), Suggest(name.String(), known), held(node))
 	}
-	return fmt.Errorf("the Service %s is not proxied: %s", name, unproxied(service))
+	if why := unproxied(service); why != "" {
+		return fmt.Errorf("the Service %s is not proxied: %s", name, why)
+	}
+	return fmt.Errorf("the Service %s has no ServiceProxyRules: the controller has not rendered it; kubectl get events -n %s --field-selector involvedObject.name=%s says why, if it was refused%s",
+		name, name.Namespace, name.Name, held(node))
 }
 
-// unproxied says why a Service has no ServiceProxyRules.
+// held says that a Service without objects may be one that the node still serves.
+func held(node *v1alpha1.NodeProxyRules) string {
+	if node.Status.Held == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; but node %s holds the rules of %s whose objects have vanished, and may serve it as before: see Programmed in kubectl describe nodeproxyrules %s",
+		node.Name, output.Plural(int(node.Status.Held), "Service"), node.Name)
+}
+
+// unproxied says why a Service is not one to have ServiceProxyRules; empty: it is.
 func unproxied(service *corev1.Service) string {
 	switch proxy, other := service.Labels[labelOtherProxy]; {
 	case service.Spec.Type == corev1.ServiceTypeExternalName:
@@ -47,6 +61,6 @@ func unproxied(service *corev1.Service) string {
 	case other:
 		return fmt.Sprintf("its label %s leaves it to %q", labelOtherProxy, proxy)
 	default:
-		return fmt.Sprintf("the controller has not rendered it; kubectl get events -n %s --field-selector involvedObject.name=%s says why, if it was refused", service.Namespace, service.Name)
+		return ""
 	}
 }

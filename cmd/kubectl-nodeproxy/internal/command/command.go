@@ -18,7 +18,7 @@ import (
 // Exit statuses of all commands.
 const (
 	ExitWell     = 0
-	ExitFindings = 1 // doctor has findings or could not look at everything, diff has found a difference
+	ExitFindings = 1 // status or doctor has found something or could not look at everything, diff a difference
 	ExitError    = 2
 )
 
@@ -79,7 +79,7 @@ func newRoot(o *Options) *cobra.Command {
 only reads, with the rights of the ClusterRoles nodeproxy-viewer and view, bound in the
 whole cluster.
 
-The exit status is 0 if all is well, 1 if there are findings (doctor) or differences
+The exit status is 0 if all is well, 1 if something is not (status, doctor) or differs
 (diff), 2 after an error.`,
 		Example: `  # Is all well?
   kubectl nodeproxy status`,
@@ -105,6 +105,6 @@ The exit status is 0 if all is well, 1 if there are findings (doctor) or differe
 	kube.AddFlags(root.PersistentFlags())
 	root.SetUsageTemplate(usage)
 	p := &program{Options: o, kube: kube}
-	root.AddCommand(newStatus(p), newRules(p), newDiff(p), newDoctor(p), newTrace(p))
+	root.AddCommand(newStatus(p), newRules(p), newDiff(p), newDoctor(p), newTrace(p), newVersion())
 	return root
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/rules"
@@ -56,9 +57,14 @@ func (p *program) diff(cmd *cobra.Command, nodes []string, local bool) (*rules.D
 			return nil, err
 		}
 	}
-	objects, err := r.Read(cmd.Context(), []cluster.Kind{cluster.ServiceProxyRules}, nil)
+	objects, err := r.Read(cmd.Context(), []cluster.Kind{cluster.ServiceProxyRules}, []cluster.Kind{cluster.NodeProxies})
 	if err != nil {
 		return nil, err
+	}
+	for _, n := range []*v1alpha1.NodeProxyRules{first, second} {
+		if err := objects.Newer("NodeProxyRules "+n.Name, n.Spec.FormatVersion, p.Version); err != nil {
+			return nil, err
+		}
 	}
 	if len(nodes) == 2 {
 		return rules.Between(first, second, objects.ServiceRules, local)

@@ -12,6 +12,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/doctor"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
@@ -59,6 +60,7 @@ and 2 where nothing could.`,
 		}
 		report, err := doctor.Examine(objects, doctor.Question{
 			Service: service,
+			Docs:    hints.Docs(p.Version),
 			Again: func() (*cluster.Objects, error) {
 				select {
 				case <-cmd.Context().Done():

@@ -7,6 +7,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
@@ -32,7 +33,7 @@ func (p *program) reader() (*cluster.Reader, error) {
 	if len(raw.Clusters) == 0 && *p.kube.APIServer == "" && config.Host == anyServer {
 		return nil, cluster.ErrNoKubeconfig
 	}
-	return cluster.NewReader(config)
+	return cluster.NewReader(config, hints.Docs(p.Version))
 }
 
 // read reads what a command looks at, and notes the time.

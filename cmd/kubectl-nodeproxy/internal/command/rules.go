@@ -56,12 +56,15 @@ func (p *program) rules(cmd *cobra.Command, node, service string) (output.Report
 	if err != nil {
 		return nil, err
 	}
-	objects, err := r.Read(cmd.Context(), []cluster.Kind{cluster.ServiceProxyRules}, nil)
+	objects, err := r.Read(cmd.Context(), []cluster.Kind{cluster.ServiceProxyRules}, []cluster.Kind{cluster.NodeProxies})
 	if err != nil {
 		return nil, err
 	}
+	if err := objects.Newer("NodeProxyRules "+node, of.Spec.FormatVersion, p.Version); err != nil {
+		return nil, err
+	}
 	if only != nil {
-		if err := r.Rendered(cmd.Context(), cluster.Name(*only), objects); err != nil {
+		if err := r.Rendered(cmd.Context(), cluster.Name(*only), objects, of); err != nil {
 			return nil, err
 		}
 	}

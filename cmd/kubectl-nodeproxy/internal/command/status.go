@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/status"
 )
@@ -14,7 +15,9 @@ func newStatus(p *program) *cobra.Command {
 		Short: "The cluster at a glance: what is not well, and since when",
 		Long: `The cluster at a glance: whether nodeproxy is on, its versions, the nodes by state,
 and then only what is not well: nodes, the agents' deployment, rollouts, refused and
-held Services, connection tracking.`,
+held Services, connection tracking.
+
+The exit status is 0 if all is well, 1 if not, and 2 after an error.`,
 		Example: `  # Is all well?
   kubectl nodeproxy status
 
@@ -29,6 +32,7 @@ held Services, connection tracking.`,
 		if err != nil {
 			return nil, false, err
 		}
-		return status.Of(objects), false, nil
+		report := status.Of(objects, hints.Docs(p.Version))
+		return report, !report.Well, nil
 	})
 }

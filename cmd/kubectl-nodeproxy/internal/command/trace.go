@@ -39,7 +39,7 @@ by number or name. /udp or /sctp follows where it is not TCP.`,
 		report, err := p.trace(cmd, q)
 		return report, false, err
 	})
-	cmd.Flags().StringVar(&q.Node, "node", "", "the node on which the packet is looked at; by default that of the pod, or the node, which it is from")
+	cmd.Flags().StringVar(&q.Node, "node", "", "the node on which the packet is looked at (default: the node of the pod, or the node, given by --from)")
 	cmd.Flags().StringVar(&q.From, "from", "", "who sends it: an address, a node or a pod")
 	cmd.Flags().StringVar(&q.To, "to", "", "where it goes: IP:PORT, NODE:NODEPORT or a Service, and a protocol")
 	completeFlag(cmd, "node", p.completeNodes(1))
@@ -56,10 +56,11 @@ func (p *program) trace(cmd *cobra.Command, q trace.Question) (output.Report, er
 	if q.Namespace, _, err = p.kube.ToRawKubeConfigLoader().Namespace(); err != nil {
 		return nil, cluster.Configuration(err)
 	}
-	optional := []cluster.Kind{cluster.EndpointSlices}
+	optional := []cluster.Kind{cluster.EndpointSlices, cluster.NodeProxies}
 	if _, err := netip.ParseAddr(strings.Trim(q.From, "[]")); err != nil {
 		optional = append(optional, cluster.Pods)
 	}
+	q.Plugin = p.Version
 	objects, err := p.read(cmd, []cluster.Kind{cluster.NodeProxyRules, cluster.ServiceProxyRules}, optional)
 	if err != nil {
 		return nil, err

@@ -34,8 +34,8 @@ func (e *examination) pressure(node *v1alpha1.NodeProxyRules, c *metav1.Conditio
 	f := Finding{
 		Severity: Problem, Name: v1alpha1.ConditionConntrackPressure, Check: CheckConntrack, Nodes: []string{node.Name},
 		causes: []string{nodeKey(node.Name, "silent")}, Since: since(c),
-		What: fmt.Sprintf("the connection tracking table is nearly full, and a full one drops new connections: %d of %d connections (%d %%), %d packets dropped and %d connections not entered since the node started",
-			report.Entries, report.Max, report.UsagePercent, report.Drop, report.InsertFailed),
+		What: fmt.Sprintf("the connection tracking table is nearly full, and a full one drops new connections: %d of %d connections (%d %%), %s dropped and %s not entered since the node started",
+			report.Entries, report.Max, report.UsagePercent, output.Plural(int(report.Drop), "packet"), output.Plural(int(report.InsertFailed), "connection")),
 	}
 	s := v1alpha1.CompleteSettings(&node.Spec.Settings).Conntrack
 	if *s.MaxPerCore == 0 {
@@ -43,6 +43,6 @@ func (e *examination) pressure(node *v1alpha1.NodeProxyRules, c *metav1.Conditio
 	} else {
 		f.Do = fmt.Sprintf("raise settings.conntrack.min (%d now, such as to %d) or maxPerCore (%d now) of the NodeProxy, or of a NodeProxyPolicy for this node", *s.Min, 2*max(int64(*s.Min), report.Max), *s.MaxPerCore)
 	}
-	f.Do += "; docs/troubleshooting.md#nodeproxyconntrackpressure"
+	f.Do = e.docs.See(f.Do, "troubleshooting.md#nodeproxyconntrackpressure")
 	return f
 }

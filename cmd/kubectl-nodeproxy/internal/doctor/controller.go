@@ -8,6 +8,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
@@ -23,11 +24,7 @@ const (
 func (e *examination) controller() {
 	np := e.NodeProxy
 	if np == nil {
-		e.add(Finding{
-			Severity: Problem, Name: "NoNodeProxy", Check: CheckController, key: keyNoNodeProxy,
-			What: fmt.Sprintf("there is no NodeProxy %q: nodes keep the rules and settings that they have, and new nodes get none", v1alpha1.NodeProxyName),
-			Do:   "create it, as in docs/install.md#install",
-		})
+		e.noNodeProxy()
 		return
 	}
 	switch {
@@ -37,13 +34,13 @@ func (e *examination) controller() {
 		e.add(Finding{
 			Severity: Problem, Name: "NodeProxyNotSeen", Check: CheckController, key: "nodeproxy not seen", causes: []string{keyBehind},
 			What: "no controller has reported on the NodeProxy yet", Since: &np.CreationTimestamp,
-			Do: doController, passing: true,
+			Do: e.doController(), passing: true,
 		})
 	case np.Status.ObservedGeneration < np.Generation:
 		e.add(Finding{
 			Severity: Problem, Name: "NodeProxyNotSeen", Check: CheckController, key: "nodeproxy not seen", causes: []string{keyBehind},
 			What: fmt.Sprintf("the controller has not seen the latest change of the NodeProxy (generation %d, seen %d)", np.Generation, np.Status.ObservedGeneration),
-			Do:   doController, passing: true,
+			Do:   e.doController(), passing: true,
 		})
 	}
 	e.ready(np)
@@ -51,7 +48,29 @@ func (e *examination) controller() {
 	e.refusedServices(np)
 }
 
-const doController = "see whether a controller runs: kubectl -n nodeproxy-system get pods,leases; docs/troubleshooting.md#nodeproxycontrollerwithoutleader"
+// noNodeProxy tells what it means that there is none, which depends on whether there
+// was one.
+func (e *examination) noNodeProxy() {
+	f := Finding{Severity: Problem, Name: "NoNodeProxy", Check: CheckController, key: keyNoNodeProxy}
+	if e.off() {
+		f.What = fmt.Sprintf("nodeproxy is not switched on: there is no NodeProxy %q, and no node has rules", v1alpha1.NodeProxyName)
+		f.Do = fmt.Sprintf("create a NodeProxy: where kube-proxy serves the cluster, step by step as in %s, else as in %s", e.docs.URL("migration.md#1-install-beside-kube-proxy"), e.docs.URL("install.md#install"))
+	} else {
+		f.What = fmt.Sprintf("the NodeProxy %q has been deleted: Services are still followed, but settings and policies stay as they are, and new nodes get no rules", v1alpha1.NodeProxyName)
+		f.Do = "if that was a mistake, apply the one that you had, from your repository or a backup: other settings would change every node; " +
+			e.docs.See("if nodeproxy is to be removed, go on with the removal", "removal.md#with-retain")
+	}
+	e.add(f)
+}
+
+// off reports whether nodeproxy is not switched on: then nothing is rendered.
+func (e *examination) off() bool {
+	return e.NodeProxy == nil && len(e.NodeRules)+len(e.ServiceRules) == 0
+}
+
+func (e *examination) doController() string {
+	return e.docs.See("see whether a controller runs: "+e.own.Controllers(), "troubleshooting.md#nodeproxycontrollerwithoutleader")
+}
 
 // ready tells why NodeProxy is not ready, where that is no sum of what is said of the
 // nodes.
@@ -62,7 +81,7 @@ func (e *examination) ready(np *v1alpha1.NodeProxy) {
 	}
 	f := Finding{
 		Severity: Problem, Name: c.Reason, Check: CheckController, key: "nodeproxy " + c.Reason,
-		What: "NodeProxy is not ready: " + cmpMessage(c), Since: since(c), Do: "docs/troubleshooting.md#what-ready-says",
+		What: "NodeProxy is not ready: " + cmpMessage(c), Since: since(c), Do: e.docs.See("do what the message says", "troubleshooting.md#what-ready-says"),
 	}
 	switch c.Reason {
 	case v1alpha1.ReasonNodesNotProgrammed, v1alpha1.ReasonAgentPodsNotReady:
@@ -76,17 +95,17 @@ func (e *examination) ready(np *v1alpha1.NodeProxy) {
 		e.remark("a change of NodeProxy's settings is on its way to the nodes: %s", c.Message)
 		return
 	case v1alpha1.ReasonPaused:
-		f.Severity, f.Do = Warning, "set spec.rollout.paused of the NodeProxy to false; docs/policies.md#when-it-stops"
+		f.Severity, f.Do = Warning, e.docs.See("set spec.rollout.paused of the NodeProxy to false", "policies.md#when-it-stops")
 	case v1alpha1.ReasonRolloutStopped:
-		f.Do = "docs/policies.md#when-it-stops"
+		f.Do = e.docs.See("mend the nodes that are named, or change the settings again", "policies.md#when-it-stops")
 	case v1alpha1.ReasonInvalidSettings:
 		f.Do = "correct the field: kubectl edit nodeproxy cluster"
 	case v1alpha1.ReasonRemoving:
-		f.Severity, f.Do = Warning, "docs/removal.md#with-cleanup"
+		f.Severity, f.Do = Warning, e.docs.See("wait until the nodes have removed their rules, or set spec.removalPolicy to Retain to keep those that are left", "removal.md#with-cleanup")
 	case v1alpha1.ReasonAPIServerUnreachable:
-		f.Do = "docs/troubleshooting.md#named-api-servers-do-not-answer"
+		f.Do = e.docs.See("correct spec.apiServer.endpoints of the NodeProxy, or remove the field", "troubleshooting.md#named-api-servers-do-not-answer")
 	case v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetRefused, v1alpha1.ReasonAgentPodsFailing:
-		f.Do = "docs/troubleshooting.md#agents-are-not-deployed"
+		f.Do = e.docs.See("do what the message says; the agents' pods: "+e.own.Agents(), "troubleshooting.md#agents-are-not-deployed")
 	}
 	e.add(f)
 }
@@ -113,8 +132,8 @@ func (e *examination) inventory(np *v1alpha1.NodeProxy) {
 	if there := render.Inventory(names); there != *said {
 		e.add(Finding{
 			Severity: Problem, Name: "InventoryDiffers", Check: CheckController, key: keyInventory, causes: []string{keyRemoving, keyBehind},
-			What: fmt.Sprintf("NodeProxy says that %d ServiceProxyRules must exist, and there are %d, or others: nodes hold on to what is missing", said.Services, there.Services),
-			Do:   doController, passing: true, token: np.ResourceVersion,
+			What: fmt.Sprintf("NodeProxy says that %d ServiceProxyRules must exist, and %d exist, or others: nodes hold on to what is missing", said.Services, there.Services),
+			Do:   e.doController(), passing: true, token: np.ResourceVersion,
 		})
 	}
 	if said.Services == 0 {
@@ -132,11 +151,11 @@ func (e *examination) refusedServices(np *v1alpha1.NodeProxy) {
 			Severity: Problem, Name: "ServiceRefused", Check: CheckRendering, Service: r.Namespace + "/" + r.Name,
 			key:  "refused " + r.Namespace + "/" + r.Name,
 			What: "the Service cannot be rendered or stored, so that no node serves it: " + r.Message,
-			Do:   "correct the Service as the message says; docs/troubleshooting.md#nodeproxyservicesnotrendered",
+			Do:   e.docs.See("correct the Service as the message says", "troubleshooting.md#nodeproxyservicesnotrendered"),
 		})
 	}
 	if more := int(np.Status.RefusedServices) - len(np.Status.Refused); more > 0 && e.only == nil {
-		e.remark("the controller refuses %d more Services than NodeProxy names: kubectl get events -A --field-selector reason=ServiceRefused", more)
+		e.remark("the controller refuses %s that NodeProxy does not name: kubectl get events -A --field-selector reason=ServiceRefused", output.Plural(more, "more Service"))
 	}
 }
 
@@ -155,7 +174,7 @@ func (e *examination) behind() {
 	}
 	e.add(Finding{
 		Severity: Problem, Name: "ControllerBehind", Check: CheckController, key: keyBehind,
-		What: "the controller is down or behind: what follows from the objects is not done, at two looks",
-		Do:   doController,
+		What: "the controller is down or behind: what follows from the objects is not done, seen twice, 2 s apart",
+		Do:   e.doController(),
 	})
 }

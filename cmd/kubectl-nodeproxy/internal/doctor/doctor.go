@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
 )
 
 // Question is what the doctor is asked.
@@ -17,6 +18,8 @@ type Question struct {
 	// Again reads the objects once more, after a moment. It is asked only where
 	// something is seen that may be about to change.
 	Again func() (*cluster.Objects, error)
+	// Docs are the documents of the plugin, and its release.
+	Docs hints.Docs
 	// Trace follows packets through what nodes should hold.
 	Trace Trace
 }
@@ -57,7 +60,7 @@ type examination struct {
 }
 
 func examine(objects *cluster.Objects, q *Question) (*examination, error) {
-	v, err := newView(objects, q.Service)
+	v, err := newView(objects, q)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,7 +42,11 @@ func TestFaults(t *testing.T) {
 	}{
 		"no NodeProxy": {
 			plant: func(w *world) { w.NodeProxy = nil },
-			want:  "NoNodeProxy", says: "docs/install.md",
+			want:  "NoNodeProxy", says: "apply the one that you had",
+		},
+		"never switched on": {
+			plant: func(w *world) { w.NodeProxy, w.NodeRules, w.ServiceRules = nil, nil, nil },
+			want:  "NoNodeProxy", says: "docs/migration.md#1-install-beside-kube-proxy, else as in https://github.com/nodeproxy-io/nodeproxy/blob/v0.1.0/docs/install.md#install",
 		},
 		"being removed": {
 			plant: func(w *world) {
@@ -173,7 +178,16 @@ func TestFaults(t *testing.T) {
 				s.ClusterIPs, s.IPFamilies = append(s.ClusterIPs, "fd00::20"), append(s.IPFamilies, corev1.IPv6Protocol)
 				w.render()
 			},
-			want: "FamilyWithoutEndpoint", says: "fd00::20",
+			want: "FamilyWithoutEndpoint", says: "SingleStack, which keeps its first family",
+		},
+		"no endpoint of the first family": {
+			plant: func(w *world) {
+				s := &w.service("web").Spec
+				s.ClusterIPs, s.IPFamilies = append([]string{"fd00::20"}, s.ClusterIPs...), append([]corev1.IPFamily{corev1.IPv6Protocol}, s.IPFamilies...)
+				s.ClusterIP = s.ClusterIPs[0]
+				w.render()
+			},
+			want: "FamilyWithoutEndpoint", says: "create it again with ipFamilies that leave out IPv6",
 		},
 		"address that cannot be one": {
 			plant: func(w *world) {
@@ -219,14 +233,21 @@ func TestFaults(t *testing.T) {
 		},
 		"agent that is too old": {
 			plant: func(w *world) { w.node(0).Spec.FormatVersion = 2 },
-			want:  "AgentTooOld", says: "docs/upgrade.md",
+			want:  "AgentTooOld", says: "your DaemonSet",
+		},
+		"agent that is too old, and the controller runs it": {
+			plant: func(w *world) {
+				w.NodeProxy.Spec.Agent = &v1alpha1.AgentSettings{Management: new(v1alpha1.AgentManaged)}
+				w.node(0).Spec.FormatVersion = 2
+			},
+			want: "AgentTooOld", says: "clear spec.agent.image of the NodeProxy",
 		},
 		"settings that the node cannot do": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonUnsupported, "no ip_vs"))
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonFailed, "not accepted: no ip_vs"))
 			},
-			want: "NotAcceptedUnsupported",
+			want: "Unsupported",
 		},
 		"another proxy": {
 			plant: func(w *world) {
@@ -241,7 +262,7 @@ func TestFaults(t *testing.T) {
 					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted; but: a sysctl"))
 				}
 			},
-			says: "on node-1, node-2 all is as wanted, but: a sysctl",
+			says: "on node-1, node-2: programmed, but: a sysctl",
 		},
 		"changes that wait": {
 			plant: func(w *world) {
@@ -283,7 +304,29 @@ func TestFaults(t *testing.T) {
 					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, ""))
 				}
 			},
-			want: "Audit", says: "nodes node-1, node-2",
+			want: "Audit", says: "WARNING Audit of nodes node-1, node-2",
+		},
+		"Audit, and nobody maintains the rules": {
+			plant: func(w *world) {
+				w.node(0).Spec.Settings.Enforcement = new(v1alpha1.Audit)
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, "enforcement is Audit: nobody maintains the rules, start kube-proxy"))
+			},
+			want: "Audit", says: "nobody maintains the rules, start kube-proxy",
+		},
+		"silent agents of many nodes are one finding": {
+			plant: func(w *world) {
+				for i := range 2 {
+					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, ""))
+				}
+			},
+			want: "AgentNotResponding", says: "see its pod and log: kubectl -n nodeproxy-system get pods -l app.kubernetes.io/name=nodeproxy-agent -o wide, then",
+		},
+		"an agent of nodeproxy in a namespace of its own that is silent": {
+			plant: func(w *world) {
+				w.Pods = append(w.Pods, corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "operators", Name: "x", Labels: map[string]string{"app.kubernetes.io/name": "nodeproxy-controller"}}})
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, ""))
+			},
+			want: "AgentNotResponding", says: "kubectl -n operators get pods -l app.kubernetes.io/name=nodeproxy-agent --field-selector spec.nodeName=node-1 -o wide, then kubectl -n operators logs POD --tail=20",
 		},
 		"another mode": {
 			plant: func(w *world) {
@@ -329,7 +372,7 @@ func TestFaults(t *testing.T) {
 				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
 				w.render()
 			},
-			says: "keeps away from them by asking the health check port 32000",
+			says: "keeps away from there by asking the health check port 32000",
 		},
 		"external Local, and it cannot": {
 			plant: func(w *world) {
@@ -466,7 +509,7 @@ func TestFaults(t *testing.T) {
 				}, "10.244.1.7", "10.244.2.7")
 				w.render()
 			},
-			want: "AddressTaken", says: "that of the older Service shop/web",
+			want: "AddressTaken", says: "already belongs to the older Service shop/web",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -488,6 +531,25 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// TestScaledToZero: that a Service has no pods may be on purpose, unless somebody asks
+// why it does not answer.
+func TestScaledToZero(t *testing.T) {
+	for asked, want := range map[string]Severity{"": Warning, "shop/web": Problem} {
+		w := newWorld()
+		w.removePods("web")
+		w.render()
+		if r := w.examine(t, asked); names(r.Findings) != "NoPodMatches" || r.Findings[0].Severity != want {
+			t.Errorf("asked for %q, want a %s:\n%s", asked, want, text(t, r))
+		}
+	}
+	w := newWorld()
+	w.removePods("kube-dns")
+	w.render()
+	if r := w.examine(t, ""); len(r.Findings) != 1 || r.Findings[0].Severity != Problem {
+		t.Errorf("without DNS:\n%s", text(t, r))
+	}
+}
+
 // TestServed: of the Service that is asked for it is told where it is served.
 func TestServed(t *testing.T) {
 	w := newWorld()
@@ -495,7 +557,7 @@ func TestServed(t *testing.T) {
 	w.service("web").Status.LoadBalancer.Ingress = nil
 	w.render()
 	said := text(t, w.examine(t, "shop/web"))
-	for _, want := range []string{"1 of 2 endpoints take connections: 1 on node-1", "shop/web is of type LoadBalancer and has no address yet"} {
+	for _, want := range []string{"usable: 1 of 2 endpoints (1 on node-1)", "shop/web is of type LoadBalancer and has no address yet"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("the report does not say %q:\n%s", want, said)
 		}
@@ -597,6 +659,34 @@ func TestExposed(t *testing.T) {
 		"shop/web | LoadBalancerIP | 203.0.113.10 | 80/TCP | 192.0.2.0/24",
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("exposed:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// TestExposedBesideOthers: what another Service gets is not among the ways in.
+func TestExposedBesideOthers(t *testing.T) {
+	w := newWorld()
+	w.addService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "late", CreationTimestamp: ago(time.Hour)},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.0.30", ClusterIPs: []string{"10.96.0.30"}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+			ExternalIPs: []string{"198.51.100.20", "198.51.100.21"}, Selector: map[string]string{"app": "late"},
+			Ports: []corev1.ServicePort{
+				{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolTCP},
+				{Name: "admin", Port: 81, TargetPort: intstr.FromInt32(8081), Protocol: corev1.ProtocolTCP},
+			},
+		},
+	}, "10.244.1.7", "10.244.2.7")
+	w.render()
+	var got []string
+	for _, x := range w.examine(t, "").Exposed {
+		if x.Kind == "ExternalIP" {
+			got = append(got, strings.Join([]string{x.Service, x.Addresses, strings.Join(x.Ports, ",")}, " | "))
+		}
+	}
+	want := []string{"shop/late | 198.51.100.20 | 81/TCP", "shop/late | 198.51.100.21 | 80/TCP,81/TCP", "shop/web | 198.51.100.20 | 80/TCP"}
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
 		t.Errorf("exposed:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }

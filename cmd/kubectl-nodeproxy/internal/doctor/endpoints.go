@@ -100,19 +100,28 @@ func (e *examination) withoutAny(svc *corev1.Service) *Finding {
 		f = e.endpointFinding(svc, Problem, "NoReadyEndpoint", "no endpoint is ready: "+whyUnready(pods, all),
 			"see what the pods lack: "+describePods(svc))
 	case e.lacking(cluster.Pods) != "":
-		f = e.endpointFinding(svc, Problem, "NoEndpoint", "there is no endpoint: no pod has the labels "+selector(svc)+", or has an address", "see which pods there are: "+getPods(svc))
+		f = e.endpointFinding(svc, e.scaledToZero(svc), "NoEndpoint", "there is no endpoint: no pod has the labels "+selector(svc)+", or has an address", "see which pods there are: "+getPods(svc))
 	case len(pods) == 0:
-		f = e.endpointFinding(svc, Problem, "NoPodMatches", "no pod has the labels "+selector(svc)+" that the Service selects",
-			fmt.Sprintf("compare them with those of the pods: kubectl get pods -n %s --show-labels; or scale up what makes the pods", name.Namespace))
+		f = e.endpointFinding(svc, e.scaledToZero(svc), "NoPodMatches", "no pod has the labels "+selector(svc)+" that the Service selects",
+			fmt.Sprintf("compare them with those of the pods: kubectl get pods -n %s --show-labels; or scale up what makes the pods, unless it is scaled to zero on purpose", name.Namespace))
 	case !slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return p.Status.PodIP != "" }):
 		f = e.endpointFinding(svc, Problem, "NoReadyEndpoint", "no pod that it selects runs: "+whyUnready(pods, len(pods)), "see what the pods lack: "+describePods(svc))
 	default:
 		f = e.endpointFinding(svc, Problem, "EndpointSlicesMissing",
 			fmt.Sprintf("%s that it selects, and no EndpointSlice names any", output.Plural(len(pods), "pod")),
-			"see to kube-controller-manager, which writes EndpointSlices: kubectl -n kube-system get pods")
+			"check kube-controller-manager, which writes EndpointSlices: kubectl -n kube-system get pods")
 		f.passing = true
 	}
 	return &f
+}
+
+// scaledToZero is how bad it is that a Service has no pods: that may be on purpose,
+// unless somebody asks for the Service, or everybody needs it.
+func (e *examination) scaledToZero(svc *corev1.Service) Severity {
+	if e.only != nil || isDNS(svc) {
+		return Problem
+	}
+	return Warning
 }
 
 // takes reports whether an endpoint may take connections, as the controller sees it.
@@ -154,7 +163,7 @@ func (e *examination) familyless(svc *corev1.Service, rules *v1alpha1.ServicePro
 		}
 	}
 	var found []Finding
-	for _, ip := range rules.Spec.ClusterIPs {
+	for i, ip := range rules.Spec.ClusterIPs {
 		if isSix := strings.Contains(ip, ":"); !six[isSix] {
 			family := "IPv4"
 			if isSix {
@@ -162,10 +171,19 @@ func (e *examination) familyless(svc *corev1.Service, rules *v1alpha1.ServicePro
 			}
 			found = append(found, e.endpointFinding(svc, Warning, "FamilyWithoutEndpoint",
 				fmt.Sprintf("its cluster IP %s has no endpoint: none of its endpoints has an %s address", ip, family),
-				"see whether the pods have addresses of both families; or set ipFamilyPolicy of the Service to SingleStack"))
+				"see whether the pods have addresses of both families; "+otherwise(i, family)))
 		}
 	}
 	return found
+}
+
+// otherwise is what can be done about a Service that has no endpoint of the family of
+// its first or second cluster IP. SingleStack keeps the first.
+func otherwise(i int, family string) string {
+	if i > 0 {
+		return "or set ipFamilyPolicy of the Service to SingleStack, which keeps its first family"
+	}
+	return fmt.Sprintf("or delete the Service and create it again with ipFamilies that leave out %s: its first family cannot be changed", family)
 }
 
 // skipped tells of what is in EndpointSlices and cannot be used.
@@ -208,7 +226,7 @@ func whyUnready(pods []*corev1.Pod, all int) string {
 			return text
 		}
 	}
-	return fmt.Sprintf("of %d none says that it is", all)
+	return fmt.Sprintf("none of %s says that it is", output.Plural(all, "endpoint"))
 }
 
 // unready says why a pod is not ready; empty where it is.

@@ -23,20 +23,23 @@ const everybody = "everybody"
 // exposure lists what clients outside can reach, and finds what is surely not meant.
 func (e *examination) exposure() {
 	nodePorts := e.nodePortAddresses()
+	claims := e.claims()
+	winners := claims.winners()
 	for i := range e.ServiceRules {
 		rules := &e.ServiceRules[i]
 		name, ok := serviceOf(rules)
 		if !ok || rules.Spec.Released || !e.concerns(name) {
 			continue
 		}
-		e.exposed(name, rules, nodePorts)
+		e.exposed(name, rules, nodePorts, winners)
 		e.notClosed(name, rules)
 		e.openRanges(name, rules)
 	}
-	e.contested()
+	e.contested(claims)
 }
 
-func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, nodePorts string) {
+// exposed lists how clients outside reach a Service, but for what another one gets.
+func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, nodePorts string, winners map[string]types.NamespacedName) {
 	spec := &rules.Spec
 	show := func(kind, addresses, clients string, ports []string) {
 		if len(ports) > 0 && addresses != "" {
@@ -45,15 +48,28 @@ func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.Service
 			})
 		}
 	}
-	var ports, onNodes []string
+	var onNodes []string
 	for _, p := range spec.Ports {
-		ports = append(ports, fmt.Sprintf("%d/%s", p.Port, p.Protocol))
 		if p.NodePort != 0 {
 			onNodes = append(onNodes, fmt.Sprintf("%d/%s", p.NodePort, p.Protocol))
 		}
 	}
 	show("NodePort", nodePorts, everybody, onNodes)
-	show("ExternalIP", strings.Join(spec.ExternalIPs, ", "), everybody, ports)
+	showAddresses := func(kind, clients string, addresses []string) {
+		byPorts := map[string][]string{} // those with the same ports together
+		var order []string
+		for _, a := range addresses {
+			ports := strings.Join(won(name, rules, a, winners), " ")
+			if len(byPorts[ports]) == 0 {
+				order = append(order, ports)
+			}
+			byPorts[ports] = append(byPorts[ports], a)
+		}
+		for _, ports := range order {
+			show(kind, strings.Join(byPorts[ports], ", "), clients, strings.Fields(ports))
+		}
+	}
+	showAddresses("ExternalIP", everybody, spec.ExternalIPs)
 	clients := everybody
 	if len(spec.LoadBalancerSourceRanges) > 0 {
 		clients = some(spec.LoadBalancerSourceRanges)
@@ -61,10 +77,21 @@ func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.Service
 	if svc := e.services[name]; svc != nil && svc.Spec.Type == corev1.ServiceTypeLoadBalancer && len(svc.Status.LoadBalancer.Ingress) == 0 {
 		e.remark("%s is of type LoadBalancer and has no address yet: what makes load balancers here has to give it one", name)
 	}
-	show("LoadBalancerIP", strings.Join(spec.LoadBalancerIPs, ", "), clients, ports)
+	showAddresses("LoadBalancerIP", clients, spec.LoadBalancerIPs)
 	if spec.HealthCheckNodePort != 0 {
 		show("HealthCheckNodePort", nodePorts, everybody, []string{fmt.Sprintf("%d/TCP", spec.HealthCheckNodePort)})
 	}
+}
+
+// won are the ports at which a Service answers at an address.
+func won(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, address string, winners map[string]types.NamespacedName) []string {
+	var ports []string
+	for _, p := range rules.Spec.Ports {
+		if winners[claimed(address, p)] == name {
+			ports = append(ports, portOf(p))
+		}
+	}
+	return ports
 }
 
 // nodePortAddresses tells which addresses of the nodes answer node ports.
@@ -134,7 +161,7 @@ func (e *examination) notClosed(name types.NamespacedName, rules *v1alpha1.Servi
 				Severity: Problem, Name: "NotClosed", Check: CheckExposure, Service: name.String(), Policy: "ServiceProxyPolicy/" + p.Name,
 				key: "open " + field + " " + name.String(), causes: []string{"policy ServiceProxyPolicy/" + p.Name, keyNoNodeProxy, keyBehind},
 				What: fmt.Sprintf("the policy closes %s of the Service, and they are open", field), passing: true, token: rules.ResourceVersion,
-				Do: "kubectl describe spp " + p.Name + "; docs/policies.md#when-it-stops",
+				Do: e.docs.See("see why it is not in force: kubectl describe spp "+p.Name, "policies.md#when-it-stops"),
 			})
 		}
 	}
@@ -147,39 +174,76 @@ type claim struct {
 	what    string
 }
 
-// contested finds external IPs that belong to nodes, or that several Services want with
-// the same port.
-func (e *examination) contested() {
-	nodes := map[string]string{}
-	for _, node := range e.nodes {
-		for _, a := range node.Spec.Node.Addresses {
-			nodes[a] = node.Name
-		}
-	}
-	claims := map[string][]claim{}
+// claims are the Services that want each address, the one with the best claim first:
+// the oldest.
+type claims map[string][]claim
+
+func (e *examination) claims() claims {
+	all := claims{}
 	for i := range e.ServiceRules {
 		rules := &e.ServiceRules[i]
 		name, ok := serviceOf(rules)
 		if !ok || rules.Spec.Released {
 			continue
 		}
-		for what, addresses := range map[string][]string{
-			"a cluster IP": rules.Spec.ClusterIPs, "an external IP": rules.Spec.ExternalIPs, "a load-balancer IP": rules.Spec.LoadBalancerIPs,
-		} {
+		add := func(what string, addresses []string) {
 			for _, a := range addresses {
-				claims[a] = append(claims[a], claim{name, rules, what})
-				if on := nodes[a]; on != "" && e.concerns(name) {
-					e.add(Finding{
-						Severity: Problem, Name: "NodeAddressTaken", Check: CheckExposure, Service: name.String(), Nodes: []string{on},
-						What: fmt.Sprintf("%s, %s of the Service, is the node's own address: what is for the node's port is sent to the Service", a, what),
-						Do:   fmt.Sprintf("take it out of the Service: kubectl edit service -n %s %s", name.Namespace, name.Name),
-					})
+				all[a] = append(all[a], claim{name, rules, what})
+			}
+		}
+		add("a cluster IP", rules.Spec.ClusterIPs)
+		add("an external IP", rules.Spec.ExternalIPs)
+		add("a load-balancer IP", rules.Spec.LoadBalancerIPs)
+	}
+	for _, of := range all {
+		slices.SortStableFunc(of, func(a, b claim) int {
+			return cmp.Or(a.rules.Spec.ServiceCreated.Compare(b.rules.Spec.ServiceCreated.Time), strings.Compare(a.service.String(), b.service.String()))
+		})
+	}
+	return all
+}
+
+// winners are the Services that get the connections to addresses and ports.
+func (c claims) winners() map[string]types.NamespacedName {
+	winners := map[string]types.NamespacedName{}
+	for address, of := range c {
+		for _, one := range of {
+			for _, p := range one.rules.Spec.Ports {
+				at := claimed(address, p)
+				if _, taken := winners[at]; !taken {
+					winners[at] = one.service
 				}
 			}
 		}
 	}
-	for _, address := range slices.SortedFunc(maps.Keys(claims), compareAddresses) {
-		e.contestedAt(address, claims[address])
+	return winners
+}
+
+func claimed(address string, p v1alpha1.ServicePort) string { return address + " " + portOf(p) }
+
+func portOf(p v1alpha1.ServicePort) string { return fmt.Sprintf("%d/%s", p.Port, p.Protocol) }
+
+// contested finds addresses that belong to nodes, or that several Services want with the
+// same port.
+func (e *examination) contested(all claims) {
+	nodes := map[string]string{}
+	for _, node := range e.nodes {
+		for _, a := range node.Spec.Node.Addresses {
+			nodes[a] = node.Name
+		}
+	}
+	winners := all.winners()
+	for _, address := range slices.SortedFunc(maps.Keys(all), compareAddresses) {
+		for _, c := range all[address] {
+			if on := nodes[address]; on != "" && e.concerns(c.service) {
+				e.add(Finding{
+					Severity: Problem, Name: "NodeAddressTaken", Check: CheckExposure, Service: c.service.String(), Nodes: []string{on},
+					What: fmt.Sprintf("%s, %s of the Service, is the node's own address: what is for the node's port is sent to the Service", address, c.what),
+					Do:   fmt.Sprintf("take it out of the Service: kubectl edit service -n %s %s", c.service.Namespace, c.service.Name),
+				})
+			}
+			e.lost(address, c, winners)
+		}
 	}
 }
 
@@ -189,32 +253,17 @@ func compareAddresses(a, b string) int {
 	return cmp.Or(x.Compare(y), strings.Compare(a, b))
 }
 
-// contestedAt names for each Service that does not get an address and port the one that
-// does: the older one.
-func (e *examination) contestedAt(address string, claims []claim) {
-	if len(claims) < 2 {
-		return
-	}
-	slices.SortFunc(claims, func(a, b claim) int {
-		return cmp.Or(a.rules.Spec.ServiceCreated.Compare(b.rules.Spec.ServiceCreated.Time), strings.Compare(a.service.String(), b.service.String()))
-	})
-	taken := map[string]types.NamespacedName{}
-	for _, c := range claims {
-		for _, p := range c.rules.Spec.Ports {
-			port := fmt.Sprintf("%d/%s", p.Port, p.Protocol)
-			by, others := taken[port]
-			if !others {
-				taken[port] = c.service
-				continue
-			}
-			if by == c.service || !e.concerns(c.service) && !e.concerns(by) {
-				continue
-			}
-			e.add(Finding{
-				Severity: Problem, Name: "AddressTaken", Check: CheckExposure, Service: c.service.String(),
-				What: fmt.Sprintf("%s port %s, %s of the Service, is that of the older Service %s, which gets the connections", address, port, c.what, by),
-				Do:   fmt.Sprintf("give one of them another address or port: kubectl edit service -n %s %s", c.service.Namespace, c.service.Name),
-			})
+// lost names for a Service that does not get an address and port the one that does.
+func (e *examination) lost(address string, c claim, winners map[string]types.NamespacedName) {
+	for _, p := range c.rules.Spec.Ports {
+		by := winners[claimed(address, p)]
+		if by == c.service || !e.concerns(c.service) && !e.concerns(by) {
+			continue
 		}
+		e.add(Finding{
+			Severity: Problem, Name: "AddressTaken", Check: CheckExposure, Service: c.service.String(),
+			What: fmt.Sprintf("%s port %s, %s of the Service, already belongs to the older Service %s, which gets the connections", address, portOf(p), c.what, by),
+			Do:   fmt.Sprintf("give one of them another address or port: kubectl edit service -n %s %s", c.service.Namespace, c.service.Name),
+		})
 	}
 }

@@ -40,7 +40,7 @@ func (e *examination) hairpin() {
 		}
 	}
 	if left > 0 {
-		e.remark("whether pods reach themselves was looked at for %d Services; ask for one of the other %d by its name", traced, left)
+		e.remark("whether pods reach themselves was looked at for %d Services; for others ask by name (%d are left)", traced, left)
 	}
 	if traced > 0 {
 		e.remark("pods reach themselves through their Services by the rules of the nodes; that the network lets a packet back to the pod that it came from (hairpin mode of its bridge port) cannot be seen from here")
@@ -99,7 +99,7 @@ func (e *examination) ownConnection(name types.NamespacedName, rules *v1alpha1.S
 	for _, o := range result.Outcomes {
 		f := Finding{
 			Severity: Problem, Name: "NoHairpin", Check: CheckHairpin, Service: name.String(), Nodes: []string{node.Name},
-			Do: fmt.Sprintf("kubectl nodeproxy trace --node %s --from %s --to %s/%s", node.Name, endpoint.Addr(), to, port.Protocol),
+			Do: fmt.Sprintf("see by which rules: kubectl nodeproxy trace --node %s --from %s --to %s/%s", node.Name, endpoint.Addr(), to, port.Protocol),
 		}
 		switch {
 		case o.Fate != tracer.Delivered:

@@ -94,7 +94,7 @@ func TestHairpinBounded(t *testing.T) {
 	}
 	w.NodeProxy.Status.Inventory = nil
 	r, err := Examine(w.Objects, q)
-	if err != nil || traced%mostTraced != 0 || !strings.Contains(text(t, r), "looked at for 300 Services; ask for one of the other 2") {
+	if err != nil || traced%mostTraced != 0 || !strings.Contains(text(t, r), "looked at for 300 Services; for others ask by name (2 are left)") {
 		t.Errorf("%v, %d traced:\n%s", err, traced, text(t, r))
 	}
 }

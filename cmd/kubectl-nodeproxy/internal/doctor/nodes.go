@@ -13,6 +13,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
@@ -35,17 +36,17 @@ func (e *examination) nodeStates() {
 	if len(e.nodes) == 0 && e.NodeProxy != nil {
 		e.add(Finding{
 			Severity: Problem, Name: "NoNodes", Check: CheckNodes, key: "no nodes", causes: []string{keyBehind},
-			What: "no node has rules (there are no NodeProxyRules)", Do: doController,
+			What: "no node has rules (there are no NodeProxyRules)", Do: e.doController(),
 		})
 	}
 	for _, node := range e.nodes {
 		e.nodeState(node)
 	}
 	for _, but := range slices.Sorted(maps.Keys(e.buts)) {
-		e.remark("on %s all is as wanted, but: %s", some(e.buts[but]), but)
+		e.remark("on %s: programmed, but: %s", some(e.buts[but]), but)
 	}
 	if absent := len(e.NodeRules) - len(e.nodes); absent > 0 {
-		e.remark("%s gone: NodeProxyRules stay for ten minutes", output.Plural(absent, "Node"))
+		e.remark("Nodes that are gone: %d; their NodeProxyRules stay for ten minutes", absent)
 	}
 	e.withoutRules()
 	e.lagging()
@@ -69,7 +70,7 @@ func (e *examination) nodeState(node *v1alpha1.NodeProxyRules) {
 		e.onNode(node, Finding{
 			Severity: Problem, Name: "NeverReported", key: nodeKey(node.Name, "silent"), passing: true,
 			What: "no agent has reported on this node yet", Since: &node.CreationTimestamp,
-			Do: "see whether it runs: kubectl -n nodeproxy-system get pods -o wide; docs/troubleshooting.md#nodeproxyagentnotresponding",
+			doOn: e.doAgent("see whether one runs, and what it says", "troubleshooting.md#nodeproxyagentnotresponding"),
 		})
 		return
 	}
@@ -99,7 +100,7 @@ func (e *examination) tooOld(node *v1alpha1.NodeProxyRules) bool {
 	e.onNode(node, Finding{
 		Severity: Problem, Name: "AgentTooOld", key: nodeKey(node.Name, "accepted"),
 		What: fmt.Sprintf("the agent (%s) does not know format %d, in which the node's rules are written: they stay as they were", cmp.Or(agent.Version, "of an unknown release"), node.Spec.FormatVersion),
-		Do:   "upgrade the agent; docs/upgrade.md#versions-that-fit-together",
+		Do:   e.doUpgrade(),
 	})
 	return true
 }
@@ -107,8 +108,9 @@ func (e *examination) tooOld(node *v1alpha1.NodeProxyRules) bool {
 func (e *examination) accepted(node *v1alpha1.NodeProxyRules) {
 	if c := condition(node.Status.Conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse); c != nil {
 		e.onNode(node, Finding{
-			Severity: Problem, Name: "NotAccepted" + c.Reason, key: nodeKey(node.Name, "accepted"), Since: since(c),
-			What: "the node cannot do what its settings ask for: " + cmpMessage(c), Do: "docs/troubleshooting.md#nodeproxynodenotprogrammed",
+			Severity: Problem, Name: c.Reason, key: nodeKey(node.Name, "accepted"), Since: since(c),
+			What: "the node cannot do what its settings ask for: " + cmpMessage(c),
+			Do:   e.docs.See("mend on the node what the message names, or change the settings", "troubleshooting.md#nodeproxynodenotprogrammed"),
 		})
 	}
 }
@@ -119,27 +121,27 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 	switch c.Reason {
 	case v1alpha1.ReasonAgentNotResponding:
 		f.key = nodeKey(node.Name, "silent")
-		f.What = "the agent gives no sign of life: the rules of the node stay as they are and grow old"
+		f.What = "the agent gives no sign of life (its Lease is not renewed): the rules of the node stay as they are and go stale"
 		f.Since = silentSince(c)
-		f.Do = "see its pod and log: kubectl -n nodeproxy-system get pods -o wide; docs/troubleshooting.md#nodeproxyagentnotresponding"
+		f.doOn = e.doAgent("see its pod and log", "troubleshooting.md#nodeproxyagentnotresponding")
 	case v1alpha1.ReasonConflictingProxy:
-		f.key, f.Do = nodeKey(node.Name, "conflict"), "docs/troubleshooting.md#nodeproxyconflictingproxy"
+		f.key, f.Do = nodeKey(node.Name, "conflict"), e.docs.See("take the other proxy off the node, if nodeproxy is to serve it: the agent takes over by itself", "troubleshooting.md#nodeproxyconflictingproxy")
 		f.What = cmpMessage(c)
 	case v1alpha1.ReasonRemoved:
 		f.causes = []string{keyRemoving, keyNoNodeProxy}
-		f.Do = "create a NodeProxy to have the rules back; docs/removal.md#with-cleanup"
+		f.Do = e.docs.See("create a NodeProxy to have the rules back", "removal.md#with-cleanup")
 	case v1alpha1.ReasonFailed:
 		if condition(node.Status.Conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse) != nil {
 			return // which says the same
 		}
-		f.Do = "docs/troubleshooting.md#nodeproxynodenotprogrammed"
+		f.Do = e.docs.See("mend on the node what the message names; the agent tries again by itself", "troubleshooting.md#nodeproxynodenotprogrammed")
 	case v1alpha1.ReasonPending:
-		f.passing, f.Do = true, "docs/troubleshooting.md#nodeproxychangepending"
+		f.passing, f.doOn = true, e.doAgent("wait for a minute; if it stays so, see what the agent says", "troubleshooting.md#nodeproxychangepending")
 	case v1alpha1.ReasonSomeServicesRefused:
 		e.refusedOn(node, c)
 		return
 	case v1alpha1.ReasonHeld:
-		f.Severity, f.Do = Warning, "docs/troubleshooting.md#nodeproxyservicesheld"
+		f.Severity, f.Do = Warning, e.docs.See("see whether a controller runs, which writes the objects again: "+e.own.Controllers(), "troubleshooting.md#nodeproxyservicesheld")
 		f.passing, f.causes = true, []string{keyInventory}
 	case v1alpha1.ReasonAuditDiffers, v1alpha1.ReasonAuditInSync:
 		return // what the node is told says so, too
@@ -150,7 +152,7 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 			}
 			return
 		}
-		f.Do = "docs/troubleshooting.md#what-programmed-says"
+		f.Do = e.docs.See("do what the message says", "troubleshooting.md#what-programmed-says")
 	}
 	e.onNode(node, f)
 }
@@ -179,13 +181,13 @@ func (e *examination) refusedOn(node *v1alpha1.NodeProxyRules, c *metav1.Conditi
 		}
 		e.onNode(node, Finding{
 			Severity: Problem, Name: v1alpha1.ReasonSomeServicesRefused, Service: service, Since: since(c),
-			What: "the kernel of the node does not take the Service: " + why, Do: "docs/troubleshooting.md#nodeproxyservicesrefused",
+			What: "the kernel of the node does not take the Service: " + why, Do: e.doRefused(),
 		})
 	}
 	if more := int(refused.Count) - len(refused.Examples); more > 0 {
 		e.onNode(node, Finding{
 			Severity: Problem, Name: v1alpha1.ReasonSomeServicesRefused, Since: since(c),
-			What: fmt.Sprintf("the kernel of the node does not take %d more Services that are not named", more), Do: "docs/troubleshooting.md#nodeproxyservicesrefused",
+			What: fmt.Sprintf("the kernel of the node does not take %s, not named here", output.Plural(more, "more Service")), Do: e.doRefused(),
 		})
 	}
 }
@@ -197,21 +199,22 @@ func (e *examination) abnormal(node *v1alpha1.NodeProxyRules) {
 		findCondition(conditions, v1alpha1.ConditionProgrammed).Reason != v1alpha1.ReasonConflictingProxy {
 		e.onNode(node, Finding{
 			Severity: Warning, Name: v1alpha1.ReasonConflictingProxy, Since: since(c),
-			What: cmpMessage(c), Do: "docs/troubleshooting.md#nodeproxyconflictingproxy",
+			What: cmpMessage(c), Do: e.docs.See("take the other proxy off the node", "troubleshooting.md#nodeproxyconflictingproxy"),
 		})
 	}
 	if c := condition(conditions, v1alpha1.ConditionModeFallback, metav1.ConditionTrue); c != nil {
 		e.onNode(node, Finding{
 			Severity: Warning, Name: v1alpha1.ConditionModeFallback, Since: since(c),
-			What: "another mode runs than the one that is asked for: " + cmpMessage(c), Do: "docs/troubleshooting.md#nodeproxymodefallback",
+			What: "another mode runs than the one that is asked for: " + cmpMessage(c),
+			Do:   e.docs.See("give the node what the message says that it lacks, or ask for the mode that runs", "troubleshooting.md#nodeproxymodefallback"),
 		})
 	}
 	e.drifted(node)
-	if d := node.Status.Difference; d != nil && d.Count > 0 && !audits(node) {
+	if d := node.Status.Difference; d != nil && d.Count > 0 && !notes.Audits(node) {
 		e.onNode(node, Finding{
 			Severity: Warning, Name: "KernelDiffers", passing: true,
 			What: fmt.Sprintf("the kernel differs from what is wanted in %s: %s", output.Plural(int(d.Count), "place"), some(d.Examples)),
-			Do:   "docs/troubleshooting.md#nodeproxyrulesdrifted",
+			Do:   e.docs.See("find what changes rules on the node", "troubleshooting.md#nodeproxyrulesdrifted"),
 		})
 	}
 }
@@ -222,7 +225,7 @@ func (e *examination) drifted(node *v1alpha1.NodeProxyRules) {
 	if c := condition(node.Status.Conditions, v1alpha1.ConditionDrifted, metav1.ConditionTrue); c != nil {
 		e.onNode(node, Finding{
 			Severity: Problem, Name: v1alpha1.ConditionDrifted, Since: since(c), What: cmpMessage(c),
-			Do: "find and stop what does it; docs/troubleshooting.md#nodeproxyrulesdrifted",
+			Do: e.docs.See("find and stop what does it", "troubleshooting.md#nodeproxyrulesdrifted"),
 		})
 		return
 	}
@@ -230,33 +233,57 @@ func (e *examination) drifted(node *v1alpha1.NodeProxyRules) {
 		e.onNode(node, Finding{
 			Severity: Warning, Name: "RulesRepaired", Since: &drift.LastTime,
 			What: fmt.Sprintf("somebody has changed nodeproxy's rules on the node, and its agent has repaired them (%s since it started; last: %s)", output.Plural(int(drift.Repairs), "repair"), some(drift.Examples[:min(1, len(drift.Examples))])),
-			Do:   "if it comes again, find what does it; docs/troubleshooting.md#nodeproxyrulesdrifted",
+			Do:   e.docs.See("if it comes again, find what does it", "troubleshooting.md#nodeproxyrulesdrifted"),
 		})
 	}
 }
 
-// enforcement tells of nodes that only compare.
+// enforcement tells of nodes that only compare. That nothing else proxies there is worse.
 func (e *examination) enforcement(node *v1alpha1.NodeProxyRules) {
-	if !audits(node) {
+	if !notes.Audits(node) {
 		return
 	}
-	what := "enforcement is Audit: nodeproxy only compares, and maintains no rules there"
-	if d := node.Status.Difference; d != nil && d.Count > 0 {
-		what += fmt.Sprintf("; the kernel differs in %s, such as %s", output.Plural(int(d.Count), "place"), some(d.Examples[:min(1, len(d.Examples))]))
-	}
+	c := findCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed)
+	f := Finding{Severity: Warning, Name: "Audit", Since: since(c), What: "enforcement is Audit: nodeproxy only compares, and maintains no rules there"}
 	by := "spec.settings.enforcement of the NodeProxy"
-	if len(node.Spec.Policies) > 0 {
-		by = "the NodeProxyPolicies " + strings.Join(node.Spec.Policies, ", ") + " and the NodeProxy"
+	if n := len(node.Spec.Policies); n > 0 {
+		by = fmt.Sprintf("that of the NodeProxyPolicy %s, or of the NodeProxy", node.Spec.Policies[0])
+		if n > 1 {
+			by = fmt.Sprintf("that of one of the NodeProxyPolicies %s, or of the NodeProxy", strings.Join(node.Spec.Policies, ", "))
+		}
 	}
-	e.onNode(node, Finding{
-		Severity: Warning, Name: "Audit", What: what, Since: since(findCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed)),
-		Do: "once nothing else proxies there set it to Enforce (" + by + "); docs/migration.md#2-compare",
-	})
+	f.Do = e.docs.See("once nothing differs set it to Enforce ("+by+") while kube-proxy still runs: the agents then wait, as ConflictingProxy; take kube-proxy off the nodes after that", "migration.md#3-let-the-agents-want-to-write")
+	if notes.Unmaintained(node) {
+		f.Severity, f.What = Problem, cmpMessage(c)
+		f.Do = e.docs.See("start again what proxied there, or set enforcement to Enforce ("+by+")", "migration.md#2-compare")
+	}
+	if d := node.Status.Difference; d != nil && d.Count > 0 {
+		f.What += fmt.Sprintf("; %s, such as %s", output.Plural(int(d.Count), "difference"), some(d.Examples[:min(1, len(d.Examples))]))
+	}
+	e.onNode(node, f)
 }
 
-func audits(node *v1alpha1.NodeProxyRules) bool {
-	e := node.Spec.Settings.Enforcement
-	return e != nil && *e == v1alpha1.Audit
+// doAgent is what to do about the agent of a node, or of several.
+func (e *examination) doAgent(action, page string) func(node string) string {
+	return func(node string) string {
+		return e.docs.See(action+": "+e.own.Agent(node), page)
+	}
+}
+
+func (e *examination) doRefused() string {
+	return e.docs.See("give the kernel what the message says that it lacks, or change the Service", "troubleshooting.md#nodeproxyservicesrefused")
+}
+
+// doUpgrade is how the agents get the controller's release.
+func (e *examination) doUpgrade() string {
+	action := "give your DaemonSet of the agents the image of the controller's release"
+	switch np := e.NodeProxy; {
+	case np == nil:
+		action = "give the agents' DaemonSet the image of the controller's release"
+	case np.Spec.Agent != nil && np.Spec.Agent.Management != nil && *np.Spec.Agent.Management == v1alpha1.AgentManaged:
+		action = "clear spec.agent.image of the NodeProxy, or set it to the controller's release; the condition AgentsDeployed of the NodeProxy says how far that is"
+	}
+	return e.docs.See(action, "upgrade.md#versions-that-fit-together")
 }
 
 // settings tells of a node whose agent does not do yet what it is told.
@@ -266,7 +293,8 @@ func (e *examination) settings(node *v1alpha1.NodeProxyRules) {
 	}
 	e.onNode(node, Finding{
 		Severity: Problem, Name: "SettingsNotInForce", key: nodeKey(node.Name, "settings"), passing: true,
-		What: "the node's settings are not in force: its agent reports older ones", Do: "see the agent's log; docs/troubleshooting.md#nodeproxynodenotprogrammed",
+		What: "the node's settings are not in force: its agent reports older ones",
+		doOn: e.doAgent("see what the agent says", "troubleshooting.md#nodeproxynodenotprogrammed"),
 	})
 }
 
@@ -288,7 +316,7 @@ func (e *examination) withoutRules() {
 			e.add(Finding{
 				Severity: Problem, Name: "NodeRulesMissing", Check: CheckNodes, Nodes: []string{node}, key: nodeKey(node, "rules"), causes: []string{keyBehind},
 				What: "pods run on the node, and there is no NodeProxyRules for it: no agent serves it", passing: true,
-				Do: "docs/troubleshooting.md#nodeproxynoderulesmissing",
+				Do: e.docs.See("see whether the Node exists (kubectl get node "+node+") and a controller runs ("+e.own.Controllers()+")", "troubleshooting.md#nodeproxynoderulesmissing"),
 			})
 		}
 	}
@@ -303,7 +331,7 @@ func (e *examination) lagging() {
 	f := Finding{
 		Severity: Problem, Name: "AgentsLagging", Check: CheckNodes, key: "lagging", passing: true,
 		What: "changes that are older than a minute are not applied on " + output.Plural(int(e.NodeProxy.Status.Nodes.Lagging), "node"),
-		Do:   "docs/troubleshooting.md#nodeproxyagentslagging",
+		Do:   e.docs.See("see in the agents' logs whether writes or watches fail: "+e.own.Agent(""), "troubleshooting.md#nodeproxyagentslagging"),
 	}
 	for _, node := range e.nodes {
 		f.causes = append(f.causes, nodeKeys(node.Name)...)

@@ -61,7 +61,7 @@ func (e *examination) selects(p *v1alpha1.ServiceProxyPolicy) bool {
 func (e *examination) policy(s policyState) {
 	f := Finding{Severity: Problem, Check: CheckPolicies, Policy: s.name, key: "policy " + s.name, causes: []string{keyNoNodeProxy}}
 	if s.observed < s.meta.Generation {
-		f.Name, f.passing, f.causes, f.Do = "PolicyNotSeen", true, []string{keyBehind}, doController
+		f.Name, f.passing, f.causes, f.Do = "PolicyNotSeen", true, []string{keyBehind}, e.doController()
 		f.What = fmt.Sprintf("the controller has not seen the latest change of the policy (generation %d, seen %d)", s.meta.Generation, s.observed)
 		e.add(f)
 		return
@@ -69,7 +69,7 @@ func (e *examination) policy(s policyState) {
 	if c := condition(s.conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse); c != nil {
 		f.Name, f.Since = "PolicyNotAccepted", since(c)
 		f.What = cmpMessage(c)
-		f.Do = fmt.Sprintf("correct the policy: kubectl edit %s %s; docs/policies.md#what-the-status-says", s.short, s.meta.Name)
+		f.Do = e.docs.See(fmt.Sprintf("correct the policy: kubectl edit %s %s", s.short, s.meta.Name), "policies.md#what-the-status-says")
 		e.add(f)
 		return
 	}
@@ -79,7 +79,7 @@ func (e *examination) policy(s policyState) {
 	if c := condition(s.conditions, v1alpha1.ConditionIneffective, metav1.ConditionTrue); c != nil {
 		f.key = ""
 		f.Severity, f.Name, f.Since, f.What = Warning, "PolicyIneffective", since(c), "a part of the policy does nothing: "+c.Message
-		f.Do = "change what it names, or the policy's selectors; docs/policies.md#what-the-status-says"
+		f.Do = e.docs.See("change what it names, or the policy's selectors", "policies.md#what-the-status-says")
 		e.add(f)
 	}
 	if c := condition(s.conditions, v1alpha1.ConditionOverridden, metav1.ConditionTrue); c != nil {
@@ -89,7 +89,7 @@ func (e *examination) policy(s policyState) {
 
 func (e *examination) notReady(s policyState, f Finding, c *metav1.Condition) {
 	f.Name, f.Since, f.What = c.Reason, since(c), cmpMessage(c)
-	f.Do = "docs/policies.md#when-it-stops"
+	f.Do = e.docs.See("mend what the message names, or change the policy again", "policies.md#when-it-stops")
 	switch c.Reason {
 	case v1alpha1.ReasonProgressing:
 		e.remark("a change by %s is on its way: %s", s.name, c.Message)

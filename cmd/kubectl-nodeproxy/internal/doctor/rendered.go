@@ -34,7 +34,7 @@ func (e *examination) rendering() {
 				e.notRendered(name, "StillRendered", stored.ResourceVersion, "its rules are still there though it is no longer proxied: "+ineligible(svc))
 			}
 		case stored == nil || stored.Spec.Released:
-			if e.refusal(name) {
+			if e.refusal(name) || e.off() {
 				continue
 			}
 			e.notRendered(name, "NotRendered", "", "the Service is not rendered: no node serves it that does not hold its rules from before")
@@ -65,25 +65,16 @@ func (e *examination) unknownFormat(stored *v1alpha1.ServiceProxyRules) bool {
 	if stored == nil || stored.Spec.FormatVersion <= v1alpha1.FormatVersion {
 		return false
 	}
-	e.cannot(CheckRendering, fmt.Sprintf("ServiceProxyRules %s has format %d, and this plugin knows up to %d: take the plugin of the controller's release", stored.Name, stored.Spec.FormatVersion, v1alpha1.FormatVersion))
+	e.cannot(CheckRendering, e.Newer("ServiceProxyRules "+stored.Name, stored.Spec.FormatVersion, string(e.docs)).Error())
 	return true
 }
 
 func (e *examination) notRendered(name types.NamespacedName, what, token, text string) {
 	e.add(Finding{
 		Severity: Problem, Name: what, Check: CheckRendering, Service: name.String(), key: "rendering " + name.String(),
-		causes: []string{keyNoNodeProxyYet(e), keyRemoving, keyBehind}, What: text, passing: true, token: token,
-		Do: fmt.Sprintf("kubectl get events -n %s --field-selector involvedObject.name=%s; docs/troubleshooting.md#nodeproxycontrollerwithoutleader", name.Namespace, name.Name),
+		causes: []string{keyRemoving, keyBehind}, What: text, passing: true, token: token,
+		Do: e.docs.See(fmt.Sprintf("see whether its events say why: kubectl get events -n %s --field-selector involvedObject.name=%s", name.Namespace, name.Name), "troubleshooting.md#nodeproxyservicesnotrendered"),
 	})
-}
-
-// keyNoNodeProxyYet names a missing NodeProxy as the cause only where nothing is
-// rendered: without one what is rendered goes on.
-func keyNoNodeProxyYet(e *examination) string {
-	if e.NodeProxy == nil && len(e.ServiceRules) == 0 {
-		return keyNoNodeProxy
-	}
-	return ""
 }
 
 // leftOver finds rules whose Service is gone.
@@ -99,7 +90,7 @@ func (e *examination) leftOver() {
 	}
 }
 
-// members looks whether each node is told which endpoints live on it.
+// members looks whether each node is told which endpoints are on it.
 func (e *examination) members() {
 	if e.lacking(cluster.NodeProxyRules) != "" {
 		return
@@ -136,8 +127,8 @@ func (e *examination) members() {
 		e.add(Finding{
 			Severity: Problem, Name: "MembersOutOfDate", Check: CheckRendering, Nodes: []string{node.Name},
 			key: "members " + node.Name, causes: []string{keyRemoving, keyBehind}, passing: true, token: node.ResourceVersion,
-			What: "the node is told of other endpoints that live on it than EndpointSlices name, which matters to policy Local",
-			Do:   doController,
+			What: "the node is told of other endpoints on it than EndpointSlices name, which matters to policy Local",
+			Do:   e.doController(),
 		})
 	}
 }
@@ -201,7 +192,7 @@ func (e *examination) whereServed() {
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
 		texts = append(texts, fmt.Sprintf("%d on %s", nodes[node], node))
 	}
-	e.remark("%d of %s take connections: %s", take, output.Plural(all, "endpoint"), some(texts))
+	e.remark("usable: %d of %s (%s)", take, output.Plural(all, "endpoint"), some(texts))
 }
 
 // ineligible says why a Service is not proxied.

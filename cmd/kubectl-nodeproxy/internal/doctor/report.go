@@ -51,7 +51,7 @@ type Finding struct {
 	What string `json:"what"`
 	// Since is when it began, where somebody has noted that.
 	Since *metav1.Time `json:"since,omitempty"`
-	// Do is a command, or a section of the documentation.
+	// Do is what to do, with a command or a page of the documentation.
 	Do string `json:"do"`
 	// Therefore are findings that follow from this one.
 	Therefore []Finding `json:"therefore,omitempty"`
@@ -64,6 +64,8 @@ type Finding struct {
 	// is there a second time, with the same token.
 	passing bool
 	token   string
+	// doOn is Do for one node; where it is about several, for none.
+	doOn func(node string) string
 }
 
 // NotMade is a check that could not be made, or not all of it.
@@ -175,6 +177,13 @@ func alike(found []Finding) []Finding {
 	for i := range out {
 		slices.Sort(out[i].Nodes)
 		out[i].Nodes = slices.Compact(out[i].Nodes)
+		if do := out[i].doOn; do != nil {
+			node := ""
+			if len(out[i].Nodes) == 1 {
+				node = out[i].Nodes[0]
+			}
+			out[i].Do = do(node)
+		}
 	}
 	return out
 }

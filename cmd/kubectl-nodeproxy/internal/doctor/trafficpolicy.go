@@ -66,7 +66,7 @@ func (e *examination) internalLocal(name types.NamespacedName, rules *v1alpha1.S
 	e.add(Finding{
 		Severity: Problem, Name: "LocalWithoutEndpoint", Check: CheckTrafficPolicy, Service: name.String(), Nodes: nodes,
 		causes: []string{"rendering " + name.String(), "endpoints " + name.String()},
-		What: fmt.Sprintf("internalTrafficPolicy is Local, and no endpoint for port %s lives on %s: what pods there send to the cluster IP is dropped",
+		What: fmt.Sprintf("internalTrafficPolicy is Local, and no endpoint for port %s is on %s: what pods there send to the cluster IP is dropped",
 			some(ports), thereOn(len(nodes))),
 		Do: "run a pod of it on each node (a DaemonSet), or " + by,
 	})
@@ -88,14 +88,14 @@ func (e *examination) externalLocal(name types.NamespacedName, rules *v1alpha1.S
 	svc := e.services[name]
 	switch {
 	case rules.Spec.HealthCheckNodePort != 0:
-		e.remark("%s has externalTrafficPolicy Local, and no endpoint on %s: its load balancer keeps away from them by asking the health check port %d", name, some(nodes), rules.Spec.HealthCheckNodePort)
+		e.remark("%s has externalTrafficPolicy Local, and no endpoint on %s: its load balancer keeps away from there by asking the health check port %d", name, some(nodes), rules.Spec.HealthCheckNodePort)
 	case svc != nil && svc.Spec.Type == corev1.ServiceTypeLoadBalancer:
 		e.add(Finding{
 			Severity: Warning, Name: "LocalWithoutHealthCheck", Check: CheckTrafficPolicy, Service: name.String(), Nodes: nodes,
-			What: "externalTrafficPolicy is Local, " + thereOn(len(nodes)) + " have no endpoint, and there is no health check port by which the load balancer could tell: what it sends there is dropped",
-			Do:   "set externalTrafficPolicy in the Service itself, which gives it a healthCheckNodePort; docs/troubleshooting.md#a-load-balancer-takes-a-node-out",
+			What: "externalTrafficPolicy is Local, no endpoint is on " + thereOn(len(nodes)) + ", and there is no health check port by which the load balancer could tell: what it sends there is dropped",
+			Do:   e.docs.See("set externalTrafficPolicy in the Service itself, which gives it a healthCheckNodePort", "troubleshooting.md#a-load-balancer-takes-a-node-out"),
 		})
 	default:
-		e.remark("%s has externalTrafficPolicy Local, and no endpoint on %s: what clients outside send to these nodes is dropped", name, some(nodes))
+		e.remark("%s has externalTrafficPolicy Local, and no endpoint on %s: what clients outside send there is dropped", name, some(nodes))
 	}
 }

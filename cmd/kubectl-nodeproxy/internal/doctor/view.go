@@ -13,6 +13,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -22,7 +23,10 @@ import (
 type view struct {
 	*cluster.Objects
 	// only is the Service that is asked for; nil: all.
-	only     *types.NamespacedName
+	only *types.NamespacedName
+	docs hints.Docs
+	// own is where nodeproxy's own pods are.
+	own      hints.Namespace
 	services map[types.NamespacedName]*corev1.Service
 	slices   map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	rules    map[types.NamespacedName]*v1alpha1.ServiceProxyRules
@@ -35,9 +39,10 @@ type view struct {
 	refused map[types.NamespacedName]string // by the controller
 }
 
-func newView(o *cluster.Objects, only *types.NamespacedName) (*view, error) {
+func newView(o *cluster.Objects, q *Question) (*view, error) {
+	only := q.Service
 	v := &view{
-		Objects: o, only: only,
+		Objects: o, only: only, docs: q.Docs, own: hints.NamespaceOf(o.Pods),
 		services: map[types.NamespacedName]*corev1.Service{},
 		slices:   map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
 		rules:    map[types.NamespacedName]*v1alpha1.ServiceProxyRules{},
@@ -162,7 +167,7 @@ func (v *view) rendered(key types.NamespacedName) []*discoveryv1.EndpointSlice {
 	return out
 }
 
-// membersOn are the endpoints of one port of a Service that live on a node.
+// membersOn are the endpoints of one port of a Service that are on a node.
 func membersOn(node *v1alpha1.NodeProxyRules, service types.NamespacedName, port v1alpha1.ServicePort) []string {
 	for _, s := range node.Spec.Services {
 		if s.Namespace != service.Namespace || s.Name != service.Name {

@@ -195,7 +195,7 @@ func (w *world) removePods(service string) {
 func (w *world) again() (*cluster.Objects, error) { return w.Objects, nil }
 
 func (w *world) question(t *testing.T) Question {
-	return Question{Again: w.again, Trace: func(set *combine.Set, packet tracer.Packet) (*tracer.Result, error) {
+	return Question{Again: w.again, Docs: "v0.1.0", Trace: func(set *combine.Set, packet tracer.Packet) (*tracer.Result, error) {
 		return tracer.New(set).Trace(t.Context(), packet)
 	}}
 }

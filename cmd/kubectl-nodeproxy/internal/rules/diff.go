@@ -13,6 +13,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
@@ -78,7 +79,7 @@ func Reported(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRul
 	status := &node.Status
 	programmed := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed)
 	if programmed == nil {
-		d.finding(nil, "no agent has reported from this node yet; is nodeproxy-agent running there? (kubectl -n nodeproxy-system get pods -o wide)")
+		d.finding(nil, "no agent has reported from this node yet: see whether one runs there: %s", hints.Namespace("").Agent(node.Name))
 		return d, nil
 	}
 	d.field("settings revision", node.Spec.SettingsRevision, status.SettingsRevision)
@@ -97,8 +98,8 @@ func Reported(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRul
 		d.finding(diff.Examples, "its kernel differs in %s", output.Plural(int(diff.Count), "thing"))
 	}
 	if drift := status.Drift; drift != nil && drift.Repairs > 0 {
-		d.Notes = append(d.Notes, fmt.Sprintf("what others had changed was repaired %d times since the agent started, last %s ago: %s",
-			drift.Repairs, output.Age(now, drift.LastTime.Time), output.Some(drift.Examples, maxExamples)))
+		d.Notes = append(d.Notes, fmt.Sprintf("the agent has made %s of what others had changed since it started, the last %s ago: %s",
+			output.Plural(int(drift.Repairs), "repair"), output.Age(now, drift.LastTime.Time), output.Some(drift.Examples, maxExamples)))
 	}
 	return d, nil
 }

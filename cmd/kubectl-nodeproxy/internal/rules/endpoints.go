@@ -15,7 +15,7 @@ type Endpoint struct {
 	At string `json:"at"`
 	// State is Ready, Terminating or NotReady: on this node, and of no use.
 	State string `json:"state"`
-	// OnNode: it lives on this node.
+	// OnNode: it is on this node.
 	OnNode bool `json:"onNode"`
 	// Cluster and Local say by traffic policy whether it is used: yes, or why not.
 	// Empty: no traffic is under that policy.
@@ -104,7 +104,7 @@ func inLocal(source *dataplane.Port, at netip.AddrPort, onNode bool) string {
 	case slices.Contains(source.Local, at):
 		return yes
 	case !onNode:
-		return "no: it lives on another node"
+		return "no: it is on another node"
 	default:
 		return "no: it terminates, and others on this node are ready"
 	}

@@ -143,7 +143,7 @@ func Of(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules, on
 	r := &Report{
 		Node: node.Name, Mode: *settings.Mode, Enforcement: *settings.Enforcement, Policies: node.Spec.Policies, Zone: node.Spec.Node.Zone,
 		NodePorts: nodePortsAnswerAt(settings, node.Spec.Node.Addresses), Generation: node.Generation,
-		Notes: notes(node, all, now), Services: []Service{}, one: only != nil,
+		Notes: notesOf(node, all, now), Services: []Service{}, one: only != nil,
 	}
 	objects := map[dataplane.ServiceName]*v1alpha1.ServiceProxyRules{}
 	for i := range services {

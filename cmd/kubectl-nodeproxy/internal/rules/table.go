@@ -35,7 +35,7 @@ func (r *Report) Table(w io.Writer) error {
 	case len(r.Services) == 0:
 		l.Heading("It is to hold no Service.")
 	default:
-		l.Heading("SERVICE\tPORT\tADDRESSES\tPOLICY\tENDPOINTS\tLOCAL\tBESIDES")
+		l.Heading("SERVICE\tPORT\tADDRESSES\tPOLICY\tENDPOINTS\tLOCAL\tNOTES")
 		for i := range r.Services {
 			r.Services[i].short(l)
 		}
@@ -101,7 +101,7 @@ func (s *Service) policy(p *Port) string {
 	if s.InternalTrafficPolicy == s.ExternalTrafficPolicy || !p.external() {
 		return string(s.InternalTrafficPolicy)
 	}
-	return fmt.Sprintf("%s, outside %s", s.InternalTrafficPolicy, s.ExternalTrafficPolicy)
+	return fmt.Sprintf("internal %s, external %s", s.InternalTrafficPolicy, s.ExternalTrafficPolicy)
 }
 
 func (p *Port) external() bool {
@@ -132,7 +132,7 @@ func (s *Service) besides() []string {
 	var texts []string
 	add := func(format string, args ...any) { texts = append(texts, fmt.Sprintf(format, args...)) }
 	if s.AffinitySeconds > 0 {
-		add("clients stay for %d s", s.AffinitySeconds)
+		add("session affinity ClientIP, %d s", s.AffinitySeconds)
 	}
 	if len(s.SourceRanges) > 0 && len(s.LoadBalancerIPs) > 0 {
 		ranges := make([]string, len(s.SourceRanges))
@@ -151,7 +151,7 @@ func (s *Service) besides() []string {
 		add("policies %s", strings.Join(s.Policies, ", "))
 	}
 	for _, lost := range s.Lost {
-		add("%s is lost to %s", lost.At, lost.To)
+		add("%s is served by %s", lost.At, lost.To)
 	}
 	for _, p := range s.Problems {
 		add("%s", p)

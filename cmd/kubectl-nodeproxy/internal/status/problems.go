@@ -11,6 +11,8 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
@@ -53,8 +55,8 @@ type found struct {
 	NodeProblem
 }
 
-func problems(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules) []Problem {
-	list := ofCluster(o, len(nodes))
+func problems(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules, docs hints.Docs) []Problem {
+	list := ofCluster(o, len(nodes), docs)
 	groups := map[string]*Problem{}
 	ranks := map[string]int{}
 	var order []string
@@ -85,7 +87,7 @@ func wrong(n *v1alpha1.NodeProxyRules) []found {
 	programmed := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionProgrammed)
 	if programmed == nil {
 		return []found{{rank: noReport, what: "no report of an agent", NodeProblem: NodeProblem{
-			Name: n.Name, Since: n.CreationTimestamp, Message: "is nodeproxy-agent running there? (kubectl -n nodeproxy-system get pods -o wide)",
+			Name: n.Name, Since: n.CreationTimestamp, Message: "see whether one runs there: " + hints.Namespace("").Agents(),
 		}}}
 	}
 	if programmed.Reason == v1alpha1.ReasonAgentNotResponding {
@@ -100,6 +102,11 @@ func wrong(n *v1alpha1.NodeProxyRules) []found {
 		list = append(list, ofCondition(n, programmed, programmed.Reason))
 	} else if _, text, but := strings.Cut(programmed.Message, "; but: "); but {
 		list = append(list, found{rank: warned, what: "Programmed, with " + warned, NodeProblem: NodeProblem{Name: n.Name, Since: programmed.LastTransitionTime, Message: text}})
+	}
+	if notes.Unmaintained(n) {
+		audit := ofCondition(n, programmed, v1alpha1.ReasonAuditDiffers)
+		audit.what = "Audit, and nothing else proxies"
+		list = []found{audit} // which says whether it differs, too
 	}
 	for _, abnormal := range []string{
 		v1alpha1.ConditionConflictingProxy, v1alpha1.ConditionConntrackPressure, v1alpha1.ConditionModeFallback, v1alpha1.ConditionDrifted,
@@ -120,13 +127,13 @@ func ofCondition(n *v1alpha1.NodeProxyRules, c *metav1.Condition, rank string) f
 func name(c *metav1.Condition) string { return fmt.Sprintf("%s %s: %s", c.Type, c.Status, c.Reason) }
 
 // ofCluster lists what is not well and not about single nodes.
-func ofCluster(o *cluster.Objects, nodes int) []Problem {
+func ofCluster(o *cluster.Objects, nodes int, docs hints.Docs) []Problem {
 	p := o.NodeProxy
 	if p == nil {
 		if nodes == 0 {
 			return nil
 		}
-		return []Problem{{What: "no NodeProxy", Message: "it has been deleted: the nodes keep the rules that they have, and do not follow changes of Services any more; docs/removal.md"}}
+		return []Problem{{What: "no NodeProxy", Message: docs.See("it has been deleted: Services are still followed, but settings and policies stay as they are, and new nodes get no rules; if that was a mistake, apply the one that you had", "removal.md#with-retain")}}
 	}
 	var list []Problem
 	conditions := p.Status.Conditions
@@ -134,9 +141,9 @@ func ofCluster(o *cluster.Objects, nodes int) []Problem {
 	deployed := meta.FindStatusCondition(conditions, v1alpha1.ConditionAgentsDeployed)
 	switch {
 	case ready == nil:
-		list = append(list, Problem{What: "no controller", Since: p.CreationTimestamp, Message: "no controller has worked on NodeProxy since it was created: does one run? (kubectl -n nodeproxy-system get pods)"})
+		list = append(list, Problem{What: "no controller", Since: p.CreationTimestamp, Message: "no controller has worked on NodeProxy since it was created: does one run? (" + hints.Namespace("").Controllers() + ")"})
 	case p.Status.ObservedGeneration != p.Generation:
-		list = append(list, Problem{What: "NodeProxy has changed", Message: "the controller has not looked at the newest change yet: if that lasts for more than a few seconds, none runs (kubectl -n nodeproxy-system get pods)"})
+		list = append(list, Problem{What: "NodeProxy has changed", Message: "the controller has not looked at the newest change yet: if that lasts for more than a few seconds, none runs (" + hints.Namespace("").Controllers() + ")"})
 	case ready.Status != metav1.ConditionTrue && !aboutOthers(ready.Reason):
 		list = append(list, Problem{What: "NodeProxy " + name(ready), Since: ready.LastTransitionTime, Message: ready.Message})
 	}
@@ -144,7 +151,7 @@ func ofCluster(o *cluster.Objects, nodes int) []Problem {
 		list = append(list, Problem{What: "NodeProxy " + name(deployed), Since: deployed.LastTransitionTime, Message: deployed.Message})
 	}
 	if lagging := p.Status.Nodes.Lagging; lagging > 0 {
-		list = append(list, Problem{What: "agents that lag", Message: fmt.Sprintf("what has changed more than a minute ago is not applied on %s; docs/troubleshooting.md, NodeproxyAgentsLagging", output.Plural(int(lagging), "node"))})
+		list = append(list, Problem{What: "agents that lag", Message: docs.See("what has changed more than a minute ago is not applied on "+output.Plural(int(lagging), "node"), "troubleshooting.md#nodeproxyagentslagging")})
 	}
 	return list
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
 )
 
 // Report is how a cluster does.
@@ -41,6 +43,8 @@ type Report struct {
 	Refused []v1alpha1.RefusedService `json:"refused,omitempty"`
 	// NotRead says what could not be looked at, and why.
 	NotRead []string `json:"notRead,omitempty"`
+
+	docs hints.Docs
 }
 
 // NodeProxy is the object that switches nodeproxy on.
@@ -116,8 +120,8 @@ const (
 )
 
 // Of returns how a cluster does.
-func Of(o *cluster.Objects) *Report {
-	r := &Report{Time: metav1.NewTime(o.Time)}
+func Of(o *cluster.Objects, docs hints.Docs) *Report {
+	r := &Report{Time: metav1.NewTime(o.Time), docs: docs}
 	for _, u := range o.Unread {
 		r.NotRead = append(r.NotRead, u.Why)
 	}
@@ -146,7 +150,7 @@ func Of(o *cluster.Objects) *Report {
 			r.Services.Proxied = &p.Status.Inventory.Services
 		}
 	}
-	r.Problems = problems(o, nodes)
+	r.Problems = problems(o, nodes, docs)
 	r.Changes = changes(o)
 	r.Well = o.NodeProxy != nil && len(r.Problems) == 0 && len(r.Changes) == 0 && r.Services.Refused == 0 && len(r.NotRead) == 0
 	return r
@@ -169,7 +173,7 @@ func countNodes(nodes []*v1alpha1.NodeProxyRules) Nodes {
 	for _, n := range nodes {
 		states[state(n)]++
 		modes[cmp.Or(string(n.Status.Mode), "none yet")]++
-		if e := n.Spec.Settings.Enforcement; e != nil && *e == v1alpha1.Audit {
+		if notes.Audits(n) {
 			counts.Audit++
 		}
 	}

@@ -37,7 +37,7 @@ func TestThousandNodes(t *testing.T) {
 			},
 		})
 	}
-	r := Of(o)
+	r := Of(o, "v0.1.0")
 	var out strings.Builder
 	if err := r.Table(&out); err != nil {
 		t.Fatal(err)
@@ -58,5 +58,101 @@ func TestThousandNodes(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())
 		}
+	}
+}
+
+// of is a condition that came to be a minute ago.
+func of(name string, status metav1.ConditionStatus, reason, message string) metav1.Condition {
+	return metav1.Condition{Type: name, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(noon().Add(-time.Minute))}
+}
+
+func noon() time.Time { return time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC) }
+
+// healthy is a cluster of two nodes in which all is well.
+func healthy() *cluster.Objects {
+	o := &cluster.Objects{Time: noon(), NodeProxy: &v1alpha1.NodeProxy{Status: v1alpha1.NodeProxyStatus{Conditions: []metav1.Condition{
+		of(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonAllProgrammed, ""),
+	}}}}
+	for _, name := range []string{"node-1", "node-2"} {
+		o.NodeRules = append(o.NodeRules, v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.NodeProxyRulesStatus{
+			Conditions: []metav1.Condition{of(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")},
+		}})
+	}
+	return o
+}
+
+// TestReports: what is told of what no recorded cluster has.
+func TestReports(t *testing.T) {
+	t.Parallel()
+	audit := func(o *cluster.Objects, message string) {
+		for i := range o.NodeRules {
+			o.NodeRules[i].Spec.Settings.Enforcement = new(v1alpha1.Audit)
+			o.NodeRules[i].Status.Conditions = []metav1.Condition{of(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, message)}
+		}
+	}
+	for name, tt := range map[string]struct {
+		edit func(o *cluster.Objects)
+		well bool
+		want string
+	}{
+		"all is well": {func(*cluster.Objects) {}, true, "\nAll is well.\n"},
+		"Audit beside another proxy": {
+			func(o *cluster.Objects) { audit(o, "another proxy runs on this node (x)") }, true,
+			"\nAll is well; 2 nodes only compare (Audit).\n",
+		},
+		"Audit on one node": {
+			func(o *cluster.Objects) {
+				audit(o, "another proxy runs on this node (x)")
+				o.NodeRules = o.NodeRules[:1]
+			}, true,
+			"\nAll is well; 1 node only compares (Audit).\n",
+		},
+		"Audit beside nobody": {
+			func(o *cluster.Objects) {
+				audit(o, "enforcement is Audit: nobody maintains the rules, start kube-proxy")
+			}, false,
+			"\nAudit, and nothing else proxies, 2 nodes for 60s\n  node-1, node-2, for 60s: enforcement is Audit: nobody maintains the rules, start kube-proxy\n",
+		},
+		"agents that are not deployed": {
+			func(o *cluster.Objects) {
+				o.NodeProxy.Status.Conditions = []metav1.Condition{
+					of(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "node-2"),
+					of(v1alpha1.ConditionAgentsDeployed, metav1.ConditionFalse, v1alpha1.ReasonAgentPodsFailing, "node-2: ImagePullBackOff"),
+				}
+			}, false,
+			"\nNOT WELL\nNodeProxy AgentsDeployed False: AgentPodsFailing for 60s\n  node-2: ImagePullBackOff\n",
+		},
+		"somebody who undoes rules": {
+			func(o *cluster.Objects) {
+				o.NodeRules[1].Status.Conditions = append(o.NodeRules[1].Status.Conditions, of(v1alpha1.ConditionDrifted, metav1.ConditionTrue, v1alpha1.ReasonRulesUndone, "a firewall"))
+			}, false,
+			"\nNOT WELL\nDrifted True: RulesUndone, 1 node for 60s\n  node-2, for 60s: a firewall\n",
+		},
+		"a rollout that is paused": {
+			func(o *cluster.Objects) {
+				o.NodePolicies = []v1alpha1.NodeProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "edge"}, Status: v1alpha1.NodeProxyPolicyStatus{
+					Nodes: 2, Programmed: 1, Conditions: []metav1.Condition{of(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPaused, "spec.rollout.paused is true")},
+				}}}
+			}, false,
+			"\nCHANGES AND POLICIES THAT ARE NOT DONE\nnodeproxypolicy/edge: Paused, 1 of 2, for 60s\n  spec.rollout.paused is true\n",
+		},
+		"NodeProxy is deleted": {
+			func(o *cluster.Objects) { o.NodeProxy = nil }, false,
+			"Services are still followed, but settings and policies stay as they are, and new nodes get no rules",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := healthy()
+			tt.edit(o)
+			r := Of(o, "v0.1.0")
+			var out strings.Builder
+			if err := r.Table(&out); err != nil {
+				t.Fatal(err)
+			}
+			if r.Well != tt.well || !strings.Contains(out.String(), tt.want) {
+				t.Errorf("well %t, want %t, and in it\n%s\nbut it is\n%s", r.Well, tt.well, tt.want, out.String())
+			}
+		})
 	}
 }

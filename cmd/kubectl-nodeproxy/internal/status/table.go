@@ -47,7 +47,13 @@ func (r *Report) Table(w io.Writer) error {
 		}
 	}
 	if r.Well {
-		l.Heading("All is well.")
+		text := "All is well."
+		if n := r.Nodes.Audit; n == 1 {
+			text = "All is well; 1 node only compares (Audit)."
+		} else if n > 1 {
+			text = fmt.Sprintf("All is well; %d nodes only compare (Audit).", n)
+		}
+		l.Heading(text)
 	}
 	return l.Write(w)
 }
@@ -56,7 +62,8 @@ func (r *Report) Table(w io.Writer) error {
 func (r *Report) glance(l *output.Lines) {
 	switch p := r.NodeProxy; {
 	case p == nil && r.Nodes.Total == 0:
-		l.Linef("nodeproxy is installed and not switched on: there is no NodeProxy (docs/install.md).")
+		l.Linef("nodeproxy is installed and not switched on: there is no NodeProxy; how to create one: beside kube-proxy %s, else %s",
+			r.docs.URL("migration.md#1-install-beside-kube-proxy"), r.docs.URL("install.md#install"))
 		return
 	case p == nil:
 		l.Linef("NODEPROXY\tnone")
@@ -96,7 +103,7 @@ func (r *Report) glance(l *output.Lines) {
 		for _, c := range r.Conntrack {
 			text := fmt.Sprintf("%s %d%%", c.Node, c.UsagePercent)
 			if c.Drop > 0 {
-				text += fmt.Sprintf(" (%d packets dropped since it started)", c.Drop)
+				text += fmt.Sprintf(" (%s dropped since it started)", output.Plural(int(c.Drop), "packet"))
 			}
 			tables = append(tables, text)
 		}

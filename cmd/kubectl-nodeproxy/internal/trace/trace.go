@@ -25,6 +25,8 @@ type Question struct {
 	From, To string
 	// Namespace is that of pods and Services that are named without one.
 	Namespace string
+	// Plugin is the plugin's release.
+	Plugin string
 }
 
 // Report is what becomes of the packet.
@@ -65,6 +67,9 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	}
 	packet, err := from.packet(to, node.Name)
 	if err != nil {
+		return nil, err
+	}
+	if err := o.Newer("NodeProxyRules "+node.Name, node.Spec.FormatVersion, q.Plugin); err != nil {
 		return nil, err
 	}
 	family := dataplane.IPv4

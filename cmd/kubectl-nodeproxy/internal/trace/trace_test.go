@@ -83,7 +83,7 @@ func objects() *cluster.Objects {
 // ask returns what the table of a question shows, or the error.
 func ask(t *testing.T, o *cluster.Objects, node, from, to string) string {
 	t.Helper()
-	r, err := Of(t.Context(), o, Question{Node: node, From: from, To: to, Namespace: "shop"})
+	r, err := Of(t.Context(), o, Question{Node: node, From: from, To: to, Namespace: "shop", Plugin: "v0.1.0"})
 	if err != nil {
 		return "error: " + err.Error()
 	}
@@ -157,7 +157,7 @@ func TestOddObjects(t *testing.T) {
 	}{
 		"rules of an unknown format": {
 			func(o *cluster.Objects) { o.NodeRules[0].Spec.FormatVersion = 99 },
-			"error: what the node is to hold cannot be told: NodeProxyRules node-1: spec.formatVersion 99 is not known",
+			"error: NodeProxyRules node-1: format 99 is of a newer release than this plugin, v0.1.0, which knows formats up to 1",
 		},
 		"rules that are half there": {
 			func(o *cluster.Objects) { o.NodeRules[0].Spec = v1alpha1.NodeProxyRulesSpec{} },
@@ -217,7 +217,7 @@ func TestOddObjects(t *testing.T) {
 				mode := v1alpha1.ModeIPVS
 				o.NodeRules[0].Spec.Settings.Mode = &mode
 			},
-			"mode IPTables\n! the node runs mode IPTables, by which this is traced; its settings ask for IPVS",
+			"mode IPTables\n! the node runs mode IPTables, and its settings ask for IPVS",
 		},
 		"a family that the node lacks": {
 			func(o *cluster.Objects) { o.NodeRules[0].Status.Families = []string{"IPv4"} },

@@ -1,0 +1,57 @@
+package rules
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// TestEndpoints: of each endpoint it is said why a node uses it or not: by its state,
+// and by the zones and nodes that it is hinted for.
+func TestEndpoints(t *testing.T) {
+	t.Parallel()
+	node := &v1alpha1.NodeProxyRules{
+		ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
+		Spec: v1alpha1.NodeProxyRulesSpec{
+			FormatVersion: 1, Settings: *v1alpha1.CompleteSettings(nil), Node: v1alpha1.NodeFacts{Zone: "a"},
+			Services: []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "web", Ports: []v1alpha1.PortMembers{
+				{Name: "http", Protocol: v1alpha1.ProtocolTCP, Endpoints: []string{"10.244.1.2:8080", "10.244.1.3:8080"}},
+			}}},
+		},
+	}
+	object := v1alpha1.ServiceProxyRules{
+		ObjectMeta: metav1.ObjectMeta{Name: "shop.web"},
+		Spec: v1alpha1.ServiceProxyRulesSpec{
+			FormatVersion: 1, ClusterIPs: []string{"10.96.0.20"}, ServiceCreated: metav1.NewTime(time.Unix(1, 0)),
+			InternalTrafficPolicy: v1alpha1.TrafficPolicyCluster, ExternalTrafficPolicy: v1alpha1.TrafficPolicyLocal,
+			ExternalIPs: []string{"198.51.100.20"},
+			Ports: []v1alpha1.ServicePort{{Name: "http", Protocol: v1alpha1.ProtocolTCP, Port: 80, Endpoints: []v1alpha1.EndpointGroup{
+				{State: v1alpha1.EndpointReady, Zones: []string{"a"}, Addresses: []string{"10.244.1.2:8080"}},
+				{State: v1alpha1.EndpointReady, Zones: []string{"b"}, Addresses: []string{"10.244.2.2:8080"}},
+				{State: v1alpha1.EndpointTerminating, Addresses: []string{"10.244.1.3:8080"}},
+			}}},
+		},
+	}
+	r, err := Of(node, []v1alpha1.ServiceProxyRules{object}, &dataplane.ServiceName{Namespace: "shop", Name: "web"}, time.Unix(100, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := r.Table(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"10.244.1.2:8080 Ready yes yes yes",
+		`10.244.2.2:8080 Ready no no: hinted for zone b, and the node is in "a" no: it is on another node`,
+		"10.244.1.3:8080 Terminating yes no: it terminates, and others are ready no: it terminates, and others on this node are ready",
+	} {
+		if !strings.Contains(strings.Join(strings.Fields(out.String()), " "), want) {
+			t.Errorf("%q is not in\n%s", want, out.String())
+		}
+	}
+}
