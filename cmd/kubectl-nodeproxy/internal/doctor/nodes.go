@@ -316,7 +316,7 @@ func (e *examination) withoutRules() {
 			e.add(Finding{
 				Severity: Problem, Name: "NodeRulesMissing", Check: CheckNodes, Nodes: []string{node}, key: nodeKey(node, "rules"), causes: []string{keyBehind},
 				What: "pods run on the node, and there is no NodeProxyRules for it: no agent serves it", passing: true,
-				Do: e.docs.See("see whether the Node exists (kubectl get node "+node+") and a controller runs ("+e.own.Controllers()+")", "troubleshooting.md#nodeproxynoderulesmissing"),
+				Do: e.docs.See("see whether a controller runs, which writes them for each Node: "+e.own.Controllers(), "troubleshooting.md#nodeproxynoderulesmissing"),
 			})
 		}
 	}
