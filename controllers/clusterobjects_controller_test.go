@@ -247,6 +247,19 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		Eventually(bindings(ctx)).Should(haveKept())
 	})
 
+	It("makes the policies where it may list them only, and says what it may not", func(ctx SpecContext) {
+		config := serviceAccount(ctx)
+		role := olmRights()
+		cleanNamespace()
+		role.Rules[0].Verbs = []string{"list"}
+		Expect(k8s.Update(ctx, role)).To(Succeed())
+		startControllerAs(config, keeping)
+		Eventually(policies(ctx)).Should(haveKept())
+		Eventually(bindings(ctx)).Should(haveKept())
+		missing := func(kind string) OmegaMatcher { return ContainSubstring(`cannot watch resource "` + kind + `"`) }
+		Eventually(keptEvents(ctx, leaseNamespace), "30s").Should(ConsistOf(missing("validatingadmissionpolicies"), missing("validatingadmissionpolicybindings")))
+	})
+
 	It("keeps the labels while the API server does not say how it serves policies, and makes them once it does", func(ctx SpecContext) {
 		config := rest.CopyConfig(serviceAccount(ctx))
 		olmRights()

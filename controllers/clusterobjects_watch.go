@@ -117,7 +117,7 @@ func (w *policyWatch) follow(ctx context.Context, kind client.Object) (informer 
 func (w *policyWatch) refused(ctx context.Context, r *toolscache.Reflector, err error) {
 	toolscache.DefaultWatchErrorHandler(ctx, r, err)
 	if apierrors.IsForbidden(err) {
-		w.fail("the controller may not follow the admission policies, so none is made or restored; it is tried again at least every minute: " +
+		w.fail("the controller may not follow the admission policies, so they are made and restored late, or not at all; it is tried again at least every minute: " +
 			refusalMessage(err) + ". The rights to list and watch are in the ClusterRole nodeproxy-controller-olm, of which OLM makes one from the clusterPermissions of the ClusterServiceVersion")
 	}
 }
