@@ -75,6 +75,7 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 		do    func()
 	}{
 		{CheckController, []cluster.Kind{cluster.NodeProxies}, e.controller},
+		{CheckController, []cluster.Kind{cluster.Pods}, e.running},
 		{CheckDNS, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.dns},
 		{CheckNodes, []cluster.Kind{cluster.NodeProxyRules}, e.nodeStates},
 		{CheckRendering, []cluster.Kind{cluster.Services, cluster.EndpointSlices, cluster.ServiceProxyRules}, e.rendering},

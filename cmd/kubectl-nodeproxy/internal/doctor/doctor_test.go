@@ -563,7 +563,7 @@ func TestUnread(t *testing.T) {
 	for _, n := range r.NotMade {
 		made = append(made, string(n.Check))
 	}
-	if got := strings.Join(made, " "); got != "endpoints policies" {
+	if got := strings.Join(made, " "); got != "controller endpoints policies" {
 		t.Errorf("not made: %s", got)
 	}
 	if said := text(t, r); !strings.Contains(said, "you may not list pods") || !strings.Contains(said, "NOT LOOKED AT") {

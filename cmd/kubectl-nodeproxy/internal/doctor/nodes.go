@@ -65,9 +65,13 @@ func (e *examination) onNode(node *v1alpha1.NodeProxyRules, f Finding) {
 func (e *examination) nodeState(node *v1alpha1.NodeProxyRules) {
 	status := &node.Status
 	programmed := findCondition(status.Conditions, v1alpha1.ConditionProgrammed)
+	if e.isNew(node) {
+		e.remark("%s is new, and no agent has reported on it yet: its image may still be pulled", node.Name)
+		return
+	}
 	if programmed == nil {
 		e.onNode(node, Finding{
-			Severity: Problem, Name: "NeverReported", key: nodeKey(node.Name, "silent"), passing: true,
+			Severity: Problem, Name: "NeverReported", key: nodeKey(node.Name, "silent"), causes: []string{nodeKey(node.Name, "pods")}, passing: true,
 			What: "no agent has reported on this node yet", Since: &node.CreationTimestamp,
 			Do: "see whether it runs: kubectl -n nodeproxy-system get pods -o wide; docs/troubleshooting.md#nodeproxyagentnotresponding",
 		})
@@ -118,7 +122,7 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 	f := Finding{Severity: Problem, Name: c.Reason, key: nodeKey(node.Name, "programmed"), Since: since(c), What: cmpMessage(c)}
 	switch c.Reason {
 	case v1alpha1.ReasonAgentNotResponding:
-		f.key = nodeKey(node.Name, "silent")
+		f.key, f.causes = nodeKey(node.Name, "silent"), []string{nodeKey(node.Name, "pods")}
 		f.What = "the agent gives no sign of life: the rules of the node stay as they are and grow old"
 		f.Since = silentSince(c)
 		f.Do = "see its pod and log: kubectl -n nodeproxy-system get pods -o wide; docs/troubleshooting.md#nodeproxyagentnotresponding"

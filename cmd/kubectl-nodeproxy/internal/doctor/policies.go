@@ -97,6 +97,10 @@ func (e *examination) notReady(s policyState, f Finding, c *metav1.Condition) {
 	case v1alpha1.ReasonPaused:
 		f.Severity, f.Do = Warning, fmt.Sprintf("set spec.rollout.paused to false: kubectl edit %s %s", s.short, s.meta.Name)
 	case v1alpha1.ReasonNodesNotProgrammed:
+		if e.onlyNew() {
+			e.remark("%s waits for nodes that are new: %s", s.name, c.Message)
+			return
+		}
 		f.passing = true
 		f.causes = append(f.causes, s.causes...)
 	case v1alpha1.ReasonRolloutStopped:

@@ -37,7 +37,7 @@ type NodeProblem struct {
 // severity ranks what may be wrong with a node, the worst first.
 func severity() []string {
 	return []string{
-		v1alpha1.ReasonFailed, v1alpha1.ConditionAccepted, v1alpha1.ReasonAgentNotResponding, noReport, v1alpha1.ReasonPending,
+		v1alpha1.ReasonFailed, v1alpha1.ConditionAccepted, v1alpha1.ReasonAgentNotResponding, podMissing, podNotReady, noReport, v1alpha1.ReasonPending,
 		v1alpha1.ReasonConflictingProxy, v1alpha1.ReasonRemoved, v1alpha1.ReasonAuditDiffers, v1alpha1.ReasonSomeServicesRefused,
 		v1alpha1.ReasonHeld, v1alpha1.ConditionConntrackPressure, v1alpha1.ConditionModeFallback, v1alpha1.ConditionDrifted, warned,
 	}
@@ -55,11 +55,12 @@ type found struct {
 
 func problems(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules) []Problem {
 	list := ofCluster(o, len(nodes))
+	pods := ofPods(o, nodes)
 	groups := map[string]*Problem{}
 	ranks := map[string]int{}
 	var order []string
 	for _, n := range nodes {
-		for _, f := range wrong(n) {
+		for _, f := range append(wrong(n), pods[n.Name]...) {
 			g := groups[f.what]
 			if g == nil {
 				g = &Problem{What: f.what}
@@ -122,17 +123,23 @@ func name(c *metav1.Condition) string { return fmt.Sprintf("%s %s: %s", c.Type, 
 // ofCluster lists what is not well and not about single nodes.
 func ofCluster(o *cluster.Objects, nodes int) []Problem {
 	p := o.NodeProxy
+	var list []Problem
+	down := noController(o)
+	if down != nil {
+		list = append(list, *down)
+	}
 	if p == nil {
 		if nodes == 0 {
-			return nil
+			return list
 		}
-		return []Problem{{What: "no NodeProxy", Message: "it has been deleted: the nodes keep the rules that they have, and do not follow changes of Services any more; docs/removal.md"}}
+		return append(list, Problem{What: "no NodeProxy", Message: "it has been deleted: the nodes keep the rules that they have, and do not follow changes of Services any more; docs/removal.md"})
 	}
-	var list []Problem
 	conditions := p.Status.Conditions
 	ready := meta.FindStatusCondition(conditions, v1alpha1.ConditionReady)
 	deployed := meta.FindStatusCondition(conditions, v1alpha1.ConditionAgentsDeployed)
 	switch {
+	case ready == nil && down != nil:
+		// which is why
 	case ready == nil:
 		list = append(list, Problem{What: "no controller", Since: p.CreationTimestamp, Message: "no controller has worked on NodeProxy since it was created: does one run? (kubectl -n nodeproxy-system get pods)"})
 	case p.Status.ObservedGeneration != p.Generation:

@@ -49,6 +49,12 @@ func (r *Report) Table(w io.Writer) error {
 	if r.Well {
 		l.Heading("All is well.")
 	}
+	if len(r.Remarks) > 0 {
+		l.Heading("GOOD TO KNOW")
+		for _, text := range r.Remarks {
+			l.Linef("%s", text)
+		}
+	}
 	return l.Write(w)
 }
 
