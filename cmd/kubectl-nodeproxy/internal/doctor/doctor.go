@@ -3,6 +3,7 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -14,9 +15,9 @@ import (
 type Question struct {
 	// Service is the one to look at; nil: all.
 	Service *types.NamespacedName
-	// Again reads the objects once more, after a moment. It is asked only where
+	// Again reads the objects once more, after so long. It is asked only where
 	// something is seen that may be about to change.
-	Again func() (*cluster.Objects, error)
+	Again func(after time.Duration) (*cluster.Objects, error)
 	// Trace follows packets through what nodes should hold.
 	Trace Trace
 }
@@ -33,9 +34,10 @@ func Examine(objects *cluster.Objects, q Question) (*Report, error) {
 	if !first.anyPassing() {
 		return first.finish(), nil
 	}
-	objects, err = q.Again()
+	objects, err = q.Again(first.patience())
 	if err != nil {
-		return nil, fmt.Errorf("read a second time: %w", err)
+		first.leaveUncertain(err)
+		return first.finish(), nil
 	}
 	second, err := examine(objects, &q)
 	if err != nil {

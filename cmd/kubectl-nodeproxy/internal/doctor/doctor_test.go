@@ -532,13 +532,46 @@ func TestPassing(t *testing.T) {
 	t.Run("they cannot be read again", func(t *testing.T) {
 		w := newWorld()
 		w.service("web").Spec.Ports[0].Port = 81
-		gone := errors.New("the server is gone")
+		w.service("web").Spec.ExternalIPs = []string{"172.20.0.12"}
+		w.render()
+		w.service("web").Spec.Ports[0].Port = 82
 		q := w.question(t)
-		q.Again = func() (*cluster.Objects, error) { return nil, gone }
-		if _, err := Examine(w.Objects, q); !errors.Is(err, gone) {
-			t.Errorf("error %v, want %v", err, gone)
+		q.Again = func(time.Duration) (*cluster.Objects, error) { return nil, errors.New("the server is gone") }
+		r, err := Examine(w.Objects, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := names(r.Findings); got != "NodeAddressTaken" {
+			t.Errorf("found %s, want what is certain", got)
+		}
+		if len(r.NotMade) != 1 || r.NotMade[0].Check != CheckRendering || !strings.Contains(r.NotMade[0].Why, "RenderedOtherwise of Service shop/web): a second look failed: the server is gone") {
+			t.Errorf("not made: %+v", r.NotMade)
 		}
 	})
+}
+
+// TestPatience: the second look is later than the controller may be by design.
+func TestPatience(t *testing.T) {
+	for endpoints, want := range map[int]time.Duration{2: 2 * time.Second, 501: 2 * time.Second, 2000: 2 * time.Second, 2001: 6 * time.Second} {
+		w := newWorld()
+		web := w.slice("web")
+		for len(web.Endpoints) < endpoints {
+			web.Endpoints = append(web.Endpoints, web.Endpoints[0])
+		}
+		w.service("web").Spec.Ports[0].Port = 81
+		q := w.question(t)
+		var waited time.Duration
+		q.Again = func(after time.Duration) (*cluster.Objects, error) {
+			waited = after
+			return w.Objects, nil
+		}
+		if _, err := Examine(w.Objects, q); err != nil {
+			t.Fatal(err)
+		}
+		if waited != want || want <= render.Pace(int32(endpoints)) {
+			t.Errorf("%d endpoints: waited %s, want %s", endpoints, waited, want)
+		}
+	}
 }
 
 func TestUnknownService(t *testing.T) {
