@@ -86,7 +86,7 @@ spec:
 		service("address-of-a-node", "NodeAddressTaken", "shop/address-of-a-node", `
   externalIPs: ["172.20.0.12"]
   selector: {app: web}
-  ports: [{port: 8099, targetPort: 8080}]
+  ports: [{port: 22, targetPort: 8080}]
 `),
 		service("address-of-another", "AddressTaken", "shop/address-of-another", `
   externalIPs: ["198.51.100.20"]

@@ -90,7 +90,18 @@ func TestFaults(t *testing.T) {
 				w.Services, w.EndpointSlices = w.Services[1:], w.EndpointSlices[1:]
 				w.render()
 			},
-			want: "NoDNSService", says: "looked for kube-system/kube-dns and for the label k8s-app=kube-dns",
+			says: "(kube-system/kube-dns, or one with the label k8s-app=kube-dns or dns.operator.openshift.io/owning-dns)",
+		},
+		"DNS of OpenShift without pods": {
+			plant: func(w *world) {
+				dns := w.service("kube-dns")
+				dns.Name, dns.Labels = "dns-default", map[string]string{"dns.operator.openshift.io/owning-dns": "default"}
+				w.slice("kube-dns").Labels[discoveryv1.LabelServiceName] = "dns-default"
+				w.slice("dns-default").Endpoints = nil
+				w.Pods = w.Pods[2:]
+				w.render()
+			},
+			want: "NoPodMatches", says: "names do not resolve",
 		},
 		"DNS without TCP": {
 			plant: func(w *world) { w.service("kube-dns").Spec.Ports = w.service("kube-dns").Spec.Ports[:1]; w.render() },

@@ -147,15 +147,10 @@ type claim struct {
 	what    string
 }
 
-// contested finds external IPs that belong to nodes, or that several Services want with
-// the same port.
+// contested finds addresses that belong to nodes, or that several Services want with the
+// same port.
 func (e *examination) contested() {
-	nodes := map[string]string{}
-	for _, node := range e.nodes {
-		for _, a := range node.Spec.Node.Addresses {
-			nodes[a] = node.Name
-		}
-	}
+	e.nodeAddresses()
 	claims := map[string][]claim{}
 	for i := range e.ServiceRules {
 		rules := &e.ServiceRules[i]
@@ -168,13 +163,6 @@ func (e *examination) contested() {
 		} {
 			for _, a := range addresses {
 				claims[a] = append(claims[a], claim{name, rules, what})
-				if on := nodes[a]; on != "" && e.concerns(name) {
-					e.add(Finding{
-						Severity: Problem, Name: "NodeAddressTaken", Check: CheckExposure, Service: name.String(), Nodes: []string{on},
-						What: fmt.Sprintf("%s, %s of the Service, is the node's own address: what is for the node's port is sent to the Service", a, what),
-						Do:   fmt.Sprintf("take it out of the Service: kubectl edit service -n %s %s", name.Namespace, name.Name),
-					})
-				}
 			}
 		}
 	}
