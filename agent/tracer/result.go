@@ -243,13 +243,25 @@ func (q *question) nobodys(fate Fate) string {
 	switch {
 	case fate == Rejected || fate == Dropped:
 		if of == "" {
-			return "no Service has this destination"
+			return "no Service has this destination" + q.perhapsNodePort()
 		}
 		return of
 	case of != "":
 		return of + "; no rule minds it"
 	}
-	return "no Service has this destination, and no rule minds it: it goes on to whoever has the address"
+	return "no Service has this destination, and no rule minds it: it goes on to whoever has the address" + q.perhapsNodePort()
+}
+
+// perhapsNodePort says whose node port it is, if the destination is an address of the
+// node that its rules do not list.
+func (q *question) perhapsNodePort() string {
+	to := q.packet.Destination
+	for _, name := range slices.SortedFunc(maps.Keys(q.services), dataplane.ServiceName.Compare) {
+		if slices.ContainsFunc(q.services[name].Ports, func(p dataplane.Port) bool { return p.NodePort == to.Port() && p.Protocol == q.protocol }) {
+			return fmt.Sprintf("; but %d/%s is the node port of %s, which has it if %s is an address of %s that its rules do not list", to.Port(), q.protocol, name, to.Addr(), q.set.NodeName)
+		}
+	}
+	return ""
 }
 
 // notes say what of the Services of this destination is not served.
