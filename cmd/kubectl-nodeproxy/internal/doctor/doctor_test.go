@@ -141,6 +141,16 @@ func TestFaults(t *testing.T) {
 			},
 			want: "NoReadyEndpoint", says: "pod web-node-1: containers with unready status: [web] (and 1 more)",
 		},
+		"no endpoint is ready, and of the pods one is not": {
+			plant: func(w *world) {
+				for i := range w.slice("web").Endpoints {
+					w.slice("web").Endpoints[i].Conditions.Ready = new(false)
+				}
+				w.Pods[3].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, Message: "a gate"}}
+				w.render()
+			},
+			want: "NoReadyEndpoint", says: "pod web-node-2: a gate\n",
+		},
 		"no pod starts": {
 			plant: func(w *world) {
 				w.slice("web").Endpoints = nil
@@ -356,6 +366,13 @@ func TestFaults(t *testing.T) {
 				w.node(0).Status.Conntrack.UsagePercent = 75
 			},
 			want: "ConntrackPressure", says: "settings.conntrack.min (131072 now, such as to 262144)",
+		},
+		"conntrack nearly full, without a report": {
+			plant: func(w *world) {
+				w.set(0, is(v1alpha1.ConditionConntrackPressure, metav1.ConditionTrue, v1alpha1.ReasonTableNearlyFull, "90 % in use"))
+				w.node(0).Status.Conntrack = nil
+			},
+			want: "ConntrackPressure", says: "drops new connections: 90 % in use",
 		},
 		"a policy that makes no sense": {
 			plant: func(w *world) {

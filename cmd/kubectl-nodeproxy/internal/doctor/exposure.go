@@ -13,7 +13,6 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
-	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
@@ -121,8 +120,7 @@ func (e *examination) notClosed(name types.NamespacedName, rules *v1alpha1.Servi
 	owners := e.shapes.Resolve(e.labels[svc.Namespace], svc.Labels).Owners
 	for i := range e.ServicePolicies {
 		p := &e.ServicePolicies[i]
-		policy, _ := policies.ServicePolicyOf(p)
-		if !policy.Selects(e.labels[svc.Namespace], svc.Labels) {
+		if !e.servicePolicies[i].Selects(e.labels[svc.Namespace], svc.Labels) {
 			continue
 		}
 		o := p.Spec.Overrides
