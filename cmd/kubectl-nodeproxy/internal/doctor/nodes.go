@@ -149,7 +149,7 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 		return // what the node is told says so, too
 	default:
 		if c.Status == metav1.ConditionTrue {
-			if _, but, ok := strings.Cut(c.Message, "; but: "); ok {
+			if _, but, ok := strings.Cut(c.Message, v1alpha1.MessageBut); ok {
 				e.buts[but] = append(e.buts[but], node.Name)
 			}
 			return
@@ -162,7 +162,7 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 // silentSince is when an agent gave its last sign of life, which the message tells. The
 // condition itself changed only once that was long enough ago.
 func silentSince(c *metav1.Condition) *metav1.Time {
-	_, rest, _ := strings.Cut(c.Message, " since ")
+	_, rest, _ := strings.Cut(c.Message, v1alpha1.MessageSilentSince)
 	when, _, _ := strings.Cut(rest, " ")
 	if t, err := time.Parse(time.RFC3339, when); err == nil {
 		return &metav1.Time{Time: t}

@@ -99,7 +99,7 @@ func wrong(n *v1alpha1.NodeProxyRules) []found {
 	} else if programmed.Status != metav1.ConditionTrue ||
 		programmed.Reason == v1alpha1.ReasonSomeServicesRefused || programmed.Reason == v1alpha1.ReasonHeld {
 		list = append(list, ofCondition(n, programmed, programmed.Reason))
-	} else if _, text, but := strings.Cut(programmed.Message, "; but: "); but {
+	} else if _, text, but := strings.Cut(programmed.Message, v1alpha1.MessageBut); but {
 		list = append(list, found{rank: warned, what: "Programmed, with " + warned, NodeProblem: NodeProblem{Name: n.Name, Since: programmed.LastTransitionTime, Message: text}})
 	}
 	for _, abnormal := range []string{
