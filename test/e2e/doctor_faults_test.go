@@ -20,7 +20,9 @@ type fault struct {
 	service string
 	// finding is what the doctor calls it, and where the Service, node or policy.
 	finding, where string
-	plant, mend    func(r *run)
+	// under is the finding that it follows from, if any.
+	under       string
+	plant, mend func(r *run)
 }
 
 // object is a fault that is made with objects.
@@ -314,7 +316,7 @@ func wholeFaults() []*fault {
 `)
 	return []*fault{
 		{
-			name: "controller-stopped", finding: changed.finding, where: changed.where,
+			name: "controller-stopped", finding: changed.finding, where: changed.where, under: "NoControllerRuns",
 			plant: func(r *run) {
 				controllers(r, "0")
 				r.until(time.Minute, "no controller runs", func() error {
