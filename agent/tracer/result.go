@@ -252,13 +252,13 @@ func (q *question) nobodys(fate Fate) string {
 	return "no Service has this destination, and no rule minds it: it goes on to whoever has the address" + q.perhapsNodePort()
 }
 
-// perhapsNodePort says whose node port it is, if the destination is an address of the
-// node that its rules do not list.
+// perhapsNodePort says whose node port the port is: the address may be one of the node
+// that its rules do not list.
 func (q *question) perhapsNodePort() string {
 	to := q.packet.Destination
 	for _, name := range slices.SortedFunc(maps.Keys(q.services), dataplane.ServiceName.Compare) {
 		if slices.ContainsFunc(q.services[name].Ports, func(p dataplane.Port) bool { return p.NodePort == to.Port() && p.Protocol == q.protocol }) {
-			return fmt.Sprintf("; but %d/%s is the node port of %s, which has it if %s is an address of %s that its rules do not list", to.Port(), q.protocol, name, to.Addr(), q.set.NodeName)
+			return fmt.Sprintf("; %d/%s is the node port of %s: nodes answer it at their own addresses, and the rules of %s do not list %s (spec.node.addresses)", to.Port(), q.protocol, name, q.set.NodeName, to.Addr())
 		}
 	}
 	return ""
