@@ -88,7 +88,10 @@ func reader[L, T any, P interface {
 			if err := from.List(ctx, list, append(slices.Clone(only), client.Limit(page), client.Continue(next))...); err != nil {
 				return err
 			}
-			found = append(found, items(list)...)
+			for _, item := range items(list) {
+				trim(&item)
+				found = append(found, item)
+			}
 			next = list.GetContinue()
 		}
 		slices.SortFunc(found, func(a, b T) int { return nameOf(&a).Compare(nameOf(&b)) })
