@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -54,7 +55,7 @@ func (e *examination) agentTrouble(t cluster.AgentTrouble) Finding {
 
 // isNew reports whether a node is so new that its agent need not have reported yet.
 func (e *examination) isNew(node *v1alpha1.NodeProxyRules) bool {
-	return findCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed) == nil && e.Time.Sub(node.CreationTimestamp.Time) < cluster.Grace
+	return meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed) == nil && e.Time.Sub(node.CreationTimestamp.Time) < cluster.Grace
 }
 
 // onlyNew reports whether there are new nodes, and none else is not programmed.
