@@ -143,7 +143,7 @@ func acceptedCondition(s snapshot) metav1.Condition {
 func programmedCondition(s snapshot, f facts) metav1.Condition {
 	c := programmedRow(s, f)
 	if all := slices.Concat(s.warnings, f.warnings, f.leftovers, f.tracking.warnings); c.Status == metav1.ConditionTrue && len(all) > 0 {
-		c.Message += "; but: " + strings.Join(all, "; ")
+		c.Message += v1alpha1.MessageBut + strings.Join(all, "; ")
 	}
 	if c.Status == metav1.ConditionTrue && len(s.retiring) > 0 {
 		c.Message += "; " + strings.Join(s.retiring, "; ")

@@ -210,8 +210,8 @@ func SilentCondition(rules *v1alpha1.NodeProxyRules, namespace string, renewed t
 	const whatToDo = "what the kernel was told last stays in force there, changes do not arrive; see on the node that nodeproxy-agent runs and reaches the API server"
 	switch {
 	case !renewed.IsZero():
-		c.Message = fmt.Sprintf("no sign of life of the agent since %s (its Lease %s): all else in this status is from before; %s",
-			renewed.UTC().Format(time.RFC3339), lease, whatToDo)
+		c.Message = fmt.Sprintf("%s%s (its Lease %s): all else in this status is from before; %s",
+			v1alpha1.MessageSilentSince, renewed.UTC().Format(time.RFC3339), lease, whatToDo)
 	case rules.Status.Agent != nil:
 		c.Message = fmt.Sprintf("no sign of life of the agent (its Lease %s does not exist): all else in this status is from before; %s", lease, whatToDo)
 	default:

@@ -294,3 +294,14 @@ func TestHowLongAnAgentIsSilent(t *testing.T) {
 		}
 	}
 }
+
+// TestSilentSince: when an agent was last seen can be read from the message.
+func TestSilentSince(t *testing.T) {
+	renewed := time.Date(2026, 3, 1, 11, 55, 0, 0, time.UTC)
+	c := SilentCondition(&v1alpha1.NodeProxyRules{}, "nodeproxy-system", renewed)
+	rest, ok := strings.CutPrefix(c.Message, v1alpha1.MessageSilentSince)
+	when, _, space := strings.Cut(rest, " ")
+	if got, err := time.Parse(time.RFC3339, when); !ok || !space || err != nil || !got.Equal(renewed) {
+		t.Errorf("%v: %q does not begin with %q, %s and a space", err, c.Message, v1alpha1.MessageSilentSince, renewed.Format(time.RFC3339))
+	}
+}

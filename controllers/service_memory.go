@@ -9,15 +9,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// Pace of writes to the ServiceProxyRules of large Services, and of tries to
-// write what was refused.
+// Pace of tries to write what was refused.
 const (
-	largeService      = 500
-	largeInterval     = time.Second
-	hugeService       = 2000
-	hugeInterval      = 5 * time.Second
 	firstRefusedRetry = time.Minute
 	maxRefusedRetry   = 10 * time.Minute
 )
@@ -122,13 +118,8 @@ func (m *serviceMemory) newProblems(key types.NamespacedName, reason, problems s
 // wait returns how long the next write of a Service must wait, given the number
 // of its endpoints: the first change goes at once.
 func (m *serviceMemory) wait(key types.NamespacedName, endpoints int32, now time.Time) time.Duration {
-	var interval time.Duration
-	switch {
-	case endpoints > hugeService:
-		interval = hugeInterval
-	case endpoints > largeService:
-		interval = largeInterval
-	default:
+	interval := render.Pace(endpoints)
+	if interval == 0 {
 		return 0
 	}
 	m.mu.Lock()

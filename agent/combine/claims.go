@@ -42,6 +42,17 @@ func (r Registry[T]) Lost(claimant T, claim Claim) bool {
 	return slices.ContainsFunc(r[claim], func(o T) bool { return o != claimant && o.Precedes(claimant) })
 }
 
+// Holder returns the claimant that has the best claim.
+func (r Registry[T]) Holder(claim Claim) (T, bool) {
+	for _, claimant := range r[claim] {
+		if !r.Lost(claimant, claim) {
+			return claimant, true
+		}
+	}
+	var none T
+	return none, false
+}
+
 // SameClaims reports whether two states of a Service claim the same in the
 // same order of precedence. It is cheap, because it is asked on every change
 // of an endpoint.

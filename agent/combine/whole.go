@@ -23,6 +23,17 @@ type Set struct {
 	Problems map[dataplane.ServiceName][]string
 	// LeftOut says, by the name of a ServiceProxyRules, why nothing of it is used.
 	LeftOut map[string]string
+
+	claims Registry[*whole]
+}
+
+// Holder returns the Service that has a claim, whether others want the same or not.
+func (s *Set) Holder(claim Claim) (dataplane.ServiceName, bool) {
+	holder, found := s.claims.Holder(claim)
+	if !found {
+		return dataplane.ServiceName{}, false
+	}
+	return holder.name, true
 }
 
 // Whole combines all objects of a node: what an agent wants that has seen these
@@ -39,8 +50,8 @@ func Whole(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules,
 	set := &Set{
 		Family: family, NodeName: node.Name, Mode: *settings.Mode, Node: Facts(&node.Spec.Node, settings, family),
 		Services: map[dataplane.ServiceName]*dataplane.Service{}, Problems: map[dataplane.ServiceName][]string{}, LeftOut: map[string]string{},
+		claims: Registry[*whole]{},
 	}
-	registry := Registry[*whole]{}
 	all := make([]*whole, 0, len(services))
 	for i := range services {
 		w, why := known(&services[i])
@@ -49,14 +60,14 @@ func Whole(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules,
 			continue
 		}
 		all = append(all, w)
-		registry.Set(w, nil, Claims(w.rules))
+		set.claims.Set(w, nil, Claims(w.rules))
 	}
 	members := Members(node.Spec.Services)
 	for _, w := range all {
 		in := Input{
 			Name: w.name, Rules: w.rules, Family: family, Precedence: w.precedence,
 			Node: Node{Name: node.Name, Zone: node.Spec.Node.Zone},
-			Lost: func(c Claim) bool { return registry.Lost(w, c) },
+			Lost: func(c Claim) bool { return set.claims.Lost(w, c) },
 		}
 		if m := members[w.name]; m != nil {
 			in.Members = m.Ports

@@ -243,13 +243,25 @@ func (q *question) nobodys(fate Fate) string {
 	switch {
 	case fate == Rejected || fate == Dropped:
 		if of == "" {
-			return "no Service has this destination"
+			return "no Service has this destination" + q.perhapsNodePort()
 		}
 		return of
 	case of != "":
 		return of + "; no rule matches it"
 	}
-	return "no Service has this destination, and no rule matches it: it goes on to whoever has the address"
+	return "no Service has this destination, and no rule matches it: it goes on to whoever has the address" + q.perhapsNodePort()
+}
+
+// perhapsNodePort says whose node port the port is: the address may be one of the node
+// that its rules do not list.
+func (q *question) perhapsNodePort() string {
+	to := q.packet.Destination
+	for _, name := range slices.SortedFunc(maps.Keys(q.services), dataplane.ServiceName.Compare) {
+		if slices.ContainsFunc(q.services[name].Ports, func(p dataplane.Port) bool { return p.NodePort == to.Port() && p.Protocol == q.protocol }) {
+			return fmt.Sprintf("; %d/%s is the node port of %s: nodes answer it at their own addresses, and the rules of %s do not list %s (spec.node.addresses)", to.Port(), q.protocol, name, q.set.NodeName, to.Addr())
+		}
+	}
+	return ""
 }
 
 // notes say what of the Services of this destination is not served.

@@ -166,6 +166,10 @@ func TestTrace(t *testing.T) {
 			"1.00 KUBE-SERVICES > PASS: no Service has this destination, and no rule matches it: it goes on to whoever has the address",
 		},
 		{
+			"a node port, of an address that may be the node's", "203.0.113.9", "192.0.2.99:30080", node(), object("web", nil, "10.244.1.5:8080"),
+			"1.00 KUBE-SERVICES > PASS: no Service has this destination, and no rule matches it: it goes on to whoever has the address; 30080/TCP is the node port of shop/web: nodes answer it at their own addresses, and the rules of node-1 do not list 192.0.2.99 (spec.node.addresses)",
+		},
+		{
 			"IPVS, by node port", "203.0.113.9", "192.0.2.21:30080", node(inIPVS), object("web", nil, "10.244.1.5:8080"),
 			"1.00 KUBE-SERVICES > KUBE-NODE-PORT > KUBE-MARK-MASQ > virtual server 192.0.2.21:30080 > 10.244.1.5:8080 masqueraded",
 		},

@@ -248,3 +248,12 @@ const (
 	// one.
 	ReasonAgentPodsNotReady = "AgentPodsNotReady"
 )
+
+// Parts of the message of the condition Programmed that are read again.
+const (
+	// MessageBut stands between what a kernel holds and what besides could not be done.
+	MessageBut = "; but: "
+	// MessageSilentSince begins that of ReasonAgentNotResponding, where a Lease tells
+	// when the agent was last seen: the time follows in RFC 3339, and a space.
+	MessageSilentSince = "no sign of life of the agent since "
+)

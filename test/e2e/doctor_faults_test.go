@@ -20,7 +20,9 @@ type fault struct {
 	service string
 	// finding is what the doctor calls it, and where the Service, node or policy.
 	finding, where string
-	plant, mend    func(r *run)
+	// under is the finding that it follows from, if any.
+	under       string
+	plant, mend func(r *run)
 }
 
 // object is a fault that is made with objects.
@@ -86,7 +88,7 @@ spec:
 		service("address-of-a-node", "NodeAddressTaken", "shop/address-of-a-node", `
   externalIPs: ["172.20.0.12"]
   selector: {app: web}
-  ports: [{port: 8099, targetPort: 8080}]
+  ports: [{port: 22, targetPort: 8080}]
 `),
 		service("address-of-another", "AddressTaken", "shop/address-of-another", `
   externalIPs: ["198.51.100.20"]
@@ -314,7 +316,7 @@ func wholeFaults() []*fault {
 `)
 	return []*fault{
 		{
-			name: "controller-stopped", finding: changed.finding, where: changed.where,
+			name: "controller-stopped", finding: changed.finding, where: changed.where, under: "NoControllerRuns",
 			plant: func(r *run) {
 				controllers(r, "0")
 				r.until(time.Minute, "no controller runs", func() error {

@@ -202,6 +202,26 @@ func (d *doctor) found(r *run, limit time.Duration, faults ...*fault) {
 	r.remark("%s after %s", strings.Join(names, ", "), seconds(took))
 }
 
+// alone waits until the doctor names a fault, and nothing besides.
+func (d *doctor) alone(r *run, limit time.Duration, f *fault) {
+	r.Helper()
+	d.found(r, limit, f)
+	want := f.finding
+	if f.under != "" {
+		want = f.under
+	}
+	r.until(limit, "doctor names nothing else", func() error {
+		found, err := d.ask(r, f.service)
+		if err != nil {
+			return err
+		}
+		if len(found.Findings) != 1 || found.Findings[0].Name != want || !found.has(f.finding, f.where) {
+			return fmt.Errorf("with %s it names %+v, want %s alone", f.name, found.Findings, want)
+		}
+		return nil
+	})
+}
+
 // all are the findings of reports, for people.
 func all(reports map[string]*report) string {
 	var texts []string
@@ -245,7 +265,7 @@ func (d *doctor) oneByOne(faults []*fault) func(*run) {
 	return func(r *run) {
 		for _, f := range faults {
 			f.plant(r)
-			d.found(r, time.Minute, f)
+			d.alone(r, time.Minute, f)
 			f.mend(r)
 			d.gone(r)
 		}
@@ -260,7 +280,7 @@ func (d *doctor) record(r *run, folder string) {
 	write("healthy")
 	for _, f := range slices.Concat(objectFaults(), nodeFaults(), []*fault{rulesUndone(), tableFull(), agentStopped()}, wholeFaults()) {
 		f.plant(r)
-		d.found(r, 3*time.Minute, f)
+		d.alone(r, 3*time.Minute, f)
 		r.pass(2 * time.Second) // in which the controller does all that follows
 		write(f.name)
 		f.mend(r)

@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 )
@@ -136,7 +137,7 @@ func read(path string) (request, bool) {
 func (s *State) answer(r *http.Request) (any, error) {
 	q, ok := read(r.URL.Path)
 	query := r.URL.Query()
-	if !ok || r.Method != http.MethodGet || query.Has("watch") || query.Has("labelSelector") || query.Has("fieldSelector") {
+	if !ok || r.Method != http.MethodGet || query.Has("watch") || query.Has("fieldSelector") {
 		return nil, errors.New("this server lists and gets recorded kinds, and nothing else")
 	}
 	resource := q.kind.GroupVersionResource
@@ -154,6 +155,13 @@ func (s *State) answer(r *http.Request) (any, error) {
 	items := list.Items
 	if q.namespace != "" {
 		items = slices.DeleteFunc(slices.Clone(items), func(o unstructured.Unstructured) bool { return o.GetNamespace() != q.namespace })
+	}
+	selector, err := labels.Parse(query.Get("labelSelector"))
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	if !selector.Empty() {
+		items = slices.DeleteFunc(slices.Clone(items), func(o unstructured.Unstructured) bool { return !selector.Matches(labels.Set(o.GetLabels())) })
 	}
 	partial := strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata")
 	if q.name != "" {

@@ -17,7 +17,7 @@ import (
 type kind struct {
 	gvk   schema.GroupVersionKind
 	scope meta.RESTScope
-	read  func(ctx context.Context, from client.Reader, into *Objects, page int64) error
+	read  func(ctx context.Context, from client.Reader, into *Objects, page int64, only ...client.ListOption) error
 }
 
 func kinds() map[Kind]kind {
@@ -60,7 +60,7 @@ func kinds() map[Kind]kind {
 	return all
 }
 
-func (k kind) reads(read func(context.Context, client.Reader, *Objects, int64) error) kind {
+func (k kind) reads(read func(context.Context, client.Reader, *Objects, int64, ...client.ListOption) error) kind {
 	k.read = read
 	return k
 }
@@ -79,16 +79,19 @@ func mapper() meta.RESTMapper {
 func reader[L, T any, P interface {
 	*L
 	client.ObjectList
-}](items func(P) []T, field func(*Objects) *[]T) func(context.Context, client.Reader, *Objects, int64) error {
-	return func(ctx context.Context, from client.Reader, into *Objects, page int64) error {
+}](items func(P) []T, field func(*Objects) *[]T) func(context.Context, client.Reader, *Objects, int64, ...client.ListOption) error {
+	return func(ctx context.Context, from client.Reader, into *Objects, page int64, only ...client.ListOption) error {
 		var found []T
 		next := ""
 		for first := true; first || next != ""; first = false {
 			list := P(new(L))
-			if err := from.List(ctx, list, client.Limit(page), client.Continue(next)); err != nil {
+			if err := from.List(ctx, list, append(slices.Clone(only), client.Limit(page), client.Continue(next))...); err != nil {
 				return err
 			}
-			found = append(found, items(list)...)
+			for _, item := range items(list) {
+				trim(&item)
+				found = append(found, item)
+			}
 			next = list.GetContinue()
 		}
 		slices.SortFunc(found, func(a, b T) int { return nameOf(&a).Compare(nameOf(&b)) })
@@ -106,9 +109,9 @@ func nameOf[T any](object *T) Name {
 	return Name{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-func readNodeProxy(ctx context.Context, from client.Reader, into *Objects, page int64) error {
+func readNodeProxy(ctx context.Context, from client.Reader, into *Objects, page int64, only ...client.ListOption) error {
 	list := &v1alpha1.NodeProxyList{}
-	if err := from.List(ctx, list, client.Limit(page)); err != nil {
+	if err := from.List(ctx, list, append(slices.Clone(only), client.Limit(page))...); err != nil {
 		return err
 	}
 	for i := range list.Items {

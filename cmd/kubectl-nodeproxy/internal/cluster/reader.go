@@ -87,10 +87,10 @@ func mayGoWithout(err error) bool {
 
 // list reads one kind, page by page. Pages that the server has forgotten meanwhile
 // are read again in one go.
-func (r *Reader) list(ctx context.Context, k kind, into *Objects) error {
-	err := k.read(ctx, r.client, into, pageSize)
+func (r *Reader) list(ctx context.Context, k kind, into *Objects, only ...client.ListOption) error {
+	err := k.read(ctx, r.client, into, pageSize, only...)
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		err = k.read(ctx, r.client, into, 0)
+		err = k.read(ctx, r.client, into, 0, only...)
 	}
 	return err
 }

@@ -16,10 +16,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
-// secondLook is how long after the first look the second one is, where something may
-// just be about to change. The controller needs much less.
-const secondLook = 2 * time.Second
-
 func newDoctor(p *program) *cobra.Command {
 	return reporting(&cobra.Command{
 		Use:   "doctor [NAMESPACE/SERVICE]",
@@ -61,11 +57,11 @@ and 2 where nothing could.`,
 		report, err := doctor.Examine(objects, doctor.Question{
 			Service: service,
 			Docs:    hints.Docs(p.Version),
-			Again: func() (*cluster.Objects, error) {
+			Again: func(after time.Duration) (*cluster.Objects, error) {
 				select {
 				case <-cmd.Context().Done():
 					return nil, fmt.Errorf("interrupted: %w", cmd.Context().Err())
-				case <-p.After(secondLook):
+				case <-p.After(after):
 					return look()
 				}
 			},
@@ -75,6 +71,9 @@ and 2 where nothing could.`,
 		})
 		if err != nil {
 			return nil, false, err
+		}
+		if err := cmd.Context().Err(); err != nil {
+			return nil, false, fmt.Errorf("interrupted: %w", err)
 		}
 		return report, len(report.Findings)+len(report.NotMade) > 0, nil
 	})

@@ -26,12 +26,20 @@ The exit status is 0 if all is well, 1 if not, and 2 after an error.`,
 		Args:              arguments(0, 0, "no argument"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}, func(cmd *cobra.Command, _ []string) (output.Report, bool, error) {
-		objects, err := p.read(cmd,
+		r, err := p.reader()
+		if err != nil {
+			return nil, false, err
+		}
+		objects, err := r.Read(cmd.Context(),
 			[]cluster.Kind{cluster.NodeProxies, cluster.NodeProxyRules},
 			[]cluster.Kind{cluster.NodeProxyPolicies, cluster.ServiceProxyPolicies})
 		if err != nil {
 			return nil, false, err
 		}
+		if err := r.ReadOwnPods(cmd.Context(), objects); err != nil {
+			return nil, false, err
+		}
+		objects.Time = p.Now()
 		report := status.Of(objects, hints.Docs(p.Version))
 		return report, !report.Well, nil
 	})

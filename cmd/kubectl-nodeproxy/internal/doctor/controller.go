@@ -85,6 +85,10 @@ func (e *examination) ready(np *v1alpha1.NodeProxy) {
 	}
 	switch c.Reason {
 	case v1alpha1.ReasonNodesNotProgrammed, v1alpha1.ReasonAgentPodsNotReady:
+		if e.onlyNew() {
+			e.remark("NodeProxy waits for nodes that are new: %s", cmpMessage(c))
+			return
+		}
 		// The nodes say why. Only one that has not said anything yet does not.
 		f.Name, f.What = "NodesNotProgrammed", "NodeProxy counts nodes that are not as they should be: "+cmpMessage(c)
 		f.passing = true
@@ -106,6 +110,11 @@ func (e *examination) ready(np *v1alpha1.NodeProxy) {
 		f.Do = e.docs.See("correct spec.apiServer.endpoints of the NodeProxy, or remove the field", "troubleshooting.md#named-api-servers-do-not-answer")
 	case v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetRefused, v1alpha1.ReasonAgentPodsFailing:
 		f.Do = e.docs.See("do what the message says; the agents' pods: "+e.own.Agents(), "troubleshooting.md#agents-are-not-deployed")
+		if c.Reason == v1alpha1.ReasonAgentPodsFailing {
+			for _, node := range e.nodes {
+				f.causes = append(f.causes, nodeKey(node.Name, "pods"))
+			}
+		}
 	}
 	e.add(f)
 }
@@ -173,8 +182,8 @@ func (e *examination) behind() {
 		return
 	}
 	e.add(Finding{
-		Severity: Problem, Name: "ControllerBehind", Check: CheckController, key: keyBehind,
-		What: "the controller is down or behind: what follows from the objects is not done, seen twice, 2 s apart",
+		Severity: Problem, Name: "ControllerBehind", Check: CheckController, key: keyBehind, causes: []string{keyNoController},
+		What: "the controller is down or behind: what follows from the objects is not done, seen twice",
 		Do:   e.doController(),
 	})
 }

@@ -13,14 +13,17 @@ import (
 const (
 	dnsLabel, dnsLabelValue = "k8s-app", "kube-dns"
 	dnsNamespace, dnsName   = "kube-system", "kube-dns"
-	dnsPort                 = 53
+	// dnsOpenShift is the label of that of OpenShift, openshift-dns/dns-default.
+	dnsOpenShift = "dns.operator.openshift.io/owning-dns"
+	dnsPort      = 53
 )
 
 // isDNS reports whether a Service is that of the cluster's DNS. Headless ones are for
 // looking at its pods.
 func isDNS(svc *corev1.Service) bool {
+	_, openShift := svc.Labels[dnsOpenShift]
 	return svc.Spec.ClusterIP != corev1.ClusterIPNone &&
-		(svc.Labels[dnsLabel] == dnsLabelValue || svc.Namespace == dnsNamespace && svc.Name == dnsName)
+		(openShift || svc.Labels[dnsLabel] == dnsLabelValue || svc.Namespace == dnsNamespace && svc.Name == dnsName)
 }
 
 // dns looks whether pods can have names resolved.
@@ -33,11 +36,9 @@ func (e *examination) dns() {
 		}
 	}
 	if !found {
-		e.add(Finding{
-			Severity: Warning, Name: "NoDNSService", Check: CheckDNS,
-			What: fmt.Sprintf("no Service of the cluster's DNS is there: looked for %s/%s and for the label %s=%s", dnsNamespace, dnsName, dnsLabel, dnsLabelValue),
-			Do:   "install the cluster's DNS, or, where it has another name, see by doctor NAMESPACE/SERVICE whether that one is well",
-		})
+		// Which one pods ask stands in their resolv.conf, which cannot be seen from here.
+		e.remark("no Service that is known as that of a cluster's DNS is there (%s/%s, or one with the label %s=%s or %s): where it has another name, see by doctor NAMESPACE/SERVICE whether that one is well",
+			dnsNamespace, dnsName, dnsLabel, dnsLabelValue, dnsOpenShift)
 	}
 }
 

@@ -3,6 +3,7 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -15,9 +16,9 @@ import (
 type Question struct {
 	// Service is the one to look at; nil: all.
 	Service *types.NamespacedName
-	// Again reads the objects once more, after a moment. It is asked only where
+	// Again reads the objects once more, after so long. It is asked only where
 	// something is seen that may be about to change.
-	Again func() (*cluster.Objects, error)
+	Again func(after time.Duration) (*cluster.Objects, error)
 	// Docs are the documents of the plugin, and its release.
 	Docs hints.Docs
 	// Trace follows packets through what nodes should hold.
@@ -36,9 +37,10 @@ func Examine(objects *cluster.Objects, q Question) (*Report, error) {
 	if !first.anyPassing() {
 		return first.finish(), nil
 	}
-	objects, err = q.Again()
+	objects, err = q.Again(first.patience())
 	if err != nil {
-		return nil, fmt.Errorf("read a second time: %w", err)
+		first.leaveUncertain(err)
+		return first.finish(), nil
 	}
 	second, err := examine(objects, &q)
 	if err != nil {
@@ -78,6 +80,7 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 		do    func()
 	}{
 		{CheckController, []cluster.Kind{cluster.NodeProxies}, e.controller},
+		{CheckController, []cluster.Kind{cluster.Pods}, e.running},
 		{CheckDNS, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.dns},
 		{CheckNodes, []cluster.Kind{cluster.NodeProxyRules}, e.nodeStates},
 		{CheckRendering, []cluster.Kind{cluster.Services, cluster.EndpointSlices, cluster.ServiceProxyRules}, e.rendering},

@@ -2,16 +2,15 @@ package doctor
 
 import (
 	"errors"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
@@ -30,523 +29,39 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-func everything() v1alpha1.LabelSelector { return v1alpha1.LabelSelector{} }
+// planted is a fault in a cluster where all is well.
+type planted struct {
+	service string // to ask for; empty: all
+	plant   func(w *world)
+	want    string // the names of findings
+	says    string // what the report has to say
+}
 
 // TestFaults plants faults in a cluster where all is well.
 func TestFaults(t *testing.T) {
-	for name, c := range map[string]struct {
-		service string // to ask for; empty: all
-		plant   func(w *world)
-		want    string // the names of findings
-		says    string // what the report has to say
-	}{
-		"no NodeProxy": {
-			plant: func(w *world) { w.NodeProxy = nil },
-			want:  "NoNodeProxy", says: "apply the one that you had",
-		},
-		"never switched on": {
-			plant: func(w *world) { w.NodeProxy, w.NodeRules, w.ServiceRules = nil, nil, nil },
-			want:  "NoNodeProxy", says: "docs/migration.md#1-install-beside-kube-proxy, else as in https://github.com/nodeproxy-io/nodeproxy/blob/v0.1.0/docs/install.md#install",
-		},
-		"being removed": {
-			plant: func(w *world) {
-				deleted := ago(time.Minute)
-				w.NodeProxy.DeletionTimestamp = &deleted
-				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonRemoving, "node-2 has not removed its rules")}
-				w.ServiceRules = w.ServiceRules[:1]
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonRemoved, "removed"))
-			},
-			want: "Removing(InventoryDiffers Removed NotRendered)",
-		},
-		"settings refused": {
-			plant: func(w *world) {
-				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonInvalidSettings, "settings.masquerade.bit")}
-			},
-			want: "InvalidSettings", says: "settings.masquerade.bit",
-		},
-		"inventory of another cluster": {
-			plant: func(w *world) { w.NodeProxy.Status.Inventory.Services = 7 },
-			want:  "ControllerBehind(InventoryDiffers)",
-		},
-		"a generation that nobody has seen": {
-			plant: func(w *world) { w.NodeProxy.Generation = 2 },
-			want:  "ControllerBehind(NodeProxyNotSeen)", says: "docs/troubleshooting.md#nodeproxycontrollerwithoutleader",
-		},
-		"a Service that the controller refuses": {
-			plant: func(w *world) {
-				w.NodeProxy.Status.Refused = []v1alpha1.RefusedService{{Namespace: "shop", Name: "web", Message: "larger than 1 MiB"}}
-				w.NodeProxy.Status.RefusedServices = 1
-				w.ServiceRules = w.ServiceRules[:1]
-				w.NodeProxy.Status.Inventory = new(render.Inventory([]string{"kube-system.kube-dns"}))
-			},
-			want: "ServiceRefused", says: "larger than 1 MiB",
-		},
-		"DNS without pods": {
-			plant: func(w *world) { w.removePods("kube-dns"); w.render() },
-			want:  "NoPodMatches", says: "names do not resolve",
-		},
-		"DNS asked for by its name": {
-			service: "kube-system/kube-dns",
-			plant:   func(w *world) { w.removePods("kube-dns"); w.render() },
-			want:    "NoPodMatches",
-		},
-		"no DNS": {
-			plant: func(w *world) {
-				w.Services, w.EndpointSlices = w.Services[1:], w.EndpointSlices[1:]
-				w.render()
-			},
-			want: "NoDNSService", says: "looked for kube-system/kube-dns and for the label k8s-app=kube-dns",
-		},
-		"DNS without TCP": {
-			plant: func(w *world) { w.service("kube-dns").Spec.Ports = w.service("kube-dns").Spec.Ports[:1]; w.render() },
-			want:  "DNSPortMissing", says: "53/TCP",
-		},
-		"DNS of another proxy": {
-			plant: func(w *world) { w.service("kube-dns").Labels[render.LabelServiceProxyName] = "other"; w.render() },
-			want:  "DNSNotProxied",
-		},
-		"selector of nothing": {
-			plant: func(w *world) {
-				w.service("web").Spec.Selector = map[string]string{"app": "wbe"}
-				w.slice("web").Endpoints = nil
-				w.render()
-			},
-			want: "NoPodMatches", says: "app=wbe",
-		},
-		"no selector and no slices": {
-			plant: func(w *world) {
-				w.service("web").Spec.Selector = nil
-				w.EndpointSlices = w.EndpointSlices[:1]
-				w.render()
-			},
-			want: "NoEndpointSlices", says: "kubernetes.io/service-name=web",
-		},
-		"pods and no slices": {
-			plant: func(w *world) { w.EndpointSlices = w.EndpointSlices[:1]; w.render() },
-			want:  "EndpointSlicesMissing", says: "2 pods",
-		},
-		"no pod is ready": {
-			plant: func(w *world) {
-				for i := range w.slice("web").Endpoints {
-					w.slice("web").Endpoints[i].Conditions.Ready = new(false)
-					w.Pods[2+i].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, Message: "containers with unready status: [web]"}}
-				}
-				w.render()
-			},
-			want: "NoReadyEndpoint", says: "pod web-node-1: containers with unready status: [web] (and 1 more)",
-		},
-		"no pod starts": {
-			plant: func(w *world) {
-				w.slice("web").Endpoints = nil
-				for i := range 2 {
-					w.Pods[2+i].Status = corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{
-						{Name: "web", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}},
-					}}
-				}
-				w.render()
-			},
-			want: "NoReadyEndpoint", says: "container web: ImagePullBackOff",
-		},
-		"pods that end": {
-			plant: func(w *world) {
-				for i := range w.slice("web").Endpoints {
-					w.slice("web").Endpoints[i].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
-				}
-				w.render()
-			},
-			want: "OnlyTerminating",
-		},
-		"targetPort of no pod": {
-			plant: func(w *world) {
-				w.service("web").Spec.Ports[0].TargetPort = intstr.FromString("htpp")
-				w.slice("web").Ports = nil
-				w.render()
-			},
-			want: "PortWithoutEndpoint", says: `its targetPort "htpp" is the name of no port`,
-		},
-		"port name of no slice": {
-			plant: func(w *world) {
-				w.service("web").Spec.Selector = nil
-				w.slice("web").Ports[0].Name = new("web")
-				w.render()
-			},
-			want: "PortWithoutEndpoint", says: "port names of hand-written slices",
-		},
-		"no endpoint of a family": {
-			plant: func(w *world) {
-				s := &w.service("web").Spec
-				s.ClusterIPs, s.IPFamilies = append(s.ClusterIPs, "fd00::20"), append(s.IPFamilies, corev1.IPv6Protocol)
-				w.render()
-			},
-			want: "FamilyWithoutEndpoint", says: "SingleStack, which keeps its first family",
-		},
-		"no endpoint of the first family": {
-			plant: func(w *world) {
-				s := &w.service("web").Spec
-				s.ClusterIPs, s.IPFamilies = append([]string{"fd00::20"}, s.ClusterIPs...), append([]corev1.IPFamily{corev1.IPv6Protocol}, s.IPFamilies...)
-				s.ClusterIP = s.ClusterIPs[0]
-				w.render()
-			},
-			want: "FamilyWithoutEndpoint", says: "create it again with ipFamilies that leave out IPv6",
-		},
-		"address that cannot be one": {
-			plant: func(w *world) {
-				w.slice("web").Endpoints = append(w.slice("web").Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.244.1"}})
-				w.render()
-			},
-			want: "EndpointsSkipped", says: `"10.244.1"`,
-		},
-		"Service of another proxy": {
-			service: "shop/web",
-			plant:   func(w *world) { w.service("web").Labels[render.LabelServiceProxyName] = "other"; w.render() },
-			want:    "NotEligible", says: "kubectl label service -n shop web service.kubernetes.io/service-proxy-name-",
-		},
-		"not rendered": {
-			plant: func(w *world) { w.ServiceRules = w.ServiceRules[:1] },
-			want:  "ControllerBehind(InventoryDiffers NotRendered)",
-		},
-		"rendered as it was": {
-			plant: func(w *world) { w.service("web").Spec.Ports[0].Port = 81 },
-			want:  "ControllerBehind(RenderedOtherwise)", says: "(ports)",
-		},
-		"rules of a Service that is gone": {
-			plant: func(w *world) { w.Services = w.Services[:1] },
-			want:  "ControllerBehind(StillRendered)",
-		},
-		"members of before": {
-			plant: func(w *world) { w.node(1).Spec.Services = nil },
-			want:  "ControllerBehind(MembersOutOfDate)",
-		},
-		"agent that never reported": {
-			plant: func(w *world) { w.node(1).Status = v1alpha1.NodeProxyRulesStatus{} },
-			want:  "NeverReported",
-		},
-		"agent that is silent, and what follows": {
-			plant: func(w *world) {
-				w.set(1, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no sign of life of the agent since 2026-03-01T11:55:00Z (its Lease)"))
-				w.node(1).Status.SettingsRevision = "old"
-				w.node(1).Status.Conntrack.UsagePercent = 90
-				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "node-2")}
-				w.NodeProxy.Status.Nodes.Lagging = 1
-			},
-			want: "AgentNotResponding(NodesNotProgrammed AgentsLagging SettingsNotInForce ConntrackPressure)", says: "node node-2 since 2026-03-01T11:55:00Z (5m",
-		},
-		"agent that is too old": {
-			plant: func(w *world) { w.node(0).Spec.FormatVersion = 2 },
-			want:  "AgentTooOld", says: "your DaemonSet",
-		},
-		"agent that is too old, and the controller runs it": {
-			plant: func(w *world) {
-				w.NodeProxy.Spec.Agent = &v1alpha1.AgentSettings{Management: new(v1alpha1.AgentManaged)}
-				w.node(0).Spec.FormatVersion = 2
-			},
-			want: "AgentTooOld", says: "clear spec.agent.image of the NodeProxy",
-		},
-		"settings that the node cannot do": {
-			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonUnsupported, "no ip_vs"))
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonFailed, "not accepted: no ip_vs"))
-			},
-			want: "Unsupported",
-		},
-		"another proxy": {
-			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, "kube-proxy"))
-				w.set(0, is(v1alpha1.ConditionConflictingProxy, metav1.ConditionTrue, v1alpha1.ReasonConflictingProxy, "kube-proxy"))
-			},
-			want: "ConflictingProxy", says: "kube-proxy",
-		},
-		"something that could not be done besides": {
-			plant: func(w *world) {
-				for i := range 2 {
-					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted; but: a sysctl"))
-				}
-			},
-			says: "on node-1, node-2: programmed, but: a sysctl",
-		},
-		"changes that wait": {
-			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonPending, "since"))
-			},
-			want: "Pending",
-		},
-		"Services held since their rules are gone": {
-			plant: func(w *world) {
-				w.ServiceRules = w.ServiceRules[:1]
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "1 Service"))
-			},
-			want: "ControllerBehind(InventoryDiffers(Held) NotRendered)",
-		},
-		"Services held": {
-			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "2 Services"))
-			},
-			want: "Held",
-		},
-		"a Service that the kernel refuses": {
-			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
-				w.node(0).Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/web: no SCTP"}}
-			},
-			want: "SomeServicesRefused", says: "Service shop/web, node node-1",
-		},
-		"another Service that the kernel refuses": {
-			service: "kube-system/kube-dns",
-			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
-				w.node(0).Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/web: no SCTP"}}
-			},
-		},
-		"Audit on both nodes": {
-			plant: func(w *world) {
-				for i := range 2 {
-					w.node(i).Spec.Settings.Enforcement = new(v1alpha1.Audit)
-					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, ""))
-				}
-			},
-			want: "Audit", says: "WARNING Audit of nodes node-1, node-2",
-		},
-		"Audit, and nobody maintains the rules": {
-			plant: func(w *world) {
-				w.node(0).Spec.Settings.Enforcement = new(v1alpha1.Audit)
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, "enforcement is Audit: nobody maintains the rules, start kube-proxy"))
-			},
-			want: "Audit", says: "nobody maintains the rules, start kube-proxy",
-		},
-		"silent agents of many nodes are one finding": {
-			plant: func(w *world) {
-				for i := range 2 {
-					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, ""))
-				}
-			},
-			want: "AgentNotResponding", says: "see its pod and log: kubectl -n nodeproxy-system get pods -l app.kubernetes.io/name=nodeproxy-agent -o wide, then",
-		},
-		"an agent of nodeproxy in a namespace of its own that is silent": {
-			plant: func(w *world) {
-				w.Pods = append(w.Pods, corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "operators", Name: "x", Labels: map[string]string{"app.kubernetes.io/name": "nodeproxy-controller"}}})
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, ""))
-			},
-			want: "AgentNotResponding", says: "kubectl -n operators get pods -l app.kubernetes.io/name=nodeproxy-agent --field-selector spec.nodeName=node-1 -o wide, then kubectl -n operators logs POD --tail=20",
-		},
-		"another mode": {
-			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionModeFallback, metav1.ConditionTrue, v1alpha1.ReasonKernelLacksMode, ""))
-			},
-			want: "ModeFallback",
-		},
-		"rules undone": {
-			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionDrifted, metav1.ConditionTrue, v1alpha1.ReasonRulesUndone, "by a firewall"))
-			},
-			want: "Drifted", says: "by a firewall",
-		},
-		"rules repaired just now": {
-			plant: func(w *world) { w.node(0).Status.Drift = &v1alpha1.DriftReport{Repairs: 1, LastTime: ago(time.Minute)} },
-			want:  "RulesRepaired",
-		},
-		"rules repaired long ago": {
-			plant: func(w *world) { w.node(0).Status.Drift = &v1alpha1.DriftReport{Repairs: 1, LastTime: ago(time.Hour)} },
-		},
-		"a kernel that differs": {
-			plant: func(w *world) {
-				w.node(0).Status.Difference = &v1alpha1.DifferenceReport{Count: 1, Examples: []string{"a rule"}}
-			},
-			want: "KernelDiffers",
-		},
-		"a node without rules": {
-			plant: func(w *world) { w.Pods[0].Spec.NodeName = "node-3" },
-			want:  "ControllerBehind(NodeRulesMissing)",
-		},
-		"Local where no pod is": {
-			plant: func(w *world) {
-				w.service("web").Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
-				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
-				w.render()
-			},
-			want: "LocalWithoutEndpoint", says: "node node-2",
-		},
-		"external Local, and the load balancer can tell": {
-			plant: func(w *world) {
-				w.service("web").Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
-				w.service("web").Spec.HealthCheckNodePort = 32000
-				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
-				w.render()
-			},
-			says: "keeps away from there by asking the health check port 32000",
-		},
-		"external Local, and it cannot": {
-			plant: func(w *world) {
-				w.service("web").Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
-				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
-				w.render()
-			},
-			want: "LocalWithoutHealthCheck",
-		},
-		"conntrack nearly full": {
-			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionConntrackPressure, metav1.ConditionTrue, v1alpha1.ReasonTableNearlyFull, ""))
-				w.node(0).Status.Conntrack.UsagePercent = 75
-			},
-			want: "ConntrackPressure", says: "settings.conntrack.min (131072 now, such as to 262144)",
-		},
-		"a policy that makes no sense": {
-			plant: func(w *world) {
-				w.NodePolicies = []v1alpha1.NodeProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "edge"}, Status: v1alpha1.NodeProxyPolicyStatus{
-					Conditions: []metav1.Condition{is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonInvalidPolicy, "spec.settings")},
-				}}}
-			},
-			want: "PolicyNotAccepted", says: "kubectl edit npp edge",
-		},
-		"two policies that make no sense together": {
-			plant: func(w *world) {
-				policy := func(name string, c metav1.Condition) v1alpha1.NodeProxyPolicy {
-					return v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.NodeProxyPolicyStatus{Conditions: []metav1.Condition{c}}}
-				}
-				w.NodePolicies = []v1alpha1.NodeProxyPolicy{
-					policy("often", is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "1 held back")),
-					policy("seldom", is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonInvalidResult, "with often")),
-				}
-			},
-			want: "PolicyNotAccepted(NodesNotProgrammed)",
-		},
-		"a rollout that has stopped at a silent node": {
-			plant: func(w *world) {
-				w.NodePolicies = []v1alpha1.NodeProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "edge"}, Status: v1alpha1.NodeProxyPolicyStatus{
-					Conditions: []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonRolloutStopped, "node-2 has missed its deadline")},
-				}}}
-				w.set(1, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, ""))
-			},
-			want: "AgentNotResponding(RolloutStopped)",
-		},
-		"a change that is paused": {
-			plant: func(w *world) {
-				w.NodePolicies = []v1alpha1.NodeProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "edge"}, Status: v1alpha1.NodeProxyPolicyStatus{
-					Conditions: []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPaused, "1 of 2")},
-				}}}
-			},
-			want: "Paused",
-		},
-		"a policy that does nothing": {
-			plant: func(w *world) {
-				w.ServicePolicies = []v1alpha1.ServiceProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "ranges"}, Status: v1alpha1.ServiceProxyPolicyStatus{
-					Conditions: []metav1.Condition{is(v1alpha1.ConditionIneffective, metav1.ConditionTrue, v1alpha1.ReasonIneffective, "for Service shop/web")},
-				}}}
-				w.render()
-			},
-			want: "PolicyIneffective",
-		},
-		"node ports that a policy closes, and is not heard": {
-			plant: func(w *world) {
-				w.ServicePolicies = []v1alpha1.ServiceProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "closed"}, Spec: v1alpha1.ServiceProxyPolicySpec{
-					NamespaceSelector: everything(), ServiceSelector: everything(), Overrides: v1alpha1.ServiceOverrides{
-						NodePorts: new(v1alpha1.Disabled), LoadBalancerSourceRanges: []string{"none"},
-					},
-				}, Status: v1alpha1.ServiceProxyPolicyStatus{
-					Conditions: []metav1.Condition{is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonInvalidPolicy, "loadBalancerSourceRanges[0]")},
-				}}}
-			},
-			want: "PolicyNotAccepted(NotClosed)", says: "closes nodePorts",
-		},
-		"ranges of one family": {
-			plant: func(w *world) {
-				s := w.service("web")
-				s.Spec.ClusterIPs, s.Spec.IPFamilies = append(s.Spec.ClusterIPs, "fd00::20"), append(s.Spec.IPFamilies, corev1.IPv6Protocol)
-				s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"}
-				s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: "2001:db8::10"})
-				slice := *w.slice("web").DeepCopy()
-				slice.AddressType, slice.Name = discoveryv1.AddressTypeIPv6, "web-6"
-				slice.Endpoints[0].Addresses, slice.Endpoints[1].Addresses = []string{"fd01::5"}, []string{"fd02::5"}
-				w.EndpointSlices = append(w.EndpointSlices, slice)
-				w.render()
-			},
-			want: "SourceRanges", says: "IPv6",
-		},
-		"node ports that a policy closes": {
-			plant: func(w *world) {
-				w.ServicePolicies = []v1alpha1.ServiceProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "closed"}, Spec: v1alpha1.ServiceProxyPolicySpec{
-					NamespaceSelector: everything(), ServiceSelector: everything(), Overrides: v1alpha1.ServiceOverrides{NodePorts: new(v1alpha1.Disabled)},
-				}}}
-				w.render()
-			},
-		},
-		"a policy for other Services": {
-			service: "kube-system/kube-dns",
-			plant: func(w *world) {
-				w.ServicePolicies = []v1alpha1.ServiceProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1alpha1.ServiceProxyPolicySpec{
-					NamespaceSelector: everything(), ServiceSelector: v1alpha1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
-				}, Status: v1alpha1.ServiceProxyPolicyStatus{
-					Conditions: []metav1.Condition{is(v1alpha1.ConditionIneffective, metav1.ConditionTrue, v1alpha1.ReasonIneffective, "for Service shop/web")},
-				}}}
-				w.render()
-			},
-		},
-		"a headless Service for the pods of DNS": {
-			plant: func(w *world) {
-				w.addService(&corev1.Service{
-					ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-dns-pods", Labels: map[string]string{"k8s-app": "kube-dns"}},
-					Spec:       corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Selector: map[string]string{"k8s-app": "kube-dns"}, Ports: []corev1.ServicePort{{Port: 9153}}},
-				})
-				w.slice("kube-dns-pods").Labels[corev1.IsHeadlessService] = ""
-				w.render()
-			},
-		},
-		"a load balancer's address that is an external IP, too": {
-			plant: func(w *world) { w.service("web").Spec.ExternalIPs = []string{"203.0.113.10"}; w.render() },
-		},
-		"external IP of a node": {
-			plant: func(w *world) { w.service("web").Spec.ExternalIPs = []string{"172.20.0.12"}; w.render() },
-			want:  "NodeAddressTaken", says: "node node-2",
-		},
-		"external IP of another Service": {
-			plant: func(w *world) {
-				w.addService(&corev1.Service{
-					ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "late", CreationTimestamp: ago(time.Hour)},
-					Spec: corev1.ServiceSpec{
-						ClusterIP: "10.96.0.30", ClusterIPs: []string{"10.96.0.30"}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-						ExternalIPs: []string{"198.51.100.20"}, Selector: map[string]string{"app": "late"},
-						Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolTCP}},
-					},
-				}, "10.244.1.7", "10.244.2.7")
-				w.render()
-			},
-			want: "AddressTaken", says: "already belongs to the older Service shop/web",
-		},
+	for _, faults := range []map[string]planted{
+		controllerFaults(), dnsFaults(), endpointFaults(), renderingFaults(), nodeFaults(), trafficPolicyFaults(), policyFaults(), exposureFaults(),
 	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld()
-			c.plant(w)
-			r := w.examine(t, c.service)
-			if got := names(r.Findings); got != c.want {
-				t.Errorf("found %s, want %s:\n%s", got, c.want, text(t, r))
-			}
-			if said := text(t, r); !strings.Contains(said, c.says) {
-				t.Errorf("the report does not say %q:\n%s", c.says, said)
-			}
-			for _, f := range flat(r.Findings) {
-				if f.What == "" || f.Do == "" || f.Severity == "" || f.Check == "" {
-					t.Errorf("a finding is not complete: %+v", f)
-				}
-			}
-		})
+		for name, c := range faults {
+			t.Run(name, c.test)
+		}
 	}
 }
 
-// TestScaledToZero: that a Service has no pods may be on purpose, unless somebody asks
-// why it does not answer.
-func TestScaledToZero(t *testing.T) {
-	for asked, want := range map[string]Severity{"": Warning, "shop/web": Problem} {
-		w := newWorld()
-		w.removePods("web")
-		w.render()
-		if r := w.examine(t, asked); names(r.Findings) != "NoPodMatches" || r.Findings[0].Severity != want {
-			t.Errorf("asked for %q, want a %s:\n%s", asked, want, text(t, r))
-		}
-	}
+func (c planted) test(t *testing.T) {
 	w := newWorld()
-	w.removePods("kube-dns")
-	w.render()
-	if r := w.examine(t, ""); len(r.Findings) != 1 || r.Findings[0].Severity != Problem {
-		t.Errorf("without DNS:\n%s", text(t, r))
+	c.plant(w)
+	r := w.examine(t, c.service)
+	if got := names(r.Findings); got != c.want {
+		t.Errorf("found %s, want %s:\n%s", got, c.want, text(t, r))
+	}
+	if said := text(t, r); !strings.Contains(said, c.says) {
+		t.Errorf("the report does not say %q:\n%s", c.says, said)
+	}
+	for _, f := range flat(r.Findings) {
+		if f.What == "" || f.Do == "" || f.Severity == "" || f.Check == "" {
+			t.Errorf("a finding is not complete: %+v", f)
+		}
 	}
 }
 
@@ -594,13 +109,46 @@ func TestPassing(t *testing.T) {
 	t.Run("they cannot be read again", func(t *testing.T) {
 		w := newWorld()
 		w.service("web").Spec.Ports[0].Port = 81
-		gone := errors.New("the server is gone")
+		w.service("web").Spec.ExternalIPs = []string{"172.20.0.12"}
+		w.render()
+		w.service("web").Spec.Ports[0].Port = 82
 		q := w.question(t)
-		q.Again = func() (*cluster.Objects, error) { return nil, gone }
-		if _, err := Examine(w.Objects, q); !errors.Is(err, gone) {
-			t.Errorf("error %v, want %v", err, gone)
+		q.Again = func(time.Duration) (*cluster.Objects, error) { return nil, errors.New("the server is gone") }
+		r, err := Examine(w.Objects, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := names(r.Findings); got != "NodeAddressTaken" {
+			t.Errorf("found %s, want what is certain", got)
+		}
+		if len(r.NotMade) != 1 || r.NotMade[0].Check != CheckRendering || !strings.Contains(r.NotMade[0].Why, "RenderedOtherwise of Service shop/web): a second look failed: the server is gone") {
+			t.Errorf("not made: %+v", r.NotMade)
 		}
 	})
+}
+
+// TestPatience: the second look is later than the controller may be by design.
+func TestPatience(t *testing.T) {
+	for endpoints, want := range map[int]time.Duration{2: 2 * time.Second, 501: 2 * time.Second, 2000: 2 * time.Second, 2001: 6 * time.Second} {
+		w := newWorld()
+		web := w.slice("web")
+		for len(web.Endpoints) < endpoints {
+			web.Endpoints = append(web.Endpoints, web.Endpoints[0])
+		}
+		w.service("web").Spec.Ports[0].Port = 81
+		q := w.question(t)
+		var waited time.Duration
+		q.Again = func(after time.Duration) (*cluster.Objects, error) {
+			waited = after
+			return w.Objects, nil
+		}
+		if _, err := Examine(w.Objects, q); err != nil {
+			t.Fatal(err)
+		}
+		if waited != want || want <= render.Pace(int32(endpoints)) {
+			t.Errorf("%d endpoints: waited %s, want %s", endpoints, waited, want)
+		}
+	}
 }
 
 func TestUnknownService(t *testing.T) {
@@ -625,7 +173,7 @@ func TestUnread(t *testing.T) {
 	for _, n := range r.NotMade {
 		made = append(made, string(n.Check))
 	}
-	if got := strings.Join(made, " "); got != "endpoints policies" {
+	if got := strings.Join(made, " "); got != "controller endpoints policies" {
 		t.Errorf("not made: %s", got)
 	}
 	if said := text(t, r); !strings.Contains(said, "you may not list pods") || !strings.Contains(said, "NOT LOOKED AT") {
@@ -660,6 +208,25 @@ func TestExposed(t *testing.T) {
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("exposed:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// TestScaledToZero: that a Service has no pods may be on purpose, unless somebody asks
+// why it does not answer.
+func TestScaledToZero(t *testing.T) {
+	for asked, want := range map[string]Severity{"": Warning, "shop/web": Problem} {
+		w := newWorld()
+		w.removePods("web")
+		w.render()
+		if r := w.examine(t, asked); names(r.Findings) != "NoPodMatches" || r.Findings[0].Severity != want {
+			t.Errorf("asked for %q, want a %s:\n%s", asked, want, text(t, r))
+		}
+	}
+	w := newWorld()
+	w.removePods("kube-dns")
+	w.render()
+	if r := w.examine(t, ""); len(r.Findings) != 1 || r.Findings[0].Severity != Problem {
+		t.Errorf("without DNS:\n%s", text(t, r))
 	}
 }
 

@@ -215,40 +215,25 @@ func (e *examination) podsOf(svc *corev1.Service) []*corev1.Pod {
 	return out
 }
 
-// whyUnready says what the first of pods lacks.
+// whyUnready says what the first of the pods that are not ready lacks.
 func whyUnready(pods []*corev1.Pod, all int) string {
+	text, more := "", 0
 	for _, pod := range pods {
-		if why := unready(pod); why != "" {
-			text := fmt.Sprintf("pod %s: %s", pod.Name, why)
-			if len(pods) > 1 {
-				text += fmt.Sprintf(" (and %d more)", len(pods)-1)
-			}
-			return text
+		switch why := cluster.Unready(pod); {
+		case why == "":
+		case text == "":
+			text = fmt.Sprintf("pod %s: %s", pod.Name, why)
+		default:
+			more++
 		}
 	}
-	return fmt.Sprintf("none of %s says that it is", output.Plural(all, "endpoint"))
-}
-
-// unready says why a pod is not ready; empty where it is.
-func unready(pod *corev1.Pod) string {
-	why := ""
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
-			return ""
-		}
-		if c.Status == corev1.ConditionFalse && c.Message != "" {
-			why = c.Message
-		}
+	switch {
+	case text == "":
+		return fmt.Sprintf("none of %s says that it is", output.Plural(all, "endpoint"))
+	case more > 0:
+		text += fmt.Sprintf(" (and %d more)", more)
 	}
-	for _, s := range pod.Status.ContainerStatuses {
-		if w := s.State.Waiting; w != nil {
-			return strings.TrimSuffix(fmt.Sprintf("container %s: %s: %s", s.Name, w.Reason, w.Message), ": ")
-		}
-	}
-	if pod.DeletionTimestamp != nil {
-		return "is about to end"
-	}
-	return cmp.Or(why, "is "+strings.ToLower(cmp.Or(string(pod.Status.Phase), "unknown"))+" and not ready")
+	return text
 }
 
 func selector(svc *corev1.Service) string {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
-	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
@@ -148,8 +147,7 @@ func (e *examination) notClosed(name types.NamespacedName, rules *v1alpha1.Servi
 	owners := e.shapes.Resolve(e.labels[svc.Namespace], svc.Labels).Owners
 	for i := range e.ServicePolicies {
 		p := &e.ServicePolicies[i]
-		policy, _ := policies.ServicePolicyOf(p)
-		if !policy.Selects(e.labels[svc.Namespace], svc.Labels) {
+		if !e.servicePolicies[i].Selects(e.labels[svc.Namespace], svc.Labels) {
 			continue
 		}
 		o := p.Spec.Overrides
@@ -226,22 +224,10 @@ func portOf(p v1alpha1.ServicePort) string { return fmt.Sprintf("%d/%s", p.Port,
 // contested finds addresses that belong to nodes, or that several Services want with the
 // same port.
 func (e *examination) contested(all claims) {
-	nodes := map[string]string{}
-	for _, node := range e.nodes {
-		for _, a := range node.Spec.Node.Addresses {
-			nodes[a] = node.Name
-		}
-	}
+	e.nodeAddresses()
 	winners := all.winners()
 	for _, address := range slices.SortedFunc(maps.Keys(all), compareAddresses) {
 		for _, c := range all[address] {
-			if on := nodes[address]; on != "" && e.concerns(c.service) {
-				e.add(Finding{
-					Severity: Problem, Name: "NodeAddressTaken", Check: CheckExposure, Service: c.service.String(), Nodes: []string{on},
-					What: fmt.Sprintf("%s, %s of the Service, is the node's own address: what is for the node's port is sent to the Service", address, c.what),
-					Do:   fmt.Sprintf("take it out of the Service: kubectl edit service -n %s %s", c.service.Namespace, c.service.Name),
-				})
-			}
 			e.lost(address, c, winners)
 		}
 	}

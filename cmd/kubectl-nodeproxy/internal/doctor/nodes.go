@@ -66,9 +66,13 @@ func (e *examination) onNode(node *v1alpha1.NodeProxyRules, f Finding) {
 func (e *examination) nodeState(node *v1alpha1.NodeProxyRules) {
 	status := &node.Status
 	programmed := findCondition(status.Conditions, v1alpha1.ConditionProgrammed)
+	if e.isNew(node) {
+		e.remark("%s is new, and no agent has reported on it yet: its image may still be pulled", node.Name)
+		return
+	}
 	if programmed == nil {
 		e.onNode(node, Finding{
-			Severity: Problem, Name: "NeverReported", key: nodeKey(node.Name, "silent"), passing: true,
+			Severity: Problem, Name: "NeverReported", key: nodeKey(node.Name, "silent"), causes: []string{nodeKey(node.Name, "pods")}, passing: true,
 			What: "no agent has reported on this node yet", Since: &node.CreationTimestamp,
 			doOn: e.doAgent("see whether one runs, and what it says", "troubleshooting.md#nodeproxyagentnotresponding"),
 		})
@@ -120,7 +124,7 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 	f := Finding{Severity: Problem, Name: c.Reason, key: nodeKey(node.Name, "programmed"), Since: since(c), What: cmpMessage(c)}
 	switch c.Reason {
 	case v1alpha1.ReasonAgentNotResponding:
-		f.key = nodeKey(node.Name, "silent")
+		f.key, f.causes = nodeKey(node.Name, "silent"), []string{nodeKey(node.Name, "pods")}
 		f.What = "the agent gives no sign of life (its Lease is not renewed): the rules of the node stay as they are and go stale"
 		f.Since = silentSince(c)
 		f.doOn = e.doAgent("see its pod and log", "troubleshooting.md#nodeproxyagentnotresponding")
@@ -147,7 +151,7 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 		return // what the node is told says so, too
 	default:
 		if c.Status == metav1.ConditionTrue {
-			if _, but, ok := strings.Cut(c.Message, "; but: "); ok {
+			if _, but, ok := strings.Cut(c.Message, v1alpha1.MessageBut); ok {
 				e.buts[but] = append(e.buts[but], node.Name)
 			}
 			return
@@ -160,7 +164,7 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 // silentSince is when an agent gave its last sign of life, which the message tells. The
 // condition itself changed only once that was long enough ago.
 func silentSince(c *metav1.Condition) *metav1.Time {
-	_, rest, _ := strings.Cut(c.Message, " since ")
+	_, rest, _ := strings.Cut(c.Message, v1alpha1.MessageSilentSince)
 	when, _, _ := strings.Cut(rest, " ")
 	if t, err := time.Parse(time.RFC3339, when); err == nil {
 		return &metav1.Time{Time: t}

@@ -7,7 +7,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 )
 
 // policyState is what the status of policies of both kinds has in common.
@@ -38,7 +37,7 @@ func (e *examination) policies() {
 	}
 	for i := range e.ServicePolicies {
 		p := &e.ServicePolicies[i]
-		if !e.selects(p) {
+		if !e.selects(i) {
 			continue
 		}
 		e.policy(policyState{name: "ServiceProxyPolicy/" + p.Name, short: "spp", meta: &p.ObjectMeta, conditions: p.Status.Conditions, observed: p.Status.ObservedGeneration})
@@ -46,16 +45,15 @@ func (e *examination) policies() {
 }
 
 // selects reports whether a policy has to do with what is looked at.
-func (e *examination) selects(p *v1alpha1.ServiceProxyPolicy) bool {
+func (e *examination) selects(i int) bool {
 	if e.only == nil {
 		return true
 	}
-	if rules := e.rules[*e.only]; rules != nil && slices.Contains(rules.Spec.Policies, p.Name) {
+	if rules := e.rules[*e.only]; rules != nil && slices.Contains(rules.Spec.Policies, e.ServicePolicies[i].Name) {
 		return true
 	}
 	svc := e.services[*e.only]
-	policy, _ := policies.ServicePolicyOf(p)
-	return svc != nil && policy.Selects(e.labels[svc.Namespace], svc.Labels)
+	return svc != nil && e.servicePolicies[i].Selects(e.labels[svc.Namespace], svc.Labels)
 }
 
 func (e *examination) policy(s policyState) {
@@ -97,6 +95,10 @@ func (e *examination) notReady(s policyState, f Finding, c *metav1.Condition) {
 	case v1alpha1.ReasonPaused:
 		f.Severity, f.Do = Warning, fmt.Sprintf("set spec.rollout.paused to false: kubectl edit %s %s", s.short, s.meta.Name)
 	case v1alpha1.ReasonNodesNotProgrammed:
+		if e.onlyNew() {
+			e.remark("%s waits for nodes that are new: %s", s.name, c.Message)
+			return
+		}
 		f.passing = true
 		f.causes = append(f.causes, s.causes...)
 	case v1alpha1.ReasonRolloutStopped:

@@ -34,6 +34,8 @@ type view struct {
 	labels   map[string]map[string]string
 	// nodes are those whose Node exists, as far as the controller knows.
 	nodes []*v1alpha1.NodeProxyRules
+	// servicePolicies are ServicePolicies as the controller reads them, in that order.
+	servicePolicies []policies.ServicePolicy
 	// shapes resolves what policies make of Services; nil where it cannot be told.
 	shapes  *policies.Services
 	refused map[types.NamespacedName]string // by the controller
@@ -92,14 +94,16 @@ func newView(o *cluster.Objects, q *Question) (*view, error) {
 }
 
 func (v *view) readPolicies() {
-	if v.lacking(cluster.ServiceProxyPolicies, cluster.Namespaces) != "" {
-		return
-	}
 	var valid []policies.ServicePolicy
 	for i := range v.ServicePolicies {
-		if policy, errs := policies.ServicePolicyOf(&v.ServicePolicies[i]); len(errs) == 0 {
+		policy, errs := policies.ServicePolicyOf(&v.ServicePolicies[i])
+		v.servicePolicies = append(v.servicePolicies, policy)
+		if len(errs) == 0 {
 			valid = append(valid, policy)
 		}
+	}
+	if v.lacking(cluster.ServiceProxyPolicies, cluster.Namespaces) != "" {
+		return
 	}
 	v.shapes = policies.NewServices(valid)
 }

@@ -192,7 +192,7 @@ func (w *world) removePods(service string) {
 }
 
 // again reads the same objects a second time.
-func (w *world) again() (*cluster.Objects, error) { return w.Objects, nil }
+func (w *world) again(time.Duration) (*cluster.Objects, error) { return w.Objects, nil }
 
 func (w *world) question(t *testing.T) Question {
 	return Question{Again: w.again, Docs: "v0.1.0", Trace: func(set *combine.Set, packet tracer.Packet) (*tracer.Result, error) {

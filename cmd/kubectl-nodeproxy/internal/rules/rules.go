@@ -154,13 +154,12 @@ func Of(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules, on
 	if lonely := withoutObject(node, objects); only == nil && len(lonely) > 0 {
 		r.Notes = append(r.Notes, fmt.Sprintf("endpoints on this node of Services that have no ServiceProxyRules count for nothing: %s", output.Some(lonely, maxExamples)))
 	}
-	c := newClaims(services)
 	for _, f := range families() {
 		for name, svc := range all[f].Services {
 			if only != nil && name != *only {
 				continue
 			}
-			s := service(svc, f, objects[name], all[f].Problems[name], c)
+			s := service(svc, all[f], objects[name])
 			if only != nil {
 				explainAll(&s, svc, objects[name], node)
 			}
@@ -204,14 +203,14 @@ func noClusterIP(all sets, name dataplane.ServiceName) string {
 	return why
 }
 
-func service(svc *dataplane.Service, f dataplane.Family, object *v1alpha1.ServiceProxyRules, problems []string, c *claims) Service {
+func service(svc *dataplane.Service, set *combine.Set, object *v1alpha1.ServiceProxyRules) Service {
 	s := Service{
-		Namespace: svc.Name.Namespace, Name: svc.Name.Name, Family: f,
+		Namespace: svc.Name.Namespace, Name: svc.Name.Name, Family: set.Family,
 		ClusterIP: svc.ClusterIP, ExternalIPs: svc.ExternalIPs, LoadBalancerIPs: svc.LoadBalancerIPs, SourceRanges: svc.SourceRanges,
 		InternalTrafficPolicy: policy(svc.InternalLocal), ExternalTrafficPolicy: policy(svc.ExternalLocal),
 		AffinitySeconds: svc.AffinitySeconds, HealthCheckNodePort: svc.HealthCheckNodePort, LocalReady: svc.LocalReady,
-		IPVSScheduler: svc.IPVSScheduler, Policies: object.Spec.Policies, Problems: problems,
-		Lost: c.lost(svc, f, &object.Spec),
+		IPVSScheduler: svc.IPVSScheduler, Policies: object.Spec.Policies, Problems: set.Problems[svc.Name],
+		Lost: lost(svc, set, &object.Spec),
 	}
 	for i := range svc.Ports {
 		s.Ports = append(s.Ports, port(svc, &svc.Ports[i]))

@@ -39,7 +39,7 @@ type NodeProblem struct {
 // severity ranks what may be wrong with a node, the worst first.
 func severity() []string {
 	return []string{
-		v1alpha1.ReasonFailed, v1alpha1.ConditionAccepted, v1alpha1.ReasonAgentNotResponding, noReport, v1alpha1.ReasonPending,
+		v1alpha1.ReasonFailed, v1alpha1.ConditionAccepted, v1alpha1.ReasonAgentNotResponding, podMissing, podNotReady, noReport, v1alpha1.ReasonPending,
 		v1alpha1.ReasonConflictingProxy, v1alpha1.ReasonRemoved, v1alpha1.ReasonAuditDiffers, v1alpha1.ReasonSomeServicesRefused,
 		v1alpha1.ReasonHeld, v1alpha1.ConditionConntrackPressure, v1alpha1.ConditionModeFallback, v1alpha1.ConditionDrifted, warned,
 	}
@@ -57,11 +57,12 @@ type found struct {
 
 func problems(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules, docs hints.Docs) []Problem {
 	list := ofCluster(o, len(nodes), docs)
+	pods := ofPods(o, nodes)
 	groups := map[string]*Problem{}
 	ranks := map[string]int{}
 	var order []string
 	for _, n := range nodes {
-		for _, f := range wrong(n) {
+		for _, f := range append(wrong(n), pods[n.Name]...) {
 			g := groups[f.what]
 			if g == nil {
 				g = &Problem{What: f.what}
@@ -100,7 +101,7 @@ func wrong(n *v1alpha1.NodeProxyRules) []found {
 	} else if programmed.Status != metav1.ConditionTrue ||
 		programmed.Reason == v1alpha1.ReasonSomeServicesRefused || programmed.Reason == v1alpha1.ReasonHeld {
 		list = append(list, ofCondition(n, programmed, programmed.Reason))
-	} else if _, text, but := strings.Cut(programmed.Message, "; but: "); but {
+	} else if _, text, but := strings.Cut(programmed.Message, v1alpha1.MessageBut); but {
 		list = append(list, found{rank: warned, what: "Programmed, with " + warned, NodeProblem: NodeProblem{Name: n.Name, Since: programmed.LastTransitionTime, Message: text}})
 	}
 	if notes.Unmaintained(n) {
@@ -129,17 +130,23 @@ func name(c *metav1.Condition) string { return fmt.Sprintf("%s %s: %s", c.Type, 
 // ofCluster lists what is not well and not about single nodes.
 func ofCluster(o *cluster.Objects, nodes int, docs hints.Docs) []Problem {
 	p := o.NodeProxy
+	var list []Problem
+	down := noController(o, docs)
+	if down != nil {
+		list = append(list, *down)
+	}
 	if p == nil {
 		if nodes == 0 {
-			return nil
+			return list
 		}
-		return []Problem{{What: "no NodeProxy", Message: docs.See("it has been deleted: Services are still followed, but settings and policies stay as they are, and new nodes get no rules; if that was a mistake, apply the one that you had", "removal.md#with-retain")}}
+		return append(list, Problem{What: "no NodeProxy", Message: docs.See("it has been deleted: Services are still followed, but settings and policies stay as they are, and new nodes get no rules; if that was a mistake, apply the one that you had", "removal.md#with-retain")})
 	}
-	var list []Problem
 	conditions := p.Status.Conditions
 	ready := meta.FindStatusCondition(conditions, v1alpha1.ConditionReady)
 	deployed := meta.FindStatusCondition(conditions, v1alpha1.ConditionAgentsDeployed)
 	switch {
+	case ready == nil && down != nil:
+		// which is why
 	case ready == nil:
 		list = append(list, Problem{What: "no controller", Since: p.CreationTimestamp, Message: "no controller has worked on NodeProxy since it was created: does one run? (" + hints.Namespace("").Controllers() + ")"})
 	case p.Status.ObservedGeneration != p.Generation:

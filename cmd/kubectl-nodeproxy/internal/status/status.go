@@ -41,6 +41,8 @@ type Report struct {
 	Changes []Change `json:"changes,omitempty"`
 	// Refused are Services that the controller refuses: the newest ten.
 	Refused []v1alpha1.RefusedService `json:"refused,omitempty"`
+	// Remarks are what else is good to know.
+	Remarks []string `json:"remarks,omitempty"`
 	// NotRead says what could not be looked at, and why.
 	NotRead []string `json:"notRead,omitempty"`
 
@@ -121,9 +123,11 @@ const (
 
 // Of returns how a cluster does.
 func Of(o *cluster.Objects, docs hints.Docs) *Report {
-	r := &Report{Time: metav1.NewTime(o.Time), docs: docs}
+	r := &Report{Time: metav1.NewTime(o.Time), Remarks: remarks(o), docs: docs}
 	for _, u := range o.Unread {
-		r.NotRead = append(r.NotRead, u.Why)
+		if u.Kind != cluster.Pods { // of which there is a remark
+			r.NotRead = append(r.NotRead, u.Why)
+		}
 	}
 	nodes := present(o.NodeRules)
 	r.Nodes = countNodes(nodes)

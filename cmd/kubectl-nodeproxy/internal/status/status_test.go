@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -61,6 +62,54 @@ func TestThousandNodes(t *testing.T) {
 	}
 }
 
+// TestRunning: without a controller it is not well, whatever the nodes have said.
+func TestRunning(t *testing.T) {
+	t.Parallel()
+	controller, agent := "nodeproxy-controller", "nodeproxy-agent"
+	for name, c := range map[string]struct {
+		pods   []corev1.Pod
+		unread []cluster.Unread
+		well   bool
+		says   string
+	}{
+		"all run":                {pods: []corev1.Pod{pod(controller, "node-9", "True"), pod(agent, "node-1", "True")}, well: true, says: "All is well."},
+		"the controller is dead": {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "True")}, says: "no controller runs\n  no pod of the controller is ready"},
+		"all are dead":           {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "False")}, says: "agent's pod not ready, 1 node"},
+		"the agent is gone too":  {pods: []corev1.Pod{pod(controller, "node-9", "False")}, says: "no pod of the agent, 1 node"},
+		"only agents":            {pods: []corev1.Pod{pod(agent, "node-1", "True")}, says: "there is no pod of the controller"},
+		"no pods":                {well: true, says: "GOOD TO KNOW\nno pod of nodeproxy is in the cluster"},
+		"not to be seen":         {unread: []cluster.Unread{{Kind: cluster.Pods, Why: "you may not"}}, well: true, says: "was not looked at: you may not"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			is := func(what string) []metav1.Condition {
+				return []metav1.Condition{{Type: what, Status: metav1.ConditionTrue, Reason: what}}
+			}
+			r := Of(&cluster.Objects{
+				NodeProxy: &v1alpha1.NodeProxy{Status: v1alpha1.NodeProxyStatus{Conditions: is(v1alpha1.ConditionReady)}},
+				NodeRules: []v1alpha1.NodeProxyRules{{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Status: v1alpha1.NodeProxyRulesStatus{Conditions: is(v1alpha1.ConditionProgrammed)}}},
+				Time:      time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC), Pods: c.pods, Unread: c.unread,
+			}, "v0.1.0")
+			var out strings.Builder
+			if err := r.Table(&out); err != nil {
+				t.Fatal(err)
+			}
+			if r.Well != c.well || !strings.Contains(out.String(), c.says) {
+				t.Errorf("well: %t, want %t and %q:\n%s", r.Well, c.well, c.says, out.String())
+			}
+		})
+	}
+}
+
+// pod is one of nodeproxy.
+func pod(program, node string, ready corev1.ConditionStatus) corev1.Pod {
+	return corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "nodeproxy-system", Name: program + "-" + node, Labels: map[string]string{"app.kubernetes.io/name": program}},
+		Spec:       corev1.PodSpec{NodeName: node},
+		Status:     corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}}},
+	}
+}
+
 // of is a condition that came to be a minute ago.
 func of(name string, status metav1.ConditionStatus, reason, message string) metav1.Condition {
 	return metav1.Condition{Type: name, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(noon().Add(-time.Minute))}
@@ -77,7 +126,9 @@ func healthy() *cluster.Objects {
 		o.NodeRules = append(o.NodeRules, v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.NodeProxyRulesStatus{
 			Conditions: []metav1.Condition{of(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")},
 		}})
+		o.Pods = append(o.Pods, pod("nodeproxy-agent", name, corev1.ConditionTrue))
 	}
+	o.Pods = append(o.Pods, pod("nodeproxy-controller", "node-1", corev1.ConditionTrue))
 	return o
 }
 

@@ -55,6 +55,12 @@ func (r *Report) Table(w io.Writer) error {
 		}
 		l.Heading(text)
 	}
+	if len(r.Remarks) > 0 {
+		l.Heading("GOOD TO KNOW")
+		for _, text := range r.Remarks {
+			l.Linef("%s", text)
+		}
+	}
 	return l.Write(w)
 }
 

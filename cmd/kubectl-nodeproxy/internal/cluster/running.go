@@ -1,0 +1,187 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
+)
+
+// The label by which nodeproxy's own pods are found, whatever their namespace.
+const (
+	controllerName = "nodeproxy-controller"
+	agentName      = agentdeploy.Name
+)
+
+// Grace is how long an agent's pod, or a node, may be new before it has to have
+// started: its image has to be pulled.
+const Grace = 2 * time.Minute
+
+// ReadOwnPods reads the pods of nodeproxy itself alone, if they may be read.
+func (r *Reader) ReadOwnPods(ctx context.Context, into *Objects) error {
+	own, err := labels.NewRequirement(agentdeploy.LabelName, selection.In, []string{agentName, controllerName})
+	if err != nil {
+		return fmt.Errorf("select nodeproxy's pods: %w", err)
+	}
+	switch err := r.list(ctx, kinds()[Pods], into, client.MatchingLabelsSelector{Selector: labels.NewSelector().Add(*own)}); {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("interrupted: %w", ctx.Err())
+	case !mayGoWithout(err):
+		return r.explain(Pods, err)
+	default:
+		into.Unread = append(into.Unread, Unread{Kind: Pods, Why: r.explain(Pods, err).Error()})
+		return nil
+	}
+}
+
+// ownPods are the pods of a program of nodeproxy that have not ended.
+func (o *Objects) ownPods(program string) []*corev1.Pod {
+	var pods []*corev1.Pod
+	for i := range o.Pods {
+		pod := &o.Pods[i]
+		if pod.Labels[agentdeploy.LabelName] == program && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+			pods = append(pods, pod)
+		}
+	}
+	return pods
+}
+
+// NoController says why no controller works, by its pods; empty where one does. Nobody
+// but the controller notices that an agent is silent, so that without one nothing that
+// is said of nodes can be relied upon.
+//
+// Elsewhere: nothing of nodeproxy runs in pods, and never has since the NodeProxy was
+// made: if there is a controller it runs outside of the cluster.
+func (o *Objects) NoController() (why string, elsewhere bool) {
+	pods := o.ownPods(controllerName)
+	var texts []string
+	for _, pod := range pods {
+		reason := Unready(pod)
+		if reason == "" && pod.DeletionTimestamp == nil {
+			return "", false
+		}
+		texts = append(texts, fmt.Sprintf("pod %s/%s %s", pod.Namespace, pod.Name, cmp.Or(reason, "is about to end")))
+	}
+	switch {
+	case len(pods) > 0:
+		return "no pod of the controller is ready: " + strings.Join(texts, "; "), false
+	case o.deployed():
+		return fmt.Sprintf("there is no pod of the controller, in any namespace (with the label %s=%s)", agentdeploy.LabelName, controllerName), false
+	}
+	return "", true
+}
+
+// deployed reports whether nodeproxy runs in pods, or has: a controller that deploys
+// agents says so.
+func (o *Objects) deployed() bool {
+	return len(o.ownPods(agentName)) > 0 ||
+		o.NodeProxy != nil && meta.FindStatusCondition(o.NodeProxy.Status.Conditions, v1alpha1.ConditionAgentsDeployed) != nil
+}
+
+// AgentTrouble is an agent's pod that does not do its work, or is not there.
+type AgentTrouble struct {
+	Node string
+	// Namespace and Pod name it; empty: there is none.
+	Namespace, Pod string
+	// Why is for people.
+	Why string
+	// Since is when it ceased to be ready; zero: unknown.
+	Since metav1.Time
+}
+
+// AgentTroubles lists the nodes whose agent's pod is not ready. That there is none on
+// a node is told only while there is no controller: it would notice, and knows whether
+// there has to be one.
+func (o *Objects) AgentTroubles(nodes []*v1alpha1.NodeProxyRules) []AgentTrouble {
+	on := map[string]*corev1.Pod{}
+	for _, pod := range o.ownPods(agentName) {
+		if node := pod.Spec.NodeName; node != "" && (on[node] == nil || better(pod, on[node])) {
+			on[node] = pod
+		}
+	}
+	down, _ := o.NoController()
+	var troubles []AgentTrouble
+	for _, node := range nodes {
+		switch pod := on[node.Name]; {
+		case pod == nil && down != "":
+			troubles = append(troubles, AgentTrouble{Node: node.Name, Why: "there is no pod of the agent on the node"})
+		case pod == nil || Unready(pod) == "" || !failing(pod) && o.Time.Sub(pod.CreationTimestamp.Time) < Grace:
+		default:
+			t := AgentTrouble{Node: node.Name, Namespace: pod.Namespace, Pod: pod.Name, Why: Unready(pod)}
+			if ready := podReady(pod); ready != nil {
+				t.Since = ready.LastTransitionTime
+			}
+			troubles = append(troubles, t)
+		}
+	}
+	return troubles
+}
+
+// better reports whether a pod of a node tells more of its agent than another one: it
+// is ready, or not about to end, or newer.
+func better(a, b *corev1.Pod) bool {
+	rank := func(pod *corev1.Pod) int {
+		switch {
+		case Unready(pod) == "":
+			return 0
+		case pod.DeletionTimestamp == nil:
+			return 1
+		}
+		return 2
+	}
+	return cmp.Or(cmp.Compare(rank(a), rank(b)), b.CreationTimestamp.Compare(a.CreationTimestamp.Time)) < 0
+}
+
+func podReady(pod *corev1.Pod) *corev1.PodCondition {
+	i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady })
+	if i < 0 {
+		return nil
+	}
+	return &pod.Status.Conditions[i]
+}
+
+// failing reports whether a container of the pod has failed, or cannot start.
+func failing(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses), func(s corev1.ContainerStatus) bool {
+		if w := s.State.Waiting; w != nil {
+			return !slices.Contains([]string{"", "ContainerCreating", "PodInitializing"}, w.Reason)
+		}
+		return s.State.Terminated != nil && s.State.Terminated.ExitCode != 0
+	})
+}
+
+// Unready says why a pod is not ready; empty where it is.
+func Unready(pod *corev1.Pod) string {
+	why := ""
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+			return ""
+		}
+		if c.Status == corev1.ConditionFalse && c.Message != "" {
+			why = c.Message
+		}
+	}
+	for _, s := range pod.Status.ContainerStatuses {
+		if w := s.State.Waiting; w != nil {
+			return strings.TrimSuffix(fmt.Sprintf("container %s: %s: %s", s.Name, w.Reason, w.Message), ": ")
+		}
+	}
+	if pod.DeletionTimestamp != nil {
+		return "is about to end"
+	}
+	return cmp.Or(why, "is "+strings.ToLower(cmp.Or(string(pod.Status.Phase), "unknown"))+" and not ready")
+}

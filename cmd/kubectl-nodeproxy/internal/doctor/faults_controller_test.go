@@ -1,0 +1,99 @@
+package doctor
+
+import (
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// controllerFaults are of the controller, and what NodeProxy says.
+func controllerFaults() map[string]planted {
+	return map[string]planted{
+		"no NodeProxy": {
+			plant: func(w *world) { w.NodeProxy = nil },
+			want:  "NoNodeProxy", says: "apply the one that you had",
+		},
+		"being removed": {
+			plant: func(w *world) {
+				deleted := ago(time.Minute)
+				w.NodeProxy.DeletionTimestamp = &deleted
+				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonRemoving, "node-2 has not removed its rules")}
+				w.ServiceRules = w.ServiceRules[:1]
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonRemoved, "removed"))
+			},
+			want: "Removing(InventoryDiffers Removed NotRendered)",
+		},
+		"settings refused": {
+			plant: func(w *world) {
+				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonInvalidSettings, "settings.masquerade.bit")}
+			},
+			want: "InvalidSettings", says: "settings.masquerade.bit",
+		},
+		"inventory of another cluster": {
+			plant: func(w *world) { w.NodeProxy.Status.Inventory.Services = 7 },
+			want:  "ControllerBehind(InventoryDiffers)",
+		},
+		"a generation that nobody has seen": {
+			plant: func(w *world) { w.NodeProxy.Generation = 2 },
+			want:  "ControllerBehind(NodeProxyNotSeen)", says: "docs/troubleshooting.md#nodeproxycontrollerwithoutleader",
+		},
+		"a Service that the controller refuses": {
+			plant: func(w *world) {
+				w.NodeProxy.Status.Refused = []v1alpha1.RefusedService{{Namespace: "shop", Name: "web", Message: "larger than 1 MiB"}}
+				w.NodeProxy.Status.RefusedServices = 1
+				w.ServiceRules = w.ServiceRules[:1]
+				w.NodeProxy.Status.Inventory = new(render.Inventory([]string{"kube-system.kube-dns"}))
+			},
+			want: "ServiceRefused", says: "larger than 1 MiB",
+		},
+		"never switched on": {
+			plant: func(w *world) { w.NodeProxy, w.NodeRules, w.ServiceRules = nil, nil, nil },
+			want:  "NoNodeProxy", says: "docs/migration.md#1-install-beside-kube-proxy, else as in https://github.com/nodeproxy-io/nodeproxy/blob/v0.1.0/docs/install.md#install",
+		},
+	}
+}
+
+// dnsFaults are of the cluster's DNS.
+func dnsFaults() map[string]planted {
+	return map[string]planted{
+		"DNS without pods": {
+			plant: func(w *world) { w.removePods("kube-dns"); w.render() },
+			want:  "NoPodMatches", says: "names do not resolve",
+		},
+		"DNS asked for by its name": {
+			service: "kube-system/kube-dns",
+			plant:   func(w *world) { w.removePods("kube-dns"); w.render() },
+			want:    "NoPodMatches",
+		},
+		"no DNS": {
+			plant: func(w *world) {
+				w.Services, w.EndpointSlices = w.Services[1:], w.EndpointSlices[1:]
+				w.render()
+			},
+			says: "(kube-system/kube-dns, or one with the label k8s-app=kube-dns or dns.operator.openshift.io/owning-dns)",
+		},
+		"DNS of OpenShift without pods": {
+			plant: func(w *world) {
+				dns := w.service("kube-dns")
+				dns.Name, dns.Labels = "dns-default", map[string]string{"dns.operator.openshift.io/owning-dns": "default"}
+				w.slice("kube-dns").Labels[discoveryv1.LabelServiceName] = "dns-default"
+				w.slice("dns-default").Endpoints = nil
+				w.Pods = w.Pods[2:]
+				w.render()
+			},
+			want: "NoPodMatches", says: "names do not resolve",
+		},
+		"DNS without TCP": {
+			plant: func(w *world) { w.service("kube-dns").Spec.Ports = w.service("kube-dns").Spec.Ports[:1]; w.render() },
+			want:  "DNSPortMissing", says: "53/TCP",
+		},
+		"DNS of another proxy": {
+			plant: func(w *world) { w.service("kube-dns").Labels[render.LabelServiceProxyName] = "other"; w.render() },
+			want:  "DNSNotProxied",
+		},
+	}
+}

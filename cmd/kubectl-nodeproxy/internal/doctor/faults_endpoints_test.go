@@ -1,0 +1,143 @@
+package doctor
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// endpointFaults are of endpoints.
+func endpointFaults() map[string]planted {
+	return map[string]planted{
+		"selector of nothing": {
+			plant: func(w *world) {
+				w.service("web").Spec.Selector = map[string]string{"app": "wbe"}
+				w.slice("web").Endpoints = nil
+				w.render()
+			},
+			want: "NoPodMatches", says: "app=wbe",
+		},
+		"no selector and no slices": {
+			plant: func(w *world) {
+				w.service("web").Spec.Selector = nil
+				w.EndpointSlices = w.EndpointSlices[:1]
+				w.render()
+			},
+			want: "NoEndpointSlices", says: "kubernetes.io/service-name=web",
+		},
+		"pods and no slices": {
+			plant: func(w *world) { w.EndpointSlices = w.EndpointSlices[:1]; w.render() },
+			want:  "EndpointSlicesMissing", says: "2 pods",
+		},
+		"no pod is ready": {
+			plant: func(w *world) {
+				for i := range w.slice("web").Endpoints {
+					w.slice("web").Endpoints[i].Conditions.Ready = new(false)
+					w.Pods[2+i].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, Message: "containers with unready status: [web]"}}
+				}
+				w.render()
+			},
+			want: "NoReadyEndpoint", says: "pod web-node-1: containers with unready status: [web] (and 1 more)",
+		},
+		"no endpoint is ready, and of the pods one is not": {
+			plant: func(w *world) {
+				for i := range w.slice("web").Endpoints {
+					w.slice("web").Endpoints[i].Conditions.Ready = new(false)
+				}
+				w.Pods[3].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, Message: "a gate"}}
+				w.render()
+			},
+			want: "NoReadyEndpoint", says: "pod web-node-2: a gate\n",
+		},
+		"no pod starts": {
+			plant: func(w *world) {
+				w.slice("web").Endpoints = nil
+				for i := range 2 {
+					w.Pods[2+i].Status = corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{
+						{Name: "web", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}},
+					}}
+				}
+				w.render()
+			},
+			want: "NoReadyEndpoint", says: "container web: ImagePullBackOff",
+		},
+		"pods that end": {
+			plant: func(w *world) {
+				for i := range w.slice("web").Endpoints {
+					w.slice("web").Endpoints[i].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
+				}
+				w.render()
+			},
+			want: "OnlyTerminating",
+		},
+		"targetPort of no pod": {
+			plant: func(w *world) {
+				w.service("web").Spec.Ports[0].TargetPort = intstr.FromString("htpp")
+				w.slice("web").Ports = nil
+				w.render()
+			},
+			want: "PortWithoutEndpoint", says: `its targetPort "htpp" is the name of no port`,
+		},
+		"port name of no slice": {
+			plant: func(w *world) {
+				w.service("web").Spec.Selector = nil
+				w.slice("web").Ports[0].Name = new("web")
+				w.render()
+			},
+			want: "PortWithoutEndpoint", says: "port names of hand-written slices",
+		},
+		"no endpoint of a family": {
+			plant: func(w *world) {
+				s := &w.service("web").Spec
+				s.ClusterIPs, s.IPFamilies = append(s.ClusterIPs, "fd00::20"), append(s.IPFamilies, corev1.IPv6Protocol)
+				w.render()
+			},
+			want: "FamilyWithoutEndpoint", says: "SingleStack, which keeps its first family",
+		},
+		"address that cannot be one": {
+			plant: func(w *world) {
+				w.slice("web").Endpoints = append(w.slice("web").Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.244.1"}})
+				w.render()
+			},
+			want: "EndpointsSkipped", says: `"10.244.1"`,
+		},
+		"no endpoint of the first family": {
+			plant: func(w *world) {
+				s := &w.service("web").Spec
+				s.ClusterIPs, s.IPFamilies = append([]string{"fd00::20"}, s.ClusterIPs...), append([]corev1.IPFamily{corev1.IPv6Protocol}, s.IPFamilies...)
+				s.ClusterIP = s.ClusterIPs[0]
+				w.render()
+			},
+			want: "FamilyWithoutEndpoint", says: "create it again with ipFamilies that leave out IPv6",
+		},
+	}
+}
+
+// renderingFaults are of what is rendered.
+func renderingFaults() map[string]planted {
+	return map[string]planted{
+		"Service of another proxy": {
+			service: "shop/web",
+			plant:   func(w *world) { w.service("web").Labels[render.LabelServiceProxyName] = "other"; w.render() },
+			want:    "NotEligible", says: "kubectl label service -n shop web service.kubernetes.io/service-proxy-name-",
+		},
+		"not rendered": {
+			plant: func(w *world) { w.ServiceRules = w.ServiceRules[:1] },
+			want:  "ControllerBehind(InventoryDiffers NotRendered)",
+		},
+		"rendered as it was": {
+			plant: func(w *world) { w.service("web").Spec.Ports[0].Port = 81 },
+			want:  "ControllerBehind(RenderedOtherwise)", says: "(ports)",
+		},
+		"rules of a Service that is gone": {
+			plant: func(w *world) { w.Services = w.Services[:1] },
+			want:  "ControllerBehind(StillRendered)",
+		},
+		"members of before": {
+			plant: func(w *world) { w.node(1).Spec.Services = nil },
+			want:  "ControllerBehind(MembersOutOfDate)",
+		},
+	}
+}

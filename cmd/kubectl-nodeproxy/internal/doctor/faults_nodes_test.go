@@ -1,0 +1,188 @@
+package doctor
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// nodeFaults are of nodes.
+func nodeFaults() map[string]planted {
+	return map[string]planted{
+		"agent that never reported": {
+			plant: func(w *world) { w.node(1).Status = v1alpha1.NodeProxyRulesStatus{} },
+			want:  "NeverReported",
+		},
+		"agent that is silent, and what follows": {
+			plant: func(w *world) {
+				w.set(1, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no sign of life of the agent since 2026-03-01T11:55:00Z (its Lease)"))
+				w.node(1).Status.SettingsRevision = "old"
+				w.node(1).Status.Conntrack.UsagePercent = 90
+				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "node-2")}
+				w.NodeProxy.Status.Nodes.Lagging = 1
+			},
+			want: "AgentNotResponding(NodesNotProgrammed AgentsLagging SettingsNotInForce ConntrackPressure)", says: "node node-2 since 2026-03-01T11:55:00Z (5m",
+		},
+		"agent that is too old": {
+			plant: func(w *world) { w.node(0).Spec.FormatVersion = 2 },
+			want:  "AgentTooOld", says: "your DaemonSet",
+		},
+		"settings that the node cannot do": {
+			plant: func(w *world) {
+				w.set(0, is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonUnsupported, "no ip_vs"))
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonFailed, "not accepted: no ip_vs"))
+			},
+			want: "Unsupported",
+		},
+		"another proxy": {
+			plant: func(w *world) {
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, "kube-proxy"))
+				w.set(0, is(v1alpha1.ConditionConflictingProxy, metav1.ConditionTrue, v1alpha1.ReasonConflictingProxy, "kube-proxy"))
+			},
+			want: "ConflictingProxy", says: "kube-proxy",
+		},
+		"something that could not be done besides": {
+			plant: func(w *world) {
+				for i := range 2 {
+					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted; but: a sysctl"))
+				}
+			},
+			says: "on node-1, node-2: programmed, but: a sysctl",
+		},
+		"changes that wait": {
+			plant: func(w *world) {
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonPending, "since"))
+			},
+			want: "Pending",
+		},
+		"Services held since their rules are gone": {
+			plant: func(w *world) {
+				w.ServiceRules = w.ServiceRules[:1]
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "1 Service"))
+			},
+			want: "ControllerBehind(InventoryDiffers(Held) NotRendered)",
+		},
+		"Services held": {
+			plant: func(w *world) {
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "2 Services"))
+			},
+			want: "Held",
+		},
+		"a Service that the kernel refuses": {
+			plant: func(w *world) {
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
+				w.node(0).Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/web: no SCTP"}}
+			},
+			want: "SomeServicesRefused", says: "Service shop/web, node node-1",
+		},
+		"another Service that the kernel refuses": {
+			service: "kube-system/kube-dns",
+			plant: func(w *world) {
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
+				w.node(0).Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/web: no SCTP"}}
+			},
+		},
+		"Audit on both nodes": {
+			plant: func(w *world) {
+				for i := range 2 {
+					w.node(i).Spec.Settings.Enforcement = new(v1alpha1.Audit)
+					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, ""))
+				}
+			},
+			want: "Audit", says: "WARNING Audit of nodes node-1, node-2",
+		},
+		"another mode": {
+			plant: func(w *world) {
+				w.set(0, is(v1alpha1.ConditionModeFallback, metav1.ConditionTrue, v1alpha1.ReasonKernelLacksMode, ""))
+			},
+			want: "ModeFallback",
+		},
+		"rules undone": {
+			plant: func(w *world) {
+				w.set(0, is(v1alpha1.ConditionDrifted, metav1.ConditionTrue, v1alpha1.ReasonRulesUndone, "by a firewall"))
+			},
+			want: "Drifted", says: "by a firewall",
+		},
+		"rules repaired just now": {
+			plant: func(w *world) { w.node(0).Status.Drift = &v1alpha1.DriftReport{Repairs: 1, LastTime: ago(time.Minute)} },
+			want:  "RulesRepaired",
+		},
+		"rules repaired long ago": {
+			plant: func(w *world) { w.node(0).Status.Drift = &v1alpha1.DriftReport{Repairs: 1, LastTime: ago(time.Hour)} },
+		},
+		"a kernel that differs": {
+			plant: func(w *world) {
+				w.node(0).Status.Difference = &v1alpha1.DifferenceReport{Count: 1, Examples: []string{"a rule"}}
+			},
+			want: "KernelDiffers",
+		},
+		"a node without rules": {
+			plant: func(w *world) { w.Pods[0].Spec.NodeName = "node-3" },
+			want:  "ControllerBehind(NodeRulesMissing)",
+		},
+		"agent that is too old, and the controller runs it": {
+			plant: func(w *world) {
+				w.NodeProxy.Spec.Agent = &v1alpha1.AgentSettings{Management: new(v1alpha1.AgentManaged)}
+				w.node(0).Spec.FormatVersion = 2
+			},
+			want: "AgentTooOld", says: "clear spec.agent.image of the NodeProxy",
+		},
+		"Audit, and nobody maintains the rules": {
+			plant: func(w *world) {
+				w.node(0).Spec.Settings.Enforcement = new(v1alpha1.Audit)
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, "enforcement is Audit: nobody maintains the rules, start kube-proxy"))
+			},
+			want: "Audit", says: "nobody maintains the rules, start kube-proxy",
+		},
+		"silent agents of many nodes are one finding": {
+			plant: func(w *world) {
+				for i := range 2 {
+					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, ""))
+				}
+			},
+			want: "AgentNotResponding", says: "see its pod and log: kubectl -n nodeproxy-system get pods -l app.kubernetes.io/name=nodeproxy-agent -o wide, then",
+		},
+		"an agent of nodeproxy in a namespace of its own that is silent": {
+			plant: func(w *world) {
+				w.Pods = append(w.Pods, corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "operators", Name: "x", Labels: map[string]string{"app.kubernetes.io/name": "nodeproxy-controller"}},
+					Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}})
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, ""))
+			},
+			want: "AgentNotResponding", says: "kubectl -n operators get pods -l app.kubernetes.io/name=nodeproxy-agent --field-selector spec.nodeName=node-1 -o wide, then kubectl -n operators logs POD --tail=20",
+		},
+	}
+}
+
+// trafficPolicyFaults are of traffic policies.
+func trafficPolicyFaults() map[string]planted {
+	return map[string]planted{
+		"Local where no pod is": {
+			plant: func(w *world) {
+				w.service("web").Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
+				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
+				w.render()
+			},
+			want: "LocalWithoutEndpoint", says: "node node-2",
+		},
+		"external Local, and the load balancer can tell": {
+			plant: func(w *world) {
+				w.service("web").Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+				w.service("web").Spec.HealthCheckNodePort = 32000
+				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
+				w.render()
+			},
+			says: "keeps away from there by asking the health check port 32000",
+		},
+		"external Local, and it cannot": {
+			plant: func(w *world) {
+				w.service("web").Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
+				w.render()
+			},
+			want: "LocalWithoutHealthCheck",
+		},
+	}
+}

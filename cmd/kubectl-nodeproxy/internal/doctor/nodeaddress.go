@@ -1,0 +1,117 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+)
+
+// portsOfNodes are those at which a node itself is spoken to, by TCP: SSH, the API
+// server, the kubelet, the proxy's health and metrics, and nodeproxy's own.
+func portsOfNodes() []int32 { return []int32{22, 6443, 10249, 10250, 10256, 19256, 19257, 19258} }
+
+// nodeAddresses finds addresses of Services that are those of nodes. That is common, and
+// often meant: load balancers that run on the nodes give out the nodes' addresses. It
+// breaks something where the node itself, or a node port, has the port.
+func (e *examination) nodeAddresses() {
+	nodes := map[string]string{}
+	for _, node := range e.nodes {
+		for _, a := range node.Spec.Node.Addresses {
+			nodes[a] = node.Name
+		}
+	}
+	nodePorts := e.nodePortOwners()
+	for i := range e.ServiceRules {
+		rules := &e.ServiceRules[i]
+		name, ok := serviceOf(rules)
+		if !ok || rules.Spec.Released || !e.concerns(name) {
+			continue
+		}
+		clash := clashes(name, &rules.Spec, nodePorts)
+		of := func(what string, severity Severity, addresses []string) {
+			for _, a := range addresses {
+				if on := nodes[a]; on != "" {
+					e.add(nodeAddressTaken(name, on, a, what, severity, clash))
+				}
+			}
+		}
+		of("a cluster IP", Problem, rules.Spec.ClusterIPs)
+		of("an external IP", Warning, rules.Spec.ExternalIPs)
+		balanced := slices.DeleteFunc(slices.Clone(rules.Spec.LoadBalancerIPs), func(a string) bool {
+			return nodes[a] == "" || slices.Contains(rules.Spec.ExternalIPs, a)
+		})
+		switch {
+		case len(balanced) == 0:
+		case len(clash) > 0:
+			of("a load-balancer IP", Problem, balanced)
+		default:
+			e.remark("%s of %s: %s, as of load balancers that run on the nodes: what is for its ports there goes to the Service",
+				output.Plural(len(balanced), "load-balancer IP"), name, isOfNode(balanced))
+		}
+	}
+}
+
+func isOfNode(addresses []string) string {
+	if len(addresses) == 1 {
+		return addresses[0] + " is an address of a node"
+	}
+	return some(addresses) + " are addresses of nodes"
+}
+
+func nodeAddressTaken(name types.NamespacedName, on, address, what string, severity Severity, clash []string) Finding {
+	f := Finding{
+		Severity: severity, Name: "NodeAddressTaken", Check: CheckExposure, Service: name.String(), Nodes: []string{on},
+		What: fmt.Sprintf("%s, %s of the Service, is the node's own address: what is for the node's port is sent to the Service", address, what),
+		Do:   fmt.Sprintf("take it out of the Service: kubectl edit service -n %s %s", name.Namespace, name.Name),
+	}
+	if len(clash) > 0 {
+		f.Severity = Problem
+		f.What += ", and so is what the node needs: " + strings.Join(clash, ", ")
+	}
+	return f
+}
+
+// nodePort is a port that nodes have for a Service.
+type nodePort struct {
+	port     int32
+	protocol v1alpha1.Protocol
+}
+
+// nodePortOwners tells whose node port a port is.
+func (e *examination) nodePortOwners() map[nodePort]types.NamespacedName {
+	owners := map[nodePort]types.NamespacedName{}
+	for i := range e.ServiceRules {
+		rules := &e.ServiceRules[i]
+		name, ok := serviceOf(rules)
+		if !ok || rules.Spec.Released {
+			continue
+		}
+		for _, p := range rules.Spec.Ports {
+			owners[nodePort{p.NodePort, p.Protocol}] = name
+		}
+		owners[nodePort{rules.Spec.HealthCheckNodePort, v1alpha1.ProtocolTCP}] = name
+	}
+	return owners
+}
+
+// clashes are the ports of a Service that a node itself needs, or another Service on
+// the nodes.
+func clashes(name types.NamespacedName, spec *v1alpha1.ServiceProxyRulesSpec, nodePorts map[nodePort]types.NamespacedName) []string {
+	var texts []string
+	for _, p := range spec.Ports {
+		port := fmt.Sprintf("%d/%s", p.Port, p.Protocol)
+		owner, taken := nodePorts[nodePort{p.Port, p.Protocol}]
+		switch {
+		case p.Protocol == v1alpha1.ProtocolTCP && slices.Contains(portsOfNodes(), p.Port):
+			texts = append(texts, port+" is a port of the node itself")
+		case taken && owner != name:
+			texts = append(texts, fmt.Sprintf("%s is the node port of %s", port, owner))
+		}
+	}
+	return texts
+}

@@ -1,0 +1,51 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// TestNodeAddresses: an address of a node is a problem where the node needs the port.
+func TestNodeAddresses(t *testing.T) {
+	for name, c := range map[string]struct {
+		port               int32
+		external, balanced []string
+		want, says         string
+		severity           Severity
+	}{
+		"load balancers on the nodes":             {port: 80, balanced: []string{"172.20.0.11", "172.20.0.12"}, says: "2 load-balancer IPs of shop/edge: 172.20.0.11, 172.20.0.12 are addresses of nodes"},
+		"the port of SSH":                         {port: 22, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "22/TCP is a port of the node itself", severity: Problem},
+		"the node port of another Service":        {port: 30080, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "30080/TCP is the node port of shop/web", severity: Problem},
+		"an external IP":                          {port: 80, external: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "an external IP of the Service", severity: Warning},
+		"both":                                    {port: 80, external: []string{"172.20.0.12"}, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "an external IP of the Service", severity: Warning},
+		"an external IP with the port of kubelet": {port: 10250, external: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "10250/TCP is a port of the node itself", severity: Problem},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			edge := &corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "edge"},
+				Spec: corev1.ServiceSpec{
+					Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.30", ClusterIPs: []string{"10.96.0.30"}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+					ExternalIPs: c.external, Selector: map[string]string{"app": "edge"},
+					Ports: []corev1.ServicePort{{Port: c.port, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolTCP}},
+				},
+			}
+			for _, ip := range c.balanced {
+				edge.Status.LoadBalancer.Ingress = append(edge.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
+			}
+			w.addService(edge, "10.244.1.7", "10.244.2.7")
+			w.render()
+			r := w.examine(t, "")
+			if got := names(r.Findings); got != c.want || got != "" && r.Findings[0].Severity != c.severity {
+				t.Errorf("found %s, want %s %s:\n%s", got, c.severity, c.want, text(t, r))
+			}
+			if said := text(t, r); !strings.Contains(said, c.says) {
+				t.Errorf("the report does not say %q:\n%s", c.says, said)
+			}
+		})
+	}
+}

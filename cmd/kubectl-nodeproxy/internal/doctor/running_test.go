@@ -1,0 +1,159 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// runPods adds the pods of nodeproxy itself, all of them ready.
+func (w *world) runPods() {
+	for name, of := range map[string][]string{"nodeproxy-controller": {"node-1"}, "nodeproxy-agent": {"node-1", "node-2"}} {
+		for _, node := range of {
+			w.Pods = append(w.Pods, corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "nodeproxy-system", Name: name + "-" + node, Labels: map[string]string{"app.kubernetes.io/name": name}, CreationTimestamp: ago(time.Hour)},
+				Spec:       corev1.PodSpec{NodeName: node},
+				Status:     corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+			})
+		}
+	}
+}
+
+// pod finds one of nodeproxy's pods.
+func (w *world) pod(name string) *corev1.Pod {
+	for i := range w.Pods {
+		if w.Pods[i].Name == name {
+			return &w.Pods[i]
+		}
+	}
+	return &corev1.Pod{}
+}
+
+func (w *world) delete(name string) {
+	var kept []corev1.Pod
+	for _, pod := range w.Pods {
+		if pod.Name != name {
+			kept = append(kept, pod)
+		}
+	}
+	w.Pods = kept
+}
+
+// waits makes a container of a pod wait, for a while, for this reason.
+func waits(pod *corev1.Pod, reason string) {
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, LastTransitionTime: ago(5 * time.Minute)}}
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}}}
+}
+
+// TestPods: who runs is told by pods, as nobody else notices that a controller is gone.
+func TestPods(t *testing.T) {
+	silent := is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "")
+	for name, c := range map[string]struct {
+		plant      func(w *world)
+		want, says string
+	}{
+		"all run": {plant: func(*world) {}},
+		"the only pod of the controller crashes": {
+			plant: func(w *world) { waits(w.pod("nodeproxy-controller-node-1"), "CrashLoopBackOff") },
+			want:  "NoControllerRuns", says: "pod nodeproxy-system/nodeproxy-controller-node-1 container main: CrashLoopBackOff",
+		},
+		"another pod of it is ready": {
+			plant: func(w *world) {
+				other := *w.pod("nodeproxy-controller-node-1").DeepCopy()
+				other.Name = "other"
+				waits(&other, "CrashLoopBackOff")
+				w.Pods = append(w.Pods, other)
+			},
+		},
+		"it is scaled to nothing, and something waits": {
+			plant: func(w *world) {
+				w.delete("nodeproxy-controller-node-1")
+				w.service("web").Spec.Ports[0].Port = 81
+			},
+			want: "NoControllerRuns(ControllerBehind(RenderedOtherwise))", says: "there is no pod of the controller, in any namespace",
+		},
+		"it is about to end": {
+			plant: func(w *world) { w.pod("nodeproxy-controller-node-1").DeletionTimestamp = new(ago(0)) },
+			want:  "NoControllerRuns",
+		},
+		"nothing is left but what was said": {
+			plant: func(w *world) {
+				for _, name := range []string{"nodeproxy-controller-node-1", "nodeproxy-agent-node-1", "nodeproxy-agent-node-2"} {
+					w.delete(name)
+				}
+				w.NodeProxy.Status.Conditions = append(w.NodeProxy.Status.Conditions, is(v1alpha1.ConditionAgentsDeployed, metav1.ConditionTrue, v1alpha1.ReasonAgentsUpToDate, ""))
+			},
+			want: "NoControllerRuns(AgentPodMissing)", says: "AgentPodMissing of nodes node-1, node-2",
+		},
+		"a controller and agents outside of the cluster": {
+			plant: func(w *world) {
+				for _, name := range []string{"nodeproxy-controller-node-1", "nodeproxy-agent-node-1", "nodeproxy-agent-node-2"} {
+					w.delete(name)
+				}
+			},
+			says: "no pod of nodeproxy is in the cluster",
+		},
+		"an agent crashes, and is silent": {
+			plant: func(w *world) {
+				waits(w.pod("nodeproxy-agent-node-2"), "CrashLoopBackOff")
+				w.set(1, silent)
+			},
+			want: "AgentPodNotReady(AgentNotResponding)", says: "nodeproxy-system/nodeproxy-agent-node-2 is not ready: container main: CrashLoopBackOff",
+		},
+		"an agent is not ready for what its node says": {
+			plant: func(w *world) {
+				waits(w.pod("nodeproxy-agent-node-2"), "")
+				w.set(1, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonFailed, "no xt_comment"))
+			},
+			want: "Failed(AgentPodNotReady)",
+		},
+		"a new agent starts": {
+			plant: func(w *world) {
+				waits(w.pod("nodeproxy-agent-node-2"), "ContainerCreating")
+				w.pod("nodeproxy-agent-node-2").CreationTimestamp = ago(time.Minute)
+			},
+		},
+		"a new agent cannot start": {
+			plant: func(w *world) {
+				waits(w.pod("nodeproxy-agent-node-2"), "ImagePullBackOff")
+				w.pod("nodeproxy-agent-node-2").CreationTimestamp = ago(time.Minute)
+			},
+			want: "AgentPodNotReady",
+		},
+		"a new node": {
+			plant: func(w *world) {
+				w.delete("nodeproxy-agent-node-2")
+				w.node(1).Status = v1alpha1.NodeProxyRulesStatus{}
+				w.node(1).CreationTimestamp = ago(time.Minute)
+				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "node-2")}
+			},
+			says: "node-2 is new, and no agent has reported on it yet",
+		},
+		"a node that is not new any more": {
+			plant: func(w *world) {
+				w.node(1).Status = v1alpha1.NodeProxyRulesStatus{}
+				w.node(1).CreationTimestamp = ago(3 * time.Minute)
+				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "node-2")}
+			},
+			want: "NeverReported(NodesNotProgrammed)",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			w.runPods()
+			c.plant(w)
+			r := w.examine(t, "")
+			if got := names(r.Findings); got != c.want {
+				t.Errorf("found %s, want %s:\n%s", got, c.want, text(t, r))
+			}
+			if said := text(t, r); !strings.Contains(said, c.says) {
+				t.Errorf("the report does not say %q:\n%s", c.says, said)
+			}
+		})
+	}
+}

@@ -1,0 +1,52 @@
+package doctor
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// soon is how long the controller and agents may take for what they do at once.
+const soon = 2 * time.Second
+
+// patience is how long to wait before what is seen cannot be on its way any more: the
+// controller takes its time by design where a Service has very many endpoints.
+func (e *examination) patience() time.Duration {
+	wait := soon
+	for name := range e.slices {
+		endpoints := 0
+		for _, slice := range e.rendered(name) {
+			endpoints += len(slice.Endpoints)
+		}
+		if stored := e.rules[name]; stored != nil {
+			endpoints = max(endpoints, int(stored.Spec.EndpointCount))
+		}
+		if pace := render.Pace(int32(min(endpoints, math.MaxInt32))); pace > 0 {
+			wait = max(wait, pace+time.Second)
+		}
+	}
+	return wait
+}
+
+// leaveUncertain drops what may be gone at a second look, which could not be taken, and
+// says so.
+func (e *examination) leaveUncertain(why error) {
+	uncertain := map[Check][]string{}
+	var certain []Finding
+	for _, f := range e.found {
+		if !f.passing {
+			certain = append(certain, f)
+			continue
+		}
+		uncertain[f.Check] = append(uncertain[f.Check], f.Name+f.where())
+	}
+	e.found = certain
+	for check, names := range uncertain {
+		slices.Sort(names)
+		e.cannot(check, fmt.Sprintf("%s may be on its way, or wrong (%s): a second look failed: %v", output.Plural(len(names), "thing"), some(names), why))
+	}
+}

@@ -1,0 +1,89 @@
+package doctor
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// large is a world in which all is well, with many nodes, and Services of six pods each
+// in a hundred namespaces.
+func large(nodes, services int) *world {
+	w := newWorld()
+	w.Services, w.EndpointSlices, w.Pods, w.NodeRules = w.Services[:1], w.EndpointSlices[:1], w.Pods[:2], nil
+	for i := range nodes {
+		w.addNode(fmt.Sprintf("node-%d", i+1), fmt.Sprintf("172.20.%d.%d", i/250, 1+i%250))
+	}
+	for i := range services {
+		name := fmt.Sprintf("web-%d", i)
+		ip := fmt.Sprintf("10.97.%d.%d", i/250, 1+i%250)
+		w.addService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: fmt.Sprintf("shop-%d", i%100), Name: name, CreationTimestamp: ago(time.Hour)},
+			Spec: corev1.ServiceSpec{
+				ClusterIP: ip, ClusterIPs: []string{ip}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}, Selector: map[string]string{"app": name},
+				Ports: []corev1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolTCP}},
+			},
+		})
+		slice := &w.EndpointSlices[len(w.EndpointSlices)-1]
+		for j := range 6 {
+			pod := 6*i + j
+			node, address := fmt.Sprintf("node-%d", 1+pod%nodes), fmt.Sprintf("10.%d.%d.%d", 128+pod/62500, pod/250%250, 1+pod%250)
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{address}, NodeName: &node, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
+			w.Pods = append(w.Pods, corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Namespace: slice.Namespace, Name: fmt.Sprintf("%s-%d", name, j), Labels: map[string]string{"app": name}},
+				Spec:       corev1.PodSpec{NodeName: node},
+				Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: address, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+			})
+		}
+	}
+	w.renderLarge()
+	return w
+}
+
+// renderLarge does what render does for Services that are in the order of their slices.
+func (w *world) renderLarge() {
+	w.ServiceRules = nil
+	on := map[string][]render.ServiceSlices{}
+	var names []string
+	for i := range w.Services {
+		slices := []*discoveryv1.EndpointSlice{&w.EndpointSlices[i]}
+		for _, node := range render.NodesNamed(slices[0]) {
+			on[node] = append(on[node], render.ServiceSlices{Service: named(&w.Services[i]), Slices: slices})
+		}
+		rules, _ := render.Service(&w.Services[i], slices, render.Shape{}, 1)
+		w.ServiceRules = append(w.ServiceRules, *rules)
+		names = append(names, rules.Name)
+	}
+	for i := range w.NodeRules {
+		w.NodeRules[i].Spec.Services = render.Members(w.NodeRules[i].Name, on[w.NodeRules[i].Name])
+	}
+	inventory := render.Inventory(names)
+	w.NodeProxy.Status.Inventory = &inventory
+}
+
+// TestSize: a large cluster is looked through in seconds, without copies of it.
+func TestSize(t *testing.T) {
+	const nodes, services = 1000, 5000
+	w := large(nodes, services)
+	var found []Finding
+	once := testing.Benchmark(func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			found = w.examine(t, "").Findings
+		}
+	})
+	t.Logf("%d nodes, %d Services, %d pods: %s, %d MiB allocated", nodes, services, len(w.Pods), time.Duration(once.NsPerOp()), once.AllocedBytesPerOp()>>20)
+	if len(found) > 0 {
+		t.Fatalf("found %s", names(found))
+	}
+	if once.NsPerOp() > int64(time.Minute) || once.AllocedBytesPerOp() > 2<<30 {
+		t.Errorf("took %s", once)
+	}
+}

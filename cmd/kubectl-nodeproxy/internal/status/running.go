@@ -1,0 +1,62 @@
+package status
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
+)
+
+// podNotReady and podMissing are what is wrong with an agent's pod.
+const (
+	podNotReady = "agent's pod not ready"
+	podMissing  = "no pod of the agent"
+)
+
+// noController is the problem that no controller works; nil: one does, as far as can
+// be seen.
+func noController(o *cluster.Objects, docs hints.Docs) *Problem {
+	why, _ := o.NoController()
+	if why == "" || len(unreadPods(o)) > 0 {
+		return nil
+	}
+	return &Problem{What: "no controller runs", Message: docs.See(why+": changes do not get to the nodes, and nobody looks whether agents live", "troubleshooting.md#nodeproxycontrollerwithoutleader")}
+}
+
+// ofPods lists the nodes whose agent's pod does not do its work.
+func ofPods(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules) map[string][]found {
+	all := map[string][]found{}
+	if len(unreadPods(o)) > 0 {
+		return all
+	}
+	for _, t := range o.AgentTroubles(nodes) {
+		what := podMissing
+		if t.Pod != "" {
+			what = podNotReady
+		}
+		all[t.Node] = append(all[t.Node], found{rank: what, what: what, NodeProblem: NodeProblem{Name: t.Node, Since: t.Since, Message: t.Why}})
+	}
+	return all
+}
+
+// remarks are what else is good to know: what cannot be told about what runs.
+func remarks(o *cluster.Objects) []string {
+	if why := unreadPods(o); why != "" {
+		return []string{"whether a controller runs, and how the agents' pods are, was not looked at: " + why}
+	}
+	if _, elsewhere := o.NoController(); elsewhere && o.NodeProxy != nil {
+		return []string{"no pod of nodeproxy is in the cluster: if no controller runs outside of it either, changes do not arrive, and nobody looks whether agents live"}
+	}
+	return nil
+}
+
+// unreadPods says why pods could not be read; empty: they were.
+func unreadPods(o *cluster.Objects) string {
+	i := slices.IndexFunc(o.Unread, func(u cluster.Unread) bool { return u.Kind == cluster.Pods })
+	if i < 0 {
+		return ""
+	}
+	return cmp.Or(o.Unread[i].Why, "pods cannot be read")
+}
