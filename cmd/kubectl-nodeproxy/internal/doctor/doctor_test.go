@@ -339,6 +339,16 @@ func TestFaults(t *testing.T) {
 			},
 			want: "LocalWithoutHealthCheck",
 		},
+		"external Local, by node port and external IP alone": {
+			plant: func(w *world) {
+				w.service("web").Spec.Type = corev1.ServiceTypeNodePort
+				w.service("web").Status = corev1.ServiceStatus{}
+				w.service("web").Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
+				w.render()
+			},
+			want: "ExternalLocalWithoutEndpoint", says: "node node-2",
+		},
 		"conntrack nearly full": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionConntrackPressure, metav1.ConditionTrue, v1alpha1.ReasonTableNearlyFull, ""))
