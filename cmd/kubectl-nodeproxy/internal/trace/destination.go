@@ -19,6 +19,8 @@ type destination struct {
 	addresses []netip.Addr // in order of preference, of either family
 	port      uint16
 	protocol  v1alpha1.Protocol
+	// object is that of a Service that was named; nil: none was.
+	object *v1alpha1.ServiceProxyRules
 }
 
 // forms are what --to may be.
@@ -121,13 +123,16 @@ func (w *world) toService(text, service, port string, protocol v1alpha1.Protocol
 				known = append(known, other.String())
 			}
 		}
+		if what := w.misnamed(name); what != "" {
+			return nil, fmt.Errorf("--to: %s", what)
+		}
 		what := fmt.Sprintf("no Service %s is proxied", name)
 		if !strings.Contains(service, "/") {
 			what += ", and there is no node " + service
 		}
 		return nil, fmt.Errorf("--to: %s%s (kubectl get serviceproxyrules lists what is proxied)", what, cluster.Suggest(name.String(), known))
 	}
-	d := &destination{text: text, addresses: addresses(object.Spec.ClusterIPs), protocol: protocol}
+	d := &destination{text: text, addresses: addresses(object.Spec.ClusterIPs), protocol: protocol, object: object}
 	if len(d.addresses) == 0 {
 		return nil, fmt.Errorf("the ServiceProxyRules %s have no cluster IP: they are not as a controller writes them", object.Name)
 	}

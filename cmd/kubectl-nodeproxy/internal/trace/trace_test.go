@@ -175,7 +175,18 @@ func TestOddObjects(t *testing.T) {
 		},
 		"a Service of an unknown format": {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.FormatVersion = 99 },
-			"! of ServiceProxyRules shop.web nothing is used: spec.formatVersion 99 is not known",
+			"error: --to web:http cannot be traced: of ServiceProxyRules shop.web nothing is used: spec.formatVersion 99 is not known",
+		},
+		"a Service with a cluster IP that cannot be one": {
+			func(o *cluster.Objects) { o.ServiceRules[1].Spec.ClusterIPs = []string{"224.0.0.1"} },
+			"error: --to web:http cannot be traced: of ServiceProxyRules shop.web nothing is used: it has no cluster IP of IPv4 that can be used: spec.clusterIPs[0]: \"224.0.0.1\" is not",
+		},
+		"a Service whose object has another name": {
+			func(o *cluster.Objects) {
+				o.ServiceRules[1].Name = "web"
+				o.ServiceRules[1].Labels = map[string]string{v1alpha1.LabelServiceNamespace: "shop", v1alpha1.LabelServiceName: "web"}
+			},
+			"error: --to: ServiceProxyRules web are labelled as those of shop/web, and no node uses them: they are not named shop.web",
 		},
 		"no agent": {
 			func(o *cluster.Objects) { o.NodeRules[0].Status = v1alpha1.NodeProxyRulesStatus{} },
@@ -251,5 +262,39 @@ func TestOddObjects(t *testing.T) {
 				t.Errorf("got\n%s\nwant %s", got, c.want)
 			}
 		})
+	}
+}
+
+// TestLeftOut: a packet that may be for a Service of which nothing is used does not just
+// pass.
+func TestLeftOut(t *testing.T) {
+	odd := map[string]func(*v1alpha1.ServiceProxyRules){
+		"unknown format":        func(r *v1alpha1.ServiceProxyRules) { r.Spec.FormatVersion = 99 },
+		"misnamed":              func(r *v1alpha1.ServiceProxyRules) { r.Name = "web" },
+		"released":              func(r *v1alpha1.ServiceProxyRules) { r.Spec.Released = true },
+		"unreadable cluster IP": func(r *v1alpha1.ServiceProxyRules) { r.Spec.ClusterIPs = []string{"nonsense"} },
+	}
+	for name, edit := range odd {
+		for to, also := range map[string]bool{
+			"10.96.0.10:80": true, "198.51.100.1:80": true, "203.0.113.1:80": true, "192.0.2.21:30080": true,
+			"10.96.0.10:81": name != "unreadable cluster IP", "192.0.2.21:30080/udp": false, "192.0.2.22:30080": false,
+		} {
+			o := objects()
+			web := &o.ServiceRules[1]
+			web.Spec.ExternalIPs, web.Spec.LoadBalancerIPs = []string{"198.51.100.1"}, []string{"203.0.113.1"}
+			edit(web)
+			got := ask(t, o, "node-1", "203.0.113.9", to)
+			if said := strings.Contains(got, "of which nothing is used: ") || strings.Contains(got, "may be its cluster IP: "); said != also || strings.HasPrefix(got, "error") {
+				t.Errorf("%s, to %s: a note: %v\n%s", name, to, said, got)
+			}
+		}
+	}
+	o := objects()
+	o.NodeRules[0].Status.Held = 2
+	for to, want := range map[string]bool{"10.96.0.99:80": true, "10.96.0.10:80": false} {
+		got := ask(t, o, "node-1", "10.244.1.9", to)
+		if said := strings.Contains(got, "may be an address of the 2 Services that the node holds without an object"); said != want {
+			t.Errorf("to %s: held: %v\n%s", to, said, got)
+		}
 	}
 }
