@@ -41,6 +41,7 @@ func (e *examination) nodeStates() {
 	for _, node := range e.nodes {
 		e.nodeState(node)
 	}
+	e.freshness()
 	for _, but := range slices.Sorted(maps.Keys(e.buts)) {
 		e.remark("on %s all is as wanted, but: %s", some(e.buts[but]), but)
 	}
