@@ -121,11 +121,15 @@ func (w *world) node(name string, from *source) (*v1alpha1.NodeProxyRules, error
 	if n := w.rulesOf(name); n != nil {
 		return n, nil
 	}
+	return nil, w.unknownNode(name)
+}
+
+func (w *world) unknownNode(name string) error {
 	known := make([]string, len(w.NodeRules))
 	for i := range w.NodeRules {
 		known[i] = w.NodeRules[i].Name
 	}
-	return nil, fmt.Errorf("there is no node %q with NodeProxyRules%s; kubectl get nodeproxyrules lists the nodes", name, cluster.Suggest(name, known))
+	return fmt.Errorf("there is no node %q with NodeProxyRules%s; kubectl get nodeproxyrules lists the nodes", name, cluster.Suggest(name, known))
 }
 
 // rulesOf returns a node's rules, or nil.
