@@ -110,6 +110,12 @@ func wrong(n *v1alpha1.NodeProxyRules) []found {
 		}
 		list = append(list, ofCondition(n, c, abnormal))
 	}
+	if c, pressed := cluster.ConntrackPressed(&n.Status); pressed && c == nil {
+		t := n.Status.Conntrack
+		list = append(list, found{rank: v1alpha1.ConditionConntrackPressure, what: "connection tracking nearly full", NodeProblem: NodeProblem{
+			Name: n.Name, Message: fmt.Sprintf("%d of %d connections (%d%%), %s dropped since the node started; docs/troubleshooting.md, NodeproxyConntrackPressure", t.Entries, t.Max, t.UsagePercent, output.Plural(int(t.Drop), "packet")),
+		}})
+	}
 	return list
 }
 

@@ -29,7 +29,7 @@ func TestThousandNodes(t *testing.T) {
 		o.NodeRules = append(o.NodeRules, v1alpha1.NodeProxyRules{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Status: v1alpha1.NodeProxyRulesStatus{
-				Conntrack: &v1alpha1.ConntrackReport{UsagePercent: int32(i % 100)},
+				Conntrack: &v1alpha1.ConntrackReport{UsagePercent: int32(i % 80)},
 				Conditions: []metav1.Condition{{
 					Type: v1alpha1.ConditionProgrammed, Status: status, Reason: reason, Message: "of its own on " + name,
 					LastTransitionTime: metav1.NewTime(now.Add(-time.Duration(i+1) * time.Second)),
@@ -53,10 +53,30 @@ func TestThousandNodes(t *testing.T) {
 	}
 	for _, want := range []string{
 		"1000: 500 Failed, 500 Held", "Programmed False: Failed, 500 nodes for 16m",
-		"and 497 more: node-992, node-990, node-988, node-986, node-984 and 492 more", "fullest: node-099 99%, node-199 99%, node-299 99%",
+		"and 497 more: node-992, node-990, node-988, node-986, node-984 and 492 more", "fullest: node-079 79%, node-159 79%, node-239 79%",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())
+		}
+	}
+}
+
+// TestConntrack: a full table is told of, whether its agent has said so or not, as the
+// doctor does.
+func TestConntrack(t *testing.T) {
+	t.Parallel()
+	for percent, well := range map[int32]bool{79: true, 80: false, 100: false} {
+		r := Of(&cluster.Objects{
+			NodeProxy: &v1alpha1.NodeProxy{Status: v1alpha1.NodeProxyStatus{Conditions: []metav1.Condition{
+				{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAllProgrammed},
+			}}},
+			NodeRules: []v1alpha1.NodeProxyRules{{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Status: v1alpha1.NodeProxyRulesStatus{
+				Conntrack:  &v1alpha1.ConntrackReport{UsagePercent: percent, Entries: 9, Max: 10, Drop: 55},
+				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonProgrammed}},
+			}}},
+		})
+		if r.Well != well || !well && (len(r.Problems) != 1 || !strings.Contains(r.Problems[0].Nodes[0].Message, "55 packets dropped")) {
+			t.Errorf("%d %%: well: %v, %+v", percent, r.Well, r.Problems)
 		}
 	}
 }
