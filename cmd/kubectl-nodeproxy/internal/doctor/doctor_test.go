@@ -332,6 +332,14 @@ func TestFaults(t *testing.T) {
 			},
 			want: "LocalWithoutEndpoint", says: "node node-2",
 		},
+		"a Service without ports": {
+			service: "shop/web",
+			plant: func(w *world) {
+				w.service("web").Spec.Ports = nil
+				w.render()
+			},
+			want: "NotEligible", says: "it has no ports",
+		},
 		"external Local, and the load balancer can tell": {
 			plant: func(w *world) {
 				w.service("web").Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
