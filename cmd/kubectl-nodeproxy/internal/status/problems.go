@@ -93,7 +93,13 @@ func wrong(n *v1alpha1.NodeProxyRules) []found {
 	}
 	var list []found
 	accepted := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionAccepted)
-	if accepted != nil && accepted.Status == metav1.ConditionFalse {
+	if a := n.Status.Agent; a != nil && len(a.FormatVersions) > 0 && !slices.Contains(a.FormatVersions, n.Spec.FormatVersion) {
+		p := NodeProblem{Name: n.Name, Message: fmt.Sprintf("its agent %s does not know format %d of its rules, only %v: they stay as they were; docs/upgrade.md", a.Version, n.Spec.FormatVersion, a.FormatVersions)}
+		if accepted != nil && accepted.Status == metav1.ConditionFalse {
+			p.Since = accepted.LastTransitionTime
+		}
+		list = append(list, found{rank: v1alpha1.ConditionAccepted, what: "agent too old", NodeProblem: p})
+	} else if accepted != nil && accepted.Status == metav1.ConditionFalse {
 		list = append(list, ofCondition(n, accepted, v1alpha1.ConditionAccepted))
 	} else if programmed.Status != metav1.ConditionTrue ||
 		programmed.Reason == v1alpha1.ReasonSomeServicesRefused || programmed.Reason == v1alpha1.ReasonHeld {
