@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
@@ -31,7 +32,7 @@ func (e *examination) freshness() {
 	}
 	needs, newest := e.neededFamilies(), e.newest()
 	for _, node := range e.nodes {
-		programmed := findCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed)
+		programmed := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed)
 		if programmed == nil || programmed.Reason == v1alpha1.ReasonAgentNotResponding || e.told(node.Name, "AgentTooOld") {
 			continue // all that it says is old, and that is told
 		}
