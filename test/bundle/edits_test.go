@@ -114,6 +114,7 @@ func editsOfTexts() []edit {
 		{"version", "nothing", csvFile, "  version: VERSION", "  version: 0.0.0", "which is no version"},
 		{"replaces", "itself", csvFile, "  version: VERSION", "  replaces: nodeproxy.vVERSION\n  version: VERSION", "no version before"},
 		{"replaces", "another package", csvFile, "  version: VERSION", "  replaces: other.v0.0.1\n  version: VERSION", "no version before"},
+		{"replaces", "by no version", csvFile, "  version: VERSION", "  replaces: nodeproxy.v0.0.1\n  version: '0.1'", "no version before"},
 		{"display-name", "empty", csvFile, "  displayName: nodeproxy\n", "", "missing"},
 		{"description", "short", csvFile, "  description: |", "  description: short\n  ignored: |", "has 5 characters"},
 		{"description", "no line", csvFile, "    description: Proxies", "    ignored: Proxies", "has 0 characters"},
@@ -189,6 +190,7 @@ func editsOfInstall() []edit {
 	digest := "nodeproxy.io/nodeproxy-controller@sha256:" + strings.Repeat("a", 64)
 	return []edit{
 		{"install-strategy", "other", csvFile, "    strategy: deployment\n", "    strategy: other\n", `is "other"`},
+		{"install-strategy", "unnamed", csvFile, "        name: nodeproxy-controller\n        spec:\n", "        name: ''\n        spec:\n", `the Deployment "" has no name of its own`},
 		{"install-strategy", "none", csvFile, "      deployments:\n", "      ignored:\n", "no Deployment"},
 		{"install-strategy", "selector", csvFile, "            matchLabels:\n              app.kubernetes.io/name: nodeproxy-controller\n          strategy",
 			"            matchLabels:\n              app.kubernetes.io/name: other\n          strategy", "does not select its own pods"},
@@ -210,6 +212,7 @@ func editsOfInstall() []edit {
 		{"no-wildcard-rights", "verbs", newFile, "", role("", "pods", "*"), "verbs: *"},
 		{"disruption-budgets", "none", budgetFile, "maxUnavailable: 1", "maxUnavailable: 0", "maxUnavailable is 0"},
 		{"disruption-budgets", "all", budgetFile, "maxUnavailable: 1", "minAvailable: 100%", "minAvailable is 100%"},
+		{"disruption-budgets", "all by number", budgetFile, "maxUnavailable: 1", "minAvailable: 2", "minAvailable is 2, of 2 pods"},
 		{"no-webhooks", "one", csvFile, "  version: VERSION", "  version: VERSION\n  webhookdefinitions: [{}]", "webhookdefinitions"},
 		{"no-webhooks", "API service", csvFile, "  version: VERSION", "  version: VERSION\n  apiservicedefinitions: {owned: [{}]}", "apiservicedefinitions"},
 	}

@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 )
 
 // installStrategy: Deployments that find their pods.
@@ -204,6 +206,15 @@ func disruptionBudgets(b *Bundle) (wrong []string) {
 		most, least := budget.Spec.MaxUnavailable, budget.Spec.MinAvailable
 		wrong = append(wrong, say(most != nil && (most.String() == "0" || most.String() == "0%"), "%s: maxUnavailable is %s", name, most)...)
 		wrong = append(wrong, say(least != nil && least.String() == "100%", "%s: minAvailable is 100%%", name)...)
+		if least == nil || least.Type != intstr.Int {
+			continue
+		}
+		for _, d := range b.CSV.Spec.Install.Spec.Deployments {
+			selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
+			all := ptr.Deref(d.Spec.Replicas, 1)
+			wrong = append(wrong, say(err == nil && selector.Matches(labels.Set(d.Spec.Template.Labels)) && least.IntVal >= all,
+				"%s: minAvailable is %d, of %d pods", name, least.IntVal, all)...)
+		}
 	}
 	return wrong
 }

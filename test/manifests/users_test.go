@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -230,6 +231,31 @@ func TestRolesForPeople(t *testing.T) {
 				t.Errorf("%s may do\n%s\nwant\n%s", role, strings.Join(got, "\n"), strings.Join(want, "\n"))
 			}
 		})
+	}
+}
+
+// TestViewTakesUpViewer: the built-in role view takes up nodeproxy-viewer, and none of the
+// other two, nor do edit and admin.
+func TestViewTakesUpViewer(t *testing.T) {
+	readManifests(t)
+	for _, builtIn := range []string{"view", "edit", "admin"} {
+		role := &rbacv1.ClusterRole{}
+		eventually(t, func(ctx context.Context) error {
+			return server.client.Get(ctx, client.ObjectKey{Name: builtIn}, role)
+		})
+		for _, own := range []string{"nodeproxy-viewer", "nodeproxy-policy-editor", "nodeproxy-editor"} {
+			taken := &rbacv1.ClusterRole{}
+			if err := server.client.Get(t.Context(), client.ObjectKey{Name: own}, taken); err != nil {
+				t.Fatal(err)
+			}
+			takes := slices.ContainsFunc(role.AggregationRule.ClusterRoleSelectors, func(s metav1.LabelSelector) bool {
+				selector, err := metav1.LabelSelectorAsSelector(&s)
+				return err == nil && selector.Matches(labels.Set(taken.Labels))
+			})
+			if want := builtIn == "view" && own == "nodeproxy-viewer"; takes != want {
+				t.Errorf("%s takes up %s: %v", builtIn, own, takes)
+			}
+		}
 	}
 }
 

@@ -52,10 +52,17 @@ func (r *Reader) explain(of Kind, err error) error {
 	if errors.As(err, &status) {
 		return fmt.Errorf("the API server %s does not hand out %s: %s", r.server, of, oneLine(err.Error()))
 	}
-	if _, sending := errors.AsType[*url.Error](err); !sending {
+	if unreadable(err) {
 		return fmt.Errorf("what %s answers when asked for %s cannot be read: is it an API server? (kubectl config current-context, or --context)", r.server, of)
 	}
 	return fmt.Errorf("the API server %s cannot be reached: %s; is it the right one? (kubectl config current-context, or --context)", r.server, cause(err))
+}
+
+// unreadable reports whether there was an answer that could not be read.
+func unreadable(err error) bool {
+	var status apierrors.APIStatus
+	_, sending := errors.AsType[*url.Error](err)
+	return !sending && !isTimeout(err) && !errors.As(err, &status)
 }
 
 // userOf finds who was refused in what the API server says.

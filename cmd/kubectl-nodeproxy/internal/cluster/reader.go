@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -30,6 +31,7 @@ const (
 // Reader reads the objects of one cluster.
 type Reader struct {
 	client  client.Reader
+	scheme  *runtime.Scheme
 	server  string
 	timeout time.Duration
 	docs    hints.Docs
@@ -52,7 +54,7 @@ func NewReader(config *rest.Config, docs hints.Docs) (*Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the API server %s cannot be asked: %w", config.Host, err)
 	}
-	return &Reader{client: c, server: config.Host, timeout: config.Timeout, docs: docs}, nil
+	return &Reader{client: c, scheme: known, server: config.Host, timeout: config.Timeout, docs: docs}, nil
 }
 
 // Read reads all objects of the wanted kinds, and of the optional ones what may be
@@ -72,7 +74,7 @@ func (r *Reader) Read(ctx context.Context, wanted, optional []Kind) (*Objects, e
 		case ctx.Err() != nil:
 			return nil, fmt.Errorf("interrupted: %w", ctx.Err())
 		case i < len(wanted) || !mayGoWithout(err):
-			return nil, r.explain(asked[i], err)
+			return nil, r.explainRead(ctx, asked[i], err)
 		default:
 			objects.Unread = append(objects.Unread, Unread{Kind: asked[i], Why: r.explain(asked[i], err).Error()})
 		}
@@ -97,6 +99,9 @@ func (r *Reader) list(ctx context.Context, k kind, into *Objects, only ...client
 
 // Node reads the NodeProxyRules of one node.
 func (r *Reader) Node(ctx context.Context, name string) (*v1alpha1.NodeProxyRules, error) {
+	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+		return nil, fmt.Errorf("%q cannot be the name of a node (kubectl get nodeproxyrules lists the nodes)", name)
+	}
 	rules := &v1alpha1.NodeProxyRules{}
 	switch err := r.client.Get(ctx, client.ObjectKey{Name: name}, rules); {
 	case err == nil:
@@ -104,7 +109,7 @@ func (r *Reader) Node(ctx context.Context, name string) (*v1alpha1.NodeProxyRule
 	case apierrors.IsNotFound(err):
 		return nil, r.unknownNode(ctx, name)
 	default:
-		return nil, r.explain(NodeProxyRules, err)
+		return nil, r.explainRead(ctx, NodeProxyRules, err)
 	}
 }
 

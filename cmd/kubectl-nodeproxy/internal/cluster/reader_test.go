@@ -81,6 +81,43 @@ func TestOptional(t *testing.T) {
 	}
 }
 
+// TestUndecodable: one object that cannot be understood is named.
+func TestUndecodable(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	for name, text := range map[string]string{
+		"now":                    "2026-11-22T12:00:00Z",
+		"serviceproxyrules.yaml": "items: [{metadata: {name: shop.a}, spec: {formatVersion: 1}}, {metadata: {name: shop.b}, spec: {formatVersion: 1, ports: many}}]",
+	} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	state, err := recorded.Load(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := NewReader(&rest.Config{Host: state.Serve(t)}, "v0.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.Read(t.Context(), []Kind{ServiceProxyRules}, nil)
+	if err == nil || !strings.HasPrefix(err.Error(), "the ServiceProxyRules shop.b cannot be understood: ") || !strings.Contains(err.Error(), "spec.ports") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestNoNode: what cannot be a name is not asked for.
+func TestNoNode(t *testing.T) {
+	t.Parallel()
+	r := served(t, 1, "")
+	for _, name := range []string{"", ".", "a/b", "../x", "Node-1", "a b"} {
+		if _, err := r.Node(t.Context(), name); err == nil || !strings.Contains(err.Error(), "cannot be the name of a node") {
+			t.Errorf("%q: error %v", name, err)
+		}
+	}
+}
+
 // TestSuggest: names that are near, and no others.
 func TestSuggest(t *testing.T) {
 	t.Parallel()

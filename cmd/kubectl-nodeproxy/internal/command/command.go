@@ -11,8 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
-
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 )
 
 // Exit statuses of all commands.
@@ -83,17 +81,8 @@ The exit status is 0 if all is well, 1 if something is not (status, doctor) or d
 (diff), 2 after an error.`,
 		Example: `  # Is all well?
   kubectl nodeproxy status`,
-		Version: o.Version,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return nil
-			}
-			var names []string
-			for _, c := range cmd.Commands() {
-				names = append(names, c.Name())
-			}
-			return fmt.Errorf("there is no command %q%s (kubectl nodeproxy --help lists them)", args[0], cluster.Suggest(args[0], names))
-		},
+		Version:       o.Version,
+		Args:          onlyCommands,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -106,5 +95,6 @@ The exit status is 0 if all is well, 1 if something is not (status, doctor) or d
 	root.SetUsageTemplate(usage)
 	p := &program{Options: o, kube: kube}
 	root.AddCommand(newStatus(p), newRules(p), newDiff(p), newDoctor(p), newTrace(p), newVersion())
+	refuseUnknown(root)
 	return root
 }

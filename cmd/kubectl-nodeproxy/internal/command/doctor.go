@@ -2,7 +2,6 @@ package command
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -37,10 +36,10 @@ and 2 where nothing could.`,
 
   # For a program
   kubectl nodeproxy doctor -o json`,
-		Args:              arguments(0, 1, "a Service as NAMESPACE/SERVICE, or nothing for all of them"),
+		Args:              arguments(0, 1, "a Service as NAMESPACE/SERVICE, or a SERVICE in the namespace of -n, or nothing for all of them"),
 		ValidArgsFunction: p.completeServices,
 	}, func(cmd *cobra.Command, args []string) (output.Report, bool, error) {
-		service, err := oneService(args)
+		service, err := p.oneService(args)
 		if err != nil {
 			return nil, false, err
 		}
@@ -80,13 +79,13 @@ and 2 where nothing could.`,
 }
 
 // oneService reads the name of a Service, if there is one.
-func oneService(args []string) (*types.NamespacedName, error) {
+func (p *program) oneService(args []string) (*types.NamespacedName, error) {
 	if len(args) == 0 {
 		return nil, nil
 	}
-	namespace, name, ok := strings.Cut(args[0], "/")
-	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
-		return nil, fmt.Errorf("%q is not the name of a Service: give NAMESPACE/SERVICE, such as default/kubernetes", args[0])
+	name, err := p.serviceName(args[0])
+	if err != nil {
+		return nil, err
 	}
-	return &types.NamespacedName{Namespace: namespace, Name: name}, nil
+	return &types.NamespacedName{Namespace: name.Namespace, Name: name.Name}, nil
 }

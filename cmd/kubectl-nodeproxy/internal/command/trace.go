@@ -3,6 +3,7 @@ package command
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -23,8 +24,10 @@ endpoint, whether its source is kept or masqueraded, or where and why it is refu
 Nothing is sent. -o yaml has each rule on the way.
 
 SOURCE is an address, a NODE (one of its processes) or [NAMESPACE/]POD. DESTINATION is
-IP:PORT, NODE:NODEPORT or [NAMESPACE/]SERVICE[:PORT], which is its cluster IP; the port
-by number or name. /udp or /sctp follows where it is not TCP.`,
+IP:PORT, NODE:NODEPORT, [NAMESPACE/]SERVICE[:PORT], which is its cluster IP, with the
+port by number or name, or [NAMESPACE/]POD:PORT. /udp or /sctp follows where it is not
+TCP; a port that a Service has for one protocol alone is of that. Of what has the same
+name a node comes first, then a Service; node/, svc/ or pod/ before it says which.`,
 		Example: `  # Which endpoints does a pod get, and by which rules?
   kubectl nodeproxy trace --from shop/cart-5d9c7 --to shop/web:http
 
@@ -41,7 +44,7 @@ by number or name. /udp or /sctp follows where it is not TCP.`,
 	})
 	cmd.Flags().StringVar(&q.Node, "node", "", "the node on which the packet is looked at (default: the node of the pod, or the node, given by --from)")
 	cmd.Flags().StringVar(&q.From, "from", "", "who sends it: an address, a node or a pod")
-	cmd.Flags().StringVar(&q.To, "to", "", "where it goes: IP:PORT, NODE:NODEPORT or a Service, and a protocol")
+	cmd.Flags().StringVar(&q.To, "to", "", "where it goes: IP:PORT, NODE:NODEPORT, a Service or a pod, and a protocol")
 	completeFlag(cmd, "node", p.completeNodes(1))
 	completeFlag(cmd, "from", p.completeNodes(1))
 	completeFlag(cmd, "to", p.completeServices)
@@ -64,6 +67,13 @@ func (p *program) trace(cmd *cobra.Command, q trace.Question) (output.Report, er
 	objects, err := p.read(cmd, []cluster.Kind{cluster.NodeProxyRules, cluster.ServiceProxyRules}, optional)
 	if err != nil {
 		return nil, err
+	}
+	if !slices.Contains(optional, cluster.Pods) && trace.MayBePod(objects, q) {
+		more, err := p.read(cmd, nil, []cluster.Kind{cluster.Pods})
+		if err != nil {
+			return nil, err
+		}
+		objects.Pods, objects.Unread = more.Pods, append(objects.Unread, more.Unread...)
 	}
 	return trace.Of(cmd.Context(), objects, q)
 }

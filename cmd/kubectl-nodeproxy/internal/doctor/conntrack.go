@@ -6,22 +6,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
-
-// nearlyFull is from how many percent on the table is too full to leave it so.
-const nearlyFull = 80
 
 // conntrack looks whether the tables of tracked connections have room.
 func (e *examination) conntrack() {
 	for _, node := range e.nodes {
-		c := condition(node.Status.Conditions, v1alpha1.ConditionConntrackPressure, metav1.ConditionTrue)
+		c, pressed := cluster.ConntrackPressed(&node.Status)
 		report := node.Status.Conntrack
 		switch {
 		case report == nil && c == nil:
 			continue
-		case report != nil && c == nil && report.UsagePercent < nearlyFull:
-			if report.Drop > 0 {
+		case !pressed:
+			if report != nil && report.Drop > 0 {
 				e.remark("%s has dropped %s since it started because its connection tracking table was full; there is room now (%d %% in use)", node.Name, output.Plural(int(report.Drop), "packet"), report.UsagePercent)
 			}
 			continue

@@ -62,6 +62,9 @@ func (e *examination) endpointsOf(svc *corev1.Service) []Finding {
 		if f := e.withoutAny(svc); f != nil {
 			return append(found, *f)
 		}
+		if len(dead) == 0 {
+			return found // it has no ports, which another check tells
+		}
 		return append(found, e.portless(svc, dead))
 	case len(dead) > 0:
 		return append(found, e.portless(svc, dead))

@@ -47,6 +47,8 @@ func controllerFaults() map[string]planted {
 				w.NodeProxy.Status.RefusedServices = 1
 				w.ServiceRules = w.ServiceRules[:1]
 				w.NodeProxy.Status.Inventory = new(render.Inventory([]string{"kube-system.kube-dns"}))
+				w.report(0)
+				w.report(1)
 			},
 			want: "ServiceRefused", says: "larger than 1 MiB",
 		},

@@ -124,8 +124,12 @@ func renderingFaults() map[string]planted {
 			want:    "NotEligible", says: "kubectl label service -n shop web service.kubernetes.io/service-proxy-name-",
 		},
 		"not rendered": {
-			plant: func(w *world) { w.ServiceRules = w.ServiceRules[:1] },
-			want:  "ControllerBehind(InventoryDiffers NotRendered)",
+			plant: func(w *world) {
+				w.ServiceRules = w.ServiceRules[:1]
+				w.report(0)
+				w.report(1)
+			},
+			want: "ControllerBehind(InventoryDiffers NotRendered)",
 		},
 		"rendered as it was": {
 			plant: func(w *world) { w.service("web").Spec.Ports[0].Port = 81 },
@@ -136,8 +140,11 @@ func renderingFaults() map[string]planted {
 			want:  "ControllerBehind(StillRendered)",
 		},
 		"members of before": {
-			plant: func(w *world) { w.node(1).Spec.Services = nil },
-			want:  "ControllerBehind(MembersOutOfDate)",
+			plant: func(w *world) {
+				w.node(1).Spec.Services = nil
+				w.report(1)
+			},
+			want: "ControllerBehind(MembersOutOfDate)",
 		},
 	}
 }

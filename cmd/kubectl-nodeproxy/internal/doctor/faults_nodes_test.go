@@ -62,6 +62,7 @@ func nodeFaults() map[string]planted {
 			plant: func(w *world) {
 				w.ServiceRules = w.ServiceRules[:1]
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "1 Service"))
+				w.report(1)
 			},
 			want: "ControllerBehind(InventoryDiffers(Held) NotRendered)",
 		},
@@ -153,6 +154,58 @@ func nodeFaults() map[string]planted {
 			},
 			want: "AgentNotResponding", says: "kubectl -n operators get pods -l app.kubernetes.io/name=nodeproxy-agent --field-selector spec.nodeName=node-1 -o wide, then kubectl -n operators logs POD --tail=20",
 		},
+		"rules of a node that are not in force": {
+			plant: func(w *world) { w.node(0).Generation = 2 },
+			want:  "RulesNotInForce", says: "(generation 2), and its agent reports about older ones (generation 1)",
+		},
+		"rules of a node that have just changed": {
+			plant: func(w *world) {
+				w.node(0).Generation = 2
+				w.node(0).ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(30 * time.Second))}, {Time: new(ago(time.Hour)), Subresource: "status"}}
+			},
+		},
+		"rules of a node that changed a while ago": {
+			plant: func(w *world) {
+				w.node(0).Generation = 2
+				w.node(0).ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(2 * time.Minute))}, {Time: new(ago(time.Second)), Subresource: "status"}}
+				w.set(0, metav1.Condition{Type: v1alpha1.ConditionDrifted, Status: metav1.ConditionFalse, LastTransitionTime: ago(time.Second)})
+			},
+			want: "RulesNotInForce",
+		},
+		"Services that are held, and refused ones": {
+			plant: func(w *world) {
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
+				w.node(0).Status.Held = 3
+			},
+			want: "Held", says: "holds the rules of 3 Services",
+		},
+		"a family that is not programmed": {
+			plant: func(w *world) { w.node(1).Status.Families = []string{"IPv6"} },
+			want:  "FamilyNotProgrammed", says: "IPv4 is not programmed",
+		},
+		"a kernel that lags": {
+			plant: func(w *world) {
+				w.node(1).Status.AppliedResourceVersion = "6"
+				w.ServiceRules[1].ResourceVersion = "10"
+				w.ServiceRules[1].ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(11 * time.Minute))}}
+				w.node(0).Status.AppliedResourceVersion = "10"
+			},
+			want: "AgentLags", says: "ServiceProxyRules shop.web have resourceVersion 10, and its kernel holds nothing newer than 6",
+		},
+		"a kernel of which that is not told yet": {
+			plant: func(w *world) {
+				w.ServiceRules[1].ResourceVersion = "10"
+				w.ServiceRules[1].ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(4 * time.Minute))}}
+			},
+		},
+		"other endpoints than are wanted": {
+			plant: func(w *world) { w.node(0).Status.LocalEndpoints = 9 },
+			want:  "ReportsOtherwise", says: "local endpoints: 2 wanted, 9 reported",
+		},
+		"another mode than is wanted": {
+			plant: func(w *world) { w.node(0).Status.Mode = v1alpha1.ModeIPVS },
+			want:  "ReportsOtherwise", says: "mode: IPTables wanted, IPVS reported",
+		},
 	}
 }
 
@@ -183,6 +236,24 @@ func trafficPolicyFaults() map[string]planted {
 				w.render()
 			},
 			want: "LocalWithoutHealthCheck",
+		},
+		"a Service without ports": {
+			service: "shop/web",
+			plant: func(w *world) {
+				w.service("web").Spec.Ports = nil
+				w.render()
+			},
+			want: "NotEligible", says: "it has no ports",
+		},
+		"external Local, by node port and external IP alone": {
+			plant: func(w *world) {
+				w.service("web").Spec.Type = corev1.ServiceTypeNodePort
+				w.service("web").Status = corev1.ServiceStatus{}
+				w.service("web").Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
+				w.render()
+			},
+			want: "ExternalLocalWithoutEndpoint", says: "node node-2",
 		},
 	}
 }

@@ -42,6 +42,7 @@ func (e *examination) nodeStates() {
 	for _, node := range e.nodes {
 		e.nodeState(node)
 	}
+	e.freshness()
 	for _, but := range slices.Sorted(maps.Keys(e.buts)) {
 		e.remark("on %s: programmed, but: %s", some(e.buts[but]), but)
 	}

@@ -62,7 +62,12 @@ func (w *world) renderLarge() {
 		names = append(names, rules.Name)
 	}
 	for i := range w.NodeRules {
-		w.NodeRules[i].Spec.Services = render.Members(w.NodeRules[i].Name, on[w.NodeRules[i].Name])
+		node := &w.NodeRules[i]
+		node.Spec.Services = render.Members(node.Name, on[node.Name])
+		node.Status.LocalEndpoints = 0 // each has one port, whose endpoints are all used
+		for _, members := range node.Spec.Services {
+			node.Status.LocalEndpoints += int32(len(members.Ports[0].Endpoints))
+		}
 	}
 	inventory := render.Inventory(names)
 	w.NodeProxy.Status.Inventory = &inventory

@@ -96,6 +96,6 @@ func (e *examination) externalLocal(name types.NamespacedName, rules *v1alpha1.S
 			Do:   e.docs.See("set externalTrafficPolicy in the Service itself, which gives it a healthCheckNodePort", "troubleshooting.md#a-load-balancer-takes-a-node-out"),
 		})
 	default:
-		e.remark("%s has externalTrafficPolicy Local, and no endpoint on %s: what clients outside send there is dropped", name, some(nodes))
+		e.nobodyWarns(name, rules, nodes)
 	}
 }

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"encoding/json"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
@@ -83,7 +85,7 @@ func (w *world) addNode(name, address string) {
 			Node: v1alpha1.NodeFacts{Addresses: []string{address}},
 		},
 		Status: v1alpha1.NodeProxyRulesStatus{
-			ObservedGeneration: 1, SettingsRevision: "r", Mode: v1alpha1.ModeIPTables, Families: []string{"IPv4"},
+			ObservedGeneration: 1, SettingsRevision: "r", Mode: v1alpha1.ModeIPTables, Families: []string{"IPv4", "IPv6"},
 			Conditions: []metav1.Condition{
 				is(v1alpha1.ConditionAccepted, metav1.ConditionTrue, v1alpha1.ReasonAccepted, ""),
 				is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted"),
@@ -160,11 +162,33 @@ func (w *world) render() {
 	}
 	for i := range w.NodeRules {
 		w.NodeRules[i].Spec.Services = render.Members(w.NodeRules[i].Name, of)
+		w.report(i)
 	}
 	if w.NodeProxy != nil {
 		inventory := render.Inventory(names)
 		w.NodeProxy.Status.Inventory = &inventory
 	}
+}
+
+// report writes what the agent of a node that does all that is wanted counts.
+func (w *world) report(i int) {
+	node, local := w.node(i), map[netip.AddrPort]bool{}
+	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		set, err := combine.Whole(node, w.ServiceRules, family)
+		if err != nil {
+			continue // a fault that was planted
+		}
+		for _, svc := range set.Services {
+			for _, port := range svc.Ports {
+				for _, endpoint := range slices.Concat(port.Cluster, port.Local) {
+					if slices.Contains(port.Members, endpoint) {
+						local[endpoint] = true
+					}
+				}
+			}
+		}
+	}
+	node.Status.LocalEndpoints, node.Status.AppliedResourceVersion = int32(len(local)), "7"
 }
 
 func (w *world) service(name string) *corev1.Service {

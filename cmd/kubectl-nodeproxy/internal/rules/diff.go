@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
@@ -166,8 +167,15 @@ func (d *Difference) figures(status *v1alpha1.NodeProxyRulesStatus, all sets, se
 			d.Notes = append(d.Notes, fmt.Sprintf("%s: %s wanted, %s reported; such figures may be reported five minutes late", what, wanted, cmp.Or(reported, "none")))
 		}
 	}
+	unread := unread(all, services)
+	if len(unread) > 0 { // the node may hold what it could read before
+		d.Notes = append(d.Notes, fmt.Sprintf("local endpoints are not compared (%d wanted, %d reported), as not all Services can be read: %s",
+			len(local), status.LocalEndpoints, output.Some(unread, maxExamples)))
+	}
 	if status.Held == 0 { // those of held Services count, too
-		d.field("local endpoints", fmt.Sprint(len(local)), fmt.Sprint(status.LocalEndpoints))
+		if len(unread) == 0 {
+			d.field("local endpoints", fmt.Sprint(len(local)), fmt.Sprint(status.LocalEndpoints))
+		}
 		late("endpoints", fmt.Sprint(len(endpoints)), fmt.Sprint(status.Endpoints))
 	}
 	newest := ""
@@ -180,6 +188,23 @@ func (d *Difference) figures(status *v1alpha1.NodeProxyRulesStatus, all sets, se
 	if newer(newest, status.AppliedResourceVersion) {
 		late("newest ServiceProxyRules (resourceVersion)", newest, status.AppliedResourceVersion)
 	}
+}
+
+// unread lists objects of which nothing can be used, and why.
+func unread(all sets, services []v1alpha1.ServiceProxyRules) []string {
+	var list []string
+	for i := range services {
+		o := &services[i]
+		name, _ := combine.ServiceOf(o.Name)
+		why := all[dataplane.IPv4].LeftOut[o.Name]
+		if why == "" && all[dataplane.IPv4].Services[name] == nil && all[dataplane.IPv6].Services[name] == nil {
+			why = strings.Join(all[dataplane.IPv4].Problems[name], "; ")
+		}
+		if why != "" && !o.Spec.Released {
+			list = append(list, o.Name+": "+why)
+		}
+	}
+	return list
 }
 
 // newer reports whether a resourceVersion is newer than another. They are numbers.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,12 +40,9 @@ func severity() []string {
 	return []string{
 		v1alpha1.ReasonFailed, v1alpha1.ConditionAccepted, v1alpha1.ReasonAgentNotResponding, podMissing, podNotReady, noReport, v1alpha1.ReasonPending,
 		v1alpha1.ReasonConflictingProxy, v1alpha1.ReasonRemoved, v1alpha1.ReasonAuditDiffers, v1alpha1.ReasonSomeServicesRefused,
-		v1alpha1.ReasonHeld, v1alpha1.ConditionConntrackPressure, v1alpha1.ConditionModeFallback, v1alpha1.ConditionDrifted, warned,
+		v1alpha1.ReasonHeld, v1alpha1.ConditionConntrackPressure, v1alpha1.ConditionModeFallback, v1alpha1.ConditionDrifted,
 	}
 }
-
-// warned is what is wrong with a node that is programmed, but.
-const warned = "warnings"
 
 // found is one thing that is wrong with one node.
 type found struct {
@@ -96,13 +92,17 @@ func wrong(n *v1alpha1.NodeProxyRules) []found {
 	}
 	var list []found
 	accepted := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionAccepted)
-	if accepted != nil && accepted.Status == metav1.ConditionFalse {
+	if a := n.Status.Agent; a != nil && len(a.FormatVersions) > 0 && !slices.Contains(a.FormatVersions, n.Spec.FormatVersion) {
+		p := NodeProblem{Name: n.Name, Message: fmt.Sprintf("its agent %s does not know format %d of its rules, only %v: they stay as they were until it is upgraded", a.Version, n.Spec.FormatVersion, a.FormatVersions)}
+		if accepted != nil && accepted.Status == metav1.ConditionFalse {
+			p.Since = accepted.LastTransitionTime
+		}
+		list = append(list, found{rank: v1alpha1.ConditionAccepted, what: "agent too old", NodeProblem: p})
+	} else if accepted != nil && accepted.Status == metav1.ConditionFalse {
 		list = append(list, ofCondition(n, accepted, v1alpha1.ConditionAccepted))
 	} else if programmed.Status != metav1.ConditionTrue ||
 		programmed.Reason == v1alpha1.ReasonSomeServicesRefused || programmed.Reason == v1alpha1.ReasonHeld {
 		list = append(list, ofCondition(n, programmed, programmed.Reason))
-	} else if _, text, but := strings.Cut(programmed.Message, v1alpha1.MessageBut); but {
-		list = append(list, found{rank: warned, what: "Programmed, with " + warned, NodeProblem: NodeProblem{Name: n.Name, Since: programmed.LastTransitionTime, Message: text}})
 	}
 	if notes.Unmaintained(n) {
 		audit := ofCondition(n, programmed, v1alpha1.ReasonAuditDiffers)
@@ -117,6 +117,12 @@ func wrong(n *v1alpha1.NodeProxyRules) []found {
 			continue
 		}
 		list = append(list, ofCondition(n, c, abnormal))
+	}
+	if c, pressed := cluster.ConntrackPressed(&n.Status); pressed && c == nil {
+		t := n.Status.Conntrack
+		list = append(list, found{rank: v1alpha1.ConditionConntrackPressure, what: "connection tracking nearly full", NodeProblem: NodeProblem{
+			Name: n.Name, Message: fmt.Sprintf("%d of %d connections (%d%%), %s dropped since the node started: a full table drops new connections; raise spec.settings.conntrack.maxPerCore or min", t.Entries, t.Max, t.UsagePercent, output.Plural(int(t.Drop), "packet")),
+		}})
 	}
 	return list
 }

@@ -2,11 +2,18 @@ package status
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
 // podNotReady and podMissing are what is wrong with an agent's pod.
@@ -42,14 +49,40 @@ func ofPods(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules) map[string][]f
 }
 
 // remarks are what else is good to know: what cannot be told about what runs.
-func remarks(o *cluster.Objects) []string {
+func remarks(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules) []string {
+	out := buts(nodes)
 	if why := unreadPods(o); why != "" {
-		return []string{"whether a controller runs, and how the agents' pods are, was not looked at: " + why}
+		return append(out, "whether a controller runs, and how the agents' pods are, was not looked at: "+why)
 	}
 	if _, elsewhere := o.NoController(); elsewhere && o.NodeProxy != nil {
-		return []string{"no pod of nodeproxy is in the cluster: if no controller runs outside of it either, changes do not arrive, and nobody looks whether agents live"}
+		out = append(out, "no pod of nodeproxy is in the cluster: if no controller runs outside of it either, changes do not arrive, and nobody looks whether agents live")
 	}
-	return nil
+	return out
+}
+
+// maxButs bounds what nodes say besides that they are programmed.
+const maxButs = 10
+
+// buts are what nodes that are programmed say besides: each text with its nodes.
+func buts(nodes []*v1alpha1.NodeProxyRules) []string {
+	on := map[string][]string{}
+	for _, n := range nodes {
+		c := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionProgrammed)
+		if c == nil || c.Status != metav1.ConditionTrue {
+			continue
+		}
+		if _, text, but := strings.Cut(c.Message, v1alpha1.MessageBut); but {
+			on[text] = append(on[text], n.Name)
+		}
+	}
+	var out []string
+	for i, text := range slices.Sorted(maps.Keys(on)) {
+		if i == maxButs {
+			return append(out, fmt.Sprintf("and %d more texts of nodes that are programmed, but", len(on)-maxButs))
+		}
+		out = append(out, fmt.Sprintf("on %s: programmed, but: %s", output.Some(on[text], 5), text))
+	}
+	return out
 }
 
 // unreadPods says why pods could not be read; empty: they were.

@@ -123,13 +123,14 @@ const (
 
 // Of returns how a cluster does.
 func Of(o *cluster.Objects, docs hints.Docs) *Report {
-	r := &Report{Time: metav1.NewTime(o.Time), Remarks: remarks(o), docs: docs}
+	r := &Report{Time: metav1.NewTime(o.Time), docs: docs}
 	for _, u := range o.Unread {
 		if u.Kind != cluster.Pods { // of which there is a remark
 			r.NotRead = append(r.NotRead, u.Why)
 		}
 	}
 	nodes := present(o.NodeRules)
+	r.Remarks = remarks(o, nodes)
 	r.Nodes = countNodes(nodes)
 	r.Nodes.Absent = len(o.NodeRules) - len(nodes)
 	r.Agents = agents(nodes)

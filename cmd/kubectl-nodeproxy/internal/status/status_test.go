@@ -30,7 +30,7 @@ func TestThousandNodes(t *testing.T) {
 		o.NodeRules = append(o.NodeRules, v1alpha1.NodeProxyRules{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Status: v1alpha1.NodeProxyRulesStatus{
-				Conntrack: &v1alpha1.ConntrackReport{UsagePercent: int32(i % 100)},
+				Conntrack: &v1alpha1.ConntrackReport{UsagePercent: int32(i % 80)},
 				Conditions: []metav1.Condition{{
 					Type: v1alpha1.ConditionProgrammed, Status: status, Reason: reason, Message: "of its own on " + name,
 					LastTransitionTime: metav1.NewTime(now.Add(-time.Duration(i+1) * time.Second)),
@@ -54,7 +54,7 @@ func TestThousandNodes(t *testing.T) {
 	}
 	for _, want := range []string{
 		"1000: 500 Failed, 500 Held", "Programmed False: Failed, 500 nodes for 16m",
-		"and 497 more: node-992, node-990, node-988, node-986, node-984 and 492 more", "fullest: node-099 99%, node-199 99%, node-299 99%",
+		"and 497 more: node-992, node-990, node-988, node-986, node-984 and 492 more", "fullest: node-079 79%, node-159 79%, node-239 79%",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())
@@ -187,6 +187,14 @@ func TestReports(t *testing.T) {
 			}, false,
 			"\nCHANGES AND POLICIES THAT ARE NOT DONE\nnodeproxypolicy/edge: Paused, 1 of 2, for 60s\n  spec.rollout.paused is true\n",
 		},
+		"a sysctl that cannot be written": {
+			func(o *cluster.Objects) {
+				for i := range o.NodeRules {
+					o.NodeRules[i].Status.Conditions[0].Message = "the kernel holds what is wanted; but: a sysctl"
+				}
+			}, true,
+			"GOOD TO KNOW\non node-1, node-2: programmed, but: a sysctl\n",
+		},
 		"NodeProxy is deleted": {
 			func(o *cluster.Objects) { o.NodeProxy = nil }, false,
 			"Services are still followed, but settings and policies stay as they are, and new nodes get no rules",
@@ -205,5 +213,25 @@ func TestReports(t *testing.T) {
 				t.Errorf("well %t, want %t, and in it\n%s\nbut it is\n%s", r.Well, tt.well, tt.want, out.String())
 			}
 		})
+	}
+}
+
+// TestConntrack: a full table is told of, whether its agent has said so or not, as the
+// doctor does.
+func TestConntrack(t *testing.T) {
+	t.Parallel()
+	for percent, well := range map[int32]bool{79: true, 80: false, 100: false} {
+		r := Of(&cluster.Objects{
+			NodeProxy: &v1alpha1.NodeProxy{Status: v1alpha1.NodeProxyStatus{Conditions: []metav1.Condition{
+				{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAllProgrammed},
+			}}},
+			NodeRules: []v1alpha1.NodeProxyRules{{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Status: v1alpha1.NodeProxyRulesStatus{
+				Conntrack:  &v1alpha1.ConntrackReport{UsagePercent: percent, Entries: 9, Max: 10, Drop: 55},
+				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonProgrammed}},
+			}}},
+		}, "v0.1.0")
+		if r.Well != well || !well && (len(r.Problems) != 1 || !strings.Contains(r.Problems[0].Nodes[0].Message, "55 packets dropped")) {
+			t.Errorf("%d %%: well: %v, %+v", percent, r.Well, r.Problems)
+		}
 	}
 }

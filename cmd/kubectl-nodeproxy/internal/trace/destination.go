@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -19,49 +20,85 @@ type destination struct {
 	addresses []netip.Addr // in order of preference, of either family
 	port      uint16
 	protocol  v1alpha1.Protocol
+	// object is that of a Service that was named; nil: none was.
+	object *v1alpha1.ServiceProxyRules
 }
 
 // forms are what --to may be.
-const forms = "give IP:PORT, NODE:NODEPORT or NAMESPACE/SERVICE:PORT, and /udp or /sctp behind it where it is not TCP"
+const forms = "give IP:PORT, NODE:NODEPORT, NAMESPACE/SERVICE:PORT or NAMESPACE/POD:PORT, and /udp or /sctp behind it where it is not TCP"
 
-// destination reads IP:PORT, NODE:NODEPORT or [NAMESPACE/]SERVICE[:PORT], each with
-// a protocol behind it or without.
+// destination reads IP:PORT, NODE:NODEPORT, [NAMESPACE/]SERVICE[:PORT] or
+// [NAMESPACE/]POD:PORT, each with a protocol behind it or without. Of what has the same
+// name a node comes first, then a Service; node/, svc/ and pod/ before it say which.
 func (w *world) destination(text string) (*destination, error) {
-	if w.service(text) != nil { // NAMESPACE/SERVICE, whatever the Service is called
-		return w.toService(text, text, "", "")
+	of, named := cutKind(text)
+	if (of == anyKind || of == serviceKind) && w.service(named) != nil { // whatever the Service is called
+		return w.toService(text, named, "", "")
 	}
-	rest, protocol, err := cutProtocol(text)
+	rest, protocol, err := cutProtocol(named)
 	if err != nil {
 		return nil, err
 	}
-	d := &destination{text: text, protocol: protocol}
-	if a, err := netip.ParseAddrPort(rest); err == nil {
-		if a.Port() == 0 {
-			return nil, fmt.Errorf("--to %q: 0 is no port: %s", text, forms)
-		}
-		d.addresses, d.port = []netip.Addr{a.Addr().Unmap()}, a.Port()
-	} else if _, err := netip.ParseAddr(strings.Trim(rest, "[]")); err == nil {
-		return nil, fmt.Errorf("--to %q has no port (an IPv6 address stands in brackets before it): %s", text, forms)
-	} else {
-		name, port := rest, ""
-		if i := strings.LastIndex(rest, ":"); i >= 0 {
-			name, port = rest[:i], rest[i+1:]
-		}
-		n := w.rulesOf(name)
-		if n == nil {
-			return w.toService(text, name, port, protocol)
-		}
-		if d.port, err = parsePort(port); err != nil {
-			return nil, fmt.Errorf("--to %q: %q is no node port of node %s: %s", text, port, name, forms)
-		}
-		if d.addresses = addresses(n.Spec.Node.Addresses); len(d.addresses) == 0 {
-			return nil, fmt.Errorf("the node %s has no address in its NodeProxyRules (spec.node.addresses): give one instead of its name", name)
-		}
+	var d *destination
+	name, port := cutPort(rest)
+	switch {
+	case of == nodeKind:
+		d, err = w.toNode(text, name, port, protocol)
+	case of == serviceKind:
+		return w.toService(text, name, port, protocol)
+	case of == podKind:
+		d, err = w.toPod(text, name, port, protocol)
+	case looksLikeAddress(rest):
+		d, err = toAddress(text, rest, protocol)
+	case w.rulesOf(name) != nil:
+		d, err = w.toNode(text, name, port, protocol)
+	case w.service(name) == nil && w.findPod(name) != nil:
+		d, err = w.toPod(text, name, port, protocol)
+	default:
+		return w.toService(text, name, port, protocol)
 	}
-	if d.protocol == "" {
-		d.protocol = v1alpha1.ProtocolTCP
+	if err != nil {
+		return nil, err
 	}
+	d.protocol = cmp.Or(d.protocol, v1alpha1.ProtocolTCP)
 	return d, nil
+}
+
+// MayBePod reports whether --to can be nothing but a pod, as far as can be told without
+// the pods.
+func MayBePod(o *cluster.Objects, q Question) bool {
+	w := &world{Objects: o, namespace: q.Namespace}
+	of, named := cutKind(q.To)
+	if of != anyKind {
+		return of == podKind
+	}
+	rest, _, err := cutProtocol(named)
+	name, _ := cutPort(rest)
+	return err == nil && !looksLikeAddress(rest) && w.rulesOf(name) == nil && w.service(name) == nil && w.service(named) == nil
+}
+
+// looksLikeAddress reports whether a text is an address, or one with a port.
+func looksLikeAddress(text string) bool {
+	name, _ := cutPort(text)
+	for _, part := range []string{text, name} {
+		if _, err := netip.ParseAddr(strings.Trim(part, "[]")); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// toAddress reads IP:PORT.
+func toAddress(text, rest string, protocol v1alpha1.Protocol) (*destination, error) {
+	a, err := netip.ParseAddrPort(rest)
+	if err == nil && a.Port() > 0 {
+		return &destination{text: text, protocol: protocol, addresses: []netip.Addr{a.Addr().Unmap()}, port: a.Port()}, nil
+	}
+	if _, err := netip.ParseAddr(strings.Trim(rest, "[]")); err == nil {
+		return nil, fmt.Errorf("--to %q has no port (an IPv6 address stands in brackets before it): %s", text, forms)
+	}
+	_, port := cutPort(rest)
+	return nil, fmt.Errorf("--to %q: %s is no port, which is a number from 1 to 65535: %s", text, cmp.Or(port, "nothing"), forms)
 }
 
 // cutProtocol splits off /tcp, /udp or /sctp.
@@ -121,13 +158,22 @@ func (w *world) toService(text, service, port string, protocol v1alpha1.Protocol
 				known = append(known, other.String())
 			}
 		}
+		if what := w.misnamed(name); what != "" {
+			return nil, fmt.Errorf("--to: %s", what)
+		}
 		what := fmt.Sprintf("no Service %s is proxied", name)
-		if !strings.Contains(service, "/") {
+		of, _ := cutKind(text)
+		switch node, pod := of == anyKind && !strings.Contains(service, "/"), of == anyKind && w.podsRead(); {
+		case node && pod:
+			what += fmt.Sprintf(", and there is neither a node %s nor such a pod", service)
+		case node:
 			what += ", and there is no node " + service
+		case pod:
+			what += ", and there is no such pod"
 		}
 		return nil, fmt.Errorf("--to: %s%s (kubectl get serviceproxyrules lists what is proxied)", what, cluster.Suggest(name.String(), known))
 	}
-	d := &destination{text: text, addresses: addresses(object.Spec.ClusterIPs), protocol: protocol}
+	d := &destination{text: text, addresses: addresses(object.Spec.ClusterIPs), protocol: protocol, object: object}
 	if len(d.addresses) == 0 {
 		return nil, fmt.Errorf("the ServiceProxyRules %s have no cluster IP: they are not as a controller writes them", object.Name)
 	}
@@ -137,10 +183,10 @@ func (w *world) toService(text, service, port string, protocol v1alpha1.Protocol
 // choosePort finds a port of a Service by number or name, or the only one.
 func (d *destination) choosePort(object *v1alpha1.ServiceProxyRules, text string) error {
 	ports := object.Spec.Ports
-	if len(ports) == 0 && text == "" {
-		return fmt.Errorf("the ServiceProxyRules %s have no ports: give one", object.Name)
-	}
 	number, err := parsePort(text)
+	if len(ports) == 0 && err != nil {
+		return fmt.Errorf("--to %q: the ServiceProxyRules %s have no ports: give one as a number", d.text, object.Name)
+	}
 	fits := slices.DeleteFunc(slices.Clone(ports), func(p v1alpha1.ServicePort) bool {
 		return d.protocol != "" && p.Protocol != d.protocol ||
 			text != "" && p.Name != text && (err != nil || p.Port != int32(number))
@@ -158,9 +204,7 @@ func (d *destination) choosePort(object *v1alpha1.ServiceProxyRules, text string
 		}
 		d.port, d.protocol = uint16(fits[i].Port), fits[i].Protocol
 	}
-	if d.protocol == "" {
-		d.protocol = v1alpha1.ProtocolTCP
-	}
+	d.protocol = cmp.Or(d.protocol, v1alpha1.ProtocolTCP)
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -23,54 +24,101 @@ type source struct {
 	process, pod bool
 }
 
-// source reads an address, the name of a node, or [NAMESPACE/]POD.
+// source reads an address, the name of a node, or [NAMESPACE/]POD, with node/ or pod/
+// before it or without.
 func (w *world) source(text string) (*source, error) {
 	if a, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
 		return &source{text: text, addresses: []netip.Addr{a.Unmap()}}, nil
 	}
-	if n := w.rulesOf(text); n != nil {
+	of, name := cutKind(text)
+	switch n := w.rulesOf(name); {
+	case of == serviceKind:
+		return nil, fmt.Errorf("--from %q: a Service sends nothing: give one of its pods, as pod/NAMESPACE/POD", text)
+	case n != nil && of != podKind:
 		return &source{text: text, addresses: addresses(n.Spec.Node.Addresses), node: n.Name, process: true}, nil
+	case of == nodeKind:
+		return nil, fmt.Errorf("--from: %w", w.unknownNode(name))
 	}
-	namespace, name, full := strings.Cut(text, "/")
+	pod, err := w.pod("--from", name)
+	if err != nil {
+		return nil, err
+	}
+	return podSource(text, pod)
+}
+
+// podName reads [NAMESPACE/]POD.
+func (w *world) podName(text string) (namespace, name string, full bool) {
+	namespace, name, full = strings.Cut(text, "/")
 	if !full {
 		namespace, name = w.namespace, text
 	}
+	return namespace, name, full
+}
+
+// findPod returns the pod of [NAMESPACE/]POD, or nil.
+func (w *world) findPod(text string) *corev1.Pod {
+	namespace, name, _ := w.podName(text)
+	i := slices.IndexFunc(w.Pods, func(p corev1.Pod) bool { return p.Namespace == namespace && p.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &w.Pods[i]
+}
+
+// pod returns the pod of [NAMESPACE/]POD, which a flag names.
+func (w *world) pod(flag, text string) (*corev1.Pod, error) {
+	namespace, name, full := w.podName(text)
 	if namespace == "" || name == "" || strings.ContainsAny(name, "/:") {
-		return nil, fmt.Errorf("--from %q: give an address, a node, or a pod as NAMESPACE/POD", text)
+		return nil, fmt.Errorf("%s %q: give an address, a node, or a pod as NAMESPACE/POD", flag, text)
 	}
 	for _, u := range w.Unread {
 		if u.Kind == cluster.Pods {
 			return nil, fmt.Errorf("the pod %s/%s cannot be looked up (give its address instead): %s", namespace, name, u.Why)
 		}
 	}
-	i := slices.IndexFunc(w.Pods, func(p corev1.Pod) bool { return p.Namespace == namespace && p.Name == name })
-	if i < 0 {
-		var known []string
-		for j := range w.Pods {
-			known = append(known, w.Pods[j].Namespace+"/"+w.Pods[j].Name)
-		}
-		what := "there is no pod " + namespace + "/" + name
-		if !full {
-			what = fmt.Sprintf("there is neither a node %s nor a pod %s/%s", name, namespace, name)
-		}
-		return nil, fmt.Errorf("--from: %s%s", what, cluster.Suggest(namespace+"/"+name, known))
+	if pod := w.findPod(text); pod != nil {
+		return pod, nil
 	}
-	return podSource(text, &w.Pods[i])
+	var known []string
+	for i := range w.Pods {
+		known = append(known, w.Pods[i].Namespace+"/"+w.Pods[i].Name)
+	}
+	what := "there is no pod " + namespace + "/" + name
+	if !full {
+		what = fmt.Sprintf("there is neither a node %s nor a pod %s/%s", name, namespace, name)
+	}
+	return nil, fmt.Errorf("%s: %s%s", flag, what, cluster.Suggest(namespace+"/"+name, known))
 }
 
 func podSource(text string, pod *corev1.Pod) (*source, error) {
-	s := &source{text: text, node: pod.Spec.NodeName, process: pod.Spec.HostNetwork, pod: !pod.Spec.HostNetwork}
-	for _, ip := range pod.Status.PodIPs {
-		s.addresses = append(s.addresses, addresses([]string{ip.IP})...)
-	}
-	switch {
-	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
+	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return nil, fmt.Errorf("the pod %s/%s has ended (%s): it sends nothing", pod.Namespace, pod.Name, pod.Status.Phase)
-	case len(s.addresses) == 0:
-		return nil, fmt.Errorf("the pod %s/%s has no address yet (it is %s): kubectl describe pod -n %s %s says what it waits for",
-			pod.Namespace, pod.Name, pod.Status.Phase, pod.Namespace, pod.Name)
 	}
-	return s, nil
+	own, err := podAddresses(pod)
+	if err != nil {
+		return nil, err
+	}
+	return &source{
+		text: text, addresses: own,
+		node: pod.Spec.NodeName, process: pod.Spec.HostNetwork, pod: !pod.Spec.HostNetwork,
+	}, nil
+}
+
+// podAddresses are the addresses that a pod has.
+func podAddresses(pod *corev1.Pod) ([]netip.Addr, error) {
+	var own []netip.Addr
+	for _, ip := range pod.Status.PodIPs {
+		own = append(own, addresses([]string{ip.IP})...)
+	}
+	if len(own) > 0 {
+		return own, nil
+	}
+	lacks := "has no address yet"
+	if pod.Spec.NodeName == "" {
+		lacks = "is not scheduled to a node yet"
+	}
+	return nil, fmt.Errorf("the pod %s/%s %s (it is %s): kubectl describe pod -n %s %s says what it waits for",
+		pod.Namespace, pod.Name, lacks, cmp.Or(pod.Status.Phase, corev1.PodPending), pod.Namespace, pod.Name)
 }
 
 // packet is what the source sends to the first address of its families, as it

@@ -80,6 +80,9 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	if err != nil {
 		return nil, fmt.Errorf("what the node is to hold cannot be told: %w", err)
 	}
+	if err := to.used(set); err != nil {
+		return nil, err
+	}
 	notes, err := notesOf(node, set, o.Time)
 	if err != nil {
 		return nil, err
@@ -96,7 +99,7 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 		r.Outcomes = append(r.Outcomes, Outcome{Outcome: one, Path: one.Via(), Pod: w.podOf(result.Service, one.Endpoint)})
 	}
 	r.Notes = append(r.Notes, w.elsewhere(r, from)...)
-	r.Notes = append(r.Notes, w.unused(set, packet.Destination.Addr())...)
+	r.Notes = append(r.Notes, w.unused(set, node, result)...)
 	r.Notes = append(r.Notes, refused(node, result.Service)...)
 	for _, u := range o.Unread {
 		if u.Kind == cluster.EndpointSlices {
@@ -123,11 +126,15 @@ func (w *world) node(name string, from *source) (*v1alpha1.NodeProxyRules, error
 	if n := w.rulesOf(name); n != nil {
 		return n, nil
 	}
+	return nil, w.unknownNode(name)
+}
+
+func (w *world) unknownNode(name string) error {
 	known := make([]string, len(w.NodeRules))
 	for i := range w.NodeRules {
 		known[i] = w.NodeRules[i].Name
 	}
-	return nil, fmt.Errorf("there is no node %q with NodeProxyRules%s; kubectl get nodeproxyrules lists the nodes", name, cluster.Suggest(name, known))
+	return fmt.Errorf("there is no node %q with NodeProxyRules%s; kubectl get nodeproxyrules lists the nodes", name, cluster.Suggest(name, known))
 }
 
 // rulesOf returns a node's rules, or nil.
@@ -166,18 +173,6 @@ func refused(node *v1alpha1.NodeProxyRules, service *tracer.Target) []string {
 		}
 	}
 	return nil
-}
-
-// unused says which objects with an address are not used, and why.
-func (w *world) unused(set *combine.Set, a netip.Addr) []string {
-	var out []string
-	for i := range w.ServiceRules {
-		o := &w.ServiceRules[i]
-		if why := set.LeftOut[o.Name]; why != "" && slices.Contains(addresses(o.Spec.ClusterIPs), a) {
-			out = append(out, fmt.Sprintf("of ServiceProxyRules %s nothing is used: %s", o.Name, why))
-		}
-	}
-	return out
 }
 
 // podOf names the pod of an endpoint of a Service; empty: it is not known.

@@ -105,6 +105,10 @@ func TestNames(t *testing.T) {
 		{"", "cart", "empty/tcp", "cart (10.244.1.9, a pod on node-1) → 10.96.0.20:80/tcp (cluster IP of shop/empty)", "by: -t filter -A KUBE-SERVICES"},
 		{"", "cart", "empty:81", "cart (10.244.1.9, a pod on node-1) → 10.96.0.20:81/tcp (no Service's)", "PASS: 10.96.0.20 is the cluster IP of shop/empty, which does not have port 81/TCP"},
 		{"", "agent", "empty", "agent (192.0.2.21, a process on node-1)", "REJECT"},
+		{"", "cart", "old:8080", "cart (10.244.1.9, a pod on node-1) → 10.244.2.9:8080/tcp (no Service's)", "PASS"},
+		{"", "pod/shop/old", "pod/shop/cart:53/udp", "pod/shop/old (10.244.2.9, a pod on node-2) → 10.244.1.9:53/udp (no Service's)", "PASS"},
+		{"", "node/node-1", "svc/shop/web:http", "node/node-1 (2001:db8::21, a process on node-1) → [fd00:96::10]:80/tcp (cluster IP of shop/web:http)", ""},
+		{"", "node/node-1", "node/node-1:30080", "node/node-1 (192.0.2.21, a process on node-1) → 192.0.2.21:30080/tcp (node port of shop/web:http)", ""},
 		{"", "node-1", "node-1:30080", "node-1 (192.0.2.21, a process on node-1) → 192.0.2.21:30080/tcp (node port of shop/web:http)", "masqueraded"},
 		{"node-1", "203.0.113.9", "node-1:30080/TCP", "203.0.113.9 (outside of node-1) → 192.0.2.21:30080/tcp (node port of shop/web:http)", "masqueraded"},
 		{"node-1", "[2001:db8::9]", "[2001:db8::21]:30080", "[2001:db8::9] (2001:db8::9, outside of node-1) → [2001:db8::21]:30080/tcp (node port of shop/web:http)", "[fd00:1::5]:8080"},
@@ -128,17 +132,27 @@ func TestBadInput(t *testing.T) {
 		{"", "away/cart", "web:80", "--from: there is no pod away/cart"},
 		{"", "a/b/c", "web:80", `--from "a/b/c": give an address, a node, or a pod as NAMESPACE/POD`},
 		{"", "done", "web:80", "the pod shop/done has ended (Succeeded): it sends nothing"},
-		{"", "new", "web:80", "the pod shop/new has no address yet (it is Pending): kubectl describe pod -n shop new"},
-		{"", "cart", "wab", "--to: no Service shop/wab is proxied, and there is no node wab: did you mean shop/web"},
+		{"", "new", "web:80", "the pod shop/new is not scheduled to a node yet (it is Pending): kubectl describe pod -n shop new"},
+		{"", "cart", "wab", "--to: no Service shop/wab is proxied, and there is neither a node wab nor such a pod: did you mean shop/web"},
 		{"", "cart", "web", `--to "web" does not name one of the ports of the Service: 80/tcp (http), 53/udp (dns)`},
 		{"", "cart", "web:https", `--to "web:https" does not name one of the ports of the Service: 80/tcp (http), 53/udp (dns)`},
 		{"", "cart", "10.96.0.10", `--to "10.96.0.10" has no port`},
 		{"", "cart", "fd00:96::10", `--to "fd00:96::10" has no port (an IPv6 address stands in brackets before it)`},
 		{"", "cart", "10.96.0.10:0", `--to "10.96.0.10:0": 0 is no port`},
+		{"", "cart", "10.96.0.10:70000", `--to "10.96.0.10:70000": 70000 is no port, which is a number from 1 to 65535: `},
+		{"", "cart", "[fd00:96::10]:70000", `--to "[fd00:96::10]:70000": 70000 is no port`},
+		{"", "cart", "pod/done:80", "the pod shop/done has ended (Succeeded): it takes no connection"},
+		{"", "cart", "pod/cart:http", `--to "pod/cart:http": "http" is no port of a pod`},
+		{"", "cart", "pod/away/cart:80", "--to: there is no pod away/cart"},
+		{"", "cart", "node/shop/web:80", `--to: there is no node "shop/web" with NodeProxyRules`},
+		{"", "cart", "svc/cart:80", "--to: no Service shop/cart is proxied"},
+		{"", "svc/web", "web:80", `--from "svc/web": a Service sends nothing`},
+		{"", "node/cart", "web:80", `--from: there is no node "cart" with NodeProxyRules`},
+		{"", "pod/node-1", "web:80", "--from: there is neither a node node-1 nor a pod shop/node-1"},
 		{"", "cart", "10.96.0.10:80/icmp", `--to "10.96.0.10:80/icmp": the protocol "icmp" is none of tcp, udp and sctp`},
 		{"", "cart", "node-1", `--to "node-1": "" is no node port of node node-1`},
 		{"", "cart", "node-1:70000", `--to "node-1:70000": "70000" is no node port of node node-1`},
-		{"", "cart", "/:80", `--to "/:80": give IP:PORT, NODE:NODEPORT or NAMESPACE/SERVICE:PORT`},
+		{"", "cart", "/:80", `--to "/:80": give IP:PORT, NODE:NODEPORT, NAMESPACE/SERVICE:PORT or NAMESPACE/POD:PORT`},
 		{"", "old", "[fd00:96::10]:80", "old and [fd00:96::10]:80 are of different IP families: 10.244.2.9, and fd00:96::10"},
 		{"", "node-2", "[fd00:96::10]:80", "node-2 and [fd00:96::10]:80 are of different IP families: 192.0.2.22, and fd00:96::10"},
 	} {
@@ -175,7 +189,18 @@ func TestOddObjects(t *testing.T) {
 		},
 		"a Service of an unknown format": {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.FormatVersion = 99 },
-			"! of ServiceProxyRules shop.web nothing is used: spec.formatVersion 99 is not known",
+			"error: --to web:http cannot be traced: of ServiceProxyRules shop.web nothing is used: spec.formatVersion 99 is not known",
+		},
+		"a Service with a cluster IP that cannot be one": {
+			func(o *cluster.Objects) { o.ServiceRules[1].Spec.ClusterIPs = []string{"224.0.0.1"} },
+			"error: --to web:http cannot be traced: of ServiceProxyRules shop.web nothing is used: it has no cluster IP of IPv4 that can be used: spec.clusterIPs[0]: \"224.0.0.1\" is not",
+		},
+		"a Service whose object has another name": {
+			func(o *cluster.Objects) {
+				o.ServiceRules[1].Name = "web"
+				o.ServiceRules[1].Labels = map[string]string{v1alpha1.LabelServiceNamespace: "shop", v1alpha1.LabelServiceName: "web"}
+			},
+			"error: --to: ServiceProxyRules web are labelled as those of shop/web, and no node uses them: they are not named shop.web",
 		},
 		"no agent": {
 			func(o *cluster.Objects) { o.NodeRules[0].Status = v1alpha1.NodeProxyRulesStatus{} },
@@ -251,5 +276,39 @@ func TestOddObjects(t *testing.T) {
 				t.Errorf("got\n%s\nwant %s", got, c.want)
 			}
 		})
+	}
+}
+
+// TestLeftOut: a packet that may be for a Service of which nothing is used does not just
+// pass.
+func TestLeftOut(t *testing.T) {
+	odd := map[string]func(*v1alpha1.ServiceProxyRules){
+		"unknown format":        func(r *v1alpha1.ServiceProxyRules) { r.Spec.FormatVersion = 99 },
+		"misnamed":              func(r *v1alpha1.ServiceProxyRules) { r.Name = "web" },
+		"released":              func(r *v1alpha1.ServiceProxyRules) { r.Spec.Released = true },
+		"unreadable cluster IP": func(r *v1alpha1.ServiceProxyRules) { r.Spec.ClusterIPs = []string{"nonsense"} },
+	}
+	for name, edit := range odd {
+		for to, also := range map[string]bool{
+			"10.96.0.10:80": true, "198.51.100.1:80": true, "203.0.113.1:80": true, "192.0.2.21:30080": true,
+			"10.96.0.10:81": name != "unreadable cluster IP", "192.0.2.21:30080/udp": false, "192.0.2.22:30080": false,
+		} {
+			o := objects()
+			web := &o.ServiceRules[1]
+			web.Spec.ExternalIPs, web.Spec.LoadBalancerIPs = []string{"198.51.100.1"}, []string{"203.0.113.1"}
+			edit(web)
+			got := ask(t, o, "node-1", "203.0.113.9", to)
+			if said := strings.Contains(got, "of which nothing is used: ") || strings.Contains(got, "may be its cluster IP: "); said != also || strings.HasPrefix(got, "error") {
+				t.Errorf("%s, to %s: a note: %v\n%s", name, to, said, got)
+			}
+		}
+	}
+	o := objects()
+	o.NodeRules[0].Status.Held = 2
+	for to, want := range map[string]bool{"10.96.0.99:80": true, "10.96.0.10:80": false} {
+		got := ask(t, o, "node-1", "10.244.1.9", to)
+		if said := strings.Contains(got, "may be an address of the 2 Services that the node holds without an object"); said != want {
+			t.Errorf("to %s: held: %v\n%s", to, said, got)
+		}
 	}
 }

@@ -1,0 +1,47 @@
+package command
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+)
+
+// unknown says that a command has no such subcommand.
+func unknown(of *cobra.Command, name string) error {
+	var names []string
+	for _, c := range of.Commands() {
+		names = append(names, c.Name())
+	}
+	return fmt.Errorf("there is no command %q%s (%s --help lists them)", name, cluster.Suggest(name, names), of.CommandPath())
+}
+
+// onlyCommands refuses arguments that name no subcommand.
+func onlyCommands(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return unknown(cmd, args[0])
+}
+
+// refuseUnknown has help and completion refuse what they do not know. By themselves they
+// print all help, and leave with status 0.
+func refuseUnknown(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "help":
+			c.Args = func(_ *cobra.Command, args []string) error {
+				if of, rest, err := root.Find(args); err != nil || len(rest) > 0 {
+					return unknown(of, append(rest, args...)[0])
+				}
+				return nil
+			}
+		case "completion":
+			c.Args = onlyCommands
+			c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+	}
+}

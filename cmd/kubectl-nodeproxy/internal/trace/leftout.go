@@ -1,0 +1,107 @@
+package trace
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+)
+
+// maxLeftOut is how many objects of which nothing is used are named.
+const maxLeftOut = 5
+
+// leftOut says why nothing of an object is used in the family of a set; empty: it is.
+func leftOut(set *combine.Set, o *v1alpha1.ServiceProxyRules) string {
+	if why := set.LeftOut[o.Name]; why != "" {
+		return why
+	}
+	name, _ := combine.ServiceOf(o.Name)
+	if set.Services[name] != nil {
+		return ""
+	}
+	why := fmt.Sprintf("it has no cluster IP of %s that can be used", set.Family)
+	if problems := set.Problems[name]; len(problems) > 0 {
+		why += ": " + output.Some(problems, maxLeftOut)
+	}
+	return why
+}
+
+// used is an error where the packet goes to a Service by its name and nothing of that
+// is used: whatever a node does with the packet is not what was asked for.
+func (d *destination) used(set *combine.Set) error {
+	if d.object == nil {
+		return nil
+	}
+	if why := leftOut(set, d.object); why != "" {
+		return fmt.Errorf("--to %s cannot be traced: of ServiceProxyRules %s nothing is used: %s", d.text, d.object.Name, why)
+	}
+	return nil
+}
+
+// unused names the objects of which nothing is used, though the packet may be for them,
+// and why.
+func (w *world) unused(set *combine.Set, node *v1alpha1.NodeProxyRules, result *tracer.Result) []string {
+	var out []string
+	for i := range w.ServiceRules {
+		o := &w.ServiceRules[i]
+		why := leftOut(set, o)
+		if why == "" {
+			continue
+		}
+		switch {
+		case mayOwn(o, node, result):
+			out = append(out, fmt.Sprintf("%s may be of ServiceProxyRules %s, of which nothing is used: %s", result.Destination, o.Name, why))
+		case result.Service == nil && unreadable(o.Spec.ClusterIPs) && hasPort(o, result.Destination.Port(), result.Protocol):
+			out = append(out, fmt.Sprintf("of ServiceProxyRules %s nothing is used, so that this may be its cluster IP: %s", o.Name, why))
+		}
+	}
+	if more := len(out) - maxLeftOut; more > 0 {
+		out = append(out[:maxLeftOut], fmt.Sprintf("and so of %d more ServiceProxyRules", more))
+	}
+	if held := int(node.Status.Held); held > 0 && result.Service == nil {
+		out = append(out, fmt.Sprintf("%s may be an address of the %s that the node holds without an object: it goes on serving that as before", result.Destination.Addr(), output.Plural(held, "Service")))
+	}
+	return out
+}
+
+// mayOwn reports whether a destination is an address of a Service, or its node port.
+func mayOwn(o *v1alpha1.ServiceProxyRules, node *v1alpha1.NodeProxyRules, result *tracer.Result) bool {
+	to := result.Destination
+	own := slices.Concat(o.Spec.ClusterIPs, o.Spec.ExternalIPs, o.Spec.LoadBalancerIPs)
+	if slices.Contains(addresses(own), to.Addr()) {
+		return true
+	}
+	return slices.Contains(addresses(node.Spec.Node.Addresses), to.Addr()) && slices.ContainsFunc(o.Spec.Ports, func(p v1alpha1.ServicePort) bool {
+		return p.NodePort == int32(to.Port()) && p.Protocol == result.Protocol
+	})
+}
+
+func unreadable(texts []string) bool {
+	return slices.ContainsFunc(texts, func(text string) bool {
+		_, err := netip.ParseAddr(text)
+		return err != nil
+	})
+}
+
+func hasPort(o *v1alpha1.ServiceProxyRules, port uint16, protocol v1alpha1.Protocol) bool {
+	return slices.ContainsFunc(o.Spec.Ports, func(p v1alpha1.ServicePort) bool {
+		return p.Port == int32(port) && p.Protocol == protocol
+	})
+}
+
+// misnamed says that the object of a Service is there, but not by the name that it has
+// to have; empty: it is not.
+func (w *world) misnamed(name dataplane.ServiceName) string {
+	for i := range w.ServiceRules {
+		o := &w.ServiceRules[i]
+		if _, ok := combine.ServiceOf(o.Name); !ok && o.Labels[v1alpha1.LabelServiceNamespace] == name.Namespace && o.Labels[v1alpha1.LabelServiceName] == name.Name {
+			return fmt.Sprintf("ServiceProxyRules %s are labelled as those of %s, and no node uses them: they are not named %s", o.Name, name, v1alpha1.ServiceProxyRulesName(name.Namespace, name.Name))
+		}
+	}
+	return ""
+}
