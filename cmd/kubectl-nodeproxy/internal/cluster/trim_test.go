@@ -11,7 +11,7 @@ import (
 func TestTrim(t *testing.T) {
 	t.Parallel()
 	at := metav1.Unix(1, 0)
-	written := []metav1.ManagedFieldsEntry{{Manager: "kubelet", Time: &at, Subresource: "status", FieldsV1: &metav1.FieldsV1{Raw: []byte("{}")}}}
+	written := []metav1.ManagedFieldsEntry{{Manager: "kubelet", Time: &at, Subresource: "status", FieldsV1: metav1.NewFieldsV1("{}")}}
 	when := []metav1.ManagedFieldsEntry{{Time: &at, Subresource: "status"}}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "web-1", Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"a": "b"}, ManagedFields: written},
