@@ -71,7 +71,8 @@ func TestStartsWhenAllIsThere(t *testing.T) {
 
 	crds.annotate("nodeproxies.nodeproxy.io", strconv.Itoa(v1alpha1.SchemaRevision))
 	crds.annotate("serviceproxyrules.nodeproxy.io", strconv.Itoa(v1alpha1.SchemaRevision+1)) // newer ones will do
-	r.works("all is there", 30*time.Second)
+	// A watch that began before the CRD was served is tried again after up to 30 s.
+	r.works("all is there", time.Minute)
 	r.until("ready", 10*time.Second, func(ctx context.Context) error {
 		code, body, err := get(ctx, probes, "/readyz")
 		if err == nil && code != http.StatusOK {
