@@ -16,13 +16,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
-)
-
-// The label by which nodeproxy's own pods are found, whatever their namespace.
-const (
-	controllerName = "nodeproxy-controller"
-	agentName      = agentdeploy.Name
 )
 
 // Grace is how long an agent's pod, or a node, may be new before it has to have
@@ -31,7 +26,7 @@ const Grace = 2 * time.Minute
 
 // ReadOwnPods reads the pods of nodeproxy itself alone, if they may be read.
 func (r *Reader) ReadOwnPods(ctx context.Context, into *Objects) error {
-	own, err := labels.NewRequirement(agentdeploy.LabelName, selection.In, []string{agentName, controllerName})
+	own, err := labels.NewRequirement(agentdeploy.LabelName, selection.In, []string{agentdeploy.Name, hints.Controller})
 	if err != nil {
 		return fmt.Errorf("select nodeproxy's pods: %w", err)
 	}
@@ -67,7 +62,7 @@ func (o *Objects) ownPods(program string) []*corev1.Pod {
 // Elsewhere: nothing of nodeproxy runs in pods, and never has since the NodeProxy was
 // made: if there is a controller it runs outside of the cluster.
 func (o *Objects) NoController() (why string, elsewhere bool) {
-	pods := o.ownPods(controllerName)
+	pods := o.ownPods(hints.Controller)
 	var texts []string
 	for _, pod := range pods {
 		reason := Unready(pod)
@@ -80,7 +75,7 @@ func (o *Objects) NoController() (why string, elsewhere bool) {
 	case len(pods) > 0:
 		return "no pod of the controller is ready: " + strings.Join(texts, "; "), false
 	case o.deployed():
-		return fmt.Sprintf("there is no pod of the controller, in any namespace (with the label %s=%s)", agentdeploy.LabelName, controllerName), false
+		return fmt.Sprintf("there is no pod of the controller, in any namespace (with the label %s=%s)", agentdeploy.LabelName, hints.Controller), false
 	}
 	return "", true
 }
@@ -88,7 +83,7 @@ func (o *Objects) NoController() (why string, elsewhere bool) {
 // deployed reports whether nodeproxy runs in pods, or has: a controller that deploys
 // agents says so.
 func (o *Objects) deployed() bool {
-	return len(o.ownPods(agentName)) > 0 ||
+	return len(o.ownPods(agentdeploy.Name)) > 0 ||
 		o.NodeProxy != nil && meta.FindStatusCondition(o.NodeProxy.Status.Conditions, v1alpha1.ConditionAgentsDeployed) != nil
 }
 
@@ -108,7 +103,7 @@ type AgentTrouble struct {
 // there has to be one.
 func (o *Objects) AgentTroubles(nodes []*v1alpha1.NodeProxyRules) []AgentTrouble {
 	on := map[string]*corev1.Pod{}
-	for _, pod := range o.ownPods(agentName) {
+	for _, pod := range o.ownPods(agentdeploy.Name) {
 		if node := pod.Spec.NodeName; node != "" && (on[node] == nil || better(pod, on[node])) {
 			on[node] = pod
 		}

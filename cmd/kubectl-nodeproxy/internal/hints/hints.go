@@ -7,6 +7,8 @@ import (
 	"regexp"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 )
 
 // Docs are the documents of a release of the plugin, such as v0.1.0.
@@ -27,12 +29,11 @@ func (d Docs) URL(page string) string {
 // See is what to do, with the page that says more.
 func (d Docs) See(action, page string) string { return action + "; see " + d.URL(page) }
 
-const (
-	labelName  = "app.kubernetes.io/name"
-	controller = "nodeproxy-controller"
-	agent      = "nodeproxy-agent"
-	usual      = "nodeproxy-system"
-)
+// Controller is what the controller's pods are called by the label that those of the
+// agents have, too.
+const Controller = "nodeproxy-controller"
+
+const usual = "nodeproxy-system"
 
 // Namespace is the one in which nodeproxy runs; empty: it is not known.
 type Namespace string
@@ -40,9 +41,9 @@ type Namespace string
 // NamespaceOf finds the namespace in which nodeproxy runs by its pods. Where there are
 // none it is the one that install.yaml makes.
 func NamespaceOf(pods []corev1.Pod) Namespace {
-	for _, name := range []string{controller, agent} {
+	for _, name := range []string{Controller, agentdeploy.Name} {
 		for i := range pods {
-			if pods[i].Labels[labelName] == name {
+			if pods[i].Labels[agentdeploy.LabelName] == name {
 				return Namespace(pods[i].Namespace)
 			}
 		}
@@ -51,17 +52,17 @@ func NamespaceOf(pods []corev1.Pod) Namespace {
 }
 
 // Controllers is the command that lists the controller's pods.
-func (n Namespace) Controllers() string { return n.pods(controller) + " -o wide" }
+func (n Namespace) Controllers() string { return n.pods(Controller) + " -o wide" }
 
 // Agents is the command that lists the agents' pods.
-func (n Namespace) Agents() string { return n.pods(agent) + " -o wide" }
+func (n Namespace) Agents() string { return n.pods(agentdeploy.Name) + " -o wide" }
 
 // Agent are the commands that show the agent's pod on a node, and its log. Without a
 // node the first lists all of them.
 func (n Namespace) Agent(node string) string {
 	list := n.Agents()
 	if node != "" {
-		list = fmt.Sprintf("%s --field-selector spec.nodeName=%s -o wide", n.pods(agent), node)
+		list = fmt.Sprintf("%s --field-selector spec.nodeName=%s -o wide", n.pods(agentdeploy.Name), node)
 	}
 	in := string(n)
 	if in == "" {
@@ -75,5 +76,5 @@ func (n Namespace) pods(name string) string {
 	if n != "" {
 		where = fmt.Sprintf("-n %s get pods", n)
 	}
-	return fmt.Sprintf("kubectl %s -l %s=%s", where, labelName, name)
+	return fmt.Sprintf("kubectl %s -l %s=%s", where, agentdeploy.LabelName, name)
 }

@@ -5,6 +5,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 )
 
 // TestURL: the documents of a release are those of its tag. What is built in between
@@ -21,14 +23,14 @@ func TestURL(t *testing.T) {
 }
 
 func pod(namespace, name string) corev1.Pod {
-	return corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Labels: map[string]string{labelName: name}}}
+	return corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Labels: map[string]string{agentdeploy.LabelName: name}}}
 }
 
 func TestNamespace(t *testing.T) {
 	for want, pods := range map[Namespace][]corev1.Pod{
 		usual:       {pod("shop", "web")},
-		"operators": {pod("old", agent), pod("operators", controller)},
-		"agents":    {pod("shop", "web"), pod("agents", agent)},
+		"operators": {pod("old", agentdeploy.Name), pod("operators", Controller)},
+		"agents":    {pod("shop", "web"), pod("agents", agentdeploy.Name)},
 	} {
 		if got := NamespaceOf(pods); got != want {
 			t.Errorf("%s, not %s", got, want)
