@@ -38,10 +38,10 @@ func TestHolder(t *testing.T) {
 	}
 	port := uint16(objects[0].Spec.Ports[0].Port)
 	protocol := objects[0].Spec.Ports[0].Protocol
-	if got, found := set.Holder(Claim{Address: netip.MustParseAddr("198.51.100.20"), Port: port, Protocol: protocol}); !found || got.String() != "shop/cart" {
+	if got, found := set.Holders.Of(Claim{Address: netip.MustParseAddr("198.51.100.20"), Port: port, Protocol: protocol}); !found || got.String() != "shop/cart" {
 		t.Errorf("%s has it (%t), want shop/cart", got, found)
 	}
-	if got, found := set.Holder(Claim{Address: netip.MustParseAddr("198.51.100.21"), Port: port, Protocol: protocol}); found {
+	if got, found := set.Holders.Of(Claim{Address: netip.MustParseAddr("198.51.100.21"), Port: port, Protocol: protocol}); found {
 		t.Errorf("%s has what nobody wants", got)
 	}
 }

@@ -24,16 +24,43 @@ type Set struct {
 	// LeftOut says, by the name of a ServiceProxyRules, why nothing of it is used.
 	LeftOut map[string]string
 
-	claims Registry[*whole]
+	// Holders tell which Service has what several want.
+	Holders Holders
 }
 
-// Holder returns the Service that has a claim, whether others want the same or not.
-func (s *Set) Holder(claim Claim) (dataplane.ServiceName, bool) {
-	holder, found := s.claims.Holder(claim)
+// Holders knows which Service has each claim, by the objects alone: an agent that still
+// holds the rules of a Service whose object has vanished may decide otherwise.
+type Holders struct{ claims Registry[*whole] }
+
+// HoldersOf reads what Services claim. What agents would leave out claims nothing.
+func HoldersOf(services []v1alpha1.ServiceProxyRules) Holders {
+	_, holders, _ := readAll(services)
+	return holders
+}
+
+// Of returns the Service that has a claim, whether others want the same or not.
+func (h Holders) Of(claim Claim) (dataplane.ServiceName, bool) {
+	holder, found := h.claims.Holder(claim)
 	if !found {
 		return dataplane.ServiceName{}, false
 	}
 	return holder.name, true
+}
+
+// readAll takes the objects that can be used, and says by name why the others cannot.
+func readAll(services []v1alpha1.ServiceProxyRules) (all []*whole, holders Holders, leftOut map[string]string) {
+	all = make([]*whole, 0, len(services))
+	holders, leftOut = Holders{claims: Registry[*whole]{}}, map[string]string{}
+	for i := range services {
+		w, why := known(&services[i])
+		if why != "" {
+			leftOut[services[i].Name] = why
+			continue
+		}
+		all = append(all, w)
+		holders.claims.Set(w, nil, Claims(w.rules))
+	}
+	return all, holders, leftOut
 }
 
 // Whole combines all objects of a node: what an agent wants that has seen these
@@ -47,27 +74,18 @@ func Whole(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules,
 	if errs := v1alpha1.ValidateSettings(settings); len(errs) > 0 {
 		return nil, fmt.Errorf("NodeProxyRules %s: no agent puts such settings in force: %w", node.Name, errs.ToAggregate())
 	}
+	all, holders, leftOut := readAll(services)
 	set := &Set{
 		Family: family, NodeName: node.Name, Mode: *settings.Mode, Node: Facts(&node.Spec.Node, settings, family),
-		Services: map[dataplane.ServiceName]*dataplane.Service{}, Problems: map[dataplane.ServiceName][]string{}, LeftOut: map[string]string{},
-		claims: Registry[*whole]{},
-	}
-	all := make([]*whole, 0, len(services))
-	for i := range services {
-		w, why := known(&services[i])
-		if why != "" {
-			set.LeftOut[services[i].Name] = why
-			continue
-		}
-		all = append(all, w)
-		set.claims.Set(w, nil, Claims(w.rules))
+		Services: map[dataplane.ServiceName]*dataplane.Service{}, Problems: map[dataplane.ServiceName][]string{}, LeftOut: leftOut,
+		Holders: holders,
 	}
 	members := Members(node.Spec.Services)
 	for _, w := range all {
 		in := Input{
 			Name: w.name, Rules: w.rules, Family: family, Precedence: w.precedence,
 			Node: Node{Name: node.Name, Zone: node.Spec.Node.Zone},
-			Lost: func(c Claim) bool { return set.claims.Lost(w, c) },
+			Lost: func(c Claim) bool { return holders.claims.Lost(w, c) },
 		}
 		if m := members[w.name]; m != nil {
 			in.Members = m.Ports

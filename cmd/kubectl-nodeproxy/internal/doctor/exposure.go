@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -11,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -22,23 +22,20 @@ const everybody = "everybody"
 // exposure lists what clients outside can reach, and finds what is surely not meant.
 func (e *examination) exposure() {
 	nodePorts := e.nodePortAddresses()
-	claims := e.claims()
-	winners := claims.winners()
-	for i := range e.ServiceRules {
-		rules := &e.ServiceRules[i]
-		name, ok := serviceOf(rules)
-		if !ok || rules.Spec.Released || !e.concerns(name) {
+	for name, rules := range e.used(CheckExposure) {
+		if !e.concerns(name) {
 			continue
 		}
-		e.exposed(name, rules, nodePorts, winners)
+		e.exposed(name, rules, nodePorts)
 		e.notClosed(name, rules)
 		e.openRanges(name, rules)
 	}
-	e.contested(claims)
+	e.nodeAddresses()
+	e.contested()
 }
 
 // exposed lists how clients outside reach a Service, but for what another one gets.
-func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, nodePorts string, winners map[string]types.NamespacedName) {
+func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, nodePorts string) {
 	spec := &rules.Spec
 	show := func(kind, addresses, clients string, ports []string) {
 		if len(ports) > 0 && addresses != "" {
@@ -58,7 +55,7 @@ func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.Service
 		byPorts := map[string][]string{} // those with the same ports together
 		var order []string
 		for _, a := range addresses {
-			ports := strings.Join(won(name, rules, a, winners), " ")
+			ports := strings.Join(e.won(name, rules, a), " ")
 			if len(byPorts[ports]) == 0 {
 				order = append(order, ports)
 			}
@@ -83,10 +80,10 @@ func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.Service
 }
 
 // won are the ports at which a Service answers at an address.
-func won(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, address string, winners map[string]types.NamespacedName) []string {
+func (e *examination) won(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, address string) []string {
 	var ports []string
 	for _, p := range rules.Spec.Ports {
-		if winners[claimed(address, p)] == name {
+		if holder, ok := e.holders.Of(claimOf(address, p)); ok && types.NamespacedName(holder) == name {
 			ports = append(ports, portOf(p))
 		}
 	}
@@ -165,91 +162,40 @@ func (e *examination) notClosed(name types.NamespacedName, rules *v1alpha1.Servi
 	}
 }
 
-// claim is a Service that wants an address.
-type claim struct {
-	service types.NamespacedName
-	rules   *v1alpha1.ServiceProxyRules
-	what    string
-}
-
-// claims are the Services that want each address, the one with the best claim first:
-// the oldest.
-type claims map[string][]claim
-
-func (e *examination) claims() claims {
-	all := claims{}
-	for i := range e.ServiceRules {
-		rules := &e.ServiceRules[i]
-		name, ok := serviceOf(rules)
-		if !ok || rules.Spec.Released {
-			continue
-		}
-		add := func(what string, addresses []string) {
-			for _, a := range addresses {
-				all[a] = append(all[a], claim{name, rules, what})
-			}
-		}
-		add("a cluster IP", rules.Spec.ClusterIPs)
-		add("an external IP", rules.Spec.ExternalIPs)
-		add("a load-balancer IP", rules.Spec.LoadBalancerIPs)
+// claimOf is what a Service claims with one of its addresses and ports.
+func claimOf(address string, p v1alpha1.ServicePort) combine.Claim {
+	a, err := netip.ParseAddr(address)
+	if err != nil {
+		return combine.Claim{} // of nobody: no agent uses it
 	}
-	for _, of := range all {
-		slices.SortStableFunc(of, func(a, b claim) int {
-			return cmp.Or(a.rules.Spec.ServiceCreated.Compare(b.rules.Spec.ServiceCreated.Time), strings.Compare(a.service.String(), b.service.String()))
-		})
-	}
-	return all
+	return combine.Claim{Address: a, Port: uint16(p.Port), Protocol: p.Protocol} //nolint:gosec // the kind has no other ports
 }
-
-// winners are the Services that get the connections to addresses and ports.
-func (c claims) winners() map[string]types.NamespacedName {
-	winners := map[string]types.NamespacedName{}
-	for address, of := range c {
-		for _, one := range of {
-			for _, p := range one.rules.Spec.Ports {
-				at := claimed(address, p)
-				if _, taken := winners[at]; !taken {
-					winners[at] = one.service
-				}
-			}
-		}
-	}
-	return winners
-}
-
-func claimed(address string, p v1alpha1.ServicePort) string { return address + " " + portOf(p) }
 
 func portOf(p v1alpha1.ServicePort) string { return fmt.Sprintf("%d/%s", p.Port, p.Protocol) }
 
-// contested finds addresses that belong to nodes, or that several Services want with the
-// same port.
-func (e *examination) contested(all claims) {
-	e.nodeAddresses()
-	winners := all.winners()
-	for _, address := range slices.SortedFunc(maps.Keys(all), compareAddresses) {
-		for _, c := range all[address] {
-			e.lost(address, c, winners)
-		}
+// contested finds addresses that several Services want with the same port.
+func (e *examination) contested() {
+	for name, rules := range e.used(CheckExposure) {
+		e.lost(name, rules, "a cluster IP", rules.Spec.ClusterIPs)
+		e.lost(name, rules, "an external IP", rules.Spec.ExternalIPs)
+		e.lost(name, rules, "a load-balancer IP", rules.Spec.LoadBalancerIPs)
 	}
 }
 
-func compareAddresses(a, b string) int {
-	x, _ := netip.ParseAddr(a)
-	y, _ := netip.ParseAddr(b)
-	return cmp.Or(x.Compare(y), strings.Compare(a, b))
-}
-
-// lost names for a Service that does not get an address and port the one that does.
-func (e *examination) lost(address string, c claim, winners map[string]types.NamespacedName) {
-	for _, p := range c.rules.Spec.Ports {
-		by := winners[claimed(address, p)]
-		if by == c.service || !e.concerns(c.service) && !e.concerns(by) {
-			continue
+// lost names for a Service that does not get addresses and ports the one that does.
+func (e *examination) lost(service types.NamespacedName, rules *v1alpha1.ServiceProxyRules, what string, addresses []string) {
+	for _, address := range addresses {
+		for _, p := range rules.Spec.Ports {
+			holder, ok := e.holders.Of(claimOf(address, p))
+			by := types.NamespacedName(holder)
+			if !ok || by == service || !e.concerns(service) && !e.concerns(by) {
+				continue
+			}
+			e.add(Finding{
+				Severity: Problem, Name: "AddressTaken", Check: CheckExposure, Service: service.String(),
+				What: fmt.Sprintf("%s port %s, %s of the Service, already belongs to the older Service %s, which gets the connections", address, portOf(p), what, by),
+				Do:   fmt.Sprintf("give one of them another address or port: kubectl edit service -n %s %s", service.Namespace, service.Name),
+			})
 		}
-		e.add(Finding{
-			Severity: Problem, Name: "AddressTaken", Check: CheckExposure, Service: c.service.String(),
-			What: fmt.Sprintf("%s port %s, %s of the Service, already belongs to the older Service %s, which gets the connections", address, portOf(p), c.what, by),
-			Do:   fmt.Sprintf("give one of them another address or port: kubectl edit service -n %s %s", c.service.Namespace, c.service.Name),
-		})
 	}
 }

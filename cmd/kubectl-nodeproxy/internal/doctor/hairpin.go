@@ -25,10 +25,8 @@ type Trace func(*combine.Set, tracer.Packet) (*tracer.Result, error)
 // the place of the pod's, or the pod would answer itself.
 func (e *examination) hairpin() {
 	traced, left := 0, 0
-	for i := range e.ServiceRules {
-		rules := &e.ServiceRules[i]
-		name, ok := serviceOf(rules)
-		if !ok || rules.Spec.Released || !e.concerns(name) || rules.Spec.FormatVersion > v1alpha1.FormatVersion {
+	for name, rules := range e.used(CheckHairpin) {
+		if !e.concerns(name) {
 			continue
 		}
 		if traced == mostTraced {

@@ -25,14 +25,11 @@ func (e *examination) nodeAddresses() {
 			nodes[a] = node.Name
 		}
 	}
-	nodePorts := e.nodePortOwners()
-	for i := range e.ServiceRules {
-		rules := &e.ServiceRules[i]
-		name, ok := serviceOf(rules)
-		if !ok || rules.Spec.Released || !e.concerns(name) {
+	for name, rules := range e.used(CheckExposure) {
+		if !e.concerns(name) {
 			continue
 		}
-		clash := clashes(name, &rules.Spec, nodePorts)
+		clash := e.clashes(name, &rules.Spec)
 		of := func(what string, severity Severity, addresses []string) {
 			for _, a := range addresses {
 				if on := nodes[a]; on != "" {
@@ -76,42 +73,28 @@ func nodeAddressTaken(name types.NamespacedName, on, address, what string, sever
 	return f
 }
 
-// nodePort is a port that nodes have for a Service.
-type nodePort struct {
-	port     int32
-	protocol v1alpha1.Protocol
-}
-
-// nodePortOwners tells whose node port a port is.
-func (e *examination) nodePortOwners() map[nodePort]types.NamespacedName {
-	owners := map[nodePort]types.NamespacedName{}
-	for i := range e.ServiceRules {
-		rules := &e.ServiceRules[i]
-		name, ok := serviceOf(rules)
-		if !ok || rules.Spec.Released {
-			continue
-		}
-		for _, p := range rules.Spec.Ports {
-			owners[nodePort{p.NodePort, p.Protocol}] = name
-		}
-		owners[nodePort{rules.Spec.HealthCheckNodePort, v1alpha1.ProtocolTCP}] = name
-	}
-	return owners
-}
-
 // clashes are the ports of a Service that a node itself needs, or another Service on
 // the nodes.
-func clashes(name types.NamespacedName, spec *v1alpha1.ServiceProxyRulesSpec, nodePorts map[nodePort]types.NamespacedName) []string {
+func (e *examination) clashes(name types.NamespacedName, spec *v1alpha1.ServiceProxyRulesSpec) []string {
 	var texts []string
 	for _, p := range spec.Ports {
-		port := fmt.Sprintf("%d/%s", p.Port, p.Protocol)
-		owner, taken := nodePorts[nodePort{p.Port, p.Protocol}]
+		owner, taken := e.nodePortOwner(p.Port, p.Protocol)
 		switch {
 		case p.Protocol == v1alpha1.ProtocolTCP && slices.Contains(portsOfNodes(), p.Port):
-			texts = append(texts, port+" is a port of the node itself")
+			texts = append(texts, portOf(p)+" is a port of the node itself")
 		case taken && owner != name:
-			texts = append(texts, fmt.Sprintf("%s is the node port of %s", port, owner))
+			texts = append(texts, fmt.Sprintf("%s is the node port of %s", portOf(p), owner))
 		}
 	}
 	return texts
+}
+
+// nodePortOwner tells whose node port, or health-check node port, a port is.
+func (e *examination) nodePortOwner(port int32, protocol v1alpha1.Protocol) (types.NamespacedName, bool) {
+	for _, everywhere := range []string{"0.0.0.0", "::"} {
+		if owner, ok := e.holders.Of(claimOf(everywhere, v1alpha1.ServicePort{Port: port, Protocol: protocol})); ok {
+			return types.NamespacedName(owner), true
+		}
+	}
+	return types.NamespacedName{}, false
 }

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"reflect"
 	"slices"
@@ -25,7 +26,7 @@ func (e *examination) rendering() {
 		name := named(svc)
 		stored := e.rules[name]
 		switch {
-		case e.unknownFormat(stored):
+		case e.unknownFormat(CheckRendering, stored):
 		case !render.Eligible(svc):
 			if _, other := svc.Labels[render.LabelServiceProxyName]; other {
 				foreign = append(foreign, name.String())
@@ -60,12 +61,29 @@ func (e *examination) refusal(name types.NamespacedName) bool {
 	return refused
 }
 
+// used are the rules that agents use, with their Service. What only a newer release
+// understands is not among them, and noted as not looked at by the check.
+func (e *examination) used(check Check) iter.Seq2[types.NamespacedName, *v1alpha1.ServiceProxyRules] {
+	return func(yield func(types.NamespacedName, *v1alpha1.ServiceProxyRules) bool) {
+		for i := range e.ServiceRules {
+			rules := &e.ServiceRules[i]
+			name, ok := serviceOf(rules)
+			if !ok || rules.Spec.Released || e.concerns(name) && e.unknownFormat(check, rules) || rules.Spec.FormatVersion > v1alpha1.FormatVersion {
+				continue
+			}
+			if !yield(name, rules) {
+				return
+			}
+		}
+	}
+}
+
 // unknownFormat notes rules that only a newer release understands.
-func (e *examination) unknownFormat(stored *v1alpha1.ServiceProxyRules) bool {
+func (e *examination) unknownFormat(check Check, stored *v1alpha1.ServiceProxyRules) bool {
 	if stored == nil || stored.Spec.FormatVersion <= v1alpha1.FormatVersion {
 		return false
 	}
-	e.cannot(CheckRendering, e.Newer("ServiceProxyRules "+stored.Name, stored.Spec.FormatVersion, string(e.docs)).Error())
+	e.cannot(check, e.Newer("ServiceProxyRules "+stored.Name, stored.Spec.FormatVersion, string(e.docs)).Error())
 	return true
 }
 

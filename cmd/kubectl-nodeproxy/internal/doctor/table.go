@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,8 +27,8 @@ func (r *Report) Table(w io.Writer) error {
 	}
 	if len(r.NotMade) > 0 {
 		l.Heading("NOT LOOKED AT")
-		for _, n := range r.NotMade {
-			l.Linef("  %s: %s", n.Check, n.Why)
+		for _, why := range r.reasons() {
+			l.Linef("  %s: %s", why.checks, why.why)
 		}
 	}
 	if len(r.Exposed) > 0 {
@@ -44,6 +45,23 @@ func (r *Report) Table(w io.Writer) error {
 		}
 	}
 	return l.Write(w)
+}
+
+// reason is why some checks could not be made.
+type reason struct{ checks, why string }
+
+// reasons are why checks could not be made, each once.
+func (r *Report) reasons() []reason {
+	var all []reason
+	for _, n := range r.NotMade {
+		i := slices.IndexFunc(all, func(o reason) bool { return o.why == n.Why })
+		if i < 0 {
+			all = append(all, reason{string(n.Check), n.Why})
+			continue
+		}
+		all[i].checks += ", " + string(n.Check)
+	}
+	return all
 }
 
 // summary says in a line how it is.

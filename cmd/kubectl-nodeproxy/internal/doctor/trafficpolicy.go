@@ -12,10 +12,8 @@ import (
 
 // trafficPolicies looks which nodes policy Local leaves without endpoints.
 func (e *examination) trafficPolicies() {
-	for i := range e.ServiceRules {
-		rules := &e.ServiceRules[i]
-		name, ok := serviceOf(rules)
-		if !ok || rules.Spec.Released || !e.concerns(name) {
+	for name, rules := range e.used(CheckTrafficPolicy) {
+		if !e.concerns(name) {
 			continue
 		}
 		if rules.Spec.InternalTrafficPolicy != v1alpha1.TrafficPolicyLocal && rules.Spec.ExternalTrafficPolicy != v1alpha1.TrafficPolicyLocal {

@@ -3,7 +3,6 @@ package doctor
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -11,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
@@ -30,8 +30,10 @@ type view struct {
 	services map[types.NamespacedName]*corev1.Service
 	slices   map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	rules    map[types.NamespacedName]*v1alpha1.ServiceProxyRules
-	pods     map[string][]*corev1.Pod // by namespace
-	labels   map[string]map[string]string
+	// holders tell whose an address and port is.
+	holders combine.Holders
+	pods    map[string][]*corev1.Pod // by namespace
+	labels  map[string]map[string]string
 	// nodes are those whose Node exists, as far as the controller knows.
 	nodes []*v1alpha1.NodeProxyRules
 	// servicePolicies are ServicePolicies as the controller reads them, in that order.
@@ -45,6 +47,7 @@ func newView(o *cluster.Objects, q *Question) (*view, error) {
 	only := q.Service
 	v := &view{
 		Objects: o, only: only, docs: q.Docs, own: hints.NamespaceOf(o.Pods),
+		holders:  combine.HoldersOf(o.ServiceRules),
 		services: map[types.NamespacedName]*corev1.Service{},
 		slices:   map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
 		rules:    map[types.NamespacedName]*v1alpha1.ServiceProxyRules{},
@@ -207,17 +210,10 @@ func named(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// serviceOf names the Service that rules were rendered from.
+// serviceOf names the Service of rules as agents do; false: no agent uses these rules.
 func serviceOf(rules *v1alpha1.ServiceProxyRules) (types.NamespacedName, bool) {
-	key := types.NamespacedName{
-		Namespace: rules.Labels[v1alpha1.LabelServiceNamespace],
-		Name:      rules.Labels[v1alpha1.LabelServiceName],
-	}
-	if key.Namespace == "" || key.Name == "" {
-		namespace, name, ok := strings.Cut(rules.Name, ".")
-		return types.NamespacedName{Namespace: namespace, Name: name}, ok
-	}
-	return key, true
+	name, ok := combine.ServiceOf(rules.Name)
+	return types.NamespacedName(name), ok
 }
 
 // condition finds one that has a status; nil: there is none.

@@ -11,7 +11,7 @@ import (
 
 // holder names the Service that has what another one has lost.
 func holder(set *combine.Set, claim combine.Claim) string {
-	name, found := set.Holder(claim)
+	name, found := set.Holders.Of(claim)
 	if !found {
 		return "another Service"
 	}
