@@ -9,3 +9,12 @@ func FormatVersions() []int32 {
 	}
 	return versions
 }
+
+// KnownFormats returns the versions of rendered objects that the reporting agent
+// understands. One that names none is from before agents did, and knows the first alone.
+func (r *AgentReport) KnownFormats() []int32 {
+	if len(r.FormatVersions) == 0 {
+		return []int32{1}
+	}
+	return r.FormatVersions
+}

@@ -37,15 +37,8 @@ func FormatVersion(writable []int32, nodes []v1alpha1.NodeProxyRules) (version i
 	return version, behind
 }
 
-// knows reports whether the last report of a node has a version. One without
-// versions is from an agent that knows the first alone.
+// knows reports whether the agent that last reported of a node understands a version.
 func knows(node *v1alpha1.NodeProxyRules, version int32) bool {
 	agent := node.Status.Agent
-	if agent == nil {
-		return true
-	}
-	if len(agent.FormatVersions) == 0 {
-		return version == 1
-	}
-	return slices.Contains(agent.FormatVersions, version)
+	return agent == nil || slices.Contains(agent.KnownFormats(), version)
 }

@@ -91,20 +91,12 @@ func (e *examination) nodeState(node *v1alpha1.NodeProxyRules) {
 
 // tooOld reports whether the agent does not know the format of what it is given.
 func (e *examination) tooOld(node *v1alpha1.NodeProxyRules) bool {
-	agent := node.Status.Agent
-	if agent == nil {
-		return false
-	}
-	known := agent.FormatVersions
-	if len(known) == 0 {
-		known = []int32{1} // agents from before they said so
-	}
-	if slices.Contains(known, node.Spec.FormatVersion) {
+	if notes.TooOld(node) == "" {
 		return false
 	}
 	e.onNode(node, Finding{
 		Severity: Problem, Name: "AgentTooOld", key: nodeKey(node.Name, "accepted"),
-		What: fmt.Sprintf("the agent (%s) does not know format %d, in which the node's rules are written: they stay as they were", cmp.Or(agent.Version, "of an unknown release"), node.Spec.FormatVersion),
+		What: fmt.Sprintf("the agent (%s) does not know format %d, in which the node's rules are written: they stay as they were", cmp.Or(node.Status.Agent.Version, "of an unknown release"), node.Spec.FormatVersion),
 		Do:   e.doUpgrade(),
 	})
 	return true

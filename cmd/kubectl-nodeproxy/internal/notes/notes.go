@@ -3,6 +3,7 @@
 package notes
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -54,14 +55,14 @@ func Of(node *v1alpha1.NodeProxyRules, mode v1alpha1.ProxyMode, now time.Time) [
 }
 
 // TooOld says that the agent does not know the format of what it is given; empty: it
-// does, or does not say.
+// does, or none has reported.
 func TooOld(node *v1alpha1.NodeProxyRules) string {
 	a := node.Status.Agent
-	if a == nil || len(a.FormatVersions) == 0 || slices.Contains(a.FormatVersions, node.Spec.FormatVersion) {
+	if a == nil || slices.Contains(a.KnownFormats(), node.Spec.FormatVersion) {
 		return ""
 	}
 	return fmt.Sprintf("the agent %s of node %s is too old for its NodeProxyRules: they have format %d, it knows only %s, and keeps the rules that it has",
-		a.Version, node.Name, node.Spec.FormatVersion, formats(a.FormatVersions))
+		cmp.Or(a.Version, "(of an unknown release)"), node.Name, node.Spec.FormatVersion, formats(a.KnownFormats()))
 }
 
 func formats(known []int32) string {

@@ -18,6 +18,7 @@ func node() *v1alpha1.NodeProxyRules {
 func TestTooOld(t *testing.T) {
 	for want, known := range map[string][]int32{
 		"they have format 3, it knows only format 1, and keeps":         {1},
+		"have format 3, it knows only format 1, and":                    nil, // from before agents named them
 		"they have format 3, it knows only the formats 1, 2, and keeps": {1, 2},
 		"": {1, 2, 3},
 	} {

@@ -93,7 +93,7 @@ func wrong(n *v1alpha1.NodeProxyRules) []found {
 	var list []found
 	accepted := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionAccepted)
 	if a := n.Status.Agent; notes.TooOld(n) != "" {
-		p := NodeProblem{Name: n.Name, Message: fmt.Sprintf("its agent %s does not know format %d of its rules, only %v: they stay as they were until it is upgraded", a.Version, n.Spec.FormatVersion, a.FormatVersions)}
+		p := NodeProblem{Name: n.Name, Message: fmt.Sprintf("its agent %s does not know format %d of its rules, only %v: they stay as they were until it is upgraded", a.Version, n.Spec.FormatVersion, a.KnownFormats())}
 		if accepted != nil && accepted.Status == metav1.ConditionFalse {
 			p.Since = accepted.LastTransitionTime
 		}
