@@ -430,26 +430,9 @@ func TestVariable(t *testing.T) {
 func TestVariableOfTheProcess(t *testing.T) {
 	a := newAuthority(t)
 	up := a.server(t)
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	config := clientcmdapi.NewConfig()
-	config.Clusters["c"] = &clientcmdapi.Cluster{Server: dead(t), CertificateAuthorityData: a.pem}
-	config.Contexts["x"] = &clientcmdapi.Context{Cluster: "c"}
-	config.CurrentContext = "x"
-	if err := clientcmd.WriteToFile(*config, file); err != nil {
-		t.Fatal(err)
-	}
+	file := a.kubeconfig(t, dead(t))
 	t.Setenv(APIServersVariable, up.URL)
-	c, err := New(Options{Kubeconfig: file}, clock.RealClock{}, logr.Discard())
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := rest.HTTPClientFor(c.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := (&way{T: t, Connection: c, client: client}).ask(); err != nil {
-		t.Error(err)
-	}
+	asks(t, file)
 	t.Setenv(APIServersVariable, "192.0.2.10")
 	if _, err := New(Options{Kubeconfig: file}, clock.RealClock{}, logr.Discard()); err == nil || !strings.Contains(err.Error(), APIServersVariable) {
 		t.Errorf("got %v", err)
@@ -459,15 +442,35 @@ func TestVariableOfTheProcess(t *testing.T) {
 func TestCredentials(t *testing.T) {
 	a := newAuthority(t)
 	up := a.server(t)
-	file := filepath.Join(t.TempDir(), "kubeconfig")
+	file := a.kubeconfig(t, up.URL)
+	asks(t, file)
+	if _, err := New(Options{Kubeconfig: "/nonexistent"}, clock.RealClock{}, logr.Discard()); err == nil || !strings.Contains(err.Error(), "--kubeconfig /nonexistent") {
+		t.Errorf("missing kubeconfig: %v", err)
+	}
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	if _, err := New(Options{}, clock.RealClock{}, logr.Discard()); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
+		t.Errorf("neither pod nor kubeconfig: %v", err)
+	}
+}
+
+// kubeconfig writes one of an API server.
+func (a *authority) kubeconfig(t *testing.T, server string) string {
+	t.Helper()
 	config := clientcmdapi.NewConfig()
-	config.Clusters["c"] = &clientcmdapi.Cluster{Server: up.URL, CertificateAuthorityData: a.pem}
+	config.Clusters["c"] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: a.pem}
 	config.Contexts["x"] = &clientcmdapi.Context{Cluster: "c"}
 	config.CurrentContext = "x"
+	file := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := clientcmd.WriteToFile(*config, file); err != nil {
 		t.Fatal(err)
 	}
-	c, err := New(Options{Kubeconfig: file}, clock.RealClock{}, logr.Discard())
+	return file
+}
+
+// asks asks the API server by a connection of a kubeconfig, once.
+func asks(t *testing.T, kubeconfig string) {
+	t.Helper()
+	c, err := New(Options{Kubeconfig: kubeconfig}, clock.RealClock{}, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -477,13 +480,6 @@ func TestCredentials(t *testing.T) {
 	}
 	if err := (&way{T: t, Connection: c, client: client}).ask(); err != nil {
 		t.Error(err)
-	}
-	if _, err := New(Options{Kubeconfig: "/nonexistent"}, clock.RealClock{}, logr.Discard()); err == nil || !strings.Contains(err.Error(), "--kubeconfig /nonexistent") {
-		t.Errorf("missing kubeconfig: %v", err)
-	}
-	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	if _, err := New(Options{}, clock.RealClock{}, logr.Discard()); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
-		t.Errorf("neither pod nor kubeconfig: %v", err)
 	}
 }
 

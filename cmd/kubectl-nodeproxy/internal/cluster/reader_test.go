@@ -20,10 +20,15 @@ func served(t *testing.T, services int, forbidden string) *Reader {
 	for i := range services {
 		fmt.Fprintf(&list, "- {metadata: {name: shop.service-%04d}, spec: {formatVersion: 1, clusterIPs: [10.96.%d.%d]}}\n", services-i, i/250, 1+i%250)
 	}
+	return readerOf(t, map[string]string{"forbidden": forbidden, "serviceproxyrules.yaml": list.String(), "nodeproxies.yaml": "items: []"})
+}
+
+// readerOf is a reader of a state in these files.
+func readerOf(t *testing.T, files map[string]string) *Reader {
+	t.Helper()
 	folder := t.TempDir()
-	for name, text := range map[string]string{
-		"now": "2026-11-22T12:00:00Z", "forbidden": forbidden, "serviceproxyrules.yaml": list.String(), "nodeproxies.yaml": "items: []",
-	} {
+	files["now"] = "2026-11-22T12:00:00Z"
+	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -84,24 +89,10 @@ func TestOptional(t *testing.T) {
 // TestUndecodable: one object that cannot be understood is named.
 func TestUndecodable(t *testing.T) {
 	t.Parallel()
-	folder := t.TempDir()
-	for name, text := range map[string]string{
-		"now":                    "2026-11-22T12:00:00Z",
+	r := readerOf(t, map[string]string{
 		"serviceproxyrules.yaml": "items: [{metadata: {name: shop.a}, spec: {formatVersion: 1}}, {metadata: {name: shop.b}, spec: {formatVersion: 1, ports: many}}]",
-	} {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	state, err := recorded.Load(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := NewReader(&rest.Config{Host: state.Serve(t)}, "v0.1.0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = r.Read(t.Context(), []Kind{ServiceProxyRules}, nil)
+	})
+	_, err := r.Read(t.Context(), []Kind{ServiceProxyRules}, nil)
 	if err == nil || !strings.HasPrefix(err.Error(), "the ServiceProxyRules shop.b cannot be understood: ") || !strings.Contains(err.Error(), "spec.ports") {
 		t.Errorf("error %v", err)
 	}
