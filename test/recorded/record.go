@@ -2,8 +2,8 @@
 // of kubectl reads it, and answers from there as an API server would.
 //
 // A folder holds one YAML list for each kind (nodeproxyrules.yaml and so on) as the
-// API server returned it, without managedFields; a file now with the time at which it
-// was recorded (RFC 3339); and, where somebody is to be refused, a file forbidden with
+// API server returned it, with no more of managedFields than when rendered objects were
+// written; a file now with the time at which it was recorded (RFC 3339); and, where somebody is to be refused, a file forbidden with
 // the names of kinds, one a line. Where the list of a kind of nodeproxy is missing, the
 // cluster has no such CRD.
 package recorded
@@ -79,7 +79,7 @@ func Record(ctx context.Context, config *rest.Config, folder string, now time.Ti
 		if err != nil {
 			return fmt.Errorf("record %s: %w", k.Resource, err)
 		}
-		text, err := yaml.Marshal(trimmed(list).UnstructuredContent())
+		text, err := yaml.Marshal(trimmed(k, list).UnstructuredContent())
 		if err != nil {
 			return fmt.Errorf("record %s: %w", k.Resource, err)
 		}
@@ -93,10 +93,19 @@ func Record(ctx context.Context, config *rest.Config, folder string, now time.Ti
 	return nil
 }
 
-// trimmed takes out who wrote what, which nothing goes by, and sorts.
-func trimmed(list *unstructured.UnstructuredList) *unstructured.UnstructuredList {
+// trimmed takes out who wrote which field, which nothing goes by, and sorts. The plugin
+// goes by when rendered objects were written.
+func trimmed(k kind, list *unstructured.UnstructuredList) *unstructured.UnstructuredList {
 	for i := range list.Items {
-		list.Items[i].SetManagedFields(nil)
+		o := &list.Items[i]
+		var writes []metav1.ManagedFieldsEntry
+		if k.kind == "NodeProxyRules" || k.kind == "ServiceProxyRules" {
+			writes = o.GetManagedFields()
+		}
+		for j := range writes {
+			writes[j].FieldsV1 = nil
+		}
+		o.SetManagedFields(writes)
 	}
 	slices.SortFunc(list.Items, func(a, b unstructured.Unstructured) int {
 		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
