@@ -158,6 +158,10 @@ func TestTrace(t *testing.T) {
 			"1.00 KUBE-SERVICES > KUBE-FW > filter KUBE-PROXY-FIREWALL > DROP: 203.0.113.9 is outside of the source ranges of shop/web:http: 192.0.2.0/24",
 		},
 		{
+			"outside of source ranges, and no endpoints", "203.0.113.9", "198.51.100.1:80", node(), object("web", balanced("192.0.2.0/24")),
+			"1.00 KUBE-SERVICES > filter KUBE-EXTERNAL-SERVICES > REJECT: shop/web:http has no endpoint anywhere that is ready, or terminating and still serving",
+		},
+		{
 			"another port", "10.244.1.9", "10.96.0.10:81", node(), object("web", nil, "10.244.2.5:8080"),
 			"1.00 KUBE-SERVICES > PASS: 10.96.0.10 is the cluster IP of shop/web, which does not have port 81/TCP; no rule matches it",
 		},
