@@ -156,4 +156,8 @@ func TestGather(t *testing.T) {
 	if diff := cmp.Diff(want, s, cmp.AllowUnexported(state{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
+	write(changelog+"\n", "CHANGELOG.md")
+	if s, err = gather(t.Context(), folder, "0.2.0"); err != nil || len(s.tags) > 0 {
+		t.Errorf("with a change that is not committed it has the tags %q: %v", s.tags, err)
+	}
 }

@@ -1,7 +1,8 @@
 // Command releasecheck holds against each other what names the version of a release:
 // RELEASE of the Makefile, the bundle, the catalog, CHANGELOG.md and the tag; and looks
 // that pages which tell how to install name none. make verify runs it; with -final, or
-// on a commit with a tag such as v0.1.0, everything must be as it is released.
+// on a commit with a tag such as v0.1.0, of which nothing is changed, everything must be
+// as it is released.
 package main
 
 import (
@@ -59,10 +60,15 @@ func gather(ctx context.Context, folder, release string) (*state, error) {
 			s.changedCRDs = append(s.changedCRDs, base)
 		}
 	}
-	// Without git, as in an archive of the source, there are no tags.
-	cmd := exec.CommandContext(ctx, "git", "-C", folder, "tag", "--points-at", "HEAD", "--list", "v[0-9]*")
-	if out, err := cmd.Output(); err == nil {
-		s.tags = strings.Fields(string(out))
+	// Without git, as in an archive of the source, there are no tags; and a tag says nothing
+	// of what has been changed since.
+	git := func(args ...string) ([]byte, error) {
+		return exec.CommandContext(ctx, "git", append([]string{"-C", folder}, args...)...).Output()
+	}
+	if _, err := git("diff", "--quiet", "HEAD"); err == nil {
+		if out, err := git("tag", "--points-at", "HEAD", "--list", "v[0-9]*"); err == nil {
+			s.tags = strings.Fields(string(out))
+		}
 	}
 	return s, errors.Join(errs...)
 }
