@@ -96,6 +96,10 @@ func incompatible() []change {
 			"stored in an older version", "storage: false, schema: {openAPIV3Schema: {type: object, description: The first.}}}\n  - name: v1\n    served: true\n    storage: true",
 			"storage: true, schema: {openAPIV3Schema: {type: object, description: The first.}}}\n  - name: v1\n    served: true\n    storage: false", "objects were stored in the version v1 and are in v1beta1",
 		},
+		{
+			"names", "        properties:\n          spec:\n", "        properties:\n          metadata: {type: object, properties: {name: {type: string, maxLength: 5}}}\n          spec:\n",
+			"v1, metadata.name: the greatest length is 5 now, and there was no such bound before",
+		},
 		{"not served", "name: v2, served: true", "name: v2, served: false", "v2: the version is not served any more"},
 		{"no status", "status: {}, ", "", "v1: the subresource status is gone"},
 		{"no scale", "scale: {specReplicasPath: .spec.number, statusReplicasPath: .status.number}", "", "the subresource scale is gone"},

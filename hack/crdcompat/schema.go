@@ -222,6 +222,8 @@ func (c *comparison) newFields(path string, old, present *schemaProps) {
 		}
 		is, field, entries := present.Properties[name], join(path, name), old.AdditionalProperties
 		switch {
+		case field == "metadata" || path == "metadata": // objects have names without a schema
+			c.schema(field, &schemaProps{Type: is.Type}, &is)
 		case entries != nil && entries.Schema != nil:
 			c.schema(field, entries.Schema, &is)
 		case isTrue(old.XPreserveUnknownFields) || entries != nil && entries.Allows:
