@@ -161,6 +161,8 @@ func editsOfKinds() []edit {
 		{"crds", "stored nowhere", policyFile, "    storage: true", "    storage: false", "0 versions are stored"},
 		{"crds", "unknown fields", policyFile, "  scope: Cluster", "  preserveUnknownFields: true\n  scope: Cluster", "unknown fields"},
 		{"crds", "name", policyFile, "  name: nodeproxypolicies.nodeproxy.io", "  name: policies.nodeproxy.io", "not that of its kind"},
+		{"crds", "no schema", policyFile, "  versions:\n", "  versions:\n  - {name: v1alpha1, served: true, storage: false}\n", "no schema with a description"},
+		{"examples", "no schema", policyFile, "  versions:\n", "  versions:\n  - {name: v1alpha1, served: true, storage: false}\n", "no schema to check"},
 		{"crds", "no description", policyFile, "      openAPIV3Schema:\n        description: |-", "      openAPIV3Schema:\n        title: |-", "no schema with a description"},
 		{"owned-crds", "CRD lacking", policyFile, "", "", "has no CRD here"},
 		{"owned-crds", "another version", policyFile, "    name: v1alpha1\n", "    name: v1beta1\n", "and is not owned"},

@@ -22,8 +22,7 @@ func crds(b *Bundle) (wrong []string) {
 			if v.Storage {
 				stored++
 			}
-			schema := v.Schema
-			wrong = append(wrong, say(schema == nil || schema.OpenAPIV3Schema == nil || schema.OpenAPIV3Schema.Description == "",
+			wrong = append(wrong, say(!hasSchema(&v) || v.Schema.OpenAPIV3Schema.Description == "",
 				"%s, %s: there is no schema with a description", c.Name, v.Name)...)
 		}
 		wrong = append(wrong, say(stored != 1, "%s: %d versions are stored", c.Name, stored)...)
@@ -32,6 +31,10 @@ func crds(b *Bundle) (wrong []string) {
 		wrong = append(wrong, say(c.Spec.Conversion != nil && c.Spec.Conversion.Strategy != apiextensionsv1.NoneConverter, "%s: versions are converted by a webhook", c.Name)...)
 	}
 	return wrong
+}
+
+func hasSchema(v *apiextensionsv1.CustomResourceDefinitionVersion) bool {
+	return v.Schema != nil && v.Schema.OpenAPIV3Schema != nil
 }
 
 // ownedCRDs: the ClusterServiceVersion names exactly what is here, version by version.
@@ -94,7 +97,7 @@ func descriptors(b *Bundle) (wrong []string) {
 		}
 		for _, v := range c.Spec.Versions {
 			for _, o := range b.CSV.Spec.CRDs.Owned {
-				if o.Name == c.Name && o.Version == v.Name {
+				if o.Name == c.Name && o.Version == v.Name && hasSchema(&v) {
 					properties := v.Schema.OpenAPIV3Schema.Properties
 					wrong = append(wrong, compare(o.Kind+" spec.", o.SpecDescriptors, properties["spec"])...)
 					wrong = append(wrong, compare(o.Kind+" status.", o.StatusDescriptors, properties["status"])...)
@@ -169,6 +172,13 @@ func examples(b *Bundle) (wrong []string) {
 	}
 	wrong = append(wrong, say(len(objects) == 0, "there are no examples")...)
 	// They are checked by the CRDs that come with them.
+	for _, c := range b.CRDs {
+		for i := range c.Spec.Versions {
+			if !hasSchema(&c.Spec.Versions[i]) {
+				return append(wrong, fmt.Sprintf("%s has no schema to check examples by", c.Name))
+			}
+		}
+	}
 	bases := fstest.MapFS{}
 	for name, o := range b.Objects {
 		if o.GetKind() == kindCRD {
