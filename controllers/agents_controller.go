@@ -143,8 +143,8 @@ func (r *AgentsReconciler) apply(ctx context.Context, want *appsv1ac.DaemonSetAp
 	if err := r.client.Apply(ctx, want, fieldOwner, client.ForceOwnership); err != nil {
 		return r.notTaken(ctx, err)
 	}
-	stored := &appsv1.DaemonSet{}
-	if err := asStored(want, stored); err != nil {
+	stored, err := asStored(want)
+	if err != nil {
 		return ctrl.Result{}, err
 	}
 	now, err := storedFingerprint(stored)
@@ -175,15 +175,16 @@ func (r *AgentsReconciler) notTaken(ctx context.Context, err error) (ctrl.Result
 }
 
 // asStored reads an applied object, which holds what the API server has stored.
-func asStored(applied any, into client.Object) error {
+func asStored(applied *appsv1ac.DaemonSetApplyConfiguration) (*appsv1.DaemonSet, error) {
+	out := &appsv1.DaemonSet{}
 	text, err := json.Marshal(applied)
 	if err == nil {
-		err = json.Unmarshal(text, into)
+		err = json.Unmarshal(text, out)
 	}
 	if err != nil {
-		return fmt.Errorf("read what the API server says of the %T: %w", into, err)
+		return nil, fmt.Errorf("read what the API server says of the DaemonSet: %w", err)
 	}
-	return nil
+	return out, nil
 }
 
 // storedFingerprint is that of what people could change in a DaemonSet.
