@@ -128,12 +128,12 @@ func (e *examination) keepSeenTwice(first *examination) {
 	seen := map[string]bool{}
 	for i := range first.found {
 		if f := &first.found[i]; f.passing {
-			seen[f.key+" "+f.token] = true
+			seen[f.identity()] = true
 		}
 	}
 	kept := e.found[:0]
 	for _, f := range e.found {
-		if !f.passing || seen[f.key+" "+f.token] {
+		if !f.passing || seen[f.identity()] {
 			kept = append(kept, f)
 		}
 	}

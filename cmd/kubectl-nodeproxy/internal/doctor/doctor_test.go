@@ -106,6 +106,15 @@ func TestPassing(t *testing.T) {
 			}
 		})
 	}
+	t.Run("something else is seen then, of another node", func(t *testing.T) {
+		w, later := newWorld(), newWorld()
+		w.node(0).Status.Difference = &v1alpha1.DifferenceReport{Count: 1, Examples: []string{"a rule"}}
+		later.node(1).Status.Families = nil
+		r, err := Examine(w.Objects, later.question(t))
+		if err != nil || len(r.Findings) > 0 {
+			t.Errorf("%v, want no finding, as each was seen once:\n%s", err, text(t, r))
+		}
+	})
 	t.Run("they cannot be read again", func(t *testing.T) {
 		w := newWorld()
 		w.service("web").Spec.Ports[0].Port = 81

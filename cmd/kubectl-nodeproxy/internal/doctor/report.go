@@ -68,6 +68,11 @@ type Finding struct {
 	doOn func(node string) string
 }
 
+// identity is what a finding has in common with the same one of another look.
+func (f *Finding) identity() string {
+	return strings.Join([]string{string(f.Check), f.Name, f.Service, strings.Join(f.Nodes, ","), f.Policy, f.key, f.token}, "\n")
+}
+
 // NotMade is a check that could not be made, or not all of it.
 type NotMade struct {
 	Check Check  `json:"check"`
