@@ -4,6 +4,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -219,6 +220,22 @@ func trafficPolicyFaults() map[string]planted {
 				w.render()
 			},
 			want: "LocalWithoutEndpoint", says: "node node-2",
+		},
+		"Local where the only pod is about to end": {
+			plant: func(w *world) {
+				w.service("web").Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
+				w.slice("web").Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
+				w.render()
+			},
+		},
+		"Local on a node that is new": {
+			plant: func(w *world) {
+				w.service("web").Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
+				w.addNode("node-3", "172.20.0.13")
+				w.render()
+				w.node(2).CreationTimestamp, w.node(2).Status = ago(10*time.Second), v1alpha1.NodeProxyRulesStatus{}
+			},
+			says: "node-3 is new",
 		},
 		"external Local, and the load balancer can tell": {
 			plant: func(w *world) {

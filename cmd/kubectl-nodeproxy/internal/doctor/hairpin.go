@@ -3,7 +3,6 @@ package doctor
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -16,6 +15,10 @@ import (
 // mostTraced bounds of how many Services a pod's own connection is followed, where all
 // are looked at.
 const mostTraced = 300
+
+// mostOwn bounds the same of the endpoints of the one Service that is asked for. Each
+// is followed through the rules of all of them.
+const mostOwn = 20
 
 // Trace tells what becomes of a packet on the node of a set.
 type Trace func(*combine.Set, tracer.Packet) (*tracer.Result, error)
@@ -49,23 +52,29 @@ func (e *examination) hairpin() {
 // Service is asked for, else of the first that is found. It reports whether there was
 // one.
 func (e *examination) hairpinOf(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules) bool {
-	any := false
-	for _, node := range e.nodes {
-		for _, port := range rules.Spec.Ports {
-			all := usable(port)
-			for _, member := range membersOn(node, name, port) {
+	traced := 0
+	for _, port := range rules.Spec.Ports {
+		all := usable(port)
+		for _, node := range e.nodes {
+			for _, member := range e.membersOn(node, name, port) {
 				endpoint, err := netip.ParseAddrPort(member)
-				if err != nil || !slices.Contains(all, member) {
+				if err != nil || !all[member] {
 					continue
 				}
-				any = e.ownConnection(name, rules, node, port, endpoint) || any
-				if any && e.only == nil {
+				if traced == mostOwn {
+					e.remark("whether pods of %s reach themselves was looked at for %d of its endpoints, and there are more", name, traced)
+					return true
+				}
+				if !e.ownConnection(name, rules, node, port, endpoint) {
+					continue
+				}
+				if traced++; e.only == nil {
 					return true
 				}
 			}
 		}
 	}
-	return any
+	return traced > 0
 }
 
 // ownConnection follows the connection of an endpoint to its Service. It reports

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -90,5 +91,25 @@ func TestSize(t *testing.T) {
 	}
 	if once.NsPerOp() > int64(time.Minute) || once.AllocedBytesPerOp() > 2<<30 {
 		t.Errorf("took %s", once)
+	}
+}
+
+// TestSizeOfOne: one large Service with endpoints on all nodes is looked at in seconds.
+func TestSizeOfOne(t *testing.T) {
+	const nodes, endpoints = 500, 2500
+	w := large(nodes, 1)
+	slice := &w.EndpointSlices[1]
+	for i := len(slice.Endpoints); i < endpoints; i++ {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{fmt.Sprintf("10.200.%d.%d", i/250, 1+i%250)}, NodeName: new(fmt.Sprintf("node-%d", 1+i%nodes)), Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
+		})
+	}
+	w.renderLarge()
+	start := time.Now()
+	r := w.examine(t, "shop-0/web-0")
+	took := time.Since(start)
+	t.Logf("%d endpoints on %d nodes: %s", endpoints, nodes, took)
+	if took > time.Minute || len(r.Findings) > 0 || !strings.Contains(text(t, r), "looked at for 20 of its endpoints") {
+		t.Errorf("took %s:\n%s", took, text(t, r))
 	}
 }

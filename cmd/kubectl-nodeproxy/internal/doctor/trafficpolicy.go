@@ -30,26 +30,26 @@ func (e *examination) trafficPolicies() {
 // none, and these ports.
 func (e *examination) without(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules) (nodes, ports []string) {
 	for _, port := range rules.Spec.Ports {
-		all := usable(port)
+		// Of those on a node the agent takes the ready ones, else those that terminate,
+		// whatever there is on other nodes.
+		all := known(port)
 		if len(all) == 0 {
 			continue // everywhere: that is for another check
 		}
 		bare := false
 		for _, node := range e.nodes {
-			if slices.ContainsFunc(membersOn(node, name, port), func(m string) bool { return slices.Contains(all, m) }) {
-				continue
+			if e.isNew(node) || slices.ContainsFunc(e.membersOn(node, name, port), func(m string) bool { return all[m] }) {
+				continue // pods have yet to come to nodes that are new
 			}
 			bare = true
-			if !slices.Contains(nodes, node.Name) {
-				nodes = append(nodes, node.Name)
-			}
+			nodes = append(nodes, node.Name)
 		}
 		if bare {
 			ports = append(ports, portName(port.Name, port.Port, port.Protocol))
 		}
 	}
 	slices.Sort(nodes)
-	return nodes, ports
+	return slices.Compact(nodes), ports
 }
 
 // internalLocal: what pods and the node itself send to the cluster IP is dropped there.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
@@ -36,6 +37,8 @@ type view struct {
 	labels  map[string]map[string]string
 	// nodes are those whose Node exists, as far as the controller knows.
 	nodes []*v1alpha1.NodeProxyRules
+	// members are what these nodes are told of endpoints on them, by their names.
+	members map[string]map[dataplane.ServiceName]*v1alpha1.ServiceMembers
 	// servicePolicies are ServicePolicies as the controller reads them, in that order.
 	servicePolicies []policies.ServicePolicy
 	// shapes resolves what policies make of Services; nil where it cannot be told.
@@ -54,6 +57,7 @@ func newView(o *cluster.Objects, q *Question) (*view, error) {
 		pods:     map[string][]*corev1.Pod{},
 		labels:   map[string]map[string]string{},
 		refused:  map[types.NamespacedName]string{},
+		members:  map[string]map[dataplane.ServiceName]*v1alpha1.ServiceMembers{},
 	}
 	for i := range o.Services {
 		v.services[named(&o.Services[i])] = &o.Services[i]
@@ -79,6 +83,7 @@ func newView(o *cluster.Objects, q *Question) (*view, error) {
 	for i := range o.NodeRules {
 		if o.NodeRules[i].Annotations[v1alpha1.AnnotationNodeAbsentSince] == "" {
 			v.nodes = append(v.nodes, &o.NodeRules[i])
+			v.members[o.NodeRules[i].Name] = combine.Members(o.NodeRules[i].Spec.Services)
 		}
 	}
 	if o.NodeProxy != nil {
@@ -175,35 +180,39 @@ func (v *view) rendered(key types.NamespacedName) []*discoveryv1.EndpointSlice {
 }
 
 // membersOn are the endpoints of one port of a Service that are on a node.
-func membersOn(node *v1alpha1.NodeProxyRules, service types.NamespacedName, port v1alpha1.ServicePort) []string {
-	for _, s := range node.Spec.Services {
-		if s.Namespace != service.Namespace || s.Name != service.Name {
-			continue
-		}
-		for _, p := range s.Ports {
-			if p.Name == port.Name && p.Protocol == port.Protocol {
-				return p.Endpoints
-			}
+func (v *view) membersOn(node *v1alpha1.NodeProxyRules, service types.NamespacedName, port v1alpha1.ServicePort) []string {
+	of := v.members[node.Name][dataplane.ServiceName(service)]
+	if of == nil {
+		return nil
+	}
+	for _, p := range of.Ports {
+		if p.Name == port.Name && p.Protocol == port.Protocol {
+			return p.Endpoints
 		}
 	}
 	return nil
 }
 
-// usable are the addresses of a port that take connections: those that are ready, else
-// those that terminate.
-func usable(port v1alpha1.ServicePort) []string {
-	var ready, terminating []string
+// known are the addresses of a port that nodes know, ready or terminating.
+func known(port v1alpha1.ServicePort) map[string]bool {
+	all := map[string]bool{}
 	for _, group := range port.Endpoints {
-		if group.State == v1alpha1.EndpointReady {
-			ready = append(ready, group.Addresses...)
-		} else {
-			terminating = append(terminating, group.Addresses...)
+		for _, address := range group.Addresses {
+			all[address] = true
 		}
 	}
-	if len(ready) > 0 {
-		return ready
+	return all
+}
+
+// usable are the addresses of a port that take connections from everywhere: those that
+// are ready, else those that terminate.
+func usable(port v1alpha1.ServicePort) map[string]bool {
+	ready := port
+	ready.Endpoints = slices.DeleteFunc(slices.Clone(port.Endpoints), func(g v1alpha1.EndpointGroup) bool { return g.State != v1alpha1.EndpointReady })
+	if all := known(ready); len(all) > 0 {
+		return all
 	}
-	return terminating
+	return known(port)
 }
 
 func named(o metav1.Object) types.NamespacedName {
