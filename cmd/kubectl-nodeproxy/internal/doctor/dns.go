@@ -18,12 +18,13 @@ const (
 	dnsPort      = 53
 )
 
-// isDNS reports whether a Service is that of the cluster's DNS. Headless ones are for
-// looking at its pods.
+// isDNS reports whether a Service is that of the cluster's DNS. Headless ones, and those
+// without its port, are for looking at its pods, such as at their metrics.
 func isDNS(svc *corev1.Service) bool {
 	_, openShift := svc.Labels[dnsOpenShift]
-	return svc.Spec.ClusterIP != corev1.ClusterIPNone &&
-		(openShift || svc.Labels[dnsLabel] == dnsLabelValue || svc.Namespace == dnsNamespace && svc.Name == dnsName)
+	labelled := (openShift || svc.Labels[dnsLabel] == dnsLabelValue) &&
+		slices.ContainsFunc(svc.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == dnsPort })
+	return svc.Spec.ClusterIP != corev1.ClusterIPNone && (labelled || svc.Namespace == dnsNamespace && svc.Name == dnsName)
 }
 
 // dns looks whether pods can have names resolved.

@@ -3,8 +3,10 @@ package doctor
 import (
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -92,6 +94,15 @@ func dnsFaults() map[string]planted {
 		"DNS without TCP": {
 			plant: func(w *world) { w.service("kube-dns").Spec.Ports = w.service("kube-dns").Spec.Ports[:1]; w.render() },
 			want:  "DNSPortMissing", says: "53/TCP",
+		},
+		"a Service for the metrics of DNS": {
+			plant: func(w *world) {
+				metrics := w.service("kube-dns").DeepCopy()
+				metrics.Name, metrics.Spec.ClusterIP, metrics.Spec.ClusterIPs = "coredns-metrics", "10.96.0.11", []string{"10.96.0.11"}
+				metrics.Spec.Ports = []corev1.ServicePort{{Name: "metrics", Port: 9153, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(9153)}}
+				w.addService(metrics, "10.244.1.2", "10.244.2.2")
+				w.render()
+			},
 		},
 		"DNS of another proxy": {
 			plant: func(w *world) { w.service("kube-dns").Labels[render.LabelServiceProxyName] = "other"; w.render() },
