@@ -54,7 +54,7 @@ func (e *examination) endpointsOf(svc *corev1.Service) []Finding {
 	}
 	if len(terminating) > 0 {
 		found = append(found, e.endpointFinding(svc, Warning, "OnlyTerminating",
-			fmt.Sprintf("only pods that are about to end serve %s", strings.Join(terminating, ", ")),
+			fmt.Sprintf("only endpoints that are about to end serve %s", strings.Join(terminating, ", ")),
 			"see why there are no new ones: "+getPods(svc)))
 	}
 	switch {
@@ -101,7 +101,7 @@ func (e *examination) withoutAny(svc *corev1.Service) *Finding {
 			fmt.Sprintf("write EndpointSlices with the label %s=%s into namespace %s, or give the Service a selector", discoveryv1.LabelServiceName, name.Name, name.Namespace))
 	case all > 0:
 		f = e.endpointFinding(svc, Problem, "NoReadyEndpoint", "no endpoint is ready: "+whyUnready(pods, all),
-			"see what the pods lack: "+describePods(svc))
+			"see what they lack: "+describePods(svc))
 	case e.lacking(cluster.Pods) != "":
 		f = e.endpointFinding(svc, e.scaledToZero(svc), "NoEndpoint", "there is no endpoint: no pod has the labels "+selector(svc)+", or has an address", "see which pods there are: "+getPods(svc))
 	case len(pods) == 0:
@@ -244,11 +244,22 @@ func selector(svc *corev1.Service) string {
 }
 
 func getPods(svc *corev1.Service) string {
+	if len(svc.Spec.Selector) == 0 {
+		return getSlices(svc)
+	}
 	return fmt.Sprintf("kubectl get pods -n %s -l %s", svc.Namespace, selector(svc))
 }
 
 func describePods(svc *corev1.Service) string {
+	if len(svc.Spec.Selector) == 0 {
+		return getSlices(svc)
+	}
 	return fmt.Sprintf("kubectl describe pods -n %s -l %s", svc.Namespace, selector(svc))
+}
+
+// getSlices is where to look where a Service selects no pods.
+func getSlices(svc *corev1.Service) string {
+	return fmt.Sprintf("kubectl get endpointslices -n %s -l %s=%s -o yaml", svc.Namespace, discoveryv1.LabelServiceName, svc.Name)
 }
 
 func protocol(p corev1.Protocol) v1alpha1.Protocol {

@@ -51,6 +51,16 @@ func endpointFaults() map[string]planted {
 			},
 			want: "NoReadyEndpoint", says: "pod web-node-2: a gate\n",
 		},
+		"no endpoint is ready, and nothing is selected": {
+			plant: func(w *world) {
+				w.service("web").Spec.Selector = nil
+				for i := range w.slice("web").Endpoints {
+					w.slice("web").Endpoints[i].Conditions.Ready = new(false)
+				}
+				w.render()
+			},
+			want: "NoReadyEndpoint", says: "see what they lack: kubectl get endpointslices -n shop -l kubernetes.io/service-name=web -o yaml",
+		},
 		"no pod starts": {
 			plant: func(w *world) {
 				w.slice("web").Endpoints = nil
