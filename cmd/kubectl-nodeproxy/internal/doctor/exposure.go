@@ -6,8 +6,10 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
@@ -15,6 +17,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
+
+// rolledOut is how long a change of a policy may be on its way to Services.
+const rolledOut = 10 * time.Minute
 
 // everybody are clients that nobody restricts.
 const everybody = "everybody"
@@ -152,6 +157,9 @@ func (e *examination) notClosed(name types.NamespacedName, rules *v1alpha1.Servi
 			if toggle == nil || *toggle != v1alpha1.Disabled || !open[field] || owners[field] != "" && owners[field] != p.Name {
 				continue // or a stronger policy wants it open
 			}
+			if e.onItsWay(p) {
+				continue // which is remarked
+			}
 			e.add(Finding{
 				Severity: Problem, Name: "NotClosed", Check: CheckExposure, Service: name.String(), Policy: "ServiceProxyPolicy/" + p.Name,
 				key: "open " + field + " " + name.String(), causes: []string{"policy ServiceProxyPolicy/" + p.Name, keyNoNodeProxy, keyBehind},
@@ -160,6 +168,13 @@ func (e *examination) notClosed(name types.NamespacedName, rules *v1alpha1.Servi
 			})
 		}
 	}
+}
+
+// onItsWay reports whether the controller says that it is about to do what a policy says.
+func (e *examination) onItsWay(p *v1alpha1.ServiceProxyPolicy) bool {
+	c := condition(p.Status.Conditions, v1alpha1.ConditionReady, metav1.ConditionFalse)
+	return c != nil && c.Reason == v1alpha1.ReasonProgressing && p.Status.ObservedGeneration == p.Generation &&
+		e.Time.Sub(c.LastTransitionTime.Time) < rolledOut
 }
 
 // claimOf is what a Service claims with one of its addresses and ports.

@@ -116,6 +116,16 @@ func exposureFaults() map[string]planted {
 				w.render()
 			},
 		},
+		"node ports that a policy is about to close": {
+			plant: func(w *world) {
+				w.ServicePolicies = []v1alpha1.ServiceProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "closed"}, Spec: v1alpha1.ServiceProxyPolicySpec{
+					NamespaceSelector: everything(), ServiceSelector: everything(), Overrides: v1alpha1.ServiceOverrides{NodePorts: new(v1alpha1.Disabled)},
+				}, Status: v1alpha1.ServiceProxyPolicyStatus{
+					Conditions: []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonProgressing, "1 of 2 Services")},
+				}}}
+			},
+			says: "a change by ServiceProxyPolicy/closed is on its way: 1 of 2 Services",
+		},
 		"a policy for other Services": {
 			service: "kube-system/kube-dns",
 			plant: func(w *world) {
