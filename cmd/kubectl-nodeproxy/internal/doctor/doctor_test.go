@@ -160,6 +160,21 @@ func TestPatience(t *testing.T) {
 	}
 }
 
+// TestPatienceWithAgents: an agent writes its status every five seconds at most.
+func TestPatienceWithAgents(t *testing.T) {
+	w := newWorld()
+	w.node(1).Status.Families = nil
+	q := w.question(t)
+	var waited time.Duration
+	q.Again = func(after time.Duration) (*cluster.Objects, error) {
+		waited = after
+		return w.Objects, nil
+	}
+	if _, err := Examine(w.Objects, q); err != nil || waited <= 5*time.Second {
+		t.Errorf("waited %s (%v), want more than agents do between two writes of their status", waited, err)
+	}
+}
+
 func TestUnknownService(t *testing.T) {
 	_, err := Examine(newWorld().Objects, Question{Service: &types.NamespacedName{Namespace: "shop", Name: "wbe"}})
 	if !errors.Is(err, ErrNoService) || !strings.Contains(err.Error(), "shop/wbe") {

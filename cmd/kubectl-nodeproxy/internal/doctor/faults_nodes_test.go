@@ -159,6 +159,16 @@ func nodeFaults() map[string]planted {
 			plant: func(w *world) { w.node(0).Generation = 2 },
 			want:  "RulesNotInForce", says: "(generation 2), and its agent reports about older ones (generation 1)",
 		},
+		"settings of a node that are not in force": {
+			plant: func(w *world) { w.node(0).Spec.SettingsRevision = "new" },
+			want:  "SettingsNotInForce",
+		},
+		"settings of a node that have just changed": {
+			plant: func(w *world) {
+				w.node(0).Spec.SettingsRevision, w.node(0).Generation = "new", 2
+				w.node(0).ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(5 * time.Second))}}
+			},
+		},
 		"rules of a node that have just changed": {
 			plant: func(w *world) {
 				w.node(0).Generation = 2

@@ -285,7 +285,7 @@ func (e *examination) doUpgrade() string {
 
 // settings tells of a node whose agent does not do yet what it is told.
 func (e *examination) settings(node *v1alpha1.NodeProxyRules) {
-	if node.Status.SettingsRevision == node.Spec.SettingsRevision {
+	if node.Status.SettingsRevision == node.Spec.SettingsRevision || !e.settled(node, fresh, node) {
 		return
 	}
 	e.onNode(node, Finding{

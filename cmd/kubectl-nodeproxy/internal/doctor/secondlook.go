@@ -13,10 +13,17 @@ import (
 // soon is how long the controller and agents may take for what they do at once.
 const soon = 2 * time.Second
 
+// reported is how long an agent may take to report what has changed: it writes its
+// status every five seconds at most, but for what is urgent.
+const reported = 6 * time.Second
+
 // patience is how long to wait before what is seen cannot be on its way any more: the
 // controller takes its time by design where a Service has very many endpoints.
 func (e *examination) patience() time.Duration {
 	wait := soon
+	if slices.ContainsFunc(e.found, func(f Finding) bool { return f.passing && f.Check == CheckNodes }) {
+		wait = reported
+	}
 	for name := range e.slices {
 		endpoints := 0
 		for _, slice := range e.rendered(name) {
