@@ -106,6 +106,12 @@ func (c claim) state() (v1alpha1.EndpointState, bool) {
 	return "", false
 }
 
+// Takes reports whether an endpoint takes any traffic.
+func Takes(endpoint *discoveryv1.Endpoint) bool {
+	_, takes := claim{endpoint: endpoint}.state()
+	return takes
+}
+
 // sameState tells whether two claims rank alike apart from where they stand.
 func (c claim) sameState(o claim) bool {
 	return c.ready() == o.ready() && c.serving() == o.serving() && c.terminating() == o.terminating()

@@ -87,7 +87,7 @@ func (e *examination) withoutAny(svc *corev1.Service) *Finding {
 	for _, slice := range e.slices[name] {
 		for i := range slice.Endpoints {
 			all++
-			if takes(&slice.Endpoints[i]) {
+			if render.Takes(&slice.Endpoints[i]) {
 				usable++
 			}
 		}
@@ -125,13 +125,6 @@ func (e *examination) scaledToZero(svc *corev1.Service) Severity {
 		return Problem
 	}
 	return Warning
-}
-
-// takes reports whether an endpoint may take connections, as the controller sees it.
-func takes(endpoint *discoveryv1.Endpoint) bool {
-	c := endpoint.Conditions
-	is := func(b *bool, absent bool) bool { return b == nil && absent || b != nil && *b }
-	return is(c.Ready, true) || is(c.Serving, true) && is(c.Terminating, false)
 }
 
 // portless tells why some ports have no endpoint though the Service has some.

@@ -193,7 +193,7 @@ func (e *examination) whereServed() {
 	for _, slice := range e.rendered(*e.only) {
 		for i := range slice.Endpoints {
 			all++
-			if endpoint := &slice.Endpoints[i]; takes(endpoint) {
+			if endpoint := &slice.Endpoints[i]; render.Takes(endpoint) {
 				take++
 				on := "no node"
 				if endpoint.NodeName != nil {
