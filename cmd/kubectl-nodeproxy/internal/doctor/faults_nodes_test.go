@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -120,6 +121,16 @@ func nodeFaults() map[string]planted {
 				w.node(0).Status.Difference = &v1alpha1.DifferenceReport{Count: 1, Examples: []string{"a rule"}}
 			},
 			want: "KernelDiffers",
+		},
+		"a node of Windows, as one of its pods tells": {
+			plant: func(w *world) {
+				for i := range 2 {
+					pod := *w.Pods[2].DeepCopy()
+					pod.Name, pod.Spec.NodeName, pod.Labels = fmt.Sprint("windows-", i), "node-9", nil
+					w.Pods = append(w.Pods, pod)
+				}
+				w.Pods[len(w.Pods)-1].Spec.NodeSelector = map[string]string{corev1.LabelOSStable: string(corev1.Windows)}
+			},
 		},
 		"a node without rules": {
 			plant: func(w *world) { w.Pods[0].Spec.NodeName = "node-3" },

@@ -304,11 +304,16 @@ func (e *examination) withoutRules() {
 	for i := range e.NodeRules {
 		known[e.NodeRules[i].Name] = true
 	}
+	for i := range e.Pods { // one that says so tells of the node of all
+		spec := &e.Pods[i].Spec
+		if spec.OS != nil && spec.OS.Name == corev1.Windows || spec.NodeSelector[corev1.LabelOSStable] == string(corev1.Windows) {
+			known[spec.NodeName] = true
+		}
+	}
 	missing := map[string]bool{}
 	for i := range e.Pods {
 		pod := &e.Pods[i]
-		windows := pod.Spec.OS != nil && pod.Spec.OS.Name == corev1.Windows || pod.Spec.NodeSelector[corev1.LabelOSStable] == string(corev1.Windows)
-		if node := pod.Spec.NodeName; node != "" && !known[node] && !windows && pod.Status.Phase == corev1.PodRunning && !missing[node] {
+		if node := pod.Spec.NodeName; node != "" && !known[node] && pod.Status.Phase == corev1.PodRunning && !missing[node] {
 			missing[node] = true
 			e.add(Finding{
 				Severity: Problem, Name: "NodeRulesMissing", Check: CheckNodes, Nodes: []string{node}, key: nodeKey(node, "rules"), causes: []string{keyBehind},
