@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -98,7 +99,9 @@ func (e *examination) ownConnection(name types.NamespacedName, rules *v1alpha1.S
 		e.cannot(CheckHairpin, err.Error())
 		return false
 	}
-	result, err := e.trace(set, tracer.Packet{Protocol: port.Protocol, Source: endpoint.Addr(), Pod: true, Destination: to})
+	// A pod in the network of the node is one of its processes to the rules.
+	pod := !slices.Contains(node.Spec.Node.Addresses, endpoint.Addr().String())
+	result, err := e.trace(set, tracer.Packet{Protocol: port.Protocol, Source: endpoint.Addr(), Pod: pod, Destination: to})
 	if err != nil {
 		e.cannot(CheckHairpin, fmt.Sprintf("the way of a packet on %s cannot be told: %v", node.Name, err))
 		return false

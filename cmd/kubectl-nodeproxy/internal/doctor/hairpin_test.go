@@ -10,6 +10,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // TestHairpin follows pods' own connections, with what the tracer tells and with what
@@ -96,5 +97,22 @@ func TestHairpinBounded(t *testing.T) {
 	r, err := Examine(w.Objects, q)
 	if err != nil || traced%mostTraced != 0 || !strings.Contains(text(t, r), "looked at for 300 Services; for others ask by name (2 are left)") {
 		t.Errorf("%v, %d traced:\n%s", err, traced, text(t, r))
+	}
+}
+
+// TestHairpinOfHostNetwork: pods in the network of their node reach themselves.
+func TestHairpinOfHostNetwork(t *testing.T) {
+	for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS} {
+		w := newWorld()
+		for i, address := range []string{"172.20.0.11", "172.20.0.12"} {
+			w.slice("web").Endpoints[i].Addresses = []string{address}
+			w.node(i).Spec.Settings.Mode, w.node(i).Status.Mode = &mode, mode
+		}
+		w.render()
+		for _, service := range []string{"", "shop/web"} {
+			if r := w.examine(t, service); len(r.Findings) > 0 {
+				t.Errorf("%s, %q: want nothing:\n%s", mode, service, text(t, r))
+			}
+		}
 	}
 }
