@@ -29,11 +29,20 @@ func (r *Reader) Rendered(ctx context.Context, name Name, objects *Objects, node
 			known = append(known, service.String())
 		}
 	}
+	if err := r.Unrendered(ctx, name, node); err != nil {
+		return err
+	}
+	return fmt.Errorf("no Service %s is proxied: there are no ServiceProxyRules %s%s (kubectl get serviceproxyrules lists what is)%s",
+		name, v1alpha1.ServiceProxyRulesName(name.Namespace, name.Name), Suggest(name.String(), known), held(node))
+}
+
+// Unrendered returns an error that says why a Service of the cluster has no
+// ServiceProxyRules. Nil: it is not there, or may not be read, which makes no difference.
+// Node is nil where it is not about one.
+func (r *Reader) Unrendered(ctx context.Context, name Name, node *v1alpha1.NodeProxyRules) error {
 	service := &corev1.Service{}
 	if err := r.client.Get(ctx, client.ObjectKey(name), service); err != nil {
-		// It does not matter whether it may not be read or is not there.
-		return fmt.Errorf("no Service %s is proxied: there are no ServiceProxyRules %s%s (kubectl get serviceproxyrules lists what is)%s",
-			name, v1alpha1.ServiceProxyRulesName(name.Namespace, name.Name), Suggest(name.String(), known), held(node))
+		return nil
 	}
 	if why := unproxied(service); why != "" {
 		return fmt.Errorf("the Service %s is not proxied: %s", name, why)
@@ -44,7 +53,7 @@ func (r *Reader) Rendered(ctx context.Context, name Name, objects *Objects, node
 
 // held says that a Service without objects may be one that the node still serves.
 func held(node *v1alpha1.NodeProxyRules) string {
-	if node.Status.Held == 0 {
+	if node == nil || node.Status.Held == 0 {
 		return ""
 	}
 	return fmt.Sprintf("; but node %s holds the rules of %s whose objects have vanished, and may serve it as before: see Programmed in kubectl describe nodeproxyrules %s",

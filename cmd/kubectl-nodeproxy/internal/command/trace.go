@@ -2,6 +2,7 @@ package command
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -64,16 +65,30 @@ func (p *program) trace(cmd *cobra.Command, q trace.Question) (output.Report, er
 		optional = append(optional, cluster.Pods)
 	}
 	q.Plugin = p.Version
-	objects, err := p.read(cmd, []cluster.Kind{cluster.NodeProxyRules, cluster.ServiceProxyRules}, optional)
+	r, err := p.reader()
 	if err != nil {
 		return nil, err
 	}
+	objects, err := r.Read(cmd.Context(), []cluster.Kind{cluster.NodeProxyRules, cluster.ServiceProxyRules}, optional)
+	if err != nil {
+		return nil, err
+	}
+	objects.Time = p.Now()
 	if !slices.Contains(optional, cluster.Pods) && trace.MayBePod(objects, q) {
-		more, err := p.read(cmd, nil, []cluster.Kind{cluster.Pods})
+		more, err := r.Read(cmd.Context(), nil, []cluster.Kind{cluster.Pods})
 		if err != nil {
 			return nil, err
 		}
 		objects.Pods, objects.Unread = more.Pods, append(objects.Unread, more.Unread...)
 	}
-	return trace.Of(cmd.Context(), objects, q)
+	report, err := trace.Of(cmd.Context(), objects, q)
+	if unrendered, is := errors.AsType[*trace.UnrenderedError](err); is {
+		if why := r.Unrendered(cmd.Context(), unrendered.Service, unrendered.Node); why != nil {
+			return nil, fmt.Errorf("--to: %w", why)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return report, nil
 }

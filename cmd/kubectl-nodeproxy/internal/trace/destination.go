@@ -171,13 +171,27 @@ func (w *world) toService(text, service, port string, protocol v1alpha1.Protocol
 		case pod:
 			what += ", and there is no such pod"
 		}
-		return nil, fmt.Errorf("--to: %s%s (kubectl get serviceproxyrules lists what is proxied)", what, cluster.Suggest(name.String(), known))
+		return nil, &UnrenderedError{Service: cluster.Name(name), what: what + cluster.Suggest(name.String(), known)}
 	}
 	d := &destination{text: text, addresses: addresses(object.Spec.ClusterIPs), protocol: protocol, object: object}
 	if len(d.addresses) == 0 {
 		return nil, fmt.Errorf("the ServiceProxyRules %s have no cluster IP: they are not as a controller writes them", object.Name)
 	}
 	return d, d.choosePort(object, port)
+}
+
+// UnrenderedError means that --to is, or may be, a Service that has no ServiceProxyRules.
+// The Service itself, which is not among the objects, may say why.
+type UnrenderedError struct {
+	Service cluster.Name
+	// Node is the one that the packet enters, or nil where that cannot be told.
+	Node *v1alpha1.NodeProxyRules
+	what string
+}
+
+// Error implements error.
+func (e *UnrenderedError) Error() string {
+	return fmt.Sprintf("--to: %s (kubectl get serviceproxyrules lists what is proxied)", e.what)
 }
 
 // choosePort finds a port of a Service by number or name, or the only one.

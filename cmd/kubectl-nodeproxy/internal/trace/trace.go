@@ -3,7 +3,9 @@
 package trace
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -54,6 +56,9 @@ type Outcome struct {
 func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	w := &world{Objects: o, namespace: q.Namespace}
 	to, err := w.destination(q.To)
+	if unrendered, is := errors.AsType[*UnrenderedError](err); is {
+		unrendered.Node = w.rulesOf(w.enters(q))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -113,6 +118,15 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 type world struct {
 	*cluster.Objects
 	namespace string
+}
+
+// enters is the name of the node that the packet enters; empty: that cannot be told.
+func (w *world) enters(q Question) string {
+	from, err := w.source(q.From)
+	if err != nil {
+		return q.Node
+	}
+	return cmp.Or(q.Node, from.node)
 }
 
 // node returns the rules of the node that the packet enters.
