@@ -28,6 +28,9 @@ type source struct {
 // before it or without.
 func (w *world) source(text string) (*source, error) {
 	if a, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
+		if why := neverSource(a.Unmap()); why != "" {
+			return nil, fmt.Errorf("--from %q: no packet comes from there: it is %s; give the address of who sends it, a node or a pod", text, why)
+		}
 		return &source{text: text, addresses: []netip.Addr{a.Unmap()}}, nil
 	}
 	of, name := cutKind(text)
@@ -44,6 +47,20 @@ func (w *world) source(text string) (*source, error) {
 		return nil, err
 	}
 	return podSource(text, pod)
+}
+
+// neverSource says why an address is no source of any connection; empty: it may be one.
+func neverSource(a netip.Addr) string {
+	switch {
+	case a.IsUnspecified():
+		return "the unspecified address"
+	case a.IsMulticast():
+		return "a multicast address"
+	case a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return "the broadcast address"
+	default:
+		return ""
+	}
 }
 
 // podName reads [NAMESPACE/]POD.

@@ -103,6 +103,7 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	for _, one := range result.Outcomes {
 		r.Outcomes = append(r.Outcomes, Outcome{Outcome: one, Path: one.Via(), Pod: w.podOf(result.Service, one.Endpoint)})
 	}
+	r.Notes = append(r.Notes, fromService(set, packet.Source)...)
 	r.Notes = append(r.Notes, w.elsewhere(r, from)...)
 	r.Notes = append(r.Notes, w.unused(set, node, result)...)
 	r.Notes = append(r.Notes, refused(node, result.Service)...)
@@ -155,6 +156,16 @@ func (w *world) unknownNode(name string) error {
 func (w *world) rulesOf(node string) *v1alpha1.NodeProxyRules {
 	if i := slices.IndexFunc(w.NodeRules, func(n v1alpha1.NodeProxyRules) bool { return n.Name == node }); i >= 0 {
 		return &w.NodeRules[i]
+	}
+	return nil
+}
+
+// fromService says that a source is the cluster IP of a Service, which sends nothing.
+func fromService(set *combine.Set, source netip.Addr) []string {
+	for name, svc := range set.Services {
+		if svc.ClusterIP == source {
+			return []string{fmt.Sprintf("%s is the cluster IP of %s, and no packet has that source: give the address of a pod of it instead", source, name)}
+		}
 	}
 	return nil
 }

@@ -115,6 +115,7 @@ func TestNames(t *testing.T) {
 		{"", "node-2", "node-1:30080", "node-2 (192.0.2.22, a process on node-2) → 192.0.2.21:30080/tcp (no Service's)", "! 192.0.2.21 is an address of node-1: --node node-1 --from 192.0.2.22"},
 		{"node-1", "old", "empty", "old (10.244.2.9, outside of node-1)", "! old is on node-2, whose rules come first"},
 		{"node-1", "node-2", "empty", "node-2 (192.0.2.22, outside of node-1)", "! node-2 is on node-2, whose rules come first"},
+		{"node-1", "10.96.0.20", "web:http", "10.96.0.20 (outside of node-1) → 10.96.0.10:80/tcp", "! 10.96.0.20 is the cluster IP of shop/empty, and no packet has that source"},
 	} {
 		got := ask(t, objects(), c.node, c.from, c.to)
 		if !strings.HasPrefix(got, c.first) || !strings.Contains(got, c.also) {
@@ -133,6 +134,12 @@ func TestBadInput(t *testing.T) {
 		{"", "a/b/c", "web:80", `--from "a/b/c": give an address, a node, or a pod as NAMESPACE/POD`},
 		{"", "done", "web:80", "the pod shop/done has ended (Succeeded): it sends nothing"},
 		{"", "new", "web:80", "the pod shop/new is not scheduled to a node yet (it is Pending): kubectl describe pod -n shop new"},
+		{"node-1", "0.0.0.0", "web:80", `--from "0.0.0.0": no packet comes from there: it is the unspecified address; give the address of who sends it`},
+		{"node-1", "[::]", "web:80", `--from "[::]": no packet comes from there: it is the unspecified address`},
+		{"node-1", "224.0.0.1", "web:80", `--from "224.0.0.1": no packet comes from there: it is a multicast address`},
+		{"node-1", "ff02::1", "web:80", `--from "ff02::1": no packet comes from there: it is a multicast address`},
+		{"node-1", "255.255.255.255", "web:80", `--from "255.255.255.255": no packet comes from there: it is the broadcast address`},
+		{"node-1", "::ffff:255.255.255.255", "web:80", `--from "::ffff:255.255.255.255": no packet comes from there: it is the broadcast address`},
 		{"", "cart", "wab", "--to: no Service shop/wab is proxied, and there is neither a node wab nor such a pod: did you mean shop/web"},
 		{"", "cart", "web", `--to "web" does not name one of the ports of the Service: 80/tcp (http), 53/udp (dns)`},
 		{"", "cart", "web:https", `--to "web:https" does not name one of the ports of the Service: 80/tcp (http), 53/udp (dns)`},
