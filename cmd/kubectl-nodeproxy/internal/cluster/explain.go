@@ -124,8 +124,16 @@ func (r *Reader) unknownNode(ctx context.Context, name string) error {
 	for i, n := range names {
 		known[i] = n.Name
 	}
+	return NoSuchNode(name, known)
+}
+
+// ErrNoNodes means that no node has NodeProxyRules.
+var ErrNoNodes = errors.New("no node has NodeProxyRules yet; is NodeProxy there, and does a controller run? (kubectl nodeproxy status)")
+
+// NoSuchNode says that a node is none of those that are known to have NodeProxyRules.
+func NoSuchNode(name string, known []string) error {
 	if len(known) == 0 {
-		return fmt.Errorf("there is no node %q: no node has NodeProxyRules yet; is NodeProxy there, and does a controller run? (kubectl nodeproxy status)", name)
+		return fmt.Errorf("there is no node %q: %w", name, ErrNoNodes)
 	}
 	return fmt.Errorf("there is no node %q with NodeProxyRules%s (kubectl get nodeproxyrules lists the nodes)", name, Suggest(name, known))
 }

@@ -45,11 +45,19 @@ func cutPort(text string) (name, port string) {
 	return text, ""
 }
 
+// lacksPort says that --to names no port where one is needed.
+func lacksPort(text string) error {
+	return fmt.Errorf("--to %q has no port: %s", text, forms)
+}
+
 // toNode is a node port of a node.
 func (w *world) toNode(text, name, port string, protocol v1alpha1.Protocol) (*destination, error) {
 	n := w.rulesOf(name)
 	if n == nil {
 		return nil, fmt.Errorf("--to: %w", w.unknownNode(name))
+	}
+	if port == "" {
+		return nil, lacksPort(text)
 	}
 	number, err := parsePort(port)
 	if err != nil {
@@ -74,6 +82,9 @@ func (w *world) toPod(text, name, port string, protocol v1alpha1.Protocol) (*des
 	own, err := podAddresses(pod)
 	if err != nil {
 		return nil, err
+	}
+	if port == "" {
+		return nil, lacksPort(text)
 	}
 	number, err := parsePort(port)
 	if err != nil {

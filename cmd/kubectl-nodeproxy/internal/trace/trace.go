@@ -55,6 +55,12 @@ type Outcome struct {
 // Of answers a question.
 func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	w := &world{Objects: o, namespace: q.Namespace}
+	if len(o.NodeRules) == 0 { // a name could be that of a node, and no packet enters any
+		if q.Node == "" {
+			return nil, cluster.ErrNoNodes
+		}
+		return nil, w.unknownNode(q.Node)
+	}
 	to, err := w.destination(q.To)
 	if unrendered, is := errors.AsType[*UnrenderedError](err); is {
 		unrendered.Node = w.rulesOf(w.enters(q))
@@ -149,7 +155,7 @@ func (w *world) unknownNode(name string) error {
 	for i := range w.NodeRules {
 		known[i] = w.NodeRules[i].Name
 	}
-	return fmt.Errorf("there is no node %q with NodeProxyRules%s; kubectl get nodeproxyrules lists the nodes", name, cluster.Suggest(name, known))
+	return cluster.NoSuchNode(name, known)
 }
 
 // rulesOf returns a node's rules, or nil.

@@ -128,7 +128,7 @@ func TestNames(t *testing.T) {
 func TestBadInput(t *testing.T) {
 	for _, c := range []struct{ node, from, to, want string }{
 		{"", "10.244.1.9", "web:80", "--node is missing: say on which node the packet from 10.244.1.9 arrives"},
-		{"node-3", "10.244.1.9", "web:80", `there is no node "node-3" with NodeProxyRules: did you mean node-1 or node-2?; kubectl get nodeproxyrules lists the nodes`},
+		{"node-3", "10.244.1.9", "web:80", `there is no node "node-3" with NodeProxyRules: did you mean node-1 or node-2? (kubectl get nodeproxyrules lists the nodes)`},
 		{"", "crt", "web:80", "--from: there is neither a node crt nor a pod shop/crt: did you mean shop/cart"},
 		{"", "away/cart", "web:80", "--from: there is no pod away/cart"},
 		{"", "a/b/c", "web:80", `--from "a/b/c": give an address, a node, or a pod as NAMESPACE/POD`},
@@ -157,7 +157,10 @@ func TestBadInput(t *testing.T) {
 		{"", "node/cart", "web:80", `--from: there is no node "cart" with NodeProxyRules`},
 		{"", "pod/node-1", "web:80", "--from: there is neither a node node-1 nor a pod shop/node-1"},
 		{"", "cart", "10.96.0.10:80/icmp", `--to "10.96.0.10:80/icmp": the protocol "icmp" is none of tcp, udp and sctp`},
-		{"", "cart", "node-1", `--to "node-1": "" is no node port of node node-1`},
+		{"", "cart", "node-1", `--to "node-1" has no port: give IP:PORT, NODE:NODEPORT`},
+		{"", "cart", "node/node-1:", `--to "node/node-1:" has no port: give `},
+		{"", "cart", "pod/cart", `--to "pod/cart" has no port: give `},
+		{"", "cart", "shop/old/udp", `--to "shop/old/udp" has no port: give `},
 		{"", "cart", "node-1:70000", `--to "node-1:70000": "70000" is no node port of node node-1`},
 		{"", "cart", "/:80", `--to "/:80": give IP:PORT, NODE:NODEPORT, NAMESPACE/SERVICE:PORT or NAMESPACE/POD:PORT`},
 		{"", "old", "[fd00:96::10]:80", "old and [fd00:96::10]:80 are of different IP families: 10.244.2.9, and fd00:96::10"},
@@ -165,6 +168,21 @@ func TestBadInput(t *testing.T) {
 	} {
 		got := ask(t, objects(), c.node, c.from, c.to)
 		if !strings.HasPrefix(got, "error: "+c.want) || strings.Contains(got, "\n") {
+			t.Errorf("--node %q --from %s --to %s:\n%s\nwant %s", c.node, c.from, c.to, got, c.want)
+		}
+	}
+}
+
+// TestNoNodes: where no node has rules, that is what is wrong, whatever is named.
+func TestNoNodes(t *testing.T) {
+	o := objects()
+	o.NodeRules = nil
+	const why = "no node has NodeProxyRules yet; is NodeProxy there, and does a controller run? (kubectl nodeproxy status)"
+	for _, c := range []struct{ node, from, to, want string }{
+		{"node-1", "203.0.113.9", "node-1:30080", `error: there is no node "node-1": ` + why},
+		{"", "cart", "web:http", "error: " + why},
+	} {
+		if got := ask(t, o, c.node, c.from, c.to); got != c.want {
 			t.Errorf("--node %q --from %s --to %s:\n%s\nwant %s", c.node, c.from, c.to, got, c.want)
 		}
 	}
