@@ -8,8 +8,10 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -80,9 +82,14 @@ func run(o options, objects io.Reader) error {
 	return write(o.out, out)
 }
 
-// write writes files, and removes from the folder bundle what is not among them.
+// write writes files, and removes from the folder bundle what is not among them. It
+// touches nothing where that folder is not a bundle.
 func write(folder string, out map[string][]byte) error {
-	if err := os.RemoveAll(filepath.Join(folder, "bundle")); err != nil {
+	former := filepath.Join(folder, "bundle")
+	if err := isBundle(former); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(former); err != nil {
 		return fmt.Errorf("remove the former bundle: %w", err)
 	}
 	var errs []error
@@ -91,4 +98,19 @@ func write(folder string, out map[string][]byte) error {
 		errs = append(errs, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, text, 0o644))
 	}
 	return errors.Join(errs...)
+}
+
+// isBundle returns an error where a folder holds something that is not of a bundle, as
+// one has that happens to have its name.
+func isBundle(folder string) error {
+	entries, err := os.ReadDir(folder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("look at the former bundle: %w", err)
+	}
+	for _, entry := range entries {
+		if !entry.IsDir() || !slices.Contains([]string{"manifests", "metadata", "tests"}, entry.Name()) {
+			return fmt.Errorf("%s is not a bundle, which would be replaced: it holds %s; write to another folder (BUNDLE_OUTPUT)", folder, entry.Name())
+		}
+	}
+	return nil
 }
