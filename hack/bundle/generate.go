@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	semver "k8s.io/apimachinery/pkg/util/version"
 	"sigs.k8s.io/yaml"
 )
 
@@ -19,9 +19,6 @@ const packageName = "nodeproxy"
 
 // header begins every file.
 const header = "# Written by make bundle; a change by hand is lost.\n"
-
-// isRelease matches versions as OLM orders them.
-var isRelease = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?$`)
 
 // input is what a bundle is made from.
 type input struct {
@@ -74,7 +71,7 @@ func generate(in input) (map[string][]byte, error) {
 func (in *input) check() error {
 	var errs []error
 	for name, release := range map[string]string{"-release": in.release, "-replaces": in.replaces} {
-		if !isRelease.MatchString(release) && (name == "-release" || release != "") {
+		if !isRelease(release) && (name == "-release" || release != "") {
 			errs = append(errs, fmt.Errorf("%s is %q, which is not a version like 0.1.0", name, release))
 		}
 	}
@@ -91,6 +88,13 @@ func (in *input) check() error {
 		kinds[o.GetKind()] = true
 	}
 	return errors.Join(errs...)
+}
+
+// isRelease reports whether a text is a version as OLM orders them: without a v before
+// it, and without build metadata, which have no order.
+func isRelease(text string) bool {
+	v, err := semver.ParseSemantic(text)
+	return err == nil && v.BuildMetadata() == "" && v.String() == text
 }
 
 // annotations say what is in a bundle: in its metadata, and as labels of its image.

@@ -262,6 +262,18 @@ func TestFlagsAreChecked(t *testing.T) {
 	}
 }
 
+func TestReleasesAreSemantic(t *testing.T) {
+	for text, want := range map[string]bool{
+		"0.1.0": true, "10.20.30": true, "1.0.0-rc.1": true, "1.0.0-0": true, "1.0.0-01a": true, "1.0.0-x-y.7": true,
+		"": false, "1.0": false, "v1.0.0": false, "01.0.0": false, "1.0.0-01": false, "1.0.0-rc.01": false, "1.0.0-": false, "1.0.0-rc..1": false,
+		"1.0.0+build": false, "1.0.0-rc.1+build": false, " 1.0.0": false, "1.0.0 ": false, "1.0.0junk": false, "1.0.0\n": false,
+	} {
+		if isRelease(text) != want {
+			t.Errorf("%q: a release: %t", text, !want)
+		}
+	}
+}
+
 // What an earlier version had and this one has not must not stay.
 func TestWriteRemovesWhatIsNotWritten(t *testing.T) {
 	folder := t.TempDir()
