@@ -88,11 +88,11 @@ func (c *comparison) enum(path string, old, present *schemaProps) {
 func (c *comparison) bounds(path string, old, present *schemaProps) {
 	least(c, path, "value", old.Minimum, present.Minimum)
 	most(c, path, "value", old.Maximum, present.Maximum)
-	least(c, path, "length", old.MinLength, present.MinLength)
+	fewest(c, path, "length", old.MinLength, present.MinLength)
 	most(c, path, "length", old.MaxLength, present.MaxLength)
-	least(c, path, "number of items", old.MinItems, present.MinItems)
+	fewest(c, path, "number of items", old.MinItems, present.MinItems)
 	most(c, path, "number of items", old.MaxItems, present.MaxItems)
-	least(c, path, "number of entries", old.MinProperties, present.MinProperties)
+	fewest(c, path, "number of entries", old.MinProperties, present.MinProperties)
 	most(c, path, "number of entries", old.MaxProperties, present.MaxProperties)
 	if present.ExclusiveMinimum && !old.ExclusiveMinimum && equal(old.Minimum, present.Minimum) {
 		c.say(path, "the least value itself is not allowed any more")
@@ -112,6 +112,13 @@ func least[T cmp.Ordered](c *comparison, path, what string, old, present *T) {
 		return
 	}
 	c.say(path, "the least %s is %v now, %s", what, *present, before(old))
+}
+
+// fewest is least for what is counted, of which there are never less than none.
+func fewest(c *comparison, path, what string, old, present *int64) {
+	if present != nil && *present > 0 {
+		least(c, path, what, old, present)
+	}
 }
 
 func most[T cmp.Ordered](c *comparison, path, what string, old, present *T) {
