@@ -132,12 +132,12 @@ func known(object *v1alpha1.ServiceProxyRules) (w *whole, why string) {
 
 func knownFormat(version int32) bool { return slices.Contains(v1alpha1.FormatVersions(), version) }
 
+// unknownFormat says why nothing can be made of a format.
 func unknownFormat(version int32) string {
-	known := make([]string, 0, v1alpha1.FormatVersion)
-	for _, v := range v1alpha1.FormatVersions() {
-		known = append(known, fmt.Sprint(v))
+	if known := v1alpha1.FormatVersions(); version < known[0] {
+		return fmt.Sprintf("spec.formatVersion %d is no format: the first is %d", version, known[0])
 	}
-	return fmt.Sprintf("spec.formatVersion %d is not known to this plugin, which knows %s: use the plugin of the controller's release", version, strings.Join(known, ", "))
+	return fmt.Sprintf("spec.formatVersion %d is of a newer release (formats up to %d are known)", version, v1alpha1.FormatVersion)
 }
 
 // ServiceOf returns the Service of a ServiceProxyRules' name.

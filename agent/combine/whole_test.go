@@ -20,7 +20,9 @@ func TestWholeRefuses(t *testing.T) {
 		return o
 	}
 	for want, edit := range map[string]func(*v1alpha1.NodeProxyRulesSpec){
-		"NodeProxyRules node-1: spec.formatVersion 0 is not known": func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 0 },
+		"NodeProxyRules node-1: spec.formatVersion 0 is no format: the first is 1":                       func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 0 },
+		"NodeProxyRules node-1: spec.formatVersion -3 is no format":                                      func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = -3 },
+		"NodeProxyRules node-1: spec.formatVersion 99 is of a newer release (formats up to 1 are known)": func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 },
 		"NodeProxyRules node-1: no agent puts such settings in force: spec.settings.mode": func(s *v1alpha1.NodeProxyRulesSpec) {
 			mode := v1alpha1.ProxyMode("Magic")
 			s.Settings.Mode = &mode
@@ -46,7 +48,7 @@ func TestWholeRefuses(t *testing.T) {
 	if len(set.Services) != 1 || set.Services[a] == nil || len(set.Problems) != 1 || len(set.Problems[a]) != 1 {
 		t.Errorf("Services %v, problems %q", set.Services, set.Problems)
 	}
-	for name, want := range map[string]string{"shop.b": "released", "shop.c": "spec.formatVersion", "d": "not named"} {
+	for name, want := range map[string]string{"shop.b": "released", "shop.c": "of a newer release", "d": "not named"} {
 		if !strings.Contains(set.LeftOut[name], want) {
 			t.Errorf("%s: %q", name, set.LeftOut[name])
 		}

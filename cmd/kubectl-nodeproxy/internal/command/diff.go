@@ -66,8 +66,15 @@ func (p *program) diff(cmd *cobra.Command, nodes []string, local bool) (*rules.D
 			return nil, err
 		}
 	}
+	var d *rules.Difference
 	if len(nodes) == 2 {
-		return rules.Between(first, second, objects.ServiceRules, local)
+		d, err = rules.Between(first, second, objects.ServiceRules, local)
+	} else {
+		d, err = rules.Reported(first, objects.ServiceRules, p.Now())
 	}
-	return rules.Reported(first, objects.ServiceRules, p.Now())
+	if err != nil {
+		return nil, err
+	}
+	d.Notes = append(d.Notes, p.newer(objects, nil)...)
+	return d, nil
 }

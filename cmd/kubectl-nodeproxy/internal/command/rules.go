@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/rules"
@@ -68,7 +69,27 @@ func (p *program) rules(cmd *cobra.Command, node, service string) (output.Report
 			return nil, err
 		}
 	}
-	return rules.Of(of, objects.ServiceRules, only, p.Now())
+	report, err := rules.Of(of, objects.ServiceRules, only, p.Now())
+	if err != nil {
+		return nil, err
+	}
+	report.Notes = append(report.Notes, p.newer(objects, only)...)
+	return report, nil
+}
+
+// newer says what to do about ServiceProxyRules, or those of one Service, of which nothing
+// is shown as they are of a newer release than the plugin. One sentence does for all.
+func (p *program) newer(objects *cluster.Objects, only *dataplane.ServiceName) []string {
+	for i := range objects.ServiceRules {
+		o := &objects.ServiceRules[i]
+		if only != nil && o.Name != v1alpha1.ServiceProxyRulesName(only.Namespace, only.Name) {
+			continue
+		}
+		if err := objects.Newer("ServiceProxyRules "+o.Name, o.Spec.FormatVersion, p.Version); err != nil {
+			return []string{err.Error()}
+		}
+	}
+	return nil
 }
 
 // serviceName reads NAMESPACE/NAME, or a name in the namespace that the flags or the

@@ -94,6 +94,10 @@ func (e *examination) ownConnection(name types.NamespacedName, rules *v1alpha1.S
 	if !to.IsValid() {
 		return false
 	}
+	if err := e.Newer("NodeProxyRules "+node.Name, node.Spec.FormatVersion, string(e.docs)); err != nil {
+		e.cannot(CheckHairpin, err.Error())
+		return false
+	}
 	set, err := combine.Whole(node, []v1alpha1.ServiceProxyRules{*rules}, family)
 	if err != nil {
 		e.cannot(CheckHairpin, err.Error())

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -33,9 +34,12 @@ func leftOut(set *combine.Set, o *v1alpha1.ServiceProxyRules) string {
 
 // used is an error where the packet goes to a Service by its name and nothing of that
 // is used: whatever a node does with the packet is not what was asked for.
-func (d *destination) used(set *combine.Set) error {
+func (w *world) used(d *destination, set *combine.Set) error {
 	if d.object == nil {
 		return nil
+	}
+	if err := w.newer(d.object); err != nil {
+		return fmt.Errorf("--to %s cannot be traced: %w", d.text, err)
 	}
 	if why := leftOut(set, d.object); why != "" {
 		return fmt.Errorf("--to %s cannot be traced: of ServiceProxyRules %s nothing is used: %s", d.text, d.object.Name, why)
@@ -43,10 +47,16 @@ func (d *destination) used(set *combine.Set) error {
 	return nil
 }
 
+// newer returns an error with what to do where an object is of a newer release.
+func (w *world) newer(o *v1alpha1.ServiceProxyRules) error {
+	return w.Newer("ServiceProxyRules "+o.Name, o.Spec.FormatVersion, w.plugin)
+}
+
 // unused names the objects of which nothing is used, though the packet may be for them,
 // and why.
 func (w *world) unused(set *combine.Set, node *v1alpha1.NodeProxyRules, result *tracer.Result) []string {
 	var out []string
+	var newer error // one does for all
 	for i := range w.ServiceRules {
 		o := &w.ServiceRules[i]
 		why := leftOut(set, o)
@@ -56,12 +66,17 @@ func (w *world) unused(set *combine.Set, node *v1alpha1.NodeProxyRules, result *
 		switch {
 		case mayOwn(o, node, result):
 			out = append(out, fmt.Sprintf("%s may be of ServiceProxyRules %s, of which nothing is used: %s", result.Destination, o.Name, why))
+			newer = cmp.Or(newer, w.newer(o))
 		case result.Service == nil && unreadable(o.Spec.ClusterIPs) && hasPort(o, result.Destination.Port(), result.Protocol):
 			out = append(out, fmt.Sprintf("of ServiceProxyRules %s nothing is used, so that this may be its cluster IP: %s", o.Name, why))
+			newer = cmp.Or(newer, w.newer(o))
 		}
 	}
 	if more := len(out) - maxLeftOut; more > 0 {
 		out = append(out[:maxLeftOut], fmt.Sprintf("and so of %d more ServiceProxyRules", more))
+	}
+	if newer != nil {
+		out = append(out, newer.Error())
 	}
 	if held := int(node.Status.Held); held > 0 && result.Service == nil {
 		out = append(out, fmt.Sprintf("%s may be an address of the %s that the node holds without an object: it goes on serving that as before", result.Destination.Addr(), output.Plural(held, "Service")))

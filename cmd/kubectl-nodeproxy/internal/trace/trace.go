@@ -54,7 +54,7 @@ type Outcome struct {
 
 // Of answers a question.
 func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
-	w := &world{Objects: o, namespace: q.Namespace}
+	w := &world{Objects: o, namespace: q.Namespace, plugin: q.Plugin}
 	if len(o.NodeRules) == 0 { // a name could be that of a node, and no packet enters any
 		if q.Node == "" {
 			return nil, cluster.ErrNoNodes
@@ -91,7 +91,7 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	if err != nil {
 		return nil, fmt.Errorf("what the node is to hold cannot be told: %w", err)
 	}
-	if err := to.used(set); err != nil {
+	if err := w.used(to, set); err != nil {
 		return nil, err
 	}
 	notes, err := notesOf(node, set, o.Time)
@@ -125,6 +125,7 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 type world struct {
 	*cluster.Objects
 	namespace string
+	plugin    string // its release
 }
 
 // enters is the name of the node that the packet enters; empty: that cannot be told.

@@ -200,7 +200,7 @@ func TestOddObjects(t *testing.T) {
 		},
 		"rules that are half there": {
 			func(o *cluster.Objects) { o.NodeRules[0].Spec = v1alpha1.NodeProxyRulesSpec{} },
-			"error: what the node is to hold cannot be told: NodeProxyRules node-1: spec.formatVersion 0 is not known",
+			"error: what the node is to hold cannot be told: NodeProxyRules node-1: spec.formatVersion 0 is no format: the first is 1",
 		},
 		"an agent that is too old": {
 			func(o *cluster.Objects) {
@@ -214,7 +214,7 @@ func TestOddObjects(t *testing.T) {
 		},
 		"a Service of an unknown format": {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.FormatVersion = 99 },
-			"error: --to web:http cannot be traced: of ServiceProxyRules shop.web nothing is used: spec.formatVersion 99 is not known",
+			"error: --to web:http cannot be traced: ServiceProxyRules shop.web: format 99 is of a newer release than this plugin, v0.1.0, which knows formats up to 1: install the plugin of the controller's release",
 		},
 		"a Service with a cluster IP that cannot be one": {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.ClusterIPs = []string{"224.0.0.1"} },
@@ -325,6 +325,9 @@ func TestLeftOut(t *testing.T) {
 			got := ask(t, o, "node-1", "203.0.113.9", to)
 			if said := strings.Contains(got, "of which nothing is used: ") || strings.Contains(got, "may be its cluster IP: "); said != also || strings.HasPrefix(got, "error") {
 				t.Errorf("%s, to %s: a note: %v\n%s", name, to, said, got)
+			}
+			if said := strings.Contains(got, "! ServiceProxyRules shop.web: format 99 is of a newer release than this plugin, v0.1.0"); said != (also && name == "unknown format") {
+				t.Errorf("%s, to %s: what to do: %v\n%s", name, to, said, got)
 			}
 		}
 	}
