@@ -82,7 +82,7 @@ func NewNodes(base *v1alpha1.ProxySettings, policies []NodePolicy) *Nodes {
 func (n *Nodes) Resolve(nodeLabels map[string]string) *NodeResolution {
 	matching := make([]byte, (len(n.policies)+7)/8) // a bit for each policy
 	for i := range n.policies {
-		if n.policies[i].Selector.Matches(labels.Set(nodeLabels)) {
+		if n.policies[i].Selects(nodeLabels) {
 			matching[i/8] |= 1 << (i % 8)
 		}
 	}
@@ -112,7 +112,7 @@ func (n *Nodes) ResolveNew(nodeLabels map[string]string) *NodeResolution {
 func (n *Nodes) selecting(nodeLabels map[string]string) []NodePolicy {
 	var out []NodePolicy
 	for _, p := range n.policies {
-		if p.Selector.Matches(labels.Set(nodeLabels)) {
+		if p.Selects(nodeLabels) {
 			out = append(out, p)
 		}
 	}

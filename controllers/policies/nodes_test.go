@@ -54,6 +54,14 @@ func TestFieldsCanBeAbsent(t *testing.T) {
 	look("", reflect.TypeFor[v1alpha1.ProxySettings]())
 }
 
+// TestNoSelector: a policy whose selector makes no sense selects no node.
+func TestNoSelector(t *testing.T) {
+	n := NewNodes(nil, []NodePolicy{policy(t, "good", 1, "", `{mode: IPVS}`), {Name: "odd", Priority: 2, Settings: settings(t, `{mode: IPTables}`)}})
+	if r := n.ResolveNew(map[string]string{"a": "b"}); !slices.Equal(r.Matching, []string{"good"}) || r.Invalid != nil {
+		t.Errorf("%q match, and it is invalid: %v", r.Matching, r.Invalid)
+	}
+}
+
 func TestResolve(t *testing.T) {
 	base := `{mode: IPTables, ipvs: {scheduler: wrr, strictARP: Enabled}, nodePorts: {addressMode: CIDRs, cidrs: [192.0.2.0/24], localhost: Disabled}}`
 	tests := []struct {
