@@ -68,6 +68,9 @@ func Record(ctx context.Context, config *rest.Config, folder string, now time.Ti
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return fmt.Errorf("record: %w", err)
 	}
+	if err := os.RemoveAll(filepath.Join(folder, forbiddenFile)); err != nil { // whoever records may read all
+		return fmt.Errorf("record: %w", err)
+	}
 	for _, k := range kinds() {
 		list, err := client.Resource(k.GroupVersionResource).List(ctx, metav1.ListOptions{})
 		if apierrors.IsNotFound(err) {
