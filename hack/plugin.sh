@@ -14,7 +14,8 @@ PLUGIN_URL=${PLUGIN_URL:-https://github.com/nodeproxy-io/nodeproxy/releases/down
 PLUGIN_OUTPUT=${PLUGIN_OUTPUT:-dist/plugin}
 mapfile -t PLATFORMS <hack/plugin/platforms # make verify compiles for them, too
 
-if [[ ! $VERSION =~ ^v[0-9]+\.[0-9]+\.[0-9]+ ]]; then
+semver='^v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?$'
+if [[ ! $VERSION =~ $semver ]]; then
 	echo "hack/plugin.sh: VERSION is \"$VERSION\": krew takes versions such as v0.1.0 only, so its manifest is for a release" >&2
 fi
 

@@ -78,6 +78,28 @@ func TestPlugin(t *testing.T) {
 	t.Run("kubectl", func(t *testing.T) { runByKubectl(t, folder) })
 }
 
+// TestVersions: hack/plugin.sh warns of versions that krew does not take.
+func TestVersions(t *testing.T) {
+	t.Parallel()
+	script, err := os.ReadFile("../../hack/plugin.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`(?m)^semver='(.*)'$`).FindSubmatch(script)
+	if found == nil {
+		t.Fatal("hack/plugin.sh has no line semver='…'")
+	}
+	taken := regexp.MustCompile(string(found[1]))
+	for version, want := range map[string]bool{
+		"v0.1.0": true, "v1.20.3-rc.1": true, "v0.1.0-3-gabcdef0-dirty": true, "v1.2.3+build.5": true,
+		"1.2.3": false, "v1.2": false, "v1.2.3junk": false, "v1.2.3-": false, "v1.2.3-rc..1": false, "v01.2.3": false, "v1.2.3 ": false, "abcdef0": false,
+	} {
+		if taken.MatchString(version) != want {
+			t.Errorf("%q is taken: %t", version, !want)
+		}
+	}
+}
+
 func build(t *testing.T) string {
 	t.Helper()
 	folder := t.TempDir()
