@@ -165,21 +165,33 @@ func Of(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules, on
 			}
 			r.Services = append(r.Services, s)
 		}
-		for object, why := range all[f].LeftOut {
-			name, _ := combine.ServiceOf(object)
-			if f == dataplane.IPv4 && (only == nil || name == *only) {
-				r.Unused = append(r.Unused, Unused{Name: object, Why: why})
-			}
-		}
 	}
 	slices.SortFunc(r.Services, func(a, b Service) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Family, b.Family))
 	})
-	slices.SortFunc(r.Unused, func(a, b Unused) int { return cmp.Compare(a.Name, b.Name) })
-	if only != nil && len(r.Services) == 0 && len(r.Unused) == 0 {
-		r.Unused = []Unused{{Name: only.String(), Why: noClusterIP(all, *only)}}
-	}
+	r.Unused = unused(all, services, only)
 	return r, nil
+}
+
+// unused lists objects, or the one of a Service, of which nothing is used, sorted by name.
+func unused(all sets, services []v1alpha1.ServiceProxyRules, only *dataplane.ServiceName) []Unused {
+	var list []Unused
+	for i := range services {
+		object := services[i].Name
+		name, _ := combine.ServiceOf(object)
+		if only != nil && name != *only {
+			continue
+		}
+		why := all[dataplane.IPv4].LeftOut[object] // of both families
+		if why == "" && all[dataplane.IPv4].Services[name] == nil && all[dataplane.IPv6].Services[name] == nil {
+			why = noClusterIP(all, name)
+		}
+		if why != "" {
+			list = append(list, Unused{Name: object, Why: why})
+		}
+	}
+	slices.SortFunc(list, func(a, b Unused) int { return cmp.Compare(a.Name, b.Name) })
+	return list
 }
 
 // withoutObject lists Services that have endpoints on the node, and no object.

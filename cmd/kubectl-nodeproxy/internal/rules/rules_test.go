@@ -55,3 +55,51 @@ func TestEndpoints(t *testing.T) {
 		}
 	}
 }
+
+// TestUnused: an object of which nothing can be used is named with the reason, and one
+// that answers nowhere is no mere row.
+func TestUnused(t *testing.T) {
+	t.Parallel()
+	node := &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	node.Spec.FormatVersion, node.Spec.Settings = 1, *v1alpha1.CompleteSettings(nil)
+	object := func(name string, clusterIPs []string, ports ...v1alpha1.ServicePort) v1alpha1.ServiceProxyRules {
+		return v1alpha1.ServiceProxyRules{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       v1alpha1.ServiceProxyRulesSpec{FormatVersion: 1, ClusterIPs: clusterIPs, Ports: ports},
+		}
+	}
+	web := v1alpha1.ServicePort{Name: "http", Protocol: v1alpha1.ProtocolTCP, Port: 80}
+	services := []v1alpha1.ServiceProxyRules{
+		object("shop.web", []string{"10.96.0.20"}, web), object("shop.six", []string{"fd00:96::20"}, web),
+		object("shop.none", nil, web), object("shop.nonsense", []string{"nonsense"}, web), object("shop.portless", []string{"10.96.0.21"}),
+	}
+	const none = "its object has no cluster IP, so that nodes hold nothing of it"
+	for _, tt := range []struct {
+		only *dataplane.ServiceName
+		want map[string]string // why, by name
+	}{
+		{nil, map[string]string{"shop.none": none, "shop.nonsense": none + `: spec.clusterIPs[0]: "nonsense"`}},
+		{&dataplane.ServiceName{Namespace: "shop", Name: "none"}, map[string]string{"shop.none": none}},
+		{&dataplane.ServiceName{Namespace: "shop", Name: "web"}, nil},
+	} {
+		r, err := Of(node, services, tt.only, time.Unix(100, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Unused) != len(tt.want) {
+			t.Errorf("of %v unused are %v", tt.only, r.Unused)
+		}
+		for _, u := range r.Unused {
+			if want := tt.want[u.Name]; want == "" || !strings.HasPrefix(u.Why, want) {
+				t.Errorf("%s: %q", u.Name, u.Why)
+			}
+		}
+		var out strings.Builder
+		if err := r.Table(&out); err != nil {
+			t.Fatal(err)
+		}
+		if said := strings.Contains(out.String(), "its object has no port that can be used, so it answers nowhere"); said != (tt.only == nil) {
+			t.Errorf("of %v:\n%s", tt.only, out.String())
+		}
+	}
+}

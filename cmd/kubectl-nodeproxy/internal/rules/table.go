@@ -131,6 +131,9 @@ func endpoints(used bool, list []netip.AddrPort) string {
 func (s *Service) besides() []string {
 	var texts []string
 	add := func(format string, args ...any) { texts = append(texts, fmt.Sprintf(format, args...)) }
+	if len(s.Ports) == 0 {
+		add("its object has no port that can be used, so it answers nowhere")
+	}
 	if s.AffinitySeconds > 0 {
 		add("session affinity ClientIP, %d s", s.AffinitySeconds)
 	}
@@ -164,9 +167,6 @@ func (s *Service) full(l *output.Lines) {
 	l.Heading(fmt.Sprintf("Service %s/%s, %s", s.Namespace, s.Name, s.Family))
 	for _, text := range s.besides() {
 		l.Linef("  %s", text)
-	}
-	if len(s.Ports) == 0 {
-		l.Linef("  its object has no port that can be used, so it answers nowhere")
 	}
 	for i := range s.Ports {
 		p := &s.Ports[i]
