@@ -94,7 +94,7 @@ func (b *bundled) generate(t *testing.T, w *world, v version, release string) *o
 	if out, err := command.CombinedOutput(); err != nil {
 		t.Fatalf("making a bundle: %v: %s", err, out)
 	}
-	made, err := olm.Read(filepath.Join(folder, "bundle"))
+	made, err := olm.Read(folder)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,88 +4,48 @@
 package olm
 
 import (
-	"errors"
 	"fmt"
+	"maps"
 	"os"
-	"path/filepath"
+	"slices"
 
-	appsv1 "k8s.io/api/apps/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
+
+	"github.com/nodeproxy-io/nodeproxy/test/bundle"
 )
 
-// Bundle is what is in the folder manifests of a bundle.
+// Bundle is what an installation goes by.
 type Bundle struct {
-	csv    clusterServiceVersion
+	csv    bundle.ClusterServiceVersion
 	crds   []*unstructured.Unstructured
 	beside []*unstructured.Unstructured
 }
 
-// clusterServiceVersion is what an installation goes by.
-type clusterServiceVersion struct {
-	metav1.ObjectMeta `json:"metadata"`
-
-	Spec struct {
-		Install struct {
-			Spec struct {
-				ClusterPermissions []permission `json:"clusterPermissions"`
-				Permissions        []permission `json:"permissions"`
-				Deployments        []deployment `json:"deployments"`
-			} `json:"spec"`
-		} `json:"install"`
-	} `json:"spec"`
-}
-
-// permission is what a service account may do.
-type permission struct {
-	ServiceAccountName string              `json:"serviceAccountName"`
-	Rules              []rbacv1.PolicyRule `json:"rules"`
-}
-
-type deployment struct {
-	Name  string                `json:"name"`
-	Label map[string]string     `json:"label"`
-	Spec  appsv1.DeploymentSpec `json:"spec"`
-}
-
-// Read reads a bundle: the folder in which manifests is.
+// Read reads the bundle of a folder, in which the folder bundle is, as make bundle writes
+// it.
 func Read(folder string) (*Bundle, error) {
-	files, err := filepath.Glob(filepath.Join(folder, "manifests", "*.yaml"))
-	if err != nil || len(files) == 0 {
-		return nil, errors.Join(fmt.Errorf("%s holds no manifests", folder), err)
+	files, err := bundle.Files(os.DirFS(folder))
+	if err != nil {
+		return nil, fmt.Errorf("%s holds no bundle: %w", folder, err)
 	}
-	b := &Bundle{}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return nil, err
-		}
-		if err := b.add(text); err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
+	read, err := bundle.Parse(files)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", folder, err)
 	}
-	if b.csv.Name == "" || len(b.csv.Spec.Install.Spec.Deployments) == 0 {
+	if read.CSV.Name == "" || len(read.CSV.Spec.Install.Spec.Deployments) == 0 {
 		return nil, fmt.Errorf("%s: there is no ClusterServiceVersion with a Deployment", folder)
 	}
+	b := &Bundle{csv: read.CSV}
+	for _, name := range slices.Sorted(maps.Keys(read.Objects)) {
+		switch object := read.Objects[name]; object.GetKind() {
+		case read.CSV.Kind:
+		case "CustomResourceDefinition":
+			b.crds = append(b.crds, object)
+		default:
+			b.beside = append(b.beside, object)
+		}
+	}
 	return b, nil
-}
-
-func (b *Bundle) add(text []byte) error {
-	object := &unstructured.Unstructured{}
-	if err := yaml.Unmarshal(text, &object.Object); err != nil {
-		return err
-	}
-	switch object.GetKind() {
-	case "ClusterServiceVersion":
-		return yaml.Unmarshal(text, &b.csv)
-	case "CustomResourceDefinition":
-		b.crds = append(b.crds, object)
-	default:
-		b.beside = append(b.beside, object)
-	}
-	return nil
 }
 
 // Name is that of the ClusterServiceVersion, as in nodeproxy.v0.1.0.

@@ -8,7 +8,7 @@ import (
 
 // The bundle of this repository has all that an installation goes by.
 func TestRead(t *testing.T) {
-	b, err := Read(filepath.Join("..", "..", "bundle"))
+	b, err := Read(filepath.Join("..", ".."))
 	if err != nil {
 		t.Fatal(err)
 	}

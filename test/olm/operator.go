@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/nodeproxy-io/nodeproxy/test/bundle"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 )
 
@@ -149,13 +150,13 @@ func roleRef(kind, name string) rbacv1.RoleRef {
 	return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: name}
 }
 
-func (o *Operator) subjects(p permission) []rbacv1.Subject {
+func (o *Operator) subjects(p bundle.Permissions) []rbacv1.Subject {
 	return []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: o.Namespace, Name: p.ServiceAccountName}}
 }
 
 // deploy makes a Deployment with what OLM adds: annotations, a variable of its own,
 // and those of the Subscription.
-func (o *Operator) deploy(ctx context.Context, b *Bundle, d deployment) error {
+func (o *Operator) deploy(ctx context.Context, b *Bundle, d bundle.Deployment) error {
 	spec := *d.Spec.DeepCopy()
 	if spec.Template.Annotations == nil {
 		spec.Template.Annotations = map[string]string{}
