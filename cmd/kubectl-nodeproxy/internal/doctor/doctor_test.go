@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -106,6 +107,21 @@ func TestPassing(t *testing.T) {
 			}
 		})
 	}
+	t.Run("EndpointSlices get the port of a number", func(t *testing.T) {
+		w, later := newWorld(), newWorld()
+		for _, w := range []*world{w, later} {
+			web := w.service("web")
+			web.Spec.Ports = append(web.Spec.Ports, corev1.ServicePort{Name: "admin", Port: 81, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(8081)})
+		}
+		w.render()
+		slice := later.slice("web")
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: new("admin"), Port: new(int32(8081)), Protocol: new(corev1.ProtocolTCP)})
+		later.render()
+		r, err := Examine(w.Objects, later.question(t))
+		if err != nil || len(r.Findings) > 0 {
+			t.Errorf("%v, want no finding:\n%s", err, text(t, r))
+		}
+	})
 	t.Run("something else is seen then, of another node", func(t *testing.T) {
 		w, later := newWorld(), newWorld()
 		w.node(0).Status.Difference = &v1alpha1.DifferenceReport{Count: 1, Examples: []string{"a rule"}}

@@ -17,6 +17,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
+// doEndpointSlices is what to do where the EndpointSlices of a selector are behind.
+const doEndpointSlices = "check kube-controller-manager, which writes EndpointSlices: kubectl -n kube-system get pods"
+
 // endpoints looks whether Services have endpoints that take connections.
 func (e *examination) endpoints() {
 	if why := e.lacking(cluster.Pods); why != "" {
@@ -65,9 +68,9 @@ func (e *examination) endpointsOf(svc *corev1.Service) []Finding {
 		if len(dead) == 0 {
 			return found // it has no ports, which another check tells
 		}
-		return append(found, e.portless(svc, dead))
+		return append(found, e.portless(svc, dead)...)
 	case len(dead) > 0:
-		return append(found, e.portless(svc, dead))
+		return append(found, e.portless(svc, dead)...)
 	}
 	return append(found, e.familyless(svc, rules)...)
 }
@@ -112,7 +115,7 @@ func (e *examination) withoutAny(svc *corev1.Service) *Finding {
 	default:
 		f = e.endpointFinding(svc, Problem, "EndpointSlicesMissing",
 			fmt.Sprintf("%s that it selects, and no EndpointSlice names any", output.Plural(len(pods), "pod")),
-			"check kube-controller-manager, which writes EndpointSlices: kubectl -n kube-system get pods")
+			doEndpointSlices)
 		f.passing = true
 	}
 	return &f
@@ -128,24 +131,36 @@ func (e *examination) scaledToZero(svc *corev1.Service) Severity {
 }
 
 // portless tells why some ports have no endpoint though the Service has some.
-func (e *examination) portless(svc *corev1.Service, dead []string) Finding {
-	why := "no EndpointSlice has a port by that name and protocol: port names of hand-written slices must be those of the Service"
-	do := fmt.Sprintf("compare: kubectl get service,endpointslices -n %s -l %s=%s -o yaml", svc.Namespace, discoveryv1.LabelServiceName, svc.Name)
-	if len(svc.Spec.Selector) > 0 {
-		why = "no pod that it selects has such a port"
-		do = "compare targetPort of the Service with the names of the containers' ports: " + getPods(svc) + " -o yaml"
-		var names []string
-		for _, p := range svc.Spec.Ports {
-			if p.TargetPort.Type == intstr.String && slices.Contains(dead, portName(p.Name, p.Port, protocol(p.Protocol))) {
-				names = append(names, fmt.Sprintf("%q", p.TargetPort.StrVal))
-			}
-		}
-		if len(names) > 0 {
-			why = fmt.Sprintf("its targetPort %s is the name of no port of a pod that it selects", strings.Join(names, ", "))
+func (e *examination) portless(svc *corev1.Service, dead []string) []Finding {
+	const none = "there are endpoints, but none for port %s: %s"
+	if len(svc.Spec.Selector) == 0 {
+		return []Finding{e.endpointFinding(svc, Problem, "PortWithoutEndpoint",
+			fmt.Sprintf(none, strings.Join(dead, ", "), "no EndpointSlice has a port by that name and protocol: port names of hand-written slices must be those of the Service"),
+			fmt.Sprintf("compare: kubectl get service,endpointslices -n %s -l %s=%s -o yaml", svc.Namespace, discoveryv1.LabelServiceName, svc.Name))}
+	}
+	var late, misnamed, names []string
+	for _, p := range svc.Spec.Ports {
+		switch port := portName(p.Name, p.Port, protocol(p.Protocol)); {
+		case !slices.Contains(dead, port):
+		case p.TargetPort.Type == intstr.String:
+			misnamed, names = append(misnamed, port), append(names, fmt.Sprintf("%q", p.TargetPort.StrVal))
+		default: // a number gets into EndpointSlices whatever ports the pods have
+			late = append(late, port)
 		}
 	}
-	return e.endpointFinding(svc, Problem, "PortWithoutEndpoint",
-		fmt.Sprintf("there are endpoints, but none for port %s: %s", strings.Join(dead, ", "), why), do)
+	var found []Finding
+	if len(misnamed) > 0 {
+		found = append(found, e.endpointFinding(svc, Problem, "PortWithoutEndpoint",
+			fmt.Sprintf(none, strings.Join(misnamed, ", "), fmt.Sprintf("its targetPort %s is the name of no port of a pod that it selects", strings.Join(names, ", "))),
+			"compare targetPort of the Service with the names of the containers' ports: "+getPods(svc)+" -o yaml"))
+	}
+	if len(late) > 0 {
+		f := e.endpointFinding(svc, Problem, "PortWithoutEndpoint",
+			fmt.Sprintf(none, strings.Join(late, ", "), "EndpointSlices do not have the port yet"), doEndpointSlices)
+		f.passing = true
+		found = append(found, f)
+	}
+	return found
 }
 
 // familyless names the IP families of which a Service has a cluster IP and no endpoint.

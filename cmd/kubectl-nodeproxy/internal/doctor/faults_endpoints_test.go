@@ -90,6 +90,13 @@ func endpointFaults() map[string]planted {
 			},
 			want: "PortWithoutEndpoint", says: `its targetPort "htpp" is the name of no port`,
 		},
+		"number of a port that slices do not have yet": {
+			plant: func(w *world) {
+				w.service("web").Spec.Ports = append(w.service("web").Spec.Ports, corev1.ServicePort{Name: "admin", Port: 81, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(8081)})
+				w.render()
+			},
+			want: "PortWithoutEndpoint", says: "none for port 81/TCP (admin): EndpointSlices do not have the port yet\n  do: check kube-controller-manager, which writes",
+		},
 		"port name of no slice": {
 			plant: func(w *world) {
 				w.service("web").Spec.Selector = nil
