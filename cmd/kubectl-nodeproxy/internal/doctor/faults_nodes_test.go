@@ -72,14 +72,14 @@ func nodeFaults() map[string]planted {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "2 Services"))
 			},
-			want: "Held",
+			want: "Held", says: "WARNING Held of node node-1\n",
 		},
 		"a Service that the kernel refuses": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
 				w.node(0).Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/web: no SCTP"}}
 			},
-			want: "SomeServicesRefused", says: "Service shop/web, node node-1",
+			want: "SomeServicesRefused", says: "Service shop/web, node node-1\n",
 		},
 		"another Service that the kernel refuses": {
 			service: "kube-system/kube-dns",
@@ -95,7 +95,7 @@ func nodeFaults() map[string]planted {
 					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, ""))
 				}
 			},
-			want: "Audit", says: "WARNING Audit of nodes node-1, node-2",
+			want: "Audit", says: "WARNING Audit of nodes node-1, node-2\n",
 		},
 		"another mode": {
 			plant: func(w *world) {

@@ -114,7 +114,7 @@ func (e *examination) accepted(node *v1alpha1.NodeProxyRules) {
 
 // programmed tells why a kernel does not hold all that is wanted.
 func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condition) {
-	f := Finding{Severity: Problem, Name: c.Reason, key: nodeKey(node.Name, "programmed"), Since: since(c), What: cmpMessage(c)}
+	f := Finding{Severity: Problem, Name: c.Reason, key: nodeKey(node.Name, "programmed"), Since: notProgrammedSince(c), What: cmpMessage(c)}
 	switch c.Reason {
 	case v1alpha1.ReasonAgentNotResponding:
 		f.key, f.causes = nodeKey(node.Name, "silent"), []string{nodeKey(node.Name, "pods")}
@@ -135,7 +135,7 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 	case v1alpha1.ReasonPending:
 		f.passing, f.doOn = true, e.doAgent("wait for a minute; if it stays so, see what the agent says", "troubleshooting.md#nodeproxychangepending")
 	case v1alpha1.ReasonSomeServicesRefused:
-		e.refusedOn(node, c)
+		e.refusedOn(node)
 		return
 	case v1alpha1.ReasonHeld:
 		f.Severity, f.Do = Warning, e.docs.See("see whether a controller runs, which writes the objects again: "+e.own.Controllers(), "troubleshooting.md#nodeproxyservicesheld")
@@ -154,6 +154,15 @@ func (e *examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 	e.onNode(node, f)
 }
 
+// notProgrammedSince is when Programmed came to be what it is, unless it is True: then it
+// has a reason that began later, and its time is that at which the node was programmed.
+func notProgrammedSince(c *metav1.Condition) *metav1.Time {
+	if c != nil && c.Status == metav1.ConditionTrue {
+		return nil
+	}
+	return since(c)
+}
+
 // silentSince is when an agent gave its last sign of life, which the message tells. The
 // condition itself changed only once that was long enough ago.
 func silentSince(c *metav1.Condition) *metav1.Time {
@@ -166,7 +175,7 @@ func silentSince(c *metav1.Condition) *metav1.Time {
 }
 
 // refusedOn names the Services that a kernel does not take.
-func (e *examination) refusedOn(node *v1alpha1.NodeProxyRules, c *metav1.Condition) {
+func (e *examination) refusedOn(node *v1alpha1.NodeProxyRules) {
 	refused := node.Status.Refused
 	if refused == nil {
 		return
@@ -177,13 +186,13 @@ func (e *examination) refusedOn(node *v1alpha1.NodeProxyRules, c *metav1.Conditi
 			continue
 		}
 		e.onNode(node, Finding{
-			Severity: Problem, Name: v1alpha1.ReasonSomeServicesRefused, Service: service, Since: since(c),
+			Severity: Problem, Name: v1alpha1.ReasonSomeServicesRefused, Service: service,
 			What: "the kernel of the node does not take the Service: " + why, Do: e.doRefused(),
 		})
 	}
 	if more := int(refused.Count) - len(refused.Examples); more > 0 {
 		e.onNode(node, Finding{
-			Severity: Problem, Name: v1alpha1.ReasonSomeServicesRefused, Since: since(c),
+			Severity: Problem, Name: v1alpha1.ReasonSomeServicesRefused,
 			What: fmt.Sprintf("the kernel of the node does not take %s, not named here", output.Plural(more, "more Service")), Do: e.doRefused(),
 		})
 	}
@@ -240,8 +249,7 @@ func (e *examination) enforcement(node *v1alpha1.NodeProxyRules) {
 	if !notes.Audits(node) {
 		return
 	}
-	c := findCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed)
-	f := Finding{Severity: Warning, Name: "Audit", Since: since(c), What: "enforcement is Audit: nodeproxy only compares, and maintains no rules there"}
+	f := Finding{Severity: Warning, Name: "Audit", What: "enforcement is Audit: nodeproxy only compares, and maintains no rules there"}
 	by := "spec.settings.enforcement of the NodeProxy"
 	if n := len(node.Spec.Policies); n > 0 {
 		by = fmt.Sprintf("that of the NodeProxyPolicy %s, or of the NodeProxy", node.Spec.Policies[0])
@@ -251,7 +259,7 @@ func (e *examination) enforcement(node *v1alpha1.NodeProxyRules) {
 	}
 	f.Do = e.docs.See("once nothing differs set it to Enforce ("+by+") while kube-proxy still runs: the agents then wait, as ConflictingProxy; take kube-proxy off the nodes after that", "migration.md#3-let-the-agents-want-to-write")
 	if notes.Unmaintained(node) {
-		f.Severity, f.What = Problem, cmpMessage(c)
+		f.Severity, f.What = Problem, cmpMessage(findCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed))
 		f.Do = e.docs.See("start again what proxied there, or set enforcement to Enforce ("+by+")", "migration.md#2-compare")
 	}
 	if d := node.Status.Difference; d != nil && d.Count > 0 {
