@@ -92,6 +92,7 @@ func (s *State) Serve(t testing.TB) string {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Date", s.Now.UTC().Format(http.TimeFormat))
 		w.WriteHeader(code)
 		if err := json.NewEncoder(w).Encode(body); err != nil {
 			t.Errorf("answer %s: %v", r.URL, err)

@@ -17,8 +17,11 @@ import (
 // Objects are a cluster's objects at one moment, each list sorted by namespace and
 // name. Kinds that were not asked for are empty.
 type Objects struct {
-	// Time is when they were read: that of the machine that the plugin runs on.
+	// Time is when they were read, by the API server's clock; where that does not tell, by
+	// the clock of the machine that the plugin runs on.
 	Time time.Time
+	// Ahead is how far the clock of that machine is ahead of the API server's.
+	Ahead time.Duration
 
 	NodeProxy       *v1alpha1.NodeProxy // nil: there is none
 	NodeRules       []v1alpha1.NodeProxyRules

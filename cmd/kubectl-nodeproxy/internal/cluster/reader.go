@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -35,6 +36,7 @@ type Reader struct {
 	server  string
 	timeout time.Duration
 	docs    hints.Docs
+	clock   *clock
 }
 
 // NewReader returns a reader of the cluster that config leads to, which names documents
@@ -44,6 +46,8 @@ func NewReader(config *rest.Config, docs hints.Docs) (*Reader, error) {
 	config.Timeout = cmp.Or(config.Timeout, patience)
 	config.QPS, config.Burst = 50, 100
 	config.WarningHandler = rest.NoWarnings{}
+	told := &clock{}
+	config.Wrap(func(sends http.RoundTripper) http.RoundTripper { return watched{sends, told} })
 	known := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, metav1.AddMetaToScheme, v1alpha1.AddToScheme} {
 		if err := add(known); err != nil {
@@ -54,11 +58,11 @@ func NewReader(config *rest.Config, docs hints.Docs) (*Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the API server %s cannot be asked: %w", config.Host, err)
 	}
-	return &Reader{client: c, scheme: known, server: config.Host, timeout: config.Timeout, docs: docs}, nil
+	return &Reader{client: c, scheme: known, server: config.Host, timeout: config.Timeout, docs: docs, clock: told}, nil
 }
 
 // Read reads all objects of the wanted kinds, and of the optional ones what may be
-// read: the others are in Objects.Unread. The caller sets Objects.Time.
+// read: the others are in Objects.Unread. The caller sets Objects.Time and Ahead.
 func (r *Reader) Read(ctx context.Context, wanted, optional []Kind) (*Objects, error) {
 	objects := &Objects{}
 	asked := slices.Concat(wanted, optional)

@@ -2,10 +2,13 @@ package cluster
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/rest"
 
@@ -67,6 +70,30 @@ func TestPages(t *testing.T) {
 		if o.Name != want || names[i].Name != want || o.Spec.ClusterIPs[0] != address {
 			t.Fatalf("%d: %s %v, %s", i, o.Name, o.Spec.ClusterIPs, names[i])
 		}
+	}
+}
+
+// TestTime: the time is that of the API server, if it tells.
+func TestTime(t *testing.T) {
+	t.Parallel()
+	r := served(t, 1, "")
+	if _, err := r.Read(t.Context(), []Kind{ServiceProxyRules}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := r.Time(), time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC); !got.Equal(want) {
+		t.Errorf("the API server's clock says %s, and not %s", got, want)
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header()["Date"] = nil
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	t.Cleanup(server.Close)
+	silent, err := NewReader(&rest.Config{Host: server.URL}, "v0.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := silent.Read(t.Context(), []Kind{ServiceProxyRules}, nil); err == nil || !silent.Time().IsZero() {
+		t.Errorf("error %v, and a clock of which nothing is told says %s", err, silent.Time())
 	}
 }
 

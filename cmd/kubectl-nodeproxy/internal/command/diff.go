@@ -66,11 +66,12 @@ func (p *program) diff(cmd *cobra.Command, nodes []string, local bool) (*rules.D
 			return nil, err
 		}
 	}
+	p.noteTime(r, objects)
 	var d *rules.Difference
 	if len(nodes) == 2 {
 		d, err = rules.Between(first, second, objects.ServiceRules, local)
 	} else {
-		d, err = rules.Reported(first, objects.ServiceRules, p.Now())
+		d, err = rules.Reported(first, objects.ServiceRules, objects.Time)
 	}
 	if err != nil {
 		return nil, err

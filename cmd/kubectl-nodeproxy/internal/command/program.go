@@ -46,8 +46,16 @@ func (p *program) read(cmd *cobra.Command, wanted, optional []cluster.Kind) (*cl
 	if err != nil {
 		return nil, err
 	}
-	objects.Time = p.Now()
+	p.noteTime(r, objects)
 	return objects, nil
+}
+
+// noteTime notes when objects were read.
+func (p *program) noteTime(r *cluster.Reader, objects *cluster.Objects) {
+	objects.Time = p.Now()
+	if told := r.Time(); !told.IsZero() {
+		objects.Time, objects.Ahead = told, objects.Time.Sub(told)
+	}
 }
 
 // outputFlag adds the flag -o and returns where its value will be.

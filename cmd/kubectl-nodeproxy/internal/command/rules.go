@@ -69,7 +69,8 @@ func (p *program) rules(cmd *cobra.Command, node, service string) (output.Report
 			return nil, err
 		}
 	}
-	report, err := rules.Of(of, objects.ServiceRules, only, p.Now())
+	p.noteTime(r, objects)
+	report, err := rules.Of(of, objects.ServiceRules, only, objects.Time)
 	if err != nil {
 		return nil, err
 	}

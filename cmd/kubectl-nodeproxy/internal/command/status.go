@@ -39,7 +39,7 @@ The exit status is 0 if all is well, 1 if not, and 2 after an error.`,
 		if err := r.ReadOwnPods(cmd.Context(), objects); err != nil {
 			return nil, false, err
 		}
-		objects.Time = p.Now()
+		p.noteTime(r, objects)
 		report := status.Of(objects, hints.Docs(p.Version))
 		return report, !report.Well, nil
 	})

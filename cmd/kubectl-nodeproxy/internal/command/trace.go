@@ -73,7 +73,7 @@ func (p *program) trace(cmd *cobra.Command, q trace.Question) (output.Report, er
 	if err != nil {
 		return nil, err
 	}
-	objects.Time = p.Now()
+	p.noteTime(r, objects)
 	if !slices.Contains(optional, cluster.Pods) && trace.MayBePod(objects, q) {
 		more, err := r.Read(cmd.Context(), nil, []cluster.Kind{cluster.Pods})
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
@@ -70,6 +71,7 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 		Time: metav1.NewTime(objects.Time.UTC()), Services: len(objects.Services), Nodes: len(v.nodes),
 		Exposed: []Exposure{},
 	}}
+	e.clocks()
 	if q.Service != nil {
 		e.report.Service = q.Service.String()
 		e.about()
@@ -98,6 +100,23 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 		check.do()
 	}
 	return e, nil
+}
+
+// apart is how far two clocks may be apart before that is worth telling: requests take
+// their time, and the API server tells full seconds.
+const apart = 30 * time.Second
+
+// clocks compares the clock of this machine with the API server's.
+func (e *examination) clocks() {
+	if e.Ahead.Abs() <= apart {
+		return
+	}
+	how := "ahead of"
+	if e.Ahead < 0 {
+		how = "behind"
+	}
+	e.remark("the clock of this machine is %s %s the API server's: ages here are by the API server's; find out which of the two is wrong, as tokens and certificates go by both",
+		duration.HumanDuration(e.Ahead.Abs()), how)
 }
 
 // cannot notes that a check, or a part of it, could not be made.

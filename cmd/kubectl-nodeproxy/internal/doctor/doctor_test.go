@@ -66,6 +66,24 @@ func (c planted) test(t *testing.T) {
 	}
 }
 
+// TestClocks: that the caller's clock is wrong is told, and is no finding.
+func TestClocks(t *testing.T) {
+	for ahead, want := range map[time.Duration]string{
+		5 * time.Minute:   "the clock of this machine is 5m ahead of the API server's",
+		-5 * time.Minute:  "the clock of this machine is 5m behind the API server's",
+		29 * time.Second:  "",
+		-29 * time.Second: "",
+	} {
+		w := newWorld()
+		w.Ahead = ahead
+		r := w.examine(t, "")
+		said := text(t, r)
+		if len(r.Findings) > 0 || !strings.Contains(said, want) || want == "" && strings.Contains(said, "clock") {
+			t.Errorf("%s ahead: want no finding, and %q:\n%s", ahead, want, said)
+		}
+	}
+}
+
 // TestServed: of the Service that is asked for it is told where it is served.
 func TestServed(t *testing.T) {
 	w := newWorld()

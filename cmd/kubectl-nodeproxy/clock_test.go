@@ -1,0 +1,30 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/test/recorded"
+)
+
+// TestClock: what is printed goes by the API server's clock, whatever the caller's says.
+func TestClock(t *testing.T) {
+	t.Parallel()
+	state, err := recorded.Load(filepath.Join(states, "agent-silent"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := writeKubeconfig(t, state.Serve(t))
+	hourAhead := state.Now.Add(time.Hour)
+	for _, args := range []string{"status", "diff node-1", "rules node-1"} {
+		right, wrong := shown(t, kubeconfig, state.Now, strings.Fields(args)...), shown(t, kubeconfig, hourAhead, strings.Fields(args)...)
+		if wrong != right {
+			t.Errorf("with a clock that is an hour ahead:\n%s\nand else\n%s", wrong, right)
+		}
+	}
+	if got := shown(t, kubeconfig, hourAhead, "doctor"); !strings.Contains(got, "  the clock of this machine is 60m ahead of the API server's") {
+		t.Errorf("the doctor does not tell of the clock:\n%s", got)
+	}
+}
