@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
@@ -156,8 +157,11 @@ func (e *examination) refusedServices(np *v1alpha1.NodeProxy) {
 		if e.only != nil && (e.only.Namespace != r.Namespace || e.only.Name != r.Name) {
 			continue
 		}
+		if e.lacking(cluster.Services) == "" && e.services[types.NamespacedName{Namespace: r.Namespace, Name: r.Name}] == nil {
+			continue // it is gone, and the status is about to say so
+		}
 		e.add(Finding{
-			Severity: Problem, Name: "ServiceRefused", Check: CheckRendering, Service: r.Namespace + "/" + r.Name,
+			Severity: Problem, Name: "ServiceRefused", passing: true, Check: CheckRendering, Service: r.Namespace + "/" + r.Name,
 			key:  "refused " + r.Namespace + "/" + r.Name,
 			What: "the Service cannot be rendered or stored, so that no node serves it: " + r.Message,
 			Do:   e.docs.See("correct the Service as the message says", "troubleshooting.md#nodeproxyservicesnotrendered"),

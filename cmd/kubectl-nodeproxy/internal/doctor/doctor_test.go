@@ -125,6 +125,14 @@ func TestPassing(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a Service is refused no more", func(t *testing.T) {
+		w, later := newWorld(), newWorld()
+		w.NodeProxy.Status.Refused = []v1alpha1.RefusedService{{Namespace: "shop", Name: "web", Message: "larger than 1 MiB"}}
+		r, err := Examine(w.Objects, later.question(t))
+		if err != nil || len(r.Findings) > 0 {
+			t.Errorf("%v, want no finding:\n%s", err, text(t, r))
+		}
+	})
 	t.Run("EndpointSlices get the port of a number", func(t *testing.T) {
 		w, later := newWorld(), newWorld()
 		for _, w := range []*world{w, later} {

@@ -54,6 +54,12 @@ func controllerFaults() map[string]planted {
 			},
 			want: "ServiceRefused", says: "larger than 1 MiB",
 		},
+		"a Service that the controller refused, and that is gone": {
+			plant: func(w *world) {
+				w.NodeProxy.Status.Refused = []v1alpha1.RefusedService{{Namespace: "shop", Name: "gone", Message: "larger than 1 MiB"}}
+				w.NodeProxy.Status.RefusedServices = 1
+			},
+		},
 		"never switched on": {
 			plant: func(w *world) { w.NodeProxy, w.NodeRules, w.ServiceRules = nil, nil, nil },
 			want:  "NoNodeProxy", says: "docs/migration.md#1-install-beside-kube-proxy, else as in https://github.com/nodeproxy-io/nodeproxy/blob/v0.1.0/docs/install.md#install",
