@@ -68,9 +68,12 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 		return nil, err
 	}
 	e := &examination{view: v, trace: q.Trace, notMade: map[Check]string{}, buts: map[string][]string{}, report: &Report{
-		Time: metav1.NewTime(objects.Time.UTC()), Services: len(objects.Services), Nodes: len(v.nodes),
+		Time: metav1.NewTime(objects.Time.UTC()), Nodes: len(v.nodes),
 		Exposed: []Exposure{},
 	}}
+	if v.lacking(cluster.Services) == "" {
+		e.report.Services = new(len(objects.Services))
+	}
 	e.clocks()
 	if q.Service != nil {
 		e.report.Service = q.Service.String()

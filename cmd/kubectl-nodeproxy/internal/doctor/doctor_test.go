@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"encoding/json"
 	"errors"
 	"slices"
 	"strings"
@@ -244,6 +245,25 @@ func TestUnread(t *testing.T) {
 	}
 	if said := text(t, r); !strings.Contains(said, "you may not list pods") || !strings.Contains(said, "NOT LOOKED AT") {
 		t.Errorf("the report does not say so:\n%s", said)
+	}
+}
+
+// TestServicesUnread: without Services nobody knows how many there are, and whether there
+// is the one that is asked for.
+func TestServicesUnread(t *testing.T) {
+	for asked, want := range map[string]string{
+		"":         "Services on 2 nodes: nothing is wrong as far as could be seen\n",
+		"shop/nix": "Service shop/nix, if there is one by that name, which could not be seen, on 2 nodes: nothing is wrong as far as could be seen\n",
+	} {
+		w := newWorld()
+		w.Services, w.Unread = nil, []cluster.Unread{{Kind: cluster.Services, Why: "you may not list services"}}
+		r := w.examine(t, asked)
+		if said := text(t, r); !strings.HasPrefix(said, want) {
+			t.Errorf("%q: want %q:\n%s", asked, want, said)
+		}
+		if printed, err := json.Marshal(r); err != nil || strings.Contains(string(printed), `"services"`) {
+			t.Errorf("%q: %v, a number of Services is printed: %s", asked, err, printed)
+		}
 	}
 }
 

@@ -99,9 +99,10 @@ type Report struct {
 	Service string `json:"service,omitempty"`
 	// Time is when the objects were read.
 	Time metav1.Time `json:"time"`
-	// Services and Nodes are how many of them there are.
-	Services int `json:"services"`
-	Nodes    int `json:"nodes"`
+	// Services and Nodes are how many of them there are. Services is nil where they could
+	// not be read.
+	Services *int `json:"services,omitempty"`
+	Nodes    int  `json:"nodes"`
 	// Findings are sorted: what explains most comes first.
 	Findings []Finding `json:"findings"`
 	// NotMade are checks that could not be made.

@@ -66,10 +66,16 @@ func (r *Report) reasons() []reason {
 
 // summary says in a line how it is.
 func (r *Report) summary() string {
-	what := fmt.Sprintf("%s on %s", output.Plural(r.Services, "Service"), output.Plural(r.Nodes, "node"))
-	if r.Service != "" {
-		what = fmt.Sprintf("Service %s on %s", r.Service, output.Plural(r.Nodes, "node"))
+	what := "Services"
+	switch {
+	case r.Service != "" && r.Services == nil:
+		what = fmt.Sprintf("Service %s, if there is one by that name, which could not be seen,", r.Service)
+	case r.Service != "":
+		what = "Service " + r.Service
+	case r.Services != nil:
+		what = output.Plural(*r.Services, "Service")
 	}
+	what += " on " + output.Plural(r.Nodes, "node")
 	problems, warnings := tally(r.Findings)
 	switch {
 	case problems+warnings > 0:
