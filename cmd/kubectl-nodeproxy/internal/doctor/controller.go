@@ -19,6 +19,7 @@ const (
 	keyBehind      = "controller behind"
 	keyInventory   = "inventory"
 	keyRemoving    = "nodeproxy " + v1alpha1.ReasonRemoving
+	keyLagging     = "lagging"
 )
 
 // controller looks at the NodeProxy and what its status says of the cluster.
@@ -190,4 +191,17 @@ func (e *examination) behind() {
 		What: "the controller is down or behind: what follows from the objects is not done, seen twice",
 		Do:   e.doController(),
 	})
+}
+
+// followController lets follow from a controller that is down or behind what does not
+// show by itself that it is.
+func (e *examination) followController() {
+	for i := range e.found {
+		switch f := &e.found[i]; {
+		case f.key == keyLagging: // its count is then of before
+			f.causes = append([]string{keyNoController, keyBehind}, f.causes...)
+		case e.only != nil && slices.Contains(f.causes, keyInventory): // which is looked at for all Services alone
+			f.causes = append(f.causes, keyRemoving, keyBehind, keyNoController)
+		}
+	}
 }

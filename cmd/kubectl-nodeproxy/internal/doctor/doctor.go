@@ -165,6 +165,7 @@ func (e *examination) keepSeenTwice(first *examination) {
 // finish completes the report.
 func (e *examination) finish() *Report {
 	e.behind()
+	e.followController()
 	e.report.Findings = order(e.found)
 	if e.report.Findings == nil {
 		e.report.Findings = []Finding{}

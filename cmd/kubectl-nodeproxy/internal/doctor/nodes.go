@@ -339,7 +339,7 @@ func (e *examination) lagging() {
 		return
 	}
 	f := Finding{
-		Severity: Problem, Name: "AgentsLagging", Check: CheckNodes, key: "lagging", passing: true,
+		Severity: Problem, Name: "AgentsLagging", Check: CheckNodes, key: keyLagging, passing: true,
 		What: "changes that are older than a minute are not applied on " + output.Plural(int(e.NodeProxy.Status.Nodes.Lagging), "node"),
 		Do:   e.docs.See("see in the agents' logs whether writes or watches fail: "+e.own.Agent(""), "troubleshooting.md#nodeproxyagentslagging"),
 	}

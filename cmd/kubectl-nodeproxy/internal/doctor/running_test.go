@@ -157,3 +157,47 @@ func TestPods(t *testing.T) {
 		})
 	}
 }
+
+// TestWithoutController: what a controller counted, and what nodes hold as nobody writes
+// it again, follows from there being none.
+func TestWithoutController(t *testing.T) {
+	lags := func(w *world) { w.NodeProxy.Status.Nodes.Lagging = 1 }
+	holds := func(w *world) {
+		w.ServiceRules = w.ServiceRules[1:]
+		w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "1 Service"))
+	}
+	reports := func(w *world) {
+		holds(w)
+		w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, ""))
+		w.node(0).Status.LocalEndpoints = 9
+	}
+	for name, c := range map[string]struct {
+		asked   string
+		runs    bool
+		plant   func(w *world)
+		follows string
+	}{
+		"agents lag":              {"", false, lags, "NoControllerRuns(AgentsLagging)"},
+		"agents lag, and it runs": {"", true, lags, "AgentsLagging"},
+		"agents lag, and it is behind": {"", true, func(w *world) {
+			lags(w)
+			w.service("web").Spec.Ports[0].Port = 81
+		}, "ControllerBehind(AgentsLagging RenderedOtherwise)"},
+		"a node holds Services":          {"shop/web", false, holds, "NoControllerRuns(Held)"},
+		"a node holds them, and it runs": {"shop/web", true, holds, "Held"},
+		"a node reports otherwise":       {"shop/web", false, reports, "NoControllerRuns(ReportsOtherwise)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			w.runPods()
+			if !c.runs {
+				w.delete("nodeproxy-controller-node-1")
+			}
+			c.plant(w)
+			w.report(1)
+			if r := w.examine(t, c.asked); names(r.Findings) != c.follows {
+				t.Errorf("found %s, want %s:\n%s", names(r.Findings), c.follows, text(t, r))
+			}
+		})
+	}
+}
