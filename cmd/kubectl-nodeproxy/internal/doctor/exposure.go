@@ -208,9 +208,17 @@ func (e *examination) lost(service types.NamespacedName, rules *v1alpha1.Service
 			}
 			e.add(Finding{
 				Severity: Problem, Name: "AddressTaken", Check: CheckExposure, Service: service.String(),
-				What: fmt.Sprintf("%s port %s, %s of the Service, already belongs to the older Service %s, which gets the connections", address, portOf(p), what, by),
+				What: fmt.Sprintf("%s port %s, %s of the Service, already belongs to %s, which gets the connections", address, portOf(p), what, e.preferred(by, rules)),
 				Do:   fmt.Sprintf("give one of them another address or port: kubectl edit service -n %s %s", service.Namespace, service.Name),
 			})
 		}
 	}
+}
+
+// preferred names the Service that has what another one wants, too, and says why.
+func (e *examination) preferred(holder types.NamespacedName, over *v1alpha1.ServiceProxyRules) string {
+	if has := e.rules[holder]; has != nil && has.Spec.ServiceCreated.Equal(&over.Spec.ServiceCreated) {
+		return fmt.Sprintf("the Service %s (as old, and first by name)", holder)
+	}
+	return fmt.Sprintf("the older Service %s", holder)
 }

@@ -166,7 +166,21 @@ func exposureFaults() map[string]planted {
 				}, "10.244.1.7", "10.244.2.7")
 				w.render()
 			},
-			want: "AddressTaken", says: "already belongs to the older Service shop/web",
+			want: "AddressTaken", says: "already belongs to the older Service shop/web, which",
+		},
+		"external IP of a Service that is as old": {
+			plant: func(w *world) {
+				w.addService(&corev1.Service{
+					ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "xlate", CreationTimestamp: ago(24 * time.Hour)},
+					Spec: corev1.ServiceSpec{
+						ClusterIP: "10.96.0.30", ClusterIPs: []string{"10.96.0.30"}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+						ExternalIPs: []string{"198.51.100.20"}, Selector: map[string]string{"app": "xlate"},
+						Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolTCP}},
+					},
+				}, "10.244.1.7", "10.244.2.7")
+				w.render()
+			},
+			want: "AddressTaken", says: "already belongs to the Service shop/web (as old, and first by name), which gets",
 		},
 	}
 }

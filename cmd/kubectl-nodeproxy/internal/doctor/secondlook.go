@@ -54,6 +54,6 @@ func (e *examination) leaveUncertain(why error) {
 	e.found = certain
 	for check, names := range uncertain {
 		slices.Sort(names)
-		e.cannot(check, fmt.Sprintf("%s may be on its way, or wrong (%s): a second look failed: %v", output.Plural(len(names), "thing"), some(names), why))
+		e.cannot(check, fmt.Sprintf("%s may be on the way, or wrong (%s): a second look failed: %v", output.Plural(len(names), "thing"), some(names), why))
 	}
 }
