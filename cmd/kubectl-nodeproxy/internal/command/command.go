@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
 // Exit statuses of all commands.
@@ -43,7 +45,7 @@ func Run(ctx context.Context, args []string, o Options) int {
 	case errors.Is(err, errFindings):
 		return ExitFindings
 	default:
-		_, _ = fmt.Fprintf(o.Err, "error: %v\n", err) // to a terminal that is gone: nothing to do
+		_, _ = fmt.Fprintf(o.Err, "error: %s\n", output.Printable(err.Error())) // to a terminal that is gone: nothing to do
 		return ExitError
 	}
 }

@@ -43,6 +43,7 @@ func Print(w io.Writer, f Format, r Report) error {
 	if err != nil {
 		return fmt.Errorf("print: %w", err)
 	}
+	text = escaped(text)
 	if f == YAML {
 		if text, err = yaml.JSONToYAML(text); err != nil {
 			return fmt.Errorf("print: %w", err)

@@ -3,6 +3,7 @@ package output
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -14,8 +15,14 @@ import (
 // columns of lines that follow each other are aligned.
 type Lines struct{ text strings.Builder }
 
-// Linef adds a line.
+// Linef adds a line. Texts that are put into it stay in their cell.
 func (l *Lines) Linef(format string, args ...any) {
+	args = slices.Clone(args)
+	for i, arg := range args {
+		if text, ok := arg.(string); ok {
+			args[i] = strings.NewReplacer("\n", " ", "\t", " ").Replace(text)
+		}
+	}
 	fmt.Fprintf(&l.text, format+"\n", args...)
 }
 
@@ -31,7 +38,7 @@ func (l *Lines) Heading(text string) {
 func (l *Lines) Write(w io.Writer) error {
 	var aligned strings.Builder
 	table := tabwriter.NewWriter(&aligned, 0, 8, 3, ' ', 0)
-	if _, err := io.WriteString(table, l.text.String()); err != nil {
+	if _, err := io.WriteString(table, Printable(l.text.String())); err != nil {
 		return fmt.Errorf("print: %w", err)
 	}
 	if err := table.Flush(); err != nil {
