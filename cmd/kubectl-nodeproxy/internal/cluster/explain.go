@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -45,6 +46,10 @@ func (r *Reader) explain(of Kind, err error) error {
 		return fmt.Errorf("the API server %s does not know you: the credentials of this kubeconfig are missing, wrong or have expired", r.server)
 	case apierrors.IsNotFound(err) && kinds()[of].role() == "nodeproxy-viewer":
 		return fmt.Errorf("nodeproxy is not installed in the cluster of %s, or is older than this plugin: it has no %s; how to install it: %s", r.server, resource(of), r.docs.URL("install.md#install"))
+	case handshakeTimedOut(err):
+		return fmt.Errorf("the API server %s takes connections and does not begin to speak TLS, whatever --request-timeout allows: it, or what stands before it (a load balancer, a proxy, a VPN), hangs, or is no API server; see whether curl -k %s/livez gets an answer (kubectl config current-context, or --context)", r.server, r.server)
+	case spokeHTTP(err):
+		return fmt.Errorf("the API server %s speaks HTTPS alone: give its address with https:// (in the kubeconfig, clusters[].cluster.server, or --server)", r.server)
 	case isTimeout(err):
 		return fmt.Errorf("the API server %s has not answered within %s when asked for %s; --request-timeout lets it take longer", r.server, r.timeout, of)
 	}
@@ -79,6 +84,24 @@ func forbidden(of Kind, err error) error {
 	role := kinds()[of].role()
 	return fmt.Errorf("you may not read %s in the whole cluster: somebody has to bind the ClusterRole %s to you (kubectl create clusterrolebinding NAME --clusterrole=%s %s)",
 		resource(of), role, role, subject)
+}
+
+// handshakeTimedOut reports whether a server took a connection and said nothing in TLS
+// for as long as client-go waits for that. The error has no type of its own.
+func handshakeTimedOut(err error) bool {
+	return strings.Contains(err.Error(), "TLS handshake timeout")
+}
+
+// spokeHTTP reports whether a server in Go, as API servers are, was sent plain HTTP where
+// it speaks HTTPS.
+func spokeHTTP(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool {
+		return strings.Contains(c.Message, "HTTP request to an HTTPS server")
+	})
 }
 
 func isTimeout(err error) bool {

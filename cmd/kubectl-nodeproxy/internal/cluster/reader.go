@@ -43,6 +43,9 @@ type Reader struct {
 // where something is missing. Nothing is asked of the cluster yet.
 func NewReader(config *rest.Config, docs hints.Docs) (*Reader, error) {
 	config = rest.CopyConfig(config)
+	if _, _, err := rest.DefaultServerUrlFor(config); err != nil {
+		return nil, fmt.Errorf("%q cannot be the address of an API server: give it as https://HOST:PORT (in the kubeconfig, clusters[].cluster.server, or --server)", config.Host)
+	}
 	config.Timeout = cmp.Or(config.Timeout, patience)
 	config.QPS, config.Burst = 50, 100
 	config.WarningHandler = rest.NoWarnings{}

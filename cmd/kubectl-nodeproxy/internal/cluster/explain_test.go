@@ -1,0 +1,62 @@
+package cluster
+
+import (
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// TestSilentTLS: a server that takes connections and never speaks TLS. No request's
+// timeout has to do with that.
+func TestSilentTLS(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // whose backlog takes connections
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = silent.Close() })
+	server := "https://" + silent.Addr().String()
+	client := &http.Client{Transport: &http.Transport{TLSHandshakeTimeout: time.Millisecond}}
+	answer, err := client.Get(server)
+	if err == nil {
+		_ = answer.Body.Close()
+		t.Fatal("it answers")
+	}
+	r := &Reader{server: server, timeout: patience}
+	got := r.explain(NodeProxies, err).Error()
+	if !strings.HasPrefix(got, "the API server "+server+" takes connections and does not begin to speak TLS, whatever --request-timeout allows: ") {
+		t.Errorf("%v is explained as %q", err, got)
+	}
+}
+
+// TestPlainHTTP: a server that speaks HTTPS and is asked without.
+func TestPlainHTTP(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewTLSServer(http.NotFoundHandler())
+	t.Cleanup(server.Close)
+	address := strings.Replace(server.URL, "https://", "http://", 1)
+	r, err := NewReader(&rest.Config{Host: address}, "v0.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.Read(t.Context(), []Kind{NodeProxies}, nil)
+	if want := "the API server " + address + " speaks HTTPS alone: give its address with https:// "; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("error %v, and not %q", err, want)
+	}
+}
+
+// TestNoAddress: what cannot be where an API server is.
+func TestNoAddress(t *testing.T) {
+	t.Parallel()
+	for _, host := range []string{"foo bar", "https://foo bar", "a/b"} {
+		_, err := NewReader(&rest.Config{Host: host}, "v0.1.0")
+		if err == nil || !strings.Contains(err.Error(), "cannot be the address of an API server: give it as https://HOST:PORT") {
+			t.Errorf("%q: error %v", host, err)
+		}
+	}
+}
