@@ -9,8 +9,8 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
-	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
 // Keys of findings that explain others.
@@ -134,16 +134,10 @@ func (e *examination) inventory(np *v1alpha1.NodeProxy) {
 	if said == nil || e.lacking(cluster.ServiceProxyRules) != "" || e.only != nil {
 		return
 	}
-	var names []string
-	for i := range e.ServiceRules {
-		if !e.ServiceRules[i].Spec.Released {
-			names = append(names, e.ServiceRules[i].Name)
-		}
-	}
-	if there := render.Inventory(names); there != *said {
+	if what := notes.InventoryDiffers(np, e.ServiceRules); what != "" {
 		e.add(Finding{
 			Severity: Problem, Name: "InventoryDiffers", Check: CheckController, key: keyInventory, causes: []string{keyRemoving, keyBehind},
-			What: fmt.Sprintf("NodeProxy says that %d ServiceProxyRules must exist, and %d exist, or others: nodes hold on to what is missing", said.Services, there.Services),
+			What: what,
 			Do:   e.doController(), passing: true, token: np.ResourceVersion,
 		})
 	}

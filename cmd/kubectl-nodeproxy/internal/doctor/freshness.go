@@ -1,11 +1,9 @@
 package doctor
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,52 +17,45 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/rules"
 )
 
-const (
-	// fresh is how old a change may be that a node does not report yet, figuresFresh the
-	// same for figures, which agents report within five minutes.
-	fresh        = time.Minute
-	figuresFresh = 10 * time.Minute
-)
-
 // freshness looks whether nodes report what is wanted now, by what each says itself.
 func (e *examination) freshness() {
 	if e.lacking(cluster.ServiceProxyRules) != "" {
 		return // the nodes themselves are told of, and rendering is not looked at
 	}
-	needs, newest := e.neededFamilies(), e.newest()
+	needs := e.neededFamilies()
 	for _, node := range e.nodes {
-		programmed := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed)
-		if programmed == nil || programmed.Reason == v1alpha1.ReasonAgentNotResponding || e.told(node.Name, "AgentTooOld") {
+		if !notes.Current(node) {
 			continue // all that it says is old, and that is told
 		}
+		programmed := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed)
 		e.stale(node)
 		e.holds(node, programmed)
 		if programmed.Status == metav1.ConditionTrue && !notes.Audits(node) {
 			e.lacksFamily(node, needs)
-			e.lags(node, newest)
 		}
+		e.lags(node)
 		if !e.told(node.Name) && e.NodeProxy != nil && e.NodeProxy.DeletionTimestamp == nil {
 			e.differs(node)
 		}
 	}
 }
 
-// told reports whether there is a finding about a node, of one of these names if there
-// are any.
-func (e *examination) told(node string, names ...string) bool {
+// told reports whether there is a finding about a node.
+func (e *examination) told(node string) bool {
 	return slices.ContainsFunc(e.found, func(f Finding) bool {
-		return f.Check == CheckNodes && slices.Contains(f.Nodes, node) && (len(names) == 0 || slices.Contains(names, f.Name))
+		return f.Check == CheckNodes && slices.Contains(f.Nodes, node)
 	})
 }
 
 // stale tells of an agent that reports about older rules of its node.
 func (e *examination) stale(node *v1alpha1.NodeProxyRules) {
-	if node.Status.ObservedGeneration >= node.Generation || !e.settled(node, fresh, node) {
+	what := notes.Stale(node, e.Time)
+	if what == "" {
 		return
 	}
 	e.onNode(node, Finding{
 		Severity: Problem, Name: "RulesNotInForce", key: nodeKey(node.Name, "programmed"), passing: true, token: fmt.Sprint(node.Status.ObservedGeneration),
-		What: fmt.Sprintf("the node's rules changed more than a minute ago (generation %d), and its agent reports about older ones (generation %d)", node.Generation, node.Status.ObservedGeneration),
+		What: what,
 		doOn: e.doAgent("see its pod and log", "troubleshooting.md#nodeproxyagentslagging"),
 	})
 }
@@ -97,14 +88,14 @@ func (e *examination) lacksFamily(node *v1alpha1.NodeProxyRules, needs []string)
 
 // lags tells of a kernel that does not hold the newest change of Services, long after
 // its agent must have reported it. The controller, which knows it sooner, tells too.
-func (e *examination) lags(node *v1alpha1.NodeProxyRules, newest *v1alpha1.ServiceProxyRules) {
-	applied := node.Status.AppliedResourceVersion
-	if newest == nil || compareVersions(newest.ResourceVersion, applied) <= 0 || !e.settled(node, figuresFresh, newest) {
+func (e *examination) lags(node *v1alpha1.NodeProxyRules) {
+	what := notes.Lags(node, e.ServiceRules, e.Time)
+	if what == "" {
 		return
 	}
 	e.onNode(node, Finding{
-		Severity: Problem, Name: "AgentLags", key: nodeKey(node.Name, "lags"), passing: true, token: applied,
-		What: fmt.Sprintf("what was rendered more than ten minutes ago is not applied on the node: ServiceProxyRules %s have resourceVersion %s, and its kernel holds nothing newer than %s", newest.Name, newest.ResourceVersion, cmp.Or(applied, "none")),
+		Severity: Problem, Name: "AgentLags", key: nodeKey(node.Name, "lags"), passing: true, token: node.Status.AppliedResourceVersion,
+		What: what,
 		doOn: e.doAgent("see its pod and log", "troubleshooting.md#nodeproxyagentslagging"),
 	})
 }
@@ -136,7 +127,7 @@ func (e *examination) differs(node *v1alpha1.NodeProxyRules) {
 	for i := range here {
 		changed = append(changed, &here[i])
 	}
-	if len(says) == 0 || !e.settled(node, fresh, changed...) {
+	if len(says) == 0 || !notes.Settled(node, e.Time, notes.Fresh, changed...) {
 		return
 	}
 	e.onNode(node, Finding{
@@ -146,31 +137,6 @@ func (e *examination) differs(node *v1alpha1.NodeProxyRules) {
 			return e.docs.See("compare: kubectl nodeproxy diff "+node, "troubleshooting.md#one-node-differs")
 		},
 	})
-}
-
-// settled reports whether all of these objects have been as they are for so long. The
-// API server notes when each was written; where that is not there, the time since when
-// the node's agent has reported nothing new has to do.
-func (e *examination) settled(node *v1alpha1.NodeProxyRules, long time.Duration, objects ...metav1.Object) bool {
-	var newest time.Time
-	for _, o := range objects {
-		for _, m := range o.GetManagedFields() {
-			if m.Subresource == "" && m.Time != nil && m.Time.After(newest) {
-				newest = m.Time.Time
-			}
-		}
-	}
-	if newest.IsZero() {
-		if s := node.Status.LastSync; s != nil {
-			newest = s.Time.Time
-		}
-		for i := range node.Status.Conditions {
-			if t := node.Status.Conditions[i].LastTransitionTime.Time; t.After(newest) {
-				newest = t
-			}
-		}
-	}
-	return e.Time.Sub(newest) > long
 }
 
 // neededFamilies are those in which some Service has a cluster IP.
@@ -186,20 +152,4 @@ func (e *examination) neededFamilies() []string {
 		}
 	}
 	return needs
-}
-
-// newest are the ServiceProxyRules that were written last; nil: there are none.
-func (e *examination) newest() *v1alpha1.ServiceProxyRules {
-	var newest *v1alpha1.ServiceProxyRules
-	for i := range e.ServiceRules {
-		if r := &e.ServiceRules[i]; newest == nil || compareVersions(r.ResourceVersion, newest.ResourceVersion) > 0 {
-			newest = r
-		}
-	}
-	return newest
-}
-
-// compareVersions compares two resourceVersions. They are numbers.
-func compareVersions(a, b string) int {
-	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }

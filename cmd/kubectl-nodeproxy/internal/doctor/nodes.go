@@ -293,12 +293,13 @@ func (e *examination) doUpgrade() string {
 
 // settings tells of a node whose agent does not do yet what it is told.
 func (e *examination) settings(node *v1alpha1.NodeProxyRules) {
-	if node.Status.SettingsRevision == node.Spec.SettingsRevision || !e.settled(node, fresh, node) {
+	what := notes.OldSettings(node, e.Time)
+	if what == "" {
 		return
 	}
 	e.onNode(node, Finding{
 		Severity: Problem, Name: "SettingsNotInForce", key: nodeKey(node.Name, "settings"), passing: true,
-		What: "the node's settings are not in force: its agent reports older ones",
+		What: what,
 		doOn: e.doAgent("see what the agent says", "troubleshooting.md#nodeproxynodenotprogrammed"),
 	})
 }

@@ -3,11 +3,11 @@ package doctor
 import (
 	"fmt"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
 )
 
 // keyNoController is the key of the finding that no controller runs.
@@ -55,7 +55,7 @@ func (e *examination) agentTrouble(t cluster.AgentTrouble) Finding {
 
 // isNew reports whether a node is so new that its agent need not have reported yet.
 func (e *examination) isNew(node *v1alpha1.NodeProxyRules) bool {
-	return meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed) == nil && e.Time.Sub(node.CreationTimestamp.Time) < cluster.Grace
+	return notes.IsNew(node, e.Time)
 }
 
 // onlyNew reports whether there are new nodes, and none else is not programmed.
