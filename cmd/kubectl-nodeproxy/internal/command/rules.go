@@ -70,7 +70,7 @@ func (p *program) rules(cmd *cobra.Command, node, service string) (output.Report
 		}
 	}
 	p.noteTime(r, objects)
-	report, err := rules.Of(of, objects.ServiceRules, only, objects.Time)
+	report, err := rules.Of(of, objects, only)
 	if err != nil {
 		return nil, err
 	}

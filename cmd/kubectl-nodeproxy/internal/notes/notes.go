@@ -7,20 +7,21 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
 // maxMessage is how much of a condition's message is quoted.
 const maxMessage = 500
 
-// Of says in what a node may differ from what is wanted of it, which is in a mode.
-func Of(node *v1alpha1.NodeProxyRules, mode v1alpha1.ProxyMode, now time.Time) []string {
+// Of says in what a node may differ from what is wanted of it, which is in a mode and
+// made of a cluster's ServiceProxyRules.
+func Of(node *v1alpha1.NodeProxyRules, mode v1alpha1.ProxyMode, o *cluster.Objects) []string {
 	status := &node.Status
 	var list []string
 	note := func(format string, args ...any) { list = append(list, fmt.Sprintf(format, args...)) }
@@ -34,9 +35,11 @@ func Of(node *v1alpha1.NodeProxyRules, mode v1alpha1.ProxyMode, now time.Time) [
 	}
 	if programmed.Status != metav1.ConditionTrue {
 		note("the node may do something else: Programmed is %s for %s, %s: %s", programmed.Status,
-			output.Age(now, programmed.LastTransitionTime.Time), programmed.Reason, output.Clip(programmed.Message, maxMessage))
+			output.Age(o.Time, programmed.LastTransitionTime.Time), programmed.Reason, output.Clip(programmed.Message, maxMessage))
 	}
-	if status.ObservedGeneration != node.Generation {
+	if stale := Stale(node, o.Time); stale != "" {
+		note("%s", stale)
+	} else if status.ObservedGeneration != node.Generation {
 		note("the agent reports about generation %d of its rules, and this is generation %d", status.ObservedGeneration, node.Generation)
 	}
 	if Audits(node) {
@@ -50,6 +53,11 @@ func Of(node *v1alpha1.NodeProxyRules, mode v1alpha1.ProxyMode, now time.Time) [
 	}
 	if status.Held > 0 {
 		note("the node holds the rules of %s whose objects have vanished: they are not looked at here", output.Plural(int(status.Held), "Service"))
+	}
+	for _, text := range []string{Lags(node, o.ServiceRules, o.Time), InventoryDiffers(o.NodeProxy, o.ServiceRules)} {
+		if text != "" {
+			note("%s", text)
+		}
 	}
 	return list
 }

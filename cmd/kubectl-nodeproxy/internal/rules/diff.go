@@ -15,6 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
@@ -83,12 +84,19 @@ func Reported(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRul
 		d.finding(nil, "no agent has reported from this node yet: see whether one runs there: %s", hints.Namespace("").Agent(node.Name))
 		return d, nil
 	}
+	if old := notes.TooOld(node); old != "" && !meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionAccepted) {
+		d.finding(nil, "%s", old) // else the condition says so
+	}
 	d.field("settings revision", node.Spec.SettingsRevision, status.SettingsRevision)
 	d.field("generation", fmt.Sprint(node.Generation), fmt.Sprint(status.ObservedGeneration))
 	d.field("mode", string(all[dataplane.IPv4].Mode), string(status.Mode))
 	d.field("families", strings.Join(needed(all), ", "), strings.Join(served(status.Families, all), ", "))
 	d.conditions(status, now)
-	d.figures(status, all, services)
+	lags := notes.Lags(node, services, now)
+	if lags != "" {
+		d.finding(nil, "%s", lags)
+	}
+	d.figures(node, all, services, lags != "")
 	if refused := status.Refused; refused != nil && refused.Count > 0 {
 		d.finding(refused.Examples, "its kernel refuses %s", output.Plural(int(refused.Count), "Service"))
 	}
@@ -144,8 +152,10 @@ func (d *Difference) conditions(status *v1alpha1.NodeProxyRulesStatus, now time.
 }
 
 // figures compares the counts. Agents report most of them within five minutes only, if
-// nothing else is new, so that these are not taken for differences.
-func (d *Difference) figures(status *v1alpha1.NodeProxyRulesStatus, all sets, services []v1alpha1.ServiceProxyRules) {
+// nothing else is new, so that these are not taken for differences, unless the node is
+// known to lag.
+func (d *Difference) figures(node *v1alpha1.NodeProxyRules, all sets, services []v1alpha1.ServiceProxyRules, lags bool) {
+	status := &node.Status
 	names := map[dataplane.ServiceName]bool{}
 	endpoints, local := map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
 	for _, f := range families() {
@@ -163,8 +173,12 @@ func (d *Difference) figures(status *v1alpha1.NodeProxyRulesStatus, all sets, se
 		}
 	}
 	late := func(what, wanted, reported string) {
-		if wanted != reported {
-			d.Notes = append(d.Notes, fmt.Sprintf("%s: %s wanted, %s reported; such figures may be reported five minutes late", what, wanted, cmp.Or(reported, "none")))
+		switch reported = cmp.Or(reported, "none"); {
+		case wanted == reported:
+		case lags:
+			d.finding(nil, "%s: %s wanted, %s reported", what, wanted, reported)
+		default:
+			d.Notes = append(d.Notes, fmt.Sprintf("%s: %s wanted, %s reported; such figures may be reported five minutes late", what, wanted, reported))
 		}
 	}
 	unread := unread(all, services)
@@ -178,15 +192,9 @@ func (d *Difference) figures(status *v1alpha1.NodeProxyRulesStatus, all sets, se
 		}
 		late("endpoints", fmt.Sprint(len(endpoints)), fmt.Sprint(status.Endpoints))
 	}
-	newest := ""
-	for i := range services {
-		if v := services[i].ResourceVersion; newer(v, newest) {
-			newest = v
-		}
-	}
 	late("Services", fmt.Sprint(len(names)), fmt.Sprint(status.Services-status.Held))
-	if newer(newest, status.AppliedResourceVersion) {
-		late("newest ServiceProxyRules (resourceVersion)", newest, status.AppliedResourceVersion)
+	if newest := notes.Newest(services); !lags && !notes.Applied(node, newest) {
+		late("newest ServiceProxyRules (resourceVersion)", newest.ResourceVersion, status.AppliedResourceVersion)
 	}
 }
 
@@ -205,9 +213,4 @@ func unread(all sets, services []v1alpha1.ServiceProxyRules) []string {
 		}
 	}
 	return list
-}
-
-// newer reports whether a resourceVersion is newer than another. They are numbers.
-func newer(a, b string) bool {
-	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) > 0
 }

@@ -3,10 +3,10 @@ package rules
 import (
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
@@ -15,8 +15,8 @@ import (
 const maxMessage = 500
 
 // notesOf say in what a node may differ from what it is to hold.
-func notesOf(node *v1alpha1.NodeProxyRules, all sets, now time.Time) []string {
-	list := notes.Of(node, all[dataplane.IPv4].Mode, now)
+func notesOf(node *v1alpha1.NodeProxyRules, all sets, o *cluster.Objects) []string {
+	list := notes.Of(node, all[dataplane.IPv4].Mode, o)
 	if old := notes.TooOld(node); old != "" {
 		list = append(list, old)
 	}

@@ -9,11 +9,11 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
@@ -133,8 +133,10 @@ func whole(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules)
 	return all, nil
 }
 
-// Of returns what a node is to hold. With a Service named it is that alone, in full.
-func Of(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules, only *dataplane.ServiceName, now time.Time) (*Report, error) {
+// Of returns what a node of a cluster is to hold. With a Service named it is that alone,
+// in full.
+func Of(node *v1alpha1.NodeProxyRules, o *cluster.Objects, only *dataplane.ServiceName) (*Report, error) {
+	services := o.ServiceRules
 	all, err := whole(node, services)
 	if err != nil {
 		return nil, err
@@ -143,7 +145,7 @@ func Of(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules, on
 	r := &Report{
 		Node: node.Name, Mode: *settings.Mode, Enforcement: *settings.Enforcement, Policies: node.Spec.Policies, Zone: node.Spec.Node.Zone,
 		NodePorts: nodePortsAnswerAt(settings, node.Spec.Node.Addresses), Generation: node.Generation,
-		Notes: notesOf(node, all, now), Services: []Service{}, one: only != nil,
+		Notes: notesOf(node, all, o), Services: []Service{}, one: only != nil,
 	}
 	objects := map[dataplane.ServiceName]*v1alpha1.ServiceProxyRules{}
 	for i := range services {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 )
 
 // TestEndpoints: of each endpoint it is said why a node uses it or not: by its state,
@@ -37,7 +38,7 @@ func TestEndpoints(t *testing.T) {
 			}}},
 		},
 	}
-	r, err := Of(node, []v1alpha1.ServiceProxyRules{object}, &dataplane.ServiceName{Namespace: "shop", Name: "web"}, time.Unix(100, 0))
+	r, err := Of(node, &cluster.Objects{ServiceRules: []v1alpha1.ServiceProxyRules{object}, Time: time.Unix(100, 0)}, &dataplane.ServiceName{Namespace: "shop", Name: "web"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +83,7 @@ func TestUnused(t *testing.T) {
 		{&dataplane.ServiceName{Namespace: "shop", Name: "none"}, map[string]string{"shop.none": none}},
 		{&dataplane.ServiceName{Namespace: "shop", Name: "web"}, nil},
 	} {
-		r, err := Of(node, services, tt.only, time.Unix(100, 0))
+		r, err := Of(node, &cluster.Objects{ServiceRules: services, Time: time.Unix(100, 0)}, tt.only)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,5 +102,55 @@ func TestUnused(t *testing.T) {
 		if said := strings.Contains(out.String(), "its object has no port that can be used, so it answers nowhere"); said != (tt.only == nil) {
 			t.Errorf("of %v:\n%s", tt.only, out.String())
 		}
+	}
+}
+
+// TestReported: what a node cannot be late with any more is a difference.
+func TestReported(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	for name, tt := range map[string]struct {
+		rendered time.Duration // ago
+		knows    int32
+		want     string
+		differs  bool
+	}{
+		"a change that may be reported later": {rendered: time.Minute, knows: 1, want: "101 wanted, 100 reported; such figures may be reported five minutes late"},
+		"a change of long ago":                {rendered: time.Hour, knows: 1, want: "nothing newer than 100", differs: true},
+		"the figures of long ago":             {rendered: time.Hour, knows: 1, want: "REPORTED\nwhat was rendered more than ten minutes ago is not applied on the node: ServiceProxyRules shop.web have resourceVersion 101, and its kernel holds nothing newer than 100\nServices: 1 wanted, 0 reported\n", differs: true},
+		"an agent that is too old":            {rendered: time.Minute, want: "the agent v0.1.0 of node node-1 is too old for its NodeProxyRules", differs: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			node := &v1alpha1.NodeProxyRules{
+				ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
+				Spec:       v1alpha1.NodeProxyRulesSpec{FormatVersion: 1, Settings: *v1alpha1.CompleteSettings(nil)},
+				Status: v1alpha1.NodeProxyRulesStatus{
+					AppliedResourceVersion: "100", Mode: v1alpha1.ModeIPTables, Families: []string{"IPv4"},
+					Agent:      &v1alpha1.AgentReport{Version: "v0.1.0", FormatVersions: []int32{tt.knows}},
+					Conditions: []metav1.Condition{{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue}},
+				},
+			}
+			d, err := Reported(node, []v1alpha1.ServiceProxyRules{{
+				ObjectMeta: metav1.ObjectMeta{
+					Name: "shop.web", ResourceVersion: "101",
+					ManagedFields: []metav1.ManagedFieldsEntry{{Time: &metav1.Time{Time: now.Add(-tt.rendered)}}},
+				},
+				Spec: v1alpha1.ServiceProxyRulesSpec{
+					FormatVersion: 1, ClusterIPs: []string{"10.96.0.20"}, InternalTrafficPolicy: v1alpha1.TrafficPolicyCluster, ExternalTrafficPolicy: v1alpha1.TrafficPolicyCluster,
+					Ports: []v1alpha1.ServicePort{{Protocol: v1alpha1.ProtocolTCP, Port: 80}},
+				},
+			}}, now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var out strings.Builder
+			if err := d.Table(&out); err != nil {
+				t.Fatal(err)
+			}
+			if d.Differs() != tt.differs || !strings.Contains(out.String(), tt.want) {
+				t.Errorf("differs: %t, want %t, and %q in\n%s", d.Differs(), tt.differs, tt.want, out.String())
+			}
+		})
 	}
 }

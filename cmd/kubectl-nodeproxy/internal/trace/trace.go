@@ -94,7 +94,7 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	if err := w.used(to, set); err != nil {
 		return nil, err
 	}
-	notes, err := notesOf(node, set, o.Time)
+	notes, err := notesOf(node, set, o)
 	if err != nil {
 		return nil, err
 	}

@@ -241,7 +241,7 @@ func TestOddObjects(t *testing.T) {
 		},
 		"an agent that lags": {
 			func(o *cluster.Objects) { o.NodeRules[0].Generation = 7 },
-			"! the agent reports about generation 0 of its rules, and this is generation 7",
+			"! the node's rules changed more than a minute ago (generation 7), and its agent reports about older ones (generation 0)",
 		},
 		"a Node that is gone": {
 			func(o *cluster.Objects) {
@@ -337,6 +337,23 @@ func TestLeftOut(t *testing.T) {
 		got := ask(t, o, "node-1", "10.244.1.9", to)
 		if said := strings.Contains(got, "may be an address of the 2 Services that the node holds without an object"); said != want {
 			t.Errorf("to %s: held: %v\n%s", to, said, got)
+		}
+	}
+}
+
+// TestBehind: of a node that is behind, or holds on to what has vanished, it is said.
+func TestBehind(t *testing.T) {
+	o := objects()
+	o.ServiceRules[0].ResourceVersion = "7"
+	o.ServiceRules[0].ManagedFields = []metav1.ManagedFieldsEntry{{Time: &metav1.Time{Time: now.Add(-time.Hour)}}}
+	o.NodeProxy = &v1alpha1.NodeProxy{Status: v1alpha1.NodeProxyStatus{Inventory: &v1alpha1.Inventory{Services: 9}}}
+	got := ask(t, o, "node-1", "10.244.1.9", "10.96.0.10:80")
+	for _, want := range []string{
+		"! what was rendered more than ten minutes ago is not applied on the node",
+		"! NodeProxy says that 9 ServiceProxyRules must exist, and 2 exist, or others: nodes hold on to what is missing",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is not in\n%s", want, got)
 		}
 	}
 }

@@ -1,0 +1,111 @@
+package notes
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+func noon() time.Time { return time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC) }
+
+// written says when an object was written, and when its status was.
+func written(ago time.Duration) []metav1.ManagedFieldsEntry {
+	return []metav1.ManagedFieldsEntry{
+		{Time: &metav1.Time{Time: noon().Add(-ago)}},
+		{Time: &metav1.Time{Time: noon().Add(-time.Second)}, Subresource: "status"},
+	}
+}
+
+// programmed is a node that reports, with rules of generation 9 that are so old.
+func programmed(ago time.Duration) *v1alpha1.NodeProxyRules {
+	n := node()
+	n.Generation, n.ManagedFields = 9, written(ago)
+	n.Status.ObservedGeneration, n.Status.AppliedResourceVersion = 9, "100"
+	n.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonProgrammed}}
+	return n
+}
+
+// inACluster are the objects of a cluster whose newest ServiceProxyRules are so old.
+func inACluster(ago time.Duration) *cluster.Objects {
+	return &cluster.Objects{Time: noon(), ServiceRules: []v1alpha1.ServiceProxyRules{
+		{ObjectMeta: metav1.ObjectMeta{Name: "shop.web", ResourceVersion: "101", ManagedFields: written(ago)}},
+		{ObjectMeta: metav1.ObjectMeta{Name: "shop.old", ResourceVersion: "99", ManagedFields: written(24 * time.Hour)}},
+	}}
+}
+
+// TestOf: a node that is behind is told of once that cannot be on its way any more.
+func TestOf(t *testing.T) {
+	t.Parallel()
+	const stale, lags, missing = "changed more than a minute ago (generation 9), and its agent reports about older ones (generation 5)",
+		"rendered more than ten minutes ago is not applied on the node: ServiceProxyRules shop.web have resourceVersion 101, and its kernel holds nothing newer than 100",
+		"3 ServiceProxyRules must exist, and 2 exist"
+	for name, tt := range map[string]struct {
+		rules, services time.Duration
+		edit            func(n *v1alpha1.NodeProxyRules, o *cluster.Objects)
+		want, not       string
+	}{
+		"all as it should be": {not: "\n"},
+		"older rules":         {rules: 2 * time.Minute, edit: func(n *v1alpha1.NodeProxyRules, _ *cluster.Objects) { n.Status.ObservedGeneration = 5 }, want: stale},
+		"older rules just now": {
+			edit: func(n *v1alpha1.NodeProxyRules, _ *cluster.Objects) { n.Status.ObservedGeneration = 5 },
+			want: "reports about generation 5 of its rules, and this is generation 9", not: "a minute ago",
+		},
+		"older rules, nobody noted since when": {
+			edit: func(n *v1alpha1.NodeProxyRules, _ *cluster.Objects) {
+				n.Status.ObservedGeneration, n.ManagedFields = 5, nil
+				n.Status.LastSync = &v1alpha1.SyncReport{Time: metav1.NewTime(noon().Add(-2 * time.Minute))}
+			},
+			want: stale,
+		},
+		"a kernel that is behind":             {services: 11 * time.Minute, want: lags},
+		"a kernel that may report later":      {services: 9 * time.Minute, not: "\n"},
+		"a kernel of which nothing was heard": {services: time.Hour, edit: func(n *v1alpha1.NodeProxyRules, _ *cluster.Objects) { n.Status.AppliedResourceVersion = "" }, want: "nothing newer than none"},
+		"a kernel that only is compared": {services: time.Hour, edit: func(n *v1alpha1.NodeProxyRules, _ *cluster.Objects) {
+			n.Spec.Settings.Enforcement = new(v1alpha1.Audit)
+		}, not: "resourceVersion"},
+		"a silent agent": {
+			rules: time.Hour, services: time.Hour,
+			edit: func(n *v1alpha1.NodeProxyRules, _ *cluster.Objects) {
+				n.Status.ObservedGeneration = 5
+				n.Status.Conditions[0].Status, n.Status.Conditions[0].Reason = metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding
+			},
+			want: "Programmed is Unknown", not: " ago",
+		},
+		"objects that are missing": {
+			edit: func(_ *v1alpha1.NodeProxyRules, o *cluster.Objects) {
+				o.NodeProxy = &v1alpha1.NodeProxy{}
+				o.NodeProxy.Status.Inventory = new(render.Inventory([]string{"shop.old", "shop.web", "shop.gone"}))
+			},
+			want: missing,
+		},
+		"one that is released": {
+			edit: func(_ *v1alpha1.NodeProxyRules, o *cluster.Objects) {
+				o.NodeProxy = &v1alpha1.NodeProxy{}
+				o.NodeProxy.Status.Inventory = new(render.Inventory([]string{"shop.web"}))
+				o.ServiceRules[1].Spec.Released = true
+			},
+			not: "\n",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, o := programmed(tt.rules), inACluster(tt.services)
+			if tt.edit != nil {
+				tt.edit(n, o)
+			}
+			got := ""
+			for _, text := range Of(n, "", o) {
+				got += text + "\n"
+			}
+			if !strings.Contains(got, tt.want) || tt.not != "" && strings.Contains(got, tt.not) {
+				t.Errorf("want %q and not %q: %q", tt.want, tt.not, got)
+			}
+		})
+	}
+}
