@@ -17,7 +17,11 @@ func newStatus(p *program) *cobra.Command {
 and then only what is not well: nodes, the agents' deployment, rollouts, refused and
 held Services, connection tracking.
 
-The exit status is 0 if all is well, 1 if not, and 2 after an error.`,
+It does not look at Services and what is rendered of them: whether a node has applied
+the newest changes of those, and has the IP families that they need, the doctor tells.
+
+The exit status is 0 if all is well, 1 if not or if something could not be looked at,
+and 2 after an error.`,
 		Example: `  # Is all well?
   kubectl nodeproxy status
 

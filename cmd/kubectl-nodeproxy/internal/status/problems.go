@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,11 +39,15 @@ type NodeProblem struct {
 // severity ranks what may be wrong with a node, the worst first.
 func severity() []string {
 	return []string{
-		v1alpha1.ReasonFailed, v1alpha1.ConditionAccepted, v1alpha1.ReasonAgentNotResponding, podMissing, podNotReady, noReport, v1alpha1.ReasonPending,
+		v1alpha1.ReasonFailed, v1alpha1.ConditionAccepted, v1alpha1.ReasonAgentNotResponding, podMissing, podNotReady, noReport, notInForce, v1alpha1.ReasonPending,
 		v1alpha1.ReasonConflictingProxy, v1alpha1.ReasonRemoved, v1alpha1.ReasonAuditDiffers, v1alpha1.ReasonSomeServicesRefused,
 		v1alpha1.ReasonHeld, v1alpha1.ConditionConntrackPressure, v1alpha1.ConditionModeFallback, v1alpha1.ConditionDrifted,
 	}
 }
+
+// notInForce is what is wrong with a node that does not do yet what it has been told for
+// a while.
+const notInForce = "rules not in force"
 
 // found is one thing that is wrong with one node.
 type found struct {
@@ -58,7 +63,7 @@ func problems(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules, docs hints.D
 	ranks := map[string]int{}
 	var order []string
 	for _, n := range nodes {
-		for _, f := range append(wrong(n), pods[n.Name]...) {
+		for _, f := range append(wrong(n, o.Time), pods[n.Name]...) {
 			g := groups[f.what]
 			if g == nil {
 				g = &Problem{What: f.what}
@@ -66,22 +71,24 @@ func problems(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules, docs hints.D
 				order = append(order, f.what)
 			}
 			g.Nodes = append(g.Nodes, f.NodeProblem)
-			if g.Since.IsZero() || f.Since.Time.Before(g.Since.Time) {
-				g.Since = f.Since
-			}
 		}
 	}
 	slices.SortStableFunc(order, func(a, b string) int { return cmp.Or(cmp.Compare(ranks[a], ranks[b]), cmp.Compare(a, b)) })
 	for _, what := range order {
-		slices.SortStableFunc(groups[what].Nodes, func(a, b NodeProblem) int { return a.Since.Compare(b.Since.Time) })
-		list = append(list, *groups[what])
+		g := groups[what]
+		slices.SortStableFunc(g.Nodes, func(a, b NodeProblem) int { return a.Since.Compare(b.Since.Time) })
+		g.Since = g.Nodes[0].Since // unknown, if it is of any
+		list = append(list, *g)
 	}
 	return list
 }
 
 // wrong lists what is not well on a node.
-func wrong(n *v1alpha1.NodeProxyRules) []found {
+func wrong(n *v1alpha1.NodeProxyRules, now time.Time) []found {
 	programmed := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionProgrammed)
+	if notes.IsNew(n, now) {
+		return nil // of which there is a remark
+	}
 	if programmed == nil {
 		return []found{{rank: noReport, what: "no report of an agent", NodeProblem: NodeProblem{
 			Name: n.Name, Since: n.CreationTimestamp, Message: "see whether one runs there: " + hints.Namespace("").Agents(),
@@ -109,6 +116,7 @@ func wrong(n *v1alpha1.NodeProxyRules) []found {
 		audit.what = "Audit, and nothing else proxies"
 		list = []found{audit} // which says whether it differs, too
 	}
+	list = append(list, behind(n, programmed, now)...)
 	for _, abnormal := range []string{
 		v1alpha1.ConditionConflictingProxy, v1alpha1.ConditionConntrackPressure, v1alpha1.ConditionModeFallback, v1alpha1.ConditionDrifted,
 	} {
@@ -127,8 +135,29 @@ func wrong(n *v1alpha1.NodeProxyRules) []found {
 	return list
 }
 
+// behind tells of a node that does not do yet what it has been told for a while, unless
+// it says itself why. What of Services it has not applied is not to be seen here.
+func behind(n *v1alpha1.NodeProxyRules, programmed *metav1.Condition, now time.Time) []found {
+	what := notes.Stale(n, now)
+	if what == "" && notes.Current(n) && programmed.Status == metav1.ConditionTrue {
+		what = notes.OldSettings(n, now)
+	}
+	if what == "" {
+		return nil
+	}
+	return []found{{rank: notInForce, what: notInForce, NodeProblem: NodeProblem{
+		Name: n.Name, Since: metav1.NewTime(notes.Written(n)), Message: what + "; see its pod and log: " + hints.Namespace("").Agent(""),
+	}}}
+}
+
+// ofCondition tells of a condition, and since when its status is what it is. Of a node
+// that is programmed that is not since when it is so with these restrictions.
 func ofCondition(n *v1alpha1.NodeProxyRules, c *metav1.Condition, rank string) found {
-	return found{rank: rank, what: name(c), NodeProblem: NodeProblem{Name: n.Name, Since: c.LastTransitionTime, Message: c.Message}}
+	p := NodeProblem{Name: n.Name, Since: c.LastTransitionTime, Message: c.Message}
+	if c.Type == v1alpha1.ConditionProgrammed && c.Status == metav1.ConditionTrue {
+		p.Since = metav1.Time{}
+	}
+	return found{rank: rank, what: name(c), NodeProblem: p}
 }
 
 func name(c *metav1.Condition) string { return fmt.Sprintf("%s %s: %s", c.Type, c.Status, c.Reason) }

@@ -13,6 +13,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
@@ -50,9 +51,18 @@ func ofPods(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules) map[string][]f
 
 // remarks are what else is good to know: what cannot be told about what runs.
 func remarks(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules) []string {
-	out := buts(nodes)
-	if why := unreadPods(o); why != "" {
-		return append(out, "whether a controller runs, and how the agents' pods are, was not looked at: "+why)
+	var out, fresh []string
+	for _, n := range nodes {
+		if notes.IsNew(n, o.Time) {
+			fresh = append(fresh, n.Name)
+		}
+	}
+	if len(fresh) > 0 {
+		out = append(out, fmt.Sprintf("new, and no agent has reported from there yet, as its image may still be pulled: %s", output.Some(fresh, maxNames)))
+	}
+	out = append(out, buts(nodes)...)
+	if unreadPods(o) != "" {
+		return out
 	}
 	if _, elsewhere := o.NoController(); elsewhere && o.NodeProxy != nil {
 		out = append(out, "no pod of nodeproxy is in the cluster: if no controller runs outside of it either, changes do not arrive, and nobody looks whether agents live")

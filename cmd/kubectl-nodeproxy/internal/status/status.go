@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,7 +21,7 @@ import (
 type Report struct {
 	// Time is when it was looked at.
 	Time metav1.Time `json:"time"`
-	// Well: there is nothing to tell of that should be looked at.
+	// Well: all was looked at, and there is nothing to tell of that should be.
 	Well bool `json:"well"`
 	// NodeProxy is absent while nodeproxy is not switched on.
 	NodeProxy *NodeProxy `json:"nodeProxy,omitempty"`
@@ -47,6 +48,8 @@ type Report struct {
 	NotRead []string `json:"notRead,omitempty"`
 
 	docs hints.Docs
+	// seemsWell: there is nothing to tell of in what was looked at.
+	seemsWell bool
 }
 
 // NodeProxy is the object that switches nodeproxy on.
@@ -77,6 +80,8 @@ type Nodes struct {
 	States []Count `json:"states,omitempty"`
 	// Modes counts them by the mode that runs.
 	Modes []Count `json:"modes,omitempty"`
+	// New are so new that their agent need not have reported yet.
+	New int `json:"new,omitempty"`
 	// Audit only compare.
 	Audit int `json:"audit,omitempty"`
 	// Lagging have not applied changes older than a minute.
@@ -125,13 +130,15 @@ const (
 func Of(o *cluster.Objects, docs hints.Docs) *Report {
 	r := &Report{Time: metav1.NewTime(o.Time), docs: docs}
 	for _, u := range o.Unread {
-		if u.Kind != cluster.Pods { // of which there is a remark
-			r.NotRead = append(r.NotRead, u.Why)
+		why := u.Why
+		if u.Kind == cluster.Pods {
+			why = "whether a controller runs, and how the agents' pods are: " + why
 		}
+		r.NotRead = append(r.NotRead, why)
 	}
 	nodes := present(o.NodeRules)
 	r.Remarks = remarks(o, nodes)
-	r.Nodes = countNodes(nodes)
+	r.Nodes = countNodes(nodes, o.Time)
 	r.Nodes.Absent = len(o.NodeRules) - len(nodes)
 	r.Agents = agents(nodes)
 	r.Conntrack = fullest(nodes)
@@ -157,7 +164,8 @@ func Of(o *cluster.Objects, docs hints.Docs) *Report {
 	}
 	r.Problems = problems(o, nodes, docs)
 	r.Changes = changes(o)
-	r.Well = o.NodeProxy != nil && len(r.Problems) == 0 && len(r.Changes) == 0 && r.Services.Refused == 0 && len(r.NotRead) == 0
+	r.seemsWell = o.NodeProxy != nil && len(r.Problems) == 0 && len(r.Changes) == 0 && r.Services.Refused == 0
+	r.Well = r.seemsWell && len(r.NotRead) == 0
 	return r
 }
 
@@ -172,12 +180,15 @@ func present(rules []v1alpha1.NodeProxyRules) []*v1alpha1.NodeProxyRules {
 	return nodes
 }
 
-func countNodes(nodes []*v1alpha1.NodeProxyRules) Nodes {
+func countNodes(nodes []*v1alpha1.NodeProxyRules, now time.Time) Nodes {
 	counts := Nodes{Total: len(nodes)}
 	states, modes := map[string]int{}, map[string]int{}
 	for _, n := range nodes {
 		states[state(n)]++
 		modes[cmp.Or(string(n.Status.Mode), "none yet")]++
+		if notes.IsNew(n, now) {
+			counts.New++
+		}
 		if notes.Audits(n) {
 			counts.Audit++
 		}

@@ -78,7 +78,7 @@ func TestRunning(t *testing.T) {
 		"the agent is gone too":  {pods: []corev1.Pod{pod(controller, "node-9", "False")}, says: "no pod of the agent, 1 node"},
 		"only agents":            {pods: []corev1.Pod{pod(agent, "node-1", "True")}, says: "there is no pod of the controller"},
 		"no pods":                {well: true, says: "GOOD TO KNOW\nno pod of nodeproxy is in the cluster"},
-		"not to be seen":         {unread: []cluster.Unread{{Kind: cluster.Pods, Why: "you may not"}}, well: true, says: "was not looked at: you may not"},
+		"not to be seen":         {unread: []cluster.Unread{{Kind: cluster.Pods, Why: "you may not"}}, says: "NOT LOOKED AT\nwhether a controller runs, and how the agents' pods are: you may not\n\nWell as far as could be seen.\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -132,6 +132,11 @@ func healthy() *cluster.Objects {
 	return o
 }
 
+// writtenMinutesAgo notes when an object was written.
+func writtenMinutesAgo(n time.Duration) []metav1.ManagedFieldsEntry {
+	return []metav1.ManagedFieldsEntry{{Time: &metav1.Time{Time: noon().Add(-n * time.Minute)}}}
+}
+
 // TestReports: what is told of what no recorded cluster has.
 func TestReports(t *testing.T) {
 	t.Parallel()
@@ -162,7 +167,7 @@ func TestReports(t *testing.T) {
 			func(o *cluster.Objects) {
 				audit(o, "enforcement is Audit: nobody maintains the rules, start kube-proxy")
 			}, false,
-			"\nAudit, and nothing else proxies, 2 nodes for 60s\n  node-1, node-2, for 60s: enforcement is Audit: nobody maintains the rules, start kube-proxy\n",
+			"\nAudit, and nothing else proxies, 2 nodes\n  node-1, node-2: enforcement is Audit: nobody maintains the rules, start kube-proxy\n",
 		},
 		"agents that are not deployed": {
 			func(o *cluster.Objects) {
@@ -194,6 +199,50 @@ func TestReports(t *testing.T) {
 				}
 			}, true,
 			"GOOD TO KNOW\non node-1, node-2: programmed, but: a sysctl\n",
+		},
+		"rules that are not in force": {
+			func(o *cluster.Objects) {
+				n := &o.NodeRules[0]
+				n.Generation, n.Status.ObservedGeneration, n.ManagedFields = 9, 5, writtenMinutesAgo(7)
+			}, false,
+			"\nNOT WELL\nrules not in force, 1 node for 7m\n  node-1, for 7m: the node's rules changed more than a minute ago (generation 9), and its agent reports about older ones (generation 5); see its pod and log: kubectl get pods -A -l app.kubernetes.io/name=nodeproxy-agent -o wide, then",
+		},
+		"rules that have just changed": {
+			func(o *cluster.Objects) {
+				o.NodeRules[0].Generation, o.NodeRules[0].ManagedFields = 9, writtenMinutesAgo(1)
+			}, true,
+			"\nAll is well.\n",
+		},
+		"settings that are not in force": {
+			func(o *cluster.Objects) {
+				o.NodeRules[0].Spec.SettingsRevision, o.NodeRules[0].ManagedFields = "new", writtenMinutesAgo(7)
+			}, false,
+			"\nNOT WELL\nrules not in force, 1 node for 7m\n  node-1, for 7m: the node's settings are not in force",
+		},
+		"Audit beside nobody, of which one node alone says since when": {
+			func(o *cluster.Objects) {
+				audit(o, "enforcement is Audit: nobody maintains the rules, start kube-proxy")
+				o.NodeRules[1].Status.Conditions[0].Status = metav1.ConditionFalse
+			}, false,
+			"\nAudit, and nothing else proxies, 2 nodes\n  node-1, node-2: enforcement",
+		},
+		"Services that a node holds": {
+			func(o *cluster.Objects) {
+				o.NodeRules[0].Status.Conditions[0] = of(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "it holds one")
+			}, false,
+			"\nNOT WELL\nProgrammed True: Held, 1 node\n  node-1: it holds one\n",
+		},
+		"a node that is new": {
+			func(o *cluster.Objects) {
+				o.NodeRules[0].Status.Conditions, o.NodeRules[0].CreationTimestamp = nil, metav1.NewTime(noon().Add(-time.Minute))
+			}, true,
+			"\nAll is well; no agent has reported yet from 1 new node.\n\nGOOD TO KNOW\nnew, and no agent has reported from there yet, as its image may still be pulled: node-1\n",
+		},
+		"a node that is new no more": {
+			func(o *cluster.Objects) {
+				o.NodeRules[0].Status.Conditions, o.NodeRules[0].CreationTimestamp = nil, metav1.NewTime(noon().Add(-3*time.Minute))
+			}, false,
+			"\nNOT WELL\nno report of an agent, 1 node for 3m\n",
 		},
 		"NodeProxy is deleted": {
 			func(o *cluster.Objects) { o.NodeProxy = nil }, false,

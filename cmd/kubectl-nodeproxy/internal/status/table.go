@@ -46,14 +46,8 @@ func (r *Report) Table(w io.Writer) error {
 			l.Linef("%s", text)
 		}
 	}
-	if r.Well {
-		text := "All is well."
-		if n := r.Nodes.Audit; n == 1 {
-			text = "All is well; 1 node only compares (Audit)."
-		} else if n > 1 {
-			text = fmt.Sprintf("All is well; %d nodes only compare (Audit).", n)
-		}
-		l.Heading(text)
+	if r.seemsWell {
+		l.Heading(r.well())
 	}
 	if len(r.Remarks) > 0 {
 		l.Heading("GOOD TO KNOW")
@@ -62,6 +56,27 @@ func (r *Report) Table(w io.Writer) error {
 		}
 	}
 	return l.Write(w)
+}
+
+// well is said where there is nothing to tell of.
+func (r *Report) well() string {
+	text := "All is well"
+	if !r.Well {
+		text = "Well as far as could be seen"
+	}
+	var but []string
+	if n := r.Nodes.Audit; n == 1 {
+		but = append(but, "1 node only compares (Audit)")
+	} else if n > 1 {
+		but = append(but, fmt.Sprintf("%d nodes only compare (Audit)", n))
+	}
+	if n := r.Nodes.New; n > 0 {
+		but = append(but, "no agent has reported yet from "+output.Plural(n, "new node"))
+	}
+	if len(but) > 0 {
+		text += "; " + strings.Join(but, ", ")
+	}
+	return text + "."
 }
 
 // glance prints the lines that are always there.
@@ -166,7 +181,11 @@ func (r *Report) problem(l *output.Lines, p *Problem) {
 	l.Linef("%s, %s%s", p.What, output.Plural(len(p.Nodes), "node"), age)
 	same := bySameMessage(p.Nodes)
 	for _, group := range same[:min(len(same), maxExamples)] {
-		l.Linef("  %s, for %s: %s", output.Some(names(group), maxNames), output.Age(r.Time.Time, group[0].Since.Time), output.Clip(group[0].Message, maxMessage))
+		age := ""
+		if since := group[0].Since; !since.IsZero() {
+			age = ", for " + output.Age(r.Time.Time, since.Time)
+		}
+		l.Linef("  %s%s: %s", output.Some(names(group), maxNames), age, output.Clip(group[0].Message, maxMessage))
 	}
 	if len(same) > maxExamples {
 		rest := slices.Concat(same[maxExamples:]...)
