@@ -18,7 +18,8 @@ func newDiff(p *program) *cobra.Command {
 		Short: "What a node reports against what is wanted, or one node against another",
 		Long: `What a node reports against what is wanted of it; or two nodes against each other:
 their settings, policies and versions, and the Services of which they are to hold
-something else. What is the same is not printed.
+something else. What is the same is not printed. What agents report up to five minutes
+late is no difference, until a node has not applied it for ten.
 
 The exit status is 1 where something differs, 2 after an error.`,
 		Example: `  # Does the node do what is wanted?
