@@ -21,6 +21,8 @@ their settings, policies and versions, and the Services of which they are to hol
 something else. What is the same is not printed. What agents report up to five minutes
 late is no difference, until a node has not applied it for ten.
 
+What cannot be compared is told of in notes, and is no difference.
+
 The exit status is 1 where something differs, 2 after an error.`,
 		Example: `  # Does the node do what is wanted?
   kubectl nodeproxy diff node-1

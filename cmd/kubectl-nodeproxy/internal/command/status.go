@@ -17,8 +17,9 @@ func newStatus(p *program) *cobra.Command {
 and then only what is not well: nodes, the agents' deployment, rollouts, refused and
 held Services, connection tracking.
 
-It does not look at Services and what is rendered of them: whether a node has applied
-the newest changes of those, and has the IP families that they need, the doctor tells.
+It does not look at Services and what is rendered of them: how many nodes lag behind
+is what the controller counts; which nodes those are, and whether each has the IP
+families that Services need, the doctor tells.
 
 The exit status is 0 if all is well, 1 if not or if something could not be looked at,
 and 2 after an error.`,

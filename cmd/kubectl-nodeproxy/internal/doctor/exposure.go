@@ -217,8 +217,14 @@ func (e *examination) lost(service types.NamespacedName, rules *v1alpha1.Service
 
 // preferred names the Service that has what another one wants, too, and says why.
 func (e *examination) preferred(holder types.NamespacedName, over *v1alpha1.ServiceProxyRules) string {
-	if has := e.rules[holder]; has != nil && has.Spec.ServiceCreated.Equal(&over.Spec.ServiceCreated) {
+	has := e.rules[holder]
+	switch {
+	case has == nil:
+		return fmt.Sprintf("the Service %s", holder)
+	case has.Spec.ServiceCreated.Equal(&over.Spec.ServiceCreated):
 		return fmt.Sprintf("the Service %s (as old, and first by name)", holder)
+	case over.Spec.ServiceCreated.Before(&has.Spec.ServiceCreated):
+		return fmt.Sprintf("the Service %s (as this one has no cluster IP of that IP family)", holder)
 	}
 	return fmt.Sprintf("the older Service %s", holder)
 }

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -134,7 +135,7 @@ func (e *examination) differs(node *v1alpha1.NodeProxyRules) {
 		Severity: Warning, Name: "ReportsOtherwise", passing: true, causes: []string{keyInventory, "members " + node.Name},
 		What: "the node reports something else than is wanted: " + strings.Join(says, "; "),
 		doOn: func(node string) string {
-			return e.docs.See("compare: kubectl nodeproxy diff "+node, "troubleshooting.md#one-node-differs")
+			return e.docs.See("compare: kubectl nodeproxy diff "+cmp.Or(node, "NODE"), "troubleshooting.md#one-node-differs")
 		},
 	})
 }

@@ -3,10 +3,14 @@ package doctor
 import (
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // TestNodeAddresses: an address of a node is a problem where the node needs the port.
@@ -47,5 +51,23 @@ func TestNodeAddresses(t *testing.T) {
 				t.Errorf("the report does not say %q:\n%s", c.says, said)
 			}
 		})
+	}
+}
+
+// TestPreferred says truly why another Service has what one wants.
+func TestPreferred(t *testing.T) {
+	created := func(when metav1.Time) *v1alpha1.ServiceProxyRules {
+		return &v1alpha1.ServiceProxyRules{Spec: v1alpha1.ServiceProxyRulesSpec{ServiceCreated: when}}
+	}
+	web := types.NamespacedName{Namespace: "shop", Name: "web"}
+	e := &examination{view: &view{rules: map[types.NamespacedName]*v1alpha1.ServiceProxyRules{web: created(ago(time.Hour))}}}
+	for want, over := range map[string]*v1alpha1.ServiceProxyRules{
+		"the older Service shop/web":                                             created(ago(time.Minute)),
+		"the Service shop/web (as old, and first by name)":                       created(ago(time.Hour)),
+		"the Service shop/web (as this one has no cluster IP of that IP family)": created(ago(2 * time.Hour)),
+	} {
+		if got := e.preferred(web, over); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
 	}
 }
