@@ -3,8 +3,6 @@ package doctor
 import (
 	"fmt"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
@@ -59,15 +57,4 @@ func (e *examination) isNew(node *v1alpha1.NodeProxyRules) bool {
 }
 
 // onlyNew reports whether there are new nodes, and none else is not programmed.
-func (e *examination) onlyNew() bool {
-	some := false
-	for _, node := range e.nodes {
-		switch {
-		case e.isNew(node):
-			some = true
-		case condition(node.Status.Conditions, v1alpha1.ConditionProgrammed, metav1.ConditionTrue) == nil:
-			return false
-		}
-	}
-	return some
-}
+func (e *examination) onlyNew() bool { return notes.OnlyNew(e.nodes, e.Time) }

@@ -25,6 +25,20 @@ func IsNew(node *v1alpha1.NodeProxyRules, now time.Time) bool {
 	return meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed) == nil && now.Sub(node.CreationTimestamp.Time) < cluster.Grace
 }
 
+// OnlyNew reports whether there are new nodes, and none else is not programmed.
+func OnlyNew(nodes []*v1alpha1.NodeProxyRules, now time.Time) bool {
+	some := false
+	for _, node := range nodes {
+		switch {
+		case IsNew(node, now):
+			some = true
+		case !meta.IsStatusConditionTrue(node.Status.Conditions, v1alpha1.ConditionProgrammed):
+			return false
+		}
+	}
+	return some
+}
+
 // Current reports whether an agent lives and understands what it is given: of any other
 // all that it has said is old.
 func Current(node *v1alpha1.NodeProxyRules) bool {
@@ -50,14 +64,21 @@ func OldSettings(node *v1alpha1.NodeProxyRules, now time.Time) string {
 	return "the node's settings are not in force: its agent reports older ones"
 }
 
-// Lags says that a kernel which its agent calls programmed does not hold the newest of
-// all ServiceProxyRules, long after that must have been reported; empty: it does.
+// Lags says that a kernel which its agent calls programmed does not hold some
+// ServiceProxyRules long after that must have been reported; empty: it does.
 func Lags(node *v1alpha1.NodeProxyRules, all []v1alpha1.ServiceProxyRules, now time.Time) string {
 	if !Current(node) || !meta.IsStatusConditionTrue(node.Status.Conditions, v1alpha1.ConditionProgrammed) || Audits(node) {
 		return ""
 	}
-	newest := Newest(all)
-	if Applied(node, newest) || !Settled(node, now, figuresFresh, newest) {
+	// The newest of all may have been written just now, and again and again.
+	var newest *v1alpha1.ServiceProxyRules
+	for i := range all {
+		one := &all[i]
+		if !Applied(node, one) && Settled(node, now, figuresFresh, one) && (newest == nil || compareVersions(one.ResourceVersion, newest.ResourceVersion) > 0) {
+			newest = one
+		}
+	}
+	if newest == nil {
 		return ""
 	}
 	return fmt.Sprintf("what was rendered more than ten minutes ago is not applied on the node: ServiceProxyRules %s have resourceVersion %s, and its kernel holds nothing newer than %s",
@@ -116,6 +137,21 @@ func Written(objects ...metav1.Object) time.Time {
 		}
 	}
 	return newest
+}
+
+// missing says for a single look what InventoryDiffers does: not while NodeProxy is being
+// removed, which takes all rules with it, nor while they change, upon which the inventory
+// follows.
+func missing(o *cluster.Objects) string {
+	for i := range o.ServiceRules {
+		if o.Time.Sub(Written(&o.ServiceRules[i])) < Fresh {
+			return ""
+		}
+	}
+	if o.NodeProxy == nil || o.NodeProxy.DeletionTimestamp != nil {
+		return ""
+	}
+	return InventoryDiffers(o.NodeProxy, o.ServiceRules)
 }
 
 // InventoryDiffers says that other ServiceProxyRules exist than must, by what NodeProxy

@@ -77,14 +77,38 @@ func TestOf(t *testing.T) {
 			},
 			want: "Programmed is Unknown", not: " ago",
 		},
+		"a kernel that is behind while other Services change": {
+			services: time.Hour,
+			edit: func(_ *v1alpha1.NodeProxyRules, o *cluster.Objects) {
+				o.ServiceRules = append(o.ServiceRules, v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "shop.new", ResourceVersion: "102", ManagedFields: written(0)}})
+			},
+			want: lags,
+		},
 		"objects that are missing": {
+			services: 2 * time.Minute,
 			edit: func(_ *v1alpha1.NodeProxyRules, o *cluster.Objects) {
 				o.NodeProxy = &v1alpha1.NodeProxy{}
 				o.NodeProxy.Status.Inventory = new(render.Inventory([]string{"shop.old", "shop.web", "shop.gone"}))
 			},
 			want: missing,
 		},
+		"objects that are missing while others change": {
+			edit: func(_ *v1alpha1.NodeProxyRules, o *cluster.Objects) {
+				o.NodeProxy = &v1alpha1.NodeProxy{}
+				o.NodeProxy.Status.Inventory = new(render.Inventory([]string{"shop.old"}))
+			},
+			not: "\n",
+		},
+		"objects that are missing as all are removed": {
+			services: 2 * time.Minute,
+			edit: func(_ *v1alpha1.NodeProxyRules, o *cluster.Objects) {
+				o.NodeProxy = &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: new(metav1.NewTime(noon()))}}
+				o.NodeProxy.Status.Inventory = new(render.Inventory([]string{"shop.old", "shop.web", "shop.gone"}))
+			},
+			not: "\n",
+		},
 		"one that is released": {
+			services: 2 * time.Minute,
 			edit: func(_ *v1alpha1.NodeProxyRules, o *cluster.Objects) {
 				o.NodeProxy = &v1alpha1.NodeProxy{}
 				o.NodeProxy.Status.Inventory = new(render.Inventory([]string{"shop.web"}))

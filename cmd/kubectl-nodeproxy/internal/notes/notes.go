@@ -54,7 +54,7 @@ func Of(node *v1alpha1.NodeProxyRules, mode v1alpha1.ProxyMode, o *cluster.Objec
 	if status.Held > 0 {
 		note("the node holds the rules of %s whose objects have vanished: they are not looked at here", output.Plural(int(status.Held), "Service"))
 	}
-	for _, text := range []string{Lags(node, o.ServiceRules, o.Time), InventoryDiffers(o.NodeProxy, o.ServiceRules)} {
+	for _, text := range []string{Lags(node, o.ServiceRules, o.Time), missing(o)} {
 		if text != "" {
 			note("%s", text)
 		}

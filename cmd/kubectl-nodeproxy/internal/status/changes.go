@@ -6,6 +6,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
 )
 
 // Change is a change that has not reached all that it is for.
@@ -22,8 +23,9 @@ type Change struct {
 	Message string      `json:"message,omitempty"`
 }
 
-func changes(o *cluster.Objects) []Change {
+func changes(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules) []Change {
 	var list []Change
+	onlyNew := notes.OnlyNew(nodes, o.Time)
 	if p := o.NodeProxy; p != nil {
 		ready := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady)
 		if ready != nil && ready.Status != metav1.ConditionTrue && aboutOthers(ready.Reason) && ready.Reason != v1alpha1.ReasonNodesNotProgrammed {
@@ -32,6 +34,9 @@ func changes(o *cluster.Objects) []Change {
 	}
 	for i := range o.NodePolicies {
 		p := &o.NodePolicies[i]
+		if ready := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady); onlyNew && ready != nil && ready.Reason == v1alpha1.ReasonNodesNotProgrammed {
+			continue // it waits for nodes that are new, of which there is a remark
+		}
 		c := Change{Of: "nodeproxypolicy/" + p.Name, Done: p.Status.Programmed, Total: p.Status.Nodes}
 		list = c.unlessReady(list, p.Status.Conditions)
 	}

@@ -57,7 +57,7 @@ type found struct {
 }
 
 func problems(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules, docs hints.Docs) []Problem {
-	list := ofCluster(o, len(nodes), docs)
+	list := ofCluster(o, nodes, docs)
 	pods := ofPods(o, nodes)
 	groups := map[string]*Problem{}
 	ranks := map[string]int{}
@@ -135,8 +135,8 @@ func wrong(n *v1alpha1.NodeProxyRules, now time.Time) []found {
 	return list
 }
 
-// behind tells of a node that does not do yet what it has been told for a while, unless
-// it says itself why. What of Services it has not applied is not to be seen here.
+// behind tells of a node that does not do yet what it has been told for a while: of its
+// settings unless it says itself why. What of Services it has not applied is not to be seen here.
 func behind(n *v1alpha1.NodeProxyRules, programmed *metav1.Condition, now time.Time) []found {
 	what := notes.Stale(n, now)
 	if what == "" && notes.Current(n) && programmed.Status == metav1.ConditionTrue {
@@ -163,7 +163,7 @@ func ofCondition(n *v1alpha1.NodeProxyRules, c *metav1.Condition, rank string) f
 func name(c *metav1.Condition) string { return fmt.Sprintf("%s %s: %s", c.Type, c.Status, c.Reason) }
 
 // ofCluster lists what is not well and not about single nodes.
-func ofCluster(o *cluster.Objects, nodes int, docs hints.Docs) []Problem {
+func ofCluster(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules, docs hints.Docs) []Problem {
 	p := o.NodeProxy
 	var list []Problem
 	down := noController(o, docs)
@@ -171,7 +171,7 @@ func ofCluster(o *cluster.Objects, nodes int, docs hints.Docs) []Problem {
 		list = append(list, *down)
 	}
 	if p == nil {
-		if nodes == 0 {
+		if len(nodes) == 0 {
 			return list
 		}
 		return append(list, Problem{What: "no NodeProxy", Message: docs.See("it has been deleted: Services are still followed, but settings and policies stay as they are, and new nodes get no rules; if that was a mistake, apply the one that you had", "removal.md#with-retain")})
@@ -179,6 +179,9 @@ func ofCluster(o *cluster.Objects, nodes int, docs hints.Docs) []Problem {
 	conditions := p.Status.Conditions
 	ready := meta.FindStatusCondition(conditions, v1alpha1.ConditionReady)
 	deployed := meta.FindStatusCondition(conditions, v1alpha1.ConditionAgentsDeployed)
+	waits := func(c *metav1.Condition) bool { // for the pods of nodes that are new
+		return c.Status != metav1.ConditionTrue && c.Reason == v1alpha1.ReasonAgentPodsNotReady && notes.OnlyNew(nodes, o.Time)
+	}
 	switch {
 	case ready == nil && down != nil:
 		// which is why
@@ -186,10 +189,11 @@ func ofCluster(o *cluster.Objects, nodes int, docs hints.Docs) []Problem {
 		list = append(list, Problem{What: "no controller", Since: p.CreationTimestamp, Message: "no controller has worked on NodeProxy since it was created: does one run? (" + hints.Namespace("").Controllers() + ")"})
 	case p.Status.ObservedGeneration != p.Generation:
 		list = append(list, Problem{What: "NodeProxy has changed", Message: "the controller has not looked at the newest change yet: if that lasts for more than a few seconds, none runs (" + hints.Namespace("").Controllers() + ")"})
+	case waits(ready): // of which there is a remark
 	case ready.Status != metav1.ConditionTrue && !aboutOthers(ready.Reason):
 		list = append(list, Problem{What: "NodeProxy " + name(ready), Since: ready.LastTransitionTime, Message: ready.Message})
 	}
-	if deployed != nil && deployed.Status != metav1.ConditionTrue && deployed.Reason != v1alpha1.ReasonAgentsUpdating && (ready == nil || ready.Reason != deployed.Reason) {
+	if deployed != nil && deployed.Status != metav1.ConditionTrue && deployed.Reason != v1alpha1.ReasonAgentsUpdating && !waits(deployed) && (ready == nil || ready.Reason != deployed.Reason) {
 		list = append(list, Problem{What: "NodeProxy " + name(deployed), Since: deployed.LastTransitionTime, Message: deployed.Message})
 	}
 	if lagging := p.Status.Nodes.Lagging; lagging > 0 {

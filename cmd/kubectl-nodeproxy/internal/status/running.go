@@ -1,7 +1,6 @@
 package status
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -27,7 +26,7 @@ const (
 // be seen.
 func noController(o *cluster.Objects, docs hints.Docs) *Problem {
 	why, _ := o.NoController()
-	if why == "" || len(unreadPods(o)) > 0 {
+	if why == "" || unreadPods(o) {
 		return nil
 	}
 	return &Problem{What: "no controller runs", Message: docs.See(why+": changes do not get to the nodes, and nobody looks whether agents live", "troubleshooting.md#nodeproxycontrollerwithoutleader")}
@@ -36,7 +35,7 @@ func noController(o *cluster.Objects, docs hints.Docs) *Problem {
 // ofPods lists the nodes whose agent's pod does not do its work.
 func ofPods(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules) map[string][]found {
 	all := map[string][]found{}
-	if len(unreadPods(o)) > 0 {
+	if unreadPods(o) {
 		return all
 	}
 	for _, t := range o.AgentTroubles(nodes) {
@@ -61,7 +60,7 @@ func remarks(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules) []string {
 		out = append(out, fmt.Sprintf("new, and no agent has reported from there yet, as its image may still be pulled: %s", output.Some(fresh, maxNames)))
 	}
 	out = append(out, buts(nodes)...)
-	if unreadPods(o) != "" {
+	if unreadPods(o) {
 		return out
 	}
 	if _, elsewhere := o.NoController(); elsewhere && o.NodeProxy != nil {
@@ -95,11 +94,7 @@ func buts(nodes []*v1alpha1.NodeProxyRules) []string {
 	return out
 }
 
-// unreadPods says why pods could not be read; empty: they were.
-func unreadPods(o *cluster.Objects) string {
-	i := slices.IndexFunc(o.Unread, func(u cluster.Unread) bool { return u.Kind == cluster.Pods })
-	if i < 0 {
-		return ""
-	}
-	return cmp.Or(o.Unread[i].Why, "pods cannot be read")
+// unreadPods reports whether pods could not be read.
+func unreadPods(o *cluster.Objects) bool {
+	return slices.ContainsFunc(o.Unread, func(u cluster.Unread) bool { return u.Kind == cluster.Pods })
 }

@@ -163,7 +163,7 @@ func Of(o *cluster.Objects, docs hints.Docs) *Report {
 		}
 	}
 	r.Problems = problems(o, nodes, docs)
-	r.Changes = changes(o)
+	r.Changes = changes(o, nodes)
 	r.seemsWell = o.NodeProxy != nil && len(r.Problems) == 0 && len(r.Changes) == 0 && r.Services.Refused == 0
 	r.Well = r.seemsWell && len(r.NotRead) == 0
 	return r

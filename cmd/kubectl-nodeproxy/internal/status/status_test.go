@@ -238,6 +238,19 @@ func TestReports(t *testing.T) {
 			}, true,
 			"\nAll is well; no agent has reported yet from 1 new node.\n\nGOOD TO KNOW\nnew, and no agent has reported from there yet, as its image may still be pulled: node-1\n",
 		},
+		"a node that is new, for which others wait": {
+			func(o *cluster.Objects) {
+				o.NodeRules[0].Status.Conditions, o.NodeRules[0].CreationTimestamp = nil, metav1.NewTime(noon().Add(-90*time.Second))
+				o.NodeProxy.Status.Conditions = []metav1.Condition{
+					of(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonAgentPodsNotReady, "a pod waits"),
+					of(v1alpha1.ConditionAgentsDeployed, metav1.ConditionFalse, v1alpha1.ReasonAgentPodsNotReady, "a pod waits"),
+				}
+				o.NodePolicies = []v1alpha1.NodeProxyPolicy{{Status: v1alpha1.NodeProxyPolicyStatus{
+					Conditions: []metav1.Condition{of(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "one waits")},
+				}}}
+			}, true,
+			"\nAll is well; no agent has reported yet from 1 new node.\n",
+		},
 		"a node that is new no more": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Status.Conditions, o.NodeRules[0].CreationTimestamp = nil, metav1.NewTime(noon().Add(-3*time.Minute))
