@@ -60,7 +60,7 @@ func (p *program) diff(cmd *cobra.Command, nodes []string, local bool) (*rules.D
 			return nil, err
 		}
 	}
-	objects, err := r.Read(cmd.Context(), []cluster.Kind{cluster.ServiceProxyRules}, []cluster.Kind{cluster.NodeProxies})
+	objects, err := p.readBy(cmd, r, []cluster.Kind{cluster.ServiceProxyRules}, []cluster.Kind{cluster.NodeProxies})
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,6 @@ func (p *program) diff(cmd *cobra.Command, nodes []string, local bool) (*rules.D
 			return nil, err
 		}
 	}
-	p.noteTime(r, objects)
 	var d *rules.Difference
 	if len(nodes) == 2 {
 		d, err = rules.Between(first, second, objects.ServiceRules, local)

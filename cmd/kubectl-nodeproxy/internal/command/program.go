@@ -36,26 +36,27 @@ func (p *program) reader() (*cluster.Reader, error) {
 	return cluster.NewReader(config, hints.Docs(p.Version))
 }
 
-// read reads what a command looks at, and notes the time.
+// read reads what a command looks at.
 func (p *program) read(cmd *cobra.Command, wanted, optional []cluster.Kind) (*cluster.Objects, error) {
 	r, err := p.reader()
 	if err != nil {
 		return nil, err
 	}
+	return p.readBy(cmd, r, wanted, optional)
+}
+
+// readBy reads what a command looks at by a reader of which it asks more, and notes the
+// time.
+func (p *program) readBy(cmd *cobra.Command, r *cluster.Reader, wanted, optional []cluster.Kind) (*cluster.Objects, error) {
 	objects, err := r.Read(cmd.Context(), wanted, optional)
 	if err != nil {
 		return nil, err
 	}
-	p.noteTime(r, objects)
-	return objects, nil
-}
-
-// noteTime notes when objects were read.
-func (p *program) noteTime(r *cluster.Reader, objects *cluster.Objects) {
 	objects.Time = p.Now()
 	if told := r.Time(); !told.IsZero() {
 		objects.Time, objects.Ahead = told, objects.Time.Sub(told)
 	}
+	return objects, nil
 }
 
 // outputFlag adds the flag -o and returns where its value will be.

@@ -57,7 +57,7 @@ func (p *program) rules(cmd *cobra.Command, node, service string) (output.Report
 	if err != nil {
 		return nil, err
 	}
-	objects, err := r.Read(cmd.Context(), []cluster.Kind{cluster.ServiceProxyRules}, []cluster.Kind{cluster.NodeProxies})
+	objects, err := p.readBy(cmd, r, []cluster.Kind{cluster.ServiceProxyRules}, []cluster.Kind{cluster.NodeProxies})
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,6 @@ func (p *program) rules(cmd *cobra.Command, node, service string) (output.Report
 			return nil, err
 		}
 	}
-	p.noteTime(r, objects)
 	report, err := rules.Of(of, objects, only)
 	if err != nil {
 		return nil, err

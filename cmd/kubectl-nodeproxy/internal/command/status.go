@@ -35,7 +35,7 @@ and 2 after an error.`,
 		if err != nil {
 			return nil, false, err
 		}
-		objects, err := r.Read(cmd.Context(),
+		objects, err := p.readBy(cmd, r,
 			[]cluster.Kind{cluster.NodeProxies, cluster.NodeProxyRules},
 			[]cluster.Kind{cluster.NodeProxyPolicies, cluster.ServiceProxyPolicies})
 		if err != nil {
@@ -44,7 +44,6 @@ and 2 after an error.`,
 		if err := r.ReadOwnPods(cmd.Context(), objects); err != nil {
 			return nil, false, err
 		}
-		p.noteTime(r, objects)
 		report := status.Of(objects, hints.Docs(p.Version))
 		return report, !report.Well, nil
 	})

@@ -69,11 +69,10 @@ func (p *program) trace(cmd *cobra.Command, q trace.Question) (output.Report, er
 	if err != nil {
 		return nil, err
 	}
-	objects, err := r.Read(cmd.Context(), []cluster.Kind{cluster.NodeProxyRules, cluster.ServiceProxyRules}, optional)
+	objects, err := p.readBy(cmd, r, []cluster.Kind{cluster.NodeProxyRules, cluster.ServiceProxyRules}, optional)
 	if err != nil {
 		return nil, err
 	}
-	p.noteTime(r, objects)
 	if !slices.Contains(optional, cluster.Pods) && trace.MayBePod(objects, q) {
 		more, err := r.Read(cmd.Context(), nil, []cluster.Kind{cluster.Pods})
 		if err != nil {
