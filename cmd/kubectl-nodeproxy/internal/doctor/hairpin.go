@@ -3,7 +3,6 @@ package doctor
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -103,9 +102,9 @@ func (e *examination) ownConnection(name types.NamespacedName, rules *v1alpha1.S
 		e.cannot(CheckHairpin, err.Error())
 		return false
 	}
-	// A pod in the network of the node is one of its processes to the rules.
-	pod := !slices.Contains(node.Spec.Node.Addresses, endpoint.Addr().String())
-	result, err := e.trace(set, tracer.Packet{Protocol: port.Protocol, Source: endpoint.Addr(), Pod: pod, Destination: to})
+	// That it is a pod, or one in the network of the node, which is a process to the
+	// rules, the tracer knows by the node's addresses and endpoints.
+	result, err := e.trace(set, tracer.Packet{Protocol: port.Protocol, Source: endpoint.Addr(), Destination: to})
 	if err != nil {
 		e.cannot(CheckHairpin, fmt.Sprintf("the way of a packet on %s cannot be told: %v", node.Name, err))
 		return false
