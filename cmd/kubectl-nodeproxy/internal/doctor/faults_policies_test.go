@@ -156,31 +156,29 @@ func exposureFaults() map[string]planted {
 		},
 		"external IP of another Service": {
 			plant: func(w *world) {
-				w.addService(&corev1.Service{
-					ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "late", CreationTimestamp: ago(time.Hour)},
-					Spec: corev1.ServiceSpec{
-						ClusterIP: "10.96.0.30", ClusterIPs: []string{"10.96.0.30"}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-						ExternalIPs: []string{"198.51.100.20"}, Selector: map[string]string{"app": "late"},
-						Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolTCP}},
-					},
-				}, "10.244.1.7", "10.244.2.7")
+				w.addService(withExternalIPOfWeb("late", time.Hour), "10.244.1.7", "10.244.2.7")
 				w.render()
 			},
 			want: "AddressTaken", says: "already belongs to the older Service shop/web, which",
 		},
 		"external IP of a Service that is as old": {
 			plant: func(w *world) {
-				w.addService(&corev1.Service{
-					ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "xlate", CreationTimestamp: ago(24 * time.Hour)},
-					Spec: corev1.ServiceSpec{
-						ClusterIP: "10.96.0.30", ClusterIPs: []string{"10.96.0.30"}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-						ExternalIPs: []string{"198.51.100.20"}, Selector: map[string]string{"app": "xlate"},
-						Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolTCP}},
-					},
-				}, "10.244.1.7", "10.244.2.7")
+				w.addService(withExternalIPOfWeb("xlate", 24*time.Hour), "10.244.1.7", "10.244.2.7")
 				w.render()
 			},
 			want: "AddressTaken", says: "already belongs to the Service shop/web (as old, and first by name), which gets",
+		},
+	}
+}
+
+// withExternalIPOfWeb is a Service of an age that wants what shop/web has.
+func withExternalIPOfWeb(name string, age time.Duration) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, CreationTimestamp: ago(age)},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.0.30", ClusterIPs: []string{"10.96.0.30"}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+			ExternalIPs: []string{"198.51.100.20"}, Selector: map[string]string{"app": name},
+			Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolTCP}},
 		},
 	}
 }

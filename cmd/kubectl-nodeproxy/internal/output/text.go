@@ -20,10 +20,18 @@ func (l *Lines) Linef(format string, args ...any) {
 	args = slices.Clone(args)
 	for i, arg := range args {
 		if text, ok := arg.(string); ok {
-			args[i] = strings.NewReplacer("\n", " ", "\t", " ").Replace(text)
+			args[i] = strings.Map(inCell, text)
 		}
 	}
 	fmt.Fprintf(&l.text, format+"\n", args...)
+}
+
+// inCell is what stands in a cell for a character.
+func inCell(r rune) rune {
+	if r == '\n' || r == '\t' {
+		return ' '
+	}
+	return r
 }
 
 // Heading begins a new part.
