@@ -34,8 +34,10 @@ VARIANTS ?= nf_tables legacy
 BENCH_JSON ?= dist/bench.json
 
 # The version comes from VERSION; asking git again would fail in a clone that
-# belongs to another user.
-export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
+# belongs to another user. Programs, tests, vet and lint share what is compiled, in
+# all clones, only if all are built in the same way.
+export GOFLAGS := $(strip $(GOFLAGS) -trimpath -buildvcs=false)
+export CGO_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
 
@@ -55,7 +57,7 @@ build: $(addprefix bin/,$(COMMANDS)) ## Build the programs into bin/.
 .PHONY: FORCE
 bin/%: FORCE
 	@echo "Building $@; the first time this takes a minute or two."
-	@CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o $@ ./cmd/$*
+	@go build -ldflags '-X main.version=$(VERSION)' -o $@ ./cmd/$*
 
 .PHONY: images
 images: ## Write the container images to dist/images as docker-archives; IMAGE_REGISTRY, VERSION, GOARCH, REFRESH=1.
@@ -109,15 +111,23 @@ release-check: ## Fail if RELEASE, bundle, catalog, CHANGELOG.md, released CRDs 
 ##@ Test
 
 .PHONY: test
-test: ## Run all tests; sets up what they need. As root also those on the real kernel.
+test: ## Run units, API server suites, the data planes on the real kernel (root) and the demo; 10 minutes.
+	hack/test.sh quick
+
+.PHONY: test-all
+test-all: ## Run everything that gates a change, with the race detector where it applies (root); 41 minutes.
 	hack/test.sh all
+
+.PHONY: test-long
+test-long: ## Run what a release needs beyond test-all: all parity worlds, fuzzing, soak, the oldest Kubernetes (root).
+	hack/test.sh long
 
 .PHONY: test-unit
 test-unit: ## Run the tests that need neither root nor an API server.
 	hack/test.sh unit
 
 .PHONY: test-race
-test-race: ## Run all tests but those of test/ with the race detector.
+test-race: ## Run the tests that run in one process with the race detector.
 	hack/test.sh race
 
 .PHONY: test-api
@@ -129,7 +139,7 @@ test-netns: ## Run the tests on the real kernel, in network namespaces (root).
 	hack/test.sh kernel
 
 .PHONY: test-parity
-test-parity: ## Compare rules with kube-proxy's, side by side (root); PARITY_SEED, PARITY_WORLDS.
+test-parity: ## Compare rules with kube-proxy's, side by side (root); PARITY_SEED, PARITY_WORLDS, PARITY_FRESH_WORLDS, PARITY_FULL=1.
 	hack/test.sh parity
 
 .PHONY: test-ipvs
@@ -148,15 +158,19 @@ test-e2e: ## Install, upgrade, break and remove nodeproxy on a real cluster, und
 test-images: ## Run the tests of the container images.
 	hack/test.sh images
 
+.PHONY: test-oldest
+test-oldest: ## Try the API, the manifests and the demo on the oldest supported Kubernetes (root).
+	hack/test.sh oldest
+
 .PHONY: test-cluster
 test-cluster: ## Run the tests of the local clusters that demo and tests use (root).
 	hack/install-packages.sh real-nodes
 	go test -count 1 ./test/cluster/...
 
 .PHONY: bench
-bench: build ## Compare speed and cost with kube-proxy (root, 25 minutes); SIZES="1000" and VARIANTS="nf_tables" shorten it; MODE=ipvs in that mode.
+bench: build ## Compare speed and cost with kube-proxy (root, 25 minutes); SIZES="1000" and VARIANTS="nf_tables" shorten it; MODE=ipvs in that mode; AGAINST=test/bench/ratios.json fails if a ratio got worse.
 	hack/install-packages.sh
-	go run ./test/bench $(if $(MODE),-mode $(MODE)) -bin bin -sizes "$(SIZES)" -variants "$(VARIANTS)" -out "$(BENCH_JSON)"
+	go run ./test/bench $(if $(MODE),-mode $(MODE)) $(if $(AGAINST),-against "$(AGAINST)") -bin bin -sizes "$(SIZES)" -variants "$(VARIANTS)" -out "$(BENCH_JSON)"
 
 .PHONY: bench-go
 bench-go: ## Run the Go benchmarks, with allocations.

@@ -119,11 +119,16 @@ func TestSilentPortsAreWaitedForOnce(t *testing.T) {
 }
 
 func TestTheFirstPortTells(t *testing.T) {
+	answered := make(chan struct{})
 	late := server(t, func(w http.ResponseWriter, _ *http.Request) {
-		<-time.After(50 * time.Millisecond)
+		<-answered
 		_, _ = w.Write([]byte("first"))
 	})
-	soon := server(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("second")) })
+	soon := server(t, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte("second"))
+		_ = http.NewResponseController(w).Flush()
+		close(answered)
+	})
 	if sign, err := probe(modeAt(late), modeAt(soon))(t.Context(), "me"); err != nil || !strings.Contains(sign, `"first"`) {
 		t.Errorf("got %q, %v", sign, err)
 	}

@@ -43,6 +43,8 @@ func inOwnNamespace(t *testing.T) bool {
 	t.Log("\n" + string(out))
 	if err != nil {
 		t.Error(err)
+	} else if !strings.Contains(string(out), "--- PASS: "+t.Name()+" (") {
+		t.Errorf("%s did not run in the other process", t.Name())
 	}
 	return false
 }

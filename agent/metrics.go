@@ -37,6 +37,7 @@ type metrics struct {
 	shown        map[[2]string]bool // type and reason of each series of conditions
 	build        *prometheus.GaugeVec
 	leases       *prometheus.CounterVec
+	checks       prometheus.Counter
 	tracking     *trackingMetrics
 	modes        *modeMetrics
 }
@@ -80,12 +81,16 @@ func registerMetrics(r prometheus.Registerer) *metrics {
 			Name: "nodeproxy_build_info", Help: "1, with the release and the version of Go that it was built with.",
 		}, []string{"version", "go_version"}),
 		leases: counter("lease_renewals_total", "Renewals of the agent's Lease, its sign of life, by result (renewed, failed).", "result"),
+		checks: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "nodeproxy_agent_other_proxy_checks_total",
+			Help: "Checks for other proxies on the node: every one to a few seconds, and before every write.",
+		}),
 	}
 	r.MustRegister(m.proxy.collectors()...)
 	r.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		m.verified, m.differences, m.repairs, m.flowsRemoved, m.flowsRead, m.flowPasses, m.services, m.endpoints,
-		m.held, m.refused, m.pending, m.objectGone, m.watchFailing, m.conditions, m.build, m.leases,
+		m.held, m.refused, m.pending, m.objectGone, m.watchFailing, m.conditions, m.build, m.leases, m.checks,
 	)
 	m.tracking = newTrackingMetrics(r)
 	m.modes = newModeMetrics(r)

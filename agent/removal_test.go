@@ -225,6 +225,7 @@ func (c *cleaning) Cleanup(ctx context.Context) error {
 func TestRemovalKnowsWhatIsExcluded(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		kernel := &excluding{Fake: dataplanetest.NewFake()}
+		synctest.Wait() // nothing reads the fanout meanwhile
 		r.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: kernel})
 		r.rig.setRules(r.rig.own(func(s *v1alpha1.NodeProxyRulesSpec) {
 			s.Settings.IPVS = &v1alpha1.IPVSSettings{ExcludeCIDRs: []string{"10.0.0.0/8"}}

@@ -128,6 +128,7 @@ func (a *Agent) formerConflict() bool {
 // lookForOther returns what tells of another proxy, empty for none. With ask it
 // asks the ports too. An error means that the ports do not tell.
 func (a *Agent) lookForOther(ctx context.Context, ask bool) (string, error) {
+	defer a.metrics.checks.Inc()
 	if s := a.options.Spotter; s != nil {
 		sign, err := s.OtherProxy(ctx)
 		if text := errorText(err); ctx.Err() == nil {

@@ -28,6 +28,15 @@ type mirror[T metav1.Object] struct {
 	replace func([]T)
 	set     func(T)
 	remove  func(T)
+	log     logr.Logger // with the name of the resource
+}
+
+// taken logs what the store has just taken in: an agent that does not act may not
+// know.
+func (m *mirror[T]) taken(event string, object T) {
+	if log := m.log.V(4); log.Enabled() { // there are many
+		log.Info("Taken from the API", "event", event, "name", object.GetName(), "resourceVersion", object.GetResourceVersion())
+	}
 }
 
 // Add implements cache.ReflectorStore.
@@ -38,6 +47,7 @@ func (m *mirror[T]) Update(object any) error {
 	o, err := stripped[T](object)
 	if err == nil {
 		m.set(o)
+		m.taken("changed", o)
 	}
 	return err
 }
@@ -47,6 +57,7 @@ func (m *mirror[T]) Delete(object any) error {
 	o, err := stripped[T](object)
 	if err == nil {
 		m.remove(o)
+		m.taken("deleted", o)
 	}
 	return err
 }
@@ -62,6 +73,10 @@ func (m *mirror[T]) Replace(list []any, _ string) error {
 		objects = append(objects, o)
 	}
 	m.replace(objects)
+	for _, o := range objects {
+		m.taken("listed", o)
+	}
+	m.log.V(4).Info("Taken a whole list from the API", "objects", len(objects))
 	return nil
 }
 
@@ -155,12 +170,15 @@ const (
 // watchers returns what the agent watches: all ServiceProxyRules, the NodeProxy
 // and its own NodeProxyRules. changed is called after every event.
 func watchers(client *Client, clk clock.Clock, s *store, trouble *apiTrouble, changed func()) []*watcher {
+	log := func(resource string) logr.Logger { return trouble.log.WithValues("resource", resource) }
 	services := &mirror[*v1alpha1.ServiceProxyRules]{
+		log:     log(resourceServices),
 		replace: func(list []*v1alpha1.ServiceProxyRules) { s.replaceServices(list); changed() },
 		set:     func(o *v1alpha1.ServiceProxyRules) { s.setService(o); changed() },
 		remove:  func(o *v1alpha1.ServiceProxyRules) { s.deleteService(o); changed() },
 	}
 	proxies := &mirror[*v1alpha1.NodeProxy]{
+		log: log(resourceProxies),
 		replace: func(list []*v1alpha1.NodeProxy) {
 			if len(list) == 0 {
 				s.setProxy(nil)
@@ -174,6 +192,7 @@ func watchers(client *Client, clk clock.Clock, s *store, trouble *apiTrouble, ch
 		remove: func(o *v1alpha1.NodeProxy) { s.dropProxy(o); changed() },
 	}
 	own := &mirror[*v1alpha1.NodeProxyRules]{
+		log: log(resourceNodes),
 		replace: func(list []*v1alpha1.NodeProxyRules) {
 			if len(list) == 0 {
 				s.missRules()

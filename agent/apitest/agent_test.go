@@ -41,7 +41,7 @@ func service(ctx context.Context, name, clusterIP string, endpoints ...string) *
 }
 
 // inventory makes the NodeProxy say that exactly these Services must exist.
-func inventory(ctx context.Context, names ...string) {
+func inventory(ctx context.Context, names ...string) *v1alpha1.NodeProxy {
 	GinkgoHelper()
 	object := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
 	if err := api.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
@@ -57,6 +57,7 @@ func inventory(ctx context.Context, names ...string) {
 	}
 	object.Status.Inventory = &v1alpha1.Inventory{Services: int32(len(names)), Hash: v1alpha1.FormatInventoryHash(sum)}
 	Expect(api.Status().Update(ctx, object)).To(Succeed())
+	return object
 }
 
 var _ = Describe("an agent", func() {
@@ -100,9 +101,13 @@ var _ = Describe("an agent", func() {
 	})
 
 	It("applies nothing before its own object exists, and then at once", func(ctx SpecContext) {
-		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		cart := service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		n := newNode().start()
-		Consistently(n.kernel.Services).Should(BeEmpty())
+		n.knows(cart)
+		n.knowsNone("nodeproxyrules")
+		n.decides(ctx)
+		Expect(n.kernel.Writes()).To(BeZero())
+		Expect(n.logged()).To(ContainSubstring("There is no NodeProxyRules for this node: nothing is programmed"))
 		n.createRules(ctx, nil)
 		Eventually(n.kernel.Services).Should(Equal([]string{"shop/cart"}))
 		service(ctx, "pay", "10.96.0.8")
@@ -118,8 +123,12 @@ var _ = Describe("an agent", func() {
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 
 		By("keeping the rules of an object that is deleted without being released")
+		writes := n.kernel.Writes()
 		Expect(api.Delete(ctx, cart)).To(Succeed())
-		Consistently(n.kernel.Services).Should(Equal([]string{"shop/cart", "shop/pay"}))
+		n.knowsEnd(cart.Name)
+		n.looked(ctx)
+		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart", "shop/pay"}))
+		Expect(n.kernel.Writes()).To(Equal(writes), "they were not away for a moment either")
 
 		By("taking the object up again when it returns")
 		service(ctx, "cart", "10.96.0.7", "10.244.1.9:8080")
@@ -130,8 +139,10 @@ var _ = Describe("an agent", func() {
 		Expect(api.Update(ctx, pay)).To(Succeed())
 		Eventually(n.kernel.Services).Should(Equal([]string{"shop/cart"}))
 		Expect(api.Delete(ctx, pay)).To(Succeed())
-		inventory(ctx, "cart")
-		Consistently(n.kernel.Services).Should(Equal([]string{"shop/cart"}))
+		n.knowsEnd(pay.Name)
+		n.knows(inventory(ctx, "cart"))
+		n.looked(ctx)
+		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
 	})
 
 	It("ends a held Service when the inventory agrees", func(ctx SpecContext) {
@@ -143,13 +154,15 @@ var _ = Describe("an agent", func() {
 		n.start()
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 		Expect(api.Delete(ctx, cart)).To(Succeed())
-		Consistently(n.kernel.Services).Should(HaveLen(2))
+		n.knowsEnd(cart.Name)
+		n.looked(ctx)
+		Expect(n.kernel.Services()).To(HaveLen(2))
 		inventory(ctx, "pay")
 		Eventually(n.kernel.Services).Should(Equal([]string{"shop/pay"}))
 	})
 
 	It("removes leftovers only once list and inventory agree", func(ctx SpecContext) {
-		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
+		cart := service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		first := newNode()
 		first.createRules(ctx, nil)
 		service(ctx, "old", "10.96.0.9")
@@ -159,8 +172,10 @@ var _ = Describe("an agent", func() {
 		Expect(api.Delete(ctx, &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "shop.old"}})).To(Succeed())
 
 		first.start() // the same kernel, an agent without memory
-		Eventually(func() int { return len(first.kernel.Services()) }).Should(Equal(2))
-		Consistently(first.kernel.Services).Should(HaveLen(2))
+		first.knows(cart)
+		first.knowsNone("nodeproxies")
+		first.looked(ctx)
+		Expect(first.kernel.Services()).To(HaveLen(2))
 		inventory(ctx, "cart")
 		Eventually(first.kernel.Services).Should(Equal([]string{"shop/cart"}))
 	})
@@ -172,9 +187,14 @@ var _ = Describe("an agent", func() {
 		n.createRules(ctx, nil)
 		n.start()
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
+		versions, deleted := n.versions(ctx), time.Now()
 		Expect(api.Delete(ctx, &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: "cluster"}})).To(Succeed())
-		Consistently(n.condition(ctx, v1alpha1.ConditionProgrammed), "8s").Should(Equal("True/Programmed"))
-		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Held"))
+		for _, v := range versions(func(v *v1alpha1.NodeProxyRules) bool {
+			return conditionOf(v, v1alpha1.ConditionProgrammed) == "True/Held"
+		}) {
+			Expect(conditionOf(v, v1alpha1.ConditionProgrammed)).To(HavePrefix("True/"))
+		}
+		Expect(time.Since(deleted)).To(BeNumerically(">=", 10*time.Second))
 		Expect(n.message(ctx, v1alpha1.ConditionProgrammed)).To(ContainSubstring(`no NodeProxy "cluster"`))
 		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
 		inventory(ctx, "cart")
@@ -189,7 +209,7 @@ var _ = Describe("an agent", func() {
 		n.start()
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 		Expect(api.Delete(ctx, n.rules(ctx))).To(Succeed())
-		Eventually(n.log.text).Should(ContainSubstring("does not exist: the last known one stays in force"))
+		Eventually(n.logged).Should(ContainSubstring("does not exist: the last known one stays in force"))
 
 		By("still repairing and still following Services")
 		n.kernel.Remove("shop", "cart")
@@ -211,7 +231,8 @@ var _ = Describe("an agent", func() {
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("False/ConflictingProxy"))
 		Expect(n.condition(ctx, v1alpha1.ConditionConflictingProxy)()).To(Equal("True/ConflictingProxy"))
 		Expect(n.message(ctx, v1alpha1.ConditionProgrammed)).To(And(ContainSubstring(`"ipvs"`), ContainSubstring("stop it")))
-		Consistently(n.kernel.Writes).Should(BeZero())
+		n.decides(ctx)
+		Expect(n.kernel.Writes()).To(BeZero())
 		n.other.close()
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
@@ -256,9 +277,10 @@ var _ = Describe("an agent", func() {
 		Eventually(n.condition(ctx, v1alpha1.ConditionAccepted)).Should(Equal("False/" + reason))
 		Expect(n.condition(ctx, v1alpha1.ConditionProgrammed)()).To(Equal("False/Failed"))
 		Expect(n.message(ctx, v1alpha1.ConditionAccepted)).To(And(ContainSubstring(named), ContainSubstring("stay as they are")))
+		n.knows(service(ctx, "pay", "10.96.0.8"))
+		n.looked(ctx)
+		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
 		Expect(n.rules(ctx).Status.SettingsRevision).To(Equal("7d1f0a9c"))
-		service(ctx, "pay", "10.96.0.8")
-		Consistently(n.kernel.Services).Should(Equal([]string{"shop/cart"}))
 
 		n.editRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) {
 			s.FormatVersion, s.Settings, s.SettingsRevision = 1, *v1alpha1.CompleteSettings(nil), "0"
@@ -399,10 +421,15 @@ var _ = Describe("an agent", func() {
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 		n.stop()
 		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}), "stopping leaves all rules")
-		before := n.rules(ctx).Status.Conditions
+		versions, before := n.versions(ctx), n.rules(ctx).Status.Conditions
 		n.start()
-		Consistently(n.condition(ctx, v1alpha1.ConditionProgrammed), "3s").Should(Equal("True/Programmed"))
-		Expect(n.rules(ctx).Status.Conditions).To(Equal(before))
+		for _, v := range versions(reports(n.looked(ctx))) {
+			Expect(v.Status.Conditions).To(HaveLen(len(before)))
+			for i := range before { // what looked has asked for
+				v.Status.Conditions[i].ObservedGeneration = before[i].ObservedGeneration
+			}
+			Expect(v.Status.Conditions).To(Equal(before))
+		}
 	})
 
 	It("gives a contested address to the older Service until that goes", func(ctx SpecContext) {
@@ -439,10 +466,11 @@ var _ = Describe("an agent", func() {
 		n.createRules(ctx, nil)
 		n.start()
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
-		before := n.rules(ctx).ResourceVersion
+		versions := n.versions(ctx)
 		service(ctx, "pay", "10.96.0.8", "10.244.1.7:8080")
-		Eventually(n.kernel.Services).Should(HaveLen(2))
-		Consistently(func() string { return n.rules(ctx).ResourceVersion }, "3s").Should(Equal(before), "figures alone wait five minutes")
+		// The agent shows a figure right before it decides whether to write the status.
+		Eventually(n.metric(ctx, "nodeproxy_agent_services")).Should(BeEquivalentTo(2))
+		Expect(versions(reports(n.looked(ctx)))).To(HaveLen(2), "the edit and the report on it, but no figures alone: they wait five minutes")
 		text, err := json.Marshal(n.rules(ctx).Status)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(len(text)).To(BeNumerically("<", 2000))
@@ -451,8 +479,8 @@ var _ = Describe("an agent", func() {
 	It("says what to do when the API does not let it in", func(ctx SpecContext) {
 		stranger := rest.AnonymousClientConfig(config)
 		n := newNode().startAt(clock.RealClock{}, stranger)
-		Eventually(n.log.text).Should(Or(ContainSubstring("credentials"), ContainSubstring("roles and their bindings")))
-		Expect(n.log.text()).To(ContainSubstring("rules in the kernel stay as they are"))
+		Eventually(n.logged).Should(Or(ContainSubstring("credentials"), ContainSubstring("roles and their bindings")))
+		Expect(n.logged()).To(ContainSubstring("rules in the kernel stay as they are"))
 		Expect(n.kernel.Writes()).To(BeZero())
 	})
 })

@@ -50,7 +50,9 @@ var _ = Describe("an agent that is older than the controller", func() {
 		newer(pay, "10.96.0.77")
 		Eventually(clusterIPs(both)).Should(Equal("10.96.0.99 10.96.0.77"))
 		Expect(both.condition(ctx, v1alpha1.ConditionAccepted)()).To(Equal("True/Accepted"))
-		Consistently(clusterIPs(old)).Should(Equal("10.96.0.7 10.96.0.88"))
+		old.knows(pay)
+		old.looked(ctx)
+		Expect(clusterIPs(old)()).To(Equal("10.96.0.7 10.96.0.88"))
 
 		By("taking up all of it once the agent is upgraded")
 		old.stop()

@@ -104,7 +104,7 @@ var _ = Describe("an agent's Lease", func() {
 	It("is missed by an agent that may not write it, which goes on", func(ctx SpecContext) {
 		n := newNode()
 		n.startAt(clock.RealClock{}, rest.AnonymousClientConfig(config))
-		Eventually(n.log.text).Should(ContainSubstring("Could not renew this agent's Lease"))
+		Eventually(n.logged).Should(ContainSubstring("Could not renew this agent's Lease"))
 		_, err := leaseOf(ctx, n)()
 		Expect(err).To(HaveOccurred())
 	})

@@ -16,12 +16,19 @@ import (
 // controller does it.
 func forCleanup(ctx context.Context) *v1alpha1.NodeProxy {
 	GinkgoHelper()
-	object := &v1alpha1.NodeProxy{}
-	Expect(api.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeProxyName}, object)).To(Succeed())
+	object := stored(ctx)
 	object.Spec.RemovalPolicy = new(v1alpha1.RemovalCleanup)
 	object.Finalizers = []string{v1alpha1.FinalizerCleanup}
 	Expect(api.Update(ctx, object)).To(Succeed())
 	DeferCleanup(func(ctx context.Context) { finish(ctx) })
+	return object
+}
+
+// stored returns the NodeProxy as it is now.
+func stored(ctx context.Context) *v1alpha1.NodeProxy {
+	GinkgoHelper()
+	object := &v1alpha1.NodeProxy{}
+	Expect(api.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeProxyName}, object)).To(Succeed())
 	return object
 }
 
@@ -60,20 +67,29 @@ var _ = Describe("removal with the policy Cleanup", func() {
 		removed := n.message(ctx, v1alpha1.ConditionProgrammed)
 
 		By("programming nothing any more, nor after a restart")
-		service(ctx, "pay", "10.96.0.8")
-		Consistently(n.kernel.Services).Should(BeEmpty())
+		pay := service(ctx, "pay", "10.96.0.8")
+		n.knows(pay)
+		n.decides(ctx)
+		Expect(n.kernel.Services()).To(BeEmpty())
 		n.stop()
 		writes := n.kernel.Writes()
 		n.start()
-		Consistently(n.kernel.Services).Should(BeEmpty())
+		n.knows(cart, pay, stored(ctx))
+		n.decides(ctx)
+		Expect(n.kernel.Services()).To(BeEmpty())
 		Expect(n.condition(ctx, v1alpha1.ConditionProgrammed)()).To(Equal("False/Removed"))
 
 		By("staying so once the NodeProxy is gone, and after a restart then")
 		finish(ctx)
-		Consistently(n.kernel.Services).Should(BeEmpty())
+		n.knowsEnd(v1alpha1.NodeProxyName)
+		n.decides(ctx)
+		Expect(n.kernel.Services()).To(BeEmpty())
 		n.stop()
 		n.start()
-		Consistently(n.kernel.Services).Should(BeEmpty())
+		n.knows(cart, pay)
+		n.knowsNone("nodeproxies")
+		n.decides(ctx)
+		Expect(n.kernel.Services()).To(BeEmpty())
 		Expect(n.condition(ctx, v1alpha1.ConditionProgrammed)()).To(Equal("False/Removed"))
 		Expect(n.message(ctx, v1alpha1.ConditionProgrammed)).To(Equal(removed))
 		Expect(n.kernel.Writes()).To(Equal(writes), "nothing was written, not for a moment")
@@ -95,7 +111,7 @@ var _ = Describe("removal with the policy Cleanup", func() {
 		n.startAt(clock.RealClock{}, link.config())
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 		link.set(true)
-		Eventually(n.log.text).Should(ContainSubstring("Could not read from the API"))
+		Eventually(n.logged).Should(ContainSubstring("Could not read from the API"))
 		Expect(api.Delete(ctx, proxy)).To(Succeed())
 		Expect(api.Delete(ctx, cart)).To(Succeed())
 		link.set(false)
@@ -136,9 +152,13 @@ var _ = Describe("removal with the policy Cleanup", func() {
 		n.start()
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 		Expect(api.Delete(ctx, proxy)).To(Succeed())
-		Consistently(n.kernel.Services).Should(Equal([]string{"shop/cart"}))
+		n.knows(stored(ctx))
+		n.looked(ctx)
+		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
 		finish(ctx)
-		Consistently(n.kernel.Services).Should(Equal([]string{"shop/cart"}))
+		n.knowsEnd(v1alpha1.NodeProxyName)
+		n.looked(ctx)
+		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
 		Expect(n.condition(ctx, v1alpha1.ConditionProgrammed)()).To(HavePrefix("True/"))
 	})
 })

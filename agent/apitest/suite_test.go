@@ -16,6 +16,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -36,7 +37,7 @@ import (
 var (
 	environment *envtest.Environment
 	config      *rest.Config
-	api         client.Client
+	api         client.WithWatch
 )
 
 func TestAgentAgainstAPIServer(t *testing.T) {
@@ -50,7 +51,6 @@ func TestAgentAgainstAPIServer(t *testing.T) {
 	RegisterFailHandler(Fail)
 	SetDefaultEventuallyTimeout(20 * time.Second)
 	SetDefaultEventuallyPollingInterval(50 * time.Millisecond)
-	SetDefaultConsistentlyDuration(1500 * time.Millisecond)
 	RunSpecs(t, "agent against an API server")
 }
 
@@ -67,7 +67,7 @@ var _ = BeforeSuite(func() {
 	for _, add := range []func(*runtime.Scheme) error{v1alpha1.AddToScheme, corev1.AddToScheme, coordinationv1.AddToScheme, rbacv1.AddToScheme} {
 		Expect(add(scheme)).To(Succeed())
 	}
-	api, err = client.New(config, client.Options{Scheme: scheme})
+	api, err = client.NewWithWatch(config, client.Options{Scheme: scheme})
 	Expect(err).NotTo(HaveOccurred())
 })
 
@@ -80,7 +80,8 @@ type node struct {
 	name   string
 	kernel *dataplanetest.Fake
 	other  *otherProxy
-	log    *logLines
+	log    *gbytes.Buffer // of the agent since it was started last
+	probes string         // the address of the kubelet's probes, and of metrics
 	// formats are the versions that its agent knows; none: those of this release.
 	formats []int32
 	stop    func()
@@ -91,7 +92,7 @@ var nodes int
 // newNode makes a node whose agent does not run yet.
 func newNode() *node {
 	nodes++
-	n := &node{name: fmt.Sprintf("node-%d", nodes), kernel: dataplanetest.NewFake(), other: newOtherProxy(), log: &logLines{}}
+	n := &node{name: fmt.Sprintf("node-%d", nodes), kernel: dataplanetest.NewFake(), other: newOtherProxy(), log: gbytes.NewBuffer(), probes: freeAddress()}
 	DeferCleanup(n.other.close)
 	return n
 }
@@ -103,6 +104,8 @@ func (n *node) start() *node {
 
 func (n *node) startAt(clk clock.Clock, config *rest.Config) *node {
 	GinkgoHelper()
+	log := gbytes.NewBuffer()
+	n.log = log
 	c, err := agent.NewClient(config)
 	Expect(err).NotTo(HaveOccurred())
 	a, err := agent.New(agent.Options{
@@ -110,9 +113,10 @@ func (n *node) startAt(clk clock.Clock, config *rest.Config) *node {
 		Dataplanes:     map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: n.kernel},
 		IPTables:       func() string { return "1.8.9 (nf_tables)" },
 		Probe:          agent.ProbeProxyMode(n.other.address()),
+		ProbeAddress:   n.probes,
 		FormatVersions: n.formats,
 		Version:        "v0.1.0", Kernel: "6.18.0", Clock: clk,
-		Log: funcr.New(n.log.add, funcr.Options{}),
+		Log: funcr.New(func(prefix, args string) { fmt.Fprintln(log, prefix, args) }, funcr.Options{Verbosity: 4}), // which tells what it knows
 	})
 	Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())
@@ -127,29 +131,15 @@ func (n *node) startAt(clk clock.Clock, config *rest.Config) *node {
 	return n
 }
 
-// logLines keeps what an agent logs.
-type logLines struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (l *logLines) add(prefix, args string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines, prefix+args)
-}
-
-func (l *logLines) text() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Join(l.lines, "\n")
-}
+// logged is what the agent has logged since it was started last.
+func (n *node) logged() string { return string(n.log.Contents()) }
 
 // otherProxy is a port on which another proxy may answer.
 type otherProxy struct {
 	mu     sync.Mutex
 	server *httptest.Server
 	mode   string // empty: 404, as of something that is no proxy
+	asked  int    // how often
 }
 
 func newOtherProxy() *otherProxy {
@@ -157,6 +147,7 @@ func newOtherProxy() *otherProxy {
 	o.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
+		o.asked++
 		if o.mode == "" || r.URL.Path != "/proxyMode" {
 			http.NotFound(w, r)
 			return
@@ -173,6 +164,13 @@ func (o *otherProxy) answer(mode string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.mode = mode
+}
+
+// questions counts how often it was asked.
+func (o *otherProxy) questions() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.asked
 }
 
 // close ends the proxy: nobody answers any more.
@@ -193,13 +191,18 @@ func (n *node) condition(ctx context.Context, kind string) func() string {
 		if err := api.Get(ctx, client.ObjectKey{Name: n.name}, object); err != nil {
 			return err.Error()
 		}
-		for _, c := range object.Status.Conditions {
-			if c.Type == kind {
-				return string(c.Status) + "/" + c.Reason
-			}
-		}
-		return "absent"
+		return conditionOf(object, kind)
 	}
+}
+
+// conditionOf is status/reason of a condition.
+func conditionOf(object *v1alpha1.NodeProxyRules, kind string) string {
+	for _, c := range object.Status.Conditions {
+		if c.Type == kind {
+			return string(c.Status) + "/" + c.Reason
+		}
+	}
+	return "absent"
 }
 
 // message returns the message of a condition.

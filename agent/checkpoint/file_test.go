@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 )
 
@@ -359,13 +360,41 @@ func FuzzDecode(f *testing.F) {
 				t.Fatalf("error %v, set %v", err, set)
 			}
 			if set != nil {
-				set.WithoutMembers()
-				if err := encode(&bytes.Buffer{}, set); err != nil {
-					t.Fatal(err)
+				if diff := cmp.Diff(set, sameAgain(t, set), cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("(-read +written and read):\n%s", diff)
 				}
+				sameAgain(t, set.WithoutMembers())
 			}
 		}
 	})
+}
+
+// sameAgain writes a set and returns what is read of that. Written once more it must
+// be the same bytes: nothing is lost on the way.
+func sameAgain(t *testing.T, set *Set) *Set {
+	t.Helper()
+	var first, second bytes.Buffer
+	if err := encode(&first, set); err != nil {
+		t.Fatalf("a set that was read cannot be written: %v", err)
+	}
+	var again *Set
+	if err := decode(bytes.NewReader(first.Bytes()), int64(first.Len()), func(d *decoder) error {
+		h, err := d.header()
+		if err != nil {
+			return err
+		}
+		again, err = d.rest(h)
+		return err
+	}); err != nil {
+		t.Fatalf("a set that was written cannot be read: %v", err)
+	}
+	if err := encode(&second, again); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(first.Bytes(), second.Bytes()) {
+		t.Errorf("written twice, a set differs: %q, %q", first.Bytes(), second.Bytes())
+	}
+	return again
 }
 
 // BenchmarkFile prints what a set costs: bytes on disk, and the memory that

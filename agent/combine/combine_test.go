@@ -370,8 +370,9 @@ func TestOrderOfInputDoesNotMatter(t *testing.T) {
 	}
 }
 
-// FuzzService feeds what a hand edit might leave. Nothing may panic, and what
-// comes out must be usable as it is.
+// FuzzService feeds what a hand edit might leave. Nothing may panic, what comes out
+// must be usable as it is and stand in the input, and the order of endpoints there
+// must not matter.
 func FuzzService(f *testing.F) {
 	for _, rules := range []*v1alpha1.ServiceProxyRulesSpec{dualStack(), rulesOf("Local", "Local", 3001, groupOf(ready, "a node-1", ".1"), groupOf(terminating, "", ".2"))} {
 		text, err := json.Marshal(rules)
@@ -386,8 +387,25 @@ func FuzzService(f *testing.F) {
 			return
 		}
 		members := []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{member}}}
+		given := endpointsIn(rules, member)
+		reversed := rules.DeepCopy()
+		for i := range reversed.Ports {
+			slices.Reverse(reversed.Ports[i].Endpoints)
+			for _, g := range reversed.Ports[i].Endpoints {
+				slices.Reverse(g.Addresses)
+			}
+		}
+		claims := Claims(rules)
 		for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-			svc, _ := Service(Input{Rules: rules, Members: members, Node: Node{Name: "node-1", Zone: "a"}, Family: family})
+			in := Input{Rules: rules, Members: members, Node: Node{Name: "node-1", Zone: "a"}, Family: family}
+			svc, problems := Service(in)
+			if len(problems) > maxProblems {
+				t.Errorf("%d problems are reported", len(problems))
+			}
+			in.Rules = reversed
+			if other, _ := Service(in); (svc == nil) != (other == nil) || svc != nil && !Equal(svc, other) {
+				t.Errorf("order changed the result: %+v, %+v", svc, other)
+			}
 			if svc == nil {
 				continue
 			}
@@ -395,14 +413,74 @@ func FuzzService(f *testing.F) {
 				t.Errorf("cluster IP %s of another family than %s", svc.ClusterIP, family)
 			}
 			for _, p := range svc.Ports {
+				if !slices.Contains(claims, Claim{Address: svc.ClusterIP, Port: p.Port, Protocol: p.Protocol}) {
+					t.Errorf("%s port %d is served and not claimed", svc.ClusterIP, p.Port)
+				}
 				for _, e := range slices.Concat(p.Cluster, p.Local, p.Members) {
-					if !family.Of(e.Addr()) || e.Port() == 0 {
+					if !family.Of(e.Addr()) || e.Port() == 0 || !given[e] {
 						t.Errorf("endpoint %s in a Service of %s", e, family)
 					}
 				}
 			}
 		}
-		Claims(rules)
+	})
+}
+
+// endpointsIn reads all endpoints that an input names.
+func endpointsIn(rules *v1alpha1.ServiceProxyRulesSpec, member string) map[netip.AddrPort]bool {
+	texts := []string{member}
+	for _, p := range rules.Ports {
+		for _, g := range p.Endpoints {
+			texts = append(texts, g.Addresses...)
+		}
+	}
+	out := map[netip.AddrPort]bool{}
+	for _, text := range texts {
+		if e, err := netip.ParseAddrPort(text); err == nil {
+			out[e] = true
+		}
+	}
+	return out
+}
+
+// FuzzWhole combines objects as text. What of it is left out has a reason, the rest
+// is named as its object is, and a claim has one holder, who is among the rest.
+func FuzzWhole(f *testing.F) {
+	spec, err := json.Marshal(dualStack())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add([]byte(`{"formatVersion":1,"node":{"addresses":["192.168.0.2"],"podCIDRs":["10.244.1.0/24"]}}`), spec, "default.web", "default.copy")
+	f.Fuzz(func(t *testing.T, node, service []byte, first, second string) {
+		own := v1alpha1.NodeProxyRules{}
+		rules := v1alpha1.ServiceProxyRules{}
+		if json.Unmarshal(node, &own.Spec) != nil || json.Unmarshal(service, &rules.Spec) != nil || first == second {
+			return
+		}
+		objects := []v1alpha1.ServiceProxyRules{rules, rules}
+		objects[0].Name, objects[1].Name = first, second
+		for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+			set, err := Whole(&own, objects, family)
+			if err != nil {
+				continue
+			}
+			for name := range set.Services {
+				object := v1alpha1.ServiceProxyRulesName(name.Namespace, name.Name)
+				if _, out := set.LeftOut[object]; out || object != first && object != second {
+					t.Errorf("%s is combined, from no object or one that is left out", name)
+				}
+			}
+			for _, c := range Claims(&rules.Spec) {
+				holder, found := set.Holders.Of(c)
+				if used := len(set.LeftOut) < len(objects); found != used {
+					t.Errorf("%v: has a holder %t, objects in use %t", c, found, used)
+				}
+				object := v1alpha1.ServiceProxyRulesName(holder.Namespace, holder.Name)
+				if _, out := set.LeftOut[object]; found && out {
+					t.Errorf("%v is held by %s, which is left out", c, holder)
+				}
+			}
+		}
 	})
 }
 

@@ -262,7 +262,7 @@ func parseTuple(b []byte) (source, destination netip.AddrPort, protocol v1alpha1
 	default:
 		ok = false
 	}
-	ok = ok && ports == 2 && src.IsValid() && dst.IsValid()
+	ok = ok && ports == 2 && src.IsValid() && dst.IsValid() && src.Is4() == dst.Is4()
 	return netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort), protocol, ok
 }
 

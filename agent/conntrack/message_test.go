@@ -81,12 +81,3 @@ func TestParseFlow(t *testing.T) {
 		}
 	}
 }
-
-func FuzzParseFlow(f *testing.F) {
-	f.Add(entry(protocolUDP, nil, appendAttr(nil, attrID, []byte{0, 0, 0, 7})))
-	f.Fuzz(func(t *testing.T, message []byte) {
-		if flow, ok := parseFlow(message); ok && !(flow.Source.IsValid() && flow.ReplySource.IsValid()) {
-			t.Errorf("half a flow: %v", flow)
-		}
-	})
-}

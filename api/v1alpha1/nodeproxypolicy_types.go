@@ -10,6 +10,8 @@ type NodeProxyPolicySpec struct {
 	// set the same field: the highest wins, of equal ones that of the policy with
 	// the lower name, never the older one. It may be negative. Default: 0. Source:
 	// people or GitOps.
+	// +kubebuilder:validation:Minimum=-2147483648
+	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	Priority *int32 `json:"priority,omitempty"`
 

@@ -21,6 +21,7 @@ type RolloutSettings struct {
 	// changed. Default: 600. Source: people or GitOps.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule=`self >= 1`,message=`rollout.progressDeadlineSeconds must be 1 or more`
+	// +kubebuilder:validation:Maximum=2147483647
 	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
 
 	// paused true lets no further node have a change: those that have it keep it,

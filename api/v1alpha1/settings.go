@@ -297,18 +297,21 @@ type IPVSSettings struct {
 	// tcpTimeoutSeconds is how long an idle TCP session is remembered, in
 	// seconds; 0 leaves the kernel's own. Default: 0. Same as kube-proxy's
 	// ipvs.tcpTimeout. Source: NodeProxy or NodeProxyPolicy.
+	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	TCPTimeoutSeconds *int32 `json:"tcpTimeoutSeconds,omitempty"`
 
 	// tcpFinTimeoutSeconds is how long a TCP session is remembered after a FIN,
 	// in seconds; 0 leaves the kernel's own. Default: 0. Same as kube-proxy's
 	// ipvs.tcpFinTimeout. Source: NodeProxy or NodeProxyPolicy.
+	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	TCPFinTimeoutSeconds *int32 `json:"tcpFinTimeoutSeconds,omitempty"`
 
 	// udpTimeoutSeconds is how long a UDP flow is remembered, in seconds; 0
 	// leaves the kernel's own. Default: 0. Same as kube-proxy's
 	// ipvs.udpTimeout. Source: NodeProxy or NodeProxyPolicy.
+	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	UDPTimeoutSeconds *int32 `json:"udpTimeoutSeconds,omitempty"`
 }
@@ -321,6 +324,7 @@ type SyncSettings struct {
 	// very many rules, the pause is longer, up to 1.5 s. Default: 250.
 	// Corresponds to kube-proxy's minSyncPeriod (1 s there). Source: NodeProxy
 	// or NodeProxyPolicy.
+	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	MinIntervalMilliseconds *int32 `json:"minIntervalMilliseconds,omitempty"`
 
@@ -330,6 +334,7 @@ type SyncSettings struct {
 	// may have changed them since, where a Service is refused or something is
 	// warned of, and every tenth time in any case. Default: 60. Source: NodeProxy
 	// or NodeProxyPolicy.
+	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	VerifyIntervalSeconds *int32 `json:"verifyIntervalSeconds,omitempty"`
 }
@@ -343,6 +348,7 @@ type ConntrackSettings struct {
 	// smaller while that would fill it to 80 % or more. Needs the host's network
 	// namespace. Default: 32768. Same as kube-proxy's conntrack.maxPerCore.
 	// Source: NodeProxy or NodeProxyPolicy.
+	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	MaxPerCore *int32 `json:"maxPerCore,omitempty"`
 
@@ -350,6 +356,7 @@ type ConntrackSettings struct {
 	// of cores; ignored when maxPerCore is 0, or gives more than 1048576 by
 	// itself. Default: 131072. Same as kube-proxy's conntrack.min. Source:
 	// NodeProxy or NodeProxyPolicy.
+	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	Min *int32 `json:"min,omitempty"`
 
@@ -357,6 +364,7 @@ type ConntrackSettings struct {
 	// connection is kept, in seconds; 0 leaves it as it is. Default: 86400 (24
 	// h). Same as kube-proxy's conntrack.tcpEstablishedTimeout. Source:
 	// NodeProxy or NodeProxyPolicy.
+	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	TCPEstablishedTimeoutSeconds *int32 `json:"tcpEstablishedTimeoutSeconds,omitempty"`
 
@@ -364,18 +372,21 @@ type ConntrackSettings struct {
 	// kept, in seconds; 0 leaves it as it is. Default: 3600 (1 h). Same as
 	// kube-proxy's conntrack.tcpCloseWaitTimeout. Source: NodeProxy or
 	// NodeProxyPolicy.
+	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	TCPCloseWaitTimeoutSeconds *int32 `json:"tcpCloseWaitTimeoutSeconds,omitempty"`
 
 	// udpTimeoutSeconds is how long a UDP flow without an answer is kept, in
 	// seconds; 0 leaves it as it is. Default: 0. Same as kube-proxy's
 	// conntrack.udpTimeout. Source: NodeProxy or NodeProxyPolicy.
+	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	UDPTimeoutSeconds *int32 `json:"udpTimeoutSeconds,omitempty"`
 
 	// udpStreamTimeoutSeconds is how long an answered UDP flow is kept, in
 	// seconds; 0 leaves it as it is. Default: 0. Same as kube-proxy's
 	// conntrack.udpStreamTimeout. Source: NodeProxy or NodeProxyPolicy.
+	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	UDPStreamTimeoutSeconds *int32 `json:"udpStreamTimeoutSeconds,omitempty"`
 

@@ -25,6 +25,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers"
+	"github.com/nodeproxy-io/nodeproxy/test/programs"
 )
 
 // rig is an API server, and controllers as processes.
@@ -46,10 +47,8 @@ func newRig(t *testing.T) *rig {
 		t.Fatal(missing)
 	}
 	r := &rig{T: t, program: filepath.Join(t.TempDir(), "nodeproxy-controller")}
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", r.program, ".")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
+	if err := programs.Into(t.Context(), filepath.Dir(r.program), programs.Controller); err != nil {
+		t.Fatal(err)
 	}
 	server := &envtest.Environment{CRDDirectoryPaths: []string{filepath.Join("..", "..", "config", "crd", "bases")}, ErrorIfCRDPathMissing: true}
 	config, err := server.Start()

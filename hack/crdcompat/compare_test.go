@@ -43,6 +43,7 @@ spec:
               mode: {type: string, description: What it does., enum: [A, B], default: A}
               number: {type: integer, minimum: 1, maximum: 10, multipleOf: 2}
               free: {type: integer}
+              counted: {type: integer, format: int32}
               loose: {type: array}
               name: {type: string, minLength: 1, maxLength: 10, pattern: '^a', format: date-time}
               plain: {type: string, nullable: true}
@@ -121,6 +122,8 @@ func incompatible() []change {
 		{"only some values", "free: {type: integer}", "free: {type: integer, enum: [1]}", "spec.free: only some values are allowed now"},
 		{"minimum", "minimum: 1", "minimum: 2", "spec.number: the least value is 2 now, and was 1"},
 		{"new minimum", "free: {type: integer}", "free: {type: integer, minimum: 0}", "spec.free: the least value is 0 now, and there was no such bound"},
+		{"maximum of a format", "format: int32", "format: int32, maximum: 2147483646", "spec.counted: the greatest value is 2.147483646e+09 now, and was 2.147483647e+09"},
+		{"minimum of a format", "format: int32", "format: int32, minimum: 0", "spec.counted: the least value is 0 now, and was -2.147483648e+09"},
 		{"maximum", "maximum: 10", "maximum: 9", "spec.number: the greatest value is 9 now, and was 10"},
 		{"exclusive minimum", "minimum: 1,", "minimum: 1, exclusiveMinimum: true,", "spec.number: the least value itself"},
 		{"exclusive maximum", "maximum: 10,", "maximum: 10, exclusiveMaximum: true,", "spec.number: the greatest value itself"},
@@ -180,6 +183,7 @@ func TestCompatibleChangesPass(t *testing.T) {
 		{name: "new value", old: "enum: [A, B]", text: "enum: [A, B, C]"},
 		{name: "all values", old: "enum: [A, B], ", text: ""},
 		{name: "minimum", old: "minimum: 1", text: "minimum: 0"},
+		{name: "bounds of a format", old: "format: int32", text: "format: int32, minimum: -2147483648, maximum: 2147483647"},
 		{name: "new length of none", old: "plain: {type: string,", text: "plain: {type: string, minLength: 0,"},
 		{name: "new number of items of none", old: "loose: {type: array}", text: "loose: {type: array, minItems: 0}"},
 		{name: "new number of entries of none", old: "anything: {type: object,", text: "anything: {type: object, minProperties: 0,"},

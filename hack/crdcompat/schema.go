@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -84,10 +85,27 @@ func (c *comparison) enum(path string, old, present *schemaProps) {
 	}
 }
 
+// valueBounds are the least and the greatest value that a schema allows. A format bounds
+// them, too: what it leaves out, API servers deny or no client can read.
+func valueBounds(of *schemaProps) (minimum, maximum *float64) {
+	minimum, maximum = of.Minimum, of.Maximum
+	if of.Format != "int32" {
+		return minimum, maximum
+	}
+	if minimum == nil {
+		minimum = new(float64(math.MinInt32))
+	}
+	if maximum == nil {
+		maximum = new(float64(math.MaxInt32))
+	}
+	return minimum, maximum
+}
+
 // bounds: numbers, lengths and sizes that were allowed still are.
 func (c *comparison) bounds(path string, old, present *schemaProps) {
-	least(c, path, "value", old.Minimum, present.Minimum)
-	most(c, path, "value", old.Maximum, present.Maximum)
+	minimum, maximum := valueBounds(old)
+	least(c, path, "value", minimum, present.Minimum)
+	most(c, path, "value", maximum, present.Maximum)
 	fewest(c, path, "length", old.MinLength, present.MinLength)
 	most(c, path, "length", old.MaxLength, present.MaxLength)
 	fewest(c, path, "number of items", old.MinItems, present.MinItems)

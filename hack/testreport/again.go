@@ -17,96 +17,116 @@ type session struct {
 	show     string
 	again    bool
 	subtests bool
+	budget   int // how many tests may be repeated
 
-	leftOut []string
-	summary []string
+	records records
 }
 
-// run reports whether all tests have passed, be it at the second time.
+// run reports whether all tests passed, the repeated ones included.
 func (s *session) run(ctx context.Context, flags, packages []string) (passed bool, err error) {
 	first, err := s.once(ctx, append(slices.Clone(flags), packages...))
+	s.records = first.records
 	if err != nil || !first.failed {
 		return err == nil, err
 	}
 	if len(first.failures) == 0 {
-		s.summary = append(s.summary, fmt.Sprintf("FAIL    go test %s: see above", strings.Join(flags, " ")))
+		s.records = append(s.records, record{
+			Package: "go test " + strings.Join(flags, " "),
+			Failed:  []outcome{{Verdict: "see above"}},
+		})
 		return false, nil
+	}
+	failed := 0
+	for _, f := range first.failures {
+		failed += len(f.names())
 	}
 	passed = true
 	for _, f := range first.failures {
-		if !s.again || f.broken || f.final {
-			passed = false
-			s.summary = append(s.summary, tell("FAIL   ", f, "It said:")...)
-			continue
+		r := s.recordOf(f.pkg)
+		switch {
+		case !s.again || f.final:
+			r.fail(f, "failed. It said:")
+		case f.broken:
+			r.fail(f, "")
+		case failed > s.budget:
+			// Repeating what cannot count as passed any more only takes time.
+			r.fail(f, fmt.Sprintf("failed, and is not repeated, because more than %d tests failed. It said:", maxRetried))
+		default:
+			if err := s.repeat(ctx, flags, f, r); err != nil {
+				return false, err
+			}
 		}
-		ok, err := s.repeat(ctx, flags, f)
-		if err != nil {
-			return false, err
-		}
-		passed = passed && ok
+		passed = passed && len(r.Failed) == 0
 	}
 	return passed, nil
 }
 
 // repeat runs the failed tests of a package once more.
-func (s *session) repeat(ctx context.Context, flags []string, f failure) (passed bool, err error) {
-	for _, test := range f.tests {
-		fmt.Fprintf(s.out, "AGAIN %s %s has failed; it is run once more, alone\n", short(f.pkg), test.name)
+func (s *session) repeat(ctx context.Context, flags []string, f failure, r *record) error {
+	for _, name := range f.names() {
+		fmt.Fprintf(s.out, "AGAIN %s %s failed; running it once more\n", short(f.pkg), name)
 	}
 	// Of a flag that is given twice the last one counts.
 	second, err := s.once(ctx, append(slices.Clone(flags), "-count", "1", "-run", pattern(f.tests, s.subtests), f.pkg))
 	if err != nil {
-		return false, err
+		return err
 	}
-	if second.failed {
-		s.summary = append(s.summary, tell("FAIL   ", f, "It failed twice. The first time it said:")...)
-		return false, nil
+	for _, again := range second.records {
+		r.Wall += again.Wall
 	}
-	s.summary = append(s.summary, tell("RETRIED", f, "failed, then passed. The first time it said:")...)
-	for _, test := range f.tests {
-		fmt.Fprintf(s.out, "RETRIED %s %s: failed, then passed\n", short(f.pkg), test.name)
+	switch {
+	case second.failed:
+		r.fail(f, "failed twice. The first time it said:")
+	case slices.ContainsFunc(f.names(), func(name string) bool { return !second.passed[name] }):
+		r.fail(f, "failed, and did not run when it was repeated. It said:")
+	default:
+		r.Retried = append(r.Retried, f.outcomes("failed, then passed. The first time it said:")...)
+		for _, name := range f.names() {
+			fmt.Fprintf(s.out, "RETRIED %s %s: failed, then passed\n", short(f.pkg), name)
+		}
 	}
-	return true, nil
+	return nil
 }
 
-// once runs go test and collects what it says.
+// once runs go test and collects its results.
 func (s *session) once(ctx context.Context, args []string) (*report, error) {
 	r := newReport(s.out)
 	r.show = s.show
 	err := s.goTest(ctx, args, r.read)
-	s.leftOut = append(s.leftOut, r.leftOut...)
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		r.failed, err = true, nil // go test has said why
 	}
 	return r, err
 }
 
-// tell is for the end of all tests: each test with what it said.
-func tell(result string, f failure, verdict string) []string {
-	if f.broken {
-		return append([]string{fmt.Sprintf("%s %s, not all of its tests have run. It said:", result, short(f.pkg))}, indent(f.said)...)
-	}
-	var lines []string
-	for _, test := range f.tests {
-		lines = append(lines, fmt.Sprintf("%s %s %s: %s", result, short(f.pkg), test.name, verdict))
-		lines = append(lines, indent(test.said)...)
-	}
-	return lines
+func (s *session) recordOf(pkg string) *record {
+	return &s.records[slices.IndexFunc(s.records, func(r record) bool { return r.Package == short(pkg) })]
 }
 
-// longest is how many lines of a test are told at the end: the first and the last
-// ones, as some say why they failed and then what else there is to know.
-const longest = 24
+func (r *record) fail(f failure, verdict string) {
+	r.Failed = append(r.Failed, f.outcomes(verdict)...)
+}
 
-func indent(lines []string) []string {
-	var out []string
-	for i, line := range lines {
-		switch {
-		case len(lines) <= longest || i < longest/2 || i >= len(lines)-longest/2:
-			out = append(out, "        "+line)
-		case i == longest/2:
-			out = append(out, "        …")
+func (f failure) outcomes(verdict string) []outcome {
+	if f.broken {
+		return []outcome{{Verdict: "not all of its tests ran. It said:", Said: f.said}}
+	}
+	var out []outcome
+	for _, test := range f.tests {
+		said := test.said
+		for _, name := range test.leaves() {
+			out = append(out, outcome{Test: name, Verdict: verdict, Said: said})
+			said = nil // with the first one stands what all have said
 		}
+	}
+	return out
+}
+
+// names are those of all tests that failed, without the tests that they are subtests of.
+func (f failure) names() []string {
+	var out []string
+	for _, test := range f.tests {
+		out = append(out, test.leaves()...)
 	}
 	return out
 }

@@ -1,14 +1,15 @@
 package main
 
 import (
-	"context"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
+	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/test/load"
 )
 
 const (
@@ -23,6 +24,29 @@ const (
 	passedThen = `
 {"Action":"pass","Package":"a","Test":"TestSlow"}
 {"Action":"pass","Package":"a","Elapsed":1}`
+	failedSubtests = `
+{"Action":"output","Package":"a","Test":"TestTable/one","Output":"    a_test.go:7: no\n"}
+{"Action":"fail","Package":"a","Test":"TestTable/one"}
+{"Action":"output","Package":"a","Test":"TestTable/two","Output":"    a_test.go:8: no\n"}
+{"Action":"fail","Package":"a","Test":"TestTable/two"}
+{"Action":"fail","Package":"a","Test":"TestTable"}
+{"Action":"output","Package":"a","Output":"FAIL\n"}
+{"Action":"fail","Package":"a","Elapsed":3}`
+	failedThree = `
+{"Action":"fail","Package":"a","Test":"TestTable/one"}
+{"Action":"fail","Package":"a","Test":"TestTable/two"}
+{"Action":"fail","Package":"a","Test":"TestTable/three"}
+{"Action":"fail","Package":"a","Test":"TestTable"}
+{"Action":"output","Package":"a","Output":"FAIL\n"}
+{"Action":"fail","Package":"a","Elapsed":3}`
+	passedWithOne = `
+{"Action":"pass","Package":"a","Test":"TestTable/one"}
+{"Action":"pass","Package":"a","Test":"TestTable"}
+{"Action":"pass","Package":"a","Elapsed":1}`
+	skippedThen = `
+{"Action":"skip","Package":"a","Test":"TestSlow"}
+{"Action":"pass","Package":"a","Test":"TestGood"}
+{"Action":"pass","Package":"a","Elapsed":1}`
 	panicked = `
 {"Action":"output","Package":"a","Test":"TestSlow","Output":"    a_test.go:7: took 3 s, want 2 s\n"}
 {"Action":"fail","Package":"a","Test":"TestSlow"}
@@ -35,7 +59,7 @@ const (
 {"Action":"output","Package":"a","Output":"FAIL\n"}
 {"Action":"fail","Package":"a","Elapsed":3}`
 	lost = `
-{"Action":"output","Package":"a","Test":"TestSlow","Output":"    a_test.go:9: 2 connections failed: no second chance\n"}
+{"Action":"output","Package":"a","Test":"TestSlow","Output":"    a_test.go:9: 2 connections failed: lost connections are never retried\n"}
 {"Action":"fail","Package":"a","Test":"TestSlow"}
 {"Action":"output","Package":"a","Output":"FAIL\n"}
 {"Action":"fail","Package":"a","Elapsed":3}`
@@ -48,69 +72,112 @@ func TestAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		runs    []string
 		passed  bool
-		summary []string
+		retried []outcome
+		failed  []outcome
 		said    string
 	}{
 		"failed, then passed": {
 			runs: []string{failedOnce, passedThen}, passed: true,
-			summary: []string{"RETRIED a TestSlow: failed, then passed. The first time it said:", "        a_test.go:7: took 3 s, want 2 s"},
+			retried: []outcome{{"TestSlow", "failed, then passed. The first time it said:", []string{"a_test.go:7: took 3 s, want 2 s"}}},
 			said:    "RETRIED a TestSlow: failed, then passed",
 		},
 		"failed twice": {
-			runs:    []string{failedOnce, failedOnce},
-			summary: []string{"FAIL    a TestSlow: It failed twice. The first time it said:", "        a_test.go:7: took 3 s, want 2 s"},
-			said:    "took 3 s, want 2 s",
+			runs:   []string{failedOnce, failedOnce},
+			failed: []outcome{{"TestSlow", "failed twice. The first time it said:", []string{"a_test.go:7: took 3 s, want 2 s"}}},
+			said:   "took 3 s, want 2 s",
+		},
+		"repeated, but no test ran": {
+			runs:   []string{failedOnce, `{"Action":"pass","Package":"a","Elapsed":1}`},
+			failed: []outcome{{"TestSlow", "failed, and did not run when it was repeated. It said:", []string{"a_test.go:7: took 3 s, want 2 s"}}},
+			said:   "took 3 s, want 2 s",
+		},
+		"a repeated subtest is not there any more": {
+			runs: []string{failedSubtests, passedWithOne},
+			failed: []outcome{
+				{"TestTable/one", "failed, and did not run when it was repeated. It said:", []string{"one:", "a_test.go:7: no", "two:", "a_test.go:8: no"}},
+				{"TestTable/two", "failed, and did not run when it was repeated. It said:", nil},
+			},
+			said: "AGAIN a TestTable/two failed",
+		},
+		"a repeated test is skipped": {
+			runs:   []string{failedOnce, skippedThen},
+			failed: []outcome{{"TestSlow", "failed, and did not run when it was repeated. It said:", []string{"a_test.go:7: took 3 s, want 2 s"}}},
+			said:   "took 3 s, want 2 s",
+		},
+		"three subtests of one test are three": {
+			runs: []string{failedThree},
+			failed: []outcome{
+				{"TestTable/one", "failed, and is not repeated, because more than 2 tests failed. It said:", nil},
+				{"TestTable/two", "failed, and is not repeated, because more than 2 tests failed. It said:", nil},
+				{"TestTable/three", "failed, and is not repeated, because more than 2 tests failed. It said:", nil},
+			},
+			said: "FAIL  a",
 		},
 		"a panic ends the tests beside it": {
 			runs: []string{panicked},
-			summary: []string{"FAIL    a, not all of its tests have run. It said:",
-				"        TestBad:", "        panic: at the disco", "        TestSlow:", "        a_test.go:7: took 3 s, want 2 s"},
+			failed: []outcome{{"", "not all of its tests ran. It said:",
+				[]string{"TestBad:", "panic: at the disco", "TestSlow:", "a_test.go:7: took 3 s, want 2 s"}}},
 			said: "at the disco",
 		},
 		"a data race stays one": {
-			runs:    []string{raced},
-			summary: []string{"FAIL    a TestSlow: It said:", "        WARNING: DATA RACE"},
-			said:    "DATA RACE",
+			runs:   []string{raced},
+			failed: []outcome{{"TestSlow", "failed. It said:", []string{"WARNING: DATA RACE"}}},
+			said:   "DATA RACE",
 		},
 		"a lost connection stays lost": {
-			runs:    []string{lost},
-			summary: []string{"FAIL    a TestSlow: It said:", "        a_test.go:9: 2 connections failed: no second chance"},
-			said:    "2 connections failed",
+			runs:   []string{lost},
+			failed: []outcome{{"TestSlow", "failed. It said:", []string{"a_test.go:9: 2 connections failed: lost connections are never retried"}}},
+			said:   "2 connections failed",
 		},
 		"does not compile": {
-			runs:    []string{notCompiled},
-			summary: []string{"FAIL    a, not all of its tests have run. It said:", "        a.go:1: undefined: x"},
-			said:    "undefined: x",
+			runs:   []string{notCompiled},
+			failed: []outcome{{"", "not all of its tests ran. It said:", []string{"a.go:1: undefined: x"}}},
+			said:   "undefined: x",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
-			s := session{out: &out, again: true, goTest: says(c.runs...)}
+			s := session{out: &out, again: true, budget: maxRetried, goTest: says(c.runs...)}
 			passed, err := s.run(t.Context(), []string{"-p", "1"}, []string{"a"})
 			if err != nil || passed != c.passed {
 				t.Errorf("passed %t, %v; want %t", passed, err, c.passed)
 			}
-			if !slices.Equal(s.summary, c.summary) {
-				t.Errorf("the summary is\n%s\nwant\n%s", strings.Join(s.summary, "\n"), strings.Join(c.summary, "\n"))
+			if len(s.records) != 1 {
+				t.Fatalf("records: %+v", s.records)
+			}
+			if got := s.records[0].Retried; !reflect.DeepEqual(got, c.retried) {
+				t.Errorf("retried\n%q\nwant\n%q", got, c.retried)
+			}
+			if got := s.records[0].Failed; !reflect.DeepEqual(got, c.failed) {
+				t.Errorf("failed\n%q\nwant\n%q", got, c.failed)
 			}
 			if !strings.Contains(out.String(), c.said) {
-				t.Errorf("%q is not in what is shown:\n%s", c.said, out.String())
+				t.Errorf("%q is not in the output:\n%s", c.said, out.String())
 			}
 			if !strings.Contains(out.String(), "FAIL  a") {
-				t.Errorf("the first failure is not shown:\n%s", out.String())
+				t.Errorf("the first failure is not in the output:\n%s", out.String())
 			}
 		})
 	}
 }
 
-func TestWithoutAgainNothingIsRepeated(t *testing.T) {
-	s := session{out: io.Discard, goTest: says(failedOnce)}
-	passed, err := s.run(t.Context(), nil, nil)
-	if err != nil || passed {
-		t.Errorf("passed %t, %v", passed, err)
+// test/load says that a connection was lost; only the same words keep it from being repeated.
+func TestLostConnectionsAreFinal(t *testing.T) {
+	if load.NeverRetried != noSecondChance {
+		t.Errorf("test/load says %q; this program looks for %q", load.NeverRetried, noSecondChance)
 	}
-	if want := "FAIL    a TestSlow: It said:"; len(s.summary) != 2 || s.summary[0] != want {
-		t.Errorf("the summary is %q, want %q", s.summary, want)
+}
+
+func TestWithoutAgainNothingIsRepeated(t *testing.T) {
+	for name, s := range map[string]*session{
+		"without -again":      {budget: maxRetried},
+		"the budget is spent": {again: true, budget: 0},
+	} {
+		s.out, s.goTest = io.Discard, says(failedOnce)
+		passed, err := s.run(t.Context(), nil, nil)
+		if err != nil || passed || len(s.records[0].Failed) != 1 {
+			t.Errorf("%s: passed %t, %v, %+v", name, passed, err, s.records)
+		}
 	}
 }
 
@@ -145,18 +212,33 @@ func TestFlaky(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	source, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Chdir(folder)
 	t.Setenv("SUBTESTS", "yes") // then the subtest that passed must not run again
 	t.Setenv("GOFLAGS", "-mod=mod")
-	s := session{out: io.Discard, again: true, subtests: true, goTest: goTest}
+	self := filepath.Join(folder, "testreport")
+	if out, err := exec.Command("go", "build", "-C", source, "-o", self, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	command := &goTestCommand{dir: folder, self: self, file: filepath.Join(folder, "cpu")}
+	s := session{out: io.Discard, again: true, subtests: true, budget: maxRetried, goTest: command.run}
 	passed, err := s.run(t.Context(), []string{"-count", "1"}, []string{"example.org/flaky"})
 	if err != nil || !passed {
-		t.Errorf("passed %t, %v: %q", passed, err, s.summary)
+		t.Fatalf("passed %t, %v: %+v", passed, err, s.records)
 	}
-	want := []string{"RETRIED example.org/flaky TestFlaky: failed, then passed. The first time it said:",
-		"        not_the/first_time:", "        a_test.go:18: the reason"}
-	if !slices.Equal(s.summary, want) {
-		t.Errorf("the summary is %q, want %q", s.summary, want)
+	want := []outcome{{"TestFlaky/not_the/first_time", "failed, then passed. The first time it said:", []string{"not_the/first_time:", "a_test.go:18: the reason"}}}
+	if !reflect.DeepEqual(s.records[0].Retried, want) {
+		t.Errorf("retried %+v, want %+v", s.records[0].Retried, want)
+	}
+	s.records[0].Package = "." // as a package of this repository, relative to where the run began
+	if err := command.addCPU(s.records); err != nil || s.records[0].CPU <= 0 {
+		t.Errorf("the CPU time is %s, %v", s.records[0].CPU, err)
+	}
+	if _, err := os.Stat(command.file); !os.IsNotExist(err) {
+		t.Errorf("the file with the CPU times is left: %v", err)
 	}
 	passed, err = s.run(t.Context(), []string{"-count", "1", "-no-such-flag"}, []string{"example.org/flaky"})
 	if err != nil || passed {
@@ -166,8 +248,8 @@ func TestFlaky(t *testing.T) {
 
 func TestGoThatCannotBeStarted(t *testing.T) {
 	t.Setenv("PATH", "")
-	s := session{out: io.Discard, again: true, goTest: goTest}
-	if passed, err := s.run(context.Background(), nil, nil); err == nil || passed {
+	s := session{out: io.Discard, again: true, goTest: (&goTestCommand{}).run}
+	if passed, err := s.run(t.Context(), nil, nil); err == nil || passed {
 		t.Errorf("passed %t, %v", passed, err)
 	}
 	if _, err := exec.LookPath("go"); err == nil {
@@ -191,26 +273,14 @@ func TestPattern(t *testing.T) {
 }
 
 func TestSilentFailureShowsWhatOthersSaid(t *testing.T) {
-	out, _ := collect(t, `
+	out, _, _ := collect(t, `
 {"Action":"output","Package":"a","Test":"TestOther","Output":"    b_test.go:3: given to the wrong test\n"}
 {"Action":"pass","Package":"a","Test":"TestOther"}
 {"Action":"output","Package":"a","Test":"TestSilent","Output":"--- FAIL: TestSilent (179.27s)\n"}
 {"Action":"fail","Package":"a","Test":"TestSilent"}
 {"Action":"output","Package":"a","Output":"FAIL\n"}
-{"Action":"fail","Package":"a","Elapsed":1}`, "")
+{"Action":"fail","Package":"a","Elapsed":1}`)
 	if !strings.Contains(out, "given to the wrong test") {
 		t.Errorf("nothing tells why:\n%s", out)
-	}
-}
-
-func TestLongOutputIsCut(t *testing.T) {
-	var lines []string
-	for range 100 {
-		lines = append(lines, "line")
-	}
-	lines[0], lines[99] = "first", "last"
-	got := indent(lines)
-	if len(got) != longest+1 || !strings.HasSuffix(got[0], "first") || !strings.HasSuffix(got[longest], "last") {
-		t.Errorf("%d lines: %q", len(got), got)
 	}
 }

@@ -1,12 +1,15 @@
-// Command testreport runs go test and shows one line for each package, the
-// output of failed tests, and nothing of tests that passed but lines that begin
-// with a given text, as they come:
+// Command testreport runs tests for hack/test.sh and decides at the end whether the run
+// passed:
 //
-//	testreport [flags] -- [flags of go test] -- packages
+//	testreport run [flags] -- [flags of go test] -- packages
+//	testreport command [flags] NAME -- program arguments
+//	testreport close [flags]
 //
-// What was left out, and why, it adds to a file, and to another what failed, with
-// the reason, so that both can be told at the end of all tests. With -again
-// failed tests are run once more, alone.
+// run calls go test and prints one line per package and the output of failed tests.
+// command does the same for another program, such as the demo. Both append what they
+// measured to the file of -records. close prints that file as one table, with the
+// skipped, retried and failed tests, and exits with 1 if the run does not count as passed.
+// go test itself calls "testreport measure" to learn the CPU time of each package.
 package main
 
 import (
@@ -14,64 +17,105 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
+	"path/filepath"
 	"slices"
-	"strings"
 )
 
 func main() {
-	s := session{out: os.Stdout, goTest: goTest}
-	var leftOut, summary string
-	flag.StringVar(&leftOut, "left-out", "", "`file` to which a line for each skipped test is added")
-	flag.StringVar(&summary, "summary", "", "`file` to which is added what failed, or was run twice, and why")
-	flag.StringVar(&s.show, "show", "", "lines of output that begin with this `text` are shown at once; empty: none")
-	flag.BoolVar(&s.again, "again", false, "run failed tests once more, alone; those that pass then count as passed")
-	flag.BoolVar(&s.subtests, "subtests", false, "with -again: where a test failed by its subtests alone, run only those again")
-	flag.Parse()
-
-	flags, packages := flag.Args(), []string(nil)
-	if i := slices.Index(flags, "--"); i >= 0 {
-		flags, packages = flags[:i], flags[i+1:]
-	}
-	passed, err := s.run(context.Background(), flags, packages)
-	err = errors.Join(err, add(leftOut, s.leftOut), add(summary, s.summary))
+	ok, err := dispatch(context.Background(), os.Args[1:])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testreport:", err)
 	}
-	if err != nil || !passed {
+	if err != nil || !ok {
 		os.Exit(1)
 	}
 }
 
-// goTest runs go test -json and gives its output to read.
-func goTest(ctx context.Context, args []string, read func(io.Reader) error) error {
-	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, args...)...)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
+func dispatch(ctx context.Context, args []string) (passed bool, err error) {
+	if len(args) == 0 {
+		return false, errors.New("which command? run, command or close")
 	}
-	if err := cmd.Start(); err != nil {
-		return err
+	command, args := args[0], args[1:]
+	flags := flag.NewFlagSet(command, flag.ExitOnError)
+	switch command {
+	case "run":
+		return runTests(ctx, flags, args)
+	case "command":
+		return runProgram(ctx, flags, args)
+	case "close":
+		return closeRun(flags, args)
+	case "measure":
+		return measure(args)
+	default:
+		return false, fmt.Errorf("unknown command %q: run, command or close", command)
 	}
-	if err := read(out); err != nil {
-		_ = cmd.Process.Kill()
-		return errors.Join(fmt.Errorf("read what go test says: %w", err), cmd.Wait())
-	}
-	return cmd.Wait()
 }
 
-// add adds lines to a file.
-func add(path string, lines []string) error {
-	if path == "" || len(lines) == 0 {
-		return nil
+func runTests(ctx context.Context, flags *flag.FlagSet, args []string) (passed bool, err error) {
+	s := session{out: os.Stdout}
+	file := flags.String("records", "", "`file` to which a record of each package is appended")
+	dir := flags.String("C", "", "run go test in this `directory`")
+	flags.StringVar(&s.show, "show", "", "print lines of output that begin with this `text` at once; empty: none")
+	flags.BoolVar(&s.again, "again", false, "run failed tests once more, alone; those that pass then count as passed")
+	flags.BoolVar(&s.subtests, "subtests", false, "with -again: if only subtests of a test failed, repeat only those")
+	if err := flags.Parse(args); err != nil {
+		return false, err
 	}
-	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	goFlags, packages := cut(flags.Args())
+	records, err := readRecords(*file)
 	if err != nil {
-		return err
+		return false, err
 	}
-	_, err = fmt.Fprintln(file, strings.Join(lines, "\n"))
-	return errors.Join(err, file.Close())
+	s.budget = max(0, maxRetried-records.retried())
+	command, err := newGoTest(*dir, filepath.Dir(*file))
+	if err != nil {
+		return false, err
+	}
+	s.goTest = command.run
+	passed, err = s.run(ctx, goFlags, packages)
+	return passed, errors.Join(err, command.addCPU(s.records), s.records.appendTo(*file))
+}
+
+func runProgram(ctx context.Context, flags *flag.FlagSet, args []string) (passed bool, err error) {
+	file := flags.String("records", "", "`file` to which the record is appended")
+	if err := flags.Parse(args); err != nil {
+		return false, err
+	}
+	name, program := cut(flags.Args())
+	if len(name) != 1 || len(program) == 0 {
+		return false, errors.New("usage: testreport command [flags] NAME -- program arguments")
+	}
+	r := timed(ctx, name[0], program)
+	return len(r.Failed) == 0, records{r}.appendTo(*file)
+}
+
+func closeRun(flags *flag.FlagSet, args []string) (passed bool, err error) {
+	c := closing{out: os.Stdout}
+	file := flags.String("records", "", "`file` with the records of the run")
+	list := flags.String("skips", "", "`file` with the tests that may be skipped; empty: all may be")
+	flags.DurationVar(&c.wall, "wall", 0, "how long the whole run took")
+	flags.DurationVar(&c.user, "user", 0, "the CPU time of the whole run in user mode, compiling included")
+	flags.DurationVar(&c.system, "system", 0, "the CPU time of the whole run in the kernel")
+	if err := flags.Parse(args); err != nil {
+		return false, err
+	}
+	if c.records, err = readRecords(*file); err != nil {
+		return false, err
+	}
+	if *list != "" {
+		if c.skips, err = readSkips(*list); err != nil {
+			return false, err
+		}
+	}
+	return c.print(), nil
+}
+
+// cut splits arguments at the first "--", which flag.Parse leaves in place after a first
+// argument that is no flag.
+func cut(args []string) (before, after []string) {
+	if i := slices.Index(args, "--"); i >= 0 {
+		return args[:i], args[i+1:]
+	}
+	return args, nil
 }

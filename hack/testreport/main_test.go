@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 const events = `
@@ -22,60 +20,49 @@ const events = `
 {"Action":"pass","Package":"github.com/nodeproxy-io/nodeproxy/a","Elapsed":1.25}
 `
 
-func TestReportOfPassedTests(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "left-out")
-	out, ok := collect(t, events, file)
+func TestPassedAndSkippedTests(t *testing.T) {
+	out, rs, ok := collect(t, events)
 	if !ok {
 		t.Error("reported as failed")
 	}
-	if want := "ok    a 1.2 s 1 passed, 1 left out"; strings.Join(strings.Fields(out), " ") != strings.Join(strings.Fields(want), " ") {
+	if want := "ok    a 1.2 s 1 passed, 1 skipped"; strings.Join(strings.Fields(out), " ") != strings.Join(strings.Fields(want), " ") {
 		t.Errorf("got %q, want %q", out, want)
 	}
-	left, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
+	if len(rs) != 1 || rs[0].Package != "a" || rs[0].Wall != 1250*time.Millisecond || rs[0].Tests != 1 {
+		t.Fatalf("records: %+v", rs)
 	}
-	if want := "  a TestRoot: no such module: run make modules\n"; string(left) != want {
-		t.Errorf("left out: got %q, want %q", left, want)
+	if s := rs[0].Skipped; len(s) != 1 || s[0].Test != "TestRoot" || s[0].Verdict != "no such module: run make modules" {
+		t.Errorf("skipped: %+v", s)
 	}
 }
 
-// TestReportShowsAtOnce gives no result, as while tests run.
+// No result follows these lines, as while tests run.
 func TestReportShowsAtOnce(t *testing.T) {
-	out, _ := collect(t, `
+	out, _, _ := collect(t, `
 {"Action":"output","Package":"a","Test":"TestTable","Output":"| a row |\n"}
-{"Action":"output","Package":"a","Test":"TestTable","Output":"noise\n"}`, "")
+{"Action":"output","Package":"a","Test":"TestTable","Output":"noise\n"}`)
 	if want := "| a row |\n"; out != want {
 		t.Errorf("got %q, want %q", out, want)
 	}
 }
 
-func TestReportOfSkippedSpecs(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "left-out")
-	collect(t, `
-{"Action":"output","Package":"a","Test":"TestSuite","Output":"SUCCESS! -- 8 Passed | 0 Failed | 0 Pending | 12 Skipped\n"}
+func TestSpecs(t *testing.T) {
+	_, rs, _ := collect(t, `
+{"Action":"output","Package":"a","Test":"TestSuite","Output":"SUCCESS! -- 8 Passed | 0 Failed | 3 Pending | 12 Skipped\n"}
 {"Action":"pass","Package":"a","Test":"TestSuite"}
+{"Action":"pass","Package":"a"}
 {"Action":"output","Package":"b","Test":"TestSuite","Output":"SUCCESS! -- 8 Passed | 0 Failed | 0 Pending | 0 Skipped\n"}
-{"Action":"pass","Package":"b","Test":"TestSuite"}`, file)
-	left, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
+{"Action":"pass","Package":"b","Test":"TestSuite"}
+{"Action":"pass","Package":"b"}`)
+	if len(rs) != 2 || rs[0].Tests != 9 || rs[1].Tests != 9 || len(rs[1].Skipped) != 0 {
+		t.Fatalf("records: %+v", rs)
 	}
-	if want := "  a TestSuite: 12 of its specs\n"; string(left) != want {
-		t.Errorf("left out: got %q, want %q", left, want)
-	}
-}
-
-func TestReportOfCachedResults(t *testing.T) {
-	out, _ := collect(t, `
-{"Action":"output","Package":"a","Output":"ok  \ta\t(cached)\n"}
-{"Action":"pass","Package":"a","Elapsed":0}`, "")
-	if !strings.HasSuffix(out, "0 passed (nothing changed since it was run)\n") {
-		t.Errorf("does not say that nothing was run: %q", out)
+	if s := rs[0].Skipped; len(s) != 2 || s[0].Verdict != "3 of its specs are pending" || s[1].Verdict != "12 of its specs are skipped" {
+		t.Errorf("skipped: %+v", s)
 	}
 }
 
-func TestReportOfFailures(t *testing.T) {
+func TestFailures(t *testing.T) {
 	for name, c := range map[string]struct{ events, want string }{
 		"a failed test": {`
 {"Action":"output","Package":"b","Test":"TestBad","Output":"b_test.go:3: got 1, want 2\n"}
@@ -89,9 +76,9 @@ func TestReportOfFailures(t *testing.T) {
 {"Action":"fail","Package":"b","Elapsed":0}`, "undefined: x"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out, ok := collect(t, c.events, "")
-			if ok {
-				t.Error("not reported as failed")
+			out, rs, ok := collect(t, c.events)
+			if ok || len(rs) != 1 || len(rs[0].Failed) != 1 {
+				t.Errorf("not reported as failed: %t, %+v", ok, rs)
 			}
 			if !strings.Contains(out, c.want) || !strings.Contains(out, "FAIL  b") {
 				t.Errorf("the report lacks %q or the package:\n%s", c.want, out)
@@ -100,24 +87,24 @@ func TestReportOfFailures(t *testing.T) {
 	}
 }
 
-func TestReportPassesOnWhatIsNoEvent(t *testing.T) {
-	if out, _ := collect(t, "go: no such flag\n", ""); out != "go: no such flag\n" {
+func TestOutputOfTheGoCommandIsPassedOn(t *testing.T) {
+	if out, _, _ := collect(t, "go: no such flag\n"); out != "go: no such flag\n" {
 		t.Errorf("got %q", out)
 	}
 }
 
-func collect(t *testing.T, events, file string) (out string, ok bool) {
+func collect(t *testing.T, events string) (out string, rs records, ok bool) {
 	t.Helper()
 	var text strings.Builder
 	s := session{out: &text, show: "|", goTest: says(events)}
 	ok, err := s.run(t.Context(), nil, nil)
-	if err := errors.Join(err, add(file, s.leftOut)); err != nil {
+	if err != nil {
 		t.Fatal(err)
 	}
-	return text.String(), ok
+	return text.String(), s.records, ok
 }
 
-// says is a go test that says each time the next of what is given.
+// says is a go test that prints each time the next of the given events.
 func says(events ...string) func(context.Context, []string, func(io.Reader) error) error {
 	return func(_ context.Context, _ []string, read func(io.Reader) error) error {
 		now := events[0]

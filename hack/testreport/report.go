@@ -8,12 +8,14 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 )
 
-// ginkgoLeftOut finds skipped specs in the summary of a Ginkgo suite, which
-// passes as a test of Go.
-var ginkgoLeftOut = regexp.MustCompile(`\b([1-9][0-9]*) Skipped`)
+// ginkgoSummary finds the last line of a Ginkgo suite, which go test takes for one test.
+// Pending specs did not run either.
+var ginkgoSummary = regexp.MustCompile(`\b([0-9]+) Passed \|.* ([0-9]+) Pending \| ([0-9]+) Skipped`)
 
 // event is a line of go test -json, see go doc test2json.
 type event struct {
@@ -30,14 +32,15 @@ type report struct {
 	out      io.Writer
 	show     string // the beginning of lines that are shown at once; empty: none
 	packages map[string]*progress
-	leftOut  []string
+	records  records
+	passed   map[string]bool // by test; for a run of one package
 	failed   bool
 	failures []failure
 }
 
-// noSecondChance is what a test says that has seen what must never be, such as a
-// lost connection.
-const noSecondChance = "no second chance"
+// noSecondChance is what a test says that saw what must never happen, such as a lost
+// connection: test/load says it.
+const noSecondChance = "lost connections are never retried"
 
 // failure is a package that failed.
 type failure struct {
@@ -65,8 +68,8 @@ type failedTest struct {
 type progress struct {
 	build   []string            // of the compiler
 	output  map[string][]string // by test that has no result yet; "" is the package's own
-	passed  int
-	skipped int
+	tests   int                 // that ran
+	skipped []outcome
 	failed  []failedTest // with subtests, each by itself
 	final   bool
 	// others is what tests that passed have said. It is shown only where a test
@@ -75,7 +78,7 @@ type progress struct {
 }
 
 func newReport(out io.Writer) *report {
-	return &report{out: out, packages: map[string]*progress{}}
+	return &report{out: out, packages: map[string]*progress{}, passed: map[string]bool{}}
 }
 
 func (r *report) read(in io.Reader) error {
@@ -129,15 +132,22 @@ func (r *report) endTest(e event, p *progress) {
 	output := p.output[e.Test]
 	switch e.Action {
 	case "pass":
-		p.passed++
+		p.tests++
+		r.passed[e.Test] = true
 		p.others = append(p.others, output...)
-		if m := ginkgoLeftOut.FindStringSubmatch(strings.Join(output, "")); m != nil {
-			r.leftOut = append(r.leftOut, fmt.Sprintf("  %s %s: %s of its specs", short(e.Package), e.Test, m[1]))
+		if m := ginkgoSummary.FindStringSubmatch(strings.Join(output, "")); m != nil {
+			specs, _ := strconv.Atoi(m[1])
+			p.tests += specs
+			for i, what := range []string{"pending", "skipped"} {
+				if n := m[2+i]; n != "0" {
+					p.skipped = append(p.skipped, outcome{Test: e.Test, Verdict: n + " of its specs are " + what})
+				}
+			}
 		}
 	case "skip":
-		p.skipped++
-		r.leftOut = append(r.leftOut, fmt.Sprintf("  %s %s: %s", short(e.Package), e.Test, reason(output)))
+		p.skipped = append(p.skipped, outcome{Test: e.Test, Verdict: reason(output)})
 	case "fail":
+		p.tests++
 		r.failed = true
 		fmt.Fprint(r.out, strings.Join(output, ""))
 		said := sayings(output)
@@ -151,12 +161,9 @@ func (r *report) endTest(e event, p *progress) {
 func (r *report) endPackage(e event, p *progress) {
 	switch e.Action {
 	case "pass":
-		fmt.Fprintf(r.out, "ok    %-40s %6.1f s  %d passed", short(e.Package), e.Elapsed, p.passed)
-		if p.skipped > 0 {
-			fmt.Fprintf(r.out, ", %d left out", p.skipped)
-		}
-		if strings.Contains(strings.Join(p.output[""], ""), "(cached)") {
-			fmt.Fprint(r.out, " (nothing changed since it was run)")
+		fmt.Fprintf(r.out, "ok    %-40s %6.1f s  %d passed", short(e.Package), e.Elapsed, p.tests)
+		if len(p.skipped) > 0 {
+			fmt.Fprintf(r.out, ", %d skipped", len(p.skipped))
 		}
 		fmt.Fprintln(r.out)
 	case "fail":
@@ -166,6 +173,12 @@ func (r *report) endPackage(e event, p *progress) {
 	default:
 		return // skip: it has no tests
 	}
+	r.records = append(r.records, record{
+		Package: short(e.Package),
+		Wall:    time.Duration(e.Elapsed * float64(time.Second)),
+		Tests:   p.tests,
+		Skipped: p.skipped,
+	})
 	p.output, p.others = map[string][]string{}, nil
 }
 
@@ -224,7 +237,7 @@ func pattern(tests []failedTest, subtests bool) string {
 	for _, test := range tests {
 		names := []string{test.name}
 		if subtests && !test.own && len(test.subtests) > 0 {
-			names = leaves(test.subtests)
+			names = test.leaves()
 		}
 		for _, name := range names {
 			parts := strings.Split(name, "/")
@@ -237,10 +250,14 @@ func pattern(tests []failedTest, subtests bool) string {
 	return strings.Join(out, "|")
 }
 
-// leaves are the names that no other name goes on from.
-func leaves(names []string) []string {
-	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
-		return slices.ContainsFunc(names, func(other string) bool { return strings.HasPrefix(other, name+"/") })
+// leaves are the test's failed subtests without failed subtests of their own, or the test
+// itself.
+func (t failedTest) leaves() []string {
+	if len(t.subtests) == 0 {
+		return []string{t.name}
+	}
+	return slices.DeleteFunc(slices.Clone(t.subtests), func(name string) bool {
+		return slices.ContainsFunc(t.subtests, func(other string) bool { return strings.HasPrefix(other, name+"/") })
 	})
 }
 

@@ -88,7 +88,7 @@ func TestPrioritiesRefused(t *testing.T) {
 			checkKindRefused(t, kind, []refusal{
 				{"a word", spec + "\npriority: high", []string{"spec.priority", "must be of type integer"}},
 				{"a fraction", spec + "\npriority: 1.5", []string{"spec.priority", "must be of type integer"}},
-				{"too large", spec + "\npriority: 2147483648", []string{"spec.priority", "int32"}},
+				{"too large", spec + "\npriority: 2147483648", []string{"spec.priority", "less than or equal to 2147483647"}},
 			})
 		})
 	}

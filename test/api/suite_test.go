@@ -7,12 +7,14 @@ package api_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -22,6 +24,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
 )
 
 const assetsVariable = "KUBEBUILDER_ASSETS"
@@ -143,4 +146,25 @@ func deleteAfter(t *testing.T, object client.Object) {
 			t.Errorf("deleting %s: %v", object.GetName(), err)
 		}
 	})
+}
+
+// The API server is of the Kubernetes that was asked for: package binaries names its
+// directory after it. Others may be given by KUBEBUILDER_ASSETS.
+func TestServerVersion(t *testing.T) {
+	wanted, err := binaries.Folder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Getenv(binaries.KubernetesVariable) == "" && os.Getenv(assetsVariable) != wanted {
+		return
+	}
+	out, code := kubectl(t, "version", "-o", "json")
+	var versions struct{ ServerVersion struct{ GitVersion string } }
+	if err := json.Unmarshal([]byte(out), &versions); err != nil || code != 0 {
+		t.Fatalf("kubectl version: exit code %d, %v\n%s", code, err, out)
+	}
+	got := versions.ServerVersion.GitVersion
+	if got == "" || !strings.HasPrefix(filepath.Base(wanted), "kubernetes-"+got+"-") {
+		t.Errorf("the API server is of %q, not of %s", got, filepath.Base(wanted))
+	}
 }

@@ -28,6 +28,9 @@ import (
 // patience is how long User-mode Linux may take for everything.
 const patience = 3 * time.Hour
 
+// defaultChurn is how long endpoints are changed unless the command line says so.
+const defaultChurn = time.Minute
+
 // options are the command line.
 type options struct {
 	mode      v1alpha1.ProxyMode
@@ -41,6 +44,8 @@ type options struct {
 	moves     int // endpoints moved to see when the first connection arrives
 	churn     time.Duration
 	logs      string
+	// earlier are ratios to compare with; nil: none.
+	earlier *report
 }
 
 func main() {
@@ -66,7 +71,7 @@ func parse(args []string) (options, error) {
 	var (
 		o                       options
 		sizes, variants, proxys string
-		mode                    string
+		mode, against           string
 	)
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&mode, "mode", string(v1alpha1.ModeIPTables), "the `mode` of both proxies: IPTables or IPVS")
@@ -78,13 +83,20 @@ func parse(args []string) (options, error) {
 	flags.StringVar(&proxys, "proxies", kubeProxyName+" "+nodeproxyName, "the `proxies` to measure; both, to compare them")
 	flags.IntVar(&o.endpoints, "endpoints", 10, "endpoints of each Service")
 	flags.IntVar(&o.moves, "moves", 25, "how often an endpoint is moved to see when the first connection arrives")
-	flags.DurationVar(&o.churn, "churn", time.Minute, "how long 10 endpoints a second are changed")
+	flags.StringVar(&against, "against", "", "`file` with the ratios of an earlier run, of which none may be clearly worse now; empty: nothing is compared")
+	flags.DurationVar(&o.churn, "churn", defaultChurn, "how long 10 endpoints a second are changed")
 	flags.StringVar(&o.logs, "logs", "", "`folder` to which the proxies' logs are copied; empty: they go away with the cluster")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
 	if err := o.setMode(mode); err != nil {
 		return o, err
+	}
+	if against != "" {
+		var err error
+		if o.earlier, err = readRatios(against); err != nil {
+			return o, err
+		}
 	}
 	for word := range strings.FieldsSeq(sizes) {
 		n, err := strconv.Atoi(word)
@@ -186,6 +198,9 @@ func run(ctx context.Context, args []string) error {
 		return errors.Join(err, writeErr)
 	}
 	fmt.Fprintf(os.Stdout, "\n%s\n", o.out)
+	if err == nil && o.earlier != nil {
+		err = results.against(o.earlier)
+	}
 	return err
 }
 

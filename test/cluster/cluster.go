@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
+	"github.com/nodeproxy-io/nodeproxy/test/programs"
 )
 
 // echoPackage is the program that each pod runs.
@@ -163,18 +163,13 @@ func Build(ctx context.Context, progress io.Writer, folder string, besides ...bi
 	if _, err := binaries.Ensure(ctx, progress, append(binaries.ControlPlane(), besides...)...); err != nil {
 		return err
 	}
-	for _, pkg := range []string{echoPackage, nodeinitPackage} {
-		if err := build(ctx, filepath.Join(folder, filepath.Base(pkg)), pkg); err != nil {
-			return err
-		}
-	}
-	return nil
+	return programs.Into(ctx, folder, echoPackage, nodeinitPackage)
 }
 
 // provide puts a program of this repository at a path in the cluster's folder.
 func (c *Cluster) provide(ctx context.Context, path, pkg string) error {
 	if c.options.Programs == "" {
-		return build(ctx, path, pkg)
+		return programs.Into(ctx, filepath.Dir(path), pkg)
 	}
 	program, err := os.ReadFile(filepath.Join(c.options.Programs, filepath.Base(pkg)))
 	if err == nil {
@@ -186,17 +181,8 @@ func (c *Cluster) provide(ctx context.Context, path, pkg string) error {
 	return nil
 }
 
-// build builds a program of this repository.
-func build(ctx context.Context, path, pkg string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, pkg)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("building %s: %w: %s", filepath.Base(path), err, out)
-	}
-	return nil
-}
-
-// Stop ends all processes of the cluster and removes everything that it made.
-// It may be called more than once.
+// Stop ends all processes of the cluster and removes everything that it made. It returns
+// an error if the log of one reports a data race. It may be called more than once.
 func (c *Cluster) Stop() error {
 	c.stopOnce.Do(func() {
 		c.unwatch()
@@ -206,12 +192,14 @@ func (c *Cluster) Stop() error {
 		defer cancel()
 		c.leaveMachines()
 		c.closePlaces()
-		c.stopErr = c.slot.remove(ctx)
+		races := dataRaces(c.slot.dir())
+		removed := c.slot.remove(ctx)
 		c.starter.close()
-		if c.stopErr == nil {
+		if removed == nil {
 			c.slot.release()
 		}
 		c.slot.unlock()
+		c.stopErr = errors.Join(races, removed)
 	})
 	return c.stopErr
 }

@@ -37,14 +37,8 @@ func TestBundle(t *testing.T) {
 	if !anyChosen(t, rows) {
 		return
 	}
-	root, err := filepath.Abs(filepath.Join("..", ".."))
-	if err != nil {
-		t.Fatal(err)
-	}
-	folder := t.TempDir()
-	building := sync.OnceValues(func() (version, error) { return build(t.Context(), root, folder, first) })
 	var started sync.WaitGroup
-	started.Go(func() { _, _ = building() }) // while the cluster starts
+	started.Go(func() { _, _ = suite.first() }) // while the cluster starts
 	t.Cleanup(started.Wait)
 	w := newWorld(t, kubelets.Options{Nodes: 2, CoreDNS: true})
 	b := &bundled{operator: &olm.Operator{
@@ -52,7 +46,7 @@ func TestBundle(t *testing.T) {
 		// Nothing proxies yet, so without this the controller reaches nobody.
 		Env: []corev1.EnvVar{{Name: "NODEPROXY_API_SERVERS", Value: cluster.APIServerURL}},
 	}}
-	v, err := building()
+	v, err := suite.first()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +127,7 @@ func (b *bundled) installed(r *run) {
 	r.remark("Programmed %s after Enforce", seconds(took))
 	r.until(2*time.Minute, "all is well", r.well)
 	r.installWorkloads()
-	r.background.Go(func() { _, _ = r.second() }) // takes a while, and is needed next
+	r.background.Go(func() { _, _ = suite.next() }) // takes a while, and is needed next
 }
 
 // reasonsBegin returns nil when the reasons of Programmed of all nodes begin so.
@@ -174,7 +168,7 @@ func (b *bundled) keeps(r *run) {
 // upgraded upgrades to a bundle of another version: agents are replaced one after
 // the other, and what is in the kernel is not even written again.
 func (b *bundled) upgraded(r *run) {
-	v, err := r.second()
+	v, err := suite.next()
 	r.must(err)
 	for _, archive := range v.archives() {
 		r.must(r.cluster.LoadImage(r.ctx, archive))
@@ -236,16 +230,19 @@ func (b *bundled) watchAgents(r *run) (most func() int) {
 	return func() int { end(); return <-result }
 }
 
-// deleteCRDs deletes them by hand, with all objects of their kinds.
+// deleteCRDs deletes them by hand, with all objects of their kinds, and waits until
+// the agents have found that.
 func (b *bundled) deleteCRDs(r *run) {
 	r.Helper()
 	r.kubectl(append([]string{"delete", "crd", "--timeout=60s"}, b.present.CRDs()...)...)
+	r.agentsMissKinds()
 }
 
-// held checks that nodes have the rules of before after a while of nobody's care.
+// held checks that nodes have the rules of before once the agents have looked at what
+// is left.
 func (b *bundled) held(r *run, rules map[string][]string, written map[string]writing) {
 	r.Helper()
-	r.pass(3 * time.Second)
+	r.agentsLook()
 	r.sameRules(rules)
 	r.nothingWritten(written, r.writings())
 }

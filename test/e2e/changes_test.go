@@ -125,7 +125,7 @@ func (r *run) leader() string {
 // upgraded goes over to another version by docs/upgrade.md: first the controllers
 // and then the agents are replaced, one node at a time.
 func upgraded(r *run) {
-	newer, err := r.second()
+	newer, err := suite.next()
 	r.must(err)
 	for _, archive := range newer.archives() {
 		r.must(r.cluster.LoadImage(r.ctx, archive))

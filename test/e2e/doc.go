@@ -3,8 +3,8 @@
 // uses, upgrades, breaks and removes it while pods and a client outside make
 // connections.
 //
-// Each test has a cluster of its own and works on it in rows, one after the other.
-// A row prints what it did to the connections:
+// Each test has a cluster of its own and works on it in rows, one after the other. Tests
+// run side by side, as many as -parallel says. A row prints what it did to the connections:
 //
 //	| row | lasted | tried | held | failed | remarks |
 //

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/kubelets"
+	"github.com/nodeproxy-io/nodeproxy/test/programs"
 	"github.com/nodeproxy-io/nodeproxy/test/recorded"
 )
 
@@ -121,14 +122,10 @@ func (d *doctor) well(r *run) error {
 
 // healthyCluster installs nodeproxy, workloads and the program.
 func (d *doctor) healthyCluster(r *run) {
-	v, err := build(r.ctx, r.root, filepath.Join(r.temp, first), first)
+	v, err := suite.first()
 	r.must(err)
 	d.program = filepath.Join(r.temp, "kubectl-nodeproxy")
-	command := exec.CommandContext(r.ctx, "go", "build", "-o", d.program, "./cmd/kubectl-nodeproxy")
-	command.Dir, command.Env = r.root, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := command.CombinedOutput(); err != nil {
-		r.Fatalf("%v: %s", err, out)
-	}
+	r.must(programs.Into(r.ctx, r.temp, programs.Plugin))
 	for _, archive := range v.archives() {
 		r.must(r.cluster.LoadImage(r.ctx, archive))
 	}

@@ -21,16 +21,10 @@ const (
 	placeholder = "https://192.0.2.10:6443"
 )
 
-// The versions that are installed, and to which is upgraded.
-const (
-	first = "e2e-1"
-	next  = "e2e-2"
-)
-
 // installed is the version that is installed from nothing. The commands of
-// README.md write it to dist.
+// README.md write it to dist, which is a directory of the test's own here.
 func (w *world) installed() version {
-	return version{name: first, folder: filepath.Join(w.root, "dist")}
+	return version{name: first, dir: filepath.Join(w.temp, "dist")}
 }
 
 // startupTaint is on each Node from its registration.
@@ -50,7 +44,9 @@ func installed(r *run) {
 	}
 	commands := blocks[0].lines
 	admin := guide{document: "README.md", folder: r.root}
-	admin.shell(r, strings.NewReplacer(placeholder, cluster.APIServerURL, "make ", "make VERSION="+v.name+" ").Replace(commands[0]))
+	r.must(os.MkdirAll(v.dir, 0o755))
+	own := "make VERSION=" + v.name + " OUT=" + v.images() + " MANIFEST_OUTPUT=" + v.manifest() + " "
+	admin.shell(r, strings.NewReplacer(placeholder, cluster.APIServerURL, "make ", own).Replace(commands[0]))
 	built := time.Now()
 	for _, archive := range v.archives() {
 		r.must(r.cluster.LoadImage(r.ctx, archive)) // as from a registry
@@ -60,7 +56,7 @@ func installed(r *run) {
 			r.Errorf("%s has no startup taint before anything is installed", node.Name())
 		}
 	}
-	admin.shell(r, commands[1])
+	admin.shell(r, strings.ReplaceAll(commands[1], "dist/install.yaml", v.manifest()))
 	admin.shell(r, commands[2])
 	applied := time.Now()
 	r.until(2*time.Minute, "each node reports that its kernel holds what is wanted", r.programmed)
@@ -75,7 +71,7 @@ func installed(r *run) {
 	fmt.Println(r.kubectl("get", "nodes,pods", "-A"))
 	fmt.Println(r.kubectl("get", "nodeproxyrules"))
 	r.installWorkloads()
-	r.background.Go(func() { _, _ = r.second() }) // takes a while, and is needed later
+	r.background.Go(func() { _, _ = suite.next() }) // takes a while, and is needed later
 }
 
 func (r *run) hasTaint(name string) bool {

@@ -2,9 +2,11 @@ package e2e
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster/kubelets"
 )
 
 // patch changes the NodeProxy.
@@ -51,7 +54,7 @@ func badImage(r *run) {
 		return r.notReady(v1alpha1.ReasonAgentPodsFailing, "no-such-agent:1", "Pull")
 	})
 	r.remark("said after %s", seconds(took))
-	r.pass(10 * time.Second) // time in which the update must not go on
+	r.updateStays(before)
 	after, touched := r.agentPods(), 0
 	for node, pod := range before {
 		if now, ok := after[node]; !ok || now.UID != pod.UID {
@@ -67,6 +70,29 @@ func badImage(r *run) {
 	r.patch(`{"spec":{"agent":{"image":null}}}`)
 	took = r.until(2*time.Minute, "all is well", r.well)
 	r.remark("well again %s after it was corrected", seconds(took))
+}
+
+// updateStays waits until the DaemonSet's controller has had reason to go on: the kubelet
+// has tried again to get the image. Each try that fails changes the pod, and the
+// controller then checks all of its pods.
+func (r *run) updateStays(before map[string]corev1.Pod) {
+	r.Helper()
+	r.until(2*time.Minute, "the kubelet has tried again to get the image", func() error {
+		for node, pod := range r.agentPods() {
+			if pod.UID != before[node].UID {
+				return r.told(pod.Name, "Pulling", 2)
+			}
+		}
+		return errors.New("no agent has another pod")
+	})
+	r.until(time.Minute, "the DaemonSet is at one new pod", func() error {
+		const about = "{.metadata.generation} {.status.observedGeneration} {.status.updatedNumberScheduled}"
+		now := r.kubectl("-n", system, "get", "daemonset", "nodeproxy-agent", "-o", "jsonpath="+about)
+		if f := strings.Fields(now); len(f) != 3 || f[0] != f[1] || f[2] != "1" {
+			return fmt.Errorf("its generation, the observed one and the number of new pods: %s", now)
+		}
+		return nil
+	})
 }
 
 // sameRules fails if rules differ from those of before.
@@ -85,7 +111,7 @@ func wrongAPIServer(r *run) {
 		return r.notReady(v1alpha1.ReasonAPIServerUnreachable, "https://172.20.0.1:1: ", "https://172.20.0.77:6443: ")
 	})
 	r.remark("said after %s", seconds(took))
-	r.pass(5 * time.Second)
+	r.apiServersTried()
 	r.sameRules(rules)
 	if now := r.apiServers(); now != known {
 		r.Errorf("programs are told that the API servers are %q, before %q", now, known)
@@ -93,6 +119,29 @@ func wrongAPIServer(r *run) {
 	r.patch(`{"spec":{"apiServer":null}}`)
 	r.until(time.Minute, "all is well", r.well)
 	r.samePods(pods)
+}
+
+// apiServersTried waits until the controller that leads has come to an end with trying
+// API servers of which none answers.
+func (r *run) apiServersTried() {
+	r.Helper()
+	leader, _, _ := strings.Cut(r.leader(), "_")
+	at := slices.IndexFunc(r.cluster.Nodes(), func(n *kubelets.Node) bool { return n.Name() == leader })
+	if at < 0 {
+		r.Fatalf("%q leads, which is no node", leader)
+	}
+	tries := func() (float64, error) {
+		return r.metric(r.cluster.Node(at), controllerMetrics, `controller_runtime_reconcile_total{controller="apiservers",result="requeue_after"}`)
+	}
+	before, err := tries()
+	r.must(err)
+	r.until(time.Minute, "the controller has tried the API servers", func() error {
+		now, err := tries()
+		if err == nil && now <= before {
+			err = fmt.Errorf("it has tried %.0f times, as before", now)
+		}
+		return err
+	})
 }
 
 // wrongAPIServersAtFirst installs nodeproxy with an address at which no API server
@@ -126,7 +175,7 @@ func wrongAPIServersAtFirst(r *run) {
 		return nil
 	})
 	r.remark("said %s after they ran", seconds(took))
-	r.pass(3 * time.Second)
+	r.seen("the kubelets have asked each controller twice whether it is ready", label, "Unhealthy", 2)
 	controllers, err := r.pods(system, label)
 	r.must(err)
 	for node, pod := range controllers {

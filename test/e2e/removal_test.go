@@ -30,7 +30,7 @@ func nodeProxyDeleted(r *run) {
 		}
 		return nil
 	})
-	r.pass(3 * time.Second)
+	r.agentsLook()
 	r.sameRules(rules)
 	r.kubectl("apply", "-f", filepath.Join(r.root, sample))
 	r.until(time.Minute, "all is well", r.well)
@@ -41,7 +41,7 @@ func nodeProxyDeleted(r *run) {
 // document is one of docs/removal.md or docs/upgrade.md, read in a folder in which
 // the install.yaml of a version is.
 func (r *run) document(path string, v version) guide {
-	return guide{document: path, folder: v.folder, names: strings.NewReplacer("OLD", first)}
+	return guide{document: path, folder: v.dir, names: strings.NewReplacer("OLD", first)}
 }
 
 // removed waits until nothing of an installation is left in the cluster.
@@ -67,7 +67,7 @@ func removedWithRetain(r *run) {
 	r.document("docs/removal.md", r.installed()).follow(r, "## With Retain")
 	r.removed()
 	r.remark("all pods gone after %s", seconds(time.Since(begin)))
-	r.pass(3 * time.Second)
+	r.connections(3 * pace) // of nodeproxy nothing is there that could look
 	r.sameRules(rules)
 }
 

@@ -62,7 +62,7 @@ func (w *world) work(t *testing.T, rows []row) {
 			break
 		}
 	}
-	fmt.Printf("| in all: %s, %d connections tried, %d failed\n", seconds(time.Since(begun)), tried, failed)
+	fmt.Printf("| %s in all: %s, %d connections tried, %d failed\n", t.Name(), seconds(time.Since(begun)), tried, failed)
 }
 
 // choose reads which rows are wanted.
@@ -131,7 +131,7 @@ func (r *run) judge() {
 		r.Errorf("%s after the row began: %s", failure.Begun.Sub(r.begun).Round(time.Millisecond), failure)
 	}
 	if len(failures) > 0 {
-		r.Errorf("%d connections failed: no second chance", len(failures))
+		load.Lost(r, "%d connections failed", len(failures))
 	}
 	r.tried += r.load.Total()
 	r.failed += len(failures)
@@ -185,7 +185,8 @@ func (r *run) until(limit time.Duration, what string, f func() error) time.Durat
 	}
 }
 
-// pass lets time pass under load, where nothing is to happen.
+// pass lets time pass between two looks. It shows nothing: for what is not to happen
+// see agentsLook and its neighbours.
 func (r *run) pass(d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

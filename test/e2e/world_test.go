@@ -5,12 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"os/signal"
-	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,12 +34,10 @@ const (
 type world struct {
 	ctx     context.Context
 	root    string // of this repository
-	temp    string // folder for what is built
+	temp    string // directory of this test
 	cluster *kubelets.Cluster
 	// background is what runs beside rows.
 	background sync.WaitGroup
-	// second makes the version that comes after the first, once.
-	second func() (version, error)
 }
 
 // newWorld starts a cluster that goes with the test, and with SIGINT or SIGTERM.
@@ -53,24 +47,16 @@ func newWorld(t *testing.T, options kubelets.Options) *world {
 	if err := cluster.Check(); err != nil {
 		t.Skip(err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	t.Cleanup(func() { // after all else
-		interrupted := ctx.Err() != nil
-		stop()
-		if interrupted { // or the next test would start a cluster
-			fmt.Println("interrupted; the cluster is removed")
-			os.Exit(1)
-		}
-	})
-	root, err := filepath.Abs(filepath.Join("..", ".."))
-	if err != nil {
-		t.Fatal(err)
+	t.Parallel() // they wait more than they work
+	if suite.ctx.Err() != nil {
+		t.Fatal("interrupted")
 	}
+	var err error
 	if options.Scheme, err = install.Scheme(); err != nil {
 		t.Fatal(err)
 	}
 	options.Progress = os.Stderr
-	c, err := kubelets.Start(ctx, options)
+	c, err := kubelets.Start(suite.ctx, options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,47 +65,9 @@ func newWorld(t *testing.T, options kubelets.Options) *world {
 			t.Error(err)
 		}
 	})
-	w := &world{ctx: ctx, root: root, temp: t.TempDir(), cluster: c}
-	building, end := context.WithCancel(ctx)
-	t.Cleanup(func() {
-		end()
-		w.background.Wait()
-	})
-	w.second = sync.OnceValues(func() (version, error) {
-		return build(building, root, filepath.Join(w.temp, next), next)
-	})
+	w := &world{ctx: suite.ctx, root: suite.root, temp: t.TempDir(), cluster: c}
+	t.Cleanup(w.background.Wait)
 	return w
-}
-
-// version is nodeproxy as make writes it: images and manifest.
-type version struct {
-	name   string
-	folder string // with images/*.tar and install.yaml
-}
-
-// image is the name of an image of the version.
-func (v version) image(program string) string { return "nodeproxy.io/" + program + ":" + v.name }
-
-func (v version) manifest() string { return filepath.Join(v.folder, "install.yaml") }
-
-// archives are those of both images, the agent's first.
-func (v version) archives() []string {
-	return []string{filepath.Join(v.folder, "images", "nodeproxy-agent.tar"), filepath.Join(v.folder, "images", "nodeproxy-controller.tar")}
-}
-
-// build makes a version into folder, as `make images install-manifest` does.
-func build(ctx context.Context, root, folder, name string) (version, error) {
-	v := version{name: name, folder: folder}
-	for _, script := range []string{"hack/images.sh", "hack/install-manifest.sh"} {
-		command := exec.CommandContext(ctx, filepath.Join(root, script))
-		command.Dir = root
-		command.Env = append(os.Environ(), "VERSION="+name, "OUT="+filepath.Join(folder, "images"),
-			"MANIFEST_OUTPUT="+v.manifest(), "API_SERVERS="+cluster.APIServerURL, "IMAGE_REGISTRY=", "COMPONENTS=")
-		if out, err := command.CombinedOutput(); err != nil {
-			return v, fmt.Errorf("%s: %w: %s", script, err, out)
-		}
-	}
-	return v, nil
 }
 
 // well returns nil when all is well: nodes and pods are ready, each kernel holds

@@ -21,24 +21,36 @@ func agentFaults() []fault {
 	}
 }
 
-// agentKilled kills the agents of all nodes in turn, some time after they
-// started, and if possible at a random moment of a write.
+const (
+	// kills is how often agentKilled kills an agent, and leastWriting how many of these
+	// must hit a write.
+	kills        = 30
+	leastWriting = 10
+)
+
+// agentKilled kills the agents of all nodes in turn, some time after they started, and if
+// possible at a random moment of a write: a program that writes rules ran just before.
 func agentKilled(r *run) {
 	stop := r.change(40 * time.Millisecond)
 	writing, nodes := 0, r.cluster.Nodes()
-	for i := range 30 {
+	for i := range kills {
 		node := nodes[i%len(nodes)]
 		agent := r.agents[node.Name()]
 		r.pass(time.Duration(r.random.IntN(1000)) * time.Millisecond)
 		if r.catch(agent) {
+			r.pass(time.Duration(r.random.IntN(5000)) * time.Microsecond)
+		}
+		if writes(agent.PID()) {
 			writing++
-			r.pass(time.Duration(r.random.IntN(10000)) * time.Microsecond)
 		}
 		r.must(agent.Kill())
 		r.must(r.startAgent(node))
 	}
 	stop()
-	r.remark("%d within 10 ms of the start of a write", writing)
+	r.remark("%d during a write", writing)
+	if writing < leastWriting {
+		r.Errorf("only %d of %d kills hit a write, want at least %d: this proves too little", writing, kills, leastWriting)
+	}
 }
 
 // catch waits until an agent runs a program of iptables that writes, for a

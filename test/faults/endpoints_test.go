@@ -22,8 +22,8 @@ import (
 
 const (
 	// goneFor is how long after its removal an endpoint may still get new
-	// connections.
-	goneFor = 2 * time.Second
+	// connections: twice the longest pause of an agent between two syncs.
+	goneFor = 3 * time.Second
 	// together is how many endpoints change with one write, as when pods of a
 	// large Deployment are replaced.
 	together = 4
@@ -48,8 +48,9 @@ type largeService struct {
 	objects []*discoveryv1.EndpointSlice // as they were last written
 	next    atomic.Int64
 
-	mu      sync.Mutex // guards removed
+	mu      sync.Mutex // guards what follows
 	removed map[string]time.Time
+	latest  time.Duration // from an endpoint's removal to the last new connection to it
 }
 
 // check looks at a new connection: none may go to an address that has been gone
@@ -60,10 +61,23 @@ func (s *largeService) check(begun time.Time, server string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if removed, ok := s.removed[server]; ok && begun.Sub(removed) > goneFor {
-		return fmt.Errorf("%s answers, which was removed %.2f s before the connection was begun", server, begun.Sub(removed).Seconds())
+	removed, ok := s.removed[server]
+	if !ok {
+		return nil
+	}
+	after := begun.Sub(removed)
+	s.latest = max(s.latest, after)
+	if after > goneFor {
+		return fmt.Errorf("%s answers, which was removed %.2f s before the connection was begun", server, after.Seconds())
 	}
 	return nil
+}
+
+// mostStale is the longest time from an endpoint's removal to a new connection to it.
+func (s *largeService) mostStale() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.latest
 }
 
 // makeLarge makes Services of 500, 100 and 10 endpoints and a pod on the second
@@ -167,9 +181,12 @@ func endpointChanges(r *run) {
 		r.Errorf("%d endpoint changes took %.1f s, want %s: this proves too little", changes, took.Seconds(), within)
 	}
 	r.pass(goneFor + time.Second) // the last ones, too, must not be connected to
+	latest := time.Duration(0)
 	for _, s := range r.large {
+		latest = max(latest, s.mostStale())
 		r.must(r.restore(s))
 	}
+	r.remark("the last connection to a removed endpoint begun %.2f s after its removal", latest.Seconds())
 }
 
 // replace replaces some endpoints of a slice by addresses that were not used

@@ -231,7 +231,7 @@ func (r *run) judge() {
 		r.Errorf("%s after the fault began: %s", f.Begun.Sub(r.begun).Round(time.Millisecond), f)
 	}
 	if said > 0 {
-		r.Errorf("%d connections failed that were not allowed to", said)
+		load.Lost(r, "%d connections failed that were not allowed to", said)
 	}
 	if r.Failed() {
 		r.tell()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -21,6 +20,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 	"github.com/nodeproxy-io/nodeproxy/test/load"
+	"github.com/nodeproxy-io/nodeproxy/test/programs"
 )
 
 // options say what a cluster has.
@@ -56,11 +56,8 @@ type world struct {
 func build(t *testing.T) (bin string) {
 	t.Helper()
 	bin = t.TempDir()
-	build := exec.Command("go", "build", "-o", bin, "./cmd/nodeproxy-controller", "./cmd/nodeproxy-agent")
-	build.Dir = filepath.Join("..", "..")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the programs: %v\n%s", err, out)
+	if err := programs.Into(t.Context(), bin, programs.Controller, programs.Agent); err != nil {
+		t.Fatal(err)
 	}
 	return bin
 }

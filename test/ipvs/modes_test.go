@@ -42,6 +42,7 @@ func TestModeSwitch(tt *testing.T) {
 	}
 	t.Cleanup(follow.End)
 	l := t.load()
+	defer t.judge(l)
 	policy := &v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: poolPolicy}}
 	t.Cleanup(func() {
 		err := errors.Join(client.IgnoreNotFound(t.cluster.Client().Delete(t.ctx, policy)), install.Until(t.ctx, limit, t.programmed))
@@ -63,6 +64,12 @@ func TestModeSwitch(tt *testing.T) {
 	}
 	t.runsMode(v1alpha1.ModeIPVS)
 	t.withoutIPTables()
+}
+
+// judge ends the load, and fails the test for each connection that failed: also where
+// something else has failed before.
+func (t test) judge(l *load.Load) {
+	t.Helper()
 	l.End()
 	failures := l.Failures()
 	for i, failure := range failures {
@@ -71,7 +78,7 @@ func TestModeSwitch(tt *testing.T) {
 		}
 	}
 	if len(failures) > 0 {
-		t.Errorf("%d connections failed: no second chance", len(failures))
+		load.Lost(t, "%d connections failed", len(failures))
 	}
 	held, asked := l.Held()
 	t.Logf("%d new connections, %d held ones with %d questions, %d failed", l.Total(), held, asked, len(failures))

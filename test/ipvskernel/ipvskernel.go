@@ -18,6 +18,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
+	"github.com/nodeproxy-io/nodeproxy/test/programs"
 	"github.com/nodeproxy-io/nodeproxy/test/uml"
 )
 
@@ -119,11 +120,8 @@ func withPrograms(ctx context.Context, besides []binaries.Program, f func(folder
 	if err := cluster.Build(ctx, os.Stderr, folder, besides...); err != nil {
 		return 1, err
 	}
-	const commands = "github.com/nodeproxy-io/nodeproxy/cmd/"
-	build := exec.CommandContext(ctx, "go", "build", "-o", folder, commands+"nodeproxy-controller", commands+"nodeproxy-agent")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return 1, fmt.Errorf("building nodeproxy: %w: %s", err, out)
+	if err := programs.Into(ctx, folder, programs.Controller, programs.Agent); err != nil {
+		return 1, err
 	}
 	if err := os.Setenv(programsVariable, filepath.Clean(folder)); err != nil {
 		return 1, fmt.Errorf("telling where the programs are: %w", err)

@@ -98,9 +98,16 @@ var _ = Describe("removal with Cleanup", func() {
 
 		By("an agent that is started again, which brings nothing back")
 		nodes[0].stop()
-		nodes[0].start()
+		writes := nodes[0].kernel.Writes()
+		before, err := reconciled("service")()
+		Expect(err).NotTo(HaveOccurred())
 		createService(ctx, "pay")
-		Consistently(nodes[0].programmed("cart")).Should(BeFalse())
+		Eventually(reconciled("service")).Should(BeNumerically(">", before))
+		nodes[0].start()
+		nodes[0].knowsNone("nodeproxies", "nodeproxyrules", "serviceproxyrules")
+		nodes[0].decides()
+		Expect(nodes[0].programmed("cart")()).To(BeFalse())
+		Expect(nodes[0].kernel.Writes()).To(Equal(writes))
 
 		switchOn(ctx, v1alpha1.RemovalRetain)
 		for _, n := range nodes {

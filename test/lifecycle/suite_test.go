@@ -8,12 +8,14 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr/funcr"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
 	"github.com/prometheus/client_golang/prometheus"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -26,6 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/nodeproxy-io/nodeproxy/agent"
@@ -116,8 +119,13 @@ func startController(formats ...int32) (stop func()) {
 type node struct {
 	name   string
 	kernel *dataplanetest.Fake
-	stop   func() // the agent
+	stop   func()         // the agent
+	log    *gbytes.Buffer // of the agent since it was started last
+	looks  atomic.Int64   // how often an agent has looked for other proxies
 }
+
+// logged is what the agent has logged since it was started last.
+func (n *node) logged() string { return string(n.log.Contents()) }
 
 // startNode registers a Node with taints and starts its agent, which knows some
 // versions of the format; none: those of this release.
@@ -136,15 +144,20 @@ func startNode(ctx context.Context, name string, taints []corev1.Taint, formats 
 // start starts the node's agent, which stops at the end of the spec at the latest.
 func (n *node) start(formats ...int32) {
 	GinkgoHelper()
+	log := gbytes.NewBuffer()
+	n.log = log
 	c, err := agent.NewClient(access)
 	Expect(err).NotTo(HaveOccurred())
 	a, err := agent.New(agent.Options{
 		NodeName: n.name, Namespace: namespace, Client: c,
 		Dataplanes:     map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: n.kernel},
 		IPTables:       func() string { return "1.8.9 (nf_tables)" },
-		Probe:          func(context.Context, string) (string, error) { return "", nil }, // no other proxy
+		Probe:          func(context.Context, string) (string, error) { n.looks.Add(1); return "", nil }, // no other proxy
 		FormatVersions: formats, Version: "v0.1.0", Kernel: "6.18.0", Clock: clock.RealClock{},
-		Log: funcr.New(func(prefix, args string) { fmt.Fprintln(GinkgoWriter, n.name, prefix, args) }, funcr.Options{}),
+		Log: funcr.New(func(prefix, args string) {
+			fmt.Fprintln(log, prefix, args)
+			fmt.Fprintln(GinkgoWriter, n.name, prefix, args)
+		}, funcr.Options{Verbosity: 4}), // which tells what it knows
 	})
 	Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())
@@ -176,6 +189,46 @@ func (n *node) condition(ctx context.Context, kind string) func() (string, error
 // programmed reports whether the node's kernel serves a Service; for Eventually.
 func (n *node) programmed(service string) func() bool {
 	return func() bool { return n.kernel.Service(namespace, service) != nil }
+}
+
+// knowsNone waits until the agent, since it was started, has taken in empty lists.
+func (n *node) knowsNone(resources ...string) {
+	GinkgoHelper()
+	for _, resource := range resources {
+		Eventually(n.logged).Should(ContainSubstring(fmt.Sprintf(`"resource"=%q "objects"=0`, resource)))
+	}
+}
+
+// decides waits until an agent that does not write has decided again whether it may:
+// it looks for other proxies each time, after it has looked whether there is something
+// to write. The first look may belong to a decision on what it knew before, the second
+// begins a new one, and by the third that is made.
+func (n *node) decides() {
+	GinkgoHelper()
+	before := n.looks.Load()
+	Eventually(n.looks.Load).Should(BeNumerically(">=", before+3))
+}
+
+// reconciled counts how often a reconciler of this process has come to an end; for
+// Eventually.
+func reconciled(name string) func() (float64, error) {
+	return func() (float64, error) {
+		families, err := metrics.Registry.Gather()
+		sum := 0.0
+		for _, family := range families {
+			if family.GetName() != "controller_runtime_reconcile_total" {
+				continue
+			}
+			for _, m := range family.GetMetric() {
+				for _, label := range m.GetLabel() {
+					if label.GetName() == "controller" && label.GetValue() == name {
+						sum += m.GetCounter().GetValue()
+					}
+				}
+			}
+		}
+		return sum, err
+	}
 }
 
 // switchOn creates the NodeProxy.

@@ -92,6 +92,7 @@ type Load struct {
 	answered map[string]time.Time // by target: when the last one was begun that succeeded
 	counts   map[string]int       // by network: new connections that succeeded
 	slowest  time.Duration        // of those
+	plant    error                // of a connection that is fine; nil: none
 	failures []Failure
 	held     int
 	asked    int
@@ -103,7 +104,7 @@ type Load struct {
 func Start(ctx context.Context, pace int, targets []Target) (*Load, error) {
 	ctx, stop := context.WithCancel(ctx)
 	l := &Load{ctx: ctx, stop: stop, pace: pace, begun: time.Now(), slots: make(chan struct{}, most),
-		answered: map[string]time.Time{}, counts: map[string]int{}}
+		answered: map[string]time.Time{}, counts: map[string]int{}, plant: Planted()}
 	if err := l.Add(targets); err != nil {
 		l.End()
 		return nil, err
@@ -184,6 +185,9 @@ func (l *Load) one(target Target) {
 	took, err := target.try(context.WithoutCancel(l.ctx), begun)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if err == nil {
+		err, l.plant = l.plant, nil
+	}
 	if err != nil {
 		l.failures = append(l.failures, Failure{Begun: begun, Took: time.Since(begun), Target: target, Err: err})
 		return

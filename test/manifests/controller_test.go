@@ -32,6 +32,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers"
+	"github.com/nodeproxy-io/nodeproxy/test/programs"
 )
 
 // kubeconfigWith writes a kubeconfig that holds a token and nothing else.
@@ -62,9 +63,8 @@ current-context: test
 func startController(t *testing.T, token string, flags ...string) (stop func()) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "nodeproxy-controller")
-	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", program, "../../cmd/nodeproxy-controller")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	if err := programs.Into(t.Context(), filepath.Dir(program), programs.Controller); err != nil {
+		t.Fatal(err)
 	}
 	var output bytes.Buffer
 	flags = append([]string{"--kubeconfig", kubeconfigWith(t, token), "--namespace", namespace,

@@ -57,7 +57,14 @@ func (l *connections) during(name string, least time.Duration, what func()) {
 	l.t.Helper()
 	start, tcp, udp := time.Now(), l.Answered("tcp"), l.Answered("udp")
 	_, asked := l.Held()
+	done := false
+	defer func() { // what may end the test
+		if n := len(l.Failures()) - l.told; !done && n > 0 {
+			load.Lost(l.t, "%s: %d connections failed", name, n)
+		}
+	}()
 	what()
+	done = true
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	rate := func() float64 { return float64(l.Answered("tcp")-tcp) / time.Since(start).Seconds() }
@@ -77,7 +84,7 @@ func (l *connections) during(name string, least time.Duration, what func()) {
 		}
 	}
 	if n := len(failures) - l.told; n > 0 {
-		l.t.Errorf("%s: %d connections failed: no second chance", name, n)
+		load.Lost(l.t, "%s: %d connections failed", name, n)
 	}
 	l.told = len(failures)
 }

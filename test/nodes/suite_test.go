@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -24,6 +23,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
+	"github.com/nodeproxy-io/nodeproxy/test/programs"
 )
 
 // Tests run side by side, as many as -parallel says: each has a cluster of its
@@ -36,20 +36,14 @@ const limit = time.Minute
 // built is the folder with the programs, once a test has asked for it.
 var built string
 
-// programs builds controller and agent once for all tests.
-var programs = sync.OnceValues(func() (string, error) {
+// buildOnce builds controller and agent once for all tests.
+var buildOnce = sync.OnceValues(func() (string, error) {
 	folder, err := os.MkdirTemp("", "nodeproxy-nodes-")
 	if err != nil {
 		return "", err
 	}
 	built = folder
-	build := exec.Command("go", "build", "-o", folder, "./cmd/nodeproxy-controller", "./cmd/nodeproxy-agent")
-	build.Dir = "../.."
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the programs: %w\n%s", err, out)
-	}
-	return folder, nil
+	return folder, programs.Into(context.Background(), folder, programs.Controller, programs.Agent)
 })
 
 func TestMain(m *testing.M) {
@@ -80,7 +74,7 @@ func startNodes(t *testing.T, nodes int, zones ...string) *env {
 	}
 	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGINT, syscall.SIGTERM)
 	t.Cleanup(stop)
-	bin, err := programs()
+	bin, err := buildOnce()
 	if err != nil {
 		t.Fatal(err)
 	}

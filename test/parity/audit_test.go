@@ -24,12 +24,11 @@ func TestAuditBesideKubeProxy(t *testing.T) {
 	if err := cluster.Check(); err != nil {
 		t.Skip(err)
 	}
-	count, steps := beside.Variable(t, auditWorldsVariable, 1, 2), 2
-	seed := beside.Variable(t, seedVariable, 1, 1)
+	selection, steps := beside.Selection{First: firstWorld, Fixed: beside.Variable(t, auditWorldsVariable, 1, 2)}, 2
 	p := startPair(t)
 	p.ShareNode()
-	beside.EachWorld(t, seed, count, func(t *testing.T, seed uint64) {
-		r := &run{T: t, pair: p, world: worlds.New(seed), limit: time.Minute, met: map[string]int{}}
+	beside.EachWorld(t, selection, func(t *testing.T, seed uint64, _ bool) {
+		r := &run{T: t, pair: p, world: worlds.New(seed), limit: time.Minute}
 		r.audited(steps)
 	})
 }

@@ -13,9 +13,9 @@ import (
 type wanted struct {
 	name   string
 	reason string
-	// apply takes the difference out of the rules of one program and reports
-	// whether there was any. It must not depend on which program it is.
-	apply func(s situation, r rules.Rules) bool
+	// apply takes the difference out of the rules of one program. It must not
+	// depend on which program it is.
+	apply func(s situation, r rules.Rules)
 }
 
 // situation is what a wanted difference may depend on.
@@ -78,18 +78,49 @@ func wantedDifferences() []wanted {
 	}
 }
 
-// takeWanted takes all wanted differences out of the rules of one program and
-// notes which there were.
-func takeWanted(s situation, r rules.Rules, met map[string]int) {
-	for _, w := range wantedDifferences() {
-		if w.apply(s, r) {
-			met[w.name]++
-		}
+// names returns the names of differences.
+func names(list []wanted) []string {
+	var out []string
+	for _, w := range list {
+		out = append(out, w.name)
 	}
+	return out
 }
 
-func dropCounters(_ situation, r rules.Rules) bool {
-	found := false
+// differences compares rules as two programs save them, apart from the given
+// differences.
+func differences(s situation, reference, tested string, apart []wanted) ([]rules.Difference, error) {
+	var both [2]rules.Rules
+	for i, text := range []string{reference, tested} {
+		r, err := rules.Parse(text)
+		if err != nil {
+			return nil, err
+		}
+		for _, w := range apart {
+			w.apply(s, r)
+		}
+		both[i] = r
+	}
+	return rules.Compare(string(s.family), both[0], both[1], rules.IPTablesOrder), nil
+}
+
+// metIn returns the names of the listed differences without which two programs
+// that count as equal would differ.
+func metIn(s situation, reference, tested string) (met []string, err error) {
+	list := wantedDifferences()
+	for i, w := range list {
+		found, err := differences(s, reference, tested, slices.Delete(slices.Clone(list), i, i+1))
+		if err != nil {
+			return nil, err
+		}
+		if len(found) > 0 {
+			met = append(met, w.name)
+		}
+	}
+	return met, nil
+}
+
+func dropCounters(_ situation, r rules.Rules) {
 	for _, c := range r {
 		kept := c.Rules[:0:0]
 		for _, one := range c.Rules {
@@ -98,7 +129,6 @@ func dropCounters(_ situation, r rules.Rules) bool {
 				kept = append(kept, one)
 				continue
 			}
-			found = true
 			// The rule that counts connections by 127.0.0.1 stands before one that
 			// matches them as well.
 			if strings.Contains(one.Text, "localhost_nps_accepted_pkts") {
@@ -109,27 +139,23 @@ func dropCounters(_ situation, r rules.Rules) bool {
 		}
 		c.Rules = kept
 	}
-	return found
 }
 
-func dropCanaries(_ situation, r rules.Rules) bool {
-	found := false
+func dropCanaries(_ situation, r rules.Rules) {
 	for k, c := range r {
 		if k.Chain == "KUBE-PROXY-CANARY" && len(c.Rules) == 0 {
 			delete(r, k)
-			found = true
 		}
 	}
-	return found
 }
 
-func dropUnreached(_ situation, r rules.Rules) bool {
+func dropUnreached(_ situation, r rules.Rules) {
 	c := r[rules.Key{Table: "nat", Chain: "KUBE-SERVICES"}]
 	if c == nil {
-		return false
+		return
 	}
 	match := func(one rules.Rule) string { return strings.Join(one.Matches, " ") }
-	before, external := len(c.Rules), map[string]string{} // the port whose external IP it is
+	external := map[string]string{} // the port whose external IP it is
 	c.Rules = slices.DeleteFunc(c.Rules, func(one rules.Rule) bool {
 		if port, is := strings.CutSuffix(one.Comment, " external IP"); is {
 			external[match(one)] = port
@@ -137,33 +163,27 @@ func dropUnreached(_ situation, r rules.Rules) bool {
 		port, is := strings.CutSuffix(one.Comment, " loadbalancer IP")
 		return is && external[match(one)] == port
 	})
-	return len(c.Rules) < before
 }
 
-func dropIdleFirewall(s situation, r rules.Rules) bool {
+func dropIdleFirewall(s situation, r rules.Rules) {
 	if s.family == worlds.IPv4 && s.localhost {
-		return false
+		return
 	}
 	const name = "KUBE-FIREWALL"
-	found := false
 	for k, c := range r {
 		if k == (rules.Key{Table: "filter", Chain: name}) {
 			delete(r, k)
-			found = true
 			continue
 		}
 		if c.BuiltIn() {
-			before := len(c.Rules)
 			c.Rules = slices.DeleteFunc(c.Rules, func(one rules.Rule) bool { return one.Jump() == name && len(one.Matches) == 0 })
-			found = found || len(c.Rules) < before
 		}
 	}
-	return found
 }
 
-func dropLeftBehind(s situation, r rules.Rules) bool {
+func dropLeftBehind(s situation, r rules.Rules) {
 	if !s.large {
-		return false
+		return
 	}
 	used := map[rules.Key]bool{}
 	var use func(k rules.Key)
@@ -181,14 +201,11 @@ func dropLeftBehind(s situation, r rules.Rules) bool {
 			use(k)
 		}
 	}
-	found := false
 	for k := range r {
 		if !used[k] && slices.ContainsFunc(servicePrefixes(), func(p string) bool { return strings.HasPrefix(k.Chain, p) }) {
 			delete(r, k)
-			found = true
 		}
 	}
-	return found
 }
 
 // servicePrefixes begin the names of chains that belong to a port of a Service,
@@ -197,40 +214,36 @@ func servicePrefixes() []string {
 	return []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"}
 }
 
-func dropLargeComments(s situation, r rules.Rules) bool {
+func dropLargeComments(s situation, r rules.Rules) {
 	if !s.large {
-		return false
+		return
 	}
 	for k, c := range r {
 		if strings.HasPrefix(k.Chain, "KUBE-SVC-") || strings.HasPrefix(k.Chain, "KUBE-SVL-") || strings.HasPrefix(k.Chain, "KUBE-SEP-") {
 			c.Silence()
 		}
 	}
-	return true
 }
 
-func dropStayingComments(s situation, r rules.Rules) bool {
+func dropStayingComments(s situation, r rules.Rules) {
 	if s.fresh {
-		return false
+		return
 	}
 	for _, c := range r {
 		c.Silence()
 	}
-	return true
 }
 
-func dropUnusedTables(_ situation, r rules.Rules) bool {
+func dropUnusedTables(_ situation, r rules.Rules) {
 	used := map[string]bool{"filter": true, "nat": true}
 	for k, c := range r {
 		if !c.BuiltIn() || len(c.Rules) > 0 || c.Policy != "ACCEPT" {
 			used[k.Table] = true
 		}
 	}
-	before := len(r)
 	for k := range r {
 		if !used[k.Table] {
 			delete(r, k)
 		}
 	}
-	return len(r) < before
 }

@@ -61,10 +61,12 @@ func TestWantedDifferences(t *testing.T) {
 		`-A KUBE-SERVICES -d 1.2.3.4/32 -m comment --comment "a/b external IP" -j KUBE-EXT-X`,
 	}
 	differ := func(s situation) []rules.Difference {
-		a, b, met := parsed(t, kubeProxy...), parsed(t, nodeproxy...), map[string]int{}
-		takeWanted(s, a, met)
-		takeWanted(s, b, met)
-		return rules.Compare(string(s.family), a, b, rules.IPTablesOrder)
+		t.Helper()
+		found, err := differences(s, lines(kubeProxy), lines(nodeproxy), wantedDifferences())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
 	}
 	if got := differ(situation{family: worlds.IPv6, localhost: true}); len(got) > 0 {
 		t.Errorf("wanted differences count: %v", got)
@@ -84,11 +86,22 @@ func TestWantedDifferences(t *testing.T) {
 	}
 }
 
-func parsed(t *testing.T, lines ...string) rules.Rules {
-	t.Helper()
-	r, err := rules.Parse(strings.Join(lines, "\n") + "\n")
-	if err != nil {
-		t.Fatal(err)
+// TestMetIn removes what only kube-proxy has: only the difference that allows it is met.
+func TestMetIn(t *testing.T) {
+	both := []string{"*filter", ":INPUT ACCEPT [0:0]", ":KUBE-FORWARD - [0:0]"}
+	for name, more := range map[string][]string{
+		"canary chains":      {":KUBE-PROXY-CANARY - [0:0]"},
+		"idle KUBE-FIREWALL": {":KUBE-FIREWALL - [0:0]", "-A INPUT -j KUBE-FIREWALL"},
+		"the same rules":     nil,
+	} {
+		got, err := metIn(situation{family: worlds.IPv6}, lines(append(slices.Clone(both), more...)), lines(both))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := map[bool][]string{true: {name}}[more != nil]; !slices.Equal(got, want) {
+			t.Errorf("%s: met %q", name, got)
+		}
 	}
-	return r
 }
+
+func lines(list []string) string { return strings.Join(list, "\n") + "\n" }

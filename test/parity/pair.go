@@ -88,10 +88,10 @@ func (p *pair) save(ctx context.Context) (saved, error) {
 	out := saved{map[worlds.Family]string{}, map[worlds.Family]string{}}
 	for _, f := range worlds.Families() {
 		var err error
-		if out.reference[f], err = p.KubeProxy.Node.Exec(ctx, saveTool(f)); err != nil {
+		if out.tested[f], err = p.Agent.Node.Exec(ctx, saveTool(f)); err != nil {
 			return out, err
 		}
-		if out.tested[f], err = p.Agent.Node.Exec(ctx, saveTool(f)); err != nil {
+		if out.reference[f], err = p.KubeProxy.Node.Exec(ctx, saveTool(f)); err != nil {
 			return out, err
 		}
 	}
@@ -105,19 +105,6 @@ func saveTool(f worlds.Family) string {
 	return "iptables-save"
 }
 
-// parsedWith returns the rules of a program, or an error that wraps beside.ErrNotSeen if
-// they lack the mark. Looking for it first costs little while one is waited for.
-func parsedWith(ctx context.Context, who beside.Proxy, f worlds.Family, m worlds.Mark) (rules.Rules, error) {
-	text, err := who.Node.Exec(ctx, saveTool(f))
-	if err != nil {
-		return nil, err
-	}
-	if !marked(m, f, text) {
-		return nil, fmt.Errorf("%s %w (%s)", who.Name, beside.ErrNotSeen, f)
-	}
-	return rules.Parse(text)
-}
-
 // marked tells whether the rules of a family hold the mark.
 func marked(m worlds.Mark, f worlds.Family, save string) bool {
 	endpoint := worlds.MarkerEndpoint(f)
@@ -128,53 +115,72 @@ func marked(m worlds.Mark, f worlds.Family, save string) bool {
 		strings.Contains(save, fmt.Sprintf("--dport %d -j KUBE-SVC-", m.Port))
 }
 
-// look compares the rules of the two as they are now. It returns an error that
-// wraps beside.ErrNotSeen while one of them is behind.
-func (p *pair) look(ctx context.Context, w *worlds.World, m worlds.Mark, fresh bool, met map[string]int) ([]rules.Difference, error) {
-	var out []rules.Difference
+// savedWith returns the rules of both, or an error that wraps beside.ErrNotSeen as
+// soon as one of them lacks the mark.
+func (p *pair) savedWith(ctx context.Context, m worlds.Mark) (saved, error) {
+	out := saved{map[worlds.Family]string{}, map[worlds.Family]string{}}
 	for _, f := range worlds.Families() {
-		tested, err := parsedWith(ctx, p.Agent, f, m)
-		if err != nil {
-			return nil, err
+		for who, texts := range map[beside.Proxy]map[worlds.Family]string{p.Agent: out.tested, p.KubeProxy: out.reference} {
+			text, err := who.Node.Exec(ctx, saveTool(f))
+			if err != nil {
+				return out, err
+			}
+			if !marked(m, f, text) {
+				return out, fmt.Errorf("%s %w (%s)", who.Name, beside.ErrNotSeen, f)
+			}
+			texts[f] = text
 		}
-		reference, err := parsedWith(ctx, p.KubeProxy, f, m)
-		if err != nil {
-			return nil, err
-		}
-		s := situation{family: f, localhost: w.Settings.LocalhostInEffect(w.Node), fresh: fresh, large: w.Large(f)}
-		takeWanted(s, reference, met)
-		takeWanted(s, tested, map[string]int{})
-		out = append(out, rules.Compare(string(f), reference, tested, rules.IPTablesOrder)...)
 	}
 	return out, nil
 }
 
+// situationOf is what a wanted difference may depend on in a world.
+func situationOf(w *worlds.World, f worlds.Family, fresh bool) situation {
+	return situation{family: f, localhost: w.Settings.LocalhostInEffect(w.Node), fresh: fresh, large: w.Large(f)}
+}
+
 // settled waits until both have the mark and the same rules, and returns what
-// differs at the deadline.
-func (p *pair) settled(ctx context.Context, w *worlds.World, m worlds.Mark, fresh bool, limit time.Duration, met map[string]int) ([]rules.Difference, error) {
-	var differences []rules.Difference
-	once := map[string]int{}
+// differs at the deadline. It counts the differences that were met.
+func (p *pair) settled(ctx context.Context, w *worlds.World, m worlds.Mark, fresh bool, limit time.Duration, met beside.Met) ([]rules.Difference, error) {
+	var now saved
+	var found []rules.Difference
 	err := install.Until(ctx, limit, func(ctx context.Context) error {
 		if err := p.Running(); err != nil {
 			return err
 		}
-		clear(once)
-		now, err := p.look(ctx, w, m, fresh, once)
-		if err != nil {
+		var err error
+		if now, err = p.savedWith(ctx, m); err != nil {
 			return err
 		}
-		if differences = now; len(now) > 0 {
+		found = nil
+		for _, f := range worlds.Families() {
+			more, err := differences(situationOf(w, f, fresh), now.reference[f], now.tested[f], wantedDifferences())
+			if err != nil {
+				return err
+			}
+			found = append(found, more...)
+		}
+		if len(found) > 0 {
 			return errDiffer
 		}
 		return nil
 	})
-	for name, n := range once {
-		met[name] += n
+	if errors.Is(err, errDiffer) || len(found) > 0 && ctx.Err() == nil && !errors.Is(err, install.ErrEnded) {
+		return found, nil
 	}
-	if errors.Is(err, errDiffer) || len(differences) > 0 && ctx.Err() == nil && !errors.Is(err, install.ErrEnded) {
-		return differences, nil
+	if err != nil {
+		return nil, err
 	}
-	return nil, err
+	for _, f := range worlds.Families() {
+		names, err := metIn(situationOf(w, f, fresh), now.reference[f], now.tested[f])
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			met[name]++
+		}
+	}
+	return nil, nil
 }
 
 // errDiffer means that both have all changes and differ.

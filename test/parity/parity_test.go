@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -17,36 +15,51 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/parity/beside"
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
+	"github.com/nodeproxy-io/nodeproxy/test/programs"
 )
 
 // The variables that say how much is compared, and which worlds.
 const (
 	worldsVariable   = "PARITY_WORLDS"
+	freshVariable    = "PARITY_FRESH_WORLDS"
+	seedVariable     = "PARITY_SEED" // of the first fresh world
 	stepsVariable    = "PARITY_STEPS"
-	seedVariable     = "PARITY_SEED"
 	deadlineVariable = "PARITY_DEADLINE" // seconds
 )
 
+// firstWorld is the seed of the first fixed world.
+const firstWorld = 1
+
+// selected returns the worlds to compare.
+func selected(t *testing.T) beside.Selection {
+	t.Helper()
+	fixed, fresh := 20, 5
+	if beside.Full() {
+		fixed, fresh = 40, 20
+	}
+	return beside.Selection{
+		First: firstWorld, Fixed: beside.Variable(t, worldsVariable, 0, fixed),
+		Seed: beside.Seed(t, seedVariable), Fresh: beside.Variable(t, freshVariable, 0, fresh),
+	}
+}
+
 // TestSideBySide compares the rules of kube-proxy and nodeproxy-agent in
-// generated worlds. World i of a run is drawn from the seed plus i.
+// generated worlds.
 func TestSideBySide(t *testing.T) {
 	if err := cluster.Check(); err != nil {
 		t.Skip(err)
 	}
-	count, steps := beside.Variable(t, worldsVariable, 1, 40), beside.Variable(t, stepsVariable, 1, 5)
-	seed, limit := beside.Variable(t, seedVariable, 1, 1), time.Duration(beside.Variable(t, deadlineVariable, 1, 30))*time.Second
+	selection, steps := selected(t), beside.Variable(t, stepsVariable, 1, 5)
+	limit := time.Duration(beside.Variable(t, deadlineVariable, 1, 30)) * time.Second
 	p := startPair(t)
-	met := map[string]int{}
-	began, changes, first := time.Now(), 0, true
-	beside.EachWorld(t, seed, count, func(t *testing.T, seed uint64) {
+	met := beside.Met{}
+	began, changes := time.Now(), 0
+	beside.EachWorld(t, selection, func(t *testing.T, seed uint64, first bool) {
 		r := &run{T: t, pair: p, world: worlds.New(seed), first: first, limit: limit, met: met}
-		first = false
 		changes += r.live(steps)
 	})
-	t.Logf("%d worlds, %d changes in %s", count, changes, time.Since(began).Round(time.Second))
-	for _, d := range wantedDifferences() {
-		t.Logf("wanted difference %q was met %d times", d.name, met[d.name])
-	}
+	t.Logf("%d worlds, %d changes in %s", selection.Fixed+selection.Fresh, changes, time.Since(began).Round(time.Second))
+	met.Check(t, names(wantedDifferences()))
 }
 
 // startPair makes a cluster with two nodes and what runs on them.
@@ -59,10 +72,8 @@ func startPair(t *testing.T) *pair {
 		t.Fatal(err)
 	}
 	bin := t.TempDir()
-	build := exec.CommandContext(ctx, "go", "build", "-o", bin, "./cmd/nodeproxy-controller", "./cmd/nodeproxy-agent")
-	build.Dir, build.Env = root, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the programs: %v\n%s", err, out)
+	if err := programs.Into(ctx, bin, programs.Controller, programs.Agent); err != nil {
+		t.Fatal(err)
 	}
 	n, err := beside.Install(ctx, cluster.Options{}, bin, filepath.Join(root, "config"))
 	if err != nil {
@@ -87,7 +98,7 @@ type run struct {
 	world  *worlds.World
 	first  bool
 	limit  time.Duration
-	met    map[string]int
+	met    beside.Met
 	begins start
 	fresh  bool // there were no rules before the objects
 }
@@ -188,10 +199,11 @@ func (r *run) equal(what string, m worlds.Mark) {
 // repeat tells the world's worlds.Settings and how to have it once more.
 func (r *run) repeat() string {
 	w := r.world
-	command := fmt.Sprintf("%s=%d %s=1 make test-parity", seedVariable, w.Seed, worldsVariable)
+	begin, count, why := w.Seed, 1, ""
 	if r.begins != startClean {
-		command = fmt.Sprintf("%s=%d %s=2 make test-parity, because it depends on the world before", seedVariable, w.Seed-1, worldsVariable)
+		begin, count, why = w.Seed-1, 2, ", because it depends on the world before"
 	}
+	command := fmt.Sprintf("%s=0 %s=%d %s=%d make test-parity%s", worldsVariable, seedVariable, begin, freshVariable, count, why)
 	return fmt.Sprintf("Seed %d; %s.\nSettings: %+v\nNode: %+v\nSteps:\n  %s\nTo repeat it: %s",
 		w.Seed, r.begins, w.Settings, w.Node, strings.Join(w.Log, "\n  "), command)
 }

@@ -1,11 +1,15 @@
-// Package recorded keeps the state of a cluster in a folder, as far as the plugin
-// of kubectl reads it, and answers from there as an API server would.
+// Package recorded stores the state of a cluster, as far as the plugin of kubectl reads
+// it, and answers from there as an API server would.
 //
-// A folder holds one YAML list for each kind (nodeproxyrules.yaml and so on) as the
-// API server returned it, with no more of managedFields than when rendered objects were
-// written; a file now with the time at which it was recorded (RFC 3339); and, where somebody is to be refused, a file forbidden with
-// the names of kinds, one a line. Where the list of a kind of nodeproxy is missing, the
-// cluster has no such CRD.
+// A state is recorded in a directory: one YAML list for each kind (nodeproxyrules.yaml
+// and so on) as the API server returned it; a file now with the time at which it was
+// recorded (RFC 3339); and, to deny reading some kinds, a file forbidden with their names,
+// one a line. Where the list of a kind of nodeproxy is missing, the cluster has no such
+// CRD.
+//
+// The states that tests use are stored as one file each, without the fields that the
+// plugin never reads, and with only what differs from another state. Command compact
+// writes them.
 package recorded
 
 import (
@@ -82,7 +86,8 @@ func Record(ctx context.Context, config *rest.Config, folder string, now time.Ti
 		if err != nil {
 			return fmt.Errorf("record %s: %w", k.Resource, err)
 		}
-		text, err := yaml.Marshal(trimmed(k, list).UnstructuredContent())
+		sortByName(list)
+		text, err := yaml.Marshal(list.UnstructuredContent())
 		if err != nil {
 			return fmt.Errorf("record %s: %w", k.Resource, err)
 		}
@@ -96,22 +101,8 @@ func Record(ctx context.Context, config *rest.Config, folder string, now time.Ti
 	return nil
 }
 
-// trimmed takes out who wrote which field, which nothing goes by, and sorts. The plugin
-// goes by when rendered objects were written.
-func trimmed(k kind, list *unstructured.UnstructuredList) *unstructured.UnstructuredList {
-	for i := range list.Items {
-		o := &list.Items[i]
-		var writes []metav1.ManagedFieldsEntry
-		if k.kind == "NodeProxyRules" || k.kind == "ServiceProxyRules" {
-			writes = o.GetManagedFields()
-		}
-		for j := range writes {
-			writes[j].FieldsV1 = nil
-		}
-		o.SetManagedFields(writes)
-	}
+func sortByName(list *unstructured.UnstructuredList) {
 	slices.SortFunc(list.Items, func(a, b unstructured.Unstructured) int {
 		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
 	})
-	return list
 }

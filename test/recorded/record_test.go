@@ -30,7 +30,7 @@ func TestRecordEmptiesTheFolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !state.Now.Equal(now) || len(state.forbidden) > 0 {
-		t.Errorf("recorded at %s, forbidden are %q", state.Now, state.forbidden)
+	if !state.Now.Equal(now) || len(state.Forbidden) > 0 {
+		t.Errorf("recorded at %s, forbidden are %q", state.Now, state.Forbidden)
 	}
 }

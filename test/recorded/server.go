@@ -30,13 +30,26 @@ const User = "jane"
 type State struct {
 	// Now is when it was recorded.
 	Now time.Time
+	// Parent names the state from which its file says what differs.
+	Parent string
+	// Commands are what the golden tests run on it, one line each.
+	Commands []string
+	// Forbidden are the kinds that User is not allowed to read.
+	Forbidden []string
 
-	lists     map[schema.GroupVersionResource]*unstructured.UnstructuredList
-	forbidden []string
+	lists map[schema.GroupVersionResource]*unstructured.UnstructuredList
 }
 
-// Load reads a recorded state.
-func Load(folder string) (*State, error) {
+// Load loads a state from the file path.yaml or, as it was recorded, from the directory path.
+func Load(path string) (*State, error) {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return loadDirectory(path)
+	}
+	s, _, err := loadDocument(path)
+	return s, err
+}
+
+func loadDirectory(folder string) (*State, error) {
 	s := &State{lists: map[schema.GroupVersionResource]*unstructured.UnstructuredList{}}
 	text, err := os.ReadFile(filepath.Join(folder, nowFile))
 	if err != nil {
@@ -47,7 +60,7 @@ func Load(folder string) (*State, error) {
 	}
 	switch text, err := os.ReadFile(filepath.Join(folder, forbiddenFile)); {
 	case err == nil:
-		s.forbidden = strings.Fields(string(text))
+		s.Forbidden = strings.Fields(string(text))
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("recorded state: %w", err)
 	}
@@ -142,7 +155,7 @@ func (s *State) answer(r *http.Request) (any, error) {
 		return nil, errors.New("this server lists and gets recorded kinds, and nothing else")
 	}
 	resource := q.kind.GroupVersionResource
-	if slices.Contains(s.forbidden, resource.Resource) {
+	if slices.Contains(s.Forbidden, resource.Resource) {
 		verb := "list"
 		if q.name != "" {
 			verb = "get"

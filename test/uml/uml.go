@@ -29,6 +29,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -51,6 +52,10 @@ const (
 	modulesRoot    = "modules"
 	// waitDelay is how long the kernel may take to end when it is killed.
 	waitDelay = 5 * time.Second
+	// limit is how long a kernel may run, unless the caller says so.
+	limit = 5 * time.Minute
+	// lastWords is how long before its kernel a test ends that hangs, to print where.
+	lastWords = 30 * time.Second
 	// sharedMemory is where the kernel's memory is a file that no disk keeps.
 	sharedMemory = "/dev/shm"
 )
@@ -110,18 +115,25 @@ func Missing() error {
 
 // Run boots a kernel, runs there what the options say, and waits until it has
 // powered off. It needs root. When ctx ends, so does the kernel with everything in
-// it. The error says that the program has not run to its end; the Outcome then
-// holds what there is.
+// it; after five minutes if ctx has no deadline. The error says that the program has not
+// run to its end, or that Options.Test did not run or skipped something; the Outcome then
+// has what there is.
 func Run(ctx context.Context, o Options) (Outcome, error) {
 	var out Outcome
 	if err := Missing(); err != nil {
 		return out, err
 	}
+	deadline, bounded := ctx.Deadline()
+	if !bounded {
+		deadline = time.Now().Add(limit)
+	}
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
 	self, err := os.Executable()
 	if err != nil {
 		return out, fmt.Errorf("finding the running program: %w", err)
 	}
-	if err := prepare(self, o); err != nil {
+	if err := prepare(self, o, time.Until(deadline)-lastWords); err != nil {
 		return out, err
 	}
 	console, err := os.Create(filepath.Join(o.Folder, consoleFile))
@@ -137,7 +149,28 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 	ended := runKernel(ctx, self, o, console, printed.writer)
 	out.Took = time.Since(begin)
 	out.Output = printed.close()
-	return out, out.read(o.Folder, ended)
+	if err := out.read(o.Folder, ended); err != nil {
+		return out, err
+	}
+	if o.Test != "" && out.Status == 0 {
+		return out, passed(o.Test, out.Output)
+	}
+	return out, nil
+}
+
+// skipLine is what go test -v prints for a test, or a part of one, that was skipped.
+var skipLine = regexp.MustCompile(`(?m)^\s*--- SKIP: (\S+)`)
+
+// passed returns an error unless a test ran and skipped nothing. Go counts a test binary
+// as passed if no test of it matches, or if all were skipped.
+func passed(test, output string) error {
+	if !strings.Contains("\n"+output, "\n--- PASS: "+test+" (") {
+		return fmt.Errorf("%s did not run in User-mode Linux", test)
+	}
+	if skipped := skipLine.FindStringSubmatch(output); skipped != nil {
+		return fmt.Errorf("%s was skipped in User-mode Linux", skipped[1])
+	}
+	return nil
 }
 
 // runKernel runs the kernel to its end. What the program prints goes to output.
@@ -224,7 +257,7 @@ func (l *listener) close() string {
 
 // prepare makes what the first process needs: its order, and a loader of modules
 // that knows where they are.
-func prepare(self string, o Options) error {
+func prepare(self string, o Options, testTimeout time.Duration) error {
 	dir, err := os.Getwd()
 	if err != nil {
 		return fmt.Errorf("finding the working folder: %w", err)
@@ -234,7 +267,8 @@ func prepare(self string, o Options) error {
 		todo.Args[0] = self
 	}
 	if o.Test != "" {
-		todo.Args = []string{self, "-test.run=^" + o.Test + "$", "-test.v", "-test.count=1"}
+		todo.Args = []string{self, "-test.run=^" + o.Test + "$", "-test.v", "-test.count=1",
+			"-test.timeout=" + max(testTimeout, time.Second).String()}
 	}
 	text, err := json.Marshal(todo)
 	if err != nil {

@@ -1,9 +1,11 @@
 package uml_test
 
 import (
+	"context"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/test/uml"
 )
@@ -30,6 +32,47 @@ func TestOutcome(t *testing.T) {
 		if out.Status != want || !strings.Contains(out.Output, "here is "+test) || string(out.Result) != "result of "+test {
 			t.Errorf("%s: %+v", test, out)
 		}
+	}
+}
+
+// A test that does not exist, or is skipped, must not count as passed.
+func TestOutcomeOfNoTest(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: run sudo make test")
+	}
+	for test, want := range map[string]string{
+		"TestThatIsNot":        "TestThatIsNot did not run",
+		"TestInsideSkipsAPart": "TestInsideSkipsAPart/part was skipped",
+	} {
+		out, err := uml.Run(t.Context(), uml.Options{Test: test, Folder: t.TempDir()})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q\n%s", test, err, want, out.Output)
+		}
+	}
+}
+
+// A test that hangs says where before its kernel is ended.
+func TestOutcomeOfTestThatHangs(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: run sudo make test")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 32*time.Second)
+	defer cancel()
+	out, err := uml.Run(ctx, uml.Options{Test: "TestInsideHangs", Folder: t.TempDir()})
+	if err != nil || out.Status == 0 || !strings.Contains(out.Output, "uml_test.TestInsideHangs(") {
+		t.Errorf("status %d, %v\n%s", out.Status, err, out.Output)
+	}
+}
+
+func TestInsideHangs(*testing.T) {
+	if uml.Inside() {
+		select {}
+	}
+}
+
+func TestInsideSkipsAPart(t *testing.T) {
+	if uml.Inside() {
+		t.Run("part", func(t *testing.T) { t.Skip("to see what becomes of it") })
 	}
 }
 

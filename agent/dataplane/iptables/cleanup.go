@@ -96,7 +96,10 @@ func isOurs(id chainID) bool {
 func jumpTarget(spec string) (string, bool) {
 	t := tokens{rest: spec}
 	for word, ok := t.next(); ok; word, ok = t.next() {
-		if word == "-j" || word == "-g" {
+		switch word {
+		case "--comment":
+			t.next() // which may look like an option
+		case "-j", "-g":
 			return t.value()
 		}
 	}

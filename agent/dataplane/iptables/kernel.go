@@ -91,6 +91,7 @@ func (k *kernelState) read(r io.Reader) error {
 		case strings.HasPrefix(line, ":"):
 			name, _, _ := strings.Cut(line[1:], " ")
 			k.chains[chainID{in, strings.Clone(name)}] = &kernelChain{}
+			current = nil
 		case strings.HasPrefix(line, "-A "):
 			name, spec, _ := strings.Cut(line[3:], " ")
 			if current == nil || name != id.name {

@@ -59,6 +59,10 @@ func ruleHash(spec string) uint64 {
 // optionHash reads an option's values and returns what the option contributes
 // to the hash: 0 for what does not matter.
 func optionHash(option string, negated bool, t *tokens) uint64 {
+	if option == "--comment" {
+		t.next() // it has no effect, and may look like an option
+		return 0
+	}
 	value, _ := t.value()
 	switch option {
 	case "-m", "--match":
@@ -66,7 +70,7 @@ func optionHash(option string, negated bool, t *tokens) uint64 {
 		case "comment", "nfacct", "tcp", "udp", "sctp": // without effect, or implied by -p
 			return 0
 		}
-	case "--comment", "--rsource", "--nfacct-name": // kube-proxy counts packets with the latter
+	case "--rsource", "--nfacct-name": // kube-proxy counts packets with the latter
 		return 0
 	case "--reject-with":
 		if value == "icmp-port-unreachable" || value == "icmp6-port-unreachable" {
@@ -212,7 +216,7 @@ func comment(spec string) string {
 			return ""
 		}
 		if word == "--comment" {
-			value, _ := t.value()
+			value, _ := t.next()
 			return value
 		}
 	}

@@ -156,7 +156,7 @@ func (s *sets) send(command int, name SetName, t SetType, entries []Entry) error
 		if err != nil {
 			return err
 		}
-		data := appendNumber(x.appendTo(nil, t), attrLine, i+1)
+		data := appendNumber(x.encode(t), attrLine, i+1)
 		list = appendAttribute(list, attrData|attrNested, data)
 	}
 	body := named(name)

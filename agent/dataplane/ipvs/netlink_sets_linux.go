@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -144,7 +145,7 @@ func (s *sets) revision(t SetType) (uint8, error) {
 	body = appendAttribute(body, attrFamily, []byte{s.familyOf(t)})
 	err := s.request(nl.IPSET_CMD_TYPE, unix.NLM_F_REQUEST, body, func(message []byte) {
 		for kind, value := range attributes(message) {
-			if kind == attrRevision {
+			if kind == attrRevision && len(value) == 1 {
 				newest = value[0]
 			}
 		}
@@ -199,32 +200,41 @@ func deleteIt(name SetName) string {
 
 // read reads a set. The error is ENOENT where there is none.
 func (s *sets) read(name SetName, entries bool) (setHeader, []Entry, error) {
-	var header setHeader
-	var found []Entry
-	var failed error
+	var list setList
 	body := named(name)
 	if !entries {
 		body = appendNumber(body, attrSetFlags, listHeader)
 	}
-	err := s.request(nl.IPSET_CMD_LIST, nl.GetIpsetFlags(nl.IPSET_CMD_LIST), body, func(message []byte) {
-		for kind, value := range attributes(message) {
-			switch kind {
-			case attrTypeName:
-				header.kind = SetType(nl.BytesToString(value))
-			case attrFamily:
-				header.family = value[0]
-			case attrData:
-				header.parse(value)
-			case attrEntries:
-				for _, one := range attributes(value) {
-					x, err := parseAttributes(header.kind, one)
-					failed = errors.Join(failed, err)
-					found = append(found, x.entry(header.kind))
-				}
+	err := s.request(nl.IPSET_CMD_LIST, nl.GetIpsetFlags(nl.IPSET_CMD_LIST), body, list.add)
+	return list.header, list.entries, errors.Join(err, list.err)
+}
+
+// setList is what the messages of an answer list of one set.
+type setList struct {
+	header  setHeader
+	entries []Entry
+	err     error
+}
+
+// add reads one message.
+func (l *setList) add(message []byte) {
+	for kind, value := range attributes(message) {
+		switch {
+		case kind == attrTypeName:
+			name, _, _ := bytes.Cut(value, []byte{0})
+			l.header.kind = SetType(name)
+		case kind == attrFamily && len(value) == 1:
+			l.header.family = value[0]
+		case kind == attrData:
+			l.header.parse(value)
+		case kind == attrEntries:
+			for _, one := range attributes(value) {
+				x, err := parseAttributes(l.header.kind, one)
+				l.err = errors.Join(l.err, err)
+				l.entries = append(l.entries, x.entry(l.header.kind))
 			}
 		}
-	})
-	return header, found, errors.Join(err, failed)
+	}
 }
 
 func (h *setHeader) parse(b []byte) {

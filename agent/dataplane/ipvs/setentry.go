@@ -90,7 +90,7 @@ func parseElement(t SetType, e Entry) (element, error) {
 	if len(fields) != 1+strings.Count(string(t), ",") {
 		return fail(fmt.Errorf("it has %d parts", len(fields)))
 	}
-	if x.addr, err = netip.ParseAddr(fields[0]); err != nil {
+	if x.addr, err = parseText(fields[0]); err != nil {
 		return fail(err)
 	}
 	if len(fields) > 1 {
@@ -101,6 +101,9 @@ func parseElement(t SetType, e Entry) (element, error) {
 	if len(fields) > 2 {
 		if err := x.parseSecond(fields[2]); err != nil {
 			return fail(err)
+		}
+		if t == HashIPPortIP && !x.second.IsSingleIP() {
+			return fail(fmt.Errorf("%q is a network, not an address", fields[2]))
 		}
 	}
 	return x, nil
@@ -134,12 +137,21 @@ func (x *element) parseSecond(text string) (err error) {
 		x.second, err = netip.ParsePrefix(text)
 		return err
 	}
-	addr, err := netip.ParseAddr(text)
+	addr, err := parseText(text)
 	if err != nil {
 		return err
 	}
 	x.second = netip.PrefixFrom(addr, addr.BitLen())
 	return nil
+}
+
+// parseText reads an address. The kernel's entries have no zones.
+func parseText(text string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(text)
+	if err == nil && addr.Zone() != "" {
+		err = fmt.Errorf("the address %q has a zone", text)
+	}
+	return addr, err
 }
 
 func parsePort(text string) (uint16, error) {
@@ -150,8 +162,9 @@ func parsePort(text string) (uint16, error) {
 	return uint16(port), nil
 }
 
-// appendTo appends the element's attributes.
-func (x element) appendTo(b []byte, t SetType) []byte {
+// encode returns the element's attributes.
+func (x element) encode(t SetType) []byte {
+	var b []byte
 	if t != BitmapPort {
 		b = appendAddress(b, attrIP, x.addr)
 	}
@@ -177,6 +190,9 @@ func parseAttributes(t SetType, b []byte) (element, error) {
 	var second netip.Addr
 	bits := -1
 	for kind, value := range attributes(b) {
+		if n := fixedLength(kind); n > 0 && len(value) != n {
+			return element{}, fmt.Errorf("the kernel returned an entry of an ipset of type %s with %d bytes in attribute %d instead of %d", t, len(value), kind, n)
+		}
 		switch kind {
 		case attrIP:
 			x.addr = parseAddress(value)
@@ -202,6 +218,20 @@ func parseAttributes(t SetType, b []byte) (element, error) {
 		return element{}, fmt.Errorf("the kernel has written an entry of an ipset of type %s without an address", t)
 	}
 	return x, nil
+}
+
+// fixedLength is the length of an attribute of an entry, in bytes; 0: it varies.
+func fixedLength(kind uint16) int {
+	switch kind {
+	case attrProto, attrCIDR2:
+		return 1
+	case attrPort:
+		return 2
+	case attrFlags:
+		return 4
+	default:
+		return 0
+	}
 }
 
 func appendAddress(b []byte, kind uint16, a netip.Addr) []byte {

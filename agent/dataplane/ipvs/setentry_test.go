@@ -18,7 +18,7 @@ func TestElements(t *testing.T) {
 				t.Errorf("%s: %q is read as %+v, %v", kind, e, x, err)
 			}
 			// The kernel writes what it was sent.
-			back, err := parseAttributes(kind, x.appendTo(nil, kind))
+			back, err := parseAttributes(kind, x.encode(kind))
 			if err != nil || back != x {
 				t.Errorf("%s: %q comes back as %+v, %v", kind, e, back, err)
 			}
@@ -37,9 +37,9 @@ func TestElements(t *testing.T) {
 
 func TestElementsThatAreNone(t *testing.T) {
 	for kind, entries := range map[SetType][]Entry{
-		HashIP:        {"", "10.96.0", "10.96.0.1,tcp:80"},
+		HashIP:        {"", "10.96.0", "10.96.0.1,tcp:80", "fe80::1%eth0"},
 		HashIPPort:    {"10.96.0.1", "10.96.0.1,80", "10.96.0.1,tcp:65536", "10.96.0.1,http:80", "10.96.0.1,tcp:80,10.0.0.1", ",tcp:80"},
-		HashIPPortIP:  {"10.96.0.1,tcp:80", "10.96.0.1,tcp:80,nobody"},
+		HashIPPortIP:  {"10.96.0.1,tcp:80", "10.96.0.1,tcp:80,nobody", "fe80::1,tcp:80,fe80::1%eth0", "10.96.0.1,tcp:80,10.0.0.0/8"},
 		HashIPPortNet: {"10.96.0.1,tcp:80,10.0.0.0/33"},
 		BitmapPort:    {"", "-1", "65536", "tcp:80"},
 	} {
@@ -56,7 +56,7 @@ func TestAttributesThatAreCutOff(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := whole.appendTo(nil, HashIPPortIP)
+	b := whole.encode(HashIPPortIP)
 	for i := range b {
 		if x, err := parseAttributes(HashIPPortIP, b[:i]); err == nil && x != whole {
 			t.Errorf("%d of %d bytes are read as %+v", i, len(b), x)

@@ -1,8 +1,9 @@
-// Package binaries builds the programs that a local cluster runs (etcd,
+// Package binaries provides the programs that a local cluster runs: etcd,
 // kube-apiserver, kube-controller-manager, kubectl, for comparisons kube-proxy,
-// and what real nodes need: kubelet, kube-scheduler, CoreDNS) from their Go
-// modules. They are kept in the user's cache folder,
-// keyed by version, so that all clones of the repository share one build.
+// and what real nodes need: kubelet, kube-scheduler, CoreDNS. It downloads the
+// release files that hack/*/SHA256SUMS pins, and builds the others from their Go
+// modules. They are kept in the user's cache folder, keyed by version, so that
+// all clones of the repository share them.
 package binaries
 
 import (
@@ -20,10 +21,10 @@ import (
 	"strings"
 )
 
-// Program is one of the programs that this package can build.
+// Program is one of the programs that this package provides.
 type Program string
 
-// The programs that can be built.
+// The programs that can be had.
 const (
 	Etcd              Program = "etcd"
 	APIServer         Program = "kube-apiserver"
@@ -45,6 +46,11 @@ func RealNodes() []Program {
 	return []Program{Scheduler, Kubelet, CoreDNS}
 }
 
+// KubernetesVariable names the environment variable that selects the Kubernetes to
+// provide. Empty: that of hack/kubernetes; "oldest": that of hack/kubernetes-oldest,
+// the oldest that nodeproxy promises to run on, of which there is only a control plane.
+const KubernetesVariable = "NODEPROXY_KUBERNETES"
+
 const productModule = "module github.com/nodeproxy-io/nodeproxy\n"
 
 // tool is a nested module under hack/ that pins programs and their version.
@@ -52,18 +58,26 @@ type tool struct {
 	folder   string             // under the repository's root
 	module   string             // whose version names the result
 	packages map[Program]string // import path of each program
+	release  func() release     // nil: there are only sources
+	minutes  int                // of a build with empty caches, measured on two cores
 }
 
 func tools() []tool {
 	const kube = "k8s.io/kubernetes"
+	kubernetes := "hack/kubernetes"
+	if which := os.Getenv(KubernetesVariable); which != "" {
+		kubernetes += "-" + which
+	}
 	return []tool{
 		{
 			folder:   "hack/etcd",
 			module:   "go.etcd.io/etcd/server/v3",
 			packages: map[Program]string{Etcd: "go.etcd.io/etcd/server/v3"},
+			release:  etcdRelease,
+			minutes:  2,
 		},
 		{
-			folder: "hack/kubernetes",
+			folder: kubernetes,
 			module: kube,
 			packages: map[Program]string{
 				APIServer:         kube + "/cmd/kube-apiserver",
@@ -73,19 +87,27 @@ func tools() []tool {
 				Scheduler:         kube + "/cmd/kube-scheduler",
 				Kubelet:           kube + "/cmd/kubelet",
 			},
+			release: kubernetesRelease,
+			minutes: 14,
 		},
 		{
 			folder:   "hack/coredns",
 			module:   "github.com/coredns/coredns",
 			packages: map[Program]string{CoreDNS: "github.com/coredns/coredns"},
+			minutes:  2,
 		},
 	}
 }
 
-// Ensure makes sure that the given programs are built and returns the folder
+// of returns those of programs that t provides.
+func (t tool) of(programs []Program) []Program {
+	return slices.DeleteFunc(slices.Clone(programs), func(p Program) bool { return t.packages[p] == "" })
+}
+
+// Ensure makes sure that the given programs are there and returns the folder
 // that holds them. When they are already there it returns at once; otherwise
-// it builds what is missing and tells out what happens. Several processes may
-// call it at the same time: one builds, the others wait for it.
+// it downloads or builds what is missing and reports progress to out. Several
+// processes may call it at the same time: one works, the others wait for it.
 func Ensure(ctx context.Context, out io.Writer, programs ...Program) (string, error) {
 	root, err := findRoot()
 	if err != nil {
@@ -107,15 +129,15 @@ func Ensure(ctx context.Context, out io.Writer, programs ...Program) (string, er
 	}
 	defer unlock()
 
-	b := builder{root: root, dir: dir, versions: versions, out: out}
+	d := newDownloader(root, dir, out)
 	for _, t := range tools() {
-		want := slices.DeleteFunc(missing(dir, programs), func(p Program) bool { return t.packages[p] == "" })
-		if len(want) == 0 {
-			continue
-		}
-		if err := b.build(ctx, t, want); err != nil {
+		if err := d.download(ctx, t, versions[t.module], t.of(missing(dir, programs))); err != nil {
 			return "", err
 		}
+	}
+	b := builder{root: root, dir: dir, versions: versions, out: out}
+	if err := b.buildAll(ctx, missing(dir, programs)); err != nil {
+		return "", err
 	}
 	if left := missing(dir, programs); len(left) > 0 {
 		return "", fmt.Errorf("no module under hack/ builds %v", left)

@@ -77,6 +77,7 @@ func TestFolderFollowsThePinsOnly(t *testing.T) {
 func TestEnsureReturnsWhatIsThereWithoutBuilding(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	t.Setenv("PATH", "") // whoever builds needs go
+	t.Setenv(MirrorVariable, "none")
 	root := fakeClone(t, "v1.36.3")
 	t.Chdir(filepath.Join(root, "hack"))
 

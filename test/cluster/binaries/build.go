@@ -29,13 +29,44 @@ type builder struct {
 	dir      string
 	versions map[string]string
 	out      io.Writer
+
+	begin       time.Time
+	done, total int // programs
+}
+
+// buildAll compiles programs of whatever tool modules.
+func (b builder) buildAll(ctx context.Context, programs []Program) error {
+	if len(programs) == 0 {
+		return nil
+	}
+	if _, err := exec.LookPath("go"); err != nil {
+		return errors.New("go not found: install Go 1.26 or newer and put it on PATH")
+	}
+	b.begin, b.total = time.Now(), len(programs)
+	var minutes int
+	for _, t := range tools() {
+		if len(t.of(programs)) > 0 {
+			minutes += t.minutes
+		}
+	}
+	fmt.Fprintf(b.out, "Building %d programs from Go modules. With an empty build cache this takes up to %d minutes on two cores. Kept in %s for next time.\n",
+		b.total, minutes, b.dir)
+	for _, t := range tools() {
+		want := t.of(programs)
+		if len(want) == 0 {
+			continue
+		}
+		if err := b.build(ctx, t, want); err != nil {
+			return err
+		}
+		b.done += len(want)
+	}
+	fmt.Fprintf(b.out, "Built %d programs in %s.\n", b.total, time.Since(b.begin).Round(time.Second))
+	return nil
 }
 
 // build compiles programs of one tool module and moves them into b.dir.
 func (b builder) build(ctx context.Context, t tool, programs []Program) error {
-	if _, err := exec.LookPath("go"); err != nil {
-		return errors.New("go not found: install Go 1.26 or newer and put it on PATH")
-	}
 	version := b.versions[t.module]
 	var names, packages []string
 	for _, p := range programs {
@@ -43,10 +74,7 @@ func (b builder) build(ctx context.Context, t tool, programs []Program) error {
 		packages = append(packages, t.packages[p])
 	}
 	slices.Sort(packages)
-	fmt.Fprintf(b.out, "Building %s %s from Go modules; %s. Kept in %s for next time.\n",
-		strings.Join(names, ", "), version, expectation(t), b.dir)
-
-	begin := time.Now()
+	fmt.Fprintf(b.out, "  %s %s: downloading modules; %s\n", strings.Join(names, ", "), version, b.elapsed())
 	total, err := b.countPackages(ctx, t, packages)
 	if err != nil {
 		return fmt.Errorf("downloading the modules of %s: %w", strings.Join(names, ", "), err)
@@ -64,8 +92,9 @@ func (b builder) build(ctx context.Context, t tool, programs []Program) error {
 		args := []string{"build", "-v", "-trimpath", "-ldflags", ldflags(version), "-o", filepath.Join(temp, name), pkg}
 		say := func(lines int64) {
 			fmt.Fprintf(b.out, "  %s (%d of %d): %d packages compiled, at most %d; %s\n",
-				name, i+1, len(packages), lines, total, time.Since(begin).Round(time.Second))
+				name, b.done+i+1, b.total, lines, total, b.elapsed())
 		}
+		say(0)
 		if _, err := b.run(ctx, t, args, say); err != nil {
 			return fmt.Errorf("building %s %s: %w", name, version, err)
 		}
@@ -73,9 +102,10 @@ func (b builder) build(ctx context.Context, t tool, programs []Program) error {
 			return fmt.Errorf("keeping %s: %w", name, err)
 		}
 	}
-	fmt.Fprintf(b.out, "Built %s in %s.\n", strings.Join(names, ", "), time.Since(begin).Round(time.Second))
 	return nil
 }
+
+func (b builder) elapsed() time.Duration { return time.Since(b.begin).Round(time.Second) }
 
 func programOf(t tool, pkg string) Program {
 	for p, path := range t.packages {
@@ -84,17 +114,6 @@ func programOf(t tool, pkg string) Program {
 		}
 	}
 	return ""
-}
-
-// expectation tells how long a first build takes, as measured on two cores.
-func expectation(t tool) string {
-	switch t.module {
-	case "k8s.io/kubernetes":
-		return "the first time this takes about 5 minutes on two cores"
-	case "github.com/coredns/coredns":
-		return "the first time this takes about 2 minutes on two cores"
-	}
-	return "the first time this takes about 1 minute on two cores"
 }
 
 // ldflags give the programs the version that they would have in a release: a
@@ -191,7 +210,7 @@ func lock(ctx context.Context, path string, out io.Writer) (unlock func(), err e
 			return nil, fmt.Errorf("locking %s: %w", path, err)
 		}
 		if !told {
-			fmt.Fprintf(out, "Another process is building in %s; waiting for it.\n", filepath.Dir(path))
+			fmt.Fprintf(out, "Another process is working in %s; waiting for it.\n", filepath.Dir(path))
 		}
 		select {
 		case <-ctx.Done():

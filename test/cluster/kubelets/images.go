@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
+	"github.com/nodeproxy-io/nodeproxy/test/programs"
 )
 
 // EchoImage is the image of the echo server of package cluster, which each node
@@ -30,15 +30,12 @@ func (c *Cluster) makeImages(ctx context.Context) ([]string, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, fmt.Errorf("making images: %w", err)
 	}
-	images := map[string]image{}
-	for name, tag := range map[string]string{"pause": pauseImage, "echo": EchoImage} {
-		program := filepath.Join(folder, name)
-		build := exec.CommandContext(ctx, "go", "build", "-ldflags", "-s -w", "-o", program, commandsOfCluster+name)
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("building %s: %w: %s", name, err, out)
-		}
-		images[name] = programImage(tag, name, program)
+	if err := programs.Into(ctx, folder, commandsOfCluster+"pause", commandsOfCluster+"echo"); err != nil {
+		return nil, fmt.Errorf("making images: %w", err)
+	}
+	images := map[string]image{
+		"pause": programImage(pauseImage, "pause", filepath.Join(folder, "pause")),
+		"echo":  programImage(EchoImage, "echo", filepath.Join(folder, "echo")),
 	}
 	if c.options.CoreDNS {
 		images["coredns"] = programImage(coreDNSImage, "coredns", filepath.Join(c.Assets(), string(binaries.CoreDNS)))

@@ -1,14 +1,11 @@
 package kernel
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
@@ -17,26 +14,10 @@ import (
 
 func TestMain(m *testing.M) { uml.Main(m) }
 
-// bootPatience is how long a machine may take.
-const bootPatience = 5 * time.Minute
-
 // boot runs a test in a machine that has IPVS.
 func boot(t *testing.T, test string) uml.Outcome {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: run sudo make test")
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), bootPatience)
-	defer cancel()
-	out, err := uml.Run(ctx, uml.Options{Test: test, Folder: t.TempDir(), MemoryMiB: 1024})
-	if err != nil {
-		t.Fatalf("%v\nthe test printed:\n%s", err, out.Output)
-	}
-	t.Logf("in %.1f s:\n%s", out.Took.Seconds(), out.Output)
-	if out.Status != 0 {
-		t.Fatal("it has failed in User-mode Linux")
-	}
-	return out
+	return uml.Test(t, uml.Options{Test: test, MemoryMiB: 1024})
 }
 
 // TestModules boots a machine whose loader of modules refuses some at first.

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	traffic "github.com/nodeproxy-io/nodeproxy/test/load"
 	"github.com/nodeproxy-io/nodeproxy/test/place"
 )
 
@@ -62,8 +63,9 @@ type load struct {
 	stop   atomic.Bool
 	wg     sync.WaitGroup
 	made   atomic.Int64
-	mu     sync.Mutex // guards failed
+	mu     sync.Mutex // guards failed and plant
 	failed []string
+	plant  error                // see traffic.Planted
 	resent map[*place.Place]int // SYNs, before
 }
 
@@ -73,7 +75,7 @@ const pace = 5 * time.Millisecond
 
 // begin begins it. Each place makes connections by its routes in turn.
 func (l *lab) begin() *load {
-	out := &load{lab: l, resent: map[*place.Place]int{}}
+	out := &load{lab: l, resent: map[*place.Place]int{}, plant: traffic.Planted()}
 	for _, p := range l.places() {
 		out.resent[p] = resent(l.T, p)
 	}
@@ -88,16 +90,24 @@ func (l *lab) begin() *load {
 			for i := 0; !out.stop.Load(); i++ {
 				<-ticks.C
 				r := routes[i%len(routes)]
-				if err := r.try(); err != nil {
-					out.mu.Lock()
-					out.failed = append(out.failed, fmt.Sprintf("%s: %v", r, err))
-					out.mu.Unlock()
-				}
-				out.made.Add(1)
+				out.note(r, r.try())
 			}
 		})
 	}
 	return out
+}
+
+// note counts a connection and records how it went.
+func (l *load) note(r route, err error) {
+	l.made.Add(1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil {
+		err, l.plant = l.plant, nil
+	}
+	if err != nil {
+		l.failed = append(l.failed, fmt.Sprintf("%s: %v", r, err))
+	}
 }
 
 // places are those whose connections all come about at once. In d the kernel may
@@ -144,9 +154,12 @@ func (l *load) end(during string) int64 {
 		}
 		l.Errorf("%s: %s", during, f)
 	}
+	if n := len(l.failed); n > 0 {
+		traffic.Lost(l, "%s: %d connections failed", during, n)
+	}
 	for _, p := range l.places() {
 		if n := resent(l.T, p) - l.resent[p]; n > 0 {
-			l.Errorf("%s: %d SYNs from %s were not answered at once", during, n, p.Name)
+			traffic.Lost(l, "%s: %d SYNs from %s were not answered at once", during, n, p.Name)
 		}
 	}
 	return l.made.Load()

@@ -15,15 +15,14 @@ import (
 func TestAuditBesideKubeProxy(t *testing.T) {
 	p := use(t)
 	p.ShareNode()
-	seed := uint64(beside.Variable(t, seedVariable, 0, 0)) //nolint:gosec // a seed
-	w := worlds.NewIPVS(seed)
+	w := worlds.NewIPVS(firstWorld)
 	w.Settings, w.Audit = worlds.PlainIPVS(), true
 	w.OnlyCluster()
 	r := &run{T: t, pair: p, world: w, limit: limit}
 	if err := p.Writer.Begin(t.Context(), w); err != nil {
 		t.Fatal(err)
 	}
-	shuffle := worlds.NewDice(seed).Rand
+	shuffle := worlds.NewDice(firstWorld).Rand
 	if _, err := p.write(t.Context(), w, shuffle); err != nil {
 		t.Fatal(err)
 	}

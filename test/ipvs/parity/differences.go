@@ -23,8 +23,8 @@ type situation struct {
 type wanted struct {
 	name   string
 	reason string
-	// apply takes the difference out of the states and reports whether there was any.
-	apply func(s situation, kubeProxy, nodeproxy *state) bool
+	// apply takes the difference out of the states.
+	apply func(s situation, kubeProxy, nodeproxy *state)
 }
 
 // wantedDifferences is the whole list. docs/parity.md explains each of them under its
@@ -64,16 +64,6 @@ func wantedDifferences() []wanted {
 	}
 }
 
-// takeWanted takes all wanted differences out of the states and notes which there
-// were.
-func takeWanted(s situation, kubeProxy, nodeproxy *state, met map[string]int) {
-	for _, w := range wantedDifferences() {
-		if w.apply(s, kubeProxy, nodeproxy) {
-			met[w.name]++
-		}
-	}
-}
-
 // ownSets are nodeproxy's own sets of a family: of addresses and ports that lead to
 // other nodes for want of a local endpoint, for pods and the node alone, and of those
 // that lead nowhere for that.
@@ -90,14 +80,13 @@ func noLocalSets() map[worlds.Family]ownSets {
 // real servers of kube-proxy; but only where the policy is Local, and no real server
 // is an endpoint on the node. What is listed wrongly stays, and differs; so does what is
 // not listed and should be.
-func dropNoLocal(s situation, kubeProxy, nodeproxy *state) bool {
-	met := false
+func dropNoLocal(s situation, kubeProxy, nodeproxy *state) {
 	for f, names := range noLocalSets() {
 		guarded := map[string]bool{}
 		nodeproxy.dropEntries(f, names.elsewhere, func(key string, ours *server) bool {
 			guarded[key] = true
 			return len(ours.reals) > 0 && noLocal(s.world, key, ours.reals, outside)
-		}, &met)
+		})
 		nodeproxy.dropEntries(f, names.nowhere, func(key string, ours *server) bool {
 			there := kubeProxy.servers[key]
 			if there == nil || len(ours.reals) > 0 || len(there.reals) > 0 && !noLocal(s.world, key, there.reals, inside) ||
@@ -106,7 +95,7 @@ func dropNoLocal(s situation, kubeProxy, nodeproxy *state) bool {
 			}
 			there.reals = nil
 			return true
-		}, &met)
+		})
 		for key, ours := range nodeproxy.servers {
 			ofFamily := strings.Contains(key, "[") == (f == worlds.IPv6)
 			if ofFamily && len(ours.reals) > 0 && !guarded[key] && noLocal(s.world, key, ours.reals, outside) {
@@ -115,11 +104,10 @@ func dropNoLocal(s situation, kubeProxy, nodeproxy *state) bool {
 		}
 		dropNoLocalRules(nodeproxy.rules[f], names)
 	}
-	return met
 }
 
 // dropEntries takes entries away that are wanted, and the set if it has no others.
-func (s *state) dropEntries(f worlds.Family, name string, wanted func(key string, ours *server) bool, met *bool) {
+func (s *state) dropEntries(f worlds.Family, name string, wanted func(key string, ours *server) bool) {
 	own := s.sets[name]
 	if own == nil {
 		return
@@ -127,11 +115,7 @@ func (s *state) dropEntries(f worlds.Family, name string, wanted func(key string
 	own.entries = slices.DeleteFunc(own.entries, func(entry string) bool {
 		key, ok := keyOf(f, entry)
 		ours := s.servers[key]
-		if !ok || ours == nil || !wanted(key, ours) {
-			return false
-		}
-		*met = true
-		return true
+		return ok && ours != nil && wanted(key, ours)
 	})
 	if len(own.entries) == 0 {
 		delete(s.sets, name)
@@ -227,8 +211,7 @@ func answersAt(s *corev1.Service, host string) bool {
 		slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i corev1.LoadBalancerIngress) bool { return i.IP == host })
 }
 
-func dropHealthPorts(s situation, kubeProxy, nodeproxy *state) bool {
-	met := false
+func dropHealthPorts(s situation, kubeProxy, nodeproxy *state) {
 	for f, name := range map[worlds.Family]string{worlds.IPv4: "KUBE-HEALTH-CHECK-NODE-PORT", worlds.IPv6: "KUBE-6-HEALTH-CHECK-NODE-PORT"} {
 		theirs, ours := kubeProxy.sets[name], nodeproxy.sets[name]
 		if theirs == nil || ours == nil || !s.world.Settings.NodePortsNowhere(f) {
@@ -238,12 +221,9 @@ func dropHealthPorts(s situation, kubeProxy, nodeproxy *state) bool {
 			wanted := slices.ContainsFunc(s.world.Services, func(s *worlds.Service) bool {
 				return !s.Gone && strconv.Itoa(int(s.Object.Spec.HealthCheckNodePort)) == port
 			})
-			left := wanted && !slices.Contains(theirs.entries, port)
-			met = met || left
-			return left
+			return wanted && !slices.Contains(theirs.entries, port)
 		})
 	}
-	return met
 }
 
 // foreign are virtual servers that somebody else has made, in the words of ipvsadm.
@@ -252,23 +232,19 @@ func foreign() []string { return []string{"-t 203.0.113.200:7777", "-t [2001:db8
 
 // dropForeign takes them away where nodeproxy has kept them. One that is missing
 // differs, though kube-proxy lacks it as well.
-func dropForeign(_ situation, kubeProxy, nodeproxy *state) bool {
-	met := false
+func dropForeign(_ situation, kubeProxy, nodeproxy *state) {
 	for _, key := range foreign() {
 		switch theirs, ours := kubeProxy.servers[key], nodeproxy.servers[key]; {
 		case ours == nil:
 			kubeProxy.servers[key] = &server{options: "of somebody else, has to stay"}
 		case theirs == nil:
 			delete(nodeproxy.servers, key)
-			met = true
 		}
 	}
-	return met
 }
 
 // dropHalves takes the two halves of everything away where a Service has that range.
-func dropHalves(s situation, kubeProxy, nodeproxy *state) bool {
-	met := false
+func dropHalves(s situation, kubeProxy, nodeproxy *state) {
 	for name, whole := range map[string][3]string{
 		"KUBE-LOAD-BALANCER-SOURCE-CIDR":  {"0.0.0.0/0", ",0.0.0.0/1", ",128.0.0.0/1"},
 		"KUBE-6-LOAD-BALANCER-SOURCE-CID": {"::/0", ",::/1", ",8000::/1"},
@@ -281,30 +257,23 @@ func dropHalves(s situation, kubeProxy, nodeproxy *state) bool {
 		}
 		ours.entries = slices.DeleteFunc(ours.entries, func(entry string) bool {
 			half := strings.HasSuffix(entry, whole[1]) || strings.HasSuffix(entry, whole[2])
-			left := half && !slices.Contains(theirs.entries, entry)
-			met = met || left
-			return left
+			return half && !slices.Contains(theirs.entries, entry)
 		})
 	}
-	return met
 }
 
-func dropComments(_ situation, kubeProxy, nodeproxy *state) bool {
-	met := false
+func dropComments(_ situation, kubeProxy, nodeproxy *state) {
 	for f := range kubeProxy.rules {
 		for k, c := range kubeProxy.rules[f] {
 			if ours := nodeproxy.rules[f][k]; ours != nil && !c.BuiltIn() {
 				c.Silence()
 				ours.Silence()
-				met = true
 			}
 		}
 	}
-	return met
 }
 
-func dropUnusedTables(_ situation, kubeProxy, nodeproxy *state) bool {
-	found := false
+func dropUnusedTables(_ situation, kubeProxy, nodeproxy *state) {
 	for _, s := range []*state{kubeProxy, nodeproxy} {
 		for _, all := range s.rules {
 			used := map[string]bool{"filter": true, "nat": true}
@@ -316,10 +285,8 @@ func dropUnusedTables(_ situation, kubeProxy, nodeproxy *state) bool {
 			for k := range all {
 				if !used[k.Table] {
 					delete(all, k)
-					found = true
 				}
 			}
 		}
 	}
-	return found
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -48,59 +49,89 @@ func (p *pair) write(ctx context.Context, w *worlds.World, shuffle *rand.Rand) (
 
 // settled waits until both have the mark and hold the same, and returns what differs
 // at the deadline. It looks when both rest, because looking takes as long as a sync.
-func (p *pair) settled(ctx context.Context, s situation, m worlds.Mark, limit time.Duration, met map[string]int) ([]difference, error) {
+func (p *pair) settled(ctx context.Context, s situation, m worlds.Mark, limit time.Duration, met beside.Met) ([]difference, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	var differences []difference
+	var found []difference
 	last := beside.ErrNotSeen
 	for {
 		if err := p.rest(ctx); err != nil {
 			if ctx.Err() != nil {
-				return differences, last
+				return found, last
 			}
 			return nil, err
 		}
-		var once map[string]int
-		differences, once, last = p.look(context.WithoutCancel(ctx), s, m)
+		var now saved
+		if now, last = p.look(context.WithoutCancel(ctx), m); last == nil {
+			found, last = now.differences(s, wantedDifferences())
+		}
 		switch {
-		case last == nil && len(differences) == 0:
-			for name, n := range once {
-				met[name] += n
+		case last == nil && len(found) == 0:
+			names, err := now.metIn(s)
+			for _, name := range names {
+				met[name]++
 			}
-			return nil, nil
+			return nil, err
 		case last != nil && !errors.Is(last, beside.ErrNotSeen):
 			return nil, last
 		}
 	}
 }
 
-// look compares what the two hold now. The marks come first, because they need one
+// saved is what the two nodes have, in sections that parse understands.
+type saved struct{ reference, tested map[string][]string }
+
+// look reads what the two have now. The marks come first, because they need one
 // program, and all needs many.
-func (p *pair) look(ctx context.Context, s situation, m worlds.Mark) ([]difference, map[string]int, error) {
-	both := []beside.Proxy{p.KubeProxy, p.Agent}
-	for _, who := range both {
+func (p *pair) look(ctx context.Context, m worlds.Mark) (out saved, err error) {
+	for _, who := range []beside.Proxy{p.KubeProxy, p.Agent} {
 		now, err := readServers(ctx, who.Node)
 		if err != nil {
-			return nil, nil, err
+			return out, err
 		}
 		for _, f := range worlds.Families() {
 			if !now.marked(m, f) {
-				return nil, nil, fmt.Errorf("%s %w (%s)", who.Name, beside.ErrNotSeen, f)
+				return out, fmt.Errorf("%s %w (%s)", who.Name, beside.ErrNotSeen, f)
 			}
 		}
 	}
-	var states []*state
-	for _, who := range both {
-		now, err := read(ctx, who.Node)
-		if err != nil {
-			return nil, nil, err
-		}
-		states = append(states, now)
+	if out.reference, err = readSections(ctx, p.KubeProxy.Node); err != nil {
+		return out, err
 	}
-	reference, tested := states[0], states[1]
-	once := map[string]int{}
-	takeWanted(s, reference, tested, once)
-	return compare(reference, tested), once, nil
+	out.tested, err = readSections(ctx, p.Agent.Node)
+	return out, err
+}
+
+// differences compares the two, apart from the given differences.
+func (n saved) differences(s situation, apart []wanted) ([]difference, error) {
+	reference, err := parse(n.reference)
+	if err != nil {
+		return nil, err
+	}
+	tested, err := parse(n.tested)
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range apart {
+		w.apply(s, reference, tested)
+	}
+	return compare(reference, tested), nil
+}
+
+// metIn returns the names of the listed differences without which two programs that
+// count as equal would differ.
+func (n saved) metIn(s situation) (met []string, err error) {
+	list := wantedDifferences()
+	for i, w := range list {
+		found, err := n.differences(s, slices.Delete(slices.Clone(list), i, i+1))
+		if err != nil {
+			return nil, err
+		}
+		if len(found) > 0 {
+			met = append(met, w.name)
+		}
+	}
+	return met, nil
 }
 
 const (

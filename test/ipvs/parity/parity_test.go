@@ -16,33 +16,55 @@ import (
 // The variables that say how much is compared, and which worlds.
 const (
 	worldsVariable   = "IPVS_PARITY_WORLDS"
+	freshVariable    = "IPVS_PARITY_FRESH_WORLDS"
+	seedVariable     = "IPVS_PARITY_SEED" // of the first fresh world
 	stepsVariable    = "IPVS_PARITY_STEPS"
-	seedVariable     = "IPVS_PARITY_SEED"
 	deadlineVariable = "IPVS_PARITY_DEADLINE" // seconds
 )
 
+// The seeds of the first fixed world. Those of a full run are other worlds, among which
+// are some with each of the listed differences.
+const (
+	firstWorld     = 0
+	firstFullWorld = 66
+)
+
+// selected returns the worlds to compare. Fresh ones begin with a group.
+func selected(t *testing.T) beside.Selection {
+	t.Helper()
+	first, fixed, fresh := firstWorld, 9, 3
+	if beside.Full() {
+		first, fixed, fresh = firstFullWorld, 18, 6
+	}
+	seed := worlds.FirstOfGroup(uint64(beside.Seed(t, seedVariable))) //nolint:gosec // a seed
+	return beside.Selection{
+		First: first, Fixed: beside.Variable(t, worldsVariable, 0, fixed),
+		Seed: int(seed), Fresh: beside.Variable(t, freshVariable, 0, fresh), //nolint:gosec // a seed
+	}
+}
+
 // TestSideBySide compares what kube-proxy and nodeproxy-agent make the kernel hold in
-// generated worlds. World i of a run is drawn from the seed plus i.
+// generated worlds.
 func TestSideBySide(t *testing.T) {
-	count, steps := beside.Variable(t, worldsVariable, 0, 20), beside.Variable(t, stepsVariable, 1, 1)
-	seed, limit := beside.Variable(t, seedVariable, 0, 0), time.Duration(beside.Variable(t, deadlineVariable, 0, 240))*time.Second
 	began := time.Now()
 	p := use(t)
 	t.Logf("the control plane runs after %s", time.Since(began).Round(time.Second))
-	met := map[string]int{}
+	selection, steps := selected(t), beside.Variable(t, stepsVariable, 1, 1)
+	limit := time.Duration(beside.Variable(t, deadlineVariable, 0, 240)) * time.Second
+	met := beside.Met{}
 	began = time.Now()
-	changes, comparisons, first := 0, 0, true
-	beside.EachWorld(t, seed, count, func(t *testing.T, seed uint64) {
+	changes, comparisons := 0, 0
+	beside.EachWorld(t, selection, func(t *testing.T, seed uint64, first bool) {
 		r := &run{T: t, pair: p, world: worlds.NewIPVS(seed), limit: limit, met: met}
-		begins := first
-		first = false
-		more, compared := r.live(begins, steps)
+		more, compared := r.live(first, steps)
 		changes, comparisons = changes+more, comparisons+compared
 	})
-	t.Logf("%d worlds, %d changes, %d comparisons in %s", count, changes, comparisons, time.Since(began).Round(time.Second))
+	t.Logf("%d worlds, %d changes, %d comparisons in %s", selection.Fixed+selection.Fresh, changes, comparisons, time.Since(began).Round(time.Second))
+	var listed []string
 	for _, d := range wantedDifferences() {
-		t.Logf("wanted difference %q was met %d times", d.name, met[d.name])
+		listed = append(listed, d.name)
 	}
+	met.Check(t, listed)
 }
 
 // run is one world of a run.
@@ -51,7 +73,7 @@ type run struct {
 	*pair
 	world *worlds.World
 	limit time.Duration
-	met   map[string]int
+	met   beside.Met
 	clean bool // both programs were started with nothing in the kernel
 }
 
@@ -184,6 +206,6 @@ func concerns(s *worlds.Service, text string) bool {
 func (r *run) repeat() string {
 	w := r.world
 	first := worlds.FirstOfGroup(w.Seed)
-	return fmt.Sprintf("Seed %d; both started with nothing: %t.\nSettings: %+v, %+v\nNode: %+v\nSteps:\n  %s\nTo repeat it: %s=%d %s=%d make test-ipvs",
-		w.Seed, r.clean, w.Settings, *w.Settings.IPVS, w.Node, strings.Join(w.Log, "\n  "), seedVariable, first, worldsVariable, w.Seed-first+1)
+	return fmt.Sprintf("Seed %d; both started with nothing: %t.\nSettings: %+v, %+v\nNode: %+v\nSteps:\n  %s\nTo repeat it: %s=0 %s=%d %s=%d make test-ipvs",
+		w.Seed, r.clean, w.Settings, *w.Settings.IPVS, w.Node, strings.Join(w.Log, "\n  "), worldsVariable, seedVariable, first, freshVariable, w.Seed-first+1)
 }

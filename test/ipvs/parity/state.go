@@ -66,9 +66,18 @@ func script() string {
 	return b.String()
 }
 
-// read reads the state of a node. Addresses that only this node has are replaced by
-// the name of their interface.
+// read reads the state of a node.
 func read(ctx context.Context, node *cluster.Node) (*state, error) {
+	sections, err := readSections(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	return parse(sections)
+}
+
+// readSections reads what parse makes a state of. Addresses that only this node has
+// are replaced by the name of their interface.
+func readSections(ctx context.Context, node *cluster.Node) (map[string][]string, error) {
 	text, err := node.Exec(ctx, "sh", "-c", script())
 	if err != nil {
 		return nil, err
@@ -91,7 +100,7 @@ func read(ctx context.Context, node *cluster.Node) (*state, error) {
 			sections[name][i] = own.Replace(lines[i])
 		}
 	}
-	return parse(sections)
+	return sections, nil
 }
 
 // readServers reads the virtual and real servers of a node, and nothing else.

@@ -160,8 +160,16 @@ func (s *shop) under(what string, f func()) []load.Failure {
 	if err != nil {
 		s.Fatal(err)
 	}
-	defer l.End()
+	done := false
+	defer func() {
+		l.End()
+		// Where f has ended the test nobody asks which of them were allowed to fail.
+		if n := len(l.Failures()); !done && n > 0 {
+			load.Lost(s, "%s: %d connections failed", what, n)
+		}
+	}()
 	f()
+	done = true
 	since := time.Now()
 	if err := install.Until(s.Context(), limit, func(context.Context) error { return l.WellSince(since) }); err != nil {
 		s.Errorf("%s: %v", what, err)
@@ -189,7 +197,7 @@ func (s *shop) takeOver(mode v1alpha1.ProxyMode) {
 		s.programmed(mode)
 	})
 	if len(failures) > 0 {
-		s.Errorf("%d connections failed", len(failures))
+		load.Lost(s, "%d connections failed", len(failures))
 	}
 	if mode == v1alpha1.ModeIPVS {
 		s.same("the agent has taken over", s.before, s.read())
@@ -207,7 +215,7 @@ func (s *shop) handBack() {
 		s.synced()
 	})
 	if len(failures) > 0 {
-		s.Errorf("%d connections failed", len(failures))
+		load.Lost(s, "%d connections failed", len(failures))
 	}
 	s.same("kube-proxy has taken over", s.before, s.read())
 }

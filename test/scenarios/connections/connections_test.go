@@ -11,6 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/sctp"
 	"github.com/nodeproxy-io/nodeproxy/test/place"
 	"github.com/nodeproxy-io/nodeproxy/test/scenarios"
+	"github.com/nodeproxy-io/nodeproxy/test/uml"
 )
 
 // attempt is a connection to a Service by its number: to its cluster IP (cip),
@@ -146,13 +147,15 @@ func (l *lab) target(n int, to string) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// sctp connects where the kernel has SCTP. The rules are there in any case.
+// sctp connects if the kernel has SCTP, as that of User-mode Linux does: TestSCTP. The rules
+// are loaded in any case.
 func (l *lab) sctp() {
-	if !sctp.Available() {
-		l.Log("this kernel has no SCTP: only the rules are loaded")
-		return
+	if sctp.Available() {
+		l.expect("b", "sctp", l.target(12, "cip"), "a r -M")
+		l.expect("ext", "sctp", l.target(12, "cip"), "a r +M")
+	} else if uml.Inside() {
+		l.Fatal("the kernel of User-mode Linux has no SCTP")
 	}
-	l.expect("b", "sctp", l.target(12, "cip"), "a r -M")
 }
 
 // affinity: a client keeps its endpoint by whatever address it comes.

@@ -2,7 +2,6 @@ package connections
 
 import (
 	"net/netip"
-	"os"
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -30,18 +29,8 @@ var inIPVS = map[string]string{
 // User-mode Linux. They show that the model of the kernel by which package
 // scenarios judges does what the kernel does.
 func TestConnectionsInIPVS(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: run sudo make test")
-	}
 	if !ipvskernel.Here() {
-		if err := uml.Missing(); err != nil {
-			t.Skip(err)
-		}
-		out, err := uml.Run(t.Context(), uml.Options{Test: t.Name(), Folder: t.TempDir()})
-		if err != nil || out.Status != 0 {
-			t.Fatalf("status %d, %v\n%s", out.Status, err, out.Output)
-		}
-		t.Logf("in %.1f s:\n%s", out.Took.Seconds(), out.Output)
+		inUserModeLinux(t)
 		return
 	}
 	for _, p := range plans {
@@ -60,6 +49,31 @@ func TestConnectionsInIPVS(t *testing.T) {
 			l.others()
 		})
 	}
+}
+
+// TestSCTP opens connections over SCTP in mode IPTables in User-mode Linux, because many
+// kernels lack SCTP. That kernel has the legacy variant of iptables only.
+func TestSCTP(t *testing.T) {
+	if !uml.Inside() {
+		inUserModeLinux(t)
+		return
+	}
+	for _, p := range plans {
+		t.Run(string(p.family), func(t *testing.T) {
+			l := newLab(t, p)
+			l.world = scenarios.New(t, p.family, func() dataplane.Dataplane { return iptables.New(p.family, iptables.Options{}) })
+			l.world.Add(l.services()...)
+			l.world.Sync()
+			l.sctp()
+		})
+	}
+}
+
+// inUserModeLinux runs the calling test in a kernel of its own.
+func inUserModeLinux(t *testing.T) {
+	t.Helper()
+	t.Parallel() // each kernel has a processor of its own
+	uml.Test(t, uml.Options{})
 }
 
 // others are connections to what is no Service's, and those of processes that

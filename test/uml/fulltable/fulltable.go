@@ -20,6 +20,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/load"
 	"github.com/nodeproxy-io/nodeproxy/test/uml"
 )
 
@@ -91,13 +92,17 @@ func scenario(t *testing.T) Measured {
 	for range held {
 		conns = append(conns, w.connect(clusterIP, servicePort))
 	}
-	load := hold(conns)
+	open := hold(conns)
 	fillers := w.fill()
 	out := w.whileFull()
 	w.whileItEmpties(fillers, &out)
 	var failure error
-	if out.Tried, out.Failed, failure = load.end(); out.Failed > 0 || out.Tried == 0 {
-		t.Errorf("on connections that were open, %d of %d questions got no answer: %v", out.Failed, out.Tried, failure)
+	out.Tried, out.Failed, failure = open.end()
+	if err := load.Planted(); err != nil {
+		out.Failed, failure = out.Failed+1, err
+	}
+	if out.Failed > 0 || out.Tried == 0 {
+		load.Lost(t, "on connections that were open, %d of %d questions got no answer: %v", out.Failed, out.Tried, failure)
 	}
 	w.Log("the table has emptied")
 	w.settingsOfTheMachine()

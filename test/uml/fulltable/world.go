@@ -203,16 +203,16 @@ func ask(conn net.Conn) error {
 	return nil
 }
 
-// load asks on held connections, again and again.
-type load struct {
+// questions asks on held connections, again and again.
+type questions struct {
 	mu            sync.Mutex
 	tried, failed int
 	failure       error
 	stop, done    chan struct{}
 }
 
-func hold(conns []net.Conn) *load {
-	l := &load{stop: make(chan struct{}), done: make(chan struct{})}
+func hold(conns []net.Conn) *questions {
+	l := &questions{stop: make(chan struct{}), done: make(chan struct{})}
 	go func() {
 		defer close(l.done)
 		for i := 0; ; i++ {
@@ -234,7 +234,7 @@ func hold(conns []net.Conn) *load {
 	return l
 }
 
-func (l *load) end() (tried, failed int, failure error) {
+func (l *questions) end() (tried, failed int, failure error) {
 	close(l.stop)
 	<-l.done
 	return l.tried, l.failed, l.failure

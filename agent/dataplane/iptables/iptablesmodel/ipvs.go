@@ -14,8 +14,8 @@ type IPVS interface {
 	// other interfaces.
 	Bound(a netip.Addr) bool
 	// Choose returns the real servers that a new connection may get, one as
-	// probably as another; none: it is refused. Served is false where the
-	// destination is no virtual server.
+	// probably as another; the zero one stands for a refusal, as do none. Served
+	// is false where the destination is no virtual server.
 	Choose(p Packet) (reals []netip.AddrPort, served bool)
 	// HasSet reports whether there is an ipset of that name.
 	HasSet(set string) bool
@@ -42,18 +42,26 @@ func (w *walk) balance(live []*flow) []*flow {
 // choose splits a flow by the real servers that it may get.
 func (w *walk) choose(f *flow) []*flow {
 	reals, served := w.IPVS.Choose(f.packet)
+	refuse := func(f *flow, why string) {
+		f.ended = Rejected
+		f.path = append(f.path, Step{TableIPVS, f.packet.Destination.String(), why, rejects})
+	}
 	switch {
 	case !served:
 		return []*flow{f}
 	case len(reals) == 0:
-		f.ended = Rejected
-		f.path = append(f.path, Step{TableIPVS, f.packet.Destination.String(), "it has no real server", rejects})
+		refuse(f, "it has no real server")
 		return []*flow{f}
 	}
 	var out []*flow
 	for _, real := range reals {
 		x := f.clone()
 		x.share /= float64(len(reals))
+		if !real.IsValid() {
+			refuse(x, "its scheduler chooses a real server of weight 0")
+			out = append(out, x)
+			continue
+		}
 		x.virtual, x.packet.Destination = f.packet.Destination, real
 		x.path = append(x.path, Step{TableIPVS, f.packet.Destination.String(), "real server " + real.String(), real.String()})
 		out = append(out, x)

@@ -8,7 +8,8 @@ import (
 )
 
 // servers is an IPVS with two real servers at 10.96.0.1:80, none at
-// 10.96.0.2:80, one on the node itself at 192.168.0.2:3001, and the ipset "own".
+// 10.96.0.2:80, one on the node itself at 192.168.0.2:3001 and at 10.96.0.3:3001, which
+// is not the node's, one that is refused at times at 192.168.0.2:3002, and the ipset "own".
 type servers struct{}
 
 func (servers) Bound(a netip.Addr) bool {
@@ -20,6 +21,8 @@ func (servers) Choose(p Packet) ([]netip.AddrPort, bool) {
 		"10.96.0.1:80":     {netip.MustParseAddrPort("10.0.0.1:8080"), netip.MustParseAddrPort("10.0.0.2:8080")},
 		"10.96.0.2:80":     nil,
 		"192.168.0.2:3001": {netip.MustParseAddrPort("192.168.0.2:80")},
+		"10.96.0.3:3001":   {netip.MustParseAddrPort("192.168.0.2:80")},
+		"192.168.0.2:3002": {{}, netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddrPort("10.0.0.2:80"), {}},
 	}[p.Destination.String()]
 	return reals, ok
 }
@@ -50,6 +53,12 @@ func TestTraceIPVS(t *testing.T) {
 		{"POSTROUTING too", "*nat\n-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE\nCOMMIT\n", "eth0", ext, "10.96.0.1:80",
 			"DELIVERED 10.0.0.1:8080 masqueraded 0.500, DELIVERED 10.0.0.2:8080 masqueraded 0.500"},
 		{"by the former destination", "*filter\n-A OUTPUT -m ipvs --vaddr 10.96.0.1 --vproto tcp --vport 80 -j DROP\nCOMMIT\n", "", node, "10.96.0.1:80", "DROP 1.000"},
+		{"not by a virtual server", "*filter\n-A INPUT -m ipvs ! --vaddr 10.0.0.0/8 -j DROP\n-A INPUT -m ipvs ! --vproto udp -j DROP\n" +
+			"-A INPUT -m ipvs ! --vport 81 -j DROP\nCOMMIT\n", "eth0", ext, "10.96.0.2:81", "PASS 1.000"},
+		{"by another virtual server", "*filter\n-A OUTPUT -m ipvs ! --vport 81 -j DROP\nCOMMIT\n", "", node, "10.96.0.1:80", "DROP 1.000"},
+		{"refused at times", "", "eth0", ext, "192.168.0.2:3002", "REJECT 0.500, DELIVERED 10.0.0.1:80 0.250, DELIVERED 10.0.0.2:80 0.250"},
+		{"from the node to itself", "*filter\n-A INPUT -j DROP\nCOMMIT\n", "", node, "192.168.0.2:3001", "DROP 1.000"},
+		{"from the node to itself by a route out", "*filter\n-A INPUT -j DROP\nCOMMIT\n", "", node, "10.96.0.3:3001", "DELIVERED 192.168.0.2:80 1.000"},
 		{"in an ipset", "*filter\n-A INPUT -m set --match-set own dst,dst -j DROP\nCOMMIT\n", "eth0", ext, "10.96.0.1:80", "DROP 1.000"},
 		{"not in an ipset", "*filter\n-A INPUT -m set --match-set own dst,dst -j DROP\nCOMMIT\n", "eth0", ext, "10.96.0.2:80", "REJECT 1.000"},
 		{"not by a bridge", "*filter\n-A INPUT -m physdev ! --physdev-is-in -j DROP\nCOMMIT\n", "eth0", ext, "10.96.0.2:80", "DROP 1.000"},

@@ -193,6 +193,9 @@ func edit(chains map[chainID][]*rule, id chainID, op, spec string) error {
 		return fmt.Errorf("no chain %s in %s", id.name, id.table)
 	}
 	if op == "-X" {
+		if spec != "" || slices.Contains(builtIn[id.table], id.name) {
+			return fmt.Errorf("cannot delete chain %s: it is built in, or more follows its name", id.name)
+		}
 		if len(have) > 0 {
 			return fmt.Errorf("chain %s is not empty", id.name)
 		}

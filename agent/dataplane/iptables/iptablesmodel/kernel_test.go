@@ -45,26 +45,26 @@ func TestTrace(t *testing.T) {
 		{"from the node to the node", "*filter\n-A INPUT -i lo -j REJECT\nCOMMIT\n", "", "192.168.0.2", "192.168.0.2:80", "REJECT 1.000"},
 		{"accepted before dropped", "*filter\n-A INPUT -j ACCEPT\n-A INPUT -j DROP\nCOMMIT\n", "eth0", ext, "192.168.0.2:80", "ACCEPT 1.000"},
 		{
-			"filter sees what nat has made", "*nat\n-A PREROUTING -d 192.168.0.2 -j DNAT --to-destination 10.0.0.9:8080\nCOMMIT\n" +
+			"filter sees what nat has made", "*nat\n-A PREROUTING -d 192.168.0.2 -p tcp -j DNAT --to-destination 10.0.0.9:8080\nCOMMIT\n" +
 				"*filter\n-A FORWARD -d 10.0.0.9 -m tcp -p tcp --dport 8080 -j DROP\nCOMMIT\n",
 			"eth0", ext, "192.168.0.2:80", "DROP 1.000",
 		},
 		{
-			"chance", "*nat\n-A PREROUTING -m statistic --mode random --probability 0.25 -j DNAT --to-destination 10.0.0.1:1\n" +
-				"-A PREROUTING -m statistic --mode random --probability 0.5 -j DNAT --to-destination 10.0.0.2:2\nCOMMIT\n",
+			"chance", "*nat\n-A PREROUTING -m statistic --mode random --probability 0.25 -p tcp -j DNAT --to-destination 10.0.0.1:1\n" +
+				"-A PREROUTING -m statistic --mode random --probability 0.5 -p tcp -j DNAT --to-destination 10.0.0.2:2\nCOMMIT\n",
 			"eth0", ext, "192.0.2.1:80", "PASS 0.375, DELIVERED 10.0.0.1:1 0.250, DELIVERED 10.0.0.2:2 0.375",
 		},
 		{
 			"mark and return", mark + "*nat\n:A - [0:0]\n-A A -s 203.0.113.0/24 -j RETURN\n-A A -j M\n" +
-				"-A PREROUTING -j A\n-A PREROUTING -j DNAT --to-destination 10.0.0.1:1\nCOMMIT\n",
+				"-A PREROUTING -j A\n-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.1:1\nCOMMIT\n",
 			"eth0", ext, "192.0.2.1:80", "DELIVERED 10.0.0.1:1 1.000",
 		},
 		{
-			"mark", mark + "*nat\n-A PREROUTING ! -i cni+ -j M\n-A PREROUTING -j DNAT --to-destination 10.0.0.1:1\nCOMMIT\n",
+			"mark", mark + "*nat\n-A PREROUTING ! -i cni+ -j M\n-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.1:1\nCOMMIT\n",
 			"eth0", ext, "192.0.2.1:80", "DELIVERED 10.0.0.1:1 masqueraded 1.000",
 		},
 		{
-			"a pod's interface", mark + "*nat\n-A PREROUTING ! -i cni+ -j M\n-A PREROUTING -j DNAT --to-destination 10.0.0.1:1\nCOMMIT\n",
+			"a pod's interface", mark + "*nat\n-A PREROUTING ! -i cni+ -j M\n-A PREROUTING -p tcp -j DNAT --to-destination 10.0.0.1:1\nCOMMIT\n",
 			"cni0", pod, "192.0.2.1:80", "DELIVERED 10.0.0.1:1 1.000",
 		},
 		{
@@ -114,7 +114,14 @@ func TestUnknownIsRefused(t *testing.T) {
 		"-m addrtype --dst-type UNICAST -j DROP",
 		"--ctstate NEW -j DROP",
 		"-m conntrack --ctstate SNAT -j DROP",
-		"-j DNAT",
+		"-p tcp -j DNAT",
+		"-j DNAT --to-destination 10.0.0.1:80",
+		"! -p tcp -j DNAT --to-destination 10.0.0.1:80",
+		"! -p tcp -m tcp --dport 80 -j DROP",
+		"! -j DROP",
+		"-m recent --name A ! --set -j DROP",
+		"-m recent --name A --set -m tcp -p tcp --dport 80 -j DROP",
+		"-m recent --name A --set -m mark --mark 0x1 -j DROP",
 		"-j REJECT --reject-with tcp-reset",
 		"-j ACCEPT --to-destination 10.0.0.1:80",
 		"-s 10.0.0.300 -j DROP",

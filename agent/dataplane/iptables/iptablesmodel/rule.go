@@ -98,7 +98,6 @@ func parseRule(text string) (*rule, error) {
 			return nil, err
 		}
 	}
-	slices.Sort(p.rule.modules)
 	return p.rule, p.check()
 }
 
@@ -144,6 +143,9 @@ func (p *parser) option() error {
 		if name, err = p.next(); err != nil {
 			return err
 		}
+	}
+	if not && (name == "-j" || name == "-m" || name == "--set") {
+		return fmt.Errorf("unknown option ! %s", name)
 	}
 	switch name {
 	case "-j":
@@ -269,7 +271,7 @@ func (p *parser) check() error {
 	for _, module := range r.modules {
 		switch module {
 		case "tcp", "udp", "sctp":
-			if r.matches["-p"].value != module {
+			if r.matches["-p"].value != module || r.matches["-p"].not {
 				return fmt.Errorf("-m %s without -p %s", module, module)
 			}
 		case "comment", "conntrack", "mark", "addrtype", "statistic", "recent", "set", "physdev", "ipvs":
@@ -284,10 +286,27 @@ func (p *parser) check() error {
 		return fmt.Errorf("unknown mode of statistic")
 	case slices.Contains(r.modules, "recent") && (has("--rcheck") == has("--set") || !has("--name")):
 		return fmt.Errorf("recent needs a name and one of --rcheck and --set")
+	case has("--set") && !r.remembersLast():
+		return fmt.Errorf("recent --set before another match: clients are remembered even where that fails")
 	case r.verdict == translate && !r.endpoint.IsValid():
 		return fmt.Errorf("DNAT without --to-destination")
+	case r.verdict == translate && (!has("-p") || r.matches["-p"].not):
+		return fmt.Errorf("DNAT to a port without a protocol")
 	}
+	slices.Sort(r.modules)
 	return nil
+}
+
+// remembersLast reports whether no match that may fail comes after recent: the kernel
+// asks them in the order in which they were written, and stops at the first that fails.
+func (r *rule) remembersLast() bool {
+	_, port := r.matches["--dport"]
+	for _, module := range r.modules[slices.Index(r.modules, "recent")+1:] {
+		if module != "comment" && (module != r.matches["-p"].value || port) {
+			return false
+		}
+	}
+	return true
 }
 
 // read reads the value of an option.

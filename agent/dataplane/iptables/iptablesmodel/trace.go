@@ -72,8 +72,7 @@ type Outcome struct {
 	// Path are the rules that matched, in order.
 	Path []Step
 
-	source  netip.Addr
-	entered []string // lists of recent clients that the source is entered in
+	entered []seenKey // what it is remembered by
 }
 
 // Trace tells all that may become of a packet, sorted by endpoint. The kernel
@@ -88,13 +87,15 @@ func (k *Kernel) Trace(p Packet) ([]Outcome, error) {
 	}
 	p.State = cmp.Or(p.State, "NEW")
 	w := &walk{Kernel: k}
-	live := []*flow{{packet: p, original: p.Source, share: 1}}
+	live := []*flow{{packet: p, share: 1}}
 	if p.In == "" {
 		live = w.nat("OUTPUT", live)
 		live = w.balance(live)
 		live = w.filter("OUTPUT", live)
 		live = w.nat("POSTROUTING", live)
-		live = w.where(live, k.staysHere, func(f []*flow) []*flow {
+		// IPVS leaves what goes to the node itself on the way that it has.
+		stays := func(f *flow) bool { return k.staysHere(f) && (!f.virtual.IsValid() || k.local(f.virtual.Addr())) }
+		live = w.where(live, stays, func(f []*flow) []*flow {
 			for _, x := range f {
 				x.packet.In = "lo"
 			}
@@ -122,8 +123,8 @@ func (k *Kernel) goesOn(f *flow) bool    { return !k.staysHere(f) }
 // Remember lets the kernel take a new connection with this outcome: lists of
 // recent clients are brought up to date.
 func (k *Kernel) Remember(o Outcome) {
-	for _, list := range o.entered {
-		k.seen[seenKey{list, o.source}] = k.now
+	for _, key := range o.entered {
+		k.seen[key] = k.now
 	}
 }
 
@@ -139,15 +140,15 @@ type seenKey struct {
 // flow is a packet on its way, with one of the ways that chance may take.
 type flow struct {
 	packet   Packet
-	original netip.Addr
 	mark     uint32
-	dnat     bool
+	dnat     bool           // a rule chose the destination
+	moved    bool           // and it was another one: the kernel's state DNAT
 	virtual  netip.AddrPort // destination before IPVS translated it
 	masq     bool
 	ended    Fate // Rejected or Dropped
 	accepted bool
 	share    float64
-	entered  []string
+	entered  []seenKey
 	path     []Step
 }
 
@@ -234,7 +235,7 @@ func (w *walk) chain(id chainID, from int, f *flow, depth int) []end {
 			f.share *= 1 - p.probability
 		}
 		if _, ok := r.matches["--set"]; ok {
-			taken.entered = append(taken.entered, r.matches["--name"].value)
+			taken.entered = append(taken.entered, seenKey{r.matches["--name"].value, taken.packet.Source})
 		}
 		taken.path = append(taken.path, Step{Table: id.table, Chain: id.name, Rule: r.text, Target: r.leadsTo()})
 		if r.verdict == goBack {
@@ -290,7 +291,8 @@ func (w *walk) act(id chainID, r *rule, f *flow, depth int) []end {
 		if r.endpoint.Addr().BitLen() != f.packet.Source.BitLen() {
 			w.fail("endpoint of the other family: %s", r.text)
 		}
-		f.packet.Destination, f.dnat = r.endpoint, true
+		f.dnat, f.moved = true, r.endpoint != f.packet.Destination
+		f.packet.Destination = r.endpoint
 		return decided("nat")
 	case masquerade:
 		f.masq = true
@@ -325,11 +327,11 @@ func (w *walk) holds(option string, m *match, r *rule, f *flow) bool {
 		is = m.prefix.Contains(p.Destination.Addr())
 	case "-i":
 		prefix, any := strings.CutSuffix(m.value, "+")
-		is = p.In == m.value || any && p.In != "" && strings.HasPrefix(p.In, prefix)
+		is = p.In == m.value || any && strings.HasPrefix(p.In, prefix) // "+": even none
 	case "--dport":
 		is = uint64(p.Destination.Port()) == m.number
 	case "--ctstate":
-		is = slices.Contains(m.list, p.State) || f.dnat && slices.Contains(m.list, "DNAT")
+		is = slices.Contains(m.list, p.State) || f.moved && slices.Contains(m.list, "DNAT")
 	case "--mark":
 		is = uint64(f.mark&m.mask) == m.number
 	case "--src-type":
@@ -337,19 +339,19 @@ func (w *walk) holds(option string, m *match, r *rule, f *flow) bool {
 	case "--dst-type":
 		is = w.local(p.Destination.Addr())
 	case "--rcheck":
-		last, ok := w.seen[seenKey{r.matches["--name"].value, f.original}]
+		key := seenKey{r.matches["--name"].value, p.Source}
+		last, ok := w.seen[key]
 		seconds, limited := r.matches["--seconds"]
-		is = ok && (!limited || w.now-last <= time.Duration(seconds.number)*time.Second)
+		is = slices.Contains(f.entered, key) || ok && (!limited || w.now-last <= time.Duration(seconds.number)*time.Second)
 	case "--match-set":
 		is = w.inSet(m, f)
 	case "--physdev-is-in":
 		is = p.Bridged
-	case "--vaddr":
-		is = f.virtual.IsValid() && m.prefix.Contains(f.virtual.Addr())
-	case "--vproto":
-		is = f.virtual.IsValid() && m.value == p.Protocol
-	case "--vport":
-		is = f.virtual.IsValid() && m.number == uint64(f.virtual.Port())
+	case "--vaddr", "--vproto", "--vport":
+		if !f.virtual.IsValid() {
+			return false // negated or not
+		}
+		is = f.isVirtual(option, m)
 	case "--set", "--name", "--seconds", "--reap", "--rsource", "--mask", "--comment", "--mode", "--probability":
 		return !m.not // told elsewhere, or without effect
 	default:
@@ -358,11 +360,24 @@ func (w *walk) holds(option string, m *match, r *rule, f *flow) bool {
 	return is != m.not
 }
 
+// isVirtual reports whether the virtual server that a packet was sent to is what an
+// option of the match ipvs says.
+func (f *flow) isVirtual(option string, m *match) bool {
+	switch option {
+	case "--vaddr":
+		return m.prefix.Contains(f.virtual.Addr())
+	case "--vproto":
+		return m.value == f.packet.Protocol
+	default:
+		return m.number == uint64(f.virtual.Port())
+	}
+}
+
 // merge joins flows that end alike.
 func merge(flows []*flow) []Outcome {
 	var out []Outcome
 	for _, f := range flows {
-		o := Outcome{Fate: f.ended, Masqueraded: f.masq, Share: f.share, Path: f.path, source: f.original, entered: f.entered}
+		o := Outcome{Fate: f.ended, Masqueraded: f.masq, Share: f.share, Path: f.path, entered: f.entered}
 		switch {
 		case f.ended != "":
 			o.Masqueraded = false

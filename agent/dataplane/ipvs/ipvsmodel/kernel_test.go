@@ -2,6 +2,7 @@ package ipvsmodel
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"slices"
@@ -83,6 +84,7 @@ func TestTurns(t *testing.T) {
 // timeout, or the real server gets nobody any more.
 func TestPersistence(t *testing.T) {
 	k := newKernel(t, ipvs.Server{Scheduler: "rr", Flags: ipvs.FlagPersistent, Timeout: 60})
+	must(t, k.SetSysctl("net/ipv4/vs/expire_quiescent_template", "1"))
 	if got := connects(t, k, outside, 3); got != "10.0.0.1:80 10.0.0.1:80 10.0.0.1:80" {
 		t.Error(got)
 	}
@@ -97,6 +99,54 @@ func TestPersistence(t *testing.T) {
 	k.Pass(time.Minute)
 	if got := connects(t, k, outside, 1); got != "10.0.0.1:80" {
 		t.Error(got)
+	}
+}
+
+// Unless a sysctl says otherwise clients stay with a real server of weight 0.
+func TestPersistenceWithoutWeight(t *testing.T) {
+	k := newKernel(t, ipvs.Server{Scheduler: "rr", Flags: ipvs.FlagPersistent, Timeout: 60})
+	first := connects(t, k, outside, 1)
+	must(t, k.ChangeReal(web, realA, 0), k.ChangeReal(web, realB, 0))
+	if got := connects(t, k, outside, 1); got != first {
+		t.Errorf("%s after %s", got, first)
+	}
+	if got := connects(t, k, netip.MustParseAddr("203.0.113.3"), 1); got != "REJECT" {
+		t.Error(got)
+	}
+}
+
+// IPVS forgets a client that was refused.
+func TestRefusalEndsPersistence(t *testing.T) {
+	k := newKernel(t, ipvs.Server{Scheduler: "rr", Flags: ipvs.FlagPersistent, Timeout: 60})
+	p := iptablesmodel.Packet{Protocol: "tcp", In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)}
+	for _, c := range []struct {
+		got  netip.AddrPort
+		want []netip.AddrPort
+	}{{realB, []netip.AddrPort{realB}}, {netip.AddrPort{}, []netip.AddrPort{realA, realB}}} {
+		k.Remember(web, outside, c.got)
+		if reals, served := (packets{k}).Choose(p); !served || !slices.Equal(reals, c.want) {
+			t.Errorf("after %s: %v, %t", c.got, reals, served)
+		}
+	}
+	k.Remember(ipvs.Key{Addr: vip, Port: 81, Protocol: v1alpha1.ProtocolTCP}, outside, realA) // there is none
+}
+
+// The schedulers that choose by an address refuse those who get a real server of weight 0.
+func TestHashingWithoutWeight(t *testing.T) {
+	for scheduler, want := range map[string]string{
+		"rr": "DELIVERED 1.00", "mh": "DELIVERED 1.00", "sh": "REJECT 0.50 DELIVERED 0.50", "dh": "REJECT 0.50 DELIVERED 0.50",
+	} {
+		k := newKernel(t, ipvs.Server{Scheduler: scheduler})
+		must(t, k.ChangeReal(web, realA, 0))
+		outcomes, err := k.Tables.Trace(iptablesmodel.Packet{Protocol: "tcp", In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)})
+		must(t, err)
+		var got []string
+		for _, o := range outcomes {
+			got = append(got, fmt.Sprintf("%s %.2f", o.Fate, o.Share))
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %q, want %s", scheduler, got, want)
+		}
 	}
 }
 
@@ -163,6 +213,19 @@ func TestSets(t *testing.T) {
 	}
 }
 
+// A set of ports matches no packet of SCTP, which is why node ports of SCTP are in a set with
+// addresses.
+func TestPortsOfSCTP(t *testing.T) {
+	k := New(dataplane.IPv4)
+	must(t, k.ChangeSets([]ipvs.SetChange{{Name: "S", Type: ipvs.BitmapPort, Create: true, Add: []ipvs.Entry{"80"}}}))
+	for protocol, want := range map[string]bool{"tcp": true, "udp": true, "sctp": false} {
+		packet := iptablesmodel.Packet{Protocol: protocol, In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)}
+		if in, err := (packets{k}).InSet("S", []string{"dst"}, packet); err != nil || in != want {
+			t.Errorf("%s: %t, %v", protocol, in, err)
+		}
+	}
+}
+
 // TestEntriesThatAreRefused: what is not of the type, or not as the kernel prints
 // it.
 func TestEntriesThatAreRefused(t *testing.T) {
@@ -187,6 +250,25 @@ func TestEntriesThatAreRefused(t *testing.T) {
 		k.Tables.Restore("*filter\n-A INPUT -m set --match-set S dst -j DROP\nCOMMIT\n"))
 	if k.DeleteSets([]ipvs.SetName{"S"}) == nil {
 		t.Error("an ipset is deleted that a rule asks")
+	}
+}
+
+// TestSetsApart: an ipset that is refused does not keep others from being changed and
+// deleted, but from losing entries.
+func TestSetsApart(t *testing.T) {
+	k := New(dataplane.IPv4)
+	var fault *ipvs.SetError
+	err := k.ChangeSets([]ipvs.SetChange{
+		{Name: "A", Type: ipvs.HashIP, Create: true, Add: []ipvs.Entry{"nonsense"}},
+		{Name: "B", Type: ipvs.HashIP, Create: true, Add: []ipvs.Entry{"10.0.0.1"}, Remove: []ipvs.Entry{"10.0.0.1"}},
+	})
+	if got := k.Entries("B"); !errors.As(err, &fault) || fault.Set != "A" || !slices.Equal(got, []string{"10.0.0.1"}) {
+		t.Errorf("%v, B has %v", err, got)
+	}
+	must(t, k.Tables.Restore("*filter\n-A INPUT -m set --match-set A dst -j DROP\nCOMMIT\n"))
+	err = k.DeleteSets([]ipvs.SetName{"A", "B"})
+	if !errors.As(err, &fault) || fault.Set != "A" || !(packets{k}).HasSet("A") || (packets{k}).HasSet("B") {
+		t.Errorf("%v, A is there: %t, B is there: %t", err, (packets{k}).HasSet("A"), (packets{k}).HasSet("B"))
 	}
 }
 

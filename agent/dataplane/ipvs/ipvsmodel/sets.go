@@ -57,10 +57,14 @@ func (k *Kernel) ChangeSets(changes []ipvs.SetChange) error {
 	if err := k.begin(Call{Method: "ChangeSets", Sets: slices.Clone(changes)}); err != nil {
 		return err
 	}
+	var failed []error // which does not keep the other sets from being changed
 	for i := range changes {
 		if err := k.addTo(&changes[i]); err != nil {
-			return err
+			failed = append(failed, err)
 		}
+	}
+	if len(failed) > 0 {
+		return errors.Join(failed...)
 	}
 	for _, c := range changes {
 		for _, e := range c.Remove {
@@ -96,16 +100,19 @@ func (k *Kernel) addTo(c *ipvs.SetChange) error {
 func (k *Kernel) DeleteSets(names []ipvs.SetName) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	var failed []error // which does not keep the other sets from being deleted
 	for _, name := range names {
-		if err := k.begin(Call{Method: "DeleteSets", Name: string(name)}); err != nil {
-			return err
+		err := k.begin(Call{Method: "DeleteSets", Name: string(name)})
+		if err == nil && k.sets[name] != nil && k.Tables.AsksSet(string(name)) {
+			err = &ipvs.SetError{Set: name, Err: errors.New("it is in use by a kernel component")}
 		}
-		if k.sets[name] != nil && k.Tables.AsksSet(string(name)) {
-			return &ipvs.SetError{Set: name, Err: errors.New("it is in use by a kernel component")}
+		if err != nil {
+			failed = append(failed, err)
+			continue
 		}
 		delete(k.sets, name)
 	}
-	return nil
+	return errors.Join(failed...)
 }
 
 // entry is what an entry of an ipset means.
@@ -204,7 +211,8 @@ func (k *Kernel) inSet(name string, directions []string, p iptablesmodel.Packet)
 		return false, fmt.Errorf("ipset %s asked for a source port, which packets here do not have", name)
 	}
 	if s.kind == ipvs.BitmapPort {
-		return s.entries[ipvs.Entry(strconv.Itoa(int(p.Destination.Port())))], nil
+		// The kernel looks up ports of TCP and UDP only in a set of this type.
+		return p.Protocol != "sctp" && s.entries[ipvs.Entry(strconv.Itoa(int(p.Destination.Port())))], nil
 	}
 	text := address(0).String()
 	if s.kind == ipvs.HashIP {

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -53,21 +54,31 @@ func (p packets) Choose(packet iptablesmodel.Packet) ([]netip.AddrPort, bool) {
 	if s == nil {
 		return nil, false
 	}
-	return s.candidates(packet.Source, p.k.now), true
+	return p.k.candidates(s, packet.Source), true
 }
 
+// hashing are the schedulers that choose by an address alone, from all real servers.
+// A connection that gets one of weight 0 is refused.
+var hashing = []string{"sh", "dh"}
+
 // candidates are the real servers that a new connection of a client may get: that
-// which it has got before, if it is persistent, else all that take new ones.
-func (s *server) candidates(client netip.Addr, now time.Duration) []netip.AddrPort {
-	if t, ok := s.templates[client]; ok && s.Flags&ipvs.FlagPersistent != 0 && now < t.expires {
-		if r := s.reals[t.real]; r != nil && r.Weight > 0 {
+// which it has got before, if it is persistent, else all that take new ones, and the
+// zero one where the scheduler may choose one that does not. One without weight keeps
+// its clients unless a sysctl says otherwise.
+func (k *Kernel) candidates(s *server, client netip.Addr) []netip.AddrPort {
+	if t, ok := s.templates[client]; ok && s.Flags&ipvs.FlagPersistent != 0 && k.now < t.expires {
+		quiescent, _ := strconv.Atoi(k.sysctls["net/ipv4/vs/expire_quiescent_template"]) // none: 0
+		if r := s.reals[t.real]; r != nil && (r.Weight > 0 || quiescent == 0) {
 			return []netip.AddrPort{t.real}
 		}
 	}
 	var out []netip.AddrPort
 	for a, r := range s.reals {
-		if r.Weight > 0 {
+		switch {
+		case r.Weight > 0:
 			out = append(out, a)
+		case slices.Contains(hashing, s.Scheduler):
+			out = append(out, netip.AddrPort{})
 		}
 	}
 	slices.SortFunc(out, netip.AddrPort.Compare)
@@ -107,10 +118,28 @@ func (k *Kernel) Connect(p iptablesmodel.Packet) (iptablesmodel.Outcome, error) 
 	}
 	s.last = next.Endpoint
 	s.reals[next.Endpoint].Active++
-	if s.Flags&ipvs.FlagPersistent != 0 {
-		s.templates[p.Source] = template{next.Endpoint, k.now + time.Duration(s.Timeout)*time.Second}
-	}
+	s.remember(p.Source, next.Endpoint, k.now)
 	return next, nil
+}
+
+// Remember says which real server of a virtual server a client has got; the zero one:
+// it was refused, and does not get back what it had before.
+func (k *Kernel) Remember(key ipvs.Key, client netip.Addr, real netip.AddrPort) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s := k.servers[key]; s != nil {
+		s.remember(client, real, k.now)
+	}
+}
+
+func (s *server) remember(client netip.Addr, real netip.AddrPort, now time.Duration) {
+	switch {
+	case s.Flags&ipvs.FlagPersistent == 0:
+	case !real.IsValid():
+		delete(s.templates, client)
+	default:
+		s.templates[client] = template{real, now + time.Duration(s.Timeout)*time.Second}
+	}
 }
 
 // SetConnections says how many connections a real server has.

@@ -1,6 +1,13 @@
-// Command binaries builds etcd, kube-apiserver, kube-controller-manager and
-// kubectl where they are missing and prints the folder that holds them, in the
-// form that KUBEBUILDER_ASSETS takes. Progress goes to standard error.
+// Command binaries downloads or builds etcd, kube-apiserver,
+// kube-controller-manager and kubectl where they are missing and prints the folder
+// that holds them, in the form that KUBEBUILDER_ASSETS takes. Progress goes to
+// standard error.
+//
+// It downloads only files that hack/kubernetes/SHA256SUMS or hack/etcd/SHA256SUMS
+// pins, and builds the others from Go modules. NODEPROXY_RELEASES is the URL of a
+// mirror with the same paths; the value "none" turns downloads off. With
+// NODEPROXY_KUBERNETES=oldest it provides the oldest Kubernetes that nodeproxy runs on. After a change
+// of versions in go.mod, -pin writes the publishers' checksums to these files.
 package main
 
 import (
@@ -22,12 +29,16 @@ func main() {
 }
 
 func run() error {
-	kubeProxy := flag.Bool("kube-proxy", false, "build kube-proxy too, the peer of comparisons")
-	realNodes := flag.Bool("real-nodes", false, "build what clusters with real kubelets need, too: kubelet, kube-scheduler and CoreDNS")
+	kubeProxy := flag.Bool("kube-proxy", false, "provide kube-proxy too, the peer of comparisons")
+	realNodes := flag.Bool("real-nodes", false, "provide what clusters with real kubelets need, too: kubelet, kube-scheduler and CoreDNS")
+	pin := flag.Bool("pin", false, "only write the publishers' checksums of the versions in go.mod to hack/*/SHA256SUMS, which needs internet access")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 
+	if *pin {
+		return binaries.Pin(ctx, os.Stderr)
+	}
 	programs := binaries.ControlPlane()
 	if *kubeProxy {
 		programs = append(programs, binaries.KubeProxy)

@@ -1,7 +1,8 @@
-// Command record writes the state of a cluster into a folder, for the golden tests of
-// the plugin of kubectl:
+// Command record writes the state of a cluster into a folder. Command compact stores it
+// among the states of the golden tests of the plugin of kubectl:
 //
-//	go run ./test/recorded/cmd/record -kubeconfig FILE -out cmd/kubectl-nodeproxy/testdata/states/NAME
+//	go run ./test/recorded/cmd/record -kubeconfig FILE -out RECORDED/NAME
+//	go run ./test/recorded/cmd/compact -from RECORDED -to cmd/kubectl-nodeproxy/testdata/states
 package main
 
 import (

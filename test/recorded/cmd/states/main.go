@@ -1,7 +1,9 @@
 // Command states records, of a local cluster with nodeproxy, the states that the golden
-// tests of the plugin of kubectl look at (as root; three minutes):
+// tests of the plugin of kubectl look at (as root; three minutes). Command compact stores
+// them among the tests' states:
 //
-//	go run ./test/recorded/cmd/states -bin bin -out cmd/kubectl-nodeproxy/testdata/states
+//	go run ./test/recorded/cmd/states -bin bin -out RECORDED
+//	go run ./test/recorded/cmd/compact -from RECORDED -to cmd/kubectl-nodeproxy/testdata/states
 package main
 
 import (
@@ -81,7 +83,7 @@ func record(ctx context.Context, bin, out string) (err error) {
 		{"not-switched-on", s.install},
 		{"no-agents", s.switchOn},
 		{"audit-differs", s.besideKubeProxy},
-		{"healthy", s.enforce},
+		{"outside-cluster", s.enforce},
 		{"mode-fallback", s.askForIPVS},
 		{"mode-impossible", s.withoutFallback},
 		{"held", s.loseObject},

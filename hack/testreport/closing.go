@@ -1,0 +1,129 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// closing prints the end of a whole run.
+type closing struct {
+	out     io.Writer
+	records records
+	skips   skips // nil: any test may be skipped
+	wall    time.Duration
+	// The CPU time of the whole run.
+	user, system time.Duration
+}
+
+// skips are the tests that may be skipped: the reason by "package test".
+type skips map[string]string
+
+// readSkips reads lines of the form "package test: reason". Empty lines and those that
+// begin with # are comments.
+func readSkips(path string) (skips, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	allowed := skips{}
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		line := strings.TrimSpace(lines.Text())
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		test, reason, _ := strings.Cut(line, ": ")
+		if len(strings.Fields(test)) != 2 || strings.TrimSpace(reason) == "" {
+			return nil, fmt.Errorf("%s: %q is not of the form \"package test: reason\"", path, line)
+		}
+		allowed[test] = reason
+	}
+	return allowed, lines.Err()
+}
+
+// print reports whether the run passed.
+func (c *closing) print() bool {
+	passed := true
+	c.table()
+	for _, r := range c.records {
+		for _, o := range r.Skipped {
+			test := r.Package + " " + o.Test
+			verdict := "SKIPPED"
+			if _, listed := c.skips[test]; c.skips != nil && !listed {
+				verdict, passed = "FAIL    may not be skipped:", false
+			}
+			fmt.Fprintf(c.out, "%s %s: %s\n", verdict, test, o.Verdict)
+		}
+	}
+	for _, r := range c.records {
+		c.outcomes("RETRIED", r, r.Retried)
+	}
+	for _, r := range c.records {
+		c.outcomes("FAIL   ", r, r.Failed)
+		passed = passed && len(r.Failed) == 0
+	}
+	if n := c.records.retried(); n > maxRetried {
+		fmt.Fprintf(c.out, "FAIL    %d tests passed only when repeated; at most %d may.\n", n, maxRetried)
+		passed = false
+	}
+	if len(c.records) == 0 {
+		fmt.Fprintln(c.out, "FAIL    no test ran.")
+		passed = false
+	}
+	return passed
+}
+
+func (c *closing) table() {
+	w := tabwriter.NewWriter(c.out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	row := func(name string, wall, cpu time.Duration, tests, skipped, retried int) {
+		fmt.Fprintf(w, "%s\t%.1f s\t%.1f s\t%d\t%d\t%d\t\n", name, wall.Seconds(), cpu.Seconds(), tests, skipped, retried)
+	}
+	longest := 0
+	for _, r := range c.records {
+		longest = max(longest, len(r.Package))
+	}
+	left := func(name string) string { return fmt.Sprintf("%-*s", longest, name) }
+	fmt.Fprintf(w, "%s\tWALL\tCPU\tTESTS\tSKIPPED\tRETRIED\t\n", left("PACKAGE"))
+	var sum record
+	skipped := 0
+	for _, r := range c.records {
+		row(left(r.Package), r.Wall, r.CPU, r.Tests, len(r.Skipped), len(r.Retried))
+		sum.CPU += r.CPU
+		sum.Tests += r.Tests
+		skipped += len(r.Skipped)
+	}
+	cpu := c.user + c.system
+	if rest := cpu - sum.CPU; rest > 0 {
+		fmt.Fprintf(w, "%s\t\t%.1f s\t\t\t\t\n", left("compiling"), rest.Seconds())
+	}
+	row(left("all"), c.wall, max(cpu, sum.CPU), sum.Tests, skipped, c.records.retried())
+	_ = w.Flush()
+}
+
+func (c *closing) outcomes(result string, r record, outcomes []outcome) {
+	for _, o := range outcomes {
+		name := strings.TrimSpace(r.Package + " " + o.Test)
+		fmt.Fprintf(c.out, "%s %s: %s\n", result, name, o.Verdict)
+		for _, line := range shorten(o.Said) {
+			fmt.Fprintln(c.out, "        "+line)
+		}
+	}
+}
+
+// longest is how many lines of a test the end of a run repeats: the first and the last
+// ones, because some tests first say why they failed, others last.
+const longest = 24
+
+func shorten(lines []string) []string {
+	if len(lines) <= longest {
+		return lines
+	}
+	out := append([]string(nil), lines[:longest/2]...)
+	return append(append(out, "…"), lines[len(lines)-longest/2:]...)
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+)
+
+// worse is how many times an earlier ratio a ratio may be. What both proxies take
+// varies from run to run, by half for some rows.
+const worse = 2
+
+// readRatios reads the ratios of an earlier run: a file that bench has written, or a
+// part of one. Rows that the file leaves out are not compared.
+func readRatios(path string) (*report, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	earlier := &report{}
+	if err := json.Unmarshal(text, earlier); err != nil {
+		return nil, fmt.Errorf("reading %s: %w", path, err)
+	}
+	for i := range earlier.Results {
+		if len(earlier.Results[i].Ratios) == 0 {
+			return nil, fmt.Errorf("reading %s: %s has no ratios", path, &earlier.Results[i])
+		}
+	}
+	return earlier, nil
+}
+
+// against returns an error for each ratio that is clearly worse than an earlier one, and
+// for each that was not measured again.
+func (r *report) against(earlier *report) error {
+	var failed []error
+	compared := 0
+	for i := range r.Results {
+		now := &r.Results[i]
+		found := slices.IndexFunc(earlier.Results, now.comparable)
+		if found < 0 {
+			continue
+		}
+		for _, name := range slices.Sorted(maps.Keys(earlier.Results[found].Ratios)) {
+			compared++
+			before := earlier.Results[found].Ratios[name]
+			switch ratio, measured := now.Ratios[name]; {
+			case !measured:
+				failed = append(failed, fmt.Errorf("%s: %s: no ratio was measured", now, name))
+			case ratio > worse*before:
+				failed = append(failed, fmt.Errorf("%s: %s: the ratio is %.4f, more than %d times the earlier %.4f", now, name, ratio, worse, before))
+			}
+		}
+	}
+	if compared == 0 {
+		return errors.New("no earlier ratio is of what was measured")
+	}
+	return errors.Join(failed...)
+}
+
+// comparable reports whether another result is of the same situation.
+func (r *result) comparable(other result) bool {
+	return r.Services == other.Services && r.Endpoints == other.Endpoints && r.Mode == other.Mode && r.Variant == other.Variant
+}
+
+func (r *result) String() string {
+	return fmt.Sprintf("%d Services x %d endpoints, %s, iptables %s", r.Services, r.Endpoints, r.Mode, r.Variant)
+}

@@ -1,0 +1,32 @@
+package load
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+)
+
+// NeverRetried ends each report of lost connections. hack/testreport looks for it: a test
+// that says it has failed for good.
+const NeverRetried = "lost connections are never retried"
+
+// PlantVariable names the variable that makes every Load lose one connection that was fine. It proves
+// that a suite notices: its run must fail, and must not be repeated.
+const PlantVariable = "PLANT_LOSS"
+
+// Lost fails a test that has lost connections.
+func Lost(t testing.TB, format string, args ...any) {
+	t.Helper()
+	t.Errorf("%s: %s", fmt.Sprintf(format, args...), NeverRetried)
+}
+
+var errPlanted = errors.New("planted by " + PlantVariable + ": this connection was fine")
+
+// Planted returns the failure of a connection that PlantVariable asks for, or nil.
+func Planted() error {
+	if os.Getenv(PlantVariable) == "" {
+		return nil
+	}
+	return errPlanted
+}
