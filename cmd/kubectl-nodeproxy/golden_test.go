@@ -29,19 +29,31 @@ const (
 // atNoTime is for what does not go by the time.
 var atNoTime time.Time
 
-// TestGolden runs, on each recorded state of a cluster, the commands in its file
-// commands, one a line, and compares all that is printed, and the exit status.
+// TestGolden runs, on each recorded state of a cluster, its commands, and compares all
+// that is printed, and the exit status.
 func TestGolden(t *testing.T) {
 	t.Parallel()
-	folders, err := os.ReadDir(states)
+	files, err := filepath.Glob(filepath.Join(states, "*.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, folder := range folders {
-		t.Run(folder.Name(), func(t *testing.T) {
+	known := map[string]bool{}
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
+		known[name] = true
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			goldenState(t, folder.Name())
+			goldenState(t, name)
 		})
+	}
+	directories, err := os.ReadDir(goldens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, directory := range directories {
+		if !known[directory.Name()] {
+			t.Errorf("%s belongs to no state: remove it", filepath.Join(goldens, directory.Name()))
+		}
 	}
 }
 
@@ -52,12 +64,11 @@ func goldenState(t *testing.T, name string) {
 	}
 	url := state.Serve(t)
 	kubeconfig := writeKubeconfig(t, url)
-	lines, err := os.ReadFile(filepath.Join(states, name, "commands"))
-	if err != nil {
-		t.Fatalf("which commands are run on a state stands in its file commands: %v", err)
+	if len(state.Commands) == 0 {
+		t.Fatal("its file lists no commands to run")
 	}
 	known := map[string]bool{}
-	for line := range strings.Lines(string(lines)) {
+	for _, line := range state.Commands {
 		args := strings.Fields(line)
 		file := strings.NewReplacer("/", ".", ":", ".", "--", "").Replace(strings.Join(args, "_")) + ".txt"
 		known[file] = true

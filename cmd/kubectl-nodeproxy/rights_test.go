@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -12,17 +11,11 @@ import (
 // without the Service.
 func TestUnrenderedWithoutRights(t *testing.T) {
 	t.Parallel()
-	folder := t.TempDir()
-	if err := os.CopyFS(folder, os.DirFS(filepath.Join(states, "healthy"))); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(folder, "forbidden"), []byte("services\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	state, err := recorded.Load(folder)
+	state, err := recorded.Load(filepath.Join(states, "healthy"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	state.Forbidden = []string{"services"}
 	const want = "error: --to: no Service shop/headless is proxied, and there is no such pod (kubectl get serviceproxyrules lists what is proxied)\n"
 	out, errs, status := execute(t, state.Now, "trace", "--from=shop/web-1", "--to=shop/headless:80", "--kubeconfig="+writeKubeconfig(t, state.Serve(t)))
 	if out != "" || errs != want || status != 2 {
