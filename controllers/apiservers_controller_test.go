@@ -80,10 +80,9 @@ var _ = Describe("APIServersReconciler", func() {
 		own := ownSlice(ctx)
 		slice := kubernetesSlice(ctx, "192.0.2.11", "192.0.2.10")
 		controller := startController()
-		Consistently(func() bool { // without NodeProxy
-			_, err := apiServers(ctx)()
-			return apierrors.IsNotFound(err)
-		}).Should(BeTrue())
+		controller.looks(ctx, "apiservers")
+		_, err := apiServers(ctx)()
+		Expect(err).To(WithTransform(apierrors.IsNotFound, BeTrue()), "without NodeProxy")
 		switchOn(ctx)
 		both := "https://192.0.2.10:6443\nhttps://192.0.2.11:6443\n"
 		Eventually(apiServers(ctx)).Should(SatisfyAny(Equal(own+both), Equal(both+own)))
@@ -91,7 +90,8 @@ var _ = Describe("APIServersReconciler", func() {
 		setEndpoints(ctx, slice, in(at("192.0.2.10", ""), false, false, true), at("192.0.2.12", ""))
 		one := "https://192.0.2.12:6443\n"
 		Eventually(apiServers(ctx)).Should(SatisfyAny(Equal(own+one), Equal(one+own)))
-		before, err := apiServers(ctx)()
+		var before string
+		before, err = apiServers(ctx)()
 		Expect(err).NotTo(HaveOccurred())
 
 		By("somebody who edits it")
@@ -110,7 +110,8 @@ var _ = Describe("APIServersReconciler", func() {
 		Expect(k8s.Patch(ctx, entered, nobody)).To(Succeed())
 		Eventually(apiServers(ctx)).Should(Equal(one))
 		setEndpoints(ctx, slice)
-		Consistently(apiServers(ctx)).Should(Equal(one))
+		controller.looks(ctx, "apiservers")
+		Expect(apiServers(ctx)()).To(Equal(one))
 		setEndpoints(ctx, slice, at("192.0.2.12", ""))
 		Eventually(apiServers(ctx), 30*time.Second).Should(Equal(before))
 
@@ -119,9 +120,10 @@ var _ = Describe("APIServersReconciler", func() {
 		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(m), m)).To(Succeed())
 		second := startController()
 		Eventually(func() float64 { return second.metric("nodeproxy_controller_skipped_writes_total") }).Should(BeNumerically(">", 0))
-		Consistently(func() (string, error) {
-			return m.ResourceVersion, k8s.Get(ctx, client.ObjectKeyFromObject(m), m)
-		}).Should(Equal(m.ResourceVersion))
+		second.looks(ctx, "apiservers")
+		after := &corev1.ConfigMap{}
+		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(m), after)).To(Succeed())
+		Expect(after.ResourceVersion).To(Equal(m.ResourceVersion))
 
 		By("deleting it")
 		Expect(k8s.Delete(ctx, m)).To(Succeed())
@@ -134,7 +136,7 @@ var _ = Describe("APIServersReconciler", func() {
 		kubernetesSlice(ctx, "192.0.2.10")
 		createNode(ctx, "n1")
 		switchOn(ctx)
-		startController()
+		controller := startController()
 		report(ctx, "n1", metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
 		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("True AllProgrammed: ")))
 		before, err := apiServers(ctx)()
@@ -143,7 +145,8 @@ var _ = Describe("APIServersReconciler", func() {
 		patchNodeProxy(ctx, fmt.Sprintf(`{"spec":{"apiServer":{"endpoints":[%q]}}}`, wrong))
 		Eventually(summary(ctx), 30*time.Second).Should(WithTransform(ready, SatisfyAll(
 			HavePrefix("False APIServerUnreachable: none of spec.apiServer.endpoints answers"), ContainSubstring(wrong+": dial tcp 127.0.0.1:1: connect: connection refused"))))
-		Consistently(apiServers(ctx)).Should(Equal(before))
+		controller.looks(ctx, "apiservers")
+		Expect(apiServers(ctx)()).To(Equal(before))
 
 		By("the Service, which answers as long as it is programmed")
 		kubernetes := &corev1.Service{}
@@ -151,7 +154,8 @@ var _ = Describe("APIServersReconciler", func() {
 		patchNodeProxy(ctx, fmt.Sprintf(`{"spec":{"apiServer":{"endpoints":["https://%s:443"]}}}`, kubernetes.Spec.ClusterIP))
 		Eventually(summary(ctx), 30*time.Second).Should(WithTransform(ready, SatisfyAll(
 			HavePrefix("False APIServerUnreachable: "), ContainSubstring("which the agents themselves program"))))
-		Consistently(apiServers(ctx)).Should(Equal(before))
+		controller.looks(ctx, "apiservers")
+		Expect(apiServers(ctx)()).To(Equal(before))
 
 		By("one that answers beside one that does not, and the Service")
 		own := fmt.Sprintf("https://%s:443", kubernetes.Spec.ClusterIP)

@@ -52,8 +52,9 @@ var _ = Describe("negotiating the format version", func() {
 	It("is raised when every node's last report has it, and lowered at once", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		const objects = 5 + 3 // with the Service of the API server
-		for i := range 4 {
-			createService(ctx, ns, fmt.Sprintf("svc-%d", i))
+		first := createService(ctx, ns, "svc-0")
+		for i := range 3 {
+			createService(ctx, ns, fmt.Sprintf("svc-%d", i+1))
 		}
 		switchOn(ctx)
 		for _, n := range []string{"n1", "n2", "n3"} {
@@ -68,7 +69,11 @@ var _ = Describe("negotiating the format version", func() {
 		reportFormats(ctx, "n1", 1)
 		reportFormats(ctx, "n2", 1, 2)
 		reportFormats(ctx, "n3", 1, 2)
-		Consistently(formatVersions(ctx)).Should(Equal(map[int32]int{1: objects}))
+		controller.looksAt(ctx, "format", func() { reportFormats(ctx, "n1", 1, 99) }, "/cluster")
+		// What is rendered now is rendered in the version that was found.
+		controller.looksAt(ctx, "service", func() { touch(ctx, first) }, ns+"/svc-0")
+		controller.looks(ctx, "service", "node")
+		Expect(formatVersions(ctx)()).To(Equal(map[int32]int{1: objects}))
 		reportFormats(ctx, "n1", 1, 2)
 		all(2)
 
@@ -76,7 +81,9 @@ var _ = Describe("negotiating the format version", func() {
 		before := versions(ctx)
 		controller.stop()
 		controller = startController(writing(1, 2))
-		Consistently(func() map[string]string { return versions(ctx) }).Should(Equal(before))
+		controller.firstLooks("format", "service", "node", "rollout")
+		controller.looks(ctx, "service", "node", "rollout")
+		Expect(versions(ctx)).To(Equal(before))
 
 		By("a node that joins with an older agent")
 		createNode(ctx, "n4")

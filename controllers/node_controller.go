@@ -73,6 +73,9 @@ func (r *NodeReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	}
 	var settings *policies.NodeResolution
 	if stored == nil { // later changes are given to it by the RolloutReconciler
+		if on, err := mayCreate(ctx, r.client, r.live); err != nil || !on {
+			return ctrl.Result{}, err
+		}
 		if settings, err = r.settings(ctx, node); err != nil {
 			return ctrl.Result{}, err
 		}

@@ -17,10 +17,35 @@ import (
 
 const renders = "nodeproxy_controller_render_seconds"
 
+// documentedSettings are the defaults that the API documents.
+func documentedSettings() v1alpha1.ProxySettings {
+	return v1alpha1.ProxySettings{
+		Mode:        new(v1alpha1.ProxyMode("IPTables")),
+		Fallback:    new(v1alpha1.FallbackMode("None")),
+		Enforcement: new(v1alpha1.Enforcement("Enforce")),
+		DetectLocal: &v1alpha1.DetectLocalSettings{Mode: "None"},
+		NodePorts: &v1alpha1.NodePortSettings{
+			AddressMode: new(v1alpha1.NodePortAddressMode("All")), Localhost: new(v1alpha1.Toggle("Enabled")),
+		},
+		Masquerade: &v1alpha1.MasqueradeSettings{All: new(v1alpha1.Toggle("Disabled")), Bit: new(int32(14))},
+		IPVS: &v1alpha1.IPVSSettings{
+			Scheduler: new("rr"), StrictARP: new(v1alpha1.Toggle("Disabled")),
+			TCPTimeoutSeconds: new(int32(0)), TCPFinTimeoutSeconds: new(int32(0)), UDPTimeoutSeconds: new(int32(0)),
+		},
+		Sync: &v1alpha1.SyncSettings{MinIntervalMilliseconds: new(int32(250)), VerifyIntervalSeconds: new(int32(60))},
+		Conntrack: &v1alpha1.ConntrackSettings{
+			MaxPerCore: new(int32(32768)), Min: new(int32(131072)),
+			TCPEstablishedTimeoutSeconds: new(int32(86400)), TCPCloseWaitTimeoutSeconds: new(int32(3600)),
+			UDPTimeoutSeconds: new(int32(0)), UDPStreamTimeoutSeconds: new(int32(0)),
+			TCPBeLiberal: new(v1alpha1.Toggle("Disabled")),
+		},
+	}
+}
+
 var _ = Describe("NodeReconciler", func() {
 	It("keeps one object for every Linux Node", func(ctx SpecContext) {
 		switchOn(ctx)
-		startController()
+		controller := startController()
 		createNode(ctx, "n1", func(n *corev1.Node) {
 			n.Labels[corev1.LabelTopologyZone] = "zone-a"
 			n.Spec.PodCIDRs = []string{"10.244.1.0/24"}
@@ -36,14 +61,15 @@ var _ = Describe("NodeReconciler", func() {
 			"Spec": MatchFields(IgnoreExtras, Fields{
 				"FormatVersion":    BeEquivalentTo(1),
 				"SettingsRevision": MatchRegexp("^[0-9a-f]{8}$"),
-				"Settings":         Equal(*v1alpha1.CompleteSettings(nil)),
+				"Settings":         Equal(documentedSettings()),
 				"Node": Equal(v1alpha1.NodeFacts{
 					Addresses: []string{"192.0.2.21", "203.0.113.5"}, PodCIDRs: []string{"10.244.1.0/24"}, Zone: "zone-a",
 				}),
 			}),
 		})))
 		Eventually(nodeRules(ctx, "plain")).ShouldNot(BeNil())
-		Consistently(func() map[string]string { return versions(ctx) }).Should(SatisfyAll(
+		controller.looks(ctx, "node")
+		Expect(versions(ctx)).To(SatisfyAll(
 			HaveKey("node n1"), HaveKey("node plain"), Not(HaveKey("node win-label")), Not(HaveKey("node win-report")),
 		))
 	})
@@ -109,6 +135,7 @@ var _ = Describe("NodeReconciler", func() {
 		By("an endpoint more on n1")
 		setEndpoints(ctx, slice, append(slice.Endpoints, at("10.1.0.4", "n1"))...)
 		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(members, ConsistOf(ns+"/cart 10.1.0.1:8080", ns+"/cart 10.1.0.4:8080")))
+		controller.looks(ctx, "node")
 		after := versions(ctx)
 		Expect(after["node n2"]).To(Equal(before["node n2"]))
 		Expect(after["node n3"]).To(Equal(before["node n3"]))
@@ -119,24 +146,22 @@ var _ = Describe("NodeReconciler", func() {
 		slice.Endpoints[1] = in(slice.Endpoints[1], false, true, true)
 		setEndpoints(ctx, slice, slice.Endpoints...)
 		Eventually(rulesOf(ctx, ns, "cart")).Should(WithTransform(addresses, ContainElement("Terminating 10.1.0.2:8080")))
+		controller.looks(ctx, "node")
 		after = versions(ctx)
 		for _, n := range []string{"n1", "n2", "n3"} {
 			Expect(after["node "+n]).To(Equal(before["node "+n]))
 		}
 
 		By("heartbeats and agents' reports, which render nothing")
-		var count float64
-		Eventually(func() bool {
-			last := count
-			count = controller.metric(renders)
-			return count == last
-		}).WithPolling(300 * time.Millisecond).Should(BeTrue())
+		controller.looks(ctx, "service", "node")
+		count := controller.metric(renders)
 		node := &corev1.Node{}
 		Expect(k8s.Get(ctx, client.ObjectKey{Name: "n1"}, node)).To(Succeed())
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now()}}
 		Expect(k8s.Status().Update(ctx, node)).To(Succeed())
 		report(ctx, "n1", metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
 		Eventually(summary(ctx)).Should(HaveField("Nodes.Programmed", BeEquivalentTo(1)))
+		controller.looks(ctx, "service", "node", "rollout")
 		Expect(controller.metric(renders)).To(Equal(count))
 	})
 
@@ -228,8 +253,8 @@ var _ = Describe("NodeReconciler", func() {
 		since := rules.Annotations[v1alpha1.AnnotationNodeAbsentSince]
 		controller.stop()
 		testClock.putForward(9*time.Minute + 55*time.Second)
-		startController()
-		Consistently(nodeRules(ctx, "n1"), "1s").Should(SatisfyAll(
+		startController().firstLooks("node")
+		Expect(nodeRules(ctx, "n1")()).To(SatisfyAll(
 			drained, HaveField("Annotations", HaveKeyWithValue(v1alpha1.AnnotationNodeAbsentSince, since))))
 		Eventually(isGone(ctx, rules), "10s").Should(beGone)
 	})
@@ -240,7 +265,8 @@ var _ = Describe("NodeReconciler", func() {
 		createNode(ctx, "n1")
 		createService(ctx, ns, "cart")
 		createSlice(ctx, ns, "cart", "cart-a", at("10.1.0.1", "n1"))
-		Consistently(func() map[string]string { return versions(ctx) }).Should(BeEmpty())
+		controller.looks(ctx, "service", "node")
+		Expect(versions(ctx)).To(BeEmpty())
 		Expect(controller.metric(renders)).To(BeZero())
 
 		By("being switched on")
@@ -277,7 +303,8 @@ var _ = Describe("NodeReconciler", func() {
 			createService(ctx, ns, "new-"+moment)
 			Eventually(rulesOf(ctx, ns, "new-"+moment)).ShouldNot(BeNil())
 			createNode(ctx, "new-"+moment)
-			Consistently(func() map[string]string { return versions(ctx) }).ShouldNot(HaveKey("node new-" + moment))
+			controller.looks(ctx, "node")
+			Expect(versions(ctx)).NotTo(HaveKey("node new-" + moment))
 			controller.stop()
 			controller = startController()
 		}

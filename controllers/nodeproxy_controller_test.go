@@ -3,6 +3,7 @@ package controllers_test
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -36,13 +38,18 @@ func report(ctx context.Context, node string, status metav1.ConditionStatus, rea
 	}).Should(Succeed())
 }
 
-// inventoryOf is what the status must say of these names.
+// inventoryOf is what the status must say of these names: the sum of their FNV-1a hashes,
+// computed here by the definition of that.
 func inventoryOf(names ...string) *v1alpha1.Inventory {
 	var sum uint64
-	for _, n := range names {
-		sum += v1alpha1.NameHash(n)
+	for _, name := range names {
+		hash := uint64(0xcbf29ce484222325)
+		for _, b := range []byte(name) {
+			hash = (hash ^ uint64(b)) * 0x100000001b3
+		}
+		sum += hash
 	}
-	return &v1alpha1.Inventory{Services: int32(len(names)), Hash: v1alpha1.FormatInventoryHash(sum)}
+	return &v1alpha1.Inventory{Services: int32(len(names)), Hash: fmt.Sprintf("%016x", sum)} //nolint:gosec // few
 }
 
 // refuseRulesOf installs an admission policy that refuses the rules of one
@@ -102,12 +109,30 @@ func withoutRules(ctx context.Context, name string, do func()) {
 	do()
 }
 
+// heldRules is the way to an API server that does not answer writes of ServiceProxyRules
+// before a channel is closed.
+type heldRules struct {
+	http.RoundTripper
+	until <-chan struct{}
+}
+
+func (h heldRules) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method != http.MethodGet && strings.Contains(r.URL.Path, "/serviceproxyrules") {
+		select {
+		case <-h.until:
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+	}
+	return h.RoundTripper.RoundTrip(r)
+}
+
 var _ = Describe("NodeProxyReconciler", func() {
 	It("publishes the inventory of what must exist", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		createService(ctx, ns, "before")
 		switchOn(ctx)
-		startController()
+		controller := startController()
 		Eventually(summary(ctx)).Should(HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".before"))))
 		svc := createService(ctx, ns, "cart")
 		createService(ctx, ns, "headless", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone })
@@ -115,8 +140,12 @@ var _ = Describe("NodeProxyReconciler", func() {
 		Eventually(summary(ctx)).Should(HaveField("Inventory", Equal(want)))
 
 		By("rules deleted by hand, which changes nothing")
+		statuses := statusesSeen(ctx)
 		Expect(k8s.DeleteAllOf(ctx, &v1alpha1.ServiceProxyRules{})).To(Succeed())
-		Consistently(summary(ctx)).Should(HaveField("Inventory", Equal(want)))
+		controller.looks(ctx, "nodeproxy")
+		Eventually(rulesOf(ctx, ns, "cart")).ShouldNot(BeNil())
+		controller.looks(ctx, "nodeproxy", "service")
+		Expect(statuses()).To(HaveEach(HaveField("Inventory", Equal(want))))
 
 		By("a Service ending")
 		Expect(k8s.Delete(ctx, svc)).To(Succeed())
@@ -198,12 +227,20 @@ var _ = Describe("NodeProxyReconciler", func() {
 		setEndpoints(ctx, slice, at("10.1.0.2", ""))
 		createSlice(ctx, ns, "good", "good-a", at("10.1.0.3", ""))
 		Eventually(rulesOf(ctx, ns, "good")).Should(WithTransform(addresses, HaveLen(1)))
-		Consistently(eventsOf(ctx, bad, "ServiceRefused")).Should(ConsistOf(HaveField("Series", BeNil())))
+		controller.looks(ctx, "service")
+		Expect(eventsOf(ctx, bad, "ServiceRefused")()).To(ConsistOf(HaveField("Series", BeNil())))
 
-		By("a restart, over which the figure stays")
+		By("a restart, over which the figure stays, though at first nobody knows yet what is refused")
 		controller.stop()
-		controller = startController()
-		Consistently(summary(ctx), "2s").Should(HaveField("RefusedServices", BeEquivalentTo(1)))
+		statuses := statusesSeen(ctx)
+		config, held := rest.CopyConfig(roleConfig), make(chan struct{})
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return heldRules{next, held} })
+		controller = startControllerAs(config)
+		controller.firstLooks("nodeproxy")
+		controller.looks(ctx, "nodeproxy")
+		close(held)
+		controller.looks(ctx, "nodeproxy", "service")
+		Expect(statuses()).To(HaveEach(HaveField("RefusedServices", BeEquivalentTo(1))))
 		Eventually(func() float64 { return controller.metric("nodeproxy_controller_refused_services") }).Should(BeEquivalentTo(1))
 
 		By("the policy going and the Service changing")
@@ -224,21 +261,21 @@ var _ = Describe("NodeProxyReconciler", func() {
 		ns := newNamespace(ctx)
 		switchOn(ctx)
 		binding := refuseRulesOf(ctx, ns+".bad")
-		startController()
+		controller := startController()
 		svc := createService(ctx, ns, "bad")
 		Eventually(summary(ctx)).Should(HaveField("RefusedServices", BeEquivalentTo(1)))
 		Expect(k8s.Delete(ctx, binding)).To(Succeed())
 		probe := &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: ns + ".bad"}, Spec: v1alpha1.ServiceProxyRulesSpec{
 			FormatVersion: 1, Ports: []v1alpha1.ServicePort{{Protocol: "TCP", Port: 1}}}}
 		Eventually(func() error { return k8s.Create(ctx, probe.DeepCopy(), client.DryRunAll) }).Should(Succeed())
-		touch := func(value string) {
-			svc.Labels = map[string]string{"touched": value} // changes nothing that is rendered
-			Expect(k8s.Update(ctx, svc)).To(Succeed())
-		}
-		touch("too-early")
-		Consistently(func() error { _, err := rulesOf(ctx, ns, "bad")(); return err }).Should(WithTransform(apierrors.IsNotFound, BeTrue()))
+		By("a change that comes too early")
+		controller.looksAt(ctx, "service", func() { touch(ctx, svc) }, ns+"/bad")
+		_, err := rulesOf(ctx, ns, "bad")()
+		Expect(err).To(WithTransform(apierrors.IsNotFound, BeTrue()))
+
+		By("one that comes in time")
 		testClock.putForward(time.Minute)
-		touch("in-time")
+		touch(ctx, svc)
 		Eventually(rulesOf(ctx, ns, "bad")).ShouldNot(BeNil())
 	})
 
@@ -283,7 +320,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 	It("says once what it cannot use, and programs the rest", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		switchOn(ctx)
-		startController()
+		controller := startController()
 		svc := createService(ctx, ns, "cart")
 		slice := createSlice(ctx, ns, "cart", "cart-a", at("10.1.0.1", ""))
 		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{})
@@ -296,7 +333,8 @@ var _ = Describe("NodeProxyReconciler", func() {
 
 		setEndpoints(ctx, slice, at("10.1.0.1", ""), at("10.1.0.2", ""))
 		Eventually(rulesOf(ctx, ns, "cart")).Should(WithTransform(addresses, HaveLen(2)))
-		Consistently(eventsOf(ctx, svc, "EndpointsSkipped")).Should(ConsistOf(HaveField("Series", BeNil())))
+		controller.looks(ctx, "service")
+		Expect(eventsOf(ctx, svc, "EndpointsSkipped")()).To(ConsistOf(HaveField("Series", BeNil())))
 
 		By("another problem, which is another event")
 		second := createSlice(ctx, ns, "cart", "a-second", at("10.1.0.3", ""))
@@ -349,13 +387,15 @@ var _ = Describe("NodeProxyReconciler", func() {
 			WithTransform(ready, SatisfyAll(HavePrefix("False InvalidSettings: "), ContainSubstring("spec.settings.masquerade.bit"), ContainSubstring("77"))),
 			HaveField("ObservedGeneration", BeEquivalentTo(2)),
 		))
+		controller.looks(ctx, "node", "rollout")
 		Expect(versions(ctx)).To(Equal(before))
 
 		By("a restart and a new Node, which gets none")
 		controller.stop()
-		startController()
+		controller = startController()
 		createNode(ctx, "n2")
-		Consistently(func() map[string]string { return versions(ctx) }).Should(Equal(before))
+		controller.looks(ctx, "service", "node", "rollout")
+		Expect(versions(ctx)).To(Equal(before))
 
 		By("mending it")
 		Eventually(func() error {

@@ -3,6 +3,7 @@ package controllers_test
 import (
 	"context"
 	"fmt"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -186,4 +187,10 @@ func versions(ctx context.Context) map[string]string {
 		out["node "+nodes.Items[i].Name] = nodes.Items[i].ResourceVersion
 	}
 	return out
+}
+
+// touch changes a Service in a way that changes nothing that is rendered.
+func touch(ctx context.Context, svc *corev1.Service) {
+	GinkgoHelper()
+	edit(ctx, svc, func() { svc.Labels = map[string]string{"touched": fmt.Sprint(time.Now().UnixNano())} })
 }

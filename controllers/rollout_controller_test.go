@@ -26,7 +26,7 @@ var _ = Describe("RolloutReconciler", func() {
 
 	It("goes from node to node when NodeProxy changes", func(ctx SpecContext) {
 		np := switchOn(ctx)
-		startController()
+		controller := startController()
 		names := []string{"n1", "n2", "n3"}
 		createPool(ctx, "core", names...)
 		echo(ctx, names...)
@@ -35,7 +35,8 @@ var _ = Describe("RolloutReconciler", func() {
 		edit(ctx, np, func() { np.Spec.Settings = &v1alpha1.WrittenSettings{Mode: new(v1alpha1.ModeIPVS)} })
 		for i := range names {
 			Eventually(inMode(ctx, v1alpha1.ModeIPVS)).Should(Equal(names[:i+1]))
-			Consistently(inMode(ctx, v1alpha1.ModeIPVS), "500ms").Should(HaveLen(i + 1))
+			controller.looks(ctx, "rollout")
+			Expect(inMode(ctx, v1alpha1.ModeIPVS)()).To(HaveLen(i + 1))
 			if i < 2 {
 				Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("False Progressing: ")))
 			}
@@ -46,7 +47,7 @@ var _ = Describe("RolloutReconciler", func() {
 
 	It("goes from node to node as a policy says", func(ctx SpecContext) {
 		switchOn(ctx)
-		startController()
+		controller := startController()
 		names := createMany(ctx, "edge", 10)
 		createPool(ctx, "core", "core-1")
 		echo(ctx, append(names, "core-1")...)
@@ -55,7 +56,8 @@ var _ = Describe("RolloutReconciler", func() {
 			p.Spec.Rollout = &v1alpha1.RolloutSettings{MaxUnavailable: percent("25%")}
 		})
 		Eventually(inMode(ctx, v1alpha1.ModeIPVS)).Should(Equal(names[:2]))
-		Consistently(inMode(ctx, v1alpha1.ModeIPVS), "500ms").Should(HaveLen(2))
+		controller.looks(ctx, "rollout")
+		Expect(inMode(ctx, v1alpha1.ModeIPVS)()).To(HaveLen(2))
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False Progressing"))
 		for len(names) > 0 {
 			var given []string

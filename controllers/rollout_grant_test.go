@@ -16,12 +16,12 @@ func TestGrantsSurviveTheirAnnotation(t *testing.T) {
 	r := policies.NewNodes(nil, nil).Resolve(nil)
 	r.Owners["mode"] = "edge"
 	rules := &v1alpha1.NodeProxyRules{}
-	want := newGrant(r, []rollout.Grant{{Name: "edge", Generation: 7}, {Name: policies.Base, Generation: 3}}, noon)
-	if err := setGrant(rules, want); err != nil {
+	grant := newGrant(r, []rollout.Grant{{Name: "edge", Generation: 7}, {Name: policies.Base, Generation: 3}}, noon)
+	if err := setGrant(rules, grant); err != nil {
 		t.Fatal(err)
 	}
-	got := grantOf(rules)
-	if !got.Time.Time.Equal(noon) || got.Revision != r.Settings.Revision || !slices.Equal(got.By, want.By) || !maps.Equal(got.Owners, map[string]string{"mode": "edge"}) {
+	got, by := grantOf(rules), []v1alpha1.Cause{{Name: "edge", Generation: 7}, {Name: policies.Base, Generation: 3}}
+	if !got.Time.Time.Equal(noon) || got.Revision != r.Settings.Revision || !slices.Equal(got.By, by) || !maps.Equal(got.Owners, map[string]string{"mode": "edge"}) {
 		t.Errorf("%+v", got)
 	}
 	if text := rules.Annotations[v1alpha1.AnnotationRollout]; !json.Valid([]byte(text)) || !strings.Contains(text, "2026-11-20T12:00:00Z") {

@@ -32,20 +32,20 @@ var _ = Describe("policies for nodes", func() {
 		echo(ctx, names...)
 	}
 	// shaped switches on, with a policy that some nodes have.
-	shaped := func(ctx context.Context, count int) (*v1alpha1.NodeProxyPolicy, []string) {
+	shaped := func(ctx context.Context, count int) (*v1alpha1.NodeProxyPolicy, []string, *running) {
 		GinkgoHelper()
 		switchOn(ctx)
 		policy := createPolicy(ctx, "edge", "pool=edge", ipvs, most("50%"))
-		startController()
+		controller := startController()
 		names := createMany(ctx, "edge", count)
 		echo(ctx, names...)
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("True Applied"))
-		return policy, names
+		return policy, names, controller
 	}
 
 	It("roll out side by side, and a node that both change takes room of both", func(ctx SpecContext) {
 		switchOn(ctx)
-		startController()
+		controller := startController()
 		createPool(ctx, "edge", "both", "edge-1", "edge-2")
 		createPool(ctx, "gateways", "gw-1", "gw-2")
 		both := nodeNamed("both")
@@ -62,12 +62,14 @@ var _ = Describe("policies for nodes", func() {
 		})
 		By("both being unavailable, so that neither policy goes on")
 		Eventually(scheduled(ctx, "sh")).Should(Equal([]string{"both"}), "that one again, as it is unavailable anyway")
-		Consistently(scheduled(ctx, "sh")).Should(HaveLen(1))
+		controller.looks(ctx, "rollout")
+		Expect(scheduled(ctx, "sh")()).To(HaveLen(1))
 		Expect(inMode(ctx, v1alpha1.ModeIPVS)()).To(Equal([]string{"both"}))
 		echo(ctx, "both")
 		Eventually(inMode(ctx, v1alpha1.ModeIPVS)).Should(Equal([]string{"both", "edge-1"}))
 		Eventually(scheduled(ctx, "sh")).Should(Equal([]string{"both", "gw-1"}))
-		Consistently(scheduled(ctx, "sh")).Should(HaveLen(2))
+		controller.looks(ctx, "rollout")
+		Expect(scheduled(ctx, "sh")()).To(HaveLen(2))
 	})
 
 	It("are edited in the middle: nobody gets what is outdated", func(ctx SpecContext) {
@@ -90,10 +92,11 @@ var _ = Describe("policies for nodes", func() {
 	})
 
 	It("are deleted, and NodeProxy's budget says how fast their settings go", func(ctx SpecContext) {
-		policy, names := shaped(ctx, 4)
+		policy, names, controller := shaped(ctx, 4)
 		Expect(k8s.Delete(ctx, policy)).To(Succeed())
 		Eventually(inMode(ctx, v1alpha1.ModeIPTables)).Should(Equal(names[:1]))
-		Consistently(inMode(ctx, v1alpha1.ModeIPTables)).Should(HaveLen(1))
+		controller.looks(ctx, "rollout")
+		Expect(inMode(ctx, v1alpha1.ModeIPTables)()).To(HaveLen(1))
 		Expect(nodeRules(ctx, names[0])()).To(HaveField("Spec.Policies", BeEmpty()))
 		Expect(nodeRules(ctx, names[1])()).To(HaveField("Spec.Policies", Equal([]string{"edge"})))
 		Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("False Progressing: 0 of 4 nodes are done, 1 being updated (edge-01), 3 waiting")))
@@ -102,14 +105,15 @@ var _ = Describe("policies for nodes", func() {
 	})
 
 	It("say how fast their settings go where they select a node no more", func(ctx SpecContext) {
-		policy, names := shaped(ctx, 4)
+		policy, names, controller := shaped(ctx, 4)
 		edit(ctx, policy, func() { policy.Spec.Rollout.MaxUnavailable = percent("2") })
 		for _, name := range names[:3] {
 			node := nodeNamed(name)
 			edit(ctx, node, func() { node.Labels["pool"] = "former" })
 		}
 		Eventually(inMode(ctx, v1alpha1.ModeIPTables)).Should(HaveLen(2))
-		Consistently(inMode(ctx, v1alpha1.ModeIPTables)).Should(HaveLen(2))
+		controller.looks(ctx, "rollout")
+		Expect(inMode(ctx, v1alpha1.ModeIPTables)()).To(HaveLen(2))
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False Progressing"))
 		applied(ctx, v1alpha1.ModeIPTables, names[:3]...)
 		Eventually(policyReady(ctx, policy)).Should(Equal("True Applied: the 1 node that it selects has its settings in force"))
@@ -117,7 +121,7 @@ var _ = Describe("policies for nodes", func() {
 	})
 
 	It("are put right at once where somebody edits what they have given", func(ctx SpecContext) {
-		_, names := shaped(ctx, 2)
+		_, names, _ := shaped(ctx, 2)
 		for range 2 { // also when another one is unavailable
 			rules, err := nodeRules(ctx, names[0])()
 			Expect(err).NotTo(HaveOccurred())
@@ -132,7 +136,7 @@ var _ = Describe("policies for nodes", func() {
 	})
 
 	It("that set what others set say so, and only names are written where nothing else changes", func(ctx SpecContext) {
-		policy, names := shaped(ctx, 2)
+		policy, names, _ := shaped(ctx, 2)
 		weaker := createPolicy(ctx, "weaker", "", func(p *v1alpha1.NodeProxyPolicy) {
 			p.Spec.Settings.Mode, p.Spec.Settings.Fallback = new(v1alpha1.ModeIPTables), new(v1alpha1.FallbackNone)
 		})
@@ -157,7 +161,7 @@ var _ = Describe("policies for nodes", func() {
 	})
 
 	It("that are refused change nothing", func(ctx SpecContext) {
-		policy, names := shaped(ctx, 2)
+		policy, names, controller := shaped(ctx, 2)
 		before := versions(ctx)
 
 		By("one that makes no sense by itself")
@@ -175,7 +179,8 @@ var _ = Describe("policies for nodes", func() {
 			SatisfyAll(HavePrefix("False InvalidResult: "), ContainSubstring("spec.settings.sync.verifyIntervalSeconds")))
 		Eventually(policyReady(ctx, policy)).Should(SatisfyAll(HavePrefix("False NodesNotProgrammed: "), ContainSubstring("quick")))
 		edit(ctx, policy, func() { policy.Spec.Settings.IPVS = &v1alpha1.IPVSSettings{Scheduler: new("sh")} })
-		Consistently(func() map[string]string { return versions(ctx) }).Should(Equal(before))
+		controller.looks(ctx, "rollout", "node", "service")
+		Expect(versions(ctx)).To(Equal(before))
 
 		By("a new node, whose pods need Services, so that it gets what comes of the others")
 		createNode(ctx, "late", func(n *corev1.Node) { n.Labels["pool"] = "edge" })

@@ -45,21 +45,27 @@ var _ = Describe("a rollout", func() {
 
 	It("is paused and goes on by spec.rollout.paused", func(ctx SpecContext) {
 		switchOn(ctx)
-		startController()
+		controller := startController()
 		createPool(ctx, "edge", "edge-1", "edge-2")
 		echo(ctx, "edge-1", "edge-2")
 		policy := createPolicy(ctx, "edge", "pool=edge", ipvs, func(p *v1alpha1.NodeProxyPolicy) { p.Spec.Rollout.Paused = new(true) })
 		Eventually(policyReady(ctx, policy)).Should(Equal(
 			"False Paused: spec.rollout.paused is true: 0 of 2 nodes are done, 2 waiting; set it to false to go on"))
-		Consistently(inMode(ctx, v1alpha1.ModeIPVS)).Should(BeEmpty())
+		testClock.putForward(time.Hour)
+		controller.looks(ctx, "rollout")
+		Expect(inMode(ctx, v1alpha1.ModeIPVS)()).To(BeEmpty())
 		edit(ctx, policy, func() { policy.Spec.Rollout.Paused = nil })
 		Eventually(inMode(ctx, v1alpha1.ModeIPVS)).Should(Equal([]string{"edge-1"}))
+		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False Progressing")) // each state has its event
 		edit(ctx, policy, func() { policy.Spec.Rollout.Paused = new(true) })
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False Paused"))
 		echo(ctx, "edge-1")
-		Consistently(inMode(ctx, v1alpha1.ModeIPVS)).Should(Equal([]string{"edge-1"}))
+		testClock.putForward(time.Hour)
+		controller.looks(ctx, "rollout")
+		Expect(inMode(ctx, v1alpha1.ModeIPVS)()).To(Equal([]string{"edge-1"}))
 		edit(ctx, policy, func() { policy.Spec.Rollout.Paused = new(false) })
 		Eventually(inMode(ctx, v1alpha1.ModeIPVS)).Should(HaveLen(2))
+		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False Progressing"))
 		echo(ctx, "edge-2")
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("True Applied"))
 		Eventually(eventsAbout(ctx, policy)).Should(Equal([]string{
@@ -85,6 +91,7 @@ var _ = Describe("a rollout", func() {
 		By("the node recovering")
 		echo(ctx, "edge-1")
 		Eventually(inMode(ctx, v1alpha1.ModeIPVS)).Should(Equal([]string{"edge-1", "edge-2"}))
+		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False Progressing"))
 		echo(ctx, "edge-2")
 		Eventually(inMode(ctx, v1alpha1.ModeIPVS)).Should(HaveLen(3))
 		echo(ctx, "edge-3")
@@ -92,15 +99,17 @@ var _ = Describe("a rollout", func() {
 		Expect(policyCondition(ctx, policy, v1alpha1.ConditionStalled)()).To(BeEmpty())
 		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(policy), policy)).To(Succeed())
 		Expect(policy.Spec).To(Equal(*spec), "nobody writes what people wrote")
-		Expect(eventsAbout(ctx, policy)()).To(Equal([]string{
+		Eventually(eventsAbout(ctx, policy)).Should(Equal([]string{
 			"Normal Progressing", "Warning RolloutStopped", "Normal Progressing", "Normal Applied",
 		}))
 	})
 
 	It("stops, and a new generation mends it from the node that has the bad change on", func(ctx SpecContext) {
-		policy, _ := begun(ctx)
+		policy, controller := begun(ctx)
 		stopped(ctx, policy)
-		Consistently(inMode(ctx, v1alpha1.ModeIPVS)).Should(Equal([]string{"edge-1"}))
+		testClock.putForward(time.Hour)
+		controller.looks(ctx, "rollout")
+		Expect(inMode(ctx, v1alpha1.ModeIPVS)()).To(Equal([]string{"edge-1"}))
 		edit(ctx, policy, func() {
 			policy.Spec.Settings.Mode, policy.Spec.Settings.Fallback = nil, new(v1alpha1.FallbackIPTables)
 		})
@@ -134,7 +143,8 @@ var _ = Describe("a rollout", func() {
 		before := versions(ctx)
 		controller.stop()
 		controller = startController()
-		Consistently(func() map[string]string { return versions(ctx) }).Should(Equal(before))
+		controller.looks(ctx, "rollout", "node", "service")
+		Expect(versions(ctx)).To(Equal(before))
 
 		By("stopped")
 		stopped(ctx, policy)
@@ -142,7 +152,8 @@ var _ = Describe("a rollout", func() {
 		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(policy), policy)).To(Succeed())
 		controller.stop()
 		controller = startController()
-		Consistently(func() map[string]string { return versions(ctx) }).Should(Equal(before))
+		controller.looks(ctx, "rollout", "node", "service")
+		Expect(versions(ctx)).To(Equal(before))
 		again := &v1alpha1.NodeProxyPolicy{}
 		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(policy), again)).To(Succeed())
 		Expect(again.ResourceVersion).To(Equal(policy.ResourceVersion))
@@ -150,9 +161,10 @@ var _ = Describe("a rollout", func() {
 		By("the node recovering while no controller runs")
 		controller.stop()
 		echo(ctx, "edge-1")
-		startController()
+		controller = startController()
 		Eventually(inMode(ctx, v1alpha1.ModeIPVS)).Should(Equal([]string{"edge-1", "edge-2"}))
-		Consistently(inMode(ctx, v1alpha1.ModeIPVS)).Should(HaveLen(2))
+		controller.looks(ctx, "rollout")
+		Expect(inMode(ctx, v1alpha1.ModeIPVS)()).To(HaveLen(2))
 		Eventually(eventsAbout(ctx, policy)).Should(Equal([]string{"Normal Progressing", "Warning RolloutStopped", "Normal Progressing"}))
 	})
 

@@ -131,10 +131,13 @@ func (r *ServiceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	if !found {
 		stored = nil
 	}
-	if exists {
-		if render.Eligible(svc) {
-			return r.publish(ctx, svc, stored)
+	if exists && render.Eligible(svc) {
+		if stored == nil {
+			if on, err := mayCreate(ctx, r.client, r.live); err != nil || !on {
+				return ctrl.Result{}, err
+			}
 		}
+		return r.publish(ctx, svc, stored)
 	}
 	r.memory.forget(req.NamespacedName)
 	r.overrides.forget(req.NamespacedName)

@@ -120,7 +120,7 @@ var _ = Describe("ServiceReconciler", func() {
 	It("leaves out what is not proxied", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		switchOn(ctx)
-		startController()
+		controller := startController()
 		createService(ctx, ns, "headless", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone })
 		createService(ctx, ns, "name", func(s *corev1.Service) {
 			s.Spec.Type, s.Spec.ExternalName, s.Spec.Ports = corev1.ServiceTypeExternalName, "example.org", nil
@@ -130,7 +130,8 @@ var _ = Describe("ServiceReconciler", func() {
 		})
 		createService(ctx, ns, "last")
 		Eventually(rulesOf(ctx, ns, "last")).ShouldNot(BeNil())
-		Consistently(func() map[string]string { return versions(ctx) }).Should(MatchAllKeys(Keys{
+		controller.looks(ctx, "service")
+		Expect(versions(ctx)).To(MatchAllKeys(Keys{
 			"service " + ns + ".last":    Ignore(),
 			"service default.kubernetes": Ignore(),
 		}))
@@ -180,14 +181,19 @@ var _ = Describe("ServiceReconciler", func() {
 		first.stop()
 		Expect(k8s.DeleteAllOf(ctx, &v1alpha1.ServiceProxyRules{})).To(Succeed())
 		saw := seen(ctx)
-		startController()
+		second := startController()
 		var created []string
 		for i := range 5 {
 			created = append(created, fmt.Sprintf("ADDED %s.s%d released=false", ns, i))
 		}
 		created = append(created, "ADDED default.kubernetes released=false")
 		Eventually(saw).Should(ConsistOf(created))
-		Consistently(saw).Should(ConsistOf(created))
+		second.looks(ctx, "service")
+		rules, err := rulesOf(ctx, "default", "kubernetes")()
+		Expect(err).NotTo(HaveOccurred())
+		edit(ctx, rules, func() { rules.Labels["mine"] = "last" }) // what the watch brings last
+		Eventually(saw).Should(ContainElement("MODIFIED default.kubernetes released=false"))
+		Expect(saw()).To(ConsistOf(append(created, "MODIFIED default.kubernetes released=false")))
 		Eventually(summary(ctx)).Should(HaveField("Inventory.Services", BeEquivalentTo(6)))
 	})
 
@@ -240,7 +246,8 @@ var _ = Describe("ServiceReconciler", func() {
 		slice.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-11-20T06:00:00Z"}
 		Expect(k8s.Update(ctx, slice)).To(Succeed())
 		Eventually(func() float64 { return first.metric("nodeproxy_controller_skipped_writes_total") }).Should(BeNumerically(">", skipped))
-		Consistently(func() map[string]string { return versions(ctx) }).Should(Equal(before))
+		first.looks(ctx, "service", "node")
+		Expect(versions(ctx)).To(Equal(before))
 
 		By("a restart")
 		first.stop()
@@ -248,7 +255,9 @@ var _ = Describe("ServiceReconciler", func() {
 		Expect(k8s.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeProxyName}, np)).To(Succeed())
 		second := startController()
 		Eventually(func() float64 { return second.metric("nodeproxy_controller_skipped_writes_total") }).Should(BeNumerically(">=", 3))
-		Consistently(func() map[string]string { return versions(ctx) }, "2s").Should(Equal(before))
+		second.looks(ctx, "service", "node", "rollout", "nodeproxy", "servicepolicy")
+		second.looks(ctx, "nodeproxy") // knows by now that nothing is refused
+		Expect(versions(ctx)).To(Equal(before))
 		Expect(second.metric("nodeproxy_controller_writes_total")).To(BeZero())
 		after := &v1alpha1.NodeProxy{}
 		Expect(k8s.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeProxyName}, after)).To(Succeed())
@@ -291,7 +300,7 @@ var _ = Describe("ServiceReconciler", func() {
 	It("counts what vanishes with its CRD, and writes it again", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		switchOn(ctx)
-		startController()
+		controller := startController()
 		svc := createService(ctx, ns, "cart")
 		Eventually(rulesOf(ctx, ns, "cart")).ShouldNot(BeNil())
 		all := SatisfyAll(
@@ -302,9 +311,12 @@ var _ = Describe("ServiceReconciler", func() {
 		crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "serviceproxyrules.nodeproxy.io"}}
 		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(crd), crd)).To(Succeed())
 		again := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: crd.Name}, Spec: crd.Spec}
+		statuses := statusesSeen(ctx)
 		Expect(k8s.Delete(ctx, crd)).To(Succeed())
-		Consistently(summary(ctx), "2500ms").Should(all)
+		controller.looks(ctx, "nodeproxy")
 		Eventually(isGone(ctx, crd)).Should(beGone)
+		controller.looks(ctx, "nodeproxy")
+		Expect(statuses()).To(HaveEach(all))
 		Expect(k8s.Create(ctx, again)).To(Succeed())
 		Eventually(rulesOf(ctx, ns, "cart"), "45s").ShouldNot(BeNil())
 		Expect(eventsOf(ctx, svc, "ServiceRefused")()).To(BeEmpty())

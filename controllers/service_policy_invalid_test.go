@@ -39,12 +39,14 @@ var _ = Describe("A ServiceProxyPolicy that makes no sense", func() {
 		})
 		Eventually(servicePolicy(ctx, "other")).Should(And(haveCondition("Ready", "False Progressing"),
 			WithTransform(message("Ready"), Equal("0 of 1 Services have what policies make of them; 1 keep what they have, because policy p is not valid"))))
+		c.looks(ctx, "servicepolicy", "service")
 		Expect(versions(ctx)).To(Equal(before))
 
 		By("a restart")
 		c.stop()
 		c = startController()
-		Eventually(quiet(c)).Should(BeTrue())
+		c.firstLooks("servicepolicy", "service")
+		c.looks(ctx, "servicepolicy", "service")
 		Expect(versions(ctx)).To(Equal(before))
 
 		By("a new Service, of which it has shaped nothing")

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -126,12 +127,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		shaped, err := shapedIn(ctx, ns, "p")()
 		Expect(err).NotTo(HaveOccurred())
 		Expect(len(shaped)).To(BeNumerically("<", count))
-		kept := ""
-		for i := range count {
-			if name := fmt.Sprintf("s-%03d", i); !slices.Contains(shaped, name) {
-				kept = name
-			}
-		}
+		kept := keptOf(count, shaped)
 
 		By("rendering what happens to a Service that keeps what it had")
 		slice := createSlice(ctx, ns, kept, kept, at("10.1.0.1", "n1"))
@@ -143,7 +139,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		c = startController()
 		setEndpoints(ctx, slice, at("10.1.0.2", "n1"))
 		Eventually(rulesOf(ctx, ns, kept)).Should(WithTransform(addresses, ConsistOf("Ready 10.1.0.2:8080")))
-		Eventually(quiet(c)).Should(BeTrue())
+		c.looks(ctx, "servicepolicy", "service")
 		after := versions(ctx)
 		for _, of := range []map[string]string{before, after} {
 			delete(of, "service "+ns+"."+kept)
@@ -164,19 +160,32 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		const count = 60
 		ns := namespaceOf(ctx, "shop")
 		switchOn(ctx)
-		startController()
+		controller := startController()
 		createNode(ctx, "n1")
 		createNodePorts(ctx, ns, count)
 		createServicePolicy(ctx, "p")
 		refused := refuseOne(ctx, ns, "p", "n1")
 		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "False RolloutStopped"))
-		Consistently(func(g Gomega) {
-			g.Expect(shapedIn(ctx, ns, "p")()).NotTo(HaveLen(count))
-		}).Should(Succeed())
+		everyService := func() { // each is looked at again where its Namespace has other labels
+			GinkgoHelper()
+			controller.looks(ctx, "servicepolicy", "service")
+			var all []string
+			for i := range count {
+				all = append(all, fmt.Sprintf("%s/s-%03d", ns, i))
+			}
+			controller.looksAt(ctx, "service", func() { touchNamespace(ctx, ns) }, all...)
+		}
+		everyService() // it may have been under way to some when the change stopped
+		shaped, err := shapedIn(ctx, ns, "p")()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(len(shaped)).To(BeNumerically("<", count))
+		testClock.putForward(time.Minute)
+		everyService()
+		Expect(shapedIn(ctx, ns, "p")()).To(Equal(shaped))
 
 		By("a policy that does not concern the one that is stopped")
 		createServicePolicy(ctx, "other", func(s *v1alpha1.ServiceProxyPolicySpec) {
-			s.ServiceSelector.MatchLabels = map[string]string{"number": "59"}
+			s.ServiceSelector.MatchLabels = map[string]string{"number": numberOf(keptOf(count, shaped))}
 			s.Overrides = v1alpha1.ServiceOverrides{IPVSScheduler: new("sh")}
 		})
 		Eventually(servicePolicy(ctx, "other")).Should(haveCondition("Ready", "False Progressing"))
@@ -213,6 +222,25 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "True Applied"))
 	})
 })
+
+// touchNamespace gives a Namespace a label that nobody selects by.
+func touchNamespace(ctx context.Context, name string) {
+	GinkgoHelper()
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	edit(ctx, namespace, func() { namespace.Labels["touched"] = fmt.Sprint(time.Now().UnixNano()) })
+}
+
+// keptOf returns the last of count Services that is not among those shaped.
+func keptOf(count int, shaped []string) string {
+	GinkgoHelper()
+	for i := count - 1; i >= 0; i-- {
+		if name := fmt.Sprintf("s-%03d", i); !slices.Contains(shaped, name) {
+			return name
+		}
+	}
+	Fail("no Service keeps what it had")
+	return ""
+}
 
 // numberOf returns the label number of a Service of createNodePorts.
 func numberOf(name string) string {

@@ -152,7 +152,7 @@ var _ = Describe("ServiceProxyPolicy", func() {
 			Eventually(rulesOf(ctx, others, fmt.Sprintf("other-%d", i))).Should(haveShape("[]: open"))
 		}
 		Eventually(rulesOf(ctx, ns, "cart")).Should(haveShape("[]: open"))
-		Eventually(quiet(c)).Should(BeTrue())
+		c.looks(ctx, "service")
 		before, renderings := versions(ctx), c.metric("nodeproxy_controller_render_seconds")
 
 		By("adding it")
@@ -167,6 +167,7 @@ var _ = Describe("ServiceProxyPolicy", func() {
 			haveCondition("Ready", "True Applied"), haveCondition("Accepted", "True Accepted"), haveCondition("Overridden", "False NotOverridden"),
 			haveCondition("Ineffective", "False AllEffective"), haveCondition("Stalled", "none"), haveCounted("1 1 0")))
 		Eventually(policyEvents(ctx, p)).Should(ContainElement("Normal Applied: generation 1: all of 1 Services have what policies make of them"))
+		c.looks(ctx, "service")
 		after := versions(ctx)
 		delete(before, "service "+ns+".cart")
 		delete(after, "service "+ns+".cart")
@@ -253,14 +254,3 @@ var _ = Describe("ServiceProxyPolicy", func() {
 		Eventually(servicePolicy(ctx, "strong")).Should(haveCondition("Overridden", "True Overridden"))
 	})
 })
-
-// quiet reports whether a controller has rendered nothing since it was asked last.
-func quiet(c *running) func() bool {
-	last := -1.0
-	return func() bool {
-		now := c.metric("nodeproxy_controller_render_seconds")
-		same := now == last
-		last = now
-		return same
-	}
-}

@@ -270,6 +270,10 @@ func (s *shared) setupClusterObjects() error {
 func controllerOptions(concurrency int) controller.Options {
 	return controller.Options{
 		MaxConcurrentReconciles: concurrency,
+		// The priority queue of controller-runtime 0.24 can deadlock when it is shut
+		// down with work left (kubernetes-sigs/controller-runtime#3538): the process
+		// then waits to be killed, and another leader for the Lease to expire.
+		UsePriorityQueue: new(false),
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
 			5*time.Millisecond, 30*time.Second),
 	}
@@ -283,6 +287,21 @@ func switchedOn(ctx context.Context, c client.Reader) (bool, error) {
 	if err != nil || np != nil {
 		return np != nil && !beingRemoved(np), err
 	}
+	return anyRendered(ctx, c)
+}
+
+// mayCreate is switchedOn for what is about to be created. Each kind has a watch of its own:
+// the cache may know that NodeProxy is gone and still hold rendered objects that went
+// before it, so the API server itself must have one.
+func mayCreate(ctx context.Context, cached, live client.Reader) (bool, error) {
+	np, err := nodeProxy(ctx, cached)
+	if err != nil || np != nil {
+		return np != nil && !beingRemoved(np), err
+	}
+	return anyRendered(ctx, live)
+}
+
+func anyRendered(ctx context.Context, c client.Reader) (bool, error) {
 	var services v1alpha1.ServiceProxyRulesList
 	if err := c.List(ctx, &services, client.Limit(1)); err != nil {
 		return false, fmt.Errorf("list ServiceProxyRules: %w", err)

@@ -1,6 +1,7 @@
 package render
 
 import (
+	"encoding/json"
 	"regexp"
 	"strings"
 	"testing"
@@ -19,6 +20,20 @@ func revision(t *testing.T, s *v1alpha1.ProxySettings) string {
 	return got.Revision
 }
 
+// defaults are those that docs/api.md lists.
+const defaults = `{
+	"mode": "IPTables", "fallback": "None", "enforcement": "Enforce",
+	"detectLocal": {"mode": "None"},
+	"nodePorts": {"addressMode": "All", "localhost": "Enabled"},
+	"masquerade": {"all": "Disabled", "bit": 14},
+	"ipvs": {"scheduler": "rr", "strictARP": "Disabled", "tcpTimeoutSeconds": 0, "tcpFinTimeoutSeconds": 0, "udpTimeoutSeconds": 0},
+	"sync": {"minIntervalMilliseconds": 250, "verifyIntervalSeconds": 60},
+	"conntrack": {
+		"maxPerCore": 32768, "min": 131072, "tcpEstablishedTimeoutSeconds": 86400, "tcpCloseWaitTimeoutSeconds": 3600,
+		"udpTimeoutSeconds": 0, "udpStreamTimeoutSeconds": 0, "tcpBeLiberal": "Disabled"
+	}
+}`
+
 func TestCompleteSettings(t *testing.T) {
 	written := &v1alpha1.ProxySettings{
 		DetectLocal: &v1alpha1.DetectLocalSettings{
@@ -31,9 +46,15 @@ func TestCompleteSettings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := v1alpha1.CompleteSettings(written)
-	want.DetectLocal.ClusterCIDRs = []string{"10.244.0.0/16", "fd00:10:244::/56"}
-	if diff := cmp.Diff(*want, got.Complete); diff != "" {
+	want := v1alpha1.ProxySettings{}
+	if err := json.Unmarshal([]byte(defaults), &want); err != nil {
+		t.Fatal(err)
+	}
+	want.DetectLocal = &v1alpha1.DetectLocalSettings{
+		Mode: v1alpha1.DetectLocalClusterCIDR, ClusterCIDRs: []string{"10.244.0.0/16", "fd00:10:244::/56"},
+	}
+	want.IPVS.Scheduler = new("lc")
+	if diff := cmp.Diff(want, got.Complete); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(before, written); diff != "" {
@@ -42,12 +63,12 @@ func TestCompleteSettings(t *testing.T) {
 }
 
 func TestSettingsRevision(t *testing.T) {
-	defaults := revision(t, nil)
-	if !regexp.MustCompile(`^[0-9a-f]{8}$`).MatchString(defaults) {
-		t.Errorf("revision %q is not 8 hexadecimal digits", defaults)
+	unset := revision(t, nil)
+	if !regexp.MustCompile(`^[0-9a-f]{8}$`).MatchString(unset) {
+		t.Errorf("revision %q is not 8 hexadecimal digits", unset)
 	}
-	if got := revision(t, &v1alpha1.ProxySettings{Mode: new(v1alpha1.ModeIPTables), Sync: &v1alpha1.SyncSettings{}}); got != defaults {
-		t.Errorf("writing defaults down changes the revision from %s to %s", defaults, got)
+	if got := revision(t, &v1alpha1.ProxySettings{Mode: new(v1alpha1.ModeIPTables), Sync: &v1alpha1.SyncSettings{}}); got != unset {
+		t.Errorf("writing defaults down changes the revision from %s to %s", unset, got)
 	}
 	cidr := func(s string) *v1alpha1.ProxySettings {
 		return &v1alpha1.ProxySettings{DetectLocal: &v1alpha1.DetectLocalSettings{
@@ -56,7 +77,7 @@ func TestSettingsRevision(t *testing.T) {
 	if a, b := revision(t, cidr("10.244.0.1/16")), revision(t, cidr("10.244.0.0/16")); a != b {
 		t.Error("two spellings of one CIDR have different revisions")
 	}
-	seen := map[string]int{defaults: -1}
+	seen := map[string]int{unset: -1}
 	for i, s := range []*v1alpha1.ProxySettings{
 		cidr("10.244.0.0/16"), cidr("10.0.0.0/8"),
 		{Mode: new(v1alpha1.ModeIPVS)},

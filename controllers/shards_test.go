@@ -1,0 +1,161 @@
+package controllers_test
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	"github.com/onsi/ginkgo/v2/types"
+)
+
+// shards is how many processes share the specs. They mostly wait, each with an API server
+// of its own.
+const shards = 3
+
+// claimsVariable names, in the process of a shard, the directory in which shards claim specs.
+const claimsVariable = "NODEPROXY_TEST_CLAIMS"
+
+// runShards runs the specs in several processes of this test binary, and checks that each
+// spec ran in exactly one of them.
+func runShards(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	seed := GinkgoRandomSeed()
+	type shard struct {
+		cmd    *exec.Cmd
+		output strings.Builder
+		report string
+	}
+	running := make([]*shard, shards)
+	for i := range running {
+		s := &shard{report: filepath.Join(dir, fmt.Sprintf("report-%d.json", i))}
+		s.cmd = exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=0",
+			"-ginkgo.json-report="+s.report, fmt.Sprintf("-ginkgo.seed=%d", seed), "-ginkgo.silence-skips")
+		s.cmd.Env = append(os.Environ(), claimsVariable+"="+dir)
+		s.cmd.Stdout, s.cmd.Stderr = &s.output, &s.output
+		s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := s.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		running[i] = s
+	}
+	var reports []types.Report
+	for i, s := range running {
+		if err := s.cmd.Wait(); err != nil {
+			t.Errorf("shard %d: %v\n%s", i, err, s.output.String())
+			continue
+		}
+		text, err := os.ReadFile(s.report)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []types.Report
+		if err := json.Unmarshal(text, &all); err != nil {
+			t.Fatal(err)
+		}
+		reports = append(reports, all...)
+	}
+	if t.Failed() {
+		return
+	}
+	specs, err := addUp(reports)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As Ginkgo does, for hack/testreport.
+	fmt.Printf("SUCCESS! -- %d Passed | 0 Failed | 0 Pending | 0 Skipped\n", specs)
+}
+
+// addUp returns how many specs there are, or an error unless each passed in exactly one
+// shard and was skipped, as claimed by another, in all others.
+func addUp(reports []types.Report) (int, error) {
+	passed := map[string]int{}
+	var errs []error
+	for _, r := range reports {
+		for _, spec := range r.SpecReports {
+			if spec.LeafNodeType != types.NodeTypeIt {
+				continue
+			}
+			name := specName(spec)
+			n := passed[name]
+			switch {
+			case spec.State == types.SpecStatePassed:
+				n++
+			case spec.State != types.SpecStateSkipped || spec.Failure.Message != claimedByAnother:
+				errs = append(errs, fmt.Errorf("%s: %s %s", name, spec.State, spec.Failure.Message))
+			}
+			passed[name] = n
+		}
+	}
+	for name, n := range passed {
+		if n != 1 {
+			errs = append(errs, fmt.Errorf("%s ran in %d shards", name, n))
+		}
+	}
+	if len(passed) == 0 {
+		errs = append(errs, errors.New("no spec ran"))
+	}
+	return len(passed), errors.Join(errs...)
+}
+
+const claimedByAnother = "another shard runs it"
+
+// claim skips a spec that another shard has claimed.
+func claim() {
+	dir := os.Getenv(claimsVariable)
+	name := sha256.Sum256([]byte(specName(CurrentSpecReport())))
+	file, err := os.OpenFile(filepath.Join(dir, hex.EncodeToString(name[:])), os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		Skip(claimedByAnother)
+	}
+	if err != nil {
+		Fail(err.Error())
+	}
+	_ = file.Close() // it is empty
+}
+
+// specName is unique: entries of a table differ in their text.
+func specName(r SpecReport) string {
+	return strings.Join(slices.Concat(r.ContainerHierarchyTexts, []string{r.LeafNodeText, r.LeafNodeLocation.String()}), " / ")
+}
+
+func TestShardsAddUp(t *testing.T) {
+	spec := func(name string, state types.SpecState, message string) types.SpecReport {
+		r := types.SpecReport{LeafNodeType: types.NodeTypeIt, LeafNodeText: name, State: state}
+		r.Failure.Message = message
+		return r
+	}
+	passed := func(name string) types.SpecReport { return spec(name, types.SpecStatePassed, "") }
+	skipped := func(name string) types.SpecReport { return spec(name, types.SpecStateSkipped, claimedByAnother) }
+	for name, c := range map[string]struct {
+		shards [][]types.SpecReport
+		want   string
+	}{
+		"each in one":  {shards: [][]types.SpecReport{{passed("a"), skipped("b")}, {skipped("a"), passed("b")}}},
+		"in none":      {shards: [][]types.SpecReport{{passed("a"), skipped("b")}, {skipped("a"), skipped("b")}}, want: "ran in 0 shards"},
+		"in two":       {shards: [][]types.SpecReport{{passed("a")}, {passed("a")}}, want: "ran in 2 shards"},
+		"skips itself": {shards: [][]types.SpecReport{{spec("a", types.SpecStateSkipped, "no such kernel")}, {passed("a")}}, want: "no such kernel"},
+		"pending":      {shards: [][]types.SpecReport{{spec("a", types.SpecStatePending, "")}, {passed("a")}}, want: "pending"},
+		"nothing":      {shards: [][]types.SpecReport{{}}, want: "no spec ran"},
+	} {
+		var reports []types.Report
+		for _, s := range c.shards {
+			reports = append(reports, types.Report{SpecReports: s})
+		}
+		_, err := addUp(reports)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
