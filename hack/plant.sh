@@ -1,41 +1,82 @@
 #!/usr/bin/env bash
-# Makes one connection of each suite with a steady load fail, and fails itself unless that
-# suite then fails, by that connection, and repeats nothing: a lost connection must never
-# go unnoticed. It runs the shortest test of each suite, as root.
+# Plants what a run of tests must not forgive, and fails itself unless the run then fails for
+# that reason: one lost connection in each suite with a steady load, which nothing may repeat;
+# and, in a copy of this tree, flaky, vanishing, skipped and slow tests. As root.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+temp=$(mktemp -d)
+trap 'rm -rf "$temp"' EXIT
 status=0
 
-# planted NAME KIND VARIABLES... runs hack/test.sh KIND.
+# planted NAME LINE NEVER KIND VARIABLES... runs hack/test.sh KIND, which must fail and print a
+# line that matches LINE, and none that matches NEVER.
 planted() {
-	local name=$1 kind=$2 problem=
-	shift 2
-	if env PLANT_LOSS=1 "$@" hack/test.sh "$kind" >"$log" 2>&1; then
-		problem="passed in spite of a lost connection"
-	elif ! grep -q 'planted by PLANT_LOSS' "$log"; then
-		problem="failed, but not by the lost connection"
-	elif grep -q '^AGAIN ' "$log"; then
-		problem="repeated a test that lost a connection"
+	local name=$1 line=$2 never=$3 kind=$4 problem=
+	shift 4
+	if env "$@" hack/test.sh "$kind" >"$temp/log" 2>&1; then
+		problem="was forgiven"
+	elif ! grep -qE -- "$line" "$temp/log"; then
+		problem="is not why the run failed"
+	elif grep -qE -- "$never" "$temp/log"; then
+		problem="was given a second chance"
 	fi
+	conclude "$name" "$problem"
+}
+
+conclude() {
+	local name=$1 problem=$2
 	if [[ -n $problem ]]; then
-		cat "$log"
-		echo "hack/plant.sh: $name $problem; its output is above" >&2
+		cat "$temp/log"
+		echo "hack/plant.sh: $name: what was planted $problem; the output of the run is above" >&2
 		status=1
 		return
 	fi
-	echo "ok    $name fails if a connection is lost"
+	echo "ok    $name"
 }
 
-planted faults faults FAULTS=lock-held
-planted faults/conntrack-full faults FAULTS=conntrack-full
-planted nodes kernel TESTFLAGS='-run ^TestTakeover$'
-planted nodes/policies kernel TESTFLAGS='-run ^TestPolicies$'
-planted ipvs ipvs TESTFLAGS='-run ^TestModeSwitch$'
-planted ipvs/modes ipvs TESTFLAGS='-run ^TestSwitchWithoutPodRanges$'
-planted ipvs/parity ipvs TESTFLAGS='-run ^TestTakeOver$'
-planted e2e e2e E2E=install,scale-to-zero
-planted soak soak SOAK=30s
+lost() {
+	local name=$1 kind=$2
+	shift 2
+	planted "a lost connection in $name" 'planted by PLANT_LOSS' '^AGAIN ' "$kind" PLANT_LOSS=1 "$@"
+}
+
+lost faults faults FAULTS=lock-held
+lost faults/conntrack-full faults FAULTS=conntrack-full
+lost nodes kernel TESTFLAGS='-run ^TestTakeover$'
+lost nodes/policies kernel TESTFLAGS='-run ^TestPolicies$'
+lost ipvs ipvs TESTFLAGS='-run ^TestModeSwitch$'
+lost ipvs/modes ipvs TESTFLAGS='-run ^TestSwitchWithoutPodRanges$'
+lost ipvs/parity ipvs TESTFLAGS='-run ^TestTakeOver$'
+lost e2e e2e E2E=install,scale-to-zero
+lost soak soak SOAK=30s
+
+mkdir "$temp/tree"
+git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar -xf - -C "$temp/tree" || exit 1
+cd "$temp/tree" || exit 1
+cp hack/testdata/planted_test.go test/speed/
+cp hack/testdata/planted_test.go test/scenarios/ && sed -i 's/^package speed/package scenarios/' test/scenarios/planted_test.go
+
+tests="TESTFLAGS=-run ^TestPlanted"
+
+# fresh forgets which planted tests have run.
+fresh() {
+	rm -rf "$temp/ran" && mkdir "$temp/ran"
+	echo PLANT_FOLDER="$temp/ran"
+}
+
+forgiven=
+if ! env "$tests" "$(fresh)" PLANT_FLAKES=2 hack/test.sh speed >"$temp/log" 2>&1; then
+	forgiven="failed the run, which two may not"
+elif [[ $(grep -c '^RETRIED test/speed TestPlantedFlakes/.: failed, then passed. The first' "$temp/log") != 2 ]]; then
+	forgiven="is not listed at the end"
+fi
+conclude "two flaky tests, which may be repeated" "$forgiven"
+planted "three flaky tests" 'not repeated, because more than 2 tests failed' '^AGAIN ' speed "$tests" "$(fresh)" PLANT_FLAKES=3
+planted "a flaky unit" 'FAIL .*TestPlantedFlakes/0: failed\. It said' '^AGAIN ' unit "$tests" "$(fresh)" PLANT_FLAKES=1
+planted "a test that is gone when it is repeated" 'did not run when it was repeated' '^RETRIED ' speed "$tests" "$(fresh)" PLANT_VANISHES=1
+planted "a skipped test" 'may not be skipped: test/speed TestPlantedSkip: ' '^AGAIN ' speed "$tests" PLANT_SKIP=1
+
+sed -i 's/^func Check() error {$/&\n\treturn ErrNotPossible/' test/cluster/check.go
+planted "a machine on which no cluster can run" 'may not be skipped: test/faults ' '^AGAIN ' faults FAULTS=lock-held
 exit "$status"

@@ -29,9 +29,9 @@
 #
 # Tests that wait for other processes can time out on a busy machine. One that fails is
 # repeated once, by itself, and reported as RETRIED if it then passes; RETRY=0 repeats
-# nothing. Never repeated: units, all of quick, tests with the race detector, panics, data
-# races, and lost connections. More than two retried tests fail the run. As root, so does a skipped
-# test that is not listed in hack/testreport/skips.
+# nothing. Never repeated: units, all of quick and api, tests with the race detector, panics,
+# data races, and lost connections. More than two retried tests fail the run. As root, so does
+# a skipped test that is not listed in hack/testreport/skips.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -96,7 +96,7 @@ go build -o "$temp/testreport" ./hack/testreport
 status=0
 not_run=
 retry=()
-if [[ ${RETRY:-1} != 0 ]]; then
+if [[ ${RETRY:-1} != 0 && $what != api ]]; then # Ginkgo would run its specs in another order
 	retry=(-again)
 fi
 # A repeated test meets the same random numbers.
@@ -182,11 +182,8 @@ run_race() {
 	run "against a real API server, with the race detector" "$(matching "$raced" <<<"$api")" -- -race -p 2
 }
 
-# run_kernel [PACKAGES_AT_A_TIME [MORE_PACKAGES]]: tests of nodes wait more than they work,
-# so several run side by side.
-run_kernel() {
-	run "on the real kernel" "$(printf '%s\n%s\n' "${2:-}" "$kernel")" "${retry[@]}" -- -p "${1:-2}" -timeout 30m -parallel 3
-}
+# Tests of nodes wait more than they work: several run side by side.
+run_kernel() { run "on the real kernel" "$kernel" "${retry[@]}" -- -p 2 -timeout 30m -parallel 3; }
 
 run_parity() { run "side by side with kube-proxy" "$parity" "${retry[@]}" -- -timeout 60m; }
 
@@ -204,7 +201,7 @@ slow_user_mode_linux() {
 
 # Faults take long and need little of the machine: several run side by side. One
 # fault fails by itself, so it is repeated by itself.
-run_faults() { run "faults" "$faults" "${retry[@]}" -subtests -- -timeout 30m -parallel 4; }
+run_faults() { run "faults" "$faults" "${retry[@]}" -subtests -- -timeout 30m -parallel 5; }
 
 # Each test has a cluster of its own, and waits more than it works.
 run_e2e() { run "on real clusters" "$e2e" "${retry[@]}" -- -timeout 30m -parallel 3; }
@@ -268,19 +265,20 @@ run_all() {
 	kernel=$(not_matching "$raced" <<<"$kernel")
 	run_unit
 	run_images
+	run_api
+	run_speed
 	if slow_user_mode_linux; then
 		not_run="test/ipvs, test/ipvs/parity: this processor has no PCID, so User-mode Linux is too slow for them; run make test-ipvs on one that has"
 		ipvs=$(grep -vE '/test/ipvs(/parity)?$' <<<"$ipvs")
 	fi
 	# One processor for User-mode Linux, the other one for what mostly waits. Nothing runs
-	# beside what must be done within seconds: speed and the repair of faults.
+	# beside faults: some must be repaired within seconds.
 	aside run_ipvs 1
-	run_api
-	run_kernel 3 "$parity"
+	run_kernel
+	run_parity
 	run_e2e
 	run_demo
 	together
-	run_speed
 	run_faults
 }
 
@@ -298,7 +296,7 @@ run_quick() {
 # with nothing else to do.
 run_long() {
 	need_api
-	run_program "make bench" make --no-print-directory bench SIZES=1000 VARIANTS=nf_tables AGAINST=test/bench/ratios.json
+	run_program "make bench" make --no-print-directory bench AGAINST=test/bench/ratios.json
 	run_fuzz
 	export PARITY_FULL=1
 	run_parity

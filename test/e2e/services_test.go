@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/load"
 )
 
 // dnsAddress is the cluster IP of kube-dns.
@@ -26,7 +27,7 @@ func (r *run) answer(from *cluster.Place, network, address string) cluster.Answe
 	answer, err := from.Dial(r.ctx, network, address)
 	if err != nil {
 		r.failed++
-		r.Errorf("%v", err)
+		load.Lost(r, "%v", err)
 	}
 	return answer
 }
@@ -38,7 +39,7 @@ func (r *run) reaches(from *cluster.Place, network, address string, servers ...s
 	r.tried += tried
 	if err != nil {
 		r.failed++
-		r.Error(err)
+		load.Lost(r, "%v", err)
 	}
 }
 
@@ -168,7 +169,7 @@ func (r *run) lookUp(resolver *net.Resolver, from *cluster.Place) {
 		slices.Sort(wanted)
 		if err != nil || !slices.Equal(normal(got), normal(wanted)) {
 			r.failed++
-			r.Errorf("%s: %s is %q, want %q: %v", from.Name(), name, got, wanted, err)
+			load.Lost(r, "%s: %s is %q, want %q: %v", from.Name(), name, got, wanted, err)
 		}
 	}
 	look("cluster-ip", slices.Clone(r.service("cluster-ip").Spec.ClusterIPs))
@@ -181,7 +182,7 @@ func (r *run) lookUp(resolver *net.Resolver, from *cluster.Place) {
 	_, records, err := resolver.LookupSRV(ctx, "tcp", "tcp", "cluster-ip."+shop+".svc.cluster.local.")
 	if err != nil || len(records) != 1 || records[0].Port != 80 || !strings.HasPrefix(records[0].Target, "cluster-ip.") {
 		r.failed++
-		r.Errorf("%s: SRV of cluster-ip: %s, %v", from.Name(), fmt.Sprint(records), err)
+		load.Lost(r, "%s: SRV of cluster-ip: %s, %v", from.Name(), fmt.Sprint(records), err)
 	}
 	for _, ip := range r.service("cluster-ip").Spec.ClusterIPs {
 		r.answer(from, "tcp", net.JoinHostPort(ip, "80"))

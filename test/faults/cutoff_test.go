@@ -15,6 +15,11 @@ import (
 func cutOffFaults() []fault {
 	return []fault{
 		{name: "cut-off", title: "a node cut off from the API server for 60 s", repair: 60 * time.Second, inject: cutOff},
+	}
+}
+
+func rightsFaults() []fault {
+	return []fault{
 		{name: "rights-revoked", title: "the agents' rights revoked for 60 s", repair: 60 * time.Second, inject: rightsRevoked},
 	}
 }

@@ -2,6 +2,8 @@ package faults
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -34,7 +36,7 @@ func rulesObjectsDeleted(r *run) {
 	r.controllers = nil
 	_, err = r.cluster.Kubectl(r.ctx, "delete", "serviceproxyrules", "--all")
 	r.must(err)
-	r.pass(5 * time.Second)
+	r.until(30*time.Second, func(ctx context.Context) error { return r.nodeproxy.Reported(ctx, v1alpha1.ReasonHeld) })
 	r.must(r.startControllers())
 	r.ended = time.Now()
 }
@@ -72,9 +74,28 @@ func crdsDeleted(r *run) {
 	for _, kind := range []string{"serviceproxyrules", "nodeproxyrules", "nodeproxies"} {
 		r.until(10*time.Second, func(context.Context) error { return r.gone(kind) })
 	}
+	r.until(30*time.Second, r.agentsMiss("nodeproxies", "nodeproxyrules", "serviceproxyrules"))
 	r.pass(10 * time.Second)
 	r.must(r.nodeproxy.Prepare(r.ctx))
 	r.must(r.nodeproxy.Enable(r.ctx))
 	r.ended = time.Now()
 	stop()
+}
+
+// agentsMiss returns an error until each agent has found that it cannot read the kinds.
+func (r *run) agentsMiss(kinds ...string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for _, node := range r.cluster.Nodes() {
+			text, err := node.Get(ctx, "http://127.0.0.1:19256/metrics")
+			if err != nil {
+				return err
+			}
+			for _, kind := range kinds {
+				if !strings.Contains(text, fmt.Sprintf("nodeproxy_agent_watch_failing{resource=%q} 1\n", kind)) {
+					return fmt.Errorf("the agent of %s still reads %s", node.Name(), kind)
+				}
+			}
+		}
+		return nil
+	}
 }

@@ -63,7 +63,7 @@ func build(t *testing.T) (bin string) {
 }
 
 // newWorld makes a cluster that goes with the test.
-func newWorld(t *testing.T, bin string, o options, random *rand.Rand) *world {
+func newWorld(t *testing.T, bin string, o options) *world {
 	t.Helper()
 	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGINT, syscall.SIGTERM)
 	t.Cleanup(stop)
@@ -84,7 +84,7 @@ func newWorld(t *testing.T, bin string, o options, random *rand.Rand) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{options: o, ctx: ctx, cluster: c, random: random,
+	w := &world{options: o, ctx: ctx, cluster: c,
 		nodeproxy: &install.Nodeproxy{Cluster: c, Bin: bin, Config: config},
 		agents:    map[string]*cluster.Process{}, started: map[string]time.Time{}}
 	for _, step := range []func() error{

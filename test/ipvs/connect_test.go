@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/load"
 )
 
 // answers waits until one of the given servers answers a new connection; any if
@@ -85,7 +86,7 @@ func (t test) sequence(from *cluster.Place, network, address string, count int) 
 	for range count {
 		got, err := from.Dial(t.Context(), network, address)
 		if err != nil {
-			t.Fatal(err)
+			load.FatalLoss(t, "%v", err)
 		}
 		servers = append(servers, got.Server)
 	}
@@ -97,7 +98,7 @@ func (t test) hold(from *cluster.Place, network, address string) (*cluster.Conn,
 	t.Helper()
 	conn, err := from.Connect(t.Context(), network, address)
 	if err != nil {
-		t.Fatal(err)
+		load.FatalLoss(t, "%v", err)
 	}
 	t.Cleanup(func() { _ = conn.Abort() }) // it may have ended
 	return conn, t.ask(conn)
@@ -108,7 +109,7 @@ func (t test) ask(conn *cluster.Conn) string {
 	t.Helper()
 	got, err := conn.Ask(t.Context())
 	if err != nil {
-		t.Fatal("on an open connection:", err)
+		load.FatalLoss(t, "on an open connection: %v", err)
 	}
 	return got.Server
 }

@@ -122,7 +122,7 @@ func (l *Load) Add(targets []Target) error {
 		}
 		conn, err := connect(l.ctx, target)
 		if err != nil {
-			return fmt.Errorf("%s: %w", target, err)
+			return fmt.Errorf("%s: %w: %s", target, err, NeverRetried)
 		}
 		l.mu.Lock()
 		l.held++

@@ -21,6 +21,13 @@ func Lost(t testing.TB, format string, args ...any) {
 	t.Errorf("%s: %s", fmt.Sprintf(format, args...), NeverRetried)
 }
 
+// FatalLoss is Lost, and ends the test.
+func FatalLoss(t testing.TB, format string, args ...any) {
+	t.Helper()
+	Lost(t, format, args...)
+	t.FailNow()
+}
+
 var errPlanted = errors.New("planted by " + PlantVariable + ": this connection was fine")
 
 // Planted returns the failure of a connection that PlantVariable asks for, or nil.

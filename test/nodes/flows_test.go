@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/load"
 )
 
 // What the Service of this test answers on. The external addresses are on the
@@ -66,7 +67,7 @@ func TestUDPFlowsFollowTheirService(t *testing.T) {
 		t.Fatal(err)
 	}
 	if answer, err := held.Ask(t.Context()); err != nil {
-		t.Errorf("TCP: %v, %v", answer, err)
+		load.Lost(t, "TCP: %v, %v", answer, err)
 	}
 	if err := one.Delete(t.Context()); err != nil {
 		t.Fatal(err)

@@ -90,6 +90,12 @@ func TestAskRouter(t *testing.T) {
 		"ip route add unreachable 10.9.0.0/24", "ip -6 route add unreachable fd09::/64")
 	client.Run(t, "ip address add 10.0.0.2/24 dev eth0", "ip address add fd00::2/64 dev eth0 nodad",
 		"ip route add default via 10.0.0.1", "ip -6 route add default via fd00::1")
+	for _, to := range []string{"10.0.0.1:81", "[fd00::1]:81"} { // the first packets of a link may be lost
+		target := Target{Protocol: "tcp", To: netip.MustParseAddrPort(to), Patience: patience}
+		if _, _, err := client.Ask(target); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Fatalf("%s: %v", to, err)
+		}
+	}
 	for to, want := range map[string]error{"10.9.0.1:80": syscall.EHOSTUNREACH, "[fd09::1]:80": syscall.ENETUNREACH} {
 		// A second SYN would go after a second.
 		target := Target{Protocol: "tcp", To: netip.MustParseAddrPort(to), Patience: 900 * time.Millisecond}

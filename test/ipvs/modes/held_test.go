@@ -11,6 +11,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	traffic "github.com/nodeproxy-io/nodeproxy/test/load"
 	"github.com/nodeproxy-io/nodeproxy/test/place"
 )
 
@@ -31,12 +32,12 @@ func (l *lab) hold() []held {
 		}
 		c, err := r.from.Dial(r.target())
 		if err != nil {
-			l.Fatalf("%s: %v", r, err)
+			traffic.FatalLoss(l, "%s: %v", r, err)
 		}
 		l.Cleanup(func() { _ = c.Close() }) // nothing is lost by that
 		name, _, err := c.Ask()
 		if err != nil {
-			l.Fatalf("%s: %v", r, err)
+			traffic.FatalLoss(l, "%s: %v", r, err)
 		}
 		out = append(out, held{r, c, name})
 	}
@@ -70,7 +71,7 @@ func heldConnections(t *testing.T, family dataplane.Family) {
 	goOn := func(when string, list ...held) {
 		t.Helper()
 		if broken := l.check(list); len(broken) > 0 {
-			t.Errorf("%s: %q", when, broken)
+			traffic.Lost(t, "%s: %q", when, broken)
 		}
 	}
 	l.apply(v1alpha1.ModeIPTables)
@@ -97,7 +98,7 @@ func heldConnections(t *testing.T, family dataplane.Family) {
 			t.Errorf("%s: %v; it has to hang", h.route, err)
 		case ownAddress:
 		case h.protocol == "udp" && err != nil, h.protocol == "tcp" && err != nil && !errors.Is(err, syscall.ECONNRESET):
-			t.Errorf("%s: %v", h.route, err)
+			traffic.Lost(t, "%s: %v", h.route, err)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -93,17 +94,22 @@ func scenario(t *testing.T) Measured {
 		conns = append(conns, w.connect(clusterIP, servicePort))
 	}
 	open := hold(conns)
+	var out Measured
+	judge := sync.OnceFunc(func() {
+		var failure error
+		out.Tried, out.Failed, failure = open.end()
+		if err := load.Planted(); err != nil {
+			out.Failed, failure = out.Failed+1, err
+		}
+		if out.Failed > 0 || out.Tried == 0 {
+			load.Lost(t, "on connections that were open, %d of %d questions got no answer: %v", out.Failed, out.Tried, failure)
+		}
+	})
+	defer judge() // also when something else ends the test
 	fillers := w.fill()
-	out := w.whileFull()
+	out = w.whileFull()
 	w.whileItEmpties(fillers, &out)
-	var failure error
-	out.Tried, out.Failed, failure = open.end()
-	if err := load.Planted(); err != nil {
-		out.Failed, failure = out.Failed+1, err
-	}
-	if out.Failed > 0 || out.Tried == 0 {
-		load.Lost(t, "on connections that were open, %d of %d questions got no answer: %v", out.Failed, out.Tried, failure)
-	}
+	judge()
 	w.Log("the table has emptied")
 	w.settingsOfTheMachine()
 	w.stop()

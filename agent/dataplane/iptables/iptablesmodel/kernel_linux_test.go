@@ -103,6 +103,9 @@ func compare(l *modeltest.Lab, six bool, rules string, packets []iptablesmodel.P
 		if modeltest.Unpredictable(p, outcomes, modeltest.Node(six)...) {
 			continue
 		}
+		if len(outcomes) == 0 {
+			l.Fatalf("%+v: the model has no outcome\n%s", p, rules)
+		}
 		seen := l.Send(p)
 		var all []string
 		for i := range outcomes {

@@ -3,8 +3,8 @@
 // that holds them, in the form that KUBEBUILDER_ASSETS takes. Progress goes to
 // standard error.
 //
-// It downloads only files that hack/kubernetes/SHA256SUMS or hack/etcd/SHA256SUMS
-// pins, and builds the others from Go modules. NODEPROXY_RELEASES is the URL of a
+// It downloads only files that a SHA256SUMS in hack/kubernetes, or in hack/etcd, which has
+// none yet, pins, and builds the others from Go modules. NODEPROXY_RELEASES is the URL of a
 // mirror with the same paths; the value "none" turns downloads off. With
 // NODEPROXY_KUBERNETES=oldest it provides the oldest Kubernetes that nodeproxy runs on. After a change
 // of versions in go.mod, -pin writes the publishers' checksums to these files.
