@@ -51,6 +51,18 @@ func TestClaims(t *testing.T) {
 		expect(t, start(object("a", 1, external, created(9)), object("b", 2, external, created(5))), "a")
 		expect(t, start(object("b", 2, external, created(5)), object("a", 1, external, created(9))), "a")
 	})
+	t.Run("nobody takes a cluster IP, however old", func(t *testing.T) {
+		thief := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"10.96.0.2"} }
+		expect(t, start(object("a", 1, thief, created(1)), object("b", 2, created(9))), "a")
+		expect(t, start(object("b", 2, created(9)), object("a", 1, thief, created(1))), "a")
+		r := start(object("a", 1, thief, created(1)), object("b", 2, created(9)))
+		r.deleteService(r.object("b", 2, created(9), released))
+		r.sync()
+		expect(t, r, "")
+		r.setService(r.object("b", 2, created(99)))
+		r.sync()
+		expect(t, r, "a")
+	})
 	t.Run("of the same age the lower name wins", func(t *testing.T) {
 		expect(t, start(object("b", 2, external), object("a", 1, external)), "b")
 	})

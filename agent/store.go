@@ -249,8 +249,12 @@ func (s *store) take(object *v1alpha1.ServiceProxyRules, now time.Time) {
 	returned := !e.live
 	e.live = true
 	delete(s.held, name)
+	refused := v1alpha1.SizeOf(&object.Spec).Excess()
 	if !s.formats.know(object.Spec.FormatVersion) {
-		e.refused = s.formats.unknown(object.Spec.FormatVersion) + "; its rules stay as they are"
+		refused = s.formats.unknown(object.Spec.FormatVersion)
+	}
+	if refused != "" {
+		e.refused = refused + "; its rules stay as they are"
 		s.foreign[name] = e
 		return
 	}
@@ -269,7 +273,7 @@ func (s *store) adopt(e *entry, object *v1alpha1.ServiceProxyRules, returned boo
 	e.rules = object
 	s.noteChange(e.name, former, object)
 	if former == nil || returned || !combine.SameClaims(&former.Spec, &object.Spec) {
-		var before []combine.Claim
+		var before []combine.Asked
 		if former != nil {
 			before = combine.Claims(&former.Spec)
 		}

@@ -447,3 +447,25 @@ func BenchmarkOneChange(b *testing.B) {
 		})
 	}
 }
+
+// An object over a limit is refused, and what the node has of it stays.
+func TestObjectOverALimit(t *testing.T) {
+	r := running(t)
+	r.setService(r.object("b", 2, func(s *v1alpha1.ServiceProxyRulesSpec) {
+		for i := range v1alpha1.MaxServiceAddresses + 1 {
+			s.ExternalIPs = append(s.ExternalIPs, fmt.Sprintf("198.18.%d.%d", i/250, i%250))
+		}
+	}))
+	r.setService(r.object("c", 3, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
+	r.expectSync("partial c")
+	r.expectKernel("a", "b", "c")
+	const want = "it has 1001 external and load-balancer IPs, and a Service may have 1000; split the Service; its rules stay as they are"
+	if diff := cmp.Diff(map[dataplane.ServiceName]string{{Namespace: "shop", Name: "b"}: want}, r.snapshot().refused); diff != "" {
+		t.Errorf("refused (-want +got):\n%s", diff)
+	}
+	r.setService(r.object("b", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 82 }))
+	r.expectSync("partial b")
+	if got := r.snapshot().refused; len(got) != 0 {
+		t.Errorf("refused %v", got)
+	}
+}

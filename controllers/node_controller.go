@@ -96,7 +96,11 @@ func (r *NodeReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 		return ctrl.Result{}, err
 	}
 	start := r.clock.Now()
-	input := render.NodeInput{Node: node, Current: stored, Members: render.Members(req.Name, services), FormatVersion: format}
+	var former []v1alpha1.ServiceMembers
+	if stored != nil {
+		former = stored.Spec.Services
+	}
+	input := render.NodeInput{Node: node, Current: stored, Members: render.Members(req.Name, services, former), FormatVersion: format}
 	if settings != nil {
 		input.Settings, input.Policies = settings.Settings, settings.Policies
 	}

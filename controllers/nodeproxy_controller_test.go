@@ -317,6 +317,34 @@ var _ = Describe("NodeProxyReconciler", func() {
 		Eventually(rulesOf(ctx, ns, "big")).Should(HaveField("Spec.EndpointCount", BeEquivalentTo(301)))
 	})
 
+	It("refuses a Service over a limit, keeps what is stored, and goes on with the others", func(ctx SpecContext) {
+		ns := newNamespace(ctx)
+		switchOn(ctx)
+		startController()
+		big := createService(ctx, ns, "big")
+		Eventually(rulesOf(ctx, ns, "big")).ShouldNot(BeNil())
+		edit(ctx, big, func() {
+			big.Spec.Ports = nil
+			for i := range v1alpha1.MaxServicePorts + 1 {
+				big.Spec.Ports = append(big.Spec.Ports, corev1.ServicePort{Name: fmt.Sprintf("p%d", i), Port: int32(i + 1)})
+			}
+		})
+		Eventually(summary(ctx)).Should(SatisfyAll(
+			HaveField("RefusedServices", BeEquivalentTo(1)),
+			HaveField("Refused", ConsistOf(HaveField("Message", Equal("it has 1001 ports, and a Service may have 1000; split the Service")))),
+			HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".big"))),
+		))
+		Eventually(eventsOf(ctx, big, "ServiceRefused")).Should(HaveLen(1))
+		Expect(rulesOf(ctx, ns, "big")()).To(HaveField("Spec.Ports", HaveLen(1)))
+		createService(ctx, ns, "small")
+		Eventually(rulesOf(ctx, ns, "small")).ShouldNot(BeNil())
+
+		By("shrinking again")
+		edit(ctx, big, func() { big.Spec.Ports = big.Spec.Ports[:2] })
+		Eventually(rulesOf(ctx, ns, "big")).Should(HaveField("Spec.Ports", HaveLen(2)))
+		Eventually(summary(ctx)).Should(HaveField("RefusedServices", BeZero()))
+	})
+
 	It("says once what it cannot use, and programs the rest", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		switchOn(ctx)

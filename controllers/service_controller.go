@@ -161,6 +161,10 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 	if err != nil || want == nil {
 		return ctrl.Result{RequeueAfter: again}, err
 	}
+	if want.refused != "" {
+		r.refuse(ctx, svc, want.refused, 0)
+		return ctrl.Result{}, nil // only a change can help
+	}
 	defer want.say()
 
 	size := want.rules.Spec.EndpointCount
@@ -203,10 +207,12 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 	return ignoreRace(err)
 }
 
-// renderedService are rules, and what there is to say of them once they are written.
+// renderedService are rules, and what there is to say of them once they are written; or why
+// there are none.
 type renderedService struct {
-	rules *v1alpha1.ServiceProxyRules
-	say   func()
+	rules   *v1alpha1.ServiceProxyRules
+	say     func()
+	refused string
 }
 
 // render renders a Service as policies shape it, and tells when to do so again though
@@ -220,6 +226,9 @@ func (r *ServiceReconciler) render(ctx context.Context, svc *corev1.Service, sto
 	if err != nil {
 		return nil, 0, err
 	}
+	if excess := render.Size(svc, endpointSlices).Excess(); excess != "" {
+		return &renderedService{refused: excess}, 0, nil
+	}
 	format, err := r.formats.current(ctx)
 	if err != nil {
 		return nil, 0, err
@@ -227,6 +236,9 @@ func (r *ServiceReconciler) render(ctx context.Context, svc *corev1.Service, sto
 	start := r.clock.Now()
 	rules, problems := render.Service(svc, endpointSlices, shaping.shape, format)
 	r.metrics.rendered(kindService, r.clock.Since(start))
+	if excess := v1alpha1.SizeOf(&rules.Spec).Excess(); excess != "" { // by what policies add
+		return &renderedService{refused: excess}, 0, nil
+	}
 	if shaping.annotation != "" {
 		rules.Annotations = merged(rules.Annotations, map[string]string{v1alpha1.AnnotationOverrides: shaping.annotation})
 	}

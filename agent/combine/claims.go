@@ -13,44 +13,87 @@ type Claimant[T any] interface {
 	Precedes(T) bool
 }
 
+// Asked is a claim as one Service makes it.
+type Asked struct {
+	Claim
+	// ClusterIP: the address is the Service's own. Nobody else's claim on it counts, whoever
+	// came first: else whoever may create a Service could wait for another's cluster IP.
+	ClusterIP bool
+}
+
 // Registry knows who claims which address, port and protocol. Nearly always it
 // is one each.
-type Registry[T Claimant[T]] map[Claim][]T
+type Registry[T Claimant[T]] map[Claim][]asking[T]
+
+// asking is a claimant of one claim.
+type asking[T Claimant[T]] struct {
+	claimant  T
+	clusterIP bool
+}
+
+func (a asking[T]) precedes(o asking[T]) bool {
+	if a.clusterIP != o.clusterIP {
+		return a.clusterIP
+	}
+	return a.claimant.Precedes(o.claimant)
+}
 
 // Set replaces what a claimant claims and returns the others that this may
-// concern.
-func (r Registry[T]) Set(claimant T, before, after []Claim) []T {
-	var concerned []T
-	for _, claim := range before {
-		rest := slices.DeleteFunc(r[claim], func(o T) bool { return o == claimant })
+// concern, each once.
+func (r Registry[T]) Set(claimant T, before, after []Asked) []T {
+	concerned := map[T]struct{}{}
+	concern := func(all []asking[T]) {
+		for _, a := range all {
+			concerned[a.claimant] = struct{}{}
+		}
+	}
+	for _, asked := range before {
+		rest := slices.DeleteFunc(r[asked.Claim], func(o asking[T]) bool { return o.claimant == claimant })
 		if len(rest) == 0 {
-			delete(r, claim)
+			delete(r, asked.Claim)
 			continue
 		}
-		r[claim] = rest
-		concerned = append(concerned, rest...)
+		r[asked.Claim] = rest
+		concern(rest)
 	}
-	for _, claim := range after {
-		concerned = append(concerned, r[claim]...)
-		r[claim] = append(r[claim], claimant)
+	for _, asked := range after {
+		concern(r[asked.Claim])
+		r[asked.Claim] = append(r[asked.Claim], asking[T]{claimant, asked.ClusterIP})
 	}
-	return concerned
+	out := make([]T, 0, len(concerned))
+	for c := range concerned {
+		out = append(out, c)
+	}
+	return out
 }
 
 // Lost reports whether another has the better claim.
 func (r Registry[T]) Lost(claimant T, claim Claim) bool {
-	return slices.ContainsFunc(r[claim], func(o T) bool { return o != claimant && o.Precedes(claimant) })
+	all := r[claim]
+	if len(all) == 1 && all[0].claimant == claimant {
+		return false
+	}
+	own := asking[T]{claimant: claimant}
+	if i := slices.IndexFunc(all, func(o asking[T]) bool { return o.claimant == claimant }); i >= 0 {
+		own = all[i]
+	}
+	return slices.ContainsFunc(all, func(o asking[T]) bool { return o.claimant != claimant && o.precedes(own) })
 }
 
 // Holder returns the claimant that has the best claim.
 func (r Registry[T]) Holder(claim Claim) (T, bool) {
-	for _, claimant := range r[claim] {
-		if !r.Lost(claimant, claim) {
-			return claimant, true
+	all := r[claim]
+	if len(all) == 0 {
+		var none T
+		return none, false
+	}
+	best := all[0]
+	for _, a := range all[1:] {
+		if a.precedes(best) {
+			best = a
 		}
 	}
-	var none T
-	return none, false
+	return best.claimant, true
 }
 
 // SameClaims reports whether two states of a Service claim the same in the

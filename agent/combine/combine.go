@@ -83,8 +83,8 @@ func Contestable(rules *v1alpha1.ServiceProxyRulesSpec) bool {
 
 // Claims lists what the Service claims, in the families of its cluster IPs,
 // each once.
-func Claims(rules *v1alpha1.ServiceProxyRulesSpec) []Claim {
-	var claims []Claim
+func Claims(rules *v1alpha1.ServiceProxyRulesSpec) []Asked {
+	var claims []Asked
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 		r := &reader{family: family}
 		svc := r.frame(dataplane.ServiceName{}, rules)
@@ -95,19 +95,19 @@ func Claims(rules *v1alpha1.ServiceProxyRulesSpec) []Claim {
 			claims = append(claims, portClaims(svc, &p.Port, family)...)
 		}
 		if p, ok := toPort(rules.HealthCheckNodePort); ok {
-			claims = append(claims, healthClaim(p, family))
+			claims = append(claims, Asked{Claim: healthClaim(p, family)})
 		}
 	}
 	return claims
 }
 
-func portClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Family) []Claim {
-	var claims []Claim
+func portClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Family) []Asked {
+	var claims []Asked
 	for _, a := range addresses(svc) {
-		claims = append(claims, Claim{Address: a, Port: p.Port, Protocol: p.Protocol})
+		claims = append(claims, Asked{Claim{Address: a, Port: p.Port, Protocol: p.Protocol}, a == svc.ClusterIP})
 	}
 	if p.NodePort != 0 {
-		claims = append(claims, nodePortClaim(p, family))
+		claims = append(claims, Asked{Claim: nodePortClaim(p, family)})
 	}
 	return claims
 }
@@ -130,14 +130,10 @@ func everywhere(family dataplane.Family) netip.Addr {
 
 // addresses lists the Service's addresses, each once.
 func addresses(svc *dataplane.Service) []netip.Addr {
-	all := make([]netip.Addr, 0, 1+len(svc.ExternalIPs)+len(svc.LoadBalancerIPs))
-	all = append(all, svc.ClusterIP)
-	for _, a := range slices.Concat(svc.ExternalIPs, svc.LoadBalancerIPs) {
-		if !slices.Contains(all, a) {
-			all = append(all, a)
-		}
+	if len(svc.ExternalIPs)+len(svc.LoadBalancerIPs) == 0 {
+		return []netip.Addr{svc.ClusterIP}
 	}
-	return all
+	return eachOnce(slices.Concat([]netip.Addr{svc.ClusterIP}, svc.ExternalIPs, svc.LoadBalancerIPs))
 }
 
 func loseClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Family, lost func(Claim) bool) {
@@ -146,6 +142,7 @@ func loseClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Fami
 			p.Lost = append(p.Lost, a)
 		}
 	}
+	slices.SortFunc(p.Lost, netip.Addr.Compare)
 	if p.NodePort != 0 && lost(nodePortClaim(p, family)) {
 		p.NodePort = 0
 	}
@@ -233,9 +230,14 @@ func (r *reader) isLocal(field string, policy v1alpha1.TrafficPolicy) bool {
 // eachOnce takes out what is there twice. The order stays: it is that in which
 // kube-proxy writes rules for clients.
 func eachOnce[T comparable](list []T) []T {
-	var out []T
+	if len(list) < 2 {
+		return list
+	}
+	seen := make(map[T]struct{}, len(list))
+	out := make([]T, 0, len(list))
 	for _, one := range list {
-		if !slices.Contains(out, one) {
+		if _, twice := seen[one]; !twice {
+			seen[one] = struct{}{}
 			out = append(out, one)
 		}
 	}

@@ -413,7 +413,7 @@ func FuzzService(f *testing.F) {
 				t.Errorf("cluster IP %s of another family than %s", svc.ClusterIP, family)
 			}
 			for _, p := range svc.Ports {
-				if !slices.Contains(claims, Claim{Address: svc.ClusterIP, Port: p.Port, Protocol: p.Protocol}) {
+				if !slices.Contains(claims, Asked{Claim{Address: svc.ClusterIP, Port: p.Port, Protocol: p.Protocol}, true}) {
 					t.Errorf("%s port %d is served and not claimed", svc.ClusterIP, p.Port)
 				}
 				for _, e := range slices.Concat(p.Cluster, p.Local, p.Members) {
@@ -471,7 +471,7 @@ func FuzzWhole(f *testing.F) {
 				}
 			}
 			for _, c := range Claims(&rules.Spec) {
-				holder, found := set.Holders.Of(c)
+				holder, found := set.Holders.Of(c.Claim)
 				if used := len(set.LeftOut) < len(objects); found != used {
 					t.Errorf("%v: has a holder %t, objects in use %t", c, found, used)
 				}

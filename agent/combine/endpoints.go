@@ -50,9 +50,13 @@ func (r *reader) noteReady(members []netip.AddrPort, ready []group) {
 	if r.localReady == nil {
 		r.localReady = map[netip.Addr]struct{}{}
 	}
+	if len(members) == 0 {
+		return
+	}
+	here := setOf(members)
 	for _, g := range ready {
 		for _, e := range g.endpoints {
-			if slices.Contains(members, e.AddrPort) {
+			if _, member := here[e.AddrPort]; member {
 				r.localReady[e.Addr()] = struct{}{}
 			}
 		}
@@ -122,13 +126,25 @@ func collect(groups []group, wanted func(*v1alpha1.EndpointGroup) bool) []netip.
 
 // among returns those of list that are members.
 func among(members, list []netip.AddrPort) []netip.AddrPort {
+	if len(members) == 0 {
+		return nil
+	}
 	var local []netip.AddrPort
+	here := setOf(members)
 	for _, e := range list {
-		if slices.Contains(members, e) {
+		if _, member := here[e]; member {
 			local = append(local, e)
 		}
 	}
 	return local
+}
+
+func setOf(list []netip.AddrPort) map[netip.AddrPort]struct{} {
+	set := make(map[netip.AddrPort]struct{}, len(list))
+	for _, e := range list {
+		set[e] = struct{}{}
+	}
+	return set
 }
 
 // Equal reports whether two Services, either of which may be nil, are to be

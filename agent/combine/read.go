@@ -54,24 +54,27 @@ func usable(a netip.Addr) bool {
 type sourcedPort struct {
 	dataplane.Port
 	source *v1alpha1.ServicePort
-	field  string
 }
 
 // ports reads names and numbers of the ports, without endpoints.
 func (r *reader) ports(rules *v1alpha1.ServiceProxyRulesSpec) []sourcedPort {
-	var ports []sourcedPort
+	ports := make([]sourcedPort, 0, len(rules.Ports))
+	var taken takenPorts
+	if len(rules.Ports) > 1 {
+		taken = takenPorts{}
+	}
 	for i := range rules.Ports {
 		source := &rules.Ports[i]
 		field := fmt.Sprintf("spec.ports[%d]", i)
 		port, problem := readPort(source)
 		if problem == "" {
-			problem = clash(ports, &port)
+			problem = taken.take(&port, field)
 		}
 		if problem != "" {
 			r.report("%s: %s; the port is skipped", field, problem)
 			continue
 		}
-		ports = append(ports, sourcedPort{Port: port, source: source, field: field})
+		ports = append(ports, sourcedPort{Port: port, source: source})
 	}
 	return ports
 }
@@ -99,21 +102,32 @@ func readPort(source *v1alpha1.ServicePort) (dataplane.Port, string) {
 	return port, ""
 }
 
-// clash says how the port contradicts one of those before it.
-func clash(before []sourcedPort, p *dataplane.Port) string {
-	for i := range before {
-		o := &before[i]
-		if o.Protocol != p.Protocol {
-			continue
+// takenPorts has the field of the port that has a name, a port or a NodePort of a protocol.
+type takenPorts map[takenPort]string
+
+type takenPort struct {
+	what     string // the field of a port
+	name     string
+	number   uint16
+	protocol v1alpha1.Protocol
+}
+
+// take enters a port, or says how it contradicts one before it. In nil none is entered.
+func (t takenPorts) take(p *dataplane.Port, field string) (problem string) {
+	if t == nil {
+		return ""
+	}
+	keys := []takenPort{{what: "name", name: p.Name, protocol: p.Protocol}, {what: "port", number: p.Port, protocol: p.Protocol}}
+	if p.NodePort != 0 {
+		keys = append(keys, takenPort{what: "nodePort", number: p.NodePort, protocol: p.Protocol})
+	}
+	for _, k := range keys {
+		if other, taken := t[k]; taken {
+			return fmt.Sprintf("%s has the same %s and protocol", other, k.what)
 		}
-		switch {
-		case o.Name == p.Name:
-			return fmt.Sprintf("%s has the same name and protocol", o.field)
-		case o.Port.Port == p.Port:
-			return fmt.Sprintf("%s has the same port and protocol", o.field)
-		case p.NodePort != 0 && o.NodePort == p.NodePort:
-			return fmt.Sprintf("%s has the same nodePort and protocol", o.field)
-		}
+	}
+	for _, k := range keys {
+		t[k] = field
 	}
 	return ""
 }

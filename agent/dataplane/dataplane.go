@@ -157,13 +157,16 @@ type Port struct {
 	// other lists.
 	Serving []netip.AddrPort
 	// Lost are addresses of the Service on which this port is not served,
-	// because another Service has the older claim to address, port and
-	// protocol. A lost node port is 0 in NodePort instead. Nearly always empty.
+	// because another Service has the better claim to address, port and
+	// protocol, sorted. A lost node port is 0 in NodePort instead. Nearly always empty.
 	Lost []netip.Addr
 }
 
 // Serves reports whether the port is served on a, an address of its Service.
-func (p *Port) Serves(a netip.Addr) bool { return !slices.Contains(p.Lost, a) }
+func (p *Port) Serves(a netip.Addr) bool {
+	_, lost := slices.BinarySearchFunc(p.Lost, a, netip.Addr.Compare)
+	return !lost
+}
 
 // Result is what an Apply did.
 type Result struct {

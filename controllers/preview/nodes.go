@@ -85,7 +85,11 @@ func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodePro
 	for i, of := range r.onNode[name] {
 		services[i] = *of
 	}
-	in.Members = render.Members(name, services)
+	var former []v1alpha1.ServiceMembers
+	if stored != nil {
+		former = stored.Spec.Services
+	}
+	in.Members = render.Members(name, services, former)
 	if node != nil && r.in.NodeProxy != nil {
 		resolution := p.all.Resolve(node.Labels)
 		p.resolved[resolution] = append(p.resolved[resolution], name)

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -103,6 +104,13 @@ func (r *renderer) service(svc *corev1.Service, p *servicePolicies) {
 	of := render.ServiceSlices{}
 	if found := r.slices[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}]; found != nil {
 		of = *found
+	}
+	if excess := render.Size(svc, of.Slices).Excess(); excess != "" {
+		r.problem("Service %s/%s is refused, and nodes keep what they have of it: %s", svc.Namespace, svc.Name, excess)
+		if stored := p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]; stored != nil {
+			r.result.Services = append(r.result.Services, v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: stored.Name}, Spec: stored.Spec})
+		}
+		return
 	}
 	rules, _ := render.Service(svc, of.Slices, p.shape(svc), r.format)
 	rules.Annotations = nil

@@ -74,13 +74,15 @@ func (f families) addresses(in []string) []string {
 // eachOnce takes out what is there twice. The order stays: rules for clients
 // stand in the order of the Service, as kube-proxy writes them.
 func eachOnce(list []string) []string {
-	var out []string
-	for _, s := range list {
-		if !slices.Contains(out, s) {
-			out = append(out, s)
-		}
+	if len(list) < 2 {
+		return list
 	}
-	return out
+	seen := make(map[string]struct{}, len(list))
+	return slices.DeleteFunc(list, func(s string) bool {
+		_, twice := seen[s]
+		seen[s] = struct{}{}
+		return twice
+	})
 }
 
 // sourceRanges returns the canonical client ranges in the order of in, each

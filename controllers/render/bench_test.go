@@ -63,7 +63,7 @@ func BenchmarkOneChange(b *testing.B) {
 				for _, key := range onNode0 {
 					in = append(in, all[key])
 				}
-				Members("node-0", in)
+				Members("node-0", in, nil)
 			}
 		})
 		b.Run(fmt.Sprintf("NodesAffected/services=%d", services), func(b *testing.B) {

@@ -61,6 +61,11 @@ type slicePort struct {
 	number uint16
 }
 
+// of is the port's endpoint with an address.
+func (p slicePort) of(addr netip.Addr) endpointKey {
+	return endpointKey{port: p.key, addr: netip.AddrPortFrom(addr, p.number)}
+}
+
 // claim is one mention of an endpoint in a slice.
 type claim struct {
 	slice    string
@@ -228,12 +233,22 @@ func sliceFamily(slice *discoveryv1.EndpointSlice) family {
 // eachClaim calls visit for every usable mention of an endpoint in a slice and
 // report for what cannot be used.
 func eachClaim(slice *discoveryv1.EndpointSlice, report func(Problem), visit func(endpointKey, claim)) {
-	fam := sliceFamily(slice)
-	if fam == familyNone {
+	if fam := sliceFamily(slice); fam == familyNone {
 		report(Problem{Slice: slice.Name, Detail: fmt.Sprintf("addresses of type %q cannot be proxied", slice.AddressType)})
 		return
 	}
 	ports := usablePorts(slice, report)
+	eachAddress(slice, report, func(addr netip.Addr, c claim) {
+		for _, p := range ports {
+			visit(p.of(addr), c)
+		}
+	})
+}
+
+// eachAddress calls visit for every endpoint of a slice with a usable address, whatever
+// the ports, and report for the others.
+func eachAddress(slice *discoveryv1.EndpointSlice, report func(Problem), visit func(netip.Addr, claim)) {
+	fam := sliceFamily(slice)
 	for i := range slice.Endpoints {
 		e := &slice.Endpoints[i]
 		addr, text, detail := usableAddr(e, fam)
@@ -241,9 +256,7 @@ func eachClaim(slice *discoveryv1.EndpointSlice, report func(Problem), visit fun
 			report(Problem{Slice: slice.Name, Address: text, Detail: detail})
 			continue
 		}
-		for _, p := range ports {
-			visit(endpointKey{port: p.key, addr: netip.AddrPortFrom(addr, p.number)}, claim{slice: slice.Name, endpoint: e})
-		}
+		visit(addr, claim{slice: slice.Name, endpoint: e})
 	}
 }
 

@@ -3,6 +3,7 @@ package render
 import (
 	"cmp"
 	"maps"
+	"net/netip"
 	"slices"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -21,10 +22,19 @@ type ServiceSlices struct {
 // given Services. The claim that wins over all slices of a Service says on
 // which node an endpoint lives, as in Service, so an address that is named for
 // two nodes belongs to one of them. Whether the Service itself exists does not
-// matter: the two rendered kinds never wait for each other.
-func Members(node string, services []ServiceSlices) []v1alpha1.ServiceMembers {
+// matter: the two rendered kinds never wait for each other. A Service over a limit keeps
+// the members that it has in current.
+func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceMembers) []v1alpha1.ServiceMembers {
 	var out []v1alpha1.ServiceMembers
 	for _, s := range services {
+		if tooMany(s.Slices, nil) {
+			for i := range current {
+				if current[i].Namespace == s.Service.Namespace && current[i].Name == s.Service.Name {
+					out = append(out, current[i])
+				}
+			}
+			continue
+		}
 		if ports := membersOf(node, s.Slices); len(ports) > 0 {
 			out = append(out, v1alpha1.ServiceMembers{Namespace: s.Service.Namespace, Name: s.Service.Name, Ports: ports})
 		}
@@ -38,18 +48,30 @@ func Members(node string, services []ServiceSlices) []v1alpha1.ServiceMembers {
 // membersOf finds the node's endpoints of one Service.
 func membersOf(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1alpha1.PortMembers {
 	winners := map[endpointKey]claim{}
+	here := map[netip.Addr]struct{}{}
 	for _, slice := range endpointSlices {
-		eachClaim(slice, ignoreProblem, func(key endpointKey, c claim) {
-			if c.node() == node {
-				keepWinner(winners, key, c)
+		ports := usablePorts(slice, ignoreProblem)
+		eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) {
+			if c.node() != node {
+				return
+			}
+			here[addr] = struct{}{}
+			for _, p := range ports {
+				keepWinner(winners, p.of(addr), c)
 			}
 		})
 	}
 	// Only what this node claims can be taken from it by another's claim.
 	for _, slice := range endpointSlices {
-		eachClaim(slice, ignoreProblem, func(key endpointKey, c claim) {
-			if mine, ok := winners[key]; ok && c.node() != node && c.beats(mine) {
-				delete(winners, key)
+		ports := usablePorts(slice, ignoreProblem)
+		eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) {
+			if _, ok := here[addr]; !ok || c.node() == node {
+				return
+			}
+			for _, p := range ports {
+				if mine, ok := winners[p.of(addr)]; ok && c.beats(mine) {
+					delete(winners, p.of(addr))
+				}
 			}
 		})
 	}
@@ -68,12 +90,17 @@ func membersOf(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1alp
 	return out
 }
 
-// NodesNamed returns the nodes that a slice names, sorted, each once.
-func NodesNamed(slice *discoveryv1.EndpointSlice) []string {
+// NodesNamed returns the nodes that slices name, sorted, each once; nil names none.
+func NodesNamed(endpointSlices ...*discoveryv1.EndpointSlice) []string {
 	nodes := map[string]struct{}{}
-	for i := range slice.Endpoints {
-		if n := slice.Endpoints[i].NodeName; n != nil && *n != "" {
-			nodes[*n] = struct{}{}
+	for _, slice := range endpointSlices {
+		if slice == nil {
+			continue
+		}
+		for i := range slice.Endpoints {
+			if n := slice.Endpoints[i].NodeName; n != nil && *n != "" {
+				nodes[*n] = struct{}{}
+			}
 		}
 	}
 	return slices.Sorted(maps.Keys(nodes))
@@ -83,45 +110,50 @@ func NodesNamed(slice *discoveryv1.EndpointSlice) []string {
 // Service changed from old to changed (nil: it did not exist or does not any
 // more), given the other slices of the Service. A node is affected when it
 // gained or lost an endpoint, or when the change may have shifted the winner
-// of an address that another slice names too. The result is sorted.
+// of an address that another slice names too. The result is sorted. All ports of
+// a slice have the same endpoints, so that their number does not matter here. While the
+// Service is over a limit nothing of it changes; when that ends, all its nodes are affected.
 func NodesAffected(old, changed *discoveryv1.EndpointSlice, others []*discoveryv1.EndpointSlice) []string {
-	before, after := claimsOf(old), claimsOf(changed)
+	switch {
+	case tooMany(others, changed):
+		return nil
+	case tooMany(others, old):
+		return NodesNamed(append(slices.Clip(others), old, changed)...)
+	}
+	before, after := addressesOf(old), addressesOf(changed)
+	samePorts := old != nil && changed != nil && sameSlicePorts(old, changed)
 	nodes := map[string]struct{}{}
-	contested := map[endpointKey][]string{}
-	note := func(key endpointKey, was, is claim, hadIt, hasIt bool) {
-		if hadIt && hasIt && was.node() == is.node() {
+	contested := map[netip.Addr]string{} // with the node that has it before and after, if any
+	note := func(addr netip.Addr, was, is claim, hadIt, hasIt bool) {
+		if hadIt && hasIt && samePorts && was.node() == is.node() {
 			if !was.sameState(is) { // matters only if somebody else claims it too
-				contested[key] = []string{is.node()}
+				contested[addr] = is.node()
 			}
 			return
 		}
-		contested[key] = nil
-		for _, c := range []struct {
-			claim
-			there bool
-		}{{was, hadIt}, {is, hasIt}} {
-			if c.there {
-				nodes[c.node()] = struct{}{}
-			}
+		contested[addr] = ""
+		if hadIt {
+			nodes[was.node()] = struct{}{}
+		}
+		if hasIt {
+			nodes[is.node()] = struct{}{}
 		}
 	}
-	for key, was := range before {
-		is, hasIt := after[key]
-		note(key, was, is, true, hasIt)
+	for addr, was := range before {
+		is, hasIt := after[addr]
+		note(addr, was, is, true, hasIt)
 	}
-	for key, is := range after {
-		if _, hadIt := before[key]; !hadIt {
-			note(key, claim{}, is, false, true)
+	for addr, is := range after {
+		if _, hadIt := before[addr]; !hadIt {
+			note(addr, claim{}, is, false, true)
 		}
 	}
 	if len(contested) > 0 {
 		for _, slice := range others {
-			eachClaim(slice, ignoreProblem, func(key endpointKey, c claim) {
-				if mine, ok := contested[key]; ok {
+			eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) {
+				if mine, ok := contested[addr]; ok {
 					nodes[c.node()] = struct{}{}
-					for _, n := range mine {
-						nodes[n] = struct{}{}
-					}
+					nodes[mine] = struct{}{}
 				}
 			})
 		}
@@ -130,12 +162,27 @@ func NodesAffected(old, changed *discoveryv1.EndpointSlice, others []*discoveryv
 	return slices.Sorted(maps.Keys(nodes))
 }
 
-// claimsOf returns the winning claims within one slice.
-func claimsOf(slice *discoveryv1.EndpointSlice) map[endpointKey]claim {
-	winners := map[endpointKey]claim{}
-	if slice == nil {
-		return winners
+// addressesOf returns the winning claim of each address within one slice.
+func addressesOf(slice *discoveryv1.EndpointSlice) map[netip.Addr]claim {
+	if slice == nil || len(usablePorts(slice, ignoreProblem)) == 0 {
+		return nil
 	}
-	eachClaim(slice, ignoreProblem, func(key endpointKey, c claim) { keepWinner(winners, key, c) })
+	winners := make(map[netip.Addr]claim, len(slice.Endpoints))
+	eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) { keepWinner(winners, addr, c) })
 	return winners
+}
+
+func sameSlicePorts(a, b *discoveryv1.EndpointSlice) bool {
+	ofA, ofB := usablePorts(a, ignoreProblem), usablePorts(b, ignoreProblem)
+	if slices.Equal(ofA, ofB) {
+		return true
+	}
+	set := func(list []slicePort) map[slicePort]struct{} {
+		out := make(map[slicePort]struct{}, len(list))
+		for _, p := range list {
+			out[p] = struct{}{}
+		}
+		return out
+	}
+	return maps.Equal(set(ofA), set(ofB))
 }

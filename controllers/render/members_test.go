@@ -61,7 +61,7 @@ func TestMembers(t *testing.T) {
 				want = []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "cart",
 					Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: c.want}}}}
 			}
-			if diff := cmp.Diff(want, Members("n1", cart(c.slices...))); diff != "" {
+			if diff := cmp.Diff(want, Members("n1", cart(c.slices...), nil)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -90,12 +90,12 @@ func TestMembersOrder(t *testing.T) {
 	total := 0
 	for i := range 7 {
 		node := fmt.Sprintf("node-%d", i)
-		want := Members(node, cart(in...))
+		want := Members(node, cart(in...), nil)
 		for _, p := range want[0].Ports {
 			total += len(p.Endpoints)
 		}
 		for range 10 {
-			if diff := cmp.Diff(want, Members(node, cart(permuted(random, in)...))); diff != "" {
+			if diff := cmp.Diff(want, Members(node, cart(permuted(random, in)...), nil)); diff != "" {
 				t.Fatalf("another order gives other members of %s (-want +got):\n%s", node, diff)
 			}
 		}
@@ -163,6 +163,12 @@ func TestNodesAffectedMissesNone(t *testing.T) {
 		var out []*discoveryv1.EndpointSlice
 		for i := range 3 {
 			s := slice(fmt.Sprintf("s%d", i))
+			s.Ports = nil
+			for _, name := range []string{"http", "web"} {
+				if random.IntN(4) > 0 {
+					s.Ports = append(s.Ports, slicePortOf(name, 8080+int32(random.IntN(2))))
+				}
+			}
 			for range random.IntN(6) {
 				e := endpoint(fmt.Sprintf("10.0.0.%d", random.IntN(5)))
 				if n := random.IntN(4); n > 0 {
@@ -183,10 +189,51 @@ func TestNodesAffectedMissesNone(t *testing.T) {
 			affected[n] = true
 		}
 		for _, n := range []string{"n1", "n2", "n3"} {
-			diff := cmp.Diff(Members(n, cart(before...)), Members(n, cart(after...)))
+			diff := cmp.Diff(Members(n, cart(before...), nil), Members(n, cart(after...), nil))
 			if diff != "" && !affected[n] {
 				t.Fatalf("%s is not affected, but its members changed:\n%s", n, diff)
 			}
 		}
 	}
+}
+
+// A Service over a limit keeps its members, whatever changes, and no node is woken; once it is
+// within again, all its nodes are.
+func TestMembersOverALimit(t *testing.T) {
+	small, more := slice("small", endpoint("10.0.0.1", on("n1"))), slice("more", endpoint("10.0.0.2", on("n2")))
+	large := crowded("large", v1alpha1.MaxServiceEntries+1)
+	former := Members("n1", cart(small), nil)
+	if diff := cmp.Diff(former, Members("n1", cart(large, more), former)); diff != "" {
+		t.Errorf("members over the limit (-want +got):\n%s", diff)
+	}
+	if got := Members("n2", cart(large, more), former[:0]); len(got) > 0 {
+		t.Errorf("a node that had no members has %v", got)
+	}
+	for name, c := range map[string]struct {
+		old, changed *discoveryv1.EndpointSlice
+		others       []*discoveryv1.EndpointSlice
+		want         []string
+	}{
+		"over it now":        {nil, large, []*discoveryv1.EndpointSlice{small}, nil},
+		"over it still":      {nil, more, []*discoveryv1.EndpointSlice{small, large}, nil},
+		"within it again":    {large, nil, []*discoveryv1.EndpointSlice{small, more}, []string{"n1", "n2"}},
+		"within it, changed": {large, small, []*discoveryv1.EndpointSlice{more}, []string{"n1", "n2"}},
+	} {
+		if diff := cmp.Diff(c.want, NodesAffected(c.old, c.changed, c.others)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// crowded is a slice of many endpoints on many ports, all on one node.
+func crowded(name string, entries int) *discoveryv1.EndpointSlice {
+	const endpoints = 1000
+	s := slice(name)
+	for i := range endpoints {
+		s.Endpoints = append(s.Endpoints, endpoint(fmt.Sprintf("10.1.%d.%d", i/250, i%250), on("n1")))
+	}
+	for i := range (entries + endpoints - 1) / endpoints {
+		s.Ports = append(s.Ports, slicePortOf(fmt.Sprintf("p%d", i), int32(i+1)))
+	}
+	return s
 }

@@ -217,7 +217,7 @@ func TestPlanRules(t *testing.T) {
 			edit: func(s *dataplane.Service) {
 				s.ExternalIPs, s.LoadBalancerIPs = addrs("192.168.99.11", "192.168.99.12"), addrs("1.2.3.4")
 			},
-			port:  dataplane.Port{Available: true, Cluster: one, Lost: addrs("192.168.99.11", "1.2.3.4")},
+			port:  dataplane.Port{Available: true, Cluster: one, Lost: addrs("1.2.3.4", "192.168.99.11")},
 			has:   []string{`nat -A KUBE-SERVICES .* -d 172.30.0.41 `, `nat -A KUBE-SERVICES .* -d 192.168.99.12 `},
 			lacks: []string{"-d 192.168.99.11 ", "-d 1.2.3.4 "},
 		},

@@ -1,0 +1,55 @@
+package combine
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/growth"
+)
+
+// manyAddresses are n addresses of 10.0.0.0/8.
+func manyAddresses(n int) []string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&0xff, i&0xff)
+	}
+	return out[:n]
+}
+
+// TestGrowth: no step takes disproportionately longer with a larger Service, whatever is large
+// in it; the limits are not in these functions.
+func TestGrowth(t *testing.T) {
+	for name, enlarge := range map[string]func(*v1alpha1.ServiceProxyRulesSpec, int){
+		"external IPs": func(s *v1alpha1.ServiceProxyRulesSpec, n int) { s.ExternalIPs = manyAddresses(n + 1)[1:] },
+		"source ranges": func(s *v1alpha1.ServiceProxyRulesSpec, n int) {
+			for _, a := range manyAddresses(n) {
+				s.LoadBalancerSourceRanges = append(s.LoadBalancerSourceRanges, a+"/32")
+			}
+		},
+		"ports": func(s *v1alpha1.ServiceProxyRulesSpec, n int) {
+			for i := range n {
+				s.Ports = append(s.Ports, v1alpha1.ServicePort{Name: fmt.Sprintf("p%d", i), Protocol: v1alpha1.ProtocolTCP, Port: int32(i + 1)}) //nolint:gosec // small
+			}
+		},
+		"endpoints": func(s *v1alpha1.ServiceProxyRulesSpec, n int) {
+			for _, a := range manyAddresses(n + 1)[1:] {
+				s.Ports[0].Endpoints[0].Addresses = append(s.Ports[0].Endpoints[0].Addresses, a+":8080")
+			}
+		},
+	} {
+		prepare := func(n int) Input {
+			rules := rulesOf("Local", "", 3001, groupOf(ready, "", ".1"))
+			enlarge(rules, n)
+			return Input{
+				Rules: rules, Family: dataplane.IPv4, Lost: func(Claim) bool { return true },
+				Members: []v1alpha1.PortMembers{{Name: rules.Ports[0].Name, Protocol: rules.Ports[0].Protocol, Endpoints: rules.Ports[0].Endpoints[0].Addresses}},
+			}
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Run("Service", func(t *testing.T) { growth.Linear(t, 100, prepare, func(in Input) { Service(in) }) })
+			t.Run("Claims", func(t *testing.T) { growth.Linear(t, 100, prepare, func(in Input) { Claims(in.Rules) }) })
+		})
+	}
+}

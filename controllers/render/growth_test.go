@@ -1,0 +1,64 @@
+package render
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/test/growth"
+)
+
+// sized is a Service with its slices.
+type sized struct {
+	service *corev1.Service
+	slices  []*discoveryv1.EndpointSlice
+}
+
+// TestGrowth: no step takes disproportionately longer with a larger Service, whatever is large
+// in it; the limits are not in these functions.
+func TestGrowth(t *testing.T) {
+	for name, enlarge := range map[string]func(*sized, int){
+		"external IPs": func(s *sized, n int) {
+			for i := range n {
+				s.service.Spec.ExternalIPs = append(s.service.Spec.ExternalIPs, fmt.Sprintf("198.%d.%d.%d", 18+i>>16, i>>8&0xff, i&0xff))
+			}
+		},
+		"source ranges": func(s *sized, n int) {
+			for i := range n {
+				s.service.Spec.LoadBalancerSourceRanges = append(s.service.Spec.LoadBalancerSourceRanges, fmt.Sprintf("10.%d.%d.%d/32", i>>16, i>>8&0xff, i&0xff))
+			}
+		},
+		"ports": func(s *sized, n int) {
+			for i := range n {
+				name := fmt.Sprintf("p%d", i)
+				s.service.Spec.Ports = append(s.service.Spec.Ports, corev1.ServicePort{Name: name, Port: int32(i + 1)}) //nolint:gosec // small
+				s.slices[0].Ports = append(s.slices[0].Ports, slicePortOf(name, int32(i+1)))                            //nolint:gosec // small
+			}
+		},
+		"endpoints": func(s *sized, n int) {
+			for i := range n {
+				if i%1000 == 0 {
+					s.slices = append(s.slices, slice(fmt.Sprintf("s%d", i)))
+				}
+				last := s.slices[len(s.slices)-1]
+				last.Endpoints = append(last.Endpoints, endpoint(fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&0xff, i&0xff), on(fmt.Sprintf("n%d", i%100))))
+			}
+		},
+	} {
+		prepare := func(n int) *sized {
+			s := &sized{service: service(), slices: []*discoveryv1.EndpointSlice{slice("s", endpoint("10.255.0.1", on("n1")))}}
+			enlarge(s, n)
+			return s
+		}
+		for step, do := range map[string]func(*sized){
+			"Service":       func(s *sized) { Service(s.service, s.slices, Shape{}, 1) },
+			"Members":       func(s *sized) { membersOf("n1", s.slices) },
+			"NodesAffected": func(s *sized) { NodesAffected(nil, s.slices[0], s.slices[1:]) },
+			"Problems":      func(s *sized) { SourceRangeProblems(s.service) },
+		} {
+			t.Run(name+"/"+step, func(t *testing.T) { growth.Linear(t, 100, prepare, do) })
+		}
+	}
+}

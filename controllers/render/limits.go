@@ -1,0 +1,36 @@
+package render
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Size returns what is limited of a Service, by the objects as they are: reading them takes
+// no more than their number.
+func Size(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) v1alpha1.ServiceSize {
+	return sizeOfSlices(endpointSlices).Plus(v1alpha1.ServiceSize{
+		Ports:        len(svc.Spec.Ports),
+		Addresses:    len(svc.Spec.ExternalIPs) + len(svc.Status.LoadBalancer.Ingress),
+		SourceRanges: len(svc.Spec.LoadBalancerSourceRanges),
+	})
+}
+
+func sizeOfSlices(endpointSlices []*discoveryv1.EndpointSlice) (size v1alpha1.ServiceSize) {
+	for _, slice := range endpointSlices {
+		size.Endpoints += len(slice.Endpoints)
+		size.PortEndpoints += len(slice.Endpoints) * len(slice.Ports)
+	}
+	return size
+}
+
+// tooMany reports whether slices, with one more unless that is nil, are more than those of
+// one Service may be.
+func tooMany(endpointSlices []*discoveryv1.EndpointSlice, more *discoveryv1.EndpointSlice) bool {
+	size := sizeOfSlices(endpointSlices)
+	if more != nil {
+		size = size.Plus(sizeOfSlices([]*discoveryv1.EndpointSlice{more}))
+	}
+	return size.Excess() != ""
+}
