@@ -22,14 +22,31 @@ func (c *endpointCount) add(svc *dataplane.Service, sign int32) {
 	}
 	for i := range svc.Ports {
 		p := &svc.Ports[i]
+		isMember, inCluster := among(p.Members), among(p.Cluster)
 		for _, e := range p.Cluster {
-			c.count(e, sign, slices.Contains(p.Members, e))
+			c.count(e, sign, isMember(e))
 		}
 		for _, e := range p.Local {
-			if !slices.Contains(p.Cluster, e) {
+			if !inCluster(e) {
 				c.count(e, sign, true)
 			}
 		}
+	}
+}
+
+// among returns whether an endpoint is in a list; a few are found fastest one by one.
+func among(list []netip.AddrPort) func(netip.AddrPort) bool {
+	const few = 16
+	if len(list) <= few {
+		return func(e netip.AddrPort) bool { return slices.Contains(list, e) }
+	}
+	set := make(map[netip.AddrPort]struct{}, len(list))
+	for _, e := range list {
+		set[e] = struct{}{}
+	}
+	return func(e netip.AddrPort) bool {
+		_, found := set[e]
+		return found
 	}
 }
 

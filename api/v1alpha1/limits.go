@@ -21,6 +21,7 @@ const (
 )
 
 // ServiceSize is what is limited of a Service.
+// +kubebuilder:object:generate=false
 type ServiceSize struct {
 	Ports, Addresses, SourceRanges, Endpoints int
 	// PortEndpoints are the endpoints of all ports.

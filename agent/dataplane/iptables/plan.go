@@ -143,8 +143,8 @@ type portPlan struct {
 	internal    string // chain that the cluster IP jumps to
 	hasInternal bool
 	hasExternal bool
-	accessible  bool         // answers on more than the cluster IP
-	translated  []netip.Addr // those that have a rule in nat KUBE-SERVICES
+	accessible  bool                       // answers on more than the cluster IP
+	translated  dataplane.Once[netip.Addr] // those that have a rule in nat KUBE-SERVICES
 }
 
 func (c *config) newPortPlan(s *dataplane.Service, port *dataplane.Port) *portPlan {
@@ -228,10 +228,9 @@ func (p *portPlan) dispatchExternal(ip netip.Addr, what, target string) {
 // address as several things, the first decides, as by kube-proxy, whose further
 // rules are never reached: shared chains have no order that could say so.
 func (p *portPlan) translate(ip netip.Addr, what, target string) {
-	if slices.Contains(p.translated, ip) {
+	if !p.translated.First(ip) {
 		return
 	}
-	p.translated = append(p.translated, ip)
 	p.add(nat, chainServices, commentMatch(p.name+" "+what), p.match, "-d "+ip.String(), p.dport, "-j "+target)
 }
 

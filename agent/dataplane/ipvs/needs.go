@@ -39,8 +39,9 @@ func newNeeds() needs {
 // bindings are the addresses of a plan that are to be on kube-ipvs0, each once.
 func (p *servicePlan) bindings() []netip.Addr {
 	var out []netip.Addr
+	var before dataplane.Once[netip.Addr]
 	for i := range p.servers {
-		if s := &p.servers[i]; s.bind && !slices.Contains(out, s.Key.Addr) {
+		if s := &p.servers[i]; s.bind && before.First(s.Key.Addr) {
 			out = append(out, s.Key.Addr)
 		}
 	}

@@ -75,6 +75,7 @@ type planner struct {
 	svc    *dataplane.Service
 	barred map[Key]struct{}
 	server Server // that all its virtual servers are
+	served dataplane.Once[Key]
 	out    servicePlan
 }
 
@@ -226,7 +227,7 @@ func (p *planner) external() policy { return policyOf(p.svc.ExternalLocal, local
 // serve plans a virtual server. Where the Service has one address as several
 // things, the first decides, as by iptables.
 func (p *planner) serve(port *dataplane.Port, k Key, by policy, bind bool) {
-	if slices.ContainsFunc(p.out.servers, func(s plannedServer) bool { return s.Key == k }) {
+	if !p.served.First(k) {
 		return
 	}
 	reals := port.Cluster
