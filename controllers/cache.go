@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -210,4 +211,31 @@ func listSlices(ctx context.Context, c client.Reader, opts ...client.ListOption)
 		out[i] = &list.Items[i]
 	}
 	return out, nil
+}
+
+// NewCache makes the cache of a manager that is started with the context work. When that
+// ends, so does waiting for the cache: the manager of controller-runtime 0.24 that is told to
+// stop before its cache has filled would wait for it, whether the API server answers or not
+// (#3440 there).
+func NewCache(work context.Context) cache.NewCacheFunc {
+	return func(config *rest.Config, o cache.Options) (cache.Cache, error) {
+		c, err := cache.New(config, o)
+		if err != nil {
+			return nil, err
+		}
+		return interruptible{c, work}, nil
+	}
+}
+
+type interruptible struct {
+	cache.Cache
+	work context.Context //nolint:containedctx // the manager has no other way to hand it over
+}
+
+// WaitForCacheSync implements cache.Informers.
+func (c interruptible) WaitForCacheSync(ctx context.Context) bool {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.work, cancel)()
+	return c.Cache.WaitForCacheSync(ctx) || c.work.Err() != nil
 }

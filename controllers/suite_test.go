@@ -200,15 +200,16 @@ func startControllerAs(who *rest.Config, edit ...func(*controllers.Options)) *ru
 	Expect(err).NotTo(HaveOccurred())
 	several := true // controllers of this process may bear the same names
 	reconciles := &reconcileCounts{counts: map[string]int{}, works: map[string]bool{}}
+	ctx, cancel := context.WithCancel(context.Background())
 	mgr, err := ctrl.NewManager(who, ctrl.Options{
 		Scheme:     scheme,
 		Logger:     reconciles.logger(),
 		Cache:      cacheOptions,
+		NewCache:   controllers.NewCache(ctx),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: &several},
 	})
 	Expect(err).NotTo(HaveOccurred())
-	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{metrics: prometheus.NewRegistry(), cache: mgr.GetCache(), reconciles: reconciles, dueBefore: dueReconciles()}
 	options := controllers.Options{
 		Version: "v0.0.0-test", Clock: testClock, Namespace: leaseNamespace, Registerer: r.metrics,

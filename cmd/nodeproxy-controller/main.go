@@ -94,7 +94,11 @@ func run(ctx context.Context, o options, logger logr.Logger) error {
 // manage has the controller work, or stand by, until ctx is done; stop ends ctx.
 func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.Scheme, probes *probes, o options, logger logr.Logger) error {
 	gate := leader.NewGate(clock.RealClock{})
-	mgr, err := newManager(guarded(cfg, o, gate), scheme, o)
+	// The manager goes on until what it was writing has ended and the lease is
+	// given back.
+	work, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	mgr, err := newManager(work, guarded(cfg, o, gate), scheme, o)
 	if err != nil {
 		return err
 	}
@@ -119,10 +123,6 @@ func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.
 		return err
 	}
 	probes.follow(func(ctx context.Context) error { return synced(ctx, mgr) })
-	// The manager goes on until what it was writing has ended and the lease is
-	// given back.
-	work, end := context.WithCancel(context.WithoutCancel(ctx))
-	defer end()
 	elected := make(chan error, 1)
 	go func() {
 		defer end()
@@ -170,7 +170,8 @@ func guarded(cfg *rest.Config, o options, gate *leader.Gate) *rest.Config {
 	return cfg
 }
 
-func newManager(cfg *rest.Config, scheme *runtime.Scheme, o options) (ctrl.Manager, error) {
+// newManager returns the manager that is to be started with the context work.
+func newManager(work context.Context, cfg *rest.Config, scheme *runtime.Scheme, o options) (ctrl.Manager, error) {
 	cacheOptions, err := controllers.CacheOptions(o.namespace)
 	if err != nil {
 		return nil, err
@@ -178,6 +179,7 @@ func newManager(cfg *rest.Config, scheme *runtime.Scheme, o options) (ctrl.Manag
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
 		Scheme:                 scheme,
 		Cache:                  cacheOptions,
+		NewCache:               controllers.NewCache(work),
 		Metrics:                metricsserver.Options{BindAddress: o.metricsBindAddress},
 		HealthProbeBindAddress: "0", // see probes
 		// An API server that is away while the caches fill is waited for.

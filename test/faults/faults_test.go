@@ -98,10 +98,7 @@ func TestFaults(t *testing.T) {
 		})
 	}
 	if chosen(fullTable) {
-		t.Run(fullTable, func(t *testing.T) {
-			t.Parallel()
-			conntrackFull(t, rows)
-		})
+		t.Run(fullTable, func(t *testing.T) { conntrackFull(t, rows) })
 	}
 }
 

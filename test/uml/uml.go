@@ -50,7 +50,8 @@ const (
 	consoleFile    = "console"
 	loaderFile     = "modprobe"
 	modulesRoot    = "modules"
-	// waitDelay is how long the kernel may take to end when it is killed.
+	// waitDelay is how long the kernel may take to end when it is killed, or has done its
+	// work: now and then one does not power off.
 	waitDelay = 5 * time.Second
 	// limit is how long a kernel may run, unless the caller says so.
 	limit = 5 * time.Minute
@@ -204,7 +205,32 @@ func runKernel(ctx context.Context, self string, o Options, console, output *os.
 			return errors.Join(fmt.Errorf("choosing the kernel's processor: %w", err), cmd.Process.Kill(), cmd.Wait())
 		}
 	}
+	ended := make(chan struct{})
+	defer close(ended)
+	go endWhenDone(filepath.Join(o.Folder, statusFile), cmd.Process, ended)
 	return cmd.Wait()
+}
+
+// endWhenDone kills a kernel that has written the status and not ended in time.
+func endWhenDone(status string, kernel *os.Process, ended <-chan struct{}) {
+	look := time.NewTicker(time.Second)
+	defer look.Stop()
+	for {
+		select {
+		case <-ended:
+			return
+		case <-look.C:
+		}
+		if _, err := os.Stat(status); err != nil {
+			continue
+		}
+		select {
+		case <-ended:
+		case <-time.After(waitDelay):
+			_ = kernel.Kill() // it has ended if that fails
+		}
+		return
+	}
 }
 
 // memoryFolder is where the kernel makes the file that is its memory, whose name it

@@ -3,6 +3,7 @@ package uml_test
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -62,6 +63,27 @@ func TestOutcomeOfTestThatHangs(t *testing.T) {
 	if err != nil || out.Status == 0 || !strings.Contains(out.Output, "uml_test.TestInsideHangs(") {
 		t.Errorf("status %d, %v\n%s", out.Status, err, out.Output)
 	}
+}
+
+// A kernel that has done its work and does not power off is ended.
+func TestOutcomeOfKernelThatStays(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: run sudo make test")
+	}
+	out, err := uml.Run(t.Context(), uml.Options{Test: "TestInsideStays", Folder: t.TempDir()})
+	if err == nil || !strings.Contains(err.Error(), "TestInsideStays did not run") || out.Took > time.Minute {
+		t.Errorf("after %s: %v\n%s", out.Took, err, out.Output)
+	}
+}
+
+func TestInsideStays(t *testing.T) {
+	if !uml.Inside() {
+		return
+	}
+	if err := os.WriteFile(filepath.Join(os.Getenv("NODEPROXY_UML"), "status"), []byte("0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	select {}
 }
 
 func TestInsideHangs(*testing.T) {

@@ -168,15 +168,16 @@ func startController(t *testing.T, p *plane, lag time.Duration) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r.end = cancel
 	mgr, err := ctrl.NewManager(who, ctrl.Options{
-		Scheme: scheme, Cache: cacheOptions, Metrics: metricsserver.Options{BindAddress: "0"},
+		Scheme: scheme, Cache: cacheOptions, NewCache: controllers.NewCache(ctx), Metrics: metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: new(true)}, // several in one process
 	})
 	if err != nil {
+		cancel()
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	r.end = cancel
 	if err := controllers.SetupWithManager(ctx, mgr, controllers.Options{
 		Version: "v0.1.0", Clock: clock.RealClock{}, Namespace: namespace, Registerer: prometheus.NewRegistry(),
 	}); err != nil {

@@ -1,0 +1,67 @@
+package dataplanetest
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Large returns, by what is large in it, how to make a Service of a size.
+func Large() map[string]func(size int) *dataplane.Service {
+	base := func() *dataplane.Service {
+		return &dataplane.Service{
+			Name: dataplane.ServiceName{Namespace: "ns", Name: "large"}, ClusterIP: numbered(96, 1), ExternalLocal: true,
+			LoadBalancerIPs: []netip.Addr{numbered(97, 1)},
+			Ports:           []dataplane.Port{largePort(1)},
+		}
+	}
+	return map[string]func(int) *dataplane.Service{
+		"addresses": func(size int) *dataplane.Service {
+			s := base()
+			for i := range size {
+				s.ExternalIPs = append(s.ExternalIPs, numbered(98, i))
+			}
+			s.Ports[0].Lost = s.ExternalIPs[:size/2]
+			return s
+		},
+		"source ranges": func(size int) *dataplane.Service {
+			s := base()
+			for i := range size {
+				s.SourceRanges = append(s.SourceRanges, netip.PrefixFrom(numbered(99, i), 32))
+			}
+			return s
+		},
+		"ports": func(size int) *dataplane.Service {
+			s := base()
+			for i := range size {
+				s.Ports = append(s.Ports, largePort(i+2))
+			}
+			return s
+		},
+		"endpoints": func(size int) *dataplane.Service {
+			s := base()
+			p := &s.Ports[0]
+			p.Cluster = nil
+			for i := range size {
+				p.Cluster = append(p.Cluster, netip.AddrPortFrom(numbered(1, i), 8080))
+			}
+			p.Local, p.Members, p.Serving = p.Cluster[:size/2], p.Cluster[:size/2], p.Cluster
+			return s
+		},
+	}
+}
+
+func largePort(number int) dataplane.Port {
+	one := []netip.AddrPort{netip.AddrPortFrom(numbered(1, 1), 8080)}
+	return dataplane.Port{
+		Name: fmt.Sprintf("p%d", number), Protocol: v1alpha1.ProtocolTCP, Port: uint16(number), NodePort: uint16(number), //nolint:gosec // small
+		Available: true, Cluster: one, Local: one, Members: one, Serving: one,
+	}
+}
+
+// numbered is an address of 10.net.0.0/16 and what follows.
+func numbered(net byte, i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, net + byte(i>>16), byte(i >> 8), byte(i)}) //nolint:gosec // parts of a number
+}
