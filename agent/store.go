@@ -249,9 +249,13 @@ func (s *store) take(object *v1alpha1.ServiceProxyRules, now time.Time) {
 	returned := !e.live
 	e.live = true
 	delete(s.held, name)
-	refused := v1alpha1.SizeOf(&object.Spec).Excess()
+	refused := ""
 	if !s.formats.know(object.Spec.FormatVersion) {
 		refused = s.formats.unknown(object.Spec.FormatVersion)
+	} else if e.rules != nil { // else nobody would know what is the Service's, and nothing could be pruned
+		if _, refused = v1alpha1.SizeOf(&object.Spec).Excess(); refused != "" {
+			s.renew(name, now)
+		}
 	}
 	if refused != "" {
 		e.refused = refused + "; its rules stay as they are"

@@ -448,18 +448,26 @@ func BenchmarkOneChange(b *testing.B) {
 	}
 }
 
-// An object over a limit is refused, and what the node has of it stays.
+// An object over a limit is refused, and what the node has of it stays. One that the node
+// does not know otherwise is taken as it is: refused, it would keep the agent from pruning.
 func TestObjectOverALimit(t *testing.T) {
-	r := running(t)
-	r.setService(r.object("b", 2, func(s *v1alpha1.ServiceProxyRulesSpec) {
+	tooLarge := func(s *v1alpha1.ServiceProxyRulesSpec) {
 		for i := range v1alpha1.MaxServiceAddresses + 1 {
 			s.ExternalIPs = append(s.ExternalIPs, fmt.Sprintf("198.18.%d.%d", i/250, i%250))
 		}
-	}))
+	}
+	fresh := newRig(t)
+	fresh.replaceServices([]*v1alpha1.ServiceProxyRules{fresh.object("b", 2, tooLarge)})
+	fresh.setInventory(inventoryOf("shop.b"))
+	fresh.setRules(fresh.own())
+	fresh.expectSync("full, pruning b")
+
+	r := running(t)
+	r.setService(r.object("b", 2, tooLarge))
 	r.setService(r.object("c", 3, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
 	r.expectSync("partial c")
 	r.expectKernel("a", "b", "c")
-	const want = "it has 1001 external and load-balancer IPs, and a Service may have 1000; split the Service; its rules stay as they are"
+	const want = "it has 1001 external and load-balancer IPs, more than the limit of 1000; split the Service; its rules stay as they are"
 	if diff := cmp.Diff(map[dataplane.ServiceName]string{{Namespace: "shop", Name: "b"}: want}, r.snapshot().refused); diff != "" {
 		t.Errorf("refused (-want +got):\n%s", diff)
 	}

@@ -59,7 +59,7 @@ func TestRefusalsAreRetriedEverMoreSlowly(t *testing.T) {
 		if wait := m.retryIn(cart, 1, now); wait != 0 {
 			t.Fatalf("try %d waits %s although its time has come", i, wait)
 		}
-		say, retry := m.refuse(cart, "no", 1, now)
+		say, retry := m.refuse(cart, "no", "no", 1, now)
 		if retry != want*time.Minute {
 			t.Errorf("try %d is repeated in %s, want %d min", i, retry, want)
 		}
@@ -74,11 +74,14 @@ func TestRefusalsAreRetriedEverMoreSlowly(t *testing.T) {
 	if m.retryIn(cart, 2, now) != 0 {
 		t.Error("other content waits too")
 	}
-	if _, retry := m.refuse(cart, "no", 2, now); retry != time.Minute {
+	if _, retry := m.refuse(cart, "no", "no", 2, now); retry != time.Minute {
 		t.Errorf("other content begins at %s", retry)
 	}
-	if say, _ := m.refuse(cart, "still no", 2, now); !say {
+	if say, _ := m.refuse(cart, "still no", "still no", 2, now); !say {
 		t.Error("another message is not said")
+	}
+	if say, _ := m.refuse(cart, "still no", "still no, by 2", 2, now); say {
+		t.Error("another figure is said")
 	}
 	if *changes != 2 {
 		t.Errorf("%d changes announced, want 2", *changes)
@@ -92,7 +95,7 @@ func TestRefusalsAreRetriedEverMoreSlowly(t *testing.T) {
 func TestRefusedServicesNewestFirst(t *testing.T) {
 	m, _ := newTestMemory(t)
 	for i, name := range []string{"old", "b", "a"} {
-		m.refuse(types.NamespacedName{Namespace: "x", Name: name}, "no", 1, noon.Add(time.Duration(min(i, 1))*time.Second))
+		m.refuse(types.NamespacedName{Namespace: "x", Name: name}, "no", "no", 1, noon.Add(time.Duration(min(i, 1))*time.Second))
 	}
 	want := []v1alpha1.RefusedService{
 		{Namespace: "x", Name: "a", Message: "no"}, {Namespace: "x", Name: "b", Message: "no"}, {Namespace: "x", Name: "old", Message: "no"},
@@ -108,7 +111,7 @@ func TestMemoryIsBoundedByServices(t *testing.T) {
 		key := types.NamespacedName{Namespace: "x", Name: fmt.Sprint(i)}
 		m.newProblems(key, "Bad", "bad")
 		m.wrote(key, noon)
-		m.refuse(key, "no", 1, noon)
+		m.refuse(key, "no", "no", 1, noon)
 		m.forget(key)
 	}
 	m.forget(cart) // never seen

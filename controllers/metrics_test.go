@@ -20,7 +20,7 @@ func TestGaugesGoWithTheLease(t *testing.T) {
 	}
 	memory := newServiceMemory(m, func() {})
 	service := func(name string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: name} }
-	refuse := func(name string) { memory.refuse(service(name), "too large", 1, time.Unix(0, 0)) }
+	refuse := func(name string) { memory.refuse(service(name), "too large", "too large", 1, time.Unix(0, 0)) }
 	expect := func(when string, refused float64, series int, leading float64) {
 		t.Helper()
 		for name, want := range map[string]float64{"refused_services": refused, "leading": leading} {

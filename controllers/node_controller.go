@@ -30,6 +30,10 @@ import (
 // are deleted: a kubelet that registers again must find them.
 const absentNodeGrace = 10 * time.Minute
 
+// heldMembersRetry is how often a node is rendered again that keeps the members of a Service
+// because it is over a limit.
+const heldMembersRetry = time.Minute
+
 // NodeReconciler keeps one NodeProxyRules for every Linux Node. It gives a new one its
 // settings; that they change later is up to the RolloutReconciler.
 type NodeReconciler struct {
@@ -100,7 +104,8 @@ func (r *NodeReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	if stored != nil {
 		former = stored.Spec.Services
 	}
-	input := render.NodeInput{Node: node, Current: stored, Members: render.Members(req.Name, services, former), FormatVersion: format}
+	members, held := render.Members(req.Name, services, former)
+	input := render.NodeInput{Node: node, Current: stored, Members: members, FormatVersion: format}
 	if settings != nil {
 		input.Settings, input.Policies = settings.Settings, settings.Policies
 	}
@@ -117,10 +122,14 @@ func (r *NodeReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	if err != nil {
 		return ignoreRace(err)
 	}
+	var again time.Duration
 	if node == nil {
-		return ctrl.Result{RequeueAfter: absentNodeGrace - r.clock.Since(absentSince)}, nil
+		again = absentNodeGrace - r.clock.Since(absentSince)
 	}
-	return ctrl.Result{}, nil
+	if held && (again == 0 || again > heldMembersRetry) {
+		again = heldMembersRetry
+	}
+	return ctrl.Result{RequeueAfter: again}, nil
 }
 
 // load returns the Linux Node and the stored rules of that name, nil for what

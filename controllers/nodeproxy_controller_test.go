@@ -331,7 +331,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 		})
 		Eventually(summary(ctx)).Should(SatisfyAll(
 			HaveField("RefusedServices", BeEquivalentTo(1)),
-			HaveField("Refused", ConsistOf(HaveField("Message", Equal("it has 1001 ports, and a Service may have 1000; split the Service")))),
+			HaveField("Refused", ConsistOf(HaveField("Message", Equal("it has 1001 ports, more than the limit of 1000; split the Service")))),
 			HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".big"))),
 		))
 		Eventually(eventsOf(ctx, big, "ServiceRefused")).Should(HaveLen(1))

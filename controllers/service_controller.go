@@ -161,9 +161,9 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 	if err != nil || want == nil {
 		return ctrl.Result{RequeueAfter: again}, err
 	}
-	if want.refused != "" {
-		r.refuse(ctx, svc, want.refused, 0)
-		return ctrl.Result{}, nil // only a change can help
+	if want.limit != "" {
+		r.refuse(ctx, svc, want.limit, want.refused, 0)
+		return ctrl.Result{RequeueAfter: again}, nil // only a change can help
 	}
 	defer want.say()
 
@@ -186,8 +186,8 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 		return ctrl.Result{}, err
 	}
 	if tooLarge {
-		r.refuse(ctx, svc, tooLargeMessage, fingerprint)
-		return ctrl.Result{}, nil // only a change can help
+		r.refuse(ctx, svc, tooLargeMessage, tooLargeMessage, fingerprint)
+		return ctrl.Result{RequeueAfter: again}, nil // only a change can help
 	}
 	if wait := r.memory.retryIn(key, fingerprint, now); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
@@ -202,7 +202,8 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 		}
 		return ctrl.Result{RequeueAfter: again}, nil
 	case refusedByAPI(err):
-		return ctrl.Result{RequeueAfter: r.refuse(ctx, svc, refusalMessage(err), fingerprint)}, nil
+		message := refusalMessage(err)
+		return ctrl.Result{RequeueAfter: r.refuse(ctx, svc, message, message, fingerprint)}, nil
 	}
 	return ignoreRace(err)
 }
@@ -210,9 +211,10 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 // renderedService are rules, and what there is to say of them once they are written; or why
 // there are none.
 type renderedService struct {
-	rules   *v1alpha1.ServiceProxyRules
-	say     func()
-	refused string
+	rules *v1alpha1.ServiceProxyRules
+	say   func()
+	// limit is the one that the Service is over; refused says so.
+	limit, refused string
 }
 
 // render renders a Service as policies shape it, and tells when to do so again though
@@ -226,8 +228,8 @@ func (r *ServiceReconciler) render(ctx context.Context, svc *corev1.Service, sto
 	if err != nil {
 		return nil, 0, err
 	}
-	if excess := render.Size(svc, endpointSlices).Excess(); excess != "" {
-		return &renderedService{refused: excess}, 0, nil
+	if limit, text := render.Size(svc, endpointSlices).Excess(); limit != "" {
+		return &renderedService{limit: limit, refused: text}, shaping.again, nil
 	}
 	format, err := r.formats.current(ctx)
 	if err != nil {
@@ -236,8 +238,8 @@ func (r *ServiceReconciler) render(ctx context.Context, svc *corev1.Service, sto
 	start := r.clock.Now()
 	rules, problems := render.Service(svc, endpointSlices, shaping.shape, format)
 	r.metrics.rendered(kindService, r.clock.Since(start))
-	if excess := v1alpha1.SizeOf(&rules.Spec).Excess(); excess != "" { // by what policies add
-		return &renderedService{refused: excess}, 0, nil
+	if limit, text := v1alpha1.SizeOf(&rules.Spec).Excess(); limit != "" { // by what policies add
+		return &renderedService{limit: limit, refused: text}, shaping.again, nil
 	}
 	if shaping.annotation != "" {
 		rules.Annotations = merged(rules.Annotations, map[string]string{v1alpha1.AnnotationOverrides: shaping.annotation})
@@ -377,8 +379,8 @@ func problemText(problems []render.Problem) string {
 
 // refuse notes and says that a Service's rules cannot be written; what is
 // stored of it stays in force. It returns when to try again.
-func (r *ServiceReconciler) refuse(ctx context.Context, svc *corev1.Service, message string, fingerprint uint64) time.Duration {
-	say, retry := r.memory.refuse(client.ObjectKeyFromObject(svc), message, fingerprint, r.clock.Now())
+func (r *ServiceReconciler) refuse(ctx context.Context, svc *corev1.Service, reason, message string, fingerprint uint64) time.Duration {
+	say, retry := r.memory.refuse(client.ObjectKeyFromObject(svc), reason, message, fingerprint, r.clock.Now())
 	if say {
 		log.FromContext(ctx).Info("Service refused", "service", klog.KObj(svc), "why", message)
 		r.events.warn(ctx, svc, eventServiceRefused, actionWrite,

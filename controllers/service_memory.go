@@ -42,6 +42,7 @@ type serviceState struct {
 
 // refusal is a Service that cannot be rendered or stored.
 type refusal struct {
+	reason      string // the message without figures that change
 	message     string
 	fingerprint uint64 // of what was refused
 	since       time.Time
@@ -183,12 +184,12 @@ func (m *serviceMemory) accepted(key types.NamespacedName) {
 }
 
 // refuse notes that what has this fingerprint was refused. It tells whether
-// that should be said, and after how long to try again.
-func (m *serviceMemory) refuse(key types.NamespacedName, message string, fingerprint uint64, now time.Time) (say bool, retry time.Duration) {
+// that should be said, once for each reason, and after how long to try again.
+func (m *serviceMemory) refuse(key types.NamespacedName, reason, message string, fingerprint uint64, now time.Time) (say bool, retry time.Duration) {
 	m.mu.Lock()
 	s := m.of(key)
 	s.settled = true
-	say = s.refusal == nil || s.refusal.message != message
+	say = s.refusal == nil || s.refusal.reason != reason
 	if s.refusal == nil {
 		s.refusal = &refusal{since: now}
 		m.refused++
@@ -198,7 +199,7 @@ func (m *serviceMemory) refuse(key types.NamespacedName, message string, fingerp
 	if r.fingerprint != fingerprint {
 		r.attempts = 0
 	}
-	r.message, r.fingerprint = message, fingerprint
+	r.reason, r.message, r.fingerprint = reason, message, fingerprint
 	retry = min(maxRefusedRetry, firstRefusedRetry<<min(r.attempts, 4))
 	r.attempts++
 	r.retryAt = now.Add(retry)

@@ -5,6 +5,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
+unset RETRY TESTFLAGS
 temp=$(mktemp -d)
 trap 'rm -rf "$temp"' EXIT
 status=0

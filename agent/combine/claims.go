@@ -16,8 +16,8 @@ type Claimant[T any] interface {
 // Asked is a claim as one Service makes it.
 type Asked struct {
 	Claim
-	// ClusterIP: the address is the Service's own. Nobody else's claim on it counts, whoever
-	// came first: else whoever may create a Service could wait for another's cluster IP.
+	// ClusterIP: the address is the Service's own. No other claim on it counts, however old;
+	// otherwise anyone who may create Services could claim a cluster IP in advance.
 	ClusterIP bool
 }
 

@@ -2,8 +2,8 @@ package dataplane
 
 import "slices"
 
-// Once tells which of several values have come before. It costs nothing for the few that a
-// Service nearly always has, and not the square of many.
+// Once tracks which values have been seen, in linear time. It costs next to nothing for the few
+// that a Service nearly always has.
 type Once[T comparable] struct {
 	few  []T
 	many map[T]struct{}
@@ -12,7 +12,7 @@ type Once[T comparable] struct {
 // fewest is how many values are found faster in a list.
 const fewest = 16
 
-// First reports whether x has not come before, and notes it.
+// First reports whether x is new, and notes it.
 func (o *Once[T]) First(x T) bool {
 	if o.many != nil {
 		_, twice := o.many[x]

@@ -2,10 +2,10 @@ package v1alpha1
 
 import "fmt"
 
-// Limits of one Service. They are far above what honest Services have, and keep one from
+// Limits of one Service. They are far above what legitimate Services have, and keep one from
 // taking the memory and time of all others: the controller checks them on Service and
 // EndpointSlices before it makes anything of them, agents once more on ServiceProxyRules. A
-// Service over one is refused alone, and nodes keep its former rules.
+// Service over one is refused on its own, and nodes keep its former rules.
 const (
 	// MaxServicePorts bounds spec.ports.
 	MaxServicePorts = 1_000
@@ -51,8 +51,9 @@ func (s ServiceSize) Plus(o ServiceSize) ServiceSize {
 	}
 }
 
-// Excess says which limit a Service is over, by how much, and what to do; empty: none.
-func (s ServiceSize) Excess() string {
+// Excess names the limit that a Service is over, and says by how much and what to do; empty:
+// none.
+func (s ServiceSize) Excess() (limit, text string) {
 	for _, limit := range []struct {
 		figure, most int
 		what, remedy string
@@ -67,8 +68,8 @@ func (s ServiceSize) Excess() string {
 		},
 	} {
 		if limit.figure > limit.most {
-			return fmt.Sprintf("it has %d %s, and a Service may have %d; %s", limit.figure, limit.what, limit.most, limit.remedy)
+			return limit.what, fmt.Sprintf("it has %d %s, more than the limit of %d; %s", limit.figure, limit.what, limit.most, limit.remedy)
 		}
 	}
-	return ""
+	return "", ""
 }

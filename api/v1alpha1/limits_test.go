@@ -13,7 +13,7 @@ func TestServiceSizeExcess(t *testing.T) {
 	}{
 		"nothing":                   {},
 		"as many as may be":         {size: most},
-		"ports":                     {size: ServiceSize{Ports: 1001}, want: "it has 1001 ports, and a Service may have 1000; "},
+		"ports":                     {size: ServiceSize{Ports: 1001}, want: "it has 1001 ports, more than the limit of 1000; "},
 		"addresses":                 {size: ServiceSize{Ports: 1, Addresses: 1001}, want: "it has 1001 external and load-balancer IPs, "},
 		"source ranges":             {size: ServiceSize{Ports: 1, SourceRanges: 5001}, want: "it has 5001 loadBalancerSourceRanges, "},
 		"endpoints":                 {size: ServiceSize{Ports: 1, Endpoints: 20_001}, want: "it has 20001 endpoints, "},
@@ -21,8 +21,8 @@ func TestServiceSizeExcess(t *testing.T) {
 		"addresses with all ports":  {size: ServiceSize{Ports: 200, Addresses: 501}, want: "it has 100200 combinations "},
 		"ranges with all the ports": {size: ServiceSize{Ports: 21, SourceRanges: 5000}, want: "it has 105000 combinations "},
 	} {
-		if got := c.size.Excess(); (got == "") != (c.want == "") || !strings.HasPrefix(got, c.want) {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
+		if limit, got := c.size.Excess(); (limit == "") != (c.want == "") || (got == "") != (c.want == "") || !strings.HasPrefix(got, c.want) {
+			t.Errorf("%s: %q, %q, want %q", name, limit, got, c.want)
 		}
 	}
 }

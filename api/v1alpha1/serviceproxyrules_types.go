@@ -59,9 +59,9 @@ type ServiceProxyRulesSpec struct {
 	Released bool `json:"released"`
 
 	// serviceCreated is when the Service was created. Of two Services that
-	// claim one address and port the one wins whose cluster IP it is, then the
-	// older, then the lower name. Default (absent): unknown, and younger than any
-	// other. Source: the Service's metadata.creationTimestamp.
+	// claim one address and port the Service whose cluster IP it is wins, then the
+	// older one, then the lower name. Default (absent): unknown, and younger than
+	// any other. Source: the Service's metadata.creationTimestamp.
 	// +optional
 	ServiceCreated metav1.Time `json:"serviceCreated,omitzero"`
 

@@ -89,7 +89,7 @@ func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodePro
 	if stored != nil {
 		former = stored.Spec.Services
 	}
-	in.Members = render.Members(name, services, former)
+	in.Members, _ = render.Members(name, services, former)
 	if node != nil && r.in.NodeProxy != nil {
 		resolution := p.all.Resolve(node.Labels)
 		p.resolved[resolution] = append(p.resolved[resolution], name)

@@ -105,8 +105,8 @@ func (r *renderer) service(svc *corev1.Service, p *servicePolicies) {
 	if found := r.slices[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}]; found != nil {
 		of = *found
 	}
-	if excess := render.Size(svc, of.Slices).Excess(); excess != "" {
-		r.problem("Service %s/%s is refused, and nodes keep what they have of it: %s", svc.Namespace, svc.Name, excess)
+	if limit, text := render.Size(svc, of.Slices).Excess(); limit != "" {
+		r.problem("Service %s/%s is refused, and nodes keep what they have of it: %s", svc.Namespace, svc.Name, text)
 		if stored := p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]; stored != nil {
 			r.result.Services = append(r.result.Services, v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: stored.Name}, Spec: stored.Spec})
 		}

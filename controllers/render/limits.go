@@ -25,12 +25,8 @@ func sizeOfSlices(endpointSlices []*discoveryv1.EndpointSlice) (size v1alpha1.Se
 	return size
 }
 
-// tooMany reports whether slices, with one more unless that is nil, are more than those of
-// one Service may be.
-func tooMany(endpointSlices []*discoveryv1.EndpointSlice, more *discoveryv1.EndpointSlice) bool {
-	size := sizeOfSlices(endpointSlices)
-	if more != nil {
-		size = size.Plus(sizeOfSlices([]*discoveryv1.EndpointSlice{more}))
-	}
-	return size.Excess() != ""
+// tooMany reports whether slices exceed the limits of one Service.
+func tooMany(endpointSlices []*discoveryv1.EndpointSlice) bool {
+	limit, _ := sizeOfSlices(endpointSlices).Excess()
+	return limit != ""
 }

@@ -23,11 +23,13 @@ type ServiceSlices struct {
 // which node an endpoint lives, as in Service, so an address that is named for
 // two nodes belongs to one of them. Whether the Service itself exists does not
 // matter: the two rendered kinds never wait for each other. A Service over a limit keeps
-// the members that it has in current.
-func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceMembers) []v1alpha1.ServiceMembers {
+// the members that it has in current, and is held: the node has to be rendered again, as what
+// ends the excess may not concern it.
+func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceMembers) (members []v1alpha1.ServiceMembers, held bool) {
 	var out []v1alpha1.ServiceMembers
 	for _, s := range services {
-		if tooMany(s.Slices, nil) {
+		if tooMany(s.Slices) {
+			held = true
 			for i := range current {
 				if current[i].Namespace == s.Service.Namespace && current[i].Name == s.Service.Name {
 					out = append(out, current[i])
@@ -42,7 +44,7 @@ func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceMe
 	slices.SortFunc(out, func(a, b v1alpha1.ServiceMembers) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
-	return out
+	return out, held
 }
 
 // membersOf finds the node's endpoints of one Service.
@@ -90,17 +92,12 @@ func membersOf(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1alp
 	return out
 }
 
-// NodesNamed returns the nodes that slices name, sorted, each once; nil names none.
-func NodesNamed(endpointSlices ...*discoveryv1.EndpointSlice) []string {
+// NodesNamed returns the nodes that a slice names, sorted, each once.
+func NodesNamed(slice *discoveryv1.EndpointSlice) []string {
 	nodes := map[string]struct{}{}
-	for _, slice := range endpointSlices {
-		if slice == nil {
-			continue
-		}
-		for i := range slice.Endpoints {
-			if n := slice.Endpoints[i].NodeName; n != nil && *n != "" {
-				nodes[*n] = struct{}{}
-			}
+	for i := range slice.Endpoints {
+		if n := slice.Endpoints[i].NodeName; n != nil && *n != "" {
+			nodes[*n] = struct{}{}
 		}
 	}
 	return slices.Sorted(maps.Keys(nodes))
@@ -111,15 +108,8 @@ func NodesNamed(endpointSlices ...*discoveryv1.EndpointSlice) []string {
 // more), given the other slices of the Service. A node is affected when it
 // gained or lost an endpoint, or when the change may have shifted the winner
 // of an address that another slice names too. The result is sorted. All ports of
-// a slice have the same endpoints, so that their number does not matter here. While the
-// Service is over a limit nothing of it changes; when that ends, all its nodes are affected.
+// a slice have the same endpoints, so their number does not matter here.
 func NodesAffected(old, changed *discoveryv1.EndpointSlice, others []*discoveryv1.EndpointSlice) []string {
-	switch {
-	case tooMany(others, changed):
-		return nil
-	case tooMany(others, old):
-		return NodesNamed(append(slices.Clip(others), old, changed)...)
-	}
 	before, after := addressesOf(old), addressesOf(changed)
 	samePorts := old != nil && changed != nil && sameSlicePorts(old, changed)
 	nodes := map[string]struct{}{}

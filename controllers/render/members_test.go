@@ -3,6 +3,7 @@ package render
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -15,6 +16,12 @@ import (
 
 func cart(in ...*discoveryv1.EndpointSlice) []ServiceSlices {
 	return []ServiceSlices{{Service: types.NamespacedName{Namespace: "shop", Name: "cart"}, Slices: in}}
+}
+
+// members are those of a node that had none before.
+func members(node string, services []ServiceSlices) []v1alpha1.ServiceMembers {
+	out, _ := Members(node, services, nil)
+	return out
 }
 
 func TestMembers(t *testing.T) {
@@ -61,7 +68,7 @@ func TestMembers(t *testing.T) {
 				want = []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "cart",
 					Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: c.want}}}}
 			}
-			if diff := cmp.Diff(want, Members("n1", cart(c.slices...), nil)); diff != "" {
+			if diff := cmp.Diff(want, members("n1", cart(c.slices...))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -90,12 +97,12 @@ func TestMembersOrder(t *testing.T) {
 	total := 0
 	for i := range 7 {
 		node := fmt.Sprintf("node-%d", i)
-		want := Members(node, cart(in...), nil)
+		want := members(node, cart(in...))
 		for _, p := range want[0].Ports {
 			total += len(p.Endpoints)
 		}
 		for range 10 {
-			if diff := cmp.Diff(want, Members(node, cart(permuted(random, in)...), nil)); diff != "" {
+			if diff := cmp.Diff(want, members(node, cart(permuted(random, in)...))); diff != "" {
 				t.Fatalf("another order gives other members of %s (-want +got):\n%s", node, diff)
 			}
 		}
@@ -159,7 +166,7 @@ func TestNodesAffected(t *testing.T) {
 // Whatever changes, no node that NodesAffected leaves out has other members.
 func TestNodesAffectedMissesNone(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
-	slices := func() []*discoveryv1.EndpointSlice {
+	three := func() []*discoveryv1.EndpointSlice {
 		var out []*discoveryv1.EndpointSlice
 		for i := range 3 {
 			s := slice(fmt.Sprintf("s%d", i))
@@ -182,14 +189,14 @@ func TestNodesAffectedMissesNone(t *testing.T) {
 		return out
 	}
 	for range 3000 {
-		before := slices()
-		after := []*discoveryv1.EndpointSlice{slices()[0], before[1], before[2]}
+		before := three()
+		after := []*discoveryv1.EndpointSlice{three()[0], before[1], before[2]}
 		affected := map[string]bool{}
 		for _, n := range NodesAffected(before[0], after[0], before[1:]) {
 			affected[n] = true
 		}
 		for _, n := range []string{"n1", "n2", "n3"} {
-			diff := cmp.Diff(Members(n, cart(before...), nil), Members(n, cart(after...), nil))
+			diff := cmp.Diff(members(n, cart(before...)), members(n, cart(after...)))
 			if diff != "" && !affected[n] {
 				t.Fatalf("%s is not affected, but its members changed:\n%s", n, diff)
 			}
@@ -197,31 +204,24 @@ func TestNodesAffectedMissesNone(t *testing.T) {
 	}
 }
 
-// A Service over a limit keeps its members, whatever changes, and no node is woken; once it is
-// within again, all its nodes are.
+// A Service over a limit keeps its members, and nodes whose endpoints change meanwhile are
+// woken all the same: they find that they hold it.
 func TestMembersOverALimit(t *testing.T) {
 	small, more := slice("small", endpoint("10.0.0.1", on("n1"))), slice("more", endpoint("10.0.0.2", on("n2")))
 	large := crowded("large", v1alpha1.MaxServiceEntries+1)
-	former := Members("n1", cart(small), nil)
-	if diff := cmp.Diff(former, Members("n1", cart(large, more), former)); diff != "" {
-		t.Errorf("members over the limit (-want +got):\n%s", diff)
+	former := members("n1", cart(small))
+	got, held := Members("n1", cart(large, more), former)
+	if diff := cmp.Diff(former, got); diff != "" || !held {
+		t.Errorf("members over the limit, held %t (-want +got):\n%s", held, diff)
 	}
-	if got := Members("n2", cart(large, more), former[:0]); len(got) > 0 {
-		t.Errorf("a node that had no members has %v", got)
+	if got, held := Members("n2", cart(large, more), former[:0]); len(got) > 0 || !held {
+		t.Errorf("a node that had no members has %v, held %t", got, held)
 	}
-	for name, c := range map[string]struct {
-		old, changed *discoveryv1.EndpointSlice
-		others       []*discoveryv1.EndpointSlice
-		want         []string
-	}{
-		"over it now":        {nil, large, []*discoveryv1.EndpointSlice{small}, nil},
-		"over it still":      {nil, more, []*discoveryv1.EndpointSlice{small, large}, nil},
-		"within it again":    {large, nil, []*discoveryv1.EndpointSlice{small, more}, []string{"n1", "n2"}},
-		"within it, changed": {large, small, []*discoveryv1.EndpointSlice{more}, []string{"n1", "n2"}},
-	} {
-		if diff := cmp.Diff(c.want, NodesAffected(c.old, c.changed, c.others)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+	if got, held := Members("n2", cart(small, more), nil); len(got) != 1 || held {
+		t.Errorf("within the limit: %v, held %t", got, held)
+	}
+	if got := NodesAffected(nil, more, []*discoveryv1.EndpointSlice{large}); !slices.Equal(got, []string{"n2"}) {
+		t.Errorf("woken: %v", got)
 	}
 }
 

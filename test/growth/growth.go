@@ -23,19 +23,24 @@ const (
 func Linear[T any](t *testing.T, size int, prepare func(size int) T, step func(T)) {
 	t.Helper()
 	for _, n := range []int{size, 10 * size} {
-		small, large := prepare(n), prepare(10*n)
-		var few, many time.Duration
-		for range rounds {
-			few, many = fastest(small, step), fastest(large, step)
-			if many <= most*few {
-				break
-			}
-		}
+		few, many := compare(prepare(n), prepare(10*n), step)
 		t.Logf("%d: %v, %d: %v", n, few, 10*n, many)
 		if many > most*few {
 			t.Errorf("%d takes %v, and %d takes %v: more than %d times as long", n, few, 10*n, many, most)
 		}
 	}
+}
+
+// compare measures step with a small and a large input, again and again if the machine may be
+// what was slow.
+func compare[T any](small, large T, step func(T)) (few, many time.Duration) {
+	for range rounds {
+		few, many = fastest(small, step), fastest(large, step)
+		if many <= most*few {
+			break
+		}
+	}
+	return few, many
 }
 
 func fastest[T any](input T, step func(T)) time.Duration {

@@ -133,7 +133,8 @@ func (w *World) renderNode(bySvc map[types.NamespacedName][]*discoveryv1.Endpoin
 	for name, list := range bySvc {
 		all = append(all, render.ServiceSlices{Service: name, Slices: list})
 	}
-	spec, ok := render.Node(render.NodeInput{Node: w.Node, Settings: settings, Members: render.Members(w.Node.Name, all, nil), FormatVersion: v1alpha1.FormatVersion})
+	members, _ := render.Members(w.Node.Name, all, nil)
+	spec, ok := render.Node(render.NodeInput{Node: w.Node, Settings: settings, Members: members, FormatVersion: v1alpha1.FormatVersion})
 	if !ok {
 		w.Fatal("no rules are rendered for the node")
 	}

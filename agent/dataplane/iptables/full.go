@@ -214,8 +214,12 @@ func (p *fullPass) writeChains(ctx context.Context) error {
 func (p *fullPass) addChains(t *transaction, names []dataplane.ServiceName, different map[dataplane.ServiceName][]string) {
 	for _, name := range names {
 		plan := p.want.config.planService(p.ruleset.Services[name])
+		differs := make(map[string]struct{}, len(different[name]))
+		for _, chain := range different[name] {
+			differs[chain] = struct{}{}
+		}
 		for i := range plan.chains {
-			if slices.Contains(different[name], plan.chains[i].name) {
+			if _, found := differs[plan.chains[i].name]; found {
 				t.writeChain(&plan.chains[i])
 			}
 		}

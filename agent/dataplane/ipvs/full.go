@@ -264,8 +264,8 @@ func (p *fullPass) notice() {
 			delete(p.draining, k)
 			continue
 		}
-		for real := range reals {
-			if slices.Contains(s.reals, real) {
+		for _, real := range s.reals {
+			if _, drains := reals[real]; drains {
 				p.draining.end(k, real)
 			}
 		}

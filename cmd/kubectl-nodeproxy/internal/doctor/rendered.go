@@ -132,7 +132,7 @@ func (e *examination) members() {
 		for name := range byNode[node.Name] {
 			of = append(of, render.ServiceSlices{Service: name, Slices: e.rendered(name)})
 		}
-		wanted := render.Members(node.Name, of, node.Spec.Services)
+		wanted, _ := render.Members(node.Name, of, node.Spec.Services)
 		var stored []v1alpha1.ServiceMembers
 		for _, s := range node.Spec.Services {
 			if e.concerns(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}) {

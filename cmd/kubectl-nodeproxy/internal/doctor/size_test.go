@@ -67,7 +67,7 @@ func (w *world) renderLarge() {
 	}
 	for i := range w.NodeRules {
 		node := &w.NodeRules[i]
-		node.Spec.Services = render.Members(node.Name, on[node.Name], nil)
+		node.Spec.Services, _ = render.Members(node.Name, on[node.Name], nil)
 		node.Status.LocalEndpoints = 0 // each has one port, whose endpoints are all used
 		for _, members := range node.Spec.Services {
 			node.Status.LocalEndpoints += int32(len(members.Ports[0].Endpoints))

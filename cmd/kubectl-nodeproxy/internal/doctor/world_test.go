@@ -161,7 +161,7 @@ func (w *world) render() {
 		names = append(names, rules.Name)
 	}
 	for i := range w.NodeRules {
-		w.NodeRules[i].Spec.Services = render.Members(w.NodeRules[i].Name, of, nil)
+		w.NodeRules[i].Spec.Services, _ = render.Members(w.NodeRules[i].Name, of, nil)
 		w.report(i)
 	}
 	if w.NodeProxy != nil {
