@@ -282,13 +282,7 @@ func controllerOptions(concurrency int) controller.Options {
 // switchedOn tells whether nodeproxy was ever switched on: NodeProxy exists, or
 // rendered objects of a time when it did. Otherwise nothing is rendered, nor
 // while NodeProxy is being removed with all that was rendered.
-func switchedOn(ctx context.Context, c client.Reader) (bool, error) {
-	np, err := nodeProxy(ctx, c)
-	if err != nil || np != nil {
-		return np != nil && !beingRemoved(np), err
-	}
-	return anyRendered(ctx, c)
-}
+func switchedOn(ctx context.Context, c client.Reader) (bool, error) { return mayCreate(ctx, c, c) }
 
 // mayCreate is switchedOn for what is about to be created. Each kind has a watch of its own:
 // the cache may know that NodeProxy is gone and still hold rendered objects that went

@@ -233,11 +233,10 @@ func eachOnce[T comparable](list []T) []T {
 	if len(list) < 2 {
 		return list
 	}
-	seen := make(map[T]struct{}, len(list))
+	var before dataplane.Once[T]
 	out := make([]T, 0, len(list))
 	for _, one := range list {
-		if _, twice := seen[one]; !twice {
-			seen[one] = struct{}{}
+		if before.First(one) {
 			out = append(out, one)
 		}
 	}
