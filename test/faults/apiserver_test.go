@@ -169,23 +169,6 @@ func rebooted(r *run) {
 	reconnect()
 }
 
-// podsInSlices returns nil when Service web has an endpoint for each of its pods.
-func (r *run) podsInSlices(ctx context.Context) error {
-	wanted, err := r.wanted(ctx)
-	if err != nil {
-		return err
-	}
-	for _, node := range r.cluster.Nodes() {
-		for _, pod := range node.Pods() {
-			web := strings.HasPrefix(pod.Name(), "web")
-			if web && !slices.ContainsFunc(wanted, func(line string) bool { return strings.HasSuffix(line, " "+pod.Address(8080)) }) {
-				return fmt.Errorf("no EndpointSlice has %s", pod.Name())
-			}
-		}
-	}
-	return nil
-}
-
 // through are the targets that go by the rules of a node, but from none of its
 // pods, and until they are back to none of them.
 func (r *run) through(node *cluster.Node, back *atomic.Bool) []load.Target {

@@ -80,20 +80,23 @@ func difference(want, got []string) string {
 }
 
 var (
-	dispatched  = regexp.MustCompile(`^(ip6?tables) nat -A KUBE-SERVICES -d (\S+)/\d+ -p (\w+) .*cluster IP" .*--dport (\d+) -j (KUBE-SVC-\w+)$`)
-	chosen      = regexp.MustCompile(`^(ip6?tables) nat -A (KUBE-SVC-\w+) .*-j (KUBE-SEP-\w+)$`)
+	dispatched  = regexp.MustCompile(`^(ip6?tables) nat -A KUBE-SERVICES -d (\S+)/\d+ -p (\w+) .*cluster IP" .*--dport (\d+) -j KUBE-SVC-(\w+)$`)
+	chosen      = regexp.MustCompile(`^(ip6?tables) nat -A KUBE-(SVC|SVL)-(\w+) .*-j (KUBE-SEP-\w+)$`)
 	translation = regexp.MustCompile(`^(ip6?tables) nat -A (KUBE-SEP-\w+) .*-j DNAT --to-destination (\S+)$`)
 )
 
-// served reads from a node's rules where connections to cluster IPs go: a
-// sorted line for each "IP:port/protocol endpoint".
+// local ends the lines of served and desired that are about policy Local.
+const local = " local"
+
+// served reads from a node's rules where connections to cluster IPs go, and those that
+// policy Local keeps on the node: a sorted line for each "IP:port/protocol endpoint".
 func served(rules []string) []string {
 	endpoints, chains := map[string]string{}, map[string][]string{}
 	for _, rule := range rules {
 		if m := translation.FindStringSubmatch(rule); m != nil {
 			endpoints[m[1]+m[2]] = m[3]
 		} else if m := chosen.FindStringSubmatch(rule); m != nil {
-			chains[m[1]+m[2]] = append(chains[m[1]+m[2]], m[1]+m[3])
+			chains[m[1]+m[2]+m[3]] = append(chains[m[1]+m[2]+m[3]], m[1]+m[4])
 		}
 	}
 	var out []string
@@ -102,17 +105,21 @@ func served(rules []string) []string {
 		if m == nil {
 			continue
 		}
-		for _, chain := range chains[m[1]+m[5]] {
-			out = append(out, fmt.Sprintf("%s/%s %s", net.JoinHostPort(m[2], m[4]), m[3], endpoints[chain]))
+		line := net.JoinHostPort(m[2], m[4]) + "/" + m[3] + " "
+		for _, chain := range chains[m[1]+"SVC"+m[5]] {
+			out = append(out, line+endpoints[chain])
+		}
+		for _, chain := range chains[m[1]+"SVL"+m[5]] {
+			out = append(out, line+endpoints[chain]+local)
 		}
 	}
 	slices.Sort(out)
 	return out
 }
 
-// wanted says the same from the Services and EndpointSlices of the API server:
-// all ready endpoints.
-func (w *world) wanted(ctx context.Context) ([]string, error) {
+// desired is what served should find on a node, from the Services and EndpointSlices of the
+// API server: all ready endpoints. Without a node it has no lines about policy Local.
+func (w *world) desired(ctx context.Context, node *cluster.Node) ([]string, error) {
 	services, endpointSlices := &corev1.ServiceList{}, &discoveryv1.EndpointSliceList{}
 	if err := w.cluster.Client().List(ctx, services); err != nil {
 		return nil, err
@@ -127,11 +134,14 @@ func (w *world) wanted(ctx context.Context) ([]string, error) {
 	}
 	var out []string
 	for _, service := range services.Items {
+		onNode := node
+		if service.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
+			onNode = nil
+		}
 		for _, ip := range service.Spec.ClusterIPs {
 			for _, port := range service.Spec.Ports {
-				front := fmt.Sprintf("%s/%s", net.JoinHostPort(ip, strconv.Itoa(int(port.Port))), strings.ToLower(string(port.Protocol)))
 				for _, slice := range byService[service.Namespace+"/"+service.Name] {
-					out = append(out, ready(front, ip, port, slice)...)
+					out = append(out, ready(ip, port, slice, onNode)...)
 				}
 			}
 		}
@@ -140,8 +150,13 @@ func (w *world) wanted(ctx context.Context) ([]string, error) {
 	return slices.Compact(out), nil
 }
 
-// ready are the lines of wanted of one slice.
-func ready(front, ip string, port corev1.ServicePort, slice discoveryv1.EndpointSlice) []string {
+// front is a port at a cluster IP, as in lines of served.
+func front(ip string, port corev1.ServicePort) string {
+	return fmt.Sprintf("%s/%s", net.JoinHostPort(ip, strconv.Itoa(int(port.Port))), strings.ToLower(string(port.Protocol)))
+}
+
+// ready are the lines of desired of one slice.
+func ready(ip string, port corev1.ServicePort, slice discoveryv1.EndpointSlice, node *cluster.Node) []string {
 	family := discoveryv1.AddressTypeIPv4
 	if netip.MustParseAddr(ip).Is6() {
 		family = discoveryv1.AddressTypeIPv6
@@ -156,7 +171,11 @@ func ready(front, ip string, port corev1.ServicePort, slice discoveryv1.Endpoint
 				continue
 			}
 			for _, address := range e.Addresses {
-				out = append(out, front+" "+net.JoinHostPort(address, strconv.Itoa(int(*p.Port))))
+				line := front(ip, port) + " " + net.JoinHostPort(address, strconv.Itoa(int(*p.Port)))
+				out = append(out, line)
+				if node != nil && *e.NodeName == node.Name() {
+					out = append(out, line+local)
+				}
 			}
 		}
 	}

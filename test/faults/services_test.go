@@ -1,22 +1,26 @@
 package faults
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
-	"github.com/nodeproxy-io/nodeproxy/test/install"
 	"github.com/nodeproxy-io/nodeproxy/test/load"
 )
 
@@ -253,8 +257,8 @@ func (w *world) endpoints(addresses []string) []discoveryv1.Endpoint {
 
 // change makes one pod of Service changing unready after another, and ready
 // again, until the returned function is called, which waits until the
-// EndpointSlices have all of them again. Who is not ready still answers: what is
-// late for a while harms no connection.
+// EndpointSlices have all of them again. Pods that are not ready still answer: a
+// change that arrives late harms no connection.
 func (r *run) change(every time.Duration) (stop func()) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	var running sync.WaitGroup
@@ -272,25 +276,70 @@ func (r *run) change(every time.Duration) (stop func()) {
 		}
 	})
 	return func() {
+		r.Helper()
 		cancel()
 		running.Wait()
-		r.allReady()
+		r.until(time.Minute, func(ctx context.Context) error {
+			for _, pod := range r.changing {
+				if err := pod.SetReady(ctx, true); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		r.until(time.Minute, r.podsInSlices)
 	}
 }
 
-// allReady makes all pods of Service changing ready, and waits until the API
-// server says so.
-func (r *run) allReady() {
-	r.Helper()
-	err := install.Until(r.ctx, time.Minute, func(ctx context.Context) error {
-		for _, pod := range r.changing {
-			if err := pod.SetReady(ctx, true); err != nil {
-				return err
+// podsInSlices returns nil when the EndpointSlices have each ready pod that a Service
+// selects, in both IP families. It updates a Service that lacks one: where Kubernetes'
+// controller has met pods of a Node that it did not know, it tries again only after up
+// to 1,000 s, or when the Service is updated.
+func (w *world) podsInSlices(ctx context.Context) error {
+	listed, err := w.desired(ctx, nil)
+	if err != nil {
+		return err
+	}
+	services, pods := &corev1.ServiceList{}, &corev1.PodList{}
+	if err := errors.Join(w.cluster.Client().List(ctx, services), w.cluster.Client().List(ctx, pods)); err != nil {
+		return err
+	}
+	for _, service := range services.Items {
+		lacks := ""
+		for _, pod := range pods.Items {
+			if len(service.Spec.Selector) > 0 && labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(pod.Labels)) && podReady(&pod) {
+				lacks = cmp.Or(lacks, unlisted(&service, &pod, listed))
 			}
 		}
-		return nil
-	})
-	if err != nil {
-		r.Fatal(err)
+		if lacks == "" {
+			continue
+		}
+		patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"updated":"%d"}}}`, time.Now().UnixNano()))
+		return errors.Join(fmt.Errorf("no EndpointSlice of Service %s has %s", service.Name, lacks), w.cluster.Client().Patch(ctx, &service, patch))
 	}
+	return nil
+}
+
+// unlisted is an address of a pod that is no endpoint of a Service in a list of desired;
+// empty: all are.
+func unlisted(service *corev1.Service, pod *corev1.Pod, listed []string) string {
+	for _, ip := range service.Spec.ClusterIPs {
+		for _, own := range pod.Status.PodIPs {
+			if strings.Contains(ip, ":") != strings.Contains(own.IP, ":") {
+				continue
+			}
+			for _, port := range service.Spec.Ports {
+				if _, ok := slices.BinarySearch(listed, front(ip, port)+" "+net.JoinHostPort(own.IP, port.TargetPort.String())); !ok {
+					return own.IP
+				}
+			}
+		}
+	}
+	return ""
+}
+
+func podReady(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
 }

@@ -211,18 +211,18 @@ func (w *world) reported(ctx context.Context) error {
 }
 
 // serving returns nil when each node's rules lead to the endpoints that
-// Services and EndpointSlices have.
+// Services and EndpointSlices have, and for policy Local to those on the node.
 func (w *world) serving(ctx context.Context) error {
-	wanted, err := w.wanted(ctx)
-	if err != nil {
-		return err
-	}
 	for _, node := range w.cluster.Nodes() {
+		desired, err := w.desired(ctx, node)
+		if err != nil {
+			return err
+		}
 		rules, err := w.saved(ctx, node)
 		if err != nil {
 			return err
 		}
-		if d := difference(wanted, served(rules)); d != "" {
+		if d := difference(desired, served(rules)); d != "" {
 			return fmt.Errorf("rules of %s and EndpointSlices: %s", node.Name(), d)
 		}
 	}
@@ -233,7 +233,7 @@ func (w *world) serving(ctx context.Context) error {
 func (w *world) settle(t *testing.T) map[string][]string {
 	t.Helper()
 	err := install.Until(w.ctx, 2*time.Minute, func(ctx context.Context) error {
-		if err := errors.Join(w.running(), w.reported(ctx)); err != nil {
+		if err := errors.Join(w.running(), w.reported(ctx), w.podsInSlices(ctx)); err != nil {
 			return err
 		}
 		return w.serving(ctx)

@@ -184,3 +184,24 @@ func TestOrder(t *testing.T) {
 	s.replace([]server{"y", "z"})
 	expect("x", "y", "z") // those of the command line first
 }
+
+// FuzzParseList reads any text as a list of API servers. What is read must be read again
+// from its own text, and each line is a server, bad, or without meaning.
+func FuzzParseList(f *testing.F) {
+	for _, text := range []string{"https://10.0.0.1:6443\n# comment\n\nhttps://[fd00::1]", "https://a.example\r\nhttps://a.example:443", "http://a", "https://a/?b"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		found, bad := parseList(text)
+		if lines := strings.Count(text, "\n") + 1; len(found)+len(bad) > lines {
+			t.Errorf("%d lines have %d servers and %d bad ones", lines, len(found), len(bad))
+		}
+		var again strings.Builder
+		for _, s := range found {
+			again.WriteString(string(s) + "\n")
+		}
+		if same, bad := parseList(again.String()); !slices.Equal(same, found) || len(bad) > 0 {
+			t.Errorf("%q is read as %q, and that as %q, bad %q", text, found, same, bad)
+		}
+	})
+}
