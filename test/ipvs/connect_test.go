@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -86,7 +88,7 @@ func (t test) sequence(from *cluster.Place, network, address string, count int) 
 	for range count {
 		got, err := from.Dial(t.Context(), network, address)
 		if err != nil {
-			load.FatalLoss(t, "%v", err)
+			t.lost(address, err)
 		}
 		servers = append(servers, got.Server)
 	}
@@ -98,10 +100,34 @@ func (t test) hold(from *cluster.Place, network, address string) (*cluster.Conn,
 	t.Helper()
 	conn, err := from.Connect(t.Context(), network, address)
 	if err != nil {
-		load.FatalLoss(t, "%v", err)
+		t.lost(address, err)
 	}
 	t.Cleanup(func() { _ = conn.Abort() }) // it may have ended
-	return conn, t.ask(conn)
+	got, err := conn.Ask(t.Context())
+	if err != nil {
+		t.lost(address, fmt.Errorf("the connection was accepted, but its first question has no answer: %w", err))
+	}
+	return conn, got.Server
+}
+
+// lost ends the test because of a lost connection, with what the nodes' kernels know of it.
+func (t test) lost(address string, err error) {
+	t.Helper()
+	for _, node := range t.cluster.Nodes() {
+		for _, command := range [][]string{{"ipvsadm", "-S", "-n"}, {"ipvsadm", "-L", "-n", "-c"}, {"conntrack", "-L"}} {
+			text, err := node.Exec(t.Context(), command[0], command[1:]...)
+			ip, _, _ := net.SplitHostPort(address)
+			for line := range strings.Lines(text) {
+				if strings.Contains(line, ip) {
+					t.Logf("%s, %s: %s", node.Name(), strings.Join(command, " "), strings.TrimSpace(line))
+				}
+			}
+			if err != nil {
+				t.Logf("%s, %s: %v", node.Name(), strings.Join(command, " "), err)
+			}
+		}
+	}
+	load.FatalLoss(t, "%v", err)
 }
 
 // ask asks once on an open connection and returns who answers.
