@@ -49,7 +49,7 @@ func TestControllers(t *testing.T) {
 		return
 	}
 	RegisterFailHandler(Fail)
-	SetDefaultEventuallyTimeout(10 * time.Second)
+	SetDefaultEventuallyTimeout(30 * time.Second)
 	SetDefaultEventuallyPollingInterval(20 * time.Millisecond)
 	RunSpecs(t, "controllers")
 }
@@ -66,8 +66,6 @@ var _ = BeforeSuite(func() {
 	apiServer = &envtest.Environment{
 		CRDDirectoryPaths:     []string{filepath.Join("..", "config", "crd", "bases")},
 		ErrorIfCRDPathMissing: true,
-		// Three start at once, beside a race detector.
-		ControlPlaneStartTimeout: 2 * time.Minute,
 	}
 	apiConfig, err := apiServer.Start()
 	Expect(err).NotTo(HaveOccurred())

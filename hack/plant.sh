@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Plants what a run of tests must not forgive, and fails itself unless the run then fails for
 # that reason: one lost connection in each suite with a steady load, which nothing may repeat;
-# and, in a copy of this tree, flaky, vanishing, skipped and slow tests. As root.
+# and, in a copy of this tree, flaky, vanishing and skipped tests, tests that prove too little,
+# and a machine without clusters. As root.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -56,7 +57,9 @@ mkdir "$temp/tree"
 git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar -xf - -C "$temp/tree" || exit 1
 cd "$temp/tree" || exit 1
 cp hack/testdata/planted_test.go test/speed/
-cp hack/testdata/planted_test.go test/scenarios/ && sed -i 's/^package speed/package scenarios/' test/scenarios/planted_test.go
+for package in test/scenarios agent/health; do
+	sed "s/^package speed/package $(basename $package)/" hack/testdata/planted_test.go >$package/planted_test.go
+done
 
 tests="TESTFLAGS=-run ^TestPlanted"
 
@@ -75,8 +78,16 @@ fi
 conclude "two flaky tests, which may be repeated" "$forgiven"
 planted "three flaky tests" 'not repeated, because more than 2 tests failed' '^AGAIN ' speed "$tests" "$(fresh)" PLANT_FLAKES=3
 planted "a flaky unit" 'FAIL .*TestPlantedFlakes/0: failed\. It said' '^AGAIN ' unit "$tests" "$(fresh)" PLANT_FLAKES=1
+planted "a flaky test under the race detector" 'FAIL .*agent/health TestPlantedFlakes/0: failed\. It said' '^AGAIN ' race "$tests" "$(fresh)" PLANT_FLAKES=1
 planted "a test that is gone when it is repeated" 'did not run when it was repeated' '^RETRIED ' speed "$tests" "$(fresh)" PLANT_VANISHES=1
 planted "a skipped test" 'may not be skipped: test/speed TestPlantedSkip: ' '^AGAIN ' speed "$tests" PLANT_SKIP=1
+
+sed -i 's/^	leastWriting = .*/	leastWriting = kills + 1/' test/faults/agents_test.go
+planted "kills that miss every write" 'want at least 31: this proves too little' '^AGAIN ' faults RETRY=0 FAULTS=agent-killed
+
+sed -i 's/^	return \[\]wanted{$/&{name: "planted", apply: func(situation, rules.Rules) {}},/' test/parity/differences.go
+planted "a listed difference that is never met" 'difference "planted" was never met' '^AGAIN ' parity RETRY=0 "TESTFLAGS=-run ^TestSideBySide$" \
+	PARITY_FULL=1 PARITY_WORLDS=1 PARITY_FRESH_WORLDS=0
 
 sed -i 's/^func Check() error {$/&\n\treturn ErrNotPossible/' test/cluster/check.go
 planted "a machine on which no cluster can run" 'may not be skipped: test/faults ' '^AGAIN ' faults FAULTS=lock-held

@@ -104,6 +104,9 @@ export FAULTS_SEED=${FAULTS_SEED:-$((RANDOM + 1))} SIMULATED_SEED=${SIMULATED_SE
 export PARITY_SEED=${PARITY_SEED:-$((RANDOM + 1000))} IPVS_PARITY_SEED=${IPVS_PARITY_SEED:-$((RANDOM + 1000))}
 export NODEPROXY_SEED=${NODEPROXY_SEED:-$((RANDOM + 1))} # of models beside the kernel
 
+# envtest's own 20 s are few for several API servers beside a race detector.
+export KUBEBUILDER_CONTROLPLANE_START_TIMEOUT=2m KUBEBUILDER_CONTROLPLANE_STOP_TIMEOUT=1m
+
 # report FLAGS... runs go test. Its cache does not know of programs and files that tests use
 # at run time, nor of the kernel: nothing is taken from there.
 report() { "$temp/testreport" run -records "$temp/records" -show '|' "$@" || status=1; }
@@ -172,14 +175,14 @@ need_api() {
 
 run_api() {
 	need_api
-	run "against a real API server" "$api" "${retry[@]}" -- -p 3
+	run "against a real API server" "$api" "${retry[@]}" -- -p 3 -timeout 30m
 }
 
 run_race() {
 	local -x CGO_ENABLED=1 # the race detector needs it
-	run "units and the kernel, with the race detector" "$(printf '%s\n%s\n' "$unit" "$kernel" | matching "$raced")" -- -race -p 3
+	run "units and the kernel, with the race detector" "$(printf '%s\n%s\n' "$unit" "$kernel" | matching "$raced")" -- -race -p 3 -timeout 30m
 	need_api
-	run "against a real API server, with the race detector" "$(matching "$raced" <<<"$api")" -- -race -p 2
+	run "against a real API server, with the race detector" "$(matching "$raced" <<<"$api")" -- -race -p 2 -timeout 30m
 }
 
 # Tests of nodes wait more than they work: several run side by side.

@@ -26,8 +26,12 @@ type session struct {
 func (s *session) run(ctx context.Context, flags, packages []string) (passed bool, err error) {
 	first, err := s.once(ctx, append(slices.Clone(flags), packages...))
 	s.records = first.records
-	if err != nil || !first.failed {
-		return err == nil, err
+	if err != nil {
+		return false, err
+	}
+	passed = s.allRan(flags)
+	if !first.failed {
+		return passed, nil
 	}
 	if len(first.failures) == 0 {
 		s.records = append(s.records, record{
@@ -40,7 +44,6 @@ func (s *session) run(ctx context.Context, flags, packages []string) (passed boo
 	for _, f := range first.failures {
 		failed += len(f.names())
 	}
-	passed = true
 	for _, f := range first.failures {
 		r := s.recordOf(f.pkg)
 		switch {
@@ -59,6 +62,24 @@ func (s *session) run(ctx context.Context, flags, packages []string) (passed boo
 		passed = passed && len(r.Failed) == 0
 	}
 	return passed, nil
+}
+
+// allRan reports whether at least one test ran in each package. Flags that choose tests may
+// leave a package without.
+func (s *session) allRan(flags []string) bool {
+	for _, flag := range flags {
+		if name := strings.TrimLeft(flag, "-"); strings.HasPrefix(name, "run") || strings.HasPrefix(name, "fuzz") {
+			return true
+		}
+	}
+	all := true
+	for i := range s.records {
+		if r := &s.records[i]; r.Tests == 0 && len(r.Skipped) == 0 && r.passed {
+			r.Failed = append(r.Failed, outcome{Verdict: "passed, but no test ran"})
+			all = false
+		}
+	}
+	return all
 }
 
 // repeat runs the failed tests of a package once more.

@@ -181,6 +181,17 @@ func TestWithoutAgainNothingIsRepeated(t *testing.T) {
 	}
 }
 
+func TestPackageWithoutATest(t *testing.T) {
+	const empty = `{"Action":"pass","Package":"a","Elapsed":1}`
+	for flags, want := range map[string]bool{"-count 1": false, "-count 1 -run ^TestOther$": true, "-fuzz ^FuzzIt$": true} {
+		s := &session{out: io.Discard, goTest: says(empty)}
+		passed, err := s.run(t.Context(), strings.Fields(flags), nil)
+		if err != nil || passed != want || len(s.records[0].Failed) > 0 == want {
+			t.Errorf("%s: passed %t, %v, %+v", flags, passed, err, s.records)
+		}
+	}
+}
+
 // A go test of this machine, with a package that fails once.
 func TestAgainWithGo(t *testing.T) {
 	folder := t.TempDir()

@@ -22,6 +22,8 @@ type record struct {
 	Skipped []outcome
 	Retried []outcome
 	Failed  []outcome
+
+	passed bool // as go test says
 }
 
 // outcome is the result of a test that did not simply pass.

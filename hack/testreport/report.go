@@ -178,6 +178,7 @@ func (r *report) endPackage(e event, p *progress) {
 		Wall:    time.Duration(e.Elapsed * float64(time.Second)),
 		Tests:   p.tests,
 		Skipped: p.skipped,
+		passed:  e.Action == "pass",
 	})
 	p.output, p.others = map[string][]string{}, nil
 }

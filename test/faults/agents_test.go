@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -20,6 +21,8 @@ func agentFaults() []fault {
 		{name: "lock-held", title: "lock of iptables held 10 s", repair: 30 * time.Second, inject: lockHeld},
 	}
 }
+
+var failedWrite = regexp.MustCompile(`nodeproxy_agent_checkpoint_failures_total\{operation="write"\} [1-9]`)
 
 const (
 	// kills is how often agentKilled kills an agent, and leastWriting how many of these
@@ -98,7 +101,13 @@ func stateFolderFull(r *run) {
 	stop := r.change(200 * time.Millisecond)
 	r.until(20*time.Second, r.reported)
 	r.must(r.isFull(seen))
-	r.pass(10 * time.Second)
+	r.until(30*time.Second, func(ctx context.Context) error {
+		text, err := node.Get(ctx, "http://127.0.0.1:19256/metrics")
+		if err == nil && !failedWrite.MatchString(text) {
+			err = errors.New("the agent has not tried to write a checkpoint")
+		}
+		return err
+	})
 	r.must(r.isFull(seen))
 	stop()
 	r.must(os.Remove(filepath.Join(seen, "full")))
@@ -135,6 +144,12 @@ func lockHeld(r *run) {
 	r.until(10*time.Second, func(ctx context.Context) error {
 		if ok, err := r.serves(ctx, other, service); !ok {
 			return errors.Join(err, fmt.Errorf("%s, whose lock is free, does not serve a new Service", other.Name()))
+		}
+		return nil
+	})
+	r.until(10*time.Second, func(context.Context) error {
+		if !writes(r.agents[node.Name()].PID()) {
+			return fmt.Errorf("the agent of %s does not wait for the lock", node.Name())
 		}
 		return nil
 	})

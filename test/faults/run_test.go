@@ -36,6 +36,9 @@ type run struct {
 	begun    time.Time           // of the fault
 	ended    time.Time           // of the fault; time to repair counts from here
 	repaired time.Time
+	// listing is how long Kubernetes took to list pods again after the fault: time that
+	// nodeproxy cannot use for its repair.
+	listing time.Duration
 	// repairTook is time to repair where the fault itself has seen it.
 	repairTook time.Duration
 	windows    []window
@@ -109,7 +112,7 @@ func (w *world) suffer(t *testing.T, f fault, rows *table) {
 // goes again, rules are what they were before, each node says so, and all
 // connections succeed.
 func (r *run) repair() error {
-	ctx, cancel := context.WithDeadline(r.ctx, r.ended.Add(r.fault.repair))
+	ctx, cancel := context.WithDeadline(r.ctx, r.ended.Add(r.fault.repair+r.listing))
 	defer cancel()
 	if !r.fault.still {
 		if err := r.prove(ctx); err != nil {

@@ -279,6 +279,7 @@ func (r *run) change(every time.Duration) (stop func()) {
 		r.Helper()
 		cancel()
 		running.Wait()
+		begun := time.Now()
 		r.until(time.Minute, func(ctx context.Context) error {
 			for _, pod := range r.changing {
 				if err := pod.SetReady(ctx, true); err != nil {
@@ -288,6 +289,7 @@ func (r *run) change(every time.Duration) (stop func()) {
 			return nil
 		})
 		r.until(time.Minute, r.podsInSlices)
+		r.listing += time.Since(begun)
 	}
 }
 

@@ -210,42 +210,41 @@ func (w *world) reported(ctx context.Context) error {
 	return nil
 }
 
-// serving returns nil when each node's rules lead to the endpoints that
-// Services and EndpointSlices have, and for policy Local to those on the node.
-func (w *world) serving(ctx context.Context) error {
+// serving returns the rules of each node once they lead to the endpoints that Services and
+// EndpointSlices have, and for policy Local to those on the node.
+func (w *world) serving(ctx context.Context) (map[string][]string, error) {
+	out := map[string][]string{}
 	for _, node := range w.cluster.Nodes() {
 		desired, err := w.desired(ctx, node)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		rules, err := w.saved(ctx, node)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if d := difference(desired, served(rules)); d != "" {
-			return fmt.Errorf("rules of %s and EndpointSlices: %s", node.Name(), d)
+			return nil, fmt.Errorf("rules of %s and EndpointSlices: %s", node.Name(), d)
 		}
+		out[node.Name()] = rules
 	}
-	return nil
+	return out, nil
 }
 
 // settle waits until all is well and returns the rules of each node.
 func (w *world) settle(t *testing.T) map[string][]string {
 	t.Helper()
+	var rules map[string][]string
 	err := install.Until(w.ctx, 2*time.Minute, func(ctx context.Context) error {
 		if err := errors.Join(w.running(), w.reported(ctx), w.podsInSlices(ctx)); err != nil {
 			return err
 		}
-		return w.serving(ctx)
+		var err error
+		rules, err = w.serving(ctx)
+		return err
 	})
 	if err != nil {
 		t.Fatalf("before the fault: %v", err)
-	}
-	rules := map[string][]string{}
-	for _, node := range w.cluster.Nodes() {
-		if rules[node.Name()], err = w.saved(w.ctx, node); err != nil {
-			t.Fatal(err)
-		}
 	}
 	return rules
 }

@@ -86,11 +86,11 @@ func (t test) sequence(from *cluster.Place, network, address string, count int) 
 	t.Helper()
 	var servers []string
 	for range count {
-		got, err := from.Dial(t.Context(), network, address)
-		if err != nil {
-			t.lost(address, err)
+		conn, server := t.connect(from, network, address)
+		if err := conn.Close(); err != nil {
+			t.Error(err)
 		}
-		servers = append(servers, got.Server)
+		servers = append(servers, server)
 	}
 	return servers
 }
@@ -98,12 +98,27 @@ func (t test) sequence(from *cluster.Place, network, address string, count int) 
 // hold opens a connection that ends with the test at the latest, and asks once.
 func (t test) hold(from *cluster.Place, network, address string) (*cluster.Conn, string) {
 	t.Helper()
-	conn, err := from.Connect(t.Context(), network, address)
+	conn, server := t.connect(from, network, address)
+	t.Cleanup(func() { _ = conn.Abort() }) // it may have ended
+	return conn, server
+}
+
+// connect opens a connection and asks once. A busy machine may take its time for that, but
+// no packet may be lost.
+func (t test) connect(from *cluster.Place, network, address string) (*cluster.Conn, string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), load.Patience)
+	defer cancel()
+	conn, err := from.Connect(ctx, network, address)
 	if err != nil {
 		t.lost(address, err)
 	}
-	t.Cleanup(func() { _ = conn.Abort() }) // it may have ended
-	got, err := conn.Ask(t.Context())
+	if network == "tcp" {
+		if err := conn.FirstArrived(); err != nil {
+			t.lost(address, err)
+		}
+	}
+	got, err := conn.Ask(ctx)
 	if err != nil {
 		t.lost(address, fmt.Errorf("the connection was accepted, but its first question has no answer: %w", err))
 	}
@@ -133,7 +148,9 @@ func (t test) lost(address string, err error) {
 // ask asks once on an open connection and returns who answers.
 func (t test) ask(conn *cluster.Conn) string {
 	t.Helper()
-	got, err := conn.Ask(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), load.Patience)
+	defer cancel()
+	got, err := conn.Ask(ctx)
 	if err != nil {
 		load.FatalLoss(t, "on an open connection: %v", err)
 	}

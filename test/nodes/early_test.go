@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/load"
 )
 
 const (
@@ -73,7 +74,7 @@ func (e *env) answersWhoWasEarly(from []*cluster.Place, port int, answer func())
 	answer()
 	for range from {
 		if err := <-waiting; err != nil {
-			e.Errorf("a client that waited: %v", err)
+			load.Lost(e, "a client that waited: %v", err)
 		}
 	}
 	for _, place := range from {

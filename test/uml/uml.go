@@ -57,6 +57,9 @@ const (
 	limit = 5 * time.Minute
 	// lastWords is how long before its kernel a test ends that hangs, to print where.
 	lastWords = 30 * time.Second
+	// priority of the kernel's processes (nice): each stands in for a processor, and what runs
+	// beside them must not take turns with one.
+	priority = -10
 	// sharedMemory is where the kernel's memory is a file that no disk keeps.
 	sharedMemory = "/dev/shm"
 )
@@ -199,8 +202,11 @@ func runKernel(ctx context.Context, self string, o Options, console, output *os.
 	if err := cmd.Start(); err != nil {
 		return err
 	}
+	// What it starts later inherits both. Without them everything is right, but slow.
+	if err := unix.Setpriority(unix.PRIO_PROCESS, cmd.Process.Pid, priority); err != nil && !errors.Is(err, unix.ESRCH) {
+		return errors.Join(fmt.Errorf("choosing the kernel's priority: %w", err), cmd.Process.Kill(), cmd.Wait())
+	}
 	if processor != nil {
-		// What it starts later inherits it. Without it everything is right, but slow.
 		if err := unix.SchedSetaffinity(cmd.Process.Pid, processor); err != nil && !errors.Is(err, unix.ESRCH) {
 			return errors.Join(fmt.Errorf("choosing the kernel's processor: %w", err), cmd.Process.Kill(), cmd.Wait())
 		}

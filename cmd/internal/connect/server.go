@@ -33,7 +33,7 @@ func serverOf(u *url.URL) server {
 		}
 		host = net.JoinHostPort(u.Hostname(), port)
 	}
-	return server(u.Scheme + "://" + host)
+	return server((&url.URL{Scheme: u.Scheme, Host: host}).String()) // a zone is escaped
 }
 
 // split returns scheme and host.
