@@ -8,6 +8,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -31,8 +32,8 @@ const (
 
 // RemovalReconciler keeps the finalizer of removalPolicy Cleanup, and sees to it
 // that a NodeProxy that is deleted with it goes last: after the rules on the
-// nodes, the agents' DaemonSet and the rendered objects. It remembers nothing,
-// so another controller goes on where one has stopped.
+// nodes, the agents' DaemonSet and the rendered objects. All of it follows from what is
+// stored, so another controller goes on where one has stopped.
 type RemovalReconciler struct {
 	leadership Leadership
 	client     client.Client // reads come from the cache
@@ -41,6 +42,9 @@ type RemovalReconciler struct {
 	clock      clock.PassiveClock
 	metrics    *metrics
 	namespace  string // of the agents' DaemonSet
+	// reported is the NodeProxy of which the nodes were named that may have rules still. Only
+	// the one worker uses it.
+	reported types.UID
 }
 
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch;patch
@@ -146,12 +150,14 @@ func (r *RemovalReconciler) remove(ctx context.Context, np *v1alpha1.NodeProxy) 
 	return ctrl.Result{}, nil
 }
 
-// sayLeft names the nodes that may have rules still.
+// sayLeft names the nodes that may have rules still, once: afterwards their objects go, and a
+// later look would name those alone that the cache still has.
 func (r *RemovalReconciler) sayLeft(ctx context.Context, np *v1alpha1.NodeProxy, state removalState) {
 	left := state.left()
-	if left == "" {
+	if left == "" || r.reported == np.UID {
 		return
 	}
+	r.reported = np.UID
 	log.FromContext(ctx).Info("Nodes have not reported that they have removed their rules", "notWaitedForAnyLonger", state.waiting, "noSignOfLife", state.silent, "whatToDo", "run `nodeproxy-agent cleanup` there")
 	r.events.warnNodeProxy(ctx, np, eventNodesNotCleaned, actionRemove,
 		fmt.Sprintf("Not all nodes are clean: %s. Run `nodeproxy-agent cleanup` there (docs/removal.md)", left))

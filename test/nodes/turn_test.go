@@ -84,15 +84,29 @@ func (k *take) silent(when string) {
 	}
 }
 
-// follow makes a Service and waits until every node has rules for it, whoever
-// writes them.
+// follow makes a Service and waits until every node has the rules for all its endpoints,
+// whoever writes them.
 func (k *take) follow(name, ip string) {
 	k.Helper()
 	k.service(name, func(s *corev1.ServiceSpec) { s.ClusterIP, s.ClusterIPs = ip, nil })
+	endpoints := 0 // for both IP families, of both ports
+	for _, node := range k.cluster.Nodes() {
+		for _, pod := range node.Pods() {
+			if strings.HasPrefix(pod.Name(), "web-") {
+				endpoints += 4
+			}
+		}
+	}
 	for _, node := range k.cluster.Nodes() {
 		k.until(func(context.Context) error {
-			if !slices.ContainsFunc(k.saved(node), func(line string) bool { return strings.Contains(line, "-d "+ip+"/32") }) {
-				return fmt.Errorf("%s has no rule for %s", node.Name(), ip)
+			got := 0
+			for _, line := range k.saved(node) {
+				if strings.Contains(line, "default/"+name+":") && strings.Contains(line, "--to-destination") {
+					got++
+				}
+			}
+			if got < endpoints {
+				return fmt.Errorf("%s has rules for %d endpoints of %s, want %d", node.Name(), got, name, endpoints)
 			}
 			return nil
 		})

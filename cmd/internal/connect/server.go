@@ -38,8 +38,11 @@ func serverOf(u *url.URL) server {
 
 // split returns scheme and host.
 func (s server) split() (scheme, host string) {
-	scheme, host, _ = strings.Cut(string(s), "://")
-	return scheme, host
+	u, err := url.Parse(string(s))
+	if err != nil { // serverOf has made it
+		return "", ""
+	}
+	return u.Scheme, u.Host
 }
 
 // URLs is a flag that can be repeated.
