@@ -201,7 +201,7 @@ var _ = Describe("ServiceProxyPolicy", func() {
 			s.ServiceSelector.MatchExpressions = []v1alpha1.LabelSelectorRequirement{{Key: "public", Operator: v1alpha1.SelectorDoesNotExist}}
 		})
 		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "True NothingSelected"), haveCounted("0 0 0")))
-		Expect(rulesOf(ctx, ns, "cart")()).To(haveShape("[]: open"))
+		Eventually(rulesOf(ctx, ns, "cart")).Should(haveShape("[]: open"))
 
 		label(ctx, ns, "shop")
 		Eventually(rulesOf(ctx, ns, "cart")).Should(haveShape("[p]: closed"))
