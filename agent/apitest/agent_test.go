@@ -96,7 +96,7 @@ var _ = Describe("an agent", func() {
 
 		By("following a change of membership within seconds")
 		n.editRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) { s.Services = nil })
-		Eventually(func() int32 { return n.rules(ctx).Status.LocalEndpoints }).Should(BeZero())
+		Eventually(func() int32 { return n.rules(ctx).Status.LocalEndpoints }, "7s").Should(BeZero())
 		Expect(n.rules(ctx).Status.ObservedGeneration).To(Equal(stored.Generation + 1))
 	})
 

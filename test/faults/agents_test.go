@@ -101,6 +101,7 @@ func stateFolderFull(r *run) {
 	stop := r.change(200 * time.Millisecond)
 	r.until(20*time.Second, r.reported)
 	r.must(r.isFull(seen))
+	r.pass(10 * time.Second)
 	r.until(30*time.Second, func(ctx context.Context) error {
 		text, err := node.Get(ctx, "http://127.0.0.1:19256/metrics")
 		if err == nil && !failedWrite.MatchString(text) {

@@ -48,7 +48,7 @@ func TestServerThatDropsEverything(t *testing.T) {
 	w := a.open(t, Options{APIServers: URLs{first, second.URL}}, clock.RealClock{})
 	start := time.Now()
 	must(t, w.ask())
-	if took := time.Since(start); took < dialTimeout-time.Second || took > dialTimeout+20*time.Second {
+	if took := time.Since(start); took < dialTimeout-time.Second || took > dialTimeout+4*time.Second {
 		t.Errorf("the second server is asked after %s, want %s", took, dialTimeout)
 	}
 	w.answered(second, 1)
@@ -62,7 +62,7 @@ func TestOneServerThatDropsEverything(t *testing.T) {
 	w := a.open(t, Options{Kubeconfig: "f", APIServers: URLs{blackhole(t)}}, clock.RealClock{})
 	start := time.Now()
 	err := w.ask()
-	if took := time.Since(start); took > dialTimeout+20*time.Second {
+	if took := time.Since(start); took > dialTimeout+4*time.Second {
 		t.Errorf("it takes %s to say %v", took, err)
 	}
 	if err == nil || !strings.Contains(err.Error(), "i/o timeout") || len(w.log.with("No API server answers")) != 1 {
