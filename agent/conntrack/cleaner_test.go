@@ -460,6 +460,7 @@ func TestRefusedServiceIsJudgedOnceItIsAsBefore(t *testing.T) {
 	refused := dataplane.Result{Refused: map[dataplane.ServiceName]string{{Namespace: "shop", Name: "s"}: "line 3"}}
 	running(t, table, func(c *Cleaner, _ func() []Pass) {
 		c.Committed(ruleset(true, list{serving(b)}), dataplane.Result{})
+		after(0) // a pass; the pause after it keeps another from coming between the next two
 		c.Committed(ruleset(false, list{serving(a)}, "s"), dataplane.Result{})
 		c.Committed(ruleset(false, list{serving(b)}, "s"), refused)
 		after(time.Minute)

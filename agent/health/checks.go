@@ -215,11 +215,11 @@ func (c *Checks) listen(ctx context.Context, p place) error {
 	return nil
 }
 
-// tell notes the troubles, and logs those that are new or over.
+// tell logs the troubles that are new or over, and notes them all: whoever reads a
+// trouble in the status finds it in the log.
 func (c *Checks) tell(troubles map[place]string) {
 	c.mu.Lock()
 	former := c.troubles
-	c.troubles = troubles
 	c.mu.Unlock()
 	appeared, ended := differ(troubles, former), differ(former, troubles)
 	if len(appeared) > 0 {
@@ -228,6 +228,9 @@ func (c *Checks) tell(troubles map[place]string) {
 	if len(ended) > 0 && len(troubles) == 0 {
 		c.options.Log.Info("All health-check node ports are open now", "network", c.options.Network)
 	}
+	c.mu.Lock()
+	c.troubles = troubles
+	c.mu.Unlock()
 	if len(appeared)+len(ended) > 0 && c.options.Changed != nil {
 		c.options.Changed()
 	}
