@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs tests: hack/test.sh [quick|all|long|unit|api|kernel|parity|ipvs|faults|e2e|images|race|demo|speed|fuzz|soak|oldest]
+# Runs tests: hack/test.sh [quick|all|long|unit|api|kernel|parity|ipvs|faults|e2e|images|race|demo|speed|fuzz|soak|oldest|raced-faults]
 #
 #   quick   what a newcomer runs: unit, api, kernel without whole nodes, and the demo
-#   all     what gates a change: all below but the last three; with the race detector where the tests
+#   all     what gates a change: all below but the last four; with the race detector where the tests
 #           run in one process
 #   long    what all leaves out, before a release: see run_long
 #
@@ -22,6 +22,8 @@
 #   fuzz    each fuzz target for FUZZTIME (30s)
 #   soak    change after change for SOAK (10m), under load
 #   oldest  the API, the manifests and the demo on the oldest supported Kubernetes
+#   raced-faults
+#           the faults, with an agent and a controller that report data races
 #
 # The test files of a package decide where it belongs: they name envtest or
 # KUBEBUILDER_ASSETS (api), or ask for root or import test/cluster (kernel).
@@ -331,8 +333,8 @@ unit | images | fuzz) ;;
 esac
 
 case $what in
-quick | all | long | unit | api | kernel | parity | ipvs | faults | e2e | images | race | demo | speed | fuzz | soak | oldest)
-	"run_$what"
+quick | all | long | unit | api | kernel | parity | ipvs | faults | e2e | images | race | demo | speed | fuzz | soak | oldest | raced-faults)
+	"run_${what//-/_}"
 	;;
 *)
 	echo "hack/test.sh: unknown kind of tests: $what; the kinds are at the top of the script" >&2
