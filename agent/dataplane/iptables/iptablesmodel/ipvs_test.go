@@ -42,6 +42,8 @@ func TestTraceIPVS(t *testing.T) {
 	const ext, node = "203.0.113.2", "192.168.0.2"
 	for _, c := range []struct{ name, input, in, source, destination, want string }{
 		{"spread", "", "eth0", ext, "10.96.0.1:80", "DELIVERED 10.0.0.1:8080 0.500, DELIVERED 10.0.0.2:8080 0.500"},
+		{"apart from what a rule sends there", "*nat\n-A PREROUTING -m statistic --mode random --probability 0.5 -p tcp -j DNAT --to-destination 10.0.0.1:8080\nCOMMIT\n", "eth0", ext, "10.96.0.1:80",
+			"DELIVERED 10.0.0.1:8080 0.500, DELIVERED 10.0.0.1:8080 0.250, DELIVERED 10.0.0.2:8080 0.250"},
 		{"of a process", "", "", node, "10.96.0.1:80", "DELIVERED 10.0.0.1:8080 0.500, DELIVERED 10.0.0.2:8080 0.500"},
 		{"nobody there", "", "eth0", ext, "10.96.0.2:80", "REJECT 1.000"},
 		{"another port", "", "eth0", ext, "10.96.0.2:81", "PASS 1.000"},

@@ -73,6 +73,8 @@ type Outcome struct {
 	Path []Step
 
 	entered []seenKey // what it is remembered by
+	// virtual is the destination before IPVS translated it, if it did.
+	virtual netip.AddrPort
 }
 
 // Trace tells all that may become of a packet, sorted by endpoint. The kernel
@@ -373,11 +375,11 @@ func (f *flow) isVirtual(option string, m *match) bool {
 	}
 }
 
-// merge joins flows that end alike.
+// merge joins flows that end alike, by the same virtual server of IPVS or by none.
 func merge(flows []*flow) []Outcome {
 	var out []Outcome
 	for _, f := range flows {
-		o := Outcome{Fate: f.ended, Masqueraded: f.masq, Share: f.share, Path: f.path, entered: f.entered}
+		o := Outcome{Fate: f.ended, Masqueraded: f.masq, Share: f.share, Path: f.path, entered: f.entered, virtual: f.virtual}
 		switch {
 		case f.ended != "":
 			o.Masqueraded = false
@@ -389,7 +391,7 @@ func merge(flows []*flow) []Outcome {
 			o.Fate = Passed
 		}
 		i := slices.IndexFunc(out, func(x Outcome) bool {
-			return x.Fate == o.Fate && x.Endpoint == o.Endpoint && x.Masqueraded == o.Masqueraded
+			return x.Fate == o.Fate && x.Endpoint == o.Endpoint && x.Masqueraded == o.Masqueraded && x.virtual == o.virtual
 		})
 		if i >= 0 {
 			out[i].Share += o.Share
