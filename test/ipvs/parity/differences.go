@@ -47,19 +47,9 @@ func wantedDifferences() []wanted {
 			apply:  dropForeign,
 		},
 		{
-			name:   "a source range of everything",
-			reason: "an ipset of networks cannot hold 0.0.0.0/0 or ::/0, so kube-proxy fails to add it; nodeproxy adds its two halves",
-			apply:  dropHalves,
-		},
-		{
 			name:   "comments",
 			reason: "nodeproxy writes the rules of chains that are of mode IPVS alone without the comments that kube-proxy gives them",
 			apply:  dropComments,
-		},
-		{
-			name:   "tables that nobody uses",
-			reason: "which built-in chains exist without any rule depends on which tables a program has looked at",
-			apply:  dropUnusedTables,
 		},
 	}
 }
@@ -243,49 +233,12 @@ func dropForeign(_ situation, kubeProxy, nodeproxy *state) {
 	}
 }
 
-// dropHalves takes the two halves of everything away where a Service has that range.
-func dropHalves(s situation, kubeProxy, nodeproxy *state) {
-	for name, whole := range map[string][3]string{
-		"KUBE-LOAD-BALANCER-SOURCE-CIDR":  {"0.0.0.0/0", ",0.0.0.0/1", ",128.0.0.0/1"},
-		"KUBE-6-LOAD-BALANCER-SOURCE-CID": {"::/0", ",::/1", ",8000::/1"},
-	} {
-		theirs, ours := kubeProxy.sets[name], nodeproxy.sets[name]
-		if theirs == nil || ours == nil || !slices.ContainsFunc(s.world.Services, func(s *worlds.Service) bool {
-			return !s.Gone && slices.Contains(s.Object.Spec.LoadBalancerSourceRanges, whole[0])
-		}) {
-			continue
-		}
-		ours.entries = slices.DeleteFunc(ours.entries, func(entry string) bool {
-			half := strings.HasSuffix(entry, whole[1]) || strings.HasSuffix(entry, whole[2])
-			return half && !slices.Contains(theirs.entries, entry)
-		})
-	}
-}
-
 func dropComments(_ situation, kubeProxy, nodeproxy *state) {
 	for f := range kubeProxy.rules {
 		for k, c := range kubeProxy.rules[f] {
 			if ours := nodeproxy.rules[f][k]; ours != nil && !c.BuiltIn() {
 				c.Silence()
 				ours.Silence()
-			}
-		}
-	}
-}
-
-func dropUnusedTables(_ situation, kubeProxy, nodeproxy *state) {
-	for _, s := range []*state{kubeProxy, nodeproxy} {
-		for _, all := range s.rules {
-			used := map[string]bool{"filter": true, "nat": true}
-			for k, c := range all {
-				if !c.BuiltIn() || len(c.Rules) > 0 || c.Policy != "ACCEPT" {
-					used[k.Table] = true
-				}
-			}
-			for k := range all {
-				if !used[k.Table] {
-					delete(all, k)
-				}
 			}
 		}
 	}

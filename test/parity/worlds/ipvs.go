@@ -102,8 +102,8 @@ func (s *Service) Local(address string) bool {
 	return e != nil && e.NodeName != nil && *e.NodeName == NodeName
 }
 
-// OnlyCluster gives all Services the policies Cluster, and no range of everything as
-// source range, so that kube-proxy does all that nodeproxy does.
+// OnlyCluster gives all Services the policies Cluster, so that kube-proxy does all that
+// nodeproxy does.
 func (w *World) OnlyCluster() {
 	for _, s := range w.Services {
 		spec := &s.Object.Spec
@@ -114,8 +114,5 @@ func (w *World) OnlyCluster() {
 			spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
 		}
 		spec.HealthCheckNodePort = 0
-		spec.LoadBalancerSourceRanges = slices.DeleteFunc(spec.LoadBalancerSourceRanges, func(r string) bool {
-			return strings.HasSuffix(r, "/0")
-		})
 	}
 }
