@@ -168,7 +168,7 @@ test-cluster: ## Run the tests of the local clusters that demo and tests use (ro
 	go test -count 1 ./test/cluster/...
 
 .PHONY: bench
-bench: build ## Compare speed and cost with kube-proxy (root, 25 minutes); SIZES="1000" and VARIANTS="nf_tables" shorten it; MODE=ipvs in that mode; AGAINST=test/bench/ratios.json fails if a ratio got worse.
+bench: build ## Compare speed and cost with kube-proxy (root, 33 minutes); SIZES="1000" and VARIANTS="nf_tables" shorten it; MODE=ipvs in that mode; AGAINST=test/bench/ratios.json fails if a ratio got worse.
 	hack/install-packages.sh
 	go run ./test/bench $(if $(MODE),-mode $(MODE)) $(if $(AGAINST),-against "$(AGAINST)") -bin bin -sizes "$(SIZES)" -variants "$(VARIANTS)" -out "$(BENCH_JSON)"
 
