@@ -37,7 +37,9 @@ func main() {
 	flag.Parse()
 	s := &server{name: *name}
 	if *drain > 0 {
-		go s.endOnSignal(*drain)
+		asked := make(chan os.Signal, 1)
+		signal.Notify(asked, syscall.SIGTERM) // before it is ready, or a signal would end it at once
+		go s.endOnSignal(asked, *drain)
 	}
 	if err := s.serve(flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "echo:", err)
@@ -52,10 +54,8 @@ type server struct {
 	ending atomic.Bool
 }
 
-// endOnSignal ends the program some time after SIGTERM.
-func (s *server) endOnSignal(drain time.Duration) {
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGTERM)
+// endOnSignal ends the program some time after it was asked to.
+func (s *server) endOnSignal(asked <-chan os.Signal, drain time.Duration) {
 	<-asked
 	s.ending.Store(true)
 	fmt.Println("ending in", drain)
