@@ -234,16 +234,4 @@ func dropStayingComments(s situation, r rules.Rules) {
 	}
 }
 
-func dropUnusedTables(_ situation, r rules.Rules) {
-	used := map[string]bool{"filter": true, "nat": true}
-	for k, c := range r {
-		if !c.BuiltIn() || len(c.Rules) > 0 || c.Policy != "ACCEPT" {
-			used[k.Table] = true
-		}
-	}
-	for k := range r {
-		if !used[k.Table] {
-			delete(r, k)
-		}
-	}
-}
+func dropUnusedTables(_ situation, r rules.Rules) { r.DropUnusedTables() }

@@ -37,9 +37,9 @@ func (s start) String() string {
 type pair struct {
 	*beside.Pair
 	liberal bool // the sysctl as the agent found it
-	// large: the world before was a large one. The controller may still render it while
+	// afterLarge: the world before was a large one. The controller may still render it while
 	// the agent of the next one starts, which then omits comments for good.
-	large bool
+	afterLarge bool
 }
 
 // possible returns the start that comes closest to what is asked for: neither

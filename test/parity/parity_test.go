@@ -124,8 +124,8 @@ func (r *run) live(steps int) (changes int) {
 	if err := r.start(ctx, w.Settings); err != nil {
 		r.Fatal(err)
 	}
-	r.fresh = r.begins == startClean && !r.large
-	defer func() { r.large = w.Large(worlds.IPv4) || w.Large(worlds.IPv6) }()
+	r.fresh = r.begins == startClean && !r.afterLarge
+	defer func() { r.afterLarge = w.Large(worlds.IPv4) || w.Large(worlds.IPv6) }()
 	r.equal("as drawn", m)
 	r.fresh = false
 	for step := 1; step <= steps; step++ {

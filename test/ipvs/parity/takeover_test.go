@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"testing"
 	"time"
 
@@ -18,7 +17,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 	"github.com/nodeproxy-io/nodeproxy/test/load"
-	"github.com/nodeproxy-io/nodeproxy/test/parity/rules"
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
@@ -250,27 +248,13 @@ func (s *shop) read() *state {
 	return out
 }
 
-// dropUnusedTables removes tables without rules: whether they exist depends on what was
-// listed before.
-func dropUnusedTables(states ...*state) {
-	for _, s := range states {
-		for _, all := range s.rules {
-			used := map[string]bool{"filter": true, "nat": true}
-			for k, c := range all {
-				used[k.Table] = used[k.Table] || !c.BuiltIn() || len(c.Rules) > 0 || c.Policy != "ACCEPT"
-			}
-			maps.DeleteFunc(all, func(k rules.Key, _ *rules.Chain) bool { return !used[k.Table] })
-		}
-	}
-}
-
 // same compares two states of the node.
 func (s *shop) same(what string, before, after *state) {
 	s.Helper()
-	dropUnusedTables(before, after)
 	dropComments(situation{}, before, after)
 	for f, names := range noLocalSets() { // empty here; kube-proxy leaves them behind
 		for _, one := range []*state{before, after} {
+			one.rules[f].DropUnusedTables()
 			delete(one.sets, names.elsewhere)
 			delete(one.sets, names.nowhere)
 			dropNoLocalRules(one.rules[f], names)

@@ -57,6 +57,22 @@ func (c *Chain) Silence() {
 // Rules are all chains of one program and family.
 type Rules map[Key]*Chain
 
+// DropUnusedTables removes the tables without rules, but for nat and filter: whether they
+// exist depends on what a program has listed.
+func (r Rules) DropUnusedTables() {
+	used := map[string]bool{"filter": true, "nat": true}
+	for k, c := range r {
+		if !c.BuiltIn() || len(c.Rules) > 0 || c.Policy != "ACCEPT" {
+			used[k.Table] = true
+		}
+	}
+	for k := range r {
+		if !used[k.Table] {
+			delete(r, k)
+		}
+	}
+}
+
 // Parse reads what iptables-save prints. What it does not know is an error, so
 // that nothing is passed over.
 func Parse(save string) (Rules, error) {
