@@ -217,7 +217,7 @@ func (o *options) what() string {
 }
 
 // minutes guesses how long it takes. With iptables, kube-proxy's first sync in the nf_tables
-// variant grows with the square of the Services: 142 s were seen with 5,000.
+// variant grows with the square of the Services: up to 469 s were seen with 5,000.
 func (o *options) minutes() int {
 	var total time.Duration
 	for _, size := range o.sizes {
@@ -230,7 +230,7 @@ func (o *options) minutes() int {
 		for _, v := range o.variants {
 			total += time.Duration(len(o.proxies)) * (30*time.Second + time.Duration(o.moves)*2200*time.Millisecond + o.churn)
 			if v == nfTables {
-				total += time.Duration(size) * time.Duration(size) * 6 * time.Microsecond
+				total += time.Duration(size) * time.Duration(size) * 19 * time.Microsecond
 			}
 		}
 	}
