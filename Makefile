@@ -103,6 +103,10 @@ lint: ## Run golangci-lint (builds it the first time, about 4 minutes).
 verify: ## Fail if generated files, formatting or go.mod are not up to date.
 	hack/verify.sh
 
+.PHONY: vulncheck
+vulncheck: ## Fail if a known vulnerability reaches the programs (govulncheck); GOVULNDB names a mirror, REQUIRED=1 fails if the database cannot be reached.
+	@go run ./hack/vulncheck $(if $(filter-out 0 no false,$(REQUIRED)),-required)
+
 .PHONY: release-check
 release-check: FINAL = -final
 release-check: ## Fail if RELEASE, bundle, catalog, CHANGELOG.md, released CRDs and tag contradict each other (docs/release.md).
