@@ -60,7 +60,7 @@ bin/%: FORCE
 	@go build -ldflags '-X main.version=$(VERSION)' -o $@ ./cmd/$*
 
 .PHONY: images
-images: ## Write the container images to dist/images as docker-archives; IMAGE_REGISTRY, VERSION, GOARCH, REFRESH=1.
+images: ## Write the container images and their SBOMs to dist/images; IMAGE_REGISTRY, VERSION, GOARCH; REFRESH=1 pins Debian's current packages.
 	@VERSION="$(VERSION)" IMAGE_REGISTRY="$(IMAGE_REGISTRY)" REFRESH="$(REFRESH)" hack/images.sh
 
 .PHONY: generate
@@ -78,7 +78,7 @@ bundle: ## Write the OLM bundle, bundle/ and bundle.Dockerfile; CONTROLLER_IMAGE
 		CONTROLLER_IMAGE='$(CONTROLLER_IMAGE)' AGENT_IMAGE='$(AGENT_IMAGE)' hack/bundle.sh
 
 .PHONY: plugin
-plugin: ## Write the kubectl plugin's archives and krew manifest to dist/plugin; VERSION, PLUGIN_URL.
+plugin: ## Write the kubectl plugin's archives, SBOMs and krew manifest to dist/plugin; VERSION, PLUGIN_URL.
 	@VERSION='$(VERSION)' PLUGIN_URL='$(PLUGIN_URL)' hack/plugin.sh
 
 .PHONY: clean
@@ -153,6 +153,10 @@ test-ipvs: ## Run the tests of mode IPVS, in User-mode Linux where this kernel h
 .PHONY: test-faults
 test-faults: ## Break things under load and print what failed (root); FAULTS, FAULTS_SEED.
 	hack/test.sh faults
+
+.PHONY: test-tenants
+test-tenants: ## Let one tenant attack the proxy of all, beside a second one whom it must not harm (root).
+	hack/test.sh tenants
 
 .PHONY: test-e2e
 test-e2e: ## Install, upgrade, break and remove nodeproxy on a real cluster, under load (root); E2E=name,name chooses rows.

@@ -60,6 +60,8 @@ type Options struct {
 	// Without a Spotter there is none but the ports.
 	Probe   ProbeFunc
 	Spotter dataplane.Spotter
+	// Sockets says who has a port of ours that cannot be opened. Nil: nobody is asked.
+	Sockets Sockets
 	// ProxyHealthAddress and MetricsAddress are the proxy's own ports, opened
 	// only once no other proxy is active. ProbeAddress is for the kubelet.
 	ProxyHealthAddress, MetricsAddress, ProbeAddress string
@@ -92,6 +94,7 @@ type Agent struct {
 	cleaners map[dataplane.Family][]*conntrack.Cleaner
 	// checks serve health-check node ports, one for each family.
 	checks   map[dataplane.Family]*health.Checks
+	servers  servers
 	tracking *tracking
 	started  time.Time
 	readied  chan struct{} // there is a complete set to apply
@@ -106,8 +109,10 @@ type Agent struct {
 	settings     *v1alpha1.ProxySettings
 	refused      string             // the refusal that was last logged
 	said         map[subject]string // what was last logged
-	iptables     string             // version and variant, once known
-	missing      bool               // it was logged that the own object is gone
+	// refusalsNamed is when refused Services were last named in the log.
+	refusalsNamed time.Time
+	iptables      string // version and variant, once known
+	missing       bool   // it was logged that the own object is gone
 	// wasRemoving: it was noted that rules are to be removed.
 	wasRemoving bool
 	// wasRestored: it was logged that the last good set is in use.
@@ -154,7 +159,7 @@ func New(options Options) (*Agent, error) {
 	a.metrics.begin(options.Version, a.fanout.Families())
 	a.cleaners = a.newCleaners()
 	a.tracking = newTracking(&a.options, a.metrics.tracking)
-	a.checks = a.newChecks()
+	a.checks, a.servers = a.newChecks(), a.newServers()
 	a.trouble = newAPITrouble(options.Clock, a.log, a.metrics.watchTrouble)
 	var err error
 	if a.keeper, err = a.newKeeper(); err != nil {
@@ -172,9 +177,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	for _, w := range watchers(a.options.Client, a.options.Clock, a.store, a.trouble, a.changed) {
 		wg.Go(func() { w.run(ctx) })
 	}
-	wg.Go(func() {
-		a.server("probes for the kubelet", a.options.ProbeAddress, "--health-probe-bind-address").Run(ctx)
-	})
+	wg.Go(func() { a.servers.kubelet.Run(ctx) })
 	wg.Go(func() { a.leaseKeeper().run(ctx) })
 	wg.Go(func() { a.restoreLoop(ctx) })
 	wg.Go(func() { a.keepLoop(ctx) })
@@ -199,27 +202,11 @@ func (a *Agent) Run(ctx context.Context) error {
 // takeTurn opens the proxy's ports until ctx is done, which ends with our turn,
 // and has the sync loop write.
 func (a *Agent) takeTurn(ctx context.Context, wg *sync.WaitGroup) {
-	wg.Go(func() {
-		a.server("health of the proxy", a.options.ProxyHealthAddress, "--proxy-health-bind-address").Run(ctx)
-	})
-	wg.Go(func() { a.server("metrics", a.options.MetricsAddress, "--metrics-bind-address").Run(ctx) })
+	wg.Go(func() { a.servers.health.Run(ctx) })
+	wg.Go(func() { a.servers.metrics.Run(ctx) })
 	wg.Go(func() { a.runChecks(ctx) })
 	a.tracking.forget()
 	a.loop.TriggerAfresh()
-}
-
-// server returns the HTTP server that goes with a flag.
-func (a *Agent) server(name, address, flagName string) *health.Server {
-	s := &health.Server{Name: name, Address: address, Flag: flagName, Clock: a.options.Clock, Log: a.log}
-	switch flagName {
-	case "--proxy-health-bind-address":
-		s.Handler = a.answering(health.ProxyHandler(a.proxyState, a.metrics.proxy.answered))
-	case "--metrics-bind-address":
-		s.Handler = a.answering(health.MetricsHandler(a.proxyMode, a.metrics.handler()))
-	default:
-		s.Handler = health.KubeletHandler(a.health, a.metrics.handler())
-	}
-	return s
 }
 
 // changed is called after every event of a watch.

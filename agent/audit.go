@@ -239,7 +239,7 @@ func (f *familyState) compared(found dataplane.Audit, now time.Time) bool {
 	f.err, f.absent, f.done = nil, nil, true
 	f.lastUpdated, f.applyingSince = now, time.Time{}
 	f.refused = nil
-	f.warnings = slices.Clone(found.Warnings)
+	f.warnings, f.notes = slices.Clone(found.Warnings), nil
 	f.dirty = map[dataplane.ServiceName]struct{}{}
 	f.count(found.Counts, now)
 	lasting, others := f.audit.lasting(found.Findings, now)

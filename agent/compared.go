@@ -42,8 +42,8 @@ func (s *store) currentEpoch() int {
 // compared takes the outcome of a comparison that began in an epoch. It reports
 // whether some family differs, could not be read, or was absent, and therefore
 // needs a full pass; but for those in later, which will be compared again. Unless
-// it was but a look at what others have changed, refused Services and warnings are
-// tried again, too.
+// it was but a look at what others have changed, warnings are tried again, too, and
+// refused Services whose time has come, these by themselves.
 func (s *store) compared(epoch int, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference], later map[dataplane.Family]bool, look bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,6 +69,7 @@ func (s *store) compared(epoch int, outcomes map[dataplane.Family]dataplane.Outc
 				f.pendingSince = now
 			}
 		}
+		again = again || !look && f.refused.due(now)
 		if later[family] && f.pendingSince.IsZero() {
 			f.pendingSince = now // the kernel does not hold what is wanted meanwhile
 		}
@@ -76,18 +77,17 @@ func (s *store) compared(epoch int, outcomes map[dataplane.Family]dataplane.Outc
 	return again
 }
 
-// retryShare bounds what it costs to try what was refused or warned of again: a
-// full pass that took a second is not followed by another on that account for as
+// retryShare bounds what it costs to try what was warned of again: a full pass that took a second is not followed by another on that account for as
 // many seconds. One that took less than cheapPass is nothing to spare.
 const (
 	retryShare = 50
 	cheapPass  = 100 * time.Millisecond
 )
 
-// retriable reports whether what was refused or warned of may work by now, as
-// where somebody has loaded a module, and is due to be tried again.
+// retriable reports whether what was warned of may work by now, as where somebody
+// has loaded a module, and is due to be tried again.
 func (f *familyState) retriable(d *dataplane.Difference, now time.Time) bool {
-	if len(f.refused) == 0 && len(f.warnings) == 0 && len(d.Warnings) == 0 {
+	if len(f.warnings) == 0 && len(d.Warnings) == 0 {
 		return false
 	}
 	return f.fullTook < cheapPass || !now.Before(f.fullEnd.Add(retryShare*f.fullTook))

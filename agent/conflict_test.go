@@ -2,27 +2,122 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 )
 
 // server answers at any path and returns its address.
-func server(t *testing.T, handler http.HandlerFunc) string {
+func server(t *testing.T, handler http.HandlerFunc) netip.AddrPort {
 	t.Helper()
 	s := httptest.NewServer(handler)
 	t.Cleanup(s.Close)
-	return strings.TrimPrefix(s.URL, "http://")
+	return addressOf(s.Listener)
+}
+
+func addressOf(l net.Listener) netip.AddrPort { return netip.MustParseAddrPort(l.Addr().String()) }
+
+// owned are sockets that the test makes up. The last entry stays.
+type owned struct {
+	mu        sync.Mutex
+	listeners []*sockets.Listener // as one look after the other finds them
+	elsewhere bool                // the server's end of connections
+	err       error
+}
+
+// root has every port be root's, whoever runs the tests.
+func root() *owned { return &owned{listeners: []*sockets.Listener{{Cookie: 1}}} }
+
+func (o *owned) Listening(netip.AddrPort) (*sockets.Listener, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	l := o.listeners[0]
+	if len(o.listeners) > 1 {
+		o.listeners = o.listeners[1:]
+	}
+	return l, o.err
+}
+
+func (o *owned) Here(_, _ netip.AddrPort) (bool, error) { return !o.elsewhere, nil }
+
+func (o *owned) Holder(at netip.AddrPort) (*sockets.Listener, error) { return o.Listening(at) }
+
+// asRoots asks ports that are root's.
+func asRoots(endpoints ...endpoint) ProbeFunc { return probe(root(), logr.Discard(), endpoints...) }
+
+// TestWhoseAnswersCount: only root's, of this network namespace.
+func TestWhoseAnswersCount(t *testing.T) {
+	ofRoot, another, ofUser := &sockets.Listener{Cookie: 1}, &sockets.Listener{Cookie: 2}, &sockets.Listener{UID: 1000, Cookie: 3}
+	list := func(l ...*sockets.Listener) *owned { return &owned{listeners: l} }
+	for _, tt := range []struct {
+		name   string
+		owned  *owned
+		slow   bool // it accepts connections and never answers
+		asked  bool
+		sign   bool
+		silent bool   // the ProbeFunc returns an error
+		log    string // empty: nothing is logged
+	}{
+		{name: "root", owned: list(ofRoot), asked: true, sign: true},
+		{name: "root, silent", owned: list(ofRoot), slow: true, asked: true, silent: true},
+		{name: "nobody, but a rule leads elsewhere", owned: list(nil)},
+		{name: "a user", owned: list(ofUser), log: `"uid"=1000`},
+		{name: "a user, silent", owned: list(ofUser), slow: true, log: `"uid"=1000`},
+		{name: "it cannot be told", owned: &owned{listeners: []*sockets.Listener{nil}, err: errors.New("no tcp_diag")}, log: "no tcp_diag"},
+		{name: "a user has come meanwhile", owned: list(ofRoot, ofUser), asked: true, log: `"uid"=1000`},
+		{name: "a user has come meanwhile, silent", owned: list(ofRoot, ofUser), slow: true, asked: true, log: `"uid"=1000`},
+		{name: "root has gone meanwhile", owned: list(ofRoot, nil), asked: true},
+		{name: "another one of root has come meanwhile", owned: list(ofRoot, another), asked: true, silent: true},
+		{name: "a rule leads elsewhere", owned: &owned{listeners: []*sockets.Listener{ofRoot}, elsewhere: true}, silent: true, log: "hostPort"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			log := &logged{}
+			asked := make(chan struct{}, 1)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			at := server(t, func(w http.ResponseWriter, r *http.Request) {
+				asked <- struct{}{}
+				if tt.slow {
+					cancel() // the probe's time is up
+					<-r.Context().Done()
+					return
+				}
+				_, _ = w.Write([]byte("iptables"))
+			})
+			p := &prober{sockets: tt.owned, log: funcr.New(log.add, funcr.Options{}), said: map[netip.AddrPort]string{}}
+			f := p.look(ctx, modeAt(at), "me")
+			for range 3 { // it is logged once
+				p.note(t.Context(), at, f)
+			}
+			if (f.sign != "") != tt.sign || (f.silent != nil) != tt.silent || (len(asked) > 0) != tt.asked {
+				t.Errorf("sign %q, silent: %v, asked: %v", f.sign, f.silent, len(asked) > 0)
+			}
+			switch lines := log.with(""); {
+			case tt.log == "" && len(lines) > 0:
+				t.Errorf("log %q", lines)
+			case tt.log != "" && (len(lines) != 1 || !strings.Contains(lines[0], tt.log) || !strings.Contains(lines[0], at.String())):
+				t.Errorf("log %q, want one line with %q", lines, tt.log)
+			}
+		})
+	}
 }
 
 func TestProbeReadsAnswers(t *testing.T) {
 	const health = `{"lastUpdated": "2026-11-20T09:00:00Z","currentTime": "2026-11-20T09:00:00Z"}`
 	for _, tt := range []struct {
 		name string
-		at   func(string) endpoint
+		at   func(netip.AddrPort) endpoint
 		code int
 		body string
 		sign string // empty: no proxy
@@ -43,7 +138,7 @@ func TestProbeReadsAnswers(t *testing.T) {
 				w.WriteHeader(tt.code)
 				_, _ = w.Write([]byte(tt.body))
 			})
-			sign, err := probe(tt.at(address))(t.Context(), "me")
+			sign, err := asRoots(tt.at(address))(t.Context(), "me")
 			if err != nil || (sign == "") != (tt.sign == "") || !strings.Contains(sign, tt.sign) || len(sign) > 200 {
 				t.Errorf("sign %q, error %v; want %q in it", sign, err, tt.sign)
 			}
@@ -53,20 +148,18 @@ func TestProbeReadsAnswers(t *testing.T) {
 
 func TestProbeTellsAgentsApart(t *testing.T) {
 	a, _, _ := newAgent(t, func(context.Context, string) (string, error) { return "", nil })
-	served := a.server("metrics", "unused", "--metrics-bind-address").Handler
-	ask := ProbeProxyMode(server(t, served.ServeHTTP))
+	ask := ProbeProxyMode(server(t, a.servers.metrics.Handler.ServeHTTP), root(), logr.Discard())
 	if sign, err := ask(t.Context(), a.instance); sign != "" || err != nil {
 		t.Errorf("its own port: %q, %v", sign, err)
 	}
 	if sign, _ := ask(t.Context(), "another"); !strings.Contains(sign, `answers "iptables", by another nodeproxy-agent`) {
 		t.Errorf("the port of another agent: %q", sign)
 	}
-	served = a.server("health", "unused", "--proxy-health-bind-address").Handler
-	address := server(t, served.ServeHTTP)
-	if sign, err := probe(healthAt(address))(t.Context(), a.instance); sign != "" || err != nil {
+	address := server(t, a.servers.health.Handler.ServeHTTP)
+	if sign, err := asRoots(healthAt(address))(t.Context(), a.instance); sign != "" || err != nil {
 		t.Errorf("its own health port: %q, %v", sign, err)
 	}
-	if sign, _ := probe(healthAt(address))(t.Context(), "another"); sign == "" {
+	if sign, _ := asRoots(healthAt(address))(t.Context(), "another"); sign == "" {
 		t.Error("the health port of another agent tells nothing")
 	}
 }
@@ -74,33 +167,38 @@ func TestProbeTellsAgentsApart(t *testing.T) {
 func TestProbeOfNobody(t *testing.T) {
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
-	if sign, err := ProbeProxyMode(strings.TrimPrefix(gone.URL, "http://"))(t.Context(), "me"); sign != "" || err != nil {
-		t.Errorf("got %q, %v", sign, err)
+	e := modeAt(addressOf(gone.Listener))
+	if sign, err := probe(&owned{listeners: []*sockets.Listener{{}, nil}}, logr.Discard(), e)(t.Context(), "me"); sign != "" || err != nil {
+		t.Errorf("it has gone: %q, %v", sign, err)
+	}
+	// A rule refuses connections for what listens there.
+	if sign, err := asRoots(e)(t.Context(), "me"); sign != "" || err == nil {
+		t.Errorf("it has not been asked: %q, %v", sign, err)
 	}
 }
 
 // silent is the address of a port that accepts connections and never answers.
-func silent(t *testing.T) string {
+func silent(t *testing.T) netip.AddrPort {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts for it
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = listener.Close() }) // nothing was written
-	return listener.Addr().String()
+	return addressOf(listener)
 }
 
 func TestProbeWithoutAnswerTellsNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if sign, err := ProbeProxyMode(silent(t))(ctx, "me"); err == nil || sign != "" {
+	if sign, err := asRoots(modeAt(silent(t)))(ctx, "me"); err == nil || sign != "" {
 		t.Errorf("got %q, %v, want an error", sign, err)
 	}
 }
 
 func TestProbeAsksFurtherWhereOneIsSilent(t *testing.T) {
 	answers := server(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ipvs")) })
-	ask := probe(modeAt(silent(t)), modeAt(answers))
+	ask := asRoots(modeAt(silent(t)), modeAt(answers))
 	if sign, err := ask(t.Context(), "me"); err != nil || !strings.Contains(sign, `"ipvs"`) {
 		t.Errorf("got %q, %v", sign, err)
 	}
@@ -108,7 +206,7 @@ func TestProbeAsksFurtherWhereOneIsSilent(t *testing.T) {
 
 // TestSilentPortsAreWaitedForOnce: a repair waits for the answers.
 func TestSilentPortsAreWaitedForOnce(t *testing.T) {
-	ask := probe(modeAt(silent(t)), modeAt(silent(t)), healthAt(silent(t)), healthAt(silent(t)))
+	ask := asRoots(modeAt(silent(t)), modeAt(silent(t)), healthAt(silent(t)), healthAt(silent(t)))
 	start := time.Now()
 	if sign, err := ask(t.Context(), "me"); err == nil || sign != "" {
 		t.Errorf("got %q, %v, want an error", sign, err)
@@ -129,7 +227,7 @@ func TestTheFirstPortTells(t *testing.T) {
 		_ = http.NewResponseController(w).Flush()
 		close(answered)
 	})
-	if sign, err := probe(modeAt(late), modeAt(soon))(t.Context(), "me"); err != nil || !strings.Contains(sign, `"first"`) {
+	if sign, err := asRoots(modeAt(late), modeAt(soon))(t.Context(), "me"); err != nil || !strings.Contains(sign, `"first"`) {
 		t.Errorf("got %q, %v", sign, err)
 	}
 }

@@ -3,7 +3,6 @@ package agent
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -43,10 +42,13 @@ type familyState struct {
 	// absent is why the node cannot program the family, which nothing needs; see
 	// needed. It is tried again at each verification (retry), and when it is
 	// needed.
-	absent   error
-	retry    bool
-	refused  map[dataplane.ServiceName]string
+	absent  error
+	retry   bool
+	refused retries
+	// tryAll: the next Apply tries all of refused, as their cause may be gone.
+	tryAll   bool
 	warnings []string
+	notes    []string // see Result
 	// retiring is what of another mode the kernel still holds; see Result.
 	retiring string
 	kernel   *kernelCount
@@ -150,6 +152,7 @@ func (s *store) prepareWrite() (batch, bool) {
 func (s *store) takeBatch() batch {
 	s.combineDirty()
 	s.takeChanges()
+	now := s.clock.Now()
 	b := batch{epoch: s.epoch, rulesets: map[dataplane.Family]*dataplane.Ruleset{}, shown: !s.restored.active(), partial: s.restored.services && s.restored.rebooted, applied: appliedState{
 		version:          s.newestVersion,
 		generation:       s.current.Generation,
@@ -162,9 +165,9 @@ func (s *store) takeBatch() batch {
 		case f.absent != nil && !f.needed() && !f.retry:
 			f.applyingSince = time.Time{}
 			clear(f.dirty) // should it come, the kernel is read
-		case f.full || f.recheck || len(f.dirty) > 0:
+		case f.full || f.recheck || len(f.dirty) > 0 || f.refused.due(now):
 			b.rulesets[family] = s.ruleset(family, f)
-			f.full, f.recheck, f.retry = false, false, false // what is marked from now on is for the next batch
+			f.full, f.recheck, f.retry, f.tryAll = false, false, false, false // what is marked from now on is for the next batch
 		default:
 			f.applyingSince = time.Time{}
 		}
@@ -183,6 +186,10 @@ func (s *store) combineDirty() {
 
 // ruleset is everything that a family should hold. The caller holds mu.
 func (s *store) ruleset(family dataplane.Family, f *familyState) *dataplane.Ruleset {
+	var rest map[dataplane.ServiceName]struct{}
+	if !f.tryAll {
+		rest = f.refused.resting(f.dirty, s.clock.Now())
+	}
 	return &dataplane.Ruleset{
 		Mode:     s.mode.mode,
 		Node:     s.node(family),
@@ -190,6 +197,7 @@ func (s *store) ruleset(family dataplane.Family, f *familyState) *dataplane.Rule
 		Dirty:    f.dirty,
 		Full:     f.full,
 		Recheck:  f.recheck,
+		Rest:     rest,
 		Keep:     s.keep(),
 		Prune:    s.mayPrune(),
 	}
@@ -316,11 +324,12 @@ func (s *store) commit(b batch, outcomes map[dataplane.Family]dataplane.Outcome[
 			f.lastUpdated = now
 		case outcome.Err != nil:
 			f.full, f.err, f.absent = true, outcome.Err, nil
+			f.tryAll = f.tryAll || b.rulesets[family].Rest == nil // as this Apply was to do
 			if errors.Is(outcome.Err, dataplane.ErrUnsupported) {
 				s.mode.settings = nil // what the node can run has changed
 			}
 		default:
-			f.succeed(outcome.Value, now)
+			f.succeed(&outcome.Value, b.rulesets[family], now)
 			if report != nil && outcome.Value.Kind == v1alpha1.SyncFull {
 				f.fullEnd, f.fullTook = now, time.Duration(report.DurationMilliseconds)*time.Millisecond
 			}
@@ -388,6 +397,7 @@ func (s *store) joinedWarnings() []string {
 	var all []string
 	for family, f := range s.families {
 		all = append(all, f.warnings...)
+		all = append(all, f.notes...)
 		if s.spared(family) {
 			all = append(all, fmt.Sprintf("%s, which no Service uses, is not programmed: %v", family, f.err))
 		}
@@ -415,16 +425,17 @@ func (f *familyState) lack(why error) {
 	f.absent, f.err = why, nil
 	f.full = true // when it comes
 	f.applyingSince = time.Time{}
-	f.refused, f.warnings, f.retiring, f.kernel, f.difference = nil, nil, "", nil, nil
+	f.refused, f.warnings, f.notes, f.retiring, f.kernel, f.difference = nil, nil, nil, "", nil, nil
 	f.counts = dataplane.Counts{}
 	clear(f.dirty)
 }
 
-func (f *familyState) succeed(result dataplane.Result, now time.Time) {
+// succeed takes what an Apply of a ruleset has done.
+func (f *familyState) succeed(result *dataplane.Result, applied *dataplane.Ruleset, now time.Time) {
 	f.err, f.absent, f.done = nil, nil, true
 	f.lastUpdated, f.applyingSince = now, time.Time{}
-	f.refused = maps.Clone(result.Refused)
-	f.warnings = slices.Clone(result.Warnings)
+	f.refused = f.refused.noted(result, applied, now)
+	f.warnings, f.notes = slices.Clone(result.Warnings), slices.Clone(result.Notes)
 	f.retiring, f.counts = result.Retiring, result.Counts
 	f.dirty = map[dataplane.ServiceName]struct{}{}
 	if result.Kind == v1alpha1.SyncFull {

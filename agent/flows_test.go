@@ -119,6 +119,7 @@ func TestFlowsFollowTheKernelsRules(t *testing.T) {
 		mustSync(t, a)
 		table.expect(t, "refused", one)
 		kernel.Refuse("shop", "dns", "")
+		pass(firstRetryPause)
 		if err := a.verify(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -87,18 +87,10 @@ func (a *Agent) checkTroubles() []string {
 	return nil
 }
 
-// proxyState is what the health of the proxy depends on. It is asked often, and
-// therefore cheap.
+// proxyState is what the health of the proxy depends on. It never waits for the store.
 func (a *Agent) proxyState() health.State {
 	out := a.store.health()
 	out.Started = a.started
-	return out
-}
-
-// health is the state that the kubelet's probes ask for besides.
-func (a *Agent) health() health.State {
-	out := a.proxyState()
-	out.Overdue, out.Unready = a.loop.Overdue(), a.unready()
 	return out
 }
 
@@ -108,10 +100,23 @@ func (a *Agent) progressing(do func(context.Context) error) func(context.Context
 	return func(ctx context.Context) error { return do(dataplane.WithProgress(ctx, a.loop.Progress)) }
 }
 
-// health is the store's part of what the health of the proxy depends on.
+// health is the store's part of what the health of the proxy depends on. While the store is
+// busy, such as with a Service at the limits, it is what was last known: nobody who asks
+// waits, and a change that waits for the kernel ages all the same.
 func (s *store) health() health.State {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	if s.mu.TryLock() {
+		defer s.mu.Unlock()
+		now := s.currentHealth()
+		s.lastHealth.Store(&now)
+		return now
+	}
+	out := *s.lastHealth.Load()
+	out.Now = s.clock.Now()
+	return out
+}
+
+// currentHealth is health. The caller holds mu.
+func (s *store) currentHealth() health.State {
 	out := health.State{
 		Now: s.clock.Now(), Families: make(map[string]health.FamilyState, len(s.families)),
 		Eligible: s.eligible(), Withheld: s.restored.stale(),

@@ -106,9 +106,29 @@ func (a *Agent) logAbsent(reasons []string) {
 		"No IP family is left out any more")
 }
 
+// refusalsPause is the least time between two lines that name refused Services: one
+// that is changed all the time may be refused and taken in turn.
+const refusalsPause = time.Minute
+
 // logRefused says which Services the kernel does not take.
 func (a *Agent) logRefused(names []string) {
+	if len(names) > 0 && !a.mayNameRefused(strings.Join(names, "; ")) {
+		return
+	}
 	a.logList(refusals, names,
 		"The kernel refuses rules of some Services, which keep those they had; the status of the NodeProxyRules says why", []any{"count", len(names), "services", examples(names)},
 		"The kernel takes the rules of all Services again")
+}
+
+// mayNameRefused reports whether a list of refused Services is another one than was
+// last logged, and that is a while ago.
+func (a *Agent) mayNameRefused(list string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.options.Clock.Now()
+	if list == a.said[refusals] || now.Sub(a.refusalsNamed) < refusalsPause {
+		return false
+	}
+	a.refusalsNamed = now
+	return true
 }

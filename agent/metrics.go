@@ -120,8 +120,11 @@ func (m *metrics) begin(version string, families []dataplane.Family) {
 	}
 }
 
+// maxScrapes is how many answers of /metrics a port makes at a time.
+const maxScrapes = 4
+
 func (m *metrics) handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
 }
 
 // compared counts the outcome of a verification.

@@ -20,7 +20,7 @@ func livez(a *Agent) (kubelet, proxy int) {
 		h.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/livez", nil))
 		return recorder.Code
 	}
-	return get(health.KubeletHandler(a.health, http.NotFoundHandler())), get(health.ProxyHandler(a.proxyState, func(string, int) {}))
+	return get(health.KubeletHandler(a.loop.Overdue, a.unready, http.NotFoundHandler())), get(health.ProxyHandler(a.proxyState, func(string, int) {}))
 }
 
 func expectLivez(t *testing.T, a *Agent, when string, kubelet, proxy int) {
@@ -100,5 +100,25 @@ func TestLivezWithoutALoop(t *testing.T) {
 		a.changed()
 		time.Sleep(health.StuckLimit)
 		expectLivez(t, a, "nobody takes up the change", 503, 503)
+	})
+}
+
+// TestProbesDoNotWait holds the store as a large change does.
+func TestProbesDoNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, r, _, _ := inTurn(t)
+		a.becomeReady()
+		r.setService(r.object("b", 2)) // nothing runs that would write it
+		expectLivez(t, a, "a change waits", 200, 200)
+		a.store.mu.Lock()
+		defer a.store.mu.Unlock()
+		expectLivez(t, a, "the store is busy", 200, 200)
+		time.Sleep(health.PendingLimit)
+		if got := a.proxyState().Now; !got.Equal(a.options.Clock.Now()) {
+			t.Errorf("the state is one of %s", got)
+		}
+		if proxy := health.ServesTraffic(a.proxyState()); proxy {
+			t.Error("a change that has waited for a minute while the store was busy is not noticed")
+		}
 	})
 }

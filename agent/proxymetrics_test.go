@@ -224,7 +224,7 @@ func TestConditionMetric(t *testing.T) {
 	}
 	// The metrics port is the other proxy's: the kubelet's has them too.
 	recorder := httptest.NewRecorder()
-	a.server("", "", "--health-probe-bind-address").Handler.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	a.servers.kubelet.Handler.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if !strings.Contains(recorder.Body.String(), `nodeproxy_agent_condition{reason="ConflictingProxy",type="ConflictingProxy"} 1`) {
 		t.Errorf("%d: %s", recorder.Code, recorder.Body)
 	}
@@ -232,7 +232,7 @@ func TestConditionMetric(t *testing.T) {
 
 func TestHealthAnswersAreCounted(t *testing.T) {
 	a, _, _, _ := inTurn(t)
-	handler := a.server("", "", "--proxy-health-bind-address").Handler
+	handler := a.servers.health.Handler
 	for _, path := range []string{"/healthz", "/healthz", "/livez"} {
 		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil))
 	}

@@ -18,7 +18,7 @@ import (
 func expectReady(t *testing.T, a *Agent, when, lacks string) {
 	t.Helper()
 	recorder := httptest.NewRecorder()
-	health.KubeletHandler(a.health, http.NotFoundHandler()).ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	health.KubeletHandler(a.loop.Overdue, a.unready, http.NotFoundHandler()).ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/readyz", nil))
 	switch body := strings.TrimSpace(recorder.Body.String()); {
 	case lacks == "" && recorder.Code != http.StatusOK:
 		t.Errorf("%s: not ready: %s", when, body)

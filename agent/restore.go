@@ -104,7 +104,7 @@ func (s *store) restoreServices(g *goodSet, now time.Time) {
 		if name, ok := combine.ServiceOf(object.Name); !ok || s.services[name] != nil || !s.formats.know(object.Spec.FormatVersion) {
 			continue
 		}
-		s.take(object, now)
+		s.take(object, claimChange{}, now)
 		if name, _ := combine.ServiceOf(object.Name); s.services[name] != nil && !g.rebooted {
 			s.old[name] = struct{}{}
 		}

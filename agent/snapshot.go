@@ -35,6 +35,8 @@ type snapshot struct {
 	unconfirmedSince time.Time
 	inventoryKnown   bool
 	refused          map[dataplane.ServiceName]string
+	// suspected are those of refused that may not be at fault.
+	suspected map[dataplane.ServiceName]bool
 	// shaped are those of refused that policies shape.
 	shaped   map[dataplane.ServiceName]bool
 	warnings []string // sorted
@@ -75,6 +77,7 @@ func (s *store) snapshot() snapshot {
 		unconfirmedSince: s.unconfirmedSince,
 		inventoryKnown:   s.inventory.wanted != nil,
 		refused:          map[dataplane.ServiceName]string{},
+		suspected:        map[dataplane.ServiceName]bool{},
 		warnings:         s.joinedWarnings(),
 		retiring:         s.joinedRetiring(),
 		applied:          s.applied,
@@ -115,8 +118,12 @@ func (s *snapshot) addFamily(family dataplane.Family, f *familyState, pending ti
 	}
 	s.endpoints += len(f.endpoints.uses)
 	s.local += f.endpoints.local
-	for name, reason := range f.refused {
-		s.refused[name] = fmt.Sprintf("%s: %s", family, reason)
+	for name, why := range f.refused {
+		if _, proven := s.refused[name]; proven && !s.suspected[name] && why.suspected {
+			continue // of the other family
+		}
+		s.refused[name] = fmt.Sprintf("%s: %s", family, why.reason)
+		s.suspected[name] = why.suspected
 	}
 	if k := f.kernel; k != nil {
 		if s.kernel == nil {

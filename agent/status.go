@@ -184,7 +184,7 @@ func programmedRow(s snapshot, f facts) metav1.Condition {
 			"changes wait since "+s.oldestPending.UTC().Format(time.RFC3339)+" to be written to the kernel; see the agent's log on this node")
 	case len(s.refused) > 0:
 		return row(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused,
-			fmt.Sprintf("all Services are programmed but %d, whose rules the kernel refuses: %s", len(s.refused), strings.Join(s.refusedExamples(), "; ")))
+			fmt.Sprintf("all Services are programmed but %d, whose rules the kernel refuses: %s", len(s.refused), s.refusedText()))
 	case s.heldTooLong() || s.unconfirmedTooLong():
 		return row(metav1.ConditionTrue, v1alpha1.ReasonHeld, heldMessage(s))
 	default:
@@ -251,19 +251,40 @@ func (s *snapshot) refusedServices() *v1alpha1.RefusedServices {
 	return &v1alpha1.RefusedServices{Count: int32(len(s.refused)), Examples: s.refusedExamples()}
 }
 
-// refusedExamples name some of the refused Services, first those that policies shape: by
-// these the controller learns that a change of a policy does not do.
-func (s *snapshot) refusedExamples() []string {
-	last := func(name dataplane.ServiceName) int {
-		if s.shaped[name] {
-			return 0
-		}
-		return 1
+// refusedText names some of the rejected Services, human-readable.
+func (s *snapshot) refusedText() string {
+	if list := s.refusedExamples(); len(list) > 0 {
+		return strings.Join(list, "; ")
 	}
+	return "they were rejected together and are tried one by one"
+}
+
+// refusedExamples name some of the rejected Services, first those that policies shape: by
+// these the controller learns that a change of a policy does not do. Suspected ones are not
+// named, as they would halt policies and be reported to their owners without a reason. Each namespace has
+// one before any has two, so that none can hide those of others.
+func (s *snapshot) refusedExamples() []string {
+	type rank struct{ unshaped, number int }
+	ranks := make(map[dataplane.ServiceName]rank, len(s.refused))
+	before := map[string][2]int{} // of a namespace: shaped, and not
+	names := slices.SortedFunc(maps.Keys(s.refused), dataplane.ServiceName.Compare)
+	names = slices.DeleteFunc(names, func(n dataplane.ServiceName) bool { return s.suspected[n] })
+	for _, name := range names {
+		r := rank{unshaped: 1}
+		if s.shaped[name] {
+			r.unshaped = 0
+		}
+		counts := before[name.Namespace]
+		r.number = counts[r.unshaped]
+		counts[r.unshaped]++
+		before[name.Namespace] = counts
+		ranks[name] = r
+	}
+	slices.SortStableFunc(names, func(a, b dataplane.ServiceName) int {
+		return cmp.Or(cmp.Compare(ranks[a].unshaped, ranks[b].unshaped), cmp.Compare(ranks[a].number, ranks[b].number))
+	})
 	var out []string
-	for _, name := range slices.SortedFunc(maps.Keys(s.refused), func(a, b dataplane.ServiceName) int {
-		return cmp.Or(cmp.Compare(last(a), last(b)), a.Compare(b))
-	}) {
+	for _, name := range names {
 		out = append(out, name.String()+": "+s.refused[name])
 		if len(out) == dataplane.MaxExamples {
 			break

@@ -135,6 +135,24 @@ func TestConditions(t *testing.T) {
 	}
 }
 
+// TestNoNamespaceHidesWhatIsRefusedOfOthers: however many of one are refused.
+func TestNoNamespaceHidesWhatIsRefusedOfOthers(t *testing.T) {
+	var s snapshot
+	s.refused, s.shaped = map[dataplane.ServiceName]string{}, map[dataplane.ServiceName]bool{}
+	for i := range 30 {
+		at := dataplane.ServiceName{Namespace: "a", Name: fmt.Sprintf("s%02d", i)}
+		s.refused[at], s.shaped[at] = "no", true
+	}
+	for _, namespace := range []string{"b", "c"} {
+		at := dataplane.ServiceName{Namespace: namespace, Name: "s"}
+		s.refused[at], s.shaped[at] = "no", true
+	}
+	got := s.refusedExamples()
+	if diff := cmp.Diff([]string{"a/s00: no", "b/s: no", "c/s: no", "a/s01: no"}, got[:4]); diff != "" || len(got) != dataplane.MaxExamples {
+		t.Errorf("%d examples, the first ones (-want +got):\n%s", len(got), diff)
+	}
+}
+
 // TestRefusedOnesThatPoliciesShapeComeFirst, however many others there are: the
 // controller stops a policy's change by them.
 func TestRefusedOnesThatPoliciesShapeComeFirst(t *testing.T) {
@@ -147,6 +165,21 @@ func TestRefusedOnesThatPoliciesShapeComeFirst(t *testing.T) {
 	got := buildStatus(s, facts4, nil).Refused
 	if got.Count != 12 || got.Examples[0] != name("s11").String()+": no" || got.Examples[1] != name("s00").String()+": no" {
 		t.Errorf("%d, %q", got.Count, got.Examples)
+	}
+}
+
+// TestSuspectedServicesAreNotNamed: the controller halts policies by those that are.
+func TestSuspectedServicesAreNotNamed(t *testing.T) {
+	s := programmed()
+	s.refused = map[dataplane.ServiceName]string{name("bad"): "no", name("other"): "no"}
+	s.suspected = map[dataplane.ServiceName]bool{name("other"): true}
+	got := buildStatus(s, facts4, nil).Refused
+	if got.Count != 2 || len(got.Examples) != 1 || got.Examples[0] != name("bad").String()+": no" {
+		t.Errorf("%d, %q", got.Count, got.Examples)
+	}
+	s.suspected[name("bad")] = true
+	if text := s.refusedText(); !strings.Contains(text, "one by one") {
+		t.Error(text)
 	}
 }
 

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/health"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -56,6 +58,8 @@ type store struct {
 	nodeName string
 	formats  formats
 	report   func(service dataplane.ServiceName, problem string)
+	// lastHealth is what health last returned. It is not changed any more.
+	lastHealth atomic.Pointer[health.State]
 
 	mu sync.Mutex // guards everything below
 
@@ -142,6 +146,7 @@ func newStore(clk clock.PassiveClock, nodeName string, families []dataplane.Fami
 	for _, family := range families {
 		s.families[family] = newFamilyState()
 	}
+	s.health() // so that there is a last one
 	return s
 }
 
@@ -178,7 +183,7 @@ func (s *store) replaceServices(list []*v1alpha1.ServiceProxyRules) {
 		}
 	}
 	for _, object := range list {
-		s.take(object, now)
+		s.take(object, claimChange{}, now)
 	}
 	if !s.inventory.listed {
 		s.inventory.listed, s.news = true, true // even if it is empty
@@ -189,6 +194,7 @@ func (s *store) replaceServices(list []*v1alpha1.ServiceProxyRules) {
 
 // setService takes a new or changed object.
 func (s *store) setService(object *v1alpha1.ServiceProxyRules) {
+	claims := s.claimChangeTo(object)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
@@ -197,8 +203,42 @@ func (s *store) setService(object *v1alpha1.ServiceProxyRules) {
 	} else {
 		s.inventory.change(now, []string{object.Name}, nil)
 	}
-	s.take(object, now)
+	s.take(object, claims, now)
 	s.reconcile(now)
+}
+
+// claimChange is what two states of a Service claim; a nil former stands for none. The zero
+// value stands for no object.
+type claimChange struct {
+	former, object *v1alpha1.ServiceProxyRules
+	before, after  []combine.Asked
+}
+
+func newClaimChange(former, object *v1alpha1.ServiceProxyRules) claimChange {
+	c := claimChange{former: former, object: object, after: combine.Claims(&object.Spec)}
+	if former != nil {
+		c.before = combine.Claims(&former.Spec)
+	}
+	return c
+}
+
+// claimChangeTo lists the claims that object changes. A Service may claim as much as its
+// limits allow, and meanwhile others need the store.
+func (s *store) claimChangeTo(object *v1alpha1.ServiceProxyRules) claimChange {
+	name, _ := combine.ServiceOf(object.Name)
+	var former *v1alpha1.ServiceProxyRules
+	s.mu.Lock()
+	if e := s.services[name]; e != nil {
+		former = e.rules
+	}
+	s.mu.Unlock()
+	if object.Spec.Released || former != nil && combine.SameClaims(&former.Spec, &object.Spec) {
+		return claimChange{}
+	}
+	if _, excess := v1alpha1.SizeOf(&object.Spec).Excess(); excess != "" {
+		return claimChange{}
+	}
+	return newClaimChange(former, object)
 }
 
 // deleteService takes the last state of a deleted object: released, the
@@ -221,8 +261,9 @@ func (s *store) deleteService(object *v1alpha1.ServiceProxyRules) {
 	s.reconcile(now)
 }
 
-// take stores the state of an existing object. The caller holds mu.
-func (s *store) take(object *v1alpha1.ServiceProxyRules, now time.Time) {
+// take stores the state of an existing object, whose claims may be listed already. The
+// caller holds mu.
+func (s *store) take(object *v1alpha1.ServiceProxyRules, claims claimChange, now time.Time) {
 	s.noteVersion(object.ResourceVersion)
 	name, ok := combine.ServiceOf(object.Name)
 	if !ok {
@@ -260,6 +301,9 @@ func (s *store) take(object *v1alpha1.ServiceProxyRules, now time.Time) {
 	if refused != "" {
 		e.refused = refused + "; its rules stay as they are"
 		s.foreign[name] = e
+		if returned && e.rules != nil {
+			s.reclaim(e, now)
+		}
 		return
 	}
 	s.understand(e)
@@ -267,21 +311,20 @@ func (s *store) take(object *v1alpha1.ServiceProxyRules, now time.Time) {
 		e.rules = object
 		return
 	}
-	s.adopt(e, object, returned, now)
+	s.adopt(e, object, claims, returned, now)
 }
 
-// adopt makes object the state that is wanted. The caller holds mu.
-func (s *store) adopt(e *entry, object *v1alpha1.ServiceProxyRules, returned bool, now time.Time) {
+// adopt makes object the state that is desired. The caller holds mu.
+func (s *store) adopt(e *entry, object *v1alpha1.ServiceProxyRules, claims claimChange, returned bool, now time.Time) {
 	s.renew(e.name, now)
 	former := e.rules
 	e.rules = object
 	s.noteChange(e.name, former, object)
 	if former == nil || returned || !combine.SameClaims(&former.Spec, &object.Spec) {
-		var before []combine.Asked
-		if former != nil {
-			before = combine.Claims(&former.Spec)
+		if claims.object != object || claims.former != former {
+			claims = newClaimChange(former, object)
 		}
-		s.markAll(s.claims.Set(e, before, combine.Claims(&object.Spec)), now)
+		s.markAll(s.claims.Set(e, claims.before, claims.after), now)
 	}
 	s.mark(e.name, false, now)
 }
@@ -300,7 +343,12 @@ func (s *store) vanish(e *entry, number uint64, now time.Time) {
 		return
 	}
 	s.held[e.name] = e
-	// Its claims are worth less now.
+	s.reclaim(e, now)
+}
+
+// reclaim claims anew what a Service claims, after it has vanished or returned: what
+// its claims are worth has changed. The caller holds mu.
+func (s *store) reclaim(e *entry, now time.Time) {
 	own := combine.Claims(&e.rules.Spec)
 	if concerned := s.claims.Set(e, own, own); len(concerned) > 0 || combine.Contestable(&e.rules.Spec) {
 		s.markAll(concerned, now)
@@ -395,10 +443,12 @@ func (s *store) markAll(entries []*entry, now time.Time) {
 	}
 }
 
-// markFull asks for a full pass of every family. The caller holds mu.
+// markFull asks for a full pass of every family, which tries what is refused, too.
+// The caller holds mu.
 func (s *store) markFull(now time.Time) {
 	for _, f := range s.families {
 		f.full = true
+		f.tryAll = true
 	}
 	s.pend(now)
 }

@@ -267,27 +267,6 @@ func TestFailureKeepsWhatIsDirty(t *testing.T) {
 	}
 }
 
-// TestRefusedIsTriedAgain: a verification that finds nothing else still tries
-// what was refused, since somebody may have mended the node.
-func TestRefusedIsTriedAgain(t *testing.T) {
-	r := running(t)
-	r.kernel.Refuse("shop", "a", "no such match")
-	r.setService(r.object("a", 9))
-	r.expectSync("partial a")
-	r.kernel.Refuse("shop", "a", "")
-	d, err := r.kernel.Verify(context.Background(), r.verifiable()[dataplane.IPv4])
-	if err != nil || d.Count != 0 {
-		t.Fatalf("verify: %+v, %v", d, err)
-	}
-	if !r.compared(r.epoch, map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}, nil, false) {
-		t.Error("a refused Service asks for no full pass")
-	}
-	r.expectSync("full, pruning")
-	if s := r.snapshot(); len(s.refused) != 0 {
-		t.Errorf("still refused: %v", s.refused)
-	}
-}
-
 func TestChangesDuringAnApplyAreNotLost(t *testing.T) {
 	r := running(t)
 	r.setService(r.object("a", 9))

@@ -410,7 +410,7 @@ func (s *store) forgetKernel(now time.Time) {
 	s.epoch++
 	for _, f := range s.families {
 		f.done, f.err, f.absent, f.retry = false, nil, nil, false
-		f.refused, f.warnings, f.retiring, f.kernel, f.difference = nil, nil, "", nil, nil
+		f.refused, f.warnings, f.notes, f.retiring, f.kernel, f.difference = nil, nil, nil, "", nil, nil
 		f.applyingSince, f.audit = time.Time{}, auditor{}
 	}
 	s.waitAnew(now)

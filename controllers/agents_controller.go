@@ -53,6 +53,8 @@ type AgentsReconciler struct {
 	image      string // unless NodeProxy names another
 	// exposeMetrics: the agents answer /metrics on every address of their node.
 	exposeMetrics bool
+	// shareProxyPorts: the agents' pods do not reserve kube-proxy's ports.
+	shareProxyPorts bool
 
 	applied     written
 	lastApplied time.Time
@@ -100,6 +102,9 @@ func (r *AgentsReconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.
 	want, err := agentdeploy.DaemonSet(np.Spec.Agent, r.namespace, r.image)
 	if err == nil && r.exposeMetrics {
 		err = agentdeploy.ExposeMetrics(want)
+	}
+	if err == nil && r.shareProxyPorts {
+		err = agentdeploy.ShareProxyPorts(want)
 	}
 	if errors.Is(err, agentdeploy.ErrNoImage) {
 		r.findings.report(aboutDaemonSet, finding{v1alpha1.ReasonNoAgentImage, err.Error()})

@@ -148,7 +148,7 @@ func (r *APIServersReconciler) usable(ctx context.Context, np *v1alpha1.NodeProx
 	if len(texts) > 0 {
 		note := "Some of spec.apiServer.endpoints do not answer the controller: correct the field if they are wrong. Agents go by the others: " + strings.Join(texts, "; ")
 		log.FromContext(ctx).Info("Some API servers of spec.apiServer.endpoints do not answer; agents go by the others", "why", texts)
-		r.events.warnNodeProxy(ctx, np, v1alpha1.ReasonAPIServerUnreachable, actionTryAPIServers, note)
+		r.events.warnNodeProxy(np, v1alpha1.ReasonAPIServerUnreachable, actionTryAPIServers, note)
 	}
 	return use, nil
 }

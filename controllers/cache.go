@@ -22,10 +22,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// Indexes of EndpointSlices.
+// Indexes of EndpointSlices, and of Services and Nodes by their addresses.
 const (
-	indexSlicesByService = "nodeproxy.io/service"
-	indexSlicesByNode    = "nodeproxy.io/node"
+	indexSlicesByService   = "nodeproxy.io/service"
+	indexSlicesByNode      = "nodeproxy.io/node"
+	indexServicesByAddress = "nodeproxy.io/service-address"
+	indexNodesByAddress    = "nodeproxy.io/node-address"
 )
 
 // CacheOptions returns what the manager's cache must watch and keep; of what is
@@ -148,7 +150,7 @@ func trimPod(in any) (any, error) {
 }
 
 // addIndexes makes slices findable by Service (name within its namespace) and
-// by the nodes they name.
+// by the nodes they name, and Services and Nodes by their addresses.
 func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	byService := func(o client.Object) []string {
 		if svc, ok := render.ServiceOf(o.(*discoveryv1.EndpointSlice)); ok {
@@ -168,6 +170,12 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	}
 	if err := indexer.IndexField(ctx, &discoveryv1.EndpointSlice{}, indexSlicesByNode, byNode); err != nil {
 		return fmt.Errorf("index EndpointSlices by node: %w", err)
+	}
+	if err := indexer.IndexField(ctx, &corev1.Service{}, indexServicesByAddress, outsideIPs); err != nil {
+		return fmt.Errorf("index Services by address: %w", err)
+	}
+	if err := indexer.IndexField(ctx, &corev1.Node{}, indexNodesByAddress, nodeIPs); err != nil {
+		return fmt.Errorf("index Nodes by address: %w", err)
 	}
 	return nil
 }

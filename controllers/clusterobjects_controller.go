@@ -246,7 +246,7 @@ func (r *ClusterObjectsReconciler) notTaken(ctx context.Context, owner admission
 // say says in the log and in an event what cannot be kept.
 func (r *ClusterObjectsReconciler) say(ctx context.Context, owner admission.Owner, what string) {
 	log.FromContext(ctx).Info("What --manage-cluster-objects asks for cannot be kept", "why", what)
-	r.events.write(ctx, metav1.NamespaceDefault, corev1.ObjectReference{
+	r.events.say(metav1.NamespaceDefault, corev1.ObjectReference{
 		APIVersion: "v1", Kind: kindNamespace, Name: owner.Name, UID: owner.UID,
 	}, eventKind{warning, eventClusterObjectRefused, actionApply}, what)
 }

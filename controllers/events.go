@@ -6,11 +6,9 @@ import (
 	"hash/fnv"
 	"os"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/klog/v2"
@@ -24,41 +22,59 @@ import (
 // reportingController is who the events come from.
 const reportingController = "nodeproxy.io/controller"
 
-// events writes events about Services, NodeProxy and policies. client-go's recorder folds events that
-// differ only in their text into the first one, and the text is what matters
-// here; so each is written by itself, under a name made of what it says, which
-// also keeps a restart from saying it twice.
+// events has events written about Services, NodeProxy and policies. client-go's recorder folds
+// events that differ only in their text into the first one, and the text is what matters here;
+// so each is written by itself, under a name made of what it says, which also keeps a restart
+// from saying it twice. They wait in a queue, so that no reconciler waits for the API server.
 type events struct {
-	client client.Client
-	clock  clock.PassiveClock
+	clock clock.PassiveClock
+	queue *eventQueue
 }
 
-// eventTimeout is how long the API server may take for an event.
-const eventTimeout = 2 * time.Second
+// newEvents returns events that are written while the queue runs.
+func newEvents(queue *eventQueue, c clock.PassiveClock) *events {
+	return &events{clock: c, queue: queue}
+}
 
-// warn writes a warning unless the same one is there already, and reports
-// whether it is there now.
+// warn says what is wrong with a Service for a reason; an empty note: nothing, any more. Who
+// may write Services decides how often that changes, so there is one event, and one line in the
+// log, for each Service and reason in eventInterval: the first note at once, and of those
+// that follow only the last one, if that still holds when its time has come. It reports whether
+// the note is taken.
 func (e *events) warn(ctx context.Context, svc *corev1.Service, reason, action, note string) bool {
-	return e.write(ctx, svc.Namespace, corev1.ObjectReference{
-		APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name,
-		UID: svc.UID, ResourceVersion: svc.ResourceVersion,
-	}, eventKind{warning, reason, action}, note)
+	series := eventSeries{
+		about: corev1.ObjectReference{
+			APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name, UID: svc.UID,
+		},
+		reason: reason,
+	}
+	if note == "" {
+		e.queue.retract(series)
+		return true
+	}
+	about := series.about
+	about.ResourceVersion = svc.ResourceVersion
+	first, taken := e.queue.add(series, e.event(svc.Namespace, about, eventKind{warning, reason, action}, note), e.clock.Now())
+	if first {
+		log.FromContext(ctx).Info("A Service has a problem", "service", klog.KObj(svc), "reason", reason, "why", note)
+	}
+	return taken
 }
 
-// warnNodeProxy is warn about NodeProxy. Events about objects without a
-// namespace are in the namespace default.
-func (e *events) warnNodeProxy(ctx context.Context, np *v1alpha1.NodeProxy, reason, action, note string) {
-	e.write(ctx, metav1.NamespaceDefault, corev1.ObjectReference{
+// warnNodeProxy is for NodeProxy. Events about objects without a namespace are in the
+// namespace default.
+func (e *events) warnNodeProxy(np *v1alpha1.NodeProxy, reason, action, note string) {
+	e.say(metav1.NamespaceDefault, corev1.ObjectReference{
 		APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeProxy", Name: np.Name,
 		UID: np.UID, ResourceVersion: np.ResourceVersion,
 	}, eventKind{warning, reason, action}, note)
 }
 
-// transition writes that a policy has come to another state than its stored status
+// transition says that a policy has come to another state than its stored status
 // says. The same may happen again to the same object: the event's name is made of the
 // version that it leaves, too, so that a restart in between does not say it twice.
-func (e *events) transition(ctx context.Context, policy client.Object, kind string, what eventKind, note string) {
-	e.write(ctx, metav1.NamespaceDefault, corev1.ObjectReference{
+func (e *events) transition(policy client.Object, kind string, what eventKind, note string) {
+	e.say(metav1.NamespaceDefault, corev1.ObjectReference{
 		APIVersion: v1alpha1.GroupVersion.String(), Kind: kind, Name: policy.GetName(),
 		UID: policy.GetUID(), ResourceVersion: policy.GetResourceVersion(),
 	}, what, note, policy.GetResourceVersion())
@@ -75,15 +91,20 @@ const (
 	warning = corev1.EventTypeWarning
 )
 
-// write writes an event unless it is there already: what is to tell it from others with
-// the same reason and note is in marks.
-func (e *events) write(ctx context.Context, namespace string, about corev1.ObjectReference, what eventKind, note string, marks ...string) bool {
-	ctx, cancel := context.WithTimeout(ctx, eventTimeout)
-	defer cancel()
+// say has an event written, each different one: what is to tell it from others with the same
+// reason and note is in marks.
+func (e *events) say(namespace string, about corev1.ObjectReference, what eventKind, note string, marks ...string) {
+	event := e.event(namespace, about, what, note, marks...)
+	about.ResourceVersion = ""
+	e.queue.add(eventSeries{about: about, reason: what.reason, only: event.Name}, event, e.clock.Now())
+}
+
+// event returns an event of now.
+func (e *events) event(namespace string, about corev1.ObjectReference, what eventKind, note string, marks ...string) *eventsv1.Event {
 	note = truncated(note, maxEventNote)
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(string(about.UID) + what.reason + note + strings.Join(marks, ""))) // a hash never returns an error
-	event := &eventsv1.Event{
+	return &eventsv1.Event{
 		ObjectMeta:          metav1.ObjectMeta{Namespace: namespace, Name: eventName(about.Name, h.Sum64())},
 		EventTime:           metav1.NewMicroTime(e.clock.Now()),
 		ReportingController: reportingController,
@@ -94,12 +115,6 @@ func (e *events) write(ctx context.Context, namespace string, about corev1.Objec
 		Note:                note,
 		Regarding:           about,
 	}
-	err := e.client.Create(ctx, event)
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		log.FromContext(ctx).Error(err, "An event could not be written", "kind", about.Kind, "object", klog.KRef(about.Namespace, about.Name), "reason", what.reason, "note", note)
-		return false
-	}
-	return true
 }
 
 // eventName is made of an object's name, which may be as long as that of an event and is

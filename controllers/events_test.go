@@ -1,30 +1,15 @@
 package controllers
 
 import (
-	"context"
 	"strings"
 	"testing"
 
-	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
-	clocktesting "k8s.io/utils/clock/testing"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
-
-// eventStore is a client that keeps the events that it is to create.
-type eventStore struct {
-	client.Client
-	events []*eventsv1.Event
-}
-
-func (s *eventStore) Create(_ context.Context, o client.Object, _ ...client.CreateOption) error {
-	s.events = append(s.events, o.(*eventsv1.Event))
-	return nil
-}
 
 // The name of a policy may be as long as that of an event, which is longer by a hash.
 func TestEventsOfObjectsWithLongNames(t *testing.T) {
@@ -40,13 +25,13 @@ func TestEventsOfObjectsWithLongNames(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			store := &eventStore{}
-			e := &events{client: store, clock: clocktesting.NewFakePassiveClock(noon)}
+			e := newEventRig(t)
 			for _, uid := range []types.UID{"1", "2"} {
 				p := &v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: tt.object, UID: uid}}
-				e.transition(t.Context(), p, "NodeProxyPolicy", eventKind{normal, v1alpha1.ReasonApplied, actionRollOut}, "done")
+				e.transition(p, "NodeProxyPolicy", eventKind{normal, v1alpha1.ReasonApplied, actionRollOut}, "done")
 			}
-			for _, event := range store.events {
+			e.pass(0)
+			for _, event := range e.store.events {
 				if wrong := validation.IsDNS1123Subdomain(event.Name); len(wrong) > 0 {
 					t.Errorf("%s: %v", event.Name, wrong)
 				}
@@ -57,8 +42,8 @@ func TestEventsOfObjectsWithLongNames(t *testing.T) {
 					t.Errorf("it is about %s, want %s", event.Regarding.Name, tt.object)
 				}
 			}
-			if len(store.events) != 2 || store.events[0].Name == store.events[1].Name {
-				t.Errorf("%d events, with the same name", len(store.events))
+			if len(e.store.events) != 2 || e.store.events[0].Name == e.store.events[1].Name {
+				t.Errorf("%d events, with the same name", len(e.store.events))
 			}
 		})
 	}

@@ -39,16 +39,56 @@ func TestWritesOfLargeServicesAreSpaced(t *testing.T) {
 		500: 0, 501: time.Second, 2000: time.Second, 2001: 5 * time.Second,
 	} {
 		m, _ := newTestMemory(t)
-		if wait := m.wait(cart, endpoints, noon); wait != 0 {
+		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, noon); wait != 0 {
 			t.Errorf("%d endpoints: the first change waits %s", endpoints, wait)
 		}
-		m.wrote(cart, noon)
-		if wait := m.wait(cart, endpoints, noon); wait != interval {
+		m.wrote(cart, 1000, true, noon)
+		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, noon); wait != interval {
 			t.Errorf("%d endpoints: the second change waits %s, want %s", endpoints, wait, interval)
 		}
-		if wait := m.wait(cart, endpoints, noon.Add(5*time.Second)); wait != 0 {
+		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, noon.Add(5*time.Second)); wait != 0 {
 			t.Errorf("%d endpoints: a change 5 s later waits %s", endpoints, wait)
 		}
+	}
+}
+
+// What takes many bytes is spaced whatever the endpoints, and so is what follows it.
+func TestWritesOfManyBytesAreSpaced(t *testing.T) {
+	m, _ := newTestMemory(t)
+	const most = 1 << 20
+	if wait := m.wait(cart, render.Load{Bytes: most}, noon); wait != 0 {
+		t.Errorf("the first change waits %s", wait)
+	}
+	m.wrote(cart, most, true, noon)
+	for bytes, want := range map[int]time.Duration{most: 8 * time.Second, 100: 8 * time.Second} {
+		if wait := m.wait(cart, render.Load{Bytes: bytes}, noon); wait != want {
+			t.Errorf("%d bytes after %d wait %s, want %s", bytes, most, wait, want)
+		}
+	}
+	m.wrote(cart, 100, true, noon.Add(8*time.Second))
+	if wait := m.wait(cart, render.Load{Bytes: 100}, noon.Add(8*time.Second)); wait != 0 {
+		t.Errorf("few bytes after few wait %s", wait)
+	}
+}
+
+// While a Service waits it need not be rendered.
+func TestServicesThatWaitAreNotRendered(t *testing.T) {
+	m, _ := newTestMemory(t)
+	if wait := m.waiting(cart, noon); wait != 0 {
+		t.Errorf("an unknown Service waits %s", wait)
+	}
+	m.wait(cart, render.Load{Endpoints: 3000}, noon)
+	m.wrote(cart, 1<<20, true, noon)
+	if wait := m.waiting(cart, noon); wait != 0 {
+		t.Errorf("without a change it waits %s", wait)
+	}
+	m.wait(cart, render.Load{Endpoints: 3000}, noon.Add(time.Second))
+	if wait := m.waiting(cart, noon.Add(2*time.Second)); wait != 6*time.Second {
+		t.Errorf("after a change it waits %s, want 6 s", wait)
+	}
+	m.pause(cart, render.Load{Bytes: 2 << 20}, noon.Add(8*time.Second))
+	if wait := m.waiting(cart, noon.Add(8*time.Second)); wait != 16*time.Second {
+		t.Errorf("too large to be written it waits %s, want 16 s", wait)
 	}
 }
 
@@ -110,7 +150,7 @@ func TestMemoryIsBoundedByServices(t *testing.T) {
 	for i := range 100 {
 		key := types.NamespacedName{Namespace: "x", Name: fmt.Sprint(i)}
 		m.newProblems(key, "Bad", "bad")
-		m.wrote(key, noon)
+		m.wrote(key, 1000, true, noon)
 		m.refuse(key, "no", "no", 1, noon)
 		m.forget(key)
 	}

@@ -45,6 +45,7 @@ type metrics struct {
 	writes  *prometheus.CounterVec
 	skipped *prometheus.CounterVec
 	refused prometheus.Gauge
+	leftOut prometheus.Gauge
 	render  *prometheus.HistogramVec
 	nodes   *prometheus.GaugeVec
 	looks   *prometheus.CounterVec
@@ -52,6 +53,7 @@ type metrics struct {
 	toWrite prometheus.Histogram
 	rollout *prometheus.GaugeVec
 	shaped  *prometheus.GaugeVec
+	events  *prometheus.CounterVec
 
 	mu    sync.Mutex // guards leads, and that the gauges of the cluster go with it
 	leads bool
@@ -70,6 +72,10 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		refused: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "nodeproxy_controller_refused_services",
 			Help: "Services whose rules cannot be rendered or stored; each is named in an event. 0 while this controller stands by.",
+		}),
+		leftOut: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "nodeproxy_controller_left_out_local_endpoints",
+			Help: "Services whose local endpoints the NodeProxyRules of a node leave out because they are over a limit, added up over nodes; each Service is named in an event. 0 while this controller stands by.",
 		}),
 		render: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "nodeproxy_controller_render_seconds",
@@ -100,9 +106,13 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	})
 	m.shaped = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "nodeproxy_controller_service_policy_services",
-		Help: "Services by ServiceProxyPolicy and state (selected, applied, ineffective, refused), as in its status; a Service can have several. Only the controller that leads has them.",
+		Help: "Services by ServiceProxyPolicy and state (selected, applied, ineffective, refused), as in its status; a Service can have several. Refused are those by which the change has stopped. Only the controller that leads has them.",
 	}, []string{"policy", "state"})
-	for _, c := range []prometheus.Collector{m.rollout, m.shaped, m.toWrite, m.leading, m.writes, m.skipped, m.refused, m.render, m.nodes, m.looks} {
+	m.events = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "nodeproxy_controller_events_total",
+		Help: "Events by result (written; failed: the API server did not take it; dropped: too many waited). Those that say what is there already count as written.",
+	}, []string{"result"})
+	for _, c := range []prometheus.Collector{m.events, m.rollout, m.shaped, m.toWrite, m.leading, m.writes, m.skipped, m.refused, m.leftOut, m.render, m.nodes, m.looks} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -175,6 +185,18 @@ func (m *metrics) showRefused(count int) {
 	}
 }
 
+func (m *metrics) event(result string) { m.events.WithLabelValues(result).Inc() }
+
+// showLeftOut sets for how many Services and nodes local endpoints are left out, while this
+// controller leads.
+func (m *metrics) showLeftOut(count int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.leads {
+		m.leftOut.Set(float64(count))
+	}
+}
+
 func (m *metrics) looked(err error) {
 	result := "done"
 	if err != nil {
@@ -198,4 +220,5 @@ func (m *metrics) lead(leading bool) {
 	m.rollout.Reset()
 	m.shaped.Reset()
 	m.refused.Set(0)
+	m.leftOut.Set(0)
 }

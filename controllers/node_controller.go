@@ -30,8 +30,8 @@ import (
 // are deleted: a kubelet that registers again must find them.
 const absentNodeGrace = 10 * time.Minute
 
-// heldMembersRetry is how often a node is rendered again that keeps the members of a Service
-// because it is over a limit.
+// heldMembersRetry is how often a node is rendered again that keeps the local endpoints of a Service
+// because the Service is over a limit, or lacks some that no event names yet.
 const heldMembersRetry = time.Minute
 
 // NodeReconciler keeps one NodeProxyRules for every Linux Node. It gives a new one its
@@ -40,9 +40,12 @@ type NodeReconciler struct {
 	leadership Leadership
 	client     client.Client // reads come from the cache
 	live       client.Reader
+	events     *events
 	clock      clock.PassiveClock
 	metrics    *metrics
 	formats    *formats
+	pace       *nodePace
+	leftOut    *leftOut
 }
 
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
@@ -72,8 +75,15 @@ func (r *NodeReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 		return ctrl.Result{}, err
 	}
 	node, stored, err := r.load(ctx, req.Name)
-	if err != nil || node == nil && stored == nil {
+	if err != nil {
 		return ctrl.Result{}, err
+	}
+	if node == nil && stored == nil {
+		r.forget(ctx, req.Name)
+		return ctrl.Result{}, nil
+	}
+	if wait := r.pace.waiting(req.Name, r.clock.Now()); wait > 0 && node != nil && stored != nil && sameFacts(node, stored) {
+		return ctrl.Result{RequeueAfter: wait}, nil // whatever has become of its endpoints
 	}
 	var settings *policies.NodeResolution
 	if stored == nil { // later changes are given to it by the RolloutReconciler
@@ -104,8 +114,8 @@ func (r *NodeReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	if stored != nil {
 		former = stored.Spec.Services
 	}
-	members, held := render.Members(req.Name, services, former)
-	input := render.NodeInput{Node: node, Current: stored, Members: members, FormatVersion: format}
+	local := render.Members(req.Name, services, former)
+	input := render.NodeInput{Node: node, Current: stored, Members: local.Services, FormatVersion: format}
 	if settings != nil {
 		input.Settings, input.Policies = settings.Settings, settings.Policies
 	}
@@ -114,22 +124,36 @@ func (r *NodeReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	if !ok { // a new Node, and no valid settings to give it
 		return ctrl.Result{}, nil
 	}
+	var again time.Duration
 	if stored == nil {
-		err = r.create(ctx, req.Name, spec, settings)
+		if err = r.create(ctx, req.Name, spec, settings); err == nil {
+			r.pace.wrote(req.Name, local.Bytes, r.clock.Now())
+		}
 	} else {
-		err = r.update(ctx, spec, stored, absentSince)
+		again, err = r.update(ctx, spec, stored, absentSince, local.Bytes)
 	}
 	if err != nil {
 		return ignoreRace(err)
 	}
-	var again time.Duration
 	if node == nil {
-		again = absentNodeGrace - r.clock.Since(absentSince)
+		again = sooner(again, absentNodeGrace-r.clock.Since(absentSince))
 	}
-	if held && (again == 0 || again > heldMembersRetry) {
-		again = heldMembersRetry
+	if said := r.sayLeftOut(ctx, req.Name, local.LeftOut); local.Held || !said {
+		again = sooner(again, heldMembersRetry)
 	}
 	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+// forget drops what is remembered of a node that has no rules any more.
+func (r *NodeReconciler) forget(ctx context.Context, name string) {
+	r.pace.forget(name)
+	r.sayLeftOut(ctx, name, nil)
+}
+
+// sameFacts reports whether the rules of a node carry the facts of its Node as they are.
+func sameFacts(node *corev1.Node, stored *v1alpha1.NodeProxyRules) bool {
+	return stored.Annotations[v1alpha1.AnnotationNodeAbsentSince] == "" &&
+		equality.Semantic.DeepEqual(stored.Spec.Node, render.NodeFacts(node))
 }
 
 // load returns the Linux Node and the stored rules of that name, nil for what
@@ -186,15 +210,24 @@ func (r *NodeReconciler) create(ctx context.Context, name string, spec v1alpha1.
 	return nil
 }
 
-// update updates the rules of a node unless nothing would change.
-func (r *NodeReconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRulesSpec, stored *v1alpha1.NodeProxyRules, absentSince time.Time) error {
+// update updates the rules of a node unless nothing would change. If nothing but the local endpoints
+// would, which take so many bytes, they may have to wait: for the time returned.
+func (r *NodeReconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRulesSpec, stored *v1alpha1.NodeProxyRules, absentSince time.Time, bytes int) (time.Duration, error) {
 	mark := ""
 	if !absentSince.IsZero() {
 		mark = absentSince.UTC().Format(time.RFC3339)
 	}
-	if stored.Annotations[v1alpha1.AnnotationNodeAbsentSince] == mark && equality.Semantic.DeepEqual(stored.Spec, spec) {
-		r.metrics.skip(kindNode)
-		return nil
+	rest := spec
+	rest.Services = stored.Spec.Services
+	if stored.Annotations[v1alpha1.AnnotationNodeAbsentSince] == mark && equality.Semantic.DeepEqual(stored.Spec, rest) {
+		if equality.Semantic.DeepEqual(stored.Spec.Services, spec.Services) {
+			r.pace.settled(stored.Name)
+			r.metrics.skip(kindNode)
+			return 0, nil
+		}
+		if wait := r.pace.wait(stored.Name, bytes, r.clock.Now()); wait > 0 {
+			return wait, nil
+		}
 	}
 	next := &v1alpha1.NodeProxyRules{ObjectMeta: *stored.ObjectMeta.DeepCopy(), Spec: spec}
 	delete(next.Annotations, v1alpha1.AnnotationNodeAbsentSince)
@@ -202,11 +235,12 @@ func (r *NodeReconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRule
 		next.Annotations = merged(next.Annotations, map[string]string{v1alpha1.AnnotationNodeAbsentSince: mark})
 	}
 	if err := r.client.Update(ctx, next); err != nil {
-		return fmt.Errorf("update NodeProxyRules %s: %w", next.Name, err)
+		return 0, fmt.Errorf("update NodeProxyRules %s: %w", next.Name, err)
 	}
+	r.pace.wrote(next.Name, bytes, r.clock.Now())
 	r.metrics.wrote(kindNode, opUpdate)
 	log.FromContext(ctx).V(2).Info("Updated rules", "nodeProxyRules", klog.KObj(next))
-	return nil
+	return 0, nil
 }
 
 // absence returns since when a Node has been absent: what its rules say, else
@@ -237,6 +271,7 @@ func (r *NodeReconciler) remove(ctx context.Context, stored *v1alpha1.NodeProxyR
 	if err != nil {
 		return ignoreRace(fmt.Errorf("delete NodeProxyRules %s: %w", stored.Name, err))
 	}
+	r.forget(ctx, stored.Name)
 	r.metrics.wrote(kindNode, opDelete)
 	log.FromContext(ctx).Info("Deleted the rules of a Node that has been absent for ten minutes", "node", stored.Name)
 	return ctrl.Result{}, nil

@@ -107,7 +107,7 @@ func (r *NodeProxyReconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ct
 		return ignoreRace(fmt.Errorf("update the status of NodeProxy: %w", err))
 	}
 	r.metrics.wrote(kindSummary, opUpdate)
-	r.tell(ctx, np, changed)
+	r.tell(np, changed)
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 

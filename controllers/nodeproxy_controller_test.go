@@ -310,7 +310,8 @@ var _ = Describe("NodeProxyReconciler", func() {
 		createService(ctx, ns, "small")
 		Eventually(rulesOf(ctx, ns, "small")).ShouldNot(BeNil())
 
-		By("shrinking again")
+		By("shrinking again, after the pause of a Service of this size")
+		testClock.putForward(time.Minute)
 		Expect(k8s.Delete(ctx, half)).To(Succeed())
 		Eventually(summary(ctx)).Should(HaveField("RefusedServices", BeZero()))
 		setEndpoints(ctx, slice, at("10.1.0.2", ""))
@@ -364,16 +365,19 @@ var _ = Describe("NodeProxyReconciler", func() {
 		controller.looks(ctx, "service")
 		Expect(eventsOf(ctx, svc, "EndpointsSkipped")()).To(ConsistOf(HaveField("Series", BeNil())))
 
-		By("another problem, which is another event")
+		By("another problem, which is another event once ten minutes have passed")
+		testClock.putForward(10 * time.Minute)
 		second := createSlice(ctx, ns, "cart", "a-second", at("10.1.0.3", ""))
 		second.Ports[0].Port = nil
 		Expect(k8s.Update(ctx, second)).To(Succeed())
 		Eventually(eventsOf(ctx, svc, "EndpointsSkipped")).Should(ContainElement(HaveField("Note",
 			ContainSubstring(`EndpointSlice a-second: port "http" has no number; EndpointSlice cart-a`))))
 
-		By("one more problem of the same slice, which is an event too")
+		By("one more problem of the same slice, which waits for its event until ten minutes have passed")
 		second.Ports = append(second.Ports, discoveryv1.EndpointPort{Name: new("metrics")})
-		Expect(k8s.Update(ctx, second)).To(Succeed())
+		controller.looksAt(ctx, "service", func() { Expect(k8s.Update(ctx, second)).To(Succeed()) }, ns+"/cart")
+		Expect(eventsOf(ctx, svc, "EndpointsSkipped")()).To(HaveLen(2))
+		testClock.putForward(10 * time.Minute)
 		Eventually(eventsOf(ctx, svc, "EndpointsSkipped")).Should(ContainElement(HaveField("Note",
 			ContainSubstring(`EndpointSlice a-second: port "http" has no number; EndpointSlice a-second: port "metrics" has no number`))))
 	})

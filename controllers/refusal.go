@@ -16,6 +16,7 @@ import (
 
 // Reasons and actions of events about Services.
 const (
+	eventAddressesSkipped     = "AddressesSkipped"
 	eventEndpointsSkipped     = "EndpointsSkipped"
 	eventSourceRangesUnusable = "SourceRangesUnusable"
 	eventServiceRefused       = "ServiceRefused"
@@ -39,15 +40,15 @@ var errCreate = errors.New("create")
 // renderedPolicy is the policy that leaves rendered objects to the controller.
 const renderedPolicy = "ValidatingAdmissionPolicy 'nodeproxy-rendered-objects'"
 
-// measure fingerprints rules and tells whether they are too large to store.
-func measure(want *v1alpha1.ServiceProxyRules) (fingerprint uint64, tooLarge bool, err error) {
+// measure fingerprints rules and tells how large they are.
+func measure(want *v1alpha1.ServiceProxyRules) (fingerprint uint64, bytes int, err error) {
 	text, err := json.Marshal(want)
 	if err != nil {
-		return 0, false, fmt.Errorf("encode ServiceProxyRules %s: %w", want.Name, err)
+		return 0, 0, fmt.Errorf("encode ServiceProxyRules %s: %w", want.Name, err)
 	}
 	h := fnv.New64a()
 	_, _ = h.Write(text) // a hash never returns an error
-	return h.Sum64(), len(text) > maxObjectBytes, nil
+	return h.Sum64(), len(text), nil
 }
 
 // refusedByAPI tells whether the API server refused what an object says, so

@@ -159,7 +159,7 @@ func (r *RemovalReconciler) sayLeft(ctx context.Context, np *v1alpha1.NodeProxy,
 	}
 	r.reported = np.UID
 	log.FromContext(ctx).Info("Nodes have not reported that they have removed their rules", "notWaitedForAnyLonger", state.waiting, "noSignOfLife", state.silent, "whatToDo", "run `nodeproxy-agent cleanup` there")
-	r.events.warnNodeProxy(ctx, np, eventNodesNotCleaned, actionRemove,
+	r.events.warnNodeProxy(np, eventNodesNotCleaned, actionRemove,
 		fmt.Sprintf("Not all nodes are clean: %s. Run `nodeproxy-agent cleanup` there (docs/removal.md)", left))
 }
 

@@ -254,7 +254,7 @@ func (r *RolloutReconciler) writeStatuses(ctx context.Context, p *pass) (again b
 		default:
 			r.told[policy.Name] = now
 			r.metrics.wrote(kindPolicyStatus, opUpdate)
-			r.tell(ctx, policy, changed)
+			r.tell(policy, changed)
 		}
 	}
 	return again, errors.Join(errs...)

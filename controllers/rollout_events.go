@@ -2,7 +2,6 @@ package controllers
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -16,19 +15,19 @@ const actionRollOut = "RollOut"
 
 // tell writes an event where a policy's rollout has come to another state: by
 // the reason of its condition Ready.
-func (r *RolloutReconciler) tell(ctx context.Context, before, after *v1alpha1.NodeProxyPolicy) {
+func (r *RolloutReconciler) tell(before, after *v1alpha1.NodeProxyPolicy) {
 	was, is := conditionOf(before.Status.Conditions), conditionOf(after.Status.Conditions)
 	if what, worth := transitionOf(was.Reason, is.Reason); worth {
-		r.events.transition(ctx, before, "NodeProxyPolicy", what, fmt.Sprintf("generation %d: %s", after.Generation, is.Message))
+		r.events.transition(before, "NodeProxyPolicy", what, fmt.Sprintf("generation %d: %s", after.Generation, is.Message))
 	}
 }
 
 // tell writes an event where a rollout of NodeProxy's own settings has come to another
 // state.
-func (r *NodeProxyReconciler) tell(ctx context.Context, before, after *v1alpha1.NodeProxy) {
+func (r *NodeProxyReconciler) tell(before, after *v1alpha1.NodeProxy) {
 	was, is := conditionOf(before.Status.Conditions), conditionOf(after.Status.Conditions)
 	if what, worth := transitionOfNodeProxy(was.Reason, is.Reason); worth {
-		r.events.transition(ctx, before, "NodeProxy", what, fmt.Sprintf("generation %d: %s", after.Generation, cmp.Or(is.Message, "every node's kernel holds what is wanted")))
+		r.events.transition(before, "NodeProxy", what, fmt.Sprintf("generation %d: %s", after.Generation, cmp.Or(is.Message, "every node's kernel holds what is wanted")))
 	}
 }
 

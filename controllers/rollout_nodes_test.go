@@ -186,6 +186,7 @@ func TestMembers(t *testing.T) {
 			name: "some Services are refused",
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) {
 				says(rules, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, "all but one")
+				rules.Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/cart: IPv4: line 3 failed"}}
 			},
 		},
 		{

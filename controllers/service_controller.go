@@ -38,10 +38,13 @@ type ServiceReconciler struct {
 	memory     *serviceMemory
 	formats    *formats
 	overrides  *overrides
+
+	surroundings *surroundings
 }
 
 // +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=list;watch
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxypolicies,verbs=list;watch
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
@@ -58,6 +61,10 @@ func (r *ServiceReconciler) setup(mgr ctrl.Manager, o controller.Options, wake, 
 			builder.WithPredicates(onCreate())).
 		Watches(&v1alpha1.ServiceProxyPolicy{}, r.policyEvents()).
 		Watches(&corev1.Namespace{}, r.namespaceEvents()).
+		Watches(&corev1.Node{}, r.addressEvents(addressesOfNode)).
+		Watches(&discoveryv1.EndpointSlice{}, r.addressEvents(addressesOfServers), builder.WithPredicates(ofKubernetes())).
+		Watches(&v1alpha1.NodeProxy{}, r.addressEvents(addressesNamed), builder.WithPredicates(specChanged())).
+		WatchesRawSource(source.Channel(r.surroundings.ranges.changed, handler.EnqueueRequestsFromMapFunc(r.servicesWithin))).
 		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyService))). // it leads now
 		WatchesRawSource(source.Channel(resume, handler.EnqueueRequestsFromMapFunc(r.keptServices))).
 		WithOptions(o).
@@ -150,6 +157,9 @@ func (r *ServiceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 // publish renders a Service and writes the result if it differs from stored.
 func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (ctrl.Result, error) {
 	key := client.ObjectKeyFromObject(svc)
+	if wait := r.memory.waiting(key, r.clock.Now()); wait > 0 && stored != nil && r.memory.settled(key) {
+		return ctrl.Result{RequeueAfter: wait}, nil // whatever it has become
+	}
 	changed := r.memory.takeChange(key)
 	upToDate := false
 	defer func() {
@@ -167,27 +177,30 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 	}
 	defer want.say()
 
-	size := want.rules.Spec.EndpointCount
 	if stored != nil {
 		if sameRules(stored, want.rules) {
 			upToDate = true
 			r.metrics.skip(kindService)
-			r.memory.accepted(key)
+			r.accept(ctx, svc)
 			return ctrl.Result{RequeueAfter: again}, nil
 		}
-		size = max(size, stored.Spec.EndpointCount)
 	}
-	now := r.clock.Now()
-	if wait := r.memory.wait(key, size, now); wait > 0 {
-		return ctrl.Result{RequeueAfter: wait}, nil
-	}
-	fingerprint, tooLarge, err := measure(want.rules)
+	fingerprint, bytes, err := measure(want.rules)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if tooLarge {
+	load := render.LoadOf(&want.rules.Spec, bytes)
+	if stored != nil {
+		load = load.Max(render.LoadOf(&stored.Spec, 0))
+	}
+	if bytes > maxObjectBytes {
 		r.refuse(ctx, svc, tooLargeMessage, tooLargeMessage, fingerprint)
+		r.memory.pause(key, load, r.clock.Now())
 		return ctrl.Result{RequeueAfter: again}, nil // only a change can help
+	}
+	now := r.clock.Now()
+	if wait := r.memory.wait(key, load, now); wait > 0 {
+		return ctrl.Result{RequeueAfter: wait}, nil
 	}
 	if wait := r.memory.retryIn(key, fingerprint, now); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
@@ -196,7 +209,8 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 	switch {
 	case err == nil:
 		upToDate = true
-		r.memory.wrote(key, now)
+		r.memory.wrote(key, bytes, want.changed, now)
+		r.accept(ctx, svc)
 		if !changed.IsZero() {
 			r.metrics.toWrite.Observe(r.clock.Since(changed).Seconds())
 		}
@@ -213,6 +227,8 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 type renderedService struct {
 	rules *v1alpha1.ServiceProxyRules
 	say   func()
+	// changed: the Service itself has changed since its rules were written.
+	changed bool
 	// limit is the one that the Service is over; refused says so.
 	limit, refused string
 }
@@ -235,24 +251,51 @@ func (r *ServiceReconciler) render(ctx context.Context, svc *corev1.Service, sto
 	if err != nil {
 		return nil, 0, err
 	}
+	around, known, err := r.surroundings.of(ctx, svc)
+	if err != nil || !known {
+		return nil, retrySoon, err
+	}
 	start := r.clock.Now()
-	rules, problems := render.Service(svc, endpointSlices, shaping.shape, format)
+	rules, problems := render.Service(svc, endpointSlices, shaping.shape, around, format)
 	r.metrics.rendered(kindService, r.clock.Since(start))
 	if limit, text := v1alpha1.SizeOf(&rules.Spec).Excess(); limit != "" { // by what policies add
 		return &renderedService{limit: limit, refused: text}, shaping.again, nil
 	}
+	former := rules // as the Service would be with what it has of its policies
+	if !shaping.kept && stored != nil {
+		former, _ = render.Service(svc, endpointSlices, shaping.former, around, format)
+	}
+	changed := changedItself(stored, former, shaping)
 	if shaping.annotation != "" {
+		key := client.ObjectKeyFromObject(svc)
+		if changed || !shaping.kept && r.memory.changedLately(key, start) {
+			if shaping.annotation, err = r.overrides.changedToo(ctx, key, shaping.annotation); err != nil {
+				return nil, 0, err
+			}
+		}
 		rules.Annotations = merged(rules.Annotations, map[string]string{v1alpha1.AnnotationOverrides: shaping.annotation})
 	}
 	say := func() {
 		r.sayProblems(ctx, svc, eventEndpointsSkipped, problemText(problems))
+		r.sayProblems(ctx, svc, eventAddressesSkipped, skippedText(rules.Spec.SkippedAddresses))
 		ranges := ""
 		if o := shaping.shape.Overrides; o == nil || o.LoadBalancerSourceRanges == nil { // else the policy tells
 			ranges = rangeText(render.SourceRangeProblems(svc))
 		}
 		r.sayProblems(ctx, svc, eventSourceRangesUnusable, ranges)
 	}
-	return &renderedService{rules: rules, say: say}, shaping.again, nil
+	return &renderedService{rules: rules, say: say, changed: changed}, shaping.again, nil
+}
+
+// changedItself reports whether a Service itself, or its endpoints, are not as they were
+// when its rules were written. Former are rules with what it had of its policies then.
+func changedItself(stored, former *v1alpha1.ServiceProxyRules, shaping shaping) bool {
+	if stored == nil || shaping.kept && shaping.annotation == "" {
+		return true // if anything is written at all
+	}
+	now := former.Spec
+	now.FormatVersion = stored.Spec.FormatVersion
+	return !equality.Semantic.DeepEqual(stored.Spec, now)
 }
 
 // sameRules tells whether a write would change nothing that matters. The time
@@ -344,10 +387,13 @@ func (r *ServiceReconciler) endConfirmed(ctx context.Context, key types.Namespac
 	return !exists || !render.Eligible(svc), nil
 }
 
-// sayProblems emits one event for each distinct set of problems of a Service.
+// sayProblems says what is wrong with a Service for a reason, if that is new.
 func (r *ServiceReconciler) sayProblems(ctx context.Context, svc *corev1.Service, reason, text string) {
 	key := client.ObjectKeyFromObject(svc)
-	if r.memory.newProblems(key, reason, text) && !r.events.warn(ctx, svc, reason, actionRender, text) {
+	if !r.memory.newProblems(key, reason, text) && text != "" {
+		return
+	}
+	if !r.events.warn(ctx, svc, reason, actionRender, text) {
 		r.memory.newProblems(key, reason, "") // to be said with the next change
 	}
 }
@@ -365,16 +411,37 @@ func problemText(problems []render.Problem) string {
 	if len(problems) == 0 {
 		return ""
 	}
+	return truncated("Left out because they cannot be used (all other endpoints are programmed): "+firstOf(problems, render.Problem.String), maxEventNote)
+}
+
+// skippedText names the first few addresses that are not programmed; empty when all are.
+func skippedText(addresses []v1alpha1.SkippedAddress) string {
+	if len(addresses) == 0 {
+		return ""
+	}
+	one := func(a v1alpha1.SkippedAddress) string { return a.Address + " " + a.Reason }
+	return truncated("Addresses that no Service may have are not programmed (all others are): "+firstOf(addresses, one)+
+		". Take them out of spec.externalIPs, or have what makes load balancers give out others", maxEventNote)
+}
+
+// firstOf lists the first few of many.
+func firstOf[T any](all []T, text func(T) string) string {
 	const named = 3
 	texts := make([]string, 0, named+1)
-	for i, p := range problems {
+	for i, one := range all {
 		if i == named {
-			texts = append(texts, fmt.Sprintf("and %d more", len(problems)-named))
+			texts = append(texts, fmt.Sprintf("and %d more", len(all)-named))
 			break
 		}
-		texts = append(texts, p.String())
+		texts = append(texts, text(one))
 	}
-	return truncated("Left out because they cannot be used (all other endpoints are programmed): "+strings.Join(texts, "; "), maxEventNote)
+	return strings.Join(texts, "; ")
+}
+
+// accept notes that nothing of a Service is refused (any more).
+func (r *ServiceReconciler) accept(ctx context.Context, svc *corev1.Service) {
+	r.memory.accepted(client.ObjectKeyFromObject(svc))
+	r.events.warn(ctx, svc, eventServiceRefused, actionWrite, "")
 }
 
 // refuse notes and says that a Service's rules cannot be written; what is
@@ -382,7 +449,6 @@ func problemText(problems []render.Problem) string {
 func (r *ServiceReconciler) refuse(ctx context.Context, svc *corev1.Service, reason, message string, fingerprint uint64) time.Duration {
 	say, retry := r.memory.refuse(client.ObjectKeyFromObject(svc), reason, message, fingerprint, r.clock.Now())
 	if say {
-		log.FromContext(ctx).Info("Service refused", "service", klog.KObj(svc), "why", message)
 		r.events.warn(ctx, svc, eventServiceRefused, actionWrite,
 			"Its rules cannot be stored, so nodes keep what they have of it and miss later changes: "+message)
 	}

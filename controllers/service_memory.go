@@ -35,6 +35,9 @@ type serviceMemory struct {
 type serviceState struct {
 	settled   bool              // whether it is refused is known
 	lastWrite time.Time         // last write of the rules
+	lastBytes int               // what was written then
+	until     time.Time         // before then nothing would be written
+	itself    time.Time         // last write because the Service itself had changed
 	changed   time.Time         // first event of a slice since the rules were up to date
 	problems  map[string]string // what the last event of each reason said
 	refusal   *refusal          // nil unless refused
@@ -116,16 +119,35 @@ func (m *serviceMemory) newProblems(key types.NamespacedName, reason, problems s
 	return problems != ""
 }
 
-// wait returns how long the next write of a Service must wait, given the number
-// of its endpoints: the first change goes at once.
-func (m *serviceMemory) wait(key types.NamespacedName, endpoints int32, now time.Time) time.Duration {
-	interval := render.Pace(endpoints)
-	if interval == 0 {
-		return 0
-	}
+// wait returns how long the next write of a Service must wait: the first change goes at
+// once.
+func (m *serviceMemory) wait(key types.NamespacedName, load render.Load, now time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return max(0, m.of(key).lastWrite.Add(interval).Sub(now))
+	s := m.of(key)
+	load.Bytes = max(load.Bytes, s.lastBytes)
+	interval := render.Pace(load)
+	s.until = s.lastWrite.Add(interval)
+	return max(0, s.until.Sub(now))
+}
+
+// pause has a Service of a load not rendered again at once though it was not written.
+func (m *serviceMemory) pause(key types.NamespacedName, load render.Load, now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.of(key).until = now.Add(render.Pace(load))
+}
+
+// waiting returns for how long a Service has been told to wait: until then it need not be
+// rendered.
+func (m *serviceMemory) waiting(key types.NamespacedName, now time.Time) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.services[key]
+	if s == nil {
+		return 0
+	}
+	return max(0, s.until.Sub(now))
 }
 
 // sliceChanged notes an event of a Service's slices.
@@ -158,12 +180,29 @@ func (m *serviceMemory) keepChange(key types.NamespacedName, changed time.Time) 
 	}
 }
 
-// wrote notes that a Service's rules were written.
-func (m *serviceMemory) wrote(key types.NamespacedName, now time.Time) {
+// wrote notes that a Service's rules were written, in so many bytes, and whether because the
+// Service itself had changed.
+func (m *serviceMemory) wrote(key types.NamespacedName, bytes int, itself bool, now time.Time) {
 	m.mu.Lock()
-	m.of(key).lastWrite = now
-	m.mu.Unlock()
-	m.accepted(key)
+	defer m.mu.Unlock()
+	s := m.of(key)
+	s.lastWrite, s.lastBytes = now, bytes
+	if itself {
+		s.itself = now
+	}
+}
+
+// settleTime is how long after a change of a Service nodes may come to refuse it on
+// that account.
+const settleTime = time.Minute
+
+// changedLately reports whether rules were written less than settleTime ago because the
+// Service itself had changed. What was written before a restart is not known.
+func (m *serviceMemory) changedLately(key types.NamespacedName, now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.services[key]
+	return s != nil && !s.itself.IsZero() && now.Sub(s.itself) < settleTime
 }
 
 // accepted notes that nothing of a Service is refused (any more).

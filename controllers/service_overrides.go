@@ -2,7 +2,6 @@ package controllers
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"sync"
@@ -46,6 +45,9 @@ func newOverrides(c client.Reader, clk clock.PassiveClock) *overrides {
 // shaping is what to render a Service with.
 type shaping struct {
 	shape render.Shape
+	// kept: it has that already. Otherwise former is what it has.
+	kept   bool
+	former render.Shape
 	// annotation says of the rules what they have. Empty: nothing.
 	annotation string
 	// again is when to look again though nothing has changed; 0: never.
@@ -86,7 +88,7 @@ func (o *overrides) shape(ctx context.Context, svc *corev1.Service, stored *v1al
 	key := client.ObjectKeyFromObject(svc)
 	if untouched(set, stored) {
 		o.settled(key)
-		return shaping{}, nil
+		return shaping{kept: true}, nil
 	}
 	look, err := o.look(ctx, set, svc, stored)
 	switch {
@@ -108,7 +110,11 @@ func (o *overrides) shape(ctx context.Context, svc *corev1.Service, stored *v1al
 		out.again = wait
 		return out, nil
 	}
-	return give(look)
+	out, err := give(look)
+	if stored != nil {
+		out.former = keep(look.known, stored).shape
+	}
+	return out, err
 }
 
 // turn returns how long a Service must wait for its turn.
@@ -154,14 +160,22 @@ func (o *overrides) look(ctx context.Context, set *servicePolicySet, svc *corev1
 		return outlook{}, err
 	}
 	for _, cause := range change.Causes() {
-		if stop := o.stopOf(ctx, refused, cause); stop != nil {
-			out.why = "the change of policy " + cause.Name + " has stopped"
+		if halt := o.haltOf(ctx, refused, cause); halt.Holds(svc.Namespace) {
+			out.why = whyKept(cause.Name, halt)
 			return out, nil
 		}
 	}
 	_, change.Refused = refused[client.ObjectKeyFromObject(svc)]
 	out.grant = change.Grant()
 	return out, nil
+}
+
+// whyKept says why Services keep what they have when the change of a policy has halted.
+func whyKept(policy string, halt policies.Halt) string {
+	if halt.All {
+		return "the change of policy " + policy + " has stopped"
+	}
+	return fmt.Sprintf("the change of policy %s waits in namespace %s", policy, firstOf(halt.Namespaces, func(s string) string { return s }))
 }
 
 // keeping names an invalid policy by which a Service keeps what it has; empty for none.
@@ -184,7 +198,7 @@ func keep(known *knownOverride, stored *v1alpha1.ServiceProxyRules) shaping {
 	if known != nil && known.text == text {
 		grant = func(string) *v1alpha1.OverridesGrant { return known.grant }
 	}
-	out := shaping{annotation: text, shape: render.Shape{Policies: stored.Spec.Policies}}
+	out := shaping{annotation: text, kept: true, shape: render.Shape{Policies: stored.Spec.Policies}}
 	if g := grant(text); g != nil {
 		out.shape.Overrides = &g.Overrides
 	}
@@ -197,12 +211,9 @@ func give(look outlook) (shaping, error) {
 	if len(look.grant.Owners)+len(look.grant.By) == 0 {
 		return out, nil
 	}
-	text, err := json.Marshal(look.grant)
-	if err != nil {
-		return shaping{}, fmt.Errorf("encode overrides: %w", err)
-	}
-	out.annotation = string(text)
-	return out, nil
+	var err error
+	out.annotation, err = encoded(look.grant)
+	return out, err
 }
 
 // keeps notes that a Service keeps what it has until something else happens.

@@ -39,9 +39,11 @@ func TestOverridesInANewTerm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	clk := clocktesting.NewFakeClock(noon)
 	s := &shared{
+		Options: Options{Clock: clk}, queue: newEventQueue(always{}, &eventStore{}, clk, m),
 		metrics: m, memory: newServiceMemory(m, func() {}), formats: newFormats(o.client, nil), findings: newFindings(func() {}),
-		wakers: newWakers(), overrides: o,
+		wakers: newWakers(), overrides: o, leftOut: newLeftOut(m),
 	}
 	s.lead(false)
 	s.lead(true)

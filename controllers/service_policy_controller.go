@@ -42,7 +42,7 @@ type ServicePolicyReconciler struct {
 
 	lastLook time.Time
 	// At the last look.
-	stopped  map[v1alpha1.Cause]bool
+	halted   map[v1alpha1.Cause]string
 	refusals int64 // changes of what nodes refuse, seen so far
 }
 
@@ -96,7 +96,7 @@ func (r *ServicePolicyReconciler) Reconcile(ctx context.Context, _ ctrl.Request)
 	}
 	if len(list.Items) == 0 {
 		r.metrics.showServicePolicies(nil)
-		r.stopped = nil
+		r.halted = nil
 		return ctrl.Result{}, nil
 	}
 	if wait := servicePoliciesInterval - r.clock.Since(r.lastLook); wait > 0 {
@@ -109,8 +109,8 @@ func (r *ServicePolicyReconciler) Reconcile(ctx context.Context, _ ctrl.Request)
 		return ctrl.Result{}, err
 	}
 	// A stop may have come and gone since the last look.
-	if stopped := look.stopped(); r.refusals != refusals || !maps.Equal(r.stopped, stopped) {
-		r.stopped, r.refusals = stopped, refusals
+	if halted := look.halted(); r.refusals != refusals || !maps.Equal(r.halted, halted) {
+		r.halted, r.refusals = halted, refusals
 		r.resume()
 	}
 	r.metrics.showServicePolicies(look.counts())
@@ -166,7 +166,7 @@ func (r *ServicePolicyReconciler) look(ctx context.Context) (*servicePolicyLook,
 		return nil, err
 	}
 	for key, by := range refused {
-		look.noteRefused(key, by, r.overrides.causesOf(ctx, key))
+		look.noteRefused(key, by, r.overrides.grantOf(ctx, key))
 	}
 	return look, nil
 }
@@ -189,7 +189,7 @@ func (r *ServicePolicyReconciler) write(ctx context.Context, p *v1alpha1.Service
 	}
 	r.metrics.wrote(kindServicePolicy, opUpdate)
 	if severity, reason, note := servicePolicyEvent(&p.Status, status); reason != "" {
-		r.events.transition(ctx, p, "ServiceProxyPolicy", eventKind{severity, reason, actionRender}, note)
+		r.events.transition(p, "ServiceProxyPolicy", eventKind{severity, reason, actionRender}, note)
 	}
 	return ctrl.Result{}, nil
 }

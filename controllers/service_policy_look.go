@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
@@ -25,6 +26,7 @@ type servicePolicyLook struct {
 type servicePolicyTally struct {
 	services, applied int
 	refused           map[types.NamespacedName]refusedBy
+	changes           []policies.RefusedChange          // of those refused
 	ineffective       map[types.NamespacedName][]string // why
 	// overridden are its fields that others set, and useless those without an effect on
 	// some Service.
@@ -94,21 +96,29 @@ func noteField(fields map[string]*fieldTally, field string, key types.Namespaced
 	t.services++
 }
 
-// noteRefused counts a Service that nodes refuse, for those that are held to account.
-func (l *servicePolicyLook) noteRefused(key types.NamespacedName, by refusedBy, causes []v1alpha1.Cause) {
-	for _, cause := range causes {
+// noteRefused counts a Service that nodes refuse, for those that are held to account for
+// what it has of its policies.
+func (l *servicePolicyLook) noteRefused(key types.NamespacedName, by refusedBy, grant *v1alpha1.OverridesGrant) {
+	if grant == nil {
+		return
+	}
+	for _, cause := range grant.By {
 		if t := l.policies[cause.Name]; t != nil && l.set.generations[cause.Name] == cause.Generation {
 			t.refused[key] = by
+			t.changes = append(t.changes, policies.RefusedChange{Namespace: key.Namespace, Changed: grant.Changed})
 		}
 	}
 }
 
-// stopped are the changes that have stopped.
-func (l *servicePolicyLook) stopped() map[v1alpha1.Cause]bool {
-	out := map[v1alpha1.Cause]bool{}
+// halt is for whom the change has halted.
+func (t *servicePolicyTally) halt() policies.Halt { return policies.HaltOf(t.changes) }
+
+// halted are the changes that have halted, with why Services wait.
+func (l *servicePolicyLook) halted() map[v1alpha1.Cause]string {
+	out := map[v1alpha1.Cause]string{}
 	for name, t := range l.policies {
 		if len(t.refused) > 0 {
-			out[v1alpha1.Cause{Name: name, Generation: l.set.generations[name]}] = true
+			out[v1alpha1.Cause{Name: name, Generation: l.set.generations[name]}] = whyKept(name, t.halt())
 		}
 	}
 	return out
@@ -118,8 +128,12 @@ func (l *servicePolicyLook) stopped() map[v1alpha1.Cause]bool {
 func (l *servicePolicyLook) counts() map[string]map[string]int {
 	out := map[string]map[string]int{}
 	for name, t := range l.policies {
+		refused := 0
+		if t.halt().All {
+			refused = len(t.refused)
+		}
 		out[name] = map[string]int{
-			"selected": t.services, "applied": t.applied, "ineffective": len(t.ineffective), "refused": len(t.refused),
+			"selected": t.services, "applied": t.applied, "ineffective": len(t.ineffective), "refused": refused,
 		}
 	}
 	return out

@@ -47,7 +47,7 @@ func TestKeptServicesAreLookedAtAgain(t *testing.T) {
 	clk, resumed := clocktesting.NewFakeClock(noon), 0
 	r := &ServicePolicyReconciler{
 		client: &stockedClient{reader: o.client}, clock: clk, metrics: m, overrides: o, resume: func() { resumed++ },
-		events: &events{client: &eventStore{}, clock: clk},
+		events: newEvents(newEventQueue(always{}, &eventStore{}, clk, m), clk),
 	}
 	look := func(when string, want int) {
 		t.Helper()

@@ -54,7 +54,7 @@ func (l *servicePolicyLook) ready(name string, t *servicePolicyTally) metav1.Con
 	case !l.on:
 		c.Reason = v1alpha1.ReasonNoNodeProxy
 		c.Message = `no Service is proxied, as there is no NodeProxy "cluster", or it is being removed: create it`
-	case len(t.refused) > 0:
+	case t.halt().All:
 		c.Reason, c.Message = v1alpha1.ReasonRolloutStopped, t.stoppedMessage()
 	case t.services == 0:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonNothingSelected
@@ -63,6 +63,9 @@ func (l *servicePolicyLook) ready(name string, t *servicePolicyTally) metav1.Con
 		c.Reason, c.Message = v1alpha1.ReasonProgressing, t.progress()
 	default:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonApplied
+	}
+	if len(t.refused) > 0 && (c.Reason == v1alpha1.ReasonProgressing || c.Reason == v1alpha1.ReasonApplied) {
+		c.Message = strings.TrimPrefix(c.Message+"; "+t.changedMessage(), "; ")
 	}
 	return c
 }
@@ -91,6 +94,16 @@ func (t *servicePolicyTally) stoppedMessage() string {
 		text += fmt.Sprintf(". The change has stopped: %d of %d Services keep what they have", left, t.services)
 	}
 	return text + ". Correct the policy, or see to the node: the change goes on with a new spec, or when no node refuses the Service any more"
+}
+
+// changedMessage tells of what nodes refuse though the policy need not be the cause.
+func (t *servicePolicyTally) changedMessage() string {
+	first := slices.MinFunc(slices.Collect(maps.Keys(t.refused)), comparedNames)
+	text := fmt.Sprintf("Service %s has changed itself, and %s", first, t.refused[first])
+	if more := len(t.refused) - 1; more > 0 {
+		text += fmt.Sprintf(" (and %d more Services)", more)
+	}
+	return text + "; correct the Service"
 }
 
 // accepted decides the condition Accepted of a policy.

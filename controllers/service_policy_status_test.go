@@ -78,3 +78,42 @@ func TestOverriddenServicePolicySaysWhy(t *testing.T) {
 		}
 	}
 }
+
+// TestRefusedByTheirOwnChange: what Services that have changed themselves bring about is
+// told, but is no stop, neither in the status nor in the metrics.
+func TestRefusedByTheirOwnChange(t *testing.T) {
+	cause := []v1alpha1.Cause{{Name: "p", Generation: 2}}
+	for _, tt := range []struct {
+		name    string
+		applied int
+		grants  map[string]bool // Services by namespace/name: whether they have changed
+		want    string
+		refused int // by the metrics
+	}{
+		{"nothing", 3, nil, "True Applied: ", 0},
+		{"all have the change", 3, map[string]bool{"shop/cart": true, "shop/till": true},
+			"True Applied: Service shop/cart has changed itself, and node n1 refuses it: no (and 1 more Services); correct the Service", 0},
+		{"some wait", 2, map[string]bool{"shop/cart": true},
+			"False Progressing: 2 of 3 Services have what policies make of them; Service shop/cart has changed itself, and node n1 refuses it: no; correct the Service", 0},
+		{"one has not changed", 2, map[string]bool{"shop/cart": true, "shop/till": false}, "False RolloutStopped: Service shop/cart, as this policy makes it: ", 2},
+		{"of two namespaces", 3, map[string]bool{"shop/cart": true, "bank/till": true},
+			"True Applied: Service bank/till has changed itself, and node n1 refuses it: no (and 1 more Services); correct the Service", 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			look := newServicePolicyLook(&servicePolicySet{generations: map[string]int64{"p": 2}}, true)
+			look.policies["p"].services, look.policies["p"].applied = 3, tt.applied
+			for service, changed := range tt.grants {
+				namespace, name, _ := strings.Cut(service, "/")
+				look.noteRefused(types.NamespacedName{Namespace: namespace, Name: name}, refusedBy{node: "n1", why: "no", nodes: 1},
+					&v1alpha1.OverridesGrant{By: cause, Changed: changed})
+			}
+			c := look.ready("p", look.policies["p"])
+			if got := fmt.Sprintf("%s %s: %s", c.Status, c.Reason, c.Message); !strings.HasPrefix(got, tt.want) {
+				t.Errorf("%s, want %s", got, tt.want)
+			}
+			if got := look.counts()["p"]["refused"]; got != tt.refused {
+				t.Errorf("%d are counted as refused, want %d", got, tt.refused)
+			}
+		})
+	}
+}

@@ -17,7 +17,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// createNodePorts creates Services of type NodePort, and waits until all have rules.
+// createNodePorts creates Services of type NodePort, and waits until all have rules and
+// have been as they are for a while.
 func createNodePorts(ctx context.Context, namespace string, count int) {
 	GinkgoHelper()
 	for i := range count {
@@ -27,6 +28,7 @@ func createNodePorts(ctx context.Context, namespace string, count int) {
 		})
 	}
 	Eventually(shapedIn(ctx, namespace, ""), "30s").Should(HaveLen(count))
+	testClock.putForward(time.Minute)
 }
 
 // shapedIn returns the names of the Services of a namespace whose rules name a policy;
@@ -201,6 +203,74 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		refuse(ctx, "n1")
 		Eventually(shapedIn(ctx, ns, "p")).Should(HaveLen(count - 1))
 		Eventually(servicePolicy(ctx, "other")).Should(haveCondition("Ready", "True Applied"))
+	})
+
+	It("waits in the namespace of a Service that has changed itself when a node comes to refuse it, and there only", func(ctx SpecContext) {
+		const count = 60
+		tenant, others := namespaceOf(ctx, "tenants"), namespaceOf(ctx, "shop")
+		switchOn(ctx)
+		c := startController()
+		createNode(ctx, "n1")
+		createNodePorts(ctx, tenant, 3)
+		createNodePorts(ctx, others, count)
+		changed := func(namespace, name string) {
+			GinkgoHelper()
+			svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+			edit(ctx, svc, func() { svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
+			Eventually(rulesOf(ctx, namespace, name)).Should(HaveField("Annotations", HaveKeyWithValue(v1alpha1.AnnotationOverrides, ContainSubstring(`"changed":true`))))
+		}
+		createServicePolicy(ctx, "p", func(s *v1alpha1.ServiceProxyPolicySpec) {
+			s.NamespaceSelector = v1alpha1.LabelSelector{MatchExpressions: []v1alpha1.LabelSelectorRequirement{
+				{Key: "team", Operator: v1alpha1.SelectorIn, Values: []string{"tenants", "shop"}}}}
+			s.ServiceSelector.MatchExpressions = []v1alpha1.LabelSelectorRequirement{{Key: "number", Operator: v1alpha1.SelectorIn, Values: []string{"0"}}}
+		})
+		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "True Applied"), haveCounted("2 2 0")))
+		changed(tenant, "s-000")
+		refuse(ctx, "n1", tenant+"/s-000: IPv4: line 3 failed")
+		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "True Applied"), haveCondition("Stalled", "none"),
+			WithTransform(message("Ready"), Equal("Service "+tenant+"/s-000 has changed itself, and node n1 refuses it: IPv4: line 3 failed; correct the Service"))))
+
+		By("labels by which the policy, in the same generation, selects more")
+		for _, namespace := range []string{tenant, others} {
+			svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "s-001"}}
+			edit(ctx, svc, func() { svc.Labels["number"] = "0" })
+		}
+		Eventually(shapedIn(ctx, others, "p")).Should(ConsistOf("s-000", "s-001"))
+		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "False Progressing"), WithTransform(message("Ready"),
+			HavePrefix("3 of 4 Services have what policies make of them; 1 keep what they have, because the change of policy p waits in namespace "+tenant))))
+		Expect(shapedIn(ctx, tenant, "p")()).To(ConsistOf("s-000"))
+
+		By("another controller that finds the same")
+		c.stop()
+		c = startController()
+		c.looks(ctx, "servicepolicy", "service")
+		Expect(shapedIn(ctx, tenant, "p")()).To(ConsistOf("s-000"))
+
+		By("another namespace in which Services are refused")
+		changed(others, "s-000")
+		refuse(ctx, "n1", tenant+"/s-000: IPv4: line 3 failed", others+"/s-000: IPv4: line 3 failed")
+		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "False Progressing"), WithTransform(message("Ready"), SatisfyAll(
+			ContainSubstring("waits in namespace"), ContainSubstring(tenant), ContainSubstring(others)))), "their owner stops nobody else")
+
+		By("no node that refuses any of them")
+		refuse(ctx, "n1")
+		Eventually(shapedIn(ctx, tenant, "p")).Should(ConsistOf("s-000", "s-001"))
+		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "True Applied"))
+	})
+
+	It("goes on elsewhere if it came to a Service that had just changed itself", func(ctx SpecContext) {
+		tenant, others := namespaceOf(ctx, "shop"), namespaceOf(ctx, "shop")
+		switchOn(ctx)
+		startController()
+		createNode(ctx, "n1")
+		createNodePorts(ctx, others, 60)
+		createNodePort(ctx, tenant, "late") // less than a minute ago
+		Eventually(rulesOf(ctx, tenant, "late")).Should(haveShape("[]: open"))
+		createServicePolicy(ctx, "p")
+		Eventually(rulesOf(ctx, tenant, "late")).Should(haveShape("[p]: closed"))
+		refuse(ctx, "n1", tenant+"/late: IPv4: line 3 failed")
+		Eventually(shapedIn(ctx, others, "p")).Should(HaveLen(60))
+		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "True Applied"))
 	})
 
 	It("is not stopped by a node that is gone, nor by Services that were refused before", func(ctx SpecContext) {

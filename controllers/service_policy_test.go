@@ -3,6 +3,7 @@ package controllers_test
 import (
 	"context"
 	"fmt"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -152,6 +153,7 @@ var _ = Describe("ServiceProxyPolicy", func() {
 			Eventually(rulesOf(ctx, others, fmt.Sprintf("other-%d", i))).Should(haveShape("[]: open"))
 		}
 		Eventually(rulesOf(ctx, ns, "cart")).Should(haveShape("[]: open"))
+		testClock.putForward(time.Minute) // it has not just changed
 		c.looks(ctx, "service")
 		before, renderings := versions(ctx), c.metric("nodeproxy_controller_render_seconds")
 

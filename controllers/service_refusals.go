@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -69,7 +70,7 @@ func (r *refusals) current(ctx context.Context) (map[types.NamespacedName]refuse
 }
 
 // refusedOn are the Services that a node names as refused, with the reason, unless it is
-// gone.
+// gone. Those that lack but what another Service has do not count.
 func refusedOn(rules *v1alpha1.NodeProxyRules) map[types.NamespacedName]string {
 	if absent(rules) || rules.Status.Refused == nil {
 		return nil
@@ -77,6 +78,9 @@ func refusedOn(rules *v1alpha1.NodeProxyRules) map[types.NamespacedName]string {
 	out := map[types.NamespacedName]string{}
 	for _, example := range rules.Status.Refused.Examples {
 		service, why, _ := strings.Cut(example, ": ")
+		if strings.Contains(why, v1alpha1.ServedForAnother) {
+			continue
+		}
 		if namespace, name, found := strings.Cut(service, "/"); found {
 			out[types.NamespacedName{Namespace: namespace, Name: name}] = why
 		}
@@ -97,39 +101,55 @@ func refusalsChanged() predicate.Predicate {
 	}
 }
 
-// serviceStop is why the change by a policy has stopped.
-type serviceStop struct {
-	service types.NamespacedName
-	refusedBy
-}
-
-// stopOf tells by which Service the change by a policy has stopped: the lowest of those
-// that nodes refuse as it has made them. Nil: it has not.
-func (o *overrides) stopOf(ctx context.Context, refused map[types.NamespacedName]refusedBy, cause v1alpha1.Cause) *serviceStop {
-	var stop *serviceStop
-	for key, by := range refused {
-		if stop != nil && comparedNames(stop.service, key) <= 0 {
-			continue
-		}
-		if slices.Contains(o.causesOf(ctx, key), cause) {
-			stop = &serviceStop{key, by}
+// haltOf tells for whom the change by a policy has halted, by the Services that nodes
+// refuse as it has made them.
+func (o *overrides) haltOf(ctx context.Context, refused map[types.NamespacedName]refusedBy, cause v1alpha1.Cause) policies.Halt {
+	var changes []policies.RefusedChange
+	for key := range refused {
+		if grant := o.grantOf(ctx, key); grant != nil && slices.Contains(grant.By, cause) {
+			changes = append(changes, policies.RefusedChange{Namespace: key.Namespace, Changed: grant.Changed})
+			if halt := policies.HaltOf(changes); halt.All {
+				return halt
+			}
 		}
 	}
-	return stop
+	return policies.HaltOf(changes)
 }
 
-// causesOf are those that are held to account for what a Service has of its policies.
-func (o *overrides) causesOf(ctx context.Context, key types.NamespacedName) []v1alpha1.Cause {
+// grantOf is what a Service has of its policies; nil: nothing, or what makes no sense.
+func (o *overrides) grantOf(ctx context.Context, key types.NamespacedName) *v1alpha1.OverridesGrant {
 	stored := &v1alpha1.ServiceProxyRules{}
 	found, err := get(ctx, o.client, client.ObjectKey{Name: rulesName(key)}, stored)
 	if err != nil || !found { // the cache does not fail
 		return nil
 	}
-	grant := policies.ReadOverrides(stored.Annotations[v1alpha1.AnnotationOverrides])
-	if grant == nil {
-		return nil
+	return policies.ReadOverrides(stored.Annotations[v1alpha1.AnnotationOverrides])
+}
+
+// changedToo is the annotation of rules that change because the Service itself does: it
+// says so, unless nodes refuse the Service as it was.
+func (o *overrides) changedToo(ctx context.Context, key types.NamespacedName, annotation string) (string, error) {
+	grant := policies.ReadOverrides(annotation)
+	if grant == nil || len(grant.By) == 0 || grant.Changed {
+		return annotation, nil
 	}
-	return grant.By
+	refused, err := o.refusals.current(ctx)
+	if err != nil {
+		return "", err
+	}
+	if _, already := refused[key]; already {
+		return annotation, nil
+	}
+	grant.Changed = true
+	return encoded(grant)
+}
+
+func encoded(grant *v1alpha1.OverridesGrant) (string, error) {
+	text, err := json.Marshal(grant)
+	if err != nil {
+		return "", fmt.Errorf("encode overrides: %w", err)
+	}
+	return string(text), nil
 }
 
 func comparedNames(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) }

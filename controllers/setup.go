@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -41,6 +42,9 @@ type Options struct {
 	// ExposeAgentMetrics has the agents that the controller runs answer /metrics on
 	// every address of their node, and not on 127.0.0.1 alone.
 	ExposeAgentMetrics bool
+	// ShareProxyPorts has the pods of these agents not reserve the ports that a
+	// kube-proxy has, too.
+	ShareProxyPorts bool
 	// ManageClusterObjects has the controller keep the admission policies and the
 	// labels of its namespace, for which it needs more rights than by the manifests.
 	ManageClusterObjects bool
@@ -49,6 +53,9 @@ type Options struct {
 	APIServerProbe APIServerProbe
 	// Registerer takes the metrics; required.
 	Registerer prometheus.Registerer
+	// APIServers are URLs of API servers that the program was started with. No Service
+	// gets their addresses.
+	APIServers []string
 	// Leadership says when this process may write. Nil: always.
 	Leadership Leadership
 	// FormatVersions are the versions of the rendered objects' format that can be
@@ -76,7 +83,7 @@ func (o *Options) complete() {
 func NewScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		admissionv1.AddToScheme, appsv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme, eventsv1.AddToScheme, coordinationv1.AddToScheme, v1alpha1.AddToScheme,
+		admissionv1.AddToScheme, appsv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme, eventsv1.AddToScheme, coordinationv1.AddToScheme, networkingv1.AddToScheme, v1alpha1.AddToScheme,
 	} {
 		if err := add(s); err != nil {
 			return nil, fmt.Errorf("build scheme: %w", err)
@@ -102,6 +109,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	s := newShared(mgr, o, metrics)
 	o.Leadership.Notify(s.lead)
 	for what, err := range map[string]error{
+		"queue of events":                    mgr.Add(s.queue),
 		"reconcilers that render":            s.setupRendering(),
 		"reconciler of rollouts":             s.setupRollout(),
 		"reconciler of NodeProxy's status":   s.setupSummary(),
@@ -124,10 +132,12 @@ type shared struct {
 	Options
 	mgr      ctrl.Manager
 	metrics  *metrics
+	queue    *eventQueue
 	events   *events
 	memory   *serviceMemory
 	findings *findings
 	formats  *formats
+	leftOut  *leftOut
 	wakers   wakers
 	// overrides are what policies make of Services.
 	overrides *overrides
@@ -135,12 +145,14 @@ type shared struct {
 
 func newShared(mgr ctrl.Manager, o Options, m *metrics) *shared {
 	w := newWakers()
+	queue := newEventQueue(o.Leadership, mgr.GetClient(), o.Clock, m)
 	return &shared{
 		Options: o, mgr: mgr, metrics: m, wakers: w,
-		events:   &events{client: mgr.GetClient(), clock: o.Clock},
+		queue: queue, events: newEvents(queue, o.Clock),
 		memory:   newServiceMemory(m, w.summary.wake),
 		findings: newFindings(w.summary.wake),
 		formats:  newFormats(mgr.GetClient(), o.FormatVersions),
+		leftOut:  newLeftOut(m),
 
 		overrides: newOverrides(mgr.GetClient(), o.Clock),
 	}
@@ -154,6 +166,9 @@ func (s *shared) lead(leading bool) {
 		return
 	}
 	s.memory.newTerm()
+	s.queue.newTerm(s.Clock.Now())
+	s.queue.retractAll(eventLocalEndpointsLeftOut)
+	s.leftOut.newTerm()
 	s.overrides.newTerm()
 	s.formats.forget()
 	s.findings.newTerm()
@@ -162,16 +177,21 @@ func (s *shared) lead(leading bool) {
 
 // setupRendering adds what renders Services and Nodes, in which format.
 func (s *shared) setupRendering() error {
+	ranges := newServiceRanges(s.mgr.GetCache(), s.mgr.GetAPIReader(), s.mgr.GetCache(), s.Clock)
+	if err := s.mgr.Add(ranges); err != nil {
+		return err
+	}
 	services := &ServiceReconciler{
 		leadership: s.Leadership, client: s.mgr.GetClient(), live: s.mgr.GetAPIReader(), events: s.events, clock: s.Clock,
 		metrics: s.metrics, memory: s.memory, formats: s.formats, overrides: s.overrides,
+		surroundings: &surroundings{client: s.mgr.GetClient(), ranges: ranges, apiServers: s.APIServers},
 	}
 	if err := services.setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.services, s.wakers.keptServices); err != nil {
 		return err
 	}
 	nodes := &NodeReconciler{
-		leadership: s.Leadership, client: s.mgr.GetClient(), live: s.mgr.GetAPIReader(), clock: s.Clock,
-		metrics: s.metrics, formats: s.formats,
+		leadership: s.Leadership, client: s.mgr.GetClient(), live: s.mgr.GetAPIReader(), events: s.events, clock: s.Clock,
+		metrics: s.metrics, formats: s.formats, pace: newNodePace(), leftOut: s.leftOut,
 	}
 	if err := nodes.setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.nodes); err != nil {
 		return err
@@ -219,7 +239,7 @@ func (s *shared) setupServicePolicies() error {
 func (s *shared) setupAgents() error {
 	agents := &AgentsReconciler{
 		leadership: s.Leadership, client: s.mgr.GetClient(), clock: s.Clock, metrics: s.metrics, findings: s.findings,
-		namespace: s.Namespace, image: s.AgentImage, exposeMetrics: s.ExposeAgentMetrics,
+		namespace: s.Namespace, image: s.AgentImage, exposeMetrics: s.ExposeAgentMetrics, shareProxyPorts: s.ShareProxyPorts,
 	}
 	return agents.setup(s.mgr, controllerOptions(1), s.wakers.agents)
 }

@@ -1,16 +1,22 @@
 #!/usr/bin/env bash
 # Writes the container images as docker-archives, without a container engine:
-# dist/images/nodeproxy-controller.tar and dist/images/nodeproxy-agent.tar.
+# dist/images/nodeproxy-controller.tar and dist/images/nodeproxy-agent.tar. Beside
+# each, NAME.cdx.json lists what is in it (CycloneDX).
 #
 #   IMAGE_REGISTRY  what their names begin with (nodeproxy.io)
 #   VERSION         their tag, and the version that the programs tell
 #   GOARCH          the processor that they are for (this machine's)
-#   REFRESH=1       gets Debian's packages anew; otherwise they are kept in the
-#                   user's cache folder until hack/images/debian-root.sh changes
 #   OUT             the folder that they are written to (dist/images)
 #   DEBIAN_MIRROR   where the packages come from: a URL, a line of sources.list or a
 #                   file of such lines
+#   REFRESH=1       pins the versions that Debian has now in
+#                   hack/images/packages.ARCHITECTURE.lock, which is to be committed
+#   STALE_PACKAGES=warn
+#                   replaces pinned versions that the mirror no longer has by its
+#                   current ones, with a warning. That is for tests: without it they
+#                   are an error
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 
 registry=${IMAGE_REGISTRY:-nodeproxy.io}
@@ -19,26 +25,51 @@ architecture=$(go env GOARCH)
 revision=$(git rev-parse HEAD 2>/dev/null || true)
 created=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 out=${OUT:-dist/images}
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/nodeproxy/images
 mkdir -p "$out"
 
-# debian_root prints the folder with the root file system of the agent's image.
+# debian_root prints the directory with the root file system of the agent's image. It is
+# kept in the user's cache directory until the packages' list, lock or mirror changes.
 debian_root() {
-	local key folder temp
-	key=$(printf '%s\n' "${DEBIAN_MIRROR:-}" | cat - hack/images/debian-root.sh | sha256sum | cut -c 1-10)
-	folder=${XDG_CACHE_HOME:-$HOME/.cache}/nodeproxy/images/debian-$architecture-$key
-	if [[ ! -d $folder || -n ${REFRESH:-} ]]; then
-		hack/install-packages.sh mmdebstrap >&2
-		mkdir -p "$(dirname "$folder")"
-		temp=$(mktemp -d "$folder.XXXXXX")
-		hack/images/debian-root.sh "$architecture" "$temp/root" >&2
-		rm -rf "$folder"
-		# Where somebody else has made it meanwhile, theirs is as good.
-		mv -T "$temp/root" "$folder" 2>/dev/null || [[ -d $folder ]]
-		rm -rf "$temp"
-	elif [[ -n $(find "$folder" -maxdepth 0 -mtime +7) ]]; then
-		echo "Debian's packages are those of $(date -r "$folder" +%F); REFRESH=1 gets them anew." >&2
+	local directory temp=
+	if [[ -n ${REFRESH:-} ]]; then
+		temp=$(new_root)
 	fi
-	echo "$folder"
+	directory=$cache/debian-$architecture-$(printf '%s\n' "${DEBIAN_MIRROR:-}" | cat - hack/images/debian-root.sh hack/images/packages.*.lock | sha256sum | cut -c 1-10)
+	if [[ -z $temp ]] && ! usable "$directory"; then
+		temp=$(new_root)
+	fi
+	if [[ -n $temp ]]; then
+		if [[ -n ${REFRESH:-} ]] || ! usable "$directory"; then
+			rm -rf "$directory"
+		fi
+		mv "$temp/root.notes" "$directory.notes"
+		# If another process has made it meanwhile, theirs is as good.
+		mv -T "$temp/root" "$directory" 2>/dev/null || [[ -d $directory ]]
+		rm -rf "$temp"
+	elif [[ -n $(find "$directory" -maxdepth 0 -mtime +7) ]]; then
+		echo "NOTE: Debian was last asked for newer packages on $(date -r "$directory" +%F); make images REFRESH=1 asks and pins them." >&2
+	fi
+	cat "$directory.notes" >&2
+	echo "$directory"
+}
+
+new_root() {
+	local temp
+	hack/install-packages.sh mmdebstrap >&2
+	mkdir -p "$cache"
+	temp=$(mktemp -d "$cache/.root-XXXXXX")
+	if ! hack/images/debian-root.sh "$architecture" "$temp/root" >&2; then
+		rm -rf "$temp"
+		return 1
+	fi
+	echo "$temp"
+}
+
+# usable DIRECTORY reports whether it has what is asked for: the pinned versions, unless
+# others will do.
+usable() {
+	[[ -d $1 && -f $1.notes ]] && { [[ ${STALE_PACKAGES:-} == warn ]] || ! grep -q '^WARNING' "$1.notes"; }
 }
 
 # image writes one: image NAME DESCRIPTION FLAGS...
@@ -47,16 +78,20 @@ image() {
 	shift 2
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$version" \
 		-o "$programs/$name" "./cmd/$name"
+	rm -f "$out/$name.cdx.json" # of an archive that is about to be replaced
 	"$programs/images" -archive "$out/$name.tar" -name "$registry/$name:$version" \
 		-program "$programs/$name" -architecture "$architecture" \
 		-title "$name" -description "$description" \
 		-version "$version" -revision "$revision" -created "$created" "$@"
+	[[ $1 == -root ]] || set --
+	"$programs/sbom" -archive "$out/$name.tar" -type container -name "$name" -version "$version" \
+		-created "$created" -program "$programs/$name" -out "$out/$name.cdx.json" "$@"
 }
 
 programs=$(mktemp -d)
 trap 'rm -rf "$programs"' EXIT
 echo "Writing the images for $architecture into $out; the first time this takes two or three minutes."
-(cd hack/images && GOARCH='' GOOS='' GOWORK=off CGO_ENABLED=0 go build -buildvcs=false -o "$programs/images" .)
+(cd hack/images && GOARCH='' GOOS='' GOWORK=off CGO_ENABLED=0 go build -buildvcs=false -o "$programs/" . ./sbom)
 export GOOS=linux
 image nodeproxy-controller "Renders Services into the objects that nodeproxy's agents program" -user 65532:65532
 root=$(debian_root)

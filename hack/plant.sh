@@ -52,6 +52,7 @@ lost ipvs/modes ipvs TESTFLAGS='-run ^TestSwitchWithoutPodRanges$'
 lost ipvs/parity ipvs TESTFLAGS='-run ^TestTakeOver$'
 lost e2e e2e E2E=install,scale-to-zero
 lost soak soak SOAK=30s
+lost tenants tenants TESTFLAGS='-run ^TestTenants$'
 
 mkdir "$temp/tree"
 git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar -xf - -C "$temp/tree" || exit 1

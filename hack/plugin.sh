@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Writes the kubectl plugin into dist/plugin: an archive for each platform, and
-# nodeproxy.yaml, its manifest for krew. The same source gives the same archives. It goes
-# by these variables:
+# Writes the kubectl plugin into dist/plugin: an archive for each platform, beside each a
+# list of what is in it (NAME.cdx.json, CycloneDX), and nodeproxy.yaml, its manifest for
+# krew. The same source gives the same files. It uses these variables:
 #
 #   VERSION        the version of the plugin; krew wants vX.Y.Z
 #   PLUGIN_URL     where the archives will be, without their names
@@ -20,9 +20,11 @@ if [[ ! $VERSION =~ $semver ]]; then
 fi
 
 mkdir -p "$PLUGIN_OUTPUT"
-rm -f "$PLUGIN_OUTPUT"/kubectl-nodeproxy_*.tar.gz "$PLUGIN_OUTPUT/nodeproxy.yaml"
+rm -f "$PLUGIN_OUTPUT"/kubectl-nodeproxy_*.{tar.gz,cdx.json} "$PLUGIN_OUTPUT/nodeproxy.yaml"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+(cd hack/images && GOARCH='' GOOS='' GOWORK=off CGO_ENABLED=0 go build -buildvcs=false -o "$work/sbom" ./sbom)
+created=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 
 platforms=""
 for platform in "${PLATFORMS[@]}"; do
@@ -39,6 +41,8 @@ for platform in "${PLATFORMS[@]}"; do
 	archive=kubectl-nodeproxy_${os}_$arch.tar.gz
 	tar --create --directory "$folder" --sort name --mtime @0 --owner 0 --group 0 --numeric-owner --format ustar \
 		LICENSE kubectl_complete-nodeproxy "$program" | gzip --no-name --best >"$PLUGIN_OUTPUT/$archive"
+	"$work/sbom" -archive "$PLUGIN_OUTPUT/$archive" -name kubectl-nodeproxy -version "$VERSION" -created "$created" \
+		-program "$folder/$program" -out "$PLUGIN_OUTPUT/${archive%.tar.gz}.cdx.json"
 	platforms+="  - selector: {matchLabels: {os: $os, arch: $arch}}
     uri: $PLUGIN_URL/$archive
     sha256: $(sha256sum "$PLUGIN_OUTPUT/$archive" | cut -d ' ' -f 1)
@@ -65,4 +69,4 @@ spec:
 $platforms
 END
 sed -i '$ d' "$PLUGIN_OUTPUT/nodeproxy.yaml"
-echo "$PLUGIN_OUTPUT holds the archives and nodeproxy.yaml."
+echo "$PLUGIN_OUTPUT holds the archives, their SBOMs and nodeproxy.yaml."

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs tests: hack/test.sh [quick|all|long|unit|api|kernel|parity|ipvs|faults|e2e|images|race|demo|speed|fuzz|soak|oldest|raced-faults]
+# Runs tests: hack/test.sh [quick|all|long|unit|api|kernel|parity|ipvs|faults|e2e|images|race|demo|speed|tenants|fuzz|soak|oldest|raced-faults]
 #
 #   quick   what a newcomer runs: unit, api, kernel without whole nodes, and the demo
 #   all     what gates a change: all below but the last four; with the race detector where the tests
@@ -19,6 +19,7 @@
 #   race    what runs in one process of unit, api and kernel, with the race detector
 #   demo    make demo
 #   speed   how long users wait: nothing may take five times as long as it typically does
+#   tenants one tenant attacks the proxy of all, beside a second tenant whom it must not harm
 #   fuzz    each fuzz target for FUZZTIME (30s)
 #   soak    change after change for SOAK (10m), under load
 #   oldest  the API, the manifests and the demo on the oldest supported Kubernetes
@@ -42,6 +43,8 @@ export GINKGO_NO_COLOR=1
 # As make does: what is compiled is shared with programs, vet and lint, in all clones.
 [[ ${GOFLAGS:-} == *-trimpath* ]] || export GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath -buildvcs=false"
 export CGO_ENABLED=${CGO_ENABLED:-0}
+# An update of Debian must not fail a change of something else: hack/images.sh.
+export STALE_PACKAGES=${STALE_PACKAGES-warn}
 
 what=${1:-quick}
 if ! command -v go >/dev/null; then
@@ -76,8 +79,9 @@ ipvs=$(go list ./test/ipvs/parity ./test/ipvs/...)
 faults=$(go list ./test/faults)
 e2e=$(go list ./test/e2e)
 speed=$(go list ./test/speed)
+tenants=$(go list ./test/tenants)
 soak=$(go list ./test/soak)
-suites=$(printf '%s\n' "$parity" "$ipvs" "$faults" "$e2e" "$speed" "$soak")
+suites=$(printf '%s\n' "$parity" "$ipvs" "$faults" "$e2e" "$speed" "$tenants" "$soak")
 kernel=$(packages_with 'os\.Geteuid\(\)|needs root|nodeproxy/test/cluster"' | without "$api" | without "$suites")
 unit=$(packages_with '' | without "$api" | without "$kernel" | without "$suites")
 
@@ -232,6 +236,9 @@ run_demo() {
 # Nothing runs beside it.
 run_speed() { run "speed" "$speed" "${retry[@]}" -- ; }
 
+# Nor beside this: it compares times.
+run_tenants() { run "tenants" "$tenants" "${retry[@]}" -- -timeout 20m; }
+
 # run_fuzz looks for input that breaks a parser, beyond the seeds that go test always runs.
 run_fuzz() {
 	local package targets target
@@ -272,6 +279,7 @@ run_all() {
 	run_images
 	run_api
 	run_speed
+	run_tenants
 	if slow_user_mode_linux; then
 		not_run="test/ipvs, test/ipvs/parity: this processor has no PCID, so User-mode Linux is too slow for them; run make test-ipvs on one that has"
 		ipvs=$(grep -vE '/test/ipvs(/parity)?$' <<<"$ipvs")
@@ -333,7 +341,7 @@ unit | images | fuzz) ;;
 esac
 
 case $what in
-quick | all | long | unit | api | kernel | parity | ipvs | faults | e2e | images | race | demo | speed | fuzz | soak | oldest | raced-faults)
+quick | all | long | unit | api | kernel | parity | ipvs | faults | e2e | images | race | demo | speed | tenants | fuzz | soak | oldest | raced-faults)
 	"run_${what//-/_}"
 	;;
 *)

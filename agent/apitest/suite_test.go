@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -30,6 +32,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -112,7 +115,7 @@ func (n *node) startAt(clk clock.Clock, config *rest.Config) *node {
 		NodeName: n.name, Namespace: namespace, Client: c,
 		Dataplanes:     map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: n.kernel},
 		IPTables:       func() string { return "1.8.9 (nf_tables)" },
-		Probe:          agent.ProbeProxyMode(n.other.address()),
+		Probe:          agent.ProbeProxyMode(netip.MustParseAddrPort(n.other.address()), ofRoot{}, logr.Discard()),
 		ProbeAddress:   n.probes,
 		FormatVersions: n.formats,
 		Version:        "v0.1.0", Kernel: "6.18.0", Clock: clk,
@@ -129,6 +132,17 @@ func (n *node) startAt(clk clock.Clock, config *rest.Config) *node {
 	n.stop = sync.OnceFunc(func() { cancel(); <-done })
 	DeferCleanup(n.stop)
 	return n
+}
+
+// ofRoot has every listener be root's, whoever runs the tests.
+type ofRoot struct{ sockets.Kernel }
+
+func (k ofRoot) Listening(at netip.AddrPort) (*sockets.Listener, error) {
+	l, err := k.Kernel.Listening(at)
+	if l != nil {
+		l.UID = 0
+	}
+	return l, err
 }
 
 // logged is what the agent has logged since it was started last.

@@ -104,16 +104,23 @@ func Claims(rules *v1alpha1.ServiceProxyRulesSpec) []Asked {
 func portClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Family) []Asked {
 	var claims []Asked
 	for _, a := range addresses(svc) {
-		claims = append(claims, Asked{Claim{Address: a, Port: p.Port, Protocol: p.Protocol}, a == svc.ClusterIP})
+		rank := Ordinary
+		if a == svc.ClusterIP {
+			rank = Own
+		}
+		claims = append(claims, Asked{Claim{Address: a, Port: p.Port, Protocol: p.Protocol}, rank})
+	}
+	if len(svc.NodeAddresses) > 0 {
+		claims = append(claims, Asked{nodePortClaim(p.Port, p.Protocol, family), Yielding})
 	}
 	if p.NodePort != 0 {
-		claims = append(claims, Asked{Claim: nodePortClaim(p, family)})
+		claims = append(claims, Asked{Claim: nodePortClaim(p.NodePort, p.Protocol, family)})
 	}
 	return claims
 }
 
-func nodePortClaim(p *dataplane.Port, family dataplane.Family) Claim {
-	return Claim{Address: everywhere(family), Port: p.NodePort, Protocol: p.Protocol}
+func nodePortClaim(port uint16, protocol v1alpha1.Protocol, family dataplane.Family) Claim {
+	return Claim{Address: everywhere(family), Port: port, Protocol: protocol}
 }
 
 // healthClaim is that of a health-check node port.
@@ -137,13 +144,18 @@ func addresses(svc *dataplane.Service) []netip.Addr {
 }
 
 func loseClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Family, lost func(Claim) bool) {
+	// At an address of a Node its port is whose node port it is.
+	var anothers map[netip.Addr]struct{}
+	if len(svc.NodeAddresses) > 0 && lost(nodePortClaim(p.Port, p.Protocol, family)) {
+		anothers = svc.OfOthers([]netip.Addr{svc.ClusterIP})
+	}
 	for _, a := range addresses(svc) {
-		if lost(Claim{Address: a, Port: p.Port, Protocol: p.Protocol}) {
+		if _, anothers := anothers[a]; anothers || lost(Claim{Address: a, Port: p.Port, Protocol: p.Protocol}) {
 			p.Lost = append(p.Lost, a)
 		}
 	}
 	slices.SortFunc(p.Lost, netip.Addr.Compare)
-	if p.NodePort != 0 && lost(nodePortClaim(p, family)) {
+	if p.NodePort != 0 && lost(nodePortClaim(p.NodePort, p.Protocol, family)) {
 		p.NodePort = 0
 	}
 }
@@ -163,6 +175,7 @@ func (r *reader) frame(name dataplane.ServiceName, rules *v1alpha1.ServiceProxyR
 		ClusterIP:       clusterIPs[0],
 		ExternalIPs:     r.addrs("spec.externalIPs", rules.ExternalIPs),
 		LoadBalancerIPs: r.addrs("spec.loadBalancerIPs", rules.LoadBalancerIPs),
+		NodeAddresses:   slices.SortedFunc(slices.Values(r.addrs("spec.nodeAddresses", rules.NodeAddresses)), netip.Addr.Compare),
 	}
 }
 

@@ -413,7 +413,7 @@ func FuzzService(f *testing.F) {
 				t.Errorf("cluster IP %s of another family than %s", svc.ClusterIP, family)
 			}
 			for _, p := range svc.Ports {
-				if !slices.Contains(claims, Asked{Claim{Address: svc.ClusterIP, Port: p.Port, Protocol: p.Protocol}, true}) {
+				if !slices.Contains(claims, Asked{Claim{Address: svc.ClusterIP, Port: p.Port, Protocol: p.Protocol}, Own}) {
 					t.Errorf("%s port %d is served and not claimed", svc.ClusterIP, p.Port)
 				}
 				for _, e := range slices.Concat(p.Cluster, p.Local, p.Members) {

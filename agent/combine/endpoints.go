@@ -159,6 +159,7 @@ func Equal(a, b *dataplane.Service) bool {
 		a.LocalReady == b.LocalReady &&
 		a.IPVSScheduler == b.IPVSScheduler &&
 		slices.Equal(a.ExternalIPs, b.ExternalIPs) && slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs) &&
+		slices.Equal(a.NodeAddresses, b.NodeAddresses) &&
 		slices.Equal(a.SourceRanges, b.SourceRanges) &&
 		slices.EqualFunc(a.Ports, b.Ports, equalPort)
 }

@@ -47,6 +47,21 @@ func (h Holders) Of(claim Claim) (dataplane.ServiceName, bool) {
 	return holder.name, true
 }
 
+// At returns the Service that has a port at one of the addresses of another Service's rules,
+// or of its own: at an address of a Node the one whose node port it is.
+func (h Holders) At(rules *v1alpha1.ServiceProxyRulesSpec, claim Claim) (dataplane.ServiceName, bool) {
+	if slices.Contains(rules.NodeAddresses, claim.Address.String()) {
+		family := dataplane.IPv4
+		if claim.Address.Is6() {
+			family = dataplane.IPv6
+		}
+		if name, found := h.Of(nodePortClaim(claim.Port, claim.Protocol, family)); found {
+			return name, true
+		}
+	}
+	return h.Of(claim)
+}
+
 // readAll takes the objects that can be used, and says by name why the others cannot.
 func readAll(services []v1alpha1.ServiceProxyRules) (all []*whole, holders Holders, leftOut map[string]string) {
 	all = make([]*whole, 0, len(services))

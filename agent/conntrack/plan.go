@@ -25,6 +25,8 @@ type plan struct {
 	former    former
 	// ipvs: IPVS goes on with what it has translated.
 	ipvs bool
+	// own are the addresses of this Node.
+	own []netip.Addr
 	// filters choose the flows that have to be looked at.
 	filters []Filter
 	// answers reports whether NodePorts answer on an address.
@@ -116,10 +118,15 @@ func (p *plan) usesNodePorts() bool { return len(p.nodePorts) > 0 || len(p.forme
 
 // add has flows to the Service's ports judged.
 func (p *plan) add(svc *dataplane.Service, unknown bool) {
+	var others map[netip.Addr]struct{} // these Nodes serve them
+	if p.ipvs {
+		others = svc.OfOthers(p.own)
+	}
 	eachServed(svc, p.protocol, func(at served, port *dataplane.Port) {
 		t := p.target(at)
+		_, left := others[at.address.Addr()]
 		switch {
-		case unknown:
+		case unknown || left:
 			t.unknown = true
 		case t.endpoints == nil:
 			t.endpoints = port.Serving

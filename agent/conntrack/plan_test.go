@@ -325,3 +325,28 @@ func TestKeptServicesAreNotJudged(t *testing.T) {
 		t.Errorf("%s: %q, want %q", toOld, got, EndpointGone)
 	}
 }
+
+// TestFlowsToOtherNodes: IPVS leaves the address of another Node to that one, so that flows to
+// it are none of this node's business.
+func TestFlowsToOtherNodes(t *testing.T) {
+	svc := service("dns", "ip 10.96.0.10 ext 192.0.2.22 lb 192.0.2.21 port 53 ep 10.244.0.3:53")
+	svc.NodeAddresses = []netip.Addr{netip.MustParseAddr("192.0.2.21"), netip.MustParseAddr("192.0.2.22")}
+	for _, tt := range []struct {
+		mode v1alpha1.ProxyMode
+		to   string
+		want Reason
+	}{
+		{v1alpha1.ModeIPTables, "192.0.2.22:53", NotTranslated},
+		{v1alpha1.ModeIPVS, "192.0.2.22:53", ""},
+		{v1alpha1.ModeIPVS, "192.0.2.21:53", NotTranslated}, // its own
+	} {
+		s := newState(v1alpha1.ProtocolUDP)
+		r := ruleset(true, list{svc})
+		r.Mode = tt.mode
+		s.commit(r, dataplane.Result{})
+		p, _ := s.take()
+		if got := p.judge(flow(tt.to, tt.to)); got != tt.want {
+			t.Errorf("mode %s, to %s: %q, want %q", tt.mode, tt.to, got, tt.want)
+		}
+	}
+}

@@ -150,7 +150,7 @@ func (s *state) take() (*plan, work) {
 	p := &plan{
 		protocol:  s.protocol,
 		addresses: make(map[netip.AddrPort]*target, len(s.services)), nodePorts: map[uint16]*target{},
-		former: newFormer(), ipvs: s.ipvs,
+		former: newFormer(), ipvs: s.ipvs, own: s.node.Addresses,
 	}
 	for _, held := range s.services {
 		unknown := held.refused != nil

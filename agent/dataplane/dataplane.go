@@ -10,6 +10,7 @@ package dataplane
 import (
 	"context"
 	"errors"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -57,6 +58,19 @@ func (n ServiceName) Compare(o ServiceName) int {
 	return strings.Compare(n.Name, o.Name)
 }
 
+// SeveralNamespaces reports whether Services are not all of one namespace. What
+// is wrong with those of one may be the doing of whoever may write there.
+func SeveralNamespaces(names iter.Seq[ServiceName]) bool {
+	first, found := "", false
+	for n := range names {
+		if found && n.Namespace != first {
+			return true
+		}
+		first, found = n.Namespace, true
+	}
+	return false
+}
+
 // Ruleset is what one IP family of the node should hold, and what of it has
 // changed since the last Apply that returned no error. It belongs to the
 // caller; implementations read it during a call and keep no reference to it,
@@ -82,6 +96,11 @@ type Ruleset struct {
 	// because it comes from the last good set on disk: what the kernel holds of
 	// them stays as it is, only what it lacks is added. Nearly always empty.
 	Keep map[ServiceName]struct{}
+	// Rest names Services that an earlier Apply has reported as refused and that
+	// this one need not try, be it full: the kernel keeps what it has of them, and
+	// they stay refused. Those that are not named are tried again. It names none of
+	// Dirty.
+	Rest map[ServiceName]struct{}
 	// Prune allows a full pass to remove what is in the kernel but belongs to
 	// no Service in Services. Without it only rules of Services in Services or
 	// in Dirty are replaced or removed.
@@ -106,6 +125,9 @@ type Service struct {
 	ClusterIP       netip.Addr
 	ExternalIPs     []netip.Addr
 	LoadBalancerIPs []netip.Addr
+	// NodeAddresses are those of ExternalIPs and LoadBalancerIPs that are addresses of
+	// Nodes, this one's or others', sorted. Nearly always empty.
+	NodeAddresses []netip.Addr
 	// SourceRanges restrict who may use LoadBalancerIPs. None: no restriction.
 	SourceRanges []netip.Prefix
 	// ExternalLocal: external traffic policy Local is in effect.
@@ -130,6 +152,33 @@ type Service struct {
 // the cluster IP.
 func (s *Service) ExternallyAccessible(p *Port) bool {
 	return p.NodePort != 0 || len(s.ExternalIPs) > 0 || len(s.LoadBalancerIPs) > 0
+}
+
+// OfOther reports whether one of the Service's addresses is another Node's: see OfOthers.
+func (s *Service) OfOther(a netip.Addr, own []netip.Addr) bool {
+	return s.OfNode(a) && !slices.Contains(own, a)
+}
+
+// OfNode reports whether one of the Service's addresses is a Node's.
+func (s *Service) OfNode(a netip.Addr) bool {
+	_, found := slices.BinarySearchFunc(s.NodeAddresses, a, netip.Addr.Compare)
+	return found
+}
+
+// OfOthers are those of the Service's addresses that are other Nodes', where own are this
+// node's. In mode IPVS they are left to these Nodes.
+func (s *Service) OfOthers(own []netip.Addr) map[netip.Addr]struct{} {
+	if len(s.NodeAddresses) == 0 {
+		return nil
+	}
+	out := make(map[netip.Addr]struct{}, len(s.NodeAddresses))
+	for _, a := range s.NodeAddresses {
+		out[a] = struct{}{}
+	}
+	for _, a := range own {
+		delete(out, a)
+	}
+	return out
 }
 
 // Port is one port of a Service with the endpoints selected for this node.
@@ -177,9 +226,15 @@ type Result struct {
 	// Refused are Services that the kernel would not take, with the reason. All
 	// of them, not only those of this call. Their former rules stay.
 	Refused map[ServiceName]string
+	// Suspected are those of Refused that may not be at fault: there was no time
+	// to try each by itself.
+	Suspected map[ServiceName]struct{}
 	// Warnings say what could not be done besides the rules of Services, for
 	// people: each names the matter and what to do. At most MaxExamples.
 	Warnings []string
+	// Notes say what is served otherwise than Services ask, human-readable. Unlike
+	// Warnings, trying again changes nothing. At most MaxExamples.
+	Notes []string
 	// Repaired is what somebody else had changed since the last Apply, where
 	// this one came upon it without having been asked to look. Count is 0 if
 	// nothing, or where that is not known.

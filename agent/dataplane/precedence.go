@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// Precedence decides which of several Services has what all of them ask for.
+// Precedence decides which of several Services has what all of them ask for, where neither
+// has it as its cluster IP or, at an address of a Node, as its node port.
 type Precedence struct {
 	// Held: the Service's object has vanished; its rules are held.
 	Held bool

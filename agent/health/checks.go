@@ -17,7 +17,13 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/httpport"
 )
+
+// maxCheckConnections is how many connections the health-check node ports of one IP
+// family have together.
+const maxCheckConnections = 1024
 
 // ServiceKey names a Service.
 type ServiceKey struct{ Namespace, Name string }
@@ -55,7 +61,9 @@ type Checks struct {
 	failed    map[place]error // open ones that have ceased to serve
 	troubles  map[place]string
 
-	open map[place]*http.Server // belongs to Run
+	// limit is one for all ports: a tenant decides how many there are.
+	limit *httpport.Limit
+	open  map[place]*httpport.Server // belongs to Run
 }
 
 // place is where a Service's health check is served.
@@ -72,7 +80,8 @@ func (p place) trouble(err error) string {
 func NewChecks(options ChecksOptions) *Checks {
 	return &Checks{
 		options: options, wake: make(chan struct{}, 1),
-		failed: map[place]error{}, troubles: map[place]string{}, open: map[place]*http.Server{},
+		failed: map[place]error{}, troubles: map[place]string{},
+		limit: httpport.NewLimit(maxCheckConnections), open: map[place]*httpport.Server{},
 	}
 }
 
@@ -195,14 +204,7 @@ func (c *Checks) listen(ctx context.Context, p place) error {
 	if err != nil {
 		return err
 	}
-	server := &http.Server{
-		Handler:           c.handler(p.service),
-		ReadHeaderTimeout: 10 * time.Second,
-		ReadTimeout:       20 * time.Second,
-		WriteTimeout:      20 * time.Second,
-		IdleTimeout:       90 * time.Second,
-		MaxHeaderBytes:    16 << 10,
-	}
+	server := httpport.NewServer(c.limit, c.handler(p.service))
 	c.open[p] = server
 	go func() {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {

@@ -36,11 +36,6 @@ type State struct {
 	// Withheld: rules are programmed, but nobody has confirmed yet that they are
 	// those of today. Load balancers are kept away meanwhile.
 	Withheld bool
-	// Overdue is for how long the agent has been late, or without progress.
-	Overdue time.Duration
-	// Unready says for people what is missing for the agent's pod to be ready.
-	// Empty: it is.
-	Unready string
 }
 
 // StateFunc returns the state at the moment.
@@ -140,29 +135,30 @@ func text(s string) http.HandlerFunc {
 	}
 }
 
-// KubeletHandler answers the kubelet's probes: /livez fails when the agent is
-// stuck, /readyz until the agent has first done its work or reported why not. The
-// metrics are there too, because the port is open from the start: also beside
-// another proxy, which has the metrics port then.
-func KubeletHandler(state StateFunc, metrics http.Handler) http.Handler {
+// KubeletHandler answers the kubelet's probes. /livez fails when the agent is stuck: overdue
+// is for how long it has been late, or without progress. /readyz fails until the agent has
+// first done its work or reported why not: unready says what is missing, empty if nothing is.
+// The metrics are there too, because the port is open from the start: also beside another
+// proxy, which has the metrics port then.
+func KubeletHandler(overdue func() time.Duration, unready func() string, metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", metrics)
 	// probe answers what is wrong, or ok.
-	probe := func(path string, trouble func(State) string) {
+	probe := func(path string, trouble func() string) {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			if wrong := trouble(state()); wrong != "" {
+			if wrong := trouble(); wrong != "" {
 				http.Error(w, wrong, http.StatusServiceUnavailable)
 				return
 			}
 			text("ok")(w, r)
 		})
 	}
-	probe("/livez", func(s State) string {
-		if s.Overdue < StuckLimit {
+	probe("/livez", func() string {
+		if overdue() < StuckLimit {
 			return ""
 		}
-		return "the agent has not even tried to write what waits for it, or a program that it runs (such as iptables-restore) has not ended, for 5 minutes; see its log"
+		return "the agent has not even tried to write what waits for it, or a program that it runs (such as iptables-restore) hangs, for 5 minutes; see its log"
 	})
-	probe("/readyz", func(s State) string { return s.Unready })
+	probe("/readyz", unready)
 	return mux
 }

@@ -93,24 +93,25 @@ func TestProxyHealthBody(t *testing.T) {
 func TestKubeletProbes(t *testing.T) {
 	tests := []struct {
 		name          string
-		state         State
+		overdue       time.Duration
+		unready       string
 		livez, readyz int
 	}{
-		{"starting", State{Unready: "no answer of the API"}, 200, 503},
-		{"ready", State{}, 200, 200},
-		{"slow", State{Overdue: StuckLimit - 1}, 200, 200},
-		{"stuck", State{Overdue: StuckLimit}, 503, 200},
+		{"starting", 0, "no answer of the API", 200, 503},
+		{"ready", 0, "", 200, 200},
+		{"slow", StuckLimit - 1, "", 200, 200},
+		{"stuck", StuckLimit, "", 503, 200},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			handler := KubeletHandler(func() State { return tt.state }, http.NotFoundHandler())
+			handler := KubeletHandler(func() time.Duration { return tt.overdue }, func() string { return tt.unready }, http.NotFoundHandler())
 			if code, _, _ := get(t, handler, "/livez"); code != tt.livez {
 				t.Errorf("livez %d, want %d", code, tt.livez)
 			}
 			recorder := httptest.NewRecorder()
 			handler.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/readyz", nil))
-			if recorder.Code != tt.readyz || !strings.Contains(recorder.Body.String(), tt.state.Unready) {
-				t.Errorf("readyz %d %q, want %d and %q", recorder.Code, recorder.Body, tt.readyz, tt.state.Unready)
+			if recorder.Code != tt.readyz || !strings.Contains(recorder.Body.String(), tt.unready) {
+				t.Errorf("readyz %d %q, want %d and %q", recorder.Code, recorder.Body, tt.readyz, tt.unready)
 			}
 		})
 	}

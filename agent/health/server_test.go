@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -84,6 +85,63 @@ func TestPortInUseIsSaidAndTriedAgain(t *testing.T) {
 	<-done
 	if _, err := http.Get("http://" + address); err == nil {
 		t.Error("it still answers after the end")
+	}
+}
+
+// TestLoopbackIsServedInBothFamilies: nobody else can answer at the other one.
+func TestLoopbackIsServedInBothFamilies(t *testing.T) {
+	for flag, want := range map[string][]string{
+		"127.0.0.1:10249": {"127.0.0.1:10249", "[::1]:10249"},
+		"[::1]:10249":     {"[::1]:10249", "127.0.0.1:10249"},
+		"127.0.0.2:10249": {"127.0.0.2:10249"},
+		"0.0.0.0:10256":   {"0.0.0.0:10256"}, // which Go binds in both families
+		":19256":          {":19256"},
+		"192.0.2.1:10249": {"192.0.2.1:10249"},
+		"localhost:10249": {"localhost:10249"},
+		"":                nil,
+		"0":               nil,
+	} {
+		if got := addresses(flag); !slices.Equal(got, want) {
+			t.Errorf("%q: got %q, want %q", flag, got, want)
+		}
+	}
+}
+
+// TestTroublesNameTheHolder, for the log and the status.
+func TestTroublesNameTheHolder(t *testing.T) {
+	holder := freePort(t)
+	address := holder.Addr().String()
+	clk := clocktesting.NewFakeClock(now)
+	log, changed := &lines{}, make(chan struct{}, 100)
+	server := &Server{
+		Name: "probes", Address: address, Flag: "--health-probe-bind-address", Clock: clk, Log: funcr.New(log.add, funcr.Options{}),
+		Handler: http.NotFoundHandler(),
+		Holder:  func(at string) string { return "uid 1000 has " + at },
+		Changed: func() { changed <- struct{}{} },
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); server.Run(ctx) }()
+	await(t, "a trouble", func() bool { return len(server.Troubles()) > 0 })
+	if got := server.Troubles(); len(got) != 1 || !strings.Contains(got[0], "uid 1000 has "+address) || !strings.Contains(got[0], "--health-probe-bind-address") {
+		t.Errorf("troubles %q", got)
+	}
+	await(t, "a pause", clk.HasWaiters)
+	if said := log.String(); !strings.Contains(said, "uid 1000 has "+address) {
+		t.Errorf("log: %s", said)
+	}
+	if err := holder.Close(); err != nil {
+		t.Fatal(err)
+	}
+	clk.Step(bindPause)
+	await(t, "no trouble", func() bool { return len(server.Troubles()) == 0 })
+	if len(changed) != 2 {
+		t.Errorf("%d changes", len(changed))
+	}
+	cancel()
+	<-done
+	if got := server.Troubles(); len(got) != 0 {
+		t.Errorf("troubles after the end: %q", got)
 	}
 }
 

@@ -209,6 +209,8 @@ func (q *question) why(fate Fate, svc *dataplane.Service, port *dataplane.Port, 
 		policy, local = "internal", svc.InternalLocal
 	}
 	switch {
+	case (fate == Accepted || fate == Passed) && q.set.Mode == v1alpha1.ModeIPVS && svc.OfOther(q.packet.Destination.Addr(), q.set.Node.Addresses):
+		return fmt.Sprintf("%s is the address of another Node: in mode IPVS %s is not served there, because this node would be cut off from that one", q.packet.Destination.Addr(), name)
 	case fate == Accepted || fate == Passed:
 		if kind == NodePort && port.Available {
 			return fmt.Sprintf("the node port of %s does not answer on %s: see spec.settings.nodePorts", name, q.packet.Destination.Addr())

@@ -38,4 +38,8 @@ type OverridesGrant struct {
 	// By are the causes of the last change, but for those of changes of a Service that
 	// nodes refused already.
 	By []Cause `json:"by,omitempty"`
+	// Changed: the Service itself changed less than a minute before it was given these
+	// overrides, or has changed since, before nodes refused it. A refusal may be due to
+	// that.
+	Changed bool `json:"changed,omitempty"`
 }

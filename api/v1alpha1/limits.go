@@ -2,10 +2,10 @@ package v1alpha1
 
 import "fmt"
 
-// Limits of one Service. They are far above what legitimate Services have, and keep one from
-// taking the memory and time of all others: the controller checks them on Service and
-// EndpointSlices before it makes anything of them, agents once more on ServiceProxyRules. A
-// Service over one is refused on its own, and nodes keep its former rules.
+// Limits of one Service. They are above what legitimate Services have and keep one Service from
+// using the memory and time of all others. The controller checks them on the Service and its
+// EndpointSlices before it expands anything, agents check them again on ServiceProxyRules. A
+// Service over a limit is rejected alone, and nodes keep its former rules.
 const (
 	// MaxServicePorts bounds spec.ports.
 	MaxServicePorts = 1_000
@@ -15,12 +15,28 @@ const (
 	MaxServiceSourceRanges = 5_000
 	// MaxServiceEndpoints bounds endpoints, of both IP families together.
 	MaxServiceEndpoints = 20_000
-	// MaxServiceEntries bounds what a data plane makes of a Service: each of its ports with
-	// each of its endpoints, addresses and source ranges.
-	MaxServiceEntries = 100_000
+	// MaxServicePortAddresses bounds ports times external IPs, load-balancer IPs and source
+	// ranges: each pair is several rules on every node.
+	MaxServicePortAddresses = 10_000
+	// MaxServicePortEndpoints bounds the endpoints of all ports: Kubernetes is tested with
+	// up to 5,000 endpoints of a Service, which may thus have ten ports.
+	MaxServicePortEndpoints = 50_000
 )
 
-// ServiceSize is what is limited of a Service.
+// Limits of the local endpoints that the NodeProxyRules of one node carries, in bytes of JSON.
+// Whole Services are left out until the rest is within the limits.
+const (
+	// MaxNamespaceLocalBytes bounds the local endpoints of the Services of one namespace on one
+	// node: about 5,000 pairs of a port and an endpoint. It bounds, too, what one namespace
+	// adds to the store, as slices may name every node.
+	MaxNamespaceLocalBytes = 128 << 10
+	// MaxNodeLocalBytes bounds the local endpoints of all Services on one node. With settings
+	// and facts the object stays below 1 MiB; etcd takes 1.5 MiB, and the rest is for the
+	// agent's report.
+	MaxNodeLocalBytes = 960 << 10
+)
+
+// ServiceSize is how large a Service is, in what is limited.
 // +kubebuilder:object:generate=false
 type ServiceSize struct {
 	Ports, Addresses, SourceRanges, Endpoints int
@@ -44,6 +60,9 @@ func SizeOf(rules *ServiceProxyRulesSpec) ServiceSize {
 	return size
 }
 
+// Pairs are those of a port with an endpoint, an address or a source range.
+func (s ServiceSize) Pairs() int { return s.PortEndpoints + s.Ports*(s.Addresses+s.SourceRanges) }
+
 // Plus adds up parts of one Service.
 func (s ServiceSize) Plus(o ServiceSize) ServiceSize {
 	return ServiceSize{
@@ -51,8 +70,8 @@ func (s ServiceSize) Plus(o ServiceSize) ServiceSize {
 	}
 }
 
-// Excess names the limit that a Service is over, and says by how much and what to do; empty:
-// none.
+// Excess returns the limit that a Service exceeds, and a text with the figure, the limit and a
+// remedy. Both are empty if it exceeds none.
 func (s ServiceSize) Excess() (limit, text string) {
 	for _, limit := range []struct {
 		figure, most int
@@ -63,9 +82,10 @@ func (s ServiceSize) Excess() (limit, text string) {
 		{s.SourceRanges, MaxServiceSourceRanges, "loadBalancerSourceRanges", "merge them"},
 		{s.Endpoints, MaxServiceEndpoints, "endpoints", "let it select fewer pods"},
 		{
-			s.PortEndpoints + s.Ports*(s.Addresses+s.SourceRanges), MaxServiceEntries,
-			"combinations of a port with an endpoint, IP or source range", "split the Service",
+			s.Ports * (s.Addresses + s.SourceRanges), MaxServicePortAddresses,
+			"combinations of a port with an external IP, load-balancer IP or source range", "split the Service",
 		},
+		{s.PortEndpoints, MaxServicePortEndpoints, "combinations of a port with an endpoint", "split the Service"},
 	} {
 		if limit.figure > limit.most {
 			return limit.what, fmt.Sprintf("it has %d %s, more than the limit of %d; %s", limit.figure, limit.what, limit.most, limit.remedy)

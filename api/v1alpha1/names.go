@@ -12,7 +12,7 @@ const FormatVersion int32 = 1
 // It is in the annotation AnnotationSchemaRevision of each CRD, by a marker at
 // each kind. A controller does not start on CRDs with a lower one than its own,
 // because the API server would drop fields that it does not know.
-const SchemaRevision = 2
+const SchemaRevision = 3
 
 // AnnotationSchemaRevision is on each CRD: its SchemaRevision. CRDs from before
 // there were revisions have none.
@@ -59,6 +59,11 @@ const (
 	// ServiceProxyRules resourceVersion that the node has applied.
 	AnnotationAppliedResourceVersion = "nodeproxy.io/applied-resource-version"
 )
+
+// ServedForAnother is in the message of a Service in status.refused that lacks an
+// address and port because another Service has them. Any other Service can bring that
+// about, whatever policies make of this one.
+const ServedForAnother = "is served for Service"
 
 // AgentLeaseSeconds is how long an agent's Lease may go without being renewed
 // before the agent counts as not responding, in seconds.

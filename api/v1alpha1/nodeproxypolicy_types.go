@@ -98,7 +98,7 @@ type NodeExample struct {
 // NodeProxyPolicy overrides settings of the proxy on the nodes that it selects.
 // A change of it goes from node to node, and stops when one does not do well.
 // +kubebuilder:object:root=true
-// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=2"
+// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=3"
 // +kubebuilder:metadata:annotations="argocd.argoproj.io/sync-options=Prune=false,Delete=false"
 // +kubebuilder:metadata:annotations="kustomize.toolkit.fluxcd.io/prune=disabled"
 // +kubebuilder:resource:scope=Cluster,path=nodeproxypolicies,singular=nodeproxypolicy,shortName=npp

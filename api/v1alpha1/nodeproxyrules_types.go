@@ -36,9 +36,9 @@ type NodeProxyRulesSpec struct {
 	// +optional
 	Node NodeFacts `json:"node"`
 
-	// services are this node's endpoints of every Service, in any state. Sorted
-	// by namespace and name. Default (absent): none. Source: the
-	// EndpointSlices.
+	// services are this node's endpoints of every Service, in any state, but for
+	// Services that are over a limit (docs/security.md). Sorted by namespace and
+	// name. Default (absent): none. Source: the EndpointSlices.
 	// +optional
 	// +listType=atomic
 	Services []ServiceMembers `json:"services,omitempty"`
@@ -383,7 +383,7 @@ type AgentReport struct {
 // NodeProxyRules is what one node should program besides the
 // ServiceProxyRules, and what its kernel really holds. Named as the Node.
 // +kubebuilder:object:root=true
-// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=2"
+// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=3"
 // +kubebuilder:metadata:annotations="argocd.argoproj.io/sync-options=Prune=false,Delete=false"
 // +kubebuilder:metadata:annotations="kustomize.toolkit.fluxcd.io/prune=disabled"
 // +kubebuilder:resource:scope=Cluster,path=nodeproxyrules,singular=nodeproxyrules,shortName=npr

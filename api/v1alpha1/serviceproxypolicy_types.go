@@ -163,7 +163,7 @@ type ServiceExample struct {
 // ServiceProxyPolicy overrides how the Services that it selects are proxied. A
 // change of it goes from Service to Service, and stops when nodes refuse one.
 // +kubebuilder:object:root=true
-// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=2"
+// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=3"
 // +kubebuilder:metadata:annotations="argocd.argoproj.io/sync-options=Prune=false,Delete=false"
 // +kubebuilder:metadata:annotations="kustomize.toolkit.fluxcd.io/prune=disabled"
 // +kubebuilder:resource:scope=Cluster,path=serviceproxypolicies,singular=serviceproxypolicy,shortName=spp

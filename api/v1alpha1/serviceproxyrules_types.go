@@ -60,8 +60,9 @@ type ServiceProxyRulesSpec struct {
 
 	// serviceCreated is when the Service was created. Of two Services that
 	// claim one address and port the Service whose cluster IP it is wins, then the
-	// older one, then the lower name. Default (absent): unknown, and younger than
-	// any other. Source: the Service's metadata.creationTimestamp.
+	// one whose node port the port is if the address is a Node's, then the older
+	// one, then the lower name. Default (absent): unknown, and younger than any
+	// other. Source: the Service's metadata.creationTimestamp.
 	// +optional
 	ServiceCreated metav1.Time `json:"serviceCreated,omitzero"`
 
@@ -87,6 +88,21 @@ type ServiceProxyRulesSpec struct {
 	// +optional
 	// +listType=atomic
 	LoadBalancerIPs []string `json:"loadBalancerIPs,omitempty"`
+
+	// nodeAddresses are those of externalIPs and loadBalancerIPs that are
+	// addresses of Nodes, in canonical form. There another Service's node port
+	// wins, and a node in mode IPVS programs only its own. Default: none. Source:
+	// the Nodes' status.addresses.
+	// +optional
+	// +listType=atomic
+	NodeAddresses []string `json:"nodeAddresses,omitempty"`
+
+	// skippedAddresses are external and load-balancer IPs of the Service that no
+	// node programs, because no Service may have them. Default: none. Source: the
+	// controller.
+	// +optional
+	// +listType=atomic
+	SkippedAddresses []SkippedAddress `json:"skippedAddresses,omitempty"`
 
 	// loadBalancerSourceRanges are the client ranges that may use the load
 	// balancer's addresses, in canonical form and in the order of their source.
@@ -153,6 +169,18 @@ type ServiceProxyRulesSpec struct {
 	// +optional
 	// +listType=atomic
 	Ports []ServicePort `json:"ports,omitempty"`
+}
+
+// SkippedAddress is an address of a Service that no node programs.
+type SkippedAddress struct {
+	// address is the address in canonical form. Source: the Service.
+	// +required
+	Address string `json:"address"`
+
+	// reason completes the sentence that begins with the address, such as "is a
+	// loopback address". Source: the controller.
+	// +required
+	Reason string `json:"reason"`
 }
 
 // SessionAffinity sends one client's connections to one endpoint.
@@ -225,7 +253,7 @@ type EndpointGroup struct {
 // controller renders it from the Service, its EndpointSlices and policies, and
 // every agent programs it. Named <namespace>.<service>.
 // +kubebuilder:object:root=true
-// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=2"
+// +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=3"
 // +kubebuilder:metadata:annotations="argocd.argoproj.io/sync-options=Prune=false,Delete=false"
 // +kubebuilder:metadata:annotations="kustomize.toolkit.fluxcd.io/prune=disabled"
 // +kubebuilder:resource:scope=Cluster,path=serviceproxyrules,singular=serviceproxyrules,shortName=spr

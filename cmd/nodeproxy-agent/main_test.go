@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
 )
 
@@ -85,6 +87,56 @@ func TestVirtualServers(t *testing.T) {
 	}
 	shows(servers + "connections: 1\n")
 	if got, err := parse([]string{"virtual-servers"}, "node-1", &bytes.Buffer{}); err != nil || !got.servers {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// fakeSets has the ipsets of one family.
+type fakeSets map[ipvs.SetName][]ipvs.Entry
+
+// Sets implements setReader.
+func (f fakeSets) Sets(names []ipvs.SetName) (map[ipvs.SetName][]ipvs.Entry, error) {
+	if f == nil {
+		return nil, errors.New("no permission")
+	}
+	out := map[ipvs.SetName][]ipvs.Entry{}
+	for _, name := range names {
+		if entries, exists := f[name]; exists {
+			out[name] = entries
+		}
+	}
+	return out, nil
+}
+
+func TestIPSets(t *testing.T) {
+	shown := func(sets map[dataplane.Family]fakeSets) (string, error) {
+		var out bytes.Buffer
+		err := printIPSets(&out, func(f dataplane.Family) setReader { return sets[f] })
+		return out.String(), err
+	}
+	for name, tt := range map[string]struct {
+		ipv4, ipv6 fakeSets
+		want       string
+	}{
+		"none": {fakeSets{}, fakeSets{}, "no ipsets of mode IPVS on this node\n"},
+		"both families, other sets left out": {
+			fakeSets{"KUBE-CLUSTER-IP": {"10.0.0.2,tcp:80", "10.0.0.1,tcp:80"}, "KUBE-IPVS-IPS": nil, "OTHER": {"10.0.0.3"}},
+			fakeSets{"KUBE-6-CLUSTER-IP": {"fd00::1,udp:53"}},
+			"KUBE-CLUSTER-IP: 2 entries\n  10.0.0.1,tcp:80\n  10.0.0.2,tcp:80\nKUBE-IPVS-IPS: 0 entries\nKUBE-6-CLUSTER-IP: 1 entries\n  fd00::1,udp:53\n",
+		},
+	} {
+		got, err := shown(map[dataplane.Family]fakeSets{dataplane.IPv4: tt.ipv4, dataplane.IPv6: tt.ipv6})
+		if err != nil {
+			t.Error(err)
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	if got, err := shown(map[dataplane.Family]fakeSets{dataplane.IPv4: {"KUBE-IPVS-IPS": nil}}); err == nil || got != "" {
+		t.Errorf("without permission for IPv6: %v, and %q", err, got)
+	}
+	if got, err := parse([]string{"ipsets"}, "node-1", &bytes.Buffer{}); err != nil || !got.ipsets {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

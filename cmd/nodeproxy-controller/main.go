@@ -71,7 +71,10 @@ func run(ctx context.Context, o options, logger logr.Logger) error {
 	cfg := connection.Config()
 	cfg.QPS = -1 // the API server's own priority and fairness is the limit
 	probes := newProbes()
-	closeProbes, err := probes.serve(ctx, o.healthProbeBindAddress, logger)
+	closeProbes, err := port{
+		flag: "health-probe-bind-address", address: o.healthProbeBindAddress, handler: probes,
+		failed: "The probes are not answered any more; the kubelet will start the controller again",
+	}.serve(ctx, logger)
 	if err != nil {
 		return err
 	}
@@ -88,11 +91,19 @@ func run(ctx context.Context, o options, logger logr.Logger) error {
 	if !await(ctx, needs.check, probes.unready, clock.RealClock{}, logger) {
 		return nil // it was told to stop
 	}
-	return manage(ctx, stop, cfg, scheme, probes, o, logger)
+	return manage(ctx, stop, cfg, scheme, probes, o, connection.Given(), logger)
 }
 
 // manage has the controller work, or stand by, until ctx is done; stop ends ctx.
-func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.Scheme, probes *probes, o options, logger logr.Logger) error {
+func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.Scheme, probes *probes, o options, apiServers []string, logger logr.Logger) error {
+	closeMetrics, err := port{
+		flag: "metrics-bind-address", address: o.metricsBindAddress, handler: metricsHandler(ctrlmetrics.Registry),
+		failed: "The metrics are not answered any more; everything else goes on. Start the controller again to have them back",
+	}.serve(ctx, logger)
+	if err != nil {
+		return err
+	}
+	defer closeMetrics()
 	gate := leader.NewGate(clock.RealClock{})
 	// The manager goes on until what it was writing has ended and the lease is
 	// given back.
@@ -108,6 +119,8 @@ func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.
 		Namespace:          o.namespace,
 		AgentImage:         os.Getenv("RELATED_IMAGE_AGENT"),
 		ExposeAgentMetrics: o.exposeAgentMetrics,
+		ShareProxyPorts:    o.shareProxyPorts,
+		APIServers:         apiServers,
 		Registerer:         ctrlmetrics.Registry,
 
 		ManageClusterObjects: o.manageClusterObjects,
@@ -180,8 +193,8 @@ func newManager(work context.Context, cfg *rest.Config, scheme *runtime.Scheme, 
 		Scheme:                 scheme,
 		Cache:                  cacheOptions,
 		NewCache:               controllers.NewCache(work),
-		Metrics:                metricsserver.Options{BindAddress: o.metricsBindAddress},
-		HealthProbeBindAddress: "0", // see probes
+		Metrics:                metricsserver.Options{BindAddress: "0"}, // see ports.go
+		HealthProbeBindAddress: "0",
 		// An API server that is away while the caches fill is waited for.
 		Controller: config.Controller{CacheSyncTimeout: 24 * time.Hour},
 	})

@@ -14,19 +14,19 @@ import (
 func TestParseOptions(t *testing.T) {
 	var out bytes.Buffer
 	got, err := parseOptions([]string{"--kubeconfig", "kc", "--api-server=https://192.0.2.1:6443", "--api-server", "https://[2001:db8::1]:6443",
-		"--namespace=ns", "--leader-elect=false", "--metrics-bind-address=0", "--health-probe-bind-address=127.0.0.1:1", "--manage-cluster-objects", "-v=2"}, &out)
+		"--namespace=ns", "--leader-elect=false", "--metrics-bind-address=0", "--health-probe-bind-address=127.0.0.1:1", "--manage-cluster-objects", "--share-proxy-ports", "-v=2"}, &out)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := options{
 		api: connect.Options{Kubeconfig: "kc", APIServers: connect.URLs{"https://192.0.2.1:6443", "https://[2001:db8::1]:6443"}}, namespace: "ns",
-		metricsBindAddress: "0", healthProbeBindAddress: "127.0.0.1:1", manageClusterObjects: true, verbosity: 2,
+		metricsBindAddress: "0", healthProbeBindAddress: "127.0.0.1:1", manageClusterObjects: true, shareProxyPorts: true, verbosity: 2,
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(options{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	defaults, err := parseOptions(nil, &out)
-	if err != nil || defaults.namespace != "nodeproxy-system" || !defaults.leaderElect || defaults.manageClusterObjects {
+	if err != nil || defaults.namespace != "nodeproxy-system" || !defaults.leaderElect || defaults.manageClusterObjects || defaults.shareProxyPorts {
 		t.Errorf("defaults %+v, %v", defaults, err)
 	}
 	for _, args := range [][]string{{"extra"}, {"--namespace="}, {"--api-server=192.0.2.1:6443"}, {"--api-server=https://"}, {"--api-server=http://192.0.2.1:8080"}, {"--api-server=https://192.0.2.1:6443/prefix"}, {"--nonsense"}} {

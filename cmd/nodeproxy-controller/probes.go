@@ -3,13 +3,8 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
 	"net/http"
 	"sync"
-	"time"
-
-	"github.com/go-logr/logr"
 )
 
 // probes answer the kubelet, from before the manager starts: a controller that
@@ -55,22 +50,4 @@ func (p *probes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	_, _ = w.Write([]byte("ok")) // who asked has gone: nobody to tell
-}
-
-// serve answers at an address until stop is called; 0: nowhere.
-func (p *probes) serve(ctx context.Context, address string, logger logr.Logger) (stop func(), err error) {
-	if address == "0" || address == "" {
-		return func() {}, nil
-	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("open --health-probe-bind-address: %w", err)
-	}
-	server := &http.Server{Handler: p, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 20 * time.Second, WriteTimeout: 20 * time.Second, IdleTimeout: 90 * time.Second}
-	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			logger.Error(err, "The probes at --health-probe-bind-address are not answered any more; the kubelet will start the controller again")
-		}
-	}()
-	return func() { _ = server.Close() }, nil // it serves no more, whatever this says
 }

@@ -128,6 +128,7 @@ func TestManifest(t *testing.T) {
 		"one container":                len(pod.Containers) == 1 && len(pod.InitContainers) == 0,
 		"the log tells why it ended":   agent.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError,
 		"probes by loopback":           agent.ReadinessProbe.HTTPGet.Host == "127.0.0.1" && agent.LivenessProbe.HTTPGet.Host == "127.0.0.1",
+		"its ports are reserved":       reserves(agent, 10249, 10256, 19256),
 		"the update's pace is left":    d.Spec.UpdateStrategy.RollingUpdate == nil,
 		"the ConfigMap is not needed":  *pod.Volumes[len(pod.Volumes)-1].ConfigMap.Optional && pod.Volumes[len(pod.Volumes)-1].ConfigMap.Name == agentdeploy.APIServersName,
 		"the ConfigMap is not subPath": agent.VolumeMounts[len(agent.VolumeMounts)-1].SubPath == "",
@@ -135,6 +136,33 @@ func TestManifest(t *testing.T) {
 		if !right {
 			t.Errorf("not so: %s", what)
 		}
+	}
+}
+
+// reserves reports whether a container of the node's network keeps pods with these
+// hostPorts away, and those with no others.
+func reserves(c corev1.Container, ports ...int32) bool {
+	var got []int32
+	for _, p := range c.Ports {
+		if p.HostPort != p.ContainerPort || p.HostIP != "" || p.Protocol != corev1.ProtocolTCP {
+			return false
+		}
+		got = append(got, p.HostPort)
+	}
+	return slices.Equal(got, ports)
+}
+
+func TestShareProxyPorts(t *testing.T) {
+	agents, err := agentdeploy.DaemonSet(nil, "ns", "i")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := agentdeploy.ShareProxyPorts(agents); err != nil {
+		t.Fatal(err)
+	}
+	ports := agents.Spec.Template.Spec.Containers[0].Ports
+	if len(ports) != 1 || *ports[0].HostPort != 19256 {
+		t.Errorf("ports %+v", ports)
 	}
 }
 

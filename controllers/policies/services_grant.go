@@ -79,7 +79,11 @@ func (c *ServiceChange) Grant() *v1alpha1.OverridesGrant {
 			by[cause.Name] = cause
 		}
 	}
-	return &v1alpha1.OverridesGrant{Overrides: c.Wanted.Overrides, Owners: c.Wanted.Owners, By: sortedCauses(by)}
+	out := &v1alpha1.OverridesGrant{Overrides: c.Wanted.Overrides, Owners: c.Wanted.Owners, By: sortedCauses(by)}
+	if c.Refused || len(causes) == 0 { // what was to blame, or may be, still is
+		out.Changed = c.Before.Changed && len(by) > 0
+	}
+	return out
 }
 
 // Granted reports whether a grant is what policies make of the Service.

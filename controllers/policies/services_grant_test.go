@@ -91,6 +91,10 @@ func TestServiceChange(t *testing.T) {
 			if diff := cmp.Diff(causes(t, tt.grant), grant.By); diff != "" {
 				t.Errorf("held to account (-want +got):\n%s", diff)
 			}
+			c.Before.Changed = true
+			if changed, want := c.Grant().Changed, len(grant.By) > 0 && (tt.refused || len(c.Causes()) == 0); changed != want {
+				t.Errorf("the Service may be to blame: %t, want %t", changed, want)
+			}
 			if !after.Granted(grant) {
 				t.Errorf("%+v is not in force", grant)
 			}

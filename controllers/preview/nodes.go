@@ -89,7 +89,11 @@ func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodePro
 	if stored != nil {
 		former = stored.Spec.Services
 	}
-	in.Members, _ = render.Members(name, services, former)
+	local := render.Members(name, services, former)
+	in.Members = local.Services
+	for _, out := range local.LeftOut {
+		r.problem("Service %s: node %s is not told of its local endpoints: %s", out.Service, name, out.Why())
+	}
 	if node != nil && r.in.NodeProxy != nil {
 		resolution := p.all.Resolve(node.Labels)
 		p.resolved[resolution] = append(p.resolved[resolution], name)

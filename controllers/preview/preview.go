@@ -2,9 +2,12 @@ package preview
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -39,6 +42,7 @@ func Render(in *Objects) *Result {
 	}
 	r.format, _ = render.FormatVersion(v1alpha1.FormatVersions(), in.NodeRules)
 	r.indexSlices()
+	r.indexAddresses()
 	r.nodes()
 	r.services()
 	return r.result
@@ -53,6 +57,9 @@ type renderer struct {
 	// node.
 	slices map[types.NamespacedName]*render.ServiceSlices
 	onNode map[string][]*render.ServiceSlices
+	// apiServers and nodeIPs are what addresses of Services are compared to.
+	apiServers map[netip.Addr][]uint16
+	nodeIPs    map[netip.Addr]bool
 }
 
 func (r *renderer) problem(format string, args ...any) {
@@ -83,6 +90,21 @@ func (r *renderer) indexSlices() {
 			if !slices.Contains(r.onNode[node], of) {
 				r.onNode[node] = append(r.onNode[node], of)
 			}
+		}
+	}
+}
+
+// indexAddresses finds the addresses of API servers and Nodes.
+func (r *renderer) indexAddresses() {
+	var ofKubernetes []*discoveryv1.EndpointSlice
+	if found := r.slices[types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: "kubernetes"}]; found != nil {
+		ofKubernetes = found.Slices
+	}
+	r.apiServers = render.APIServers(ofKubernetes, r.in.NodeProxy)
+	r.nodeIPs = map[netip.Addr]bool{}
+	for i := range r.in.Nodes {
+		for _, a := range render.NodeIPs(&r.in.Nodes[i]) {
+			r.nodeIPs[a] = true
 		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -212,6 +214,10 @@ func TestRender(t *testing.T) {
 			want:     plain,
 			problems: []string{"NodeProxyPolicy edge: with the others that apply there the settings of 2 nodes make no sense"},
 		},
+		"more local endpoints than a node takes": {
+			now: []string{cluster}, edit: crowdedNode, want: plain,
+			problems: []string{"Service evil/crowd: node n1 is not told of its local endpoints: they take "},
+		},
 		"no NodeProxy": {
 			now: []string{cluster, edge}, edit: withoutNodeProxy, want: nil,
 			problems: []string{"there is no NodeProxy cluster"},
@@ -242,6 +248,21 @@ func TestRender(t *testing.T) {
 			said(t, "notes", got.Notes, c.notes)
 		})
 	}
+}
+
+// crowdedNode has one Service with more on n1 than its NodeProxyRules takes.
+func crowdedNode(o *preview.Objects) {
+	slice := discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "evil", Name: "crowd", Labels: map[string]string{discoveryv1.LabelServiceName: "crowd"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+	}
+	for i := range 300 {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.9.%d.%d", i/250, 1+i%250)}, NodeName: new("n1")})
+	}
+	for i := range 100 {
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: new(fmt.Sprintf("p%d", i)), Port: new(int32(8000 + i))}) //nolint:gosec // small
+	}
+	o.Slices = append(o.Slices, slice)
 }
 
 func said(t *testing.T, what string, got, want []string) {

@@ -3,6 +3,7 @@ package preview
 import (
 	"cmp"
 	"maps"
+	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -112,9 +113,19 @@ func (r *renderer) service(svc *corev1.Service, p *servicePolicies) {
 		}
 		return
 	}
-	rules, _ := render.Service(svc, of.Slices, p.shape(svc), r.format)
+	rules, _ := render.Service(svc, of.Slices, p.shape(svc), r.around(p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]), r.format)
 	rules.Annotations = nil
 	r.result.Services = append(r.result.Services, *rules)
+}
+
+// around is what can be told of the cluster. Service ranges are not among it: of these the
+// preview knows what the controller has found, which may read more.
+func (r *renderer) around(stored *v1alpha1.ServiceProxyRules) render.Cluster {
+	out := render.Cluster{APIServers: r.apiServers, OfNode: func(a netip.Addr) bool { return r.nodeIPs[a] }}
+	if stored != nil {
+		out.Skipped = stored.Spec.SkippedAddresses
+	}
+	return out
 }
 
 // shape is what policies make of a Service: what it has, where one of them is refused.

@@ -15,7 +15,7 @@ func BenchmarkService(b *testing.B) {
 			svc, in := service(), crowd(endpoints)
 			b.ReportAllocs()
 			for b.Loop() {
-				Service(svc, in, Shape{}, 1)
+				Service(svc, in, Shape{}, Cluster{}, 1)
 			}
 		})
 	}
@@ -53,7 +53,7 @@ func BenchmarkOneChange(b *testing.B) {
 			svc := service()
 			b.ReportAllocs()
 			for b.Loop() {
-				Service(svc, all[onNode0[0]].Slices, Shape{}, 1)
+				Service(svc, all[onNode0[0]].Slices, Shape{}, Cluster{}, 1)
 			}
 		})
 		b.Run(fmt.Sprintf("Members/services=%d", services), func(b *testing.B) {

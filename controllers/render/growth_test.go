@@ -53,12 +53,31 @@ func TestGrowth(t *testing.T) {
 			return s
 		}
 		for step, do := range map[string]func(*sized){
-			"Service":       func(s *sized) { Service(s.service, s.slices, Shape{}, 1) },
+			"Service":       func(s *sized) { Service(s.service, s.slices, Shape{}, Cluster{}, 1) },
 			"Members":       func(s *sized) { membersOf("n1", s.slices) },
+			"localBytes":    func(s *sized) { localBytes("n1", &ServiceSlices{Slices: s.slices}) },
 			"NodesAffected": func(s *sized) { NodesAffected(nil, s.slices[len(s.slices)-1], s.slices[:len(s.slices)-1]) },
 			"Problems":      func(s *sized) { SourceRangeProblems(s.service) },
 		} {
 			t.Run(name+"/"+step, func(t *testing.T) { growth.Linear(t, 100, prepare, do) })
 		}
+	}
+}
+
+// TestGrowthOfNodes: nor does it with more Services on a node, in one namespace or in many, up to
+// many times what its rules carry.
+func TestGrowthOfNodes(t *testing.T) {
+	for name, namespaces := range map[string]int{"one namespace": 1, "many namespaces": 1 << 30} {
+		prepare := func(n int) (out []ServiceSlices) {
+			for i := range n {
+				s := onePod(fmt.Sprintf("n%d", i%namespaces), 1, 50)[0]
+				s.Service.Name = fmt.Sprintf("s%d", i)
+				out = append(out, s)
+			}
+			return out
+		}
+		t.Run(name, func(t *testing.T) {
+			growth.Linear(t, 100, prepare, func(services []ServiceSlices) { Members("n1", services, nil) })
+		})
 	}
 }

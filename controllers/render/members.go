@@ -18,33 +18,61 @@ type ServiceSlices struct {
 	Slices  []*discoveryv1.EndpointSlice
 }
 
+// Local are the local endpoints that the rules of one node carry.
+type Local struct {
+	Services []v1alpha1.ServiceMembers
+	// Bytes bounds what they take as JSON.
+	Bytes int
+	// Held: some Service is over a limit of its own and keeps the local endpoints that it had.
+	// The node has to be rendered again, as what ends the excess may not concern it.
+	Held bool
+	// LeftOut are the Services of which no local endpoint is carried, in order.
+	LeftOut []LeftOut
+}
+
 // Members returns the endpoints that live on a node, in whatever state, of the
 // given Services. The claim that wins over all slices of a Service says on
 // which node an endpoint lives, as in Service, so an address that is named for
 // two nodes belongs to one of them. Whether the Service itself exists does not
 // matter: the two rendered kinds never wait for each other. A Service over a limit keeps
-// the members that it has in current, and is held: the node has to be rendered again, as what
-// ends the excess may not concern it.
-func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceMembers) (members []v1alpha1.ServiceMembers, held bool) {
-	var out []v1alpha1.ServiceMembers
-	for _, s := range services {
+// what it has in current. What is over the limits of a node is left out, and no time or memory
+// is spent on it.
+func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceMembers) Local {
+	former := make(map[types.NamespacedName]*v1alpha1.ServiceMembers, len(current))
+	for i := range current {
+		former[types.NamespacedName{Namespace: current[i].Namespace, Name: current[i].Name}] = &current[i]
+	}
+	var out Local
+	held := map[types.NamespacedName]bool{}
+	all := make([]weighed, 0, len(services))
+	for i := range services {
+		s := weighed{ServiceSlices: &services[i], absent: len(current) > 0 && former[services[i].Service] == nil}
 		if tooMany(s.Slices) {
-			held = true
-			for i := range current {
-				if current[i].Namespace == s.Service.Namespace && current[i].Name == s.Service.Name {
-					out = append(out, current[i])
-				}
+			out.Held, held[s.Service] = true, true
+			if entry := former[s.Service]; entry != nil {
+				s.bytes = bytesOf(entry)
 			}
-			continue
+		} else {
+			s.bytes = localBytes(node, s.ServiceSlices)
 		}
-		if ports := membersOf(node, s.Slices); len(ports) > 0 {
-			out = append(out, v1alpha1.ServiceMembers{Namespace: s.Service.Namespace, Name: s.Service.Name, Ports: ports})
+		if s.bytes > 0 {
+			all = append(all, s)
 		}
 	}
-	slices.SortFunc(out, func(a, b v1alpha1.ServiceMembers) int {
+	carried, leftOut := share(all)
+	out.LeftOut = leftOut
+	for _, s := range carried {
+		out.Bytes += s.bytes
+		if held[s.Service] {
+			out.Services = append(out.Services, *former[s.Service])
+		} else if ports := membersOf(node, s.Slices); len(ports) > 0 {
+			out.Services = append(out.Services, v1alpha1.ServiceMembers{Namespace: s.Service.Namespace, Name: s.Service.Name, Ports: ports})
+		}
+	}
+	slices.SortFunc(out.Services, func(a, b v1alpha1.ServiceMembers) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
-	return out, held
+	return out
 }
 
 // membersOf finds the node's endpoints of one Service.

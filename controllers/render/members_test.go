@@ -20,8 +20,7 @@ func cart(in ...*discoveryv1.EndpointSlice) []ServiceSlices {
 
 // members are those of a node that had none before.
 func members(node string, services []ServiceSlices) []v1alpha1.ServiceMembers {
-	out, _ := Members(node, services, nil)
-	return out
+	return Members(node, services, nil).Services
 }
 
 func TestMembers(t *testing.T) {
@@ -208,17 +207,17 @@ func TestNodesAffectedMissesNone(t *testing.T) {
 // woken all the same: they find that they hold it.
 func TestMembersOverALimit(t *testing.T) {
 	small, more := slice("small", endpoint("10.0.0.1", on("n1"))), slice("more", endpoint("10.0.0.2", on("n2")))
-	large := crowded("large", v1alpha1.MaxServiceEntries+1)
+	large := crowded("large", v1alpha1.MaxServicePortEndpoints+1)
 	former := members("n1", cart(small))
-	got, held := Members("n1", cart(large, more), former)
-	if diff := cmp.Diff(former, got); diff != "" || !held {
-		t.Errorf("members over the limit, held %t (-want +got):\n%s", held, diff)
+	got := Members("n1", cart(large, more), former)
+	if diff := cmp.Diff(former, got.Services); diff != "" || !got.Held {
+		t.Errorf("members over the limit, held %t (-want +got):\n%s", got.Held, diff)
 	}
-	if got, held := Members("n2", cart(large, more), former[:0]); len(got) > 0 || !held {
-		t.Errorf("a node that had no members has %v, held %t", got, held)
+	if got := Members("n2", cart(large, more), former[:0]); len(got.Services) > 0 || !got.Held {
+		t.Errorf("a node that had no members has %v, held %t", got.Services, got.Held)
 	}
-	if got, held := Members("n2", cart(small, more), nil); len(got) != 1 || held {
-		t.Errorf("within the limit: %v, held %t", got, held)
+	if got := Members("n2", cart(small, more), nil); len(got.Services) != 1 || got.Held {
+		t.Errorf("within the limit: %v, held %t", got.Services, got.Held)
 	}
 	if got := NodesAffected(nil, more, []*discoveryv1.EndpointSlice{large}); !slices.Equal(got, []string{"n2"}) {
 		t.Errorf("woken: %v", got)

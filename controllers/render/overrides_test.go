@@ -159,12 +159,12 @@ func TestOverrides(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			svc, o := service(c.service...), overrides(t, c.overrides)
 			before := svc.DeepCopy()
-			want, _ := Service(svc, crowd(3), Shape{}, 1)
+			want, _ := Service(svc, crowd(3), Shape{}, Cluster{}, 1)
 			want.Spec.Policies = []string{"strong", "weak"}
 			if c.differ != nil {
 				c.differ(&want.Spec)
 			}
-			got, _ := Service(svc, crowd(3), Shape{Overrides: o, Policies: []string{"strong", "weak"}}, 1)
+			got, _ := Service(svc, crowd(3), Shape{Overrides: o, Policies: []string{"strong", "weak"}}, Cluster{}, 1)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

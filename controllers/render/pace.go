@@ -1,26 +1,67 @@
 package render
 
-import "time"
+import (
+	"time"
 
-// Sizes of Services, in endpoints, above which their rules are not written at once after
-// each other.
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Sizes of Services above which their rules are not written at once after each other: of
+// endpoints, and of pairs of a port with an endpoint, an address or a source range, each
+// of which is several rules on every node.
 const (
 	largeService = 500
 	hugeService  = 2000
+	hugePairs    = 5000
 
 	largeInterval = time.Second
 	hugeInterval  = 5 * time.Second
 )
 
+// Objects of more than smallObject bytes are not written at once after each other either:
+// on average each with no more than writeRate bytes a second.
+const (
+	smallObject = 16 << 10
+	writeRate   = 128 << 10
+)
+
+// Load is what the rules of a Service cost whoever has to read and program them.
+type Load struct {
+	Endpoints int32
+	// Pairs are those of v1alpha1.ServiceSize.
+	Pairs int
+	// Bytes are those of the object.
+	Bytes int
+}
+
+// LoadOf returns the load of rules that take so many bytes.
+func LoadOf(rules *v1alpha1.ServiceProxyRulesSpec, bytes int) Load {
+	return Load{rules.EndpointCount, v1alpha1.SizeOf(rules).Pairs(), bytes}
+}
+
+// Max returns the higher figures of both.
+func (l Load) Max(o Load) Load {
+	return Load{max(l.Endpoints, o.Endpoints), max(l.Pairs, o.Pairs), max(l.Bytes, o.Bytes)}
+}
+
 // Pace returns how much time passes at least between two writes of the rules of a
-// Service with so many endpoints. The first change goes at once.
-func Pace(endpoints int32) time.Duration {
+// Service. The first change goes at once.
+func Pace(l Load) time.Duration {
+	interval := BytesPace(l.Bytes)
 	switch {
-	case endpoints > hugeService:
-		return hugeInterval
-	case endpoints > largeService:
-		return largeInterval
+	case l.Endpoints > hugeService || l.Pairs > hugePairs:
+		return max(interval, hugeInterval)
+	case l.Endpoints > largeService:
+		return max(interval, largeInterval)
 	default:
+		return interval
+	}
+}
+
+// BytesPace is Pace for any object.
+func BytesPace(bytes int) time.Duration {
+	if bytes <= smallObject {
 		return 0
 	}
+	return time.Duration(bytes) * time.Second / writeRate
 }

@@ -40,10 +40,10 @@ func Eligible(svc *corev1.Service) bool {
 }
 
 // Service renders a Service that is Eligible with all its EndpointSlices, as policies
-// shape it, in a version of the format. The problems are what was left out, sorted,
-// each once; the rest is rendered. IneffectiveOverrides tells what of the policies has
-// no effect.
-func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, shape Shape, formatVersion int32) (*v1alpha1.ServiceProxyRules, []Problem) {
+// shape it and the cluster lets it, in a version of the format. The problems are the
+// endpoints that were left out, sorted, each once; the rest is rendered.
+// IneffectiveOverrides tells what of the policies has no effect.
+func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, shape Shape, in Cluster, formatVersion int32) (*v1alpha1.ServiceProxyRules, []Problem) {
 	ips, fams := clusterIPs(svc)
 	as := shaped(svc, fams, shape.Overrides)
 	rules := &v1alpha1.ServiceProxyRules{
@@ -74,6 +74,7 @@ func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, s
 	if len(ips) > 0 {
 		rules.Spec.ClusterIP = ips[0]
 	}
+	in.settleAddresses(&rules.Spec, as.ports)
 	if newest := lastChange(endpointSlices); newest != "" {
 		rules.Annotations[v1alpha1.AnnotationLastChangeTriggerTime] = newest
 	}
@@ -118,6 +119,31 @@ func familyNamed(f corev1.IPFamily) family {
 		return familyIPv6
 	}
 	return familyNone
+}
+
+// OutsideIPs are the external and load-balancer IPs that a Service names, whatever becomes
+// of them; empty where there are more than a Service may have.
+func OutsideIPs(svc *corev1.Service) []netip.Addr {
+	if len(svc.Spec.ExternalIPs)+len(svc.Status.LoadBalancer.Ingress) > v1alpha1.MaxServiceAddresses {
+		return nil
+	}
+	return parsed(slices.Concat(svc.Spec.ExternalIPs, loadBalancerIPs(svc)))
+}
+
+// NodeIPs are all addresses of a Node.
+func NodeIPs(node *corev1.Node) []netip.Addr {
+	return parsed(slices.Concat(nodeAddresses(node, corev1.NodeInternalIP), nodeAddresses(node, corev1.NodeExternalIP)))
+}
+
+// parsed reads addresses and leaves out what is none.
+func parsed(texts []string) []netip.Addr {
+	var out []netip.Addr
+	for _, text := range texts {
+		if a, ok := parseAddr(strings.TrimSpace(text)); ok {
+			out = append(out, a)
+		}
+	}
+	return out
 }
 
 // loadBalancerIPs are the ingress addresses that the nodes themselves serve,

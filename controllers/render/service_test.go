@@ -63,7 +63,7 @@ func TestServiceComplete(t *testing.T) {
 		endpoint("10.244.3.4", terminating()))
 	b.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-11-20T06:00:00.123Z"}
 
-	got, problems := Service(svc, []*discoveryv1.EndpointSlice{b, a}, Shape{}, 2)
+	got, problems := Service(svc, []*discoveryv1.EndpointSlice{b, a}, Shape{}, Cluster{}, 2)
 	want := &v1alpha1.ServiceProxyRules{}
 	want.Name = "shop.cart"
 	want.Labels = map[string]string{"nodeproxy.io/service-namespace": "shop", "nodeproxy.io/service-name": "cart"}
@@ -198,7 +198,7 @@ func TestServiceFields(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rules, _ := Service(service(c.edit), nil, Shape{}, 1)
+			rules, _ := Service(service(c.edit), nil, Shape{}, Cluster{}, 1)
 			if diff := cmp.Diff(c.want, c.of(rules.Spec)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -321,7 +321,7 @@ func TestServiceEndpoints(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rules, problems := Service(service(c.service...), c.slices, Shape{}, 1)
+			rules, problems := Service(service(c.service...), c.slices, Shape{}, Cluster{}, 1)
 			if diff := cmp.Diff(c.want, rules.Spec.Ports[0].Endpoints); diff != "" {
 				t.Errorf("endpoints (-want +got):\n%s", diff)
 			}
@@ -355,7 +355,7 @@ func TestServiceOrder(t *testing.T) {
 
 func encoded(t *testing.T, svc *corev1.Service, in []*discoveryv1.EndpointSlice) string {
 	t.Helper()
-	rules, problems := Service(svc, in, Shape{}, 1)
+	rules, problems := Service(svc, in, Shape{}, Cluster{}, 1)
 	text, err := json.Marshal([]any{rules, problems})
 	if err != nil {
 		t.Fatal(err)

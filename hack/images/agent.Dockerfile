@@ -1,11 +1,17 @@
 # The image that make images writes, for container engines; from the repository's
 # root:
 #
-#   docker build -f hack/images/agent.Dockerfile --build-arg VERSION=v0.1.0 -t nodeproxy-agent:v0.1.0 .
+#   docker build -f hack/images/agent.Dockerfile --build-arg VERSION=v0.1.0 -t nodeproxy-agent:v0.1.0 \
+#     --build-arg GO_IMAGE=golang:1.26-bookworm@sha256:... --build-arg DEBIAN_IMAGE=debian:bookworm-slim@sha256:... .
 #
-# debian-root.sh names the release of Debian whose packages are in it, and the
-# packages; the release that the stages below run on does not matter.
-FROM --platform=$BUILDPLATFORM golang:1.26-bookworm AS program
+# The images that the stages below run on are named by digest: docs/install.md tells how.
+# Nothing of them gets into the result: go.sum pins what the program is built from, and
+# packages.*.lock, which debian-root.sh checks, the packages of Debian.
+ARG GO_IMAGE
+ARG DEBIAN_IMAGE
+FROM --platform=$BUILDPLATFORM $GO_IMAGE AS program
+ARG GO_IMAGE
+RUN case "$GO_IMAGE" in *@sha256:*) ;; *) echo "GO_IMAGE is \"$GO_IMAGE\": name it with its digest, as in golang:1.26-bookworm@sha256:..." >&2; exit 1 ;; esac
 ARG TARGETARCH
 ARG VERSION=unknown
 WORKDIR /source
@@ -15,10 +21,12 @@ COPY . .
 RUN CGO_ENABLED=0 GOARCH=$TARGETARCH go build -trimpath -buildvcs=false \
     -ldflags "-s -w -X main.version=$VERSION" -o /nodeproxy-agent ./cmd/nodeproxy-agent
 
-FROM --platform=$BUILDPLATFORM debian:bookworm-slim AS root
+FROM --platform=$BUILDPLATFORM $DEBIAN_IMAGE AS root
+ARG DEBIAN_IMAGE
+RUN case "$DEBIAN_IMAGE" in *@sha256:*) ;; *) echo "DEBIAN_IMAGE is \"$DEBIAN_IMAGE\": name it with its digest, as in debian:bookworm-slim@sha256:..." >&2; exit 1 ;; esac
 ARG TARGETARCH
 RUN apt-get update && apt-get install --yes --no-install-recommends mmdebstrap
-COPY hack/images/debian-root.sh /
+COPY hack/images/debian-root.sh hack/images/packages.*.lock /
 RUN /debian-root.sh "$TARGETARCH" /debian-root
 
 FROM scratch

@@ -1,8 +1,15 @@
 # The image that make images writes, for container engines; from the repository's
 # root:
 #
-#   docker build -f hack/images/controller.Dockerfile --build-arg VERSION=v0.1.0 -t nodeproxy-controller:v0.1.0 .
-FROM --platform=$BUILDPLATFORM golang:1.26-bookworm AS program
+#   docker build -f hack/images/controller.Dockerfile --build-arg VERSION=v0.1.0 -t nodeproxy-controller:v0.1.0 \
+#     --build-arg GO_IMAGE=golang:1.26-bookworm@sha256:... .
+#
+# The image that the first stage runs on is named by digest: docs/install.md tells how.
+# Nothing of it gets into the result: go.sum pins what the program is built from.
+ARG GO_IMAGE
+FROM --platform=$BUILDPLATFORM $GO_IMAGE AS program
+ARG GO_IMAGE
+RUN case "$GO_IMAGE" in *@sha256:*) ;; *) echo "GO_IMAGE is \"$GO_IMAGE\": name it with its digest, as in golang:1.26-bookworm@sha256:..." >&2; exit 1 ;; esac
 ARG TARGETARCH
 ARG VERSION=unknown
 WORKDIR /source

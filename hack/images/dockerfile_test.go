@@ -60,14 +60,31 @@ func TestDockerfilesNameWhatIsThere(t *testing.T) {
 			}
 		}
 	}
-	// One list of packages: the agent's Dockerfile runs the same script.
+	// One list of packages, and one lock: the agent's Dockerfile runs the same script.
 	agent := stages(t, "agent.Dockerfile")
-	if !slices.Contains(agent["root"]["COPY"], "hack/images/debian-root.sh") ||
+	if !slices.Contains(agent["root"]["COPY"], "hack/images/debian-root.sh") || !slices.Contains(agent["root"]["COPY"], "hack/images/packages.*.lock") ||
 		!slices.Contains(agent["root"]["RUN"], `/debian-root.sh "$TARGETARCH" /debian-root`) {
 		t.Errorf("agent.Dockerfile does not make its root file system by debian-root.sh: %q", agent["root"])
 	}
 	if got := agent[""]["COPY"]; !slices.Contains(got, "/debian-root") {
 		t.Errorf("agent.Dockerfile does not take the root file system: %q", got)
+	}
+}
+
+// What a stage is based on has a digest, which only a machine with a registry can find:
+// whoever builds gives it.
+func TestDockerfilesWantDigests(t *testing.T) {
+	for _, path := range []string{"agent.Dockerfile", "controller.Dockerfile"} {
+		for stage, steps := range stages(t, path) {
+			base := steps["FROM"][0]
+			if base == "scratch" {
+				continue
+			}
+			check := `case "` + base + `" in *@sha256:*) ;; *)`
+			if !strings.HasPrefix(base, "$") || !slices.ContainsFunc(steps["RUN"], func(run string) bool { return strings.HasPrefix(run, check) }) {
+				t.Errorf("%s: stage %q is based on %s, and does not check that it has a digest: %q", path, stage, base, steps["RUN"])
+			}
+		}
 	}
 }
 
@@ -98,7 +115,7 @@ func stages(t *testing.T, path string) map[string]map[string][]string {
 			if len(args) == 3 && strings.EqualFold(args[1], "AS") {
 				stage = args[2]
 			}
-			out[stage] = map[string][]string{}
+			out[stage] = map[string][]string{instruction: args[:1]}
 			continue
 		}
 		if instruction == "ENV" || instruction == "LABEL" { // name, value, separator

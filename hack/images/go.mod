@@ -5,6 +5,7 @@ module github.com/nodeproxy-io/nodeproxy/hack/images
 go 1.26.0
 
 require (
+	github.com/CycloneDX/cyclonedx-go v0.12.0
 	github.com/google/go-containerregistry v0.22.1
 	github.com/moby/buildkit v0.30.0
 )

@@ -95,6 +95,11 @@ spec:
   selector: {app: web}
   ports: [{port: 80, targetPort: 8080}]
 `),
+		service("address-of-nobody", "AddressesSkipped", "shop/address-of-nobody", `
+  externalIPs: ["10.96.77.77", "198.51.100.21"]
+  selector: {app: web}
+  ports: [{port: 80, targetPort: 8080}]
+`),
 		neverReady(), refusedByTheCluster(),
 	}
 }

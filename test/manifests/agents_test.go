@@ -189,6 +189,84 @@ func TestAgentWritesNothingOfOtherNodes(t *testing.T) {
 	t.Cleanup(func() { _ = server.client.Delete(context.Background(), leaseOf("agent."+own, own)) })
 }
 
+// TestAgentWritesNoMetadataOfItsLease but the annotation that agents write, be the
+// Lease new or not; what others have put there stays.
+func TestAgentWritesNoMetadataOfItsLease(t *testing.T) {
+	const own = "writer-3"
+	agents := clientWith(t, tokenOf(t, agentAccount, podOn(t, own, agentAccount)))
+	lease := func(change func(*metav1.ObjectMeta)) *coordinationv1.Lease {
+		l := leaseOf("agent."+own, own)
+		l.Annotations = map[string]string{v1alpha1.AnnotationAppliedResourceVersion: "12345678"}
+		if change != nil {
+			change(&l.ObjectMeta)
+		}
+		return l
+	}
+	t.Cleanup(func() {
+		l := lease(nil)
+		if err := server.client.Get(context.Background(), client.ObjectKeyFromObject(l), l); err == nil {
+			l.Finalizers = nil
+			_ = server.client.Update(context.Background(), l) // else deleting it says so
+			_ = server.client.Delete(context.Background(), l) // nothing else has this name
+		}
+	})
+	forbidden := map[string]func(*metav1.ObjectMeta){
+		"a label":     func(m *metav1.ObjectMeta) { m.Labels = map[string]string{"app": "web"} },
+		"a finalizer": func(m *metav1.ObjectMeta) { m.Finalizers = []string{"example.org/stay"} },
+		"an owner": func(m *metav1.ObjectMeta) {
+			m.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: own, UID: "1"}}
+		},
+		"an annotation": func(m *metav1.ObjectMeta) { m.Annotations["example.org/note"] = "x" },
+		"a long annotation": func(m *metav1.ObjectMeta) {
+			m.Annotations[v1alpha1.AnnotationAppliedResourceVersion] = strings.Repeat("1", 65)
+		},
+	}
+	apply := func(l *coordinationv1.Lease) error {
+		l.ManagedFields = nil
+		//nolint:staticcheck // what the agent does, without generated types
+		return agents.Patch(t.Context(), l, client.Apply, client.ForceOwnership, client.FieldOwner("nodeproxy-agent"))
+	}
+	const refused = "must stay as they are"
+	for name, change := range forbidden {
+		expect(t, agents.Create(t.Context(), lease(change)), refused)
+		if err := apply(lease(change)); err == nil || !strings.Contains(err.Error(), refused) {
+			t.Errorf("%s on a new Lease: %v", name, err)
+		}
+	}
+	if err := apply(lease(nil)); err != nil {
+		t.Fatal(err)
+	}
+	stored := lease(nil)
+	if err := server.client.Get(t.Context(), client.ObjectKeyFromObject(stored), stored); err != nil {
+		t.Fatal(err)
+	}
+	stored.Labels, stored.Finalizers = map[string]string{"team": "net"}, []string{"example.org/audit"}
+	stored.Annotations["example.org/seen"] = "yes"
+	if err := server.client.Update(t.Context(), stored); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range forbidden {
+		if err := apply(lease(change)); err == nil || !strings.Contains(err.Error(), refused) {
+			t.Errorf("%s on a Lease that is there: %v", name, err)
+		}
+	}
+	for name, change := range map[string]func(*metav1.ObjectMeta){
+		"label taken off":      func(m *metav1.ObjectMeta) { m.Labels = nil },
+		"finalizer taken off":  func(m *metav1.ObjectMeta) { m.Finalizers = nil },
+		"annotation taken off": func(m *metav1.ObjectMeta) { delete(m.Annotations, "example.org/seen") },
+		"annotation changed":   func(m *metav1.ObjectMeta) { m.Annotations["example.org/seen"] = "no" },
+	} {
+		changed := stored.DeepCopy()
+		change(&changed.ObjectMeta)
+		if err := agents.Patch(t.Context(), changed, client.MergeFrom(stored)); err == nil || !strings.Contains(err.Error(), refused) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := apply(lease(func(m *metav1.ObjectMeta) { m.Annotations[v1alpha1.AnnotationAppliedResourceVersion] = "12345679" })); err != nil {
+		t.Errorf("a renewal beside what others have put there: %v", err)
+	}
+}
+
 // TestAgentOfANodeWithALongName writes a Lease under a hash, which only the
 // holder ties to the node.
 func TestAgentOfANodeWithALongName(t *testing.T) {

@@ -199,7 +199,7 @@ func TestLooksIntoNodes(t *testing.T) {
 		"iptables-nft-save.txt":     "iptables-nft-save -c",
 		"ip6tables-legacy-save.txt": "ip6tables-legacy-save -c",
 		"virtual-servers.txt":       "/nodeproxy-agent virtual-servers",
-		"ipset.txt":                 "ipset list",
+		"ipset.txt":                 "/nodeproxy-agent ipsets",
 	} {
 		if got := files["nodes/node-a/"+file]; got != want+", in nodeproxy-agent-x\n" {
 			t.Errorf("%s: %q, want what %s prints", file, got, want)

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
+	"debug/buildinfo"
 	"encoding/hex"
 	"errors"
 	"io"
@@ -69,9 +70,11 @@ func TestPlugin(t *testing.T) {
 	t.Run("same again", func(t *testing.T) {
 		again := build(t)
 		for _, p := range m.Spec.Platforms {
-			name := path.Base(p.URI)
-			if sum(t, filepath.Join(folder, name)) != sum(t, filepath.Join(again, name)) {
-				t.Errorf("%s is another one when it is built again", name)
+			archive := path.Base(p.URI)
+			for _, name := range []string{archive, bill(archive)} {
+				if sum(t, filepath.Join(folder, name)) != sum(t, filepath.Join(again, name)) {
+					t.Errorf("%s is another one when it is built again", name)
+				}
 			}
 		}
 	})
@@ -160,6 +163,58 @@ func checkArchive(t *testing.T, folder string, p platform) {
 	files := unpack(t, name)
 	if len(files[p.Bin]) == 0 || !bytes.Contains(files["LICENSE"], []byte("Apache License")) || len(files["kubectl_complete-nodeproxy"]) == 0 || len(files) != 3 {
 		t.Errorf("the archive has %d files, or not the right ones", len(files))
+	}
+	checkBill(t, bill(name), p.SHA256, files[p.Bin])
+}
+
+// bill is the name of the bill of materials beside an archive.
+func bill(archive string) string { return strings.TrimSuffix(archive, ".tar.gz") + ".cdx.json" }
+
+// checkBill compares a bill of materials with the program in the archive: hack/images/sbom
+// has the rest of its tests.
+func checkBill(t *testing.T, name, archiveSum string, program []byte) {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Metadata struct {
+			Component struct {
+				Version string `json:"version"`
+				Hashes  []struct {
+					Content string `json:"content"`
+				} `json:"hashes"`
+			} `json:"component"`
+		} `json:"metadata"`
+		Components []struct {
+			Name    string `json:"name"`
+			Version string `json:"version"`
+		} `json:"components"`
+	}
+	if err := yaml.Unmarshal(text, &got); err != nil {
+		t.Fatal(err)
+	}
+	subject := got.Metadata.Component
+	if subject.Version != "v0.1.0" || len(subject.Hashes) != 1 || subject.Hashes[0].Content != archiveSum {
+		t.Errorf("%s is about %+v, want version v0.1.0 of the archive with the sum %s", name, subject, archiveSum)
+	}
+	info, err := buildinfo.Read(bytes.NewReader(program))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"std " + strings.TrimPrefix(info.GoVersion, "go")}
+	for _, module := range info.Deps {
+		want = append(want, module.Path+" "+module.Version)
+	}
+	var listed []string
+	for _, c := range got.Components {
+		listed = append(listed, c.Name+" "+c.Version)
+	}
+	slices.Sort(want)
+	slices.Sort(listed)
+	if !slices.Equal(listed, want) {
+		t.Errorf("%s lists\n%q\nand the program consists of\n%q", name, listed, want)
 	}
 }
 

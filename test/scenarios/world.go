@@ -28,6 +28,8 @@ type World struct {
 	Node     *corev1.Node
 	// Overrides are what policies make of all Services. Nil: nothing.
 	Overrides *v1alpha1.ServiceOverrides
+	// Cluster is what there is at addresses that Services name.
+	Cluster render.Cluster
 	// Full makes the next Sync read and compare all of the kernel.
 	Full bool
 
@@ -109,18 +111,21 @@ func (w *World) Sync() {
 	nodeRules := w.renderNode(bySvc)
 	w.Rules.Node = v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: w.Node.Name}, Spec: *nodeRules}
 	w.Rules.Services = nil
-	services := map[dataplane.ServiceName]*dataplane.Service{}
 	for name, o := range w.services {
 		if !render.Eligible(o) {
 			continue
 		}
-		rules, _ := render.Service(o, bySvc[name], render.Shape{Overrides: w.Overrides}, v1alpha1.FormatVersion)
+		rules, _ := render.Service(o, bySvc[name], render.Shape{Overrides: w.Overrides}, w.Cluster, v1alpha1.FormatVersion)
 		w.Rules.Services = append(w.Rules.Services, *throughJSON(w.T, rules))
-		if svc := w.combine(dataplane.ServiceName{Namespace: name.Namespace, Name: name.Name}, rules, nodeRules); svc != nil {
-			services[svc.Name] = svc
-		}
 	}
-	w.apply(services, nodeRules)
+	set, err := combine.Whole(&w.Rules.Node, w.Rules.Services, w.Family)
+	if err != nil {
+		w.Fatal(err)
+	}
+	if len(set.Problems)+len(set.LeftOut) > 0 {
+		w.Errorf("what is rendered cannot be used: %q, %q", set.Problems, set.LeftOut)
+	}
+	w.apply(set.Services, nodeRules)
 }
 
 func (w *World) renderNode(bySvc map[types.NamespacedName][]*discoveryv1.EndpointSlice) *v1alpha1.NodeProxyRulesSpec {
@@ -133,30 +138,12 @@ func (w *World) renderNode(bySvc map[types.NamespacedName][]*discoveryv1.Endpoin
 	for name, list := range bySvc {
 		all = append(all, render.ServiceSlices{Service: name, Slices: list})
 	}
-	members, _ := render.Members(w.Node.Name, all, nil)
+	members := render.Members(w.Node.Name, all, nil).Services
 	spec, ok := render.Node(render.NodeInput{Node: w.Node, Settings: settings, Members: members, FormatVersion: v1alpha1.FormatVersion})
 	if !ok {
 		w.Fatal("no rules are rendered for the node")
 	}
 	return throughJSON(w.T, &spec)
-}
-
-func (w *World) combine(name dataplane.ServiceName, rules *v1alpha1.ServiceProxyRules, node *v1alpha1.NodeProxyRulesSpec) *dataplane.Service {
-	w.Helper()
-	in := combine.Input{
-		Name: name, Rules: &throughJSON(w.T, rules).Spec,
-		Node: combine.Node{Name: w.Node.Name, Zone: node.Node.Zone}, Family: w.Family,
-	}
-	for _, m := range node.Services {
-		if m.Namespace == name.Namespace && m.Name == name.Name {
-			in.Members = m.Ports
-		}
-	}
-	svc, problems := combine.Service(in)
-	if len(problems) > 0 {
-		w.Errorf("what is rendered cannot be used: %q", problems)
-	}
-	return svc
 }
 
 // throughJSON is what the API server would give back.

@@ -8,18 +8,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -81,9 +77,6 @@ type rig struct {
 }
 
 func TestSpeed(t *testing.T) {
-	if err := cluster.Check(); err != nil {
-		t.Skip(err)
-	}
 	r := newRig(t)
 	leader := r.install()
 	r.fill()
@@ -117,30 +110,8 @@ func rounded(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGINT, syscall.SIGTERM)
-	t.Cleanup(stop)
-	bin := t.TempDir()
-	if err := programs.Into(ctx, bin, programs.Controller, programs.Agent, programs.Plugin); err != nil {
-		t.Fatal(err)
-	}
-	config, err := filepath.Abs("../../config")
-	if err != nil {
-		t.Fatal(err)
-	}
-	scheme, err := install.Scheme()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := cluster.Start(ctx, cluster.Options{Nodes: 1, Scheme: scheme, NoControllers: true, Progress: os.Stderr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	return &rig{T: t, nodeproxy: &install.Nodeproxy{Cluster: c, Bin: bin, Config: config}, node: c.Node(0), measured: map[string]bool{}}
+	nodeproxy := install.Start(t, 1, programs.Controller, programs.Agent, programs.Plugin)
+	return &rig{T: t, nodeproxy: nodeproxy, node: nodeproxy.Cluster.Node(0), measured: map[string]bool{}}
 }
 
 // until waits until f returns nil and returns how long that took since begin.
@@ -160,16 +131,7 @@ func (r *rig) must(err error) {
 }
 
 // programmed returns nil once the measured node reports that its kernel has everything.
-func (r *rig) programmed(ctx context.Context) error {
-	rules := &v1alpha1.NodeProxyRules{}
-	if err := r.nodeproxy.Cluster.Client().Get(ctx, client.ObjectKey{Name: r.node.Name()}, rules); err != nil {
-		return err
-	}
-	if !meta.IsStatusConditionTrue(rules.Status.Conditions, v1alpha1.ConditionProgrammed) {
-		return fmt.Errorf("Programmed is not True on %s", r.node.Name())
-	}
-	return nil
-}
+func (r *rig) programmed(ctx context.Context) error { return r.nodeproxy.ProgrammedOn(ctx, r.node) }
 
 // install measures from the first object to a programmed node, and returns the
 // controller. The node leaves the cluster: the next figures are of another one.
@@ -197,7 +159,7 @@ func (r *rig) fill() {
 		for j := range endpoints {
 			addresses = append(addresses, fmt.Sprintf("10.%d.%d.%d", 100+j, i/250, 1+i%250))
 		}
-		service, slice := serviceOf(fmt.Sprintf("s%d", i), addresses)
+		service, slice := cluster.WithoutSelector(metav1.NamespaceDefault, fmt.Sprintf("s%d", i), addresses...)
 		return errors.Join(c.Client().Create(r.Context(), service), c.Client().Create(r.Context(), slice))
 	})
 	r.must(err)
@@ -207,7 +169,7 @@ func (r *rig) fill() {
 		r.pods[i], err = r.node.RunPod(r.Context(), cluster.PodSpec{Name: fmt.Sprintf("pod-%d", i)})
 		r.must(err)
 	}
-	service, slice := serviceOf(moving, []string{r.pods[0].IP()})
+	service, slice := cluster.WithoutSelector(metav1.NamespaceDefault, moving, r.pods[0].IP())
 	r.must(errors.Join(c.Client().Create(r.Context(), service), c.Client().Create(r.Context(), slice)))
 	r.address = service.Spec.ClusterIP + ":80"
 	r.until(time.Now(), func(ctx context.Context) error {
@@ -242,18 +204,6 @@ func each(n int, f func(i int) error) error {
 // moving is the Service whose endpoint moves.
 const moving = "moving"
 
-// serviceOf returns a Service without selector and its EndpointSlice.
-func serviceOf(name string, addresses []string) (*corev1.Service, *discoveryv1.EndpointSlice) {
-	meta := metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}}
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(8080))}},
-	}
-	for _, address := range addresses {
-		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
-	}
-	return &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, slice
-}
-
 // syncFirst measures the first sync of a node.
 func (r *rig) syncFirst() {
 	r.Helper()
@@ -286,7 +236,7 @@ func (r *rig) move() (pod string) {
 	r.Helper()
 	r.moves++
 	to := r.pods[r.moves%len(r.pods)]
-	_, slice := serviceOf(moving, []string{to.IP()})
+	_, slice := cluster.WithoutSelector(metav1.NamespaceDefault, moving, to.IP())
 	r.must(r.nodeproxy.Cluster.Client().Update(r.Context(), slice))
 	return to.Name()
 }

@@ -24,6 +24,7 @@ type Fake struct {
 	failure     error
 	refuses     map[dataplane.ServiceName]string
 	refused     map[dataplane.ServiceName]string
+	tries       map[dataplane.ServiceName]int
 	writes      int
 	needsFull   bool
 	doubts      bool
@@ -54,6 +55,7 @@ func NewFake() *Fake {
 		kernel:    map[dataplane.ServiceName]*dataplane.Service{},
 		refuses:   map[dataplane.ServiceName]string{},
 		refused:   map[dataplane.ServiceName]string{},
+		tries:     map[dataplane.ServiceName]int{},
 		lacks:     map[v1alpha1.ProxyMode]error{},
 		needsFull: true,
 		changes:   make(chan struct{}, 1),
@@ -136,7 +138,8 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 		f.rechecks++
 	}
 	result := dataplane.Result{Kind: v1alpha1.SyncPartial}
-	names := maps.Clone(r.Dirty)
+	names := map[dataplane.ServiceName]struct{}{}
+	maps.Copy(names, r.Dirty)
 	if r.Full || f.doubts {
 		f.doubts = false
 		result.Kind = v1alpha1.SyncFull
@@ -149,7 +152,13 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 			}
 		}
 	}
+	for name := range f.refused {
+		names[name] = struct{}{}
+	}
 	for name := range names {
+		if _, rests := r.Rest[name]; rests && f.refused[name] != "" && r.Services[name] != nil {
+			continue
+		}
 		if _, keep := r.Keep[name]; keep && r.Services[name] != nil && f.kernel[name] != nil {
 			continue // what is there may be newer
 		}
@@ -167,6 +176,7 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 // write makes the kernel hold svc and reports whether that changed it.
 func (f *Fake) write(name dataplane.ServiceName, svc *dataplane.Service) bool {
 	delete(f.refused, name)
+	f.tries[name]++
 	held, found := f.kernel[name]
 	if svc == nil {
 		delete(f.kernel, name)
@@ -399,6 +409,13 @@ func (f *Fake) Warn(warnings ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.warnings = warnings
+}
+
+// Tries counts how often an Apply has tried to write one Service.
+func (f *Fake) Tries(namespace, name string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.tries[dataplane.ServiceName{Namespace: namespace, Name: name}]
 }
 
 // Refuse makes the kernel refuse one Service; an empty reason ends that.

@@ -26,6 +26,14 @@ func Large() map[string]func(size int) *dataplane.Service {
 			s.Ports[0].Lost = s.ExternalIPs[:size/2]
 			return s
 		},
+		"addresses of Nodes": func(size int) *dataplane.Service {
+			s := base()
+			for i := range size {
+				s.ExternalIPs = append(s.ExternalIPs, numbered(98, i))
+			}
+			s.NodeAddresses = s.ExternalIPs
+			return s
+		},
 		"source ranges": func(size int) *dataplane.Service {
 			s := base()
 			for i := range size {

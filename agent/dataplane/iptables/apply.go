@@ -11,7 +11,8 @@ import (
 )
 
 // Limits of one call of iptables-restore in the nf_tables variant, where the
-// time of a call grows with the square of what it carries.
+// time of a call grows with the square of what it carries. One Service may need more: see
+// calls.
 const (
 	batchRules  = 3000
 	batchChains = 2000
@@ -60,13 +61,13 @@ func (d *Dataplane) apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		full = !done
 	}
 	if !full {
-		changed, err := d.applyDirty(ctx, r)
+		changed, known, err := d.applyChanged(ctx, r)
 		switch {
-		case err == nil && !d.touchesUncertain(r):
+		case err == nil && known:
 			return d.result(r, v1alpha1.SyncPartial, changed), nil
 		case err == nil:
-			partial = changed // the others need not wait for what was refused
-		case !isRefusal(err):
+			partial = changed // the others need not wait for what is not known
+		case !errors.Is(err, errDoubt):
 			d.held = nil
 			return dataplane.Result{}, err
 		}
@@ -86,9 +87,14 @@ func (d *Dataplane) apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 // is false where what somebody else has changed may be why.
 func (d *Dataplane) applyAll(ctx context.Context, r *dataplane.Ruleset, asked bool) (dataplane.Result, error) {
 	d.seen = nil
+	others, known := d.kernel.others() // before reading
 	state, err := d.readAgain(ctx)
 	if err != nil {
 		return dataplane.Result{}, d.applyUnread(ctx, r, err)
+	}
+	d.sound = nil
+	if known {
+		d.sound = &others
 	}
 	var found dataplane.Difference
 	if !asked {
@@ -134,7 +140,7 @@ func (d *Dataplane) applyUnread(ctx context.Context, r *dataplane.Ruleset, why e
 	if d.held == nil {
 		return why
 	}
-	if _, err := d.applyDirty(ctx, r); err != nil {
+	if _, _, err := d.applyChanged(ctx, r); err != nil {
 		d.held = nil
 		return errors.Join(why, err)
 	}
@@ -143,62 +149,23 @@ func (d *Dataplane) applyUnread(ctx context.Context, r *dataplane.Ruleset, why e
 
 func (d *Dataplane) result(r *dataplane.Ruleset, kind v1alpha1.SyncKind, changed int) dataplane.Result {
 	refused := make(map[dataplane.ServiceName]string, len(d.refused))
+	suspected := map[dataplane.ServiceName]struct{}{}
 	for name, why := range d.refused {
 		refused[name] = why.reason
+		if !why.proven {
+			suspected[name] = struct{}{}
+		}
 	}
 	warnings := slices.Clone(d.warnings)
 	if w := d.addressWarning(r); w != "" && len(warnings) < dataplane.MaxExamples {
 		warnings = append(warnings, w)
 	}
 	result := dataplane.Result{
-		Kind: kind, ServicesChanged: changed, Refused: refused, Warnings: warnings,
+		Kind: kind, ServicesChanged: changed, Refused: refused, Suspected: suspected, Warnings: warnings,
 		Counts: d.counts(),
 	}
 	d.tellTally(&result)
 	return result
-}
-
-// touchesUncertain reports whether a Service has changed of which it is not
-// known what the kernel holds.
-func (d *Dataplane) touchesUncertain(r *dataplane.Ruleset) bool {
-	for name := range r.Dirty {
-		if d.uncertain(name) {
-			return true
-		}
-	}
-	return false
-}
-
-// applyDirty writes the difference between what is held and what is wanted of
-// the dirty Services, but for those of which it is not known what the kernel
-// holds: that were refused, or are kept.
-func (d *Dataplane) applyDirty(ctx context.Context, r *dataplane.Ruleset) (int, error) {
-	names := slices.DeleteFunc(slices.SortedFunc(maps.Keys(r.Dirty), dataplane.ServiceName.Compare),
-		d.uncertain)
-	size := func(n dataplane.ServiceName) int { return ruleEstimate(r.Services[n]) }
-	changed := 0
-	for _, batch := range serviceBatches(names, size, perCall(d.kernel, batchRules)) {
-		var t transaction
-		plans := make(map[dataplane.ServiceName]*planned, len(batch))
-		for _, name := range batch {
-			var plan *servicePlan
-			if svc := r.Services[name]; svc != nil {
-				p := d.held.config.planService(svc)
-				plan = &p
-				plans[name] = p.planned()
-			}
-			if t.replace(d.held.services[name], plan) {
-				changed++
-			}
-		}
-		if err := d.kernel.apply(ctx, t.String()); err != nil {
-			return changed, err
-		}
-		for _, name := range batch {
-			d.hold(name, plans[name])
-		}
-	}
-	return changed, nil
 }
 
 // hold records what the kernel holds of a Service; nil for nothing.
@@ -215,6 +182,21 @@ func (d *Dataplane) hold(name dataplane.ServiceName, p *planned) {
 	d.held.services[name] = p
 }
 
+// fill completes a transaction that is a sweep by what the chain has now.
+func (t *transaction) fill(ctx context.Context, k kernel) error {
+	if t.sweep == nil {
+		return nil
+	}
+	rules, err := k.list(ctx, t.sweep.in)
+	if err != nil {
+		return err
+	}
+	t.declareShared(t.sweep.in)
+	t.appendRules(t.sweep.in, t.sweep.add)
+	t.appendRules(t.sweep.in, t.sweep.rest(rules))
+	return nil
+}
+
 // perCall is how much one call of iptables-restore may carry, given the limit
 // of the nf_tables variant.
 func perCall(k kernel, limit int) int {
@@ -224,13 +206,8 @@ func perCall(k kernel, limit int) int {
 	return limit
 }
 
-func ruleEstimate(s *dataplane.Service) int {
-	n := 1
-	if s != nil {
-		for i := range s.Ports {
-			p := &s.Ports[i]
-			n += 8 + 4*len(p.Cluster) + 2*len(p.Local)
-		}
-	}
-	return n
+// lines is how many lines of iptables-restore make a Service.
+func (p *planned) lines() int {
+	chains, rules := p.counts()
+	return chains + rules
 }

@@ -503,7 +503,9 @@ func TestOthersDoNotWaitForTheRefused(t *testing.T) {
 func TestAllRefused(t *testing.T) {
 	f := newFixture(t)
 	f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "-j DNAT") }
-	f.set(someServices(20)...)
+	other := *someServices(20)[19]
+	other.Name.Namespace = "other"
+	f.set(append(someServices(19), &other)...)
 	if _, err := f.plane.Apply(context.Background(), f.rules); err == nil || !strings.Contains(err.Error(), "all 20 Services") {
 		t.Errorf("error %v", err)
 	}

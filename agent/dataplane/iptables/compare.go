@@ -132,13 +132,24 @@ func compareChains(w *wanted, k *kernelState, s *scope) map[dataplane.ServiceNam
 	return out
 }
 
-// staleChains returns the chains in the kernel that belong to no wanted Service.
-func staleChains(w *wanted, k *kernelState) []string {
+// staleChains returns the chains in the kernel that belong to no wanted Service,
+// nor to what it has of a refused one.
+func staleChains(w *wanted, k *kernelState, s *scope) []string {
 	live := map[string]bool{}
-	for _, p := range w.services {
-		for _, c := range p.chains {
-			live[c.name] = true
+	note := func(p *planned) {
+		if p != nil {
+			for _, c := range p.chains {
+				live[c.name] = true
+			}
 		}
+	}
+	for name, p := range w.services {
+		if _, refused := s.refused[name]; !refused {
+			note(p)
+		}
+	}
+	for _, why := range s.refused {
+		note(why.held)
 	}
 	var out []string
 	for id := range k.chains {

@@ -95,8 +95,8 @@ func find(w *wanted, k *kernelState, s *scope, say func(found)) {
 	for _, h := range compareHooks(w, k) {
 		say(found{kind: jumpMissing, in: h.in, spec: h.spec})
 	}
-	if s.prune && len(s.refused) == 0 {
-		for _, c := range staleChains(w, k) {
+	if s.prune {
+		for _, c := range staleChains(w, k, s) {
 			if _, stuck := s.stuck[c]; !stuck {
 				say(found{kind: chainTooMany, in: chainID{nat, c}})
 			}

@@ -2,7 +2,6 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -23,9 +22,7 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset, state *
 		return 0, err
 	}
 	d.follow(config)
-	p := &fullPass{Dataplane: d, ruleset: r, want: config.plan(r.Services), state: state,
-		changed: map[dataplane.ServiceName]struct{}{},
-		scope:   scope{prune: r.Prune, ended: ended(r), refused: map[dataplane.ServiceName]refusal{}, kept: keptOf(r)}}
+	p := d.newFullPass(r, config, state)
 	if err := p.run(ctx); err != nil {
 		return 0, err
 	}
@@ -42,6 +39,23 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset, state *
 	d.countForeign(p)
 	d.warnings = append(p.warnings(), d.kernel.warnings(ctx)...)
 	return len(p.changed), nil
+}
+
+func (d *Dataplane) newFullPass(r *dataplane.Ruleset, c *config, state *kernelState) *fullPass {
+	p := &fullPass{Dataplane: d, ruleset: r, want: c.plan(r.Services), state: state, rests: d.resting(r),
+		changed: map[dataplane.ServiceName]struct{}{}}
+	for name := range p.rests {
+		delete(p.want.services, name)
+	}
+	p.scope = scope{prune: r.Prune, ended: ended(r), refused: maps.Clone(p.rests), kept: keptOf(r)}
+	p.faults = &isolation{
+		limit:   maxRefusedRuns,
+		perCall: perCall(d.kernel, batchRules),
+		size:    func(n dataplane.ServiceName) int { return p.want.services[n].lines() },
+		chains:  func(n dataplane.ServiceName) []plannedChain { return p.want.services[n].chains },
+		former:  d.refused, refused: p.scope.refused, changed: p.changed,
+	}
+	return p
 }
 
 // ended names the Services that have changed and of which nothing is wanted.
@@ -63,7 +77,9 @@ type fullPass struct {
 	state   *kernelState
 	scope   scope
 	changed map[dataplane.ServiceName]struct{}
-	runs    int // of iptables-restore that were refused
+	faults  *isolation
+	// rests are the refused Services that are not tried.
+	rests map[dataplane.ServiceName]refusal
 	// behindIPVS: mode IPVS has served the node, and may still. TakesOver: it does,
 	// alone.
 	behindIPVS, takesOver bool
@@ -94,6 +110,9 @@ func (p *fullPass) run(ctx context.Context) error {
 		if err := p.writeHooks(hooks); err != nil {
 			return err
 		}
+	}
+	if err := p.noteHeld(ctx); err != nil {
+		return err
 	}
 	return p.deleteStale(ctx)
 }
@@ -135,18 +154,21 @@ func (p *fullPass) writeAtOnce(ctx context.Context) (bool, error) {
 	different := compareChains(p.want, p.state, &p.scope)
 	size := 0
 	for name := range different {
-		size += ruleEstimate(p.ruleset.Services[name])
+		size += p.want.services[name].lines()
 	}
 	limit := perCall(p.kernel, batchRules)
-	t := transaction{large: size > limit && size > p.state.rulesOf(nat)}
-	if t.large {
+	large := size > limit && size > p.state.rulesOf(nat)
+	if large {
 		limit = largeRules
 	}
-	if size > limit || len(p.Dataplane.refused) > 0 {
+	diffs := p.compareDispatch()
+	if size > limit || p.tooManyFor(diffs) || len(p.Dataplane.refused) > len(p.rests) {
 		return false, nil
 	}
-	p.addChains(&t, slices.SortedFunc(maps.Keys(different), dataplane.ServiceName.Compare), different)
-	diffs := p.compareDispatch()
+	all := &calls{limit: perCall(p.kernel, largeRules)} // one: size is less
+	t := all.with(0)
+	t.large = large
+	p.addChains(all, slices.SortedFunc(maps.Keys(different), dataplane.ServiceName.Compare), different)
 	for _, d := range diffs {
 		t.writeShared(d)
 	}
@@ -166,63 +188,85 @@ func (p *fullPass) writeAtOnce(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
+// tooManyFor reports whether more rules in shared chains differ than one call may carry.
+func (p *fullPass) tooManyFor(diffs []*sharedDiff) bool {
+	lines := 0
+	for _, d := range diffs {
+		lines += len(d.add) + len(d.remove)
+	}
+	return lines > perCall(p.kernel, largeRules)
+}
+
 // writeRefusals adds the filter rules that are missing. They come before chains
 // of Services change, because what those no longer translate must meet them at
 // once; while it is translated it meets none of them. What the kernel does not
 // take is left to writeDispatch, which finds out whose it is. A filter chain that
 // is missing altogether is too: before a first load nothing is translated.
 func (p *fullPass) writeRefusals(ctx context.Context) error {
-	var (
-		t     transaction
-		added []ownedRule
-	)
+	var missing []ownedRule
 	for _, d := range p.compareDispatch() {
-		if d.chain.id.table != filter || d.missing {
-			continue
+		if d.chain.id.table == filter && !d.missing {
+			missing = append(missing, d.add...)
 		}
-		for _, r := range d.add {
+	}
+	for rules := range slices.Chunk(missing, perCall(p.kernel, largeRules)) {
+		var t transaction
+		for _, r := range rules {
 			t.addRule(r.dispatchRule)
-			added = append(added, r)
 		}
-	}
-	if err := p.kernel.apply(ctx, t.String()); err != nil {
-		if isRefusal(err) {
-			return nil
+		if err := p.kernel.apply(ctx, t.String()); err != nil {
+			if isRefusal(err) {
+				return nil
+			}
+			return err
 		}
-		return err
-	}
-	for _, r := range added {
-		p.state.chains[r.in].insert(r.spec)
-		p.changed[r.owner] = struct{}{}
+		for _, r := range rules {
+			p.state.chains[r.in].insert(r.spec)
+			p.changed[r.owner] = struct{}{}
+		}
 	}
 	return nil
 }
 
-// writeChains writes the chains of Services that are missing or differ.
+// writeChains writes the chains of Services that are missing or differ. What went in of
+// a large Service before a call is rejected stays, or goes by deleteStale if nothing leads
+// to it.
 func (p *fullPass) writeChains(ctx context.Context) error {
 	different := compareChains(p.want, p.state, &p.scope)
 	names := slices.SortedFunc(maps.Keys(different), dataplane.ServiceName.Compare)
-	return p.isolate(names, func(batch []dataplane.ServiceName) (string, error) {
-		var t transaction
-		p.addChains(&t, batch, different)
-		input := t.String()
-		return input, p.kernel.apply(ctx, input)
+	return p.faults.isolate(names, func(batch []dataplane.ServiceName) (string, error) {
+		c := &calls{limit: p.faults.perCall}
+		p.addChains(c, batch, different)
+		for _, t := range c.list {
+			input := t.String()
+			if err := p.kernel.apply(ctx, input); err != nil {
+				return input, err
+			}
+		}
+		return "", nil
 	})
 }
 
-// addChains adds to a transaction the chains of Services that differ.
-func (p *fullPass) addChains(t *transaction, names []dataplane.ServiceName, different map[dataplane.ServiceName][]string) {
+// addChains adds the chains of Services that differ.
+func (p *fullPass) addChains(c *calls, names []dataplane.ServiceName, different map[dataplane.ServiceName][]string) {
 	for _, name := range names {
 		plan := p.want.config.planService(p.ruleset.Services[name])
 		differs := make(map[string]struct{}, len(different[name]))
 		for _, chain := range different[name] {
 			differs[chain] = struct{}{}
 		}
+		change := &serviceChange{}
 		for i := range plan.chains {
-			if _, found := differs[plan.chains[i].name]; found {
-				t.writeChain(&plan.chains[i])
+			chain := &plan.chains[i]
+			switch _, found := differs[chain.name]; {
+			case !found:
+			case p.state.chains[chainID{nat, chain.name}] == nil:
+				change.fresh = append(change.fresh, chain)
+			default:
+				change.changed = append(change.changed, chain)
 			}
 		}
+		c.add(change)
 	}
 }
 
@@ -242,62 +286,117 @@ func (p *fullPass) noteAdded(diffs []*sharedDiff) {
 	}
 }
 
-// writeDispatch brings the shared chains with rules of Services up to date.
-// Where the kernel refuses that, everything but new rules of Services is
-// written first, then those.
+// writeDispatch brings the shared chains with rules of Services up to date: in one call,
+// unless that is too much for one or the kernel refuses it.
 func (p *fullPass) writeDispatch(ctx context.Context, diffs []*sharedDiff) error {
+	if p.tooManyFor(diffs) {
+		return p.writeDispatchInParts(ctx, diffs)
+	}
 	var t transaction
 	for _, d := range diffs {
 		t.writeShared(d)
 	}
-	if t.empty() {
-		return nil
-	}
 	err := p.kernel.apply(ctx, t.String())
-	if err == nil {
-		p.noteAdded(diffs)
-		return nil
-	}
-	if !isRefusal(err) {
+	switch {
+	case isRefusal(err):
+		// Part of it may have gone in.
+		if p.state, err = p.kernel.read(ctx); err != nil {
+			return err
+		}
+		return p.writeDispatchInParts(ctx, p.compareDispatch())
+	case err != nil:
 		return err
 	}
+	p.noteAdded(diffs)
+	return nil
+}
+
+// writeDispatchInParts is writeDispatch by many calls: rule by rule, first those that are
+// missing, so that at no time more are missing than before. A Service that is refused keeps
+// the rules that it had.
+func (p *fullPass) writeDispatchInParts(ctx context.Context, diffs []*sharedDiff) error {
 	additions := map[dataplane.ServiceName][]dispatchRule{}
-	var rest transaction
+	var declared transaction
 	for _, d := range diffs {
 		for _, r := range d.add {
 			additions[r.owner] = append(additions[r.owner], r.dispatchRule)
 		}
-		d.add = nil
-		rest.writeShared(d)
+		if d.missing {
+			declared.declareShared(d.chain.id)
+		}
 	}
-	if err := p.kernel.apply(ctx, rest.String()); err != nil {
+	if err := p.kernel.apply(ctx, declared.String()); err != nil {
 		return err
 	}
-	return p.addDispatch(ctx, additions)
+	if err := p.addDispatch(ctx, additions); err != nil {
+		return err
+	}
+	c := &calls{limit: perCall(p.kernel, batchRules)}
+	for _, in := range []table{nat, filter} { // what is refused stays so until it is translated
+		for _, d := range diffs {
+			if d.chain.id.table != in {
+				continue
+			}
+			if len(d.add) > 0 {
+				c.with(2*len(d.head)).putFirst(d.chain.id, d.head)
+			}
+			if d.fixed {
+				c.with(len(d.chain.fixed)).appendRules(d.chain.id, d.chain.fixed)
+			}
+			var rules []dispatchRule
+			for _, spec := range d.remove {
+				owner, owned := commentOwner(comment(spec))
+				if _, refused := p.scope.refused[owner]; !owned || !refused {
+					rules = append(rules, dispatchRule{in: d.chain.id, hash: ruleHash(spec), spec: spec})
+				}
+			}
+			c.replace(rules, nil, in)
+		}
+	}
+	for _, t := range c.list {
+		if err := t.fill(ctx, p.kernel); err != nil {
+			return err
+		}
+		if err := p.kernel.apply(ctx, t.String()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
+// addDispatch adds the rules of Services in shared chains, those that refuse first. Only
+// a Service that is a batch by itself takes several calls. What went in of it before one
+// is rejected stays: see noteHeld.
 func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.ServiceName][]dispatchRule) error {
 	names := slices.SortedFunc(maps.Keys(additions), dataplane.ServiceName.Compare)
-	return p.isolate(names, func(batch []dataplane.ServiceName) (string, error) {
-		var t, undo transaction
-		for _, name := range batch {
-			for _, r := range additions[name] {
-				t.addRule(r)
-				if r.in.table == filter {
-					undo.removeRule(r.in, r.spec)
+	return p.faults.isolate(names, func(batch []dataplane.ServiceName) (string, error) {
+		var rules []dispatchRule
+		for _, in := range []table{filter, nat} {
+			for _, name := range batch {
+				for _, r := range additions[name] {
+					if r.in.table == in {
+						rules = append(rules, r)
+					}
 				}
 			}
 		}
-		input := t.String()
-		err := p.kernel.apply(ctx, input)
-		if isRefusal(err) && t.refuse.Len() > 0 && t.nat.Len() > 0 {
-			// Filter rules went in if it was nat that refused. Should it have been
-			// filter, taking them back is refused too, which changes nothing.
-			if undoErr := p.kernel.apply(ctx, undo.String()); undoErr != nil && !isRefusal(undoErr) {
-				return input, errors.Join(err, undoErr)
+		for part := range slices.Chunk(rules, p.faults.perCall) {
+			var t transaction
+			for _, r := range part {
+				t.addRule(r)
+			}
+			input := t.String()
+			err := p.kernel.apply(ctx, input)
+			if isRefusal(err) {
+				if undoErr := p.takeBack(ctx, &t); undoErr != nil {
+					return input, undoErr
+				}
+			}
+			if err != nil {
+				return input, err
 			}
 		}
-		return input, err
+		return "", nil
 	})
 }
 
@@ -313,14 +412,14 @@ func (p *fullPass) writeHooks(missing []hook) error {
 	return nil
 }
 
-// deleteStale deletes chains that belong to no Service. Where a Service is
-// refused its former chains may be among them: then all stay.
+// deleteStale deletes chains that belong to no Service. Of a refused one those stay that
+// its rules lead to.
 func (p *fullPass) deleteStale(ctx context.Context) error {
-	if !p.scope.prune || len(p.scope.refused) > 0 {
+	if !p.scope.prune {
 		return nil
 	}
 	limit := perCall(p.kernel, batchChains)
-	stale := staleChains(p.want, p.state)
+	stale := staleChains(p.want, p.state, &p.scope)
 	// Emptied first: they jump to each other.
 	full := slices.DeleteFunc(slices.Clone(stale), func(name string) bool { return p.state.chains[chainID{nat, name}].count == 0 })
 	for names := range slices.Chunk(full, limit) {

@@ -64,6 +64,8 @@ type kernel interface {
 	lacks(ctx context.Context, matches []string) ([]string, error)
 	// read reads the tables nat and filter.
 	read(ctx context.Context) (*kernelState, error)
+	// list returns the rules of one chain.
+	list(ctx context.Context, in chainID) ([]kernelRule, error)
 	// apply runs the input of iptables-restore. Each section is applied as a
 	// whole or not at all, and the first that is refused is the last.
 	apply(ctx context.Context, input string) error
@@ -120,6 +122,11 @@ type Dataplane struct {
 	// refused are the Services that the kernel would not take. What the kernel
 	// holds of them is not in held.
 	refused map[dataplane.ServiceName]refusal
+	// sound is kernel.others when the kernel held what is in held and refused; nil:
+	// that is not known. Doubted: since the last verification a full pass was made
+	// because something was refused and somebody else may be why.
+	sound   *uint32
+	doubted bool
 	// kept are the Services of which the kernel may hold something newer than
 	// what is in held.
 	kept map[dataplane.ServiceName]struct{}
@@ -225,6 +232,7 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
+	d.doubted = false
 	others, known := d.kernel.others() // before reading: what comes later is noticed next time
 	if known && want == d.held && d.seen != nil && *d.seen == others && d.unread < maxUnread {
 		d.unread++
@@ -250,9 +258,8 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	if known && out.Count > 0 {
 		d.spare = &spare{state, others}
 	}
-	// What is held of refused Services is not known.
-	if known && want == d.held && out.Count == 0 && len(d.refused) == 0 {
-		d.seen = &others
+	if known && want == d.held && out.Count == 0 {
+		d.seen, d.sound = &others, &others
 	}
 	return out, nil
 }

@@ -115,13 +115,6 @@ func (n newer) missing(p *planned, k *kernelState) []string {
 	return missing
 }
 
-// uncertain reports whether it is not known what the kernel holds of a Service.
-func (d *Dataplane) uncertain(name dataplane.ServiceName) bool {
-	_, refused := d.refused[name]
-	_, kept := d.kept[name]
-	return refused || kept
-}
-
 // keptOf returns those of the names of which something is wanted.
 func keptOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
 	kept := map[dataplane.ServiceName]struct{}{}

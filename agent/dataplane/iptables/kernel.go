@@ -20,6 +20,7 @@ type kernelChain struct {
 	hash  uint64 // of its rules in order; 0 for an empty chain
 	count int
 	rules []kernelRule // not kept for chains of one Service
+	jumps []string     // the chains of Services that such a chain leads to
 }
 
 // kernelState is what the kernel holds in the tables nat and filter.
@@ -44,6 +45,15 @@ func (k *kernelState) entries() int {
 		}
 	}
 	return n
+}
+
+// rulesIn returns the rules of a shared chain.
+func (k *kernelState) rulesIn(id chainID) ([]kernelRule, error) {
+	have := k.chains[id]
+	if have == nil {
+		return nil, fmt.Errorf("the chain %s of table %s does not exist", id.name, id.table)
+	}
+	return have.rules, nil
 }
 
 // rulesOf counts the rules of a table.
@@ -122,12 +132,40 @@ func unprintable(comment string) (string, bool) {
 }
 
 func (c *kernelChain) add(spec string, keep bool) {
+	const jump = "-j " // printed last
 	h := ruleHash(spec)
 	c.hash = chainRule(c.hash, h)
 	c.count++
 	if keep {
 		c.rules = append(c.rules, kernelRule{hash: h, spec: strings.Clone(spec)})
+	} else if i := strings.LastIndex(spec, jump); i >= 0 && isServiceChain(spec[i+len(jump):]) {
+		c.jumps = append(c.jumps, strings.Clone(spec[i+len(jump):]))
 	}
+}
+
+// ledTo returns the chains of Services that rules in shared chains lead to.
+func (k *kernelState) ledTo(rules []dispatchRule) []plannedChain {
+	var (
+		out  []plannedChain
+		open []string
+	)
+	for _, r := range rules {
+		target, _ := jumpTarget(r.spec)
+		open = append(open, target)
+	}
+	seen := map[string]bool{}
+	for len(open) > 0 {
+		name := open[len(open)-1]
+		open = open[:len(open)-1]
+		have := k.chains[chainID{nat, name}]
+		if have == nil || seen[name] || !isServiceChain(name) {
+			continue
+		}
+		seen[name] = true
+		out = append(out, plannedChain{name: name, hash: have.hash, rules: have.count})
+		open = append(open, have.jumps...)
+	}
+	return out
 }
 
 // insert notes that a rule has been put at the head of a chain whose rules are

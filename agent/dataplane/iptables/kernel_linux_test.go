@@ -457,7 +457,9 @@ func TestForeignJumpsAndManyStaleChains(t *testing.T) {
 // kernel does not take: the failure is not taken for a lock.
 func TestRefusedByTheKernel(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
-		rules := newRuleset(someServices(3)...)
+		services := someServices(3)
+		services[2].Name.Namespace = "other"
+		rules := newRuleset(services...)
 		rules.Node = testNode(func(s *v1alpha1.ProxySettings) { s.DetectLocal.ClusterCIDRs = []string{"0.0.0.0/0"} })
 		_, err := New(dataplane.IPv4, Options{Folder: folder}).Apply(t.Context(), rules)
 		if strings.HasSuffix(t.Name(), "legacy") { // takes this rule, which never matches

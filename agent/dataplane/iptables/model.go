@@ -57,6 +57,14 @@ func (m modelled) read(context.Context) (*kernelState, error) {
 	return state, nil
 }
 
+func (m modelled) list(ctx context.Context, in chainID) ([]kernelRule, error) {
+	state, err := m.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return state.rulesIn(in)
+}
+
 func (m modelled) apply(_ context.Context, input string) error {
 	return asRefusal(m.model.Restore(input))
 }

@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
+	"time"
 
 	goiptables "github.com/coreos/go-iptables/iptables"
 
@@ -33,10 +37,72 @@ type tools struct {
 	// programs have been found.
 	ipt     *goiptables.IPTables
 	version string
+
+	pace pace
+}
+
+// pace is how long iptables-restore may take, and how often it counts as progress meanwhile.
+type pace struct {
+	// least is for a call that carries nothing, perLine what each line adds.
+	least, perLine time.Duration
+	beat           time.Duration
+}
+
+// restorePace: 2 minutes, of which 5 s are for the lock, and 20 ms a line, which is many
+// times what slow machines take. A call of batchRules lines has 3 minutes. One that takes longer
+// is stuck: it is ended, nothing of the section that it was in is written, and Apply fails. One
+// that cannot be ended counts as progress no longer, so that the kubelet restarts the agent.
+func restorePace() pace {
+	return pace{least: 2 * time.Minute, perLine: 20 * time.Millisecond, beat: 20 * time.Second}
+}
+
+// limit is how long a call with a number of lines may take.
+func (p pace) limit(lines int) time.Duration { return p.least + time.Duration(lines)*p.perLine }
+
+// during runs do, which counts as progress of ctx until the time for a number of lines is
+// over, when the context that do gets ends.
+func (p pace) during(ctx context.Context, lines int, do func(context.Context) error) error {
+	limited, cancel := context.WithTimeout(ctx, p.limit(lines))
+	defer cancel()
+	var beats sync.WaitGroup
+	done := make(chan struct{})
+	beats.Go(func() {
+		ticker := time.NewTicker(p.beat)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ticker.C:
+				dataplane.Progress(ctx)
+			case <-done:
+				return
+			case <-limited.Done():
+				return
+			}
+		}
+	})
+	err := do(limited)
+	close(done)
+	beats.Wait()
+	dataplane.Progress(ctx)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		return fmt.Errorf("it did not end within %s for %d lines and was stopped: %w", p.limit(lines), lines, err)
+	}
+	return err
+}
+
+// progressReader counts what is read as progress.
+type progressReader struct {
+	io.Reader
+	ctx context.Context
+}
+
+func (r progressReader) Read(p []byte) (int, error) {
+	dataplane.Progress(r.ctx)
+	return r.Reader.Read(p)
 }
 
 func newTools(family dataplane.Family, programs *Programs, commits *Commits) *tools {
-	return &tools{family: family, programs: programs, commits: commits}
+	return &tools{family: family, programs: programs, commits: commits, pace: restorePace()}
 }
 
 // nodeKernel is the node's kernel for one of the modes.
@@ -169,11 +235,29 @@ func (t *tools) read(ctx context.Context) (*kernelState, error) {
 		return nil, fmt.Errorf("run %s: %w", t.save, err)
 	}
 	state := newKernelState()
-	readErr := state.read(out)
+	readErr := state.read(progressReader{out, ctx}) // while it prints, it is not stuck
 	if err := cmd.Wait(); err != nil {
 		return nil, fmt.Errorf("read the rules: %w", newToolError(t.save, err, stderr.String()))
 	}
 	return state, readErr
+}
+
+// list implements kernel.
+func (t *tools) list(ctx context.Context, in chainID) ([]kernelRule, error) {
+	defer dataplane.Progress(ctx)
+	cmd := exec.CommandContext(ctx, t.command, "-w", strconv.Itoa(lockWaitSeconds), "-t", in.table.String(), "-S", in.name)
+	cmd.Env = environment()
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("list the rules of chain %s: %w", in.name, newToolError(t.command, err, stderr.String()))
+	}
+	state := newKernelState()
+	head := "*" + in.table.String() + "\n:" + in.name + " -\n"
+	if err := state.read(io.MultiReader(strings.NewReader(head), &stdout)); err != nil {
+		return nil, err
+	}
+	return state.rulesIn(in)
 }
 
 // apply runs iptables-restore. Each section of input is applied as a whole or
@@ -182,10 +266,25 @@ func (t *tools) apply(ctx context.Context, input string) error {
 	if input == "" {
 		return nil
 	}
-	defer dataplane.Progress(ctx)
+	return t.pace.during(ctx, t.weight(input), func(ctx context.Context) error { return t.run(ctx, input) })
+}
+
+// weight is how many lines a call handles: in the legacy variant all of the tables, which it
+// rewrites, besides those of its input.
+func (t *tools) weight(input string) int {
+	lines := strings.Count(input, "\n")
+	if held, known := t.entries(); known {
+		lines += held
+	}
+	return lines
+}
+
+// run runs iptables-restore.
+func (t *tools) run(ctx context.Context, input string) error {
 	cmd := exec.CommandContext(ctx, t.restore, "--noflush", "-w", fmt.Sprint(lockWaitSeconds))
 	cmd.Env = environment()
 	cmd.Stdin = strings.NewReader(input)
+	cmd.WaitDelay = 5 * time.Second // what it has started may keep its output open
 	// It ends with the agent, as all does in a container: one that outlived a killed
 	// agent would write beside the next, which has read the rules by then. The
 	// kernel goes by the thread that has started it, so that is kept until it ends.

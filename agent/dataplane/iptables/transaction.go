@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"errors"
 	"slices"
 	"strings"
 
@@ -18,6 +19,8 @@ type transaction struct {
 	drop    strings.Builder // nat: chains that are deleted
 	permit  strings.Builder // filter: what is removed
 	lines   int
+	effect  effect
+	sweep   *sweep // nil: none; see fill
 	// large makes a call that carries much of table nat cheaper in the nf_tables
 	// variant: see listAll.
 	large bool
@@ -45,18 +48,23 @@ func (t *transaction) writeChain(c *chain) {
 	t.line(&t.declare, ":", c.name, " - [0:0]")
 	t.nat.WriteString(c.text)
 	t.lines += c.rules
+	t.effect.chains = append(t.effect.chains, plannedChain{name: c.name, hash: c.hash, rules: c.rules})
 }
 
-// deleteChain deletes a chain of a Service that nothing jumps to any more.
-func (t *transaction) deleteChain(name string) {
-	t.emptyChain(name)
+// append writes a rule of a chain of a Service at its end.
+func (t *transaction) append(line string) {
+	t.nat.WriteString(line)
+	t.lines++
+}
+
+// dropChain deletes a chain of a Service that is empty and that nothing jumps to any more.
+func (t *transaction) dropChain(name string) {
 	t.line(&t.drop, "-X ", name)
+	t.effect.dropped = append(t.effect.dropped, name)
 }
 
 // emptyChain takes all rules out of a chain of a Service.
-func (t *transaction) emptyChain(name string) {
-	t.line(&t.declare, ":", name, " - [0:0]")
-}
+func (t *transaction) emptyChain(name string) { t.writeChain(&chain{name: name}) }
 
 // addRule puts a rule of a Service at the head of a shared chain.
 func (t *transaction) addRule(r dispatchRule) {
@@ -65,6 +73,42 @@ func (t *transaction) addRule(r dispatchRule) {
 		b = &t.refuse
 	}
 	t.line(b, "-I ", r.in.name, " ", r.spec)
+	t.effect.added = append(t.effect.added, r)
+}
+
+// takeRule takes a rule of a Service out of a shared chain.
+func (t *transaction) takeRule(r dispatchRule) {
+	t.removeRule(r.in, r.spec)
+	t.effect.removed = append(t.effect.removed, r)
+}
+
+// hasNAT reports whether anything changes in table nat.
+func (t *transaction) hasNAT() bool { return t.declare.Len()+t.nat.Len()+t.drop.Len() > 0 }
+
+// undo takes back the rules of Services that the transaction adds to filter.
+func (t *transaction) undo() *transaction {
+	out := &transaction{}
+	for _, r := range t.effect.added {
+		if r.in.table == filter {
+			out.removeRule(r.in, r.spec)
+		}
+	}
+	return out
+}
+
+// onlyPermitFailed reports whether the kernel, which has rejected the transaction, may have
+// taken all of it but the last section.
+func (t *transaction) onlyPermitFailed(err error) bool {
+	if t.permit.Len() == 0 || !t.hasNAT() && t.refuse.Len() == 0 {
+		return false
+	}
+	failure, ok := errors.AsType[*toolError](err)
+	if !ok || len(failure.faults) == 0 {
+		return true
+	}
+	const around = 2 // the lines before and after a section's rules
+	before := strings.Count(t.String(), "\n") - strings.Count(t.permit.String(), "\n") - around
+	return slices.Min(failure.faults) > before
 }
 
 // removeRule takes a rule out of a shared chain.
@@ -122,10 +166,11 @@ func (t *transaction) appendRules(in chainID, specs []string) {
 	}
 }
 
-// mostlyNew reports whether more of a chain changes than stays.
+// mostlyNew reports whether more of a chain changes than stays, or too much goes to be
+// removed rule by rule.
 func (d *sharedDiff) mostlyNew() bool {
 	changes := len(d.add) + len(d.remove)
-	return changes > 16 && changes > len(d.keep)
+	return changes > 16 && changes > len(d.keep) || len(d.remove) > maxSingly
 }
 
 // declareShared creates or empties a shared chain.
@@ -162,62 +207,6 @@ func (t *transaction) rules(in table) *strings.Builder {
 	return &t.nat
 }
 
-// replace changes what the kernel holds of a Service from old to plan; a nil
-// old stands for nothing, a nil plan for none wanted. It reports whether there
-// was anything to do.
-func (t *transaction) replace(old *planned, plan *servicePlan) bool {
-	before := t.lines
-	if old == nil {
-		old = &planned{}
-	}
-	if plan == nil {
-		plan = &servicePlan{}
-	}
-	had := make(map[string]uint64, len(old.chains))
-	for _, c := range old.chains {
-		had[c.name] = c.hash
-	}
-	for i := range plan.chains {
-		c := &plan.chains[i]
-		if hash, ok := had[c.name]; !ok || hash != c.hash {
-			t.writeChain(c)
-		}
-		delete(had, c.name)
-	}
-	t.replaceDispatch(old.dispatch, plan.dispatch)
-	for _, c := range old.chains {
-		if _, gone := had[c.name]; gone {
-			t.deleteChain(c.name)
-		}
-	}
-	return t.lines > before
-}
-
-type placedRule struct {
-	in   chainID
-	hash uint64
-}
-
-func (t *transaction) replaceDispatch(old, want []dispatchRule) {
-	open := make(map[placedRule]int, len(old))
-	for _, r := range old {
-		open[placedRule{r.in, r.hash}]++
-	}
-	for _, r := range want {
-		if k := (placedRule{r.in, r.hash}); open[k] > 0 {
-			open[k]--
-		} else {
-			t.addRule(r)
-		}
-	}
-	for _, r := range old {
-		if k := (placedRule{r.in, r.hash}); open[k] > 0 {
-			open[k]--
-			t.removeRule(r.in, r.spec)
-		}
-	}
-}
-
 // String is the input of iptables-restore.
 func (t *transaction) String() string {
 	var out strings.Builder
@@ -244,13 +233,13 @@ func (t *transaction) String() string {
 	return out.String()
 }
 
-// serviceBatches splits the names of Services so that the chains of each batch
-// need at most limit rules, except where one Service needs more.
-func serviceBatches(names []dataplane.ServiceName, rules func(dataplane.ServiceName) int, limit int) [][]dataplane.ServiceName {
+// serviceBatches splits the names of Services so that each batch needs at most limit
+// lines, except where one Service needs more.
+func serviceBatches(names []dataplane.ServiceName, lines map[dataplane.ServiceName]int, limit int) [][]dataplane.ServiceName {
 	var out [][]dataplane.ServiceName
 	size := 0
 	for _, n := range names {
-		r := rules(n)
+		r := lines[n]
 		if len(out) == 0 || size+r > limit {
 			out, size = append(out, nil), 0
 		}

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -51,21 +52,71 @@ func (d *Dataplane) apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	if r.Full || d.held == nil {
 		return d.applyFull(ctx, r)
 	}
-	p, err := d.newPartial(r)
-	if err != nil {
-		return dataplane.Result{}, err
-	}
-	if p != nil {
-		changed, err := p.run(ctx)
-		switch {
-		case err == nil:
-			return d.result(r, v1alpha1.SyncPartial, changed), nil
-		case ctx.Err() != nil:
+	changed := 0
+	for _, part := range []*dataplane.Ruleset{d.withoutLarge(r), r} {
+		if part == nil {
+			continue
+		}
+		p, err := d.newPartial(part)
+		if err != nil {
 			return dataplane.Result{}, err
 		}
-		// The kernel may not hold what we think it does: look.
+		if p == nil {
+			return d.applyFull(ctx, r)
+		}
+		written, err := p.run(ctx)
+		switch {
+		case err == nil:
+			changed += written
+		case ctx.Err() != nil:
+			return dataplane.Result{}, err
+		default: // the kernel may not have what we think it has: look
+			return d.applyFull(ctx, r)
+		}
 	}
-	return d.applyFull(ctx, r)
+	return d.result(r, v1alpha1.SyncPartial, changed), nil
+}
+
+// largeServers is how many virtual servers or real servers make a Service large.
+const largeServers = 500
+
+// withoutLarge returns what has changed but for large Services, so that others need not wait
+// for these; nil if that is nothing or all.
+func (d *Dataplane) withoutLarge(r *dataplane.Ruleset) *dataplane.Ruleset {
+	if r.Recheck {
+		return nil
+	}
+	out := *r
+	out.Dirty, out.Rest = map[dataplane.ServiceName]struct{}{}, maps.Clone(r.Rest)
+	if out.Rest == nil {
+		out.Rest = map[dataplane.ServiceName]struct{}{}
+	}
+	for _, refused := range []map[dataplane.ServiceName]string{d.failed, d.conflicts} {
+		for name := range refused {
+			out.Rest[name] = struct{}{} // their turn comes
+		}
+	}
+	for name := range r.Dirty {
+		if !isLarge(r.Services[name], d.held.services[name]) {
+			out.Dirty[name] = struct{}{}
+		}
+	}
+	if len(out.Dirty) == 0 || len(out.Dirty) == len(r.Dirty) {
+		return nil
+	}
+	return &out
+}
+
+// isLarge reports whether a Service needs much, or has needed it; either may be nil.
+func isLarge(svc *dataplane.Service, held *servicePlan) bool {
+	servers, reals := 0, 0
+	if svc != nil {
+		servers = len(svc.Ports) * (1 + len(svc.ExternalIPs) + len(svc.LoadBalancerIPs))
+		for i := range svc.Ports {
+			reals += len(svc.Ports[i].Cluster)
+		}
+	}
+	return max(servers, reals, len(serversOf(held))) > largeServers
 }
 
 // partialPass is an Apply of changed Services alone.
@@ -77,12 +128,14 @@ type partialPass struct {
 	// same Services.
 	delta needs
 	diff  diff
+	// contest is what came of the plans where several Services ask for the same.
+	contest *resolved
 }
 
 // newPartial plans what has changed. It returns nil if that takes a full pass.
 func (d *Dataplane) newPartial(r *dataplane.Ruleset) (*partialPass, error) {
 	p := &partialPass{Dataplane: d, config: d.held.config, plans: map[dataplane.ServiceName]*servicePlan{}, delta: newNeeds()}
-	dirty := r.Dirty
+	dirty, all := d.toWrite(r), false
 	if r.Recheck {
 		c, err := d.configFor(&r.Node)
 		if err != nil {
@@ -93,32 +146,67 @@ func (d *Dataplane) newPartial(r *dataplane.Ruleset) (*partialPass, error) {
 		}
 		d.follow(c, &r.Node)
 		if !reflect.DeepEqual(c, d.held.config) {
-			p.config = c
-			dirty = make(map[dataplane.ServiceName]struct{}, len(r.Services))
-			maps.Copy(dirty, r.Dirty)
+			p.config, all = c, true
 			for name := range r.Services {
 				dirty[name] = struct{}{}
 			}
 		}
 	}
+	names := make(map[dataplane.ServiceName]struct{}, len(dirty))
 	for name := range dirty {
-		if d.uncertain(name) {
+		if d.unknown(name) {
+			if !all && d.waits(r, name) {
+				continue
+			}
 			return nil, nil
 		}
-		p.plans[name] = nil
-		if svc := r.Services[name]; svc != nil {
-			if err := p.lookForScheduler(svc.IPVSScheduler); err != nil {
-				return nil, err
-			}
-			plan := p.config.planService(svc, nil)
-			p.plans[name] = &plan
-		}
+		names[name] = struct{}{}
+	}
+	if known, err := p.plan(r, names); !known || err != nil {
+		return nil, err
 	}
 	if !p.free() {
 		return nil, nil
 	}
 	p.compare()
 	return p, nil
+}
+
+// toWrite are the Services that have changed, and those that were refused and are
+// not to rest.
+func (d *Dataplane) toWrite(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
+	out := make(map[dataplane.ServiceName]struct{}, len(r.Dirty))
+	maps.Copy(out, r.Dirty)
+	for _, refused := range []map[dataplane.ServiceName]string{d.failed, d.conflicts} {
+		for name := range refused {
+			if _, rests := r.Rest[name]; !rests {
+				out[name] = struct{}{}
+			}
+		}
+	}
+	return out
+}
+
+// refusedPause is the least time between two full passes that are made because a
+// Service of one namespace has changed that was refused before.
+const refusedPause = 10 * time.Second
+
+// waits reports whether a Service of which it is not known what the kernel has
+// stays refused for now: it takes a full pass to try it, and what is wrong in one
+// namespace must not cost all others one after the other. If it does not wait, it
+// has that now.
+func (d *Dataplane) waits(r *dataplane.Ruleset, name dataplane.ServiceName) bool {
+	_, kept := d.kept[name]
+	if kept || r.Services[name] == nil {
+		return false
+	}
+	now := d.clock.Now()
+	maps.DeleteFunc(d.looked, func(_ string, at time.Time) bool { return now.Sub(at) >= refusedPause })
+	if _, lately := d.looked[name.Namespace]; lately {
+		return true
+	}
+	d.looked[name.Namespace] = now
+	return false
 }
 
 // lookForScheduler looks for a scheduler that no Service has asked for yet. That
@@ -135,35 +223,137 @@ func (p *partialPass) lookForScheduler(scheduler string) error {
 	return nil
 }
 
-// free reports whether nobody else has or asks for the virtual servers that are
-// to come, and none of them is there already.
+// plan plans Services, and those that gain or lose virtual servers by that. Known is false if
+// that takes a full pass.
+func (p *partialPass) plan(r *dataplane.Ruleset, names map[dataplane.ServiceName]struct{}) (known bool, err error) {
+	for name := range names {
+		if svc := r.Services[name]; svc != nil {
+			if err := p.lookForScheduler(svc.IPVSScheduler); err != nil {
+				return false, err
+			}
+		}
+	}
+	whole := map[dataplane.ServiceName]*servicePlan{}
+	if !p.addContenders(r, names, whole) {
+		return false, nil
+	}
+	p.contest = newResolved(p.config)
+	p.contest.base, p.contest.replaced = p.held, names
+	for _, svc := range slices.SortedFunc(servicesOf(r, names), (*dataplane.Service).ComparePrecedence) {
+		p.contest.plan(svc, whole[svc.Name], p.others)
+	}
+	for name := range names {
+		p.plans[name] = p.contest.services[name] // nil if there is none
+	}
+	return true, nil
+}
+
+// servicesOf yields the Services of some names that exist.
+func servicesOf(r *dataplane.Ruleset, names map[dataplane.ServiceName]struct{}) iter.Seq[*dataplane.Service] {
+	return func(yield func(*dataplane.Service) bool) {
+		for name := range names {
+			if svc := r.Services[name]; svc != nil && !yield(svc) {
+				return
+			}
+		}
+	}
+}
+
+// addContenders plans Services as if each had all that it asks for, and adds to them those
+// that gain or lose virtual servers by that. It reports false if a full pass has to look.
+func (p *partialPass) addContenders(r *dataplane.Ruleset, names map[dataplane.ServiceName]struct{}, whole map[dataplane.ServiceName]*servicePlan) bool {
+	open := slices.Collect(maps.Keys(names))
+	all := false // Services that lack something are among them
+	for len(open) > 0 {
+		name := open[len(open)-1]
+		open = open[:len(open)-1]
+		svc := r.Services[name]
+		if svc != nil {
+			plan := p.config.planService(svc, nil)
+			whole[name] = &plan
+		}
+		moves := !p.stays(name, whole[name], svc)
+		_, lost := p.conflicts[name]
+		for _, s := range serversOf(whole[name]) {
+			if _, barred := p.others.bars(&s); barred && !lost {
+				return false // it may have gone by now
+			}
+			held, found := p.held.needs.servers[s.Key]
+			if !found || held.owner == name {
+				continue
+			}
+			if owner := r.Services[held.owner]; owner == nil || svc.ComparePrecedence(owner) < 0 {
+				open = add(names, open, held.owner)
+				_, contested := p.contested[s.Key]
+				moves = moves || contested
+			}
+		}
+		if moves && !all {
+			all = true
+			for loser := range p.conflicts {
+				open = add(names, open, loser)
+			}
+		}
+	}
+	return !slices.ContainsFunc(slices.Collect(maps.Keys(names)), p.unknown)
+}
+
+// add adds a name to a set, and to a list if the set has not had it.
+func add(names map[dataplane.ServiceName]struct{}, list []dataplane.ServiceName, name dataplane.ServiceName) []dataplane.ServiceName {
+	if _, has := names[name]; has {
+		return list
+	}
+	names[name] = struct{}{}
+	return append(list, name)
+}
+
+// free reports whether no other Service that is not planned has the virtual servers that are
+// to come, and no leftover is in their place.
 func (p *partialPass) free() bool {
-	taken := map[Key]struct{}{}
 	for name, plan := range p.plans {
 		for _, s := range serversOf(plan) {
-			if _, barred := p.others.bars(&s); barred {
-				return false
-			}
 			if _, left := p.left[s.Key]; left {
 				return false
 			}
-			if _, twice := taken[s.Key]; twice {
-				return false
-			}
-			taken[s.Key] = struct{}{}
 			if held, found := p.held.needs.servers[s.Key]; found && held.owner != name {
-				if _, dirty := p.plans[held.owner]; !dirty {
+				if _, planned := p.plans[held.owner]; !planned {
 					return false
 				}
 			}
 		}
-		for _, s := range serversOf(p.held.services[name]) {
-			if _, contested := p.contested[s.Key]; contested {
-				return false
-			}
-		}
 	}
 	return true
+}
+
+// stays reports whether a Service goes on to ask for the virtual servers that others
+// ask for as well, by the same claim, and to accept there what it did: then nothing
+// changes for those.
+func (p *partialPass) stays(name dataplane.ServiceName, plan *servicePlan, svc *dataplane.Service) bool {
+	held := p.held.services[name]
+	contested := slices.DeleteFunc(slices.Clone(serversOf(held)), func(s plannedServer) bool {
+		_, found := p.contested[s.Key]
+		return !found
+	})
+	if len(contested) == 0 {
+		return true
+	}
+	if svc == nil || svc.Precedence.Compare(p.claims[name]) != 0 {
+		return false
+	}
+	asks := map[Key]struct{}{}
+	for _, s := range serversOf(plan) {
+		asks[s.Key] = struct{}{}
+	}
+	return !slices.ContainsFunc(contested, func(s plannedServer) bool {
+		_, still := asks[s.Key]
+		return !still || p.config.acceptsLocal(held, s.Key) != p.config.acceptsLocal(plan, s.Key)
+	})
+}
+
+// acceptsLocal reports what acceptEarly goes by.
+func (c *config) acceptsLocal(plan *servicePlan, k Key) bool {
+	_, found := slices.BinarySearchFunc(plan.entries, setEntry{c.set(setLoadBalancerLocal), keyEntry(k)}, setEntry.compare)
+	return found
 }
 
 func serversOf(p *servicePlan) []plannedServer {
@@ -290,7 +480,11 @@ func (p *partialPass) commit() {
 	for name, plan := range p.plans {
 		p.held.set(name, plan)
 		p.note(name, plan)
+		delete(p.conflicts, name)
 	}
+	maps.Copy(p.conflicts, p.contest.conflicts)
+	maps.Copy(p.contested, p.contest.contested)
+	maps.Copy(p.claims, p.contest.claims)
 }
 
 // note keeps what is to be told about a Service.
@@ -357,13 +551,15 @@ func (d *Dataplane) result(r *dataplane.Ruleset, kind v1alpha1.SyncKind, changed
 	if w := d.addressWarning(r); w != "" {
 		warnings = append(warnings, w)
 	}
+	var notes []string
 	for _, name := range slices.SortedFunc(maps.Keys(d.notes), dataplane.ServiceName.Compare) {
 		for _, note := range d.notes[name] {
-			warnings = append(warnings, fmt.Sprintf("Service %s: %s", name, note))
+			notes = append(notes, fmt.Sprintf("Service %s: %s", name, note))
 		}
 	}
 	return dataplane.Result{
 		Kind: kind, ServicesChanged: changed, Refused: refused,
-		Warnings: warnings[:min(len(warnings), dataplane.MaxExamples)], Failed: len(d.failed) > 0,
+		Warnings: warnings[:min(len(warnings), dataplane.MaxExamples)], Notes: notes[:min(len(notes), dataplane.MaxExamples)],
+		Failed: len(d.failed) > 0,
 	}
 }

@@ -55,6 +55,10 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 		out.Count++
 		out.Examples = append(out.Examples, "the kernel has got the IPVS scheduler "+s+", for which another one stands in")
 	}
+	for _, k := range d.gone(state) {
+		out.Count++
+		out.Examples = append(out.Examples, "the virtual server "+k.String()+", which was in the way of a Service, does not exist any more")
+	}
 	out.Examples = out.Examples[:min(len(out.Examples), dataplane.MaxExamples)]
 	out.Counts = counted(state, evidence.ours)
 	out.Chains, out.Rules, out.Warnings = rules.Chains, rules.Rules, rules.Warnings
@@ -78,6 +82,22 @@ func (d *Dataplane) loaded() []string {
 		names[name] = true
 	}
 	return slices.DeleteFunc(missing, func(s string) bool { return !names["ip_vs_"+s] })
+}
+
+// gone are the virtual servers of others that were there at the last full Apply, if
+// Services could not have all that they ask for. A full Apply gives them what is free.
+func (d *Dataplane) gone(state *snapshot) []Key {
+	if len(d.conflicts) == 0 {
+		return nil
+	}
+	var out []Key
+	for k := range d.others.keys {
+		if _, stands := state.servers[k]; !stands {
+			out = append(out, k)
+		}
+	}
+	slices.SortFunc(out, Key.Compare)
+	return out
 }
 
 // wantedBy is what the kernel should hold: what the last Apply planned, or a fresh

@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -26,8 +27,9 @@ type config struct {
 	family        dataplane.Family
 	podMatch      string // matches traffic of local pods in an iptables rule; "" matches none
 	masqueradeAll bool
-	mark          string     // such as 0x4000
-	nodeIP        netip.Addr // primary address; invalid if unknown
+	mark          string       // such as 0x4000
+	nodeIP        netip.Addr   // primary address; invalid if unknown
+	ownIPs        []netip.Addr // that the Node has, on an interface or not
 	// addresses are those of the node besides kube-ipvs0's: not bound there a
 	// second time. Sorted.
 	addresses []netip.Addr
@@ -59,7 +61,7 @@ func newConfig(family dataplane.Family, n *dataplane.Node, f facts) (*config, er
 		},
 	}
 	if len(n.Addresses) > 0 {
-		c.nodeIP = n.Addresses[0]
+		c.nodeIP, c.ownIPs = n.Addresses[0], slices.Clone(n.Addresses)
 	}
 	var err error
 	if c.exclude, err = excludedBy(family, s.IPVS.ExcludeCIDRs); err != nil {
@@ -126,4 +128,12 @@ func (c *config) excluded(a netip.Addr) bool {
 func (c *config) onNode(a netip.Addr) bool {
 	_, found := slices.BinarySearchFunc(c.addresses, a, netip.Addr.Compare)
 	return found
+}
+
+// ofOthers are those of a Service's addresses that are other Nodes'. Bound to
+// kube-ipvs0, they would be this node's own, and the other Nodes out of reach.
+func (c *config) ofOthers(s *dataplane.Service) map[netip.Addr]struct{} {
+	out := s.OfOthers(c.ownIPs)
+	maps.DeleteFunc(out, func(a netip.Addr, _ struct{}) bool { return c.onNode(a) })
+	return out
 }

@@ -61,20 +61,60 @@ type resolved struct {
 	conflicts map[dataplane.ServiceName]string
 	// contested are the virtual servers that several Services ask for.
 	contested map[Key]struct{}
+	// claims are the precedences of the Services that have these.
+	claims map[dataplane.ServiceName]dataplane.Precedence
+	// base is what other Services have that are not planned anew, replaced names those
+	// that are. Nil: there are no others.
+	base     *wanted
+	replaced map[dataplane.ServiceName]struct{}
+}
+
+func newResolved(c *config) *resolved {
+	return &resolved{
+		wanted: newWanted(c), conflicts: map[dataplane.ServiceName]string{}, contested: map[Key]struct{}{},
+		claims: map[dataplane.ServiceName]dataplane.Precedence{},
+	}
+}
+
+// has returns a virtual server that another Service has.
+func (r *resolved) has(k Key) (ownedServer, bool) {
+	if s, found := r.needs.servers[k]; found {
+		return s, true
+	}
+	if r.base == nil {
+		return ownedServer{}, false
+	}
+	s, found := r.base.needs.servers[k]
+	_, replaced := r.replaced[s.owner]
+	return s, found && !replaced
+}
+
+// planOf returns the plan of a Service that has a virtual server.
+func (r *resolved) planOf(name dataplane.ServiceName) *servicePlan {
+	if plan := r.services[name]; plan != nil || r.base == nil {
+		return plan
+	}
+	return r.base.services[name]
 }
 
 // planAll plans all Services, each but for what it cannot have: where a virtual
 // server of others stands, or one of a Service that precedes.
 func (c *config) planAll(services map[dataplane.ServiceName]*dataplane.Service, others strangers) *resolved {
-	out := &resolved{wanted: newWanted(c), conflicts: map[dataplane.ServiceName]string{}, contested: map[Key]struct{}{}}
+	out := newResolved(c)
 	for _, svc := range slices.SortedFunc(maps.Values(services), (*dataplane.Service).ComparePrecedence) {
-		out.plan(svc, others)
+		plan := c.planService(svc, nil)
+		out.plan(svc, &plan, others)
+	}
+	for k := range out.contested {
+		if svc := services[out.needs.servers[k].owner]; svc != nil {
+			out.claims[svc.Name] = svc.Precedence
+		}
 	}
 	return out
 }
 
-func (r *resolved) plan(svc *dataplane.Service, others strangers) {
-	plan := r.config.planService(svc, nil)
+// plan adds a Service, whose plan is that of all that it asks for.
+func (r *resolved) plan(svc *dataplane.Service, plan *servicePlan, others strangers) {
 	barred := map[Key]struct{}{}
 	var reasons []string
 	var early []setEntry
@@ -85,9 +125,9 @@ func (r *resolved) plan(svc *dataplane.Service, others strangers) {
 			for _, k := range r.config.nodePortOf(svc, s.Key) {
 				barred[k] = struct{}{}
 			}
-		} else if held, found := r.needs.servers[s.Key]; found {
+		} else if held, found := r.has(s.Key); found {
 			r.contested[s.Key] = struct{}{}
-			reasons = append(reasons, fmt.Sprintf("%s is served for Service %s already; one of the two must give up the address or the port", s.Key, held.owner))
+			reasons = append(reasons, fmt.Sprintf("%s %s %s already; one of the two must give up the address or the port", s.Key, v1alpha1.ServedForAnother, held.owner))
 			early = append(early, r.acceptEarly(held)...)
 		} else {
 			continue
@@ -95,11 +135,12 @@ func (r *resolved) plan(svc *dataplane.Service, others strangers) {
 		barred[s.Key] = struct{}{}
 	}
 	if len(barred) > 0 {
-		plan = r.config.planService(svc, barred)
+		rest := r.config.planService(svc, barred)
+		plan = &rest
 		plan.enter(early...)
 		r.conflicts[svc.Name] = strings.Join(slices.Compact(reasons), "; ")
 	}
-	r.set(svc.Name, &plan)
+	r.set(svc.Name, plan)
 }
 
 // nodePortOf are all virtual servers of a NodePort of a Service, if k is one of them.
@@ -123,11 +164,10 @@ func (c *config) nodePortOf(svc *dataplane.Service, k Key) []Key {
 // ipsets its port stands for all addresses, and they are asked before load-balancer
 // addresses are accepted. External addresses are accepted before.
 func (r *resolved) acceptEarly(has ownedServer) []setEntry {
-	entry := keyEntry(has.Key)
-	if !slices.Contains(r.services[has.owner].entries, setEntry{r.config.set(setLoadBalancerLocal), entry}) {
+	if !r.config.acceptsLocal(r.planOf(has.owner), has.Key) {
 		return nil
 	}
-	return []setEntry{{r.config.set(setExternalIPLocal), entry}}
+	return []setEntry{{r.config.set(setExternalIPLocal), keyEntry(has.Key)}}
 }
 
 func strangerText(want, stands Key) string {

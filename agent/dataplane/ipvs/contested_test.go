@@ -3,10 +3,12 @@ package ipvs_test
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -27,6 +29,11 @@ func (b *bench) contest(when string, result dataplane.Result, nodePortWins bool)
 	loser, at := "svc0002", "rr 10.180.0.1:80"
 	if nodePortWins {
 		loser, at = "svc0001", "rr 10.180.0.2:80"
+	}
+	for _, why := range result.Refused {
+		if !strings.Contains(why, v1alpha1.ServedForAnother) { // by which the controller knows it
+			b.Errorf("%s: %s", when, why)
+		}
 	}
 	if got := names(result.Refused); !slices.Equal(got, []string{loser}) {
 		b.Errorf("%s: refused %v, want %s", when, result.Refused, loser)
@@ -177,4 +184,77 @@ func (b *bench) chain(table, name string) []string {
 		}
 	}
 	return nil
+}
+
+// TestContestedAlone: whatever changes of Services that ask for the same, it is written without
+// a look at all others, those that lack something included.
+func TestContestedAlone(t *testing.T) {
+	b := newBench(t)
+	nodePort, external := contenders(dataplane.Precedence{Created: time.Unix(1, 0)}, dataplane.Precedence{Created: time.Unix(2, 0)})
+	b.set(nodePort)
+	b.apply()
+	apply := func(when string) dataplane.Result {
+		t.Helper()
+		result := b.apply()
+		if result.Kind != v1alpha1.SyncPartial {
+			t.Errorf("%s: %+v", when, result)
+		}
+		return result
+	}
+	b.set(external)
+	b.contest("a younger one comes", apply("a younger one comes"), true)
+	b.set(with(nodePort, "10.180.0.2:80", "10.180.0.22:80"))
+	apply("endpoints of the winner")
+	if got := b.kernel.Server(tcp("192.168.0.2", 30080)); got != "rr 10.180.0.2:80 10.180.0.22:80" {
+		t.Error(got)
+	}
+	b.verified()
+	b.set(with(external, "10.180.0.11:80"))
+	apply("endpoints of the loser")
+	if got := b.kernel.Server(tcp(external.ClusterIP.String(), 30080)); got != "rr 10.180.0.11:80" {
+		t.Error(got)
+	}
+	b.verified()
+	b.r.Rest = nil // its time has come
+	b.set(nodePort, external)
+	b.contest("as before", apply("as before"), true)
+	b.remove(nodePort)
+	if result := apply("the winner ends"); len(result.Refused) != 0 || b.kernel.Server(tcp("192.168.0.2", 30080)) != "rr 10.180.0.1:80" {
+		t.Errorf("%v\n%s", result.Refused, b.state())
+	}
+	b.verified()
+	b.set(nodePort)
+	b.contest("the older one is back", apply("the older one is back"), true)
+	held := *nodePort
+	held.Precedence.Held = true
+	b.set(&held)
+	b.contest("it is held", apply("it is held"), false)
+}
+
+// TestLargeServicesComeLast: others need not wait for them.
+func TestLargeServicesComeLast(t *testing.T) {
+	b := newBench(t)
+	b.set(service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80"))
+	b.apply()
+	large := *service(1, "10.180.0.11:80")
+	for i := range 600 {
+		large.ExternalIPs = append(large.ExternalIPs, netip.AddrFrom4([4]byte{198, 51, byte(i >> 8), byte(i)}))
+	}
+	for _, one := range []*dataplane.Service{&large, service(1, "10.180.0.12:80")} { // and when it ends to be large
+		b.set(one, service(2, "10.180.0.2"+one.Ports[0].Cluster[0].String()[len("10.180.0.1"):]))
+		if result := b.apply(); result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 2 {
+			t.Fatalf("%+v", result)
+		}
+		calls := b.kernel.Calls()
+		of := func(net string) func(ipvsmodel.Call) bool {
+			return func(c ipvsmodel.Call) bool {
+				return c.Method == "AddReal" && strings.HasPrefix(c.Key.Addr.String(), net)
+			}
+		}
+		first, next := slices.IndexFunc(calls, of("10.0.0.2")), slices.IndexFunc(calls, of("10.0.0.1"))
+		if first < 0 || next < first {
+			t.Errorf("the large Service is written at %d, the other one at %d", next, first)
+		}
+		b.verified()
+	}
 }

@@ -88,8 +88,10 @@ type bench struct {
 	kernel *ipvsmodel.Kernel
 	rules  *fixedRules
 	clock  *testclock.FakeClock
-	plane  *ipvs.Dataplane
-	r      *dataplane.Ruleset
+	// between passes before a Service that is refused is tried as it has changed.
+	between time.Duration
+	plane   *ipvs.Dataplane
+	r       *dataplane.Ruleset
 }
 
 func ip(s string) netip.Addr { return netip.MustParseAddr(s) }
@@ -98,9 +100,10 @@ func newBench(t testing.TB) *bench {
 	t.Helper()
 	b := &bench{
 		TB: t, family: dataplane.IPv4,
-		kernel: ipvsmodel.New(dataplane.IPv4, ip("192.168.0.2"), ip("192.168.1.2"), ip("127.0.0.1")),
-		rules:  &fixedRules{},
-		clock:  testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
+		kernel:  ipvsmodel.New(dataplane.IPv4, ip("192.168.0.2"), ip("192.168.1.2"), ip("127.0.0.1")),
+		rules:   &fixedRules{},
+		between: 10 * time.Second,
+		clock:   testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
 	}
 	b.r = &dataplane.Ruleset{
 		Mode: v1alpha1.ModeIPVS,
@@ -135,17 +138,27 @@ func (b *bench) remove(list ...*dataplane.Service) {
 	}
 }
 
-// try applies; what is dirty afterwards is as the agent would have it.
+// try applies; what is dirty and what rests afterwards is as the agent would have it.
 func (b *bench) try() (dataplane.Result, error) {
 	if b.r.Full {
 		if err := b.plane.Supported(context.Background(), &b.r.Node); err != nil {
 			return dataplane.Result{}, err
 		}
 	}
+	for name := range b.r.Dirty {
+		if _, refused := b.r.Rest[name]; refused {
+			delete(b.r.Rest, name)
+			b.clock.Step(b.between)
+		}
+	}
 	result, err := b.plane.Apply(context.Background(), b.r)
 	if err != nil {
 		b.r.Full = true
 		return result, err
+	}
+	b.r.Rest = map[dataplane.ServiceName]struct{}{}
+	for name := range result.Refused {
+		b.r.Rest[name] = struct{}{}
 	}
 	b.r.Full, b.r.Recheck = false, false
 	b.r.Dirty = map[dataplane.ServiceName]struct{}{}

@@ -51,7 +51,7 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (datapl
 	}
 	d.held, d.former = p.want.wanted, p.want.wanted
 	d.kept, d.failed, d.conflicts, d.contested = p.scope.kept, p.writer.failed, p.want.conflicts, p.want.contested
-	d.left = p.leftovers()
+	d.left, d.claims = p.leftovers(), p.want.claims
 	d.watched.replace(maps.Keys(d.held.needs.bound))
 	d.watched.recount(d.kernel)
 	d.fixed.count(d.held.rules())
@@ -289,11 +289,12 @@ func (p *fullPass) leftovers() map[Key]struct{} {
 	return out
 }
 
-// allFailed is an error where the kernel takes no Service at all: then the fault
-// is not in single Services.
+// allFailed is an error where the kernel takes no Service of several namespaces at
+// all: then the fault is not in single Services. Within one namespace it may be in
+// all of them.
 func (p *fullPass) allFailed() error {
 	n := len(p.ruleset.Services)
-	if n < 2 || len(p.writer.failed) < n {
+	if len(p.writer.failed) < n || !dataplane.SeveralNamespaces(maps.Keys(p.writer.failed)) {
 		return nil
 	}
 	first := slices.MinFunc(slices.Collect(maps.Keys(p.writer.failed)), dataplane.ServiceName.Compare)

@@ -80,14 +80,18 @@ type Dataplane struct {
 	// left are the virtual servers that are ours by what the kernel holds, belong to
 	// no Service and were not to be deleted, as of the last full Apply.
 	left map[Key]struct{}
-	// contested are the virtual servers that several Services ask for.
+	// contested are the virtual servers that several Services ask for, claims those
+	// of the Services that have them.
 	contested map[Key]struct{}
+	claims    map[dataplane.ServiceName]dataplane.Precedence
 	// conflicts say why a Service does not have all that it asks for. The rest of
 	// it is in held.
 	conflicts map[dataplane.ServiceName]string
 	// failed are the Services that the kernel would not take, with the reason. What
 	// the kernel holds of them is not known.
 	failed map[dataplane.ServiceName]string
+	// looked is when a refused Service of a namespace last had a full pass made.
+	looked map[string]time.Time
 	// kept are the Services of which the kernel may hold something newer than what
 	// is in held.
 	kept map[dataplane.ServiceName]struct{}
@@ -142,7 +146,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 		family: family, kernel: o.Kernel, rules: o.Rules, clock: o.Clock, proc: o.ProcFolder, sysctl: o.SysctlFolder,
 		yields:  true,
 		applied: make(chan struct{}), wake: make(chan struct{}, 1),
-		known: map[Key]dataplane.ServiceName{}, denied: map[Key]struct{}{}, others: newStrangers(),
+		looked: map[string]time.Time{}, known: map[Key]dataplane.ServiceName{}, denied: map[Key]struct{}{}, others: newStrangers(),
 		schedulers: map[string]bool{}, notes: map[dataplane.ServiceName][]string{}, draining: drains{},
 	}
 }
@@ -339,10 +343,15 @@ func keptOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
 // uncertain reports whether it is not known what the kernel holds of a Service,
 // or whether that is all it asks for.
 func (d *Dataplane) uncertain(name dataplane.ServiceName) bool {
-	_, failed := d.failed[name]
 	_, conflict := d.conflicts[name]
+	return conflict || d.unknown(name)
+}
+
+// unknown reports whether it is not known what the kernel has of a Service.
+func (d *Dataplane) unknown(name dataplane.ServiceName) bool {
+	_, failed := d.failed[name]
 	_, kept := d.kept[name]
-	return failed || conflict || kept
+	return failed || kept
 }
 
 // sameButAddresses reports whether two differ in the node's addresses at most.

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -50,8 +51,9 @@ type outRule string
 // planService plans all ports of a Service but for virtual servers that it cannot
 // have.
 func (c *config) planService(s *dataplane.Service, barred map[Key]struct{}) servicePlan {
-	p := &planner{config: c, svc: s, barred: barred}
+	p := &planner{config: c, svc: s, barred: barred, others: c.ofOthers(s)}
 	p.server = p.serverOf()
+	p.noteOthers()
 	for i := range s.Ports {
 		p.planPort(&s.Ports[i])
 	}
@@ -74,7 +76,8 @@ type planner struct {
 	*config
 	svc    *dataplane.Service
 	barred map[Key]struct{}
-	server Server // that all its virtual servers are
+	others map[netip.Addr]struct{} // see ofOthers
+	server Server                  // that all its virtual servers are
 	served dataplane.Once[Key]
 	out    servicePlan
 }
@@ -110,13 +113,13 @@ func (p *planner) planPort(port *dataplane.Port) {
 		p.serve(port, k, policyOf(p.svc.InternalLocal, localInside), true)
 	}
 	for _, ip := range p.svc.ExternalIPs {
-		if k := (Key{ip, port.Port, port.Protocol}); p.has(port, k) {
+		if k := (Key{ip, port.Port, port.Protocol}); p.has(port, k) && !p.ofOther(ip) {
 			p.enter(p.byPolicy(setExternalIP, setExternalIPLocal), keyEntry(k))
 			p.serve(port, k, p.external(), !p.onNode(ip))
 		}
 	}
 	for _, ip := range p.svc.LoadBalancerIPs {
-		if k := (Key{ip, port.Port, port.Protocol}); p.has(port, k) {
+		if k := (Key{ip, port.Port, port.Protocol}); p.has(port, k) && !p.ofOther(ip) {
 			p.planLoadBalancer(port, k)
 		}
 	}
@@ -130,6 +133,31 @@ func (p *planner) planPort(port *dataplane.Port) {
 func (p *planner) has(port *dataplane.Port, k Key) bool {
 	_, barred := p.barred[k]
 	return !barred && port.Serves(k.Addr)
+}
+
+// ofOther reports whether an address of the Service is left to another Node.
+func (p *planner) ofOther(a netip.Addr) bool {
+	_, left := p.others[a]
+	return left
+}
+
+// noteOthers names the addresses of the Service that are other Nodes'.
+func (p *planner) noteOthers() {
+	var texts []string
+	for _, ip := range p.svc.NodeAddresses {
+		if p.ofOther(ip) {
+			texts = append(texts, ip.String())
+		}
+	}
+	if len(texts) == 0 {
+		return
+	}
+	const named = 3
+	if len(texts) > named {
+		texts = append(texts[:named:named], fmt.Sprintf("%d more", len(texts)-named))
+	}
+	p.out.notes = append(p.out.notes, fmt.Sprintf("addresses of other Nodes are left to these (%s), because mode IPVS would cut this node off from them; run the node in mode IPTables, or take them out of the Service",
+		strings.Join(texts, ", ")))
 }
 
 // byPolicy returns one of two by the external traffic policy.

@@ -273,3 +273,39 @@ filter KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-
 filter KUBE-IPVS-OUT-FILTER -s 1.1.1.1 -j DROP
 filter KUBE-IPVS-OUT-FILTER -s 2.2.2.2 -j DROP
 `
+
+// TestAddressesOfOtherNodes: bound to kube-ipvs0, another Node's address would be this node's.
+func TestAddressesOfOtherNodes(t *testing.T) {
+	for _, c := range []struct {
+		name, address string
+		ofNode        bool
+		want          []string
+	}{
+		{"of nobody", "198.51.100.20", false, []string{"10.0.0.1,tcp:80 rr bound []", "198.51.100.20,tcp:80 rr bound []"}},
+		{"of another Node", "192.168.0.3", true, []string{"10.0.0.1,tcp:80 rr bound []"}},
+		{"of this Node, on an interface", "192.168.1.2", true, []string{"10.0.0.1,tcp:80 rr bound []", "192.168.1.2,tcp:80 rr []"}},
+		{"of this Node, on no interface", "203.0.113.2", true, []string{"10.0.0.1,tcp:80 rr bound []", "203.0.113.2,tcp:80 rr bound []"}},
+	} {
+		for _, balanced := range []bool{false, true} {
+			config := testConfig(t, dataplane.IPv4, nil)
+			config.ownIPs = addrs("192.168.0.2", "203.0.113.2")
+			svc := &dataplane.Service{
+				ClusterIP: netip.MustParseAddr("10.0.0.1"), Ports: []dataplane.Port{{Protocol: v1alpha1.ProtocolTCP, Port: 80}}, ExternalIPs: addrs(c.address),
+			}
+			if balanced {
+				svc.ExternalIPs, svc.LoadBalancerIPs = nil, svc.ExternalIPs
+			}
+			if c.ofNode {
+				svc.NodeAddresses = addrs(c.address)
+			}
+			plan := config.planService(svc, nil)
+			left := len(c.want) == 1
+			if got := serverTexts(plan.servers); !slices.Equal(got, c.want) || len(plan.notes) > 0 != left {
+				t.Errorf("%s, balanced %t: %q, notes %q", c.name, balanced, got, plan.notes)
+			}
+			if left && slices.ContainsFunc(plan.entries, func(e setEntry) bool { return strings.Contains(fmt.Sprint(e.entry), c.address) }) {
+				t.Errorf("%s, balanced %t: entries %v", c.name, balanced, plan.entries)
+			}
+		}
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
@@ -64,6 +65,9 @@ func TestForeignServers(t *testing.T) {
 		if err := b.kernel.DeleteServer(k); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if d, err := b.plane.Verify(t.Context(), b.r); err != nil || d.Count != len(foreign) || d.Drifted {
+		t.Errorf("what was in the way has gone: %+v, %v", d, err)
 	}
 	b.r.Full = true
 	if result := b.apply(); len(result.Refused) != 0 || b.kernel.Server(tcp("10.0.0.1", 80)) == "" || b.kernel.Server(tcp("192.168.1.2", 30001)) == "" {
@@ -173,6 +177,56 @@ func TestOneServiceIsRefused(t *testing.T) {
 	b.kernel.Refuse = nil
 	b.set(service(2, "10.180.0.5:80"))
 	if result := b.apply(); len(result.Refused) != 0 || b.kernel.Server(bad) != "rr 10.180.0.5:80" {
+		t.Errorf("%v, %s", result.Refused, b.state())
+	}
+	b.verified()
+}
+
+// TestOthersChangeAloneBesideRefusedServices: a change of another Service takes as
+// many calls as without them. They do not make one full pass after the other,
+// however often they change.
+func TestOthersChangeAloneBesideRefusedServices(t *testing.T) {
+	b := newBench(t)
+	b.between = 0
+	b.set(many(6)...)
+	b.apply()
+	change := func(i int) dataplane.Result {
+		b.set(with(service(3), "10.180.0.3:80", fmt.Sprintf("10.180.0.%d:80", 100+i)))
+		return b.apply()
+	}
+	change(0)
+	change(1)
+	without := len(b.kernel.Writes())
+	b.kernel.Refuse = func(c ipvsmodel.Call) error {
+		if c.Method == "AddReal" && (c.Key == tcp("10.0.0.1", 80) || c.Key == tcp("10.0.0.2", 80)) {
+			return errBoom
+		}
+		return nil
+	}
+	b.set(with(service(1), "10.180.0.41:80"), with(service(2), "10.180.0.42:80"))
+	if result := b.apply(); len(result.Refused) != 2 {
+		t.Fatalf("refused %v", result.Refused)
+	}
+	for i := range 3 {
+		if result := change(2 + i); result.Kind != v1alpha1.SyncPartial || len(result.Refused) != 2 || len(b.kernel.Writes()) != without {
+			t.Errorf("%+v, %d writes, %d without refused Services", result, len(b.kernel.Writes()), without)
+		}
+	}
+	full := 0
+	for i := range 20 {
+		b.set(with(service(1), fmt.Sprintf("10.180.1.%d:80", i)))
+		if result := b.apply(); result.Kind == v1alpha1.SyncFull {
+			full++
+		}
+		b.verified()
+	}
+	if full > 1 {
+		t.Errorf("%d full passes", full)
+	}
+	b.kernel.Refuse = nil
+	b.clock.Step(10 * time.Second)
+	b.r.Rest = nil
+	if result := b.apply(); len(result.Refused) != 0 || b.kernel.Server(tcp("10.0.0.1", 80)) != "rr 10.180.1.19:80" {
 		t.Errorf("%v, %s", result.Refused, b.state())
 	}
 	b.verified()
@@ -329,7 +383,9 @@ func TestRefusedEntry(t *testing.T) {
 // next one is full.
 func TestKernelFails(t *testing.T) {
 	b := newBench(t)
-	b.set(many(3)...)
+	all := many(3)
+	all[2].Name.Namespace = "other"
+	b.set(all...)
 	b.kernel.Refuse = func(c ipvsmodel.Call) error {
 		if c.Method == "AddServer" {
 			return errBoom
@@ -370,13 +426,13 @@ func TestScheduler(t *testing.T) {
 	one.IPVSScheduler = "sh"
 	b.set(one, service(2, "10.180.0.2:80"))
 	result := b.apply()
-	if b.kernel.Server(tcp("10.0.0.1", 80)) != "rr 10.180.0.1:80" || len(result.Warnings) == 0 || !strings.Contains(strings.Join(result.Warnings, "\n"), "Service ns/svc0001: the kernel has no IPVS scheduler sh") {
-		t.Errorf("%s, %q", b.state(), result.Warnings)
+	if b.kernel.Server(tcp("10.0.0.1", 80)) != "rr 10.180.0.1:80" || len(result.Notes) == 0 || !strings.Contains(strings.Join(result.Notes, "\n"), "Service ns/svc0001: the kernel has no IPVS scheduler sh") {
+		t.Errorf("%s, %q", b.state(), result.Notes)
 	}
 	three := service(3, "10.180.0.3:80")
 	three.IPVSScheduler = "mh"
 	b.set(three)
-	if result := b.apply(); result.Kind != v1alpha1.SyncPartial || !strings.Contains(strings.Join(result.Warnings, "\n"), "ns/svc0003") {
+	if result := b.apply(); result.Kind != v1alpha1.SyncPartial || !strings.Contains(strings.Join(result.Notes, "\n"), "ns/svc0003") {
 		t.Errorf("%+v", result)
 	}
 	b.verified()
@@ -390,8 +446,8 @@ func TestScheduler(t *testing.T) {
 	}
 	b.r.Full = true
 	result = b.apply()
-	if b.kernel.Server(tcp("10.0.0.1", 80)) != "sh 10.180.0.1:80" || b.kernel.Server(tcp("10.0.0.3", 80)) != "mh 0x10 10.180.0.3:80" || strings.Contains(strings.Join(result.Warnings, "\n"), "scheduler") {
-		t.Errorf("%s, %q", b.state(), result.Warnings)
+	if b.kernel.Server(tcp("10.0.0.1", 80)) != "sh 10.180.0.1:80" || b.kernel.Server(tcp("10.0.0.3", 80)) != "mh 0x10 10.180.0.3:80" || strings.Contains(strings.Join(result.Notes, "\n"), "scheduler") {
+		t.Errorf("%s, %q", b.state(), result.Notes)
 	}
 	b.r.Full = true
 	b.apply()

@@ -1,5 +1,7 @@
 package ipvs
 
+import "github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+
 // The ipsets by their names for IPv4.
 const (
 	setLoopBack          = "KUBE-LOOP-BACK"
@@ -56,6 +58,15 @@ var setTypes = []struct {
 	{setBound, HashIP},
 	{setNoLocal, HashIPPort},
 	{setNoLocalAll, HashIPPort},
+}
+
+// SetNames are the names of all ipsets of the mode in a family.
+func SetNames(family dataplane.Family) []SetName {
+	out := make([]SetName, len(setTypes))
+	for i, s := range setTypes {
+		out[i] = setName(family, s.name)
+	}
+	return out
 }
 
 // ownSets are the ipsets that kube-proxy does not have.

@@ -39,9 +39,10 @@ const retirePause = 10 * time.Second
 // restart there is no mode that ran; the kernel stays as it is then, but for
 // what the new mode has written.
 //
-// A Service that mode IPTables refuses is served by its virtual servers for as
-// long as that lasts, since IPVS is not retired before. After a restart that is
-// over: it is not known then whether IPVS has ever served that Service. What is
+// A Service that mode IPTables refuses is served by its virtual servers for up to
+// refusedStay, since IPVS is not retired before. It is after that, because the
+// virtual servers of all others stay with its own and are not kept up to date.
+// After a restart that is over, too: it is not known then whether IPVS has ever served that Service. What is
 // there may be left of a kube-proxy, and a Service that is refused for good would
 // keep it there for good. One that mode IPVS refuses is not served any more, like
 // one that has just been made: the rules of all others would have to stay with its
@@ -56,6 +57,9 @@ type Dataplane struct {
 	applied v1alpha1.ProxyMode
 	// due are the modes of which something may be left in the kernel.
 	due map[v1alpha1.ProxyMode]struct{}
+	// refusedSince is since when mode IPVS stays for Services that are refused; zero:
+	// it does not.
+	refusedSince time.Time
 	// again holds one while something is to be looked at after retirePause.
 	again chan struct{}
 
@@ -191,8 +195,8 @@ func (d *Dataplane) retire(ctx context.Context, r *dataplane.Ruleset, result *da
 	again := false
 	for _, mode := range slices.Sorted(maps.Keys(d.due)) {
 		// Not after a restart: see Dataplane.
-		if mode == v1alpha1.ModeIPVS && d.Uses(mode) && len(result.Refused) > 0 {
-			pending = append(pending, fmt.Sprintf("what serves mode %s stays, for Services that mode %s refuses", mode, r.Mode))
+		if mode == v1alpha1.ModeIPVS && d.staysForRefused(result) {
+			pending = append(pending, fmt.Sprintf("what serves mode %s stays for %s at most, for Services that mode %s refuses", mode, refusedStay, r.Mode))
 			continue
 		}
 		why, err := d.retireMode(ctx, mode, r)
@@ -220,6 +224,23 @@ func (d *Dataplane) retire(ctx context.Context, r *dataplane.Ruleset, result *da
 		}
 	}
 	return nil
+}
+
+// refusedStay is for how long mode IPVS is not retired because mode IPTables refuses
+// Services: as long as it may stay for connections.
+const refusedStay = 15 * time.Minute
+
+// staysForRefused reports whether mode IPVS stays for Services that are refused.
+func (d *Dataplane) staysForRefused(result *dataplane.Result) bool {
+	if !d.Uses(v1alpha1.ModeIPVS) || len(result.Refused) == 0 {
+		d.refusedSince = time.Time{}
+		return false
+	}
+	now := d.Clock.Now()
+	if d.refusedSince.IsZero() {
+		d.refusedSince = now
+	}
+	return now.Sub(d.refusedSince) < refusedStay
 }
 
 func (d *Dataplane) retireMode(ctx context.Context, mode v1alpha1.ProxyMode, r *dataplane.Ruleset) (string, error) {

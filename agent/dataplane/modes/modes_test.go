@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	testclock "k8s.io/utils/clock/testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
@@ -237,6 +238,24 @@ func TestRefusedServices(t *testing.T) {
 	n.kernel[servers].Refuse("shop", "cart", "somebody else's virtual server")
 	n.apply(n.ruleset(servers))
 	n.expect("where nothing could reach the rules", held{})
+}
+
+// TestRefusedServicesDoNotKeepAModeForGood: after a while it is removed all the same.
+func TestRefusedServicesDoNotKeepAModeForGood(t *testing.T) {
+	n := newNode(t)
+	clk := testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+	n.plane.Clock = clk
+	n.apply(n.ruleset(servers))
+	n.kernel[rules].Refuse("shop", "cart", "no module")
+	n.apply(n.ruleset(rules))
+	clk.Step(15*time.Minute - time.Second)
+	n.apply(n.ruleset(rules))
+	n.expect("while it may stay", held{servers: "shop/cart"})
+	clk.Step(time.Second)
+	if result := n.apply(n.ruleset(rules)); result.Retiring != "" {
+		t.Errorf("retiring %q", result.Retiring)
+	}
+	n.expect("after that", held{})
 }
 
 func TestRetiringFails(t *testing.T) {

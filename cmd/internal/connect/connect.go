@@ -206,6 +206,16 @@ func probeConnections() {
 // Config is how to make clients. They use whichever API server answers.
 func (c *Connection) Config() *rest.Config { return rest.CopyConfig(c.config) }
 
+// Given are the URLs of the API servers that came with the command line, the environment
+// and the credentials.
+func (c *Connection) Given() []string {
+	var out []string
+	for _, one := range append(slices.Clone(c.servers.fixed), c.servers.fallback) {
+		out = append(out, string(one))
+	}
+	return out
+}
+
 // Run follows changes of the file until ctx is done.
 func (c *Connection) Run(ctx context.Context) {
 	if c.file == nil {

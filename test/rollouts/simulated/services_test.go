@@ -101,6 +101,8 @@ func TestServicesChangeAtAPace(t *testing.T) {
 	n := number(t, servicesVariable, fewServices)
 	w := newWorldOf(t, 3)
 	w.addServices(n)
+	w.controller.stop() // which remembers for a minute that they have just come
+	w.startController()
 	begin := w.history.latest()
 	w.create(&v1alpha1.ServiceProxyPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "affinity"},

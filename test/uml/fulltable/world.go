@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2/textlogger"
@@ -21,6 +22,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -125,7 +127,7 @@ func (w *world) startAgent(settings *v1alpha1.ConntrackSettings) {
 		NodeName: nodeName, Client: client, Clock: clock.RealClock{},
 		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: plane},
 		Flows:      conntrack.NewKernel(), Tracking: conntrack.NewSystem(""),
-		Probe:              agent.ProbeProxyMode(agent.ProxyModeAddress),
+		Probe:              agent.NewProbe(sockets.Kernel{}, logr.Discard()),
 		ProxyHealthAddress: "0", MetricsAddress: "0", ProbeAddress: "0",
 		Version: "test", Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(os.Stdout))),
 	})

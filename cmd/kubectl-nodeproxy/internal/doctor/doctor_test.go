@@ -197,7 +197,7 @@ func TestPatience(t *testing.T) {
 		if _, err := Examine(w.Objects, q); err != nil {
 			t.Fatal(err)
 		}
-		if waited != want || want <= render.Pace(int32(endpoints)) {
+		if waited != want || want <= render.Pace(render.Load{Endpoints: int32(endpoints)}) {
 			t.Errorf("%d endpoints: waited %s, want %s", endpoints, waited, want)
 		}
 	}

@@ -34,6 +34,7 @@ func (e *examination) exposure() {
 		e.exposed(name, rules, nodePorts)
 		e.notClosed(name, rules)
 		e.openRanges(name, rules)
+		e.addressesSkipped(name, rules)
 	}
 	e.nodeAddresses()
 	e.contested()
@@ -88,7 +89,7 @@ func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.Service
 func (e *examination) won(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, address string) []string {
 	var ports []string
 	for _, p := range rules.Spec.Ports {
-		if holder, ok := e.holders.Of(claimOf(address, p)); ok && types.NamespacedName(holder) == name {
+		if holder, ok := e.holders.At(&rules.Spec, claimOf(address, p)); ok && types.NamespacedName(holder) == name {
 			ports = append(ports, portOf(p))
 		}
 	}
@@ -134,6 +135,22 @@ func (e *examination) openRanges(name types.NamespacedName, rules *v1alpha1.Serv
 			Do:   fmt.Sprintf("add a range of that family, or correct it: kubectl edit service -n %s %s", name.Namespace, name.Name),
 		})
 	}
+}
+
+// addressesSkipped finds addresses of a Service that no node programs.
+func (e *examination) addressesSkipped(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules) {
+	if len(rules.Spec.SkippedAddresses) == 0 {
+		return
+	}
+	texts := make([]string, len(rules.Spec.SkippedAddresses))
+	for i, a := range rules.Spec.SkippedAddresses {
+		texts[i] = a.Address + " " + a.Reason
+	}
+	e.add(Finding{
+		Severity: Warning, Name: "AddressesSkipped", Check: CheckExposure, Service: name.String(),
+		What: "the Service does not answer at addresses that no Service may have: " + some(texts),
+		Do:   e.docs.See(fmt.Sprintf("take them out of spec.externalIPs, or have what makes load balancers give out others: kubectl edit service -n %s %s", name.Namespace, name.Name), "security.md#who-can-do-what-harm"),
+	})
 }
 
 // notClosed finds what policies are to close and is open.
@@ -201,10 +218,14 @@ func (e *examination) contested() {
 func (e *examination) lost(service types.NamespacedName, rules *v1alpha1.ServiceProxyRules, what string, addresses []string) {
 	for _, address := range addresses {
 		for _, p := range rules.Spec.Ports {
-			holder, ok := e.holders.Of(claimOf(address, p))
+			claim := claimOf(address, p)
+			holder, ok := e.holders.At(&rules.Spec, claim)
 			by := types.NamespacedName(holder)
 			if !ok || by == service || !e.concerns(service) && !e.concerns(by) {
 				continue
+			}
+			if first, _ := e.holders.Of(claim); first != holder {
+				continue // by its node port, which is told with the node
 			}
 			e.add(Finding{
 				Severity: Problem, Name: "AddressTaken", Check: CheckExposure, Service: service.String(),

@@ -1,6 +1,8 @@
 package doctor
 
 import (
+	"fmt"
+
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -163,5 +165,29 @@ func renderingFaults() map[string]planted {
 			},
 			want: "ControllerBehind(MembersOutOfDate)",
 		},
+		"local endpoints left out": {
+			plant: crowd,
+			want:  "LocalEndpointsLeftOut", says: "more than the limit of 131072 for one namespace on one node",
+		},
+		"local endpoints of another Service left out": {service: "shop/web", plant: crowd},
 	}
+}
+
+// crowd has one Service with more on node-1 than its NodeProxyRules takes.
+func crowd(w *world) {
+	slice := w.slice("web").DeepCopy()
+	slice.Namespace, slice.Name, slice.Labels = "evil", "crowd", map[string]string{discoveryv1.LabelServiceName: "crowd"}
+	one, port := slice.Endpoints[0], slice.Ports[0]
+	slice.Endpoints, slice.Ports = nil, nil
+	for i := range 300 {
+		e := *one.DeepCopy()
+		e.Addresses = []string{fmt.Sprintf("10.250.%d.%d", i/250, 1+i%250)}
+		slice.Endpoints = append(slice.Endpoints, e)
+	}
+	for i := range 100 {
+		p := *port.DeepCopy()
+		p.Name, p.Port = new(fmt.Sprintf("p%d", i)), new(int32(8000+i))
+		slice.Ports = append(slice.Ports, p)
+	}
+	w.EndpointSlices = append(w.EndpointSlices, *slice)
 }

@@ -154,6 +154,13 @@ func exposureFaults() map[string]planted {
 			plant: func(w *world) { w.service("web").Spec.ExternalIPs = []string{"172.20.0.12"}; w.render() },
 			want:  "NodeAddressTaken", says: "node node-2",
 		},
+		"external IP inside the service range": {
+			plant: func(w *world) {
+				w.service("web").Spec.ExternalIPs = []string{"198.51.100.20", "10.96.77.77"}
+				w.render()
+			},
+			want: "AddressesSkipped", says: "10.96.77.77 is inside the service range 10.96.0.0/16",
+		},
 		"external IP of another Service": {
 			plant: func(w *world) {
 				w.addService(withExternalIPOfWeb("late", time.Hour), "10.244.1.7", "10.244.2.7")

@@ -17,7 +17,7 @@ func portsOfNodes() []int32 { return []int32{22, 6443, 10249, 10250, 10256, 1925
 
 // nodeAddresses finds addresses of Services that are those of nodes. That is common, and
 // often meant: load balancers that run on the nodes give out the nodes' addresses. It
-// breaks something where the node itself, or a node port, has the port.
+// breaks something where the node itself has the port; what is a node port stays that.
 func (e *examination) nodeAddresses() {
 	nodes := map[string]string{}
 	for _, node := range e.nodes {
@@ -44,7 +44,7 @@ func (e *examination) nodeAddresses() {
 		})
 		switch {
 		case len(balanced) == 0:
-		case len(clash) > 0:
+		case len(clash.node)+len(clash.nodePorts) > 0:
 			of("a load-balancer IP", Problem, balanced)
 		default:
 			e.remark("%s of %s: %s, as of load balancers that run on the nodes: what is for its ports there goes to the Service",
@@ -60,33 +60,41 @@ func isOfNode(addresses []string) string {
 	return some(addresses) + " are addresses of nodes"
 }
 
-func nodeAddressTaken(name types.NamespacedName, on, address, what string, severity Severity, clash []string) Finding {
+func nodeAddressTaken(name types.NamespacedName, on, address, what string, severity Severity, clash clash) Finding {
 	f := Finding{
 		Severity: severity, Name: "NodeAddressTaken", Check: CheckExposure, Service: name.String(), Nodes: []string{on},
 		What: fmt.Sprintf("%s, %s of the Service, is the node's own address: what is for the node's port is sent to the Service", address, what),
 		Do:   fmt.Sprintf("take it out of the Service: kubectl edit service -n %s %s", name.Namespace, name.Name),
 	}
-	if len(clash) > 0 {
+	if len(clash.node) > 0 {
 		f.Severity = Problem
-		f.What += ", and so is what the node needs: " + strings.Join(clash, ", ")
+		f.What += ", and so is what the node needs: " + strings.Join(clash.node, ", ")
+	}
+	if len(clash.nodePorts) > 0 {
+		f.Severity = Problem
+		f.What += ", but for what stays with its owner: " + strings.Join(clash.nodePorts, ", ")
 	}
 	return f
 }
 
+// clash is what of a Service's ports is a node's, each in words: ports of the node itself, and
+// node ports of others.
+type clash struct{ node, nodePorts []string }
+
 // clashes are the ports of a Service that a node itself needs, or another Service on
 // the nodes.
-func (e *examination) clashes(name types.NamespacedName, spec *v1alpha1.ServiceProxyRulesSpec) []string {
-	var texts []string
+func (e *examination) clashes(name types.NamespacedName, spec *v1alpha1.ServiceProxyRulesSpec) clash {
+	var out clash
 	for _, p := range spec.Ports {
 		owner, taken := e.nodePortOwner(p.Port, p.Protocol)
 		switch {
-		case p.Protocol == v1alpha1.ProtocolTCP && slices.Contains(portsOfNodes(), p.Port):
-			texts = append(texts, portOf(p)+" is a port of the node itself")
 		case taken && owner != name:
-			texts = append(texts, fmt.Sprintf("%s is the node port of %s", portOf(p), owner))
+			out.nodePorts = append(out.nodePorts, fmt.Sprintf("%s is the node port of %s", portOf(p), owner))
+		case p.Protocol == v1alpha1.ProtocolTCP && slices.Contains(portsOfNodes(), p.Port):
+			out.node = append(out.node, portOf(p)+" is a port of the node itself")
 		}
 	}
-	return texts
+	return out
 }
 
 // nodePortOwner tells whose node port, or health-check node port, a port is.

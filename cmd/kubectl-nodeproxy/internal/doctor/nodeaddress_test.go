@@ -23,7 +23,7 @@ func TestNodeAddresses(t *testing.T) {
 	}{
 		"load balancers on the nodes":             {port: 80, balanced: []string{"172.20.0.11", "172.20.0.12"}, says: "2 load-balancer IPs of shop/edge: 172.20.0.11, 172.20.0.12 are addresses of nodes"},
 		"the port of SSH":                         {port: 22, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "22/TCP is a port of the node itself", severity: Problem},
-		"the node port of another Service":        {port: 30080, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "30080/TCP is the node port of shop/web", severity: Problem},
+		"the node port of another Service":        {port: 30080, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "but for what stays with its owner: 30080/TCP is the node port of shop/web", severity: Problem},
 		"an external IP":                          {port: 80, external: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "an external IP of the Service", severity: Warning},
 		"both":                                    {port: 80, external: []string{"172.20.0.12"}, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "an external IP of the Service", severity: Warning},
 		"an external IP with the port of kubelet": {port: 10250, external: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "10250/TCP is a port of the node itself", severity: Problem},

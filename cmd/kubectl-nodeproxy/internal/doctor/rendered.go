@@ -116,7 +116,7 @@ func (e *examination) members() {
 	byNode := map[string]map[types.NamespacedName]bool{}
 	for name, of := range e.slices {
 		for _, slice := range of {
-			if _, ok := render.ServiceOf(slice); !ok || !e.concerns(name) {
+			if _, ok := render.ServiceOf(slice); !ok {
 				continue
 			}
 			for _, node := range render.NodesNamed(slice) {
@@ -127,19 +127,15 @@ func (e *examination) members() {
 			}
 		}
 	}
+	leftOut := map[types.NamespacedName]*Finding{}
 	for _, node := range e.nodes {
 		var of []render.ServiceSlices
-		for name := range byNode[node.Name] {
+		for name := range byNode[node.Name] { // of all Services: what one has depends on what others take
 			of = append(of, render.ServiceSlices{Service: name, Slices: e.rendered(name)})
 		}
-		wanted, _ := render.Members(node.Name, of, node.Spec.Services)
-		var stored []v1alpha1.ServiceMembers
-		for _, s := range node.Spec.Services {
-			if e.concerns(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}) {
-				stored = append(stored, s)
-			}
-		}
-		if equality.Semantic.DeepEqual(wanted, stored) {
+		local := render.Members(node.Name, of, node.Spec.Services)
+		e.leftOut(node.Name, local.LeftOut, leftOut)
+		if equality.Semantic.DeepEqual(e.concerning(local.Services), e.concerning(node.Spec.Services)) {
 			continue
 		}
 		e.add(Finding{
@@ -148,6 +144,38 @@ func (e *examination) members() {
 			What: "the node is told of other endpoints on it than EndpointSlices name, which matters to policy Local",
 			Do:   e.doController(),
 		})
+	}
+	for _, name := range slices.SortedFunc(maps.Keys(leftOut), func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) }) {
+		e.add(*leftOut[name])
+	}
+}
+
+// concerning are the local endpoints of the Services that are looked at.
+func (e *examination) concerning(all []v1alpha1.ServiceMembers) (out []v1alpha1.ServiceMembers) {
+	for _, s := range all {
+		if e.concerns(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// leftOut notes the Services whose local endpoints are left out of the rules of a node.
+func (e *examination) leftOut(node string, list []render.LeftOut, found map[types.NamespacedName]*Finding) {
+	for _, out := range list {
+		if !e.concerns(out.Service) {
+			continue
+		}
+		f := found[out.Service]
+		if f == nil {
+			f = &Finding{
+				Severity: Problem, Name: "LocalEndpointsLeftOut", Check: CheckRendering, Service: out.Service.String(),
+				What: "the rules of the node do not contain the local endpoints of the Service, so that policy Local finds none there: " + out.Why(),
+				Do:   e.docs.See("give the Services of its namespace fewer ports, or spread their pods over more nodes", "security.md#who-can-do-what-harm"),
+			}
+			found[out.Service] = f
+		}
+		f.Nodes = append(f.Nodes, node)
 	}
 }
 

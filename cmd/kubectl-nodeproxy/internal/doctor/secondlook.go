@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -29,14 +30,29 @@ func (e *examination) patience() time.Duration {
 		for _, slice := range e.rendered(name) {
 			endpoints += len(slice.Endpoints)
 		}
+		load := render.Load{Endpoints: int32(min(endpoints, math.MaxInt32))}
 		if stored := e.rules[name]; stored != nil {
-			endpoints = max(endpoints, int(stored.Spec.EndpointCount))
+			load = load.Max(render.LoadOf(&stored.Spec, encoded(stored)))
 		}
-		if pace := render.Pace(int32(min(endpoints, math.MaxInt32))); pace > 0 {
+		if pace := render.Pace(load); pace > 0 {
+			wait = max(wait, pace+time.Second)
+		}
+	}
+	for _, node := range e.nodes {
+		if pace := render.BytesPace(encoded(&node.Spec)); pace > 0 {
 			wait = max(wait, pace+time.Second)
 		}
 	}
 	return wait
+}
+
+// encoded is how many bytes of JSON something takes that was read as JSON.
+func encoded(object any) int {
+	text, err := json.Marshal(object)
+	if err != nil {
+		return 0
+	}
+	return len(text)
 }
 
 // leaveUncertain drops what may be gone at a second look, which could not be taken, and

@@ -61,13 +61,13 @@ func (w *world) renderLarge() {
 		for _, node := range render.NodesNamed(slices[0]) {
 			on[node] = append(on[node], render.ServiceSlices{Service: named(&w.Services[i]), Slices: slices})
 		}
-		rules, _ := render.Service(&w.Services[i], slices, render.Shape{}, 1)
+		rules, _ := render.Service(&w.Services[i], slices, render.Shape{}, render.Cluster{}, 1)
 		w.ServiceRules = append(w.ServiceRules, *rules)
 		names = append(names, rules.Name)
 	}
 	for i := range w.NodeRules {
 		node := &w.NodeRules[i]
-		node.Spec.Services, _ = render.Members(node.Name, on[node.Name], nil)
+		node.Spec.Services = render.Members(node.Name, on[node.Name], nil).Services
 		node.Status.LocalEndpoints = 0 // each has one port, whose endpoints are all used
 		for _, members := range node.Spec.Services {
 			node.Status.LocalEndpoints += int32(len(members.Ports[0].Endpoints))

@@ -150,20 +150,20 @@ func (v *view) concerns(service types.NamespacedName) bool {
 // that it was given, and that with those that policies make now, where they can be told.
 func (v *view) wanted(svc *corev1.Service) (kept, now *v1alpha1.ServiceProxyRules, problems []render.Problem) {
 	key := named(svc)
-	version, shape := v1alpha1.FormatVersion, render.Shape{}
+	version, shape, in := v1alpha1.FormatVersion, render.Shape{}, render.Cluster{}
 	stored := v.rules[key]
 	if stored != nil {
-		version = stored.Spec.FormatVersion
+		version, in = stored.Spec.FormatVersion, render.StoredCluster(&stored.Spec)
 		if grant := policies.ReadOverrides(stored.Annotations[v1alpha1.AnnotationOverrides]); grant != nil {
 			shape = render.Shape{Overrides: &grant.Overrides, Policies: stored.Spec.Policies}
 		}
 	}
 	of := v.rendered(key)
-	kept, problems = render.Service(svc, of, shape, version)
+	kept, problems = render.Service(svc, of, shape, in, version)
 	now = kept
 	if v.shapes != nil {
 		r := v.shapes.Resolve(v.labels[svc.Namespace], svc.Labels)
-		now, _ = render.Service(svc, of, render.Shape{Overrides: &r.Overrides, Policies: r.Policies}, version)
+		now, _ = render.Service(svc, of, render.Shape{Overrides: &r.Overrides, Policies: r.Policies}, in, version)
 	}
 	return kept, now, problems
 }

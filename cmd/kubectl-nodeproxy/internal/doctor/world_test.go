@@ -155,18 +155,30 @@ func (w *world) render() {
 			continue
 		}
 		r := shapes.Resolve(map[string]string{corev1.LabelMetadataName: svc.Namespace}, svc.Labels)
-		rules, _ := render.Service(svc, all, render.Shape{Overrides: &r.Overrides, Policies: r.Policies}, 1)
+		rules, _ := render.Service(svc, all, render.Shape{Overrides: &r.Overrides, Policies: r.Policies}, w.surroundings(), 1)
 		rules.ResourceVersion = "7"
 		w.ServiceRules = append(w.ServiceRules, *rules)
 		names = append(names, rules.Name)
 	}
 	for i := range w.NodeRules {
-		w.NodeRules[i].Spec.Services, _ = render.Members(w.NodeRules[i].Name, of, nil)
+		w.NodeRules[i].Spec.Services = render.Members(w.NodeRules[i].Name, of, nil).Services
 		w.report(i)
 	}
 	if w.NodeProxy != nil {
 		inventory := render.Inventory(names)
 		w.NodeProxy.Status.Inventory = &inventory
+	}
+}
+
+// surroundings are what the controller knows of addresses.
+func (w *world) surroundings() render.Cluster {
+	return render.Cluster{
+		Ranges: render.NewServiceRanges([]string{"10.96.0.0/16"}),
+		OfNode: func(a netip.Addr) bool {
+			return slices.ContainsFunc(w.NodeRules, func(n v1alpha1.NodeProxyRules) bool {
+				return slices.Contains(n.Spec.Node.Addresses, a.String())
+			})
+		},
 	}
 }
 

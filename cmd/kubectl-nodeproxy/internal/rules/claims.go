@@ -9,9 +9,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// holder names the Service that has what another one has lost.
-func holder(set *combine.Set, claim combine.Claim) string {
-	name, found := set.Holders.Of(claim)
+// holder names the Service that has what another one, of some rules, has lost.
+func holder(set *combine.Set, spec *v1alpha1.ServiceProxyRulesSpec, claim combine.Claim) string {
+	name, found := set.Holders.At(spec, claim)
 	if !found {
 		return "another Service"
 	}
@@ -26,20 +26,20 @@ func lost(svc *dataplane.Service, set *combine.Set, spec *v1alpha1.ServiceProxyR
 	}
 	var list []Lost
 	if wanted := spec.HealthCheckNodePort; wanted > 0 && wanted <= 65535 && svc.HealthCheckNodePort == 0 {
-		list = append(list, Lost{At: fmt.Sprintf("health check node port %d", wanted), To: holder(set, combine.Claim{Address: everywhere, Port: uint16(wanted), Protocol: v1alpha1.ProtocolTCP})})
+		list = append(list, Lost{At: fmt.Sprintf("health check node port %d", wanted), To: holder(set, spec, combine.Claim{Address: everywhere, Port: uint16(wanted), Protocol: v1alpha1.ProtocolTCP})})
 	}
 	for i := range svc.Ports {
 		p := &svc.Ports[i]
 		for _, a := range p.Lost {
 			list = append(list, Lost{
 				At: fmt.Sprintf("%s/%s", netip.AddrPortFrom(a, p.Port), p.Protocol),
-				To: holder(set, combine.Claim{Address: a, Port: p.Port, Protocol: p.Protocol}),
+				To: holder(set, spec, combine.Claim{Address: a, Port: p.Port, Protocol: p.Protocol}),
 			})
 		}
 		if wanted := nodePortOf(spec, p); wanted > 0 && wanted <= 65535 && p.NodePort == 0 {
 			list = append(list, Lost{
 				At: fmt.Sprintf("node port %d/%s", wanted, p.Protocol),
-				To: holder(set, combine.Claim{Address: everywhere, Port: uint16(wanted), Protocol: p.Protocol}),
+				To: holder(set, spec, combine.Claim{Address: everywhere, Port: uint16(wanted), Protocol: p.Protocol}),
 			})
 		}
 	}

@@ -227,7 +227,7 @@ func service(svc *dataplane.Service, set *combine.Set, object *v1alpha1.ServiceP
 		Lost: lost(svc, set, &object.Spec),
 	}
 	for i := range svc.Ports {
-		s.Ports = append(s.Ports, port(svc, &svc.Ports[i]))
+		s.Ports = append(s.Ports, port(svc, &svc.Ports[i], set))
 	}
 	return s
 }
@@ -239,11 +239,12 @@ func policy(local bool) v1alpha1.TrafficPolicy {
 	return v1alpha1.TrafficPolicyCluster
 }
 
-func port(svc *dataplane.Service, p *dataplane.Port) Port {
+func port(svc *dataplane.Service, p *dataplane.Port, set *combine.Set) Port {
 	out := Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, NodePort: p.NodePort, Cluster: p.Cluster, Local: p.Local, Addresses: []Address{}}
 	add := func(kind string, list []netip.Addr, local bool) {
 		for _, a := range list {
-			if p.Serves(a) {
+			left := set.Mode == v1alpha1.ModeIPVS && svc.OfOther(a, set.Node.Addresses)
+			if p.Serves(a) && !left {
 				out.Addresses = append(out.Addresses, Address{Kind: kind, At: netip.AddrPortFrom(a, p.Port).String(), Policy: policy(local)})
 			}
 		}

@@ -1,0 +1,41 @@
+package policies
+
+import "slices"
+
+// RefusedChange is a Service that nodes reject as a change by a policy has left it.
+type RefusedChange struct {
+	Namespace string
+	// Changed: the Service itself has changed, too, so that either may be the cause.
+	Changed bool
+}
+
+// Halt is for whom a change by a policy has halted. Zero: for nobody.
+type Halt struct {
+	// All: the change has reached its end for every Service that does not have it.
+	All bool
+	// Namespaces are those whose Services wait, sorted; empty if all do.
+	Namespaces []string
+}
+
+// HaltOf decides for whom a change has halted by the Services that nodes reject as it
+// has left them. A Service that has not changed itself is rejected because of the policy: the
+// change halts for all. A user who may edit the Services of a namespace can cause a rejection at
+// any time by changing them: then only the Services of that namespace wait, however many namespaces
+// the user has.
+func HaltOf(refused []RefusedChange) Halt {
+	var h Halt
+	for _, r := range refused {
+		if !r.Changed {
+			return Halt{All: true}
+		}
+		h.Namespaces = append(h.Namespaces, r.Namespace)
+	}
+	slices.Sort(h.Namespaces)
+	h.Namespaces = slices.Compact(h.Namespaces)
+	return h
+}
+
+// Holds reports whether the Services of a namespace wait.
+func (h Halt) Holds(namespace string) bool {
+	return h.All || slices.Contains(h.Namespaces, namespace)
+}

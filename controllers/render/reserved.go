@@ -1,0 +1,184 @@
+package render
+
+import (
+	"fmt"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Cluster is what the cluster has at addresses that a Service may name as its external or
+// load-balancer IPs. The zero value knows nothing.
+type Cluster struct {
+	// APIServers are the addresses of the API servers, with their ports.
+	APIServers map[netip.Addr][]uint16
+	// Ranges are those from which Services get cluster IPs.
+	Ranges ServiceRanges
+	// OfNode reports whether an address is one of a Node. Nil: none is.
+	OfNode func(netip.Addr) bool
+	// Skipped are known to be skipped by whoever knew more of the cluster.
+	Skipped []v1alpha1.SkippedAddress
+}
+
+// StoredCluster is what rules show of the cluster to whoever knows no more of it.
+func StoredCluster(rules *v1alpha1.ServiceProxyRulesSpec) Cluster {
+	return Cluster{
+		Skipped: rules.SkippedAddresses,
+		OfNode:  func(a netip.Addr) bool { return slices.Contains(rules.NodeAddresses, a.String()) },
+	}
+}
+
+// APIServers returns the addresses and ports of API servers: those of the EndpointSlices of the
+// Service default/kubernetes, ready or not, those in spec.apiServer of NodeProxy, if there is
+// one, and those of URLs. Host names are not resolved: what they stand for may change at
+// any time, and all nodes must get the same rules.
+func APIServers(ofKubernetes []*discoveryv1.EndpointSlice, np *v1alpha1.NodeProxy, urls ...string) map[netip.Addr][]uint16 {
+	out := map[netip.Addr][]uint16{}
+	add := func(text string, port uint16) {
+		if a, ok := parseAddr(text); ok && !slices.Contains(out[a], port) {
+			out[a] = append(out[a], port)
+		}
+	}
+	for _, slice := range ofKubernetes {
+		for i := range slice.Endpoints {
+			for _, text := range slice.Endpoints[i].Addresses {
+				for _, port := range slice.Ports {
+					if port.Port != nil {
+						add(text, uint16(*port.Port)) //nolint:gosec // the API takes no others
+					}
+				}
+			}
+		}
+	}
+	if np != nil && np.Spec.APIServer != nil {
+		urls = slices.Concat(urls, np.Spec.APIServer.Endpoints)
+	}
+	for _, text := range urls {
+		parsed, err := url.Parse(text)
+		if err != nil {
+			continue
+		}
+		port, err := strconv.ParseUint(parsed.Port(), 10, 16)
+		if err != nil {
+			port = 443 // https has it where none is named
+		}
+		add(parsed.Hostname(), uint16(port))
+	}
+	return out
+}
+
+// ServiceRanges are the ranges of cluster IPs, for look-ups that take the same time
+// however many there are.
+type ServiceRanges struct {
+	ranges map[netip.Prefix]struct{}
+	bits   []int // each once
+}
+
+// NewServiceRanges reads CIDRs. What is none is left out: the API takes no such.
+func NewServiceRanges(cidrs []string) ServiceRanges {
+	out := ServiceRanges{ranges: map[netip.Prefix]struct{}{}}
+	for _, cidr := range cidrs {
+		prefix, ok := parsePrefix(cidr)
+		if !ok {
+			continue
+		}
+		out.ranges[prefix] = struct{}{}
+		if !slices.Contains(out.bits, prefix.Bits()) {
+			out.bits = append(out.bits, prefix.Bits())
+		}
+	}
+	slices.Sort(out.bits) // the widest range is named
+	return out
+}
+
+// Of returns the range that an address is in.
+func (r ServiceRanges) Of(a netip.Addr) (netip.Prefix, bool) {
+	for _, bits := range r.bits {
+		prefix, err := a.Prefix(bits)
+		if err != nil {
+			continue // IPv4 has no such
+		}
+		if _, found := r.ranges[prefix]; found {
+			return prefix, true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+// special says why no Service may have an address, whatever the cluster has there.
+func special(a netip.Addr) string {
+	switch {
+	case a.IsUnspecified():
+		return "is the unspecified address"
+	case a.IsLoopback():
+		return "is a loopback address"
+	case a.IsMulticast():
+		return "is a multicast address"
+	case a.IsLinkLocalUnicast():
+		return "is a link-local address"
+	}
+	return ""
+}
+
+// reserved says why a Service must not have an address; empty: it may.
+func (c *Cluster) reserved(a netip.Addr) string {
+	text := a.String()
+	if i := slices.IndexFunc(c.Skipped, func(s v1alpha1.SkippedAddress) bool { return s.Address == text }); i >= 0 {
+		return c.Skipped[i].Reason
+	}
+	if why := special(a); why != "" {
+		return why
+	}
+	if _, found := c.APIServers[a]; found {
+		return "is the address of an API server"
+	}
+	if prefix, found := c.Ranges.Of(a); found {
+		return fmt.Sprintf("is inside the service range %s", prefix)
+	}
+	return ""
+}
+
+// besideAPIServer reports whether a Service may have the address of an API server, which is
+// a Node's and of which it leaves the API server its port. Load balancers that run on the
+// nodes give out the addresses of all nodes, and administrators name them as external IPs.
+func (c *Cluster) besideAPIServer(a netip.Addr, ports []corev1.ServicePort) bool {
+	own, found := c.APIServers[a]
+	return found && special(a) == "" && c.ofNode(a) && !slices.ContainsFunc(ports, func(p corev1.ServicePort) bool {
+		return protocolOf(p) == v1alpha1.ProtocolTCP && slices.ContainsFunc(own, func(n uint16) bool { return int32(n) == p.Port })
+	})
+}
+
+func (c *Cluster) ofNode(a netip.Addr) bool { return c.OfNode != nil && c.OfNode(a) }
+
+// settleAddresses takes out of rules the external and load-balancer IPs that no Service
+// may have, and notes which of the rest are addresses of Nodes. The Service's own cluster
+// IPs stay: there they change nothing.
+func (c *Cluster) settleAddresses(rules *v1alpha1.ServiceProxyRulesSpec, ports []corev1.ServicePort) {
+	skipped := map[string]bool{}
+	keep := func(list []string) []string {
+		var out []string
+		for _, text := range list {
+			a := netip.MustParseAddr(text) // canonical, as families.addresses writes them
+			switch why := c.reserved(a); {
+			case why == "" || slices.Contains(rules.ClusterIPs, text) || c.besideAPIServer(a, ports):
+				out = append(out, text)
+				if c.ofNode(a) {
+					rules.NodeAddresses = append(rules.NodeAddresses, text)
+				}
+			case !skipped[text]:
+				skipped[text] = true
+				rules.SkippedAddresses = append(rules.SkippedAddresses, v1alpha1.SkippedAddress{Address: text, Reason: why})
+			}
+		}
+		return out
+	}
+	rules.ExternalIPs = keep(rules.ExternalIPs)
+	rules.LoadBalancerIPs = keep(rules.LoadBalancerIPs)
+	rules.NodeAddresses = eachOnce(rules.NodeAddresses)
+}

@@ -1,0 +1,256 @@
+package render
+
+import (
+	"cmp"
+	"container/heap"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// LeftOut is a Service whose local endpoints the rules of a node do not carry.
+type LeftOut struct {
+	Service types.NamespacedName
+	// Bytes is an upper bound of what its local endpoints take.
+	Bytes int
+	// Limit is the one that is exceeded: v1alpha1.MaxNamespaceLocalBytes or
+	// v1alpha1.MaxNodeLocalBytes.
+	Limit int
+}
+
+// Why returns why it is left out.
+func (l LeftOut) Why() string {
+	switch {
+	case l.Bytes > v1alpha1.MaxNamespaceLocalBytes:
+		return fmt.Sprintf("they take %d bytes, more than the limit of %d for one namespace on one node", l.Bytes, v1alpha1.MaxNamespaceLocalBytes)
+	case l.Limit == v1alpha1.MaxNamespaceLocalBytes:
+		return fmt.Sprintf("those of its namespace there exceed the limit of %d bytes, or are less than an eighth below it (this Service: %d)", l.Limit, l.Bytes)
+	}
+	return fmt.Sprintf("those of all Services there exceed the limit of %d bytes, and its namespace takes the most (this Service: %d)", l.Limit, l.Bytes)
+}
+
+// weighed is a Service with what its local endpoints take.
+type weighed struct {
+	*ServiceSlices
+	bytes int
+	// absent: the stored rules of the node have other Services, and not this one.
+	absent bool
+}
+
+// weight is what the Service counts for. One that is not carried counts for an eighth more, so
+// that it does not take turns with another of about the same size.
+func (w *weighed) weight() int {
+	if w.absent {
+		return w.bytes + w.bytes/8
+	}
+	return w.bytes
+}
+
+// returnBytes is how small the local endpoints within a limit must be for a Service that is not
+// carried to come in although it is next to be left out.
+func returnBytes(limit int) int { return limit / 8 * 7 }
+
+// share decides which Services' local endpoints a node carries. While those of a namespace exceed
+// its limit, its largest Service is left out, again and again. While all together exceed the limit of
+// the node, so is the largest Service of the namespace that takes the most: a namespace loses
+// nothing as long as others take more, into however many Services either is split. What is left
+// out stays so until an eighth of the limit is free. The decision follows from the stored object
+// and the sizes alone, so all controllers and the previews decide alike.
+func share(all []weighed) (carried []weighed, leftOut []LeftOut) {
+	out := settle(all)
+	for _, s := range all {
+		if limit, isOut := out[s.Service]; isOut {
+			leftOut = append(leftOut, LeftOut{Service: s.Service, Bytes: s.bytes, Limit: limit})
+			continue
+		}
+		carried = append(carried, s)
+	}
+	slices.SortFunc(leftOut, func(a, b LeftOut) int { return comparedServices(a.Service, b.Service) })
+	return carried, leftOut
+}
+
+// maxPasses bounds how often a decision is taken again as if it were what is stored.
+const maxPasses = 20
+
+// settle decides until the result is stable: a Service that comes in counts for less than before,
+// so that there may be space for another, and one write should do.
+func settle(all []weighed) map[types.NamespacedName]int {
+	all = slices.Clone(all)
+	out := crowdedOut(all)
+	for range maxPasses {
+		for i := range all {
+			_, isOut := out[all[i].Service]
+			all[i].absent = isOut && len(out) < len(all) // an empty object is like a new one
+		}
+		next := crowdedOut(all)
+		if maps.Equal(out, next) {
+			break
+		}
+		out = next
+	}
+	return out
+}
+
+// crowdedOut returns the Services that are left out, each with the limit that is exceeded.
+func crowdedOut(all []weighed) map[types.NamespacedName]int {
+	byNamespace := map[string]*claimant{}
+	for _, s := range all {
+		of := byNamespace[s.Service.Namespace]
+		if of == nil {
+			of = &claimant{namespace: s.Service.Namespace}
+			byNamespace[s.Service.Namespace] = of
+		}
+		of.services = append(of.services, s)
+		of.weight += s.weight()
+		of.bytes += s.bytes
+	}
+	out := map[types.NamespacedName]int{}
+	order := make(claimants, 0, len(byNamespace))
+	total := 0
+	for _, c := range byNamespace {
+		slices.SortFunc(c.services, func(a, b weighed) int {
+			return cmp.Or(cmp.Compare(b.weight(), a.weight()), cmp.Compare(b.Service.Name, a.Service.Name))
+		})
+		c.trim(out)
+		total += c.weight
+		order = append(order, c)
+	}
+	heap.Init(&order)
+	for total > returnBytes(v1alpha1.MaxNodeLocalBytes) {
+		most := order[0]
+		s := &most.services[0]
+		if total > v1alpha1.MaxNodeLocalBytes || s.absent {
+			out[s.Service] = v1alpha1.MaxNodeLocalBytes
+		}
+		total -= s.weight()
+		most.weight -= s.weight()
+		most.services = most.services[1:]
+		heap.Fix(&order, 0)
+	}
+	return out
+}
+
+// claimant is a namespace with its Services that are not decided on, the largest first.
+type claimant struct {
+	namespace string
+	services  []weighed
+	weight    int // of services
+	bytes     int // of all its Services
+}
+
+// trim leaves out the largest Services until the rest is within the limit of a namespace. One that
+// the limit of the node left out comes in at once if its namespace is an eighth below its limit.
+func (c *claimant) trim(out map[types.NamespacedName]int) {
+	const limit = v1alpha1.MaxNamespaceLocalBytes
+	if c.bytes <= returnBytes(limit) {
+		return
+	}
+	rest := c.weight // of the Services that follow
+	c.services = slices.DeleteFunc(c.services, func(s weighed) bool {
+		if rest <= returnBytes(limit) {
+			return false
+		}
+		leave := rest > limit || s.absent
+		rest -= s.weight()
+		if leave {
+			out[s.Service] = limit
+			c.weight -= s.weight()
+		}
+		return leave
+	})
+}
+
+// claimants is a heap with the largest namespace first; of two equal ones the last by name.
+type claimants []*claimant
+
+// Len implements heap.Interface.
+func (c claimants) Len() int { return len(c) }
+
+// Less implements heap.Interface.
+func (c claimants) Less(i, j int) bool {
+	return cmp.Or(cmp.Compare(c[j].weight, c[i].weight), cmp.Compare(c[j].namespace, c[i].namespace)) < 0
+}
+
+// Swap implements heap.Interface.
+func (c claimants) Swap(i, j int) { c[i], c[j] = c[j], c[i] }
+
+// Push implements heap.Interface.
+func (c *claimants) Push(x any) { *c = append(*c, x.(*claimant)) }
+
+// Pop implements heap.Interface.
+func (c *claimants) Pop() any {
+	last := (*c)[len(*c)-1]
+	*c = (*c)[:len(*c)-1]
+	return last
+}
+
+func comparedServices(a, b types.NamespacedName) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
+// What parts of a NodeProxyRules take as JSON, without names and numbers, and with the comma.
+const (
+	serviceBytes  = len(`{"namespace":"","name":"","ports":[]},`)
+	portBytes     = len(`{"name":"","protocol":"SCTP","endpoints":[]},`)
+	endpointBytes = len(`":",`)
+)
+
+// localBytes bounds what the local endpoints of a Service on a node take, without making a list of
+// them: an address that several slices name counts for each. 0: it has none there.
+func localBytes(node string, s *ServiceSlices) int {
+	var buffer [64]byte
+	ports := map[portKey]struct{}{}
+	total := 0
+	for _, slice := range s.Slices {
+		endpoints, addresses := 0, 0
+		for i := range slice.Endpoints {
+			e := &slice.Endpoints[i]
+			if (claim{endpoint: e}).node() != node {
+				continue
+			}
+			addr, _, detail := usableAddr(e, sliceFamily(slice))
+			if detail != "" {
+				continue
+			}
+			endpoints++
+			addresses += len(addr.AppendTo(buffer[:0]))
+			if addr.Is6() {
+				addresses += len("[]")
+			}
+		}
+		if endpoints == 0 {
+			continue
+		}
+		for _, p := range usablePorts(slice, ignoreProblem) {
+			ports[p.key] = struct{}{}
+			total += endpoints*(endpointBytes+digits(p.number)) + addresses
+		}
+	}
+	if len(ports) == 0 {
+		return 0
+	}
+	for key := range ports {
+		total += portBytes + len(key.name)
+	}
+	return total + serviceBytes + len(s.Service.Namespace) + len(s.Service.Name)
+}
+
+// bytesOf bounds what an entry takes.
+func bytesOf(entry *v1alpha1.ServiceMembers) int {
+	total := serviceBytes + len(entry.Namespace) + len(entry.Name)
+	for i := range entry.Ports {
+		p := &entry.Ports[i]
+		total += portBytes + len(p.Name)
+		for _, e := range p.Endpoints {
+			total += endpointBytes + len(e)
+		}
+	}
+	return total
+}
+
+func digits(port uint16) int { return len(strconv.Itoa(int(port))) }

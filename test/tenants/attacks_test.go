@@ -1,0 +1,356 @@
+package tenants
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/load"
+)
+
+// attacker is the namespace of the tenant that attacks.
+const attacker = "attacker"
+
+// Reasons of the events that owners of Services get.
+const (
+	serviceRefused   = "ServiceRefused"
+	addressesSkipped = "AddressesSkipped"
+	localLeftOut     = "LocalEndpointsLeftOut"
+)
+
+// attack is something that a tenant can do.
+type attack struct {
+	// name and limit are for the table: limit is what stops it.
+	name, limit string
+	// large objects are over a limit.
+	large bool
+	// before prepares the attack, which nothing is measured of.
+	before func(context.Context) error
+	// objects returns what is written. A loop calls it with rising numbers, and what it
+	// returns differs a little each time.
+	objects func(round int) []client.Object
+	// during is what else is done until the context ends.
+	during func(context.Context) error
+	// alone is done once, to its end, and not in a loop.
+	alone func(context.Context) error
+	// effect returns nil once the attack has had its effect, if it has one that can be seen.
+	effect func(context.Context) error
+}
+
+func (r *rig) attacks() []attack {
+	return append(append(r.tooLarge(), r.atLimits()...), r.others()...)
+}
+
+// tooLarge are Services over a limit.
+func (r *rig) tooLarge() []attack {
+	one := func(size v1alpha1.ServiceSize, name, object string, objects func(round int) []client.Object) attack {
+		limit, _ := size.Excess()
+		if limit == "" {
+			r.Fatalf("%s: %+v is within the limits", name, size)
+		}
+		return attack{name: name, limit: limit, large: true, objects: objects, effect: r.hasEvent(serviceRefused, object, limit)}
+	}
+	return []attack{
+		one(v1alpha1.ServiceSize{Ports: 3000}, "3,000 ports with 300 endpoints each", "ports", func(round int) []client.Object {
+			return service("ports", 3000, nil, slice("ports", 3000, endpoints(round, 300)))
+		}),
+		one(v1alpha1.ServiceSize{Ports: 500, Endpoints: 1000, PortEndpoints: 500_000}, "500 ports with 1,000 endpoints each", "square", func(round int) []client.Object {
+			return service("square", 500, nil, slice("square", 500, endpoints(round, 1000)))
+		}),
+		one(v1alpha1.ServiceSize{Ports: 40, Addresses: 40_000}, "40 ports at 40,000 external IPs", "addresses", func(round int) []client.Object {
+			return service("addresses", 40, func(s *corev1.Service) { s.Spec.ExternalIPs = addresses(round, 40_000) })
+		}),
+		one(v1alpha1.ServiceSize{Ports: 100, Addresses: 65_000}, "100 ports at 65,000 external IPs", "more-addresses", func(round int) []client.Object {
+			return service("more-addresses", 100, func(s *corev1.Service) { s.Spec.ExternalIPs = addresses(round, 65_000) })
+		}),
+		one(v1alpha1.ServiceSize{Ports: 1, SourceRanges: 60_000}, "60,000 source ranges", "ranges", func(round int) []client.Object {
+			return service("ranges", 1, balanced(round, 60_000))
+		}),
+	}
+}
+
+// most is the largest number up to atMost with which a Service is within the limits.
+func most(atMost int, size func(n int) v1alpha1.ServiceSize) int {
+	for n := atMost; n > 0; n-- {
+		if limit, _ := size(n).Excess(); limit == "" {
+			return n
+		}
+	}
+	return 0
+}
+
+// atLimits are Services that are just within the limits, so that nodes program them.
+func (r *rig) atLimits() []attack {
+	// More endpoints would make an object of more than 1 MiB, another limit.
+	const ports, inObject = 100, 100
+	perPort := most(inObject, func(n int) v1alpha1.ServiceSize {
+		return v1alpha1.ServiceSize{Ports: ports, Endpoints: n, PortEndpoints: ports * n}
+	})
+	external := most(v1alpha1.MaxServiceAddresses, func(n int) v1alpha1.ServiceSize { return v1alpha1.ServiceSize{Ports: ports, Addresses: n} })
+	ranges := most(v1alpha1.MaxServiceSourceRanges, func(n int) v1alpha1.ServiceSize { return v1alpha1.ServiceSize{Ports: 1, SourceRanges: n} })
+	const within = "within the limits"
+	return []attack{
+		{name: fmt.Sprintf("%d ports with %d endpoints each", ports, perPort), limit: within, objects: func(round int) []client.Object {
+			return service("limit", ports, nil, slice("limit", ports-1, endpoints(round, perPort)), r.lastPort("limit", ports))
+		}, effect: r.answers("limit", ports)},
+		{name: fmt.Sprintf("%d ports at %d external IPs", ports, external), limit: within, objects: func(round int) []client.Object {
+			return service("address-limit", ports, func(s *corev1.Service) { s.Spec.ExternalIPs = addresses(round, external) },
+				r.lastPort("address-limit", ports))
+		}, effect: r.answers("address-limit", ports)},
+		{name: fmt.Sprintf("%d source ranges", ranges), limit: within, objects: func(round int) []client.Object {
+			return service("range-limit", 1, balanced(round, ranges), r.lastPort("range-limit", 1))
+		}, effect: r.answers("range-limit", 1)},
+	}
+}
+
+// others are attacks by other means than the size of one Service.
+func (r *rig) others() []attack {
+	return []attack{
+		{
+			name: "cluster IPs of later Services as external IPs", limit: "a cluster IP is its Service's",
+			objects: func(int) []client.Object {
+				return service("thief", 1, func(s *corev1.Service) {
+					s.Spec.Ports[0].Port, s.Spec.ExternalIPs = 80, r.victimIPs()
+				}, slice("thief", 1, []string{r.thief.IP()}))
+			},
+			effect: r.hasEvent(addressesSkipped, "thief", clusterIP(0)),
+		},
+		{
+			name: "an API server's address as an external IP", limit: "no Service gets it",
+			objects: func(int) []client.Object {
+				return service("api", 1, func(s *corev1.Service) {
+					s.Spec.Ports[0].Port, s.Spec.ExternalIPs = apiServer.port, []string{apiServer.ip}
+				}, slice("api", 1, []string{r.thief.IP()}))
+			},
+			effect: func(ctx context.Context) error {
+				if err := r.hasEvent(addressesSkipped, "api", apiServer.ip)(ctx); err != nil {
+					return err
+				}
+				return r.reachAPIServer(ctx)
+			},
+		},
+		{
+			name: fmt.Sprintf("one slice that names %d nodes", crowd), limit: "bytes written a second",
+			objects: func(round int) []client.Object {
+				s := slice("everywhere", 1, endpoints(round, crowd))
+				for i := range s.Endpoints {
+					s.Endpoints[i].NodeName = new(crowdName(i))
+				}
+				return service("everywhere", 1, local, s)
+			},
+		},
+		{
+			name: fmt.Sprintf("%d Services, policy Local, with %d pods each on one node", manyServices, podsEach), limit: "local endpoints of a node",
+			objects: r.onOneNode, effect: r.hasEvent(localLeftOut, onOneNode, ""),
+		},
+		{
+			name: "a Service that a kernel rejects", limit: "tried again alone",
+			objects: func(round int) []client.Object {
+				return service("rejected", 1, nil, slice("rejected", 1, append(endpoints(round, 10), rejectedAddress)))
+			},
+			effect: r.hasRejected,
+		},
+		{name: "a rejected Service while a policy rolls out", limit: "its namespace waits alone", alone: r.rollOut},
+		{
+			name: "an unprivileged kube-proxy at " + pretended, limit: "root of the host only",
+			before: r.pretend, effect: r.programmed,
+		},
+		{name: "a flood of connections to port 10256", limit: fmt.Sprintf("%d connections", healthConnections), during: r.flood},
+		{name: "finalizers and labels on a Lease, by an agent's token", limit: "admission policy", before: r.guardLeases, during: r.markLease},
+	}
+}
+
+// service returns a Service of the attacker with its EndpointSlices.
+func service(name string, ports int, shape func(*corev1.Service), slices ...*discoveryv1.EndpointSlice) []client.Object {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: attacker, Name: name}}
+	for i := range ports {
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: portName(i), Port: int32(1 + i), TargetPort: intstr.FromInt(8080)}) //nolint:gosec // few
+	}
+	if shape != nil {
+		shape(s)
+	}
+	out := []client.Object{s}
+	for _, s := range slices {
+		out = append(out, s)
+	}
+	return out
+}
+
+func portName(i int) string { return fmt.Sprintf("p%d", i) }
+
+func slice(name string, ports int, addresses []string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: attacker, Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+	}
+	for i := range ports {
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: new(portName(i)), Port: new(int32(8080))})
+	}
+	for _, address := range addresses {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
+	}
+	return s
+}
+
+// local gives a Service traffic policy Local: the objects of nodes carry their local endpoints.
+func local(s *corev1.Service) {
+	s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
+}
+
+// balanced gives a Service a load balancer's address, and ranges of clients.
+func balanced(round, ranges int) func(*corev1.Service) {
+	return func(s *corev1.Service) {
+		s.Spec.Type, s.Spec.AllocateLoadBalancerNodePorts = corev1.ServiceTypeLoadBalancer, new(false)
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.77"}}
+		for _, address := range addresses(round, ranges) {
+			s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges, address+"/32")
+		}
+	}
+}
+
+// onOneNode is what names of Services begin with whose pods are all on one node.
+const onOneNode = "same-node-"
+
+// The ports are as many that the local endpoints take more than a node's object carries: an
+// endpoint of a port takes about 20 bytes there.
+const manyServices, podsEach, portsEach = 200, 100, 4
+
+const _ uint = manyServices*podsEach*portsEach*20 - v1alpha1.MaxNodeLocalBytes // does not compile if they are too few
+
+// onOneNode returns all Services at first, and then some of them in each round.
+func (r *rig) onOneNode(round int) []client.Object {
+	const atOnce = 5
+	first, count := round*atOnce, atOnce
+	if round == 0 {
+		count = manyServices
+	}
+	var out []client.Object
+	for i := range count {
+		n := (first + i) % manyServices
+		name := fmt.Sprintf("%s%d", onOneNode, n)
+		s := slice(name, portsEach, endpoints(round+n*podsEach, podsEach))
+		for i := range s.Endpoints {
+			s.Endpoints[i].NodeName = new(r.server.Node().Name())
+		}
+		out = append(out, service(name, portsEach, local, s)...)
+	}
+	return out
+}
+
+// endpoints are addresses of no pod; another round has others.
+func endpoints(round, count int) []string {
+	return from(netip.MustParseAddr("10.252.0.1"), round, count)
+}
+
+// addresses are addresses outside of the cluster.
+func addresses(round, count int) []string {
+	return from(netip.MustParseAddr("198.18.0.1"), round, count)
+}
+
+func from(first netip.Addr, skip, count int) []string {
+	b := first.As4()
+	n := uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])
+	out := make([]string, 0, count)
+	for i := range count {
+		v := n + uint32(skip+i) //nolint:gosec // few
+		out = append(out, netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)}).String())
+	}
+	return out
+}
+
+// write creates or replaces objects.
+func (r *rig) write(ctx context.Context, objects []client.Object) error {
+	c := r.cluster.Client()
+	for _, object := range objects {
+		status := corev1.ServiceStatus{}
+		if s, ok := object.(*corev1.Service); ok {
+			status = s.Status
+		}
+		err := c.Create(ctx, object.DeepCopyObject().(client.Object))
+		if apierrors.IsAlreadyExists(err) {
+			err = r.replace(ctx, object)
+		}
+		if err != nil {
+			return err
+		}
+		if s, ok := object.(*corev1.Service); ok && len(status.LoadBalancer.Ingress) > 0 {
+			before := client.MergeFrom(&corev1.Service{ObjectMeta: s.ObjectMeta})
+			if err := c.Status().Patch(ctx, &corev1.Service{ObjectMeta: s.ObjectMeta, Status: status}, before); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// replace writes an object over the one that is there.
+func (r *rig) replace(ctx context.Context, object client.Object) error {
+	switch next := object.(type) {
+	case *corev1.Service:
+		now := &corev1.Service{}
+		if err := r.cluster.Client().Get(ctx, client.ObjectKeyFromObject(next), now); err != nil {
+			return err
+		}
+		now.Spec.Ports, now.Spec.ExternalIPs, now.Spec.LoadBalancerSourceRanges = next.Spec.Ports, next.Spec.ExternalIPs, next.Spec.LoadBalancerSourceRanges
+		return r.cluster.Client().Update(ctx, now)
+	case *discoveryv1.EndpointSlice:
+		return r.cluster.Client().Update(ctx, next)
+	}
+	return fmt.Errorf("%T is no object of an attack", object)
+}
+
+// lastPort is a slice with the thief, for the last port of a Service.
+func (r *rig) lastPort(service string, ports int) *discoveryv1.EndpointSlice {
+	s := slice(service, 0, []string{r.thief.IP()})
+	s.Name += "-last"
+	s.Ports = []discoveryv1.EndpointPort{{Name: new(portName(ports - 1)), Port: new(int32(8080))}}
+	return s
+}
+
+// answers returns what returns nil once the last port of a Service of the attacker answers by
+// the rules of all nodes.
+func (r *rig) answers(name string, ports int) func(context.Context) error {
+	return func(ctx context.Context) error {
+		s := &corev1.Service{}
+		if err := r.cluster.Client().Get(ctx, client.ObjectKey{Namespace: attacker, Name: name}, s); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, load.Patience)
+		defer cancel()
+		for _, visitor := range r.visitors {
+			if _, err := visitor.Dial(ctx, "tcp", net.JoinHostPort(s.Spec.ClusterIP, strconv.Itoa(ports))); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// hasEvent returns what returns nil once a Service of the attacker whose name begins so has an
+// event with a reason and a part of its note.
+func (r *rig) hasEvent(reason, name, note string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		events := &eventsv1.EventList{}
+		if err := r.cluster.Client().List(ctx, events, client.InNamespace(attacker)); err != nil {
+			return err
+		}
+		for _, e := range events.Items {
+			if e.Reason == reason && strings.HasPrefix(e.Regarding.Name, name) && strings.Contains(e.Note, note) {
+				return nil
+			}
+		}
+		return fmt.Errorf("no event %s of Service %s/%s with %q", reason, attacker, name, note)
+	}
+}

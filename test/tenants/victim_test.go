@@ -1,0 +1,232 @@
+package tenants
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/install"
+	"github.com/nodeproxy-io/nodeproxy/test/load"
+)
+
+const (
+	// victim is the namespace of the second tenant.
+	victim = "victim"
+	// pace is how many connections to Services that exist are begun each second.
+	pace = 20
+	// tryPause is between two tries to connect to a new Service.
+	tryPause = 50 * time.Millisecond
+	// probePause is between two probes of one port.
+	probePause = 100 * time.Millisecond
+)
+
+// clusterIP is that of the second tenant's Service of a number.
+func clusterIP(n int) string { return fmt.Sprintf("10.96.%d.%d", 200+n/250, 1+n%250) }
+
+// victimIPs are the cluster IPs of Services that the second tenant will create.
+func (r *rig) victimIPs() []string {
+	const ahead = 400
+	var out []string
+	for i := range ahead {
+		out = append(out, clusterIP(i))
+	}
+	return out
+}
+
+// useNew creates a Service of the second tenant and returns how long it took until it answered
+// by the rules of each node. Every other Service has traffic policy Local, and answers on the
+// node of its pod.
+func (r *rig) useNew() ([]time.Duration, error) {
+	n := r.created
+	r.created++
+	service, endpoints := cluster.WithoutSelector(victim, fmt.Sprintf("shop-%d", n), r.server.IP())
+	service.Spec.ClusterIP = clusterIP(n)
+	endpoints.Endpoints[0].NodeName = new(r.server.Node().Name())
+	visitors := r.visitors
+	if n%2 == 1 {
+		service.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
+		visitors = visitors[1:]
+	}
+	if err := r.cluster.Client().Create(r.Context(), service); err != nil {
+		return nil, err
+	}
+	begin := time.Now() // both are there only now
+	if err := r.cluster.Client().Create(r.Context(), endpoints); err != nil {
+		return nil, err
+	}
+	waits, errs := make([]time.Duration, len(visitors)), make([]error, len(visitors))
+	var group sync.WaitGroup
+	for i, visitor := range visitors {
+		group.Go(func() {
+			errs[i] = r.reach(visitor, clusterIP(n)+":80")
+			waits[i] = time.Since(begin)
+		})
+	}
+	group.Wait()
+	return waits, errors.Join(errs...)
+}
+
+// reach connects until the second tenant's server answers. A packet that comes before the rules
+// is lost, and TCP repeats it only after a second: the next try does not wait for that.
+func (r *rig) reach(from *cluster.Pod, address string) error {
+	ctx, cancel := context.WithTimeout(r.Context(), patience)
+	defer cancel()
+	const most = 100 // under way
+	answers, slots := make(chan error, most), make(chan struct{}, most)
+	try := func() {
+		ctx, cancel := context.WithTimeout(r.Context(), load.Patience)
+		defer cancel()
+		answer, err := from.Dial(ctx, "tcp", address)
+		if err == nil && answer.Server != r.server.Name() {
+			err = fmt.Errorf("%s answers at %s", answer.Server, address)
+			r.stolen.Store(err.Error())
+		}
+		<-slots
+		select {
+		case answers <- err:
+		default: // reach has returned
+		}
+	}
+	tick := time.NewTicker(tryPause)
+	defer tick.Stop()
+	var last error
+	for {
+		select {
+		case slots <- struct{}{}:
+			r.tries.Go(try)
+		default:
+		}
+		select {
+		case last = <-answers:
+			if last == nil {
+				return nil
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not answer within %s: %w", address, patience, last)
+		case <-tick.C:
+			continue
+		}
+		select { // a failed try is not repeated at once
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+}
+
+// targets are Services of the second tenant that exist.
+func (r *rig) targets() []load.Target {
+	r.Helper()
+	if r.created == 0 {
+		if _, err := r.useNew(); err != nil {
+			r.Fatal(err)
+		}
+	}
+	var out []load.Target
+	for i, visitor := range r.visitors {
+		out = append(out, load.Target{
+			Name: "a Service of the second tenant", From: visitor.Place, Via: r.cluster.Node(i).Name(),
+			Network: "tcp", Address: clusterIP(0) + ":80", Servers: []string{r.server.Name()},
+		})
+	}
+	return out
+}
+
+// controlAddress is where a server answers on each node that has nothing to do with nodeproxy.
+const controlAddress = "127.0.0.1:18080"
+
+// startControl starts these servers.
+func (r *rig) startControl(ctx context.Context) error {
+	for _, node := range r.cluster.Nodes() {
+		command := cluster.Command{Name: "control", Path: filepath.Join(r.cluster.Dir(), "echo"), Args: []string{controlAddress + "/http"}}
+		if _, err := node.Start(command); err != nil {
+			return err
+		}
+		err := install.Until(ctx, patience, func(ctx context.Context) error {
+			_, err := node.Get(ctx, "http://"+controlAddress)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// probe asks the ports of agents, and the control servers, until the context ends. The returned
+// function, which may be called once the group has ended, returns how long the answers took.
+func (r *rig) probe(ctx context.Context, group *sync.WaitGroup) func() (probes, control []time.Duration) {
+	var mu sync.Mutex
+	var probes, control []time.Duration
+	for _, node := range r.cluster.Nodes() {
+		for url, took := range map[string]*[]time.Duration{
+			"http://127.0.0.1:19256/livez":                        &probes,
+			"http://" + node.AddressPort(healthPort) + "/healthz": &probes,
+			"http://" + controlAddress:                            &control,
+		} {
+			asks := &http.Client{Transport: node.Transport(), Timeout: patience}
+			group.Go(func() {
+				tick := time.NewTicker(probePause)
+				defer tick.Stop()
+				for ctx.Err() == nil {
+					begin := time.Now()
+					err := ask(asks, url)
+					mu.Lock()
+					*took = append(*took, time.Since(begin))
+					mu.Unlock()
+					if err != nil {
+						r.Errorf("%s on %s: %v", url, node.Name(), err)
+						return
+					}
+					select {
+					case <-ctx.Done():
+					case <-tick.C:
+					}
+				}
+			})
+		}
+	}
+	return func() (_, _ []time.Duration) { return probes, control }
+}
+
+func ask(with *http.Client, url string) error {
+	response, err := with.Get(url)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if response.StatusCode != http.StatusOK {
+		err = errors.Join(err, fmt.Errorf("%s: %s", response.Status, body))
+	}
+	return err
+}
+
+// forgetPeak has the kernel forget a process's largest size so far.
+func forgetPeak(pid int) error {
+	return os.WriteFile(filepath.Join("/proc", strconv.Itoa(pid), "clear_refs"), []byte("5"), 0)
+}
+
+// peakOf is a process's largest resident size, in KiB.
+func peakOf(pid int) (int64, error) {
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, found := strings.CutPrefix(line, "VmHWM:"); found {
+			return strconv.ParseInt(strings.Fields(value)[0], 10, 64)
+		}
+	}
+	return 0, fmt.Errorf("the status of process %d has no VmHWM", pid)
+}
