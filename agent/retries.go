@@ -37,9 +37,10 @@ func (r retries) noted(result *dataplane.Result, tried *dataplane.Ruleset, now t
 		_, suspected := result.Suspected[name]
 		next := retry{service: tried.Services[name], reason: reason, suspected: suspected, at: now.Add(firstRetryPause), pause: firstRetryPause}
 		switch {
-		case !before || former.service != next.service || suspected:
+		case !before || former.service != next.service:
 		case rests:
 			next.at, next.pause = former.at, former.pause
+		case suspected: // soon, however often it was
 		default:
 			next.pause = min(2*former.pause, longestRetryPause)
 			next.at = now.Add(next.pause)

@@ -148,6 +148,24 @@ func TestSuspectedIsTriedSoon(t *testing.T) {
 	}
 }
 
+// TestSuspectedIsTriedBesideOthers: an Apply that does not try it puts nothing off.
+func TestSuspectedIsTriedBesideOthers(t *testing.T) {
+	name := dataplane.ServiceName{Namespace: "shop", Name: "suspected"}
+	result := &dataplane.Result{Refused: map[dataplane.ServiceName]string{name: "x"}, Suspected: map[dataplane.ServiceName]struct{}{name: {}}}
+	tried := &dataplane.Ruleset{Services: map[dataplane.ServiceName]*dataplane.Service{name: {}}}
+	r := retries(nil).noted(result, tried, epoch)
+	now := epoch
+	for !r.due(now) {
+		if now = now.Add(time.Second); now.Sub(epoch) > time.Minute {
+			t.Fatal("it is not due after a minute")
+		}
+		tried.Rest = r.resting(nil, now)
+		if len(tried.Rest) > 0 {
+			r = r.noted(result, tried, now)
+		}
+	}
+}
+
 // TestRefusedServicesAreNamedInTheLogOnceAMinute, whatever changes how often.
 func TestRefusedServicesAreNamedInTheLogOnceAMinute(t *testing.T) {
 	clk := clocktesting.NewFakeClock(epoch)

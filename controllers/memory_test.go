@@ -74,21 +74,28 @@ func TestWritesOfManyBytesAreSpaced(t *testing.T) {
 // While a Service waits it need not be rendered.
 func TestServicesThatWaitAreNotRendered(t *testing.T) {
 	m, _ := newTestMemory(t)
-	if wait := m.waiting(cart, noon); wait != 0 {
+	if wait := m.waiting(cart, true, noon); wait != 0 {
 		t.Errorf("an unknown Service waits %s", wait)
 	}
 	m.wait(cart, render.Load{Endpoints: 3000}, noon)
 	m.wrote(cart, 1<<20, true, noon)
-	if wait := m.waiting(cart, noon); wait != 0 {
+	if wait := m.waiting(cart, true, noon); wait != 0 {
 		t.Errorf("without a change it waits %s", wait)
 	}
 	m.wait(cart, render.Load{Endpoints: 3000}, noon.Add(time.Second))
-	if wait := m.waiting(cart, noon.Add(2*time.Second)); wait != 6*time.Second {
+	if wait := m.waiting(cart, true, noon.Add(2*time.Second)); wait != 6*time.Second {
 		t.Errorf("after a change it waits %s, want 6 s", wait)
 	}
 	m.pause(cart, render.Load{Bytes: 2 << 20}, noon.Add(8*time.Second))
-	if wait := m.waiting(cart, noon.Add(8*time.Second)); wait != 16*time.Second {
+	if wait := m.waiting(cart, true, noon.Add(8*time.Second)); wait != 16*time.Second {
 		t.Errorf("too large to be written it waits %s, want 16 s", wait)
+	}
+	if wait := m.waiting(cart, false, noon.Add(8*time.Second)); wait != 0 {
+		t.Errorf("what is not stored waits %s", wait)
+	}
+	m.refuse(cart, "too large", "too large", 1, noon.Add(8*time.Second))
+	if wait := m.waiting(cart, false, noon.Add(8*time.Second)); wait != 16*time.Second {
+		t.Errorf("what was refused and is not stored waits %s, want 16 s", wait)
 	}
 }
 

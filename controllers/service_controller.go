@@ -157,7 +157,7 @@ func (r *ServiceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 // publish renders a Service and writes the result if it differs from stored.
 func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (ctrl.Result, error) {
 	key := client.ObjectKeyFromObject(svc)
-	if wait := r.memory.waiting(key, r.clock.Now()); wait > 0 && stored != nil && r.memory.settled(key) {
+	if wait := r.memory.waiting(key, stored != nil, r.clock.Now()); wait > 0 && r.memory.settled(key) {
 		return ctrl.Result{RequeueAfter: wait}, nil // whatever it has become
 	}
 	changed := r.memory.takeChange(key)

@@ -139,12 +139,12 @@ func (m *serviceMemory) pause(key types.NamespacedName, load render.Load, now ti
 }
 
 // waiting returns for how long a Service has been told to wait: until then it need not be
-// rendered.
-func (m *serviceMemory) waiting(key types.NamespacedName, now time.Time) time.Duration {
+// rendered. Rules that are not stored do not wait, unless they were refused.
+func (m *serviceMemory) waiting(key types.NamespacedName, stored bool, now time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.services[key]
-	if s == nil {
+	if s == nil || !stored && s.refusal == nil {
 		return 0
 	}
 	return max(0, s.until.Sub(now))

@@ -119,7 +119,7 @@ func (p *plan) usesNodePorts() bool { return len(p.nodePorts) > 0 || len(p.forme
 // add has flows to the Service's ports judged.
 func (p *plan) add(svc *dataplane.Service, unknown bool) {
 	var others map[netip.Addr]struct{} // these Nodes serve them
-	if p.ipvs {
+	if p.ipvs && svc != nil {
 		others = svc.OfOthers(p.own)
 	}
 	eachServed(svc, p.protocol, func(at served, port *dataplane.Port) {

@@ -350,3 +350,17 @@ func TestFlowsToOtherNodes(t *testing.T) {
 		}
 	}
 }
+
+// TestServiceThatWasNeverProgrammed: an agent that has just started keeps the rules of Services
+// that it has not seen yet, while something of mode IPVS may linger.
+func TestServiceThatWasNeverProgrammed(t *testing.T) {
+	s := newState(v1alpha1.ProtocolUDP)
+	svc := service("s", "ip 172.30.0.41 port 80 ep 10.180.0.1:8080")
+	r := ruleset(true, list{svc})
+	r.Keep = map[dataplane.ServiceName]struct{}{svc.Name: {}}
+	s.commit(r, dataplane.Result{Lingering: true})
+	p, _ := s.take()
+	if got := p.judge(flow("172.30.0.41:80", "10.180.0.2:8080")); got != "" {
+		t.Errorf("a flow is judged %q by rules that are not known", got)
+	}
+}

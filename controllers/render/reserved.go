@@ -34,9 +34,16 @@ func StoredCluster(rules *v1alpha1.ServiceProxyRulesSpec) Cluster {
 	}
 }
 
-// APIServers returns the addresses and ports of API servers: those of the EndpointSlices of the
-// Service default/kubernetes, ready or not, those in spec.apiServer of NodeProxy, if there is
-// one, and those of URLs. Host names are not resolved: what they stand for may change at
+// ownSlice is the EndpointSlice of default/kubernetes that API servers maintain. Others may
+// write more slices of that Service, with whatever addresses: those do not count.
+const ownSlice = "kubernetes"
+
+// maxAPIServerPorts is more than API servers have. What has more is not theirs.
+const maxAPIServerPorts = 100
+
+// APIServers returns the addresses and ports of API servers: those of the EndpointSlice of the
+// Service default/kubernetes that they maintain, ready or not, those in spec.apiServer of
+// NodeProxy, if there is one, and those of URLs. Host names are not resolved: what they stand for may change at
 // any time, and all nodes must get the same rules.
 func APIServers(ofKubernetes []*discoveryv1.EndpointSlice, np *v1alpha1.NodeProxy, urls ...string) map[netip.Addr][]uint16 {
 	out := map[netip.Addr][]uint16{}
@@ -46,12 +53,13 @@ func APIServers(ofKubernetes []*discoveryv1.EndpointSlice, np *v1alpha1.NodeProx
 		}
 	}
 	for _, slice := range ofKubernetes {
+		if slice.Name != ownSlice || len(slice.Ports) > maxAPIServerPorts {
+			continue
+		}
 		for i := range slice.Endpoints {
-			for _, text := range slice.Endpoints[i].Addresses {
-				for _, port := range slice.Ports {
-					if port.Port != nil {
-						add(text, uint16(*port.Port)) //nolint:gosec // the API takes no others
-					}
+			for _, port := range slice.Ports {
+				if addresses := slice.Endpoints[i].Addresses; port.Port != nil && len(addresses) > 0 {
+					add(addresses[0], uint16(*port.Port)) //nolint:gosec // the API takes no others
 				}
 			}
 		}

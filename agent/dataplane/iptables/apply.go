@@ -182,14 +182,24 @@ func (d *Dataplane) hold(name dataplane.ServiceName, p *planned) {
 	d.held.services[name] = p
 }
 
-// fill completes a transaction that is a sweep by what the chain has now.
+// fill completes a transaction that is a sweep by what the chain has now. Where the programs
+// cannot list it, they may well write it: then rules are replaced one by one.
 func (t *transaction) fill(ctx context.Context, k kernel) error {
 	if t.sweep == nil {
 		return nil
 	}
 	rules, err := k.list(ctx, t.sweep.in)
-	if err != nil {
+	switch {
+	case err != nil && ctx.Err() != nil:
 		return err
+	case err != nil:
+		for _, r := range t.effect.added {
+			t.line(t.rules(r.in.table), "-I ", r.in.name, " ", r.spec)
+		}
+		for _, r := range t.effect.removed {
+			t.removeRule(r.in, r.spec)
+		}
+		return nil
 	}
 	t.declareShared(t.sweep.in)
 	t.appendRules(t.sweep.in, t.sweep.add)

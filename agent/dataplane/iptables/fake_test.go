@@ -12,13 +12,14 @@ import (
 // where a test says so.
 type fakeKernel struct {
 	modelled
-	tables *iptablesmodel.Kernel
-	fail   error    // returned by the next apply
-	writes []string // inputs that were not empty, and inserts
-	reads  int
-	unread error    // returned by read
-	warn   []string // about the variant
-	other  *uint32  // counts what others write; nil: it does not tell
+	tables   *iptablesmodel.Kernel
+	fail     error    // returned by the next apply
+	writes   []string // inputs that were not empty, and inserts
+	reads    int
+	unread   error    // returned by read
+	unlisted error    // returned by list
+	warn     []string // about the variant
+	other    *uint32  // counts what others write; nil: it does not tell
 }
 
 func newFakeKernel() *fakeKernel {
@@ -43,6 +44,13 @@ func (k *fakeKernel) read(context.Context) (*kernelState, error) {
 	}
 	state := newKernelState()
 	return state, state.read(strings.NewReader(k.save()))
+}
+
+func (k *fakeKernel) list(ctx context.Context, in chainID) ([]kernelRule, error) {
+	if k.unlisted != nil {
+		return nil, k.unlisted
+	}
+	return k.modelled.list(ctx, in)
 }
 
 // save prints the tables as iptables-save does.

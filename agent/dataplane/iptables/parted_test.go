@@ -396,6 +396,25 @@ func TestManySharedRulesAreReplacedAtOnce(t *testing.T) {
 	}
 }
 
+// TestChainThatCannotBeListed: its rules are replaced one by one.
+func TestChainThatCannotBeListed(t *testing.T) {
+	f := newFixture(t)
+	services := someServices(2)
+	large := *services[0]
+	for i := range maxSingly + 1 {
+		large.ExternalIPs = append(large.ExternalIPs, netip.AddrFrom4([4]byte{198, 51, 1, byte(i)}))
+	}
+	f.set(&large, services[1])
+	f.check(f.apply())
+	f.kernel.unlisted = errors.New("table nat is incompatible")
+	f.set(services[0])
+	result := f.apply()
+	if result.Kind != v1alpha1.SyncPartial || len(result.Refused) > 0 {
+		t.Fatalf("%+v", result)
+	}
+	f.check(result)
+}
+
 // TestRejectedInTheMiddleOfAFullPass: what went in and nothing leads to goes, and it is known
 // what the kernel has.
 func TestRejectedInTheMiddleOfAFullPass(t *testing.T) {
