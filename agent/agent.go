@@ -152,7 +152,7 @@ func New(options Options) (*Agent, error) {
 	defaults := v1alpha1.CompleteSettings(nil)
 	minimum, verify := intervals(defaults)
 	a.loop = syncer.New(syncer.Options{
-		Clock: options.Clock, Sync: a.progressing(a.sync), Verify: a.progressing(a.verify), Look: a.progressing(a.lookAtRules),
+		Clock: options.Clock, Sync: a.syncSome, Verify: a.progressing(a.verify), Look: a.progressing(a.lookAtRules),
 		MinInterval: minimum, VerifyInterval: verify, RetryMin: shortestRetry, RetryMax: longestRetry,
 	})
 	a.fanout.Clock = options.Clock
@@ -271,7 +271,13 @@ func (a *Agent) noteObject() {
 	}
 }
 
-// sync writes what has changed to the kernel. The sync loop calls it.
+// syncSome is sync, unless all without what is costly to write. The sync loop calls it.
+func (a *Agent) syncSome(ctx context.Context, all bool) (syncer.Load, error) {
+	load := a.store.setCostlyAside(all)
+	return load, a.progressing(a.sync)(ctx)
+}
+
+// sync writes what has changed to the kernel, but for what is set aside.
 func (a *Agent) sync(ctx context.Context) error {
 	if a.store.removing() {
 		return a.removeRules(ctx)

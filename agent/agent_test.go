@@ -194,7 +194,7 @@ func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
 			mustSync(t, a)
 			// A loop that does not run is overdue once it is triggered.
 			clk := clocktesting.NewFakeClock(epoch)
-			a.loop = syncer.New(syncer.Options{Clock: clk, Sync: a.sync, Verify: a.verify, VerifyInterval: time.Hour})
+			a.loop = syncer.New(syncer.Options{Clock: clk, Sync: a.syncSome, Verify: a.verify, VerifyInterval: time.Hour})
 			tt.event(r)
 			a.changed()
 			clk.Step(time.Second)

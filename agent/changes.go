@@ -32,11 +32,17 @@ func newChangeLog(now time.Time) changeLog {
 	return changeLog{since: now, endpoints: newPendingChanges(), parts: newPendingChanges()}
 }
 
-func (p *pendingChanges) take() {
+// take takes all changes but those that are set aside.
+func (p *pendingChanges) take(aside map[dataplane.ServiceName]bool) {
+	left := map[dataplane.ServiceName]struct{}{}
 	for name := range p.waiting {
-		p.applying[name] = struct{}{}
+		if _, waits := aside[name]; waits {
+			left[name] = struct{}{}
+		} else {
+			p.applying[name] = struct{}{}
+		}
 	}
-	p.waiting = map[dataplane.ServiceName]struct{}{}
+	p.waiting = left
 }
 
 func (p *pendingChanges) count() int {
@@ -145,12 +151,18 @@ func (t *triggers) add(name dataplane.ServiceName, at time.Time) {
 	}
 }
 
-func (t *triggers) take() {
+// take takes all changes but those that are set aside.
+func (t *triggers) take(aside map[dataplane.ServiceName]bool) {
+	left := map[dataplane.ServiceName][]time.Time{}
 	for name, list := range t.waiting {
+		if _, waits := aside[name]; waits {
+			left[name] = list
+			continue
+		}
 		list = append(t.applying[name], list...)
 		t.applying[name] = list[:min(len(list), maxTriggers)]
 	}
-	t.waiting = map[dataplane.ServiceName][]time.Time{}
+	t.waiting = left
 }
 
 // programmedChanges are what metrics tell of a family after a success.
@@ -159,13 +171,14 @@ type programmedChanges struct {
 	noLocal   noLocal
 }
 
-// takeChanges marks all changes that have come as being applied. The caller
+// takeChanges marks all changes that have come as being applied, but for those that are
+// set aside. The caller
 // holds mu.
 func (s *store) takeChanges() {
-	s.changes.endpoints.take()
-	s.changes.parts.take()
+	s.changes.endpoints.take(s.aside)
+	s.changes.parts.take(s.aside)
 	for _, f := range s.families {
-		f.triggers.take()
+		f.triggers.take(s.aside)
 	}
 }
 

@@ -159,11 +159,14 @@ func (s *store) takeBatch() batch {
 		settingsRevision: s.current.Spec.SettingsRevision,
 		mode:             s.mode.mode,
 	}}
+	if len(s.aside) > 0 {
+		b.applied = s.applied // the newest is not all there
+	}
 	for family, f := range s.families {
-		f.applyingSince, f.pendingSince = f.oldestPending(), time.Time{}
+		f.applyingSince, f.pendingSince = f.oldestPending(), s.pendingAside(f)
 		switch {
 		case f.absent != nil && !f.needed() && !f.retry:
-			f.applyingSince = time.Time{}
+			f.applyingSince, f.pendingSince = time.Time{}, time.Time{}
 			clear(f.dirty) // should it come, the kernel is read
 		case f.full || f.recheck || len(f.dirty) > 0 || f.refused.due(now):
 			b.rulesets[family] = s.ruleset(family, f)
@@ -173,6 +176,15 @@ func (s *store) takeBatch() batch {
 		}
 	}
 	return b
+}
+
+// pendingAside is since when what is set aside may have waited in a family; zero: nothing is.
+// The caller holds mu.
+func (s *store) pendingAside(f *familyState) time.Time {
+	if len(s.aside) == 0 {
+		return time.Time{}
+	}
+	return f.oldestPending()
 }
 
 // combineDirty brings what is wanted up to date. The caller holds mu.

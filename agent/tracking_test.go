@@ -165,7 +165,7 @@ func TestTrackingThatComesWithTheRules(t *testing.T) {
 	}
 	// A loop that does not run is overdue once it is triggered.
 	clk := clocktesting.NewFakeClock(epoch)
-	a.loop = syncer.New(syncer.Options{Clock: clk, Sync: a.sync, Verify: a.verify, VerifyInterval: time.Hour})
+	a.loop = syncer.New(syncer.Options{Clock: clk, Sync: a.syncSome, Verify: a.verify, VerifyInterval: time.Hour})
 	mustSync(t, a)
 	clk.Step(time.Second)
 	if a.loop.Overdue() == 0 {

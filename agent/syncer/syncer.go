@@ -6,6 +6,7 @@ package syncer
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,9 +17,10 @@ import (
 type Options struct {
 	// Clock tells the time.
 	Clock clock.Clock
-	// Sync writes what has changed. It is never called concurrently with itself,
-	// Verify or Look.
-	Sync func(context.Context) error
+	// Sync writes what has changed. Unless all it may leave what is costly; then it
+	// is called again, with all, after a pause. It is never called concurrently with
+	// itself, Verify or Look.
+	Sync func(ctx context.Context, all bool) (Load, error)
 	// Verify compares everything and repairs. An error leads to Sync with
 	// backoff.
 	Verify func(context.Context) error
@@ -26,14 +28,26 @@ type Options struct {
 	// Sync with backoff. Nil: LookBy is not called.
 	Look func(context.Context) error
 	// MinInterval is the least time between the end of a Sync and the start of
-	// the next, which is longer where Syncs take long; VerifyInterval that
-	// between two calls of Verify.
+	// the next, which is longer where Syncs take long (see rest); VerifyInterval
+	// that between two calls of Verify.
 	MinInterval, VerifyInterval time.Duration
 	// RetryMin is the pause after a first failure until the same is tried again.
 	// It doubles with every further one up to RetryMax. A change in between does
 	// not wait for it.
 	RetryMin, RetryMax time.Duration
 }
+
+// Load is what a Sync has done about changes that are costly to write.
+type Load int
+
+const (
+	// Light: there were none.
+	Light Load = iota
+	// Heavy: it has written some.
+	Heavy
+	// Left: it has left some.
+	Left
+)
 
 // Syncer runs the loop. Its methods may be called from any goroutine.
 type Syncer struct {
@@ -43,13 +57,15 @@ type Syncer struct {
 	mu             sync.Mutex // guards everything below
 	minInterval    time.Duration
 	verifyInterval time.Duration
-	wanted         bool      // something has changed since the last Sync began
-	wantedAt       time.Time // when that was; meaningful while wanted
-	failures       int       // in a row
-	retryAt        time.Time // meaningful while failures > 0
-	syncEnd        time.Time // of the last Sync; zero before the first
-	syncTook       time.Duration
-	verifyBase     time.Time // what verifyInterval counts from
+	wanted         bool          // something has changed since the last Sync began
+	wantedAt       time.Time     // when that was; meaningful while wanted
+	failures       int           // in a row
+	retryAt        time.Time     // meaningful while failures > 0
+	syncEnd        time.Time     // of the last Sync; zero before the first
+	syncRest       time.Duration // the least pause after it
+	left           bool          // Sync has left something
+	restUntil      time.Time     // when a Sync may write what is costly, too
+	verifyBase     time.Time     // what verifyInterval counts from
 	verifyNow      bool
 	lookAt         time.Time // when a look is due; zero: none
 	runStart       time.Time // of what runs now; zero when nothing does
@@ -180,23 +196,31 @@ func (s *Syncer) nextOfAll() (action, time.Time) {
 	if s.verifyNow {
 		verify = s.verifyBase
 	}
-	if !s.wanted && s.failures == 0 {
-		return doVerify, verify
+	earliest := s.syncEnd.Add(max(s.minInterval, s.syncRest))
+	var due []time.Time
+	if s.failures > 0 {
+		due = append(due, s.retryAt)
 	}
-	sync := s.retryAt
 	if s.wanted {
-		changed := s.wantedAt
-		if earliest := s.syncEnd.Add(s.pause()); changed.Before(earliest) {
-			changed = earliest
-		}
-		if s.failures == 0 || changed.Before(sync) {
-			sync = changed
-		}
+		due = append(due, later(s.wantedAt, earliest))
 	}
-	if verify.Before(sync) {
+	if s.left {
+		due = append(due, later(s.restUntil, earliest))
+	}
+	if len(due) == 0 {
 		return doVerify, verify
 	}
-	return doSync, sync
+	if sync := slices.MinFunc(due, time.Time.Compare); !verify.Before(sync) {
+		return doSync, sync
+	}
+	return doVerify, verify
+}
+
+func later(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
 }
 
 func (s *Syncer) run(ctx context.Context, what action) {
@@ -204,9 +228,15 @@ func (s *Syncer) run(ctx context.Context, what action) {
 	s.runStart = s.options.Clock.Now()
 	s.progress = s.runStart
 	var do func(context.Context) error
+	var load Load
 	switch what {
 	case doSync:
-		do, s.wanted = s.options.Sync, false
+		all := !s.runStart.Before(s.restUntil)
+		do = func(ctx context.Context) (err error) {
+			load, err = s.options.Sync(ctx, all)
+			return err
+		}
+		s.wanted = false
 	case doLook:
 		do, s.lookAt = s.options.Look, time.Time{}
 	default:
@@ -223,7 +253,7 @@ func (s *Syncer) run(ctx context.Context, what action) {
 	s.runStart = time.Time{}
 	switch what {
 	case doSync:
-		s.syncEnd, s.syncTook = now, took
+		s.rest(load, took, now)
 	case doVerify:
 		s.verifyBase = now
 	}
@@ -240,17 +270,28 @@ func (s *Syncer) run(ctx context.Context, what action) {
 // Where a Sync takes long, the kernel is busy for as long and so is a processor.
 // The pause after it grows by restFactor for what it takes above shortSync, so
 // that they are busy for a small part of the time, but not above maxRest on that
-// account. Few rules take less than shortSync, also on a busy machine.
+// account. Few rules take less than shortSync, also on a busy machine. What is
+// costly to write pauses alone: meanwhile small changes are written with pauses of
+// lightFactor times what they take.
 const (
-	shortSync  = 25 * time.Millisecond
-	restFactor = 30
-	maxRest    = 1500 * time.Millisecond
+	shortSync   = 25 * time.Millisecond
+	restFactor  = 30
+	maxRest     = 1500 * time.Millisecond
+	lightFactor = 4
 )
 
-// pause is the least time between the last Sync and the next. The caller holds
-// mu.
-func (s *Syncer) pause() time.Duration {
-	return max(s.minInterval, min(restFactor*(s.syncTook-shortSync), maxRest))
+// rest sets the pauses after a Sync. The caller holds mu.
+func (s *Syncer) rest(load Load, took time.Duration, now time.Time) {
+	rest := max(0, min(restFactor*(took-shortSync), maxRest))
+	s.syncEnd, s.left = now, load == Left
+	switch load {
+	case Heavy:
+		s.syncRest, s.restUntil = 0, now.Add(rest)
+	case Left:
+		s.syncRest = min(rest, lightFactor*took)
+	default:
+		s.syncRest, s.restUntil = rest, now.Add(rest)
+	}
 }
 
 // backoff is the pause after the current number of failures. The caller holds

@@ -25,6 +25,7 @@ type rig struct {
 	fail  int           // how many of the next runs fail
 	sound bool          // verifications do not fail
 	takes time.Duration // how long a run takes
+	load  Load          // of a Sync that may write all
 }
 
 func newRig(t *testing.T) *rig {
@@ -48,7 +49,16 @@ func newRig(t *testing.T) *rig {
 	}
 	r.Syncer = New(Options{
 		Clock: clock.RealClock{}, // the bubble's
-		Sync:  run("sync"), Verify: run("verify"), Look: run("look"),
+		Sync: func(ctx context.Context, all bool) (Load, error) {
+			r.mu.Lock()
+			name, load := "sync", r.load
+			if load == Heavy && !all {
+				name, load = "small sync", Left
+			}
+			r.mu.Unlock()
+			return load, run(name)(ctx)
+		},
+		Verify: run("verify"), Look: run("look"),
 		MinInterval: time.Second, VerifyInterval: time.Hour,
 		RetryMin: 2 * time.Second, RetryMax: 10 * time.Second,
 	})
@@ -65,6 +75,13 @@ func (r *rig) will(fail int, take time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fail, r.takes = fail, take
+}
+
+// costs says what the coming changes cost.
+func (r *rig) costs(load Load) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.load = load
 }
 
 // syncOnlyFails makes verifications succeed.
@@ -150,6 +167,30 @@ func TestLongSyncsAreFurtherApart(t *testing.T) {
 				t.Errorf("syncs take %s: got %v, want %v", step.takes, got, want)
 			}
 		}
+	})
+}
+
+// What is costly pauses by itself: other changes are written meanwhile, and do not put it off.
+func TestCostlyChangesRestAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.SetIntervals(250*time.Millisecond, time.Hour)
+		r.costs(Heavy)
+		r.will(0, 600*time.Millisecond)
+		r.Trigger()
+		r.pass(100 * time.Millisecond)
+		r.will(0, 80*time.Millisecond)
+		r.Trigger() // a small change, while the costly ones are written, and more of these
+		r.pass(800 * time.Millisecond)
+		r.expect(t, "sync 0s", "small sync 850ms")
+		r.Trigger()
+		r.pass(2 * time.Second)
+		// 320 ms after the end of the one before, and 1.5 s after that of the costly one.
+		r.expect(t, "sync 0s", "small sync 850ms", "small sync 1.25s", "sync 2.1s")
+		r.costs(Light)
+		r.pass(time.Minute)
+		r.Trigger()
+		r.expect(t, "sync 0s", "small sync 850ms", "small sync 1.25s", "sync 2.1s", "sync 1m2.9s")
 	})
 }
 

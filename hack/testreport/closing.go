@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -116,14 +118,33 @@ func (c *closing) outcomes(result string, r record, outcomes []outcome) {
 	}
 }
 
-// longest is how many lines of a test the end of a run repeats: the first and the last
-// ones, because some tests first say why they failed, others last.
+// longest is how many lines of a test the end of a run repeats.
 const longest = 24
 
+// ownLine is a line that a test itself has logged, beside those of programs that it ran.
+var ownLine = regexp.MustCompile(`^\s*[\w.-]+_test\.go:\d+: `)
+
+// shorten drops lines in the middle, because some tests first say why they failed, others last,
+// but keeps what the test itself has logged, and puts that last.
 func shorten(lines []string) []string {
 	if len(lines) <= longest {
 		return lines
 	}
-	out := append([]string(nil), lines[:longest/2]...)
-	return append(append(out, "…"), lines[len(lines)-longest/2:]...)
+	var own, others []string
+	for _, line := range lines {
+		if ownLine.MatchString(line) {
+			own = append(own, line)
+		} else {
+			others = append(others, line)
+		}
+	}
+	return slices.Concat(middleOut(others, longest/2), middleOut(own, longest))
+}
+
+// middleOut keeps the first and the last of at most so many lines.
+func middleOut(lines []string, most int) []string {
+	if len(lines) <= most {
+		return lines
+	}
+	return slices.Concat(lines[:most/2], []string{"…"}, lines[len(lines)-most/2:])
 }

@@ -104,9 +104,9 @@ func TestRecordsSurviveTheFile(t *testing.T) {
 
 func TestLongOutputIsShortened(t *testing.T) {
 	lines := slices.Repeat([]string{"line"}, 100)
-	lines[0], lines[99] = "first", "last"
+	lines[0], lines[50], lines[99] = "first", "    modes_test.go:67: 3 connections failed", "last"
 	got := shorten(lines)
-	if len(got) != longest+1 || got[0] != "first" || got[longest] != "last" {
+	if n := len(got); n != longest/2+2 || got[0] != "first" || got[n-2] != "last" || got[n-1] != lines[50] {
 		t.Errorf("%d lines: %q", len(got), got)
 	}
 }
