@@ -14,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
@@ -58,7 +59,9 @@ func (r *rig) useNew() ([]time.Duration, error) {
 		service.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
 		visitors = visitors[1:]
 	}
-	if err := r.cluster.Client().Create(r.Context(), service); err != nil {
+	if err := r.cluster.Client().Create(r.Context(), service); apierrors.IsInvalid(err) {
+		return r.useNew() // the API server has given the address to a Service of the attacker
+	} else if err != nil {
 		return nil, err
 	}
 	begin := time.Now() // both are there only now
