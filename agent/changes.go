@@ -33,7 +33,7 @@ func newChangeLog(now time.Time) changeLog {
 }
 
 // take takes all changes but those that are set aside.
-func (p *pendingChanges) take(aside map[dataplane.ServiceName]bool) {
+func (p *pendingChanges) take(aside map[dataplane.ServiceName]setAside) {
 	left := map[dataplane.ServiceName]struct{}{}
 	for name := range p.waiting {
 		if _, waits := aside[name]; waits {
@@ -152,7 +152,7 @@ func (t *triggers) add(name dataplane.ServiceName, at time.Time) {
 }
 
 // take takes all changes but those that are set aside.
-func (t *triggers) take(aside map[dataplane.ServiceName]bool) {
+func (t *triggers) take(aside map[dataplane.ServiceName]setAside) {
 	left := map[dataplane.ServiceName][]time.Time{}
 	for name, list := range t.waiting {
 		if _, waits := aside[name]; waits {

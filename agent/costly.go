@@ -1,48 +1,95 @@
 package agent
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// What a sync writes at once between two that write everything, in pairs of a port with an
-// endpoint, an address or a source range: a node takes about a tenth of a second for the
-// latter. What exceeds it is costly and waits until the syncer has rested, so that one
-// namespace's large Services do not delay the small changes of all others.
+// What a sync writes, in pairs of a port with an endpoint, an address or a source range, so that
+// one namespace's large Services do not delay the small changes of all others: a node takes some
+// tenths of a second for the last one.
 const (
+	// smallOfNamespace bounds the small changes of one namespace, smallInAll those of all
+	// together. What exceeds them is costly, and waits until the syncer has rested.
 	smallOfNamespace = 500
 	smallInAll       = 2_000
+	// costlyAtOnce bounds the costly changes of one sync; a larger Service is written by itself.
+	costlyAtOnce = 10_000
 )
 
-// setCostlyAside decides what the next sync takes: all changes, or all but the costly ones.
-// Changes that were set aside before are decided on again.
+// setAside is a change that waits.
+type setAside struct {
+	force bool // see dirty
+	since time.Time
+	// before is what holds while it waits, if nothing waits that came before it.
+	before appliedState
+}
+
+// setCostlyAside decides what the next sync takes: all small changes, and, if all, some of the
+// costly ones, those that have waited longest. The others wait for a later call.
 func (s *store) setCostlyAside(all bool) syncer.Load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name, force := range s.aside {
-		s.dirty[name] = s.dirty[name] || force
+	former := s.aside
+	s.aside = map[dataplane.ServiceName]setAside{}
+	for name, change := range former {
+		s.dirty[name] = s.dirty[name] || change.force
 	}
-	s.aside = map[dataplane.ServiceName]bool{}
 	if !s.complete || s.anyFull() || s.inAudit() || s.removal.wanted {
-		return syncer.Light // the kernel is read as a whole, whatever has changed
+		return syncer.Load{} // the kernel is read as a whole, whatever has changed
 	}
-	costly := s.costly()
-	switch {
-	case len(costly) == 0:
-		return syncer.Light
-	case all:
-		return syncer.Heavy
+	index := s.byAddress()
+	costly := s.costly(index)
+	if len(costly) == 0 {
+		return syncer.Load{}
 	}
+	now := s.clock.Now()
 	for name := range costly {
-		s.aside[name] = s.dirty[name]
+		change, waited := former[name]
+		if !waited {
+			change = setAside{since: now, before: s.taken}
+		}
+		change.force = s.dirty[name]
+		s.aside[name] = change
+	}
+	if all {
+		s.takeOldest(index)
+	}
+	for name := range s.aside {
 		delete(s.dirty, name)
 	}
-	return syncer.Left
+	return syncer.Load{Costly: all, Left: len(s.aside) > 0}
+}
+
+// takeOldest takes of what is set aside as much as one sync writes. The caller holds mu.
+func (s *store) takeOldest(index map[netip.AddrPort][]dataplane.ServiceName) {
+	order := slices.SortedFunc(maps.Keys(s.aside), func(a, b dataplane.ServiceName) int {
+		return cmp.Or(s.aside[a].since.Compare(s.aside[b].since), a.Compare(b))
+	})
+	for pairs := 0; len(order) > 0; order = order[1:] {
+		if _, waits := s.aside[order[0]]; !waits {
+			continue
+		}
+		group := s.sharing(index, order[0])
+		size := 0
+		for name := range group {
+			size += s.pairs(name)
+		}
+		if pairs > 0 && pairs+size > costlyAtOnce {
+			return
+		}
+		pairs += size
+		for name := range group {
+			delete(s.aside, name)
+		}
+	}
 }
 
 // anyFull reports whether the next Apply of some family compares everything. The caller
@@ -57,9 +104,9 @@ func (s *store) anyFull() bool {
 }
 
 // costly are the dirty Services of the namespaces with the largest changes, those that the
-// kernel has rejected, and those that share an address or a node port with them: what moves
-// from one Service to another moves in one sync. The caller holds mu.
-func (s *store) costly() map[dataplane.ServiceName]struct{} {
+// kernel has rejected, and those that share an address or a node port with them. The caller
+// holds mu.
+func (s *store) costly(index map[netip.AddrPort][]dataplane.ServiceName) map[dataplane.ServiceName]struct{} {
 	pairs := map[string]int{} // by namespace
 	for name := range s.dirty {
 		pairs[name.Namespace] += s.pairs(name)
@@ -69,42 +116,47 @@ func (s *store) costly() map[dataplane.ServiceName]struct{} {
 		sum += pairs[namespace]
 		small[namespace] = pairs[namespace] <= smallOfNamespace && sum <= smallInAll
 	}
-	costly := map[dataplane.ServiceName]struct{}{}
+	var costly []dataplane.ServiceName
 	for name := range s.dirty {
 		if !small[name.Namespace] || s.rejected(name) {
-			costly[name] = struct{}{}
+			costly = append(costly, name)
 		}
 	}
-	if len(costly) > 0 && len(costly) < len(s.dirty) {
-		s.addSharers(costly)
-	}
-	return costly
+	return s.sharing(index, costly...)
 }
 
-// addSharers adds the dirty Services that share an address or a node port with one of
-// costly, or with one that is added. The caller holds mu.
-func (s *store) addSharers(costly map[dataplane.ServiceName]struct{}) {
-	sharers := map[netip.AddrPort][]dataplane.ServiceName{} // none of them costly so far
+// byAddress lists the dirty Services by their addresses and node ports. The caller holds mu.
+func (s *store) byAddress() map[netip.AddrPort][]dataplane.ServiceName {
+	index := map[netip.AddrPort][]dataplane.ServiceName{}
 	for name := range s.dirty {
-		if _, is := costly[name]; !is {
-			for _, key := range s.addressesOf(name) {
-				sharers[key] = append(sharers[key], name)
-			}
+		for _, key := range s.addressesOf(name) {
+			index[key] = append(index[key], name)
 		}
 	}
-	for queue := slices.Collect(maps.Keys(costly)); len(queue) > 0; {
+	return index
+}
+
+// sharing returns the named Services, and the dirty ones that share an address or a node port
+// with one of them, or with one that does: what moves from one Service to another moves in one
+// sync. The caller holds mu.
+func (s *store) sharing(index map[netip.AddrPort][]dataplane.ServiceName, names ...dataplane.ServiceName) map[dataplane.ServiceName]struct{} {
+	out := map[dataplane.ServiceName]struct{}{}
+	seen := map[netip.AddrPort]struct{}{}
+	for queue := names; len(queue) > 0; {
 		name := queue[len(queue)-1]
 		queue = queue[:len(queue)-1]
+		if _, again := out[name]; again {
+			continue
+		}
+		out[name] = struct{}{}
 		for _, key := range s.addressesOf(name) {
-			for _, other := range sharers[key] {
-				if _, is := costly[other]; !is {
-					costly[other] = struct{}{}
-					queue = append(queue, other)
-				}
+			if _, again := seen[key]; !again {
+				seen[key] = struct{}{}
+				queue = append(queue, index[key]...)
 			}
-			delete(sharers, key)
 		}
 	}
+	return out
 }
 
 // rejected reports whether the kernel has rejected a Service. The caller holds mu.

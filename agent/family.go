@@ -153,17 +153,17 @@ func (s *store) takeBatch() batch {
 	s.combineDirty()
 	s.takeChanges()
 	now := s.clock.Now()
-	b := batch{epoch: s.epoch, rulesets: map[dataplane.Family]*dataplane.Ruleset{}, shown: !s.restored.active(), partial: s.restored.services && s.restored.rebooted, applied: appliedState{
-		version:          s.newestVersion,
-		generation:       s.current.Generation,
-		settingsRevision: s.current.Spec.SettingsRevision,
-		mode:             s.mode.mode,
-	}}
-	if len(s.aside) > 0 {
-		b.applied = s.applied // the newest is not all there
+	b := batch{epoch: s.epoch, rulesets: map[dataplane.Family]*dataplane.Ruleset{}, shown: !s.restored.active(), partial: s.restored.services && s.restored.rebooted, applied: s.newest()}
+	s.taken = b.applied
+	var waits time.Time // since when what is set aside waits
+	for _, change := range s.aside {
+		if waits.IsZero() || change.since.Before(waits) {
+			waits, b.applied = change.since, change.before
+		}
 	}
+	b.applied.mode = s.mode.mode
 	for family, f := range s.families {
-		f.applyingSince, f.pendingSince = f.oldestPending(), s.pendingAside(f)
+		f.applyingSince, f.pendingSince = f.oldestPending(), waits
 		switch {
 		case f.absent != nil && !f.needed() && !f.retry:
 			f.applyingSince, f.pendingSince = time.Time{}, time.Time{}
@@ -178,13 +178,13 @@ func (s *store) takeBatch() batch {
 	return b
 }
 
-// pendingAside is since when what is set aside may have waited in a family; zero: nothing is.
-// The caller holds mu.
-func (s *store) pendingAside(f *familyState) time.Time {
-	if len(s.aside) == 0 {
-		return time.Time{}
+// newest is what will hold once all that has come is applied. The caller holds mu.
+func (s *store) newest() appliedState {
+	out := appliedState{version: s.newestVersion, mode: s.mode.mode}
+	if s.current != nil {
+		out.generation, out.settingsRevision = s.current.Generation, s.current.Spec.SettingsRevision
 	}
-	return f.oldestPending()
+	return out
 }
 
 // combineDirty brings what is wanted up to date. The caller holds mu.

@@ -106,8 +106,10 @@ type store struct {
 	// dirty names Services to combine again. True: to program again even if
 	// the outcome is the same.
 	dirty map[dataplane.ServiceName]bool
-	// aside is the part of dirty that costs much and waits, see setCostlyAside.
-	aside    map[dataplane.ServiceName]bool
+	// aside are changes that wait until they are dirty again, see setCostlyAside; taken
+	// is what had come when the last batch was taken.
+	aside    map[dataplane.ServiceName]setAside
+	taken    appliedState
 	families map[dataplane.Family]*familyState
 	applied  appliedState
 	complete bool // a first complete set has been applied
@@ -143,7 +145,7 @@ func newStore(clk clock.PassiveClock, nodeName string, families []dataplane.Fami
 		unconfirmedSince: clk.Now(),
 		members:          map[dataplane.ServiceName]*v1alpha1.ServiceMembers{},
 		dirty:            map[dataplane.ServiceName]bool{},
-		aside:            map[dataplane.ServiceName]bool{},
+		aside:            map[dataplane.ServiceName]setAside{},
 		families:         map[dataplane.Family]*familyState{},
 	}
 	for _, family := range families {

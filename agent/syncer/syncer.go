@@ -17,9 +17,9 @@ import (
 type Options struct {
 	// Clock tells the time.
 	Clock clock.Clock
-	// Sync writes what has changed. Unless all it may leave what is costly; then it
-	// is called again, with all, after a pause. It is never called concurrently with
-	// itself, Verify or Look.
+	// Sync writes what has changed. Unless all, it leaves what is costly. It is called
+	// again, with all, as long as it has left something. It is never called
+	// concurrently with itself, Verify or Look.
 	Sync func(ctx context.Context, all bool) (Load, error)
 	// Verify compares everything and repairs. An error leads to Sync with
 	// backoff.
@@ -38,16 +38,10 @@ type Options struct {
 }
 
 // Load is what a Sync has done about changes that are costly to write.
-type Load int
-
-const (
-	// Light: there were none.
-	Light Load = iota
-	// Heavy: it has written some.
-	Heavy
-	// Left: it has left some.
-	Left
-)
+type Load struct {
+	Costly bool // it has written some
+	Left   bool // it has left some
+}
 
 // Syncer runs the loop. Its methods may be called from any goroutine.
 type Syncer struct {
@@ -272,7 +266,8 @@ func (s *Syncer) run(ctx context.Context, what action) {
 // that they are busy for a small part of the time, but not above maxRest on that
 // account. Few rules take less than shortSync, also on a busy machine. What is
 // costly to write pauses alone: meanwhile small changes are written with pauses of
-// lightFactor times what they take.
+// lightFactor times what they take. Where more of it waits than one Sync writes, it
+// pauses for no longer than it took.
 const (
 	shortSync   = 25 * time.Millisecond
 	restFactor  = 30
@@ -283,11 +278,13 @@ const (
 // rest sets the pauses after a Sync. The caller holds mu.
 func (s *Syncer) rest(load Load, took time.Duration, now time.Time) {
 	rest := max(0, min(restFactor*(took-shortSync), maxRest))
-	s.syncEnd, s.left = now, load == Left
-	switch load {
-	case Heavy:
+	s.syncEnd, s.left = now, load.Left
+	switch {
+	case load.Costly && load.Left:
+		s.syncRest, s.restUntil = 0, now.Add(min(rest, took))
+	case load.Costly:
 		s.syncRest, s.restUntil = 0, now.Add(rest)
-	case Left:
+	case load.Left:
 		s.syncRest = min(rest, lightFactor*took)
 	default:
 		s.syncRest, s.restUntil = rest, now.Add(rest)

@@ -25,7 +25,7 @@ type rig struct {
 	fail  int           // how many of the next runs fail
 	sound bool          // verifications do not fail
 	takes time.Duration // how long a run takes
-	load  Load          // of a Sync that may write all
+	load  Load          // of a Sync with all
 }
 
 func newRig(t *testing.T) *rig {
@@ -52,8 +52,8 @@ func newRig(t *testing.T) *rig {
 		Sync: func(ctx context.Context, all bool) (Load, error) {
 			r.mu.Lock()
 			name, load := "sync", r.load
-			if load == Heavy && !all {
-				name, load = "small sync", Left
+			if load.Costly && !all {
+				name, load = "small sync", Load{Left: true}
 			}
 			r.mu.Unlock()
 			return load, run(name)(ctx)
@@ -175,7 +175,7 @@ func TestCostlyChangesRestAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.SetIntervals(250*time.Millisecond, time.Hour)
-		r.costs(Heavy)
+		r.costs(Load{Costly: true})
 		r.will(0, 600*time.Millisecond)
 		r.Trigger()
 		r.pass(100 * time.Millisecond)
@@ -187,10 +187,26 @@ func TestCostlyChangesRestAlone(t *testing.T) {
 		r.pass(2 * time.Second)
 		// 320 ms after the end of the one before, and 1.5 s after that of the costly one.
 		r.expect(t, "sync 0s", "small sync 850ms", "small sync 1.25s", "sync 2.1s")
-		r.costs(Light)
+		r.costs(Load{})
 		r.pass(time.Minute)
 		r.Trigger()
 		r.expect(t, "sync 0s", "small sync 850ms", "small sync 1.25s", "sync 2.1s", "sync 1m2.9s")
+	})
+}
+
+// Where more waits that is costly than one Sync writes, it goes on half of the time.
+func TestMoreCostlyChangesThanOneSyncWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.SetIntervals(250*time.Millisecond, time.Hour)
+		r.costs(Load{Costly: true, Left: true})
+		r.will(0, 600*time.Millisecond)
+		r.Trigger()
+		r.pass(2 * time.Second)
+		r.expect(t, "sync 0s", "sync 1.2s")
+		r.costs(Load{Costly: true})
+		r.pass(time.Minute)
+		r.expect(t, "sync 0s", "sync 1.2s", "sync 2.4s")
 	})
 }
 
