@@ -321,7 +321,8 @@ type SyncSettings struct {
 	// minIntervalMilliseconds is the least time between the end of one write to
 	// the kernel and the start of the next, in milliseconds. The first change
 	// after a pause is written at once. After a write of more than 25 ms, as with
-	// very many rules, the pause is longer, up to 1.5 s. Default: 250.
+	// very many rules, the pause is longer, up to 1.5 s. Small changes do not wait
+	// for the longer pause after large ones. Default: 250.
 	// Corresponds to kube-proxy's minSyncPeriod (1 s there). Source: NodeProxy
 	// or NodeProxyPolicy.
 	// +kubebuilder:validation:Maximum=2147483647
