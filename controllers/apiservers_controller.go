@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
 // probePause is the time between tries to reach API servers that people have
@@ -105,7 +107,7 @@ func (r *APIServersReconciler) Reconcile(ctx context.Context, _ ctrl.Request) (c
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-		urls = agentdeploy.APIServers(found)
+		urls = agentdeploy.APIServers(slices.DeleteFunc(found, func(s *discoveryv1.EndpointSlice) bool { return s.Name != render.APIServerSlice }))
 	}
 	r.findings.report(aboutAPIServers, finding{})
 	if len(urls) == 0 {

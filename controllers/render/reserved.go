@@ -34,9 +34,9 @@ func StoredCluster(rules *v1alpha1.ServiceProxyRulesSpec) Cluster {
 	}
 }
 
-// ownSlice is the EndpointSlice of default/kubernetes that API servers maintain. Others may
+// APIServerSlice is the EndpointSlice of default/kubernetes that API servers maintain. Others may
 // write more slices of that Service, with whatever addresses: those do not count.
-const ownSlice = "kubernetes"
+const APIServerSlice = "kubernetes"
 
 // maxAPIServerPorts is more than API servers have. What has more is not theirs.
 const maxAPIServerPorts = 100
@@ -53,7 +53,7 @@ func APIServers(ofKubernetes []*discoveryv1.EndpointSlice, np *v1alpha1.NodeProx
 		}
 	}
 	for _, slice := range ofKubernetes {
-		if slice.Name != ownSlice || len(slice.Ports) > maxAPIServerPorts {
+		if slice.Name != APIServerSlice || len(slice.Ports) > maxAPIServerPorts {
 			continue
 		}
 		for i := range slice.Endpoints {
