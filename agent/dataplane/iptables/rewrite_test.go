@@ -7,40 +7,91 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// TestRewrittenRefusals has a full pass find most rules of a shared chain of
-// table filter to be others: it is written as a whole, and what goes stays there
-// until the translation that takes its place has come.
-func TestRewrittenRefusals(t *testing.T) {
-	const n = 40
-	f := newFixture(t)
-	refused := someServices(n)
-	for _, s := range refused {
+// withoutEndpoints returns Services whose traffic is refused in table filter.
+func withoutEndpoints(n int) []*dataplane.Service {
+	services := someServices(n)
+	for _, s := range services {
 		s.Ports = []dataplane.Port{{Protocol: s.Ports[0].Protocol, Port: s.Ports[0].Port}}
 	}
-	f.set(refused...)
-	f.apply()
-	rejects := func() int { return len(f.kernel.chain(t, filter, chainServices)) }
-	if rejects() != n {
-		t.Fatalf("%d refusals, want %d", rejects(), n)
-	}
-	f.set(someServices(n)...)
-	f.rules.Full = true
-	f.check(f.apply())
-	if rejects() != 0 {
-		t.Errorf("%d refusals are left", rejects())
-	}
-	var parts []string
-	for _, input := range f.kernel.writes {
-		for part := range strings.SplitAfterSeq(input, "COMMIT\n") {
-			if strings.HasPrefix(part, "*") {
-				parts = append(parts, part)
+	return services
+}
+
+// TestManyRefusalsGoAtOnce has a full pass find rules of a shared chain of table filter stale.
+// They stay until the translation that takes their place has come. The programs look for each
+// rule that goes by itself through the whole chain, so if there are many, the chain is written
+// as a whole without them. Rules of others stay.
+func TestManyRefusalsGoAtOnce(t *testing.T) {
+	const (
+		n         = maxSingly + 10
+		unmanaged = "-s 192.0.2.1/32 -j RETURN"
+	)
+	for name, c := range map[string]struct {
+		translated int // Services that get endpoints
+		fresh      int // Services that come and have none
+		singly     int // rules that go by themselves
+	}{
+		"all":              {n, 0, 0},
+		"all, others come": {n, n, 0},
+		"some":             {maxSingly + 1, 0, 0},
+		"few":              {maxSingly, 0, maxSingly},
+		"few, others come": {maxSingly, n, maxSingly},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			f.rules.Prune = false
+			f.set(withoutEndpoints(n)...)
+			f.apply()
+			f.kernel.set(t, chainID{filter, chainServices}, append(f.kernel.chain(t, filter, chainServices), unmanaged)...)
+
+			f.set(withoutEndpoints(n + c.fresh)[n:]...)
+			f.set(someServices(c.translated)...)
+			f.rules.Full = true
+			f.apply()
+			written := strings.Join(f.kernel.writes, "")
+			before, _, _ := strings.Cut(written, "*nat\n")
+			if strings.Count(before, "\n-I KUBE-SERVICES ") != c.fresh || strings.Contains(before, "\n-D ") || strings.Contains(before, "\n:") {
+				t.Errorf("before the translation comes: %.1000s", before)
 			}
+			if singly := strings.Count(written, "\n-D "); singly != c.singly {
+				t.Errorf("%d rules go by themselves, want %d", singly, c.singly)
+			}
+			rules := f.kernel.chain(t, filter, chainServices)
+			if want := n - c.translated + c.fresh + 1; len(rules) != want || rules[want-1] != unmanaged {
+				t.Errorf("%d rules, want %d: %q", len(rules), want, rules)
+			}
+			f.kernel.set(t, chainID{filter, chainServices}, rules[:len(rules)-1]...)
+			f.check(dataplane.Result{Counts: f.plane.counts()})
+		})
+	}
+}
+
+// TestManyRefusalsGoOnTheRealKernel: the programs take it.
+func TestManyRefusalsGoOnTheRealKernel(t *testing.T) {
+	onRealKernel(t, func(t *testing.T, folder string) {
+		const n = maxSingly + 10
+		rules := newRuleset(withoutEndpoints(2 * n)...)
+		mustApply(t, New(dataplane.IPv4, Options{Folder: folder}), rules)
+		for _, s := range someServices(n) {
+			rules.Services[s.Name] = s
 		}
+		rules.Full = true
+		plane := New(dataplane.IPv4, Options{Folder: folder})
+		if result := mustApply(t, plane, rules); result.ServicesChanged != n || result.Failed {
+			t.Errorf("%+v", result)
+		}
+		holdsAll(t, New(dataplane.IPv4, Options{Folder: folder}), rules)
+	})
+}
+
+// TestUndoFindsRulesAtOnce: the programs look for each rule from the head of its chain on, and
+// the one that was added last is there.
+func TestUndoFindsRulesAtOnce(t *testing.T) {
+	var added transaction
+	for _, spec := range []string{"-s 192.0.2.1/32 -j REJECT", "-s 192.0.2.2/32 -j REJECT"} {
+		added.addRule(dispatchRule{in: chainID{filter, chainServices}, spec: spec})
 	}
-	if len(parts) != 3 || !strings.HasPrefix(parts[1], "*nat\n") {
-		t.Fatalf("parts %q", parts)
-	}
-	if kept := strings.Count(parts[0], "-j REJECT"); kept != n {
-		t.Errorf("before the translations come %d refusals are kept, want %d:\n%s", kept, n, parts[0])
+	const want = "*filter\n-D KUBE-SERVICES -s 192.0.2.2/32 -j REJECT\n-D KUBE-SERVICES -s 192.0.2.1/32 -j REJECT\nCOMMIT\n"
+	if got := added.undo().String(); got != want {
+		t.Errorf("got %s, want %s", got, want)
 	}
 }

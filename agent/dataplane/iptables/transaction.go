@@ -85,10 +85,11 @@ func (t *transaction) takeRule(r dispatchRule) {
 // hasNAT reports whether anything changes in table nat.
 func (t *transaction) hasNAT() bool { return t.declare.Len()+t.nat.Len()+t.drop.Len() > 0 }
 
-// undo takes back the rules of Services that the transaction adds to filter.
+// undo takes back the rules of Services that the transaction adds to filter. The last one is
+// first in its chain, where the programs find it at once.
 func (t *transaction) undo() *transaction {
 	out := &transaction{}
-	for _, r := range t.effect.added {
+	for _, r := range slices.Backward(t.effect.added) {
 		if r.in.table == filter {
 			out.removeRule(r.in, r.spec)
 		}
@@ -120,11 +121,12 @@ func (t *transaction) removeRule(in chainID, spec string) {
 	t.line(b, "-D ", in.name, " ", spec)
 }
 
-// writeShared brings a shared chain up to date: rule by rule, or as a whole
-// where that is less work.
+// writeShared brings a shared chain up to date: rule by rule, or as a whole where that is less
+// work. In filter what is added comes before nat changes and what is removed after that, so
+// only the second step may write the chain as a whole.
 func (t *transaction) writeShared(d *sharedDiff) {
 	c := d.chain
-	if !c.dispatch && !c.foreign || d.missing || d.mostlyNew() {
+	if !c.dispatch && !c.foreign || d.missing || c.id.table == nat && d.mostlyNew() {
 		t.writeSharedWhole(d)
 		return
 	}
@@ -133,6 +135,11 @@ func (t *transaction) writeShared(d *sharedDiff) {
 	}
 	if len(d.add) > 0 {
 		t.putFirst(c.id, d.head)
+	}
+	if len(d.remove) > maxSingly { // in filter
+		t.line(&t.permit, ":", c.id.name, " - [0:0]")
+		t.fillShared(&t.permit, d)
+		return
 	}
 	for _, spec := range d.remove {
 		t.removeRule(c.id, spec)
@@ -160,7 +167,10 @@ func (t *transaction) replaceTail(in chainID, old, tail []string) {
 
 // appendRules puts rules at the end of a shared chain.
 func (t *transaction) appendRules(in chainID, specs []string) {
-	b := t.rules(in.table)
+	t.appendTo(t.rules(in.table), in, specs)
+}
+
+func (t *transaction) appendTo(b *strings.Builder, in chainID, specs []string) {
 	for _, spec := range specs {
 		t.line(b, "-A ", in.name, " ", spec)
 	}
@@ -183,21 +193,19 @@ func (t *transaction) declareShared(id chainID) {
 }
 
 func (t *transaction) writeSharedWhole(d *sharedDiff) {
+	t.declareShared(d.chain.id)
+	t.fillShared(t.rules(d.chain.id.table), d)
+}
+
+// fillShared writes all rules of a shared chain that is empty.
+func (t *transaction) fillShared(b *strings.Builder, d *sharedDiff) {
 	id := d.chain.id
-	t.declareShared(id)
-	t.appendRules(id, d.head)
-	b := t.rules(id.table)
+	t.appendTo(b, id, d.head)
 	for _, r := range d.add { // before others', which may take what is for Services
 		t.line(b, "-A ", id.name, " ", r.spec)
 	}
-	t.appendRules(id, d.keep)
-	if id.table == filter {
-		t.appendRules(id, d.remove) // they go last, as in removeRule
-		for _, spec := range d.remove {
-			t.removeRule(id, spec)
-		}
-	}
-	t.appendRules(id, d.chain.fixed)
+	t.appendTo(b, id, d.keep)
+	t.appendTo(b, id, d.chain.fixed)
 }
 
 func (t *transaction) rules(in table) *strings.Builder {
