@@ -193,7 +193,7 @@ func compareShared(w *wanted, k *kernelState, s *scope) []*sharedDiff {
 		}
 		kept := s.keeps(name)
 		for _, r := range p.dispatch {
-			if kept && behind.ports[ruleOf(r.spec)] && !k.holds(r) {
+			if kept && behind.ports[ruleOf(r.spec)] && !behind.held[r.placed()] {
 				continue
 			}
 			byChain[r.in] = append(byChain[r.in], ownedRule{r, name})

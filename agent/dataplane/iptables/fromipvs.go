@@ -29,7 +29,7 @@ func (p *fullPass) swapFirewallJumps(ctx context.Context) error {
 		hash := ruleHash(h.spec)
 		if !slices.ContainsFunc(have.rules, func(r kernelRule) bool { return r.hash == hash }) {
 			fmt.Fprintf(&input, "-I %s %s\n", h.in.name, h.spec)
-			have.insert(h.spec)
+			p.state.insert(dispatchRule{in: h.in, hash: hash, spec: h.spec})
 		}
 		for _, r := range have.rules {
 			if theirs(r) {

@@ -209,23 +209,28 @@ func (p *fullPass) writeRefusals(ctx context.Context) error {
 			missing = append(missing, d.add...)
 		}
 	}
+	var (
+		written []dispatchRule
+		err     error
+	)
 	for rules := range slices.Chunk(missing, perCall(p.kernel, largeRules)) {
 		var t transaction
 		for _, r := range rules {
 			t.addRule(r.dispatchRule)
 		}
-		if err := p.kernel.apply(ctx, t.String()); err != nil {
-			if isRefusal(err) {
-				return nil
-			}
-			return err
+		if err = p.kernel.apply(ctx, t.String()); err != nil {
+			break
 		}
+		written = append(written, t.effect.added...)
 		for _, r := range rules {
-			p.state.chains[r.in].insert(r.spec)
 			p.changed[r.owner] = struct{}{}
 		}
 	}
-	return nil
+	p.state.insert(written...)
+	if isRefusal(err) {
+		return nil
+	}
+	return err
 }
 
 // writeChains writes the chains of Services that are missing or differ. What went in of

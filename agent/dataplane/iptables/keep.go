@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -24,18 +23,17 @@ type newer struct {
 	ports map[string]bool
 	// chains are those of these ports, by what their names share.
 	chains map[string]bool
+	// held are the rules in shared chains that are wanted and that the kernel holds.
+	held map[placed]bool
 }
 
 // servedOtherwise returns what of the kept Services is newer in the kernel.
 func servedOtherwise(w *wanted, k *kernelState, s *scope) newer {
-	out := newer{ports: map[string]bool{}, chains: map[string]bool{}}
-	open := map[chainID]map[uint64]int{}
+	out := newer{ports: map[string]bool{}, chains: map[string]bool{}, held: map[placed]bool{}}
+	open := map[placed]int{}
 	for name := range s.kept {
 		for _, r := range w.services[name].rules() {
-			if open[r.in] == nil {
-				open[r.in] = map[uint64]int{}
-			}
-			open[r.in][r.hash]++
+			open[r.placed()]++
 		}
 	}
 	if len(s.kept) == 0 {
@@ -47,8 +45,9 @@ func servedOtherwise(w *wanted, k *kernelState, s *scope) newer {
 			continue
 		}
 		for _, r := range have.rules {
-			if open[c.id][r.hash] > 0 {
-				open[c.id][r.hash]--
+			if k := (placed{c.id, r.hash}); open[k] > 0 {
+				open[k]--
+				out.held[k] = true
 			} else if owner, ok := commentOwner(comment(r.spec)); ok && s.keeps(owner) {
 				out.ports[ruleOf(r.spec)] = true
 			}
@@ -77,12 +76,6 @@ func (p *planned) rules() []dispatchRule {
 func ruleOf(spec string) string {
 	port, _, _ := strings.Cut(comment(spec), " ")
 	return port
-}
-
-// holds reports whether a shared chain holds a rule.
-func (k *kernelState) holds(r dispatchRule) bool {
-	have := k.chains[r.in]
-	return have != nil && slices.ContainsFunc(have.rules, func(h kernelRule) bool { return h.hash == r.hash })
 }
 
 // suffix is what the names of the chains of one port share; those of endpoints

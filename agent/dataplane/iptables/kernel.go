@@ -168,9 +168,16 @@ func (k *kernelState) ledTo(rules []dispatchRule) []plannedChain {
 	return out
 }
 
-// insert notes that a rule has been put at the head of a chain whose rules are
-// kept. The hash of such a chain is not used.
-func (c *kernelChain) insert(spec string) {
-	c.count++
-	c.rules = slices.Insert(c.rules, 0, kernelRule{hash: ruleHash(spec), spec: spec})
+// insert notes that rules have been put at the head of chains whose rules are kept. The hash
+// of such a chain is not used.
+func (k *kernelState) insert(rules ...dispatchRule) {
+	byChain := map[chainID][]kernelRule{}
+	for _, r := range slices.Backward(rules) {
+		byChain[r.in] = append(byChain[r.in], kernelRule{hash: r.hash, spec: r.spec})
+	}
+	for id, list := range byChain {
+		c := k.chains[id]
+		c.count += len(list)
+		c.rules = append(list, c.rules...)
+	}
 }

@@ -50,19 +50,23 @@ func changeOf(old *planned, plan *servicePlan) *serviceChange {
 	return s
 }
 
+// placed is a rule of a shared chain, whatever its text.
+type placed struct {
+	in   chainID
+	hash uint64
+}
+
+func (r *dispatchRule) placed() placed { return placed{r.in, r.hash} }
+
 // without returns the rules of list but for those of others, each as often as it is there.
 func without(list, others []dispatchRule) []dispatchRule {
-	type placed struct {
-		in   chainID
-		hash uint64
-	}
 	open := make(map[placed]int, len(others))
 	for _, r := range others {
-		open[placed{r.in, r.hash}]++
+		open[r.placed()]++
 	}
 	var out []dispatchRule
 	for _, r := range list {
-		if k := (placed{r.in, r.hash}); open[k] > 0 {
+		if k := r.placed(); open[k] > 0 {
 			open[k]--
 		} else {
 			out = append(out, r)
@@ -248,6 +252,7 @@ func (p *planned) after(written []*transaction) *planned {
 	for _, c := range out.chains {
 		chains[c.name] = c
 	}
+	var added, removed []dispatchRule
 	for _, t := range written {
 		for _, c := range t.effect.chains {
 			chains[c.name] = c
@@ -255,8 +260,10 @@ func (p *planned) after(written []*transaction) *planned {
 		for _, name := range t.effect.dropped {
 			delete(chains, name)
 		}
-		out.dispatch = append(without(out.dispatch, t.effect.removed), t.effect.added...)
+		added, removed = append(added, t.effect.added...), append(removed, t.effect.removed...)
 	}
+	// All at once: no step of a change removes what an earlier one has added.
+	out.dispatch = append(without(out.dispatch, removed), added...)
 	out.chains = slices.SortedFunc(maps.Values(chains), func(a, b plannedChain) int { return strings.Compare(a.name, b.name) })
 	return out
 }
