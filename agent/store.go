@@ -237,10 +237,10 @@ func (s *store) claimChangeTo(object *v1alpha1.ServiceProxyRules) claimChange {
 		former = e.rules
 	}
 	s.mu.Unlock()
-	if object.Spec.Released || former != nil && combine.SameClaims(&former.Spec, &object.Spec) {
+	if _, excess := v1alpha1.SizeOf(&object.Spec).Excess(); excess != "" || object.Spec.Released {
 		return claimChange{}
 	}
-	if _, excess := v1alpha1.SizeOf(&object.Spec).Excess(); excess != "" {
+	if former != nil && combine.SameClaims(&former.Spec, &object.Spec) {
 		return claimChange{}
 	}
 	return newClaimChange(former, object)
@@ -298,10 +298,8 @@ func (s *store) take(object *v1alpha1.ServiceProxyRules, claims claimChange, now
 	refused := ""
 	if !s.formats.know(object.Spec.FormatVersion) {
 		refused = s.formats.unknown(object.Spec.FormatVersion)
-	} else if e.rules != nil { // else nobody would know what is the Service's, and nothing could be pruned
-		if _, refused = v1alpha1.SizeOf(&object.Spec).Excess(); refused != "" {
-			s.renew(name, now)
-		}
+	} else if _, refused = v1alpha1.SizeOf(&object.Spec).Excess(); refused != "" { // before anything is expanded
+		s.renew(name, now)
 	}
 	if refused != "" {
 		e.refused = refused + "; its rules stay as they are"
@@ -311,7 +309,7 @@ func (s *store) take(object *v1alpha1.ServiceProxyRules, claims claimChange, now
 		}
 		return
 	}
-	s.understand(e)
+	s.understand(e, now)
 	if e.rules != nil && e.rules.UID == object.UID && e.rules.Generation == object.Generation && object.Generation != 0 && !returned {
 		e.rules = object
 		return
@@ -338,9 +336,10 @@ func (s *store) adopt(e *entry, object *v1alpha1.ServiceProxyRules, claims claim
 func (s *store) vanish(e *entry, number uint64, now time.Time) {
 	e.live = false
 	e.vanishedIn, e.vanishedAt = number, now
-	s.understand(e)
+	s.understand(e, now)
 	if e.rules == nil { // never understood: nothing of it is known
 		delete(s.services, e.name)
+		s.renew(e.name, now)
 		return
 	}
 	if s.removal.wanted { // there is nothing to hold
@@ -361,9 +360,12 @@ func (s *store) reclaim(e *entry, now time.Time) {
 	}
 }
 
-// understand ends the refusal of a Service's newest state. The caller holds
-// mu.
-func (s *store) understand(e *entry) {
+// understand ends the refusal of a Service's newest state. If there was no other, it is not
+// known what the kernel has of the Service. The caller holds mu.
+func (s *store) understand(e *entry, now time.Time) {
+	if e.refused != "" && e.rules == nil {
+		s.markFull(now)
+	}
 	e.refused = ""
 	delete(s.foreign, e.name)
 }
@@ -372,7 +374,7 @@ func (s *store) understand(e *entry) {
 func (s *store) drop(e *entry, now time.Time) {
 	delete(s.services, e.name)
 	delete(s.held, e.name)
-	delete(s.foreign, e.name)
+	s.understand(e, now)
 	s.renew(e.name, now)
 	s.noteChange(e.name, e.rules, nil)
 	if e.rules != nil {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -427,26 +428,75 @@ func BenchmarkOneChange(b *testing.B) {
 	}
 }
 
-// An object over a limit is refused, and what the node has of it stays. One that the node
-// does not know otherwise is taken as it is: refused, it would keep the agent from pruning.
-func TestObjectOverALimit(t *testing.T) {
-	tooLarge := func(s *v1alpha1.ServiceProxyRulesSpec) {
-		for i := range v1alpha1.MaxServiceAddresses + 1 {
-			s.ExternalIPs = append(s.ExternalIPs, fmt.Sprintf("198.18.%d.%d", i/250, i%250))
-		}
+// tooLarge makes a Service larger than limits allow: expanded, it has 6 million claims.
+func tooLarge(s *v1alpha1.ServiceProxyRulesSpec) {
+	for i := range 3000 {
+		s.ExternalIPs = append(s.ExternalIPs, fmt.Sprintf("198.18.%d.%d", i/250, i%250))
 	}
-	fresh := newRig(t)
-	fresh.replaceServices([]*v1alpha1.ServiceProxyRules{fresh.object("b", 2, tooLarge)})
-	fresh.setInventory(inventoryOf("shop.b"))
-	fresh.setRules(fresh.own())
-	fresh.expectSync("full, pruning b")
+	for i := range 2000 {
+		s.Ports = append(s.Ports, v1alpha1.ServicePort{Name: fmt.Sprint(i), Protocol: "TCP", Port: int32(i + 1000)}) //nolint:gosec // small
+	}
+}
 
+// TestObjectOverALimitAtTheStart: it is refused before anything is made of it, and what the
+// kernel has of it is not taken for leftovers, which go when the Service is no longer refused.
+func TestObjectOverALimitAtTheStart(t *testing.T) {
+	start := func() *rig {
+		r := newRig(t)
+		for _, name := range []string{"b", "leftover"} {
+			r.kernel.Plant(&dataplane.Service{Name: dataplane.ServiceName{Namespace: "shop", Name: name}})
+		}
+		r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("b", 2, tooLarge), r.object("c", 3)})
+		r.setInventory(inventoryOf("shop.b", "shop.c"))
+		r.setRules(r.own())
+		r.expectSync("full c")
+		r.expectKernel("b", "c", "leftover")
+		if s := r.snapshot(); len(s.refused) != 1 || !strings.HasPrefix(s.refused[dataplane.ServiceName{Namespace: "shop", Name: "b"}], "it has 2001 ports, more than the limit of 1000") {
+			t.Errorf("refused %v", s.refused)
+		}
+		return r
+	}
+	t.Run("a change", func(t *testing.T) {
+		r := start()
+		r.setService(r.object("c", 4))
+		r.setService(r.object("b", 2, tooLarge))
+		r.expectSync("partial c")
+		r.setService(r.object("b", 2))
+		r.expectSync("full, pruning b")
+		r.expectKernel("b", "c")
+		if s := r.snapshot(); len(s.refused) != 0 {
+			t.Errorf("refused %v", s.refused)
+		}
+	})
+	t.Run("its end", func(t *testing.T) {
+		r := start()
+		object := r.object("b", 2, tooLarge, released)
+		r.setInventory(inventoryOf("shop.c"))
+		r.setService(object)
+		r.deleteService(object)
+		r.expectSync("full, pruning b")
+		r.expectKernel("c")
+	})
+	t.Run("a checkpoint", func(t *testing.T) {
+		r := newRig(t)
+		r.former = func(int, uint64) *goodSet {
+			return &goodSet{Set: &checkpoint.Set{Services: []*v1alpha1.ServiceProxyRules{r.object("b", 2, tooLarge)}}}
+		}
+		r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("c", 3)})
+		r.setInventory(inventoryOf("shop.c"))
+		r.setRules(r.own())
+		r.expectSync("full, pruning c")
+	})
+}
+
+// TestObjectOverALimit: it is refused, and what the node has of it stays.
+func TestObjectOverALimit(t *testing.T) {
 	r := running(t)
 	r.setService(r.object("b", 2, tooLarge))
 	r.setService(r.object("c", 3, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
 	r.expectSync("partial c")
 	r.expectKernel("a", "b", "c")
-	const want = "it has 1001 external and load-balancer IPs, more than the limit of 1000; split the Service; its rules stay as they are"
+	const want = "it has 2001 ports, more than the limit of 1000; split the Service; its rules stay as they are"
 	if diff := cmp.Diff(map[dataplane.ServiceName]string{{Namespace: "shop", Name: "b"}: want}, r.snapshot().refused); diff != "" {
 		t.Errorf("refused (-want +got):\n%s", diff)
 	}
