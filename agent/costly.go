@@ -175,14 +175,14 @@ func (s *store) pairs(name dataplane.ServiceName) int {
 	desired, programmed := 1, 0
 	if e := s.services[name]; e != nil && e.rules != nil {
 		size := v1alpha1.SizeOf(&e.rules.Spec)
-		desired += size.Ports + size.Pairs()
+		desired += size.Ports + size.Combinations()
 	}
 	for _, f := range s.families {
 		svc := f.services[name]
 		if svc == nil {
 			continue
 		}
-		programmed += len(svc.Ports) * (1 + len(svc.ExternalIPs) + len(svc.LoadBalancerIPs) + len(svc.SourceRanges))
+		programmed += len(svc.Ports) * (1 + len(svc.ExternalIPs) + len(svc.LoadBalancerIPs) + len(svc.SourceRanges)*(1+len(svc.LoadBalancerIPs)))
 		for i := range svc.Ports {
 			programmed += len(svc.Ports[i].Cluster) + len(svc.Ports[i].Local)
 		}

@@ -18,6 +18,9 @@ const (
 	// MaxServicePortAddresses bounds ports times external IPs, load-balancer IPs and source
 	// ranges: each pair is several rules on every node.
 	MaxServicePortAddresses = 10_000
+	// MaxServiceRestrictions bounds ports times load-balancer IPs times source ranges: each
+	// is an ipset entry on every node in mode IPVS.
+	MaxServiceRestrictions = 50_000
 	// MaxServicePortEndpoints bounds the endpoints of all ports: Kubernetes is tested with
 	// up to 5,000 endpoints of a Service, which may thus have ten ports.
 	MaxServicePortEndpoints = 50_000
@@ -40,6 +43,8 @@ const (
 // +kubebuilder:object:generate=false
 type ServiceSize struct {
 	Ports, Addresses, SourceRanges, Endpoints int
+	// LoadBalancerIPs are among Addresses.
+	LoadBalancerIPs int
 	// PortEndpoints are the endpoints of all ports.
 	PortEndpoints int
 }
@@ -48,6 +53,7 @@ type ServiceSize struct {
 func SizeOf(rules *ServiceProxyRulesSpec) ServiceSize {
 	size := ServiceSize{
 		Ports: len(rules.Ports), Addresses: len(rules.ExternalIPs) + len(rules.LoadBalancerIPs), SourceRanges: len(rules.LoadBalancerSourceRanges),
+		LoadBalancerIPs: len(rules.LoadBalancerIPs),
 	}
 	for i := range rules.Ports {
 		n := 0
@@ -60,13 +66,20 @@ func SizeOf(rules *ServiceProxyRulesSpec) ServiceSize {
 	return size
 }
 
-// Pairs are those of a port with an endpoint, an address or a source range.
-func (s ServiceSize) Pairs() int { return s.PortEndpoints + s.Ports*(s.Addresses+s.SourceRanges) }
+// Combinations are those of a port with an endpoint, an address, a source range, or both of
+// the latter.
+func (s ServiceSize) Combinations() int {
+	return s.PortEndpoints + s.Ports*(s.Addresses+s.SourceRanges) + s.restrictions()
+}
+
+// restrictions are what MaxServiceRestrictions bounds.
+func (s ServiceSize) restrictions() int { return s.Ports * s.LoadBalancerIPs * s.SourceRanges }
 
 // Plus adds up parts of one Service.
 func (s ServiceSize) Plus(o ServiceSize) ServiceSize {
 	return ServiceSize{
-		s.Ports + o.Ports, s.Addresses + o.Addresses, s.SourceRanges + o.SourceRanges, s.Endpoints + o.Endpoints, s.PortEndpoints + o.PortEndpoints,
+		s.Ports + o.Ports, s.Addresses + o.Addresses, s.SourceRanges + o.SourceRanges, s.Endpoints + o.Endpoints,
+		s.LoadBalancerIPs + o.LoadBalancerIPs, s.PortEndpoints + o.PortEndpoints,
 	}
 }
 
@@ -84,6 +97,10 @@ func (s ServiceSize) Excess() (limit, text string) {
 		{
 			s.Ports * (s.Addresses + s.SourceRanges), MaxServicePortAddresses,
 			"combinations of a port with an external IP, load-balancer IP or source range", "split the Service",
+		},
+		{
+			s.restrictions(), MaxServiceRestrictions,
+			"combinations of a port with a load-balancer IP and a source range", "split the Service or merge its source ranges",
 		},
 		{s.PortEndpoints, MaxServicePortEndpoints, "combinations of a port with an endpoint", "split the Service"},
 	} {

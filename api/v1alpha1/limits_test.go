@@ -6,7 +6,7 @@ import (
 )
 
 func TestServiceSizeExcess(t *testing.T) {
-	most := ServiceSize{Ports: 2, SourceRanges: 4000, Addresses: 1000, Endpoints: MaxServiceEndpoints, PortEndpoints: MaxServicePortEndpoints}
+	most := ServiceSize{Ports: 2, SourceRanges: 4000, Addresses: 1000, LoadBalancerIPs: 6, Endpoints: MaxServiceEndpoints, PortEndpoints: MaxServicePortEndpoints}
 	for name, c := range map[string]struct {
 		size ServiceSize
 		want string // the beginning
@@ -20,6 +20,11 @@ func TestServiceSizeExcess(t *testing.T) {
 		"endpoints of all ports":    {size: ServiceSize{Ports: 500, Endpoints: 101, PortEndpoints: 50_500}, want: "it has 50500 combinations of a port with an endpoint, more than the limit of 50000; "},
 		"addresses with all ports":  {size: ServiceSize{Ports: 100, Addresses: 101}, want: "it has 10100 combinations of a port with an external IP, load-balancer IP or source range, more than the limit of 10000; "},
 		"ranges with all the ports": {size: ServiceSize{Ports: 3, SourceRanges: 5000}, want: "it has 15000 combinations "},
+		"ranges with load-balancer IPs": {
+			size: ServiceSize{Ports: 2, Addresses: 7, LoadBalancerIPs: 7, SourceRanges: 4000},
+			want: "it has 56000 combinations of a port with a load-balancer IP and a source range, more than the limit of 50000; ",
+		},
+		"ranges with external IPs": {size: ServiceSize{Ports: 1, Addresses: 1000, SourceRanges: 5000}},
 	} {
 		if limit, got := c.size.Excess(); (limit == "") != (c.want == "") || (got == "") != (c.want == "") || !strings.HasPrefix(got, c.want) {
 			t.Errorf("%s: %q, %q, want %q", name, limit, got, c.want)

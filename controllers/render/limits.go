@@ -11,9 +11,10 @@ import (
 // no more than their number.
 func Size(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) v1alpha1.ServiceSize {
 	return sizeOfSlices(endpointSlices).Plus(v1alpha1.ServiceSize{
-		Ports:        len(svc.Spec.Ports),
-		Addresses:    len(svc.Spec.ExternalIPs) + len(svc.Status.LoadBalancer.Ingress),
-		SourceRanges: len(svc.Spec.LoadBalancerSourceRanges),
+		Ports:           len(svc.Spec.Ports),
+		Addresses:       len(svc.Spec.ExternalIPs) + len(svc.Status.LoadBalancer.Ingress),
+		LoadBalancerIPs: len(svc.Status.LoadBalancer.Ingress),
+		SourceRanges:    len(svc.Spec.LoadBalancerSourceRanges),
 	})
 }
 

@@ -7,12 +7,12 @@ import (
 )
 
 // Sizes of Services above which their rules are not written at once after each other: of
-// endpoints, and of pairs of a port with an endpoint, an address or a source range, each
-// of which is several rules on every node.
+// endpoints, and of combinations of a port with an endpoint, an address or a source range,
+// each of which is rules or ipset entries on every node.
 const (
 	largeService = 500
 	hugeService  = 2000
-	hugePairs    = 5000
+	hugeProduct  = 5000
 
 	largeInterval = time.Second
 	hugeInterval  = 5 * time.Second
@@ -28,20 +28,20 @@ const (
 // Load is what the rules of a Service cost whoever has to read and program them.
 type Load struct {
 	Endpoints int32
-	// Pairs are those of v1alpha1.ServiceSize.
-	Pairs int
+	// Combinations are those of v1alpha1.ServiceSize.
+	Combinations int
 	// Bytes are those of the object.
 	Bytes int
 }
 
 // LoadOf returns the load of rules that take so many bytes.
 func LoadOf(rules *v1alpha1.ServiceProxyRulesSpec, bytes int) Load {
-	return Load{rules.EndpointCount, v1alpha1.SizeOf(rules).Pairs(), bytes}
+	return Load{rules.EndpointCount, v1alpha1.SizeOf(rules).Combinations(), bytes}
 }
 
 // Max returns the higher figures of both.
 func (l Load) Max(o Load) Load {
-	return Load{max(l.Endpoints, o.Endpoints), max(l.Pairs, o.Pairs), max(l.Bytes, o.Bytes)}
+	return Load{max(l.Endpoints, o.Endpoints), max(l.Combinations, o.Combinations), max(l.Bytes, o.Bytes)}
 }
 
 // Pace returns how much time passes at least between two writes of the rules of a
@@ -49,7 +49,7 @@ func (l Load) Max(o Load) Load {
 func Pace(l Load) time.Duration {
 	interval := BytesPace(l.Bytes)
 	switch {
-	case l.Endpoints > hugeService || l.Pairs > hugePairs:
+	case l.Endpoints > hugeService || l.Combinations > hugeProduct:
 		return max(interval, hugeInterval)
 	case l.Endpoints > largeService:
 		return max(interval, largeInterval)

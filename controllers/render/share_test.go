@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -343,10 +344,34 @@ func TestPace(t *testing.T) {
 		want string
 	}{
 		{Load{}, "0s"}, {Load{500, 5000, 16 << 10}, "0s"}, {Load{Bytes: 32 << 10}, "250ms"}, {Load{501, 501, 32 << 10}, "1s"},
-		{Load{Endpoints: 2001, Bytes: 512 << 10}, "5s"}, {Load{Endpoints: 100, Pairs: 5001}, "5s"}, {Load{Bytes: 1 << 20}, "8s"}, {Load{20_000, 20_000, 1 << 20}, "8s"},
+		{Load{Endpoints: 2001, Bytes: 512 << 10}, "5s"}, {Load{Endpoints: 100, Combinations: 5001}, "5s"}, {Load{Bytes: 1 << 20}, "8s"}, {Load{20_000, 20_000, 1 << 20}, "8s"},
 	} {
 		if got := Pace(c.load).String(); got != c.want {
 			t.Errorf("%+v: %s, want %s", c.load, got, c.want)
+		}
+	}
+}
+
+// TestPaceOfSourceRanges: each is an entry of an ipset for each port and load-balancer IP.
+func TestPaceOfSourceRanges(t *testing.T) {
+	rules := &v1alpha1.ServiceProxyRulesSpec{
+		Ports: make([]v1alpha1.ServicePort, 1), LoadBalancerIPs: make([]string, 200), LoadBalancerSourceRanges: make([]string, 200),
+	}
+	if got := Pace(LoadOf(rules, 0)); got != hugeInterval {
+		t.Errorf("40,000 entries in ipsets are written every %v, want %v", got, hugeInterval)
+	}
+}
+
+// TestSizeOfSourceRanges: they are counted before anything is expanded.
+func TestSizeOfSourceRanges(t *testing.T) {
+	svc := &corev1.Service{Spec: corev1.ServiceSpec{Ports: make([]corev1.ServicePort, 5), LoadBalancerSourceRanges: make([]string, 500)}}
+	for _, c := range []struct {
+		balancers int
+		want      string
+	}{{20, ""}, {21, "it has 52500 combinations of a port with a load-balancer IP and a source range, more than the limit of 50000; split the Service or merge its source ranges"}} {
+		svc.Status.LoadBalancer.Ingress = make([]corev1.LoadBalancerIngress, c.balancers)
+		if _, got := Size(svc, nil).Excess(); got != c.want {
+			t.Errorf("%d load-balancer IPs: %q, want %q", c.balancers, got, c.want)
 		}
 	}
 }

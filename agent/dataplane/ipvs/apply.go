@@ -77,8 +77,9 @@ func (d *Dataplane) apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	return d.result(r, v1alpha1.SyncPartial, changed), nil
 }
 
-// largeServers is how many virtual servers or real servers make a Service large.
-const largeServers = 500
+// largest is how many virtual servers, real servers or entries of ipsets a Service has that is
+// not large.
+const largest = 500
 
 // withoutLarge returns what has changed but for large Services, so that others need not wait
 // for these; nil if that is nothing or all.
@@ -109,14 +110,18 @@ func (d *Dataplane) withoutLarge(r *dataplane.Ruleset) *dataplane.Ruleset {
 
 // isLarge reports whether a Service needs much, or has needed it; either may be nil.
 func isLarge(svc *dataplane.Service, held *servicePlan) bool {
-	servers, reals := 0, 0
+	servers, reals, entries := 0, 0, 0
 	if svc != nil {
 		servers = len(svc.Ports) * (1 + len(svc.ExternalIPs) + len(svc.LoadBalancerIPs))
+		entries = len(svc.Ports) * len(svc.LoadBalancerIPs) * len(svc.SourceRanges)
 		for i := range svc.Ports {
 			reals += len(svc.Ports[i].Cluster)
 		}
 	}
-	return max(servers, reals, len(serversOf(held))) > largeServers
+	if held != nil {
+		servers, entries = max(servers, len(held.servers)), max(entries, len(held.entries))
+	}
+	return max(servers, reals, entries) > largest
 }
 
 // partialPass is an Apply of changed Services alone.

@@ -233,28 +233,42 @@ func TestContestedAlone(t *testing.T) {
 
 // TestLargeServicesComeLast: others need not wait for them.
 func TestLargeServicesComeLast(t *testing.T) {
-	b := newBench(t)
-	b.set(service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80"))
-	b.apply()
-	large := *service(1, "10.180.0.11:80")
-	for i := range 600 {
-		large.ExternalIPs = append(large.ExternalIPs, netip.AddrFrom4([4]byte{198, 51, byte(i >> 8), byte(i)}))
-	}
-	for _, one := range []*dataplane.Service{&large, service(1, "10.180.0.12:80")} { // and when it ends to be large
-		b.set(one, service(2, "10.180.0.2"+one.Ports[0].Cluster[0].String()[len("10.180.0.1"):]))
-		if result := b.apply(); result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 2 {
-			t.Fatalf("%+v", result)
-		}
-		calls := b.kernel.Calls()
-		of := func(net string) func(ipvsmodel.Call) bool {
-			return func(c ipvsmodel.Call) bool {
-				return c.Method == "AddReal" && strings.HasPrefix(c.Key.Addr.String(), net)
+	for name, enlarge := range map[string]func(*dataplane.Service){
+		"external IPs": func(s *dataplane.Service) {
+			for i := range 600 {
+				s.ExternalIPs = append(s.ExternalIPs, netip.AddrFrom4([4]byte{198, 51, byte(i >> 8), byte(i)}))
 			}
-		}
-		first, next := slices.IndexFunc(calls, of("10.0.0.2")), slices.IndexFunc(calls, of("10.0.0.1"))
-		if first < 0 || next < first {
-			t.Errorf("the large Service is written at %d, the other one at %d", next, first)
-		}
-		b.verified()
+		},
+		"source ranges": func(s *dataplane.Service) {
+			s.LoadBalancerIPs = []netip.Addr{ip("203.0.113.1")}
+			for i := range 600 {
+				s.SourceRanges = append(s.SourceRanges, netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 51, byte(i >> 8), byte(i)}), 32))
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.set(service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80"))
+			b.apply()
+			large := service(1, "10.180.0.11:80")
+			enlarge(large)
+			for _, one := range []*dataplane.Service{large, service(1, "10.180.0.12:80")} { // and when it ends to be large
+				b.set(one, service(2, "10.180.0.2"+one.Ports[0].Cluster[0].String()[len("10.180.0.1"):]))
+				if result := b.apply(); result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 2 {
+					t.Fatalf("%+v", result)
+				}
+				calls := b.kernel.Calls()
+				of := func(net string) func(ipvsmodel.Call) bool {
+					return func(c ipvsmodel.Call) bool {
+						return c.Method == "AddReal" && strings.HasPrefix(c.Key.Addr.String(), net)
+					}
+				}
+				first, next := slices.IndexFunc(calls, of("10.0.0.2")), slices.IndexFunc(calls, of("10.0.0.1"))
+				if first < 0 || next < first {
+					t.Errorf("the large Service is written at %d, the other one at %d", next, first)
+				}
+				b.verified()
+			}
+		})
 	}
 }
