@@ -166,7 +166,7 @@ func (s *store) healthChecks(family dataplane.Family) (map[health.ServiceKey]hea
 	for name, svc := range f.checked {
 		key := health.ServiceKey(name)
 		check := health.Check{Port: svc.HealthCheckNodePort, LocalEndpoints: svc.LocalReady}
-		if _, refused := f.refused[name]; refused {
+		if r, refused := f.refused[name]; refused && !r.reduced {
 			// The kernel holds the former rules: connections go where those lead, if
 			// it holds any, and that is worth no more than the fewer endpoints.
 			check.LocalEndpoints = min(check.LocalEndpoints, f.answered[key].LocalEndpoints)

@@ -156,6 +156,19 @@ func TestHealthCheckOfARefusedService(t *testing.T) {
 	expectAnswer(t, port, "200 1") // the former rules serve one
 }
 
+// TestHealthCheckOfAContestedService: another Service has an address and port of it, which may be
+// the doing of another tenant. All else of it is programmed.
+func TestHealthCheckOfAContestedService(t *testing.T) {
+	a, r, kernel, _ := inTurn(t)
+	go a.runChecks(t.Context())
+	port := freePort(t)
+	r.setRules(r.own(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
+	kernel.Reduce("shop", "a", "192.0.2.1:80/TCP "+v1alpha1.ServedForAnother+" other/b")
+	r.setService(r.object("a", 1, balanced(port)))
+	mustSync(t, a)
+	expectAnswer(t, port, "200 2")
+}
+
 func TestHealthCheckUnhealthy(t *testing.T) { // row 146
 	a, r, kernel, _ := inTurn(t)
 	go a.runChecks(t.Context())

@@ -23,8 +23,10 @@ type retry struct {
 	reason  string
 	// suspected: it was rejected among others and may not be at fault.
 	suspected bool
-	at        time.Time
-	pause     time.Duration // before at
+	// reduced: all of it is programmed but what is another's.
+	reduced bool
+	at      time.Time
+	pause   time.Duration // before at
 }
 
 // noted are the retries after an Apply at a time, which has tried all but those
@@ -35,7 +37,7 @@ func (r retries) noted(result *dataplane.Result, tried *dataplane.Ruleset, now t
 		former, before := r[name]
 		_, rests := tried.Rest[name]
 		_, suspected := result.Suspected[name]
-		next := retry{service: tried.Services[name], reason: reason, suspected: suspected, at: now.Add(firstRetryPause), pause: firstRetryPause}
+		next := retry{service: tried.Services[name], reason: reason, suspected: suspected, reduced: result.Reduced[name] != nil, at: now.Add(firstRetryPause), pause: firstRetryPause}
 		switch {
 		case !before || former.service != next.service:
 		case rests:

@@ -93,21 +93,17 @@ func (p *plan) judge(f Flow) Reason {
 	if t := p.addresses[f.Destination]; t != nil {
 		return t.judge(f, p.ipvs)
 	}
-	// What was never translated has nothing to do with the rules that are gone:
-	// it may be to a program on the node.
-	if _, found := p.former.addresses[f.Destination]; found && f.translated() {
-		return AddressGone
-	}
 	port := f.Destination.Port()
-	t := p.nodePorts[port]
-	_, gone := p.former.nodePorts[port]
-	if t == nil && !gone || !p.answers(f.Destination.Addr()) {
-		return ""
-	}
-	if t != nil {
+	if t := p.nodePorts[port]; t != nil && p.answers(f.Destination.Addr()) {
 		return t.judge(f, p.ipvs)
 	}
-	if f.translated() {
+	// What was never translated has nothing to do with the rules that are gone:
+	// it may be to a program on the node.
+	if !f.translated() {
+		return ""
+	}
+	_, gone := p.former.addresses[f.Destination]
+	if _, found := p.former.nodePorts[port]; gone || found && p.answers(f.Destination.Addr()) {
 		return AddressGone
 	}
 	return ""

@@ -29,6 +29,8 @@ type programmed struct {
 	// refused is the newest state if the kernel does not take it, or if it may
 	// hold a newer one: it cannot be told what it does with flows of either.
 	refused *dataplane.Service
+	// reduced: service lacks what is another's.
+	reduced bool
 }
 
 // work is what flows have to be compared to.
@@ -60,9 +62,12 @@ func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
 		names = map[dataplane.ServiceName]struct{}{}
 	}
 	for name, p := range s.services {
-		if p.refused != nil { // it may be programmed now
+		if p.refused != nil || p.reduced { // it may be programmed now
 			names[name] = struct{}{}
 		}
+	}
+	for name := range result.Reduced { // by a change of another Service, too
+		names[name] = struct{}{}
 	}
 	s.work.all = s.work.all || r.Recheck // node ports may answer elsewhere
 	if r.Full || result.Kind == v1alpha1.SyncFull {
@@ -76,14 +81,18 @@ func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
 	}
 	for name := range names {
 		wanted := r.Services[name]
+		_, refused := result.Refused[name]
+		reduced := result.Reduced[name]
+		if reduced != nil {
+			wanted, refused = reduced, false
+		}
 		if !serves(wanted, s.protocol) {
 			wanted = nil
 		}
-		_, refused := result.Refused[name]
 		if _, kept := r.Keep[name]; refused || kept {
 			s.refuse(name, wanted)
 		} else {
-			s.program(name, wanted)
+			s.program(name, wanted, reduced != nil)
 		}
 	}
 }
@@ -100,7 +109,7 @@ func (s *state) refuse(name dataplane.ServiceName, wanted *dataplane.Service) {
 }
 
 // program notes what the kernel holds of a Service now.
-func (s *state) program(name dataplane.ServiceName, wanted *dataplane.Service) {
+func (s *state) program(name dataplane.ServiceName, wanted *dataplane.Service, reduced bool) {
 	p := s.services[name]
 	if p.service == wanted && p.refused == nil {
 		return
@@ -128,7 +137,7 @@ func (s *state) program(name dataplane.ServiceName, wanted *dataplane.Service) {
 	if wanted == nil {
 		delete(s.services, name)
 	} else {
-		s.services[name] = programmed{service: wanted}
+		s.services[name] = programmed{service: wanted, reduced: reduced}
 	}
 }
 

@@ -224,8 +224,12 @@ type Result struct {
 	// ServicesChanged is the number of Services whose rules were written.
 	ServicesChanged int
 	// Refused are Services that the kernel would not take, with the reason. All
-	// of them, not only those of this call. Their former rules stay.
+	// of them, not only those of this call. Their former rules stay, but for those of
+	// Reduced.
 	Refused map[ServiceName]string
+	// Reduced are those of Refused that are programmed all the same, without addresses and
+	// ports that another Service or another program has: as they are programmed.
+	Reduced map[ServiceName]*Service
 	// Suspected are those of Refused that may not be at fault: there was no time
 	// to try each by itself.
 	Suspected map[ServiceName]struct{}

@@ -24,6 +24,7 @@ type Fake struct {
 	failure     error
 	refuses     map[dataplane.ServiceName]string
 	refused     map[dataplane.ServiceName]string
+	reduced     map[dataplane.ServiceName]string
 	tries       map[dataplane.ServiceName]int
 	writes      int
 	needsFull   bool
@@ -55,6 +56,7 @@ func NewFake() *Fake {
 		kernel:    map[dataplane.ServiceName]*dataplane.Service{},
 		refuses:   map[dataplane.ServiceName]string{},
 		refused:   map[dataplane.ServiceName]string{},
+		reduced:   map[dataplane.ServiceName]string{},
 		tries:     map[dataplane.ServiceName]int{},
 		lacks:     map[v1alpha1.ProxyMode]error{},
 		needsFull: true,
@@ -167,7 +169,12 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 			f.writes++
 		}
 	}
-	result.Refused = maps.Clone(f.refused)
+	result.Refused, result.Reduced = maps.Clone(f.refused), map[dataplane.ServiceName]*dataplane.Service{}
+	for name, reason := range f.reduced {
+		if svc := r.Services[name]; svc != nil {
+			result.Refused[name], result.Reduced[name] = reason, svc
+		}
+	}
 	result.Warnings = slices.Clone(f.warnings)
 	result.Chains, result.Rules = f.count()
 	return result, nil
@@ -423,4 +430,11 @@ func (f *Fake) Refuse(namespace, name, reason string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.refuses[dataplane.ServiceName{Namespace: namespace, Name: name}] = reason
+}
+
+// Reduce has one Service lack something that is another's.
+func (f *Fake) Reduce(namespace, name, reason string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reduced[dataplane.ServiceName{Namespace: namespace, Name: name}] = reason
 }

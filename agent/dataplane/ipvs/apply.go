@@ -92,10 +92,8 @@ func (d *Dataplane) withoutLarge(r *dataplane.Ruleset) *dataplane.Ruleset {
 	if out.Rest == nil {
 		out.Rest = map[dataplane.ServiceName]struct{}{}
 	}
-	for _, refused := range []map[dataplane.ServiceName]string{d.failed, d.conflicts} {
-		for name := range refused {
-			out.Rest[name] = struct{}{} // their turn comes
-		}
+	for name := range d.refused() {
+		out.Rest[name] = struct{}{} // their turn comes
 	}
 	for name := range r.Dirty {
 		if !isLarge(r.Services[name], d.held.services[name]) {
@@ -182,14 +180,28 @@ func (d *Dataplane) newPartial(r *dataplane.Ruleset) (*partialPass, error) {
 func (d *Dataplane) toWrite(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
 	out := make(map[dataplane.ServiceName]struct{}, len(r.Dirty))
 	maps.Copy(out, r.Dirty)
-	for _, refused := range []map[dataplane.ServiceName]string{d.failed, d.conflicts} {
-		for name := range refused {
-			if _, rests := r.Rest[name]; !rests {
-				out[name] = struct{}{}
-			}
+	for name := range d.refused() {
+		if _, rests := r.Rest[name]; !rests {
+			out[name] = struct{}{}
 		}
 	}
 	return out
+}
+
+// refused yields the Services that lack something, some of them twice.
+func (d *Dataplane) refused() iter.Seq[dataplane.ServiceName] {
+	return func(yield func(dataplane.ServiceName) bool) {
+		for name := range d.failed {
+			if !yield(name) {
+				return
+			}
+		}
+		for name := range d.conflicts.of {
+			if !yield(name) {
+				return
+			}
+		}
+	}
 }
 
 // refusedPause is the least time between two full passes that are made because a
@@ -268,7 +280,7 @@ func servicesOf(r *dataplane.Ruleset, names map[dataplane.ServiceName]struct{}) 
 // that gain or lose virtual servers by that. It reports false if a full pass has to look.
 func (p *partialPass) addContenders(r *dataplane.Ruleset, names map[dataplane.ServiceName]struct{}, whole map[dataplane.ServiceName]*servicePlan) bool {
 	open := slices.Collect(maps.Keys(names))
-	all := false // Services that lack something are among them
+	moved := map[Key]struct{}{}
 	for len(open) > 0 {
 		name := open[len(open)-1]
 		open = open[:len(open)-1]
@@ -277,8 +289,8 @@ func (p *partialPass) addContenders(r *dataplane.Ruleset, names map[dataplane.Se
 			plan := p.config.planService(svc, nil)
 			whole[name] = &plan
 		}
-		moves := !p.stays(name, whole[name], svc)
-		_, lost := p.conflicts[name]
+		moves := p.moved(name, whole[name], svc)
+		_, lost := p.conflicts.of[name]
 		for _, s := range serversOf(whole[name]) {
 			if _, barred := p.others.bars(&s); barred && !lost {
 				return false // it may have gone by now
@@ -289,13 +301,15 @@ func (p *partialPass) addContenders(r *dataplane.Ruleset, names map[dataplane.Se
 			}
 			if owner := r.Services[held.owner]; owner == nil || svc.ComparePrecedence(owner) < 0 {
 				open = add(names, open, held.owner)
-				_, contested := p.contested[s.Key]
-				moves = moves || contested
+				moves = append(moves, s.Key)
 			}
 		}
-		if moves && !all {
-			all = true
-			for loser := range p.conflicts {
+		for _, k := range moves {
+			if _, before := moved[k]; before {
+				continue
+			}
+			moved[k] = struct{}{}
+			for loser := range p.conflicts.losers[k] {
 				open = add(names, open, loser)
 			}
 		}
@@ -330,28 +344,27 @@ func (p *partialPass) free() bool {
 	return true
 }
 
-// stays reports whether a Service goes on to ask for the virtual servers that others
-// ask for as well, by the same claim, and to accept there what it did: then nothing
-// changes for those.
-func (p *partialPass) stays(name dataplane.ServiceName, plan *servicePlan, svc *dataplane.Service) bool {
+// moved are the virtual servers of a Service that others ask for as well, but for those that
+// it goes on to ask for by the same claim, and to accept there what it did: then nothing
+// changes for the others.
+func (p *partialPass) moved(name dataplane.ServiceName, plan *servicePlan, svc *dataplane.Service) []Key {
 	held := p.held.services[name]
-	contested := slices.DeleteFunc(slices.Clone(serversOf(held)), func(s plannedServer) bool {
-		_, found := p.contested[s.Key]
-		return !found
-	})
-	if len(contested) == 0 {
-		return true
+	var contested []Key
+	for _, s := range serversOf(held) {
+		if len(p.conflicts.losers[s.Key]) > 0 {
+			contested = append(contested, s.Key)
+		}
 	}
-	if svc == nil || svc.Precedence.Compare(p.claims[name]) != 0 {
-		return false
+	if len(contested) == 0 || svc == nil || svc.Precedence.Compare(held.precedence) != 0 {
+		return contested
 	}
 	asks := map[Key]struct{}{}
-	for _, s := range serversOf(plan) {
+	for _, s := range plan.servers {
 		asks[s.Key] = struct{}{}
 	}
-	return !slices.ContainsFunc(contested, func(s plannedServer) bool {
-		_, still := asks[s.Key]
-		return !still || p.config.acceptsLocal(held, s.Key) != p.config.acceptsLocal(plan, s.Key)
+	return slices.DeleteFunc(contested, func(k Key) bool {
+		_, still := asks[k]
+		return still && p.config.acceptsLocal(held, k) == p.config.acceptsLocal(plan, k)
 	})
 }
 
@@ -485,11 +498,8 @@ func (p *partialPass) commit() {
 	for name, plan := range p.plans {
 		p.held.set(name, plan)
 		p.note(name, plan)
-		delete(p.conflicts, name)
+		p.conflicts.set(name, p.contest.conflicts.of[name])
 	}
-	maps.Copy(p.conflicts, p.contest.conflicts)
-	maps.Copy(p.contested, p.contest.contested)
-	maps.Copy(p.claims, p.contest.claims)
 }
 
 // note keeps what is to be told about a Service.
@@ -547,11 +557,14 @@ func (p *partialPass) rulesFor() (union, after iptables.Fixed, grows, shrinks bo
 
 // result is what an Apply did, but for the counts.
 func (d *Dataplane) result(r *dataplane.Ruleset, kind v1alpha1.SyncKind, changed int) dataplane.Result {
-	refused := maps.Clone(d.conflicts)
-	if refused == nil {
-		refused = map[dataplane.ServiceName]string{}
+	refused, reduced := map[dataplane.ServiceName]string{}, map[dataplane.ServiceName]*dataplane.Service{}
+	for name, c := range d.conflicts.of {
+		refused[name], reduced[name] = c.reason, c.served
 	}
-	maps.Copy(refused, d.failed)
+	for name, reason := range d.failed {
+		refused[name] = reason
+		delete(reduced, name)
+	}
 	warnings := slices.Clone(d.warnings)
 	if w := d.addressWarning(r); w != "" {
 		warnings = append(warnings, w)
@@ -563,7 +576,7 @@ func (d *Dataplane) result(r *dataplane.Ruleset, kind v1alpha1.SyncKind, changed
 		}
 	}
 	return dataplane.Result{
-		Kind: kind, ServicesChanged: changed, Refused: refused,
+		Kind: kind, ServicesChanged: changed, Refused: refused, Reduced: reduced,
 		Warnings: warnings[:min(len(warnings), dataplane.MaxExamples)], Notes: notes[:min(len(notes), dataplane.MaxExamples)],
 		Failed: len(d.failed) > 0,
 	}

@@ -87,7 +87,7 @@ func (d *Dataplane) loaded() []string {
 // gone are the virtual servers of others that were there at the last full Apply, if
 // Services could not have all that they ask for. A full Apply gives them what is free.
 func (d *Dataplane) gone(state *snapshot) []Key {
-	if len(d.conflicts) == 0 {
+	if len(d.conflicts.of) == 0 {
 		return nil
 	}
 	var out []Key
@@ -182,8 +182,8 @@ func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		return dataplane.Audit{}, err
 	}
 	out := dataplane.Audit{Findings: findings(diff, want.wanted, state), Warnings: rules.Warnings, Counts: counted(state, evidence.ours)}
-	for _, name := range slices.SortedFunc(maps.Keys(want.conflicts), dataplane.ServiceName.Compare) {
-		reason := want.conflicts[name]
+	for _, name := range slices.SortedFunc(maps.Keys(want.conflicts.of), dataplane.ServiceName.Compare) {
+		reason := want.conflicts.of[name].reason
 		out.Findings = append(out.Findings, dataplane.Finding{Service: name, Key: "ipvs conflict " + name.String() + " " + reason, Text: "Service " + name.String() + ": " + reason})
 	}
 	out.Findings = append(out.Findings, rules.Findings...)

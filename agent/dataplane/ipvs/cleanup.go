@@ -93,7 +93,7 @@ func (d *Dataplane) Exclude(cidrs []string) error {
 
 // forget forgets what the kernel holds.
 func (d *Dataplane) forget() {
-	d.held, d.former, d.kept, d.failed, d.conflicts, d.contested, d.left = nil, nil, nil, nil, nil, nil, nil
+	d.held, d.former, d.kept, d.failed, d.conflicts, d.left = nil, nil, nil, nil, conflicts{}, nil
 	d.others = newStrangers()
 	d.warnings = nil
 	clear(d.notes)

@@ -54,15 +54,52 @@ func (s strangers) bars(p *plannedServer) (Key, bool) {
 	return k, found
 }
 
+// conflict is why a Service does not have all that it asks for.
+type conflict struct {
+	reason string
+	// served is the Service as it is served all the same.
+	served *dataplane.Service
+	// lost are the virtual servers that another Service has.
+	lost []Key
+}
+
+// conflicts are those of all Services.
+type conflicts struct {
+	of map[dataplane.ServiceName]*conflict
+	// losers are the Services that have lost a virtual server to another one.
+	losers map[Key]map[dataplane.ServiceName]struct{}
+}
+
+func newConflicts() conflicts {
+	return conflicts{map[dataplane.ServiceName]*conflict{}, map[Key]map[dataplane.ServiceName]struct{}{}}
+}
+
+// set replaces the conflict of a Service; nil: it has all that it asks for.
+func (c *conflicts) set(name dataplane.ServiceName, now *conflict) {
+	if former := c.of[name]; former != nil {
+		for _, k := range former.lost {
+			if delete(c.losers[k], name); len(c.losers[k]) == 0 {
+				delete(c.losers, k)
+			}
+		}
+	}
+	if now == nil {
+		delete(c.of, name)
+		return
+	}
+	c.of[name] = now
+	for _, k := range now.lost {
+		if c.losers[k] == nil {
+			c.losers[k] = map[dataplane.ServiceName]struct{}{}
+		}
+		c.losers[k][name] = struct{}{}
+	}
+}
+
 // resolved is what is wanted where not everything can be had.
 type resolved struct {
 	*wanted
-	// conflicts say why a Service does not have all that it asks for.
-	conflicts map[dataplane.ServiceName]string
-	// contested are the virtual servers that several Services ask for.
-	contested map[Key]struct{}
-	// claims are the precedences of the Services that have these.
-	claims map[dataplane.ServiceName]dataplane.Precedence
+	conflicts conflicts
 	// base is what other Services have that are not planned anew, replaced names those
 	// that are. Nil: there are no others.
 	base     *wanted
@@ -70,10 +107,7 @@ type resolved struct {
 }
 
 func newResolved(c *config) *resolved {
-	return &resolved{
-		wanted: newWanted(c), conflicts: map[dataplane.ServiceName]string{}, contested: map[Key]struct{}{},
-		claims: map[dataplane.ServiceName]dataplane.Precedence{},
-	}
+	return &resolved{wanted: newWanted(c), conflicts: newConflicts()}
 }
 
 // has returns a virtual server that another Service has.
@@ -105,58 +139,92 @@ func (c *config) planAll(services map[dataplane.ServiceName]*dataplane.Service, 
 		plan := c.planService(svc, nil)
 		out.plan(svc, &plan, others)
 	}
-	for k := range out.contested {
-		if svc := services[out.needs.servers[k].owner]; svc != nil {
-			out.claims[svc.Name] = svc.Precedence
-		}
-	}
 	return out
 }
 
 // plan adds a Service, whose plan is that of all that it asks for.
 func (r *resolved) plan(svc *dataplane.Service, plan *servicePlan, others strangers) {
 	barred := map[Key]struct{}{}
+	var lack conflict
 	var reasons []string
 	var early []setEntry
+	var met []Key // by strangers
 	for i := range plan.servers {
 		s := &plan.servers[i]
+		reason := ""
 		if k, found := others.bars(s); found {
-			reasons = append(reasons, strangerText(s.Key, k))
-			for _, k := range r.config.nodePortOf(svc, s.Key) {
-				barred[k] = struct{}{}
-			}
+			reason = strangerText(s.Key, k)
+			met = append(met, s.Key)
 		} else if held, found := r.has(s.Key); found {
-			r.contested[s.Key] = struct{}{}
-			reasons = append(reasons, fmt.Sprintf("%s %s %s already; one of the two must give up the address or the port", s.Key, v1alpha1.ServedForAnother, held.owner))
+			lack.lost = append(lack.lost, s.Key)
+			reason = fmt.Sprintf("%s %s %s already; one of the two must give up the address or the port", s.Key, v1alpha1.ServedForAnother, held.owner)
 			early = append(early, r.acceptEarly(held)...)
 		} else {
 			continue
 		}
 		barred[s.Key] = struct{}{}
+		if len(reasons) < dataplane.MaxExamples {
+			reasons = append(reasons, reason)
+		}
 	}
 	if len(barred) > 0 {
+		if more := len(barred) - len(reasons); more > 0 {
+			reasons = append(reasons, fmt.Sprintf("and %d more", more))
+		}
+		r.config.barNodePorts(svc, met, barred)
 		rest := r.config.planService(svc, barred)
 		plan = &rest
 		plan.enter(early...)
-		r.conflicts[svc.Name] = strings.Join(slices.Compact(reasons), "; ")
+		lack.reason, lack.served = strings.Join(reasons, "; "), r.config.without(svc, barred)
+		r.conflicts.set(svc.Name, &lack)
 	}
 	r.set(svc.Name, plan)
 }
 
-// nodePortOf are all virtual servers of a NodePort of a Service, if k is one of them.
-// Where a stranger is in the way of one, the NodePort goes as a whole: in the ipsets
-// its port stands for all addresses, so the stranger would look ours and have its
+// barNodePorts bars all virtual servers of a NodePort where a stranger is in the way of one: in
+// the ipsets its port stands for all addresses, so the stranger would look ours and have its
 // packets masqueraded.
-func (c *config) nodePortOf(svc *dataplane.Service, k Key) []Key {
-	if !slices.Contains(c.nodePortIPs, k.Addr) ||
-		!slices.ContainsFunc(svc.Ports, func(p dataplane.Port) bool { return p.NodePort == k.Port && p.Protocol == k.Protocol }) {
-		return nil
+func (c *config) barNodePorts(svc *dataplane.Service, met []Key, barred map[Key]struct{}) {
+	ports := map[Key]struct{}{} // without address
+	for _, k := range met {
+		if _, found := slices.BinarySearchFunc(c.nodePortIPs, k.Addr, netip.Addr.Compare); found {
+			ports[Key{Port: k.Port, Protocol: k.Protocol}] = struct{}{}
+		}
 	}
-	var out []Key
-	for _, ip := range c.nodePortIPs {
-		out = append(out, Key{ip, k.Port, k.Protocol})
+	for i := range svc.Ports {
+		p := &svc.Ports[i]
+		if _, found := ports[Key{Port: p.NodePort, Protocol: p.Protocol}]; found {
+			for _, ip := range c.nodePortIPs {
+				barred[Key{ip, p.NodePort, p.Protocol}] = struct{}{}
+			}
+		}
 	}
-	return out
+}
+
+// without returns a Service as it is served without some virtual servers.
+func (c *config) without(svc *dataplane.Service, barred map[Key]struct{}) *dataplane.Service {
+	out := *svc
+	out.Ports = slices.Clone(svc.Ports)
+	for i := range out.Ports {
+		p := &out.Ports[i]
+		isBarred := func(a netip.Addr, port uint16) bool {
+			_, found := barred[Key{a, port, p.Protocol}]
+			return found
+		}
+		p.Lost = slices.Clone(p.Lost)
+		for _, list := range [][]netip.Addr{{svc.ClusterIP}, svc.ExternalIPs, svc.LoadBalancerIPs} {
+			for _, a := range list {
+				if isBarred(a, p.Port) {
+					p.Lost = append(p.Lost, a)
+				}
+			}
+		}
+		p.Lost = sortedAddrs(p.Lost)
+		if !slices.ContainsFunc(c.nodePortIPs, func(a netip.Addr) bool { return !isBarred(a, p.NodePort) }) {
+			p.NodePort = 0
+		}
+	}
+	return &out
 }
 
 // acceptEarly keeps what is sent to a load-balancer address of policy Local from

@@ -38,6 +38,19 @@ func (b *bench) contest(when string, result dataplane.Result, nodePortWins bool)
 	if got := names(result.Refused); !slices.Equal(got, []string{loser}) {
 		b.Errorf("%s: refused %v, want %s", when, result.Refused, loser)
 	}
+	// As it is served, the loser lacks this one address, and has its NodePort on others.
+	lost := []netip.Addr(nil)
+	if nodePortWins {
+		lost = []netip.Addr{ip("192.168.0.2")}
+	}
+	for name, svc := range result.Reduced {
+		if p, whole := svc.Ports[0], b.r.Services[name].Ports[0]; !slices.Equal(p.Lost, lost) || p.NodePort != whole.NodePort {
+			b.Errorf("%s: served of %s is %+v", when, name, p)
+		}
+	}
+	if got := names(result.Reduced); !slices.Equal(got, []string{loser}) {
+		b.Errorf("%s: served but for what is another's are %v, want %s", when, got, loser)
+	}
 	if got := b.kernel.Server(tcp("192.168.0.2", 30080)); got != at {
 		b.Errorf("%s: at the contested address %q, want %q", when, got, at)
 	}

@@ -50,8 +50,7 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (datapl
 		return dataplane.Result{}, err
 	}
 	d.held, d.former = p.want.wanted, p.want.wanted
-	d.kept, d.failed, d.conflicts, d.contested = p.scope.kept, p.writer.failed, p.want.conflicts, p.want.contested
-	d.left, d.claims = p.leftovers(), p.want.claims
+	d.kept, d.failed, d.conflicts, d.left = p.scope.kept, p.writer.failed, p.want.conflicts, p.leftovers()
 	d.watched.replace(maps.Keys(d.held.needs.bound))
 	d.watched.recount(d.kernel)
 	d.fixed.count(d.held.rules())

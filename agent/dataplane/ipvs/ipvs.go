@@ -80,13 +80,9 @@ type Dataplane struct {
 	// left are the virtual servers that are ours by what the kernel holds, belong to
 	// no Service and were not to be deleted, as of the last full Apply.
 	left map[Key]struct{}
-	// contested are the virtual servers that several Services ask for, claims those
-	// of the Services that have them.
-	contested map[Key]struct{}
-	claims    map[dataplane.ServiceName]dataplane.Precedence
-	// conflicts say why a Service does not have all that it asks for. The rest of
-	// it is in held.
-	conflicts map[dataplane.ServiceName]string
+	// conflicts say which Services do not have all that they ask for. The rest of
+	// them is in held.
+	conflicts conflicts
 	// failed are the Services that the kernel would not take, with the reason. What
 	// the kernel holds of them is not known.
 	failed map[dataplane.ServiceName]string
@@ -343,7 +339,7 @@ func keptOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
 // uncertain reports whether it is not known what the kernel holds of a Service,
 // or whether that is all it asks for.
 func (d *Dataplane) uncertain(name dataplane.ServiceName) bool {
-	_, conflict := d.conflicts[name]
+	_, conflict := d.conflicts.of[name]
 	return conflict || d.unknown(name)
 }
 

@@ -23,6 +23,8 @@ type servicePlan struct {
 	outRules []outRule
 	// notes say, for people, what is not as the Service asks.
 	notes []string
+	// precedence is that of the Service.
+	precedence dataplane.Precedence
 }
 
 // plannedServer is a virtual server with what it needs besides.
@@ -52,7 +54,7 @@ type outRule string
 // have.
 func (c *config) planService(s *dataplane.Service, barred map[Key]struct{}) servicePlan {
 	p := &planner{config: c, svc: s, barred: barred, others: c.ofOthers(s)}
-	p.server = p.serverOf()
+	p.server, p.out.precedence = p.serverOf(), s.Precedence
 	p.noteOthers()
 	for i := range s.Ports {
 		p.planPort(&s.Ports[i])
