@@ -164,23 +164,23 @@ func eachServed(svc *dataplane.Service, protocol v1alpha1.Protocol, f func(at se
 	if svc == nil {
 		return
 	}
+	var addresses []netip.Addr
+	var before dataplane.Once[netip.Addr]
+	for _, list := range [][]netip.Addr{{svc.ClusterIP}, svc.ExternalIPs, svc.LoadBalancerIPs} {
+		for _, a := range list {
+			if a.IsValid() && before.First(a) {
+				addresses = append(addresses, a)
+			}
+		}
+	}
 	for i := range svc.Ports {
 		port := &svc.Ports[i]
 		if port.Protocol != protocol {
 			continue
 		}
-		one := func(a netip.Addr) {
-			if a.IsValid() && port.Serves(a) {
+		for _, a := range addresses {
+			if port.Serves(a) {
 				f(served{address: netip.AddrPortFrom(a, port.Port)}, port)
-			}
-		}
-		one(svc.ClusterIP)
-		for _, a := range svc.ExternalIPs {
-			one(a)
-		}
-		for _, a := range svc.LoadBalancerIPs {
-			if !slices.Contains(svc.ExternalIPs, a) {
-				one(a)
 			}
 		}
 		if port.NodePort != 0 {

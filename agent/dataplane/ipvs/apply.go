@@ -526,7 +526,7 @@ func (p *partialPass) isBound(a netip.Addr) bool { return p.held.needs.bound[a] 
 // for the latter alone; and whether the kernel lacks any of the former, and has
 // more than the latter.
 func (p *partialPass) rulesFor() (union, after iptables.Fixed, grows, shrinks bool) {
-	usedUnion, usedAfter := maps.Clone(p.held.needs.used), maps.Clone(p.held.needs.used)
+	usedUnion, usedAfter := maps.Clone(p.held.needs.used), maps.Clone(p.held.needs.used) // one per ipset
 	for _, e := range p.diff.add {
 		usedUnion[e.set]++
 		usedAfter[e.set]++
@@ -539,6 +539,9 @@ func (p *partialPass) rulesFor() (union, after iptables.Fixed, grows, shrinks bo
 	}
 	added, removed := changes(p.held.needs.out, p.delta.out)
 	grows, shrinks = grows || len(added) > 0, shrinks || len(removed) > 0
+	if !grows && !shrinks {
+		return union, after, false, false
+	}
 	outUnion, outAfter := maps.Clone(p.held.needs.out), maps.Clone(p.held.needs.out)
 	for _, r := range added {
 		outUnion[r], outAfter[r] = 1, 1

@@ -16,8 +16,9 @@ func findings(d *diff, w *wanted, have *snapshot) []dataplane.Finding {
 	if d.device {
 		f.say(dataplane.ServiceName{}, "device missing", "the device kube-ipvs0 is missing")
 	}
+	owned := f.ownerByAddress()
 	for _, a := range d.bind {
-		f.say(f.ownerOf(a), fmt.Sprintf("address missing %s", a), "address %s is missing on kube-ipvs0", a)
+		f.say(owned[a], fmt.Sprintf("address missing %s", a), "address %s is missing on kube-ipvs0", a)
 	}
 	for _, a := range d.unbind {
 		f.say(dataplane.ServiceName{}, fmt.Sprintf("address extra %s", a), "address %s on kube-ipvs0 belongs to no Service", a)
@@ -97,14 +98,18 @@ func describe(s Server) string {
 	return strings.Join(parts, ", ")
 }
 
-// ownerOf returns a Service that needs an address.
-func (f *finder) ownerOf(a netip.Addr) dataplane.ServiceName {
+// ownerByAddress returns a Service that needs an address that is missing.
+func (f *finder) ownerByAddress() map[netip.Addr]dataplane.ServiceName {
+	out := map[netip.Addr]dataplane.ServiceName{}
+	if len(f.bind) == 0 {
+		return out
+	}
 	for _, k := range slices.SortedFunc(maps.Keys(f.want.needs.servers), Key.Compare) {
-		if k.Addr == a {
-			return f.want.needs.servers[k].owner
+		if _, found := out[k.Addr]; !found {
+			out[k.Addr] = f.want.needs.servers[k].owner
 		}
 	}
-	return dataplane.ServiceName{}
+	return out
 }
 
 // entryOwners returns the Service that needs an entry that is missing.

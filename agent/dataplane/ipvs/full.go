@@ -189,9 +189,15 @@ func (p *fullPass) forgo() {
 	}
 	for name := range p.writer.failed {
 		plan := p.want.services[name]
+		stays := map[netip.Addr]bool{}
+		for i := range plan.servers {
+			stays[plan.servers[i].Key.Addr] = stays[plan.servers[i].Key.Addr] || !missing[plan.servers[i].Key]
+		}
+		for _, a := range p.forgone[name] {
+			stays[a] = true
+		}
 		for _, a := range plan.bindings() {
-			stands := slices.ContainsFunc(plan.servers, func(s plannedServer) bool { return s.Key.Addr == a && !missing[s.Key] })
-			if !stands && !slices.Contains(p.forgone[name], a) {
+			if !stays[a] {
 				p.forgone[name] = append(p.forgone[name], a)
 				decrement(p.want.needs.bound, a)
 			}

@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -12,7 +13,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/growth"
 )
 
-// TestGrowth: planning a Service takes as long as it is large, with strangers in its way too.
+// TestGrowth: planning a Service takes as long as it is large, with strangers in its way too, or
+// where the kernel takes nothing of it.
 func TestGrowth(t *testing.T) {
 	c := testConfig(t, dataplane.IPv4, nil)
 	for name, of := range dataplanetest.Large() {
@@ -38,6 +40,26 @@ func TestGrowth(t *testing.T) {
 				}
 				return p
 			}, func(p *fullPass) { c.planAll(p.ruleset.Services, p.others) })
+		})
+		t.Run(name+" that fails", func(t *testing.T) {
+			growth.Linear(t, 100, func(size int) *fullPass {
+				p := planned(size)
+				p.diff, p.writer = &diff{}, &writer{failed: map[dataplane.ServiceName]string{}}
+				for _, s := range p.want.needs.servers {
+					p.diff.servers = append(p.diff.servers, serverDiff{ownedServer: s, missing: true})
+					p.writer.failed[s.owner] = "no memory"
+				}
+				return p
+			}, func(p *fullPass) {
+				p.forgone = map[dataplane.ServiceName][]netip.Addr{}
+				p.forgo()
+				p.forgo()
+			})
+		})
+		t.Run(name+" whose addresses are missing", func(t *testing.T) {
+			growth.Linear(t, 100, planned, func(p *fullPass) {
+				findings(&diff{bind: slices.Collect(maps.Keys(p.want.needs.bound))}, p.want.wanted, nil)
+			})
 		})
 	}
 }
