@@ -8,16 +8,17 @@ import (
 )
 
 // How many bytes of NodeProxyRules changes of local endpoints may have written. Each node has a
-// share of its own, so that no other node delays what is small; the rest of all nodes comes out
-// of what they have in common, first come, first served.
+// share of its own, whatever its size, which no other node uses up: a change waits at most for
+// the bytes of the node's object at nodeShare, however many other nodes change. What all nodes have in
+// common makes it faster where few change, first come, first served.
 const (
-	// nodeShare are the bytes a second that each node may always have written, for objects
-	// of ownShareBytes at most.
-	nodeShare     = 8 << 10
-	ownShareBytes = 64 << 10
-	// commonShare are the bytes a second of all nodes besides.
+	// nodeShare are the bytes a second that each node may always have written, and nodeBurst
+	// is for how long unused ones remain available.
+	nodeShare = 8 << 10
+	nodeBurst = 8 * time.Second
+	// commonShare are the bytes a second of all nodes besides, and commonBurst is for how long
+	// unused ones remain available.
 	commonShare = 1 << 20
-	// commonBurst is for how long unused parts of commonShare remain available.
 	commonBurst = time.Second
 	// leastBytes are what each write counts for at least, as the store keeps more of it than
 	// its bytes.
@@ -25,35 +26,41 @@ const (
 )
 
 // nodePace spaces the writes of NodeProxyRules by their size. It is in memory: after a restart
-// the first change of each node goes at once, within the common share.
+// the first change of each node goes at once.
 type nodePace struct {
-	mu    sync.Mutex
-	next  time.Time            // when what is taken of the common share will have come in; guarded by mu
-	nodes map[string]*nodeTurn // guarded by mu
+	mu     sync.Mutex
+	common bucket               // guarded by mu
+	nodes  map[string]*nodeTurn // guarded by mu
 }
 
 // nodeTurn is what is known of one node.
 type nodeTurn struct {
 	lastWrite time.Time
 	lastBytes int
-	// reserved are bytes of the common share that the node has taken and not written yet,
-	// which it may do at. 0: none.
-	reserved int
-	at       time.Time
-	until    time.Time // when it was told to ask again
+	own       bucket
+	claim     claim     // of the common share
+	until     time.Time // when it was told to ask again
 }
 
-func newNodePace() *nodePace { return &nodePace{nodes: map[string]*nodeTurn{}} }
+func newNodePace() *nodePace {
+	return &nodePace{common: bucket{rate: commonShare, burst: commonBurst}, nodes: map[string]*nodeTurn{}}
+}
+
+// of returns what is known of a node; mu must be held.
+func (p *nodePace) of(node string) *nodeTurn {
+	n := p.nodes[node]
+	if n == nil {
+		n = &nodeTurn{own: bucket{rate: nodeShare, burst: nodeBurst}}
+		p.nodes[node] = n
+	}
+	return n
+}
 
 // wait returns after how long a node with so many bytes is to ask again; 0: it may be written.
 func (p *nodePace) wait(node string, bytes int, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := p.nodes[node]
-	if n == nil {
-		n = &nodeTurn{}
-		p.nodes[node] = n
-	}
+	n := p.of(node)
 	wait := n.lastWrite.Add(render.BytesPace(max(bytes, n.lastBytes))).Sub(now)
 	if wait <= 0 {
 		wait = p.share(n, max(bytes, leastBytes), now)
@@ -66,20 +73,19 @@ func (p *nodePace) wait(node string, bytes int, now time.Time) time.Duration {
 	return wait
 }
 
-// share returns how long a node must wait for its own or the common share; mu must be held.
+// share returns how long a node must wait for the common share or its own, whichever is sooner;
+// mu must be held. The common one comes first, so that the own one is there when others use it up.
 func (p *nodePace) share(n *nodeTurn, bytes int, now time.Time) time.Duration {
-	own := n.lastWrite.Add(timeFor(bytes, nodeShare)).Sub(now)
-	if small := bytes <= ownShareBytes; small && own <= 0 {
-		p.giveBack(n)
+	common := p.common.wait(&n.claim, bytes, now)
+	if common <= 0 {
 		return 0
-	} else if !small {
-		own = time.Duration(1<<63 - 1)
 	}
-	if n.reserved == 0 {
-		n.at, n.reserved = later(p.next, now.Add(-commonBurst)), bytes
-		p.next = n.at.Add(timeFor(bytes, commonShare))
+	own := n.own.next.Sub(now)
+	if own <= 0 {
+		p.common.giveBack(&n.claim)
+		return 0
 	}
-	return min(own, n.at.Sub(now))
+	return min(own, common)
 }
 
 // waiting returns for how long a node has been told to wait: until then nothing need be made of
@@ -98,15 +104,18 @@ func (p *nodePace) waiting(node string, now time.Time) time.Duration {
 func (p *nodePace) wrote(node string, bytes int, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := p.nodes[node]
-	if n == nil {
-		n = &nodeTurn{}
-		p.nodes[node] = n
+	n := p.of(node)
+	n.lastWrite, n.lastBytes, n.until = now, bytes, time.Time{}
+	bytes = max(bytes, leastBytes)
+	if n.claim.bytes > 0 && !now.Before(n.claim.at) {
+		p.common.wrote(&n.claim, bytes, now)
+		return
 	}
-	if n.reserved > 0 { // for what was to be written when it asked
-		p.next = p.next.Add(timeFor(max(bytes, leastBytes)-n.reserved, commonShare))
+	p.common.giveBack(&n.claim)
+	if n.own.next.After(now) { // it has not asked: no change waits for more than one write
+		n.own.next = now
 	}
-	*n = nodeTurn{lastWrite: now, lastBytes: bytes}
+	n.own.wrote(&claim{}, bytes, now)
 }
 
 // settled notes that nothing of a node need be written.
@@ -114,7 +123,7 @@ func (p *nodePace) settled(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := p.nodes[node]; n != nil {
-		p.giveBack(n)
+		p.common.giveBack(&n.claim)
 		n.until = time.Time{}
 	}
 }
@@ -124,25 +133,7 @@ func (p *nodePace) forget(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := p.nodes[node]; n != nil {
-		p.giveBack(n)
+		p.common.giveBack(&n.claim)
 		delete(p.nodes, node)
 	}
-}
-
-// giveBack returns what a node has taken of the common share; mu must be held.
-func (p *nodePace) giveBack(n *nodeTurn) {
-	p.next = p.next.Add(-timeFor(n.reserved, commonShare))
-	n.reserved = 0
-}
-
-// timeFor is how long so many bytes take at a rate a second.
-func timeFor(bytes, rate int) time.Duration {
-	return time.Duration(bytes) * time.Second / time.Duration(rate)
-}
-
-func later(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return b
-	}
-	return a
 }
