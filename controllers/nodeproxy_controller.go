@@ -179,13 +179,17 @@ func (r *NodeProxyReconciler) eligibleServices(ctx context.Context) (map[types.N
 	return out, nil
 }
 
-// inventory names every eligible Service but those that are refused and have
-// nothing stored. It never follows from stored rules alone: what vanished must
-// still be in it.
+// inventory names every eligible Service but those that have nothing stored because they are
+// refused, or because their namespace has used up its bytes: while these were in it, no agent's
+// list would agree with it, which would keep agents from removing what others have deleted. It
+// never follows from stored rules alone: what vanished must still be in it.
 func (r *NodeProxyReconciler) inventory(ctx context.Context, eligible map[types.NamespacedName]bool, refused []v1alpha1.RefusedService) (*v1alpha1.Inventory, error) {
-	missing := map[types.NamespacedName]bool{}
+	without := r.memory.delayedServices()
 	for _, s := range refused {
-		key := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+		without = append(without, types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
+	}
+	missing := map[types.NamespacedName]bool{}
+	for _, key := range without {
 		stored, err := get(ctx, r.client, client.ObjectKey{Name: rulesName(key)}, &v1alpha1.ServiceProxyRules{})
 		if err != nil {
 			return nil, err

@@ -146,7 +146,11 @@ func (r *ServiceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 		}
 		return r.publish(ctx, svc, stored)
 	}
-	r.memory.forget(req.NamespacedName)
+	if exists {
+		r.memory.end(req.NamespacedName)
+	} else {
+		r.memory.forget(req.NamespacedName)
+	}
 	r.overrides.forget(req.NamespacedName)
 	if stored == nil {
 		return ctrl.Result{}, nil
@@ -199,10 +203,10 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 		return ctrl.Result{RequeueAfter: again}, nil // only a change can help
 	}
 	now := r.clock.Now()
-	if wait := r.memory.wait(key, load, now); wait > 0 {
+	if wait := r.memory.retryIn(key, fingerprint, now); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
-	if wait := r.memory.retryIn(key, fingerprint, now); wait > 0 {
+	if wait := r.memory.wait(key, load, stored != nil, svc.CreationTimestamp.Time, now); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
 	err = r.write(ctx, want.rules, stored)
@@ -216,6 +220,7 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 		}
 		return ctrl.Result{RequeueAfter: again}, nil
 	case refusedByAPI(err):
+		r.memory.tried(key, bytes, now)
 		message := refusalMessage(err)
 		return ctrl.Result{RequeueAfter: r.refuse(ctx, svc, message, message, fingerprint)}, nil
 	}

@@ -19,7 +19,7 @@ const (
 )
 
 // serviceMemory is what is remembered of Services between reconciliations:
-// only of Services that exist and are eligible, so it is bounded by them.
+// only of Services that exist, so it is bounded by them.
 // Nothing in it is needed for correct results.
 type serviceMemory struct {
 	metrics *metrics
@@ -27,13 +27,19 @@ type serviceMemory struct {
 
 	mu       sync.Mutex
 	services map[types.NamespacedName]*serviceState // guarded by mu
+	pace     *namespacePace                         // guarded by mu
 	refused  int                                    // guarded by mu
 	term     int                                    // guarded by mu
+	began    time.Time                              // the term; guarded by mu
 }
 
 // serviceState is what is remembered of one Service.
 type serviceState struct {
-	settled   bool              // whether it is refused is known
+	settled   bool              // whether it is refused is known, or it waits for its namespace's bytes
+	stored    bool              // it has had rules in this term, and not been ended since
+	ended     bool              // it was not eligible in this term, and has not had rules since
+	delayed   bool              // it has none yet, because its namespace has used up its bytes
+	claim     claim             // of its namespace's bytes
 	lastWrite time.Time         // last write of the rules
 	lastBytes int               // what was written then
 	until     time.Time         // before then nothing would be written
@@ -54,7 +60,7 @@ type refusal struct {
 }
 
 func newServiceMemory(m *metrics, changed func()) *serviceMemory {
-	return &serviceMemory{metrics: m, changed: changed, services: map[types.NamespacedName]*serviceState{}}
+	return &serviceMemory{metrics: m, changed: changed, services: map[types.NamespacedName]*serviceState{}, pace: newNamespacePace()}
 }
 
 // of returns the state of a Service; mu must be held.
@@ -67,7 +73,7 @@ func (m *serviceMemory) of(key types.NamespacedName) *serviceState {
 	return s
 }
 
-// forget drops a Service that is gone or no longer eligible.
+// forget drops a Service that is gone.
 func (m *serviceMemory) forget(key types.NamespacedName) {
 	m.accepted(key)
 	m.mu.Lock()
@@ -75,15 +81,24 @@ func (m *serviceMemory) forget(key types.NamespacedName) {
 	delete(m.services, key)
 }
 
+// end drops all but that a Service is not eligible.
+func (m *serviceMemory) end(key types.NamespacedName) {
+	m.accepted(key)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.services[key] = &serviceState{settled: true, ended: true}
+}
+
 // newTerm forgets what may have changed while another controller led: every
 // Service has to be looked at again before it is known what is refused. Until
 // then what was refused in the former term counts.
-func (m *serviceMemory) newTerm() {
+func (m *serviceMemory) newTerm(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.term++
+	m.began = now
 	for _, s := range m.services {
-		s.settled = false
+		s.settled, s.stored, s.ended = false, false, false
 	}
 	m.metrics.showRefused(m.refused)
 }
@@ -119,16 +134,65 @@ func (m *serviceMemory) newProblems(key types.NamespacedName, reason, problems s
 	return problems != ""
 }
 
-// wait returns how long the next write of a Service must wait: the first change goes at
-// once.
-func (m *serviceMemory) wait(key types.NamespacedName, load render.Load, now time.Time) time.Duration {
+// wait returns how long the next write of a Service must wait, which has rules stored or not: the
+// first change goes at once, while its namespace has bytes left.
+func (m *serviceMemory) wait(key types.NamespacedName, load render.Load, stored bool, created, now time.Time) time.Duration {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	s := m.of(key)
+	s.seen(stored)
+	bytes := load.Bytes
 	load.Bytes = max(load.Bytes, s.lastBytes)
 	interval := render.Pace(load)
 	s.until = s.lastWrite.Add(interval)
-	return max(0, s.until.Sub(now))
+	wait := max(0, s.until.Sub(now))
+	delayed := false
+	if wait == 0 && (stored || s.isNew(created, m.began)) {
+		wait = max(0, m.pace.wait(key.Namespace, &s.claim, bytes, now))
+		delayed = wait > 0 && !stored && !s.delayed
+		s.settled = s.settled || wait > 0
+		s.delayed = s.delayed || delayed
+	}
+	m.mu.Unlock()
+	if delayed {
+		m.changed()
+	}
+	return wait
+}
+
+// seen notes that a Service has rules. After it was ended they may be its former ones, in a cache
+// that is behind.
+func (s *serviceState) seen(stored bool) {
+	s.stored = s.stored || stored && !s.ended
+}
+
+// isNew reports whether a Service without rules has not had any. Otherwise they have vanished, by no
+// doing of a tenant: agents retain them, which a wait must not end. What was there before the
+// term may have had some.
+func (s *serviceState) isNew(created, began time.Time) bool {
+	return !s.stored && (s.ended || created.After(began))
+}
+
+// delayedServices returns the Services that have no rules yet because their namespaces have used
+// up their bytes.
+func (m *serviceMemory) delayedServices() []types.NamespacedName {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []types.NamespacedName
+	for key, s := range m.services {
+		if s.delayed {
+			out = append(out, key)
+		}
+	}
+	return out
+}
+
+// giveBack returns what a Service has taken of its namespace's bytes, and reports whether it was
+// delayed; mu must be held.
+func (m *serviceMemory) giveBack(key types.NamespacedName, s *serviceState) bool {
+	m.pace.giveBack(key.Namespace, &s.claim)
+	was := s.delayed
+	s.delayed = false
+	return was
 }
 
 // pause has a Service of a load not rendered again at once though it was not written.
@@ -139,15 +203,21 @@ func (m *serviceMemory) pause(key types.NamespacedName, load render.Load, now ti
 }
 
 // waiting returns for how long a Service has been told to wait: until then it need not be
-// rendered. Rules that are not stored do not wait, unless they were refused.
+// rendered. Rules that are not stored do not wait, unless they were refused, or are new and wait for
+// their namespace.
 func (m *serviceMemory) waiting(key types.NamespacedName, stored bool, now time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := m.services[key]
-	if s == nil || !stored && s.refusal == nil {
-		return 0
+	s := m.of(key)
+	s.seen(stored)
+	var until time.Time
+	if stored || s.refusal != nil {
+		until = s.until
 	}
-	return max(0, s.until.Sub(now))
+	if s.claim.bytes > 0 && (stored || !s.stored) {
+		until = later(until, s.claim.at)
+	}
+	return max(0, until.Sub(now))
 }
 
 // sliceChanged notes an event of a Service's slices.
@@ -184,11 +254,28 @@ func (m *serviceMemory) keepChange(key types.NamespacedName, changed time.Time) 
 // Service itself had changed.
 func (m *serviceMemory) wrote(key types.NamespacedName, bytes int, itself bool, now time.Time) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	s := m.of(key)
-	s.lastWrite, s.lastBytes = now, bytes
+	s.lastWrite, s.lastBytes, s.stored, s.ended = now, bytes, true, false
 	if itself {
 		s.itself = now
+	}
+	if s.claim.bytes > 0 { // else no tenant has caused it
+		m.pace.wrote(key.Namespace, &s.claim, bytes, now)
+	}
+	was := s.delayed
+	s.delayed = false
+	m.mu.Unlock()
+	if was {
+		m.changed()
+	}
+}
+
+// tried notes that the API server has refused to write so many bytes, which costs it as much.
+func (m *serviceMemory) tried(key types.NamespacedName, bytes int, now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.of(key); s.claim.bytes > 0 {
+		m.pace.wrote(key.Namespace, &s.claim, bytes, now)
 	}
 }
 
@@ -205,13 +292,14 @@ func (m *serviceMemory) changedLately(key types.NamespacedName, now time.Time) b
 	return s != nil && !s.itself.IsZero() && now.Sub(s.itself) < settleTime
 }
 
-// accepted notes that nothing of a Service is refused (any more).
+// accepted notes that nothing of a Service is refused (any more), nor waits to be written.
 func (m *serviceMemory) accepted(key types.NamespacedName) {
 	m.mu.Lock()
 	s := m.of(key)
 	s.settled = true
-	was := s.refusal != nil
-	if was {
+	was := m.giveBack(key, s)
+	if s.refusal != nil {
+		was = true
 		s.refusal = nil
 		m.refused--
 		m.metrics.showRefused(m.refused)
@@ -228,6 +316,7 @@ func (m *serviceMemory) refuse(key types.NamespacedName, reason, message string,
 	m.mu.Lock()
 	s := m.of(key)
 	s.settled = true
+	delayed := m.giveBack(key, s)
 	say = s.refusal == nil || s.refusal.reason != reason
 	if s.refusal == nil {
 		s.refusal = &refusal{since: now}
@@ -243,7 +332,7 @@ func (m *serviceMemory) refuse(key types.NamespacedName, reason, message string,
 	r.attempts++
 	r.retryAt = now.Add(retry)
 	m.mu.Unlock()
-	if say {
+	if say || delayed {
 		m.changed()
 	}
 	return say, retry
