@@ -258,7 +258,7 @@ func (r *ServiceReconciler) render(ctx context.Context, svc *corev1.Service, sto
 	}
 	around, known, err := r.surroundings.of(ctx, svc)
 	if err != nil || !known {
-		return nil, retrySoon, err
+		return nil, sooner(shaping.again, rangesUnknownRetry), err
 	}
 	start := r.clock.Now()
 	rules, problems := render.Service(svc, endpointSlices, shaping.shape, around, format)

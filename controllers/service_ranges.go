@@ -26,8 +26,11 @@ const (
 	// rangesAbsentPause is the time between looks whether the cluster has ServiceCIDRs by
 	// now: it gets them when it is upgraded.
 	rangesAbsentPause = 5 * time.Minute
-	// rangesRetryPause is the time between tries to read them.
+	// rangesRetryPause is the time between tries to read or watch them.
 	rangesRetryPause = 5 * time.Second
+	// rangesUnknownRetry is how often a Service is rendered again that waits for them, should it not
+	// be woken up.
+	rangesUnknownRetry = time.Minute
 )
 
 // serviceRanges follows the ServiceCIDRs, if the cluster has such: the kind is part of
@@ -38,22 +41,26 @@ type serviceRanges struct {
 	live    client.Reader
 	watches cache.Informers
 	clock   clock.Clock
-	// changed takes each version of a ServiceCIDR that has come or gone.
+	// changed takes each version of a ServiceCIDR that has come or gone, and one of all addresses
+	// once the ranges are known, if anything waits for that.
 	changed chan event.GenericEvent
 
-	mu     sync.Mutex
-	known  bool                 // whether there are any has been answered; guarded by mu
-	ranges render.ServiceRanges // guarded by mu
+	mu      sync.Mutex
+	known   bool                 // whether there are any has been answered; guarded by mu
+	awaited bool                 // something has asked before they were known; guarded by mu
+	ranges  render.ServiceRanges // guarded by mu
 }
 
 func newServiceRanges(cached, live client.Reader, watches cache.Informers, clk clock.Clock) *serviceRanges {
 	return &serviceRanges{cached: cached, live: live, watches: watches, clock: clk, changed: make(chan event.GenericEvent)}
 }
 
-// current returns the ranges; false: they are not known yet.
+// current returns the ranges; false: they are not known yet, and whoever asks is woken up when they
+// are.
 func (r *serviceRanges) current() (render.ServiceRanges, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.awaited = r.awaited || !r.known
 	return r.ranges, r.known
 }
 
@@ -63,14 +70,16 @@ func (r *serviceRanges) Start(ctx context.Context) error {
 	for {
 		found, err := r.look(ctx)
 		if found {
-			return r.follow(ctx)
+			if err = r.follow(ctx); err == nil {
+				return nil
+			}
 		}
 		pause := rangesAbsentPause
 		if err != nil {
 			pause = rangesRetryPause
 			if text := err.Error(); text != said && ctx.Err() == nil {
 				said = text
-				log.FromContext(ctx).Error(err, "ServiceCIDRs cannot be read; trying again")
+				log.FromContext(ctx).Error(err, "ServiceCIDRs cannot be followed; trying again")
 			}
 		}
 		timer := r.clock.NewTimer(pause)
@@ -90,30 +99,43 @@ func (r *serviceRanges) look(ctx context.Context) (bool, error) {
 	err := r.live.List(ctx, &list)
 	switch {
 	case meta.IsNoMatchError(err), apierrors.IsNotFound(err):
-		r.take(nil)
+		r.take(ctx, nil)
 		return false, nil
 	case apierrors.IsForbidden(err):
-		r.take(nil)
+		r.take(ctx, nil)
 		return false, fmt.Errorf("list ServiceCIDRs, without which external and load-balancer IPs inside service ranges are programmed; apply the ClusterRole of this release (config/rbac): %w", err)
 	case err != nil:
 		return false, fmt.Errorf("list ServiceCIDRs: %w", err)
 	}
-	r.take(list.Items)
+	r.take(ctx, list.Items)
 	return true, nil
 }
 
-func (r *serviceRanges) take(list []networkingv1.ServiceCIDR) {
+// take has the ranges known, and wakes up what has waited for that.
+func (r *serviceRanges) take(ctx context.Context, list []networkingv1.ServiceCIDR) {
 	var cidrs []string
 	for i := range list {
 		cidrs = append(cidrs, list[i].Spec.CIDRs...)
 	}
 	ranges := render.NewServiceRanges(cidrs)
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.known, r.ranges = true, ranges
+	awaited := r.awaited
+	r.known, r.awaited, r.ranges = true, false, ranges
+	r.mu.Unlock()
+	if awaited {
+		r.announce(ctx, &networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"0.0.0.0/0", "::/0"}}})
+	}
 }
 
-// follow takes up what changes, by the cache.
+// announce has the Services rendered again that name an address of a range.
+func (r *serviceRanges) announce(ctx context.Context, one *networkingv1.ServiceCIDR) {
+	select {
+	case r.changed <- event.GenericEvent{Object: one}:
+	case <-ctx.Done():
+	}
+}
+
+// follow takes up what changes, by the cache, until ctx is done.
 func (r *serviceRanges) follow(ctx context.Context) error {
 	informer, err := r.watches.GetInformer(ctx, &networkingv1.ServiceCIDR{}) // waits until it has all
 	if err != nil {
@@ -150,15 +172,12 @@ func (r *serviceRanges) update(ctx context.Context, versions ...any) {
 		log.FromContext(ctx).Error(err, "ServiceCIDRs could not be listed, so the ranges before count")
 		return
 	}
-	r.take(list.Items)
+	r.take(ctx, list.Items)
 	for _, version := range versions {
 		one, ok := version.(*networkingv1.ServiceCIDR)
 		if !ok {
 			continue
 		}
-		select {
-		case r.changed <- event.GenericEvent{Object: one}:
-		case <-ctx.Done():
-		}
+		r.announce(ctx, one)
 	}
 }

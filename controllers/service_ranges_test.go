@@ -17,6 +17,8 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
 // rangeServer answers as an API server does that has ServiceCIDRs, or not.
@@ -28,6 +30,7 @@ type rangeServer struct {
 	mu       sync.Mutex
 	asked    int
 	err      error
+	deny     int // so many more tries to watch fail
 	items    []networkingv1.ServiceCIDR
 	handler  toolscache.ResourceEventHandler
 	followed chan struct{} // closed once there is a handler
@@ -48,6 +51,12 @@ func (s *rangeServer) List(_ context.Context, list client.ObjectList, _ ...clien
 }
 
 func (s *rangeServer) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.deny > 0 {
+		s.deny--
+		return nil, errors.New("the cache has not synced")
+	}
 	return s, nil
 }
 
@@ -103,6 +112,14 @@ func TestServiceRangesAppear(t *testing.T) {
 			}
 			server.set(nil, serviceCIDR("kubernetes", "10.96.0.0/16", "fd00::/112"))
 			clk.Step(c.pause)
+			if !c.known { // what has asked is woken up
+				everywhere := render.NewServiceRanges((<-r.changed).Object.(*networkingv1.ServiceCIDR).Spec.CIDRs)
+				for _, address := range []string{"192.0.2.1", "2001:db8::1"} {
+					if _, found := everywhere.Of(netip.MustParseAddr(address)); !found {
+						t.Errorf("a Service with %s is not woken up", address)
+					}
+				}
+			}
 			<-server.followed
 			for _, inside := range []string{"10.96.0.1", "fd00::1"} {
 				ranges, known := r.current()
@@ -130,5 +147,26 @@ func TestServiceRangesAppear(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestServiceRangesAreFollowedInTheEnd: that they cannot be watched is no reason to give up, which
+// would end the controller.
+func TestServiceRangesAreFollowedInTheEnd(t *testing.T) {
+	clk := testclock.NewFakeClock(time.Unix(1, 0))
+	server := &rangeServer{deny: 2, followed: make(chan struct{})}
+	server.set(nil, serviceCIDR("kubernetes", "10.96.0.0/16"))
+	r := newServiceRanges(server, server, server, clk)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Start(ctx) }()
+	for range 2 {
+		within(t, "it waits", clk.HasWaiters)
+		clk.Step(rangesRetryPause)
+	}
+	<-server.followed
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
