@@ -1,12 +1,18 @@
 package controllers
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -139,8 +145,7 @@ func TestNamespaceShareIsNotFeltOrdinarily(t *testing.T) {
 // retain them only as long as the inventory names them.
 func TestVanishedRulesDoNotWaitForTheirNamespace(t *testing.T) {
 	w := newWriter(t)
-	for i := 0; w.write(service("shop", i), 1<<20, noon) == 0; i++ {
-	}
+	w.pace.of("shop", noon).next = noon.Add(time.Minute)
 	few := render.Load{Bytes: 1000}
 	for name, c := range map[string]struct {
 		prepare func(types.NamespacedName)
@@ -181,11 +186,7 @@ func TestVanishedRulesDoNotWaitForTheirNamespace(t *testing.T) {
 func TestDelayedServicesAreAnnounced(t *testing.T) {
 	m, changes := newTestMemory(t)
 	m.newTerm(noon)
-	w := &writer{serviceMemory: m, stored: map[types.NamespacedName]bool{}}
-	fill := 0
-	for ; w.write(service("shop", fill), 1<<20, noon) == 0; fill++ {
-	}
-	m.forget(service("shop", fill))
+	m.pace.of("shop", noon).next = noon.Add(time.Minute)
 	for name, end := range map[string]func(){
 		"written":  func() { m.wrote(cart, 1000, true, noon) },
 		"accepted": func() { m.accepted(cart) },
@@ -227,4 +228,65 @@ func TestNamespacePaceForgets(t *testing.T) {
 	if len(p.buckets) != 2 {
 		t.Error("giving back made a bucket")
 	}
+}
+
+// indexing has a fake client know the indexes of the cache.
+type indexing struct{ *fake.ClientBuilder }
+
+func (i indexing) IndexField(_ context.Context, o client.Object, field string, of client.IndexerFunc) error {
+	i.WithIndex(o, field, of)
+	return nil
+}
+
+// A Service of a namespace over its share is neither written nor in the inventory, and is both in
+// its time; that of another namespace is at once.
+func TestServicesOfNamespaceOverItsShareAreWrittenInTheEnd(t *testing.T) {
+	scheme, err := NewScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	builder := fake.NewClientBuilder().WithScheme(scheme).WithObjects(&v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}})
+	keys := map[string]types.NamespacedName{}
+	eligible := map[types.NamespacedName]bool{}
+	for _, namespace := range []string{"attacker", "victim"} {
+		svc := serviceNamed(namespace, "cart")
+		svc.CreationTimestamp = metav1.NewTime(createdLater)
+		svc.Spec = corev1.ServiceSpec{ClusterIP: "10.96.0.7", ClusterIPs: []string{"10.96.0.7"}, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}}
+		builder.WithObjects(svc)
+		keys[namespace] = client.ObjectKeyFromObject(svc)
+		eligible[keys[namespace]] = true
+	}
+	if err := addIndexes(t.Context(), indexing{builder}); err != nil {
+		t.Fatal(err)
+	}
+	c, rig := builder.Build(), newEventRig(t)
+	m, _ := newTestMemory(t)
+	m.newTerm(noon)
+	r := &ServiceReconciler{
+		leadership: always{}, client: c, live: c, events: rig.events, clock: rig.clock, metrics: m.metrics, memory: m,
+		formats: newFormats(c, v1alpha1.FormatVersions()), overrides: newOverrides(c, rig.clock), surroundings: &surroundings{client: c},
+	}
+	expect := func(when, namespace string, want time.Duration, inventory ...string) {
+		t.Helper()
+		result, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: keys[namespace]})
+		if err != nil || result.RequeueAfter != want {
+			t.Errorf("%s: %s comes again in %s (%v), want %s", when, namespace, result.RequeueAfter, err, want)
+		}
+		exists, err := get(t.Context(), c, client.ObjectKey{Name: rulesName(keys[namespace])}, &v1alpha1.ServiceProxyRules{})
+		if err != nil || exists != (want == 0) {
+			t.Errorf("%s: %s has rules: %v, %v", when, namespace, exists, err)
+		}
+		np := &NodeProxyReconciler{client: c, memory: m}
+		got, err := np.inventory(t.Context(), eligible, nil)
+		if err != nil || *got != render.Inventory(inventory) {
+			t.Errorf("%s: the inventory is not of %v (%v)", when, inventory, err)
+		}
+	}
+	m.pace.of("attacker", noon).next = noon.Add(time.Minute)
+	expect("at first", "attacker", time.Minute, "victim.cart")
+	expect("at first", "victim", 0, "victim.cart")
+	rig.clock.Step(time.Second)
+	expect("a second later", "attacker", 59*time.Second, "victim.cart")
+	rig.clock.Step(59 * time.Second)
+	expect("in its time", "attacker", 0, "victim.cart", "attacker.cart")
 }
