@@ -20,7 +20,8 @@ import (
 )
 
 const (
-	// eventInterval is the time in which a Service has one event of a reason.
+	// eventInterval is the time in which a Service, or a generation of a policy, has one event of
+	// a reason.
 	eventInterval = 10 * time.Minute
 	// eventTimeout is how long the API server may take for an event.
 	eventTimeout = 2 * time.Second
@@ -53,6 +54,9 @@ type eventQueue struct {
 	clock      clock.WithTicker
 	metrics    *metrics
 	wake       chan struct{}
+	// givenUp is called, without the lock, after the event of a series could not be written. Set
+	// it before the first event is added.
+	givenUp func(eventSeries)
 
 	mu         sync.Mutex // guards everything below
 	series     map[eventSeries]*eventState
@@ -64,6 +68,9 @@ type eventQueue struct {
 type eventSeries struct {
 	about  corev1.ObjectReference // without a version
 	reason string
+	// generation is that of a policy: what an administrator changes is not held up by what others
+	// have caused before.
+	generation int64
 	// only is the name of the only event of the series. Empty: there is one in each
 	// eventInterval.
 	only string
@@ -81,7 +88,7 @@ type eventState struct {
 
 func newEventQueue(l Leadership, c client.Client, clk clock.WithTicker, m *metrics) *eventQueue {
 	return &eventQueue{
-		leadership: l, client: c, clock: clk, metrics: m, wake: make(chan struct{}, 1),
+		leadership: l, client: c, clock: clk, metrics: m, wake: make(chan struct{}, 1), givenUp: func(eventSeries) {},
 		series: map[eventSeries]*eventState{}, namespaces: map[string]int{},
 	}
 }
@@ -138,6 +145,19 @@ func (q *eventQueue) retract(series eventSeries) {
 	if s := q.series[series]; s != nil && s.next != nil {
 		s.next = nil
 		s.leftOut++
+	}
+}
+
+// retractOthers has nothing written of what must wait of an object's other series: it has come to
+// another state.
+func (q *eventQueue) retractOthers(than eventSeries, now time.Time) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for series, s := range q.series {
+		if series.about == than.about && series != than && s.next != nil && s.due.After(now) {
+			s.next = nil
+			s.leftOut++
+		}
 	}
 }
 
@@ -262,20 +282,28 @@ func (q *eventQueue) write(ctx context.Context, series eventSeries) {
 		return // this process does not lead any more
 	}
 
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.note(ctx, next, err)
-	if q.series[series] != s {
-		return // forgotten meanwhile
-	}
-	now := q.clock.Now()
-	if err != nil && s.next == next && !hopeless(err) && s.tries+1 < maxEventTries {
-		s.tries++
-		s.due = now.Add(eventRetry)
+	if q.wrote(ctx, series, s, next, leftOut, err) {
 		return
 	}
+	q.givenUp(series)
+}
+
+// wrote notes what became of an event of a series, and reports false if it is given up.
+func (q *eventQueue) wrote(ctx context.Context, series eventSeries, s *eventState, event *eventsv1.Event, leftOut int, err error) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.note(ctx, event, err)
+	if q.series[series] != s {
+		return true // forgotten meanwhile
+	}
+	now := q.clock.Now()
+	if err != nil && s.next == event && !hopeless(err) && s.tries+1 < maxEventTries {
+		s.tries++
+		s.due = now.Add(eventRetry)
+		return true
+	}
 	if err == nil {
-		s.written = next.Name
+		s.written = event.Name
 		s.leftOut -= leftOut
 		q.metrics.event(eventWritten)
 	} else {
@@ -284,13 +312,15 @@ func (q *eventQueue) write(ctx context.Context, series eventSeries) {
 	if !now.Before(s.until) {
 		s.until = now.Add(eventInterval)
 	}
-	if s.next == next {
+	newer := s.next != event
+	if !newer {
 		s.next = nil
 	}
 	s.due = s.until // of what came meanwhile
 	if series.only != "" {
 		q.forget(series)
 	}
+	return err == nil || newer
 }
 
 // note logs that events cannot be written, once, and that they can again.

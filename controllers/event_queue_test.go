@@ -242,6 +242,8 @@ func TestQueueOfEventsIsBounded(t *testing.T) {
 
 func TestEventThatCannotBeWritten(t *testing.T) {
 	r := newEventRig(t)
+	var givenUp []string
+	r.queue.givenUp = func(series eventSeries) { givenUp = append(givenUp, series.about.Name) }
 	r.store.fail(errors.New("no route to host"))
 	r.warned(serviceNamed("shop", "cart"), "one")
 	r.logged = nil
@@ -267,17 +269,61 @@ func TestEventThatCannotBeWritten(t *testing.T) {
 		r.pass(eventRetry)
 	}
 	r.expectCounts(1, 2, 0)
+	if got := strings.Join(givenUp, " "); got != "cart pay" {
+		t.Errorf("given up: %q", got)
+	}
+
+	// What is found again is added again, and written.
+	r.store.fail(nil)
+	r.warned(serviceNamed("shop", "pay"), "one")
+	r.pass(eventInterval)
+	r.expect("one", "one")
 }
 
-// Transitions of policies are not those of a tenant: each is an event.
-func TestEachTransitionIsAnEvent(t *testing.T) {
+// No tenant causes transitions of NodeProxy: each is an event.
+func TestEachTransitionOfNodeProxyIsAnEvent(t *testing.T) {
 	r := newEventRig(t)
 	for version := range 3 {
-		p := &v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: "edge", UID: "1", ResourceVersion: fmt.Sprint(version)}}
-		r.transition(p, "NodeProxyPolicy", eventKind{normal, v1alpha1.ReasonApplied, actionRollOut}, "done")
+		np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: "cluster", UID: "1", ResourceVersion: fmt.Sprint(version)}}
+		r.transition(np, eventKind{normal, v1alpha1.ReasonAllProgrammed, actionRollOut}, "done")
 	}
 	r.pass(0)
 	r.expect("done", "done", "done")
+	if n := len(r.queue.series) + len(r.queue.namespaces); n != 0 {
+		t.Errorf("%d series are remembered", n)
+	}
+}
+
+// Tenants cause transitions of policies by labels of Services: there is one event for each reason in
+// ten minutes, unless an administrator changes the policy, and none of what holds no longer.
+func TestTransitionsOfPoliciesAreFew(t *testing.T) {
+	r := newEventRig(t)
+	version := 0
+	comes := func(generation int64, reason string) {
+		version++
+		p := &v1alpha1.ServiceProxyPolicy{ObjectMeta: metav1.ObjectMeta{
+			Name: "edge", UID: "1", Generation: generation, ResourceVersion: fmt.Sprint(version),
+		}}
+		r.transitionOfPolicy(p, "ServiceProxyPolicy", eventKind{normal, reason, actionRender}, fmt.Sprintf("%d %s", generation, reason))
+	}
+	comes(1, v1alpha1.ReasonProgressing)
+	comes(1, v1alpha1.ReasonApplied) // both at once, though none is written yet
+	r.pass(0)
+	r.expect("1 Progressing", "1 Applied")
+	for range 50 {
+		r.pass(time.Second)
+		comes(1, v1alpha1.ReasonProgressing)
+		r.pass(time.Second)
+		comes(1, v1alpha1.ReasonApplied)
+	}
+	comes(2, v1alpha1.ReasonProgressing)
+	r.pass(0)
+	r.expect("1 Progressing", "1 Applied", "2 Progressing")
+	comes(2, v1alpha1.ReasonApplied)
+	comes(2, v1alpha1.ReasonProgressing)
+	r.pass(eventInterval)
+	r.expect("1 Progressing", "1 Applied", "2 Progressing", "2 Applied", "2 Progressing")
+	r.pass(eventInterval)
 	if n := len(r.queue.series) + len(r.queue.namespaces); n != 0 {
 		t.Errorf("%d series are remembered", n)
 	}

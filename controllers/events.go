@@ -64,20 +64,36 @@ func (e *events) warn(ctx context.Context, svc *corev1.Service, reason, action, 
 // warnNodeProxy is for NodeProxy. Events about objects without a namespace are in the
 // namespace default.
 func (e *events) warnNodeProxy(np *v1alpha1.NodeProxy, reason, action, note string) {
-	e.say(metav1.NamespaceDefault, corev1.ObjectReference{
-		APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeProxy", Name: np.Name,
-		UID: np.UID, ResourceVersion: np.ResourceVersion,
-	}, eventKind{warning, reason, action}, note)
+	e.say(metav1.NamespaceDefault, clusterObject(np, "NodeProxy"), eventKind{warning, reason, action}, note)
 }
 
-// transition says that a policy has come to another state than its stored status
-// says. The same may happen again to the same object: the event's name is made of the
-// version that it leaves, too, so that a restart in between does not say it twice.
-func (e *events) transition(policy client.Object, kind string, what eventKind, note string) {
-	e.say(metav1.NamespaceDefault, corev1.ObjectReference{
-		APIVersion: v1alpha1.GroupVersion.String(), Kind: kind, Name: policy.GetName(),
-		UID: policy.GetUID(), ResourceVersion: policy.GetResourceVersion(),
-	}, what, note, policy.GetResourceVersion())
+// transition says that NodeProxy has come to another state than its stored status says. The
+// same may happen again to the same object: the event's name is made of the version that it
+// leaves, too, so that a restart in between does not say it twice.
+func (e *events) transition(np *v1alpha1.NodeProxy, what eventKind, note string) {
+	e.say(metav1.NamespaceDefault, clusterObject(np, "NodeProxy"), what, note, np.ResourceVersion)
+}
+
+// transitionOfPolicy is transition for a policy. Whoever may label
+// a Service causes some of them, as often as he likes: there is one event for each policy, generation and reason in
+// eventInterval, as with warn, of which those that follow the first one are written only if no
+// other transition comes.
+func (e *events) transitionOfPolicy(policy client.Object, kind string, what eventKind, note string) {
+	about := clusterObject(policy, kind)
+	event := e.event(metav1.NamespaceDefault, about, what, note, about.ResourceVersion)
+	about.ResourceVersion = ""
+	series := eventSeries{about: about, reason: what.reason, generation: policy.GetGeneration()}
+	now := e.clock.Now()
+	e.queue.retractOthers(series, now)
+	e.queue.add(series, event, now)
+}
+
+// clusterObject refers to NodeProxy or a policy.
+func clusterObject(o client.Object, kind string) corev1.ObjectReference {
+	return corev1.ObjectReference{
+		APIVersion: v1alpha1.GroupVersion.String(), Kind: kind, Name: o.GetName(),
+		UID: o.GetUID(), ResourceVersion: o.GetResourceVersion(),
+	}
 }
 
 // eventKind is what an event says beside its note.

@@ -20,6 +20,9 @@ const eventsPerNode = 10
 // rendered. Nothing in it is needed for correct results.
 type leftOut struct {
 	metrics *metrics
+	// inOrder is held from set until its events are added and retracted: those of another node
+	// that the same Service is left out of must not come in between.
+	inOrder sync.Mutex
 
 	mu       sync.Mutex
 	onNode   map[string][]types.NamespacedName        // guarded by mu
@@ -97,10 +100,21 @@ func (l *leftOut) say(service types.NamespacedName) {
 	}
 }
 
+// unsay notes that the event that named a Service was lost.
+func (l *leftOut) unsay(service types.NamespacedName) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.services[service]; s != nil {
+		s.said = false
+	}
+}
+
 // sayLeftOut adds an event for each Service whose local endpoints are left out of a node, one
 // for all nodes, and reports whether all are added. It retracts those of Services that are left out of
 // no node any more. A Service that does not exist has no events.
 func (r *NodeReconciler) sayLeftOut(ctx context.Context, node string, list []render.LeftOut) (all bool) {
+	r.leftOut.inOrder.Lock() // nothing below waits for the API server
+	defer r.leftOut.inOrder.Unlock()
 	unsaid, ended := r.leftOut.set(node, list)
 	for _, key := range ended {
 		svc := &corev1.Service{}

@@ -59,6 +59,14 @@ func TestLeftOut(t *testing.T) {
 	}
 	l.say(a) // gone meanwhile
 	l.set("n1", leftOutOf([]types.NamespacedName{a}))
+	l.say(a)
+	if unsaid, _ := l.set("n1", leftOutOf([]types.NamespacedName{a})); len(unsaid) != 0 {
+		t.Error("what is said is said again")
+	}
+	l.unsay(a)
+	if unsaid, _ := l.set("n1", leftOutOf([]types.NamespacedName{a})); len(unsaid) != 1 {
+		t.Error("what was lost is not said again")
+	}
 	l.newTerm()
 	if unsaid, _ := l.set("n1", leftOutOf([]types.NamespacedName{a})); len(unsaid) != 1 {
 		t.Error("a new term says nothing again")

@@ -182,6 +182,28 @@ func TestProblemsAreSaidOnce(t *testing.T) {
 	}
 }
 
+// What an event was lost of is said again as soon as it is found again, and only then.
+func TestWhatWasLostIsSaidAgain(t *testing.T) {
+	m, _ := newTestMemory(t)
+	m.unsay(cart, "Bad") // unknown
+	m.newProblems(cart, "Bad", "a")
+	m.newProblems(cart, "Worse", "a")
+	m.refuse(cart, "no", "no", 1, noon)
+	m.unsay(cart, "Bad")
+	m.unsay(cart, eventServiceRefused)
+	for i, want := range []bool{true, false} {
+		if say := m.newProblems(cart, "Bad", "a"); say != want {
+			t.Errorf("problem, time %d: say %v", i, say)
+		}
+		if say, _ := m.refuse(cart, "no", "no", 1, noon); say != want {
+			t.Errorf("refusal, time %d: say %v", i, say)
+		}
+		if m.newProblems(cart, "Worse", "a") {
+			t.Errorf("another reason, time %d, is said again", i)
+		}
+	}
+}
+
 func TestProblemText(t *testing.T) {
 	var problems []render.Problem
 	for i := range 5 {

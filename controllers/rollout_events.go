@@ -18,7 +18,7 @@ const actionRollOut = "RollOut"
 func (r *RolloutReconciler) tell(before, after *v1alpha1.NodeProxyPolicy) {
 	was, is := conditionOf(before.Status.Conditions), conditionOf(after.Status.Conditions)
 	if what, worth := transitionOf(was.Reason, is.Reason); worth {
-		r.events.transition(before, "NodeProxyPolicy", what, fmt.Sprintf("generation %d: %s", after.Generation, is.Message))
+		r.events.transitionOfPolicy(before, "NodeProxyPolicy", what, fmt.Sprintf("generation %d: %s", after.Generation, is.Message))
 	}
 }
 
@@ -27,7 +27,7 @@ func (r *RolloutReconciler) tell(before, after *v1alpha1.NodeProxyPolicy) {
 func (r *NodeProxyReconciler) tell(before, after *v1alpha1.NodeProxy) {
 	was, is := conditionOf(before.Status.Conditions), conditionOf(after.Status.Conditions)
 	if what, worth := transitionOfNodeProxy(was.Reason, is.Reason); worth {
-		r.events.transition(before, "NodeProxy", what, fmt.Sprintf("generation %d: %s", after.Generation, cmp.Or(is.Message, "every node's kernel holds what is wanted")))
+		r.events.transition(before, what, fmt.Sprintf("generation %d: %s", after.Generation, cmp.Or(is.Message, "every node's kernel holds what is wanted")))
 	}
 }
 

@@ -89,6 +89,7 @@ var _ = Describe("a rollout", func() {
 		spec := policy.Spec.DeepCopy()
 
 		By("the node recovering")
+		testClock.putForward(10 * time.Minute) // within which there is one event of a reason
 		echo(ctx, "edge-1")
 		Eventually(inMode(ctx, v1alpha1.ModeIPVS)).Should(Equal([]string{"edge-1", "edge-2"}))
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False Progressing"))

@@ -399,7 +399,7 @@ func (r *ServiceReconciler) sayProblems(ctx context.Context, svc *corev1.Service
 		return
 	}
 	if !r.events.warn(ctx, svc, reason, actionRender, text) {
-		r.memory.newProblems(key, reason, "") // to be said with the next change
+		r.memory.unsay(key, reason)
 	}
 }
 
@@ -452,10 +452,11 @@ func (r *ServiceReconciler) accept(ctx context.Context, svc *corev1.Service) {
 // refuse notes and says that a Service's rules cannot be written; what is
 // stored of it stays in force. It returns when to try again.
 func (r *ServiceReconciler) refuse(ctx context.Context, svc *corev1.Service, reason, message string, fingerprint uint64) time.Duration {
-	say, retry := r.memory.refuse(client.ObjectKeyFromObject(svc), reason, message, fingerprint, r.clock.Now())
-	if say {
-		r.events.warn(ctx, svc, eventServiceRefused, actionWrite,
-			"Its rules cannot be stored, so nodes keep what they have of it and miss later changes: "+message)
+	key := client.ObjectKeyFromObject(svc)
+	say, retry := r.memory.refuse(key, reason, message, fingerprint, r.clock.Now())
+	if say && !r.events.warn(ctx, svc, eventServiceRefused, actionWrite,
+		"Its rules cannot be stored, so nodes keep what they have of it and miss later changes: "+message) {
+		r.memory.unsay(key, eventServiceRefused)
 	}
 	return retry
 }

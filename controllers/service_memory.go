@@ -57,6 +57,7 @@ type refusal struct {
 	since       time.Time
 	attempts    int
 	retryAt     time.Time
+	unsaid      bool // the event about it was lost
 }
 
 func newServiceMemory(m *metrics, changed func()) *serviceMemory {
@@ -132,6 +133,21 @@ func (m *serviceMemory) newProblems(key types.NamespacedName, reason, problems s
 	}
 	s.problems[reason] = problems
 	return problems != ""
+}
+
+// unsay notes that the last event of a reason about a Service was lost: it is to be said again as soon as
+// it is found again.
+func (m *serviceMemory) unsay(key types.NamespacedName, reason string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.services[key]
+	if s == nil {
+		return
+	}
+	delete(s.problems, reason)
+	if reason == eventServiceRefused && s.refusal != nil {
+		s.refusal.unsaid = true
+	}
 }
 
 // wait returns how long the next write of a Service must wait, which has rules stored or not: the
@@ -317,7 +333,7 @@ func (m *serviceMemory) refuse(key types.NamespacedName, reason, message string,
 	s := m.of(key)
 	s.settled = true
 	delayed := m.giveBack(key, s)
-	say = s.refusal == nil || s.refusal.reason != reason
+	say = s.refusal == nil || s.refusal.reason != reason || s.refusal.unsaid
 	if s.refusal == nil {
 		s.refusal = &refusal{since: now}
 		m.refused++
@@ -327,7 +343,7 @@ func (m *serviceMemory) refuse(key types.NamespacedName, reason, message string,
 	if r.fingerprint != fingerprint {
 		r.attempts = 0
 	}
-	r.reason, r.message, r.fingerprint = reason, message, fingerprint
+	r.reason, r.message, r.fingerprint, r.unsaid = reason, message, fingerprint, false
 	retry = min(maxRefusedRetry, firstRefusedRetry<<min(r.attempts, 4))
 	r.attempts++
 	r.retryAt = now.Add(retry)

@@ -189,7 +189,7 @@ func (r *ServicePolicyReconciler) write(ctx context.Context, p *v1alpha1.Service
 	}
 	r.metrics.wrote(kindServicePolicy, opUpdate)
 	if severity, reason, note := servicePolicyEvent(&p.Status, status); reason != "" {
-		r.events.transition(p, "ServiceProxyPolicy", eventKind{severity, reason, actionRender}, note)
+		r.events.transitionOfPolicy(p, "ServiceProxyPolicy", eventKind{severity, reason, actionRender}, note)
 	}
 	return ctrl.Result{}, nil
 }

@@ -14,6 +14,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -146,7 +147,7 @@ type shared struct {
 func newShared(mgr ctrl.Manager, o Options, m *metrics) *shared {
 	w := newWakers()
 	queue := newEventQueue(o.Leadership, mgr.GetClient(), o.Clock, m)
-	return &shared{
+	s := &shared{
 		Options: o, mgr: mgr, metrics: m, wakers: w,
 		queue: queue, events: newEvents(queue, o.Clock),
 		memory:   newServiceMemory(m, w.summary.wake),
@@ -156,6 +157,21 @@ func newShared(mgr ctrl.Manager, o Options, m *metrics) *shared {
 
 		overrides: newOverrides(mgr.GetClient(), o.Clock),
 	}
+	queue.givenUp = s.eventLost
+	return s
+}
+
+// eventLost has what an event was to say said again when it is found again.
+func (s *shared) eventLost(series eventSeries) {
+	if series.about.Kind != "Service" {
+		return // a transition, which does not come again
+	}
+	key := types.NamespacedName{Namespace: series.about.Namespace, Name: series.about.Name}
+	if series.reason == eventLocalEndpointsLeftOut {
+		s.leftOut.unsay(key)
+		return
+	}
+	s.memory.unsay(key, series.reason)
 }
 
 // lead begins a term as the leader, or ends one. What is remembered is of the
