@@ -58,7 +58,7 @@ func (r *NodeReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-ch
 	return builder.ControllerManagedBy(mgr).
 		Named("node").
 		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(nodeFactsChanged())).
-		Watches(&discoveryv1.EndpointSlice{}, affectedNodes{reader: mgr.GetClient()}).
+		Watches(&discoveryv1.EndpointSlice{}, affectedNodes{mgr.GetClient(), newEnqueuePace(r.clock)}).
 		Watches(&v1alpha1.NodeProxyRules{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(notStatusOnly())).
 		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyNode),
 			builder.WithPredicates(specChanged())).

@@ -25,6 +25,7 @@ type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 // changed, and no others.
 type affectedNodes struct {
 	reader client.Reader
+	pace   *enqueuePace
 }
 
 // handlerFuncs gives events of the first list their low priority.
@@ -100,7 +101,7 @@ func (h affectedNodes) enqueue(ctx context.Context, q queue, before, after *disc
 			others = append(others, s)
 		}
 	}
-	enqueue(q, render.NodesAffected(before, after, others))
+	h.pace.enqueue(q, svc.Namespace, render.NodesAffected(before, after, others))
 }
 
 func enqueue(q queue, nodes []string) {
