@@ -10,13 +10,12 @@ import (
 const (
 	// slower, and larger, are how many times the quiet figure one under attack may be.
 	slower, larger = 3, 2
-	// pause is what the second tenant may wait whatever the quiet figure is. An agent writes
-	// one change after the other and pauses for up to 1.5 s after one that took long, so that
-	// it uses a small part of a processor. A Service that comes with a large change of another
-	// tenant waits for that and for the pause.
-	pause = 4 * time.Second
+	// pause is what the second tenant may wait whatever the quiet figure is. A Service that comes
+	// while a node writes a large one waits for that; the object of a node with many local
+	// endpoints is written about once a second.
+	pause = 2 * time.Second
 	// pauses is that with all attacks at once, on two processors that also run the API server.
-	pauses = 30 * time.Second
+	pauses = 25 * time.Second
 	// largest is how many times the quiet memory may be taken with all attacks at once.
 	largest = 4
 	// noise is how much more than larger allows a program may take, in KiB. Go collects when
