@@ -271,14 +271,24 @@ func (a *Agent) noteObject() {
 	}
 }
 
-// syncSome is sync, unless all without what is costly to write. The sync loop calls it.
+// syncSome writes what has changed to the kernel, unless all without what is costly to write.
+// The sync loop calls it.
 func (a *Agent) syncSome(ctx context.Context, all bool) (syncer.Load, error) {
-	load := a.store.setCostlyAside(all)
-	return load, a.progressing(a.sync)(ctx)
+	load := a.store.choose(all)
+	return load, a.progressing(a.syncChosen)(ctx)
 }
 
-// sync writes what has changed to the kernel, but for what is set aside.
+// sync is syncSome within another run of the sync loop, which does not learn that something is
+// left.
 func (a *Agent) sync(ctx context.Context) error {
+	if load := a.store.choose(true); load.Left {
+		a.loop.Trigger()
+	}
+	return a.syncChosen(ctx)
+}
+
+// syncChosen writes what was chosen.
+func (a *Agent) syncChosen(ctx context.Context) error {
 	if a.store.removing() {
 		return a.removeRules(ctx)
 	}

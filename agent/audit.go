@@ -193,6 +193,7 @@ func (s *store) prepareAudit(now time.Time) (batch, bool) {
 	if !s.inAudit() {
 		return batch{}, false
 	}
+	s.combineDirty()
 	b := s.takeBatch()
 	b.applied.mode = s.auditedMode()
 	for family, f := range s.families {

@@ -32,11 +32,11 @@ func newChangeLog(now time.Time) changeLog {
 	return changeLog{since: now, endpoints: newPendingChanges(), parts: newPendingChanges()}
 }
 
-// take takes all changes but those that are set aside.
-func (p *pendingChanges) take(aside map[dataplane.ServiceName]setAside) {
+// take takes all changes but those that wait.
+func (p *pendingChanges) take(waits func(dataplane.ServiceName) bool) {
 	left := map[dataplane.ServiceName]struct{}{}
 	for name := range p.waiting {
-		if _, waits := aside[name]; waits {
+		if waits(name) {
 			left[name] = struct{}{}
 		} else {
 			p.applying[name] = struct{}{}
@@ -151,11 +151,11 @@ func (t *triggers) add(name dataplane.ServiceName, at time.Time) {
 	}
 }
 
-// take takes all changes but those that are set aside.
-func (t *triggers) take(aside map[dataplane.ServiceName]setAside) {
+// take takes all changes but those that wait.
+func (t *triggers) take(waits func(dataplane.ServiceName) bool) {
 	left := map[dataplane.ServiceName][]time.Time{}
 	for name, list := range t.waiting {
-		if _, waits := aside[name]; waits {
+		if waits(name) {
 			left[name] = list
 			continue
 		}
@@ -171,14 +171,17 @@ type programmedChanges struct {
 	noLocal   noLocal
 }
 
-// takeChanges marks all changes that have come as being applied, but for those that are
-// set aside. The caller
-// holds mu.
+// takeChanges marks all changes that are combined as being applied. The caller holds mu.
 func (s *store) takeChanges() {
-	s.changes.endpoints.take(s.aside)
-	s.changes.parts.take(s.aside)
+	waits := func(name dataplane.ServiceName) bool {
+		_, aside := s.aside[name]
+		_, dirty := s.dirty[name]
+		return aside || dirty
+	}
+	s.changes.endpoints.take(waits)
+	s.changes.parts.take(waits)
 	for _, f := range s.families {
-		f.triggers.take(s.aside)
+		f.triggers.take(waits)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -21,8 +22,13 @@ const (
 	smallOfNamespace = 500
 	smallInAll       = 2_000
 	// costlyAtOnce bounds the costly changes of one sync; a larger Service is written by itself.
+	// groupAtMost bounds those that are written together because claims move between them.
 	costlyAtOnce = 10_000
+	groupAtMost  = 50_000
 )
+
+// turnNoted is after how long the status says that costly changes wait.
+const turnNoted = 10 * time.Second
 
 // setAside is a change that waits.
 type setAside struct {
@@ -32,35 +38,46 @@ type setAside struct {
 	before appliedState
 }
 
-// setCostlyAside decides what the next sync takes: all small changes, and, if all, some of the
-// costly ones, those that have waited longest. The others wait for a later call.
-func (s *store) setCostlyAside(all bool) syncer.Load {
+// choose decides what the next sync writes, and combines it: all small changes, and, if all,
+// some of the costly ones. The others wait for a later call.
+func (s *store) choose(all bool) syncer.Load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.current == nil {
+		return syncer.Load{} // nothing can be combined yet
+	}
 	former := s.aside
 	s.aside = map[dataplane.ServiceName]setAside{}
 	for name, change := range former {
 		s.dirty[name] = s.dirty[name] || change.force
 	}
-	if !s.complete || s.anyFull() || s.inAudit() || s.removal.wanted {
-		return syncer.Load{} // the kernel is read as a whole, whatever has changed
+	var load syncer.Load
+	if s.complete && !s.anyFull() && !s.inAudit() && !s.removal.wanted { // else the kernel is read as a whole, whatever has changed
+		load = s.setCostlyAside(all, former)
 	}
-	index := s.byAddress()
-	costly := s.costly(index)
+	s.chosen = s.newest()
+	s.combineDirty()
+	return load
+}
+
+// setCostlyAside sets costly changes aside, some of which were before. The caller holds mu.
+func (s *store) setCostlyAside(all bool, former map[dataplane.ServiceName]setAside) syncer.Load {
+	costly := s.costly()
 	if len(costly) == 0 {
 		return syncer.Load{}
 	}
+	partners := s.join(costly)
 	now := s.clock.Now()
 	for name := range costly {
 		change, waited := former[name]
 		if !waited {
-			change = setAside{since: now, before: s.taken}
+			change = setAside{since: now, before: s.chosen}
 		}
 		change.force = s.dirty[name]
 		s.aside[name] = change
 	}
 	if all {
-		s.takeOldest(index)
+		s.takeTurns(partners)
 	}
 	for name := range s.aside {
 		delete(s.dirty, name)
@@ -68,45 +85,71 @@ func (s *store) setCostlyAside(all bool) syncer.Load {
 	return syncer.Load{Costly: all, Left: len(s.aside) > 0}
 }
 
-// takeOldest takes of what is set aside as much as one sync writes. The caller holds mu.
-func (s *store) takeOldest(index map[netip.AddrPort][]dataplane.ServiceName) {
+// takeTurns takes of what is set aside as much as one sync writes: the namespaces take turns, with
+// what has waited longest in each. The caller holds mu.
+func (s *store) takeTurns(partners map[dataplane.ServiceName][]dataplane.ServiceName) {
 	order := slices.SortedFunc(maps.Keys(s.aside), func(a, b dataplane.ServiceName) int {
 		return cmp.Or(s.aside[a].since.Compare(s.aside[b].since), a.Compare(b))
+	})
+	rank, count := map[dataplane.ServiceName]int{}, map[string]int{}
+	for _, name := range order {
+		rank[name] = count[name.Namespace]
+		count[name.Namespace]++
+	}
+	slices.SortStableFunc(order, func(a, b dataplane.ServiceName) int {
+		return cmp.Or(rank[a]-rank[b], s.turns[a.Namespace]-s.turns[b.Namespace])
 	})
 	for pairs := 0; len(order) > 0; order = order[1:] {
 		if _, waits := s.aside[order[0]]; !waits {
 			continue
 		}
-		group := s.sharing(index, order[0])
-		size := 0
-		for name := range group {
-			size += s.pairs(name)
-		}
+		group, size := s.groupOf(order[0], partners)
 		if pairs > 0 && pairs+size > costlyAtOnce {
-			return
+			break
 		}
 		pairs += size
+		s.turn++
+		s.turns[order[0].Namespace] = s.turn
 		for name := range group {
 			delete(s.aside, name)
 		}
 	}
+	maps.DeleteFunc(s.turns, func(namespace string, _ int) bool { return count[namespace] == 0 })
 }
 
-// anyFull reports whether the next Apply of some family compares everything. The caller
-// holds mu.
+// groupOf returns a Service that is set aside, with those that are to be written in the same
+// sync, and how large all of them are. There is an end to that: who moves claims between more
+// Services has some of them without an address, or two with the same one, for a moment. The
+// caller holds mu.
+func (s *store) groupOf(first dataplane.ServiceName, partners map[dataplane.ServiceName][]dataplane.ServiceName) (map[dataplane.ServiceName]struct{}, int) {
+	group, size := map[dataplane.ServiceName]struct{}{}, 0
+	for queue := []dataplane.ServiceName{first}; len(queue) > 0 && size <= groupAtMost; queue = queue[1:] {
+		name := queue[0]
+		_, again := group[name]
+		if _, waits := s.aside[name]; again || !waits {
+			continue
+		}
+		group[name] = struct{}{}
+		size += s.pairs(name)
+		queue = append(queue, partners[name]...)
+	}
+	return group, size
+}
+
+// anyFull reports whether the next Apply compares everything in some family that the node
+// serves. The caller holds mu.
 func (s *store) anyFull() bool {
-	for _, f := range s.families {
-		if f.full {
+	for family, f := range s.families {
+		if f.full && !f.omitted() && !s.spared(family) {
 			return true
 		}
 	}
 	return false
 }
 
-// costly are the dirty Services of the namespaces with the largest changes, those that the
-// kernel has rejected, and those that share an address or a node port with them. The caller
-// holds mu.
-func (s *store) costly(index map[netip.AddrPort][]dataplane.ServiceName) map[dataplane.ServiceName]struct{} {
+// costly are the dirty Services of the namespaces with the largest changes, and those that the
+// kernel has rejected. The caller holds mu.
+func (s *store) costly() map[dataplane.ServiceName]struct{} {
 	pairs := map[string]int{} // by namespace
 	for name := range s.dirty {
 		pairs[name.Namespace] += s.pairs(name)
@@ -116,53 +159,88 @@ func (s *store) costly(index map[netip.AddrPort][]dataplane.ServiceName) map[dat
 		sum += pairs[namespace]
 		small[namespace] = pairs[namespace] <= smallOfNamespace && sum <= smallInAll
 	}
-	var costly []dataplane.ServiceName
+	costly := map[dataplane.ServiceName]struct{}{}
 	for name := range s.dirty {
 		if !small[name.Namespace] || s.rejected(name) {
-			costly = append(costly, name)
+			costly[name] = struct{}{}
 		}
 	}
-	return s.sharing(index, costly...)
+	return costly
 }
 
-// byAddress lists the dirty Services by their addresses and node ports. The caller holds mu.
-func (s *store) byAddress() map[netip.AddrPort][]dataplane.ServiceName {
-	index := map[netip.AddrPort][]dataplane.ServiceName{}
-	for name := range s.dirty {
-		for _, key := range s.addressesOf(name) {
-			index[key] = append(index[key], name)
+// join adds to costly the small Services that must not be written before one of it: those that
+// a claim has moved to or from, and those that claim what it is still programmed with. It returns
+// which Services are to be written together. The caller holds mu.
+func (s *store) join(costly map[dataplane.ServiceName]struct{}) map[dataplane.ServiceName][]dataplane.ServiceName {
+	claimed, addresses := s.claimedBySmall(costly)
+	partners := map[dataplane.ServiceName][]dataplane.ServiceName{}
+	queue := slices.Collect(maps.Keys(costly))
+	together := func(a, b dataplane.ServiceName) {
+		partners[a], partners[b] = append(partners[a], b), append(partners[b], a)
+		if _, is := costly[b]; !is {
+			costly[b] = struct{}{}
+			queue = append(queue, b)
 		}
 	}
-	return index
-}
-
-// sharing returns the named Services, and the dirty ones that share an address or a node port
-// with one of them, or with one that does: what moves from one Service to another moves in one
-// sync. The caller holds mu.
-func (s *store) sharing(index map[netip.AddrPort][]dataplane.ServiceName, names ...dataplane.ServiceName) map[dataplane.ServiceName]struct{} {
-	out := map[dataplane.ServiceName]struct{}{}
-	seen := map[netip.AddrPort]struct{}{}
-	for queue := names; len(queue) > 0; {
-		name := queue[len(queue)-1]
-		queue = queue[:len(queue)-1]
-		if _, again := out[name]; again {
-			continue
+	for ; len(queue) > 0; queue = queue[1:] {
+		name := queue[0]
+		for other := range s.moved[name] {
+			if _, dirty := s.dirty[other]; dirty {
+				together(name, other)
+			}
 		}
-		out[name] = struct{}{}
-		for _, key := range s.addressesOf(name) {
-			if _, again := seen[key]; !again {
-				seen[key] = struct{}{}
-				queue = append(queue, index[key]...)
+		for family, f := range s.families {
+			for claim := range combine.Served(f.services[name], family, addresses) {
+				for _, other := range claimed[claim] {
+					if other != name {
+						together(name, other)
+					}
+				}
+				delete(claimed, claim)
 			}
 		}
 	}
-	return out
+	return partners
+}
+
+// claimedBySmall lists the dirty Services that are not costly by what they claim, and the
+// addresses of these claims. The caller holds mu.
+func (s *store) claimedBySmall(costly map[dataplane.ServiceName]struct{}) (map[combine.Claim][]dataplane.ServiceName, map[netip.Addr]struct{}) {
+	claimed, addresses := map[combine.Claim][]dataplane.ServiceName{}, map[netip.Addr]struct{}{}
+	for name := range s.dirty {
+		e := s.services[name]
+		if _, is := costly[name]; is || e == nil || e.rules == nil {
+			continue
+		}
+		for _, asked := range combine.Claims(&e.rules.Spec) {
+			if !s.claims.Lost(e, asked.Claim) {
+				claimed[asked.Claim] = append(claimed[asked.Claim], name)
+				addresses[asked.Address] = struct{}{}
+			}
+		}
+	}
+	return claimed, addresses
+}
+
+// noteMoved notes that a change of a Service's claims concerns others, until they are combined.
+// The caller holds mu.
+func (s *store) noteMoved(e *entry, concerned []*entry) {
+	add := func(a, b dataplane.ServiceName) {
+		if s.moved[a] == nil {
+			s.moved[a] = map[dataplane.ServiceName]struct{}{}
+		}
+		s.moved[a][b] = struct{}{}
+	}
+	for _, o := range concerned {
+		add(e.name, o.name)
+		add(o.name, e.name)
+	}
 }
 
 // rejected reports whether the kernel has rejected a Service. The caller holds mu.
 func (s *store) rejected(name dataplane.ServiceName) bool {
 	for _, f := range s.families {
-		if _, found := f.refused[name]; found {
+		if r, found := f.refused[name]; found && !r.reduced {
 			return true
 		}
 	}
@@ -190,38 +268,14 @@ func (s *store) pairs(name dataplane.ServiceName) int {
 	return max(desired, programmed)
 }
 
-// addressesOf lists the addresses of a Service, with port 0, and its node ports, without an
-// address: those that are programmed and those that will be. The caller holds mu.
-func (s *store) addressesOf(name dataplane.ServiceName) []netip.AddrPort {
-	var out []netip.AddrPort
-	address := func(a netip.Addr) { out = append(out, netip.AddrPortFrom(a, 0)) }
-	nodePort := func(port uint16) {
-		if port != 0 {
-			out = append(out, netip.AddrPortFrom(netip.Addr{}, port))
+// longSetAside reports whether a costly change has waited for longer than turnNoted. The
+// caller holds mu.
+func (s *store) longSetAside() bool {
+	now := s.clock.Now()
+	for _, change := range s.aside {
+		if now.Sub(change.since) > turnNoted {
+			return true
 		}
 	}
-	for _, f := range s.families {
-		if svc := f.services[name]; svc != nil {
-			for _, a := range slices.Concat([]netip.Addr{svc.ClusterIP}, svc.ExternalIPs, svc.LoadBalancerIPs) {
-				address(a)
-			}
-			nodePort(svc.HealthCheckNodePort)
-			for i := range svc.Ports {
-				nodePort(svc.Ports[i].NodePort)
-			}
-		}
-	}
-	if e := s.services[name]; e != nil && e.rules != nil {
-		spec := &e.rules.Spec
-		for _, text := range slices.Concat(spec.ClusterIPs, spec.ExternalIPs, spec.LoadBalancerIPs) {
-			if a, err := netip.ParseAddr(text); err == nil {
-				address(a)
-			}
-		}
-		nodePort(uint16(spec.HealthCheckNodePort)) //nolint:gosec // the API server admits ports only
-		for i := range spec.Ports {
-			nodePort(uint16(spec.Ports[i].NodePort)) //nolint:gosec // the API server admits ports only
-		}
-	}
-	return out
+	return false
 }

@@ -5,6 +5,9 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -35,7 +38,7 @@ var (
 
 func (r *rig) expectLoad(all bool, want syncer.Load) {
 	r.t.Helper()
-	if got := r.setCostlyAside(all); got != want {
+	if got := r.choose(all); got != want {
 		r.t.Errorf("all %t: %+v, want %+v", all, got, want)
 	}
 }
@@ -49,11 +52,17 @@ func TestCostlyChangesWait(t *testing.T) {
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
 	s := r.snapshot()
-	if r.applied.version != before || !s.oldestPending.Equal(epoch) || len(r.changes.parts.waiting) != 1 {
+	if r.applied.version != before || !s.oldestPending.IsZero() || len(r.changes.parts.waiting) != 1 {
 		t.Errorf("applied %s, pending since %v, waiting %v", r.applied.version, s.oldestPending, r.changes.parts.waiting)
 	}
+	if len(s.warnings) != 0 {
+		t.Errorf("warnings %q", s.warnings)
+	}
+	r.clock.SetTime(epoch.Add(turnNoted + time.Second))
+	if s := r.snapshot(); len(s.warnings) != 1 {
+		t.Errorf("after %s: warnings %q", turnNoted, s.warnings)
+	}
 
-	r.clock.SetTime(epoch.Add(time.Second))
 	r.setService(r.object("b", 8))
 	r.expectLoad(true, costly)
 	r.expectSync("partial b large")
@@ -83,22 +92,25 @@ func TestCostlyChangesTakeTurns(t *testing.T) {
 		r.expectLoad(false, left)
 		r.expectSync("nothing")
 	}
-	r.setService(r.tenant("other", "z", 7, with(6001))) // changes again, and keeps its place
+	r.setService(r.tenant("other", "z", 7, with(6001)))  // changes again, and keeps its place
+	r.setService(r.tenant("third", "w", 20, with(6000))) // does not wait for all of theirs
+	r.expectLoad(false, left)
+	r.expectSync("nothing")
+	more := syncer.Load{Costly: true, Left: true}
 	for _, step := range []struct {
 		load    syncer.Load
 		written string
 		applied string
-		waits   time.Duration
 	}{
-		{syncer.Load{Costly: true, Left: true}, "partial z", versions["z"], time.Second},
-		{syncer.Load{Costly: true, Left: true}, "partial y", versions["y"], 2 * time.Second},
-		{costly, "partial x", r.newestVersion, 0},
+		{more, "partial z", versions["z"]},
+		{more, "partial w", versions["z"]},
+		{more, "partial y", versions["y"]},
+		{costly, "partial x", r.newestVersion},
 	} {
 		r.expectLoad(true, step.load)
 		r.expectSync(step.written)
-		waits := r.snapshot().oldestPending
-		if r.applied.version != step.applied || step.waits != 0 && !waits.Equal(epoch.Add(step.waits)) || step.waits == 0 && !waits.IsZero() {
-			t.Errorf("after %s: applied %s, want %s; pending since %v", step.written, r.applied.version, step.applied, waits)
+		if r.applied.version != step.applied {
+			t.Errorf("after %s: applied %s, want %s", step.written, r.applied.version, step.applied)
 		}
 	}
 }
@@ -133,12 +145,81 @@ func TestAddressMovesInOneSync(t *testing.T) {
 	r.setService(r.object("c", 3, func(s *v1alpha1.ServiceProxyRulesSpec) {
 		s.Ports[0].NodePort, s.ExternalIPs = 30080, []string{"203.0.113.1"} // and its node port
 	}))
-	r.setService(r.object("d", 4, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"203.0.113.1"} })) // shares with c
+	r.setService(r.object("d", 4, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"203.0.113.1"} })) // which c has
 	r.setService(r.object("a", 9))
+	r.expectLoad(false, left)
+	r.expectSync("partial a d")
+	r.expectLoad(true, costly)
+	r.expectSync("partial b c large")
+
+	// One that is to lose what it has to a large one has it until then.
+	r.setService(r.tenant("another", "e", 50, func(s *v1alpha1.ServiceProxyRulesSpec) {
+		s.ExternalIPs, s.ServiceCreated = []string{"203.0.113.2"}, metav1.NewTime(epoch.Add(time.Hour))
+	}))
+	r.expectLoad(true, light)
+	r.expectSync("partial e")
+	r.setService(r.tenant("other", "large", 8, with(600), func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"203.0.113.2"} }))
+	r.setService(r.object("a", 1))
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
 	r.expectLoad(true, costly)
-	r.expectSync("partial b c d large")
+	r.expectSync("partial e large")
+	if len(r.moved) != 0 {
+		t.Errorf("moved: %v", r.moved)
+	}
+}
+
+// TestStrangerDoesNotDelay a Service by naming its address in a large one that does not get it.
+func TestStrangerDoesNotDelay(t *testing.T) {
+	r := running(t)
+	mine := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"203.0.113.1"} }
+	r.setService(r.object("a", 1, mine))
+	r.expectLoad(true, light)
+	r.expectSync("partial a")
+	r.setService(r.tenant("other", "large", 7, with(600), mine, func(s *v1alpha1.ServiceProxyRulesSpec) {
+		s.ServiceCreated = metav1.NewTime(epoch.Add(time.Hour))
+		s.Ports = append(s.Ports, v1alpha1.ServicePort{Name: "other", Protocol: "TCP", Port: 81})
+	}))
+	r.setService(r.object("a", 1, mine, with(3)))
+	r.expectLoad(false, left)
+	r.expectSync("partial a")
+}
+
+// TestChangeThatComesLate, after it was chosen what a sync writes, is for the next one.
+func TestChangeThatComesLate(t *testing.T) {
+	r := running(t)
+	r.setService(r.object("a", 9))
+	r.expectLoad(true, light)
+	before := r.newestVersion
+	r.clock.SetTime(epoch.Add(time.Second))
+	r.setService(r.object("b", 8))
+	r.mu.Lock()
+	b := r.takeBatch()
+	r.mu.Unlock()
+	outcomes := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel}).Apply(t.Context(), b.rulesets)
+	r.commit(b, outcomes, &v1alpha1.SyncReport{})
+	if s := r.snapshot(); r.applied.version != before || s.oldestPending.IsZero() {
+		t.Errorf("applied %s, want %s; pending since %v", r.applied.version, before, s.oldestPending)
+	}
+	r.expectLoad(true, light)
+	r.expectSync("partial b")
+	if s := r.snapshot(); r.applied.version != r.newestVersion || !s.oldestPending.IsZero() {
+		t.Errorf("applied %s of %s; pending since %v", r.applied.version, r.newestVersion, s.oldestPending)
+	}
+}
+
+// TestCostlyChangesWaitWithoutIPv6, on a node that cannot program it.
+func TestCostlyChangesWaitWithoutIPv6(t *testing.T) {
+	r := running(t)
+	r.mu.Lock()
+	absent := newFamilyState()
+	absent.lack(dataplane.ErrUnsupported)
+	r.families[dataplane.IPv6] = absent
+	r.mu.Unlock()
+	r.setService(r.tenant("other", "large", 7, with(600)))
+	r.setService(r.object("a", 9))
+	r.expectLoad(false, left)
+	r.expectSync("partial a")
 }
 
 // TestRejectedServiceIsCostly: it takes several calls to find it among others.

@@ -83,6 +83,10 @@ func newFamilyState() *familyState {
 // is no reason to complain where it cannot.
 func (f *familyState) needed() bool { return len(f.services) > 0 }
 
+// omitted reports whether the next Apply leaves the family out, which the node cannot program
+// and nothing needs.
+func (f *familyState) omitted() bool { return f.absent != nil && !f.needed() && !f.retry }
+
 // settled reports whether a family has had a first success, or none was needed
 // when that was last tried. The caller holds mu.
 func (s *store) settled(family dataplane.Family) bool {
@@ -146,27 +150,33 @@ func (s *store) prepareWrite() (batch, bool) {
 	return s.takeBatch(), true
 }
 
-// takeBatch combines the dirty Services and returns the rulesets of the families
-// that need an Apply. Only the sync loop calls it, and only when ready. The caller
-// holds mu.
+// takeBatch returns the rulesets of the families that need an Apply, as they were last
+// combined. Only the sync loop calls it, and only when ready. The caller holds mu.
 func (s *store) takeBatch() batch {
-	s.combineDirty()
 	s.takeChanges()
 	now := s.clock.Now()
 	b := batch{epoch: s.epoch, rulesets: map[dataplane.Family]*dataplane.Ruleset{}, shown: !s.restored.active(), partial: s.restored.services && s.restored.rebooted, applied: s.newest()}
-	s.taken = b.applied
-	var waits time.Time // since when what is set aside waits
+	came := len(s.dirty) > 0 // since that was chosen; it is for the next batch
+	if came {
+		b.applied = s.chosen
+	} else {
+		s.chosen = b.applied
+	}
+	var since time.Time
 	for _, change := range s.aside {
-		if waits.IsZero() || change.since.Before(waits) {
-			waits, b.applied = change.since, change.before
+		if since.IsZero() || change.since.Before(since) {
+			since, b.applied = change.since, change.before
 		}
 	}
 	b.applied.mode = s.mode.mode
 	for family, f := range s.families {
-		f.applyingSince, f.pendingSince = f.oldestPending(), waits
+		f.applyingSince = f.oldestPending()
+		if !came {
+			f.pendingSince = time.Time{}
+		}
 		switch {
-		case f.absent != nil && !f.needed() && !f.retry:
-			f.applyingSince, f.pendingSince = time.Time{}, time.Time{}
+		case f.omitted():
+			f.applyingSince = time.Time{}
 			clear(f.dirty) // should it come, the kernel is read
 		case f.full || f.recheck || len(f.dirty) > 0 || f.refused.due(now):
 			b.rulesets[family] = s.ruleset(family, f)
@@ -191,6 +201,12 @@ func (s *store) newest() appliedState {
 func (s *store) combineDirty() {
 	for name, force := range s.dirty {
 		s.recombine(name, force)
+	}
+	for name := range s.dirty {
+		for other := range s.moved[name] {
+			delete(s.moved[other], name)
+		}
+		delete(s.moved, name)
 	}
 	// A new map: one that has been large once stays slow.
 	s.dirty = map[dataplane.ServiceName]bool{}
@@ -416,6 +432,9 @@ func (s *store) joinedWarnings() []string {
 		if s.current != nil && f.needed() {
 			all = append(all, factWarnings(family, s.node(family), f.nodePorts > 0)...)
 		}
+	}
+	if s.longSetAside() {
+		all = append(all, fmt.Sprintf("changes of large Services have waited for their turn for more than %s", turnNoted))
 	}
 	slices.Sort(all)
 	return slices.Compact(all)

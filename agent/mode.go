@@ -213,7 +213,6 @@ func (a *Agent) auditMode(ctx context.Context, b batch, outcomes map[dataplane.F
 func (s *store) modeQuestion() *modeQuestion {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.combineDirty() // which says what is needed
 	q := s.question()
 	if s.mode.settings == q.settings && s.mode.needed == q.needed {
 		return nil

@@ -198,6 +198,7 @@ func TestAMarkDuringAnApplyIsNotLost(t *testing.T) {
 				r.mu.Lock()
 				defer r.mu.Unlock()
 				r.markFull(r.clock.Now())
+				r.combineDirty()
 				return r.takeBatch()
 			}
 			outcome := func(err error) map[dataplane.Family]dataplane.Outcome[dataplane.Result] {

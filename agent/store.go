@@ -106,10 +106,15 @@ type store struct {
 	// dirty names Services to combine again. True: to program again even if
 	// the outcome is the same.
 	dirty map[dataplane.ServiceName]bool
-	// aside are changes that wait until they are dirty again, see setCostlyAside; taken
-	// is what had come when the last batch was taken.
-	aside    map[dataplane.ServiceName]setAside
-	taken    appliedState
+	// aside are changes that wait until they are dirty again; see choose. Chosen is what
+	// had come when the last batch was chosen.
+	aside  map[dataplane.ServiceName]setAside
+	chosen appliedState
+	// moved are the Services between which claims have moved since they were combined.
+	moved map[dataplane.ServiceName]map[dataplane.ServiceName]struct{}
+	// turns number those that namespaces with costly changes have had, turn is the last.
+	turns    map[string]int
+	turn     int
 	families map[dataplane.Family]*familyState
 	applied  appliedState
 	complete bool // a first complete set has been applied
@@ -146,6 +151,8 @@ func newStore(clk clock.PassiveClock, nodeName string, families []dataplane.Fami
 		members:          map[dataplane.ServiceName]*v1alpha1.ServiceMembers{},
 		dirty:            map[dataplane.ServiceName]bool{},
 		aside:            map[dataplane.ServiceName]setAside{},
+		moved:            map[dataplane.ServiceName]map[dataplane.ServiceName]struct{}{},
+		turns:            map[string]int{},
 		families:         map[dataplane.Family]*familyState{},
 	}
 	for _, family := range families {
@@ -327,7 +334,7 @@ func (s *store) adopt(e *entry, object *v1alpha1.ServiceProxyRules, claims claim
 		if claims.object != object || claims.former != former {
 			claims = newClaimChange(former, object)
 		}
-		s.markAll(s.claims.Set(e, claims.before, claims.after), now)
+		s.markMoved(e, s.claims.Set(e, claims.before, claims.after), now)
 	}
 	s.mark(e.name, false, now)
 }
@@ -355,7 +362,7 @@ func (s *store) vanish(e *entry, number uint64, now time.Time) {
 func (s *store) reclaim(e *entry, now time.Time) {
 	own := combine.Claims(&e.rules.Spec)
 	if concerned := s.claims.Set(e, own, own); len(concerned) > 0 || combine.Contestable(&e.rules.Spec) {
-		s.markAll(concerned, now)
+		s.markMoved(e, concerned, now)
 		s.mark(e.name, false, now)
 	}
 }
@@ -378,7 +385,7 @@ func (s *store) drop(e *entry, now time.Time) {
 	s.renew(e.name, now)
 	s.noteChange(e.name, e.rules, nil)
 	if e.rules != nil {
-		s.markAll(s.claims.Set(e, combine.Claims(&e.rules.Spec), nil), now)
+		s.markMoved(e, s.claims.Set(e, combine.Claims(&e.rules.Spec), nil), now)
 	}
 	s.mark(e.name, true, now)
 }
@@ -444,10 +451,12 @@ func (s *store) mark(name dataplane.ServiceName, force bool, now time.Time) {
 	s.pend(now)
 }
 
-func (s *store) markAll(entries []*entry, now time.Time) {
-	for _, e := range entries {
-		s.mark(e.name, false, now)
+// markMoved makes those dirty that a change of a Service's claims concerns. The caller holds mu.
+func (s *store) markMoved(e *entry, concerned []*entry, now time.Time) {
+	for _, o := range concerned {
+		s.mark(o.name, false, now)
 	}
+	s.noteMoved(e, concerned)
 }
 
 // markFull asks for a full pass of every family, which tries what is refused, too.

@@ -80,6 +80,7 @@ func (s *store) prepare() batch {
 	if s.mode.refusal == nil && s.mode.lacks == "" {
 		s.mode.mode = *s.settings.Mode
 	}
+	s.combineDirty()
 	return s.takeBatch()
 }
 

@@ -1,8 +1,11 @@
 package combine
 
 import (
+	"iter"
+	"net/netip"
 	"slices"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -127,6 +130,36 @@ func (r Registry[T]) Holder(claim Claim) (T, bool) {
 	}
 	var none T
 	return none, false
+}
+
+// Served yields the claims by which a Service of a family, which may be nil, is programmed: of
+// those on addresses only those on some, and those on node ports.
+func Served(svc *dataplane.Service, family dataplane.Family, some map[netip.Addr]struct{}) iter.Seq[Claim] {
+	return func(yield func(Claim) bool) {
+		if svc == nil {
+			return
+		}
+		var on []netip.Addr
+		for _, a := range addresses(svc) {
+			if _, found := some[a]; found {
+				on = append(on, a)
+			}
+		}
+		for i := range svc.Ports {
+			p := &svc.Ports[i]
+			for _, a := range on {
+				if p.Serves(a) && !yield(Claim{Address: a, Port: p.Port, Protocol: p.Protocol}) {
+					return
+				}
+			}
+			if p.NodePort != 0 && !yield(nodePortClaim(p.NodePort, p.Protocol, family)) {
+				return
+			}
+		}
+		if svc.HealthCheckNodePort != 0 {
+			yield(healthClaim(svc.HealthCheckNodePort, family))
+		}
+	}
 }
 
 // SameClaims reports whether two states of a Service claim the same in the

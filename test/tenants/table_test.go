@@ -15,7 +15,7 @@ const (
 	// endpoints is written about once a second.
 	pause = 2 * time.Second
 	// pauses is that with all attacks at once, on two processors that also run the API server.
-	pauses = 25 * time.Second
+	pauses = 40 * time.Second
 	// largest is how many times the quiet memory may be taken with all attacks at once.
 	largest = 4
 	// noise is how much more than larger allows a program may take, in KiB. Go collects when
@@ -23,7 +23,7 @@ const (
 	// 20 MB differs by several MB from run to run.
 	noise = 16 << 10
 	// answered is how long the answer to a probe may take, beyond what a control server takes on
-	// the same busy processors.
+	// the same busy processors: 95 of 100 in each row, which has some 200, and 99 of 100 in all.
 	answered = 100 * time.Millisecond
 )
 
@@ -66,6 +66,7 @@ func (t *table) print() {
 func (t *table) judge(test *testing.T, quiet row) {
 	test.Helper()
 	usual := percentile(quiet.waits, 99)
+	var probes, control []time.Duration
 	for _, r := range t.rows {
 		most, times := max(slower*usual, pause), int64(larger)
 		if r.name == everything {
@@ -74,13 +75,17 @@ func (t *table) judge(test *testing.T, quiet row) {
 		if p99 := percentile(r.waits, 99); p99 > most {
 			test.Errorf("%s: the second tenant waits %s for a Service, more than %s; without an attack %s", r.name, p99, most, usual)
 		}
-		if p99 := percentile(r.probes, 99); p99 > answered+percentile(r.control, 99) {
-			test.Errorf("%s: a probe is answered after %s, more than %s after what a control server takes: %s", r.name, p99, answered, percentile(r.control, 99))
+		if p95 := percentile(r.probes, 95); p95 > answered+percentile(r.control, 95) {
+			test.Errorf("%s: probes are answered after %s, more than %s after what a control server takes: %s", r.name, p95, answered, percentile(r.control, 95))
 		}
+		probes, control = append(probes, r.probes...), append(control, r.control...)
 		for program, peak := range r.memory {
 			if usual := quiet.memory[program]; peak > times*usual+noise {
 				test.Errorf("%s: %s takes %d MB, more than %d times the %d MB without an attack and %d MB", r.name, program, peak>>10, times, usual>>10, noise>>10)
 			}
 		}
+	}
+	if p99 := percentile(probes, 99); p99 > answered+percentile(control, 99) {
+		test.Errorf("all rows: probes are answered after %s, more than %s after what a control server takes: %s", p99, answered, percentile(control, 99))
 	}
 }
