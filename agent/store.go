@@ -343,17 +343,15 @@ func (s *store) adopt(e *entry, object *v1alpha1.ServiceProxyRules, claims claim
 func (s *store) vanish(e *entry, number uint64, now time.Time) {
 	e.live = false
 	e.vanishedIn, e.vanishedAt = number, now
-	s.understand(e, now)
-	if e.rules == nil { // never understood: nothing of it is known
-		delete(s.services, e.name)
-		s.renew(e.name, now)
-		return
-	}
 	if s.removal.wanted { // there is nothing to hold
 		s.drop(e, now)
 		return
 	}
 	s.held[e.name] = e
+	if e.rules == nil {
+		return // what the kernel has of it is not known: until it has ended nothing is pruned
+	}
+	s.understand(e, now)
 	s.reclaim(e, now)
 }
 

@@ -486,7 +486,17 @@ func TestObjectOverALimitAtTheStart(t *testing.T) {
 		r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("c", 3)})
 		r.setInventory(inventoryOf("shop.c"))
 		r.setRules(r.own())
-		r.expectSync("full, pruning c")
+		r.expectSync("full, pruning b c")
+	})
+	t.Run("it vanishes", func(t *testing.T) {
+		r := start()
+		r.deleteService(r.object("b", 2, tooLarge))
+		r.forget()
+		r.expectSync("full")
+		r.expectKernel("b", "c", "leftover")
+		r.setInventory(inventoryOf("shop.c"))
+		r.expectSync("full, pruning b")
+		r.expectKernel("c")
 	})
 }
 
