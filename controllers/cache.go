@@ -204,7 +204,11 @@ func servicesOn(ctx context.Context, c client.Reader, node string) ([]render.Ser
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, render.ServiceSlices{Service: svc, Slices: all})
+		service := &corev1.Service{} // empty if there is none
+		if _, err := get(ctx, c, svc, service); err != nil {
+			return nil, err
+		}
+		out = append(out, render.ServiceSlices{Service: svc, Slices: all, Local: render.HasPolicyLocal(service)})
 	}
 	return out, nil
 }

@@ -55,10 +55,12 @@ type NodeReconciler struct {
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch;create;update;delete
 
 func (r *NodeReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
+	affected := affectedNodes{mgr.GetClient(), newEnqueuePace(r.clock)}
 	return builder.ControllerManagedBy(mgr).
 		Named("node").
 		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(nodeFactsChanged())).
-		Watches(&discoveryv1.EndpointSlice{}, affectedNodes{mgr.GetClient(), newEnqueuePace(r.clock)}).
+		Watches(&discoveryv1.EndpointSlice{}, affected).
+		Watches(&corev1.Service{}, affected.byPolicy()).
 		Watches(&v1alpha1.NodeProxyRules{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(notStatusOnly())).
 		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyNode),
 			builder.WithPredicates(specChanged())).

@@ -71,6 +71,38 @@ func (h affectedNodes) Delete(ctx context.Context, e event.DeleteEvent, q queue)
 	h.handlerFuncs().Delete(ctx, e, q)
 }
 
+// byPolicy enqueues the nodes with endpoints of a Service whose traffic policies change to or from
+// Local: it decides what is left out.
+func (h affectedNodes) byPolicy() handler.Funcs {
+	enqueue := func(ctx context.Context, svc *corev1.Service, q queue) {
+		all, err := slicesOf(ctx, h.reader, client.ObjectKeyFromObject(svc))
+		if err != nil { // only a cache that has stopped fails
+			log.FromContext(ctx).Error(err, "The nodes of a Service are not rendered", "service", client.ObjectKeyFromObject(svc))
+			return
+		}
+		for _, slice := range all {
+			h.pace.enqueue(q, svc.Namespace, render.NodesNamed(slice))
+		}
+	}
+	return handler.Funcs{
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
+			if svc := e.Object.(*corev1.Service); !e.IsInInitialList && render.HasPolicyLocal(svc) {
+				enqueue(ctx, svc, q)
+			}
+		},
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
+			if svc := e.ObjectNew.(*corev1.Service); render.HasPolicyLocal(svc) != render.HasPolicyLocal(e.ObjectOld.(*corev1.Service)) {
+				enqueue(ctx, svc, q)
+			}
+		},
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
+			if svc := e.Object.(*corev1.Service); render.HasPolicyLocal(svc) {
+				enqueue(ctx, svc, q)
+			}
+		},
+	}
+}
+
 // Generic implements handler.EventHandler.
 func (h affectedNodes) Generic(context.Context, event.GenericEvent, queue) {}
 

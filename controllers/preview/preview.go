@@ -73,6 +73,11 @@ func (r *renderer) note(format string, args ...any) {
 // indexSlices finds the slices of Services, and the Services of nodes.
 func (r *renderer) indexSlices() {
 	r.onNode = map[string][]*render.ServiceSlices{}
+	local := map[types.NamespacedName]bool{}
+	for i := range r.in.Services {
+		svc := &r.in.Services[i]
+		local[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}] = render.HasPolicyLocal(svc)
+	}
 	for i := range r.in.Slices {
 		slice := &r.in.Slices[i]
 		svc, ok := render.ServiceOf(slice)
@@ -81,7 +86,7 @@ func (r *renderer) indexSlices() {
 		}
 		of := r.slices[svc]
 		if of == nil {
-			of = &render.ServiceSlices{Service: svc}
+			of = &render.ServiceSlices{Service: svc, Local: local[svc]}
 			r.slices[svc] = of
 		}
 		of.Slices = append(of.Slices, slice)

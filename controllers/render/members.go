@@ -16,6 +16,8 @@ import (
 type ServiceSlices struct {
 	Service types.NamespacedName
 	Slices  []*discoveryv1.EndpointSlice
+	// Local: the Service has a traffic policy Local, so its local endpoints are left out last.
+	Local bool
 }
 
 // Local are the local endpoints that the rules of one node carry.

@@ -314,3 +314,11 @@ func countEndpoints(ports []v1alpha1.ServicePort) int32 {
 	}
 	return int32(len(distinct))
 }
+
+// HasPolicyLocal reports whether a Service asks for a traffic policy Local, which is what reads
+// the local endpoints of nodes.
+func HasPolicyLocal(svc *corev1.Service) bool {
+	internal := svc.Spec.InternalTrafficPolicy
+	return svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal ||
+		internal != nil && *internal == corev1.ServiceInternalTrafficPolicyLocal
+}

@@ -55,8 +55,17 @@ func (w *weighed) weight() int {
 // carried to come in although it is next to be left out.
 func returnBytes(limit int) int { return limit / 8 * 7 }
 
+// last is 1 for a Service that is left out after all others of its namespace: without local
+// endpoints policy Local has nowhere to send packets, and policy Cluster goes on.
+func last(w weighed) int {
+	if w.Local {
+		return 1
+	}
+	return 0
+}
+
 // share decides which Services' local endpoints a node carries. While those of a namespace exceed
-// its limit, its largest Service is left out, again and again. While all together exceed the limit of
+// its limit, its largest Service without policy Local is left out, then those with it, again and again. While all together exceed the limit of
 // the node, so is the largest Service of the namespace that takes the most: a namespace loses
 // nothing as long as others take more, into however many Services either is split. What is left
 // out stays so until an eighth of the limit is free. The decision follows from the stored object
@@ -114,7 +123,7 @@ func crowdedOut(all []weighed) map[types.NamespacedName]int {
 	total := 0
 	for _, c := range byNamespace {
 		slices.SortFunc(c.services, func(a, b weighed) int {
-			return cmp.Or(cmp.Compare(b.weight(), a.weight()), cmp.Compare(b.Service.Name, a.Service.Name))
+			return cmp.Or(cmp.Compare(last(a), last(b)), cmp.Compare(b.weight(), a.weight()), cmp.Compare(b.Service.Name, a.Service.Name))
 		})
 		c.trim(out)
 		total += c.weight
@@ -135,7 +144,8 @@ func crowdedOut(all []weighed) map[types.NamespacedName]int {
 	return out
 }
 
-// claimant is a namespace with its Services that are not decided on, the largest first.
+// claimant is a namespace with its Services that are not decided on, in the order in which they
+// are left out.
 type claimant struct {
 	namespace string
 	services  []weighed

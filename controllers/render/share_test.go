@@ -154,6 +154,28 @@ func stored(all []weighed, leftOut []LeftOut) []weighed {
 
 // Whatever there is: what is carried is within the limit, no namespace with less than its part
 // loses anything, and the same input gives the same, also from what was stored.
+// TestPolicyLocalIsLeftOutLast, however large it is, and comes in for one without.
+func TestPolicyLocalIsLeftOutLast(t *testing.T) {
+	const k = 1 << 10
+	local := sizedService("shop/local", 20*k)
+	local.Local = true
+	all := []weighed{local}
+	for i := range 12 {
+		all = append(all, sizedService(fmt.Sprintf("shop/s%d", i), 10*k))
+	}
+	for _, first := range []weighed{local, missing(local)} {
+		all[0] = first
+		if out := outOf(all); slices.Contains(out, "shop/local") || len(out) != 2 {
+			t.Errorf("absent %t: left out %q", first.absent, out)
+		}
+	}
+	large := sizedService("shop/z", 120*k)
+	large.Local = true
+	if out := outOf([]weighed{local, large, sizedService("shop/s", k)}); !slices.Equal(out, []string{"shop/s", "shop/z"}) {
+		t.Errorf("two of policy Local: left out %q", out)
+	}
+}
+
 func TestShareHolds(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 8))
 	over, nodeLimits := 0, 0

@@ -131,7 +131,8 @@ func (e *examination) members() {
 	for _, node := range e.nodes {
 		var of []render.ServiceSlices
 		for name := range byNode[node.Name] { // of all Services: what one has depends on what others take
-			of = append(of, render.ServiceSlices{Service: name, Slices: e.rendered(name)})
+			svc := e.services[name]
+			of = append(of, render.ServiceSlices{Service: name, Slices: e.rendered(name), Local: svc != nil && render.HasPolicyLocal(svc)})
 		}
 		local := render.Members(node.Name, of, node.Spec.Services)
 		e.leftOut(node.Name, local.LeftOut, leftOut)
