@@ -1,31 +1,40 @@
 package controllers
 
 import (
+	"context"
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // How many nodes the slices of one namespace may have rendered. A slice may name any node, and
 // all nodes wait in one queue: one namespace that names a thousand nodes with each of its changes
-// would have those of others wait behind them without end.
+// would have those of others wait behind them without end. What is ordinary grows with the cluster:
+// a Service may have pods on each node, and a DaemonSet may replace a tenth of them at a time.
 const (
-	// enqueueRate are nodes a second, and enqueueBurst is for how long unused ones remain
-	// available: 1,000 nodes, so that a Service with pods on each of them is served at once.
-	enqueueRate  = 20
-	enqueueBurst = 50 * time.Second
+	enqueueRate  = 20  // nodes a second at least
+	enqueueBurst = 500 // nodes at once at least
+	// enqueueSweep is how often the Nodes are counted.
+	enqueueSweep = time.Minute
 )
 
 // enqueuePace spaces what the slices of each namespace enqueue, in memory.
 type enqueuePace struct {
-	clock clock.PassiveClock
+	reader client.Reader // reads come from the cache
+	clock  clock.PassiveClock
 
 	mu         sync.Mutex
 	namespaces map[string]*enqueued // guarded by mu; those that would not be as new
 	sweep      time.Time            // when to look next for those that would; guarded by mu
+	fresh      bucket               // a full one; guarded by mu
 }
 
 // enqueued is what a namespace has enqueued.
@@ -34,17 +43,36 @@ type enqueued struct {
 	due    map[string]time.Time // by node, of those that wait for their time
 }
 
-func newEnqueuePace(clk clock.PassiveClock) *enqueuePace {
-	return &enqueuePace{clock: clk, namespaces: map[string]*enqueued{}}
+func newEnqueuePace(reader client.Reader, clk clock.PassiveClock) *enqueuePace {
+	return &enqueuePace{reader: reader, clock: clk, namespaces: map[string]*enqueued{}}
+}
+
+// known returns those of the nodes that a slice names which there are, or which have rules. Names of
+// others would be without bound in the queue. A Node that comes later has itself rendered.
+func (p *enqueuePace) known(ctx context.Context, names []string) []string {
+	node, rules := &corev1.Node{}, &v1alpha1.NodeProxyRules{}
+	var out []string
+	for _, name := range names {
+		key := client.ObjectKey{Name: name}
+		found, err := get(ctx, p.reader, key, node)
+		if err == nil && !found {
+			found, err = get(ctx, p.reader, key, rules)
+		}
+		if found || err != nil { // only a cache that has stopped fails
+			out = append(out, name)
+		}
+	}
+	return out
 }
 
 // enqueue enqueues nodes that slices of a namespace name: at once, or when it is their turn. A node
 // that waits already takes up this change as well.
-func (p *enqueuePace) enqueue(q queue, namespace string, nodes []string) {
+func (p *enqueuePace) enqueue(ctx context.Context, q queue, namespace string, nodes []string) {
+	nodes = p.known(ctx, nodes)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.clock.Now()
-	e := p.of(namespace, now)
+	e := p.of(ctx, namespace, now)
 	for _, node := range nodes {
 		if e.due[node].After(now) {
 			continue
@@ -56,8 +84,9 @@ func (p *enqueuePace) enqueue(q queue, namespace string, nodes []string) {
 }
 
 // of returns what a namespace has enqueued; mu must be held.
-func (p *enqueuePace) of(namespace string, now time.Time) *enqueued {
+func (p *enqueuePace) of(ctx context.Context, namespace string, now time.Time) *enqueued {
 	if !now.Before(p.sweep) {
+		p.resize(ctx)
 		for name, e := range p.namespaces {
 			for node, due := range e.due {
 				if !due.After(now) {
@@ -68,12 +97,25 @@ func (p *enqueuePace) of(namespace string, now time.Time) *enqueued {
 				delete(p.namespaces, name)
 			}
 		}
-		p.sweep = now.Add(enqueueBurst)
+		p.sweep = now.Add(enqueueSweep)
 	}
 	e := p.namespaces[namespace]
 	if e == nil {
-		e = &enqueued{bucket: bucket{rate: enqueueRate, burst: enqueueBurst}, due: map[string]time.Time{}}
+		e = &enqueued{bucket: p.fresh, due: map[string]time.Time{}}
 		p.namespaces[namespace] = e
 	}
 	return e
+}
+
+// resize has all buckets go by the number of Nodes; mu must be held.
+func (p *enqueuePace) resize(ctx context.Context) {
+	var nodes corev1.NodeList
+	if err := p.reader.List(ctx, &nodes); err != nil {
+		log.FromContext(ctx).Error(err, "Nodes could not be counted")
+	}
+	rate, burst := max(enqueueRate, len(nodes.Items)/20), max(enqueueBurst, 2*len(nodes.Items))
+	p.fresh = bucket{rate: rate, burst: timeFor(burst, rate)}
+	for _, e := range p.namespaces {
+		e.bucket.rate, e.bucket.burst = p.fresh.rate, p.fresh.burst
+	}
 }

@@ -1,13 +1,24 @@
 package controllers
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
 	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // recordingQueue notes after how long each node is due.
@@ -16,54 +27,166 @@ type recordingQueue struct {
 	added map[string][]time.Duration
 }
 
+func (q *recordingQueue) Add(r reconcile.Request) { q.AddAfter(r, 0) }
+
 func (q *recordingQueue) AddAfter(r reconcile.Request, after time.Duration) {
 	q.added[r.Name] = append(q.added[r.Name], after)
+}
+
+// newEnqueueRig returns a pace for so many Nodes, node-0 and so on, and what makes others.
+func newEnqueueRig(t *testing.T, nodes int) (*enqueuePace, *clocktesting.FakePassiveClock, client.WithWatch) {
+	t.Helper()
+	scheme, err := NewScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	builder := fake.NewClientBuilder().WithScheme(scheme)
+	for _, name := range nodeNames(nodes) {
+		builder.WithObjects(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	}
+	if err := addIndexes(t.Context(), indexing{builder}); err != nil {
+		t.Fatal(err)
+	}
+	clk, c := clocktesting.NewFakePassiveClock(noon), builder.Build()
+	return newEnqueuePace(c, clk), clk, c
+}
+
+func nodeNames(n int) []string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = fmt.Sprintf("node-%d", i)
+	}
+	return out
 }
 
 // TestNamespaceThatNamesAllNodes again and again has them rendered at once as long as it has
 // something left, and then one after the other; those of another namespace are rendered at once.
 func TestNamespaceThatNamesAllNodes(t *testing.T) {
-	clk := clocktesting.NewFakePassiveClock(time.Unix(1e9, 0))
-	p := newEnqueuePace(clk)
-	q := &recordingQueue{}
-	enqueue := func(namespace string, nodes ...string) (atOnce, later int, longest time.Duration) {
-		q.added = map[string][]time.Duration{}
-		p.enqueue(q, namespace, nodes)
-		for _, list := range q.added {
-			for _, after := range list {
-				if after == 0 {
-					atOnce++
-				} else {
-					later++
-					longest = max(longest, after)
-				}
-			}
-		}
-		return atOnce, later, longest
-	}
-	var nodes []string
-	for i := range 400 {
-		nodes = append(nodes, fmt.Sprintf("node-%d", i))
-	}
-	for second, want := range []struct {
+	type tick struct {
 		atOnce, later int
 		longest       time.Duration
-	}{
-		{400, 0, 0}, {400, 0, 0},
-		{241, 159, 8 * time.Second}, // 1,000, 20 for each second, and one
-		{0, 261, 20 * time.Second},  // those that still wait do so once
+	}
+	for nodes, want := range map[int][]tick{
+		200: {
+			{200, 0, 0}, {200, 0, 0},
+			{141, 59, 3 * time.Second}, // 500, 20 for each second, and one
+			{0, 161, 10 * time.Second}, // those that still wait do so once
+		},
+		800: {
+			{800, 0, 0}, {800, 0, 0},
+			{81, 719, 18 * time.Second}, // 1,600, 40 for each second, and one
+			{0, 121, 20 * time.Second},
+		},
 	} {
-		atOnce, later, longest := enqueue("attacker", nodes...)
-		if atOnce != want.atOnce || later != want.later || longest > want.longest {
-			t.Errorf("second %d: %d at once, %d later, the last one after %s; want %+v", second, atOnce, later, longest, want)
+		p, clk, _ := newEnqueueRig(t, nodes)
+		q := &recordingQueue{}
+		enqueue := func(namespace string, nodes ...string) (got tick) {
+			q.added = map[string][]time.Duration{}
+			p.enqueue(t.Context(), q, namespace, nodes)
+			for _, list := range q.added {
+				for _, after := range list {
+					if after == 0 {
+						got.atOnce++
+					} else {
+						got.later++
+						got.longest = max(got.longest, after)
+					}
+				}
+			}
+			return got
 		}
-		clk.SetTime(clk.Now().Add(time.Second))
+		for second, want := range want {
+			got := enqueue("attacker", nodeNames(nodes)...)
+			if got.atOnce != want.atOnce || got.later != want.later || got.longest > want.longest {
+				t.Errorf("%d nodes, second %d: %+v, want %+v", nodes, second, got, want)
+			}
+			clk.SetTime(clk.Now().Add(time.Second))
+		}
+		if got := enqueue("victim", "node-7"); got.atOnce != 1 || got.later != 0 {
+			t.Errorf("another namespace: %+v", got)
+		}
+		clk.SetTime(clk.Now().Add(10 * time.Minute))
+		if enqueue("victim", "node-7"); len(p.namespaces) != 1 {
+			t.Errorf("%d namespaces are remembered, want the one that is not as new", len(p.namespaces))
+		}
 	}
-	if atOnce, later, _ := enqueue("victim", "node-7"); atOnce != 1 || later != 0 {
-		t.Errorf("another namespace: %d at once, %d later", atOnce, later)
+}
+
+// A namespace that has used up what it had gets more once there are more Nodes.
+func TestEnqueuePaceFollowsTheNumberOfNodes(t *testing.T) {
+	p, clk, c := newEnqueueRig(t, 0)
+	q := &recordingQueue{added: map[string][]time.Duration{}}
+	p.enqueue(t.Context(), q, "shop", nil)
+	if rate, burst := p.fresh.rate, p.fresh.burst; rate != 20 || burst != 25*time.Second {
+		t.Errorf("without Nodes %d a second, for %s", rate, burst)
 	}
-	clk.SetTime(clk.Now().Add(10 * time.Minute))
-	if enqueue("victim", "node-7"); len(p.namespaces) != 1 {
-		t.Errorf("%d namespaces are remembered, want the one that is not as new", len(p.namespaces))
+	for _, name := range nodeNames(1000) {
+		if err := c.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, step := range []struct {
+		after time.Duration
+		rate  int
+		burst time.Duration
+	}{{enqueueSweep - 1, 20, 25 * time.Second}, {enqueueSweep, 50, 40 * time.Second}} {
+		clk.SetTime(noon.Add(step.after))
+		p.enqueue(t.Context(), q, "shop", []string{"node-1"})
+		if b := p.namespaces["shop"].bucket; b.rate != step.rate || b.burst != step.burst {
+			t.Errorf("after %s %d a second, for %s, want %+v", step.after, b.rate, b.burst, step)
+		}
+	}
+}
+
+// Names of nothing that there is leave no trace, however a slice with them comes.
+func TestSlicesThatNameNodesThatAreNotThere(t *testing.T) {
+	p, clk, c := newEnqueueRig(t, 1)
+	if err := c.Create(t.Context(), &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "gone"}}); err != nil {
+		t.Fatal(err)
+	}
+	number := 0
+	slice := func() *discoveryv1.EndpointSlice {
+		out := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "cart-1", Labels: map[string]string{discoveryv1.LabelServiceName: "cart"}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(80))}},
+		}
+		names := []string{"node-0", "gone"}
+		for range 100 {
+			number++
+			names = append(names, fmt.Sprintf("fake-%d", number))
+		}
+		for i, name := range names {
+			out.Endpoints = append(out.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.0.%d.%d", number/100, i)}, NodeName: &name})
+		}
+		return out
+	}
+	failing := interceptor.NewClient(c, interceptor.Funcs{List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
+		return errors.New("stopped")
+	}})
+	works, fails := affectedNodes{c, p}, affectedNodes{failing, p}
+	for name, handle := range map[string]func(queue){
+		"in the first list": func(q queue) {
+			works.Create(t.Context(), event.CreateEvent{Object: slice(), IsInInitialList: true}, q)
+		},
+		"created": func(q queue) { works.Create(t.Context(), event.CreateEvent{Object: slice()}, q) },
+		"updated": func(q queue) {
+			for range 100 {
+				works.Update(t.Context(), event.UpdateEvent{ObjectOld: slice(), ObjectNew: slice()}, q)
+			}
+		},
+		"deleted": func(q queue) { works.Delete(t.Context(), event.DeleteEvent{Object: slice()}, q) },
+		"without a cache": func(q queue) {
+			fails.Update(t.Context(), event.UpdateEvent{ObjectOld: slice(), ObjectNew: slice()}, q)
+		},
+	} {
+		q := &recordingQueue{added: map[string][]time.Duration{}}
+		handle(q)
+		if len(q.added) != 2 || q.added["node-0"] == nil || q.added["gone"] == nil {
+			t.Errorf("%s: enqueued %v, want the Node and that which has rules", name, q.added)
+		}
+		if e := p.namespaces["shop"]; e != nil && (len(e.due) > 2 || e.bucket.wait(&claim{}, 1, clk.Now()) > 0) {
+			t.Errorf("%s: it waits for %v", name, e.due)
+		}
 	}
 }

@@ -51,7 +51,7 @@ const between = 1100 * time.Millisecond
 // requestsOf are the requests, as "namespace/name", by which markers wake a controller.
 // Those that have one request for everything look at all of the cache each time.
 var requestsOf = map[string][]string{
-	"node":          {"/" + marker, "/" + markerOfSlice},
+	"node":          {"/" + marker},
 	"rollout":       {"/cluster"},
 	"startup-taint": {"/" + marker},
 	"service":       {"default/" + marker, "default/" + markerOfSlice},
@@ -72,6 +72,16 @@ func (r *running) looks(ctx context.Context, names ...string) {
 	}
 	_, agents := wanted["agents"]
 	_, apiServers := wanted["apiservers"]
+	_, nodes := wanted["node"]
+	ofSlice := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: markerOfSlice, Labels: map[string]string{corev1.LabelOSStable: "windows"}}}
+	if nodes { // a slice wakes only a Node that is there, and its own events come first
+		r.looksAt(ctx, "node", func() { Expect(k8s.Create(ctx, ofSlice)).To(Succeed()) }, "/"+markerOfSlice)
+		r.looksAt(ctx, "node", func() {
+			slice := sliceMarker()
+			Expect(k8s.Create(ctx, slice)).To(Succeed())
+			Expect(k8s.Delete(ctx, slice)).To(Succeed())
+		}, "/"+markerOfSlice)
+	}
 	r.woken(ctx, wanted, func() {
 		var marks []client.Object
 		marks = append(marks,
@@ -83,13 +93,7 @@ func (r *running) looks(ctx context.Context, names ...string) {
 				ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: marker},
 				Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.org"},
 			},
-			&discoveryv1.EndpointSlice{ // of no Service, on no Node
-				ObjectMeta: metav1.ObjectMeta{
-					Namespace: metav1.NamespaceDefault, Name: marker, Labels: map[string]string{discoveryv1.LabelServiceName: markerOfSlice},
-				},
-				AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{at("192.0.2.99", markerOfSlice)},
-				Ports: []discoveryv1.EndpointPort{{Name: new("marker"), Port: new(int32(8080))}},
-			},
+			sliceMarker(),
 		)
 		if apiServers {
 			marks = append(marks, &discoveryv1.EndpointSlice{ // names none; their Service is rendered again
@@ -102,6 +106,9 @@ func (r *running) looks(ctx context.Context, names ...string) {
 		for _, mark := range marks {
 			Expect(k8s.Create(ctx, mark)).To(Succeed())
 		}
+		if nodes {
+			marks = append(marks, ofSlice)
+		}
 		for _, mark := range marks {
 			Expect(k8s.Delete(ctx, mark)).To(Succeed())
 		}
@@ -112,6 +119,17 @@ func (r *running) looks(ctx context.Context, names ...string) {
 			Expect(k8s.Patch(ctx, daemonSet, client.RawPatch(types.MergePatchType, []byte(mark)))).To(Succeed())
 		}
 	})
+}
+
+// sliceMarker is of no Service.
+func sliceMarker() *discoveryv1.EndpointSlice {
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: metav1.NamespaceDefault, Name: marker, Labels: map[string]string{discoveryv1.LabelServiceName: markerOfSlice},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{at("192.0.2.99", markerOfSlice)},
+		Ports: []discoveryv1.EndpointPort{{Name: new("marker"), Port: new(int32(8080))}},
+	}
 }
 
 // looksAt is looks of one controller at requests, as "namespace/name", that wake makes.

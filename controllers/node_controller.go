@@ -55,7 +55,7 @@ type NodeReconciler struct {
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch;create;update;delete
 
 func (r *NodeReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
-	affected := affectedNodes{mgr.GetClient(), newEnqueuePace(r.clock)}
+	affected := affectedNodes{r.client, newEnqueuePace(r.client, r.clock)}
 	return builder.ControllerManagedBy(mgr).
 		Named("node").
 		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(nodeFactsChanged())).

@@ -34,7 +34,7 @@ func (h affectedNodes) handlerFuncs() handler.Funcs {
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
 			slice := e.Object.(*discoveryv1.EndpointSlice)
 			if e.IsInInitialList { // every slice comes by, so its own nodes are enough
-				enqueue(q, render.NodesNamed(slice))
+				enqueue(q, h.pace.known(ctx, render.NodesNamed(slice)))
 				return
 			}
 			h.enqueue(ctx, q, nil, slice)
@@ -81,7 +81,7 @@ func (h affectedNodes) byPolicy() handler.Funcs {
 			return
 		}
 		for _, slice := range all {
-			h.pace.enqueue(q, svc.Namespace, render.NodesNamed(slice))
+			h.pace.enqueue(ctx, q, svc.Namespace, render.NodesNamed(slice))
 		}
 	}
 	return handler.Funcs{
@@ -122,7 +122,7 @@ func (h affectedNodes) enqueue(ctx context.Context, q queue, before, after *disc
 		log.FromContext(ctx).Error(err, "All nodes of the slice are rendered", "service", svc)
 		for _, s := range []*discoveryv1.EndpointSlice{before, after} {
 			if s != nil {
-				enqueue(q, render.NodesNamed(s))
+				enqueue(q, h.pace.known(ctx, render.NodesNamed(s)))
 			}
 		}
 		return
@@ -133,7 +133,7 @@ func (h affectedNodes) enqueue(ctx context.Context, q queue, before, after *disc
 			others = append(others, s)
 		}
 	}
-	h.pace.enqueue(q, svc.Namespace, render.NodesAffected(before, after, others))
+	h.pace.enqueue(ctx, q, svc.Namespace, render.NodesAffected(before, after, others))
 }
 
 func enqueue(q queue, nodes []string) {
