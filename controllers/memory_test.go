@@ -39,14 +39,14 @@ func TestWritesOfLargeServicesAreSpaced(t *testing.T) {
 		500: 0, 501: time.Second, 2000: time.Second, 2001: 5 * time.Second,
 	} {
 		m, _ := newTestMemory(t)
-		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, noon, noon); wait != 0 {
+		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, true, noon); wait != 0 {
 			t.Errorf("%d endpoints: the first change waits %s", endpoints, wait)
 		}
 		m.wrote(cart, 1000, true, noon)
-		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, noon, noon); wait != interval {
+		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, true, noon); wait != interval {
 			t.Errorf("%d endpoints: the second change waits %s, want %s", endpoints, wait, interval)
 		}
-		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, noon, noon.Add(5*time.Second)); wait != 0 {
+		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, true, noon.Add(5*time.Second)); wait != 0 {
 			t.Errorf("%d endpoints: a change 5 s later waits %s", endpoints, wait)
 		}
 	}
@@ -56,17 +56,17 @@ func TestWritesOfLargeServicesAreSpaced(t *testing.T) {
 func TestWritesOfManyBytesAreSpaced(t *testing.T) {
 	m, _ := newTestMemory(t)
 	const most = 1 << 20
-	if wait := m.wait(cart, render.Load{Bytes: most}, true, noon, noon); wait != 0 {
+	if wait := m.wait(cart, render.Load{Bytes: most}, true, true, noon); wait != 0 {
 		t.Errorf("the first change waits %s", wait)
 	}
 	m.wrote(cart, most, true, noon)
 	for bytes, want := range map[int]time.Duration{most: 8 * time.Second, 100: 8 * time.Second} {
-		if wait := m.wait(cart, render.Load{Bytes: bytes}, true, noon, noon); wait != want {
+		if wait := m.wait(cart, render.Load{Bytes: bytes}, true, true, noon); wait != want {
 			t.Errorf("%d bytes after %d wait %s, want %s", bytes, most, wait, want)
 		}
 	}
 	m.wrote(cart, 100, true, noon.Add(8*time.Second))
-	if wait := m.wait(cart, render.Load{Bytes: 100}, true, noon, noon.Add(8*time.Second)); wait != 0 {
+	if wait := m.wait(cart, render.Load{Bytes: 100}, true, true, noon.Add(8*time.Second)); wait != 0 {
 		t.Errorf("few bytes after few wait %s", wait)
 	}
 }
@@ -77,12 +77,12 @@ func TestServicesThatWaitAreNotRendered(t *testing.T) {
 	if wait := m.waiting(cart, true, noon); wait != 0 {
 		t.Errorf("an unknown Service waits %s", wait)
 	}
-	m.wait(cart, render.Load{Endpoints: 3000}, true, noon, noon)
+	m.wait(cart, render.Load{Endpoints: 3000}, true, true, noon)
 	m.wrote(cart, 1<<20, true, noon)
 	if wait := m.waiting(cart, true, noon); wait != 0 {
 		t.Errorf("without a change it waits %s", wait)
 	}
-	m.wait(cart, render.Load{Endpoints: 3000}, true, noon, noon.Add(time.Second))
+	m.wait(cart, render.Load{Endpoints: 3000}, true, true, noon.Add(time.Second))
 	if wait := m.waiting(cart, true, noon.Add(2*time.Second)); wait != 6*time.Second {
 		t.Errorf("after a change it waits %s, want 6 s", wait)
 	}
@@ -321,21 +321,25 @@ func TestSummary(t *testing.T) {
 
 func TestSliceChangeIsTakenOnceAndKeptUntilWritten(t *testing.T) {
 	m, key := newServiceMemory(nil, nil), types.NamespacedName{Namespace: "shop", Name: "cart"}
-	at := func(seconds int) time.Time { return time.Unix(int64(seconds), 0) }
-	take := func(want time.Time) {
+	at := func(seconds int) change { return change{slice: time.Unix(int64(seconds), 0)} }
+	take := func(want change) {
 		t.Helper()
-		if got := m.takeChange(key); !got.Equal(want) {
-			t.Errorf("changed at %v, want %v", got, want)
+		if got := m.takeChange(key); got != want {
+			t.Errorf("changed %+v, want %+v", got, want)
 		}
 	}
-	take(time.Time{})
-	m.sliceChanged(key, at(10))
-	m.sliceChanged(key, at(11)) // the first counts
+	take(change{})
+	m.note(key, at(10))
+	m.note(key, at(11)) // the first counts
 	take(at(10))
-	take(time.Time{})
-	m.sliceChanged(key, at(12))
-	m.keepChange(key, at(10)) // not written, and another one has come meanwhile
+	take(change{})
+	m.note(key, at(12))
+	m.note(key, at(10)) // not written, and another one has come meanwhile
 	take(at(10))
-	m.keepChange(key, time.Time{})
-	take(time.Time{})
+	m.note(key, change{})
+	take(change{})
+	m.note(key, change{policies: true})
+	m.note(key, at(10))
+	m.note(key, change{addresses: true})
+	take(change{slice: at(10).slice, addresses: true, policies: true})
 }

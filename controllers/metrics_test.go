@@ -33,7 +33,7 @@ func TestGaugesGoWithTheLease(t *testing.T) {
 		}
 	}
 	m.lead(true)
-	memory.newTerm(noon)
+	memory.newTerm()
 	refuse("cart")
 	m.showNodes(v1alpha1.NodeCounts{Total: 3, Stale: 3})
 	expect("leading", 1, 7, 1)
@@ -45,7 +45,7 @@ func TestGaugesGoWithTheLease(t *testing.T) {
 	expect("standing by, after work at hand has ended", 0, 0, 0)
 
 	m.lead(true)
-	memory.newTerm(noon)
+	memory.newTerm()
 	expect("leading again", 2, 0, 1)
 	memory.accepted(service("cart"))
 	memory.accepted(service("pay"))

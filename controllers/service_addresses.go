@@ -121,7 +121,9 @@ func (r *ServiceReconciler) enqueueNaming(ctx context.Context, q queue, before, 
 				continue
 			}
 			for _, svc := range r.servicesAt(ctx, a.String()) {
-				q.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&svc)})
+				key := client.ObjectKeyFromObject(&svc)
+				r.memory.note(key, change{addresses: true})
+				q.Add(reconcile.Request{NamespacedName: key})
 			}
 		}
 	}
@@ -143,7 +145,9 @@ func (r *ServiceReconciler) servicesWithin(ctx context.Context, o client.Object)
 	var out []reconcile.Request
 	for _, svc := range r.servicesAt(ctx, anyAddress) {
 		if slices.ContainsFunc(render.OutsideIPs(&svc), inside) {
-			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&svc)})
+			key := client.ObjectKeyFromObject(&svc)
+			r.memory.note(key, change{addresses: true})
+			out = append(out, reconcile.Request{NamespacedName: key})
 		}
 	}
 	return out

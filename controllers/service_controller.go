@@ -75,7 +75,7 @@ func (r *ServiceReconciler) setup(mgr ctrl.Manager, o controller.Options, wake, 
 func (r *ServiceReconciler) noteSlice(ctx context.Context, o client.Object) []reconcile.Request {
 	requests := serviceOfSlice(ctx, o)
 	for _, request := range requests {
-		r.memory.sliceChanged(request.NamespacedName, r.clock.Now())
+		r.memory.note(request.NamespacedName, change{slice: r.clock.Now()})
 	}
 	return requests
 }
@@ -125,6 +125,9 @@ func (r *ServiceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	if on, err := switchedOn(ctx, r.client); err != nil || !on {
 		return ctrl.Result{}, err
 	}
+	if err := r.begin(ctx); err != nil {
+		return ctrl.Result{}, err
+	}
 	svc := &corev1.Service{}
 	exists, err := get(ctx, r.client, req.NamespacedName, svc)
 	if err != nil {
@@ -153,9 +156,23 @@ func (r *ServiceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	}
 	r.overrides.forget(req.NamespacedName)
 	if stored == nil {
+		r.memory.released(req.NamespacedName)
 		return ctrl.Result{}, nil
 	}
 	return r.end(ctx, req.NamespacedName, stored)
+}
+
+// begin has it remembered which Services are older than the term.
+func (r *ServiceReconciler) begin(ctx context.Context) error {
+	if r.memory.begun() {
+		return nil
+	}
+	var list corev1.ServiceList
+	if err := r.client.List(ctx, &list); err != nil {
+		return fmt.Errorf("list Services: %w", err)
+	}
+	r.memory.begin(list.Items)
+	return nil
 }
 
 // publish renders a Service and writes the result if it differs from stored.
@@ -164,13 +181,8 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 	if wait := r.memory.waiting(key, stored != nil, r.clock.Now()); wait > 0 && r.memory.settled(key) {
 		return ctrl.Result{RequeueAfter: wait}, nil // whatever it has become
 	}
-	changed := r.memory.takeChange(key)
-	upToDate := false
-	defer func() {
-		if !upToDate {
-			r.memory.keepChange(key, changed)
-		}
-	}()
+	left := r.memory.takeChange(key) // to be written
+	defer func() { r.memory.note(key, left) }()
 	want, again, err := r.render(ctx, svc, stored)
 	if err != nil || want == nil {
 		return ctrl.Result{RequeueAfter: again}, err
@@ -180,10 +192,11 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 		return ctrl.Result{RequeueAfter: again}, nil // only a change can help
 	}
 	defer want.say()
+	pending := again > 0 // policies will change more
 
 	if stored != nil {
 		if sameRules(stored, want.rules) {
-			upToDate = true
+			left = change{policies: left.policies && pending}
 			r.metrics.skip(kindService)
 			r.accept(ctx, svc)
 			return ctrl.Result{RequeueAfter: again}, nil
@@ -206,20 +219,22 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 	if wait := r.memory.retryIn(key, fingerprint, now); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
-	if wait := r.memory.wait(key, load, stored != nil, svc.CreationTimestamp.Time, now); wait > 0 {
-		return ctrl.Result{RequeueAfter: wait}, nil
+	byTenant := !left.addresses && (!left.policies || pending)
+	if wait := r.memory.wait(key, load, stored != nil, byTenant, now); wait > 0 {
+		return ctrl.Result{RequeueAfter: sooner(again, wait)}, nil
 	}
 	err = r.write(ctx, want.rules, stored)
 	switch {
 	case err == nil:
-		upToDate = true
+		if !left.slice.IsZero() {
+			r.metrics.toWrite.Observe(r.clock.Since(left.slice).Seconds())
+		}
+		left = change{policies: left.policies && pending}
 		r.memory.wrote(key, bytes, want.changed, now)
 		r.accept(ctx, svc)
-		if !changed.IsZero() {
-			r.metrics.toWrite.Observe(r.clock.Since(changed).Seconds())
-		}
 		return ctrl.Result{RequeueAfter: again}, nil
 	case refusedByAPI(err):
+		left.addresses, left.policies = false, left.policies && pending // what tenants do about it is theirs
 		r.memory.tried(key, bytes, now)
 		message := refusalMessage(err)
 		return ctrl.Result{RequeueAfter: r.refuse(ctx, svc, message, message, fingerprint)}, nil
@@ -367,6 +382,7 @@ func (r *ServiceReconciler) end(ctx context.Context, key types.NamespacedName, s
 		}
 		r.metrics.wrote(kindService, opRelease)
 	}
+	r.memory.released(key)
 	if stored.DeletionTimestamp != nil {
 		return ctrl.Result{}, nil // waits for somebody's finalizer
 	}

@@ -6,7 +6,9 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -30,23 +32,43 @@ type serviceMemory struct {
 	pace     *namespacePace                         // guarded by mu
 	refused  int                                    // guarded by mu
 	term     int                                    // guarded by mu
-	began    time.Time                              // the term; guarded by mu
+	// older are the Services that were there when the term began, and still are. Nil: not known
+	// yet; guarded by mu.
+	older map[types.NamespacedName]struct{}
 }
 
 // serviceState is what is remembered of one Service.
 type serviceState struct {
 	settled   bool              // whether it is refused is known, or it waits for its namespace's bytes
-	stored    bool              // it has had rules in this term, and not been ended since
-	ended     bool              // it was not eligible in this term, and has not had rules since
+	stored    bool              // it has had rules in this term, which were not released since
+	ended     bool              // its rules were released in this term, and it has not had any since
 	delayed   bool              // it has none yet, because its namespace has used up its bytes
 	claim     claim             // of its namespace's bytes
 	lastWrite time.Time         // last write of the rules
 	lastBytes int               // what was written then
 	until     time.Time         // before then nothing would be written
 	itself    time.Time         // last write because the Service itself had changed
-	changed   time.Time         // first event of a slice since the rules were up to date
+	change    change            // since the rules were up to date
 	problems  map[string]string // what the last event of each reason said
 	refusal   *refusal          // nil unless refused
+}
+
+// change is what is known of why rules are not up to date.
+type change struct {
+	slice time.Time // first event of a slice; zero: none
+	// addresses and policies: nodes, API servers or service ranges have changed; or policies or
+	// labels of Namespaces have. No tenant does that, so it does not wait for what tenants change.
+	addresses, policies bool
+}
+
+// and adds up two changes.
+func (c change) and(other change) change {
+	if c.slice.IsZero() || !other.slice.IsZero() && other.slice.Before(c.slice) {
+		c.slice = other.slice
+	}
+	c.addresses = c.addresses || other.addresses
+	c.policies = c.policies || other.policies
+	return c
 }
 
 // refusal is a Service that cannot be rendered or stored.
@@ -80,28 +102,62 @@ func (m *serviceMemory) forget(key types.NamespacedName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.services, key)
+	delete(m.older, key)
 }
 
-// end drops all but that a Service is not eligible.
+// end drops what is remembered of a Service that is not eligible, but not whether it has rules, and what
+// others than tenants have changed: it may be eligible again before its rules are released.
 func (m *serviceMemory) end(key types.NamespacedName) {
 	m.accepted(key)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.services[key] = &serviceState{settled: true, ended: true}
+	was := m.of(key)
+	was.change.slice = time.Time{}
+	m.services[key] = &serviceState{settled: true, stored: was.stored, ended: was.ended, change: was.change}
+}
+
+// released notes that a Service that is there has no rules, or only released ones.
+func (m *serviceMemory) released(key types.NamespacedName) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.services[key]; s != nil {
+		s.stored, s.ended = false, true
+	}
 }
 
 // newTerm forgets what may have changed while another controller led: every
 // Service has to be looked at again before it is known what is refused. Until
 // then what was refused in the former term counts.
-func (m *serviceMemory) newTerm(now time.Time) {
+func (m *serviceMemory) newTerm() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.term++
-	m.began = now
-	for _, s := range m.services {
+	m.older = nil
+	for key, s := range m.services {
+		m.giveBack(key, s)
 		s.settled, s.stored, s.ended = false, false, false
 	}
 	m.metrics.showRefused(m.refused)
+}
+
+// begun reports whether it is known which Services are older than the term.
+func (m *serviceMemory) begun() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.older != nil
+}
+
+// begin notes which Services are older than the term, unless that is known.
+func (m *serviceMemory) begin(services []corev1.Service) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.older != nil { // Services may have gone since
+		return
+	}
+	m.older = make(map[types.NamespacedName]struct{}, len(services))
+	for i := range services {
+		m.older[client.ObjectKeyFromObject(&services[i])] = struct{}{}
+	}
 }
 
 // currentTerm tells terms apart.
@@ -151,8 +207,9 @@ func (m *serviceMemory) unsay(key types.NamespacedName, reason string) {
 }
 
 // wait returns how long the next write of a Service must wait, which has rules stored or not: the
-// first change goes at once, while its namespace has bytes left.
-func (m *serviceMemory) wait(key types.NamespacedName, load render.Load, stored bool, created, now time.Time) time.Duration {
+// first change goes at once, while its namespace has bytes left. A change of stored rules that no
+// tenant has caused does not need these.
+func (m *serviceMemory) wait(key types.NamespacedName, load render.Load, stored, byTenant bool, now time.Time) time.Duration {
 	m.mu.Lock()
 	s := m.of(key)
 	s.seen(stored)
@@ -162,7 +219,7 @@ func (m *serviceMemory) wait(key types.NamespacedName, load render.Load, stored 
 	s.until = s.lastWrite.Add(interval)
 	wait := max(0, s.until.Sub(now))
 	delayed := false
-	if wait == 0 && (stored || s.isNew(created, m.began)) {
+	if _, older := m.older[key]; wait == 0 && (stored && byTenant || s.isNew(stored, older)) {
 		wait = max(0, m.pace.wait(key.Namespace, &s.claim, bytes, now))
 		delayed = wait > 0 && !stored && !s.delayed
 		s.settled = s.settled || wait > 0
@@ -181,11 +238,11 @@ func (s *serviceState) seen(stored bool) {
 	s.stored = s.stored || stored && !s.ended
 }
 
-// isNew reports whether a Service without rules has not had any. Otherwise they have vanished, by no
-// doing of a tenant: agents retain them, which a wait must not end. What was there before the
+// isNew reports whether a Service has no rules and has not had any. Otherwise they have vanished, by
+// no doing of a tenant: agents retain them, which a wait must not end. What is older than the
 // term may have had some.
-func (s *serviceState) isNew(created, began time.Time) bool {
-	return !s.stored && (s.ended || created.After(began))
+func (s *serviceState) isNew(stored, older bool) bool {
+	return !stored && !s.stored && (s.ended || !older)
 }
 
 // delayedServices returns the Services that have no rules yet because their namespaces have used
@@ -220,7 +277,7 @@ func (m *serviceMemory) pause(key types.NamespacedName, load render.Load, now ti
 
 // waiting returns for how long a Service has been told to wait: until then it need not be
 // rendered. Rules that are not stored do not wait, unless they were refused, or are new and wait for
-// their namespace.
+// their namespace. For that, stored ones do not wait if it may be that no tenant has caused their change.
 func (m *serviceMemory) waiting(key types.NamespacedName, stored bool, now time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -230,40 +287,30 @@ func (m *serviceMemory) waiting(key types.NamespacedName, stored bool, now time.
 	if stored || s.refusal != nil {
 		until = s.until
 	}
-	if s.claim.bytes > 0 && (stored || !s.stored) {
+	byTenant := !s.change.addresses && !s.change.policies
+	if s.claim.bytes > 0 && (stored && byTenant || !stored && !s.stored) {
 		until = later(until, s.claim.at)
 	}
 	return max(0, until.Sub(now))
 }
 
-// sliceChanged notes an event of a Service's slices.
-func (m *serviceMemory) sliceChanged(key types.NamespacedName, now time.Time) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s := m.of(key); s.changed.IsZero() {
-		s.changed = now
-	}
-}
-
-// takeChange returns when the first slice changed since the rules were up to
-// date, zero if none has, and takes it to be rendered: call it before the slices
-// are read.
-func (m *serviceMemory) takeChange(key types.NamespacedName) time.Time {
+// note notes a change of what a Service is rendered from.
+func (m *serviceMemory) note(key types.NamespacedName, c change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.of(key)
-	changed := s.changed
-	s.changed = time.Time{}
-	return changed
+	s.change = s.change.and(c)
 }
 
-// keepChange puts back what takeChange took and was not written.
-func (m *serviceMemory) keepChange(key types.NamespacedName, changed time.Time) {
+// takeChange returns what has changed since the rules were up to date, and takes it to be
+// rendered: call it before anything is read. What was not written is to be noted again.
+func (m *serviceMemory) takeChange(key types.NamespacedName) change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s := m.of(key); !changed.IsZero() && (s.changed.IsZero() || changed.Before(s.changed)) {
-		s.changed = changed
-	}
+	s := m.of(key)
+	taken := s.change
+	s.change = change{}
+	return taken
 }
 
 // wrote notes that a Service's rules were written, in so many bytes, and whether because the

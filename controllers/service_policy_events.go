@@ -57,6 +57,7 @@ func (r *ServiceReconciler) enqueueSelected(ctx context.Context, q queue, versio
 		log.FromContext(ctx).Error(err, "The rules that a policy has shaped could not be listed", "policy", versions[0].GetName())
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(found), comparedNames) { // the same everywhere
+		r.memory.note(key, change{policies: true})
 		q.Add(reconcile.Request{NamespacedName: key})
 	}
 }
@@ -111,7 +112,9 @@ func (r *ServiceReconciler) namespaceEvents() handler.EventHandler {
 			log.FromContext(ctx).Error(err, "The Services of a Namespace could not be listed", "namespace", name)
 		}
 		for i := range services.Items {
-			q.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&services.Items[i])})
+			key := client.ObjectKeyFromObject(&services.Items[i])
+			r.memory.note(key, change{policies: true})
+			q.Add(reconcile.Request{NamespacedName: key})
 		}
 	}
 	return handler.Funcs{

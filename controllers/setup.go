@@ -181,7 +181,7 @@ func (s *shared) lead(leading bool) {
 	if !leading {
 		return
 	}
-	s.memory.newTerm(s.Clock.Now())
+	s.memory.newTerm()
 	s.queue.newTerm(s.Clock.Now())
 	s.queue.retractAll(eventLocalEndpointsLeftOut)
 	s.leftOut.newTerm()
