@@ -62,6 +62,7 @@ type eventQueue struct {
 	series     map[eventSeries]*eventState
 	namespaces map[string]int // number of series by the namespace of the object
 	failing    bool           // the last event could not be written
+	added      int            // events that have come
 }
 
 // eventSeries are the events about one object for one reason.
@@ -79,6 +80,7 @@ type eventSeries struct {
 // eventState is how far a series is.
 type eventState struct {
 	next    *eventsv1.Event // the newest that is not written; nil: none
+	number  int             // of next, in the order in which events came
 	due     time.Time       // of next
 	tries   int             // of next
 	written string          // name of the newest that is written
@@ -110,6 +112,8 @@ func (q *eventQueue) add(series eventSeries, event *eventsv1.Event, now time.Tim
 		q.series[series] = s
 		q.namespaces[namespace]++
 	}
+	q.added++
+	s.number = q.added
 	if s.next != nil {
 		if s.next.Name != event.Name {
 			s.leftOut++
@@ -230,6 +234,7 @@ func (q *eventQueue) nextDue(now time.Time) []eventSeries {
 	type entry struct {
 		series eventSeries
 		due    time.Time
+		number int
 	}
 	var entries []entry
 	for series, s := range q.series {
@@ -237,14 +242,14 @@ func (q *eventQueue) nextDue(now time.Time) []eventSeries {
 		case s.next == nil && !now.Before(s.until):
 			q.forget(series)
 		case s.next != nil && !now.Before(s.due):
-			entries = append(entries, entry{series, s.due})
+			entries = append(entries, entry{series, s.due, s.number})
 		}
 	}
 	slices.SortFunc(entries, func(a, b entry) int {
 		return cmp.Or(
 			cmp.Compare(min(len(a.series.about.Namespace), 1), min(len(b.series.about.Namespace), 1)),
 			a.due.Compare(b.due), cmp.Compare(a.series.about.Namespace, b.series.about.Namespace),
-			cmp.Compare(a.series.about.Name, b.series.about.Name))
+			cmp.Compare(a.series.about.Name, b.series.about.Name), cmp.Compare(a.number, b.number))
 	})
 	entries = entries[:min(len(entries), eventBatch)]
 	out := make([]eventSeries, len(entries))

@@ -504,4 +504,11 @@ func TestServiceThatWasNotEligibleForAMoment(t *testing.T) {
 	if r.reconcile("eligible after that", key, time.Minute) != nil {
 		t.Error("new rules do not wait")
 	}
+	r.memory.newTerm()
+	r.change(key, func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName })
+	r.reconcile("not eligible at the beginning of a term", key, 0)
+	r.change(key, func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP })
+	if r.reconcile("eligible later in the term", key, time.Minute) != nil {
+		t.Error("rules that are new in the term do not wait")
+	}
 }

@@ -93,17 +93,23 @@ func (c *client) closed() bool {
 }
 
 func TestOneTooManyClosesTheLongestWaiting(t *testing.T) {
-	address := serve(t, NewLimit(3))
+	limit := NewLimit(3)
+	address := serve(t, limit)
 	slow := dial(t, "127.0.0.1", address)
 	slow.say("GET / HTTP/1.1\r\nHo")
+	awaitOpen(t, limit, 1)
 	scraper := dial(t, "127.0.0.1", address)
+	awaitOpen(t, limit, 2)
+	silent := dial(t, "127.0.0.1", address)
+	awaitOpen(t, limit, 3)
 	if err := scraper.get(); err != nil {
 		t.Fatal(err)
 	}
-	silent := dial(t, "127.0.0.1", address)
-	if err := scraper.get(); err != nil { // by now silent waits longer
-		t.Fatal(err)
-	}
+	// The server notes only after the answer that silent waits longer by now.
+	await(t, limit, "the scraper is not the last", func() bool {
+		last, _ := limit.open.Back().Value.(*connection)
+		return last.RemoteAddr().String() == scraper.LocalAddr().String()
+	})
 	for _, c := range []*client{dial(t, "127.0.0.1", address), dial(t, "127.0.0.1", address)} {
 		if err := c.get(); err != nil {
 			t.Errorf("a new client: %v", err)
@@ -167,21 +173,27 @@ func TestPortsShareALimit(t *testing.T) {
 
 func awaitOpen(t *testing.T, limit *Limit, want int) {
 	t.Helper()
+	await(t, limit, fmt.Sprintf("not %d connections count", want), func() bool { return limit.open.Len() == want })
+}
+
+// await waits for a state of a limit, which is called with its lock.
+func await(t *testing.T, limit *Limit, problem string, state func() bool) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
 		limit.mu.Lock()
-		open := limit.open.Len()
+		reached := state()
 		limit.mu.Unlock()
-		if open == want {
+		if reached {
 			return
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatalf("%d connections count, want %d", open, want)
+			t.Fatal(problem)
 		}
 	}
 }
