@@ -13,7 +13,7 @@ const (
 	// pause is what the second tenant may wait whatever the quiet figure is. A Service that comes
 	// while a node writes a large one waits for that; the object of a node with many local
 	// endpoints is written about once a second.
-	pause = 2 * time.Second
+	pause = 3 * time.Second
 	// pauses is that with all attacks at once, on two processors that also run the API server.
 	pauses = 40 * time.Second
 	// largest is how many times the quiet memory may be taken with all attacks at once.
