@@ -1,0 +1,34 @@
+package load
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+)
+
+func TestStandstill(t *testing.T) {
+	start := time.Unix(1e9, 0)
+	at := start.Add
+	p := &pulse{}
+	for _, beat := range []time.Duration{0, 200, 400, 1000, 4000, 4500, 5000, 9000} { // some late, as on any busy machine
+		p.note(at(beat * time.Millisecond))
+	}
+	for _, c := range []struct{ from, to, want time.Duration }{
+		{0, 9500 * time.Millisecond, 7 * time.Second}, {2 * time.Second, 6 * time.Second, 3 * time.Second},
+		{0, time.Second, 0}, {9 * time.Second, 9500 * time.Millisecond, 0}, {9 * time.Second, 12 * time.Second, 3 * time.Second},
+	} {
+		if got := p.still(at(c.from), at(c.to)); got != c.want {
+			t.Errorf("from %s to %s: %s, want %s", c.from, c.to, got, c.want)
+		}
+	}
+	for err, want := range map[error]bool{
+		fmt.Errorf("no answer: %w", os.ErrDeadlineExceeded): true,
+		errors.New("connection refused"):                    false,
+	} {
+		if isTimeout(err) != want {
+			t.Errorf("%v: %t", err, !want)
+		}
+	}
+}
