@@ -86,6 +86,9 @@ type Load struct {
 	running sync.WaitGroup
 	slots   chan struct{}
 	pulse   pulse
+	// beats is the pulse's, and goes on until no connection is under way: endBeats ends it.
+	beats    sync.WaitGroup
+	endBeats context.CancelFunc
 
 	mu       sync.Mutex // guards the following
 	targets  []Target
@@ -104,17 +107,24 @@ type Load struct {
 // second, to the targets in turn, until End or the end of ctx. Of TCP a lost first
 // packet is a failure, of UDP a lost first datagram.
 func Start(ctx context.Context, pace int, targets []Target) (*Load, error) {
-	ctx, stop := context.WithCancel(ctx)
-	l := &Load{ctx: ctx, stop: stop, pace: pace, begun: time.Now(), slots: make(chan struct{}, most),
-		answered: map[string]time.Time{}, counts: map[string]int{}, plant: Planted()}
+	l := newLoad(ctx, pace)
 	if err := l.Add(targets); err != nil {
 		l.End()
 		return nil, err
 	}
 	l.begun = time.Now()
-	l.running.Go(func() { l.pulse.run(l.ctx) })
 	l.running.Go(l.dispatch)
 	return l, nil
+}
+
+// newLoad is a Load without connections.
+func newLoad(ctx context.Context, pace int) *Load {
+	beating, endBeats := context.WithCancel(context.WithoutCancel(ctx))
+	ctx, stop := context.WithCancel(ctx)
+	l := &Load{ctx: ctx, stop: stop, endBeats: endBeats, pace: pace, begun: time.Now(), slots: make(chan struct{}, most),
+		answered: map[string]time.Time{}, counts: map[string]int{}, plant: Planted()}
+	l.beats.Go(func() { l.pulse.run(beating) })
+	return l
 }
 
 // Add takes more targets, each with a held connection.
@@ -152,6 +162,8 @@ func connect(ctx context.Context, target Target) (*cluster.Conn, error) {
 func (l *Load) End() {
 	l.stop()
 	l.running.Wait()
+	l.endBeats()
+	l.beats.Wait()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.repeated > 0 { // the | has hack/testreport show it

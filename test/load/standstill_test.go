@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -31,4 +32,20 @@ func TestStandstill(t *testing.T) {
 			t.Errorf("%v: %t", err, !want)
 		}
 	}
+}
+
+// A connection that is under way when the load ends is lost like any other if it is not answered.
+func TestEndIsNoStandstill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLoad(t.Context(), 1)
+		begun := time.Now()
+		l.running.Go(func() {
+			<-l.ctx.Done()
+			<-time.After(Patience) // the bubble's time
+			if still := l.pulse.still(begun, time.Now()); still != 0 {
+				t.Errorf("the machine is said to have stood still for %s", still)
+			}
+		})
+		l.End()
+	})
 }
