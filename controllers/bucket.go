@@ -1,6 +1,9 @@
 package controllers
 
-import "time"
+import (
+	"maps"
+	"time"
+)
 
 // bucket paces writes by their bytes, which come in at a rate. A write needs what was taken before
 // it to have come in, not its own bytes: one of any size is possible, and those after it wait.
@@ -42,6 +45,52 @@ func (b *bucket) giveBack(c *claim) {
 
 // full reports whether a new bucket would be no different.
 func (b *bucket) full(now time.Time) bool { return !b.next.After(now.Add(-b.burst)) }
+
+// buckets are buckets of one rate, by a key. Those that are full are forgotten. Not safe for
+// concurrent use.
+type buckets struct {
+	rate  int // bytes a second
+	burst time.Duration
+	least int // bytes that each write counts for at least
+	all   map[string]*bucket
+	sweep time.Time // when to look next for full ones
+}
+
+func newBuckets(rate int, burst time.Duration, least int) *buckets {
+	return &buckets{rate: rate, burst: burst, least: least, all: map[string]*bucket{}}
+}
+
+// of returns the bucket of a key.
+func (b *buckets) of(key string, now time.Time) *bucket {
+	if !now.Before(b.sweep) {
+		maps.DeleteFunc(b.all, func(_ string, one *bucket) bool { return one.full(now) })
+		b.sweep = now.Add(b.burst)
+	}
+	one := b.all[key]
+	if one == nil {
+		one = &bucket{rate: b.rate, burst: b.burst}
+		b.all[key] = one
+	}
+	return one
+}
+
+// wait is bucket.wait for a key.
+func (b *buckets) wait(key string, c *claim, bytes int, now time.Time) time.Duration {
+	return b.of(key, now).wait(c, max(bytes, b.least), now)
+}
+
+// wrote is bucket.wrote for a key.
+func (b *buckets) wrote(key string, c *claim, bytes int, now time.Time) {
+	b.of(key, now).wrote(c, max(bytes, b.least), now)
+}
+
+// giveBack is bucket.giveBack for a key.
+func (b *buckets) giveBack(key string, c *claim) {
+	if one := b.all[key]; one != nil {
+		one.giveBack(c)
+	}
+	*c = claim{}
+}
 
 // timeFor is how long so many bytes take at a rate a second.
 func timeFor(bytes, rate int) time.Duration {

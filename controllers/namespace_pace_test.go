@@ -265,11 +265,11 @@ func TestNamespacePaceForgets(t *testing.T) {
 	var waits claim
 	p.wait("busy", &waits, 64<<20, noon)
 	p.of("other", noon.Add(namespaceBurst))
-	if len(p.buckets) != 2 {
-		t.Errorf("%d namespaces are remembered, want the busy one and that asked for", len(p.buckets))
+	if len(p.all) != 2 {
+		t.Errorf("%d namespaces are remembered, want the busy one and that asked for", len(p.all))
 	}
 	p.giveBack("forgotten", &claim{bytes: 1000, at: noon})
-	if len(p.buckets) != 2 {
+	if len(p.all) != 2 {
 		t.Error("giving back made a bucket")
 	}
 }

@@ -222,12 +222,13 @@ func (r *NodeReconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRule
 	rest := spec
 	rest.Services = stored.Spec.Services
 	if stored.Annotations[v1alpha1.AnnotationNodeAbsentSince] == mark && equality.Semantic.DeepEqual(stored.Spec, rest) {
-		if equality.Semantic.DeepEqual(stored.Spec.Services, spec.Services) {
+		changed := changedNamespaces(stored.Spec.Services, spec.Services)
+		if len(changed) == 0 {
 			r.pace.settled(stored.Name)
 			r.metrics.skip(kindNode)
 			return 0, nil
 		}
-		if wait := r.pace.wait(stored.Name, bytes, r.clock.Now()); wait > 0 {
+		if wait := r.pace.wait(stored.Name, bytes, changed, r.clock.Now()); wait > 0 {
 			return wait, nil
 		}
 	}

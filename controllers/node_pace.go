@@ -1,36 +1,45 @@
 package controllers
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// How many bytes of NodeProxyRules changes of local endpoints may have written. Each node has a
-// share of its own, whatever its size, which no other node uses up: a change waits at most for
-// the bytes of the node's object at nodeShare, however many other nodes change. What all nodes have in
-// common makes it faster where few change, first come, first served.
+// How many bytes of NodeProxyRules changes of local endpoints may have written. A node's object
+// carries those of all namespaces, and is written when one of those that changed has bytes left, so
+// that one that changes without end does not delay others. Besides, each node has a share of its
+// own, which no other node uses up: however many nodes one namespace changes, a change waits at most
+// for the bytes of the node's object at nodeShare.
 const (
 	// nodeShare are the bytes a second that each node may always have written, and nodeBurst
 	// is for how long unused ones remain available.
 	nodeShare = 8 << 10
 	nodeBurst = 8 * time.Second
-	// commonShare are the bytes a second of all nodes besides, and commonBurst is for how long
-	// unused ones remain available.
-	commonShare = 1 << 20
-	commonBurst = time.Second
-	// leastBytes are what each write counts for at least, as the store keeps more of it than
-	// its bytes.
-	leastBytes = 8 << 10
+	// nodesShare are the bytes a second that the changes of one namespace may have written on
+	// all nodes together, and nodesBurst is for how long unused ones remain available: 4 MiB.
+	nodesShare = 512 << 10
+	nodesBurst = 8 * time.Second
+	// leastNodeBytes are what each write counts for at least, as the store keeps more of it
+	// than its bytes.
+	leastNodeBytes = 8 << 10
+	// nodeRenderPause is how long a node that waits is not rendered again: a change of another
+	// namespace may have to be written at once.
+	nodeRenderPause = 100 * time.Millisecond
 )
 
 // nodePace spaces the writes of NodeProxyRules by their size. It is in memory: after a restart
 // the first change of each node goes at once.
 type nodePace struct {
-	mu     sync.Mutex
-	common bucket               // guarded by mu
-	nodes  map[string]*nodeTurn // guarded by mu
+	mu         sync.Mutex
+	namespaces *buckets             // guarded by mu
+	nodes      map[string]*nodeTurn // guarded by mu
 }
 
 // nodeTurn is what is known of one node.
@@ -38,58 +47,73 @@ type nodeTurn struct {
 	lastWrite time.Time
 	lastBytes int
 	own       bucket
-	claim     claim     // of the common share
-	until     time.Time // when it was told to ask again
+	claims    map[string]*claim // of the shares of namespaces
+	rendered  time.Time         // when it was last told to wait
 }
 
 func newNodePace() *nodePace {
-	return &nodePace{common: bucket{rate: commonShare, burst: commonBurst}, nodes: map[string]*nodeTurn{}}
+	return &nodePace{namespaces: newBuckets(nodesShare, nodesBurst, leastNodeBytes), nodes: map[string]*nodeTurn{}}
 }
 
 // of returns what is known of a node; mu must be held.
 func (p *nodePace) of(node string) *nodeTurn {
 	n := p.nodes[node]
 	if n == nil {
-		n = &nodeTurn{own: bucket{rate: nodeShare, burst: nodeBurst}}
+		n = &nodeTurn{own: bucket{rate: nodeShare, burst: nodeBurst}, claims: map[string]*claim{}}
 		p.nodes[node] = n
 	}
 	return n
 }
 
-// wait returns after how long a node with so many bytes is to ask again; 0: it may be written.
-func (p *nodePace) wait(node string, bytes int, now time.Time) time.Duration {
+// wait returns after how long a node with so many bytes is to ask again, of which those of some
+// namespaces have changed; 0: it may be written.
+func (p *nodePace) wait(node string, bytes int, changed []string, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.of(node)
-	wait := n.lastWrite.Add(render.BytesPace(max(bytes, n.lastBytes))).Sub(now)
+	wait := n.lastWrite.Add(render.NodePace(max(bytes, n.lastBytes))).Sub(now)
 	if wait <= 0 {
-		wait = p.share(n, max(bytes, leastBytes), now)
+		wait = p.share(n, bytes, changed, now)
 	}
 	if wait <= 0 {
-		n.until = time.Time{}
+		n.rendered = time.Time{}
 		return 0
 	}
-	n.until = now.Add(wait)
+	n.rendered = now
 	return wait
 }
 
-// share returns how long a node must wait for the common share or its own, whichever is sooner;
-// mu must be held. The common one comes first, so that the own one is there when others use it up.
-func (p *nodePace) share(n *nodeTurn, bytes int, now time.Time) time.Duration {
-	common := p.common.wait(&n.claim, bytes, now)
-	if common <= 0 {
-		return 0
+// share returns how long a node must wait for the share of one of the namespaces or its own,
+// whichever is sooner; mu must be held. Its own comes last, so that it is there when namespaces
+// have used up theirs.
+func (p *nodePace) share(n *nodeTurn, bytes int, changed []string, now time.Time) time.Duration {
+	for namespace, c := range n.claims {
+		if !slices.Contains(changed, namespace) { // changed back
+			p.giveBack(n, namespace, c)
+		}
 	}
 	own := n.own.next.Sub(now)
-	if own <= 0 {
-		p.common.giveBack(&n.claim)
-		return 0
+	wait := own
+	for _, namespace := range changed {
+		c := n.claims[namespace]
+		if c == nil {
+			c = &claim{}
+			n.claims[namespace] = c
+		}
+		its := p.namespaces.wait(namespace, c, bytes, now)
+		if its <= 0 {
+			return 0
+		}
+		wait = min(wait, its)
 	}
-	return min(own, common)
+	if own <= 0 {
+		p.giveAllBack(n)
+	}
+	return wait
 }
 
-// waiting returns for how long a node has been told to wait: until then nothing need be made of
-// its local endpoints.
+// waiting returns for how long a node need not be rendered, whatever has become of its local
+// endpoints.
 func (p *nodePace) waiting(node string, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,7 +121,7 @@ func (p *nodePace) waiting(node string, now time.Time) time.Duration {
 	if n == nil {
 		return 0
 	}
-	return max(0, n.until.Sub(now))
+	return max(0, n.rendered.Add(nodeRenderPause).Sub(now))
 }
 
 // wrote notes that a node was written, whether it had to ask or not.
@@ -105,17 +129,24 @@ func (p *nodePace) wrote(node string, bytes int, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.of(node)
-	n.lastWrite, n.lastBytes, n.until = now, bytes, time.Time{}
-	bytes = max(bytes, leastBytes)
-	if n.claim.bytes > 0 && !now.Before(n.claim.at) {
-		p.common.wrote(&n.claim, bytes, now)
+	n.lastWrite, n.lastBytes, n.rendered = now, bytes, time.Time{}
+	charged := false
+	for namespace, c := range n.claims {
+		if now.Before(c.at) {
+			continue
+		}
+		p.namespaces.wrote(namespace, c, bytes, now)
+		delete(n.claims, namespace)
+		charged = true
+	}
+	p.giveAllBack(n)
+	if charged {
 		return
 	}
-	p.common.giveBack(&n.claim)
 	if n.own.next.After(now) { // it has not asked: no change waits for more than one write
 		n.own.next = now
 	}
-	n.own.wrote(&claim{}, bytes, now)
+	n.own.wrote(&claim{}, max(bytes, leastNodeBytes), now)
 }
 
 // settled notes that nothing of a node need be written.
@@ -123,8 +154,8 @@ func (p *nodePace) settled(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := p.nodes[node]; n != nil {
-		p.common.giveBack(&n.claim)
-		n.until = time.Time{}
+		p.giveAllBack(n)
+		n.rendered = time.Time{}
 	}
 }
 
@@ -133,7 +164,44 @@ func (p *nodePace) forget(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := p.nodes[node]; n != nil {
-		p.common.giveBack(&n.claim)
+		p.giveAllBack(n)
 		delete(p.nodes, node)
 	}
+}
+
+// giveAllBack gives back what a node has taken and not written; mu must be held.
+func (p *nodePace) giveAllBack(n *nodeTurn) {
+	for namespace, c := range n.claims {
+		p.giveBack(n, namespace, c)
+	}
+}
+
+// giveBack gives back what a node has taken of a namespace's share; mu must be held.
+func (p *nodePace) giveBack(n *nodeTurn, namespace string, c *claim) {
+	p.namespaces.giveBack(namespace, c)
+	delete(n.claims, namespace)
+}
+
+// changedNamespaces returns the namespaces whose local endpoints differ, sorted.
+func changedNamespaces(before, after []v1alpha1.ServiceMembers) []string {
+	of := func(all []v1alpha1.ServiceMembers) map[string][]v1alpha1.ServiceMembers {
+		out := map[string][]v1alpha1.ServiceMembers{}
+		for _, s := range all {
+			out[s.Namespace] = append(out[s.Namespace], s)
+		}
+		return out
+	}
+	was, is := of(before), of(after)
+	changed := map[string]struct{}{}
+	for namespace, services := range is {
+		if !equality.Semantic.DeepEqual(services, was[namespace]) {
+			changed[namespace] = struct{}{}
+		}
+	}
+	for namespace := range was {
+		if _, found := is[namespace]; !found {
+			changed[namespace] = struct{}{}
+		}
+	}
+	return slices.Sorted(maps.Keys(changed))
 }

@@ -29,7 +29,7 @@ type serviceMemory struct {
 
 	mu       sync.Mutex
 	services map[types.NamespacedName]*serviceState // guarded by mu
-	pace     *namespacePace                         // guarded by mu
+	pace     *buckets                               // guarded by mu
 	refused  int                                    // guarded by mu
 	term     int                                    // guarded by mu
 	// older are the Services that were there when the term began, and still are. Nil: not known

@@ -18,11 +18,13 @@ const (
 	hugeInterval  = 5 * time.Second
 )
 
-// Objects of more than smallObject bytes are not written at once after each other either:
-// on average each with no more than writeRate bytes a second.
+// Objects of more than smallObject bytes are not written at once after each other either: on
+// average the rules of each Service with no more than serviceRate bytes a second, those of each
+// node, which change for all tenants, with nodeRate.
 const (
 	smallObject = 16 << 10
-	writeRate   = 128 << 10
+	serviceRate = 128 << 10
+	nodeRate    = 512 << 10
 )
 
 // Load is what the rules of a Service cost whoever has to read and program them.
@@ -47,7 +49,7 @@ func (l Load) Max(o Load) Load {
 // Pace returns how much time passes at least between two writes of the rules of a
 // Service. The first change goes at once.
 func Pace(l Load) time.Duration {
-	interval := BytesPace(l.Bytes)
+	interval := bytesPace(l.Bytes, serviceRate)
 	switch {
 	case l.Endpoints > hugeService || l.Combinations > hugeProduct:
 		return max(interval, hugeInterval)
@@ -58,10 +60,15 @@ func Pace(l Load) time.Duration {
 	}
 }
 
-// BytesPace is Pace for any object.
-func BytesPace(bytes int) time.Duration {
+// NodePace returns how much time passes at least between two writes of the rules of a node of so
+// many bytes.
+func NodePace(bytes int) time.Duration {
+	return bytesPace(bytes, nodeRate)
+}
+
+func bytesPace(bytes, rate int) time.Duration {
 	if bytes <= smallObject {
 		return 0
 	}
-	return time.Duration(bytes) * time.Second / writeRate
+	return time.Duration(bytes) * time.Second / time.Duration(rate)
 }

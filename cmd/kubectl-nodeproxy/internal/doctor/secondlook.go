@@ -39,7 +39,7 @@ func (e *examination) patience() time.Duration {
 		}
 	}
 	for _, node := range e.nodes {
-		if pace := render.BytesPace(encoded(&node.Spec)); pace > 0 {
+		if pace := render.NodePace(encoded(&node.Spec)); pace > 0 {
 			wait = max(wait, pace+time.Second)
 		}
 	}
