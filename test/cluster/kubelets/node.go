@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -84,6 +85,10 @@ func (n *Node) start(ctx context.Context) error {
 	return n.until(ctx, func(node *corev1.Node) error { return readySince(node, begin) })
 }
 
+// tooEarly ends a kubelet that asks containerd before it has found its pods again after a restart,
+// which takes longer than the first answer to ctr. A service manager starts such a kubelet again.
+const tooEarly = "server is not initialized yet"
+
 // until waits until f accepts the Node object.
 func (n *Node) until(ctx context.Context, f func(*corev1.Node) error) error {
 	for {
@@ -98,7 +103,12 @@ func (n *Node) until(ctx context.Context, f func(*corev1.Node) error) error {
 		for _, process := range []*cluster.Process{n.Containerd(), n.Kubelet()} {
 			select {
 			case <-process.Done():
-				return fmt.Errorf("a process of the node has ended; %s", process.Tail())
+				if !strings.Contains(process.Tail(), tooEarly) {
+					return fmt.Errorf("a process of the node has ended; %s", process.Tail())
+				}
+				if err := n.StartKubelet(); err != nil {
+					return err
+				}
 			default:
 			}
 		}
