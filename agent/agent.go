@@ -275,7 +275,9 @@ func (a *Agent) noteObject() {
 // The sync loop calls it.
 func (a *Agent) syncSome(ctx context.Context, all bool) (syncer.Load, error) {
 	load := a.store.choose(all)
-	return load, a.progressing(a.syncChosen)(ctx)
+	err := a.progressing(a.syncChosen)(ctx)
+	load.Costly = load.Costly || a.store.isolated()
+	return load, err
 }
 
 // sync is syncSome within another run of the sync loop, which does not learn that something is

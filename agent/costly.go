@@ -46,6 +46,9 @@ func (s *store) choose(all bool) syncer.Load {
 	if s.current == nil {
 		return syncer.Load{} // nothing can be combined yet
 	}
+	for _, f := range s.families {
+		f.isolated = false
+	}
 	former := s.aside
 	s.aside = map[dataplane.ServiceName]setAside{}
 	for name, change := range former {
@@ -58,6 +61,19 @@ func (s *store) choose(all bool) syncer.Load {
 	s.chosen = s.newest()
 	s.combineDirty()
 	return load
+}
+
+// isolated reports whether the last sync has found out which Services the kernel rejects. That is as
+// costly as to write them.
+func (s *store) isolated() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.families {
+		if f.isolated {
+			return true
+		}
+	}
+	return false
 }
 
 // setCostlyAside sets costly changes aside, some of which were before. The caller holds mu.

@@ -229,10 +229,16 @@ func TestRejectedServiceIsCostly(t *testing.T) {
 	r.setService(r.tenant("other", "s", 7))
 	r.expectLoad(false, light)
 	r.expectSync("partial s")
+	if !r.isolated() {
+		t.Error("the sync that found it was not costly")
+	}
 	r.setService(r.tenant("other", "s", 8))
 	r.setService(r.object("a", 9))
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
+	if r.isolated() {
+		t.Error("a sync that does not try it is costly")
+	}
 }
 
 // TestFullPassTakesAll, as the kernel is read as a whole.

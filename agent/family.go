@@ -45,6 +45,8 @@ type familyState struct {
 	absent  error
 	retry   bool
 	refused retries
+	// isolated: the last Apply found out which Services the kernel rejects, which takes long.
+	isolated bool
 	// tryAll: the next Apply tries all of refused, as their cause may be gone.
 	tryAll   bool
 	warnings []string
@@ -466,6 +468,11 @@ func (f *familyState) succeed(result *dataplane.Result, applied *dataplane.Rules
 	f.err, f.absent, f.done = nil, nil, true
 	f.lastUpdated, f.applyingSince = now, time.Time{}
 	f.refused = f.refused.noted(result, applied, now)
+	for name := range result.Refused {
+		if _, rested := applied.Rest[name]; !rested && result.Reduced[name] == nil {
+			f.isolated = true
+		}
+	}
 	f.warnings, f.notes = slices.Clone(result.Warnings), slices.Clone(result.Notes)
 	f.retiring, f.counts = result.Retiring, result.Counts
 	f.dirty = map[dataplane.ServiceName]struct{}{}

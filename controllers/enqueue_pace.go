@@ -21,7 +21,11 @@ import (
 // a Service may have pods on each node, and a DaemonSet may replace a tenth of them at a time.
 const (
 	enqueueRate  = 20  // nodes a second at least
-	enqueueBurst = 500 // nodes at once at least
+	enqueueBurst = 500 // nodes in a row at least
+	// enqueueAtOnce nodes are rendered at once, and those after them enqueueSpacing apart, so that
+	// what others change is rendered between them.
+	enqueueAtOnce  = 50
+	enqueueSpacing = 5 * time.Millisecond
 	// enqueueSweep is how often the Nodes are counted.
 	enqueueSweep = time.Minute
 )
@@ -39,8 +43,9 @@ type enqueuePace struct {
 
 // enqueued is what a namespace has enqueued.
 type enqueued struct {
-	bucket bucket
-	due    map[string]time.Time // by node, of those that wait for their time
+	bucket  bucket
+	spacing bucket
+	due     map[string]time.Time // by node, of those that wait for their time
 }
 
 func newEnqueuePace(reader client.Reader, clk clock.PassiveClock) *enqueuePace {
@@ -77,7 +82,7 @@ func (p *enqueuePace) enqueue(ctx context.Context, q queue, namespace string, no
 		if e.due[node].After(now) {
 			continue
 		}
-		wait := max(0, e.bucket.wait(&claim{}, 1, now))
+		wait := max(0, e.bucket.wait(&claim{}, 1, now), e.spacing.wait(&claim{}, 1, now))
 		e.due[node] = now.Add(wait)
 		q.AddAfter(reconcile.Request{NamespacedName: types.NamespacedName{Name: node}}, wait)
 	}
@@ -101,7 +106,10 @@ func (p *enqueuePace) of(ctx context.Context, namespace string, now time.Time) *
 	}
 	e := p.namespaces[namespace]
 	if e == nil {
-		e = &enqueued{bucket: p.fresh, due: map[string]time.Time{}}
+		e = &enqueued{
+			bucket: p.fresh, due: map[string]time.Time{},
+			spacing: bucket{rate: int(time.Second / enqueueSpacing), burst: enqueueAtOnce * enqueueSpacing},
+		}
 		p.namespaces[namespace] = e
 	}
 	return e

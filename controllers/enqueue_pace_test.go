@@ -59,8 +59,8 @@ func nodeNames(n int) []string {
 	return out
 }
 
-// TestNamespaceThatNamesAllNodes again and again has them rendered at once as long as it has
-// something left, and then one after the other; those of another namespace are rendered at once.
+// TestNamespaceThatNamesAllNodes again and again has them rendered soon after each other as long as
+// it has something left, and then more slowly; those of another namespace are rendered at once.
 func TestNamespaceThatNamesAllNodes(t *testing.T) {
 	type tick struct {
 		atOnce, later int
@@ -68,14 +68,13 @@ func TestNamespaceThatNamesAllNodes(t *testing.T) {
 	}
 	for nodes, want := range map[int][]tick{
 		200: {
-			{200, 0, 0}, {200, 0, 0},
-			{141, 59, 3 * time.Second}, // 500, 20 for each second, and one
+			{51, 149, time.Second}, {51, 149, time.Second}, // all are spaced alike
+			{51, 149, 3 * time.Second}, // 500, 20 for each second, and one are used up
 			{0, 161, 10 * time.Second}, // those that still wait do so once
 		},
 		800: {
-			{800, 0, 0}, {800, 0, 0},
-			{81, 719, 18 * time.Second}, // 1,600, 40 for each second, and one
-			{0, 121, 20 * time.Second},
+			{51, 749, 4 * time.Second},
+			{0, 251, 4 * time.Second}, {0, 200, 4 * time.Second}, {0, 200, 4 * time.Second},
 		},
 	} {
 		p, clk, _ := newEnqueueRig(t, nodes)
@@ -180,6 +179,7 @@ func TestSlicesThatNameNodesThatAreNotThere(t *testing.T) {
 			fails.Update(t.Context(), event.UpdateEvent{ObjectOld: slice(), ObjectNew: slice()}, q)
 		},
 	} {
+		clk.SetTime(clk.Now().Add(time.Second)) // none waits any more
 		q := &recordingQueue{added: map[string][]time.Duration{}}
 		handle(q)
 		if len(q.added) != 2 || q.added["node-0"] == nil || q.added["gone"] == nil {

@@ -27,9 +27,9 @@ type Options struct {
 	// Look compares what LookBy was called for and repairs. An error leads to
 	// Sync with backoff. Nil: LookBy is not called.
 	Look func(context.Context) error
-	// MinInterval is the least time between the end of a Sync and the start of
-	// the next, which is longer where Syncs take long (see rest); VerifyInterval
-	// that between two calls of Verify.
+	// MinInterval is the least time between the end of a Sync, or the start of
+	// one that was costly, and the start of the next, which is longer where Syncs
+	// take long (see rest); VerifyInterval that between two calls of Verify.
 	MinInterval, VerifyInterval time.Duration
 	// RetryMin is the pause after a first failure until the same is tried again.
 	// It doubles with every further one up to RetryMax. A change in between does
@@ -55,7 +55,7 @@ type Syncer struct {
 	wantedAt       time.Time     // when that was; meaningful while wanted
 	failures       int           // in a row
 	retryAt        time.Time     // meaningful while failures > 0
-	syncEnd        time.Time     // of the last Sync; zero before the first
+	syncFrom       time.Time     // what minInterval counts from: the end of the last Sync, zero before the first
 	syncRest       time.Duration // the least pause after it
 	left           bool          // Sync has left something
 	restUntil      time.Time     // when a Sync may write what is costly, too
@@ -190,7 +190,7 @@ func (s *Syncer) nextOfAll() (action, time.Time) {
 	if s.verifyNow {
 		verify = s.verifyBase
 	}
-	earliest := s.syncEnd.Add(max(s.minInterval, s.syncRest))
+	earliest := s.syncFrom.Add(max(s.minInterval, s.syncRest))
 	var due []time.Time
 	if s.failures > 0 {
 		due = append(due, s.retryAt)
@@ -243,11 +243,11 @@ func (s *Syncer) run(ctx context.Context, what action) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.options.Clock.Now()
-	took := now.Sub(s.runStart)
+	began := s.runStart
 	s.runStart = time.Time{}
 	switch what {
 	case doSync:
-		s.rest(load, took, now)
+		s.rest(load, began, now)
 	case doVerify:
 		s.verifyBase = now
 	}
@@ -261,33 +261,38 @@ func (s *Syncer) run(ctx context.Context, what action) {
 	s.retryAt = now.Add(s.backoff())
 }
 
-// Where a Sync takes long, the kernel is busy for as long and so is a processor.
-// The pause after it grows by restFactor for what it takes above shortSync, so
-// that they are busy for a small part of the time, but not above maxRest on that
-// account. Few rules take less than shortSync, also on a busy machine. What is
-// costly to write pauses alone: meanwhile small changes are written with pauses of
-// lightFactor times what they take. Where more of it waits than one Sync writes, it
-// pauses for no longer than it took.
+// Where a Sync takes long, the kernel is busy for as long and so is a processor. The
+// pause after it grows by restFactor for what it takes above shortSync, but not above
+// lightFactor times all of it nor maxRest, so that they are busy for a small part of the
+// time. Few rules take less than shortSync, also on a busy machine. What is costly to
+// write pauses alone, up to maxRest; meanwhile small changes are written. Where more of
+// it waits than one Sync writes, it pauses for no longer than it took. Small changes that
+// have come while it was written are written at once.
 const (
 	shortSync   = 25 * time.Millisecond
 	restFactor  = 30
 	maxRest     = 1500 * time.Millisecond
-	lightFactor = 4
+	lightFactor = 6
 )
 
 // rest sets the pauses after a Sync. The caller holds mu.
-func (s *Syncer) rest(load Load, took time.Duration, now time.Time) {
+func (s *Syncer) rest(load Load, began, now time.Time) {
+	took := now.Sub(began)
 	rest := max(0, min(restFactor*(took-shortSync), maxRest))
-	s.syncEnd, s.left = now, load.Left
+	s.syncFrom, s.left = now, load.Left
+	if load.Costly {
+		s.syncFrom = began
+	}
+	light := min(rest, lightFactor*took)
 	switch {
 	case load.Costly && load.Left:
 		s.syncRest, s.restUntil = 0, now.Add(min(rest, took))
 	case load.Costly:
 		s.syncRest, s.restUntil = 0, now.Add(rest)
 	case load.Left:
-		s.syncRest = min(rest, lightFactor*took)
+		s.syncRest = light
 	default:
-		s.syncRest, s.restUntil = rest, now.Add(rest)
+		s.syncRest, s.restUntil = light, now.Add(light)
 	}
 }
 

@@ -150,9 +150,9 @@ func TestLongSyncsAreFurtherApart(t *testing.T) {
 		}{
 			{0, 250 * time.Millisecond},
 			{25 * time.Millisecond, 275 * time.Millisecond},
-			{40 * time.Millisecond, 490 * time.Millisecond},
-			{60 * time.Millisecond, 1110 * time.Millisecond},
-			{120 * time.Millisecond, 1620 * time.Millisecond},
+			{40 * time.Millisecond, 290 * time.Millisecond},
+			{60 * time.Millisecond, 420 * time.Millisecond},
+			{120 * time.Millisecond, 840 * time.Millisecond},
 			{3 * time.Second, 4500 * time.Millisecond},
 		} {
 			r.pass(10 * time.Second)
@@ -182,15 +182,15 @@ func TestCostlyChangesRestAlone(t *testing.T) {
 		r.will(0, 80*time.Millisecond)
 		r.Trigger() // a small change, while the costly ones are written, and more of these
 		r.pass(800 * time.Millisecond)
-		r.expect(t, "sync 0s", "small sync 850ms")
+		r.expect(t, "sync 0s", "small sync 600ms") // the pause between syncs is over
 		r.Trigger()
 		r.pass(2 * time.Second)
-		// 320 ms after the end of the one before, and 1.5 s after that of the costly one.
-		r.expect(t, "sync 0s", "small sync 850ms", "small sync 1.25s", "sync 2.1s")
+		// 480 ms after the end of the one before, and 1.5 s after that of the costly one.
+		r.expect(t, "sync 0s", "small sync 600ms", "small sync 1.16s", "sync 2.1s")
 		r.costs(Load{})
 		r.pass(time.Minute)
 		r.Trigger()
-		r.expect(t, "sync 0s", "small sync 850ms", "small sync 1.25s", "sync 2.1s", "sync 1m2.9s")
+		r.expect(t, "sync 0s", "small sync 600ms", "small sync 1.16s", "sync 2.1s", "sync 1m2.9s")
 	})
 }
 
