@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -142,14 +143,8 @@ func (r *rig) others() []attack {
 			},
 		},
 		{
-			name: fmt.Sprintf("one slice that names %d nodes", crowd), limit: "bytes written a second",
-			objects: func(round int) []client.Object {
-				s := slice("everywhere", 1, endpoints(round, crowd))
-				for i := range s.Endpoints {
-					s.Endpoints[i].NodeName = new(crowdName(i))
-				}
-				return service("everywhere", 1, local, s)
-			},
+			name: fmt.Sprintf("one slice that names %d nodes, and changes", crowd), limit: "bytes written a second",
+			objects: everywhere, during: r.again(everywhere, 100*time.Millisecond),
 		},
 		{
 			name: fmt.Sprintf("%d Services, policy Local, with %d pods each on one node", manyServices, podsEach), limit: "local endpoints of a node",
@@ -218,6 +213,15 @@ func balanced(round, ranges int) func(*corev1.Service) {
 			s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges, address+"/32")
 		}
 	}
+}
+
+// everywhere is a Service with a pod on each of the crowd's nodes, all of which move in each round.
+func everywhere(round int) []client.Object {
+	s := slice("everywhere", 1, endpoints(round, crowd))
+	for i := range s.Endpoints {
+		s.Endpoints[i].NodeName = new(crowdName(i))
+	}
+	return service("everywhere", 1, local, s)
 }
 
 // onOneNode is what names of Services begin with whose pods are all on one node.

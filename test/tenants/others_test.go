@@ -199,10 +199,11 @@ const (
 	healthConnections = 256
 )
 
-// flood has a pod of the attacker keep more connections to port 10256 of each node open than
-// the port takes, each with a request that never ends, and open those again that are closed.
+// flood has a pod of the attacker keep many more connections to port 10256 of each node open than
+// the port takes, each with a request that never ends, and open those again that are closed. They
+// are so many that an agent which kept them all would take more memory than the table allows.
 func (r *rig) flood(ctx context.Context) error {
-	const each, pause = healthConnections + 50, 200 * time.Millisecond
+	const each, pause = 12 * healthConnections, 2 * time.Second
 	dial := r.thief.Transport().DialContext
 	var clients sync.WaitGroup
 	for _, node := range r.cluster.Nodes() {
@@ -224,6 +225,24 @@ func (r *rig) flood(ctx context.Context) error {
 	}
 	clients.Wait()
 	return nil
+}
+
+// again returns what writes the objects of an attack once more every pause until the context ends.
+func (r *rig) again(objects func(round int) []client.Object, pause time.Duration) func(context.Context) error {
+	return func(ctx context.Context) error {
+		tick := time.NewTicker(pause)
+		defer tick.Stop()
+		for round := 1; ; round++ {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-tick.C:
+			}
+			if err := r.write(r.Context(), objects(round)); err != nil && !apierrors.IsConflict(err) {
+				return err
+			}
+		}
+	}
 }
 
 // hang sends a part of a request and waits until the connection is closed.
