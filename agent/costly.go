@@ -43,11 +43,11 @@ type setAside struct {
 func (s *store) choose(all bool) syncer.Load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.current == nil {
-		return syncer.Load{} // nothing can be combined yet
-	}
 	for _, f := range s.families {
 		f.isolated = false
+	}
+	if s.current == nil {
+		return syncer.Load{} // nothing can be combined yet
 	}
 	former := s.aside
 	s.aside = map[dataplane.ServiceName]setAside{}
@@ -163,8 +163,8 @@ func (s *store) anyFull() bool {
 	return false
 }
 
-// costly are the dirty Services of the namespaces with the largest changes, and those that the
-// kernel has rejected. The caller holds mu.
+// costly are the dirty Services of the namespaces with the largest changes, and of those with a
+// Service that the kernel rejects: it may reject others. The caller holds mu.
 func (s *store) costly() map[dataplane.ServiceName]struct{} {
 	pairs := map[string]int{} // by namespace
 	for name := range s.dirty {
@@ -175,9 +175,16 @@ func (s *store) costly() map[dataplane.ServiceName]struct{} {
 		sum += pairs[namespace]
 		small[namespace] = pairs[namespace] <= smallOfNamespace && sum <= smallInAll
 	}
+	for _, f := range s.families {
+		for name, r := range f.refused {
+			if !r.reduced {
+				small[name.Namespace] = false
+			}
+		}
+	}
 	costly := map[dataplane.ServiceName]struct{}{}
 	for name := range s.dirty {
-		if !small[name.Namespace] || s.rejected(name) {
+		if !small[name.Namespace] {
 			costly[name] = struct{}{}
 		}
 	}
@@ -251,16 +258,6 @@ func (s *store) noteMoved(e *entry, concerned []*entry) {
 		add(e.name, o.name)
 		add(o.name, e.name)
 	}
-}
-
-// rejected reports whether the kernel has rejected a Service. The caller holds mu.
-func (s *store) rejected(name dataplane.ServiceName) bool {
-	for _, f := range s.families {
-		if r, found := f.refused[name]; found && !r.reduced {
-			return true
-		}
-	}
-	return false
 }
 
 // pairs is how large a change is: the Service as it is programmed or as it will be, whichever

@@ -239,6 +239,10 @@ func TestRejectedServiceIsCostly(t *testing.T) {
 	if r.isolated() {
 		t.Error("a sync that does not try it is costly")
 	}
+	r.setService(r.tenant("other", "t", 10)) // the kernel may reject others of its owner
+	r.setService(r.object("a", 11))
+	r.expectLoad(false, left)
+	r.expectSync("partial a")
 }
 
 // TestFullPassTakesAll, as the kernel is read as a whole.

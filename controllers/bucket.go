@@ -27,6 +27,8 @@ func (b *bucket) wait(c *claim, bytes int, now time.Time) time.Duration {
 	if c.bytes == 0 {
 		c.at, c.bytes = later(b.next, now.Add(-b.burst)), bytes
 		b.next = c.at.Add(timeFor(bytes, b.rate))
+	} else if at := b.next.Add(-timeFor(c.bytes, b.rate)); at.Before(c.at) {
+		c.at = at // others have given theirs back
 	}
 	return c.at.Sub(now)
 }

@@ -22,10 +22,10 @@ import (
 const (
 	enqueueRate  = 20  // nodes a second at least
 	enqueueBurst = 500 // nodes in a row at least
-	// enqueueAtOnce nodes are rendered at once, and those after them enqueueSpacing apart, so that
-	// what others change is rendered between them.
-	enqueueAtOnce  = 50
-	enqueueSpacing = 5 * time.Millisecond
+	// After enqueueAtOnce nodes the others follow at enqueueSpacedBy a second, or at the rate if
+	// that is more, so that what other namespaces change is rendered between them.
+	enqueueAtOnce   = 50
+	enqueueSpacedBy = 200
 	// enqueueSweep is how often the Nodes are counted.
 	enqueueSweep = time.Minute
 )
@@ -79,12 +79,15 @@ func (p *enqueuePace) enqueue(ctx context.Context, q queue, namespace string, no
 	now := p.clock.Now()
 	e := p.of(ctx, namespace, now)
 	for _, node := range nodes {
-		if e.due[node].After(now) {
+		request := reconcile.Request{NamespacedName: types.NamespacedName{Name: node}}
+		if due := e.due[node]; due.After(now) {
+			// The queue has one time for a node: a sooner one may have taken the place of this.
+			q.AddAfter(request, due.Sub(now))
 			continue
 		}
 		wait := max(0, e.bucket.wait(&claim{}, 1, now), e.spacing.wait(&claim{}, 1, now))
 		e.due[node] = now.Add(wait)
-		q.AddAfter(reconcile.Request{NamespacedName: types.NamespacedName{Name: node}}, wait)
+		q.AddAfter(request, wait)
 	}
 }
 
@@ -108,7 +111,7 @@ func (p *enqueuePace) of(ctx context.Context, namespace string, now time.Time) *
 	if e == nil {
 		e = &enqueued{
 			bucket: p.fresh, due: map[string]time.Time{},
-			spacing: bucket{rate: int(time.Second / enqueueSpacing), burst: enqueueAtOnce * enqueueSpacing},
+			spacing: spacing(p.fresh.rate),
 		}
 		p.namespaces[namespace] = e
 	}
@@ -125,5 +128,13 @@ func (p *enqueuePace) resize(ctx context.Context) {
 	p.fresh = bucket{rate: rate, burst: timeFor(burst, rate)}
 	for _, e := range p.namespaces {
 		e.bucket.rate, e.bucket.burst = p.fresh.rate, p.fresh.burst
+		even := spacing(rate)
+		e.spacing.rate, e.spacing.burst = even.rate, even.burst
 	}
+}
+
+// spacing returns what spaces the nodes of a namespace that may have so many a second in the long run.
+func spacing(rate int) bucket {
+	rate = max(rate, enqueueSpacedBy)
+	return bucket{rate: rate, burst: timeFor(enqueueAtOnce, rate)}
 }

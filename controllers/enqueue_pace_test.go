@@ -4,13 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -70,11 +74,11 @@ func TestNamespaceThatNamesAllNodes(t *testing.T) {
 		200: {
 			{51, 149, time.Second}, {51, 149, time.Second}, // all are spaced alike
 			{51, 149, 3 * time.Second}, // 500, 20 for each second, and one are used up
-			{0, 161, 10 * time.Second}, // those that still wait do so once
+			{0, 200, 10 * time.Second}, // those that still wait keep their time
 		},
 		800: {
 			{51, 749, 4 * time.Second},
-			{0, 251, 4 * time.Second}, {0, 200, 4 * time.Second}, {0, 200, 4 * time.Second},
+			{0, 800, 4 * time.Second}, {0, 800, 4 * time.Second}, {0, 800, 4 * time.Second},
 		},
 	} {
 		p, clk, _ := newEnqueueRig(t, nodes)
@@ -109,6 +113,41 @@ func TestNamespaceThatNamesAllNodes(t *testing.T) {
 			t.Errorf("%d namespaces are remembered, want the one that is not as new", len(p.namespaces))
 		}
 	}
+}
+
+// TestNodeThatWasAskedForSooner is rendered again for a change that comes between that and its own time:
+// the queue has one time for each node.
+func TestNodeThatWasAskedForSooner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _, _ := newEnqueueRig(t, 200)
+		p.clock = clock.RealClock{} // that of the bubble
+		q := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+		defer q.ShutDown()
+		var rendered []time.Duration
+		begin := time.Now()
+		last := reconcile.Request{NamespacedName: types.NamespacedName{Name: "node-199"}}
+		go func() {
+			for {
+				r, ended := q.Get()
+				if ended {
+					return
+				}
+				if r == last {
+					rendered = append(rendered, time.Since(begin))
+				}
+				q.Done(r)
+			}
+		}()
+		p.enqueue(t.Context(), q, "shop", nodeNames(200))
+		q.AddAfter(last, 100*time.Millisecond)
+		time.Sleep(300 * time.Millisecond)
+		p.enqueue(t.Context(), q, "shop", []string{"node-199"})
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if want := []time.Duration{100 * time.Millisecond, 745 * time.Millisecond}; !slices.Equal(rendered, want) {
+			t.Errorf("rendered after %v, want %v", rendered, want)
+		}
+	})
 }
 
 // A namespace that has used up what it had gets more once there are more Nodes.

@@ -1,8 +1,6 @@
 package controllers
 
 import (
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -29,6 +27,9 @@ const (
 	// leastNodeBytes are what each write counts for at least, as the store keeps more of it
 	// than its bytes.
 	leastNodeBytes = 8 << 10
+	// othersBytes are what a write counts for at most besides the local endpoints of the
+	// namespace that changed: it has no part in how large those of others are.
+	othersBytes = 24 << 10
 	// nodeRenderPause is how long a node that waits is not rendered again: a change of another
 	// namespace may have to be written at once.
 	nodeRenderPause = 100 * time.Millisecond
@@ -65,9 +66,9 @@ func (p *nodePace) of(node string) *nodeTurn {
 	return n
 }
 
-// wait returns after how long a node with so many bytes is to ask again, of which those of some
-// namespaces have changed; 0: it may be written.
-func (p *nodePace) wait(node string, bytes int, changed []string, now time.Time) time.Duration {
+// wait returns after how long a node with so many bytes is to ask again, in which those of some
+// namespaces have changed, given with how many are theirs now; 0: it may be written.
+func (p *nodePace) wait(node string, bytes int, changed map[string]int, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.of(node)
@@ -86,25 +87,25 @@ func (p *nodePace) wait(node string, bytes int, changed []string, now time.Time)
 // share returns how long a node must wait for the share of one of the namespaces or its own,
 // whichever is sooner; mu must be held. Its own comes last, so that it is there when namespaces
 // have used up theirs.
-func (p *nodePace) share(n *nodeTurn, bytes int, changed []string, now time.Time) time.Duration {
+func (p *nodePace) share(n *nodeTurn, bytes int, changed map[string]int, now time.Time) time.Duration {
 	for namespace, c := range n.claims {
-		if !slices.Contains(changed, namespace) { // changed back
+		if _, still := changed[namespace]; !still { // changed back
 			p.giveBack(n, namespace, c)
 		}
 	}
 	own := n.own.next.Sub(now)
 	wait := own
-	for _, namespace := range changed {
+	for namespace, its := range changed {
 		c := n.claims[namespace]
 		if c == nil {
 			c = &claim{}
 			n.claims[namespace] = c
 		}
-		its := p.namespaces.wait(namespace, c, bytes, now)
-		if its <= 0 {
+		until := p.namespaces.wait(namespace, c, min(bytes, its+othersBytes), now)
+		if until <= 0 {
 			return 0
 		}
-		wait = min(wait, its)
+		wait = min(wait, until)
 	}
 	if own <= 0 {
 		p.giveAllBack(n)
@@ -135,7 +136,7 @@ func (p *nodePace) wrote(node string, bytes int, now time.Time) {
 		if now.Before(c.at) {
 			continue
 		}
-		p.namespaces.wrote(namespace, c, bytes, now)
+		p.namespaces.wrote(namespace, c, min(bytes, c.bytes), now)
 		delete(n.claims, namespace)
 		charged = true
 	}
@@ -182,8 +183,9 @@ func (p *nodePace) giveBack(n *nodeTurn, namespace string, c *claim) {
 	delete(n.claims, namespace)
 }
 
-// changedNamespaces returns the namespaces whose local endpoints differ, sorted.
-func changedNamespaces(before, after []v1alpha1.ServiceMembers) []string {
+// changedNamespaces returns the namespaces whose local endpoints differ, with the bytes that they
+// take after it.
+func changedNamespaces(before, after []v1alpha1.ServiceMembers) map[string]int {
 	of := func(all []v1alpha1.ServiceMembers) map[string][]v1alpha1.ServiceMembers {
 		out := map[string][]v1alpha1.ServiceMembers{}
 		for _, s := range all {
@@ -192,16 +194,19 @@ func changedNamespaces(before, after []v1alpha1.ServiceMembers) []string {
 		return out
 	}
 	was, is := of(before), of(after)
-	changed := map[string]struct{}{}
+	changed := map[string]int{}
 	for namespace, services := range is {
 		if !equality.Semantic.DeepEqual(services, was[namespace]) {
-			changed[namespace] = struct{}{}
+			changed[namespace] = 0
+			for i := range services {
+				changed[namespace] += render.LocalBytes(&services[i])
+			}
 		}
 	}
 	for namespace := range was {
 		if _, found := is[namespace]; !found {
-			changed[namespace] = struct{}{}
+			changed[namespace] = 0
 		}
 	}
-	return slices.Sorted(maps.Keys(changed))
+	return changed
 }

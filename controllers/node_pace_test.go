@@ -1,7 +1,7 @@
 package controllers
 
 import (
-	"slices"
+	"maps"
 	"strconv"
 	"testing"
 	"time"
@@ -10,13 +10,20 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-var shop, other = []string{"shop"}, []string{"other"}
+// of are so many bytes of a namespace that has changed.
+func of(bytes int, namespaces ...string) map[string]int {
+	out := map[string]int{}
+	for _, namespace := range namespaces {
+		out[namespace] = bytes
+	}
+	return out
+}
 
 // A node that changes rarely is written at once, whatever its size.
 func TestNodesThatChangeRarelyDoNotWait(t *testing.T) {
 	p, now := newNodePace(), noon
 	for _, bytes := range []int{1000, 1 << 20, 60 << 10, 1 << 20, 1000} {
-		if wait := p.wait("n1", bytes, shop, now); wait != 0 {
+		if wait := p.wait("n1", bytes, of(bytes, "shop"), now); wait != 0 {
 			t.Errorf("%d bytes after ten seconds wait %s", bytes, wait)
 		}
 		p.wrote("n1", bytes, now)
@@ -29,25 +36,25 @@ func TestNodesThatChangeRarelyDoNotWait(t *testing.T) {
 func TestNodesWaitBySize(t *testing.T) {
 	p := newNodePace()
 	for i := range 100 {
-		if wait := p.wait("n1", 10<<10, shop, noon); wait != 0 {
+		if wait := p.wait("n1", 10<<10, of(10<<10, "shop"), noon); wait != 0 {
 			t.Fatalf("write %d of 10 KiB waits %s", i, wait)
 		}
 		p.wrote("n1", 10<<10, noon)
 	}
-	p.wait("large", 1<<20, shop, noon)
+	p.wait("large", 1<<20, of(1<<20, "shop"), noon)
 	p.wrote("large", 1<<20, noon)
 	if wait := p.waiting("large", noon); wait != 0 {
 		t.Errorf("after a write it is not rendered for %s", wait)
 	}
 	for _, bytes := range []int{1 << 20, 1000} {
-		if wait := p.wait("large", bytes, other, noon); wait != 2*time.Second {
+		if wait := p.wait("large", bytes, of(bytes, "other"), noon); wait != 2*time.Second {
 			t.Errorf("%d bytes after 1 MiB wait %s", bytes, wait)
 		}
 		if wait := p.waiting("large", noon.Add(nodeRenderPause/4)); wait != nodeRenderPause*3/4 {
 			t.Errorf("it is not rendered for %s more", wait)
 		}
 	}
-	if wait := p.wait("large", 1000, other, noon.Add(2*time.Second)); wait != 0 || p.waiting("large", noon) != 0 {
+	if wait := p.wait("large", 1000, of(1000, "other"), noon.Add(2*time.Second)); wait != 0 || p.waiting("large", noon) != 0 {
 		t.Errorf("2 s later it waits %s", wait)
 	}
 }
@@ -69,7 +76,7 @@ func attack(p *nodePace, nodes, bytes int, lasting time.Duration, each func(now 
 			if now.Before(ask[i]) {
 				continue
 			}
-			wait := p.wait(attacked(i), bytes, []string{"attacker"}, now)
+			wait := p.wait(attacked(i), bytes, of(bytes, "attacker"), now)
 			if ask[i] = now.Add(wait); wait > 0 {
 				continue
 			}
@@ -101,7 +108,7 @@ func TestNamespaceThatChangesNodesAllTheTime(t *testing.T) {
 				return
 			}
 			node := attacked(int(now.Sub(noon)/time.Second) % nodes)
-			if p.wait(node, bytes, []string{"attacker", "other"}, now) > 0 {
+			if p.wait(node, bytes, of(bytes, "attacker", "other"), now) > 0 {
 				waited = max(waited, now.Sub(changed))
 				return
 			}
@@ -136,7 +143,7 @@ func TestNodesGiveBack(t *testing.T) {
 	p.namespaces.of("shop", noon).next = noon // its burst is used up
 	waits := func(name string, changed ...string) time.Duration {
 		p.of(name).own.next = noon.Add(time.Hour) // its own share is used up
-		return p.wait(name, nodesShare/2, changed, noon)
+		return p.wait(name, nodesShare/2, of(nodesShare/2, changed...), noon)
 	}
 	expect := func(when string, want time.Duration) {
 		t.Helper()
@@ -168,17 +175,44 @@ func TestNodesGiveBack(t *testing.T) {
 	}
 }
 
+// A namespace whose nodes have large objects of others pays for little of these.
+func TestOthersBytesCountLittle(t *testing.T) {
+	const nodes, bytes, its = 100, v1alpha1.MaxNodeLocalBytes, 1000
+	p := newNodePace()
+	for i := range nodes {
+		p.of(attacked(i)).own.next = noon.Add(time.Hour) // others have used up its own share
+		if wait := p.wait(attacked(i), bytes, of(its, "victim"), noon); wait > 0 {
+			t.Fatalf("node %d waits %s", i, wait)
+		}
+		p.wrote(attacked(i), bytes, noon)
+	}
+}
+
+// What waits is written sooner if what it waits for is given back.
+func TestClaimsMoveForward(t *testing.T) {
+	b := bucket{rate: 1000, burst: time.Second, next: noon}
+	var first, second claim
+	b.wait(&first, 1000, noon)
+	if wait := b.wait(&second, 500, noon); wait != time.Second {
+		t.Errorf("behind another it waits %s", wait)
+	}
+	b.giveBack(&first)
+	if wait := b.wait(&second, 500, noon); wait != 0 {
+		t.Errorf("then it waits %s", wait)
+	}
+}
+
 func TestChangedNamespaces(t *testing.T) {
 	local := func(namespace, name, endpoint string) v1alpha1.ServiceMembers {
 		return v1alpha1.ServiceMembers{Namespace: namespace, Name: name, Ports: []v1alpha1.PortMembers{{Protocol: "TCP", Endpoints: []string{endpoint}}}}
 	}
 	before := []v1alpha1.ServiceMembers{local("changed", "s", "10.0.0.1:80"), local("gone", "s", "10.0.0.2:80"), local("less", "s", "10.0.0.3:80"), local("less", "t", "10.0.0.3:80"), local("same", "s", "10.0.0.4:80")}
 	after := []v1alpha1.ServiceMembers{local("changed", "s", "10.0.0.9:80"), local("less", "s", "10.0.0.3:80"), local("new", "s", "10.0.0.5:80"), local("same", "s", "10.0.0.4:80")}
-	want := []string{"changed", "gone", "less", "new"}
-	if got := changedNamespaces(before, after); !slices.Equal(got, want) {
+	want := map[string]int{"changed": render.LocalBytes(&after[0]), "gone": 0, "less": render.LocalBytes(&after[1]), "new": render.LocalBytes(&after[2])}
+	if got := changedNamespaces(before, after); !maps.Equal(got, want) {
 		t.Errorf("changed are %v, want %v", got, want)
 	}
-	if got := changedNamespaces(nil, before[:1]); !slices.Equal(got, []string{"changed"}) {
+	if got := changedNamespaces(nil, before[:1]); len(got) != 1 || got["changed"] == 0 {
 		t.Errorf("new are %v", got)
 	}
 }

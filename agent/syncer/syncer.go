@@ -39,7 +39,7 @@ type Options struct {
 
 // Load is what a Sync has done about changes that are costly to write.
 type Load struct {
-	Costly bool // it has written some
+	Costly bool // it has written some, or what it wrote has turned out to be
 	Left   bool // it has left some
 }
 
@@ -223,9 +223,10 @@ func (s *Syncer) run(ctx context.Context, what action) {
 	s.progress = s.runStart
 	var do func(context.Context) error
 	var load Load
+	all := true
 	switch what {
 	case doSync:
-		all := !s.runStart.Before(s.restUntil)
+		all = !s.runStart.Before(s.restUntil)
 		do = func(ctx context.Context) (err error) {
 			load, err = s.options.Sync(ctx, all)
 			return err
@@ -247,7 +248,7 @@ func (s *Syncer) run(ctx context.Context, what action) {
 	s.runStart = time.Time{}
 	switch what {
 	case doSync:
-		s.rest(load, began, now)
+		s.rest(load, all, began, now)
 	case doVerify:
 		s.verifyBase = now
 	}
@@ -267,7 +268,8 @@ func (s *Syncer) run(ctx context.Context, what action) {
 // time. Few rules take less than shortSync, also on a busy machine. What is costly to
 // write pauses alone, up to maxRest; meanwhile small changes are written. Where more of
 // it waits than one Sync writes, it pauses for no longer than it took. Small changes that
-// have come while it was written are written at once.
+// have come while it was written are written at once; but where a Sync of small changes
+// turned out to be costly, so may the next one, and it pauses for as long as it took.
 const (
 	shortSync   = 25 * time.Millisecond
 	restFactor  = 30
@@ -276,15 +278,17 @@ const (
 )
 
 // rest sets the pauses after a Sync. The caller holds mu.
-func (s *Syncer) rest(load Load, began, now time.Time) {
+func (s *Syncer) rest(load Load, all bool, began, now time.Time) {
 	took := now.Sub(began)
 	rest := max(0, min(restFactor*(took-shortSync), maxRest))
 	s.syncFrom, s.left = now, load.Left
-	if load.Costly {
+	if load.Costly && all {
 		s.syncFrom = began
 	}
 	light := min(rest, lightFactor*took)
 	switch {
+	case load.Costly && !all:
+		s.syncRest, s.restUntil = min(rest, took), later(s.restUntil, now.Add(rest))
 	case load.Costly && load.Left:
 		s.syncRest, s.restUntil = 0, now.Add(min(rest, took))
 	case load.Costly:

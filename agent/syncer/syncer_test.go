@@ -26,6 +26,8 @@ type rig struct {
 	sound bool          // verifications do not fail
 	takes time.Duration // how long a run takes
 	load  Load          // of a Sync with all
+	// isolates: where that is costly, so is one without.
+	isolates bool
 }
 
 func newRig(t *testing.T) *rig {
@@ -53,7 +55,7 @@ func newRig(t *testing.T) *rig {
 			r.mu.Lock()
 			name, load := "sync", r.load
 			if load.Costly && !all {
-				name, load = "small sync", Load{Left: true}
+				name, load = "small sync", Load{Costly: r.isolates, Left: !r.isolates}
 			}
 			r.mu.Unlock()
 			return load, run(name)(ctx)
@@ -191,6 +193,24 @@ func TestCostlyChangesRestAlone(t *testing.T) {
 		r.pass(time.Minute)
 		r.Trigger()
 		r.expect(t, "sync 0s", "small sync 600ms", "small sync 1.16s", "sync 2.1s", "sync 1m2.9s")
+	})
+}
+
+// Small changes that turn out to be costly, again and again, leave the kernel alone half of the time.
+func TestSmallChangesThatAreCostly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.SetIntervals(250*time.Millisecond, time.Hour)
+		r.costs(Load{Costly: true})
+		r.will(0, 800*time.Millisecond)
+		r.Trigger()
+		r.pass(100 * time.Millisecond)
+		r.isolates = true
+		for range 4 {
+			r.Trigger()
+			r.pass(time.Second)
+		}
+		r.expect(t, "sync 0s", "small sync 800ms", "small sync 2.4s", "small sync 4s")
 	})
 }
 

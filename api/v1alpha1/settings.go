@@ -322,7 +322,8 @@ type SyncSettings struct {
 	// the kernel and the start of the next, in milliseconds. The first change
 	// after a pause is written at once. After a write of more than 25 ms, as with
 	// very many rules, the pause is longer, up to 1.5 s. Small changes do not wait
-	// for the longer pause after large ones. Default: 250.
+	// for the pause after large ones, and that between both counts from the start
+	// of the large write. Default: 250.
 	// Corresponds to kube-proxy's minSyncPeriod (1 s there). Source: NodeProxy
 	// or NodeProxyPolicy.
 	// +kubebuilder:validation:Maximum=2147483647

@@ -52,7 +52,7 @@ func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceMe
 		if tooMany(s.Slices) {
 			out.Held, held[s.Service] = true, true
 			if entry := former[s.Service]; entry != nil {
-				s.bytes = bytesOf(entry)
+				s.bytes = LocalBytes(entry)
 			}
 		} else {
 			s.bytes = localBytes(node, s.ServiceSlices)

@@ -250,8 +250,8 @@ func localBytes(node string, s *ServiceSlices) int {
 	return total + serviceBytes + len(s.Service.Namespace) + len(s.Service.Name)
 }
 
-// bytesOf bounds what an entry takes.
-func bytesOf(entry *v1alpha1.ServiceMembers) int {
+// LocalBytes bounds what the local endpoints of a Service take, as JSON.
+func LocalBytes(entry *v1alpha1.ServiceMembers) int {
 	total := serviceBytes + len(entry.Namespace) + len(entry.Name)
 	for i := range entry.Ports {
 		p := &entry.Ports[i]

@@ -338,7 +338,7 @@ func TestBytesAreBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 			actual = len(text) + 1 // and a comma
-			if got := bytesOf(&entries[0]); got < actual || got > actual*11/10 {
+			if got := LocalBytes(&entries[0]); got < actual || got > actual*11/10 {
 				t.Errorf("%s: stored %d bytes, counted %d", name, actual, got)
 			}
 		}
