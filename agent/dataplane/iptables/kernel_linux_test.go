@@ -406,16 +406,28 @@ func dial(to string) (string, error) {
 			return "", err
 		}
 	}
-	err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(address.Port()), Addr: address.Addr().As4()})
-	if errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EAGAIN) {
+	err = uninterrupted(func() error {
+		return unix.Connect(fd, &unix.SockaddrInet4{Port: int(address.Port()), Addr: address.Addr().As4()})
+	})
+	switch {
+	case errors.Is(err, unix.EINPROGRESS), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EALREADY):
 		return "", os.ErrDeadlineExceeded
-	}
-	if err != nil {
+	case err != nil:
 		return "", err
 	}
-	buffer := make([]byte, 16)
-	n, err := unix.Read(fd, buffer)
+	buffer, n := make([]byte, 16), 0
+	err = uninterrupted(func() (err error) { n, err = unix.Read(fd, buffer); return err })
 	return string(buffer[:max(n, 0)]), err
+}
+
+// uninterrupted makes a system call again while a signal, as Go's scheduler sends them, interrupts it.
+// A call of connect goes on with the connection that the one before it began.
+func uninterrupted(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
 
 // TestForeignJumpsAndManyStaleChains ends so many Services that their chains do
