@@ -103,7 +103,7 @@ func (n *Node) until(ctx context.Context, f func(*corev1.Node) error) error {
 		for _, process := range []*cluster.Process{n.Containerd(), n.Kubelet()} {
 			select {
 			case <-process.Done():
-				if !strings.Contains(process.Tail(), tooEarly) {
+				if process != n.Kubelet() || !strings.Contains(process.Tail(), tooEarly) {
 					return fmt.Errorf("a process of the node has ended; %s", process.Tail())
 				}
 				if err := n.StartKubelet(); err != nil {
