@@ -201,23 +201,27 @@ const (
 
 // flood has a pod of the attacker keep many more connections to port 10256 of each node open than
 // the port takes, each with a request that never ends, and open those again that are closed. They
-// are so many that an agent which kept them all would take more memory than the table allows.
+// are so many that an agent which kept them all would take more memory than the table allows. They
+// come evenly: a burst overflows the kernel's queue of received packets, and takes packets from
+// all, with or without an agent.
 func (r *rig) flood(ctx context.Context) error {
-	const each, pause = 12 * healthConnections, 2 * time.Second
+	const each, pause = 12 * healthConnections, onceTime
 	dial := r.thief.Transport().DialContext
 	var clients sync.WaitGroup
 	for _, node := range r.cluster.Nodes() {
-		for range each {
+		for i := range each {
 			clients.Go(func() {
-				tick := time.NewTicker(pause)
-				defer tick.Stop()
-				for ctx.Err() == nil {
-					if conn, err := dial(ctx, "tcp", node.AddressPort(healthPort)); err == nil {
-						hang(ctx, conn)
-					}
+				next := time.NewTimer(pause * time.Duration(i) / each)
+				defer next.Stop()
+				for {
 					select {
 					case <-ctx.Done():
-					case <-tick.C:
+						return
+					case <-next.C:
+					}
+					next.Reset(pause)
+					if conn, err := dial(ctx, "tcp", node.AddressPort(healthPort)); err == nil {
+						hang(ctx, conn)
 					}
 				}
 			})
