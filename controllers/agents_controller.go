@@ -199,11 +199,17 @@ func storedFingerprint(d *appsv1.DaemonSet) (uint64, error) {
 
 // fingerprint is a hash of what something is in JSON.
 func fingerprint(of any) (uint64, error) {
+	hash, _, err := measure(of)
+	return hash, err
+}
+
+// measure returns a hash of what something is in JSON, and how many bytes that takes.
+func measure(of any) (hash uint64, bytes int, err error) {
 	text, err := json.Marshal(of)
 	if err != nil {
-		return 0, fmt.Errorf("encode %T: %w", of, err)
+		return 0, 0, fmt.Errorf("encode %T: %w", of, err)
 	}
 	h := fnv.New64a()
 	_, _ = h.Write(text) // a hash never returns an error
-	return h.Sum64(), nil
+	return h.Sum64(), len(text), nil
 }

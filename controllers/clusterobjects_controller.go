@@ -55,19 +55,18 @@ type ClusterObjectsReconciler struct {
 	lastApplied map[string]time.Time
 }
 
-func (r *ClusterObjectsReconciler) setup(mgr ctrl.Manager, o controller.Options, wake waker) error {
+func (r *ClusterObjectsReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent, again func()) error {
 	r.applied, r.lastApplied = map[string]written{}, map[string]time.Time{}
 	var err error
-	if r.policies, err = newPolicyWatch(mgr, r.clock, wake.wake); err != nil {
+	if r.policies, err = newPolicyWatch(mgr, r.clock, again); err != nil {
 		return err
 	}
 	only := onlyNodeProxy()
 	own := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == r.namespace })
-	var woken <-chan event.GenericEvent = wake // it leads now, or policies have changed
 	return builder.ControllerManagedBy(mgr).
 		Named("clusterobjects").
 		Watches(&corev1.Namespace{}, only, builder.WithPredicates(own)).
-		WatchesRawSource(source.Channel(woken, only)).
+		WatchesRawSource(source.Channel(wake, only)). // it leads now, or policies have changed
 		WithOptions(o).
 		Complete(leading(r.leadership, r))
 }

@@ -128,7 +128,7 @@ func serviceNamed(namespace, name string) *corev1.Service {
 }
 
 func (r *eventRig) warned(svc *corev1.Service, note string) bool {
-	return r.warn(r.ctx, svc, eventServiceRefused, actionWrite, note)
+	return r.warn(r.ctx, svc, "ServiceRefused", "Write", note)
 }
 
 func TestServiceThatAlternatesHasFewEvents(t *testing.T) {
@@ -150,7 +150,7 @@ func TestServiceThatAlternatesHasFewEvents(t *testing.T) {
 	}
 	other := serviceNamed("shop", "small")
 	r.warned(other, even)
-	r.warn(r.ctx, other, eventEndpointsSkipped, actionRender, "a port has no number")
+	r.warn(r.ctx, other, "EndpointsSkipped", actionRender, "a port has no number")
 	r.pass(0)
 	if n := len(r.store.events); n != 4 {
 		t.Errorf("%d events, want those of another Service and of another reason at once", n)
@@ -285,7 +285,7 @@ func TestEachTransitionOfNodeProxyIsAnEvent(t *testing.T) {
 	r := newEventRig(t)
 	for version := range 3 {
 		np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: "cluster", UID: "1", ResourceVersion: fmt.Sprint(version)}}
-		r.transition(np, eventKind{normal, v1alpha1.ReasonAllProgrammed, actionRollOut}, "done")
+		r.transition(np, eventKind{normal, v1alpha1.ReasonAllProgrammed, "RollOut"}, "done")
 	}
 	r.pass(0)
 	r.expect("done", "done", "done")
@@ -337,7 +337,7 @@ func TestTenantsKeepOutNoOtherEvents(t *testing.T) {
 		r.warned(serviceNamed([]string{"default", fmt.Sprint("ns", i%20)}[i%2], fmt.Sprint(i)), "one")
 	}
 	r.clock.Step(time.Second)
-	r.warnNodeProxy(&v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}, "Reason", actionRollOut, "about NodeProxy")
+	r.warnNodeProxy(&v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}, "Reason", "RollOut", "about NodeProxy")
 	r.pass(0)
 	if first := r.store.events[0].Note; first != "about NodeProxy" {
 		t.Errorf("the first event is %q", first)
@@ -381,8 +381,8 @@ func TestEventIsWrittenOnlyIfStillDue(t *testing.T) {
 func TestRetractAll(t *testing.T) {
 	r := newEventRig(t)
 	r.warned(serviceNamed("shop", "a"), "one")
-	r.warn(r.ctx, serviceNamed("shop", "b"), eventLocalEndpointsLeftOut, actionRender, "left out")
-	r.queue.retractAll(eventLocalEndpointsLeftOut)
+	r.warn(r.ctx, serviceNamed("shop", "b"), "LocalEndpointsLeftOut", actionRender, "left out")
+	r.queue.retractAll("LocalEndpointsLeftOut")
 	r.pass(0)
 	r.expect("one")
 }

@@ -28,7 +28,7 @@ func TestEventsOfObjectsWithLongNames(t *testing.T) {
 			e := newEventRig(t)
 			for _, uid := range []types.UID{"1", "2"} {
 				p := &v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: tt.object, UID: uid}}
-				e.transitionOfPolicy(p, "NodeProxyPolicy", eventKind{normal, v1alpha1.ReasonApplied, actionRollOut}, "done")
+				e.transitionOfPolicy(p, "NodeProxyPolicy", eventKind{normal, v1alpha1.ReasonApplied, "RollOut"}, "done")
 			}
 			e.pass(0)
 			for _, event := range e.store.events {

@@ -205,6 +205,9 @@ func (m *metrics) looked(err error) {
 	m.looks.WithLabelValues(result).Inc()
 }
 
+// wroteSlice notes how long after the change of a slice the rules were written.
+func (m *metrics) wroteSlice(after time.Duration) { m.toWrite.Observe(after.Seconds()) }
+
 // lead notes whether this controller leads. One that does not has nothing to
 // say about the cluster: what it knows grows old, and alerts would go by it.
 func (m *metrics) lead(leading bool) {

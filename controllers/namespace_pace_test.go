@@ -256,15 +256,16 @@ func TestDelayedServicesAreAnnounced(t *testing.T) {
 
 // Namespaces that have all their bytes again are forgotten.
 func TestNamespacePaceForgets(t *testing.T) {
-	p := newNamespacePace()
+	const burst = time.Minute
+	p := newBuckets(1<<20, burst, 1000)
 	for i := range 100 {
 		var of claim
 		p.wait(strconv.Itoa(i), &of, 1000, noon)
 		p.wrote(strconv.Itoa(i), &of, 1000, noon)
 	}
 	var waits claim
-	p.wait("busy", &waits, 64<<20, noon)
-	p.of("other", noon.Add(namespaceBurst))
+	p.wait("busy", &waits, 128<<20, noon)
+	p.of("other", noon.Add(burst))
 	if len(p.all) != 2 {
 		t.Errorf("%d namespaces are remembered, want the busy one and that asked for", len(p.all))
 	}
@@ -291,6 +292,11 @@ type budgetRig struct {
 	q     *recordingQueue // of what events have looked at
 }
 
+// knownRanges are the service ranges of a cluster.
+type knownRanges struct{ render.ServiceRanges }
+
+func (r knownRanges) current() (render.ServiceRanges, bool) { return r.ServiceRanges, true }
+
 func newBudgetRig(t *testing.T, services ...*corev1.Service) *budgetRig {
 	t.Helper()
 	scheme, err := NewScheme()
@@ -301,15 +307,13 @@ func newBudgetRig(t *testing.T, services ...*corev1.Service) *budgetRig {
 	if err := addIndexes(t.Context(), indexing{builder}); err != nil {
 		t.Fatal(err)
 	}
-	c, rig := builder.Build(), newEventRig(t)
+	c, clk := builder.Build(), clocktesting.NewFakeClock(noon)
 	m, _ := newTestMemory(t)
 	m.newTerm()
 	m.begin(nil) // all Services are new
-	ranges := newServiceRanges(nil, nil, nil, rig.clock)
-	ranges.known = true
-	r := &budgetRig{t: t, c: c, clock: rig.clock, q: &recordingQueue{added: map[string][]time.Duration{}}, ServiceReconciler: &ServiceReconciler{
-		leadership: always{}, client: c, live: c, events: rig.events, clock: rig.clock, metrics: m.metrics, memory: m,
-		formats: newFormats(c, v1alpha1.FormatVersions()), overrides: newOverrides(c, rig.clock), surroundings: &surroundings{client: c, ranges: ranges},
+	r := &budgetRig{t: t, c: c, clock: clk, q: &recordingQueue{added: map[string][]time.Duration{}}, ServiceReconciler: &ServiceReconciler{
+		leadership: always{}, client: c, live: c, events: newEvents(newEventQueue(always{}, c, clk, m.metrics), clk), clock: clk, metrics: m.metrics, memory: m,
+		formats: newFormats(c, v1alpha1.FormatVersions()), overrides: newOverrides(c, clk), surroundings: &surroundings{client: c, ranges: knownRanges{}},
 	}}
 	for _, svc := range services {
 		svc.Spec.ClusterIP, svc.Spec.ClusterIPs = "10.96.0.7", []string{"10.96.0.7"}
@@ -351,31 +355,28 @@ func (r *budgetRig) change(key types.NamespacedName, change func(*corev1.Service
 	r.ok(r.c.Update(r.t.Context(), svc))
 }
 
-// A Service of a namespace over its share is neither written nor in the inventory, and is both in
+// A Service of a namespace over its share is not written, and reported as delayed, until
 // its time; that of another namespace is at once.
 func TestServicesOfNamespaceOverItsShareAreWrittenInTheEnd(t *testing.T) {
 	attacker, victim := serviceNamed("attacker", "cart"), serviceNamed("victim", "cart")
 	r := newBudgetRig(t, attacker, victim)
 	keys := map[string]types.NamespacedName{"attacker": client.ObjectKeyFromObject(attacker), "victim": client.ObjectKeyFromObject(victim)}
-	eligible := map[types.NamespacedName]bool{keys["attacker"]: true, keys["victim"]: true}
-	expect := func(when, namespace string, want time.Duration, inventory ...string) {
+	expect := func(when, namespace string, want time.Duration, delayed ...types.NamespacedName) {
 		t.Helper()
 		if rules := r.reconcile(when, keys[namespace], want); (rules != nil) != (want == 0) {
 			t.Errorf("%s: %s has rules: %v", when, namespace, rules != nil)
 		}
-		np := &NodeProxyReconciler{client: r.c, memory: r.memory}
-		got, err := np.inventory(t.Context(), eligible, nil)
-		if err != nil || *got != render.Inventory(inventory) {
-			t.Errorf("%s: the inventory is not of %v (%v)", when, inventory, err)
+		if got := r.memory.delayedServices(); !slices.Equal(got, delayed) {
+			t.Errorf("%s: delayed are %v, want %v", when, got, delayed)
 		}
 	}
 	r.memory.pace.of("attacker", noon).next = noon.Add(time.Minute)
-	expect("at first", "attacker", time.Minute, "victim.cart")
-	expect("at first", "victim", 0, "victim.cart")
+	expect("at first", "attacker", time.Minute, keys["attacker"])
+	expect("at first", "victim", 0, keys["attacker"])
 	r.clock.Step(time.Second)
-	expect("a second later", "attacker", 59*time.Second, "victim.cart")
+	expect("a second later", "attacker", 59*time.Second, keys["attacker"])
 	r.clock.Step(59 * time.Second)
-	expect("in its time", "attacker", 0, "victim.cart", "attacker.cart")
+	expect("in its time", "attacker", 0)
 }
 
 // localPolicy sets a field of all Services.
@@ -416,7 +417,7 @@ func TestChangedAddressesDoNotWaitForTheNamespace(t *testing.T) {
 		}},
 		"service range": {func() {
 			cidr := &networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.99.0.0/24"}}}
-			r.surroundings.ranges.ranges = render.NewServiceRanges(cidr.Spec.CIDRs)
+			r.surroundings.ranges = knownRanges{render.NewServiceRanges(cidr.Spec.CIDRs)}
 			for _, request := range r.servicesWithin(t.Context(), cidr) {
 				r.q.Add(request)
 			}
@@ -453,15 +454,18 @@ func TestChangedAddressesDoNotWaitForTheNamespace(t *testing.T) {
 // A change of policies does not wait for the namespace either once its turn has come; until then, what
 // the owner changes does.
 func TestTurnOfPoliciesDoesNotWaitForTheNamespace(t *testing.T) {
-	svc := serviceNamed("shop", "cart")
-	r, key := newBudgetRig(t, svc), client.ObjectKeyFromObject(svc)
-	r.ok(r.c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}))
+	svc, other := serviceNamed("shop", "cart"), serviceNamed("other", "cart")
+	r, key, otherKey := newBudgetRig(t, svc, other), client.ObjectKeyFromObject(svc), client.ObjectKeyFromObject(other)
+	for _, namespace := range []string{"shop", "other"} {
+		r.ok(r.c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
+	}
 	r.reconcile("at first", key, 0)
-	first := time.Second / overridesPerSecond
-	r.overrides.pace.wait(service("other", 1), r.clock.Now())
+	r.reconcile("at first", otherKey, 0)
+	const first = 20 * time.Millisecond // 50 Services a second
 	policy := localPolicy()
 	r.ok(r.c.Create(t.Context(), policy))
 	r.policyEvents().Create(t.Context(), event.CreateEvent{Object: policy}, r.q)
+	r.reconcile("the other one takes its turn", otherKey, 0)
 	r.memory.pace.of("shop", noon).next = r.clock.Now().Add(time.Minute)
 	r.reconcile("before its turn", key, first)
 	r.change(key, func(s *corev1.Service) { s.Spec.Ports[0].Port++ })

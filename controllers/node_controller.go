@@ -55,6 +55,7 @@ type NodeReconciler struct {
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch;create;update;delete
 
 func (r *NodeReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
+	r.pace = newNodePace()
 	affected := affectedNodes{r.client, newEnqueuePace(r.client, r.clock)}
 	return builder.ControllerManagedBy(mgr).
 		Named("node").

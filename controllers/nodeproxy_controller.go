@@ -33,8 +33,8 @@ type NodeProxyReconciler struct {
 	client     client.Client // reads come from the cache
 	clock      clock.PassiveClock
 	metrics    *metrics
-	memory     *serviceMemory
-	liveness   *liveness
+	services   services
+	liveness   lagging
 	findings   *findings
 	events     *events
 	version    string
@@ -46,6 +46,22 @@ type NodeProxyReconciler struct {
 	unsettled map[types.NamespacedName]bool
 	term      int
 }
+
+// services is what is known of Services between their reconciliations.
+type services interface {
+	// refusedServices returns the rejected Services, newest first.
+	refusedServices() []v1alpha1.RefusedService
+	// delayedServices returns the Services that have no rules yet because their namespaces have
+	// used up their bytes.
+	delayedServices() []types.NamespacedName
+	// settled reports whether it is known in this term if a Service is rejected.
+	settled(types.NamespacedName) bool
+	// currentTerm tells terms apart.
+	currentTerm() int
+}
+
+// lagging counts the nodes that lag behind; false: not known yet.
+type lagging interface{ lagging() (int32, bool) }
 
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies/status,verbs=update
@@ -123,7 +139,7 @@ func (r *NodeProxyReconciler) status(ctx context.Context, np *v1alpha1.NodeProxy
 	if err != nil {
 		return nil, 0, err
 	}
-	refused := r.memory.refusedServices()
+	refused := r.services.refusedServices()
 	inventory, err := r.inventory(ctx, eligible, refused)
 	if err != nil {
 		return nil, 0, err
@@ -184,7 +200,7 @@ func (r *NodeProxyReconciler) eligibleServices(ctx context.Context) (map[types.N
 // list would agree with it, which would keep agents from removing what others have deleted. It
 // never follows from stored rules alone: what vanished must still be in it.
 func (r *NodeProxyReconciler) inventory(ctx context.Context, eligible map[types.NamespacedName]bool, refused []v1alpha1.RefusedService) (*v1alpha1.Inventory, error) {
-	without := r.memory.delayedServices()
+	without := r.services.delayedServices()
 	for _, s := range refused {
 		without = append(without, types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
 	}
@@ -209,7 +225,7 @@ func (r *NodeProxyReconciler) inventory(ctx context.Context, eligible map[types.
 // allSettled tells whether of every Service that was there when this controller
 // began to lead it is known by now if it is refused, or it has gone.
 func (r *NodeProxyReconciler) allSettled(eligible map[types.NamespacedName]bool) bool {
-	if term := r.memory.currentTerm(); r.unsettled == nil || r.term != term {
+	if term := r.services.currentTerm(); r.unsettled == nil || r.term != term {
 		r.term = term
 		r.unsettled = make(map[types.NamespacedName]bool, len(eligible))
 		for key := range eligible {
@@ -217,7 +233,7 @@ func (r *NodeProxyReconciler) allSettled(eligible map[types.NamespacedName]bool)
 		}
 	}
 	for key := range r.unsettled {
-		if !eligible[key] || r.memory.settled(key) {
+		if !eligible[key] || r.services.settled(key) {
 			delete(r.unsettled, key)
 		}
 	}

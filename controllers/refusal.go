@@ -1,17 +1,12 @@
 package controllers
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
-	"hash/fnv"
 	"strings"
 	"unicode/utf8"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	ctrl "sigs.k8s.io/controller-runtime"
-
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // Reasons and actions of events about Services.
@@ -39,17 +34,6 @@ var errCreate = errors.New("create")
 
 // renderedPolicy is the policy that leaves rendered objects to the controller.
 const renderedPolicy = "ValidatingAdmissionPolicy 'nodeproxy-rendered-objects'"
-
-// measure fingerprints rules and tells how large they are.
-func measure(want *v1alpha1.ServiceProxyRules) (fingerprint uint64, bytes int, err error) {
-	text, err := json.Marshal(want)
-	if err != nil {
-		return 0, 0, fmt.Errorf("encode ServiceProxyRules %s: %w", want.Name, err)
-	}
-	h := fnv.New64a()
-	_, _ = h.Write(text) // a hash never returns an error
-	return h.Sum64(), len(text), nil
-}
 
 // refusedByAPI tells whether the API server refused what an object says, so
 // that the same write will fail until the object or a rule of the cluster

@@ -362,6 +362,9 @@ func TestTransitions(t *testing.T) {
 			t.Errorf("from %s to %s: %+v, %t; want %q", tt.was, tt.is, what, worth, tt.want)
 		}
 	}
+}
+
+func TestTransitionsOfNodeProxy(t *testing.T) {
 	for _, tt := range []struct {
 		was, is string
 		want    bool

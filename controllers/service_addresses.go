@@ -47,10 +47,15 @@ func nodeIPs(o client.Object) []string {
 	return keys
 }
 
+// rangesKnown are the service ranges; false: they are not known yet.
+type rangesKnown interface {
+	current() (render.ServiceRanges, bool)
+}
+
 // surroundings know what the cluster has at the addresses that Services name.
 type surroundings struct {
 	client client.Reader // reads come from the cache
-	ranges *serviceRanges
+	ranges rangesKnown
 	// apiServers are the URLs that the controller itself was started with.
 	apiServers []string
 }

@@ -51,12 +51,12 @@ type ServiceReconciler struct {
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxyrules,verbs=list;watch;create;update;delete
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
-func (r *ServiceReconciler) setup(mgr ctrl.Manager, o controller.Options, wake, resume <-chan event.GenericEvent) error {
+func (r *ServiceReconciler) setup(mgr ctrl.Manager, o controller.Options, wake, resume, ranges <-chan event.GenericEvent) error {
 	return builder.ControllerManagedBy(mgr).
 		Named("service").
 		Watches(&corev1.Service{}, &handler.EnqueueRequestForObject{}).
 		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(r.noteSlice)).
-		Watches(&v1alpha1.ServiceProxyRules{}, handler.EnqueueRequestsFromMapFunc(serviceOfRules)).
+		Watches(&v1alpha1.ServiceProxyRules{}, handler.EnqueueRequestsFromMapFunc(ownerOfRules)).
 		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyService),
 			builder.WithPredicates(onCreate())).
 		Watches(&v1alpha1.ServiceProxyPolicy{}, r.policyEvents()).
@@ -64,7 +64,7 @@ func (r *ServiceReconciler) setup(mgr ctrl.Manager, o controller.Options, wake, 
 		Watches(&corev1.Node{}, r.addressEvents(addressesOfNode)).
 		Watches(&discoveryv1.EndpointSlice{}, r.addressEvents(addressesOfServers), builder.WithPredicates(ofKubernetes())).
 		Watches(&v1alpha1.NodeProxy{}, r.addressEvents(addressesNamed), builder.WithPredicates(specChanged())).
-		WatchesRawSource(source.Channel(r.surroundings.ranges.changed, handler.EnqueueRequestsFromMapFunc(r.servicesWithin))).
+		WatchesRawSource(source.Channel(ranges, handler.EnqueueRequestsFromMapFunc(r.servicesWithin))).
 		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyService))). // it leads now
 		WatchesRawSource(source.Channel(resume, handler.EnqueueRequestsFromMapFunc(r.keptServices))).
 		WithOptions(o).
@@ -87,15 +87,19 @@ func serviceOfSlice(_ context.Context, o client.Object) []reconcile.Request {
 	return nil
 }
 
+func ownerOfRules(_ context.Context, o client.Object) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: serviceOfRules(o)}}
+}
+
 // serviceOfRules goes by the name of the rules, because labels can be edited.
 // A namespace has no dots. A name without any dot stands for itself: nothing
 // renders such an object, so it will be removed.
-func serviceOfRules(_ context.Context, o client.Object) []reconcile.Request {
-	namespace, name, found := strings.Cut(o.GetName(), ".")
+func serviceOfRules(rules client.Object) types.NamespacedName {
+	namespace, name, found := strings.Cut(rules.GetName(), ".")
 	if !found {
-		namespace, name = "", o.GetName()
+		return types.NamespacedName{Name: rules.GetName()}
 	}
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}}}
+	return types.NamespacedName{Namespace: namespace, Name: name}
 }
 
 // rulesName is the inverse of serviceOfRules.
@@ -227,7 +231,7 @@ func (r *ServiceReconciler) publish(ctx context.Context, svc *corev1.Service, st
 	switch {
 	case err == nil:
 		if !left.slice.IsZero() {
-			r.metrics.toWrite.Observe(r.clock.Since(left.slice).Seconds())
+			r.metrics.wroteSlice(r.clock.Since(left.slice))
 		}
 		left = change{policies: left.policies && pending}
 		r.memory.wrote(key, bytes, want.changed, now)

@@ -289,7 +289,9 @@ func (m *serviceMemory) waiting(key types.NamespacedName, stored bool, now time.
 	}
 	byTenant := !s.change.addresses && !s.change.policies
 	if s.claim.bytes > 0 && (stored && byTenant || !stored && !s.stored) {
-		until = later(until, s.claim.at)
+		if s.claim.at.After(until) {
+			until = s.claim.at
+		}
 	}
 	return max(0, until.Sub(now))
 }

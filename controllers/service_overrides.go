@@ -117,6 +117,25 @@ func (o *overrides) shape(ctx context.Context, svc *corev1.Service, stored *v1al
 	return out, err
 }
 
+// policiesChanged notes that there are other policies than before.
+func (o *overrides) policiesChanged() { o.policies.changed() }
+
+// rejectionsChanged notes that nodes reject other Services than before.
+func (o *overrides) rejectionsChanged() { o.refusals.changed() }
+
+// rejectionChanges counts the calls of rejectionsChanged.
+func (o *overrides) rejectionChanges() int64 { return o.refusals.changes.Load() }
+
+// currentPolicies returns the policies as they are now.
+func (o *overrides) currentPolicies(ctx context.Context) (*servicePolicySet, error) {
+	return o.policies.current(ctx)
+}
+
+// rejected returns the Services that nodes reject now.
+func (o *overrides) rejected(ctx context.Context) (map[types.NamespacedName]refusedBy, error) {
+	return o.refusals.current(ctx)
+}
+
 // turn returns how long a Service must wait for its turn.
 func (o *overrides) turn(key types.NamespacedName, atOnce bool) time.Duration {
 	o.mu.Lock()

@@ -41,7 +41,7 @@ func (s *stocked) List(_ context.Context, list client.ObjectList, _ ...client.Li
 
 // stock is a cluster with Services in 50 namespaces, each of which 2 of 100 policies
 // select, or of none.
-func stock(policies, services int) (*overrides, []*corev1.Service) {
+func stock(policies, services int) (client.Reader, []*corev1.Service) {
 	s := &stocked{namespaces: map[string]*corev1.Namespace{}}
 	for i := range policies {
 		s.policies = append(s.policies, v1alpha1.ServiceProxyPolicy{
@@ -60,7 +60,7 @@ func stock(policies, services int) (*overrides, []*corev1.Service) {
 		}}
 		list = append(list, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint(i), ResourceVersion: "1"}})
 	}
-	return newOverrides(s, clock.RealClock{}), list
+	return s, list
 }
 
 // shapedRules are those of a Service as they are stored.
@@ -83,7 +83,8 @@ func shapedRules(b *testing.B, o *overrides, svc *corev1.Service) *v1alpha1.Serv
 func BenchmarkOverrides(b *testing.B) {
 	const services = 5000
 	for _, policies := range []int{0, 100} {
-		o, list := stock(policies, services)
+		reader, list := stock(policies, services)
+		o := newOverrides(reader, clock.RealClock{})
 		var stored []*v1alpha1.ServiceProxyRules
 		for _, svc := range list {
 			stored = append(stored, shapedRules(b, o, svc))
@@ -119,7 +120,8 @@ func BenchmarkOverrides(b *testing.B) {
 // TestOverridesOfAnUnchangedService: they are resolved once, however often endpoints
 // change.
 func TestOverridesOfAnUnchangedService(t *testing.T) {
-	o, list := stock(100, 1)
+	reader, list := stock(100, 1)
+	o := newOverrides(reader, clock.RealClock{})
 	ctx := t.Context()
 	set, err := o.policies.current(ctx)
 	if err != nil {

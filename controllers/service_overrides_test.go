@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -14,8 +13,8 @@ import (
 // While another controller leads, Services may be deleted of which this one remembers
 // something: in its next term it knows of none but those that it looks at.
 func TestOverridesInANewTerm(t *testing.T) {
-	o, list := stock(1, 3)
-	o.clock = clocktesting.NewFakePassiveClock(noon)
+	reader, list := stock(1, 3)
+	o := newOverrides(reader, clocktesting.NewFakePassiveClock(noon))
 	list[1].Namespace = list[0].Namespace   // the policy selects it, and not that of the last one
 	before := &v1alpha1.ServiceProxyRules{} // they were there before the policy
 	ask := func(i int) time.Duration {
@@ -30,26 +29,13 @@ func TestOverridesInANewTerm(t *testing.T) {
 	ask(1)
 	ask(2)
 	o.keeps(client.ObjectKeyFromObject(list[2]))
-	if len(o.policies.services) != 3 || len(o.pace.ofService) != 2 || len(o.pace.waiting) != 1 || len(o.keeping()) != 1 {
-		t.Fatalf("remembered: %d Services, %d of the pace, %d waiting, %d kept; this test goes by nothing",
-			len(o.policies.services), len(o.pace.ofService), len(o.pace.waiting), len(o.keeping()))
+	if len(o.policies.services) != 3 || len(o.keeping()) != 1 {
+		t.Fatalf("remembered: %d Services, %d kept; this test goes by nothing", len(o.policies.services), len(o.keeping()))
 	}
 
-	m, err := newMetrics(prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	clk := clocktesting.NewFakeClock(noon)
-	s := &shared{
-		Options: Options{Clock: clk}, queue: newEventQueue(always{}, &eventStore{}, clk, m),
-		metrics: m, memory: newServiceMemory(m, func() {}), formats: newFormats(o.client, nil), findings: newFindings(func() {}),
-		wakers: newWakers(), overrides: o, leftOut: newLeftOut(m),
-	}
-	s.lead(false)
-	s.lead(true)
-	if len(o.policies.services)+len(o.pace.ofService)+len(o.pace.waiting)+len(o.keeping()) != 0 {
-		t.Errorf("left: %d Services, %d of the pace, %d waiting, %d kept",
-			len(o.policies.services), len(o.pace.ofService), len(o.pace.waiting), len(o.keeping()))
+	o.newTerm()
+	if len(o.policies.services)+len(o.keeping()) != 0 {
+		t.Errorf("left: %d Services, %d kept", len(o.policies.services), len(o.keeping()))
 	}
 	if wait, want := ask(1), time.Second/overridesPerSecond; wait != want {
 		t.Errorf("the only one that is left waits %s, want %s", wait, want)

@@ -57,7 +57,7 @@ func (r *ServicePolicyReconciler) setup(mgr ctrl.Manager, o controller.Options, 
 		return []reconcile.Request{{}}
 	})
 	refusals := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
-		r.overrides.refusals.changed()
+		r.overrides.rejectionsChanged()
 		return []reconcile.Request{{}}
 	})
 	return builder.ControllerManagedBy(mgr).
@@ -103,7 +103,7 @@ func (r *ServicePolicyReconciler) Reconcile(ctx context.Context, _ ctrl.Request)
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
 	r.lastLook = r.clock.Now()
-	refusals := r.overrides.refusals.changes.Load() // before they are read
+	refusals := r.overrides.rejectionChanges() // before they are read
 	look, err := r.look(ctx)
 	if err != nil {
 		return ctrl.Result{}, err
@@ -129,7 +129,7 @@ func (r *ServicePolicyReconciler) Reconcile(ctx context.Context, _ ctrl.Request)
 
 // look counts what policies make of all Services.
 func (r *ServicePolicyReconciler) look(ctx context.Context) (*servicePolicyLook, error) {
-	set, err := r.overrides.policies.current(ctx)
+	set, err := r.overrides.currentPolicies(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +161,7 @@ func (r *ServicePolicyReconciler) look(ctx context.Context) (*servicePolicyLook,
 		}
 		look.note(svc, out)
 	}
-	refused, err := r.overrides.refusals.current(ctx)
+	refused, err := r.overrides.rejected(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -21,13 +21,13 @@ import (
 // name it.
 func (r *ServiceReconciler) policyEvents() handler.EventHandler {
 	changed := func(ctx context.Context, q queue, versions ...client.Object) {
-		r.overrides.policies.changed() // before anybody looks
+		r.overrides.policiesChanged() // before anybody looks
 		r.enqueueSelected(ctx, q, versions)
 	}
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
 			if e.IsInInitialList { // every Service comes by
-				r.overrides.policies.changed()
+				r.overrides.policiesChanged()
 				return
 			}
 			changed(ctx, q, e.Object)
@@ -93,7 +93,7 @@ func (r *ServiceReconciler) shapedBy(ctx context.Context, name string, found map
 	}
 	for i := range rules.Items {
 		if slices.Contains(rules.Items[i].Spec.Policies, name) {
-			found[serviceOfRules(ctx, &rules.Items[i])[0].NamespacedName] = struct{}{}
+			found[serviceOfRules(&rules.Items[i])] = struct{}{}
 		}
 	}
 	return nil
@@ -103,7 +103,7 @@ func (r *ServiceReconciler) shapedBy(ctx context.Context, name string, found map
 // while there are policies.
 func (r *ServiceReconciler) namespaceEvents() handler.EventHandler {
 	changed := func(ctx context.Context, name string, q queue) {
-		set, err := r.overrides.policies.current(ctx)
+		set, err := r.overrides.currentPolicies(ctx)
 		if err == nil && len(set.generations) == 0 {
 			return
 		}

@@ -39,15 +39,16 @@ func (statuses) Update(context.Context, client.Object, ...client.SubResourceUpda
 // Services that keep what they have are looked at again whenever nodes refuse something
 // else than before, also where the stop came and went between two looks.
 func TestKeptServicesAreLookedAtAgain(t *testing.T) {
-	o, _ := stock(1, 1)
+	reader, _ := stock(1, 1)
 	m, err := newMetrics(prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
 	clk, resumed := clocktesting.NewFakeClock(noon), 0
+	o := newOverrides(reader, clk)
 	r := &ServicePolicyReconciler{
-		client: &stockedClient{reader: o.client}, clock: clk, metrics: m, overrides: o, resume: func() { resumed++ },
-		events: newEvents(newEventQueue(always{}, &eventStore{}, clk, m), clk),
+		client: &stockedClient{reader: reader}, clock: clk, metrics: m, overrides: o, resume: func() { resumed++ },
+		events: newEvents(newEventQueue(always{}, nil, clk, m), clk),
 	}
 	look := func(when string, want int) {
 		t.Helper()
@@ -61,8 +62,8 @@ func TestKeptServicesAreLookedAtAgain(t *testing.T) {
 	}
 	look("at first", 0)
 	look("nothing has happened", 0)
-	o.refusals.changed() // a node refuses a Service,
-	o.refusals.changed() // and does not any more
+	o.rejectionsChanged() // a node refuses a Service,
+	o.rejectionsChanged() // and does not any more
 	look("a stop has come and gone", 1)
 	look("nothing has happened since", 1)
 }

@@ -20,8 +20,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// +kubebuilder:rbac:groups=networking.k8s.io,resources=servicecidrs,verbs=list;watch
-
 const (
 	// rangesAbsentPause is the time between looks whether the cluster has ServiceCIDRs by
 	// now: it gets them when it is upgraded.
@@ -50,6 +48,8 @@ type serviceRanges struct {
 	awaited bool                 // something has asked before they were known; guarded by mu
 	ranges  render.ServiceRanges // guarded by mu
 }
+
+// +kubebuilder:rbac:groups=networking.k8s.io,resources=servicecidrs,verbs=list;watch
 
 func newServiceRanges(cached, live client.Reader, watches cache.Informers, clk clock.Clock) *serviceRanges {
 	return &serviceRanges{cached: cached, live: live, watches: watches, clock: clk, changed: make(chan event.GenericEvent)}

@@ -136,7 +136,7 @@ func TestChangedItself(t *testing.T) {
 		{name: "it is given something else", stored: rules(80, 1), former: rules(80, 1)},
 		{name: "and has changed as well", stored: rules(80, 1), former: rules(81, 1), want: true},
 	} {
-		if got := changedItself(tt.stored, tt.former, shaping{kept: tt.kept, annotation: shapedAlone}); got != tt.want {
+		if got := changedItself(tt.stored, tt.former, shaping{kept: tt.kept, annotation: `{"overrides":{}}`}); got != tt.want {
 			t.Errorf("%s: %t", tt.name, got)
 		}
 	}

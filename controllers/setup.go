@@ -202,12 +202,12 @@ func (s *shared) setupRendering() error {
 		metrics: s.metrics, memory: s.memory, formats: s.formats, overrides: s.overrides,
 		surroundings: &surroundings{client: s.mgr.GetClient(), ranges: ranges, apiServers: s.APIServers},
 	}
-	if err := services.setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.services, s.wakers.keptServices); err != nil {
+	if err := services.setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.services, s.wakers.keptServices, ranges.changed); err != nil {
 		return err
 	}
 	nodes := &NodeReconciler{
 		leadership: s.Leadership, client: s.mgr.GetClient(), live: s.mgr.GetAPIReader(), events: s.events, clock: s.Clock,
-		metrics: s.metrics, formats: s.formats, pace: newNodePace(), leftOut: s.leftOut,
+		metrics: s.metrics, formats: s.formats, leftOut: s.leftOut,
 	}
 	if err := nodes.setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.nodes); err != nil {
 		return err
@@ -232,7 +232,7 @@ func (s *shared) setupRollout() error {
 func (s *shared) setupSummary() error {
 	liveness := newLiveness(lookInterval, s.Namespace)
 	summary := &NodeProxyReconciler{
-		leadership: s.Leadership, client: s.mgr.GetClient(), clock: s.Clock, metrics: s.metrics, memory: s.memory,
+		leadership: s.Leadership, client: s.mgr.GetClient(), clock: s.Clock, metrics: s.metrics, services: s.memory,
 		liveness: liveness, findings: s.findings, events: s.events, version: s.Version, namespace: s.Namespace,
 	}
 	if err := summary.setup(s.mgr, controllerOptions(1), s.wakers.summary); err != nil {
@@ -298,7 +298,7 @@ func (s *shared) setupClusterObjects() error {
 		leadership: s.Leadership, client: s.mgr.GetClient(), events: s.events, clock: s.Clock, metrics: s.metrics,
 		namespace: s.Namespace,
 	}
-	return objects.setup(s.mgr, controllerOptions(1), s.wakers.clusterObjects)
+	return objects.setup(s.mgr, controllerOptions(1), s.wakers.clusterObjects, s.wakers.clusterObjects.wake)
 }
 
 // controllerOptions has retries at most 30 s apart, so that the end of an outage
