@@ -22,7 +22,7 @@ import (
 // toggledProbe answers for API servers that are not there.
 type toggledProbe struct{ answers atomic.Bool }
 
-// Probe implements controllers.APIServerProbe.
+// Probe implements apiservers.Probe.
 func (p *toggledProbe) Probe(context.Context, string) error {
 	if p.answers.Load() {
 		return nil

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -19,15 +18,8 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
+	"github.com/nodeproxy-io/nodeproxy/controllers/informers"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
-)
-
-// Indexes of EndpointSlices, and of Services and Nodes by their addresses.
-const (
-	indexSlicesByService   = "nodeproxy.io/service"
-	indexSlicesByNode      = "nodeproxy.io/node"
-	indexServicesByAddress = "nodeproxy.io/service-address"
-	indexNodesByAddress    = "nodeproxy.io/node-address"
 )
 
 // CacheOptions returns what the manager's cache must watch and keep; of what is
@@ -45,7 +37,7 @@ func CacheOptions(namespace string) (cache.Options, error) {
 	return cache.Options{
 		DefaultTransform:             cache.TransformStripManagedFields(),
 		DefaultUnsafeDisableDeepCopy: new(true),
-		NewInformer:                  newInformer(clock.RealClock{}),
+		NewInformer:                  informers.New(clock.RealClock{}),
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Service{}: {
 				Label:     labels.NewSelector().Add(*proxied),
@@ -147,82 +139,6 @@ func trimPod(in any) (any, error) {
 		}
 	}
 	return in, nil
-}
-
-// addIndexes makes slices findable by Service (name within its namespace) and
-// by the nodes they name, and Services and Nodes by their addresses.
-func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
-	byService := func(o client.Object) []string {
-		if svc, ok := render.ServiceOf(o.(*discoveryv1.EndpointSlice)); ok {
-			return []string{svc.Name}
-		}
-		return nil
-	}
-	byNode := func(o client.Object) []string {
-		slice := o.(*discoveryv1.EndpointSlice)
-		if _, ok := render.ServiceOf(slice); !ok {
-			return nil
-		}
-		return render.NodesNamed(slice)
-	}
-	if err := indexer.IndexField(ctx, &discoveryv1.EndpointSlice{}, indexSlicesByService, byService); err != nil {
-		return fmt.Errorf("index EndpointSlices by Service: %w", err)
-	}
-	if err := indexer.IndexField(ctx, &discoveryv1.EndpointSlice{}, indexSlicesByNode, byNode); err != nil {
-		return fmt.Errorf("index EndpointSlices by node: %w", err)
-	}
-	if err := indexer.IndexField(ctx, &corev1.Service{}, indexServicesByAddress, outsideIPs); err != nil {
-		return fmt.Errorf("index Services by address: %w", err)
-	}
-	if err := indexer.IndexField(ctx, &corev1.Node{}, indexNodesByAddress, nodeIPs); err != nil {
-		return fmt.Errorf("index Nodes by address: %w", err)
-	}
-	return nil
-}
-
-// slicesOf returns all EndpointSlices of a Service.
-func slicesOf(ctx context.Context, c client.Reader, svc types.NamespacedName) ([]*discoveryv1.EndpointSlice, error) {
-	return listSlices(ctx, c, client.InNamespace(svc.Namespace), client.MatchingFields{indexSlicesByService: svc.Name})
-}
-
-// servicesOn returns, with all their slices, the Services of which some slice
-// names a node.
-func servicesOn(ctx context.Context, c client.Reader, node string) ([]render.ServiceSlices, error) {
-	naming, err := listSlices(ctx, c, client.MatchingFields{indexSlicesByNode: node})
-	if err != nil {
-		return nil, err
-	}
-	seen := map[types.NamespacedName]bool{}
-	var out []render.ServiceSlices
-	for _, slice := range naming {
-		svc, ok := render.ServiceOf(slice)
-		if !ok || seen[svc] {
-			continue
-		}
-		seen[svc] = true
-		all, err := slicesOf(ctx, c, svc)
-		if err != nil {
-			return nil, err
-		}
-		service := &corev1.Service{} // empty if there is none
-		if _, err := get(ctx, c, svc, service); err != nil {
-			return nil, err
-		}
-		out = append(out, render.ServiceSlices{Service: svc, Slices: all, Local: render.HasPolicyLocal(service)})
-	}
-	return out, nil
-}
-
-func listSlices(ctx context.Context, c client.Reader, opts ...client.ListOption) ([]*discoveryv1.EndpointSlice, error) {
-	var list discoveryv1.EndpointSliceList
-	if err := c.List(ctx, &list, opts...); err != nil {
-		return nil, fmt.Errorf("list EndpointSlices: %w", err)
-	}
-	out := make([]*discoveryv1.EndpointSlice, len(list.Items))
-	for i := range list.Items {
-		out[i] = &list.Items[i]
-	}
-	return out, nil
 }
 
 // NewCache makes the cache of a manager that is started with the context work. When that

@@ -1,0 +1,145 @@
+package clusterobjects
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/wait"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/controllers/admission"
+	"github.com/nodeproxy-io/nodeproxy/controllers/informers"
+	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
+)
+
+const (
+	// followPause is the time between tries to find out how policies are read.
+	followPause = 5 * time.Second
+	// failureAge is how long a failure counts as lasting: tries are at most a minute
+	// apart.
+	failureAge = 2 * time.Minute
+)
+
+// policyWatch follows our policies and their bindings. Nobody waits for it: where
+// they cannot be read, all else is done and people are told.
+type policyWatch struct {
+	cache   cache.Cache // of these two kinds alone, which nobody else needs
+	clock   clock.PassiveClock
+	changed func()
+
+	mu       sync.Mutex
+	synced   bool
+	failures map[string]time.Time // what was wrong, when at last
+}
+
+// newPolicyWatch adds the watch to a manager. changed is called when there is
+// something to look at.
+func newPolicyWatch(mgr ctrl.Manager, clk clock.PassiveClock, changed func()) (*policyWatch, error) {
+	w := &policyWatch{clock: clk, changed: changed, failures: map[string]time.Time{}}
+	policies, err := cache.New(mgr.GetConfig(), cache.Options{
+		HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
+		DefaultLabelSelector:         labels.SelectorFromSet(labels.Set{admission.LabelPartOf: admission.PartOf}),
+		DefaultTransform:             cache.TransformStripManagedFields(),
+		DefaultUnsafeDisableDeepCopy: new(true),
+		DefaultWatchErrorHandler:     w.refused,
+		NewInformer:                  informers.New(clock.RealClock{}),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("build the cache of admission policies: %w", err)
+	}
+	w.cache = policies
+	if err := mgr.Add(policies); err != nil {
+		return nil, fmt.Errorf("add the cache of admission policies: %w", err)
+	}
+	return w, mgr.Add(w)
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (*policyWatch) NeedLeaderElection() bool { return false }
+
+// Start implements manager.Runnable.
+func (w *policyWatch) Start(ctx context.Context) error {
+	var synced []toolscache.InformerSynced
+	for _, kind := range []client.Object{&admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}} {
+		informer := w.follow(ctx, kind)
+		if informer == nil {
+			return nil // stopped
+		}
+		synced = append(synced, informer.HasSynced)
+	}
+	if toolscache.WaitForCacheSync(ctx.Done(), synced...) {
+		w.mu.Lock()
+		w.synced, w.failures = true, map[string]time.Time{}
+		w.mu.Unlock()
+		w.changed()
+	}
+	return nil
+}
+
+// follow tries to follow a kind until it can or ctx ends. That the API server does
+// not say how it serves the kind may pass.
+func (w *policyWatch) follow(ctx context.Context, kind client.Object) (informer cache.Informer) {
+	changed := toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { w.changed() }, UpdateFunc: func(any, any) { w.changed() }, DeleteFunc: func(any) { w.changed() },
+	}
+	_ = wait.PollUntilContextCancel(ctx, followPause, true, func(ctx context.Context) (bool, error) { // fails only when ctx ends
+		found, err := w.cache.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
+		if err == nil {
+			_, err = found.AddEventHandler(changed)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return false, nil
+		case meta.IsNoMatchError(err):
+			w.fail(errNoPolicies.Error())
+			return false, nil
+		case err != nil:
+			w.fail(fmt.Sprintf("the API server does not say how it serves admission policies, so none is made or restored; it is asked again every %s: %v", followPause, err))
+			return false, nil
+		}
+		informer = found
+		return true, nil
+	})
+	return informer
+}
+
+// refused is called when a list or a watch has failed. It comes from reflectors.
+func (w *policyWatch) refused(ctx context.Context, r *toolscache.Reflector, err error) {
+	toolscache.DefaultWatchErrorHandler(ctx, r, err)
+	if apierrors.IsForbidden(err) {
+		w.fail("the controller may not follow the admission policies, so they are made and restored late, or not at all; it is tried again at least every minute: " +
+			retry.Message(err) + ". The rights to list and watch are in the ClusterRole nodeproxy-controller-olm, of which OLM makes one from the clusterPermissions of the ClusterServiceVersion")
+	}
+}
+
+// fail remembers a failure, and has a new one looked at.
+func (w *policyWatch) fail(what string) {
+	w.mu.Lock()
+	_, known := w.failures[what]
+	w.failures[what] = w.clock.Now()
+	w.mu.Unlock()
+	if !known {
+		w.changed()
+	}
+}
+
+// state tells whether all policies are in the cache, and what keeps it from
+// following them.
+func (w *policyWatch) state() (synced bool, failures []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	maps.DeleteFunc(w.failures, func(_ string, at time.Time) bool { return w.clock.Since(at) > failureAge })
+	return w.synced, slices.Sorted(maps.Keys(w.failures))
+}

@@ -1,0 +1,123 @@
+package formats
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
+)
+
+// Formats knows the version in which rendered objects are to be written. It is
+// kept because looking at every node for every Service would cost too much, and
+// follows from the cache alone, so that a restart changes nothing.
+type Formats struct {
+	client   client.Reader // reads come from the cache
+	writable []int32
+	looking  chan struct{} // holds one while somebody looks at the nodes
+
+	// mu is not held while somebody looks: a look waits for the cache, and whoever
+	// begins a term holds up every write until forget returns.
+	mu      sync.Mutex
+	version int32  // guarded by mu; 0: not known
+	term    int    // guarded by mu; counts what forget has begun
+	said    string // guarded by mu; what was last logged of nodes that are behind
+}
+
+func New(c client.Reader, writable []int32) *Formats {
+	return &Formats{client: c, writable: writable, looking: make(chan struct{}, 1)}
+}
+
+// Current returns the version to write.
+func (f *Formats) Current(ctx context.Context) (int32, error) {
+	if version, _ := f.known(); version != 0 {
+		return version, nil
+	}
+	if err := f.await(ctx); err != nil {
+		return 0, err
+	}
+	defer f.end()
+	if version, _ := f.known(); version != 0 { // somebody else has looked meanwhile
+		return version, nil
+	}
+	version, _, err := f.look(ctx)
+	return version, err
+}
+
+// negotiate looks at what the nodes report, and tells whether the version is
+// another one than before.
+func (f *Formats) negotiate(ctx context.Context) (changed bool, err error) {
+	if err := f.await(ctx); err != nil {
+		return false, err
+	}
+	defer f.end()
+	_, changed, err = f.look(ctx)
+	return changed, err
+}
+
+// await waits until nobody else looks at the nodes, so that what was seen later
+// counts; end must be called after it.
+func (f *Formats) await(ctx context.Context) error {
+	select {
+	case f.looking <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for the versions that the nodes know: %w", ctx.Err())
+	}
+}
+
+func (f *Formats) end() { <-f.looking }
+
+func (f *Formats) known() (version int32, term int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.version, f.term
+}
+
+// look returns the version that follows from what the nodes report, and notes it
+// unless another term has begun meanwhile.
+func (f *Formats) look(ctx context.Context) (version int32, changed bool, err error) {
+	_, term := f.known()
+	var rules v1alpha1.NodeProxyRulesList
+	if err := f.client.List(ctx, &rules); err != nil {
+		return 0, false, fmt.Errorf("list NodeProxyRules: %w", err)
+	}
+	version, behind := render.FormatVersion(f.writable, rules.Items)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.term != term {
+		return version, false, nil
+	}
+	f.say(ctx, version, behind)
+	changed = f.version != 0 && f.version != version
+	f.version = version
+	return version, changed, nil
+}
+
+// say logs a version that is held low, once for each set of nodes, and that it
+// changes. mu must be held.
+func (f *Formats) say(ctx context.Context, version int32, behind []string) {
+	const named = 3
+	text := text.FirstNames(behind, named)
+	if text != "" && (text != f.said || version != f.version) {
+		log.FromContext(ctx).Info("Rendered objects are written in an older format, as not all agents know the newest one",
+			"formatVersion", version, "newest", slices.Max(f.writable), "nodes", text, "whatToDo", "upgrade the agents there; of Nodes that do not come back, delete the Node")
+	} else if f.version != 0 && version != f.version {
+		log.FromContext(ctx).Info("Rendered objects are written in another format", "formatVersion", version, "before", f.version)
+	}
+	f.said = text
+}
+
+// Forget makes the next look count, because another controller may have led.
+func (f *Formats) Forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version = 0
+	f.term++
+}

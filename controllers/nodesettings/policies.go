@@ -1,0 +1,171 @@
+package nodesettings
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
+)
+
+// PolicySet are NodeProxy and all policies for nodes, read. It is not for concurrent
+// use.
+type PolicySet struct {
+	All []*v1alpha1.NodeProxyPolicy // by name
+	// Invalid says what is wrong with a policy by itself. Nothing of it is used.
+	Invalid map[string]error
+	// refused are these policies, by name.
+	refused []policies.NodePolicy
+	// Budgets are those of all policies, and of the NodeProxy (policies.Base) unless
+	// there is none.
+	Budgets map[string]rollout.Budget
+	Nodes   *policies.Nodes
+}
+
+// NewPolicySet reads the NodeProxy, nil if there is none, and the policies.
+func NewPolicySet(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) *PolicySet {
+	s := &PolicySet{Invalid: map[string]error{}, Budgets: map[string]rollout.Budget{}}
+	rolloutPath := field.NewPath("spec", "rollout")
+	var valid []policies.NodePolicy
+	for i := range all {
+		p := &all[i]
+		policy, errs := policies.NodePolicyOf(p)
+		budget, more := rollout.BudgetOf(p.Generation, p.Spec.Rollout, rolloutPath)
+		if errs = append(errs, more...); len(errs) > 0 {
+			s.Invalid[p.Name] = errs.ToAggregate()
+			s.refused = append(s.refused, policy)
+			budget = rollout.Budget{Generation: p.Generation, Paused: true} // only what it selects is counted
+		} else {
+			valid = append(valid, policy)
+		}
+		s.Budgets[p.Name] = budget
+	}
+	slices.SortFunc(s.refused, func(a, b policies.NodePolicy) int { return cmp.Compare(a.Name, b.Name) })
+	s.Refresh(all)
+	var base *v1alpha1.ProxySettings
+	if np != nil {
+		base = (*v1alpha1.ProxySettings)(np.Spec.Settings)
+		budget, errs := rollout.BudgetOf(np.Generation, np.Spec.Rollout, rolloutPath)
+		if len(errs) > 0 { // stored before the API refused it: rather nothing than too much
+			budget.Paused = true
+		}
+		s.Budgets[policies.Base] = budget
+	}
+	s.Nodes = policies.NewNodes(base, valid)
+	return s
+}
+
+// Fingerprint tells policy sets apart: that of the same objects is the same.
+func Fingerprint(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) string {
+	var parts []string
+	for i := range all {
+		parts = append(parts, fmt.Sprintf("%s/%s/%d", all[i].Name, all[i].UID, all[i].Generation))
+	}
+	slices.Sort(parts)
+	if np != nil {
+		parts = append(parts, fmt.Sprintf("NodeProxy/%s/%d", np.UID, np.Generation))
+	}
+	return strings.Join(parts, "\n")
+}
+
+// Refresh takes the policies as they are now, with their status. Their specs are those
+// that were read.
+func (s *PolicySet) Refresh(all []v1alpha1.NodeProxyPolicy) {
+	s.All = s.All[:0]
+	for i := range all {
+		s.All = append(s.All, &all[i])
+	}
+	slices.SortFunc(s.All, func(a, b *v1alpha1.NodeProxyPolicy) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// Find returns a policy, nil if there is none of that name.
+func (s *PolicySet) Find(name string) *v1alpha1.NodeProxyPolicy {
+	i, found := slices.BinarySearchFunc(s.All, name, func(p *v1alpha1.NodeProxyPolicy, name string) int { return cmp.Compare(p.Name, name) })
+	if !found {
+		return nil
+	}
+	return s.All[i]
+}
+
+// Exists reports whether there is a policy of that name.
+func (s *PolicySet) Exists(name string) bool { return s.Find(name) != nil }
+
+// InvalidFor is the first policy, by name, that is not valid and selects a node with
+// these labels, or shaped its settings before; empty: there is none.
+func (s *PolicySet) InvalidFor(nodeLabels labels.Set, shaped []string) string {
+	for i := range s.refused {
+		if s.refused[i].Keeps(nodeLabels, shaped) {
+			return s.refused[i].Name
+		}
+	}
+	return ""
+}
+
+// Selecting are the names of all budgets that a node counts for: that of the NodeProxy,
+// and those of the policies that select it.
+func (s *PolicySet) Selecting(nodeLabels labels.Set, r *policies.NodeResolution) []string {
+	out := append([]string{policies.Base}, r.Matching...)
+	for i := range s.refused {
+		if s.refused[i].Selects(nodeLabels) {
+			out = append(out, s.refused[i].Name)
+		}
+	}
+	return out
+}
+
+// Causes are the names of the budgets that a change of a node's settings needs: of each
+// field that differs, that of the policy that sets it, else of the one that did until
+// now, else that of the NodeProxy; and those of policies that shaped the node and do so
+// no more. What is done by a policy that is gone needs the NodeProxy's.
+func (s *PolicySet) Causes(before *v1alpha1.ProxySettings, r *policies.NodeResolution, shaped []string, g *v1alpha1.SettingsGrant) []string {
+	owners := make(map[string]string, len(r.Owners))
+	if g != nil {
+		for path, name := range g.Owners {
+			if s.Exists(name) {
+				owners[path] = name
+			}
+		}
+	}
+	for path, name := range r.Owners {
+		if name != policies.Base {
+			owners[path] = name
+		}
+	}
+	out := policies.Causes(v1alpha1.CompleteSettings(before), &r.Settings.Complete, owners)
+	for _, name := range shaped {
+		switch {
+		case slices.Contains(r.Policies, name):
+		case s.Exists(name):
+			out = append(out, name)
+		default:
+			out = append(out, policies.Base)
+		}
+	}
+	if len(out) == 0 {
+		out = append(out, policies.Base)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// LastingCauses are the causes of a change that a node was given and does not have in
+// force yet, as of now: in their present generation, and the NodeProxy in the place of
+// policies that are gone.
+func (s *PolicySet) LastingCauses(by []rollout.Grant) []rollout.Grant {
+	var names []string
+	for _, g := range by {
+		if _, found := s.Budgets[g.Name]; found {
+			names = append(names, g.Name)
+		} else {
+			names = append(names, policies.Base)
+		}
+	}
+	slices.Sort(names)
+	return rollout.By(slices.Compact(names), s.Budgets)
+}

@@ -1,0 +1,281 @@
+package overrides
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/pacing"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
+)
+
+// overridesPerSecond is how many Services may change in a second because policies do.
+const overridesPerSecond = 50
+
+// Overrides decides what of its policies a Service has. What it has is in its rules, so
+// that a restart changes nothing: it keeps that until its turn has come, and as long as
+// nodes refuse what the same change has made of another one.
+type Overrides struct {
+	client     client.Reader // reads come from the cache
+	clock      clock.PassiveClock
+	policies   *allPolicies
+	rejections *rejections
+	turns      *pacing.Turns
+
+	mu   sync.Mutex
+	kept map[types.NamespacedName]bool // that keep what they have, but not for their turn; guarded by mu
+}
+
+func New(c client.Reader, clk clock.PassiveClock) *Overrides {
+	p := newPolicies(c)
+	return &Overrides{
+		client: c, clock: clk, policies: p, rejections: newRejections(c),
+		turns: pacing.NewTurns(overridesPerSecond), kept: map[types.NamespacedName]bool{},
+	}
+}
+
+// Shaping is what to render a Service with.
+type Shaping struct {
+	Shape render.Shape
+	// kept: it has that already. Otherwise former is what it has.
+	Kept   bool
+	Former render.Shape
+	// Annotation says of the rules what they have. Empty: nothing.
+	Annotation string
+	// Again is when to look again though nothing has changed; 0: never.
+	Again time.Duration
+	// unknown: a new Service must wait until its Namespace is known.
+	Unknown bool
+}
+
+// lookAgain is after how long a Service that keeps what it has is looked at again, though
+// nothing has happened.
+const lookAgain = time.Minute
+
+// Outlook is what is to become of a Service.
+type Outlook struct {
+	Known *Known // nil: nothing is known of its Namespace
+	// inForce: it has what its policies make of it.
+	InForce bool
+	// grant is what it is to have, where it has not. Nil: it keeps what it has, and why
+	// tells for which reason.
+	grant *v1alpha1.OverridesGrant
+	Why   string
+	// atOnce: it has nothing that could be kept.
+	atOnce bool
+}
+
+// untouched reports whether there is no policy, and never was one for these rules.
+func untouched(set *PolicySet, stored *v1alpha1.ServiceProxyRules) bool {
+	return len(set.Generations) == 0 &&
+		(stored == nil || len(stored.Spec.Policies) == 0 && stored.Annotations[v1alpha1.AnnotationOverrides] == "")
+}
+
+// Shape decides what to render a Service with. Stored are its rules, nil for none.
+func (o *Overrides) Shape(ctx context.Context, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (Shaping, error) {
+	set, err := o.policies.current(ctx)
+	if err != nil {
+		return Shaping{}, err
+	}
+	key := client.ObjectKeyFromObject(svc)
+	if untouched(set, stored) {
+		o.settled(key)
+		return Shaping{Kept: true}, nil
+	}
+	look, err := o.Look(ctx, set, svc, stored)
+	switch {
+	case err != nil:
+		return Shaping{}, err
+	case look.Known == nil && stored == nil:
+		return Shaping{Unknown: true, Again: retry.Soon}, nil
+	case look.InForce:
+		o.settled(key)
+		return keep(look.Known, stored), nil
+	case look.grant == nil:
+		o.keeps(key)
+		out := keep(look.Known, stored)
+		out.Again = lookAgain // a stop that has ended meanwhile wakes nobody
+		return out, nil
+	}
+	if wait := o.turn(key, look.atOnce); wait > 0 {
+		out := keep(look.Known, stored)
+		out.Again = wait
+		return out, nil
+	}
+	out, err := give(look)
+	if stored != nil {
+		out.Former = keep(look.Known, stored).Shape
+	}
+	return out, err
+}
+
+// PoliciesChanged notes that there are other policies than before.
+func (o *Overrides) PoliciesChanged() { o.policies.changed() }
+
+// RejectionsChanged notes that nodes reject other Services than before.
+func (o *Overrides) RejectionsChanged() { o.rejections.changed() }
+
+// RejectionChanges counts the calls of rejectionsChanged.
+func (o *Overrides) RejectionChanges() int64 { return o.rejections.changes.Load() }
+
+// CurrentPolicies returns the policies as they are now.
+func (o *Overrides) CurrentPolicies(ctx context.Context) (*PolicySet, error) {
+	return o.policies.current(ctx)
+}
+
+// Rejected returns the Services that nodes reject now.
+func (o *Overrides) Rejected(ctx context.Context) (map[types.NamespacedName]Rejection, error) {
+	return o.rejections.current(ctx)
+}
+
+// turn returns how long a Service must wait for its turn.
+func (o *Overrides) turn(key types.NamespacedName, atOnce bool) time.Duration {
+	o.mu.Lock()
+	delete(o.kept, key)
+	o.mu.Unlock()
+	if atOnce {
+		return 0
+	}
+	return o.turns.Wait(key, o.clock.Now())
+}
+
+// Look tells what is to become of a Service, unless nothing ever touched it.
+func (o *Overrides) Look(ctx context.Context, set *PolicySet, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (Outlook, error) {
+	known, err := o.policies.of(ctx, set, svc, stored)
+	if err != nil {
+		return Outlook{}, err
+	}
+	if known == nil {
+		return Outlook{Why: "its Namespace is not known yet"}, nil
+	}
+	out := Outlook{Known: known}
+	change := &policies.ServiceChange{Before: known.grant, Wanted: known.Wanted, Generations: set.Generations}
+	if stored == nil || known.grant == nil || known.text == "" && len(stored.Spec.Policies) > 0 {
+		change.Before = &v1alpha1.OverridesGrant{}
+		out.grant, out.atOnce = change.Grant(), true
+		if stored == nil {
+			out.grant.By = nil // nothing has changed, so that it stops no change if nodes refuse it
+		}
+		return out, nil
+	}
+	if known.granted && slices.Equal(known.Wanted.Policies, stored.Spec.Policies) {
+		out.InForce = true
+		return out, nil
+	}
+	if invalid := set.keeping(known, stored.Spec.Policies); invalid != "" {
+		out.Why = "policy " + invalid + " is not valid"
+		return out, nil
+	}
+	refused, err := o.rejections.current(ctx)
+	if err != nil {
+		return Outlook{}, err
+	}
+	for _, cause := range change.Causes() {
+		if halt := o.haltOf(ctx, refused, cause); halt.Holds(svc.Namespace) {
+			out.Why = WhyKept(cause.Name, halt)
+			return out, nil
+		}
+	}
+	_, change.Refused = refused[client.ObjectKeyFromObject(svc)]
+	out.grant = change.Grant()
+	return out, nil
+}
+
+// WhyKept says why Services keep what they have when the change of a policy has halted.
+func WhyKept(policy string, halt policies.Halt) string {
+	if halt.All {
+		return "the change of policy " + policy + " has stopped"
+	}
+	return fmt.Sprintf("the change of policy %s waits in namespace %s", policy, text.First(halt.Namespaces, func(s string) string { return s }))
+}
+
+// keeping names an invalid policy by which a Service keeps what it has; empty for none.
+func (s *PolicySet) keeping(known *Known, shaped []string) string {
+	if len(known.Invalid) > 0 {
+		return known.Invalid[0]
+	}
+	for i := range s.Invalid {
+		if name := s.Invalid[i].Name; slices.Contains(shaped, name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// keep is what a Service has.
+func keep(known *Known, stored *v1alpha1.ServiceProxyRules) Shaping {
+	text := stored.Annotations[v1alpha1.AnnotationOverrides]
+	grant := policies.ReadOverrides
+	if known != nil && known.text == text {
+		grant = func(string) *v1alpha1.OverridesGrant { return known.grant }
+	}
+	out := Shaping{Annotation: text, Kept: true, Shape: render.Shape{Policies: stored.Spec.Policies}}
+	if g := grant(text); g != nil {
+		out.Shape.Overrides = &g.Overrides
+	}
+	return out
+}
+
+// give is what a Service is to have.
+func give(look Outlook) (Shaping, error) {
+	out := Shaping{Shape: render.Shape{Overrides: &look.grant.Overrides, Policies: look.Known.Wanted.Policies}}
+	if len(look.grant.Owners)+len(look.grant.By) == 0 {
+		return out, nil
+	}
+	var err error
+	out.Annotation, err = encoded(look.grant)
+	return out, err
+}
+
+// keeps notes that a Service keeps what it has until something else happens.
+func (o *Overrides) keeps(key types.NamespacedName) {
+	o.turns.Done(key)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.kept[key] = true
+}
+
+// settled notes that a Service has what its policies make of it.
+func (o *Overrides) settled(key types.NamespacedName) {
+	o.turns.Done(key)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.kept, key)
+}
+
+// Forget drops a Service that is gone or no longer eligible.
+func (o *Overrides) Forget(key types.NamespacedName) {
+	o.settled(key)
+	o.policies.forget(key)
+}
+
+// NewTerm forgets all Services: every one that there still is will be looked at again.
+func (o *Overrides) NewTerm() {
+	o.turns.NewTerm()
+	o.policies.newTerm()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	clear(o.kept)
+}
+
+// Keeping returns the Services that keep what they have until something happens.
+func (o *Overrides) Keeping() []types.NamespacedName {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := make([]types.NamespacedName, 0, len(o.kept))
+	for key := range o.kept {
+		out = append(out, key)
+	}
+	return out
+}

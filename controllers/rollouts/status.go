@@ -1,0 +1,137 @@
+package rollouts
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
+)
+
+// status is the status of a policy. What has not changed is as it is stored.
+func (p *pass) status(policy *v1alpha1.NodeProxyPolicy, now time.Time) *v1alpha1.NodeProxyPolicyStatus {
+	status := policy.Status.DeepCopy()
+	status.ObservedGeneration = policy.Generation
+	status.Nodes, status.Updated, status.Programmed = 0, 0, 0
+	if s := p.decision.States[policy.Name]; s != nil {
+		status.Nodes, status.Updated, status.Programmed = int32(s.Nodes), int32(s.Updated), int32(s.Programmed)
+	}
+	t := p.tallyOf(policy.Name)
+	status.Examples = p.examples(policy.Name, t)
+	ready := p.ready(policy, t)
+	conditions := []metav1.Condition{ready, p.accepted(policy), p.overriddenBy(policy)}
+	meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionStalled)
+	switch ready.Reason {
+	case v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonInvalidResult:
+		stalled := ready
+		stalled.Type, stalled.Status = v1alpha1.ConditionStalled, metav1.ConditionTrue
+		if old := meta.FindStatusCondition(policy.Status.Conditions, v1alpha1.ConditionStalled); old != nil {
+			status.Conditions = append(status.Conditions, *old)
+		}
+		conditions = append(conditions, stalled)
+	}
+	for _, c := range conditions {
+		c.ObservedGeneration = policy.Generation
+		c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
+		meta.SetStatusCondition(&status.Conditions, c)
+	}
+	slices.SortFunc(status.Conditions, func(a, b metav1.Condition) int { return cmp.Compare(a.Type, b.Type) })
+	return status
+}
+
+// examples are the nodes that do not count as programmed.
+func (p *pass) examples(policy string, t tally) []v1alpha1.NodeExample {
+	var out []v1alpha1.NodeExample
+	for which := range done {
+		for _, m := range t[which] {
+			if len(out) == text.MaxExamples {
+				return out
+			}
+			reason, message := p.example(m, which, policy)
+			out = append(out, v1alpha1.NodeExample{Name: m.Name, Reason: reason, Message: text.Truncate(message, text.MaxExampleMessage)})
+		}
+	}
+	return out
+}
+
+// ready decides the condition Ready of a policy.
+func (p *pass) ready(policy *v1alpha1.NodeProxyPolicy, t tally) metav1.Condition {
+	s := p.decision.States[policy.Name]
+	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
+	set := func(reason, message string) metav1.Condition {
+		c.Reason, c.Message = reason, text.Truncate(message, text.MaxStatusMessage)
+		return c
+	}
+	switch {
+	case p.set.Invalid[policy.Name] != nil:
+		return set(v1alpha1.ReasonInvalidPolicy, invalidPolicyText(p.set.Invalid[policy.Name]))
+	case p.nodeProxy == nil:
+		return set(v1alpha1.ReasonNoNodeProxy, noNodeProxyText)
+	case p.blamed[policy.Name] != nil:
+		return set(v1alpha1.ReasonInvalidResult, p.invalidResultText(policy.Name))
+	case len(s.Missed) > 0:
+		return set(v1alpha1.ReasonRolloutStopped, p.stoppedText(policy.Name, t))
+	case s.Pending > 0 && p.set.Budgets[policy.Name].Paused:
+		return set(v1alpha1.ReasonPaused, pausedText(t))
+	case s.Pending > 0, len(t[waiting]) > 0, len(t[updating]) > 0:
+		return set(v1alpha1.ReasonProgressing, p.progressText(policy.Name, t))
+	case len(t[keeps]) > 0, len(t[failing]) > 0:
+		return set(v1alpha1.ReasonNodesNotProgrammed, p.failingText(policy.Name, t))
+	}
+	c.Status = metav1.ConditionTrue
+	if s.Nodes == 0 {
+		return set(v1alpha1.ReasonNothingSelected, nothingSelectedText)
+	}
+	return set(v1alpha1.ReasonApplied, appliedText(s.Nodes))
+}
+
+// accepted decides the condition Accepted of a policy.
+func (p *pass) accepted(policy *v1alpha1.NodeProxyPolicy) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
+	switch {
+	case p.set.Invalid[policy.Name] != nil:
+		c.Reason, c.Message = v1alpha1.ReasonInvalidPolicy, invalidPolicyText(p.set.Invalid[policy.Name])
+	case p.blamed[policy.Name] != nil:
+		c.Reason, c.Message = v1alpha1.ReasonInvalidResult, p.invalidResultText(policy.Name)
+	default:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonAccepted
+	}
+	c.Message = text.Truncate(c.Message, text.MaxStatusMessage)
+	return c
+}
+
+// overriddenBy decides the condition Overridden of a policy.
+func (p *pass) overriddenBy(policy *v1alpha1.NodeProxyPolicy) metav1.Condition {
+	fields := p.overridden[policy.Name]
+	if len(fields) == 0 {
+		return metav1.Condition{Type: v1alpha1.ConditionOverridden, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNotOverridden}
+	}
+	return metav1.Condition{
+		Type: v1alpha1.ConditionOverridden, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonOverridden,
+		Message: text.Truncate(p.overriddenText(policy, fields), text.MaxStatusMessage),
+	}
+}
+
+// finding is what NodeProxy's own condition Ready says of changes that it causes itself.
+func (p *pass) finding() findings.Finding {
+	s := p.decision.States[policies.Base]
+	if s == nil {
+		return findings.Finding{}
+	}
+	t := p.tallyOf(policies.Base)
+	switch {
+	case len(s.Missed) > 0:
+		return findings.Finding{Reason: v1alpha1.ReasonRolloutStopped, Message: p.stoppedText(policies.Base, t)}
+	case s.Pending > 0 && p.set.Budgets[policies.Base].Paused:
+		return findings.Finding{Reason: v1alpha1.ReasonPaused, Message: pausedText(t)}
+	case s.Pending > 0, s.InFlight() > 0:
+		return findings.Finding{Reason: v1alpha1.ReasonProgressing, Message: p.progressText(policies.Base, t)}
+	}
+	return findings.Finding{}
+}

@@ -1,0 +1,202 @@
+package servicepolicies
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/events"
+	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
+	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
+	"github.com/nodeproxy-io/nodeproxy/controllers/overrides"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
+	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
+)
+
+// interval is the least time between two looks at what policies make of
+// all Services.
+const interval = time.Second
+
+// Reconciler writes the status of all ServiceProxyPolicies, and has Services
+// looked at again that were kept as they are when a change had stopped. It runs once at
+// a time, for all policies together.
+type Reconciler struct {
+	Leadership leader.Leadership
+	Client     client.Client // reads come from the cache
+	Events     *events.Recorder
+	Clock      clock.PassiveClock
+	Metrics    *metrics.Metrics
+	Overrides  *overrides.Overrides
+	Resume     func() // has kept Services looked at again
+
+	lastLook time.Time
+	// At the last look.
+	halted   map[v1alpha1.Cause]string
+	refusals int64 // changes of what nodes refuse, seen so far
+}
+
+// +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxypolicies,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxypolicies/status,verbs=update
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
+
+func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
+	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+		return []reconcile.Request{{}}
+	})
+	refusals := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+		r.Overrides.RejectionsChanged()
+		return []reconcile.Request{{}}
+	})
+	return builder.ControllerManagedBy(mgr).
+		Named("servicepolicy").
+		Watches(&v1alpha1.ServiceProxyPolicy{}, all).
+		Watches(&v1alpha1.NodeProxy{}, all, builder.WithPredicates(watches.ComesOrGoes())).
+		Watches(&v1alpha1.NodeProxyRules{}, refusals, builder.WithPredicates(overrides.RejectionsChanged())).
+		Watches(&v1alpha1.ServiceProxyRules{}, all, builder.WithPredicates(shapeChanged())).
+		Watches(&corev1.Service{}, all).
+		Watches(&corev1.Namespace{}, all, builder.WithPredicates(namespaceLabelsChanged())).
+		WatchesRawSource(source.Channel(wake, all)).
+		WithOptions(o).
+		Complete(leader.Guard(r.Leadership, r))
+}
+
+// shapeChanged lets pass what changes which policies shape rules, and how.
+func shapeChanged() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*v1alpha1.ServiceProxyRules), e.ObjectNew.(*v1alpha1.ServiceProxyRules)
+		return before.Annotations[v1alpha1.AnnotationOverrides] != after.Annotations[v1alpha1.AnnotationOverrides] ||
+			!equality.Semantic.DeepEqual(before.Spec.Policies, after.Spec.Policies)
+	}}
+}
+
+func namespaceLabelsChanged() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		return !maps.Equal(e.ObjectOld.GetLabels(), e.ObjectNew.GetLabels())
+	}}
+}
+
+// Reconcile looks at all policies and writes the statuses that differ.
+func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	var list v1alpha1.ServiceProxyPolicyList
+	if err := r.Client.List(ctx, &list); err != nil {
+		return ctrl.Result{}, fmt.Errorf("list ServiceProxyPolicies: %w", err)
+	}
+	if len(list.Items) == 0 {
+		r.Metrics.ShowServicePolicies(nil)
+		r.halted = nil
+		return ctrl.Result{}, nil
+	}
+	if wait := interval - r.Clock.Since(r.lastLook); wait > 0 {
+		return ctrl.Result{RequeueAfter: wait}, nil
+	}
+	r.lastLook = r.Clock.Now()
+	refusals := r.Overrides.RejectionChanges() // before they are read
+	look, err := r.look(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	// A stop may have come and gone since the last look.
+	if halted := look.halted(); r.refusals != refusals || !maps.Equal(r.halted, halted) {
+		r.halted, r.refusals = halted, refusals
+		r.Resume()
+	}
+	r.Metrics.ShowServicePolicies(look.counts())
+	var again ctrl.Result
+	var errs []error
+	for i := range list.Items {
+		result, err := r.write(ctx, &list.Items[i], look)
+		errs = append(errs, err)
+		again.RequeueAfter = retry.Sooner(again.RequeueAfter, result.RequeueAfter)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return ctrl.Result{}, err
+	}
+	return again, nil
+}
+
+// look counts what policies make of all Services.
+func (r *Reconciler) look(ctx context.Context) (*look, error) {
+	set, err := r.Overrides.CurrentPolicies(ctx)
+	if err != nil {
+		return nil, err
+	}
+	on, err := objects.SwitchedOn(ctx, r.Client)
+	if err != nil {
+		return nil, err
+	}
+	look := newLook(set, on)
+	var services corev1.ServiceList
+	if err := r.Client.List(ctx, &services); err != nil {
+		return nil, fmt.Errorf("list Services: %w", err)
+	}
+	for i := range services.Items {
+		svc := &services.Items[i]
+		if !render.Eligible(svc) {
+			continue
+		}
+		stored := &v1alpha1.ServiceProxyRules{}
+		found, err := objects.Get(ctx, r.Client, client.ObjectKey{Name: objects.RulesName(client.ObjectKeyFromObject(svc))}, stored)
+		if err != nil {
+			return nil, err
+		}
+		if !found {
+			stored = nil
+		}
+		out, err := r.Overrides.Look(ctx, set, svc, stored)
+		if err != nil {
+			return nil, err
+		}
+		look.note(svc, out)
+	}
+	refused, err := r.Overrides.Rejected(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for key, by := range refused {
+		look.noteRefused(key, by, r.Overrides.GrantOf(ctx, key))
+	}
+	return look, nil
+}
+
+// write writes the status of a policy if it differs from what is stored, and an event if
+// that is another story.
+func (r *Reconciler) write(ctx context.Context, p *v1alpha1.ServiceProxyPolicy, look *look) (ctrl.Result, error) {
+	if look.set.Generations[p.Name] != p.Generation { // it is about another one
+		return ctrl.Result{RequeueAfter: interval}, nil
+	}
+	status := look.status(p, r.Clock.Now())
+	if equality.Semantic.DeepEqual(p.Status, *status) {
+		r.Metrics.Skip(metrics.KindServicePolicy)
+		return ctrl.Result{}, nil
+	}
+	changed := p.DeepCopy()
+	changed.Status = *status
+	if err := r.Client.Status().Update(ctx, changed); err != nil {
+		return retry.IgnoreRace(fmt.Errorf("update the status of ServiceProxyPolicy %s: %w", p.Name, err))
+	}
+	r.Metrics.Wrote(metrics.KindServicePolicy, metrics.OpUpdate)
+	if severity, reason, note := transition(&p.Status, status); reason != "" {
+		r.Events.TransitionOfPolicy(p, "ServiceProxyPolicy", events.Kind{Severity: severity, Reason: reason, Action: events.ActionRender}, note)
+	}
+	return ctrl.Result{}, nil
+}

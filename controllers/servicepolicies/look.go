@@ -1,0 +1,174 @@
+package servicepolicies
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
+	"github.com/nodeproxy-io/nodeproxy/controllers/overrides"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
+)
+
+// look is what policies make of all Services at one time.
+type look struct {
+	set      *overrides.PolicySet
+	on       bool // nodeproxy is switched on
+	policies map[string]*tally
+}
+
+// tally counts the Services of a policy.
+type tally struct {
+	services, applied int
+	refused           map[types.NamespacedName]overrides.Rejection
+	changes           []policies.RefusedChange          // of those refused
+	ineffective       map[types.NamespacedName][]string // why
+	// overridden are its fields that others set, and useless those without an effect on
+	// some Service.
+	overridden, useless map[string]*fieldTally
+	kept                map[string]int // Services that keep what they have, by why
+}
+
+// fieldTally counts the Services of which one thing is to be said about a field.
+type fieldTally struct {
+	services int
+	first    types.NamespacedName // the one with the lowest name
+	what     string               // of the first
+}
+
+func newLook(set *overrides.PolicySet, on bool) *look {
+	l := &look{set: set, on: on, policies: map[string]*tally{}}
+	for name := range set.Generations {
+		l.policies[name] = &tally{
+			refused: map[types.NamespacedName]overrides.Rejection{}, ineffective: map[types.NamespacedName][]string{},
+			overridden: map[string]*fieldTally{}, useless: map[string]*fieldTally{}, kept: map[string]int{},
+		}
+	}
+	return l
+}
+
+// note counts a Service.
+func (l *look) note(svc *corev1.Service, out overrides.Outlook) {
+	if out.Known == nil {
+		return
+	}
+	key, wanted := client.ObjectKeyFromObject(svc), out.Known.Wanted
+	for _, name := range out.Known.Invalid {
+		l.policies[name].services++
+	}
+	for _, name := range wanted.Matching {
+		t := l.policies[name]
+		t.services++
+		switch {
+		case out.InForce:
+			t.applied++
+		case out.Why != "":
+			t.kept[out.Why]++
+		}
+		for field, winner := range wanted.Overridden[name] {
+			noteField(t.overridden, field, key, winner)
+		}
+	}
+	if len(wanted.Owners) == 0 {
+		return
+	}
+	for _, i := range render.IneffectiveOverrides(svc, &wanted.Overrides) {
+		t := l.policies[wanted.Owners[i.Field]]
+		t.ineffective[key] = append(t.ineffective[key], i.Why)
+		noteField(t.useless, i.Field, key, i.Why)
+	}
+}
+
+func noteField(fields map[string]*fieldTally, field string, key types.NamespacedName, what string) {
+	t := fields[field]
+	if t == nil {
+		t = &fieldTally{}
+		fields[field] = t
+	}
+	if t.services == 0 || objects.CompareNames(key, t.first) < 0 {
+		t.first, t.what = key, what
+	}
+	t.services++
+}
+
+// noteRefused counts a Service that nodes refuse, for those that are held to account for
+// what it has of its policies.
+func (l *look) noteRefused(key types.NamespacedName, by overrides.Rejection, grant *v1alpha1.OverridesGrant) {
+	if grant == nil {
+		return
+	}
+	for _, cause := range grant.By {
+		if t := l.policies[cause.Name]; t != nil && l.set.Generations[cause.Name] == cause.Generation {
+			t.refused[key] = by
+			t.changes = append(t.changes, policies.RefusedChange{Namespace: key.Namespace, Changed: grant.Changed})
+		}
+	}
+}
+
+// halt is for whom the change has halted.
+func (t *tally) halt() policies.Halt { return policies.HaltOf(t.changes) }
+
+// halted are the changes that have halted, with why Services wait.
+func (l *look) halted() map[v1alpha1.Cause]string {
+	out := map[v1alpha1.Cause]string{}
+	for name, t := range l.policies {
+		if len(t.refused) > 0 {
+			out[v1alpha1.Cause{Name: name, Generation: l.set.Generations[name]}] = overrides.WhyKept(name, t.halt())
+		}
+	}
+	return out
+}
+
+// counts are for the metrics: by policy, then by state.
+func (l *look) counts() map[string]map[string]int {
+	out := map[string]map[string]int{}
+	for name, t := range l.policies {
+		refused := 0
+		if t.halt().All {
+			refused = len(t.refused)
+		}
+		out[name] = map[string]int{
+			"selected": t.services, "applied": t.applied, "ineffective": len(t.ineffective), "refused": refused,
+		}
+	}
+	return out
+}
+
+// invalid tells what is wrong with a policy; empty when nothing is.
+func (l *look) invalid(name string) string {
+	for i := range l.set.Invalid {
+		if l.set.Invalid[i].Name == name {
+			return l.set.Invalid[i].Why.ToAggregate().Error()
+		}
+	}
+	return ""
+}
+
+// examples are the Services that nodes refuse, then those that an override has no effect
+// on, each by name.
+func (t *tally) examples() []v1alpha1.ServiceExample {
+	var out []v1alpha1.ServiceExample
+	add := func(key types.NamespacedName, reason, message string) {
+		out = append(out, v1alpha1.ServiceExample{Namespace: key.Namespace, Name: key.Name, Reason: reason, Message: text.Truncate(message, text.MaxExampleMessage)})
+	}
+	for key, by := range t.refused {
+		add(key, v1alpha1.ReasonRefused, by.String())
+	}
+	for key, why := range t.ineffective {
+		add(key, v1alpha1.ReasonIneffective, strings.Join(why, "; "))
+	}
+	slices.SortFunc(out, func(a, b v1alpha1.ServiceExample) int {
+		return cmp.Or(
+			-cmp.Compare(a.Reason, b.Reason), // Refused comes first
+			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name),
+		)
+	})
+	return out[:min(len(out), text.MaxExamples)]
+}

@@ -1,0 +1,183 @@
+package servicepolicies
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/events"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
+)
+
+// status is that of a policy, made afresh but for the times of its conditions.
+func (l *look) status(p *v1alpha1.ServiceProxyPolicy, now time.Time) *v1alpha1.ServiceProxyPolicyStatus {
+	t := l.policies[p.Name]
+	status := &v1alpha1.ServiceProxyPolicyStatus{
+		Conditions:         slices.Clone(p.Status.Conditions),
+		ObservedGeneration: p.Generation,
+		Services:           int32(t.services),
+		Applied:            int32(t.applied),
+		Ineffective:        int32(len(t.ineffective)),
+		Examples:           t.examples(),
+	}
+	set := func(c metav1.Condition) {
+		c.ObservedGeneration = p.Generation
+		c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
+		c.Message = text.Truncate(c.Message, text.MaxStatusMessage)
+		meta.SetStatusCondition(&status.Conditions, c)
+	}
+	ready := l.ready(p.Name, t)
+	set(ready)
+	set(l.accepted(p.Name))
+	set(l.overriddenCondition(p.Name, t))
+	set(t.ineffectiveCondition())
+	if ready.Reason == v1alpha1.ReasonRolloutStopped || ready.Reason == v1alpha1.ReasonInvalidPolicy {
+		set(metav1.Condition{Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, Reason: ready.Reason, Message: ready.Message})
+	} else {
+		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionStalled)
+	}
+	slices.SortFunc(status.Conditions, func(a, b metav1.Condition) int { return cmp.Compare(a.Type, b.Type) })
+	return status
+}
+
+// ready decides the condition Ready of a policy.
+func (l *look) ready(name string, t *tally) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
+	switch why := l.invalid(name); {
+	case why != "":
+		c.Reason, c.Message = v1alpha1.ReasonInvalidPolicy, notUsed(why)
+	case !l.on:
+		c.Reason = v1alpha1.ReasonNoNodeProxy
+		c.Message = `no Service is proxied, as there is no NodeProxy "cluster", or it is being removed: create it`
+	case t.halt().All:
+		c.Reason, c.Message = v1alpha1.ReasonRolloutStopped, t.stoppedMessage()
+	case t.services == 0:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonNothingSelected
+		c.Message = "spec.namespaceSelector and spec.serviceSelector select no proxied Service"
+	case t.applied < t.services:
+		c.Reason, c.Message = v1alpha1.ReasonProgressing, t.progress()
+	default:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonApplied
+	}
+	if len(t.refused) > 0 && (c.Reason == v1alpha1.ReasonProgressing || c.Reason == v1alpha1.ReasonApplied) {
+		c.Message = strings.TrimPrefix(c.Message+"; "+t.changedMessage(), "; ")
+	}
+	return c
+}
+
+func notUsed(why string) string {
+	return "nothing of this policy is used, and the Services that it selects or has shaped keep what they have. Correct " + why
+}
+
+// progress tells how far a change is.
+func (t *tally) progress() string {
+	texts := []string{fmt.Sprintf("%d of %d Services have what policies make of them", t.applied, t.services)}
+	for _, why := range slices.Sorted(maps.Keys(t.kept)) {
+		texts = append(texts, fmt.Sprintf("%d keep what they have, because %s", t.kept[why], why))
+	}
+	return strings.Join(texts, "; ")
+}
+
+// stoppedMessage tells by what a change has stopped, and what to do.
+func (t *tally) stoppedMessage() string {
+	first := slices.MinFunc(slices.Collect(maps.Keys(t.refused)), objects.CompareNames)
+	text := fmt.Sprintf("Service %s, as this policy makes it: %s", first, t.refused[first])
+	if more := len(t.refused) - 1; more > 0 {
+		text += fmt.Sprintf(" (and %d more Services)", more)
+	}
+	if left := t.services - t.applied; left > 0 {
+		text += fmt.Sprintf(". The change has stopped: %d of %d Services keep what they have", left, t.services)
+	}
+	return text + ". Correct the policy, or see to the node: the change goes on with a new spec, or when no node refuses the Service any more"
+}
+
+// changedMessage tells of what nodes refuse though the policy need not be the cause.
+func (t *tally) changedMessage() string {
+	first := slices.MinFunc(slices.Collect(maps.Keys(t.refused)), objects.CompareNames)
+	text := fmt.Sprintf("Service %s has changed itself, and %s", first, t.refused[first])
+	if more := len(t.refused) - 1; more > 0 {
+		text += fmt.Sprintf(" (and %d more Services)", more)
+	}
+	return text + "; correct the Service"
+}
+
+// accepted decides the condition Accepted of a policy.
+func (l *look) accepted(name string) metav1.Condition {
+	if why := l.invalid(name); why != "" {
+		return metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonInvalidPolicy, Message: notUsed(why)}
+	}
+	return metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAccepted}
+}
+
+// overriddenCondition names the fields that stronger policies set.
+func (l *look) overriddenCondition(name string, t *tally) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionOverridden, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNotOverridden}
+	if len(t.overridden) == 0 {
+		return c
+	}
+	c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonOverridden
+	c.Message = inFields(t.overridden, func(field string, f *fieldTally) string {
+		return fmt.Sprintf("spec.overrides.%s is set by policy %s (%s) for %s", field, f.what, text.WinsBy(l.set.Priorities[f.what], l.set.Priorities[name]), f)
+	})
+	return c
+}
+
+// ineffectiveCondition names the fields that have no effect on some Service.
+func (t *tally) ineffectiveCondition() metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionIneffective, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonAllEffective}
+	if len(t.useless) == 0 {
+		return c
+	}
+	c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonIneffective
+	c.Message = inFields(t.useless, func(_ string, f *fieldTally) string {
+		return fmt.Sprintf("for %s, spec.overrides.%s", f, f.what)
+	})
+	return c
+}
+
+// inFields joins what is to be said of fields, by their names.
+func inFields(fields map[string]*fieldTally, say func(string, *fieldTally) string) string {
+	var texts []string
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		texts = append(texts, say(name, fields[name]))
+	}
+	return strings.Join(texts, "; ")
+}
+
+// String names the Services.
+func (f *fieldTally) String() string {
+	if f.services == 1 {
+		return "Service " + f.first.String()
+	}
+	return fmt.Sprintf("%d Services such as %s", f.services, f.first)
+}
+
+// transition is what to say of a policy whose Ready comes to another reason; an
+// empty reason: nothing. A new generation alone is nothing to tell, unless it has stopped
+// as the one before: then it has gone on in between, if only from one look to the next.
+func transition(before, after *v1alpha1.ServiceProxyPolicyStatus) (severity, reason, note string) {
+	was, is := reports.Ready(before.Conditions), reports.Ready(after.Conditions)
+	stoppedAnew := is.Reason == v1alpha1.ReasonRolloutStopped && was.ObservedGeneration != is.ObservedGeneration
+	if was.Reason == is.Reason && !stoppedAnew {
+		return "", "", ""
+	}
+	generation := fmt.Sprintf("generation %d: ", after.ObservedGeneration)
+	switch is.Reason {
+	case v1alpha1.ReasonApplied:
+		return events.Normal, is.Reason, fmt.Sprintf("%sall of %d Services have what policies make of them", generation, after.Services)
+	case v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonNoNodeProxy:
+		return events.Warning, is.Reason, generation + is.Message
+	case v1alpha1.ReasonProgressing: // without the figures of the moment
+		return events.Normal, is.Reason, fmt.Sprintf("%sa change goes to the %d Services that the policy selects", generation, after.Services)
+	}
+	return events.Normal, is.Reason, generation + is.Message
+}

@@ -1,0 +1,81 @@
+package services
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/events"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
+)
+
+const (
+	eventAddressesSkipped     = "AddressesSkipped"
+	eventEndpointsSkipped     = "EndpointsSkipped"
+	eventSourceRangesUnusable = "SourceRangesUnusable"
+	EventServiceRejected      = "ServiceRefused"
+	actionWrite               = "Write"
+	maxObjectBytes            = 1 << 20 // etcd takes 1.5 MiB; the rest is for metadata and growth of the format
+)
+
+const tooLargeMessage = "as ServiceProxyRules it would be larger than 1 MiB; split the Service or let it select fewer pods"
+
+// sayProblems says what is wrong with a Service for a reason, if that is new.
+func (r *Reconciler) sayProblems(ctx context.Context, svc *corev1.Service, reason, text string) {
+	key := client.ObjectKeyFromObject(svc)
+	if !r.Memory.newProblems(key, reason, text) && text != "" {
+		return
+	}
+	if !r.Events.Warn(ctx, svc, reason, events.ActionRender, text) {
+		r.Memory.Unsay(key, reason)
+	}
+}
+
+// rangeText says what is wrong with source ranges; empty when nothing is.
+func rangeText(problems []string) string {
+	if len(problems) == 0 {
+		return ""
+	}
+	return text.Truncate("Source ranges that cannot be used: "+strings.Join(problems, "; ")+". Correct spec.loadBalancerSourceRanges", text.MaxEventNote)
+}
+
+// problemText names the first few problems; empty when there are none.
+func problemText(problems []render.Problem) string {
+	if len(problems) == 0 {
+		return ""
+	}
+	return text.Truncate("Left out because they cannot be used (all other endpoints are programmed): "+text.First(problems, render.Problem.String), text.MaxEventNote)
+}
+
+// skippedText names the first few addresses that are not programmed; empty when all are.
+func skippedText(addresses []v1alpha1.SkippedAddress) string {
+	if len(addresses) == 0 {
+		return ""
+	}
+	one := func(a v1alpha1.SkippedAddress) string { return a.Address + " " + a.Reason }
+	return text.Truncate("Addresses that no Service may have are not programmed (all others are): "+text.First(addresses, one)+
+		". Take them out of spec.externalIPs, or have what makes load balancers give out others", text.MaxEventNote)
+}
+
+// accept notes that nothing of a Service is refused (any more).
+func (r *Reconciler) accept(ctx context.Context, svc *corev1.Service) {
+	r.Memory.accepted(client.ObjectKeyFromObject(svc))
+	r.Events.Warn(ctx, svc, EventServiceRejected, actionWrite, "")
+}
+
+// reject notes and says that a Service's rules cannot be written; what is
+// stored of it stays in force. It returns when to try again.
+func (r *Reconciler) reject(ctx context.Context, svc *corev1.Service, reason, message string, fingerprint uint64) time.Duration {
+	key := client.ObjectKeyFromObject(svc)
+	say, retry := r.Memory.reject(key, reason, message, fingerprint, r.Clock.Now())
+	if say && !r.Events.Warn(ctx, svc, EventServiceRejected, actionWrite,
+		"Its rules cannot be stored, so nodes keep what they have of it and miss later changes: "+message) {
+		r.Memory.Unsay(key, EventServiceRejected)
+	}
+	return retry
+}

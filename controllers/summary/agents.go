@@ -1,0 +1,83 @@
+package summary
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
+	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
+)
+
+// agentsDeployed returns the condition AgentsDeployed, nil where the controller
+// does not run the agents. next is when it may change by the passing of time
+// alone; 0: it cannot.
+func (r *Reconciler) agentsDeployed(ctx context.Context, np *v1alpha1.NodeProxy) (condition *metav1.Condition, next time.Duration, err error) {
+	if !agentdeploy.Managed(np) {
+		return nil, 0, nil
+	}
+	found := r.Findings.Of(findings.AboutDaemonSet, &np.Status, v1alpha1.ConditionAgentsDeployed,
+		v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetRefused)
+	if found.Reason != "" {
+		return &metav1.Condition{
+			Type: v1alpha1.ConditionAgentsDeployed, Status: metav1.ConditionFalse,
+			Reason: found.Reason, Message: text.Truncate(found.Message, text.MaxStatusMessage),
+		}, 0, nil
+	}
+	daemonSet := &appsv1.DaemonSet{}
+	exists, err := objects.Get(ctx, r.Client, client.ObjectKey{Namespace: r.Namespace, Name: agentdeploy.Name}, daemonSet)
+	if err != nil {
+		return nil, 0, err
+	}
+	if !exists {
+		daemonSet = nil
+	}
+	var pods corev1.PodList // of the cache, which has those of the agents alone
+	if err := r.Client.List(ctx, &pods, client.InNamespace(r.Namespace)); err != nil {
+		return nil, 0, fmt.Errorf("list the agents' pods: %w", err)
+	}
+	state := agentdeploy.Assess(daemonSet, pods.Items, r.Clock.Now())
+	state.Condition.Message = text.Truncate(state.Condition.Message, text.MaxStatusMessage)
+	return &state.Condition, state.Next, nil
+}
+
+// withTroubles returns the condition Ready with what is wrong with how the agents
+// are run. That comes first where it keeps agents from working at all, as it is
+// then why nodes are not programmed, or soon will be.
+func withTroubles(ready metav1.Condition, apiServers findings.Finding, agents *metav1.Condition) metav1.Condition {
+	trouble := apiServers
+	if trouble.Reason == "" && agents != nil {
+		switch agents.Reason {
+		case v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetRefused, v1alpha1.ReasonAgentPodsFailing:
+			trouble = findings.Finding{Reason: agents.Reason, Message: agents.Message}
+		case v1alpha1.ReasonAgentPodsNotReady:
+			if ready.Status == metav1.ConditionTrue {
+				trouble = findings.Finding{Reason: agents.Reason, Message: agents.Message}
+			}
+		}
+	}
+	if trouble.Reason == "" || ready.Reason == v1alpha1.ReasonInvalidSettings {
+		return ready
+	}
+	ready.Status, ready.Reason = metav1.ConditionFalse, trouble.Reason
+	ready.Message = text.Truncate(trouble.Message, text.MaxStatusMessage)
+	return ready
+}
+
+// setAgentsDeployed enters that condition, or removes it where there is none.
+func setAgentsDeployed(status *v1alpha1.NodeProxyStatus, condition *metav1.Condition, generation int64, now time.Time) {
+	if condition == nil {
+		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionAgentsDeployed)
+		return
+	}
+	setCondition(status, *condition, generation, now)
+}

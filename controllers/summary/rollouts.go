@@ -1,0 +1,48 @@
+package summary
+
+import (
+	"cmp"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/events"
+	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
+	"github.com/nodeproxy-io/nodeproxy/controllers/rollouts"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
+)
+
+// tell writes an event where a rollout of NodeProxy's own settings has come to another
+// state.
+func (r *Reconciler) tell(before, after *v1alpha1.NodeProxy) {
+	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
+	if what, worth := transitionOfNodeProxy(was.Reason, is.Reason); worth {
+		r.Events.Transition(before, what, fmt.Sprintf("generation %d: %s", after.Generation, cmp.Or(is.Message, "every node's kernel holds what is wanted")))
+	}
+}
+
+// transitionOfNodeProxy is transitionOf for NodeProxy, whose Ready tells of much else.
+func transitionOfNodeProxy(was, is string) (what events.Kind, worth bool) {
+	switch is {
+	case v1alpha1.ReasonProgressing, v1alpha1.ReasonPaused, v1alpha1.ReasonRolloutStopped:
+		return rollouts.Transition(was, is)
+	case v1alpha1.ReasonAllProgrammed:
+		ends := was == v1alpha1.ReasonProgressing || was == v1alpha1.ReasonPaused || was == v1alpha1.ReasonRolloutStopped
+		return events.Kind{Severity: events.Normal, Reason: is, Action: rollouts.Action}, ends
+	}
+	return events.Kind{}, false
+}
+
+// withRollout returns the condition Ready with how far a change of NodeProxy's own
+// settings is. One that has stopped says more than that its node is not programmed.
+func withRollout(ready metav1.Condition, change findings.Finding) metav1.Condition {
+	stopped := change.Reason == v1alpha1.ReasonRolloutStopped && ready.Reason == v1alpha1.ReasonNodesNotProgrammed
+	if change.Reason == "" || !stopped && ready.Status != metav1.ConditionTrue {
+		return ready
+	}
+	ready.Status, ready.Reason = metav1.ConditionFalse, change.Reason
+	ready.Message = text.Truncate(change.Message, text.MaxStatusMessage)
+	return ready
+}

@@ -1,0 +1,67 @@
+package watches
+
+import (
+	"context"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
+)
+
+// OnlyNodeProxy maps whatever changes to the one NodeProxy.
+func OnlyNodeProxy() handler.EventHandler {
+	return handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: v1alpha1.NodeProxyName}}}
+	})
+}
+
+// OfKubernetes lets the EndpointSlices of the API servers pass.
+func OfKubernetes() predicate.Predicate {
+	return predicate.NewPredicateFuncs(func(o client.Object) bool {
+		return o.GetNamespace() == metav1.NamespaceDefault && o.GetLabels()[discoveryv1.LabelServiceName] == objects.KubernetesService
+	})
+}
+
+type Queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+// SpecChanged lets creation of NodeProxy and changes of its spec pass, and the
+// end of a removal.
+func SpecChanged() predicate.Predicate {
+	return predicate.Funcs{
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration()
+		},
+		DeleteFunc: removalEnded,
+	}
+}
+
+// OnCreate lets creation of NodeProxy pass, and the end of a removal.
+func OnCreate() predicate.Predicate {
+	return predicate.Funcs{
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			return objects.BeingRemoved(e.ObjectOld.(*v1alpha1.NodeProxy)) && !objects.BeingRemoved(e.ObjectNew.(*v1alpha1.NodeProxy))
+		},
+		DeleteFunc: removalEnded,
+	}
+}
+
+// removalEnded reports whether a NodeProxy has gone that was being removed. If
+// that was cut short, what was rendered is still there, and changes were not
+// followed meanwhile.
+func removalEnded(e event.DeleteEvent) bool {
+	return objects.BeingRemoved(e.Object.(*v1alpha1.NodeProxy))
+}
+
+// ComesOrGoes lets creation and deletion pass.
+func ComesOrGoes() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }}
+}
