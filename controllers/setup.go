@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -46,19 +47,19 @@ type Options struct {
 	Namespace string
 	// AgentImage is the agents' image unless NodeProxy names one. Empty: it must.
 	AgentImage string
-	// ExposeAgentMetrics has the agents that the controller runs answer /metrics on
-	// every address of their node, and not on 127.0.0.1 alone.
+	// ExposeAgentMetrics has the agents that the controller runs serve /metrics on
+	// every address of their node, not only on 127.0.0.1.
 	ExposeAgentMetrics bool
-	// ShareProxyPorts has the pods of these agents not reserve the ports that a
-	// kube-proxy has, too.
+	// ShareProxyPorts has the pods of these agents not reserve the ports that
+	// kube-proxy uses as well.
 	ShareProxyPorts bool
-	// ManageClusterObjects has the controller keep the admission policies and the
-	// labels of its namespace, for which it needs more rights than by the manifests.
+	// ManageClusterObjects has the controller maintain the admission policies and the
+	// labels of its namespace. It needs more permissions than the manifests grant.
 	ManageClusterObjects bool
-	// APIServerProbe asks whether an API server answers. Nil: a real one, by the
+	// APIServerProbe checks whether an API server answers. Nil: a real one, with the
 	// manager's configuration.
 	APIServerProbe apiservers.Probe
-	// Registerer takes the metrics; required.
+	// Registerer registers the metrics; required.
 	Registerer prometheus.Registerer
 	// APIServers are URLs of API servers that the program was started with. No Service
 	// gets their addresses.
@@ -73,7 +74,7 @@ type Options struct {
 	Concurrency int
 }
 
-// complete sets what was left to defaults.
+// complete sets defaults.
 func (o *Options) complete() {
 	if o.Concurrency <= 0 {
 		o.Concurrency = 4
@@ -86,26 +87,28 @@ func (o *Options) complete() {
 	}
 }
 
-// What the program does around the reconcilers: looking for its namespace.
+// The program itself looks up its namespace.
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get
 
 // SetupWithManager adds indexes and reconcilers to a manager, whose scheme must
-// come from NewScheme and whose cache from CacheOptions.
+// come from objects.NewScheme and whose cache from CacheOptions.
 func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	o.complete()
 	if err := objects.AddIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
 		return err
 	}
-	metrics, err := metrics.New(o.Registerer)
+	m, err := metrics.New(o.Registerer)
 	if err != nil {
 		return err
 	}
-	s := newShared(mgr, o, metrics)
+	s := newShared(mgr, o, m)
 	o.Leadership.Notify(s.lead)
 	for what, err := range map[string]error{
 		"queue of events":                    mgr.Add(s.queue),
-		"reconcilers that render":            s.setupRendering(),
-		"reconciler of rollouts":             s.setupRollout(),
+		"reconciler of Services":             s.setupServices(),
+		"reconciler of Nodes":                s.setupNodes(),
+		"reconciler of the format":           s.setupFormats(),
+		"reconciler of rollouts":             s.setupRollouts(),
 		"reconciler of NodeProxy's status":   s.setupSummary(),
 		"reconciler of the agents":           s.setupAgents(),
 		"reconciler of API server addresses": s.setupAPIServers(),
@@ -124,37 +127,34 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
 // shared is what the reconcilers have in common while they are set up.
 type shared struct {
 	Options
-	mgr      ctrl.Manager
-	metrics  *metrics.Metrics
-	queue    *events.Queue
-	events   *events.Recorder
-	memory   *services.Memory
-	findings *findings.Findings
-	formats  *formats.Formats
-	leftOut  *nodes.LeftOut
-	wakers   wakers
-	// overrides are what policies make of Services.
+	mgr       ctrl.Manager
+	client    client.Client // reads come from the cache
+	live      client.Reader // reads come from the API server
+	metrics   *metrics.Metrics
+	queue     *events.Queue
+	events    *events.Recorder
+	memory    *services.Memory
+	findings  *findings.Findings
+	formats   *formats.Formats
+	leftOut   *nodes.LeftOut
 	overrides *overrides.Overrides
+	wakers    wakers
 }
 
 func newShared(mgr ctrl.Manager, o Options, m *metrics.Metrics) *shared {
-	w := newWakers()
-	queue := events.NewQueue(o.Leadership, mgr.GetClient(), o.Clock, m)
+	w, c := newWakers(), mgr.GetClient()
+	queue := events.NewQueue(o.Leadership, c, o.Clock, m)
 	s := &shared{
-		Options: o, mgr: mgr, metrics: m, wakers: w,
+		Options: o, mgr: mgr, client: c, live: mgr.GetAPIReader(), metrics: m, wakers: w,
 		queue: queue, events: events.NewRecorder(queue, o.Clock),
-		memory:   services.NewMemory(m, w.summary.wake),
-		findings: findings.New(w.summary.wake),
-		formats:  formats.New(mgr.GetClient(), o.FormatVersions),
-		leftOut:  nodes.NewLeftOut(m),
-
-		overrides: overrides.New(mgr.GetClient(), o.Clock),
+		memory: services.NewMemory(m, w.summary.wake), findings: findings.New(w.summary.wake),
+		formats: formats.New(c, o.FormatVersions), leftOut: nodes.NewLeftOut(m), overrides: overrides.New(c, o.Clock),
 	}
 	queue.GivenUp = s.eventLost
 	return s
 }
 
-// eventLost has what an event was to say said again when it is found again.
+// eventLost has a problem reported again, the event of which was lost, as soon as it is found again.
 func (s *shared) eventLost(series events.Series) {
 	if series.About.Kind != "Service" {
 		return // a transition, which does not come again
@@ -167,8 +167,8 @@ func (s *shared) eventLost(series events.Series) {
 	s.memory.Unsay(key, series.Reason)
 }
 
-// lead begins a term as the leader, or ends one. What is remembered is of the
-// term before: another controller may have written since.
+// lead begins a term as the leader, or ends one. Everything remembered is from an earlier
+// term: another controller may have written since.
 func (s *shared) lead(leading bool) {
 	s.metrics.Lead(leading)
 	if !leading {
@@ -184,73 +184,73 @@ func (s *shared) lead(leading bool) {
 	s.wakers.wakeAll()
 }
 
-// setupRendering adds what renders Services and Nodes, in which format.
-func (s *shared) setupRendering() error {
-	ranges := addresses.NewRangeWatcher(s.mgr.GetCache(), s.mgr.GetAPIReader(), s.mgr.GetCache(), s.Clock)
+func (s *shared) setupServices() error {
+	ranges := addresses.NewRangeWatcher(s.mgr.GetCache(), s.live, s.mgr.GetCache(), s.Clock)
 	if err := s.mgr.Add(ranges); err != nil {
 		return err
 	}
-	services := &services.Reconciler{
-		Leadership: s.Leadership, Client: s.mgr.GetClient(), Live: s.mgr.GetAPIReader(), Events: s.events, Clock: s.Clock,
+	r := &services.Reconciler{
+		Leadership: s.Leadership, Client: s.client, Live: s.live, Events: s.events, Clock: s.Clock,
 		Metrics: s.metrics, Memory: s.memory, Formats: s.formats, Overrides: s.overrides,
-		Surroundings: &addresses.Surroundings{Client: s.mgr.GetClient(), Ranges: ranges, APIServers: s.APIServers},
+		Surroundings: &addresses.Surroundings{Client: s.client, Ranges: ranges, APIServers: s.APIServers},
 	}
-	if err := services.Setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.services, s.wakers.keptServices, ranges.Changed); err != nil {
-		return err
-	}
-	nodes := &nodes.Reconciler{
-		Leadership: s.Leadership, Client: s.mgr.GetClient(), Live: s.mgr.GetAPIReader(), Events: s.events, Clock: s.Clock,
+	return r.Setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.services, s.wakers.keptServices, ranges.Changed)
+}
+
+func (s *shared) setupNodes() error {
+	r := &nodes.Reconciler{
+		Leadership: s.Leadership, Client: s.client, Live: s.live, Events: s.events, Clock: s.Clock,
 		Metrics: s.metrics, Formats: s.formats, LeftOut: s.leftOut,
 	}
-	if err := nodes.Setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.nodes); err != nil {
-		return err
-	}
-	format := &formats.Reconciler{
+	return r.Setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.nodes)
+}
+
+func (s *shared) setupFormats() error {
+	r := &formats.Reconciler{
 		Leadership: s.Leadership, Formats: s.formats, Changed: func() { s.wakers.services.wake(); s.wakers.nodes.wake() },
 	}
-	return format.Setup(s.mgr, controllerOptions(1))
+	return r.Setup(s.mgr, controllerOptions(1))
 }
 
-// setupRollout adds what gives changed settings to nodes. It decides about all of them
-// at a time, so there is one worker.
-func (s *shared) setupRollout() error {
-	rollouts := &rollouts.Reconciler{
-		Leadership: s.Leadership, Client: s.mgr.GetClient(), Clock: s.Clock, Metrics: s.metrics, Findings: s.findings, Events: s.events,
+// setupRollouts adds the reconciler that gives changed settings to nodes. Each decision is about
+// all nodes, so it has one worker.
+func (s *shared) setupRollouts() error {
+	r := &rollouts.Reconciler{
+		Leadership: s.Leadership, Client: s.client, Clock: s.Clock, Metrics: s.metrics, Findings: s.findings, Events: s.events,
 	}
-	return rollouts.Setup(s.mgr, controllerOptions(1), s.wakers.rollout)
+	return r.Setup(s.mgr, controllerOptions(1), s.wakers.rollout)
 }
 
-// setupSummary adds what looks after the agents, and writes the status of
-// NodeProxy.
+// setupSummary adds what monitors the agents, and writes the status of NodeProxy.
 func (s *shared) setupSummary() error {
 	agents := liveness.New(liveness.Interval, s.Namespace)
-	summary := &summary.Reconciler{
-		Leadership: s.Leadership, Client: s.mgr.GetClient(), Clock: s.Clock, Metrics: s.metrics, Services: s.memory,
+	r := &summary.Reconciler{
+		Leadership: s.Leadership, Client: s.client, Clock: s.Clock, Metrics: s.metrics, Services: s.memory,
 		Liveness: agents, Findings: s.findings, Events: s.events, Version: s.Version, Namespace: s.Namespace,
 	}
-	if err := summary.Setup(s.mgr, controllerOptions(1), s.wakers.summary); err != nil {
+	if err := r.Setup(s.mgr, controllerOptions(1), s.wakers.summary); err != nil {
 		return err
 	}
 	return s.mgr.Add(&liveness.Watcher{
-		Leadership: s.Leadership, Client: s.mgr.GetClient(), Live: s.mgr.GetAPIReader(), Clock: s.Clock, Metrics: s.metrics,
+		Leadership: s.Leadership, Client: s.client, Live: s.live, Clock: s.Clock, Metrics: s.metrics,
 		Liveness: agents, Changed: s.wakers.summary.wake,
 	})
 }
 
 func (s *shared) setupServicePolicies() error {
 	r := &servicepolicies.Reconciler{
-		Leadership: s.Leadership, Client: s.mgr.GetClient(), Events: s.events, Clock: s.Clock, Metrics: s.metrics,
+		Leadership: s.Leadership, Client: s.client, Events: s.events, Clock: s.Clock, Metrics: s.metrics,
 		Overrides: s.overrides, Resume: s.wakers.keptServices.wake,
 	}
 	return r.Setup(s.mgr, controllerOptions(1), s.wakers.servicePolicies)
 }
 
 func (s *shared) setupAgents() error {
-	agents := &agents.Reconciler{
-		Leadership: s.Leadership, Client: s.mgr.GetClient(), Clock: s.Clock, Metrics: s.metrics, Findings: s.findings,
+	r := &agents.Reconciler{
+		Leadership: s.Leadership, Client: s.client, Clock: s.Clock, Metrics: s.metrics, Findings: s.findings,
 		Namespace: s.Namespace, Image: s.AgentImage, ExposeMetrics: s.ExposeAgentMetrics, ShareProxyPorts: s.ShareProxyPorts,
 	}
-	return agents.Setup(s.mgr, controllerOptions(1), s.wakers.agents)
+	return r.Setup(s.mgr, controllerOptions(1), s.wakers.agents)
 }
 
 func (s *shared) setupAPIServers() error {
@@ -261,41 +261,40 @@ func (s *shared) setupAPIServers() error {
 			return err
 		}
 	}
-	apiServers := &apiservers.Reconciler{
-		Leadership: s.Leadership, Client: s.mgr.GetClient(), Probe: probe, Metrics: s.metrics, Findings: s.findings,
+	r := &apiservers.Reconciler{
+		Leadership: s.Leadership, Client: s.client, Probe: probe, Metrics: s.metrics, Findings: s.findings,
 		Events: s.events, Namespace: s.Namespace,
 	}
-	return apiServers.Setup(s.mgr, controllerOptions(1), s.wakers.apiServers)
+	return r.Setup(s.mgr, controllerOptions(1), s.wakers.apiServers)
 }
 
 func (s *shared) setupRemoval() error {
-	removal := &removal.Reconciler{
-		Leadership: s.Leadership, Client: s.mgr.GetClient(), Live: s.mgr.GetAPIReader(), Events: s.events, Clock: s.Clock,
+	r := &removal.Reconciler{
+		Leadership: s.Leadership, Client: s.client, Live: s.live, Events: s.events, Clock: s.Clock,
 		Metrics: s.metrics, Namespace: s.Namespace,
 	}
-	return removal.Setup(s.mgr, controllerOptions(1))
+	return r.Setup(s.mgr, controllerOptions(1))
 }
 
 func (s *shared) setupStartupTaint() error {
-	taints := &startuptaint.Reconciler{
-		Leadership: s.Leadership, Client: s.mgr.GetClient(), Live: s.mgr.GetAPIReader(), Metrics: s.metrics, Namespace: s.Namespace,
+	r := &startuptaint.Reconciler{
+		Leadership: s.Leadership, Client: s.client, Live: s.live, Metrics: s.metrics, Namespace: s.Namespace,
 	}
-	return taints.Setup(s.mgr, controllerOptions(s.Concurrency))
+	return r.Setup(s.mgr, controllerOptions(s.Concurrency))
 }
 
 func (s *shared) setupClusterObjects() error {
 	if !s.ManageClusterObjects {
 		return nil
 	}
-	objects := &clusterobjects.Reconciler{
-		Leadership: s.Leadership, Client: s.mgr.GetClient(), Events: s.events, Clock: s.Clock, Metrics: s.metrics,
+	r := &clusterobjects.Reconciler{
+		Leadership: s.Leadership, Client: s.client, Events: s.events, Clock: s.Clock, Metrics: s.metrics,
 		Namespace: s.Namespace,
 	}
-	return objects.Setup(s.mgr, controllerOptions(1), s.wakers.clusterObjects, s.wakers.clusterObjects.wake)
+	return r.Setup(s.mgr, controllerOptions(1), s.wakers.clusterObjects, s.wakers.clusterObjects.wake)
 }
 
-// controllerOptions has retries at most 30 s apart, so that the end of an outage
-// is not slept through.
+// controllerOptions retries at most 30 s apart, to notice the end of an outage soon.
 func controllerOptions(concurrency int) controller.Options {
 	return controller.Options{
 		MaxConcurrentReconciles: concurrency,

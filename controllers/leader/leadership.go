@@ -9,19 +9,19 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
 )
 
-// Leadership says when this process may write. Everything else goes on without
-// it: a standby follows all that happens, so that it can take over at once.
+// Leadership decides when this process may write. A standby does everything else, so that it can
+// take over at once.
 type Leadership interface {
-	// Enter waits until this process may write. The context it returns ends when
-	// that does; leave must be called afterwards. It fails only if ctx ends.
+	// Enter waits until this process may write. Term ends when it may no longer; leave must be
+	// called afterwards. Enter fails only if ctx ends.
 	Enter(ctx context.Context) (term context.Context, leave func(), err error)
-	// TryEnter is Enter without waiting; ok tells whether this process may write.
+	// TryEnter is Enter without waiting; ok: this process may write.
 	TryEnter(ctx context.Context) (term context.Context, leave func(), ok bool)
-	// Notify has f called at every change.
+	// Notify calls f at every change.
 	Notify(f func(leading bool))
 }
 
-// Always is the Leadership of a controller that is alone.
+// Always is the Leadership of the only controller.
 type Always struct{}
 
 // Enter implements Leadership.
@@ -35,10 +35,9 @@ func (Always) TryEnter(ctx context.Context) (context.Context, func(), bool) {
 // Notify implements Leadership.
 func (Always) Notify(f func(bool)) { f(true) }
 
-// Guard returns a reconciler whose work waits until this process leads. The
-// workers of a standby hold an item each and the queue all others, each once
-// however often it changes, so a takeover begins with nothing but looking at
-// what the caches hold.
+// Guard returns a reconciler that waits until this process leads. On a standby each worker has one
+// item and the queue all others, each once however often it changes, so a takeover only has
+// to reconcile what is in the caches.
 func Guard(l Leadership, r reconcile.Reconciler) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 		term, leave, err := l.Enter(ctx)
@@ -48,7 +47,7 @@ func Guard(l Leadership, r reconcile.Reconciler) reconcile.Reconciler {
 		defer leave()
 		result, err := r.Reconcile(term, req)
 		if err != nil && term.Err() != nil && ctx.Err() == nil {
-			// The lease was lost in the middle: again, when it is held again.
+			// The lease was lost meanwhile: retry when this process leads again.
 			return ctrl.Result{RequeueAfter: retry.Soon}, nil
 		}
 		return result, err

@@ -170,22 +170,15 @@ func sameFacts(node *corev1.Node, stored *v1alpha1.NodeProxyRules) bool {
 // load returns the Linux Node and the stored rules of that name, nil for what
 // does not exist. A Node that runs something else counts as absent.
 func (r *Reconciler) load(ctx context.Context, name string) (*corev1.Node, *v1alpha1.NodeProxyRules, error) {
-	node, stored := &corev1.Node{}, &v1alpha1.NodeProxyRules{}
-	found, err := objects.Get(ctx, r.Client, client.ObjectKey{Name: name}, node)
+	node, err := objects.Find[corev1.Node](ctx, r.Client, client.ObjectKey{Name: name})
 	if err != nil {
 		return nil, nil, err
 	}
-	if !found || !render.Linux(node) {
+	if node != nil && !render.Linux(node) {
 		node = nil
 	}
-	found, err = objects.Get(ctx, r.Client, client.ObjectKey{Name: name}, stored)
-	if err != nil {
-		return nil, nil, err
-	}
-	if !found {
-		stored = nil
-	}
-	return node, stored, nil
+	stored, err := objects.Find[v1alpha1.NodeProxyRules](ctx, r.Client, client.ObjectKey{Name: name})
+	return node, stored, err
 }
 
 // settings returns what policies make of the settings of a node that has no rules yet, nil

@@ -8,24 +8,23 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// FieldOwner is who applies what, as managedFields show it.
+// FieldOwner owns in managedFields what the controller applies.
 const FieldOwner = client.FieldOwner("nodeproxy-controller")
 
-// Written tells whether something has changed since the last write of an object:
-// what is wanted, or what somebody else has made of it. What it lacks after a
-// restart costs a write that changes nothing.
+// Written are fingerprints of an object at its last write: if the desired or the stored one
+// differs now, it is written again. After a restart, one write changes nothing.
 type Written struct {
 	Desired uint64
 	Stored  uint64
 }
 
-// Fingerprint is a hash of what something is in JSON.
+// Fingerprint returns a hash of the JSON of a value.
 func Fingerprint(of any) (uint64, error) {
 	hash, _, err := Measure(of)
 	return hash, err
 }
 
-// Measure returns a hash of what something is in JSON, and how many bytes that takes.
+// Measure returns a hash of the JSON of a value, and its length.
 func Measure(of any) (hash uint64, bytes int, err error) {
 	text, err := json.Marshal(of)
 	if err != nil {

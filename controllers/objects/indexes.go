@@ -15,6 +15,7 @@ import (
 // KubernetesService is the Service whose EndpointSlices are the API servers.
 const KubernetesService = "kubernetes"
 
+// Indexes of EndpointSlices, and of Services and Nodes by their addresses.
 const (
 	indexSlicesByService   = "nodeproxy.io/service"
 	IndexSlicesByNode      = "nodeproxy.io/node"
@@ -22,8 +23,8 @@ const (
 	IndexNodesByAddress    = "nodeproxy.io/node-address"
 )
 
-// AddIndexes makes slices findable by Service (name within its namespace) and
-// by the nodes they name, and Services and Nodes by their addresses.
+// AddIndexes indexes slices by Service (name within its namespace) and by the nodes they
+// name, and Services and Nodes by their addresses.
 func AddIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	byService := func(o client.Object) []string {
 		if svc, ok := render.ServiceOf(o.(*discoveryv1.EndpointSlice)); ok {
@@ -58,6 +59,7 @@ func SlicesOf(ctx context.Context, c client.Reader, svc types.NamespacedName) ([
 	return ListSlices(ctx, c, client.InNamespace(svc.Namespace), client.MatchingFields{indexSlicesByService: svc.Name})
 }
 
+// ListSlices lists EndpointSlices.
 func ListSlices(ctx context.Context, c client.Reader, opts ...client.ListOption) ([]*discoveryv1.EndpointSlice, error) {
 	var list discoveryv1.EndpointSliceList
 	if err := c.List(ctx, &list, opts...); err != nil {
@@ -70,10 +72,10 @@ func ListSlices(ctx context.Context, c client.Reader, opts ...client.ListOption)
 	return out, nil
 }
 
-// AnyAddress stands in the index of Services by address for each that has one.
+// AnyAddress finds all Services with an address in the index by address.
 const AnyAddress = "*"
 
-// outsideIPs are what a Service is found by: its external and load-balancer IPs.
+// outsideIPs are the keys of a Service: its external and load-balancer IPs.
 func outsideIPs(o client.Object) []string {
 	addresses := render.OutsideIPs(o.(*corev1.Service))
 	if len(addresses) == 0 {
@@ -86,7 +88,7 @@ func outsideIPs(o client.Object) []string {
 	return keys
 }
 
-// nodeIPs are what a Node is found by.
+// nodeIPs are the keys of a Node.
 func nodeIPs(o client.Object) []string {
 	var keys []string
 	for _, a := range render.NodeIPs(o.(*corev1.Node)) {

@@ -7,8 +7,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// NotResponding reports whether the stored status says that the agent does not
-// respond.
+// NotResponding reports whether the status says that the agent does not respond.
 func NotResponding(rules *v1alpha1.NodeProxyRules) bool {
 	c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
 	return c != nil && c.Status == metav1.ConditionUnknown && c.Reason == v1alpha1.ReasonAgentNotResponding
@@ -19,7 +18,7 @@ func Absent(rules *v1alpha1.NodeProxyRules) bool {
 	return rules.Annotations[v1alpha1.AnnotationNodeAbsentSince] != ""
 }
 
-// Ready is the condition Ready, without a reason if there is none.
+// Ready returns the condition Ready; without a reason if there is none.
 func Ready(all []metav1.Condition) metav1.Condition {
 	if c := meta.FindStatusCondition(all, v1alpha1.ConditionReady); c != nil {
 		return *c

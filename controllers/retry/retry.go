@@ -12,15 +12,17 @@ import (
 )
 
 const (
-	// ApplyPause is the least time between two writes of the DaemonSet, so that
-	// whoever keeps changing it is not fought at full speed.
+	// Soon is the pause after a write that lost a race: about the time until the watch delivers
+	// the other one.
+	Soon = 25 * time.Millisecond
+	// ApplyPause is the least time between two writes of an object that others change, too.
 	ApplyPause = time.Second
-	// DeniedPause is the time until a DaemonSet that the API server refuses is
-	// tried again, if nothing else changes before.
+	// DeniedPause is the time until an object that the API server denies is written again,
+	// unless something changes before.
 	DeniedPause = time.Minute
 )
 
-// Sooner is the earlier of two times that are still to come; 0: never.
+// Sooner returns the earlier of two times to come; 0: never.
 func Sooner(a, b time.Duration) time.Duration {
 	if a == 0 || b != 0 && b < a {
 		return b
@@ -28,22 +30,31 @@ func Sooner(a, b time.Duration) time.Duration {
 	return a
 }
 
-// ErrCreate marks the failure of a creation. That nothing is found then means
-// that the API server lacks the kind.
+// ErrCreate marks a creation that failed. Not found then means that the API server lacks the kind.
 var ErrCreate = errors.New("create")
 
-// renderedPolicy is the policy that leaves rendered objects to the controller.
+// IgnoreRace retries soon if a write failed only because the cache is behind. An object that does
+// not exist needs no retry: the watch will report that it is gone.
+func IgnoreRace(err error) (ctrl.Result, error) {
+	switch {
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+		return ctrl.Result{RequeueAfter: Soon}, nil
+	case apierrors.IsNotFound(err) && !errors.Is(err, ErrCreate):
+		return ctrl.Result{}, nil
+	}
+	return ctrl.Result{}, err
+}
+
+// renderedPolicy is the policy that reserves rendered objects for the controller.
 const renderedPolicy = "ValidatingAdmissionPolicy 'nodeproxy-rendered-objects'"
 
-// Denied tells whether the API server refused what an object says, so
-// that the same write will fail until the object or a rule of the cluster
-// changes. What is refused and not stored leaves the inventory, upon which
-// nodes drop the rules they hold of it. So failures that say nothing of the
-// one object must not count: missing rights and a CRD that is being deleted,
-// which are Forbidden too, or a webhook that does not answer. So it is the
-// words of the admission chain that decide. Our own policy counts as a missing
-// right, too: it refuses whatever it is that a controller writes which it does not
-// know, such as one in another namespace than the controller before.
+// Denied reports whether the API server denies an object because of its content, so that the same
+// write fails until the object or a policy of the cluster changes. Such a Service leaves the
+// inventory, and nodes then drop its rules. Failures that say nothing about the object must not
+// count: missing permissions and a CRD that is being deleted, both Forbidden too, or a webhook
+// that does not answer. Therefore the words of the admission chain decide. Our own policy counts as
+// a missing permission: it denies all writes of a controller it does not know, such as one that
+// has moved to another namespace.
 func Denied(err error) bool {
 	if apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
 		return true
@@ -64,20 +75,7 @@ func Denied(err error) bool {
 	return false
 }
 
-// IgnoreRace retries soon where a write failed only because the cache is
-// behind. An object that is not there to be written needs no retry: the watch
-// will tell that it is gone.
-func IgnoreRace(err error) (ctrl.Result, error) {
-	switch {
-	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
-		return ctrl.Result{RequeueAfter: Soon}, nil
-	case apierrors.IsNotFound(err) && !errors.Is(err, ErrCreate):
-		return ctrl.Result{}, nil
-	}
-	return ctrl.Result{}, err
-}
-
-// Message is what the API server said.
+// Message returns the message of the API server.
 func Message(err error) string {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
@@ -85,7 +83,3 @@ func Message(err error) string {
 	}
 	return text.Truncate(err.Error(), text.MaxStatusMessage)
 }
-
-// Soon is the pause before another try when somebody else's write came
-// first: about the time the watch needs to bring it.
-const Soon = 25 * time.Millisecond

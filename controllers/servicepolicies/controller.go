@@ -154,13 +154,9 @@ func (r *Reconciler) look(ctx context.Context) (*look, error) {
 		if !render.Eligible(svc) {
 			continue
 		}
-		stored := &v1alpha1.ServiceProxyRules{}
-		found, err := objects.Get(ctx, r.Client, client.ObjectKey{Name: objects.RulesName(client.ObjectKeyFromObject(svc))}, stored)
+		stored, err := objects.Find[v1alpha1.ServiceProxyRules](ctx, r.Client, client.ObjectKey{Name: objects.RulesName(client.ObjectKeyFromObject(svc))})
 		if err != nil {
 			return nil, err
-		}
-		if !found {
-			stored = nil
 		}
 		out, err := r.Overrides.Look(ctx, set, svc, stored)
 		if err != nil {

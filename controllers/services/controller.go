@@ -118,20 +118,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.begin(ctx); err != nil {
 		return ctrl.Result{}, err
 	}
-	svc := &corev1.Service{}
-	exists, err := objects.Get(ctx, r.Client, req.NamespacedName, svc)
+	svc, err := objects.Find[corev1.Service](ctx, r.Client, req.NamespacedName)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	stored := &v1alpha1.ServiceProxyRules{}
-	found, err := objects.Get(ctx, r.Client, client.ObjectKey{Name: objects.RulesName(req.NamespacedName)}, stored)
+	stored, err := objects.Find[v1alpha1.ServiceProxyRules](ctx, r.Client, client.ObjectKey{Name: objects.RulesName(req.NamespacedName)})
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if !found {
-		stored = nil
-	}
-	if exists && render.Eligible(svc) {
+	if svc != nil && render.Eligible(svc) {
 		if stored == nil {
 			if on, err := objects.MayCreate(ctx, r.Client, r.Live); err != nil || !on {
 				return ctrl.Result{}, err
@@ -139,7 +134,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		}
 		return r.publish(ctx, svc, stored)
 	}
-	if exists {
+	if svc != nil {
 		r.Memory.end(req.NamespacedName)
 	} else {
 		r.Memory.forget(req.NamespacedName)

@@ -153,12 +153,7 @@ func (r *Reconciler) untaint(ctx context.Context, node *corev1.Node) (ctrl.Resul
 
 // lease reads the Lease of a node's agent, nil if there is none.
 func (r *Reconciler) lease(ctx context.Context, node string) (*coordinationv1.Lease, error) {
-	lease := &coordinationv1.Lease{}
-	found, err := objects.Get(ctx, r.Live, client.ObjectKey{Namespace: r.Namespace, Name: v1alpha1.AgentLeaseName(node)}, lease)
-	if err != nil || !found {
-		return nil, err
-	}
-	return lease, nil
+	return objects.Find[coordinationv1.Lease](ctx, r.Live, client.ObjectKey{Namespace: r.Namespace, Name: v1alpha1.AgentLeaseName(node)})
 }
 
 // recall returns what the Lease said when this Node was first seen.

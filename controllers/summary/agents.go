@@ -33,13 +33,9 @@ func (r *Reconciler) agentsDeployed(ctx context.Context, np *v1alpha1.NodeProxy)
 			Reason: found.Reason, Message: text.Truncate(found.Message, text.MaxStatusMessage),
 		}, 0, nil
 	}
-	daemonSet := &appsv1.DaemonSet{}
-	exists, err := objects.Get(ctx, r.Client, client.ObjectKey{Namespace: r.Namespace, Name: agentdeploy.Name}, daemonSet)
+	daemonSet, err := objects.Find[appsv1.DaemonSet](ctx, r.Client, client.ObjectKey{Namespace: r.Namespace, Name: agentdeploy.Name})
 	if err != nil {
 		return nil, 0, err
-	}
-	if !exists {
-		daemonSet = nil
 	}
 	var pods corev1.PodList // of the cache, which has those of the agents alone
 	if err := r.Client.List(ctx, &pods, client.InNamespace(r.Namespace)); err != nil {

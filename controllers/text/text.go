@@ -7,12 +7,17 @@ import (
 	"unicode/utf8"
 )
 
+// Limits of messages.
 const (
-	MaxEventNote     = 1000 // the API takes 1024
-	MaxStatusMessage = 1024
+	MaxEventNote     = 1000 // bytes; the API accepts 1024
+	MaxStatusMessage = 1024 // bytes
+	// MaxExamples is how many nodes or Services the status of a policy names, and MaxExampleMessage
+	// the bytes of the message of each: ten of them stay readable.
+	MaxExamples       = 10
+	MaxExampleMessage = 400
 )
 
-// Truncate cuts a text to a number of bytes without breaking a character.
+// Truncate shortens a text to a number of bytes without breaking a character.
 func Truncate(s string, bytes int) string {
 	if len(s) <= bytes {
 		return s
@@ -25,20 +30,13 @@ func Truncate(s string, bytes int) string {
 	return strings.ToValidUTF8(s[:cut], "") + mark
 }
 
-// FirstNames lists nodes, at most so many by name.
-func FirstNames(nodes []string, most int) string {
-	if more := len(nodes) - most; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(nodes[:most], ", "), more)
+// FirstNames lists names, and counts those beyond the first few.
+func FirstNames(names []string, most int) string {
+	if more := len(names) - most; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
 	}
-	return strings.Join(nodes, ", ")
+	return strings.Join(names, ", ")
 }
-
-const (
-	// MaxExamples is how many nodes or Services the status of a policy names.
-	MaxExamples = 10
-	// MaxExampleMessage keeps ten of them readable.
-	MaxExampleMessage = 400
-)
 
 // WinsBy says why a policy of one priority wins over one of another.
 func WinsBy(priority, loser int32) string {
@@ -49,7 +47,7 @@ func WinsBy(priority, loser int32) string {
 	return text
 }
 
-// First lists the first few of many.
+// First lists the first three, and counts the others.
 func First[T any](all []T, text func(T) string) string {
 	const named = 3
 	texts := make([]string, 0, named+1)

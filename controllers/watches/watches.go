@@ -17,24 +17,24 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 )
 
-// OnlyNodeProxy maps whatever changes to the one NodeProxy.
+// OnlyNodeProxy enqueues the one NodeProxy, whatever changes.
 func OnlyNodeProxy() handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: v1alpha1.NodeProxyName}}}
 	})
 }
 
-// OfKubernetes lets the EndpointSlices of the API servers pass.
+// OfKubernetes passes the EndpointSlices of the API servers.
 func OfKubernetes() predicate.Predicate {
 	return predicate.NewPredicateFuncs(func(o client.Object) bool {
 		return o.GetNamespace() == metav1.NamespaceDefault && o.GetLabels()[discoveryv1.LabelServiceName] == objects.KubernetesService
 	})
 }
 
+// Queue is the queue of a controller.
 type Queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// SpecChanged lets creation of NodeProxy and changes of its spec pass, and the
-// end of a removal.
+// SpecChanged passes the creation of NodeProxy, changes of its spec, and the end of a removal.
 func SpecChanged() predicate.Predicate {
 	return predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
@@ -44,7 +44,7 @@ func SpecChanged() predicate.Predicate {
 	}
 }
 
-// OnCreate lets creation of NodeProxy pass, and the end of a removal.
+// OnCreate passes the creation of NodeProxy, and the end of a removal.
 func OnCreate() predicate.Predicate {
 	return predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
@@ -54,14 +54,13 @@ func OnCreate() predicate.Predicate {
 	}
 }
 
-// removalEnded reports whether a NodeProxy has gone that was being removed. If
-// that was cut short, what was rendered is still there, and changes were not
-// followed meanwhile.
+// removalEnded reports whether a removal of NodeProxy has ended. If it was cut short, rendered objects
+// still exist, and they lack what has changed meanwhile.
 func removalEnded(e event.DeleteEvent) bool {
 	return objects.BeingRemoved(e.Object.(*v1alpha1.NodeProxy))
 }
 
-// ComesOrGoes lets creation and deletion pass.
+// ComesOrGoes passes creations and deletions.
 func ComesOrGoes() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }}
 }
