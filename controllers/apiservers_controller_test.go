@@ -131,7 +131,7 @@ var _ = Describe("APIServersReconciler", func() {
 
 		patchNodeProxy(ctx, fmt.Sprintf(`{"spec":{"apiServer":{"endpoints":[%q]}}}`, wrong))
 		Eventually(summary(ctx), 30*time.Second).Should(WithTransform(ready, SatisfyAll(
-			HavePrefix("False APIServerUnreachable: none of spec.apiServer.endpoints answers"), ContainSubstring(wrong+": dial tcp 127.0.0.1:1: connect: connection refused"))))
+			HavePrefix("False APIServerUnreachable: None of spec.apiServer.endpoints answers"), ContainSubstring(wrong+": dial tcp 127.0.0.1:1: connect: connection refused"))))
 		controller.looks(ctx, "apiservers")
 		Expect(apiServers(ctx)()).To(Equal(before))
 
@@ -140,7 +140,7 @@ var _ = Describe("APIServersReconciler", func() {
 		Expect(k8s.Get(ctx, client.ObjectKey{Namespace: "default", Name: "kubernetes"}, kubernetes)).To(Succeed())
 		patchNodeProxy(ctx, fmt.Sprintf(`{"spec":{"apiServer":{"endpoints":["https://%s:443"]}}}`, kubernetes.Spec.ClusterIP))
 		Eventually(summary(ctx), 30*time.Second).Should(WithTransform(ready, SatisfyAll(
-			HavePrefix("False APIServerUnreachable: "), ContainSubstring("which the agents themselves program"))))
+			HavePrefix("False APIServerUnreachable: "), ContainSubstring("which the agents program themselves"))))
 		controller.looks(ctx, "apiservers")
 		Expect(apiServers(ctx)()).To(Equal(before))
 

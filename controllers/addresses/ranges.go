@@ -76,7 +76,7 @@ func (r *RangeWatcher) Start(ctx context.Context) error {
 			pause = rangesRetryPause
 			if text := err.Error(); text != said && ctx.Err() == nil {
 				said = text
-				log.FromContext(ctx).Error(err, "ServiceCIDRs cannot be followed; trying again")
+				log.FromContext(ctx).Error(err, "ServiceCIDRs cannot be watched; retrying")
 			}
 		}
 		timer := r.clock.NewTimer(pause)
@@ -166,7 +166,7 @@ func (r *RangeWatcher) follow(ctx context.Context) error {
 func (r *RangeWatcher) update(ctx context.Context, versions ...any) {
 	var list networkingv1.ServiceCIDRList
 	if err := r.cached.List(ctx, &list); err != nil {
-		log.FromContext(ctx).Error(err, "ServiceCIDRs could not be listed, so the ranges before count")
+		log.FromContext(ctx).Error(err, "ServiceCIDRs could not be listed, so the former ranges still apply")
 		return
 	}
 	r.take(ctx, list.Items)

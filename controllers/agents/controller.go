@@ -144,11 +144,11 @@ func (r *Reconciler) notTaken(ctx context.Context, err error) (ctrl.Result, erro
 	if errors.As(err, &answer) {
 		r.Findings.Report(findings.AboutDaemonSet, findings.Finding{
 			Reason:  v1alpha1.ReasonDaemonSetRefused,
-			Message: fmt.Sprintf("the API server does not take the DaemonSet %s/%s, agents stay as they are: %s", r.Namespace, agentdeploy.Name, retry.Message(err)),
+			Message: fmt.Sprintf("The API server denies the DaemonSet %s/%s, so the agents are not changed: %s", r.Namespace, agentdeploy.Name, retry.Message(err)),
 		})
 	}
 	if retry.Denied(err) || apierrors.IsBadRequest(err) {
-		log.FromContext(ctx).Info("The API server refuses the agents' DaemonSet; trying again when something changes", "atTheLatestIn", retry.DeniedPause.String(), "why", err.Error())
+		log.FromContext(ctx).Info("The API server denied the agents' DaemonSet; retrying when something changes", "retryAfter", retry.DeniedPause.String(), "why", err.Error())
 		return ctrl.Result{RequeueAfter: retry.DeniedPause}, nil
 	}
 	return ctrl.Result{}, fmt.Errorf("apply the DaemonSet %s/%s: %w", r.Namespace, agentdeploy.Name, err)
@@ -162,7 +162,7 @@ func asStored(applied *appsv1ac.DaemonSetApplyConfiguration) (*appsv1.DaemonSet,
 		err = json.Unmarshal(text, out)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read what the API server says of the DaemonSet: %w", err)
+		return nil, fmt.Errorf("decode the applied DaemonSet: %w", err)
 	}
 	return out, nil
 }

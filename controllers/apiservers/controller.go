@@ -41,7 +41,7 @@ const probePause = 10 * time.Second
 // to be.
 const actionTryAPIServers = "Try"
 
-var errServiceAddress = errors.New("that is the Service default/kubernetes, which the agents themselves program: give the API servers' own addresses")
+var errServiceAddress = errors.New("this is the Service default/kubernetes, which the agents program themselves; specify the API servers' own addresses")
 
 // Reconciler keeps the ConfigMap with the addresses of the API servers,
 // which agents and controllers read as a file: those that NodeProxy names, else
@@ -137,14 +137,14 @@ func (r *Reconciler) usable(ctx context.Context, np *v1alpha1.NodeProxy) ([]stri
 	if len(texts) == len(urls) {
 		r.Findings.Report(findings.AboutAPIServers, findings.Finding{
 			Reason:  v1alpha1.ReasonAPIServerUnreachable,
-			Message: "none of spec.apiServer.endpoints answers the controller, so agents keep the addresses that they have; correct the field, or leave it out to use those of the EndpointSlice default/kubernetes: " + strings.Join(texts, "; "),
+			Message: "None of spec.apiServer.endpoints answers the controller, so agents keep their addresses. Correct the field, or remove it to use the EndpointSlice default/kubernetes: " + strings.Join(texts, "; "),
 		})
 		return nil, nil
 	}
 	r.answered, r.answering = list, use
 	if len(texts) > 0 {
-		note := "Some of spec.apiServer.endpoints do not answer the controller: correct the field if they are wrong. Agents go by the others: " + strings.Join(texts, "; ")
-		log.FromContext(ctx).Info("Some API servers of spec.apiServer.endpoints do not answer; agents go by the others", "why", texts)
+		note := "Some of spec.apiServer.endpoints do not answer the controller. Correct the field if they are wrong; agents use the others: " + strings.Join(texts, "; ")
+		log.FromContext(ctx).Info("Some API servers of spec.apiServer.endpoints do not answer; agents use the others", "why", texts)
 		r.Events.WarnNodeProxy(np, v1alpha1.ReasonAPIServerUnreachable, actionTryAPIServers, note)
 	}
 	return use, nil

@@ -41,7 +41,7 @@ const (
 )
 
 // errNoPolicies is why policies are not kept on an old API server.
-var errNoPolicies = errors.New("the API server does not serve ValidatingAdmissionPolicy of admissionregistration.k8s.io/v1, which Kubernetes has since 1.30: the limits that they set do not hold. Once it does, the controller makes them")
+var errNoPolicies = errors.New("the API server does not serve ValidatingAdmissionPolicy of admissionregistration.k8s.io/v1, which Kubernetes has since 1.30, so their limits are not enforced. The controller creates them once it does")
 
 // Reconciler keeps the admission policies and the labels of its
 // namespace, where whoever installs nodeproxy cannot carry them. It does so whether
@@ -244,13 +244,13 @@ func (r *Reconciler) notTaken(ctx context.Context, owner admission.Owner, kind, 
 	if !retry.Denied(err) && !apierrors.IsBadRequest(err) && !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) && !meta.IsNoMatchError(err) {
 		return 0, fmt.Errorf("apply the %s %s: %w", kind, name, err)
 	}
-	r.say(ctx, owner, fmt.Sprintf("the API server does not take the %s %s, it is tried again every minute: %s", kind, name, retry.Message(err)))
+	r.say(ctx, owner, fmt.Sprintf("the API server denies the %s %s; retrying every minute: %s", kind, name, retry.Message(err)))
 	return retry.DeniedPause, nil
 }
 
 // say says in the log and in an event what cannot be kept.
 func (r *Reconciler) say(ctx context.Context, owner admission.Owner, what string) {
-	log.FromContext(ctx).Info("What --manage-cluster-objects asks for cannot be kept", "why", what)
+	log.FromContext(ctx).Info("The objects of --manage-cluster-objects cannot be maintained", "why", what)
 	r.Events.Say(metav1.NamespaceDefault, corev1.ObjectReference{
 		APIVersion: "v1", Kind: metrics.KindNamespace, Name: owner.Name, UID: owner.UID,
 	}, events.Kind{Severity: events.Warning, Reason: eventClusterObjectRefused, Action: actionApply}, what)

@@ -106,7 +106,7 @@ func (w *policyWatch) follow(ctx context.Context, kind client.Object) (informer 
 			w.fail(errNoPolicies.Error())
 			return false, nil
 		case err != nil:
-			w.fail(fmt.Sprintf("the API server does not say how it serves admission policies, so none is made or restored; it is asked again every %s: %v", followPause, err))
+			w.fail(fmt.Sprintf("the API server does not report how it serves admission policies, so none is created or restored; retrying every %s: %v", followPause, err))
 			return false, nil
 		}
 		informer = found
@@ -119,8 +119,8 @@ func (w *policyWatch) follow(ctx context.Context, kind client.Object) (informer 
 func (w *policyWatch) refused(ctx context.Context, r *toolscache.Reflector, err error) {
 	toolscache.DefaultWatchErrorHandler(ctx, r, err)
 	if apierrors.IsForbidden(err) {
-		w.fail("the controller may not follow the admission policies, so they are made and restored late, or not at all; it is tried again at least every minute: " +
-			retry.Message(err) + ". The rights to list and watch are in the ClusterRole nodeproxy-controller-olm, of which OLM makes one from the clusterPermissions of the ClusterServiceVersion")
+		w.fail("the controller is not allowed to watch the admission policies, so they are created and restored late or not at all; retrying at least every minute: " +
+			retry.Message(err) + ". The permissions to list and watch are in the ClusterRole nodeproxy-controller-olm, which OLM creates from the clusterPermissions of the ClusterServiceVersion")
 	}
 }
 

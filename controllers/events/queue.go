@@ -343,7 +343,7 @@ func (q *Queue) note(ctx context.Context, event *eventsv1.Event, err error) {
 		log.FromContext(ctx).Info("Events are written again")
 		return
 	}
-	log.FromContext(ctx).Error(err, "An event could not be written; further ones that cannot be are not logged", "kind", event.Regarding.Kind,
+	log.FromContext(ctx).Error(err, "An event could not be written; further failures are not logged", "kind", event.Regarding.Kind,
 		"object", klog.KRef(event.Regarding.Namespace, event.Regarding.Name), "reason", event.Reason, "note", event.Note)
 }
 
@@ -363,7 +363,7 @@ func hopeless(err error) bool {
 func counted(event *eventsv1.Event, leftOut int) *eventsv1.Event {
 	out := event.DeepCopy()
 	if leftOut > 0 {
-		suffix := fmt.Sprintf(" (this changed %d times more since the last event)", leftOut)
+		suffix := fmt.Sprintf(" (changed %d more times since the last event)", leftOut)
 		out.Note = text.Truncate(event.Note, text.MaxEventNote-len(suffix)) + suffix
 	}
 	return out

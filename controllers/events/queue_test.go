@@ -168,7 +168,7 @@ func TestEventSaysHowManyWereLeftOut(t *testing.T) {
 	r.pass(eventInterval - 5*time.Second)
 	r.expect("one")
 	r.pass(time.Second)
-	r.expect("one", "four (this changed 2 times more since the last event)")
+	r.expect("one", "four (changed 2 more times since the last event)")
 	if len(r.logged) != 1 {
 		t.Errorf("log %q, want one line", r.logged)
 	}
@@ -179,7 +179,7 @@ func TestEventSaysHowManyWereLeftOut(t *testing.T) {
 	again.queue.client = r.store
 	again.warned(svc, "four")
 	again.pass(0)
-	r.expect("one", "four (this changed 2 times more since the last event)")
+	r.expect("one", "four (changed 2 more times since the last event)")
 }
 
 func TestWhatHoldsNoLongerIsNotWritten(t *testing.T) {

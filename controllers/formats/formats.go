@@ -106,10 +106,10 @@ func (f *Formats) say(ctx context.Context, version int32, behind []string) {
 	const named = 3
 	text := text.FirstNames(behind, named)
 	if text != "" && (text != f.said || version != f.version) {
-		log.FromContext(ctx).Info("Rendered objects are written in an older format, as not all agents know the newest one",
+		log.FromContext(ctx).Info("Writing rendered objects in an older format, because not all agents know the newest one",
 			"formatVersion", version, "newest", slices.Max(f.writable), "nodes", text, "whatToDo", "upgrade the agents there; of Nodes that do not come back, delete the Node")
 	} else if f.version != 0 && version != f.version {
-		log.FromContext(ctx).Info("Rendered objects are written in another format", "formatVersion", version, "before", f.version)
+		log.FromContext(ctx).Info("Writing rendered objects in another format", "formatVersion", version, "before", f.version)
 	}
 	f.said = text
 }

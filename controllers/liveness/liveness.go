@@ -208,15 +208,15 @@ func SilentCondition(rules *v1alpha1.NodeProxyRules, namespace string, renewed t
 		Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionUnknown,
 		Reason: v1alpha1.ReasonAgentNotResponding, ObservedGeneration: rules.Generation,
 	}
-	const whatToDo = "what the kernel was told last stays in force there, changes do not arrive; see on the node that nodeproxy-agent runs and reaches the API server"
+	const whatToDo = "The node keeps its rules, but changes do not reach it. Check there that nodeproxy-agent runs and reaches the API server."
 	switch {
 	case !renewed.IsZero():
-		c.Message = fmt.Sprintf("%s%s (its Lease %s): all else in this status is from before; %s",
+		c.Message = fmt.Sprintf("%s%s (Lease %s); the rest of this status may be stale. %s",
 			v1alpha1.MessageSilentSince, renewed.UTC().Format(time.RFC3339), lease, whatToDo)
 	case rules.Status.Agent != nil:
-		c.Message = fmt.Sprintf("no sign of life of the agent (its Lease %s does not exist): all else in this status is from before; %s", lease, whatToDo)
+		c.Message = fmt.Sprintf("no heartbeat of the agent (Lease %s does not exist); the rest of this status may be stale. %s", lease, whatToDo)
 	default:
-		c.Message = fmt.Sprintf("no agent has ever reported for this node (there is no Lease %s): see that nodeproxy-agent runs on it, with this Node's name as --node-name, and reaches the API server", lease)
+		c.Message = fmt.Sprintf("No agent has ever reported for this node (Lease %s does not exist). Check that nodeproxy-agent runs there, with this Node's name as --node-name, and reaches the API server.", lease)
 	}
 	return c
 }

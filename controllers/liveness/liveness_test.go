@@ -119,7 +119,7 @@ func TestSilentAgents(t *testing.T) {
 		c.rules["a"].Status = v1alpha1.NodeProxyRulesStatus{}
 		c.look()
 		c.expect("no Lease", c.pass(2*time.Minute, nothing), "a at 90")
-		if m := c.rules["a"].Status.Conditions[0].Message; !strings.Contains(m, "no agent has ever reported for this node (there is no Lease ns/agent.a)") {
+		if m := c.rules["a"].Status.Conditions[0].Message; !strings.Contains(m, "No agent has ever reported for this node (Lease ns/agent.a does not exist)") {
 			t.Error(m)
 		}
 	})

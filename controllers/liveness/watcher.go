@@ -99,7 +99,7 @@ func (w *Watcher) look(ctx context.Context) {
 		failure = err.Error()
 	}
 	if failure != w.failure && failure != "" {
-		ctrl.Log.Error(err, "Could not look after the agents; trying again. Meanwhile none is reported as not responding", "every", w.Liveness.interval.String())
+		ctrl.Log.Error(err, "Could not check the agents' Leases; retrying. Meanwhile no agent is reported as not responding", "every", w.Liveness.interval.String())
 	}
 	w.failure = failure
 }
@@ -185,7 +185,7 @@ func (w *Watcher) report(ctx context.Context, rules *v1alpha1.NodeProxyRules) er
 	case err == nil:
 		w.Liveness.reported(rules.Name)
 		w.Metrics.Wrote(metrics.KindNodeStatus, metrics.OpUpdate)
-		ctrl.Log.Info("An agent gives no sign of life", "node", rules.Name, "why", condition.Message)
+		ctrl.Log.Info("An agent does not respond", "node", rules.Name, "why", condition.Message)
 		return nil
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return nil // the next look sees what is there now

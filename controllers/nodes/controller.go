@@ -195,7 +195,7 @@ func (r *Reconciler) settings(ctx context.Context, node *corev1.Node) (*policies
 	}
 	resolution := nodesettings.NewPolicySet(np, all.Items).Nodes.ResolveNew(node.Labels)
 	if resolution.Invalid != nil {
-		log.FromContext(ctx).V(2).Info("A new Node gets no rules, its settings are not valid", "err", resolution.Invalid)
+		log.FromContext(ctx).V(2).Info("A new Node gets no rules, because its settings are not valid", "err", resolution.Invalid)
 	}
 	return resolution, nil
 }

@@ -135,7 +135,7 @@ func (r *Reconciler) sayLeftOut(ctx context.Context, node string, list []render.
 			return false
 		}
 		if !r.Events.Warn(ctx, svc, EventLocalEndpointsLeftOut, events.ActionRender, "The rules of node "+node+" do not contain its local endpoints: "+out.Why()+
-			". Traffic policy Local finds no endpoint there; give the Services of the namespace fewer ports, or spread their pods over more nodes") {
+			". Traffic policy Local finds no endpoint there. Give the Services of the namespace fewer ports, or spread their pods over more nodes") {
 			return false
 		}
 		r.LeftOut.say(out.Service)

@@ -195,7 +195,7 @@ func (o *Overrides) Look(ctx context.Context, set *PolicySet, svc *corev1.Servic
 // WhyKept says why Services keep what they have when the change of a policy has halted.
 func WhyKept(policy string, halt policies.Halt) string {
 	if halt.All {
-		return "the change of policy " + policy + " has stopped"
+		return "the change of policy " + policy + " has halted"
 	}
 	return fmt.Sprintf("the change of policy %s waits in namespace %s", policy, text.First(halt.Namespaces, func(s string) string { return s }))
 }

@@ -23,9 +23,9 @@ import (
 
 // String tells who refuses and why.
 func (r Rejection) String() string {
-	nodes := "node " + r.Node + " refuses it"
+	nodes := "node " + r.Node + " rejects it"
 	if r.Nodes > 1 {
-		nodes = fmt.Sprintf("%d nodes refuse it, such as %s", r.Nodes, r.Node)
+		nodes = fmt.Sprintf("%d nodes reject it, such as %s", r.Nodes, r.Node)
 	}
 	if r.Why == "" {
 		return nodes

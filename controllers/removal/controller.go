@@ -153,7 +153,7 @@ func (r *Reconciler) remove(ctx context.Context, np *v1alpha1.NodeProxy) (ctrl.R
 	if err := r.setFinalizer(ctx, np, false); err != nil {
 		return retry.IgnoreRace(err)
 	}
-	log.FromContext(ctx).Info("NodeProxy is removed, and all that was rendered for it")
+	log.FromContext(ctx).Info("Removed NodeProxy and everything rendered for it")
 	return ctrl.Result{}, nil
 }
 
@@ -165,7 +165,7 @@ func (r *Reconciler) sayLeft(ctx context.Context, np *v1alpha1.NodeProxy, state 
 		return
 	}
 	r.reported = np.UID
-	log.FromContext(ctx).Info("Nodes have not reported that they have removed their rules", "notWaitedForAnyLonger", state.waiting, "noSignOfLife", state.silent, "whatToDo", "run `nodeproxy-agent cleanup` there")
+	log.FromContext(ctx).Info("Some nodes have not reported the removal of their rules", "timedOut", state.waiting, "notResponding", state.silent, "whatToDo", "run `nodeproxy-agent cleanup` there")
 	r.Events.WarnNodeProxy(np, eventNodesNotCleaned, actionRemove,
 		fmt.Sprintf("Not all nodes are clean: %s. Run `nodeproxy-agent cleanup` there (docs/removal.md)", left))
 }
@@ -208,7 +208,7 @@ func (r *Reconciler) removeRendered(ctx context.Context, nodes []v1alpha1.NodePr
 		left := &metav1.PartialObjectMetadataList{}
 		left.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kind + "List"))
 		if err := r.Live.List(ctx, left); err != nil {
-			return false, fmt.Errorf("see that no %s is left: %w", kind, err)
+			return false, fmt.Errorf("check that no %s is left: %w", kind, err)
 		}
 		for i := range left.Items {
 			if left.Items[i].DeletionTimestamp == nil { // else it waits for somebody's finalizer

@@ -69,11 +69,11 @@ func removalOf(rules []v1alpha1.NodeProxyRules) removalState {
 func (s removalState) left() string {
 	var parts []string
 	if len(s.waiting) > 0 {
-		parts = append(parts, fmt.Sprintf("rules may be left on %s, not waited for any longer than %s after NodeProxy was deleted",
+		parts = append(parts, fmt.Sprintf("rules may be left on %s, which did not finish within %s after NodeProxy was deleted",
 			text.FirstNames(s.waiting, maxNodesNamed), text.Age(removalLimit)))
 	}
 	if len(s.silent) > 0 {
-		parts = append(parts, fmt.Sprintf("rules may be left on %s, not waited for because the agent there gives no sign of life", text.FirstNames(s.silent, maxNodesNamed)))
+		parts = append(parts, fmt.Sprintf("rules may be left on %s, where the agent does not respond", text.FirstNames(s.silent, maxNodesNamed)))
 	}
 	return strings.Join(parts, "; ")
 }
@@ -83,7 +83,7 @@ func Condition(np *v1alpha1.NodeProxy, rules []v1alpha1.NodeProxyRules) metav1.C
 	s := removalOf(rules)
 	message := fmt.Sprintf("%d of %d nodes have removed their rules", s.removed, s.removed+len(s.waiting))
 	if len(s.waiting) > 0 {
-		message += fmt.Sprintf("; waiting until %s at the longest for %s",
+		message += fmt.Sprintf("; waiting until %s at the latest for %s",
 			np.DeletionTimestamp.Add(removalLimit).UTC().Format(time.RFC3339), text.FirstNames(s.waiting, maxNodesNamed))
 	}
 	return metav1.Condition{

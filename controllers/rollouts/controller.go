@@ -212,12 +212,12 @@ func (r *Reconciler) write(ctx context.Context, p *pass) (again bool, err error)
 	}
 	for i := range p.members {
 		if m := &p.members[i]; m.upkeep {
-			store(m, m.renewed(), "Wrote again what a node was given")
+			store(m, m.renewed(), "Renewed the grant of a node")
 		}
 	}
 	for _, name := range p.decision.Grants {
 		if m := p.find(name); m.resolution != nil {
-			store(m, m.given(p.set.Budgets, p.now), "Gave a node its settings")
+			store(m, m.given(p.set.Budgets, p.now), "Granted a node its settings")
 		}
 	}
 	return again, errors.Join(errs...)

@@ -107,7 +107,7 @@ func (f *fleet) keeps(nodeLabels labels.Set, m *member) findings.Finding {
 		shaped = m.rules.Spec.Policies
 	}
 	if name := f.set.InvalidFor(nodeLabels, shaped); name != "" {
-		return findings.Finding{Reason: v1alpha1.ReasonInvalidPolicy, Message: fmt.Sprintf("keeps what it has because policy %s is not valid", name)}
+		return findings.Finding{Reason: v1alpha1.ReasonInvalidPolicy, Message: fmt.Sprintf("keeps its settings because policy %s is not valid", name)}
 	}
 	if m.resolution.Invalid != nil {
 		return unusable(m.resolution)
@@ -148,9 +148,9 @@ func (f *fleet) wants(m *member) {
 // unusable says of settings that are not valid together why a node keeps what it has.
 func unusable(r *policies.NodeResolution) findings.Finding {
 	if slices.Contains(r.Blamed, policies.Base) {
-		return findings.Finding{Reason: v1alpha1.ReasonInvalidSettings, Message: "keeps what it has because the settings of NodeProxy are not valid: " + r.Invalid.Error()}
+		return findings.Finding{Reason: v1alpha1.ReasonInvalidSettings, Message: "keeps its settings because those of NodeProxy are not valid: " + r.Invalid.Error()}
 	}
-	return findings.Finding{Reason: v1alpha1.ReasonInvalidResult, Message: fmt.Sprintf("keeps what it has because settings by %s are not valid: %s",
+	return findings.Finding{Reason: v1alpha1.ReasonInvalidResult, Message: fmt.Sprintf("keeps its settings because those of %s are not valid: %s",
 		text.FirstNames(r.Blamed, maxNodesInText), r.Invalid)}
 }
 

@@ -210,7 +210,7 @@ func nodeSays(rules *v1alpha1.NodeProxyRules) string {
 	c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
 	switch {
 	case c == nil || rules.Status.Agent == nil && reports.NotResponding(rules):
-		return "no agent has ever reported: see that nodeproxy-agent runs there"
+		return "no agent has ever reported; check that nodeproxy-agent runs there"
 	case doesItsSettings(rules) || c.Message == "":
 		return c.Reason
 	}

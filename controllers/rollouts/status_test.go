@@ -65,9 +65,9 @@ func TestPolicyStatus(t *testing.T) {
 				says(f.giveTo(t, "edge-01", time.Hour, edge1), metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel lacks ip_vs")
 				f.giveTo(t, "edge-02", time.Minute, edge1)
 			},
-			ready: "False RolloutStopped: edge-01 did not have its settings in force within 300 s of 2026-11-20T11:00:00Z (Failed: the kernel lacks ip_vs); " +
+			ready: "False RolloutStopped: edge-01 did not apply its settings within 300 s of 2026-11-20T11:00:00Z (Failed: the kernel lacks ip_vs); " +
 				"3 other nodes wait until it does, until spec is changed, or until its Node is deleted",
-			examples: "5: edge-01 DeadlineMissed not in force since 2026-11-20T11:00:00Z: Failed: the kernel lacks ip_vs",
+			examples: "5: edge-01 DeadlineMissed not applied since 2026-11-20T11:00:00Z: Failed: the kernel lacks ip_vs",
 		},
 		{
 			name: "stops at the last one", figures: "1 1 0", stalled: true,
@@ -75,14 +75,14 @@ func TestPolicyStatus(t *testing.T) {
 				f.rules, f.nodes = f.rules[:1], f.nodes[:1]
 				says(f.giveTo(t, "edge-01", time.Hour, edge1), metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no sign of life")
 			},
-			ready: "False RolloutStopped: edge-01 did not have its settings in force within 300 s of 2026-11-20T11:00:00Z " +
+			ready: "False RolloutStopped: edge-01 did not apply its settings within 300 s of 2026-11-20T11:00:00Z " +
 				"(AgentNotResponding: no sign of life); no other node waits",
-			examples: "1: edge-01 DeadlineMissed not in force since 2026-11-20T11:00:00Z: AgentNotResponding: no sign of life",
+			examples: "1: edge-01 DeadlineMissed not applied since 2026-11-20T11:00:00Z: AgentNotResponding: no sign of life",
 		},
 		{
 			name: "is paused", figures: "5 0 0",
 			change:   func(f *aFleet) { f.policies[0].Spec.Rollout.Paused = new(true) },
-			ready:    "False Paused: spec.rollout.paused is true: 0 of 5 nodes are done, 5 waiting; set it to false to go on",
+			ready:    "False Paused: spec.rollout.paused is true: 0 of 5 nodes are done, 5 waiting; set it to false to continue",
 			examples: "5: edge-01 Waiting ",
 		},
 		{
@@ -95,7 +95,7 @@ func TestPolicyStatus(t *testing.T) {
 				}
 			},
 			ready: "False Progressing: 0 of 5 nodes are done, 2 not programmed (edge-01, edge-02), 3 waiting; at most 2 may be unavailable; " +
-				"edge-01, edge-02 first must be programmed (Failed: iptables-restore: exit status 4)",
+				"edge-01, edge-02 must be programmed first (Failed: iptables-restore: exit status 4)",
 			examples: "5: edge-01 Failed Failed: iptables-restore: exit status 4",
 		},
 		{
@@ -105,7 +105,7 @@ func TestPolicyStatus(t *testing.T) {
 				f.nodeProxy.Spec.Rollout = &v1alpha1.RolloutSettings{Paused: new(true)}
 			},
 			ready:    "False Progressing: 0 of 5 nodes are done, 5 waiting; at most 2 may be unavailable; some wait for NodeProxy, whose rollout is paused",
-			examples: "5: edge-01 Waiting takes part in the rollout of NodeProxy",
+			examples: "5: edge-01 Waiting is part of the rollout of NodeProxy",
 		},
 		{
 			name: "is done", figures: "1 1 1",
@@ -114,7 +114,7 @@ func TestPolicyStatus(t *testing.T) {
 				rules := f.giveTo(t, "edge-01", time.Hour, edge1)
 				rules.Status.SettingsRevision = rules.Spec.SettingsRevision
 			},
-			ready:    "True Applied: the 1 node that it selects has its settings in force",
+			ready:    "True Applied: The selected node has applied its settings.",
 			examples: "0",
 		},
 		{
@@ -141,22 +141,22 @@ func TestPolicyStatus(t *testing.T) {
 				f.giveTo(t, "edge-02", time.Hour)
 			},
 			ready: "False NodesNotProgrammed: 0 of 2 nodes are done, 2 not programmed (edge-01, edge-02); " +
-				"edge-01: no agent has ever reported: see that nodeproxy-agent runs there",
-			examples: "2: edge-01 AgentNotResponding no agent has ever reported: see that nodeproxy-agent runs there",
+				"edge-01: no agent has ever reported; check that nodeproxy-agent runs there",
+			examples: "2: edge-01 AgentNotResponding no agent has ever reported; check that nodeproxy-agent runs there",
 		},
 		{
 			name: "is not valid", figures: "5 0 0", stalled: true,
 			change: func(f *aFleet) { f.policies[0].Spec.Settings.IPVS = &v1alpha1.IPVSSettings{Scheduler: new("fastest")} },
-			ready: "False InvalidPolicy: nothing of this policy is used, and nodes that it selects or has shaped keep what they have, because: " +
+			ready: "False InvalidPolicy: This policy is not used, and the nodes that it selects or has shaped keep their settings: " +
 				`spec.settings.ipvs.scheduler: Unsupported value: "fastest": supported values: "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh", "twos"`,
-			examples: "5: edge-01 InvalidPolicy keeps what it has because policy edge is not valid",
+			examples: "5: edge-01 InvalidPolicy keeps its settings because policy edge is not valid",
 		},
 		{
 			name: "has no deadline", figures: "5 0 0", stalled: true,
 			change: func(f *aFleet) { f.policies[0].Spec.Rollout.ProgressDeadlineSeconds = new(int32(0)) },
-			ready: "False InvalidPolicy: nothing of this policy is used, and nodes that it selects or has shaped keep what they have, because: " +
+			ready: "False InvalidPolicy: This policy is not used, and the nodes that it selects or has shaped keep their settings: " +
 				`spec.rollout.progressDeadlineSeconds: Invalid value: 0: must be 1 or more`,
-			examples: "5: edge-01 InvalidPolicy keeps what it has because policy edge is not valid",
+			examples: "5: edge-01 InvalidPolicy keeps its settings because policy edge is not valid",
 		},
 		{
 			name: "has no valid result", figures: "5 0 0", stalled: true,
@@ -164,19 +164,19 @@ func TestPolicyStatus(t *testing.T) {
 				f.policies[0].Spec.Settings.Sync = &v1alpha1.SyncSettings{MinIntervalMilliseconds: new(int32(20000))}
 				f.policy(t, "careful", `{nodeSelector: {}, settings: {sync: {verifyIntervalSeconds: 15}}}`)
 			},
-			ready: "False InvalidResult: with NodeProxy and policies careful this policy makes settings that are not valid, and nodes keep what they have: " +
+			ready: "False InvalidResult: Together with NodeProxy and policies careful, this policy results in settings that are not valid, and nodes keep theirs: " +
 				"spec.settings.sync.verifyIntervalSeconds: Invalid value: 15: must not be shorter than minIntervalMilliseconds (20000)",
-			examples: "5: edge-01 InvalidResult keeps what it has because settings by careful, edge are not valid: " +
+			examples: "5: edge-01 InvalidResult keeps its settings because those of careful, edge are not valid: " +
 				"spec.settings.sync.verifyIntervalSeconds: Invalid value: 15: must not be shorter than minIntervalMilliseconds (20000)",
 		},
 		{
 			name: "selects nothing", figures: "0 0 0", change: func(f *aFleet) { f.nodes, f.rules = nil, nil },
-			ready:    "True NothingSelected: spec.nodeSelector selects no Linux node: compare it to the labels that `kubectl get nodes --show-labels` prints",
+			ready:    "True NothingSelected: spec.nodeSelector selects no Linux node. Compare it with the labels in `kubectl get nodes --show-labels`.",
 			examples: "0",
 		},
 		{
 			name: "has no NodeProxy", figures: "5 0 0", change: func(f *aFleet) { f.nodeProxy = nil },
-			ready:    "False NoNodeProxy: there is no NodeProxy: nothing is given to nodes until one named cluster is created",
+			ready:    "False NoNodeProxy: There is no NodeProxy, so nodes are not changed. Create one named cluster.",
 			examples: "5: edge-01 NoNodeProxy there is no NodeProxy",
 		},
 	}
@@ -274,10 +274,10 @@ func TestFindingOfNodeProxy(t *testing.T) {
 	f.nodeProxy.Spec.Settings = &v1alpha1.WrittenSettings{Mode: new(v1alpha1.ModeIPVS)}
 	expect("a change", "Progressing: 0 of 2 nodes are done, 1 being updated (edge-01), 1 waiting; at most 1 may be unavailable")
 	f.nodeProxy.Spec.Rollout = &v1alpha1.RolloutSettings{Paused: new(true)}
-	expect("paused", "Paused: spec.rollout.paused is true: 0 of 2 nodes are done, 2 waiting; set it to false to go on")
+	expect("paused", "Paused: spec.rollout.paused is true: 0 of 2 nodes are done, 2 waiting; set it to false to continue")
 	f.nodeProxy.Spec.Rollout = nil
 	f.giveTo(t, "edge-01", time.Hour, v1alpha1.Cause{Generation: 1})
-	expect("stopped", "RolloutStopped: edge-01 did not have its settings in force within 600 s of 2026-11-20T11:00:00Z (Programmed); "+
+	expect("stopped", "RolloutStopped: edge-01 did not apply its settings within 600 s of 2026-11-20T11:00:00Z (Programmed); "+
 		"1 other node waits until it does, until spec is changed, or until its Node is deleted")
 }
 

@@ -19,24 +19,24 @@ const (
 )
 
 const (
-	noNodeProxyText     = "there is no NodeProxy: nothing is given to nodes until one named " + v1alpha1.NodeProxyName + " is created"
-	nothingSelectedText = "spec.nodeSelector selects no Linux node: compare it to the labels that `kubectl get nodes --show-labels` prints"
+	noNodeProxyText     = "There is no NodeProxy, so nodes are not changed. Create one named " + v1alpha1.NodeProxyName + "."
+	nothingSelectedText = "spec.nodeSelector selects no Linux node. Compare it with the labels in `kubectl get nodes --show-labels`."
 )
 
 func appliedText(nodes int) string {
 	if nodes == 1 {
-		return "the 1 node that it selects has its settings in force"
+		return "The selected node has applied its settings."
 	}
-	return fmt.Sprintf("all %d nodes that it selects have their settings in force", nodes)
+	return fmt.Sprintf("All %d selected nodes have applied their settings.", nodes)
 }
 
 func invalidPolicyText(err error) string {
-	return "nothing of this policy is used, and nodes that it selects or has shaped keep what they have, because: " + err.Error()
+	return "This policy is not used, and the nodes that it selects or has shaped keep their settings: " + err.Error()
 }
 
 // invalidResultText says which other policies are part of it, as the mistake may be theirs.
 func (p *pass) invalidResultText(policy string) string {
-	out := "with NodeProxy"
+	out := "Together with NodeProxy"
 	var others []string
 	for _, m := range p.selected[policy] {
 		if m.resolution.Invalid == nil || !slices.Contains(m.resolution.Blamed, policy) {
@@ -52,7 +52,7 @@ func (p *pass) invalidResultText(policy string) string {
 		slices.Sort(others)
 		out += " and policies " + text.FirstNames(others, maxNodesInText)
 	}
-	return fmt.Sprintf("%s this policy makes settings that are not valid, and nodes keep what they have: %s", out, p.blamed[policy])
+	return fmt.Sprintf("%s, this policy results in settings that are not valid, and nodes keep theirs: %s", out, p.blamed[policy])
 }
 
 // stoppedText says by whom a rollout has stopped, and what makes it go on.
@@ -62,7 +62,7 @@ func (p *pass) stoppedText(budget string, t tally) string {
 	if len(missed) > 1 {
 		their, until = "their", "until they do, until spec is changed, or until their Nodes are deleted"
 	}
-	out := fmt.Sprintf("%s did not have %s settings in force within %d s of %s (%s)", text.FirstNames(missed, maxNodesInText), their,
+	out := fmt.Sprintf("%s did not apply %s settings within %d s of %s (%s)", text.FirstNames(missed, maxNodesInText), their,
 		int(p.set.Budgets[budget].Deadline.Seconds()), first.Given.UTC().Format(time.RFC3339), nodeSays(first.rules))
 	switch n := len(t[waiting]); n {
 	case 0:
@@ -76,7 +76,7 @@ func (p *pass) stoppedText(budget string, t tally) string {
 }
 
 func pausedText(t tally) string {
-	return fmt.Sprintf("spec.rollout.paused is true: %s; set it to false to go on", countsText(t))
+	return fmt.Sprintf("spec.rollout.paused is true: %s; set it to false to continue", countsText(t))
 }
 
 // progressText says how far a rollout is, and what it waits for.
@@ -86,7 +86,7 @@ func (p *pass) progressText(budget string, t tally) string {
 	if len(t[waiting]) > 0 {
 		parts = append(parts, fmt.Sprintf("at most %d may be unavailable", s.Max))
 		if blocking := t.names(failing); s.InFlight() == 0 && len(blocking) > 0 && s.Unavailable >= s.Max {
-			parts = append(parts, fmt.Sprintf("%s first must be programmed (%s)", text.FirstNames(blocking, maxNodesInText), nodeSays(t[failing][0].rules)))
+			parts = append(parts, fmt.Sprintf("%s must be programmed first (%s)", text.FirstNames(blocking, maxNodesInText), nodeSays(t[failing][0].rules)))
 		}
 	}
 	for _, name := range t.others(budget) {
@@ -104,11 +104,11 @@ func (p *pass) holdsBack(budget string) string {
 	case s == nil:
 		return ""
 	case len(s.Missed) > 0:
-		return fmt.Sprintf("some wait for %s, whose rollout has stopped: see there", who)
+		return fmt.Sprintf("some wait for %s, whose rollout has halted", who)
 	case p.set.Budgets[budget].Paused:
 		return fmt.Sprintf("some wait for %s, whose rollout is paused", who)
 	default:
-		return fmt.Sprintf("some take part in the rollout of %s, too", who)
+		return fmt.Sprintf("some are also part of the rollout of %s", who)
 	}
 }
 
@@ -156,7 +156,7 @@ func (p *pass) failingText(policy string, t tally) string {
 func (p *pass) example(m *member, which progress, budget string) (reason, message string) {
 	switch which {
 	case missedDeadline:
-		return v1alpha1.ReasonDeadlineMissed, fmt.Sprintf("not in force since %s: %s", m.Given.UTC().Format(time.RFC3339), nodeSays(m.rules))
+		return v1alpha1.ReasonDeadlineMissed, fmt.Sprintf("not applied since %s: %s", m.Given.UTC().Format(time.RFC3339), nodeSays(m.rules))
 	case keeps:
 		return m.kept.Reason, m.kept.Message
 	case failing:
@@ -182,7 +182,7 @@ func (p *pass) waitsFor(m *member, budget string) string {
 	if len(others) == 0 {
 		return ""
 	}
-	return "takes part in the rollout of " + strings.Join(others, " and ")
+	return "is part of the rollout of " + strings.Join(others, " and ")
 }
 
 // failure is the reason why a node is not programmed.

@@ -57,7 +57,7 @@ func (l *look) ready(name string, t *tally) metav1.Condition {
 		c.Reason, c.Message = v1alpha1.ReasonInvalidPolicy, notUsed(why)
 	case !l.on:
 		c.Reason = v1alpha1.ReasonNoNodeProxy
-		c.Message = `no Service is proxied, as there is no NodeProxy "cluster", or it is being removed: create it`
+		c.Message = `No Service is proxied because there is no NodeProxy "cluster", or it is being removed. Create it.`
 	case t.halt().All:
 		c.Reason, c.Message = v1alpha1.ReasonRolloutStopped, t.stoppedMessage()
 	case t.services == 0:
@@ -75,14 +75,14 @@ func (l *look) ready(name string, t *tally) metav1.Condition {
 }
 
 func notUsed(why string) string {
-	return "nothing of this policy is used, and the Services that it selects or has shaped keep what they have. Correct " + why
+	return "This policy is not used, and the Services that it selects or has shaped keep their overrides. Correct " + why
 }
 
 // progress tells how far a change is.
 func (t *tally) progress() string {
-	texts := []string{fmt.Sprintf("%d of %d Services have what policies make of them", t.applied, t.services)}
+	texts := []string{fmt.Sprintf("%d of %d Services have the overrides of their policies", t.applied, t.services)}
 	for _, why := range slices.Sorted(maps.Keys(t.kept)) {
-		texts = append(texts, fmt.Sprintf("%d keep what they have, because %s", t.kept[why], why))
+		texts = append(texts, fmt.Sprintf("%d keep their overrides because %s", t.kept[why], why))
 	}
 	return strings.Join(texts, "; ")
 }
@@ -90,20 +90,20 @@ func (t *tally) progress() string {
 // stoppedMessage tells by what a change has stopped, and what to do.
 func (t *tally) stoppedMessage() string {
 	first := slices.MinFunc(slices.Collect(maps.Keys(t.refused)), objects.CompareNames)
-	text := fmt.Sprintf("Service %s, as this policy makes it: %s", first, t.refused[first])
+	text := fmt.Sprintf("Service %s, as shaped by this policy: %s", first, t.refused[first])
 	if more := len(t.refused) - 1; more > 0 {
 		text += fmt.Sprintf(" (and %d more Services)", more)
 	}
 	if left := t.services - t.applied; left > 0 {
-		text += fmt.Sprintf(". The change has stopped: %d of %d Services keep what they have", left, t.services)
+		text += fmt.Sprintf(". The change has halted: %d of %d Services keep their overrides", left, t.services)
 	}
-	return text + ". Correct the policy, or see to the node: the change goes on with a new spec, or when no node refuses the Service any more"
+	return text + ". Correct the policy or fix the node: the change continues with a new spec, or once no node rejects the Service"
 }
 
 // changedMessage tells of what nodes refuse though the policy need not be the cause.
 func (t *tally) changedMessage() string {
 	first := slices.MinFunc(slices.Collect(maps.Keys(t.refused)), objects.CompareNames)
-	text := fmt.Sprintf("Service %s has changed itself, and %s", first, t.refused[first])
+	text := fmt.Sprintf("Service %s itself has changed, and %s", first, t.refused[first])
 	if more := len(t.refused) - 1; more > 0 {
 		text += fmt.Sprintf(" (and %d more Services)", more)
 	}
@@ -173,11 +173,11 @@ func transition(before, after *v1alpha1.ServiceProxyPolicyStatus) (severity, rea
 	generation := fmt.Sprintf("generation %d: ", after.ObservedGeneration)
 	switch is.Reason {
 	case v1alpha1.ReasonApplied:
-		return events.Normal, is.Reason, fmt.Sprintf("%sall of %d Services have what policies make of them", generation, after.Services)
+		return events.Normal, is.Reason, fmt.Sprintf("%sall %d Services have the overrides of their policies", generation, after.Services)
 	case v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonNoNodeProxy:
 		return events.Warning, is.Reason, generation + is.Message
 	case v1alpha1.ReasonProgressing: // without the figures of the moment
-		return events.Normal, is.Reason, fmt.Sprintf("%sa change goes to the %d Services that the policy selects", generation, after.Services)
+		return events.Normal, is.Reason, fmt.Sprintf("%sa change is being applied to the %d Services that the policy selects", generation, after.Services)
 	}
 	return events.Normal, is.Reason, generation + is.Message
 }

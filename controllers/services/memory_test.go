@@ -205,7 +205,7 @@ func TestProblemText(t *testing.T) {
 	for i := range 5 {
 		problems = append(problems, render.Problem{Slice: fmt.Sprintf("s%d", i), Detail: "wrong"})
 	}
-	want := "Left out because they cannot be used (all other endpoints are programmed): " +
+	want := "Skipped endpoints that cannot be used (all others are programmed): " +
 		"EndpointSlice s0: wrong; EndpointSlice s1: wrong; EndpointSlice s2: wrong; and 2 more"
 	if diff := cmp.Diff(want, problemText(problems)); diff != "" {
 		t.Error(diff)

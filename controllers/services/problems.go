@@ -23,7 +23,7 @@ const (
 	maxObjectBytes            = 1 << 20 // etcd takes 1.5 MiB; the rest is for metadata and growth of the format
 )
 
-const tooLargeMessage = "as ServiceProxyRules it would be larger than 1 MiB; split the Service or let it select fewer pods"
+const tooLargeMessage = "its ServiceProxyRules would be larger than 1 MiB; split the Service or let it select fewer pods"
 
 // sayProblems says what is wrong with a Service for a reason, if that is new.
 func (r *Reconciler) sayProblems(ctx context.Context, svc *corev1.Service, reason, text string) {
@@ -49,7 +49,7 @@ func problemText(problems []render.Problem) string {
 	if len(problems) == 0 {
 		return ""
 	}
-	return text.Truncate("Left out because they cannot be used (all other endpoints are programmed): "+text.First(problems, render.Problem.String), text.MaxEventNote)
+	return text.Truncate("Skipped endpoints that cannot be used (all others are programmed): "+text.First(problems, render.Problem.String), text.MaxEventNote)
 }
 
 // skippedText names the first few addresses that are not programmed; empty when all are.
@@ -58,8 +58,8 @@ func skippedText(addresses []v1alpha1.SkippedAddress) string {
 		return ""
 	}
 	one := func(a v1alpha1.SkippedAddress) string { return a.Address + " " + a.Reason }
-	return text.Truncate("Addresses that no Service may have are not programmed (all others are): "+text.First(addresses, one)+
-		". Take them out of spec.externalIPs, or have what makes load balancers give out others", text.MaxEventNote)
+	return text.Truncate("Skipped addresses that Services are not allowed to have (all others are programmed): "+text.First(addresses, one)+
+		". Remove them from spec.externalIPs, or have the load balancer controller assign others", text.MaxEventNote)
 }
 
 // accept notes that nothing of a Service is refused (any more).
@@ -74,7 +74,7 @@ func (r *Reconciler) reject(ctx context.Context, svc *corev1.Service, reason, me
 	key := client.ObjectKeyFromObject(svc)
 	say, retry := r.Memory.reject(key, reason, message, fingerprint, r.Clock.Now())
 	if say && !r.Events.Warn(ctx, svc, EventServiceRejected, actionWrite,
-		"Its rules cannot be stored, so nodes keep what they have of it and miss later changes: "+message) {
+		"Its rules cannot be stored, so nodes keep its former rules and miss changes: "+message) {
 		r.Memory.Unsay(key, EventServiceRejected)
 	}
 	return retry

@@ -144,10 +144,10 @@ func (r *Reconciler) untaint(ctx context.Context, node *corev1.Node) (ctrl.Resul
 	next := node.DeepCopy()
 	next.Spec.Taints = withoutStartupTaint(node.Spec.Taints)
 	if err := r.Client.Patch(ctx, next, client.MergeFromWithOptions(node, client.MergeFromWithOptimisticLock{})); err != nil {
-		return retry.IgnoreRace(fmt.Errorf("take the taint %s off Node %s: %w", v1alpha1.TaintAgentNotReady, node.Name, err))
+		return retry.IgnoreRace(fmt.Errorf("remove the taint %s from Node %s: %w", v1alpha1.TaintAgentNotReady, node.Name, err))
 	}
 	r.Metrics.Wrote(metrics.KindTaint, metrics.OpUpdate)
-	log.FromContext(ctx).Info("Took the startup taint off a Node, as its agent serves pods now", "node", node.Name, "taint", v1alpha1.TaintAgentNotReady)
+	log.FromContext(ctx).Info("Removed the startup taint from a Node, because its agent serves pods now", "node", node.Name, "taint", v1alpha1.TaintAgentNotReady)
 	return ctrl.Result{}, nil
 }
 

@@ -58,10 +58,10 @@ func readiness(rules []v1alpha1.NodeProxyRules, counts v1alpha1.NodeCounts, inva
 	switch {
 	case invalid != nil:
 		ready.Reason = v1alpha1.ReasonInvalidSettings
-		ready.Message = text.Truncate("nodes keep the settings they have, because: "+invalid.Error(), text.MaxStatusMessage)
+		ready.Message = text.Truncate("Nodes keep their settings because those of NodeProxy are not valid: "+invalid.Error(), text.MaxStatusMessage)
 	case counts.Total == 0:
 		ready.Reason = v1alpha1.ReasonNoNodes
-		ready.Message = "there is no Linux Node"
+		ready.Message = "There is no Linux Node."
 	case counts.Programmed < counts.Total:
 		ready.Reason = v1alpha1.ReasonNodesNotProgrammed
 		var why string
@@ -103,7 +103,7 @@ func notProgrammed(rules []v1alpha1.NodeProxyRules, now time.Time) (why string, 
 	case reports.NotResponding(first):
 		var age time.Duration
 		age, next = silentFor(c, now)
-		why = "no sign of life for " + text.Age(age)
+		why = "no heartbeat for " + text.Age(age)
 	case c.Message == "":
 		why = c.Reason
 	default:

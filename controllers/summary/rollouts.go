@@ -19,7 +19,7 @@ import (
 func (r *Reconciler) tell(before, after *v1alpha1.NodeProxy) {
 	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
 	if what, worth := transitionOfNodeProxy(was.Reason, is.Reason); worth {
-		r.Events.Transition(before, what, fmt.Sprintf("generation %d: %s", after.Generation, cmp.Or(is.Message, "every node's kernel holds what is wanted")))
+		r.Events.Transition(before, what, fmt.Sprintf("generation %d: %s", after.Generation, cmp.Or(is.Message, "all nodes are programmed")))
 	}
 }
 
