@@ -21,23 +21,22 @@ import (
 )
 
 const (
-	// rangesAbsentPause is the time between looks whether the cluster has ServiceCIDRs by
-	// now: it gets them when it is upgraded.
+	// rangesAbsentPause is the time between checks whether the cluster has ServiceCIDRs by now: an
+	// upgrade adds them.
 	rangesAbsentPause = 5 * time.Minute
-	// rangesRetryPause is the time between tries to read or watch them.
+	// rangesRetryPause is the time between attempts to list or watch them.
 	rangesRetryPause = 5 * time.Second
 )
 
-// RangeWatcher follows the ServiceCIDRs, if the cluster has such: the kind is part of
-// Kubernetes from 1.33 on and may be switched off. So it is not among what the cache
-// must have filled before anything is rendered.
+// RangeWatcher watches the ServiceCIDRs. The kind is part of Kubernetes since 1.33 and can be
+// disabled, so the cache does not wait for it before anything is rendered.
 type RangeWatcher struct {
 	cached  client.Reader // of the cache that informers belongs to
 	live    client.Reader
 	watches cache.Informers
 	clock   clock.Clock
-	// Changed takes each version of a ServiceCIDR that has come or gone, and one of all addresses
-	// once the ranges are known, if anything waits for that.
+	// Changed receives each version of a ServiceCIDR that was added or removed. Once the ranges are
+	// known, it receives one of all addresses, if anything waits for that.
 	Changed chan event.GenericEvent
 
 	mu      sync.Mutex
@@ -52,8 +51,7 @@ func NewRangeWatcher(cached, live client.Reader, watches cache.Informers, clk cl
 	return &RangeWatcher{cached: cached, live: live, watches: watches, clock: clk, Changed: make(chan event.GenericEvent)}
 }
 
-// Current returns the ranges; false: they are not known yet, and whoever asks is woken up when they
-// are.
+// Current returns the ranges; false: they are not known yet, and Changed will report when they are.
 func (r *RangeWatcher) Current() (render.ServiceRanges, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -89,8 +87,8 @@ func (r *RangeWatcher) Start(ctx context.Context) error {
 	}
 }
 
-// look asks the API server itself for the ranges; false: it has no such kind, or does not say.
-// A cluster without them and a controller without permission know all that they will.
+// look lists the ranges at the API server; false: it lacks the kind, or does not answer. A cluster
+// without the kind and a controller without permission will not know more.
 func (r *RangeWatcher) look(ctx context.Context) (bool, error) {
 	var list networkingv1.ServiceCIDRList
 	err := r.live.List(ctx, &list)
@@ -108,7 +106,7 @@ func (r *RangeWatcher) look(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// take has the ranges known, and wakes up what has waited for that.
+// take stores the ranges, and reports them if anything waits for them.
 func (r *RangeWatcher) take(ctx context.Context, list []networkingv1.ServiceCIDR) {
 	var cidrs []string
 	for i := range list {
@@ -132,7 +130,7 @@ func (r *RangeWatcher) announce(ctx context.Context, one *networkingv1.ServiceCI
 	}
 }
 
-// follow takes up what changes, by the cache, until ctx is done.
+// follow follows changes by the cache until ctx is done.
 func (r *RangeWatcher) follow(ctx context.Context) error {
 	informer, err := r.watches.GetInformer(ctx, &networkingv1.ServiceCIDR{}) // waits until it has all
 	if err != nil {
@@ -162,7 +160,7 @@ func (r *RangeWatcher) follow(ctx context.Context) error {
 	return nil
 }
 
-// update takes the ranges as they are now and has what they concern rendered again.
+// update stores the current ranges, and has the Services rendered again that the versions concern.
 func (r *RangeWatcher) update(ctx context.Context, versions ...any) {
 	var list networkingv1.ServiceCIDRList
 	if err := r.cached.List(ctx, &list); err != nil {

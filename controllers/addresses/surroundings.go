@@ -23,11 +23,11 @@ type Ranges interface {
 type Surroundings struct {
 	Client client.Reader // reads come from the cache
 	Ranges Ranges
-	// APIServers are the URLs that the controller itself was started with.
+	// APIServers are the URLs that the controller was started with.
 	APIServers []string
 }
 
-// Of returns what there is to know for a Service; false: not all of it is known yet.
+// Of returns what the cluster has at the addresses of a Service; false: not all of it is known yet.
 func (s *Surroundings) Of(ctx context.Context, svc *corev1.Service) (render.Cluster, bool, error) {
 	var out render.Cluster
 	if len(svc.Spec.ExternalIPs)+len(svc.Status.LoadBalancer.Ingress) == 0 {
@@ -53,7 +53,7 @@ func (s *Surroundings) Of(ctx context.Context, svc *corev1.Service) (render.Clus
 	return out, true, nil
 }
 
-// servers are the API servers that the controller knows of, ready or not.
+// servers returns the known API servers, ready or not.
 func (s *Surroundings) servers(ctx context.Context) (map[netip.Addr][]uint16, error) {
 	found, err := objects.SlicesOf(ctx, s.Client, types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: objects.KubernetesService})
 	if err != nil {

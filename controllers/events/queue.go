@@ -24,22 +24,22 @@ import (
 )
 
 const (
-	// eventInterval is the time in which a Service, or a generation of a policy, has one event of
-	// a reason.
+	// eventInterval is the time in which an object has at most one event of a reason; a policy, one
+	// for each generation.
 	eventInterval = 10 * time.Minute
-	// eventTimeout is how long the API server may take for an event.
+	// eventTimeout limits how long the API server takes for an event.
 	eventTimeout = 2 * time.Second
-	// eventTick is how often it is checked which events are due, and eventRetry the pause
-	// after one could not be written. After maxEventTries it is given up.
+	// eventTick is how often the queue checks which events are due, and eventRetry the pause after
+	// one could not be written. After maxEventTries it is dropped.
 	eventTick     = 10 * time.Second
 	eventRetry    = 30 * time.Second
 	maxEventTries = 10
-	// maxEventSeries bounds the memory for events, and maxNamespaceSeries the part of one
-	// namespace, so that its events keep out those of no other. Objects without a namespace
-	// have a budget of maxNamespaceSeries of their own, beside maxEventSeries.
+	// maxEventSeries limits the memory for events, and maxNamespaceSeries the part of one
+	// namespace, so that it does not displace events of others. Objects without a namespace have
+	// maxNamespaceSeries of their own, in addition to maxEventSeries.
 	maxEventSeries     = 10000
 	maxNamespaceSeries = 1000
-	// eventBatch is how many events are written before it is checked again which come next.
+	// eventBatch is how many events are written before the queue checks again which come next.
 	eventBatch = 100
 )
 
@@ -50,16 +50,16 @@ const (
 	eventDropped = "dropped"
 )
 
-// Queue writes events, one after the other, off the path of what reconciles. What it
-// remembers is not needed for correct results.
+// Queue writes events one by one, so that reconcilers do not wait for them. What it remembers is
+// not needed for correct results.
 type Queue struct {
 	leadership leader.Leadership
 	client     client.Client
 	clock      clock.WithTicker
 	metrics    *metrics.Metrics
 	wake       chan struct{}
-	// GivenUp is called, without the lock, after the event of a series could not be written. Set
-	// it before the first event is added.
+	// GivenUp is called, without the lock, after an event was given up. Set it before the first
+	// event is added.
 	GivenUp func(Series)
 
 	mu         sync.Mutex // guards everything below
@@ -73,15 +73,14 @@ type Queue struct {
 type Series struct {
 	About  corev1.ObjectReference // without a version
 	Reason string
-	// generation is that of a policy: what an administrator changes is not held up by what others
-	// have caused before.
+	// generation is that of a policy: events about a change by an administrator do not wait for
+	// events that others have caused before.
 	generation int64
-	// only is the name of the only event of the series. Empty: there is one in each
-	// eventInterval.
+	// only is the name of the only event of the series. Empty: there is one per eventInterval.
 	only string
 }
 
-// state is how far a series is.
+// state is the state of a series.
 type state struct {
 	next    *eventsv1.Event // the newest that is not written; nil: none
 	number  int             // of next, in the order in which events came
@@ -99,8 +98,8 @@ func NewQueue(l leader.Leadership, c client.Client, clk clock.WithTicker, m *met
 	}
 }
 
-// add has an event written once its time has come, in place of what waits of its series.
-// first: the series has had none in eventInterval. taken is false where too many wait.
+// add has an event written when it is due, instead of the one that waits in its series. first: the
+// series has had no event in eventInterval. taken is false if too many series wait.
 func (q *Queue) add(series Series, event *eventsv1.Event, now time.Time) (first, taken bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -146,7 +145,7 @@ func (q *Queue) add(series Series, event *eventsv1.Event, now time.Time) (first,
 	return first, true
 }
 
-// retract has nothing written of what waits of a series: it holds no longer.
+// retract drops the event that waits in a series, because it no longer applies.
 func (q *Queue) retract(series Series) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -156,8 +155,8 @@ func (q *Queue) retract(series Series) {
 	}
 }
 
-// retractOthers has nothing written of what must wait of an object's other series: it has come to
-// another state.
+// retractOthers drops the events that wait in an object's other series, because its state has
+// changed.
 func (q *Queue) retractOthers(than Series, now time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -169,7 +168,8 @@ func (q *Queue) retractOthers(than Series, now time.Time) {
 	}
 }
 
-// RetractAll is retract for all series of a reason. Its reconciler adds again what still holds.
+// RetractAll retracts the events of all series of a reason. Its reconciler adds again those that
+// still apply.
 func (q *Queue) RetractAll(reason string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -181,8 +181,8 @@ func (q *Queue) RetractAll(reason string) {
 	}
 }
 
-// NewTerm has what waits from an earlier term wait until the reconcilers have had time to
-// retract what holds no longer.
+// NewTerm delays the events of an earlier term until the reconcilers have had time to retract those
+// that no longer apply.
 func (q *Queue) NewTerm(now time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -229,9 +229,8 @@ func (q *Queue) writeDue(ctx context.Context) {
 	}
 }
 
-// nextDue returns the next series of which an event is due: those about objects without a
-// namespace first, which no tenant causes, then the oldest. It forgets those that have had none
-// for eventInterval.
+// nextDue returns the series whose events are due: first those about objects without a namespace,
+// which no tenant can cause, then the oldest. It forgets series without an event in eventInterval.
 func (q *Queue) nextDue(now time.Time) []Series {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -272,8 +271,8 @@ func (q *Queue) forget(series Series) {
 	delete(q.series, series)
 }
 
-// write writes the next event of a series, if it is still due: while others were written, the
-// event may have been retracted, and another one added.
+// write writes the next event of a series if it is still due: meanwhile it may have been retracted,
+// and another one added.
 func (q *Queue) write(ctx context.Context, series Series) {
 	q.mu.Lock()
 	s := q.series[series]
@@ -297,7 +296,7 @@ func (q *Queue) write(ctx context.Context, series Series) {
 	q.GivenUp(series)
 }
 
-// wrote notes what became of an event of a series, and reports false if it is given up.
+// wrote records the result of writing an event, and returns false if the event is given up.
 func (q *Queue) wrote(ctx context.Context, series Series, s *state, event *eventsv1.Event, leftOut int, err error) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -332,7 +331,7 @@ func (q *Queue) wrote(ctx context.Context, series Series, s *state, event *event
 	return err == nil || newer
 }
 
-// note logs that events cannot be written, once, and that they can again.
+// note logs once that events cannot be written, and when they can be again.
 func (q *Queue) note(ctx context.Context, event *eventsv1.Event, err error) {
 	failing := err != nil
 	if failing == q.failing {
@@ -347,8 +346,8 @@ func (q *Queue) note(ctx context.Context, event *eventsv1.Event, err error) {
 		"object", klog.KRef(event.Regarding.Namespace, event.Regarding.Name), "reason", event.Reason, "note", event.Note)
 }
 
-// hopeless reports whether the API server will not take an event later either: one of a
-// namespace that is being deleted, or that it does not allow.
+// hopeless reports whether the API server will never accept an event: its namespace is being
+// deleted, or the event is not allowed.
 func hopeless(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
@@ -358,8 +357,7 @@ func hopeless(err error) bool {
 	return code >= http.StatusBadRequest && code < http.StatusInternalServerError && code != http.StatusTooManyRequests
 }
 
-// counted returns an event that says, too, how many others were left out. Its name is that
-// of what it says without.
+// counted returns an event that also says how many others were left out. Its name does not change.
 func counted(event *eventsv1.Event, leftOut int) *eventsv1.Event {
 	out := event.DeepCopy()
 	if leftOut > 0 {

@@ -20,28 +20,27 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// reportingController is who the events come from.
+// reportingController is the source of the events.
 const reportingController = "nodeproxy.io/controller"
 
-// Recorder has events written about Services, NodeProxy and policies. client-go's recorder folds
-// events that differ only in their text into the first one, and the text is what matters here;
-// so each is written by itself, under a name made of what it says, which also keeps a restart
-// from saying it twice. They wait in a queue, so that no reconciler waits for the API server.
+// Recorder writes events about Services, NodeProxy and policies. client-go's recorder merges events
+// that differ only in their text, but here the text matters. Therefore each event has a name of its
+// own, derived from its content, so that a restart does not write it twice. Events wait in a queue,
+// so that no reconciler waits for the API server.
 type Recorder struct {
 	clock clock.PassiveClock
 	queue *Queue
 }
 
-// NewRecorder returns events that are written while the queue runs.
+// NewRecorder returns a Recorder, which writes while the queue runs.
 func NewRecorder(queue *Queue, c clock.PassiveClock) *Recorder {
 	return &Recorder{clock: c, queue: queue}
 }
 
-// Warn says what is wrong with a Service for a reason; an empty note: nothing, any more. Who
-// may write Services decides how often that changes, so there is one event, and one line in the
-// log, for each Service and reason in eventInterval: the first note at once, and of those
-// that follow only the last one, if that still holds when its time has come. It reports whether
-// the note is taken.
+// Warn reports a problem of a Service, or with an empty note that it has none of this reason. Users
+// who can edit Services decide how often that changes, so each Service and reason has one event and
+// one log line per eventInterval: the first note at once, and the last of those that follow if it
+// still applies then. Warn returns false if the note was dropped.
 func (e *Recorder) Warn(ctx context.Context, svc *corev1.Service, reason, action, note string) bool {
 	series := Series{
 		About: corev1.ObjectReference{
@@ -62,23 +61,22 @@ func (e *Recorder) Warn(ctx context.Context, svc *corev1.Service, reason, action
 	return taken
 }
 
-// WarnNodeProxy is for NodeProxy. Events about objects without a namespace are in the
+// WarnNodeProxy reports a problem of NodeProxy. Events about objects without a namespace are in the
 // namespace default.
 func (e *Recorder) WarnNodeProxy(np *v1alpha1.NodeProxy, reason, action, note string) {
 	e.Say(metav1.NamespaceDefault, clusterObject(np, "NodeProxy"), Kind{Warning, reason, action}, note)
 }
 
-// Transition says that NodeProxy has come to another state than its stored status says. The
-// same may happen again to the same object: the event's name is made of the version that it
-// leaves, too, so that a restart in between does not say it twice.
+// Transition reports that the state of NodeProxy differs from its stored status. The same
+// transition can happen again: the name of the event includes the version of the object before it,
+// so that a restart does not write it twice.
 func (e *Recorder) Transition(np *v1alpha1.NodeProxy, what Kind, note string) {
 	e.Say(metav1.NamespaceDefault, clusterObject(np, "NodeProxy"), what, note, np.ResourceVersion)
 }
 
-// TransitionOfPolicy is transition for a policy. Whoever may label
-// a Service causes some of them, as often as he likes: there is one event for each policy, generation and reason in
-// eventInterval, as with warn, of which those that follow the first one are written only if no
-// other transition comes.
+// TransitionOfPolicy is Transition for a policy. Users who can label Services cause some
+// transitions as often as they like: each policy, generation and reason has one event per
+// eventInterval. Those after the first one are only written if no other transition follows.
 func (e *Recorder) TransitionOfPolicy(policy client.Object, kind string, what Kind, note string) {
 	about := clusterObject(policy, kind)
 	event := e.event(metav1.NamespaceDefault, about, what, note, about.ResourceVersion)
@@ -97,7 +95,7 @@ func clusterObject(o client.Object, kind string) corev1.ObjectReference {
 	}
 }
 
-// Kind is what an event says beside its note.
+// Kind is the content of an event besides its note.
 type Kind struct {
 	Severity, Reason, Action string
 }
@@ -108,15 +106,14 @@ const (
 	Warning = corev1.EventTypeWarning
 )
 
-// Say has an event written, each different one: what is to tell it from others with the same
-// reason and note is in marks.
+// Say writes an event. Marks tell events with the same reason and note apart.
 func (e *Recorder) Say(namespace string, about corev1.ObjectReference, what Kind, note string, marks ...string) {
 	event := e.event(namespace, about, what, note, marks...)
 	about.ResourceVersion = ""
 	e.queue.add(Series{About: about, Reason: what.Reason, only: event.Name}, event, e.clock.Now())
 }
 
-// event returns an event of now.
+// event returns an event with the current time.
 func (e *Recorder) event(namespace string, about corev1.ObjectReference, what Kind, note string, marks ...string) *eventsv1.Event {
 	note = text.Truncate(note, text.MaxEventNote)
 	h := fnv.New64a()
@@ -134,8 +131,8 @@ func (e *Recorder) event(namespace string, about corev1.ObjectReference, what Ki
 	}
 }
 
-// eventName is made of an object's name, which may be as long as that of an event and is
-// cut then, and a hash that tells events apart.
+// eventName consists of an object's name, cut if it is too long, and a hash that tells events
+// apart.
 func eventName(object string, hash uint64) string {
 	suffix := fmt.Sprintf(".%016x", hash)
 	if most := validation.DNS1123SubdomainMaxLength - len(suffix); len(object) > most {
@@ -144,7 +141,7 @@ func eventName(object string, hash uint64) string {
 	return object + suffix
 }
 
-// instance names this process; the API takes 128 bytes.
+// instance names this process; the API accepts 128 bytes.
 func instance() string {
 	host, err := os.Hostname()
 	if err != nil || host == "" {

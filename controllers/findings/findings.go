@@ -8,15 +8,14 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Finding is what a reconciler has to say in the status of NodeProxy.
+// Finding is what a reconciler reports in the status of NodeProxy.
 type Finding struct {
 	Reason  string // empty: all is well
 	Message string
 }
 
-// Findings are what the reconcilers that run the agents, or give settings to nodes, have found since this
-// controller leads. Only one reconciler writes the status of NodeProxy, and it
-// asks here.
+// Findings are the reports of the reconcilers that run the agents or roll out settings, in this
+// term. Only one reconciler writes the status of NodeProxy, and it reads them here.
 type Findings struct {
 	changed func() // called when something else is found than before
 
@@ -35,7 +34,7 @@ func New(changed func()) *Findings {
 	return &Findings{changed: changed, found: map[string]Finding{}}
 }
 
-// Report notes what has been found.
+// Report records a finding.
 func (f *Findings) Report(about string, now Finding) {
 	f.mu.Lock()
 	before, known := f.found[about]
@@ -46,8 +45,8 @@ func (f *Findings) Report(about string, now Finding) {
 	}
 }
 
-// Of returns what has been found. Until that is known it is what the status
-// says of an earlier controller, in a condition with one of the reasons.
+// Of returns a finding. Until there is one in this term, it is what an earlier controller has
+// written in a condition with one of the reasons.
 func (f *Findings) Of(about string, status *v1alpha1.NodeProxyStatus, condition string, reasons ...string) Finding {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -63,7 +62,7 @@ func (f *Findings) Of(about string, status *v1alpha1.NodeProxyStatus, condition 
 	return Finding{}
 }
 
-// NewTerm forgets what an earlier time as the leader has brought.
+// NewTerm forgets the findings of earlier terms.
 func (f *Findings) NewTerm() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// Reconciler follows which versions the agents know, and has everything
-// rendered again when that changes the version to write.
+// Reconciler follows which versions the agents know, and has everything rendered again when the
+// version to write changes.
 type Reconciler struct {
 	Leadership leader.Leadership
 	Formats    *Formats
@@ -33,7 +33,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options) error {
 		Complete(leader.Guard(r.Leadership, r))
 }
 
-// formatsChanged lets pass what changes the versions that nodes know.
+// formatsChanged passes changes of the versions that nodes know.
 func formatsChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*v1alpha1.NodeProxyRules).Status.Agent, e.ObjectNew.(*v1alpha1.NodeProxyRules).Status.Agent

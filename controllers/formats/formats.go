@@ -14,16 +14,16 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// Formats knows the version in which rendered objects are to be written. It is
-// kept because looking at every node for every Service would cost too much, and
-// follows from the cache alone, so that a restart changes nothing.
+// Formats knows the version in which rendered objects are written. It is cached because checking
+// every node for every Service would cost too much. It follows from the cache alone, so a restart
+// changes nothing.
 type Formats struct {
 	client   client.Reader // reads come from the cache
 	writable []int32
 	looking  chan struct{} // holds one while somebody looks at the nodes
 
-	// mu is not held while somebody looks: a look waits for the cache, and whoever
-	// begins a term holds up every write until forget returns.
+	// mu is not held while the nodes are read, which waits for the cache: a new term holds up every
+	// write until Forget returns.
 	mu      sync.Mutex
 	version int32  // guarded by mu; 0: not known
 	term    int    // guarded by mu; counts what forget has begun
@@ -50,8 +50,7 @@ func (f *Formats) Current(ctx context.Context) (int32, error) {
 	return version, err
 }
 
-// negotiate looks at what the nodes report, and tells whether the version is
-// another one than before.
+// negotiate reads what the nodes report, and returns whether the version has changed.
 func (f *Formats) negotiate(ctx context.Context) (changed bool, err error) {
 	if err := f.await(ctx); err != nil {
 		return false, err
@@ -61,8 +60,8 @@ func (f *Formats) negotiate(ctx context.Context) (changed bool, err error) {
 	return changed, err
 }
 
-// await waits until nobody else looks at the nodes, so that what was seen later
-// counts; end must be called after it.
+// await waits until no other caller reads the nodes, so that the latest result counts; end must be
+// called after it.
 func (f *Formats) await(ctx context.Context) error {
 	select {
 	case f.looking <- struct{}{}:
@@ -80,8 +79,8 @@ func (f *Formats) known() (version int32, term int) {
 	return f.version, f.term
 }
 
-// look returns the version that follows from what the nodes report, and notes it
-// unless another term has begun meanwhile.
+// look returns the version that follows from what the nodes report, and stores it unless another
+// term has begun meanwhile.
 func (f *Formats) look(ctx context.Context) (version int32, changed bool, err error) {
 	_, term := f.known()
 	var rules v1alpha1.NodeProxyRulesList
@@ -100,7 +99,7 @@ func (f *Formats) look(ctx context.Context) (version int32, changed bool, err er
 	return version, changed, nil
 }
 
-// say logs a version that is held low, once for each set of nodes, and that it
+// say logs once for each set of nodes that they require an older version, and that the version
 // changes. mu must be held.
 func (f *Formats) say(ctx context.Context, version int32, behind []string) {
 	const named = 3
@@ -114,7 +113,7 @@ func (f *Formats) say(ctx context.Context, version int32, behind []string) {
 	f.said = text
 }
 
-// Forget makes the next look count, because another controller may have led.
+// Forget makes the next negotiation count, because another controller may have led.
 func (f *Formats) Forget() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

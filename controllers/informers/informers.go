@@ -14,21 +14,20 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// answerPause is the time between tries to reach an API server that does not
-// answer at all, made up to twice as long by chance.
+// answerPause is the time between attempts to reach an API server that does not answer at all, plus
+// up to as much again at random.
 const answerPause = time.Second
 
-// New makes informers that are back soon after the API server is.
+// New makes informers that recover soon after the API server.
 func New(clk clock.Clock) func(toolscache.ListerWatcher, runtime.Object, time.Duration, toolscache.Indexers) toolscache.SharedIndexInformer {
 	return func(lw toolscache.ListerWatcher, example runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 		return toolscache.NewSharedIndexInformer(newPersistent(lw, clk), example, resync, indexers)
 	}
 }
 
-// persistent tries again and again while nobody answers. The informer itself
-// would pause for up to a minute between tries, and after an outage all nodes
-// would wait for that. What the API server answers, be it an error, goes to the
-// informer, which spares a server that has too much to do.
+// persistent retries while the API server does not answer. The informer itself would pause for up
+// to a minute between attempts, and all nodes would wait for that after an outage. Any answer,
+// including an error, goes to the informer, which backs off from an overloaded server.
 type persistent struct {
 	toolscache.ListerWatcher
 	inner toolscache.ListerWatcherWithContext
@@ -57,7 +56,7 @@ func (p *persistent) WatchWithContext(ctx context.Context, options metav1.ListOp
 	return w, err
 }
 
-// try calls f until somebody has answered, or ctx is done.
+// try calls f until the API server has answered, or ctx is done.
 func (p *persistent) try(ctx context.Context, f func() error) error {
 	for {
 		err := f()

@@ -12,23 +12,23 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 )
 
-// What is written, as metric labels.
+// Kinds and operations of writes, as metric labels.
 const (
 	KindService = "ServiceProxyRules"
 	KindNode    = "NodeProxyRules"
-	// The controller writes there that an agent does not respond.
+	// For agents that do not respond.
 	KindNodeStatus    = "NodeProxyRules/status"
 	KindSummary       = "NodeProxy/status"
 	KindPolicyStatus  = "NodeProxyPolicy/status"
 	KindServicePolicy = "ServiceProxyPolicy/status"
-	// The controller writes its finalizer there.
+	// For the finalizer.
 	KindNodeProxy = "NodeProxy"
-	// The controller takes the startup taint off there.
+	// For the startup taint.
 	KindTaint = "Node"
-	// How the agents are run.
+	// For the agents.
 	KindDaemonSet = "DaemonSet"
 	KindConfigMap = "ConfigMap"
-	// What is kept of the cluster, with --manage-cluster-objects.
+	// With --manage-cluster-objects.
 	KindAdmissionPolicy  = admission.KindPolicy
 	KindAdmissionBinding = admission.KindBinding
 	KindNamespace        = "Namespace"
@@ -128,8 +128,8 @@ func (m *Metrics) Rendered(kind string, took time.Duration) {
 	m.render.WithLabelValues(kind).Observe(took.Seconds())
 }
 
-// ShowNodes sets the gauges of nodes, while this controller leads: a look that
-// has begun before the lease was lost may end after it.
+// ShowNodes sets the gauges of nodes if this controller leads: a pass that has begun before the
+// lease was lost may end after it.
 func (m *Metrics) ShowNodes(n v1alpha1.NodeCounts) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -144,7 +144,7 @@ func (m *Metrics) ShowNodes(n v1alpha1.NodeCounts) {
 	}
 }
 
-// ShowRollouts sets the gauges of rollouts, while this controller leads.
+// ShowRollouts sets the gauges of rollouts if this controller leads.
 func (m *Metrics) ShowRollouts(states map[string]*rollout.State) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -162,8 +162,7 @@ func (m *Metrics) ShowRollouts(states map[string]*rollout.State) {
 	}
 }
 
-// ShowServicePolicies sets the gauges of policies, by name and state, while this
-// controller leads.
+// ShowServicePolicies sets the gauges of policies, by name and state, if this controller leads.
 func (m *Metrics) ShowServicePolicies(policies map[string]map[string]int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -178,7 +177,7 @@ func (m *Metrics) ShowServicePolicies(policies map[string]map[string]int) {
 	}
 }
 
-// ShowRejected sets the number of refused Services, while this controller leads.
+// ShowRejected sets the number of rejected Services if this controller leads.
 func (m *Metrics) ShowRejected(count int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -189,8 +188,8 @@ func (m *Metrics) ShowRejected(count int) {
 
 func (m *Metrics) Event(result string) { m.events.WithLabelValues(result).Inc() }
 
-// ShowLeftOut sets for how many Services and nodes local endpoints are left out, while this
-// controller leads.
+// ShowLeftOut sets for how many Services and nodes local endpoints are left out, if this controller
+// leads.
 func (m *Metrics) ShowLeftOut(count int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -207,11 +206,11 @@ func (m *Metrics) Looked(err error) {
 	m.looks.WithLabelValues(result).Inc()
 }
 
-// WroteSlice notes how long after the change of a slice the rules were written.
+// WroteSlice records the time from the change of a slice until the rules were written.
 func (m *Metrics) WroteSlice(after time.Duration) { m.toWrite.Observe(after.Seconds()) }
 
-// Lead notes whether this controller leads. One that does not has nothing to
-// say about the cluster: what it knows grows old, and alerts would go by it.
+// Lead records whether this controller leads. A standby exports no gauges of the cluster: they
+// would become stale, and alerts would use them.
 func (m *Metrics) Lead(leading bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

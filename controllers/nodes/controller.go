@@ -34,16 +34,16 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// absentNodeGrace is how long a Node must have been absent before its rules
-// are deleted: a kubelet that registers again must find them.
+// absentNodeGrace is how long a Node must be absent before its rules are deleted: a kubelet that
+// registers again must find them.
 const absentNodeGrace = 10 * time.Minute
 
-// heldMembersRetry is how often a node is rendered again that keeps the local endpoints of a Service
-// because the Service is over a limit, or lacks some that no event names yet.
+// heldMembersRetry is how often a node is rendered again that retains the local endpoints of a
+// Service because the Service exceeds a limit, or lacks some that no event names yet.
 const heldMembersRetry = time.Minute
 
-// Reconciler keeps one NodeProxyRules for every Linux Node. It gives a new one its
-// settings; that they change later is up to the RolloutReconciler.
+// Reconciler maintains one NodeProxyRules for every Linux Node. It gives new ones their settings;
+// package rollouts changes them later.
 type Reconciler struct {
 	Leadership leader.Leadership
 	Client     client.Client // reads come from the cache
@@ -155,20 +155,20 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: again}, nil
 }
 
-// forget drops what is remembered of a node that has no rules any more.
+// forget drops a node that has no rules any more.
 func (r *Reconciler) forget(ctx context.Context, name string) {
 	r.pace.forget(name)
 	r.sayLeftOut(ctx, name, nil)
 }
 
-// sameFacts reports whether the rules of a node carry the facts of its Node as they are.
+// sameFacts reports whether the rules of a node have the current facts of its Node.
 func sameFacts(node *corev1.Node, stored *v1alpha1.NodeProxyRules) bool {
 	return stored.Annotations[v1alpha1.AnnotationNodeAbsentSince] == "" &&
 		equality.Semantic.DeepEqual(stored.Spec.Node, render.NodeFacts(node))
 }
 
-// load returns the Linux Node and the stored rules of that name, nil for what
-// does not exist. A Node that runs something else counts as absent.
+// load returns the Linux Node and the stored rules of that name, nil for what does not exist. A
+// Node with another operating system counts as absent.
 func (r *Reconciler) load(ctx context.Context, name string) (*corev1.Node, *v1alpha1.NodeProxyRules, error) {
 	node, err := objects.Find[corev1.Node](ctx, r.Client, client.ObjectKey{Name: name})
 	if err != nil {
@@ -181,9 +181,9 @@ func (r *Reconciler) load(ctx context.Context, name string) (*corev1.Node, *v1al
 	return node, stored, err
 }
 
-// settings returns what policies make of the settings of a node that has no rules yet, nil
-// without NodeProxy. The status of NodeProxy and of the policies says what is wrong where
-// they are not valid; such policies leave the node without their part, not without Services.
+// settings returns the settings of a node that has no rules yet, nil without NodeProxy. The status
+// of NodeProxy and of the policies reports what is invalid. An invalid policy does not apply to the
+// node, but the node still serves Services.
 func (r *Reconciler) settings(ctx context.Context, node *corev1.Node) (*policies.NodeResolution, error) {
 	np, err := objects.NodeProxy(ctx, r.Client)
 	if err != nil || np == nil {
@@ -214,8 +214,8 @@ func (r *Reconciler) create(ctx context.Context, name string, spec v1alpha1.Node
 	return nil
 }
 
-// update updates the rules of a node unless nothing would change. If nothing but the local endpoints
-// would, which take so many bytes, they may have to wait: for the time returned.
+// update updates the rules of a node unless nothing changes. If only the local endpoints change,
+// which take so many bytes, they may have to wait for the time returned.
 func (r *Reconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRulesSpec, stored *v1alpha1.NodeProxyRules, absentSince time.Time, bytes int) (time.Duration, error) {
 	mark := ""
 	if !absentSince.IsZero() {
@@ -248,8 +248,8 @@ func (r *Reconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRulesSpe
 	return 0, nil
 }
 
-// absence returns since when a Node has been absent: what its rules say, else
-// from now on. The mark is stored in whole seconds.
+// absence returns since when a Node has been absent: by its rules, else from now on. The mark is
+// stored in whole seconds.
 func absence(stored *v1alpha1.NodeProxyRules, now time.Time) time.Time {
 	since, err := time.Parse(time.RFC3339, stored.Annotations[v1alpha1.AnnotationNodeAbsentSince])
 	if err != nil || since.After(now) {
@@ -258,8 +258,8 @@ func absence(stored *v1alpha1.NodeProxyRules, now time.Time) time.Time {
 	return since
 }
 
-// remove deletes the rules of a Node that has been absent long enough, once
-// the API server itself has confirmed that it is.
+// remove deletes the rules of a Node that has been absent long enough, after the API server itself
+// has confirmed that it is.
 func (r *Reconciler) remove(ctx context.Context, stored *v1alpha1.NodeProxyRules) (ctrl.Result, error) {
 	node := &corev1.Node{}
 	exists, err := objects.Get(ctx, r.Live, client.ObjectKey{Name: stored.Name}, node)

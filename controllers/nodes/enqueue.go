@@ -18,22 +18,22 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// How many nodes the slices of one namespace may have rendered. A slice may name any node, and
-// all nodes wait in one queue: one namespace that names a thousand nodes with each of its changes
-// would have those of others wait behind them without end. What is ordinary grows with the cluster:
-// a Service may have pods on each node, and a DaemonSet may replace a tenth of them at a time.
+// How many nodes the slices of one namespace may have rendered. A slice may name any node, and all
+// nodes wait in one queue: a namespace that names a thousand nodes with each of its changes would
+// delay those of others without end. Ordinary changes grow with the cluster: a Service may have
+// pods on each node, and a DaemonSet may replace a tenth of them at a time.
 const (
 	enqueueRate  = 20  // nodes a second at least
 	enqueueBurst = 500 // nodes in a row at least
-	// After enqueueAtOnce nodes the others follow at enqueueSpacedBy a second, or at the rate if
-	// that is more, so that what other namespaces change is rendered between them.
+	// After enqueueAtOnce nodes the others follow at enqueueSpacedBy per second, or at the rate if
+	// that is more, so that changes of other namespaces are rendered between them.
 	enqueueAtOnce   = 50
 	enqueueSpacedBy = 200
 	// enqueueSweep is how often the Nodes are counted.
 	enqueueSweep = time.Minute
 )
 
-// enqueuePace spaces what the slices of each namespace enqueue, in memory.
+// enqueuePace spaces what the slices of each namespace enqueue. It is in memory.
 type enqueuePace struct {
 	reader client.Reader // reads come from the cache
 	clock  clock.PassiveClock
@@ -55,8 +55,8 @@ func newEnqueuePace(reader client.Reader, clk clock.PassiveClock) *enqueuePace {
 	return &enqueuePace{reader: reader, clock: clk, namespaces: map[string]*enqueued{}}
 }
 
-// known returns those of the nodes that a slice names which there are, or which have rules. Names of
-// others would be without bound in the queue. A Node that comes later has itself rendered.
+// known returns the nodes of a slice that exist or have rules. Other names would fill the queue
+// without bound. A Node that is created later is rendered then.
 func (p *enqueuePace) known(ctx context.Context, names []string) []string {
 	node, rules := &corev1.Node{}, &v1alpha1.NodeProxyRules{}
 	var out []string
@@ -73,8 +73,8 @@ func (p *enqueuePace) known(ctx context.Context, names []string) []string {
 	return out
 }
 
-// enqueue enqueues nodes that slices of a namespace name: at once, or when it is their turn. A node
-// that waits already takes up this change as well.
+// enqueue enqueues nodes that slices of a namespace name, at once or when it is their turn. A node
+// that already waits includes this change.
 func (p *enqueuePace) enqueue(ctx context.Context, q watches.Queue, namespace string, nodes []string) {
 	nodes = p.known(ctx, nodes)
 	p.mu.Lock()
@@ -84,7 +84,7 @@ func (p *enqueuePace) enqueue(ctx context.Context, q watches.Queue, namespace st
 	for _, node := range nodes {
 		request := reconcile.Request{NamespacedName: types.NamespacedName{Name: node}}
 		if due := e.due[node]; due.After(now) {
-			// The queue has one time for a node: a sooner one may have taken the place of this.
+			// The queue has one time for a node: a sooner one may have replaced this.
 			q.AddAfter(request, due.Sub(now))
 			continue
 		}
@@ -121,7 +121,7 @@ func (p *enqueuePace) of(ctx context.Context, namespace string, now time.Time) *
 	return e
 }
 
-// resize has all buckets go by the number of Nodes; mu must be held.
+// resize adapts all buckets to the number of Nodes; mu must be held.
 func (p *enqueuePace) resize(ctx context.Context) {
 	var nodes corev1.NodeList
 	if err := p.reader.List(ctx, &nodes); err != nil {
@@ -136,7 +136,7 @@ func (p *enqueuePace) resize(ctx context.Context) {
 	}
 }
 
-// spacing returns what spaces the nodes of a namespace that may have so many a second in the long run.
+// spacing returns the bucket that spaces the nodes of a namespace with such a long-term rate.
 func spacing(rate int) pacing.Bucket {
 	rate = max(rate, enqueueSpacedBy)
 	return pacing.Bucket{Rate: rate, Burst: pacing.TimeFor(enqueueAtOnce, rate)}

@@ -20,8 +20,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// servicesOn returns, with all their slices, the Services of which some slice
-// names a node.
+// servicesOn returns the Services that have a slice which names a node, with all their slices.
 func servicesOn(ctx context.Context, c client.Reader, node string) ([]render.ServiceSlices, error) {
 	naming, err := objects.ListSlices(ctx, c, client.MatchingFields{objects.IndexSlicesByNode: node})
 	if err != nil {
@@ -48,14 +47,13 @@ func servicesOn(ctx context.Context, c client.Reader, node string) ([]render.Ser
 	return out, nil
 }
 
-// affectedNodes enqueues the nodes whose members a slice event may have
-// changed, and no others.
+// affectedNodes enqueues exactly the nodes whose local endpoints a slice event may have changed.
 type affectedNodes struct {
 	reader client.Reader
 	pace   *enqueuePace
 }
 
-// handlerFuncs gives events of the first list their low priority.
+// handlerFuncs gives events of the initial list their low priority.
 func (h affectedNodes) handlerFuncs() handler.Funcs {
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q watches.Queue) {
@@ -99,7 +97,7 @@ func (h affectedNodes) Delete(ctx context.Context, e event.DeleteEvent, q watche
 }
 
 // byPolicy enqueues the nodes with endpoints of a Service whose traffic policies change to or from
-// Local: it decides what is left out.
+// Local: that decides what is left out.
 func (h affectedNodes) byPolicy() handler.Funcs {
 	enqueue := func(ctx context.Context, svc *corev1.Service, q watches.Queue) {
 		all, err := objects.SlicesOf(ctx, h.reader, client.ObjectKeyFromObject(svc))
@@ -133,8 +131,7 @@ func (h affectedNodes) byPolicy() handler.Funcs {
 // Generic implements handler.EventHandler.
 func (h affectedNodes) Generic(context.Context, event.GenericEvent, watches.Queue) {}
 
-// enqueue compares a slice before and after (nil: it did not exist or does not
-// any more), both of one Service.
+// enqueue compares a slice of one Service before and after; nil: it does not exist.
 func (h affectedNodes) enqueue(ctx context.Context, q watches.Queue, before, after *discoveryv1.EndpointSlice) {
 	slice := before
 	if slice == nil {
@@ -191,8 +188,7 @@ func (r *Reconciler) everyNode(ctx context.Context, _ client.Object) []reconcile
 	return out
 }
 
-// nodesWithoutRules returns the Linux Nodes that have no rules: their settings may have
-// become valid.
+// nodesWithoutRules returns the Linux Nodes without rules: their settings may have become valid.
 func (r *Reconciler) nodesWithoutRules(ctx context.Context, _ client.Object) []reconcile.Request {
 	var nodes corev1.NodeList
 	if err := r.Client.List(ctx, &nodes); err != nil {
@@ -209,8 +205,7 @@ func (r *Reconciler) nodesWithoutRules(ctx context.Context, _ client.Object) []r
 	return out
 }
 
-// nodeFactsChanged lets a Node's update pass when something that is rendered
-// has changed; heartbeats have not.
+// nodeFactsChanged passes updates of a Node that change what is rendered; heartbeats do not.
 func nodeFactsChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*corev1.Node), e.ObjectNew.(*corev1.Node)
@@ -219,8 +214,8 @@ func nodeFactsChanged() predicate.Predicate {
 	}}
 }
 
-// notStatusOnly keeps an agent's report from rendering its node again: only
-// spec and annotations of rules are the controller's to correct.
+// notStatusOnly keeps an agent's report from rendering its node again: the controller only corrects
+// spec and annotations of rules.
 func notStatusOnly() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() ||

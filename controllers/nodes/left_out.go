@@ -13,18 +13,19 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// EventLocalEndpointsLeftOut is about a Service whose local endpoints the rules of some node lack.
+// EventLocalEndpointsLeftOut reports a Service whose local endpoints are not in the rules of some
+// node.
 const EventLocalEndpointsLeftOut = "LocalEndpointsLeftOut"
 
 // eventsPerNode is how many events one rendering of a node may add.
 const eventsPerNode = 10
 
-// LeftOut are the Services whose local endpoints are left out of the rules of nodes, as last
+// LeftOut are the Services whose local endpoints were left out of the rules of nodes when last
 // rendered. Nothing in it is needed for correct results.
 type LeftOut struct {
 	metrics *metrics.Metrics
-	// inOrder is held from set until its events are added and retracted: those of another node
-	// that the same Service is left out of must not come in between.
+	// inOrder is held from set until the events are added and retracted, so that those of another
+	// node for the same Service do not come in between.
 	inOrder sync.Mutex
 
 	mu       sync.Mutex
@@ -51,14 +52,14 @@ func (l *LeftOut) NewTerm() {
 	l.reset()
 }
 
-// reset forgets all; mu must be held.
+// reset forgets everything; mu must be held.
 func (l *LeftOut) reset() {
 	l.onNode, l.services, l.count = map[string][]types.NamespacedName{}, map[types.NamespacedName]*leftOutService{}, 0
 	l.metrics.ShowLeftOut(0)
 }
 
-// set notes what is left out of a node. It returns those of it that no event names, and the
-// Services that are left out of no node any more.
+// set records what is left out of a node. It returns what no event names yet, and the Services that
+// are no longer left out of any node.
 func (l *LeftOut) set(node string, list []render.LeftOut) (unsaid []render.LeftOut, ended []types.NamespacedName) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -112,9 +113,9 @@ func (l *LeftOut) Unsay(service types.NamespacedName) {
 	}
 }
 
-// sayLeftOut adds an event for each Service whose local endpoints are left out of a node, one
-// for all nodes, and reports whether all are added. It retracts those of Services that are left out of
-// no node any more. A Service that does not exist has no events.
+// sayLeftOut adds an event for each Service whose local endpoints are left out of a node, one for
+// all nodes, and reports whether all were added. It retracts those of Services that are no longer
+// left out of any node. A Service that does not exist has no events.
 func (r *Reconciler) sayLeftOut(ctx context.Context, node string, list []render.LeftOut) (all bool) {
 	r.LeftOut.inOrder.Lock() // nothing below waits for the API server
 	defer r.LeftOut.inOrder.Unlock()

@@ -11,33 +11,33 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// How many bytes of NodeProxyRules changes of local endpoints may have written. A node's object
-// carries those of all namespaces, and is written when one of those that changed has bytes left, so
-// that one that changes without end does not delay others. Besides, each node has a share of its
-// own, which no other node uses up: however many nodes one namespace changes, a change waits at most
-// for the bytes of the node's object at nodeShare.
+// How many bytes of NodeProxyRules the changes of local endpoints may write. The object of a node
+// has those of all namespaces, and is written when one of the changed namespaces has bytes left, so
+// that a namespace that changes continuously does not delay others. In addition, each node has a
+// share of its own: however many nodes one namespace changes, a change waits at most for the bytes
+// of the node's object at nodeShare.
 const (
-	// nodeShare are the bytes a second that each node may always have written, and nodeBurst
-	// is for how long unused ones remain available.
+	// nodeShare are the bytes per second that each node may always write, and nodeBurst is how long
+	// unused ones remain available.
 	nodeShare = 8 << 10
 	nodeBurst = 8 * time.Second
-	// nodesShare are the bytes a second that the changes of one namespace may have written on
-	// all nodes together, and nodesBurst is for how long unused ones remain available: 4 MiB.
+	// nodesShare are the bytes per second that the changes of one namespace may write on all nodes
+	// together, and nodesBurst is how long unused ones remain available: 4 MiB.
 	nodesShare = 512 << 10
 	nodesBurst = 8 * time.Second
-	// leastNodeBytes are what each write counts for at least, as the store keeps more of it
-	// than its bytes.
+	// leastNodeBytes is the minimum that each write counts for, because etcd stores more than the
+	// bytes of the object.
 	leastNodeBytes = 8 << 10
-	// othersBytes are what a write counts for at most besides the local endpoints of the
-	// namespace that changed: it has no part in how large those of others are.
+	// othersBytes is the most that a write counts for besides the local endpoints of the namespace
+	// that changed: the size of others is not its responsibility.
 	othersBytes = 24 << 10
-	// nodeRenderPause is how long a node that waits is not rendered again: a change of another
-	// namespace may have to be written at once.
+	// nodeRenderPause is how long a waiting node is not rendered again. It is short: a change of
+	// another namespace may have to be written at once.
 	nodeRenderPause = 100 * time.Millisecond
 )
 
-// nodePace spaces the writes of NodeProxyRules by their size. It is in memory: after a restart
-// the first change of each node goes at once.
+// nodePace spaces the writes of NodeProxyRules by their size. It is in memory: after a restart the
+// first change of each node is written at once.
 type nodePace struct {
 	mu         sync.Mutex
 	namespaces *pacing.Buckets      // guarded by mu
@@ -67,8 +67,8 @@ func (p *nodePace) of(node string) *nodeTurn {
 	return n
 }
 
-// wait returns after how long a node with so many bytes is to ask again, in which those of some
-// namespaces have changed, given with how many are theirs now; 0: it may be written.
+// wait returns when a node with so many bytes must ask again; 0: it may be written. Changed are the
+// namespaces whose local endpoints have changed, with the bytes of each.
 func (p *nodePace) wait(node string, bytes int, changed map[string]int, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,8 +86,8 @@ func (p *nodePace) wait(node string, bytes int, changed map[string]int, now time
 }
 
 // share returns how long a node must wait for the share of one of the namespaces or its own,
-// whichever is sooner; mu must be held. Its own comes last, so that it is there when namespaces
-// have used up theirs.
+// whichever is sooner; mu must be held. Its own is used last, to be available when namespaces have
+// used up theirs.
 func (p *nodePace) share(n *nodeTurn, bytes int, changed map[string]int, now time.Time) time.Duration {
 	for namespace, c := range n.claims {
 		if _, still := changed[namespace]; !still { // changed back
@@ -114,8 +114,7 @@ func (p *nodePace) share(n *nodeTurn, bytes int, changed map[string]int, now tim
 	return wait
 }
 
-// waiting returns for how long a node need not be rendered, whatever has become of its local
-// endpoints.
+// waiting returns how long a node need not be rendered, whatever happens to its local endpoints.
 func (p *nodePace) waiting(node string, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -151,7 +150,7 @@ func (p *nodePace) wrote(node string, bytes int, now time.Time) {
 	n.own.Wrote(&pacing.Claim{}, max(bytes, leastNodeBytes), now)
 }
 
-// settled notes that nothing of a node need be written.
+// settled notes that a node need not be written.
 func (p *nodePace) settled(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -171,21 +170,21 @@ func (p *nodePace) forget(node string) {
 	}
 }
 
-// giveAllBack gives back what a node has taken and not written; mu must be held.
+// giveAllBack returns what a node has taken and not written; mu must be held.
 func (p *nodePace) giveAllBack(n *nodeTurn) {
 	for namespace, c := range n.claims {
 		p.giveBack(n, namespace, c)
 	}
 }
 
-// giveBack gives back what a node has taken of a namespace's share; mu must be held.
+// giveBack returns what a node has taken of a namespace's share; mu must be held.
 func (p *nodePace) giveBack(n *nodeTurn, namespace string, c *pacing.Claim) {
 	p.namespaces.GiveBack(namespace, c)
 	delete(n.claims, namespace)
 }
 
-// changedNamespaces returns the namespaces whose local endpoints differ, with the bytes that they
-// take after it.
+// changedNamespaces returns the namespaces whose local endpoints differ, with their bytes after the
+// change.
 func changedNamespaces(before, after []v1alpha1.ServiceMembers) map[string]int {
 	of := func(all []v1alpha1.ServiceMembers) map[string][]v1alpha1.ServiceMembers {
 		out := map[string][]v1alpha1.ServiceMembers{}

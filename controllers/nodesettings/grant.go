@@ -15,7 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 )
 
-// NewGrant says that a node is given what policies make of its settings.
+// NewGrant records which settings a node is given, and why.
 func NewGrant(r *policies.NodeResolution, by []rollout.Grant, now time.Time) v1alpha1.SettingsGrant {
 	g := v1alpha1.SettingsGrant{Time: metav1.NewTime(now.UTC().Truncate(time.Second)), Revision: r.Settings.Revision, Owners: PolicyOwners(r)}
 	for _, b := range by {
@@ -24,15 +24,15 @@ func NewGrant(r *policies.NodeResolution, by []rollout.Grant, now time.Time) v1a
 	return g
 }
 
-// PolicyOwners are the policies that set fields, by the field's path.
+// PolicyOwners returns the policies that set fields, by the field's path.
 func PolicyOwners(r *policies.NodeResolution) map[string]string {
 	owners := maps.Clone(r.Owners)
 	maps.DeleteFunc(owners, func(_, name string) bool { return name == policies.Base })
 	return owners
 }
 
-// GrantOf reads the grant of a node's settings, nil if its rules have none that can be
-// read: they are of an older release, or somebody has edited them.
+// GrantOf parses the grant of a node's settings, nil if there is none or it cannot be parsed: the
+// rules are from an older release, or were edited.
 func GrantOf(rules *v1alpha1.NodeProxyRules) *v1alpha1.SettingsGrant {
 	text, found := rules.Annotations[v1alpha1.AnnotationRollout]
 	if !found {
@@ -45,7 +45,7 @@ func GrantOf(rules *v1alpha1.NodeProxyRules) *v1alpha1.SettingsGrant {
 	return g
 }
 
-// SetGrant enters a grant into the annotations of rules.
+// SetGrant sets the annotations of a grant.
 func SetGrant(rules *v1alpha1.NodeProxyRules, g v1alpha1.SettingsGrant) error {
 	text, err := json.Marshal(g)
 	if err != nil {
@@ -57,8 +57,7 @@ func SetGrant(rules *v1alpha1.NodeProxyRules, g v1alpha1.SettingsGrant) error {
 	return nil
 }
 
-// WithSettings are the rules of a node with what policies make of its settings, and
-// with a grant.
+// WithSettings returns the rules of a node with other settings, and a grant.
 func WithSettings(stored *v1alpha1.NodeProxyRules, r *policies.NodeResolution, g v1alpha1.SettingsGrant) (*v1alpha1.NodeProxyRules, error) {
 	next := stored.DeepCopy()
 	r.Settings.Complete.DeepCopyInto(&next.Spec.Settings)

@@ -14,21 +14,19 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 )
 
-// PolicySet are NodeProxy and all policies for nodes, read. It is not for concurrent
-// use.
+// PolicySet is NodeProxy with all policies for nodes, parsed. It is not for concurrent use.
 type PolicySet struct {
 	All []*v1alpha1.NodeProxyPolicy // by name
-	// Invalid says what is wrong with a policy by itself. Nothing of it is used.
+	// Invalid says what is wrong with a policy by itself. Such a policy is not used.
 	Invalid map[string]error
-	// refused are these policies, by name.
+	// refused are the invalid policies, by name.
 	refused []policies.NodePolicy
-	// Budgets are those of all policies, and of the NodeProxy (policies.Base) unless
-	// there is none.
+	// Budgets are those of all policies, and of NodeProxy (policies.Base) if there is one.
 	Budgets map[string]rollout.Budget
 	Nodes   *policies.Nodes
 }
 
-// NewPolicySet reads the NodeProxy, nil if there is none, and the policies.
+// NewPolicySet parses the NodeProxy, nil if there is none, and the policies.
 func NewPolicySet(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) *PolicySet {
 	s := &PolicySet{Invalid: map[string]error{}, Budgets: map[string]rollout.Budget{}}
 	rolloutPath := field.NewPath("spec", "rollout")
@@ -61,7 +59,7 @@ func NewPolicySet(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) *Polic
 	return s
 }
 
-// Fingerprint tells policy sets apart: that of the same objects is the same.
+// Fingerprint is equal for policy sets of the same objects.
 func Fingerprint(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) string {
 	var parts []string
 	for i := range all {
@@ -74,8 +72,7 @@ func Fingerprint(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) string 
 	return strings.Join(parts, "\n")
 }
 
-// Refresh takes the policies as they are now, with their status. Their specs are those
-// that were read.
+// Refresh sets the current policies with their status. Their specs must be those that were parsed.
 func (s *PolicySet) Refresh(all []v1alpha1.NodeProxyPolicy) {
 	s.All = s.All[:0]
 	for i := range all {
@@ -96,8 +93,8 @@ func (s *PolicySet) Find(name string) *v1alpha1.NodeProxyPolicy {
 // Exists reports whether there is a policy of that name.
 func (s *PolicySet) Exists(name string) bool { return s.Find(name) != nil }
 
-// InvalidFor is the first policy, by name, that is not valid and selects a node with
-// these labels, or shaped its settings before; empty: there is none.
+// InvalidFor returns the first invalid policy, by name, that selects a node with these labels, or
+// shaped its settings before; empty: none.
 func (s *PolicySet) InvalidFor(nodeLabels labels.Set, shaped []string) string {
 	for i := range s.refused {
 		if s.refused[i].Keeps(nodeLabels, shaped) {
@@ -107,8 +104,8 @@ func (s *PolicySet) InvalidFor(nodeLabels labels.Set, shaped []string) string {
 	return ""
 }
 
-// Selecting are the names of all budgets that a node counts for: that of the NodeProxy,
-// and those of the policies that select it.
+// Selecting returns all budgets that a node counts for: that of the NodeProxy, and those of the
+// policies that select it.
 func (s *PolicySet) Selecting(nodeLabels labels.Set, r *policies.NodeResolution) []string {
 	out := append([]string{policies.Base}, r.Matching...)
 	for i := range s.refused {
@@ -119,10 +116,10 @@ func (s *PolicySet) Selecting(nodeLabels labels.Set, r *policies.NodeResolution)
 	return out
 }
 
-// Causes are the names of the budgets that a change of a node's settings needs: of each
-// field that differs, that of the policy that sets it, else of the one that did until
-// now, else that of the NodeProxy; and those of policies that shaped the node and do so
-// no more. What is done by a policy that is gone needs the NodeProxy's.
+// Causes returns the budgets that a change of a node's settings needs. For each field that differs,
+// it is that of the policy that sets it, else of the one that set it until now, else of the
+// NodeProxy. In addition, it is that of each policy that shaped the node and no longer does. The
+// NodeProxy stands in for policies that are gone.
 func (s *PolicySet) Causes(before *v1alpha1.ProxySettings, r *policies.NodeResolution, shaped []string, g *v1alpha1.SettingsGrant) []string {
 	owners := make(map[string]string, len(r.Owners))
 	if g != nil {
@@ -154,9 +151,8 @@ func (s *PolicySet) Causes(before *v1alpha1.ProxySettings, r *policies.NodeResol
 	return slices.Compact(out)
 }
 
-// LastingCauses are the causes of a change that a node was given and does not have in
-// force yet, as of now: in their present generation, and the NodeProxy in the place of
-// policies that are gone.
+// LastingCauses updates the causes of a change that a node was given and has not applied yet: in
+// their present generation, and with the NodeProxy for policies that are gone.
 func (s *PolicySet) LastingCauses(by []rollout.Grant) []rollout.Grant {
 	var names []string
 	for _, g := range by {

@@ -20,12 +20,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// overridesPerSecond is how many Services may change in a second because policies do.
+// overridesPerSecond is how many Services per second may change because of policies.
 const overridesPerSecond = 50
 
-// Overrides decides what of its policies a Service has. What it has is in its rules, so
-// that a restart changes nothing: it keeps that until its turn has come, and as long as
-// nodes refuse what the same change has made of another one.
+// Overrides decides which overrides of its policies a Service has. The applied ones are in its
+// rules, so a restart changes nothing: a Service keeps them until its turn, and while nodes reject
+// what the same change made of another Service.
 type Overrides struct {
 	client     client.Reader // reads come from the cache
 	clock      clock.PassiveClock
@@ -48,35 +48,34 @@ func New(c client.Reader, clk clock.PassiveClock) *Overrides {
 // Shaping is what to render a Service with.
 type Shaping struct {
 	Shape render.Shape
-	// kept: it has that already. Otherwise former is what it has.
+	// Kept: the rules already have this shape. Otherwise former is the shape that they have.
 	Kept   bool
 	Former render.Shape
-	// Annotation says of the rules what they have. Empty: nothing.
+	// Annotation describes the overrides in the rules. Empty: none.
 	Annotation string
-	// Again is when to look again though nothing has changed; 0: never.
+	// Again is when to decide again even if nothing changes; 0: never.
 	Again time.Duration
-	// unknown: a new Service must wait until its Namespace is known.
+	// Unknown: a new Service must wait until its Namespace is known.
 	Unknown bool
 }
 
-// lookAgain is after how long a Service that keeps what it has is looked at again, though
-// nothing has happened.
+// lookAgain is how often the decision for a Service that keeps its overrides is checked.
 const lookAgain = time.Minute
 
-// Outlook is what is to become of a Service.
+// Outlook is the decision for a Service.
 type Outlook struct {
 	Known *Known // nil: nothing is known of its Namespace
-	// inForce: it has what its policies make of it.
+	// InForce: the Service has the overrides of its policies.
 	InForce bool
-	// grant is what it is to have, where it has not. Nil: it keeps what it has, and why
-	// tells for which reason.
+	// grant is what it is to get, if it has not. Nil: it keeps its overrides, and Why tells the
+	// reason.
 	grant *v1alpha1.OverridesGrant
 	Why   string
-	// atOnce: it has nothing that could be kept.
+	// atOnce: it has no overrides that it could keep.
 	atOnce bool
 }
 
-// untouched reports whether there is no policy, and never was one for these rules.
+// untouched reports whether there is no policy, and these rules have never had one.
 func untouched(set *PolicySet, stored *v1alpha1.ServiceProxyRules) bool {
 	return len(set.Generations) == 0 &&
 		(stored == nil || len(stored.Spec.Policies) == 0 && stored.Annotations[v1alpha1.AnnotationOverrides] == "")
@@ -120,21 +119,21 @@ func (o *Overrides) Shape(ctx context.Context, svc *corev1.Service, stored *v1al
 	return out, err
 }
 
-// PoliciesChanged notes that there are other policies than before.
+// PoliciesChanged notes a change of the policies.
 func (o *Overrides) PoliciesChanged() { o.policies.changed() }
 
-// RejectionsChanged notes that nodes reject other Services than before.
+// RejectionsChanged notes a change of the Services that nodes reject.
 func (o *Overrides) RejectionsChanged() { o.rejections.changed() }
 
-// RejectionChanges counts the calls of rejectionsChanged.
+// RejectionChanges counts the calls of RejectionsChanged.
 func (o *Overrides) RejectionChanges() int64 { return o.rejections.changes.Load() }
 
-// CurrentPolicies returns the policies as they are now.
+// CurrentPolicies returns the current policies.
 func (o *Overrides) CurrentPolicies(ctx context.Context) (*PolicySet, error) {
 	return o.policies.current(ctx)
 }
 
-// Rejected returns the Services that nodes reject now.
+// Rejected returns the Services that nodes currently reject.
 func (o *Overrides) Rejected(ctx context.Context) (map[types.NamespacedName]Rejection, error) {
 	return o.rejections.current(ctx)
 }
@@ -150,7 +149,7 @@ func (o *Overrides) turn(key types.NamespacedName, atOnce bool) time.Duration {
 	return o.turns.Wait(key, o.clock.Now())
 }
 
-// Look tells what is to become of a Service, unless nothing ever touched it.
+// Look decides for a Service, unless no policy ever touched it.
 func (o *Overrides) Look(ctx context.Context, set *PolicySet, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (Outlook, error) {
 	known, err := o.policies.of(ctx, set, svc, stored)
 	if err != nil {
@@ -192,7 +191,7 @@ func (o *Overrides) Look(ctx context.Context, set *PolicySet, svc *corev1.Servic
 	return out, nil
 }
 
-// WhyKept says why Services keep what they have when the change of a policy has halted.
+// WhyKept says why Services keep their overrides when the change of a policy has halted.
 func WhyKept(policy string, halt policies.Halt) string {
 	if halt.All {
 		return "the change of policy " + policy + " has halted"
@@ -200,7 +199,7 @@ func WhyKept(policy string, halt policies.Halt) string {
 	return fmt.Sprintf("the change of policy %s waits in namespace %s", policy, text.First(halt.Namespaces, func(s string) string { return s }))
 }
 
-// keeping names an invalid policy by which a Service keeps what it has; empty for none.
+// keeping names an invalid policy because of which a Service keeps its overrides; empty for none.
 func (s *PolicySet) keeping(known *Known, shaped []string) string {
 	if len(known.Invalid) > 0 {
 		return known.Invalid[0]
@@ -213,7 +212,7 @@ func (s *PolicySet) keeping(known *Known, shaped []string) string {
 	return ""
 }
 
-// keep is what a Service has.
+// keep returns the overrides that a Service has.
 func keep(known *Known, stored *v1alpha1.ServiceProxyRules) Shaping {
 	text := stored.Annotations[v1alpha1.AnnotationOverrides]
 	grant := policies.ReadOverrides
@@ -227,7 +226,7 @@ func keep(known *Known, stored *v1alpha1.ServiceProxyRules) Shaping {
 	return out
 }
 
-// give is what a Service is to have.
+// give returns the overrides that a Service is to get.
 func give(look Outlook) (Shaping, error) {
 	out := Shaping{Shape: render.Shape{Overrides: &look.grant.Overrides, Policies: look.Known.Wanted.Policies}}
 	if len(look.grant.Owners)+len(look.grant.By) == 0 {
@@ -238,7 +237,7 @@ func give(look Outlook) (Shaping, error) {
 	return out, err
 }
 
-// keeps notes that a Service keeps what it has until something else happens.
+// keeps notes that a Service keeps its overrides until something changes.
 func (o *Overrides) keeps(key types.NamespacedName) {
 	o.turns.Done(key)
 	o.mu.Lock()
@@ -246,7 +245,7 @@ func (o *Overrides) keeps(key types.NamespacedName) {
 	o.kept[key] = true
 }
 
-// settled notes that a Service has what its policies make of it.
+// settled notes that a Service has the overrides of its policies.
 func (o *Overrides) settled(key types.NamespacedName) {
 	o.turns.Done(key)
 	o.mu.Lock()
@@ -260,7 +259,7 @@ func (o *Overrides) Forget(key types.NamespacedName) {
 	o.policies.forget(key)
 }
 
-// NewTerm forgets all Services: every one that there still is will be looked at again.
+// NewTerm forgets all Services: those that still exist will be reconciled again.
 func (o *Overrides) NewTerm() {
 	o.turns.NewTerm()
 	o.policies.newTerm()
@@ -269,7 +268,7 @@ func (o *Overrides) NewTerm() {
 	clear(o.kept)
 }
 
-// Keeping returns the Services that keep what they have until something happens.
+// Keeping returns the Services that keep their overrides until something changes.
 func (o *Overrides) Keeping() []types.NamespacedName {
 	o.mu.Lock()
 	defer o.mu.Unlock()

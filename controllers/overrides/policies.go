@@ -16,8 +16,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 )
 
-// allPolicies are all ServiceProxyPolicies, made ready to resolve with, and what
-// they make of each Service, kept as long as neither changes.
+// allPolicies caches all ServiceProxyPolicies, prepared to be resolved, and what they result in for
+// each Service until either changes.
 type allPolicies struct {
 	client client.Reader // reads come from the cache
 
@@ -28,7 +28,7 @@ type allPolicies struct {
 	services map[types.NamespacedName]*Known // guarded by mu
 }
 
-// PolicySet are the policies at one time. It does not change.
+// PolicySet is an immutable snapshot of the policies.
 type PolicySet struct {
 	changes     int64
 	services    *policies.Services // those that make sense
@@ -37,8 +37,8 @@ type PolicySet struct {
 	Invalid     []InvalidPolicy
 }
 
-// InvalidPolicy is one that is not used: what it selects, as far as that can be
-// told, keeps what it has.
+// InvalidPolicy is a policy that is not used: what it selects, if that can be determined, keeps its
+// overrides.
 type InvalidPolicy struct {
 	policies.ServicePolicy
 	Why field.ErrorList
@@ -48,10 +48,10 @@ func newPolicies(c client.Reader) *allPolicies {
 	return &allPolicies{client: c, services: map[types.NamespacedName]*Known{}}
 }
 
-// changed notes that there are other policies than before.
+// changed notes a change of the policies.
 func (p *allPolicies) changed() { p.changes.Add(1) }
 
-// current returns the policies as they are now.
+// current returns the current policies.
 func (p *allPolicies) current(ctx context.Context) (*PolicySet, error) {
 	changes := p.changes.Load() // before the list is read
 	p.mu.Lock()
@@ -80,23 +80,23 @@ func (p *allPolicies) current(ctx context.Context) (*PolicySet, error) {
 	return set, nil
 }
 
-// Known is what is known of one Service.
+// Known is what is known about one Service.
 type Known struct {
-	// Wanted is what the policies make of it, and invalid are the names of those that
-	// select it but are not used. They are for these versions of the objects.
+	// Wanted is what the policies result in, and Invalid are the names of those that select the
+	// Service but are not used, for these versions of the objects.
 	Wanted             *policies.ServiceResolution
 	Invalid            []string
 	changes            int64
 	service, namespace string
-	// grant is what text, in the annotation, says. Nil: nothing that can be used.
+	// grant is parsed from text, the annotation. Nil: it cannot be used.
 	grant *v1alpha1.OverridesGrant
 	text  string
-	// granted: that is what the policies make of it.
+	// granted: the grant is what the policies result in.
 	granted bool
 }
 
-// of returns what is known of a Service, by the policies of a set; nil where its
-// Namespace is not known yet. Whoever gets it only reads it.
+// of returns what is known about a Service, by the policies of a set; nil if its Namespace is not
+// known yet. The result is read-only.
 func (p *allPolicies) of(ctx context.Context, set *PolicySet, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (*Known, error) {
 	namespace := &corev1.Namespace{}
 	found, err := objects.Get(ctx, p.client, client.ObjectKey{Name: svc.Namespace}, namespace)

@@ -21,7 +21,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 )
 
-// String tells who refuses and why.
+// String names the nodes and the reason.
 func (r Rejection) String() string {
 	nodes := "node " + r.Node + " rejects it"
 	if r.Nodes > 1 {
@@ -33,13 +33,13 @@ func (r Rejection) String() string {
 	return nodes + ": " + r.Why
 }
 
-// Rejection is which nodes refuse a Service.
+// Rejection tells which nodes reject a Service.
 type Rejection struct {
 	Node, Why string // of the node with the lowest name
 	Nodes     int
 }
 
-// rejections are the Services that nodes name as refused in their status.
+// rejections caches the Services that the status of nodes names as rejected.
 type rejections struct {
 	client client.Reader // reads come from the cache
 
@@ -52,10 +52,10 @@ type rejections struct {
 
 func newRejections(c client.Reader) *rejections { return &rejections{client: c} }
 
-// changed notes that nodes refuse something else than before.
+// changed notes a change of the Services that nodes reject.
 func (r *rejections) changed() { r.changes.Add(1) }
 
-// current returns what nodes refuse now, but for those that are gone. It is only read.
+// current returns what nodes reject now, except for absent nodes. The result is read-only.
 func (r *rejections) current(ctx context.Context) (map[types.NamespacedName]Rejection, error) {
 	changes := r.changes.Load() // before the list is read
 	r.mu.Lock()
@@ -83,8 +83,8 @@ func (r *rejections) current(ctx context.Context) (map[types.NamespacedName]Reje
 	return known, nil
 }
 
-// rejectedOn are the Services that a node names as refused, with the reason, unless it is
-// gone. Those that lack but what another Service has do not count.
+// rejectedOn returns the Services that a node names as rejected, with the reason, unless the Node
+// is absent. Services that only lack what another Service has do not count.
 func rejectedOn(rules *v1alpha1.NodeProxyRules) map[types.NamespacedName]string {
 	if reports.Absent(rules) || rules.Status.Refused == nil {
 		return nil
@@ -102,7 +102,7 @@ func rejectedOn(rules *v1alpha1.NodeProxyRules) map[types.NamespacedName]string 
 	return out
 }
 
-// RejectionsChanged lets pass what changes the Services that nodes refuse.
+// RejectionsChanged passes changes of the Services that nodes reject.
 func RejectionsChanged() predicate.Predicate {
 	any := func(o client.Object) bool { return len(rejectedOn(o.(*v1alpha1.NodeProxyRules))) > 0 }
 	return predicate.Funcs{
@@ -115,8 +115,8 @@ func RejectionsChanged() predicate.Predicate {
 	}
 }
 
-// haltOf tells for whom the change by a policy has halted, by the Services that nodes
-// refuse as it has made them.
+// haltOf decides for which Services the change of a policy has halted, by those that nodes reject
+// after it.
 func (o *Overrides) haltOf(ctx context.Context, refused map[types.NamespacedName]Rejection, cause v1alpha1.Cause) policies.Halt {
 	var changes []policies.RefusedChange
 	for key := range refused {
@@ -130,7 +130,7 @@ func (o *Overrides) haltOf(ctx context.Context, refused map[types.NamespacedName
 	return policies.HaltOf(changes)
 }
 
-// GrantOf is what a Service has of its policies; nil: nothing, or what makes no sense.
+// GrantOf returns the overrides that a Service has; nil: none, or they cannot be parsed.
 func (o *Overrides) GrantOf(ctx context.Context, key types.NamespacedName) *v1alpha1.OverridesGrant {
 	stored := &v1alpha1.ServiceProxyRules{}
 	found, err := objects.Get(ctx, o.client, client.ObjectKey{Name: objects.RulesName(key)}, stored)
@@ -140,8 +140,8 @@ func (o *Overrides) GrantOf(ctx context.Context, key types.NamespacedName) *v1al
 	return policies.ReadOverrides(stored.Annotations[v1alpha1.AnnotationOverrides])
 }
 
-// ChangedToo is the annotation of rules that change because the Service itself does: it
-// says so, unless nodes refuse the Service as it was.
+// ChangedToo returns the annotation of rules that change because the Service itself does: it
+// records that, unless nodes reject the Service already.
 func (o *Overrides) ChangedToo(ctx context.Context, key types.NamespacedName, annotation string) (string, error) {
 	grant := policies.ReadOverrides(annotation)
 	if grant == nil || len(grant.By) == 0 || grant.Changed {

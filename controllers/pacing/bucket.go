@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Bucket paces writes by their bytes, which come in at a rate. A write needs what was taken before
-// it to have come in, not its own bytes: one of any size is possible, and those after it wait.
-// Whoever must wait takes its bytes at once, so that each waits for its own time and none is
-// passed by. The zero value of next is a full bucket. Not safe for concurrent use.
+// Bucket paces writes by their bytes, which become available at a rate. A write waits for the bytes
+// taken before it, not for its own: any size is possible, and later writes wait. A write that must
+// wait takes its bytes at once, so that each waits for its own time and none is overtaken. The zero
+// value of Next is a full bucket. Not safe for concurrent use.
 type Bucket struct {
 	Rate  int           // bytes a second
 	Burst time.Duration // for how long bytes that nothing uses remain available
@@ -21,8 +21,8 @@ type Claim struct {
 	At    time.Time // when it may be written
 }
 
-// Wait returns after how long a write of so many bytes may be made, and takes them, unless an
-// earlier call has; none or less: now.
+// Wait returns how long a write of so many bytes must wait, and takes the bytes unless an earlier
+// call has; zero or less: it need not.
 func (b *Bucket) Wait(c *Claim, bytes int, now time.Time) time.Duration {
 	if c.Bytes == 0 {
 		c.At, c.Bytes = later(b.Next, now.Add(-b.Burst)), bytes
@@ -39,17 +39,16 @@ func (b *Bucket) Wrote(c *Claim, bytes int, now time.Time) {
 	*c = Claim{}
 }
 
-// GiveBack returns what is taken and will not be written.
+// GiveBack returns bytes that were taken and will not be written.
 func (b *Bucket) GiveBack(c *Claim) {
 	b.Next = b.Next.Add(-TimeFor(c.Bytes, b.Rate))
 	*c = Claim{}
 }
 
-// Full reports whether a new bucket would be no different.
+// Full reports whether the bucket is like a new one.
 func (b *Bucket) Full(now time.Time) bool { return !b.Next.After(now.Add(-b.Burst)) }
 
-// Buckets are buckets of one rate, by a key. Those that are full are forgotten. Not safe for
-// concurrent use.
+// Buckets are buckets of one rate, by key. Full ones are forgotten. Not safe for concurrent use.
 type Buckets struct {
 	rate  int // bytes a second
 	burst time.Duration
@@ -76,17 +75,17 @@ func (b *Buckets) Of(key string, now time.Time) *Bucket {
 	return one
 }
 
-// Wait is bucket.wait for a key.
+// Wait is Bucket.Wait for a key.
 func (b *Buckets) Wait(key string, c *Claim, bytes int, now time.Time) time.Duration {
 	return b.Of(key, now).Wait(c, max(bytes, b.least), now)
 }
 
-// Wrote is bucket.wrote for a key.
+// Wrote is Bucket.Wrote for a key.
 func (b *Buckets) Wrote(key string, c *Claim, bytes int, now time.Time) {
 	b.Of(key, now).Wrote(c, max(bytes, b.least), now)
 }
 
-// GiveBack is bucket.giveBack for a key.
+// GiveBack is Bucket.GiveBack for a key.
 func (b *Buckets) GiveBack(key string, c *Claim) {
 	if one := b.all[key]; one != nil {
 		one.GiveBack(c)
@@ -94,7 +93,7 @@ func (b *Buckets) GiveBack(key string, c *Claim) {
 	*c = Claim{}
 }
 
-// TimeFor is how long so many bytes take at a rate a second.
+// TimeFor is how long so many bytes take at a rate per second.
 func TimeFor(bytes, rate int) time.Duration {
 	return time.Duration(bytes) * time.Second / time.Duration(rate)
 }

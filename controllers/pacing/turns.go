@@ -8,16 +8,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Turns lets Services pass one after the other, with a pause between them. It is in
-// memory: after a restart those that wait ask again.
+// Turns lets Services pass one by one, with a pause between them. It is in memory: after a restart
+// those that wait ask again.
 type Turns struct {
 	interval time.Duration
 
 	mu     sync.Mutex
 	next   time.Time // when the next one may pass; guarded by mu
 	number uint64    // guarded by mu; of the last that has asked
-	// waiting are the numbers of those that wait, in order, and ofService those of
-	// Services. 0: it may pass. Guarded by mu.
+	// waiting are the numbers of the Services that wait, in order, and ofService those of all. 0:
+	// it may pass. Guarded by mu.
 	waiting   []uint64
 	ofService map[types.NamespacedName]uint64
 }
@@ -26,8 +26,7 @@ func NewTurns(perSecond int) *Turns {
 	return &Turns{interval: time.Second / time.Duration(perSecond), ofService: map[types.NamespacedName]uint64{}}
 }
 
-// Wait returns after how long a Service is to ask again; 0: it may pass, until done is
-// called.
+// Wait returns when a Service must ask again; 0: it may pass, until Done is called.
 func (p *Turns) Wait(key types.NamespacedName, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -42,7 +41,7 @@ func (p *Turns) Wait(key types.NamespacedName, now time.Time) time.Duration {
 		p.waiting = append(p.waiting, number)
 	}
 	rank, _ := slices.BinarySearch(p.waiting, number)
-	// Whoever asks when somebody may pass does: those before it are late.
+	// The first to ask when one may pass does: those before it are late.
 	if !now.Before(p.next) {
 		p.waiting = slices.Delete(p.waiting, rank, rank+1)
 		p.ofService[key] = 0
@@ -66,7 +65,7 @@ func (p *Turns) Done(key types.NamespacedName) {
 	}
 }
 
-// NewTerm forgets all Services: those that still wait ask again. When the next one may
+// NewTerm forgets all Services: those that still wait ask again. The time when the next one may
 // pass stays.
 func (p *Turns) NewTerm() {
 	p.mu.Lock()

@@ -36,16 +36,16 @@ import (
 )
 
 const (
-	// rolloutInterval is the least time between two looks at all nodes.
+	// rolloutInterval is the least time between two passes over all nodes.
 	rolloutInterval = 200 * time.Millisecond
-	// figuresInterval is the least time between two writes of a policy's status where
-	// only figures and texts differ.
+	// figuresInterval is the least time between two writes of a policy's status if only counts and
+	// messages differ.
 	figuresInterval = time.Second
 )
 
-// Reconciler gives changed settings to nodes that have some, one after the other,
-// and writes the status of NodeProxyPolicies. It runs once at a time, and all that it
-// goes by is in objects: a restart in the middle of a rollout changes nothing.
+// Reconciler gives changed settings to nodes with rules, one after the other, and writes the status
+// of NodeProxyPolicies. It runs once at a time, and all its decisions follow from objects: a
+// restart during a rollout changes nothing.
 type Reconciler struct {
 	Leadership leader.Leadership
 	Client     client.Client // reads come from the cache
@@ -55,7 +55,7 @@ type Reconciler struct {
 	Events     *events.Recorder
 
 	lastPass time.Time
-	// What follows only saves work, or waits for the cache.
+	// The following only saves work, or bridges the delay of the cache.
 	set         *nodesettings.PolicySet
 	fingerprint string // of the objects that set was read from
 	revisions   revisions
@@ -86,7 +86,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 		Complete(leader.Guard(r.Leadership, r))
 }
 
-// specOrRemovalChanged lets everything of NodeProxy pass but changes of its status.
+// specOrRemovalChanged passes everything of NodeProxy except changes of its status.
 func specOrRemovalChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() ||
@@ -94,7 +94,7 @@ func specOrRemovalChanged() predicate.Predicate {
 	}}
 }
 
-// labelsChanged lets changes of labels pass, and of whether a Node counts at all.
+// labelsChanged passes changes of labels, and of whether a Node counts at all.
 func labelsChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*corev1.Node), e.ObjectNew.(*corev1.Node)
@@ -102,8 +102,8 @@ func labelsChanged() predicate.Predicate {
 	}}
 }
 
-// rolloutMayGoOn lets changes of rules pass by which it may be somebody's turn: of the
-// settings, and of what the node says about them. Those of endpoints and figures are not.
+// rolloutMayGoOn passes changes of rules that may let a rollout continue: of the settings, and of
+// what the node reports about them, but not of endpoints and counters.
 func rolloutMayGoOn() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*v1alpha1.NodeProxyRules), e.ObjectNew.(*v1alpha1.NodeProxyRules)
@@ -117,8 +117,8 @@ func rolloutMayGoOn() predicate.Predicate {
 	}}
 }
 
-// Reconcile looks at all nodes, gives changed settings to those whose turn it is, and
-// says in the status of all policies how far they are.
+// Reconcile makes a pass over all nodes, gives changed settings to those whose turn it is, and
+// reports the progress in the status of all policies.
 func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
 	if wait := rolloutInterval - r.Clock.Since(r.lastPass); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
@@ -146,7 +146,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 
-// look reads all that there is to decide about.
+// look reads everything that the decisions follow from.
 func (r *Reconciler) look(ctx context.Context) (*pass, error) {
 	np, err := objects.NodeProxy(ctx, r.Client)
 	if err != nil {
@@ -177,8 +177,8 @@ func (r *Reconciler) look(ctx context.Context) (*pass, error) {
 	return newPass(r.set, np, f.members(nodes.Items, rules.Items)), nil
 }
 
-// catchUp puts what this reconciler has written in the place of what the cache has, where
-// that is older. Otherwise the room that a node has taken could be given away twice.
+// catchUp replaces rules in the cache that are older than this reconciler's own writes. Otherwise
+// the same budget could be used twice.
 func (r *Reconciler) catchUp(rules []v1alpha1.NodeProxyRules) {
 	seen := map[string]bool{}
 	for i := range rules {
@@ -194,8 +194,8 @@ func (r *Reconciler) catchUp(rules []v1alpha1.NodeProxyRules) {
 	maps.DeleteFunc(r.written, func(name string, _ *v1alpha1.NodeProxyRules) bool { return !seen[name] })
 }
 
-// write gives nodes their settings. It reports whether somebody else's write came first
-// somewhere: then it is looked anew soon.
+// write gives nodes their settings. Again: another write came first for some node, so there must be
+// another pass soon.
 func (r *Reconciler) write(ctx context.Context, p *pass) (again bool, err error) {
 	var errs []error
 	store := func(m *member, g v1alpha1.SettingsGrant, what string) {
@@ -236,8 +236,8 @@ func (r *Reconciler) store(ctx context.Context, m *member, g v1alpha1.SettingsGr
 	return nil
 }
 
-// writeStatuses writes the status of every policy that differs. It reports whether some are
-// still to be written: somebody else's write came first, or the last one was a moment ago.
+// writeStatuses writes the status of every policy that differs. Again: some are still to be
+// written, because another write came first, or the last one was a moment ago.
 func (r *Reconciler) writeStatuses(ctx context.Context, p *pass) (again bool, err error) {
 	now := r.Clock.Now()
 	maps.DeleteFunc(r.told, func(name string, _ time.Time) bool { return !p.set.Exists(name) })
@@ -268,7 +268,7 @@ func (r *Reconciler) writeStatuses(ctx context.Context, p *pass) (again bool, er
 	return again, errors.Join(errs...)
 }
 
-// sameState reports whether a status says the same but for figures and texts.
+// sameState reports whether statuses only differ in counts and messages.
 func sameState(before, after *v1alpha1.NodeProxyPolicyStatus) bool {
 	return before.ObservedGeneration == after.ObservedGeneration &&
 		reports.Ready(before.Conditions).Reason == reports.Ready(after.Conditions).Reason &&

@@ -11,8 +11,8 @@ import (
 // Action is the action of events about rollouts.
 const Action = "RollOut"
 
-// tell writes an event where a policy's rollout has come to another state: by
-// the reason of its condition Ready.
+// tell writes an event if the state of a policy's rollout changes: the reason of its condition
+// Ready.
 func (r *Reconciler) tell(before, after *v1alpha1.NodeProxyPolicy) {
 	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
 	if what, worth := Transition(was.Reason, is.Reason); worth {
@@ -20,8 +20,8 @@ func (r *Reconciler) tell(before, after *v1alpha1.NodeProxyPolicy) {
 	}
 }
 
-// Transition is the event of a transition of a policy's Ready from one reason to
-// another. What nodes do outside a rollout is none: it is in the status.
+// Transition returns the event for a change of a policy's condition Ready. What nodes do outside a
+// rollout has none: it is in the status.
 func Transition(was, is string) (what events.Kind, worth bool) {
 	if was == is {
 		return events.Kind{}, false
@@ -30,7 +30,7 @@ func Transition(was, is string) (what events.Kind, worth bool) {
 	case v1alpha1.ReasonProgressing, v1alpha1.ReasonPaused:
 		return events.Kind{Severity: events.Normal, Reason: is, Action: Action}, true
 	case v1alpha1.ReasonApplied:
-		// Not when nodes that failed have recovered, or the first one comes.
+		// Not when failed nodes have recovered, or the first node appears.
 		if was != v1alpha1.ReasonNodesNotProgrammed && was != v1alpha1.ReasonNothingSelected {
 			return events.Kind{Severity: events.Normal, Reason: is, Action: Action}, true
 		}

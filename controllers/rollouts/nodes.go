@@ -22,32 +22,30 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// member is a node, as far as rollouts go.
+// member is a node in a rollout.
 type member struct {
 	rollout.Node
 	rules *v1alpha1.NodeProxyRules // nil: it has none yet
 	grant *v1alpha1.SettingsGrant  // nil: not known
-	// resolution is what it is to have. Nil: its Node is absent, so that its labels are
-	// not known.
+	// resolution are the desired settings. Nil: the Node is absent, so its labels are not known.
 	resolution *policies.NodeResolution
-	// kept says why it keeps what it has, whatever it is to have; empty reason: it does not.
+	// kept says why the node keeps its settings, whatever is desired; empty reason: it does not.
 	kept findings.Finding
-	// upkeep: its settings are the right ones, but something about them is to be written
-	// again, which needs no room.
+	// upkeep: the settings are the desired ones, but their grant must be written again, which needs
+	// no budget.
 	upkeep bool
 }
 
-// fleet reads objects of nodes for rollouts.
+// fleet combines the objects of nodes.
 type fleet struct {
 	set *nodesettings.PolicySet
 	now time.Time
-	// on: there is a NodeProxy. Without one nothing is given to nodes.
+	// on: there is a NodeProxy. Without one, nodes are not changed.
 	on       bool
 	revision func(*v1alpha1.NodeProxyRules) string
 }
 
-// members are all nodes, by name: those that have rules, and Linux Nodes that have none
-// yet.
+// members returns all nodes, by name: those with rules, and Linux Nodes without.
 func (f *fleet) members(nodes []corev1.Node, rules []v1alpha1.NodeProxyRules) []member {
 	present := make(map[string]*corev1.Node, len(nodes))
 	for i := range nodes {
@@ -68,7 +66,7 @@ func (f *fleet) members(nodes []corev1.Node, rules []v1alpha1.NodeProxyRules) []
 	return out
 }
 
-// member is a node. Either its Node or its rules may be nil.
+// member returns a node. Either its Node or its rules may be nil.
 func (f *fleet) member(name string, node *corev1.Node, rules *v1alpha1.NodeProxyRules) member {
 	m := member{Node: rollout.Node{Name: name, Absent: node == nil}, rules: rules}
 	if node != nil {
@@ -97,7 +95,7 @@ func (f *fleet) member(name string, node *corev1.Node, rules *v1alpha1.NodeProxy
 	return m
 }
 
-// keeps tells why a node keeps what it has.
+// keeps says why a node keeps its settings.
 func (f *fleet) keeps(nodeLabels labels.Set, m *member) findings.Finding {
 	if !f.on {
 		return findings.Finding{Reason: v1alpha1.ReasonNoNodeProxy, Message: "there is no NodeProxy"}
@@ -118,7 +116,7 @@ func (f *fleet) keeps(nodeLabels labels.Set, m *member) findings.Finding {
 	return findings.Finding{}
 }
 
-// wants decides what a node with rules is to have, and what that needs.
+// wants decides the desired settings of a node with rules, and which budgets they need.
 func (f *fleet) wants(m *member) {
 	spec, r, g := &m.rules.Spec, m.resolution, m.grant
 	want, actual := r.Settings.Revision, f.revision(m.rules)
@@ -145,7 +143,7 @@ func (f *fleet) wants(m *member) {
 	}
 }
 
-// unusable says of settings that are not valid together why a node keeps what it has.
+// unusable says why a node keeps its settings if the desired ones are not valid together.
 func unusable(r *policies.NodeResolution) findings.Finding {
 	if slices.Contains(r.Blamed, policies.Base) {
 		return findings.Finding{Reason: v1alpha1.ReasonInvalidSettings, Message: "keeps its settings because those of NodeProxy are not valid: " + r.Invalid.Error()}
@@ -154,12 +152,12 @@ func unusable(r *policies.NodeResolution) findings.Finding {
 		text.FirstNames(r.Blamed, maxNodesInText), r.Invalid)}
 }
 
-// renewed is the grant of a node whose settings stay the same.
+// renewed returns the grant of a node whose settings stay the same.
 func (m *member) renewed() v1alpha1.SettingsGrant {
 	return nodesettings.NewGrant(m.resolution, m.By, m.Given)
 }
 
-// given is the grant of a node that is given what it is to have.
+// given returns the grant of a node that gets the desired settings.
 func (m *member) given(budgets map[string]rollout.Budget, now time.Time) v1alpha1.SettingsGrant {
 	if m.Idle {
 		return nodesettings.NewGrant(m.resolution, nil, now)
@@ -175,8 +173,7 @@ func causesOf(g *v1alpha1.SettingsGrant) []rollout.Grant {
 	return out
 }
 
-// ownersDiffer reports whether other policies set fields than a grant says, which may be
-// nil.
+// ownersDiffer reports whether other policies set fields than a grant says, which may be nil.
 func ownersDiffer(g *v1alpha1.SettingsGrant, r *policies.NodeResolution) bool {
 	var known map[string]string
 	if g != nil {
@@ -185,14 +182,14 @@ func ownersDiffer(g *v1alpha1.SettingsGrant, r *policies.NodeResolution) bool {
 	return !maps.Equal(known, nodesettings.PolicyOwners(r))
 }
 
-// inForce reports whether the agent has a revision in force, or compared.
+// inForce reports whether the agent has applied, or compared, a revision.
 func inForce(rules *v1alpha1.NodeProxyRules, revision string) bool {
 	return revision != "" && rules.Status.SettingsRevision == revision
 }
 
-// laterStart is since when a node has had the time to have in force what it was given at
-// a time: since its agent started, if it has had nothing in force since. Otherwise an agent
-// that starts again, and does not get along at once, would stop a rollout of long ago.
+// laterStart returns the time from which a node could have applied a grant: the start of its agent,
+// if that has applied nothing since. Otherwise an agent that restarts, and fails at first, would
+// halt a rollout of long ago.
 func laterStart(rules *v1alpha1.NodeProxyRules, given time.Time) time.Time {
 	agent := rules.Status.Agent
 	if agent != nil && rules.Status.SettingsRevision == "" && agent.StartTime.After(given) {
@@ -201,21 +198,21 @@ func laterStart(rules *v1alpha1.NodeProxyRules, given time.Time) time.Time {
 	return given
 }
 
-// doesItsSettings reports whether the node does what its settings ask: its kernel holds
-// what is wanted, or that was compared.
+// doesItsSettings reports whether the node does what its settings require: it is programmed, or
+// compared in Audit.
 func doesItsSettings(rules *v1alpha1.NodeProxyRules) bool {
 	c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
 	return c != nil && (c.Status == metav1.ConditionTrue ||
 		c.Reason == v1alpha1.ReasonAuditDiffers || c.Reason == v1alpha1.ReasonAuditInSync)
 }
 
-// nothingAtRisk reports whether other settings change nothing on a node for now.
+// nothingAtRisk reports whether other settings currently change nothing on a node.
 func nothingAtRisk(rules *v1alpha1.NodeProxyRules) bool {
 	return rules.Status.Agent == nil || meta.IsStatusConditionTrue(rules.Status.Conditions, v1alpha1.ConditionConflictingProxy)
 }
 
-// revisions knows the revisions of settings in rules, which take some time to compute.
-// It is not for concurrent use.
+// revisions caches the revisions of settings in rules, which take some time to compute. It is not
+// for concurrent use.
 type revisions struct {
 	known map[types.UID]knownRevision
 }
@@ -225,8 +222,8 @@ type knownRevision struct {
 	revision   string
 }
 
-// of returns the revision of the settings that rules carry, whatever revision they name;
-// empty: these settings are not valid.
+// of returns the revision of the settings in rules, whatever revision they name; empty: these
+// settings are not valid.
 func (k *revisions) of(rules *v1alpha1.NodeProxyRules) string {
 	if known, found := k.known[rules.UID]; found && known.generation == rules.Generation {
 		return known.revision

@@ -15,7 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 )
 
-// pass is one look at all nodes, and what comes of it.
+// pass is one pass over all nodes, and its result.
 type pass struct {
 	set       *nodesettings.PolicySet
 	nodeProxy *v1alpha1.NodeProxy // nil: there is none
@@ -24,15 +24,15 @@ type pass struct {
 	decision  rollout.Decision
 	granted   map[string]bool // nodes that are given their settings now
 
-	// Of each policy: the nodes that it selects, and those that it does not but which
-	// wait for a change of its budget, or do not have it in force yet; why the settings of nodes are not valid
-	// because of it; and its fields that others set, with their names.
+	// For each policy: the nodes that it selects; those that it no longer selects, but that wait
+	// for its budget or have not applied its change yet; why settings of nodes are invalid because
+	// of it; and its fields that others set, with their names.
 	selected, former map[string][]*member
 	blamed           map[string]error
 	overridden       map[string]map[string][]string
 }
 
-// newPass sorts what there is to decide about.
+// newPass sorts nodes by policy.
 func newPass(set *nodesettings.PolicySet, np *v1alpha1.NodeProxy, members []member) *pass {
 	p := &pass{
 		set: set, nodeProxy: np, members: members, granted: map[string]bool{}, selected: map[string][]*member{}, former: map[string][]*member{},
@@ -60,8 +60,7 @@ func newPass(set *nodesettings.PolicySet, np *v1alpha1.NodeProxy, members []memb
 	return p
 }
 
-// lastChange are the budgets of the changes that a node waits for, or does not have in
-// force yet.
+// lastChange returns the budgets of the changes that a node waits for, or has not applied yet.
 func (m *member) lastChange() []string {
 	out := slices.Clone(m.Causes)
 	for _, g := range m.By {
@@ -72,7 +71,7 @@ func (m *member) lastChange() []string {
 	return out
 }
 
-// note notes what a resolution says of the policies in it.
+// note records what a resolution says about its policies.
 func (p *pass) note(r *policies.NodeResolution) {
 	if r.Invalid != nil {
 		for _, name := range r.Blamed {
@@ -96,7 +95,7 @@ func (p *pass) note(r *policies.NodeResolution) {
 	}
 }
 
-// decide decides who is given what.
+// decide decides which nodes get their settings now.
 func (p *pass) decide(now time.Time) {
 	all := make([]rollout.Node, len(p.members))
 	for i := range p.members {
@@ -109,8 +108,8 @@ func (p *pass) decide(now time.Time) {
 	}
 }
 
-// notGiven takes back that a node is given its settings, because that could not be
-// written: the status is not to say so.
+// notGiven reverts the decision for a node because its settings could not be written, so that the
+// status does not report them.
 func (p *pass) notGiven(m *member) {
 	if !p.granted[m.Name] {
 		return
@@ -128,13 +127,13 @@ func (p *pass) notGiven(m *member) {
 	}
 }
 
-// find returns a node, which is there.
+// find returns a node, which must exist.
 func (p *pass) find(name string) *member {
 	i, _ := slices.BinarySearchFunc(p.members, name, func(m member, name string) int { return cmp.Compare(m.Name, name) })
 	return &p.members[i]
 }
 
-// progress is how a node does with what it is to have.
+// progress is the progress of a node towards its desired settings.
 type progress int
 
 const (
@@ -146,7 +145,7 @@ const (
 	done
 )
 
-// progressOf tells how a node does, seen from a budget.
+// progressOf returns the progress of a node from the point of view of a budget.
 func (p *pass) progressOf(m *member, budget string) progress {
 	s := p.decision.States[budget]
 	switch {
@@ -166,7 +165,7 @@ func (p *pass) progressOf(m *member, budget string) progress {
 	return done
 }
 
-// tally are nodes by how they do, by name.
+// tally are the nodes by progress, each by name.
 type tally map[progress][]*member
 
 func (t tally) names(which progress) []string {
@@ -177,8 +176,8 @@ func (t tally) names(which progress) []string {
 	return out
 }
 
-// tallyOf sorts the nodes that a budget is for: those that are selected, and those that
-// are not any more and have a change of it.
+// tallyOf sorts the nodes that a budget applies to: those selected, and those no longer selected
+// that still have a change of it.
 func (p *pass) tallyOf(budget string) tally {
 	t := tally{}
 	for _, m := range p.selected[budget] {
@@ -192,7 +191,7 @@ func (p *pass) tallyOf(budget string) tally {
 	return t
 }
 
-// others are the budgets beside one that changes of waiting nodes need, by name.
+// others returns the budgets besides one that changes of waiting nodes need, by name.
 func (t tally) others(budget string) []string {
 	names := map[string]bool{}
 	for _, m := range t[waiting] {
@@ -205,7 +204,7 @@ func (t tally) others(budget string) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// nodeSays is what a node says of itself, unless all is well there: then only that.
+// nodeSays is what a node reports: the reason, and the message if something is wrong.
 func nodeSays(rules *v1alpha1.NodeProxyRules) string {
 	c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
 	switch {

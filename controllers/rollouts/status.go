@@ -14,7 +14,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// status is the status of a policy. What has not changed is as it is stored.
+// status returns the status of a policy. What has not changed is as it is stored.
 func (p *pass) status(policy *v1alpha1.NodeProxyPolicy, now time.Time) *v1alpha1.NodeProxyPolicyStatus {
 	status := policy.Status.DeepCopy()
 	status.ObservedGeneration = policy.Generation
@@ -45,7 +45,7 @@ func (p *pass) status(policy *v1alpha1.NodeProxyPolicy, now time.Time) *v1alpha1
 	return status
 }
 
-// examples are the nodes that do not count as programmed.
+// examples returns the nodes that do not count as programmed.
 func (p *pass) examples(policy string, t tally) []v1alpha1.NodeExample {
 	var out []v1alpha1.NodeExample
 	for which := range done {
@@ -118,7 +118,7 @@ func (p *pass) overriddenBy(policy *v1alpha1.NodeProxyPolicy) metav1.Condition {
 	}
 }
 
-// finding is what NodeProxy's own condition Ready says of changes that it causes itself.
+// finding is what NodeProxy's own condition Ready reports about changes by NodeProxy itself.
 func (p *pass) finding() findings.Finding {
 	s := p.decision.States[policies.Base]
 	if s == nil {

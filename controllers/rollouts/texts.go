@@ -34,7 +34,7 @@ func invalidPolicyText(err error) string {
 	return "This policy is not used, and the nodes that it selects or has shaped keep their settings: " + err.Error()
 }
 
-// invalidResultText says which other policies are part of it, as the mistake may be theirs.
+// invalidResultText names the other policies involved, because the mistake may be theirs.
 func (p *pass) invalidResultText(policy string) string {
 	out := "Together with NodeProxy"
 	var others []string
@@ -55,7 +55,7 @@ func (p *pass) invalidResultText(policy string) string {
 	return fmt.Sprintf("%s, this policy results in settings that are not valid, and nodes keep theirs: %s", out, p.blamed[policy])
 }
 
-// stoppedText says by whom a rollout has stopped, and what makes it go on.
+// stoppedText says which nodes have halted a rollout, and what lets it continue.
 func (p *pass) stoppedText(budget string, t tally) string {
 	missed, first := t.names(missedDeadline), t[missedDeadline][0]
 	their, until := "its", "until it does, until spec is changed, or until its Node is deleted"
@@ -79,7 +79,7 @@ func pausedText(t tally) string {
 	return fmt.Sprintf("spec.rollout.paused is true: %s; set it to false to continue", countsText(t))
 }
 
-// progressText says how far a rollout is, and what it waits for.
+// progressText describes the progress of a rollout, and what it waits for.
 func (p *pass) progressText(budget string, t tally) string {
 	s := p.decision.States[budget]
 	parts := []string{countsText(t)}
@@ -97,7 +97,7 @@ func (p *pass) progressText(budget string, t tally) string {
 	return strings.Join(parts, "; ")
 }
 
-// holdsBack says why nothing goes on that needs a budget; empty: it does go on.
+// holdsBack says why nothing that needs a budget continues; empty: it does.
 func (p *pass) holdsBack(budget string) string {
 	s := p.decision.States[budget]
 	switch who := whose(budget); {
@@ -119,7 +119,7 @@ func whose(budget string) string {
 	return "policy " + budget
 }
 
-// countsText counts nodes by how they do.
+// countsText counts nodes by progress.
 func countsText(t tally) string {
 	total := 0
 	for _, nodes := range t {
@@ -142,7 +142,7 @@ func countsText(t tally) string {
 	return strings.Join(parts, ", ")
 }
 
-// failingText says what is wrong with nodes though nothing waits.
+// failingText describes failing nodes while nothing waits.
 func (p *pass) failingText(policy string, t tally) string {
 	which := failing
 	if len(t[which]) == 0 {
@@ -152,7 +152,7 @@ func (p *pass) failingText(policy string, t tally) string {
 	return fmt.Sprintf("%s; %s: %s", countsText(t), t[which][0].Name, message)
 }
 
-// example is what is said of a node that is named as an example.
+// example describes a node that is named as an example.
 func (p *pass) example(m *member, which progress, budget string) (reason, message string) {
 	switch which {
 	case missedDeadline:
@@ -171,7 +171,7 @@ func (p *pass) example(m *member, which progress, budget string) (reason, messag
 	return v1alpha1.ReasonUpdating, "given its settings at " + given.UTC().Format(time.RFC3339)
 }
 
-// waitsFor says whose rollout a node waits for beside that of a budget.
+// waitsFor names the other rollouts that a node waits for.
 func (p *pass) waitsFor(m *member, budget string) string {
 	var others []string
 	for _, name := range m.Causes {
@@ -185,7 +185,7 @@ func (p *pass) waitsFor(m *member, budget string) string {
 	return "is part of the rollout of " + strings.Join(others, " and ")
 }
 
-// failure is the reason why a node is not programmed.
+// failure returns the reason why a node is not programmed.
 func failure(rules *v1alpha1.NodeProxyRules) string {
 	reason, _, _ := strings.Cut(nodeSays(rules), ":")
 	if strings.Contains(reason, " ") { // no report at all
@@ -208,7 +208,7 @@ func (p *pass) overriddenText(policy *v1alpha1.NodeProxyPolicy, fields map[strin
 	return strings.Join(parts, "; ")
 }
 
-// priorityOf is the priority of a policy, which may be nil.
+// priorityOf returns the priority of a policy, which may be nil.
 func priorityOf(policy *v1alpha1.NodeProxyPolicy) int32 {
 	if policy == nil || policy.Spec.Priority == nil {
 		return 0

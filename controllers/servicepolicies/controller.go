@@ -31,13 +31,11 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// interval is the least time between two looks at what policies make of
-// all Services.
+// interval is the least time between two passes over all Services.
 const interval = time.Second
 
-// Reconciler writes the status of all ServiceProxyPolicies, and has Services
-// looked at again that were kept as they are when a change had stopped. It runs once at
-// a time, for all policies together.
+// Reconciler writes the status of all ServiceProxyPolicies, and resumes Services that kept their
+// overrides while a change was halted. It runs once at a time, for all policies together.
 type Reconciler struct {
 	Leadership leader.Leadership
 	Client     client.Client // reads come from the cache
@@ -48,7 +46,7 @@ type Reconciler struct {
 	Resume     func() // has kept Services looked at again
 
 	lastLook time.Time
-	// At the last look.
+	// At the last pass.
 	halted   map[v1alpha1.Cause]string
 	refusals int64 // changes of what nodes refuse, seen so far
 }
@@ -80,7 +78,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 		Complete(leader.Guard(r.Leadership, r))
 }
 
-// shapeChanged lets pass what changes which policies shape rules, and how.
+// shapeChanged passes changes of the policies that shape rules, and of their overrides.
 func shapeChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*v1alpha1.ServiceProxyRules), e.ObjectNew.(*v1alpha1.ServiceProxyRules)
@@ -95,7 +93,7 @@ func namespaceLabelsChanged() predicate.Predicate {
 	}}
 }
 
-// Reconcile looks at all policies and writes the statuses that differ.
+// Reconcile checks all policies and writes the statuses that differ.
 func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
 	var list v1alpha1.ServiceProxyPolicyList
 	if err := r.Client.List(ctx, &list); err != nil {
@@ -115,7 +113,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	// A stop may have come and gone since the last look.
+	// A change may have halted and continued since the last pass.
 	if halted := look.halted(); r.refusals != refusals || !maps.Equal(r.halted, halted) {
 		r.halted, r.refusals = halted, refusals
 		r.Resume()
@@ -134,7 +132,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return again, nil
 }
 
-// look counts what policies make of all Services.
+// look counts what policies result in for all Services.
 func (r *Reconciler) look(ctx context.Context) (*look, error) {
 	set, err := r.Overrides.CurrentPolicies(ctx)
 	if err != nil {
@@ -174,8 +172,8 @@ func (r *Reconciler) look(ctx context.Context) (*look, error) {
 	return look, nil
 }
 
-// write writes the status of a policy if it differs from what is stored, and an event if
-// that is another story.
+// write writes the status of a policy if it differs from the stored one, and an event if its state
+// has changed.
 func (r *Reconciler) write(ctx context.Context, p *v1alpha1.ServiceProxyPolicy, look *look) (ctrl.Result, error) {
 	if look.set.Generations[p.Name] != p.Generation { // it is about another one
 		return ctrl.Result{RequeueAfter: interval}, nil

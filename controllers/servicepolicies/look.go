@@ -17,7 +17,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// look is what policies make of all Services at one time.
+// look is what policies result in for all Services at one time.
 type look struct {
 	set      *overrides.PolicySet
 	on       bool // nodeproxy is switched on
@@ -30,13 +30,12 @@ type tally struct {
 	refused           map[types.NamespacedName]overrides.Rejection
 	changes           []policies.RefusedChange          // of those refused
 	ineffective       map[types.NamespacedName][]string // why
-	// overridden are its fields that others set, and useless those without an effect on
-	// some Service.
+	// overridden are its fields that others set, and useless those without effect on some Service.
 	overridden, useless map[string]*fieldTally
 	kept                map[string]int // Services that keep what they have, by why
 }
 
-// fieldTally counts the Services of which one thing is to be said about a field.
+// fieldTally counts the Services that one statement about a field applies to.
 type fieldTally struct {
 	services int
 	first    types.NamespacedName // the one with the lowest name
@@ -98,8 +97,7 @@ func noteField(fields map[string]*fieldTally, field string, key types.Namespaced
 	t.services++
 }
 
-// noteRefused counts a Service that nodes refuse, for those that are held to account for
-// what it has of its policies.
+// noteRefused counts a rejected Service for the policies that its overrides are from.
 func (l *look) noteRefused(key types.NamespacedName, by overrides.Rejection, grant *v1alpha1.OverridesGrant) {
 	if grant == nil {
 		return
@@ -112,10 +110,10 @@ func (l *look) noteRefused(key types.NamespacedName, by overrides.Rejection, gra
 	}
 }
 
-// halt is for whom the change has halted.
+// halt tells for which Services the change has halted.
 func (t *tally) halt() policies.Halt { return policies.HaltOf(t.changes) }
 
-// halted are the changes that have halted, with why Services wait.
+// halted returns the halted changes, with why Services wait.
 func (l *look) halted() map[v1alpha1.Cause]string {
 	out := map[v1alpha1.Cause]string{}
 	for name, t := range l.policies {
@@ -126,7 +124,7 @@ func (l *look) halted() map[v1alpha1.Cause]string {
 	return out
 }
 
-// counts are for the metrics: by policy, then by state.
+// counts returns the metrics: by policy, then by state.
 func (l *look) counts() map[string]map[string]int {
 	out := map[string]map[string]int{}
 	for name, t := range l.policies {
@@ -141,7 +139,7 @@ func (l *look) counts() map[string]map[string]int {
 	return out
 }
 
-// invalid tells what is wrong with a policy; empty when nothing is.
+// invalid says what is wrong with a policy; empty: nothing.
 func (l *look) invalid(name string) string {
 	for i := range l.set.Invalid {
 		if l.set.Invalid[i].Name == name {
@@ -151,8 +149,8 @@ func (l *look) invalid(name string) string {
 	return ""
 }
 
-// examples are the Services that nodes refuse, then those that an override has no effect
-// on, each by name.
+// examples returns the rejected Services, then those that an override has no effect on, each by
+// name.
 func (t *tally) examples() []v1alpha1.ServiceExample {
 	var out []v1alpha1.ServiceExample
 	add := func(key types.NamespacedName, reason, message string) {

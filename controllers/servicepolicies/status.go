@@ -18,7 +18,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// status is that of a policy, made afresh but for the times of its conditions.
+// status returns the status of a policy; only the times of its conditions depend on the stored one.
 func (l *look) status(p *v1alpha1.ServiceProxyPolicy, now time.Time) *v1alpha1.ServiceProxyPolicyStatus {
 	t := l.policies[p.Name]
 	status := &v1alpha1.ServiceProxyPolicyStatus{
@@ -78,7 +78,7 @@ func notUsed(why string) string {
 	return "This policy is not used, and the Services that it selects or has shaped keep their overrides. Correct " + why
 }
 
-// progress tells how far a change is.
+// progress describes the progress of a change.
 func (t *tally) progress() string {
 	texts := []string{fmt.Sprintf("%d of %d Services have the overrides of their policies", t.applied, t.services)}
 	for _, why := range slices.Sorted(maps.Keys(t.kept)) {
@@ -87,7 +87,7 @@ func (t *tally) progress() string {
 	return strings.Join(texts, "; ")
 }
 
-// stoppedMessage tells by what a change has stopped, and what to do.
+// stoppedMessage says what has halted a change, and what to do.
 func (t *tally) stoppedMessage() string {
 	first := slices.MinFunc(slices.Collect(maps.Keys(t.refused)), objects.CompareNames)
 	text := fmt.Sprintf("Service %s, as shaped by this policy: %s", first, t.refused[first])
@@ -100,7 +100,7 @@ func (t *tally) stoppedMessage() string {
 	return text + ". Correct the policy or fix the node: the change continues with a new spec, or once no node rejects the Service"
 }
 
-// changedMessage tells of what nodes refuse though the policy need not be the cause.
+// changedMessage describes rejected Services that the policy need not be the cause of.
 func (t *tally) changedMessage() string {
 	first := slices.MinFunc(slices.Collect(maps.Keys(t.refused)), objects.CompareNames)
 	text := fmt.Sprintf("Service %s itself has changed, and %s", first, t.refused[first])
@@ -144,7 +144,7 @@ func (t *tally) ineffectiveCondition() metav1.Condition {
 	return c
 }
 
-// inFields joins what is to be said of fields, by their names.
+// inFields joins statements about fields, by field.
 func inFields(fields map[string]*fieldTally, say func(string, *fieldTally) string) string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
@@ -161,9 +161,9 @@ func (f *fieldTally) String() string {
 	return fmt.Sprintf("%d Services such as %s", f.services, f.first)
 }
 
-// transition is what to say of a policy whose Ready comes to another reason; an
-// empty reason: nothing. A new generation alone is nothing to tell, unless it has stopped
-// as the one before: then it has gone on in between, if only from one look to the next.
+// transition returns the event for a change of a policy's condition Ready; an empty reason: none. A
+// new generation alone is no event, unless it has halted like the one before: then it has continued
+// in between, if only for a moment.
 func transition(before, after *v1alpha1.ServiceProxyPolicyStatus) (severity, reason, note string) {
 	was, is := reports.Ready(before.Conditions), reports.Ready(after.Conditions)
 	stoppedAnew := is.Reason == v1alpha1.ReasonRolloutStopped && was.ObservedGeneration != is.ObservedGeneration

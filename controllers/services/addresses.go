@@ -22,7 +22,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// addressEvents enqueues the Services that name an address which something gets or loses.
+// addressEvents enqueues the Services that name an address which an object gets or loses.
 func (r *Reconciler) addressEvents(of func(client.Object) []netip.Addr) handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q watches.Queue) {
@@ -39,7 +39,7 @@ func (r *Reconciler) addressEvents(of func(client.Object) []netip.Addr) handler.
 	}
 }
 
-// enqueueNaming enqueues the Services that name an address which is in one of two lists alone.
+// enqueueNaming enqueues the Services that name an address which is only in one of the lists.
 func (r *Reconciler) enqueueNaming(ctx context.Context, q watches.Queue, before, after []netip.Addr) {
 	if slices.Equal(before, after) {
 		return
@@ -59,7 +59,7 @@ func (r *Reconciler) enqueueNaming(ctx context.Context, q watches.Queue, before,
 	}
 }
 
-// servicesAt are the Services that name an address, or any.
+// servicesAt returns the Services that name an address, or any.
 func (r *Reconciler) servicesAt(ctx context.Context, address string) []corev1.Service {
 	var list corev1.ServiceList
 	if err := r.Client.List(ctx, &list, client.MatchingFields{objects.IndexServicesByAddress: address}); err != nil {
@@ -68,7 +68,7 @@ func (r *Reconciler) servicesAt(ctx context.Context, address string) []corev1.Se
 	return list.Items
 }
 
-// servicesWithin are the Services that name an address inside a ServiceCIDR.
+// servicesWithin returns the Services that name an address in a ServiceCIDR.
 func (r *Reconciler) servicesWithin(ctx context.Context, o client.Object) []reconcile.Request {
 	ranges := render.NewServiceRanges(o.(*networkingv1.ServiceCIDR).Spec.CIDRs)
 	inside := func(a netip.Addr) bool { _, is := ranges.Of(a); return is }
@@ -83,7 +83,7 @@ func (r *Reconciler) servicesWithin(ctx context.Context, o client.Object) []reco
 	return out
 }
 
-// addressesOfNode, addressesOfServers and addressesNamed are what events are about.
+// addressesOfNode, addressesOfServers and addressesNamed return the addresses of an object.
 func addressesOfNode(o client.Object) []netip.Addr { return render.NodeIPs(o.(*corev1.Node)) }
 
 func addressesOfServers(o client.Object) []netip.Addr {
@@ -98,6 +98,6 @@ func sortedAddresses(servers map[netip.Addr][]uint16) []netip.Addr {
 	return slices.SortedFunc(maps.Keys(servers), netip.Addr.Compare)
 }
 
-// rangesUnknownRetry is how often a Service is rendered again that waits for them, should it not
-// be woken up.
+// rangesUnknownRetry is how often a Service that waits for the service ranges is rendered again, in
+// case nothing else triggers it.
 const rangesUnknownRetry = time.Minute

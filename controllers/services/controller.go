@@ -32,7 +32,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// Reconciler keeps one ServiceProxyRules for every eligible Service.
+// Reconciler maintains one ServiceProxyRules for every eligible Service.
 type Reconciler struct {
 	Leadership leader.Leadership
 	Client     client.Client // reads come from the cache
@@ -76,7 +76,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake, resume,
 		Complete(leader.Guard(r.Leadership, r))
 }
 
-// noteSlice is serviceOfSlice, and notes when it was.
+// noteSlice is serviceOfSlice, and records the time.
 func (r *Reconciler) noteSlice(ctx context.Context, o client.Object) []reconcile.Request {
 	requests := serviceOfSlice(ctx, o)
 	for _, request := range requests {
@@ -96,7 +96,7 @@ func ownerOfRules(_ context.Context, o client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: objects.ServiceOfRules(o)}}
 }
 
-// everyService is for the moment when nodeproxy is switched on.
+// everyService returns all Services, for when nodeproxy is switched on.
 func (r *Reconciler) everyService(ctx context.Context, _ client.Object) []reconcile.Request {
 	var list corev1.ServiceList
 	if err := r.Client.List(ctx, &list); err != nil {
@@ -147,7 +147,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return r.end(ctx, req.NamespacedName, stored)
 }
 
-// begin has it remembered which Services are older than the term.
+// begin records which Services are older than the term.
 func (r *Reconciler) begin(ctx context.Context) error {
 	if r.Memory.begun() {
 		return nil
@@ -227,19 +227,18 @@ func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v
 	return retry.IgnoreRace(err)
 }
 
-// renderedService are rules, and what there is to say of them once they are written; or why
-// there are none.
+// renderedService are rules, and what to report once they are written; or why there are none.
 type renderedService struct {
 	rules *v1alpha1.ServiceProxyRules
 	say   func()
 	// changed: the Service itself has changed since its rules were written.
 	changed bool
-	// limit is the one that the Service is over; refused says so.
+	// limit is the limit that the Service exceeds, and message says so.
 	limit, message string
 }
 
-// render renders a Service as policies shape it, and tells when to do so again though
-// nothing has changed; 0: not. It returns nil where that cannot be done yet.
+// render renders a Service as policies shape it. Again is when to render it again even if nothing
+// changes; 0: never. The result is nil if it cannot be rendered yet.
 func (r *Reconciler) render(ctx context.Context, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (*renderedService, time.Duration, error) {
 	shaping, err := r.Overrides.Shape(ctx, svc, stored)
 	if err != nil || shaping.Unknown {
@@ -292,8 +291,8 @@ func (r *Reconciler) render(ctx context.Context, svc *corev1.Service, stored *v1
 	return &renderedService{rules: rules, say: say, changed: changed}, shaping.Again, nil
 }
 
-// changedItself reports whether a Service itself, or its endpoints, are not as they were
-// when its rules were written. Former are rules with what it had of its policies then.
+// changedItself reports whether the Service itself, or its endpoints, have changed since its rules
+// were written. Former are the rules that it would have with its present overrides.
 func changedItself(stored, former *v1alpha1.ServiceProxyRules, shaping overrides.Shaping) bool {
 	if stored == nil || shaping.Kept && shaping.Annotation == "" {
 		return true // if anything is written at all

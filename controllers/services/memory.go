@@ -13,9 +13,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// Memory is what is remembered of Services between reconciliations:
-// only of Services that exist, so it is bounded by them.
-// Nothing in it is needed for correct results.
+// Memory is what is remembered of Services between reconciliations. It only contains existing
+// Services, so it is bounded by them. Nothing in it is needed for correct results.
 type Memory struct {
 	metrics *metrics.Metrics
 	changed func() // called, without the lock, when what is refused changed
@@ -25,8 +24,8 @@ type Memory struct {
 	pace     *pacing.Buckets                 // guarded by mu
 	rejected int                             // guarded by mu
 	term     int                             // guarded by mu
-	// older are the Services that were there when the term began, and still are. Nil: not known
-	// yet; guarded by mu.
+	// older are the Services that existed when the term began, and still do. Nil: not known yet;
+	// guarded by mu.
 	older map[types.NamespacedName]struct{}
 }
 
@@ -46,15 +45,15 @@ type state struct {
 	rejection *rejection        // nil unless refused
 }
 
-// change is what is known of why rules are not up to date.
+// change is what is known about why rules are not up to date.
 type change struct {
 	slice time.Time // first event of a slice; zero: none
-	// addresses and policies: nodes, API servers or service ranges have changed; or policies or
-	// labels of Namespaces have. No tenant does that, so it does not wait for what tenants change.
+	// addresses: nodes, API servers or service ranges have changed; policies: policies or labels of
+	// Namespaces have. Tenants cannot do that, so it does not wait for the changes of tenants.
 	addresses, policies bool
 }
 
-// and adds up two changes.
+// and combines two changes.
 func (c change) and(other change) change {
 	if c.slice.IsZero() || !other.slice.IsZero() && other.slice.Before(c.slice) {
 		c.slice = other.slice
@@ -87,8 +86,8 @@ func (m *Memory) forget(key types.NamespacedName) {
 	delete(m.older, key)
 }
 
-// end drops what is remembered of a Service that is not eligible, but not whether it has rules, and what
-// others than tenants have changed: it may be eligible again before its rules are released.
+// end drops a Service that is not eligible, except for whether it has rules, and for changes that
+// tenants have not caused: it may become eligible before its rules are released.
 func (m *Memory) end(key types.NamespacedName) {
 	m.accepted(key)
 	m.mu.Lock()
@@ -98,7 +97,7 @@ func (m *Memory) end(key types.NamespacedName) {
 	m.services[key] = &state{settled: true, stored: was.stored, ended: was.ended, change: was.change}
 }
 
-// released notes that a Service that is there has no rules, or only released ones.
+// released notes that an existing Service has no rules, or only released ones.
 func (m *Memory) released(key types.NamespacedName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -107,9 +106,9 @@ func (m *Memory) released(key types.NamespacedName) {
 	}
 }
 
-// NewTerm forgets what may have changed while another controller led: every
-// Service has to be looked at again before it is known what is refused. Until
-// then what was refused in the former term counts.
+// NewTerm forgets what may have changed while another controller led: every Service must be
+// reconciled before it is known which ones are rejected. Until then, those of the former term
+// count.
 func (m *Memory) NewTerm() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -129,7 +128,7 @@ func (m *Memory) begun() bool {
 	return m.older != nil
 }
 
-// begin notes which Services are older than the term, unless that is known.
+// begin records which Services are older than the term, unless that is known.
 func (m *Memory) begin(services []corev1.Service) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -149,7 +148,7 @@ func (m *Memory) CurrentTerm() int {
 	return m.term
 }
 
-// Settled tells whether it is known since the start if a Service is refused.
+// Settled reports whether it is known in this term if a Service is rejected.
 func (m *Memory) Settled(key types.NamespacedName) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -157,8 +156,8 @@ func (m *Memory) Settled(key types.NamespacedName) bool {
 	return s != nil && s.settled
 }
 
-// newProblems notes what is wrong with a Service for one reason and tells whether
-// that is something that has not been said yet.
+// newProblems records the problems of a Service for one reason, and reports whether they have not
+// been reported yet.
 func (m *Memory) newProblems(key types.NamespacedName, reason, problems string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -173,8 +172,8 @@ func (m *Memory) newProblems(key types.NamespacedName, reason, problems string) 
 	return problems != ""
 }
 
-// Unsay notes that the last event of a reason about a Service was lost: it is to be said again as soon as
-// it is found again.
+// Unsay notes that the last event of a reason about a Service was lost: its problem is reported
+// again when it is found again.
 func (m *Memory) Unsay(key types.NamespacedName, reason string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -188,9 +187,9 @@ func (m *Memory) Unsay(key types.NamespacedName, reason string) {
 	}
 }
 
-// wait returns how long the next write of a Service must wait, which has rules stored or not: the
-// first change goes at once, while its namespace has bytes left. A change of stored rules that no
-// tenant has caused does not need these.
+// wait returns how long the next write of a Service must wait. The first change is written at once
+// while its namespace has bytes left. A change of stored rules that no tenant has caused does not
+// need them.
 func (m *Memory) wait(key types.NamespacedName, load render.Load, stored, byTenant bool, now time.Time) time.Duration {
 	m.mu.Lock()
 	s := m.of(key)
@@ -214,21 +213,20 @@ func (m *Memory) wait(key types.NamespacedName, load render.Load, stored, byTena
 	return wait
 }
 
-// seen notes that a Service has rules. After it was ended they may be its former ones, in a cache
-// that is behind.
+// seen notes whether a Service has rules. After it was ended, the cache may still have its former
+// ones.
 func (s *state) seen(stored bool) {
 	s.stored = s.stored || stored && !s.ended
 }
 
-// isNew reports whether a Service has no rules and has not had any. Otherwise they have vanished, by
-// no doing of a tenant: agents retain them, which a wait must not end. What is older than the
+// isNew reports whether a Service has no rules and never had any. Otherwise they have vanished, not
+// because of a tenant: agents retain them, and a wait must not end that. Services older than the
 // term may have had some.
 func (s *state) isNew(stored, older bool) bool {
 	return !stored && !s.stored && (s.ended || !older)
 }
 
-// Delayed returns the Services that have no rules yet because their namespaces have used
-// up their bytes.
+// Delayed returns the Services without rules whose namespaces have used up their bytes.
 func (m *Memory) Delayed() []types.NamespacedName {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -250,16 +248,16 @@ func (m *Memory) giveBack(key types.NamespacedName, s *state) bool {
 	return was
 }
 
-// pause has a Service of a load not rendered again at once though it was not written.
+// pause delays the next rendering of a Service though it was not written.
 func (m *Memory) pause(key types.NamespacedName, load render.Load, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.of(key).until = now.Add(render.Pace(load))
 }
 
-// waiting returns for how long a Service has been told to wait: until then it need not be
-// rendered. Rules that are not stored do not wait, unless they were refused, or are new and wait for
-// their namespace. For that, stored ones do not wait if it may be that no tenant has caused their change.
+// waiting returns how long a Service need not be rendered. Rules that are not stored do not wait,
+// unless they were rejected, or are new and wait for their namespace. Stored ones do not wait for
+// it if their change may not be from a tenant.
 func (m *Memory) waiting(key types.NamespacedName, stored bool, now time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -278,7 +276,7 @@ func (m *Memory) waiting(key types.NamespacedName, stored bool, now time.Time) t
 	return max(0, until.Sub(now))
 }
 
-// note notes a change of what a Service is rendered from.
+// note records a change of what a Service is rendered from.
 func (m *Memory) note(key types.NamespacedName, c change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -286,8 +284,8 @@ func (m *Memory) note(key types.NamespacedName, c change) {
 	s.change = s.change.and(c)
 }
 
-// takeChange returns what has changed since the rules were up to date, and takes it to be
-// rendered: call it before anything is read. What was not written is to be noted again.
+// takeChange returns what has changed since the rules were up to date, and clears it: call it
+// before anything is read. What was not written must be noted again.
 func (m *Memory) takeChange(key types.NamespacedName) change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -297,8 +295,7 @@ func (m *Memory) takeChange(key types.NamespacedName) change {
 	return taken
 }
 
-// wrote notes that a Service's rules were written, in so many bytes, and whether because the
-// Service itself had changed.
+// wrote notes a write of a Service's rules, and whether the Service itself had changed.
 func (m *Memory) wrote(key types.NamespacedName, bytes int, itself bool, now time.Time) {
 	m.mu.Lock()
 	s := m.of(key)
@@ -317,7 +314,7 @@ func (m *Memory) wrote(key types.NamespacedName, bytes int, itself bool, now tim
 	}
 }
 
-// tried notes that the API server has refused to write so many bytes, which costs it as much.
+// tried notes a write that the API server denied, which costs as many bytes as if it had not.
 func (m *Memory) tried(key types.NamespacedName, bytes int, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -326,12 +323,11 @@ func (m *Memory) tried(key types.NamespacedName, bytes int, now time.Time) {
 	}
 }
 
-// settleTime is how long after a change of a Service nodes may come to refuse it on
-// that account.
+// settleTime is how long after a change of a Service nodes may reject it because of that change.
 const settleTime = time.Minute
 
-// changedLately reports whether rules were written less than settleTime ago because the
-// Service itself had changed. What was written before a restart is not known.
+// changedLately reports whether rules were written less than settleTime ago because the Service
+// itself had changed. Writes before a restart are not known.
 func (m *Memory) changedLately(key types.NamespacedName, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

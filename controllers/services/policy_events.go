@@ -19,8 +19,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// policyEvents enqueues the Services that a policy selects, or did, and those whose rules
-// name it.
+// policyEvents enqueues the Services that a policy selects or selected, and those whose rules name
+// it.
 func (r *Reconciler) policyEvents() handler.EventHandler {
 	changed := func(ctx context.Context, q watches.Queue, versions ...client.Object) {
 		r.Overrides.PoliciesChanged() // before anybody looks
@@ -43,8 +43,8 @@ func (r *Reconciler) policyEvents() handler.EventHandler {
 	}
 }
 
-// enqueueSelected enqueues the Services that some version of a policy selects, and those
-// whose rules name it.
+// enqueueSelected enqueues the Services that a version of a policy selects, and those whose rules
+// name it.
 func (r *Reconciler) enqueueSelected(ctx context.Context, q watches.Queue, versions []client.Object) {
 	found := map[types.NamespacedName]struct{}{}
 	var selecting []policies.ServicePolicy
@@ -101,8 +101,8 @@ func (r *Reconciler) shapedBy(ctx context.Context, name string, found map[types.
 	return nil
 }
 
-// namespaceEvents enqueues the Services of a Namespace that comes or gets other labels,
-// while there are policies.
+// namespaceEvents enqueues the Services of a Namespace that is created or whose labels change, if
+// there are policies.
 func (r *Reconciler) namespaceEvents() handler.EventHandler {
 	changed := func(ctx context.Context, name string, q watches.Queue) {
 		set, err := r.Overrides.CurrentPolicies(ctx)
@@ -133,8 +133,8 @@ func (r *Reconciler) namespaceEvents() handler.EventHandler {
 	}
 }
 
-// keptServices are those that keep what they have of policies: they are looked at again
-// when that may have changed.
+// keptServices returns the Services that keep their overrides, to decide again when that may have
+// changed.
 func (r *Reconciler) keptServices(context.Context, client.Object) []reconcile.Request {
 	keys := r.Overrides.Keeping()
 	out := make([]reconcile.Request, len(keys))

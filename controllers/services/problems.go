@@ -25,7 +25,7 @@ const (
 
 const tooLargeMessage = "its ServiceProxyRules would be larger than 1 MiB; split the Service or let it select fewer pods"
 
-// sayProblems says what is wrong with a Service for a reason, if that is new.
+// sayProblems reports the problems of a Service for a reason, if they are new.
 func (r *Reconciler) sayProblems(ctx context.Context, svc *corev1.Service, reason, text string) {
 	key := client.ObjectKeyFromObject(svc)
 	if !r.Memory.newProblems(key, reason, text) && text != "" {
@@ -36,7 +36,7 @@ func (r *Reconciler) sayProblems(ctx context.Context, svc *corev1.Service, reaso
 	}
 }
 
-// rangeText says what is wrong with source ranges; empty when nothing is.
+// rangeText describes problems of source ranges; empty if there are none.
 func rangeText(problems []string) string {
 	if len(problems) == 0 {
 		return ""
@@ -44,7 +44,7 @@ func rangeText(problems []string) string {
 	return text.Truncate("Source ranges that cannot be used: "+strings.Join(problems, "; ")+". Correct spec.loadBalancerSourceRanges", text.MaxEventNote)
 }
 
-// problemText names the first few problems; empty when there are none.
+// problemText names the first few problems; empty if there are none.
 func problemText(problems []render.Problem) string {
 	if len(problems) == 0 {
 		return ""
@@ -52,7 +52,7 @@ func problemText(problems []render.Problem) string {
 	return text.Truncate("Skipped endpoints that cannot be used (all others are programmed): "+text.First(problems, render.Problem.String), text.MaxEventNote)
 }
 
-// skippedText names the first few addresses that are not programmed; empty when all are.
+// skippedText names the first few skipped addresses; empty if there are none.
 func skippedText(addresses []v1alpha1.SkippedAddress) string {
 	if len(addresses) == 0 {
 		return ""
@@ -62,14 +62,14 @@ func skippedText(addresses []v1alpha1.SkippedAddress) string {
 		". Remove them from spec.externalIPs, or have the load balancer controller assign others", text.MaxEventNote)
 }
 
-// accept notes that nothing of a Service is refused (any more).
+// accept notes that a Service is not rejected (any more).
 func (r *Reconciler) accept(ctx context.Context, svc *corev1.Service) {
 	r.Memory.accepted(client.ObjectKeyFromObject(svc))
 	r.Events.Warn(ctx, svc, EventServiceRejected, actionWrite, "")
 }
 
-// reject notes and says that a Service's rules cannot be written; what is
-// stored of it stays in force. It returns when to try again.
+// reject notes and reports that a Service's rules cannot be written; the stored rules stay. It
+// returns when to retry.
 func (r *Reconciler) reject(ctx context.Context, svc *corev1.Service, reason, message string, fingerprint uint64) time.Duration {
 	key := client.ObjectKeyFromObject(svc)
 	say, retry := r.Memory.reject(key, reason, message, fingerprint, r.Clock.Now())

@@ -15,7 +15,7 @@ const (
 	maxRetry   = 10 * time.Minute
 )
 
-// rejection is a Service that cannot be rendered or stored.
+// rejection describes a Service that cannot be rendered or stored.
 type rejection struct {
 	reason      string // the message without figures that change
 	message     string
@@ -26,7 +26,7 @@ type rejection struct {
 	unsaid      bool // the event about it was lost
 }
 
-// accepted notes that nothing of a Service is refused (any more), nor waits to be written.
+// accepted notes that a Service is neither rejected (any more) nor waits to be written.
 func (m *Memory) accepted(key types.NamespacedName) {
 	m.mu.Lock()
 	s := m.of(key)
@@ -44,8 +44,8 @@ func (m *Memory) accepted(key types.NamespacedName) {
 	}
 }
 
-// reject notes that what has this fingerprint was refused. It tells whether
-// that should be said, once for each reason, and after how long to try again.
+// reject notes that the content with this fingerprint was rejected. It returns whether to report
+// that, once for each reason, and when to retry.
 func (m *Memory) reject(key types.NamespacedName, reason, message string, fingerprint uint64, now time.Time) (say bool, retry time.Duration) {
 	m.mu.Lock()
 	s := m.of(key)
@@ -72,8 +72,7 @@ func (m *Memory) reject(key types.NamespacedName, reason, message string, finger
 	return say, retry
 }
 
-// retryIn returns how long to wait before the same content is tried again; 0
-// when it has not been refused or its time has come.
+// retryIn returns how long to wait before the same content is written again; 0: now.
 func (m *Memory) retryIn(key types.NamespacedName, fingerprint uint64, now time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -84,7 +83,7 @@ func (m *Memory) retryIn(key types.NamespacedName, fingerprint uint64, now time.
 	return max(0, s.rejection.retryAt.Sub(now))
 }
 
-// Rejected returns the refused Services, newest first.
+// Rejected returns the rejected Services, newest first.
 func (m *Memory) Rejected() []v1alpha1.RefusedService {
 	type entry struct {
 		since time.Time

@@ -19,8 +19,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
 )
 
-// sameRules tells whether a write would change nothing that matters. The time
-// of the last change is no reason to write by itself.
+// sameRules reports whether a write would change nothing that matters. The time of the last change
+// alone is no reason to write.
 func sameRules(stored, want *v1alpha1.ServiceProxyRules) bool {
 	for name, value := range want.Labels {
 		if stored.Labels[name] != value {
@@ -55,10 +55,9 @@ func (r *Reconciler) write(ctx context.Context, want, stored *v1alpha1.ServicePr
 	return nil
 }
 
-// end marks rules as released and deletes them at once. The cache may be
-// behind or wrong, and agents remove what is released, so the API server itself
-// must say that the Service has ended. The preconditions keep a change made in
-// between, by whomever, from being lost.
+// end marks rules as released and deletes them at once. The cache may be stale, and agents remove
+// released rules, so the API server itself must confirm that the Service has ended. The
+// preconditions preserve any change made meanwhile.
 func (r *Reconciler) end(ctx context.Context, key types.NamespacedName, stored *v1alpha1.ServiceProxyRules) (ctrl.Result, error) {
 	ended, err := r.endConfirmed(ctx, key)
 	if err != nil {
