@@ -22,9 +22,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// CacheOptions returns what the manager's cache must watch and keep; of what is
-// about the agents, that in a namespace. Objects come out of it uncopied: nobody
-// may change one without copying it first.
+// CacheOptions returns what the manager's cache watches and stores. Objects of the agents are those
+// in a namespace. The cache returns objects uncopied: copy one before you change it.
 func CacheOptions(namespace string) (cache.Options, error) {
 	proxied, err := labels.NewRequirement(render.LabelServiceProxyName, selection.DoesNotExist, nil)
 	if err != nil {
@@ -117,7 +116,7 @@ func trimNode(in any) (any, error) {
 	return in, nil
 }
 
-// trimPolicy drops what people note on a policy, such as what kubectl applied last.
+// trimPolicy drops notes on a policy, such as what kubectl applied last.
 func trimPolicy(in any) (any, error) {
 	switch policy := in.(type) {
 	case *v1alpha1.NodeProxyPolicy:
@@ -128,7 +127,7 @@ func trimPolicy(in any) (any, error) {
 	return in, nil
 }
 
-// trimPod keeps what tells how an agent does: there is one on every node.
+// trimPod retains what shows the state of an agent: there is one on every node.
 func trimPod(in any) (any, error) {
 	if pod, ok := in.(*corev1.Pod); ok {
 		trimMeta(&pod.ObjectMeta)
@@ -141,10 +140,9 @@ func trimPod(in any) (any, error) {
 	return in, nil
 }
 
-// NewCache makes the cache of a manager that is started with the context work. When that
-// ends, so does waiting for the cache: the manager of controller-runtime 0.24 that is told to
-// stop before its cache has filled would wait for it, whether the API server answers or not
-// (#3440 there).
+// NewCache makes the cache of a manager that is started with the context work. When that ends, waiting
+// for the cache ends too: the manager of controller-runtime 0.24 would wait for its cache to fill
+// before it stops, even if the API server does not answer (#3440 there).
 func NewCache(work context.Context) cache.NewCacheFunc {
 	return func(config *rest.Config, o cache.Options) (cache.Cache, error) {
 		c, err := cache.New(config, o)
@@ -157,7 +155,7 @@ func NewCache(work context.Context) cache.NewCacheFunc {
 
 type interruptible struct {
 	cache.Cache
-	work context.Context //nolint:containedctx // the manager has no other way to hand it over
+	work context.Context //nolint:containedctx // the manager has no other way to pass it
 }
 
 // WaitForCacheSync implements cache.Informers.

@@ -29,10 +29,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// Reconciler keeps the agents' DaemonSet as NodeProxy asks, where the
-// agents are Managed. It applies its fields and leaves all others alone. The
-// DaemonSet has no owner: without NodeProxy the agents stay and hold. It runs
-// once at a time.
+// Reconciler maintains the agents' DaemonSet as NodeProxy specifies it, if the agents are Managed.
+// It applies its fields and leaves all others alone. The DaemonSet has no owner: without NodeProxy
+// the agents stay and retain their rules. It runs once at a time.
 type Reconciler struct {
 	Leadership leader.Leadership
 	Client     client.Client // reads come from the cache
@@ -41,9 +40,9 @@ type Reconciler struct {
 	Findings   *findings.Findings
 	Namespace  string
 	Image      string // unless NodeProxy names another
-	// exposeMetrics: the agents answer /metrics on every address of their node.
+	// ExposeMetrics: the agents serve /metrics on every address of their node.
 	ExposeMetrics bool
-	// shareProxyPorts: the agents' pods do not reserve kube-proxy's ports.
+	// ShareProxyPorts: the agents' pods do not reserve kube-proxy's ports.
 	ShareProxyPorts bool
 
 	applied     objects.Written
@@ -138,7 +137,7 @@ func (r *Reconciler) apply(ctx context.Context, want *appsv1ac.DaemonSetApplyCon
 	return ctrl.Result{}, nil
 }
 
-// notTaken reports that the API server has not taken the DaemonSet.
+// notTaken reports that the DaemonSet was not applied.
 func (r *Reconciler) notTaken(ctx context.Context, err error) (ctrl.Result, error) {
 	var answer apierrors.APIStatus
 	if errors.As(err, &answer) {
@@ -154,7 +153,7 @@ func (r *Reconciler) notTaken(ctx context.Context, err error) (ctrl.Result, erro
 	return ctrl.Result{}, fmt.Errorf("apply the DaemonSet %s/%s: %w", r.Namespace, agentdeploy.Name, err)
 }
 
-// asStored reads an applied object, which holds what the API server has stored.
+// asStored decodes an applied object, which the API server has filled with what it stored.
 func asStored(applied *appsv1ac.DaemonSetApplyConfiguration) (*appsv1.DaemonSet, error) {
 	out := &appsv1.DaemonSet{}
 	text, err := json.Marshal(applied)
@@ -167,7 +166,7 @@ func asStored(applied *appsv1ac.DaemonSetApplyConfiguration) (*appsv1.DaemonSet,
 	return out, nil
 }
 
-// storedFingerprint is that of what people could change in a DaemonSet.
+// storedFingerprint is the fingerprint of what users could change in a DaemonSet.
 func storedFingerprint(d *appsv1.DaemonSet) (uint64, error) {
 	return objects.Fingerprint([]any{d.UID, d.Labels, d.Annotations, d.OwnerReferences, d.Spec})
 }

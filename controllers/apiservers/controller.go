@@ -33,20 +33,18 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// probePause is the time between tries to reach API servers that people have
-// named and that do not answer.
+// probePause is the time between attempts to reach specified API servers that do not answer.
 const probePause = 10 * time.Second
 
-// actionTryAPIServers is what the controller did when an event about them came
-// to be.
+// actionTryAPIServers is the action of events about API servers.
 const actionTryAPIServers = "Try"
 
 var errServiceAddress = errors.New("this is the Service default/kubernetes, which the agents program themselves; specify the API servers' own addresses")
 
-// Reconciler keeps the ConfigMap with the addresses of the API servers,
-// which agents and controllers read as a file: those that NodeProxy names, else
-// those of the Service default/kubernetes. It never writes it empty, nor
-// addresses of which it knows that none answers. It runs once at a time.
+// Reconciler maintains the ConfigMap with the addresses of the API servers, which agents and
+// controllers read as a file: those that NodeProxy specifies, else those of the Service
+// default/kubernetes. It never writes an empty one, nor addresses none of which answers. It runs
+// once at a time.
 type Reconciler struct {
 	Leadership leader.Leadership
 	Client     client.Client // reads come from the cache
@@ -111,10 +109,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{}, r.write(ctx, urls)
 }
 
-// usable returns the API servers that people have named if one of them answers,
-// and reports what is wrong if none does. Those that do not answer go along, as
-// they may be down for a while; addresses of the Service never do. What is wrong
-// with some is said in an event. A list that has answered is not asked again.
+// usable returns the specified API servers if one of them answers, and reports what is wrong if
+// none does. Those that do not answer are included, because they may be down for a while, except
+// for addresses of the Service. An event reports those with errors. A list that has answered is not
+// checked again.
 func (r *Reconciler) usable(ctx context.Context, np *v1alpha1.NodeProxy) ([]string, error) {
 	urls := np.Spec.APIServer.Endpoints
 	list := agentdeploy.APIServersFile(urls)
@@ -150,7 +148,7 @@ func (r *Reconciler) usable(ctx context.Context, np *v1alpha1.NodeProxy) ([]stri
 	return use, nil
 }
 
-// ask tries all API servers at once and returns what is wrong with each.
+// ask probes all API servers at once and returns the error of each.
 func (r *Reconciler) ask(ctx context.Context, urls []string) ([]error, error) {
 	var service corev1.Service
 	if _, err := objects.Get(ctx, r.Client, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: objects.KubernetesService}, &service); err != nil {

@@ -12,23 +12,23 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// probeTimeout is how long an API server may take to answer.
+// probeTimeout limits how long an API server takes to answer.
 const probeTimeout = 5 * time.Second
 
-// Probe asks whether an API server of this cluster answers.
+// Probe checks whether an API server of this cluster answers.
 type Probe interface {
 	// Probe returns nil if one answers at a URL such as https://192.0.2.10:6443.
 	Probe(ctx context.Context, url string) error
 }
 
-// apiServerProbe asks for the version, as nobody in particular: what is at an
-// address that people have written is shown no credentials.
+// apiServerProbe requests the version anonymously: it shows no credentials to whatever is at an
+// address that users have specified.
 type apiServerProbe struct {
 	config *rest.Config
 }
 
-// NewProbe goes by the certificate authority, and by the name in the
-// certificates, that the controller itself goes by.
+// NewProbe uses the certificate authority, and the name in the certificates, of the controller's
+// own configuration.
 func NewProbe(own *rest.Config) (*apiServerProbe, error) {
 	config := rest.AnonymousClientConfig(own)
 	if config.ServerName == "" {
@@ -41,9 +41,9 @@ func NewProbe(own *rest.Config) (*apiServerProbe, error) {
 	return &apiServerProbe{config: config}, nil
 }
 
-// Probe implements APIServerProbe.
+// Probe implements Probe.
 func (p *apiServerProbe) Probe(ctx context.Context, server string) error {
-	// Read each time, as the file with the authority may change.
+	// Read each time, because the file with the authority may change.
 	tls, err := rest.TLSConfigFor(p.config)
 	if err != nil {
 		return fmt.Errorf("set up TLS: %w", err)

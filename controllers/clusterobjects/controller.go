@@ -34,20 +34,19 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// What an event says of an object that cannot be kept.
+// The event about an object that cannot be maintained.
 const (
 	eventClusterObjectRefused = "ClusterObjectRefused"
 	actionApply               = "Apply"
 )
 
-// errNoPolicies is why policies are not kept on an old API server.
+// errNoPolicies is why there are no policies on an old API server.
 var errNoPolicies = errors.New("the API server does not serve ValidatingAdmissionPolicy of admissionregistration.k8s.io/v1, which Kubernetes has since 1.30, so their limits are not enforced. The controller creates them once it does")
 
-// Reconciler keeps the admission policies and the labels of its
-// namespace, where whoever installs nodeproxy cannot carry them. It does so whether
-// there is a NodeProxy or not: the policies are about what agents and people write,
-// too. It deletes nothing; the namespace owns the policies, and they go with it. It
-// runs once at a time.
+// Reconciler maintains the admission policies and the labels of its namespace, for installers that
+// cannot install them. It does so with or without a NodeProxy: the policies also apply to what
+// agents and users write. It deletes nothing; the namespace owns the policies, and they are deleted
+// with it. It runs once at a time.
 type Reconciler struct {
 	Leadership leader.Leadership
 	Client     client.Client // reads come from the cache
@@ -132,8 +131,8 @@ func keptObjects(owner admission.Owner) ([]keptObject, error) {
 	return out, nil
 }
 
-// keepLabels restores the labels of the namespace that agents need. again is when
-// to look the next time; 0: when something changes.
+// keepLabels restores the labels of the namespace that agents need. again is when to check next; 0:
+// when something changes.
 func (r *Reconciler) keepLabels(ctx context.Context, namespace *corev1.Namespace, owner admission.Owner) (again time.Duration, err error) {
 	if labels.SelectorFromSet(admission.Labels()).Matches(labels.Set(namespace.Labels)) {
 		return 0, nil
@@ -195,13 +194,12 @@ func (r *Reconciler) keep(ctx context.Context, o keptObject, owner admission.Own
 // errDeleted is why an object is written again.
 var errDeleted = errors.New("it was deleted at once")
 
-// write makes an object, or the spec of one that exists ours, with the labels and
-// owners that it needs, and returns what is stored. Server-side apply alone leaves
-// what somebody else has added, and one more condition can be all it takes to have a
-// policy refuse nothing. So the whole spec is replaced, whether the cache, which goes
-// by a label, holds the object or not: before, because a mixture of two specs may
-// refuse less than either, or not be allowed at all, and afterwards, because somebody
-// else may have made the object in between.
+// write creates an object, or replaces the spec of an existing one, with the labels and owners that
+// it needs, and returns what is stored. Server-side apply alone retains what others have added, and
+// one additional condition can be enough for a policy to deny nothing. Therefore the whole spec is
+// replaced, whether or not the cache, which selects by label, has the object: before applying,
+// because a mixture of two specs may deny less than either or be invalid, and afterwards, because
+// the object may have been created meanwhile.
 func (r *Reconciler) write(ctx context.Context, o keptObject) (client.Object, error) {
 	if _, err := r.replaceSpec(ctx, o); client.IgnoreNotFound(err) != nil {
 		return nil, err
@@ -216,8 +214,7 @@ func (r *Reconciler) write(ctx context.Context, o keptObject) (client.Object, er
 	return stored, err
 }
 
-// replaceSpec replaces the spec of an object that exists, and returns what is
-// stored then.
+// replaceSpec replaces the spec of an existing object, and returns what is stored then.
 func (r *Reconciler) replaceSpec(ctx context.Context, o keptObject) (client.Object, error) {
 	patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/spec", "value": o.spec}})
 	if err != nil {
@@ -228,8 +225,8 @@ func (r *Reconciler) replaceSpec(ctx context.Context, o keptObject) (client.Obje
 	return stored, r.Client.Patch(ctx, stored, client.RawPatch(types.JSONPatchType, patch), objects.FieldOwner)
 }
 
-// pause is how long to wait until an object may be written again; 0: it may now,
-// and the next one waits.
+// pause returns how long an object must not be written again; 0: it may be now, and then must
+// pause.
 func (r *Reconciler) pause(id string) time.Duration {
 	if wait := retry.ApplyPause - r.Clock.Since(r.lastApplied[id]); wait > 0 {
 		return wait
@@ -238,8 +235,8 @@ func (r *Reconciler) pause(id string) time.Duration {
 	return 0
 }
 
-// notTaken says that the API server has not taken an object. What cannot change by
-// itself is tried again after a while, without keeping the others waiting.
+// notTaken reports that an object was not applied. What will not change by itself is retried after
+// a while, without delaying the others.
 func (r *Reconciler) notTaken(ctx context.Context, owner admission.Owner, kind, name string, err error) (again time.Duration, failure error) {
 	if !retry.Denied(err) && !apierrors.IsBadRequest(err) && !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) && !meta.IsNoMatchError(err) {
 		return 0, fmt.Errorf("apply the %s %s: %w", kind, name, err)
@@ -248,7 +245,7 @@ func (r *Reconciler) notTaken(ctx context.Context, owner admission.Owner, kind, 
 	return retry.DeniedPause, nil
 }
 
-// say says in the log and in an event what cannot be kept.
+// say reports in the log and in an event what cannot be maintained.
 func (r *Reconciler) say(ctx context.Context, owner admission.Owner, what string) {
 	log.FromContext(ctx).Info("The objects of --manage-cluster-objects cannot be maintained", "why", what)
 	r.Events.Say(metav1.NamespaceDefault, corev1.ObjectReference{
@@ -256,7 +253,7 @@ func (r *Reconciler) say(ctx context.Context, owner admission.Owner, what string
 	}, events.Kind{Severity: events.Warning, Reason: eventClusterObjectRefused, Action: actionApply}, what)
 }
 
-// admissionFingerprint is that of what people could change in a policy or binding.
+// admissionFingerprint is the fingerprint of what users could change in a policy or binding.
 func admissionFingerprint(o client.Object) (uint64, error) {
 	var spec any
 	switch o := o.(type) {

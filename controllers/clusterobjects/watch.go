@@ -25,15 +25,14 @@ import (
 )
 
 const (
-	// followPause is the time between tries to find out how policies are read.
+	// followPause is the time between attempts to find out how policies are served.
 	followPause = 5 * time.Second
-	// failureAge is how long a failure counts as lasting: tries are at most a minute
-	// apart.
+	// failureAge is how long a failure is reported: attempts are at most a minute apart.
 	failureAge = 2 * time.Minute
 )
 
-// policyWatch follows our policies and their bindings. Nobody waits for it: where
-// they cannot be read, all else is done and people are told.
+// policyWatch watches our policies and their bindings. Nothing else waits for it: if they cannot be
+// read, all other work continues and an event reports it.
 type policyWatch struct {
 	cache   cache.Cache // of these two kinds alone, which nobody else needs
 	clock   clock.PassiveClock
@@ -44,8 +43,8 @@ type policyWatch struct {
 	failures map[string]time.Time // what was wrong, when at last
 }
 
-// newPolicyWatch adds the watch to a manager. changed is called when there is
-// something to look at.
+// newPolicyWatch adds the watch to a manager. It calls changed when policies or failures have
+// changed.
 func newPolicyWatch(mgr ctrl.Manager, clk clock.PassiveClock, changed func()) (*policyWatch, error) {
 	w := &policyWatch{clock: clk, changed: changed, failures: map[string]time.Time{}}
 	policies, err := cache.New(mgr.GetConfig(), cache.Options{
@@ -88,8 +87,7 @@ func (w *policyWatch) Start(ctx context.Context) error {
 	return nil
 }
 
-// follow tries to follow a kind until it can or ctx ends. That the API server does
-// not say how it serves the kind may pass.
+// follow tries to watch a kind until it can or ctx ends. Failures of discovery may be temporary.
 func (w *policyWatch) follow(ctx context.Context, kind client.Object) (informer cache.Informer) {
 	changed := toolscache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { w.changed() }, UpdateFunc: func(any, any) { w.changed() }, DeleteFunc: func(any) { w.changed() },
@@ -115,7 +113,7 @@ func (w *policyWatch) follow(ctx context.Context, kind client.Object) (informer 
 	return informer
 }
 
-// refused is called when a list or a watch has failed. It comes from reflectors.
+// refused is called by reflectors when a list or a watch has failed.
 func (w *policyWatch) refused(ctx context.Context, r *toolscache.Reflector, err error) {
 	toolscache.DefaultWatchErrorHandler(ctx, r, err)
 	if apierrors.IsForbidden(err) {
@@ -124,7 +122,7 @@ func (w *policyWatch) refused(ctx context.Context, r *toolscache.Reflector, err 
 	}
 }
 
-// fail remembers a failure, and has a new one looked at.
+// fail records a failure, and reports a new one.
 func (w *policyWatch) fail(what string) {
 	w.mu.Lock()
 	_, known := w.failures[what]
@@ -135,8 +133,7 @@ func (w *policyWatch) fail(what string) {
 	}
 }
 
-// state tells whether all policies are in the cache, and what keeps it from
-// following them.
+// state returns whether all policies are in the cache, and the failures.
 func (w *policyWatch) state() (synced bool, failures []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -15,22 +15,21 @@ import (
 )
 
 const (
-	// Interval is the time between two looks at the agents' Leases.
+	// Interval is the time between two checks of the agents' Leases.
 	Interval = 10 * time.Second
-	// Silence is how long no change of an agent's Lease may be seen until the
-	// agent counts as not responding.
+	// Silence is how long an agent's Lease must not change until the agent counts as not
+	// responding.
 	Silence = v1alpha1.AgentLeaseSeconds * time.Second
-	// lagLimit is how old the newest rules may be that an agent has not applied.
+	// lagLimit is how old rules must be before an agent lags that has not applied them.
 	lagLimit = time.Minute
-	// missedLooks is after how many missed looks the time between two does not
-	// count: the controller was stopped, or could not reach the API server, and
-	// then neither could the agents.
+	// missedLooks is after how many missed checks the time between two does not count: the
+	// controller was stopped, or could not reach the API server, and then the agents could not
+	// either.
 	missedLooks = 3
 )
 
-// liveness knows which agents give no sign of life and which lag behind. It
-// goes by the controller's own clock alone: clocks of two machines may differ,
-// so from a Lease it takes only whether it has changed.
+// Liveness knows which agents do not respond and which lag behind. It uses only the controller's
+// own clock: the clocks of two machines may differ, so of a Lease only its changes count.
 type liveness struct {
 	interval  time.Duration // between two looks
 	namespace string        // of the Leases
@@ -43,7 +42,7 @@ type liveness struct {
 	lagKnown bool
 }
 
-// agentState is what is known of one agent.
+// agentState is what is known about one agent.
 type agentState struct {
 	renewed metav1.MicroTime // what its Lease says; zero without a Lease
 	seen    time.Time        // when that was first seen, by the controller's clock
@@ -63,9 +62,9 @@ func New(interval time.Duration, namespace string) *liveness {
 	return &liveness{interval: interval, namespace: namespace, agents: map[string]*agentState{}, lag: map[string]bool{}}
 }
 
-// look takes what there is now. It returns the rules of the nodes that have to
-// be reported as not responding, Leases of agents that are silent and have no
-// rules, and whether other nodes lag behind than before.
+// look evaluates the current objects. It returns the rules of the nodes to be reported as not
+// responding, Leases of silent agents without rules, and whether the set of lagging nodes has
+// changed.
 func (l *liveness) look(now time.Time, leases []coordinationv1.Lease, rules []v1alpha1.NodeProxyRules, newest string) (silent []*v1alpha1.NodeProxyRules, orphans []*coordinationv1.Lease, changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -90,8 +89,8 @@ func (l *liveness) look(now time.Time, leases []coordinationv1.Lease, rules []v1
 		case reports.NotResponding(r):
 			state.marked = true
 		case state.marked:
-			// Somebody has put something else in its place: if it was the agent,
-			// its Lease will follow; if not, it is said again.
+			// The condition was overwritten: if by the agent, its Lease will follow; if not, it is
+			// reported again.
 			state.marked, state.seen = false, now
 		default:
 			silent = append(silent, r)
@@ -119,7 +118,7 @@ func (l *liveness) look(now time.Time, leases []coordinationv1.Lease, rules []v1
 	return silent, orphans, changed
 }
 
-// skipUnseen makes time in which nobody looked not count. The caller holds mu.
+// skipUnseen excludes time without checks. The caller holds mu.
 func (l *liveness) skipUnseen(now time.Time) {
 	gap := now.Sub(l.lastLook)
 	if !l.lastLook.IsZero() && gap > missedLooks*l.interval {
@@ -133,7 +132,7 @@ func (l *liveness) skipUnseen(now time.Time) {
 	l.lastLook = now
 }
 
-// note takes an agent's Lease, nil if it has none. The caller holds mu.
+// note records an agent's Lease, nil if it has none. The caller holds mu.
 func (l *liveness) note(name string, lease *coordinationv1.Lease, now time.Time) *agentState {
 	var renewed metav1.MicroTime
 	if lease != nil && lease.Spec.RenewTime != nil {
@@ -172,7 +171,7 @@ func (l *liveness) required(now time.Time, newest string) (version string, known
 	return version, true
 }
 
-// Lagging returns how many nodes lag behind, and whether that is known.
+// Lagging returns how many nodes lag behind; false: not known yet.
 func (l *liveness) Lagging() (count int32, known bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -188,7 +187,7 @@ func (l *liveness) reported(node string) {
 	}
 }
 
-// silentCondition is what is reported of an agent that does not respond.
+// silentCondition is the condition of an agent that does not respond.
 func (l *liveness) silentCondition(rules *v1alpha1.NodeProxyRules) metav1.Condition {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -199,9 +198,8 @@ func (l *liveness) silentCondition(rules *v1alpha1.NodeProxyRules) metav1.Condit
 	return SilentCondition(rules, l.namespace, renewed.Time)
 }
 
-// SilentCondition is the condition Programmed of a node whose agent does not
-// respond. renewed is what the agent's Lease in namespace says, by the node's
-// clock; zero if there is none.
+// SilentCondition is the condition Programmed of a node whose agent does not respond. renewed is
+// the time in the agent's Lease in namespace, by the node's clock; zero if there is none.
 func SilentCondition(rules *v1alpha1.NodeProxyRules, namespace string, renewed time.Time) metav1.Condition {
 	lease := namespace + "/" + v1alpha1.AgentLeaseName(rules.Name)
 	c := metav1.Condition{

@@ -27,17 +27,16 @@ import (
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules/status,verbs=update
 
 const (
-	// lookTimeout is how long the API server may take to list the Leases.
+	// lookTimeout limits how long the API server takes to list the Leases.
 	lookTimeout = 10 * time.Second
-	// standbyLooks: a standby looks only every so many times, because each look
-	// reads all Leases. It must be less than missedLooks.
+	// standbyLooks: a standby only makes every so many checks, because each one reads all Leases.
+	// It must be less than missedLooks.
 	standbyLooks = 2
 )
 
-// Watcher looks at the agents' Leases, and reports agents that give no
-// sign of life in the status of their NodeProxyRules. It reads the Leases from
-// the API server each time: what a watch that has broken off shows would make
-// every agent look dead. A standby looks too, so that it knows when it leads.
+// Watcher checks the agents' Leases, and reports agents without heartbeat in the status of their
+// NodeProxyRules. It reads the Leases from the API server each time: after a broken watch, every
+// agent would look dead. A standby checks them too, to know them when it becomes the leader.
 type Watcher struct {
 	Leadership leader.Leadership
 	Client     client.Client // reads come from the cache
@@ -66,7 +65,7 @@ func (w *Watcher) Start(ctx context.Context) error {
 	}
 }
 
-// due reports whether to look this time.
+// due reports whether to check the Leases this time.
 func (w *Watcher) due(leads bool) bool {
 	if !leads && w.left > 0 {
 		w.left--
@@ -134,7 +133,7 @@ func (w *Watcher) tryLook(ctx context.Context) error {
 	return nil
 }
 
-// act writes what follows from a look.
+// act writes the results of a check.
 func (w *Watcher) act(ctx context.Context, silent []*v1alpha1.NodeProxyRules, orphans []*coordinationv1.Lease) error {
 	var mu sync.Mutex
 	var first error
@@ -173,8 +172,8 @@ func (w *Watcher) newestRules(ctx context.Context) (string, error) {
 	return newest, nil
 }
 
-// report writes that an agent does not respond. The resourceVersion keeps it
-// from overwriting what the agent has reported meanwhile.
+// report writes that an agent does not respond. The resourceVersion keeps it from overwriting a
+// newer report of the agent.
 func (w *Watcher) report(ctx context.Context, rules *v1alpha1.NodeProxyRules) error {
 	next := rules.DeepCopy()
 	condition := w.Liveness.silentCondition(rules)
@@ -194,10 +193,9 @@ func (w *Watcher) report(ctx context.Context, rules *v1alpha1.NodeProxyRules) er
 	}
 }
 
-// removeLease deletes the Lease of an agent that is silent and whose Node is
-// gone, once the API server has confirmed the latter. It is asked only where the
-// cache lacks the Node: the Leases of Nodes that nodeproxy does not serve any
-// more stay, and would be asked about at every look.
+// removeLease deletes the Lease of a silent agent whose Node is gone, once the API server has
+// confirmed that. It only asks if the cache lacks the Node: Leases of Nodes that nodeproxy no
+// longer serves stay, and would cost a request at every check.
 func (w *Watcher) removeLease(ctx context.Context, lease *coordinationv1.Lease) error {
 	if lease.Spec.HolderIdentity == nil || v1alpha1.AgentLeaseName(*lease.Spec.HolderIdentity) != lease.Name {
 		return nil // not one that an agent has written

@@ -37,10 +37,9 @@ const (
 	actionRemove         = "Remove"
 )
 
-// Reconciler keeps the finalizer of removalPolicy Cleanup, and sees to it
-// that a NodeProxy that is deleted with it goes last: after the rules on the
-// nodes, the agents' DaemonSet and the rendered objects. All of it follows from what is
-// stored, so another controller goes on where one has stopped.
+// Reconciler maintains the finalizer of removalPolicy Cleanup, and ensures that a NodeProxy that is
+// deleted with it goes last: after the rules on the nodes, the agents' DaemonSet and the rendered
+// objects. All of it follows from stored objects, so another controller can continue.
 type Reconciler struct {
 	Leadership leader.Leadership
 	Client     client.Client // reads come from the cache
@@ -49,7 +48,7 @@ type Reconciler struct {
 	Clock      clock.PassiveClock
 	Metrics    *metrics.Metrics
 	Namespace  string // of the agents' DaemonSet
-	// reported is the NodeProxy of which the nodes were named that may have rules still. Only
+	// reported is the NodeProxy for which the nodes that may still have rules were reported. Only
 	// the one worker uses it.
 	reported types.UID
 }
@@ -69,8 +68,8 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options) error {
 		Complete(leader.Guard(r.Leadership, r))
 }
 
-// removalConcerned lets pass what may change the finalizer or a removal; the
-// status of NodeProxy may not.
+// removalConcerned passes changes that may affect the finalizer or a removal; the status of
+// NodeProxy does not.
 func removalConcerned() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() ||
@@ -79,8 +78,7 @@ func removalConcerned() predicate.Predicate {
 	}}
 }
 
-// conditionsChanged lets pass what an agent reports in its conditions, and rules
-// that come or go.
+// conditionsChanged passes changes of conditions, and rules that are created or deleted.
 func conditionsChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*v1alpha1.NodeProxyRules), e.ObjectNew.(*v1alpha1.NodeProxyRules)
@@ -88,7 +86,7 @@ func conditionsChanged() predicate.Predicate {
 	}}
 }
 
-// Reconcile puts the finalizer on or takes it off, and goes on with a removal.
+// Reconcile adds or removes the finalizer, and continues a removal.
 func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
 	np, err := objects.NodeProxy(ctx, r.Client)
 	if err != nil || np == nil {
@@ -107,12 +105,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	}
 }
 
-// setFinalizer puts the finalizer on NodeProxy or takes it off. NodeProxy is
-// people's, so this writes the list of finalizers and nothing else. It is a
-// merge patch that names the resourceVersion, so that no other finalizer is
-// lost. Server-side apply would write our entry alone; but it takes off only
-// what the same manager has put on, and a finalizer that somebody has added by
-// hand or restored from a backup would stay for ever.
+// setFinalizer adds the finalizer to NodeProxy or removes it. NodeProxy belongs to users, so this
+// only writes the list of finalizers. The merge patch includes the resourceVersion, so that no
+// other finalizer is lost. Server-side apply would write our entry alone, but it only removes what
+// the same manager has added: a finalizer that was added by hand or restored from a backup would
+// stay forever.
 func (r *Reconciler) setFinalizer(ctx context.Context, np *v1alpha1.NodeProxy, on bool) error {
 	next := np.DeepCopy()
 	if on {
@@ -127,7 +124,7 @@ func (r *Reconciler) setFinalizer(ctx context.Context, np *v1alpha1.NodeProxy, o
 	return nil
 }
 
-// remove waits for the nodes, then deletes what is ours and lets NodeProxy go.
+// remove waits for the nodes, then deletes what is ours and releases NodeProxy.
 func (r *Reconciler) remove(ctx context.Context, np *v1alpha1.NodeProxy) (ctrl.Result, error) {
 	var rules v1alpha1.NodeProxyRulesList
 	if err := r.Client.List(ctx, &rules); err != nil {
@@ -157,8 +154,8 @@ func (r *Reconciler) remove(ctx context.Context, np *v1alpha1.NodeProxy) (ctrl.R
 	return ctrl.Result{}, nil
 }
 
-// sayLeft names the nodes that may have rules still, once: afterwards their objects go, and a
-// later look would name those alone that the cache still has.
+// sayLeft reports once which nodes may still have rules: afterwards their objects are deleted, and
+// a later pass would only find those that are still in the cache.
 func (r *Reconciler) sayLeft(ctx context.Context, np *v1alpha1.NodeProxy, state removalState) {
 	left := state.left()
 	if left == "" || r.reported == np.UID {
@@ -170,8 +167,8 @@ func (r *Reconciler) sayLeft(ctx context.Context, np *v1alpha1.NodeProxy, state 
 		fmt.Sprintf("Not all nodes are clean: %s. Run `nodeproxy-agent cleanup` there (docs/removal.md)", left))
 }
 
-// removeAgents deletes the DaemonSet of agents that the controller runs. Its pods
-// go with it, and have nothing left to do.
+// removeAgents deletes the DaemonSet of agents that the controller runs, with their pods, which
+// have nothing left to do.
 func (r *Reconciler) removeAgents(ctx context.Context, np *v1alpha1.NodeProxy) error {
 	if !agentdeploy.Managed(np) {
 		return nil
@@ -183,10 +180,9 @@ func (r *Reconciler) removeAgents(ctx context.Context, np *v1alpha1.NodeProxy) e
 	return nil
 }
 
-// removeRendered deletes what was rendered, so that a later installation finds
-// nothing stale, and reports whether the API server has none of it any more.
-// Nothing is marked as released: an agent that has not removed its rules holds
-// them, and none that has does anything.
+// removeRendered deletes everything rendered, so that a later installation finds nothing stale, and
+// reports whether the API server has none of it any more. Nothing is marked as released: agents
+// that have not removed their rules retain them, and the others do nothing.
 func (r *Reconciler) removeRendered(ctx context.Context, nodes []v1alpha1.NodeProxyRules) (done bool, err error) {
 	var services v1alpha1.ServiceProxyRulesList
 	if err := r.Client.List(ctx, &services); err != nil {
@@ -202,8 +198,7 @@ func (r *Reconciler) removeRendered(ctx context.Context, nodes []v1alpha1.NodePr
 	if err := r.deleteAll(ctx, objects); err != nil {
 		return false, err
 	}
-	// The cache may be behind a write that was under way when NodeProxy was
-	// deleted.
+	// The cache may lack a write that was in progress when NodeProxy was deleted.
 	for _, kind := range []string{metrics.KindService, metrics.KindNode} {
 		left := &metav1.PartialObjectMetadataList{}
 		left.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kind + "List"))
@@ -219,7 +214,7 @@ func (r *Reconciler) removeRendered(ctx context.Context, nodes []v1alpha1.NodePr
 	return true, nil
 }
 
-// deleteAll deletes objects, several at a time. The first failure is returned.
+// deleteAll deletes objects, several at a time, and returns the first error.
 func (r *Reconciler) deleteAll(ctx context.Context, objects []client.Object) error {
 	const workers = 8
 	var mu sync.Mutex

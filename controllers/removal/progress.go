@@ -15,27 +15,26 @@ import (
 )
 
 const (
-	// removalLimit is how long after the deletion of NodeProxy nodes are waited
-	// for that have not removed their rules. It goes by the API server's time of
-	// the deletion and the controller's clock.
+	// removalLimit is how long to wait for nodes to remove their rules after NodeProxy was deleted,
+	// from the API server's time of the deletion by the controller's clock.
 	removalLimit = 5 * time.Minute
 	// maxNodesNamed is how many nodes a message about a removal names.
 	maxNodesNamed = 10
 )
 
-// removalState is how far the nodes are with removing their rules.
+// removalState is the progress of the nodes in removing their rules.
 type removalState struct {
 	removed int
-	// waiting are the nodes that have not, by name, with what they report if that
-	// is a failure.
+	// waiting are the nodes that have not finished, by name, with the failure that they report, if
+	// any.
 	waiting []string
-	// silent are the nodes whose agent has once worked and gives no sign of life,
-	// by name. They are not waited for, and may have their rules still.
+	// silent are the nodes whose agent once worked and does not respond any more, by name. They are
+	// not waited for, and may still have rules.
 	silent []string
 }
 
-// removalOf tells how far the nodes are. A node whose agent gives no sign of
-// life, or that is absent, is not waited for.
+// removalOf returns the progress. Nodes whose agent does not respond, or that are absent, are not
+// waited for.
 func removalOf(rules []v1alpha1.NodeProxyRules) removalState {
 	var s removalState
 	for i := range rules {
@@ -64,8 +63,7 @@ func removalOf(rules []v1alpha1.NodeProxyRules) removalState {
 	return s
 }
 
-// left says of which nodes it is not known that their rules are gone, once none
-// is waited for any longer; empty: of none.
+// left says on which nodes rules may be left, once none is waited for any longer; empty: none.
 func (s removalState) left() string {
 	var parts []string
 	if len(s.waiting) > 0 {

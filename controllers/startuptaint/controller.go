@@ -28,12 +28,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
 )
 
-// leaseRetry is how often the Lease of an agent is read whose report alone would
-// do. It renews it when it has applied its first set, and then every 30 s.
+// leaseRetry is how often the Lease of an agent is read whose report alone would be enough. The
+// agent renews it when it has applied its first rules, and then every 30 s.
 const leaseRetry = 5 * time.Second
 
-// Reconciler takes the taint nodeproxy.io/agent-not-ready off Nodes
-// whose agent serves pods. It never puts one on. Nodes without it cost nothing.
+// Reconciler removes the taint nodeproxy.io/agent-not-ready from Nodes whose agent serves pods. It
+// never adds it. Nodes without it cost nothing.
 type Reconciler struct {
 	Leadership leader.Leadership
 	Client     client.Client // reads come from the cache
@@ -42,19 +42,18 @@ type Reconciler struct {
 	Namespace  string // of the agents' Leases
 
 	mu sync.Mutex
-	// seen is what the Leases said when each Node was first seen with the taint.
-	// A controller that has just begun to lead waits for one renewal more.
+	// seen is what the Leases said when each Node was first seen with the taint. A new leader waits
+	// for one more renewal.
 	seen map[string]firstSight // guarded by mu; by the Node's name
 }
 
-// firstSight is what was there when a Node was first seen with the taint.
+// firstSight is the state when a Node was first seen with the taint.
 type firstSight struct {
 	uid     types.UID // of the Node
 	renewed metav1.MicroTime
 }
 
-// Of Nodes the role allows any patch; config/admission/nodes.yaml leaves of
-// that what this does.
+// The role allows any patch of Nodes; config/admission/nodes.yaml restricts it to this one.
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=list;watch;patch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get,namespace=nodeproxy-system
@@ -68,7 +67,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options) error {
 		Complete(leader.Guard(r.Leadership, r))
 }
 
-// startupTaintConcerned lets Nodes pass that have the taint or had it just now.
+// startupTaintConcerned passes Nodes that have the taint or just lost it.
 func startupTaintConcerned() predicate.Predicate {
 	tainted := func(o client.Object) bool { return hasStartupTaint(o.(*corev1.Node)) }
 	return predicate.Funcs{
@@ -82,7 +81,7 @@ func startupTaintConcerned() predicate.Predicate {
 	}
 }
 
-// reportChanged lets pass what may make a node ready.
+// reportChanged passes changes that may make a node ready.
 func reportChanged() predicate.Predicate {
 	return predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
@@ -104,7 +103,7 @@ func (r *Reconciler) taintedNode(ctx context.Context, rules client.Object) []rec
 	return []reconcile.Request{{NamespacedName: key}}
 }
 
-// Reconcile takes the taint off a Node if its agent serves pods now.
+// Reconcile removes the taint from a Node if its agent serves pods now.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	node, rules := &corev1.Node{}, &v1alpha1.NodeProxyRules{}
 	found, err := objects.Get(ctx, r.Client, req.NamespacedName, node)
@@ -137,9 +136,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 }
 
-// untaint takes the taint off. The patch holds the list of all other taints and
-// the resourceVersion that they were read at, so that none is lost that somebody
-// else changes at the same time.
+// untaint removes the taint. The patch contains all other taints and the resourceVersion that they
+// were read at, so that no concurrent change is lost.
 func (r *Reconciler) untaint(ctx context.Context, node *corev1.Node) (ctrl.Result, error) {
 	next := node.DeepCopy()
 	next.Spec.Taints = withoutStartupTaint(node.Spec.Taints)
@@ -164,7 +162,7 @@ func (r *Reconciler) recall(node *corev1.Node) (metav1.MicroTime, bool) {
 	return first.renewed, known && first.uid == node.UID
 }
 
-// note remembers what the Lease, nil if there is none, says at first sight.
+// note records what the Lease, nil if there is none, says at first sight.
 func (r *Reconciler) note(node *corev1.Node, lease *coordinationv1.Lease) metav1.MicroTime {
 	first := firstSight{uid: node.UID}
 	if lease != nil && lease.Spec.RenewTime != nil {

@@ -12,13 +12,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// hasStartupTaint reports whether a Node still keeps pods away until its Services
-// are served.
+// hasStartupTaint reports whether a Node still repels pods until its Services are served.
 func hasStartupTaint(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, isStartupTaint)
 }
 
-// isStartupTaint goes by the key: who sets the taint chooses value and effect.
+// isStartupTaint compares the key: users who set the taint choose value and effect.
 func isStartupTaint(t corev1.Taint) bool { return t.Key == v1alpha1.TaintAgentNotReady }
 
 // withoutStartupTaint returns all other taints, in their order.
@@ -26,9 +25,9 @@ func withoutStartupTaint(taints []corev1.Taint) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(taints), isStartupTaint)
 }
 
-// servesPods reports whether, by the last report of a node, pods on it reach
-// Services: the agent has applied or compared what is wanted, or another proxy is
-// active there. It is what makes the agent's pod ready.
+// servesPods reports whether, by the last report of a node, pods on it reach Services: the agent
+// has applied or compared its desired rules, or another proxy is active there. The readiness of the
+// agent's pod has the same criteria.
 func servesPods(rules *v1alpha1.NodeProxyRules) bool {
 	if !meta.IsStatusConditionTrue(rules.Status.Conditions, v1alpha1.ConditionAccepted) {
 		return false
@@ -44,9 +43,8 @@ func servesPods(rules *v1alpha1.NodeProxyRules) bool {
 	}
 }
 
-// sameRun reports whether the agent that renews the Lease has written the report.
-// A report stays when its writer ends, and rules outlive the Node that they were
-// for, so a Node that is created anew finds the one of its former life.
+// sameRun reports whether the agent that renews the Lease has written the report. A report outlives
+// its writer, and rules outlive their Node, so a recreated Node has the report of its former life.
 func sameRun(rules *v1alpha1.NodeProxyRules, lease *coordinationv1.Lease) bool {
 	if rules.Status.Agent == nil {
 		return false
@@ -56,8 +54,8 @@ func sameRun(rules *v1alpha1.NodeProxyRules, lease *coordinationv1.Lease) bool {
 		started.Truncate(time.Second).Equal(rules.Status.Agent.StartTime.Time)
 }
 
-// renewedSince reports whether the agent has renewed its Lease since the Lease
-// said before, zero if there was none then.
+// renewedSince reports whether the agent has renewed its Lease since before, which is zero if there
+// was none.
 func renewedSince(before metav1.MicroTime, lease *coordinationv1.Lease) bool {
 	return lease != nil && lease.Spec.RenewTime != nil && !lease.Spec.RenewTime.IsZero() && !lease.Spec.RenewTime.Equal(&before)
 }

@@ -18,9 +18,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// agentsDeployed returns the condition AgentsDeployed, nil where the controller
-// does not run the agents. next is when it may change by the passing of time
-// alone; 0: it cannot.
+// agentsDeployed returns the condition AgentsDeployed, nil if the controller does not run the
+// agents. next is when it may change with time alone; 0: it cannot.
 func (r *Reconciler) agentsDeployed(ctx context.Context, np *v1alpha1.NodeProxy) (condition *metav1.Condition, next time.Duration, err error) {
 	if !agentdeploy.Managed(np) {
 		return nil, 0, nil
@@ -46,9 +45,9 @@ func (r *Reconciler) agentsDeployed(ctx context.Context, np *v1alpha1.NodeProxy)
 	return &state.Condition, state.Next, nil
 }
 
-// withTroubles returns the condition Ready with what is wrong with how the agents
-// are run. That comes first where it keeps agents from working at all, as it is
-// then why nodes are not programmed, or soon will be.
+// withTroubles adds problems of the agents' deployment to the condition Ready. They come first if
+// they keep agents from working at all: then they are why nodes are not programmed, or soon will
+// not be.
 func withTroubles(ready metav1.Condition, apiServers findings.Finding, agents *metav1.Condition) metav1.Condition {
 	trouble := apiServers
 	if trouble.Reason == "" && agents != nil {
@@ -69,7 +68,7 @@ func withTroubles(ready metav1.Condition, apiServers findings.Finding, agents *m
 	return ready
 }
 
-// setAgentsDeployed enters that condition, or removes it where there is none.
+// setAgentsDeployed sets that condition, or removes it if there is none.
 func setAgentsDeployed(status *v1alpha1.NodeProxyStatus, condition *metav1.Condition, generation int64, now time.Time) {
 	if condition == nil {
 		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionAgentsDeployed)

@@ -30,12 +30,11 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// statusInterval is the least time between two looks at the whole cluster.
+// statusInterval is the least time between two passes over the whole cluster.
 const statusInterval = time.Second
 
-// Reconciler writes the status of NodeProxy: the inventory, what is
-// refused, and what the nodes report. It runs once at a time; the cache is
-// synced before it starts.
+// Reconciler writes the status of NodeProxy: the inventory, rejected Services, and what the nodes
+// report. It runs once at a time; the cache is synced before it starts.
 type Reconciler struct {
 	Leadership leader.Leadership
 	Client     client.Client // reads come from the cache
@@ -49,13 +48,13 @@ type Reconciler struct {
 	Namespace  string // of the agents' DaemonSet
 
 	lastLook time.Time
-	// unsettled are the Services of which it is not known since this controller
-	// leads whether they are refused. nil before the first term.
+	// unsettled are the Services of which it is not known yet in this term whether they are
+	// rejected. nil before the first term.
 	unsettled map[types.NamespacedName]bool
 	term      int
 }
 
-// services is what is known of Services between their reconciliations.
+// services is what is known about Services between their reconciliations.
 type services interface {
 	// Rejected returns the rejected Services, newest first.
 	Rejected() []v1alpha1.RefusedService
@@ -92,7 +91,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 		Complete(leader.Guard(r.Leadership, r))
 }
 
-// eligibilityChanged lets pass what may change the inventory.
+// eligibilityChanged passes changes that may affect the inventory.
 func eligibilityChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before := render.Eligible(e.ObjectOld.(*corev1.Service))
@@ -130,9 +129,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 
-// status computes the status afresh. Until it is known what is refused and who
-// lags behind, it repeats what was so before the start. next is when it may
-// change by the passing of time alone; 0: it cannot.
+// status computes the status. Until rejected Services and lagging nodes are known, it repeats those
+// of before the start. next is when it may change with time alone; 0: it cannot.
 func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status *v1alpha1.NodeProxyStatus, next time.Duration, err error) {
 	var rules v1alpha1.NodeProxyRulesList
 	if err := r.Client.List(ctx, &rules); err != nil {
@@ -198,10 +196,10 @@ func (r *Reconciler) eligibleServices(ctx context.Context) (map[types.Namespaced
 	return out, nil
 }
 
-// inventory names every eligible Service but those that have nothing stored because they are
-// refused, or because their namespace has used up its bytes: while these were in it, no agent's
-// list would agree with it, which would keep agents from removing what others have deleted. It
-// never follows from stored rules alone: what vanished must still be in it.
+// inventory names every eligible Service except those without stored rules because they are
+// rejected, or because their namespace has used up its bytes: with these, no agent's list would
+// agree with the inventory, and agents would not remove rules that others have deleted. It never
+// depends on stored rules alone: rules that have vanished must be in it.
 func (r *Reconciler) inventory(ctx context.Context, eligible map[types.NamespacedName]bool, refused []v1alpha1.RefusedService) (*v1alpha1.Inventory, error) {
 	without := r.Services.Delayed()
 	for _, s := range refused {
@@ -225,8 +223,8 @@ func (r *Reconciler) inventory(ctx context.Context, eligible map[types.Namespace
 	return &inventory, nil
 }
 
-// allSettled tells whether of every Service that was there when this controller
-// began to lead it is known by now if it is refused, or it has gone.
+// allSettled reports whether every Service that existed at the beginning of the term is known to be
+// rejected or not, or is gone.
 func (r *Reconciler) allSettled(eligible map[types.NamespacedName]bool) bool {
 	if term := r.Services.CurrentTerm(); r.unsettled == nil || r.term != term {
 		r.term = term

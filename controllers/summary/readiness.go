@@ -16,12 +16,11 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// maxRefusedNamed is how many refused Services the status names.
+// maxRefusedNamed is how many rejected Services the status names.
 const maxRefusedNamed = 10
 
-// countNodes counts nodes by what their rules say, but for those that lag
-// behind. Those whose Node is absent do not count: their rules are only kept in
-// case it returns.
+// countNodes counts nodes by what their rules report, except for lagging ones. Absent Nodes do not
+// count: their rules are only retained in case the Node returns.
 func countNodes(rules []v1alpha1.NodeProxyRules) v1alpha1.NodeCounts {
 	var counts v1alpha1.NodeCounts
 	for i := range rules {
@@ -51,8 +50,8 @@ func countNodes(rules []v1alpha1.NodeProxyRules) v1alpha1.NodeCounts {
 	return counts
 }
 
-// readiness decides the condition Ready of a NodeProxy. next is when its
-// message is to change by the passing of time alone; 0: it is not.
+// readiness decides the condition Ready of a NodeProxy. next is when its message changes with time
+// alone; 0: it does not.
 func readiness(rules []v1alpha1.NodeProxyRules, counts v1alpha1.NodeCounts, invalid error, now time.Time) (ready metav1.Condition, next time.Duration) {
 	ready = metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
 	switch {
@@ -74,10 +73,9 @@ func readiness(rules []v1alpha1.NodeProxyRules, counts v1alpha1.NodeCounts, inva
 	return ready, next
 }
 
-// notProgrammed names the first node, by name, that is not programmed, says
-// why, and how many others there are. A node that reports comes before one
-// that gives no sign of life, as more is known of it, and that before one that
-// has not reported yet. next is as in readiness.
+// notProgrammed names the first node, by name, that is not programmed, says why, and counts the
+// others. Nodes whose agent responds come first, because more is known about them, and those
+// without any report last. next is as in readiness.
 func notProgrammed(rules []v1alpha1.NodeProxyRules, now time.Time) (why string, next time.Duration) {
 	var first *v1alpha1.NodeProxyRules
 	count := 0
@@ -116,7 +114,7 @@ func notProgrammed(rules []v1alpha1.NodeProxyRules, now time.Time) (why string, 
 	return why, next
 }
 
-// knowledge ranks nodes by how much is known of them: the most comes first.
+// knowledge ranks nodes by how much is known about them: the most comes first.
 func knowledge(rules *v1alpha1.NodeProxyRules) int {
 	switch c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed); {
 	case c == nil:
@@ -128,10 +126,9 @@ func knowledge(rules *v1alpha1.NodeProxyRules) int {
 	}
 }
 
-// silentFor is how long no sign of life has been seen of an agent that is
-// reported as not responding, in steps that a message can follow without being
-// written all the time: of a minute in the first hour, then of an hour, then of
-// a day. next is when the next step is reached.
+// silentFor returns how long an agent that does not respond has been silent, in steps so that the
+// message does not change all the time: of a minute in the first hour, then of an hour, then of a
+// day. next is when the next step is reached.
 func silentFor(reported *metav1.Condition, now time.Time) (age, next time.Duration) {
 	total := liveness.Silence + max(0, now.Sub(reported.LastTransitionTime.Time))
 	step, start, end := time.Minute, liveness.Silence, time.Hour
@@ -145,7 +142,7 @@ func silentFor(reported *metav1.Condition, now time.Time) (age, next time.Durati
 	return age, min(age+step, end) - total
 }
 
-// setCondition enters a condition and keeps the time of its last transition.
+// setCondition sets a condition and retains the time of its last transition.
 func setCondition(status *v1alpha1.NodeProxyStatus, c metav1.Condition, generation int64, now time.Time) {
 	c.ObservedGeneration = generation
 	c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))

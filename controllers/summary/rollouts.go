@@ -14,8 +14,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// tell writes an event where a rollout of NodeProxy's own settings has come to another
-// state.
+// tell writes an event if the state of a rollout of NodeProxy's own settings changes.
 func (r *Reconciler) tell(before, after *v1alpha1.NodeProxy) {
 	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
 	if what, worth := transitionOfNodeProxy(was.Reason, is.Reason); worth {
@@ -23,7 +22,8 @@ func (r *Reconciler) tell(before, after *v1alpha1.NodeProxy) {
 	}
 }
 
-// transitionOfNodeProxy is transitionOf for NodeProxy, whose Ready tells of much else.
+// transitionOfNodeProxy is rollouts.Transition for NodeProxy, whose condition Ready reports much
+// else.
 func transitionOfNodeProxy(was, is string) (what events.Kind, worth bool) {
 	switch is {
 	case v1alpha1.ReasonProgressing, v1alpha1.ReasonPaused, v1alpha1.ReasonRolloutStopped:
@@ -35,8 +35,8 @@ func transitionOfNodeProxy(was, is string) (what events.Kind, worth bool) {
 	return events.Kind{}, false
 }
 
-// withRollout returns the condition Ready with how far a change of NodeProxy's own
-// settings is. One that has stopped says more than that its node is not programmed.
+// withRollout adds the progress of a change of NodeProxy's own settings to the condition Ready.
+// That it has halted is more important than that its node is not programmed.
 func withRollout(ready metav1.Condition, change findings.Finding) metav1.Condition {
 	stopped := change.Reason == v1alpha1.ReasonRolloutStopped && ready.Reason == v1alpha1.ReasonNodesNotProgrammed
 	if change.Reason == "" || !stopped && ready.Status != metav1.ConditionTrue {
