@@ -157,7 +157,7 @@ func newShared(mgr ctrl.Manager, o Options, m *metrics.Metrics) *shared {
 // eventLost has a problem reported again, the event of which was lost, as soon as it is found again.
 func (s *shared) eventLost(series events.Series) {
 	if series.About.Kind != "Service" {
-		return // a transition, which does not come again
+		return // a transition, which does not recur
 	}
 	key := types.NamespacedName{Namespace: series.About.Namespace, Name: series.About.Name}
 	if series.Reason == nodes.EventLocalEndpointsLeftOut {

@@ -58,7 +58,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 		Named("agents").
 		Watches(&v1alpha1.NodeProxy{}, only, builder.WithPredicates(watches.SpecChanged())).
 		Watches(&appsv1.DaemonSet{}, only).
-		WatchesRawSource(source.Channel(wake, only)). // it leads now
+		WatchesRawSource(source.Channel(wake, only)). // a new term
 		WithOptions(o).
 		Complete(leader.Guard(r.Leadership, r))
 }

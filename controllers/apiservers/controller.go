@@ -54,8 +54,8 @@ type Reconciler struct {
 	Events     *events.Recorder
 	Namespace  string
 
-	answered  string   // the list that people wrote of which one has answered
-	answering []string // what of it agents get
+	answered  string   // the specified list of which one has answered
+	answering []string // its part that agents get
 }
 
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
@@ -70,7 +70,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 		Watches(&v1alpha1.NodeProxy{}, only, builder.WithPredicates(watches.SpecChanged())).
 		Watches(&discoveryv1.EndpointSlice{}, only, builder.WithPredicates(watches.OfKubernetes())).
 		Watches(&corev1.ConfigMap{}, only).
-		WatchesRawSource(source.Channel(wake, only)). // it leads now
+		WatchesRawSource(source.Channel(wake, only)). // a new term
 		WithOptions(o).
 		Complete(leader.Guard(r.Leadership, r))
 }

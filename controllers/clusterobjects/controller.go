@@ -71,7 +71,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 	return builder.ControllerManagedBy(mgr).
 		Named("clusterobjects").
 		Watches(&corev1.Namespace{}, only, builder.WithPredicates(own)).
-		WatchesRawSource(source.Channel(wake, only)). // it leads now, or policies have changed
+		WatchesRawSource(source.Channel(wake, only)). // a new term, or changed policies
 		WithOptions(o).
 		Complete(leader.Guard(r.Leadership, r))
 }

@@ -34,13 +34,13 @@ const (
 // policyWatch watches our policies and their bindings. Nothing else waits for it: if they cannot be
 // read, all other work continues and an event reports it.
 type policyWatch struct {
-	cache   cache.Cache // of these two kinds alone, which nobody else needs
+	cache   cache.Cache // of these two kinds alone, which nothing else needs
 	clock   clock.PassiveClock
 	changed func()
 
 	mu       sync.Mutex
 	synced   bool
-	failures map[string]time.Time // what was wrong, when at last
+	failures map[string]time.Time // when each was last seen
 }
 
 // newPolicyWatch adds the watch to a manager. It calls changed when policies or failures have

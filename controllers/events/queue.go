@@ -66,7 +66,7 @@ type Queue struct {
 	series     map[Series]*state
 	namespaces map[string]int // number of series by the namespace of the object
 	failing    bool           // the last event could not be written
-	added      int            // events that have come
+	added      int            // events added so far
 }
 
 // Series are the events about one object for one reason.
@@ -122,7 +122,7 @@ func (q *Queue) add(series Series, event *eventsv1.Event, now time.Time) (first,
 			s.leftOut++
 			s.next, s.tries = event, 0
 		}
-		if s.next.Name == s.written { // as before what waited
+		if s.next.Name == s.written { // as before the one that waited
 			s.next = nil
 		}
 		return false, true
@@ -324,7 +324,7 @@ func (q *Queue) wrote(ctx context.Context, series Series, s *state, event *event
 	if !newer {
 		s.next = nil
 	}
-	s.due = s.until // of what came meanwhile
+	s.due = s.until // of events added meanwhile
 	if series.only != "" {
 		q.forget(series)
 	}

@@ -20,14 +20,14 @@ import (
 type Formats struct {
 	client   client.Reader // reads come from the cache
 	writable []int32
-	looking  chan struct{} // holds one while somebody looks at the nodes
+	looking  chan struct{} // contains one while the nodes are read
 
 	// mu is not held while the nodes are read, which waits for the cache: a new term holds up every
 	// write until Forget returns.
 	mu      sync.Mutex
 	version int32  // guarded by mu; 0: not known
-	term    int    // guarded by mu; counts what forget has begun
-	said    string // guarded by mu; what was last logged of nodes that are behind
+	term    int    // guarded by mu; counts calls of Forget
+	said    string // guarded by mu; the nodes that were last logged as behind
 }
 
 func New(c client.Reader, writable []int32) *Formats {
@@ -43,7 +43,7 @@ func (f *Formats) Current(ctx context.Context) (int32, error) {
 		return 0, err
 	}
 	defer f.end()
-	if version, _ := f.known(); version != 0 { // somebody else has looked meanwhile
+	if version, _ := f.known(); version != 0 { // another caller has read the nodes meanwhile
 		return version, nil
 	}
 	version, _, err := f.look(ctx)

@@ -28,7 +28,7 @@ type Gate struct {
 	opened   chan struct{} // closed while leading
 	stopping bool
 	inside   int
-	idle     chan struct{} // closed once nobody is inside; nil: nobody waits
+	idle     chan struct{} // closed once no work is inside; nil: nothing waits
 	notify   []func(leading bool)
 }
 

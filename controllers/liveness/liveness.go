@@ -31,7 +31,7 @@ const (
 // Liveness knows which agents do not respond and which lag behind. It uses only the controller's
 // own clock: the clocks of two machines may differ, so of a Lease only its changes count.
 type liveness struct {
-	interval  time.Duration // between two looks
+	interval  time.Duration // between two checks
 	namespace string        // of the Leases
 
 	mu       sync.Mutex // guards everything below
@@ -47,8 +47,8 @@ type agentState struct {
 	renewed metav1.MicroTime // what its Lease says; zero without a Lease
 	seen    time.Time        // when that was first seen, by the controller's clock
 	marked  bool             // it has been reported as not responding
-	looked  time.Time        // the last look that found a Lease or rules
-	beside  time.Time        // the last look that found another proxy active beside it
+	looked  time.Time        // the last check that found a Lease or rules
+	beside  time.Time        // the last check that found another proxy active
 }
 
 // versionSample is the newest resourceVersion of all ServiceProxyRules at some

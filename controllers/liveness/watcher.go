@@ -45,8 +45,8 @@ type Watcher struct {
 	Metrics    *metrics.Metrics
 	Liveness   *liveness
 	Changed    func() // called when other nodes lag behind than before
-	failure    string // of the last look
-	left       int    // how many looks a standby leaves out now
+	failure    string // of the last check
+	left       int    // how many checks a standby still skips
 }
 
 // Start implements manager.Runnable.
@@ -187,7 +187,7 @@ func (w *Watcher) report(ctx context.Context, rules *v1alpha1.NodeProxyRules) er
 		ctrl.Log.Info("An agent does not respond", "node", rules.Name, "why", condition.Message)
 		return nil
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		return nil // the next look sees what is there now
+		return nil // the next check reads the current objects
 	default:
 		return fmt.Errorf("report in the status of NodeProxyRules %s that its agent does not respond: %w", rules.Name, err)
 	}

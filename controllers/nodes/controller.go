@@ -75,7 +75,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 			builder.WithPredicates(watches.SpecChanged())).
 		Watches(&v1alpha1.NodeProxyPolicy{}, handler.EnqueueRequestsFromMapFunc(r.nodesWithoutRules),
 														builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyNode))). // it leads now
+		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyNode))). // a new term
 		WithOptions(o).
 		Complete(leader.Guard(r.Leadership, r))
 }
@@ -94,7 +94,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil
 	}
 	if wait := r.pace.waiting(req.Name, r.Clock.Now()); wait > 0 && node != nil && stored != nil && sameFacts(node, stored) {
-		return ctrl.Result{RequeueAfter: wait}, nil // whatever has become of its endpoints
+		return ctrl.Result{RequeueAfter: wait}, nil // whatever has changed
 	}
 	var settings *policies.NodeResolution
 	if stored == nil { // later changes are given to it by the RolloutReconciler
@@ -270,7 +270,7 @@ func (r *Reconciler) remove(ctx context.Context, stored *v1alpha1.NodeProxyRules
 		return ctrl.Result{RequeueAfter: retry.Soon}, nil // the watch will bring the Node
 	}
 	if stored.DeletionTimestamp != nil {
-		return ctrl.Result{}, nil // waits for somebody's finalizer
+		return ctrl.Result{}, nil // waits for another finalizer
 	}
 	err = r.Client.Delete(ctx, stored, client.Preconditions{UID: &stored.UID, ResourceVersion: &stored.ResourceVersion})
 	if err != nil {

@@ -39,8 +39,8 @@ type enqueuePace struct {
 	clock  clock.PassiveClock
 
 	mu         sync.Mutex
-	namespaces map[string]*enqueued // guarded by mu; those that would not be as new
-	sweep      time.Time            // when to look next for those that would; guarded by mu
+	namespaces map[string]*enqueued // guarded by mu; those that are not full
+	sweep      time.Time            // when to forget full ones next; guarded by mu
 	fresh      pacing.Bucket        // a full one; guarded by mu
 }
 

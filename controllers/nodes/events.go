@@ -58,7 +58,7 @@ func (h affectedNodes) handlerFuncs() handler.Funcs {
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q watches.Queue) {
 			slice := e.Object.(*discoveryv1.EndpointSlice)
-			if e.IsInInitialList { // every slice comes by, so its own nodes are enough
+			if e.IsInInitialList { // every slice is in it, so its own nodes are enough
 				enqueue(q, h.pace.known(ctx, render.NodesNamed(slice)))
 				return
 			}
@@ -142,7 +142,7 @@ func (h affectedNodes) enqueue(ctx context.Context, q watches.Queue, before, aft
 		return
 	}
 	all, err := objects.SlicesOf(ctx, h.reader, svc)
-	if err != nil { // only a cache that has stopped fails; rather too many than too few
+	if err != nil { // only a cache that has stopped fails; better too many than too few
 		log.FromContext(ctx).Error(err, "All nodes of the slice are rendered", "service", svc)
 		for _, s := range []*discoveryv1.EndpointSlice{before, after} {
 			if s != nil {

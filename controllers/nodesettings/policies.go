@@ -38,7 +38,7 @@ func NewPolicySet(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) *Polic
 		if errs = append(errs, more...); len(errs) > 0 {
 			s.Invalid[p.Name] = errs.ToAggregate()
 			s.refused = append(s.refused, policy)
-			budget = rollout.Budget{Generation: p.Generation, Paused: true} // only what it selects is counted
+			budget = rollout.Budget{Generation: p.Generation, Paused: true} // it only counts what it selects
 		} else {
 			valid = append(valid, policy)
 		}
@@ -50,7 +50,7 @@ func NewPolicySet(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) *Polic
 	if np != nil {
 		base = (*v1alpha1.ProxySettings)(np.Spec.Settings)
 		budget, errs := rollout.BudgetOf(np.Generation, np.Spec.Rollout, rolloutPath)
-		if len(errs) > 0 { // stored before the API refused it: rather nothing than too much
+		if len(errs) > 0 { // stored before the API denied it: better nothing than too much
 			budget.Paused = true
 		}
 		s.Budgets[policies.Base] = budget

@@ -34,7 +34,7 @@ type Overrides struct {
 	turns      *pacing.Turns
 
 	mu   sync.Mutex
-	kept map[types.NamespacedName]bool // that keep what they have, but not for their turn; guarded by mu
+	kept map[types.NamespacedName]bool // that keep their overrides, not only until their turn; guarded by mu
 }
 
 func New(c client.Reader, clk clock.PassiveClock) *Overrides {
@@ -104,7 +104,7 @@ func (o *Overrides) Shape(ctx context.Context, svc *corev1.Service, stored *v1al
 	case look.grant == nil:
 		o.keeps(key)
 		out := keep(look.Known, stored)
-		out.Again = lookAgain // a stop that has ended meanwhile wakes nobody
+		out.Again = lookAgain // the end of a halt meanwhile triggers nothing
 		return out, nil
 	}
 	if wait := o.turn(key, look.atOnce); wait > 0 {
@@ -164,7 +164,7 @@ func (o *Overrides) Look(ctx context.Context, set *PolicySet, svc *corev1.Servic
 		change.Before = &v1alpha1.OverridesGrant{}
 		out.grant, out.atOnce = change.Grant(), true
 		if stored == nil {
-			out.grant.By = nil // nothing has changed, so that it stops no change if nodes refuse it
+			out.grant.By = nil // nothing has changed: if nodes reject it, that halts no change
 		}
 		return out, nil
 	}

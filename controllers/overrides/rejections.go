@@ -43,11 +43,11 @@ type Rejection struct {
 type rejections struct {
 	client client.Reader // reads come from the cache
 
-	changes atomic.Int64 // of what nodes refuse, seen so far
+	changes atomic.Int64 // of the rejections, seen so far
 
 	mu    sync.Mutex
 	upTo  int64                              // of changes; guarded by mu
-	known map[types.NamespacedName]Rejection // guarded by mu; nil: look
+	known map[types.NamespacedName]Rejection // guarded by mu; nil: not known
 }
 
 func newRejections(c client.Reader) *rejections { return &rejections{client: c} }

@@ -12,7 +12,7 @@ import (
 type Bucket struct {
 	Rate  int           // bytes a second
 	Burst time.Duration // for how long bytes that nothing uses remain available
-	Next  time.Time     // when all that is taken will have come in
+	Next  time.Time     // when all bytes taken will have become available
 }
 
 // Claim is what one object has taken of a bucket and not written yet.
@@ -54,7 +54,7 @@ type Buckets struct {
 	burst time.Duration
 	least int // bytes that each write counts for at least
 	all   map[string]*Bucket
-	sweep time.Time // when to look next for full ones
+	sweep time.Time // when to forget full ones next
 }
 
 func NewBuckets(rate int, burst time.Duration, least int) *Buckets {

@@ -97,7 +97,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	case objects.BeingRemoved(np) && has:
 		return r.remove(ctx, np)
 	case np.DeletionTimestamp != nil && !has:
-		return ctrl.Result{}, nil // it waits for somebody else's finalizer
+		return ctrl.Result{}, nil // it waits for another finalizer
 	case has == objects.CleansUp(np):
 		return ctrl.Result{}, nil
 	default:
@@ -206,7 +206,7 @@ func (r *Reconciler) removeRendered(ctx context.Context, nodes []v1alpha1.NodePr
 			return false, fmt.Errorf("check that no %s is left: %w", kind, err)
 		}
 		for i := range left.Items {
-			if left.Items[i].DeletionTimestamp == nil { // else it waits for somebody's finalizer
+			if left.Items[i].DeletionTimestamp == nil { // else it waits for another finalizer
 				return false, nil
 			}
 		}

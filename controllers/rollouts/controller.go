@@ -59,7 +59,7 @@ type Reconciler struct {
 	set         *nodesettings.PolicySet
 	fingerprint string // of the objects that set was read from
 	revisions   revisions
-	written     map[string]*v1alpha1.NodeProxyRules // what the cache may not have yet, by name
+	written     map[string]*v1alpha1.NodeProxyRules // writes that the cache may not have yet, by name
 	told        map[string]time.Time                // when the status of a policy was written, by name
 }
 
@@ -81,7 +81,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 		Watches(&v1alpha1.NodeProxyPolicy{}, all, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&corev1.Node{}, all, builder.WithPredicates(labelsChanged())).
 		Watches(&v1alpha1.NodeProxyRules{}, all, builder.WithPredicates(rolloutMayGoOn())).
-		WatchesRawSource(source.Channel(wake, all)). // it leads now
+		WatchesRawSource(source.Channel(wake, all)). // a new term
 		WithOptions(o).
 		Complete(leader.Guard(r.Leadership, r))
 }

@@ -74,7 +74,7 @@ func (f *fleet) member(name string, node *corev1.Node, rules *v1alpha1.NodeProxy
 		m.resolution = f.set.Nodes.Resolve(node.Labels)
 		m.Selected = f.set.Selecting(node.Labels, m.resolution)
 	}
-	m.Idle = rules == nil // so nothing is in force there that a change could break
+	m.Idle = rules == nil // nothing is applied there that a change could break
 	if rules != nil {
 		m.Carries, m.Wants = rules.Spec.SettingsRevision, rules.Spec.SettingsRevision
 		m.Idle, m.Programmed = nothingAtRisk(rules), doesItsSettings(rules)
@@ -126,13 +126,13 @@ func (f *fleet) wants(m *member) {
 	case actual == want && !edited:
 		m.upkeep = !slices.Equal(spec.Policies, r.Policies) || ownersDiffer(g, r)
 		if by := f.set.LastingCauses(m.By); m.Idle && !m.InForce && len(m.By) > 0 {
-			m.By, m.upkeep = nil, true // nobody waits for it
+			m.By, m.upkeep = nil, true // nothing waits for it
 		} else if !m.InForce && !slices.Equal(by, m.By) {
-			m.By, m.Given, m.upkeep = by, f.now, true // whoever changed the spec gives it another chance
+			m.By, m.Given, m.upkeep = by, f.now, true // a changed spec gives it another chance
 		}
 	case actual == want || g != nil && g.Revision == want:
 		m.Carries, m.upkeep = want, true
-		m.Given = f.now // it has its time again to have it in force
+		m.Given = f.now // its time to apply them starts again
 		m.InForce = inForce(m.rules, want)
 	default:
 		m.Carries = cmp.Or(actual, "unknown")

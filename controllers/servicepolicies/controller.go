@@ -43,12 +43,12 @@ type Reconciler struct {
 	Clock      clock.PassiveClock
 	Metrics    *metrics.Metrics
 	Overrides  *overrides.Overrides
-	Resume     func() // has kept Services looked at again
+	Resume     func() // has the Services reconciled that keep their overrides
 
 	lastLook time.Time
 	// At the last pass.
 	halted   map[v1alpha1.Cause]string
-	refusals int64 // changes of what nodes refuse, seen so far
+	refusals int64 // changes of the rejections, seen so far
 }
 
 // +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch

@@ -28,11 +28,11 @@ type look struct {
 type tally struct {
 	services, applied int
 	refused           map[types.NamespacedName]overrides.Rejection
-	changes           []policies.RefusedChange          // of those refused
+	changes           []policies.RefusedChange          // of those rejected
 	ineffective       map[types.NamespacedName][]string // why
 	// overridden are its fields that others set, and useless those without effect on some Service.
 	overridden, useless map[string]*fieldTally
-	kept                map[string]int // Services that keep what they have, by why
+	kept                map[string]int // Services that keep their overrides, by reason
 }
 
 // fieldTally counts the Services that one statement about a field applies to.

@@ -176,7 +176,7 @@ func transition(before, after *v1alpha1.ServiceProxyPolicyStatus) (severity, rea
 		return events.Normal, is.Reason, fmt.Sprintf("%sall %d Services have the overrides of their policies", generation, after.Services)
 	case v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonNoNodeProxy:
 		return events.Warning, is.Reason, generation + is.Message
-	case v1alpha1.ReasonProgressing: // without the figures of the moment
+	case v1alpha1.ReasonProgressing: // without the current counts
 		return events.Normal, is.Reason, fmt.Sprintf("%sa change is being applied to the %d Services that the policy selects", generation, after.Services)
 	}
 	return events.Normal, is.Reason, generation + is.Message

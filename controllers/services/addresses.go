@@ -26,7 +26,7 @@ import (
 func (r *Reconciler) addressEvents(of func(client.Object) []netip.Addr) handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q watches.Queue) {
-			if !e.IsInInitialList { // every Service comes by
+			if !e.IsInInitialList { // every Service is enqueued
 				r.enqueueNaming(ctx, q, of(e.Object), nil)
 			}
 		},

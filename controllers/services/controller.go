@@ -70,7 +70,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake, resume,
 		Watches(&discoveryv1.EndpointSlice{}, r.addressEvents(addressesOfServers), builder.WithPredicates(watches.OfKubernetes())).
 		Watches(&v1alpha1.NodeProxy{}, r.addressEvents(addressesNamed), builder.WithPredicates(watches.SpecChanged())).
 		WatchesRawSource(source.Channel(ranges, handler.EnqueueRequestsFromMapFunc(r.servicesWithin))).
-		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyService))). // it leads now
+		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyService))). // a new term
 		WatchesRawSource(source.Channel(resume, handler.EnqueueRequestsFromMapFunc(r.keptServices))).
 		WithOptions(o).
 		Complete(leader.Guard(r.Leadership, r))
@@ -164,7 +164,7 @@ func (r *Reconciler) begin(ctx context.Context) error {
 func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (ctrl.Result, error) {
 	key := client.ObjectKeyFromObject(svc)
 	if wait := r.Memory.waiting(key, stored != nil, r.Clock.Now()); wait > 0 && r.Memory.Settled(key) {
-		return ctrl.Result{RequeueAfter: wait}, nil // whatever it has become
+		return ctrl.Result{RequeueAfter: wait}, nil // whatever has changed
 	}
 	left := r.Memory.takeChange(key) // to be written
 	defer func() { r.Memory.note(key, left) }()
@@ -219,7 +219,7 @@ func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v
 		r.accept(ctx, svc)
 		return ctrl.Result{RequeueAfter: again}, nil
 	case retry.Denied(err):
-		left.addresses, left.policies = false, left.policies && pending // what tenants do about it is theirs
+		left.addresses, left.policies = false, left.policies && pending // correcting it is up to tenants
 		r.Memory.tried(key, bytes, now)
 		message := retry.Message(err)
 		return ctrl.Result{RequeueAfter: r.reject(ctx, svc, message, message, fingerprint)}, nil
@@ -262,10 +262,10 @@ func (r *Reconciler) render(ctx context.Context, svc *corev1.Service, stored *v1
 	start := r.Clock.Now()
 	rules, problems := render.Service(svc, endpointSlices, shaping.Shape, around, format)
 	r.Metrics.Rendered(metrics.KindService, r.Clock.Since(start))
-	if limit, text := v1alpha1.SizeOf(&rules.Spec).Excess(); limit != "" { // by what policies add
+	if limit, text := v1alpha1.SizeOf(&rules.Spec).Excess(); limit != "" { // because of its policies
 		return &renderedService{limit: limit, message: text}, shaping.Again, nil
 	}
-	former := rules // as the Service would be with what it has of its policies
+	former := rules // as the Service would be with its present overrides
 	if !shaping.Kept && stored != nil {
 		former, _ = render.Service(svc, endpointSlices, shaping.Former, around, format)
 	}
@@ -283,7 +283,7 @@ func (r *Reconciler) render(ctx context.Context, svc *corev1.Service, stored *v1
 		r.sayProblems(ctx, svc, eventEndpointsSkipped, problemText(problems))
 		r.sayProblems(ctx, svc, eventAddressesSkipped, skippedText(rules.Spec.SkippedAddresses))
 		ranges := ""
-		if o := shaping.Shape.Overrides; o == nil || o.LoadBalancerSourceRanges == nil { // else the policy tells
+		if o := shaping.Shape.Overrides; o == nil || o.LoadBalancerSourceRanges == nil { // else the policy's status reports it
 			ranges = rangeText(render.SourceRangeProblems(svc))
 		}
 		r.sayProblems(ctx, svc, eventSourceRangesUnusable, ranges)

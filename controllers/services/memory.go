@@ -17,7 +17,7 @@ import (
 // Services, so it is bounded by them. Nothing in it is needed for correct results.
 type Memory struct {
 	metrics *metrics.Metrics
-	changed func() // called, without the lock, when what is refused changed
+	changed func() // called, without the lock, when rejected or delayed Services change
 
 	mu       sync.Mutex
 	services map[types.NamespacedName]*state // guarded by mu
@@ -31,18 +31,18 @@ type Memory struct {
 
 // state is what is remembered of one Service.
 type state struct {
-	settled   bool              // whether it is refused is known, or it waits for its namespace's bytes
+	settled   bool              // it is known if it is rejected, or it waits for its namespace's bytes
 	stored    bool              // it has had rules in this term, which were not released since
 	ended     bool              // its rules were released in this term, and it has not had any since
 	delayed   bool              // it has none yet, because its namespace has used up its bytes
 	claim     pacing.Claim      // of its namespace's bytes
 	lastWrite time.Time         // last write of the rules
-	lastBytes int               // what was written then
+	lastBytes int               // their size
 	until     time.Time         // before then nothing would be written
 	itself    time.Time         // last write because the Service itself had changed
 	change    change            // since the rules were up to date
-	problems  map[string]string // what the last event of each reason said
-	rejection *rejection        // nil unless refused
+	problems  map[string]string // text of the last event, by reason
+	rejection *rejection        // nil unless rejected
 }
 
 // change is what is known about why rules are not up to date.

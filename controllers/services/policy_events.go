@@ -23,12 +23,12 @@ import (
 // it.
 func (r *Reconciler) policyEvents() handler.EventHandler {
 	changed := func(ctx context.Context, q watches.Queue, versions ...client.Object) {
-		r.Overrides.PoliciesChanged() // before anybody looks
+		r.Overrides.PoliciesChanged() // before the policies are read
 		r.enqueueSelected(ctx, q, versions)
 	}
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q watches.Queue) {
-			if e.IsInInitialList { // every Service comes by
+			if e.IsInInitialList { // every Service is enqueued
 				r.Overrides.PoliciesChanged()
 				return
 			}
@@ -121,7 +121,7 @@ func (r *Reconciler) namespaceEvents() handler.EventHandler {
 	}
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q watches.Queue) {
-			if !e.IsInInitialList { // every Service comes by
+			if !e.IsInInitialList { // every Service is enqueued
 				changed(ctx, e.Object.GetName(), q)
 			}
 		},

@@ -17,9 +17,9 @@ const (
 
 // rejection describes a Service that cannot be rendered or stored.
 type rejection struct {
-	reason      string // the message without figures that change
+	reason      string // the message without changing numbers
 	message     string
-	fingerprint uint64 // of what was refused
+	fingerprint uint64 // of the rejected content
 	since       time.Time
 	attempts    int
 	retryAt     time.Time

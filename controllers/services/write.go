@@ -76,7 +76,7 @@ func (r *Reconciler) end(ctx context.Context, key types.NamespacedName, stored *
 	}
 	r.Memory.released(key)
 	if stored.DeletionTimestamp != nil {
-		return ctrl.Result{}, nil // waits for somebody's finalizer
+		return ctrl.Result{}, nil // waits for another finalizer
 	}
 	err = r.Client.Delete(ctx, stored, client.Preconditions{UID: &stored.UID, ResourceVersion: &stored.ResourceVersion})
 	if err != nil {

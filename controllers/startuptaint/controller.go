@@ -117,7 +117,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	before, known := r.recall(node)
 	reported, err := objects.Get(ctx, r.Client, req.NamespacedName, rules)
 	if err != nil || known && !(reported && servesPods(rules)) {
-		return ctrl.Result{}, err // the report will come by
+		return ctrl.Result{}, err // a report will trigger this again
 	}
 	lease, err := r.lease(ctx, req.Name)
 	if err != nil {

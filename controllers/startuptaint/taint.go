@@ -50,7 +50,7 @@ func sameRun(rules *v1alpha1.NodeProxyRules, lease *coordinationv1.Lease) bool {
 		return false
 	}
 	started := lease.Spec.AcquireTime
-	return started == nil || // an agent that does not tell
+	return started == nil || // an agent that does not report it
 		started.Truncate(time.Second).Equal(rules.Status.Agent.StartTime.Time)
 }
 
