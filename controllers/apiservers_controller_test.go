@@ -150,7 +150,7 @@ var _ = Describe("APIServersReconciler", func() {
 		Eventually(apiServers(ctx)).Should(Equal(wrong + "\n" + right + "\n"))
 		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("True AllProgrammed: ")))
 		Eventually(func() string { return lastWarning(ctx, "APIServerUnreachable") }).Should(SatisfyAll(
-			ContainSubstring(own+": that is the Service"), ContainSubstring(wrong+": dial tcp 127.0.0.1:1"), Not(ContainSubstring(right))))
+			ContainSubstring(own+": this is the Service"), ContainSubstring(wrong+": dial tcp 127.0.0.1:1"), Not(ContainSubstring(right))))
 
 		By("nobody naming any")
 		patchNodeProxy(ctx, `{"spec":{"apiServer":null}}`)

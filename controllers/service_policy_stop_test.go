@@ -105,7 +105,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(policyEvents(ctx, p)).Should(ConsistOf(
 			fmt.Sprintf("Normal Progressing: generation 1: a change is being applied to the %d Services that the policy selects", count),
-			fmt.Sprintf("Normal Applied: generation 1: all %d Services have the overrides of their policies", count),
+			fmt.Sprintf("Normal Applied: generation 1: %d of %d Services have the overrides of their policies", count, count),
 		))
 	})
 

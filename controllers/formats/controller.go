@@ -7,7 +7,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -35,13 +34,13 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options) error {
 
 // formatsChanged passes changes of the versions that nodes know.
 func formatsChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*v1alpha1.NodeProxyRules).Status.Agent, e.ObjectNew.(*v1alpha1.NodeProxyRules).Status.Agent
+	return watches.Updated(func(old, rules *v1alpha1.NodeProxyRules) bool {
+		before, after := old.Status.Agent, rules.Status.Agent
 		if before == nil || after == nil {
 			return before != after
 		}
 		return !equality.Semantic.DeepEqual(before.FormatVersions, after.FormatVersions)
-	}}
+	})
 }
 
 // Reconcile negotiates again.

@@ -3,7 +3,6 @@ package liveness
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -11,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -135,26 +133,12 @@ func (w *Watcher) tryLook(ctx context.Context) error {
 
 // act writes the results of a check.
 func (w *Watcher) act(ctx context.Context, silent []*v1alpha1.NodeProxyRules, orphans []*coordinationv1.Lease) error {
-	var mu sync.Mutex
-	var first error
-	failed := 0
-	work := func(err error) {
-		if err == nil {
-			return
+	return objects.InParallel(ctx, len(silent)+len(orphans), func(i int) error {
+		if i < len(silent) {
+			return w.report(ctx, silent[i])
 		}
-		mu.Lock()
-		defer mu.Unlock()
-		if failed++; first == nil {
-			first = err
-		}
-	}
-	const workers = 8
-	workqueue.ParallelizeUntil(ctx, workers, len(silent), func(i int) { work(w.report(ctx, silent[i])) })
-	workqueue.ParallelizeUntil(ctx, workers, len(orphans), func(i int) { work(w.removeLease(ctx, orphans[i])) })
-	if failed > 1 {
-		return fmt.Errorf("%w (and %d more)", first, failed-1)
-	}
-	return first
+		return w.removeLease(ctx, orphans[i-len(silent)])
+	})
 }
 
 // newestRules returns the newest resourceVersion of all ServiceProxyRules.

@@ -59,6 +59,7 @@ type Metrics struct {
 	leads bool
 }
 
+// New registers the metrics.
 func New(r prometheus.Registerer) (*Metrics, error) {
 	m := &Metrics{
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -120,84 +121,82 @@ func New(r prometheus.Registerer) (*Metrics, error) {
 	return m, nil
 }
 
+// Wrote counts a write.
 func (m *Metrics) Wrote(kind, operation string) { m.writes.WithLabelValues(kind, operation).Inc() }
 
+// Skip counts a write that would have changed nothing.
 func (m *Metrics) Skip(kind string) { m.skipped.WithLabelValues(kind).Inc() }
 
+// Rendered records the time to render an object.
 func (m *Metrics) Rendered(kind string, took time.Duration) {
 	m.render.WithLabelValues(kind).Observe(took.Seconds())
 }
 
-// ShowNodes sets the gauges of nodes if this controller leads: a pass that has begun before the
-// lease was lost may end after it.
+// ShowNodes sets the gauges of nodes if this controller leads.
 func (m *Metrics) ShowNodes(n v1alpha1.NodeCounts) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.leads {
-		return
-	}
-	for state, count := range map[string]int32{
-		"total": n.Total, "programmed": n.Programmed, "not_programmed": n.NotProgrammed, "stale": n.Stale,
-		"audit": n.Audit, "fallback": n.Fallback, "lagging": n.Lagging,
-	} {
-		m.nodes.WithLabelValues(state).Set(float64(count))
-	}
+	m.show(func() {
+		for state, count := range map[string]int32{
+			"total": n.Total, "programmed": n.Programmed, "not_programmed": n.NotProgrammed, "stale": n.Stale,
+			"audit": n.Audit, "fallback": n.Fallback, "lagging": n.Lagging,
+		} {
+			m.nodes.WithLabelValues(state).Set(float64(count))
+		}
+	})
 }
 
 // ShowRollouts sets the gauges of rollouts if this controller leads.
 func (m *Metrics) ShowRollouts(states map[string]*rollout.State) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.rollout.Reset()
-	if !m.leads {
-		return
-	}
+	counts := map[string]map[string]int{}
 	for policy, s := range states {
-		for state, count := range map[string]int{
+		counts[policy] = map[string]int{
 			"selected": s.Nodes, "updated": s.Updated, "programmed": s.Programmed, "unavailable": s.Unavailable,
 			"waiting": s.Pending, "missed": len(s.Missed),
-		} {
-			m.rollout.WithLabelValues(policy, state).Set(float64(count))
 		}
 	}
+	m.showPolicies(m.rollout, counts)
 }
 
 // ShowServicePolicies sets the gauges of policies, by name and state, if this controller leads.
 func (m *Metrics) ShowServicePolicies(policies map[string]map[string]int) {
+	m.showPolicies(m.shaped, policies)
+}
+
+func (m *Metrics) showPolicies(gauges *prometheus.GaugeVec, policies map[string]map[string]int) {
+	m.show(func() {
+		gauges.Reset() // some may be gone
+		for name, states := range policies {
+			for state, count := range states {
+				gauges.WithLabelValues(name, state).Set(float64(count))
+			}
+		}
+	})
+}
+
+// show sets gauges of the cluster if this controller leads: work that has begun before the lease was
+// lost may end after it.
+func (m *Metrics) show(set func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.shaped.Reset() // some may be gone
-	if !m.leads {
-		return
-	}
-	for name, states := range policies {
-		for state, count := range states {
-			m.shaped.WithLabelValues(name, state).Set(float64(count))
-		}
+	if m.leads {
+		set()
 	}
 }
 
 // ShowRejected sets the number of rejected Services if this controller leads.
 func (m *Metrics) ShowRejected(count int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.leads {
-		m.rejected.Set(float64(count))
-	}
+	m.show(func() { m.rejected.Set(float64(count)) })
 }
 
+// Event counts an event by its result.
 func (m *Metrics) Event(result string) { m.events.WithLabelValues(result).Inc() }
 
 // ShowLeftOut sets for how many Services and nodes local endpoints are left out, if this controller
 // leads.
 func (m *Metrics) ShowLeftOut(count int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.leads {
-		m.leftOut.Set(float64(count))
-	}
+	m.show(func() { m.leftOut.Set(float64(count)) })
 }
 
+// Looked counts a check of the agents' Leases.
 func (m *Metrics) Looked(err error) {
 	result := "done"
 	if err != nil {

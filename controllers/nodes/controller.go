@@ -68,7 +68,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 	return builder.ControllerManagedBy(mgr).
 		Named("node").
 		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(nodeFactsChanged())).
-		Watches(&discoveryv1.EndpointSlice{}, affected).
+		Watches(&discoveryv1.EndpointSlice{}, affected.bySlice()).
 		Watches(&corev1.Service{}, affected.byPolicy()).
 		Watches(&v1alpha1.NodeProxyRules{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(notStatusOnly())).
 		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyNode),

@@ -194,7 +194,7 @@ func TestSlicesThatNameNodesThatAreNotThere(t *testing.T) {
 	failing := interceptor.NewClient(c, interceptor.Funcs{List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
 		return errors.New("stopped")
 	}})
-	works, fails := affectedNodes{c, p}, affectedNodes{failing, p}
+	works, fails := affectedNodes{c, p}.bySlice(), affectedNodes{failing, p}.bySlice()
 	for name, handle := range map[string]func(watches.Queue){
 		"in the first list": func(q watches.Queue) {
 			works.Create(t.Context(), event.CreateEvent{Object: slice(), IsInInitialList: true}, q)

@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -47,14 +48,14 @@ func servicesOn(ctx context.Context, c client.Reader, node string) ([]render.Ser
 	return out, nil
 }
 
-// affectedNodes enqueues exactly the nodes whose local endpoints a slice event may have changed.
+// affectedNodes enqueues the nodes that a change of an EndpointSlice or a Service concerns.
 type affectedNodes struct {
 	reader client.Reader
 	pace   *enqueuePace
 }
 
-// handlerFuncs gives events of the initial list their low priority.
-func (h affectedNodes) handlerFuncs() handler.Funcs {
+// bySlice enqueues exactly the nodes whose local endpoints an event of a slice may have changed.
+func (h affectedNodes) bySlice() handler.Funcs {
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q watches.Queue) {
 			slice := e.Object.(*discoveryv1.EndpointSlice)
@@ -79,21 +80,6 @@ func (h affectedNodes) handlerFuncs() handler.Funcs {
 			h.enqueue(ctx, q, e.Object.(*discoveryv1.EndpointSlice), nil)
 		},
 	}
-}
-
-// Create implements handler.EventHandler.
-func (h affectedNodes) Create(ctx context.Context, e event.CreateEvent, q watches.Queue) {
-	h.handlerFuncs().Create(ctx, e, q)
-}
-
-// Update implements handler.EventHandler.
-func (h affectedNodes) Update(ctx context.Context, e event.UpdateEvent, q watches.Queue) {
-	h.handlerFuncs().Update(ctx, e, q)
-}
-
-// Delete implements handler.EventHandler.
-func (h affectedNodes) Delete(ctx context.Context, e event.DeleteEvent, q watches.Queue) {
-	h.handlerFuncs().Delete(ctx, e, q)
 }
 
 // byPolicy enqueues the nodes with endpoints of a Service whose traffic policies change to or from
@@ -127,9 +113,6 @@ func (h affectedNodes) byPolicy() handler.Funcs {
 		},
 	}
 }
-
-// Generic implements handler.EventHandler.
-func (h affectedNodes) Generic(context.Context, event.GenericEvent, watches.Queue) {}
 
 // enqueue compares a slice of one Service before and after; nil: it does not exist.
 func (h affectedNodes) enqueue(ctx context.Context, q watches.Queue, before, after *discoveryv1.EndpointSlice) {
@@ -207,18 +190,16 @@ func (r *Reconciler) nodesWithoutRules(ctx context.Context, _ client.Object) []r
 
 // nodeFactsChanged passes updates of a Node that change what is rendered; heartbeats do not.
 func nodeFactsChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*corev1.Node), e.ObjectNew.(*corev1.Node)
+	return watches.Updated(func(before, after *corev1.Node) bool {
 		return render.Linux(before) != render.Linux(after) ||
 			!equality.Semantic.DeepEqual(render.NodeFacts(before), render.NodeFacts(after))
-	}}
+	})
 }
 
 // notStatusOnly keeps an agent's report from rendering its node again: the controller only corrects
 // spec and annotations of rules.
 func notStatusOnly() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() ||
-			!equality.Semantic.DeepEqual(e.ObjectOld.GetAnnotations(), e.ObjectNew.GetAnnotations())
-	}}
+	return watches.Updated(func(before, after *v1alpha1.NodeProxyRules) bool {
+		return before.Generation != after.Generation || !maps.Equal(before.Annotations, after.Annotations)
+	})
 }

@@ -3,20 +3,18 @@ package removal
 import (
 	"context"
 	"fmt"
-	"sync"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
@@ -71,19 +69,17 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options) error {
 // removalConcerned passes changes that may affect the finalizer or a removal; the status of
 // NodeProxy does not.
 func removalConcerned() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() ||
-			!equality.Semantic.DeepEqual(e.ObjectOld.GetFinalizers(), e.ObjectNew.GetFinalizers()) ||
-			!equality.Semantic.DeepEqual(e.ObjectOld.GetDeletionTimestamp(), e.ObjectNew.GetDeletionTimestamp())
-	}}
+	return watches.Updated(func(before, after *v1alpha1.NodeProxy) bool {
+		return before.Generation != after.Generation || !slices.Equal(before.Finalizers, after.Finalizers) ||
+			!before.DeletionTimestamp.Equal(after.DeletionTimestamp)
+	})
 }
 
 // conditionsChanged passes changes of conditions, and rules that are created or deleted.
 func conditionsChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*v1alpha1.NodeProxyRules), e.ObjectNew.(*v1alpha1.NodeProxyRules)
+	return watches.Updated(func(before, after *v1alpha1.NodeProxyRules) bool {
 		return reports.Absent(before) != reports.Absent(after) || !equality.Semantic.DeepEqual(before.Status.Conditions, after.Status.Conditions)
-	}}
+	})
 }
 
 // Reconcile adds or removes the finalizer, and continues a removal.
@@ -188,14 +184,14 @@ func (r *Reconciler) removeRendered(ctx context.Context, nodes []v1alpha1.NodePr
 	if err := r.Client.List(ctx, &services); err != nil {
 		return false, fmt.Errorf("list ServiceProxyRules: %w", err)
 	}
-	var objects []client.Object
+	var all []client.Object
 	for i := range services.Items {
-		objects = append(objects, &services.Items[i])
+		all = append(all, &services.Items[i])
 	}
 	for i := range nodes {
-		objects = append(objects, &nodes[i])
+		all = append(all, &nodes[i])
 	}
-	if err := r.deleteAll(ctx, objects); err != nil {
+	if err := r.deleteAll(ctx, all); err != nil {
 		return false, err
 	}
 	// The cache may lack a write that was in progress when NodeProxy was deleted.
@@ -214,28 +210,17 @@ func (r *Reconciler) removeRendered(ctx context.Context, nodes []v1alpha1.NodePr
 	return true, nil
 }
 
-// deleteAll deletes objects, several at a time, and returns the first error.
-func (r *Reconciler) deleteAll(ctx context.Context, objects []client.Object) error {
-	const workers = 8
-	var mu sync.Mutex
-	var first error
-	workqueue.ParallelizeUntil(ctx, workers, len(objects), func(i int) {
-		object := objects[i]
-		uid := object.GetUID()
-		err := client.IgnoreNotFound(r.Client.Delete(ctx, object, client.Preconditions{UID: &uid}))
-		if err == nil {
-			kind := metrics.KindService
-			if _, ok := object.(*v1alpha1.NodeProxyRules); ok {
-				kind = metrics.KindNode
-			}
-			r.Metrics.Wrote(kind, metrics.OpDelete)
-			return
+// deleteAll deletes objects, several at a time.
+func (r *Reconciler) deleteAll(ctx context.Context, all []client.Object) error {
+	return objects.InParallel(ctx, len(all), func(i int) error {
+		object, uid, kind := all[i], all[i].GetUID(), metrics.KindService
+		if err := client.IgnoreNotFound(r.Client.Delete(ctx, object, client.Preconditions{UID: &uid})); err != nil {
+			return fmt.Errorf("delete %T %s: %w", object, object.GetName(), err)
 		}
-		mu.Lock()
-		defer mu.Unlock()
-		if first == nil {
-			first = fmt.Errorf("delete %T %s: %w", object, object.GetName(), err)
+		if _, ok := object.(*v1alpha1.NodeProxyRules); ok {
+			kind = metrics.KindNode
 		}
+		r.Metrics.Wrote(kind, metrics.OpDelete)
+		return nil
 	})
-	return first
 }

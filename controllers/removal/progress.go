@@ -86,6 +86,6 @@ func Condition(np *v1alpha1.NodeProxy, rules []v1alpha1.NodeProxyRules) metav1.C
 	}
 	return metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonRemoving,
-		Message: text.Truncate(message, text.MaxStatusMessage),
+		Message: message,
 	}
 }

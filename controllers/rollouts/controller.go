@@ -88,25 +88,22 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 
 // specOrRemovalChanged passes everything of NodeProxy except changes of its status.
 func specOrRemovalChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() ||
-			objects.BeingRemoved(e.ObjectOld.(*v1alpha1.NodeProxy)) != objects.BeingRemoved(e.ObjectNew.(*v1alpha1.NodeProxy))
-	}}
+	return watches.Updated(func(before, after *v1alpha1.NodeProxy) bool {
+		return before.Generation != after.Generation || objects.BeingRemoved(before) != objects.BeingRemoved(after)
+	})
 }
 
 // labelsChanged passes changes of labels, and of whether a Node counts at all.
 func labelsChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*corev1.Node), e.ObjectNew.(*corev1.Node)
+	return watches.Updated(func(before, after *corev1.Node) bool {
 		return render.Linux(before) != render.Linux(after) || !maps.Equal(before.Labels, after.Labels)
-	}}
+	})
 }
 
 // rolloutMayGoOn passes changes of rules that may let a rollout continue: of the settings, and of
 // what the node reports about them, but not of endpoints and counters.
 func rolloutMayGoOn() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*v1alpha1.NodeProxyRules), e.ObjectNew.(*v1alpha1.NodeProxyRules)
+	return watches.Updated(func(before, after *v1alpha1.NodeProxyRules) bool {
 		return before.Spec.SettingsRevision != after.Spec.SettingsRevision ||
 			before.Status.SettingsRevision != after.Status.SettingsRevision ||
 			before.Annotations[v1alpha1.AnnotationRollout] != after.Annotations[v1alpha1.AnnotationRollout] ||
@@ -114,7 +111,7 @@ func rolloutMayGoOn() predicate.Predicate {
 			nodeSays(before) != nodeSays(after) ||
 			!slices.Equal(before.Spec.Policies, after.Spec.Policies) ||
 			!equality.Semantic.DeepEqual(before.Spec.Settings, after.Spec.Settings)
-	}}
+	})
 }
 
 // Reconcile makes a pass over all nodes, gives changed settings to those whose turn it is, and

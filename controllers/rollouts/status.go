@@ -1,16 +1,14 @@
 package rollouts
 
 import (
-	"cmp"
-	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
@@ -25,23 +23,9 @@ func (p *pass) status(policy *v1alpha1.NodeProxyPolicy, now time.Time) *v1alpha1
 	t := p.tallyOf(policy.Name)
 	status.Examples = p.examples(policy.Name, t)
 	ready := p.ready(policy, t)
-	conditions := []metav1.Condition{ready, p.accepted(policy), p.overriddenBy(policy)}
-	meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionStalled)
-	switch ready.Reason {
-	case v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonInvalidResult:
-		stalled := ready
-		stalled.Type, stalled.Status = v1alpha1.ConditionStalled, metav1.ConditionTrue
-		if old := meta.FindStatusCondition(policy.Status.Conditions, v1alpha1.ConditionStalled); old != nil {
-			status.Conditions = append(status.Conditions, *old)
-		}
-		conditions = append(conditions, stalled)
-	}
-	for _, c := range conditions {
-		c.ObservedGeneration = policy.Generation
-		c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
-		meta.SetStatusCondition(&status.Conditions, c)
-	}
-	slices.SortFunc(status.Conditions, func(a, b metav1.Condition) int { return cmp.Compare(a.Type, b.Type) })
+	reports.Set(&status.Conditions, policy.Generation, now, ready, p.accepted(policy), p.overriddenBy(policy))
+	reports.SetStalled(&status.Conditions, ready, policy.Generation, now,
+		v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonInvalidResult)
 	return status
 }
 
@@ -65,7 +49,7 @@ func (p *pass) ready(policy *v1alpha1.NodeProxyPolicy, t tally) metav1.Condition
 	s := p.decision.States[policy.Name]
 	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
 	set := func(reason, message string) metav1.Condition {
-		c.Reason, c.Message = reason, text.Truncate(message, text.MaxStatusMessage)
+		c.Reason, c.Message = reason, message
 		return c
 	}
 	switch {
@@ -102,7 +86,6 @@ func (p *pass) accepted(policy *v1alpha1.NodeProxyPolicy) metav1.Condition {
 	default:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonAccepted
 	}
-	c.Message = text.Truncate(c.Message, text.MaxStatusMessage)
 	return c
 }
 
@@ -114,7 +97,7 @@ func (p *pass) overriddenBy(policy *v1alpha1.NodeProxyPolicy) metav1.Condition {
 	}
 	return metav1.Condition{
 		Type: v1alpha1.ConditionOverridden, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonOverridden,
-		Message: text.Truncate(p.overriddenText(policy, fields), text.MaxStatusMessage),
+		Message: p.overriddenText(policy, fields),
 	}
 }
 

@@ -80,17 +80,14 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 
 // shapeChanged passes changes of the policies that shape rules, and of their overrides.
 func shapeChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*v1alpha1.ServiceProxyRules), e.ObjectNew.(*v1alpha1.ServiceProxyRules)
+	return watches.Updated(func(before, after *v1alpha1.ServiceProxyRules) bool {
 		return before.Annotations[v1alpha1.AnnotationOverrides] != after.Annotations[v1alpha1.AnnotationOverrides] ||
 			!equality.Semantic.DeepEqual(before.Spec.Policies, after.Spec.Policies)
-	}}
+	})
 }
 
 func namespaceLabelsChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return !maps.Equal(e.ObjectOld.GetLabels(), e.ObjectNew.GetLabels())
-	}}
+	return watches.Updated(func(before, after client.Object) bool { return !maps.Equal(before.GetLabels(), after.GetLabels()) })
 }
 
 // Reconcile checks all policies and writes the statuses that differ.

@@ -1,14 +1,12 @@
 package servicepolicies
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -29,23 +27,9 @@ func (l *look) status(p *v1alpha1.ServiceProxyPolicy, now time.Time) *v1alpha1.S
 		Ineffective:        int32(len(t.ineffective)),
 		Examples:           t.examples(),
 	}
-	set := func(c metav1.Condition) {
-		c.ObservedGeneration = p.Generation
-		c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
-		c.Message = text.Truncate(c.Message, text.MaxStatusMessage)
-		meta.SetStatusCondition(&status.Conditions, c)
-	}
 	ready := l.ready(p.Name, t)
-	set(ready)
-	set(l.accepted(p.Name))
-	set(l.overriddenCondition(p.Name, t))
-	set(t.ineffectiveCondition())
-	if ready.Reason == v1alpha1.ReasonRolloutStopped || ready.Reason == v1alpha1.ReasonInvalidPolicy {
-		set(metav1.Condition{Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, Reason: ready.Reason, Message: ready.Message})
-	} else {
-		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionStalled)
-	}
-	slices.SortFunc(status.Conditions, func(a, b metav1.Condition) int { return cmp.Compare(a.Type, b.Type) })
+	reports.Set(&status.Conditions, p.Generation, now, ready, l.accepted(p.Name), l.overriddenCondition(p.Name, t), t.ineffectiveCondition())
+	reports.SetStalled(&status.Conditions, ready, p.Generation, now, v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonInvalidPolicy)
 	return status
 }
 
@@ -90,24 +74,24 @@ func (t *tally) progress() string {
 // stoppedMessage says what has halted a change, and what to do.
 func (t *tally) stoppedMessage() string {
 	first := slices.MinFunc(slices.Collect(maps.Keys(t.refused)), objects.CompareNames)
-	text := fmt.Sprintf("Service %s, as shaped by this policy: %s", first, t.refused[first])
+	out := fmt.Sprintf("Service %s, as shaped by this policy: %s", first, t.refused[first])
 	if more := len(t.refused) - 1; more > 0 {
-		text += fmt.Sprintf(" (and %d more Services)", more)
+		out += fmt.Sprintf(" (and %s)", text.Count(more, "more Service"))
 	}
 	if left := t.services - t.applied; left > 0 {
-		text += fmt.Sprintf(". The change has halted: %d of %d Services keep their overrides", left, t.services)
+		out += fmt.Sprintf(". The change has halted: %d of %d Services keep their overrides", left, t.services)
 	}
-	return text + ". Correct the policy or fix the node: the change continues with a new spec, or once no node rejects the Service"
+	return out + ". Correct the policy or fix the node: the change continues with a new spec, or once no node rejects the Service"
 }
 
 // changedMessage describes rejected Services that the policy need not be the cause of.
 func (t *tally) changedMessage() string {
 	first := slices.MinFunc(slices.Collect(maps.Keys(t.refused)), objects.CompareNames)
-	text := fmt.Sprintf("Service %s itself has changed, and %s", first, t.refused[first])
+	out := fmt.Sprintf("Service %s itself has changed, and %s", first, t.refused[first])
 	if more := len(t.refused) - 1; more > 0 {
-		text += fmt.Sprintf(" (and %d more Services)", more)
+		out += fmt.Sprintf(" (and %s)", text.Count(more, "more Service"))
 	}
-	return text + "; correct the Service"
+	return out + "; correct the Service"
 }
 
 // accepted decides the condition Accepted of a policy.
@@ -173,11 +157,11 @@ func transition(before, after *v1alpha1.ServiceProxyPolicyStatus) (severity, rea
 	generation := fmt.Sprintf("generation %d: ", after.ObservedGeneration)
 	switch is.Reason {
 	case v1alpha1.ReasonApplied:
-		return events.Normal, is.Reason, fmt.Sprintf("%sall %d Services have the overrides of their policies", generation, after.Services)
+		return events.Normal, is.Reason, fmt.Sprintf("%s%d of %d Services have the overrides of their policies", generation, after.Services, after.Services)
 	case v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonNoNodeProxy:
 		return events.Warning, is.Reason, generation + is.Message
 	case v1alpha1.ReasonProgressing: // without the current counts
-		return events.Normal, is.Reason, fmt.Sprintf("%sa change is being applied to the %d Services that the policy selects", generation, after.Services)
+		return events.Normal, is.Reason, fmt.Sprintf("%sa change is being applied to the %s that the policy selects", generation, text.Count(int(after.Services), "Service"))
 	}
 	return events.Normal, is.Reason, generation + is.Message
 }

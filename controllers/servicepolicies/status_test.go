@@ -93,12 +93,12 @@ func TestRefusedByTheirOwnChange(t *testing.T) {
 	}{
 		{"nothing", 3, nil, "True Applied: ", 0},
 		{"all have the change", 3, map[string]bool{"shop/cart": true, "shop/till": true},
-			"True Applied: Service shop/cart itself has changed, and node n1 rejects it: no (and 1 more Services); correct the Service", 0},
+			"True Applied: Service shop/cart itself has changed, and node n1 rejects it: no (and 1 more Service); correct the Service", 0},
 		{"some wait", 2, map[string]bool{"shop/cart": true},
 			"False Progressing: 2 of 3 Services have the overrides of their policies; Service shop/cart itself has changed, and node n1 rejects it: no; correct the Service", 0},
 		{"one has not changed", 2, map[string]bool{"shop/cart": true, "shop/till": false}, "False RolloutStopped: Service shop/cart, as shaped by this policy: ", 2},
 		{"of two namespaces", 3, map[string]bool{"shop/cart": true, "bank/till": true},
-			"True Applied: Service bank/till itself has changed, and node n1 rejects it: no (and 1 more Services); correct the Service", 0},
+			"True Applied: Service bank/till itself has changed, and node n1 rejects it: no (and 1 more Service); correct the Service", 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			look := newLook(&overrides.PolicySet{Generations: map[string]int64{"p": 2}}, true)

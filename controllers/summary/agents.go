@@ -7,7 +7,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -15,7 +14,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // agentsDeployed returns the condition AgentsDeployed, nil if the controller does not run the
@@ -29,7 +27,7 @@ func (r *Reconciler) agentsDeployed(ctx context.Context, np *v1alpha1.NodeProxy)
 	if found.Reason != "" {
 		return &metav1.Condition{
 			Type: v1alpha1.ConditionAgentsDeployed, Status: metav1.ConditionFalse,
-			Reason: found.Reason, Message: text.Truncate(found.Message, text.MaxStatusMessage),
+			Reason: found.Reason, Message: found.Message,
 		}, 0, nil
 	}
 	daemonSet, err := objects.Find[appsv1.DaemonSet](ctx, r.Client, client.ObjectKey{Namespace: r.Namespace, Name: agentdeploy.Name})
@@ -41,7 +39,6 @@ func (r *Reconciler) agentsDeployed(ctx context.Context, np *v1alpha1.NodeProxy)
 		return nil, 0, fmt.Errorf("list the agents' pods: %w", err)
 	}
 	state := agentdeploy.Assess(daemonSet, pods.Items, r.Clock.Now())
-	state.Condition.Message = text.Truncate(state.Condition.Message, text.MaxStatusMessage)
 	return &state.Condition, state.Next, nil
 }
 
@@ -64,15 +61,6 @@ func withTroubles(ready metav1.Condition, apiServers findings.Finding, agents *m
 		return ready
 	}
 	ready.Status, ready.Reason = metav1.ConditionFalse, trouble.Reason
-	ready.Message = text.Truncate(trouble.Message, text.MaxStatusMessage)
+	ready.Message = trouble.Message
 	return ready
-}
-
-// setAgentsDeployed sets that condition, or removes it if there is none.
-func setAgentsDeployed(status *v1alpha1.NodeProxyStatus, condition *metav1.Condition, generation int64, now time.Time) {
-	if condition == nil {
-		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionAgentsDeployed)
-		return
-	}
-	setCondition(status, *condition, generation, now)
 }

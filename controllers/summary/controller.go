@@ -8,6 +8,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -26,6 +27,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/removal"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
@@ -93,11 +95,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 
 // eligibilityChanged passes changes that may affect the inventory.
 func eligibilityChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before := render.Eligible(e.ObjectOld.(*corev1.Service))
-		after := render.Eligible(e.ObjectNew.(*corev1.Service))
-		return before != after
-	}}
+	return watches.Updated(func(before, after *corev1.Service) bool { return render.Eligible(before) != render.Eligible(after) })
 }
 
 // Reconcile computes the status from the caches and writes it if it differs.
@@ -173,8 +171,12 @@ func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status
 	if objects.BeingRemoved(np) {
 		ready, next = removal.Condition(np, rules.Items), 0
 	}
-	setAgentsDeployed(status, agents, np.Generation, r.Clock.Now())
-	setCondition(status, ready, np.Generation, r.Clock.Now())
+	reports.Set(&status.Conditions, np.Generation, r.Clock.Now(), ready)
+	if agents == nil {
+		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionAgentsDeployed)
+	} else {
+		reports.Set(&status.Conditions, np.Generation, r.Clock.Now(), *agents)
+	}
 	if !complete {
 		next = statusInterval
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -57,15 +56,13 @@ func readiness(rules []v1alpha1.NodeProxyRules, counts v1alpha1.NodeCounts, inva
 	switch {
 	case invalid != nil:
 		ready.Reason = v1alpha1.ReasonInvalidSettings
-		ready.Message = text.Truncate("Nodes keep their settings because those of NodeProxy are not valid: "+invalid.Error(), text.MaxStatusMessage)
+		ready.Message = "Nodes keep their settings because those of NodeProxy are not valid: " + invalid.Error()
 	case counts.Total == 0:
 		ready.Reason = v1alpha1.ReasonNoNodes
 		ready.Message = "There is no Linux Node."
 	case counts.Programmed < counts.Total:
 		ready.Reason = v1alpha1.ReasonNodesNotProgrammed
-		var why string
-		why, next = notProgrammed(rules, now)
-		ready.Message = text.Truncate(why, text.MaxStatusMessage)
+		ready.Message, next = notProgrammed(rules, now)
 	default:
 		ready.Status = metav1.ConditionTrue
 		ready.Reason = v1alpha1.ReasonAllProgrammed
@@ -140,12 +137,4 @@ func silentFor(reported *metav1.Condition, now time.Time) (age, next time.Durati
 	}
 	age = (total - start).Truncate(step) + start
 	return age, min(age+step, end) - total
-}
-
-// setCondition sets a condition and retains the time of its last transition.
-func setCondition(status *v1alpha1.NodeProxyStatus, c metav1.Condition, generation int64, now time.Time) {
-	c.ObservedGeneration = generation
-	c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
-	meta.SetStatusCondition(&status.Conditions, c)
-	slices.SortFunc(status.Conditions, func(a, b metav1.Condition) int { return cmp.Compare(a.Type, b.Type) })
 }

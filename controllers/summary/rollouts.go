@@ -11,7 +11,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollouts"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // tell writes an event if the state of a rollout of NodeProxy's own settings changes.
@@ -43,6 +42,6 @@ func withRollout(ready metav1.Condition, change findings.Finding) metav1.Conditi
 		return ready
 	}
 	ready.Status, ready.Reason = metav1.ConditionFalse, change.Reason
-	ready.Message = text.Truncate(change.Message, text.MaxStatusMessage)
+	ready.Message = change.Message
 	return ready
 }

@@ -38,6 +38,14 @@ func FirstNames(names []string, most int) string {
 	return strings.Join(names, ", ")
 }
 
+// Count counts something, as in "1 Service" or "2 Services".
+func Count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
 // WinsBy says why a policy of one priority wins over one of another.
 func WinsBy(priority, loser int32) string {
 	text := fmt.Sprintf("priority %d", priority)

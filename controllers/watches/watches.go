@@ -60,6 +60,11 @@ func removalEnded(e event.DeleteEvent) bool {
 	return objects.BeingRemoved(e.Object.(*v1alpha1.NodeProxy))
 }
 
+// Updated passes updates that change something, and all other events.
+func Updated[T client.Object](changed func(before, after T) bool) predicate.Funcs {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return changed(e.ObjectOld.(T), e.ObjectNew.(T)) }}
+}
+
 // ComesOrGoes passes creations and deletions.
 func ComesOrGoes() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }}
