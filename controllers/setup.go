@@ -161,10 +161,10 @@ func (s *shared) eventLost(series events.Series) {
 	}
 	key := types.NamespacedName{Namespace: series.About.Namespace, Name: series.About.Name}
 	if series.Reason == nodes.EventLocalEndpointsLeftOut {
-		s.leftOut.Unsay(key)
+		s.leftOut.EventLost(key)
 		return
 	}
-	s.memory.Unsay(key, series.Reason)
+	s.memory.EventLost(key, series.Reason)
 }
 
 // lead begins a term as the leader, or ends one. Everything remembered is from an earlier

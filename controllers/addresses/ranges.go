@@ -47,6 +47,7 @@ type RangeWatcher struct {
 
 // +kubebuilder:rbac:groups=networking.k8s.io,resources=servicecidrs,verbs=list;watch
 
+// NewRangeWatcher returns a watcher; cached reads from the cache of watches.
 func NewRangeWatcher(cached, live client.Reader, watches cache.Informers, clk clock.Clock) *RangeWatcher {
 	return &RangeWatcher{cached: cached, live: live, watches: watches, clock: clk, Changed: make(chan event.GenericEvent)}
 }
@@ -61,9 +62,9 @@ func (r *RangeWatcher) Current() (render.ServiceRanges, bool) {
 
 // Start implements manager.Runnable.
 func (r *RangeWatcher) Start(ctx context.Context) error {
-	said := ""
+	logged := ""
 	for {
-		found, err := r.look(ctx)
+		found, err := r.list(ctx)
 		if found {
 			if err = r.follow(ctx); err == nil {
 				return nil
@@ -72,8 +73,8 @@ func (r *RangeWatcher) Start(ctx context.Context) error {
 		pause := rangesAbsentPause
 		if err != nil {
 			pause = rangesRetryPause
-			if text := err.Error(); text != said && ctx.Err() == nil {
-				said = text
+			if text := err.Error(); text != logged && ctx.Err() == nil {
+				logged = text
 				log.FromContext(ctx).Error(err, "ServiceCIDRs cannot be watched; retrying")
 			}
 		}
@@ -87,9 +88,9 @@ func (r *RangeWatcher) Start(ctx context.Context) error {
 	}
 }
 
-// look lists the ranges at the API server; false: it lacks the kind, or does not answer. A cluster
+// list lists the ranges at the API server; false: it lacks the kind, or does not answer. A cluster
 // without the kind and a controller without permission will not know more.
-func (r *RangeWatcher) look(ctx context.Context) (bool, error) {
+func (r *RangeWatcher) list(ctx context.Context) (bool, error) {
 	var list networkingv1.ServiceCIDRList
 	err := r.live.List(ctx, &list)
 	switch {

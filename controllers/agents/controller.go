@@ -52,6 +52,7 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
 // +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=list;watch;create;patch,resourceNames=nodeproxy-agent,namespace=nodeproxy-system
 
+// Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
 	only := watches.OnlyNodeProxy()
 	return builder.ControllerManagedBy(mgr).
@@ -95,7 +96,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	if found && stored.DeletionTimestamp != nil {
 		return ctrl.Result{}, nil // its end will be seen
 	}
-	wanted, err := objects.Fingerprint(want)
+	desired, err := objects.Fingerprint(want)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -104,7 +105,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-		if r.applied == (objects.Written{Desired: wanted, Stored: now}) {
+		if r.applied == (objects.Written{Desired: desired, Stored: now}) {
 			r.Metrics.Skip(metrics.KindDaemonSet)
 			r.Findings.Report(findings.AboutDaemonSet, findings.Finding{})
 			return ctrl.Result{}, nil
@@ -113,14 +114,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	if wait := retry.ApplyPause - r.Clock.Since(r.lastApplied); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
-	return r.apply(ctx, want, wanted)
+	return r.apply(ctx, want, desired)
 }
 
 // apply writes the DaemonSet.
-func (r *Reconciler) apply(ctx context.Context, want *appsv1ac.DaemonSetApplyConfiguration, wanted uint64) (ctrl.Result, error) {
+func (r *Reconciler) apply(ctx context.Context, want *appsv1ac.DaemonSetApplyConfiguration, desired uint64) (ctrl.Result, error) {
 	r.applied, r.lastApplied = objects.Written{}, r.Clock.Now()
 	if err := r.Client.Apply(ctx, want, objects.FieldOwner, client.ForceOwnership); err != nil {
-		return r.notTaken(ctx, err)
+		return r.notApplied(ctx, err)
 	}
 	stored, err := asStored(want)
 	if err != nil {
@@ -130,15 +131,15 @@ func (r *Reconciler) apply(ctx context.Context, want *appsv1ac.DaemonSetApplyCon
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	r.applied = objects.Written{Desired: wanted, Stored: now}
+	r.applied = objects.Written{Desired: desired, Stored: now}
 	r.Metrics.Wrote(metrics.KindDaemonSet, metrics.OpApply)
 	r.Findings.Report(findings.AboutDaemonSet, findings.Finding{})
 	log.FromContext(ctx).Info("Applied the agents' DaemonSet", "namespace", r.Namespace, "generation", stored.Generation)
 	return ctrl.Result{}, nil
 }
 
-// notTaken reports that the DaemonSet was not applied.
-func (r *Reconciler) notTaken(ctx context.Context, err error) (ctrl.Result, error) {
+// notApplied reports that the DaemonSet was not applied.
+func (r *Reconciler) notApplied(ctx context.Context, err error) (ctrl.Result, error) {
 	var answer apierrors.APIStatus
 	if errors.As(err, &answer) {
 		r.Findings.Report(findings.AboutDaemonSet, findings.Finding{

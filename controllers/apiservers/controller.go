@@ -63,6 +63,7 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=list;watch;create;patch,resourceNames=nodeproxy-api-servers,namespace=nodeproxy-system
 
+// Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
 	only := watches.OnlyNodeProxy()
 	return builder.ControllerManagedBy(mgr).

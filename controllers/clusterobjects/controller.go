@@ -60,6 +60,7 @@ type Reconciler struct {
 	lastApplied map[string]time.Time
 }
 
+// Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent, again func()) error {
 	r.applied, r.lastApplied = map[string]objects.Written{}, map[string]time.Time{}
 	var err error
@@ -76,8 +77,8 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 		Complete(leader.Guard(r.Leadership, r))
 }
 
-// keptObject is a policy or a binding.
-type keptObject struct {
+// managedObject is a policy or a binding.
+type managedObject struct {
 	kind, name string
 	want       runtime.ApplyConfiguration
 	spec       any                  // of want
@@ -92,17 +93,17 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		return ctrl.Result{}, err
 	}
 	owner := admission.Owner{Name: namespace.Name, UID: namespace.UID}
-	again, err := r.keepLabels(ctx, namespace, owner)
+	again, err := r.restoreLabels(ctx, namespace, owner)
 	errs := []error{err}
 	synced, failures := r.policies.state()
 	for _, failure := range failures {
-		r.say(ctx, owner, failure)
+		r.report(ctx, owner, failure)
 		again = retry.Sooner(again, retry.DeniedPause)
 	}
 	if !synced {
 		return ctrl.Result{RequeueAfter: again}, err
 	}
-	objects, err := keptObjects(owner)
+	objects, err := managedObjects(owner)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -116,24 +117,24 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{RequeueAfter: again}, nil
 }
 
-func keptObjects(owner admission.Owner) ([]keptObject, error) {
+func managedObjects(owner admission.Owner) ([]managedObject, error) {
 	objects, err := admission.Read(owner)
 	if err != nil {
 		return nil, err
 	}
-	var out []keptObject
+	var out []managedObject
 	for _, p := range objects.Policies {
-		out = append(out, keptObject{metrics.KindAdmissionPolicy, *p.Name, p, p.Spec, func() client.Object { return &admissionv1.ValidatingAdmissionPolicy{} }})
+		out = append(out, managedObject{metrics.KindAdmissionPolicy, *p.Name, p, p.Spec, func() client.Object { return &admissionv1.ValidatingAdmissionPolicy{} }})
 	}
 	for _, b := range objects.Bindings {
-		out = append(out, keptObject{metrics.KindAdmissionBinding, *b.Name, b, b.Spec, func() client.Object { return &admissionv1.ValidatingAdmissionPolicyBinding{} }})
+		out = append(out, managedObject{metrics.KindAdmissionBinding, *b.Name, b, b.Spec, func() client.Object { return &admissionv1.ValidatingAdmissionPolicyBinding{} }})
 	}
 	return out, nil
 }
 
-// keepLabels restores the labels of the namespace that agents need. again is when to check next; 0:
+// restoreLabels restores the labels of the namespace that agents need. again is when to check next; 0:
 // when something changes.
-func (r *Reconciler) keepLabels(ctx context.Context, namespace *corev1.Namespace, owner admission.Owner) (again time.Duration, err error) {
+func (r *Reconciler) restoreLabels(ctx context.Context, namespace *corev1.Namespace, owner admission.Owner) (again time.Duration, err error) {
 	if labels.SelectorFromSet(admission.Labels()).Matches(labels.Set(namespace.Labels)) {
 		return 0, nil
 	}
@@ -141,7 +142,7 @@ func (r *Reconciler) keepLabels(ctx context.Context, namespace *corev1.Namespace
 		return wait, nil
 	}
 	if err := r.Client.Apply(ctx, admission.Namespace(owner), objects.FieldOwner, client.ForceOwnership); err != nil {
-		return r.notTaken(ctx, owner, metrics.KindNamespace, owner.Name, err)
+		return r.notApplied(ctx, owner, metrics.KindNamespace, owner.Name, err)
 	}
 	r.Metrics.Wrote(metrics.KindNamespace, metrics.OpApply)
 	log.FromContext(ctx).Info("Applied the pod security labels of the namespace", "namespace", owner.Name)
@@ -149,7 +150,7 @@ func (r *Reconciler) keepLabels(ctx context.Context, namespace *corev1.Namespace
 }
 
 // keep applies a policy or binding if it differs.
-func (r *Reconciler) keep(ctx context.Context, o keptObject, owner admission.Owner) (again time.Duration, err error) {
+func (r *Reconciler) keep(ctx context.Context, o managedObject, owner admission.Owner) (again time.Duration, err error) {
 	stored := o.empty()
 	found, err := objects.Get(ctx, r.policies.cache, client.ObjectKey{Name: o.name}, stored)
 	if err != nil {
@@ -158,7 +159,7 @@ func (r *Reconciler) keep(ctx context.Context, o keptObject, owner admission.Own
 	if found && stored.GetDeletionTimestamp() != nil {
 		return 0, nil // its end will be seen
 	}
-	wanted, err := objects.Fingerprint(o.want)
+	desired, err := objects.Fingerprint(o.want)
 	if err != nil {
 		return 0, err
 	}
@@ -168,7 +169,7 @@ func (r *Reconciler) keep(ctx context.Context, o keptObject, owner admission.Own
 		if err != nil {
 			return 0, err
 		}
-		if r.applied[id] == (objects.Written{Desired: wanted, Stored: now}) {
+		if r.applied[id] == (objects.Written{Desired: desired, Stored: now}) {
 			r.Metrics.Skip(o.kind)
 			return 0, nil
 		}
@@ -179,13 +180,13 @@ func (r *Reconciler) keep(ctx context.Context, o keptObject, owner admission.Own
 	delete(r.applied, id)
 	stored, err = r.write(ctx, o)
 	if err != nil {
-		return r.notTaken(ctx, owner, o.kind, o.name, err)
+		return r.notApplied(ctx, owner, o.kind, o.name, err)
 	}
 	now, err := admissionFingerprint(stored)
 	if err != nil {
 		return 0, err
 	}
-	r.applied[id] = objects.Written{Desired: wanted, Stored: now}
+	r.applied[id] = objects.Written{Desired: desired, Stored: now}
 	r.Metrics.Wrote(o.kind, metrics.OpApply)
 	log.FromContext(ctx).Info("Applied an admission policy or its binding", "kind", o.kind, "name", o.name, "generation", stored.GetGeneration())
 	return 0, nil
@@ -200,7 +201,7 @@ var errDeleted = errors.New("it was deleted at once")
 // replaced, whether or not the cache, which selects by label, has the object: before applying,
 // because a mixture of two specs may deny less than either or be invalid, and afterwards, because
 // the object may have been created meanwhile.
-func (r *Reconciler) write(ctx context.Context, o keptObject) (client.Object, error) {
+func (r *Reconciler) write(ctx context.Context, o managedObject) (client.Object, error) {
 	if _, err := r.replaceSpec(ctx, o); client.IgnoreNotFound(err) != nil {
 		return nil, err
 	}
@@ -215,7 +216,7 @@ func (r *Reconciler) write(ctx context.Context, o keptObject) (client.Object, er
 }
 
 // replaceSpec replaces the spec of an existing object, and returns what is stored then.
-func (r *Reconciler) replaceSpec(ctx context.Context, o keptObject) (client.Object, error) {
+func (r *Reconciler) replaceSpec(ctx context.Context, o managedObject) (client.Object, error) {
 	patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/spec", "value": o.spec}})
 	if err != nil {
 		return nil, fmt.Errorf("encode the spec of the %s %s: %w", o.kind, o.name, err)
@@ -235,20 +236,20 @@ func (r *Reconciler) pause(id string) time.Duration {
 	return 0
 }
 
-// notTaken reports that an object was not applied. What will not change by itself is retried after
+// notApplied reports that an object was not applied. What will not change by itself is retried after
 // a while, without delaying the others.
-func (r *Reconciler) notTaken(ctx context.Context, owner admission.Owner, kind, name string, err error) (again time.Duration, failure error) {
+func (r *Reconciler) notApplied(ctx context.Context, owner admission.Owner, kind, name string, err error) (again time.Duration, failure error) {
 	if !retry.Denied(err) && !apierrors.IsBadRequest(err) && !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) && !meta.IsNoMatchError(err) {
 		return 0, fmt.Errorf("apply the %s %s: %w", kind, name, err)
 	}
-	r.say(ctx, owner, fmt.Sprintf("the API server denies the %s %s; retrying every minute: %s", kind, name, retry.Message(err)))
+	r.report(ctx, owner, fmt.Sprintf("the API server denies the %s %s; retrying every minute: %s", kind, name, retry.Message(err)))
 	return retry.DeniedPause, nil
 }
 
-// say reports in the log and in an event what cannot be maintained.
-func (r *Reconciler) say(ctx context.Context, owner admission.Owner, what string) {
+// report reports in the log and in an event what cannot be maintained.
+func (r *Reconciler) report(ctx context.Context, owner admission.Owner, what string) {
 	log.FromContext(ctx).Info("The objects of --manage-cluster-objects cannot be maintained", "why", what)
-	r.Events.Say(metav1.NamespaceDefault, corev1.ObjectReference{
+	r.Events.Write(metav1.NamespaceDefault, corev1.ObjectReference{
 		APIVersion: "v1", Kind: metrics.KindNamespace, Name: owner.Name, UID: owner.UID,
 	}, events.Kind{Severity: events.Warning, Reason: eventClusterObjectRefused, Action: actionApply}, what)
 }

@@ -52,7 +52,7 @@ func newPolicyWatch(mgr ctrl.Manager, clk clock.PassiveClock, changed func()) (*
 		DefaultLabelSelector:         labels.SelectorFromSet(labels.Set{admission.LabelPartOf: admission.PartOf}),
 		DefaultTransform:             cache.TransformStripManagedFields(),
 		DefaultUnsafeDisableDeepCopy: new(true),
-		DefaultWatchErrorHandler:     w.refused,
+		DefaultWatchErrorHandler:     w.failed,
 		NewInformer:                  informers.New(clock.RealClock{}),
 	})
 	if err != nil {
@@ -113,8 +113,8 @@ func (w *policyWatch) follow(ctx context.Context, kind client.Object) (informer 
 	return informer
 }
 
-// refused is called by reflectors when a list or a watch has failed.
-func (w *policyWatch) refused(ctx context.Context, r *toolscache.Reflector, err error) {
+// failed is called by reflectors when a list or a watch has failed.
+func (w *policyWatch) failed(ctx context.Context, r *toolscache.Reflector, err error) {
 	toolscache.DefaultWatchErrorHandler(ctx, r, err)
 	if apierrors.IsForbidden(err) {
 		w.fail("the controller is not allowed to watch the admission policies, so they are created and restored late or not at all; retrying at least every minute: " +

@@ -91,6 +91,7 @@ type state struct {
 	until   time.Time       // no event after the next one before then
 }
 
+// NewQueue returns a queue, which writes once it is started.
 func NewQueue(l leader.Leadership, c client.Client, clk clock.WithTicker, m *metrics.Metrics) *Queue {
 	return &Queue{
 		leadership: l, client: c, clock: clk, metrics: m, wake: make(chan struct{}, 1), GivenUp: func(Series) {},

@@ -64,14 +64,14 @@ func (e *Recorder) Warn(ctx context.Context, svc *corev1.Service, reason, action
 // WarnNodeProxy reports a problem of NodeProxy. Events about objects without a namespace are in the
 // namespace default.
 func (e *Recorder) WarnNodeProxy(np *v1alpha1.NodeProxy, reason, action, note string) {
-	e.Say(metav1.NamespaceDefault, clusterObject(np, "NodeProxy"), Kind{Warning, reason, action}, note)
+	e.Write(metav1.NamespaceDefault, clusterObject(np, "NodeProxy"), Kind{Warning, reason, action}, note)
 }
 
 // Transition reports that the state of NodeProxy differs from its stored status. The same
 // transition can happen again: the name of the event includes the version of the object before it,
 // so that a restart does not write it twice.
 func (e *Recorder) Transition(np *v1alpha1.NodeProxy, what Kind, note string) {
-	e.Say(metav1.NamespaceDefault, clusterObject(np, "NodeProxy"), what, note, np.ResourceVersion)
+	e.Write(metav1.NamespaceDefault, clusterObject(np, "NodeProxy"), what, note, np.ResourceVersion)
 }
 
 // TransitionOfPolicy is Transition for a policy. Users who can label Services cause some
@@ -106,8 +106,8 @@ const (
 	Warning = corev1.EventTypeWarning
 )
 
-// Say writes an event. Marks tell events with the same reason and note apart.
-func (e *Recorder) Say(namespace string, about corev1.ObjectReference, what Kind, note string, marks ...string) {
+// Write writes an event. Marks tell events with the same reason and note apart.
+func (e *Recorder) Write(namespace string, about corev1.ObjectReference, what Kind, note string, marks ...string) {
 	event := e.event(namespace, about, what, note, marks...)
 	about.ResourceVersion = ""
 	e.queue.add(Series{About: about, Reason: what.Reason, only: event.Name}, event, e.clock.Now())

@@ -30,6 +30,7 @@ const (
 	AboutRollout    = "the rollout of settings"
 )
 
+// New returns findings; it calls changed when one differs from before.
 func New(changed func()) *Findings {
 	return &Findings{changed: changed, found: map[string]Finding{}}
 }

@@ -24,6 +24,7 @@ type Reconciler struct {
 
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch
 
+// Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options) error {
 	return builder.ControllerManagedBy(mgr).
 		Named("format").

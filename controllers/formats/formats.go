@@ -20,18 +20,19 @@ import (
 type Formats struct {
 	client   client.Reader // reads come from the cache
 	writable []int32
-	looking  chan struct{} // contains one while the nodes are read
+	reading  chan struct{} // contains one while the nodes are read
 
 	// mu is not held while the nodes are read, which waits for the cache: a new term holds up every
 	// write until Forget returns.
 	mu      sync.Mutex
 	version int32  // guarded by mu; 0: not known
 	term    int    // guarded by mu; counts calls of Forget
-	said    string // guarded by mu; the nodes that were last logged as behind
+	logged  string // guarded by mu; the nodes that were last logged as behind
 }
 
+// New returns what negotiates among the versions that can be written.
 func New(c client.Reader, writable []int32) *Formats {
-	return &Formats{client: c, writable: writable, looking: make(chan struct{}, 1)}
+	return &Formats{client: c, writable: writable, reading: make(chan struct{}, 1)}
 }
 
 // Current returns the version to write.
@@ -46,7 +47,7 @@ func (f *Formats) Current(ctx context.Context) (int32, error) {
 	if version, _ := f.known(); version != 0 { // another caller has read the nodes meanwhile
 		return version, nil
 	}
-	version, _, err := f.look(ctx)
+	version, _, err := f.read(ctx)
 	return version, err
 }
 
@@ -56,7 +57,7 @@ func (f *Formats) negotiate(ctx context.Context) (changed bool, err error) {
 		return false, err
 	}
 	defer f.end()
-	_, changed, err = f.look(ctx)
+	_, changed, err = f.read(ctx)
 	return changed, err
 }
 
@@ -64,14 +65,14 @@ func (f *Formats) negotiate(ctx context.Context) (changed bool, err error) {
 // called after it.
 func (f *Formats) await(ctx context.Context) error {
 	select {
-	case f.looking <- struct{}{}:
+	case f.reading <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("waiting for the versions that the nodes know: %w", ctx.Err())
 	}
 }
 
-func (f *Formats) end() { <-f.looking }
+func (f *Formats) end() { <-f.reading }
 
 func (f *Formats) known() (version int32, term int) {
 	f.mu.Lock()
@@ -79,9 +80,9 @@ func (f *Formats) known() (version int32, term int) {
 	return f.version, f.term
 }
 
-// look returns the version that follows from what the nodes report, and stores it unless another
+// read returns the version that follows from what the nodes report, and stores it unless another
 // term has begun meanwhile.
-func (f *Formats) look(ctx context.Context) (version int32, changed bool, err error) {
+func (f *Formats) read(ctx context.Context) (version int32, changed bool, err error) {
 	_, term := f.known()
 	var rules v1alpha1.NodeProxyRulesList
 	if err := f.client.List(ctx, &rules); err != nil {
@@ -93,24 +94,24 @@ func (f *Formats) look(ctx context.Context) (version int32, changed bool, err er
 	if f.term != term {
 		return version, false, nil
 	}
-	f.say(ctx, version, behind)
+	f.logVersion(ctx, version, behind)
 	changed = f.version != 0 && f.version != version
 	f.version = version
 	return version, changed, nil
 }
 
-// say logs once for each set of nodes that they require an older version, and that the version
+// logVersion logs once for each set of nodes that they require an older version, and that the version
 // changes. mu must be held.
-func (f *Formats) say(ctx context.Context, version int32, behind []string) {
+func (f *Formats) logVersion(ctx context.Context, version int32, behind []string) {
 	const named = 3
 	text := text.FirstNames(behind, named)
-	if text != "" && (text != f.said || version != f.version) {
+	if text != "" && (text != f.logged || version != f.version) {
 		log.FromContext(ctx).Info("Writing rendered objects in an older format, because not all agents know the newest one",
 			"formatVersion", version, "newest", slices.Max(f.writable), "nodes", text, "whatToDo", "upgrade the agents there; of Nodes that do not come back, delete the Node")
 	} else if f.version != 0 && version != f.version {
 		log.FromContext(ctx).Info("Writing rendered objects in another format", "formatVersion", version, "before", f.version)
 	}
-	f.said = text
+	f.logged = text
 }
 
 // Forget makes the next negotiation count, because another controller may have led.

@@ -22,24 +22,24 @@ const (
 	Silence = v1alpha1.AgentLeaseSeconds * time.Second
 	// lagLimit is how old rules must be before an agent lags that has not applied them.
 	lagLimit = time.Minute
-	// missedLooks is after how many missed checks the time between two does not count: the
+	// missedChecks is after how many missed checks the time between two does not count: the
 	// controller was stopped, or could not reach the API server, and then the agents could not
 	// either.
-	missedLooks = 3
+	missedChecks = 3
 )
 
 // Liveness knows which agents do not respond and which lag behind. It uses only the controller's
 // own clock: the clocks of two machines may differ, so of a Lease only its changes count.
-type liveness struct {
+type Liveness struct {
 	interval  time.Duration // between two checks
 	namespace string        // of the Leases
 
-	mu       sync.Mutex // guards everything below
-	lastLook time.Time
-	agents   map[string]*agentState // by the Lease's name
-	versions []versionSample        // oldest first
-	lag      map[string]bool        // the nodes that lag behind, by name
-	lagKnown bool
+	mu        sync.Mutex // guards everything below
+	lastCheck time.Time
+	agents    map[string]*agentState // by the Lease's name
+	versions  []versionSample        // oldest first
+	lag       map[string]bool        // the nodes that lag behind, by name
+	lagKnown  bool
 }
 
 // agentState is what is known about one agent.
@@ -47,7 +47,7 @@ type agentState struct {
 	renewed metav1.MicroTime // what its Lease says; zero without a Lease
 	seen    time.Time        // when that was first seen, by the controller's clock
 	marked  bool             // it has been reported as not responding
-	looked  time.Time        // the last check that found a Lease or rules
+	checked time.Time        // the last check that found a Lease or rules
 	beside  time.Time        // the last check that found another proxy active
 }
 
@@ -58,14 +58,15 @@ type versionSample struct {
 	newest string
 }
 
-func New(interval time.Duration, namespace string) *liveness {
-	return &liveness{interval: interval, namespace: namespace, agents: map[string]*agentState{}, lag: map[string]bool{}}
+// New returns what is known before the first check.
+func New(interval time.Duration, namespace string) *Liveness {
+	return &Liveness{interval: interval, namespace: namespace, agents: map[string]*agentState{}, lag: map[string]bool{}}
 }
 
-// look evaluates the current objects. It returns the rules of the nodes to be reported as not
+// check evaluates the current objects. It returns the rules of the nodes to be reported as not
 // responding, Leases of silent agents without rules, and whether the set of lagging nodes has
 // changed.
-func (l *liveness) look(now time.Time, leases []coordinationv1.Lease, rules []v1alpha1.NodeProxyRules, newest string) (silent []*v1alpha1.NodeProxyRules, orphans []*coordinationv1.Lease, changed bool) {
+func (l *Liveness) check(now time.Time, leases []coordinationv1.Lease, rules []v1alpha1.NodeProxyRules, newest string) (silent []*v1alpha1.NodeProxyRules, orphans []*coordinationv1.Lease, changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.skipUnseen(now)
@@ -109,7 +110,7 @@ func (l *liveness) look(now time.Time, leases []coordinationv1.Lease, rules []v1
 		}
 	}
 	for name, state := range l.agents {
-		if !state.looked.Equal(now) {
+		if !state.checked.Equal(now) {
 			delete(l.agents, name)
 		}
 	}
@@ -119,9 +120,9 @@ func (l *liveness) look(now time.Time, leases []coordinationv1.Lease, rules []v1
 }
 
 // skipUnseen excludes time without checks. The caller holds mu.
-func (l *liveness) skipUnseen(now time.Time) {
-	gap := now.Sub(l.lastLook)
-	if !l.lastLook.IsZero() && gap > missedLooks*l.interval {
+func (l *Liveness) skipUnseen(now time.Time) {
+	gap := now.Sub(l.lastCheck)
+	if !l.lastCheck.IsZero() && gap > missedChecks*l.interval {
 		for _, state := range l.agents {
 			state.seen = state.seen.Add(gap)
 		}
@@ -129,11 +130,11 @@ func (l *liveness) skipUnseen(now time.Time) {
 			l.versions[i].at = l.versions[i].at.Add(gap)
 		}
 	}
-	l.lastLook = now
+	l.lastCheck = now
 }
 
 // note records an agent's Lease, nil if it has none. The caller holds mu.
-func (l *liveness) note(name string, lease *coordinationv1.Lease, now time.Time) *agentState {
+func (l *Liveness) note(name string, lease *coordinationv1.Lease, now time.Time) *agentState {
 	var renewed metav1.MicroTime
 	if lease != nil && lease.Spec.RenewTime != nil {
 		renewed = *lease.Spec.RenewTime
@@ -146,7 +147,7 @@ func (l *liveness) note(name string, lease *coordinationv1.Lease, now time.Time)
 	if !state.renewed.Equal(&renewed) && !renewed.IsZero() {
 		state.renewed, state.seen = renewed, now
 	}
-	state.looked = now
+	state.checked = now
 	return state
 }
 
@@ -154,7 +155,7 @@ func (l *liveness) note(name string, lease *coordinationv1.Lease, now time.Time)
 // the lowest of the newest ones of the last minute, because the newest rules
 // may have been deleted since. It is known after the first minute. The caller
 // holds mu.
-func (l *liveness) required(now time.Time, newest string) (version string, known bool) {
+func (l *Liveness) required(now time.Time, newest string) (version string, known bool) {
 	l.versions = append(l.versions, versionSample{at: now, newest: newest})
 	for len(l.versions) > 1 && now.Sub(l.versions[1].at) >= lagLimit {
 		l.versions = l.versions[1:]
@@ -172,14 +173,14 @@ func (l *liveness) required(now time.Time, newest string) (version string, known
 }
 
 // Lagging returns how many nodes lag behind; false: not known yet.
-func (l *liveness) Lagging() (count int32, known bool) {
+func (l *Liveness) Lagging() (count int32, known bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return int32(len(l.lag)), l.lagKnown
 }
 
 // reported notes that an agent was reported as not responding.
-func (l *liveness) reported(node string) {
+func (l *Liveness) reported(node string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if state := l.agents[v1alpha1.AgentLeaseName(node)]; state != nil {
@@ -188,7 +189,7 @@ func (l *liveness) reported(node string) {
 }
 
 // silentCondition is the condition of an agent that does not respond.
-func (l *liveness) silentCondition(rules *v1alpha1.NodeProxyRules) metav1.Condition {
+func (l *Liveness) silentCondition(rules *v1alpha1.NodeProxyRules) metav1.Condition {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var renewed metav1.MicroTime

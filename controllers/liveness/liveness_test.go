@@ -17,7 +17,7 @@ import (
 // aCluster is what a liveness looks at, every five seconds.
 type aCluster struct {
 	*testing.T
-	liveness *liveness
+	Liveness *Liveness
 	now      time.Time
 	leases   map[string]*coordinationv1.Lease
 	rules    map[string]*v1alpha1.NodeProxyRules
@@ -27,7 +27,7 @@ type aCluster struct {
 
 func newCluster(t *testing.T, nodes ...string) *aCluster {
 	c := &aCluster{
-		T: t, liveness: New(5*time.Second, "ns"), now: time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC),
+		T: t, Liveness: New(5*time.Second, "ns"), now: time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC),
 		leases: map[string]*coordinationv1.Lease{}, rules: map[string]*v1alpha1.NodeProxyRules{}, newest: "100",
 	}
 	for _, n := range nodes {
@@ -51,8 +51,8 @@ func (c *aCluster) programmed(node string) {
 	meta.SetStatusCondition(&c.rules[node].Status.Conditions, metav1.Condition{Type: "Programmed", Status: "True", Reason: "Programmed"})
 }
 
-// look returns the nodes that are to be reported, and reports them.
-func (c *aCluster) look() []string {
+// check returns the nodes that are to be reported, and reports them.
+func (c *aCluster) check() []string {
 	var leases []coordinationv1.Lease
 	for _, l := range c.leases {
 		leases = append(leases, *l)
@@ -61,14 +61,14 @@ func (c *aCluster) look() []string {
 	for _, r := range c.rules {
 		rules = append(rules, *r)
 	}
-	silent, orphans, _ := c.liveness.look(c.now, leases, rules, c.newest)
+	silent, orphans, _ := c.Liveness.check(c.now, leases, rules, c.newest)
 	var names []string
 	for _, r := range silent {
 		names = append(names, r.Name)
-		condition := c.liveness.silentCondition(r)
+		condition := c.Liveness.silentCondition(r)
 		condition.LastTransitionTime = metav1.NewTime(c.now)
 		meta.SetStatusCondition(&c.rules[r.Name].Status.Conditions, condition)
-		c.liveness.reported(r.Name)
+		c.Liveness.reported(r.Name)
 	}
 	c.orphans = nil
 	for _, l := range orphans {
@@ -85,7 +85,7 @@ func (c *aCluster) pass(d time.Duration, each func()) string {
 	for since := 5 * time.Second; since <= d; since += 5 * time.Second {
 		c.now = c.now.Add(5 * time.Second)
 		each()
-		if names := c.look(); len(names) > 0 {
+		if names := c.check(); len(names) > 0 {
 			out = append(out, fmt.Sprintf("%s at %.0f", strings.Join(names, ","), since.Seconds()))
 		}
 	}
@@ -104,20 +104,20 @@ func nothing() {}
 func TestSilentAgents(t *testing.T) {
 	t.Run("after 90 s of the controller's own clock", func(t *testing.T) {
 		c := newCluster(t, "a", "b")
-		c.look()
+		c.check()
 		c.expect("b is renewed", c.pass(5*time.Minute, func() { c.renew("b", "100") }), "a at 90")
 	})
 	t.Run("from the first look, whatever the Lease says", func(t *testing.T) {
 		c := newCluster(t, "a")
 		c.leases["a"].Spec.RenewTime = &metav1.MicroTime{Time: c.now.AddDate(-1, 0, 0)}
-		c.look()
+		c.check()
 		c.expect("an old Lease", c.pass(2*time.Minute, nothing), "a at 90")
 	})
 	t.Run("no agent has ever reported", func(t *testing.T) {
 		c := newCluster(t, "a")
 		delete(c.leases, "a")
 		c.rules["a"].Status = v1alpha1.NodeProxyRulesStatus{}
-		c.look()
+		c.check()
 		c.expect("no Lease", c.pass(2*time.Minute, nothing), "a at 90")
 		if m := c.rules["a"].Status.Conditions[0].Message; !strings.Contains(m, "No agent has ever reported for this node (Lease ns/agent.a does not exist)") {
 			t.Error(m)
@@ -125,21 +125,21 @@ func TestSilentAgents(t *testing.T) {
 	})
 	t.Run("a deleted Lease is no sign of life", func(t *testing.T) {
 		c := newCluster(t, "a")
-		c.look()
+		c.check()
 		c.pass(time.Minute, nothing)
 		delete(c.leases, "a")
 		c.expect("deleted", c.pass(time.Minute, nothing), "a at 30")
 	})
 	t.Run("reported once, and again when somebody else undoes it", func(t *testing.T) {
 		c := newCluster(t, "a")
-		c.look()
+		c.check()
 		c.expect("dead", c.pass(time.Hour, nothing), "a at 90")
 		c.programmed("a")
 		c.expect("edited", c.pass(time.Hour, nothing), "a at 95") // seen by the first look
 	})
 	t.Run("an agent that returns is not reported before its Lease follows", func(t *testing.T) {
 		c := newCluster(t, "a")
-		c.look()
+		c.check()
 		c.expect("dead", c.pass(2*time.Minute, nothing), "a at 90")
 		c.programmed("a")
 		c.expect("back", c.pass(time.Minute, nothing), "")
@@ -148,27 +148,27 @@ func TestSilentAgents(t *testing.T) {
 	})
 	t.Run("a new controller knows what the last one has reported", func(t *testing.T) {
 		c := newCluster(t, "a")
-		c.look()
+		c.check()
 		c.pass(2*time.Minute, nothing)
-		c.liveness = New(5*time.Second, "ns")
-		c.look()
+		c.Liveness = New(5*time.Second, "ns")
+		c.check()
 		c.expect("restarted", c.pass(10*time.Minute, nothing), "")
 	})
 	t.Run("time in which nobody looked does not count", func(t *testing.T) {
 		c := newCluster(t, "a")
-		c.look()
+		c.check()
 		c.expect("before", c.pass(time.Minute, nothing), "")
 		c.now = c.now.Add(time.Hour) // the API server was down, or the clock jumped
 		c.expect("after", c.pass(time.Minute, nothing), "a at 35")
 	})
 	t.Run("a node that goes is forgotten", func(t *testing.T) {
 		c := newCluster(t, "a")
-		c.look()
+		c.check()
 		c.pass(time.Minute, nothing)
 		delete(c.rules, "a")
 		delete(c.leases, "a")
 		c.pass(5*time.Second, nothing)
-		if n := len(c.liveness.agents); n != 0 {
+		if n := len(c.Liveness.agents); n != 0 {
 			t.Errorf("%d agents are remembered", n)
 		}
 	})
@@ -176,7 +176,7 @@ func TestSilentAgents(t *testing.T) {
 		c := newCluster(t, "a")
 		delete(c.rules, "a")
 		c.leases["x"] = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "nodeproxy-controller"}}
-		c.look()
+		c.check()
 		c.pass(85*time.Second, nothing)
 		if len(c.orphans) > 0 {
 			t.Errorf("orphans %v after 85 s", c.orphans)
@@ -190,13 +190,13 @@ func TestSilentAgents(t *testing.T) {
 
 func TestLaggingAgents(t *testing.T) {
 	c := newCluster(t, "a", "b", "dead", "gone")
-	meta.SetStatusCondition(&c.rules["dead"].Status.Conditions, c.liveness.silentCondition(c.rules["dead"]))
+	meta.SetStatusCondition(&c.rules["dead"].Status.Conditions, c.Liveness.silentCondition(c.rules["dead"]))
 	c.rules["gone"].Annotations = map[string]string{v1alpha1.AnnotationNodeAbsentSince: "2026-11-20T08:00:00Z"}
 	c.renew("dead", "7")
 	c.renew("gone", "7")
 	lagging := func(want int32, known bool) {
 		t.Helper()
-		if got, k := c.liveness.Lagging(); got != want || k != known {
+		if got, k := c.Liveness.Lagging(); got != want || k != known {
 			t.Errorf("at %s %d lagging, known %v; want %d, %v", c.now.Format(time.TimeOnly), got, k, want, known)
 		}
 	}
@@ -205,7 +205,7 @@ func TestLaggingAgents(t *testing.T) {
 			c.renew(n, c.leases[n].Annotations[v1alpha1.AnnotationAppliedResourceVersion])
 		}
 	}
-	c.look()
+	c.check()
 	c.pass(55*time.Second, alive)
 	lagging(0, false) // nothing is known in the first minute
 	c.pass(5*time.Second, alive)
@@ -249,7 +249,7 @@ func TestAgentsBesideAnotherProxyDoNotLag(t *testing.T) {
 	}
 	lagging := func(when string, want int32) {
 		t.Helper()
-		if got, known := c.liveness.Lagging(); got != want || !known {
+		if got, known := c.Liveness.Lagging(); got != want || !known {
 			t.Errorf("%s %d lagging, known %v; want %d", when, got, known, want)
 		}
 	}

@@ -25,11 +25,11 @@ import (
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules/status,verbs=update
 
 const (
-	// lookTimeout limits how long the API server takes to list the Leases.
-	lookTimeout = 10 * time.Second
-	// standbyLooks: a standby only makes every so many checks, because each one reads all Leases.
+	// checkTimeout limits how long the API server takes to list the Leases.
+	checkTimeout = 10 * time.Second
+	// standbyChecks: a standby only makes every so many checks, because each one reads all Leases.
 	// It must be less than missedLooks.
-	standbyLooks = 2
+	standbyChecks = 2
 )
 
 // Watcher checks the agents' Leases, and reports agents without heartbeat in the status of their
@@ -41,7 +41,7 @@ type Watcher struct {
 	Live       client.Reader
 	Clock      clock.WithTicker
 	Metrics    *metrics.Metrics
-	Liveness   *liveness
+	Liveness   *Liveness
 	Changed    func() // called when other nodes lag behind than before
 	failure    string // of the last check
 	left       int    // how many checks a standby still skips
@@ -53,7 +53,7 @@ func (w *Watcher) Start(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		if w.due(w.leads(ctx)) {
-			w.look(ctx)
+			w.check(ctx)
 		}
 		select {
 		case <-ctx.Done():
@@ -69,7 +69,7 @@ func (w *Watcher) due(leads bool) bool {
 		w.left--
 		return false
 	}
-	w.left = standbyLooks - 1
+	w.left = standbyChecks - 1
 	return true
 }
 
@@ -85,12 +85,12 @@ func (w *Watcher) leads(ctx context.Context) bool {
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (*Watcher) NeedLeaderElection() bool { return false }
 
-func (w *Watcher) look(ctx context.Context) {
-	err := w.tryLook(ctx)
+func (w *Watcher) check(ctx context.Context) {
+	err := w.tryCheck(ctx)
 	if ctx.Err() != nil {
 		return
 	}
-	w.Metrics.Looked(err)
+	w.Metrics.Checked(err)
 	failure := ""
 	if err != nil {
 		failure = err.Error()
@@ -101,8 +101,8 @@ func (w *Watcher) look(ctx context.Context) {
 	w.failure = failure
 }
 
-func (w *Watcher) tryLook(ctx context.Context) error {
-	limited, cancel := context.WithTimeout(ctx, lookTimeout)
+func (w *Watcher) tryCheck(ctx context.Context) error {
+	limited, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	var leases coordinationv1.LeaseList
 	if err := w.Live.List(limited, &leases, client.InNamespace(w.Liveness.namespace)); err != nil {
@@ -116,7 +116,7 @@ func (w *Watcher) tryLook(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	silent, orphans, changed := w.Liveness.look(w.Clock.Now(), leases.Items, rules.Items, newest)
+	silent, orphans, changed := w.Liveness.check(w.Clock.Now(), leases.Items, rules.Items, newest)
 	if changed {
 		w.Changed()
 	}

@@ -77,7 +77,7 @@ func TestStandbyLooksLessOften(t *testing.T) {
 			t.Errorf("%d: due %v, want %v", i, got, c.want)
 		}
 	}
-	if standbyLooks >= missedLooks {
+	if standbyChecks >= missedChecks {
 		t.Error("what a standby sees never counts")
 	}
 }

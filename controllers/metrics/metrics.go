@@ -196,8 +196,8 @@ func (m *Metrics) ShowLeftOut(count int) {
 	m.show(func() { m.leftOut.Set(float64(count)) })
 }
 
-// Looked counts a check of the agents' Leases.
-func (m *Metrics) Looked(err error) {
+// Checked counts a check of the agents' Leases.
+func (m *Metrics) Checked(err error) {
 	result := "done"
 	if err != nil {
 		result = "failed"

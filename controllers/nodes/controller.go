@@ -62,6 +62,7 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxypolicies,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch;create;update;delete
 
+// Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
 	r.pace = newNodePace()
 	affected := affectedNodes{r.Client, newEnqueuePace(r.Client, r.Clock)}
@@ -149,7 +150,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if node == nil {
 		again = retry.Sooner(again, absentNodeGrace-r.Clock.Since(absentSince))
 	}
-	if said := r.sayLeftOut(ctx, req.Name, local.LeftOut); local.Held || !said {
+	if all := r.reportLeftOut(ctx, req.Name, local.LeftOut); local.Held || !all {
 		again = retry.Sooner(again, heldMembersRetry)
 	}
 	return ctrl.Result{RequeueAfter: again}, nil
@@ -158,7 +159,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // forget drops a node that has no rules any more.
 func (r *Reconciler) forget(ctx context.Context, name string) {
 	r.pace.forget(name)
-	r.sayLeftOut(ctx, name, nil)
+	r.reportLeftOut(ctx, name, nil)
 }
 
 // sameFacts reports whether the rules of a node have the current facts of its Node.

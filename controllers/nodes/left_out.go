@@ -35,10 +35,11 @@ type LeftOut struct {
 }
 
 type leftOutService struct {
-	nodes int
-	said  bool // an event names it
+	nodes    int
+	hasEvent bool // an event names it
 }
 
+// NewLeftOut returns an empty LeftOut.
 func NewLeftOut(m *metrics.Metrics) *LeftOut {
 	l := &LeftOut{metrics: m}
 	l.reset()
@@ -60,7 +61,7 @@ func (l *LeftOut) reset() {
 
 // set records what is left out of a node. It returns what no event names yet, and the Services that
 // are no longer left out of any node.
-func (l *LeftOut) set(node string, list []render.LeftOut) (unsaid []render.LeftOut, ended []types.NamespacedName) {
+func (l *LeftOut) set(node string, list []render.LeftOut) (withoutEvent []render.LeftOut, ended []types.NamespacedName) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	before := l.onNode[node]
@@ -76,8 +77,8 @@ func (l *LeftOut) set(node string, list []render.LeftOut) (unsaid []render.LeftO
 			l.services[out.Service] = s
 		}
 		s.nodes++
-		if !s.said {
-			unsaid = append(unsaid, out)
+		if !s.hasEvent {
+			withoutEvent = append(withoutEvent, out)
 		}
 	}
 	for _, service := range before { // after those that stay have been counted again
@@ -92,34 +93,34 @@ func (l *LeftOut) set(node string, list []render.LeftOut) (unsaid []render.LeftO
 		delete(l.onNode, node)
 	}
 	l.metrics.ShowLeftOut(l.count)
-	return unsaid, ended
+	return withoutEvent, ended
 }
 
-// say notes that an event names a Service.
-func (l *LeftOut) say(service types.NamespacedName) {
+// eventAdded notes that an event names a Service.
+func (l *LeftOut) eventAdded(service types.NamespacedName) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if s := l.services[service]; s != nil {
-		s.said = true
+		s.hasEvent = true
 	}
 }
 
-// Unsay notes that the event that named a Service was lost.
-func (l *LeftOut) Unsay(service types.NamespacedName) {
+// EventLost notes that the event that named a Service was lost.
+func (l *LeftOut) EventLost(service types.NamespacedName) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if s := l.services[service]; s != nil {
-		s.said = false
+		s.hasEvent = false
 	}
 }
 
-// sayLeftOut adds an event for each Service whose local endpoints are left out of a node, one for
+// reportLeftOut adds an event for each Service whose local endpoints are left out of a node, one for
 // all nodes, and reports whether all were added. It retracts those of Services that are no longer
 // left out of any node. A Service that does not exist has no events.
-func (r *Reconciler) sayLeftOut(ctx context.Context, node string, list []render.LeftOut) (all bool) {
+func (r *Reconciler) reportLeftOut(ctx context.Context, node string, list []render.LeftOut) (all bool) {
 	r.LeftOut.inOrder.Lock() // nothing below waits for the API server
 	defer r.LeftOut.inOrder.Unlock()
-	unsaid, ended := r.LeftOut.set(node, list)
+	withoutEvent, ended := r.LeftOut.set(node, list)
 	for _, key := range ended {
 		svc := &corev1.Service{}
 		if found, err := objects.Get(ctx, r.Client, key, svc); err == nil && found {
@@ -127,7 +128,7 @@ func (r *Reconciler) sayLeftOut(ctx context.Context, node string, list []render.
 		}
 	}
 	written := 0
-	for _, out := range unsaid {
+	for _, out := range withoutEvent {
 		svc := &corev1.Service{}
 		if found, err := objects.Get(ctx, r.Client, out.Service, svc); err != nil || !found { // the cache does not fail
 			continue
@@ -139,7 +140,7 @@ func (r *Reconciler) sayLeftOut(ctx context.Context, node string, list []render.
 			". Traffic policy Local finds no endpoint there. Give the Services of the namespace fewer ports, or spread their pods over more nodes") {
 			return false
 		}
-		r.LeftOut.say(out.Service)
+		r.LeftOut.eventAdded(out.Service)
 	}
 	return true
 }

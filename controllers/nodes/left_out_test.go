@@ -23,16 +23,16 @@ func TestLeftOut(t *testing.T) {
 	metric := func() float64 { return fixtures.Gauges(t, registry, "left_out_local_endpoints")[0] }
 	a, b := types.NamespacedName{Namespace: "x", Name: "a"}, types.NamespacedName{Namespace: "x", Name: "b"}
 	for i, c := range []struct {
-		node  string
-		out   []types.NamespacedName
-		say   bool
-		want  []types.NamespacedName // that no event names
-		ended []types.NamespacedName
-		count float64
+		node       string
+		out        []types.NamespacedName
+		eventAdded bool
+		want       []types.NamespacedName // that no event names
+		ended      []types.NamespacedName
+		count      float64
 	}{
 		{node: "n1"},
 		{node: "n1", out: []types.NamespacedName{a, b}, want: []types.NamespacedName{a, b}, count: 2},
-		{node: "n1", out: []types.NamespacedName{a, b}, say: true, want: []types.NamespacedName{a, b}, count: 2},
+		{node: "n1", out: []types.NamespacedName{a, b}, eventAdded: true, want: []types.NamespacedName{a, b}, count: 2},
 		{node: "n2", out: []types.NamespacedName{b}, count: 3},
 		{node: "n1", out: []types.NamespacedName{a}, count: 2},
 		{node: "n1", ended: []types.NamespacedName{a}, count: 1},
@@ -40,16 +40,16 @@ func TestLeftOut(t *testing.T) {
 		{node: "n2", count: 2},
 		{node: "n1", ended: []types.NamespacedName{a, b}},
 	} {
-		unsaid, ended := l.set(c.node, leftOutOf(c.out))
-		if diff := cmp.Diff(leftOutOf(c.want), unsaid); diff != "" {
+		withoutEvent, ended := l.set(c.node, leftOutOf(c.out))
+		if diff := cmp.Diff(leftOutOf(c.want), withoutEvent); diff != "" {
 			t.Errorf("step %d: unsaid (-want +got):\n%s", i, diff)
 		}
 		if diff := cmp.Diff(c.ended, ended); diff != "" {
 			t.Errorf("step %d: ended (-want +got):\n%s", i, diff)
 		}
-		if c.say {
-			for _, out := range unsaid {
-				l.say(out.Service)
+		if c.eventAdded {
+			for _, out := range withoutEvent {
+				l.eventAdded(out.Service)
 			}
 		}
 		if got := metric(); got != c.count {
@@ -59,18 +59,18 @@ func TestLeftOut(t *testing.T) {
 	if len(l.onNode)+len(l.services) > 0 {
 		t.Errorf("remembered for nothing: %v, %v", l.onNode, l.services)
 	}
-	l.say(a) // gone meanwhile
+	l.eventAdded(a) // gone meanwhile
 	l.set("n1", leftOutOf([]types.NamespacedName{a}))
-	l.say(a)
-	if unsaid, _ := l.set("n1", leftOutOf([]types.NamespacedName{a})); len(unsaid) != 0 {
+	l.eventAdded(a)
+	if withoutEvent, _ := l.set("n1", leftOutOf([]types.NamespacedName{a})); len(withoutEvent) != 0 {
 		t.Error("what is said is said again")
 	}
-	l.Unsay(a)
-	if unsaid, _ := l.set("n1", leftOutOf([]types.NamespacedName{a})); len(unsaid) != 1 {
+	l.EventLost(a)
+	if withoutEvent, _ := l.set("n1", leftOutOf([]types.NamespacedName{a})); len(withoutEvent) != 1 {
 		t.Error("what was lost is not said again")
 	}
 	l.NewTerm()
-	if unsaid, _ := l.set("n1", leftOutOf([]types.NamespacedName{a})); len(unsaid) != 1 {
+	if withoutEvent, _ := l.set("n1", leftOutOf([]types.NamespacedName{a})); len(withoutEvent) != 1 {
 		t.Error("a new term says nothing again")
 	}
 	l.NewTerm()

@@ -38,19 +38,19 @@ func BenchmarkOverrides(b *testing.B) {
 		for _, svc := range list {
 			stored = append(stored, shapedRules(b, o, svc))
 		}
-		look := func(b *testing.B, i int) {
+		decision := func(b *testing.B, i int) {
 			if _, err := o.Shape(b.Context(), list[i], stored[i]); err != nil {
 				b.Fatal(err)
 			}
 		}
 		for i := range list {
-			look(b, i) // what the controller has seen before
+			decision(b, i) // what the controller has seen before
 		}
 		b.Run(fmt.Sprintf("endpoint change/policies=%d", policies), func(b *testing.B) {
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
-				look(b, i%services)
+				decision(b, i%services)
 				i++
 			}
 		})
@@ -59,7 +59,7 @@ func BenchmarkOverrides(b *testing.B) {
 			for b.Loop() {
 				o.policies.changed()
 				for i := range list {
-					look(b, i)
+					decision(b, i)
 				}
 			}
 		})

@@ -37,6 +37,7 @@ type Overrides struct {
 	kept map[types.NamespacedName]bool // that keep their overrides, not only until their turn; guarded by mu
 }
 
+// New returns Overrides that read from the cache.
 func New(c client.Reader, clk clock.PassiveClock) *Overrides {
 	p := newPolicies(c)
 	return &Overrides{
@@ -59,14 +60,14 @@ type Shaping struct {
 	Unknown bool
 }
 
-// lookAgain is how often the decision for a Service that keeps its overrides is checked.
-const lookAgain = time.Minute
+// recheckInterval is how often the decision for a Service that keeps its overrides is checked.
+const recheckInterval = time.Minute
 
-// Outlook is the decision for a Service.
-type Outlook struct {
+// Decision is the decision for a Service.
+type Decision struct {
 	Known *Known // nil: nothing is known of its Namespace
-	// InForce: the Service has the overrides of its policies.
-	InForce bool
+	// Applied: the Service has the overrides of its policies.
+	Applied bool
 	// grant is what it is to get, if it has not. Nil: it keeps its overrides, and Why tells the
 	// reason.
 	grant *v1alpha1.OverridesGrant
@@ -92,29 +93,29 @@ func (o *Overrides) Shape(ctx context.Context, svc *corev1.Service, stored *v1al
 		o.settled(key)
 		return Shaping{Kept: true}, nil
 	}
-	look, err := o.Look(ctx, set, svc, stored)
+	decision, err := o.Decide(ctx, set, svc, stored)
 	switch {
 	case err != nil:
 		return Shaping{}, err
-	case look.Known == nil && stored == nil:
+	case decision.Known == nil && stored == nil:
 		return Shaping{Unknown: true, Again: retry.Soon}, nil
-	case look.InForce:
+	case decision.Applied:
 		o.settled(key)
-		return keep(look.Known, stored), nil
-	case look.grant == nil:
+		return keep(decision.Known, stored), nil
+	case decision.grant == nil:
 		o.keeps(key)
-		out := keep(look.Known, stored)
-		out.Again = lookAgain // the end of a halt meanwhile triggers nothing
+		out := keep(decision.Known, stored)
+		out.Again = recheckInterval // the end of a halt meanwhile triggers nothing
 		return out, nil
 	}
-	if wait := o.turn(key, look.atOnce); wait > 0 {
-		out := keep(look.Known, stored)
+	if wait := o.turn(key, decision.atOnce); wait > 0 {
+		out := keep(decision.Known, stored)
 		out.Again = wait
 		return out, nil
 	}
-	out, err := give(look)
+	out, err := give(decision)
 	if stored != nil {
-		out.Former = keep(look.Known, stored).Shape
+		out.Former = keep(decision.Known, stored).Shape
 	}
 	return out, err
 }
@@ -149,17 +150,17 @@ func (o *Overrides) turn(key types.NamespacedName, atOnce bool) time.Duration {
 	return o.turns.Wait(key, o.clock.Now())
 }
 
-// Look decides for a Service, unless no policy ever touched it.
-func (o *Overrides) Look(ctx context.Context, set *PolicySet, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (Outlook, error) {
+// Decide decides for a Service, unless no policy ever touched it.
+func (o *Overrides) Decide(ctx context.Context, set *PolicySet, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (Decision, error) {
 	known, err := o.policies.of(ctx, set, svc, stored)
 	if err != nil {
-		return Outlook{}, err
+		return Decision{}, err
 	}
 	if known == nil {
-		return Outlook{Why: "its Namespace is not known yet"}, nil
+		return Decision{Why: "its Namespace is not known yet"}, nil
 	}
-	out := Outlook{Known: known}
-	change := &policies.ServiceChange{Before: known.grant, Wanted: known.Wanted, Generations: set.Generations}
+	out := Decision{Known: known}
+	change := &policies.ServiceChange{Before: known.grant, Desired: known.Desired, Generations: set.Generations}
 	if stored == nil || known.grant == nil || known.text == "" && len(stored.Spec.Policies) > 0 {
 		change.Before = &v1alpha1.OverridesGrant{}
 		out.grant, out.atOnce = change.Grant(), true
@@ -168,25 +169,25 @@ func (o *Overrides) Look(ctx context.Context, set *PolicySet, svc *corev1.Servic
 		}
 		return out, nil
 	}
-	if known.granted && slices.Equal(known.Wanted.Policies, stored.Spec.Policies) {
-		out.InForce = true
+	if known.granted && slices.Equal(known.Desired.Policies, stored.Spec.Policies) {
+		out.Applied = true
 		return out, nil
 	}
 	if invalid := set.keeping(known, stored.Spec.Policies); invalid != "" {
 		out.Why = "policy " + invalid + " is not valid"
 		return out, nil
 	}
-	refused, err := o.rejections.current(ctx)
+	rejected, err := o.rejections.current(ctx)
 	if err != nil {
-		return Outlook{}, err
+		return Decision{}, err
 	}
 	for _, cause := range change.Causes() {
-		if halt := o.haltOf(ctx, refused, cause); halt.Holds(svc.Namespace) {
+		if halt := o.haltOf(ctx, rejected, cause); halt.Holds(svc.Namespace) {
 			out.Why = WhyKept(cause.Name, halt)
 			return out, nil
 		}
 	}
-	_, change.Refused = refused[client.ObjectKeyFromObject(svc)]
+	_, change.Refused = rejected[client.ObjectKeyFromObject(svc)]
 	out.grant = change.Grant()
 	return out, nil
 }
@@ -227,13 +228,13 @@ func keep(known *Known, stored *v1alpha1.ServiceProxyRules) Shaping {
 }
 
 // give returns the overrides that a Service is to get.
-func give(look Outlook) (Shaping, error) {
-	out := Shaping{Shape: render.Shape{Overrides: &look.grant.Overrides, Policies: look.Known.Wanted.Policies}}
-	if len(look.grant.Owners)+len(look.grant.By) == 0 {
+func give(decision Decision) (Shaping, error) {
+	out := Shaping{Shape: render.Shape{Overrides: &decision.grant.Overrides, Policies: decision.Known.Desired.Policies}}
+	if len(decision.grant.Owners)+len(decision.grant.By) == 0 {
 		return out, nil
 	}
 	var err error
-	out.Annotation, err = encoded(look.grant)
+	out.Annotation, err = encoded(decision.grant)
 	return out, err
 }
 

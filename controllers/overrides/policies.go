@@ -82,9 +82,9 @@ func (p *allPolicies) current(ctx context.Context) (*PolicySet, error) {
 
 // Known is what is known about one Service.
 type Known struct {
-	// Wanted is what the policies result in, and Invalid are the names of those that select the
+	// Desired is what the policies result in, and Invalid are the names of those that select the
 	// Service but are not used, for these versions of the objects.
-	Wanted             *policies.ServiceResolution
+	Desired            *policies.ServiceResolution
 	Invalid            []string
 	changes            int64
 	service, namespace string
@@ -117,9 +117,9 @@ func (p *allPolicies) of(ctx context.Context, set *PolicySet, svc *corev1.Servic
 	}
 	next := &Known{changes: set.changes, service: svc.ResourceVersion, namespace: namespace.ResourceVersion, text: text}
 	if resolved {
-		next.Wanted, next.Invalid = known.Wanted, known.Invalid
+		next.Desired, next.Invalid = known.Desired, known.Invalid
 	} else {
-		next.Wanted = set.services.Resolve(namespace.Labels, svc.Labels)
+		next.Desired = set.services.Resolve(namespace.Labels, svc.Labels)
 		for i := range set.Invalid {
 			if set.Invalid[i].Selects(namespace.Labels, svc.Labels) {
 				next.Invalid = append(next.Invalid, set.Invalid[i].Name)
@@ -131,7 +131,7 @@ func (p *allPolicies) of(ctx context.Context, set *PolicySet, svc *corev1.Servic
 	} else {
 		next.grant = policies.ReadOverrides(text)
 	}
-	next.granted = next.grant != nil && next.Wanted.Granted(next.grant)
+	next.granted = next.grant != nil && next.Desired.Granted(next.grant)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.services[key] = next

@@ -117,9 +117,9 @@ func RejectionsChanged() predicate.Predicate {
 
 // haltOf decides for which Services the change of a policy has halted, by those that nodes reject
 // after it.
-func (o *Overrides) haltOf(ctx context.Context, refused map[types.NamespacedName]Rejection, cause v1alpha1.Cause) policies.Halt {
+func (o *Overrides) haltOf(ctx context.Context, rejected map[types.NamespacedName]Rejection, cause v1alpha1.Cause) policies.Halt {
 	var changes []policies.RefusedChange
-	for key := range refused {
+	for key := range rejected {
 		if grant := o.GrantOf(ctx, key); grant != nil && slices.Contains(grant.By, cause) {
 			changes = append(changes, policies.RefusedChange{Namespace: key.Namespace, Changed: grant.Changed})
 			if halt := policies.HaltOf(changes); halt.All {
@@ -147,11 +147,11 @@ func (o *Overrides) ChangedToo(ctx context.Context, key types.NamespacedName, an
 	if grant == nil || len(grant.By) == 0 || grant.Changed {
 		return annotation, nil
 	}
-	refused, err := o.rejections.current(ctx)
+	rejected, err := o.rejections.current(ctx)
 	if err != nil {
 		return "", err
 	}
-	if _, already := refused[key]; already {
+	if _, already := rejected[key]; already {
 		return annotation, nil
 	}
 	grant.Changed = true

@@ -60,9 +60,9 @@ func TestHaltByStoredRules(t *testing.T) {
 	stock.give("bank", "odd", "{")
 	o := New(stock, clock.RealClock{})
 	for _, tt := range []struct {
-		name, refused string
-		generation    int64
-		want          policies.Halt
+		name, rejected string
+		generation     int64
+		want           policies.Halt
 	}{
 		{"one that has changed", "shop/cart", 3, policies.Halt{Namespaces: []string{"shop"}}},
 		{"one that has not", "shop/alone", 3, policies.Halt{All: true}},
@@ -70,13 +70,13 @@ func TestHaltByStoredRules(t *testing.T) {
 		{"without rules", "shop/gone", 3, policies.Halt{}},
 		{"with an annotation that makes no sense", "bank/odd", 3, policies.Halt{}},
 	} {
-		refused := map[types.NamespacedName]Rejection{}
+		rejected := map[types.NamespacedName]Rejection{}
 		for key := range rejectedOn(&v1alpha1.NodeProxyRules{Status: v1alpha1.NodeProxyRulesStatus{
-			Refused: &v1alpha1.RefusedServices{Count: 1, Examples: []string{tt.refused + ": IPv4: no"}},
+			Refused: &v1alpha1.RefusedServices{Count: 1, Examples: []string{tt.rejected + ": IPv4: no"}},
 		}}) {
-			refused[key] = Rejection{}
+			rejected[key] = Rejection{}
 		}
-		got := o.haltOf(t.Context(), refused, v1alpha1.Cause{Name: "p", Generation: tt.generation})
+		got := o.haltOf(t.Context(), rejected, v1alpha1.Cause{Name: "p", Generation: tt.generation})
 		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}

@@ -57,6 +57,7 @@ type Buckets struct {
 	sweep time.Time // when to forget full ones next
 }
 
+// NewBuckets returns buckets of a rate in bytes per second; each write counts for the least at least.
 func NewBuckets(rate int, burst time.Duration, least int) *Buckets {
 	return &Buckets{rate: rate, burst: burst, least: least, all: map[string]*Bucket{}}
 }

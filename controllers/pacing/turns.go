@@ -22,6 +22,7 @@ type Turns struct {
 	ofService map[types.NamespacedName]uint64
 }
 
+// NewTurns returns Turns at a rate.
 func NewTurns(perSecond int) *Turns {
 	return &Turns{interval: time.Second / time.Duration(perSecond), ofService: map[types.NamespacedName]uint64{}}
 }

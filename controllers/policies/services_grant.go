@@ -32,8 +32,8 @@ func ReadOverrides(text string) *v1alpha1.OverridesGrant {
 type ServiceChange struct {
 	// Before is what it has.
 	Before *v1alpha1.OverridesGrant
-	// Wanted is what its policies make of it now.
-	Wanted *ServiceResolution
+	// Desired is what its policies make of it now.
+	Desired *ServiceResolution
 	// Generations are those of all policies that exist, by name.
 	Generations map[string]int64
 	// Refused: nodes refuse the Service as it is.
@@ -50,10 +50,10 @@ func (c *ServiceChange) Causes() []v1alpha1.Cause {
 			causes[name] = v1alpha1.Cause{Name: name, Generation: generation}
 		}
 	}
-	for _, field := range differing(&c.Before.Overrides, &c.Wanted.Overrides, wholeOverrides()) {
-		note(c.Wanted.Owners[field])
+	for _, field := range differing(&c.Before.Overrides, &c.Desired.Overrides, wholeOverrides()) {
+		note(c.Desired.Owners[field])
 		before := c.Before.Owners[field]
-		if _, overridden := c.Wanted.Overridden[before][field]; !overridden {
+		if _, overridden := c.Desired.Overridden[before][field]; !overridden {
 			note(before)
 		}
 	}
@@ -79,7 +79,7 @@ func (c *ServiceChange) Grant() *v1alpha1.OverridesGrant {
 			by[cause.Name] = cause
 		}
 	}
-	out := &v1alpha1.OverridesGrant{Overrides: c.Wanted.Overrides, Owners: c.Wanted.Owners, By: sortedCauses(by)}
+	out := &v1alpha1.OverridesGrant{Overrides: c.Desired.Overrides, Owners: c.Desired.Owners, By: sortedCauses(by)}
 	if c.Refused || len(causes) == 0 { // what was to blame, or may be, still is
 		out.Changed = c.Before.Changed && len(by) > 0
 	}

@@ -56,6 +56,7 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 // +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=delete,resourceNames=nodeproxy-agent,namespace=nodeproxy-system
 
+// Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options) error {
 	only := watches.OnlyNodeProxy()
 	return builder.ControllerManagedBy(mgr).
@@ -132,7 +133,7 @@ func (r *Reconciler) remove(ctx context.Context, np *v1alpha1.NodeProxy) (ctrl.R
 			return ctrl.Result{RequeueAfter: left}, nil
 		}
 	}
-	r.sayLeft(ctx, np, state)
+	r.reportLeft(ctx, np, state)
 	if err := r.removeAgents(ctx, np); err != nil {
 		return ctrl.Result{}, err
 	}
@@ -150,9 +151,9 @@ func (r *Reconciler) remove(ctx context.Context, np *v1alpha1.NodeProxy) (ctrl.R
 	return ctrl.Result{}, nil
 }
 
-// sayLeft reports once which nodes may still have rules: afterwards their objects are deleted, and
+// reportLeft reports once which nodes may still have rules: afterwards their objects are deleted, and
 // a later pass would only find those that are still in the cache.
-func (r *Reconciler) sayLeft(ctx context.Context, np *v1alpha1.NodeProxy, state removalState) {
+func (r *Reconciler) reportLeft(ctx context.Context, np *v1alpha1.NodeProxy, state removalState) {
 	left := state.left()
 	if left == "" || r.reported == np.UID {
 		return

@@ -43,8 +43,8 @@ type Node struct {
 	// Given is when it was given what it carries, and By whose change that was.
 	Given time.Time
 	By    []Grant
-	// InForce: its agent has had in force, or compared, what it carries.
-	InForce bool
+	// Applied: its agent has had in force, or compared, what it carries.
+	Applied bool
 	// Programmed: its kernel holds what is wanted, or that was compared.
 	Programmed bool
 	// Absent: there is no such Node any more. It is not counted, nor waited for.
@@ -62,7 +62,7 @@ type Node struct {
 func (n *Node) atOnce() bool { return n.Absent || n.Idle }
 
 // available reports whether a node does what it was given.
-func (n *Node) available() bool { return n.InForce && n.Programmed }
+func (n *Node) available() bool { return n.Applied && n.Programmed }
 
 func (n *Node) pending() bool { return n.Carries != n.Wants }
 
@@ -193,7 +193,7 @@ func (d *decider) countGiven(n *Node, g Grant) {
 	if !n.available() && !slices.Contains(n.Selected, g.Name) {
 		s.Unavailable++ // the change was that it is not selected any more
 	}
-	if n.InForce {
+	if n.Applied {
 		return
 	}
 	s.inFlight[n.Name] = true

@@ -38,9 +38,9 @@ import (
 const (
 	// rolloutInterval is the least time between two passes over all nodes.
 	rolloutInterval = 200 * time.Millisecond
-	// figuresInterval is the least time between two writes of a policy's status if only counts and
+	// statusInterval is the least time between two writes of a policy's status if only counts and
 	// messages differ.
-	figuresInterval = time.Second
+	statusInterval = time.Second
 )
 
 // Reconciler gives changed settings to nodes with rules, one after the other, and writes the status
@@ -56,11 +56,11 @@ type Reconciler struct {
 
 	lastPass time.Time
 	// The following only saves work, or bridges the delay of the cache.
-	set         *nodesettings.PolicySet
-	fingerprint string // of the objects that set was read from
-	revisions   revisions
-	written     map[string]*v1alpha1.NodeProxyRules // writes that the cache may not have yet, by name
-	told        map[string]time.Time                // when the status of a policy was written, by name
+	set           *nodesettings.PolicySet
+	fingerprint   string // of the objects that set was read from
+	revisions     revisions
+	written       map[string]*v1alpha1.NodeProxyRules // writes that the cache may not have yet, by name
+	statusWritten map[string]time.Time                // when the status of a policy was written, by name
 }
 
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=list;watch
@@ -70,10 +70,11 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxypolicies/status,verbs=update
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
+// Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
 	r.revisions.known = map[types.UID]knownRevision{}
 	r.written = map[string]*v1alpha1.NodeProxyRules{}
-	r.told = map[string]time.Time{}
+	r.statusWritten = map[string]time.Time{}
 	all := watches.OnlyNodeProxy()
 	return builder.ControllerManagedBy(mgr).
 		Named("rollout").
@@ -108,7 +109,7 @@ func rolloutMayGoOn() predicate.Predicate {
 			before.Status.SettingsRevision != after.Status.SettingsRevision ||
 			before.Annotations[v1alpha1.AnnotationRollout] != after.Annotations[v1alpha1.AnnotationRollout] ||
 			reports.Absent(before) != reports.Absent(after) || nothingAtRisk(before) != nothingAtRisk(after) ||
-			nodeSays(before) != nodeSays(after) ||
+			nodeReport(before) != nodeReport(after) ||
 			!slices.Equal(before.Spec.Policies, after.Spec.Policies) ||
 			!equality.Semantic.DeepEqual(before.Spec.Settings, after.Spec.Settings)
 	})
@@ -121,7 +122,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
 	r.lastPass = r.Clock.Now()
-	p, err := r.look(ctx)
+	p, err := r.read(ctx)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -143,8 +144,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 
-// look reads everything that the decisions follow from.
-func (r *Reconciler) look(ctx context.Context) (*pass, error) {
+// read reads everything that the decisions follow from.
+func (r *Reconciler) read(ctx context.Context) (*pass, error) {
 	np, err := objects.NodeProxy(ctx, r.Client)
 	if err != nil {
 		return nil, err
@@ -169,7 +170,7 @@ func (r *Reconciler) look(ctx context.Context) (*pass, error) {
 		r.set, r.fingerprint = nodesettings.NewPolicySet(np, all.Items), now
 	}
 	r.set.Refresh(all.Items)
-	r.revisions.keepOnly(rules.Items)
+	r.revisions.forgetOthers(rules.Items)
 	f := &fleet{set: r.set, now: r.Clock.Now(), on: np != nil, revision: r.revisions.of}
 	return newPass(r.set, np, f.members(nodes.Items, rules.Items)), nil
 }
@@ -237,7 +238,7 @@ func (r *Reconciler) store(ctx context.Context, m *member, g v1alpha1.SettingsGr
 // written, because another write came first, or the last one was a moment ago.
 func (r *Reconciler) writeStatuses(ctx context.Context, p *pass) (again bool, err error) {
 	now := r.Clock.Now()
-	maps.DeleteFunc(r.told, func(name string, _ time.Time) bool { return !p.set.Exists(name) })
+	maps.DeleteFunc(r.statusWritten, func(name string, _ time.Time) bool { return !p.set.Exists(name) })
 	var errs []error
 	for _, policy := range p.set.All {
 		status := p.status(policy, now)
@@ -245,7 +246,7 @@ func (r *Reconciler) writeStatuses(ctx context.Context, p *pass) (again bool, er
 		case equality.Semantic.DeepEqual(policy.Status, *status):
 			r.Metrics.Skip(metrics.KindPolicyStatus)
 			continue
-		case sameState(&policy.Status, status) && now.Sub(r.told[policy.Name]) < figuresInterval:
+		case sameState(&policy.Status, status) && now.Sub(r.statusWritten[policy.Name]) < statusInterval:
 			again = true
 			continue
 		}
@@ -257,9 +258,9 @@ func (r *Reconciler) writeStatuses(ctx context.Context, p *pass) (again bool, er
 		case err != nil:
 			errs = append(errs, fmt.Errorf("update the status of NodeProxyPolicy %s: %w", policy.Name, err))
 		default:
-			r.told[policy.Name] = now
+			r.statusWritten[policy.Name] = now
 			r.Metrics.Wrote(metrics.KindPolicyStatus, metrics.OpUpdate)
-			r.tell(policy, changed)
+			r.recordTransition(policy, changed)
 		}
 	}
 	return again, errors.Join(errs...)

@@ -11,9 +11,9 @@ import (
 // Action is the action of events about rollouts.
 const Action = "RollOut"
 
-// tell writes an event if the state of a policy's rollout changes: the reason of its condition
+// recordTransition writes an event if the state of a policy's rollout changes: the reason of its condition
 // Ready.
-func (r *Reconciler) tell(before, after *v1alpha1.NodeProxyPolicy) {
+func (r *Reconciler) recordTransition(before, after *v1alpha1.NodeProxyPolicy) {
 	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
 	if what, worth := Transition(was.Reason, is.Reason); worth {
 		r.Events.TransitionOfPolicy(before, "NodeProxyPolicy", what, fmt.Sprintf("generation %d: %s", after.Generation, is.Message))

@@ -78,7 +78,7 @@ func (f *fleet) member(name string, node *corev1.Node, rules *v1alpha1.NodeProxy
 	if rules != nil {
 		m.Carries, m.Wants = rules.Spec.SettingsRevision, rules.Spec.SettingsRevision
 		m.Idle, m.Programmed = nothingAtRisk(rules), doesItsSettings(rules)
-		m.InForce = inForce(rules, rules.Spec.SettingsRevision)
+		m.Applied = hasApplied(rules, rules.Spec.SettingsRevision)
 		m.grant = nodesettings.GrantOf(rules)
 		if m.grant != nil {
 			m.Given, m.By = laterStart(rules, m.grant.Time.Time), causesOf(m.grant)
@@ -87,16 +87,16 @@ func (f *fleet) member(name string, node *corev1.Node, rules *v1alpha1.NodeProxy
 	if node == nil {
 		return m
 	}
-	if m.kept = f.keeps(node.Labels, &m); m.kept.Reason != "" {
+	if m.kept = f.retaining(node.Labels, &m); m.kept.Reason != "" {
 		m.Kept = true
 		return m
 	}
-	f.wants(&m)
+	f.desire(&m)
 	return m
 }
 
-// keeps says why a node keeps its settings.
-func (f *fleet) keeps(nodeLabels labels.Set, m *member) findings.Finding {
+// retaining says why a node keeps its settings.
+func (f *fleet) retaining(nodeLabels labels.Set, m *member) findings.Finding {
 	if !f.on {
 		return findings.Finding{Reason: v1alpha1.ReasonNoNodeProxy, Message: "there is no NodeProxy"}
 	}
@@ -116,8 +116,8 @@ func (f *fleet) keeps(nodeLabels labels.Set, m *member) findings.Finding {
 	return findings.Finding{}
 }
 
-// wants decides the desired settings of a node with rules, and which budgets they need.
-func (f *fleet) wants(m *member) {
+// desire decides the desired settings of a node with rules, and which budgets they need.
+func (f *fleet) desire(m *member) {
 	spec, r, g := &m.rules.Spec, m.resolution, m.grant
 	want, actual := r.Settings.Revision, f.revision(m.rules)
 	edited := spec.SettingsRevision != actual || g != nil && g.Revision != actual
@@ -125,15 +125,15 @@ func (f *fleet) wants(m *member) {
 	switch {
 	case actual == want && !edited:
 		m.upkeep = !slices.Equal(spec.Policies, r.Policies) || ownersDiffer(g, r)
-		if by := f.set.LastingCauses(m.By); m.Idle && !m.InForce && len(m.By) > 0 {
+		if by := f.set.LastingCauses(m.By); m.Idle && !m.Applied && len(m.By) > 0 {
 			m.By, m.upkeep = nil, true // nothing waits for it
-		} else if !m.InForce && !slices.Equal(by, m.By) {
+		} else if !m.Applied && !slices.Equal(by, m.By) {
 			m.By, m.Given, m.upkeep = by, f.now, true // a changed spec gives it another chance
 		}
 	case actual == want || g != nil && g.Revision == want:
 		m.Carries, m.upkeep = want, true
 		m.Given = f.now // its time to apply them starts again
-		m.InForce = inForce(m.rules, want)
+		m.Applied = hasApplied(m.rules, want)
 	default:
 		m.Carries = cmp.Or(actual, "unknown")
 		m.Causes = f.set.Causes(&spec.Settings, r, spec.Policies, g)
@@ -182,8 +182,8 @@ func ownersDiffer(g *v1alpha1.SettingsGrant, r *policies.NodeResolution) bool {
 	return !maps.Equal(known, nodesettings.PolicyOwners(r))
 }
 
-// inForce reports whether the agent has applied, or compared, a revision.
-func inForce(rules *v1alpha1.NodeProxyRules, revision string) bool {
+// hasApplied reports whether the agent has applied, or compared, a revision.
+func hasApplied(rules *v1alpha1.NodeProxyRules, revision string) bool {
 	return revision != "" && rules.Status.SettingsRevision == revision
 }
 
@@ -236,8 +236,8 @@ func (k *revisions) of(rules *v1alpha1.NodeProxyRules) string {
 	return revision
 }
 
-// keepOnly forgets all others.
-func (k *revisions) keepOnly(rules []v1alpha1.NodeProxyRules) {
+// forgetOthers forgets all others.
+func (k *revisions) forgetOthers(rules []v1alpha1.NodeProxyRules) {
 	if len(k.known) <= len(rules) {
 		return
 	}

@@ -28,7 +28,7 @@ func brief(m *member) string {
 	add(m.Absent, "absent")
 	add(m.Idle, "idle")
 	add(m.Kept, "kept:"+m.kept.Reason)
-	add(!m.InForce, "not-in-force")
+	add(!m.Applied, "not-in-force")
 	add(!m.Programmed, "not-programmed")
 	add(m.upkeep, "upkeep")
 	if m.Carries != m.Wants {

@@ -64,7 +64,7 @@ func newPass(set *nodesettings.PolicySet, np *v1alpha1.NodeProxy, members []memb
 func (m *member) lastChange() []string {
 	out := slices.Clone(m.Causes)
 	for _, g := range m.By {
-		if !m.InForce && !m.Idle && !slices.Contains(out, g.Name) {
+		if !m.Applied && !m.Idle && !slices.Contains(out, g.Name) {
 			out = append(out, g.Name)
 		}
 	}
@@ -138,7 +138,7 @@ type progress int
 
 const (
 	missedDeadline progress = iota // the order in which examples are named
-	keeps
+	retaining
 	failing
 	updating
 	waiting
@@ -152,14 +152,14 @@ func (p *pass) progressOf(m *member, budget string) progress {
 	case s != nil && slices.Contains(s.Missed, m.Name):
 		return missedDeadline
 	case m.Kept:
-		return keeps
+		return retaining
 	case p.granted[m.Name]:
 		return updating
 	case m.Carries != m.Wants:
 		return waiting
-	case m.Idle, m.InForce && !m.Programmed:
+	case m.Idle, m.Applied && !m.Programmed:
 		return failing
-	case !m.InForce:
+	case !m.Applied:
 		return updating
 	}
 	return done
@@ -204,8 +204,8 @@ func (t tally) others(budget string) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// nodeSays is what a node reports: the reason, and the message if something is wrong.
-func nodeSays(rules *v1alpha1.NodeProxyRules) string {
+// nodeReport is what a node reports: the reason, and the message if something is wrong.
+func nodeReport(rules *v1alpha1.NodeProxyRules) string {
 	c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
 	switch {
 	case c == nil || rules.Status.Agent == nil && reports.NotResponding(rules):

@@ -60,12 +60,12 @@ func (p *pass) ready(policy *v1alpha1.NodeProxyPolicy, t tally) metav1.Condition
 	case p.blamed[policy.Name] != nil:
 		return set(v1alpha1.ReasonInvalidResult, p.invalidResultText(policy.Name))
 	case len(s.Missed) > 0:
-		return set(v1alpha1.ReasonRolloutStopped, p.stoppedText(policy.Name, t))
+		return set(v1alpha1.ReasonRolloutStopped, p.haltedText(policy.Name, t))
 	case s.Pending > 0 && p.set.Budgets[policy.Name].Paused:
 		return set(v1alpha1.ReasonPaused, pausedText(t))
 	case s.Pending > 0, len(t[waiting]) > 0, len(t[updating]) > 0:
 		return set(v1alpha1.ReasonProgressing, p.progressText(policy.Name, t))
-	case len(t[keeps]) > 0, len(t[failing]) > 0:
+	case len(t[retaining]) > 0, len(t[failing]) > 0:
 		return set(v1alpha1.ReasonNodesNotProgrammed, p.failingText(policy.Name, t))
 	}
 	c.Status = metav1.ConditionTrue
@@ -110,7 +110,7 @@ func (p *pass) finding() findings.Finding {
 	t := p.tallyOf(policies.Base)
 	switch {
 	case len(s.Missed) > 0:
-		return findings.Finding{Reason: v1alpha1.ReasonRolloutStopped, Message: p.stoppedText(policies.Base, t)}
+		return findings.Finding{Reason: v1alpha1.ReasonRolloutStopped, Message: p.haltedText(policies.Base, t)}
 	case s.Pending > 0 && p.set.Budgets[policies.Base].Paused:
 		return findings.Finding{Reason: v1alpha1.ReasonPaused, Message: pausedText(t)}
 	case s.Pending > 0, s.InFlight() > 0:

@@ -55,15 +55,15 @@ func (p *pass) invalidResultText(policy string) string {
 	return fmt.Sprintf("%s, this policy results in settings that are not valid, and nodes keep theirs: %s", out, p.blamed[policy])
 }
 
-// stoppedText says which nodes have halted a rollout, and what lets it continue.
-func (p *pass) stoppedText(budget string, t tally) string {
+// haltedText says which nodes have halted a rollout, and what lets it continue.
+func (p *pass) haltedText(budget string, t tally) string {
 	missed, first := t.names(missedDeadline), t[missedDeadline][0]
 	their, until := "its", "until it does, until spec is changed, or until its Node is deleted"
 	if len(missed) > 1 {
 		their, until = "their", "until they do, until spec is changed, or until their Nodes are deleted"
 	}
 	out := fmt.Sprintf("%s did not apply %s settings within %d s of %s (%s)", text.FirstNames(missed, maxNodesInText), their,
-		int(p.set.Budgets[budget].Deadline.Seconds()), first.Given.UTC().Format(time.RFC3339), nodeSays(first.rules))
+		int(p.set.Budgets[budget].Deadline.Seconds()), first.Given.UTC().Format(time.RFC3339), nodeReport(first.rules))
 	switch n := len(t[waiting]); n {
 	case 0:
 		return out + "; no other node waits"
@@ -86,19 +86,19 @@ func (p *pass) progressText(budget string, t tally) string {
 	if len(t[waiting]) > 0 {
 		parts = append(parts, fmt.Sprintf("at most %d may be unavailable", s.Max))
 		if blocking := t.names(failing); s.InFlight() == 0 && len(blocking) > 0 && s.Unavailable >= s.Max {
-			parts = append(parts, fmt.Sprintf("%s must be programmed first (%s)", text.FirstNames(blocking, maxNodesInText), nodeSays(t[failing][0].rules)))
+			parts = append(parts, fmt.Sprintf("%s must be programmed first (%s)", text.FirstNames(blocking, maxNodesInText), nodeReport(t[failing][0].rules)))
 		}
 	}
 	for _, name := range t.others(budget) {
-		if why := p.holdsBack(name); why != "" {
+		if why := p.whyBlocked(name); why != "" {
 			parts = append(parts, why)
 		}
 	}
 	return strings.Join(parts, "; ")
 }
 
-// holdsBack says why nothing that needs a budget continues; empty: it does.
-func (p *pass) holdsBack(budget string) string {
+// whyBlocked says why nothing that needs a budget continues; empty: it does.
+func (p *pass) whyBlocked(budget string) string {
 	s := p.decision.States[budget]
 	switch who := whose(budget); {
 	case s == nil:
@@ -130,7 +130,7 @@ func countsText(t tally) string {
 		which progress
 		text  string
 	}{
-		{missedDeadline, "missed the deadline"}, {updating, "being updated"}, {failing, "not programmed"}, {keeps, "held back"},
+		{missedDeadline, "missed the deadline"}, {updating, "being updated"}, {failing, "not programmed"}, {retaining, "held back"},
 	} {
 		if names := t.names(c.which); len(names) > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s (%s)", len(names), c.text, text.FirstNames(names, maxNodesInText)))
@@ -146,7 +146,7 @@ func countsText(t tally) string {
 func (p *pass) failingText(policy string, t tally) string {
 	which := failing
 	if len(t[which]) == 0 {
-		which = keeps
+		which = retaining
 	}
 	_, message := p.example(t[which][0], which, policy)
 	return fmt.Sprintf("%s; %s: %s", countsText(t), t[which][0].Name, message)
@@ -156,11 +156,11 @@ func (p *pass) failingText(policy string, t tally) string {
 func (p *pass) example(m *member, which progress, budget string) (reason, message string) {
 	switch which {
 	case missedDeadline:
-		return v1alpha1.ReasonDeadlineMissed, fmt.Sprintf("not applied since %s: %s", m.Given.UTC().Format(time.RFC3339), nodeSays(m.rules))
-	case keeps:
+		return v1alpha1.ReasonDeadlineMissed, fmt.Sprintf("not applied since %s: %s", m.Given.UTC().Format(time.RFC3339), nodeReport(m.rules))
+	case retaining:
 		return m.kept.Reason, m.kept.Message
 	case failing:
-		return failure(m.rules), nodeSays(m.rules)
+		return failure(m.rules), nodeReport(m.rules)
 	case waiting:
 		return v1alpha1.ReasonWaiting, p.waitsFor(m, budget)
 	}
@@ -187,7 +187,7 @@ func (p *pass) waitsFor(m *member, budget string) string {
 
 // failure returns the reason why a node is not programmed.
 func failure(rules *v1alpha1.NodeProxyRules) string {
-	reason, _, _ := strings.Cut(nodeSays(rules), ":")
+	reason, _, _ := strings.Cut(nodeReport(rules), ":")
 	if strings.Contains(reason, " ") { // no report at all
 		return v1alpha1.ReasonAgentNotResponding
 	}

@@ -45,7 +45,7 @@ type Reconciler struct {
 	Overrides  *overrides.Overrides
 	Resume     func() // has the Services reconciled that keep their overrides
 
-	lastLook time.Time
+	lastPass time.Time
 	// At the last pass.
 	halted   map[v1alpha1.Cause]string
 	refusals int64 // changes of the rejections, seen so far
@@ -57,6 +57,7 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxypolicies/status,verbs=update
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
+// Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
 	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{}}
@@ -101,25 +102,25 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		r.halted = nil
 		return ctrl.Result{}, nil
 	}
-	if wait := interval - r.Clock.Since(r.lastLook); wait > 0 {
+	if wait := interval - r.Clock.Since(r.lastPass); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
-	r.lastLook = r.Clock.Now()
+	r.lastPass = r.Clock.Now()
 	refusals := r.Overrides.RejectionChanges() // before they are read
-	look, err := r.look(ctx)
+	survey, err := r.survey(ctx)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	// A change may have halted and continued since the last pass.
-	if halted := look.halted(); r.refusals != refusals || !maps.Equal(r.halted, halted) {
+	if halted := survey.halted(); r.refusals != refusals || !maps.Equal(r.halted, halted) {
 		r.halted, r.refusals = halted, refusals
 		r.Resume()
 	}
-	r.Metrics.ShowServicePolicies(look.counts())
+	r.Metrics.ShowServicePolicies(survey.counts())
 	var again ctrl.Result
 	var errs []error
 	for i := range list.Items {
-		result, err := r.write(ctx, &list.Items[i], look)
+		result, err := r.write(ctx, &list.Items[i], survey)
 		errs = append(errs, err)
 		again.RequeueAfter = retry.Sooner(again.RequeueAfter, result.RequeueAfter)
 	}
@@ -129,8 +130,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return again, nil
 }
 
-// look counts what policies result in for all Services.
-func (r *Reconciler) look(ctx context.Context) (*look, error) {
+// survey counts what policies result in for all Services.
+func (r *Reconciler) survey(ctx context.Context) (*survey, error) {
 	set, err := r.Overrides.CurrentPolicies(ctx)
 	if err != nil {
 		return nil, err
@@ -139,7 +140,7 @@ func (r *Reconciler) look(ctx context.Context) (*look, error) {
 	if err != nil {
 		return nil, err
 	}
-	look := newLook(set, on)
+	survey := newSurvey(set, on)
 	var services corev1.ServiceList
 	if err := r.Client.List(ctx, &services); err != nil {
 		return nil, fmt.Errorf("list Services: %w", err)
@@ -153,29 +154,29 @@ func (r *Reconciler) look(ctx context.Context) (*look, error) {
 		if err != nil {
 			return nil, err
 		}
-		out, err := r.Overrides.Look(ctx, set, svc, stored)
+		out, err := r.Overrides.Decide(ctx, set, svc, stored)
 		if err != nil {
 			return nil, err
 		}
-		look.note(svc, out)
+		survey.note(svc, out)
 	}
-	refused, err := r.Overrides.Rejected(ctx)
+	rejected, err := r.Overrides.Rejected(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for key, by := range refused {
-		look.noteRefused(key, by, r.Overrides.GrantOf(ctx, key))
+	for key, by := range rejected {
+		survey.noteRejected(key, by, r.Overrides.GrantOf(ctx, key))
 	}
-	return look, nil
+	return survey, nil
 }
 
 // write writes the status of a policy if it differs from the stored one, and an event if its state
 // has changed.
-func (r *Reconciler) write(ctx context.Context, p *v1alpha1.ServiceProxyPolicy, look *look) (ctrl.Result, error) {
-	if look.set.Generations[p.Name] != p.Generation { // it is about another one
+func (r *Reconciler) write(ctx context.Context, p *v1alpha1.ServiceProxyPolicy, survey *survey) (ctrl.Result, error) {
+	if survey.set.Generations[p.Name] != p.Generation { // it is about another one
 		return ctrl.Result{RequeueAfter: interval}, nil
 	}
-	status := look.status(p, r.Clock.Now())
+	status := survey.status(p, r.Clock.Now())
 	if equality.Semantic.DeepEqual(p.Status, *status) {
 		r.Metrics.Skip(metrics.KindServicePolicy)
 		return ctrl.Result{}, nil

@@ -2,6 +2,6 @@
 // halted change may go on.
 //
 //   - controller.go: the reconciler
-//   - look.go: counts what policies make of all Services
+//   - survey.go: counts what policies make of all Services
 //   - status.go: the conditions, their messages, and events
 package servicepolicies

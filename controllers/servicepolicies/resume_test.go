@@ -56,7 +56,7 @@ func TestKeptServicesAreLookedAtAgain(t *testing.T) {
 		Client: &stockedClient{reader: reader}, Clock: clk, Metrics: m, Overrides: o, Resume: func() { resumed++ },
 		Events: events.NewRecorder(events.NewQueue(leader.Always{}, nil, clk, m), clk),
 	}
-	look := func(when string, want int) {
+	survey := func(when string, want int) {
 		t.Helper()
 		clk.Step(interval)
 		if _, err := r.Reconcile(t.Context(), ctrl.Request{}); err != nil {
@@ -66,10 +66,10 @@ func TestKeptServicesAreLookedAtAgain(t *testing.T) {
 			t.Errorf("%s: looked at again %d times, want %d", when, resumed, want)
 		}
 	}
-	look("at first", 0)
-	look("nothing has happened", 0)
+	survey("at first", 0)
+	survey("nothing has happened", 0)
 	o.RejectionsChanged() // a node refuses a Service,
 	o.RejectionsChanged() // and does not any more
-	look("a stop has come and gone", 1)
-	look("nothing has happened since", 1)
+	survey("a stop has come and gone", 1)
+	survey("nothing has happened since", 1)
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // status returns the status of a policy; only the times of its conditions depend on the stored one.
-func (l *look) status(p *v1alpha1.ServiceProxyPolicy, now time.Time) *v1alpha1.ServiceProxyPolicyStatus {
+func (l *survey) status(p *v1alpha1.ServiceProxyPolicy, now time.Time) *v1alpha1.ServiceProxyPolicyStatus {
 	t := l.policies[p.Name]
 	status := &v1alpha1.ServiceProxyPolicyStatus{
 		Conditions:         slices.Clone(p.Status.Conditions),
@@ -34,7 +34,7 @@ func (l *look) status(p *v1alpha1.ServiceProxyPolicy, now time.Time) *v1alpha1.S
 }
 
 // ready decides the condition Ready of a policy.
-func (l *look) ready(name string, t *tally) metav1.Condition {
+func (l *survey) ready(name string, t *tally) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
 	switch why := l.invalid(name); {
 	case why != "":
@@ -43,7 +43,7 @@ func (l *look) ready(name string, t *tally) metav1.Condition {
 		c.Reason = v1alpha1.ReasonNoNodeProxy
 		c.Message = `No Service is proxied because there is no NodeProxy "cluster", or it is being removed. Create it.`
 	case t.halt().All:
-		c.Reason, c.Message = v1alpha1.ReasonRolloutStopped, t.stoppedMessage()
+		c.Reason, c.Message = v1alpha1.ReasonRolloutStopped, t.haltedMessage()
 	case t.services == 0:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonNothingSelected
 		c.Message = "spec.namespaceSelector and spec.serviceSelector select no proxied Service"
@@ -52,7 +52,7 @@ func (l *look) ready(name string, t *tally) metav1.Condition {
 	default:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonApplied
 	}
-	if len(t.refused) > 0 && (c.Reason == v1alpha1.ReasonProgressing || c.Reason == v1alpha1.ReasonApplied) {
+	if len(t.rejected) > 0 && (c.Reason == v1alpha1.ReasonProgressing || c.Reason == v1alpha1.ReasonApplied) {
 		c.Message = strings.TrimPrefix(c.Message+"; "+t.changedMessage(), "; ")
 	}
 	return c
@@ -71,11 +71,11 @@ func (t *tally) progress() string {
 	return strings.Join(texts, "; ")
 }
 
-// stoppedMessage says what has halted a change, and what to do.
-func (t *tally) stoppedMessage() string {
-	first := slices.MinFunc(slices.Collect(maps.Keys(t.refused)), objects.CompareNames)
-	out := fmt.Sprintf("Service %s, as shaped by this policy: %s", first, t.refused[first])
-	if more := len(t.refused) - 1; more > 0 {
+// haltedMessage says what has halted a change, and what to do.
+func (t *tally) haltedMessage() string {
+	first := slices.MinFunc(slices.Collect(maps.Keys(t.rejected)), objects.CompareNames)
+	out := fmt.Sprintf("Service %s, as shaped by this policy: %s", first, t.rejected[first])
+	if more := len(t.rejected) - 1; more > 0 {
 		out += fmt.Sprintf(" (and %s)", text.Count(more, "more Service"))
 	}
 	if left := t.services - t.applied; left > 0 {
@@ -86,16 +86,16 @@ func (t *tally) stoppedMessage() string {
 
 // changedMessage describes rejected Services that the policy need not be the cause of.
 func (t *tally) changedMessage() string {
-	first := slices.MinFunc(slices.Collect(maps.Keys(t.refused)), objects.CompareNames)
-	out := fmt.Sprintf("Service %s itself has changed, and %s", first, t.refused[first])
-	if more := len(t.refused) - 1; more > 0 {
+	first := slices.MinFunc(slices.Collect(maps.Keys(t.rejected)), objects.CompareNames)
+	out := fmt.Sprintf("Service %s itself has changed, and %s", first, t.rejected[first])
+	if more := len(t.rejected) - 1; more > 0 {
 		out += fmt.Sprintf(" (and %s)", text.Count(more, "more Service"))
 	}
 	return out + "; correct the Service"
 }
 
 // accepted decides the condition Accepted of a policy.
-func (l *look) accepted(name string) metav1.Condition {
+func (l *survey) accepted(name string) metav1.Condition {
 	if why := l.invalid(name); why != "" {
 		return metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonInvalidPolicy, Message: notUsed(why)}
 	}
@@ -103,7 +103,7 @@ func (l *look) accepted(name string) metav1.Condition {
 }
 
 // overriddenCondition names the fields that stronger policies set.
-func (l *look) overriddenCondition(name string, t *tally) metav1.Condition {
+func (l *survey) overriddenCondition(name string, t *tally) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionOverridden, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNotOverridden}
 	if len(t.overridden) == 0 {
 		return c
@@ -150,8 +150,8 @@ func (f *fieldTally) String() string {
 // in between, if only for a moment.
 func transition(before, after *v1alpha1.ServiceProxyPolicyStatus) (severity, reason, note string) {
 	was, is := reports.Ready(before.Conditions), reports.Ready(after.Conditions)
-	stoppedAnew := is.Reason == v1alpha1.ReasonRolloutStopped && was.ObservedGeneration != is.ObservedGeneration
-	if was.Reason == is.Reason && !stoppedAnew {
+	haltedAnew := is.Reason == v1alpha1.ReasonRolloutStopped && was.ObservedGeneration != is.ObservedGeneration
+	if was.Reason == is.Reason && !haltedAnew {
 		return "", "", ""
 	}
 	generation := fmt.Sprintf("generation %d: ", after.ObservedGeneration)

@@ -64,7 +64,7 @@ func statusWith(t *testing.T, ready, message string) *v1alpha1.ServiceProxyPolic
 }
 
 func TestOverriddenServicePolicySaysWhy(t *testing.T) {
-	look := &look{set: &overrides.PolicySet{Priorities: map[string]int32{"a": 3, "b": 3, "weak": -1}}}
+	survey := &survey{set: &overrides.PolicySet{Priorities: map[string]int32{"a": 3, "b": 3, "weak": -1}}}
 	by := func(winner string) *tally {
 		return &tally{overridden: map[string]*fieldTally{
 			"nodePorts": {services: 1, first: types.NamespacedName{Namespace: "shop", Name: "cart"}, what: winner},
@@ -74,7 +74,7 @@ func TestOverriddenServicePolicySaysWhy(t *testing.T) {
 		"b":    "spec.overrides.nodePorts is set by policy a (priority 3, as this one: the lower name wins) for Service shop/cart",
 		"weak": "spec.overrides.nodePorts is set by policy a (priority 3) for Service shop/cart",
 	} {
-		if got := look.overriddenCondition(name, by("a")).Message; got != want {
+		if got := survey.overriddenCondition(name, by("a")).Message; got != want {
 			t.Errorf("%s, want\n%s", got, want)
 		}
 	}
@@ -85,11 +85,11 @@ func TestOverriddenServicePolicySaysWhy(t *testing.T) {
 func TestRefusedByTheirOwnChange(t *testing.T) {
 	cause := []v1alpha1.Cause{{Name: "p", Generation: 2}}
 	for _, tt := range []struct {
-		name    string
-		applied int
-		grants  map[string]bool // Services by namespace/name: whether they have changed
-		want    string
-		refused int // by the metrics
+		name     string
+		applied  int
+		grants   map[string]bool // Services by namespace/name: whether they have changed
+		want     string
+		rejected int // by the metrics
 	}{
 		{"nothing", 3, nil, "True Applied: ", 0},
 		{"all have the change", 3, map[string]bool{"shop/cart": true, "shop/till": true},
@@ -101,19 +101,19 @@ func TestRefusedByTheirOwnChange(t *testing.T) {
 			"True Applied: Service bank/till itself has changed, and node n1 rejects it: no (and 1 more Service); correct the Service", 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			look := newLook(&overrides.PolicySet{Generations: map[string]int64{"p": 2}}, true)
-			look.policies["p"].services, look.policies["p"].applied = 3, tt.applied
+			survey := newSurvey(&overrides.PolicySet{Generations: map[string]int64{"p": 2}}, true)
+			survey.policies["p"].services, survey.policies["p"].applied = 3, tt.applied
 			for service, changed := range tt.grants {
 				namespace, name, _ := strings.Cut(service, "/")
-				look.noteRefused(types.NamespacedName{Namespace: namespace, Name: name}, overrides.Rejection{Node: "n1", Why: "no", Nodes: 1},
+				survey.noteRejected(types.NamespacedName{Namespace: namespace, Name: name}, overrides.Rejection{Node: "n1", Why: "no", Nodes: 1},
 					&v1alpha1.OverridesGrant{By: cause, Changed: changed})
 			}
-			c := look.ready("p", look.policies["p"])
+			c := survey.ready("p", survey.policies["p"])
 			if got := fmt.Sprintf("%s %s: %s", c.Status, c.Reason, c.Message); !strings.HasPrefix(got, tt.want) {
 				t.Errorf("%s, want %s", got, tt.want)
 			}
-			if got := look.counts()["p"]["refused"]; got != tt.refused {
-				t.Errorf("%d are counted as refused, want %d", got, tt.refused)
+			if got := survey.counts()["p"]["refused"]; got != tt.rejected {
+				t.Errorf("%d are counted as refused, want %d", got, tt.rejected)
 			}
 		})
 	}

@@ -56,6 +56,7 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxyrules,verbs=list;watch;create;update;delete
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
+// Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake, resume, ranges <-chan event.GenericEvent) error {
 	return builder.ControllerManagedBy(mgr).
 		Named("service").
@@ -280,13 +281,13 @@ func (r *Reconciler) render(ctx context.Context, svc *corev1.Service, stored *v1
 		rules.Annotations = objects.Merge(rules.Annotations, map[string]string{v1alpha1.AnnotationOverrides: shaping.Annotation})
 	}
 	say := func() {
-		r.sayProblems(ctx, svc, eventEndpointsSkipped, problemText(problems))
-		r.sayProblems(ctx, svc, eventAddressesSkipped, skippedText(rules.Spec.SkippedAddresses))
+		r.reportProblems(ctx, svc, eventEndpointsSkipped, problemText(problems))
+		r.reportProblems(ctx, svc, eventAddressesSkipped, skippedText(rules.Spec.SkippedAddresses))
 		ranges := ""
 		if o := shaping.Shape.Overrides; o == nil || o.LoadBalancerSourceRanges == nil { // else the policy's status reports it
 			ranges = rangeText(render.SourceRangeProblems(svc))
 		}
-		r.sayProblems(ctx, svc, eventSourceRangesUnusable, ranges)
+		r.reportProblems(ctx, svc, eventSourceRangesUnusable, ranges)
 	}
 	return &renderedService{rules: rules, say: say, changed: changed}, shaping.Again, nil
 }

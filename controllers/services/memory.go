@@ -63,6 +63,7 @@ func (c change) and(other change) change {
 	return c
 }
 
+// NewMemory returns an empty Memory; it calls changed when rejected or delayed Services change.
 func NewMemory(m *metrics.Metrics, changed func()) *Memory {
 	return &Memory{metrics: m, changed: changed, services: map[types.NamespacedName]*state{}, pace: newNamespacePace()}
 }
@@ -172,9 +173,9 @@ func (m *Memory) newProblems(key types.NamespacedName, reason, problems string) 
 	return problems != ""
 }
 
-// Unsay notes that the last event of a reason about a Service was lost: its problem is reported
+// EventLost notes that the last event of a reason about a Service was lost: its problem is reported
 // again when it is found again.
-func (m *Memory) Unsay(key types.NamespacedName, reason string) {
+func (m *Memory) EventLost(key types.NamespacedName, reason string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.services[key]
@@ -183,7 +184,7 @@ func (m *Memory) Unsay(key types.NamespacedName, reason string) {
 	}
 	delete(s.problems, reason)
 	if reason == EventServiceRejected && s.rejection != nil {
-		s.rejection.unsaid = true
+		s.rejection.eventLost = true
 	}
 }
 

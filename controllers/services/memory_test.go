@@ -181,12 +181,12 @@ func TestProblemsAreSaidOnce(t *testing.T) {
 // What an event was lost of is said again as soon as it is found again, and only then.
 func TestWhatWasLostIsSaidAgain(t *testing.T) {
 	m, _ := newTestMemory(t)
-	m.Unsay(cart, "Bad") // unknown
+	m.EventLost(cart, "Bad") // unknown
 	m.newProblems(cart, "Bad", "a")
 	m.newProblems(cart, "Worse", "a")
 	m.reject(cart, "no", "no", 1, fixtures.Noon)
-	m.Unsay(cart, "Bad")
-	m.Unsay(cart, EventServiceRejected)
+	m.EventLost(cart, "Bad")
+	m.EventLost(cart, EventServiceRejected)
 	for i, want := range []bool{true, false} {
 		if say := m.newProblems(cart, "Bad", "a"); say != want {
 			t.Errorf("problem, time %d: say %v", i, say)

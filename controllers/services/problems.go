@@ -25,14 +25,14 @@ const (
 
 const tooLargeMessage = "its ServiceProxyRules would be larger than 1 MiB; split the Service or let it select fewer pods"
 
-// sayProblems reports the problems of a Service for a reason, if they are new.
-func (r *Reconciler) sayProblems(ctx context.Context, svc *corev1.Service, reason, text string) {
+// reportProblems reports the problems of a Service for a reason, if they are new.
+func (r *Reconciler) reportProblems(ctx context.Context, svc *corev1.Service, reason, text string) {
 	key := client.ObjectKeyFromObject(svc)
 	if !r.Memory.newProblems(key, reason, text) && text != "" {
 		return
 	}
 	if !r.Events.Warn(ctx, svc, reason, events.ActionRender, text) {
-		r.Memory.Unsay(key, reason)
+		r.Memory.EventLost(key, reason)
 	}
 }
 
@@ -75,7 +75,7 @@ func (r *Reconciler) reject(ctx context.Context, svc *corev1.Service, reason, me
 	say, retry := r.Memory.reject(key, reason, message, fingerprint, r.Clock.Now())
 	if say && !r.Events.Warn(ctx, svc, EventServiceRejected, actionWrite,
 		"Its rules cannot be stored, so nodes keep its former rules and miss changes: "+message) {
-		r.Memory.Unsay(key, EventServiceRejected)
+		r.Memory.EventLost(key, EventServiceRejected)
 	}
 	return retry
 }

@@ -23,7 +23,7 @@ type rejection struct {
 	since       time.Time
 	attempts    int
 	retryAt     time.Time
-	unsaid      bool // the event about it was lost
+	eventLost   bool // the event about it was lost
 }
 
 // accepted notes that a Service is neither rejected (any more) nor waits to be written.
@@ -51,7 +51,7 @@ func (m *Memory) reject(key types.NamespacedName, reason, message string, finger
 	s := m.of(key)
 	s.settled = true
 	delayed := m.giveBack(key, s)
-	say = s.rejection == nil || s.rejection.reason != reason || s.rejection.unsaid
+	say = s.rejection == nil || s.rejection.reason != reason || s.rejection.eventLost
 	if s.rejection == nil {
 		s.rejection = &rejection{since: now}
 		m.rejected++
@@ -61,7 +61,7 @@ func (m *Memory) reject(key types.NamespacedName, reason, message string, finger
 	if r.fingerprint != fingerprint {
 		r.attempts = 0
 	}
-	r.reason, r.message, r.fingerprint, r.unsaid = reason, message, fingerprint, false
+	r.reason, r.message, r.fingerprint, r.eventLost = reason, message, fingerprint, false
 	retry = min(maxRetry, firstRetry<<min(r.attempts, 4))
 	r.attempts++
 	r.retryAt = now.Add(retry)

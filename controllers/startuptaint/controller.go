@@ -58,6 +58,7 @@ type firstSight struct {
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get,namespace=nodeproxy-system
 
+// Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options) error {
 	return builder.ControllerManagedBy(mgr).
 		Named("startup-taint").

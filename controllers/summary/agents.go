@@ -42,25 +42,25 @@ func (r *Reconciler) agentsDeployed(ctx context.Context, np *v1alpha1.NodeProxy)
 	return &state.Condition, state.Next, nil
 }
 
-// withTroubles adds problems of the agents' deployment to the condition Ready. They come first if
+// withProblems adds problems of the agents' deployment to the condition Ready. They come first if
 // they keep agents from working at all: then they are why nodes are not programmed, or soon will
 // not be.
-func withTroubles(ready metav1.Condition, apiServers findings.Finding, agents *metav1.Condition) metav1.Condition {
-	trouble := apiServers
-	if trouble.Reason == "" && agents != nil {
+func withProblems(ready metav1.Condition, apiServers findings.Finding, agents *metav1.Condition) metav1.Condition {
+	problem := apiServers
+	if problem.Reason == "" && agents != nil {
 		switch agents.Reason {
 		case v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetRefused, v1alpha1.ReasonAgentPodsFailing:
-			trouble = findings.Finding{Reason: agents.Reason, Message: agents.Message}
+			problem = findings.Finding{Reason: agents.Reason, Message: agents.Message}
 		case v1alpha1.ReasonAgentPodsNotReady:
 			if ready.Status == metav1.ConditionTrue {
-				trouble = findings.Finding{Reason: agents.Reason, Message: agents.Message}
+				problem = findings.Finding{Reason: agents.Reason, Message: agents.Message}
 			}
 		}
 	}
-	if trouble.Reason == "" || ready.Reason == v1alpha1.ReasonInvalidSettings {
+	if problem.Reason == "" || ready.Reason == v1alpha1.ReasonInvalidSettings {
 		return ready
 	}
-	ready.Status, ready.Reason = metav1.ConditionFalse, trouble.Reason
-	ready.Message = trouble.Message
+	ready.Status, ready.Reason = metav1.ConditionFalse, problem.Reason
+	ready.Message = problem.Message
 	return ready
 }

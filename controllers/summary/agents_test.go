@@ -40,7 +40,7 @@ func TestWithTroubles(t *testing.T) {
 		"no API server and failing":         {bad, unreachable, agents(v1alpha1.ReasonAgentPodsFailing), "False APIServerUnreachable of the API servers"},
 		"invalid settings, and all at once": {invalid, unreachable, agents(v1alpha1.ReasonAgentPodsFailing), "False InvalidSettings of the nodes"},
 	} {
-		got := withTroubles(tt.ready, tt.apiServers, tt.agents)
+		got := withProblems(tt.ready, tt.apiServers, tt.agents)
 		if text := fmt.Sprint(got.Status, " ", got.Reason, " ", got.Message); text != tt.want || got.Type != v1alpha1.ConditionReady {
 			t.Errorf("%s: got %s, want %s", name, text, tt.want)
 		}

@@ -49,7 +49,7 @@ type Reconciler struct {
 	Version    string
 	Namespace  string // of the agents' DaemonSet
 
-	lastLook time.Time
+	lastPass time.Time
 	// unsettled are the Services of which it is not known yet in this term whether they are
 	// rejected. nil before the first term.
 	unsettled map[types.NamespacedName]bool
@@ -78,6 +78,7 @@ type lagging interface{ Lagging() (int32, bool) }
 // +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=list;watch,resourceNames=nodeproxy-agent,namespace=nodeproxy-system
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list;watch,namespace=nodeproxy-system
 
+// Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
 	only := watches.OnlyNodeProxy()
 	return builder.ControllerManagedBy(mgr).
@@ -104,10 +105,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	if err != nil || np == nil {
 		return ctrl.Result{}, err
 	}
-	if wait := statusInterval - r.Clock.Since(r.lastLook); wait > 0 {
+	if wait := statusInterval - r.Clock.Since(r.lastPass); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
-	r.lastLook = r.Clock.Now()
+	r.lastPass = r.Clock.Now()
 	status, next, err := r.status(ctx, np)
 	if err != nil {
 		return ctrl.Result{}, err
@@ -123,7 +124,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		return retry.IgnoreRace(fmt.Errorf("update the status of NodeProxy: %w", err))
 	}
 	r.Metrics.Wrote(metrics.KindSummary, metrics.OpUpdate)
-	r.tell(np, changed)
+	r.recordTransition(np, changed)
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 
@@ -138,8 +139,8 @@ func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status
 	if err != nil {
 		return nil, 0, err
 	}
-	refused := r.Services.Rejected()
-	inventory, err := r.inventory(ctx, eligible, refused)
+	rejected := r.Services.Rejected()
+	inventory, err := r.inventory(ctx, eligible, rejected)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -149,8 +150,8 @@ func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status
 	status.Inventory = inventory
 	complete := r.allSettled(eligible)
 	if complete {
-		status.RefusedServices = int32(len(refused))
-		status.Refused = refused[:min(len(refused), maxRefusedNamed)]
+		status.RefusedServices = int32(len(rejected))
+		status.Refused = rejected[:min(len(rejected), maxRejectedNamed)]
 	}
 	status.Nodes = countNodes(rules.Items)
 	if lagging, known := r.Liveness.Lagging(); known {
@@ -167,7 +168,7 @@ func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status
 	apiServers := r.Findings.Of(findings.AboutAPIServers, &np.Status, v1alpha1.ConditionReady, v1alpha1.ReasonAPIServerUnreachable)
 	ready = withRollout(ready, r.Findings.Of(findings.AboutRollout, &np.Status, v1alpha1.ConditionReady,
 		v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonPaused, v1alpha1.ReasonProgressing))
-	ready, next = withTroubles(ready, apiServers, agents), retry.Sooner(next, nextOfAgents)
+	ready, next = withProblems(ready, apiServers, agents), retry.Sooner(next, nextOfAgents)
 	if objects.BeingRemoved(np) {
 		ready, next = removal.Condition(np, rules.Items), 0
 	}
@@ -202,9 +203,9 @@ func (r *Reconciler) eligibleServices(ctx context.Context) (map[types.Namespaced
 // rejected, or because their namespace has used up its bytes: with these, no agent's list would
 // agree with the inventory, and agents would not remove rules that others have deleted. It never
 // depends on stored rules alone: rules that have vanished must be in it.
-func (r *Reconciler) inventory(ctx context.Context, eligible map[types.NamespacedName]bool, refused []v1alpha1.RefusedService) (*v1alpha1.Inventory, error) {
+func (r *Reconciler) inventory(ctx context.Context, eligible map[types.NamespacedName]bool, rejected []v1alpha1.RefusedService) (*v1alpha1.Inventory, error) {
 	without := r.Services.Delayed()
-	for _, s := range refused {
+	for _, s := range rejected {
 		without = append(without, types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
 	}
 	missing := map[types.NamespacedName]bool{}

@@ -15,8 +15,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// maxRefusedNamed is how many rejected Services the status names.
-const maxRefusedNamed = 10
+// maxRejectedNamed is how many rejected Services the status names.
+const maxRejectedNamed = 10
 
 // countNodes counts nodes by what their rules report, except for lagging ones. Absent Nodes do not
 // count: their rules are only retained in case the Node returns.

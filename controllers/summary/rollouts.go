@@ -13,8 +13,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollouts"
 )
 
-// tell writes an event if the state of a rollout of NodeProxy's own settings changes.
-func (r *Reconciler) tell(before, after *v1alpha1.NodeProxy) {
+// recordTransition writes an event if the state of a rollout of NodeProxy's own settings changes.
+func (r *Reconciler) recordTransition(before, after *v1alpha1.NodeProxy) {
 	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
 	if what, worth := transitionOfNodeProxy(was.Reason, is.Reason); worth {
 		r.Events.Transition(before, what, fmt.Sprintf("generation %d: %s", after.Generation, cmp.Or(is.Message, "all nodes are programmed")))
@@ -37,8 +37,8 @@ func transitionOfNodeProxy(was, is string) (what events.Kind, worth bool) {
 // withRollout adds the progress of a change of NodeProxy's own settings to the condition Ready.
 // That it has halted is more important than that its node is not programmed.
 func withRollout(ready metav1.Condition, change findings.Finding) metav1.Condition {
-	stopped := change.Reason == v1alpha1.ReasonRolloutStopped && ready.Reason == v1alpha1.ReasonNodesNotProgrammed
-	if change.Reason == "" || !stopped && ready.Status != metav1.ConditionTrue {
+	halted := change.Reason == v1alpha1.ReasonRolloutStopped && ready.Reason == v1alpha1.ReasonNodesNotProgrammed
+	if change.Reason == "" || !halted && ready.Status != metav1.ConditionTrue {
 		return ready
 	}
 	ready.Status, ready.Reason = metav1.ConditionFalse, change.Reason

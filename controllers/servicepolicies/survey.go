@@ -17,8 +17,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// look is what policies result in for all Services at one time.
-type look struct {
+// survey is what policies result in for all Services at one time.
+type survey struct {
 	set      *overrides.PolicySet
 	on       bool // nodeproxy is switched on
 	policies map[string]*tally
@@ -27,7 +27,7 @@ type look struct {
 // tally counts the Services of a policy.
 type tally struct {
 	services, applied int
-	refused           map[types.NamespacedName]overrides.Rejection
+	rejected          map[types.NamespacedName]overrides.Rejection
 	changes           []policies.RefusedChange          // of those rejected
 	ineffective       map[types.NamespacedName][]string // why
 	// overridden are its fields that others set, and useless those without effect on some Service.
@@ -42,11 +42,11 @@ type fieldTally struct {
 	what     string               // of the first
 }
 
-func newLook(set *overrides.PolicySet, on bool) *look {
-	l := &look{set: set, on: on, policies: map[string]*tally{}}
+func newSurvey(set *overrides.PolicySet, on bool) *survey {
+	l := &survey{set: set, on: on, policies: map[string]*tally{}}
 	for name := range set.Generations {
 		l.policies[name] = &tally{
-			refused: map[types.NamespacedName]overrides.Rejection{}, ineffective: map[types.NamespacedName][]string{},
+			rejected: map[types.NamespacedName]overrides.Rejection{}, ineffective: map[types.NamespacedName][]string{},
 			overridden: map[string]*fieldTally{}, useless: map[string]*fieldTally{}, kept: map[string]int{},
 		}
 	}
@@ -54,32 +54,32 @@ func newLook(set *overrides.PolicySet, on bool) *look {
 }
 
 // note counts a Service.
-func (l *look) note(svc *corev1.Service, out overrides.Outlook) {
+func (l *survey) note(svc *corev1.Service, out overrides.Decision) {
 	if out.Known == nil {
 		return
 	}
-	key, wanted := client.ObjectKeyFromObject(svc), out.Known.Wanted
+	key, desired := client.ObjectKeyFromObject(svc), out.Known.Desired
 	for _, name := range out.Known.Invalid {
 		l.policies[name].services++
 	}
-	for _, name := range wanted.Matching {
+	for _, name := range desired.Matching {
 		t := l.policies[name]
 		t.services++
 		switch {
-		case out.InForce:
+		case out.Applied:
 			t.applied++
 		case out.Why != "":
 			t.kept[out.Why]++
 		}
-		for field, winner := range wanted.Overridden[name] {
+		for field, winner := range desired.Overridden[name] {
 			noteField(t.overridden, field, key, winner)
 		}
 	}
-	if len(wanted.Owners) == 0 {
+	if len(desired.Owners) == 0 {
 		return
 	}
-	for _, i := range render.IneffectiveOverrides(svc, &wanted.Overrides) {
-		t := l.policies[wanted.Owners[i.Field]]
+	for _, i := range render.IneffectiveOverrides(svc, &desired.Overrides) {
+		t := l.policies[desired.Owners[i.Field]]
 		t.ineffective[key] = append(t.ineffective[key], i.Why)
 		noteField(t.useless, i.Field, key, i.Why)
 	}
@@ -97,14 +97,14 @@ func noteField(fields map[string]*fieldTally, field string, key types.Namespaced
 	t.services++
 }
 
-// noteRefused counts a rejected Service for the policies that its overrides are from.
-func (l *look) noteRefused(key types.NamespacedName, by overrides.Rejection, grant *v1alpha1.OverridesGrant) {
+// noteRejected counts a rejected Service for the policies that its overrides are from.
+func (l *survey) noteRejected(key types.NamespacedName, by overrides.Rejection, grant *v1alpha1.OverridesGrant) {
 	if grant == nil {
 		return
 	}
 	for _, cause := range grant.By {
 		if t := l.policies[cause.Name]; t != nil && l.set.Generations[cause.Name] == cause.Generation {
-			t.refused[key] = by
+			t.rejected[key] = by
 			t.changes = append(t.changes, policies.RefusedChange{Namespace: key.Namespace, Changed: grant.Changed})
 		}
 	}
@@ -114,10 +114,10 @@ func (l *look) noteRefused(key types.NamespacedName, by overrides.Rejection, gra
 func (t *tally) halt() policies.Halt { return policies.HaltOf(t.changes) }
 
 // halted returns the halted changes, with why Services wait.
-func (l *look) halted() map[v1alpha1.Cause]string {
+func (l *survey) halted() map[v1alpha1.Cause]string {
 	out := map[v1alpha1.Cause]string{}
 	for name, t := range l.policies {
-		if len(t.refused) > 0 {
+		if len(t.rejected) > 0 {
 			out[v1alpha1.Cause{Name: name, Generation: l.set.Generations[name]}] = overrides.WhyKept(name, t.halt())
 		}
 	}
@@ -125,22 +125,22 @@ func (l *look) halted() map[v1alpha1.Cause]string {
 }
 
 // counts returns the metrics: by policy, then by state.
-func (l *look) counts() map[string]map[string]int {
+func (l *survey) counts() map[string]map[string]int {
 	out := map[string]map[string]int{}
 	for name, t := range l.policies {
-		refused := 0
+		rejected := 0
 		if t.halt().All {
-			refused = len(t.refused)
+			rejected = len(t.rejected)
 		}
 		out[name] = map[string]int{
-			"selected": t.services, "applied": t.applied, "ineffective": len(t.ineffective), "refused": refused,
+			"selected": t.services, "applied": t.applied, "ineffective": len(t.ineffective), "refused": rejected,
 		}
 	}
 	return out
 }
 
 // invalid says what is wrong with a policy; empty: nothing.
-func (l *look) invalid(name string) string {
+func (l *survey) invalid(name string) string {
 	for i := range l.set.Invalid {
 		if l.set.Invalid[i].Name == name {
 			return l.set.Invalid[i].Why.ToAggregate().Error()
@@ -156,7 +156,7 @@ func (t *tally) examples() []v1alpha1.ServiceExample {
 	add := func(key types.NamespacedName, reason, message string) {
 		out = append(out, v1alpha1.ServiceExample{Namespace: key.Namespace, Name: key.Name, Reason: reason, Message: text.Truncate(message, text.MaxExampleMessage)})
 	}
-	for key, by := range t.refused {
+	for key, by := range t.rejected {
 		add(key, v1alpha1.ReasonRefused, by.String())
 	}
 	for key, why := range t.ineffective {
