@@ -11,7 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
 	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/formats"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/nodes"
@@ -22,8 +22,8 @@ import (
 // A new term begins without what is known of Services that wait for the turn of their policies:
 // they may be gone.
 func TestNewTermForgetsOverrides(t *testing.T) {
-	reader, list := fixtures.Stock(1, 3)
-	clk := clocktesting.NewFakeClock(fixtures.Noon)
+	reader, list := controllertest.Stock(1, 3)
+	clk := clocktesting.NewFakeClock(controllertest.Noon)
 	o := overrides.New(reader, clk)
 	for _, svc := range list {
 		svc.Namespace = list[0].Namespace // all are selected by the policy

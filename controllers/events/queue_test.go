@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 )
@@ -79,7 +79,7 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{t: t, store: &store{}, clock: clocktesting.NewFakeClock(fixtures.Noon), registry: prometheus.NewRegistry()}
+	r := &rig{t: t, store: &store{}, clock: clocktesting.NewFakeClock(controllertest.Noon), registry: prometheus.NewRegistry()}
 	m, err := metrics.New(r.registry)
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func (r *rig) warned(svc *corev1.Service, note string) bool {
 
 func TestServiceThatAlternatesHasFewEvents(t *testing.T) {
 	r := newRig(t)
-	big := fixtures.ServiceNamed("shop", "big")
+	big := controllertest.ServiceNamed("shop", "big")
 	const even, odd = "it has 20001 endpoints", "it has 20002 endpoints"
 	for i := range 600 { // an hour of changes every 6 s
 		r.warned(big, []string{even, odd}[i%2])
@@ -146,7 +146,7 @@ func TestServiceThatAlternatesHasFewEvents(t *testing.T) {
 	if len(r.logged) == 0 || len(r.logged) > 7 {
 		t.Errorf("%d lines in the log of an hour: %q", len(r.logged), r.logged)
 	}
-	other := fixtures.ServiceNamed("shop", "small")
+	other := controllertest.ServiceNamed("shop", "small")
 	r.warned(other, even)
 	r.Warn(r.ctx, other, "EndpointsSkipped", ActionRender, "a port has no number")
 	r.pass(0)
@@ -157,7 +157,7 @@ func TestServiceThatAlternatesHasFewEvents(t *testing.T) {
 
 func TestEventSaysHowManyWereLeftOut(t *testing.T) {
 	r := newRig(t)
-	svc := fixtures.ServiceNamed("shop", "cart")
+	svc := controllertest.ServiceNamed("shop", "cart")
 	r.warned(svc, "one")
 	r.pass(0)
 	for _, note := range []string{"two", "three", "three", "four"} {
@@ -184,7 +184,7 @@ func TestEventSaysHowManyWereLeftOut(t *testing.T) {
 
 func TestWhatHoldsNoLongerIsNotWritten(t *testing.T) {
 	r := newRig(t)
-	svc := fixtures.ServiceNamed("shop", "cart")
+	svc := controllertest.ServiceNamed("shop", "cart")
 	r.warned(svc, "one")
 	r.pass(0)
 	r.warned(svc, "two")
@@ -207,11 +207,11 @@ func TestSlowAPIServerDelaysNoReconciler(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- r.queue.Start(ctx) }()
 	for i := range 2 * maxNamespaceSeries {
-		if taken := r.warned(fixtures.ServiceNamed("shop", fmt.Sprint(i)), "one"); taken != (i < maxNamespaceSeries) {
+		if taken := r.warned(controllertest.ServiceNamed("shop", fmt.Sprint(i)), "one"); taken != (i < maxNamespaceSeries) {
 			t.Fatalf("event %d: taken %t", i, taken)
 		}
 	}
-	if !r.warned(fixtures.ServiceNamed("bank", "a"), "one") {
+	if !r.warned(controllertest.ServiceNamed("bank", "a"), "one") {
 		t.Error("events of one namespace keep out those of another")
 	}
 	if len(r.store.events) != 0 {
@@ -230,7 +230,7 @@ func TestSlowAPIServerDelaysNoReconciler(t *testing.T) {
 func TestQueueOfEventsIsBounded(t *testing.T) {
 	r := newRig(t)
 	for i := range maxEventSeries + 5 {
-		r.warned(fixtures.ServiceNamed(fmt.Sprint("ns", i%20), fmt.Sprint(i)), "one")
+		r.warned(controllertest.ServiceNamed(fmt.Sprint("ns", i%20), fmt.Sprint(i)), "one")
 	}
 	if n := len(r.queue.series); n != maxEventSeries {
 		t.Errorf("%d series, want %d", n, maxEventSeries)
@@ -243,7 +243,7 @@ func TestEventThatCannotBeWritten(t *testing.T) {
 	var givenUp []string
 	r.queue.GivenUp = func(series Series) { givenUp = append(givenUp, series.About.Name) }
 	r.store.fail(errors.New("no route to host"))
-	r.warned(fixtures.ServiceNamed("shop", "cart"), "one")
+	r.warned(controllertest.ServiceNamed("shop", "cart"), "one")
 	r.logged = nil
 	r.pass(0)
 	r.pass(eventRetry)
@@ -257,12 +257,12 @@ func TestEventThatCannotBeWritten(t *testing.T) {
 	r.expectCounts(1, 0, 0)
 
 	r.store.fail(apierrors.NewForbidden(eventsv1.Resource("events"), "x", errors.New("the namespace is being deleted")))
-	r.warned(fixtures.ServiceNamed("gone", "cart"), "one")
+	r.warned(controllertest.ServiceNamed("gone", "cart"), "one")
 	r.pass(0)
 	r.expectCounts(1, 1, 0)
 
 	r.store.fail(errors.New("no route to host"))
-	r.warned(fixtures.ServiceNamed("shop", "pay"), "one")
+	r.warned(controllertest.ServiceNamed("shop", "pay"), "one")
 	for range maxEventTries {
 		r.pass(eventRetry)
 	}
@@ -273,7 +273,7 @@ func TestEventThatCannotBeWritten(t *testing.T) {
 
 	// What is found again is added again, and written.
 	r.store.fail(nil)
-	r.warned(fixtures.ServiceNamed("shop", "pay"), "one")
+	r.warned(controllertest.ServiceNamed("shop", "pay"), "one")
 	r.pass(eventInterval)
 	r.expect("one", "one")
 }
@@ -332,7 +332,7 @@ func TestTransitionsOfPoliciesAreFew(t *testing.T) {
 func TestTenantsKeepOutNoOtherEvents(t *testing.T) {
 	r := newRig(t)
 	for i := range maxEventSeries + maxNamespaceSeries {
-		r.warned(fixtures.ServiceNamed([]string{"default", fmt.Sprint("ns", i%20)}[i%2], fmt.Sprint(i)), "one")
+		r.warned(controllertest.ServiceNamed([]string{"default", fmt.Sprint("ns", i%20)}[i%2], fmt.Sprint(i)), "one")
 	}
 	r.clock.Step(time.Second)
 	r.WarnNodeProxy(&v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}, "Reason", "RollOut", "about NodeProxy")
@@ -361,12 +361,12 @@ func TestEventIsWrittenOnlyIfStillDue(t *testing.T) {
 	r := newRig(t)
 	store := &changingStore{store: r.store}
 	r.queue.client = store
-	late := fixtures.ServiceNamed("shop", "late")
+	late := controllertest.ServiceNamed("shop", "late")
 	r.warned(late, "one")
 	r.pass(0)
 	r.warned(late, "two")
 	r.clock.Step(eventInterval - time.Second)
-	r.warned(fixtures.ServiceNamed("shop", "early"), "early")
+	r.warned(controllertest.ServiceNamed("shop", "early"), "early")
 	store.during = func() {
 		r.warned(late, "")
 		r.clock.Step(-time.Minute) // so that what is added now is not due yet
@@ -378,8 +378,8 @@ func TestEventIsWrittenOnlyIfStillDue(t *testing.T) {
 
 func TestRetractAll(t *testing.T) {
 	r := newRig(t)
-	r.warned(fixtures.ServiceNamed("shop", "a"), "one")
-	r.Warn(r.ctx, fixtures.ServiceNamed("shop", "b"), "LocalEndpointsLeftOut", ActionRender, "left out")
+	r.warned(controllertest.ServiceNamed("shop", "a"), "one")
+	r.Warn(r.ctx, controllertest.ServiceNamed("shop", "b"), "LocalEndpointsLeftOut", ActionRender, "left out")
 	r.queue.RetractAll("LocalEndpointsLeftOut")
 	r.pass(0)
 	r.expect("one")

@@ -150,4 +150,5 @@ func instance() string {
 	return text.Truncate("nodeproxy-controller-"+host, 128)
 }
 
+// ActionRender is the action of events about what was rendered.
 const ActionRender = "Render"

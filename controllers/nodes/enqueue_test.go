@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/pacing"
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
@@ -40,10 +40,10 @@ func newEnqueueRig(t *testing.T, nodes int) (*enqueuePace, *clocktesting.FakePas
 	for _, name := range nodeNames(nodes) {
 		builder.WithObjects(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
-	if err := objects.AddIndexes(t.Context(), fixtures.Indexing{ClientBuilder: builder}); err != nil {
+	if err := objects.AddIndexes(t.Context(), controllertest.Indexing{ClientBuilder: builder}); err != nil {
 		t.Fatal(err)
 	}
-	clk, c := clocktesting.NewFakePassiveClock(fixtures.Noon), builder.Build()
+	clk, c := clocktesting.NewFakePassiveClock(controllertest.Noon), builder.Build()
 	return newEnqueuePace(c, clk), clk, c
 }
 
@@ -74,7 +74,7 @@ func TestNamespaceThatNamesAllNodes(t *testing.T) {
 		},
 	} {
 		p, clk, _ := newEnqueueRig(t, nodes)
-		q := &fixtures.RecordingQueue{}
+		q := &controllertest.RecordingQueue{}
 		enqueue := func(namespace string, nodes ...string) (got tick) {
 			q.Added = map[string][]time.Duration{}
 			p.enqueue(t.Context(), q, namespace, nodes)
@@ -145,7 +145,7 @@ func TestNodeThatWasAskedForSooner(t *testing.T) {
 // A namespace that has used up what it had gets more once there are more Nodes.
 func TestEnqueuePaceFollowsTheNumberOfNodes(t *testing.T) {
 	p, clk, c := newEnqueueRig(t, 0)
-	q := &fixtures.RecordingQueue{Added: map[string][]time.Duration{}}
+	q := &controllertest.RecordingQueue{Added: map[string][]time.Duration{}}
 	p.enqueue(t.Context(), q, "shop", nil)
 	if rate, burst := p.fresh.Rate, p.fresh.Burst; rate != 20 || burst != 25*time.Second {
 		t.Errorf("without Nodes %d a second, for %s", rate, burst)
@@ -160,7 +160,7 @@ func TestEnqueuePaceFollowsTheNumberOfNodes(t *testing.T) {
 		rate  int
 		burst time.Duration
 	}{{enqueueSweep - 1, 20, 25 * time.Second}, {enqueueSweep, 50, 40 * time.Second}} {
-		clk.SetTime(fixtures.Noon.Add(step.after))
+		clk.SetTime(controllertest.Noon.Add(step.after))
 		p.enqueue(t.Context(), q, "shop", []string{"node-1"})
 		if b := p.namespaces["shop"].bucket; b.Rate != step.rate || b.Burst != step.burst {
 			t.Errorf("after %s %d a second, for %s, want %+v", step.after, b.Rate, b.Burst, step)
@@ -211,7 +211,7 @@ func TestSlicesThatNameNodesThatAreNotThere(t *testing.T) {
 		},
 	} {
 		clk.SetTime(clk.Now().Add(time.Second)) // none waits any more
-		q := &fixtures.RecordingQueue{Added: map[string][]time.Duration{}}
+		q := &controllertest.RecordingQueue{Added: map[string][]time.Duration{}}
 		handle(q)
 		if len(q.Added) != 2 || q.Added["node-0"] == nil || q.Added["gone"] == nil {
 			t.Errorf("%s: enqueued %v, want the Node and that which has rules", name, q.Added)

@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
@@ -20,7 +20,7 @@ func TestLeftOut(t *testing.T) {
 	}
 	m.Lead(true)
 	l := NewLeftOut(m)
-	metric := func() float64 { return fixtures.Gauges(t, registry, "left_out_local_endpoints")[0] }
+	metric := func() float64 { return controllertest.Gauges(t, registry, "left_out_local_endpoints")[0] }
 	a, b := types.NamespacedName{Namespace: "x", Name: "a"}, types.NamespacedName{Namespace: "x", Name: "b"}
 	for i, c := range []struct {
 		node       string

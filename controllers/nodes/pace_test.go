@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/pacing"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
@@ -23,7 +23,7 @@ func of(bytes int, namespaces ...string) map[string]int {
 
 // A node that changes rarely is written at once, whatever its size.
 func TestNodesThatChangeRarelyDoNotWait(t *testing.T) {
-	p, now := newNodePace(), fixtures.Noon
+	p, now := newNodePace(), controllertest.Noon
 	for _, bytes := range []int{1000, 1 << 20, 60 << 10, 1 << 20, 1000} {
 		if wait := p.wait("n1", bytes, of(bytes, "shop"), now); wait != 0 {
 			t.Errorf("%d bytes after ten seconds wait %s", bytes, wait)
@@ -38,25 +38,25 @@ func TestNodesThatChangeRarelyDoNotWait(t *testing.T) {
 func TestNodesWaitBySize(t *testing.T) {
 	p := newNodePace()
 	for i := range 100 {
-		if wait := p.wait("n1", 10<<10, of(10<<10, "shop"), fixtures.Noon); wait != 0 {
+		if wait := p.wait("n1", 10<<10, of(10<<10, "shop"), controllertest.Noon); wait != 0 {
 			t.Fatalf("write %d of 10 KiB waits %s", i, wait)
 		}
-		p.wrote("n1", 10<<10, fixtures.Noon)
+		p.wrote("n1", 10<<10, controllertest.Noon)
 	}
-	p.wait("large", 1<<20, of(1<<20, "shop"), fixtures.Noon)
-	p.wrote("large", 1<<20, fixtures.Noon)
-	if wait := p.waiting("large", fixtures.Noon); wait != 0 {
+	p.wait("large", 1<<20, of(1<<20, "shop"), controllertest.Noon)
+	p.wrote("large", 1<<20, controllertest.Noon)
+	if wait := p.waiting("large", controllertest.Noon); wait != 0 {
 		t.Errorf("after a write it is not rendered for %s", wait)
 	}
 	for _, bytes := range []int{1 << 20, 1000} {
-		if wait := p.wait("large", bytes, of(bytes, "other"), fixtures.Noon); wait != 2*time.Second {
+		if wait := p.wait("large", bytes, of(bytes, "other"), controllertest.Noon); wait != 2*time.Second {
 			t.Errorf("%d bytes after 1 MiB wait %s", bytes, wait)
 		}
-		if wait := p.waiting("large", fixtures.Noon.Add(nodeRenderPause/4)); wait != nodeRenderPause*3/4 {
+		if wait := p.waiting("large", controllertest.Noon.Add(nodeRenderPause/4)); wait != nodeRenderPause*3/4 {
 			t.Errorf("it is not rendered for %s more", wait)
 		}
 	}
-	if wait := p.wait("large", 1000, of(1000, "other"), fixtures.Noon.Add(2*time.Second)); wait != 0 || p.waiting("large", fixtures.Noon) != 0 {
+	if wait := p.wait("large", 1000, of(1000, "other"), controllertest.Noon.Add(2*time.Second)); wait != 0 || p.waiting("large", controllertest.Noon) != 0 {
 		t.Errorf("2 s later it waits %s", wait)
 	}
 }
@@ -67,12 +67,12 @@ const attackStep = 20 * time.Millisecond
 // written in a time, and the longest time from a change of a node to its write.
 func attack(p *nodePace, nodes, bytes int, lasting time.Duration, each func(now time.Time)) (written int, longest time.Duration) {
 	ask, last := make([]time.Time, nodes), make([]time.Time, nodes)
-	end := fixtures.Noon.Add(lasting)
-	for now := fixtures.Noon; now.Before(end); now = now.Add(attackStep) {
+	end := controllertest.Noon.Add(lasting)
+	for now := controllertest.Noon; now.Before(end); now = now.Add(attackStep) {
 		each(now)
 		for i := range nodes {
 			if last[i].IsZero() {
-				last[i] = fixtures.Noon
+				last[i] = controllertest.Noon
 			}
 			longest = max(longest, now.Sub(last[i]))
 			if now.Before(ask[i]) {
@@ -103,13 +103,13 @@ func TestNamespaceThatChangesNodesAllTheTime(t *testing.T) {
 		most := (seconds+int(nodesBurst.Seconds()))*nodesShare + cost + nodes*(seconds*nodeShare+int(nodeBurst.Seconds())*nodeShare+cost)
 		most = most / cost * bytes
 		p := newNodePace()
-		changed := fixtures.Noon // when the other namespace changed something that is not written
+		changed := controllertest.Noon // when the other namespace changed something that is not written
 		var waited time.Duration
 		written, longest := attack(p, nodes, bytes, seconds*time.Second, func(now time.Time) {
 			if now.Before(changed) {
 				return
 			}
-			node := attacked(int(now.Sub(fixtures.Noon)/time.Second) % nodes)
+			node := attacked(int(now.Sub(controllertest.Noon)/time.Second) % nodes)
 			if p.wait(node, bytes, of(bytes, "attacker", "other"), now) > 0 {
 				waited = max(waited, now.Sub(changed))
 				return
@@ -142,10 +142,10 @@ func TestChangesOfAllNodesArrive(t *testing.T) {
 // What a node has taken of the share of a namespace and is not written on its account is given back.
 func TestNodesGiveBack(t *testing.T) {
 	p := newNodePace()
-	p.namespaces.Of("shop", fixtures.Noon).Next = fixtures.Noon // its burst is used up
+	p.namespaces.Of("shop", controllertest.Noon).Next = controllertest.Noon // its burst is used up
 	waits := func(name string, changed ...string) time.Duration {
-		p.of(name).own.Next = fixtures.Noon.Add(time.Hour) // its own share is used up
-		return p.wait(name, nodesShare/2, of(nodesShare/2, changed...), fixtures.Noon)
+		p.of(name).own.Next = controllertest.Noon.Add(time.Hour) // its own share is used up
+		return p.wait(name, nodesShare/2, of(nodesShare/2, changed...), controllertest.Noon)
 	}
 	expect := func(when string, want time.Duration) {
 		t.Helper()
@@ -165,9 +165,9 @@ func TestNodesGiveBack(t *testing.T) {
 	p.settled("c")
 	expect("c has settled", 500*time.Millisecond)
 	waits("d", "shop", "other")
-	p.wrote("d", nodesShare/2, fixtures.Noon)
+	p.wrote("d", nodesShare/2, controllertest.Noon)
 	expect("d was written on the other's account", 500*time.Millisecond)
-	p.wrote("a", nodesShare/8, fixtures.Noon)
+	p.wrote("a", nodesShare/8, controllertest.Noon)
 	expect("a has taken more than it wrote", 125*time.Millisecond)
 	if len(p.nodes) != 4 {
 		t.Errorf("%d nodes are remembered", len(p.nodes))
@@ -182,24 +182,24 @@ func TestOthersBytesCountLittle(t *testing.T) {
 	const nodes, bytes, its = 100, v1alpha1.MaxNodeLocalBytes, 1000
 	p := newNodePace()
 	for i := range nodes {
-		p.of(attacked(i)).own.Next = fixtures.Noon.Add(time.Hour) // others have used up its own share
-		if wait := p.wait(attacked(i), bytes, of(its, "victim"), fixtures.Noon); wait > 0 {
+		p.of(attacked(i)).own.Next = controllertest.Noon.Add(time.Hour) // others have used up its own share
+		if wait := p.wait(attacked(i), bytes, of(its, "victim"), controllertest.Noon); wait > 0 {
 			t.Fatalf("node %d waits %s", i, wait)
 		}
-		p.wrote(attacked(i), bytes, fixtures.Noon)
+		p.wrote(attacked(i), bytes, controllertest.Noon)
 	}
 }
 
 // What waits is written sooner if what it waits for is given back.
 func TestClaimsMoveForward(t *testing.T) {
-	b := pacing.Bucket{Rate: 1000, Burst: time.Second, Next: fixtures.Noon}
+	b := pacing.Bucket{Rate: 1000, Burst: time.Second, Next: controllertest.Noon}
 	var first, second pacing.Claim
-	b.Wait(&first, 1000, fixtures.Noon)
-	if wait := b.Wait(&second, 500, fixtures.Noon); wait != time.Second {
+	b.Wait(&first, 1000, controllertest.Noon)
+	if wait := b.Wait(&second, 500, controllertest.Noon); wait != time.Second {
 		t.Errorf("behind another it waits %s", wait)
 	}
 	b.GiveBack(&first)
-	if wait := b.Wait(&second, 500, fixtures.Noon); wait != 0 {
+	if wait := b.Wait(&second, 500, controllertest.Noon); wait != 0 {
 		t.Errorf("then it waits %s", wait)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 )
 
 // shapedRules are those of a Service as they are stored.
@@ -32,7 +32,7 @@ func shapedRules(b *testing.B, o *Overrides, svc *corev1.Service) *v1alpha1.Serv
 func BenchmarkOverrides(b *testing.B) {
 	const services = 5000
 	for _, policies := range []int{0, 100} {
-		reader, list := fixtures.Stock(policies, services)
+		reader, list := controllertest.Stock(policies, services)
 		o := New(reader, clock.RealClock{})
 		var stored []*v1alpha1.ServiceProxyRules
 		for _, svc := range list {
@@ -69,7 +69,7 @@ func BenchmarkOverrides(b *testing.B) {
 // TestOverridesOfAnUnchangedService: they are resolved once, however often endpoints
 // change.
 func TestOverridesOfAnUnchangedService(t *testing.T) {
-	reader, list := fixtures.Stock(100, 1)
+	reader, list := controllertest.Stock(100, 1)
 	o := New(reader, clock.RealClock{})
 	ctx := t.Context()
 	set, err := o.policies.current(ctx)

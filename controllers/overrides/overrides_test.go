@@ -8,14 +8,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 )
 
 // While another controller leads, Services may be deleted of which this one remembers
 // something: in its next term it knows of none but those that it looks at.
 func TestOverridesInANewTerm(t *testing.T) {
-	reader, list := fixtures.Stock(1, 3)
-	o := New(reader, clocktesting.NewFakePassiveClock(fixtures.Noon))
+	reader, list := controllertest.Stock(1, 3)
+	o := New(reader, clocktesting.NewFakePassiveClock(controllertest.Noon))
 	list[1].Namespace = list[0].Namespace   // the policy selects it, and not that of the last one
 	before := &v1alpha1.ServiceProxyRules{} // they were there before the policy
 	ask := func(i int) time.Duration {

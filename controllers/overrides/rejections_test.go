@@ -11,14 +11,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 )
 
 // shapedStock has rules of Services that a policy has shaped, and a node that refuses
 // Services.
 type shapedStock struct {
-	fixtures.Stocked
+	controllertest.Stocked
 	rules map[string]*v1alpha1.ServiceProxyRules
 	node  v1alpha1.NodeProxyRules
 }

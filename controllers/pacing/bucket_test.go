@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 )
 
 // Namespaces that have all their bytes again are forgotten.
@@ -14,16 +14,16 @@ func TestNamespacePaceForgets(t *testing.T) {
 	p := NewBuckets(1<<20, burst, 1000)
 	for i := range 100 {
 		var of Claim
-		p.Wait(strconv.Itoa(i), &of, 1000, fixtures.Noon)
-		p.Wrote(strconv.Itoa(i), &of, 1000, fixtures.Noon)
+		p.Wait(strconv.Itoa(i), &of, 1000, controllertest.Noon)
+		p.Wrote(strconv.Itoa(i), &of, 1000, controllertest.Noon)
 	}
 	var waits Claim
-	p.Wait("busy", &waits, 128<<20, fixtures.Noon)
-	p.Of("other", fixtures.Noon.Add(burst))
+	p.Wait("busy", &waits, 128<<20, controllertest.Noon)
+	p.Of("other", controllertest.Noon.Add(burst))
 	if len(p.all) != 2 {
 		t.Errorf("%d namespaces are remembered, want the busy one and that asked for", len(p.all))
 	}
-	p.GiveBack("forgotten", &Claim{Bytes: 1000, At: fixtures.Noon})
+	p.GiveBack("forgotten", &Claim{Bytes: 1000, At: controllertest.Noon})
 	if len(p.all) != 2 {
 		t.Error("giving back made a bucket")
 	}

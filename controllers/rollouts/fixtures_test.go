@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/nodesettings"
 )
 
@@ -56,7 +56,7 @@ func (f *aFleet) node(t testing.TB, name, pool string) *v1alpha1.NodeProxyRules 
 		t.Fatal(r.Invalid)
 	}
 	rules, err := nodesettings.WithSettings(&v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Generation: 1}},
-		r, nodesettings.NewGrant(r, nil, fixtures.Noon.Add(-time.Hour)))
+		r, nodesettings.NewGrant(r, nil, controllertest.Noon.Add(-time.Hour)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,9 +83,9 @@ func says(rules *v1alpha1.NodeProxyRules, status metav1.ConditionStatus, reason,
 // pass looks at the cluster at noon.
 func (f *aFleet) pass() *pass {
 	set := nodesettings.NewPolicySet(f.nodeProxy, f.policies)
-	reader := &fleet{set: set, now: fixtures.Noon, on: f.nodeProxy != nil, revision: f.revisions.of}
+	reader := &fleet{set: set, now: controllertest.Noon, on: f.nodeProxy != nil, revision: f.revisions.of}
 	p := newPass(set, f.nodeProxy, reader.members(f.nodes, f.rules))
-	p.decide(fixtures.Noon)
+	p.decide(controllertest.Noon)
 	return p
 }
 
@@ -97,7 +97,7 @@ func (f *aFleet) giveTo(t testing.TB, name string, ago time.Duration, by ...v1al
 			continue
 		}
 		m := f.pass().find(name)
-		g := nodesettings.NewGrant(m.resolution, nil, fixtures.Noon.Add(-ago))
+		g := nodesettings.NewGrant(m.resolution, nil, controllertest.Noon.Add(-ago))
 		g.By = by
 		next, err := nodesettings.WithSettings(&f.rules[i], m.resolution, g)
 		if err != nil {
@@ -113,5 +113,5 @@ func (f *aFleet) giveTo(t testing.TB, name string, ago time.Duration, by ...v1al
 
 func (f *aFleet) statusOf(name string) *v1alpha1.NodeProxyPolicyStatus {
 	p := f.pass()
-	return p.status(p.set.Find(name), fixtures.Noon)
+	return p.status(p.set.Find(name), controllertest.Noon)
 }

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/nodesettings"
 )
 
@@ -248,43 +248,43 @@ func TestHandEdits(t *testing.T) {
 		given  time.Time
 	}{
 		{
-			name: "the settings", want: "upkeep", given: fixtures.Noon,
+			name: "the settings", want: "upkeep", given: controllertest.Noon,
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) { edited(rules) },
 		},
 		{
-			name: "to what is not valid", want: "upkeep", given: fixtures.Noon,
+			name: "to what is not valid", want: "upkeep", given: controllertest.Noon,
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) {
 				rules.Spec.Settings.Mode = new(v1alpha1.ProxyMode("Magic"))
 				rules.Generation++
 			},
 		},
 		{
-			name: "the revision", want: "not-in-force upkeep by:edge/1", given: fixtures.Noon,
+			name: "the revision", want: "not-in-force upkeep by:edge/1", given: controllertest.Noon,
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) {
 				regrant(t, rules, func(g *v1alpha1.SettingsGrant) { g.By = []v1alpha1.Cause{{Name: "edge", Generation: 1}} })
 				rules.Spec.SettingsRevision, rules.Status.SettingsRevision = "mine", "mine"
 			},
 		},
 		{
-			name: "the policies", want: "upkeep", given: fixtures.Noon.Add(-time.Hour),
+			name: "the policies", want: "upkeep", given: controllertest.Noon.Add(-time.Hour),
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) { rules.Spec.Policies = []string{"mine"} },
 		},
 		{
-			name: "the settings, while another change waits: that comes in its turn", want: "wants:edge", given: fixtures.Noon.Add(-time.Hour),
+			name: "the settings, while another change waits: that comes in its turn", want: "wants:edge", given: controllertest.Noon.Add(-time.Hour),
 			change: func(f *aFleet, rules *v1alpha1.NodeProxyRules) {
 				f.policies[0].Spec.Settings.IPVS = &v1alpha1.IPVSSettings{Scheduler: new("sh")}
 				edited(rules)
 			},
 		},
 		{
-			name: "the settings to what it waits for", want: "not-in-force upkeep", given: fixtures.Noon,
+			name: "the settings to what it waits for", want: "not-in-force upkeep", given: controllertest.Noon,
 			change: func(f *aFleet, rules *v1alpha1.NodeProxyRules) {
 				f.policies[0].Spec.Settings.Mode = new(v1alpha1.ModeIPTables)
 				edited(rules)
 			},
 		},
 		{
-			name: "and the revision with them", want: "not-in-force upkeep", given: fixtures.Noon,
+			name: "and the revision with them", want: "not-in-force upkeep", given: controllertest.Noon,
 			change: func(f *aFleet, rules *v1alpha1.NodeProxyRules) {
 				f.policies[0].Spec.Settings.Mode = new(v1alpha1.ModeIPTables)
 				edited(rules)
@@ -292,7 +292,7 @@ func TestHandEdits(t *testing.T) {
 			},
 		},
 		{
-			name: "the annotation", want: "upkeep", given: fixtures.Noon,
+			name: "the annotation", want: "upkeep", given: controllertest.Noon,
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) {
 				rules.Annotations[v1alpha1.AnnotationRollout] = "mine"
 			},
@@ -346,22 +346,22 @@ func TestCausesLast(t *testing.T) {
 	}{
 		{
 			name: "the same", by: []v1alpha1.Cause{{Name: "edge", Generation: 1}}, change: func(*aFleet, *v1alpha1.NodeProxyRules) {},
-			want: "not-in-force by:edge/1", given: fixtures.Noon.Add(-time.Hour),
+			want: "not-in-force by:edge/1", given: controllertest.Noon.Add(-time.Hour),
 		},
 		{
 			name: "a new generation", by: []v1alpha1.Cause{{Name: "edge", Generation: 1}},
 			change: func(f *aFleet, _ *v1alpha1.NodeProxyRules) { f.policies[0].Generation = 2 },
-			want:   "not-in-force upkeep by:edge/2", given: fixtures.Noon,
+			want:   "not-in-force upkeep by:edge/2", given: controllertest.Noon,
 		},
 		{
 			name: "a policy that is gone", by: []v1alpha1.Cause{{Generation: 1}, {Name: "gone", Generation: 4}},
 			change: func(*aFleet, *v1alpha1.NodeProxyRules) {},
-			want:   "not-in-force upkeep by:NodeProxy/1", given: fixtures.Noon,
+			want:   "not-in-force upkeep by:NodeProxy/1", given: controllertest.Noon,
 		},
 		{
 			name: "nothing is at risk any more", by: []v1alpha1.Cause{{Name: "edge", Generation: 1}},
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) { rules.Status.Agent = nil },
-			want:   "idle not-in-force upkeep", given: fixtures.Noon.Add(-time.Hour),
+			want:   "idle not-in-force upkeep", given: controllertest.Noon.Add(-time.Hour),
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -421,7 +421,7 @@ func BenchmarkPass(b *testing.B) {
 	for b.Loop() {
 		p := f.pass()
 		for _, policy := range p.set.All {
-			p.status(policy, fixtures.Noon)
+			p.status(policy, controllertest.Noon)
 		}
 	}
 }

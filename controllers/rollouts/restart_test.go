@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 )
 
 // An agent that starts again long after a rollout, and whose first apply fails, reports
@@ -32,7 +32,7 @@ func TestAgentThatStartsLongAfterARollout(t *testing.T) {
 			f.pool(t, "edge", 3)
 			rules := f.giveTo(t, "edge-01", 24*time.Hour, v1alpha1.Cause{Name: "edge", Generation: 1})
 			rules.Status.SettingsRevision = tt.revision
-			rules.Status.Agent.StartTime = metav1.NewTime(fixtures.Noon.Add(-tt.started))
+			rules.Status.Agent.StartTime = metav1.NewTime(controllertest.Noon.Add(-tt.started))
 			says(rules, metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel is busy; the agent tries again")
 			if c := meta.FindStatusCondition(f.statusOf("edge").Conditions, v1alpha1.ConditionReady); c.Reason != tt.want {
 				t.Errorf("%s: %s; want %s", c.Reason, c.Message, tt.want)

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
@@ -225,7 +225,7 @@ func TestPolicyStatusKeepsWhatHasNotChanged(t *testing.T) {
 	}
 	f.policies[0].Status = *first
 	p := f.pass()
-	later := p.status(p.set.Find("edge"), fixtures.Noon.Add(time.Minute))
+	later := p.status(p.set.Find("edge"), controllertest.Noon.Add(time.Minute))
 	if fmt.Sprint(later) != fmt.Sprint(first) {
 		t.Errorf("%+v\nbecomes\n%+v", first, later)
 	}
@@ -294,7 +294,7 @@ func TestWhatCouldNotBeWrittenIsNotGiven(t *testing.T) {
 		p.notGiven(p.find(name))
 		p.notGiven(p.find(name)) // once
 	}
-	status := p.status(p.set.Find("edge"), fixtures.Noon)
+	status := p.status(p.set.Find("edge"), controllertest.Noon)
 	if status.Updated != 0 || p.decision.States["edge"].Pending != 2 {
 		t.Errorf("%d nodes are updated, %d pending", status.Updated, p.decision.States["edge"].Pending)
 	}

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/overrides"
@@ -45,12 +45,12 @@ func (statuses) Update(context.Context, client.Object, ...client.SubResourceUpda
 // Services that keep what they have are looked at again whenever nodes refuse something
 // else than before, also where the stop came and went between two looks.
 func TestKeptServicesAreLookedAtAgain(t *testing.T) {
-	reader, _ := fixtures.Stock(1, 1)
+	reader, _ := controllertest.Stock(1, 1)
 	m, err := metrics.New(prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
-	clk, resumed := clocktesting.NewFakeClock(fixtures.Noon), 0
+	clk, resumed := clocktesting.NewFakeClock(controllertest.Noon), 0
 	o := overrides.New(reader, clk)
 	r := &Reconciler{
 		Client: &stockedClient{reader: reader}, Clock: clk, Metrics: m, Overrides: o, Resume: func() { resumed++ },

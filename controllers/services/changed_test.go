@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/overrides"
 )
@@ -42,12 +42,12 @@ func TestChangedLately(t *testing.T) {
 	}
 	m := NewMemory(metrics, func() {})
 	cart := types.NamespacedName{Namespace: "shop", Name: "cart"}
-	if m.changedLately(cart, fixtures.Noon) {
+	if m.changedLately(cart, controllertest.Noon) {
 		t.Error("what is not known has changed")
 	}
-	m.wrote(cart, 1000, true, fixtures.Noon)
-	m.wrote(cart, 1000, false, fixtures.Noon.Add(time.Second)) // by a policy
-	if !m.changedLately(cart, fixtures.Noon.Add(settleTime-1)) || m.changedLately(cart, fixtures.Noon.Add(settleTime)) {
+	m.wrote(cart, 1000, true, controllertest.Noon)
+	m.wrote(cart, 1000, false, controllertest.Noon.Add(time.Second)) // by a policy
+	if !m.changedLately(cart, controllertest.Noon.Add(settleTime-1)) || m.changedLately(cart, controllertest.Noon.Add(settleTime)) {
 		t.Error("a change counts for another time than a minute")
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/addresses"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
 	"github.com/nodeproxy-io/nodeproxy/controllers/formats"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/overrides"
@@ -35,7 +35,7 @@ type budgetRig struct {
 	t     *testing.T
 	c     client.WithWatch
 	clock *clocktesting.FakeClock
-	q     *fixtures.RecordingQueue // of what events have looked at
+	q     *controllertest.RecordingQueue // of what events have looked at
 }
 
 // knownRanges are the service ranges of a cluster.
@@ -50,14 +50,14 @@ func newBudgetRig(t *testing.T, services ...*corev1.Service) *budgetRig {
 		t.Fatal(err)
 	}
 	builder := fake.NewClientBuilder().WithScheme(scheme).WithObjects(&v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}})
-	if err := objects.AddIndexes(t.Context(), fixtures.Indexing{ClientBuilder: builder}); err != nil {
+	if err := objects.AddIndexes(t.Context(), controllertest.Indexing{ClientBuilder: builder}); err != nil {
 		t.Fatal(err)
 	}
-	c, clk := builder.Build(), clocktesting.NewFakeClock(fixtures.Noon)
+	c, clk := builder.Build(), clocktesting.NewFakeClock(controllertest.Noon)
 	m, _ := newTestMemory(t)
 	m.NewTerm()
 	m.begin(nil) // all Services are new
-	r := &budgetRig{t: t, c: c, clock: clk, q: &fixtures.RecordingQueue{Added: map[string][]time.Duration{}}, Reconciler: &Reconciler{
+	r := &budgetRig{t: t, c: c, clock: clk, q: &controllertest.RecordingQueue{Added: map[string][]time.Duration{}}, Reconciler: &Reconciler{
 		Leadership: leader.Always{}, Client: c, Live: c, Events: events.NewRecorder(events.NewQueue(leader.Always{}, c, clk, m.metrics), clk), Clock: clk, Metrics: m.metrics, Memory: m,
 		Formats: formats.New(c, v1alpha1.FormatVersions()), Overrides: overrides.New(c, clk), Surroundings: &addresses.Surroundings{Client: c, Ranges: knownRanges{}},
 	}}
@@ -104,7 +104,7 @@ func (r *budgetRig) change(key types.NamespacedName, change func(*corev1.Service
 // A Service of a namespace over its share is not written, and reported as delayed, until
 // its time; that of another namespace is at once.
 func TestServicesOfNamespaceOverItsShareAreWrittenInTheEnd(t *testing.T) {
-	attacker, victim := fixtures.ServiceNamed("attacker", "cart"), fixtures.ServiceNamed("victim", "cart")
+	attacker, victim := controllertest.ServiceNamed("attacker", "cart"), controllertest.ServiceNamed("victim", "cart")
 	r := newBudgetRig(t, attacker, victim)
 	keys := map[string]types.NamespacedName{"attacker": client.ObjectKeyFromObject(attacker), "victim": client.ObjectKeyFromObject(victim)}
 	expect := func(when, namespace string, want time.Duration, delayed ...types.NamespacedName) {
@@ -116,7 +116,7 @@ func TestServicesOfNamespaceOverItsShareAreWrittenInTheEnd(t *testing.T) {
 			t.Errorf("%s: delayed are %v, want %v", when, got, delayed)
 		}
 	}
-	r.Memory.pace.Of("attacker", fixtures.Noon).Next = fixtures.Noon.Add(time.Minute)
+	r.Memory.pace.Of("attacker", controllertest.Noon).Next = controllertest.Noon.Add(time.Minute)
 	expect("at first", "attacker", time.Minute, keys["attacker"])
 	expect("at first", "victim", 0, keys["attacker"])
 	r.clock.Step(time.Second)
@@ -135,7 +135,7 @@ func localPolicy() *v1alpha1.ServiceProxyPolicy {
 // What Nodes, API servers and service ranges have done to addresses is rendered at once, whatever the
 // namespace of a Service has written; what its owner changes after that waits as before.
 func TestChangedAddressesDoNotWaitForTheNamespace(t *testing.T) {
-	svc := fixtures.ServiceNamed("shop", "cart")
+	svc := controllertest.ServiceNamed("shop", "cart")
 	svc.Spec.ExternalIPs = []string{"192.0.2.7", "198.51.100.7", "10.99.0.7"}
 	r, key := newBudgetRig(t, svc), client.ObjectKeyFromObject(svc)
 	r.reconcile("at first", key, 0)
@@ -178,7 +178,7 @@ func TestChangedAddressesDoNotWaitForTheNamespace(t *testing.T) {
 			return slices.Equal(rules.Spec.Policies, []string{"local"})
 		}},
 	} {
-		r.Memory.pace.Of("shop", fixtures.Noon).Next = r.clock.Now().Add(time.Minute)
+		r.Memory.pace.Of("shop", controllertest.Noon).Next = r.clock.Now().Add(time.Minute)
 		r.change(key, func(s *corev1.Service) { s.Spec.Ports[0].Port++ })
 		r.reconcile(name+": the owner's change", key, time.Minute)
 		c.cause()
@@ -189,7 +189,7 @@ func TestChangedAddressesDoNotWaitForTheNamespace(t *testing.T) {
 			t.Errorf("%s: it is not in the rules: %+v", name, rules.Spec)
 		}
 		r.change(key, func(s *corev1.Service) { s.Spec.Ports[0].Port++ })
-		r.Memory.pace.Of("shop", fixtures.Noon).Next = r.clock.Now().Add(time.Minute)
+		r.Memory.pace.Of("shop", controllertest.Noon).Next = r.clock.Now().Add(time.Minute)
 		r.reconcile(name+": another change of the owner", key, time.Minute)
 		r.clock.Step(time.Minute)
 		r.reconcile(name+": in its time", key, 0)
@@ -200,7 +200,7 @@ func TestChangedAddressesDoNotWaitForTheNamespace(t *testing.T) {
 // A change of policies does not wait for the namespace either once its turn has come; until then, what
 // the owner changes does.
 func TestTurnOfPoliciesDoesNotWaitForTheNamespace(t *testing.T) {
-	svc, other := fixtures.ServiceNamed("shop", "cart"), fixtures.ServiceNamed("other", "cart")
+	svc, other := controllertest.ServiceNamed("shop", "cart"), controllertest.ServiceNamed("other", "cart")
 	r, key, otherKey := newBudgetRig(t, svc, other), client.ObjectKeyFromObject(svc), client.ObjectKeyFromObject(other)
 	for _, namespace := range []string{"shop", "other"} {
 		r.ok(r.c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
@@ -212,7 +212,7 @@ func TestTurnOfPoliciesDoesNotWaitForTheNamespace(t *testing.T) {
 	r.ok(r.c.Create(t.Context(), policy))
 	r.policyEvents().Create(t.Context(), event.CreateEvent{Object: policy}, r.q)
 	r.reconcile("the other one takes its turn", otherKey, 0)
-	r.Memory.pace.Of("shop", fixtures.Noon).Next = r.clock.Now().Add(time.Minute)
+	r.Memory.pace.Of("shop", controllertest.Noon).Next = r.clock.Now().Add(time.Minute)
 	r.reconcile("before its turn", key, first)
 	r.change(key, func(s *corev1.Service) { s.Spec.Ports[0].Port++ })
 	if rules := r.reconcile("the owner's change before its turn", key, first); rules.Spec.Ports[0].Port != 80 {
@@ -227,7 +227,7 @@ func TestTurnOfPoliciesDoesNotWaitForTheNamespace(t *testing.T) {
 // A Service that is not eligible for a moment, and whose rules stay, has them written again at once if they
 // vanish. One whose rules were released is new.
 func TestServiceThatWasNotEligibleForAMoment(t *testing.T) {
-	svc := fixtures.ServiceNamed("shop", "cart")
+	svc := controllertest.ServiceNamed("shop", "cart")
 	r, key := newBudgetRig(t, svc), client.ObjectKeyFromObject(svc)
 	r.reconcile("at first", key, 0)
 	external := svc.DeepCopy()
@@ -242,7 +242,7 @@ func TestServiceThatWasNotEligibleForAMoment(t *testing.T) {
 	r.Client = behind
 	r.reconcile("not eligible by the cache", key, retry.Soon)
 	r.Client = r.c
-	r.Memory.pace.Of("shop", fixtures.Noon).Next = fixtures.Noon.Add(time.Minute)
+	r.Memory.pace.Of("shop", controllertest.Noon).Next = controllertest.Noon.Add(time.Minute)
 	rules := r.reconcile("eligible again", key, 0)
 	r.ok(r.c.Delete(t.Context(), rules))
 	if r.reconcile("its rules have vanished", key, 0) == nil {

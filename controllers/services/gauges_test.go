@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 )
 
@@ -26,11 +26,11 @@ func TestGaugesGoWithTheLease(t *testing.T) {
 	expect := func(when string, refused float64, series int, leading float64) {
 		t.Helper()
 		for name, want := range map[string]float64{"refused_services": refused, "leading": leading} {
-			if got := fixtures.Gauges(t, registry, name); len(got) != 1 || got[0] != want {
+			if got := controllertest.Gauges(t, registry, name); len(got) != 1 || got[0] != want {
 				t.Errorf("%s: %s is %v, want %v", when, name, got, want)
 			}
 		}
-		if got := fixtures.Gauges(t, registry, "nodes"); len(got) != series {
+		if got := controllertest.Gauges(t, registry, "nodes"); len(got) != series {
 			t.Errorf("%s: %d series of nodes, want %d", when, len(got), series)
 		}
 	}

@@ -183,7 +183,7 @@ func (m *Memory) EventLost(key types.NamespacedName, reason string) {
 		return
 	}
 	delete(s.problems, reason)
-	if reason == EventServiceRejected && s.rejection != nil {
+	if reason == eventServiceRejected && s.rejection != nil {
 		s.rejection.eventLost = true
 	}
 }

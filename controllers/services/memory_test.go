@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
@@ -35,14 +35,14 @@ func TestWritesOfLargeServicesAreSpaced(t *testing.T) {
 		500: 0, 501: time.Second, 2000: time.Second, 2001: 5 * time.Second,
 	} {
 		m, _ := newTestMemory(t)
-		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, true, fixtures.Noon); wait != 0 {
+		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, true, controllertest.Noon); wait != 0 {
 			t.Errorf("%d endpoints: the first change waits %s", endpoints, wait)
 		}
-		m.wrote(cart, 1000, true, fixtures.Noon)
-		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, true, fixtures.Noon); wait != interval {
+		m.wrote(cart, 1000, true, controllertest.Noon)
+		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, true, controllertest.Noon); wait != interval {
 			t.Errorf("%d endpoints: the second change waits %s, want %s", endpoints, wait, interval)
 		}
-		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, true, fixtures.Noon.Add(5*time.Second)); wait != 0 {
+		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, true, controllertest.Noon.Add(5*time.Second)); wait != 0 {
 			t.Errorf("%d endpoints: a change 5 s later waits %s", endpoints, wait)
 		}
 	}
@@ -52,17 +52,17 @@ func TestWritesOfLargeServicesAreSpaced(t *testing.T) {
 func TestWritesOfManyBytesAreSpaced(t *testing.T) {
 	m, _ := newTestMemory(t)
 	const most = 1 << 20
-	if wait := m.wait(cart, render.Load{Bytes: most}, true, true, fixtures.Noon); wait != 0 {
+	if wait := m.wait(cart, render.Load{Bytes: most}, true, true, controllertest.Noon); wait != 0 {
 		t.Errorf("the first change waits %s", wait)
 	}
-	m.wrote(cart, most, true, fixtures.Noon)
+	m.wrote(cart, most, true, controllertest.Noon)
 	for bytes, want := range map[int]time.Duration{most: 8 * time.Second, 100: 8 * time.Second} {
-		if wait := m.wait(cart, render.Load{Bytes: bytes}, true, true, fixtures.Noon); wait != want {
+		if wait := m.wait(cart, render.Load{Bytes: bytes}, true, true, controllertest.Noon); wait != want {
 			t.Errorf("%d bytes after %d wait %s, want %s", bytes, most, wait, want)
 		}
 	}
-	m.wrote(cart, 100, true, fixtures.Noon.Add(8*time.Second))
-	if wait := m.wait(cart, render.Load{Bytes: 100}, true, true, fixtures.Noon.Add(8*time.Second)); wait != 0 {
+	m.wrote(cart, 100, true, controllertest.Noon.Add(8*time.Second))
+	if wait := m.wait(cart, render.Load{Bytes: 100}, true, true, controllertest.Noon.Add(8*time.Second)); wait != 0 {
 		t.Errorf("few bytes after few wait %s", wait)
 	}
 }
@@ -70,34 +70,34 @@ func TestWritesOfManyBytesAreSpaced(t *testing.T) {
 // While a Service waits it need not be rendered.
 func TestServicesThatWaitAreNotRendered(t *testing.T) {
 	m, _ := newTestMemory(t)
-	if wait := m.waiting(cart, true, fixtures.Noon); wait != 0 {
+	if wait := m.waiting(cart, true, controllertest.Noon); wait != 0 {
 		t.Errorf("an unknown Service waits %s", wait)
 	}
-	m.wait(cart, render.Load{Endpoints: 3000}, true, true, fixtures.Noon)
-	m.wrote(cart, 1<<20, true, fixtures.Noon)
-	if wait := m.waiting(cart, true, fixtures.Noon); wait != 0 {
+	m.wait(cart, render.Load{Endpoints: 3000}, true, true, controllertest.Noon)
+	m.wrote(cart, 1<<20, true, controllertest.Noon)
+	if wait := m.waiting(cart, true, controllertest.Noon); wait != 0 {
 		t.Errorf("without a change it waits %s", wait)
 	}
-	m.wait(cart, render.Load{Endpoints: 3000}, true, true, fixtures.Noon.Add(time.Second))
-	if wait := m.waiting(cart, true, fixtures.Noon.Add(2*time.Second)); wait != 6*time.Second {
+	m.wait(cart, render.Load{Endpoints: 3000}, true, true, controllertest.Noon.Add(time.Second))
+	if wait := m.waiting(cart, true, controllertest.Noon.Add(2*time.Second)); wait != 6*time.Second {
 		t.Errorf("after a change it waits %s, want 6 s", wait)
 	}
-	m.pause(cart, render.Load{Bytes: 2 << 20}, fixtures.Noon.Add(8*time.Second))
-	if wait := m.waiting(cart, true, fixtures.Noon.Add(8*time.Second)); wait != 16*time.Second {
+	m.pause(cart, render.Load{Bytes: 2 << 20}, controllertest.Noon.Add(8*time.Second))
+	if wait := m.waiting(cart, true, controllertest.Noon.Add(8*time.Second)); wait != 16*time.Second {
 		t.Errorf("too large to be written it waits %s, want 16 s", wait)
 	}
-	if wait := m.waiting(cart, false, fixtures.Noon.Add(8*time.Second)); wait != 0 {
+	if wait := m.waiting(cart, false, controllertest.Noon.Add(8*time.Second)); wait != 0 {
 		t.Errorf("what is not stored waits %s", wait)
 	}
-	m.reject(cart, "too large", "too large", 1, fixtures.Noon.Add(8*time.Second))
-	if wait := m.waiting(cart, false, fixtures.Noon.Add(8*time.Second)); wait != 16*time.Second {
+	m.reject(cart, "too large", "too large", 1, controllertest.Noon.Add(8*time.Second))
+	if wait := m.waiting(cart, false, controllertest.Noon.Add(8*time.Second)); wait != 16*time.Second {
 		t.Errorf("what was refused and is not stored waits %s, want 16 s", wait)
 	}
 }
 
 func TestRefusalsAreRetriedEverMoreSlowly(t *testing.T) {
 	m, changes := newTestMemory(t)
-	now := fixtures.Noon
+	now := controllertest.Noon
 	for i, want := range []time.Duration{1, 2, 4, 8, 10, 10, 10} {
 		if wait := m.retryIn(cart, 1, now); wait != 0 {
 			t.Fatalf("try %d waits %s although its time has come", i, wait)
@@ -138,7 +138,7 @@ func TestRefusalsAreRetriedEverMoreSlowly(t *testing.T) {
 func TestRefusedServicesNewestFirst(t *testing.T) {
 	m, _ := newTestMemory(t)
 	for i, name := range []string{"old", "b", "a"} {
-		m.reject(types.NamespacedName{Namespace: "x", Name: name}, "no", "no", 1, fixtures.Noon.Add(time.Duration(min(i, 1))*time.Second))
+		m.reject(types.NamespacedName{Namespace: "x", Name: name}, "no", "no", 1, controllertest.Noon.Add(time.Duration(min(i, 1))*time.Second))
 	}
 	want := []v1alpha1.RefusedService{
 		{Namespace: "x", Name: "a", Message: "no"}, {Namespace: "x", Name: "b", Message: "no"}, {Namespace: "x", Name: "old", Message: "no"},
@@ -153,8 +153,8 @@ func TestMemoryIsBoundedByServices(t *testing.T) {
 	for i := range 100 {
 		key := types.NamespacedName{Namespace: "x", Name: fmt.Sprint(i)}
 		m.newProblems(key, "Bad", "bad")
-		m.wrote(key, 1000, true, fixtures.Noon)
-		m.reject(key, "no", "no", 1, fixtures.Noon)
+		m.wrote(key, 1000, true, controllertest.Noon)
+		m.reject(key, "no", "no", 1, controllertest.Noon)
 		m.forget(key)
 	}
 	m.forget(cart) // never seen
@@ -184,14 +184,14 @@ func TestWhatWasLostIsSaidAgain(t *testing.T) {
 	m.EventLost(cart, "Bad") // unknown
 	m.newProblems(cart, "Bad", "a")
 	m.newProblems(cart, "Worse", "a")
-	m.reject(cart, "no", "no", 1, fixtures.Noon)
+	m.reject(cart, "no", "no", 1, controllertest.Noon)
 	m.EventLost(cart, "Bad")
-	m.EventLost(cart, EventServiceRejected)
+	m.EventLost(cart, eventServiceRejected)
 	for i, want := range []bool{true, false} {
 		if say := m.newProblems(cart, "Bad", "a"); say != want {
 			t.Errorf("problem, time %d: say %v", i, say)
 		}
-		if say, _ := m.reject(cart, "no", "no", 1, fixtures.Noon); say != want {
+		if say, _ := m.reject(cart, "no", "no", 1, controllertest.Noon); say != want {
 			t.Errorf("refusal, time %d: say %v", i, say)
 		}
 		if m.newProblems(cart, "Worse", "a") {

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/internal/fixtures"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/pacing"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -76,15 +76,15 @@ func TestNamespaceOverItsShareDelaysItselfAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, other := newWriter(t), 0
-			end := fixtures.Noon.Add(lasting)
-			for i, now := 0, fixtures.Noon; now.Before(end); i, now = i+1, now.Add(2*time.Millisecond) {
+			end := controllertest.Noon.Add(lasting)
+			for i, now := 0, controllertest.Noon; now.Before(end); i, now = i+1, now.Add(2*time.Millisecond) {
 				w.write(next(w, i), bytes, now) // 5 MB a second
 				if i%50 != 0 {
 					continue
 				}
 				before := w.written
 				if wait := w.write(service("victim", other%100), bytes, now); wait > 0 {
-					t.Fatalf("after %s a Service of another namespace waits %s", now.Sub(fixtures.Noon), wait)
+					t.Fatalf("after %s a Service of another namespace waits %s", now.Sub(controllertest.Noon), wait)
 				}
 				w.written = before
 				other++
@@ -127,7 +127,7 @@ func TestNamespaceShareIsNotFeltOrdinarily(t *testing.T) {
 	} {
 		p := newNamespacePace()
 		for i := range c.writes {
-			now := fixtures.Noon.Add(c.in * time.Duration(i) / time.Duration(c.writes))
+			now := controllertest.Noon.Add(c.in * time.Duration(i) / time.Duration(c.writes))
 			var of pacing.Claim
 			if wait := p.Wait("shop", &of, c.bytes, now); wait > 0 {
 				t.Fatalf("%s: number %d waits %s", name, i, wait)
@@ -141,15 +141,15 @@ func TestNamespaceShareIsNotFeltOrdinarily(t *testing.T) {
 // retain them only as long as the inventory names them.
 func TestVanishedRulesDoNotWaitForTheirNamespace(t *testing.T) {
 	w := newWriter(t)
-	w.pace.Of("shop", fixtures.Noon).Next = fixtures.Noon.Add(time.Minute)
+	w.pace.Of("shop", controllertest.Noon).Next = controllertest.Noon.Add(time.Minute)
 	few := render.Load{Bytes: 1000}
 	key := func(name string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: name} }
 	var older []corev1.Service
 	for _, name := range []string{"older than the term", "released", "came again"} {
-		older = append(older, *fixtures.ServiceNamed("shop", name))
+		older = append(older, *controllertest.ServiceNamed("shop", name))
 	}
 	w.begin(older)
-	w.begin([]corev1.Service{*fixtures.ServiceNamed("shop", "new")}) // it is known already
+	w.begin([]corev1.Service{*controllertest.ServiceNamed("shop", "new")}) // it is known already
 	for name, c := range map[string]struct {
 		prepare func(types.NamespacedName)
 		delayed bool
@@ -157,35 +157,35 @@ func TestVanishedRulesDoNotWaitForTheirNamespace(t *testing.T) {
 		"new":                 {func(types.NamespacedName) {}, true},
 		"older than the term": {func(types.NamespacedName) {}, false},
 		"came again":          {func(key types.NamespacedName) { w.forget(key) }, true},
-		"vanished":            {func(key types.NamespacedName) { w.waiting(key, true, fixtures.Noon) }, false},
+		"vanished":            {func(key types.NamespacedName) { w.waiting(key, true, controllertest.Noon) }, false},
 		"vanished waiting": {func(key types.NamespacedName) {
-			if w.wait(key, few, true, true, fixtures.Noon) == 0 {
+			if w.wait(key, few, true, true, controllertest.Noon) == 0 {
 				t.Error("a change does not wait")
 			}
 		}, false},
 		"released": {func(key types.NamespacedName) {
 			w.end(key)
 			w.released(key)
-			w.waiting(key, true, fixtures.Noon) // by a cache that is behind
+			w.waiting(key, true, controllertest.Noon) // by a cache that is behind
 		}, true},
 		"not released": {func(key types.NamespacedName) {
-			w.waiting(key, true, fixtures.Noon)
+			w.waiting(key, true, controllertest.Noon)
 			w.end(key)
 		}, false},
 		"released and written": {func(key types.NamespacedName) {
 			w.end(key)
 			w.released(key)
-			w.wrote(key, 1000, true, fixtures.Noon)
+			w.wrote(key, 1000, true, controllertest.Noon)
 		}, false},
 	} {
 		key := key(name)
 		c.prepare(key)
 		before := len(w.Delayed())
-		wait := w.wait(key, few, false, true, fixtures.Noon)
+		wait := w.wait(key, few, false, true, controllertest.Noon)
 		if delayed := len(w.Delayed()) > before; wait > 0 != c.delayed || delayed != c.delayed {
 			t.Errorf("%s: it waits %s, delayed %v, want %v", name, wait, delayed, c.delayed)
 		}
-		if again := w.waiting(key, false, fixtures.Noon); again > 0 != c.delayed {
+		if again := w.waiting(key, false, controllertest.Noon); again > 0 != c.delayed {
 			t.Errorf("%s: it need not be rendered for %s", name, again)
 		}
 	}
@@ -202,19 +202,19 @@ func TestVanishedRulesDoNotWaitForTheirNamespace(t *testing.T) {
 // A new term begins with nothing that waits, nor with bytes taken for it.
 func TestNewTermGivesBackWhatIsNotWritten(t *testing.T) {
 	w := newWriter(t)
-	full := fixtures.Noon.Add(time.Minute)
-	w.pace.Of("shop", fixtures.Noon).Next = full
+	full := controllertest.Noon.Add(time.Minute)
+	w.pace.Of("shop", controllertest.Noon).Next = full
 	for i := range 10 {
-		w.wait(service("shop", i), render.Load{Bytes: 1 << 20}, i%2 == 0, true, fixtures.Noon)
+		w.wait(service("shop", i), render.Load{Bytes: 1 << 20}, i%2 == 0, true, controllertest.Noon)
 	}
 	if len(w.Delayed()) != 5 {
 		t.Fatalf("delayed are %v", w.Delayed())
 	}
 	w.NewTerm()
-	if next := w.pace.Of("shop", fixtures.Noon).Next; !next.Equal(full) || len(w.Delayed()) != 0 {
+	if next := w.pace.Of("shop", controllertest.Noon).Next; !next.Equal(full) || len(w.Delayed()) != 0 {
 		t.Errorf("the next may be written at %s, want %s; delayed are %v", next, full, w.Delayed())
 	}
-	if wait := w.waiting(service("shop", 0), true, fixtures.Noon); wait > 0 {
+	if wait := w.waiting(service("shop", 0), true, controllertest.Noon); wait > 0 {
 		t.Errorf("one that waited need not be rendered for %s", wait)
 	}
 }
@@ -223,17 +223,17 @@ func TestNewTermGivesBackWhatIsNotWritten(t *testing.T) {
 func TestDelayedServicesAreAnnounced(t *testing.T) {
 	m, changes := newTestMemory(t)
 	m.NewTerm()
-	m.pace.Of("shop", fixtures.Noon).Next = fixtures.Noon.Add(time.Minute)
+	m.pace.Of("shop", controllertest.Noon).Next = controllertest.Noon.Add(time.Minute)
 	for name, end := range map[string]func(){
-		"written":  func() { m.wrote(cart, 1000, true, fixtures.Noon) },
+		"written":  func() { m.wrote(cart, 1000, true, controllertest.Noon) },
 		"accepted": func() { m.accepted(cart) },
 		"ended":    func() { m.end(cart) },
 		"gone":     func() { m.forget(cart) },
-		"refused":  func() { m.reject(cart, "no", "no", 1, fixtures.Noon) },
+		"refused":  func() { m.reject(cart, "no", "no", 1, controllertest.Noon) },
 	} {
 		*changes = 0
 		for range 2 {
-			if m.wait(cart, render.Load{Bytes: 1000}, false, true, fixtures.Noon) == 0 {
+			if m.wait(cart, render.Load{Bytes: 1000}, false, true, controllertest.Noon) == 0 {
 				t.Fatalf("%s: it does not wait", name)
 			}
 		}

@@ -14,11 +14,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
+// Reasons and actions of events about Services.
 const (
 	eventAddressesSkipped     = "AddressesSkipped"
 	eventEndpointsSkipped     = "EndpointsSkipped"
 	eventSourceRangesUnusable = "SourceRangesUnusable"
-	EventServiceRejected      = "ServiceRefused"
+	eventServiceRejected      = "ServiceRefused"
 	actionWrite               = "Write"
 	maxObjectBytes            = 1 << 20 // etcd takes 1.5 MiB; the rest is for metadata and growth of the format
 )
@@ -65,7 +66,7 @@ func skippedText(addresses []v1alpha1.SkippedAddress) string {
 // accept notes that a Service is not rejected (any more).
 func (r *Reconciler) accept(ctx context.Context, svc *corev1.Service) {
 	r.Memory.accepted(client.ObjectKeyFromObject(svc))
-	r.Events.Warn(ctx, svc, EventServiceRejected, actionWrite, "")
+	r.Events.Warn(ctx, svc, eventServiceRejected, actionWrite, "")
 }
 
 // reject notes and reports that a Service's rules cannot be written; the stored rules stay. It
@@ -73,9 +74,9 @@ func (r *Reconciler) accept(ctx context.Context, svc *corev1.Service) {
 func (r *Reconciler) reject(ctx context.Context, svc *corev1.Service, reason, message string, fingerprint uint64) time.Duration {
 	key := client.ObjectKeyFromObject(svc)
 	say, retry := r.Memory.reject(key, reason, message, fingerprint, r.Clock.Now())
-	if say && !r.Events.Warn(ctx, svc, EventServiceRejected, actionWrite,
+	if say && !r.Events.Warn(ctx, svc, eventServiceRejected, actionWrite,
 		"Its rules cannot be stored, so nodes keep its former rules and miss changes: "+message) {
-		r.Memory.EventLost(key, EventServiceRejected)
+		r.Memory.EventLost(key, eventServiceRejected)
 	}
 	return retry
 }

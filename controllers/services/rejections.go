@@ -10,6 +10,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
+// Pauses between attempts to write what was rejected.
 const (
 	firstRetry = time.Minute
 	maxRetry   = 10 * time.Minute
