@@ -52,8 +52,8 @@ func NewRangeWatcher(cached, live client.Reader, watches cache.Informers, clk cl
 	return &RangeWatcher{cached: cached, live: live, watches: watches, clock: clk, Changed: make(chan event.GenericEvent)}
 }
 
-// Current returns the ranges; false: they are not known yet, and Changed will report when they are.
-func (r *RangeWatcher) Current() (render.ServiceRanges, bool) {
+// Request returns the ranges; false: they are not known yet, and Changed will report when they are.
+func (r *RangeWatcher) Request() (render.ServiceRanges, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.awaited = r.awaited || !r.known

@@ -105,7 +105,7 @@ func TestServiceRangesAppear(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- r.Start(ctx) }()
 			within(t, "it waits", clk.HasWaiters)
-			if ranges, known := r.Current(); known != c.known {
+			if ranges, known := r.Request(); known != c.known {
 				t.Errorf("known %t", known)
 			} else if _, found := ranges.Of(netip.MustParseAddr("10.96.0.1")); found {
 				t.Error("a range out of nothing")
@@ -122,7 +122,7 @@ func TestServiceRangesAppear(t *testing.T) {
 			}
 			<-server.followed
 			for _, inside := range []string{"10.96.0.1", "fd00::1"} {
-				ranges, known := r.Current()
+				ranges, known := r.Request()
 				if _, found := ranges.Of(netip.MustParseAddr(inside)); !found || !known {
 					t.Errorf("%s is in no range", inside)
 				}
@@ -133,13 +133,13 @@ func TestServiceRangesAppear(t *testing.T) {
 			if e := <-r.Changed; e.Object.GetName() != "more" {
 				t.Errorf("changed is %s", e.Object.GetName())
 			}
-			if ranges, _ := r.Current(); func() bool { _, found := ranges.Of(netip.MustParseAddr("10.97.0.1")); return !found }() {
+			if ranges, _ := r.Request(); func() bool { _, found := ranges.Of(netip.MustParseAddr("10.97.0.1")); return !found }() {
 				t.Error("the new range is not known")
 			}
 			server.set(nil, serviceCIDR("kubernetes", "10.96.0.0/16", "fd00::/112"))
 			go server.handler.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: &more})
 			<-r.Changed
-			if ranges, _ := r.Current(); func() bool { _, found := ranges.Of(netip.MustParseAddr("10.97.0.1")); return found }() {
+			if ranges, _ := r.Request(); func() bool { _, found := ranges.Of(netip.MustParseAddr("10.97.0.1")); return found }() {
 				t.Error("the range is still known")
 			}
 			cancel()

@@ -16,7 +16,7 @@ import (
 
 // Ranges are the service ranges; false: they are not known yet.
 type Ranges interface {
-	Current() (render.ServiceRanges, bool)
+	Request() (render.ServiceRanges, bool)
 }
 
 // Surroundings know what the cluster has at the addresses that Services name.
@@ -34,7 +34,7 @@ func (s *Surroundings) Of(ctx context.Context, svc *corev1.Service) (render.Clus
 		return out, true, nil
 	}
 	var known bool
-	if out.Ranges, known = s.Ranges.Current(); !known {
+	if out.Ranges, known = s.Ranges.Request(); !known {
 		return out, false, nil
 	}
 	var err error

@@ -164,6 +164,7 @@ func (r *Reconciler) begin(ctx context.Context) error {
 // publish renders a Service and writes the result if it differs from stored.
 func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (ctrl.Result, error) {
 	key := client.ObjectKeyFromObject(svc)
+	r.Memory.seen(key, stored != nil)
 	if wait := r.Memory.waiting(key, stored != nil, r.Clock.Now()); wait > 0 && r.Memory.Settled(key) {
 		return ctrl.Result{RequeueAfter: wait}, nil // whatever has changed
 	}

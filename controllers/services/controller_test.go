@@ -41,7 +41,7 @@ type budgetRig struct {
 // knownRanges are the service ranges of a cluster.
 type knownRanges struct{ render.ServiceRanges }
 
-func (r knownRanges) Current() (render.ServiceRanges, bool) { return r.ServiceRanges, true }
+func (r knownRanges) Request() (render.ServiceRanges, bool) { return r.ServiceRanges, true }
 
 func newBudgetRig(t *testing.T, services ...*corev1.Service) *budgetRig {
 	t.Helper()

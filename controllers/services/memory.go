@@ -214,6 +214,13 @@ func (m *Memory) wait(key types.NamespacedName, load render.Load, stored, byTena
 	return wait
 }
 
+// seen notes whether a Service has rules.
+func (m *Memory) seen(key types.NamespacedName, stored bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.of(key).seen(stored)
+}
+
 // seen notes whether a Service has rules. After it was ended, the cache may still have its former
 // ones.
 func (s *state) seen(stored bool) {
@@ -262,8 +269,10 @@ func (m *Memory) pause(key types.NamespacedName, load render.Load, now time.Time
 func (m *Memory) waiting(key types.NamespacedName, stored bool, now time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := m.of(key)
-	s.seen(stored)
+	s := m.services[key]
+	if s == nil {
+		return 0
+	}
 	var until time.Time
 	if stored || s.rejection != nil {
 		until = s.until

@@ -157,7 +157,7 @@ func TestVanishedRulesDoNotWaitForTheirNamespace(t *testing.T) {
 		"new":                 {func(types.NamespacedName) {}, true},
 		"older than the term": {func(types.NamespacedName) {}, false},
 		"came again":          {func(key types.NamespacedName) { w.forget(key) }, true},
-		"vanished":            {func(key types.NamespacedName) { w.waiting(key, true, controllertest.Noon) }, false},
+		"vanished":            {func(key types.NamespacedName) { w.seen(key, true) }, false},
 		"vanished waiting": {func(key types.NamespacedName) {
 			if w.wait(key, few, true, true, controllertest.Noon) == 0 {
 				t.Error("a change does not wait")
@@ -166,10 +166,10 @@ func TestVanishedRulesDoNotWaitForTheirNamespace(t *testing.T) {
 		"released": {func(key types.NamespacedName) {
 			w.end(key)
 			w.released(key)
-			w.waiting(key, true, controllertest.Noon) // by a cache that is behind
+			w.seen(key, true) // by a cache that is behind
 		}, true},
 		"not released": {func(key types.NamespacedName) {
-			w.waiting(key, true, controllertest.Noon)
+			w.seen(key, true)
 			w.end(key)
 		}, false},
 		"released and written": {func(key types.NamespacedName) {

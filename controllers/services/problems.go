@@ -21,8 +21,10 @@ const (
 	eventSourceRangesUnusable = "SourceRangesUnusable"
 	eventServiceRejected      = "ServiceRefused"
 	actionWrite               = "Write"
-	maxObjectBytes            = 1 << 20 // etcd takes 1.5 MiB; the rest is for metadata and growth of the format
 )
+
+// maxObjectBytes limits rules: etcd accepts 1.5 MiB; the rest is for metadata and growth of the format.
+const maxObjectBytes = 1 << 20
 
 const tooLargeMessage = "its ServiceProxyRules would be larger than 1 MiB; split the Service or let it select fewer pods"
 
