@@ -16,10 +16,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 )
 
-// nodePolicies are the policies for nodes, and what is known of them.
+// nodePolicies are the policies for nodes, and what is known about them.
 type nodePolicies struct {
 	all *policies.Nodes
-	// refused are those of which nothing is used.
+	// refused are the invalid ones, which are not used.
 	refused []policies.NodePolicy
 	// selected counts the nodes that each policy selects.
 	selected map[string]int
@@ -49,7 +49,7 @@ func (r *renderer) nodes() {
 	r.reportNodes(p)
 }
 
-// nodePolicies reads the policies, and says which are refused.
+// nodePolicies parses the policies, and reports the invalid ones.
 func (r *renderer) nodePolicies() *nodePolicies {
 	p := &nodePolicies{selected: map[string]int{}, resolved: map[*policies.NodeResolution][]string{}}
 	rolloutPath := field.NewPath("spec", "rollout")
@@ -77,8 +77,8 @@ func (r *renderer) nodePolicies() *nodePolicies {
 	return p
 }
 
-// node renders the rules of a node. One that does not exist (any more) keeps the
-// settings it has, and so does one that a refused policy shapes or would shape.
+// node renders the rules of a node. One that does not exist (any more) keeps its settings, and so
+// does one that an invalid policy shapes or would shape.
 func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodeProxyRules, p *nodePolicies) {
 	in := render.NodeInput{Node: node, Current: stored, FormatVersion: r.format}
 	services := make([]render.ServiceSlices, len(r.onNode[name]))
@@ -114,15 +114,15 @@ func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodePro
 	r.result.Nodes = append(r.result.Nodes, v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec})
 }
 
-// keeps reports whether a node keeps what it has because of a refused policy.
+// keeps reports whether a node keeps its settings because of an invalid policy.
 func (p *nodePolicies) keeps(node *corev1.Node, stored *v1alpha1.NodeProxyRules) bool {
 	return slices.ContainsFunc(p.refused, func(policy policies.NodePolicy) bool {
 		return policy.Keeps(node.Labels, stored.Spec.Policies)
 	})
 }
 
-// reportNodes says what is wrong with the settings that policies make together, and
-// which fields of policies, and which policies, do nothing.
+// reportNodes reports what is wrong with the resulting settings, and which fields of policies, and
+// which policies, have no effect.
 func (r *renderer) reportNodes(p *nodePolicies) {
 	lost := map[loss]int{}
 	for _, resolution := range p.ordered() {
@@ -154,7 +154,7 @@ func (p *nodePolicies) ordered() []*policies.NodeResolution {
 	})
 }
 
-// blamed names those who are to change something.
+// blamed names those to be corrected.
 func blamed(names []string) string {
 	if len(names) == 1 && names[0] == policies.Base {
 		return "NodeProxy " + v1alpha1.NodeProxyName

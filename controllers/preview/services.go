@@ -15,14 +15,13 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// servicePolicies are the policies for Services, and what is known of them.
+// servicePolicies are the policies for Services, and what is known about them.
 type servicePolicies struct {
 	all *policies.Services
-	// refused are those of which nothing is used; a selector is nil where it is what is
-	// wrong.
+	// refused are the invalid ones, which are not used; an invalid selector is nil.
 	refused []policies.ServicePolicy
-	// namespaces are the labels of each Namespace; missing are those that Services are
-	// in and that are not among the objects.
+	// namespaces are the labels of each Namespace; missing are the Namespaces of Services that are
+	// not among the objects.
 	namespaces map[string]map[string]string
 	missing    map[string]bool
 	stored     map[string]*v1alpha1.ServiceProxyRules
@@ -30,18 +29,17 @@ type servicePolicies struct {
 	selected map[string]int
 	// lost counts the Services where another policy sets a field.
 	lost map[loss]int
-	// ineffective are the Services on which an override has no effect, by policy, field
-	// and reason.
+	// ineffective are the Services on which an override has no effect, by policy, field and reason.
 	ineffective map[ineffective][]string
 }
 
-// loss is a field that a policy sets and another one wins.
+// loss is a field that a policy sets but another one wins.
 type loss struct{ policy, field, winner string }
 
-// ineffective is an override that has no effect somewhere.
+// ineffective is an override without effect on some Service.
 type ineffective struct{ policy, why string }
 
-// services renders every Service that is proxied. What is stored of others goes.
+// services renders every proxied Service. Stored rules of others are removed.
 func (r *renderer) services() {
 	p := r.servicePolicies()
 	withoutIP := 0
@@ -61,7 +59,7 @@ func (r *renderer) services() {
 	r.reportServices(p)
 }
 
-// servicePolicies reads the policies, and says which are refused.
+// servicePolicies parses the policies, and reports the invalid ones.
 func (r *renderer) servicePolicies() *servicePolicies {
 	p := &servicePolicies{
 		namespaces: map[string]map[string]string{}, missing: map[string]bool{}, stored: map[string]*v1alpha1.ServiceProxyRules{},
@@ -89,8 +87,7 @@ func (r *renderer) servicePolicies() *servicePolicies {
 	return p
 }
 
-// namespaceLabels are the labels of a Namespace with the one that the API server gives
-// to each.
+// namespaceLabels returns the labels of a Namespace with the one that the API server adds.
 func namespaceLabels(name string, written map[string]string) map[string]string {
 	if written[corev1.LabelMetadataName] == name {
 		return written
@@ -118,8 +115,8 @@ func (r *renderer) service(svc *corev1.Service, p *servicePolicies) {
 	r.result.Services = append(r.result.Services, *rules)
 }
 
-// around is what can be told of the cluster. Service ranges are not among it: of these the
-// preview knows what the controller has found, which may read more.
+// around is what is known of the cluster. It does not include service ranges: of these the preview
+// uses what the controller has found, which has more permissions.
 func (r *renderer) around(stored *v1alpha1.ServiceProxyRules) render.Cluster {
 	out := render.Cluster{APIServers: r.apiServers, OfNode: func(a netip.Addr) bool { return r.nodeIPs[a] }}
 	if stored != nil {
@@ -128,7 +125,7 @@ func (r *renderer) around(stored *v1alpha1.ServiceProxyRules) render.Cluster {
 	return out
 }
 
-// shape is what policies make of a Service: what it has, where one of them is refused.
+// shape returns the shape of a Service: the present one if one of its policies is invalid.
 func (p *servicePolicies) shape(svc *corev1.Service) render.Shape {
 	if len(p.selected)+len(p.refused) == 0 {
 		return render.Shape{}
@@ -158,7 +155,7 @@ func (p *servicePolicies) shape(svc *corev1.Service) render.Shape {
 	return render.Shape{Overrides: &resolution.Overrides, Policies: resolution.Policies}
 }
 
-// keeps returns what a Service has, if it keeps that because of a refused policy.
+// keeps returns the overrides of a Service, if it keeps them because of an invalid policy.
 func (p *servicePolicies) keeps(svc *corev1.Service, namespace map[string]string) (render.Shape, bool) {
 	stored := p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]
 	if stored == nil || !slices.ContainsFunc(p.refused, func(policy policies.ServicePolicy) bool {
@@ -174,7 +171,7 @@ func (p *servicePolicies) keeps(svc *corev1.Service, namespace map[string]string
 	return render.Shape{Overrides: &grant.Overrides, Policies: stored.Spec.Policies}, true
 }
 
-// reportServices says which fields of policies, and which policies, do nothing.
+// reportServices reports which fields of policies, and which policies, have no effect.
 func (r *renderer) reportServices(p *servicePolicies) {
 	if len(p.missing) > 0 && len(p.selected) > 0 {
 		r.note("%d namespaces of Services are not among the objects, and taken to have no labels but %s (%s)",
