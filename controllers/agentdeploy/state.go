@@ -170,10 +170,10 @@ func slowness(pod *corev1.Pod) string {
 	}
 	for i := range pod.Status.ContainerStatuses {
 		if pod.Status.ContainerStatuses[i].State.Running != nil {
-			return fmt.Sprintf("it runs but has not become ready for more than a minute; why, tells `kubectl get nodeproxyrules %s -o wide` or its log", cmp.Or(pod.Spec.NodeName, "NODE"))
+			return fmt.Sprintf("it runs but has not become ready for more than a minute; see `kubectl get nodeproxyrules %s -o wide` or its log", cmp.Or(pod.Spec.NodeName, "NODE"))
 		}
 	}
-	return fmt.Sprintf("it has not been started for more than a minute; why, tell its events: `kubectl -n %s describe pod %s`", pod.Namespace, pod.Name)
+	return fmt.Sprintf("it has not been started for more than a minute; see its events: `kubectl -n %s describe pod %s`", pod.Namespace, pod.Name)
 }
 
 // containerProblem says what keeps a container from running; empty: nothing that the kubelet

@@ -68,7 +68,7 @@ func (l *loader) load(name string, stdin io.Reader) error {
 		return err
 	}
 	if len(l.files) == before {
-		return fmt.Errorf("%s holds no file that ends in .yaml, .yml or .json%s", name, l.hint())
+		return fmt.Errorf("%s contains no file that ends in .yaml, .yml or .json%s", name, l.hint())
 	}
 	return nil
 }

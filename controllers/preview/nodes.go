@@ -59,7 +59,7 @@ func (r *renderer) nodePolicies() *nodePolicies {
 		one, errs := policies.NodePolicyOf(policy)
 		_, more := rollout.BudgetOf(policy.Generation, policy.Spec.Rollout, rolloutPath)
 		if errs = append(errs, more...); len(errs) > 0 {
-			r.problem("NodeProxyPolicy %s is refused, and nodes that it selects keep what they have: %v", policy.Name, errs.ToAggregate())
+			r.problem("NodeProxyPolicy %s is not valid, and nodes that it selects keep their settings: %v", policy.Name, errs.ToAggregate())
 			p.refused = append(p.refused, one)
 			continue
 		}
@@ -128,7 +128,7 @@ func (r *renderer) reportNodes(p *nodePolicies) {
 	for _, resolution := range p.ordered() {
 		names := p.resolved[resolution]
 		if resolution.Invalid != nil {
-			r.problem("%s: with the others that apply there the settings of %d nodes make no sense, and these keep what they have, new ones do without it (%s): %v",
+			r.problem("%s: together with the others that apply, the settings of %d nodes are not valid, and these keep theirs, new ones do without it (%s): %v",
 				blamed(resolution.Blamed), len(names), some(names), resolution.Invalid)
 		}
 		for policy, fields := range resolution.Overridden {

@@ -34,7 +34,7 @@ func Render(in *Objects) *Result {
 		r.problem("NodeProxy %s is being deleted with removalPolicy Cleanup: nothing is rendered any more", in.NodeProxy.Name)
 		return r.result
 	case in.NodeProxy == nil:
-		r.problem("there is no NodeProxy %s: without it nodes keep the settings they have, and new ones get none", v1alpha1.NodeProxyName)
+		r.problem("there is no NodeProxy %s: without it nodes keep their settings, and new ones get none", v1alpha1.NodeProxyName)
 		if len(in.NodeRules)+len(in.ServiceRules) == 0 {
 			return r.result // not switched on yet
 		}

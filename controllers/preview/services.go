@@ -53,7 +53,7 @@ func (r *renderer) services() {
 		}
 	}
 	if withoutIP > 0 {
-		r.note("%d Services have no spec.clusterIP, which the API server gives, and are passed over: take Services as they are stored, by kubectl get services -A -o yaml", withoutIP)
+		r.note("%d Services have no spec.clusterIP, which the API server assigns, and are skipped: use stored Services, from kubectl get services -A -o yaml", withoutIP)
 	}
 	slices.SortFunc(r.result.Services, func(a, b v1alpha1.ServiceProxyRules) int { return cmp.Compare(a.Name, b.Name) })
 	r.reportServices(p)
@@ -70,7 +70,7 @@ func (r *renderer) servicePolicies() *servicePolicies {
 		policy := &r.in.ServicePolicies[i]
 		one, errs := policies.ServicePolicyOf(policy)
 		if len(errs) > 0 {
-			r.problem("ServiceProxyPolicy %s is refused, and Services that it selects keep what they have: %v", policy.Name, errs.ToAggregate())
+			r.problem("ServiceProxyPolicy %s is not valid, and Services that it selects keep their overrides: %v", policy.Name, errs.ToAggregate())
 			p.refused = append(p.refused, one)
 			continue
 		}
@@ -104,7 +104,7 @@ func (r *renderer) service(svc *corev1.Service, p *servicePolicies) {
 		of = *found
 	}
 	if limit, text := render.Size(svc, of.Slices).Excess(); limit != "" {
-		r.problem("Service %s/%s is refused, and nodes keep what they have of it: %s", svc.Namespace, svc.Name, text)
+		r.problem("Service %s/%s is rejected, and nodes keep its former rules: %s", svc.Namespace, svc.Name, text)
 		if stored := p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]; stored != nil {
 			r.result.Services = append(r.result.Services, v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: stored.Name}, Spec: stored.Spec})
 		}

@@ -102,11 +102,11 @@ func (s *shapedService) overrideRanges(svc *corev1.Service, fams families, range
 	}
 	s.sourceRanges = ranges
 	if len(served) == 0 && len(svc.Status.LoadBalancer.Ingress) > 0 { // none at all: it has none yet
-		s.without(name, "restricts load-balancer addresses that nodes serve, and this Service has none: status.loadBalancer.ingress holds host names, or addresses with ipMode Proxy, so that restricting clients is up to the load balancer")
+		s.without(name, "restricts load-balancer addresses that nodes serve, and this Service has none: status.loadBalancer.ingress contains host names, or addresses with ipMode Proxy, so that restricting clients is up to the load balancer")
 		return
 	}
 	for _, f := range openFamilies(served, ranges) {
-		s.without(name, "holds no %s range, so that the %s load-balancer addresses of this Service are open to every source: add one", f, f)
+		s.without(name, "has no %s range, so that the %s load-balancer addresses of this Service are open to every source: add one", f, f)
 	}
 }
 
