@@ -178,7 +178,7 @@ func TestRender(t *testing.T) {
 		},
 		"one that did": {
 			before: []string{cluster, edge}, now: []string{cluster, edge}, edit: invalid, want: withEdge,
-			problems: []string{"NodeProxyPolicy edge is refused"},
+			problems: []string{"NodeProxyPolicy edge is not valid"},
 		},
 		"one whose selector makes no sense": {
 			before: []string{cluster, edge}, now: []string{cluster, edge}, edit: withoutSelector, want: withEdge,
@@ -196,11 +196,11 @@ func TestRender(t *testing.T) {
 				}
 			},
 			want:     slices.Concat(plain[:3], []string{"shop.cart 80/TCP  [closed]", "shop.pay 80/TCP  [closed]"}),
-			problems: []string{"ServiceProxyPolicy closed is refused"},
+			problems: []string{"ServiceProxyPolicy closed is not valid"},
 		},
 		"ranges that did, and nobody knows any more": {
 			before: []string{cluster, closed}, now: []string{cluster, closed}, edit: invalidRanges, want: plain,
-			problems: []string{"ServiceProxyPolicy closed is refused"},
+			problems: []string{"ServiceProxyPolicy closed is not valid"},
 		},
 		"no sense together": {
 			before: []string{cluster, edge},
@@ -212,7 +212,7 @@ func TestRender(t *testing.T) {
 		"no sense together, on new nodes": {
 			now:      []string{cluster, strings.Replace(edge, "mode: IPVS", "sync: {minIntervalMilliseconds: 90000}", 1)},
 			want:     plain,
-			problems: []string{"NodeProxyPolicy edge: with the others that apply there the settings of 2 nodes make no sense"},
+			problems: []string{"NodeProxyPolicy edge: together with the others that apply, the settings of 2 nodes are not valid"},
 		},
 		"more local endpoints than a node takes": {
 			now: []string{cluster}, edit: crowdedNode, want: plain,
