@@ -29,7 +29,7 @@ import (
 // schemas validate objects of users as the API server does, with the same code and CRDs. The schema
 // of a kind is built for its first object.
 type schemas struct {
-	crds  fs.FS // in its folder bases
+	crds  fs.FS // in its directory bases
 	kinds map[string]*schema
 }
 

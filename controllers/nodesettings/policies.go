@@ -19,8 +19,8 @@ type PolicySet struct {
 	All []*v1alpha1.NodeProxyPolicy // by name
 	// Invalid says what is wrong with a policy by itself. Such a policy is not used.
 	Invalid map[string]error
-	// refused are the invalid policies, by name.
-	refused []policies.NodePolicy
+	// invalidPolicies are the invalid policies, by name.
+	invalidPolicies []policies.NodePolicy
 	// Budgets are those of all policies, and of NodeProxy (policies.Base) if there is one.
 	Budgets map[string]rollout.Budget
 	Nodes   *policies.Nodes
@@ -37,14 +37,14 @@ func NewPolicySet(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) *Polic
 		budget, more := rollout.BudgetOf(p.Generation, p.Spec.Rollout, rolloutPath)
 		if errs = append(errs, more...); len(errs) > 0 {
 			s.Invalid[p.Name] = errs.ToAggregate()
-			s.refused = append(s.refused, policy)
+			s.invalidPolicies = append(s.invalidPolicies, policy)
 			budget = rollout.Budget{Generation: p.Generation, Paused: true} // it only counts what it selects
 		} else {
 			valid = append(valid, policy)
 		}
 		s.Budgets[p.Name] = budget
 	}
-	slices.SortFunc(s.refused, func(a, b policies.NodePolicy) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.invalidPolicies, func(a, b policies.NodePolicy) int { return cmp.Compare(a.Name, b.Name) })
 	s.Refresh(all)
 	var base *v1alpha1.ProxySettings
 	if np != nil {
@@ -96,9 +96,9 @@ func (s *PolicySet) Exists(name string) bool { return s.Find(name) != nil }
 // InvalidFor returns the first invalid policy, by name, that selects a node with these labels, or
 // shaped its settings before; empty: none.
 func (s *PolicySet) InvalidFor(nodeLabels labels.Set, shaped []string) string {
-	for i := range s.refused {
-		if s.refused[i].Keeps(nodeLabels, shaped) {
-			return s.refused[i].Name
+	for i := range s.invalidPolicies {
+		if s.invalidPolicies[i].Keeps(nodeLabels, shaped) {
+			return s.invalidPolicies[i].Name
 		}
 	}
 	return ""
@@ -108,9 +108,9 @@ func (s *PolicySet) InvalidFor(nodeLabels labels.Set, shaped []string) string {
 // policies that select it.
 func (s *PolicySet) Selecting(nodeLabels labels.Set, r *policies.NodeResolution) []string {
 	out := append([]string{policies.Base}, r.Matching...)
-	for i := range s.refused {
-		if s.refused[i].Selects(nodeLabels) {
-			out = append(out, s.refused[i].Name)
+	for i := range s.invalidPolicies {
+		if s.invalidPolicies[i].Selects(nodeLabels) {
+			out = append(out, s.invalidPolicies[i].Name)
 		}
 	}
 	return out

@@ -68,7 +68,7 @@ type Decision struct {
 	Known *Known // nil: nothing is known of its Namespace
 	// Applied: the Service has the overrides of its policies.
 	Applied bool
-	// grant is what it is to get, if it has not. Nil: it keeps its overrides, and Why tells the
+	// grant is what it is to get, if it has not. Nil: it keeps its overrides, and Why gives the
 	// reason.
 	grant *v1alpha1.OverridesGrant
 	Why   string

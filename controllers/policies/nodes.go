@@ -174,7 +174,7 @@ func (n *Nodes) blamed(selected []NodePolicy, shaping []string) []string {
 func Causes(before, after *v1alpha1.ProxySettings, owners map[string]string) []string {
 	causes := map[string]struct{}{}
 	for _, path := range differing(before, after, unions()) {
-		causes[owners[path]] = struct{}{} // Base, if nobody sets it
+		causes[owners[path]] = struct{}{} // Base, if no policy sets it
 	}
 	return slices.Sorted(maps.Keys(causes))
 }

@@ -19,8 +19,8 @@ import (
 // nodePolicies are the policies for nodes, and what is known about them.
 type nodePolicies struct {
 	all *policies.Nodes
-	// refused are the invalid ones, which are not used.
-	refused []policies.NodePolicy
+	// invalid are the invalid ones, which are not used.
+	invalid []policies.NodePolicy
 	// selected counts the nodes that each policy selects.
 	selected map[string]int
 	// resolved are the nodes of each resolution.
@@ -60,7 +60,7 @@ func (r *renderer) nodePolicies() *nodePolicies {
 		_, more := rollout.BudgetOf(policy.Generation, policy.Spec.Rollout, rolloutPath)
 		if errs = append(errs, more...); len(errs) > 0 {
 			r.problem("NodeProxyPolicy %s is not valid, and nodes that it selects keep their settings: %v", policy.Name, errs.ToAggregate())
-			p.refused = append(p.refused, one)
+			p.invalid = append(p.invalid, one)
 			continue
 		}
 		p.selected[policy.Name] = 0
@@ -116,7 +116,7 @@ func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodePro
 
 // keeps reports whether a node keeps its settings because of an invalid policy.
 func (p *nodePolicies) keeps(node *corev1.Node, stored *v1alpha1.NodeProxyRules) bool {
-	return slices.ContainsFunc(p.refused, func(policy policies.NodePolicy) bool {
+	return slices.ContainsFunc(p.invalid, func(policy policies.NodePolicy) bool {
 		return policy.Keeps(node.Labels, stored.Spec.Policies)
 	})
 }

@@ -18,8 +18,8 @@ import (
 // servicePolicies are the policies for Services, and what is known about them.
 type servicePolicies struct {
 	all *policies.Services
-	// refused are the invalid ones, which are not used; an invalid selector is nil.
-	refused []policies.ServicePolicy
+	// invalid are the invalid ones, which are not used; an invalid selector is nil.
+	invalid []policies.ServicePolicy
 	// namespaces are the labels of each Namespace; missing are the Namespaces of Services that are
 	// not among the objects.
 	namespaces map[string]map[string]string
@@ -71,7 +71,7 @@ func (r *renderer) servicePolicies() *servicePolicies {
 		one, errs := policies.ServicePolicyOf(policy)
 		if len(errs) > 0 {
 			r.problem("ServiceProxyPolicy %s is not valid, and Services that it selects keep their overrides: %v", policy.Name, errs.ToAggregate())
-			p.refused = append(p.refused, one)
+			p.invalid = append(p.invalid, one)
 			continue
 		}
 		p.selected[policy.Name] = 0
@@ -127,7 +127,7 @@ func (r *renderer) around(stored *v1alpha1.ServiceProxyRules) render.Cluster {
 
 // shape returns the shape of a Service: the present one if one of its policies is invalid.
 func (p *servicePolicies) shape(svc *corev1.Service) render.Shape {
-	if len(p.selected)+len(p.refused) == 0 {
+	if len(p.selected)+len(p.invalid) == 0 {
 		return render.Shape{}
 	}
 	of, found := p.namespaces[svc.Namespace]
@@ -158,7 +158,7 @@ func (p *servicePolicies) shape(svc *corev1.Service) render.Shape {
 // keeps returns the overrides of a Service, if it keeps them because of an invalid policy.
 func (p *servicePolicies) keeps(svc *corev1.Service, namespace map[string]string) (render.Shape, bool) {
 	stored := p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]
-	if stored == nil || !slices.ContainsFunc(p.refused, func(policy policies.ServicePolicy) bool {
+	if stored == nil || !slices.ContainsFunc(p.invalid, func(policy policies.ServicePolicy) bool {
 		return policy.Keeps(namespace, svc.Labels, stored.Spec.Policies)
 	}) {
 		return render.Shape{}, false

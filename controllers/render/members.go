@@ -144,7 +144,7 @@ func NodesAffected(old, changed *discoveryv1.EndpointSlice, others []*discoveryv
 	contested := map[netip.Addr]string{} // with the node that has it before and after, if any
 	note := func(addr netip.Addr, was, is claim, hadIt, hasIt bool) {
 		if hadIt && hasIt && samePorts && was.node() == is.node() {
-			if !was.sameState(is) { // matters only if somebody else claims it too
+			if !was.sameState(is) { // only matters if another slice claims it too
 				contested[addr] = is.node()
 			}
 			return

@@ -27,7 +27,7 @@ const (
 	nodeRate    = 512 << 10
 )
 
-// Load is what the rules of a Service cost whoever has to read and program them.
+// Load is the cost of reading and programming the rules of a Service.
 type Load struct {
 	Endpoints int32
 	// Combinations are those of v1alpha1.ServiceSize.

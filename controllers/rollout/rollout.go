@@ -200,7 +200,7 @@ func (d *decider) countGiven(n *Node, g Grant) {
 // room is how many of some nodes may be unavailable.
 func room(most intstr.IntOrString, nodes int) int {
 	scaled, err := intstr.GetScaledValueFromIntOrPercent(&most, nodes, false)
-	if err != nil { // the API refuses what is neither
+	if err != nil { // the API denies what is neither
 		return 1
 	}
 	return max(1, scaled)
