@@ -114,7 +114,7 @@ var _ = Describe("looking after the agents", func() {
 			return k8s.Status().Update(ctx, rules)
 		}).Should(Succeed())
 		pass(95*time.Second, controller, func() {})
-		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("False NodesNotProgrammed: n1: no sign of life for 1m30s")))
+		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("False NodesNotProgrammed: n1: no heartbeat for 1m30s")))
 		written := func() string {
 			np := &v1alpha1.NodeProxy{}
 			Expect(k8s.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeProxyName}, np)).To(Succeed())

@@ -22,7 +22,7 @@ import (
 // toggledProbe answers for API servers that are not there.
 type toggledProbe struct{ answers atomic.Bool }
 
-// Probe implements controllers.APIServerProbe.
+// Probe implements apiservers.Probe.
 func (p *toggledProbe) Probe(context.Context, string) error {
 	if p.answers.Load() {
 		return nil
@@ -131,7 +131,7 @@ var _ = Describe("APIServersReconciler", func() {
 
 		patchNodeProxy(ctx, fmt.Sprintf(`{"spec":{"apiServer":{"endpoints":[%q]}}}`, wrong))
 		Eventually(summary(ctx), 30*time.Second).Should(WithTransform(ready, SatisfyAll(
-			HavePrefix("False APIServerUnreachable: none of spec.apiServer.endpoints answers"), ContainSubstring(wrong+": dial tcp 127.0.0.1:1: connect: connection refused"))))
+			HavePrefix("False APIServerUnreachable: None of spec.apiServer.endpoints answers"), ContainSubstring(wrong+": dial tcp 127.0.0.1:1: connect: connection refused"))))
 		controller.looks(ctx, "apiservers")
 		Expect(apiServers(ctx)()).To(Equal(before))
 
@@ -140,7 +140,7 @@ var _ = Describe("APIServersReconciler", func() {
 		Expect(k8s.Get(ctx, client.ObjectKey{Namespace: "default", Name: "kubernetes"}, kubernetes)).To(Succeed())
 		patchNodeProxy(ctx, fmt.Sprintf(`{"spec":{"apiServer":{"endpoints":["https://%s:443"]}}}`, kubernetes.Spec.ClusterIP))
 		Eventually(summary(ctx), 30*time.Second).Should(WithTransform(ready, SatisfyAll(
-			HavePrefix("False APIServerUnreachable: "), ContainSubstring("which the agents themselves program"))))
+			HavePrefix("False APIServerUnreachable: "), ContainSubstring("which the agents program themselves"))))
 		controller.looks(ctx, "apiservers")
 		Expect(apiServers(ctx)()).To(Equal(before))
 
@@ -150,7 +150,7 @@ var _ = Describe("APIServersReconciler", func() {
 		Eventually(apiServers(ctx)).Should(Equal(wrong + "\n" + right + "\n"))
 		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("True AllProgrammed: ")))
 		Eventually(func() string { return lastWarning(ctx, "APIServerUnreachable") }).Should(SatisfyAll(
-			ContainSubstring(own+": that is the Service"), ContainSubstring(wrong+": dial tcp 127.0.0.1:1"), Not(ContainSubstring(right))))
+			ContainSubstring(own+": this is the Service"), ContainSubstring(wrong+": dial tcp 127.0.0.1:1"), Not(ContainSubstring(right))))
 
 		By("nobody naming any")
 		patchNodeProxy(ctx, `{"spec":{"apiServer":null}}`)

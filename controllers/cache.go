@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -19,20 +18,12 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
+	"github.com/nodeproxy-io/nodeproxy/controllers/informers"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// Indexes of EndpointSlices, and of Services and Nodes by their addresses.
-const (
-	indexSlicesByService   = "nodeproxy.io/service"
-	indexSlicesByNode      = "nodeproxy.io/node"
-	indexServicesByAddress = "nodeproxy.io/service-address"
-	indexNodesByAddress    = "nodeproxy.io/node-address"
-)
-
-// CacheOptions returns what the manager's cache must watch and keep; of what is
-// about the agents, that in a namespace. Objects come out of it uncopied: nobody
-// may change one without copying it first.
+// CacheOptions returns what the manager's cache watches and stores. Objects of the agents are those
+// in a namespace. The cache returns objects uncopied: copy one before you change it.
 func CacheOptions(namespace string) (cache.Options, error) {
 	proxied, err := labels.NewRequirement(render.LabelServiceProxyName, selection.DoesNotExist, nil)
 	if err != nil {
@@ -45,7 +36,7 @@ func CacheOptions(namespace string) (cache.Options, error) {
 	return cache.Options{
 		DefaultTransform:             cache.TransformStripManagedFields(),
 		DefaultUnsafeDisableDeepCopy: new(true),
-		NewInformer:                  newInformer(clock.RealClock{}),
+		NewInformer:                  informers.New(clock.RealClock{}),
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Service{}: {
 				Label:     labels.NewSelector().Add(*proxied),
@@ -125,7 +116,7 @@ func trimNode(in any) (any, error) {
 	return in, nil
 }
 
-// trimPolicy drops what people note on a policy, such as what kubectl applied last.
+// trimPolicy drops notes on a policy, such as what kubectl applied last.
 func trimPolicy(in any) (any, error) {
 	switch policy := in.(type) {
 	case *v1alpha1.NodeProxyPolicy:
@@ -136,7 +127,7 @@ func trimPolicy(in any) (any, error) {
 	return in, nil
 }
 
-// trimPod keeps what tells how an agent does: there is one on every node.
+// trimPod retains what shows the state of an agent: there is one on every node.
 func trimPod(in any) (any, error) {
 	if pod, ok := in.(*corev1.Pod); ok {
 		trimMeta(&pod.ObjectMeta)
@@ -149,86 +140,9 @@ func trimPod(in any) (any, error) {
 	return in, nil
 }
 
-// addIndexes makes slices findable by Service (name within its namespace) and
-// by the nodes they name, and Services and Nodes by their addresses.
-func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
-	byService := func(o client.Object) []string {
-		if svc, ok := render.ServiceOf(o.(*discoveryv1.EndpointSlice)); ok {
-			return []string{svc.Name}
-		}
-		return nil
-	}
-	byNode := func(o client.Object) []string {
-		slice := o.(*discoveryv1.EndpointSlice)
-		if _, ok := render.ServiceOf(slice); !ok {
-			return nil
-		}
-		return render.NodesNamed(slice)
-	}
-	if err := indexer.IndexField(ctx, &discoveryv1.EndpointSlice{}, indexSlicesByService, byService); err != nil {
-		return fmt.Errorf("index EndpointSlices by Service: %w", err)
-	}
-	if err := indexer.IndexField(ctx, &discoveryv1.EndpointSlice{}, indexSlicesByNode, byNode); err != nil {
-		return fmt.Errorf("index EndpointSlices by node: %w", err)
-	}
-	if err := indexer.IndexField(ctx, &corev1.Service{}, indexServicesByAddress, outsideIPs); err != nil {
-		return fmt.Errorf("index Services by address: %w", err)
-	}
-	if err := indexer.IndexField(ctx, &corev1.Node{}, indexNodesByAddress, nodeIPs); err != nil {
-		return fmt.Errorf("index Nodes by address: %w", err)
-	}
-	return nil
-}
-
-// slicesOf returns all EndpointSlices of a Service.
-func slicesOf(ctx context.Context, c client.Reader, svc types.NamespacedName) ([]*discoveryv1.EndpointSlice, error) {
-	return listSlices(ctx, c, client.InNamespace(svc.Namespace), client.MatchingFields{indexSlicesByService: svc.Name})
-}
-
-// servicesOn returns, with all their slices, the Services of which some slice
-// names a node.
-func servicesOn(ctx context.Context, c client.Reader, node string) ([]render.ServiceSlices, error) {
-	naming, err := listSlices(ctx, c, client.MatchingFields{indexSlicesByNode: node})
-	if err != nil {
-		return nil, err
-	}
-	seen := map[types.NamespacedName]bool{}
-	var out []render.ServiceSlices
-	for _, slice := range naming {
-		svc, ok := render.ServiceOf(slice)
-		if !ok || seen[svc] {
-			continue
-		}
-		seen[svc] = true
-		all, err := slicesOf(ctx, c, svc)
-		if err != nil {
-			return nil, err
-		}
-		service := &corev1.Service{} // empty if there is none
-		if _, err := get(ctx, c, svc, service); err != nil {
-			return nil, err
-		}
-		out = append(out, render.ServiceSlices{Service: svc, Slices: all, Local: render.HasPolicyLocal(service)})
-	}
-	return out, nil
-}
-
-func listSlices(ctx context.Context, c client.Reader, opts ...client.ListOption) ([]*discoveryv1.EndpointSlice, error) {
-	var list discoveryv1.EndpointSliceList
-	if err := c.List(ctx, &list, opts...); err != nil {
-		return nil, fmt.Errorf("list EndpointSlices: %w", err)
-	}
-	out := make([]*discoveryv1.EndpointSlice, len(list.Items))
-	for i := range list.Items {
-		out[i] = &list.Items[i]
-	}
-	return out, nil
-}
-
-// NewCache makes the cache of a manager that is started with the context work. When that
-// ends, so does waiting for the cache: the manager of controller-runtime 0.24 that is told to
-// stop before its cache has filled would wait for it, whether the API server answers or not
-// (#3440 there).
+// NewCache makes the cache of a manager that is started with the context work. When that ends, waiting
+// for the cache ends too: the manager of controller-runtime 0.24 would wait for its cache to fill
+// before it stops, even if the API server does not answer (#3440 there).
 func NewCache(work context.Context) cache.NewCacheFunc {
 	return func(config *rest.Config, o cache.Options) (cache.Cache, error) {
 		c, err := cache.New(config, o)
@@ -241,7 +155,7 @@ func NewCache(work context.Context) cache.NewCacheFunc {
 
 type interruptible struct {
 	cache.Cache
-	work context.Context //nolint:containedctx // the manager has no other way to hand it over
+	work context.Context //nolint:containedctx // the manager has no other way to pass it
 }
 
 // WaitForCacheSync implements cache.Informers.

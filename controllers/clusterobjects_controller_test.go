@@ -300,7 +300,7 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		})
 		startControllerAs(config, keeping)
 		Eventually(podSecurity(ctx)).Should(Equal(privileged))
-		Eventually(keptEvents(ctx, leaseNamespace)).Should(ConsistOf(ContainSubstring("does not say how it serves")))
+		Eventually(keptEvents(ctx, leaseNamespace)).Should(ConsistOf(ContainSubstring("does not report how it serves")))
 		unavailable.Store(false)
 		Eventually(policies(ctx), "30s").Should(haveKept())
 		Eventually(bindings(ctx)).Should(haveKept())
@@ -332,7 +332,7 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 			HaveField("Spec.Validations", ContainElement(HaveField("Expression", HaveSuffix("request.namespace == '"+other+"'"))))))
 		Eventually(bindings(ctx)).Should(haveKept())
 		Eventually(keptEvents(ctx, other)).Should(ConsistOf(SatisfyAll(
-			ContainSubstring("does not take the Namespace "+other), ContainSubstring("cannot patch resource"))))
+			ContainSubstring("denies the Namespace "+other), ContainSubstring("cannot patch resource"))))
 		Expect(podSecurity(ctx)()).To(BeEmpty()) // of the namespace of others
 	})
 

@@ -1,6 +1,23 @@
 // Package controllers is the central half of nodeproxy: reconcilers that watch
-// Services, EndpointSlices, Nodes and NodeProxy, render them with package
-// render and write ServiceProxyRules, NodeProxyRules and the status of
-// NodeProxy. Reconcilers keep no state that a restart would miss: what they
-// remember only paces writes and keeps events from being said twice.
+// Services, EndpointSlices, Nodes, NodeProxy and policies, and write ServiceProxyRules,
+// NodeProxyRules and statuses. A restart loses nothing: what reconcilers remember only paces
+// writes and avoids duplicate events. This package only assembles them:
+//
+//   - setup.go: SetupWithManager, and what a new term as the leader resets
+//   - cache.go: which objects are watched, and what of them is stored
+//   - wakers.go: what has a reconciler run although no object has changed
+//   - live.go: reads the objects for package preview
+//
+// Where to look:
+//
+//   - services: renders Services; addresses, overrides: what shapes them
+//   - nodes: renders Nodes; rollouts, nodesettings: changes of their settings
+//   - servicepolicies, summary: statuses of policies and of NodeProxy; findings: what others
+//     report there
+//   - agents, apiservers, liveness, startuptaint: the agents
+//   - removal, clusterobjects: removal of NodeProxy; admission policies
+//   - formats, pacing, events, metrics, leader, objects, retry, reports, watches, informers, text:
+//     used by several of them
+//   - render, policies, rollout, preview, admission, agentdeploy: pure functions; manifest: reads
+//     manifests
 package controllers

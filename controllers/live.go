@@ -12,7 +12,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/preview"
 )
 
-// LiveObjects reads the objects from which the controllers render.
+// LiveObjects reads the objects from which the controllers render, for package preview.
 func LiveObjects(ctx context.Context, reader client.Reader) (*preview.Objects, error) {
 	var (
 		nodeProxies     v1alpha1.NodeProxyList
@@ -25,7 +25,7 @@ func LiveObjects(ctx context.Context, reader client.Reader) (*preview.Objects, e
 		nodeRules       v1alpha1.NodeProxyRulesList
 		serviceRules    v1alpha1.ServiceProxyRulesList
 	)
-	// What is stored comes last: of a change meanwhile, the cause is known.
+	// Rendered objects come last: of a change meanwhile, the cause is known.
 	for _, list := range []client.ObjectList{&nodeProxies, &nodePolicies, &servicePolicies, &nodes, &namespaces, &services, &slices, &nodeRules, &serviceRules} {
 		if err := reader.List(ctx, list); err != nil {
 			return nil, fmt.Errorf("list %T: %w", list, err)
@@ -36,7 +36,7 @@ func LiveObjects(ctx context.Context, reader client.Reader) (*preview.Objects, e
 		Nodes: nodes.Items, Namespaces: namespaces.Items, Services: services.Items, Slices: slices.Items,
 		NodeRules: nodeRules.Items, ServiceRules: serviceRules.Items,
 	}
-	if len(nodeProxies.Items) > 0 { // the API takes one only
+	if len(nodeProxies.Items) > 0 { // the API accepts one only
 		out.NodeProxy = &nodeProxies.Items[0]
 	}
 	return out, nil

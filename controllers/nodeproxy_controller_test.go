@@ -185,7 +185,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 	It("sums up what the nodes report", func(ctx SpecContext) {
 		switchOn(ctx)
 		startController()
-		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("False NoNodes: there is no Linux Node")))
+		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("False NoNodes: There is no Linux Node.")))
 		createNode(ctx, "n1")
 		createNode(ctx, "n2")
 		createNode(ctx, "n3")

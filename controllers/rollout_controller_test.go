@@ -67,7 +67,7 @@ var _ = Describe("RolloutReconciler", func() {
 			echo(ctx, given...)
 			names = slices.DeleteFunc(names, func(n string) bool { return slices.Contains(given, n) })
 		}
-		Eventually(policyReady(ctx, policy)).Should(Equal("True Applied: all 10 nodes that it selects have their settings in force"))
+		Eventually(policyReady(ctx, policy)).Should(Equal("True Applied: All 10 selected nodes have applied their settings."))
 		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(policy), policy)).To(Succeed())
 		Expect(policy.Status).To(SatisfyAll(HaveField("Nodes", BeEquivalentTo(10)), HaveField("Updated", BeEquivalentTo(10)),
 			HaveField("Programmed", BeEquivalentTo(10)), HaveField("ObservedGeneration", policy.Generation), HaveField("Examples", BeEmpty())))

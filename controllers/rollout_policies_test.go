@@ -116,7 +116,7 @@ var _ = Describe("policies for nodes", func() {
 		Expect(inMode(ctx, v1alpha1.ModeIPTables)()).To(HaveLen(2))
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False Progressing"))
 		applied(ctx, v1alpha1.ModeIPTables, names[:3]...)
-		Eventually(policyReady(ctx, policy)).Should(Equal("True Applied: the 1 node that it selects has its settings in force"))
+		Eventually(policyReady(ctx, policy)).Should(Equal("True Applied: The selected node has applied its settings."))
 		Expect(inMode(ctx, v1alpha1.ModeIPVS)()).To(Equal(names[3:]))
 	})
 
@@ -155,7 +155,7 @@ var _ = Describe("policies for nodes", func() {
 	It("that select nothing say so", func(ctx SpecContext) {
 		policy := createPolicy(ctx, "nobody", "pool=nobody", ipvs)
 		startController()
-		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False NoNodeProxy: there is no NodeProxy"))
+		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False NoNodeProxy: There is no NodeProxy"))
 		switchOn(ctx)
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("True NothingSelected: spec.nodeSelector selects no Linux node"))
 	})

@@ -39,7 +39,7 @@ var _ = Describe("a rollout", func() {
 		GinkgoHelper()
 		letPass(ctx, 101*time.Second)
 		Eventually(policyReady(ctx, policy)).Should(SatisfyAll(
-			HavePrefix("False RolloutStopped: edge-1 did not have its settings in force within 100 s of "),
+			HavePrefix("False RolloutStopped: edge-1 did not apply its settings within 100 s of "),
 			ContainSubstring(" (Failed: the kernel lacks ip_vs); 2 other nodes wait until it does")))
 	}
 
@@ -50,7 +50,7 @@ var _ = Describe("a rollout", func() {
 		echo(ctx, "edge-1", "edge-2")
 		policy := createPolicy(ctx, "edge", "pool=edge", ipvs, func(p *v1alpha1.NodeProxyPolicy) { p.Spec.Rollout.Paused = new(true) })
 		Eventually(policyReady(ctx, policy)).Should(Equal(
-			"False Paused: spec.rollout.paused is true: 0 of 2 nodes are done, 2 waiting; set it to false to go on"))
+			"False Paused: spec.rollout.paused is true: 0 of 2 nodes are done, 2 waiting; set it to false to continue"))
 		testClock.putForward(time.Hour)
 		controller.looks(ctx, "rollout")
 		Expect(inMode(ctx, v1alpha1.ModeIPVS)()).To(BeEmpty())
@@ -180,7 +180,7 @@ var _ = Describe("a rollout", func() {
 		reportAs(ctx, "core-1", fails)
 		letPass(ctx, 11*time.Minute)
 		Eventually(summary(ctx)).Should(WithTransform(ready, SatisfyAll(
-			HavePrefix("False RolloutStopped: core-1 did not have its settings in force within 600 s of "), ContainSubstring("(Failed: the kernel lacks ip_vs)"))))
+			HavePrefix("False RolloutStopped: core-1 did not apply its settings within 600 s of "), ContainSubstring("(Failed: the kernel lacks ip_vs)"))))
 		edit(ctx, np, func() {
 			np.Spec.Rollout = &v1alpha1.RolloutSettings{Paused: new(true)}
 		})

@@ -34,6 +34,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 )
 
 func TestControllers(t *testing.T) {
@@ -73,7 +74,7 @@ var _ = BeforeSuite(func() {
 	user, err := apiServer.AddUser(envtest.User{Name: controllerUser}, apiConfig)
 	Expect(err).NotTo(HaveOccurred())
 	roleConfig = user.Config()
-	scheme, err := controllers.NewScheme()
+	scheme, err := objects.NewScheme()
 	Expect(err).NotTo(HaveOccurred())
 	Expect(admissionv1.AddToScheme(scheme)).To(Succeed())
 	Expect(authenticationv1.AddToScheme(scheme)).To(Succeed())
@@ -192,7 +193,7 @@ func startController(edit ...func(*controllers.Options)) *running {
 // startControllerAs is startController as somebody else.
 func startControllerAs(who *rest.Config, edit ...func(*controllers.Options)) *running {
 	GinkgoHelper()
-	scheme, err := controllers.NewScheme()
+	scheme, err := objects.NewScheme()
 	Expect(err).NotTo(HaveOccurred())
 	cacheOptions, err := controllers.CacheOptions(leaseNamespace)
 	Expect(err).NotTo(HaveOccurred())

@@ -6,11 +6,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// waker has a reconciler look at everything again.
+// waker triggers a reconciler although no object has changed.
 type waker chan event.GenericEvent
 
-// wake wakes it, unless it is about to wake up: everything is computed afresh
-// each time.
+// wake triggers it, unless a trigger is pending: everything is computed afresh each time.
 func (w waker) wake() {
 	select {
 	case w <- event.GenericEvent{Object: &v1alpha1.NodeProxy{}}:
@@ -18,12 +17,11 @@ func (w waker) wake() {
 	}
 }
 
-// wakers are those of the reconcilers that may have to look again although no
-// object has changed: each when this controller begins to lead.
+// wakers trigger the reconcilers: each when this controller begins to lead.
 type wakers struct {
 	summary, services, nodes, rollout, agents, apiServers, servicePolicies, clusterObjects waker
-	// keptServices is for Services that keep what they have of policies; at the
-	// beginning of a term all are looked at anyway.
+	// keptServices is for Services that keep their overrides; at the beginning of a term all
+	// Services are reconciled anyway.
 	keptServices waker
 }
 

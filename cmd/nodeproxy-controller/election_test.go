@@ -24,7 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/test/programs"
 )
 
@@ -61,7 +61,7 @@ func newRig(t *testing.T) *rig {
 		}
 	})
 	r.kubeconfig = writeKubeconfig(t, config)
-	scheme, err := controllers.NewScheme()
+	scheme, err := objects.NewScheme()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
 	"github.com/nodeproxy-io/nodeproxy/controllers"
 	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 )
 
 // leaseName is that of the Lease that the controller which works holds.
@@ -80,7 +81,7 @@ func run(ctx context.Context, o options, logger logr.Logger) error {
 	}
 	defer closeProbes()
 	logger.Info("Starting", "version", ownVersion(), "namespace", o.namespace, "leaderElect", o.leaderElect)
-	scheme, err := controllers.NewScheme()
+	scheme, err := objects.NewScheme()
 	if err != nil {
 		return err
 	}

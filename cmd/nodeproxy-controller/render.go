@@ -17,6 +17,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/config/crd"
 	"github.com/nodeproxy-io/nodeproxy/controllers"
 	"github.com/nodeproxy-io/nodeproxy/controllers/manifest"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/preview"
 )
 
@@ -190,7 +191,7 @@ func liveObjects(ctx context.Context, api connect.Options, logger logr.Logger) (
 	if err != nil {
 		return nil, err
 	}
-	scheme, err := controllers.NewScheme()
+	scheme, err := objects.NewScheme()
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,3 @@
-// Package admission says what the controller keeps of the cluster itself, where
-// whoever installs it cannot carry that: the admission policies, and the labels by
-// which its namespace takes the agents' pods. It is pure.
 package admission
 
 import (
@@ -20,7 +17,7 @@ import (
 	manifests "github.com/nodeproxy-io/nodeproxy/config/admission"
 )
 
-// The label by which the policies and their bindings are found.
+// The label that selects the policies and their bindings.
 const (
 	LabelPartOf = "app.kubernetes.io/part-of"
 	PartOf      = "nodeproxy"
@@ -35,11 +32,11 @@ const (
 // manifestNamespace is the namespace that the manifests name.
 const manifestNamespace = "nodeproxy-system"
 
-// privileged is the level of pod security that the network and the folders of the
-// node need.
+// privileged is the level of pod security that agents need for the network and directories of the
+// node.
 const privileged = "privileged"
 
-// Owner is the namespace of the controller. What is kept goes when it does.
+// Owner is the namespace of the controller. The objects are deleted with it.
 type Owner struct {
 	Name string
 	UID  types.UID
@@ -51,9 +48,9 @@ type Objects struct {
 	Bindings []*admissionv1ac.ValidatingAdmissionPolicyBindingApplyConfiguration
 }
 
-// Read returns what to apply for a controller in a namespace: the embedded
-// manifests, which then are about the service accounts there. The namespace owns
-// them, so that none outlives the accounts that it names.
+// Read returns what to apply for a controller in a namespace: the embedded manifests with the
+// service accounts of that namespace. The namespace owns the objects, so that none outlives these
+// accounts.
 func Read(owner Owner) (*Objects, error) {
 	out := &Objects{}
 	err := fs.WalkDir(manifests.Policies(), ".", func(path string, entry fs.DirEntry, err error) error {
@@ -72,7 +69,7 @@ func Read(owner Owner) (*Objects, error) {
 	return out, err
 }
 
-// add reads the objects of a file.
+// add parses the objects of a file.
 func (o *Objects) add(file io.Reader, owner Owner) error {
 	documents := utilyaml.NewYAMLOrJSONDecoder(file, 4096)
 	for {
@@ -111,9 +108,8 @@ func (o *Objects) add(file io.Reader, owner Owner) error {
 	}
 }
 
-// inNamespace puts a namespace in the place of that of the manifests, in all texts.
-// They are replaced after the file is read, because a name such as 123 would be
-// read as a number.
+// inNamespace replaces the namespace of the manifests by another one in all texts. This happens
+// after the file is parsed, because a name such as 123 would be parsed as a number.
 func inNamespace(value any, namespace string) any {
 	switch v := value.(type) {
 	case string:
@@ -130,7 +126,7 @@ func inNamespace(value any, namespace string) any {
 	return value
 }
 
-// Labels are those that a namespace needs so that it takes the agents' pods.
+// Labels are those that a namespace needs to admit the agents' pods.
 func Labels() map[string]string {
 	return map[string]string{
 		"pod-security.kubernetes.io/enforce": privileged,
@@ -139,8 +135,8 @@ func Labels() map[string]string {
 	}
 }
 
-// Namespace returns what to apply to the controller's namespace: the labels and
-// nothing else. The UID keeps it from being made anew.
+// Namespace returns what to apply to the controller's namespace: only the labels. The UID keeps it
+// from being recreated.
 func Namespace(owner Owner) *corev1ac.NamespaceApplyConfiguration {
 	return corev1ac.Namespace(owner.Name).WithUID(owner.UID).WithLabels(Labels())
 }

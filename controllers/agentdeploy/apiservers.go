@@ -10,8 +10,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// Where the agents and the controllers find the addresses of the API servers: a
-// ConfigMap that their pods mount as a folder.
+// Where the agents and the controllers find the addresses of the API servers: a ConfigMap that
+// their pods mount as a directory.
 const (
 	APIServersName = "nodeproxy-api-servers"
 	APIServersKey  = "endpoints"
@@ -20,8 +20,8 @@ const (
 // apiServerPort is the name of the API servers' port in their EndpointSlices.
 const apiServerPort = "https"
 
-// APIServers returns the URLs of the API servers that the EndpointSlices of the
-// Service default/kubernetes name, sorted. Not ready ones are left out.
+// APIServers returns the URLs of the ready API servers in the EndpointSlices of the Service
+// default/kubernetes, sorted.
 func APIServers(slicesOfKubernetes []*discoveryv1.EndpointSlice) []string {
 	var out []string
 	for _, slice := range slicesOfKubernetes {
@@ -50,7 +50,7 @@ func APIServers(slicesOfKubernetes []*discoveryv1.EndpointSlice) []string {
 	return slices.Compact(out)
 }
 
-// IsServiceAddress tells whether a URL leads to one of a Service's cluster IPs.
+// IsServiceAddress reports whether a URL leads to one of a Service's cluster IPs.
 func IsServiceAddress(text string, clusterIPs []string) bool {
 	parsed, err := url.Parse(text)
 	if err != nil {
@@ -63,5 +63,5 @@ func IsServiceAddress(text string, clusterIPs []string) bool {
 	})
 }
 
-// APIServersFile returns URLs as they are read from the ConfigMap: one a line.
+// APIServersFile returns the value of the ConfigMap for URLs: one per line.
 func APIServersFile(urls []string) string { return strings.Join(urls, "\n") + "\n" }

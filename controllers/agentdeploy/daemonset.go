@@ -1,6 +1,3 @@
-// Package agentdeploy decides how the controller runs the agents: the DaemonSet
-// and the addresses of API servers to write, and what the state of the DaemonSet
-// and its pods means. It is pure.
 package agentdeploy
 
 import (
@@ -21,11 +18,11 @@ import (
 	agentmanifest "github.com/nodeproxy-io/nodeproxy/config/agent"
 )
 
-// Name is that of the DaemonSet, of its pods' label app.kubernetes.io/name and
-// of their service account.
+// Name is the name of the DaemonSet, of its pods' label app.kubernetes.io/name and of their service
+// account.
 const Name = "nodeproxy-agent"
 
-// LabelName is the label by which the pods of the agents are found.
+// LabelName is the label of the agents' pods.
 const LabelName = "app.kubernetes.io/name"
 
 // Names inside the manifest.
@@ -35,19 +32,17 @@ const (
 	logLevelFlag   = "--v="
 )
 
-// ErrNoImage is what DaemonSet fails with where nobody has said which image the
-// agents have.
+// ErrNoImage is the error of DaemonSet if no image is specified.
 var ErrNoImage = errors.New("there is no image for the agents: set spec.agent.image, or RELATED_IMAGE_AGENT in the environment of the controller")
 
-// Managed tells whether the controller runs the agents.
+// Managed reports whether the controller runs the agents.
 func Managed(np *v1alpha1.NodeProxy) bool {
 	agent := np.Spec.Agent
 	return agent != nil && agent.Management != nil && *agent.Management == v1alpha1.AgentManaged
 }
 
-// DaemonSet returns what to apply in a namespace: the embedded manifest, with
-// what the settings say in its place. The image is that of the settings, else
-// the default one; without either it fails with ErrNoImage.
+// DaemonSet returns what to apply in a namespace: the embedded manifest, changed by the settings.
+// The image is that of the settings, else the default one; without either it fails with ErrNoImage.
 func DaemonSet(settings *v1alpha1.AgentSettings, namespace, defaultImage string) (*appsv1ac.DaemonSetApplyConfiguration, error) {
 	if settings == nil {
 		settings = &v1alpha1.AgentSettings{}
@@ -95,8 +90,8 @@ func DaemonSet(settings *v1alpha1.AgentSettings, namespace, defaultImage string)
 		if err != nil {
 			return nil, err
 		}
-		// Only the folder on the node moves: what a container calls it matters to
-		// nobody, and cannot collide with another mount.
+		// Only the directory on the node changes: its path in a container does not matter, and
+		// cannot collide with another mount.
 		state.HostPath.WithPath(*settings.StateDir)
 	}
 	return out, nil
@@ -117,8 +112,7 @@ func named[T any](items []T, name string, nameOf func(*T) *string) (*T, error) {
 	return nil, fmt.Errorf("the manifest of the agents has no %q", name)
 }
 
-// convert turns an object into what is applied for it: both have the same form
-// in JSON.
+// convert turns an object into its apply configuration: both have the same form in JSON.
 func convert(from, into any) error {
 	text, err := json.Marshal(from)
 	if err == nil {

@@ -5,11 +5,11 @@ import (
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 )
 
-// probesPort is the name of the one port in the manifest that no kube-proxy has.
+// probesPort is the name of the one port in the manifest that kube-proxy does not use.
 const probesPort = "probes"
 
-// ShareProxyPorts changes a DaemonSet so that its pods do not reserve kube-proxy's
-// ports: they get onto nodes with a kube-proxy whose pod does so.
+// ShareProxyPorts changes a DaemonSet so that its pods do not reserve kube-proxy's ports, and can
+// run on nodes with a kube-proxy that does.
 func ShareProxyPorts(agents *appsv1ac.DaemonSetApplyConfiguration) error {
 	agent, err := container(agents)
 	if err != nil {

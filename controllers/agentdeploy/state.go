@@ -14,29 +14,27 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// startGrace is how long a pod may take to become ready before that is worth
-// telling.
+// startGrace is how long a pod may take to become ready before that is reported.
 const startGrace = time.Minute
 
-// steadyRun is after what time a container that ends has not ended because it
-// cannot work. It is what the kubelet goes by, too.
+// steadyRun is how long a container must run before its end is no failure to work. The kubelet uses
+// the same time.
 const steadyRun = 10 * time.Minute
 
-// exactNodes is up to how many nodes an update is followed node by node. Above
-// it, steps of a percent are enough: each message is a write that all agents get
-// to see.
+// exactNodes is up to how many nodes the progress of an update is exact. Above it, steps of a
+// percent are enough: each message is a write that all agents receive.
 const exactNodes = 100
 
-// State is what the DaemonSet and its pods mean for people.
+// State is the state of the agents' DaemonSet for users.
 type State struct {
 	// Condition is AgentsDeployed, without time and generation.
 	Condition metav1.Condition
-	// Next is when it may change by the passing of time alone; 0: it cannot.
+	// Next is when it may change with time alone; 0: it cannot.
 	Next time.Duration
 }
 
-// Assess tells how the agents' DaemonSet does, nil when there is none yet. The
-// pods are all those with the agents' label.
+// Assess returns the state of the agents' DaemonSet, nil if there is none yet. The pods are all
+// those with the agents' label.
 func Assess(daemonSet *appsv1.DaemonSet, pods []corev1.Pod, now time.Time) State {
 	state := State{Condition: metav1.Condition{
 		Type: v1alpha1.ConditionAgentsDeployed, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonAgentsUpdating,
@@ -74,7 +72,7 @@ func Assess(daemonSet *appsv1.DaemonSet, pods []corev1.Pod, now time.Time) State
 	return state
 }
 
-// progress says how many of all nodes have got so far.
+// progress says how many of all nodes have finished.
 func progress(done, all int32) string {
 	if all <= exactNodes {
 		return fmt.Sprintf("%d of %d nodes", done, all)
@@ -82,9 +80,8 @@ func progress(done, all int32) string {
 	return fmt.Sprintf("%d%% of %d nodes", int64(done)*100/int64(all), all)
 }
 
-// worstOf returns what to tell first: the gravest, on the first node by name.
-// others is how many more pods have something. next is when a pod will have
-// taken too long to become ready; 0: none can.
+// worstOf returns the gravest problem, on the first node by name. others is how many more pods have
+// one. next is when a pod will have taken too long to become ready; 0: none can.
 func worstOf(pods []corev1.Pod, now time.Time) (worst *problem, others int, next time.Duration) {
 	var all []problem
 	for i := range pods {
@@ -105,7 +102,7 @@ func worstOf(pods []corev1.Pod, now time.Time) (worst *problem, others int, next
 	return &first, len(all) - 1, next
 }
 
-// kind of problem, the gravest first.
+// kind is the kind of a problem, the gravest first.
 type kind int
 
 const (
@@ -137,8 +134,8 @@ func (p *problem) text() string {
 	return fmt.Sprintf("pod %s %s: %s", p.pod, node, p.what)
 }
 
-// problemOf returns what is wrong with a pod, nil if nothing is. wait is when
-// something may be by the passing of time alone; 0: nothing can.
+// problemOf returns the problem of a pod, nil if there is none. wait is when there may be one with
+// time alone; 0: never.
 func problemOf(pod *corev1.Pod, now time.Time) (found *problem, wait time.Duration) {
 	if pod.DeletionTimestamp != nil || isTrue(pod, corev1.PodReady) {
 		return nil, 0
@@ -166,21 +163,21 @@ func problemOf(pod *corev1.Pod, now time.Time) (found *problem, wait time.Durati
 	return found, 0
 }
 
-// slowness says why a pod is not ready that the kubelet has nothing against.
+// slowness says why a pod is not ready although its containers run.
 func slowness(pod *corev1.Pod) string {
 	if c := condition(pod, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse {
 		return "it gets no node: " + reasonAndMessage(c.Reason, c.Message)
 	}
 	for i := range pod.Status.ContainerStatuses {
 		if pod.Status.ContainerStatuses[i].State.Running != nil {
-			return fmt.Sprintf("it runs but has not become ready for more than a minute; why, tells `kubectl get nodeproxyrules %s -o wide` or its log", cmp.Or(pod.Spec.NodeName, "NODE"))
+			return fmt.Sprintf("it runs but has not become ready for more than a minute; see `kubectl get nodeproxyrules %s -o wide` or its log", cmp.Or(pod.Spec.NodeName, "NODE"))
 		}
 	}
-	return fmt.Sprintf("it has not been started for more than a minute; why, tell its events: `kubectl -n %s describe pod %s`", pod.Namespace, pod.Name)
+	return fmt.Sprintf("it has not been started for more than a minute; see its events: `kubectl -n %s describe pod %s`", pod.Namespace, pod.Name)
 }
 
-// containerProblem says what keeps a container from running; empty: nothing that
-// the kubelet knows of.
+// containerProblem says what keeps a container from running; empty: nothing that the kubelet
+// reports.
 func containerProblem(c *corev1.ContainerStatus) string {
 	if w := c.State.Waiting; w != nil {
 		switch w.Reason {
@@ -193,20 +190,20 @@ func containerProblem(c *corev1.ContainerStatus) string {
 			return "its container cannot be started: " + reasonAndMessage(w.Reason, w.Message)
 		}
 	}
-	// Between two pauses it runs, or has just ended: that does not mend it. One
-	// restart alone is nothing, nor are those of a node that restarts now and then.
+	// Between two pauses it runs, or has just ended: that does not fix it. A single restart is no
+	// problem, nor are those of a node that restarts now and then.
 	if last := lastEnd(c); c.RestartCount > 1 && last != nil && last.FinishedAt.Sub(last.StartedAt.Time) < steadyRun {
 		return ended(c)
 	}
 	return ""
 }
 
-// lastEnd is how the container last ended; nil: it has not, as far as is known.
+// lastEnd is how the container last ended; nil: it has not, as far as known.
 func lastEnd(c *corev1.ContainerStatus) *corev1.ContainerStateTerminated {
 	return cmp.Or(c.State.Terminated, c.LastTerminationState.Terminated)
 }
 
-// ended says how an agent last ended, with the last line of its log.
+// ended describes how an agent last ended, with the last line of its log.
 func ended(c *corev1.ContainerStatus) string {
 	last := lastEnd(c)
 	if last == nil {
@@ -234,8 +231,7 @@ func reasonAndMessage(reason, message string) string {
 	}
 }
 
-// intendedNode is the node that a pod of a DaemonSet is made for; empty if it
-// does not say.
+// intendedNode is the node that a pod of a DaemonSet was created for; empty if unknown.
 func intendedNode(pod *corev1.Pod) string {
 	affinity := pod.Spec.Affinity
 	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {

@@ -130,11 +130,11 @@ func TestAssess(t *testing.T) {
 		},
 		"runs, not ready": {
 			counting(2, 1, 1), []corev1.Pod{pod("a", "n1", 60, container(corev1.ContainerStatus{State: started}))},
-			notReady + "pod ns/a on node n1: it runs but has not become ready for more than a minute; why, tells `kubectl get nodeproxyrules n1 -o wide` or its log; meanwhile the update stands at 1 of 2 nodes", 0,
+			notReady + "pod ns/a on node n1: it runs but has not become ready for more than a minute; see `kubectl get nodeproxyrules n1 -o wide` or its log; meanwhile the update stands at 1 of 2 nodes", 0,
 		},
 		"not started": {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 60, waiting("ContainerCreating", ""))},
-			notReady + "pod ns/a on node n1: it has not been started for more than a minute; why, tell its events: `kubectl -n ns describe pod a`", 0,
+			notReady + "pod ns/a on node n1: it has not been started for more than a minute; see its events: `kubectl -n ns describe pod a`", 0,
 		},
 		"a failing one comes before one that waits": {
 			counting(2, 2, 0), []corev1.Pod{pod("a", "n1", 99), pod("b", "n2", 5, waiting("ImagePullBackOff", ""))},

@@ -20,20 +20,20 @@ import (
 
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get;create;update,namespace=nodeproxy-system
 
-// A standby takes over 13 s after a leader was killed at the latest, 2 s after
-// one was stopped. A leader that cannot renew gives up 3 s before another may
-// take over, so that what it was writing has ended by then.
+// A standby takes over at most 13 s after a leader was killed, 2 s after one was stopped. A leader
+// that cannot renew gives up 3 s before another may take over, so that its writes have ended by
+// then.
 const (
 	leaseDuration = 8 * time.Second
 	renewDeadline = 5 * time.Second
 	// retryPeriod is how often a leader renews. client-go makes the pauses of
 	// standbys up to 2.2 times as long, which is 1.1 s on average.
 	retryPeriod = 700 * time.Millisecond
-	// stopGrace is how long a write may go on after the process is told to stop.
+	// stopGrace is how long a write may continue after the process is told to stop.
 	stopGrace = 500 * time.Millisecond
 )
 
-// Election takes part in the election of the controller that works.
+// Election takes part in the election of the leader.
 type Election struct {
 	gate  *Gate
 	lock  *lock
@@ -65,10 +65,10 @@ func NewElection(config *rest.Config, namespace, name string, gate *Gate, log lo
 	}}, nil
 }
 
-// Run takes part until ctx is done. Then it lets the work at hand end and gives
-// the lease back, so that a standby need not wait.
+// Run takes part until ctx is done. Then it lets current work end and gives the lease back, so that
+// a standby need not wait.
 func (e *Election) Run(ctx context.Context) error {
-	// client-go would log every failed try; the lock says what is new.
+	// client-go would log every failed attempt; the lock logs changes.
 	running, end := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logr.Discard()))
 	defer end()
 	stopped := make(chan struct{})
@@ -120,8 +120,8 @@ func (e *Election) release(ctx context.Context) error {
 	return nil
 }
 
-// lock is the Lease. It opens the gate when it is renewed, and says what
-// happens, once. Only the election uses it.
+// lock is the Lease. It opens the gate when it is renewed, and logs each change once. Only the
+// election uses it.
 type lock struct {
 	resourcelock.Interface
 	gate  *Gate
@@ -147,8 +147,8 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	return record, raw, err
 }
 
-// takenBy notes that another controller holds the lease. It may have taken it
-// before our renewals ended, as after somebody has deleted it.
+// takenBy notes that another controller holds the lease. It may have taken it before our renewals
+// ended, for example after the Lease was deleted.
 func (l *lock) takenBy(leader string) {
 	l.gate.lose()
 	if leader == l.leader {
@@ -176,7 +176,7 @@ func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 	return l.renewed(ctx, start, l.Interface.Update(ctx, record))
 }
 
-// renewed notes the outcome of a renewal. What counts is when it was sent.
+// renewed notes the result of a renewal. The time when it was sent counts.
 func (l *lock) renewed(ctx context.Context, start time.Time, err error) error {
 	if err == nil {
 		l.gate.extend(start.Add(renewDeadline))
@@ -191,7 +191,7 @@ func (l *lock) renewed(ctx context.Context, start time.Time, err error) error {
 	return err
 }
 
-// note says when trouble with the lease begins and ends.
+// note logs when errors of the lease begin and end.
 func (l *lock) note(ctx context.Context, err error) {
 	switch {
 	case err != nil && ctx.Err() == nil && !l.trouble:

@@ -1,5 +1,3 @@
-// Package leader decides which of several controllers may write. Who loses the
-// lease stands by with all its caches and takes part in the election again.
 package leader
 
 import (
@@ -16,9 +14,9 @@ import (
 // ErrNotLeading is the error of a write while another controller may lead.
 var ErrNotLeading = errors.New("this controller does not hold the lease, so it writes nothing")
 
-// Gate lets work pass while this process holds the lease. It goes by the time
-// of the last renewal, not by being told of a loss: a process that was stopped
-// for a while finds the gate closed before anything else.
+// Gate lets work pass while this process holds the lease. It depends on the time of the last
+// renewal, not on a notification of the loss: a process that was stopped for a while first finds
+// the gate closed.
 type Gate struct {
 	clock clock.WithDelayedExecution
 
@@ -30,7 +28,7 @@ type Gate struct {
 	opened   chan struct{} // closed while leading
 	stopping bool
 	inside   int
-	idle     chan struct{} // closed once nobody is inside; nil: nobody waits
+	idle     chan struct{} // closed once no work is inside; nil: nothing waits
 	notify   []func(leading bool)
 }
 
@@ -39,17 +37,16 @@ func NewGate(clk clock.WithDelayedExecution) *Gate {
 	return &Gate{clock: clk, opened: make(chan struct{})}
 }
 
-// Notify has f called at every change, with whether this process leads now. It
-// must be called before the election begins, and f must not use the gate.
+// Notify calls f at every change with whether this process leads now. It must be called before the
+// election begins, and f must not use the gate.
 func (g *Gate) Notify(f func(leading bool)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.notify = append(g.notify, f)
 }
 
-// Enter waits until this process leads. The context it returns ends when that
-// does or ctx does, and leave must be called when the work is done. It fails
-// only if ctx ends.
+// Enter waits until this process leads. The returned context ends when it no longer does or ctx
+// ends, and leave must be called when the work is done. It fails only if ctx ends.
 func (g *Gate) Enter(ctx context.Context) (term context.Context, leave func(), err error) {
 	for {
 		term, leave, opened := g.enter(ctx)
@@ -64,8 +61,8 @@ func (g *Gate) Enter(ctx context.Context) (term context.Context, leave func(), e
 	}
 }
 
-// TryEnter is Enter for who does not want to wait: ok is false, and there is
-// nothing to leave, while this process does not lead.
+// TryEnter is Enter without waiting: ok is false, and there is nothing to leave, while this process
+// does not lead.
 func (g *Gate) TryEnter(ctx context.Context) (term context.Context, leave func(), ok bool) {
 	term, leave, _ = g.enter(ctx)
 	return term, leave, leave != nil
@@ -95,8 +92,8 @@ func (g *Gate) enter(ctx context.Context) (term context.Context, leave func(), o
 	}), nil
 }
 
-// Guard returns a transport that sends no write while this process does not
-// lead. What has entered the gate may still be at work when it is stopped.
+// Guard returns a transport that sends no write while this process does not lead. Work that has
+// entered the gate may still run when it closes.
 func (g *Gate) Guard(next http.RoundTripper) http.RoundTripper {
 	return &guard{gate: g, next: next}
 }
@@ -118,15 +115,14 @@ func (t *guard) RoundTrip(request *http.Request) (*http.Response, error) {
 	return t.next.RoundTrip(request)
 }
 
-// mayWrite reports whether who is inside may still write.
+// mayWrite reports whether work inside may still write.
 func (g *Gate) mayWrite() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.current()
 }
 
-// current reports whether the lease is held by now; if not, the gate closes.
-// The caller holds mu.
+// current reports whether the lease is still held; if not, the gate closes. The caller holds mu.
 func (g *Gate) current() bool {
 	if g.term != nil && !g.clock.Now().Before(g.until) {
 		g.close()
@@ -134,7 +130,7 @@ func (g *Gate) current() bool {
 	return g.term != nil
 }
 
-// extend opens the gate, or keeps it open, until then.
+// extend opens the gate, or leaves it open, until then.
 func (g *Gate) extend(until time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -189,8 +185,7 @@ func (g *Gate) tell(leading bool) {
 	}
 }
 
-// stop lets nobody enter any more, lets those inside finish for as long as
-// grace, and closes the gate for good.
+// stop lets no more work enter, lets work inside finish within grace, and closes the gate for good.
 func (g *Gate) stop(grace time.Duration) {
 	g.mu.Lock()
 	g.stopping = true

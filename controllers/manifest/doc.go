@@ -1,3 +1,7 @@
-// Package manifest reads objects from files of YAML or JSON, and refuses of what people
-// write what the API server would.
+// Package manifest reads objects from files of YAML or JSON, and denies what users write exactly if the
+// API server would.
+//
+//   - load.go: finds files; documents.go: splits them
+//   - read.go: parses objects
+//   - schemas.go: validates objects with their CRDs
 package manifest

@@ -11,21 +11,21 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// File is a file as it was read.
+// File is the content of a file.
 type File struct {
-	// Name is what people know it by.
+	// Name is shown to users.
 	Name string
 	Text []byte
 }
 
-// place is where an object stands.
+// place is the position of an object.
 type place struct {
 	file           string
 	document, line int // each counted from 1
 	item           int // in a list, counted from 1; 0: the document itself
 }
 
-// String names the place for people.
+// String returns the place in human-readable form.
 func (p place) String() string {
 	out := fmt.Sprintf("%s, document %d (line %d)", p.file, p.document, p.line)
 	if p.item > 0 {
@@ -40,8 +40,8 @@ type document struct {
 	text []byte
 }
 
-// documents splits a file. JSON may be several values after each other. What begins as
-// JSON does, and is not, may be YAML.
+// documents splits a file. JSON may be several values one after the other. What begins like JSON
+// and is not may be YAML.
 func documents(f File) ([]document, error) {
 	text := bytes.TrimPrefix(f.Text, []byte("\ufeff"))
 	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
@@ -53,7 +53,7 @@ func documents(f File) ([]document, error) {
 	return yamlDocuments(text), nil
 }
 
-// jsonDocuments returns what could be read, too, if there is an error.
+// jsonDocuments also returns what could be parsed before an error.
 func jsonDocuments(text []byte) ([]document, error) {
 	var out []document
 	decoder := json.NewDecoder(bytes.NewReader(text))
@@ -74,8 +74,8 @@ func jsonDocuments(text []byte) ([]document, error) {
 	}
 }
 
-// yamlDocuments splits at the lines that begin with three dashes, where a document
-// ends in any case: what is inside of a value is indented, or it would not be YAML.
+// yamlDocuments splits at lines that begin with three dashes, where a document always ends: the
+// content of a value is indented, or it would not be YAML.
 func yamlDocuments(text []byte) []document {
 	var out []document
 	begin, first, line := 0, 1, 1
@@ -103,13 +103,13 @@ func yamlDocuments(text []byte) []document {
 	return out
 }
 
-// toJSON turns a document into JSON. Null stands for one without content.
+// toJSON turns a document into JSON, null if it is empty.
 func (d document) toJSON() ([]byte, error) {
 	out, err := yaml.YAMLToJSONStrict(d.text)
 	if err == nil {
 		return out, nil
 	}
-	// The same again, with the lines counted from the beginning of the file.
+	// Again, with the lines counted from the beginning of the file.
 	shifted := append(bytes.Repeat([]byte("\n"), d.line-1), d.text...)
 	if _, err := yaml.YAMLToJSONStrict(shifted); err != nil {
 		return nil, err

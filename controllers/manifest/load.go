@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// Stdin is the name that stands for the standard input.
+// Stdin is the name of the standard input.
 const Stdin = "-"
 
-// Load reads files, folders and, for Stdin, stdin. Of a folder it takes what ends in
-// .yaml, .yml or .json, but for kustomizations, which are no objects; of the folders in
-// it only if recursive. Skipped are the folders left out for that reason. A file that is
-// named twice is read once.
+// Load reads files, directories and, for Stdin, stdin. Of a directory it reads files that end in
+// .yaml, .yml or .json, except for kustomizations, which are no objects; it enters subdirectories
+// only if recursive. Skipped are the subdirectories left out. A file that is named twice is read
+// once.
 func Load(names []string, recursive bool, stdin io.Reader) (files []File, skipped []string, err error) {
 	l := &loader{recursive: recursive, seen: map[string]bool{}}
 	for _, name := range names {
@@ -68,12 +68,12 @@ func (l *loader) load(name string, stdin io.Reader) error {
 		return err
 	}
 	if len(l.files) == before {
-		return fmt.Errorf("%s holds no file that ends in .yaml, .yml or .json%s", name, l.hint())
+		return fmt.Errorf("%s contains no file that ends in .yaml, .yml or .json%s", name, l.hint())
 	}
 	return nil
 }
 
-// hint is what to do about files that are not found.
+// hint says what to do about files that are not found.
 func (l *loader) hint() string {
 	if len(l.skipped) == 0 {
 		return ""
@@ -81,7 +81,7 @@ func (l *loader) hint() string {
 	return ", but folders, which --recursive reads"
 }
 
-// isManifest reports whether a file of a folder is one to read.
+// isManifest reports whether a file of a directory is to be read.
 func isManifest(path string) bool {
 	base, extension := filepath.Base(path), filepath.Ext(path)
 	if strings.TrimSuffix(base, extension) == "kustomization" {

@@ -43,7 +43,7 @@ func TestLoad(t *testing.T) {
 		"named twice":      {names: at("a.yaml", ".", "./a.yaml"), want: []string{"a.yaml", "b.yml", "c.json"}, skipped: at("deep", "only")},
 		"standard input":   {names: []string{"-"}, want: []string{"from stdin"}},
 		"nothing in it":    {names: at(".git/.."), want: []string{"a.yaml", "b.yml", "c.json"}, skipped: at("deep", "only")},
-		"only folders":     {names: at("only"), err: "holds no file that ends in .yaml, .yml or .json, but folders, which --recursive reads"},
+		"only folders":     {names: at("only"), err: "contains no file that ends in .yaml, .yml or .json, but folders, which --recursive reads"},
 		"no file":          {names: at("none.yaml"), err: "none.yaml"},
 		"named and hidden": {names: at(".git"), want: []string{".git/e.yaml"}},
 	} {

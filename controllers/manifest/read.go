@@ -19,22 +19,22 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/preview"
 )
 
-// Kinds that people write, which are checked as the API server checks them.
+// Kinds that users write, which are validated as the API server does.
 const (
 	kindNodeProxy     = "NodeProxy"
 	kindNodePolicy    = "NodeProxyPolicy"
 	kindServicePolicy = "ServiceProxyPolicy"
 )
 
-// Read is what is in files.
+// Read is the content of files.
 type Read struct {
 	Objects preview.Objects
 	// Passed counts, by kind and apiVersion, the objects that nothing is rendered from.
 	Passed map[string]int
 }
 
-// Parse reads files, and checks what people write by their CRDs, which are in the
-// folder bases of crds. The error joins all that is wrong, each with its place.
+// Parse parses files, and validates what users write with their CRDs, which are in the directory
+// bases of crds. The error joins all problems, each with its place.
 func Parse(ctx context.Context, crds fs.FS, files []File) (*Read, error) {
 	r := &reader{schemas: &schemas{crds: crds, kinds: map[string]*schema{}}, read: &Read{Passed: map[string]int{}}, seen: map[string]place{}}
 	r.takers = takers(&r.read.Objects)
@@ -44,7 +44,7 @@ func Parse(ctx context.Context, crds fs.FS, files []File) (*Read, error) {
 	return r.read, errors.Join(r.errs...)
 }
 
-// reader collects what files hold.
+// reader collects the content of files.
 type reader struct {
 	schemas *schemas
 	read    *Read
@@ -85,7 +85,7 @@ func (r *reader) file(ctx context.Context, f File) {
 	}
 }
 
-// document reads an object, or a list of them.
+// document parses an object, or a list of objects.
 func (r *reader) document(ctx context.Context, at place, raw []byte) {
 	h := header{}
 	if err := json.Unmarshal(raw, &h); err != nil {
@@ -107,7 +107,7 @@ func (r *reader) document(ctx context.Context, at place, raw []byte) {
 	}
 }
 
-// item reads one of a list. Those of a list of one kind need not name it.
+// item parses one of a list. Items of a list of one kind need not name it.
 func (r *reader) item(ctx context.Context, at place, raw []byte, of metav1.TypeMeta) {
 	h := header{}
 	if err := json.Unmarshal(raw, &h); err != nil {
@@ -132,7 +132,7 @@ func quoted(s string) json.RawMessage {
 	return out
 }
 
-// object reads one object.
+// object parses one object.
 func (r *reader) object(ctx context.Context, at place, raw []byte, h header) {
 	if h.Kind == "" || h.APIVersion == "" {
 		r.fail(at, "apiVersion and kind are missing, so it is not known what this is")
@@ -180,8 +180,8 @@ func (r *reader) object(ctx context.Context, at place, raw []byte, h header) {
 	}
 }
 
-// takers add objects to others, by their kinds: those that something is rendered from,
-// or that are rendered.
+// takers add objects to others, by kind: those that something is rendered from, or that are
+// rendered.
 func takers(o *preview.Objects) map[metav1.TypeMeta]func(raw []byte) error {
 	own, core, slice := v1alpha1.GroupVersion.String(), corev1.SchemeGroupVersion.String(), discoveryv1.SchemeGroupVersion.String()
 	return map[metav1.TypeMeta]func([]byte) error{
@@ -221,7 +221,7 @@ func one[T any](into **T) func([]byte) error {
 	}
 }
 
-// PassedOver says what nothing is rendered from; empty when all was of use.
+// PassedOver says which objects nothing is rendered from; empty if there are none.
 func (r *Read) PassedOver() string {
 	if len(r.Passed) == 0 {
 		return ""

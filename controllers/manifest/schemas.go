@@ -26,14 +26,14 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// schemas check objects that people write as the API server does, by the same code and
-// the same CRDs. Those of a kind are built when the first of its objects comes.
+// schemas validate objects of users as the API server does, with the same code and CRDs. The schema
+// of a kind is built for its first object.
 type schemas struct {
-	crds  fs.FS // in its folder bases
+	crds  fs.FS // in its directory bases
 	kinds map[string]*schema
 }
 
-// schema is that of one kind.
+// schema is the schema of one kind.
 type schema struct {
 	structural *structural.Structural
 	openapi    openapi.SchemaValidator
@@ -92,8 +92,7 @@ func newSchema(crd *apiextensionsv1.CustomResourceDefinition) (*schema, error) {
 	return out, nil
 }
 
-// validate says what is wrong with an object in JSON, nothing if the API server would
-// create it.
+// validate returns what is wrong with an object in JSON, nothing if the API server would create it.
 func (s *schemas) validate(ctx context.Context, kind string, raw []byte) ([]string, error) {
 	object := &unstructured.Unstructured{}
 	if err := object.UnmarshalJSON(raw); err != nil {
@@ -123,7 +122,7 @@ func (s *schemas) validate(ctx context.Context, kind string, raw []byte) ([]stri
 	return wrong, nil
 }
 
-// readMeta reads the metadata and nothing else.
+// readMeta parses only the metadata.
 func readMeta(raw []byte) (*metav1.ObjectMeta, error) {
 	var object struct {
 		Metadata json.RawMessage `json:"metadata"`

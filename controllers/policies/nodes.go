@@ -17,59 +17,57 @@ const Base = ""
 // unions are the settings that are set and overridden as a whole.
 func unions() map[string]bool { return map[string]bool{"detectLocal": true, "nodePorts": true} }
 
-// NodePolicy is a policy for nodes, as far as it decides about their settings.
+// NodePolicy is the part of a policy for nodes that decides about settings.
 type NodePolicy struct {
 	Name     string
 	Priority int32
 	// Selector selects Nodes by their labels.
 	Selector labels.Selector
-	// Settings are those that it sets; what is nil it leaves to others.
+	// Settings are those that the policy sets; nil fields are left to others.
 	Settings *v1alpha1.ProxySettings
 }
 
-// Selects reports whether the policy selects a Node with these labels. One whose selector
-// makes no sense selects none.
+// Selects reports whether the policy selects a Node with these labels. A policy with an invalid
+// selector selects none.
 func (p *NodePolicy) Selects(nodeLabels map[string]string) bool {
 	return p.Selector != nil && p.Selector.Matches(labels.Set(nodeLabels))
 }
 
-// Keeps reports whether a Node with these labels, whose settings were shaped by policies
-// of these names, keeps what it has while the policy is refused.
+// Keeps reports whether a Node with these labels, whose settings were shaped by policies of these
+// names, keeps its settings while the policy is invalid.
 func (p *NodePolicy) Keeps(nodeLabels map[string]string, shaped []string) bool {
 	return slices.Contains(shaped, p.Name) || p.Selects(nodeLabels)
 }
 
-// NodeResolution is what policies make of the settings of some nodes.
+// NodeResolution is what policies result in for the settings of some nodes.
 type NodeResolution struct {
-	// Settings are complete and valid. Nil: they are not valid, and nodes keep what
-	// they have.
+	// Settings are complete and valid. Nil: they are not valid, and nodes keep theirs.
 	Settings *render.Settings
-	// Invalid says which fields are wrong, and Blamed are those who are to change that:
-	// the policies without each of which it would be valid; where there is no such
-	// policy, all that set something; Base if the settings under all are wrong.
+	// Invalid says which fields are wrong, and Blamed are the policies to be corrected: those
+	// without any one of which the settings would be valid; if there is none, all that set
+	// something; Base if the settings under all policies are wrong.
 	Invalid error
 	Blamed  []string
-	// Matching are the policies that select the nodes, and Policies those of them
-	// that set at least one field, each the strongest first.
+	// Matching are the policies that select the nodes, and Policies those of them that set a field,
+	// each the strongest first.
 	Matching, Policies []string
-	// Owners are the names of those that set each field that is set, by its path, such
-	// as "ipvs.scheduler".
+	// Owners are the names of those that set each field, by its path, such as "ipvs.scheduler".
 	Owners map[string]string
-	// Overridden are, for each policy, the fields to which it gives another value than
-	// they have, with the name of the one that sets them.
+	// Overridden are, for each policy, the fields that it would set differently, with the name of
+	// the one that sets them.
 	Overridden map[string]map[string]string
 }
 
-// Nodes resolves the settings of nodes. Those that the same policies select share one
-// resolution. It is not for concurrent use.
+// Nodes resolves the settings of nodes. Nodes that the same policies select share one resolution.
+// It is not for concurrent use.
 type Nodes struct {
 	base     *v1alpha1.ProxySettings
 	policies []NodePolicy // the strongest first
 	known    map[string]*NodeResolution
 }
 
-// NewNodes takes the settings under all policies, nil for none, and the policies in
-// any order. It keeps both.
+// NewNodes takes the settings under all policies, nil for none, and the policies in any order. It
+// retains both.
 func NewNodes(base *v1alpha1.ProxySettings, policies []NodePolicy) *Nodes {
 	sorted := slices.SortedFunc(slices.Values(policies), func(a, b NodePolicy) int {
 		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.Name, b.Name))
@@ -77,8 +75,7 @@ func NewNodes(base *v1alpha1.ProxySettings, policies []NodePolicy) *Nodes {
 	return &Nodes{base: base, policies: sorted, known: map[string]*NodeResolution{}}
 }
 
-// Resolve returns what becomes of the settings of a Node with these labels. Whoever
-// gets it only reads it.
+// Resolve returns the settings of a Node with these labels. The result is read-only.
 func (n *Nodes) Resolve(nodeLabels map[string]string) *NodeResolution {
 	matching := make([]byte, (len(n.policies)+7)/8) // a bit for each policy
 	for i := range n.policies {
@@ -94,10 +91,9 @@ func (n *Nodes) Resolve(nodeLabels map[string]string) *NodeResolution {
 	return r
 }
 
-// ResolveNew is Resolve for a Node that has no settings which it could keep while those
-// that it is to have are not valid: without any its pods would have no Services. It then
-// gets what comes of the others than those who are to blame. Settings are nil only where
-// the NodeProxy is.
+// ResolveNew is Resolve for a Node without settings that it could keep if the desired ones are not
+// valid: without any, its pods would have no Services. It then leaves out the policies to blame.
+// Settings are nil only if NodeProxy is invalid.
 func (n *Nodes) ResolveNew(nodeLabels map[string]string) *NodeResolution {
 	r := n.Resolve(nodeLabels)
 	selected := n.selecting(nodeLabels)
@@ -108,7 +104,7 @@ func (n *Nodes) ResolveNew(nodeLabels map[string]string) *NodeResolution {
 	return r
 }
 
-// selecting are the policies that select a Node with these labels, the strongest first.
+// selecting returns the policies that select a Node with these labels, the strongest first.
 func (n *Nodes) selecting(nodeLabels map[string]string) []NodePolicy {
 	var out []NodePolicy
 	for _, p := range n.policies {
@@ -129,8 +125,7 @@ func (n *Nodes) resolve(selected []NodePolicy) *NodeResolution {
 	return r
 }
 
-// merge puts the policies, the strongest first, on top of each other and of the
-// settings under all.
+// merge merges the policies, the strongest first, and the settings under all.
 func (n *Nodes) merge(selected []NodePolicy) *NodeResolution {
 	r := &NodeResolution{Owners: map[string]string{}, Overridden: map[string]map[string]string{}}
 	all := &layers{whole: unions(), owners: r.Owners}
@@ -155,8 +150,8 @@ func (n *Nodes) merge(selected []NodePolicy) *NodeResolution {
 	return r
 }
 
-// blamed are those by whom the settings are not valid. Shaping are the policies that
-// set something.
+// blamed returns the policies because of which the settings are not valid. Shaping are the policies
+// that set something.
 func (n *Nodes) blamed(selected []NodePolicy, shaping []string) []string {
 	if n.merge(nil).Invalid != nil {
 		return []string{Base}
@@ -174,12 +169,12 @@ func (n *Nodes) blamed(selected []NodePolicy, shaping []string) []string {
 	return out
 }
 
-// Causes are the names of those by whom complete settings change to others: of each
-// field that differs the one that sets it now, Base where no policy does. Sorted.
+// Causes returns the policies by which complete settings change to others: for each field that
+// differs the one that sets it now, Base if none does. Sorted.
 func Causes(before, after *v1alpha1.ProxySettings, owners map[string]string) []string {
 	causes := map[string]struct{}{}
 	for _, path := range differing(before, after, unions()) {
-		causes[owners[path]] = struct{}{} // Base, if nobody sets it
+		causes[owners[path]] = struct{}{} // Base, if no policy sets it
 	}
 	return slices.Sorted(maps.Keys(causes))
 }

@@ -8,10 +8,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// NodePolicyOf reads a policy as people wrote it. The errors name every field that makes no
-// sense by itself; what only goes wrong together with other policies or NodeProxy shows
-// when settings are resolved. With errors the policy is not to be used; its Selector is
-// nil if that is what is wrong.
+// NodePolicyOf parses a policy. The errors name every field that is invalid by itself; conflicts
+// with other policies or NodeProxy show when settings are resolved. A policy with errors must not
+// be used; its Selector is nil if it is invalid.
 func NodePolicyOf(p *v1alpha1.NodeProxyPolicy) (NodePolicy, field.ErrorList) {
 	spec := field.NewPath("spec")
 	selector, errs := Selector(p.Spec.NodeSelector, spec.Child("nodeSelector"))
@@ -23,8 +22,8 @@ func NodePolicyOf(p *v1alpha1.NodeProxyPolicy) (NodePolicy, field.ErrorList) {
 	return out, append(errs, v1alpha1.ValidateSettings(alone(settings))...)
 }
 
-// alone completes settings such that nothing is wrong with them but by what is written:
-// of the two intervals that have to fit each other one may come from elsewhere.
+// alone completes settings so that only what the policy sets can be invalid: of the two intervals
+// that must fit each other, one may be set elsewhere.
 func alone(written *v1alpha1.ProxySettings) *v1alpha1.ProxySettings {
 	complete := v1alpha1.CompleteSettings(written)
 	if written.Sync == nil || written.Sync.MinIntervalMilliseconds == nil {

@@ -5,19 +5,18 @@ import (
 	"strings"
 )
 
-// layers puts structs of one type on top of each other, the strongest first: each
-// field is set by the first layer that has it.
+// layers merges structs of one type, the strongest first: each field is set by the first layer that
+// has it.
 type layers struct {
-	// whole are the paths of structs that are one field, not several.
+	// whole are the paths of structs that count as one field.
 	whole map[string]bool
-	// owners are the names of the layers that set each field, by its path in JSON,
-	// such as "ipvs.scheduler".
+	// owners are the names of the layers that set each field, by its path in JSON, such as
+	// "ipvs.scheduler".
 	owners map[string]string
 }
 
-// add puts a struct under what is there, and returns by whom fields of it are set
-// otherwise. Pointers and slices that are nil set nothing. Both point to structs of the
-// same type; the lower one lends its values.
+// add adds a struct below, and returns which of its fields others set differently. Nil pointers and
+// slices set nothing. Both point to structs of the same type; values of the lower one are shared.
 func (l *layers) add(name string, into, lower any) (overridden map[string]string) {
 	overridden = map[string]string{}
 	l.merge(name, "", reflect.ValueOf(into).Elem(), reflect.ValueOf(lower).Elem(), overridden)
@@ -49,8 +48,8 @@ func (l *layers) merge(name, parent string, into, lower reflect.Value, overridde
 	}
 }
 
-// differing are the paths of the fields in which two structs of one type differ. A
-// slice without entries is none.
+// differing returns the paths of the fields in which two structs of one type differ. An empty slice
+// is none.
 func differing(a, b any, whole map[string]bool) []string {
 	var out []string
 	compare("", reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem(), whole, &out)
@@ -71,7 +70,7 @@ func compare(parent string, a, b reflect.Value, whole map[string]bool, out *[]st
 	}
 }
 
-// nested reports whether a field holds fields.
+// nested reports whether a field contains fields.
 func nested(t reflect.Type) bool {
 	return t.Kind() == reflect.Pointer && t.Elem().Kind() == reflect.Struct
 }

@@ -12,9 +12,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Selector turns a selector as people write it, at a path, into one that selects. The
-// API refuses most mistakes itself; this finds those that get past it, such as a label
-// of matchLabels that cannot be one.
+// Selector parses a selector at a path. The API denies most mistakes itself; this finds the others,
+// such as an impossible label in matchLabels.
 func Selector(s v1alpha1.LabelSelector, at *field.Path) (labels.Selector, field.ErrorList) {
 	var errs field.ErrorList
 	var all []labels.Requirement

@@ -13,47 +13,46 @@ import (
 // wholeOverrides are the overrides of more than one field that are set as a whole.
 func wholeOverrides() map[string]bool { return map[string]bool{"sessionAffinity": true} }
 
-// ServicePolicy is a policy for Services, as far as it decides about how they are
-// proxied.
+// ServicePolicy is the part of a policy for Services that decides how they are proxied.
 type ServicePolicy struct {
 	Name     string
 	Priority int32
 	// Namespaces selects Namespaces, and Services Services in these, by their labels.
 	Namespaces, Services labels.Selector
-	// Overrides are those that it sets; what is nil it leaves to others.
+	// Overrides are those that the policy sets; nil fields are left to others.
 	Overrides *v1alpha1.ServiceOverrides
 }
 
-// Selects reports whether the policy selects a Service with these labels in a Namespace
-// with those. One of whose selectors makes no sense selects none.
+// Selects reports whether the policy selects a Service with these labels in a Namespace with those.
+// A policy with an invalid selector selects none.
 func (p *ServicePolicy) Selects(namespaceLabels, serviceLabels map[string]string) bool {
 	return p.Services != nil && p.Namespaces != nil &&
 		p.Services.Matches(labels.Set(serviceLabels)) && p.Namespaces.Matches(labels.Set(namespaceLabels))
 }
 
-// Keeps reports whether a Service with these labels in a Namespace with those, which
-// policies of these names have shaped, keeps what it has while the policy is refused.
+// Keeps reports whether a Service with these labels in a Namespace with those, which policies of
+// these names have shaped, keeps its overrides while the policy is invalid.
 func (p *ServicePolicy) Keeps(namespaceLabels, serviceLabels map[string]string, shaped []string) bool {
 	return slices.Contains(shaped, p.Name) || p.Selects(namespaceLabels, serviceLabels)
 }
 
-// ServiceResolution is what policies make of some Services.
+// ServiceResolution is what policies result in for some Services.
 type ServiceResolution struct {
-	// Overrides are those that win; what is nil is the Service's own.
+	// Overrides are those that win; nil fields are the Service's own.
 	Overrides v1alpha1.ServiceOverrides
-	// Matching are the policies that select the Services, and Policies those of them
-	// that set at least one field, each the strongest first.
+	// Matching are the policies that select the Services, and Policies those of them that set a
+	// field, each the strongest first.
 	Matching, Policies []string
-	// Owners are the names of the policies that set each field that is set, by its name
-	// in JSON, such as "nodePorts".
+	// Owners are the names of the policies that set each field, by its name in JSON, such as
+	// "nodePorts".
 	Owners map[string]string
-	// Overridden are, for each policy, the fields to which it gives another value than
-	// they have, with the name of the one that sets them.
+	// Overridden are, for each policy, the fields that it would set differently, with the name of
+	// the one that sets them.
 	Overridden map[string]map[string]string
 }
 
-// Services resolves overrides of Services. Those that the same policies select share
-// one resolution. It is for concurrent use.
+// Services resolves overrides of Services. Services that the same policies select share one
+// resolution. It is for concurrent use.
 type Services struct {
 	policies []ServicePolicy // the strongest first
 
@@ -61,7 +60,7 @@ type Services struct {
 	known map[string]*ServiceResolution // guarded by mu
 }
 
-// NewServices takes the policies in any order, and keeps them.
+// NewServices takes the policies in any order, and retains them.
 func NewServices(policies []ServicePolicy) *Services {
 	sorted := slices.SortedFunc(slices.Values(policies), func(a, b ServicePolicy) int {
 		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.Name, b.Name))
@@ -69,8 +68,8 @@ func NewServices(policies []ServicePolicy) *Services {
 	return &Services{policies: sorted, known: map[string]*ServiceResolution{}}
 }
 
-// Resolve returns what becomes of a Service with these labels in a Namespace with
-// those. Whoever gets it only reads it.
+// Resolve returns the overrides of a Service with these labels in a Namespace with those. The
+// result is read-only.
 func (s *Services) Resolve(namespaceLabels, serviceLabels map[string]string) *ServiceResolution {
 	matching := make([]byte, (len(s.policies)+7)/8) // a bit for each policy
 	for i := range s.policies {
@@ -88,7 +87,7 @@ func (s *Services) Resolve(namespaceLabels, serviceLabels map[string]string) *Se
 	return r
 }
 
-// merge puts those of the policies that have a bit on top of each other.
+// merge merges the policies whose bits are set.
 func (s *Services) merge(matching []byte) *ServiceResolution {
 	r := &ServiceResolution{Owners: map[string]string{}, Overridden: map[string]map[string]string{}}
 	all := &layers{whole: wholeOverrides(), owners: r.Owners}
@@ -112,7 +111,7 @@ func (s *Services) merge(matching []byte) *ServiceResolution {
 	return r
 }
 
-// DifferingOverrides are the names in JSON of the fields in which overrides differ.
+// DifferingOverrides returns the names in JSON of the fields in which overrides differ.
 func DifferingOverrides(a, b *v1alpha1.ServiceOverrides) []string {
 	return differing(a, b, wholeOverrides())
 }

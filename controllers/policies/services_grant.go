@@ -11,8 +11,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// ReadOverrides reads AnnotationOverrides. Without it nothing was granted. It returns nil
-// for what somebody has written there that makes no sense.
+// ReadOverrides parses AnnotationOverrides. Without it nothing was granted. It returns nil if it
+// cannot be parsed.
 func ReadOverrides(text string) *v1alpha1.OverridesGrant {
 	grant := &v1alpha1.OverridesGrant{}
 	if text == "" {
@@ -27,22 +27,21 @@ func ReadOverrides(text string) *v1alpha1.OverridesGrant {
 	return grant
 }
 
-// ServiceChange is a Service that has something of its policies, and is to have
-// something else.
+// ServiceChange is a change of the overrides of a Service.
 type ServiceChange struct {
-	// Before is what it has.
+	// Before are the present overrides.
 	Before *v1alpha1.OverridesGrant
-	// Wanted is what its policies make of it now.
-	Wanted *ServiceResolution
-	// Generations are those of all policies that exist, by name.
+	// Desired are the overrides of its policies.
+	Desired *ServiceResolution
+	// Generations are those of all existing policies, by name.
 	Generations map[string]int64
-	// Refused: nodes refuse the Service as it is.
+	// Refused: nodes reject the Service as it is.
 	Refused bool
 }
 
-// Causes are the policies by which overrides change: of each field that does, the one
-// that sets it now, and the one that did and does not any more, as long as they exist.
-// None where only names change. Sorted by name.
+// Causes are the policies by which overrides change: for each field that does, the one that sets it
+// now, and the one that no longer does, if they exist. There are none if only names change. Sorted
+// by name.
 func (c *ServiceChange) Causes() []v1alpha1.Cause {
 	causes := map[string]v1alpha1.Cause{}
 	note := func(name string) {
@@ -50,25 +49,24 @@ func (c *ServiceChange) Causes() []v1alpha1.Cause {
 			causes[name] = v1alpha1.Cause{Name: name, Generation: generation}
 		}
 	}
-	for _, field := range differing(&c.Before.Overrides, &c.Wanted.Overrides, wholeOverrides()) {
-		note(c.Wanted.Owners[field])
+	for _, field := range differing(&c.Before.Overrides, &c.Desired.Overrides, wholeOverrides()) {
+		note(c.Desired.Owners[field])
 		before := c.Before.Owners[field]
-		if _, overridden := c.Wanted.Overridden[before][field]; !overridden {
+		if _, overridden := c.Desired.Overridden[before][field]; !overridden {
 			note(before)
 		}
 	}
 	return sortedCauses(causes)
 }
 
-// Grant is what the Service is given by the change. Its causes are to be held to account
-// if nodes then refuse the Service. Where they did so before, only those are that were
-// already: their change has not helped.
+// Grant returns the grant of the change. Its causes are responsible if nodes then reject the
+// Service. If they rejected it before, only the former causes are: their change has not helped.
 func (c *ServiceChange) Grant() *v1alpha1.OverridesGrant {
 	by := map[string]v1alpha1.Cause{}
 	causes := c.Causes()
 	for _, before := range c.Before.By {
-		// Without a cause only names change. Where nodes refuse the Service, others go on
-		// to be the reason.
+		// Without a cause only names change. If nodes reject the Service, the former causes remain
+		// responsible.
 		if c.Generations[before.Name] == before.Generation && (c.Refused || len(causes) == 0) {
 			by[before.Name] = before
 		}
@@ -79,14 +77,14 @@ func (c *ServiceChange) Grant() *v1alpha1.OverridesGrant {
 			by[cause.Name] = cause
 		}
 	}
-	out := &v1alpha1.OverridesGrant{Overrides: c.Wanted.Overrides, Owners: c.Wanted.Owners, By: sortedCauses(by)}
+	out := &v1alpha1.OverridesGrant{Overrides: c.Desired.Overrides, Owners: c.Desired.Owners, By: sortedCauses(by)}
 	if c.Refused || len(causes) == 0 { // what was to blame, or may be, still is
 		out.Changed = c.Before.Changed && len(by) > 0
 	}
 	return out
 }
 
-// Granted reports whether a grant is what policies make of the Service.
+// Granted reports whether a grant is what the policies result in.
 func (r *ServiceResolution) Granted(grant *v1alpha1.OverridesGrant) bool {
 	return maps.Equal(r.Owners, grant.Owners) && len(differing(&grant.Overrides, &r.Overrides, wholeOverrides())) == 0
 }

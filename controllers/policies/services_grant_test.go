@@ -77,7 +77,7 @@ func TestServiceChange(t *testing.T) {
 			before, after := NewServices(tt.before).Resolve(nil, nil), NewServices(tt.after).Resolve(nil, nil)
 			c := &ServiceChange{
 				Before:      &v1alpha1.OverridesGrant{Overrides: before.Overrides, Owners: before.Owners, By: causes(t, tt.by)},
-				Wanted:      after,
+				Desired:     after,
 				Generations: map[string]int64{},
 				Refused:     tt.refused,
 			}

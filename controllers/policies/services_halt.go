@@ -2,26 +2,26 @@ package policies
 
 import "slices"
 
-// RefusedChange is a Service that nodes reject as a change by a policy has left it.
+// RefusedChange is a Service that nodes reject after a change by a policy.
 type RefusedChange struct {
 	Namespace string
-	// Changed: the Service itself has changed, too, so that either may be the cause.
+	// Changed: the Service itself has changed as well, so either may be the cause.
 	Changed bool
 }
 
-// Halt is for whom a change by a policy has halted. Zero: for nobody.
+// Halt tells for which Services a change by a policy has halted. Zero: for none.
 type Halt struct {
-	// All: the change has reached its end for every Service that does not have it.
+	// All: the change has halted for every Service that does not have it yet.
 	All bool
 	// Namespaces are those whose Services wait, sorted; empty if all do.
 	Namespaces []string
 }
 
-// HaltOf decides for whom a change has halted by the Services that nodes reject as it
-// has left them. A Service that has not changed itself is rejected because of the policy: the
-// change halts for all. A user who may edit the Services of a namespace can cause a rejection at
-// any time by changing them: then only the Services of that namespace wait, however many namespaces
-// the user has.
+// HaltOf decides for which Services a change has halted, by the Services that nodes reject after
+// it. A Service that has not changed itself is rejected because of the policy: the change halts for
+// all. A user who can edit the Services of a namespace can cause a rejection at any time by
+// changing them: then only the Services of that namespace wait, however many namespaces the user
+// has.
 func HaltOf(refused []RefusedChange) Halt {
 	var h Halt
 	for _, r := range refused {

@@ -10,16 +10,15 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Bounds of overrides, as the API has them.
+// Bounds of overrides, as in the API.
 const (
 	maxSourceRanges    = 256
 	maxAffinitySeconds = 86400
 )
 
-// ServicePolicyOf turns a policy into one to resolve with, and names every field that
-// makes no sense. The API refuses most mistakes itself; this finds those that get past
-// it, such as of objects that were stored before a rule existed. A selector that makes
-// sense is there also where something else does not; else it is nil.
+// ServicePolicyOf parses a policy, and names every invalid field. The API denies most mistakes
+// itself; this finds the others, such as in objects stored before a rule existed. A valid selector
+// is set even if other fields are invalid; an invalid one is nil.
 func ServicePolicyOf(p *v1alpha1.ServiceProxyPolicy) (ServicePolicy, field.ErrorList) {
 	spec := field.NewPath("spec")
 	out := ServicePolicy{Name: p.Name, Overrides: &p.Spec.Overrides}
@@ -33,7 +32,7 @@ func ServicePolicyOf(p *v1alpha1.ServiceProxyPolicy) (ServicePolicy, field.Error
 	return out, append(errs, ValidateOverrides(&p.Spec.Overrides, spec.Child("overrides"))...)
 }
 
-// ValidateOverrides names every field of overrides, at a path, that makes no sense.
+// ValidateOverrides names every invalid field of overrides at a path.
 func ValidateOverrides(o *v1alpha1.ServiceOverrides, at *field.Path) field.ErrorList {
 	errs := validateRanges(o.LoadBalancerSourceRanges, at.Child("loadBalancerSourceRanges"))
 	errs = append(errs, oneOf(o.NodePorts, at.Child("nodePorts"), v1alpha1.Enabled, v1alpha1.Disabled)...)
@@ -51,7 +50,7 @@ func validateRanges(ranges []string, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	switch {
 	case ranges != nil && len(ranges) == 0:
-		errs = append(errs, field.Required(at, "leave it out to keep the Service's own, or write 0.0.0.0/0 and ::/0 to let everybody in"))
+		errs = append(errs, field.Required(at, "leave it out to keep the Service's own, or write 0.0.0.0/0 and ::/0 to admit all clients"))
 	case len(ranges) > maxSourceRanges:
 		errs = append(errs, field.TooMany(at, len(ranges), maxSourceRanges))
 	}

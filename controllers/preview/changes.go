@@ -20,19 +20,19 @@ const (
 	kindServiceRules = "ServiceProxyRules"
 )
 
-// Changes are how rendered objects would differ from those that are stored.
+// Changes are the differences between rendered and stored objects.
 type Changes struct {
 	nodes, services []change // by name
 }
 
-// change is an object that would be another one; nil is one that is not there.
+// change is an object that would change; nil: it does not exist.
 type change struct {
 	name          string
 	before, after *object
 }
 
-// Compare says what would be written: a difference in what the controllers render. What
-// else is on a stored object, such as its status and annotations, does not count.
+// Compare returns what would be written: differences in what the controllers render. The rest of a
+// stored object, such as its status and annotations, does not count.
 func Compare(stored *Objects, result *Result) *Changes {
 	return &Changes{
 		nodes:    changes(stored.NodeRules, result.Nodes, func(r *v1alpha1.NodeProxyRules) (string, *object) { return r.Name, nodeObject(r) }),

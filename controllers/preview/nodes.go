@@ -16,11 +16,11 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 )
 
-// nodePolicies are the policies for nodes, and what is known of them.
+// nodePolicies are the policies for nodes, and what is known about them.
 type nodePolicies struct {
 	all *policies.Nodes
-	// refused are those of which nothing is used.
-	refused []policies.NodePolicy
+	// invalid are the invalid ones, which are not used.
+	invalid []policies.NodePolicy
 	// selected counts the nodes that each policy selects.
 	selected map[string]int
 	// resolved are the nodes of each resolution.
@@ -49,7 +49,7 @@ func (r *renderer) nodes() {
 	r.reportNodes(p)
 }
 
-// nodePolicies reads the policies, and says which are refused.
+// nodePolicies parses the policies, and reports the invalid ones.
 func (r *renderer) nodePolicies() *nodePolicies {
 	p := &nodePolicies{selected: map[string]int{}, resolved: map[*policies.NodeResolution][]string{}}
 	rolloutPath := field.NewPath("spec", "rollout")
@@ -59,8 +59,8 @@ func (r *renderer) nodePolicies() *nodePolicies {
 		one, errs := policies.NodePolicyOf(policy)
 		_, more := rollout.BudgetOf(policy.Generation, policy.Spec.Rollout, rolloutPath)
 		if errs = append(errs, more...); len(errs) > 0 {
-			r.problem("NodeProxyPolicy %s is refused, and nodes that it selects keep what they have: %v", policy.Name, errs.ToAggregate())
-			p.refused = append(p.refused, one)
+			r.problem("NodeProxyPolicy %s is not valid, and nodes that it selects keep their settings: %v", policy.Name, errs.ToAggregate())
+			p.invalid = append(p.invalid, one)
 			continue
 		}
 		p.selected[policy.Name] = 0
@@ -77,8 +77,8 @@ func (r *renderer) nodePolicies() *nodePolicies {
 	return p
 }
 
-// node renders the rules of a node. One that does not exist (any more) keeps the
-// settings it has, and so does one that a refused policy shapes or would shape.
+// node renders the rules of a node. One that does not exist (any more) keeps its settings, and so
+// does one that an invalid policy shapes or would shape.
 func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodeProxyRules, p *nodePolicies) {
 	in := render.NodeInput{Node: node, Current: stored, FormatVersion: r.format}
 	services := make([]render.ServiceSlices, len(r.onNode[name]))
@@ -114,21 +114,21 @@ func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodePro
 	r.result.Nodes = append(r.result.Nodes, v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec})
 }
 
-// keeps reports whether a node keeps what it has because of a refused policy.
+// keeps reports whether a node keeps its settings because of an invalid policy.
 func (p *nodePolicies) keeps(node *corev1.Node, stored *v1alpha1.NodeProxyRules) bool {
-	return slices.ContainsFunc(p.refused, func(policy policies.NodePolicy) bool {
+	return slices.ContainsFunc(p.invalid, func(policy policies.NodePolicy) bool {
 		return policy.Keeps(node.Labels, stored.Spec.Policies)
 	})
 }
 
-// reportNodes says what is wrong with the settings that policies make together, and
-// which fields of policies, and which policies, do nothing.
+// reportNodes reports what is wrong with the resulting settings, and which fields of policies, and
+// which policies, have no effect.
 func (r *renderer) reportNodes(p *nodePolicies) {
 	lost := map[loss]int{}
 	for _, resolution := range p.ordered() {
 		names := p.resolved[resolution]
 		if resolution.Invalid != nil {
-			r.problem("%s: with the others that apply there the settings of %d nodes make no sense, and these keep what they have, new ones do without it (%s): %v",
+			r.problem("%s: together with the others that apply, the settings of %d nodes are not valid, and these keep theirs, new ones do without it (%s): %v",
 				blamed(resolution.Blamed), len(names), some(names), resolution.Invalid)
 		}
 		for policy, fields := range resolution.Overridden {
@@ -154,7 +154,7 @@ func (p *nodePolicies) ordered() []*policies.NodeResolution {
 	})
 }
 
-// blamed names those who are to change something.
+// blamed names those to be corrected.
 func blamed(names []string) string {
 	if len(names) == 1 && names[0] == policies.Base {
 		return "NodeProxy " + v1alpha1.NodeProxyName

@@ -9,7 +9,7 @@ import (
 
 // Objects are those from which the controllers render, of a cluster or from files.
 type Objects struct {
-	// NodeProxy is nil where there is none.
+	// NodeProxy is nil if there is none.
 	NodeProxy       *v1alpha1.NodeProxy
 	NodePolicies    []v1alpha1.NodeProxyPolicy
 	ServicePolicies []v1alpha1.ServiceProxyPolicy
@@ -19,14 +19,14 @@ type Objects struct {
 	Services   []corev1.Service
 	Slices     []discoveryv1.EndpointSlice
 
-	// NodeRules and ServiceRules are those that are stored.
+	// NodeRules and ServiceRules are the stored ones.
 	NodeRules    []v1alpha1.NodeProxyRules
 	ServiceRules []v1alpha1.ServiceProxyRules
 }
 
-// Overlay puts what people have written over what there is: a NodeProxy and policies
-// take the place of those of their names, and are added where there are none. With
-// prune, policies that are not among them go. All else stays as it is.
+// Overlay adds what users have written to existing objects: a NodeProxy and policies replace those
+// with their names, or are added. With prune, policies that are not among them are removed.
+// Everything else stays.
 func (o *Objects) Overlay(written *Objects, prune bool) {
 	if written.NodeProxy != nil {
 		o.NodeProxy = written.NodeProxy
@@ -52,7 +52,7 @@ func overlay[T any](below, above []T, prune bool, name func(*T) string) []T {
 	return append(out, above...)
 }
 
-// Facts counts the objects that people do not write for nodeproxy.
+// Facts counts the objects that users do not write for nodeproxy.
 func (o *Objects) Facts() int {
 	return len(o.Nodes) + len(o.Namespaces) + len(o.Services) + len(o.Slices) + len(o.NodeRules) + len(o.ServiceRules)
 }

@@ -14,20 +14,19 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// Result is what the controllers make of objects once every rollout is over.
+// Result is what the controllers render once every rollout has finished.
 type Result struct {
-	// Nodes and Services are the rendered objects, by name: of their metadata the names
-	// and the labels that the controllers write.
+	// Nodes and Services are the rendered objects, by name. Their metadata only has the names and
+	// the labels that the controllers write.
 	Nodes    []v1alpha1.NodeProxyRules
 	Services []v1alpha1.ServiceProxyRules
-	// Problems are what is refused, and by which object. What it would have shaped keeps
-	// what is stored.
+	// Problems are the invalid objects and why. What they would have shaped stays as stored.
 	Problems []string
-	// Notes are what else whoever changes policies should know.
+	// Notes are other information for those who change policies.
 	Notes []string
 }
 
-// Render returns what the controllers make of objects.
+// Render returns what the controllers render from objects.
 func Render(in *Objects) *Result {
 	r := &renderer{in: in, result: &Result{}, slices: map[types.NamespacedName]*render.ServiceSlices{}}
 	switch {
@@ -35,7 +34,7 @@ func Render(in *Objects) *Result {
 		r.problem("NodeProxy %s is being deleted with removalPolicy Cleanup: nothing is rendered any more", in.NodeProxy.Name)
 		return r.result
 	case in.NodeProxy == nil:
-		r.problem("there is no NodeProxy %s: without it nodes keep the settings they have, and new ones get none", v1alpha1.NodeProxyName)
+		r.problem("there is no NodeProxy %s: without it nodes keep their settings, and new ones get none", v1alpha1.NodeProxyName)
 		if len(in.NodeRules)+len(in.ServiceRules) == 0 {
 			return r.result // not switched on yet
 		}
@@ -57,7 +56,7 @@ type renderer struct {
 	// node.
 	slices map[types.NamespacedName]*render.ServiceSlices
 	onNode map[string][]*render.ServiceSlices
-	// apiServers and nodeIPs are what addresses of Services are compared to.
+	// apiServers and nodeIPs are compared with the addresses of Services.
 	apiServers map[netip.Addr][]uint16
 	nodeIPs    map[netip.Addr]bool
 }
@@ -114,7 +113,7 @@ func (r *renderer) indexAddresses() {
 	}
 }
 
-// some names a few of many, sorted.
+// some names the first few of many, sorted.
 func some(names []string) string {
 	const named = 3
 	slices.Sort(names)

@@ -166,11 +166,11 @@ func TestRender(t *testing.T) {
 		},
 		"a policy that makes no sense": {
 			before: []string{cluster}, now: []string{cluster, edge}, edit: invalid, want: plain,
-			problems: []string{"NodeProxyPolicy edge is refused, and nodes that it selects keep what they have: spec.settings.ipvs.scheduler"},
+			problems: []string{"NodeProxyPolicy edge is not valid, and nodes that it selects keep their settings: spec.settings.ipvs.scheduler"},
 		},
 		"a budget that makes none": {
 			before: []string{cluster}, now: []string{cluster, edge}, edit: noDeadline, want: plain,
-			problems: []string{"NodeProxyPolicy edge is refused, and nodes that it selects keep what they have: spec.rollout.progressDeadlineSeconds"},
+			problems: []string{"NodeProxyPolicy edge is not valid, and nodes that it selects keep their settings: spec.rollout.progressDeadlineSeconds"},
 		},
 		"one of NodeProxy": {
 			now: []string{cluster}, edit: stuck, want: plain,
@@ -178,7 +178,7 @@ func TestRender(t *testing.T) {
 		},
 		"one that did": {
 			before: []string{cluster, edge}, now: []string{cluster, edge}, edit: invalid, want: withEdge,
-			problems: []string{"NodeProxyPolicy edge is refused"},
+			problems: []string{"NodeProxyPolicy edge is not valid"},
 		},
 		"one whose selector makes no sense": {
 			before: []string{cluster, edge}, now: []string{cluster, edge}, edit: withoutSelector, want: withEdge,
@@ -186,7 +186,7 @@ func TestRender(t *testing.T) {
 		},
 		"ranges that make no sense": {
 			before: []string{cluster}, now: []string{cluster, closed}, edit: invalidRanges, want: plain,
-			problems: []string{"ServiceProxyPolicy closed is refused, and Services that it selects keep what they have: spec.overrides.loadBalancerSourceRanges[0]"},
+			problems: []string{"ServiceProxyPolicy closed is not valid, and Services that it selects keep their overrides: spec.overrides.loadBalancerSourceRanges[0]"},
 		},
 		"ranges that did make sense": {
 			before: []string{cluster, closed}, now: []string{cluster, closed}, edit: func(o *preview.Objects) {
@@ -196,23 +196,23 @@ func TestRender(t *testing.T) {
 				}
 			},
 			want:     slices.Concat(plain[:3], []string{"shop.cart 80/TCP  [closed]", "shop.pay 80/TCP  [closed]"}),
-			problems: []string{"ServiceProxyPolicy closed is refused"},
+			problems: []string{"ServiceProxyPolicy closed is not valid"},
 		},
 		"ranges that did, and nobody knows any more": {
 			before: []string{cluster, closed}, now: []string{cluster, closed}, edit: invalidRanges, want: plain,
-			problems: []string{"ServiceProxyPolicy closed is refused"},
+			problems: []string{"ServiceProxyPolicy closed is not valid"},
 		},
 		"no sense together": {
 			before: []string{cluster, edge},
 			now: []string{cluster, strings.Replace(edge, "mode: IPVS", "sync: {minIntervalMilliseconds: 90000}", 1), `{apiVersion: nodeproxy.io/v1alpha1, kind: NodeProxyPolicy,
 				metadata: {name: often}, spec: {nodeSelector: {}, settings: {sync: {verifyIntervalSeconds: 10}}}}`},
 			want:     append([]string{"n1 IPVS lc [edge]", "n2 IPVS lc [edge]", "n3 IPTables rr [often]"}, plain[3:]...),
-			problems: []string{"NodeProxyPolicy edge: with the others that apply there the settings of 2 nodes make no sense, and these keep what they have, new ones do without it (n1, n2): spec.settings.sync.verifyIntervalSeconds"},
+			problems: []string{"NodeProxyPolicy edge: together with the others that apply, the settings of 2 nodes are not valid, and these keep theirs, new ones do without it (n1, n2): spec.settings.sync.verifyIntervalSeconds"},
 		},
 		"no sense together, on new nodes": {
 			now:      []string{cluster, strings.Replace(edge, "mode: IPVS", "sync: {minIntervalMilliseconds: 90000}", 1)},
 			want:     plain,
-			problems: []string{"NodeProxyPolicy edge: with the others that apply there the settings of 2 nodes make no sense"},
+			problems: []string{"NodeProxyPolicy edge: together with the others that apply, the settings of 2 nodes are not valid"},
 		},
 		"more local endpoints than a node takes": {
 			now: []string{cluster}, edit: crowdedNode, want: plain,

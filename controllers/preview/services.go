@@ -15,14 +15,13 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// servicePolicies are the policies for Services, and what is known of them.
+// servicePolicies are the policies for Services, and what is known about them.
 type servicePolicies struct {
 	all *policies.Services
-	// refused are those of which nothing is used; a selector is nil where it is what is
-	// wrong.
-	refused []policies.ServicePolicy
-	// namespaces are the labels of each Namespace; missing are those that Services are
-	// in and that are not among the objects.
+	// invalid are the invalid ones, which are not used; an invalid selector is nil.
+	invalid []policies.ServicePolicy
+	// namespaces are the labels of each Namespace; missing are the Namespaces of Services that are
+	// not among the objects.
 	namespaces map[string]map[string]string
 	missing    map[string]bool
 	stored     map[string]*v1alpha1.ServiceProxyRules
@@ -30,18 +29,17 @@ type servicePolicies struct {
 	selected map[string]int
 	// lost counts the Services where another policy sets a field.
 	lost map[loss]int
-	// ineffective are the Services on which an override has no effect, by policy, field
-	// and reason.
+	// ineffective are the Services on which an override has no effect, by policy, field and reason.
 	ineffective map[ineffective][]string
 }
 
-// loss is a field that a policy sets and another one wins.
+// loss is a field that a policy sets but another one wins.
 type loss struct{ policy, field, winner string }
 
-// ineffective is an override that has no effect somewhere.
+// ineffective is an override without effect on some Service.
 type ineffective struct{ policy, why string }
 
-// services renders every Service that is proxied. What is stored of others goes.
+// services renders every proxied Service. Stored rules of others are removed.
 func (r *renderer) services() {
 	p := r.servicePolicies()
 	withoutIP := 0
@@ -55,13 +53,13 @@ func (r *renderer) services() {
 		}
 	}
 	if withoutIP > 0 {
-		r.note("%d Services have no spec.clusterIP, which the API server gives, and are passed over: take Services as they are stored, by kubectl get services -A -o yaml", withoutIP)
+		r.note("%d Services have no spec.clusterIP, which the API server assigns, and are skipped: use stored Services, from kubectl get services -A -o yaml", withoutIP)
 	}
 	slices.SortFunc(r.result.Services, func(a, b v1alpha1.ServiceProxyRules) int { return cmp.Compare(a.Name, b.Name) })
 	r.reportServices(p)
 }
 
-// servicePolicies reads the policies, and says which are refused.
+// servicePolicies parses the policies, and reports the invalid ones.
 func (r *renderer) servicePolicies() *servicePolicies {
 	p := &servicePolicies{
 		namespaces: map[string]map[string]string{}, missing: map[string]bool{}, stored: map[string]*v1alpha1.ServiceProxyRules{},
@@ -72,8 +70,8 @@ func (r *renderer) servicePolicies() *servicePolicies {
 		policy := &r.in.ServicePolicies[i]
 		one, errs := policies.ServicePolicyOf(policy)
 		if len(errs) > 0 {
-			r.problem("ServiceProxyPolicy %s is refused, and Services that it selects keep what they have: %v", policy.Name, errs.ToAggregate())
-			p.refused = append(p.refused, one)
+			r.problem("ServiceProxyPolicy %s is not valid, and Services that it selects keep their overrides: %v", policy.Name, errs.ToAggregate())
+			p.invalid = append(p.invalid, one)
 			continue
 		}
 		p.selected[policy.Name] = 0
@@ -89,8 +87,7 @@ func (r *renderer) servicePolicies() *servicePolicies {
 	return p
 }
 
-// namespaceLabels are the labels of a Namespace with the one that the API server gives
-// to each.
+// namespaceLabels returns the labels of a Namespace with the one that the API server adds.
 func namespaceLabels(name string, written map[string]string) map[string]string {
 	if written[corev1.LabelMetadataName] == name {
 		return written
@@ -107,7 +104,7 @@ func (r *renderer) service(svc *corev1.Service, p *servicePolicies) {
 		of = *found
 	}
 	if limit, text := render.Size(svc, of.Slices).Excess(); limit != "" {
-		r.problem("Service %s/%s is refused, and nodes keep what they have of it: %s", svc.Namespace, svc.Name, text)
+		r.problem("Service %s/%s is rejected, and nodes keep its former rules: %s", svc.Namespace, svc.Name, text)
 		if stored := p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]; stored != nil {
 			r.result.Services = append(r.result.Services, v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: stored.Name}, Spec: stored.Spec})
 		}
@@ -118,8 +115,8 @@ func (r *renderer) service(svc *corev1.Service, p *servicePolicies) {
 	r.result.Services = append(r.result.Services, *rules)
 }
 
-// around is what can be told of the cluster. Service ranges are not among it: of these the
-// preview knows what the controller has found, which may read more.
+// around is what is known of the cluster. It does not include service ranges: of these the preview
+// uses what the controller has found, which has more permissions.
 func (r *renderer) around(stored *v1alpha1.ServiceProxyRules) render.Cluster {
 	out := render.Cluster{APIServers: r.apiServers, OfNode: func(a netip.Addr) bool { return r.nodeIPs[a] }}
 	if stored != nil {
@@ -128,9 +125,9 @@ func (r *renderer) around(stored *v1alpha1.ServiceProxyRules) render.Cluster {
 	return out
 }
 
-// shape is what policies make of a Service: what it has, where one of them is refused.
+// shape returns the shape of a Service: the present one if one of its policies is invalid.
 func (p *servicePolicies) shape(svc *corev1.Service) render.Shape {
-	if len(p.selected)+len(p.refused) == 0 {
+	if len(p.selected)+len(p.invalid) == 0 {
 		return render.Shape{}
 	}
 	of, found := p.namespaces[svc.Namespace]
@@ -158,10 +155,10 @@ func (p *servicePolicies) shape(svc *corev1.Service) render.Shape {
 	return render.Shape{Overrides: &resolution.Overrides, Policies: resolution.Policies}
 }
 
-// keeps returns what a Service has, if it keeps that because of a refused policy.
+// keeps returns the overrides of a Service, if it keeps them because of an invalid policy.
 func (p *servicePolicies) keeps(svc *corev1.Service, namespace map[string]string) (render.Shape, bool) {
 	stored := p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]
-	if stored == nil || !slices.ContainsFunc(p.refused, func(policy policies.ServicePolicy) bool {
+	if stored == nil || !slices.ContainsFunc(p.invalid, func(policy policies.ServicePolicy) bool {
 		return policy.Keeps(namespace, svc.Labels, stored.Spec.Policies)
 	}) {
 		return render.Shape{}, false
@@ -174,7 +171,7 @@ func (p *servicePolicies) keeps(svc *corev1.Service, namespace map[string]string
 	return render.Shape{Overrides: &grant.Overrides, Policies: stored.Spec.Policies}, true
 }
 
-// reportServices says which fields of policies, and which policies, do nothing.
+// reportServices reports which fields of policies, and which policies, have no effect.
 func (r *renderer) reportServices(p *servicePolicies) {
 	if len(p.missing) > 0 && len(p.selected) > 0 {
 		r.note("%d namespaces of Services are not among the objects, and taken to have no labels but %s (%s)",

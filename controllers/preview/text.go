@@ -9,7 +9,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// object is a rendered object as it is printed: what the controllers decide of it.
+// object is the printed form of a rendered object: what the controllers decide about it.
 type object struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -48,8 +48,8 @@ func (o *object) text() ([]byte, error) {
 	return text, nil
 }
 
-// Write writes the rendered objects in YAML, nodes first, each sorted by name. What is
-// written can be read again as objects that are stored.
+// Write writes the rendered objects in YAML, nodes first, each sorted by name. The output can be
+// read again as stored objects.
 func (r *Result) Write(w io.Writer) error {
 	write := func(o *object) error {
 		text, err := o.text()

@@ -8,10 +8,10 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// parseAddr reads an IP address and tolerates leading zeros, which old objects
-// may still carry. An IPv4 address written as IPv6 counts as IPv4.
+// parseAddr parses an IP address and tolerates leading zeros, which old objects may still have. An
+// IPv4 address in IPv6 notation counts as IPv4.
 func parseAddr(s string) (netip.Addr, bool) {
-	// The strict parser takes nearly every address and allocates nothing.
+	// The strict parser accepts nearly every address and allocates nothing.
 	if addr, err := netip.ParseAddr(s); err == nil {
 		return addr.Unmap(), addr.Zone() == ""
 	}
@@ -19,7 +19,7 @@ func parseAddr(s string) (netip.Addr, bool) {
 	return addr.Unmap(), ok
 }
 
-// parsePrefix reads a CIDR, tolerates leading zeros and masks the host bits.
+// parsePrefix parses a CIDR, tolerates leading zeros and masks the host bits.
 func parsePrefix(s string) (netip.Prefix, bool) {
 	if prefix, err := netip.ParsePrefix(s); err == nil && !prefix.Addr().Is4In6() {
 		return prefix.Masked(), true
@@ -59,8 +59,8 @@ func familyOf(addr netip.Addr) family {
 // families is a set of IP families.
 type families map[family]bool
 
-// addresses returns those of in that parse and belong to one of the families,
-// canonical, in the order of in, each once. It returns nil for none.
+// addresses returns the addresses that parse and belong to one of the families: canonical, in their
+// order, without duplicates. It returns nil for none.
 func (f families) addresses(in []string) []string {
 	var out []string
 	for _, s := range in {
@@ -71,8 +71,8 @@ func (f families) addresses(in []string) []string {
 	return eachOnce(out)
 }
 
-// eachOnce takes out what is there twice. The order stays: rules for clients
-// stand in the order of the Service, as kube-proxy writes them.
+// eachOnce removes duplicates. The order stays: rules for clients are in the order of the Service,
+// as in kube-proxy.
 func eachOnce(list []string) []string {
 	if len(list) < 2 {
 		return list
@@ -85,11 +85,10 @@ func eachOnce(list []string) []string {
 	})
 }
 
-// sourceRanges returns the canonical client ranges in the order of in, each
-// once. What does not parse is left out. A family with a range of prefix length
-// 0 is not restricted at all, so all ranges of that family are left out: an
-// agent takes "no range of my family" as "no restriction", and the other
-// family keeps its own ranges.
+// sourceRanges returns the canonical client ranges in their order, without duplicates and what does
+// not parse. A family with a range of prefix length 0 is not restricted at all, so all its ranges
+// are left out: an agent interprets "no range of this family" as "no restriction", and the other
+// family retains its ranges.
 func sourceRanges(in []string) []string {
 	var prefixes []netip.Prefix
 	unrestricted := families{}

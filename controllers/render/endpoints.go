@@ -25,7 +25,7 @@ type Problem struct {
 	Detail string
 }
 
-// String says where and what.
+// String says where the problem is, and what.
 func (p Problem) String() string {
 	if p.Address == "" {
 		return fmt.Sprintf("EndpointSlice %s: %s", p.Slice, p.Detail)
@@ -33,8 +33,8 @@ func (p Problem) String() string {
 	return fmt.Sprintf("EndpointSlice %s, address %q: %s", p.Slice, p.Address, p.Detail)
 }
 
-// ServiceOf returns the Service that a slice belongs to, and false for slices
-// that no Service is proxied from: headless ones and those that name no Service.
+// ServiceOf returns the Service of a slice, and false for slices that no Service is proxied from:
+// headless ones and those that name no Service.
 func ServiceOf(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
 	name := slice.Labels[discoveryv1.LabelServiceName]
 	if _, headless := slice.Labels[corev1.IsHeadlessService]; headless || name == "" {
@@ -43,13 +43,13 @@ func ServiceOf(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: slice.Namespace, Name: name}, true
 }
 
-// portKey is how a slice port and a Service port find each other.
+// portKey matches a slice port with a Service port.
 type portKey struct {
 	name     string
 	protocol v1alpha1.Protocol
 }
 
-// endpointKey is what makes an endpoint of a Service one endpoint.
+// endpointKey identifies an endpoint of a Service.
 type endpointKey struct {
 	port portKey
 	addr netip.AddrPort
@@ -99,8 +99,7 @@ func (c claim) nodes() []string {
 	return hintNames(c.endpoint.Hints.ForNodes, func(n discoveryv1.ForNode) string { return n.Name })
 }
 
-// state returns the state to publish, and false for an endpoint that takes no
-// traffic at all.
+// state returns the state to publish, and false for an endpoint that receives no traffic at all.
 func (c claim) state() (v1alpha1.EndpointState, bool) {
 	switch {
 	case c.ready():
@@ -111,21 +110,20 @@ func (c claim) state() (v1alpha1.EndpointState, bool) {
 	return "", false
 }
 
-// Takes reports whether an endpoint takes any traffic.
+// Takes reports whether an endpoint receives any traffic.
 func Takes(endpoint *discoveryv1.Endpoint) bool {
 	_, takes := claim{endpoint: endpoint}.state()
 	return takes
 }
 
-// sameState tells whether two claims rank alike apart from where they stand.
+// sameState reports whether two claims rank alike except for their position.
 func (c claim) sameState(o claim) bool {
 	return c.ready() == o.ready() && c.serving() == o.serving() && c.terminating() == o.terminating()
 }
 
-// beats decides between two claims of one endpoint. kube-proxy lets the one
-// that is not terminating win and leaves the rest to chance. Here the rest is
-// decided too, by content alone, so that both rendered kinds, every restart
-// and every order of input agree.
+// beats decides between two claims of one endpoint. kube-proxy prefers the one that is not
+// terminating and leaves the rest to chance. Here the content decides the rest too, so that both
+// rendered kinds, every restart and every order of input agree.
 func (c claim) beats(o claim) bool {
 	if c.terminating() != o.terminating() {
 		return !c.terminating()
@@ -179,7 +177,7 @@ func usablePorts(slice *discoveryv1.EndpointSlice, report func(Problem)) []slice
 	return out
 }
 
-// usablePort reads one slice port; a detail says why it cannot be used.
+// usablePort parses one slice port; a detail says why it cannot be used.
 func usablePort(p *discoveryv1.EndpointPort) (key portKey, number uint16, detail string) {
 	if p.Name == nil {
 		return key, 0, "a port without a name field matches no Service port"
@@ -262,7 +260,7 @@ func eachAddress(slice *discoveryv1.EndpointSlice, report func(Problem), visit f
 
 func ignoreProblem(Problem) {}
 
-// keepWinner enters a claim unless a better one is there.
+// keepWinner stores a claim unless a better one exists.
 func keepWinner[K comparable](winners map[K]claim, key K, c claim) {
 	if old, ok := winners[key]; !ok || c.beats(old) {
 		winners[key] = c

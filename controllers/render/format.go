@@ -6,12 +6,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// FormatVersion returns the version in which to write rendered objects: the
-// highest of those that the controller can write that every node's last report
-// has, whether its agent lives or not. Nodes that have never reported don't
-// count; when none has, and when nothing suits all, it is the lowest. behind are
-// the nodes, by name, that know less than the highest that can be written.
-// writable must not be empty.
+// FormatVersion returns the version in which to write rendered objects: the highest writable one
+// that every node's last report has, whether its agent is alive or not. Nodes that have never
+// reported do not count. If none has, or no version suits all, it is the lowest. behind are the
+// nodes, by name, that do not know the highest writable version. writable must not be empty.
 func FormatVersion(writable []int32, nodes []v1alpha1.NodeProxyRules) (version int32, behind []string) {
 	suits := func(version int32) bool {
 		return !slices.ContainsFunc(nodes, func(n v1alpha1.NodeProxyRules) bool { return !knows(&n, version) })
@@ -37,7 +35,7 @@ func FormatVersion(writable []int32, nodes []v1alpha1.NodeProxyRules) (version i
 	return version, behind
 }
 
-// knows reports whether the agent that last reported of a node understands a version.
+// knows reports whether the agent that last reported understands a version.
 func knows(node *v1alpha1.NodeProxyRules, version int32) bool {
 	agent := node.Status.Agent
 	return agent == nil || slices.Contains(agent.KnownFormats(), version)

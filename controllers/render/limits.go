@@ -7,8 +7,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Size returns what is limited of a Service, by the objects as they are: reading them takes
-// no more than their number.
+// Size returns the numbers of a Service that are limited, by its objects: this takes no more time
+// than to count them.
 func Size(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) v1alpha1.ServiceSize {
 	return sizeOfSlices(endpointSlices).Plus(v1alpha1.ServiceSize{
 		Ports:           len(svc.Spec.Ports),

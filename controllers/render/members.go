@@ -20,25 +20,24 @@ type ServiceSlices struct {
 	Local bool
 }
 
-// Local are the local endpoints that the rules of one node carry.
+// Local are the local endpoints in the rules of one node.
 type Local struct {
 	Services []v1alpha1.ServiceMembers
-	// Bytes bounds what they take as JSON.
+	// Bytes is an upper bound of their size as JSON.
 	Bytes int
-	// Held: some Service is over a limit of its own and keeps the local endpoints that it had.
-	// The node has to be rendered again, as what ends the excess may not concern it.
+	// Held: some Service exceeds a limit of its own and retains its former local endpoints. The
+	// node must be rendered again later, because the end of the excess may not concern it.
 	Held bool
-	// LeftOut are the Services of which no local endpoint is carried, in order.
+	// LeftOut are the Services without local endpoints in the rules, in order.
 	LeftOut []LeftOut
 }
 
-// Members returns the endpoints that live on a node, in whatever state, of the
-// given Services. The claim that wins over all slices of a Service says on
-// which node an endpoint lives, as in Service, so an address that is named for
-// two nodes belongs to one of them. Whether the Service itself exists does not
-// matter: the two rendered kinds never wait for each other. A Service over a limit keeps
-// what it has in current. What is over the limits of a node is left out, and no time or memory
-// is spent on it.
+// Members returns the endpoints of the given Services that are on a node, in any state. The winning
+// claim over all slices of a Service decides on which node an endpoint is, as in Service, so an
+// address that is named for two nodes belongs to one of them. Whether the Service itself exists
+// does not matter: the two rendered kinds never wait for each other. A Service over a limit retains
+// its local endpoints in current. What exceeds the limits of a node is left out, and costs no time
+// or memory.
 func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceMembers) Local {
 	former := make(map[types.NamespacedName]*v1alpha1.ServiceMembers, len(current))
 	for i := range current {
@@ -93,7 +92,7 @@ func membersOf(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1alp
 			}
 		})
 	}
-	// Only what this node claims can be taken from it by another's claim.
+	// Claims of others can only win over claims of this node.
 	for _, slice := range endpointSlices {
 		ports := usablePorts(slice, ignoreProblem)
 		eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) {
@@ -122,7 +121,7 @@ func membersOf(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1alp
 	return out
 }
 
-// NodesNamed returns the nodes that a slice names, sorted, each once.
+// NodesNamed returns the nodes that a slice names, sorted, without duplicates.
 func NodesNamed(slice *discoveryv1.EndpointSlice) []string {
 	nodes := map[string]struct{}{}
 	for i := range slice.Endpoints {
@@ -133,12 +132,11 @@ func NodesNamed(slice *discoveryv1.EndpointSlice) []string {
 	return slices.Sorted(maps.Keys(nodes))
 }
 
-// NodesAffected returns the nodes whose members may differ after a slice of a
-// Service changed from old to changed (nil: it did not exist or does not any
-// more), given the other slices of the Service. A node is affected when it
-// gained or lost an endpoint, or when the change may have shifted the winner
-// of an address that another slice names too. The result is sorted. All ports of
-// a slice have the same endpoints, so their number does not matter here.
+// NodesAffected returns the nodes whose local endpoints may differ after a slice of a Service
+// changed from old to changed (nil: it does not exist), given the other slices of the Service. A
+// node is affected if it gained or lost an endpoint, or if the change may have shifted the winner
+// of an address that another slice names too. The result is sorted. All ports of a slice have the
+// same endpoints, so their number does not matter here.
 func NodesAffected(old, changed *discoveryv1.EndpointSlice, others []*discoveryv1.EndpointSlice) []string {
 	before, after := addressesOf(old), addressesOf(changed)
 	samePorts := old != nil && changed != nil && sameSlicePorts(old, changed)
@@ -146,7 +144,7 @@ func NodesAffected(old, changed *discoveryv1.EndpointSlice, others []*discoveryv
 	contested := map[netip.Addr]string{} // with the node that has it before and after, if any
 	note := func(addr netip.Addr, was, is claim, hadIt, hasIt bool) {
 		if hadIt && hasIt && samePorts && was.node() == is.node() {
-			if !was.sameState(is) { // matters only if somebody else claims it too
+			if !was.sameState(is) { // only matters if another slice claims it too
 				contested[addr] = is.node()
 			}
 			return

@@ -8,12 +8,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TaintToBeDeleted announces, with whatever effect, that the autoscaler is
-// about to delete a Node.
+// TaintToBeDeleted announces, with any effect, that the autoscaler is about to delete a Node.
 const TaintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// Linux tells whether a Node runs Linux: its label says so, else what its
-// kubelet reported, else nobody says otherwise.
+// Linux reports whether a Node runs Linux: by its label, else by its kubelet, else it is assumed.
 func Linux(node *corev1.Node) bool {
 	os := node.Labels[corev1.LabelOSStable]
 	if os == "" {
@@ -22,7 +20,7 @@ func Linux(node *corev1.Node) bool {
 	return os == "" || os == string(corev1.Linux)
 }
 
-// NodeFacts returns what an agent needs to know of its Node.
+// NodeFacts returns what an agent must know about its Node.
 func NodeFacts(node *corev1.Node) v1alpha1.NodeFacts {
 	draining := node.DeletionTimestamp != nil
 	for _, taint := range node.Spec.Taints {
@@ -38,8 +36,8 @@ func NodeFacts(node *corev1.Node) v1alpha1.NodeFacts {
 	}
 }
 
-// nodeAddresses returns the Node's addresses of one type in the Node's order,
-// which says which of them is primary.
+// nodeAddresses returns the Node's addresses of one type in the Node's order: the first one is
+// primary.
 func nodeAddresses(node *corev1.Node, kind corev1.NodeAddressType) []string {
 	var out []string
 	for _, a := range node.Status.Addresses {
@@ -69,24 +67,23 @@ func podCIDRs(node *corev1.Node) []string {
 
 // NodeInput is what the rules of one node follow from.
 type NodeInput struct {
-	// Node is nil when it does not exist (any more).
+	// Node is nil if it does not exist (any more).
 	Node *corev1.Node
-	// Current is what is stored, nil when nothing is.
+	// Current are the stored rules, nil if there are none.
 	Current *v1alpha1.NodeProxyRules
-	// Settings are those to carry, nil to keep what Current carries, with the Policies
-	// that shape them, strongest first.
+	// Settings are the settings to set, nil to keep those of Current, with the Policies that shape
+	// them, strongest first.
 	Settings *Settings
 	Policies []string
-	// Members are the node's endpoints.
+	// Members are the node's local endpoints.
 	Members []v1alpha1.ServiceMembers
 	// FormatVersion is the version of the format to write.
 	FormatVersion int32
 }
 
-// Node renders the rules of a node. It returns false when there is nothing to
-// render them from: no settings, neither given nor stored, or no facts, neither
-// of a Node nor stored. A Node that is absent keeps its last known facts and
-// counts as draining.
+// Node renders the rules of a node. It returns false if there is nothing to render them from: no
+// settings, neither given nor stored, or no facts, neither of a Node nor stored. An absent Node
+// keeps its last known facts and counts as draining.
 func Node(in NodeInput) (v1alpha1.NodeProxyRulesSpec, bool) {
 	if in.Current == nil && (in.Node == nil || in.Settings == nil) {
 		return v1alpha1.NodeProxyRulesSpec{}, false

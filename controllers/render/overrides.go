@@ -9,31 +9,30 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Shape is what policies make of a Service. The zero value leaves it as it is.
+// Shape is what policies change in a Service. The zero value changes nothing.
 type Shape struct {
-	// Overrides take the place of what the Service says. Nil: none.
+	// Overrides replace fields of the Service. Nil: none.
 	Overrides *v1alpha1.ServiceOverrides
 	// Policies are the names of the policies that they are from, the strongest first.
 	Policies []string
 }
 
-// IneffectiveOverride is an override that cannot have an effect on a Service, or not on
-// all of it.
+// IneffectiveOverride is an override without effect on a Service, or on part of it.
 type IneffectiveOverride struct {
 	// Field is its name in JSON, such as "externalTrafficPolicy".
 	Field string
-	// Why begins with the field and tells what is in the way.
+	// Why begins with the field and gives the reason.
 	Why string
 }
 
-// IneffectiveOverrides tells which overrides have no effect on a Service, and why. What
-// the Service says itself already, or has nothing of, is not worth a word.
+// IneffectiveOverrides returns the overrides without effect on a Service, and why. What the Service
+// itself already sets, or does not have, is not reported.
 func IneffectiveOverrides(svc *corev1.Service, o *v1alpha1.ServiceOverrides) []IneffectiveOverride {
 	_, fams := clusterIPs(svc)
 	return shaped(svc, fams, o).ineffective
 }
 
-// shapedService is what a Service says after overrides.
+// shapedService is a Service after overrides.
 type shapedService struct {
 	ports        []corev1.ServicePort
 	externalIPs  []string
@@ -45,7 +44,7 @@ type shapedService struct {
 	ineffective  []IneffectiveOverride
 }
 
-// shaped puts overrides, nil for none, on a Service.
+// shaped applies overrides, nil for none, to a Service.
 func shaped(svc *corev1.Service, fams families, o *v1alpha1.ServiceOverrides) shapedService {
 	s := shapedService{
 		ports: svc.Spec.Ports, externalIPs: svc.Spec.ExternalIPs, sourceRanges: svc.Spec.LoadBalancerSourceRanges,
@@ -92,8 +91,8 @@ func (s *shapedService) without(field, format string, args ...any) {
 	s.ineffective = append(s.ineffective, IneffectiveOverride{Field: field, Why: field + " " + fmt.Sprintf(format, args...)})
 }
 
-// overrideRanges has the ranges take the place of the Service's. They are for
-// load-balancer addresses that the nodes serve, whatever the type says of them.
+// overrideRanges replaces the Service's ranges. They apply to load-balancer addresses that the
+// nodes serve, whatever the type of the Service.
 func (s *shapedService) overrideRanges(svc *corev1.Service, fams families, ranges []string) {
 	const name = "loadBalancerSourceRanges"
 	served := fams.addresses(loadBalancerIPs(svc))
@@ -103,16 +102,16 @@ func (s *shapedService) overrideRanges(svc *corev1.Service, fams families, range
 	}
 	s.sourceRanges = ranges
 	if len(served) == 0 && len(svc.Status.LoadBalancer.Ingress) > 0 { // none at all: it has none yet
-		s.without(name, "restricts load-balancer addresses that nodes serve, and this Service has none: status.loadBalancer.ingress holds host names, or addresses with ipMode Proxy, so that restricting clients is up to the load balancer")
+		s.without(name, "restricts load-balancer addresses that nodes serve, and this Service has none: status.loadBalancer.ingress contains host names, or addresses with ipMode Proxy, so that restricting clients is up to the load balancer")
 		return
 	}
 	for _, f := range openFamilies(served, ranges) {
-		s.without(name, "holds no %s range, so that the %s load-balancer addresses of this Service are open to every source: add one", f, f)
+		s.without(name, "has no %s range, so that the %s load-balancer addresses of this Service are open to every source: add one", f, f)
 	}
 }
 
-// overrideExternal has the policy take the place of the Service's, unless that would
-// lose connections, or change nothing.
+// overrideExternal replaces the Service's external policy, unless that would lose connections, or
+// change nothing.
 func (s *shapedService) overrideExternal(svc *corev1.Service, policy v1alpha1.TrafficPolicy) {
 	const name = "externalTrafficPolicy"
 	if policy == s.external {
@@ -132,13 +131,13 @@ func (s *shapedService) overrideExternal(svc *corev1.Service, policy v1alpha1.Tr
 	}
 }
 
-// reachable reports whether anything from outside can arrive at what is left of a
-// Service. A load balancer that has no address yet will have one.
+// reachable reports whether traffic from outside can arrive at the rest of a Service. A load
+// balancer that has no address yet will have one.
 func (s *shapedService) reachable(svc *corev1.Service) bool {
 	return svc.Spec.Type == corev1.ServiceTypeLoadBalancer || len(s.externalIPs) > 0 || len(loadBalancerIPs(svc)) > 0 || hasNodePorts(s.ports)
 }
 
-// closed tells that policies have taken something out by which connections could arrive.
+// closed reports that policies have removed something by which connections could arrive.
 func (s *shapedService) closed(svc *corev1.Service) string {
 	if len(svc.Spec.ExternalIPs) > len(s.externalIPs) || hasNodePorts(svc.Spec.Ports) && !hasNodePorts(s.ports) {
 		return " but what policies disable"

@@ -27,7 +27,7 @@ const (
 	nodeRate    = 1 << 20
 )
 
-// Load is what the rules of a Service cost whoever has to read and program them.
+// Load is the cost of reading and programming the rules of a Service.
 type Load struct {
 	Endpoints int32
 	// Combinations are those of v1alpha1.ServiceSize.
@@ -41,13 +41,13 @@ func LoadOf(rules *v1alpha1.ServiceProxyRulesSpec, bytes int) Load {
 	return Load{rules.EndpointCount, v1alpha1.SizeOf(rules).Combinations(), bytes}
 }
 
-// Max returns the higher figures of both.
+// Max returns the higher values of both.
 func (l Load) Max(o Load) Load {
 	return Load{max(l.Endpoints, o.Endpoints), max(l.Combinations, o.Combinations), max(l.Bytes, o.Bytes)}
 }
 
-// Pace returns how much time passes at least between two writes of the rules of a
-// Service. The first change goes at once.
+// Pace returns the least time between two writes of the rules of a Service. The first change is
+// written at once.
 func Pace(l Load) time.Duration {
 	interval := bytesPace(l.Bytes, serviceRate)
 	switch {
@@ -60,8 +60,7 @@ func Pace(l Load) time.Duration {
 	}
 }
 
-// NodePace returns how much time passes at least between two writes of the rules of a node of so
-// many bytes.
+// NodePace returns the least time between two writes of the rules of a node with so many bytes.
 func NodePace(bytes int) time.Duration {
 	return bytesPace(bytes, nodeRate)
 }

@@ -7,9 +7,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// SourceRangeProblems says which of a Service's source ranges cannot be used, and
-// for which IP family that leaves its load-balancer addresses open to everybody
-// though ranges are given. Both are as with kube-proxy, which says nothing of it.
+// SourceRangeProblems says which source ranges of a Service cannot be used, and for which IP family
+// its load-balancer addresses are therefore open to every client although ranges are given.
+// kube-proxy does the same without reporting it.
 func SourceRangeProblems(svc *corev1.Service) []string {
 	var out []string
 	for i, s := range svc.Spec.LoadBalancerSourceRanges {
@@ -27,9 +27,8 @@ func SourceRangeProblems(svc *corev1.Service) []string {
 	return out
 }
 
-// openFamilies names the IP families of addresses of which there is no range, which
-// agents take as no restriction. Everything as a range is what somebody may want, and
-// counts as one.
+// openFamilies returns the IP families of addresses without a range, which agents interpret as no
+// restriction. The range of everything counts as a range, because it may be intended.
 func openFamilies(addresses, ranges []string) []string {
 	restricted, has := families{}, families{}
 	for _, s := range ranges {

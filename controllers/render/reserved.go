@@ -22,11 +22,11 @@ type Cluster struct {
 	Ranges ServiceRanges
 	// OfNode reports whether an address is one of a Node. Nil: none is.
 	OfNode func(netip.Addr) bool
-	// Skipped are known to be skipped by whoever knew more of the cluster.
+	// Skipped are known to be skipped from an earlier rendering that knew more of the cluster.
 	Skipped []v1alpha1.SkippedAddress
 }
 
-// StoredCluster is what rules show of the cluster to whoever knows no more of it.
+// StoredCluster is what rules show of the cluster, for callers that know no more.
 func StoredCluster(rules *v1alpha1.ServiceProxyRulesSpec) Cluster {
 	return Cluster{
 		Skipped: rules.SkippedAddresses,
@@ -35,16 +35,16 @@ func StoredCluster(rules *v1alpha1.ServiceProxyRulesSpec) Cluster {
 }
 
 // APIServerSlice is the EndpointSlice of default/kubernetes that API servers maintain. Others may
-// write more slices of that Service, with whatever addresses: those do not count.
+// write more slices of that Service with any addresses: those do not count.
 const APIServerSlice = "kubernetes"
 
-// maxAPIServerPorts is more than API servers have. What has more is not theirs.
+// maxAPIServerPorts is more than API servers have. What has more is none.
 const maxAPIServerPorts = 100
 
-// APIServers returns the addresses and ports of API servers: those of the EndpointSlice of the
-// Service default/kubernetes that they maintain, ready or not, those in spec.apiServer of
-// NodeProxy, if there is one, and those of URLs. Host names are not resolved: what they stand for may change at
-// any time, and all nodes must get the same rules.
+// APIServers returns the addresses and ports of API servers: those of the EndpointSlice of
+// default/kubernetes that they maintain, ready or not, those in spec.apiServer of NodeProxy, if
+// there is one, and those of URLs. Host names are not resolved: their addresses may change at any
+// time, and all nodes must get the same rules.
 func APIServers(ofKubernetes []*discoveryv1.EndpointSlice, np *v1alpha1.NodeProxy, urls ...string) map[netip.Addr][]uint16 {
 	out := map[netip.Addr][]uint16{}
 	add := func(text string, port uint16) {
@@ -81,14 +81,14 @@ func APIServers(ofKubernetes []*discoveryv1.EndpointSlice, np *v1alpha1.NodeProx
 	return out
 }
 
-// ServiceRanges are the ranges of cluster IPs, for look-ups that take the same time
-// however many there are.
+// ServiceRanges are the ranges of cluster IPs. A look-up takes the same time however many there
+// are.
 type ServiceRanges struct {
 	ranges map[netip.Prefix]struct{}
 	bits   []int // each once
 }
 
-// NewServiceRanges reads CIDRs. What is none is left out: the API takes no such.
+// NewServiceRanges parses CIDRs, and leaves out what is none: the API accepts no such.
 func NewServiceRanges(cidrs []string) ServiceRanges {
 	out := ServiceRanges{ranges: map[netip.Prefix]struct{}{}}
 	for _, cidr := range cidrs {
@@ -119,7 +119,7 @@ func (r ServiceRanges) Of(a netip.Addr) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// special says why no Service may have an address, whatever the cluster has there.
+// special says why no Service may have an address, in any cluster.
 func special(a netip.Addr) string {
 	switch {
 	case a.IsUnspecified():
@@ -152,9 +152,9 @@ func (c *Cluster) reserved(a netip.Addr) string {
 	return ""
 }
 
-// besideAPIServer reports whether a Service may have the address of an API server, which is
-// a Node's and of which it leaves the API server its port. Load balancers that run on the
-// nodes give out the addresses of all nodes, and administrators name them as external IPs.
+// besideAPIServer reports whether a Service may have the address of an API server: it is a Node's,
+// and the Service does not use the API server's port. Load balancers on the nodes assign the
+// addresses of all nodes, and administrators name them as external IPs.
 func (c *Cluster) besideAPIServer(a netip.Addr, ports []corev1.ServicePort) bool {
 	own, found := c.APIServers[a]
 	return found && special(a) == "" && c.ofNode(a) && !slices.ContainsFunc(ports, func(p corev1.ServicePort) bool {
@@ -164,9 +164,9 @@ func (c *Cluster) besideAPIServer(a netip.Addr, ports []corev1.ServicePort) bool
 
 func (c *Cluster) ofNode(a netip.Addr) bool { return c.OfNode != nil && c.OfNode(a) }
 
-// settleAddresses takes out of rules the external and load-balancer IPs that no Service
-// may have, and notes which of the rest are addresses of Nodes. The Service's own cluster
-// IPs stay: there they change nothing.
+// settleAddresses removes from rules the external and load-balancer IPs that no Service may have,
+// and records which of the rest are addresses of Nodes. The Service's own cluster IPs stay: there
+// they change nothing.
 func (c *Cluster) settleAddresses(rules *v1alpha1.ServiceProxyRulesSpec, ports []corev1.ServicePort) {
 	skipped := map[string]bool{}
 	keep := func(list []string) []string {

@@ -15,16 +15,15 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// LabelServiceProxyName on a Service, with whatever value, leaves the Service
-// to another proxy.
+// LabelServiceProxyName on a Service, with any value, leaves the Service to another proxy.
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// defaultAffinitySeconds is what the API server writes when a Service asks for
-// session affinity and names no timeout.
+// defaultAffinitySeconds is what the API server sets if a Service has session affinity without a
+// timeout.
 const defaultAffinitySeconds int32 = 10800
 
-// Eligible tells whether a Service is proxied: it has a cluster IP of one of
-// its IP families and ports, and is not left to another proxy.
+// Eligible reports whether a Service is proxied: it has a cluster IP of one of its IP families and
+// ports, and is not left to another proxy.
 func Eligible(svc *corev1.Service) bool {
 	switch {
 	case svc.Spec.ClusterIP == "" || svc.Spec.ClusterIP == corev1.ClusterIPNone,
@@ -39,10 +38,10 @@ func Eligible(svc *corev1.Service) bool {
 	return len(ips) > 0
 }
 
-// Service renders a Service that is Eligible with all its EndpointSlices, as policies
-// shape it and the cluster lets it, in a version of the format. The problems are the
-// endpoints that were left out, sorted, each once; the rest is rendered.
-// IneffectiveOverrides tells what of the policies has no effect.
+// Service renders an Eligible Service with all its EndpointSlices, as policies shape it and the
+// cluster permits, in a version of the format. The problems are the endpoints that were left out,
+// sorted, without duplicates; the rest is rendered. IneffectiveOverrides returns the overrides
+// without effect.
 func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, shape Shape, in Cluster, formatVersion int32) (*v1alpha1.ServiceProxyRules, []Problem) {
 	ips, fams := clusterIPs(svc)
 	as := shaped(svc, fams, shape.Overrides)
@@ -83,9 +82,8 @@ func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, s
 	return rules, problems
 }
 
-// clusterIPs returns the Service's cluster IPs in canonical form, primary
-// family first, and their families. An entry counts only for the family that
-// stands at its place in spec.ipFamilies.
+// clusterIPs returns the Service's cluster IPs in canonical form, primary family first, and their
+// families. An entry counts only for the family at its position in spec.ipFamilies.
 func clusterIPs(svc *corev1.Service) ([]string, families) {
 	fams := families{}
 	if len(svc.Spec.IPFamilies) == 0 {
@@ -121,8 +119,8 @@ func familyNamed(f corev1.IPFamily) family {
 	return familyNone
 }
 
-// OutsideIPs are the external and load-balancer IPs that a Service names, whatever becomes
-// of them; empty where there are more than a Service may have.
+// OutsideIPs returns the external and load-balancer IPs that a Service names, rendered or not;
+// empty if there are more than a Service may have.
 func OutsideIPs(svc *corev1.Service) []netip.Addr {
 	if len(svc.Spec.ExternalIPs)+len(svc.Status.LoadBalancer.Ingress) > v1alpha1.MaxServiceAddresses {
 		return nil
@@ -135,7 +133,7 @@ func NodeIPs(node *corev1.Node) []netip.Addr {
 	return parsed(slices.Concat(nodeAddresses(node, corev1.NodeInternalIP), nodeAddresses(node, corev1.NodeExternalIP)))
 }
 
-// parsed reads addresses and leaves out what is none.
+// parsed parses addresses and leaves out what is none.
 func parsed(texts []string) []netip.Addr {
 	var out []netip.Addr
 	for _, text := range texts {
@@ -146,8 +144,8 @@ func parsed(texts []string) []netip.Addr {
 	return out
 }
 
-// loadBalancerIPs are the ingress addresses that the nodes themselves serve,
-// whatever the type of the Service.
+// loadBalancerIPs returns the ingress addresses that the nodes themselves serve, whatever the type
+// of the Service.
 func loadBalancerIPs(svc *corev1.Service) []string {
 	var out []string
 	for _, ingress := range svc.Status.LoadBalancer.Ingress {
@@ -158,8 +156,8 @@ func loadBalancerIPs(svc *corev1.Service) []string {
 	return out
 }
 
-// externalTrafficPolicy is the policy in effect: Local counts only where
-// something from outside the cluster can arrive.
+// externalTrafficPolicy returns the effective policy: Local counts only if traffic from outside the
+// cluster can arrive.
 func externalTrafficPolicy(svc *corev1.Service) v1alpha1.TrafficPolicy {
 	if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
 		return v1alpha1.TrafficPolicyCluster
@@ -175,8 +173,8 @@ func externalTrafficPolicy(svc *corev1.Service) v1alpha1.TrafficPolicy {
 	return v1alpha1.TrafficPolicyCluster
 }
 
-// healthCheckNodePort goes by what the Service says itself: its load balancer asks
-// there also where policies have every node take connections.
+// healthCheckNodePort depends on the Service alone: its load balancer checks that port even if
+// policies make every node accept connections.
 func healthCheckNodePort(svc *corev1.Service) int32 {
 	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer && externalTrafficPolicy(svc) == v1alpha1.TrafficPolicyLocal {
 		return svc.Spec.HealthCheckNodePort
@@ -203,7 +201,7 @@ func sessionAffinity(svc *corev1.Service) *v1alpha1.SessionAffinity {
 	return &v1alpha1.SessionAffinity{ClientIPTimeoutSeconds: seconds}
 }
 
-// portSummary lists ports for people, such as 80:30080/TCP,53/UDP.
+// portSummary lists ports in a human-readable form, such as 80:30080/TCP,53/UDP.
 func portSummary(ports []corev1.ServicePort) string {
 	var b strings.Builder
 	for i, p := range ports {
@@ -225,8 +223,7 @@ func protocolOf(p corev1.ServicePort) v1alpha1.Protocol {
 	return v1alpha1.Protocol(cmp.Or(p.Protocol, corev1.ProtocolTCP))
 }
 
-// lastChange returns the newest change time that the slices carry, as written
-// there; empty when none does.
+// lastChange returns the newest change time of the slices, as written there; empty if none has one.
 func lastChange(endpointSlices []*discoveryv1.EndpointSlice) string {
 	var newest time.Time
 	var text string
@@ -247,8 +244,8 @@ func lastChange(endpointSlices []*discoveryv1.EndpointSlice) string {
 // portWinners are the endpoints of each port of a Service.
 type portWinners map[portKey]map[netip.AddrPort]claim
 
-// mergeEndpoints finds the winner of every endpoint over all slices of the
-// families that the Service has. Ports that the Service lacks are passed over.
+// mergeEndpoints finds the winner of every endpoint over all slices of the Service's families.
+// Ports that the Service does not have are ignored.
 func mergeEndpoints(ports []corev1.ServicePort, endpointSlices []*discoveryv1.EndpointSlice, fams families) (portWinners, []Problem) {
 	size := 0
 	for _, slice := range endpointSlices {
@@ -315,8 +312,8 @@ func countEndpoints(ports []v1alpha1.ServicePort) int32 {
 	return int32(len(distinct))
 }
 
-// HasPolicyLocal reports whether a Service asks for a traffic policy Local, which is what reads
-// the local endpoints of nodes.
+// HasPolicyLocal reports whether a Service uses a traffic policy Local, which needs the local
+// endpoints of nodes.
 func HasPolicyLocal(svc *corev1.Service) bool {
 	internal := svc.Spec.InternalTrafficPolicy
 	return svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal ||

@@ -14,13 +14,12 @@ import (
 type Settings struct {
 	// Complete has every field set and every CIDR in canonical form.
 	Complete v1alpha1.ProxySettings
-	// Revision identifies what differs from the documented defaults.
+	// Revision identifies the fields that differ from the documented defaults.
 	Revision string
 }
 
-// CompleteSettings completes what people wrote (nil: nothing) from the
-// documented defaults, validates the result and computes its revision. The
-// error names every field that is wrong, under spec.settings.
+// CompleteSettings completes settings (nil: none) with the documented defaults, validates the
+// result and computes its revision. The error names every invalid field under spec.settings.
 func CompleteSettings(written *v1alpha1.ProxySettings) (*Settings, error) {
 	complete := v1alpha1.CompleteSettings(written)
 	if errs := v1alpha1.ValidateSettings(complete); len(errs) > 0 {
@@ -45,9 +44,8 @@ func canonicalCIDRs(cidrs []string) {
 	}
 }
 
-// settingsRevision hashes the fields that differ from the documented defaults,
-// so that a release that adds a field does not change the revision of settings
-// that leave it alone.
+// settingsRevision hashes the fields that differ from the documented defaults, so that a release
+// that adds a field does not change the revision of settings without it.
 func settingsRevision(complete *v1alpha1.ProxySettings) (string, error) {
 	have, err := fieldsOf(complete)
 	if err != nil {
@@ -78,7 +76,7 @@ func fieldsOf(s *v1alpha1.ProxySettings) (map[string]any, error) {
 	return fields, nil
 }
 
-// differing returns the fields of have that are not as in base.
+// differing returns the fields of have that differ from base.
 func differing(have, base map[string]any) map[string]any {
 	out := map[string]any{}
 	for name, value := range have {

@@ -13,13 +13,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// LeftOut is a Service whose local endpoints the rules of a node do not carry.
+// LeftOut is a Service whose local endpoints are not in the rules of a node.
 type LeftOut struct {
 	Service types.NamespacedName
-	// Bytes is an upper bound of what its local endpoints take.
+	// Bytes is an upper bound of the size of its local endpoints.
 	Bytes int
-	// Limit is the one that is exceeded: v1alpha1.MaxNamespaceLocalBytes or
-	// v1alpha1.MaxNodeLocalBytes.
+	// Limit is the exceeded one: v1alpha1.MaxNamespaceLocalBytes or v1alpha1.MaxNodeLocalBytes.
 	Limit int
 }
 
@@ -34,16 +33,16 @@ func (l LeftOut) Why() string {
 	return fmt.Sprintf("those of all Services there exceed the limit of %d bytes, and its namespace takes the most (this Service: %d)", l.Limit, l.Bytes)
 }
 
-// weighed is a Service with what its local endpoints take.
+// weighed is a Service with the size of its local endpoints.
 type weighed struct {
 	*ServiceSlices
 	bytes int
-	// absent: the stored rules of the node have other Services, and not this one.
+	// absent: the stored rules of the node have other Services, but not this one.
 	absent bool
 }
 
-// weight is what the Service counts for. One that is not carried counts for an eighth more, so
-// that it does not take turns with another of about the same size.
+// weight is the size that the Service counts for. One that is left out counts for an eighth more,
+// so that it does not alternate with another one of about the same size.
 func (w *weighed) weight() int {
 	if w.absent {
 		return w.bytes + w.bytes/8
@@ -51,12 +50,12 @@ func (w *weighed) weight() int {
 	return w.bytes
 }
 
-// returnBytes is how small the local endpoints within a limit must be for a Service that is not
-// carried to come in although it is next to be left out.
+// returnBytes is how small the local endpoints within a limit must be for a Service to return
+// although it would be the next to be left out.
 func returnBytes(limit int) int { return limit / 8 * 7 }
 
 // last is 1 for a Service that is left out after all others of its namespace: without local
-// endpoints policy Local has nowhere to send packets, and policy Cluster goes on.
+// endpoints policy Local drops packets, while policy Cluster still works.
 func last(w weighed) int {
 	if w.Local {
 		return 1
@@ -83,11 +82,11 @@ func share(all []weighed) (carried []weighed, leftOut []LeftOut) {
 	return carried, leftOut
 }
 
-// maxPasses bounds how often a decision is taken again as if it were what is stored.
+// maxPasses limits how often a decision is repeated as if its result were stored.
 const maxPasses = 20
 
-// settle decides until the result is stable: a Service that comes in counts for less than before,
-// so that there may be space for another, and one write should do.
+// settle decides until the result is stable: a Service that returns counts for less than before, so
+// there may be space for another, and one write should be enough.
 func settle(all []weighed) map[types.NamespacedName]int {
 	all = slices.Clone(all)
 	out := crowdedOut(all)
@@ -105,7 +104,7 @@ func settle(all []weighed) map[types.NamespacedName]int {
 	return out
 }
 
-// crowdedOut returns the Services that are left out, each with the limit that is exceeded.
+// crowdedOut returns the Services that are left out, each with the exceeded limit.
 func crowdedOut(all []weighed) map[types.NamespacedName]int {
 	byNamespace := map[string]*claimant{}
 	for _, s := range all {
@@ -144,8 +143,7 @@ func crowdedOut(all []weighed) map[types.NamespacedName]int {
 	return out
 }
 
-// claimant is a namespace with its Services that are not decided on, in the order in which they
-// are left out.
+// claimant is a namespace with its undecided Services, in the order in which they are left out.
 type claimant struct {
 	namespace string
 	services  []weighed
@@ -154,7 +152,7 @@ type claimant struct {
 }
 
 // trim leaves out the largest Services until the rest is within the limit of a namespace. One that
-// the limit of the node left out comes in at once if its namespace is an eighth below its limit.
+// the limit of the node left out returns at once if its namespace is an eighth below its limit.
 func (c *claimant) trim(out map[types.NamespacedName]int) {
 	const limit = v1alpha1.MaxNamespaceLocalBytes
 	if c.bytes <= returnBytes(limit) {
@@ -203,15 +201,15 @@ func comparedServices(a, b types.NamespacedName) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
-// What parts of a NodeProxyRules take as JSON, without names and numbers, and with the comma.
+// Sizes of parts of a NodeProxyRules as JSON, without names and numbers, and with the comma.
 const (
 	serviceBytes  = len(`{"namespace":"","name":"","ports":[]},`)
 	portBytes     = len(`{"name":"","protocol":"SCTP","endpoints":[]},`)
 	endpointBytes = len(`":",`)
 )
 
-// localBytes bounds what the local endpoints of a Service on a node take, without making a list of
-// them: an address that several slices name counts for each. 0: it has none there.
+// localBytes is an upper bound of the size of the local endpoints of a Service on a node, without
+// listing them: an address that several slices name counts for each. 0: it has none there.
 func localBytes(node string, s *ServiceSlices) int {
 	var buffer [64]byte
 	ports := map[portKey]struct{}{}
@@ -250,7 +248,7 @@ func localBytes(node string, s *ServiceSlices) int {
 	return total + serviceBytes + len(s.Service.Namespace) + len(s.Service.Name)
 }
 
-// LocalBytes bounds what the local endpoints of a Service take, as JSON.
+// LocalBytes is an upper bound of the size of the local endpoints of a Service as JSON.
 func LocalBytes(entry *v1alpha1.ServiceMembers) int {
 	total := serviceBytes + len(entry.Namespace) + len(entry.Name)
 	for i := range entry.Ports {

@@ -16,12 +16,12 @@ const (
 	defaultDeadlineSeconds = 600
 )
 
-// percentages are those that maxUnavailable may be.
+// percentages are the percentages that maxUnavailable may be.
 var percentages = regexp.MustCompile(`^([1-9][0-9]?|100)%$`)
 
-// BudgetOf is the budget of an object in a generation, from its spec.rollout at a
-// path, completed from the documented defaults. The API refuses most mistakes itself;
-// this finds those in objects that were stored before it did.
+// BudgetOf returns the budget of an object in a generation, from its spec.rollout at a path,
+// completed with the documented defaults. The API denies most mistakes itself; this finds those in
+// objects that were stored before.
 func BudgetOf(generation int64, s *v1alpha1.RolloutSettings, at *field.Path) (Budget, field.ErrorList) {
 	b := Budget{
 		Generation: generation, MaxUnavailable: intstr.FromInt32(defaultMaxUnavailable), Deadline: defaultDeadlineSeconds * time.Second,

@@ -1,5 +1,3 @@
-// Package rollout decides which nodes get changed settings next. It is pure: all that
-// it goes by is in objects of the API, so that a restart in the middle changes nothing.
 package rollout
 
 import (
@@ -10,20 +8,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Budget is how fast changes by a policy, or by the NodeProxy, reach the nodes.
+// Budget limits how fast changes by a policy, or by the NodeProxy, reach the nodes.
 type Budget struct {
 	// Generation is the metadata.generation of the object.
 	Generation int64
-	// MaxUnavailable is how many of the nodes that it selects may be unavailable for a
-	// change: a number, or a percentage, rounded down, but one at least.
+	// MaxUnavailable is how many of the selected nodes may be unavailable for a change: a number,
+	// or a percentage, rounded down, but at least one.
 	MaxUnavailable intstr.IntOrString
-	// Deadline is how long a node may take to have what it was given in force.
+	// Deadline is how long a node may take to apply its settings.
 	Deadline time.Duration
-	// Paused: no node is given anything.
+	// Paused: no node gets settings.
 	Paused bool
 }
 
-// Grant says whose change a node was given.
+// Grant names the change that a node was given.
 type Grant struct {
 	Name       string // of the budget
 	Generation int64
@@ -32,87 +30,81 @@ type Grant struct {
 // Node is a node with rules.
 type Node struct {
 	Name, Zone string
-	// Selected are the names of the budgets of all that select it.
+	// Selected are the budgets of all that select the node.
 	Selected []string
-	// Carries is the revision of the settings in its rules, and Wants the one that it is
-	// to have. They are the same where there is nothing to change, or where it is not
-	// known what it is to have.
+	// Carries is the revision of the settings in its rules, and Wants the desired one. They are
+	// equal if nothing is to change, or the desired one is not known.
 	Carries, Wants string
-	// Causes are the names of the budgets that a change needs, each of them.
+	// Causes are the budgets that a change needs, all of them.
 	Causes []string
-	// Given is when it was given what it carries, and By whose change that was.
+	// Given is when it was given the settings in its rules, and By the changes that these were for.
 	Given time.Time
 	By    []Grant
-	// InForce: its agent has had in force, or compared, what it carries.
-	InForce bool
-	// Programmed: its kernel holds what is wanted, or that was compared.
+	// Applied: its agent has applied, or compared, the settings in its rules.
+	Applied bool
+	// Programmed: it is programmed, or was compared.
 	Programmed bool
-	// Absent: there is no such Node any more. It is not counted, nor waited for.
+	// Absent: the Node does not exist any more. It is neither counted nor waited for.
 	Absent bool
-	// Idle: nothing is at risk there for now, as no agent has reported yet, or another
-	// proxy serves it. It needs no room, and is never waited for; what is paused or has
-	// stopped does not reach it either.
+	// Idle: nothing is at risk there for now, because no agent has reported yet, or another proxy
+	// serves it. It needs no budget, and is never waited for; nor does it get what is paused or
+	// halted.
 	Idle bool
-	// Kept: it is not known what it is to have, because some policy is not valid. It
-	// keeps what it carries, and does not count as updated.
+	// Kept: the desired settings are not known because some policy is invalid. The node keeps its
+	// settings, and does not count as updated.
 	Kept bool
 }
 
-// atOnce reports whether a change needs no room.
+// atOnce reports whether a change needs no budget.
 func (n *Node) atOnce() bool { return n.Absent || n.Idle }
 
-// available reports whether a node does what it was given.
-func (n *Node) available() bool { return n.InForce && n.Programmed }
+// available reports whether a node does what its settings require.
+func (n *Node) available() bool { return n.Applied && n.Programmed }
 
 func (n *Node) pending() bool { return n.Carries != n.Wants }
 
-// State is how far changes by one budget are.
+// State is the progress of changes by one budget.
 type State struct {
-	// Nodes are those that are selected, Updated those of them that carry what they
-	// are to have, Programmed those of these that do it.
+	// Nodes are those selected, Updated those of them that have the desired settings, Programmed
+	// those of these that do what they require.
 	Nodes, Updated, Programmed int
-	// Unavailable are those selected, or given a change of this generation, that do not
-	// do what they were given, and Max how many that may be for a change.
+	// Unavailable are those selected, or given a change of this generation, that do not do what
+	// their settings require, and Max how many of them a change permits.
 	Unavailable, Max int
 	// Pending counts the nodes with a change of this budget.
 	Pending int
-	// Missed are the nodes, by name, that did not have a change of this generation in
-	// force in time. While there are any, nobody is given anything more.
+	// Missed are the nodes, by name, that did not apply a change of this generation in time. While
+	// there are any, no node gets more.
 	Missed []string
 
-	// inFlight are the nodes that were given a change of this generation that is not in
-	// force, by name.
+	// inFlight are the nodes that have not applied a change of this generation yet, by name.
 	inFlight map[string]bool
-	// given counts such changes by zone, in force or not.
+	// given counts such changes by zone, applied or not.
 	given map[string]int
 }
 
-// stopped reports whether no node may be given anything.
+// stopped reports whether no node may get settings.
 func (s *State) stopped() bool { return len(s.Missed) > 0 }
 
-// InFlight is how many nodes were given a change of this generation that is not in
-// force.
+// InFlight is how many nodes have not applied a change of this generation yet.
 func (s *State) InFlight() int { return len(s.inFlight) }
 
 // Decision is what to do next.
 type Decision struct {
-	// Grants are the nodes that are given what they want, in this order.
+	// Grants are the nodes that get their desired settings, in this order.
 	Grants []string
 	// States are those of all budgets, after the grants.
 	States map[string]*State
-	// Next is when to decide anew though nothing else has changed; zero: never.
+	// Next is when to decide again even if nothing changes; zero: never.
 	Next time.Time
 }
 
-// Decide decides about all nodes. Nodes may name budgets that there are not: these
-// have no room.
-//
-// Unavailable nodes come first: what is wrong with a change shows where there is the
-// least to lose, and what mends them comes to them soon. Then come those of the zone
-// that has had the fewest, then the lower name. A node that is available needs room in
-// each of its budgets for one more that is not; one that is not available needs room
-// for one more that has not had a change in force, so that a bad change cannot reach
-// all nodes that do not answer for now.
+// Decide decides about all nodes. Budgets that nodes name and that do not exist permit nothing.
+// Unavailable nodes come first: there a bad change does the least harm, and a fix arrives soon.
+// Then come those of the zone with the fewest changes, then the lower name. A node that is
+// available needs each of its budgets to permit one more unavailable node; one that is not needs
+// them to permit one more that has not applied a change, so that a bad change cannot reach all
+// nodes that do not respond for now.
 func Decide(now time.Time, nodes []Node, budgets map[string]Budget) Decision {
 	d := &decider{now: now, nodes: nodes, budgets: budgets, out: Decision{States: map[string]*State{}}}
 	d.count()
@@ -193,7 +185,7 @@ func (d *decider) countGiven(n *Node, g Grant) {
 	if !n.available() && !slices.Contains(n.Selected, g.Name) {
 		s.Unavailable++ // the change was that it is not selected any more
 	}
-	if n.InForce {
+	if n.Applied {
 		return
 	}
 	s.inFlight[n.Name] = true
@@ -208,13 +200,13 @@ func (d *decider) countGiven(n *Node, g Grant) {
 // room is how many of some nodes may be unavailable.
 func room(most intstr.IntOrString, nodes int) int {
 	scaled, err := intstr.GetScaledValueFromIntOrPercent(&most, nodes, false)
-	if err != nil { // the API refuses what is neither
+	if err != nil { // the API denies what is neither
 		return 1
 	}
 	return max(1, scaled)
 }
 
-// best is the node to be given what it wants next; nil: none.
+// best returns the node that gets its desired settings next; nil: none.
 func (d *decider) best() *Node {
 	var best *Node
 	for i := range d.nodes {
@@ -226,7 +218,7 @@ func (d *decider) best() *Node {
 	return best
 }
 
-// may reports whether there is room for a node.
+// may reports whether the budgets of a node permit its change.
 func (d *decider) may(n *Node) bool {
 	if n.Absent {
 		return true
@@ -272,7 +264,7 @@ func (d *decider) givenIn(n *Node) int {
 	return sum
 }
 
-// grant gives a node what it wants.
+// grant gives a node its desired settings.
 func (d *decider) grant(n *Node) {
 	d.out.Grants = append(d.out.Grants, n.Name)
 	d.granted[n.Name] = true
@@ -311,7 +303,7 @@ func (d *decider) grant(n *Node) {
 	}
 }
 
-// By says whose changes a node is given that has these causes, for its Node.By.
+// By returns the changes that a node with these causes is given, for its Node.By.
 func By(causes []string, budgets map[string]Budget) []Grant {
 	var out []Grant
 	for _, name := range causes {

@@ -26,7 +26,7 @@ func nodes(n int) []Node {
 	for i := range n {
 		out = append(out, Node{
 			Name: fmt.Sprintf("node-%02d", i), Zone: string(rune('a' + i%3)), Selected: []string{"", "edge"},
-			Carries: "old", Wants: "new", Causes: []string{"edge"}, InForce: true, Programmed: true,
+			Carries: "old", Wants: "new", Causes: []string{"edge"}, Applied: true, Programmed: true,
 		})
 	}
 	return out
@@ -34,7 +34,7 @@ func nodes(n int) []Node {
 
 // given has a node carry a change by the first generation of edge since some time.
 func (n *Node) given(revision string, ago time.Duration, inForce bool) {
-	n.Carries, n.By, n.Given, n.InForce = revision, []Grant{{"edge", 1}}, start.Add(-ago), inForce
+	n.Carries, n.By, n.Given, n.Applied = revision, []Grant{{"edge", 1}}, start.Add(-ago), inForce
 }
 
 func TestDecide(t *testing.T) {
@@ -80,7 +80,7 @@ func TestDecide(t *testing.T) {
 		{
 			name: "also where there is room for others", edge: budget("3"), want: "node-05 node-00 node-01", figures: "6 3 0 3/3 3", next: deadline,
 			but: func(all []Node) {
-				all[5].InForce = false
+				all[5].Applied = false
 			},
 		},
 		{
@@ -150,19 +150,19 @@ func TestDecide(t *testing.T) {
 		{
 			name: "absent nodes are given it at once, and do not count", edge: budget("1"), want: "node-04 node-00", figures: "5 1 0 1/1 4", next: deadline,
 			but: func(all []Node) {
-				all[4].Absent, all[4].InForce, all[4].Programmed = true, false, false
+				all[4].Absent, all[4].Applied, all[4].Programmed = true, false, false
 			},
 		},
 		{
 			name: "so are idle ones, which count as selected", edge: budget("1"), want: "node-04 node-00", figures: "6 2 0 1/1 4", next: deadline,
 			but: func(all []Node) {
-				all[4].Idle, all[4].InForce, all[4].Programmed = true, false, false
+				all[4].Idle, all[4].Applied, all[4].Programmed = true, false, false
 			},
 		},
 		{
 			name: "idle ones miss no deadline", edge: budget("1"), want: "node-04 node-00", figures: "6 3 0 1/1 3", next: deadline,
 			but: func(all []Node) {
-				all[4].Idle, all[4].InForce, all[4].Programmed = true, false, false
+				all[4].Idle, all[4].Applied, all[4].Programmed = true, false, false
 				all[5].given("new", time.Hour, false)
 				all[5].Idle = true
 			},
@@ -171,27 +171,27 @@ func TestDecide(t *testing.T) {
 			name: "idle ones need no room, where there is none", edge: budget("1"), want: "node-04", figures: "6 2 0 1/1 4", next: deadline - time.Minute,
 			but: func(all []Node) {
 				all[0].given("new", time.Minute, false)
-				all[4].Idle, all[4].InForce, all[4].Programmed = true, false, false
+				all[4].Idle, all[4].Applied, all[4].Programmed = true, false, false
 			},
 		},
 		{
 			name: "and come before those that are not available", edge: budget("2"), want: "node-05 node-04 node-00", figures: "6 3 0 2/2 3", next: deadline,
 			but: func(all []Node) {
-				all[4].InForce, all[5].Idle = false, true
+				all[4].Applied, all[5].Idle = false, true
 			},
 		},
 		{
 			name: "idle ones are not given it while it is paused", edge: Budget{Generation: 1, MaxUnavailable: intstr.FromInt32(1), Deadline: deadline, Paused: true},
 			want: "", figures: "6 0 0 0/1 6",
 			but: func(all []Node) {
-				all[4].Idle, all[4].InForce, all[4].Programmed = true, false, false
+				all[4].Idle, all[4].Applied, all[4].Programmed = true, false, false
 			},
 		},
 		{
 			name: "nor once it has stopped", edge: budget("3"), want: "", figures: "6 1 0 1/3 5", missed: "node-00",
 			but: func(all []Node) {
 				all[0].given("new", time.Hour, false)
-				all[4].Idle, all[4].InForce, all[4].Programmed = true, false, false
+				all[4].Idle, all[4].Applied, all[4].Programmed = true, false, false
 			},
 		},
 		{
@@ -249,7 +249,7 @@ func TestDecide(t *testing.T) {
 				for i := range all {
 					all[i].Selected = []string{""}
 				}
-				all[4].Programmed, all[5].InForce = false, false
+				all[4].Programmed, all[5].Applied = false, false
 			},
 		},
 		{

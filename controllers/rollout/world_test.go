@@ -24,13 +24,13 @@ func (w *world) step(t *testing.T) Decision {
 		n := &w.nodes[i]
 		takes := w.takes[n.Name]
 		if n.Carries != w.bad && takes >= 0 && !w.now.Before(n.Given.Add(takes)) {
-			n.InForce, n.Programmed = true, true
+			n.Applied, n.Programmed = true, true
 		}
 	}
 	d := Decide(w.now, w.nodes, w.budgets)
 	for _, name := range d.Grants {
 		n := &w.nodes[slices.IndexFunc(w.nodes, func(n Node) bool { return n.Name == name })]
-		n.Carries, n.Given, n.By, n.InForce = n.Wants, w.now, By(n.Causes, w.budgets), false
+		n.Carries, n.Given, n.By, n.Applied = n.Wants, w.now, By(n.Causes, w.budgets), false
 	}
 	w.now = w.now.Add(time.Minute)
 	return d

@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers"
+	"github.com/nodeproxy-io/nodeproxy/controllers/liveness"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
 )
 
@@ -72,7 +72,7 @@ func TestWhatKubectlPrints(t *testing.T) {
 	dead := reported(t, "work-7", "all-well")
 	dead.Generation = 1 // as it will be stored
 	renewed := time.Date(2026, 11, 20, 8, 59, 30, 0, time.UTC)
-	condition := controllers.SilentCondition(dead, "nodeproxy-system", renewed)
+	condition := liveness.SilentCondition(dead, "nodeproxy-system", renewed)
 	condition.LastTransitionTime = metav1.NewTime(renewed.Add(90 * time.Second))
 	meta.SetStatusCondition(&dead.Status.Conditions, condition)
 	create(dead)

@@ -36,6 +36,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 )
 
 // namespace is that of the Leases. Every API server has it.
@@ -72,7 +73,7 @@ var _ = BeforeSuite(func() {
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func() { Expect(environment.Stop()).To(Succeed()) })
 	access.QPS = -1
-	scheme, err := controllers.NewScheme()
+	scheme, err := objects.NewScheme()
 	Expect(err).NotTo(HaveOccurred())
 	api, err = client.New(access, client.Options{Scheme: scheme})
 	Expect(err).NotTo(HaveOccurred())
@@ -92,7 +93,7 @@ var _ = BeforeEach(func() {
 // none: those of this release. It stops at the end of the spec at the latest.
 func startController(formats ...int32) (stop func()) {
 	GinkgoHelper()
-	scheme, err := controllers.NewScheme()
+	scheme, err := objects.NewScheme()
 	Expect(err).NotTo(HaveOccurred())
 	cacheOptions, err := controllers.CacheOptions(namespace)
 	Expect(err).NotTo(HaveOccurred())

@@ -32,6 +32,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/test/programs"
 )
 
@@ -111,7 +112,7 @@ func (c *fastClock) NewTicker(d time.Duration) clock.Ticker { return c.RealClock
 // startFastController runs the same reconcilers with a fast clock.
 func startFastController(t *testing.T, token string) {
 	t.Helper()
-	scheme, err := controllers.NewScheme()
+	scheme, err := objects.NewScheme()
 	if err != nil {
 		t.Fatal(err)
 	}

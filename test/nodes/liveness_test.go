@@ -43,7 +43,7 @@ func TestCutOffForTwoMinutes(t *testing.T) {
 	cut := time.Now()
 	since := func() time.Duration { return time.Since(cut).Round(100 * time.Millisecond) }
 	e.within(reportedWithin, func(ctx context.Context) error {
-		return e.summary(ctx, 1, "no sign of life for 1m30s")
+		return e.summary(ctx, 1, "no heartbeat for 1m30s")
 	})
 	reported := since()
 	if reported < 60*time.Second { // the Lease may be 30 s old by now, and no more

@@ -20,6 +20,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/nodeproxy-io/nodeproxy/controllers"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 )
 
 // line is what is between a controller and the API server. It counts what is written,
@@ -160,7 +161,7 @@ func startController(t *testing.T, p *plane, lag time.Duration) *running {
 	r := &running{t: t, line: &line{writes: map[string]int{}, lag: lag}, done: make(chan error, 1)}
 	who := rest.CopyConfig(p.controller)
 	who.Wrap(r.line.over)
-	scheme, err := controllers.NewScheme()
+	scheme, err := objects.NewScheme()
 	if err != nil {
 		t.Fatal(err)
 	}

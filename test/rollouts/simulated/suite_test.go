@@ -28,7 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
-	"github.com/nodeproxy-io/nodeproxy/controllers"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 )
 
 const (
@@ -169,7 +169,7 @@ func (p *plane) prepare() error {
 
 // grantRole gives the controller's user the roles that are installed with it.
 func (p *plane) grantRole(ctx context.Context) error {
-	scheme, err := controllers.NewScheme()
+	scheme, err := objects.NewScheme()
 	if err != nil {
 		return err
 	}

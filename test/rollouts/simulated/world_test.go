@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 )
 
@@ -102,7 +102,7 @@ func emptyWorld(t *testing.T) *world {
 	w := &world{t: t, plane: planes.borrow(t), history: newHistory()}
 	who := rest.CopyConfig(w.plane.admin)
 	who.UserAgent = people
-	scheme, err := controllers.NewScheme()
+	scheme, err := objects.NewScheme()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,2 @@
+// Package agents keeps the agents' DaemonSet as NodeProxy asks, if the controller runs the agents.
+package agents

@@ -1,0 +1,193 @@
+package apiservers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
+	"github.com/nodeproxy-io/nodeproxy/controllers/events"
+	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
+	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
+	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
+)
+
+// probePause is the time between attempts to reach specified API servers that do not answer.
+const probePause = 10 * time.Second
+
+// actionTryAPIServers is the action of events about API servers.
+const actionTryAPIServers = "Try"
+
+var errServiceAddress = errors.New("this is the Service default/kubernetes, which the agents program themselves; specify the API servers' own addresses")
+
+// Reconciler maintains the ConfigMap with the addresses of the API servers, which agents and
+// controllers read as a file: those that NodeProxy specifies, else those of the Service
+// default/kubernetes. It never writes an empty one, nor addresses none of which answers. It runs
+// once at a time.
+type Reconciler struct {
+	Leadership leader.Leadership
+	Client     client.Client // reads come from the cache
+	Probe      Probe
+	Metrics    *metrics.Metrics
+	Findings   *findings.Findings
+	Events     *events.Recorder
+	Namespace  string
+
+	answered  string   // the specified list of which one has answered
+	answering []string // its part that agents get
+}
+
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list;watch
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
+// +kubebuilder:rbac:groups="",resources=configmaps,verbs=list;watch;create;patch,resourceNames=nodeproxy-api-servers,namespace=nodeproxy-system
+
+// Setup adds the reconciler to a manager.
+func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
+	only := watches.OnlyNodeProxy()
+	return builder.ControllerManagedBy(mgr).
+		Named("apiservers").
+		Watches(&v1alpha1.NodeProxy{}, only, builder.WithPredicates(watches.SpecChanged())).
+		Watches(&discoveryv1.EndpointSlice{}, only, builder.WithPredicates(watches.OfKubernetes())).
+		Watches(&corev1.ConfigMap{}, only).
+		WatchesRawSource(source.Channel(wake, only)). // a new term
+		WithOptions(o).
+		Complete(leader.Guard(r.Leadership, r))
+}
+
+// Reconcile writes the ConfigMap if it differs.
+func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	np, err := objects.NodeProxy(ctx, r.Client)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if np == nil || np.DeletionTimestamp != nil {
+		r.answered = ""
+		r.Findings.Report(findings.AboutAPIServers, findings.Finding{})
+		return ctrl.Result{}, nil
+	}
+	var urls []string
+	if np.Spec.APIServer != nil && len(np.Spec.APIServer.Endpoints) > 0 {
+		if urls, err = r.usable(ctx, np); err != nil {
+			return ctrl.Result{}, err
+		}
+		if len(urls) == 0 {
+			return ctrl.Result{RequeueAfter: probePause}, nil
+		}
+	} else {
+		r.answered = ""
+		found, err := objects.SlicesOf(ctx, r.Client, types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: objects.KubernetesService})
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		urls = agentdeploy.APIServers(slices.DeleteFunc(found, func(s *discoveryv1.EndpointSlice) bool { return s.Name != render.APIServerSlice }))
+	}
+	r.Findings.Report(findings.AboutAPIServers, findings.Finding{})
+	if len(urls) == 0 {
+		return ctrl.Result{}, nil // those that were known are better than none
+	}
+	return ctrl.Result{}, r.write(ctx, urls)
+}
+
+// usable returns the specified API servers if one of them answers, and reports what is wrong if
+// none does. Those that do not answer are included, because they may be down for a while, except
+// for addresses of the Service. An event reports those with errors. A list that has answered is not
+// checked again.
+func (r *Reconciler) usable(ctx context.Context, np *v1alpha1.NodeProxy) ([]string, error) {
+	urls := np.Spec.APIServer.Endpoints
+	list := agentdeploy.APIServersFile(urls)
+	if r.answered == list {
+		return r.answering, nil
+	}
+	failures, err := r.ask(ctx, urls)
+	if err != nil {
+		return nil, err
+	}
+	var texts, use []string
+	for i, err := range failures {
+		if err != nil {
+			texts = append(texts, fmt.Sprintf("%s: %v", urls[i], err))
+		}
+		if !errors.Is(err, errServiceAddress) {
+			use = append(use, urls[i])
+		}
+	}
+	if len(texts) == len(urls) {
+		r.Findings.Report(findings.AboutAPIServers, findings.Finding{
+			Reason:  v1alpha1.ReasonAPIServerUnreachable,
+			Message: "None of spec.apiServer.endpoints answers the controller, so agents keep their addresses. Correct the field, or remove it to use the EndpointSlice default/kubernetes: " + strings.Join(texts, "; "),
+		})
+		return nil, nil
+	}
+	r.answered, r.answering = list, use
+	if len(texts) > 0 {
+		note := "Some of spec.apiServer.endpoints do not answer the controller. Correct the field if they are wrong; agents use the others: " + strings.Join(texts, "; ")
+		log.FromContext(ctx).Info("Some API servers of spec.apiServer.endpoints do not answer; agents use the others", "why", texts)
+		r.Events.WarnNodeProxy(np, v1alpha1.ReasonAPIServerUnreachable, actionTryAPIServers, note)
+	}
+	return use, nil
+}
+
+// ask probes all API servers at once and returns the error of each.
+func (r *Reconciler) ask(ctx context.Context, urls []string) ([]error, error) {
+	var service corev1.Service
+	if _, err := objects.Get(ctx, r.Client, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: objects.KubernetesService}, &service); err != nil {
+		return nil, err
+	}
+	failures := make([]error, len(urls))
+	var wait sync.WaitGroup
+	for i, url := range urls {
+		wait.Go(func() {
+			if agentdeploy.IsServiceAddress(url, service.Spec.ClusterIPs) {
+				failures[i] = errServiceAddress // it would answer, and not when it is needed
+				return
+			}
+			failures[i] = r.Probe.Probe(ctx, url)
+		})
+	}
+	wait.Wait()
+	return failures, ctx.Err()
+}
+
+// write applies the ConfigMap if it differs.
+func (r *Reconciler) write(ctx context.Context, urls []string) error {
+	want := agentdeploy.APIServersFile(urls)
+	stored := &corev1.ConfigMap{}
+	found, err := objects.Get(ctx, r.Client, client.ObjectKey{Namespace: r.Namespace, Name: agentdeploy.APIServersName}, stored)
+	if err != nil {
+		return err
+	}
+	if found && stored.Data[agentdeploy.APIServersKey] == want {
+		r.Metrics.Skip(metrics.KindConfigMap)
+		return nil
+	}
+	apply := corev1ac.ConfigMap(agentdeploy.APIServersName, r.Namespace).
+		WithData(map[string]string{agentdeploy.APIServersKey: want})
+	if err := r.Client.Apply(ctx, apply, objects.FieldOwner, client.ForceOwnership); err != nil {
+		return fmt.Errorf("apply the ConfigMap %s/%s: %w", r.Namespace, agentdeploy.APIServersName, err)
+	}
+	r.Metrics.Wrote(metrics.KindConfigMap, metrics.OpApply)
+	log.FromContext(ctx).Info("The addresses of the API servers have changed", "now", urls)
+	return nil
+}

@@ -1,0 +1,6 @@
+// Package apiservers keeps the ConfigMap with the addresses of the API servers, which agents and
+// controllers read.
+//
+//   - controller.go: the reconciler
+//   - probe.go: whether an API server answers
+package apiservers

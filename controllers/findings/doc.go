@@ -1,0 +1,3 @@
+// Package findings passes on what reconcilers have to report in the status of NodeProxy, which
+// only package summary writes.
+package findings

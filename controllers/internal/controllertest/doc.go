@@ -1,0 +1,2 @@
+// Package controllertest holds what the unit tests of several controllers use.
+package controllertest

@@ -1,0 +1,289 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/events"
+	"github.com/nodeproxy-io/nodeproxy/controllers/formats"
+	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
+	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
+	"github.com/nodeproxy-io/nodeproxy/controllers/nodesettings"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
+	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
+)
+
+// absentNodeGrace is how long a Node must be absent before its rules are deleted: a kubelet that
+// registers again must find them.
+const absentNodeGrace = 10 * time.Minute
+
+// heldMembersRetry is how often a node is rendered again that retains the local endpoints of a
+// Service because the Service exceeds a limit, or lacks some that no event names yet.
+const heldMembersRetry = time.Minute
+
+// Reconciler maintains one NodeProxyRules for every Linux Node. It gives new ones their settings;
+// package rollouts changes them later.
+type Reconciler struct {
+	Leadership leader.Leadership
+	Client     client.Client // reads come from the cache
+	Live       client.Reader
+	Events     *events.Recorder
+	Clock      clock.PassiveClock
+	Metrics    *metrics.Metrics
+	Formats    *formats.Formats
+	pace       *nodePace
+	LeftOut    *LeftOut
+}
+
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxypolicies,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch;create;update;delete
+
+// Setup adds the reconciler to a manager.
+func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
+	r.pace = newNodePace()
+	affected := affectedNodes{r.Client, newEnqueuePace(r.Client, r.Clock)}
+	guarded := leader.Guard(r.Leadership, r)
+	return builder.ControllerManagedBy(mgr).
+		Named("node").
+		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(nodeFactsChanged())).
+		Watches(&discoveryv1.EndpointSlice{}, affected.bySlice()).
+		Watches(&corev1.Service{}, affected.byPolicy()).
+		Watches(&v1alpha1.NodeProxyRules{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(notStatusOnly())).
+		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyNode),
+			builder.WithPredicates(watches.SpecChanged())).
+		Watches(&v1alpha1.NodeProxyPolicy{}, handler.EnqueueRequestsFromMapFunc(r.nodesWithoutRules),
+														builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyNode))). // a new term
+		WithOptions(o).
+		Complete(reconcile.Func(func(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+			affected.pace.began(req.Name)
+			return guarded.Reconcile(ctx, req)
+		}))
+}
+
+// Reconcile renders one node and writes the result if it differs.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	if on, err := objects.SwitchedOn(ctx, r.Client); err != nil || !on {
+		return ctrl.Result{}, err
+	}
+	node, stored, err := r.load(ctx, req.Name)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if node == nil && stored == nil {
+		r.forget(ctx, req.Name)
+		return ctrl.Result{}, nil
+	}
+	if wait := r.pace.waiting(req.Name, r.Clock.Now()); wait > 0 && node != nil && stored != nil && sameFacts(node, stored) {
+		return ctrl.Result{RequeueAfter: wait}, nil // whatever has changed
+	}
+	var settings *policies.NodeResolution
+	if stored == nil { // later changes are given to it by the RolloutReconciler
+		if on, err := objects.MayCreate(ctx, r.Client, r.Live); err != nil || !on {
+			return ctrl.Result{}, err
+		}
+		if settings, err = r.settings(ctx, node); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	var absentSince time.Time
+	if node == nil {
+		absentSince = absence(stored, r.Clock.Now())
+		if r.Clock.Since(absentSince) >= absentNodeGrace {
+			return r.remove(ctx, stored)
+		}
+	}
+	services, err := servicesOn(ctx, r.Client, req.Name)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	format, err := r.Formats.Current(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	start := r.Clock.Now()
+	var former []v1alpha1.ServiceMembers
+	if stored != nil {
+		former = stored.Spec.Services
+	}
+	local := render.Members(req.Name, services, former)
+	input := render.NodeInput{Node: node, Current: stored, Members: local.Services, FormatVersion: format}
+	if settings != nil {
+		input.Settings, input.Policies = settings.Settings, settings.Policies
+	}
+	spec, ok := render.Node(input)
+	r.Metrics.Rendered(metrics.KindNode, r.Clock.Since(start))
+	if !ok { // a new Node, and no valid settings to give it
+		return ctrl.Result{}, nil
+	}
+	var again time.Duration
+	if stored == nil {
+		if err = r.create(ctx, req.Name, spec, settings); err == nil {
+			r.pace.wrote(req.Name, local.Bytes, r.Clock.Now())
+		}
+	} else {
+		again, err = r.update(ctx, spec, stored, absentSince, local.Bytes)
+	}
+	if err != nil {
+		return retry.IgnoreRace(err)
+	}
+	if node == nil {
+		again = retry.Sooner(again, absentNodeGrace-r.Clock.Since(absentSince))
+	}
+	if all := r.reportLeftOut(ctx, req.Name, local.LeftOut); local.Held || !all {
+		again = retry.Sooner(again, heldMembersRetry)
+	}
+	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+// forget drops a node that has no rules any more.
+func (r *Reconciler) forget(ctx context.Context, name string) {
+	r.pace.forget(name)
+	r.reportLeftOut(ctx, name, nil)
+}
+
+// sameFacts reports whether the rules of a node have the current facts of its Node.
+func sameFacts(node *corev1.Node, stored *v1alpha1.NodeProxyRules) bool {
+	return stored.Annotations[v1alpha1.AnnotationNodeAbsentSince] == "" &&
+		equality.Semantic.DeepEqual(stored.Spec.Node, render.NodeFacts(node))
+}
+
+// load returns the Linux Node and the stored rules of that name, nil for what does not exist. A
+// Node with another operating system counts as absent.
+func (r *Reconciler) load(ctx context.Context, name string) (*corev1.Node, *v1alpha1.NodeProxyRules, error) {
+	node, err := objects.Find[corev1.Node](ctx, r.Client, client.ObjectKey{Name: name})
+	if err != nil {
+		return nil, nil, err
+	}
+	if node != nil && !render.Linux(node) {
+		node = nil
+	}
+	stored, err := objects.Find[v1alpha1.NodeProxyRules](ctx, r.Client, client.ObjectKey{Name: name})
+	return node, stored, err
+}
+
+// settings returns the settings of a node that has no rules yet, nil without NodeProxy. The status
+// of NodeProxy and of the policies reports what is invalid. An invalid policy does not apply to the
+// node, but the node still serves Services.
+func (r *Reconciler) settings(ctx context.Context, node *corev1.Node) (*policies.NodeResolution, error) {
+	np, err := objects.NodeProxy(ctx, r.Client)
+	if err != nil || np == nil {
+		return nil, err
+	}
+	var all v1alpha1.NodeProxyPolicyList
+	if err := r.Client.List(ctx, &all); err != nil {
+		return nil, fmt.Errorf("list NodeProxyPolicies: %w", err)
+	}
+	resolution := nodesettings.NewPolicySet(np, all.Items).Nodes.ResolveNew(node.Labels)
+	if resolution.Invalid != nil {
+		log.FromContext(ctx).V(2).Info("A new Node gets no rules, because its settings are not valid", "err", resolution.Invalid)
+	}
+	return resolution, nil
+}
+
+// create creates the rules of a node that has none.
+func (r *Reconciler) create(ctx context.Context, name string, spec v1alpha1.NodeProxyRulesSpec, settings *policies.NodeResolution) error {
+	rules := &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
+	if err := nodesettings.SetGrant(rules, nodesettings.NewGrant(settings, nil, r.Clock.Now())); err != nil {
+		return err
+	}
+	if err := r.Client.Create(ctx, rules); err != nil {
+		return fmt.Errorf("%w NodeProxyRules %s: %w", retry.ErrCreate, name, err)
+	}
+	r.Metrics.Wrote(metrics.KindNode, metrics.OpCreate)
+	log.FromContext(ctx).V(2).Info("Created rules", "nodeProxyRules", klog.KObj(rules))
+	return nil
+}
+
+// update updates the rules of a node unless nothing changes. If only the local endpoints change,
+// which take so many bytes, they may have to wait for the time returned.
+func (r *Reconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRulesSpec, stored *v1alpha1.NodeProxyRules, absentSince time.Time, bytes int) (time.Duration, error) {
+	mark := ""
+	if !absentSince.IsZero() {
+		mark = absentSince.UTC().Format(time.RFC3339)
+	}
+	rest := spec
+	rest.Services = stored.Spec.Services
+	if stored.Annotations[v1alpha1.AnnotationNodeAbsentSince] == mark && equality.Semantic.DeepEqual(stored.Spec, rest) {
+		changed := changedNamespaces(stored.Spec.Services, spec.Services)
+		if len(changed) == 0 {
+			r.pace.settled(stored.Name)
+			r.Metrics.Skip(metrics.KindNode)
+			return 0, nil
+		}
+		if wait := r.pace.wait(stored.Name, bytes, changed, r.Clock.Now()); wait > 0 {
+			return wait, nil
+		}
+	}
+	next := &v1alpha1.NodeProxyRules{ObjectMeta: *stored.ObjectMeta.DeepCopy(), Spec: spec}
+	delete(next.Annotations, v1alpha1.AnnotationNodeAbsentSince)
+	if mark != "" {
+		next.Annotations = objects.Merge(next.Annotations, map[string]string{v1alpha1.AnnotationNodeAbsentSince: mark})
+	}
+	if err := r.Client.Update(ctx, next); err != nil {
+		return 0, fmt.Errorf("update NodeProxyRules %s: %w", next.Name, err)
+	}
+	r.pace.wrote(next.Name, bytes, r.Clock.Now())
+	r.Metrics.Wrote(metrics.KindNode, metrics.OpUpdate)
+	log.FromContext(ctx).V(2).Info("Updated rules", "nodeProxyRules", klog.KObj(next))
+	return 0, nil
+}
+
+// absence returns since when a Node has been absent: by its rules, else from now on. The mark is
+// stored in whole seconds.
+func absence(stored *v1alpha1.NodeProxyRules, now time.Time) time.Time {
+	since, err := time.Parse(time.RFC3339, stored.Annotations[v1alpha1.AnnotationNodeAbsentSince])
+	if err != nil || since.After(now) {
+		return now.Truncate(time.Second)
+	}
+	return since
+}
+
+// remove deletes the rules of a Node that has been absent long enough, after the API server itself
+// has confirmed that it is.
+func (r *Reconciler) remove(ctx context.Context, stored *v1alpha1.NodeProxyRules) (ctrl.Result, error) {
+	node := &corev1.Node{}
+	exists, err := objects.Get(ctx, r.Live, client.ObjectKey{Name: stored.Name}, node)
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("confirm that the Node is gone: %w", err)
+	}
+	if exists && render.Linux(node) {
+		return ctrl.Result{RequeueAfter: retry.Soon}, nil // the watch will bring the Node
+	}
+	if stored.DeletionTimestamp != nil {
+		return ctrl.Result{}, nil // waits for another finalizer
+	}
+	err = r.Client.Delete(ctx, stored, client.Preconditions{UID: &stored.UID, ResourceVersion: &stored.ResourceVersion})
+	if err != nil {
+		return retry.IgnoreRace(fmt.Errorf("delete NodeProxyRules %s: %w", stored.Name, err))
+	}
+	r.forget(ctx, stored.Name)
+	r.Metrics.Wrote(metrics.KindNode, metrics.OpDelete)
+	log.FromContext(ctx).Info("Deleted the rules of a Node that has been absent for ten minutes", "node", stored.Name)
+	return ctrl.Result{}, nil
+}

@@ -1,0 +1,146 @@
+package nodes
+
+import (
+	"context"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeproxy-io/nodeproxy/controllers/events"
+	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// EventLocalEndpointsLeftOut reports a Service whose local endpoints are not in the rules of some
+// node.
+const EventLocalEndpointsLeftOut = "LocalEndpointsLeftOut"
+
+// eventsPerNode is how many events one rendering of a node may add.
+const eventsPerNode = 10
+
+// LeftOut are the Services whose local endpoints were left out of the rules of nodes when last
+// rendered. Nothing in it is needed for correct results.
+type LeftOut struct {
+	metrics *metrics.Metrics
+	// inOrder is held from set until the events are added and retracted, so that those of another
+	// node for the same Service do not come in between.
+	inOrder sync.Mutex
+
+	mu       sync.Mutex
+	onNode   map[string][]types.NamespacedName        // guarded by mu
+	services map[types.NamespacedName]*leftOutService // guarded by mu
+	count    int                                      // of Services on nodes; guarded by mu
+}
+
+type leftOutService struct {
+	nodes    int
+	hasEvent bool // an event names it
+}
+
+// NewLeftOut returns an empty LeftOut.
+func NewLeftOut(m *metrics.Metrics) *LeftOut {
+	l := &LeftOut{metrics: m}
+	l.reset()
+	return l
+}
+
+// NewTerm forgets what was left out while another controller led.
+func (l *LeftOut) NewTerm() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.reset()
+}
+
+// reset forgets everything; mu must be held.
+func (l *LeftOut) reset() {
+	l.onNode, l.services, l.count = map[string][]types.NamespacedName{}, map[types.NamespacedName]*leftOutService{}, 0
+	l.metrics.ShowLeftOut(0)
+}
+
+// set records what is left out of a node. It returns what no event names yet, and the Services that
+// are no longer left out of any node.
+func (l *LeftOut) set(node string, list []render.LeftOut) (withoutEvent []render.LeftOut, ended []types.NamespacedName) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.onNode[node]
+	if len(before) == 0 && len(list) == 0 {
+		return nil, nil
+	}
+	now := make([]types.NamespacedName, len(list))
+	for i, out := range list {
+		now[i] = out.Service
+		s := l.services[out.Service]
+		if s == nil {
+			s = &leftOutService{}
+			l.services[out.Service] = s
+		}
+		s.nodes++
+		if !s.hasEvent {
+			withoutEvent = append(withoutEvent, out)
+		}
+	}
+	for _, service := range before { // after those that stay have been counted again
+		s := l.services[service]
+		if s.nodes--; s.nodes == 0 {
+			delete(l.services, service)
+			ended = append(ended, service)
+		}
+	}
+	l.count += len(now) - len(before)
+	if l.onNode[node] = now; len(now) == 0 {
+		delete(l.onNode, node)
+	}
+	l.metrics.ShowLeftOut(l.count)
+	return withoutEvent, ended
+}
+
+// eventAdded notes that an event names a Service.
+func (l *LeftOut) eventAdded(service types.NamespacedName) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.services[service]; s != nil {
+		s.hasEvent = true
+	}
+}
+
+// EventLost notes that the event that named a Service was lost.
+func (l *LeftOut) EventLost(service types.NamespacedName) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.services[service]; s != nil {
+		s.hasEvent = false
+	}
+}
+
+// reportLeftOut adds an event for each Service whose local endpoints are left out of a node, one for
+// all nodes, and reports whether all were added. It retracts those of Services that are no longer
+// left out of any node. A Service that does not exist has no events.
+func (r *Reconciler) reportLeftOut(ctx context.Context, node string, list []render.LeftOut) (all bool) {
+	r.LeftOut.inOrder.Lock() // nothing below waits for the API server
+	defer r.LeftOut.inOrder.Unlock()
+	withoutEvent, ended := r.LeftOut.set(node, list)
+	for _, key := range ended {
+		svc := &corev1.Service{}
+		if found, err := objects.Get(ctx, r.Client, key, svc); err == nil && found {
+			r.Events.Warn(ctx, svc, EventLocalEndpointsLeftOut, events.ActionRender, "")
+		}
+	}
+	written := 0
+	for _, out := range withoutEvent {
+		svc := &corev1.Service{}
+		if found, err := objects.Get(ctx, r.Client, out.Service, svc); err != nil || !found { // the cache does not fail
+			continue
+		}
+		if written++; written > eventsPerNode {
+			return false
+		}
+		if !r.Events.Warn(ctx, svc, EventLocalEndpointsLeftOut, events.ActionRender, "The rules of node "+node+" do not contain its local endpoints: "+out.Why()+
+			". Traffic policy Local finds no endpoint there. Give the Services of the namespace fewer ports, or spread their pods over more nodes") {
+			return false
+		}
+		r.LeftOut.eventAdded(out.Service)
+	}
+	return true
+}

@@ -1,0 +1,212 @@
+package nodes
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/pacing"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// How many bytes of NodeProxyRules the changes of local endpoints may write. The object of a node
+// has those of all namespaces, and is written when one of the changed namespaces has bytes left, so
+// that a namespace that changes continuously does not delay others. In addition, each node has a
+// share of its own: however many nodes one namespace changes, a change waits at most for the bytes
+// of the node's object at nodeShare.
+const (
+	// nodeShare are the bytes per second that each node may always write, and nodeBurst is how long
+	// unused ones remain available.
+	nodeShare = 8 << 10
+	nodeBurst = 8 * time.Second
+	// nodesShare are the bytes per second that the changes of one namespace may write on all nodes
+	// together, and nodesBurst is how long unused ones remain available: 4 MiB.
+	nodesShare = 512 << 10
+	nodesBurst = 8 * time.Second
+	// leastNodeBytes is the minimum that each write counts for, because etcd stores more than the
+	// bytes of the object.
+	leastNodeBytes = 8 << 10
+	// othersBytes is the most that a write counts for besides the local endpoints of the namespace
+	// that changed: the size of others is not its responsibility.
+	othersBytes = 24 << 10
+	// nodeRenderPause is how long a waiting node is not rendered again. It is short: a change of
+	// another namespace may have to be written at once.
+	nodeRenderPause = 100 * time.Millisecond
+)
+
+// nodePace spaces the writes of NodeProxyRules by their size. It is in memory: after a restart the
+// first change of each node is written at once.
+type nodePace struct {
+	mu         sync.Mutex
+	namespaces *pacing.Buckets      // guarded by mu
+	nodes      map[string]*nodeTurn // guarded by mu
+}
+
+// nodeTurn is what is known of one node.
+type nodeTurn struct {
+	lastWrite time.Time
+	lastBytes int
+	own       pacing.Bucket
+	claims    map[string]*pacing.Claim // of the shares of namespaces
+	rendered  time.Time                // when it was last told to wait
+}
+
+func newNodePace() *nodePace {
+	return &nodePace{namespaces: pacing.NewBuckets(nodesShare, nodesBurst, leastNodeBytes), nodes: map[string]*nodeTurn{}}
+}
+
+// of returns what is known of a node; mu must be held.
+func (p *nodePace) of(node string) *nodeTurn {
+	n := p.nodes[node]
+	if n == nil {
+		n = &nodeTurn{own: pacing.Bucket{Rate: nodeShare, Burst: nodeBurst}, claims: map[string]*pacing.Claim{}}
+		p.nodes[node] = n
+	}
+	return n
+}
+
+// wait returns when a node with so many bytes must ask again; 0: it may be written. Changed are the
+// namespaces whose local endpoints have changed, with the bytes of each.
+func (p *nodePace) wait(node string, bytes int, changed map[string]int, now time.Time) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.of(node)
+	wait := n.lastWrite.Add(render.NodePace(max(bytes, n.lastBytes))).Sub(now)
+	if wait <= 0 {
+		wait = p.share(n, bytes, changed, now)
+	}
+	if wait <= 0 {
+		n.rendered = time.Time{}
+		return 0
+	}
+	n.rendered = now
+	return wait
+}
+
+// share returns how long a node must wait for the share of one of the namespaces or its own,
+// whichever is sooner; mu must be held. Its own is used last, to be available when namespaces have
+// used up theirs.
+func (p *nodePace) share(n *nodeTurn, bytes int, changed map[string]int, now time.Time) time.Duration {
+	for namespace, c := range n.claims {
+		if _, still := changed[namespace]; !still { // changed back
+			p.giveBack(n, namespace, c)
+		}
+	}
+	own := n.own.Next.Sub(now)
+	wait := own
+	for namespace, its := range changed {
+		c := n.claims[namespace]
+		if c == nil {
+			c = &pacing.Claim{}
+			n.claims[namespace] = c
+		}
+		until := p.namespaces.Wait(namespace, c, min(bytes, its+othersBytes), now)
+		if until <= 0 {
+			return 0
+		}
+		wait = min(wait, until)
+	}
+	if own <= 0 {
+		p.giveAllBack(n)
+	}
+	return wait
+}
+
+// waiting returns how long a node need not be rendered, whatever happens to its local endpoints.
+func (p *nodePace) waiting(node string, now time.Time) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.nodes[node]
+	if n == nil {
+		return 0
+	}
+	return max(0, n.rendered.Add(nodeRenderPause).Sub(now))
+}
+
+// wrote notes that a node was written, whether it had to ask or not.
+func (p *nodePace) wrote(node string, bytes int, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.of(node)
+	n.lastWrite, n.lastBytes, n.rendered = now, bytes, time.Time{}
+	charged := false
+	for namespace, c := range n.claims {
+		if now.Before(c.At) {
+			continue
+		}
+		p.namespaces.Wrote(namespace, c, min(bytes, c.Bytes), now)
+		delete(n.claims, namespace)
+		charged = true
+	}
+	p.giveAllBack(n)
+	if charged {
+		return
+	}
+	if n.own.Next.After(now) { // it has not asked: no change waits for more than one write
+		n.own.Next = now
+	}
+	n.own.Wrote(&pacing.Claim{}, max(bytes, leastNodeBytes), now)
+}
+
+// settled notes that a node need not be written.
+func (p *nodePace) settled(node string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := p.nodes[node]; n != nil {
+		p.giveAllBack(n)
+		n.rendered = time.Time{}
+	}
+}
+
+// forget drops a node that has no rules any more.
+func (p *nodePace) forget(node string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := p.nodes[node]; n != nil {
+		p.giveAllBack(n)
+		delete(p.nodes, node)
+	}
+}
+
+// giveAllBack returns what a node has taken and not written; mu must be held.
+func (p *nodePace) giveAllBack(n *nodeTurn) {
+	for namespace, c := range n.claims {
+		p.giveBack(n, namespace, c)
+	}
+}
+
+// giveBack returns what a node has taken of a namespace's share; mu must be held.
+func (p *nodePace) giveBack(n *nodeTurn, namespace string, c *pacing.Claim) {
+	p.namespaces.GiveBack(namespace, c)
+	delete(n.claims, namespace)
+}
+
+// changedNamespaces returns the namespaces whose local endpoints differ, with their bytes after the
+// change.
+func changedNamespaces(before, after []v1alpha1.ServiceMembers) map[string]int {
+	of := func(all []v1alpha1.ServiceMembers) map[string][]v1alpha1.ServiceMembers {
+		out := map[string][]v1alpha1.ServiceMembers{}
+		for _, s := range all {
+			out[s.Namespace] = append(out[s.Namespace], s)
+		}
+		return out
+	}
+	was, is := of(before), of(after)
+	changed := map[string]int{}
+	for namespace, services := range is {
+		if !equality.Semantic.DeepEqual(services, was[namespace]) {
+			changed[namespace] = 0
+			for i := range services {
+				changed[namespace] += render.LocalBytes(&services[i])
+			}
+		}
+	}
+	for namespace := range was {
+		if _, found := is[namespace]; !found {
+			changed[namespace] = 0
+		}
+	}
+	return changed
+}

@@ -1,0 +1,167 @@
+package nodesettings
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
+)
+
+// PolicySet is NodeProxy with all policies for nodes, parsed. It is not for concurrent use.
+type PolicySet struct {
+	All []*v1alpha1.NodeProxyPolicy // by name
+	// Invalid says what is wrong with a policy by itself. Such a policy is not used.
+	Invalid map[string]error
+	// invalidPolicies are the invalid policies, by name.
+	invalidPolicies []policies.NodePolicy
+	// Budgets are those of all policies, and of NodeProxy (policies.Base) if there is one.
+	Budgets map[string]rollout.Budget
+	Nodes   *policies.Nodes
+}
+
+// NewPolicySet parses the NodeProxy, nil if there is none, and the policies.
+func NewPolicySet(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) *PolicySet {
+	s := &PolicySet{Invalid: map[string]error{}, Budgets: map[string]rollout.Budget{}}
+	rolloutPath := field.NewPath("spec", "rollout")
+	var valid []policies.NodePolicy
+	for i := range all {
+		p := &all[i]
+		policy, errs := policies.NodePolicyOf(p)
+		budget, more := rollout.BudgetOf(p.Generation, p.Spec.Rollout, rolloutPath)
+		if errs = append(errs, more...); len(errs) > 0 {
+			s.Invalid[p.Name] = errs.ToAggregate()
+			s.invalidPolicies = append(s.invalidPolicies, policy)
+			budget = rollout.Budget{Generation: p.Generation, Paused: true} // it only counts what it selects
+		} else {
+			valid = append(valid, policy)
+		}
+		s.Budgets[p.Name] = budget
+	}
+	slices.SortFunc(s.invalidPolicies, func(a, b policies.NodePolicy) int { return cmp.Compare(a.Name, b.Name) })
+	s.Refresh(all)
+	var base *v1alpha1.ProxySettings
+	if np != nil {
+		base = (*v1alpha1.ProxySettings)(np.Spec.Settings)
+		budget, errs := rollout.BudgetOf(np.Generation, np.Spec.Rollout, rolloutPath)
+		if len(errs) > 0 { // stored before the API denied it: better nothing than too much
+			budget.Paused = true
+		}
+		s.Budgets[policies.Base] = budget
+	}
+	s.Nodes = policies.NewNodes(base, valid)
+	return s
+}
+
+// Fingerprint is equal for policy sets of the same objects.
+func Fingerprint(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) string {
+	var parts []string
+	for i := range all {
+		parts = append(parts, fmt.Sprintf("%s/%s/%d", all[i].Name, all[i].UID, all[i].Generation))
+	}
+	slices.Sort(parts)
+	if np != nil {
+		parts = append(parts, fmt.Sprintf("NodeProxy/%s/%d", np.UID, np.Generation))
+	}
+	return strings.Join(parts, "\n")
+}
+
+// Refresh sets the current policies with their status. Their specs must be those that were parsed.
+func (s *PolicySet) Refresh(all []v1alpha1.NodeProxyPolicy) {
+	s.All = s.All[:0]
+	for i := range all {
+		s.All = append(s.All, &all[i])
+	}
+	slices.SortFunc(s.All, func(a, b *v1alpha1.NodeProxyPolicy) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// Find returns a policy, nil if there is none of that name.
+func (s *PolicySet) Find(name string) *v1alpha1.NodeProxyPolicy {
+	i, found := slices.BinarySearchFunc(s.All, name, func(p *v1alpha1.NodeProxyPolicy, name string) int { return cmp.Compare(p.Name, name) })
+	if !found {
+		return nil
+	}
+	return s.All[i]
+}
+
+// Exists reports whether there is a policy of that name.
+func (s *PolicySet) Exists(name string) bool { return s.Find(name) != nil }
+
+// InvalidFor returns the first invalid policy, by name, that selects a node with these labels, or
+// shaped its settings before; empty: none.
+func (s *PolicySet) InvalidFor(nodeLabels labels.Set, shaped []string) string {
+	for i := range s.invalidPolicies {
+		if s.invalidPolicies[i].Keeps(nodeLabels, shaped) {
+			return s.invalidPolicies[i].Name
+		}
+	}
+	return ""
+}
+
+// Selecting returns all budgets that a node counts for: that of the NodeProxy, and those of the
+// policies that select it.
+func (s *PolicySet) Selecting(nodeLabels labels.Set, r *policies.NodeResolution) []string {
+	out := append([]string{policies.Base}, r.Matching...)
+	for i := range s.invalidPolicies {
+		if s.invalidPolicies[i].Selects(nodeLabels) {
+			out = append(out, s.invalidPolicies[i].Name)
+		}
+	}
+	return out
+}
+
+// Causes returns the budgets that a change of a node's settings needs. For each field that differs,
+// it is that of the policy that sets it, else of the one that set it until now, else of the
+// NodeProxy. In addition, it is that of each policy that shaped the node and no longer does. The
+// NodeProxy stands in for policies that are gone.
+func (s *PolicySet) Causes(before *v1alpha1.ProxySettings, r *policies.NodeResolution, shaped []string, g *v1alpha1.SettingsGrant) []string {
+	owners := make(map[string]string, len(r.Owners))
+	if g != nil {
+		for path, name := range g.Owners {
+			if s.Exists(name) {
+				owners[path] = name
+			}
+		}
+	}
+	for path, name := range r.Owners {
+		if name != policies.Base {
+			owners[path] = name
+		}
+	}
+	out := policies.Causes(v1alpha1.CompleteSettings(before), &r.Settings.Complete, owners)
+	for _, name := range shaped {
+		switch {
+		case slices.Contains(r.Policies, name):
+		case s.Exists(name):
+			out = append(out, name)
+		default:
+			out = append(out, policies.Base)
+		}
+	}
+	if len(out) == 0 {
+		out = append(out, policies.Base)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// LastingCauses updates the causes of a change that a node was given and has not applied yet: in
+// their present generation, and with the NodeProxy for policies that are gone.
+func (s *PolicySet) LastingCauses(by []rollout.Grant) []rollout.Grant {
+	var names []string
+	for _, g := range by {
+		if _, found := s.Budgets[g.Name]; found {
+			names = append(names, g.Name)
+		} else {
+			names = append(names, policies.Base)
+		}
+	}
+	slices.Sort(names)
+	return rollout.By(slices.Compact(names), s.Budgets)
+}

@@ -1,0 +1,36 @@
+package objects
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// FieldOwner owns in managedFields what the controller applies.
+const FieldOwner = client.FieldOwner("nodeproxy-controller")
+
+// Written are fingerprints of an object at its last write: if the desired or the stored one
+// differs now, it is written again. After a restart, one write changes nothing.
+type Written struct {
+	Desired uint64
+	Stored  uint64
+}
+
+// Fingerprint returns a hash of the JSON of a value.
+func Fingerprint(of any) (uint64, error) {
+	hash, _, err := Measure(of)
+	return hash, err
+}
+
+// Measure returns a hash of the JSON of a value, and its length.
+func Measure(of any) (hash uint64, bytes int, err error) {
+	text, err := json.Marshal(of)
+	if err != nil {
+		return 0, 0, fmt.Errorf("encode %T: %w", of, err)
+	}
+	h := fnv.New64a()
+	_, _ = h.Write(text) // a hash never returns an error
+	return h.Sum64(), len(text), nil
+}

@@ -1,0 +1,98 @@
+package objects
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+)
+
+// KubernetesService is the Service whose EndpointSlices are the API servers.
+const KubernetesService = "kubernetes"
+
+// Indexes of EndpointSlices, and of Services and Nodes by their addresses.
+const (
+	indexSlicesByService   = "nodeproxy.io/service"
+	IndexSlicesByNode      = "nodeproxy.io/node"
+	IndexServicesByAddress = "nodeproxy.io/service-address"
+	IndexNodesByAddress    = "nodeproxy.io/node-address"
+)
+
+// AddIndexes indexes slices by Service (name within its namespace) and by the nodes they
+// name, and Services and Nodes by their addresses.
+func AddIndexes(ctx context.Context, indexer client.FieldIndexer) error {
+	byService := func(o client.Object) []string {
+		if svc, ok := render.ServiceOf(o.(*discoveryv1.EndpointSlice)); ok {
+			return []string{svc.Name}
+		}
+		return nil
+	}
+	byNode := func(o client.Object) []string {
+		slice := o.(*discoveryv1.EndpointSlice)
+		if _, ok := render.ServiceOf(slice); !ok {
+			return nil
+		}
+		return render.NodesNamed(slice)
+	}
+	if err := indexer.IndexField(ctx, &discoveryv1.EndpointSlice{}, indexSlicesByService, byService); err != nil {
+		return fmt.Errorf("index EndpointSlices by Service: %w", err)
+	}
+	if err := indexer.IndexField(ctx, &discoveryv1.EndpointSlice{}, IndexSlicesByNode, byNode); err != nil {
+		return fmt.Errorf("index EndpointSlices by node: %w", err)
+	}
+	if err := indexer.IndexField(ctx, &corev1.Service{}, IndexServicesByAddress, outsideIPs); err != nil {
+		return fmt.Errorf("index Services by address: %w", err)
+	}
+	if err := indexer.IndexField(ctx, &corev1.Node{}, IndexNodesByAddress, nodeIPs); err != nil {
+		return fmt.Errorf("index Nodes by address: %w", err)
+	}
+	return nil
+}
+
+// SlicesOf returns all EndpointSlices of a Service.
+func SlicesOf(ctx context.Context, c client.Reader, svc types.NamespacedName) ([]*discoveryv1.EndpointSlice, error) {
+	return ListSlices(ctx, c, client.InNamespace(svc.Namespace), client.MatchingFields{indexSlicesByService: svc.Name})
+}
+
+// ListSlices lists EndpointSlices.
+func ListSlices(ctx context.Context, c client.Reader, opts ...client.ListOption) ([]*discoveryv1.EndpointSlice, error) {
+	var list discoveryv1.EndpointSliceList
+	if err := c.List(ctx, &list, opts...); err != nil {
+		return nil, fmt.Errorf("list EndpointSlices: %w", err)
+	}
+	out := make([]*discoveryv1.EndpointSlice, len(list.Items))
+	for i := range list.Items {
+		out[i] = &list.Items[i]
+	}
+	return out, nil
+}
+
+// AnyAddress finds all Services with an address in the index by address.
+const AnyAddress = "*"
+
+// outsideIPs are the keys of a Service: its external and load-balancer IPs.
+func outsideIPs(o client.Object) []string {
+	addresses := render.OutsideIPs(o.(*corev1.Service))
+	if len(addresses) == 0 {
+		return nil
+	}
+	keys := []string{AnyAddress}
+	for _, a := range addresses {
+		keys = append(keys, a.String())
+	}
+	return keys
+}
+
+// nodeIPs are the keys of a Node.
+func nodeIPs(o client.Object) []string {
+	var keys []string
+	for _, a := range render.NodeIPs(o.(*corev1.Node)) {
+		keys = append(keys, a.String())
+	}
+	return keys
+}

@@ -1,0 +1,167 @@
+package overrides
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
+)
+
+// String names the nodes and the reason.
+func (r Rejection) String() string {
+	nodes := "node " + r.Node + " rejects it"
+	if r.Nodes > 1 {
+		nodes = fmt.Sprintf("%d nodes reject it, such as %s", r.Nodes, r.Node)
+	}
+	if r.Why == "" {
+		return nodes
+	}
+	return nodes + ": " + r.Why
+}
+
+// Rejection tells which nodes reject a Service.
+type Rejection struct {
+	Node, Why string // of the node with the lowest name
+	Nodes     int
+}
+
+// rejections caches the Services that the status of nodes names as rejected.
+type rejections struct {
+	client client.Reader // reads come from the cache
+
+	changes atomic.Int64 // of the rejections, seen so far
+
+	mu    sync.Mutex
+	upTo  int64                              // of changes; guarded by mu
+	known map[types.NamespacedName]Rejection // guarded by mu; nil: not known
+}
+
+func newRejections(c client.Reader) *rejections { return &rejections{client: c} }
+
+// changed notes a change of the Services that nodes reject.
+func (r *rejections) changed() { r.changes.Add(1) }
+
+// current returns what nodes reject now, except for absent nodes. The result is read-only.
+func (r *rejections) current(ctx context.Context) (map[types.NamespacedName]Rejection, error) {
+	changes := r.changes.Load() // before the list is read
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.known != nil && r.upTo >= changes {
+		return r.known, nil
+	}
+	var list v1alpha1.NodeProxyRulesList
+	if err := r.client.List(ctx, &list); err != nil {
+		return nil, fmt.Errorf("list NodeProxyRules: %w", err)
+	}
+	known := map[types.NamespacedName]Rejection{}
+	for i := range list.Items {
+		rules := &list.Items[i]
+		for key, why := range rejectedOn(rules) {
+			by := known[key]
+			by.Nodes++
+			if by.Node == "" || rules.Name < by.Node {
+				by.Node, by.Why = rules.Name, why
+			}
+			known[key] = by
+		}
+	}
+	r.known, r.upTo = known, changes
+	return known, nil
+}
+
+// rejectedOn returns the Services that a node names as rejected, with the reason, unless the Node
+// is absent. Services that only lack what another Service has do not count.
+func rejectedOn(rules *v1alpha1.NodeProxyRules) map[types.NamespacedName]string {
+	if reports.Absent(rules) || rules.Status.Refused == nil {
+		return nil
+	}
+	out := map[types.NamespacedName]string{}
+	for _, example := range rules.Status.Refused.Examples {
+		service, why, _ := strings.Cut(example, ": ")
+		if strings.Contains(why, v1alpha1.ServedForAnother) {
+			continue
+		}
+		if namespace, name, found := strings.Cut(service, "/"); found {
+			out[types.NamespacedName{Namespace: namespace, Name: name}] = why
+		}
+	}
+	return out
+}
+
+// RejectionsChanged passes changes of the Services that nodes reject.
+func RejectionsChanged() predicate.Predicate {
+	any := func(o client.Object) bool { return len(rejectedOn(o.(*v1alpha1.NodeProxyRules))) > 0 }
+	return predicate.Funcs{
+		CreateFunc: func(e event.CreateEvent) bool { return any(e.Object) },
+		DeleteFunc: func(e event.DeleteEvent) bool { return any(e.Object) },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			before, after := e.ObjectOld.(*v1alpha1.NodeProxyRules), e.ObjectNew.(*v1alpha1.NodeProxyRules)
+			return !equality.Semantic.DeepEqual(rejectedOn(before), rejectedOn(after))
+		},
+	}
+}
+
+// haltOf decides for which Services the change of a policy has halted, by those that nodes reject
+// after it.
+func (o *Overrides) haltOf(ctx context.Context, rejected map[types.NamespacedName]Rejection, cause v1alpha1.Cause) policies.Halt {
+	var changes []policies.RefusedChange
+	for key := range rejected {
+		if grant := o.GrantOf(ctx, key); grant != nil && slices.Contains(grant.By, cause) {
+			changes = append(changes, policies.RefusedChange{Namespace: key.Namespace, Changed: grant.Changed})
+			if halt := policies.HaltOf(changes); halt.All {
+				return halt
+			}
+		}
+	}
+	return policies.HaltOf(changes)
+}
+
+// GrantOf returns the overrides that a Service has; nil: none, or they cannot be parsed.
+func (o *Overrides) GrantOf(ctx context.Context, key types.NamespacedName) *v1alpha1.OverridesGrant {
+	stored := &v1alpha1.ServiceProxyRules{}
+	found, err := objects.Get(ctx, o.client, client.ObjectKey{Name: objects.RulesName(key)}, stored)
+	if err != nil || !found { // the cache does not fail
+		return nil
+	}
+	return policies.ReadOverrides(stored.Annotations[v1alpha1.AnnotationOverrides])
+}
+
+// ChangedToo returns the annotation of rules that change because the Service itself does: it
+// records that, unless nodes reject the Service already.
+func (o *Overrides) ChangedToo(ctx context.Context, key types.NamespacedName, annotation string) (string, error) {
+	grant := policies.ReadOverrides(annotation)
+	if grant == nil || len(grant.By) == 0 || grant.Changed {
+		return annotation, nil
+	}
+	rejected, err := o.rejections.current(ctx)
+	if err != nil {
+		return "", err
+	}
+	if _, already := rejected[key]; already {
+		return annotation, nil
+	}
+	grant.Changed = true
+	return encoded(grant)
+}
+
+func encoded(grant *v1alpha1.OverridesGrant) (string, error) {
+	text, err := json.Marshal(grant)
+	if err != nil {
+		return "", fmt.Errorf("encode overrides: %w", err)
+	}
+	return string(text), nil
+}

@@ -1,0 +1,6 @@
+// Package removal removes everything with a NodeProxy whose removalPolicy is Cleanup: first the
+// rules on the nodes, then what was rendered, then NodeProxy.
+//
+//   - controller.go: the reconciler
+//   - progress.go: how far the nodes are
+package removal

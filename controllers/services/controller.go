@@ -1,0 +1,305 @@
+package services
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/addresses"
+	"github.com/nodeproxy-io/nodeproxy/controllers/events"
+	"github.com/nodeproxy-io/nodeproxy/controllers/formats"
+	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
+	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
+	"github.com/nodeproxy-io/nodeproxy/controllers/overrides"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
+	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
+)
+
+// Reconciler maintains one ServiceProxyRules for every eligible Service.
+type Reconciler struct {
+	Leadership leader.Leadership
+	Client     client.Client // reads come from the cache
+	Live       client.Reader
+	Events     *events.Recorder
+	Clock      clock.PassiveClock
+	Metrics    *metrics.Metrics
+	Memory     *Memory
+	Formats    *formats.Formats
+	Overrides  *overrides.Overrides
+
+	Surroundings *addresses.Surroundings
+}
+
+// +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=list;watch
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxypolicies,verbs=list;watch
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxyrules,verbs=list;watch;create;update;delete
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
+
+// Setup adds the reconciler to a manager.
+func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake, resume, ranges <-chan event.GenericEvent) error {
+	return builder.ControllerManagedBy(mgr).
+		Named("service").
+		Watches(&corev1.Service{}, &handler.EnqueueRequestForObject{}).
+		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(r.noteSlice)).
+		Watches(&v1alpha1.ServiceProxyRules{}, handler.EnqueueRequestsFromMapFunc(ownerOfRules)).
+		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyService),
+			builder.WithPredicates(watches.OnCreate())).
+		Watches(&v1alpha1.ServiceProxyPolicy{}, r.policyEvents()).
+		Watches(&corev1.Namespace{}, r.namespaceEvents()).
+		Watches(&corev1.Node{}, r.addressEvents(addressesOfNode)).
+		Watches(&discoveryv1.EndpointSlice{}, r.addressEvents(addressesOfServers), builder.WithPredicates(watches.OfKubernetes())).
+		Watches(&v1alpha1.NodeProxy{}, r.addressEvents(addressesNamed), builder.WithPredicates(watches.SpecChanged())).
+		WatchesRawSource(source.Channel(ranges, handler.EnqueueRequestsFromMapFunc(r.servicesWithin))).
+		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyService))). // a new term
+		WatchesRawSource(source.Channel(resume, handler.EnqueueRequestsFromMapFunc(r.keptServices))).
+		WithOptions(o).
+		Complete(leader.Guard(r.Leadership, r))
+}
+
+// noteSlice is serviceOfSlice, and records the time.
+func (r *Reconciler) noteSlice(ctx context.Context, o client.Object) []reconcile.Request {
+	requests := serviceOfSlice(ctx, o)
+	for _, request := range requests {
+		r.Memory.note(request.NamespacedName, change{slice: r.Clock.Now()})
+	}
+	return requests
+}
+
+func serviceOfSlice(_ context.Context, o client.Object) []reconcile.Request {
+	if svc, ok := render.ServiceOf(o.(*discoveryv1.EndpointSlice)); ok {
+		return []reconcile.Request{{NamespacedName: svc}}
+	}
+	return nil
+}
+
+func ownerOfRules(_ context.Context, o client.Object) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: objects.ServiceOfRules(o)}}
+}
+
+// everyService returns all Services, for when nodeproxy is switched on.
+func (r *Reconciler) everyService(ctx context.Context, _ client.Object) []reconcile.Request {
+	var list corev1.ServiceList
+	if err := r.Client.List(ctx, &list); err != nil {
+		log.FromContext(ctx).Error(err, "Services could not be listed after NodeProxy was created")
+		return nil
+	}
+	out := make([]reconcile.Request, len(list.Items))
+	for i := range list.Items {
+		out[i].NamespacedName = client.ObjectKeyFromObject(&list.Items[i])
+	}
+	return out
+}
+
+// Reconcile publishes an eligible Service, and ends the rules of any other.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	if on, err := objects.SwitchedOn(ctx, r.Client); err != nil || !on {
+		return ctrl.Result{}, err
+	}
+	if err := r.begin(ctx); err != nil {
+		return ctrl.Result{}, err
+	}
+	svc, err := objects.Find[corev1.Service](ctx, r.Client, req.NamespacedName)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	stored, err := objects.Find[v1alpha1.ServiceProxyRules](ctx, r.Client, client.ObjectKey{Name: objects.RulesName(req.NamespacedName)})
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if svc != nil && render.Eligible(svc) {
+		if stored == nil {
+			if on, err := objects.MayCreate(ctx, r.Client, r.Live); err != nil || !on {
+				return ctrl.Result{}, err
+			}
+		}
+		return r.publish(ctx, svc, stored)
+	}
+	if svc != nil {
+		r.Memory.end(req.NamespacedName)
+	} else {
+		r.Memory.forget(req.NamespacedName)
+	}
+	r.Overrides.Forget(req.NamespacedName)
+	if stored == nil {
+		r.Memory.released(req.NamespacedName)
+		return ctrl.Result{}, nil
+	}
+	return r.end(ctx, req.NamespacedName, stored)
+}
+
+// begin records which Services are older than the term.
+func (r *Reconciler) begin(ctx context.Context) error {
+	if r.Memory.begun() {
+		return nil
+	}
+	var list corev1.ServiceList
+	if err := r.Client.List(ctx, &list); err != nil {
+		return fmt.Errorf("list Services: %w", err)
+	}
+	r.Memory.begin(list.Items)
+	return nil
+}
+
+// publish renders a Service and writes the result if it differs from stored.
+func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (ctrl.Result, error) {
+	key := client.ObjectKeyFromObject(svc)
+	r.Memory.seen(key, stored != nil)
+	if wait := r.Memory.waiting(key, stored != nil, r.Clock.Now()); wait > 0 && r.Memory.Settled(key) {
+		return ctrl.Result{RequeueAfter: wait}, nil // whatever has changed
+	}
+	left := r.Memory.takeChange(key) // to be written
+	defer func() { r.Memory.note(key, left) }()
+	want, again, err := r.render(ctx, svc, stored)
+	if err != nil || want == nil {
+		return ctrl.Result{RequeueAfter: again}, err
+	}
+	if want.limit != "" {
+		r.reject(ctx, svc, want.limit, want.message, 0)
+		return ctrl.Result{RequeueAfter: again}, nil // only a change can help
+	}
+	defer want.say()
+	pending := again > 0 // policies will change more
+
+	if stored != nil {
+		if sameRules(stored, want.rules) {
+			left = change{policies: left.policies && pending}
+			r.Metrics.Skip(metrics.KindService)
+			r.accept(ctx, svc)
+			return ctrl.Result{RequeueAfter: again}, nil
+		}
+	}
+	fingerprint, bytes, err := objects.Measure(want.rules)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	load := render.LoadOf(&want.rules.Spec, bytes)
+	if stored != nil {
+		load = load.Max(render.LoadOf(&stored.Spec, 0))
+	}
+	if bytes > maxObjectBytes {
+		r.reject(ctx, svc, tooLargeMessage, tooLargeMessage, fingerprint)
+		r.Memory.pause(key, load, r.Clock.Now())
+		return ctrl.Result{RequeueAfter: again}, nil // only a change can help
+	}
+	now := r.Clock.Now()
+	if wait := r.Memory.retryIn(key, fingerprint, now); wait > 0 {
+		return ctrl.Result{RequeueAfter: wait}, nil
+	}
+	byTenant := !left.addresses && (!left.policies || pending)
+	if wait := r.Memory.wait(key, load, stored != nil, byTenant, now); wait > 0 {
+		return ctrl.Result{RequeueAfter: retry.Sooner(again, wait)}, nil
+	}
+	err = r.write(ctx, want.rules, stored)
+	switch {
+	case err == nil:
+		if !left.slice.IsZero() {
+			r.Metrics.WroteSlice(r.Clock.Since(left.slice))
+		}
+		left = change{policies: left.policies && pending}
+		r.Memory.wrote(key, bytes, want.changed, now)
+		r.accept(ctx, svc)
+		return ctrl.Result{RequeueAfter: again}, nil
+	case retry.Denied(err):
+		left.addresses, left.policies = false, left.policies && pending // correcting it is up to tenants
+		r.Memory.tried(key, bytes, now)
+		message := retry.Message(err)
+		return ctrl.Result{RequeueAfter: r.reject(ctx, svc, message, message, fingerprint)}, nil
+	}
+	return retry.IgnoreRace(err)
+}
+
+// renderedService are rules, and what to report once they are written; or why there are none.
+type renderedService struct {
+	rules *v1alpha1.ServiceProxyRules
+	say   func()
+	// changed: the Service itself has changed since its rules were written.
+	changed bool
+	// limit is the limit that the Service exceeds, and message says so.
+	limit, message string
+}
+
+// render renders a Service as policies shape it. Again is when to render it again even if nothing
+// changes; 0: never. The result is nil if it cannot be rendered yet.
+func (r *Reconciler) render(ctx context.Context, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (*renderedService, time.Duration, error) {
+	shaping, err := r.Overrides.Shape(ctx, svc, stored)
+	if err != nil || shaping.Unknown {
+		return nil, shaping.Again, err
+	}
+	endpointSlices, err := objects.SlicesOf(ctx, r.Client, client.ObjectKeyFromObject(svc))
+	if err != nil {
+		return nil, 0, err
+	}
+	if limit, text := render.Size(svc, endpointSlices).Excess(); limit != "" {
+		return &renderedService{limit: limit, message: text}, shaping.Again, nil
+	}
+	format, err := r.Formats.Current(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	around, known, err := r.Surroundings.Of(ctx, svc)
+	if err != nil || !known {
+		return nil, retry.Sooner(shaping.Again, rangesUnknownRetry), err
+	}
+	start := r.Clock.Now()
+	rules, problems := render.Service(svc, endpointSlices, shaping.Shape, around, format)
+	r.Metrics.Rendered(metrics.KindService, r.Clock.Since(start))
+	if limit, text := v1alpha1.SizeOf(&rules.Spec).Excess(); limit != "" { // because of its policies
+		return &renderedService{limit: limit, message: text}, shaping.Again, nil
+	}
+	former := rules // as the Service would be with its present overrides
+	if !shaping.Kept && stored != nil {
+		former, _ = render.Service(svc, endpointSlices, shaping.Former, around, format)
+	}
+	changed := changedItself(stored, former, shaping)
+	if shaping.Annotation != "" {
+		key := client.ObjectKeyFromObject(svc)
+		if changed || !shaping.Kept && r.Memory.changedLately(key, start) {
+			if shaping.Annotation, err = r.Overrides.ChangedToo(ctx, key, shaping.Annotation); err != nil {
+				return nil, 0, err
+			}
+		}
+		rules.Annotations = objects.Merge(rules.Annotations, map[string]string{v1alpha1.AnnotationOverrides: shaping.Annotation})
+	}
+	say := func() {
+		r.reportProblems(ctx, svc, eventEndpointsSkipped, problemText(problems))
+		r.reportProblems(ctx, svc, eventAddressesSkipped, skippedText(rules.Spec.SkippedAddresses))
+		ranges := ""
+		if o := shaping.Shape.Overrides; o == nil || o.LoadBalancerSourceRanges == nil { // else the policy's status reports it
+			ranges = rangeText(render.SourceRangeProblems(svc))
+		}
+		r.reportProblems(ctx, svc, eventSourceRangesUnusable, ranges)
+	}
+	return &renderedService{rules: rules, say: say, changed: changed}, shaping.Again, nil
+}
+
+// changedItself reports whether the Service itself, or its endpoints, have changed since its rules
+// were written. Former are the rules that it would have with its present overrides.
+func changedItself(stored, former *v1alpha1.ServiceProxyRules, shaping overrides.Shaping) bool {
+	if stored == nil || shaping.Kept && shaping.Annotation == "" {
+		return true // if anything is written at all
+	}
+	now := former.Spec
+	now.FormatVersion = stored.Spec.FormatVersion
+	return !equality.Semantic.DeepEqual(stored.Spec, now)
+}

@@ -1,0 +1,242 @@
+package services
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
+	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
+)
+
+var cart = types.NamespacedName{Namespace: "shop", Name: "cart"}
+
+func newTestMemory(t *testing.T) (memory *Memory, changes *int) {
+	t.Helper()
+	m, err := metrics.New(prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	changes = new(int)
+	return NewMemory(m, func() { *changes++ }), changes
+}
+
+func TestWritesOfLargeServicesAreSpaced(t *testing.T) {
+	for endpoints, interval := range map[int32]time.Duration{
+		500: 0, 501: time.Second, 2000: time.Second, 2001: 5 * time.Second,
+	} {
+		m, _ := newTestMemory(t)
+		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, true, controllertest.Noon); wait != 0 {
+			t.Errorf("%d endpoints: the first change waits %s", endpoints, wait)
+		}
+		m.wrote(cart, 1000, true, controllertest.Noon)
+		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, true, controllertest.Noon); wait != interval {
+			t.Errorf("%d endpoints: the second change waits %s, want %s", endpoints, wait, interval)
+		}
+		if wait := m.wait(cart, render.Load{Endpoints: endpoints, Bytes: 1000}, true, true, controllertest.Noon.Add(5*time.Second)); wait != 0 {
+			t.Errorf("%d endpoints: a change 5 s later waits %s", endpoints, wait)
+		}
+	}
+}
+
+// What takes many bytes is spaced whatever the endpoints, and so is what follows it.
+func TestWritesOfManyBytesAreSpaced(t *testing.T) {
+	m, _ := newTestMemory(t)
+	const most = 1 << 20
+	if wait := m.wait(cart, render.Load{Bytes: most}, true, true, controllertest.Noon); wait != 0 {
+		t.Errorf("the first change waits %s", wait)
+	}
+	m.wrote(cart, most, true, controllertest.Noon)
+	for bytes, want := range map[int]time.Duration{most: 8 * time.Second, 100: 8 * time.Second} {
+		if wait := m.wait(cart, render.Load{Bytes: bytes}, true, true, controllertest.Noon); wait != want {
+			t.Errorf("%d bytes after %d wait %s, want %s", bytes, most, wait, want)
+		}
+	}
+	m.wrote(cart, 100, true, controllertest.Noon.Add(8*time.Second))
+	if wait := m.wait(cart, render.Load{Bytes: 100}, true, true, controllertest.Noon.Add(8*time.Second)); wait != 0 {
+		t.Errorf("few bytes after few wait %s", wait)
+	}
+}
+
+// While a Service waits it need not be rendered.
+func TestServicesThatWaitAreNotRendered(t *testing.T) {
+	m, _ := newTestMemory(t)
+	if wait := m.waiting(cart, true, controllertest.Noon); wait != 0 {
+		t.Errorf("an unknown Service waits %s", wait)
+	}
+	m.wait(cart, render.Load{Endpoints: 3000}, true, true, controllertest.Noon)
+	m.wrote(cart, 1<<20, true, controllertest.Noon)
+	if wait := m.waiting(cart, true, controllertest.Noon); wait != 0 {
+		t.Errorf("without a change it waits %s", wait)
+	}
+	m.wait(cart, render.Load{Endpoints: 3000}, true, true, controllertest.Noon.Add(time.Second))
+	if wait := m.waiting(cart, true, controllertest.Noon.Add(2*time.Second)); wait != 6*time.Second {
+		t.Errorf("after a change it waits %s, want 6 s", wait)
+	}
+	m.pause(cart, render.Load{Bytes: 2 << 20}, controllertest.Noon.Add(8*time.Second))
+	if wait := m.waiting(cart, true, controllertest.Noon.Add(8*time.Second)); wait != 16*time.Second {
+		t.Errorf("too large to be written it waits %s, want 16 s", wait)
+	}
+	if wait := m.waiting(cart, false, controllertest.Noon.Add(8*time.Second)); wait != 0 {
+		t.Errorf("what is not stored waits %s", wait)
+	}
+	m.reject(cart, "too large", "too large", 1, controllertest.Noon.Add(8*time.Second))
+	if wait := m.waiting(cart, false, controllertest.Noon.Add(8*time.Second)); wait != 16*time.Second {
+		t.Errorf("what was refused and is not stored waits %s, want 16 s", wait)
+	}
+}
+
+func TestRefusalsAreRetriedEverMoreSlowly(t *testing.T) {
+	m, changes := newTestMemory(t)
+	now := controllertest.Noon
+	for i, want := range []time.Duration{1, 2, 4, 8, 10, 10, 10} {
+		if wait := m.retryIn(cart, 1, now); wait != 0 {
+			t.Fatalf("try %d waits %s although its time has come", i, wait)
+		}
+		say, retry := m.reject(cart, "no", "no", 1, now)
+		if retry != want*time.Minute {
+			t.Errorf("try %d is repeated in %s, want %d min", i, retry, want)
+		}
+		if say != (i == 0) {
+			t.Errorf("try %d: say %v", i, say)
+		}
+		if wait := m.retryIn(cart, 1, now.Add(time.Second)); wait != retry-time.Second {
+			t.Errorf("try %d: wait %s a second later", i, wait)
+		}
+		now = now.Add(retry)
+	}
+	if m.retryIn(cart, 2, now) != 0 {
+		t.Error("other content waits too")
+	}
+	if _, retry := m.reject(cart, "no", "no", 2, now); retry != time.Minute {
+		t.Errorf("other content begins at %s", retry)
+	}
+	if say, _ := m.reject(cart, "still no", "still no", 2, now); !say {
+		t.Error("another message is not said")
+	}
+	if say, _ := m.reject(cart, "still no", "still no, by 2", 2, now); say {
+		t.Error("another figure is said")
+	}
+	if *changes != 2 {
+		t.Errorf("%d changes announced, want 2", *changes)
+	}
+	m.accepted(cart)
+	if *changes != 3 || len(m.Rejected()) != 0 {
+		t.Errorf("after acceptance: %d changes, refused %v", *changes, m.Rejected())
+	}
+}
+
+func TestRefusedServicesNewestFirst(t *testing.T) {
+	m, _ := newTestMemory(t)
+	for i, name := range []string{"old", "b", "a"} {
+		m.reject(types.NamespacedName{Namespace: "x", Name: name}, "no", "no", 1, controllertest.Noon.Add(time.Duration(min(i, 1))*time.Second))
+	}
+	want := []v1alpha1.RefusedService{
+		{Namespace: "x", Name: "a", Message: "no"}, {Namespace: "x", Name: "b", Message: "no"}, {Namespace: "x", Name: "old", Message: "no"},
+	}
+	if diff := cmp.Diff(want, m.Rejected()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestMemoryIsBoundedByServices(t *testing.T) {
+	m, _ := newTestMemory(t)
+	for i := range 100 {
+		key := types.NamespacedName{Namespace: "x", Name: fmt.Sprint(i)}
+		m.newProblems(key, "Bad", "bad")
+		m.wrote(key, 1000, true, controllertest.Noon)
+		m.reject(key, "no", "no", 1, controllertest.Noon)
+		m.forget(key)
+	}
+	m.forget(cart) // never seen
+	if len(m.services) != 0 || m.rejected != 0 {
+		t.Errorf("%d Services remembered, %d refused", len(m.services), m.rejected)
+	}
+}
+
+func TestProblemsAreSaidOnce(t *testing.T) {
+	m, _ := newTestMemory(t)
+	for i, c := range []struct {
+		problems string
+		say      bool
+	}{{"", false}, {"a", true}, {"a", false}, {"b", true}, {"", false}, {"b", true}} {
+		if say := m.newProblems(cart, "Bad", c.problems); say != c.say {
+			t.Errorf("step %d (%q): say %v", i, c.problems, say)
+		}
+		if say := m.newProblems(cart, "Worse", "a"); say != (i == 0) {
+			t.Errorf("step %d: another reason: say %v", i, say)
+		}
+	}
+}
+
+// What an event was lost of is said again as soon as it is found again, and only then.
+func TestWhatWasLostIsSaidAgain(t *testing.T) {
+	m, _ := newTestMemory(t)
+	m.EventLost(cart, "Bad") // unknown
+	m.newProblems(cart, "Bad", "a")
+	m.newProblems(cart, "Worse", "a")
+	m.reject(cart, "no", "no", 1, controllertest.Noon)
+	m.EventLost(cart, "Bad")
+	m.EventLost(cart, eventServiceRejected)
+	for i, want := range []bool{true, false} {
+		if say := m.newProblems(cart, "Bad", "a"); say != want {
+			t.Errorf("problem, time %d: say %v", i, say)
+		}
+		if say, _ := m.reject(cart, "no", "no", 1, controllertest.Noon); say != want {
+			t.Errorf("refusal, time %d: say %v", i, say)
+		}
+		if m.newProblems(cart, "Worse", "a") {
+			t.Errorf("another reason, time %d, is said again", i)
+		}
+	}
+}
+
+func TestProblemText(t *testing.T) {
+	var problems []render.Problem
+	for i := range 5 {
+		problems = append(problems, render.Problem{Slice: fmt.Sprintf("s%d", i), Detail: "wrong"})
+	}
+	want := "Skipped endpoints that cannot be used (all others are programmed): " +
+		"EndpointSlice s0: wrong; EndpointSlice s1: wrong; EndpointSlice s2: wrong; and 2 more"
+	if diff := cmp.Diff(want, problemText(problems)); diff != "" {
+		t.Error(diff)
+	}
+	problems[0].Detail = strings.Repeat("ö", 1000)
+	if got := problemText(problems); len(got) > text.MaxEventNote || !utf8.ValidString(got) || !strings.HasSuffix(got, "...") {
+		t.Errorf("%d bytes, valid %v: %s", len(got), utf8.ValidString(got), got)
+	}
+}
+
+func TestSliceChangeIsTakenOnceAndKeptUntilWritten(t *testing.T) {
+	m, key := NewMemory(nil, nil), types.NamespacedName{Namespace: "shop", Name: "cart"}
+	at := func(seconds int) change { return change{slice: time.Unix(int64(seconds), 0)} }
+	take := func(want change) {
+		t.Helper()
+		if got := m.takeChange(key); got != want {
+			t.Errorf("changed %+v, want %+v", got, want)
+		}
+	}
+	take(change{})
+	m.note(key, at(10))
+	m.note(key, at(11)) // the first counts
+	take(at(10))
+	take(change{})
+	m.note(key, at(12))
+	m.note(key, at(10)) // not written, and another one has come meanwhile
+	take(at(10))
+	m.note(key, change{})
+	take(change{})
+	m.note(key, change{policies: true})
+	m.note(key, at(10))
+	m.note(key, change{addresses: true})
+	take(change{slice: at(10).slice, addresses: true, policies: true})
+}

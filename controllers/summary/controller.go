@@ -1,0 +1,245 @@
+package summary
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/events"
+	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
+	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
+	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
+	"github.com/nodeproxy-io/nodeproxy/controllers/removal"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
+	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
+	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
+)
+
+// statusInterval is the least time between two passes over the whole cluster.
+const statusInterval = time.Second
+
+// Reconciler writes the status of NodeProxy: the inventory, rejected Services, and what the nodes
+// report. It runs once at a time; the cache is synced before it starts.
+type Reconciler struct {
+	Leadership leader.Leadership
+	Client     client.Client // reads come from the cache
+	Clock      clock.PassiveClock
+	Metrics    *metrics.Metrics
+	Services   services
+	Liveness   lagging
+	Findings   *findings.Findings
+	Events     *events.Recorder
+	Version    string
+	Namespace  string // of the agents' DaemonSet
+
+	lastPass time.Time
+	// unsettled are the Services of which it is not known yet in this term whether they are
+	// rejected. nil before the first term.
+	unsettled map[types.NamespacedName]bool
+	term      int
+}
+
+// services is what is known about Services between their reconciliations.
+type services interface {
+	// Rejected returns the rejected Services, newest first.
+	Rejected() []v1alpha1.RefusedService
+	// Delayed returns the Services that have no rules yet because their namespaces have
+	// used up their bytes.
+	Delayed() []types.NamespacedName
+	// Settled reports whether it is known in this term if a Service is rejected.
+	Settled(types.NamespacedName) bool
+	// CurrentTerm tells terms apart.
+	CurrentTerm() int
+}
+
+// lagging counts the nodes that lag behind; false: not known yet.
+type lagging interface{ Lagging() (int32, bool) }
+
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies/status,verbs=update
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
+// +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=list;watch,resourceNames=nodeproxy-agent,namespace=nodeproxy-system
+// +kubebuilder:rbac:groups="",resources=pods,verbs=list;watch,namespace=nodeproxy-system
+
+// Setup adds the reconciler to a manager.
+func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
+	only := watches.OnlyNodeProxy()
+	return builder.ControllerManagedBy(mgr).
+		Named("nodeproxy").
+		Watches(&v1alpha1.NodeProxy{}, only).
+		Watches(&v1alpha1.NodeProxyRules{}, only).
+		Watches(&v1alpha1.ServiceProxyRules{}, only, builder.WithPredicates(watches.ComesOrGoes())).
+		Watches(&corev1.Service{}, only, builder.WithPredicates(eligibilityChanged())).
+		Watches(&appsv1.DaemonSet{}, only).
+		Watches(&corev1.Pod{}, only).
+		WatchesRawSource(source.Channel(wake, only)).
+		WithOptions(o).
+		Complete(leader.Guard(r.Leadership, r))
+}
+
+// eligibilityChanged passes changes that may affect the inventory.
+func eligibilityChanged() predicate.Predicate {
+	return watches.Updated(func(before, after *corev1.Service) bool { return render.Eligible(before) != render.Eligible(after) })
+}
+
+// Reconcile computes the status from the caches and writes it if it differs.
+func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	np, err := objects.NodeProxy(ctx, r.Client)
+	if err != nil || np == nil {
+		return ctrl.Result{}, err
+	}
+	if wait := statusInterval - r.Clock.Since(r.lastPass); wait > 0 {
+		return ctrl.Result{RequeueAfter: wait}, nil
+	}
+	r.lastPass = r.Clock.Now()
+	status, next, err := r.status(ctx, np)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	r.Metrics.ShowNodes(status.Nodes)
+	if equality.Semantic.DeepEqual(np.Status, *status) {
+		r.Metrics.Skip(metrics.KindSummary)
+		return ctrl.Result{RequeueAfter: next}, nil
+	}
+	changed := np.DeepCopy()
+	changed.Status = *status
+	if err := r.Client.Status().Update(ctx, changed); err != nil {
+		return retry.IgnoreRace(fmt.Errorf("update the status of NodeProxy: %w", err))
+	}
+	r.Metrics.Wrote(metrics.KindSummary, metrics.OpUpdate)
+	r.recordTransition(np, changed)
+	return ctrl.Result{RequeueAfter: next}, nil
+}
+
+// status computes the status. Until rejected Services and lagging nodes are known, it repeats those
+// of before the start. next is when it may change with time alone; 0: it cannot.
+func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status *v1alpha1.NodeProxyStatus, next time.Duration, err error) {
+	var rules v1alpha1.NodeProxyRulesList
+	if err := r.Client.List(ctx, &rules); err != nil {
+		return nil, 0, fmt.Errorf("list NodeProxyRules: %w", err)
+	}
+	eligible, err := r.eligibleServices(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	rejected := r.Services.Rejected()
+	inventory, err := r.inventory(ctx, eligible, rejected)
+	if err != nil {
+		return nil, 0, err
+	}
+	status = np.Status.DeepCopy()
+	status.ObservedGeneration = np.Generation
+	status.Version = r.Version
+	status.Inventory = inventory
+	complete := r.allSettled(eligible)
+	if complete {
+		status.RefusedServices = int32(len(rejected))
+		status.Refused = rejected[:min(len(rejected), maxRejectedNamed)]
+	}
+	status.Nodes = countNodes(rules.Items)
+	if lagging, known := r.Liveness.Lagging(); known {
+		status.Nodes.Lagging = lagging
+	} else {
+		status.Nodes.Lagging = np.Status.Nodes.Lagging
+	}
+	_, invalid := render.CompleteSettings((*v1alpha1.ProxySettings)(np.Spec.Settings))
+	ready, next := readiness(rules.Items, status.Nodes, invalid, r.Clock.Now())
+	agents, nextOfAgents, err := r.agentsDeployed(ctx, np)
+	if err != nil {
+		return nil, 0, err
+	}
+	apiServers := r.Findings.Of(findings.AboutAPIServers, &np.Status, v1alpha1.ConditionReady, v1alpha1.ReasonAPIServerUnreachable)
+	ready = withRollout(ready, r.Findings.Of(findings.AboutRollout, &np.Status, v1alpha1.ConditionReady,
+		v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonPaused, v1alpha1.ReasonProgressing))
+	ready, next = withProblems(ready, apiServers, agents), retry.Sooner(next, nextOfAgents)
+	if objects.BeingRemoved(np) {
+		ready, next = removal.Condition(np, rules.Items), 0
+	}
+	reports.Set(&status.Conditions, np.Generation, r.Clock.Now(), ready)
+	if agents == nil {
+		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionAgentsDeployed)
+	} else {
+		reports.Set(&status.Conditions, np.Generation, r.Clock.Now(), *agents)
+	}
+	if !complete {
+		next = statusInterval
+	}
+	return status, next, nil
+}
+
+// eligibleServices returns every eligible Service.
+func (r *Reconciler) eligibleServices(ctx context.Context) (map[types.NamespacedName]bool, error) {
+	var list corev1.ServiceList
+	if err := r.Client.List(ctx, &list); err != nil {
+		return nil, fmt.Errorf("list Services: %w", err)
+	}
+	out := make(map[types.NamespacedName]bool, len(list.Items))
+	for i := range list.Items {
+		if render.Eligible(&list.Items[i]) {
+			out[client.ObjectKeyFromObject(&list.Items[i])] = true
+		}
+	}
+	return out, nil
+}
+
+// inventory names every eligible Service except those without stored rules because they are
+// rejected, or because their namespace has used up its bytes: with these, no agent's list would
+// agree with the inventory, and agents would not remove rules that others have deleted. It never
+// depends on stored rules alone: rules that have vanished must be in it.
+func (r *Reconciler) inventory(ctx context.Context, eligible map[types.NamespacedName]bool, rejected []v1alpha1.RefusedService) (*v1alpha1.Inventory, error) {
+	without := r.Services.Delayed()
+	for _, s := range rejected {
+		without = append(without, types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
+	}
+	missing := map[types.NamespacedName]bool{}
+	for _, key := range without {
+		stored, err := objects.Get(ctx, r.Client, client.ObjectKey{Name: objects.RulesName(key)}, &v1alpha1.ServiceProxyRules{})
+		if err != nil {
+			return nil, err
+		}
+		missing[key] = !stored
+	}
+	names := make([]string, 0, len(eligible))
+	for key := range eligible {
+		if !missing[key] {
+			names = append(names, objects.RulesName(key))
+		}
+	}
+	inventory := render.Inventory(names)
+	return &inventory, nil
+}
+
+// allSettled reports whether every Service that existed at the beginning of the term is known to be
+// rejected or not, or is gone.
+func (r *Reconciler) allSettled(eligible map[types.NamespacedName]bool) bool {
+	if term := r.Services.CurrentTerm(); r.unsettled == nil || r.term != term {
+		r.term = term
+		r.unsettled = make(map[types.NamespacedName]bool, len(eligible))
+		for key := range eligible {
+			r.unsettled[key] = true
+		}
+	}
+	for key := range r.unsettled {
+		if !eligible[key] || r.Services.Settled(key) {
+			delete(r.unsettled, key)
+		}
+	}
+	return len(r.unsettled) == 0
+}

@@ -1,0 +1,6 @@
+// Package summary writes the status of NodeProxy.
+//
+//   - controller.go: the reconciler, and the inventory
+//   - readiness.go: the condition Ready; rollouts.go: how a rollout changes it
+//   - agents.go: the condition AgentsDeployed
+package summary

@@ -1,0 +1,82 @@
+package text
+
+import (
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Limits of messages.
+const (
+	MaxEventNote     = 1000 // bytes; the API accepts 1024
+	MaxStatusMessage = 1024 // bytes
+	// MaxExamples is how many nodes or Services the status of a policy names, and MaxExampleMessage
+	// the bytes of the message of each: ten of them stay readable.
+	MaxExamples       = 10
+	MaxExampleMessage = 400
+)
+
+// Truncate shortens a text to a number of bytes without breaking a character.
+func Truncate(s string, bytes int) string {
+	if len(s) <= bytes {
+		return s
+	}
+	const mark = "..."
+	cut := bytes - len(mark)
+	for cut > 0 && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return strings.ToValidUTF8(s[:cut], "") + mark
+}
+
+// FirstNames lists names, and counts those beyond the first few.
+func FirstNames(names []string, most int) string {
+	if more := len(names) - most; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
+	}
+	return strings.Join(names, ", ")
+}
+
+// Count counts something, as in "1 Service" or "2 Services".
+func Count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// WinsBy says why a policy of one priority wins over one of another.
+func WinsBy(priority, loser int32) string {
+	text := fmt.Sprintf("priority %d", priority)
+	if priority == loser {
+		text += ", as this one: the lower name wins"
+	}
+	return text
+}
+
+// First lists the first three, and counts the others.
+func First[T any](all []T, text func(T) string) string {
+	const named = 3
+	texts := make([]string, 0, named+1)
+	for i, one := range all {
+		if i == named {
+			texts = append(texts, fmt.Sprintf("and %d more", len(all)-named))
+			break
+		}
+		texts = append(texts, text(one))
+	}
+	return strings.Join(texts, "; ")
+}
+
+// Age prints a duration without units that are zero.
+func Age(d time.Duration) string {
+	const day = 24 * time.Hour
+	if d >= 2*day && d%day == 0 {
+		return fmt.Sprintf("%dd", d/day)
+	}
+	if d%time.Hour == 0 {
+		return fmt.Sprintf("%dh", d/time.Hour)
+	}
+	return d.String()
+}
