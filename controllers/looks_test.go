@@ -225,7 +225,7 @@ func dueReconciles() map[string]float64 {
 	return due
 }
 
-// upToDate returns an error unless the caches hold what the API server holds.
+// upToDate returns an error unless the caches have what the API server has.
 func (r *running) upToDate(ctx context.Context) error {
 	options, err := controllers.CacheOptions(leaseNamespace)
 	if err != nil {

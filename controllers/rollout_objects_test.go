@@ -34,7 +34,7 @@ func createPolicy(ctx context.Context, name, label string, edit ...func(*v1alpha
 	return p
 }
 
-// edit changes the newest version of an object that people write.
+// edit changes the newest version of an object that users write.
 func edit(ctx context.Context, object client.Object, change func()) {
 	GinkgoHelper()
 	Eventually(func() error {
@@ -71,7 +71,7 @@ func createMany(ctx context.Context, pool string, count int) []string {
 // percent is a maxUnavailable.
 func percent(text string) *intstr.IntOrString { return new(intstr.Parse(text)) }
 
-// echo reports for agents that they have in force what their nodes were given.
+// echo reports for agents that they have applied what their nodes were given.
 func echo(ctx context.Context, nodes ...string) {
 	GinkgoHelper()
 	for _, node := range nodes {

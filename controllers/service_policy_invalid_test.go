@@ -68,7 +68,7 @@ var _ = Describe("A ServiceProxyPolicy that makes no sense", func() {
 		Eventually(rulesOf(ctx, ns, "cart")).Should(haveShape("[other]: open"))
 	})
 
-	It("leaves no Service open whose annotation somebody has edited", func(ctx SpecContext) {
+	It("leaves no Service open whose annotation was edited", func(ctx SpecContext) {
 		ns := namespaceOf(ctx, "shop")
 		switchOn(ctx)
 		startController()

@@ -37,7 +37,7 @@ func TestLoad(t *testing.T) {
 		want, skipped []string
 		err           string
 	}{
-		"folder":           {names: at("."), want: []string{"a.yaml", "b.yml", "c.json"}, skipped: at("deep", "only")},
+		"directory":        {names: at("."), want: []string{"a.yaml", "b.yml", "c.json"}, skipped: at("deep", "only")},
 		"folders in it":    {names: at("."), recursive: true, want: []string{"a.yaml", "b.yml", "c.json", "deep/d.yaml", "only/deep/f.yaml"}},
 		"file":             {names: at("readme.md"), want: []string{"readme.md"}},
 		"named twice":      {names: at("a.yaml", ".", "./a.yaml"), want: []string{"a.yaml", "b.yml", "c.json"}, skipped: at("deep", "only")},
@@ -60,7 +60,7 @@ func TestLoad(t *testing.T) {
 			}
 			var got []string
 			for _, f := range files {
-				got = append(got, string(f.Text)) // its name under the folder
+				got = append(got, string(f.Text)) // its name under the directory
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("files (-want +got):\n%s", diff)

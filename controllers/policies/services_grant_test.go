@@ -25,7 +25,7 @@ func causes(t *testing.T, text string) []v1alpha1.Cause {
 	return out
 }
 
-// TestReadOverrides: what somebody else has written there is not taken for a grant.
+// TestReadOverrides: what others have written there is not taken for a grant.
 func TestReadOverrides(t *testing.T) {
 	for text, want := range map[string]*v1alpha1.OverridesGrant{
 		"":  {},
@@ -64,7 +64,7 @@ func TestServiceChange(t *testing.T) {
 			after: []ServicePolicy{a(`{nodePorts: Disabled}`), b(`{nodePorts: Enabled}`)}, exist: "a@1 b@1", causes: "a@1", grant: "a@1"},
 		{name: "the same by another name", before: []ServicePolicy{b(`{nodePorts: Disabled}`)},
 			after: []ServicePolicy{a(`{nodePorts: Disabled}`)}, exist: "a@1 b@1", by: "b@1", grant: "b@1"},
-		{name: "refused already: nobody is to blame", after: []ServicePolicy{a(`{nodePorts: Disabled}`)}, exist: "a@1", refused: true, causes: "a@1"},
+		{name: "rejected already: no policy is to blame", after: []ServicePolicy{a(`{nodePorts: Disabled}`)}, exist: "a@1", refused: true, causes: "a@1"},
 		{name: "refused already: it has not helped", before: []ServicePolicy{a(`{nodePorts: Disabled}`)}, after: []ServicePolicy{a(`{nodePorts: Enabled}`)},
 			exist: "a@2", by: "a@1", refused: true, causes: "a@2", grant: "a@2"},
 		{name: "refused already by another", before: []ServicePolicy{a(`{nodePorts: Disabled}`)},
@@ -96,10 +96,10 @@ func TestServiceChange(t *testing.T) {
 				t.Errorf("the Service may be to blame: %t, want %t", changed, want)
 			}
 			if !after.Granted(grant) {
-				t.Errorf("%+v is not in force", grant)
+				t.Errorf("%+v is not granted", grant)
 			}
 			if same := cmp.Equal(before, after); before.Granted(grant) != same {
-				t.Errorf("what was before is in force: %t", !same)
+				t.Errorf("the former grant is granted: %t", !same)
 			}
 		})
 	}

@@ -65,7 +65,7 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "in force but not programmed", edge: budget("1"), want: "", figures: "6 1 0 1/1 5",
+			name: "applied but not programmed", edge: budget("1"), want: "", figures: "6 1 0 1/1 5",
 			but: func(all []Node) {
 				all[0].given("new", time.Hour, true)
 				all[0].Programmed = false
@@ -120,7 +120,7 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "a change that nobody answers for", edge: budget("1"), want: "", figures: "6 0 0 0/1 0",
+			name: "a change without a cause", edge: budget("1"), want: "", figures: "6 0 0 0/1 0",
 			but: func(all []Node) {
 				for i := range all {
 					all[i].Causes = nil
@@ -234,7 +234,7 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "or has it in force and is not programmed", edge: budget("1"), want: "", figures: "0 0 0 1/1 5",
+			name: "or has applied it and is not programmed", edge: budget("1"), want: "", figures: "0 0 0 1/1 5",
 			but: func(all []Node) {
 				for i := range all {
 					all[i].Selected = []string{""}

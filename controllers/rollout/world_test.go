@@ -13,8 +13,8 @@ type world struct {
 	now     time.Time
 	nodes   []Node
 	budgets map[string]Budget
-	takes   map[string]time.Duration // until a node has something in force; negative: never
-	bad     string                   // a revision that no node can have in force
+	takes   map[string]time.Duration // until a node has applied something; negative: never
+	bad     string                   // a revision that no node can apply
 }
 
 // step decides, as a controller that has just started, and lets a minute pass.
