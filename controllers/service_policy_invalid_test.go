@@ -31,7 +31,7 @@ var _ = Describe("A ServiceProxyPolicy that makes no sense", func() {
 				HavePrefix("This policy is not used, and the Services that it selects or has shaped keep their overrides. Correct spec.namespaceSelector.matchLabels[team]: "),
 				ContainSubstring("sh op"))),
 		))
-		Eventually(policyEvents(ctx, p)).Should(ContainElement(HavePrefix("Warning InvalidPolicy: generation 2: nothing of this policy is used")))
+		Eventually(policyEvents(ctx, p)).Should(ContainElement(HavePrefix("Warning InvalidPolicy: generation 2: This policy is not used")))
 
 		By("another policy for a Service that it has shaped")
 		createServicePolicy(ctx, "other", func(s *v1alpha1.ServiceProxyPolicySpec) {
