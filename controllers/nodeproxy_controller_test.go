@@ -52,9 +52,9 @@ func inventoryOf(names ...string) *v1alpha1.Inventory {
 	return &v1alpha1.Inventory{Services: int32(len(names)), Hash: fmt.Sprintf("%016x", sum)} //nolint:gosec // few
 }
 
-// refuseRulesOf installs an admission policy that denies the rules of one
+// denyRulesOf installs an admission policy that denies the rules of one
 // Service, and returns once it is enforced.
-func refuseRulesOf(ctx context.Context, name string) *admissionv1.ValidatingAdmissionPolicyBinding {
+func denyRulesOf(ctx context.Context, name string) *admissionv1.ValidatingAdmissionPolicyBinding {
 	GinkgoHelper()
 	all := admissionv1.Exact
 	policy := &admissionv1.ValidatingAdmissionPolicy{
@@ -205,7 +205,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 	It("names and counts a Service that an admission policy denies, and others continue", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		switchOn(ctx)
-		binding := refuseRulesOf(ctx, ns+".bad")
+		binding := denyRulesOf(ctx, ns+".bad")
 		controller := startController()
 		bad := createService(ctx, ns, "bad")
 		createService(ctx, ns, "good")
@@ -260,7 +260,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 	It("retries what was denied, after a minute", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		switchOn(ctx)
-		binding := refuseRulesOf(ctx, ns+".bad")
+		binding := denyRulesOf(ctx, ns+".bad")
 		controller := startController()
 		svc := createService(ctx, ns, "bad")
 		Eventually(summary(ctx)).Should(HaveField("RefusedServices", BeEquivalentTo(1)))
@@ -429,7 +429,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 		controller.looks(ctx, "service", "node", "rollout")
 		Expect(versions(ctx)).To(Equal(before))
 
-		By("mending it")
+		By("fixing it")
 		Eventually(func() error {
 			if err := k8s.Get(ctx, client.ObjectKeyFromObject(np), np); err != nil {
 				return err

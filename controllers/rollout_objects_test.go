@@ -108,13 +108,13 @@ func inMode(ctx context.Context, mode v1alpha1.ProxyMode) func() ([]string, erro
 }
 
 // nodesWith returns the nodes whose settings are as wanted, by name; for Eventually.
-func nodesWith(ctx context.Context, wanted func(*v1alpha1.ProxySettings) bool) func() ([]string, error) {
+func nodesWith(ctx context.Context, desired func(*v1alpha1.ProxySettings) bool) func() ([]string, error) {
 	return func() ([]string, error) {
 		var list v1alpha1.NodeProxyRulesList
 		err := k8s.List(ctx, &list)
 		var out []string
 		for i := range list.Items {
-			if wanted(&list.Items[i].Spec.Settings) {
+			if desired(&list.Items[i].Spec.Settings) {
 				out = append(out, list.Items[i].Name)
 			}
 		}

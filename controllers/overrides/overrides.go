@@ -181,7 +181,7 @@ func (o *Overrides) Decide(ctx context.Context, set *PolicySet, svc *corev1.Serv
 			return out, nil
 		}
 	}
-	_, change.Refused = rejected[client.ObjectKeyFromObject(svc)]
+	_, change.Rejected = rejected[client.ObjectKeyFromObject(svc)]
 	out.grant = change.Grant()
 	return out, nil
 }

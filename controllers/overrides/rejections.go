@@ -19,7 +19,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 )
 
-// Rejection tells which nodes reject a Service.
+// Rejection says which nodes reject a Service.
 type Rejection struct {
 	Node, Why string // of the node with the lowest name
 	Nodes     int
@@ -97,10 +97,10 @@ func RejectionsChanged() predicate.Predicate {
 // haltOf decides for which Services the change of a policy has halted, by those that nodes reject
 // after it.
 func (o *Overrides) haltOf(ctx context.Context, rejected map[types.NamespacedName]Rejection, cause v1alpha1.Cause) policies.Halt {
-	var changes []policies.RefusedChange
+	var changes []policies.RejectedChange
 	for key := range rejected {
 		if grant := o.GrantOf(ctx, key); grant != nil && slices.Contains(grant.By, cause) {
-			changes = append(changes, policies.RefusedChange{Namespace: key.Namespace, Changed: grant.Changed})
+			changes = append(changes, policies.RejectedChange{Namespace: key.Namespace, Changed: grant.Changed})
 			if halt := policies.HaltOf(changes); halt.All {
 				return halt
 			}
