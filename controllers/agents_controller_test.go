@@ -120,7 +120,7 @@ var _ = Describe("AgentsReconciler", func() {
 		patchNodeProxy(ctx, `{"spec":{"agent":{"nodeSelector":null}}}`)
 		Eventually(agentsOf(ctx)).Should(HaveField("Spec.Template.Spec.NodeSelector", Equal(map[string]string{"kubernetes.io/os": "linux"})))
 
-		By("run by hand from now on: it stays, and nobody looks after it")
+		By("run by hand from now on: it stays, unmanaged")
 		before, err := agentsOf(ctx)()
 		Expect(err).NotTo(HaveOccurred())
 		patchNodeProxy(ctx, `{"spec":{"agent":{"management":"Unmanaged"}}}`)
@@ -180,7 +180,7 @@ var _ = Describe("AgentsReconciler", func() {
 		Eventually(agentsOf(ctx)).Should(SatisfyAll(HaveField("UID", Not(Equal(before.UID))), HaveField("DeletionTimestamp", BeNil())))
 	})
 
-	It("says that there is no image, and what the API server refuses", func(ctx SpecContext) {
+	It("reports that there is no image, and what the API server denies", func(ctx SpecContext) {
 		switchOnManaged(ctx)
 		startController()
 		Eventually(summary(ctx)).Should(SatisfyAll(

@@ -62,7 +62,7 @@ func pass(d time.Duration, c *running, each func()) {
 }
 
 var _ = Describe("looking after the agents", func() {
-	It("reports an agent that gives no sign of life, and counts it until it is back", func(ctx SpecContext) {
+	It("reports an agent without a heartbeat, and counts it until it is back", func(ctx SpecContext) {
 		switchOn(ctx)
 		createNode(ctx, "n1")
 		createNode(ctx, "n2")

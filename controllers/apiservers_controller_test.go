@@ -90,7 +90,7 @@ var _ = Describe("APIServersReconciler", func() {
 		Eventually(apiServers(ctx)).Should(Equal(fmt.Sprintf("https://192.0.2.12:%d\n", port)))
 		Eventually(apiServers(ctx), 30*time.Second).Should(Equal(own)) // the API server looks every 10 s
 
-		By("somebody who edits it")
+		By("an edit")
 		m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: leaseNamespace, Name: "nodeproxy-api-servers"}}
 		Expect(k8s.Patch(ctx, m, client.RawPatch("application/merge-patch+json", []byte(`{"data":{"endpoints":"","mine":"x"}}`)))).To(Succeed())
 		Eventually(apiServers(ctx)).Should(Equal(own))
@@ -118,7 +118,7 @@ var _ = Describe("APIServersReconciler", func() {
 		Eventually(apiServers(ctx)).Should(Equal(own))
 	})
 
-	It("hands over what people name once one of them answers", func(ctx SpecContext) {
+	It("publishes the specified API servers once one of them answers", func(ctx SpecContext) {
 		const wrong = "https://127.0.0.1:1"
 		right := roleConfig.Host
 		createNode(ctx, "n1")
@@ -152,7 +152,7 @@ var _ = Describe("APIServersReconciler", func() {
 		Eventually(func() string { return lastWarning(ctx, "APIServerUnreachable") }).Should(SatisfyAll(
 			ContainSubstring(own+": this is the Service"), ContainSubstring(wrong+": dial tcp 127.0.0.1:1"), Not(ContainSubstring(right))))
 
-		By("nobody naming any")
+		By("none being specified")
 		patchNodeProxy(ctx, `{"spec":{"apiServer":null}}`)
 		Eventually(apiServers(ctx)).Should(Equal(before))
 	})

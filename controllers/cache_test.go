@@ -47,7 +47,7 @@ func TestStopsBeforeTheCacheHasFilled(t *testing.T) {
 	select {
 	case <-asked:
 	case <-time.After(time.Minute):
-		t.Fatal("nobody asked the API server")
+		t.Fatal("the API server was not asked")
 	}
 	stop()
 	select {

@@ -31,7 +31,7 @@ func keeping(o *controllers.Options) { o.ManageClusterObjects = true }
 // keptNames are those of the policies and of their bindings.
 var keptNames = []string{"nodeproxy-agent-own-node", "nodeproxy-controller-finalizer", "nodeproxy-controller-startup-taint", "nodeproxy-rendered-objects"}
 
-// olmRights gives the controller's service account the rights that it has under
+// olmRights gives the controller's service account the permissions that it has under
 // OLM only, for the time of the spec. It returns the role of the whole cluster.
 func olmRights() *rbacv1.ClusterRole {
 	GinkgoHelper()
@@ -160,7 +160,7 @@ func keptEvents(ctx context.Context, namespace string) func() ([]string, error) 
 var _ = Describe("ClusterObjectsReconciler", func() {
 	privileged := map[string]string{"enforce": "privileged", "audit": "privileged", "warn": "privileged"}
 
-	It("keeps policies and labels while there is no NodeProxy, and restores what somebody changes", func(ctx SpecContext) {
+	It("maintains policies and labels while there is no NodeProxy, and restores what is changed", func(ctx SpecContext) {
 		config := serviceAccount(ctx)
 		olmRights()
 		cleanNamespace()

@@ -65,14 +65,14 @@ var requestsOf = map[string][]string{
 // It puts the clock forward a little.
 func (r *running) looks(ctx context.Context, names ...string) {
 	GinkgoHelper()
-	wanted := map[string][]string{}
+	desired := map[string][]string{}
 	for _, name := range names {
 		Expect(requestsOf).To(HaveKey(name))
-		wanted[name] = requestsOf[name]
+		desired[name] = requestsOf[name]
 	}
-	_, agents := wanted["agents"]
-	_, apiServers := wanted["apiservers"]
-	_, nodes := wanted["node"]
+	_, agents := desired["agents"]
+	_, apiServers := desired["apiservers"]
+	_, nodes := desired["node"]
 	ofSlice := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: markerOfSlice, Labels: map[string]string{corev1.LabelOSStable: "windows"}}}
 	if nodes { // a slice wakes only a Node that is there, and its own events come first
 		r.looksAt(ctx, "node", func() { Expect(k8s.Create(ctx, ofSlice)).To(Succeed()) }, "/"+markerOfSlice)
@@ -82,7 +82,7 @@ func (r *running) looks(ctx context.Context, names ...string) {
 			Expect(k8s.Delete(ctx, slice)).To(Succeed())
 		}, "/"+markerOfSlice)
 	}
-	r.woken(ctx, wanted, func() {
+	r.woken(ctx, desired, func() {
 		var marks []client.Object
 		marks = append(marks,
 			&corev1.Node{ // not one that gets rules
@@ -139,22 +139,22 @@ func (r *running) looksAt(ctx context.Context, name string, wake func(), request
 }
 
 // woken waits until wake has woken controllers, and they are idle again.
-func (r *running) woken(ctx context.Context, wanted map[string][]string, wake func()) {
+func (r *running) woken(ctx context.Context, desired map[string][]string, wake func()) {
 	GinkgoHelper()
-	r.working(maps.Keys(wanted)) // else they may not follow anything yet
+	r.working(maps.Keys(desired)) // else they may not follow anything yet
 	Eventually(r.upToDate).WithArguments(ctx).Should(Succeed())
 	before := r.reconciles.begun()
 	testClock.putForward(between)
 	wake()
 	Eventually(func(g Gomega) {
 		now := r.reconciles.begun()
-		for name, requests := range wanted {
+		for name, requests := range desired {
 			for _, request := range requests {
 				g.Expect(now[name+" "+request]).To(BeNumerically(">", before[name+" "+request]), "looks of controller %s at %s", name, request)
 			}
 		}
 	}).Should(Succeed())
-	r.idle(maps.Keys(wanted))
+	r.idle(maps.Keys(desired))
 }
 
 // firstLooks returns when controllers that have just started have looked at all that there
@@ -225,7 +225,7 @@ func dueReconciles() map[string]float64 {
 	return due
 }
 
-// upToDate returns an error unless the caches hold what the API server holds.
+// upToDate returns an error unless the caches have what the API server has.
 func (r *running) upToDate(ctx context.Context) error {
 	options, err := controllers.CacheOptions(leaseNamespace)
 	if err != nil {

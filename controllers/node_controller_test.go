@@ -275,7 +275,7 @@ var _ = Describe("NodeReconciler", func() {
 		Eventually(rulesOf(ctx, ns, "cart")).Should(WithTransform(addresses, HaveLen(1)))
 	})
 
-	It("goes on without NodeProxy, over a restart too", func(ctx SpecContext) {
+	It("continues without NodeProxy, over a restart too", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		audit := v1alpha1.Audit
 		np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}

@@ -52,9 +52,9 @@ func inventoryOf(names ...string) *v1alpha1.Inventory {
 	return &v1alpha1.Inventory{Services: int32(len(names)), Hash: fmt.Sprintf("%016x", sum)} //nolint:gosec // few
 }
 
-// refuseRulesOf installs an admission policy that refuses the rules of one
-// Service, and returns once it is in force.
-func refuseRulesOf(ctx context.Context, name string) *admissionv1.ValidatingAdmissionPolicyBinding {
+// denyRulesOf installs an admission policy that denies the rules of one
+// Service, and returns once it is enforced.
+func denyRulesOf(ctx context.Context, name string) *admissionv1.ValidatingAdmissionPolicyBinding {
 	GinkgoHelper()
 	all := admissionv1.Exact
 	policy := &admissionv1.ValidatingAdmissionPolicy{
@@ -202,10 +202,10 @@ var _ = Describe("NodeProxyReconciler", func() {
 		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("True AllProgrammed: ")))
 	})
 
-	It("names and counts a Service that an admission policy refuses, and others go on", func(ctx SpecContext) {
+	It("names and counts a Service that an admission policy denies, and others continue", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		switchOn(ctx)
-		binding := refuseRulesOf(ctx, ns+".bad")
+		binding := denyRulesOf(ctx, ns+".bad")
 		controller := startController()
 		bad := createService(ctx, ns, "bad")
 		createService(ctx, ns, "good")
@@ -230,7 +230,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 		controller.looks(ctx, "service")
 		Expect(eventsOf(ctx, bad, "ServiceRefused")()).To(ConsistOf(HaveField("Series", BeNil())))
 
-		By("a restart, over which the figure stays, though at first nobody knows yet what is refused")
+		By("a restart, over which the count stays, though it is not known at startup what is rejected")
 		controller.stop()
 		statuses := statusesSeen(ctx)
 		config, held := rest.CopyConfig(roleConfig), make(chan struct{})
@@ -257,10 +257,10 @@ var _ = Describe("NodeProxyReconciler", func() {
 		Expect(controller.metric("nodeproxy_controller_refused_services")).To(BeZero())
 	})
 
-	It("tries again what was refused, after a minute", func(ctx SpecContext) {
+	It("retries what was denied, after a minute", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		switchOn(ctx)
-		binding := refuseRulesOf(ctx, ns+".bad")
+		binding := denyRulesOf(ctx, ns+".bad")
 		controller := startController()
 		svc := createService(ctx, ns, "bad")
 		Eventually(summary(ctx)).Should(HaveField("RefusedServices", BeEquivalentTo(1)))
@@ -279,7 +279,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 		Eventually(rulesOf(ctx, ns, "bad")).ShouldNot(BeNil())
 	})
 
-	It("refuses a Service whose rules would be larger than 1 MiB, and keeps what is stored", func(ctx SpecContext) {
+	It("rejects a Service whose rules would be larger than 1 MiB, and retains the stored rules", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		switchOn(ctx)
 		startController()
@@ -318,7 +318,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 		Eventually(rulesOf(ctx, ns, "big")).Should(HaveField("Spec.EndpointCount", BeEquivalentTo(301)))
 	})
 
-	It("refuses a Service over a limit, keeps what is stored, and goes on with the others", func(ctx SpecContext) {
+	It("rejects a Service over a limit, retains the stored rules, and continues with the others", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		switchOn(ctx)
 		startController()
@@ -408,7 +408,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 		Eventually(rulesOf(ctx, "default", "kubernetes")).ShouldNot(BeNil())
 		before := versions(ctx)
 
-		By("storing what the API refuses today, as an older CRD let it in")
+		By("storing what the API denies today, as an older CRD let it in")
 		setBit := func() error {
 			patch := []byte(`{"spec":{"settings":{"masquerade":{"bit":77}}}}`)
 			return k8s.Patch(ctx, np.DeepCopy(), client.RawPatch(types.MergePatchType, patch))
@@ -429,7 +429,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 		controller.looks(ctx, "service", "node", "rollout")
 		Expect(versions(ctx)).To(Equal(before))
 
-		By("mending it")
+		By("fixing it")
 		Eventually(func() error {
 			if err := k8s.Get(ctx, client.ObjectKeyFromObject(np), np); err != nil {
 				return err

@@ -143,14 +143,14 @@ var _ = Describe("removing NodeProxy", func() {
 		patchNodeProxy(ctx, cleanup)
 		Eventually(finalizers(ctx)).Should(Equal([]string{"example.com/theirs", v1alpha1.FinalizerCleanup}))
 
-		By("somebody replacing the object by one without finalizers")
+		By("a user replacing the object by one without finalizers")
 		patchNodeProxy(ctx, `{"metadata":{"finalizers":null}}`)
 		Eventually(finalizers(ctx)).Should(Equal([]string{v1alpha1.FinalizerCleanup}))
 		patchNodeProxy(ctx, retain)
 		Eventually(finalizers(ctx)).Should(BeEmpty())
 	})
 
-	It("applies beside whoever applies the object, and each keeps what is his", func(ctx SpecContext) {
+	It("applies beside users who apply the object, and each keeps their fields", func(ctx SpecContext) {
 		apply := func(spec string) {
 			np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
 			manifest := fmt.Sprintf(`{"apiVersion":"nodeproxy.io/v1alpha1","kind":"NodeProxy","metadata":{"name":"cluster"},"spec":%s}`, spec)
@@ -253,7 +253,7 @@ var _ = Describe("removing NodeProxy", func() {
 		Expect(notCleaned(ctx)).To(ContainSubstring("rules may be left on n00, n01, n02, n04, n05, n06, n07, n08, n09, n10 and 1 more"))
 	})
 
-	It("is given up when the policy becomes Retain again, and what was rendered goes on", func(ctx SpecContext) {
+	It("is canceled when the policy becomes Retain again, and rendered objects stay", func(ctx SpecContext) {
 		ns := removalUnderWay(ctx)
 		patchNodeProxy(ctx, retain)
 		Eventually(nodeProxyGone(ctx)).Should(BeTrue())
@@ -262,7 +262,7 @@ var _ = Describe("removing NodeProxy", func() {
 		Expect(nodeRules(ctx, "n1")()).NotTo(BeNil())
 	})
 
-	It("goes on when somebody takes the finalizer off", func(ctx SpecContext) {
+	It("continues when a user removes the finalizer", func(ctx SpecContext) {
 		ns := removalUnderWay(ctx)
 		patchNodeProxy(ctx, `{"metadata":{"finalizers":null}}`)
 		Eventually(nodeProxyGone(ctx)).Should(BeTrue())

@@ -34,7 +34,7 @@ func createPolicy(ctx context.Context, name, label string, edit ...func(*v1alpha
 	return p
 }
 
-// edit changes the newest version of an object that people write.
+// edit changes the newest version of an object that users write.
 func edit(ctx context.Context, object client.Object, change func()) {
 	GinkgoHelper()
 	Eventually(func() error {
@@ -71,7 +71,7 @@ func createMany(ctx context.Context, pool string, count int) []string {
 // percent is a maxUnavailable.
 func percent(text string) *intstr.IntOrString { return new(intstr.Parse(text)) }
 
-// echo reports for agents that they have in force what their nodes were given.
+// echo reports for agents that they have applied what their nodes were given.
 func echo(ctx context.Context, nodes ...string) {
 	GinkgoHelper()
 	for _, node := range nodes {
@@ -108,13 +108,13 @@ func inMode(ctx context.Context, mode v1alpha1.ProxyMode) func() ([]string, erro
 }
 
 // nodesWith returns the nodes whose settings are as wanted, by name; for Eventually.
-func nodesWith(ctx context.Context, wanted func(*v1alpha1.ProxySettings) bool) func() ([]string, error) {
+func nodesWith(ctx context.Context, desired func(*v1alpha1.ProxySettings) bool) func() ([]string, error) {
 	return func() ([]string, error) {
 		var list v1alpha1.NodeProxyRulesList
 		err := k8s.List(ctx, &list)
 		var out []string
 		for i := range list.Items {
-			if wanted(&list.Items[i].Spec.Settings) {
+			if desired(&list.Items[i].Spec.Settings) {
 				out = append(out, list.Items[i].Name)
 			}
 		}

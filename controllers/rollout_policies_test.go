@@ -60,7 +60,7 @@ var _ = Describe("policies for nodes", func() {
 		createPolicy(ctx, "gateways", "gateway=yes", func(p *v1alpha1.NodeProxyPolicy) {
 			p.Spec.Settings.IPVS = &v1alpha1.IPVSSettings{Scheduler: new("sh")}
 		})
-		By("both being unavailable, so that neither policy goes on")
+		By("both being unavailable, so that neither policy continues")
 		Eventually(scheduled(ctx, "sh")).Should(Equal([]string{"both"}), "that one again, as it is unavailable anyway")
 		controller.looks(ctx, "rollout")
 		Expect(scheduled(ctx, "sh")()).To(HaveLen(1))
@@ -72,7 +72,7 @@ var _ = Describe("policies for nodes", func() {
 		Expect(scheduled(ctx, "sh")()).To(HaveLen(2))
 	})
 
-	It("are edited in the middle: nobody gets what is outdated", func(ctx SpecContext) {
+	It("are edited in the middle: no node gets outdated settings", func(ctx SpecContext) {
 		switchOn(ctx)
 		startController()
 		names := createMany(ctx, "edge", 4)
@@ -120,7 +120,7 @@ var _ = Describe("policies for nodes", func() {
 		Expect(inMode(ctx, v1alpha1.ModeIPVS)()).To(Equal(names[3:]))
 	})
 
-	It("are put right at once where somebody edits what they have given", func(ctx SpecContext) {
+	It("are restored at once where their settings are edited", func(ctx SpecContext) {
 		_, names, _ := shaped(ctx, 2)
 		for range 2 { // also when another one is unavailable
 			rules, err := nodeRules(ctx, names[0])()
@@ -160,7 +160,7 @@ var _ = Describe("policies for nodes", func() {
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("True NothingSelected: spec.nodeSelector selects no Linux node"))
 	})
 
-	It("that are refused change nothing", func(ctx SpecContext) {
+	It("that are invalid change nothing", func(ctx SpecContext) {
 		policy, names, controller := shaped(ctx, 2)
 		before := versions(ctx)
 

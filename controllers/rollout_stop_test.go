@@ -43,7 +43,7 @@ var _ = Describe("a rollout", func() {
 			ContainSubstring(" (Failed: the kernel lacks ip_vs); 2 other nodes wait until it does")))
 	}
 
-	It("is paused and goes on by spec.rollout.paused", func(ctx SpecContext) {
+	It("is paused and continued by spec.rollout.paused", func(ctx SpecContext) {
 		switchOn(ctx)
 		controller := startController()
 		createPool(ctx, "edge", "edge-1", "edge-2")
@@ -73,7 +73,7 @@ var _ = Describe("a rollout", func() {
 		}))
 	})
 
-	It("stops at a node that misses the deadline, and goes on when it recovers", func(ctx SpecContext) {
+	It("halts at a node that misses the deadline, and continues when it recovers", func(ctx SpecContext) {
 		policy, controller := begun(ctx)
 		Eventually(policyReady(ctx, policy)).Should(Equal(
 			"False Progressing: 0 of 3 nodes are done, 1 being updated (edge-1), 2 waiting; at most 1 may be unavailable"))
@@ -99,13 +99,13 @@ var _ = Describe("a rollout", func() {
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("True Applied"))
 		Expect(policyCondition(ctx, policy, v1alpha1.ConditionStalled)()).To(BeEmpty())
 		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(policy), policy)).To(Succeed())
-		Expect(policy.Spec).To(Equal(*spec), "nobody writes what people wrote")
+		Expect(policy.Spec).To(Equal(*spec), "no controller writes what users wrote")
 		Eventually(eventsAbout(ctx, policy)).Should(Equal([]string{
 			"Normal Progressing", "Warning RolloutStopped", "Normal Progressing", "Normal Applied",
 		}))
 	})
 
-	It("stops, and a new generation mends it from the node that has the bad change on", func(ctx SpecContext) {
+	It("halts, and a new generation fixes it, beginning with the node that has the bad change", func(ctx SpecContext) {
 		policy, controller := begun(ctx)
 		stopped(ctx, policy)
 		testClock.putForward(time.Hour)
@@ -122,7 +122,7 @@ var _ = Describe("a rollout", func() {
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("True Applied"))
 	})
 
-	It("that is let go on without a change of settings has its time again, and stops again", func(ctx SpecContext) {
+	It("that continues without a change of settings has its time again, and halts again", func(ctx SpecContext) {
 		policy, _ := begun(ctx)
 		stopped(ctx, policy)
 		edit(ctx, policy, func() { policy.Spec.Priority = new(int32(7)) })
@@ -131,14 +131,14 @@ var _ = Describe("a rollout", func() {
 		Expect(inMode(ctx, v1alpha1.ModeIPVS)()).To(Equal([]string{"edge-1"}))
 	})
 
-	It("that has stopped goes on when the Node is deleted", func(ctx SpecContext) {
+	It("that has halted continues when the Node is deleted", func(ctx SpecContext) {
 		policy, _ := begun(ctx)
 		stopped(ctx, policy)
 		Expect(k8s.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "edge-1"}})).To(Succeed())
 		Eventually(inMode(ctx, v1alpha1.ModeIPVS)).Should(Equal([]string{"edge-1", "edge-2"}))
 	})
 
-	It("goes on where it was after a restart", func(ctx SpecContext) {
+	It("continues where it was after a restart", func(ctx SpecContext) {
 		policy, controller := begun(ctx)
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False Progressing"))
 		before := versions(ctx)
@@ -169,7 +169,7 @@ var _ = Describe("a rollout", func() {
 		Eventually(eventsAbout(ctx, policy)).Should(Equal([]string{"Normal Progressing", "Warning RolloutStopped", "Normal Progressing"}))
 	})
 
-	It("of NodeProxy stops, and says so in its status", func(ctx SpecContext) {
+	It("of NodeProxy halts, and its status reports it", func(ctx SpecContext) {
 		np := switchOn(ctx)
 		startController()
 		createPool(ctx, "core", "core-1", "core-2")

@@ -256,7 +256,7 @@ var _ = Describe("ServiceReconciler", func() {
 		second := startController()
 		Eventually(func() float64 { return second.metric("nodeproxy_controller_skipped_writes_total") }).Should(BeNumerically(">=", 3))
 		second.looks(ctx, "service", "node", "rollout", "nodeproxy", "servicepolicy")
-		second.looks(ctx, "nodeproxy") // knows by now that nothing is refused
+		second.looks(ctx, "nodeproxy") // knows by now that nothing is rejected
 		Expect(versions(ctx)).To(Equal(before))
 		Expect(second.metric("nodeproxy_controller_writes_total")).To(BeZero())
 		after := &v1alpha1.NodeProxy{}

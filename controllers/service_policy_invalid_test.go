@@ -31,7 +31,7 @@ var _ = Describe("A ServiceProxyPolicy that makes no sense", func() {
 				HavePrefix("This policy is not used, and the Services that it selects or has shaped keep their overrides. Correct spec.namespaceSelector.matchLabels[team]: "),
 				ContainSubstring("sh op"))),
 		))
-		Eventually(policyEvents(ctx, p)).Should(ContainElement(HavePrefix("Warning InvalidPolicy: generation 2: nothing of this policy is used")))
+		Eventually(policyEvents(ctx, p)).Should(ContainElement(HavePrefix("Warning InvalidPolicy: generation 2: This policy is not used")))
 
 		By("another policy for a Service that it has shaped")
 		createServicePolicy(ctx, "other", func(s *v1alpha1.ServiceProxyPolicySpec) {
@@ -68,7 +68,7 @@ var _ = Describe("A ServiceProxyPolicy that makes no sense", func() {
 		Eventually(rulesOf(ctx, ns, "cart")).Should(haveShape("[other]: open"))
 	})
 
-	It("leaves no Service open whose annotation somebody has edited", func(ctx SpecContext) {
+	It("leaves no Service open whose annotation was edited", func(ctx SpecContext) {
 		ns := namespaceOf(ctx, "shop")
 		switchOn(ctx)
 		startController()

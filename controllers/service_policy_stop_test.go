@@ -47,7 +47,7 @@ func shapedIn(ctx context.Context, namespace, policy string) func() ([]string, e
 	}
 }
 
-// refuse has a node report that it refuses Services; none: that it refuses none.
+// refuse has a node report that it rejects Services; none: that it rejects none.
 func refuse(ctx context.Context, node string, examples ...string) {
 	GinkgoHelper()
 	Eventually(func() error {
@@ -60,7 +60,7 @@ func refuse(ctx context.Context, node string, examples ...string) {
 	}).Should(Succeed())
 }
 
-// refuseOne waits for the first Services to be shaped by a policy, and has a node refuse
+// refuseOne waits for the first Services to be shaped by a policy, and has a node reject
 // one of them.
 func refuseOne(ctx context.Context, namespace, policy, node string) (refused string) {
 	GinkgoHelper()
@@ -109,7 +109,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		))
 	})
 
-	It("stops when a node refuses what it makes of a Service, and goes on when none does", func(ctx SpecContext) {
+	It("halts when a node rejects what it makes of a Service, and continues when none does", func(ctx SpecContext) {
 		const count = 100
 		ns := namespaceOf(ctx, "shop")
 		switchOn(ctx)
@@ -149,7 +149,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		}
 		Expect(after).To(Equal(before))
 
-		By("the node that does not refuse it any more")
+		By("the node that does not reject it any more")
 		refuse(ctx, "n1")
 		Eventually(shapedIn(ctx, ns, "p")).Should(HaveLen(count))
 		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "True Applied"), haveCondition("Stalled", "none")))
@@ -158,7 +158,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		Eventually(policyEvents(ctx, p)).Should(ContainElements(HavePrefix("Warning RolloutStopped: generation 1: Service "+ns+"/"+refused), HavePrefix("Normal Applied: generation 1: ")))
 	})
 
-	It("goes on with another generation of the policy", func(ctx SpecContext) {
+	It("continues with another generation of the policy", func(ctx SpecContext) {
 		const count = 60
 		ns := namespaceOf(ctx, "shop")
 		switchOn(ctx)
@@ -194,18 +194,18 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		Eventually(servicePolicy(ctx, "other")).Should(WithTransform(message("Ready"), Equal(
 			"0 of 1 Services have the overrides of their policies; 1 keep their overrides because the change of policy p has halted")))
 
-		By("leaving out the Service that is refused")
+		By("leaving out the Service that is rejected")
 		changeServicePolicy(ctx, "p", func(s *v1alpha1.ServiceProxyPolicySpec) {
 			s.ServiceSelector.MatchExpressions = []v1alpha1.LabelSelectorRequirement{{Key: "number", Operator: v1alpha1.SelectorNotIn, Values: []string{numberOf(refused)}}}
 		})
-		// Nodes refuse it still: what has not helped is held to account, too.
+		// Nodes still reject it: a change that has not helped is responsible, too.
 		Eventually(rulesOf(ctx, ns, refused)).Should(haveShape("[]: open"))
 		refuse(ctx, "n1")
 		Eventually(shapedIn(ctx, ns, "p")).Should(HaveLen(count - 1))
 		Eventually(servicePolicy(ctx, "other")).Should(haveCondition("Ready", "True Applied"))
 	})
 
-	It("waits in the namespace of a Service that has changed itself when a node comes to refuse it, and there only", func(ctx SpecContext) {
+	It("waits in the namespace of a Service that itself has changed when a node rejects it, and only there", func(ctx SpecContext) {
 		const count = 60
 		tenant, others := namespaceOf(ctx, "tenants"), namespaceOf(ctx, "shop")
 		switchOn(ctx)
@@ -246,19 +246,19 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		c.looks(ctx, "servicepolicy", "service")
 		Expect(shapedIn(ctx, tenant, "p")()).To(ConsistOf("s-000"))
 
-		By("another namespace in which Services are refused")
+		By("another namespace in which Services are rejected")
 		changed(others, "s-000")
 		refuse(ctx, "n1", tenant+"/s-000: IPv4: line 3 failed", others+"/s-000: IPv4: line 3 failed")
 		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "False Progressing"), WithTransform(message("Ready"), SatisfyAll(
 			ContainSubstring("waits in namespace"), ContainSubstring(tenant), ContainSubstring(others)))), "their owner stops nobody else")
 
-		By("no node that refuses any of them")
+		By("no node that rejects any of them")
 		refuse(ctx, "n1")
 		Eventually(shapedIn(ctx, tenant, "p")).Should(ConsistOf("s-000", "s-001"))
 		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "True Applied"))
 	})
 
-	It("goes on elsewhere if it came to a Service that had just changed itself", func(ctx SpecContext) {
+	It("continues elsewhere if it came to a Service that had just changed itself", func(ctx SpecContext) {
 		tenant, others := namespaceOf(ctx, "shop"), namespaceOf(ctx, "shop")
 		switchOn(ctx)
 		startController()
@@ -273,7 +273,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "True Applied"))
 	})
 
-	It("is not stopped by a node that is gone, nor by Services that were refused before", func(ctx SpecContext) {
+	It("is not halted by a node that is gone, nor by Services that were rejected before", func(ctx SpecContext) {
 		ns := namespaceOf(ctx, "shop")
 		switchOn(ctx)
 		startController()
@@ -293,7 +293,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 	})
 })
 
-// touchNamespace gives a Namespace a label that nobody selects by.
+// touchNamespace gives a Namespace a label that no policy selects by.
 func touchNamespace(ctx context.Context, name string) {
 	GinkgoHelper()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}

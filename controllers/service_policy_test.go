@@ -221,7 +221,7 @@ var _ = Describe("ServiceProxyPolicy", func() {
 		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "True NothingSelected"))
 	})
 
-	It("tells of fields that stronger policies set, and of those without effect", func(ctx SpecContext) {
+	It("reports fields that stronger policies set, and of those without effect", func(ctx SpecContext) {
 		ns := namespaceOf(ctx, "shop")
 		switchOn(ctx)
 		startController()

@@ -40,7 +40,7 @@ import (
 type Options struct {
 	// Version is the release that NodeProxy reports.
 	Version string
-	// Clock tells the time; required.
+	// Clock is the clock; required.
 	Clock clock.WithTicker
 	// Namespace is that of the agents' Leases, of their DaemonSet and of the
 	// addresses of the API servers; required.

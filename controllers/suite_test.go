@@ -190,7 +190,7 @@ func startController(edit ...func(*controllers.Options)) *running {
 	return startControllerAs(roleConfig, edit...)
 }
 
-// startControllerAs is startController as somebody else.
+// startControllerAs is startController as another user.
 func startControllerAs(who *rest.Config, edit ...func(*controllers.Options)) *running {
 	GinkgoHelper()
 	scheme, err := objects.NewScheme()

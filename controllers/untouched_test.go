@@ -16,7 +16,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// mine marks what people write: by these GitOps tools know their own objects, and
+// mine marks what users write: by these GitOps tools know their own objects, and
 // would prune what has them and is in no repository.
 func mine(object client.Object) {
 	object.SetLabels(map[string]string{"app.kubernetes.io/instance": "mine", "pool": "edge"})
@@ -57,7 +57,7 @@ func writtenOf(ctx context.Context, object client.Object) asWritten {
 	return w
 }
 
-var _ = Describe("what people write", func() {
+var _ = Describe("what users write", func() {
 	It("stays as it is, and is copied to nothing that is rendered", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		np := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}

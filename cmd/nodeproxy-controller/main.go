@@ -29,15 +29,15 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 )
 
-// leaseName is that of the Lease that the controller which works holds.
+// leaseName is the name of the Lease that the leader holds.
 const leaseName = "nodeproxy-controller"
 
-// version is set by the linker; without it the module's version counts.
+// version is set by the linker; otherwise the module's version counts.
 var version string
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "render" {
-		// Its own output is what is printed; of the log only what is wrong matters.
+		// The output is the result; of the log only errors matter.
 		logger := textlogger.NewLogger(textlogger.NewConfig())
 		klog.SetLogger(logger)
 		ctrl.SetLogger(logger)
@@ -74,7 +74,7 @@ func run(ctx context.Context, o options, logger logr.Logger) error {
 	probes := newProbes()
 	closeProbes, err := port{
 		flag: "health-probe-bind-address", address: o.healthProbeBindAddress, handler: probes,
-		failed: "The probes are not answered any more; the kubelet will start the controller again",
+		failed: "The probes are no longer served; the kubelet will restart the controller",
 	}.serve(ctx, logger)
 	if err != nil {
 		return err
@@ -95,19 +95,18 @@ func run(ctx context.Context, o options, logger logr.Logger) error {
 	return manage(ctx, stop, cfg, scheme, probes, o, connection.Given(), logger)
 }
 
-// manage has the controller work, or stand by, until ctx is done; stop ends ctx.
+// manage runs the controller, leading or standing by, until ctx is done; stop ends ctx.
 func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.Scheme, probes *probes, o options, apiServers []string, logger logr.Logger) error {
 	closeMetrics, err := port{
 		flag: "metrics-bind-address", address: o.metricsBindAddress, handler: metricsHandler(ctrlmetrics.Registry),
-		failed: "The metrics are not answered any more; everything else goes on. Start the controller again to have them back",
+		failed: "The metrics are no longer served; everything else continues. Restart the controller to restore them",
 	}.serve(ctx, logger)
 	if err != nil {
 		return err
 	}
 	defer closeMetrics()
 	gate := leader.NewGate(clock.RealClock{})
-	// The manager goes on until what it was writing has ended and the lease is
-	// given back.
+	// The manager continues until pending writes have ended and the lease is given back.
 	work, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	mgr, err := newManager(work, guarded(cfg, o, gate), scheme, o)
@@ -153,20 +152,20 @@ func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.
 	return outcome(err, <-elected, asked, logger)
 }
 
-// outcome is how the program ends. An election that ends although nobody has
-// asked us to stop is a failure: whoever runs the program must start it again.
-// After that, what goes wrong is only that the lease is not given back.
+// outcome is the result of the program. An election that ends without a request to stop is a
+// failure: the program must be restarted. After a request, an error only means that the lease is
+// not given back.
 func outcome(managerErr, electionErr error, asked bool, logger logr.Logger) error {
 	switch {
 	case managerErr != nil:
 		if electionErr != nil {
-			logger.Error(electionErr, "The election did not end well")
+			logger.Error(electionErr, "The election ended with an error")
 		}
 		return fmt.Errorf("run: %w", managerErr)
 	case electionErr == nil:
 		return nil
 	case asked:
-		logger.Error(electionErr, "The election did not end well")
+		logger.Error(electionErr, "The election ended with an error")
 		return nil
 	default:
 		return fmt.Errorf("run: %w", electionErr)
@@ -184,7 +183,7 @@ func guarded(cfg *rest.Config, o options, gate *leader.Gate) *rest.Config {
 	return cfg
 }
 
-// newManager returns the manager that is to be started with the context work.
+// newManager returns the manager to be started with the context work.
 func newManager(work context.Context, cfg *rest.Config, scheme *runtime.Scheme, o options) (ctrl.Manager, error) {
 	cacheOptions, err := controllers.CacheOptions(o.namespace)
 	if err != nil {
@@ -196,7 +195,7 @@ func newManager(work context.Context, cfg *rest.Config, scheme *runtime.Scheme, 
 		NewCache:               controllers.NewCache(work),
 		Metrics:                metricsserver.Options{BindAddress: "0"}, // see ports.go
 		HealthProbeBindAddress: "0",
-		// An API server that is away while the caches fill is waited for.
+		// The caches wait for an API server that does not answer.
 		Controller: config.Controller{CacheSyncTimeout: 24 * time.Hour},
 	})
 	if err != nil {
@@ -205,12 +204,12 @@ func newManager(work context.Context, cfg *rest.Config, scheme *runtime.Scheme, 
 	return mgr, nil
 }
 
-// synced returns nil once the caches are, on a standby too.
+// synced returns nil once the caches are synced, on a standby too.
 func synced(ctx context.Context, mgr ctrl.Manager) error {
 	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
 	if !mgr.GetCache().WaitForCacheSync(ctx) {
-		return errors.New("the controller is still reading what there is (caches are not synced yet); if that lasts, its log says what it cannot read")
+		return errors.New("the caches of the controller are not synced yet; if that lasts, its log says what it cannot read")
 	}
 	return nil
 }

@@ -22,8 +22,8 @@ type options struct {
 	verbosity              int
 }
 
-// parseOptions reads the command line. It has a flag set of its own because
-// libraries add theirs to the global one.
+// parseOptions parses the command line. It has a flag set of its own because libraries add theirs
+// to the global one.
 func parseOptions(args []string, output io.Writer) (options, error) {
 	var o options
 	fs := flag.NewFlagSet("nodeproxy-controller", flag.ContinueOnError)
@@ -47,7 +47,7 @@ func parseOptions(args []string, output io.Writer) (options, error) {
 	fs.BoolVar(&o.exposeAgentMetrics, "expose-agent-metrics", false, "have the agents that this controller runs answer /metrics on every address of their node, port 19256, and not on its loopback addresses alone")
 	fs.BoolVar(&o.shareProxyPorts, "share-proxy-ports", false, "have the pods of the agents that this controller runs not reserve ports 10249 and 10256 of their node. For the time of a migration from a kube-proxy whose pods reserve them: without it the agents get no node beside it")
 	fs.BoolVar(&o.manageClusterObjects, "manage-cluster-objects", false, "keep the ValidatingAdmissionPolicies of nodeproxy and the pod security labels of --namespace, where they cannot be installed with the controller, such as by OLM. It needs rights for that which the plain manifests do not give")
-	fs.IntVar(&o.verbosity, "v", 0, "log `level`: 0 what an operator wants to see, 2 every write, 4 details")
+	fs.IntVar(&o.verbosity, "v", 0, "log `level`: 0 for operators, 2 every write, 4 details")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}

@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// maxConnections is how many connections each port has.
+	// maxConnections limits the connections of each port.
 	maxConnections = 256
-	// maxScrapes is how many answers of /metrics are made at a time.
+	// maxScrapes limits concurrent requests of /metrics.
 	maxScrapes = 4
 )
 
-// port is an address at which the program answers.
+// port is an address that the program serves.
 type port struct {
 	flag, address string
 	handler       http.Handler
-	// failed is what it means that it answers no more, for the log.
+	// failed is the log message when it is no longer served.
 	failed string
 }
 
-// serve answers until stop is called. At the address 0 or none nothing is served.
+// serve serves until stop is called. At the address 0 or none nothing is served.
 func (p port) serve(ctx context.Context, logger logr.Logger) (stop func(), err error) {
 	if p.address == "0" || p.address == "" {
 		return func() {}, nil
@@ -47,8 +47,8 @@ func (p port) serve(ctx context.Context, logger logr.Logger) (stop func(), err e
 	return func() { _ = server.Close() }, nil // it serves no more, whatever this says
 }
 
-// metricsHandler answers /metrics. It takes the place of controller-runtime's
-// server, which has no limit of connections and none of the time of an answer.
+// metricsHandler serves /metrics, instead of controller-runtime's server, which limits neither
+// connections nor the time of a response.
 func metricsHandler(from prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(from, promhttp.HandlerOpts{

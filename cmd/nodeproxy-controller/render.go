@@ -21,7 +21,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/preview"
 )
 
-// Exit statuses of render, as kubectl diff has them.
+// Exit statuses of render, as of kubectl diff.
 const (
 	exitSame    = 0
 	exitChanges = 1
@@ -29,23 +29,22 @@ const (
 )
 
 const renderUsage = `nodeproxy-controller render prints the NodeProxyRules and ServiceProxyRules that
-follow from NodeProxy, the policies and what they are about, once every rollout is
-over. It changes nothing.
+follow from NodeProxy, the policies and the objects that they select, once every
+rollout has finished. It changes nothing.
 
 Usage:
   nodeproxy-controller render [flags]
 
   render                                  from the objects of a cluster
-  render -f FILE|FOLDER|- ...             from files alone: no cluster is asked
+  render -f FILE|DIRECTORY|- ...          from files alone, without a cluster
   render -f ... --kubeconfig FILE         from a cluster's objects, with the NodeProxy
-                                          and the policies of the files in the place of
-                                          its own
+                                          and the policies of the files instead of its own
 
-With --diff it prints instead how they differ from those that are stored: in the cluster,
-or in the files, where no cluster is asked. What render has printed is such a file.
+With --diff it prints how they differ from the stored ones instead: in the cluster, or in
+the files if there is no cluster. The output of render is such a file.
 
 Exit status: 0 rendered, with --diff nothing would change; 1 with --diff something would
-change; 2 an error, such as a file that cannot be read or a policy that is refused.
+change; 2 an error, such as a file that cannot be read or a policy that is not valid.
 
 Flags:
 `
@@ -59,13 +58,13 @@ type renderOptions struct {
 	prune     bool
 }
 
-// fileNames is a flag that is given several times.
+// fileNames is a flag that can be given several times.
 type fileNames []string
 
 // String returns the names as Go prints them.
 func (f *fileNames) String() string { return fmt.Sprint(*f) }
 
-// Set adds one.
+// Set adds a name.
 func (f *fileNames) Set(name string) error {
 	if name == "" {
 		return errors.New("the name is empty")
@@ -74,7 +73,7 @@ func (f *fileNames) Set(name string) error {
 	return nil
 }
 
-// streams are those of the program.
+// streams are the standard streams of the program.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
@@ -89,26 +88,26 @@ func parseRenderOptions(args []string, output io.Writer) (renderOptions, error) 
 		fs.PrintDefaults()
 	}
 	o.api.AddFlags(fs)
-	fs.Var(&o.files, "f", "`file` of objects in YAML or JSON, or a folder of such files, or - for the standard input; repeat it for several")
+	fs.Var(&o.files, "f", "`file` of objects in YAML or JSON, or a directory of such files, or - for the standard input; repeat it for several")
 	fs.Var(&o.files, "filename", "same as -f `file`")
-	fs.BoolVar(&o.recursive, "R", false, "read the folders in folders, too")
+	fs.BoolVar(&o.recursive, "R", false, "read subdirectories, too")
 	fs.BoolVar(&o.recursive, "recursive", false, "same as -R")
-	fs.BoolVar(&o.diff, "diff", false, "print how rendered objects differ from those that are stored, and how many, and exit with status 1 if any does")
-	fs.BoolVar(&o.prune, "prune", false, "with files and a cluster: take the cluster's policies that no file has for deleted")
+	fs.BoolVar(&o.diff, "diff", false, "print how rendered objects differ from the stored ones, and how many, and exit with status 1 if any does")
+	fs.BoolVar(&o.prune, "prune", false, "with files and a cluster: treat policies of the cluster that are in no file as deleted")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
 	switch {
 	case fs.NArg() > 0:
-		return o, fmt.Errorf("unexpected argument %q: files are given by -f, see --help", fs.Arg(0))
+		return o, fmt.Errorf("unexpected argument %q: specify files with -f, see --help", fs.Arg(0))
 	case o.prune && (len(o.files) == 0 || !o.asksCluster()):
-		return o, errors.New("--prune needs files (-f) and a cluster (--kubeconfig): it takes policies of the cluster that no file has for deleted")
+		return o, errors.New("--prune needs files (-f) and a cluster (--kubeconfig): it treats policies of the cluster that are in no file as deleted")
 	}
 	return o, nil
 }
 
-// asksCluster reports whether the objects of a cluster are read. With files it has to be
-// asked for, so that nobody waits for a cluster by mistake.
+// asksCluster reports whether the objects of a cluster are read. With files a cluster must be
+// specified, so that no cluster is waited for by mistake.
 func (o *renderOptions) asksCluster() bool {
 	return len(o.files) == 0 || o.api.Kubeconfig != "" || len(o.api.APIServers) > 0 || o.api.APIServersFile != ""
 }
@@ -156,8 +155,8 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 		if err != nil {
 			return nil, err
 		}
-		for _, folder := range skipped {
-			say(s.err, fmt.Sprintf("note: %s is not read: --recursive reads folders in folders", folder))
+		for _, directory := range skipped {
+			say(s.err, fmt.Sprintf("note: %s is not read: use --recursive to read subdirectories", directory))
 		}
 		read, err := manifest.Parse(ctx, crd.Bases(), files)
 		if err != nil {
@@ -170,7 +169,7 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 	}
 	if !o.asksCluster() {
 		if written.NodeProxy == nil || len(written.Nodes)+len(written.Services) == 0 {
-			say(s.err, "note: no cluster is asked: name one by --kubeconfig, or give its NodeProxy, Nodes, Namespaces, Services and EndpointSlices by -f, too")
+			say(s.err, "note: no cluster is read: specify one with --kubeconfig, or its NodeProxy, Nodes, Namespaces, Services and EndpointSlices with -f, too")
 		}
 		return written, nil
 	}
@@ -179,7 +178,7 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 		return live, err
 	}
 	if n := written.Facts(); n > 0 {
-		say(s.err, fmt.Sprintf("note: %d objects of the files are not used, since the cluster has its own: only NodeProxy and policies are taken from files", n))
+		say(s.err, fmt.Sprintf("note: %d objects of the files are not used: with a cluster, only NodeProxy and policies are read from files", n))
 	}
 	live.Overlay(written, o.prune)
 	return live, nil
@@ -202,7 +201,7 @@ func liveObjects(ctx context.Context, api connect.Options, logger logr.Logger) (
 	return controllers.LiveObjects(ctx, reader)
 }
 
-// show prints what was asked for, and reports whether it is a difference.
+// show prints the requested output, and reports whether it is a difference.
 func show(o *renderOptions, stored *preview.Objects, result *preview.Result, out io.Writer) (changed bool, err error) {
 	buffered := bufio.NewWriter(out)
 	if o.diff {
@@ -220,7 +219,7 @@ func show(o *renderOptions, stored *preview.Objects, result *preview.Result, out
 	return changed, nil
 }
 
-// complain says what is wrong, each thing on a line.
+// complain prints errors, each on a line.
 func complain(out io.Writer, err error) {
 	say(out, "error: "+strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
 }

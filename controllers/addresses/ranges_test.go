@@ -63,7 +63,7 @@ func (s *rangeServer) GetInformer(context.Context, client.Object, ...cache.Infor
 func (s *rangeServer) AddEventHandler(h toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
 	s.handler = h
 	close(s.followed)
-	return nil, nil //nolint:nilnil // nobody asks for it
+	return nil, nil //nolint:nilnil // it is not used
 }
 
 func serviceCIDR(name string, cidrs ...string) networkingv1.ServiceCIDR {

@@ -126,7 +126,7 @@ func TestManifest(t *testing.T) {
 		"not privileged":               !*agent.SecurityContext.Privileged && !*agent.SecurityContext.AllowPrivilegeEscalation,
 		"read-only root":               *agent.SecurityContext.ReadOnlyRootFilesystem,
 		"one container":                len(pod.Containers) == 1 && len(pod.InitContainers) == 0,
-		"the log tells why it ended":   agent.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError,
+		"the log says why it ended":    agent.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError,
 		"probes by loopback":           agent.ReadinessProbe.HTTPGet.Host == "127.0.0.1" && agent.LivenessProbe.HTTPGet.Host == "127.0.0.1",
 		"its ports are reserved":       reserves(agent, 10249, 10256, 19256),
 		"the update's pace is left":    d.Spec.UpdateStrategy.RollingUpdate == nil,

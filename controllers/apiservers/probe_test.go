@@ -19,7 +19,7 @@ func TestAPIServerProbe(t *testing.T) {
 	asked := make(chan *http.Request, 1)
 	hang := make(chan struct{})
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch r.URL.Path { // which answer is wanted
+		switch r.URL.Path { // the answer to give
 		case "/hang/version":
 			<-hang
 		case "/401/version":
@@ -46,7 +46,7 @@ func TestAPIServerProbe(t *testing.T) {
 		"does not know us":        {ca: trusted, tlsName: "example.com", path: "/401"},
 		"not ready":               {ca: trusted, tlsName: "example.com", path: "/503", want: `it answers "503 Service Unavailable"`},
 		"something else":          {ca: trusted, tlsName: "example.com", path: "/302", want: `it answers "302 Found"`},
-		"nobody there":            {ca: trusted, tlsName: "example.com", url: "https://127.0.0.1:1", want: "dial tcp 127.0.0.1:1: connect: connection refused"},
+		"no server":               {ca: trusted, tlsName: "example.com", url: "https://127.0.0.1:1", want: "dial tcp 127.0.0.1:1: connect: connection refused"},
 		"hangs":                   {ca: trusted, tlsName: "example.com", path: "/hang", want: "no answer within"},
 		"another cluster":         {tlsName: "example.com", want: "certificate signed by unknown authority"},
 		"another name":            {ca: trusted, tlsName: "kubernetes.default.svc", want: "not kubernetes.default.svc"},

@@ -106,7 +106,7 @@ const (
 	Warning = corev1.EventTypeWarning
 )
 
-// Write writes an event. Marks tell events with the same reason and note apart.
+// Write writes an event. Marks distinguish events with the same reason and note.
 func (e *Recorder) Write(namespace string, about corev1.ObjectReference, what Kind, note string, marks ...string) {
 	event := e.event(namespace, about, what, note, marks...)
 	about.ResourceVersion = ""
@@ -131,8 +131,8 @@ func (e *Recorder) event(namespace string, about corev1.ObjectReference, what Ki
 	}
 }
 
-// eventName consists of an object's name, cut if it is too long, and a hash that tells events
-// apart.
+// eventName consists of an object's name, cut if it is too long, and a hash that distinguishes
+// events.
 func eventName(object string, hash uint64) string {
 	suffix := fmt.Sprintf(".%016x", hash)
 	if most := validation.DNS1123SubdomainMaxLength - len(suffix); len(object) > most {

@@ -186,7 +186,7 @@ func TestNobodySpinsAtAGateThatStops(t *testing.T) {
 			_, _, err := g.Enter(ctx)
 			late <- err
 		}()
-		synctest.Wait() // never ends while somebody spins
+		synctest.Wait() // never ends while a goroutine spins
 		leave()
 		<-stopped
 		cancel()

@@ -123,14 +123,14 @@ func TestSilentAgents(t *testing.T) {
 			t.Error(m)
 		}
 	})
-	t.Run("a deleted Lease is no sign of life", func(t *testing.T) {
+	t.Run("a deleted Lease is no heartbeat", func(t *testing.T) {
 		c := newCluster(t, "a")
 		c.check()
 		c.pass(time.Minute, nothing)
 		delete(c.leases, "a")
 		c.expect("deleted", c.pass(time.Minute, nothing), "a at 30")
 	})
-	t.Run("reported once, and again when somebody else undoes it", func(t *testing.T) {
+	t.Run("reported once, and again when it is overwritten", func(t *testing.T) {
 		c := newCluster(t, "a")
 		c.check()
 		c.expect("dead", c.pass(time.Hour, nothing), "a at 90")
@@ -154,7 +154,7 @@ func TestSilentAgents(t *testing.T) {
 		c.check()
 		c.expect("restarted", c.pass(10*time.Minute, nothing), "")
 	})
-	t.Run("time in which nobody looked does not count", func(t *testing.T) {
+	t.Run("time without checks does not count", func(t *testing.T) {
 		c := newCluster(t, "a")
 		c.check()
 		c.expect("before", c.pass(time.Minute, nothing), "")

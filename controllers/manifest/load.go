@@ -78,7 +78,7 @@ func (l *loader) hint() string {
 	if len(l.skipped) == 0 {
 		return ""
 	}
-	return ", but folders, which --recursive reads"
+	return ", but directories, which --recursive reads"
 }
 
 // isManifest reports whether a file of a directory is to be read.

@@ -37,13 +37,13 @@ func TestLoad(t *testing.T) {
 		want, skipped []string
 		err           string
 	}{
-		"folder":           {names: at("."), want: []string{"a.yaml", "b.yml", "c.json"}, skipped: at("deep", "only")},
-		"folders in it":    {names: at("."), recursive: true, want: []string{"a.yaml", "b.yml", "c.json", "deep/d.yaml", "only/deep/f.yaml"}},
+		"directory":        {names: at("."), want: []string{"a.yaml", "b.yml", "c.json"}, skipped: at("deep", "only")},
+		"subdirectories":   {names: at("."), recursive: true, want: []string{"a.yaml", "b.yml", "c.json", "deep/d.yaml", "only/deep/f.yaml"}},
 		"file":             {names: at("readme.md"), want: []string{"readme.md"}},
 		"named twice":      {names: at("a.yaml", ".", "./a.yaml"), want: []string{"a.yaml", "b.yml", "c.json"}, skipped: at("deep", "only")},
 		"standard input":   {names: []string{"-"}, want: []string{"from stdin"}},
 		"nothing in it":    {names: at(".git/.."), want: []string{"a.yaml", "b.yml", "c.json"}, skipped: at("deep", "only")},
-		"only folders":     {names: at("only"), err: "contains no file that ends in .yaml, .yml or .json, but folders, which --recursive reads"},
+		"only directories": {names: at("only"), err: "contains no file that ends in .yaml, .yml or .json, but directories, which --recursive reads"},
 		"no file":          {names: at("none.yaml"), err: "none.yaml"},
 		"named and hidden": {names: at(".git"), want: []string{".git/e.yaml"}},
 	} {
@@ -60,7 +60,7 @@ func TestLoad(t *testing.T) {
 			}
 			var got []string
 			for _, f := range files {
-				got = append(got, string(f.Text)) // its name under the folder
+				got = append(got, string(f.Text)) // its name under the directory
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("files (-want +got):\n%s", diff)

@@ -57,7 +57,7 @@ func BenchmarkOverrides(b *testing.B) {
 		b.Run(fmt.Sprintf("policy change/policies=%d", policies), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				o.policies.changed()
+				o.PoliciesChanged()
 				for i := range list {
 					decision(b, i)
 				}

@@ -3,5 +3,6 @@
 //
 //   - overrides.go: the decision for one Service
 //   - policies.go: the policies, and what they make of each Service
+//   - snapshot.go: caches of lists
 //   - rejections.go: the Services that nodes reject, and whether a change halts because of them
 package overrides

@@ -30,7 +30,7 @@ type Overrides struct {
 	client     client.Reader // reads come from the cache
 	clock      clock.PassiveClock
 	policies   *allPolicies
-	rejections *rejections
+	rejections snapshot[map[types.NamespacedName]Rejection]
 	turns      *pacing.Turns
 
 	mu   sync.Mutex
@@ -39,9 +39,8 @@ type Overrides struct {
 
 // New returns Overrides that read from the cache.
 func New(c client.Reader, clk clock.PassiveClock) *Overrides {
-	p := newPolicies(c)
 	return &Overrides{
-		client: c, clock: clk, policies: p, rejections: newRejections(c),
+		client: c, clock: clk, policies: newPolicies(c),
 		turns: pacing.NewTurns(overridesPerSecond), kept: map[types.NamespacedName]bool{},
 	}
 }
@@ -121,7 +120,7 @@ func (o *Overrides) Shape(ctx context.Context, svc *corev1.Service, stored *v1al
 }
 
 // PoliciesChanged notes a change of the policies.
-func (o *Overrides) PoliciesChanged() { o.policies.changed() }
+func (o *Overrides) PoliciesChanged() { o.policies.set.changed() }
 
 // RejectionsChanged notes a change of the Services that nodes reject.
 func (o *Overrides) RejectionsChanged() { o.rejections.changed() }
@@ -132,11 +131,6 @@ func (o *Overrides) RejectionChanges() int64 { return o.rejections.changes.Load(
 // CurrentPolicies returns the current policies.
 func (o *Overrides) CurrentPolicies(ctx context.Context) (*PolicySet, error) {
 	return o.policies.current(ctx)
-}
-
-// Rejected returns the Services that nodes currently reject.
-func (o *Overrides) Rejected(ctx context.Context) (map[types.NamespacedName]Rejection, error) {
-	return o.rejections.current(ctx)
 }
 
 // turn returns how long a Service must wait for its turn.
@@ -177,7 +171,7 @@ func (o *Overrides) Decide(ctx context.Context, set *PolicySet, svc *corev1.Serv
 		out.Why = "policy " + invalid + " is not valid"
 		return out, nil
 	}
-	rejected, err := o.rejections.current(ctx)
+	rejected, err := o.Rejected(ctx)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -187,7 +181,7 @@ func (o *Overrides) Decide(ctx context.Context, set *PolicySet, svc *corev1.Serv
 			return out, nil
 		}
 	}
-	_, change.Refused = rejected[client.ObjectKeyFromObject(svc)]
+	_, change.Rejected = rejected[client.ObjectKeyFromObject(svc)]
 	out.grant = change.Grant()
 	return out, nil
 }

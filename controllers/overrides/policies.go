@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -21,10 +20,9 @@ import (
 type allPolicies struct {
 	client client.Reader // reads come from the cache
 
-	changes atomic.Int64 // of policies, seen so far
+	set snapshot[*PolicySet]
 
 	mu       sync.Mutex
-	set      *PolicySet                      // guarded by mu
 	services map[types.NamespacedName]*Known // guarded by mu
 }
 
@@ -48,17 +46,12 @@ func newPolicies(c client.Reader) *allPolicies {
 	return &allPolicies{client: c, services: map[types.NamespacedName]*Known{}}
 }
 
-// changed notes a change of the policies.
-func (p *allPolicies) changed() { p.changes.Add(1) }
-
 // current returns the current policies.
 func (p *allPolicies) current(ctx context.Context) (*PolicySet, error) {
-	changes := p.changes.Load() // before the list is read
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.set != nil && p.set.changes >= changes {
-		return p.set, nil
-	}
+	return p.set.current(func(changes int64) (*PolicySet, error) { return p.read(ctx, changes) })
+}
+
+func (p *allPolicies) read(ctx context.Context, changes int64) (*PolicySet, error) {
 	var list v1alpha1.ServiceProxyPolicyList
 	if err := p.client.List(ctx, &list); err != nil {
 		return nil, fmt.Errorf("list ServiceProxyPolicies: %w", err)
@@ -76,7 +69,6 @@ func (p *allPolicies) current(ctx context.Context) (*PolicySet, error) {
 		}
 	}
 	set.services = policies.NewServices(valid)
-	p.set = set
 	return set, nil
 }
 

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
@@ -21,6 +19,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 )
 
+// Rejection says which nodes reject a Service.
+type Rejection struct {
+	Node, Why string // of the node with the lowest name
+	Nodes     int
+}
+
 // String names the nodes and the reason.
 func (r Rejection) String() string {
 	nodes := "node " + r.Node + " rejects it"
@@ -33,38 +37,14 @@ func (r Rejection) String() string {
 	return nodes + ": " + r.Why
 }
 
-// Rejection tells which nodes reject a Service.
-type Rejection struct {
-	Node, Why string // of the node with the lowest name
-	Nodes     int
+// Rejected returns the Services that nodes reject now, except for absent nodes. The result is read-only.
+func (o *Overrides) Rejected(ctx context.Context) (map[types.NamespacedName]Rejection, error) {
+	return o.rejections.current(func(int64) (map[types.NamespacedName]Rejection, error) { return o.readRejections(ctx) })
 }
 
-// rejections caches the Services that the status of nodes names as rejected.
-type rejections struct {
-	client client.Reader // reads come from the cache
-
-	changes atomic.Int64 // of the rejections, seen so far
-
-	mu    sync.Mutex
-	upTo  int64                              // of changes; guarded by mu
-	known map[types.NamespacedName]Rejection // guarded by mu; nil: not known
-}
-
-func newRejections(c client.Reader) *rejections { return &rejections{client: c} }
-
-// changed notes a change of the Services that nodes reject.
-func (r *rejections) changed() { r.changes.Add(1) }
-
-// current returns what nodes reject now, except for absent nodes. The result is read-only.
-func (r *rejections) current(ctx context.Context) (map[types.NamespacedName]Rejection, error) {
-	changes := r.changes.Load() // before the list is read
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.known != nil && r.upTo >= changes {
-		return r.known, nil
-	}
+func (o *Overrides) readRejections(ctx context.Context) (map[types.NamespacedName]Rejection, error) {
 	var list v1alpha1.NodeProxyRulesList
-	if err := r.client.List(ctx, &list); err != nil {
+	if err := o.client.List(ctx, &list); err != nil {
 		return nil, fmt.Errorf("list NodeProxyRules: %w", err)
 	}
 	known := map[types.NamespacedName]Rejection{}
@@ -79,7 +59,6 @@ func (r *rejections) current(ctx context.Context) (map[types.NamespacedName]Reje
 			known[key] = by
 		}
 	}
-	r.known, r.upTo = known, changes
 	return known, nil
 }
 
@@ -118,10 +97,10 @@ func RejectionsChanged() predicate.Predicate {
 // haltOf decides for which Services the change of a policy has halted, by those that nodes reject
 // after it.
 func (o *Overrides) haltOf(ctx context.Context, rejected map[types.NamespacedName]Rejection, cause v1alpha1.Cause) policies.Halt {
-	var changes []policies.RefusedChange
+	var changes []policies.RejectedChange
 	for key := range rejected {
 		if grant := o.GrantOf(ctx, key); grant != nil && slices.Contains(grant.By, cause) {
-			changes = append(changes, policies.RefusedChange{Namespace: key.Namespace, Changed: grant.Changed})
+			changes = append(changes, policies.RejectedChange{Namespace: key.Namespace, Changed: grant.Changed})
 			if halt := policies.HaltOf(changes); halt.All {
 				return halt
 			}
@@ -147,7 +126,7 @@ func (o *Overrides) ChangedToo(ctx context.Context, key types.NamespacedName, an
 	if grant == nil || len(grant.By) == 0 || grant.Changed {
 		return annotation, nil
 	}
-	rejected, err := o.rejections.current(ctx)
+	rejected, err := o.Rejected(ctx)
 	if err != nil {
 		return "", err
 	}

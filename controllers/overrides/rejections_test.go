@@ -15,7 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 )
 
-// shapedStock has rules of Services that a policy has shaped, and a node that refuses
+// shapedStock has rules of Services that a policy has shaped, and a node that rejects
 // Services.
 type shapedStock struct {
 	controllertest.Stocked
@@ -100,15 +100,15 @@ func TestAContestedAddressIsNoRefusal(t *testing.T) {
 	}
 }
 
-// TestChangedToo: what changes itself once nodes refuse it clears no policy.
+// TestChangedToo: a Service that changes once nodes reject it clears no policy.
 func TestChangedToo(t *testing.T) {
 	stock := &shapedStock{rules: map[string]*v1alpha1.ServiceProxyRules{}}
 	stock.node.Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/refused: IPv4: no"}}
 	o := New(stock, clock.RealClock{})
 	for _, tt := range []struct{ name, service, before, after string }{
-		{"nobody refuses it", "cart", shapedAlone, shapedChanged},
+		{"no node rejects it", "cart", shapedAlone, shapedChanged},
 		{"it has changed before", "cart", shapedChanged, shapedChanged},
-		{"nodes refuse it already", "refused", shapedAlone, shapedAlone},
+		{"nodes reject it already", "refused", shapedAlone, shapedAlone},
 		{"no policy is held to account", "cart", `{"overrides":{}}`, `{"overrides":{}}`},
 		{"what makes no sense", "cart", "{", "{"},
 	} {

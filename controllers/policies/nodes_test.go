@@ -15,7 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// settings reads settings as people write them.
+// settings reads settings as users write them.
 func settings(t testing.TB, text string) *v1alpha1.ProxySettings {
 	t.Helper()
 	s := &v1alpha1.ProxySettings{}
@@ -70,7 +70,7 @@ func TestResolve(t *testing.T) {
 		policies []NodePolicy
 		labels   labels.Set
 
-		settings           string // as if people had written all of it
+		settings           string // as if users had written all of it
 		matching, shaping  string
 		owners, overridden string
 	}{
@@ -114,7 +114,7 @@ func TestResolve(t *testing.T) {
 			matching: "a b", shaping: "a b", owners: "enforcement=b ipvs.scheduler=a", overridden: "b.ipvs.scheduler<a",
 		},
 		{
-			name: "the same value overrides nobody",
+			name: "the same value overrides no policy",
 			policies: []NodePolicy{
 				policy(t, "a", 2, "", `{mode: IPVS}`), policy(t, "b", 1, "", `{mode: IPVS}`),
 			},
@@ -269,7 +269,7 @@ func TestCauses(t *testing.T) {
 		{`{ipvs: {excludeCIDRs: [192.0.2.0/24]}}`, `{}`, "edge"},
 		{`{}`, `{ipvs: {excludeCIDRs: [192.0.2.0/24]}}`, "edge"},
 		{`{}`, `{fallback: IPTables}`, "NodeProxy"},
-		{`{nodePorts: {addressMode: Primary}}`, `{}`, "NodeProxy"}, // nobody sets it any more
+		{`{nodePorts: {addressMode: Primary}}`, `{}`, "NodeProxy"}, // no policy sets it any more
 		{`{}`, `{mode: IPVS, fallback: IPTables, masquerade: {bit: 3}}`, "NodeProxy edge marks"},
 	} {
 		names := Causes(complete(tt.before), complete(tt.after), owners)

@@ -35,8 +35,8 @@ type ServiceChange struct {
 	Desired *ServiceResolution
 	// Generations are those of all existing policies, by name.
 	Generations map[string]int64
-	// Refused: nodes reject the Service as it is.
-	Refused bool
+	// Rejected: nodes reject the Service as it is.
+	Rejected bool
 }
 
 // Causes are the policies by which overrides change: for each field that does, the one that sets it
@@ -67,18 +67,18 @@ func (c *ServiceChange) Grant() *v1alpha1.OverridesGrant {
 	for _, before := range c.Before.By {
 		// Without a cause only names change. If nodes reject the Service, the former causes remain
 		// responsible.
-		if c.Generations[before.Name] == before.Generation && (c.Refused || len(causes) == 0) {
+		if c.Generations[before.Name] == before.Generation && (c.Rejected || len(causes) == 0) {
 			by[before.Name] = before
 		}
 	}
 	for _, cause := range causes {
 		blamed := slices.ContainsFunc(c.Before.By, func(b v1alpha1.Cause) bool { return b.Name == cause.Name })
-		if !c.Refused || blamed {
+		if !c.Rejected || blamed {
 			by[cause.Name] = cause
 		}
 	}
 	out := &v1alpha1.OverridesGrant{Overrides: c.Desired.Overrides, Owners: c.Desired.Owners, By: sortedCauses(by)}
-	if c.Refused || len(causes) == 0 { // what was to blame, or may be, still is
+	if c.Rejected || len(causes) == 0 { // what was to blame, or may be, still is
 		out.Changed = c.Before.Changed && len(by) > 0
 	}
 	return out

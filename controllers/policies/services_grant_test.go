@@ -25,7 +25,7 @@ func causes(t *testing.T, text string) []v1alpha1.Cause {
 	return out
 }
 
-// TestReadOverrides: what somebody else has written there is not taken for a grant.
+// TestReadOverrides: what others have written there is not taken for a grant.
 func TestReadOverrides(t *testing.T) {
 	for text, want := range map[string]*v1alpha1.OverridesGrant{
 		"":  {},
@@ -47,7 +47,7 @@ func TestServiceChange(t *testing.T) {
 		name          string
 		before, after []ServicePolicy
 		exist, by     string
-		refused       bool
+		rejected      bool
 		causes, grant string
 	}{
 		{name: "nothing", exist: "a@1"},
@@ -64,13 +64,13 @@ func TestServiceChange(t *testing.T) {
 			after: []ServicePolicy{a(`{nodePorts: Disabled}`), b(`{nodePorts: Enabled}`)}, exist: "a@1 b@1", causes: "a@1", grant: "a@1"},
 		{name: "the same by another name", before: []ServicePolicy{b(`{nodePorts: Disabled}`)},
 			after: []ServicePolicy{a(`{nodePorts: Disabled}`)}, exist: "a@1 b@1", by: "b@1", grant: "b@1"},
-		{name: "refused already: nobody is to blame", after: []ServicePolicy{a(`{nodePorts: Disabled}`)}, exist: "a@1", refused: true, causes: "a@1"},
-		{name: "refused already: it has not helped", before: []ServicePolicy{a(`{nodePorts: Disabled}`)}, after: []ServicePolicy{a(`{nodePorts: Enabled}`)},
-			exist: "a@2", by: "a@1", refused: true, causes: "a@2", grant: "a@2"},
-		{name: "refused already by another", before: []ServicePolicy{a(`{nodePorts: Disabled}`)},
-			after: []ServicePolicy{a(`{nodePorts: Disabled}`), b(`{ipvsScheduler: sh}`)}, exist: "a@1 b@1", by: "a@1", refused: true, causes: "b@1", grant: "a@1"},
-		{name: "refused already by an older generation", before: []ServicePolicy{a(`{nodePorts: Disabled}`)},
-			after: []ServicePolicy{a(`{nodePorts: Disabled}`), b(`{ipvsScheduler: sh}`)}, exist: "a@2 b@1", by: "a@1", refused: true, causes: "b@1"},
+		{name: "rejected already: no policy is to blame", after: []ServicePolicy{a(`{nodePorts: Disabled}`)}, exist: "a@1", rejected: true, causes: "a@1"},
+		{name: "rejected already: it has not helped", before: []ServicePolicy{a(`{nodePorts: Disabled}`)}, after: []ServicePolicy{a(`{nodePorts: Enabled}`)},
+			exist: "a@2", by: "a@1", rejected: true, causes: "a@2", grant: "a@2"},
+		{name: "rejected already by another", before: []ServicePolicy{a(`{nodePorts: Disabled}`)},
+			after: []ServicePolicy{a(`{nodePorts: Disabled}`), b(`{ipvsScheduler: sh}`)}, exist: "a@1 b@1", by: "a@1", rejected: true, causes: "b@1", grant: "a@1"},
+		{name: "rejected already by an older generation", before: []ServicePolicy{a(`{nodePorts: Disabled}`)},
+			after: []ServicePolicy{a(`{nodePorts: Disabled}`), b(`{ipvsScheduler: sh}`)}, exist: "a@2 b@1", by: "a@1", rejected: true, causes: "b@1"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestServiceChange(t *testing.T) {
 				Before:      &v1alpha1.OverridesGrant{Overrides: before.Overrides, Owners: before.Owners, By: causes(t, tt.by)},
 				Desired:     after,
 				Generations: map[string]int64{},
-				Refused:     tt.refused,
+				Rejected:    tt.rejected,
 			}
 			for _, e := range causes(t, tt.exist) {
 				c.Generations[e.Name] = e.Generation
@@ -92,14 +92,14 @@ func TestServiceChange(t *testing.T) {
 				t.Errorf("held to account (-want +got):\n%s", diff)
 			}
 			c.Before.Changed = true
-			if changed, want := c.Grant().Changed, len(grant.By) > 0 && (tt.refused || len(c.Causes()) == 0); changed != want {
+			if changed, want := c.Grant().Changed, len(grant.By) > 0 && (tt.rejected || len(c.Causes()) == 0); changed != want {
 				t.Errorf("the Service may be to blame: %t, want %t", changed, want)
 			}
 			if !after.Granted(grant) {
-				t.Errorf("%+v is not in force", grant)
+				t.Errorf("%+v is not granted", grant)
 			}
 			if same := cmp.Equal(before, after); before.Granted(grant) != same {
-				t.Errorf("what was before is in force: %t", !same)
+				t.Errorf("the former grant is granted: %t", !same)
 			}
 		})
 	}

@@ -2,14 +2,14 @@ package policies
 
 import "slices"
 
-// RefusedChange is a Service that nodes reject after a change by a policy.
-type RefusedChange struct {
+// RejectedChange is a Service that nodes reject after a change by a policy.
+type RejectedChange struct {
 	Namespace string
 	// Changed: the Service itself has changed as well, so either may be the cause.
 	Changed bool
 }
 
-// Halt tells for which Services a change by a policy has halted. Zero: for none.
+// Halt says for which Services a change by a policy has halted. Zero: for none.
 type Halt struct {
 	// All: the change has halted for every Service that does not have it yet.
 	All bool
@@ -22,9 +22,9 @@ type Halt struct {
 // all. A user who can edit the Services of a namespace can cause a rejection at any time by
 // changing them: then only the Services of that namespace wait, however many namespaces the user
 // has.
-func HaltOf(refused []RefusedChange) Halt {
+func HaltOf(rejected []RejectedChange) Halt {
 	var h Halt
-	for _, r := range refused {
+	for _, r := range rejected {
 		if !r.Changed {
 			return Halt{All: true}
 		}

@@ -7,25 +7,25 @@ import (
 )
 
 func TestHaltOf(t *testing.T) {
-	changed := func(namespace string) RefusedChange { return RefusedChange{Namespace: namespace, Changed: true} }
-	same := func(namespace string) RefusedChange { return RefusedChange{Namespace: namespace} }
+	changed := func(namespace string) RejectedChange { return RejectedChange{Namespace: namespace, Changed: true} }
+	same := func(namespace string) RejectedChange { return RejectedChange{Namespace: namespace} }
 	one := Halt{Namespaces: []string{"shop"}}
 	for _, tt := range []struct {
 		name       string
-		refused    []RefusedChange
+		rejected   []RejectedChange
 		want       Halt
 		shop, bank bool // who waits
 	}{
-		{name: "nothing is refused"},
-		{name: "a Service that has not changed itself", refused: []RefusedChange{same("shop")}, want: Halt{All: true}, shop: true, bank: true},
-		{name: "a Service that has changed itself", refused: []RefusedChange{changed("shop")}, want: one, shop: true},
-		{name: "many of one namespace", refused: []RefusedChange{changed("shop"), changed("shop"), changed("shop")}, want: one, shop: true},
-		{name: "of two namespaces", refused: []RefusedChange{changed("shop"), changed("bank")}, want: Halt{Namespaces: []string{"bank", "shop"}}, shop: true, bank: true},
-		{name: "one of each kind", refused: []RefusedChange{changed("shop"), same("bank")}, want: Halt{All: true}, shop: true, bank: true},
-		{name: "one of each kind in one namespace", refused: []RefusedChange{changed("shop"), same("shop")}, want: Halt{All: true}, shop: true, bank: true},
+		{name: "nothing is rejected"},
+		{name: "a Service that has not changed itself", rejected: []RejectedChange{same("shop")}, want: Halt{All: true}, shop: true, bank: true},
+		{name: "a Service that has changed itself", rejected: []RejectedChange{changed("shop")}, want: one, shop: true},
+		{name: "many of one namespace", rejected: []RejectedChange{changed("shop"), changed("shop"), changed("shop")}, want: one, shop: true},
+		{name: "of two namespaces", rejected: []RejectedChange{changed("shop"), changed("bank")}, want: Halt{Namespaces: []string{"bank", "shop"}}, shop: true, bank: true},
+		{name: "one of each kind", rejected: []RejectedChange{changed("shop"), same("bank")}, want: Halt{All: true}, shop: true, bank: true},
+		{name: "one of each kind in one namespace", rejected: []RejectedChange{changed("shop"), same("shop")}, want: Halt{All: true}, shop: true, bank: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := HaltOf(tt.refused)
+			got := HaltOf(tt.rejected)
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

@@ -14,7 +14,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// overrides reads overrides as people write them.
+// overrides reads overrides as users write them.
 func overrides(t testing.TB, text string) *v1alpha1.ServiceOverrides {
 	t.Helper()
 	o := &v1alpha1.ServiceOverrides{}

@@ -32,7 +32,7 @@ func TestFormatVersion(t *testing.T) {
 		behind   []string
 	}{
 		"no nodes":                                 {writable: both, want: 1},
-		"nobody has reported":                      {writable: both, nodes: reports(nil, nil), want: 1},
+		"no node has reported":                     {writable: both, nodes: reports(nil, nil), want: 1},
 		"all know the highest":                     {writable: both, nodes: reports(both, all), want: 2},
 		"one knows less":                           {writable: both, nodes: reports(both, one, both), want: 1, behind: []string{"n1"}},
 		"who has not reported does not count":      {writable: both, nodes: reports(both, nil), want: 2},

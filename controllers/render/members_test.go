@@ -54,7 +54,7 @@ func TestMembers(t *testing.T) {
 			},
 			want: []string{"10.0.0.1:8080"},
 		},
-		"a winner without a node is nobody's": {
+		"a winner without a node belongs to no node": {
 			slices: []*discoveryv1.EndpointSlice{slice("a", endpoint("10.0.0.1")), slice("b", endpoint("10.0.0.1", on("n1")))},
 		},
 		"no endpoint here, no entry": {
@@ -88,7 +88,7 @@ func TestServiceOf(t *testing.T) {
 	}
 }
 
-// Both rendered kinds agree on who holds an endpoint: over all nodes every
+// Both rendered kinds agree on which node has an endpoint: over all nodes every
 // winner with a node is a member exactly once, in whatever order slices come.
 func TestMembersOrder(t *testing.T) {
 	in := crowd(250)

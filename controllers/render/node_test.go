@@ -37,7 +37,7 @@ func TestLinux(t *testing.T) {
 		"reported linux":                 {reported: "linux", want: true},
 		"reported windows":               {reported: "windows"},
 		"the label outweighs the report": {label: "linux", reported: "windows", want: true},
-		"nobody says":                    {want: true},
+		"not reported":                   {want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := node(func(n *corev1.Node) {

@@ -11,7 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// overrides reads overrides as people write them.
+// overrides reads overrides as users write them.
 func overrides(t testing.TB, text string) *v1alpha1.ServiceOverrides {
 	t.Helper()
 	o := &v1alpha1.ServiceOverrides{}
@@ -101,7 +101,7 @@ func overrideCases() []overrideCase {
 			differ: func(s *spec) { s.LoadBalancerSourceRanges = []string{"198.51.100.0/24", "2001:db8::/64"} }},
 		{name: "ranges of one family only", service: edits{ofType(loadBalancer), dualStack}, overrides: `{loadBalancerSourceRanges: [198.51.100.0/24]}`,
 			differ:      func(s *spec) { s.LoadBalancerSourceRanges = []string{"198.51.100.0/24"} },
-			ineffective: []string{"loadBalancerSourceRanges holds no IPv6 range, so that the IPv6 load-balancer addresses of this Service are open to every source"}},
+			ineffective: []string{"loadBalancerSourceRanges has no IPv6 range, so that the IPv6 load-balancer addresses of this Service are open to every source"}},
 		{name: "ranges before there is an address", service: edits{ofType(loadBalancer), withoutAddress}, overrides: `{loadBalancerSourceRanges: [198.51.100.0/24]}`,
 			differ: func(s *spec) { s.LoadBalancerSourceRanges = []string{"198.51.100.0/24"} }},
 		{name: "ranges where nodes do not serve the address", service: edits{ofType(loadBalancer), proxied}, overrides: `{loadBalancerSourceRanges: [198.51.100.0/24]}`,

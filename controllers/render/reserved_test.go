@@ -158,7 +158,7 @@ func TestSkippedByPolicy(t *testing.T) {
 	}
 }
 
-// TestOutsideIPs: of a Service that is refused for its many addresses none is looked up.
+// TestOutsideIPs: of a Service that is rejected for its many addresses none is looked up.
 func TestOutsideIPs(t *testing.T) {
 	svc := service(func(s *corev1.Service) {
 		s.Spec.ExternalIPs = []string{" 198.51.100.1", "no address", "::ffff:198.51.100.2"}

@@ -58,7 +58,7 @@ func TestCompleteSettings(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(before, written); diff != "" {
-		t.Errorf("what people wrote was changed:\n%s", diff)
+		t.Errorf("what users wrote was changed:\n%s", diff)
 	}
 }
 

@@ -63,7 +63,7 @@ func TestIgnoreRace(t *testing.T) {
 	}
 }
 
-// TestRenderedPolicy: a refusal by our own policy is known by the name that the policy has.
+// TestRenderedPolicy: a denial by our own policy is known by the name of the policy.
 func TestRenderedPolicy(t *testing.T) {
 	objects, err := admission.Read(admission.Owner{Name: "home", UID: "1"})
 	if err != nil {

@@ -39,52 +39,52 @@ func (n *Node) given(revision string, ago time.Duration, inForce bool) {
 
 func TestDecide(t *testing.T) {
 	tests := []struct {
-		name    string
-		nodes   int              // 6 unless given
-		but     func(all []Node) // changes them
-		edge    Budget
-		want    string // granted
-		missed  string
-		figures string // nodes, updated, programmed, unavailable/max, pending
-		next    time.Duration
+		name   string
+		nodes  int              // 6 unless given
+		but    func(all []Node) // changes them
+		edge   Budget
+		want   string // granted
+		missed string
+		counts string // nodes, updated, programmed, unavailable/max, pending
+		next   time.Duration
 	}{
-		{name: "one at a time", edge: budget("1"), want: "node-00", figures: "6 1 0 1/1 5", next: deadline},
-		{name: "zones in turn", nodes: 9, edge: budget("5"), want: "node-00 node-01 node-02 node-03 node-04", figures: "9 5 0 5/5 4", next: deadline},
-		{name: "a percentage, rounded down", nodes: 9, edge: budget("30%"), want: "node-00 node-01", figures: "9 2 0 2/2 7", next: deadline},
-		{name: "but one at least", nodes: 9, edge: budget("1%"), want: "node-00", figures: "9 1 0 1/1 8", next: deadline},
+		{name: "one at a time", edge: budget("1"), want: "node-00", counts: "6 1 0 1/1 5", next: deadline},
+		{name: "zones in turn", nodes: 9, edge: budget("5"), want: "node-00 node-01 node-02 node-03 node-04", counts: "9 5 0 5/5 4", next: deadline},
+		{name: "a percentage, rounded down", nodes: 9, edge: budget("30%"), want: "node-00 node-01", counts: "9 2 0 2/2 7", next: deadline},
+		{name: "but one at least", nodes: 9, edge: budget("1%"), want: "node-00", counts: "9 1 0 1/1 8", next: deadline},
 		{
-			name: "the next zone", edge: budget("1"), want: "node-01", figures: "6 2 1 1/1 4", next: deadline,
+			name: "the next zone", edge: budget("1"), want: "node-01", counts: "6 2 1 1/1 4", next: deadline,
 			but: func(all []Node) {
 				all[0].given("new", time.Minute, true)
 			},
 		},
 		{
-			name: "one is on its way", edge: budget("1"), want: "", figures: "6 1 0 1/1 5", next: deadline - time.Minute,
+			name: "one is on its way", edge: budget("1"), want: "", counts: "6 1 0 1/1 5", next: deadline - time.Minute,
 			but: func(all []Node) {
 				all[0].given("new", time.Minute, false)
 			},
 		},
 		{
-			name: "in force but not programmed", edge: budget("1"), want: "", figures: "6 1 0 1/1 5",
+			name: "applied but not programmed", edge: budget("1"), want: "", counts: "6 1 0 1/1 5",
 			but: func(all []Node) {
 				all[0].given("new", time.Hour, true)
 				all[0].Programmed = false
 			},
 		},
 		{
-			name: "one that is not available comes first", edge: budget("1"), want: "node-05", figures: "6 1 0 1/1 5", next: deadline,
+			name: "one that is not available comes first", edge: budget("1"), want: "node-05", counts: "6 1 0 1/1 5", next: deadline,
 			but: func(all []Node) {
 				all[5].Programmed = false
 			},
 		},
 		{
-			name: "also where there is room for others", edge: budget("3"), want: "node-05 node-00 node-01", figures: "6 3 0 3/3 3", next: deadline,
+			name: "also where there is room for others", edge: budget("3"), want: "node-05 node-00 node-01", counts: "6 3 0 3/3 3", next: deadline,
 			but: func(all []Node) {
 				all[5].Applied = false
 			},
 		},
 		{
-			name: "of many that do not answer no more than may be unavailable", edge: budget("2"), want: "node-03 node-04", figures: "6 2 0 3/2 4", next: deadline,
+			name: "of many that do not answer no more than may be unavailable", edge: budget("2"), want: "node-03 node-04", counts: "6 2 0 3/2 4", next: deadline,
 			but: func(all []Node) {
 				for i := 3; i < 6; i++ {
 					all[i].Programmed = false
@@ -92,14 +92,14 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "a node misses the deadline", edge: budget("3"), want: "", missed: "node-02", figures: "6 1 0 1/3 5",
+			name: "a node misses the deadline", edge: budget("3"), want: "", missed: "node-02", counts: "6 1 0 1/3 5",
 			but: func(all []Node) {
 				all[2].given("new", deadline, false)
 			},
 		},
 		{
 			name: "nodes that miss it are named in order, and the next deadline is the earliest", edge: budget("4"), want: "", missed: "node-01 node-05",
-			figures: "6 4 0 4/4 2", next: deadline - 3*time.Minute,
+			counts: "6 4 0 4/4 2", next: deadline - 3*time.Minute,
 			but: func(all []Node) {
 				all[5].given("new", 2*deadline, false)
 				all[1].given("new", deadline, false)
@@ -108,19 +108,19 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "what is given now leaves the earliest deadline as it is", edge: budget("2"), want: "node-01", figures: "6 2 0 2/2 4", next: deadline - time.Minute,
+			name: "what is given now leaves the earliest deadline as it is", edge: budget("2"), want: "node-01", counts: "6 2 0 2/2 4", next: deadline - time.Minute,
 			but: func(all []Node) {
 				all[0].given("new", time.Minute, false)
 			},
 		},
 		{
-			name: "what is on its way is put right by the same generation", edge: budget("1"), want: "node-03", figures: "6 1 0 1/1 5", next: deadline - time.Minute,
+			name: "what is on its way is put right by the same generation", edge: budget("1"), want: "node-03", counts: "6 1 0 1/1 5", next: deadline - time.Minute,
 			but: func(all []Node) {
 				all[3].given("other", time.Minute, false) // its labels have changed since
 			},
 		},
 		{
-			name: "a change that nobody answers for", edge: budget("1"), want: "", figures: "6 0 0 0/1 0",
+			name: "a change without a cause", edge: budget("1"), want: "", counts: "6 0 0 0/1 0",
 			but: func(all []Node) {
 				for i := range all {
 					all[i].Causes = nil
@@ -129,38 +129,38 @@ func TestDecide(t *testing.T) {
 		},
 		{
 			name: "it was given by an older generation", edge: Budget{Generation: 2, MaxUnavailable: intstr.FromInt32(3), Deadline: deadline},
-			want: "node-00 node-01", figures: "6 3 0 3/3 3", next: deadline,
+			want: "node-00 node-01", counts: "6 3 0 3/3 3", next: deadline,
 			but: func(all []Node) {
 				all[2].given("new", deadline, false)
 			},
 		},
 		{
-			name: "the new generation mends it: it comes first", edge: Budget{Generation: 2, MaxUnavailable: intstr.FromInt32(1), Deadline: deadline},
-			want: "node-02", figures: "6 1 0 1/1 5", next: deadline,
+			name: "the new generation fixes it: it comes first", edge: Budget{Generation: 2, MaxUnavailable: intstr.FromInt32(1), Deadline: deadline},
+			want: "node-02", counts: "6 1 0 1/1 5", next: deadline,
 			but: func(all []Node) {
 				all[2].given("bad", deadline, false)
 			},
 		},
 		{
-			name: "it has recovered", edge: budget("1"), want: "node-00", figures: "6 2 1 1/1 4", next: deadline,
+			name: "it has recovered", edge: budget("1"), want: "node-00", counts: "6 2 1 1/1 4", next: deadline,
 			but: func(all []Node) {
 				all[2].given("new", deadline, true)
 			},
 		},
 		{
-			name: "absent nodes are given it at once, and do not count", edge: budget("1"), want: "node-04 node-00", figures: "5 1 0 1/1 4", next: deadline,
+			name: "absent nodes are given it at once, and do not count", edge: budget("1"), want: "node-04 node-00", counts: "5 1 0 1/1 4", next: deadline,
 			but: func(all []Node) {
 				all[4].Absent, all[4].Applied, all[4].Programmed = true, false, false
 			},
 		},
 		{
-			name: "so are idle ones, which count as selected", edge: budget("1"), want: "node-04 node-00", figures: "6 2 0 1/1 4", next: deadline,
+			name: "so are idle ones, which count as selected", edge: budget("1"), want: "node-04 node-00", counts: "6 2 0 1/1 4", next: deadline,
 			but: func(all []Node) {
 				all[4].Idle, all[4].Applied, all[4].Programmed = true, false, false
 			},
 		},
 		{
-			name: "idle ones miss no deadline", edge: budget("1"), want: "node-04 node-00", figures: "6 3 0 1/1 3", next: deadline,
+			name: "idle ones miss no deadline", edge: budget("1"), want: "node-04 node-00", counts: "6 3 0 1/1 3", next: deadline,
 			but: func(all []Node) {
 				all[4].Idle, all[4].Applied, all[4].Programmed = true, false, false
 				all[5].given("new", time.Hour, false)
@@ -168,34 +168,34 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "idle ones need no room, where there is none", edge: budget("1"), want: "node-04", figures: "6 2 0 1/1 4", next: deadline - time.Minute,
+			name: "idle ones need no room, where there is none", edge: budget("1"), want: "node-04", counts: "6 2 0 1/1 4", next: deadline - time.Minute,
 			but: func(all []Node) {
 				all[0].given("new", time.Minute, false)
 				all[4].Idle, all[4].Applied, all[4].Programmed = true, false, false
 			},
 		},
 		{
-			name: "and come before those that are not available", edge: budget("2"), want: "node-05 node-04 node-00", figures: "6 3 0 2/2 3", next: deadline,
+			name: "and come before those that are not available", edge: budget("2"), want: "node-05 node-04 node-00", counts: "6 3 0 2/2 3", next: deadline,
 			but: func(all []Node) {
 				all[4].Applied, all[5].Idle = false, true
 			},
 		},
 		{
 			name: "idle ones are not given it while it is paused", edge: Budget{Generation: 1, MaxUnavailable: intstr.FromInt32(1), Deadline: deadline, Paused: true},
-			want: "", figures: "6 0 0 0/1 6",
+			want: "", counts: "6 0 0 0/1 6",
 			but: func(all []Node) {
 				all[4].Idle, all[4].Applied, all[4].Programmed = true, false, false
 			},
 		},
 		{
-			name: "nor once it has stopped", edge: budget("3"), want: "", figures: "6 1 0 1/3 5", missed: "node-00",
+			name: "nor once it has stopped", edge: budget("3"), want: "", counts: "6 1 0 1/3 5", missed: "node-00",
 			but: func(all []Node) {
 				all[0].given("new", time.Hour, false)
 				all[4].Idle, all[4].Applied, all[4].Programmed = true, false, false
 			},
 		},
 		{
-			name: "of some it is not known what they are to have", edge: budget("1"), want: "node-03", figures: "6 1 0 1/1 3", next: deadline,
+			name: "of some it is not known what they are to have", edge: budget("1"), want: "node-03", counts: "6 1 0 1/1 3", next: deadline,
 			but: func(all []Node) {
 				for i := range 2 {
 					all[i].Wants, all[i].Causes, all[i].Kept = "old", nil, true
@@ -203,10 +203,10 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "paused", edge: Budget{Generation: 1, MaxUnavailable: intstr.FromInt32(3), Deadline: deadline, Paused: true}, want: "", figures: "6 0 0 0/3 6",
+			name: "paused", edge: Budget{Generation: 1, MaxUnavailable: intstr.FromInt32(3), Deadline: deadline, Paused: true}, want: "", counts: "6 0 0 0/3 6",
 		},
 		{
-			name: "each budget needs room", edge: budget("3"), want: "", figures: "5 1 0 1/3 4",
+			name: "each budget needs room", edge: budget("3"), want: "", counts: "5 1 0 1/3 4",
 			but: func(all []Node) {
 				for i := range all {
 					all[i].Causes = []string{"", "edge"}
@@ -217,7 +217,7 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "a policy that does not select the node any more", edge: budget("1"), want: "node-00", figures: "0 0 0 1/1 5", next: deadline,
+			name: "a policy that does not select the node any more", edge: budget("1"), want: "node-00", counts: "0 0 0 1/1 5", next: deadline,
 			but: func(all []Node) {
 				for i := range all {
 					all[i].Selected = []string{""}
@@ -225,7 +225,7 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "nor the others, while one that it does not select any more is on its way", edge: budget("1"), want: "", figures: "0 0 0 1/1 5", next: deadline - time.Minute,
+			name: "nor the others, while one that it does not select any more is on its way", edge: budget("1"), want: "", counts: "0 0 0 1/1 5", next: deadline - time.Minute,
 			but: func(all []Node) {
 				for i := range all {
 					all[i].Selected = []string{""}
@@ -234,7 +234,7 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "or has it in force and is not programmed", edge: budget("1"), want: "", figures: "0 0 0 1/1 5",
+			name: "or has applied it and is not programmed", edge: budget("1"), want: "", counts: "0 0 0 1/1 5",
 			but: func(all []Node) {
 				for i := range all {
 					all[i].Selected = []string{""}
@@ -244,7 +244,7 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "such nodes count where they are unavailable already", edge: budget("3"), want: "node-04 node-05 node-00", figures: "0 0 0 3/3 3", next: deadline,
+			name: "such nodes count where they are unavailable already", edge: budget("3"), want: "node-04 node-05 node-00", counts: "0 0 0 3/3 3", next: deadline,
 			but: func(all []Node) {
 				for i := range all {
 					all[i].Selected = []string{""}
@@ -253,7 +253,7 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "but not twice, where they were counted for it", edge: budget("1"), want: "node-04", figures: "0 0 0 1/1 5", next: deadline - time.Minute,
+			name: "but not twice, where they were counted for it", edge: budget("1"), want: "node-04", counts: "0 0 0 1/1 5", next: deadline - time.Minute,
 			but: func(all []Node) {
 				for i := range all {
 					all[i].Selected = []string{""}
@@ -263,7 +263,7 @@ func TestDecide(t *testing.T) {
 		},
 		{
 			name: "and once, where they were given the change of before", edge: Budget{Generation: 2, MaxUnavailable: intstr.FromInt32(1), Deadline: deadline},
-			want: "node-04", figures: "0 0 0 1/1 5", next: deadline,
+			want: "node-04", counts: "0 0 0 1/1 5", next: deadline,
 			but: func(all []Node) {
 				for i := range all {
 					all[i].Selected = []string{""}
@@ -272,7 +272,7 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "a budget that there is not", edge: budget("1"), want: "", figures: "6 0 0 0/1 0",
+			name: "a budget that there is not", edge: budget("1"), want: "", counts: "6 0 0 0/1 0",
 			but: func(all []Node) {
 				for i := range all {
 					all[i].Causes = []string{"gone"}
@@ -280,7 +280,7 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "nothing to do", edge: budget("1"), want: "", figures: "6 6 6 0/1 0",
+			name: "nothing to do", edge: budget("1"), want: "", counts: "6 6 6 0/1 0",
 			but: func(all []Node) {
 				for i := range all {
 					all[i].Carries = "new"
@@ -302,8 +302,8 @@ func TestDecide(t *testing.T) {
 			if got := strings.Join(s.Missed, " "); got != tt.missed {
 				t.Errorf("missed %q, want %q", got, tt.missed)
 			}
-			if got := fmt.Sprintf("%d %d %d %d/%d %d", s.Nodes, s.Updated, s.Programmed, s.Unavailable, s.Max, s.Pending); got != tt.figures {
-				t.Errorf("figures %s, want %s", got, tt.figures)
+			if got := fmt.Sprintf("%d %d %d %d/%d %d", s.Nodes, s.Updated, s.Programmed, s.Unavailable, s.Max, s.Pending); got != tt.counts {
+				t.Errorf("counts %s, want %s", got, tt.counts)
 			}
 			var next time.Time
 			if tt.next > 0 {

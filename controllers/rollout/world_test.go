@@ -13,8 +13,8 @@ type world struct {
 	now     time.Time
 	nodes   []Node
 	budgets map[string]Budget
-	takes   map[string]time.Duration // until a node has something in force; negative: never
-	bad     string                   // a revision that no node can have in force
+	takes   map[string]time.Duration // until a node has applied something; negative: never
+	bad     string                   // a revision that no node can apply
 }
 
 // step decides, as a controller that has just started, and lets a minute pass.
@@ -96,7 +96,7 @@ func TestRolloutOverManyNodes(t *testing.T) {
 }
 
 // TestBadChangeStops: a change that no node can have reaches as many as may be
-// unavailable, and the next generation that mends it all.
+// unavailable, and the next generation that fixes it all.
 func TestBadChangeStops(t *testing.T) {
 	w := &world{now: start, nodes: nodes(50), budgets: map[string]Budget{"": budget("1"), "edge": budget("3")}, takes: map[string]time.Duration{}, bad: "bad"}
 	w.want("bad", "edge")
@@ -115,7 +115,7 @@ func TestBadChangeStops(t *testing.T) {
 		d = w.step(t)
 	}
 	if n := w.carrying("good"); n != 50 {
-		t.Errorf("%d nodes are mended", n)
+		t.Errorf("%d nodes are fixed", n)
 	}
 	if s := d.States["edge"]; s.Programmed != 50 {
 		t.Errorf("%+v", s)

@@ -234,7 +234,7 @@ func regrant(t testing.TB, rules *v1alpha1.NodeProxyRules, change func(*v1alpha1
 	}
 }
 
-// What somebody edits is put right, without room, if the node was given what it is to
+// What is edited is corrected, without a budget, if the node was given what it is to
 // have.
 func TestHandEdits(t *testing.T) {
 	edited := func(rules *v1alpha1.NodeProxyRules) {

@@ -30,18 +30,18 @@ func TestPolicyStatus(t *testing.T) {
 	tests := []struct {
 		name     string
 		change   func(f *aFleet)
-		figures  string // nodes, updated, programmed
+		counts   string // nodes, updated, programmed
 		ready    string
 		stalled  bool
 		examples string // name, reason and message of the first one, and how many there are
 	}{
 		{
-			name: "begins", figures: "5 2 0", change: func(*aFleet) {},
+			name: "begins", counts: "5 2 0", change: func(*aFleet) {},
 			ready:    "False Progressing: 0 of 5 nodes are done, 2 being updated (edge-01, edge-02), 3 waiting; at most 2 may be unavailable",
 			examples: "5: edge-01 Updating given its settings at 2026-11-20T12:00:00Z",
 		},
 		{
-			name: "goes on", figures: "5 3 1",
+			name: "goes on", counts: "5 3 1",
 			change: func(f *aFleet) {
 				rules := f.giveTo(t, "edge-01", 2*time.Minute, edge1)
 				rules.Status.SettingsRevision = rules.Spec.SettingsRevision
@@ -51,7 +51,7 @@ func TestPolicyStatus(t *testing.T) {
 			examples: "4: edge-02 Updating given its settings at 2026-11-20T11:59:00Z",
 		},
 		{
-			name: "waits for the last one", figures: "1 1 0",
+			name: "waits for the last one", counts: "1 1 0",
 			change: func(f *aFleet) {
 				f.rules, f.nodes = f.rules[:1], f.nodes[:1]
 				f.giveTo(t, "edge-01", time.Minute, edge1)
@@ -60,7 +60,7 @@ func TestPolicyStatus(t *testing.T) {
 			examples: "1: edge-01 Updating given its settings at 2026-11-20T11:59:00Z",
 		},
 		{
-			name: "stops", figures: "5 2 0", stalled: true,
+			name: "stops", counts: "5 2 0", stalled: true,
 			change: func(f *aFleet) {
 				says(f.giveTo(t, "edge-01", time.Hour, edge1), metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel lacks ip_vs")
 				f.giveTo(t, "edge-02", time.Minute, edge1)
@@ -70,7 +70,7 @@ func TestPolicyStatus(t *testing.T) {
 			examples: "5: edge-01 DeadlineMissed not applied since 2026-11-20T11:00:00Z: Failed: the kernel lacks ip_vs",
 		},
 		{
-			name: "stops at the last one", figures: "1 1 0", stalled: true,
+			name: "stops at the last one", counts: "1 1 0", stalled: true,
 			change: func(f *aFleet) {
 				f.rules, f.nodes = f.rules[:1], f.nodes[:1]
 				says(f.giveTo(t, "edge-01", time.Hour, edge1), metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no sign of life")
@@ -80,13 +80,13 @@ func TestPolicyStatus(t *testing.T) {
 			examples: "1: edge-01 DeadlineMissed not applied since 2026-11-20T11:00:00Z: AgentNotResponding: no sign of life",
 		},
 		{
-			name: "is paused", figures: "5 0 0",
+			name: "is paused", counts: "5 0 0",
 			change:   func(f *aFleet) { f.policies[0].Spec.Rollout.Paused = new(true) },
 			ready:    "False Paused: spec.rollout.paused is true: 0 of 5 nodes are done, 5 waiting; set it to false to continue",
 			examples: "5: edge-01 Waiting ",
 		},
 		{
-			name: "waits for nodes that fail for other reasons", figures: "5 2 0",
+			name: "waits for nodes that fail for other reasons", counts: "5 2 0",
 			change: func(f *aFleet) {
 				for i := range 2 {
 					rules := f.giveTo(t, f.rules[i].Name, time.Hour, edge1)
@@ -99,7 +99,7 @@ func TestPolicyStatus(t *testing.T) {
 			examples: "5: edge-01 Failed Failed: iptables-restore: exit status 4",
 		},
 		{
-			name: "waits for NodeProxy, too", figures: "5 0 0",
+			name: "waits for NodeProxy, too", counts: "5 0 0",
 			change: func(f *aFleet) {
 				f.nodeProxy.Spec.Settings = &v1alpha1.WrittenSettings{Fallback: new(v1alpha1.FallbackIPTables)}
 				f.nodeProxy.Spec.Rollout = &v1alpha1.RolloutSettings{Paused: new(true)}
@@ -108,7 +108,7 @@ func TestPolicyStatus(t *testing.T) {
 			examples: "5: edge-01 Waiting is part of the rollout of NodeProxy",
 		},
 		{
-			name: "is done", figures: "1 1 1",
+			name: "is done", counts: "1 1 1",
 			change: func(f *aFleet) {
 				f.rules, f.nodes = f.rules[:1], f.nodes[:1]
 				rules := f.giveTo(t, "edge-01", time.Hour, edge1)
@@ -118,7 +118,7 @@ func TestPolicyStatus(t *testing.T) {
 			examples: "0",
 		},
 		{
-			name: "is done, and a node fails later", figures: "1 1 0",
+			name: "is done, and a node fails later", counts: "1 1 0",
 			change: func(f *aFleet) {
 				f.rules, f.nodes = f.rules[:1], f.nodes[:1]
 				rules := f.giveTo(t, "edge-01", time.Hour, edge1)
@@ -129,7 +129,7 @@ func TestPolicyStatus(t *testing.T) {
 			examples: "1: edge-01 Failed Failed: exit status 4",
 		},
 		{
-			name: "reaches a node without an agent, and one with another proxy", figures: "2 2 0",
+			name: "reaches a node without an agent, and one with another proxy", counts: "2 2 0",
 			change: func(f *aFleet) {
 				f.rules, f.nodes = f.rules[:2], f.nodes[:2]
 				f.rules[0].Status = v1alpha1.NodeProxyRulesStatus{}
@@ -145,21 +145,21 @@ func TestPolicyStatus(t *testing.T) {
 			examples: "2: edge-01 AgentNotResponding no agent has ever reported; check that nodeproxy-agent runs there",
 		},
 		{
-			name: "is not valid", figures: "5 0 0", stalled: true,
+			name: "is not valid", counts: "5 0 0", stalled: true,
 			change: func(f *aFleet) { f.policies[0].Spec.Settings.IPVS = &v1alpha1.IPVSSettings{Scheduler: new("fastest")} },
 			ready: "False InvalidPolicy: This policy is not used, and the nodes that it selects or has shaped keep their settings: " +
 				`spec.settings.ipvs.scheduler: Unsupported value: "fastest": supported values: "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh", "twos"`,
 			examples: "5: edge-01 InvalidPolicy keeps its settings because policy edge is not valid",
 		},
 		{
-			name: "has no deadline", figures: "5 0 0", stalled: true,
+			name: "has no deadline", counts: "5 0 0", stalled: true,
 			change: func(f *aFleet) { f.policies[0].Spec.Rollout.ProgressDeadlineSeconds = new(int32(0)) },
 			ready: "False InvalidPolicy: This policy is not used, and the nodes that it selects or has shaped keep their settings: " +
 				`spec.rollout.progressDeadlineSeconds: Invalid value: 0: must be 1 or more`,
 			examples: "5: edge-01 InvalidPolicy keeps its settings because policy edge is not valid",
 		},
 		{
-			name: "has no valid result", figures: "5 0 0", stalled: true,
+			name: "has no valid result", counts: "5 0 0", stalled: true,
 			change: func(f *aFleet) {
 				f.policies[0].Spec.Settings.Sync = &v1alpha1.SyncSettings{MinIntervalMilliseconds: new(int32(20000))}
 				f.policy(t, "careful", `{nodeSelector: {}, settings: {sync: {verifyIntervalSeconds: 15}}}`)
@@ -170,12 +170,12 @@ func TestPolicyStatus(t *testing.T) {
 				"spec.settings.sync.verifyIntervalSeconds: Invalid value: 15: must not be shorter than minIntervalMilliseconds (20000)",
 		},
 		{
-			name: "selects nothing", figures: "0 0 0", change: func(f *aFleet) { f.nodes, f.rules = nil, nil },
+			name: "selects nothing", counts: "0 0 0", change: func(f *aFleet) { f.nodes, f.rules = nil, nil },
 			ready:    "True NothingSelected: spec.nodeSelector selects no Linux node. Compare it with the labels in `kubectl get nodes --show-labels`.",
 			examples: "0",
 		},
 		{
-			name: "has no NodeProxy", figures: "5 0 0", change: func(f *aFleet) { f.nodeProxy = nil },
+			name: "has no NodeProxy", counts: "5 0 0", change: func(f *aFleet) { f.nodeProxy = nil },
 			ready:    "False NoNodeProxy: There is no NodeProxy, so nodes are not changed. Create one named cluster.",
 			examples: "5: edge-01 NoNodeProxy there is no NodeProxy",
 		},
@@ -187,8 +187,8 @@ func TestPolicyStatus(t *testing.T) {
 			f.policy(t, "edge", edgeSpec)
 			tt.change(f)
 			s := f.statusOf("edge")
-			if got := fmt.Sprintf("%d %d %d", s.Nodes, s.Updated, s.Programmed); got != tt.figures {
-				t.Errorf("figures %s, want %s", got, tt.figures)
+			if got := fmt.Sprintf("%d %d %d", s.Nodes, s.Updated, s.Programmed); got != tt.counts {
+				t.Errorf("counts %s, want %s", got, tt.counts)
 			}
 			if got := line(s.Conditions, v1alpha1.ConditionReady); got != tt.ready {
 				t.Errorf("Ready is\n%s, want\n%s", got, tt.ready)
@@ -317,11 +317,11 @@ func TestSameState(t *testing.T) {
 		other *v1alpha1.NodeProxyPolicyStatus
 		same  bool
 	}{
-		"figures and texts": {with(2, 6, ready("Progressing", "2 of 6")), true},
-		"a reason":          {with(2, 5, ready("Applied", "1 of 5")), false},
-		"a generation":      {with(3, 5, ready("Progressing", "1 of 5")), false},
-		"a condition":       {with(2, 5, ready("Progressing", "1 of 5"), metav1.Condition{Type: v1alpha1.ConditionStalled}), false},
-		"none yet":          {with(0, 0), false},
+		"counts and texts": {with(2, 6, ready("Progressing", "2 of 6")), true},
+		"a reason":         {with(2, 5, ready("Applied", "1 of 5")), false},
+		"a generation":     {with(3, 5, ready("Progressing", "1 of 5")), false},
+		"a condition":      {with(2, 5, ready("Progressing", "1 of 5"), metav1.Condition{Type: v1alpha1.ConditionStalled}), false},
+		"none yet":         {with(0, 0), false},
 	} {
 		if got := sameState(base, c.other); got != c.same {
 			t.Errorf("%s: the same is %t", name, got)

@@ -42,7 +42,7 @@ func (statuses) Update(context.Context, client.Object, ...client.SubResourceUpda
 	return nil
 }
 
-// Services that keep what they have are looked at again whenever nodes refuse something
+// Services that keep their overrides are reconciled again whenever nodes reject something
 // else than before, also where the stop came and went between two looks.
 func TestKeptServicesAreLookedAtAgain(t *testing.T) {
 	reader, _ := controllertest.Stock(1, 1)
@@ -68,7 +68,7 @@ func TestKeptServicesAreLookedAtAgain(t *testing.T) {
 	}
 	survey("at first", 0)
 	survey("nothing has happened", 0)
-	o.RejectionsChanged() // a node refuses a Service,
+	o.RejectionsChanged() // a node rejects a Service,
 	o.RejectionsChanged() // and does not any more
 	survey("a stop has come and gone", 1)
 	survey("nothing has happened since", 1)

@@ -28,7 +28,7 @@ type survey struct {
 type tally struct {
 	services, applied int
 	rejected          map[types.NamespacedName]overrides.Rejection
-	changes           []policies.RefusedChange          // of those rejected
+	changes           []policies.RejectedChange         // of those rejected
 	ineffective       map[types.NamespacedName][]string // why
 	// overridden are its fields that others set, and useless those without effect on some Service.
 	overridden, useless map[string]*fieldTally
@@ -105,12 +105,12 @@ func (l *survey) noteRejected(key types.NamespacedName, by overrides.Rejection, 
 	for _, cause := range grant.By {
 		if t := l.policies[cause.Name]; t != nil && l.set.Generations[cause.Name] == cause.Generation {
 			t.rejected[key] = by
-			t.changes = append(t.changes, policies.RefusedChange{Namespace: key.Namespace, Changed: grant.Changed})
+			t.changes = append(t.changes, policies.RejectedChange{Namespace: key.Namespace, Changed: grant.Changed})
 		}
 	}
 }
 
-// halt tells for which Services the change has halted.
+// halt says for which Services the change has halted.
 func (t *tally) halt() policies.Halt { return policies.HaltOf(t.changes) }
 
 // halted returns the halted changes, with why Services wait.

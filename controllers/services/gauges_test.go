@@ -22,7 +22,7 @@ func TestGaugesGoWithTheLease(t *testing.T) {
 	}
 	memory := NewMemory(m, func() {})
 	service := func(name string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: name} }
-	refuse := func(name string) { memory.reject(service(name), "too large", "too large", 1, time.Unix(0, 0)) }
+	rejectService := func(name string) { memory.reject(service(name), "too large", "too large", 1, time.Unix(0, 0)) }
 	expect := func(when string, refused float64, series int, leading float64) {
 		t.Helper()
 		for name, want := range map[string]float64{"refused_services": refused, "leading": leading} {
@@ -36,13 +36,13 @@ func TestGaugesGoWithTheLease(t *testing.T) {
 	}
 	m.Lead(true)
 	memory.NewTerm()
-	refuse("cart")
+	rejectService("cart")
 	m.ShowNodes(v1alpha1.NodeCounts{Total: 3, Stale: 3})
 	expect("leading", 1, 7, 1)
 
 	m.Lead(false)
 	expect("standing by", 0, 0, 0)
-	refuse("pay")                                        // a reconciliation that
+	rejectService("pay")                                 // a reconciliation that
 	m.ShowNodes(v1alpha1.NodeCounts{Total: 3, Stale: 3}) // has begun before
 	expect("standing by, after work at hand has ended", 0, 0, 0)
 

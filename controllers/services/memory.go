@@ -142,7 +142,7 @@ func (m *Memory) begin(services []corev1.Service) {
 	}
 }
 
-// CurrentTerm tells terms apart.
+// CurrentTerm identifies the term.
 func (m *Memory) CurrentTerm() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -65,7 +65,7 @@ type services interface {
 	Delayed() []types.NamespacedName
 	// Settled reports whether it is known in this term if a Service is rejected.
 	Settled(types.NamespacedName) bool
-	// CurrentTerm tells terms apart.
+	// CurrentTerm identifies the term.
 	CurrentTerm() int
 }
 
