@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 )
 
 // Commits counts what the data planes of one network namespace have written.
@@ -159,7 +161,6 @@ func sections(input string) int { return strings.Count(input, "\nCOMMIT\n") }
 // generation is the number of transactions of nf_tables in the calling thread's
 // network namespace. It wraps.
 func generation() (uint32, error) {
-	const attribute = 1 // NFTA_GEN_ID
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	messages, err := request.Execute(unix.NETLINK_NETFILTER, 0)
@@ -167,13 +168,9 @@ func generation() (uint32, error) {
 		return 0, fmt.Errorf("read the generation of nf_tables: %w", err)
 	}
 	for _, message := range messages {
-		attributes, err := nl.ParseRouteAttr(message[min(len(message), nl.SizeofNfgenmsg):])
-		if err != nil {
-			return 0, fmt.Errorf("read the generation of nf_tables: %w", err)
-		}
-		for _, a := range attributes {
-			if a.Attr.Type&nl.NLA_TYPE_MASK == attribute && len(a.Value) >= 4 {
-				return binary.BigEndian.Uint32(a.Value), nil
+		for kind, value := range nlattr.All(message[min(len(message), nl.SizeofNfgenmsg):]) {
+			if kind == unix.NFTA_GEN_ID && len(value) >= 4 {
+				return binary.BigEndian.Uint32(value), nil
 			}
 		}
 	}
