@@ -161,30 +161,13 @@ func (s served) filter() Filter {
 // eachServed calls f with everything that the Service, which may be nil,
 // answers on over a protocol.
 func eachServed(svc *dataplane.Service, protocol v1alpha1.Protocol, f func(at served, port *dataplane.Port)) {
-	if svc == nil {
-		return
-	}
-	var addresses []netip.Addr
-	var before dataplane.Once[netip.Addr]
-	for _, list := range [][]netip.Addr{{svc.ClusterIP}, svc.ExternalIPs, svc.LoadBalancerIPs} {
-		for _, a := range list {
-			if a.IsValid() && before.First(a) {
-				addresses = append(addresses, a)
-			}
-		}
-	}
-	for i := range svc.Ports {
-		port := &svc.Ports[i]
-		if port.Protocol != protocol {
-			continue
-		}
-		for _, a := range addresses {
-			if port.Serves(a) {
-				f(served{address: netip.AddrPortFrom(a, port.Port)}, port)
-			}
-		}
-		if port.NodePort != 0 {
-			f(served{nodePort: port.NodePort}, port)
+	for d := range svc.Destinations() {
+		switch {
+		case d.Port.Protocol != protocol || d.Repeated:
+		case d.Kind == dataplane.NodePort:
+			f(served{nodePort: d.Number}, d.Port)
+		default:
+			f(served{address: d.AddrPort()}, d.Port)
 		}
 	}
 }

@@ -74,6 +74,10 @@ const (
 	NodePort       Kind = "node port"
 )
 
+var kinds = map[dataplane.Kind]Kind{
+	dataplane.ClusterIP: ClusterIP, dataplane.ExternalIP: ExternalIP, dataplane.LoadBalancerIP: LoadBalancerIP, dataplane.NodePort: NodePort,
+}
+
 // Outcome is one of the things that may become of a packet.
 type Outcome struct {
 	Fate Fate `json:"fate"`
@@ -159,21 +163,16 @@ func (q *question) answer(origin Origin, outcomes []iptablesmodel.Outcome) *Resu
 func (q *question) owner() (*dataplane.Service, *dataplane.Port, Kind) {
 	to := q.packet.Destination
 	for _, svc := range slices.SortedFunc(maps.Values(q.services), (*dataplane.Service).ComparePrecedence) {
-		for i := range svc.Ports {
-			p := &svc.Ports[i]
-			if p.Protocol != q.protocol {
-				continue
-			}
-			if kind, has := q.kindOf(svc, to.Addr()); has && p.Port == to.Port() && p.Serves(to.Addr()) {
-				return svc, p, kind
+		for d := range svc.Destinations() {
+			if d.Port.Protocol == q.protocol && d.AddrPort() == to {
+				return svc, d.Port, kinds[d.Kind]
 			}
 		}
 	}
 	for _, svc := range slices.SortedFunc(maps.Values(q.services), (*dataplane.Service).ComparePrecedence) {
-		for i := range svc.Ports {
-			p := &svc.Ports[i]
-			if p.Protocol == q.protocol && p.NodePort == to.Port() && q.ofNode(to.Addr()) {
-				return svc, p, NodePort
+		for d := range svc.Destinations() {
+			if d.Kind == dataplane.NodePort && d.Port.Protocol == q.protocol && d.Number == to.Port() && q.ofNode(to.Addr()) {
+				return svc, d.Port, NodePort
 			}
 		}
 	}
