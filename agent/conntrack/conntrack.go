@@ -33,8 +33,8 @@ type Flow struct {
 	// ReplySource and ReplyDestination are those that an answer has when it
 	// comes: ReplySource is the endpoint.
 	ReplySource, ReplyDestination netip.AddrPort
-	// ByIPVS: it is IPVS that translates the flow, not the rules of nat.
-	ByIPVS bool
+	// OutsideNAT: not the rules of table nat translate the flow, but something else, such as IPVS.
+	OutsideNAT bool
 	// ID tells the flow from another one between the same addresses.
 	ID uint32
 }

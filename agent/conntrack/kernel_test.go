@@ -332,7 +332,7 @@ func TestCleanerOnRealKernel(t *testing.T) {
 		c := New(Options{Family: family, Protocol: v1alpha1.ProtocolUDP, Table: k, Clock: clock.RealClock{}, Log: logr.Discard()})
 		r := ruleset(true, services)
 		r.Mode = mode
-		c.Committed(r, dataplane.Result{})
+		c.Committed(r, dataplane.Result{OwnFlows: mode == v1alpha1.ModeIPVS})
 		return c.pass(t.Context())
 	}
 	four := clean(dataplane.IPv4, service("dns", "ip 10.96.0.10 port 53 np 30053 ep 10.244.0.3:53"))

@@ -183,7 +183,7 @@ func parseFlow(message []byte) (Flow, bool) {
 		}
 		return true
 	})
-	f.ByIPVS = f.translated() && status&statusDestinationNAT == 0
+	f.OutsideNAT = f.translated() && status&statusDestinationNAT == 0
 	waits := f.Protocol == v1alpha1.ProtocolUDP || status&seenReply == 0 && state == stateSYNSent
 	return f, ok && orig && reply && id && waits
 }

@@ -51,7 +51,7 @@ func FuzzParseFlow(f *testing.F) {
 func described(f Flow) []byte {
 	number := numberOf(f.Protocol)
 	status := uint32(statusDestinationNAT)
-	if f.ByIPVS {
+	if f.OutsideNAT {
 		status = 0
 	}
 	b := header(dataplane.IPv4)

@@ -67,7 +67,7 @@ func TestParseFlow(t *testing.T) {
 	} {
 		f, ok := parseFlow(tt.message)
 		want := want
-		want.ByIPVS = tt.byIPVS
+		want.OutsideNAT = tt.byIPVS
 		if strings.HasPrefix(name, "TCP") {
 			want.Protocol = v1alpha1.ProtocolTCP
 		}

@@ -19,7 +19,9 @@ type state struct {
 	protocol v1alpha1.Protocol
 	services map[dataplane.ServiceName]programmed // of those that have such ports
 	node     dataplane.Node
-	ipvs     bool // IPVS translates: its mode runs, or still serves what it translated
+	// ownFlows: something else than table nat translates: the mode that runs, or one that
+	// still serves what it translated.
+	ownFlows bool
 	work     work
 }
 
@@ -54,9 +56,8 @@ func newState(protocol v1alpha1.Protocol) *state {
 
 // commit takes what an Apply has brought to the kernel.
 func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
-	ipvs := r.Mode == v1alpha1.ModeIPVS || result.Lingering
-	s.work.all = s.work.all || s.ipvs && !ipvs // what it translated has nobody any more
-	s.node, s.ipvs = r.Node, ipvs
+	s.work.all = s.work.all || s.ownFlows && !result.OwnFlows // nothing serves what it translated any more
+	s.node, s.ownFlows = r.Node, result.OwnFlows
 	names := maps.Clone(r.Dirty)
 	if names == nil {
 		names = map[dataplane.ServiceName]struct{}{}
@@ -159,7 +160,7 @@ func (s *state) take() (*plan, work) {
 	p := &plan{
 		protocol:  s.protocol,
 		addresses: make(map[netip.AddrPort]*target, len(s.services)), nodePorts: map[uint16]*target{},
-		former: newFormer(), ipvs: s.ipvs, own: s.node.Addresses,
+		former: newFormer(), ownFlows: s.ownFlows, own: s.node.Addresses,
 	}
 	for _, held := range s.services {
 		unknown := held.refused != nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -207,9 +208,10 @@ func (q *question) why(fate Fate, svc *dataplane.Service, port *dataplane.Port, 
 	if kind == ClusterIP {
 		policy, local = "internal", svc.InternalLocal
 	}
+	mode := modes.Of(q.set.Mode)
 	switch {
-	case (fate == Accepted || fate == Passed) && q.set.Mode == v1alpha1.ModeIPVS && svc.OfOther(q.packet.Destination.Addr(), q.set.Node.Addresses):
-		return fmt.Sprintf("%s is the address of another Node: in mode IPVS %s is not served there, because this node would be cut off from that one", q.packet.Destination.Addr(), name)
+	case (fate == Accepted || fate == Passed) && mode.Unserved(svc, q.set.Node.Addresses, q.packet.Destination.Addr()):
+		return fmt.Sprintf("%s is the address of another Node: in mode %s %s is not served there, because this node would be cut off from that one", q.packet.Destination.Addr(), mode.Mode, name)
 	case fate == Accepted || fate == Passed:
 		if kind == NodePort && port.Available {
 			return fmt.Sprintf("the node port of %s does not answer on %s: see spec.settings.nodePorts", name, q.packet.Destination.Addr())

@@ -12,8 +12,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-var _ dataplane.Follower = (*Dataplane)(nil)
-
 // followed is what the addresses that NodePorts answer on were last derived to
 // be. It is not changed any more.
 type followed struct {
@@ -26,7 +24,7 @@ func (d *Dataplane) follow(c *config) {
 	d.followed.Store(&followed{config: c, ips: slices.Clone(c.nodePortIPs)})
 }
 
-// Follow implements dataplane.Follower: it calls changed when NodePorts have to
+// Follow implements dataplane.Observer: it calls changed when NodePorts have to
 // answer on other addresses. Most changes of addresses, such as those of pods,
 // have no such effect.
 func (d *Dataplane) Follow(ctx context.Context, changed func()) {
@@ -72,7 +70,7 @@ func (d *Dataplane) applyAddresses(ctx context.Context, r *dataplane.Ruleset) (b
 	}
 	var t transaction
 	t.replaceTail(chainID{nat, chainServices}, old, tail)
-	if err := d.kernel.apply(ctx, t.String()); err != nil {
+	if err := d.write(ctx, &t); err != nil {
 		return false, err
 	}
 	d.held.config = c

@@ -233,7 +233,7 @@ func TestFollowsAddresses(t *testing.T) {
 			if got := strings.Join(tail, " "); got != step.tail {
 				t.Errorf("%s: tail %q, want %q", step.command, got, step.tail)
 			}
-			if d, err := plane.Verify(t.Context(), rules); err != nil || d.Count != 0 {
+			if d, err := plane.Verify(t.Context(), rules, dataplane.VerifyOptions{}); err != nil || d.Count != 0 {
 				t.Errorf("%s: %+v, %v", step.command, d, err)
 			}
 		}

@@ -24,7 +24,7 @@ const (
 // Apply makes the kernel hold r: by the changed Services alone where what the
 // kernel holds is known, else by reading and comparing all of it.
 func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
-	d.beginTally()
+	d.written, d.failed = [2]int{}, false
 	d.entries.Store(nil) // until it is known again
 	d.audited = nil      // it plans every Service a second time
 	d.retired = retired{}
@@ -162,9 +162,8 @@ func (d *Dataplane) result(r *dataplane.Ruleset, kind v1alpha1.SyncKind, changed
 	}
 	result := dataplane.Result{
 		Kind: kind, ServicesChanged: changed, Refused: refused, Suspected: suspected, Warnings: warnings,
-		Counts: d.counts(),
 	}
-	d.tellTally(&result)
+	d.count(&result)
 	return result
 }
 
@@ -194,7 +193,7 @@ func (t *transaction) fill(ctx context.Context, k kernel) error {
 		return err
 	case err != nil:
 		for _, r := range t.effect.added {
-			t.line(t.rules(r.in.table), "-I ", r.in.name, " ", r.spec)
+			t.insertRule(r.in, r.spec)
 		}
 		for _, r := range t.effect.removed {
 			t.removeRule(r.in, r.spec)

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
 // Cleanup removes the jumps from built-in chains, then the chains they led to
 // and those of Services, in both variants of iptables. KUBE-FIREWALL stays: the
 // kubelet shares it.
-func (d *Dataplane) Cleanup(ctx context.Context) error {
+func (d *Dataplane) Cleanup(ctx context.Context, _ dataplane.CleanupOptions) error {
 	// Whatever Supported says: where IPv6 is switched off, rules from before may be left.
 	d.held = nil
 	kernels, err := d.kernel.all(ctx)

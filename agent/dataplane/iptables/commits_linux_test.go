@@ -12,7 +12,7 @@ import (
 
 func (f *fixture) verify() dataplane.Difference {
 	f.Helper()
-	d, err := f.plane.Verify(context.Background(), f.rules)
+	d, err := f.plane.Verify(context.Background(), f.rules, dataplane.VerifyOptions{})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -54,8 +54,8 @@ func TestVerifyReadsWhatOthersWrote(t *testing.T) {
 		if reads := f.kernel.reads - before; reads != step.reads || (d.Count > 0) != step.different {
 			t.Errorf("%s: %d reads, difference %+v", step.name, reads, d)
 		}
-		if d.Count == 0 && (d.Chains != f.plane.chains || d.Rules != f.plane.rules || d.Rules == 0) {
-			t.Errorf("%s: %d chains, %d rules", step.name, d.Chains, d.Rules)
+		if d.Count == 0 && (d.Counts[dataplane.Chains] != f.plane.chains || d.Counts[dataplane.Rules] != f.plane.rules || d.Counts[dataplane.Rules] == 0) {
+			t.Errorf("%s: %d chains, %d rules", step.name, d.Counts[dataplane.Chains], d.Counts[dataplane.Rules])
 		}
 	}
 	f.kernel.warn = []string{"the other variant"}
@@ -141,7 +141,7 @@ func TestKernelTellsWhoWrote(t *testing.T) {
 				reads = 1 // that kernel does not tell
 			}
 			before := counting.reads
-			d, err := plane.Verify(context.Background(), rules)
+			d, err := plane.Verify(context.Background(), rules, dataplane.VerifyOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}

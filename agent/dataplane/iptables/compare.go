@@ -354,7 +354,7 @@ func difference(w *wanted, k *kernelState, s *scope) dataplane.Difference {
 			d.Examples = append(d.Examples, f.String())
 		}
 	})
-	d.Chains, d.Rules = k.ours(w)
+	d.Counts = countsOf(k.ours(w))
 	return d
 }
 

@@ -224,7 +224,7 @@ func TestAuthors(t *testing.T) {
 func TestProgramsAreKnownByTheirPort(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
 		plane := New(dataplane.IPv4, Options{Folder: folder})
-		if err := plane.Supported(t.Context(), nil); err != nil {
+		if err := plane.Supported(t.Context(), &dataplane.Ruleset{}); err != nil {
 			t.Fatal(err)
 		}
 		if plane.kernel.legacy() {

@@ -130,7 +130,7 @@ func (p *fullPass) writeBase(ctx context.Context, declare bool) error {
 			t.declareShared(d.chain.id)
 		}
 	}
-	return p.kernel.apply(ctx, t.String())
+	return p.write(ctx, &t)
 }
 
 // writeServices writes the chains of Services and then what leads to them: both
@@ -172,7 +172,7 @@ func (p *fullPass) writeAtOnce(ctx context.Context) (bool, error) {
 	for _, d := range diffs {
 		t.writeShared(d)
 	}
-	err := p.kernel.apply(ctx, t.String())
+	err := p.write(ctx, t)
 	switch {
 	case isRefusal(err):
 		// Part of it may have gone in.
@@ -218,7 +218,7 @@ func (p *fullPass) writeRefusals(ctx context.Context) error {
 		for _, r := range rules {
 			t.addRule(r.dispatchRule)
 		}
-		if err = p.kernel.apply(ctx, t.String()); err != nil {
+		if err = p.write(ctx, &t); err != nil {
 			break
 		}
 		written = append(written, t.effect.added...)
@@ -243,9 +243,8 @@ func (p *fullPass) writeChains(ctx context.Context) error {
 		c := &calls{limit: p.faults.perCall}
 		p.addChains(c, batch, different)
 		for _, t := range c.list {
-			input := t.String()
-			if err := p.kernel.apply(ctx, input); err != nil {
-				return input, err
+			if err := p.write(ctx, t); err != nil {
+				return t.String(), err
 			}
 		}
 		return "", nil
@@ -301,7 +300,7 @@ func (p *fullPass) writeDispatch(ctx context.Context, diffs []*sharedDiff) error
 	for _, d := range diffs {
 		t.writeShared(d)
 	}
-	err := p.kernel.apply(ctx, t.String())
+	err := p.write(ctx, &t)
 	switch {
 	case isRefusal(err):
 		// Part of it may have gone in.
@@ -330,7 +329,7 @@ func (p *fullPass) writeDispatchInParts(ctx context.Context, diffs []*sharedDiff
 			declared.declareShared(d.chain.id)
 		}
 	}
-	if err := p.kernel.apply(ctx, declared.String()); err != nil {
+	if err := p.write(ctx, &declared); err != nil {
 		return err
 	}
 	if err := p.addDispatch(ctx, additions); err != nil {
@@ -362,7 +361,7 @@ func (p *fullPass) writeDispatchInParts(ctx context.Context, diffs []*sharedDiff
 		if err := t.fill(ctx, p.kernel); err != nil {
 			return err
 		}
-		if err := p.kernel.apply(ctx, t.String()); err != nil {
+		if err := p.write(ctx, t); err != nil {
 			return err
 		}
 	}
@@ -390,15 +389,14 @@ func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.Serv
 			for _, r := range part {
 				t.addRule(r)
 			}
-			input := t.String()
-			err := p.kernel.apply(ctx, input)
+			err := p.write(ctx, &t)
 			if isRefusal(err) {
 				if undoErr := p.takeBack(ctx, &t); undoErr != nil {
-					return input, undoErr
+					return t.String(), undoErr
 				}
 			}
 			if err != nil {
-				return input, err
+				return t.String(), err
 			}
 		}
 		return "", nil
@@ -410,7 +408,7 @@ func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.Serv
 // chains they lead to are complete, or while those that are not are empty.
 func (p *fullPass) writeHooks(missing []hook) error {
 	for _, h := range slices.Backward(missing) {
-		if err := p.kernel.insert(h); err != nil {
+		if err := p.insert(h); err != nil {
 			return fmt.Errorf("insert the jump from %s of table %s: %w", h.in.name, h.in.table, err)
 		}
 	}
@@ -432,7 +430,7 @@ func (p *fullPass) deleteStale(ctx context.Context) error {
 		for _, name := range names {
 			t.emptyChain(name)
 		}
-		if err := p.kernel.apply(ctx, t.String()); err != nil {
+		if err := p.write(ctx, &t); err != nil {
 			return fmt.Errorf("empty chains that belong to no Service: %w", err)
 		}
 	}
@@ -441,6 +439,7 @@ func (p *fullPass) deleteStale(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("delete chains that belong to no Service: %w", err)
 		}
+		p.failed = p.failed || len(stuck) > 0
 		for _, name := range stuck {
 			if p.scope.stuck == nil {
 				p.scope.stuck = map[string]struct{}{}
@@ -466,17 +465,18 @@ func (p *fullPass) warnings() []string {
 	return out
 }
 
+const sysctlRouteLocalnet = "net/ipv4/conf/all/route_localnet"
+
 // routeLocalnet lets NodePorts answer on 127.0.0.1. It returns what to tell
 // where that is not possible.
 func (d *Dataplane) routeLocalnet(c *config) string {
 	if !c.nodePorts.Localhost {
 		return ""
 	}
-	const name = "net/ipv4/conf/all/route_localnet"
-	if value, err := d.sysctls.read(name); err == nil && value == "1" {
+	if value, err := d.sysctls.read(sysctlRouteLocalnet); err == nil && value == "1" {
 		return ""
 	}
-	if err := d.sysctls.write(name, "1"); err != nil {
+	if err := d.sysctls.write(sysctlRouteLocalnet, "1"); err != nil {
 		return fmt.Sprintf("NodePorts do not answer on 127.0.0.1: %v; let the agent write it (in a container by --sysctl-folder, as config/agent/daemonset.yaml does), or set spec.settings.nodePorts.localhost to Disabled", err)
 	}
 	return ""

@@ -147,6 +147,10 @@ type Dataplane struct {
 	retired retired
 	// audited is the last comparison beside another proxy; nil: none yet.
 	audited *audited
+	// written counts the rules that the running Apply has written, by table; failed: the kernel
+	// has rejected some.
+	written [2]int
+	failed  bool
 }
 
 // spare is a state of the kernel that holds as long as nobody else writes rules.
@@ -155,7 +159,10 @@ type spare struct {
 	others uint32
 }
 
-var _ dataplane.Dataplane = (*Dataplane)(nil)
+var (
+	_ dataplane.Retirer  = (*Dataplane)(nil)
+	_ dataplane.Observer = (*Dataplane)(nil)
+)
 
 // New makes a Dataplane for one IP family. It runs nothing yet.
 func New(family dataplane.Family, o Options) *Dataplane {
@@ -163,7 +170,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 	o.complete()
 	d := &Dataplane{
 		family:  family,
-		kernel:  &tally{kernel: newKernel(family, modeIPTables, &o)},
+		kernel:  newKernel(family, modeIPTables, &o),
 		proc:    o.ProcFolder,
 		sysctl:  o.SysctlFolder,
 		sysctls: values,
@@ -180,7 +187,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 
 // Supported reports whether the node has the family at all, the programs are
 // there and the kernel has NAT.
-func (d *Dataplane) Supported(ctx context.Context, _ *dataplane.Node) error {
+func (d *Dataplane) Supported(ctx context.Context, _ *dataplane.Ruleset) error {
 	if err := d.hasFamily(); err != nil {
 		return err
 	}
@@ -211,23 +218,34 @@ func (d *Dataplane) facts() (kernelFacts, error) {
 
 // counts are those of what is held.
 func (d *Dataplane) counts() dataplane.Counts {
-	return dataplane.Counts{Chains: d.chains, Rules: d.rules}
+	return countsOf(d.chains, d.rules)
+}
+
+func countsOf(chains, rules int) dataplane.Counts {
+	return dataplane.Counts{dataplane.Chains: chains, dataplane.Rules: rules}
 }
 
 // maxUnread is how many verifications in a row may go by without reading the
 // rules, because nobody else has changed any.
 const maxUnread = 9
 
-// Verify compares the kernel to what the last Apply left there. Where the
-// kernel tells that nobody else has written rules since a comparison that found
-// no difference, it holds what we have written since, and is not read.
-func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
+// Verify compares the kernel to what the last Apply left there or, for an audit, to r alone.
+func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplane.VerifyOptions) (dataplane.Difference, error) {
 	if err := d.hasFamily(); err != nil {
 		return dataplane.Difference{}, err
 	}
 	if err := d.kernel.find(ctx); err != nil {
 		return dataplane.Difference{}, err
 	}
+	if o.Audit {
+		return d.audit(ctx, r)
+	}
+	return d.verify(ctx, r)
+}
+
+// verify does not read the kernel where that reports that no other program has written rules
+// since a comparison that found no difference: then it has what we have written since.
+func (d *Dataplane) verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
 	want, err := d.want(r)
 	if err != nil {
 		return dataplane.Difference{}, err

@@ -177,7 +177,7 @@ func (k *Keeper) Compare(ctx context.Context, want Fixed) (FixedState, error) {
 }
 
 // Watch calls changed whenever somebody else may have changed our chains or
-// jumps, until ctx is done; see dataplane.Watcher. It begins after the first
+// jumps, until ctx is done; see dataplane.Observer. It begins after the first
 // successful Apply or Compare that found no difference.
 func (k *Keeper) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	select {

@@ -247,7 +247,7 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 	for range 2 {
 		rules.Full = true
 		mustApply(t, plane, rules)
-		if d, err := New(family, Options{Folder: folder}).Verify(context.Background(), rules); err != nil || d.Count > 0 {
+		if d, err := New(family, Options{Folder: folder}).Verify(context.Background(), rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 {
 			t.Errorf("%s: beside mode IPVS: %+v, %v", family, d, err)
 		}
 		leave()
@@ -260,7 +260,7 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 			t.Errorf("%s: in mode IPVS again: %s", family, diff)
 		}
 	}
-	if err := errors.Join(plane.Cleanup(context.Background()), keeper.Cleanup(context.Background())); err != nil {
+	if err := errors.Join(plane.Cleanup(context.Background(), dataplane.CleanupOptions{}), keeper.Cleanup(context.Background())); err != nil {
 		t.Error(err)
 	}
 	if left := strings.Join(save(), ""); strings.Contains(left, "KUBE-S") {

@@ -456,7 +456,7 @@ func TestPartsOnTheRealKernel(t *testing.T) {
 		}
 		plane, rules := New(dataplane.IPv4, Options{Folder: folder}), newRuleset(someServices(1)...)
 		mustApply(t, plane, rules)
-		if d, err := plane.Verify(t.Context(), rules); err != nil || d.Count > 0 {
+		if d, err := plane.Verify(t.Context(), rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 {
 			t.Fatal(d, err)
 		}
 		large := dataplane.ServiceName{Namespace: "ns", Name: "large"}

@@ -58,7 +58,7 @@ func (d *Dataplane) applyChanged(ctx context.Context, r *dataplane.Ruleset) (cha
 		},
 		former: maps.Clone(d.refused), refused: map[dataplane.ServiceName]refusal{}, changed: map[dataplane.ServiceName]struct{}{},
 	}
-	if err := p.faults.isolate(names, p.write); err != nil {
+	if err := p.faults.isolate(names, p.writeBatch); err != nil {
 		return p.changed, false, err
 	}
 	if err := p.noteRefused(); err != nil {
@@ -142,11 +142,11 @@ func (p *partialPass) changes(name dataplane.ServiceName) []*serviceChange {
 	return []*serviceChange{changeOf(held, plan)}
 }
 
-// write writes some Services. A call that is rejected leaves no trace. What earlier calls
+// writeBatch writes some Services. A call that is rejected leaves no trace. What earlier calls
 // wrote stays and is known: they are complete steps of the change, and to take them back
 // takes rules that are not remembered and as many calls again, at each retry. Only a
 // Service that is a batch by itself takes several.
-func (p *partialPass) write(batch []dataplane.ServiceName) (string, error) {
+func (p *partialPass) writeBatch(batch []dataplane.ServiceName) (string, error) {
 	c := &calls{limit: p.faults.perCall}
 	different := 0
 	for _, name := range batch {
@@ -167,7 +167,7 @@ func (p *partialPass) write(batch []dataplane.ServiceName) (string, error) {
 			return input, err
 		}
 		input = t.String()
-		err := p.kernel.apply(p.ctx, input)
+		err := p.write(p.ctx, t)
 		if isRefusal(err) {
 			if i > 0 {
 				p.nowHas(batch[0], p.has(batch[0]).after(c.list[:i]))
@@ -211,14 +211,14 @@ func (d *Dataplane) takeBack(ctx context.Context, t *transaction) error {
 	if t.refuse.Len() == 0 || !t.hasNAT() {
 		return nil
 	}
-	if err := d.kernel.apply(ctx, t.undo().String()); err != nil && !isRefusal(err) {
+	if err := d.write(ctx, t.undo()); err != nil && !isRefusal(err) {
 		return fmt.Errorf("take back what went in of rules that were refused: %w", err)
 	}
 	return nil
 }
 
 // noteRefused notes what was refused. What the kernel holds of it was known before, or
-// noted by write.
+// noted by writeBatch.
 func (p *partialPass) noteRefused() error {
 	if len(p.faults.refused) == 0 {
 		return nil

@@ -194,7 +194,7 @@ func TestVerificationBesideARefusedService(t *testing.T) {
 	f.rest(bad(3).Name)
 	verify := func() dataplane.Difference {
 		t.Helper()
-		d, err := f.plane.Verify(context.Background(), f.rules)
+		d, err := f.plane.Verify(context.Background(), f.rules, dataplane.VerifyOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -246,7 +246,7 @@ func TestRefusedWhereOthersWrite(t *testing.T) {
 	if full != 1 {
 		t.Errorf("%d full passes", full)
 	}
-	if _, err := f.plane.Verify(context.Background(), f.rules); err != nil {
+	if _, err := f.plane.Verify(context.Background(), f.rules, dataplane.VerifyOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range f.kernel.chains() {

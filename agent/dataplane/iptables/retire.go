@@ -12,8 +12,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-var _ dataplane.Retirer = (*Dataplane)(nil)
-
 // retired is what is remembered of a mode that was retired: as long as nobody
 // else writes rules, nothing of it is left.
 type retired struct {

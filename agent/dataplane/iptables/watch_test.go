@@ -89,7 +89,7 @@ func (w *watched) repair(what string) {
 
 func (w *watched) verify(what string, different bool) {
 	w.Helper()
-	d, err := w.plane.Verify(w.Context(), w.rules)
+	d, err := w.plane.Verify(w.Context(), w.rules, dataplane.VerifyOptions{})
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -25,7 +25,7 @@ func (d *Dataplane) follow(c *config, n *dataplane.Node) {
 	d.followed.Store(&followed{c, nodePorts})
 }
 
-// Follow implements dataplane.Follower: it calls changed when NodePorts have to
+// Follow implements dataplane.Observer: it calls changed when NodePorts have to
 // answer on other addresses, when an address of a Service has come to or left
 // another interface, and when it is time to look at draining real servers.
 func (d *Dataplane) Follow(ctx context.Context, changed func()) {

@@ -581,6 +581,6 @@ func (d *Dataplane) result(r *dataplane.Ruleset, kind v1alpha1.SyncKind, changed
 	return dataplane.Result{
 		Kind: kind, ServicesChanged: changed, Refused: refused, Reduced: reduced,
 		Warnings: warnings[:min(len(warnings), dataplane.MaxExamples)], Notes: notes[:min(len(notes), dataplane.MaxExamples)],
-		Failed: len(d.failed) > 0,
+		Failed: len(d.failed) > 0, OwnFlows: true,
 	}
 }

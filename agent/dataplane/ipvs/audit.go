@@ -14,11 +14,18 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 )
 
-// Verify compares the kernel to what the last Apply left there.
-func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
+// Verify compares the kernel to what the last Apply left there or, for an audit, to r alone.
+func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplane.VerifyOptions) (dataplane.Difference, error) {
 	if err := d.open(); err != nil {
 		return dataplane.Difference{}, err
 	}
+	if o.Audit {
+		return d.audit(ctx, r)
+	}
+	return d.verify(ctx, r)
+}
+
+func (d *Dataplane) verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
 	c, err := d.configFor(&r.Node)
 	if err != nil {
 		return dataplane.Difference{}, err
@@ -60,8 +67,7 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 		out.Examples = append(out.Examples, "the virtual server "+k.String()+", which was in the way of a Service, does not exist any more")
 	}
 	out.Examples = out.Examples[:min(len(out.Examples), dataplane.MaxExamples)]
-	out.Counts = counted(state, evidence.ours)
-	out.Chains, out.Rules, out.Warnings = rules.Chains, rules.Rules, rules.Warnings
+	out.Counts, out.Warnings = counted(state, evidence.ours, rules), rules.Warnings
 	return out, nil
 }
 
@@ -124,29 +130,26 @@ func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *wan
 	if err != nil {
 		return dataplane.Difference{}, nil, err
 	}
-	return difference(slices.Concat(all, rules.Findings, d.untuned(want.config))), &rules, nil
+	return dataplane.DifferenceOf(slices.Concat(all, rules.Findings, d.untuned(want.config)), dataplane.VerifyOptions{}), &rules, nil
 }
 
-// counted counts what a snapshot has of ours.
-func counted(state *snapshot, ours func(Key) bool) dataplane.Counts {
-	var out dataplane.Counts
+// counted counts what a snapshot has of ours, beside the fixed rules.
+func counted(state *snapshot, ours func(Key) bool, rules *iptables.FixedState) dataplane.Counts {
+	out := dataplane.Counts{dataplane.Chains: rules.Chains, dataplane.Rules: rules.Rules}
 	for k := range state.servers {
 		if ours(k) {
-			out.VirtualServers++
-			out.RealServers += len(state.reals[k])
+			out[dataplane.VirtualServers]++
+			out[dataplane.RealServers] += len(state.reals[k])
 		}
 	}
 	for _, entries := range state.sets {
-		out.SetEntries += len(entries)
+		out[dataplane.SetEntries] += len(entries)
 	}
 	return out
 }
 
-// Audit implements dataplane.Auditor.
-func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.Audit, error) {
-	if err := d.open(); err != nil {
-		return dataplane.Audit{}, err
-	}
+// audit is Verify beside another proxy.
+func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
 	// Whoever maintains it, it is not us.
 	d.held, d.former = nil, nil
 	clear(d.known)
@@ -154,20 +157,20 @@ func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	d.forgetDrains()
 	c, err := d.configFor(&r.Node)
 	if err != nil {
-		return dataplane.Audit{}, err
+		return dataplane.Difference{}, err
 	}
 	d.follow(c, &r.Node)
 	state, err := d.read(c)
 	if err != nil {
-		return dataplane.Audit{}, err
+		return dataplane.Difference{}, err
 	}
 	evidence, err := d.evidence(c, state)
 	if err != nil {
-		return dataplane.Audit{}, err
+		return dataplane.Difference{}, err
 	}
 	want := c.planAll(r.Services, evidence.strangers())
 	if err := d.readReals(ctx, state, want.wanted); err != nil {
-		return dataplane.Audit{}, err
+		return dataplane.Difference{}, err
 	}
 	diff := compare(want.wanted, state, &scope{
 		prune: r.Prune, kept: keptOf(r), ours: evidence.ours,
@@ -179,15 +182,15 @@ func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	want.renounce(diff.renounced)
 	rules, err := d.rules.Compare(ctx, want.rules())
 	if err != nil {
-		return dataplane.Audit{}, err
+		return dataplane.Difference{}, err
 	}
-	out := dataplane.Audit{Findings: findings(diff, want.wanted, state), Warnings: rules.Warnings, Counts: counted(state, evidence.ours)}
+	found := findings(diff, want.wanted, state)
 	for _, name := range slices.SortedFunc(maps.Keys(want.conflicts.of), dataplane.ServiceName.Compare) {
 		reason := want.conflicts.of[name].reason
-		out.Findings = append(out.Findings, dataplane.Finding{Service: name, Key: "ipvs conflict " + name.String() + " " + reason, Text: "Service " + name.String() + ": " + reason})
+		found = append(found, dataplane.Finding{Service: name, Key: "ipvs conflict " + name.String() + " " + reason, Text: "Service " + name.String() + ": " + reason})
 	}
-	out.Findings = append(out.Findings, rules.Findings...)
-	out.Chains, out.Rules = rules.Chains, rules.Rules
+	out := dataplane.DifferenceOf(append(found, rules.Findings...), dataplane.VerifyOptions{Audit: true})
+	out.Warnings, out.Counts = rules.Warnings, counted(state, evidence.ours, &rules)
 	d.watched.replace(maps.Keys(state.bound))
 	d.watched.recount(d.kernel)
 	d.watched.resume(len(state.servers))

@@ -127,12 +127,3 @@ func (f *finder) entryOwners() map[setEntry]dataplane.ServiceName {
 	}
 	return out
 }
-
-// difference counts findings and takes examples.
-func difference(found []dataplane.Finding) dataplane.Difference {
-	out := dataplane.Difference{Count: len(found)}
-	for _, f := range found[:min(len(found), dataplane.MaxExamples)] {
-		out.Examples = append(out.Examples, f.Text)
-	}
-	return out
-}

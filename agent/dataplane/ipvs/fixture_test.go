@@ -141,7 +141,7 @@ func (b *bench) remove(list ...*dataplane.Service) {
 // try applies; what is dirty and what rests afterwards is as the agent would have it.
 func (b *bench) try() (dataplane.Result, error) {
 	if b.r.Full {
-		if err := b.plane.Supported(context.Background(), &b.r.Node); err != nil {
+		if err := b.plane.Supported(context.Background(), b.r); err != nil {
 			return dataplane.Result{}, err
 		}
 	}
@@ -186,7 +186,7 @@ func (b *bench) wants(want ...string) {
 // verified compares the kernel to what is held.
 func (b *bench) verified() {
 	b.Helper()
-	diff, err := b.plane.Verify(context.Background(), b.r)
+	diff, err := b.plane.Verify(context.Background(), b.r, dataplane.VerifyOptions{})
 	if err != nil || diff.Count != 0 {
 		b.Errorf("%v, %+v", err, diff)
 	}

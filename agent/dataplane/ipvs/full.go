@@ -127,7 +127,7 @@ func (p *fullPass) undone() dataplane.Difference {
 		_, read := p.state.reals[s.Key]
 		return dirty || !read && !s.missing || p.uncertain(s.owner)
 	})
-	return difference(findings(d, p.held, p.state))
+	return dataplane.DifferenceOf(findings(d, p.held, p.state), dataplane.VerifyOptions{})
 }
 
 func (p *fullPass) write() error {

@@ -119,12 +119,8 @@ type Dataplane struct {
 }
 
 var (
-	_ dataplane.Dataplane = (*Dataplane)(nil)
-	_ dataplane.Follower  = (*Dataplane)(nil)
-	_ dataplane.Watcher   = (*Dataplane)(nil)
-	_ dataplane.Auditor   = (*Dataplane)(nil)
-	_ dataplane.Retirer   = (*Dataplane)(nil)
-	_ dataplane.Excluder  = (*Dataplane)(nil)
+	_ dataplane.Retirer  = (*Dataplane)(nil)
+	_ dataplane.Observer = (*Dataplane)(nil)
 )
 
 // New makes a Dataplane for one IP family. It touches nothing yet.
@@ -149,14 +145,14 @@ func New(family dataplane.Family, o Options) *Dataplane {
 
 // Supported reports whether the node has the family, IPVS, ipsets and iptables,
 // and the scheduler of its settings.
-func (d *Dataplane) Supported(ctx context.Context, n *dataplane.Node) error {
+func (d *Dataplane) Supported(ctx context.Context, r *dataplane.Ruleset) error {
 	if err := d.open(); err != nil {
 		return err
 	}
 	if err := d.rules.Supported(ctx); err != nil {
 		return err
 	}
-	scheduler := *n.Settings.IPVS.Scheduler
+	scheduler := *r.Node.Settings.IPVS.Scheduler
 	if d.schedulers[scheduler] {
 		return nil
 	}
@@ -313,13 +309,13 @@ func (d *Dataplane) sameReals(a, b Key) (bool, error) {
 // counts are those of what is held.
 func (d *Dataplane) counts() (dataplane.Counts, map[string]dataplane.TableCount) {
 	out := dataplane.Counts{
-		Chains: d.fixed.chains, SetEntries: len(d.held.needs.entries),
-		VirtualServers: len(d.held.needs.servers), RealServers: d.held.needs.reals + d.draining.count(),
-		Draining: d.draining.count(),
+		dataplane.Chains: d.fixed.chains, dataplane.SetEntries: len(d.held.needs.entries),
+		dataplane.VirtualServers: len(d.held.needs.servers), dataplane.RealServers: d.held.needs.reals + d.draining.count(),
+		dataplane.Draining: d.draining.count(),
 	}
 	tables := map[string]dataplane.TableCount{}
 	for table, n := range d.fixed.rules {
-		out.Rules += n
+		out[dataplane.Rules] += n
 		tables[table] = dataplane.TableCount{Rules: n}
 	}
 	return out, tables

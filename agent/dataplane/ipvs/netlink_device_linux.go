@@ -13,10 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deviceName is the device that the addresses of Services are bound to, which
-// makes the kernel take their packets for its own.
-const deviceName = "kube-ipvs0"
-
 // dumpTries bound how often a list is read that changes while it is read.
 const dumpTries = 10
 

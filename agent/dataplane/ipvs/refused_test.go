@@ -66,7 +66,7 @@ func TestForeignServers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if d, err := b.plane.Verify(t.Context(), b.r); err != nil || d.Count != len(foreign) || d.Drifted {
+	if d, err := b.plane.Verify(t.Context(), b.r, dataplane.VerifyOptions{}); err != nil || d.Count != len(foreign) || d.Drifted {
 		t.Errorf("what was in the way has gone: %+v, %v", d, err)
 	}
 	b.r.Full = true
@@ -440,7 +440,7 @@ func TestScheduler(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(proc, "modules"), []byte("ip_vs_sh 16384 0 - Live 0x0\nip_vs 1 3 ip_vs_sh, Live 0x0\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	diff, err := b.plane.Verify(t.Context(), b.r)
+	diff, err := b.plane.Verify(t.Context(), b.r, dataplane.VerifyOptions{})
 	if err != nil || diff.Count != 1 || diff.Drifted || !strings.Contains(diff.Examples[0], "has got the IPVS scheduler sh") {
 		t.Errorf("%+v, %v", diff, err)
 	}
@@ -457,7 +457,7 @@ func TestScheduler(t *testing.T) {
 		}
 	}
 	*b.r.Node.Settings.IPVS.Scheduler = "lc"
-	err = b.plane.Supported(context.Background(), &b.r.Node)
+	err = b.plane.Supported(context.Background(), b.r)
 	if err == nil || !strings.Contains(err.Error(), dataplane.ErrUnsupported.Error()) {
 		t.Errorf("%v", err)
 	}

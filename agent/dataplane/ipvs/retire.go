@@ -34,9 +34,11 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 	case err != nil:
 		return "", err
 	}
-	if err := d.Exclude(r.Node.Settings.IPVS.ExcludeCIDRs); err != nil {
+	exclude, err := excludedBy(d.family, r.Node.Settings.IPVS.ExcludeCIDRs)
+	if err != nil {
 		return "", err
 	}
+	d.exclude = exclude
 	addresses, err := d.kernel.Addresses()
 	if err != nil {
 		return "", err

@@ -119,7 +119,7 @@ func (w *watched) counted(n int) (fewer, sure bool) {
 	return true, sure
 }
 
-// Watch implements dataplane.Watcher: by what Rules tell, by the events of
+// Watch implements dataplane.Observer: by what Rules tell, by the events of
 // kube-ipvs0, and by a look at the number of virtual servers from time to time.
 // It begins after the first successful Apply.
 func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
@@ -233,12 +234,13 @@ func policy(local bool) v1alpha1.TrafficPolicy {
 
 func port(svc *dataplane.Service, p *dataplane.Port, set *combine.Set) Port {
 	out := Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, NodePort: p.NodePort, Cluster: p.Cluster, Local: p.Local, Addresses: []Address{}}
+	mode := modes.Of(set.Mode)
 	for d := range svc.DestinationsOf(p) {
 		at := d.AddrPort().String()
 		switch {
 		case d.Kind == dataplane.NodePort:
 			at = fmt.Sprint(d.Number)
-		case set.Mode == v1alpha1.ModeIPVS && svc.OfOther(d.Address, set.Node.Addresses):
+		case mode.Unserved(svc, set.Node.Addresses, d.Address):
 			continue
 		}
 		out.Addresses = append(out.Addresses, Address{Kind: d.Kind, At: at, Policy: policy(d.Local)})

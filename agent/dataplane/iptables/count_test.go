@@ -12,7 +12,6 @@ import (
 
 func TestRulesAreCountedByTable(t *testing.T) {
 	f := newFixture(t)
-	f.plane.kernel = &tally{kernel: f.kernel}
 	check := func(when string, written map[string]int, failed bool, result dataplane.Result) {
 		t.Helper()
 		want := map[string]dataplane.TableCount{}
