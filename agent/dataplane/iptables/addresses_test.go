@@ -117,7 +117,7 @@ func TestChangedAddressRewritesTheTailOnly(t *testing.T) {
 	step := func(kind v1alpha1.SyncKind, tail string, writes int, addresses ...string) dataplane.Result {
 		t.Helper()
 		f.at(addresses...)
-		if want := tail != f.tail(); f.plane.addressesChanged() != want {
+		if want := tail != f.tail(); f.plane.addresses.Changed(f.plane.interfaceIPs) != want {
 			t.Errorf("addresses have changed: %t, want %t", !want, want)
 		}
 		f.rules.Recheck = true
@@ -127,7 +127,7 @@ func TestChangedAddressRewritesTheTailOnly(t *testing.T) {
 			t.Errorf("%s, tail %q, writes %q; want %s, %q", result.Kind, f.tail(), f.kernel.writes, kind, tail)
 		}
 		f.check(result)
-		if f.plane.addressesChanged() {
+		if f.plane.addresses.Changed(f.plane.interfaceIPs) {
 			t.Error("what has just been applied counts as changed")
 		}
 		return result
@@ -166,13 +166,13 @@ func TestChangedAddressRewritesTheTailOnly(t *testing.T) {
 func TestAddressesDoNotMatterWhereAllDo(t *testing.T) {
 	f := newFixture(t)
 	f.at("192.168.0.2")
-	if f.plane.addressesChanged() {
+	if f.plane.addresses.Changed(f.plane.interfaceIPs) {
 		t.Error("before the first Apply")
 	}
 	f.set(someServices(1)...)
 	f.apply()
 	f.at("192.168.0.3")
-	if f.plane.addressesChanged() {
+	if f.plane.addresses.Changed(f.plane.interfaceIPs) {
 		t.Error("NodePorts answer on all addresses, but a new one counts as a change")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"reflect"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
 // audited is what is remembered of a comparison beside another proxy, so that
@@ -42,7 +43,7 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	d.follow(c)
+	d.noteAddresses(c)
 	next := &audited{prune: r.Prune, kept: len(r.Keep)}
 	same := next.plan(d.audited, c, r.Services)
 	next.others, next.known = d.kernel.others() // before reading: what comes later is noticed next time
@@ -56,7 +57,7 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		return dataplane.Difference{}, err
 	}
 	d.watchFrom(state)
-	found := auditFindings(next.want, state, &scope{prune: r.Prune, kept: keptOf(r)})
+	found := auditFindings(next.want, state, &scope{prune: r.Prune, kept: engine.KeptOf(r)})
 	next.result = dataplane.DifferenceOf(found, dataplane.VerifyOptions{Audit: true})
 	next.result.Counts = countsOf(state.ours(next.want))
 	next.warn(ctx, d.kernel, d.audited)
@@ -79,11 +80,7 @@ func (d *Dataplane) watchFrom(state *kernelState) {
 	if d.kernel.legacy() {
 		d.entries.Store(&entries{total: state.entries()})
 	}
-	select {
-	case <-d.applied:
-	default:
-		close(d.applied)
-	}
+	d.engine.Begin()
 }
 
 // plan plans the Services, those again that have changed since last. It reports

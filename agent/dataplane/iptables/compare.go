@@ -78,7 +78,7 @@ type scope struct {
 	// knows: their rules may go without prune.
 	ended map[dataplane.ServiceName]struct{}
 	// refused Services keep what the kernel holds of them.
-	refused map[dataplane.ServiceName]refusal
+	refused map[dataplane.ServiceName]rejection
 	// stuck chains are stale but cannot be deleted.
 	stuck map[string]struct{}
 	// kept Services may be newer in the kernel: nothing of them is replaced or
@@ -149,7 +149,7 @@ func staleChains(w *wanted, k *kernelState, s *scope) []string {
 		}
 	}
 	for _, why := range s.refused {
-		note(why.held)
+		note(why.Held)
 	}
 	var out []string
 	for id := range k.chains {

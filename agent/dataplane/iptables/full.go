@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
 // applyFull compares all that the kernel holds to what is wanted and writes the
@@ -21,40 +22,37 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset, state *
 	if err != nil {
 		return 0, err
 	}
-	d.follow(config)
+	d.noteAddresses(config)
 	p := d.newFullPass(r, config, state)
 	if err := p.run(ctx); err != nil {
 		return 0, err
 	}
-	if err := p.allRefused(); err != nil {
+	if err := engine.NoneTaken(len(r.Services), p.scope.refused); err != nil {
 		return 0, err
 	}
-	d.refused, d.stuck = p.scope.refused, p.scope.stuck
-	for name := range d.refused {
+	d.engine.Rejected, d.engine.Kept, d.stuck = p.scope.refused, p.scope.kept, p.scope.stuck
+	for name := range d.engine.Rejected {
 		delete(p.want.services, name)
 	}
 	d.chains, d.rules = p.want.counts()
 	d.filterRules = p.want.inFilter()
-	d.held, d.kept = p.want, p.scope.kept
+	d.held = p.want
 	d.countForeign(p)
 	d.warnings = append(p.warnings(), d.kernel.warnings(ctx)...)
 	return len(p.changed), nil
 }
 
 func (d *Dataplane) newFullPass(r *dataplane.Ruleset, c *config, state *kernelState) *fullPass {
-	p := &fullPass{Dataplane: d, ruleset: r, want: c.plan(r.Services), state: state, rests: d.resting(r),
-		changed: map[dataplane.ServiceName]struct{}{}}
+	p := &fullPass{Dataplane: d, ruleset: r, want: c.plan(r.Services), state: state, rests: d.engine.Resting(r)}
 	for name := range p.rests {
 		delete(p.want.services, name)
 	}
-	p.scope = scope{prune: r.Prune, ended: ended(r), refused: maps.Clone(p.rests), kept: keptOf(r)}
-	p.faults = &isolation{
-		limit:   maxRefusedRuns,
-		perCall: perCall(d.kernel, batchRules),
-		size:    func(n dataplane.ServiceName) int { return p.want.services[n].lines() },
-		chains:  func(n dataplane.ServiceName) []plannedChain { return p.want.services[n].chains },
-		former:  d.refused, refused: p.scope.refused, changed: p.changed,
-	}
+	p.faults = d.newIsolation(maxRefusedRuns,
+		func(n dataplane.ServiceName) int { return p.want.services[n].lines() },
+		func(n dataplane.ServiceName) []plannedChain { return p.want.services[n].chains })
+	p.faults.Rejected = maps.Clone(p.rests)
+	p.changed = p.faults.Changed
+	p.scope = scope{prune: r.Prune, ended: ended(r), refused: p.faults.Rejected, kept: engine.KeptOf(r)}
 	return p
 }
 
@@ -79,7 +77,7 @@ type fullPass struct {
 	changed map[dataplane.ServiceName]struct{}
 	faults  *isolation
 	// rests are the refused Services that are not tried.
-	rests map[dataplane.ServiceName]refusal
+	rests map[dataplane.ServiceName]rejection
 	// behindIPVS: mode IPVS has served the node, and may still. TakesOver: it does,
 	// alone.
 	behindIPVS, takesOver bool
@@ -162,7 +160,7 @@ func (p *fullPass) writeAtOnce(ctx context.Context) (bool, error) {
 		limit = largeRules
 	}
 	diffs := p.compareDispatch()
-	if size > limit || p.tooManyFor(diffs) || len(p.Dataplane.refused) > len(p.rests) {
+	if size > limit || p.tooManyFor(diffs) || len(p.engine.Rejected) > len(p.rests) {
 		return false, nil
 	}
 	all := &calls{limit: perCall(p.kernel, largeRules)} // one: size is less
@@ -240,7 +238,7 @@ func (p *fullPass) writeChains(ctx context.Context) error {
 	different := compareChains(p.want, p.state, &p.scope)
 	names := slices.SortedFunc(maps.Keys(different), dataplane.ServiceName.Compare)
 	return p.faults.isolate(names, func(batch []dataplane.ServiceName) (string, error) {
-		c := &calls{limit: p.faults.perCall}
+		c := &calls{limit: p.faults.Capacity}
 		p.addChains(c, batch, different)
 		for _, t := range c.list {
 			if err := p.write(ctx, t); err != nil {
@@ -384,7 +382,7 @@ func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.Serv
 				}
 			}
 		}
-		for part := range slices.Chunk(rules, p.faults.perCall) {
+		for part := range slices.Chunk(rules, p.faults.Capacity) {
 			var t transaction
 			for _, r := range part {
 				t.addRule(r)

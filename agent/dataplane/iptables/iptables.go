@@ -13,7 +13,10 @@ import (
 	"reflect"
 	"sync/atomic"
 
+	"k8s.io/utils/clock"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
 // Options are what a Dataplane is made of.
@@ -105,31 +108,23 @@ type Dataplane struct {
 	// interfaceIPs reads the addresses of the node's interfaces. It is called
 	// from several goroutines.
 	interfaceIPs func() ([]netip.Addr, error)
-	// followed is what changes of addresses are compared to; nil before the
-	// first Apply.
-	followed atomic.Pointer[followed]
+	// addresses are those of the node that NodePorts answer on.
+	addresses engine.Addresses
+	engine    *engine.Engine[planned]
 
-	// applied is closed after the first successful Apply or Audit.
-	applied chan struct{}
 	// entries are how many the kernel's tables should hold, nil while that is not
 	// known, and foreign how many of them are others'. Legacy variant only.
 	entries atomic.Pointer[entries]
 	foreign int
 
-	// held is what the kernel holds by our last successful Apply. Nil: unknown,
-	// the next Apply is full.
+	// held is what the kernel holds by our last successful Apply, without the Services that it
+	// rejects. Nil: unknown, the next Apply is full.
 	held *wanted
-	// refused are the Services that the kernel would not take. What the kernel
-	// holds of them is not in held.
-	refused map[dataplane.ServiceName]refusal
-	// sound is kernel.others when the kernel held what is in held and refused; nil:
+	// sound is kernel.others when the kernel held what is in held and engine.Rejected; nil:
 	// that is not known. Doubted: since the last verification a full pass was made
 	// because something was refused and somebody else may be why.
 	sound   *uint32
 	doubted bool
-	// kept are the Services of which the kernel may hold something newer than
-	// what is in held.
-	kept map[dataplane.ServiceName]struct{}
 	// stuck are chains that belong to no Service and could not be deleted.
 	stuck map[string]struct{}
 	// warnings are those of the last full Apply.
@@ -174,11 +169,10 @@ func New(family dataplane.Family, o Options) *Dataplane {
 		proc:    o.ProcFolder,
 		sysctl:  o.SysctlFolder,
 		sysctls: values,
-		refused: map[dataplane.ServiceName]refusal{},
-		applied: make(chan struct{}),
 
 		interfaceIPs: dataplane.InterfaceAddresses,
 	}
+	d.engine = engine.New[planned](operations{d}, clock.RealClock{})
 	if o.Model != nil {
 		d.interfaceIPs = func() ([]netip.Addr, error) { return o.Model.Addresses(), nil }
 	}
@@ -260,7 +254,7 @@ func (d *Dataplane) verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	scope := &scope{prune: r.Prune, refused: d.refused, stuck: d.stuck, kept: keptOf(r)}
+	scope := &scope{prune: r.Prune, refused: d.engine.Rejected, stuck: d.stuck, kept: engine.KeptOf(r)}
 	out := difference(want, state, scope)
 	switch {
 	case out.Count == 0:

@@ -107,14 +107,3 @@ func (n newer) missing(p *planned, k *kernelState) []string {
 	}
 	return missing
 }
-
-// keptOf returns those of the names of which something is wanted.
-func keptOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
-	kept := map[dataplane.ServiceName]struct{}{}
-	for name := range r.Keep {
-		if r.Services[name] != nil {
-			kept[name] = struct{}{}
-		}
-	}
-	return kept
-}

@@ -480,7 +480,7 @@ func TestRefusedByTheKernel(t *testing.T) {
 			}
 			return
 		}
-		if err == nil || strings.Contains(err.Error(), "lock") || !strings.Contains(err.Error(), "refuses the rules of all 3 Services") {
+		if err == nil || strings.Contains(err.Error(), "lock") || !strings.Contains(err.Error(), "rejects all 3 Services") {
 			t.Errorf("error %v", err)
 		}
 	})

@@ -351,7 +351,7 @@ func TestRejectedChangeInTheMiddle(t *testing.T) {
 	p.applied(0, endpoints*3/2, "")
 
 	change()
-	p.plane.refused[huge.Name].held.chains[0].rules += maxParts
+	p.plane.engine.Rejected[huge.Name].Held.chains[0].rules += maxParts
 	p.kernel.tables.Refuse = nil
 	p.applied(0, endpoints*3/2, iptablesmodel.Passed)
 	if first := p.kernel.writes[0]; !strings.Contains(first, "\n:KUBE-SERVICES ") || strings.Contains(first, huge.Name.String()) {

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
 // transaction collects the input of one iptables-restore. Each of its parts is
@@ -245,20 +243,4 @@ func (t *transaction) String() string {
 	section("nat", &t.declare, &t.nat, &t.drop)
 	section("filter", &t.permit)
 	return out.String()
-}
-
-// serviceBatches splits the names of Services so that each batch needs at most limit
-// lines, except where one Service needs more.
-func serviceBatches(names []dataplane.ServiceName, lines map[dataplane.ServiceName]int, limit int) [][]dataplane.ServiceName {
-	var out [][]dataplane.ServiceName
-	size := 0
-	for _, n := range names {
-		r := lines[n]
-		if len(out) == 0 || size+r > limit {
-			out, size = append(out, nil), 0
-		}
-		out[len(out)-1] = append(out[len(out)-1], n)
-		size += r
-	}
-	return out
 }

@@ -12,7 +12,7 @@ import (
 func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	select {
 	case <-ctx.Done():
-	case <-d.applied:
+	case <-d.engine.Begun():
 		watchRules(ctx, d.kernel, &d.entries, changed)
 	}
 }

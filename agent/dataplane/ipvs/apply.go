@@ -11,17 +11,15 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Apply makes the kernel hold r: by the changed Services alone where what the
-// kernel holds is known, else by reading and comparing all of it. Real servers
-// that drain are looked at when it is time.
+// Apply programs r. The engine decides how. Real servers that drain are checked when it is time.
 func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
 	d.watched.pause()
 	d.retireUntil = time.Time{}
-	result, err := d.apply(ctx, r)
+	result, err := d.engine.Apply(ctx, r)
 	if err == nil {
 		err = d.lookAtDrains(ctx)
 	}
@@ -31,80 +29,93 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		return dataplane.Result{}, err
 	}
 	result.Counts, result.Tables = d.counts()
-	d.settle()
+	d.watched.resume(len(d.held.needs.servers))
+	d.engine.Begin()
 	return result, nil
 }
 
-// settle notes that what the kernel holds is known.
-func (d *Dataplane) settle() {
-	d.watched.resume(len(d.held.needs.servers))
-	select {
-	case <-d.applied:
-	default:
-		close(d.applied)
+// operations are what the engine has the data plane do.
+type operations struct{ *Dataplane }
+
+var _ engine.Operations = operations{}
+
+// Open implements engine.Operations.
+func (o operations) Open(context.Context) error { return o.kernel.Open() }
+
+// Known implements engine.Operations.
+func (o operations) Known() bool { return o.held != nil }
+
+// Recheck implements engine.Operations.
+func (o operations) Recheck(_ context.Context, r *dataplane.Ruleset) (engine.Effect, error) {
+	c, err := o.configFor(&r.Node)
+	switch {
+	case err != nil:
+		return engine.TakesFull, err
+	case !sameButAddresses(c, o.held.config):
+		return engine.TakesFull, nil
+	}
+	o.noteAddresses(c, &r.Node)
+	if reflect.DeepEqual(c, o.held.config) {
+		return engine.NoEffect, nil
+	}
+	o.next = c
+	return engine.AllServices, nil
+}
+
+// Change implements engine.Operations. After an error the kernel may not have what we think it
+// has: a full pass looks.
+func (o operations) Change(ctx context.Context, r *dataplane.Ruleset, names []dataplane.ServiceName, all bool) (int, error) {
+	p, err := o.newPartial(r, names, all)
+	if err != nil {
+		return 0, err
+	}
+	changed, err := p.run(ctx)
+	if err != nil && ctx.Err() == nil {
+		err = fmt.Errorf("%w: %w", engine.ErrFull, err)
+	}
+	return changed, err
+}
+
+// Full implements engine.Operations.
+func (o operations) Full(ctx context.Context, r *dataplane.Ruleset, _ bool) (engine.FullPass, error) {
+	return o.applyFull(ctx, r)
+}
+
+// Large implements engine.Operations.
+func (o operations) Large(name dataplane.ServiceName, svc *dataplane.Service) bool {
+	return isLarge(svc, o.held.services[name])
+}
+
+// Conflicts implements engine.Operations.
+func (o operations) Conflicts() iter.Seq2[dataplane.ServiceName, engine.Conflict] {
+	return func(yield func(dataplane.ServiceName, engine.Conflict) bool) {
+		for name, c := range o.conflicts.of {
+			if !yield(name, engine.Conflict{Reason: c.reason, Served: c.served}) {
+				return
+			}
+		}
 	}
 }
 
-func (d *Dataplane) apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
-	if err := d.kernel.Open(); err != nil {
-		return dataplane.Result{}, err
-	}
-	if r.Full || d.held == nil {
-		return d.applyFull(ctx, r)
-	}
-	changed := 0
-	for _, part := range []*dataplane.Ruleset{d.withoutLarge(r), r} {
-		if part == nil {
-			continue
-		}
-		p, err := d.newPartial(part)
-		if err != nil {
-			return dataplane.Result{}, err
-		}
-		if p == nil {
-			return d.applyFull(ctx, r)
-		}
-		written, err := p.run(ctx)
-		switch {
-		case err == nil:
-			changed += written
-		case ctx.Err() != nil:
-			return dataplane.Result{}, err
-		default: // the kernel may not have what we think it has: look
-			return d.applyFull(ctx, r)
+// Report implements engine.Operations, but for the counts.
+func (o operations) Report(r *dataplane.Ruleset, result *dataplane.Result) {
+	result.Warnings = slices.Clone(o.warnings)
+	if len(o.answering) == 0 {
+		if w := engine.NodePortWarning(o.family, o.nodePorts, r.Services); w != "" {
+			result.Warnings = append(result.Warnings, w)
 		}
 	}
-	return d.result(r, v1alpha1.SyncPartial, changed), nil
+	for _, name := range slices.SortedFunc(maps.Keys(o.notes), dataplane.ServiceName.Compare) {
+		for _, note := range o.notes[name] {
+			result.Notes = append(result.Notes, fmt.Sprintf("Service %s: %s", name, note))
+		}
+	}
+	result.Failed, result.OwnFlows = len(o.engine.Rejected) > 0, true
 }
 
 // largest is how many virtual servers, real servers or entries of ipsets a Service has that is
 // not large.
 const largest = 500
-
-// withoutLarge returns what has changed but for large Services, so that others need not wait
-// for these; nil if that is nothing or all.
-func (d *Dataplane) withoutLarge(r *dataplane.Ruleset) *dataplane.Ruleset {
-	if r.Recheck {
-		return nil
-	}
-	out := *r
-	out.Dirty, out.Rest = map[dataplane.ServiceName]struct{}{}, maps.Clone(r.Rest)
-	if out.Rest == nil {
-		out.Rest = map[dataplane.ServiceName]struct{}{}
-	}
-	for name := range d.refused() {
-		out.Rest[name] = struct{}{} // their turn comes
-	}
-	for name := range r.Dirty {
-		if !isLarge(r.Services[name], d.held.services[name]) {
-			out.Dirty[name] = struct{}{}
-		}
-	}
-	if len(out.Dirty) == 0 || len(out.Dirty) == len(r.Dirty) {
-		return nil
-	}
-	return &out
-}
 
 // isLarge reports whether a Service needs much, or has needed it; either may be nil.
 func isLarge(svc *dataplane.Service, held *servicePlan) bool {
@@ -135,95 +146,25 @@ type partialPass struct {
 	contest *resolved
 }
 
-// newPartial plans what has changed. It returns nil if that takes a full pass.
-func (d *Dataplane) newPartial(r *dataplane.Ruleset) (*partialPass, error) {
+// newPartial plans some Services. The error wraps engine.ErrFull if that takes a full pass.
+func (d *Dataplane) newPartial(r *dataplane.Ruleset, names []dataplane.ServiceName, all bool) (*partialPass, error) {
 	p := &partialPass{Dataplane: d, config: d.held.config, plans: map[dataplane.ServiceName]*servicePlan{}, delta: newNeeds()}
-	dirty, all := d.toWrite(r), false
-	if r.Recheck {
-		c, err := d.configFor(&r.Node)
-		if err != nil {
-			return nil, err
-		}
-		if !sameButAddresses(c, d.held.config) {
-			return nil, nil
-		}
-		d.follow(c, &r.Node)
-		if !reflect.DeepEqual(c, d.held.config) {
-			p.config, all = c, true
-			for name := range r.Services {
-				dirty[name] = struct{}{}
-			}
-		}
+	if all {
+		p.config = d.next
 	}
-	names := make(map[dataplane.ServiceName]struct{}, len(dirty))
-	for name := range dirty {
-		if d.unknown(name) {
-			if !all && d.waits(r, name) {
-				continue
-			}
-			return nil, nil
-		}
-		names[name] = struct{}{}
+	set := make(map[dataplane.ServiceName]struct{}, len(names))
+	for _, name := range names {
+		set[name] = struct{}{}
 	}
-	if known, err := p.plan(r, names); !known || err != nil {
+	known, err := p.plan(r, set)
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	if !p.free() {
-		return nil, nil
+	case !known || !p.free():
+		return nil, engine.ErrFull
 	}
 	p.compare()
 	return p, nil
-}
-
-// toWrite are the Services that have changed, and those that were refused and are
-// not to rest.
-func (d *Dataplane) toWrite(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
-	out := make(map[dataplane.ServiceName]struct{}, len(r.Dirty))
-	maps.Copy(out, r.Dirty)
-	for name := range d.refused() {
-		if _, rests := r.Rest[name]; !rests {
-			out[name] = struct{}{}
-		}
-	}
-	return out
-}
-
-// refused yields the Services that lack something, some of them twice.
-func (d *Dataplane) refused() iter.Seq[dataplane.ServiceName] {
-	return func(yield func(dataplane.ServiceName) bool) {
-		for name := range d.failed {
-			if !yield(name) {
-				return
-			}
-		}
-		for name := range d.conflicts.of {
-			if !yield(name) {
-				return
-			}
-		}
-	}
-}
-
-// refusedPause is the least time between two full passes that are made because a
-// Service of one namespace has changed that was refused before.
-const refusedPause = 10 * time.Second
-
-// waits reports whether a Service of which it is not known what the kernel has
-// stays refused for now: it takes a full pass to try it, and what is wrong in one
-// namespace must not cost all others one after the other. If it does not wait, it
-// has that now.
-func (d *Dataplane) waits(r *dataplane.Ruleset, name dataplane.ServiceName) bool {
-	_, kept := d.kept[name]
-	if kept || r.Services[name] == nil {
-		return false
-	}
-	now := d.clock.Now()
-	maps.DeleteFunc(d.looked, func(_ string, at time.Time) bool { return now.Sub(at) >= refusedPause })
-	if _, lately := d.looked[name.Namespace]; lately {
-		return true
-	}
-	d.looked[name.Namespace] = now
-	return false
 }
 
 // lookForScheduler looks for a scheduler that no Service has asked for yet. That
@@ -314,7 +255,7 @@ func (p *partialPass) addContenders(r *dataplane.Ruleset, names map[dataplane.Se
 			}
 		}
 	}
-	return !slices.ContainsFunc(slices.Collect(maps.Keys(names)), p.unknown)
+	return !slices.ContainsFunc(slices.Collect(maps.Keys(names)), p.engine.Unknown)
 }
 
 // add adds a name to a set, and to a list if the set has not had it.
@@ -556,31 +497,4 @@ func (p *partialPass) rulesFor() (union, after iptables.Fixed, grows, shrinks bo
 		after = p.held.rulesFor(usedAfter, outAfter)
 	}
 	return union, after, grows, shrinks
-}
-
-// result is what an Apply did, but for the counts.
-func (d *Dataplane) result(r *dataplane.Ruleset, kind v1alpha1.SyncKind, changed int) dataplane.Result {
-	refused, reduced := map[dataplane.ServiceName]string{}, map[dataplane.ServiceName]*dataplane.Service{}
-	for name, c := range d.conflicts.of {
-		refused[name], reduced[name] = c.reason, c.served
-	}
-	for name, reason := range d.failed {
-		refused[name] = reason
-		delete(reduced, name)
-	}
-	warnings := slices.Clone(d.warnings)
-	if w := d.addressWarning(r); w != "" {
-		warnings = append(warnings, w)
-	}
-	var notes []string
-	for _, name := range slices.SortedFunc(maps.Keys(d.notes), dataplane.ServiceName.Compare) {
-		for _, note := range d.notes[name] {
-			notes = append(notes, fmt.Sprintf("Service %s: %s", name, note))
-		}
-	}
-	return dataplane.Result{
-		Kind: kind, ServicesChanged: changed, Refused: refused, Reduced: reduced,
-		Warnings: warnings[:min(len(warnings), dataplane.MaxExamples)], Notes: notes[:min(len(notes), dataplane.MaxExamples)],
-		Failed: len(d.failed) > 0, OwnFlows: true,
-	}
 }

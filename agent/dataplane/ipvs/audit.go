@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 )
 
@@ -119,11 +120,11 @@ func (d *Dataplane) wantedBy(r *dataplane.Ruleset, c *config, e *evidence) *want
 // what the kernel holds do not count.
 func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *wanted, e *evidence) (dataplane.Difference, *iptables.FixedState, error) {
 	diff := compare(want, e.state, &scope{
-		prune: r.Prune && len(d.failed) == 0, kept: keptOf(r), ours: e.ours,
+		prune: r.Prune && len(d.engine.Rejected) == 0, kept: engine.KeptOf(r), ours: e.ours,
 		former: d.former, known: d.known, draining: d.drains,
 	})
 	all := slices.DeleteFunc(findings(diff, want, e.state), func(f dataplane.Finding) bool {
-		_, failed := d.failed[f.Service]
+		_, failed := d.engine.Rejected[f.Service]
 		return failed
 	})
 	rules, err := d.rules.Compare(ctx, want.rules())
@@ -159,7 +160,7 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	d.follow(c, &r.Node)
+	d.noteAddresses(c, &r.Node)
 	state, err := d.read(c)
 	if err != nil {
 		return dataplane.Difference{}, err
@@ -173,7 +174,7 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		return dataplane.Difference{}, err
 	}
 	diff := compare(want.wanted, state, &scope{
-		prune: r.Prune, kept: keptOf(r), ours: evidence.ours,
+		prune: r.Prune, kept: engine.KeptOf(r), ours: evidence.ours,
 		// It gets no new connections, and the other proxy deletes it some time.
 		draining: func(_ Key, _ netip.AddrPort, r Real) bool { return r.Weight == 0 },
 	})
@@ -194,11 +195,7 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	d.watched.replace(maps.Keys(state.bound))
 	d.watched.recount(d.kernel)
 	d.watched.resume(len(state.servers))
-	select {
-	case <-d.applied:
-	default:
-		close(d.applied)
-	}
+	d.engine.Begin()
 	return out, nil
 }
 

@@ -86,7 +86,8 @@ func (d *Dataplane) cleanWithout(missing error) error {
 
 // forget forgets what the kernel holds.
 func (d *Dataplane) forget() {
-	d.held, d.former, d.kept, d.failed, d.conflicts, d.left = nil, nil, nil, nil, conflicts{}, nil
+	d.held, d.former, d.conflicts, d.left = nil, nil, conflicts{}, nil
+	d.engine.Rejected, d.engine.Kept = nil, nil
 	d.others = newStrangers()
 	d.warnings = nil
 	clear(d.notes)

@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
 // fullPass is one full Apply.
@@ -32,25 +32,30 @@ type fullPass struct {
 // difference: first what virtual servers depend on, then those, last the removal
 // of what nothing needs any more. The rules of mode IPTables, where there are any,
 // serve until that mode is retired.
-func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
+func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (engine.FullPass, error) {
 	p := &fullPass{Dataplane: d, ctx: ctx, ruleset: r, forgone: map[dataplane.ServiceName][]netip.Addr{}}
+	var out engine.FullPass
 	if err := p.prepare(); err != nil {
-		return dataplane.Result{}, err
+		return out, err
 	}
-	var repaired dataplane.Difference
 	if !r.Full && d.held != nil {
-		repaired = p.undone()
+		out.Repaired = p.undone()
 	}
 	d.held = nil
 	warnings := d.tune(p.config)
 	if err := p.write(); err != nil {
-		return dataplane.Result{}, err
+		return out, err
 	}
-	if err := p.allFailed(); err != nil {
-		return dataplane.Result{}, err
+	rejected := make(map[dataplane.ServiceName]engine.Rejection[servicePlan], len(p.writer.failed))
+	for name, why := range p.writer.failed {
+		rejected[name] = engine.Rejection[servicePlan]{Reason: why, Proven: true, Unknown: true}
+	}
+	if err := engine.NoneTaken(len(r.Services), rejected); err != nil {
+		return out, err
 	}
 	d.held, d.former = p.want.wanted, p.want.wanted
-	d.kept, d.failed, d.conflicts, d.left = p.scope.kept, p.writer.failed, p.want.conflicts, p.leftovers()
+	d.engine.Rejected, d.engine.Kept = rejected, p.scope.kept
+	d.conflicts, d.left = p.want.conflicts, p.leftovers()
 	d.watched.replace(maps.Keys(d.held.needs.bound))
 	d.watched.recount(d.kernel)
 	d.fixed.count(d.held.rules())
@@ -59,9 +64,8 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (datapl
 	for name, plan := range d.held.services {
 		d.note(name, plan)
 	}
-	result := d.result(r, v1alpha1.SyncFull, len(p.writer.changed))
-	result.Repaired = repaired
-	return result, nil
+	out.Changed = len(p.writer.changed)
+	return out, nil
 }
 
 // prepare reads the kernel, plans and compares.
@@ -73,7 +77,7 @@ func (p *fullPass) prepare() error {
 	if p.config, err = p.configFor(&p.ruleset.Node); err != nil {
 		return err
 	}
-	p.follow(p.config, &p.ruleset.Node)
+	p.noteAddresses(p.config, &p.ruleset.Node)
 	if p.state, err = p.read(p.config); err != nil {
 		return err
 	}
@@ -87,7 +91,7 @@ func (p *fullPass) prepare() error {
 		return err
 	}
 	p.scope = scope{
-		prune: p.ruleset.Prune, kept: keptOf(p.ruleset), ours: evidence.ours, former: p.former, known: p.known,
+		prune: p.ruleset.Prune, kept: engine.KeptOf(p.ruleset), ours: evidence.ours, former: p.former, known: p.known,
 		draining: p.drains,
 	}
 	p.diff = compare(p.want.wanted, p.state, &p.scope)
@@ -292,16 +296,4 @@ func (p *fullPass) leftovers() map[Key]struct{} {
 		}
 	}
 	return out
-}
-
-// allFailed is an error where the kernel takes no Service of several namespaces at
-// all: then the fault is not in single Services. Within one namespace it may be in
-// all of them.
-func (p *fullPass) allFailed() error {
-	n := len(p.ruleset.Services)
-	if len(p.writer.failed) < n || !dataplane.SeveralNamespaces(maps.Keys(p.writer.failed)) {
-		return nil
-	}
-	first := slices.MinFunc(slices.Collect(maps.Keys(p.writer.failed)), dataplane.ServiceName.Compare)
-	return fmt.Errorf("the kernel refuses all %d Services; of %s: %s", n, first, p.writer.failed[first])
 }

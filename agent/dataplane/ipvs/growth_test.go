@@ -84,7 +84,9 @@ func TestContendersAlone(t *testing.T) {
 		add("b", pair+1)
 	}
 	want := c.planAll(r.Services, newStrangers())
-	p := &partialPass{Dataplane: &Dataplane{held: want.wanted, conflicts: want.conflicts, others: newStrangers()}, config: c}
+	d := New(dataplane.IPv4, Options{})
+	d.held, d.conflicts = want.wanted, want.conflicts
+	p := &partialPass{Dataplane: d, config: c}
 	concerned := func(s *dataplane.Service, change func(*dataplane.Service)) []string {
 		changed := *s
 		changed.Ports = slices.Clone(s.Ports)

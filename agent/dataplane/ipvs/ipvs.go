@@ -10,12 +10,12 @@ import (
 	"reflect"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 )
 
@@ -60,16 +60,19 @@ type Dataplane struct {
 	clock        clock.WithTicker
 	proc, sysctl string
 
-	// followed is what changes of addresses are compared to; nil before the first
-	// Apply.
-	followed atomic.Pointer[followed]
-	// applied is closed after the first successful Apply or Audit.
-	applied chan struct{}
+	engine    *engine.Engine[servicePlan]
+	addresses engine.Addresses
+	// nodePorts say where NodePorts answer, answering on which addresses of the node that is, as
+	// last planned.
+	nodePorts dataplane.NodePorts
+	answering []netip.Addr
 
 	// held is what the kernel holds by our last successful Apply. Nil: unknown,
 	// the next Apply is full. Former is the same, but stays after an error.
 	held, former *wanted
-	fixed        fixedCount
+	// next is the config to plan all Services by in the running Apply.
+	next  *config
+	fixed fixedCount
 	// known are the virtual servers that we have made, and for whom.
 	known map[Key]dataplane.ServiceName
 	// denied are virtual servers that somebody else has made on what looks ours,
@@ -83,14 +86,6 @@ type Dataplane struct {
 	// conflicts say which Services do not have all that they ask for. The rest of
 	// them is in held.
 	conflicts conflicts
-	// failed are the Services that the kernel would not take, with the reason. What
-	// the kernel holds of them is not known.
-	failed map[dataplane.ServiceName]string
-	// looked is when a refused Service of a namespace last had a full pass made.
-	looked map[string]time.Time
-	// kept are the Services of which the kernel may hold something newer than what
-	// is in held.
-	kept map[dataplane.ServiceName]struct{}
 	// schedulers are those that have been asked for: whether the kernel has them.
 	schedulers map[string]bool
 	// warnings are those of the last full Apply. Notes are those about Services.
@@ -134,13 +129,15 @@ func New(family dataplane.Family, o Options) *Dataplane {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	return &Dataplane{
+	d := &Dataplane{
 		family: family, kernel: o.Kernel, rules: o.Rules, clock: o.Clock, proc: o.ProcFolder, sysctl: o.SysctlFolder,
-		yields:  true,
-		applied: make(chan struct{}), wake: make(chan struct{}, 1),
-		looked: map[string]time.Time{}, known: map[Key]dataplane.ServiceName{}, denied: map[Key]struct{}{}, others: newStrangers(),
+		yields: true,
+		wake:   make(chan struct{}, 1),
+		known:  map[Key]dataplane.ServiceName{}, denied: map[Key]struct{}{}, others: newStrangers(),
 		schedulers: map[string]bool{}, notes: map[dataplane.ServiceName][]string{}, draining: drains{},
 	}
+	d.engine = engine.New[servicePlan](operations{d}, d.clock)
+	return d
 }
 
 // Supported reports whether the node has the family, IPVS, ipsets and iptables,
@@ -321,29 +318,11 @@ func (d *Dataplane) counts() (dataplane.Counts, map[string]dataplane.TableCount)
 	return out, tables
 }
 
-// keptOf returns those of the names of which something is wanted.
-func keptOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
-	kept := map[dataplane.ServiceName]struct{}{}
-	for name := range r.Keep {
-		if r.Services[name] != nil {
-			kept[name] = struct{}{}
-		}
-	}
-	return kept
-}
-
 // uncertain reports whether it is not known what the kernel holds of a Service,
 // or whether that is all it asks for.
 func (d *Dataplane) uncertain(name dataplane.ServiceName) bool {
 	_, conflict := d.conflicts.of[name]
-	return conflict || d.unknown(name)
-}
-
-// unknown reports whether it is not known what the kernel has of a Service.
-func (d *Dataplane) unknown(name dataplane.ServiceName) bool {
-	_, failed := d.failed[name]
-	_, kept := d.kept[name]
-	return failed || kept
+	return conflict || d.engine.Unknown(name)
 }
 
 // sameButAddresses reports whether two differ in the node's addresses at most.

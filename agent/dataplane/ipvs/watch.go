@@ -126,7 +126,7 @@ func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	select {
 	case <-ctx.Done():
 		return
-	case <-d.applied:
+	case <-d.engine.Begun():
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { d.rules.Watch(ctx, changed) })
