@@ -16,12 +16,13 @@
 //   - evidence.go: which virtual servers are ours
 //   - compare.go: compares it to what is wanted; pure
 //   - findings.go: says the difference to people; pure
-//   - audit.go: Verify and Audit
+//   - audit.go: Verify
 //
 // What changes the kernel:
 //
 //   - ipvs.go: the Dataplane, and what it knows of the kernel
-//   - apply.go: Apply, by the changed Services alone
+//   - apply.go: Apply, by operations of package engine
+//   - partial.go: writes changed Services alone
 //   - full.go, full_sets.go: Apply, by reading and comparing everything
 //   - write.go: writes a difference, in parts
 //   - drain.go: looks at real servers that drain

@@ -2,7 +2,7 @@
 // family, which runs the mode that a Ruleset asks for and then cleans up what served the others.
 //
 //   - declared.go: which modes there are, and what they fall back to
-//   - node_linux.go: the data planes of a node; model.go: those of a model of a node
+//   - host_linux.go: the data planes of a node; model.go: those of a model of a node
 //   - modes.go: runs one mode; cleanup.go: cleans up the others; follow.go: follows changes
 package modes
 
