@@ -29,9 +29,9 @@ import (
 type modeChoice struct {
 	// mode is empty before the first choice. With a refusal it is that of before.
 	mode v1alpha1.ProxyMode
-	// lacks says what keeps the wanted mode from running; empty: nothing does.
+	// lacks says what keeps the desired mode from running; empty: nothing does.
 	lacks string
-	// refusal is why none runs: the wanted one cannot, and no other may.
+	// refusal is why none runs: the desired one cannot, and no other may.
 	refusal *refusal
 	// settings and needed are what the choice was made for. Without settings the
 	// node has to be asked.
@@ -207,7 +207,7 @@ func (a *Agent) logMode(q *modeQuestion, v verdict, c modeChoice) {
 	}
 }
 
-// lookAtMode asks the node again where it could not run the wanted mode, and
+// lookAtMode asks the node again where it could not run the desired mode, and
 // reports whether that has changed the choice.
 func (a *Agent) lookAtMode(ctx context.Context) bool {
 	former, doubted := a.store.doubtMode()
@@ -283,7 +283,7 @@ func (s *store) addNodes(q *modeQuestion) {
 }
 
 // auditQuestion is the question that the comparison of a batch has answered; nil:
-// the wanted mode was not compared, or before what is known was dropped. Known: a
+// the desired mode was not compared, or before what is known was dropped. Known: a
 // choice was made before.
 func (s *store) auditQuestion(b batch) (q *modeQuestion, known bool) {
 	s.mu.Lock()
@@ -296,7 +296,7 @@ func (s *store) auditQuestion(b batch) (q *modeQuestion, known bool) {
 	return q, s.mode.settings == q.settings && s.mode.refusal == nil
 }
 
-// auditedMode is the mode to compare with Audit: the wanted one, unless it is
+// auditedMode is the mode to compare with Audit: the desired one, unless it is
 // known that another one would run. The caller holds mu.
 func (s *store) auditedMode() v1alpha1.ProxyMode {
 	if s.mode.settings != s.settings || s.mode.refusal != nil {
@@ -334,7 +334,7 @@ func (s *store) chosenMode() chosenMode {
 
 func (c *modeChoice) chosen() chosenMode { return chosenMode{c.mode, c.refusal != nil} }
 
-// doubtMode has the node be asked again if it could not run the wanted mode, or
+// doubtMode has the node be asked again if it could not run the desired mode, or
 // could not tell. It returns the choice, and whether that is so.
 func (s *store) doubtMode() (chosenMode, bool) {
 	s.mu.Lock()

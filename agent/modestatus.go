@@ -10,7 +10,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// fallback says why another mode runs than the wanted one; empty: it does not.
+// fallback says why another mode runs than the desired one; empty: it does not.
 func (c *modeChoice) fallback() string {
 	if c.lacks == "" || c.refusal != nil {
 		return ""
@@ -37,7 +37,7 @@ func fallbackCondition(s snapshot, former []metav1.Condition) *metav1.Condition 
 	}
 }
 
-// retiring says what of another mode the kernel still holds, by family.
+// retiring says what of another mode the kernel still has, by family.
 func (s *store) retiring() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

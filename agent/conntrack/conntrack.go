@@ -39,7 +39,7 @@ type Flow struct {
 	ID uint32
 }
 
-// String returns the flow for people.
+// String returns the flow in human-readable form.
 func (f Flow) String() string {
 	return fmt.Sprintf("%s %s to %s, sent to %s", f.Protocol, f.Source, f.Destination, f.ReplySource)
 }

@@ -193,7 +193,7 @@ func TestStaleFlows(t *testing.T) {
 }
 
 // TestFlowsOfTheOtherMode: what nat has translated goes on when IPVS serves the
-// address; the other way round that is so only while the kernel holds its virtual server.
+// address; the other way round that is so only while the kernel has its virtual server.
 func TestFlowsOfTheOtherMode(t *testing.T) {
 	const endpoint = "10.244.0.3:53"
 	svc := service("dns", "ip 10.96.0.10 port 53 np 30053 ep "+endpoint)
@@ -300,7 +300,7 @@ func TestWhereNodePortsAnswer(t *testing.T) {
 	}
 }
 
-// TestKeptServicesAreNotJudged: the kernel may hold a newer state than the one
+// TestKeptServicesAreNotJudged: the kernel may have a newer state than the one
 // that is known, with other endpoints.
 func TestKeptServicesAreNotJudged(t *testing.T) {
 	old := list{service("s", "ip 172.30.0.41 port 80 ep 10.180.0.1:8080")}

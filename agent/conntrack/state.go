@@ -25,7 +25,7 @@ type state struct {
 	work     work
 }
 
-// programmed is what the kernel holds of a Service. Either may be nil.
+// programmed is what the kernel has of a Service. Either may be nil.
 type programmed struct {
 	service *dataplane.Service
 	// refused is the newest state if the kernel does not take it, or if it may
@@ -98,18 +98,18 @@ func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
 	}
 }
 
-// refuse notes that the kernel holds what it held of a Service, more or less.
+// refuse notes that the kernel has what it held of a Service, more or less.
 func (s *state) refuse(name dataplane.ServiceName, wanted *dataplane.Service) {
 	p := s.services[name]
 	if wanted == nil {
-		wanted = p.service // other protocols alone are wanted
+		wanted = p.service // other protocols alone are desired
 	}
 	if wanted != nil {
 		s.services[name] = programmed{service: p.service, refused: wanted}
 	}
 }
 
-// program notes what the kernel holds of a Service now.
+// program notes what the kernel has of a Service now.
 func (s *state) program(name dataplane.ServiceName, wanted *dataplane.Service, reduced bool) {
 	p := s.services[name]
 	if p.service == wanted && p.refused == nil {
@@ -123,7 +123,7 @@ func (s *state) program(name dataplane.ServiceName, wanted *dataplane.Service, r
 		before++
 		switch n := now[at]; {
 		case n == nil:
-			// A TCP connection to what has ended would find nobody else.
+			// A TCP connection to what has ended would find no other endpoint.
 			if s.protocol == v1alpha1.ProtocolUDP {
 				s.work.former.add(at)
 			}

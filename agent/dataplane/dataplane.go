@@ -83,7 +83,7 @@ type Ruleset struct {
 	Mode v1alpha1.ProxyMode
 	// Node holds the node's settings and facts.
 	Node Node
-	// Services holds every Service that is wanted, held ones too.
+	// Services holds every Service that is desired, held ones too.
 	Services map[ServiceName]*Service
 	// Dirty names the Services that were added, replaced or taken out since.
 	Dirty map[ServiceName]struct{}
@@ -93,8 +93,8 @@ type Ruleset struct {
 	// Recheck says that facts of the node that the implementation follows by
 	// itself may have changed since; see Observer.
 	Recheck bool
-	// Keep names Services whose state may be older than what the kernel holds,
-	// because it comes from the last good set on disk: what the kernel holds of
+	// Keep names Services whose state may be older than what the kernel has,
+	// because it comes from the last good set on disk: what the kernel has of
 	// them stays as it is, only what it lacks is added. Nearly always empty.
 	Keep map[ServiceName]struct{}
 	// Rest names Services that an earlier Apply has reported as refused and that
@@ -267,7 +267,7 @@ type Observer interface {
 
 // Change is a change by another program of what an Apply left in the kernel, or a hint at one.
 type Change struct {
-	// By is who did it, human-readable, as far as the kernel tells; empty: unknown.
+	// By is who did it, human-readable, as far as the kernel reports; empty: unknown.
 	By string
 	// Sure: something of ours is gone, though another program may have added it
 	// before. Otherwise it takes a Verify to tell.

@@ -88,9 +88,9 @@ type Outcome struct {
 	Endpoint *netip.AddrPort `json:"endpoint,omitempty"`
 	// Masqueraded: the source becomes an address of the node.
 	Masqueraded bool `json:"masqueraded"`
-	// Why it is rejected, dropped or let pass, for people.
+	// Why it is rejected, dropped or let pass, human-readable.
 	Why string `json:"why,omitempty"`
-	// Steps are the rules that it meets, in order. Where it is refused, the last
+	// Steps are the rules that it meets, in order. Where it is rejected, the last
 	// one did it.
 	Steps []Step `json:"steps"`
 }

@@ -85,7 +85,7 @@ func (f *Fake) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	}
 }
 
-// Sign lets those who watch notice a change by somebody else.
+// Sign lets those who watch notice a change by another program.
 func (f *Fake) Sign(c dataplane.Change) { f.signs <- c }
 
 // Supported implements dataplane.Dataplane.
@@ -321,7 +321,7 @@ func (f *Fake) count() dataplane.Counts {
 	return out
 }
 
-// Services lists what the kernel holds, sorted.
+// Services lists what the kernel has, sorted.
 func (f *Fake) Services() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -333,7 +333,7 @@ func (f *Fake) Services() []string {
 	return names
 }
 
-// Service returns what the kernel holds of one Service; nil: nothing.
+// Service returns what the kernel has of one Service; nil: nothing.
 func (f *Fake) Service(namespace, name string) *dataplane.Service {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -371,7 +371,7 @@ func (f *Fake) Plant(svc *dataplane.Service) {
 	f.kernel[svc.Name] = svc
 }
 
-// Remove takes a Service's rules out of the kernel, as somebody else would.
+// Remove takes a Service's rules out of the kernel, as another program would.
 func (f *Fake) Remove(namespace, name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -145,7 +145,7 @@ func TestChangedAddressRewritesTheTailOnly(t *testing.T) {
 	// A change of a Service comes at the same time.
 	f.set(someServices(4)[3])
 	step(v1alpha1.SyncPartial, "192.168.0.3", 2, "192.168.0.3")
-	// Somebody has removed the tail.
+	// Another program has removed the tail.
 	chain := chainID{nat, chainServices}
 	f.kernel.set(t, chain, slices.DeleteFunc(f.kernel.chain(t, chain.table, chain.name), func(s string) bool { return strings.Contains(s, "last rule") })...)
 	f.at("192.168.0.3")

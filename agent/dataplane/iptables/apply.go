@@ -54,7 +54,7 @@ func (o operations) Known() bool { return o.held != nil }
 func (o operations) Recheck(ctx context.Context, r *dataplane.Ruleset) (engine.Effect, error) {
 	done, err := o.applyAddresses(ctx, r)
 	switch {
-	case err != nil && !isRefusal(err):
+	case err != nil && !isRejection(err):
 		o.held = nil
 		return engine.TakesFull, err
 	case done:
@@ -102,7 +102,7 @@ func (o operations) Report(r *dataplane.Ruleset, result *dataplane.Result) {
 }
 
 // applyAll reads the kernel, compares all of it and writes the difference. Asked
-// is false where what somebody else has changed may be why.
+// is false where what another program has changed may be why.
 func (d *Dataplane) applyAll(ctx context.Context, r *dataplane.Ruleset, asked bool) (engine.FullPass, error) {
 	d.seen = nil
 	others, known := d.kernel.others() // before reading
@@ -136,19 +136,19 @@ func (d *Dataplane) readAgain(ctx context.Context) (*kernelState, error) {
 	return d.kernel.read(ctx)
 }
 
-// undone says what somebody else has changed of what is held. The dirty Services
+// undone says what another program has changed of what is held. The dirty Services
 // do not count: they may have been written in part.
 func (d *Dataplane) undone(r *dataplane.Ruleset, state *kernelState) dataplane.Difference {
 	unknown := maps.Clone(d.engine.Rejected)
 	for name := range r.Dirty {
 		unknown[name] = rejection{}
 	}
-	return difference(d.held, state, &scope{refused: unknown, kept: d.engine.Kept})
+	return difference(d.held, state, &scope{rejected: unknown, kept: d.engine.Kept})
 }
 
 // applyUnread writes what has changed although the kernel cannot be read, and
-// returns why that is: what the kernel held is known, and Services must not wait
-// until somebody has mended the node.
+// returns why that is: what the kernel had is known, and Services must not wait
+// until an administrator has repaired the node.
 func (d *Dataplane) applyUnread(ctx context.Context, r *dataplane.Ruleset, why error) error {
 	if d.held == nil {
 		return why
@@ -160,7 +160,7 @@ func (d *Dataplane) applyUnread(ctx context.Context, r *dataplane.Ruleset, why e
 	return why
 }
 
-// hold records what the kernel holds of a Service; nil for nothing.
+// hold records what the kernel has of a Service; nil for nothing.
 func (d *Dataplane) hold(name dataplane.ServiceName, p *planned) {
 	d.filterRules += p.inFilter() - d.held.services[name].inFilter()
 	c, r := d.held.services[name].counts()

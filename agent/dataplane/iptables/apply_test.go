@@ -438,7 +438,7 @@ func TestEndedServiceGoesWithoutPrune(t *testing.T) {
 	}
 }
 
-// TestManyRefused: however many Services are refused, and wherever they stand,
+// TestManyRefused: however many Services are rejected, and wherever they stand,
 // the others are served: in one pass where the program names the lines at fault,
 // else within a few. A pass that finds the same again is short.
 func TestManyRefused(t *testing.T) {
@@ -481,7 +481,7 @@ func TestManyRefused(t *testing.T) {
 	}
 }
 
-// TestOthersDoNotWaitForTheRefused: where a refused Service and another change
+// TestOthersDoNotWaitForTheRefused: where a rejected Service and another change
 // at once, the other is written first.
 func TestOthersDoNotWaitForTheRefused(t *testing.T) {
 	f := newFixture(t)

@@ -11,7 +11,7 @@ import (
 // audited is what is remembered of a comparison beside another proxy, so that
 // the next one costs what has changed.
 type audited struct {
-	want     *wanted
+	want     *desired
 	services map[dataplane.ServiceName]*dataplane.Service // that want was planned of
 	prune    bool
 	kept     int    // Services of Ruleset.Keep
@@ -86,7 +86,7 @@ func (d *Dataplane) watchFrom(state *kernelState) {
 // plan plans the Services, those again that have changed since last. It reports
 // whether nothing has.
 func (a *audited) plan(last *audited, c *config, services map[dataplane.ServiceName]*dataplane.Service) bool {
-	a.want = &wanted{config: c, services: make(map[dataplane.ServiceName]*planned, len(services))}
+	a.want = &desired{config: c, services: make(map[dataplane.ServiceName]*planned, len(services))}
 	a.services = make(map[dataplane.ServiceName]*dataplane.Service, len(services))
 	keep := last != nil
 	if keep {

@@ -14,7 +14,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// auditing is a node whose rules somebody else maintains, and who compares.
+// auditing is a node whose rules another program maintains, and who compares.
 func auditing(t *testing.T, services ...*dataplane.Service) (*Dataplane, *fakeKernel, *dataplane.Ruleset) {
 	t.Helper()
 	k := newFakeKernel()

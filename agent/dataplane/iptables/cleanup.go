@@ -37,7 +37,7 @@ func clean(ctx context.Context, k kernel) error {
 	return cleanState(ctx, k, state, modeIPTables)
 }
 
-// cleanState removes what is a mode's, of which the kernel holds state.
+// cleanState removes what is a mode's, of which the kernel has state.
 func cleanState(ctx context.Context, k kernel, state *kernelState, mode owner) error {
 	for _, input := range cleanup(state, mode, perCall(k, batchChains)) {
 		if err := k.apply(ctx, input); err != nil {

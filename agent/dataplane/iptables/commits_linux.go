@@ -17,7 +17,7 @@ import (
 
 // Commits counts what the data planes of one network namespace have written.
 // The nf_tables kernel counts what everybody has written there, so the two tell
-// whether somebody else has changed any rules, which costs nothing to find out.
+// whether another program has changed any rules, which costs nothing to find out.
 // The zero value is ready for use, by all data planes of a namespace together.
 type Commits struct {
 	mu  sync.Mutex
@@ -43,13 +43,13 @@ type Commits struct {
 // span is a range of the kernel's count in which we have written.
 type span struct {
 	after, upTo uint32
-	// alone: nobody else has written in it.
+	// alone: no other program has written in it.
 	alone bool
 	// writers are the processes that wrote for us.
 	writers []uint32
 }
 
-// maxSpans is how many writes are remembered. The kernel tells of each soon
+// maxSpans is how many writes are remembered. The kernel reports each soon
 // after it has ended.
 const maxSpans = 256
 
@@ -104,7 +104,7 @@ func (c *Commits) counted() (uint32, error) {
 }
 
 // write calls f, which writes n transactions unless it fails. Should the kernel
-// have counted another number, because one changed nothing or somebody else has
+// have counted another number, because one changed nothing or another program has
 // written meanwhile, they count as another's: then the rules are read.
 func (c *Commits) write(n int, f func() error) error {
 	c.mu.Lock()

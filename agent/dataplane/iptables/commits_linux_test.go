@@ -19,7 +19,7 @@ func (f *fixture) verify() dataplane.Difference {
 	return d
 }
 
-// TestVerifyReadsWhatOthersWrote: the rules are read only where somebody else
+// TestVerifyReadsWhatOthersWrote: the rules are read only where another program
 // may have changed them.
 func TestVerifyReadsWhatOthersWrote(t *testing.T) {
 	f := newFixture(t)
@@ -138,7 +138,7 @@ func TestKernelTellsWhoWrote(t *testing.T) {
 		verify := func(what string, reads int, different bool) {
 			t.Helper()
 			if plane.kernel.legacy() {
-				reads = 1 // that kernel does not tell
+				reads = 1 // that kernel does not report it
 			}
 			before := counting.reads
 			d, err := plane.Verify(context.Background(), rules, dataplane.VerifyOptions{})

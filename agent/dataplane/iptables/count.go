@@ -38,7 +38,7 @@ func (d *Dataplane) count(result *dataplane.Result) {
 }
 
 // inFilter is how many of the rules in counts are in the table filter.
-func (w *wanted) inFilter() int {
+func (w *desired) inFilter() int {
 	n := 0
 	for _, s := range w.config.sharedChains() {
 		if s.id.table == filter {

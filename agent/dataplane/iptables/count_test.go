@@ -31,7 +31,7 @@ func TestRulesAreCountedByTable(t *testing.T) {
 	check("first", nil, false, f.apply())
 	check("nothing to do", map[string]int{}, false, f.apply())
 
-	// Without endpoints the Service is refused by one rule in filter.
+	// Without endpoints the Service is rejected by one rule in filter.
 	empty := *services[0]
 	empty.Ports = append([]dataplane.Port(nil), empty.Ports...)
 	for i := range empty.Ports {

@@ -25,7 +25,7 @@ func (p *fullPass) noteAdded(diffs []*sharedDiff) {
 }
 
 // writeDispatch brings the shared chains with rules of Services up to date: in one call,
-// unless that is too much for one or the kernel refuses it.
+// unless that is too much for one or the kernel rejects it.
 func (p *fullPass) writeDispatch(ctx context.Context, diffs []*sharedDiff) error {
 	if p.tooManyFor(diffs) {
 		return p.writeDispatchInParts(ctx, diffs)
@@ -36,7 +36,7 @@ func (p *fullPass) writeDispatch(ctx context.Context, diffs []*sharedDiff) error
 	}
 	err := p.write(ctx, &t)
 	switch {
-	case isRefusal(err):
+	case isRejection(err):
 		// Part of it may have gone in.
 		if p.state, err = p.kernel.read(ctx); err != nil {
 			return err
@@ -50,7 +50,7 @@ func (p *fullPass) writeDispatch(ctx context.Context, diffs []*sharedDiff) error
 }
 
 // writeDispatchInParts is writeDispatch by many calls: rule by rule, first those that are
-// missing, so that at no time more are missing than before. A Service that is refused keeps
+// missing, so that at no time more are missing than before. A Service that is rejected keeps
 // the rules that it had.
 func (p *fullPass) writeDispatchInParts(ctx context.Context, diffs []*sharedDiff) error {
 	additions := map[dataplane.ServiceName][]dispatchRule{}
@@ -70,7 +70,7 @@ func (p *fullPass) writeDispatchInParts(ctx context.Context, diffs []*sharedDiff
 		return err
 	}
 	c := &calls{limit: perCall(p.kernel, batchRules)}
-	for _, in := range []table{nat, filter} { // what is refused stays so until it is translated
+	for _, in := range []table{nat, filter} { // what is rejected stays so until it is translated
 		for _, d := range diffs {
 			if d.chain.id.table != in {
 				continue
@@ -84,7 +84,7 @@ func (p *fullPass) writeDispatchInParts(ctx context.Context, diffs []*sharedDiff
 			var rules []dispatchRule
 			for _, spec := range d.remove {
 				owner, owned := commentOwner(comment(spec))
-				if _, refused := p.scope.refused[owner]; !owned || !refused {
+				if _, rejected := p.scope.rejected[owner]; !owned || !rejected {
 					rules = append(rules, dispatchRule{in: d.chain.id, hash: ruleHash(spec), spec: spec})
 				}
 			}
@@ -124,7 +124,7 @@ func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.Serv
 				t.addRule(r)
 			}
 			err := p.write(ctx, &t)
-			if isRefusal(err) {
+			if isRejection(err) {
 				if undoErr := p.takeBack(ctx, &t); undoErr != nil {
 					return t.String(), undoErr
 				}

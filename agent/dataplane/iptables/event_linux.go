@@ -22,11 +22,11 @@ const (
 type commit struct {
 	generation uint32
 	port       uint32 // of the netlink socket of who has written it
-	by         string // who that is, for people
+	by         string // who that is, human-readable
 	removed    bool   // it has removed something from what is ours
 }
 
-// events reads what the nf_tables kernel tells of transactions: an event for
+// events reads what the nf_tables kernel reports about transactions: an event for
 // everything that has changed, then one that ends the transaction.
 type events struct {
 	family dataplane.Family

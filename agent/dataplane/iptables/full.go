@@ -10,7 +10,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
-// applyFull compares all that the kernel holds to what is wanted and writes the
+// applyFull compares all that the kernel has to the desired state and writes the
 // difference: first what chains of Services lead to, then those chains, then
 // what leads to them, last the removal of what nothing leads to any more.
 func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset, state *kernelState) (int, error) {
@@ -27,10 +27,10 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset, state *
 	if err := p.run(ctx); err != nil {
 		return 0, err
 	}
-	if err := engine.NoneTaken(len(r.Services), p.scope.refused); err != nil {
+	if err := engine.NoneTaken(len(r.Services), p.scope.rejected); err != nil {
 		return 0, err
 	}
-	d.engine.Rejected, d.engine.Kept, d.stuck = p.scope.refused, p.scope.kept, p.scope.stuck
+	d.engine.Rejected, d.engine.Kept, d.stuck = p.scope.rejected, p.scope.kept, p.scope.stuck
 	for name := range d.engine.Rejected {
 		delete(p.want.services, name)
 	}
@@ -47,16 +47,16 @@ func (d *Dataplane) newFullPass(r *dataplane.Ruleset, c *config, state *kernelSt
 	for name := range p.rests {
 		delete(p.want.services, name)
 	}
-	p.faults = d.newIsolation(maxRefusedRuns,
+	p.faults = d.newIsolation(maxRejectedRuns,
 		func(n dataplane.ServiceName) int { return p.want.services[n].lines() },
 		func(n dataplane.ServiceName) []plannedChain { return p.want.services[n].chains })
 	p.faults.Rejected = maps.Clone(p.rests)
 	p.changed = p.faults.Changed
-	p.scope = scope{prune: r.Prune, ended: ended(r), refused: p.faults.Rejected, kept: engine.KeptOf(r)}
+	p.scope = scope{prune: r.Prune, ended: ended(r), rejected: p.faults.Rejected, kept: engine.KeptOf(r)}
 	return p
 }
 
-// ended names the Services that have changed and of which nothing is wanted.
+// ended names the Services that have changed and of which nothing is desired.
 func ended(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
 	out := map[dataplane.ServiceName]struct{}{}
 	for name := range r.Dirty {
@@ -71,12 +71,12 @@ func ended(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
 type fullPass struct {
 	*Dataplane
 	ruleset *dataplane.Ruleset
-	want    *wanted
+	want    *desired
 	state   *kernelState
 	scope   scope
 	changed map[dataplane.ServiceName]struct{}
 	faults  *isolation
-	// rests are the refused Services that are not tried.
+	// rests are the rejected Services that are not tried.
 	rests map[dataplane.ServiceName]rejection
 	// behindIPVS: mode IPVS has served the node, and may still. TakesOver: it does,
 	// alone.
@@ -147,7 +147,7 @@ func (p *fullPass) writeServices(ctx context.Context) error {
 }
 
 // writeAtOnce writes everything of Services in one call. It reports false where
-// that is too much for one, or where some of it is refused.
+// that is too much for one, or where some of it is rejected.
 func (p *fullPass) writeAtOnce(ctx context.Context) (bool, error) {
 	different := compareChains(p.want, p.state, &p.scope)
 	size := 0
@@ -172,7 +172,7 @@ func (p *fullPass) writeAtOnce(ctx context.Context) (bool, error) {
 	}
 	err := p.write(ctx, t)
 	switch {
-	case isRefusal(err):
+	case isRejection(err):
 		// Part of it may have gone in.
 		p.state, err = p.kernel.read(ctx)
 		return false, err
@@ -225,7 +225,7 @@ func (p *fullPass) writeRefusals(ctx context.Context) error {
 		}
 	}
 	p.state.insert(written...)
-	if isRefusal(err) {
+	if isRejection(err) {
 		return nil
 	}
 	return err

@@ -70,14 +70,14 @@ type kernel interface {
 	// list returns the rules of one chain.
 	list(ctx context.Context, in chainID) ([]kernelRule, error)
 	// apply runs the input of iptables-restore. Each section is applied as a
-	// whole or not at all, and the first that is refused is the last.
+	// whole or not at all, and the first that is rejected is the last.
 	apply(ctx context.Context, input string) error
 	// insert puts a jump at the head of a built-in chain.
 	insert(h hook) error
-	// others returns a number that stays the same as long as nobody else writes
-	// rules. The second result is false where the kernel does not tell.
+	// others returns a number that stays the same as long as no other program writes
+	// rules. The second result is false where the kernel does not report it.
 	others() (uint32, bool)
-	// watch calls changed whenever somebody else may have changed rules of ours,
+	// watch calls changed whenever another program may have changed rules of ours,
 	// until ctx is done or it can watch no longer. The entries are nil while it is
 	// not known how many the kernel should hold.
 	watch(ctx context.Context, expected *atomic.Pointer[entries], changed func(dataplane.Change)) error
@@ -85,7 +85,7 @@ type kernel interface {
 	// told of each of them. What others change meanwhile is noticed all the same.
 	unwatched(do func() error) error
 	// entries counts the entries of the tables nat and filter. The second result
-	// is false where the kernel does not tell: only the legacy one does.
+	// is false where the kernel does not report it: only the legacy one does.
 	entries() (int, bool)
 	// legacy reports whether each call rewrites a whole table.
 	legacy() bool
@@ -117,12 +117,12 @@ type Dataplane struct {
 	entries atomic.Pointer[entries]
 	foreign int
 
-	// held is what the kernel holds by our last successful Apply, without the Services that it
+	// held is what the kernel has by our last successful Apply, without the Services that it
 	// rejects. Nil: unknown, the next Apply is full.
-	held *wanted
-	// sound is kernel.others when the kernel held what is in held and engine.Rejected; nil:
+	held *desired
+	// sound is kernel.others when the kernel had what is in held and engine.Rejected; nil:
 	// that is not known. Doubted: since the last verification a full pass was made
-	// because something was refused and somebody else may be why.
+	// because something was rejected and another program may be why.
 	sound   *uint32
 	doubted bool
 	// stuck are chains that belong to no Service and could not be deleted.
@@ -148,7 +148,7 @@ type Dataplane struct {
 	failed  bool
 }
 
-// spare is a state of the kernel that holds as long as nobody else writes rules.
+// spare is a state of the kernel that holds as long as no other program writes rules.
 type spare struct {
 	state  *kernelState
 	others uint32
@@ -220,7 +220,7 @@ func countsOf(chains, rules int) dataplane.Counts {
 }
 
 // maxUnread is how many verifications in a row may go by without reading the
-// rules, because nobody else has changed any.
+// rules, because no other program has changed any.
 const maxUnread = 9
 
 // Verify compares the kernel to what the last Apply left there or, for an audit, to r alone.
@@ -254,7 +254,7 @@ func (d *Dataplane) verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	scope := &scope{prune: r.Prune, refused: d.engine.Rejected, stuck: d.stuck, kept: engine.KeptOf(r)}
+	scope := &scope{prune: r.Prune, rejected: d.engine.Rejected, stuck: d.stuck, kept: engine.KeptOf(r)}
 	out := difference(want, state, scope)
 	switch {
 	case out.Count == 0:
@@ -276,10 +276,10 @@ func (d *Dataplane) verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	return out, nil
 }
 
-// want is what the kernel should hold: what the last Apply planned, or a fresh
+// want is the desired state of the kernel: what the last Apply planned, or a fresh
 // plan where there is none or something has changed since, be it only that an
 // interface has a new address.
-func (d *Dataplane) want(r *dataplane.Ruleset) (*wanted, error) {
+func (d *Dataplane) want(r *dataplane.Ruleset) (*desired, error) {
 	facts, err := d.facts()
 	if err != nil {
 		return nil, err

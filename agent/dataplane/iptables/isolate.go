@@ -17,7 +17,7 @@ type rejection = engine.Rejection[planned]
 // Bounds of how many runs of iptables-restore may be rejected in one pass while
 // it is found out which Services are at fault.
 const (
-	maxRefusedRuns = 200
+	maxRejectedRuns = 200
 	// maxPartialRuns is that for a pass that writes changed Services alone.
 	maxPartialRuns = 20
 	// maxRetryRuns is that for Services of which it was proven before.
@@ -41,7 +41,7 @@ func (d *Dataplane) newIsolation(limit int, size func(dataplane.ServiceName) int
 	p := &isolation{chains: chains}
 	p.Isolation = engine.Isolation[planned]{
 		Limit: limit, RetryLimit: maxRetryRuns, Capacity: perCall(d.kernel, batchRules), LargeSize: batchRules, Size: size,
-		Rejection: isRefusal, Suspects: p.suspects,
+		Rejection: isRejection, Suspects: p.suspects,
 		Former: maps.Clone(d.engine.Rejected), Rejected: map[dataplane.ServiceName]rejection{}, Changed: map[dataplane.ServiceName]struct{}{},
 	}
 	return p
@@ -106,11 +106,11 @@ func lineOwner(line string, owners map[string]dataplane.ServiceName) (dataplane.
 // noteHeld notes what the kernel has of the Services that it refuses, so that each can
 // be tried alone from now on: their rules, and the chains that these lead to.
 func (p *fullPass) noteHeld(ctx context.Context) error {
-	if len(p.scope.refused) == 0 {
+	if len(p.scope.rejected) == 0 {
 		return nil
 	}
 	if p.faults.Runs > 0 { // what was tried may have gone in in part
-		if others, known := p.kernel.others(); known { // runs that are refused count as others'
+		if others, known := p.kernel.others(); known { // runs that are rejected count as others'
 			p.sound = &others
 		}
 		var err error
@@ -118,16 +118,16 @@ func (p *fullPass) noteHeld(ctx context.Context) error {
 			return err
 		}
 	}
-	rules := p.rulesOfRefused(p.state)
-	for name, why := range p.scope.refused {
+	rules := p.rulesOfRejected(p.state)
+	for name, why := range p.scope.rejected {
 		why.Held = &planned{chains: p.state.ledTo(rules[name]), dispatch: rules[name]}
-		p.scope.refused[name] = why
+		p.scope.rejected[name] = why
 	}
 	return nil
 }
 
-// rulesOfRefused are the rules of refused Services in shared chains.
-func (p *fullPass) rulesOfRefused(state *kernelState) map[dataplane.ServiceName][]dispatchRule {
+// rulesOfRejected are the rules of rejected Services in shared chains.
+func (p *fullPass) rulesOfRejected(state *kernelState) map[dataplane.ServiceName][]dispatchRule {
 	out := map[dataplane.ServiceName][]dispatchRule{}
 	for _, c := range p.want.config.sharedChains() {
 		have := state.chains[c.id]
@@ -136,7 +136,7 @@ func (p *fullPass) rulesOfRefused(state *kernelState) map[dataplane.ServiceName]
 		}
 		for _, rule := range have.rules {
 			name, owned := commentOwner(comment(rule.spec))
-			if _, refused := p.scope.refused[name]; owned && refused {
+			if _, rejected := p.scope.rejected[name]; owned && rejected {
 				out[name] = append(out[name], dispatchRule{in: c.id, hash: rule.hash, spec: rule.spec})
 			}
 		}

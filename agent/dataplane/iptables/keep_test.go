@@ -25,7 +25,7 @@ func (f *fixture) startFromOld(services ...*dataplane.Service) {
 	}
 }
 
-// startFromNew gives the agent what is wanted today.
+// startFromNew gives the agent the desired state today.
 func (f *fixture) startFromNew(services ...*dataplane.Service) {
 	f.rules.Full, f.rules.Prune, f.rules.Keep = true, true, nil
 	f.rules.Services = map[dataplane.ServiceName]*dataplane.Service{}

@@ -128,7 +128,7 @@ func texts(state FixedState) (texts, keys []string) {
 	return texts, keys
 }
 
-// TestKeeperOnTheRealKernel: what was written is found to be what is wanted, in
+// TestKeeperOnTheRealKernel: what was written is found to be the desired state, in
 // whatever form iptables-save prints it, and what others change is found and
 // written again.
 func TestKeeperOnTheRealKernel(t *testing.T) {
@@ -284,7 +284,7 @@ func switchRuleset(family dataplane.Family) *dataplane.Ruleset {
 	return r
 }
 
-// TestKeeperWritesNothingTwice: without reading, as long as nobody else writes.
+// TestKeeperWritesNothingTwice: without reading, as long as no other program writes.
 func TestKeeperWritesNothingTwice(t *testing.T) {
 	var others uint32
 	kernel := newFakeKernel()
@@ -361,7 +361,7 @@ func TestLackingMatches(t *testing.T) {
 	})
 }
 
-// TestRetireReadsOnce: where nothing is left, as long as nobody else writes.
+// TestRetireReadsOnce: where nothing is left, as long as no other program writes.
 func TestRetireReadsOnce(t *testing.T) {
 	var others uint32
 	kernel := newFakeKernel()

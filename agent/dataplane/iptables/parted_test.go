@@ -284,7 +284,7 @@ func TestRejectedInTheMiddle(t *testing.T) {
 			p.kernel.tables.Refuse = reject
 			p.set(huge, someServices(3)[2])
 			result := p.watched(0, 0, iptablesmodel.Passed)
-			if _, refused := result.Refused[huge.Name]; !refused || len(result.Refused) != 1 || result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 {
+			if _, rejected := result.Refused[huge.Name]; !rejected || len(result.Refused) != 1 || result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 {
 				t.Fatalf("result %+v", result)
 			}
 			p.expectCalls("creation", 4) // that of the other Service included
@@ -430,7 +430,7 @@ func TestRejectedInTheMiddleOfAFullPass(t *testing.T) {
 	p.restart()
 	p.plane.kernel = p.kernel
 	result := p.watched(0, endpoints*3/2, "")
-	if _, refused := result.Refused[huge.Name]; !refused || len(result.Refused) != 1 || result.Kind != v1alpha1.SyncFull {
+	if _, rejected := result.Refused[huge.Name]; !rejected || len(result.Refused) != 1 || result.Kind != v1alpha1.SyncFull {
 		t.Fatalf("result %+v", result)
 	}
 	p.expectCalls("the change", 3)
@@ -460,7 +460,7 @@ func TestPartsOnTheRealKernel(t *testing.T) {
 			t.Fatal(d, err)
 		}
 		large := dataplane.ServiceName{Namespace: "ns", Name: "large"}
-		apply := func(endpoints, refused int) {
+		apply := func(endpoints, rejected int) {
 			t.Helper()
 			delete(rules.Services, large)
 			rules.Dirty[large] = struct{}{}
@@ -469,10 +469,10 @@ func TestPartsOnTheRealKernel(t *testing.T) {
 				s.AffinitySeconds = 10800
 				rules.Services[large] = s
 			}
-			if result := mustApply(t, plane, rules); len(result.Refused) != refused || result.Kind != v1alpha1.SyncPartial {
+			if result := mustApply(t, plane, rules); len(result.Refused) != rejected || result.Kind != v1alpha1.SyncPartial {
 				t.Fatalf("%d endpoints: %s, refused %v", endpoints, result.Kind, result.Refused)
 			}
-			if refused == 0 {
+			if rejected == 0 {
 				holdsAll(t, New(dataplane.IPv4, Options{Folder: folder}), rules)
 				rules.Full = false
 			}

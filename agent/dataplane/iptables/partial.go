@@ -16,7 +16,7 @@ type partialPass struct {
 	ruleset *dataplane.Ruleset
 	faults  *isolation
 	plans   map[dataplane.ServiceName]*planned // of the Services of which some is desired
-	// sound: nobody else has written since it was known what the kernel holds.
+	// sound: no other program has written since it was known what the kernel has.
 	sound   bool
 	changed int
 }
@@ -34,7 +34,7 @@ func (d *Dataplane) applyChanged(ctx context.Context, r *dataplane.Ruleset, name
 	if err := p.faults.isolate(names, p.writeBatch); err != nil {
 		return p.changed, err
 	}
-	if err := p.noteRefused(); err != nil {
+	if err := p.noteRejected(); err != nil {
 		return p.changed, err
 	}
 	if p.sound && (p.faults.Runs > 0 || len(p.faults.Former) != len(d.engine.Rejected)) {
@@ -55,8 +55,8 @@ func (p *partialPass) size(n dataplane.ServiceName) int {
 	return lines
 }
 
-// undisturbed reports whether nobody else has written rules since it was known
-// what the kernel holds, so that what it refuses is at fault itself.
+// undisturbed reports whether no other program has written rules since it was known
+// what the kernel has, so that what it refuses is at fault itself.
 func (d *Dataplane) undisturbed() bool {
 	if d.kernel.legacy() {
 		now, known := d.kernel.entries()
@@ -68,7 +68,7 @@ func (d *Dataplane) undisturbed() bool {
 
 // has is what the kernel has of a Service.
 func (d *Dataplane) has(name dataplane.ServiceName) *planned {
-	if why, refused := d.engine.Rejected[name]; refused {
+	if why, rejected := d.engine.Rejected[name]; rejected {
 		return why.Held
 	}
 	return d.held.services[name]
@@ -76,7 +76,7 @@ func (d *Dataplane) has(name dataplane.ServiceName) *planned {
 
 // nowHas notes what the kernel has of a Service of which a part was written.
 func (d *Dataplane) nowHas(name dataplane.ServiceName, p *planned) {
-	if why, refused := d.engine.Rejected[name]; refused {
+	if why, rejected := d.engine.Rejected[name]; rejected {
 		why.Held = p
 		d.engine.Rejected[name] = why
 		return
@@ -130,11 +130,11 @@ func (p *partialPass) writeBatch(batch []dataplane.ServiceName) (string, error) 
 		}
 		input = t.String()
 		err := p.write(p.ctx, t)
-		if isRefusal(err) {
+		if isRejection(err) {
 			if i > 0 {
 				p.nowHas(batch[0], p.has(batch[0]).after(c.list[:i]))
 			}
-			return input, p.refused(t, err)
+			return input, p.rejected(t, err)
 		}
 		if err != nil {
 			return input, err
@@ -152,7 +152,7 @@ func (p *partialPass) writeBatch(batch []dataplane.ServiceName) (string, error) 
 // and returns why it did, or engine.ErrFull: once between two verifications a full pass
 // checks whether another program is to blame, and always if all but the last removals may
 // have gone in.
-func (p *partialPass) refused(t *transaction, why error) error {
+func (p *partialPass) rejected(t *transaction, why error) error {
 	if t.onlyPermitFailed(why) {
 		return engine.ErrFull
 	}
@@ -166,22 +166,22 @@ func (p *partialPass) refused(t *transaction, why error) error {
 	return engine.ErrFull
 }
 
-// takeBack takes back what went in of a transaction that was refused. Filter rules
+// takeBack takes back what went in of a transaction that was rejected. Filter rules
 // went in if it was nat that refused. Should it have been filter, taking them back
-// is refused too, which changes nothing.
+// is rejected too, which changes nothing.
 func (d *Dataplane) takeBack(ctx context.Context, t *transaction) error {
 	if t.refuse.Len() == 0 || !t.hasNAT() {
 		return nil
 	}
-	if err := d.write(ctx, t.undo()); err != nil && !isRefusal(err) {
-		return fmt.Errorf("take back what went in of rules that were refused: %w", err)
+	if err := d.write(ctx, t.undo()); err != nil && !isRejection(err) {
+		return fmt.Errorf("take back what went in of rules that were rejected: %w", err)
 	}
 	return nil
 }
 
-// noteRefused notes what was refused. What the kernel holds of it was known before, or
+// noteRejected notes what was rejected. What the kernel has of it was known before, or
 // noted by writeBatch.
-func (p *partialPass) noteRefused() error {
+func (p *partialPass) noteRejected() error {
 	if len(p.faults.Rejected) == 0 {
 		return nil
 	}
@@ -201,7 +201,7 @@ func (p *partialPass) noteRefused() error {
 }
 
 // recount counts anew what is not in held, which has come to be more or less, and
-// does not take runs of ours that were refused for others', as the kernel's count
+// does not take runs of ours that were rejected for others', as the kernel's count
 // does.
 func (d *Dataplane) recount() {
 	if now, known := d.kernel.entries(); known && d.kernel.legacy() {

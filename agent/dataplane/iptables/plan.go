@@ -171,7 +171,7 @@ func (c *config) newPortPlan(s *dataplane.Service, port *dataplane.Port) *portPl
 }
 
 // planDispatch plans the rules in shared chains: where traffic of each
-// destination goes, or why it is refused.
+// destination goes, or why it is rejected.
 func (p *portPlan) planDispatch() {
 	for d := range p.svc.DestinationsOf(p.port) {
 		switch d.Kind {

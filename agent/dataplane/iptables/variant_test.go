@@ -52,7 +52,7 @@ func TestTracesReadWhatIsPrinted(t *testing.T) {
 	}
 }
 
-// ownNamespace gives the test a network namespace and a folder with the programs
+// ownNamespace gives the test a network namespace and a directory with the programs
 // of both variants, where the plain names are those of usual.
 func ownNamespace(t *testing.T, usual Variant) (folder string) {
 	t.Helper()

@@ -66,13 +66,13 @@ func (w *watched) await(what string) dataplane.Change {
 	}
 }
 
-// settle lets the watch take in what the kernel holds.
+// settle lets the watch take in what the kernel has.
 func (w *watched) settle() {
 	w.Helper()
 	if w.nft() {
 		return // events come in order
 	}
-	// What the legacy kernel tells is compared to what was last seen.
+	// What the legacy kernel reports is compared to what was last seen.
 	ctx, cancel := context.WithTimeout(w.Context(), 3*canaryPause)
 	defer cancel()
 	<-ctx.Done()

@@ -39,7 +39,7 @@ func (d *Dataplane) verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	want := d.wantedBy(r, c, evidence)
+	want := d.desiredBy(r, c, evidence)
 	if err := d.readReals(ctx, state, want); err != nil {
 		return dataplane.Difference{}, err
 	}
@@ -107,18 +107,18 @@ func (d *Dataplane) gone(state *snapshot) []Key {
 	return out
 }
 
-// wantedBy is what the kernel should hold: what the last Apply planned, or a fresh
+// desiredBy is the desired state of the kernel: what the last Apply planned, or a fresh
 // plan where there is none or something has changed since.
-func (d *Dataplane) wantedBy(r *dataplane.Ruleset, c *config, e *evidence) *wanted {
+func (d *Dataplane) desiredBy(r *dataplane.Ruleset, c *config, e *evidence) *desired {
 	if d.held != nil && !r.Full && len(r.Dirty) == 0 && reflect.DeepEqual(c, d.held.config) {
 		return d.held
 	}
-	return c.planAll(r.Services, e.strangers()).wanted
+	return c.planAll(r.Services, e.strangers()).desired
 }
 
-// differs compares the kernel to what is wanted. Services of which it is not known
-// what the kernel holds do not count.
-func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *wanted, e *evidence) (dataplane.Difference, *iptables.FixedState, error) {
+// differs compares the kernel to the desired state. Services of which it is not known
+// what the kernel has do not count.
+func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *desired, e *evidence) (dataplane.Difference, *iptables.FixedState, error) {
 	diff := compare(want, e.state, &scope{
 		prune: r.Prune && len(d.engine.Rejected) == 0, kept: engine.KeptOf(r), ours: e.ours,
 		former: d.former, known: d.known, draining: d.drains,
@@ -170,22 +170,22 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		return dataplane.Difference{}, err
 	}
 	want := c.planAll(r.Services, evidence.strangers())
-	if err := d.readReals(ctx, state, want.wanted); err != nil {
+	if err := d.readReals(ctx, state, want.desired); err != nil {
 		return dataplane.Difference{}, err
 	}
-	diff := compare(want.wanted, state, &scope{
+	diff := compare(want.desired, state, &scope{
 		prune: r.Prune, kept: engine.KeptOf(r), ours: evidence.ours,
 		// It gets no new connections, and the other proxy deletes it some time.
 		draining: func(_ Key, _ netip.AddrPort, r Real) bool { return r.Weight == 0 },
 	})
-	leaveOutUnused(diff, want.wanted)
+	leaveOutUnused(diff, want.desired)
 	want.leave(diff.left, state)
 	want.renounce(diff.renounced)
 	rules, err := d.rules.Compare(ctx, want.rules())
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	found := findings(diff, want.wanted, state)
+	found := findings(diff, want.desired, state)
 	for _, name := range slices.SortedFunc(maps.Keys(want.conflicts.of), dataplane.ServiceName.Compare) {
 		reason := want.conflicts.of[name].reason
 		found = append(found, dataplane.Finding{Service: name, Key: "ipvs conflict " + name.String() + " " + reason, Text: "Service " + name.String() + ": " + reason})
@@ -201,7 +201,7 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 
 // leaveOutUnused takes out of a difference what decides about no packet: that
 // ipsets are missing that kube-proxy does not have, where they would be empty.
-func leaveOutUnused(d *diff, w *wanted) {
+func leaveOutUnused(d *diff, w *desired) {
 	for _, name := range ownSets {
 		if own := w.config.set(name); w.needs.used[own] == 0 {
 			d.create = slices.DeleteFunc(d.create, func(def setDef) bool { return def.Name == own })

@@ -84,7 +84,7 @@ func (d *Dataplane) cleanWithout(missing error) error {
 	return d.removeDevice(state)
 }
 
-// forget forgets what the kernel holds.
+// forget forgets what the kernel has.
 func (d *Dataplane) forget() {
 	d.held, d.former, d.conflicts, d.left = nil, nil, conflicts{}, nil
 	d.engine.Rejected, d.engine.Kept = nil, nil

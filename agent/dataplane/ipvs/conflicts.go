@@ -96,18 +96,18 @@ func (c *conflicts) set(name dataplane.ServiceName, now *conflict) {
 	}
 }
 
-// resolved is what is wanted where not everything can be had.
+// resolved is the desired state where not everything can be had.
 type resolved struct {
-	*wanted
+	*desired
 	conflicts conflicts
 	// base is what other Services have that are not planned anew, replaced names those
 	// that are. Nil: there are no others.
-	base     *wanted
+	base     *desired
 	replaced map[dataplane.ServiceName]struct{}
 }
 
 func newResolved(c *config) *resolved {
-	return &resolved{wanted: newWanted(c), conflicts: newConflicts()}
+	return &resolved{desired: newDesired(c), conflicts: newConflicts()}
 }
 
 // has returns a virtual server that another Service has.

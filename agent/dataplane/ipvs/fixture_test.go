@@ -88,7 +88,7 @@ type bench struct {
 	kernel *ipvsmodel.Kernel
 	rules  *fixedRules
 	clock  *testclock.FakeClock
-	// between passes before a Service that is refused is tried as it has changed.
+	// between passes before a Service that is rejected is tried as it has changed.
 	between time.Duration
 	plane   *ipvs.Dataplane
 	r       *dataplane.Ruleset
@@ -192,7 +192,7 @@ func (b *bench) verified() {
 	}
 }
 
-// state prints all that the kernel holds.
+// state prints all that the kernel has.
 func (b *bench) state() string {
 	b.Helper()
 	servers, err := b.kernel.Servers()

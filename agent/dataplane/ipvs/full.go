@@ -28,7 +28,7 @@ type fullPass struct {
 	retained bool
 }
 
-// applyFull reads the kernel, compares all of it to what is wanted and writes the
+// applyFull reads the kernel, compares all of it to the desired state and writes the
 // difference: first what virtual servers depend on, then those, last the removal
 // of what nothing needs any more. The rules of mode IPTables, where there are any,
 // serve until that mode is retired.
@@ -53,7 +53,7 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (engine
 	if err := engine.NoneTaken(len(r.Services), rejected); err != nil {
 		return out, err
 	}
-	d.held, d.former = p.want.wanted, p.want.wanted
+	d.held, d.former = p.want.desired, p.want.desired
 	d.engine.Rejected, d.engine.Kept = rejected, p.scope.kept
 	d.conflicts, d.left = p.want.conflicts, p.leftovers()
 	d.watched.replace(maps.Keys(d.held.needs.bound))
@@ -87,18 +87,18 @@ func (p *fullPass) prepare() error {
 	}
 	p.others = evidence.strangers()
 	p.want = p.config.planAll(p.ruleset.Services, p.others)
-	if err := p.readReals(p.ctx, p.state, p.want.wanted); err != nil {
+	if err := p.readReals(p.ctx, p.state, p.want.desired); err != nil {
 		return err
 	}
 	p.scope = scope{
 		prune: p.ruleset.Prune, kept: engine.KeptOf(p.ruleset), ours: evidence.ours, former: p.former, known: p.known,
 		draining: p.drains,
 	}
-	p.diff = compare(p.want.wanted, p.state, &p.scope)
+	p.diff = compare(p.want.desired, p.state, &p.scope)
 	return nil
 }
 
-// drains reports whether a real server that is not wanted drains as it should.
+// drains reports whether a real server that is not desired drains as it should.
 func (d *Dataplane) drains(k Key, real netip.AddrPort, r Real) bool {
 	return r.Weight == 0 && d.draining.has(k, real)
 }
@@ -119,7 +119,7 @@ func (p *fullPass) lookForSchedulers() error {
 	return nil
 }
 
-// undone says what somebody else has changed of what is held. The dirty Services
+// undone says what another program has changed of what is held. The dirty Services
 // do not count: they may have been written in part.
 func (p *fullPass) undone() dataplane.Difference {
 	s := p.scope
@@ -181,7 +181,7 @@ func (p *fullPass) bind() error {
 	return p.writer.bind()
 }
 
-// forgo takes addresses for not asked for where the kernel has refused all virtual
+// forgo takes addresses for not asked for where the kernel has rejected all virtual
 // servers that a Service has there. Another one that shares such an address binds it.
 func (p *fullPass) forgo() {
 	if len(p.writer.failed) == 0 {
@@ -230,7 +230,7 @@ func (p *fullPass) bare() []netip.Addr {
 	return sortedAddrs(out)
 }
 
-// isBound reports whether an address was on kube-ipvs0 at the begin.
+// isBound reports whether an address was on kube-ipvs0 before the pass.
 func (p *fullPass) isBound(a netip.Addr) bool {
 	_, bound := p.state.bound[a]
 	return bound
@@ -259,8 +259,8 @@ func (p *fullPass) unbindRest() error {
 	return p.writer.unbind()
 }
 
-// notice takes over what the kernel holds of what is wanted: it is known to be
-// ours from now on, and real servers that are wanted drain no longer.
+// notice takes over what the kernel has of the desired state: it is known to be
+// ours from now on, and real servers that are desired drain no longer.
 func (p *fullPass) notice() {
 	for k, s := range p.want.needs.servers {
 		if _, failed := p.writer.failed[s.owner]; !failed {
@@ -268,8 +268,8 @@ func (p *fullPass) notice() {
 		}
 	}
 	for k, reals := range p.draining {
-		s, wanted := p.want.needs.servers[k]
-		if !wanted {
+		s, desired := p.want.needs.servers[k]
+		if !desired {
 			delete(p.draining, k)
 			continue
 		}
@@ -281,12 +281,12 @@ func (p *fullPass) notice() {
 	}
 }
 
-// leftovers are the virtual servers of ours that are not wanted and stay all the
+// leftovers are the virtual servers of ours that are not desired and stay all the
 // same.
 func (p *fullPass) leftovers() map[Key]struct{} {
 	out := map[Key]struct{}{}
 	for k := range p.state.servers {
-		if _, wanted := p.want.needs.servers[k]; !wanted && p.scope.ours(k) {
+		if _, desired := p.want.needs.servers[k]; !desired && p.scope.ours(k) {
 			out[k] = struct{}{}
 		}
 	}

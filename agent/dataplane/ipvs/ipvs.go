@@ -33,7 +33,7 @@ type Rules interface {
 	Retire(ctx context.Context) error
 	// Cleanup removes all chains of the mode and the jumps to them.
 	Cleanup(ctx context.Context) error
-	// Watch calls changed whenever somebody else may have changed what the last
+	// Watch calls changed whenever another program may have changed what the last
 	// Apply left in the kernel, until ctx is done.
 	Watch(ctx context.Context, changed func(dataplane.Change))
 }
@@ -67,20 +67,20 @@ type Dataplane struct {
 	nodePorts dataplane.NodePorts
 	answering []netip.Addr
 
-	// held is what the kernel holds by our last successful Apply. Nil: unknown,
+	// held is what the kernel has by our last successful Apply. Nil: unknown,
 	// the next Apply is full. Former is the same, but stays after an error.
-	held, former *wanted
+	held, former *desired
 	// next is the config to plan all Services by in the running Apply.
 	next  *config
 	fixed fixedCount
 	// known are the virtual servers that we have made, and for whom.
 	known map[Key]dataplane.ServiceName
-	// denied are virtual servers that somebody else has made on what looks ours,
+	// denied are virtual servers that another program has made on what looks ours,
 	// because we had begun to write it.
 	denied map[Key]struct{}
 	// others are the virtual servers that are not ours, as of the last full Apply.
 	others strangers
-	// left are the virtual servers that are ours by what the kernel holds, belong to
+	// left are the virtual servers that are ours by what the kernel has, belong to
 	// no Service and were not to be deleted, as of the last full Apply.
 	left map[Key]struct{}
 	// conflicts say which Services do not have all that they ask for. The rest of
@@ -107,7 +107,7 @@ type Dataplane struct {
 	// retireUntil is until when connections of a mode that has ended are waited
 	// for; zero: it has not.
 	retireUntil time.Time
-	// yields: the kernel may hold something of Kernel.Yield.
+	// yields: the kernel may have something of Kernel.Yield.
 	yields bool
 
 	watched watched
@@ -215,7 +215,7 @@ func (d *Dataplane) configFor(n *dataplane.Node) (*config, error) {
 	return c, err
 }
 
-// read reads what the kernel holds, without real servers.
+// read reads what the kernel has, without real servers.
 func (d *Dataplane) read(c *config) (*snapshot, error) {
 	out := &snapshot{bound: map[netip.Addr]struct{}{}, reals: map[Key]map[netip.AddrPort]Real{}, sets: map[SetName]map[Entry]struct{}{}}
 	var err error
@@ -248,10 +248,10 @@ func (d *Dataplane) read(c *config) (*snapshot, error) {
 	return out, nil
 }
 
-// readReals reads the real servers of those virtual servers that are wanted.
-func (d *Dataplane) readReals(ctx context.Context, state *snapshot, w *wanted) error {
+// readReals reads the real servers of those virtual servers that are desired.
+func (d *Dataplane) readReals(ctx context.Context, state *snapshot, w *desired) error {
 	for k := range state.servers {
-		if _, wanted := w.needs.servers[k]; !wanted {
+		if _, desired := w.needs.servers[k]; !desired {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
@@ -318,7 +318,7 @@ func (d *Dataplane) counts() (dataplane.Counts, map[string]dataplane.TableCount)
 	return out, tables
 }
 
-// uncertain reports whether it is not known what the kernel holds of a Service,
+// uncertain reports whether it is not known what the kernel has of a Service,
 // or whether that is all it asks for.
 func (d *Dataplane) uncertain(name dataplane.ServiceName) bool {
 	_, conflict := d.conflicts.of[name]

@@ -130,7 +130,7 @@ func (s *sets) create(name SetName, t SetType, room int) error {
 	return nil
 }
 
-// change adds or deletes entries. A message that is refused has been followed up
+// change adds or deletes entries. The kernel follows a message that it rejects up
 // to the entry that is wrong, so its entries are tried one by one then.
 func (s *sets) change(command int, name SetName, t SetType, entries []Entry) error {
 	for batch := range slices.Chunk(entries, batchEntries) {

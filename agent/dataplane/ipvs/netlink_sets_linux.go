@@ -259,5 +259,5 @@ func setReason(err error) error {
 	if text, ok := words[no]; ok {
 		return fmt.Errorf("%s (%w)", text, no)
 	}
-	return fmt.Errorf("the kernel refuses it: %w", nl.IPSetError(no))
+	return fmt.Errorf("the kernel rejects it: %w", nl.IPSetError(no))
 }

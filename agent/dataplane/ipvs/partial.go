@@ -222,7 +222,7 @@ func (p *partialPass) compare() {
 	}
 	for name := range p.plans {
 		for _, s := range serversOf(p.held.services[name]) {
-			if _, wanted := p.delta.servers[s.Key]; !wanted {
+			if _, desired := p.delta.servers[s.Key]; !desired {
 				p.diff.extra = append(p.diff.extra, s.Key)
 			}
 		}
@@ -313,7 +313,7 @@ func (p *partialPass) run(ctx context.Context) (int, error) {
 	return len(w.changed), nil
 }
 
-// commit notes that the kernel holds the plans.
+// commit notes that the kernel has the plans.
 func (p *partialPass) commit() {
 	p.held.config = p.config
 	for name, plan := range p.plans {

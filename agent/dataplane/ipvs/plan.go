@@ -21,7 +21,7 @@ type servicePlan struct {
 	entries []setEntry
 	// outRules are for KUBE-IPVS-OUT-FILTER.
 	outRules []outRule
-	// notes say, for people, what is not as the Service asks.
+	// notes say, human-readable, what is not as the Service asks.
 	notes []string
 	// precedence is that of the Service.
 	precedence dataplane.Precedence

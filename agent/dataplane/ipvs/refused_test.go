@@ -297,7 +297,7 @@ func TestRefusedServerHasNoAddress(t *testing.T) {
 }
 
 // TestRefusedServerIsNotPassed: nor are packets to a port let pass whose virtual
-// server is refused, on an address that is bound for others.
+// server is rejected, on an address that is bound for others.
 func TestRefusedServerIsNotPassed(t *testing.T) {
 	for _, start := range []bool{false, true} { // the address is bound before, or by the same pass
 		b := newBench(t)
@@ -333,7 +333,7 @@ func TestRefusedServerIsNotPassed(t *testing.T) {
 }
 
 // TestRefusedServiceBlocksNobody: where an endpoint has come to the node, clients
-// outside are let in, also in a pass in which another Service is refused.
+// outside are let in, also in a pass in which another Service is rejected.
 func TestRefusedServiceBlocksNobody(t *testing.T) {
 	const remote, local = "10.181.0.1:80", "10.180.0.1:80"
 	for _, others := range []int{0, 1} { // that stay without a local endpoint

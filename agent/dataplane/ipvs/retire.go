@@ -72,7 +72,7 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 		p.connections, len(p.stay), slices.MinFunc(p.stay, Key.Compare), d.retireUntil.UTC().Format(time.RFC3339)), nil
 }
 
-// present reports whether the kernel may hold something of this mode. Unlike
+// present reports whether the kernel may have something of this mode. Unlike
 // Kernel.Open this has no module be loaded: most nodes never run the mode.
 func (d *Dataplane) present() bool {
 	if _, err := d.kernel.Sysctl("net/ipv4/vs/expire_nodest_conn"); !errors.Is(err, fs.ErrNotExist) {

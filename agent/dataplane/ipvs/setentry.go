@@ -27,7 +27,7 @@ const (
 
 const noMatchSuffix = " nomatch"
 
-// element is an entry of an ipset as the kernel holds it. Which fields there are
+// element is an entry of an ipset as the kernel has it. Which fields there are
 // is a matter of the set's type.
 type element struct {
 	addr  netip.Addr

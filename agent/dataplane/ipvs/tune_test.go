@@ -67,7 +67,7 @@ func TestSysctlThatCannotBeSet(t *testing.T) {
 	}
 }
 
-// TestSysctlsOfOthers: what somebody else has changed is found, and put back.
+// TestSysctlsOfOthers: what another program has changed is found, and put back.
 func TestSysctlsOfOthers(t *testing.T) {
 	b := newBench(t)
 	*b.r.Node.Settings.IPVS.TCPTimeoutSeconds = 1000

@@ -19,7 +19,7 @@ const (
 	countShare = 100
 )
 
-// watched is what the kernel should hold, as far as it is watched. It is unknown
+// watched is the desired state of the kernel, as far as it is watched. It is unknown
 // while one of our own calls changes it.
 type watched struct {
 	mu    sync.Mutex // guards everything below
@@ -29,7 +29,7 @@ type watched struct {
 	ours, all int
 }
 
-// pause says that we are about to change what the kernel holds.
+// pause says that we are about to change what the kernel has.
 func (w *watched) pause() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -62,7 +62,7 @@ func (w *watched) change(bound, unbound []netip.Addr, servers int) {
 	}
 }
 
-// resume says that the kernel holds what it should, and how many virtual servers
+// resume says that the kernel has what it should, and how many virtual servers
 // of ours that are.
 func (w *watched) resume(servers int) {
 	w.mu.Lock()

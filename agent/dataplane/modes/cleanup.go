@@ -13,9 +13,9 @@ import (
 const (
 	// retirePause is the time between checks of what is left of another mode.
 	retirePause = 10 * time.Second
-	// refusedStay is for how long a mode is not retired because the one that runs rejects
+	// rejectedStay is for how long a mode is not retired because the one that runs rejects
 	// Services: as long as it may stay for connections.
-	refusedStay = 15 * time.Minute
+	rejectedStay = 15 * time.Minute
 )
 
 // retire removes what is left of modes that do not run, as far as is allowed,
@@ -31,8 +31,8 @@ func (d *Dataplane) retire(ctx context.Context, running *Plane, r *dataplane.Rul
 		if _, due := d.due[plane.Mode]; !due {
 			continue
 		}
-		if running.Precedes(&plane.Declaration) && d.staysForRefused(plane, result) {
-			pending = append(pending, fmt.Sprintf("what serves mode %s stays for %s at most, for Services that mode %s refuses", plane.Mode, refusedStay, r.Mode))
+		if running.Precedes(&plane.Declaration) && d.staysForRejected(plane, result) {
+			pending = append(pending, fmt.Sprintf("what serves mode %s stays for %s at most, for Services that mode %s rejects", plane.Mode, rejectedStay, r.Mode))
 			continue
 		}
 		why, err := plane.Retire(ctx, r)
@@ -62,18 +62,18 @@ func (d *Dataplane) retire(ctx context.Context, running *Plane, r *dataplane.Rul
 	return nil
 }
 
-// staysForRefused reports whether a mode stays for Services that the running one rejects. Not
+// staysForRejected reports whether a mode stays for Services that the running one rejects. Not
 // after a restart: see Dataplane.
-func (d *Dataplane) staysForRefused(plane *Plane, result *dataplane.Result) bool {
+func (d *Dataplane) staysForRejected(plane *Plane, result *dataplane.Result) bool {
 	if !d.Uses(plane.Mode) || len(result.Refused) == 0 {
-		delete(d.refusedSince, plane.Mode)
+		delete(d.rejectedSince, plane.Mode)
 		return false
 	}
 	now := d.Clock.Now()
-	if _, stays := d.refusedSince[plane.Mode]; !stays {
-		d.refusedSince[plane.Mode] = now
+	if _, stays := d.rejectedSince[plane.Mode]; !stays {
+		d.rejectedSince[plane.Mode] = now
 	}
-	return now.Sub(d.refusedSince[plane.Mode]) < refusedStay
+	return now.Sub(d.rejectedSince[plane.Mode]) < rejectedStay
 }
 
 // Cleanup implements dataplane.Dataplane, for all modes. A mode of which the node

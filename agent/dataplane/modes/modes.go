@@ -45,7 +45,7 @@ type Plane struct {
 // what the new mode has written.
 //
 // A Service that a mode rejects is served by what a mode that comes after it has in the kernel, for up to
-// refusedStay: that mode is not retired before. It is after that, because its rules of all
+// rejectedStay: that mode is not retired before. It is after that, because its rules of all
 // other Services would have to stay, too, and are no longer updated. After a restart there is no such delay:
 // it is not known then whether we have ever served that Service in that mode. What is
 // there may be left of a kube-proxy, and a Service that is rejected for good would
@@ -62,8 +62,8 @@ type Dataplane struct {
 	applied v1alpha1.ProxyMode
 	// due are the modes of which something may be left in the kernel.
 	due map[v1alpha1.ProxyMode]struct{}
-	// refusedSince is since when a mode stays for Services that are rejected.
-	refusedSince map[v1alpha1.ProxyMode]time.Time
+	// rejectedSince is since when a mode stays for Services that are rejected.
+	rejectedSince map[v1alpha1.ProxyMode]time.Time
 	// asked is the mode that the node was found to support, by a call of Supported that
 	// no Apply has followed.
 	asked v1alpha1.ProxyMode
@@ -87,13 +87,13 @@ var (
 // New joins one data plane for each mode.
 func New(planes ...Plane) *Dataplane {
 	return &Dataplane{
-		Clock:        clock.RealClock{},
-		planes:       slices.SortedFunc(slices.Values(planes), func(a, b Plane) int { return cmp.Compare(a.Precedence, b.Precedence) }),
-		due:          map[v1alpha1.ProxyMode]struct{}{},
-		refusedSince: map[v1alpha1.ProxyMode]time.Time{},
-		again:        make(chan struct{}, 1),
-		changed:      make(chan struct{}),
-		used:         map[v1alpha1.ProxyMode]bool{},
+		Clock:         clock.RealClock{},
+		planes:        slices.SortedFunc(slices.Values(planes), func(a, b Plane) int { return cmp.Compare(a.Precedence, b.Precedence) }),
+		due:           map[v1alpha1.ProxyMode]struct{}{},
+		rejectedSince: map[v1alpha1.ProxyMode]time.Time{},
+		again:         make(chan struct{}, 1),
+		changed:       make(chan struct{}),
+		used:          map[v1alpha1.ProxyMode]bool{},
 	}
 }
 

@@ -228,7 +228,7 @@ func TestRefusedServices(t *testing.T) {
 	n := newNode(t)
 	n.apply(n.ruleset(servers))
 	n.kernel[rules].Refuse("shop", "cart", "no module")
-	if result := n.apply(n.ruleset(rules)); !strings.Contains(result.Retiring, "mode IPTables refuses") {
+	if result := n.apply(n.ruleset(rules)); !strings.Contains(result.Retiring, "mode IPTables rejects") {
 		t.Errorf("retiring %q", result.Retiring)
 	}
 	n.expect("while rules are refused", held{servers: "shop/cart"})

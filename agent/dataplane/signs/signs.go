@@ -29,7 +29,7 @@ type Canary struct {
 	Table string
 }
 
-// String names it for people.
+// String names it human-readable.
 func (c Canary) String() string {
 	variant := "nf_tables"
 	if c.Legacy {
@@ -94,7 +94,7 @@ func New(o Options) *Spotter {
 
 // sign is one that is looked for.
 type sign struct {
-	// what it is, for people, and who makes it.
+	// what it is, human-readable, and who makes it.
 	what, who string
 	// appears: it only tells by appearing.
 	appears bool
