@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -48,14 +49,14 @@ func TestSyncKindIsWhatTheDataPlaneDid(t *testing.T) {
 	mustSync(t, a)
 	r.setService(r.object("b", 2))
 	mustSync(t, a)
-	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncPartial || got.kernel.Chains != 1 {
-		t.Errorf("a partial sync is %s, with %d chains of the last full one", got.applied.lastSync.Kind, got.kernel.Chains)
+	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncPartial || got.kernel.Counts[dataplane.Chains] != 1 {
+		t.Errorf("a partial sync is %s, with %d chains of the last full one", got.applied.lastSync.Kind, got.kernel.Counts[dataplane.Chains])
 	}
 	kernel.Doubt()
 	r.setService(r.object("c", 3))
 	mustSync(t, a)
-	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncFull || got.kernel.Chains != 3 {
-		t.Errorf("a sync that was full unasked is %s, with %d chains", got.applied.lastSync.Kind, got.kernel.Chains)
+	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncFull || got.kernel.Counts[dataplane.Chains] != 3 {
+		t.Errorf("a sync that was full unasked is %s, with %d chains", got.applied.lastSync.Kind, got.kernel.Counts[dataplane.Chains])
 	}
 	if diff := cmp.Diff(map[string]float64{"Full": 2, "Partial": 1}, syncs(t, a)); diff != "" {
 		t.Errorf("syncs by kind (-want +got):\n%s", diff)

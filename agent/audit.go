@@ -44,12 +44,12 @@ func (a *Agent) audit(ctx context.Context) error {
 	if !ok {
 		return nil // Enforce, since we have asked: the settings have triggered what follows
 	}
-	outcomes := a.fanout.Audit(ctx, b.rulesets)
+	outcomes := a.fanout.Verify(ctx, b.rulesets, dataplane.VerifyOptions{Audit: true})
 	if a.auditMode(ctx, b, outcomes) {
 		if b, ok = a.store.prepareAudit(start); !ok {
 			return nil
 		}
-		outcomes = a.fanout.Audit(ctx, b.rulesets)
+		outcomes = a.fanout.Verify(ctx, b.rulesets, dataplane.VerifyOptions{Audit: true})
 	}
 	end := a.options.Clock.Now()
 	if ctx.Err() != nil {
@@ -81,13 +81,13 @@ func (a *Agent) audit(ctx context.Context) error {
 
 // excuseAudit takes the families out of the outcomes that the node lacks and
 // nothing needs, as after an Apply.
-func (a *Agent) excuseAudit(outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Audit]) {
+func (a *Agent) excuseAudit(outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference]) {
 	results := map[dataplane.Family]dataplane.Outcome[dataplane.Result]{}
 	for family, outcome := range outcomes {
 		results[family] = dataplane.Outcome[dataplane.Result]{Err: outcome.Err}
 	}
 	a.store.excuse(results)
-	maps.DeleteFunc(outcomes, func(family dataplane.Family, _ dataplane.Outcome[dataplane.Audit]) bool {
+	maps.DeleteFunc(outcomes, func(family dataplane.Family, _ dataplane.Outcome[dataplane.Difference]) bool {
 		_, kept := results[family]
 		return !kept
 	})
@@ -207,7 +207,7 @@ func (s *store) prepareAudit(now time.Time) (batch, bool) {
 // audited takes the outcome of a comparison. It reports whether it was the first
 // complete one, and whether there are differences of which it is not known yet
 // whether they last.
-func (s *store) audited(b batch, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Audit], now time.Time) (first, waiting bool) {
+func (s *store) audited(b batch, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference], now time.Time) (first, waiting bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b.epoch != s.epoch {
@@ -236,7 +236,7 @@ func (s *store) audited(b batch, outcomes map[dataplane.Family]dataplane.Outcome
 
 // compared takes what a comparison has found. It reports whether there are
 // differences of which it is not known yet whether they last.
-func (f *familyState) compared(found dataplane.Audit, now time.Time) bool {
+func (f *familyState) compared(found dataplane.Difference, now time.Time) bool {
 	f.err, f.absent, f.done = nil, nil, true
 	f.lastUpdated, f.applyingSince = now, time.Time{}
 	f.refused = nil

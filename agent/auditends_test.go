@@ -54,7 +54,7 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 		if !ok {
 			t.Fatal("nothing to compare")
 		}
-		outcomes := a.fanout.Audit(context.Background(), b.rulesets)
+		outcomes := a.fanout.Verify(context.Background(), b.rulesets, dataplane.VerifyOptions{Audit: true})
 		r.setRules(r.own())
 		a.store.audited(b, outcomes, epoch)
 		expectPending(t, a, "compared before")

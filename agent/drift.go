@@ -335,7 +335,7 @@ func (a *Agent) lookAgain(family dataplane.Family, at time.Time) {
 // repairs what differs. A look is at changes by others alone.
 func (a *Agent) compare(ctx context.Context, epoch int, rulesets map[dataplane.Family]*dataplane.Ruleset, look bool) error {
 	start := a.options.Clock.Now()
-	outcomes := a.fanout.Verify(ctx, rulesets)
+	outcomes := a.fanout.Verify(ctx, rulesets, dataplane.VerifyOptions{})
 	now := a.options.Clock.Now()
 	drifted := a.drift.compared(outcomes, now, now.Sub(start))
 	if a.store.currentEpoch() != epoch {

@@ -217,7 +217,7 @@ func (n *liveNode) intact() {
 	n.Helper()
 	for family, ruleset := range n.store.verifiable() {
 		ruleset.Full = true
-		d, err := iptables.New(family, iptables.Options{Folder: n.folder}).Verify(context.Background(), ruleset)
+		d, err := iptables.New(family, iptables.Options{Folder: n.folder}).Verify(context.Background(), ruleset, dataplane.VerifyOptions{})
 		if err != nil || d.Count != 0 {
 			n.Errorf("%s after the repair: %+v, %v", family, d, err)
 		}

@@ -47,7 +47,7 @@ func (r *dualRig) apply() {
 
 // check does what a verification does.
 func (r *dualRig) check() {
-	if r.compared(r.epoch, r.fanout.Verify(context.Background(), r.verifiable()), nil, false) {
+	if r.compared(r.epoch, r.fanout.Verify(context.Background(), r.verifiable(), dataplane.VerifyOptions{}), nil, false) {
 		r.apply()
 	}
 }

@@ -86,7 +86,7 @@ func TestHolding(t *testing.T) {
 		r.deleteService(r.object("a", 1))
 		r.kernel.Remove("shop", "a")
 		rulesets := r.verifiable()
-		d, err := r.kernel.Verify(context.Background(), rulesets[dataplane.IPv4])
+		d, err := r.kernel.Verify(context.Background(), rulesets[dataplane.IPv4], dataplane.VerifyOptions{})
 		if err != nil || !r.compared(r.epoch, map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}, nil, false) {
 			t.Fatalf("verification sees nothing: %v, %v", d, err)
 		}

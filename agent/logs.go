@@ -20,7 +20,7 @@ const (
 	differences
 	removals
 	stuck
-	modes
+	ranModes
 	retirements
 	modeDoubts
 )

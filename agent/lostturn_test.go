@@ -15,22 +15,14 @@ type slowPlane struct {
 	ending func()
 }
 
-func (p *slowPlane) Supported(ctx context.Context, n *dataplane.Node) error {
-	err := p.Fake.Supported(ctx, n)
-	if err != nil { // it ends with this
-		p.ending()
-	}
-	return err //nolint:wrapcheck // as the data plane says it
-}
-
 func (p *slowPlane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
 	defer p.ending()
 	return p.Fake.Apply(ctx, r)
 }
 
-func (p *slowPlane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
+func (p *slowPlane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplane.VerifyOptions) (dataplane.Difference, error) {
 	defer p.ending()
-	return p.Fake.Verify(ctx, r)
+	return p.Fake.Verify(ctx, r, o)
 }
 
 // losing has an agent lose its turn within each call of its data plane.
@@ -63,7 +55,7 @@ func TestStoreRefusesAnOldComparison(t *testing.T) {
 	mustSync(t, a)
 	epoch, rulesets := a.store.currentEpoch(), a.store.verifiable()
 	kernel.Remove("shop", "a")
-	outcomes := a.fanout.Verify(t.Context(), rulesets)
+	outcomes := a.fanout.Verify(t.Context(), rulesets, dataplane.VerifyOptions{})
 	a.store.forget()
 	if a.store.compared(epoch, outcomes, nil, false) || a.store.snapshot().difference != nil {
 		t.Error("a comparison from before the turn was lost counts")

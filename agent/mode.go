@@ -8,32 +8,30 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // Which mode runs is decided for both IP families together: by what the settings
-// ask, and by what the node can run for the families that Services need. Mode
-// IPTables is run without asking. Another one is asked for once for each change
+// ask, and by what the node can run for the families that Services need. The baseline mode
+// runs without asking. Another one is asked for once for each change
 // of the settings or of the families that are needed, and while the node cannot
-// run it once more at each verification: somebody may have loaded a module. Only
-// what the node lacks (dataplane.ErrUnsupported) makes it fall back; any other
-// error leaves the choice as it was.
+// run it once more at each verification: an administrator may have loaded a module. Only
+// what the node lacks (dataplane.ErrUnsupported) makes it fall back, to the first mode of
+// modes.Fallbacks that it can run; any other error leaves the choice as it was.
 //
-// A node that has run IPTables goes on with it until what is too many may be
-// removed from the kernel: packets come to those rules before they come to what
-// another mode has, so while they must stay, they have to be kept up to date.
+// A node goes on with the mode that it has run until what is too many may be
+// removed from the kernel, if packets meet the rules of that mode before those of the desired
+// one: while these rules must stay, they have to be updated.
 
 // modeChoice is which mode runs.
 type modeChoice struct {
 	// mode is empty before the first choice. With a refusal it is that of before.
 	mode v1alpha1.ProxyMode
-	// lacks says what keeps the wanted mode from running; empty: nothing does.
+	// lacks says what keeps the desired mode from running; empty: nothing does.
 	lacks string
-	// refusal is why none runs: the wanted one cannot, and no other may.
+	// refusal is why none runs: the desired one cannot, and no other may.
 	refusal *refusal
 	// settings and needed are what the choice was made for. Without settings the
 	// node has to be asked.
@@ -45,6 +43,8 @@ type modeChoice struct {
 type modeQuestion struct {
 	settings *v1alpha1.ProxySettings
 	wanted   v1alpha1.ProxyMode
+	// stays: the mode that ran goes on for now, so nothing is asked.
+	stays bool
 	// needed tells of each family whether a Service needs it.
 	needed [2]bool
 	nodes  map[dataplane.Family]*dataplane.Ruleset
@@ -55,16 +55,18 @@ var families = [2]dataplane.Family{dataplane.IPv4, dataplane.IPv6}
 
 // verdict is what the node can run of a mode.
 type verdict struct {
-	// lacks says what is missing, for people; empty: nothing.
+	// lacks says what is missing, human-readable; empty: nothing.
 	lacks string
+	// fallback is the mode to run instead; empty: none.
+	fallback v1alpha1.ProxyMode
 	// unknown is why it cannot be told.
 	unknown error
 }
 
 // judge says whether a node can run a mode by what it said of each family. A
 // family counts if it is needed; if none is, the node must be able to run the
-// mode for some. One that mode IPTables does not serve either decides nothing.
-func (q *modeQuestion) judge(mode, rules map[dataplane.Family]error) verdict {
+// mode for some. One that the baseline mode does not serve either decides nothing.
+func (q *modeQuestion) judge(mode, baseline map[dataplane.Family]error) verdict {
 	counts := func(i int) bool { return q.needed[i] || q.needed == [2]bool{} }
 	texts := map[string][]string{} // families by what they lack
 	var unknown []error
@@ -78,7 +80,7 @@ func (q *modeQuestion) judge(mode, rules map[dataplane.Family]error) verdict {
 			able = true
 		case !errors.Is(err, dataplane.ErrUnsupported):
 			unknown = append(unknown, fmt.Errorf("%s: %w", family, err))
-		case !errors.Is(rules[family], dataplane.ErrUnsupported):
+		case !errors.Is(baseline[family], dataplane.ErrUnsupported):
 			text := strings.TrimPrefix(oneLine(err), dataplane.ErrUnsupported.Error()+": ")
 			texts[text] = append(texts[text], string(family))
 		}
@@ -106,13 +108,13 @@ func (q *modeQuestion) choose(former modeChoice, v verdict) modeChoice {
 			made = former
 		}
 		made.settings = nil
-	case *q.settings.Fallback == v1alpha1.FallbackIPTables:
-		made.mode, made.lacks = v1alpha1.ModeIPTables, v.lacks
+	case v.fallback != "":
+		made.mode, made.lacks = v.fallback, v.lacks
 	default:
 		made.mode, made.lacks = former.mode, v.lacks
 		made.refusal = &refusal{v1alpha1.ReasonUnsupported, fmt.Sprintf(
 			"spec.settings.mode: this node cannot run %s (%s); mend that on the node, or set mode or fallback to %s in the NodeProxy; %s",
-			q.wanted, v.lacks, v1alpha1.ModeIPTables, meanwhile)}
+			q.wanted, v.lacks, modes.Baseline(), meanwhile)}
 	}
 	return made
 }
@@ -122,33 +124,60 @@ func (q *modeQuestion) choose(former modeChoice, v verdict) modeChoice {
 // for a moment.
 func (a *Agent) chooseMode(ctx context.Context) bool {
 	q := a.store.modeQuestion()
-	if q == nil {
-		return !a.store.modeRefused()
+	switch {
+	case q == nil:
+	case q.stays:
+		a.store.stayInMode()
+	default:
+		v := a.askNode(ctx, q)
+		if ctx.Err() != nil {
+			return false // what it said may be due to that
+		}
+		a.settleMode(q, v)
 	}
-	v := a.askNode(ctx, q)
-	if ctx.Err() != nil {
-		return false // what it said may be due to that
-	}
-	a.settleMode(q, v)
 	return !a.store.modeRefused()
 }
 
 // askNode asks what the node can run.
 func (a *Agent) askNode(ctx context.Context, q *modeQuestion) verdict {
-	if q.wanted == v1alpha1.ModeIPTables {
+	if q.wanted == modes.Baseline() {
 		return verdict{}
 	}
-	return a.judge(ctx, q, a.fanout.SupportsMode(ctx, q.wanted, q.nodes))
+	return a.judge(ctx, q, a.supported(ctx, q, q.wanted))
 }
 
-// judge is that of q, given what the node said of the wanted mode.
+// supported asks for each family whether the node can run a mode.
+func (a *Agent) supported(ctx context.Context, q *modeQuestion, mode v1alpha1.ProxyMode) map[dataplane.Family]error {
+	rulesets := make(map[dataplane.Family]*dataplane.Ruleset, len(q.nodes))
+	for family, node := range q.nodes {
+		rulesets[family] = &dataplane.Ruleset{Mode: mode, Node: node.Node}
+	}
+	return a.fanout.Supported(ctx, rulesets)
+}
+
+// judge is that of q, given what the node said of the desired mode.
 func (a *Agent) judge(ctx context.Context, q *modeQuestion, said map[dataplane.Family]error) verdict {
-	if q.wanted == v1alpha1.ModeIPTables {
+	if q.wanted == modes.Baseline() {
 		return verdict{}
 	}
 	v := q.judge(said, nil)
-	if v.lacks != "" {
-		v = q.judge(said, a.fanout.SupportsMode(ctx, v1alpha1.ModeIPTables, q.nodes))
+	if v.lacks == "" {
+		return v
+	}
+	baseline := a.supported(ctx, q, modes.Baseline())
+	if v = q.judge(said, baseline); v.lacks == "" {
+		return v
+	}
+	for _, mode := range modes.Fallbacks(q.settings) {
+		able := mode == modes.Baseline()
+		if !able && mode != q.wanted {
+			other := q.judge(a.supported(ctx, q, mode), baseline)
+			able = other.lacks == "" && other.unknown == nil
+		}
+		if able {
+			v.fallback = mode
+			break
+		}
 	}
 	return v
 }
@@ -164,21 +193,21 @@ func (a *Agent) logMode(q *modeQuestion, v verdict, c modeChoice) {
 		a.log.Error(v.unknown, "It cannot be told whether this node can run the mode that is asked for; asking again, the mode stays as it is", "mode", q.wanted)
 	}
 	text := string(c.mode) + c.lacks
-	former, changed := a.news(modes, text)
+	former, changed := a.news(ranModes, text)
 	switch {
 	case !changed || v.unknown != nil:
 	case c.refusal != nil:
 		a.log.Info("This node cannot run the mode that is asked for, and no other may run: its rules stay as they are. It is looked at again at each verification", "mode", q.wanted, "lacks", c.lacks)
 	case c.lacks != "":
 		a.log.Info("This node cannot run the mode that is asked for: falling back. It is looked at again at each verification", "mode", q.wanted, "runs", c.mode, "lacks", c.lacks)
-	case c.mode == v1alpha1.ModeIPVS:
-		a.log.Info("Running mode IPVS. Kubernetes retires kube-proxy's ipvs mode (off by default in 1.40, removed in 1.43): plan to move to mode IPTables")
+	case modes.Of(c.mode).Advice != "":
+		a.log.Info("Running the mode that is asked for", "mode", c.mode, "advice", modes.Of(c.mode).Advice)
 	case former != "":
 		a.log.Info("Running the mode that is asked for", "mode", c.mode)
 	}
 }
 
-// lookAtMode asks the node again where it could not run the wanted mode, and
+// lookAtMode asks the node again where it could not run the desired mode, and
 // reports whether that has changed the choice.
 func (a *Agent) lookAtMode(ctx context.Context) bool {
 	former, doubted := a.store.doubtMode()
@@ -192,7 +221,7 @@ func (a *Agent) lookAtMode(ctx context.Context) bool {
 // auditMode makes a choice by the comparison of a batch, and reports whether
 // another mode is to be compared. Unlike chooseMode it has nothing be written, be
 // it for a moment.
-func (a *Agent) auditMode(ctx context.Context, b batch, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Audit]) bool {
+func (a *Agent) auditMode(ctx context.Context, b batch, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference]) bool {
 	q, known := a.store.auditQuestion(b)
 	if q == nil {
 		return false
@@ -206,7 +235,8 @@ func (a *Agent) auditMode(ctx context.Context, b batch, outcomes map[dataplane.F
 		return false
 	}
 	a.settleMode(q, v)
-	return a.store.chosenMode() == chosenMode{mode: v1alpha1.ModeIPTables} && q.wanted != v1alpha1.ModeIPTables
+	chosen := a.store.chosenMode()
+	return !chosen.refused && chosen.mode != q.wanted
 }
 
 // modeQuestion returns what has to be asked; nil: nothing, the choice stands.
@@ -217,18 +247,23 @@ func (s *store) modeQuestion() *modeQuestion {
 	if s.mode.settings == q.settings && s.mode.needed == q.needed {
 		return nil
 	}
-	if q.wanted != v1alpha1.ModeIPTables && s.ran == v1alpha1.ModeIPTables && !s.mayPrune() {
-		s.mode = modeChoice{mode: v1alpha1.ModeIPTables}
-		return nil
-	}
+	ran, wanted := modes.Of(s.ran), modes.Of(q.wanted)
+	q.stays = s.ran != "" && ran.Precedes(&wanted) && !s.mayPrune()
 	s.addNodes(q)
 	return q
+}
+
+// stayInMode has the mode that ran go on, until the node is asked.
+func (s *store) stayInMode() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mode = modeChoice{mode: s.ran}
 }
 
 // question is what the node would be asked now. The caller holds mu.
 func (s *store) question() *modeQuestion {
 	q := &modeQuestion{settings: s.settings, wanted: *s.settings.Mode}
-	if q.wanted == v1alpha1.ModeIPTables {
+	if q.wanted == modes.Baseline() {
 		return q // whatever is needed
 	}
 	for i, family := range families {
@@ -248,7 +283,7 @@ func (s *store) addNodes(q *modeQuestion) {
 }
 
 // auditQuestion is the question that the comparison of a batch has answered; nil:
-// the wanted mode was not compared, or before what is known was dropped. Known: a
+// the desired mode was not compared, or before what is known was dropped. Known: a
 // choice was made before.
 func (s *store) auditQuestion(b batch) (q *modeQuestion, known bool) {
 	s.mu.Lock()
@@ -261,7 +296,7 @@ func (s *store) auditQuestion(b batch) (q *modeQuestion, known bool) {
 	return q, s.mode.settings == q.settings && s.mode.refusal == nil
 }
 
-// auditedMode is the mode to compare with Audit: the wanted one, unless it is
+// auditedMode is the mode to compare with Audit: the desired one, unless it is
 // known that another one would run. The caller holds mu.
 func (s *store) auditedMode() v1alpha1.ProxyMode {
 	if s.mode.settings != s.settings || s.mode.refusal != nil {
@@ -299,7 +334,7 @@ func (s *store) chosenMode() chosenMode {
 
 func (c *modeChoice) chosen() chosenMode { return chosenMode{c.mode, c.refusal != nil} }
 
-// doubtMode has the node be asked again if it could not run the wanted mode, or
+// doubtMode has the node be asked again if it could not run the desired mode, or
 // could not tell. It returns the choice, and whether that is so.
 func (s *store) doubtMode() (chosenMode, bool) {
 	s.mu.Lock()
@@ -327,7 +362,7 @@ func (s *store) running() v1alpha1.ProxyMode {
 	case s.mode.mode != "":
 		return s.mode.mode
 	default:
-		return v1alpha1.ModeIPTables
+		return modes.Baseline()
 	}
 }
 
@@ -342,49 +377,3 @@ func (s *store) whyNot() *refusal {
 
 // proxyMode is the mode that runs as kube-proxy names it.
 func (a *Agent) proxyMode() string { return strings.ToLower(string(a.store.running())) }
-
-// fallback says why another mode runs than the wanted one; empty: it does not.
-func (c *modeChoice) fallback() string {
-	if c.lacks == "" || c.refusal != nil {
-		return ""
-	}
-	return c.lacks
-}
-
-// fallbackCondition is the condition ModeFallback; nil where there is nothing to
-// say.
-func fallbackCondition(s snapshot, former []metav1.Condition) *metav1.Condition {
-	switch {
-	case s.mode.fallback() != "":
-		return &metav1.Condition{
-			Type: v1alpha1.ConditionModeFallback, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonKernelLacksMode,
-			Message: fmt.Sprintf("mode %s runs, because this node cannot run the one that is asked for (%s); mend that on the node, and the agent changes the mode by itself at its next verification", s.mode.mode, s.mode.lacks),
-		}
-	case meta.FindStatusCondition(former, v1alpha1.ConditionModeFallback) != nil:
-		return &metav1.Condition{
-			Type: v1alpha1.ConditionModeFallback, Status: metav1.ConditionFalse,
-			Reason: v1alpha1.ReasonNoFallback, Message: "the mode that runs is the one that is asked for",
-		}
-	default:
-		return nil
-	}
-}
-
-// retiring says what of another mode the kernel still holds, by family.
-func (s *store) retiring() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.joinedRetiring()
-}
-
-// joinedRetiring is retiring. The caller holds mu.
-func (s *store) joinedRetiring() []string {
-	var out []string
-	for family, f := range s.families {
-		if f.retiring != "" {
-			out = append(out, string(family)+": "+f.retiring)
-		}
-	}
-	slices.Sort(out)
-	return out
-}

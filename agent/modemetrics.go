@@ -3,15 +3,18 @@ package agent
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 )
 
 // modeMetrics are those of the mode that runs.
 type modeMetrics struct {
+	modes    []dataplane.Declaration
 	runs     *prometheus.GaugeVec
 	fallback prometheus.Gauge
-	// What the kernel holds in mode IPVS, which has no series in another one.
-	servers, reals, draining, entries *prometheus.GaugeVec
+	// objects count what the kernel has, by metric. They have series in the mode that
+	// declares them only.
+	objects map[dataplane.ObjectMetric]*prometheus.GaugeVec
 }
 
 func newModeMetrics(r prometheus.Registerer) *modeMetrics {
@@ -20,37 +23,36 @@ func newModeMetrics(r prometheus.Registerer) *modeMetrics {
 		r.MustRegister(g)
 		return g
 	}
-	const inIPVS = " Only in mode IPVS."
 	m := &modeMetrics{
-		runs: gauges("mode", "1 for the mode that runs (IPTables, IPVS), 0 for the others.", "mode"),
+		modes: modes.Declarations(),
+		runs:  gauges("mode", "1 for the mode that runs (IPTables, IPVS), 0 for the others.", "mode"),
 		fallback: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "nodeproxy_agent_mode_fallback", Help: "1 while another mode runs than the one that is asked for, because the node cannot run that.",
 		}),
-		servers:  gauges("ipvs_virtual_servers", "IPVS virtual servers of nodeproxy in the kernel."+inIPVS, "ip_family"),
-		reals:    gauges("ipvs_real_servers", "Real servers of all virtual servers of nodeproxy together."+inIPVS, "ip_family"),
-		draining: gauges("ipvs_draining_real_servers", "Real servers that get no new connections and go once theirs have ended."+inIPVS, "ip_family"),
-		entries:  gauges("ipset_entries", "Entries of all ipsets of nodeproxy."+inIPVS, "ip_family"),
+		objects: map[dataplane.ObjectMetric]*prometheus.GaugeVec{},
 	}
 	r.MustRegister(m.fallback)
+	for _, mode := range m.modes {
+		for _, metric := range mode.Metrics {
+			m.objects[metric] = gauges(metric.Name, metric.Help, "ip_family")
+		}
+	}
 	return m
 }
 
 // show sets the gauges. One goroutine calls it.
 func (m *modeMetrics) show(s snapshot) {
-	for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS} {
-		m.runs.WithLabelValues(string(mode)).Set(flag(s.applied.mode == mode))
-	}
 	m.fallback.Set(flag(s.mode.fallback() != ""))
-	for family, f := range s.families {
-		label := string(family)
-		for gauge, count := range map[*prometheus.GaugeVec]int{
-			m.servers: f.counts.VirtualServers, m.reals: f.counts.RealServers,
-			m.draining: f.counts.Draining, m.entries: f.counts.SetEntries,
-		} {
-			if f.done && s.applied.mode == v1alpha1.ModeIPVS {
-				gauge.WithLabelValues(label).Set(float64(count))
-			} else {
-				gauge.DeleteLabelValues(label)
+	for _, mode := range m.modes {
+		runs := s.applied.mode == mode.Mode
+		m.runs.WithLabelValues(string(mode.Mode)).Set(flag(runs))
+		for family, f := range s.families {
+			for _, metric := range mode.Metrics {
+				if gauge := m.objects[metric]; f.done && runs {
+					gauge.WithLabelValues(string(family)).Set(float64(f.counts[metric.Object]))
+				} else {
+					gauge.DeleteLabelValues(string(family))
+				}
 			}
 		}
 	}

@@ -234,10 +234,11 @@ func (a *Agent) removeRules(ctx context.Context) error {
 
 // clean removes rules, and of mode IPVS what is not in excluded ranges.
 func (a *Agent) clean(ctx context.Context) error {
-	if err := a.fanout.Exclude(a.store.excluded()); err != nil {
+	exclude, err := dataplane.ExcludedRanges(a.store.excluded())
+	if err != nil {
 		return err
 	}
-	return a.fanout.Cleanup(ctx)
+	return a.fanout.Cleanup(ctx, dataplane.CleanupOptions{Exclude: exclude})
 }
 
 // excluded are spec.settings.ipvs.excludeCIDRs, as far as they are known: an agent

@@ -215,9 +215,9 @@ type cleaning struct {
 	meanwhile func()
 }
 
-func (c *cleaning) Cleanup(ctx context.Context) error {
+func (c *cleaning) Cleanup(ctx context.Context, o dataplane.CleanupOptions) error {
 	c.meanwhile()
-	return c.Fake.Cleanup(ctx)
+	return c.Fake.Cleanup(ctx, o)
 }
 
 // TestRemovalKnowsWhatIsExcluded, also where nothing has been applied since the
@@ -241,17 +241,15 @@ func TestRemovalKnowsWhatIsExcluded(t *testing.T) {
 // excluding is a data plane that notes what it was told when it is cleaned.
 type excluding struct {
 	*dataplanetest.Fake
-	told, cleaned []string
+	cleaned []string
 }
 
-func (e *excluding) Exclude(cidrs []string) error {
-	e.told = cidrs
-	return nil
-}
-
-func (e *excluding) Cleanup(ctx context.Context) error {
-	e.cleaned = e.told
-	return e.Fake.Cleanup(ctx)
+func (e *excluding) Cleanup(ctx context.Context, o dataplane.CleanupOptions) error {
+	e.cleaned = nil
+	for _, p := range o.Exclude {
+		e.cleaned = append(e.cleaned, p.String())
+	}
+	return e.Fake.Cleanup(ctx, o)
 }
 
 func TestRemovalBesideAnotherProxy(t *testing.T) {

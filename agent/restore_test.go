@@ -89,7 +89,7 @@ func TestRestoreInTheSameBoot(t *testing.T) {
 	}
 
 	r.kernel.Remove("shop", "a")
-	d, err := r.kernel.Verify(context.Background(), r.verifiable()[dataplane.IPv4])
+	d, err := r.kernel.Verify(context.Background(), r.verifiable()[dataplane.IPv4], dataplane.VerifyOptions{})
 	if err != nil || d.Count != 1 {
 		t.Errorf("verification: %v, %v", d, err)
 	}

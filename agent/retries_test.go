@@ -19,7 +19,7 @@ import (
 func (r *rig) verify() string {
 	r.t.Helper()
 	rulesets := r.verifiable()
-	outcomes := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel}).Verify(context.Background(), rulesets)
+	outcomes := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel}).Verify(context.Background(), rulesets, dataplane.VerifyOptions{})
 	if outcome := outcomes[dataplane.IPv4]; outcome.Err != nil || outcome.Value.Count != 0 {
 		r.t.Errorf("verify: %+v", outcome)
 	}
@@ -103,7 +103,7 @@ func TestRepairsLeaveARefusedServiceAlone(t *testing.T) {
 	r.expectSync("partial a")
 	tries := r.kernel.Tries("shop", "a")
 	r.kernel.Remove("shop", "b")
-	outcomes := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel}).Verify(context.Background(), r.verifiable())
+	outcomes := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel}).Verify(context.Background(), r.verifiable(), dataplane.VerifyOptions{})
 	if found := outcomes[dataplane.IPv4].Value; found.Count != 1 || !found.Drifted {
 		t.Fatalf("found %+v", found)
 	}

@@ -76,8 +76,8 @@ func buildStatus(s snapshot, f facts, former []metav1.Condition) v1alpha1.NodePr
 	}
 	if s.kernel != nil {
 		status.Kernel = &v1alpha1.KernelCounts{
-			VerifiedTime: seconds(s.kernel.at), Chains: int32(s.kernel.Chains), Rules: int32(s.kernel.Rules),
-			IPSetEntries: int32(s.kernel.SetEntries), VirtualServers: int32(s.kernel.VirtualServers), RealServers: int32(s.kernel.RealServers),
+			VerifiedTime: seconds(s.kernel.at), Chains: int32(s.kernel.Counts[dataplane.Chains]), Rules: int32(s.kernel.Counts[dataplane.Rules]),
+			IPSetEntries: int32(s.kernel.Counts[dataplane.SetEntries]), VirtualServers: int32(s.kernel.Counts[dataplane.VirtualServers]), RealServers: int32(s.kernel.Counts[dataplane.RealServers]),
 		}
 	}
 	if s.difference != nil {

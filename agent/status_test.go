@@ -29,7 +29,7 @@ func programmed() snapshot {
 		applied: appliedState{version: "190233", generation: 88, settingsRevision: "7d1f0a9c", mode: v1alpha1.ModeIPTables,
 			lastSync: &v1alpha1.SyncReport{Time: seconds(epoch), DurationMilliseconds: 21, Kind: v1alpha1.SyncPartial, ServicesChanged: 1}},
 		services: 412, endpoints: 3980, local: 37,
-		kernel: &kernelCount{Counts: dataplane.Counts{Chains: 4815, Rules: 13021}, at: epoch}, difference: &dataplane.Difference{},
+		kernel: &kernelCount{Counts: dataplane.Counts{dataplane.Chains: 4815, dataplane.Rules: 13021}, at: epoch}, difference: &dataplane.Difference{},
 	}
 }
 

@@ -139,20 +139,14 @@ func Served(svc *dataplane.Service, family dataplane.Family, some map[netip.Addr
 		if svc == nil {
 			return
 		}
-		var on []netip.Addr
-		for _, a := range addresses(svc) {
-			if _, found := some[a]; found {
-				on = append(on, a)
+		for d := range svc.Destinations() {
+			claim := Claim{Address: d.Address, Port: d.Number, Protocol: d.Port.Protocol}
+			if d.Kind == dataplane.NodePort {
+				claim.Address = everywhere(family)
+			} else if _, found := some[d.Address]; !found || d.Repeated {
+				continue
 			}
-		}
-		for i := range svc.Ports {
-			p := &svc.Ports[i]
-			for _, a := range on {
-				if p.Serves(a) && !yield(Claim{Address: a, Port: p.Port, Protocol: p.Protocol}) {
-					return
-				}
-			}
-			if p.NodePort != 0 && !yield(nodePortClaim(p.NodePort, p.Protocol, family)) {
+			if !yield(claim) {
 				return
 			}
 		}

@@ -103,7 +103,7 @@ func Claims(rules *v1alpha1.ServiceProxyRulesSpec) []Asked {
 
 func portClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Family) []Asked {
 	var claims []Asked
-	for _, a := range addresses(svc) {
+	for _, a := range svc.Addresses() {
 		rank := Ordinary
 		if a == svc.ClusterIP {
 			rank = Own
@@ -135,21 +135,13 @@ func everywhere(family dataplane.Family) netip.Addr {
 	return netip.IPv4Unspecified()
 }
 
-// addresses lists the Service's addresses, each once.
-func addresses(svc *dataplane.Service) []netip.Addr {
-	if len(svc.ExternalIPs)+len(svc.LoadBalancerIPs) == 0 {
-		return []netip.Addr{svc.ClusterIP}
-	}
-	return eachOnce(slices.Concat([]netip.Addr{svc.ClusterIP}, svc.ExternalIPs, svc.LoadBalancerIPs))
-}
-
 func loseClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Family, lost func(Claim) bool) {
 	// At an address of a Node its port is whose node port it is.
 	var anothers map[netip.Addr]struct{}
 	if len(svc.NodeAddresses) > 0 && lost(nodePortClaim(p.Port, p.Protocol, family)) {
 		anothers = svc.OfOthers([]netip.Addr{svc.ClusterIP})
 	}
-	for _, a := range addresses(svc) {
+	for _, a := range svc.Addresses() {
 		if _, anothers := anothers[a]; anothers || lost(Claim{Address: a, Port: p.Port, Protocol: p.Protocol}) {
 			p.Lost = append(p.Lost, a)
 		}

@@ -131,7 +131,7 @@ func hasAll(svc *dataplane.Service, objects []v1alpha1.ServiceProxyRules, at str
 	i := slices.IndexFunc(objects, func(o v1alpha1.ServiceProxyRules) bool { return o.Name == "shop."+svc.Name.Name })
 	p := svc.Ports[0]
 	return p.NodePort == uint16(objects[i].Spec.Ports[0].NodePort) &&
-		(p.Port != port || !slices.Contains(addresses(svc), netip.MustParseAddr(at)) || p.Serves(netip.MustParseAddr(at)))
+		(p.Port != port || !slices.Contains(svc.Addresses(), netip.MustParseAddr(at)) || p.Serves(netip.MustParseAddr(at)))
 }
 
 // TestConcernedByNodePorts: a node port that comes or goes concerns those that yield to it, and

@@ -85,7 +85,7 @@ func New(options Options) *Cleaner {
 	}
 }
 
-// Committed says that the kernel holds r, but for what result says. Flows that
+// Committed says that the kernel has r, but for what result says. Flows that
 // contradict that are removed soon, by Run. It must not be called before the
 // rules are in the kernel: a flow that is removed earlier is made again by the
 // old ones. It reads r only during the call, and keeps Services.

@@ -238,17 +238,17 @@ func TestNodePortsOnANewAddress(t *testing.T) {
 	})
 }
 
-// TestFlowsByIPVSGoWithIt: they go on while IPVS is waited for, and are removed when it
+// TestFlowsOutsideNATGoWithIt: they go on while IPVS is waited for, and are removed when it
 // has gone, though nothing else has changed.
-func TestFlowsByIPVSGoWithIt(t *testing.T) {
+func TestFlowsOutsideNATGoWithIt(t *testing.T) {
 	byIPVS := flow(clusterIP, a)
-	byIPVS.ByIPVS = true
+	byIPVS.OutsideNAT = true
 	table := newFakeTable(byIPVS)
 	running(t, table, func(c *Cleaner, _ func() []Pass) {
-		c.Committed(ruleset(true, list{serving(a)}), dataplane.Result{Lingering: true})
+		c.Committed(ruleset(true, list{serving(a)}), dataplane.Result{OwnFlows: true})
 		after(time.Hour)
 		table.expect(t, toA)
-		c.Committed(ruleset(false, list{serving(a)}), dataplane.Result{Lingering: true})
+		c.Committed(ruleset(false, list{serving(a)}), dataplane.Result{OwnFlows: true})
 		after(time.Hour)
 		table.expect(t, toA)
 		c.Committed(ruleset(false, list{serving(a)}), dataplane.Result{})

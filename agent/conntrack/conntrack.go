@@ -33,13 +33,13 @@ type Flow struct {
 	// ReplySource and ReplyDestination are those that an answer has when it
 	// comes: ReplySource is the endpoint.
 	ReplySource, ReplyDestination netip.AddrPort
-	// ByIPVS: it is IPVS that translates the flow, not the rules of nat.
-	ByIPVS bool
+	// OutsideNAT: not the rules of table nat translate the flow, but something else, such as IPVS.
+	OutsideNAT bool
 	// ID tells the flow from another one between the same addresses.
 	ID uint32
 }
 
-// String returns the flow for people.
+// String returns the flow in human-readable form.
 func (f Flow) String() string {
 	return fmt.Sprintf("%s %s to %s, sent to %s", f.Protocol, f.Source, f.Destination, f.ReplySource)
 }

@@ -33,7 +33,7 @@ func TestContestedServices(t *testing.T) {
 			s := newState(v1alpha1.ProtocolUDP)
 			judges := func(when string, r *dataplane.Ruleset, result dataplane.Result, wants map[Flow]Reason) {
 				t.Helper()
-				r.Mode = v1alpha1.ModeIPVS
+				r.Mode, result.OwnFlows = v1alpha1.ModeIPVS, true
 				s.commit(r, result)
 				p, _ := s.take()
 				var err error
@@ -41,7 +41,7 @@ func TestContestedServices(t *testing.T) {
 					t.Fatal(err)
 				}
 				for f, want := range wants {
-					f.ByIPVS = true
+					f.OutsideNAT = true
 					if got := p.judge(f); got != want {
 						t.Errorf("%s: %s: %q, want %q", when, f, got, want)
 					}

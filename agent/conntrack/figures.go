@@ -60,7 +60,7 @@ type System struct {
 	counters func() (Counters, error)
 }
 
-// NewSystem returns that of the running kernel, whose sysctls are in a folder.
+// NewSystem returns that of the running kernel, whose sysctls are in a directory.
 // Empty: /proc/sys.
 func NewSystem(sysctlFolder string) *System {
 	return &System{Settings: NewSettings(sysctlFolder), counters: readCounters}

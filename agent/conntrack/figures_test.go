@@ -3,6 +3,8 @@ package conntrack
 import (
 	"errors"
 	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 )
 
 func TestUsage(t *testing.T) {
@@ -54,12 +56,12 @@ func TestFiguresFromFiles(t *testing.T) {
 func TestCountersOfAllCPUsAreAdded(t *testing.T) {
 	one := header("IPv4")
 	for kind, value := range map[uint16]byte{8: 99, attrStatsInsertFailed: 1, attrStatsDrop: 2, attrStatsEarlyDrop: 3} {
-		one = appendAttr(one, kind, []byte{0, 0, 1, value})
+		one = nlattr.Append(one, kind, []byte{0, 0, 1, value})
 	}
 	var c Counters
 	c.add(one)
 	c.add(one)
-	c.add(appendAttr(header("IPv4"), attrStatsDrop, []byte{1}))
+	c.add(nlattr.Append(header("IPv4"), attrStatsDrop, []byte{1}))
 	c.add([]byte{1})
 	c.add(one[:len(one)-2]) // all but the last, whichever that is
 	if want := (Counters{InsertFailed: 2 * 257, Drop: 2 * 258, EarlyDrop: 2 * 259}); c.InsertFailed < want.InsertFailed || c.Drop < want.Drop || c.EarlyDrop < want.EarlyDrop {

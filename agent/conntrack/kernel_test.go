@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -127,17 +128,17 @@ func fillTCP(t testing.TB, n int) {
 // insert makes an entry without the time that a program takes.
 func insert(f Flow, protocol byte) error {
 	tuple := func(source, destination netip.AddrPort) []byte {
-		proto := appendAttr(nil, attrProtoNumber, []byte{protocol})
-		proto = appendAttr(proto, attrProtoSrcPort, binary.BigEndian.AppendUint16(nil, source.Port()))
-		proto = appendAttr(proto, attrProtoDstPort, binary.BigEndian.AppendUint16(nil, destination.Port()))
+		proto := nlattr.Append(nil, attrProtoNumber, []byte{protocol})
+		proto = nlattr.Append(proto, attrProtoSrcPort, binary.BigEndian.AppendUint16(nil, source.Port()))
+		proto = nlattr.Append(proto, attrProtoDstPort, binary.BigEndian.AppendUint16(nil, destination.Port()))
 		ip := appendAddress(appendAddress(nil, true, source.Addr()), false, destination.Addr())
-		return appendAttr(appendAttr(nil, attrTupleIP|attrNested, ip), attrTupleProto|attrNested, proto)
+		return nlattr.Append(nlattr.Append(nil, attrTupleIP|nlattr.Nested, ip), attrTupleProto|nlattr.Nested, proto)
 	}
-	b := appendAttr(header(dataplane.IPv4), attrTupleOrig|attrNested, tuple(f.Source, f.Destination))
-	b = appendAttr(b, attrTupleReply|attrNested, tuple(f.Destination, f.Source))
-	b = appendAttr(b, 7, binary.BigEndian.AppendUint32(nil, 600)) // timeout
+	b := nlattr.Append(header(dataplane.IPv4), attrTupleOrig|nlattr.Nested, tuple(f.Source, f.Destination))
+	b = nlattr.Append(b, attrTupleReply|nlattr.Nested, tuple(f.Destination, f.Source))
+	b = nlattr.Append(b, 7, binary.BigEndian.AppendUint32(nil, 600)) // timeout
 	if protocol == unix.IPPROTO_TCP {
-		b = appendAttr(b, 4|attrNested, appendAttr(nil, 1|attrNested, appendAttr(nil, 1, []byte{nl.TCP_CONNTRACK_ESTABLISHED})))
+		b = nlattr.Append(b, 4|nlattr.Nested, nlattr.Append(nil, 1|nlattr.Nested, nlattr.Append(nil, 1, []byte{nl.TCP_CONNTRACK_ESTABLISHED})))
 	}
 	request := nl.NewNetlinkRequest(1<<8, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
 	request.AddRawData(b)
@@ -331,7 +332,7 @@ func TestCleanerOnRealKernel(t *testing.T) {
 		c := New(Options{Family: family, Protocol: v1alpha1.ProtocolUDP, Table: k, Clock: clock.RealClock{}, Log: logr.Discard()})
 		r := ruleset(true, services)
 		r.Mode = mode
-		c.Committed(r, dataplane.Result{})
+		c.Committed(r, dataplane.Result{OwnFlows: mode == v1alpha1.ModeIPVS})
 		return c.pass(t.Context())
 	}
 	four := clean(dataplane.IPv4, service("dns", "ip 10.96.0.10 port 53 np 30053 ep 10.244.0.3:53"))

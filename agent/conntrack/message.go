@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -51,10 +52,7 @@ const (
 	filterProtoNumber = 1 << 3
 	filterProtoDst    = 1 << 5
 
-	attrNested   = 1 << 15
-	attrTypeMask = 1<<14 - 1
-
-	headerLength = 4 // of a message, and of an attribute
+	headerLength = 4 // of a message
 
 	// seenReply is the bit of a status that says that an answer has come.
 	seenReply = 1 << 1
@@ -105,20 +103,20 @@ func dumpMessage(family dataplane.Family, protocol v1alpha1.Protocol, filter *Fi
 	var tuple []byte
 	if filter.Address.IsValid() {
 		flags |= filterIPDst
-		tuple = appendAttr(tuple, attrTupleIP|attrNested, appendAddress(nil, false, filter.Address))
+		tuple = nlattr.Append(tuple, attrTupleIP|nlattr.Nested, appendAddress(nil, false, filter.Address))
 	}
-	proto := appendAttr(nil, attrProtoNumber, []byte{numberOf(protocol)})
+	proto := nlattr.Append(nil, attrProtoNumber, []byte{numberOf(protocol)})
 	if filter.Port != 0 {
 		flags |= filterProtoDst
-		proto = appendAttr(proto, attrProtoDstPort, binary.BigEndian.AppendUint16(nil, filter.Port))
+		proto = nlattr.AppendUint16(proto, attrProtoDstPort, filter.Port)
 	}
-	tuple = appendAttr(tuple, attrTupleProto|attrNested, proto)
-	b = appendAttr(b, attrTupleOrig|attrNested, tuple)
+	tuple = nlattr.Append(tuple, attrTupleProto|nlattr.Nested, proto)
+	b = nlattr.Append(b, attrTupleOrig|nlattr.Nested, tuple)
 	if protocol == v1alpha1.ProtocolTCP {
-		b = appendAttr(b, attrStatus, binary.BigEndian.AppendUint32(nil, 0))
-		b = appendAttr(b, attrStatusMask, binary.BigEndian.AppendUint32(nil, seenReply))
+		b = nlattr.AppendUint32(b, attrStatus, 0)
+		b = nlattr.AppendUint32(b, attrStatusMask, seenReply)
 	}
-	return appendAttr(b, attrFilter|attrNested, appendAttr(nil, attrFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, flags)))
+	return nlattr.Append(b, attrFilter|nlattr.Nested, nlattr.Append(nil, attrFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, flags)))
 }
 
 // deleteMessage asks to delete exactly one flow. Without its tuple the kernel
@@ -129,13 +127,13 @@ func deleteMessage(f Flow) []byte {
 		family = dataplane.IPv6
 	}
 	ip := appendAddress(appendAddress(nil, true, f.Source.Addr()), false, f.Destination.Addr())
-	proto := appendAttr(nil, attrProtoNumber, []byte{numberOf(f.Protocol)})
-	proto = appendAttr(proto, attrProtoSrcPort, binary.BigEndian.AppendUint16(nil, f.Source.Port()))
-	proto = appendAttr(proto, attrProtoDstPort, binary.BigEndian.AppendUint16(nil, f.Destination.Port()))
-	tuple := appendAttr(nil, attrTupleIP|attrNested, ip)
-	tuple = appendAttr(tuple, attrTupleProto|attrNested, proto)
-	b := appendAttr(header(family), attrTupleOrig|attrNested, tuple)
-	return appendAttr(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
+	proto := nlattr.Append(nil, attrProtoNumber, []byte{numberOf(f.Protocol)})
+	proto = nlattr.Append(proto, attrProtoSrcPort, binary.BigEndian.AppendUint16(nil, f.Source.Port()))
+	proto = nlattr.Append(proto, attrProtoDstPort, binary.BigEndian.AppendUint16(nil, f.Destination.Port()))
+	tuple := nlattr.Append(nil, attrTupleIP|nlattr.Nested, ip)
+	tuple = nlattr.Append(tuple, attrTupleProto|nlattr.Nested, proto)
+	b := nlattr.Append(header(family), attrTupleOrig|nlattr.Nested, tuple)
+	return nlattr.AppendUint32(b, attrID, f.ID)
 }
 
 func appendAddress(b []byte, source bool, a netip.Addr) []byte {
@@ -148,17 +146,7 @@ func appendAddress(b []byte, source bool, a netip.Addr) []byte {
 	case source:
 		kind = attrIPv6Src
 	}
-	return appendAttr(b, kind, a.AsSlice())
-}
-
-func appendAttr(b []byte, kind uint16, payload []byte) []byte {
-	b = binary.NativeEndian.AppendUint16(b, uint16(headerLength+len(payload)))
-	b = binary.NativeEndian.AppendUint16(b, kind)
-	b = append(b, payload...)
-	for len(b)%4 != 0 {
-		b = append(b, 0)
-	}
-	return b
+	return nlattr.Append(b, kind, a.AsSlice())
 }
 
 // parseFlow reads a flow from a message. It returns false for what is neither a UDP
@@ -172,7 +160,7 @@ func parseFlow(message []byte) (Flow, bool) {
 	var orig, reply, id bool
 	status := uint32(statusDestinationNAT) // where that is not told
 	state := byte(0)
-	ok := eachAttr(message[headerLength:], func(kind uint16, payload []byte) bool {
+	ok := nlattr.Each(message[headerLength:], func(kind uint16, payload []byte) bool {
 		switch kind {
 		case attrTupleOrig:
 			f.Source, f.Destination, f.Protocol, orig = parseTuple(payload)
@@ -195,18 +183,18 @@ func parseFlow(message []byte) (Flow, bool) {
 		}
 		return true
 	})
-	f.ByIPVS = f.translated() && status&statusDestinationNAT == 0
+	f.OutsideNAT = f.translated() && status&statusDestinationNAT == 0
 	waits := f.Protocol == v1alpha1.ProtocolUDP || status&seenReply == 0 && state == stateSYNSent
 	return f, ok && orig && reply && id && waits
 }
 
 // tcpState returns the state of a TCP connection; 0 for what is none.
 func tcpState(b []byte) (state byte) {
-	eachAttr(b, func(kind uint16, payload []byte) bool {
+	nlattr.Each(b, func(kind uint16, payload []byte) bool {
 		if kind != attrProtoInfoTCP {
 			return true
 		}
-		return eachAttr(payload, func(kind uint16, payload []byte) bool {
+		return nlattr.Each(payload, func(kind uint16, payload []byte) bool {
 			if kind == attrTCPState && len(payload) == 1 {
 				state = payload[0]
 			}
@@ -222,10 +210,10 @@ func parseTuple(b []byte) (source, destination netip.AddrPort, protocol v1alpha1
 	var srcPort, dstPort uint16
 	var number byte
 	var ports int
-	ok = eachAttr(b, func(kind uint16, payload []byte) bool {
+	ok = nlattr.Each(b, func(kind uint16, payload []byte) bool {
 		switch kind {
 		case attrTupleIP:
-			return eachAttr(payload, func(kind uint16, payload []byte) bool {
+			return nlattr.Each(payload, func(kind uint16, payload []byte) bool {
 				a, ok := netip.AddrFromSlice(payload)
 				switch kind {
 				case attrIPv4Src, attrIPv6Src:
@@ -238,7 +226,7 @@ func parseTuple(b []byte) (source, destination netip.AddrPort, protocol v1alpha1
 				return ok
 			})
 		case attrTupleProto:
-			return eachAttr(payload, func(kind uint16, payload []byte) bool {
+			return nlattr.Each(payload, func(kind uint16, payload []byte) bool {
 				switch {
 				case kind == attrProtoNumber && len(payload) == 1:
 					number = payload[0]
@@ -266,29 +254,13 @@ func parseTuple(b []byte) (source, destination netip.AddrPort, protocol v1alpha1
 	return netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort), protocol, ok
 }
 
-// eachAttr calls f with kind and payload of each attribute until it returns
-// false. It returns false if f did, or if b is cut off.
-func eachAttr(b []byte, f func(kind uint16, payload []byte) bool) bool {
-	for len(b) >= headerLength {
-		length := int(binary.NativeEndian.Uint16(b))
-		if length < headerLength || length > len(b) {
-			return false
-		}
-		if !f(binary.NativeEndian.Uint16(b[2:])&attrTypeMask, b[headerLength:length]) {
-			return false
-		}
-		b = b[min((length+3)&^3, len(b)):]
-	}
-	return true
-}
-
 // add adds the counters of one CPU, as a message holds them. Attributes that are
 // not known or cut off count nothing.
 func (c *Counters) add(message []byte) {
 	if len(message) < headerLength {
 		return
 	}
-	eachAttr(message[headerLength:], func(kind uint16, payload []byte) bool {
+	nlattr.Each(message[headerLength:], func(kind uint16, payload []byte) bool {
 		if len(payload) != 4 {
 			return true
 		}

@@ -7,13 +7,14 @@ import (
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // FuzzParseFlow reads bytes as a flow. One that is read must come back from the
 // attributes that describe it, and be deleted by a message that names its tuple and ID.
 func FuzzParseFlow(f *testing.F) {
-	f.Add(entry(protocolUDP, nil, appendAttr(nil, attrID, []byte{0, 0, 0, 7})))
+	f.Add(entry(protocolUDP, nil, nlattr.Append(nil, attrID, []byte{0, 0, 0, 7})))
 	f.Fuzz(func(t *testing.T, message []byte) {
 		flow, ok := parseFlow(message)
 		if !ok {
@@ -33,7 +34,7 @@ func FuzzParseFlow(f *testing.F) {
 			t.Fatal(err)
 		}
 		for _, a := range attributes {
-			switch a.Attr.Type & attrTypeMask {
+			switch a.Attr.Type &^ (nlattr.Nested | nlattr.NetByteOrder) {
 			case attrTupleOrig:
 				source, destination, protocol, _ = parseTuple(a.Value)
 			case attrID:
@@ -50,21 +51,21 @@ func FuzzParseFlow(f *testing.F) {
 func described(f Flow) []byte {
 	number := numberOf(f.Protocol)
 	status := uint32(statusDestinationNAT)
-	if f.ByIPVS {
+	if f.OutsideNAT {
 		status = 0
 	}
 	b := header(dataplane.IPv4)
-	b = appendAttr(b, attrTupleOrig|attrNested, tupleOf(number, f.Source.String(), f.Destination.String()))
-	b = appendAttr(b, attrTupleReply|attrNested, tupleOf(number, f.ReplySource.String(), f.ReplyDestination.String()))
-	b = appendAttr(b, attrStatus, binary.BigEndian.AppendUint32(nil, status))
-	b = appendAttr(b, attrProtoInfo|attrNested, appendAttr(nil, attrProtoInfoTCP|attrNested, appendAttr(nil, attrTCPState, []byte{stateSYNSent})))
-	return appendAttr(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
+	b = nlattr.Append(b, attrTupleOrig|nlattr.Nested, tupleOf(number, f.Source.String(), f.Destination.String()))
+	b = nlattr.Append(b, attrTupleReply|nlattr.Nested, tupleOf(number, f.ReplySource.String(), f.ReplyDestination.String()))
+	b = nlattr.Append(b, attrStatus, binary.BigEndian.AppendUint32(nil, status))
+	b = nlattr.Append(b, attrProtoInfo|nlattr.Nested, nlattr.Append(nil, attrProtoInfoTCP|nlattr.Nested, nlattr.Append(nil, attrTCPState, []byte{stateSYNSent})))
+	return nlattr.Append(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
 }
 
 // FuzzCounters reads bytes as a CPU's counters, and compares the sums with those of
 // the standard library's reading of the attributes.
 func FuzzCounters(f *testing.F) {
-	f.Add(appendAttr(appendAttr(header(dataplane.IPv4), attrStatsDrop, []byte{0, 0, 1, 0}), attrStatsEarlyDrop, []byte{255, 255, 255, 255}))
+	f.Add(nlattr.Append(nlattr.Append(header(dataplane.IPv4), attrStatsDrop, []byte{0, 0, 1, 0}), attrStatsEarlyDrop, []byte{255, 255, 255, 255}))
 	f.Fuzz(func(t *testing.T, message []byte) {
 		var got, want Counters
 		got.add(message)
@@ -80,7 +81,7 @@ func FuzzCounters(f *testing.F) {
 				continue
 			}
 			value := int64(binary.BigEndian.Uint32(a.Value))
-			switch a.Attr.Type & attrTypeMask {
+			switch a.Attr.Type &^ (nlattr.Nested | nlattr.NetByteOrder) {
 			case attrStatsInsertFailed:
 				want.InsertFailed += value
 			case attrStatsDrop:

@@ -8,23 +8,24 @@ import (
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 func tupleOf(protocol byte, source, destination string, more ...[]byte) []byte {
 	src, dst := netip.MustParseAddrPort(source), netip.MustParseAddrPort(destination)
-	proto := appendAttr(nil, attrProtoNumber, []byte{protocol})
-	proto = appendAttr(proto, attrProtoSrcPort, binary.BigEndian.AppendUint16(nil, src.Port()))
-	proto = appendAttr(proto, attrProtoDstPort, binary.BigEndian.AppendUint16(nil, dst.Port()))
+	proto := nlattr.Append(nil, attrProtoNumber, []byte{protocol})
+	proto = nlattr.Append(proto, attrProtoSrcPort, binary.BigEndian.AppendUint16(nil, src.Port()))
+	proto = nlattr.Append(proto, attrProtoDstPort, binary.BigEndian.AppendUint16(nil, dst.Port()))
 	ip := appendAddress(appendAddress(nil, true, src.Addr()), false, dst.Addr())
-	return slices.Concat(append([][]byte{appendAttr(nil, attrTupleIP|attrNested, ip), appendAttr(nil, attrTupleProto|attrNested, proto)}, more...)...)
+	return slices.Concat(append([][]byte{nlattr.Append(nil, attrTupleIP|nlattr.Nested, ip), nlattr.Append(nil, attrTupleProto|nlattr.Nested, proto)}, more...)...)
 }
 
 // entry is what the kernel sends of a flow of 10.244.7.7, with more attributes.
 func entry(protocol byte, inTuple []byte, more ...[]byte) []byte {
 	b := header(dataplane.IPv4)
-	b = appendAttr(b, attrTupleOrig|attrNested, tupleOf(protocol, "10.244.7.7:40000", "10.96.0.10:53", inTuple))
-	b = appendAttr(b, attrTupleReply|attrNested, tupleOf(protocol, "10.244.0.3:5353", "10.244.7.7:40000"))
+	b = nlattr.Append(b, attrTupleOrig|nlattr.Nested, tupleOf(protocol, "10.244.7.7:40000", "10.96.0.10:53", inTuple))
+	b = nlattr.Append(b, attrTupleReply|nlattr.Nested, tupleOf(protocol, "10.244.0.3:5353", "10.244.7.7:40000"))
 	return slices.Concat(append([][]byte{b}, more...)...)
 }
 
@@ -33,15 +34,15 @@ func TestParseFlow(t *testing.T) {
 		Source: netip.MustParseAddrPort("10.244.7.7:40000"), Destination: netip.MustParseAddrPort("10.96.0.10:53"),
 		ReplySource: netip.MustParseAddrPort("10.244.0.3:5353"), ReplyDestination: netip.MustParseAddrPort("10.244.7.7:40000"), ID: 7,
 	}
-	id := appendAttr(nil, attrID, []byte{0, 0, 0, 7})
+	id := nlattr.Append(nil, attrID, []byte{0, 0, 0, 7})
 	status := func(n uint16) []byte {
-		return appendAttr(nil, attrStatus, binary.BigEndian.AppendUint32(nil, uint32(n)))
+		return nlattr.Append(nil, attrStatus, binary.BigEndian.AppendUint32(nil, uint32(n)))
 	}
 	tcp := func(state byte) []byte {
-		return appendAttr(nil, attrProtoInfo|attrNested, appendAttr(nil, attrProtoInfoTCP|attrNested, appendAttr(nil, attrTCPState, []byte{state})))
+		return nlattr.Append(nil, attrProtoInfo|nlattr.Nested, nlattr.Append(nil, attrProtoInfoTCP|nlattr.Nested, nlattr.Append(nil, attrTCPState, []byte{state})))
 	}
-	zone := func(n byte) []byte { return appendAttr(nil, attrZone, []byte{0, n}) }
-	tupleZone := func(n byte) []byte { return appendAttr(nil, attrTupleZone, []byte{0, n}) }
+	zone := func(n byte) []byte { return nlattr.Append(nil, attrZone, []byte{0, n}) }
+	tupleZone := func(n byte) []byte { return nlattr.Append(nil, attrTupleZone, []byte{0, n}) }
 	for name, tt := range map[string]struct {
 		message []byte
 		ok      bool
@@ -57,7 +58,7 @@ func TestParseFlow(t *testing.T) {
 		"SCTP":                  {entry(132, nil, id), false, false},
 		"UDP-Lite":              {entry(136, nil, id), false, false},
 		"no ID":                 {entry(protocolUDP, nil), false, false},
-		"an ID cut off":         {entry(protocolUDP, nil, appendAttr(nil, attrID, []byte{7})), false, false},
+		"an ID cut off":         {entry(protocolUDP, nil, nlattr.Append(nil, attrID, []byte{7})), false, false},
 		"an empty attribute":    {entry(protocolUDP, nil, id, []byte{0, 0, 0, 0}), false, false},
 		"nothing":               {nil, false, false},
 		"TCP without an answer": {entry(protocolTCP, nil, id, status(statusDestinationNAT), tcp(stateSYNSent)), true, false},
@@ -66,7 +67,7 @@ func TestParseFlow(t *testing.T) {
 	} {
 		f, ok := parseFlow(tt.message)
 		want := want
-		want.ByIPVS = tt.byIPVS
+		want.OutsideNAT = tt.byIPVS
 		if strings.HasPrefix(name, "TCP") {
 			want.Protocol = v1alpha1.ProtocolTCP
 		}

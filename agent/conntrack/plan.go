@@ -23,8 +23,8 @@ type plan struct {
 	addresses map[netip.AddrPort]*target
 	nodePorts map[uint16]*target
 	former    former
-	// ipvs: IPVS goes on with what it has translated.
-	ipvs bool
+	// ownFlows: what was translated by something else than table nat goes on.
+	ownFlows bool
 	// own are the addresses of this Node.
 	own []netip.Addr
 	// filters choose the flows that have to be looked at.
@@ -70,12 +70,12 @@ func (t *target) has(e netip.AddrPort) bool {
 // judge returns why a flow to the target is stale; empty: it is not. A flow to
 // any endpoint that still receives traffic is kept, also if the rules of this
 // node would not choose it now: policies and hints are for new flows. One that the
-// rules of nat translate goes on under IPVS, but not the other way round.
-func (t *target) judge(f Flow, ipvs bool) Reason {
+// rules of nat translate goes on in a mode that translates by itself, but not the other way round.
+func (t *target) judge(f Flow, ownFlows bool) Reason {
 	switch {
 	case t.unknown:
 		return ""
-	case f.ByIPVS && !ipvs:
+	case f.OutsideNAT && !ownFlows:
 		return OtherMode
 	case t.has(f.ReplySource):
 		return ""
@@ -91,11 +91,11 @@ func (t *target) judge(f Flow, ipvs bool) Reason {
 // judge returns why a flow is stale; empty: it is not.
 func (p *plan) judge(f Flow) Reason {
 	if t := p.addresses[f.Destination]; t != nil {
-		return t.judge(f, p.ipvs)
+		return t.judge(f, p.ownFlows)
 	}
 	port := f.Destination.Port()
 	if t := p.nodePorts[port]; t != nil && p.answers(f.Destination.Addr()) {
-		return t.judge(f, p.ipvs)
+		return t.judge(f, p.ownFlows)
 	}
 	// What was never translated has nothing to do with the rules that are gone:
 	// it may be to a program on the node.
@@ -115,7 +115,7 @@ func (p *plan) usesNodePorts() bool { return len(p.nodePorts) > 0 || len(p.forme
 // add has flows to the Service's ports judged.
 func (p *plan) add(svc *dataplane.Service, unknown bool) {
 	var others map[netip.Addr]struct{} // these Nodes serve them
-	if p.ipvs && svc != nil {
+	if p.ownFlows && svc != nil {
 		others = svc.OfOthers(p.own)
 	}
 	eachServed(svc, p.protocol, func(at served, port *dataplane.Port) {
@@ -161,30 +161,13 @@ func (s served) filter() Filter {
 // eachServed calls f with everything that the Service, which may be nil,
 // answers on over a protocol.
 func eachServed(svc *dataplane.Service, protocol v1alpha1.Protocol, f func(at served, port *dataplane.Port)) {
-	if svc == nil {
-		return
-	}
-	var addresses []netip.Addr
-	var before dataplane.Once[netip.Addr]
-	for _, list := range [][]netip.Addr{{svc.ClusterIP}, svc.ExternalIPs, svc.LoadBalancerIPs} {
-		for _, a := range list {
-			if a.IsValid() && before.First(a) {
-				addresses = append(addresses, a)
-			}
-		}
-	}
-	for i := range svc.Ports {
-		port := &svc.Ports[i]
-		if port.Protocol != protocol {
-			continue
-		}
-		for _, a := range addresses {
-			if port.Serves(a) {
-				f(served{address: netip.AddrPortFrom(a, port.Port)}, port)
-			}
-		}
-		if port.NodePort != 0 {
-			f(served{nodePort: port.NodePort}, port)
+	for d := range svc.Destinations() {
+		switch {
+		case d.Port.Protocol != protocol || d.Repeated:
+		case d.Kind == dataplane.NodePort:
+			f(served{nodePort: d.Number}, d.Port)
+		default:
+			f(served{address: d.AddrPort()}, d.Port)
 		}
 	}
 }

@@ -193,7 +193,7 @@ func TestStaleFlows(t *testing.T) {
 }
 
 // TestFlowsOfTheOtherMode: what nat has translated goes on when IPVS serves the
-// address; the other way round that is so only while the kernel holds its virtual server.
+// address; the other way round that is so only while the kernel has its virtual server.
 func TestFlowsOfTheOtherMode(t *testing.T) {
 	const endpoint = "10.244.0.3:53"
 	svc := service("dns", "ip 10.96.0.10 port 53 np 30053 ep "+endpoint)
@@ -214,7 +214,7 @@ func TestFlowsOfTheOtherMode(t *testing.T) {
 	} {
 		for _, to := range []string{"10.96.0.10:53", "192.0.2.21:30053"} {
 			s := newState(v1alpha1.ProtocolUDP)
-			r, result := ruleset(true, list{svc}), dataplane.Result{Refused: map[dataplane.ServiceName]string{}, Lingering: tt.lingering}
+			r, result := ruleset(true, list{svc}), dataplane.Result{Refused: map[dataplane.ServiceName]string{}, OwnFlows: tt.lingering || tt.mode == v1alpha1.ModeIPVS}
 			if tt.refused {
 				result.Refused[svc.Name] = "no module"
 			}
@@ -226,7 +226,7 @@ func TestFlowsOfTheOtherMode(t *testing.T) {
 				t.Fatal(err)
 			}
 			f := flow(to, tt.endpoint)
-			f.ByIPVS = tt.byIPVS
+			f.OutsideNAT = tt.byIPVS
 			if got := p.judge(f); got != tt.want {
 				t.Errorf("%+v, to %s: %q", tt, to, got)
 			}
@@ -300,7 +300,7 @@ func TestWhereNodePortsAnswer(t *testing.T) {
 	}
 }
 
-// TestKeptServicesAreNotJudged: the kernel may hold a newer state than the one
+// TestKeptServicesAreNotJudged: the kernel may have a newer state than the one
 // that is known, with other endpoints.
 func TestKeptServicesAreNotJudged(t *testing.T) {
 	old := list{service("s", "ip 172.30.0.41 port 80 ep 10.180.0.1:8080")}
@@ -343,7 +343,7 @@ func TestFlowsToOtherNodes(t *testing.T) {
 		s := newState(v1alpha1.ProtocolUDP)
 		r := ruleset(true, list{svc})
 		r.Mode = tt.mode
-		s.commit(r, dataplane.Result{})
+		s.commit(r, dataplane.Result{OwnFlows: tt.mode == v1alpha1.ModeIPVS})
 		p, _ := s.take()
 		if got := p.judge(flow(tt.to, tt.to)); got != tt.want {
 			t.Errorf("mode %s, to %s: %q, want %q", tt.mode, tt.to, got, tt.want)
@@ -358,7 +358,7 @@ func TestServiceThatWasNeverProgrammed(t *testing.T) {
 	svc := service("s", "ip 172.30.0.41 port 80 ep 10.180.0.1:8080")
 	r := ruleset(true, list{svc})
 	r.Keep = map[dataplane.ServiceName]struct{}{svc.Name: {}}
-	s.commit(r, dataplane.Result{Lingering: true})
+	s.commit(r, dataplane.Result{OwnFlows: true})
 	p, _ := s.take()
 	if got := p.judge(flow("172.30.0.41:80", "10.180.0.2:8080")); got != "" {
 		t.Errorf("a flow is judged %q by rules that are not known", got)

@@ -30,7 +30,7 @@ func sized(perCore, least int32) *v1alpha1.ConntrackSettings {
 	return asking(func(s *v1alpha1.ConntrackSettings) { s.MaxPerCore, s.Min = &perCore, &least })
 }
 
-// fakeSysctls is a folder that looks like the kernel's.
+// fakeSysctls is a directory that looks like the kernel's.
 type fakeSysctls struct {
 	t      *testing.T
 	folder string

@@ -19,11 +19,13 @@ type state struct {
 	protocol v1alpha1.Protocol
 	services map[dataplane.ServiceName]programmed // of those that have such ports
 	node     dataplane.Node
-	ipvs     bool // IPVS translates: its mode runs, or still serves what it translated
+	// ownFlows: something else than table nat translates: the mode that runs, or one that
+	// still serves what it translated.
+	ownFlows bool
 	work     work
 }
 
-// programmed is what the kernel holds of a Service. Either may be nil.
+// programmed is what the kernel has of a Service. Either may be nil.
 type programmed struct {
 	service *dataplane.Service
 	// refused is the newest state if the kernel does not take it, or if it may
@@ -54,9 +56,8 @@ func newState(protocol v1alpha1.Protocol) *state {
 
 // commit takes what an Apply has brought to the kernel.
 func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
-	ipvs := r.Mode == v1alpha1.ModeIPVS || result.Lingering
-	s.work.all = s.work.all || s.ipvs && !ipvs // what it translated has nobody any more
-	s.node, s.ipvs = r.Node, ipvs
+	s.work.all = s.work.all || s.ownFlows && !result.OwnFlows // nothing serves what it translated any more
+	s.node, s.ownFlows = r.Node, result.OwnFlows
 	names := maps.Clone(r.Dirty)
 	if names == nil {
 		names = map[dataplane.ServiceName]struct{}{}
@@ -97,18 +98,18 @@ func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
 	}
 }
 
-// refuse notes that the kernel holds what it held of a Service, more or less.
+// refuse notes that the kernel has what it held of a Service, more or less.
 func (s *state) refuse(name dataplane.ServiceName, wanted *dataplane.Service) {
 	p := s.services[name]
 	if wanted == nil {
-		wanted = p.service // other protocols alone are wanted
+		wanted = p.service // other protocols alone are desired
 	}
 	if wanted != nil {
 		s.services[name] = programmed{service: p.service, refused: wanted}
 	}
 }
 
-// program notes what the kernel holds of a Service now.
+// program notes what the kernel has of a Service now.
 func (s *state) program(name dataplane.ServiceName, wanted *dataplane.Service, reduced bool) {
 	p := s.services[name]
 	if p.service == wanted && p.refused == nil {
@@ -122,7 +123,7 @@ func (s *state) program(name dataplane.ServiceName, wanted *dataplane.Service, r
 		before++
 		switch n := now[at]; {
 		case n == nil:
-			// A TCP connection to what has ended would find nobody else.
+			// A TCP connection to what has ended would find no other endpoint.
 			if s.protocol == v1alpha1.ProtocolUDP {
 				s.work.former.add(at)
 			}
@@ -159,7 +160,7 @@ func (s *state) take() (*plan, work) {
 	p := &plan{
 		protocol:  s.protocol,
 		addresses: make(map[netip.AddrPort]*target, len(s.services)), nodePorts: map[uint16]*target{},
-		former: newFormer(), ipvs: s.ipvs, own: s.node.Addresses,
+		former: newFormer(), ownFlows: s.ownFlows, own: s.node.Addresses,
 	}
 	for _, held := range s.services {
 		unknown := held.refused != nil

@@ -27,7 +27,7 @@ type Change struct {
 type Tuned struct {
 	// Changes are the sysctls that were written.
 	Changes []Change
-	// Unmet says for people what is not as the settings ask, why, and what to
+	// Unmet says, human-readable, what is not as the settings ask, why, and what to
 	// do.
 	Unmet []string
 	// Untracked: the kernel has no connection tracking, or not yet. Nothing else
@@ -41,12 +41,12 @@ type Tuned struct {
 // namespace that the methods are called in. The size of the table and of its
 // hash table are the same in all, and can be written in the host's alone.
 type Settings struct {
-	sysctls string // the folder of net.netfilter
+	sysctls string // the directory of net.netfilter
 	online  string // the file that lists the CPUs in use
 }
 
 // NewSettings returns the settings of the running kernel, whose sysctls are in a
-// folder. Empty: /proc/sys.
+// directory. Empty: /proc/sys.
 func NewSettings(sysctlFolder string) *Settings {
 	return &Settings{sysctls: filepath.Join(cmp.Or(sysctlFolder, "/proc/sys"), "net/netfilter"), online: "/sys/devices/system/cpu/online"}
 }

@@ -123,7 +123,7 @@ func ask(t *testing.T, conn net.Conn) string {
 	var buffer [16]byte
 	for range 3 {
 		if _, err := conn.Write([]byte("?")); err != nil {
-			continue // an earlier datagram was refused
+			continue // an earlier datagram was rejected
 		}
 		if err := conn.SetReadDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
 			t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 
 // HasFamily returns nil, or an error that wraps ErrUnsupported where the node has
 // no IPv6 or has switched it off. It always has IPv4. Proc and sysctl are the
-// folders of the proc file system and of sysctls.
+// directories of the proc file system and of sysctls.
 func HasFamily(family Family, proc, sysctl string) error {
 	if family != IPv6 {
 		return nil

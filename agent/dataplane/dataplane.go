@@ -10,6 +10,7 @@ package dataplane
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"net/netip"
 	"slices"
@@ -82,7 +83,7 @@ type Ruleset struct {
 	Mode v1alpha1.ProxyMode
 	// Node holds the node's settings and facts.
 	Node Node
-	// Services holds every Service that is wanted, held ones too.
+	// Services holds every Service that is desired, held ones too.
 	Services map[ServiceName]*Service
 	// Dirty names the Services that were added, replaced or taken out since.
 	Dirty map[ServiceName]struct{}
@@ -90,10 +91,10 @@ type Ruleset struct {
 	// an error, when Node changed, and to repair.
 	Full bool
 	// Recheck says that facts of the node that the implementation follows by
-	// itself may have changed since; see Follower.
+	// itself may have changed since; see Observer.
 	Recheck bool
-	// Keep names Services whose state may be older than what the kernel holds,
-	// because it comes from the last good set on disk: what the kernel holds of
+	// Keep names Services whose state may be older than what the kernel has,
+	// because it comes from the last good set on disk: what the kernel has of
 	// them stays as it is, only what it lacks is added. Nearly always empty.
 	Keep map[ServiceName]struct{}
 	// Rest names Services that an earlier Apply has reported as refused and that
@@ -217,157 +218,78 @@ func (p *Port) Serves(a netip.Addr) bool {
 	return !lost
 }
 
-// Result is what an Apply did.
-type Result struct {
-	// Kind says whether the kernel was read and compared in full.
-	Kind v1alpha1.SyncKind
-	// ServicesChanged is the number of Services whose rules were written.
-	ServicesChanged int
-	// Refused are Services that the kernel would not take, with the reason. All
-	// of them, not only those of this call. Their former rules stay, but for those of
-	// Reduced.
-	Refused map[ServiceName]string
-	// Reduced are those of Refused that are programmed all the same, without addresses and
-	// ports that another Service or another program has: as they are programmed.
-	Reduced map[ServiceName]*Service
-	// Suspected are those of Refused that may not be at fault: there was no time
-	// to try each by itself.
-	Suspected map[ServiceName]struct{}
-	// Warnings say what could not be done besides the rules of Services, for
-	// people: each names the matter and what to do. At most MaxExamples.
-	Warnings []string
-	// Notes say what is served otherwise than Services ask, human-readable. Unlike
-	// Warnings, trying again changes nothing. At most MaxExamples.
-	Notes []string
-	// Repaired is what somebody else had changed since the last Apply, where
-	// this one came upon it without having been asked to look. Count is 0 if
-	// nothing, or where that is not known.
-	Repaired Difference
-	// Retiring says what of another mode the kernel still holds, and what that
-	// waits for, for people; empty: nothing.
-	Retiring string
-	// Lingering reports whether the kernel may still hold something of another mode,
-	// by which connections go on.
-	Lingering bool
-	Counts
-	// Tables count rules by table, where the implementation has tables.
-	Tables map[string]TableCount
-	// Failed: something was not taken at first, as rules of a refused Service.
-	Failed bool
-}
-
-// Counts count what the kernel holds of ours, and in an Audit of others that
-// looks like it.
-type Counts struct {
-	// Chains and Rules are those of iptables.
-	Chains, Rules int
-	// SetEntries are those of all ipsets together.
-	SetEntries int
-	// VirtualServers are those of IPVS, RealServers those of all of them together.
-	VirtualServers, RealServers int
-	// Draining are those of RealServers that get no new connections and go once
-	// theirs have ended.
-	Draining int
-}
-
-// Add returns the sums.
-func (c Counts) Add(o Counts) Counts {
-	return Counts{
-		Chains: c.Chains + o.Chains, Rules: c.Rules + o.Rules, SetEntries: c.SetEntries + o.SetEntries,
-		VirtualServers: c.VirtualServers + o.VirtualServers, RealServers: c.RealServers + o.RealServers,
-		Draining: c.Draining + o.Draining,
-	}
-}
-
-// TableCount counts rules of one table.
-type TableCount struct {
-	// Rules are those of ours that the kernel holds, Written those that the call
-	// has written.
-	Rules, Written int
-}
-
-// Difference is how the kernel differs from what is wanted.
-type Difference struct {
-	// Count is the number of differences.
-	Count int
-	// Examples are up to ten of them, each a sentence for people.
-	Examples []string
-	// Drifted: the kernel differs from what the last Apply left there, so
-	// somebody else has changed it. Otherwise what is wanted has changed.
-	Drifted bool
-	// Warnings say what an Apply would warn of besides: see Result.
-	Warnings []string
-	Counts
-}
-
-// Follower is a Dataplane whose rules depend on facts of the node that change
-// by themselves, such as the addresses of its interfaces.
-type Follower interface {
-	// Follow calls changed whenever what the last Apply made the kernel hold no
-	// longer fits such facts, until ctx is done. An Apply of a Ruleset with
-	// Recheck takes them up. It may run beside the other methods.
-	Follow(ctx context.Context, changed func())
-}
-
-// Spotter looks for what shows, besides its ports, that another proxy serves
-// the Services of this node. Its methods may be called from several goroutines.
-type Spotter interface {
-	// OtherProxy returns what shows that another proxy is active, for people;
-	// empty: nothing does. It is called before every write, so it costs little.
-	// With an error it may return a sign all the same: what it could look at.
-	OtherProxy(ctx context.Context) (sign string, err error)
-	// Begin says that we are about to write. It removes from the kernel what a
-	// live proxy would make again, and returns, for people, what other proxies
-	// have left besides. From now on OtherProxy also returns what appears that
-	// only shows a proxy by appearing, until End. After an error it has not
-	// begun.
-	Begin(ctx context.Context) (leftovers []string, err error)
-	// End says that we write no longer.
-	End()
-}
-
-// Retirer is a Dataplane that can make room for one of another mode that serves
-// the same Services.
-type Retirer interface {
-	// Retire removes from the kernel what serves this mode alone, after another
-	// mode's Apply has made the kernel hold all that is wanted. What both modes
-	// use is the other's by then and stays. Where connections still depend on
-	// something it may stay for a while: pending is why, for people, and the call
-	// is to be repeated; empty: nothing is left. It costs little where there is
-	// nothing to remove, and knows what is there without having written it.
-	Retire(ctx context.Context, r *Ruleset) (pending string, err error)
-}
-
-// Chooser is a Dataplane that has several modes. Its Apply asks what the mode
-// of the Ruleset needs of the node; Supported is what all modes need.
-type Chooser interface {
-	// SupportsMode is Supported for one mode, whichever runs.
-	SupportsMode(ctx context.Context, mode v1alpha1.ProxyMode, n *Node) error
-}
-
 // MaxExamples bounds lists of examples.
 const MaxExamples = 10
 
-// Dataplane makes one IP family of the kernel hold a Ruleset. Its methods are
-// not called concurrently.
+// Dataplane programs one IP family of the kernel with the rules of one mode, or of several:
+// package modes joins the Retirers of all modes. Its methods are not called concurrently. A
+// data plane that notices changes by itself is an Observer, too. A Declaration describes
+// what is the same for all nodes.
 type Dataplane interface {
-	// Supported returns nil, or an error that wraps ErrUnsupported and says what
-	// is missing for n and what to do.
-	Supported(ctx context.Context, n *Node) error
-	// Apply makes the kernel hold r. When it returns an error, each Service is
-	// served as before or as wanted, and the next call must be full. Services
-	// that the kernel refuses are in the Result, not an error.
+	// Supported returns nil, or an error that wraps ErrUnsupported and says what the node
+	// lacks to run the mode of r with its settings, and what to do. The caller asks before it
+	// applies a full Ruleset.
+	Supported(ctx context.Context, r *Ruleset) error
+	// Apply makes the kernel's state the desired one. When it returns an error, each Service is
+	// served as before or as desired, and the next call must be full. Services
+	// that the kernel rejects are in the Result, not an error.
 	Apply(ctx context.Context, r *Ruleset) (Result, error)
 	// Verify compares the kernel to r and writes nothing. Where the node has
 	// come to lack the family, the error wraps ErrUnsupported.
-	Verify(ctx context.Context, r *Ruleset) (Difference, error)
-	// Cleanup removes what is ours from the kernel.
-	Cleanup(ctx context.Context) error
+	Verify(ctx context.Context, r *Ruleset, o VerifyOptions) (Difference, error)
+	// Cleanup removes everything that is ours from the kernel.
+	Cleanup(ctx context.Context, o CleanupOptions) error
 }
 
-// Excluder is a Dataplane that may be told which address ranges
-// spec.settings.ipvs.excludeCIDRs names, for a Cleanup that no Ruleset has come
-// before. The virtual servers there stay.
-type Excluder interface {
-	Exclude(cidrs []string) error
+// Retirer is the Dataplane of one mode among several.
+type Retirer interface {
+	Dataplane
+	// Retire removes from the kernel what serves only this mode, after another mode has been
+	// applied in full. What both modes use stays; it is the other's by then. Where connections
+	// still depend on something it may stay for a while: pending is why, human-readable, and the
+	// call is to be repeated; empty: nothing is left. It costs little where there is
+	// nothing to remove, and detects what there is without having written it.
+	Retire(ctx context.Context, r *Ruleset) (pending string, err error)
+}
+
+// Observer is a Dataplane that notices changes as they happen. Its methods run until ctx is
+// done, also beside the other methods.
+type Observer interface {
+	// Follow calls changed whenever facts of the node, such as the addresses of its
+	// interfaces, no longer fit what the last Apply left in the kernel. An Apply of a Ruleset
+	// with Recheck takes them up.
+	Follow(ctx context.Context, changed func())
+	// Watch calls changed whenever another program may have changed what the last Apply left
+	// in the kernel. Our own calls do not count, and changes of what is not ours cost next to
+	// nothing.
+	Watch(ctx context.Context, changed func(Change))
+}
+
+// Change is a change by another program of what an Apply left in the kernel, or a hint at one.
+type Change struct {
+	// By is who did it, human-readable, as far as the kernel reports; empty: unknown.
+	By string
+	// Sure: something of ours is gone, though another program may have added it
+	// before. Otherwise it takes a Verify to tell.
+	Sure bool
+}
+
+// CleanupOptions limit a Cleanup.
+type CleanupOptions struct {
+	// Exclude are ranges of spec.settings.ipvs.excludeCIDRs: virtual servers there stay. Nil:
+	// those of the last Ruleset.
+	Exclude []netip.Prefix
+}
+
+// ExcludedRanges reads spec.settings.ipvs.excludeCIDRs. The error names the field.
+func ExcludedRanges(cidrs []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for i, cidr := range cidrs {
+		p, err := netip.ParsePrefix(cidr)
+		if err != nil {
+			return nil, fmt.Errorf("spec.settings.ipvs.excludeCIDRs[%d]: %w", i, err)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
 }

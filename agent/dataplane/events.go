@@ -25,7 +25,7 @@ type Subscription[E any] struct {
 	// earlier if the subscription ends, as it does when more events than the kernel
 	// keeps have not been read. Then it is called again.
 	Subscribe func(done <-chan struct{}) (<-chan E, error)
-	// Begun, if not nil, is called at the begin of each subscription. Missed: there
+	// Begun, if not nil, is called at the beginning of each subscription. Missed: there
 	// was a time without one since Follow was called.
 	Begun func(missed bool)
 	// Event, if not nil, is called for each event.
@@ -91,7 +91,7 @@ func (s *Subscription[E]) once(ctx context.Context, missed bool) bool {
 	}
 }
 
-// FollowEvents calls look at the begin of each subscription to events of the
+// FollowEvents calls look at the beginning of each subscription to events of the
 // kernel, and after events, those of a short while taken together, until ctx is
 // done; see Subscription.
 func FollowEvents(ctx context.Context, c clock.Clock, subscribe func(done <-chan struct{}) (<-chan struct{}, error), look func()) {

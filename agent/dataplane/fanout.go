@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
-
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // Fanout joins the implementations of several IP families. Families run at
@@ -44,47 +42,33 @@ type Outcome[T any] struct {
 	Took time.Duration
 }
 
-// Apply makes each family that has a Ruleset hold it. A family whose node
-// lacks something reports that and is not applied.
-func (f *Fanout) Apply(ctx context.Context, rulesets map[Family]*Ruleset) map[Family]Outcome[Result] {
-	return each(f, rulesets, func(d Dataplane, r *Ruleset) (Result, error) {
-		if r.Full {
-			if err := d.Supported(ctx, &r.Node); err != nil {
-				return Result{}, err
-			}
-		}
-		return d.Apply(ctx, r)
-	})
-}
-
-// SupportsMode tells of each family that has a Ruleset whether the node can run
-// a mode; see Chooser. A data plane that has no modes can run any.
-func (f *Fanout) SupportsMode(ctx context.Context, mode v1alpha1.ProxyMode, rulesets map[Family]*Ruleset) map[Family]error {
+// Supported reports for each family that has a Ruleset whether the node can run its mode.
+func (f *Fanout) Supported(ctx context.Context, rulesets map[Family]*Ruleset) map[Family]error {
 	errs := make(map[Family]error, len(rulesets))
 	for family, outcome := range each(f, rulesets, func(d Dataplane, r *Ruleset) (struct{}, error) {
-		if chooser, ok := d.(Chooser); ok {
-			return struct{}{}, chooser.SupportsMode(ctx, mode, &r.Node)
-		}
-		return struct{}{}, nil
+		return struct{}{}, d.Supported(ctx, r)
 	}) {
 		errs[family] = outcome.Err
 	}
 	return errs
 }
 
+// Apply programs each family that has a Ruleset.
+func (f *Fanout) Apply(ctx context.Context, rulesets map[Family]*Ruleset) map[Family]Outcome[Result] {
+	return each(f, rulesets, func(d Dataplane, r *Ruleset) (Result, error) { return d.Apply(ctx, r) })
+}
+
 // Verify compares the kernel to each family's Ruleset.
-func (f *Fanout) Verify(ctx context.Context, rulesets map[Family]*Ruleset) map[Family]Outcome[Difference] {
-	return each(f, rulesets, func(d Dataplane, r *Ruleset) (Difference, error) {
-		return d.Verify(ctx, r)
-	})
+func (f *Fanout) Verify(ctx context.Context, rulesets map[Family]*Ruleset, o VerifyOptions) map[Family]Outcome[Difference] {
+	return each(f, rulesets, func(d Dataplane, r *Ruleset) (Difference, error) { return d.Verify(ctx, r, o) })
 }
 
 // Cleanup removes what is ours from the kernel, for every family that the node
 // has. That it has none at all is an error.
-func (f *Fanout) Cleanup(ctx context.Context) error {
+func (f *Fanout) Cleanup(ctx context.Context, o CleanupOptions) error {
 	var errs, absent []error
 	for _, family := range f.Families() {
-		err := f.byFamily[family].Cleanup(ctx)
+		err := f.byFamily[family].Cleanup(ctx, o)
 		switch {
 		case err == nil:
 		case errors.Is(err, ErrUnsupported):
@@ -99,26 +83,24 @@ func (f *Fanout) Cleanup(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Exclude tells all families what spec.settings.ipvs.excludeCIDRs names; see
-// Excluder.
-func (f *Fanout) Exclude(cidrs []string) error {
-	for _, family := range f.Families() {
-		if excluder, ok := f.byFamily[family].(Excluder); ok {
-			if err := excluder.Exclude(cidrs); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+// Follow calls changed whenever facts of the node no longer fit a family's rules, until ctx
+// is done; see Observer.
+func (f *Fanout) Follow(ctx context.Context, changed func(Family)) {
+	f.observe(func(family Family, o Observer) { o.Follow(ctx, func() { changed(family) }) })
 }
 
-// Follow calls changed whenever facts of the node that a family's rules depend
-// on have changed by themselves, until ctx is done; see Follower.
-func (f *Fanout) Follow(ctx context.Context, changed func(Family)) {
+// Watch calls changed whenever another program may have changed a family's rules, until ctx is
+// done; see Observer.
+func (f *Fanout) Watch(ctx context.Context, changed func(Family, Change)) {
+	f.observe(func(family Family, o Observer) { o.Watch(ctx, func(c Change) { changed(family, c) }) })
+}
+
+// observe runs do for all observers at the same time and waits.
+func (f *Fanout) observe(do func(Family, Observer)) {
 	var wg sync.WaitGroup
 	for family, d := range f.byFamily {
-		if follower, ok := d.(Follower); ok {
-			wg.Go(func() { follower.Follow(ctx, func() { changed(family) }) })
+		if o, ok := d.(Observer); ok {
+			wg.Go(func() { do(family, o) })
 		}
 	}
 	wg.Wait()

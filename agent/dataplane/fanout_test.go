@@ -58,11 +58,11 @@ func TestFanoutKeepsFamiliesApart(t *testing.T) {
 	}
 
 	v4.Remove("shop", "cart")
-	differences := fanout.Verify(ctx, rulesets(dataplane.IPv4))
+	differences := fanout.Verify(ctx, rulesets(dataplane.IPv4), dataplane.VerifyOptions{})
 	if len(differences) != 1 || differences[dataplane.IPv4].Value.Count != 1 {
 		t.Errorf("differences %v", differences)
 	}
-	if err := fanout.Cleanup(ctx); err != nil || len(v6.Services()) != 0 {
+	if err := fanout.Cleanup(ctx, dataplane.CleanupOptions{}); err != nil || len(v6.Services()) != 0 {
 		t.Errorf("cleanup: %v, IPv6 holds %v", err, v6.Services())
 	}
 }

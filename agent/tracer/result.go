@@ -9,6 +9,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -74,6 +75,10 @@ const (
 	NodePort       Kind = "node port"
 )
 
+var kinds = map[dataplane.Kind]Kind{
+	dataplane.ClusterIP: ClusterIP, dataplane.ExternalIP: ExternalIP, dataplane.LoadBalancerIP: LoadBalancerIP, dataplane.NodePort: NodePort,
+}
+
 // Outcome is one of the things that may become of a packet.
 type Outcome struct {
 	Fate Fate `json:"fate"`
@@ -83,9 +88,9 @@ type Outcome struct {
 	Endpoint *netip.AddrPort `json:"endpoint,omitempty"`
 	// Masqueraded: the source becomes an address of the node.
 	Masqueraded bool `json:"masqueraded"`
-	// Why it is rejected, dropped or let pass, for people.
+	// Why it is rejected, dropped or let pass, human-readable.
 	Why string `json:"why,omitempty"`
-	// Steps are the rules that it meets, in order. Where it is refused, the last
+	// Steps are the rules that it meets, in order. Where it is rejected, the last
 	// one did it.
 	Steps []Step `json:"steps"`
 }
@@ -159,21 +164,16 @@ func (q *question) answer(origin Origin, outcomes []iptablesmodel.Outcome) *Resu
 func (q *question) owner() (*dataplane.Service, *dataplane.Port, Kind) {
 	to := q.packet.Destination
 	for _, svc := range slices.SortedFunc(maps.Values(q.services), (*dataplane.Service).ComparePrecedence) {
-		for i := range svc.Ports {
-			p := &svc.Ports[i]
-			if p.Protocol != q.protocol {
-				continue
-			}
-			if kind, has := q.kindOf(svc, to.Addr()); has && p.Port == to.Port() && p.Serves(to.Addr()) {
-				return svc, p, kind
+		for d := range svc.Destinations() {
+			if d.Port.Protocol == q.protocol && d.AddrPort() == to {
+				return svc, d.Port, kinds[d.Kind]
 			}
 		}
 	}
 	for _, svc := range slices.SortedFunc(maps.Values(q.services), (*dataplane.Service).ComparePrecedence) {
-		for i := range svc.Ports {
-			p := &svc.Ports[i]
-			if p.Protocol == q.protocol && p.NodePort == to.Port() && q.ofNode(to.Addr()) {
-				return svc, p, NodePort
+		for d := range svc.Destinations() {
+			if d.Kind == dataplane.NodePort && d.Port.Protocol == q.protocol && d.Number == to.Port() && q.ofNode(to.Addr()) {
+				return svc, d.Port, NodePort
 			}
 		}
 	}
@@ -208,9 +208,10 @@ func (q *question) why(fate Fate, svc *dataplane.Service, port *dataplane.Port, 
 	if kind == ClusterIP {
 		policy, local = "internal", svc.InternalLocal
 	}
+	mode := modes.Of(q.set.Mode)
 	switch {
-	case (fate == Accepted || fate == Passed) && q.set.Mode == v1alpha1.ModeIPVS && svc.OfOther(q.packet.Destination.Addr(), q.set.Node.Addresses):
-		return fmt.Sprintf("%s is the address of another Node: in mode IPVS %s is not served there, because this node would be cut off from that one", q.packet.Destination.Addr(), name)
+	case (fate == Accepted || fate == Passed) && mode.Unserved(svc, q.set.Node.Addresses, q.packet.Destination.Addr()):
+		return fmt.Sprintf("%s is the address of another Node: in mode %s %s is not served there, because this node would be cut off from that one", q.packet.Destination.Addr(), mode.Mode, name)
 	case fate == Accepted || fate == Passed:
 		if kind == NodePort && port.Available {
 			return fmt.Sprintf("the node port of %s does not answer on %s: see spec.settings.nodePorts", name, q.packet.Destination.Addr())

@@ -13,10 +13,8 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -94,24 +92,12 @@ func (t *Tracer) Trace(ctx context.Context, p Packet) (*Result, error) {
 
 // program lets the data plane of the set's mode program a model.
 func (t *Tracer) program(ctx context.Context, services map[dataplane.ServiceName]*dataplane.Service) (*kernel, error) {
-	var (
-		plane dataplane.Dataplane
-		k     = &kernel{}
-	)
-	switch t.set.Mode {
-	case v1alpha1.ModeIPTables:
-		k.tables = iptablesmodel.NewKernel(t.addresses...)
-		plane = iptables.New(t.set.Family, iptables.Options{Model: k.tables})
-	case v1alpha1.ModeIPVS:
-		model := ipvsmodel.New(t.set.Family, t.addresses...)
-		k.tables = model.Tables
-		rules := iptables.NewKeeper(t.set.Family, iptables.Options{Model: model.Tables})
-		plane = ipvs.New(t.set.Family, ipvs.Options{Kernel: model, Rules: rules})
-	default:
-		return nil, fmt.Errorf("mode %s is not known: IPTables and IPVS are", t.set.Mode)
+	model, err := modes.NewModel(t.set.Mode, t.set.Family, t.addresses...)
+	if err != nil {
+		return nil, err
 	}
-	var err error
-	k.result, err = plane.Apply(ctx, &dataplane.Ruleset{Mode: t.set.Mode, Node: t.set.Node, Services: services, Full: true, Prune: true})
+	k := &kernel{tables: model.Kernel}
+	k.result, err = model.Apply(ctx, &dataplane.Ruleset{Mode: t.set.Mode, Node: t.set.Node, Services: services, Full: true, Prune: true})
 	if err != nil {
 		return nil, fmt.Errorf("program the rules of %s: %w", t.set.NodeName, err)
 	}

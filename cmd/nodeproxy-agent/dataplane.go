@@ -1,16 +1,9 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"time"
 
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/signs"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // variantOf reads the flag --iptables-variant. Empty: any.
@@ -23,62 +16,4 @@ func variantOf(flag string) (iptables.Variant, error) {
 	default:
 		return "", fmt.Errorf("--iptables-variant %q: not known; give auto, nf_tables or legacy", flag)
 	}
-}
-
-// node is what the agent uses of its node.
-type node struct {
-	planes map[dataplane.Family]dataplane.Dataplane
-	// version tells which iptables the planes use.
-	version func() string
-	spotter dataplane.Spotter
-}
-
-// newNode joins what programs a node: each mode for each family. All of them use
-// the same programs and know each other's writes. It touches nothing yet.
-func newNode(variant iptables.Variant, sysctlFolder string) node {
-	programs := iptables.NewPrograms("", variant)
-	commits := &iptables.Commits{}
-	options := iptables.Options{Programs: programs, Commits: commits, SysctlFolder: sysctlFolder}
-	n := node{planes: map[dataplane.Family]dataplane.Dataplane{}, version: programs.Version}
-	var joined []*modes.Dataplane
-	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		plane := modes.New(map[v1alpha1.ProxyMode]dataplane.Dataplane{
-			v1alpha1.ModeIPTables: iptables.New(family, options),
-			v1alpha1.ModeIPVS: ipvs.New(family, ipvs.Options{
-				Kernel:       ipvs.NewKernel(family, ipvs.KernelOptions{SysctlFolder: sysctlFolder}),
-				Rules:        iptables.NewKeeper(family, options),
-				SysctlFolder: sysctlFolder,
-			}),
-		})
-		n.planes[family] = plane
-		joined = append(joined, plane)
-	}
-	n.spotter = signs.New(signs.Options{
-		Now: time.Now,
-		OwnDevice: func() bool {
-			for _, plane := range joined {
-				if plane.Uses(v1alpha1.ModeIPVS) {
-					return true
-				}
-			}
-			return false
-		},
-		Remove: func(ctx context.Context, canaries []signs.Canary) error {
-			return removeCanaries(ctx, programs, commits, canaries)
-		},
-	})
-	return n
-}
-
-func removeCanaries(ctx context.Context, programs *iptables.Programs, commits *iptables.Commits, canaries []signs.Canary) error {
-	for _, c := range canaries {
-		variant, tables := iptables.NFTables, []string{c.Table}
-		if c.Legacy { // of which one table stands for all
-			variant, tables = iptables.Legacy, []string{"mangle", "nat", "filter"}
-		}
-		if err := programs.RemoveChain(ctx, commits, c.Family, variant, signs.CanaryChain, tables...); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
 )
@@ -98,9 +99,9 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	if err != nil {
 		return err
 	}
-	host := newNode(variant, o.sysctlFolder)
+	host := modes.NewNode(modes.Options{Variant: variant, SysctlFolder: o.sysctlFolder})
 	if o.cleanup {
-		if err := cleanup(ctx, dataplane.NewFanout(host.planes), o.exclude); err != nil {
+		if err := cleanup(ctx, dataplane.NewFanout(host.Dataplanes()), o.exclude); err != nil {
 			return fmt.Errorf("removing rules: %w", err)
 		}
 		log.Info("Removed nodeproxy's rules from this node")
@@ -122,9 +123,9 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 		log.Info("It cannot be told whether the node restarts: a last good set on disk is used as after a restart", "err", err.Error())
 	}
 	a, err := agent.New(agent.Options{
-		NodeName: o.nodeName, Namespace: o.namespace, Client: client, Dataplanes: host.planes, IPTables: host.version,
+		NodeName: o.nodeName, Namespace: o.namespace, Client: client, Dataplanes: host.Dataplanes(), IPTables: host.Version,
 		Flows: conntrack.NewKernel(), Tracking: conntrack.NewSystem(o.sysctlFolder),
-		Probe: agent.NewProbe(sockets.Kernel{}, log), Spotter: host.spotter, Sockets: sockets.Kernel{},
+		Probe: agent.NewProbe(sockets.Kernel{}, log), Spotter: host.Spotter(), Sockets: sockets.Kernel{},
 		ProxyHealthAddress: o.proxyHealth, MetricsAddress: o.metrics, ProbeAddress: o.healthProbe,
 		StateDir: o.stateDir, Identity: here,
 		Version: version, Kernel: kernelRelease(),
@@ -139,12 +140,14 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 
 // cleanup removes rules, and of mode IPVS what is not in excluded ranges.
 func cleanup(ctx context.Context, node *dataplane.Fanout, exclude string) error {
+	var o dataplane.CleanupOptions
 	if exclude != "" {
-		if err := node.Exclude(strings.Split(exclude, ",")); err != nil {
+		var err error
+		if o.Exclude, err = dataplane.ExcludedRanges(strings.Split(exclude, ",")); err != nil {
 			return fmt.Errorf("--ipvs-exclude-cidrs %q: %w", exclude, err)
 		}
 	}
-	return node.Cleanup(ctx)
+	return node.Cleanup(ctx, o)
 }
 
 func parse(args []string, defaultNode string, out io.Writer) (*options, error) {

@@ -24,10 +24,10 @@ func newModesWorld(t *testing.T) *world {
 	sysctl := t.TempDir()
 	w.newPlane = func() dataplane.Dataplane {
 		o := iptables.Options{Model: w.recorder, SysctlFolder: sysctl}
-		return modes.New(map[v1alpha1.ProxyMode]dataplane.Dataplane{
-			v1alpha1.ModeIPTables: iptables.New(family, o),
-			v1alpha1.ModeIPVS:     ipvs.New(family, ipvs.Options{Kernel: stepped{w.ipvs, w.recorder}, Rules: iptables.NewKeeper(family, o)}),
-		})
+		return modes.New(
+			modes.Plane{Declaration: iptables.Declaration(), Retirer: iptables.New(family, o)},
+			modes.Plane{Declaration: ipvs.Declaration(), Retirer: ipvs.New(family, ipvs.Options{Kernel: stepped{w.ipvs, w.recorder}, Rules: iptables.NewKeeper(family, o)})},
+		)
 	}
 	w.plane = w.newPlane()
 	return w
@@ -48,7 +48,7 @@ func TestNothingFallsBetweenModes(t *testing.T) {
 			w.Full = true
 			w.Sync()
 			alone[mode] = w.fates()
-			if err := w.plane.Cleanup(t.Context()); err != nil {
+			if err := w.plane.Cleanup(t.Context(), dataplane.CleanupOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			w.plane = w.newPlane()

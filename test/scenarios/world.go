@@ -207,7 +207,7 @@ func (w *World) apply(services map[dataplane.ServiceName]*dataplane.Service, nod
 	if w.drains {
 		fresh = w.plane
 	}
-	d, err := fresh.Verify(w.Context(), r)
+	d, err := fresh.Verify(w.Context(), r, dataplane.VerifyOptions{})
 	if err != nil || d.Count > 0 {
 		w.Fatalf("the kernel differs from a fresh plan: %q, %v", d.Examples, err)
 	}

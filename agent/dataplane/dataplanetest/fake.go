@@ -42,12 +42,8 @@ type Fake struct {
 }
 
 var (
-	_ dataplane.Dataplane = (*Fake)(nil)
-	_ dataplane.Follower  = (*Fake)(nil)
-	_ dataplane.Auditor   = (*Fake)(nil)
-	_ dataplane.Watcher   = (*Fake)(nil)
-	_ dataplane.Chooser   = (*Fake)(nil)
-	_ dataplane.Retirer   = (*Fake)(nil)
+	_ dataplane.Retirer  = (*Fake)(nil)
+	_ dataplane.Observer = (*Fake)(nil)
 )
 
 // NewFake returns a data plane with an empty kernel.
@@ -65,7 +61,7 @@ func NewFake() *Fake {
 	}
 }
 
-// Follow implements dataplane.Follower.
+// Follow implements dataplane.Observer.
 func (f *Fake) Follow(ctx context.Context, changed func()) {
 	for {
 		select {
@@ -77,7 +73,7 @@ func (f *Fake) Follow(ctx context.Context, changed func()) {
 	}
 }
 
-// Watch implements dataplane.Watcher.
+// Watch implements dataplane.Observer.
 func (f *Fake) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	for {
 		select {
@@ -89,25 +85,15 @@ func (f *Fake) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	}
 }
 
-// Sign lets those who watch notice a change by somebody else.
+// Sign lets those who watch notice a change by another program.
 func (f *Fake) Sign(c dataplane.Change) { f.signs <- c }
 
 // Supported implements dataplane.Dataplane.
-func (f *Fake) Supported(context.Context, *dataplane.Node) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.unsupported != "" {
-		return fmt.Errorf("%s: %w", f.unsupported, dataplane.ErrUnsupported)
-	}
-	return nil
-}
-
-// SupportsMode implements dataplane.Chooser.
-func (f *Fake) SupportsMode(_ context.Context, mode v1alpha1.ProxyMode, _ *dataplane.Node) error {
+func (f *Fake) Supported(_ context.Context, r *dataplane.Ruleset) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.asked++
-	return f.lacking(mode)
+	return f.lacking(r.Mode)
 }
 
 func (f *Fake) lacking(mode v1alpha1.ProxyMode) error {
@@ -123,6 +109,9 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 	defer f.mu.Unlock()
 	if err := f.lacks[r.Mode]; err != nil {
 		return dataplane.Result{}, err
+	}
+	if f.unsupported != "" && r.Full {
+		return dataplane.Result{}, f.lacking(r.Mode)
 	}
 	if f.mode != "" && f.mode != r.Mode && !r.Full {
 		return dataplane.Result{}, fmt.Errorf("the first Apply of another mode is not full")
@@ -176,7 +165,7 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 		}
 	}
 	result.Warnings = slices.Clone(f.warnings)
-	result.Chains, result.Rules = f.count()
+	result.Counts = f.count()
 	return result, nil
 }
 
@@ -198,9 +187,12 @@ func (f *Fake) write(name dataplane.ServiceName, svc *dataplane.Service) bool {
 }
 
 // Verify implements dataplane.Dataplane.
-func (f *Fake) Verify(_ context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
+func (f *Fake) Verify(_ context.Context, r *dataplane.Ruleset, o dataplane.VerifyOptions) (dataplane.Difference, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if o.Audit {
+		return f.audit(r)
+	}
 	if f.unsupported != "" {
 		return dataplane.Difference{}, fmt.Errorf("%s: %w", f.unsupported, dataplane.ErrUnsupported)
 	}
@@ -220,23 +212,20 @@ func (f *Fake) Verify(_ context.Context, r *dataplane.Ruleset) (dataplane.Differ
 	d.Drifted = d.Count > 0
 	slices.Sort(d.Examples)
 	d.Examples = d.Examples[:min(len(d.Examples), dataplane.MaxExamples)]
-	d.Chains, d.Rules = f.count()
+	d.Counts = f.count()
 	return d, nil
 }
 
-// Audit implements dataplane.Auditor.
-func (f *Fake) Audit(_ context.Context, r *dataplane.Ruleset) (dataplane.Audit, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (f *Fake) audit(r *dataplane.Ruleset) (dataplane.Difference, error) {
 	f.audits++
 	if err := f.lacking(r.Mode); err != nil {
-		return dataplane.Audit{}, err
+		return dataplane.Difference{}, err
 	}
 	if f.failure != nil {
-		return dataplane.Audit{}, f.failure
+		return dataplane.Difference{}, f.failure
 	}
 	f.needsFull = true // as a data plane that does not know what others write
-	a := dataplane.Audit{Warnings: slices.Clone(f.warnings)}
+	a := dataplane.Difference{Warnings: slices.Clone(f.warnings)}
 	for name, svc := range r.Services {
 		if held := f.kernel[name]; held != svc {
 			text := fmt.Sprintf("Service %s differs", name)
@@ -250,7 +239,7 @@ func (f *Fake) Audit(_ context.Context, r *dataplane.Ruleset) (dataplane.Audit, 
 			}
 		}
 	}
-	a.Chains, a.Rules = f.count()
+	a.Count, a.Counts = len(a.Findings), f.count()
 	return a, nil
 }
 
@@ -262,7 +251,7 @@ func (f *Fake) Audits() int {
 }
 
 // Cleanup implements dataplane.Dataplane.
-func (f *Fake) Cleanup(context.Context) error {
+func (f *Fake) Cleanup(context.Context, dataplane.CleanupOptions) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.failure != nil {
@@ -323,15 +312,16 @@ func (f *Fake) Asked() int {
 
 // count stands for chains and rules: one chain for each Service, one rule for
 // each of its ports.
-func (f *Fake) count() (chains, rules int) {
+func (f *Fake) count() dataplane.Counts {
+	out := dataplane.Counts{}
 	for _, svc := range f.kernel {
-		chains++
-		rules += len(svc.Ports)
+		out[dataplane.Chains]++
+		out[dataplane.Rules] += len(svc.Ports)
 	}
-	return chains, rules
+	return out
 }
 
-// Services lists what the kernel holds, sorted.
+// Services lists what the kernel has, sorted.
 func (f *Fake) Services() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -343,7 +333,7 @@ func (f *Fake) Services() []string {
 	return names
 }
 
-// Service returns what the kernel holds of one Service; nil: nothing.
+// Service returns what the kernel has of one Service; nil: nothing.
 func (f *Fake) Service(namespace, name string) *dataplane.Service {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -381,7 +371,7 @@ func (f *Fake) Plant(svc *dataplane.Service) {
 	f.kernel[svc.Name] = svc
 }
 
-// Remove takes a Service's rules out of the kernel, as somebody else would.
+// Remove takes a Service's rules out of the kernel, as another program would.
 func (f *Fake) Remove(namespace, name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

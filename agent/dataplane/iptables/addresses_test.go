@@ -117,7 +117,7 @@ func TestChangedAddressRewritesTheTailOnly(t *testing.T) {
 	step := func(kind v1alpha1.SyncKind, tail string, writes int, addresses ...string) dataplane.Result {
 		t.Helper()
 		f.at(addresses...)
-		if want := tail != f.tail(); f.plane.addressesChanged() != want {
+		if want := tail != f.tail(); f.plane.addresses.Changed(f.plane.interfaceIPs) != want {
 			t.Errorf("addresses have changed: %t, want %t", !want, want)
 		}
 		f.rules.Recheck = true
@@ -127,7 +127,7 @@ func TestChangedAddressRewritesTheTailOnly(t *testing.T) {
 			t.Errorf("%s, tail %q, writes %q; want %s, %q", result.Kind, f.tail(), f.kernel.writes, kind, tail)
 		}
 		f.check(result)
-		if f.plane.addressesChanged() {
+		if f.plane.addresses.Changed(f.plane.interfaceIPs) {
 			t.Error("what has just been applied counts as changed")
 		}
 		return result
@@ -145,7 +145,7 @@ func TestChangedAddressRewritesTheTailOnly(t *testing.T) {
 	// A change of a Service comes at the same time.
 	f.set(someServices(4)[3])
 	step(v1alpha1.SyncPartial, "192.168.0.3", 2, "192.168.0.3")
-	// Somebody has removed the tail.
+	// Another program has removed the tail.
 	chain := chainID{nat, chainServices}
 	f.kernel.set(t, chain, slices.DeleteFunc(f.kernel.chain(t, chain.table, chain.name), func(s string) bool { return strings.Contains(s, "last rule") })...)
 	f.at("192.168.0.3")
@@ -166,13 +166,13 @@ func TestChangedAddressRewritesTheTailOnly(t *testing.T) {
 func TestAddressesDoNotMatterWhereAllDo(t *testing.T) {
 	f := newFixture(t)
 	f.at("192.168.0.2")
-	if f.plane.addressesChanged() {
+	if f.plane.addresses.Changed(f.plane.interfaceIPs) {
 		t.Error("before the first Apply")
 	}
 	f.set(someServices(1)...)
 	f.apply()
 	f.at("192.168.0.3")
-	if f.plane.addressesChanged() {
+	if f.plane.addresses.Changed(f.plane.interfaceIPs) {
 		t.Error("NodePorts answer on all addresses, but a new one counts as a change")
 	}
 }
@@ -233,7 +233,7 @@ func TestFollowsAddresses(t *testing.T) {
 			if got := strings.Join(tail, " "); got != step.tail {
 				t.Errorf("%s: tail %q, want %q", step.command, got, step.tail)
 			}
-			if d, err := plane.Verify(t.Context(), rules); err != nil || d.Count != 0 {
+			if d, err := plane.Verify(t.Context(), rules, dataplane.VerifyOptions{}); err != nil || d.Count != 0 {
 				t.Errorf("%s: %+v, %v", step.command, d, err)
 			}
 		}

@@ -3,11 +3,12 @@ package iptables
 import (
 	"context"
 	"errors"
+	"iter"
 	"maps"
 	"slices"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
 // Limits of one call of iptables-restore in the nf_tables variant, where the
@@ -21,93 +22,105 @@ const (
 	largeRules = 60000
 )
 
-// Apply makes the kernel hold r: by the changed Services alone where what the
-// kernel holds is known, else by reading and comparing all of it.
+// Apply programs r. The engine decides how.
 func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
-	d.beginTally()
+	d.written, d.failed = [2]int{}, false
 	d.entries.Store(nil) // until it is known again
 	d.audited = nil      // it plans every Service a second time
 	d.retired = retired{}
-	result, err := d.apply(ctx, r)
-	if err == nil {
-		d.settle()
+	result, err := d.engine.Apply(ctx, r)
+	if err != nil {
+		return dataplane.Result{}, err
 	}
-	return result, err
-}
-
-// settle notes that what the kernel holds is known.
-func (d *Dataplane) settle() {
 	if d.kernel.legacy() {
 		d.entries.Store(d.expected())
 	}
-	select {
-	case <-d.applied:
-	default:
-		close(d.applied)
-	}
+	d.engine.Begin()
+	return result, nil
 }
 
-func (d *Dataplane) apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
-	if err := d.kernel.find(ctx); err != nil {
-		return dataplane.Result{}, err
+// operations are what the engine has the data plane do.
+type operations struct{ *Dataplane }
+
+var _ engine.Operations = operations{}
+
+// Open implements engine.Operations.
+func (o operations) Open(ctx context.Context) error { return o.kernel.find(ctx) }
+
+// Known implements engine.Operations.
+func (o operations) Known() bool { return o.held != nil }
+
+// Recheck implements engine.Operations.
+func (o operations) Recheck(ctx context.Context, r *dataplane.Ruleset) (engine.Effect, error) {
+	done, err := o.applyAddresses(ctx, r)
+	switch {
+	case err != nil && !isRejection(err):
+		o.held = nil
+		return engine.TakesFull, err
+	case done:
+		return engine.NoEffect, nil
 	}
-	partial, full := 0, r.Full || d.held == nil
-	if !full && r.Recheck {
-		done, err := d.applyAddresses(ctx, r)
-		if err != nil && !isRefusal(err) {
-			d.held = nil
-			return dataplane.Result{}, err
-		}
-		full = !done
+	return engine.TakesFull, nil
+}
+
+// Change implements engine.Operations. After a doubt the kernel may not have what we think it
+// does: a full pass looks, then finds out which Service it is that is rejected.
+func (o operations) Change(ctx context.Context, r *dataplane.Ruleset, names []dataplane.ServiceName, _ bool) (int, error) {
+	changed, err := o.applyChanged(ctx, r, names)
+	if err != nil && !errors.Is(err, engine.ErrFull) {
+		o.held = nil
 	}
-	if !full {
-		changed, known, err := d.applyChanged(ctx, r)
-		switch {
-		case err == nil && known:
-			return d.result(r, v1alpha1.SyncPartial, changed), nil
-		case err == nil:
-			partial = changed // the others need not wait for what is not known
-		case !errors.Is(err, errDoubt):
-			d.held = nil
-			return dataplane.Result{}, err
-		}
-		// The kernel may not hold what we think it does: look, then find out
-		// which Service it is that is refused.
-	}
-	var result dataplane.Result
-	err := d.kernel.unwatched(func() (err error) {
-		result, err = d.applyAll(ctx, r, full)
+	return changed, err
+}
+
+// Full implements engine.Operations.
+func (o operations) Full(ctx context.Context, r *dataplane.Ruleset, asked bool) (pass engine.FullPass, err error) {
+	err = o.kernel.unwatched(func() (err error) {
+		pass, err = o.applyAll(ctx, r, asked)
 		return err
 	})
-	result.ServicesChanged += partial
-	return result, err
+	return pass, err
+}
+
+// Large implements engine.Operations: large Services come last in each pass anyway.
+func (operations) Large(dataplane.ServiceName, *dataplane.Service) bool { return false }
+
+// Conflicts implements engine.Operations.
+func (operations) Conflicts() iter.Seq2[dataplane.ServiceName, engine.Conflict] {
+	return func(func(dataplane.ServiceName, engine.Conflict) bool) {}
+}
+
+// Report implements engine.Operations.
+func (o operations) Report(r *dataplane.Ruleset, result *dataplane.Result) {
+	result.Warnings = slices.Clone(o.warnings)
+	if c := o.held.config; c.nodePorts.Ranges != nil && len(c.nodePortIPs) == 0 {
+		if w := engine.NodePortWarning(o.family, c.nodePorts, r.Services); w != "" {
+			result.Warnings = append(result.Warnings, w)
+		}
+	}
+	o.count(result)
 }
 
 // applyAll reads the kernel, compares all of it and writes the difference. Asked
-// is false where what somebody else has changed may be why.
-func (d *Dataplane) applyAll(ctx context.Context, r *dataplane.Ruleset, asked bool) (dataplane.Result, error) {
+// is false where what another program has changed may be why.
+func (d *Dataplane) applyAll(ctx context.Context, r *dataplane.Ruleset, asked bool) (engine.FullPass, error) {
 	d.seen = nil
 	others, known := d.kernel.others() // before reading
 	state, err := d.readAgain(ctx)
 	if err != nil {
-		return dataplane.Result{}, d.applyUnread(ctx, r, err)
+		return engine.FullPass{}, d.applyUnread(ctx, r, err)
 	}
 	d.sound = nil
 	if known {
 		d.sound = &others
 	}
-	var found dataplane.Difference
+	var out engine.FullPass
 	if !asked {
-		found = d.undone(r, state)
+		out.Repaired = d.undone(r, state)
 	}
 	d.held = nil
-	changed, err := d.applyFull(ctx, r, state)
-	if err != nil {
-		return dataplane.Result{}, err
-	}
-	result := d.result(r, v1alpha1.SyncFull, changed)
-	result.Repaired = found
-	return result, nil
+	out.Changed, err = d.applyFull(ctx, r, state)
+	return out, err
 }
 
 // readAgain reads the kernel, unless it still holds what the last verification
@@ -123,52 +136,31 @@ func (d *Dataplane) readAgain(ctx context.Context) (*kernelState, error) {
 	return d.kernel.read(ctx)
 }
 
-// undone says what somebody else has changed of what is held. The dirty Services
+// undone says what another program has changed of what is held. The dirty Services
 // do not count: they may have been written in part.
 func (d *Dataplane) undone(r *dataplane.Ruleset, state *kernelState) dataplane.Difference {
-	unknown := maps.Clone(d.refused)
+	unknown := maps.Clone(d.engine.Rejected)
 	for name := range r.Dirty {
-		unknown[name] = refusal{}
+		unknown[name] = rejection{}
 	}
-	return difference(d.held, state, &scope{refused: unknown, kept: d.kept})
+	return difference(d.held, state, &scope{rejected: unknown, kept: d.engine.Kept})
 }
 
 // applyUnread writes what has changed although the kernel cannot be read, and
-// returns why that is: what the kernel held is known, and Services must not wait
-// until somebody has mended the node.
+// returns why that is: what the kernel had is known, and Services must not wait
+// until an administrator has repaired the node.
 func (d *Dataplane) applyUnread(ctx context.Context, r *dataplane.Ruleset, why error) error {
 	if d.held == nil {
 		return why
 	}
-	if _, _, err := d.applyChanged(ctx, r); err != nil {
+	if _, _, err := d.engine.Change(ctx, r, false); err != nil {
 		d.held = nil
 		return errors.Join(why, err)
 	}
 	return why
 }
 
-func (d *Dataplane) result(r *dataplane.Ruleset, kind v1alpha1.SyncKind, changed int) dataplane.Result {
-	refused := make(map[dataplane.ServiceName]string, len(d.refused))
-	suspected := map[dataplane.ServiceName]struct{}{}
-	for name, why := range d.refused {
-		refused[name] = why.reason
-		if !why.proven {
-			suspected[name] = struct{}{}
-		}
-	}
-	warnings := slices.Clone(d.warnings)
-	if w := d.addressWarning(r); w != "" && len(warnings) < dataplane.MaxExamples {
-		warnings = append(warnings, w)
-	}
-	result := dataplane.Result{
-		Kind: kind, ServicesChanged: changed, Refused: refused, Suspected: suspected, Warnings: warnings,
-		Counts: d.counts(),
-	}
-	d.tellTally(&result)
-	return result
-}
-
-// hold records what the kernel holds of a Service; nil for nothing.
+// hold records what the kernel has of a Service; nil for nothing.
 func (d *Dataplane) hold(name dataplane.ServiceName, p *planned) {
 	d.filterRules += p.inFilter() - d.held.services[name].inFilter()
 	c, r := d.held.services[name].counts()
@@ -194,7 +186,7 @@ func (t *transaction) fill(ctx context.Context, k kernel) error {
 		return err
 	case err != nil:
 		for _, r := range t.effect.added {
-			t.line(t.rules(r.in.table), "-I ", r.in.name, " ", r.spec)
+			t.insertRule(r.in, r.spec)
 		}
 		for _, r := range t.effect.removed {
 			t.removeRule(r.in, r.spec)

@@ -79,15 +79,15 @@ func (f *fixture) check(result dataplane.Result) {
 	f.Helper()
 	fresh := New(dataplane.IPv4, Options{SysctlFolder: f.plane.sysctl})
 	fresh.kernel, fresh.interfaceIPs = f.kernel, f.plane.interfaceIPs
-	d, err := fresh.Verify(context.Background(), f.rules)
+	d, err := fresh.Verify(context.Background(), f.rules, dataplane.VerifyOptions{})
 	if err != nil {
 		f.Fatal(err)
 	}
 	if d.Count != 0 {
 		f.Fatalf("the kernel differs from the plan: %s", strings.Join(d.Examples, "\n"))
 	}
-	if d.Chains != result.Chains || d.Rules != result.Rules {
-		f.Fatalf("result counts %d chains, %d rules; the kernel holds %d, %d", result.Chains, result.Rules, d.Chains, d.Rules)
+	if d.Counts[dataplane.Chains] != result.Counts[dataplane.Chains] || d.Counts[dataplane.Rules] != result.Counts[dataplane.Rules] {
+		f.Fatalf("result counts %d chains, %d rules; the kernel holds %d, %d", result.Counts[dataplane.Chains], result.Counts[dataplane.Rules], d.Counts[dataplane.Chains], d.Counts[dataplane.Rules])
 	}
 }
 
@@ -353,7 +353,7 @@ func TestVerifyNamesDifferences(t *testing.T) {
 	f.kernel.set(t, services, f.kernel.chain(t, nat, chainServices)[1:]...)
 	f.kernel.set(t, chainID{nat, "KUBE-SVC-FOREIGN"})
 	f.kernel.set(t, chainID{filter, "FORWARD"})
-	d, err := f.plane.Verify(context.Background(), f.rules)
+	d, err := f.plane.Verify(context.Background(), f.rules, dataplane.VerifyOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +375,7 @@ func TestForeignRulesStay(t *testing.T) {
 	}
 	f.set(someServices(2)...)
 	f.check(f.apply())
-	if err := f.plane.Cleanup(context.Background()); err != nil {
+	if err := f.plane.Cleanup(context.Background(), dataplane.CleanupOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range mine {
@@ -407,7 +407,7 @@ func TestChainThatOthersJumpTo(t *testing.T) {
 	f.kernel.set(t, mine, "-j "+used)
 	f.remove(gone)
 	result := f.apply()
-	d, err := f.plane.Verify(context.Background(), f.rules)
+	d, err := f.plane.Verify(context.Background(), f.rules, dataplane.VerifyOptions{})
 	if err != nil || d.Count != 0 {
 		t.Errorf("a chain that cannot go is no difference to repair: %+v, %v", d, err)
 	}
@@ -438,7 +438,7 @@ func TestEndedServiceGoesWithoutPrune(t *testing.T) {
 	}
 }
 
-// TestManyRefused: however many Services are refused, and wherever they stand,
+// TestManyRefused: however many Services are rejected, and wherever they stand,
 // the others are served: in one pass where the program names the lines at fault,
 // else within a few. A pass that finds the same again is short.
 func TestManyRefused(t *testing.T) {
@@ -481,7 +481,7 @@ func TestManyRefused(t *testing.T) {
 	}
 }
 
-// TestOthersDoNotWaitForTheRefused: where a refused Service and another change
+// TestOthersDoNotWaitForTheRefused: where a rejected Service and another change
 // at once, the other is written first.
 func TestOthersDoNotWaitForTheRefused(t *testing.T) {
 	f := newFixture(t)

@@ -5,14 +5,13 @@ import (
 	"reflect"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
-
-var _ dataplane.Auditor = (*Dataplane)(nil)
 
 // audited is what is remembered of a comparison beside another proxy, so that
 // the next one costs what has changed.
 type audited struct {
-	want     *wanted
+	want     *desired
 	services map[dataplane.ServiceName]*dataplane.Service // that want was planned of
 	prune    bool
 	kept     int    // Services of Ruleset.Keep
@@ -20,37 +19,31 @@ type audited struct {
 	known    bool
 	unread   int // comparisons since
 	warned   int // comparisons since its warnings were made
-	result   dataplane.Audit
+	result   dataplane.Difference
 }
 
 // warnEvery is how often warnings are made anew, in comparisons: that takes as
 // long as reading the rules.
 const warnEvery = 10
 
-// Audit implements dataplane.Auditor.
-func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.Audit, error) {
-	if err := d.hasFamily(); err != nil {
-		return dataplane.Audit{}, err
-	}
-	if err := d.kernel.find(ctx); err != nil {
-		return dataplane.Audit{}, err
-	}
+// audit is Verify beside another proxy.
+func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
 	if d.audited == nil {
 		if err := d.kernel.probe(); err != nil {
-			return dataplane.Audit{}, err
+			return dataplane.Difference{}, err
 		}
 	}
 	// Whoever maintains the rules, it is not us.
 	d.held, d.seen, d.spare = nil, nil, nil
 	facts, err := d.facts()
 	if err != nil {
-		return dataplane.Audit{}, err
+		return dataplane.Difference{}, err
 	}
 	c, err := d.configFor(r, facts)
 	if err != nil {
-		return dataplane.Audit{}, err
+		return dataplane.Difference{}, err
 	}
-	d.follow(c)
+	d.noteAddresses(c)
 	next := &audited{prune: r.Prune, kept: len(r.Keep)}
 	same := next.plan(d.audited, c, r.Services)
 	next.others, next.known = d.kernel.others() // before reading: what comes later is noticed next time
@@ -61,11 +54,12 @@ func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	}
 	state, err := d.kernel.read(ctx)
 	if err != nil {
-		return dataplane.Audit{}, err
+		return dataplane.Difference{}, err
 	}
-	d.audit(state)
-	next.result.Findings = auditFindings(next.want, state, &scope{prune: r.Prune, kept: keptOf(r)})
-	next.result.Chains, next.result.Rules = state.ours(next.want)
+	d.watchFrom(state)
+	found := auditFindings(next.want, state, &scope{prune: r.Prune, kept: engine.KeptOf(r)})
+	next.result = dataplane.DifferenceOf(found, dataplane.VerifyOptions{Audit: true})
+	next.result.Counts = countsOf(state.ours(next.want))
 	next.warn(ctx, d.kernel, d.audited)
 	d.audited = next
 	return next.result, nil
@@ -81,22 +75,18 @@ func (a *audited) warn(ctx context.Context, k kernel, last *audited) {
 	a.warned, a.result.Warnings = 1, k.warnings(ctx)
 }
 
-// audit has the rules watched from what was read.
-func (d *Dataplane) audit(state *kernelState) {
+// watchFrom has the rules watched from what was read.
+func (d *Dataplane) watchFrom(state *kernelState) {
 	if d.kernel.legacy() {
 		d.entries.Store(&entries{total: state.entries()})
 	}
-	select {
-	case <-d.applied:
-	default:
-		close(d.applied)
-	}
+	d.engine.Begin()
 }
 
 // plan plans the Services, those again that have changed since last. It reports
 // whether nothing has.
 func (a *audited) plan(last *audited, c *config, services map[dataplane.ServiceName]*dataplane.Service) bool {
-	a.want = &wanted{config: c, services: make(map[dataplane.ServiceName]*planned, len(services))}
+	a.want = &desired{config: c, services: make(map[dataplane.ServiceName]*planned, len(services))}
 	a.services = make(map[dataplane.ServiceName]*dataplane.Service, len(services))
 	keep := last != nil
 	if keep {

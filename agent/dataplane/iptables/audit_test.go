@@ -14,7 +14,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// auditing is a node whose rules somebody else maintains, and who compares.
+// auditing is a node whose rules another program maintains, and who compares.
 func auditing(t *testing.T, services ...*dataplane.Service) (*Dataplane, *fakeKernel, *dataplane.Ruleset) {
 	t.Helper()
 	k := newFakeKernel()
@@ -33,7 +33,7 @@ func newDataplane(t *testing.T, k *fakeKernel) *Dataplane {
 
 func audit(t *testing.T, d *Dataplane, r *dataplane.Ruleset) []string {
 	t.Helper()
-	a, err := d.Audit(context.Background(), r)
+	a, err := d.Verify(context.Background(), r, dataplane.VerifyOptions{Audit: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func TestKeysTellDifferencesApart(t *testing.T) {
 	d, k, r := auditing(t, auditedService())
 	key := func() string {
 		t.Helper()
-		a, err := d.Audit(context.Background(), r)
+		a, err := d.Verify(context.Background(), r, dataplane.VerifyOptions{Audit: true})
 		if err != nil || len(a.Findings) != 1 {
 			t.Fatalf("findings %+v, %v", a.Findings, err)
 		}
@@ -181,7 +181,7 @@ func TestKeysTellDifferencesApart(t *testing.T) {
 	s := auditedService()
 	s.AffinitySeconds = 10
 	r.Services[s.Name] = s
-	a, err := d.Audit(context.Background(), r)
+	a, err := d.Verify(context.Background(), r, dataplane.VerifyOptions{Audit: true})
 	if err != nil || len(a.Findings) == 0 || slices.ContainsFunc(a.Findings, func(f dataplane.Finding) bool { return f.Key == first }) {
 		t.Errorf("something else is wanted, but the key is the same: %+v, %v", a.Findings, err)
 	}
@@ -224,7 +224,7 @@ func TestAuditWarnsNowAndThen(t *testing.T) {
 	d, k, r := auditing(t, auditedService())
 	k.warn = []string{"the kubelet uses another variant"}
 	for i := range 2 * warnEvery {
-		a, err := d.Audit(context.Background(), r)
+		a, err := d.Verify(context.Background(), r, dataplane.VerifyOptions{Audit: true})
 		if want := map[bool]int{true: 1}[i < warnEvery]; err != nil || len(a.Warnings) != want {
 			t.Fatalf("comparison %d: warnings %q, %v", i, a.Warnings, err)
 		}
@@ -252,7 +252,7 @@ func TestAuditTrustsNothing(t *testing.T) {
 func TestAuditFails(t *testing.T) {
 	d, k, r := auditing(t, auditedService())
 	k.unread = errors.New("the table nat cannot be printed")
-	if _, err := d.Audit(context.Background(), r); err == nil || !strings.Contains(err.Error(), "cannot be printed") {
+	if _, err := d.Verify(context.Background(), r, dataplane.VerifyOptions{Audit: true}); err == nil || !strings.Contains(err.Error(), "cannot be printed") {
 		t.Errorf("error %v", err)
 	}
 	k.unread = nil

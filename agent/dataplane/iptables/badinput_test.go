@@ -38,8 +38,8 @@ func TestTwoThousandEndpoints(t *testing.T) {
 			name := dataplane.ServiceName{Namespace: "ns", Name: "large"}
 			rules := newRuleset(numberedService(family, name, 0, 2000))
 			result := mustApply(t, New(family, Options{Folder: folder}), rules)
-			if len(result.Refused) > 0 || result.Rules < 6000 {
-				t.Fatalf("%s: refused %v, %d rules", family, result.Refused, result.Rules)
+			if len(result.Refused) > 0 || result.Counts[dataplane.Rules] < 6000 {
+				t.Fatalf("%s: refused %v, %d rules", family, result.Refused, result.Counts[dataplane.Rules])
 			}
 			holdsAll(t, New(family, Options{Folder: folder}), rules)
 		}
@@ -49,7 +49,7 @@ func TestTwoThousandEndpoints(t *testing.T) {
 // holdsAll checks that a new agent finds nothing to do.
 func holdsAll(t *testing.T, plane *Dataplane, rules *dataplane.Ruleset) {
 	t.Helper()
-	d, err := plane.Verify(t.Context(), rules)
+	d, err := plane.Verify(t.Context(), rules, dataplane.VerifyOptions{})
 	if err != nil || d.Count > 0 {
 		t.Errorf("%s: %d differences, %v: %s", plane.family, d.Count, err, strings.Join(d.Examples, "\n"))
 	}

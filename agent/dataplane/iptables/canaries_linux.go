@@ -20,7 +20,7 @@ func (p *Programs) RemoveChain(ctx context.Context, commits *Commits, family dat
 	}
 	for _, in := range tables {
 		err := t.apply(ctx, fmt.Sprintf("*%s\n-X %s\nCOMMIT\n", in, chain))
-		if err != nil && !isRefusal(err) {
+		if err != nil && !isRejection(err) {
 			return fmt.Errorf("delete chain %s of table %s: %w", chain, in, err)
 		}
 	}

@@ -33,7 +33,7 @@ func (d *Dataplane) countForeign(p *fullPass) {
 		return
 	}
 	d.foreign = p.state.entries() - entriesOf(p.state.ours(p.want))
-	if len(d.refused)+len(d.stuck)+len(p.scope.kept) == 0 {
+	if len(d.engine.Rejected)+len(d.stuck)+len(p.scope.kept) == 0 {
 		return
 	}
 	// Of ours there is more than is held.

@@ -31,7 +31,7 @@ func (t *tools) entries() (int, bool) {
 
 func total(infos [2]tableInfo) int { return int(infos[0].numEntries + infos[1].numEntries) }
 
-// tableInfo is what the legacy kernel tells of a table: struct ipt_getinfo, which
+// tableInfo is what the legacy kernel reports about a table: struct ipt_getinfo, which
 // is that of ip6tables too.
 type tableInfo struct {
 	name       [32]byte
@@ -46,7 +46,7 @@ type tableInfo struct {
 // IP6T_SO_GET_INFO.
 const getInfo = 64
 
-// watchEntries compares what the legacy kernel tells of its tables to what they
+// watchEntries compares what the legacy kernel reports about its tables to what they
 // should hold, until ctx is done. That is cheap, however many rules there are.
 // What is replaced between two looks by something of the same size is left to
 // verifications.
@@ -88,7 +88,7 @@ type canary struct {
 	last     [2]tableInfo
 }
 
-// compare reports whether somebody else has changed the tables since it was last
+// compare reports whether another program has changed the tables since it was last
 // called, or since it has been known what they should hold.
 func (c *canary) compare(expected *entries, now [2]tableInfo) (dataplane.Change, bool) {
 	first := c.expected != expected
@@ -118,7 +118,7 @@ func openTables(family dataplane.Family) (tablesSocket, error) {
 	return tablesSocket{fd: fd, level: uintptr(level)}, nil
 }
 
-// infos reads what the kernel tells of the tables nat and filter.
+// infos reads what the kernel reports about the tables nat and filter.
 func (s tablesSocket) infos() ([2]tableInfo, error) {
 	var out [2]tableInfo
 	for i, t := range []table{nat, filter} {

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
 // Cleanup removes the jumps from built-in chains, then the chains they led to
 // and those of Services, in both variants of iptables. KUBE-FIREWALL stays: the
 // kubelet shares it.
-func (d *Dataplane) Cleanup(ctx context.Context) error {
+func (d *Dataplane) Cleanup(ctx context.Context, _ dataplane.CleanupOptions) error {
 	// Whatever Supported says: where IPv6 is switched off, rules from before may be left.
 	d.held = nil
 	kernels, err := d.kernel.all(ctx)
@@ -35,7 +37,7 @@ func clean(ctx context.Context, k kernel) error {
 	return cleanState(ctx, k, state, modeIPTables)
 }
 
-// cleanState removes what is a mode's, of which the kernel holds state.
+// cleanState removes what is a mode's, of which the kernel has state.
 func cleanState(ctx context.Context, k kernel, state *kernelState, mode owner) error {
 	for _, input := range cleanup(state, mode, perCall(k, batchChains)) {
 		if err := k.apply(ctx, input); err != nil {

@@ -11,11 +11,13 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 )
 
 // Commits counts what the data planes of one network namespace have written.
 // The nf_tables kernel counts what everybody has written there, so the two tell
-// whether somebody else has changed any rules, which costs nothing to find out.
+// whether another program has changed any rules, which costs nothing to find out.
 // The zero value is ready for use, by all data planes of a namespace together.
 type Commits struct {
 	mu  sync.Mutex
@@ -41,13 +43,13 @@ type Commits struct {
 // span is a range of the kernel's count in which we have written.
 type span struct {
 	after, upTo uint32
-	// alone: nobody else has written in it.
+	// alone: no other program has written in it.
 	alone bool
 	// writers are the processes that wrote for us.
 	writers []uint32
 }
 
-// maxSpans is how many writes are remembered. The kernel tells of each soon
+// maxSpans is how many writes are remembered. The kernel reports each soon
 // after it has ended.
 const maxSpans = 256
 
@@ -102,7 +104,7 @@ func (c *Commits) counted() (uint32, error) {
 }
 
 // write calls f, which writes n transactions unless it fails. Should the kernel
-// have counted another number, because one changed nothing or somebody else has
+// have counted another number, because one changed nothing or another program has
 // written meanwhile, they count as another's: then the rules are read.
 func (c *Commits) write(n int, f func() error) error {
 	c.mu.Lock()
@@ -159,7 +161,6 @@ func sections(input string) int { return strings.Count(input, "\nCOMMIT\n") }
 // generation is the number of transactions of nf_tables in the calling thread's
 // network namespace. It wraps.
 func generation() (uint32, error) {
-	const attribute = 1 // NFTA_GEN_ID
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	messages, err := request.Execute(unix.NETLINK_NETFILTER, 0)
@@ -167,13 +168,9 @@ func generation() (uint32, error) {
 		return 0, fmt.Errorf("read the generation of nf_tables: %w", err)
 	}
 	for _, message := range messages {
-		attributes, err := nl.ParseRouteAttr(message[min(len(message), nl.SizeofNfgenmsg):])
-		if err != nil {
-			return 0, fmt.Errorf("read the generation of nf_tables: %w", err)
-		}
-		for _, a := range attributes {
-			if a.Attr.Type&nl.NLA_TYPE_MASK == attribute && len(a.Value) >= 4 {
-				return binary.BigEndian.Uint32(a.Value), nil
+		for kind, value := range nlattr.All(message[min(len(message), nl.SizeofNfgenmsg):]) {
+			if kind == unix.NFTA_GEN_ID && len(value) >= 4 {
+				return binary.BigEndian.Uint32(value), nil
 			}
 		}
 	}

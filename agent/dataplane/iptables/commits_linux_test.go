@@ -12,14 +12,14 @@ import (
 
 func (f *fixture) verify() dataplane.Difference {
 	f.Helper()
-	d, err := f.plane.Verify(context.Background(), f.rules)
+	d, err := f.plane.Verify(context.Background(), f.rules, dataplane.VerifyOptions{})
 	if err != nil {
 		f.Fatal(err)
 	}
 	return d
 }
 
-// TestVerifyReadsWhatOthersWrote: the rules are read only where somebody else
+// TestVerifyReadsWhatOthersWrote: the rules are read only where another program
 // may have changed them.
 func TestVerifyReadsWhatOthersWrote(t *testing.T) {
 	f := newFixture(t)
@@ -54,8 +54,8 @@ func TestVerifyReadsWhatOthersWrote(t *testing.T) {
 		if reads := f.kernel.reads - before; reads != step.reads || (d.Count > 0) != step.different {
 			t.Errorf("%s: %d reads, difference %+v", step.name, reads, d)
 		}
-		if d.Count == 0 && (d.Chains != f.plane.chains || d.Rules != f.plane.rules || d.Rules == 0) {
-			t.Errorf("%s: %d chains, %d rules", step.name, d.Chains, d.Rules)
+		if d.Count == 0 && (d.Counts[dataplane.Chains] != f.plane.chains || d.Counts[dataplane.Rules] != f.plane.rules || d.Counts[dataplane.Rules] == 0) {
+			t.Errorf("%s: %d chains, %d rules", step.name, d.Counts[dataplane.Chains], d.Counts[dataplane.Rules])
 		}
 	}
 	f.kernel.warn = []string{"the other variant"}
@@ -138,10 +138,10 @@ func TestKernelTellsWhoWrote(t *testing.T) {
 		verify := func(what string, reads int, different bool) {
 			t.Helper()
 			if plane.kernel.legacy() {
-				reads = 1 // that kernel does not tell
+				reads = 1 // that kernel does not report it
 			}
 			before := counting.reads
-			d, err := plane.Verify(context.Background(), rules)
+			d, err := plane.Verify(context.Background(), rules, dataplane.VerifyOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -29,14 +29,14 @@ func (p *servicePlan) planned() *planned {
 	return out
 }
 
-// wanted is all that the kernel should hold, as hashes.
-type wanted struct {
+// desired is all that the kernel should hold, as hashes.
+type desired struct {
 	config   *config
 	services map[dataplane.ServiceName]*planned
 }
 
-func (c *config) plan(services map[dataplane.ServiceName]*dataplane.Service) *wanted {
-	w := &wanted{config: c, services: make(map[dataplane.ServiceName]*planned, len(services))}
+func (c *config) plan(services map[dataplane.ServiceName]*dataplane.Service) *desired {
+	w := &desired{config: c, services: make(map[dataplane.ServiceName]*planned, len(services))}
 	for name, svc := range services {
 		plan := c.planService(svc)
 		w.services[name] = plan.planned()
@@ -44,8 +44,8 @@ func (c *config) plan(services map[dataplane.ServiceName]*dataplane.Service) *wa
 	return w
 }
 
-// counts returns how many chains and rules are wanted, hooks included.
-func (w *wanted) counts() (chains, rules int) {
+// counts returns how many chains and rules are desired, hooks included.
+func (w *desired) counts() (chains, rules int) {
 	for _, s := range w.config.sharedChains() {
 		chains++
 		rules += len(s.fixed)
@@ -72,13 +72,13 @@ func (p *planned) counts() (chains, rules int) {
 
 // scope limits what a comparison may want removed.
 type scope struct {
-	// prune: what belongs to no wanted Service may go too.
+	// prune: what belongs to no desired Service may go too.
 	prune bool
-	// ended names Services of which nothing is wanted any more, by somebody who
+	// ended names Services of which nothing is desired any more, by a caller that
 	// knows: their rules may go without prune.
 	ended map[dataplane.ServiceName]struct{}
-	// refused Services keep what the kernel holds of them.
-	refused map[dataplane.ServiceName]refusal
+	// rejected Services keep what the kernel has of them.
+	rejected map[dataplane.ServiceName]rejection
 	// stuck chains are stale but cannot be deleted.
 	stuck map[string]struct{}
 	// kept Services may be newer in the kernel: nothing of them is replaced or
@@ -88,7 +88,7 @@ type scope struct {
 
 // mayRemove reports whether a rule with the given comment may be removed. Fixed
 // rules say "kubernetes" first.
-func (s *scope) mayRemove(w *wanted, comment string) bool {
+func (s *scope) mayRemove(w *desired, comment string) bool {
 	if comment == "kubernetes" || strings.HasPrefix(comment, "kubernetes ") {
 		return true
 	}
@@ -96,7 +96,7 @@ func (s *scope) mayRemove(w *wanted, comment string) bool {
 	if !ok {
 		return s.prune
 	}
-	if _, refused := s.refused[name]; refused || s.keeps(name) {
+	if _, rejected := s.rejected[name]; rejected || s.keeps(name) {
 		return false
 	}
 	_, ended := s.ended[name]
@@ -113,7 +113,7 @@ func commentOwner(comment string) (dataplane.ServiceName, bool) {
 }
 
 // compareChains returns which chains of Services are missing or differ, by Service.
-func compareChains(w *wanted, k *kernelState, s *scope) map[dataplane.ServiceName][]string {
+func compareChains(w *desired, k *kernelState, s *scope) map[dataplane.ServiceName][]string {
 	out := map[dataplane.ServiceName][]string{}
 	behind := servedOtherwise(w, k, s)
 	for name, p := range w.services {
@@ -132,9 +132,9 @@ func compareChains(w *wanted, k *kernelState, s *scope) map[dataplane.ServiceNam
 	return out
 }
 
-// staleChains returns the chains in the kernel that belong to no wanted Service,
+// staleChains returns the chains in the kernel that belong to no desired Service,
 // nor to what it has of a refused one.
-func staleChains(w *wanted, k *kernelState, s *scope) []string {
+func staleChains(w *desired, k *kernelState, s *scope) []string {
 	live := map[string]bool{}
 	note := func(p *planned) {
 		if p != nil {
@@ -144,12 +144,12 @@ func staleChains(w *wanted, k *kernelState, s *scope) []string {
 		}
 	}
 	for name, p := range w.services {
-		if _, refused := s.refused[name]; !refused {
+		if _, rejected := s.rejected[name]; !rejected {
 			note(p)
 		}
 	}
-	for _, why := range s.refused {
-		note(why.held)
+	for _, why := range s.rejected {
+		note(why.Held)
 	}
 	var out []string
 	for id := range k.chains {
@@ -183,12 +183,12 @@ func (d *sharedDiff) differs() bool {
 }
 
 // compareShared returns how the shared chains differ, in the order in which
-// they must be written. Rules of refused Services are left as they are.
-func compareShared(w *wanted, k *kernelState, s *scope) []*sharedDiff {
+// they must be written. Rules of rejected Services are left as they are.
+func compareShared(w *desired, k *kernelState, s *scope) []*sharedDiff {
 	byChain := map[chainID][]ownedRule{}
 	behind := servedOtherwise(w, k, s)
 	for name, p := range w.services {
-		if _, refused := s.refused[name]; refused {
+		if _, rejected := s.rejected[name]; rejected {
 			continue
 		}
 		kept := s.keeps(name)
@@ -209,7 +209,7 @@ func compareShared(w *wanted, k *kernelState, s *scope) []*sharedDiff {
 	return out
 }
 
-func compareSharedChain(w *wanted, k *kernelState, s *scope, c sharedChain, want []ownedRule) *sharedDiff {
+func compareSharedChain(w *desired, k *kernelState, s *scope, c sharedChain, want []ownedRule) *sharedDiff {
 	d := &sharedDiff{chain: c}
 	have := k.chains[c.id]
 	if have == nil {
@@ -315,7 +315,7 @@ func cutTail(rules []kernelRule, tail []string) ([]kernelRule, bool) {
 
 // compareHooks returns the jumps that are missing, those of one built-in chain
 // from first to last.
-func compareHooks(w *wanted, k *kernelState) []hook {
+func compareHooks(w *desired, k *kernelState) []hook {
 	var out []hook
 	for _, h := range w.config.hooks() {
 		hash := ruleHash(h.spec)
@@ -329,7 +329,7 @@ func compareHooks(w *wanted, k *kernelState) []hook {
 
 // leadNowhere reports whether all jumps lead to chains that hold no rules of
 // Services, so that nothing changes by them.
-func leadNowhere(hooks []hook, w *wanted, k *kernelState) bool {
+func leadNowhere(hooks []hook, w *desired, k *kernelState) bool {
 	for _, c := range w.config.sharedChains() {
 		have := k.chains[c.id]
 		if !c.dispatch || have == nil || have.count == 0 {
@@ -345,8 +345,8 @@ func leadNowhere(hooks []hook, w *wanted, k *kernelState) bool {
 	return true
 }
 
-// difference says for people how the kernel differs from what is wanted.
-func difference(w *wanted, k *kernelState, s *scope) dataplane.Difference {
+// difference says, human-readable, how the kernel differs from the desired state.
+func difference(w *desired, k *kernelState, s *scope) dataplane.Difference {
 	var d dataplane.Difference
 	find(w, k, s, func(f found) {
 		d.Count++
@@ -354,13 +354,13 @@ func difference(w *wanted, k *kernelState, s *scope) dataplane.Difference {
 			d.Examples = append(d.Examples, f.String())
 		}
 	})
-	d.Chains, d.Rules = k.ours(w)
+	d.Counts = countsOf(k.ours(w))
 	return d
 }
 
 // ours counts the chains and rules in the kernel that are ours, jumps from
 // built-in chains included.
-func (k *kernelState) ours(w *wanted) (chains, rules int) {
+func (k *kernelState) ours(w *desired) (chains, rules int) {
 	for _, c := range w.config.sharedChains() {
 		have := k.chains[c.id]
 		switch {

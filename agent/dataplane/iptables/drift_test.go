@@ -95,7 +95,7 @@ func TestRepairedOnTheWay(t *testing.T) {
 }
 
 // TestCanary: changes are noticed by the number of entries, or by anything that
-// the kernel tells while it should not change.
+// the kernel reports while it should not change.
 func TestCanary(t *testing.T) {
 	info := func(nat, filter, size uint32) [2]tableInfo {
 		return [2]tableInfo{{numEntries: nat, size: size}, {numEntries: filter}}
@@ -127,7 +127,7 @@ func TestCanary(t *testing.T) {
 	}
 }
 
-// TestCanaryBesideRefusedServices: what the kernel holds of a refused Service is
+// TestCanaryBesideRefusedServices: what the kernel has of a rejected Service is
 // not known, but how much there is in all.
 func TestCanaryBesideRefusedServices(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"iter"
@@ -10,24 +9,24 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 )
 
-// Sizes of the headers of a netlink message of netfilter, and of an attribute.
+// Sizes of the headers of a netlink message of netfilter.
 const (
-	messageHeader   = unix.SizeofNlMsghdr
-	familyHeader    = nl.SizeofNfgenmsg
-	attributeHeader = unix.SizeofNlAttr
+	messageHeader = unix.SizeofNlMsghdr
+	familyHeader  = nl.SizeofNfgenmsg
 )
 
 // commit is a transaction of nf_tables as its events tell of it.
 type commit struct {
 	generation uint32
 	port       uint32 // of the netlink socket of who has written it
-	by         string // who that is, for people
+	by         string // who that is, human-readable
 	removed    bool   // it has removed something from what is ours
 }
 
-// events reads what the nf_tables kernel tells of transactions: an event for
+// events reads what the nf_tables kernel reports about transactions: an event for
 // everything that has changed, then one that ends the transaction.
 type events struct {
 	family dataplane.Family
@@ -87,14 +86,14 @@ func ending(port uint32, body []byte) commit {
 	out := commit{port: port}
 	var process uint32
 	name := ""
-	for kind, value := range attributes(body) {
+	for kind, value := range nlattr.All(body) {
 		switch {
 		case kind == unix.NFTA_GEN_ID && len(value) >= 4:
 			out.generation = binary.BigEndian.Uint32(value)
 		case kind == unix.NFTA_GEN_PROC_PID && len(value) >= 4:
 			process = binary.BigEndian.Uint32(value)
 		case kind == unix.NFTA_GEN_PROC_NAME:
-			name = text(value)
+			name = nlattr.Text(value)
 		}
 	}
 	if name != "" {
@@ -128,12 +127,12 @@ func (o owner) touches(kind int, body []byte) bool {
 		return false
 	}
 	var expressions []byte
-	for kind, value := range attributes(body) {
+	for kind, value := range nlattr.All(body) {
 		switch {
 		case kind == place[0]:
-			named[0] = text(value)
+			named[0] = nlattr.Text(value)
 		case kind == place[1]:
-			named[1] = text(value)
+			named[1] = nlattr.Text(value)
 		case kind == unix.NFTA_RULE_EXPRESSIONS:
 			expressions = value
 		}
@@ -158,27 +157,4 @@ func (o owner) touches(kind int, body []byte) bool {
 	default:
 		return expressions == nil || o.namesTarget(expressions)
 	}
-}
-
-// attributes yields the attributes of a message, by kind.
-func attributes(body []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		for len(body) >= attributeHeader {
-			size := int(binary.NativeEndian.Uint16(body))
-			if size < attributeHeader || size > len(body) {
-				return
-			}
-			kind := binary.NativeEndian.Uint16(body[2:]) & nl.NLA_TYPE_MASK
-			if !yield(kind, body[attributeHeader:size]) {
-				return
-			}
-			body = body[min((size+3)&^3, len(body)):]
-		}
-	}
-}
-
-// text is a string as netlink carries it.
-func text(value []byte) string {
-	out, _, _ := bytes.Cut(value, []byte{0})
-	return string(out)
 }

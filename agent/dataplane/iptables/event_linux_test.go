@@ -11,17 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 )
 
 // attribute is one of a netlink message.
-func attribute(kind uint16, value string) []byte {
-	out := binary.NativeEndian.AppendUint16(nil, uint16(attributeHeader+len(value)))
-	out = append(binary.NativeEndian.AppendUint16(out, kind), value...)
-	for len(out)%4 != 0 {
-		out = append(out, 0)
-	}
-	return out
-}
+func attribute(kind uint16, value string) []byte { return nlattr.Append(nil, kind, []byte(value)) }
 
 // event is a message of nf_tables.
 func event(kind, family byte, port uint32, attributes ...[]byte) []byte {
@@ -230,7 +224,7 @@ func TestAuthors(t *testing.T) {
 func TestProgramsAreKnownByTheirPort(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
 		plane := New(dataplane.IPv4, Options{Folder: folder})
-		if err := plane.Supported(t.Context(), nil); err != nil {
+		if err := plane.Supported(t.Context(), &dataplane.Ruleset{}); err != nil {
 			t.Fatal(err)
 		}
 		if plane.kernel.legacy() {

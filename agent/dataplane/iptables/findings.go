@@ -31,7 +31,7 @@ type found struct {
 	have    uint64
 }
 
-// String is a sentence for people.
+// String is a human-readable sentence.
 func (f found) String() string {
 	of := ""
 	if f.service != (dataplane.ServiceName{}) {
@@ -55,15 +55,15 @@ func (f found) String() string {
 	}
 }
 
-// key stays the same while what is wanted and what the kernel holds do.
+// key stays the same while the desired and the actual state do.
 func (f found) key() string {
 	return fmt.Sprintf("%d %d %s %x %x %s", f.kind, f.in.table, f.in.name, f.want, f.have, f.spec)
 }
 
-// find calls say for each way in which the kernel differs from what is wanted.
-func find(w *wanted, k *kernelState, s *scope, say func(found)) {
+// find calls say for each way in which the kernel differs from the desired state.
+func find(w *desired, k *kernelState, s *scope, say func(found)) {
 	for name, chains := range compareChains(w, k, s) {
-		if _, refused := s.refused[name]; refused {
+		if _, rejected := s.rejected[name]; rejected {
 			continue
 		}
 		for _, c := range chains {
@@ -107,7 +107,7 @@ func find(w *wanted, k *kernelState, s *scope, say func(found)) {
 // auditFindings are the differences that decide about packets, beside a
 // kube-proxy that may maintain the rules. Left out is what kube-proxy has by
 // intention and we do not; docs/parity.md has the list.
-func auditFindings(w *wanted, k *kernelState, s *scope) []dataplane.Finding {
+func auditFindings(w *desired, k *kernelState, s *scope) []dataplane.Finding {
 	var (
 		out    []dataplane.Finding
 		beside *besides
@@ -142,7 +142,7 @@ func auditFindings(w *wanted, k *kernelState, s *scope) []dataplane.Finding {
 // tailInAnyOrder returns the hashes of the last rules of nat KUBE-SERVICES, one for
 // each address that NodePorts answer on, if they stand there in whatever order:
 // kube-proxy writes them in none. Nil: they do not.
-func tailInAnyOrder(w *wanted, k *kernelState) map[uint64]bool {
+func tailInAnyOrder(w *desired, k *kernelState) map[uint64]bool {
 	have, tail := k.chains[chainID{nat, chainServices}], w.config.nodePortTail()
 	if have == nil || len(have.rules) < len(tail) {
 		return nil
@@ -164,12 +164,12 @@ func tailInAnyOrder(w *wanted, k *kernelState) map[uint64]bool {
 // besides knows the rules that kube-proxy has and we do not, and that decide
 // about no packet.
 type besides struct {
-	// rules are the hashes of the wanted rules of Services, matches those of the
+	// rules are the hashes of the desired rules of Services, matches those of the
 	// rules without what they do, by chain.
 	rules, matches map[chainID]map[uint64]bool
 }
 
-func newBesides(w *wanted) *besides {
+func newBesides(w *desired) *besides {
 	b := &besides{rules: map[chainID]map[uint64]bool{}, matches: map[chainID]map[uint64]bool{}}
 	for _, p := range w.services {
 		for _, r := range p.dispatch {
@@ -183,7 +183,7 @@ func newBesides(w *wanted) *besides {
 	return b
 }
 
-// idle reports whether a rule that is not wanted decides about no packet.
+// idle reports whether a rule that is not desired decides about no packet.
 func (b *besides) idle(f found) bool {
 	switch f.in {
 	case chainID{nat, chainNodePorts}:

@@ -36,12 +36,12 @@ type Jump struct {
 // kernel holds.
 type FixedState struct {
 	// Findings are all differences. Their keys begin with "iptables "; those of
-	// one place stay the same while what is wanted and what is held there do.
+	// one place stay the same while the desired state and what is held there do.
 	Findings []dataplane.Finding
-	// Chains and Rules count what the kernel holds of the chains that are wanted,
+	// Chains and Rules count what the kernel has of the chains that are desired,
 	// jumps to them included.
 	Chains, Rules int
-	// Warnings say what is wrong about the variant of iptables in use, for people.
+	// Warnings say what is wrong about the variant of iptables in use, human-readable.
 	Warnings []string
 }
 
@@ -75,14 +75,14 @@ type fixedDiff struct {
 type chainDiff struct {
 	chain   *FixedChain
 	missing bool
-	have    uint64 // hash of what the kernel holds
+	have    uint64 // hash of what the kernel has
 	// beside are the rules of mode IPTables there, which stay until that mode is
 	// retired; alone: the chain holds nothing else.
 	beside []string
 	alone  bool
 }
 
-// compareFixed returns how the kernel differs from what is wanted.
+// compareFixed returns how the kernel differs from the desired state.
 func compareFixed(want *Fixed, k *kernelState) fixedDiff {
 	var d fixedDiff
 	for i := range want.Chains {
@@ -133,7 +133,7 @@ func merged(c *FixedChain, beside []string) []string {
 }
 
 // untilRetired keeps what the rules of mode IPTables before it do not translate from
-// ours after it: marked by those, it would be let pass although it is refused. It
+// ours after it: marked by those, it would be let pass although it is rejected. It
 // goes with the rules before it.
 const untilRetired = `-m comment --comment "kubernetes services by IPVS; NOTE: not before the rules above are gone" -j RETURN`
 
@@ -198,7 +198,7 @@ func (c *chainDiff) write(declare, rules *strings.Builder) {
 	}
 }
 
-// findings are the differences, for people.
+// findings are the differences, human-readable.
 func (d *fixedDiff) findings() []dataplane.Finding {
 	var out []dataplane.Finding
 	add := func(f found) {
@@ -220,7 +220,7 @@ func (d *fixedDiff) findings() []dataplane.Finding {
 	return out
 }
 
-// countFixed counts what the kernel holds of what is wanted.
+// countFixed counts what the kernel has of the desired state.
 func countFixed(want *Fixed, k *kernelState, d *fixedDiff) (chains, rules int) {
 	for i := range want.Chains {
 		id := want.Chains[i].id()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // A packet through IPVS passes filter INPUT with the address of the Service as its
@@ -15,7 +14,7 @@ import (
 // swapFirewallJumps has the jumps of mode IPVS to KUBE-PROXY-FIREWALL replaced by
 // ours, which are for new connections only: those that go through IPVS go on.
 func (p *fullPass) swapFirewallJumps(ctx context.Context) error {
-	var input strings.Builder
+	var t transaction
 	for _, h := range slices.Backward(p.want.config.hooks()) {
 		have := p.state.chains[h.in]
 		if have == nil || !modeIPTables.isFirewallJump(h.spec) {
@@ -28,12 +27,12 @@ func (p *fullPass) swapFirewallJumps(ctx context.Context) error {
 		p.behindIPVS = true
 		hash := ruleHash(h.spec)
 		if !slices.ContainsFunc(have.rules, func(r kernelRule) bool { return r.hash == hash }) {
-			fmt.Fprintf(&input, "-I %s %s\n", h.in.name, h.spec)
+			t.insertRule(h.in, h.spec)
 			p.state.insert(dispatchRule{in: h.in, hash: hash, spec: h.spec})
 		}
 		for _, r := range have.rules {
 			if theirs(r) {
-				fmt.Fprintf(&input, "-D %s %s\n", h.in.name, r.spec)
+				t.line(&t.refuse, "-D ", h.in.name, " ", r.spec) // in the same section
 				have.count--
 			}
 		}
@@ -45,10 +44,10 @@ func (p *fullPass) swapFirewallJumps(ctx context.Context) error {
 		translates = slices.ContainsFunc(services.rules, func(r kernelRule) bool { return isServicesRule(r.spec) })
 	}
 	p.takesOver = p.behindIPVS && !translates
-	if input.Len() == 0 {
+	if t.empty() {
 		return nil
 	}
-	if err := p.kernel.apply(ctx, "*filter\n"+input.String()+"COMMIT\n"); err != nil {
+	if err := p.write(ctx, &t); err != nil {
 		return fmt.Errorf("replace the jumps of mode IPVS to %s: %w", chainProxyFirewall, err)
 	}
 	return nil

@@ -7,9 +7,10 @@ import (
 	"slices"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
-// applyFull compares all that the kernel holds to what is wanted and writes the
+// applyFull compares all that the kernel has to the desired state and writes the
 // difference: first what chains of Services lead to, then those chains, then
 // what leads to them, last the removal of what nothing leads to any more.
 func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset, state *kernelState) (int, error) {
@@ -21,44 +22,41 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset, state *
 	if err != nil {
 		return 0, err
 	}
-	d.follow(config)
+	d.noteAddresses(config)
 	p := d.newFullPass(r, config, state)
 	if err := p.run(ctx); err != nil {
 		return 0, err
 	}
-	if err := p.allRefused(); err != nil {
+	if err := engine.NoneTaken(len(r.Services), p.scope.rejected); err != nil {
 		return 0, err
 	}
-	d.refused, d.stuck = p.scope.refused, p.scope.stuck
-	for name := range d.refused {
+	d.engine.Rejected, d.engine.Kept, d.stuck = p.scope.rejected, p.scope.kept, p.scope.stuck
+	for name := range d.engine.Rejected {
 		delete(p.want.services, name)
 	}
 	d.chains, d.rules = p.want.counts()
 	d.filterRules = p.want.inFilter()
-	d.held, d.kept = p.want, p.scope.kept
+	d.held = p.want
 	d.countForeign(p)
 	d.warnings = append(p.warnings(), d.kernel.warnings(ctx)...)
 	return len(p.changed), nil
 }
 
 func (d *Dataplane) newFullPass(r *dataplane.Ruleset, c *config, state *kernelState) *fullPass {
-	p := &fullPass{Dataplane: d, ruleset: r, want: c.plan(r.Services), state: state, rests: d.resting(r),
-		changed: map[dataplane.ServiceName]struct{}{}}
+	p := &fullPass{Dataplane: d, ruleset: r, want: c.plan(r.Services), state: state, rests: d.engine.Resting(r)}
 	for name := range p.rests {
 		delete(p.want.services, name)
 	}
-	p.scope = scope{prune: r.Prune, ended: ended(r), refused: maps.Clone(p.rests), kept: keptOf(r)}
-	p.faults = &isolation{
-		limit:   maxRefusedRuns,
-		perCall: perCall(d.kernel, batchRules),
-		size:    func(n dataplane.ServiceName) int { return p.want.services[n].lines() },
-		chains:  func(n dataplane.ServiceName) []plannedChain { return p.want.services[n].chains },
-		former:  d.refused, refused: p.scope.refused, changed: p.changed,
-	}
+	p.faults = d.newIsolation(maxRejectedRuns,
+		func(n dataplane.ServiceName) int { return p.want.services[n].lines() },
+		func(n dataplane.ServiceName) []plannedChain { return p.want.services[n].chains })
+	p.faults.Rejected = maps.Clone(p.rests)
+	p.changed = p.faults.Changed
+	p.scope = scope{prune: r.Prune, ended: ended(r), rejected: p.faults.Rejected, kept: engine.KeptOf(r)}
 	return p
 }
 
-// ended names the Services that have changed and of which nothing is wanted.
+// ended names the Services that have changed and of which nothing is desired.
 func ended(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
 	out := map[dataplane.ServiceName]struct{}{}
 	for name := range r.Dirty {
@@ -73,13 +71,13 @@ func ended(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
 type fullPass struct {
 	*Dataplane
 	ruleset *dataplane.Ruleset
-	want    *wanted
+	want    *desired
 	state   *kernelState
 	scope   scope
 	changed map[dataplane.ServiceName]struct{}
 	faults  *isolation
-	// rests are the refused Services that are not tried.
-	rests map[dataplane.ServiceName]refusal
+	// rests are the rejected Services that are not tried.
+	rests map[dataplane.ServiceName]rejection
 	// behindIPVS: mode IPVS has served the node, and may still. TakesOver: it does,
 	// alone.
 	behindIPVS, takesOver bool
@@ -130,7 +128,7 @@ func (p *fullPass) writeBase(ctx context.Context, declare bool) error {
 			t.declareShared(d.chain.id)
 		}
 	}
-	return p.kernel.apply(ctx, t.String())
+	return p.write(ctx, &t)
 }
 
 // writeServices writes the chains of Services and then what leads to them: both
@@ -149,7 +147,7 @@ func (p *fullPass) writeServices(ctx context.Context) error {
 }
 
 // writeAtOnce writes everything of Services in one call. It reports false where
-// that is too much for one, or where some of it is refused.
+// that is too much for one, or where some of it is rejected.
 func (p *fullPass) writeAtOnce(ctx context.Context) (bool, error) {
 	different := compareChains(p.want, p.state, &p.scope)
 	size := 0
@@ -162,7 +160,7 @@ func (p *fullPass) writeAtOnce(ctx context.Context) (bool, error) {
 		limit = largeRules
 	}
 	diffs := p.compareDispatch()
-	if size > limit || p.tooManyFor(diffs) || len(p.Dataplane.refused) > len(p.rests) {
+	if size > limit || p.tooManyFor(diffs) || len(p.engine.Rejected) > len(p.rests) {
 		return false, nil
 	}
 	all := &calls{limit: perCall(p.kernel, largeRules)} // one: size is less
@@ -172,9 +170,9 @@ func (p *fullPass) writeAtOnce(ctx context.Context) (bool, error) {
 	for _, d := range diffs {
 		t.writeShared(d)
 	}
-	err := p.kernel.apply(ctx, t.String())
+	err := p.write(ctx, t)
 	switch {
-	case isRefusal(err):
+	case isRejection(err):
 		// Part of it may have gone in.
 		p.state, err = p.kernel.read(ctx)
 		return false, err
@@ -218,7 +216,7 @@ func (p *fullPass) writeRefusals(ctx context.Context) error {
 		for _, r := range rules {
 			t.addRule(r.dispatchRule)
 		}
-		if err = p.kernel.apply(ctx, t.String()); err != nil {
+		if err = p.write(ctx, &t); err != nil {
 			break
 		}
 		written = append(written, t.effect.added...)
@@ -227,7 +225,7 @@ func (p *fullPass) writeRefusals(ctx context.Context) error {
 		}
 	}
 	p.state.insert(written...)
-	if isRefusal(err) {
+	if isRejection(err) {
 		return nil
 	}
 	return err
@@ -240,12 +238,11 @@ func (p *fullPass) writeChains(ctx context.Context) error {
 	different := compareChains(p.want, p.state, &p.scope)
 	names := slices.SortedFunc(maps.Keys(different), dataplane.ServiceName.Compare)
 	return p.faults.isolate(names, func(batch []dataplane.ServiceName) (string, error) {
-		c := &calls{limit: p.faults.perCall}
+		c := &calls{limit: p.faults.Capacity}
 		p.addChains(c, batch, different)
 		for _, t := range c.list {
-			input := t.String()
-			if err := p.kernel.apply(ctx, input); err != nil {
-				return input, err
+			if err := p.write(ctx, t); err != nil {
+				return t.String(), err
 			}
 		}
 		return "", nil
@@ -275,142 +272,12 @@ func (p *fullPass) addChains(c *calls, names []dataplane.ServiceName, different 
 	}
 }
 
-// compareDispatch returns how the shared chains with rules of Services differ,
-// but for that which has to wait for writeFirewall.
-func (p *fullPass) compareDispatch() []*sharedDiff {
-	return slices.DeleteFunc(compareShared(p.want, p.state, &p.scope),
-		func(d *sharedDiff) bool { return !d.chain.dispatch || p.waits(d) })
-}
-
-// noteAdded notes the Services whose rules in shared chains were added.
-func (p *fullPass) noteAdded(diffs []*sharedDiff) {
-	for _, d := range diffs {
-		for _, r := range d.add {
-			p.changed[r.owner] = struct{}{}
-		}
-	}
-}
-
-// writeDispatch brings the shared chains with rules of Services up to date: in one call,
-// unless that is too much for one or the kernel refuses it.
-func (p *fullPass) writeDispatch(ctx context.Context, diffs []*sharedDiff) error {
-	if p.tooManyFor(diffs) {
-		return p.writeDispatchInParts(ctx, diffs)
-	}
-	var t transaction
-	for _, d := range diffs {
-		t.writeShared(d)
-	}
-	err := p.kernel.apply(ctx, t.String())
-	switch {
-	case isRefusal(err):
-		// Part of it may have gone in.
-		if p.state, err = p.kernel.read(ctx); err != nil {
-			return err
-		}
-		return p.writeDispatchInParts(ctx, p.compareDispatch())
-	case err != nil:
-		return err
-	}
-	p.noteAdded(diffs)
-	return nil
-}
-
-// writeDispatchInParts is writeDispatch by many calls: rule by rule, first those that are
-// missing, so that at no time more are missing than before. A Service that is refused keeps
-// the rules that it had.
-func (p *fullPass) writeDispatchInParts(ctx context.Context, diffs []*sharedDiff) error {
-	additions := map[dataplane.ServiceName][]dispatchRule{}
-	var declared transaction
-	for _, d := range diffs {
-		for _, r := range d.add {
-			additions[r.owner] = append(additions[r.owner], r.dispatchRule)
-		}
-		if d.missing {
-			declared.declareShared(d.chain.id)
-		}
-	}
-	if err := p.kernel.apply(ctx, declared.String()); err != nil {
-		return err
-	}
-	if err := p.addDispatch(ctx, additions); err != nil {
-		return err
-	}
-	c := &calls{limit: perCall(p.kernel, batchRules)}
-	for _, in := range []table{nat, filter} { // what is refused stays so until it is translated
-		for _, d := range diffs {
-			if d.chain.id.table != in {
-				continue
-			}
-			if len(d.add) > 0 {
-				c.with(2*len(d.head)).putFirst(d.chain.id, d.head)
-			}
-			if d.fixed {
-				c.with(len(d.chain.fixed)).appendRules(d.chain.id, d.chain.fixed)
-			}
-			var rules []dispatchRule
-			for _, spec := range d.remove {
-				owner, owned := commentOwner(comment(spec))
-				if _, refused := p.scope.refused[owner]; !owned || !refused {
-					rules = append(rules, dispatchRule{in: d.chain.id, hash: ruleHash(spec), spec: spec})
-				}
-			}
-			c.replace(rules, nil, in)
-		}
-	}
-	for _, t := range c.list {
-		if err := t.fill(ctx, p.kernel); err != nil {
-			return err
-		}
-		if err := p.kernel.apply(ctx, t.String()); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// addDispatch adds the rules of Services in shared chains, those that refuse first. Only
-// a Service that is a batch by itself takes several calls. What went in of it before one
-// is rejected stays: see noteHeld.
-func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.ServiceName][]dispatchRule) error {
-	names := slices.SortedFunc(maps.Keys(additions), dataplane.ServiceName.Compare)
-	return p.faults.isolate(names, func(batch []dataplane.ServiceName) (string, error) {
-		var rules []dispatchRule
-		for _, in := range []table{filter, nat} {
-			for _, name := range batch {
-				for _, r := range additions[name] {
-					if r.in.table == in {
-						rules = append(rules, r)
-					}
-				}
-			}
-		}
-		for part := range slices.Chunk(rules, p.faults.perCall) {
-			var t transaction
-			for _, r := range part {
-				t.addRule(r)
-			}
-			input := t.String()
-			err := p.kernel.apply(ctx, input)
-			if isRefusal(err) {
-				if undoErr := p.takeBack(ctx, &t); undoErr != nil {
-					return input, undoErr
-				}
-			}
-			if err != nil {
-				return input, err
-			}
-		}
-		return "", nil
-	})
-}
-
 // writeHooks inserts the jumps that are missing at the head of built-in
 // chains, the last one first, so that they stand in order. They come after the
 // chains they lead to are complete, or while those that are not are empty.
 func (p *fullPass) writeHooks(missing []hook) error {
 	for _, h := range slices.Backward(missing) {
-		if err := p.kernel.insert(h); err != nil {
+		if err := p.insert(h); err != nil {
 			return fmt.Errorf("insert the jump from %s of table %s: %w", h.in.name, h.in.table, err)
 		}
 	}
@@ -432,7 +299,7 @@ func (p *fullPass) deleteStale(ctx context.Context) error {
 		for _, name := range names {
 			t.emptyChain(name)
 		}
-		if err := p.kernel.apply(ctx, t.String()); err != nil {
+		if err := p.write(ctx, &t); err != nil {
 			return fmt.Errorf("empty chains that belong to no Service: %w", err)
 		}
 	}
@@ -441,6 +308,7 @@ func (p *fullPass) deleteStale(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("delete chains that belong to no Service: %w", err)
 		}
+		p.failed = p.failed || len(stuck) > 0
 		for _, name := range stuck {
 			if p.scope.stuck == nil {
 				p.scope.stuck = map[string]struct{}{}
@@ -466,17 +334,18 @@ func (p *fullPass) warnings() []string {
 	return out
 }
 
+const sysctlRouteLocalnet = "net/ipv4/conf/all/route_localnet"
+
 // routeLocalnet lets NodePorts answer on 127.0.0.1. It returns what to tell
 // where that is not possible.
 func (d *Dataplane) routeLocalnet(c *config) string {
 	if !c.nodePorts.Localhost {
 		return ""
 	}
-	const name = "net/ipv4/conf/all/route_localnet"
-	if value, err := d.sysctls.read(name); err == nil && value == "1" {
+	if value, err := d.sysctls.read(sysctlRouteLocalnet); err == nil && value == "1" {
 		return ""
 	}
-	if err := d.sysctls.write(name, "1"); err != nil {
+	if err := d.sysctls.write(sysctlRouteLocalnet, "1"); err != nil {
 		return fmt.Sprintf("NodePorts do not answer on 127.0.0.1: %v; let the agent write it (in a container by --sysctl-folder, as config/agent/daemonset.yaml does), or set spec.settings.nodePorts.localhost to Disabled", err)
 	}
 	return ""

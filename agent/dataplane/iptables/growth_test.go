@@ -42,7 +42,7 @@ func TestGrowthOfRefusalsThatAreMissing(t *testing.T) {
 	type given struct {
 		plane *Dataplane
 		rules *dataplane.Ruleset
-		want  *wanted
+		want  *desired
 	}
 	growth.Linear(t, 600, func(n int) given {
 		f := newFixture(t)
@@ -82,7 +82,7 @@ func TestGrowthOfWhatIsLeft(t *testing.T) {
 // TestGrowthOfKeptServices: comparing a Service of which the kernel has newer rules.
 func TestGrowthOfKeptServices(t *testing.T) {
 	type given struct {
-		want  *wanted
+		want  *desired
 		state *kernelState
 		scope *scope
 	}

@@ -13,7 +13,10 @@ import (
 	"reflect"
 	"sync/atomic"
 
+	"k8s.io/utils/clock"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
 // Options are what a Dataplane is made of.
@@ -67,14 +70,14 @@ type kernel interface {
 	// list returns the rules of one chain.
 	list(ctx context.Context, in chainID) ([]kernelRule, error)
 	// apply runs the input of iptables-restore. Each section is applied as a
-	// whole or not at all, and the first that is refused is the last.
+	// whole or not at all, and the first that is rejected is the last.
 	apply(ctx context.Context, input string) error
 	// insert puts a jump at the head of a built-in chain.
 	insert(h hook) error
-	// others returns a number that stays the same as long as nobody else writes
-	// rules. The second result is false where the kernel does not tell.
+	// others returns a number that stays the same as long as no other program writes
+	// rules. The second result is false where the kernel does not report it.
 	others() (uint32, bool)
-	// watch calls changed whenever somebody else may have changed rules of ours,
+	// watch calls changed whenever another program may have changed rules of ours,
 	// until ctx is done or it can watch no longer. The entries are nil while it is
 	// not known how many the kernel should hold.
 	watch(ctx context.Context, expected *atomic.Pointer[entries], changed func(dataplane.Change)) error
@@ -82,7 +85,7 @@ type kernel interface {
 	// told of each of them. What others change meanwhile is noticed all the same.
 	unwatched(do func() error) error
 	// entries counts the entries of the tables nat and filter. The second result
-	// is false where the kernel does not tell: only the legacy one does.
+	// is false where the kernel does not report it: only the legacy one does.
 	entries() (int, bool)
 	// legacy reports whether each call rewrites a whole table.
 	legacy() bool
@@ -105,31 +108,23 @@ type Dataplane struct {
 	// interfaceIPs reads the addresses of the node's interfaces. It is called
 	// from several goroutines.
 	interfaceIPs func() ([]netip.Addr, error)
-	// followed is what changes of addresses are compared to; nil before the
-	// first Apply.
-	followed atomic.Pointer[followed]
+	// addresses are those of the node that NodePorts answer on.
+	addresses engine.Addresses
+	engine    *engine.Engine[planned]
 
-	// applied is closed after the first successful Apply or Audit.
-	applied chan struct{}
 	// entries are how many the kernel's tables should hold, nil while that is not
 	// known, and foreign how many of them are others'. Legacy variant only.
 	entries atomic.Pointer[entries]
 	foreign int
 
-	// held is what the kernel holds by our last successful Apply. Nil: unknown,
-	// the next Apply is full.
-	held *wanted
-	// refused are the Services that the kernel would not take. What the kernel
-	// holds of them is not in held.
-	refused map[dataplane.ServiceName]refusal
-	// sound is kernel.others when the kernel held what is in held and refused; nil:
+	// held is what the kernel has by our last successful Apply, without the Services that it
+	// rejects. Nil: unknown, the next Apply is full.
+	held *desired
+	// sound is kernel.others when the kernel had what is in held and engine.Rejected; nil:
 	// that is not known. Doubted: since the last verification a full pass was made
-	// because something was refused and somebody else may be why.
+	// because something was rejected and another program may be why.
 	sound   *uint32
 	doubted bool
-	// kept are the Services of which the kernel may hold something newer than
-	// what is in held.
-	kept map[dataplane.ServiceName]struct{}
 	// stuck are chains that belong to no Service and could not be deleted.
 	stuck map[string]struct{}
 	// warnings are those of the last full Apply.
@@ -147,15 +142,22 @@ type Dataplane struct {
 	retired retired
 	// audited is the last comparison beside another proxy; nil: none yet.
 	audited *audited
+	// written counts the rules that the running Apply has written, by table; failed: the kernel
+	// has rejected some.
+	written [2]int
+	failed  bool
 }
 
-// spare is a state of the kernel that holds as long as nobody else writes rules.
+// spare is a state of the kernel that holds as long as no other program writes rules.
 type spare struct {
 	state  *kernelState
 	others uint32
 }
 
-var _ dataplane.Dataplane = (*Dataplane)(nil)
+var (
+	_ dataplane.Retirer  = (*Dataplane)(nil)
+	_ dataplane.Observer = (*Dataplane)(nil)
+)
 
 // New makes a Dataplane for one IP family. It runs nothing yet.
 func New(family dataplane.Family, o Options) *Dataplane {
@@ -163,15 +165,14 @@ func New(family dataplane.Family, o Options) *Dataplane {
 	o.complete()
 	d := &Dataplane{
 		family:  family,
-		kernel:  &tally{kernel: newKernel(family, modeIPTables, &o)},
+		kernel:  newKernel(family, modeIPTables, &o),
 		proc:    o.ProcFolder,
 		sysctl:  o.SysctlFolder,
 		sysctls: values,
-		refused: map[dataplane.ServiceName]refusal{},
-		applied: make(chan struct{}),
 
 		interfaceIPs: dataplane.InterfaceAddresses,
 	}
+	d.engine = engine.New[planned](operations{d}, clock.RealClock{})
 	if o.Model != nil {
 		d.interfaceIPs = func() ([]netip.Addr, error) { return o.Model.Addresses(), nil }
 	}
@@ -180,7 +181,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 
 // Supported reports whether the node has the family at all, the programs are
 // there and the kernel has NAT.
-func (d *Dataplane) Supported(ctx context.Context, _ *dataplane.Node) error {
+func (d *Dataplane) Supported(ctx context.Context, _ *dataplane.Ruleset) error {
 	if err := d.hasFamily(); err != nil {
 		return err
 	}
@@ -211,23 +212,34 @@ func (d *Dataplane) facts() (kernelFacts, error) {
 
 // counts are those of what is held.
 func (d *Dataplane) counts() dataplane.Counts {
-	return dataplane.Counts{Chains: d.chains, Rules: d.rules}
+	return countsOf(d.chains, d.rules)
+}
+
+func countsOf(chains, rules int) dataplane.Counts {
+	return dataplane.Counts{dataplane.Chains: chains, dataplane.Rules: rules}
 }
 
 // maxUnread is how many verifications in a row may go by without reading the
-// rules, because nobody else has changed any.
+// rules, because no other program has changed any.
 const maxUnread = 9
 
-// Verify compares the kernel to what the last Apply left there. Where the
-// kernel tells that nobody else has written rules since a comparison that found
-// no difference, it holds what we have written since, and is not read.
-func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
+// Verify compares the kernel to what the last Apply left there or, for an audit, to r alone.
+func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplane.VerifyOptions) (dataplane.Difference, error) {
 	if err := d.hasFamily(); err != nil {
 		return dataplane.Difference{}, err
 	}
 	if err := d.kernel.find(ctx); err != nil {
 		return dataplane.Difference{}, err
 	}
+	if o.Audit {
+		return d.audit(ctx, r)
+	}
+	return d.verify(ctx, r)
+}
+
+// verify does not read the kernel where that reports that no other program has written rules
+// since a comparison that found no difference: then it has what we have written since.
+func (d *Dataplane) verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
 	want, err := d.want(r)
 	if err != nil {
 		return dataplane.Difference{}, err
@@ -242,7 +254,7 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	scope := &scope{prune: r.Prune, refused: d.refused, stuck: d.stuck, kept: keptOf(r)}
+	scope := &scope{prune: r.Prune, rejected: d.engine.Rejected, stuck: d.stuck, kept: engine.KeptOf(r)}
 	out := difference(want, state, scope)
 	switch {
 	case out.Count == 0:
@@ -264,10 +276,10 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	return out, nil
 }
 
-// want is what the kernel should hold: what the last Apply planned, or a fresh
+// want is the desired state of the kernel: what the last Apply planned, or a fresh
 // plan where there is none or something has changed since, be it only that an
 // interface has a new address.
-func (d *Dataplane) want(r *dataplane.Ruleset) (*wanted, error) {
+func (d *Dataplane) want(r *dataplane.Ruleset) (*desired, error) {
 	facts, err := d.facts()
 	if err != nil {
 		return nil, err

@@ -6,9 +6,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// Of a Service that is kept, what is wanted may be older than what the kernel
+// Of a Service that is kept, the desired state may be older than what the kernel
 // holds. So a chain that has rules is right, whatever they are, and a port that
-// has rules in shared chains that are not wanted is served in a newer way, to
+// has rules in shared chains that are not desired is served in a newer way, to
 // which none of the old one is added.
 
 func (s *scope) keeps(name dataplane.ServiceName) bool {
@@ -16,19 +16,19 @@ func (s *scope) keeps(name dataplane.ServiceName) bool {
 	return kept
 }
 
-// newer is what the kernel holds of kept Services that is not wanted, and so is
+// newer is what the kernel has of kept Services that is not desired, and so is
 // newer.
 type newer struct {
-	// ports are served by rules in shared chains that are not wanted.
+	// ports are served by rules in shared chains that are not desired.
 	ports map[string]bool
 	// chains are those of these ports, by what their names share.
 	chains map[string]bool
-	// held are the rules in shared chains that are wanted and that the kernel holds.
+	// held are the rules in shared chains that are desired and that the kernel has.
 	held map[placed]bool
 }
 
 // servedOtherwise returns what of the kept Services is newer in the kernel.
-func servedOtherwise(w *wanted, k *kernelState, s *scope) newer {
+func servedOtherwise(w *desired, k *kernelState, s *scope) newer {
 	out := newer{ports: map[string]bool{}, chains: map[string]bool{}, held: map[placed]bool{}}
 	open := map[placed]int{}
 	for name := range s.kept {
@@ -64,7 +64,7 @@ func servedOtherwise(w *wanted, k *kernelState, s *scope) newer {
 }
 
 // rules are those in shared chains; none of a Service of which nothing is
-// wanted.
+// desired.
 func (p *planned) rules() []dispatchRule {
 	if p == nil {
 		return nil
@@ -83,7 +83,7 @@ func ruleOf(spec string) string {
 func suffix(chain string) string { return chain[strings.LastIndexByte(chain, '-')+1:] }
 
 // missing returns the chains of a kept Service that the kernel lacks, or that
-// somebody has emptied. Those of a port that is served in a newer way are not
+// another program has emptied. Those of a port that is served in a newer way are not
 // lacking, nor are those of endpoints where nothing that jumps to them is: then
 // the kernel knows other endpoints.
 func (n newer) missing(p *planned, k *kernelState) []string {
@@ -106,15 +106,4 @@ func (n newer) missing(p *planned, k *kernelState) []string {
 		missing = append(missing, absent...)
 	}
 	return missing
-}
-
-// keptOf returns those of the names of which something is wanted.
-func keptOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
-	kept := map[dataplane.ServiceName]struct{}{}
-	for name := range r.Keep {
-		if r.Services[name] != nil {
-			kept[name] = struct{}{}
-		}
-	}
-	return kept
 }

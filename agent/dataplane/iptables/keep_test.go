@@ -25,7 +25,7 @@ func (f *fixture) startFromOld(services ...*dataplane.Service) {
 	}
 }
 
-// startFromNew gives the agent what is wanted today.
+// startFromNew gives the agent the desired state today.
 func (f *fixture) startFromNew(services ...*dataplane.Service) {
 	f.rules.Full, f.rules.Prune, f.rules.Keep = true, true, nil
 	f.rules.Services = map[dataplane.ServiceName]*dataplane.Service{}
@@ -64,7 +64,7 @@ func TestKeepChangesNothingThatIsThere(t *testing.T) {
 			if diff := cmp.Diff(before, f.kernel.save()); diff != "" {
 				t.Errorf("the kernel (-before +after):\n%s", diff)
 			}
-			d, err := f.plane.Verify(context.Background(), f.rules)
+			d, err := f.plane.Verify(context.Background(), f.rules, dataplane.VerifyOptions{})
 			if err != nil || d.Count != 0 {
 				t.Errorf("verification: %v, %q", err, d.Examples)
 			}
@@ -116,12 +116,12 @@ func TestKeepAddsWhatIsMissing(t *testing.T) {
 			f.restart()
 			damage(f)
 			f.startFromOld(append(other, old)...)
-			d, err := f.plane.Verify(context.Background(), f.rules)
+			d, err := f.plane.Verify(context.Background(), f.rules, dataplane.VerifyOptions{})
 			if err != nil || d.Count == 0 {
 				t.Errorf("verification does not see it: %v", err)
 			}
 			f.apply()
-			if d, err = f.plane.Verify(context.Background(), f.rules); err != nil || d.Count != 0 {
+			if d, err = f.plane.Verify(context.Background(), f.rules, dataplane.VerifyOptions{}); err != nil || d.Count != 0 {
 				t.Errorf("not repaired: %v, %q", err, d.Examples)
 			}
 			// What is not behind today's state is whole.
@@ -130,7 +130,7 @@ func TestKeepAddsWhatIsMissing(t *testing.T) {
 			rules := *f.rules
 			rules.Keep, rules.Services = nil, maps.Clone(rules.Services)
 			delete(rules.Services, old.Name)
-			if d, err := fresh.Verify(context.Background(), &rules); err != nil || d.Count != 0 {
+			if d, err := fresh.Verify(context.Background(), &rules, dataplane.VerifyOptions{}); err != nil || d.Count != 0 {
 				t.Errorf("others are not whole: %v, %q", err, d.Examples)
 			}
 			f.startFromNew(append(other, today)...)
@@ -184,14 +184,14 @@ func TestKeepIsNoDrift(t *testing.T) {
 	f.apply()
 	f.startFromOld(append(other, old)...)
 	f.apply()
-	audit, err := f.plane.Audit(context.Background(), f.rules)
+	audit, err := f.plane.Verify(context.Background(), f.rules, dataplane.VerifyOptions{Audit: true})
 	if err != nil || len(audit.Findings) > 0 {
 		t.Errorf("audit: %v, %v", err, audit.Findings)
 	}
 	f.rules.Full = true
 	f.apply()
 	f.kernel.set(t, chainID{nat, chainServices})
-	d, err := f.plane.Verify(context.Background(), f.rules)
+	d, err := f.plane.Verify(context.Background(), f.rules, dataplane.VerifyOptions{})
 	if err != nil || d.Count == 0 || !d.Drifted {
 		t.Errorf("verification: %v, %+v", err, d)
 	}

@@ -29,7 +29,7 @@ type Keeper struct {
 
 	// known: the programs and the kernel know what our rules need.
 	known bool
-	// held is what the kernel holds, by others' count then; nil: not known.
+	// held is what the kernel has, by others' count then; nil: not known.
 	held   *Fixed
 	others uint32
 	// unread counts the comparisons since the rules were read.
@@ -75,9 +75,9 @@ func (k *Keeper) Supported(ctx context.Context) error {
 	return nil
 }
 
-// Apply makes the kernel hold what is wanted, and writes only what differs. It
+// Apply makes the kernel hold the desired state, and writes only what differs. It
 // reports whether that was anything. Rules of mode IPTables in nat KUBE-SERVICES
-// stay and go on serving; everything else in our chains that is not wanted goes.
+// stay and go on serving; everything else in our chains that is not desired goes.
 func (k *Keeper) Apply(ctx context.Context, want Fixed) (changed bool, err error) {
 	if err := k.kernel.find(ctx); err != nil {
 		return false, err
@@ -101,7 +101,7 @@ func (k *Keeper) Apply(ctx context.Context, want Fixed) (changed bool, err error
 	return input != "", nil
 }
 
-// understood is what is wanted without what the programs do not know.
+// understood is the desired state without what the programs do not know.
 func (k *Keeper) understood(want Fixed) Fixed {
 	if k.kernel.randomFully() {
 		return want
@@ -117,19 +117,19 @@ func (k *Keeper) understood(want Fixed) Fixed {
 	return want
 }
 
-// unchanged reports whether the kernel holds what is wanted because nobody else
+// unchanged reports whether the kernel has the desired state because no other program
 // has written rules since it did.
 func (k *Keeper) unchanged(want *Fixed, others uint32, known bool) bool {
 	return known && k.held != nil && k.others == others && reflect.DeepEqual(k.held, want)
 }
 
-// forget notes that it is not known what the kernel holds.
+// forget notes that it is not known what the kernel has.
 func (k *Keeper) forget() {
 	k.held, k.retired = nil, retired{}
 	k.entries.Store(nil)
 }
 
-// hold notes what the kernel holds.
+// hold notes what the kernel has.
 func (k *Keeper) hold(want *Fixed, others uint32, known bool) {
 	k.unread = 0
 	if known {
@@ -145,8 +145,8 @@ func (k *Keeper) hold(want *Fixed, others uint32, known bool) {
 	}
 }
 
-// Compare compares the kernel to what is wanted and writes nothing. Where the
-// kernel tells that nobody else has written rules since it held just that, it is
+// Compare compares the kernel to the desired state and writes nothing. Where the
+// kernel reports that no other program has written rules since it held just that, it is
 // not read. What mode IPTables has besides is no difference.
 func (k *Keeper) Compare(ctx context.Context, want Fixed) (FixedState, error) {
 	if err := k.kernel.find(ctx); err != nil {
@@ -176,8 +176,8 @@ func (k *Keeper) Compare(ctx context.Context, want Fixed) (FixedState, error) {
 	return out, nil
 }
 
-// Watch calls changed whenever somebody else may have changed our chains or
-// jumps, until ctx is done; see dataplane.Watcher. It begins after the first
+// Watch calls changed whenever another program may have changed our chains or
+// jumps, until ctx is done; see dataplane.Observer. It begins after the first
 // successful Apply or Compare that found no difference.
 func (k *Keeper) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	select {

@@ -128,7 +128,7 @@ func texts(state FixedState) (texts, keys []string) {
 	return texts, keys
 }
 
-// TestKeeperOnTheRealKernel: what was written is found to be what is wanted, in
+// TestKeeperOnTheRealKernel: what was written is found to be the desired state, in
 // whatever form iptables-save prints it, and what others change is found and
 // written again.
 func TestKeeperOnTheRealKernel(t *testing.T) {
@@ -247,7 +247,7 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 	for range 2 {
 		rules.Full = true
 		mustApply(t, plane, rules)
-		if d, err := New(family, Options{Folder: folder}).Verify(context.Background(), rules); err != nil || d.Count > 0 {
+		if d, err := New(family, Options{Folder: folder}).Verify(context.Background(), rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 {
 			t.Errorf("%s: beside mode IPVS: %+v, %v", family, d, err)
 		}
 		leave()
@@ -260,7 +260,7 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 			t.Errorf("%s: in mode IPVS again: %s", family, diff)
 		}
 	}
-	if err := errors.Join(plane.Cleanup(context.Background()), keeper.Cleanup(context.Background())); err != nil {
+	if err := errors.Join(plane.Cleanup(context.Background(), dataplane.CleanupOptions{}), keeper.Cleanup(context.Background())); err != nil {
 		t.Error(err)
 	}
 	if left := strings.Join(save(), ""); strings.Contains(left, "KUBE-S") {
@@ -284,7 +284,7 @@ func switchRuleset(family dataplane.Family) *dataplane.Ruleset {
 	return r
 }
 
-// TestKeeperWritesNothingTwice: without reading, as long as nobody else writes.
+// TestKeeperWritesNothingTwice: without reading, as long as no other program writes.
 func TestKeeperWritesNothingTwice(t *testing.T) {
 	var others uint32
 	kernel := newFakeKernel()
@@ -361,7 +361,7 @@ func TestLackingMatches(t *testing.T) {
 	})
 }
 
-// TestRetireReadsOnce: where nothing is left, as long as nobody else writes.
+// TestRetireReadsOnce: where nothing is left, as long as no other program writes.
 func TestRetireReadsOnce(t *testing.T) {
 	var others uint32
 	kernel := newFakeKernel()

@@ -23,7 +23,7 @@ type kernelChain struct {
 	jumps []string     // the chains of Services that such a chain leads to
 }
 
-// kernelState is what the kernel holds in the tables nat and filter.
+// kernelState is what the kernel has in the tables nat and filter.
 type kernelState struct {
 	chains map[chainID]*kernelChain
 }

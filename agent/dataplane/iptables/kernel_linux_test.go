@@ -129,11 +129,11 @@ func holdThePlan(t *testing.T, family dataplane.Family, folder string) {
 			t.Fatalf("%s: refused: %v", family, result.Refused)
 		}
 		fresh := New(family, Options{Folder: folder})
-		d, err := fresh.Verify(context.Background(), rules)
+		d, err := fresh.Verify(context.Background(), rules, dataplane.VerifyOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d.Count != 0 || d.Chains != result.Chains || d.Rules != result.Rules {
+		if d.Count != 0 || d.Counts[dataplane.Chains] != result.Counts[dataplane.Chains] || d.Counts[dataplane.Rules] != result.Counts[dataplane.Rules] {
 			t.Fatalf("%s, step %d: result %+v, difference %+v", family, step, result, d)
 		}
 	}
@@ -208,7 +208,7 @@ func TestCleanupLeavesTheKernelAsItWas(t *testing.T) {
 		run(t, tool, "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.1", "-j", "MASQUERADE")
 		plane, rules := New(dataplane.IPv4, Options{Folder: folder}), newRuleset(someServices(3)...)
 		mustApply(t, plane, rules)
-		if err := plane.Cleanup(context.Background()); err != nil {
+		if err := plane.Cleanup(context.Background(), dataplane.CleanupOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		var left []string
@@ -282,7 +282,7 @@ func TestProgramsMissingOrTooOld(t *testing.T) {
 				}
 			}
 			plane := New(dataplane.IPv4, Options{Folder: folder})
-			err := plane.Supported(context.Background(), nil)
+			err := plane.Supported(context.Background(), &dataplane.Ruleset{})
 			if !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want %q", err, c.want)
 			}
@@ -453,13 +453,13 @@ func TestForeignJumpsAndManyStaleChains(t *testing.T) {
 		if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], used) {
 			t.Errorf("warnings %q, want one about %s", result.Warnings, used)
 		}
-		if d, err := plane.Verify(t.Context(), rules); err != nil || d.Count != 0 {
+		if d, err := plane.Verify(t.Context(), rules, dataplane.VerifyOptions{}); err != nil || d.Count != 0 {
 			t.Errorf("differences %+v, %v", d, err)
 		}
 		run(t, tool, "-t", "nat", "-F", "MINE")
 		rules.Full = true
 		result = mustApply(t, plane, rules)
-		if d, err := New(dataplane.IPv4, Options{Folder: folder}).Verify(t.Context(), rules); err != nil || d.Count != 0 || len(result.Warnings) != 0 {
+		if d, err := New(dataplane.IPv4, Options{Folder: folder}).Verify(t.Context(), rules, dataplane.VerifyOptions{}); err != nil || d.Count != 0 || len(result.Warnings) != 0 {
 			t.Errorf("differences %+v, %v, warnings %q", d, err, result.Warnings)
 		}
 	})
@@ -480,7 +480,7 @@ func TestRefusedByTheKernel(t *testing.T) {
 			}
 			return
 		}
-		if err == nil || strings.Contains(err.Error(), "lock") || !strings.Contains(err.Error(), "refuses the rules of all 3 Services") {
+		if err == nil || strings.Contains(err.Error(), "lock") || !strings.Contains(err.Error(), "rejects all 3 Services") {
 			t.Errorf("error %v", err)
 		}
 	})

@@ -66,19 +66,19 @@ func (m modelled) list(ctx context.Context, in chainID) ([]kernelRule, error) {
 }
 
 func (m modelled) apply(_ context.Context, input string) error {
-	return asRefusal(m.model.Restore(input))
+	return asRejection(m.model.Restore(input))
 }
 
 func (m modelled) insert(h hook) error {
-	return asRefusal(m.model.Insert(h.in.table.String(), h.in.name, h.spec))
+	return asRejection(m.model.Insert(h.in.table.String(), h.in.name, h.spec))
 }
 
-// asRefusal is the error of a program that ran and did not take its input.
-func asRefusal(err error) error {
+// asRejection is the error of a program that ran and did not take its input.
+func asRejection(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &toolError{program: "iptables-restore", cause: refused, output: err.Error(), faults: readFaults(err.Error()), err: err}
+	return &toolError{program: "iptables-restore", cause: rejected, output: err.Error(), faults: readFaults(err.Error()), err: err}
 }
 
 // newKernel is the node's kernel, or the model in its place, for one of the modes.

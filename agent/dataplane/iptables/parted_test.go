@@ -284,7 +284,7 @@ func TestRejectedInTheMiddle(t *testing.T) {
 			p.kernel.tables.Refuse = reject
 			p.set(huge, someServices(3)[2])
 			result := p.watched(0, 0, iptablesmodel.Passed)
-			if _, refused := result.Refused[huge.Name]; !refused || len(result.Refused) != 1 || result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 {
+			if _, rejected := result.Refused[huge.Name]; !rejected || len(result.Refused) != 1 || result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 {
 				t.Fatalf("result %+v", result)
 			}
 			p.expectCalls("creation", 4) // that of the other Service included
@@ -351,7 +351,7 @@ func TestRejectedChangeInTheMiddle(t *testing.T) {
 	p.applied(0, endpoints*3/2, "")
 
 	change()
-	p.plane.refused[huge.Name].held.chains[0].rules += maxParts
+	p.plane.engine.Rejected[huge.Name].Held.chains[0].rules += maxParts
 	p.kernel.tables.Refuse = nil
 	p.applied(0, endpoints*3/2, iptablesmodel.Passed)
 	if first := p.kernel.writes[0]; !strings.Contains(first, "\n:KUBE-SERVICES ") || strings.Contains(first, huge.Name.String()) {
@@ -430,7 +430,7 @@ func TestRejectedInTheMiddleOfAFullPass(t *testing.T) {
 	p.restart()
 	p.plane.kernel = p.kernel
 	result := p.watched(0, endpoints*3/2, "")
-	if _, refused := result.Refused[huge.Name]; !refused || len(result.Refused) != 1 || result.Kind != v1alpha1.SyncFull {
+	if _, rejected := result.Refused[huge.Name]; !rejected || len(result.Refused) != 1 || result.Kind != v1alpha1.SyncFull {
 		t.Fatalf("result %+v", result)
 	}
 	p.expectCalls("the change", 3)
@@ -456,11 +456,11 @@ func TestPartsOnTheRealKernel(t *testing.T) {
 		}
 		plane, rules := New(dataplane.IPv4, Options{Folder: folder}), newRuleset(someServices(1)...)
 		mustApply(t, plane, rules)
-		if d, err := plane.Verify(t.Context(), rules); err != nil || d.Count > 0 {
+		if d, err := plane.Verify(t.Context(), rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 {
 			t.Fatal(d, err)
 		}
 		large := dataplane.ServiceName{Namespace: "ns", Name: "large"}
-		apply := func(endpoints, refused int) {
+		apply := func(endpoints, rejected int) {
 			t.Helper()
 			delete(rules.Services, large)
 			rules.Dirty[large] = struct{}{}
@@ -469,10 +469,10 @@ func TestPartsOnTheRealKernel(t *testing.T) {
 				s.AffinitySeconds = 10800
 				rules.Services[large] = s
 			}
-			if result := mustApply(t, plane, rules); len(result.Refused) != refused || result.Kind != v1alpha1.SyncPartial {
+			if result := mustApply(t, plane, rules); len(result.Refused) != rejected || result.Kind != v1alpha1.SyncPartial {
 				t.Fatalf("%d endpoints: %s, refused %v", endpoints, result.Kind, result.Refused)
 			}
-			if refused == 0 {
+			if rejected == 0 {
 				holdsAll(t, New(dataplane.IPv4, Options{Folder: folder}), rules)
 				rules.Full = false
 			}

@@ -2,18 +2,12 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"maps"
-	"slices"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
-
-// errDoubt says that something was refused because the kernel may hold other than
-// we think.
-var errDoubt = errors.New("the kernel may not hold what was written")
 
 // partialPass is an Apply of some Services alone.
 type partialPass struct {
@@ -22,79 +16,47 @@ type partialPass struct {
 	ruleset *dataplane.Ruleset
 	faults  *isolation
 	plans   map[dataplane.ServiceName]*planned // of the Services of which some is desired
-	// sound: nobody else has written since it was known what the kernel holds.
+	// sound: no other program has written since it was known what the kernel has.
 	sound   bool
 	changed int
 }
 
-// applyChanged writes the difference between what is held and what is wanted of
-// the Services that have changed, and then of those that were refused and are not
-// to rest. Known is false if a full pass has to look after some of it. An error
-// is errDoubt, or says why the kernel could not be written.
-func (d *Dataplane) applyChanged(ctx context.Context, r *dataplane.Ruleset) (changed int, known bool, err error) {
-	names, known := d.toWrite(r)
-	if len(names) == 0 {
-		return 0, known, nil
-	}
+// applyChanged writes the difference between what is held and what is desired of
+// some Services. An error wraps engine.ErrFull, or says why the kernel could not be written.
+func (d *Dataplane) applyChanged(ctx context.Context, r *dataplane.Ruleset, names []dataplane.ServiceName) (changed int, err error) {
 	p := &partialPass{Dataplane: d, ctx: ctx, ruleset: r, sound: d.undisturbed(), plans: map[dataplane.ServiceName]*planned{}}
-	p.faults = &isolation{
-		limit:   maxPartialRuns,
-		perCall: perCall(d.kernel, batchRules),
-		size: func(n dataplane.ServiceName) int {
-			lines := 0
-			for _, c := range p.changes(n) {
-				lines += c.lines()
-				if large, _ := sweeps(c.remove); len(large) > 0 {
-					return alone // it takes several calls
-				}
-			}
-			return lines
-		},
-		chains: func(n dataplane.ServiceName) []plannedChain {
-			if p.plans[n] == nil {
-				return nil
-			}
-			return p.plans[n].chains
-		},
-		former: maps.Clone(d.refused), refused: map[dataplane.ServiceName]refusal{}, changed: map[dataplane.ServiceName]struct{}{},
+	p.faults = d.newIsolation(maxPartialRuns, p.size, func(n dataplane.ServiceName) []plannedChain {
+		if p.plans[n] == nil {
+			return nil
+		}
+		return p.plans[n].chains
+	})
+	if err := p.faults.isolate(names, p.writeBatch); err != nil {
+		return p.changed, err
 	}
-	if err := p.faults.isolate(names, p.write); err != nil {
-		return p.changed, false, err
+	if err := p.noteRejected(); err != nil {
+		return p.changed, err
 	}
-	if err := p.noteRefused(); err != nil {
-		return p.changed, false, err
-	}
-	if p.sound && (p.faults.runs > 0 || len(p.faults.former) != len(d.refused)) {
+	if p.sound && (p.faults.Runs > 0 || len(p.faults.Former) != len(d.engine.Rejected)) {
 		d.recount()
 	}
-	return p.changed, known, nil
+	return p.changed, nil
 }
 
-// toWrite are the names of the Services to be written. Known is false if there
-// are more of which it is not known what the kernel holds.
-func (d *Dataplane) toWrite(r *dataplane.Ruleset) (names []dataplane.ServiceName, known bool) {
-	all := maps.Clone(r.Dirty)
-	if all == nil {
-		all = map[dataplane.ServiceName]struct{}{}
-	}
-	resting := d.resting(r)
-	for name := range d.refused {
-		if _, rests := resting[name]; !rests {
-			all[name] = struct{}{}
+// size is how many lines a Service takes.
+func (p *partialPass) size(n dataplane.ServiceName) int {
+	lines := 0
+	for _, c := range p.changes(n) {
+		lines += c.lines()
+		if large, _ := sweeps(c.remove); len(large) > 0 {
+			return alone // it takes several calls
 		}
 	}
-	known = true
-	for name := range all {
-		if _, kept := d.kept[name]; kept {
-			delete(all, name)
-			known = false
-		}
-	}
-	return slices.SortedFunc(maps.Keys(all), dataplane.ServiceName.Compare), known
+	return lines
 }
 
-// undisturbed reports whether nobody else has written rules since it was known
-// what the kernel holds, so that what it refuses is at fault itself.
+// undisturbed reports whether no other program has written rules since it was known
+// what the kernel has, so that what it refuses is at fault itself.
 func (d *Dataplane) undisturbed() bool {
 	if d.kernel.legacy() {
 		now, known := d.kernel.entries()
@@ -106,17 +68,17 @@ func (d *Dataplane) undisturbed() bool {
 
 // has is what the kernel has of a Service.
 func (d *Dataplane) has(name dataplane.ServiceName) *planned {
-	if why, refused := d.refused[name]; refused {
-		return why.held
+	if why, rejected := d.engine.Rejected[name]; rejected {
+		return why.Held
 	}
 	return d.held.services[name]
 }
 
 // nowHas notes what the kernel has of a Service of which a part was written.
 func (d *Dataplane) nowHas(name dataplane.ServiceName, p *planned) {
-	if why, refused := d.refused[name]; refused {
-		why.held = p
-		d.refused[name] = why
+	if why, rejected := d.engine.Rejected[name]; rejected {
+		why.Held = p
+		d.engine.Rejected[name] = why
 		return
 	}
 	d.hold(name, p)
@@ -142,12 +104,12 @@ func (p *partialPass) changes(name dataplane.ServiceName) []*serviceChange {
 	return []*serviceChange{changeOf(held, plan)}
 }
 
-// write writes some Services. A call that is rejected leaves no trace. What earlier calls
+// writeBatch writes some Services. A call that is rejected leaves no trace. What earlier calls
 // wrote stays and is known: they are complete steps of the change, and to take them back
 // takes rules that are not remembered and as many calls again, at each retry. Only a
 // Service that is a batch by itself takes several.
-func (p *partialPass) write(batch []dataplane.ServiceName) (string, error) {
-	c := &calls{limit: p.faults.perCall}
+func (p *partialPass) writeBatch(batch []dataplane.ServiceName) (string, error) {
+	c := &calls{limit: p.faults.Capacity}
 	different := 0
 	for _, name := range batch {
 		before := c.lines()
@@ -167,12 +129,12 @@ func (p *partialPass) write(batch []dataplane.ServiceName) (string, error) {
 			return input, err
 		}
 		input = t.String()
-		err := p.kernel.apply(p.ctx, input)
-		if isRefusal(err) {
+		err := p.write(p.ctx, t)
+		if isRejection(err) {
 			if i > 0 {
 				p.nowHas(batch[0], p.has(batch[0]).after(c.list[:i]))
 			}
-			return input, p.refused(t, err)
+			return input, p.rejected(t, err)
 		}
 		if err != nil {
 			return input, err
@@ -180,19 +142,19 @@ func (p *partialPass) write(batch []dataplane.ServiceName) (string, error) {
 	}
 	p.changed += different
 	for _, name := range batch {
-		delete(p.Dataplane.refused, name)
+		delete(p.engine.Rejected, name)
 		p.hold(name, p.plans[name])
 	}
 	return input, nil
 }
 
 // refused takes back what of a transaction went in before the kernel rejected it,
-// and returns why it did, or errDoubt: once between two verifications a full pass
+// and returns why it did, or engine.ErrFull: once between two verifications a full pass
 // checks whether another program is to blame, and always if all but the last removals may
 // have gone in.
-func (p *partialPass) refused(t *transaction, why error) error {
+func (p *partialPass) rejected(t *transaction, why error) error {
 	if t.onlyPermitFailed(why) {
-		return errDoubt
+		return engine.ErrFull
 	}
 	if err := p.takeBack(p.ctx, t); err != nil {
 		return err
@@ -201,45 +163,45 @@ func (p *partialPass) refused(t *transaction, why error) error {
 		return why
 	}
 	p.doubted = true
-	return errDoubt
+	return engine.ErrFull
 }
 
-// takeBack takes back what went in of a transaction that was refused. Filter rules
+// takeBack takes back what went in of a transaction that was rejected. Filter rules
 // went in if it was nat that refused. Should it have been filter, taking them back
-// is refused too, which changes nothing.
+// is rejected too, which changes nothing.
 func (d *Dataplane) takeBack(ctx context.Context, t *transaction) error {
 	if t.refuse.Len() == 0 || !t.hasNAT() {
 		return nil
 	}
-	if err := d.kernel.apply(ctx, t.undo().String()); err != nil && !isRefusal(err) {
-		return fmt.Errorf("take back what went in of rules that were refused: %w", err)
+	if err := d.write(ctx, t.undo()); err != nil && !isRejection(err) {
+		return fmt.Errorf("take back what went in of rules that were rejected: %w", err)
 	}
 	return nil
 }
 
-// noteRefused notes what was refused. What the kernel holds of it was known before, or
-// noted by write.
-func (p *partialPass) noteRefused() error {
-	if len(p.faults.refused) == 0 {
+// noteRejected notes what was rejected. What the kernel has of it was known before, or
+// noted by writeBatch.
+func (p *partialPass) noteRejected() error {
+	if len(p.faults.Rejected) == 0 {
 		return nil
 	}
-	for name, why := range p.faults.refused {
+	for name, why := range p.faults.Rejected {
 		if p.ruleset.Services[name] == nil {
-			return errDoubt // rules could not be removed that should be there
+			return engine.ErrFull // rules could not be removed that should be there
 		}
-		if former, before := p.Dataplane.refused[name]; before {
-			why.held = former.held
+		if former, before := p.engine.Rejected[name]; before {
+			why.Held = former.Held
 		} else {
-			why.held = p.held.services[name]
+			why.Held = p.held.services[name]
 			p.hold(name, nil)
 		}
-		p.Dataplane.refused[name] = why
+		p.engine.Rejected[name] = why
 	}
 	return nil
 }
 
 // recount counts anew what is not in held, which has come to be more or less, and
-// does not take runs of ours that were refused for others', as the kernel's count
+// does not take runs of ours that were rejected for others', as the kernel's count
 // does.
 func (d *Dataplane) recount() {
 	if now, known := d.kernel.entries(); known && d.kernel.legacy() {

@@ -171,40 +171,24 @@ func (c *config) newPortPlan(s *dataplane.Service, port *dataplane.Port) *portPl
 }
 
 // planDispatch plans the rules in shared chains: where traffic of each
-// destination goes, or why it is refused.
+// destination goes, or why it is rejected.
 func (p *portPlan) planDispatch() {
-	if p.port.Serves(p.svc.ClusterIP) {
-		p.dispatchClusterIP()
-	}
-	for _, ip := range p.served(p.svc.ExternalIPs) {
-		p.dispatchExternal(ip, "external IP", p.external)
-	}
-	for _, ip := range p.served(p.svc.LoadBalancerIPs) {
-		if !p.restricted() {
-			p.dispatchExternal(ip, "loadbalancer IP", p.external)
-			continue
+	for d := range p.svc.DestinationsOf(p.port) {
+		switch d.Kind {
+		case dataplane.ClusterIP:
+			p.dispatchClusterIP()
+		case dataplane.ExternalIP:
+			p.dispatchExternal(d.Address, "external IP", p.external)
+		case dataplane.LoadBalancerIP:
+			p.dispatchLoadBalancer(d.Address)
+		case dataplane.NodePort:
+			p.dispatchNodePort()
 		}
-		p.dispatchExternal(ip, "loadbalancer IP", p.firewall)
-		if p.port.Available {
-			p.add(filter, chainProxyFirewall, commentMatch(p.name+" traffic not accepted by "+p.firewall),
-				p.match, "-d "+ip.String(), p.dport, "-j DROP")
-		}
-	}
-	if p.port.NodePort != 0 {
-		p.dispatchNodePort()
 	}
 	if p.svc.HealthCheckNodePort != 0 {
 		p.add(filter, chainNodePorts, commentMatch(p.name+" health check node port"),
 			"-m tcp -p tcp --dport "+strconv.Itoa(int(p.svc.HealthCheckNodePort)), "-j ACCEPT")
 	}
-}
-
-// served returns the addresses that no other Service has the better claim to.
-func (p *portPlan) served(ips []netip.Addr) []netip.Addr {
-	if len(p.port.Lost) == 0 {
-		return ips
-	}
-	return slices.DeleteFunc(slices.Clone(ips), func(ip netip.Addr) bool { return !p.port.Serves(ip) })
 }
 
 func (p *portPlan) dispatchClusterIP() {
@@ -213,6 +197,18 @@ func (p *portPlan) dispatchClusterIP() {
 		return
 	}
 	p.refuse(chainServices, p.match, "-d "+p.svc.ClusterIP.String(), p.dport)
+}
+
+func (p *portPlan) dispatchLoadBalancer(ip netip.Addr) {
+	if !p.restricted() {
+		p.dispatchExternal(ip, "loadbalancer IP", p.external)
+		return
+	}
+	p.dispatchExternal(ip, "loadbalancer IP", p.firewall)
+	if p.port.Available {
+		p.add(filter, chainProxyFirewall, commentMatch(p.name+" traffic not accepted by "+p.firewall),
+			p.match, "-d "+ip.String(), p.dport, "-j DROP")
+	}
 }
 
 func (p *portPlan) dispatchExternal(ip netip.Addr, what, target string) {

@@ -292,7 +292,7 @@ func TestPlanOneAddressAsSeveral(t *testing.T) {
 func TestPlanCounts(t *testing.T) {
 	c := testConfig(t)
 	count := func(services, n int) int {
-		w := &wanted{config: c, services: map[dataplane.ServiceName]*planned{}}
+		w := &desired{config: c, services: map[dataplane.ServiceName]*planned{}}
 		for i := range services {
 			var list []netip.AddrPort
 			for j := range n {

@@ -34,7 +34,7 @@ func TestProbeError(t *testing.T) {
 	}
 }
 
-// scripts puts a program into a folder that does what lines say, under the names of
+// scripts puts a program into a directory that does what lines say, under the names of
 // the iptables programs.
 func scripts(t *testing.T, lines string) string {
 	t.Helper()

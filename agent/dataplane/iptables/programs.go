@@ -31,7 +31,7 @@ type Programs struct {
 	both *Programs
 }
 
-// NewPrograms looks for programs in a folder, in PATH if it is empty. A variant
+// NewPrograms looks for programs in a directory, in PATH if it is empty. A variant
 // that is not empty is used, or cleaned, whatever is found in the kernel.
 func NewPrograms(folder string, only Variant) *Programs {
 	return &Programs{folder: folder, only: only,
@@ -199,7 +199,7 @@ func (p *Programs) warnings(ctx context.Context, family dataplane.Family) []stri
 		return nil
 	}
 	if p.only != "" {
-		there.hint = false // somebody has decided otherwise
+		there.hint = false // another program has decided otherwise
 	}
 	return variantWarnings(use, others.command, here, there)
 }
@@ -294,7 +294,7 @@ func (p program) trace(ctx context.Context, into *traces) error {
 // and so holds nothing of it.
 func isLacking(err error) bool {
 	var e *toolError
-	return errors.As(err, &e) && e.cause == refused && !e.passes()
+	return errors.As(err, &e) && e.cause == rejected && !e.passes()
 }
 
 // legacyTables lists the tables that the legacy variant has.

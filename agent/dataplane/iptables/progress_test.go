@@ -64,7 +64,7 @@ func TestStuckCallIsStopped(t *testing.T) {
 	}
 	ctx, n := steps(t)
 	err := tools.apply(ctx, "*nat\nCOMMIT\n")
-	if err == nil || isRefusal(err) || !strings.Contains(err.Error(), "did not end within") {
+	if err == nil || isRejection(err) || !strings.Contains(err.Error(), "did not end within") {
 		t.Errorf("error %v", err)
 	}
 	if n.Load() < 2 {

@@ -25,7 +25,7 @@ func besideRefused(t *testing.T) *fixture {
 	return f
 }
 
-// bad is a Service of someServices with an endpoint that the kernel refuses.
+// bad is a Service of someServices with an endpoint that the kernel rejects.
 func bad(i int) *dataplane.Service {
 	return testService(fmt.Sprintf("ns/svc%d", i), fmt.Sprintf("172.30.0.%d", i+1),
 		dataplane.Port{Available: true, Cluster: endpoints("10.180.66.6:80")})
@@ -140,7 +140,7 @@ func TestRefusedByFilterAndNAT(t *testing.T) {
 	f.check(f.apply())
 }
 
-// TestRefusedAfterARestart: nothing is known of what the kernel has of a refused Service.
+// TestRefusedAfterARestart: nothing is known of what the kernel has of a rejected Service.
 // It is tried alone all the same, and nothing of it stays behind.
 func TestRefusedAfterARestart(t *testing.T) {
 	f := besideRefused(t)
@@ -162,7 +162,7 @@ func TestRefusedAfterARestart(t *testing.T) {
 	f.check(f.apply())
 }
 
-// TestRefusedRuleInAFullPass: a Service whose new rule in a shared chain is refused keeps
+// TestRefusedRuleInAFullPass: a Service whose new rule in a shared chain is rejected keeps
 // the former one.
 func TestRefusedRuleInAFullPass(t *testing.T) {
 	f := besideRefused(t)
@@ -194,7 +194,7 @@ func TestVerificationBesideARefusedService(t *testing.T) {
 	f.rest(bad(3).Name)
 	verify := func() dataplane.Difference {
 		t.Helper()
-		d, err := f.plane.Verify(context.Background(), f.rules)
+		d, err := f.plane.Verify(context.Background(), f.rules, dataplane.VerifyOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -246,7 +246,7 @@ func TestRefusedWhereOthersWrite(t *testing.T) {
 	if full != 1 {
 		t.Errorf("%d full passes", full)
 	}
-	if _, err := f.plane.Verify(context.Background(), f.rules); err != nil {
+	if _, err := f.plane.Verify(context.Background(), f.rules, dataplane.VerifyOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range f.kernel.chains() {

@@ -12,8 +12,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-var _ dataplane.Retirer = (*Dataplane)(nil)
-
 // retired is what is remembered of a mode that was retired: as long as nobody
 // else writes rules, nothing of it is left.
 type retired struct {
@@ -22,7 +20,7 @@ type retired struct {
 	known  bool // others is
 }
 
-// holds reports whether nothing is left. Where the kernel does not tell who has
+// holds reports whether nothing is left. Where the kernel does not report who has
 // written, that is believed until look asks for more.
 func (r *retired) holds(k kernel, look bool) bool {
 	if !r.done || look && !r.known {
@@ -207,12 +205,12 @@ func lines(before string, names []string, after string) []string {
 	return out
 }
 
-// deleteChains empties and deletes chains but for those to which somebody else's rules
+// deleteChains empties and deletes chains but for those to which another program's rules
 // jump, which it returns.
 func deleteChains(ctx context.Context, k kernel, in table, names []string) (stuck []string, err error) {
 	err = k.apply(ctx, sectionOf(in, append(lines(":", names, " - [0:0]"), lines("-X ", names, "")...)))
 	switch {
-	case !isRefusal(err):
+	case !isRejection(err):
 		return nil, err
 	case len(names) == 1:
 		return names, nil

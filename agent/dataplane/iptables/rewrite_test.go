@@ -7,7 +7,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// withoutEndpoints returns Services whose traffic is refused in table filter.
+// withoutEndpoints returns Services whose traffic is rejected in table filter.
 func withoutEndpoints(n int) []*dataplane.Service {
 	services := someServices(n)
 	for _, s := range services {

@@ -40,8 +40,8 @@ func TestSupportOfIPv6(t *testing.T) {
 			}
 			d := New(c.family, Options{ProcFolder: proc})
 			d.kernel = newFakeKernel()
-			_, verified := d.Verify(context.Background(), newRuleset())
-			for _, err := range []error{d.Supported(context.Background(), nil), verified} {
+			_, verified := d.Verify(context.Background(), newRuleset(), dataplane.VerifyOptions{})
+			for _, err := range []error{d.Supported(context.Background(), &dataplane.Ruleset{}), verified} {
 				if c.want == "" && err != nil {
 					t.Errorf("got %v, want support", err)
 				}

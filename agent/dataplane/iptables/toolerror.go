@@ -16,7 +16,7 @@ import (
 )
 
 // The words by which the programs tell failures apart. Their exit status does
-// not: the nf_tables variant exits with 4 for whatever the kernel refuses, the
+// not: the nf_tables variant exits with 4 for whatever the kernel rejects, the
 // legacy one for the lock as well.
 const (
 	saysLocked = "xtables lock"
@@ -45,7 +45,7 @@ type toolError struct {
 }
 
 // faultLines finds the lines of its input that iptables-restore names. For what
-// the kernel refuses the nf_tables variant names every line, otherwise the first
+// the kernel rejects the nf_tables variant names every line, otherwise the first
 // is named, or only that of COMMIT.
 var faultLines = regexp.MustCompile(`\bline:? (\d+)\b`)
 
@@ -64,10 +64,10 @@ func readFaults(output string) []int {
 type failure int
 
 const (
-	failed  failure = iota // in a way that says nothing about its input
-	locked                 // another process holds the lock
-	notRoot                // it lacks the right to change the network
-	refused                // it ran and did not take its input
+	failed   failure = iota // in a way that says nothing about its input
+	locked                  // another process holds the lock
+	notRoot                 // it lacks the right to change the network
+	rejected                // it ran and did not take its input
 )
 
 // programEnd is how a program has failed, as os/exec or the library tells it.
@@ -94,7 +94,7 @@ func newToolError(program string, err error, output string) *toolError {
 	case strings.Contains(e.output, saysRoot):
 		e.cause = notRoot
 	case ran:
-		e.cause = refused
+		e.cause = rejected
 	}
 	if len(e.output) > maxOutput {
 		e.output = e.output[:maxOutput] + "…"
@@ -120,10 +120,10 @@ func (e *toolError) Error() string {
 
 func (e *toolError) Unwrap() error { return e.err }
 
-// isRefusal reports whether a program ran and did not take its input.
-func isRefusal(err error) bool {
+// isRejection reports whether a program ran and did not take its input.
+func isRejection(err error) bool {
 	var e *toolError
-	return errors.As(err, &e) && e.cause == refused
+	return errors.As(err, &e) && e.cause == rejected
 }
 
 // probeError is why the table nat could not be listed. It says that the node lacks
@@ -148,7 +148,7 @@ func (e *toolError) passes() bool {
 	case e.cause == locked, errors.Is(e.err, context.Canceled), errors.Is(e.err, context.DeadlineExceeded):
 		return true
 	case errors.As(e.err, &end) && !end.Exited():
-		return true // somebody has killed it
+		return true // another program has killed it
 	}
 	// The programs print an error of the kernel as the C library words it, which is
 	// as Go does but for a capital.

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
 // transaction collects the input of one iptables-restore. Each of its parts is
@@ -19,6 +17,7 @@ type transaction struct {
 	drop    strings.Builder // nat: chains that are deleted
 	permit  strings.Builder // filter: what is removed
 	lines   int
+	written [2]int // rules that are added, by table
 	effect  effect
 	sweep   *sweep // nil: none; see fill
 	// large makes a call that carries much of table nat cheaper in the nf_tables
@@ -48,6 +47,7 @@ func (t *transaction) writeChain(c *chain) {
 	t.line(&t.declare, ":", c.name, " - [0:0]")
 	t.nat.WriteString(c.text)
 	t.lines += c.rules
+	t.written[nat] += c.rules
 	t.effect.chains = append(t.effect.chains, plannedChain{name: c.name, hash: c.hash, rules: c.rules})
 }
 
@@ -55,6 +55,13 @@ func (t *transaction) writeChain(c *chain) {
 func (t *transaction) append(line string) {
 	t.nat.WriteString(line)
 	t.lines++
+	t.written[nat]++
+}
+
+// insertRule puts a rule at the head of a chain.
+func (t *transaction) insertRule(in chainID, spec string) {
+	t.line(t.rules(in.table), "-I ", in.name, " ", spec)
+	t.written[in.table]++
 }
 
 // dropChain deletes a chain of a Service that is empty and that nothing jumps to any more.
@@ -68,11 +75,7 @@ func (t *transaction) emptyChain(name string) { t.writeChain(&chain{name: name})
 
 // addRule puts a rule of a Service at the head of a shared chain.
 func (t *transaction) addRule(r dispatchRule) {
-	b := &t.nat
-	if r.in.table == filter {
-		b = &t.refuse
-	}
-	t.line(b, "-I ", r.in.name, " ", r.spec)
+	t.insertRule(r.in, r.spec)
 	t.effect.added = append(t.effect.added, r)
 }
 
@@ -153,7 +156,7 @@ func (t *transaction) writeShared(d *sharedDiff) {
 func (t *transaction) putFirst(in chainID, specs []string) {
 	for _, spec := range slices.Backward(specs) {
 		t.removeRule(in, spec)
-		t.line(t.rules(in.table), "-I ", in.name, " ", spec)
+		t.insertRule(in, spec)
 	}
 }
 
@@ -174,6 +177,7 @@ func (t *transaction) appendTo(b *strings.Builder, in chainID, specs []string) {
 	for _, spec := range specs {
 		t.line(b, "-A ", in.name, " ", spec)
 	}
+	t.written[in.table] += len(specs)
 }
 
 // mostlyNew reports whether more of a chain changes than stays, or too much goes to be
@@ -202,7 +206,7 @@ func (t *transaction) fillShared(b *strings.Builder, d *sharedDiff) {
 	id := d.chain.id
 	t.appendTo(b, id, d.head)
 	for _, r := range d.add { // before others', which may take what is for Services
-		t.line(b, "-A ", id.name, " ", r.spec)
+		t.appendTo(b, id, []string{r.spec})
 	}
 	t.appendTo(b, id, d.keep)
 	t.appendTo(b, id, d.chain.fixed)
@@ -239,20 +243,4 @@ func (t *transaction) String() string {
 	section("nat", &t.declare, &t.nat, &t.drop)
 	section("filter", &t.permit)
 	return out.String()
-}
-
-// serviceBatches splits the names of Services so that each batch needs at most limit
-// lines, except where one Service needs more.
-func serviceBatches(names []dataplane.ServiceName, lines map[dataplane.ServiceName]int, limit int) [][]dataplane.ServiceName {
-	var out [][]dataplane.ServiceName
-	size := 0
-	for _, n := range names {
-		r := lines[n]
-		if len(out) == 0 || size+r > limit {
-			out, size = append(out, nil), 0
-		}
-		out[len(out)-1] = append(out[len(out)-1], n)
-		size += r
-	}
-	return out
 }

@@ -46,14 +46,14 @@ func TestForeignRulesThatOnlyNftPrints(t *testing.T) {
 		if out := run(t, filepath.Join(folder, "iptables-save")); strings.Contains(out, chainServices+" -") && strings.Contains(out, "*nat") {
 			t.Skip("this iptables-save prints such a table")
 		}
-		if difference, err := d.Verify(context.Background(), rules); err == nil {
+		if difference, err := d.Verify(context.Background(), rules, dataplane.VerifyOptions{}); err == nil {
 			t.Errorf("verified: %d differences", difference.Count)
 		}
 		rules.Full = true
 		if _, err := d.Apply(context.Background(), rules); err == nil || !strings.Contains(err.Error(), "does not print the table nat") {
 			t.Errorf("applied: %v", err)
 		}
-		if err := d.Cleanup(context.Background()); err == nil {
+		if err := d.Cleanup(context.Background(), dataplane.CleanupOptions{}); err == nil {
 			t.Error("a clean-up that cannot see the rules says that it has removed them")
 		}
 		if after := run(t, "nft", "list table ip nat"); after != before {
@@ -81,7 +81,7 @@ func TestChangesGoOnUnread(t *testing.T) {
 			t.Fatalf("the change is not written:\n%s", rules)
 		}
 	}
-	if err := f.plane.Supported(context.Background(), nil); err != nil {
+	if err := f.plane.Supported(context.Background(), &dataplane.Ruleset{}); err != nil {
 		t.Errorf("supported: %v", err)
 	}
 	f.kernel.unread = nil

@@ -52,7 +52,7 @@ func TestTracesReadWhatIsPrinted(t *testing.T) {
 	}
 }
 
-// ownNamespace gives the test a network namespace and a folder with the programs
+// ownNamespace gives the test a network namespace and a directory with the programs
 // of both variants, where the plain names are those of usual.
 func ownNamespace(t *testing.T, usual Variant) (folder string) {
 	t.Helper()
@@ -200,7 +200,7 @@ func TestRulesInBothVariants(t *testing.T) {
 				t.Fatalf("warnings %q", result.Warnings)
 			}
 			kubelet(t, folder, use.other())
-			difference, err := plane.Verify(t.Context(), rules)
+			difference, err := plane.Verify(t.Context(), rules, dataplane.VerifyOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -226,7 +226,7 @@ func TestRulesInBothVariants(t *testing.T) {
 			}
 
 			// The command that the warning names.
-			if err := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, use)}).Cleanup(context.Background()); err != nil {
+			if err := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, use)}).Cleanup(context.Background(), dataplane.CleanupOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			rules.Full = true
@@ -235,7 +235,7 @@ func TestRulesInBothVariants(t *testing.T) {
 			}
 
 			mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, use)}), newRuleset(someServices(2)...))
-			if err := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}).Cleanup(context.Background()); err != nil {
+			if err := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}).Cleanup(context.Background(), dataplane.CleanupOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			for _, v := range []Variant{use, use.other()} {
@@ -289,7 +289,7 @@ func TestCleanupMakesNoLegacyTables(t *testing.T) {
 	folder := ownNamespace(t, NFTables)
 	plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
 	mustApply(t, plane, newRuleset(someServices(1)...))
-	if err := plane.Cleanup(t.Context()); err != nil {
+	if err := plane.Cleanup(t.Context(), dataplane.CleanupOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if tables := legacyTables(dataplane.IPv4); len(tables) > 0 {

@@ -8,13 +8,11 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-var _ dataplane.Watcher = (*Dataplane)(nil)
-
-// Watch implements dataplane.Watcher. It begins after the first successful Apply.
+// Watch implements dataplane.Observer. It begins after the first successful Apply.
 func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	select {
 	case <-ctx.Done():
-	case <-d.applied:
+	case <-d.engine.Begun():
 		watchRules(ctx, d.kernel, &d.entries, changed)
 	}
 }

@@ -66,13 +66,13 @@ func (w *watched) await(what string) dataplane.Change {
 	}
 }
 
-// settle lets the watch take in what the kernel holds.
+// settle lets the watch take in what the kernel has.
 func (w *watched) settle() {
 	w.Helper()
 	if w.nft() {
 		return // events come in order
 	}
-	// What the legacy kernel tells is compared to what was last seen.
+	// What the legacy kernel reports is compared to what was last seen.
 	ctx, cancel := context.WithTimeout(w.Context(), 3*canaryPause)
 	defer cancel()
 	<-ctx.Done()
@@ -89,7 +89,7 @@ func (w *watched) repair(what string) {
 
 func (w *watched) verify(what string, different bool) {
 	w.Helper()
-	d, err := w.plane.Verify(w.Context(), w.rules)
+	d, err := w.plane.Verify(w.Context(), w.rules, dataplane.VerifyOptions{})
 	if err != nil {
 		w.Fatal(err)
 	}

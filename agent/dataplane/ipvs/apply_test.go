@@ -141,7 +141,7 @@ func TestRestart(t *testing.T) {
 			if err := spoil(); err != nil {
 				t.Fatal(err)
 			}
-			diff, err := b.plane.Verify(context.Background(), b.r)
+			diff, err := b.plane.Verify(context.Background(), b.r, dataplane.VerifyOptions{})
 			if err != nil || diff.Count == 0 || !diff.Drifted {
 				t.Errorf("%v, %+v", err, diff)
 			}
@@ -284,7 +284,7 @@ func TestIPv6(t *testing.T) {
 	b := newBench(t)
 	b.useIPv6()
 	without := ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock, ProcFolder: t.TempDir()})
-	if err := without.Supported(context.Background(), &b.r.Node); !errors.Is(err, dataplane.ErrUnsupported) {
+	if err := without.Supported(context.Background(), b.r); !errors.Is(err, dataplane.ErrUnsupported) {
 		t.Errorf("%v", err)
 	}
 	b.set(nodePort6())

@@ -11,14 +11,22 @@ import (
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 )
 
-// Verify compares the kernel to what the last Apply left there.
-func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
+// Verify compares the kernel to what the last Apply left there or, for an audit, to r alone.
+func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplane.VerifyOptions) (dataplane.Difference, error) {
 	if err := d.open(); err != nil {
 		return dataplane.Difference{}, err
 	}
+	if o.Audit {
+		return d.audit(ctx, r)
+	}
+	return d.verify(ctx, r)
+}
+
+func (d *Dataplane) verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
 	c, err := d.configFor(&r.Node)
 	if err != nil {
 		return dataplane.Difference{}, err
@@ -31,7 +39,7 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	want := d.wantedBy(r, c, evidence)
+	want := d.desiredBy(r, c, evidence)
 	if err := d.readReals(ctx, state, want); err != nil {
 		return dataplane.Difference{}, err
 	}
@@ -60,8 +68,7 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 		out.Examples = append(out.Examples, "the virtual server "+k.String()+", which was in the way of a Service, does not exist any more")
 	}
 	out.Examples = out.Examples[:min(len(out.Examples), dataplane.MaxExamples)]
-	out.Counts = counted(state, evidence.ours)
-	out.Chains, out.Rules, out.Warnings = rules.Chains, rules.Rules, rules.Warnings
+	out.Counts, out.Warnings = counted(state, evidence.ours, rules), rules.Warnings
 	return out, nil
 }
 
@@ -100,53 +107,50 @@ func (d *Dataplane) gone(state *snapshot) []Key {
 	return out
 }
 
-// wantedBy is what the kernel should hold: what the last Apply planned, or a fresh
+// desiredBy is the desired state of the kernel: what the last Apply planned, or a fresh
 // plan where there is none or something has changed since.
-func (d *Dataplane) wantedBy(r *dataplane.Ruleset, c *config, e *evidence) *wanted {
+func (d *Dataplane) desiredBy(r *dataplane.Ruleset, c *config, e *evidence) *desired {
 	if d.held != nil && !r.Full && len(r.Dirty) == 0 && reflect.DeepEqual(c, d.held.config) {
 		return d.held
 	}
-	return c.planAll(r.Services, e.strangers()).wanted
+	return c.planAll(r.Services, e.strangers()).desired
 }
 
-// differs compares the kernel to what is wanted. Services of which it is not known
-// what the kernel holds do not count.
-func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *wanted, e *evidence) (dataplane.Difference, *iptables.FixedState, error) {
+// differs compares the kernel to the desired state. Services of which it is not known
+// what the kernel has do not count.
+func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *desired, e *evidence) (dataplane.Difference, *iptables.FixedState, error) {
 	diff := compare(want, e.state, &scope{
-		prune: r.Prune && len(d.failed) == 0, kept: keptOf(r), ours: e.ours,
+		prune: r.Prune && len(d.engine.Rejected) == 0, kept: engine.KeptOf(r), ours: e.ours,
 		former: d.former, known: d.known, draining: d.drains,
 	})
 	all := slices.DeleteFunc(findings(diff, want, e.state), func(f dataplane.Finding) bool {
-		_, failed := d.failed[f.Service]
+		_, failed := d.engine.Rejected[f.Service]
 		return failed
 	})
 	rules, err := d.rules.Compare(ctx, want.rules())
 	if err != nil {
 		return dataplane.Difference{}, nil, err
 	}
-	return difference(slices.Concat(all, rules.Findings, d.untuned(want.config))), &rules, nil
+	return dataplane.DifferenceOf(slices.Concat(all, rules.Findings, d.untuned(want.config)), dataplane.VerifyOptions{}), &rules, nil
 }
 
-// counted counts what a snapshot has of ours.
-func counted(state *snapshot, ours func(Key) bool) dataplane.Counts {
-	var out dataplane.Counts
+// counted counts what a snapshot has of ours, beside the fixed rules.
+func counted(state *snapshot, ours func(Key) bool, rules *iptables.FixedState) dataplane.Counts {
+	out := dataplane.Counts{dataplane.Chains: rules.Chains, dataplane.Rules: rules.Rules}
 	for k := range state.servers {
 		if ours(k) {
-			out.VirtualServers++
-			out.RealServers += len(state.reals[k])
+			out[dataplane.VirtualServers]++
+			out[dataplane.RealServers] += len(state.reals[k])
 		}
 	}
 	for _, entries := range state.sets {
-		out.SetEntries += len(entries)
+		out[dataplane.SetEntries] += len(entries)
 	}
 	return out
 }
 
-// Audit implements dataplane.Auditor.
-func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.Audit, error) {
-	if err := d.open(); err != nil {
-		return dataplane.Audit{}, err
-	}
+// audit is Verify beside another proxy.
+func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
 	// Whoever maintains it, it is not us.
 	d.held, d.former = nil, nil
 	clear(d.known)
@@ -154,54 +158,50 @@ func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	d.forgetDrains()
 	c, err := d.configFor(&r.Node)
 	if err != nil {
-		return dataplane.Audit{}, err
+		return dataplane.Difference{}, err
 	}
-	d.follow(c, &r.Node)
+	d.noteAddresses(c, &r.Node)
 	state, err := d.read(c)
 	if err != nil {
-		return dataplane.Audit{}, err
+		return dataplane.Difference{}, err
 	}
 	evidence, err := d.evidence(c, state)
 	if err != nil {
-		return dataplane.Audit{}, err
+		return dataplane.Difference{}, err
 	}
 	want := c.planAll(r.Services, evidence.strangers())
-	if err := d.readReals(ctx, state, want.wanted); err != nil {
-		return dataplane.Audit{}, err
+	if err := d.readReals(ctx, state, want.desired); err != nil {
+		return dataplane.Difference{}, err
 	}
-	diff := compare(want.wanted, state, &scope{
-		prune: r.Prune, kept: keptOf(r), ours: evidence.ours,
+	diff := compare(want.desired, state, &scope{
+		prune: r.Prune, kept: engine.KeptOf(r), ours: evidence.ours,
 		// It gets no new connections, and the other proxy deletes it some time.
 		draining: func(_ Key, _ netip.AddrPort, r Real) bool { return r.Weight == 0 },
 	})
-	leaveOutUnused(diff, want.wanted)
+	leaveOutUnused(diff, want.desired)
 	want.leave(diff.left, state)
 	want.renounce(diff.renounced)
 	rules, err := d.rules.Compare(ctx, want.rules())
 	if err != nil {
-		return dataplane.Audit{}, err
+		return dataplane.Difference{}, err
 	}
-	out := dataplane.Audit{Findings: findings(diff, want.wanted, state), Warnings: rules.Warnings, Counts: counted(state, evidence.ours)}
+	found := findings(diff, want.desired, state)
 	for _, name := range slices.SortedFunc(maps.Keys(want.conflicts.of), dataplane.ServiceName.Compare) {
 		reason := want.conflicts.of[name].reason
-		out.Findings = append(out.Findings, dataplane.Finding{Service: name, Key: "ipvs conflict " + name.String() + " " + reason, Text: "Service " + name.String() + ": " + reason})
+		found = append(found, dataplane.Finding{Service: name, Key: "ipvs conflict " + name.String() + " " + reason, Text: "Service " + name.String() + ": " + reason})
 	}
-	out.Findings = append(out.Findings, rules.Findings...)
-	out.Chains, out.Rules = rules.Chains, rules.Rules
+	out := dataplane.DifferenceOf(append(found, rules.Findings...), dataplane.VerifyOptions{Audit: true})
+	out.Warnings, out.Counts = rules.Warnings, counted(state, evidence.ours, &rules)
 	d.watched.replace(maps.Keys(state.bound))
 	d.watched.recount(d.kernel)
 	d.watched.resume(len(state.servers))
-	select {
-	case <-d.applied:
-	default:
-		close(d.applied)
-	}
+	d.engine.Begin()
 	return out, nil
 }
 
 // leaveOutUnused takes out of a difference what decides about no packet: that
 // ipsets are missing that kube-proxy does not have, where they would be empty.
-func leaveOutUnused(d *diff, w *wanted) {
+func leaveOutUnused(d *diff, w *desired) {
 	for _, name := range ownSets {
 		if own := w.config.set(name); w.needs.used[own] == 0 {
 			d.create = slices.DeleteFunc(d.create, func(def setDef) bool { return def.Name == own })

@@ -33,7 +33,7 @@ func TestAudit(t *testing.T) {
 	b.kernel.Reset()
 	audit := func(want ...string) []dataplane.Finding {
 		t.Helper()
-		out, err := b.plane.Audit(context.Background(), b.r)
+		out, err := b.plane.Verify(context.Background(), b.r, dataplane.VerifyOptions{Audit: true})
 		if err != nil || len(out.Findings) != len(want) {
 			t.Fatalf("%v, %+v", err, out)
 		}
@@ -65,7 +65,7 @@ func TestAudit(t *testing.T) {
 	b.set(local)
 	b.r.Prune = false
 	texts := func() string {
-		out, err := b.plane.Audit(context.Background(), b.r)
+		out, err := b.plane.Verify(context.Background(), b.r, dataplane.VerifyOptions{Audit: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,9 +15,12 @@ import (
 // Cleanup removes the virtual servers that are ours, the rules, the device and
 // the ipsets of the family. It tells by the kernel's state whose virtual servers
 // are, as after a restart; those of others stay, and those in ranges that settings
-// have excluded, or Exclude. Where the node has no IPVS there is only the rest to
+// have excluded, or o. Where the node has no IPVS there is only the rest to
 // remove.
-func (d *Dataplane) Cleanup(ctx context.Context) error {
+func (d *Dataplane) Cleanup(ctx context.Context, o dataplane.CleanupOptions) error {
+	if o.Exclude != nil {
+		d.exclude = ofFamily(d.family, o.Exclude)
+	}
 	d.watched.pause()
 	d.forget()
 	if !d.present() {
@@ -81,19 +84,10 @@ func (d *Dataplane) cleanWithout(missing error) error {
 	return d.removeDevice(state)
 }
 
-// Exclude implements dataplane.Excluder.
-func (d *Dataplane) Exclude(cidrs []string) error {
-	exclude, err := excludedBy(d.family, cidrs)
-	if err != nil {
-		return err
-	}
-	d.exclude = exclude
-	return nil
-}
-
-// forget forgets what the kernel holds.
+// forget forgets what the kernel has.
 func (d *Dataplane) forget() {
-	d.held, d.former, d.kept, d.failed, d.conflicts, d.left = nil, nil, nil, nil, conflicts{}, nil
+	d.held, d.former, d.conflicts, d.left = nil, nil, conflicts{}, nil
+	d.engine.Rejected, d.engine.Kept = nil, nil
 	d.others = newStrangers()
 	d.warnings = nil
 	clear(d.notes)

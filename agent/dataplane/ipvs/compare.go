@@ -11,10 +11,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// snapshot is what the kernel holds, as far as it matters.
+// snapshot is what the kernel has, as far as it matters.
 type snapshot struct {
 	servers map[Key]Server
-	// reals are those of the servers that are wanted, and of more in an audit.
+	// reals are those of the servers that are desired, and of more in an audit.
 	reals  map[Key]map[netip.AddrPort]Real
 	bound  map[netip.Addr]struct{}
 	device bool
@@ -37,20 +37,20 @@ type scope struct {
 	ours func(Key) bool
 	// former is what our last Apply left in the kernel; nil: not known. Known are
 	// the virtual servers that we have made.
-	former *wanted
+	former *desired
 	known  map[Key]dataplane.ServiceName
 	// draining reports whether a real server is left by intention.
 	draining func(Key, netip.AddrPort, Real) bool
 }
 
-// diff is how the kernel differs from what is wanted.
+// diff is how the kernel differs from the desired state.
 type diff struct {
 	device       bool // is missing
 	bind, unbind []netip.Addr
 	create       []setDef
 	add, remove  []setEntry
-	// left are entries that are not wanted, but not to be removed; renounced are
-	// those that are wanted, but not to be added. In order.
+	// left are entries that are not desired, but not to be removed; renounced are
+	// those that are desired, but not to be added. In order.
 	left, renounced []setEntry
 	servers         []serverDiff // in order
 	extra           []Key        // in order
@@ -70,16 +70,16 @@ func (d *serverDiff) empty() bool {
 	return !d.missing && !d.differs && len(d.add)+len(d.reweigh)+len(d.drop) == 0
 }
 
-// comparison compares what is wanted to what the kernel holds.
+// comparison compares the desired state to what the kernel has.
 type comparison struct {
-	want *wanted
+	want *desired
 	have *snapshot
 	*scope
 	out diff
 }
 
-// compare returns how the kernel differs from what is wanted.
-func compare(w *wanted, have *snapshot, s *scope) *diff {
+// compare returns how the kernel differs from the desired state.
+func compare(w *desired, have *snapshot, s *scope) *diff {
 	c := &comparison{want: w, have: have, scope: s}
 	c.addresses()
 	c.sets()
@@ -149,7 +149,7 @@ func (c *comparison) guards(e setEntry) bool {
 	if !ok || e.set != c.want.config.set(setNoLocal) {
 		return false
 	}
-	if s, wanted := c.want.needs.servers[k]; wanted {
+	if s, desired := c.want.needs.servers[k]; desired {
 		return c.keeps(s.owner) && len(c.have.reals[k]) > 0
 	}
 	owner, known := c.known[k]
@@ -170,7 +170,7 @@ func (c *comparison) about(set SetName) bool {
 
 // concerned returns what reports whether an entry may be removed even though what
 // belongs to no Service may not: it is of our last Apply, or says how a virtual
-// server is served that is wanted.
+// server is served that is desired.
 func (c *comparison) concerned() func(setEntry) bool {
 	destinations := map[string]bool{}
 	if !c.removes() {
@@ -202,7 +202,7 @@ func (c *comparison) concerned() func(setEntry) bool {
 
 // served are the entries of kept Services alone that are missing by right: the
 // kernel holds the virtual server and says otherwise how it is served. One without
-// real servers gets those that are wanted, and what guards them.
+// real servers gets those that are desired, and what guards them.
 func (c *comparison) served() map[setEntry]bool {
 	counts := map[setEntry]int{}
 	for name := range c.kept {
@@ -282,7 +282,7 @@ func (c *comparison) compareReals(d *serverDiff) {
 		return
 	}
 	for real, r := range have {
-		if _, wanted := slices.BinarySearchFunc(d.reals, real, netip.AddrPort.Compare); !wanted && !c.draining(d.Key, real, r) {
+		if _, desired := slices.BinarySearchFunc(d.reals, real, netip.AddrPort.Compare); !desired && !c.draining(d.Key, real, r) {
 			d.drop = append(d.drop, real)
 		}
 	}
@@ -291,7 +291,7 @@ func (c *comparison) compareReals(d *serverDiff) {
 
 func (c *comparison) extraServers() {
 	for k := range c.have.servers {
-		if _, wanted := c.want.needs.servers[k]; wanted {
+		if _, desired := c.want.needs.servers[k]; desired {
 			continue
 		}
 		owner, known := c.known[k]
@@ -307,8 +307,8 @@ func (c *comparison) extraServers() {
 func (c *comparison) extraAddresses() {
 	stay := map[netip.Addr]bool{}
 	for k := range c.have.servers {
-		_, wanted := c.want.needs.servers[k]
-		if _, extra := slices.BinarySearchFunc(c.out.extra, k, Key.Compare); !wanted && !extra {
+		_, desired := c.want.needs.servers[k]
+		if _, extra := slices.BinarySearchFunc(c.out.extra, k, Key.Compare); !desired && !extra {
 			stay[k.Addr] = true
 		}
 	}

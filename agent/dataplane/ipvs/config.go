@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -80,17 +79,18 @@ func newConfig(family dataplane.Family, n *dataplane.Node, f facts) (*config, er
 
 // excludedBy reads the ranges of a family among excludeCIDRs.
 func excludedBy(family dataplane.Family, cidrs []string) ([]netip.Prefix, error) {
+	all, err := dataplane.ExcludedRanges(cidrs)
+	return ofFamily(family, all), err
+}
+
+func ofFamily(family dataplane.Family, ranges []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
-	for i, cidr := range cidrs {
-		p, err := netip.ParsePrefix(cidr)
-		if err != nil {
-			return nil, fmt.Errorf("spec.settings.ipvs.excludeCIDRs[%d]: %w", i, err)
-		}
+	for _, p := range ranges {
 		if family.Of(p.Addr()) {
-			out = append(out, p.Masked())
+			out = append(out, p)
 		}
 	}
-	return out, nil
+	return out
 }
 
 // setAddresses sorts out the addresses of the node's interfaces. As by

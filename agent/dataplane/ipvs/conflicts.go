@@ -96,18 +96,18 @@ func (c *conflicts) set(name dataplane.ServiceName, now *conflict) {
 	}
 }
 
-// resolved is what is wanted where not everything can be had.
+// resolved is the desired state where not everything can be had.
 type resolved struct {
-	*wanted
+	*desired
 	conflicts conflicts
 	// base is what other Services have that are not planned anew, replaced names those
 	// that are. Nil: there are no others.
-	base     *wanted
+	base     *desired
 	replaced map[dataplane.ServiceName]struct{}
 }
 
 func newResolved(c *config) *resolved {
-	return &resolved{wanted: newWanted(c), conflicts: newConflicts()}
+	return &resolved{desired: newDesired(c), conflicts: newConflicts()}
 }
 
 // has returns a virtual server that another Service has.
@@ -211,15 +211,13 @@ func (c *config) without(svc *dataplane.Service, barred map[Key]struct{}) *datap
 			_, found := barred[Key{a, port, p.Protocol}]
 			return found
 		}
-		p.Lost = slices.Clone(p.Lost)
-		for _, list := range [][]netip.Addr{{svc.ClusterIP}, svc.ExternalIPs, svc.LoadBalancerIPs} {
-			for _, a := range list {
-				if isBarred(a, p.Port) {
-					p.Lost = append(p.Lost, a)
-				}
+		lost := slices.Clone(p.Lost)
+		for d := range svc.DestinationsOf(p) {
+			if d.Kind != dataplane.NodePort && isBarred(d.Address, d.Number) {
+				lost = append(lost, d.Address)
 			}
 		}
-		p.Lost = sortedAddrs(p.Lost)
+		p.Lost = sortedAddrs(lost)
 		if !slices.ContainsFunc(c.nodePortIPs, func(a netip.Addr) bool { return !isBarred(a, p.NodePort) }) {
 			p.NodePort = 0
 		}

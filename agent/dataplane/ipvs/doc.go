@@ -2,7 +2,7 @@
 // addresses of the device kube-ipvs0, ipsets and a fixed handful of iptables
 // rules. Names of the device, the sets and the chains are kube-proxy's.
 //
-// What is wanted; pure:
+// The desired state; pure:
 //
 //   - config.go: what the plan depends on besides Services
 //   - plan.go: what one Service needs; needs.go: what all of them need together
@@ -10,18 +10,19 @@
 //   - sets.go, names.go: the ipsets and chains; rules.go: the rules
 //   - graceful.go: which real servers drain, and when they have
 //
-// What the kernel holds, and how it differs:
+// What the kernel has, and how it differs:
 //
 //   - state.go: virtual servers, real servers and ipsets
 //   - evidence.go: which virtual servers are ours
-//   - compare.go: compares it to what is wanted; pure
+//   - compare.go: compares it to the desired state; pure
 //   - findings.go: says the difference to people; pure
-//   - audit.go: Verify and Audit
+//   - audit.go: Verify
 //
 // What changes the kernel:
 //
 //   - ipvs.go: the Dataplane, and what it knows of the kernel
-//   - apply.go: Apply, by the changed Services alone
+//   - apply.go: Apply, by operations of package engine
+//   - partial.go: writes changed Services alone
 //   - full.go, full_sets.go: Apply, by reading and comparing everything
 //   - write.go: writes a difference, in parts
 //   - drain.go: looks at real servers that drain
@@ -31,7 +32,7 @@
 //
 // What tells of changes by others:
 //
-//   - watch.go: what somebody else has changed
+//   - watch.go: what another program has changed
 //   - addresses.go: the addresses of the node's interfaces
 //
 // The kernel itself:

@@ -77,7 +77,7 @@ func (e *evidence) twins(k Key) []Key {
 }
 
 // strangers are the virtual servers that are not ours. One that came to an address that
-// was bound already is in the way of nobody else there: Services that are served at
+// was bound already is in the way of no other Service there: Services that are served at
 // other ports go on.
 func (e *evidence) strangers() strangers {
 	out := newStrangers()

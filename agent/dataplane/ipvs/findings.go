@@ -10,8 +10,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// findings are a difference in sentences for people.
-func findings(d *diff, w *wanted, have *snapshot) []dataplane.Finding {
+// findings are a difference in human-readable sentences.
+func findings(d *diff, w *desired, have *snapshot) []dataplane.Finding {
 	f := &finder{diff: d, want: w, have: have}
 	if d.device {
 		f.say(dataplane.ServiceName{}, "device missing", "the device kube-ipvs0 is missing")
@@ -45,7 +45,7 @@ func findings(d *diff, w *wanted, have *snapshot) []dataplane.Finding {
 // finder collects findings.
 type finder struct {
 	*diff
-	want *wanted
+	want *desired
 	have *snapshot
 	out  []dataplane.Finding
 }
@@ -84,7 +84,7 @@ func (f *finder) server(d *serverDiff) {
 	}
 }
 
-// describe says how a virtual server picks real servers, for people.
+// describe says how a virtual server picks real servers, human-readable.
 func describe(s Server) string {
 	parts := []string{"scheduler " + s.Scheduler}
 	if s.Flags&FlagPersistent != 0 {
@@ -124,15 +124,6 @@ func (f *finder) entryOwners() map[setEntry]dataplane.ServiceName {
 				out[e] = name
 			}
 		}
-	}
-	return out
-}
-
-// difference counts findings and takes examples.
-func difference(found []dataplane.Finding) dataplane.Difference {
-	out := dataplane.Difference{Count: len(found)}
-	for _, f := range found[:min(len(found), dataplane.MaxExamples)] {
-		out.Examples = append(out.Examples, f.Text)
 	}
 	return out
 }

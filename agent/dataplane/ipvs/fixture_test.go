@@ -88,7 +88,7 @@ type bench struct {
 	kernel *ipvsmodel.Kernel
 	rules  *fixedRules
 	clock  *testclock.FakeClock
-	// between passes before a Service that is refused is tried as it has changed.
+	// between passes before a Service that is rejected is tried as it has changed.
 	between time.Duration
 	plane   *ipvs.Dataplane
 	r       *dataplane.Ruleset
@@ -141,7 +141,7 @@ func (b *bench) remove(list ...*dataplane.Service) {
 // try applies; what is dirty and what rests afterwards is as the agent would have it.
 func (b *bench) try() (dataplane.Result, error) {
 	if b.r.Full {
-		if err := b.plane.Supported(context.Background(), &b.r.Node); err != nil {
+		if err := b.plane.Supported(context.Background(), b.r); err != nil {
 			return dataplane.Result{}, err
 		}
 	}
@@ -186,13 +186,13 @@ func (b *bench) wants(want ...string) {
 // verified compares the kernel to what is held.
 func (b *bench) verified() {
 	b.Helper()
-	diff, err := b.plane.Verify(context.Background(), b.r)
+	diff, err := b.plane.Verify(context.Background(), b.r, dataplane.VerifyOptions{})
 	if err != nil || diff.Count != 0 {
 		b.Errorf("%v, %+v", err, diff)
 	}
 }
 
-// state prints all that the kernel holds.
+// state prints all that the kernel has.
 func (b *bench) state() string {
 	b.Helper()
 	servers, err := b.kernel.Servers()

@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
 // fullPass is one full Apply.
@@ -28,29 +28,34 @@ type fullPass struct {
 	retained bool
 }
 
-// applyFull reads the kernel, compares all of it to what is wanted and writes the
+// applyFull reads the kernel, compares all of it to the desired state and writes the
 // difference: first what virtual servers depend on, then those, last the removal
 // of what nothing needs any more. The rules of mode IPTables, where there are any,
 // serve until that mode is retired.
-func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
+func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (engine.FullPass, error) {
 	p := &fullPass{Dataplane: d, ctx: ctx, ruleset: r, forgone: map[dataplane.ServiceName][]netip.Addr{}}
+	var out engine.FullPass
 	if err := p.prepare(); err != nil {
-		return dataplane.Result{}, err
+		return out, err
 	}
-	var repaired dataplane.Difference
 	if !r.Full && d.held != nil {
-		repaired = p.undone()
+		out.Repaired = p.undone()
 	}
 	d.held = nil
 	warnings := d.tune(p.config)
 	if err := p.write(); err != nil {
-		return dataplane.Result{}, err
+		return out, err
 	}
-	if err := p.allFailed(); err != nil {
-		return dataplane.Result{}, err
+	rejected := make(map[dataplane.ServiceName]engine.Rejection[servicePlan], len(p.writer.failed))
+	for name, why := range p.writer.failed {
+		rejected[name] = engine.Rejection[servicePlan]{Reason: why, Proven: true, Unknown: true}
 	}
-	d.held, d.former = p.want.wanted, p.want.wanted
-	d.kept, d.failed, d.conflicts, d.left = p.scope.kept, p.writer.failed, p.want.conflicts, p.leftovers()
+	if err := engine.NoneTaken(len(r.Services), rejected); err != nil {
+		return out, err
+	}
+	d.held, d.former = p.want.desired, p.want.desired
+	d.engine.Rejected, d.engine.Kept = rejected, p.scope.kept
+	d.conflicts, d.left = p.want.conflicts, p.leftovers()
 	d.watched.replace(maps.Keys(d.held.needs.bound))
 	d.watched.recount(d.kernel)
 	d.fixed.count(d.held.rules())
@@ -59,9 +64,8 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (datapl
 	for name, plan := range d.held.services {
 		d.note(name, plan)
 	}
-	result := d.result(r, v1alpha1.SyncFull, len(p.writer.changed))
-	result.Repaired = repaired
-	return result, nil
+	out.Changed = len(p.writer.changed)
+	return out, nil
 }
 
 // prepare reads the kernel, plans and compares.
@@ -73,7 +77,7 @@ func (p *fullPass) prepare() error {
 	if p.config, err = p.configFor(&p.ruleset.Node); err != nil {
 		return err
 	}
-	p.follow(p.config, &p.ruleset.Node)
+	p.noteAddresses(p.config, &p.ruleset.Node)
 	if p.state, err = p.read(p.config); err != nil {
 		return err
 	}
@@ -83,18 +87,18 @@ func (p *fullPass) prepare() error {
 	}
 	p.others = evidence.strangers()
 	p.want = p.config.planAll(p.ruleset.Services, p.others)
-	if err := p.readReals(p.ctx, p.state, p.want.wanted); err != nil {
+	if err := p.readReals(p.ctx, p.state, p.want.desired); err != nil {
 		return err
 	}
 	p.scope = scope{
-		prune: p.ruleset.Prune, kept: keptOf(p.ruleset), ours: evidence.ours, former: p.former, known: p.known,
+		prune: p.ruleset.Prune, kept: engine.KeptOf(p.ruleset), ours: evidence.ours, former: p.former, known: p.known,
 		draining: p.drains,
 	}
-	p.diff = compare(p.want.wanted, p.state, &p.scope)
+	p.diff = compare(p.want.desired, p.state, &p.scope)
 	return nil
 }
 
-// drains reports whether a real server that is not wanted drains as it should.
+// drains reports whether a real server that is not desired drains as it should.
 func (d *Dataplane) drains(k Key, real netip.AddrPort, r Real) bool {
 	return r.Weight == 0 && d.draining.has(k, real)
 }
@@ -115,7 +119,7 @@ func (p *fullPass) lookForSchedulers() error {
 	return nil
 }
 
-// undone says what somebody else has changed of what is held. The dirty Services
+// undone says what another program has changed of what is held. The dirty Services
 // do not count: they may have been written in part.
 func (p *fullPass) undone() dataplane.Difference {
 	s := p.scope
@@ -127,7 +131,7 @@ func (p *fullPass) undone() dataplane.Difference {
 		_, read := p.state.reals[s.Key]
 		return dirty || !read && !s.missing || p.uncertain(s.owner)
 	})
-	return difference(findings(d, p.held, p.state))
+	return dataplane.DifferenceOf(findings(d, p.held, p.state), dataplane.VerifyOptions{})
 }
 
 func (p *fullPass) write() error {
@@ -177,7 +181,7 @@ func (p *fullPass) bind() error {
 	return p.writer.bind()
 }
 
-// forgo takes addresses for not asked for where the kernel has refused all virtual
+// forgo takes addresses for not asked for where the kernel has rejected all virtual
 // servers that a Service has there. Another one that shares such an address binds it.
 func (p *fullPass) forgo() {
 	if len(p.writer.failed) == 0 {
@@ -226,7 +230,7 @@ func (p *fullPass) bare() []netip.Addr {
 	return sortedAddrs(out)
 }
 
-// isBound reports whether an address was on kube-ipvs0 at the begin.
+// isBound reports whether an address was on kube-ipvs0 before the pass.
 func (p *fullPass) isBound(a netip.Addr) bool {
 	_, bound := p.state.bound[a]
 	return bound
@@ -255,8 +259,8 @@ func (p *fullPass) unbindRest() error {
 	return p.writer.unbind()
 }
 
-// notice takes over what the kernel holds of what is wanted: it is known to be
-// ours from now on, and real servers that are wanted drain no longer.
+// notice takes over what the kernel has of the desired state: it is known to be
+// ours from now on, and real servers that are desired drain no longer.
 func (p *fullPass) notice() {
 	for k, s := range p.want.needs.servers {
 		if _, failed := p.writer.failed[s.owner]; !failed {
@@ -264,8 +268,8 @@ func (p *fullPass) notice() {
 		}
 	}
 	for k, reals := range p.draining {
-		s, wanted := p.want.needs.servers[k]
-		if !wanted {
+		s, desired := p.want.needs.servers[k]
+		if !desired {
 			delete(p.draining, k)
 			continue
 		}
@@ -277,12 +281,12 @@ func (p *fullPass) notice() {
 	}
 }
 
-// leftovers are the virtual servers of ours that are not wanted and stay all the
+// leftovers are the virtual servers of ours that are not desired and stay all the
 // same.
 func (p *fullPass) leftovers() map[Key]struct{} {
 	out := map[Key]struct{}{}
 	for k := range p.state.servers {
-		if _, wanted := p.want.needs.servers[k]; !wanted && p.scope.ours(k) {
+		if _, desired := p.want.needs.servers[k]; !desired && p.scope.ours(k) {
 			out[k] = struct{}{}
 		}
 	}
@@ -292,16 +296,4 @@ func (p *fullPass) leftovers() map[Key]struct{} {
 		}
 	}
 	return out
-}
-
-// allFailed is an error where the kernel takes no Service of several namespaces at
-// all: then the fault is not in single Services. Within one namespace it may be in
-// all of them.
-func (p *fullPass) allFailed() error {
-	n := len(p.ruleset.Services)
-	if len(p.writer.failed) < n || !dataplane.SeveralNamespaces(maps.Keys(p.writer.failed)) {
-		return nil
-	}
-	first := slices.MinFunc(slices.Collect(maps.Keys(p.writer.failed)), dataplane.ServiceName.Compare)
-	return fmt.Errorf("the kernel refuses all %d Services; of %s: %s", n, first, p.writer.failed[first])
 }

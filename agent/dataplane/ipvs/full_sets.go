@@ -22,7 +22,7 @@ func (p *fullPass) setChanges() orderedSets {
 const maxBadEntries = 100
 
 // writeSets writes the changes of ipsets that come before those of virtual
-// servers. Services whose entries the kernel refuses are failed.
+// servers. Services whose entries the kernel rejects are failed.
 func (p *fullPass) writeSets() error {
 	p.diff.add = slices.DeleteFunc(p.diff.add, p.leadsNowhere)
 	return p.changeSets(p.setChanges().early)
@@ -44,7 +44,7 @@ func (p *fullPass) shut() error {
 }
 
 // leadsNowhere reports whether an entry has packets pass to a virtual server on
-// kube-ipvs0 that the kernel has refused.
+// kube-ipvs0 that the kernel has rejected.
 func (p *fullPass) leadsNowhere(e setEntry) bool {
 	k, ok := parseKey(e.entry)
 	if !ok || !slices.ContainsFunc(passingSets, func(name string) bool { return p.config.set(name) == e.set }) {
@@ -58,7 +58,7 @@ func (p *fullPass) leadsNowhere(e setEntry) bool {
 	return failed
 }
 
-// changeSets writes changes of ipsets but for entries that the kernel refuses.
+// changeSets writes changes of ipsets but for entries that the kernel rejects.
 func (p *fullPass) changeSets(changes []SetChange) error {
 	for range maxBadEntries {
 		err := p.writer.writeSets(changes)
@@ -79,7 +79,7 @@ func (p *fullPass) changeSets(changes []SetChange) error {
 		}
 		changes[i].Add = slices.DeleteFunc(slices.Clone(changes[i].Add), func(e Entry) bool { return e == bad.Entry })
 	}
-	return fmt.Errorf("the kernel refuses more than %d entries of ipsets", maxBadEntries)
+	return fmt.Errorf("the kernel rejects more than %d entries of ipsets", maxBadEntries)
 }
 
 // askers are the Services that need an entry.
@@ -94,7 +94,7 @@ func (p *fullPass) askers(e setEntry) []dataplane.ServiceName {
 }
 
 // writeRules writes the fixed rules, those too that belong to what stays although
-// it is not wanted. Those that ask an ipset which loses its last entry, and those of
+// it is not desired. Those that ask an ipset which loses its last entry, and those of
 // what has source ranges no more, stay until virtual servers are as they will be: they
 // may keep clients outside from endpoints on other nodes, or have them masqueraded on
 // their way there, or keep the node's own processes from a virtual server.
@@ -140,9 +140,9 @@ func (p *fullPass) outdated(e setEntry) bool {
 		return false
 	}
 	k, _ := parseKey(e.entry)
-	s, wanted := p.want.needs.servers[k]
+	s, desired := p.want.needs.servers[k]
 	_, failed := p.writer.failed[s.owner]
-	return wanted && !failed
+	return desired && !failed
 }
 
 // writeLateSets writes the changes of ipsets that come last.

@@ -55,7 +55,7 @@ func (d drains) count() int {
 	return n
 }
 
-// parting is what happens to a real server that is not wanted.
+// parting is what happens to a real server that is not desired.
 type parting int
 
 const (
@@ -72,7 +72,7 @@ const (
 // its path by itself.
 func drainsAtAll(p v1alpha1.Protocol) bool { return p == v1alpha1.ProtocolTCP }
 
-// part decides what happens to a real server that is not wanted any more, where
+// part decides what happens to a real server that is not desired any more, where
 // its protocol lets it drain.
 func part(r Real) parting {
 	switch {

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -134,7 +135,7 @@ func TestDraining(t *testing.T) {
 		if err := b.kernel.ChangeReal(key, netip.MustParseAddrPort(two), 1); err != nil {
 			t.Fatal(err)
 		}
-		if diff, err := b.plane.Verify(context.Background(), b.r); err != nil || diff.Count != 1 || !strings.Contains(diff.Examples[0], "real server 10.180.0.2:80 too many (Service ns/svc0001)") {
+		if diff, err := b.plane.Verify(context.Background(), b.r, dataplane.VerifyOptions{}); err != nil || diff.Count != 1 || !strings.Contains(diff.Examples[0], "real server 10.180.0.2:80 too many (Service ns/svc0001)") {
 			t.Errorf("%+v, %v", diff, err)
 		}
 		b.r.Full = true
@@ -205,7 +206,7 @@ func TestAuditForgetsDrains(t *testing.T) {
 		b.connections(tcp("10.0.0.1", 80), "10.180.0.2:80", 1, 0)
 		b.set(service(1, "10.180.0.1:80"))
 		b.apply()
-		if _, err := b.plane.Audit(t.Context(), b.r); err != nil {
+		if _, err := b.plane.Verify(t.Context(), b.r, dataplane.VerifyOptions{Audit: true}); err != nil {
 			t.Fatal(err)
 		}
 		b.clock.Step(time.Minute)

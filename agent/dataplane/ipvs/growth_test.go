@@ -58,14 +58,14 @@ func TestGrowth(t *testing.T) {
 		})
 		t.Run(name+" whose addresses are missing", func(t *testing.T) {
 			growth.Linear(t, 100, planned, func(p *fullPass) {
-				findings(&diff{bind: slices.Collect(maps.Keys(p.want.needs.bound))}, p.want.wanted, nil)
+				findings(&diff{bind: slices.Collect(maps.Keys(p.want.needs.bound))}, p.want.desired, nil)
 			})
 		})
 	}
 }
 
 // TestContendersAlone: a change of who has a virtual server concerns those that ask for it, not
-// all that lack something. Changes of endpoints concern nobody else.
+// all that lack something. Changes of endpoints concern no other Service.
 func TestContendersAlone(t *testing.T) {
 	c := testConfig(t, dataplane.IPv4, nil)
 	r := &dataplane.Ruleset{Services: map[dataplane.ServiceName]*dataplane.Service{}}
@@ -84,7 +84,9 @@ func TestContendersAlone(t *testing.T) {
 		add("b", pair+1)
 	}
 	want := c.planAll(r.Services, newStrangers())
-	p := &partialPass{Dataplane: &Dataplane{held: want.wanted, conflicts: want.conflicts, others: newStrangers()}, config: c}
+	d := New(dataplane.IPv4, Options{})
+	d.held, d.conflicts = want.desired, want.conflicts
+	p := &partialPass{Dataplane: d, config: c}
 	concerned := func(s *dataplane.Service, change func(*dataplane.Service)) []string {
 		changed := *s
 		changed.Ports = slices.Clone(s.Ports)

@@ -10,12 +10,12 @@ import (
 	"reflect"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 )
 
@@ -33,7 +33,7 @@ type Rules interface {
 	Retire(ctx context.Context) error
 	// Cleanup removes all chains of the mode and the jumps to them.
 	Cleanup(ctx context.Context) error
-	// Watch calls changed whenever somebody else may have changed what the last
+	// Watch calls changed whenever another program may have changed what the last
 	// Apply left in the kernel, until ctx is done.
 	Watch(ctx context.Context, changed func(dataplane.Change))
 }
@@ -60,37 +60,32 @@ type Dataplane struct {
 	clock        clock.WithTicker
 	proc, sysctl string
 
-	// followed is what changes of addresses are compared to; nil before the first
-	// Apply.
-	followed atomic.Pointer[followed]
-	// applied is closed after the first successful Apply or Audit.
-	applied chan struct{}
+	engine    *engine.Engine[servicePlan]
+	addresses engine.Addresses
+	// nodePorts say where NodePorts answer, answering on which addresses of the node that is, as
+	// last planned.
+	nodePorts dataplane.NodePorts
+	answering []netip.Addr
 
-	// held is what the kernel holds by our last successful Apply. Nil: unknown,
+	// held is what the kernel has by our last successful Apply. Nil: unknown,
 	// the next Apply is full. Former is the same, but stays after an error.
-	held, former *wanted
-	fixed        fixedCount
+	held, former *desired
+	// next is the config to plan all Services by in the running Apply.
+	next  *config
+	fixed fixedCount
 	// known are the virtual servers that we have made, and for whom.
 	known map[Key]dataplane.ServiceName
-	// denied are virtual servers that somebody else has made on what looks ours,
+	// denied are virtual servers that another program has made on what looks ours,
 	// because we had begun to write it.
 	denied map[Key]struct{}
 	// others are the virtual servers that are not ours, as of the last full Apply.
 	others strangers
-	// left are the virtual servers that are ours by what the kernel holds, belong to
+	// left are the virtual servers that are ours by what the kernel has, belong to
 	// no Service and were not to be deleted, as of the last full Apply.
 	left map[Key]struct{}
 	// conflicts say which Services do not have all that they ask for. The rest of
 	// them is in held.
 	conflicts conflicts
-	// failed are the Services that the kernel would not take, with the reason. What
-	// the kernel holds of them is not known.
-	failed map[dataplane.ServiceName]string
-	// looked is when a refused Service of a namespace last had a full pass made.
-	looked map[string]time.Time
-	// kept are the Services of which the kernel may hold something newer than what
-	// is in held.
-	kept map[dataplane.ServiceName]struct{}
 	// schedulers are those that have been asked for: whether the kernel has them.
 	schedulers map[string]bool
 	// warnings are those of the last full Apply. Notes are those about Services.
@@ -112,19 +107,15 @@ type Dataplane struct {
 	// retireUntil is until when connections of a mode that has ended are waited
 	// for; zero: it has not.
 	retireUntil time.Time
-	// yields: the kernel may hold something of Kernel.Yield.
+	// yields: the kernel may have something of Kernel.Yield.
 	yields bool
 
 	watched watched
 }
 
 var (
-	_ dataplane.Dataplane = (*Dataplane)(nil)
-	_ dataplane.Follower  = (*Dataplane)(nil)
-	_ dataplane.Watcher   = (*Dataplane)(nil)
-	_ dataplane.Auditor   = (*Dataplane)(nil)
-	_ dataplane.Retirer   = (*Dataplane)(nil)
-	_ dataplane.Excluder  = (*Dataplane)(nil)
+	_ dataplane.Retirer  = (*Dataplane)(nil)
+	_ dataplane.Observer = (*Dataplane)(nil)
 )
 
 // New makes a Dataplane for one IP family. It touches nothing yet.
@@ -138,25 +129,27 @@ func New(family dataplane.Family, o Options) *Dataplane {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	return &Dataplane{
+	d := &Dataplane{
 		family: family, kernel: o.Kernel, rules: o.Rules, clock: o.Clock, proc: o.ProcFolder, sysctl: o.SysctlFolder,
-		yields:  true,
-		applied: make(chan struct{}), wake: make(chan struct{}, 1),
-		looked: map[string]time.Time{}, known: map[Key]dataplane.ServiceName{}, denied: map[Key]struct{}{}, others: newStrangers(),
+		yields: true,
+		wake:   make(chan struct{}, 1),
+		known:  map[Key]dataplane.ServiceName{}, denied: map[Key]struct{}{}, others: newStrangers(),
 		schedulers: map[string]bool{}, notes: map[dataplane.ServiceName][]string{}, draining: drains{},
 	}
+	d.engine = engine.New[servicePlan](operations{d}, d.clock)
+	return d
 }
 
 // Supported reports whether the node has the family, IPVS, ipsets and iptables,
 // and the scheduler of its settings.
-func (d *Dataplane) Supported(ctx context.Context, n *dataplane.Node) error {
+func (d *Dataplane) Supported(ctx context.Context, r *dataplane.Ruleset) error {
 	if err := d.open(); err != nil {
 		return err
 	}
 	if err := d.rules.Supported(ctx); err != nil {
 		return err
 	}
-	scheduler := *n.Settings.IPVS.Scheduler
+	scheduler := *r.Node.Settings.IPVS.Scheduler
 	if d.schedulers[scheduler] {
 		return nil
 	}
@@ -222,7 +215,7 @@ func (d *Dataplane) configFor(n *dataplane.Node) (*config, error) {
 	return c, err
 }
 
-// read reads what the kernel holds, without real servers.
+// read reads what the kernel has, without real servers.
 func (d *Dataplane) read(c *config) (*snapshot, error) {
 	out := &snapshot{bound: map[netip.Addr]struct{}{}, reals: map[Key]map[netip.AddrPort]Real{}, sets: map[SetName]map[Entry]struct{}{}}
 	var err error
@@ -255,10 +248,10 @@ func (d *Dataplane) read(c *config) (*snapshot, error) {
 	return out, nil
 }
 
-// readReals reads the real servers of those virtual servers that are wanted.
-func (d *Dataplane) readReals(ctx context.Context, state *snapshot, w *wanted) error {
+// readReals reads the real servers of those virtual servers that are desired.
+func (d *Dataplane) readReals(ctx context.Context, state *snapshot, w *desired) error {
 	for k := range state.servers {
-		if _, wanted := w.needs.servers[k]; !wanted {
+		if _, desired := w.needs.servers[k]; !desired {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
@@ -313,41 +306,23 @@ func (d *Dataplane) sameReals(a, b Key) (bool, error) {
 // counts are those of what is held.
 func (d *Dataplane) counts() (dataplane.Counts, map[string]dataplane.TableCount) {
 	out := dataplane.Counts{
-		Chains: d.fixed.chains, SetEntries: len(d.held.needs.entries),
-		VirtualServers: len(d.held.needs.servers), RealServers: d.held.needs.reals + d.draining.count(),
-		Draining: d.draining.count(),
+		dataplane.Chains: d.fixed.chains, dataplane.SetEntries: len(d.held.needs.entries),
+		dataplane.VirtualServers: len(d.held.needs.servers), dataplane.RealServers: d.held.needs.reals + d.draining.count(),
+		dataplane.Draining: d.draining.count(),
 	}
 	tables := map[string]dataplane.TableCount{}
 	for table, n := range d.fixed.rules {
-		out.Rules += n
+		out[dataplane.Rules] += n
 		tables[table] = dataplane.TableCount{Rules: n}
 	}
 	return out, tables
 }
 
-// keptOf returns those of the names of which something is wanted.
-func keptOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
-	kept := map[dataplane.ServiceName]struct{}{}
-	for name := range r.Keep {
-		if r.Services[name] != nil {
-			kept[name] = struct{}{}
-		}
-	}
-	return kept
-}
-
-// uncertain reports whether it is not known what the kernel holds of a Service,
+// uncertain reports whether it is not known what the kernel has of a Service,
 // or whether that is all it asks for.
 func (d *Dataplane) uncertain(name dataplane.ServiceName) bool {
 	_, conflict := d.conflicts.of[name]
-	return conflict || d.unknown(name)
-}
-
-// unknown reports whether it is not known what the kernel has of a Service.
-func (d *Dataplane) unknown(name dataplane.ServiceName) bool {
-	_, failed := d.failed[name]
-	_, kept := d.kept[name]
-	return failed || kept
+	return conflict || d.engine.Unknown(name)
 }
 
 // sameButAddresses reports whether two differ in the node's addresses at most.

@@ -69,7 +69,7 @@ func TestRulesOfUnknownServices(t *testing.T) {
 	}
 }
 
-// TestKeep: what the kernel holds of a Service from disk stays as it is.
+// TestKeep: what the kernel has of a Service from disk stays as it is.
 func TestKeep(t *testing.T) {
 	b := newBench(t)
 	one, two := service(1, "10.180.0.1:80", "10.180.0.2:80"), service(2, "10.180.0.3:80")
@@ -113,14 +113,14 @@ func external(n int, local []string, cluster ...string) *dataplane.Service {
 	return s
 }
 
-// TestKeepKeepsClientsOutsideOut: what the kernel holds of a Service from disk leads to
+// TestKeepKeepsClientsOutsideOut: what the kernel has of a Service from disk leads to
 // other nodes only as long as clients outside are kept from there.
 func TestKeepKeepsClientsOutsideOut(t *testing.T) {
 	const remote, local = "10.181.0.1:80", "10.180.0.1:80"
 	key, entry := tcp("1.2.3.4", 80), "1.2.3.4,tcp:80"
 	for _, c := range []struct {
 		name     string
-		held     *dataplane.Service // what the kernel holds
+		held     *dataplane.Service // what the kernel has
 		old      *dataplane.Service // from disk
 		want     string
 		kept     bool // the entry

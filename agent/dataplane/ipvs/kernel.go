@@ -46,7 +46,7 @@ type Kernel interface {
 	// DeleteReal deletes a real server. That there is none is no error.
 	DeleteReal(k Key, real netip.AddrPort) error
 	// Count counts the virtual servers of the family, whoever made them; known is false
-	// where the kernel does not tell. For IPv4 it costs next to nothing, for IPv6 as
+	// where the kernel does not report it. For IPv4 it costs next to nothing, for IPv6 as
 	// much as half of Servers, and misses some if others are deleted meanwhile. It may
 	// be called beside the other methods.
 	Count() (n int, known bool)
@@ -118,7 +118,7 @@ type Timeouts struct{ TCP, TCPFin, UDP uint32 }
 // SchedulerError says that the kernel has IPVS, but not this scheduler.
 type SchedulerError struct{ Scheduler string }
 
-// Error says what to do, for people.
+// Error says what to do, human-readable.
 func (e *SchedulerError) Error() string {
 	return "the kernel has no IPVS scheduler " + e.Scheduler + ": load its module (modprobe ip_vs_" + e.Scheduler + ") on the node, or choose another one"
 }
@@ -127,7 +127,7 @@ func (e *SchedulerError) Error() string {
 // virtual servers either.
 type NoIPVSError struct{ Err error }
 
-// Error says what to do, for people.
+// Error says what to do, human-readable.
 func (e *NoIPVSError) Error() string { return e.Err.Error() }
 
 // Unwrap returns an error that wraps dataplane.ErrUnsupported.
@@ -141,7 +141,7 @@ type SetError struct {
 	Err   error
 }
 
-// Error names the set, for people.
+// Error names the set, human-readable.
 func (e *SetError) Error() string {
 	if e.Entry == "" {
 		return fmt.Sprintf("ipset %s: %v", e.Set, e.Err)

@@ -33,6 +33,10 @@ const (
 	schedulerMaglev    = "mh"
 )
 
+// deviceName is the device that the addresses of Services are bound to, which
+// makes the kernel take their packets for its own.
+const deviceName = "kube-ipvs0"
+
 // setName is the name of an ipset in a family, from its name for IPv4.
 func setName(family dataplane.Family, name string) SetName {
 	if family == dataplane.IPv4 {

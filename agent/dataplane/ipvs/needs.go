@@ -122,8 +122,8 @@ func decrement[K comparable](m map[K]int, k K) bool {
 	return true
 }
 
-// wanted is what the kernel should hold.
-type wanted struct {
+// desired is the desired state of the kernel.
+type desired struct {
 	config   *config
 	services map[dataplane.ServiceName]*servicePlan
 	needs    needs
@@ -132,12 +132,12 @@ type wanted struct {
 	left map[setEntry]struct{}
 }
 
-func newWanted(c *config) *wanted {
-	return &wanted{config: c, services: map[dataplane.ServiceName]*servicePlan{}, needs: newNeeds()}
+func newDesired(c *config) *desired {
+	return &desired{config: c, services: map[dataplane.ServiceName]*servicePlan{}, needs: newNeeds()}
 }
 
 // set replaces the plan of a Service; nil: there is none.
-func (w *wanted) set(name dataplane.ServiceName, p *servicePlan) {
+func (w *desired) set(name dataplane.ServiceName, p *servicePlan) {
 	former := w.services[name]
 	if p == nil {
 		delete(w.services, name)
@@ -148,10 +148,10 @@ func (w *wanted) set(name dataplane.ServiceName, p *servicePlan) {
 	w.needs.remove(name, former)
 }
 
-// leave has entries of ipsets stay that the kernel holds, and the rules that
+// leave has entries of ipsets stay that the kernel has, and the rules that
 // belong to them: they may be of Services that are not known yet. Those that stay
 // already count once.
-func (w *wanted) leave(entries []setEntry, have *snapshot) {
+func (w *desired) leave(entries []setEntry, have *snapshot) {
 	if w.left == nil {
 		w.left = make(map[setEntry]struct{}, len(entries))
 	}
@@ -169,7 +169,7 @@ func (w *wanted) leave(entries []setEntry, have *snapshot) {
 	w.needs.add(dataplane.ServiceName{}, plan)
 }
 
-// outRuleOf returns the rule that belongs to an entry that the kernel holds, if it is
+// outRuleOf returns the rule that belongs to an entry that the kernel has, if it is
 // one that restricts a load-balancer address and the node is in none of its ranges.
 func (c *config) outRuleOf(e setEntry, have *snapshot) (outRule, bool) {
 	k, ok := parseKey(e.entry)
@@ -181,7 +181,7 @@ func (c *config) outRuleOf(e setEntry, have *snapshot) (outRule, bool) {
 
 // renounce does without entries of ipsets, and the rules that belong to them, that
 // only Services need of which the kernel knows better.
-func (w *wanted) renounce(entries []setEntry) {
+func (w *desired) renounce(entries []setEntry) {
 	plan := &servicePlan{entries: entries}
 	for _, e := range entries {
 		if k, ok := parseKey(e.entry); ok && e.set == w.config.set(setLoadBalancerFW) {
@@ -200,14 +200,14 @@ func parseKey(e Entry) (Key, bool) {
 	return Key{a, uint16(n), v1alpha1.Protocol(strings.ToUpper(protocol))}, err == nil && portErr == nil
 }
 
-// rules are the chains and jumps that are wanted.
-func (w *wanted) rules() iptables.Fixed {
+// rules are the chains and jumps that are desired.
+func (w *desired) rules() iptables.Fixed {
 	return w.rulesFor(w.needs.used, w.needs.out)
 }
 
 // rulesFor are the chains and jumps for ipsets that have entries, and for rules
 // that Services need.
-func (w *wanted) rulesFor(used map[SetName]int, out map[outRule]int) iptables.Fixed {
+func (w *desired) rulesFor(used map[SetName]int, out map[outRule]int) iptables.Fixed {
 	set := make(map[SetName]bool, len(used))
 	for name := range used {
 		set[name] = true

@@ -12,9 +12,9 @@ func TestLeave(t *testing.T) {
 	c := &config{family: dataplane.IPv4}
 	have := &snapshot{}
 	one, two := setEntry{c.set(setLoadBalancerFW), "1.2.3.4,tcp:80"}, setEntry{c.set(setClusterIP), "10.0.0.1,tcp:80"}
-	once := newWanted(c)
+	once := newDesired(c)
 	once.leave([]setEntry{one, two}, have)
-	again := newWanted(c)
+	again := newDesired(c)
 	again.leave([]setEntry{one}, have)
 	again.leave([]setEntry{one, two}, have)
 	if !reflect.DeepEqual(once, again) {

@@ -13,10 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deviceName is the device that the addresses of Services are bound to, which
-// makes the kernel take their packets for its own.
-const deviceName = "kube-ipvs0"
-
 // dumpTries bound how often a list is read that changes while it is read.
 const dumpTries = 10
 
@@ -79,7 +75,7 @@ func (d *device) onDevice(f func(*netlink.Handle, netlink.Link) error) error {
 			if err := f(h, d.link); !errors.Is(err, unix.ENODEV) {
 				return err
 			}
-			d.link = nil // somebody has deleted it, and may have made another one
+			d.link = nil // another program has deleted it, and may have made another one
 		}
 		link, err := d.lookUp(h)
 		if err != nil {
@@ -144,7 +140,7 @@ func (d *device) DeleteDevice() error {
 }
 
 // ofOther reports whether an address of kube-ipvs0 is one of the other family that
-// somebody has put there.
+// another program has put there.
 func (d *device) ofOther(a address) bool {
 	return a.addr.Is4() != (d.family == unix.AF_INET) && !a.addr.IsLinkLocalUnicast()
 }

@@ -45,7 +45,7 @@ func NewKernel(family dataplane.Family, o KernelOptions) Kernel {
 
 // Open looks for IPVS, ipset with the types of our sets, and the driver of
 // kube-ipvs0, which makes the kernel load their modules: an agent has neither the
-// program for that nor the right to. It writes nothing, but removes what a Probe
+// program for that nor the permission to. It writes nothing, but removes what a Probe
 // has left that was killed.
 func (k *nodeKernel) Open() error {
 	k.mu.Lock()

@@ -86,7 +86,7 @@ func (v *virtualServers) Probe(scheduler string) error {
 	for _, k := range probeKeys(v.family) {
 		err := v.AddServer(k, want)
 		if errors.Is(err, fs.ErrExist) {
-			continue // it is somebody else's
+			continue // it is another program's
 		}
 		if err != nil {
 			return err
@@ -109,7 +109,7 @@ func (v *virtualServers) Probe(scheduler string) error {
 	for _, k := range probeKeys(v.family) {
 		keys = append(keys, k.String())
 	}
-	return fmt.Errorf("looking whether IPVS works takes a virtual server, and somebody has one at each of %s: delete one (ipvsadm -D -t ADDRESS:PORT)", strings.Join(keys, ", "))
+	return fmt.Errorf("looking whether IPVS works takes a virtual server, and other programs have one at each of %s: delete one (ipvsadm -D -t ADDRESS:PORT)", strings.Join(keys, ", "))
 }
 
 // otherwiseHeld says that the kernel does not hold what it has taken.

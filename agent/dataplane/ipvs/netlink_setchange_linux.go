@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 )
 
 // growName is the set that takes the place of one that is too small; IPv6 has
@@ -111,16 +113,16 @@ func (s *sets) create(name SetName, t SetType, room int) error {
 	}
 	var options []byte
 	if t == BitmapPort {
-		options = appendAttribute(options, attrPortFrom|attrByteOrder, []byte{0, 0})
-		options = appendAttribute(options, attrPortTo|attrByteOrder, []byte{0xff, 0xff})
+		options = nlattr.Append(options, attrPortFrom|nlattr.NetByteOrder, []byte{0, 0})
+		options = nlattr.Append(options, attrPortTo|nlattr.NetByteOrder, []byte{0xff, 0xff})
 	} else {
 		options = appendNumber(options, attrHashSize, hashSize)
 		options = appendNumber(options, attrMaxElem, room)
 	}
-	body := appendText(named(name), attrTypeName, string(t))
-	body = appendAttribute(body, attrRevision, []byte{revision})
-	body = appendAttribute(body, attrFamily, []byte{s.familyOf(t)})
-	body = appendAttribute(body, attrData|attrNested, options)
+	body := nlattr.AppendText(named(name), attrTypeName, string(t))
+	body = nlattr.Append(body, attrRevision, []byte{revision})
+	body = nlattr.Append(body, attrFamily, []byte{s.familyOf(t)})
+	body = nlattr.Append(body, attrData|nlattr.Nested, options)
 	if err := s.request(nl.IPSET_CMD_CREATE, nl.GetIpsetFlags(nl.IPSET_CMD_CREATE)|unix.NLM_F_EXCL, body, nil); err != nil {
 		return &SetError{Set: name, Err: fmt.Errorf("making it: %w", err)}
 	}
@@ -128,7 +130,7 @@ func (s *sets) create(name SetName, t SetType, room int) error {
 	return nil
 }
 
-// change adds or deletes entries. A message that is refused has been followed up
+// change adds or deletes entries. The kernel follows a message that it rejects up
 // to the entry that is wrong, so its entries are tried one by one then.
 func (s *sets) change(command int, name SetName, t SetType, entries []Entry) error {
 	for batch := range slices.Chunk(entries, batchEntries) {
@@ -157,15 +159,15 @@ func (s *sets) send(command int, name SetName, t SetType, entries []Entry) error
 			return err
 		}
 		data := appendNumber(x.encode(t), attrLine, i+1)
-		list = appendAttribute(list, attrData|attrNested, data)
+		list = nlattr.Append(list, attrData|nlattr.Nested, data)
 	}
 	body := named(name)
 	if len(entries) == 1 {
 		body = append(body, list...)
 	} else {
 		// With the number of the line, which is where the kernel says what is wrong.
-		body = appendAttribute(body, attrLine, binary.NativeEndian.AppendUint32(nil, 0))
-		body = appendAttribute(body, attrEntries|attrNested, list)
+		body = nlattr.Append(body, attrLine, binary.NativeEndian.AppendUint32(nil, 0))
+		body = nlattr.Append(body, attrEntries|nlattr.Nested, list)
 	}
 	return s.request(command, nl.GetIpsetFlags(command), body, nil)
 }
@@ -184,7 +186,7 @@ func (s *sets) grow(c SetChange) error {
 		err = s.change(nl.IPSET_CMD_ADD, s.growName(), c.Type, entries)
 	}
 	if err == nil {
-		body := appendText(named(c.Name), attrOtherName, string(s.growName()))
+		body := nlattr.AppendText(named(c.Name), attrOtherName, string(s.growName()))
 		err = s.request(nl.IPSET_CMD_SWAP, nl.GetIpsetFlags(nl.IPSET_CMD_SWAP), body, nil)
 	}
 	if err = errors.Join(err, s.destroy(s.growName())); err != nil {

@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -12,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 )
 
 // Attributes of messages about ipsets, and of what sets are made with, as in the
@@ -90,7 +91,7 @@ func (s *sets) request(command int, flags int, body []byte, reply func([]byte)) 
 	req := nl.NewNetlinkRequest(command|unix.NFNL_SUBSYS_IPSET<<8, flags)
 	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: s.socket}
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: s.family, Version: nl.NFNETLINK_V0})
-	req.AddRawData(append(appendAttribute(nil, attrProtocol, []byte{setProtocol}), body...))
+	req.AddRawData(append(nlattr.Append(nil, attrProtocol, []byte{setProtocol}), body...))
 	err := req.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
 		if reply != nil && len(message) > nl.SizeofNfgenmsg {
 			reply(message[nl.SizeofNfgenmsg:])
@@ -105,14 +106,10 @@ func (s *sets) request(command int, flags int, body []byte, reply func([]byte)) 
 	return err
 }
 
-func named(name SetName) []byte { return appendText(nil, attrSetName, string(name)) }
-
-func appendText(b []byte, kind uint16, text string) []byte {
-	return appendAttribute(b, kind, append([]byte(text), 0))
-}
+func named(name SetName) []byte { return nlattr.AppendText(nil, attrSetName, string(name)) }
 
 func appendNumber(b []byte, kind uint16, n int) []byte {
-	return appendAttribute(b, kind|attrByteOrder, binary.BigEndian.AppendUint32(nil, uint32(n)))
+	return nlattr.AppendUint32(b, kind|nlattr.NetByteOrder, uint32(n))
 }
 
 // familyOf is the family that sets of a type have.
@@ -141,10 +138,10 @@ func (s *sets) find() error {
 // revision is the newest of a type that the kernel has.
 func (s *sets) revision(t SetType) (uint8, error) {
 	var newest uint8
-	body := appendText(nil, attrTypeName, string(t))
-	body = appendAttribute(body, attrFamily, []byte{s.familyOf(t)})
+	body := nlattr.AppendText(nil, attrTypeName, string(t))
+	body = nlattr.Append(body, attrFamily, []byte{s.familyOf(t)})
 	err := s.request(nl.IPSET_CMD_TYPE, unix.NLM_F_REQUEST, body, func(message []byte) {
-		for kind, value := range attributes(message) {
+		for kind, value := range nlattr.All(message) {
 			if kind == attrRevision && len(value) == 1 {
 				newest = value[0]
 			}
@@ -218,17 +215,16 @@ type setList struct {
 
 // add reads one message.
 func (l *setList) add(message []byte) {
-	for kind, value := range attributes(message) {
+	for kind, value := range nlattr.All(message) {
 		switch {
 		case kind == attrTypeName:
-			name, _, _ := bytes.Cut(value, []byte{0})
-			l.header.kind = SetType(name)
+			l.header.kind = SetType(nlattr.Text(value))
 		case kind == attrFamily && len(value) == 1:
 			l.header.family = value[0]
 		case kind == attrData:
 			l.header.parse(value)
 		case kind == attrEntries:
-			for _, one := range attributes(value) {
+			for _, one := range nlattr.All(value) {
 				x, err := parseAttributes(l.header.kind, one)
 				l.err = errors.Join(l.err, err)
 				l.entries = append(l.entries, x.entry(l.header.kind))
@@ -238,7 +234,7 @@ func (l *setList) add(message []byte) {
 }
 
 func (h *setHeader) parse(b []byte) {
-	for kind, value := range attributes(b) {
+	for kind, value := range nlattr.All(b) {
 		if kind == attrMaxElem && len(value) == 4 {
 			h.maxElem = int(binary.BigEndian.Uint32(value))
 		}
@@ -263,5 +259,5 @@ func setReason(err error) error {
 	if text, ok := words[no]; ok {
 		return fmt.Errorf("%s (%w)", text, no)
 	}
-	return fmt.Errorf("the kernel refuses it: %w", nl.IPSetError(no))
+	return fmt.Errorf("the kernel rejects it: %w", nl.IPSetError(no))
 }

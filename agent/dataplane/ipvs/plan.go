@@ -21,7 +21,7 @@ type servicePlan struct {
 	entries []setEntry
 	// outRules are for KUBE-IPVS-OUT-FILTER.
 	outRules []outRule
-	// notes say, for people, what is not as the Service asks.
+	// notes say, human-readable, what is not as the Service asks.
 	notes []string
 	// precedence is that of the Service.
 	precedence dataplane.Precedence
@@ -110,31 +110,24 @@ func (p *planner) planPort(port *dataplane.Port) {
 		k := Key{m.Addr(), m.Port(), port.Protocol}
 		p.enter(setLoopBack, keyAndAddress(k, m.Addr()))
 	}
-	if k := (Key{p.svc.ClusterIP, port.Port, port.Protocol}); p.has(port, k) {
-		p.enter(setClusterIP, keyEntry(k))
-		p.serve(port, k, policyOf(p.svc.InternalLocal, localInside), true)
-	}
-	for _, ip := range p.svc.ExternalIPs {
-		if k := (Key{ip, port.Port, port.Protocol}); p.has(port, k) && !p.ofOther(ip) {
+	for d := range p.svc.DestinationsOf(port) {
+		k := Key{d.Address, d.Number, port.Protocol}
+		_, barred := p.barred[k]
+		switch {
+		case d.Kind == dataplane.NodePort:
+			p.planNodePort(port)
+		case barred:
+		case d.Kind == dataplane.ClusterIP:
+			p.enter(setClusterIP, keyEntry(k))
+			p.serve(port, k, policyOf(d.Local, localInside), true)
+		case p.ofOther(d.Address):
+		case d.Kind == dataplane.ExternalIP:
 			p.enter(p.byPolicy(setExternalIP, setExternalIPLocal), keyEntry(k))
-			p.serve(port, k, p.external(), !p.onNode(ip))
-		}
-	}
-	for _, ip := range p.svc.LoadBalancerIPs {
-		if k := (Key{ip, port.Port, port.Protocol}); p.has(port, k) && !p.ofOther(ip) {
+			p.serve(port, k, p.external(), !p.onNode(d.Address))
+		case d.Kind == dataplane.LoadBalancerIP:
 			p.planLoadBalancer(port, k)
 		}
 	}
-	if port.NodePort != 0 {
-		p.planNodePort(port)
-	}
-}
-
-// has reports whether a port of the Service has the virtual server at one of the
-// Service's addresses.
-func (p *planner) has(port *dataplane.Port, k Key) bool {
-	_, barred := p.barred[k]
-	return !barred && port.Serves(k.Addr)
 }
 
 // ofOther reports whether an address of the Service is left to another Node.

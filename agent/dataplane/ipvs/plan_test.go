@@ -46,7 +46,7 @@ func testConfig(t testing.TB, family dataplane.Family, change func(*v1alpha1.Pro
 	return c
 }
 
-// serverTexts prints virtual servers for people.
+// serverTexts prints virtual servers human-readable.
 func serverTexts(list []plannedServer) []string {
 	var out []string
 	for _, s := range list {

@@ -198,7 +198,7 @@ func between(before, now, after map[ipvs.Key][]netip.AddrPort) string {
 }
 
 // TestStoppedAtEveryCall: an agent that is stopped, or fails, at any call to the
-// kernel leaves every Service served as before or as wanted, and the next one makes
+// kernel leaves every Service served as before or as desired, and the next one makes
 // it right.
 func TestStoppedAtEveryCall(t *testing.T) {
 	for seed := range uint64(12) {
@@ -259,7 +259,7 @@ func stopAt(t *testing.T, seed uint64, at int, once bool) (stopped bool) {
 }
 
 // TestDrainsEndAsFullPass: the same with connections that come and go, and keep
-// real servers for a while that are not wanted.
+// real servers for a while that are not desired.
 func TestDrainsEndAsFullPass(t *testing.T) {
 	drained := 0
 	for seed := range uint64(25) {

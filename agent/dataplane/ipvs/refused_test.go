@@ -66,7 +66,7 @@ func TestForeignServers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if d, err := b.plane.Verify(t.Context(), b.r); err != nil || d.Count != len(foreign) || d.Drifted {
+	if d, err := b.plane.Verify(t.Context(), b.r, dataplane.VerifyOptions{}); err != nil || d.Count != len(foreign) || d.Drifted {
 		t.Errorf("what was in the way has gone: %+v, %v", d, err)
 	}
 	b.r.Full = true
@@ -297,7 +297,7 @@ func TestRefusedServerHasNoAddress(t *testing.T) {
 }
 
 // TestRefusedServerIsNotPassed: nor are packets to a port let pass whose virtual
-// server is refused, on an address that is bound for others.
+// server is rejected, on an address that is bound for others.
 func TestRefusedServerIsNotPassed(t *testing.T) {
 	for _, start := range []bool{false, true} { // the address is bound before, or by the same pass
 		b := newBench(t)
@@ -333,7 +333,7 @@ func TestRefusedServerIsNotPassed(t *testing.T) {
 }
 
 // TestRefusedServiceBlocksNobody: where an endpoint has come to the node, clients
-// outside are let in, also in a pass in which another Service is refused.
+// outside are let in, also in a pass in which another Service is rejected.
 func TestRefusedServiceBlocksNobody(t *testing.T) {
 	const remote, local = "10.181.0.1:80", "10.180.0.1:80"
 	for _, others := range []int{0, 1} { // that stay without a local endpoint
@@ -440,7 +440,7 @@ func TestScheduler(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(proc, "modules"), []byte("ip_vs_sh 16384 0 - Live 0x0\nip_vs 1 3 ip_vs_sh, Live 0x0\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	diff, err := b.plane.Verify(t.Context(), b.r)
+	diff, err := b.plane.Verify(t.Context(), b.r, dataplane.VerifyOptions{})
 	if err != nil || diff.Count != 1 || diff.Drifted || !strings.Contains(diff.Examples[0], "has got the IPVS scheduler sh") {
 		t.Errorf("%+v, %v", diff, err)
 	}
@@ -457,7 +457,7 @@ func TestScheduler(t *testing.T) {
 		}
 	}
 	*b.r.Node.Settings.IPVS.Scheduler = "lc"
-	err = b.plane.Supported(context.Background(), &b.r.Node)
+	err = b.plane.Supported(context.Background(), b.r)
 	if err == nil || !strings.Contains(err.Error(), dataplane.ErrUnsupported.Error()) {
 		t.Errorf("%v", err)
 	}

@@ -34,9 +34,11 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 	case err != nil:
 		return "", err
 	}
-	if err := d.Exclude(r.Node.Settings.IPVS.ExcludeCIDRs); err != nil {
+	exclude, err := excludedBy(d.family, r.Node.Settings.IPVS.ExcludeCIDRs)
+	if err != nil {
 		return "", err
 	}
+	d.exclude = exclude
 	addresses, err := d.kernel.Addresses()
 	if err != nil {
 		return "", err
@@ -70,7 +72,7 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 		p.connections, len(p.stay), slices.MinFunc(p.stay, Key.Compare), d.retireUntil.UTC().Format(time.RFC3339)), nil
 }
 
-// present reports whether the kernel may hold something of this mode. Unlike
+// present reports whether the kernel may have something of this mode. Unlike
 // Kernel.Open this has no module be loaded: most nodes never run the mode.
 func (d *Dataplane) present() bool {
 	if _, err := d.kernel.Sysctl("net/ipv4/vs/expire_nodest_conn"); !errors.Is(err, fs.ErrNotExist) {

@@ -153,7 +153,7 @@ func TestCleanupWithout(t *testing.T) {
 				return nil
 			}
 			b.restart()
-			err := b.plane.Cleanup(context.Background())
+			err := b.plane.Cleanup(context.Background(), dataplane.CleanupOptions{})
 			if tt.want == "" && err != nil || tt.want != "" && !strings.Contains(fmt.Sprint(err), tt.want) || errors.Is(err, dataplane.ErrUnsupported) {
 				t.Errorf("%v, want %q", err, tt.want)
 			}
@@ -175,7 +175,7 @@ func TestExcludedStays(t *testing.T) {
 		_, err := b.plane.Retire(context.Background(), b.r)
 		return err
 	}
-	clean := func(b *bench) error { return b.plane.Cleanup(context.Background()) }
+	clean := func(b *bench) error { return b.plane.Cleanup(context.Background(), dataplane.CleanupOptions{}) }
 	for name, end := range map[string]func(*bench) error{
 		"retired": retire,
 		"retired after restart": func(b *bench) error {
@@ -185,7 +185,8 @@ func TestExcludedStays(t *testing.T) {
 		"cleaned": clean,
 		"cleaned after restart": func(b *bench) error {
 			b.restart()
-			return errors.Join(b.plane.Exclude(b.r.Node.Settings.IPVS.ExcludeCIDRs), clean(b))
+			ranges, err := dataplane.ExcludedRanges(b.r.Node.Settings.IPVS.ExcludeCIDRs)
+			return errors.Join(err, b.plane.Cleanup(context.Background(), dataplane.CleanupOptions{Exclude: ranges}))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -253,7 +254,7 @@ func TestCleanup(t *testing.T) {
 	}
 	b.restart()
 	for range 2 {
-		if err := b.plane.Cleanup(context.Background()); err != nil {
+		if err := b.plane.Cleanup(context.Background(), dataplane.CleanupOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		if got := b.state(); got != "5.5.5.5:80/TCP: rr\nbound false []" {

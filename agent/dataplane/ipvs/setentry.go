@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 )
 
 // Attributes of an entry of an ipset, as in the kernel's ip_set.h.
@@ -20,15 +22,12 @@ const (
 	attrIPv4 = 1 // in the attribute of an address
 	attrIPv6 = 2
 
-	attrNested    = 0x8000
-	attrByteOrder = 0x4000 // that of the network
-
 	entryNoMatch = 4 // a flag: what matches is not in the set
 )
 
 const noMatchSuffix = " nomatch"
 
-// element is an entry of an ipset as the kernel holds it. Which fields there are
+// element is an entry of an ipset as the kernel has it. Which fields there are
 // is a matter of the set's type.
 type element struct {
 	addr  netip.Addr
@@ -169,17 +168,17 @@ func (x element) encode(t SetType) []byte {
 		b = appendAddress(b, attrIP, x.addr)
 	}
 	if t != BitmapPort && t != HashIP {
-		b = appendAttribute(b, attrProto, []byte{x.proto})
+		b = nlattr.Append(b, attrProto, []byte{x.proto})
 	}
 	if t != HashIP {
-		b = appendAttribute(b, attrPort|attrByteOrder, binary.BigEndian.AppendUint16(nil, x.port))
+		b = nlattr.AppendUint16(b, attrPort|nlattr.NetByteOrder, x.port)
 	}
 	switch t {
 	case HashIPPortIP:
 		b = appendAddress(b, attrIP2, x.second.Addr())
 	case HashIPPortNet:
 		b = appendAddress(b, attrIP2, x.second.Addr())
-		b = appendAttribute(b, attrCIDR2, []byte{uint8(x.second.Bits())})
+		b = nlattr.Append(b, attrCIDR2, []byte{uint8(x.second.Bits())})
 	}
 	return b
 }
@@ -189,7 +188,7 @@ func parseAttributes(t SetType, b []byte) (element, error) {
 	var x element
 	var second netip.Addr
 	bits := -1
-	for kind, value := range attributes(b) {
+	for kind, value := range nlattr.All(b) {
 		if n := fixedLength(kind); n > 0 && len(value) != n {
 			return element{}, fmt.Errorf("the kernel returned an entry of an ipset of type %s with %d bytes in attribute %d instead of %d", t, len(value), kind, n)
 		}
@@ -239,41 +238,13 @@ func appendAddress(b []byte, kind uint16, a netip.Addr) []byte {
 	if a.Is4() {
 		family = attrIPv4
 	}
-	return appendAttribute(b, kind|attrNested, appendAttribute(nil, family|attrByteOrder, a.AsSlice()))
+	return nlattr.Append(b, kind|nlattr.Nested, nlattr.Append(nil, family|nlattr.NetByteOrder, a.AsSlice()))
 }
 
 func parseAddress(b []byte) netip.Addr {
-	for _, value := range attributes(b) {
+	for _, value := range nlattr.All(b) {
 		addr, _ := netip.AddrFromSlice(value) // not valid if it is none
 		return addr
 	}
 	return netip.Addr{}
-}
-
-// appendAttribute appends a netlink attribute.
-func appendAttribute(b []byte, kind uint16, value []byte) []byte {
-	b = binary.NativeEndian.AppendUint16(b, uint16(4+len(value)))
-	b = binary.NativeEndian.AppendUint16(b, kind)
-	b = append(b, value...)
-	for len(b)%4 != 0 {
-		b = append(b, 0)
-	}
-	return b
-}
-
-// attributes returns the netlink attributes in b, by type without flags, as far
-// as they are whole.
-func attributes(b []byte) func(yield func(kind uint16, value []byte) bool) {
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= 4 {
-			size := int(binary.NativeEndian.Uint16(b))
-			if size < 4 || size > len(b) {
-				return
-			}
-			if !yield(binary.NativeEndian.Uint16(b[2:])&^(attrNested|attrByteOrder), b[4:size]) {
-				return
-			}
-			b = b[min((size+3)&^3, len(b)):]
-		}
-	}
 }

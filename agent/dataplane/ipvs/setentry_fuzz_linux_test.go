@@ -2,6 +2,8 @@ package ipvs
 
 import (
 	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 )
 
 func elementTypes() []SetType {
@@ -38,8 +40,8 @@ func FuzzSetReply(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	entry := appendAttribute(nil, attrData|attrNested, x.encode(HashIPPortNet))
-	f.Add(appendAttribute(appendText(nil, attrTypeName, string(HashIPPortNet)), attrEntries|attrNested, entry))
+	entry := nlattr.Append(nil, attrData|nlattr.Nested, x.encode(HashIPPortNet))
+	f.Add(nlattr.Append(nlattr.AppendText(nil, attrTypeName, string(HashIPPortNet)), attrEntries|nlattr.Nested, entry))
 	f.Fuzz(func(t *testing.T, message []byte) {
 		var list setList
 		list.add(message)

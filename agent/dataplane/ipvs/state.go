@@ -39,7 +39,7 @@ const (
 	FlagSourcePort Flags = 0x10
 )
 
-// Real is a real server as the kernel holds it.
+// Real is a real server as the kernel has it.
 type Real struct {
 	// Weight is 0 where the real server gets no new connections.
 	Weight int

@@ -38,7 +38,7 @@ func (s *sysctls) SetSysctl(name, value string) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EROFS):
-		return fmt.Errorf("the sysctl %s is %s, not %s, and %s is read-only for the agent: mount the node's /proc/sys/net into its container and name the folder with --sysctl-folder, as config/agent/daemonset.yaml does, or set the value on the node: %w",
+		return fmt.Errorf("the sysctl %s is %s, not %s, and %s is read-only for the agent: mount the node's /proc/sys/net into its container and name the directory with --sysctl-folder, as config/agent/daemonset.yaml does, or set the value on the node: %w",
 			dotted(name), has, value, s.folder, err)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("the sysctl %s is %s, not %s, and cannot be written in the agent's network namespace: run the agent in that of the host, as root, or set the value there: %w",

@@ -47,7 +47,7 @@ func reuses(release string) bool {
 // timeoutsOf is the name under which untunable has the timeouts.
 const timeoutsOf = "timeouts"
 
-// tune sets sysctls and timeouts. It returns, for people, what could not be set.
+// tune sets sysctls and timeouts. It returns, human-readable, what could not be set.
 func (d *Dataplane) tune(c *config) []string {
 	var warnings []string
 	d.untunable = map[string]struct{}{}

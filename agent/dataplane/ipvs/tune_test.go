@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -66,7 +67,7 @@ func TestSysctlThatCannotBeSet(t *testing.T) {
 	}
 }
 
-// TestSysctlsOfOthers: what somebody else has changed is found, and put back.
+// TestSysctlsOfOthers: what another program has changed is found, and put back.
 func TestSysctlsOfOthers(t *testing.T) {
 	b := newBench(t)
 	*b.r.Node.Settings.IPVS.TCPTimeoutSeconds = 1000
@@ -86,7 +87,7 @@ func TestSysctlsOfOthers(t *testing.T) {
 		if err := change.do(); err != nil {
 			t.Fatal(err)
 		}
-		diff, err := b.plane.Verify(t.Context(), b.r)
+		diff, err := b.plane.Verify(t.Context(), b.r, dataplane.VerifyOptions{})
 		if err != nil || !diff.Drifted || len(diff.Examples) != 1 || !strings.Contains(diff.Examples[0], change.what) {
 			t.Errorf("%v, %+v; want %q", err, diff, change.what)
 		}

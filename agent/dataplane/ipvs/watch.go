@@ -19,7 +19,7 @@ const (
 	countShare = 100
 )
 
-// watched is what the kernel should hold, as far as it is watched. It is unknown
+// watched is the desired state of the kernel, as far as it is watched. It is unknown
 // while one of our own calls changes it.
 type watched struct {
 	mu    sync.Mutex // guards everything below
@@ -29,7 +29,7 @@ type watched struct {
 	ours, all int
 }
 
-// pause says that we are about to change what the kernel holds.
+// pause says that we are about to change what the kernel has.
 func (w *watched) pause() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -62,7 +62,7 @@ func (w *watched) change(bound, unbound []netip.Addr, servers int) {
 	}
 }
 
-// resume says that the kernel holds what it should, and how many virtual servers
+// resume says that the kernel has what it should, and how many virtual servers
 // of ours that are.
 func (w *watched) resume(servers int) {
 	w.mu.Lock()
@@ -119,14 +119,14 @@ func (w *watched) counted(n int) (fewer, sure bool) {
 	return true, sure
 }
 
-// Watch implements dataplane.Watcher: by what Rules tell, by the events of
+// Watch implements dataplane.Observer: by what Rules tell, by the events of
 // kube-ipvs0, and by a look at the number of virtual servers from time to time.
 // It begins after the first successful Apply.
 func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	select {
 	case <-ctx.Done():
 		return
-	case <-d.applied:
+	case <-d.engine.Begun():
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { d.rules.Watch(ctx, changed) })

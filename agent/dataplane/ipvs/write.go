@@ -27,13 +27,13 @@ var exempts = map[string]string{
 type orderedSets struct {
 	// early come before the changes of virtual servers, late after them: so what
 	// keeps clients from real servers is there as long as these are. Closing
-	// come before virtual servers are deleted: what is about to end is refused from
+	// come before virtual servers are deleted: what is about to end is rejected from
 	// then on, else it would come to the node's own servers.
 	early, closing, late []SetChange
 }
 
 // orderChanges parts the changes of ipsets. Before and after report whether an
-// entry was and will be wanted, bound whether an address is on kube-ipvs0: what
+// entry was and will be desired, bound whether an address is on kube-ipvs0: what
 // says of others which virtual servers are ours goes after them.
 func (c *config) orderChanges(d *diff, before, after func(setEntry) bool, bound func(netip.Addr) bool) orderedSets {
 	base := map[SetName]SetName{}
@@ -119,7 +119,7 @@ type writer struct {
 	diff *diff
 	// changed are the Services of which something was written.
 	changed map[dataplane.ServiceName]struct{}
-	// failed are the Services that the kernel would not take, with the reason. Nil:
+	// failed are the Services that the kernel rejects, with the reason. Nil:
 	// the first failure ends it all.
 	failed map[dataplane.ServiceName]string
 	// come is how many virtual servers were made.
@@ -169,7 +169,7 @@ func (w *writer) writeRules(want iptables.Fixed, needed bool) error {
 }
 
 // writeServers writes the virtual servers that are missing or differ, with their
-// real servers. What the kernel refuses of a Service ends that Service only.
+// real servers. What the kernel rejects of a Service ends that Service only.
 func (w *writer) writeServers() error { return w.eachServer(w.writeServer) }
 
 // writeServersToBind makes the virtual servers that are missing on addresses that
@@ -272,7 +272,7 @@ func (d *Dataplane) forgetScheduler(err error) {
 	}
 }
 
-// giveBack undoes what makes a virtual server look ours that somebody else has
+// giveBack undoes what makes a virtual server look ours that another program has
 // made in the meantime.
 func (w *writer) giveBack(k Key) {
 	delete(w.known, k)
@@ -323,7 +323,7 @@ func (w *writer) drop(k Key, reals []netip.AddrPort) error {
 	return nil
 }
 
-// deleteServers deletes virtual servers that are not wanted any more.
+// deleteServers deletes virtual servers that are not desired any more.
 func (w *writer) deleteServers() error {
 	for _, k := range w.diff.extra {
 		if err := w.kernel.DeleteServer(k); err != nil {

@@ -25,40 +25,36 @@ func (d *Dataplane) follow(mode v1alpha1.ProxyMode) {
 func (d *Dataplane) running() (dataplane.Dataplane, <-chan struct{}) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.planes[d.runs], d.changed
+	plane, err := d.plane(d.runs)
+	if err != nil {
+		return nil, d.changed
+	}
+	return plane.Retirer, d.changed
 }
 
-// Follow implements dataplane.Follower: by the mode that runs, and besides while
+// Follow implements dataplane.Observer: by the mode that runs, and besides while
 // something is left of another one.
 func (d *Dataplane) Follow(ctx context.Context, changed func()) {
 	var wg sync.WaitGroup
-	wg.Go(func() { d.lookAgain(ctx, changed) })
-	d.whileRunning(ctx, func(ctx context.Context, plane dataplane.Dataplane) {
-		if follower, ok := plane.(dataplane.Follower); ok {
-			follower.Follow(ctx, changed)
-		}
-	})
+	wg.Go(func() { d.checkAgain(ctx, changed) })
+	d.whileRunning(ctx, func(ctx context.Context, plane dataplane.Observer) { plane.Follow(ctx, changed) })
 	wg.Wait()
 }
 
-// Watch implements dataplane.Watcher: by the mode that runs.
+// Watch implements dataplane.Observer: by the mode that runs.
 func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
-	d.whileRunning(ctx, func(ctx context.Context, plane dataplane.Dataplane) {
-		if watcher, ok := plane.(dataplane.Watcher); ok {
-			watcher.Watch(ctx, changed)
-		}
-	})
+	d.whileRunning(ctx, func(ctx context.Context, plane dataplane.Observer) { plane.Watch(ctx, changed) })
 }
 
 // whileRunning calls do with the plane that runs, one after the other, until ctx
 // is done. The context that do gets ends when another one does.
-func (d *Dataplane) whileRunning(ctx context.Context, do func(context.Context, dataplane.Dataplane)) {
+func (d *Dataplane) whileRunning(ctx context.Context, do func(context.Context, dataplane.Observer)) {
 	for ctx.Err() == nil {
 		plane, replaced := d.running()
 		within, cancel := context.WithCancel(ctx)
 		var wg sync.WaitGroup
-		if plane != nil {
-			wg.Go(func() { do(within, plane) })
+		if observer, ok := plane.(dataplane.Observer); ok {
+			wg.Go(func() { do(within, observer) })
 		}
 		select {
 		case <-ctx.Done():
@@ -69,9 +65,9 @@ func (d *Dataplane) whileRunning(ctx context.Context, do func(context.Context, d
 	}
 }
 
-// lookAgain calls changed retirePause after each Apply that has left something
+// checkAgain calls changed retirePause after each Apply that has left something
 // of another mode in the kernel.
-func (d *Dataplane) lookAgain(ctx context.Context, changed func()) {
+func (d *Dataplane) checkAgain(ctx context.Context, changed func()) {
 	for {
 		select {
 		case <-ctx.Done():

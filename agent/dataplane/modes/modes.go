@@ -1,14 +1,17 @@
-// Package modes joins the modes of one IP family to one data plane, which runs
-// the mode that a Ruleset asks for and then removes what served the others.
+// Package modes lists the modes that there are, and joins their data planes to one for each IP
+// family, which runs the mode that a Ruleset asks for and then cleans up what served the others.
+//
+//   - declared.go: which modes there are, and what they fall back to
+//   - host_linux.go: the data planes of a node; model.go: those of a model of a node
+//   - modes.go: runs one mode; cleanup.go: cleans up the others; follow.go: follows changes
 package modes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -18,49 +21,53 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// retirePause is the time between looks at what is left of another mode.
-const retirePause = 10 * time.Second
+// Plane is the data plane of one mode in one IP family.
+type Plane struct {
+	dataplane.Declaration
+	dataplane.Retirer
+}
 
 // Dataplane is the data plane of all modes of one IP family. Which of them ran
 // before it was made is not known: the first Apply takes the kernel over from
 // any of them.
 //
-// A mode that begins to run reads and compares all of the kernel. What serves
-// the others alone is removed only after that has succeeded, and only where the
-// Ruleset allows to remove anything: till then connections have something to go
-// by. Packets come to the rules of mode IPTables before they come to virtual
-// servers. So a change to IPTables is complete with the Apply of its rules, and one
-// to IPVS with the removal of those: that it fails is an error of Apply then, and
-// else a warning.
+// A mode that begins to run reads and compares the whole kernel. What serves only the others is
+// removed after that has succeeded, and only where the Ruleset allows removals: until then
+// connections have something to go by. Packets meet one mode before the other; see
+// Declaration.Precedence. A change to a mode with precedence is complete with its Apply. A
+// change to another one is complete once those that precede it are removed, so if that fails
+// Apply fails, too. Otherwise a failed removal is a warning.
 //
 // Where a new mode cannot be applied, the one that ran goes on: it gets each
-// Ruleset meanwhile, so that Services do not grow old behind a failure, and
+// Ruleset meanwhile, so that Services do not become stale behind a failure, and
 // takes back what both modes use. Apply returns the error all the same. After a
 // restart there is no mode that ran; the kernel stays as it is then, but for
 // what the new mode has written.
 //
-// A Service that mode IPTables refuses is served by its virtual servers for up to
-// refusedStay, since IPVS is not retired before. It is after that, because the
-// virtual servers of all others stay with its own and are not kept up to date.
-// After a restart that is over, too: it is not known then whether IPVS has ever served that Service. What is
-// there may be left of a kube-proxy, and a Service that is refused for good would
-// keep it there for good. One that mode IPVS refuses is not served any more, like
+// A Service that a mode rejects is served by what a mode that comes after it has in the kernel, for up to
+// rejectedStay: that mode is not retired before. It is after that, because its rules of all
+// other Services would have to stay, too, and are no longer updated. After a restart there is no such delay:
+// it is not known then whether we have ever served that Service in that mode. What is
+// there may be left of a kube-proxy, and a Service that is rejected for good would
+// keep it there for good. A Service that is rejected by a mode that comes later is not served any more, like
 // one that has just been made: the rules of all others would have to stay with its
-// own, and grow old.
+// own, and become stale.
 type Dataplane struct {
-	// Clock times the looks at what is left of another mode.
+	// Clock times the cleanup of other modes.
 	Clock clock.WithTicker
 
-	planes map[v1alpha1.ProxyMode]dataplane.Dataplane
+	planes []Plane // by precedence
 	// applied is the mode that the last successful Apply was for; empty: none, or
-	// somebody else may have written since.
+	// another program may have written since.
 	applied v1alpha1.ProxyMode
 	// due are the modes of which something may be left in the kernel.
 	due map[v1alpha1.ProxyMode]struct{}
-	// refusedSince is since when mode IPVS stays for Services that are refused; zero:
-	// it does not.
-	refusedSince time.Time
-	// again holds one while something is to be looked at after retirePause.
+	// rejectedSince is since when a mode stays for Services that are rejected.
+	rejectedSince map[v1alpha1.ProxyMode]time.Time
+	// asked is the mode that the node was found to support, by a call of Supported that
+	// no Apply has followed.
+	asked v1alpha1.ProxyMode
+	// again holds one while something is to be checked after retirePause.
 	again chan struct{}
 
 	mu sync.Mutex // guards everything below
@@ -68,57 +75,61 @@ type Dataplane struct {
 	// when it changes.
 	runs    v1alpha1.ProxyMode
 	changed chan struct{}
-	// used are the modes of which the kernel may hold something that we wrote.
+	// used are the modes of which the kernel may have something that we wrote.
 	used map[v1alpha1.ProxyMode]bool
 }
 
 var (
 	_ dataplane.Dataplane = (*Dataplane)(nil)
-	_ dataplane.Chooser   = (*Dataplane)(nil)
-	_ dataplane.Follower  = (*Dataplane)(nil)
-	_ dataplane.Watcher   = (*Dataplane)(nil)
-	_ dataplane.Auditor   = (*Dataplane)(nil)
-	_ dataplane.Excluder  = (*Dataplane)(nil)
+	_ dataplane.Observer  = (*Dataplane)(nil)
 )
 
 // New joins one data plane for each mode.
-func New(planes map[v1alpha1.ProxyMode]dataplane.Dataplane) *Dataplane {
+func New(planes ...Plane) *Dataplane {
 	return &Dataplane{
-		Clock:   clock.RealClock{},
-		planes:  planes,
-		due:     map[v1alpha1.ProxyMode]struct{}{},
-		again:   make(chan struct{}, 1),
-		changed: make(chan struct{}),
-		used:    map[v1alpha1.ProxyMode]bool{},
+		Clock:         clock.RealClock{},
+		planes:        slices.SortedFunc(slices.Values(planes), func(a, b Plane) int { return cmp.Compare(a.Precedence, b.Precedence) }),
+		due:           map[v1alpha1.ProxyMode]struct{}{},
+		rejectedSince: map[v1alpha1.ProxyMode]time.Time{},
+		again:         make(chan struct{}, 1),
+		changed:       make(chan struct{}),
+		used:          map[v1alpha1.ProxyMode]bool{},
 	}
 }
 
-// Supported implements dataplane.Dataplane. What the modes need differs, and
-// there is nothing that all do: see SupportsMode.
-func (d *Dataplane) Supported(context.Context, *dataplane.Node) error { return nil }
-
-// SupportsMode implements dataplane.Chooser.
-func (d *Dataplane) SupportsMode(ctx context.Context, mode v1alpha1.ProxyMode, n *dataplane.Node) error {
-	plane, err := d.plane(mode)
-	if err != nil {
-		return err
+// Supported implements dataplane.Dataplane. The Apply that follows does not ask again.
+func (d *Dataplane) Supported(ctx context.Context, r *dataplane.Ruleset) error {
+	d.asked = ""
+	plane, err := d.plane(r.Mode)
+	if err == nil {
+		err = plane.Supported(ctx, r)
 	}
-	return plane.Supported(ctx, n)
+	if err == nil {
+		d.asked = r.Mode
+	}
+	return err
 }
 
-func (d *Dataplane) plane(mode v1alpha1.ProxyMode) (dataplane.Dataplane, error) {
-	if plane, found := d.planes[mode]; found {
-		return plane, nil
+func (d *Dataplane) plane(mode v1alpha1.ProxyMode) (*Plane, error) {
+	for i := range d.planes {
+		if d.planes[i].Mode == mode {
+			return &d.planes[i], nil
+		}
 	}
 	return nil, fmt.Errorf("%w: mode %q", dataplane.ErrUnsupported, mode)
 }
 
-// Uses reports whether the kernel may hold something of a mode that this data
+// Uses reports whether the kernel may have something of a mode that this data
 // plane has written. It may be called from any goroutine.
 func (d *Dataplane) Uses(mode v1alpha1.ProxyMode) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.used[mode]
+}
+
+// ownsLink reports whether a network link may be of a mode that this data plane uses.
+func (d *Dataplane) ownsLink(name string) bool {
+	return slices.ContainsFunc(d.planes, func(p Plane) bool { return p.OwnsLink(name) && d.Uses(p.Mode) })
 }
 
 // Apply implements dataplane.Dataplane.
@@ -135,188 +146,76 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	}
 	result, err := d.applyMode(ctx, plane, r)
 	if err != nil {
-		if former != r.Mode && former != "" {
-			err = d.goOn(ctx, former, r, err)
-		}
-		return dataplane.Result{}, err
+		return dataplane.Result{}, d.goOn(ctx, former, plane, r, err)
 	}
-	if r.Full { // somebody else may have put other modes' things there
-		for mode := range d.planes {
-			d.due[mode] = struct{}{}
+	if r.Full { // another program may have put other modes' things there
+		for _, p := range d.planes {
+			d.due[p.Mode] = struct{}{}
 		}
 	}
 	delete(d.due, r.Mode)
-	if err := d.retire(ctx, r, &result); err != nil {
-		if former != r.Mode && former != "" {
-			err = d.goOn(ctx, former, r, err)
-		}
-		return dataplane.Result{}, err
+	if err := d.retire(ctx, plane, r, &result); err != nil {
+		return dataplane.Result{}, d.goOn(ctx, former, plane, r, err)
 	}
-	d.applied, result.Lingering = r.Mode, len(d.due) > 0
+	d.applied = r.Mode
+	for _, p := range d.planes {
+		_, left := d.due[p.Mode]
+		result.OwnFlows = result.OwnFlows || p.OwnFlows && (left || p.Mode == r.Mode)
+	}
 	return result, nil
 }
 
-func (d *Dataplane) applyMode(ctx context.Context, plane dataplane.Dataplane, r *dataplane.Ruleset) (dataplane.Result, error) {
-	if r.Full {
-		if err := plane.Supported(ctx, &r.Node); err != nil {
+func (d *Dataplane) applyMode(ctx context.Context, plane *Plane, r *dataplane.Ruleset) (dataplane.Result, error) {
+	asked := d.asked == plane.Mode
+	d.asked = ""
+	if r.Full && !asked {
+		if err := plane.Supported(ctx, r); err != nil {
 			return dataplane.Result{}, err
 		}
 	}
-	d.use(r.Mode, true)
-	d.follow(r.Mode) // before, so that nothing is missed
+	d.use(plane.Mode, true)
+	d.follow(plane.Mode) // before, so that nothing is missed
 	return plane.Apply(ctx, r)
 }
 
-// goOn applies r by the mode that ran, because another one could not be, and
-// returns why.
-func (d *Dataplane) goOn(ctx context.Context, former v1alpha1.ProxyMode, r *dataplane.Ruleset, why error) error {
+// goOn applies r by the mode that ran, if there is another one, because the new one could not be,
+// and returns why.
+func (d *Dataplane) goOn(ctx context.Context, former v1alpha1.ProxyMode, failed *Plane, r *dataplane.Ruleset, why error) error {
+	if former == failed.Mode || former == "" {
+		return why
+	}
+	plane, err := d.plane(former)
+	if err != nil {
+		return err
+	}
 	why = fmt.Errorf("mode %s cannot be applied, mode %s goes on: %w", r.Mode, former, why)
 	old := *r // full, since the new mode may have changed what both use
 	old.Mode = former
-	if _, err := d.applyMode(ctx, d.planes[former], &old); err != nil {
+	if _, err := d.applyMode(ctx, plane, &old); err != nil {
 		return errors.Join(why, fmt.Errorf("mode %s: %w", former, err))
 	}
-	if r.Mode == v1alpha1.ModeIPTables && r.Prune {
-		// What has been written of it comes first, and nobody keeps it up to date.
-		if _, err := d.retireMode(ctx, r.Mode, &old); err != nil {
+	if failed.Precedes(&plane.Declaration) && r.Prune {
+		// Packets meet what has been written of it first, and it is not updated.
+		if _, err := failed.Retire(ctx, &old); err != nil {
 			return errors.Join(why, fmt.Errorf("removing what was written of mode %s: %w", r.Mode, err))
 		}
 	}
 	return why
 }
 
-// retire removes what is left of modes that do not run, as far as that may be,
-// and tells in result what is not. With an error the mode of r has no effect yet.
-func (d *Dataplane) retire(ctx context.Context, r *dataplane.Ruleset, result *dataplane.Result) error {
-	if !r.Prune { // the next Apply that may remove something is full
-		return nil
-	}
-	var pending []string
-	again := false
-	for _, mode := range slices.Sorted(maps.Keys(d.due)) {
-		// Not after a restart: see Dataplane.
-		if mode == v1alpha1.ModeIPVS && d.staysForRefused(result) {
-			pending = append(pending, fmt.Sprintf("what serves mode %s stays for %s at most, for Services that mode %s refuses", mode, refusedStay, r.Mode))
-			continue
-		}
-		why, err := d.retireMode(ctx, mode, r)
-		switch {
-		case err != nil && mode == v1alpha1.ModeIPTables:
-			return fmt.Errorf("the rules of mode %s, which come first, could not be removed: %w", mode, err)
-		case err != nil:
-			again = true
-			if len(result.Warnings) < dataplane.MaxExamples {
-				result.Warnings = append(result.Warnings, fmt.Sprintf("what served mode %s could not be removed: %v; trying again every %s", mode, err, retirePause))
-			}
-		case why != "":
-			again = true
-			pending = append(pending, fmt.Sprintf("what served mode %s goes later: %s", mode, why))
-		default:
-			delete(d.due, mode)
-			d.use(mode, false)
-		}
-	}
-	result.Retiring = strings.Join(pending, "; ")
-	if again {
-		select {
-		case d.again <- struct{}{}:
-		default: // it is looked at anyway
-		}
-	}
-	return nil
-}
-
-// refusedStay is for how long mode IPVS is not retired because mode IPTables refuses
-// Services: as long as it may stay for connections.
-const refusedStay = 15 * time.Minute
-
-// staysForRefused reports whether mode IPVS stays for Services that are refused.
-func (d *Dataplane) staysForRefused(result *dataplane.Result) bool {
-	if !d.Uses(v1alpha1.ModeIPVS) || len(result.Refused) == 0 {
-		d.refusedSince = time.Time{}
-		return false
-	}
-	now := d.Clock.Now()
-	if d.refusedSince.IsZero() {
-		d.refusedSince = now
-	}
-	return now.Sub(d.refusedSince) < refusedStay
-}
-
-func (d *Dataplane) retireMode(ctx context.Context, mode v1alpha1.ProxyMode, r *dataplane.Ruleset) (string, error) {
-	retirer, ok := d.planes[mode].(dataplane.Retirer)
-	if !ok {
-		return "", nil
-	}
-	return retirer.Retire(ctx, r)
-}
-
-// Verify implements dataplane.Dataplane.
-func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
+// Verify implements dataplane.Dataplane. With an audit it is not known from then on what the
+// kernel has.
+func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplane.VerifyOptions) (dataplane.Difference, error) {
 	plane, err := d.plane(r.Mode)
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	return plane.Verify(ctx, r)
-}
-
-// Audit implements dataplane.Auditor: by the mode that an Apply would run.
-func (d *Dataplane) Audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.Audit, error) {
-	plane, err := d.plane(r.Mode)
-	if err != nil {
-		return dataplane.Audit{}, err
+	d.asked = ""
+	if o.Audit {
+		d.applied = ""
+		d.follow(r.Mode)
 	}
-	auditor, ok := plane.(dataplane.Auditor)
-	if !ok {
-		return dataplane.Audit{}, fmt.Errorf("%w: enforcement Audit in mode %s", dataplane.ErrUnsupported, r.Mode)
-	}
-	d.applied = ""
-	d.follow(r.Mode)
-	return auditor.Audit(ctx, r)
-}
-
-// Exclude implements dataplane.Excluder, for all modes.
-func (d *Dataplane) Exclude(cidrs []string) error {
-	for _, plane := range d.planes {
-		if excluder, ok := plane.(dataplane.Excluder); ok {
-			if err := excluder.Exclude(cidrs); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// Cleanup implements dataplane.Dataplane, for all modes. A mode of which the node
-// can have nothing returns no error. Every mode needs iptables: the error wraps
-// dataplane.ErrUnsupported only if all that has failed is that it is missing.
-func (d *Dataplane) Cleanup(ctx context.Context) error {
-	d.applied = ""
-	clear(d.due)
-	d.follow("")
-	var errs []error
-	var absent error
-	for _, mode := range slices.Sorted(maps.Keys(d.planes)) {
-		err := d.planes[mode].Cleanup(ctx)
-		switch {
-		case err == nil:
-			d.use(mode, false)
-		case mode == v1alpha1.ModeIPTables && errors.Is(err, dataplane.ErrUnsupported):
-			absent = err
-		default:
-			errs = append(errs, fmt.Errorf("mode %s: %w", mode, err))
-		}
-	}
-	failed := errors.Join(errs...)
-	switch {
-	case absent != nil && (failed == nil || errors.Is(failed, dataplane.ErrUnsupported)):
-		return errors.Join(absent, failed)
-	case absent != nil: // it must not hide the others
-		return fmt.Errorf("%v\n%w", absent, failed) //nolint:errorlint // see above
-	case errors.Is(failed, dataplane.ErrUnsupported):
-		return errors.New(failed.Error())
-	}
-	return failed
+	return plane.Verify(ctx, r, o)
 }
 
 func (d *Dataplane) use(mode v1alpha1.ProxyMode, used bool) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -47,11 +48,11 @@ func newNode(t *testing.T) *node {
 }
 
 func (n *node) restart() {
-	planes := map[v1alpha1.ProxyMode]dataplane.Dataplane{}
+	var planes []Plane
 	for mode, fake := range n.kernel {
-		planes[mode] = fake
+		planes = append(planes, Plane{Of(mode), fake})
 	}
-	n.plane, n.fresh = New(planes), true
+	n.plane, n.fresh = New(planes...), true
 }
 
 func (n *node) set(name string) dataplane.ServiceName {
@@ -125,8 +126,8 @@ func TestOldModeStaysUntilRemovingIsAllowed(t *testing.T) {
 	n.restart() // it is not known which mode ran
 	r := n.ruleset(servers)
 	r.Prune = false
-	if result := n.apply(r); result.Retiring != "" || !result.Lingering {
-		t.Errorf("retiring %q, lingering %t", result.Retiring, result.Lingering)
+	if result := n.apply(r); result.Retiring != "" || !result.OwnFlows {
+		t.Errorf("retiring %q, own flows %t", result.Retiring, result.OwnFlows)
 	}
 	n.expect("without a confirmed list", held{rules: "shop/cart", servers: "shop/cart"})
 	r = n.ruleset(servers)
@@ -140,15 +141,15 @@ func TestRestartInTheMiddleOfASwitch(t *testing.T) {
 	n.apply(n.ruleset(servers))
 	n.kernel[servers].Drain("2 connections")
 	result := n.apply(n.ruleset(rules))
-	if want := "what served mode IPVS goes later: 2 connections"; result.Retiring != want || !result.Lingering {
-		t.Errorf("retiring %q, want %q; lingering %t", result.Retiring, want, result.Lingering)
+	if want := "what served mode IPVS goes later: 2 connections"; result.Retiring != want || !result.OwnFlows {
+		t.Errorf("retiring %q, want %q; own flows %t", result.Retiring, want, result.OwnFlows)
 	}
 	n.restart()
 	n.apply(n.ruleset(rules))
 	n.expect("after a restart", held{rules: "shop/cart", servers: "shop/cart"})
 	n.kernel[servers].Drain("")
-	if result := n.apply(n.ruleset(rules)); result.Retiring != "" || result.Lingering {
-		t.Errorf("retiring %q, lingering %t", result.Retiring, result.Lingering)
+	if result := n.apply(n.ruleset(rules)); result.Retiring != "" || result.OwnFlows {
+		t.Errorf("retiring %q, own flows %t", result.Retiring, result.OwnFlows)
 	}
 	n.expect("once connections have ended", held{rules: "shop/cart"})
 }
@@ -205,10 +206,10 @@ func TestBothModesFail(t *testing.T) {
 func TestUnsupportedMode(t *testing.T) {
 	n := newNode(t)
 	n.kernel[servers].Lack("no ip_vs")
-	if err := n.plane.SupportsMode(t.Context(), servers, nil); !errors.Is(err, dataplane.ErrUnsupported) {
+	if err := n.plane.Supported(t.Context(), n.ruleset(servers)); !errors.Is(err, dataplane.ErrUnsupported) {
 		t.Errorf("IPVS: %v", err)
 	}
-	if err := n.plane.SupportsMode(t.Context(), rules, nil); err != nil {
+	if err := n.plane.Supported(t.Context(), n.ruleset(rules)); err != nil {
 		t.Errorf("iptables: %v", err)
 	}
 	if _, err := n.plane.Apply(t.Context(), n.ruleset(servers)); !errors.Is(err, dataplane.ErrUnsupported) {
@@ -227,7 +228,7 @@ func TestRefusedServices(t *testing.T) {
 	n := newNode(t)
 	n.apply(n.ruleset(servers))
 	n.kernel[rules].Refuse("shop", "cart", "no module")
-	if result := n.apply(n.ruleset(rules)); !strings.Contains(result.Retiring, "mode IPTables refuses") {
+	if result := n.apply(n.ruleset(rules)); !strings.Contains(result.Retiring, "mode IPTables rejects") {
 		t.Errorf("retiring %q", result.Retiring)
 	}
 	n.expect("while rules are refused", held{servers: "shop/cart"})
@@ -299,11 +300,11 @@ func TestFullPassLooksAgain(t *testing.T) {
 func TestVerifyAndAuditAskTheModeThatIsWanted(t *testing.T) {
 	n := newNode(t)
 	n.apply(n.ruleset(rules))
-	d, err := n.plane.Verify(t.Context(), n.ruleset(rules))
+	d, err := n.plane.Verify(t.Context(), n.ruleset(rules), dataplane.VerifyOptions{})
 	if err != nil || d.Count != 0 {
 		t.Errorf("%+v, %v", d, err)
 	}
-	a, err := n.plane.Audit(t.Context(), n.ruleset(servers))
+	a, err := n.plane.Verify(t.Context(), n.ruleset(servers), dataplane.VerifyOptions{Audit: true})
 	if err != nil || len(a.Findings) != 1 || n.kernel[rules].Audits() != 0 {
 		t.Errorf("%+v, %v", a, err)
 	}
@@ -314,7 +315,7 @@ func TestCleanup(t *testing.T) {
 	n := newNode(t)
 	n.apply(n.ruleset(servers))
 	n.kernel[rules].Plant(&dataplane.Service{})
-	if err := n.plane.Cleanup(t.Context()); err != nil {
+	if err := n.plane.Cleanup(t.Context(), dataplane.CleanupOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	n.expect("after a clean-up", held{})
@@ -337,7 +338,7 @@ func TestCleanup(t *testing.T) {
 	} {
 		n.kernel[rules].Fail(tt.rules)
 		n.kernel[servers].Fail(tt.servers)
-		err := n.plane.Cleanup(t.Context())
+		err := n.plane.Cleanup(t.Context(), dataplane.CleanupOptions{})
 		if err == nil || errors.Is(err, dataplane.ErrUnsupported) != tt.absent || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -395,19 +396,56 @@ func TestLooksAgainAtWhatRetires(t *testing.T) {
 // excluding is a data plane that notes what it is told.
 type excluding struct {
 	*dataplanetest.Fake
-	told []string
+	told []netip.Prefix
 }
 
-func (e *excluding) Exclude(cidrs []string) error {
-	e.told = cidrs
+func (e *excluding) Cleanup(_ context.Context, o dataplane.CleanupOptions) error {
+	e.told = o.Exclude
 	return nil
 }
 
 func TestExcludeReachesTheModeThatAsks(t *testing.T) {
 	plane := &excluding{Fake: dataplanetest.NewFake()}
-	d := New(map[v1alpha1.ProxyMode]dataplane.Dataplane{rules: dataplanetest.NewFake(), servers: plane})
+	d := New(Plane{Of(rules), dataplanetest.NewFake()}, Plane{Of(servers), plane})
 	fanout := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: d})
-	if err := fanout.Exclude([]string{"10.0.0.0/8"}); err != nil || len(plane.told) != 1 {
+	ranges, err := dataplane.ExcludedRanges([]string{"10.0.0.0/8"})
+	if err = errors.Join(err, fanout.Cleanup(t.Context(), dataplane.CleanupOptions{Exclude: ranges})); err != nil || len(plane.told) != 1 {
 		t.Errorf("%v, told %v", err, plane.told)
+	}
+}
+
+// TestSupportIsAskedOnce in a pass.
+func TestSupportIsAskedOnce(t *testing.T) {
+	n := newNode(t)
+	if err := n.plane.Supported(t.Context(), n.ruleset(servers)); err != nil {
+		t.Fatal(err)
+	}
+	n.apply(n.ruleset(servers))
+	if asked := n.kernel[servers].Asked(); asked != 1 {
+		t.Errorf("asked %d times", asked)
+	}
+	n.fresh = true
+	n.apply(n.ruleset(servers))
+	if asked := n.kernel[servers].Asked(); asked != 2 {
+		t.Errorf("asked %d times by the next pass", asked)
+	}
+}
+
+func TestDeclarations(t *testing.T) {
+	all := Declarations()
+	baselines := 0
+	for i, d := range all {
+		if d.Baseline {
+			baselines++
+		}
+		if i > 0 && !all[i-1].Precedes(&d) {
+			t.Errorf("%s comes after %s, but does not follow it", d.Mode, all[i-1].Mode)
+		}
+		if got := Of(d.Mode); got.Mode != d.Mode || models[d.Mode] == nil {
+			t.Errorf("%s is not known, or has no model", d.Mode)
+		}
+	}
+	if unknown := Of("Magic"); baselines != 1 || !all[len(all)-1].Precedes(&unknown) {
+		t.Errorf("%d baselines, an unknown mode %+v", baselines, unknown)
 	}
 }

@@ -79,7 +79,7 @@ func TestSignsInTheKernel(t *testing.T) {
 	}
 }
 
-// TestLookingMakesNothing: tables of the legacy variant exist once somebody has
+// TestLookingMakesNothing: tables of the legacy variant exist once another program has
 // asked for them.
 func TestLookingMakesNothing(t *testing.T) {
 	ownNamespace(t)

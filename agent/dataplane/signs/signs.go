@@ -29,7 +29,7 @@ type Canary struct {
 	Table string
 }
 
-// String names it for people.
+// String names it human-readable.
 func (c Canary) String() string {
 	variant := "nf_tables"
 	if c.Legacy {
@@ -57,10 +57,10 @@ type Options struct {
 	// Remove removes canaries from the kernel. Those that cannot be removed
 	// because somebody's rules jump to them stay, which is no error.
 	Remove func(ctx context.Context, canaries []Canary) error
-	// OwnDevice reports whether the device kube-ipvs0 may be that of our own mode
-	// IPVS, so that it shows nobody. It may be called from any goroutine. Nil: it
+	// OwnLink reports whether a network link may be one of our own modes',
+	// so that it indicates no other proxy. It may be called from any goroutine. Nil: it
 	// never is.
-	OwnDevice func() bool
+	OwnLink func(name string) bool
 	// Now is the time.
 	Now func() time.Time
 	// RunFolder is where programs keep their sockets. Empty: /var/run.
@@ -94,16 +94,17 @@ func New(o Options) *Spotter {
 
 // sign is one that is looked for.
 type sign struct {
-	// what it is, for people, and who makes it.
+	// what it is, human-readable, and who makes it.
 	what, who string
 	// appears: it only tells by appearing.
 	appears bool
 	// left says what it does when it is left behind, and how to remove it; empty:
 	// we take it over, or remove it ourselves.
 	left string
-	// ownable: it may be ours; see Options.OwnDevice.
-	ownable bool
-	there   func(place) (bool, error)
+	// link is the network link that it is; empty: it is none that may be ours. See
+	// Options.OwnLink.
+	link  string
+	there func(place) (bool, error)
 }
 
 // canaries are where kube-proxy puts its canary. Of the legacy variant the
@@ -142,7 +143,7 @@ func all() []sign {
 	const ifGone = "if it no longer runs on this node, remove that with "
 	return append(out,
 		sign{
-			what: "device kube-ipvs0", who: "kube-proxy in mode ipvs", appears: true, ownable: true,
+			what: "device kube-ipvs0", who: "kube-proxy in mode ipvs", appears: true, link: "kube-ipvs0",
 			there: device("kube-ipvs0"),
 		},
 		sign{
@@ -181,7 +182,7 @@ func (s *Spotter) OtherProxy(ctx context.Context) (string, error) {
 			delete(s.former, one.what)
 		case !one.appears:
 			return fmt.Sprintf("%s is there, as made by %s; %s", one.what, one.who, one.left), nil
-		case one.ownable && s.owns():
+		case s.owns(one.link):
 			s.former[one.what] = true
 		case !s.former[one.what]:
 			return fmt.Sprintf("%s has appeared, as made by %s", one.what, one.who), nil
@@ -193,8 +194,10 @@ func (s *Spotter) OtherProxy(ctx context.Context) (string, error) {
 	return "", errors.Join(errs...)
 }
 
-// owns reports whether what is ownable may be ours.
-func (s *Spotter) owns() bool { return s.options.OwnDevice != nil && s.options.OwnDevice() }
+// owns reports whether a network link may be ours.
+func (s *Spotter) owns(link string) bool {
+	return link != "" && s.options.OwnLink != nil && s.options.OwnLink(link)
+}
 
 // ciliumPause is the time between questions to a Cilium agent.
 const ciliumPause = 10 * time.Second

@@ -11,7 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// fakePlace holds what stands on a node, by its name for people.
+// fakePlace holds what stands on a node, by its human-readable name.
 type fakePlace struct {
 	things map[string]bool
 	cilium string // "" : no agent answers; yes, no
@@ -122,7 +122,7 @@ func TestOwnDevice(t *testing.T) {
 	const device = "device kube-ipvs0"
 	s, p, _ := newSpotter()
 	ours := false
-	s.options.OwnDevice = func() bool { return ours }
+	s.options.OwnLink = func(name string) bool { return ours && name == "kube-ipvs0" }
 	begin(t, s)
 	for _, step := range []struct{ ours, there, shows bool }{
 		{false, false, false},
@@ -255,7 +255,7 @@ func TestSignsThatCannotBeRead(t *testing.T) {
 func TestEverySignSaysWhatToDo(t *testing.T) {
 	var names []string
 	for _, one := range all() {
-		if one.what == "" || one.who == "" || (one.left == "") != one.ownable || slices.Contains(names, one.what) {
+		if one.what == "" || one.who == "" || (one.left == "") != (one.link != "") || slices.Contains(names, one.what) {
 			t.Errorf("incomplete, or twice: %+v", one)
 		}
 		names = append(names, one.what)

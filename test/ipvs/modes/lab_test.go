@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -147,19 +146,18 @@ func (l *lab) useLegacyPrograms() {
 // start starts an agent's data plane, which knows nothing of what ran before.
 func (l *lab) start() {
 	family := l.at.family
-	o := iptables.Options{Programs: iptables.NewPrograms(l.programs, ""), Commits: &iptables.Commits{}}
 	if l.clock == nil {
 		l.clock = clock.NewFakeClock(clockStart)
 	}
-	l.kernel = &mortal{Kernel: ipvs.NewKernel(family, ipvs.KernelOptions{})}
-	l.kernel.left.Store(-1)
-	l.plane = modes.New(map[v1alpha1.ProxyMode]dataplane.Dataplane{
-		v1alpha1.ModeIPTables: iptables.New(family, o),
-		v1alpha1.ModeIPVS: ipvs.New(family, ipvs.Options{
-			Kernel: l.kernel, Rules: iptables.NewKeeper(family, o), Clock: l.clock,
-		}),
-	})
-	l.plane.Clock = l.clock
+	wrap := func(f dataplane.Family, kernel ipvs.Kernel) ipvs.Kernel {
+		if f != family {
+			return kernel
+		}
+		l.kernel = &mortal{Kernel: kernel}
+		l.kernel.left.Store(-1)
+		return l.kernel
+	}
+	l.plane = modes.NewNode(modes.Options{ProgramsFolder: l.programs, Clock: l.clock, WrapIPVS: wrap}).Planes[family]
 }
 
 // apply applies the rules in a mode and returns what is left of the other one,

@@ -74,7 +74,7 @@ func (l *lab) alone() map[v1alpha1.ProxyMode]string {
 			}
 		}
 		out[mode] = l.holds()
-		if err := l.plane.Cleanup(l.Context()); err != nil {
+		if err := l.plane.Cleanup(l.Context(), dataplane.CleanupOptions{}); err != nil {
 			l.Fatal(err)
 		}
 		l.start()
@@ -93,7 +93,7 @@ func (l *lab) retired(mode v1alpha1.ProxyMode, fresh string) {
 	if left := l.apply(mode); left != "" {
 		l.Errorf("in mode %s is left: %s", mode, left)
 	}
-	if d, err := l.plane.Verify(l.Context(), l.rules); err != nil || d.Count > 0 {
+	if d, err := l.plane.Verify(l.Context(), l.rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 {
 		l.Errorf("in mode %s: %+v, %v", mode, d, err)
 	}
 	l.rules.Full = true

@@ -110,7 +110,7 @@ func (p *plane) set(list ...*dataplane.Service) {
 func (p *plane) apply(t *testing.T) dataplane.Result {
 	t.Helper()
 	if p.r.Full {
-		if err := p.plane.Supported(t.Context(), &p.r.Node); err != nil {
+		if err := p.plane.Supported(t.Context(), p.r); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -124,7 +124,7 @@ func (p *plane) apply(t *testing.T) dataplane.Result {
 
 func (p *plane) verify(t *testing.T, want int) dataplane.Difference {
 	t.Helper()
-	diff, err := p.plane.Verify(t.Context(), p.r)
+	diff, err := p.plane.Verify(t.Context(), p.r, dataplane.VerifyOptions{})
 	if err != nil || diff.Count != want {
 		t.Fatalf("%v, %+v; want %d", err, diff, want)
 	}
@@ -262,7 +262,7 @@ func (p *plane) lifeOfServices(t *testing.T) {
 // cleanup expects that nothing is left.
 func (p *plane) cleanup(t *testing.T) {
 	t.Helper()
-	if err := p.plane.Cleanup(t.Context()); err != nil {
+	if err := p.plane.Cleanup(t.Context(), dataplane.CleanupOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	p.empty(t)

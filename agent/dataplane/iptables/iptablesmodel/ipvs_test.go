@@ -9,7 +9,7 @@ import (
 
 // servers is an IPVS with two real servers at 10.96.0.1:80, none at
 // 10.96.0.2:80, one on the node itself at 192.168.0.2:3001 and at 10.96.0.3:3001, which
-// is not the node's, one that is refused at times at 192.168.0.2:3002, and the ipset "own".
+// is not the node's, one that is rejected at times at 192.168.0.2:3002, and the ipset "own".
 type servers struct{}
 
 func (servers) Bound(a netip.Addr) bool {

@@ -1,7 +1,7 @@
 // Package ipvsmodel is a model of a kernel with IPVS: virtual servers, the device
 // kube-ipvs0, ipsets, connections, and what becomes of a packet that meets them
 // between the rules of package iptablesmodel. It does what the kernel does and
-// refuses what the kernel refuses, so that tests compare what the mode programs to
+// refuses what the kernel rejects, so that tests compare what the mode programs to
 // what it is for.
 package ipvsmodel
 
@@ -95,7 +95,7 @@ type Call struct {
 	Name   string // of a scheduler, a sysctl or an ipset
 }
 
-// String names the method and what it was about, for people and for tests to
+// String names the method and what it was about, human-readable and for tests to
 // compare.
 func (c Call) String() string {
 	parts := []string{c.Method}
@@ -418,7 +418,7 @@ func (k *Kernel) RemoveSysctl(name string) {
 	delete(k.sysctls, name)
 }
 
-// keyText is a virtual server as an ipset's entry, for people.
+// keyText is a virtual server as an ipset's entry, human-readable.
 func keyText(k ipvs.Key) string {
 	return fmt.Sprintf("%s,%s:%d", k.Addr, strings.ToLower(string(k.Protocol)), k.Port)
 }

@@ -115,7 +115,7 @@ func TestPersistenceWithoutWeight(t *testing.T) {
 	}
 }
 
-// IPVS forgets a client that was refused.
+// IPVS forgets a client that was rejected.
 func TestRefusalEndsPersistence(t *testing.T) {
 	k := newKernel(t, ipvs.Server{Scheduler: "rr", Flags: ipvs.FlagPersistent, Timeout: 60})
 	p := iptablesmodel.Packet{Protocol: "tcp", In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)}
@@ -253,7 +253,7 @@ func TestEntriesThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestSetsApart: an ipset that is refused does not keep others from being changed and
+// TestSetsApart: an ipset that is rejected does not keep others from being changed and
 // deleted, but from losing entries.
 func TestSetsApart(t *testing.T) {
 	k := New(dataplane.IPv4)

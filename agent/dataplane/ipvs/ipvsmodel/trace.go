@@ -58,7 +58,7 @@ func (p packets) Choose(packet iptablesmodel.Packet) ([]netip.AddrPort, bool) {
 }
 
 // hashing are the schedulers that choose by an address alone, from all real servers.
-// A connection that gets one of weight 0 is refused.
+// A connection that gets one of weight 0 is rejected.
 var hashing = []string{"sh", "dh"}
 
 // candidates are the real servers that a new connection of a client may get: that
@@ -123,7 +123,7 @@ func (k *Kernel) Connect(p iptablesmodel.Packet) (iptablesmodel.Outcome, error) 
 }
 
 // Remember says which real server of a virtual server a client has got; the zero one:
-// it was refused, and does not get back what it had before.
+// it was rejected, and does not get back what it had before.
 func (k *Kernel) Remember(key ipvs.Key, client netip.Addr, real netip.AddrPort) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -173,7 +173,7 @@ func (k *Kernel) Pass(d time.Duration) {
 	k.now += d
 }
 
-// Server prints a virtual server with its real servers, for people and for tests
+// Server prints a virtual server with its real servers, human-readable and for tests
 // to compare: "rr 0x1 10800 10.0.0.1:80 10.0.0.2:80=0 10.0.0.3:80/3", where flags
 // and timeout stand if there are any, the weight if it is not 1, and the forwarding
 // if it is not masquerading. Empty: there is none.

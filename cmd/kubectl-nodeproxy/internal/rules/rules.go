@@ -12,6 +12,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
@@ -94,7 +95,7 @@ type Port struct {
 // Address is an address, or the node's own ones, at which a port answers.
 type Address struct {
 	// Kind is ClusterIP, ExternalIP, LoadBalancerIP or NodePort.
-	Kind string `json:"kind"`
+	Kind dataplane.Kind `json:"kind"`
 	// At is address:port; of a node port the port alone.
 	At string `json:"at"`
 	// Policy is the traffic policy of what comes by this address.
@@ -106,14 +107,6 @@ type Lost struct {
 	At string `json:"at"`
 	To string `json:"to"`
 }
-
-// Kinds of addresses.
-const (
-	clusterIP      = "ClusterIP"
-	externalIP     = "ExternalIP"
-	loadBalancerIP = "LoadBalancerIP"
-	nodePort       = "NodePort"
-)
 
 // families are both IP families, in the order in which they are printed.
 func families() []dataplane.Family { return []dataplane.Family{dataplane.IPv4, dataplane.IPv6} }
@@ -241,19 +234,16 @@ func policy(local bool) v1alpha1.TrafficPolicy {
 
 func port(svc *dataplane.Service, p *dataplane.Port, set *combine.Set) Port {
 	out := Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, NodePort: p.NodePort, Cluster: p.Cluster, Local: p.Local, Addresses: []Address{}}
-	add := func(kind string, list []netip.Addr, local bool) {
-		for _, a := range list {
-			left := set.Mode == v1alpha1.ModeIPVS && svc.OfOther(a, set.Node.Addresses)
-			if p.Serves(a) && !left {
-				out.Addresses = append(out.Addresses, Address{Kind: kind, At: netip.AddrPortFrom(a, p.Port).String(), Policy: policy(local)})
-			}
+	mode := modes.Of(set.Mode)
+	for d := range svc.DestinationsOf(p) {
+		at := d.AddrPort().String()
+		switch {
+		case d.Kind == dataplane.NodePort:
+			at = fmt.Sprint(d.Number)
+		case mode.Unserved(svc, set.Node.Addresses, d.Address):
+			continue
 		}
-	}
-	add(clusterIP, []netip.Addr{svc.ClusterIP}, svc.InternalLocal)
-	add(externalIP, svc.ExternalIPs, svc.ExternalLocal)
-	add(loadBalancerIP, svc.LoadBalancerIPs, svc.ExternalLocal)
-	if p.NodePort != 0 {
-		out.Addresses = append(out.Addresses, Address{Kind: nodePort, At: fmt.Sprint(p.NodePort), Policy: policy(svc.ExternalLocal)})
+		out.Addresses = append(out.Addresses, Address{Kind: d.Kind, At: at, Policy: policy(d.Local)})
 	}
 	external := svc.ExternallyAccessible(p)
 	out.UsesCluster = !svc.InternalLocal || external

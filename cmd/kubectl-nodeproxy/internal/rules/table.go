@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
@@ -76,16 +77,16 @@ func (p *Port) label() string {
 func (p *Port) addresses() string {
 	var texts []string
 	for _, a := range p.Addresses {
-		if a.Kind == nodePort {
+		if a.Kind == dataplane.NodePort {
 			texts = append(texts, "node port "+a.At)
 			continue
 		}
 		at := netip.MustParseAddrPort(a.At)
 		text := at.Addr().String()
 		switch a.Kind {
-		case externalIP:
+		case dataplane.ExternalIP:
 			text = "external " + text
-		case loadBalancerIP:
+		case dataplane.LoadBalancerIP:
 			text = "load balancer " + text
 		}
 		texts = append(texts, text)
@@ -106,7 +107,7 @@ func (s *Service) policy(p *Port) string {
 
 func (p *Port) external() bool {
 	for _, a := range p.Addresses {
-		if a.Kind != clusterIP {
+		if a.Kind != dataplane.ClusterIP {
 			return true
 		}
 	}

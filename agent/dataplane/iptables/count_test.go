@@ -12,7 +12,6 @@ import (
 
 func TestRulesAreCountedByTable(t *testing.T) {
 	f := newFixture(t)
-	f.plane.kernel = &tally{kernel: f.kernel}
 	check := func(when string, written map[string]int, failed bool, result dataplane.Result) {
 		t.Helper()
 		want := map[string]dataplane.TableCount{}
@@ -32,7 +31,7 @@ func TestRulesAreCountedByTable(t *testing.T) {
 	check("first", nil, false, f.apply())
 	check("nothing to do", map[string]int{}, false, f.apply())
 
-	// Without endpoints the Service is refused by one rule in filter.
+	// Without endpoints the Service is rejected by one rule in filter.
 	empty := *services[0]
 	empty.Ports = append([]dataplane.Port(nil), empty.Ports...)
 	for i := range empty.Ports {

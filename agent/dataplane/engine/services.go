@@ -1,0 +1,135 @@
+package engine
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// retryPause is the least time between two full passes that are made because a
+// rejected Service of one namespace has changed.
+const retryPause = 10 * time.Second
+
+// KeptOf returns the Services that Ruleset.Keep names and that are desired.
+func KeptOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
+	kept := map[dataplane.ServiceName]struct{}{}
+	for name := range r.Keep {
+		if r.Services[name] != nil {
+			kept[name] = struct{}{}
+		}
+	}
+	return kept
+}
+
+// Unknown reports whether it is not known what the kernel has of a Service.
+func (e *Engine[P]) Unknown(name dataplane.ServiceName) bool {
+	_, kept := e.Kept[name]
+	return kept || e.Rejected[name].Unknown
+}
+
+// Resting are the Services that were rejected before and are not tried this time,
+// because nothing of them has changed and their time has not come.
+func (e *Engine[P]) Resting(r *dataplane.Ruleset) map[dataplane.ServiceName]Rejection[P] {
+	out := map[dataplane.ServiceName]Rejection[P]{}
+	for name := range r.Rest {
+		if why, rejected := e.Rejected[name]; rejected && r.Services[name] != nil {
+			out[name] = why
+		}
+	}
+	return out
+}
+
+// toWrite are the Services to be written without a full pass, sorted. Done is false if there are
+// more, of which it is not known what the kernel has.
+func (e *Engine[P]) toWrite(r *dataplane.Ruleset, all bool) (names []dataplane.ServiceName, done bool) {
+	set := make(map[dataplane.ServiceName]struct{}, len(r.Dirty))
+	maps.Copy(set, r.Dirty)
+	retry := func(name dataplane.ServiceName) {
+		if _, rests := r.Rest[name]; !rests {
+			set[name] = struct{}{}
+		}
+	}
+	for name := range e.Rejected {
+		retry(name)
+	}
+	for name := range e.ops.Conflicts() {
+		retry(name)
+	}
+	if all {
+		for name := range r.Services {
+			set[name] = struct{}{}
+		}
+	}
+	done = true
+	for name := range set {
+		if !e.Unknown(name) {
+			continue
+		}
+		delete(set, name)
+		if all || !e.waits(r, name) {
+			done = false
+		}
+	}
+	return slices.SortedFunc(maps.Keys(set), dataplane.ServiceName.Compare), done
+}
+
+// waits reports whether a Service of which it is not known what the kernel has
+// stays rejected for now: it takes a full pass to try it, and what is wrong in one
+// namespace must not cost all others one after the other. If it does not wait, it
+// has that now.
+func (e *Engine[P]) waits(r *dataplane.Ruleset, name dataplane.ServiceName) bool {
+	_, kept := e.Kept[name]
+	if kept || r.Services[name] == nil {
+		return false
+	}
+	now := e.clock.Now()
+	maps.DeleteFunc(e.retried, func(_ string, at time.Time) bool { return now.Sub(at) >= retryPause })
+	if _, lately := e.retried[name.Namespace]; lately {
+		return true
+	}
+	e.retried[name.Namespace] = now
+	return false
+}
+
+// parts are the Services to be written in one go: first those that have changed and are not
+// large, then all, if there are any large ones.
+func (e *Engine[P]) parts(r *dataplane.Ruleset, names []dataplane.ServiceName) [][]dataplane.ServiceName {
+	if r.Recheck {
+		return [][]dataplane.ServiceName{names}
+	}
+	large := false
+	var small []dataplane.ServiceName
+	for _, name := range names {
+		_, dirty := r.Dirty[name]
+		switch {
+		case !dirty:
+		case e.ops.Large(name, r.Services[name]):
+			large = true
+		default:
+			small = append(small, name)
+		}
+	}
+	if !large || len(small) == 0 {
+		return [][]dataplane.ServiceName{names}
+	}
+	return [][]dataplane.ServiceName{small, names}
+}
+
+// NoneTaken is an error where it is proven that the kernel takes none of the n Services, which are of
+// several namespaces: then the fault is not in single Services. Within one
+// namespace it may be in all of them.
+func NoneTaken[P any](n int, rejected map[dataplane.ServiceName]Rejection[P]) error {
+	if len(rejected) < n || !dataplane.SeveralNamespaces(maps.Keys(rejected)) {
+		return nil
+	}
+	for _, r := range rejected {
+		if !r.Proven {
+			return nil
+		}
+	}
+	first := slices.MinFunc(slices.Collect(maps.Keys(rejected)), dataplane.ServiceName.Compare)
+	return fmt.Errorf("the kernel rejects all %d Services; of %s: %s", n, first, rejected[first].Reason)
+}

@@ -1,0 +1,138 @@
+package iptables
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// compareDispatch returns how the shared chains with rules of Services differ,
+// but for that which has to wait for writeFirewall.
+func (p *fullPass) compareDispatch() []*sharedDiff {
+	return slices.DeleteFunc(compareShared(p.want, p.state, &p.scope),
+		func(d *sharedDiff) bool { return !d.chain.dispatch || p.waits(d) })
+}
+
+// noteAdded notes the Services whose rules in shared chains were added.
+func (p *fullPass) noteAdded(diffs []*sharedDiff) {
+	for _, d := range diffs {
+		for _, r := range d.add {
+			p.changed[r.owner] = struct{}{}
+		}
+	}
+}
+
+// writeDispatch brings the shared chains with rules of Services up to date: in one call,
+// unless that is too much for one or the kernel rejects it.
+func (p *fullPass) writeDispatch(ctx context.Context, diffs []*sharedDiff) error {
+	if p.tooManyFor(diffs) {
+		return p.writeDispatchInParts(ctx, diffs)
+	}
+	var t transaction
+	for _, d := range diffs {
+		t.writeShared(d)
+	}
+	err := p.write(ctx, &t)
+	switch {
+	case isRejection(err):
+		// Part of it may have gone in.
+		if p.state, err = p.kernel.read(ctx); err != nil {
+			return err
+		}
+		return p.writeDispatchInParts(ctx, p.compareDispatch())
+	case err != nil:
+		return err
+	}
+	p.noteAdded(diffs)
+	return nil
+}
+
+// writeDispatchInParts is writeDispatch by many calls: rule by rule, first those that are
+// missing, so that at no time more are missing than before. A Service that is rejected keeps
+// the rules that it had.
+func (p *fullPass) writeDispatchInParts(ctx context.Context, diffs []*sharedDiff) error {
+	additions := map[dataplane.ServiceName][]dispatchRule{}
+	var declared transaction
+	for _, d := range diffs {
+		for _, r := range d.add {
+			additions[r.owner] = append(additions[r.owner], r.dispatchRule)
+		}
+		if d.missing {
+			declared.declareShared(d.chain.id)
+		}
+	}
+	if err := p.write(ctx, &declared); err != nil {
+		return err
+	}
+	if err := p.addDispatch(ctx, additions); err != nil {
+		return err
+	}
+	c := &calls{limit: perCall(p.kernel, batchRules)}
+	for _, in := range []table{nat, filter} { // what is rejected stays so until it is translated
+		for _, d := range diffs {
+			if d.chain.id.table != in {
+				continue
+			}
+			if len(d.add) > 0 {
+				c.with(2*len(d.head)).putFirst(d.chain.id, d.head)
+			}
+			if d.fixed {
+				c.with(len(d.chain.fixed)).appendRules(d.chain.id, d.chain.fixed)
+			}
+			var rules []dispatchRule
+			for _, spec := range d.remove {
+				owner, owned := commentOwner(comment(spec))
+				if _, rejected := p.scope.rejected[owner]; !owned || !rejected {
+					rules = append(rules, dispatchRule{in: d.chain.id, hash: ruleHash(spec), spec: spec})
+				}
+			}
+			c.replace(rules, nil, in)
+		}
+	}
+	for _, t := range c.list {
+		if err := t.fill(ctx, p.kernel); err != nil {
+			return err
+		}
+		if err := p.write(ctx, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addDispatch adds the rules of Services in shared chains, those that refuse first. Only
+// a Service that is a batch by itself takes several calls. What went in of it before one
+// is rejected stays: see noteHeld.
+func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.ServiceName][]dispatchRule) error {
+	names := slices.SortedFunc(maps.Keys(additions), dataplane.ServiceName.Compare)
+	return p.faults.isolate(names, func(batch []dataplane.ServiceName) (string, error) {
+		var rules []dispatchRule
+		for _, in := range []table{filter, nat} {
+			for _, name := range batch {
+				for _, r := range additions[name] {
+					if r.in.table == in {
+						rules = append(rules, r)
+					}
+				}
+			}
+		}
+		for part := range slices.Chunk(rules, p.faults.Capacity) {
+			var t transaction
+			for _, r := range part {
+				t.addRule(r)
+			}
+			err := p.write(ctx, &t)
+			if isRejection(err) {
+				if undoErr := p.takeBack(ctx, &t); undoErr != nil {
+					return t.String(), undoErr
+				}
+			}
+			if err != nil {
+				return t.String(), err
+			}
+		}
+		return "", nil
+	})
+}

@@ -1,0 +1,44 @@
+package ipvs
+
+import (
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Declaration describes mode IPVS. Packets come to the rules of mode IPTables before they come
+// to virtual servers.
+func Declaration() dataplane.Declaration {
+	const only = " Only in mode IPVS."
+	out := dataplane.Declaration{
+		Mode: v1alpha1.ModeIPVS, Precedence: 30, OwnFlows: true, BindsAddresses: true,
+		Advice: "Kubernetes retires kube-proxy's ipvs mode (off by default in 1.40, removed in 1.43): plan to move to mode IPTables",
+		Metrics: []dataplane.ObjectMetric{
+			{Object: dataplane.VirtualServers, Name: "ipvs_virtual_servers", Help: "IPVS virtual servers of nodeproxy in the kernel." + only},
+			{Object: dataplane.RealServers, Name: "ipvs_real_servers", Help: "Real servers of all virtual servers of nodeproxy together." + only},
+			{Object: dataplane.Draining, Name: "ipvs_draining_real_servers", Help: "Real servers that get no new connections and go once theirs have ended." + only},
+			{Object: dataplane.SetEntries, Name: "ipset_entries", Help: "Entries of all ipsets of nodeproxy." + only},
+		},
+		Owns: dataplane.Owned{
+			Chains: []string{
+				tableNAT + "/" + chainServices, tableNAT + "/" + chainPostrouting, tableNAT + "/" + chainMarkMasq,
+				tableNAT + "/" + chainNodePort, tableNAT + "/" + chainLoadBalancer,
+				tableFilter + "/" + chainForward, tableFilter + "/" + chainNodePort, tableFilter + "/" + chainProxyFirewall,
+				tableFilter + "/" + chainSourceRanges, tableFilter + "/" + chainIPVSFilter, tableFilter + "/" + chainIPVSOutFilter,
+			},
+			Links: []string{deviceName},
+		},
+	}
+	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		for _, name := range SetNames(family) {
+			out.Owns.Sets = append(out.Owns.Sets, string(name))
+		}
+	}
+	everything := &config{strictARP: true}
+	for _, s := range everything.sysctls(oldestRelease) {
+		out.Owns.Sysctls = append(out.Owns.Sysctls, s.name)
+	}
+	return out
+}
+
+// oldestRelease is that of a kernel which needs every sysctl.
+const oldestRelease = "4.18"

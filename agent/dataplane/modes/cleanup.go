@@ -1,0 +1,110 @@
+package modes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+const (
+	// retirePause is the time between checks of what is left of another mode.
+	retirePause = 10 * time.Second
+	// rejectedStay is for how long a mode is not retired because the one that runs rejects
+	// Services: as long as it may stay for connections.
+	rejectedStay = 15 * time.Minute
+)
+
+// retire removes what is left of modes that do not run, as far as is allowed,
+// and reports in result what is not. With an error the mode of r has no effect yet.
+func (d *Dataplane) retire(ctx context.Context, running *Plane, r *dataplane.Ruleset, result *dataplane.Result) error {
+	if !r.Prune { // the next Apply that is allowed to remove something is full
+		return nil
+	}
+	var pending []string
+	again := false
+	for i := range d.planes {
+		plane := &d.planes[i]
+		if _, due := d.due[plane.Mode]; !due {
+			continue
+		}
+		if running.Precedes(&plane.Declaration) && d.staysForRejected(plane, result) {
+			pending = append(pending, fmt.Sprintf("what serves mode %s stays for %s at most, for Services that mode %s rejects", plane.Mode, rejectedStay, r.Mode))
+			continue
+		}
+		why, err := plane.Retire(ctx, r)
+		switch {
+		case err != nil && plane.Precedes(&running.Declaration):
+			return fmt.Errorf("the rules of mode %s, which come first, could not be removed: %w", plane.Mode, err)
+		case err != nil:
+			again = true
+			if len(result.Warnings) < dataplane.MaxExamples {
+				result.Warnings = append(result.Warnings, fmt.Sprintf("what served mode %s could not be removed: %v; trying again every %s", plane.Mode, err, retirePause))
+			}
+		case why != "":
+			again = true
+			pending = append(pending, fmt.Sprintf("what served mode %s goes later: %s", plane.Mode, why))
+		default:
+			delete(d.due, plane.Mode)
+			d.use(plane.Mode, false)
+		}
+	}
+	result.Retiring = strings.Join(pending, "; ")
+	if again {
+		select {
+		case d.again <- struct{}{}:
+		default: // a check is due anyway
+		}
+	}
+	return nil
+}
+
+// staysForRejected reports whether a mode stays for Services that the running one rejects. Not
+// after a restart: see Dataplane.
+func (d *Dataplane) staysForRejected(plane *Plane, result *dataplane.Result) bool {
+	if !d.Uses(plane.Mode) || len(result.Refused) == 0 {
+		delete(d.rejectedSince, plane.Mode)
+		return false
+	}
+	now := d.Clock.Now()
+	if _, stays := d.rejectedSince[plane.Mode]; !stays {
+		d.rejectedSince[plane.Mode] = now
+	}
+	return now.Sub(d.rejectedSince[plane.Mode]) < rejectedStay
+}
+
+// Cleanup implements dataplane.Dataplane, for all modes. A mode of which the node
+// can have nothing returns no error. The error wraps dataplane.ErrUnsupported only if all that
+// has failed is that the node lacks what the baseline mode needs.
+func (d *Dataplane) Cleanup(ctx context.Context, o dataplane.CleanupOptions) error {
+	d.applied, d.asked = "", ""
+	clear(d.due)
+	d.follow("")
+	var errs []error
+	var absent error
+	for i := range d.planes {
+		plane := &d.planes[i]
+		err := plane.Cleanup(ctx, o)
+		switch {
+		case err == nil:
+			d.use(plane.Mode, false)
+		case plane.Baseline && errors.Is(err, dataplane.ErrUnsupported):
+			absent = err
+		default:
+			errs = append(errs, fmt.Errorf("mode %s: %w", plane.Mode, err))
+		}
+	}
+	failed := errors.Join(errs...)
+	switch {
+	case absent != nil && (failed == nil || errors.Is(failed, dataplane.ErrUnsupported)):
+		return errors.Join(absent, failed)
+	case absent != nil: // it must not hide the others
+		return fmt.Errorf("%v\n%w", absent, failed) //nolint:errorlint // see above
+	case errors.Is(failed, dataplane.ErrUnsupported):
+		return errors.New(failed.Error())
+	}
+	return failed
+}
