@@ -16,9 +16,9 @@ import (
 type fault struct {
 	// name is what a state with it is called.
 	name string
-	// service is the one to ask the doctor about; empty: all.
+	// service is the one to examine; empty: all.
 	service string
-	// finding is what the doctor calls it, and where the Service, node or policy.
+	// finding is its reason in doctor's report, and where the Service, node or policy.
 	finding, where string
 	// under is the finding that it follows from, if any.
 	under       string
@@ -100,7 +100,7 @@ spec:
   selector: {app: web}
   ports: [{port: 80, targetPort: 8080}]
 `),
-		neverReady(), refusedByTheCluster(),
+		neverReady(), rejectedByTheCluster(),
 	}
 }
 
@@ -135,10 +135,10 @@ spec:
 `)
 }
 
-// refusedByTheCluster is a Service of which a policy of the cluster lets nobody store
-// the rules. The policy is there some time before the Service, since the API server
-// does not go by it at once.
-func refusedByTheCluster() *fault {
+// rejectedByTheCluster is a Service whose rules an admission policy of the cluster denies.
+// The policy is created some time before the Service, because the API server does not apply
+// it at once.
+func rejectedByTheCluster() *fault {
 	policy := object("refused-policy", "", "", "", `
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -162,12 +162,12 @@ spec:
   policyName: e2e-refused
   validationActions: [Deny]
 `)
-	refused := service("refused", "ServiceRefused", "shop/refused", `
+	refused := service("refused", "ServiceRejected", "shop/refused", `
   selector: {app: web}
   ports: [{port: 80, targetPort: 8080}]
 `)
 	return &fault{
-		name: "service-refused", finding: refused.finding, where: refused.where,
+		name: "service-rejected", finding: refused.finding, where: refused.where,
 		plant: func(r *run) {
 			policy.plant(r)
 			r.until(30*time.Second, "the API server goes by the policy", func() error {
@@ -193,12 +193,12 @@ func refusedRules(r *run) string {
 	return path
 }
 
-// rulesUndone is somebody who deletes rules of node-1 again and again.
-func rulesUndone() *fault {
+// rulesModified is another program that deletes rules of node-1 again and again.
+func rulesModified() *fault {
 	var end context.CancelFunc
 	done := make(chan struct{})
 	return &fault{
-		name: "rules-undone", finding: "Drifted", where: "node-1",
+		name: "rules-modified", finding: "Drifted", where: "node-1",
 		plant: func(r *run) {
 			ctx, cancel := context.WithCancel(r.ctx)
 			end = cancel
@@ -221,7 +221,7 @@ func rulesUndone() *fault {
 		mend: func(r *run) {
 			end()
 			<-done
-			// A new agent has nothing to tell of it.
+			// A new agent reports no drift.
 			r.kubectl("delete", "pod", "-n", system, r.agentPods()["node-1"].Name)
 		},
 	}
@@ -269,7 +269,7 @@ func agentStopped() *fault {
 // nodeFaults are of node-1, which cannot have them together.
 func nodeFaults() []*fault {
 	return []*fault{
-		object("audit", "", "Audit", "node-1", `
+		object("audit", "", "AuditWithoutProxy", "node-1", `
 apiVersion: nodeproxy.io/v1alpha1
 kind: NodeProxyPolicy
 metadata: {name: audit}
@@ -321,7 +321,7 @@ func wholeFaults() []*fault {
 `)
 	return []*fault{
 		{
-			name: "controller-stopped", finding: changed.finding, where: changed.where, under: "NoControllerRuns",
+			name: "controller-stopped", finding: changed.finding, where: changed.where, under: "NoController",
 			plant: func(r *run) {
 				controllers(r, "0")
 				r.until(time.Minute, "no controller runs", func() error {

@@ -57,24 +57,25 @@ func (d *doctor) rows() []row {
 
 // finding is as much of a finding as the test needs.
 type finding struct {
-	Name, Service, Policy string
-	Nodes                 []string
-	Therefore             []finding
+	Reason, Service, Policy string
+	Nodes                   []string
+	Consequences            []finding
 }
 
-// report is what the doctor prints as JSON.
+// report is as much of the JSON of doctor as the test needs.
 type report struct {
-	Findings []finding
-	NotMade  []struct{ Check, Why string }
+	APIVersion, Kind string
+	Findings         []finding
+	SkippedChecks    []struct{ Check, Message string }
 }
 
 // has reports whether a finding is there, also below another one. Where is a Service,
 // a node or a policy.
-func (r *report) has(name, where string) bool { return has(r.Findings, name, where) }
+func (r *report) has(reason, where string) bool { return has(r.Findings, reason, where) }
 
-func has(found []finding, name, where string) bool {
+func has(found []finding, reason, where string) bool {
 	return slices.ContainsFunc(found, func(f finding) bool {
-		return f.Name == name && (where == "" || f.Service == where || f.Policy == where || slices.Contains(f.Nodes, where)) || has(f.Therefore, name, where)
+		return f.Reason == reason && (where == "" || f.Service == where || f.Policy == where || slices.Contains(f.Nodes, where)) || has(f.Consequences, reason, where)
 	})
 }
 
@@ -100,7 +101,7 @@ func (d *doctor) ask(r *run, service string) (*report, error) {
 	if err := json.Unmarshal(out.Bytes(), found); err != nil {
 		return nil, fmt.Errorf("doctor %s prints %q: %w", service, out.String(), err)
 	}
-	if findings := len(found.Findings) > 0; findings != (status == 1) || len(found.NotMade) > 0 {
+	if findings := len(found.Findings) > 0; findings != (status == 1) || len(found.SkippedChecks) > 0 || found.APIVersion != "cli.nodeproxy.io/v1alpha1" || found.Kind != "DoctorReport" {
 		return nil, fmt.Errorf("doctor %s: exit status %d with %s", service, status, out.String())
 	}
 	return found, nil
@@ -212,7 +213,7 @@ func (d *doctor) alone(r *run, limit time.Duration, f *fault) {
 		if err != nil {
 			return err
 		}
-		if len(found.Findings) != 1 || found.Findings[0].Name != want || !found.has(f.finding, f.where) {
+		if len(found.Findings) != 1 || found.Findings[0].Reason != want || !found.has(f.finding, f.where) {
 			return fmt.Errorf("with %s it names %+v, want %s alone", f.name, found.Findings, want)
 		}
 		return nil
@@ -240,7 +241,7 @@ func (d *doctor) gone(r *run) {
 func (d *doctor) together(r *run) {
 	silent := agentStopped()
 	silent.plant(r)
-	atOnce := append(objectFaults(), rulesUndone(), tableFull())
+	atOnce := append(objectFaults(), rulesModified(), tableFull())
 	for _, f := range atOnce {
 		f.plant(r)
 	}
@@ -275,7 +276,7 @@ func (d *doctor) record(r *run, folder string) {
 	r.must(err)
 	write := func(name string) { r.must(recorded.Record(r.ctx, config, filepath.Join(folder, name), time.Now())) }
 	write("healthy")
-	for _, f := range slices.Concat(objectFaults(), nodeFaults(), []*fault{rulesUndone(), tableFull(), agentStopped()}, wholeFaults()) {
+	for _, f := range slices.Concat(objectFaults(), nodeFaults(), []*fault{rulesModified(), tableFull(), agentStopped()}, wholeFaults()) {
 		f.plant(r)
 		d.alone(r, 3*time.Minute, f)
 		r.pass(2 * time.Second) // in which the controller does all that follows

@@ -120,7 +120,7 @@ func TestUndecodable(t *testing.T) {
 		"serviceproxyrules.yaml": "items: [{metadata: {name: shop.a}, spec: {formatVersion: 1}}, {metadata: {name: shop.b}, spec: {formatVersion: 1, ports: many}}]",
 	})
 	_, err := r.Read(t.Context(), []Kind{ServiceProxyRules}, nil)
-	if err == nil || !strings.HasPrefix(err.Error(), "the ServiceProxyRules shop.b cannot be understood: ") || !strings.Contains(err.Error(), "spec.ports") {
+	if err == nil || !strings.HasPrefix(err.Error(), "the ServiceProxyRules shop.b cannot be decoded: ") || !strings.Contains(err.Error(), "spec.ports") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -130,7 +130,7 @@ func TestNoNode(t *testing.T) {
 	t.Parallel()
 	r := served(t, 1, "")
 	for _, name := range []string{"", ".", "a/b", "../x", "Node-1", "a b"} {
-		if _, err := r.Node(t.Context(), name); err == nil || !strings.Contains(err.Error(), "cannot be the name of a node") {
+		if _, err := r.Node(t.Context(), name); err == nil || !strings.Contains(err.Error(), "is not a valid name of a node") {
 			t.Errorf("%q: error %v", name, err)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
@@ -251,12 +252,12 @@ func (w *world) examine(t *testing.T, service string) *Report {
 }
 
 // names are those of findings, with what follows from each in brackets.
-func names(found []Finding) string {
+func names(found []findings.Finding) string {
 	var out []string
 	for _, f := range found {
-		text := f.Name
-		if len(f.Therefore) > 0 {
-			text += "(" + names(f.Therefore) + ")"
+		text := f.Reason
+		if len(f.Consequences) > 0 {
+			text += "(" + names(f.Consequences) + ")"
 		}
 		out = append(out, text)
 	}
