@@ -13,7 +13,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// variantOf reads the flag --iptables-variant. Empty: any.
+// variantOf parses the flag --iptables-variant. Empty: any.
 func variantOf(flag string) (iptables.Variant, error) {
 	switch v := iptables.Variant(flag); v {
 	case "auto":
@@ -21,20 +21,20 @@ func variantOf(flag string) (iptables.Variant, error) {
 	case iptables.NFTables, iptables.Legacy:
 		return v, nil
 	default:
-		return "", fmt.Errorf("--iptables-variant %q: not known; give auto, nf_tables or legacy", flag)
+		return "", fmt.Errorf("--iptables-variant %q: unknown; use auto, nf_tables or legacy", flag)
 	}
 }
 
-// node is what the agent uses of its node.
+// node is the interface to the node.
 type node struct {
 	planes map[dataplane.Family]dataplane.Dataplane
-	// version tells which iptables the planes use.
+	// version returns which iptables the planes use.
 	version func() string
 	spotter dataplane.Spotter
 }
 
-// newNode joins what programs a node: each mode for each family. All of them use
-// the same programs and know each other's writes. It touches nothing yet.
+// newNode returns the data planes of a node: each mode for each IP family. They share the
+// programs, and know each other's writes. It does not access the kernel yet.
 func newNode(variant iptables.Variant, sysctlFolder string) node {
 	programs := iptables.NewPrograms("", variant)
 	commits := &iptables.Commits{}

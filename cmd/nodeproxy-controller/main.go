@@ -28,15 +28,15 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 )
 
-// leaseName is that of the Lease that the controller which works holds.
+// leaseName is the Lease of the leading controller.
 const leaseName = "nodeproxy-controller"
 
-// version is set by the linker; without it the module's version counts.
+// version is set by the linker; default: the module's version.
 var version string
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "render" {
-		// Its own output is what is printed; of the log only what is wrong matters.
+		// The output is what matters, so only errors are logged.
 		logger := textlogger.NewLogger(textlogger.NewConfig())
 		klog.SetLogger(logger)
 		ctrl.SetLogger(logger)
@@ -59,7 +59,7 @@ func main() {
 	}
 }
 
-// run works until the context ends.
+// run runs the controller until ctx is done.
 func run(ctx context.Context, o options, logger logr.Logger) error {
 	connection, err := connect.New(o.api, clock.RealClock{}, logger)
 	if err != nil {
@@ -73,7 +73,7 @@ func run(ctx context.Context, o options, logger logr.Logger) error {
 	probes := newProbes()
 	closeProbes, err := port{
 		flag: "health-probe-bind-address", address: o.healthProbeBindAddress, handler: probes,
-		failed: "The probes are not answered any more; the kubelet will start the controller again",
+		failed: "Health probes stopped; the kubelet will restart the controller",
 	}.serve(ctx, logger)
 	if err != nil {
 		return err
@@ -89,24 +89,23 @@ func run(ctx context.Context, o options, logger logr.Logger) error {
 		return err
 	}
 	if !await(ctx, needs.check, probes.unready, clock.RealClock{}, logger) {
-		return nil // it was told to stop
+		return nil // ctx is done
 	}
 	return manage(ctx, stop, cfg, scheme, probes, o, connection.Given(), logger)
 }
 
-// manage has the controller work, or stand by, until ctx is done; stop ends ctx.
+// manage runs the controller, active or on standby, until ctx is done; stop ends ctx.
 func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.Scheme, probes *probes, o options, apiServers []string, logger logr.Logger) error {
 	closeMetrics, err := port{
 		flag: "metrics-bind-address", address: o.metricsBindAddress, handler: metricsHandler(ctrlmetrics.Registry),
-		failed: "The metrics are not answered any more; everything else goes on. Start the controller again to have them back",
+		failed: "Metrics stopped; restart the controller to restore them",
 	}.serve(ctx, logger)
 	if err != nil {
 		return err
 	}
 	defer closeMetrics()
 	gate := leader.NewGate(clock.RealClock{})
-	// The manager goes on until what it was writing has ended and the lease is
-	// given back.
+	// The manager continues until pending writes have finished and the lease is released.
 	work, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	mgr, err := newManager(work, guarded(cfg, o, gate), scheme, o)
@@ -152,28 +151,27 @@ func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.
 	return outcome(err, <-elected, asked, logger)
 }
 
-// outcome is how the program ends. An election that ends although nobody has
-// asked us to stop is a failure: whoever runs the program must start it again.
-// After that, what goes wrong is only that the lease is not given back.
+// outcome returns the error with which the program ends. An election that ends without a
+// request to stop is a failure, so that the program is restarted. After such a request, only
+// the release of the lease can fail.
 func outcome(managerErr, electionErr error, asked bool, logger logr.Logger) error {
 	switch {
 	case managerErr != nil:
 		if electionErr != nil {
-			logger.Error(electionErr, "The election did not end well")
+			logger.Error(electionErr, "Leader election failed at shutdown")
 		}
 		return fmt.Errorf("run: %w", managerErr)
 	case electionErr == nil:
 		return nil
 	case asked:
-		logger.Error(electionErr, "The election did not end well")
+		logger.Error(electionErr, "Leader election failed at shutdown")
 		return nil
 	default:
 		return fmt.Errorf("run: %w", electionErr)
 	}
 }
 
-// guarded returns a configuration with which nothing is written while another
-// controller may lead.
+// guarded returns a configuration that denies writes while another controller may lead.
 func guarded(cfg *rest.Config, o options, gate *leader.Gate) *rest.Config {
 	if !o.leaderElect {
 		return cfg
@@ -183,7 +181,7 @@ func guarded(cfg *rest.Config, o options, gate *leader.Gate) *rest.Config {
 	return cfg
 }
 
-// newManager returns the manager that is to be started with the context work.
+// newManager returns the manager, to be started with the context work.
 func newManager(work context.Context, cfg *rest.Config, scheme *runtime.Scheme, o options) (ctrl.Manager, error) {
 	cacheOptions, err := controllers.CacheOptions(o.namespace)
 	if err != nil {
@@ -195,7 +193,7 @@ func newManager(work context.Context, cfg *rest.Config, scheme *runtime.Scheme, 
 		NewCache:               controllers.NewCache(work),
 		Metrics:                metricsserver.Options{BindAddress: "0"}, // see ports.go
 		HealthProbeBindAddress: "0",
-		// An API server that is away while the caches fill is waited for.
+		// Wait for an API server that is unreachable while the caches fill.
 		Controller: config.Controller{CacheSyncTimeout: 24 * time.Hour},
 	})
 	if err != nil {
@@ -204,12 +202,12 @@ func newManager(work context.Context, cfg *rest.Config, scheme *runtime.Scheme, 
 	return mgr, nil
 }
 
-// synced returns nil once the caches are, on a standby too.
+// synced returns nil when the caches are synced, also on a standby.
 func synced(ctx context.Context, mgr ctrl.Manager) error {
 	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
 	if !mgr.GetCache().WaitForCacheSync(ctx) {
-		return errors.New("the controller is still reading what there is (caches are not synced yet); if that lasts, its log says what it cannot read")
+		return errors.New("the caches are not synced yet; if that persists, the log shows what cannot be read")
 	}
 	return nil
 }

@@ -22,37 +22,37 @@ type options struct {
 	verbosity              int
 }
 
-// parseOptions reads the command line. It has a flag set of its own because
-// libraries add theirs to the global one.
+// parseOptions parses the command line. Libraries add flags to the global flag set, so it has
+// its own.
 func parseOptions(args []string, output io.Writer) (options, error) {
 	var o options
 	fs := flag.NewFlagSet("nodeproxy-controller", flag.ContinueOnError)
 	fs.SetOutput(output)
 	fs.Usage = func() {
 		_, _ = fmt.Fprint(output, "nodeproxy-controller renders Services into rules objects for the node agents.\n\n"+
-			"It waits for the CRDs (kubectl apply -f config/crd/bases) and the namespace, and renders nothing\n"+
-			"before the NodeProxy named cluster exists.\n\n"+
+			"It waits for the CRDs (kubectl apply -f config/crd/bases), the namespace, and the NodeProxy named\n"+
+			"cluster.\n\n"+
 			"Usage:\n"+
 			"  nodeproxy-controller [flags]          run the controller\n"+
-			"  nodeproxy-controller render [flags]   print the rules objects that follow from objects of a\n"+
-			"                                        cluster or files, or how they would differ, and exit\n\n"+
+			"  nodeproxy-controller render [flags]   print the rules objects rendered from a cluster or files,\n"+
+			"                                        or how they would change, and exit\n\n"+
 			"Flags:\n")
 		fs.PrintDefaults()
 	}
 	o.api.AddFlags(fs)
 	fs.StringVar(&o.namespace, "namespace", "nodeproxy-system", "`namespace` of the leases; it must exist")
-	fs.BoolVar(&o.leaderElect, "leader-elect", true, "work only while holding a lease, so that several replicas can stand by")
+	fs.BoolVar(&o.leaderElect, "leader-elect", true, "only work as the leader, so that other replicas can stand by")
 	fs.StringVar(&o.metricsBindAddress, "metrics-bind-address", ":8080", "`address` of /metrics; 0 for none")
 	fs.StringVar(&o.healthProbeBindAddress, "health-probe-bind-address", ":8081", "`address` of /healthz and /readyz; 0 for none")
-	fs.BoolVar(&o.exposeAgentMetrics, "expose-agent-metrics", false, "have the agents that this controller runs answer /metrics on every address of their node, port 19256, and not on its loopback addresses alone")
-	fs.BoolVar(&o.shareProxyPorts, "share-proxy-ports", false, "have the pods of the agents that this controller runs not reserve ports 10249 and 10256 of their node. For the time of a migration from a kube-proxy whose pods reserve them: without it the agents get no node beside it")
-	fs.BoolVar(&o.manageClusterObjects, "manage-cluster-objects", false, "keep the ValidatingAdmissionPolicies of nodeproxy and the pod security labels of --namespace, where they cannot be installed with the controller, such as by OLM. It needs rights for that which the plain manifests do not give")
-	fs.IntVar(&o.verbosity, "v", 0, "log `level`: 0 what an operator wants to see, 2 every write, 4 details")
+	fs.BoolVar(&o.exposeAgentMetrics, "expose-agent-metrics", false, "let the agents that this controller deploys serve /metrics on all addresses of their node, port 19256, not only on its loopback addresses")
+	fs.BoolVar(&o.shareProxyPorts, "share-proxy-ports", false, "let the pods of the agents that this controller deploys not reserve ports 10249 and 10256 of their node, while you migrate from a kube-proxy whose pods reserve them: otherwise the agents' pods cannot be scheduled")
+	fs.BoolVar(&o.manageClusterObjects, "manage-cluster-objects", false, "maintain the ValidatingAdmissionPolicies of nodeproxy and the pod security labels of --namespace, for installations that cannot contain them, such as by OLM. This needs permissions that the plain manifests do not grant")
+	fs.IntVar(&o.verbosity, "v", 0, "log `level`: 0 for normal operation, 2 for every write, 4 for debugging")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
 	if fs.NArg() > 0 {
-		return o, fmt.Errorf("unexpected argument %q: there are only the subcommand render, given first, and flags, see --help", fs.Arg(0))
+		return o, fmt.Errorf("unexpected argument %q: expected flags, after an optional subcommand render (see --help)", fs.Arg(0))
 	}
 	if o.namespace == "" {
 		return o, errors.New("--namespace must not be empty")

@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// maxConnections is how many connections each port has.
+	// maxConnections limits the connections of each port.
 	maxConnections = 256
-	// maxScrapes is how many answers of /metrics are made at a time.
+	// maxScrapes limits the concurrent responses of /metrics.
 	maxScrapes = 4
 )
 
-// port is an address at which the program answers.
+// port is an address that the program serves.
 type port struct {
 	flag, address string
 	handler       http.Handler
-	// failed is what it means that it answers no more, for the log.
+	// failed is logged if it stops serving.
 	failed string
 }
 
-// serve answers until stop is called. At the address 0 or none nothing is served.
+// serve serves the address until stop is called; with the address 0 or none, it does nothing.
 func (p port) serve(ctx context.Context, logger logr.Logger) (stop func(), err error) {
 	if p.address == "0" || p.address == "" {
 		return func() {}, nil
@@ -44,11 +44,11 @@ func (p port) serve(ctx context.Context, logger logr.Logger) (stop func(), err e
 			logger.Error(err, p.failed, "flag", "--"+p.flag, "address", p.address)
 		}
 	}()
-	return func() { _ = server.Close() }, nil // it serves no more, whatever this says
+	return func() { _ = server.Close() }, nil // it stops serving in any case
 }
 
-// metricsHandler answers /metrics. It takes the place of controller-runtime's
-// server, which has no limit of connections and none of the time of an answer.
+// metricsHandler serves /metrics. Unlike controller-runtime's server, port limits connections
+// and response times.
 func metricsHandler(from prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(from, promhttp.HandlerOpts{

@@ -7,32 +7,32 @@ import (
 	"sync"
 )
 
-// probes answer the kubelet, from before the manager starts: a controller that
-// waits for what it needs is alive, and not ready.
+// probes answer the kubelet, even before the manager starts: a controller that waits for its
+// requirements is alive but not ready.
 type probes struct {
 	mu    sync.Mutex // guards ready
 	ready func(context.Context) error
 }
 
-// newProbes returns probes of a program that is not ready yet.
+// newProbes returns the probes of a program that is not ready yet.
 func newProbes() *probes {
 	p := &probes{}
-	p.unready(errors.New("the controller has not looked yet whether all that it needs is there"))
+	p.unready(errors.New("the controller has not checked its requirements yet"))
 	return p
 }
 
-// unready has the program be not ready for a reason.
+// unready makes the program unready, with a reason.
 func (p *probes) unready(why error) { p.follow(func(context.Context) error { return why }) }
 
-// follow has the program be ready when f returns nil, which may take a moment.
+// follow makes the program ready when f returns nil. f may take a moment.
 func (p *probes) follow(f func(context.Context) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ready = f
 }
 
-// ServeHTTP answers /healthz while the process runs, and /readyz with why it is
-// not ready.
+// ServeHTTP serves /healthz while the process runs, and /readyz, with the reason if it is not
+// ready.
 func (p *probes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	switch r.URL.Path {
@@ -49,5 +49,5 @@ func (p *probes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	_, _ = w.Write([]byte("ok")) // who asked has gone: nobody to tell
+	_, _ = w.Write([]byte("ok")) // the client may be gone
 }

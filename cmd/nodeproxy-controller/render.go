@@ -20,7 +20,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/preview"
 )
 
-// Exit statuses of render, as kubectl diff has them.
+// Exit codes of render, the same as those of kubectl diff.
 const (
 	exitSame    = 0
 	exitChanges = 1
@@ -28,23 +28,22 @@ const (
 )
 
 const renderUsage = `nodeproxy-controller render prints the NodeProxyRules and ServiceProxyRules that
-follow from NodeProxy, the policies and what they are about, once every rollout is
-over. It changes nothing.
+follow from NodeProxy, the policies, Nodes and Services, after all rollouts are complete.
+It changes nothing.
 
 Usage:
   nodeproxy-controller render [flags]
 
   render                                  from the objects of a cluster
-  render -f FILE|FOLDER|- ...             from files alone: no cluster is asked
-  render -f ... --kubeconfig FILE         from a cluster's objects, with the NodeProxy
-                                          and the policies of the files in the place of
-                                          its own
+  render -f FILE|DIRECTORY|- ...          only from files, without a cluster
+  render -f ... --kubeconfig FILE         from a cluster's objects, but with the NodeProxy
+                                          and the policies of the files
 
-With --diff it prints instead how they differ from those that are stored: in the cluster,
-or in the files, where no cluster is asked. What render has printed is such a file.
+With --diff it prints instead how they differ from the stored ones: those of the cluster or,
+without a cluster, of the files. The output of render is such a file.
 
-Exit status: 0 rendered, with --diff nothing would change; 1 with --diff something would
-change; 2 an error, such as a file that cannot be read or a policy that is refused.
+Exit code: 0 success, with --diff no changes; 1 with --diff changes; 2 an error, such as an
+unreadable file or an invalid policy.
 
 Flags:
 `
@@ -58,13 +57,13 @@ type renderOptions struct {
 	prune     bool
 }
 
-// fileNames is a flag that is given several times.
+// fileNames is a flag that can be repeated.
 type fileNames []string
 
-// String returns the names as Go prints them.
+// String implements flag.Value.
 func (f *fileNames) String() string { return fmt.Sprint(*f) }
 
-// Set adds one.
+// Set implements flag.Value.
 func (f *fileNames) Set(name string) error {
 	if name == "" {
 		return errors.New("the name is empty")
@@ -73,7 +72,7 @@ func (f *fileNames) Set(name string) error {
 	return nil
 }
 
-// streams are those of the program.
+// streams are the standard streams of the program.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
@@ -84,35 +83,35 @@ func parseRenderOptions(args []string, output io.Writer) (renderOptions, error) 
 	fs := flag.NewFlagSet("nodeproxy-controller render", flag.ContinueOnError)
 	fs.SetOutput(output)
 	fs.Usage = func() {
-		_, _ = fmt.Fprint(output, renderUsage) // to a terminal that is gone: nothing to do
+		_, _ = fmt.Fprint(output, renderUsage) // the terminal may be closed
 		fs.PrintDefaults()
 	}
 	o.api.AddFlags(fs)
-	fs.Var(&o.files, "f", "`file` of objects in YAML or JSON, or a folder of such files, or - for the standard input; repeat it for several")
+	fs.Var(&o.files, "f", "`file` with objects in YAML or JSON, or a directory of such files, or - for standard input; can be repeated")
 	fs.Var(&o.files, "filename", "same as -f `file`")
-	fs.BoolVar(&o.recursive, "R", false, "read the folders in folders, too")
+	fs.BoolVar(&o.recursive, "R", false, "also read subdirectories")
 	fs.BoolVar(&o.recursive, "recursive", false, "same as -R")
-	fs.BoolVar(&o.diff, "diff", false, "print how rendered objects differ from those that are stored, and how many, and exit with status 1 if any does")
-	fs.BoolVar(&o.prune, "prune", false, "with files and a cluster: take the cluster's policies that no file has for deleted")
+	fs.BoolVar(&o.diff, "diff", false, "print how rendered objects differ from the stored ones, and how many do; exit with code 1 if any does")
+	fs.BoolVar(&o.prune, "prune", false, "with files and a cluster: treat the cluster's policies that are in no file as deleted")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
 	switch {
 	case fs.NArg() > 0:
-		return o, fmt.Errorf("unexpected argument %q: files are given by -f, see --help", fs.Arg(0))
+		return o, fmt.Errorf("unexpected argument %q: use -f for files (see --help)", fs.Arg(0))
 	case o.prune && (len(o.files) == 0 || !o.asksCluster()):
-		return o, errors.New("--prune needs files (-f) and a cluster (--kubeconfig): it takes policies of the cluster that no file has for deleted")
+		return o, errors.New("--prune needs files (-f) and a cluster (--kubeconfig): it treats policies of the cluster that are in no file as deleted")
 	}
 	return o, nil
 }
 
-// asksCluster reports whether the objects of a cluster are read. With files it has to be
-// asked for, so that nobody waits for a cluster by mistake.
+// asksCluster reports whether to read the objects of a cluster. With files that must be
+// explicit, so that no user waits for a cluster by mistake.
 func (o *renderOptions) asksCluster() bool {
 	return len(o.files) == 0 || o.api.Kubeconfig != "" || len(o.api.APIServers) > 0 || o.api.APIServersFile != ""
 }
 
-// runRender is the subcommand, and returns the exit status.
+// runRender runs the subcommand, and returns the exit code.
 func runRender(ctx context.Context, args []string, s streams, logger logr.Logger) int {
 	o, err := parseRenderOptions(args, s.err)
 	if errors.Is(err, flag.ErrHelp) {
@@ -130,10 +129,10 @@ func runRender(ctx context.Context, args []string, s streams, logger logr.Logger
 	result := preview.Render(objects)
 	changed, err := show(&o, objects, result, s.out)
 	for _, note := range result.Notes {
-		say(s.err, "note: "+note)
+		printLine(s.err, "note: "+note)
 	}
 	for _, problem := range result.Problems {
-		say(s.err, "error: "+problem)
+		printLine(s.err, "error: "+problem)
 	}
 	switch {
 	case err != nil:
@@ -155,21 +154,21 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 		if err != nil {
 			return nil, err
 		}
-		for _, folder := range skipped {
-			say(s.err, fmt.Sprintf("note: %s is not read: --recursive reads folders in folders", folder))
+		for _, directory := range skipped {
+			printLine(s.err, fmt.Sprintf("note: skipped %s: use --recursive for subdirectories", directory))
 		}
 		read, err := manifest.Parse(ctx, crd.Bases(), files)
 		if err != nil {
 			return nil, err
 		}
 		if passed := read.PassedOver(); passed != "" {
-			say(s.err, "note: "+passed)
+			printLine(s.err, "note: "+passed)
 		}
 		written = &read.Objects
 	}
 	if !o.asksCluster() {
 		if written.NodeProxy == nil || len(written.Nodes)+len(written.Services) == 0 {
-			say(s.err, "note: no cluster is asked: name one by --kubeconfig, or give its NodeProxy, Nodes, Namespaces, Services and EndpointSlices by -f, too")
+			printLine(s.err, "note: no cluster is read: set --kubeconfig, or add its NodeProxy, Nodes, Namespaces, Services and EndpointSlices with -f")
 		}
 		return written, nil
 	}
@@ -178,7 +177,7 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 		return live, err
 	}
 	if n := written.Facts(); n > 0 {
-		say(s.err, fmt.Sprintf("note: %d objects of the files are not used, since the cluster has its own: only NodeProxy and policies are taken from files", n))
+		printLine(s.err, fmt.Sprintf("note: ignored %d objects of the files, because with a cluster only NodeProxy and policies are read from files", n))
 	}
 	live.Overlay(written, o.prune)
 	return live, nil
@@ -201,7 +200,7 @@ func liveObjects(ctx context.Context, api connect.Options, logger logr.Logger) (
 	return controllers.LiveObjects(ctx, reader)
 }
 
-// show prints what was asked for, and reports whether it is a difference.
+// show prints the objects or the changes, and reports whether there are changes.
 func show(o *renderOptions, stored *preview.Objects, result *preview.Result, out io.Writer) (changed bool, err error) {
 	buffered := bufio.NewWriter(out)
 	if o.diff {
@@ -219,11 +218,11 @@ func show(o *renderOptions, stored *preview.Objects, result *preview.Result, out
 	return changed, nil
 }
 
-// complain says what is wrong, each thing on a line.
+// complain prints an error, each part on its own line.
 func complain(out io.Writer, err error) {
-	say(out, "error: "+strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
+	printLine(out, "error: "+strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
 }
 
-func say(out io.Writer, text string) {
-	_, _ = fmt.Fprintln(out, text) // to a terminal that is gone: nothing to do
+func printLine(out io.Writer, text string) {
+	_, _ = fmt.Fprintln(out, text) // the terminal may be closed
 }

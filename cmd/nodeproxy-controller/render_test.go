@@ -65,7 +65,7 @@ func TestRenderFiles(t *testing.T) {
 	if status != exitSame || strings.Count(rendered, "\nkind: NodeProxyRules\n") != 2 || strings.Count(rendered, "\nkind: ServiceProxyRules\n") != 1 {
 		t.Fatalf("exit status %d\n%s%s", status, rendered, said)
 	}
-	wantSaid := "note: " + filepath.Join(repository, "more") + " is not read: --recursive reads folders in folders\n" +
+	wantSaid := "note: skipped " + filepath.Join(repository, "more") + ": use --recursive for subdirectories\n" +
 		"note: 1 objects that nothing is rendered from are passed over: 1 Deployment (apps/v1)\n"
 	if diff := cmp.Diff(wantSaid, said); diff != "" {
 		t.Errorf("standard error (-want +got):\n%s", diff)
@@ -88,14 +88,14 @@ func TestRenderFiles(t *testing.T) {
 		"without --diff":         {args: []string{"-f", scheduler, "-f", snapshot, "-f", before}, status: exitSame, stdout: []string{"scheduler: sh"}},
 		"refused":                {args: []string{"-f", invalid, "-f", snapshot, "--diff"}, status: exitFailed, stderr: []string{"error: " + invalid + ", document 2 (line 7): NodeProxyPolicy edge: spec.settings.ipvs.scheduler: Invalid value"}},
 		"all that is refused":    {args: []string{"-f", invalid, "-f", "-"}, stdin: "a: [", status: exitFailed, stderr: []string{"error: " + invalid + ", document 2", "\nerror: standard input, document 1 (line 1): not YAML"}},
-		"no NodeProxy":           {args: []string{"-f", policy, "-f", snapshot}, status: exitFailed, stderr: []string{"note: no cluster is asked: name one by --kubeconfig", "error: there is no NodeProxy cluster"}},
+		"no NodeProxy":           {args: []string{"-f", policy, "-f", snapshot}, status: exitFailed, stderr: []string{"note: no cluster is read: set --kubeconfig", "error: there is no NodeProxy cluster"}},
 		"no file":                {args: []string{"-f", filepath.Join(folder, "none.yaml")}, status: exitFailed, stderr: []string{"none.yaml"}},
 		"no cluster":             {args: []string{"--kubeconfig", filepath.Join(folder, "none")}, status: exitFailed, stderr: []string{"error: read --kubeconfig"}},
-		"more than flags":        {args: []string{repository}, status: exitFailed, stderr: []string{"files are given by -f"}},
+		"more than flags":        {args: []string{repository}, status: exitFailed, stderr: []string{"use -f for files"}},
 		"nothing to prune":       {args: []string{"-f", repository, "--prune"}, status: exitFailed, stderr: []string{"--prune needs files (-f) and a cluster"}},
 		"nothing to prune by":    {args: []string{"--kubeconfig", "k", "--prune"}, status: exitFailed, stderr: []string{"--prune needs files (-f) and a cluster"}},
 		"empty name":             {args: []string{"-f", ""}, status: exitFailed, stderr: []string{"the name is empty"}},
-		"help":                   {args: []string{"--help"}, status: exitSame, stderr: []string{"Exit status: 0 rendered", "-recursive"}},
+		"help":                   {args: []string{"--help"}, status: exitSame, stderr: []string{"Exit code: 0 success", "-recursive"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			status, stdout, stderr := outcomeOf(t, c.stdin, c.args...)

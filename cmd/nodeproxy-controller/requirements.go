@@ -24,20 +24,19 @@ import (
 )
 
 const (
-	// checkPause is the time between two looks whether all is there, and
-	// checkTimeout how long one may take.
+	// checkPause is the time between two checks, and checkTimeout how long one may take.
 	checkPause   = 3 * time.Second
 	checkTimeout = 28 * time.Second
-	// sayPause is how often it is said that something is still not there.
-	sayPause = time.Minute
-	// installCRDs is what to do about the CRDs.
+	// logPause is how often the same missing requirement is logged.
+	logPause = time.Minute
+	// installCRDs is the remedy for missing CRDs.
 	installCRDs = "install those of this release: `kubectl apply -f config/crd/bases`, or apply its install.yaml"
 )
 
 // +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions,verbs=get,resourceNames=nodeproxies.nodeproxy.io;nodeproxypolicies.nodeproxy.io;nodeproxyrules.nodeproxy.io;serviceproxypolicies.nodeproxy.io;serviceproxyrules.nodeproxy.io
 
-// requirements are what must be there before the controller does anything: an
-// API server that answers, the CRDs that this release needs, and the namespace.
+// requirements are what the controller needs before it starts: an API server, the CRDs of
+// this release, and the namespace.
 type requirements struct {
 	config    *rest.Config
 	http      *http.Client
@@ -53,11 +52,11 @@ func newRequirements(config *rest.Config, scheme *runtime.Scheme, namespace stri
 	return &requirements{config: config, http: httpClient, scheme: scheme, namespace: namespace}, nil
 }
 
-// check returns nil when all is there, else what is not, and what to do.
+// check returns nil if all requirements are met, else an error with the remedy.
 func (r *requirements) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	// A client remembers which kinds there are, so each look has its own.
+	// A client caches the existing kinds, so each check has its own.
 	c, err := client.New(r.config, client.Options{HTTPClient: r.http, Scheme: r.scheme})
 	if err != nil {
 		return fmt.Errorf("set up: %w", err)
@@ -71,7 +70,7 @@ func (r *requirements) check(ctx context.Context) error {
 	return r.checkNamespace(ctx, c)
 }
 
-// checkRevisions looks for CRDs that are missing, or too old.
+// checkRevisions finds CRDs that are missing or too old.
 func checkRevisions(ctx context.Context, c client.Reader) error {
 	var missing, old []string
 	for _, name := range []string{"nodeproxies", "nodeproxypolicies", "nodeproxyrules", "serviceproxypolicies", "serviceproxyrules"} {
@@ -83,7 +82,7 @@ func checkRevisions(ctx context.Context, c client.Reader) error {
 		case apierrors.IsNotFound(err):
 			missing = append(missing, name)
 		case apierrors.IsForbidden(err):
-			return fmt.Errorf("the controller may not read the CRD %s: apply the ClusterRole of this release and bind it (config/rbac): %w", name, err)
+			return fmt.Errorf("the controller is not allowed to read the CRD %s: apply the ClusterRole of this release and bind it (config/rbac): %w", name, err)
 		case err != nil:
 			return fmt.Errorf("read the CRD %s: %w", name, err)
 		default:
@@ -102,8 +101,7 @@ func checkRevisions(ctx context.Context, c client.Reader) error {
 	return nil
 }
 
-// revision says which revision a CRD has, for people, and whether that is
-// enough.
+// revision describes the revision of a CRD, and returns whether it is sufficient.
 func revision(annotations map[string]string) (found string, enough bool) {
 	text, has := annotations[v1alpha1.AnnotationSchemaRevision]
 	if !has {
@@ -111,13 +109,13 @@ func revision(annotations map[string]string) (found string, enough bool) {
 	}
 	number, err := strconv.Atoi(text)
 	if err != nil {
-		return fmt.Sprintf("it has %q, which is no number", text), false
+		return fmt.Sprintf("it has %q, which is not a number", text), false
 	}
 	return "it has " + text, number >= v1alpha1.SchemaRevision
 }
 
-// checkServed looks whether the API server serves the kinds, which it does soon
-// after it has got the CRDs.
+// checkServed checks whether the API server serves the kinds, which it does soon after their
+// CRDs are created.
 func checkServed(ctx context.Context, c client.Reader) error {
 	for kind, list := range map[string]client.ObjectList{
 		"NodeProxy": &v1alpha1.NodeProxyList{}, "NodeProxyRules": &v1alpha1.NodeProxyRulesList{}, "ServiceProxyRules": &v1alpha1.ServiceProxyRulesList{},
@@ -126,9 +124,9 @@ func checkServed(ctx context.Context, c client.Reader) error {
 		err := c.List(ctx, list, client.Limit(1))
 		switch {
 		case meta.IsNoMatchError(err), apierrors.IsNotFound(err):
-			return fmt.Errorf("the API server does not serve the kind %s (%s) yet, though its CRD exists; if that lasts, see its conditions with `kubectl describe crd`", kind, v1alpha1.GroupVersion)
+			return fmt.Errorf("the API server does not serve the kind %s (%s) yet, although its CRD exists; if that persists, check the CRD's conditions with `kubectl describe crd`", kind, v1alpha1.GroupVersion)
 		case apierrors.IsForbidden(err):
-			return fmt.Errorf("the controller may not list %s: apply the ClusterRole of this release and bind it (config/rbac): %w", kind, err)
+			return fmt.Errorf("the controller is not allowed to list %s: apply the ClusterRole of this release and bind it (config/rbac): %w", kind, err)
 		case err != nil:
 			return fmt.Errorf("list %s: %w", kind, err)
 		}
@@ -139,21 +137,20 @@ func checkServed(ctx context.Context, c client.Reader) error {
 func (r *requirements) checkNamespace(ctx context.Context, c client.Reader) error {
 	err := c.Get(ctx, client.ObjectKey{Name: r.namespace}, &corev1.Namespace{})
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("the namespace %s does not exist, leases live there: create it with `kubectl create namespace %s`, or name another with --namespace",
+		return fmt.Errorf("the namespace %s, which contains the leases, does not exist: create it with `kubectl create namespace %s`, or set --namespace",
 			r.namespace, r.namespace)
 	}
 	if err != nil {
-		return fmt.Errorf("look for the namespace %s: %w", r.namespace, err)
+		return fmt.Errorf("read the namespace %s: %w", r.namespace, err)
 	}
 	return nil
 }
 
-// await checks again and again until all is there. It does not give up: whoever
-// runs the controller would start it again ever more slowly, and it would come
-// back minutes after what was missing. note gets what is not there. False: ctx
-// was done before.
+// await repeats the check until it succeeds. It does not exit instead, because the kubelet
+// would restart the controller with growing delays, minutes after the requirements are met.
+// note gets each error. It returns false if ctx is done before.
 func await(ctx context.Context, check func(context.Context) error, note func(error), clk clock.Clock, logger logr.Logger) bool {
-	var said string
+	var logged string
 	var at time.Time
 	for {
 		err := check(ctx)
@@ -161,16 +158,16 @@ func await(ctx context.Context, check func(context.Context) error, note func(err
 			return false
 		}
 		if err == nil {
-			if said != "" {
-				logger.Info("All that the controller needs is there")
+			if logged != "" {
+				logger.Info("Requirements are met; starting")
 			}
 			return true
 		}
 		note(err)
-		// That no API server answers has been said where it was found.
-		if now := clk.Now(); !connect.NoAnswer(err) && (err.Error() != said || now.Sub(at) >= sayPause) {
-			said, at = err.Error(), now
-			logger.Error(err, "The controller does not start yet, and works on nothing; it looks again every 3 s")
+		// Package connect has logged that no API server responds.
+		if now := clk.Now(); !connect.NoAnswer(err) && (err.Error() != logged || now.Sub(at) >= logPause) {
+			logged, at = err.Error(), now
+			logger.Error(err, "The controller does not start yet: requirements are missing; checking again every 3 s")
 		}
 		timer := clk.NewTimer(checkPause)
 		select {

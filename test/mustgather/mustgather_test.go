@@ -154,7 +154,7 @@ func TestCollectsAllThereIs(t *testing.T) {
 		"objects/nodes.txt":           "node-a",
 		"namespace/pods.yaml":         "nodeproxy-controller-x",
 		"namespace/api-servers.yaml":  "192.0.2.1",
-		"wanted-and-live.txt":         "rule missing in KUBE-SERVICES",
+		"desired-and-actual.txt":      "rule missing in KUBE-SERVICES",
 		"could-not-be-collected.txt":  "nodes/node-a: no program can be run",
 	} {
 		if !strings.Contains(files[file], want) {
@@ -163,7 +163,7 @@ func TestCollectsAllThereIs(t *testing.T) {
 	}
 	for _, want := range []string{
 		"as root on the node: iptables-save -c",
-		"nodes/node-b: no agent's pod is on this node",
+		"nodes/node-b: this node has no pod of an agent",
 		"controllers/nodeproxy-controller-x/log.txt: kubectl logs",
 	} {
 		if !strings.Contains(said, want) {
@@ -233,7 +233,7 @@ func TestWithoutAnswer(t *testing.T) {
 			kubeconfig := writeFile(t, fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: a,
 clusters: [{name: a, cluster: {server: "https://%s"}}], contexts: [{name: a, context: {cluster: a, user: a}}], users: [{name: a, user: {}}]}`, address))
 			folder, said, err := gather(t, kubeconfig, "--timeout", "2")
-			if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(said, "the API server does not answer") {
+			if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(said, "the API server does not respond") {
 				t.Errorf("%v\n%s", err, said)
 			}
 			if _, err := os.Stat(folder); !errors.Is(err, fs.ErrNotExist) {

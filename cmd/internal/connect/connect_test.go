@@ -405,7 +405,7 @@ func TestVariable(t *testing.T) {
 		{name: "commas", variable: ",https://192.0.2.10:6443,\n https://[2001:db8::1] ", want: URLs{"https://192.0.2.10:6443", "https://[2001:db8::1]"}},
 		{name: "flag", variable: both, flag: URLs{"https://192.0.2.11:6443"}, want: URLs{"https://192.0.2.11:6443"}},
 		{name: "nonsense that nobody uses", variable: "nonsense", flag: URLs{"https://192.0.2.11:6443"}, want: URLs{"https://192.0.2.11:6443"}},
-		{name: "no URL", variable: both + ";192.0.2.10:6443", says: `NODEPROXY_API_SERVERS holds "https://[2001:db8::1];192.0.2.10:6443": it must be a URL such as https://192.0.2.10:6443`},
+		{name: "no URL", variable: both + ";192.0.2.10:6443", says: `NODEPROXY_API_SERVERS contains "https://[2001:db8::1];192.0.2.10:6443": it must be a URL such as https://192.0.2.10:6443`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := Options{APIServers: c.flag}

@@ -85,7 +85,7 @@ func TestFileIsSwapped(t *testing.T) {
 	// Before there is a file, the address that comes with the credentials.
 	must(t, w.ask())
 	w.answered(fallback, 1)
-	if said := w.log.with("no file with addresses"); len(said) != 1 {
+	if said := w.log.with("File with addresses of API servers not found"); len(said) != 1 {
 		t.Errorf("log %q", w.log.with(""))
 	}
 

@@ -136,7 +136,7 @@ func Configuration(err error) error {
 	return fmt.Errorf("the kubeconfig cannot be used: %s", oneLine(err.Error()))
 }
 
-// unknownNode says that a node has no rules, and suggests others.
+// unknownNode reports that a node has no rules, and suggests others.
 func (r *Reader) unknownNode(ctx context.Context, name string) error {
 	names, err := r.Names(ctx, NodeProxyRules)
 	if err != nil {
@@ -152,7 +152,7 @@ func (r *Reader) unknownNode(ctx context.Context, name string) error {
 // ErrNoNodes means that no node has NodeProxyRules.
 var ErrNoNodes = errors.New("no node has NodeProxyRules yet: check NodeProxy and the controller with kubectl nodeproxy status")
 
-// NoSuchNode says that a node is not among those with NodeProxyRules.
+// NoSuchNode reports that a node is not among those with NodeProxyRules.
 func NoSuchNode(name string, known []string) error {
 	if len(known) == 0 {
 		return fmt.Errorf("there is no node %q: %w", name, ErrNoNodes)

@@ -55,7 +55,7 @@ func (o *Objects) ownPods(program string) []*corev1.Pod {
 	return pods
 }
 
-// NoController says why no controller runs, by its pods; empty: one runs. Only a controller
+// NoController explains why no controller runs, by its pods; empty: one runs. Only a controller
 // detects silent agents, so without one the state of the nodes is unreliable.
 //
 // elsewhere: nodeproxy has not run in pods since the NodeProxy was created. If there is a
@@ -157,7 +157,7 @@ func failing(pod *corev1.Pod) bool {
 	})
 }
 
-// Unready says why a pod is not ready; empty: it is.
+// Unready explains why a pod is not ready; empty: it is.
 func Unready(pod *corev1.Pod) string {
 	why := ""
 	for _, c := range pod.Status.Conditions {

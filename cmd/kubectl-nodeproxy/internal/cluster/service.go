@@ -16,7 +16,7 @@ import (
 const labelOtherProxy = "service.kubernetes.io/service-proxy-name"
 
 // Rendered returns nil if objects have the ServiceProxyRules of a Service, else an error that
-// says why not: the Service does not exist, or is not proxied. A node may retain its rules
+// explains why not: the Service does not exist, or is not proxied. A node may retain its rules
 // nevertheless.
 func (r *Reader) Rendered(ctx context.Context, name Name, objects *Objects, node *v1alpha1.NodeProxyRules) error {
 	var known []string
@@ -36,7 +36,7 @@ func (r *Reader) Rendered(ctx context.Context, name Name, objects *Objects, node
 		name, v1alpha1.ServiceProxyRulesName(name.Namespace, name.Name), Suggest(name.String(), known), retained(node))
 }
 
-// Unrendered returns an error that says why a Service has no ServiceProxyRules; nil: it does
+// Unrendered returns an error that explains why a Service has no ServiceProxyRules; nil: it does
 // not exist, or is not readable. Node may be nil.
 func (r *Reader) Unrendered(ctx context.Context, name Name, node *v1alpha1.NodeProxyRules) error {
 	service := &corev1.Service{}
@@ -50,7 +50,7 @@ func (r *Reader) Unrendered(ctx context.Context, name Name, node *v1alpha1.NodeP
 		name, name.Namespace, name.Name, retained(node))
 }
 
-// retained says that the node may still serve a Service without object.
+// retained reports that the node may still serve a Service without object.
 func retained(node *v1alpha1.NodeProxyRules) string {
 	if node == nil || node.Status.Held == 0 {
 		return ""
@@ -59,7 +59,7 @@ func retained(node *v1alpha1.NodeProxyRules) string {
 		node.Name, output.Plural(int(node.Status.Held), "Service"), node.Name)
 }
 
-// unproxied says why a Service has no ServiceProxyRules; empty: it must have some.
+// unproxied explains why a Service has no ServiceProxyRules; empty: it must have some.
 func unproxied(service *corev1.Service) string {
 	switch proxy, other := service.Labels[labelOtherProxy]; {
 	case service.Spec.Type == corev1.ServiceTypeExternalName:

@@ -239,7 +239,7 @@ func (e *examination) lost(service types.NamespacedName, rules *v1alpha1.Service
 	}
 }
 
-// preferred names the Service that owns a contested address and port, and says why.
+// preferred names the Service that owns a contested address and port, and explains why.
 func (e *examination) preferred(holder types.NamespacedName, over *v1alpha1.ServiceProxyRules) string {
 	has := e.rules[holder]
 	switch {

@@ -90,7 +90,7 @@ func (e *Examination) Skipped() []SkippedCheck {
 	return list
 }
 
-// Unreadable says why one of the kinds could not be read; empty: all could.
+// Unreadable explains why one of the kinds could not be read; empty: all could.
 func (e *Examination) Unreadable(kinds ...cluster.Kind) string {
 	for _, u := range e.Unread {
 		if slices.Contains(kinds, u.Kind) {

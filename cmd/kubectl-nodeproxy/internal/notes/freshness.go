@@ -46,7 +46,7 @@ func Current(node *v1alpha1.NodeProxyRules) bool {
 	return programmed != nil && programmed.Reason != v1alpha1.ReasonAgentNotResponding && TooOld(node) == ""
 }
 
-// Stale says that a current agent has not processed the rules of its node for a while;
+// Stale reports that a current agent has not processed the rules of its node for a while;
 // empty: it has.
 func Stale(node *v1alpha1.NodeProxyRules, now time.Time) string {
 	if !Current(node) || node.Status.ObservedGeneration >= node.Generation || !Settled(node, now, Fresh, node) {
@@ -55,7 +55,7 @@ func Stale(node *v1alpha1.NodeProxyRules, now time.Time) string {
 	return fmt.Sprintf("the node's rules changed more than a minute ago (generation %d), but its agent still reports older ones (generation %d)", node.Generation, node.Status.ObservedGeneration)
 }
 
-// OldSettings says that an agent has not applied the settings of its node for a while;
+// OldSettings reports that an agent has not applied the settings of its node for a while;
 // empty: it has.
 func OldSettings(node *v1alpha1.NodeProxyRules, now time.Time) string {
 	if node.Status.SettingsRevision == node.Spec.SettingsRevision || !Settled(node, now, Fresh, node) {
@@ -64,7 +64,7 @@ func OldSettings(node *v1alpha1.NodeProxyRules, now time.Time) string {
 	return "the node's settings are not applied: its agent reports older ones"
 }
 
-// Lags says that a programmed kernel lacks some ServiceProxyRules long after its agent must
+// Lags reports that a programmed kernel lacks some ServiceProxyRules long after its agent must
 // have reported them; empty: it has all.
 func Lags(node *v1alpha1.NodeProxyRules, all []v1alpha1.ServiceProxyRules, now time.Time) string {
 	if !Current(node) || !meta.IsStatusConditionTrue(node.Status.Conditions, v1alpha1.ConditionProgrammed) || Audits(node) {
@@ -153,7 +153,7 @@ func missing(o *cluster.Objects) string {
 	return InventoryDiffers(o.NodeProxy, o.ServiceRules)
 }
 
-// InventoryDiffers says that the existing ServiceProxyRules are not those of NodeProxy's
+// InventoryDiffers reports that the existing ServiceProxyRules are not those of NodeProxy's
 // inventory; empty: they are, or there is no inventory.
 func InventoryDiffers(np *v1alpha1.NodeProxy, all []v1alpha1.ServiceProxyRules) string {
 	if np == nil || np.Status.Inventory == nil {

@@ -64,7 +64,7 @@ func Of(node *v1alpha1.NodeProxyRules, mode v1alpha1.ProxyMode, o *cluster.Objec
 	return list
 }
 
-// TooOld says that the agent does not support the format of its rules; empty: it does, or
+// TooOld reports that the agent does not support the format of its rules; empty: it does, or
 // none has reported.
 func TooOld(node *v1alpha1.NodeProxyRules) string {
 	a := node.Status.Agent

@@ -42,7 +42,7 @@ func (u *Use) String() string {
 
 const notReady = "NotReady"
 
-// explainAll says of each endpoint of a Service whether it is used, and why not.
+// explainAll reports for each endpoint of a Service whether it is used, and why not.
 func explainAll(s *Service, svc *dataplane.Service, object *v1alpha1.ServiceProxyRules, node *v1alpha1.NodeProxyRules) {
 	for i := range s.Ports {
 		p, source := &s.Ports[i], &svc.Ports[i]

@@ -32,7 +32,7 @@ type Report struct {
 	Enforcement v1alpha1.Enforcement `json:"enforcement"`
 	Policies    []string             `json:"policies,omitempty"`
 	Zone        string               `json:"zone,omitempty"`
-	// NodePortAddresses says on which addresses node ports are served.
+	// NodePortAddresses reports on which addresses node ports are served.
 	NodePortAddresses string `json:"nodePortAddresses"`
 	// Generation is that of the node's NodeProxyRules.
 	Generation int64 `json:"generation"`
@@ -213,7 +213,7 @@ func withoutObject(node *v1alpha1.NodeProxyRules, objects map[dataplane.ServiceN
 	return names
 }
 
-// noClusterIP says why nodes do not program a Service whose object is used.
+// noClusterIP explains why nodes do not program a Service whose object is used.
 func noClusterIP(all sets, name dataplane.ServiceName) string {
 	why := "its object has no cluster IP, so nodes do not program it"
 	if problems := all[dataplane.IPv4].Problems[name]; len(problems) > 0 {
@@ -266,7 +266,7 @@ func port(svc *dataplane.Service, p *dataplane.Port, set *combine.Set) Port {
 	return out
 }
 
-// nodePortAddresses says on which addresses of the node node ports are served.
+// nodePortAddresses reports on which addresses of the node node ports are served.
 func nodePortAddresses(settings *v1alpha1.ProxySettings, addresses []string) string {
 	switch ports := settings.NodePorts; *ports.AddressMode {
 	case v1alpha1.NodePortsPrimary:

@@ -45,7 +45,7 @@ func cutPort(text string) (name, port string) {
 	return text, ""
 }
 
-// lacksPort says that --to lacks a port.
+// lacksPort reports that --to lacks a port.
 func lacksPort(text string) error {
 	return fmt.Errorf("--to %q has no port: %s", text, forms)
 }

@@ -49,7 +49,7 @@ func (w *world) source(text string) (*source, error) {
 	return podSource(text, pod)
 }
 
-// neverSource says why an address cannot be the source of a connection; empty: it can.
+// neverSource explains why an address cannot be the source of a connection; empty: it can.
 func neverSource(a netip.Addr) string {
 	switch {
 	case a.IsUnspecified():

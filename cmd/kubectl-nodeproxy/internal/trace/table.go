@@ -73,7 +73,7 @@ func (o *Outcome) source() string {
 	case o.Masqueraded:
 		return "masqueraded"
 	}
-	return "kept"
+	return "preserved"
 }
 
 // rule is the one that rejects or drops the packet, as iptables-save prints it; empty: none

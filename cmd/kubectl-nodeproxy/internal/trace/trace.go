@@ -233,7 +233,7 @@ func (w *world) rulesOf(node string) *v1alpha1.NodeProxyRules {
 	return nil
 }
 
-// fromService says that a source is the cluster IP of a Service, which sends no packets.
+// fromService reports that a source is the cluster IP of a Service, which sends no packets.
 func fromService(set *combine.Set, source netip.Addr) []string {
 	for name, svc := range set.Services {
 		if svc.ClusterIP == source {
@@ -243,7 +243,7 @@ func fromService(set *combine.Set, source netip.Addr) []string {
 	return nil
 }
 
-// elsewhere says which other node processes the packet, before or after.
+// elsewhere reports which other node processes the packet, before or after.
 func (w *world) elsewhere(r *Report, from *source) []string {
 	var out []string
 	if from.node != "" && from.node != r.Node {
@@ -259,7 +259,7 @@ func (w *world) elsewhere(r *Report, from *source) []string {
 	return out
 }
 
-// rejected says why a node's kernel rejects a Service, if the node names it.
+// rejected explains why a node's kernel rejects a Service, if the node names it.
 func rejected(node *v1alpha1.NodeProxyRules, service *tracer.Target) []string {
 	if service == nil || node.Status.Refused == nil {
 		return nil

@@ -99,7 +99,7 @@ func TestNames(t *testing.T) {
 	for _, c := range []struct{ node, from, to, first, also string }{
 		{"", "cart", "web:http", "cart (fd00:1::9, a pod on node-1) → [fd00:96::10]:80/tcp (cluster IP of shop/web:http), mode IPTables", "[fd00:1::5]:8080"},
 		{"", "shop/old", "shop/web:80", "shop/old (10.244.2.9, a pod on node-2) → 10.96.0.10:80/tcp (cluster IP of shop/web:http)", "10.244.1.5:8080 (shop/web-0)"},
-		{"node-1", "10.244.1.9", "10.96.0.10:53/udp", "10.244.1.9 (a pod on node-1) → 10.96.0.10:53/udp (cluster IP of shop/web:dns)", "100%    kept     KUBE-SERVICES"},
+		{"node-1", "10.244.1.9", "10.96.0.10:53/udp", "10.244.1.9 (a pod on node-1) → 10.96.0.10:53/udp (cluster IP of shop/web:dns)", "100%    preserved   KUBE-SERVICES"},
 		{"node-1", "10.244.1.9", "web:53", "10.244.1.9 (a pod on node-1) → 10.96.0.10:53/udp (cluster IP of shop/web:dns)", "Session affinity: a client keeps its endpoint until it has been idle for 600 s"},
 		{"", "cart", "empty", "cart (10.244.1.9, a pod on node-1) → 10.96.0.20:80/tcp (cluster IP of shop/empty)", "REJECT: shop/empty has no endpoint"},
 		{"", "cart", "empty/tcp", "cart (10.244.1.9, a pod on node-1) → 10.96.0.20:80/tcp (cluster IP of shop/empty)", "by: -t filter -A KUBE-SERVICES"},

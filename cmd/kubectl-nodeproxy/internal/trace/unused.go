@@ -16,7 +16,7 @@ import (
 // maxUnused is how many unused objects are named.
 const maxUnused = 5
 
-// leftOut says why an object has no effect in the family of a set; empty: it has.
+// leftOut explains why an object has no effect in the family of a set; empty: it has.
 func leftOut(set *combine.Set, o *v1alpha1.ServiceProxyRules) string {
 	if why := set.LeftOut[o.Name]; why != "" {
 		return why
@@ -108,7 +108,7 @@ func hasPort(o *v1alpha1.ServiceProxyRules, port uint16, protocol v1alpha1.Proto
 	})
 }
 
-// misnamed says that the object of a Service exists under a wrong name; empty: it does not.
+// misnamed reports that the object of a Service exists under a wrong name; empty: it does not.
 func (w *world) misnamed(name dataplane.ServiceName) string {
 	for i := range w.ServiceRules {
 		o := &w.ServiceRules[i]
