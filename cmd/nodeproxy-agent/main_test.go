@@ -76,12 +76,12 @@ func TestVirtualServers(t *testing.T) {
 		}
 	}
 	shows("no virtual servers: the kernel has not loaded the module ip_vs\n")
-	folder := filepath.Join(proc, "thread-self/net")
-	if err := os.MkdirAll(folder, 0o700); err != nil {
+	directory := filepath.Join(proc, "thread-self/net")
+	if err := os.MkdirAll(directory, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{"ip_vs": servers, "ip_vs_conn": connections} {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(directory, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}

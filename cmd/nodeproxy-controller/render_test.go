@@ -50,9 +50,9 @@ func outcomeOf(t *testing.T, stdin string, args ...string) (status int, stdout, 
 }
 
 func TestRenderFiles(t *testing.T) {
-	folder := t.TempDir()
+	directory := t.TempDir()
 	file := func(name, text string) string {
-		path := filepath.Join(folder, name)
+		path := filepath.Join(directory, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -79,23 +79,23 @@ func TestRenderFiles(t *testing.T) {
 		status         int
 		stdout, stderr []string // in these texts
 	}{
-		"nothing changes":        {args: []string{"-f", repository, "-f", snapshot, "-f", before, "--diff"}, status: exitSame, stdout: []string{"0 NodeProxyRules and 0 ServiceProxyRules would change\n"}},
-		"a node policy":          {args: []string{"-f", scheduler, "-f", snapshot, "-f", before, "--diff"}, status: exitChanges, stdout: []string{"--- stored/NodeProxyRules/n1", "\n-      scheduler: lc\n+      scheduler: sh\n", "\n1 NodeProxyRules and 0 ServiceProxyRules would change\n"}},
-		"a Service policy":       {args: []string{"-f", repository, "--filename", policy, "-f", snapshot, "-f", before, "--diff"}, status: exitChanges, stdout: []string{"\n-    nodePort: 30080\n", "\n0 NodeProxyRules and 1 ServiceProxyRules would change\n"}},
-		"the same by its folder": {args: []string{"-f", repository, "-R", "-f", snapshot, "-f", before, "--diff"}, status: exitChanges, stdout: []string{"\n0 NodeProxyRules and 1 ServiceProxyRules would change\n"}},
-		"standard input":         {stdin: servicePolicyFile, args: []string{"-f", "-", "-f", repository, "-f", snapshot, "-f", before, "--diff"}, status: exitChanges, stdout: []string{"0 NodeProxyRules and 1 ServiceProxyRules would change"}},
-		"nothing is stored":      {args: []string{"-f", repository, "-f", snapshot, "--diff"}, status: exitChanges, stdout: []string{"0 NodeProxyRules and 0 ServiceProxyRules would change, 2 NodeProxyRules and 1 ServiceProxyRules would be created\n"}},
-		"without --diff":         {args: []string{"-f", scheduler, "-f", snapshot, "-f", before}, status: exitSame, stdout: []string{"scheduler: sh"}},
-		"refused":                {args: []string{"-f", invalid, "-f", snapshot, "--diff"}, status: exitFailed, stderr: []string{"error: " + invalid + ", document 2 (line 7): NodeProxyPolicy edge: spec.settings.ipvs.scheduler: Invalid value"}},
-		"all that is refused":    {args: []string{"-f", invalid, "-f", "-"}, stdin: "a: [", status: exitFailed, stderr: []string{"error: " + invalid + ", document 2", "\nerror: standard input, document 1 (line 1): not YAML"}},
-		"no NodeProxy":           {args: []string{"-f", policy, "-f", snapshot}, status: exitFailed, stderr: []string{"note: no cluster is read: set --kubeconfig", "error: there is no NodeProxy cluster"}},
-		"no file":                {args: []string{"-f", filepath.Join(folder, "none.yaml")}, status: exitFailed, stderr: []string{"none.yaml"}},
-		"no cluster":             {args: []string{"--kubeconfig", filepath.Join(folder, "none")}, status: exitFailed, stderr: []string{"error: read --kubeconfig"}},
-		"more than flags":        {args: []string{repository}, status: exitFailed, stderr: []string{"use -f for files"}},
-		"nothing to prune":       {args: []string{"-f", repository, "--prune"}, status: exitFailed, stderr: []string{"--prune needs files (-f) and a cluster"}},
-		"nothing to prune by":    {args: []string{"--kubeconfig", "k", "--prune"}, status: exitFailed, stderr: []string{"--prune needs files (-f) and a cluster"}},
-		"empty name":             {args: []string{"-f", ""}, status: exitFailed, stderr: []string{"the name is empty"}},
-		"help":                   {args: []string{"--help"}, status: exitSame, stderr: []string{"Exit code: 0 success", "-recursive"}},
+		"nothing changes":           {args: []string{"-f", repository, "-f", snapshot, "-f", before, "--diff"}, status: exitSame, stdout: []string{"0 NodeProxyRules and 0 ServiceProxyRules would change\n"}},
+		"a node policy":             {args: []string{"-f", scheduler, "-f", snapshot, "-f", before, "--diff"}, status: exitChanges, stdout: []string{"--- stored/NodeProxyRules/n1", "\n-      scheduler: lc\n+      scheduler: sh\n", "\n1 NodeProxyRules and 0 ServiceProxyRules would change\n"}},
+		"a Service policy":          {args: []string{"-f", repository, "--filename", policy, "-f", snapshot, "-f", before, "--diff"}, status: exitChanges, stdout: []string{"\n-    nodePort: 30080\n", "\n0 NodeProxyRules and 1 ServiceProxyRules would change\n"}},
+		"the same by its directory": {args: []string{"-f", repository, "-R", "-f", snapshot, "-f", before, "--diff"}, status: exitChanges, stdout: []string{"\n0 NodeProxyRules and 1 ServiceProxyRules would change\n"}},
+		"standard input":            {stdin: servicePolicyFile, args: []string{"-f", "-", "-f", repository, "-f", snapshot, "-f", before, "--diff"}, status: exitChanges, stdout: []string{"0 NodeProxyRules and 1 ServiceProxyRules would change"}},
+		"nothing is stored":         {args: []string{"-f", repository, "-f", snapshot, "--diff"}, status: exitChanges, stdout: []string{"0 NodeProxyRules and 0 ServiceProxyRules would change, 2 NodeProxyRules and 1 ServiceProxyRules would be created\n"}},
+		"without --diff":            {args: []string{"-f", scheduler, "-f", snapshot, "-f", before}, status: exitSame, stdout: []string{"scheduler: sh"}},
+		"invalid":                   {args: []string{"-f", invalid, "-f", snapshot, "--diff"}, status: exitFailed, stderr: []string{"error: " + invalid + ", document 2 (line 7): NodeProxyPolicy edge: spec.settings.ipvs.scheduler: Invalid value"}},
+		"all that is invalid":       {args: []string{"-f", invalid, "-f", "-"}, stdin: "a: [", status: exitFailed, stderr: []string{"error: " + invalid + ", document 2", "\nerror: standard input, document 1 (line 1): not YAML"}},
+		"no NodeProxy":              {args: []string{"-f", policy, "-f", snapshot}, status: exitFailed, stderr: []string{"note: no cluster is read: set --kubeconfig", "error: there is no NodeProxy cluster"}},
+		"no file":                   {args: []string{"-f", filepath.Join(directory, "none.yaml")}, status: exitFailed, stderr: []string{"none.yaml"}},
+		"no cluster":                {args: []string{"--kubeconfig", filepath.Join(directory, "none")}, status: exitFailed, stderr: []string{"error: read --kubeconfig"}},
+		"more than flags":           {args: []string{repository}, status: exitFailed, stderr: []string{"use -f for files"}},
+		"nothing to prune":          {args: []string{"-f", repository, "--prune"}, status: exitFailed, stderr: []string{"--prune needs files (-f) and a cluster"}},
+		"nothing to prune by":       {args: []string{"--kubeconfig", "k", "--prune"}, status: exitFailed, stderr: []string{"--prune needs files (-f) and a cluster"}},
+		"empty name":                {args: []string{"-f", ""}, status: exitFailed, stderr: []string{"the name is empty"}},
+		"help":                      {args: []string{"--help"}, status: exitSame, stderr: []string{"Exit code: 0 success", "-recursive"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			status, stdout, stderr := outcomeOf(t, c.stdin, c.args...)

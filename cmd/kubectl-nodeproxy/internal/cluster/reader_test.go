@@ -73,7 +73,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestTime: the time is that of the API server, if it tells.
+// TestTime: the time is that of the API server, if known.
 func TestTime(t *testing.T) {
 	t.Parallel()
 	r := served(t, 1, "")
@@ -93,11 +93,11 @@ func TestTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := silent.Read(t.Context(), []Kind{ServiceProxyRules}, nil); err == nil || !silent.Time().IsZero() {
-		t.Errorf("error %v, and a clock of which nothing is told says %s", err, silent.Time())
+		t.Errorf("error %v, and the time is %s without a server's", err, silent.Time())
 	}
 }
 
-// TestOptional: what may not be read is named, unless it cannot be gone without.
+// TestOptional: unreadable optional kinds are listed, required ones are an error.
 func TestOptional(t *testing.T) {
 	t.Parallel()
 	r := served(t, 1, "pods")
@@ -109,11 +109,11 @@ func TestOptional(t *testing.T) {
 		t.Errorf("unread: %+v", objects.Unread)
 	}
 	if _, err := r.Read(t.Context(), []Kind{ServiceProxyRules, Pods}, nil); err == nil {
-		t.Error("pods were wanted, may not be read, and nothing is said")
+		t.Error("required pods are unreadable without an error")
 	}
 }
 
-// TestUndecodable: one object that cannot be understood is named.
+// TestUndecodable: an object that cannot be decoded is named.
 func TestUndecodable(t *testing.T) {
 	t.Parallel()
 	r := readerOf(t, map[string]string{
@@ -125,7 +125,7 @@ func TestUndecodable(t *testing.T) {
 	}
 }
 
-// TestNoNode: what cannot be a name is not asked for.
+// TestNoNode: invalid names are not requested.
 func TestNoNode(t *testing.T) {
 	t.Parallel()
 	r := served(t, 1, "")
@@ -136,7 +136,7 @@ func TestNoNode(t *testing.T) {
 	}
 }
 
-// TestSuggest: names that are near, and no others.
+// TestSuggest: similar names, and no others.
 func TestSuggest(t *testing.T) {
 	t.Parallel()
 	known := []string{"node-1", "node-2", "gateway", "edge-pool-7"}

@@ -32,15 +32,15 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-// planted is a fault in a cluster where all is well.
+// planted is a fault in a healthy cluster.
 type planted struct {
 	service string // to ask for; empty: all
 	plant   func(w *world)
-	want    string // the names of findings
-	says    string // what the report has to say
+	want    string // the reasons of findings
+	says    string // a part of the printed report
 }
 
-// TestFaults plants faults in a cluster where all is well.
+// TestFaults plants faults in a healthy cluster.
 func TestFaults(t *testing.T) {
 	for _, faults := range []map[string]planted{
 		controllerFaults(), dnsFaults(), endpointFaults(), renderingFaults(), nodeFaults(), trafficPolicyFaults(), policyFaults(), exposureFaults(),
@@ -68,7 +68,7 @@ func (c planted) test(t *testing.T) {
 	}
 }
 
-// TestClocks: that the caller's clock is wrong is told, and is no finding.
+// TestClocks: a wrong local clock is a note, not a finding.
 func TestClocks(t *testing.T) {
 	for ahead, want := range map[time.Duration]string{
 		5 * time.Minute:   "the clock of this machine is 5m ahead of the API server's",
@@ -86,7 +86,7 @@ func TestClocks(t *testing.T) {
 	}
 }
 
-// TestServed: of the Service that is asked for it is told where it is served.
+// TestServed: notes show where the examined Service has endpoints.
 func TestServed(t *testing.T) {
 	w := newWorld()
 	w.slice("web").Endpoints[1].Conditions.Ready = new(false)
@@ -100,8 +100,8 @@ func TestServed(t *testing.T) {
 	}
 }
 
-// TestPassing: what is gone, or has moved on, at the second look is no finding.
-func TestPassing(t *testing.T) {
+// TestTransient: what the second examination does not confirm is no finding.
+func TestTransient(t *testing.T) {
 	for name, second := range map[string]func(w *world){
 		"the rules are written meanwhile": func(w *world) { w.render() },
 		"they are behind again, by another change": func(w *world) {
@@ -127,7 +127,7 @@ func TestPassing(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a Service is refused no more", func(t *testing.T) {
+	t.Run("a Service is no longer rejected", func(t *testing.T) {
 		w, later := newWorld(), newWorld()
 		w.NodeProxy.Status.Refused = []v1alpha1.RefusedService{{Namespace: "shop", Name: "web", Message: "larger than 1 MiB"}}
 		r, err := Examine(w.Objects, later.question(t))
@@ -226,7 +226,7 @@ func TestUnknownService(t *testing.T) {
 	}
 }
 
-// TestUnread: what cannot be looked at is said, and the rest is found all the same.
+// TestUnread: checks without permission are skipped, the others run.
 func TestUnread(t *testing.T) {
 	w := newWorld()
 	w.removePods("web")
@@ -249,8 +249,7 @@ func TestUnread(t *testing.T) {
 	}
 }
 
-// TestServicesUnread: without Services nobody knows how many there are, and whether there
-// is the one that is asked for.
+// TestServicesUnread: without Services, their number and existence are unknown.
 func TestServicesUnread(t *testing.T) {
 	for asked, want := range map[string]string{
 		"":         "Services on 2 nodes: no problems found, but some checks were skipped\n",
@@ -274,7 +273,7 @@ func TestNewerFormat(t *testing.T) {
 	w.ServiceRules[1].Spec.FormatVersion = 2
 	r := w.examine(t, "")
 	if got := text(t, r); len(r.Findings) > 0 || !strings.Contains(got, "rendering, traffic-policy, hairpin, exposure: ServiceProxyRules shop.web: format 2 needs a newer release") {
-		t.Errorf("want only that what needs the rules was not looked at:\n%s", got)
+		t.Errorf("want only the checks that need the rules to be skipped:\n%s", got)
 	}
 	if slices.ContainsFunc(r.Exposure, func(x Exposure) bool { return x.Service == "shop/web" }) {
 		t.Errorf("what the plugin does not understand is listed as exposed: %+v", r.Exposure)
@@ -301,8 +300,7 @@ func TestExposed(t *testing.T) {
 	}
 }
 
-// TestScaledToZero: that a Service has no pods may be on purpose, unless somebody asks
-// why it does not answer.
+// TestScaledToZero: a Service without pods is a warning, unless the user asks for it.
 func TestScaledToZero(t *testing.T) {
 	for asked, want := range map[string]findings.Severity{"": findings.Warning, "shop/web": findings.Problem} {
 		w := newWorld()

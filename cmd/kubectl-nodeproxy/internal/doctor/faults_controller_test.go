@@ -29,7 +29,7 @@ func controllerFaults() map[string]planted {
 			},
 			want: "Removing(InventoryDiffers Removed NotRendered)",
 		},
-		"settings refused": {
+		"settings rejected": {
 			plant: func(w *world) {
 				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonInvalidSettings, "settings.masquerade.bit")}
 			},
@@ -39,11 +39,11 @@ func controllerFaults() map[string]planted {
 			plant: func(w *world) { w.NodeProxy.Status.Inventory.Services = 7 },
 			want:  "ControllerBehind(InventoryDiffers)",
 		},
-		"a generation that nobody has seen": {
+		"a generation that no controller has observed": {
 			plant: func(w *world) { w.NodeProxy.Generation = 2 },
 			want:  "ControllerBehind(NodeProxyNotObserved)", says: "docs/troubleshooting.md#nodeproxycontrollerwithoutleader",
 		},
-		"a Service that the controller refuses": {
+		"a Service that the controller rejects": {
 			plant: func(w *world) {
 				w.NodeProxy.Status.Refused = []v1alpha1.RefusedService{{Namespace: "shop", Name: "web", Message: "larger than 1 MiB"}}
 				w.NodeProxy.Status.RefusedServices = 1
@@ -54,7 +54,7 @@ func controllerFaults() map[string]planted {
 			},
 			want: "ServiceRejected", says: "larger than 1 MiB",
 		},
-		"a Service that the controller refused, and that is gone": {
+		"a Service that the controller rejected, and that is gone": {
 			plant: func(w *world) {
 				w.NodeProxy.Status.Refused = []v1alpha1.RefusedService{{Namespace: "shop", Name: "gone", Message: "larger than 1 MiB"}}
 				w.NodeProxy.Status.RefusedServices = 1

@@ -60,7 +60,7 @@ func nodeFaults() map[string]planted {
 			},
 			want: "Pending",
 		},
-		"Services held since their rules are gone": {
+		"Services retained because their rules are gone": {
 			plant: func(w *world) {
 				w.ServiceRules = w.ServiceRules[:1]
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "1 Service"))
@@ -68,20 +68,20 @@ func nodeFaults() map[string]planted {
 			},
 			want: "ControllerBehind(InventoryDiffers(Held) NotRendered)",
 		},
-		"Services held": {
+		"Services retained": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "2 Services"))
 			},
 			want: "Held", says: "WARNING Held of node node-1\n",
 		},
-		"a Service that the kernel refuses": {
+		"a Service that the kernel rejects": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
 				w.node(0).Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/web: no SCTP"}}
 			},
 			want: "SomeServicesRefused", says: "Service shop/web, node node-1\n",
 		},
-		"another Service that the kernel refuses": {
+		"another Service that the kernel rejects": {
 			service: "kube-system/kube-dns",
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
@@ -103,7 +103,7 @@ func nodeFaults() map[string]planted {
 			},
 			want: "ModeFallback",
 		},
-		"rules undone": {
+		"rules modified": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionDrifted, metav1.ConditionTrue, v1alpha1.ReasonRulesUndone, "by a firewall"))
 			},
@@ -122,7 +122,7 @@ func nodeFaults() map[string]planted {
 			},
 			want: "KernelDiffers",
 		},
-		"a node of Windows, as one of its pods tells": {
+		"a Windows node, as one of its pods reveals": {
 			plant: func(w *world) {
 				for i := range 2 {
 					pod := *w.Pods[2].DeepCopy()
@@ -143,7 +143,7 @@ func nodeFaults() map[string]planted {
 			},
 			want: "AgentTooOld", says: "clear spec.agent.image of the NodeProxy",
 		},
-		"Audit, and nobody maintains the rules": {
+		"Audit, and no proxy maintains the rules": {
 			plant: func(w *world) {
 				w.node(0).Spec.Settings.Enforcement = new(v1alpha1.Audit)
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, "enforcement is Audit: nobody maintains the rules, start kube-proxy"))
@@ -166,11 +166,11 @@ func nodeFaults() map[string]planted {
 			},
 			want: "AgentNotResponding", says: "kubectl -n operators get pods -l app.kubernetes.io/name=nodeproxy-agent --field-selector spec.nodeName=node-1 -o wide, then kubectl -n operators logs POD --tail=20",
 		},
-		"rules of a node that are not in force": {
+		"rules of a node that are not applied": {
 			plant: func(w *world) { w.node(0).Generation = 2 },
 			want:  "RulesNotApplied", says: "(generation 2), but its agent still reports older ones (generation 1)",
 		},
-		"settings of a node that are not in force": {
+		"settings of a node that are not applied": {
 			plant: func(w *world) { w.node(0).Spec.SettingsRevision = "new" },
 			want:  "SettingsNotApplied",
 		},
@@ -194,7 +194,7 @@ func nodeFaults() map[string]planted {
 			},
 			want: "RulesNotApplied",
 		},
-		"Services that are held, and refused ones": {
+		"Services that are retained, and rejected ones": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
 				w.node(0).Status.Held = 3
@@ -214,17 +214,17 @@ func nodeFaults() map[string]planted {
 			},
 			want: "ChangesNotApplied", says: "ServiceProxyRules shop.web have resourceVersion 10, but its kernel has nothing newer than 6",
 		},
-		"a kernel of which that is not told yet": {
+		"a kernel whose agent has not reported yet": {
 			plant: func(w *world) {
 				w.ServiceRules[1].ResourceVersion = "10"
 				w.ServiceRules[1].ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(4 * time.Minute))}}
 			},
 		},
-		"other endpoints than are wanted": {
+		"other endpoints than desired": {
 			plant: func(w *world) { w.node(0).Status.LocalEndpoints = 9 },
 			want:  "StatusDiffers", says: "local endpoints: 2 desired, 9 reported",
 		},
-		"another mode than is wanted": {
+		"another mode than desired": {
 			plant: func(w *world) { w.node(0).Status.Mode = v1alpha1.ModeIPVS },
 			want:  "StatusDiffers", says: "mode: IPTables desired, IPVS reported",
 		},
@@ -258,7 +258,7 @@ func trafficPolicyFaults() map[string]planted {
 			},
 			says: "no report yet from 1 new node, where the agent's image may still be pulled: node-3",
 		},
-		"external Local, and the load balancer can tell": {
+		"external Local, and the load balancer has a health check": {
 			plant: func(w *world) {
 				w.service("web").Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 				w.service("web").Spec.HealthCheckNodePort = 32000

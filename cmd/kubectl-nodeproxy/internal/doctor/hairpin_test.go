@@ -13,8 +13,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestHairpin follows pods' own connections, with what the tracer tells and with what
-// it never should.
+// TestHairpin traces connections of pods to their own Service, with real and fake results.
 func TestHairpin(t *testing.T) {
 	web := types.NamespacedName{Namespace: "shop", Name: "web"}
 	for name, c := range map[string]struct {
@@ -42,7 +41,7 @@ func TestHairpin(t *testing.T) {
 			},
 			want: "NoHairpin NoHairpin", says: "trace --node node-1 --from 10.244.1.5 --to 10.96.0.20:80/TCP",
 		},
-		"refused": {
+		"rejected": {
 			trace: func(Trace) Trace {
 				return func(*combine.Set, tracer.Packet) (*tracer.Result, error) {
 					return &tracer.Result{Outcomes: []tracer.Outcome{{Fate: tracer.Rejected, Why: "of a reason"}}}, nil
@@ -50,7 +49,7 @@ func TestHairpin(t *testing.T) {
 			},
 			want: "NoHairpin NoHairpin", says: "cannot connect: of a reason",
 		},
-		"cannot be told": {
+		"cannot be traced": {
 			trace: func(Trace) Trace {
 				return func(*combine.Set, tracer.Packet) (*tracer.Result, error) { return nil, errors.New("no model") }
 			},

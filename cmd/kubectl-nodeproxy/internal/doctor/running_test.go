@@ -50,7 +50,7 @@ func waits(pod *corev1.Pod, reason string) {
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}}}
 }
 
-// TestPods: who runs is told by pods, as nobody else notices that a controller is gone.
+// TestPods: pods show what runs, because only a controller would detect that others are gone.
 func TestPods(t *testing.T) {
 	silent := is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "")
 	for name, c := range map[string]struct {
@@ -158,16 +158,15 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// TestWithoutController: what a controller counted, and what nodes hold as nobody writes
-// it again, follows from there being none.
+// TestWithoutController: findings that are stale without a controller follow from that.
 func TestWithoutController(t *testing.T) {
 	lags := func(w *world) { w.NodeProxy.Status.Nodes.Lagging = 1 }
-	holds := func(w *world) {
+	retains := func(w *world) {
 		w.ServiceRules = w.ServiceRules[1:]
 		w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "1 Service"))
 	}
 	reports := func(w *world) {
-		holds(w)
+		retains(w)
 		w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, ""))
 		w.node(0).Status.LocalEndpoints = 9
 	}
@@ -183,9 +182,9 @@ func TestWithoutController(t *testing.T) {
 			lags(w)
 			w.service("web").Spec.Ports[0].Port = 81
 		}, "ControllerBehind(AgentsLagging RenderedOutdated)"},
-		"a node holds Services":          {"shop/web", false, holds, "NoController(Held)"},
-		"a node holds them, and it runs": {"shop/web", true, holds, "Held"},
-		"a node reports otherwise":       {"shop/web", false, reports, "NoController(StatusDiffers)"},
+		"a node retains Services":          {"shop/web", false, retains, "NoController(Held)"},
+		"a node retains them, and it runs": {"shop/web", true, retains, "Held"},
+		"a node reports otherwise":         {"shop/web", false, reports, "NoController(StatusDiffers)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()

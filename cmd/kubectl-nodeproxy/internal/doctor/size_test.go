@@ -18,7 +18,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// large is a world in which all is well, with many nodes, and Services of six pods each
+// large is a healthy world with many nodes, and Services of six pods each
 // in a hundred namespaces.
 func large(nodes, services int) *world {
 	w := newWorld()

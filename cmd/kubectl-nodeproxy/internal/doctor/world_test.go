@@ -29,7 +29,7 @@ func now() time.Time { return time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC) }
 
 func ago(d time.Duration) metav1.Time { return metav1.NewTime(now().Add(-d)) }
 
-// world is a cluster of two nodes in which all is well: CoreDNS on both nodes and the
+// world is a healthy cluster of two nodes: CoreDNS on both nodes and the
 // Service shop/web of every type of address, with a pod on each node.
 type world struct{ *cluster.Objects }
 
@@ -183,7 +183,7 @@ func (w *world) surroundings() render.Cluster {
 	}
 }
 
-// report writes what the agent of a node that does all that is wanted counts.
+// report writes the counts of the agent of a node that has programmed everything.
 func (w *world) report(i int) {
 	node, local := w.node(i), map[netip.AddrPort]bool{}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {

@@ -39,7 +39,7 @@ func inACluster(ago time.Duration) *cluster.Objects {
 	}}
 }
 
-// TestOf: a node that is behind is told of once that cannot be on its way any more.
+// TestOf: a node is behind after the time in which an agent must have reported.
 func TestOf(t *testing.T) {
 	t.Parallel()
 	const stale, lags, missing = "changed more than a minute ago (generation 9), but its agent still reports older ones (generation 5)",
@@ -56,7 +56,7 @@ func TestOf(t *testing.T) {
 			edit: func(n *v1alpha1.NodeProxyRules, _ *cluster.Objects) { n.Status.ObservedGeneration = 5 },
 			want: "refers to generation 5 of its rules, and this is generation 9", not: "a minute ago",
 		},
-		"older rules, nobody noted since when": {
+		"older rules, since an unknown time": {
 			edit: func(n *v1alpha1.NodeProxyRules, _ *cluster.Objects) {
 				n.Status.ObservedGeneration, n.ManagedFields = 5, nil
 				n.Status.LastSync = &v1alpha1.SyncReport{Time: metav1.NewTime(noon().Add(-2 * time.Minute))}

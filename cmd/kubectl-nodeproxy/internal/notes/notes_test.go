@@ -33,7 +33,7 @@ func TestTooOld(t *testing.T) {
 	}
 }
 
-// TestUnmaintained goes by what agents say.
+// TestUnmaintained compares with the messages of agents.
 func TestUnmaintained(t *testing.T) {
 	source, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "agent", "audit.go"))
 	if err != nil || !strings.Contains(string(source), `return "`+unmaintained) {

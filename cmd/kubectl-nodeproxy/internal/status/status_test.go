@@ -13,8 +13,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 )
 
-// TestThousandNodes: whatever is wrong with however many nodes, it is a screen or two, the
-// worst and the oldest come first, and none is forgotten.
+// TestThousandNodes: problems of many nodes fit on a screen, the worst and the oldest first,
+// and none is missing.
 func TestThousandNodes(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
@@ -59,7 +59,7 @@ func TestThousandNodes(t *testing.T) {
 	}
 }
 
-// TestRunning: without a controller it is not well, whatever the nodes have said.
+// TestRunning: without a controller the cluster is unhealthy, whatever the nodes report.
 func TestRunning(t *testing.T) {
 	t.Parallel()
 	controller, agent := "nodeproxy-controller", "nodeproxy-agent"
@@ -114,7 +114,7 @@ func of(name string, status metav1.ConditionStatus, reason, message string) meta
 
 func noon() time.Time { return time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC) }
 
-// healthy is a cluster of two nodes in which all is well.
+// healthy is a healthy cluster of two nodes.
 func healthy() *cluster.Objects {
 	o := &cluster.Objects{Time: noon(), NodeProxy: &v1alpha1.NodeProxy{Status: v1alpha1.NodeProxyStatus{Conditions: []metav1.Condition{
 		of(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonAllProgrammed, ""),
@@ -134,7 +134,7 @@ func writtenMinutesAgo(n time.Duration) []metav1.ManagedFieldsEntry {
 	return []metav1.ManagedFieldsEntry{{Time: &metav1.Time{Time: noon().Add(-n * time.Minute)}}}
 }
 
-// TestReports: what is told of what no recorded cluster has.
+// TestReports: reports about states that no recorded cluster has.
 func TestReports(t *testing.T) {
 	t.Parallel()
 	audit := func(o *cluster.Objects, message string) {
@@ -148,7 +148,7 @@ func TestReports(t *testing.T) {
 		well bool
 		want string
 	}{
-		"all is well": {func(*cluster.Objects) {}, true, "\nEverything is healthy.\n"},
+		"healthy": {func(*cluster.Objects) {}, true, "\nEverything is healthy.\n"},
 		"Audit beside another proxy": {
 			func(o *cluster.Objects) { audit(o, "another proxy runs on this node (x)") }, true,
 			"\nEverything is healthy; 2 nodes with enforcement Audit.\n",
@@ -160,7 +160,7 @@ func TestReports(t *testing.T) {
 			}, true,
 			"\nEverything is healthy; 1 node with enforcement Audit.\n",
 		},
-		"Audit beside nobody": {
+		"Audit without another proxy": {
 			func(o *cluster.Objects) {
 				audit(o, "enforcement is Audit: nobody maintains the rules, start kube-proxy")
 			}, false,
@@ -175,7 +175,7 @@ func TestReports(t *testing.T) {
 			}, false,
 			"\nPROBLEMS\nAgentPodsFailing for 60s\n  the agents are not deployed: node-2: ImagePullBackOff\n",
 		},
-		"somebody who undoes rules": {
+		"another program that modifies rules": {
 			func(o *cluster.Objects) {
 				o.NodeRules[1].Status.Conditions = append(o.NodeRules[1].Status.Conditions, of(v1alpha1.ConditionDrifted, metav1.ConditionTrue, v1alpha1.ReasonRulesUndone, "a firewall"))
 			}, false,
@@ -197,7 +197,7 @@ func TestReports(t *testing.T) {
 			}, true,
 			"NOTES\n  on node-1, node-2: programmed, with restrictions: a sysctl\n",
 		},
-		"rules that are not in force": {
+		"rules that are not applied": {
 			func(o *cluster.Objects) {
 				n := &o.NodeRules[0]
 				n.Generation, n.Status.ObservedGeneration, n.ManagedFields = 9, 5, writtenMinutesAgo(7)
@@ -210,20 +210,20 @@ func TestReports(t *testing.T) {
 			}, true,
 			"\nEverything is healthy.\n",
 		},
-		"settings that are not in force": {
+		"settings that are not applied": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Spec.SettingsRevision, o.NodeRules[0].ManagedFields = "new", writtenMinutesAgo(7)
 			}, false,
 			"\nPROBLEMS\nSettingsNotApplied, 1 node for 7m\n  node-1: the node's settings are not applied",
 		},
-		"Audit beside nobody, of which one node alone says since when": {
+		"Audit without another proxy, since a known time on one node only": {
 			func(o *cluster.Objects) {
 				audit(o, "enforcement is Audit: nobody maintains the rules, start kube-proxy")
 				o.NodeRules[1].Status.Conditions[0].Status = metav1.ConditionFalse
 			}, false,
 			"\nAuditWithoutProxy, 2 nodes\n  node-1, node-2: enforcement",
 		},
-		"Services that a node holds": {
+		"Services that a node retains": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Status.Conditions[0] = of(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "it holds one")
 			}, false,

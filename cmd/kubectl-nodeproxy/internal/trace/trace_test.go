@@ -273,13 +273,13 @@ func TestOddObjects(t *testing.T) {
 			func(o *cluster.Objects) { o.NodeRules[0].Status.Families = []string{"IPv4"} },
 			"! IPv6 is not programmed on this node",
 		},
-		"a Service that the kernel refuses": {
+		"a Service that the kernel rejects": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/web: too much"}}
 			},
 			"! the kernel of the node rejects the Service shop/web: too much",
 		},
-		"Services that are held": {
+		"Services that are retained": {
 			func(o *cluster.Objects) { o.NodeRules[0].Status.Held = 2 },
 			"! the node retains the rules of 2 Services",
 		},
@@ -341,7 +341,7 @@ func TestLeftOut(t *testing.T) {
 	}
 }
 
-// TestBehind: of a node that is behind, or holds on to what has vanished, it is said.
+// TestBehind: notes for a node that is behind, or retains vanished Services.
 func TestBehind(t *testing.T) {
 	o := objects()
 	o.ServiceRules[0].ResourceVersion = "7"
