@@ -48,9 +48,9 @@ func TestUsefulErrors(t *testing.T) {
 		"unknown argument":    {[]string{"start"}, `unknown argument "start"`},
 		"missing kubeconfig":  {[]string{"--node-name", "n", "--kubeconfig", "/nonexistent"}, "--kubeconfig /nonexistent"},
 		"unknown flag":        {[]string{"--frob"}, "-frob"},
-		"unknown variant":     {[]string{"--iptables-variant", "nft"}, "give auto, nf_tables or legacy"},
+		"unknown variant":     {[]string{"--iptables-variant", "nft"}, "use auto, nf_tables or legacy"},
 		"unknown range":       {[]string{"cleanup", "--ipvs-exclude-cidrs", "10.0.0.0/8,x"}, `excludeCIDRs[1]`},
-		"cleanup comes first": {[]string{"--v", "1", "cleanup"}, "given first"},
+		"cleanup comes first": {[]string{"--v", "1", "cleanup"}, "after an optional subcommand"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := run(context.Background(), tt.args, "", &bytes.Buffer{})
