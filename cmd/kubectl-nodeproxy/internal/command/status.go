@@ -20,8 +20,8 @@ Services that the controller or a node rejects or retains.
 status does not read Services and their rules. doctor does, and finds out which nodes lag
 and whether they have the IP families that Services need.
 
-The exit code is 0 if everything is healthy, 1 for findings or skipped checks, and 2 for
-errors.`,
+The exit code is 0 if everything is healthy, 1 for findings, incomplete rollouts, rejected
+Services or skipped checks, and 2 for errors.`,
 		Example: `  # Is everything healthy?
   kubectl nodeproxy status
 

@@ -1,4 +1,3 @@
-// Package output prints the results of the plugin's commands: as tables, yaml or json.
 package output
 
 import (
