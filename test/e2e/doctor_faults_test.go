@@ -12,9 +12,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/kubelets"
 )
 
-// fault is something that goes wrong in a cluster.
+// fault is a fault of a cluster.
 type fault struct {
-	// name is what a state with it is called.
+	// name is the name of its recorded state.
 	name string
 	// service is the one to examine; empty: all.
 	service string
@@ -25,7 +25,7 @@ type fault struct {
 	plant, mend func(r *run)
 }
 
-// object is a fault that is made with objects.
+// object is a fault that consists of objects.
 func object(name, service, finding, where, text string) *fault {
 	path := func(r *run) string { return filepath.Join(r.temp, "fault-"+name+".yaml") }
 	return &fault{
@@ -38,12 +38,12 @@ func object(name, service, finding, where, text string) *fault {
 	}
 }
 
-// service is a fault of a Service of that name, with what is in its spec.
+// service is a fault of a Service with that name and spec.
 func service(name, finding, where, spec string) *fault {
 	return object(name, "", finding, where, "apiVersion: v1\nkind: Service\nmetadata: {name: "+name+", namespace: shop}\nspec:\n"+spec)
 }
 
-// by plants and mends by one command of kubectl each.
+// by plants and fixes a fault with one kubectl command each.
 func by(name, finding, where, plant, mend string) *fault {
 	return &fault{
 		name: name, finding: finding, where: where,
@@ -52,7 +52,7 @@ func by(name, finding, where, plant, mend string) *fault {
 	}
 }
 
-// objectFaults do not disturb each other, or anybody else.
+// objectFaults are independent of each other.
 func objectFaults() []*fault {
 	foreign := object("other-proxy", "shop/other-proxy", "NotEligible", "shop/other-proxy", `
 apiVersion: v1
@@ -186,7 +186,7 @@ spec:
 	}
 }
 
-// refusedRules writes rules that are refused.
+// refusedRules writes rules that the admission policy denies.
 func refusedRules(r *run) string {
 	path := filepath.Join(r.temp, "refused-rules.yaml")
 	r.must(os.WriteFile(path, []byte("apiVersion: nodeproxy.io/v1alpha1\nkind: ServiceProxyRules\nmetadata: {name: shop.refused}\nspec: {formatVersion: 1}\n"), 0o600))
@@ -243,8 +243,7 @@ func tableFull() *fault {
 	}
 }
 
-// flows are as many as fill the table of a node to five sixths, in the way in which
-// conntrack saves them.
+// flows fill the table of a node to five sixths, in the format of conntrack.
 func flows(r *run, node *kubelets.Node) *strings.Reader {
 	out, err := node.Exec(r.ctx, nil, "cat", "/proc/sys/net/netfilter/nf_conntrack_max")
 	r.must(err)
@@ -259,7 +258,7 @@ func flows(r *run, node *kubelets.Node) *strings.Reader {
 	return strings.NewReader(text.String())
 }
 
-// agentStopped takes the agent from node-2.
+// agentStopped removes the agent from node-2.
 func agentStopped() *fault {
 	return by("agent-stopped", "AgentNotResponding", "node-2",
 		`patch nodeproxy cluster --type=merge -p {"spec":{"agent":{"nodeSelector":{"kubernetes.io/hostname":"node-1"}}}}`,
@@ -309,8 +308,7 @@ func onNode1(r *run, name string, args ...string) {
 	r.must(err)
 }
 
-// wholeFaults are those of the controller and what it goes by, with which nothing else
-// can be looked at.
+// wholeFaults are faults of the controller and of NodeProxy, which prevent other checks.
 func wholeFaults() []*fault {
 	controllers := func(r *run, replicas string) {
 		r.kubectl("scale", "deployment", "-n", system, "nodeproxy-controller", "--replicas="+replicas)
