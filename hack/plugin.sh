@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Writes the kubectl plugin into dist/plugin: an archive for each platform, beside each a
-# list of what is in it (NAME.cdx.json, CycloneDX), and nodeproxy.yaml, its manifest for
-# krew. The same source gives the same files. It uses these variables:
+# Writes the kubectl plugin to dist/plugin: for each platform an archive and its bill of
+# materials (NAME.cdx.json, CycloneDX), and nodeproxy.yaml, the manifest for krew. The
+# files are reproducible. Variables:
 #
-#   VERSION        the version of the plugin; krew wants vX.Y.Z
-#   PLUGIN_URL     where the archives will be, without their names
-#   PLUGIN_OUTPUT  another folder to write
+#   VERSION        the version of the plugin; krew requires vX.Y.Z
+#   PLUGIN_URL     the download location of the archives
+#   PLUGIN_OUTPUT  another output directory
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -58,13 +58,13 @@ metadata:
 spec:
   version: $VERSION
   homepage: https://github.com/nodeproxy-io/nodeproxy
-  shortDescription: Find out why a Service does not answer
+  shortDescription: Find out why a Service is unreachable
   description: |
-    Shows what nodeproxy does with the Services of a cluster: how all nodes do, what
-    each is to hold and reports, which way a packet takes, and what is wrong.
-    It only reads.
+    Shows how nodeproxy serves the Services of a cluster: the state of all nodes,
+    their desired rules and reports, the path of a packet, and problems with
+    remedies. It only reads.
   caveats: |
-    You need the ClusterRoles nodeproxy-viewer and view, bound in the whole cluster.
+    You need the ClusterRoles nodeproxy-viewer and view, bound cluster-wide.
   platforms:
 $platforms
 END

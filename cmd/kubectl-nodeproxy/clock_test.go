@@ -9,7 +9,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/recorded"
 )
 
-// TestClock: what is printed goes by the API server's clock, whatever the caller's says.
+// TestClock: ages refer to the API server's clock, whatever the local clock says.
 func TestClock(t *testing.T) {
 	t.Parallel()
 	state, err := recorded.Load(filepath.Join(states, "agent-silent"))
@@ -25,6 +25,6 @@ func TestClock(t *testing.T) {
 		}
 	}
 	if got := shown(t, kubeconfig, hourAhead, "doctor"); !strings.Contains(got, "  the clock of this machine is 60m ahead of the API server's") {
-		t.Errorf("the doctor does not tell of the clock:\n%s", got)
+		t.Errorf("doctor does not mention the clock:\n%s", got)
 	}
 }

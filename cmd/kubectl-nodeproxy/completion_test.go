@@ -8,7 +8,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/recorded"
 )
 
-// TestCompletion asks as shells do.
+// TestCompletion runs the completion like a shell.
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	state, err := recorded.Load(filepath.Join(states, "healthy"))
@@ -35,7 +35,7 @@ func TestCompletion(t *testing.T) {
 		args := append([]string{"__complete", "--kubeconfig=" + kubeconfig}, tt.typed...)
 		out, errs, status := execute(t, state.Now, args...)
 		if status != 0 {
-			t.Errorf("%q: exit status %d: %s", tt.typed, status, errs)
+			t.Errorf("%q: exit code %d: %s", tt.typed, status, errs)
 		}
 		var got []string
 		for line := range strings.Lines(out) {
@@ -51,37 +51,37 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// TestCompletionWithoutCluster: nothing is offered, and nothing said.
+// TestCompletionWithoutCluster: no suggestions, and no error.
 func TestCompletionWithoutCluster(t *testing.T) {
 	t.Parallel()
-	state, err := recorded.Load(filepath.Join(states, "refused"))
+	state, err := recorded.Load(filepath.Join(states, "no-permissions"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	out, errs, status := execute(t, state.Now, "__complete", "--kubeconfig="+writeKubeconfig(t, state.Serve(t)), "rules", "")
-	if out != ":4\n" || status != 0 || strings.Contains(errs, "may not") {
+	if out != ":4\n" || status != 0 || strings.Contains(errs, "allowed") {
 		t.Errorf("%d: %q, %q", status, out, errs)
 	}
 }
 
-// TestCompletionScripts: each shell is given a script that calls the program.
+// TestCompletionScripts: each shell gets a script that calls the program.
 func TestCompletionScripts(t *testing.T) {
 	t.Parallel()
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		out, errs, status := execute(t, atNoTime, "completion", shell)
 		if status != 0 || !strings.Contains(out, "__complete") {
-			t.Errorf("%s: exit status %d: %s", shell, status, errs)
+			t.Errorf("%s: exit code %d: %s", shell, status, errs)
 		}
 	}
 }
 
-// TestVersion: the command says what the flag says.
+// TestVersion: the command prints the same as the flag.
 func TestVersion(t *testing.T) {
 	t.Parallel()
 	const want = "kubectl nodeproxy version v0.1.0\n"
 	for _, args := range [][]string{{"version"}, {"--version"}} {
 		if out, errs, status := execute(t, atNoTime, args...); out != want || errs != "" || status != 0 {
-			t.Errorf("%q: exit status %d, printed %q, said %q", args, status, out, errs)
+			t.Errorf("%q: exit code %d, printed %q, said %q", args, status, out, errs)
 		}
 	}
 }

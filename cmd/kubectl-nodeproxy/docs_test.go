@@ -10,10 +10,10 @@ import (
 	"testing"
 )
 
-// quoted is a golden file in the documentation: a comment that names it, and what it says.
+// quoted is a golden file in the documentation: a comment that names it, and its text.
 var quoted = regexp.MustCompile("<!-- golden: (\\S+) -->\n(?:\n```\n(?s:.*?)```\n)?")
 
-// TestDocumentation: docs/kubectl-plugin.md shows what the program prints.
+// TestDocumentation: docs/kubectl-plugin.md shows the program's output.
 func TestDocumentation(t *testing.T) {
 	t.Parallel()
 	page := filepath.Join("..", "..", "docs", "kubectl-plugin.md")
@@ -39,7 +39,7 @@ func TestDocumentation(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Errorf("%s shows something else than the program: go test ./cmd/kubectl-nodeproxy -update writes it, twice if goldens have changed, too", page)
+		t.Errorf("%s differs from the program's output: go test ./cmd/kubectl-nodeproxy -update writes it; run it twice if goldens have changed, too", page)
 		return
 	}
 	if err := os.WriteFile(page, []byte(got), 0o644); err != nil {
@@ -47,11 +47,11 @@ func TestDocumentation(t *testing.T) {
 	}
 }
 
-// page is a page of the documentation in the program's source, such as
+// page is a link to the documentation in the program's source, such as
 // removal.md#with-retain.
 var page = regexp.MustCompile(`"([a-z-]+\.md)(?:#([a-z0-9-]+))?"`)
 
-// TestPages: there is every page and section that the program leads to.
+// TestPages: every page and section to which the program refers exists.
 func TestPages(t *testing.T) {
 	t.Parallel()
 	found := 0

@@ -22,15 +22,15 @@ var update = flag.Bool("update", false, "write the golden files")
 const (
 	states  = "testdata/states"
 	goldens = "testdata/golden"
-	// server stands in the goldens for the address of the test's server.
+	// server replaces the address of the test's server in the goldens.
 	server = "https://192.0.2.10:6443"
 )
 
-// atNoTime is for what does not go by the time.
+// atNoTime is for tests that do not depend on the time.
 var atNoTime time.Time
 
-// TestGolden runs, on each recorded state of a cluster, its commands, and compares all
-// that is printed, and the exit status.
+// TestGolden runs the commands of each recorded state of a cluster, and compares their output
+// and exit codes.
 func TestGolden(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(filepath.Join(states, "*.yaml"))
@@ -52,7 +52,7 @@ func TestGolden(t *testing.T) {
 	}
 	for _, directory := range directories {
 		if !known[directory.Name()] {
-			t.Errorf("%s belongs to no state: remove it", filepath.Join(goldens, directory.Name()))
+			t.Errorf("%s belongs to no state: delete it", filepath.Join(goldens, directory.Name()))
 		}
 	}
 }
@@ -81,12 +81,12 @@ func goldenState(t *testing.T, name string) {
 	}
 	for _, file := range files {
 		if !known[file.Name()] {
-			t.Errorf("%s belongs to no command: remove it", filepath.Join(goldens, name, file.Name()))
+			t.Errorf("%s belongs to no command: delete it", filepath.Join(goldens, name, file.Name()))
 		}
 	}
 }
 
-// shown returns what a terminal would show.
+// shown returns the command, its output and its exit code.
 func shown(t *testing.T, kubeconfig string, now time.Time, args ...string) string {
 	t.Helper()
 	out, errs, status := execute(t, now, append(args, "--kubeconfig="+kubeconfig)...)
@@ -97,8 +97,8 @@ func shown(t *testing.T, kubeconfig string, now time.Time, args ...string) strin
 		t.Errorf("%s: an error is one line: %q", strings.Join(args, " "), errs)
 	}
 	text := fmt.Sprintf("$ kubectl nodeproxy %s\n%s%s", strings.Join(args, " "), out, errs)
-	if status != command.ExitWell {
-		text += fmt.Sprintf("[exit status %d]\n", status)
+	if status != command.ExitOK {
+		text += fmt.Sprintf("[exit code %d]\n", status)
 	}
 	return text
 }
@@ -113,7 +113,7 @@ func execute(t *testing.T, now time.Time, args ...string) (out, errs string, sta
 	return toOut.String(), toErr.String(), status
 }
 
-// atOnce is a clock for which all time has passed.
+// atOnce is a timer without delay.
 func atOnce(time.Duration) <-chan time.Time {
 	passed := make(chan time.Time, 1)
 	passed <- time.Time{}
@@ -147,7 +147,7 @@ func compare(t *testing.T, path, got string) {
 	}
 	want, err := os.ReadFile(path)
 	if err != nil {
-		t.Fatalf("no golden: go test ./cmd/kubectl-nodeproxy -update writes it, to be read by you: %v", err)
+		t.Fatalf("no golden: go test ./cmd/kubectl-nodeproxy -update writes it; review it: %v", err)
 	}
 	if got != string(want) {
 		t.Errorf("%s differs; it should be\n%s\nand is\n%s", path, want, got)

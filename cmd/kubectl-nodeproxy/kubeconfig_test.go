@@ -6,13 +6,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 )
 
-// TestNoKubeconfig is for the variables of the process alone, so it does not run beside
-// others.
+// TestNoKubeconfig changes the environment of the process, so it does not run in parallel.
 func TestNoKubeconfig(t *testing.T) {
 	t.Setenv("HOME", t.TempDir())
 	t.Setenv("KUBECONFIG", "")
 	out, errs, status := execute(t, atNoTime, "status")
 	if want := "error: " + cluster.ErrNoKubeconfig.Error() + "\n"; out != "" || errs != want || status != 2 {
-		t.Errorf("exit status %d, printed %q, said %q", status, out, errs)
+		t.Errorf("exit code %d, printed %q, said %q", status, out, errs)
 	}
 }

@@ -1,5 +1,5 @@
-// Command kubectl-nodeproxy is a plugin of kubectl that shows what nodeproxy does
-// with the Services of a cluster, and finds out why one does not answer.
+// Command kubectl-nodeproxy is a kubectl plugin that shows how nodeproxy serves the Services
+// of a cluster, and why one is unreachable.
 package main
 
 import (
@@ -16,7 +16,7 @@ var version = "(devel)"
 
 func main() { os.Exit(run()) }
 
-// run returns the exit status.
+// run returns the exit code.
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()

@@ -16,8 +16,8 @@ const (
 	mostColumns = 160
 )
 
-// TestStatesAreCompact: the recorded states are as command compact writes them, which so
-// is able to store new ones, and all of testdata is short enough to be reviewed.
+// TestStatesAreCompact: the recorded states are as the command compact writes them, and
+// testdata is short enough for a review.
 func TestStatesAreCompact(t *testing.T) {
 	t.Parallel()
 	all, err := recorded.LoadAll(states)
@@ -48,7 +48,7 @@ func TestStatesAreCompact(t *testing.T) {
 		return nil
 	})
 	if err != nil || lines > mostLines {
-		t.Errorf("testdata has %d lines, and nobody reviews more than %d: %v", lines, mostLines, err)
+		t.Errorf("testdata has %d lines, more than the %d that can be reviewed: %v", lines, mostLines, err)
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestUnreachable: what the API server, or there being none, is worth a sentence for.
+// TestUnreachable: errors if no API server is reachable.
 func TestUnreachable(t *testing.T) {
 	t.Parallel()
 	kubeconfig := "--kubeconfig=" + writeKubeconfig(t, "http://127.0.0.1:1")
@@ -15,7 +15,7 @@ func TestUnreachable(t *testing.T) {
 		args []string
 		want string
 	}{
-		"nothing listens":  {[]string{"status", "--kubeconfig=", "--server=http://127.0.0.1:1"}, "error: the API server http://127.0.0.1:1 cannot be reached: nothing listens there (connection refused); is it the right one? (kubectl config current-context, or --context)\n"},
+		"nothing listens":  {[]string{"status", "--kubeconfig=", "--server=http://127.0.0.1:1"}, "error: the API server http://127.0.0.1:1 cannot be reached: connection refused; is it the right one? (kubectl config current-context, or --context)\n"},
 		"no kubeconfig":    {[]string{"status", "--kubeconfig=/does/not/exist"}, "error: the kubeconfig cannot be used: stat /does/not/exist: no such file or directory\n"},
 		"no such context":  {[]string{"status", kubeconfig, "--context=other"}, "error: the kubeconfig cannot be used: context \"other\" does not exist\n"},
 		"no such duration": {[]string{"status", kubeconfig, "--request-timeout=soon"}, "error: the kubeconfig cannot be used: Invalid timeout value. Timeout must be a single integer in seconds, or an integer followed by a corresponding time unit (e.g. 1s | 2m | 3h)\n"},
@@ -24,13 +24,13 @@ func TestUnreachable(t *testing.T) {
 			t.Parallel()
 			out, errs, status := execute(t, atNoTime, tt.args...)
 			if out != "" || errs != tt.want || status != 2 {
-				t.Errorf("exit status %d, printed %q, said\n%q, and not\n%q", status, out, errs, tt.want)
+				t.Errorf("exit code %d, printed %q, said\n%q, and not\n%q", status, out, errs, tt.want)
 			}
 		})
 	}
 }
 
-// TestNoAnswer: a server that is silent, and ones that answer something else.
+// TestNoAnswer: errors for a silent server, and for unusable responses.
 func TestNoAnswer(t *testing.T) {
 	t.Parallel()
 	over := make(chan struct{})
@@ -39,13 +39,13 @@ func TestNoAnswer(t *testing.T) {
 		want   string
 	}{
 		"silent": {func(http.ResponseWriter, *http.Request) { <-over },
-			"error: the API server SERVER has not answered within 200ms when asked for nodeproxies; --request-timeout lets it take longer\n"},
+			"error: the API server SERVER did not respond within 200ms when listing nodeproxies; increase --request-timeout\n"},
 		"unknown user": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) },
-			"error: the API server SERVER does not know you: the credentials of this kubeconfig are missing, wrong or have expired\n"},
+			"error: the API server SERVER does not accept the credentials of this kubeconfig: they are missing, wrong or expired\n"},
 		"broken": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
-			"error: the API server SERVER does not hand out nodeproxies: an error on the server (\"\") has prevented the request from succeeding (get nodeproxies.nodeproxy.io)\n"},
+			"error: the API server SERVER does not return nodeproxies: an error on the server (\"\") has prevented the request from succeeding (get nodeproxies.nodeproxy.io)\n"},
 		"no API server": {func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>hello</html>")) },
-			"error: what SERVER answers when asked for nodeproxies cannot be read: is it an API server? (kubectl config current-context, or --context)\n"},
+			"error: the response of SERVER for nodeproxies cannot be decoded: is it an API server? (kubectl config current-context, or --context)\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -53,7 +53,7 @@ func TestNoAnswer(t *testing.T) {
 			t.Cleanup(server.CloseClientConnections)
 			out, errs, status := execute(t, atNoTime, "status", "--kubeconfig="+writeKubeconfig(t, server.URL), "--request-timeout=200ms")
 			if want := strings.ReplaceAll(tt.want, "SERVER", server.URL); out != "" || errs != want || status != 2 {
-				t.Errorf("exit status %d, printed %q, said\n%q, and not\n%q", status, out, errs, want)
+				t.Errorf("exit code %d, printed %q, said\n%q, and not\n%q", status, out, errs, want)
 			}
 		})
 	}

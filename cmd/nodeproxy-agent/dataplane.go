@@ -6,7 +6,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 )
 
-// variantOf reads the flag --iptables-variant. Empty: any.
+// variantOf parses the flag --iptables-variant. Empty: any.
 func variantOf(flag string) (iptables.Variant, error) {
 	switch v := iptables.Variant(flag); v {
 	case "auto":
@@ -14,6 +14,6 @@ func variantOf(flag string) (iptables.Variant, error) {
 	case iptables.NFTables, iptables.Legacy:
 		return v, nil
 	default:
-		return "", fmt.Errorf("--iptables-variant %q: not known; give auto, nf_tables or legacy", flag)
+		return "", fmt.Errorf("--iptables-variant %q: unknown; use auto, nf_tables or legacy", flag)
 	}
 }

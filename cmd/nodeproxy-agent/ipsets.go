@@ -16,8 +16,8 @@ type setReader interface {
 	Sets([]ipvs.SetName) (map[ipvs.SetName][]ipvs.Entry, error)
 }
 
-// printIPSets prints the ipsets of mode IPVS with their entries. The agent's image does
-// not have the program ipset.
+// printIPSets prints the ipsets of mode IPVS with their entries. The agent's image lacks the
+// program ipset.
 func printIPSets(out io.Writer, kernel func(dataplane.Family) setReader) error {
 	w := bufio.NewWriter(out)
 	exist := false

@@ -1,5 +1,5 @@
-// Command nodeproxy-agent programs one node's kernel from the rules that the
-// controller renders, and reports what the kernel really holds.
+// Command nodeproxy-agent programs one node's kernel with the rules that the controller
+// renders, and reports the kernel's actual state.
 package main
 
 import (
@@ -32,19 +32,19 @@ import (
 // version is the release, set when the binary is built.
 var version = "v0.1.0-dev"
 
-const usage = `nodeproxy-agent programs this node's kernel from the ServiceProxyRules and the
-node's NodeProxyRules, and reports in the status of the latter. It must run as
-root, in the node's network namespace. Stopping it leaves all rules in place.
+const usage = `nodeproxy-agent programs this node's kernel with the ServiceProxyRules and the node's
+NodeProxyRules, and reports the result in the status of the latter. It must run as
+root in the host's network namespace. If it stops, all rules stay in place.
 
 Usage:
   nodeproxy-agent [flags]           run the agent
-  nodeproxy-agent cleanup [flags]   remove nodeproxy's rules from this node, and what
-                                    is of mode IPVS, and exit: Services stop answering
-                                    on it. The kubelet's chains stay, KUBE-FIREWALL
-                                    among them, and virtual servers of others
-  nodeproxy-agent virtual-servers   print the virtual servers of this node's kernel, as
-                                    /proc/net/ip_vs has them, and the number of their
-                                    connections, and exit
+  nodeproxy-agent cleanup [flags]   remove nodeproxy's rules from this node, including
+                                    those of mode IPVS, and exit: Services become
+                                    unreachable through it. The kubelet's chains, such as
+                                    KUBE-FIREWALL, and unmanaged virtual servers stay
+  nodeproxy-agent virtual-servers   print the virtual servers of this node's kernel (of
+                                    /proc/net/ip_vs) and their number of connections,
+                                    and exit
   nodeproxy-agent ipsets            print the ipsets of mode IPVS of this node's kernel
                                     with their entries, and exit
 
@@ -70,8 +70,8 @@ type options struct {
 }
 
 func main() {
-	// Most of the agent's memory is rules that stay; collecting sooner costs
-	// little and keeps it small.
+	// Most of the agent's memory is long-lived rules, so collecting garbage sooner costs
+	// little and saves memory.
 	debug.SetGCPercent(50)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	err := run(ctx, os.Args[1:], os.Getenv("NODE_NAME"), os.Stderr)
@@ -88,7 +88,7 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 		return err
 	}
 	log := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(o.logVerbosity), textlogger.Output(out)))
-	klog.SetLogger(log) // client-go's messages go the same way
+	klog.SetLogger(log) // also for client-go
 	if o.servers {
 		return printVirtualServers(os.Stdout, "/proc")
 	}
@@ -120,7 +120,7 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	}
 	here, err := checkpoint.Here("/proc")
 	if err != nil {
-		log.Info("It cannot be told whether the node restarts: a last good set on disk is used as after a restart", "err", err.Error())
+		log.Info("Cannot detect node restarts; using a checkpoint as after a restart", "err", err.Error())
 	}
 	a, err := agent.New(agent.Options{
 		NodeName: o.nodeName, Namespace: o.namespace, Client: client, Dataplanes: host.Dataplanes(), IPTables: host.Version,
@@ -138,7 +138,7 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	return a.Run(ctx)
 }
 
-// cleanup removes rules, and of mode IPVS what is not in excluded ranges.
+// cleanup removes rules, except virtual servers in excluded ranges.
 func cleanup(ctx context.Context, node *dataplane.Fanout, exclude string) error {
 	var o dataplane.CleanupOptions
 	if exclude != "" {
@@ -164,20 +164,20 @@ func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 	flags := flag.NewFlagSet("nodeproxy-agent", flag.ContinueOnError)
 	flags.SetOutput(out)
 	flags.Usage = func() {
-		_, _ = fmt.Fprint(out, usage) // to a terminal that is gone: nothing to do
+		_, _ = fmt.Fprint(out, usage) // the terminal may be closed
 		flags.PrintDefaults()
 	}
 	o.api.AddFlags(flags)
-	flags.StringVar(&o.namespace, "namespace", "nodeproxy-system", "`namespace` of this agent's Lease, by which the controller sees that it lives; it must exist")
+	flags.StringVar(&o.namespace, "namespace", "nodeproxy-system", "`namespace` of this agent's Lease, its heartbeat for the controller; it must exist")
 	flags.StringVar(&o.nodeName, "node-name", defaultNode, "`name` of this Node; default: the environment variable NODE_NAME")
-	flags.StringVar(&o.stateDir, "state-dir", "/var/lib/nodeproxy", "`folder` on this node for <node>.checkpoint, the last good set of rules, by which an agent goes that starts while the API server does not answer; it must outlive a reboot")
-	flags.StringVar(&o.sysctlFolder, "sysctl-folder", "/proc/sys", "`folder` in which net/ is that of /proc/sys and can be written; a container has its own /proc/sys read-only, unless it is privileged")
-	flags.StringVar(&o.proxyHealth, "proxy-health-bind-address", "0.0.0.0:10256", "`host:port` of the proxy's /healthz and /livez, for load balancers; 0: none. Opened once no other proxy is active")
-	flags.StringVar(&o.metrics, "metrics-bind-address", agent.ProxyModeAddress, "`host:port` of /metrics and /proxyMode; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families. Opened once no other proxy is active")
-	flags.StringVar(&o.healthProbe, "health-probe-bind-address", "127.0.0.1:19256", "`host:port` of the kubelet's probes /livez and /readyz, and of /metrics, which is there beside another proxy too; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families")
-	flags.StringVar(&o.iptables, "iptables-variant", "auto", "`variant` of iptables to program: auto, nf_tables or legacy. auto: the one in which the kubelet or a proxy has its chains already, decided when the agent starts. For cleanup: the variant to remove rules from; auto: both")
-	flags.StringVar(&o.exclude, "ipvs-exclude-cidrs", "", "for cleanup, which does not ask the API: address `ranges`, separated by commas, whose virtual servers stay even if they are nodeproxy's, as spec.settings.ipvs.excludeCIDRs of the NodeProxy has them")
-	flags.IntVar(&o.logVerbosity, "v", 0, "log `level`: 0 for what an operator wants to see, 2 for every sync, 4 for details")
+	flags.StringVar(&o.stateDir, "state-dir", "/var/lib/nodeproxy", "`directory` on this node for <node>.checkpoint, the rules that an agent uses if it starts while the API server is unreachable; it must survive a reboot")
+	flags.StringVar(&o.sysctlFolder, "sysctl-folder", "/proc/sys", "`directory` with a writable net/ of /proc/sys; in a container that is not privileged, /proc/sys itself is read-only")
+	flags.StringVar(&o.proxyHealth, "proxy-health-bind-address", "0.0.0.0:10256", "`host:port` of the proxy's /healthz and /livez, for load balancers; 0: none. Opened when no other proxy is active")
+	flags.StringVar(&o.metrics, "metrics-bind-address", agent.ProxyModeAddress, "`host:port` of /metrics and /proxyMode; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families. Opened when no other proxy is active")
+	flags.StringVar(&o.healthProbe, "health-probe-bind-address", "127.0.0.1:19256", "`host:port` of the kubelet's probes /livez and /readyz, and of /metrics, also while another proxy is active; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families")
+	flags.StringVar(&o.iptables, "iptables-variant", "auto", "`variant` of iptables to program: auto, nf_tables or legacy. auto: the one that the kubelet or a proxy already uses when the agent starts. For cleanup: the variant to clean up; auto: both")
+	flags.StringVar(&o.exclude, "ipvs-exclude-cidrs", "", "for cleanup, which does not read the API: address `ranges`, separated by commas, whose virtual servers stay, as in spec.settings.ipvs.excludeCIDRs of the NodeProxy")
+	flags.IntVar(&o.logVerbosity, "v", 0, "log `level`: 0 for normal operation, 2 for every sync, 4 for debugging")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil, err
@@ -185,13 +185,12 @@ func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 		return nil, fmt.Errorf("reading the command line: %w", err)
 	}
 	if flags.NArg() > 0 {
-		return nil, fmt.Errorf("unknown argument %q: only the subcommands cleanup, virtual-servers and ipsets, given first, and flags are known (see --help)", flags.Arg(0))
+		return nil, fmt.Errorf("unknown argument %q: expected flags, after an optional subcommand cleanup, virtual-servers or ipsets (see --help)", flags.Arg(0))
 	}
 	return o, nil
 }
 
-// kernelRelease is the release of the running kernel; empty if it does not
-// tell.
+// kernelRelease is the release of the running kernel; empty: unknown.
 func kernelRelease() string {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {

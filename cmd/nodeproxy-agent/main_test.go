@@ -48,9 +48,9 @@ func TestUsefulErrors(t *testing.T) {
 		"unknown argument":    {[]string{"start"}, `unknown argument "start"`},
 		"missing kubeconfig":  {[]string{"--node-name", "n", "--kubeconfig", "/nonexistent"}, "--kubeconfig /nonexistent"},
 		"unknown flag":        {[]string{"--frob"}, "-frob"},
-		"unknown variant":     {[]string{"--iptables-variant", "nft"}, "give auto, nf_tables or legacy"},
+		"unknown variant":     {[]string{"--iptables-variant", "nft"}, "use auto, nf_tables or legacy"},
 		"unknown range":       {[]string{"cleanup", "--ipvs-exclude-cidrs", "10.0.0.0/8,x"}, `excludeCIDRs[1]`},
-		"cleanup comes first": {[]string{"--v", "1", "cleanup"}, "given first"},
+		"cleanup comes first": {[]string{"--v", "1", "cleanup"}, "after an optional subcommand"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := run(context.Background(), tt.args, "", &bytes.Buffer{})
@@ -76,12 +76,12 @@ func TestVirtualServers(t *testing.T) {
 		}
 	}
 	shows("no virtual servers: the kernel has not loaded the module ip_vs\n")
-	folder := filepath.Join(proc, "thread-self/net")
-	if err := os.MkdirAll(folder, 0o700); err != nil {
+	directory := filepath.Join(proc, "thread-self/net")
+	if err := os.MkdirAll(directory, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{"ip_vs": servers, "ip_vs_conn": connections} {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(directory, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}

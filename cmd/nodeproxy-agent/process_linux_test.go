@@ -54,7 +54,7 @@ func TestExitStatusAndOutput(t *testing.T) {
 		"malformed API server": {args: []string{"--api-server", "192.0.2.1"}, status: 1, usage: true,
 			want: "it must be a URL such as https://192.0.2.10:6443\n"},
 		"unknown argument": {args: []string{"start"}, status: 1, want: `nodeproxy-agent: unknown argument "start"`},
-		"unknown variant":  {args: []string{"--iptables-variant", "nft"}, status: 1, want: "give auto, nf_tables or legacy\n"},
+		"unknown variant":  {args: []string{"--iptables-variant", "nft"}, status: 1, want: "use auto, nf_tables or legacy\n"},
 		"no node name":     {status: 1, want: "pass --node-name, or set NODE_NAME"},
 		"node name from the environment": {environment: []string{"NODE_NAME=node-1"}, args: []string{"--kubeconfig", "/nonexistent"},
 			status: 1, want: "nodeproxy-agent: read --kubeconfig /nonexistent"},

@@ -10,15 +10,14 @@ import (
 	"path/filepath"
 )
 
-// printVirtualServers prints what the kernel says of IPVS: virtual servers and real
-// ones, as /proc/net/ip_vs has them, and how many connections there are, but none of
-// them, since they are of clients. The agent's image has no ipvsadm, nor any program
-// that could read a file.
+// printVirtualServers prints the virtual and real servers of /proc/net/ip_vs, and the number
+// of connections, but not the connections themselves, which reveal clients. The agent's image
+// lacks ipvsadm and any program that prints files.
 func printVirtualServers(out io.Writer, proc string) error {
 	w := bufio.NewWriter(out)
-	// Of this thread: /proc/net is that of the process's first one.
-	folder := filepath.Join(proc, "thread-self/net")
-	servers, err := os.Open(filepath.Join(folder, "ip_vs"))
+	// /proc/net would be that of the process's first thread.
+	directory := filepath.Join(proc, "thread-self/net")
+	servers, err := os.Open(filepath.Join(directory, "ip_vs"))
 	if errors.Is(err, fs.ErrNotExist) {
 		_, err := fmt.Fprintln(out, "no virtual servers: the kernel has not loaded the module ip_vs")
 		return err
@@ -26,16 +25,16 @@ func printVirtualServers(out io.Writer, proc string) error {
 	if err != nil {
 		return fmt.Errorf("reading the virtual servers: %w", err)
 	}
-	defer func() { _ = servers.Close() }() // it is only read
+	defer func() { _ = servers.Close() }() // only read
 	if _, err := io.Copy(w, servers); err != nil {
 		return fmt.Errorf("reading the virtual servers: %w", err)
 	}
-	connections, err := os.Open(filepath.Join(folder, "ip_vs_conn"))
+	connections, err := os.Open(filepath.Join(directory, "ip_vs_conn"))
 	if err != nil {
 		return errors.Join(w.Flush(), fmt.Errorf("counting the connections by IPVS: %w", err))
 	}
 	defer func() { _ = connections.Close() }() // likewise
-	n := -1                                    // the first line is a heading
+	n := -1                                    // without the heading
 	lines := bufio.NewScanner(connections)
 	for lines.Scan() {
 		n++

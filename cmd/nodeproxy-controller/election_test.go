@@ -132,7 +132,7 @@ func (r *rig) start(flags ...string) *controller {
 	return c
 }
 
-// freeAddress returns an address on loopback on which nobody listens.
+// freeAddress returns an unused loopback address.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")

@@ -60,7 +60,7 @@ func main() {
 	}
 }
 
-// run works until the context ends.
+// run runs the controller until ctx is done.
 func run(ctx context.Context, o options, logger logr.Logger) error {
 	connection, err := connect.New(o.api, clock.RealClock{}, logger)
 	if err != nil {
@@ -90,7 +90,7 @@ func run(ctx context.Context, o options, logger logr.Logger) error {
 		return err
 	}
 	if !await(ctx, needs.check, probes.unready, clock.RealClock{}, logger) {
-		return nil // it was told to stop
+		return nil // ctx is done
 	}
 	return manage(ctx, stop, cfg, scheme, probes, o, connection.Given(), logger)
 }
@@ -172,8 +172,7 @@ func outcome(managerErr, electionErr error, asked bool, logger logr.Logger) erro
 	}
 }
 
-// guarded returns a configuration with which nothing is written while another
-// controller may lead.
+// guarded returns a configuration that denies writes while another controller may lead.
 func guarded(cfg *rest.Config, o options, gate *leader.Gate) *rest.Config {
 	if !o.leaderElect {
 		return cfg

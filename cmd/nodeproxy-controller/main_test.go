@@ -45,14 +45,14 @@ func TestOutcome(t *testing.T) {
 		asked             bool
 		want              error
 	}{
-		"asked":                        {asked: true},
-		"election over":                {election: election, want: election},
-		"asked, lease not given back":  {election: election, asked: true},
-		"manager failed":               {manager: manager, want: manager},
-		"both failed":                  {manager: manager, election: election, want: manager},
-		"manager failed, asked":        {manager: manager, asked: true, want: manager},
-		"manager failed at the end":    {manager: manager, election: election, asked: true, want: manager},
-		"neither failed, nobody asked": {},
+		"asked":                              {asked: true},
+		"election over":                      {election: election, want: election},
+		"asked, lease not given back":        {election: election, asked: true},
+		"manager failed":                     {manager: manager, want: manager},
+		"both failed":                        {manager: manager, election: election, want: manager},
+		"manager failed, asked":              {manager: manager, asked: true, want: manager},
+		"manager failed at the end":          {manager: manager, election: election, asked: true, want: manager},
+		"neither failed, no request to stop": {},
 	} {
 		if got := outcome(c.manager, c.election, c.asked, logr.Discard()); !errors.Is(got, c.want) || (got == nil) != (c.want == nil) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)

@@ -30,18 +30,18 @@ func parseOptions(args []string, output io.Writer) (options, error) {
 	fs.SetOutput(output)
 	fs.Usage = func() {
 		_, _ = fmt.Fprint(output, "nodeproxy-controller renders Services into rules objects for the node agents.\n\n"+
-			"It waits for the CRDs (kubectl apply -f config/crd/bases) and the namespace, and renders nothing\n"+
-			"before the NodeProxy named cluster exists.\n\n"+
+			"It waits for the CRDs (kubectl apply -f config/crd/bases), the namespace, and the NodeProxy named\n"+
+			"cluster.\n\n"+
 			"Usage:\n"+
 			"  nodeproxy-controller [flags]          run the controller\n"+
-			"  nodeproxy-controller render [flags]   print the rules objects that follow from objects of a\n"+
-			"                                        cluster or files, or how they would differ, and exit\n\n"+
+			"  nodeproxy-controller render [flags]   print the rules objects rendered from a cluster or files,\n"+
+			"                                        or how they would change, and exit\n\n"+
 			"Flags:\n")
 		fs.PrintDefaults()
 	}
 	o.api.AddFlags(fs)
 	fs.StringVar(&o.namespace, "namespace", "nodeproxy-system", "`namespace` of the leases; it must exist")
-	fs.BoolVar(&o.leaderElect, "leader-elect", true, "work only while holding a lease, so that several replicas can stand by")
+	fs.BoolVar(&o.leaderElect, "leader-elect", true, "only work as the leader, so that other replicas can stand by")
 	fs.StringVar(&o.metricsBindAddress, "metrics-bind-address", ":8080", "`address` of /metrics; 0 for none")
 	fs.StringVar(&o.healthProbeBindAddress, "health-probe-bind-address", ":8081", "`address` of /healthz and /readyz; 0 for none")
 	fs.BoolVar(&o.exposeAgentMetrics, "expose-agent-metrics", false, "have the agents that this controller runs answer /metrics on every address of their node, port 19256, and not on its loopback addresses alone")
@@ -52,7 +52,7 @@ func parseOptions(args []string, output io.Writer) (options, error) {
 		return o, err
 	}
 	if fs.NArg() > 0 {
-		return o, fmt.Errorf("unexpected argument %q: there are only the subcommand render, given first, and flags, see --help", fs.Arg(0))
+		return o, fmt.Errorf("unexpected argument %q: expected flags, after an optional subcommand render (see --help)", fs.Arg(0))
 	}
 	if o.namespace == "" {
 		return o, errors.New("--namespace must not be empty")

@@ -44,7 +44,7 @@ func (p port) serve(ctx context.Context, logger logr.Logger) (stop func(), err e
 			logger.Error(err, p.failed, "flag", "--"+p.flag, "address", p.address)
 		}
 	}()
-	return func() { _ = server.Close() }, nil // it serves no more, whatever this says
+	return func() { _ = server.Close() }, nil // it stops serving in any case
 }
 
 // metricsHandler serves /metrics, instead of controller-runtime's server, which limits neither

@@ -14,7 +14,7 @@ type probes struct {
 	ready func(context.Context) error
 }
 
-// newProbes returns probes of a program that is not ready yet.
+// newProbes returns the probes of a program that is not ready yet.
 func newProbes() *probes {
 	p := &probes{}
 	p.unready(errors.New("the controller has not checked its requirements yet"))
@@ -48,5 +48,5 @@ func (p *probes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	_, _ = w.Write([]byte("ok")) // who asked has gone: nobody to tell
+	_, _ = w.Write([]byte("ok")) // the client may be gone
 }

@@ -61,7 +61,7 @@ type renderOptions struct {
 // fileNames is a flag that can be given several times.
 type fileNames []string
 
-// String returns the names as Go prints them.
+// String implements flag.Value.
 func (f *fileNames) String() string { return fmt.Sprint(*f) }
 
 // Set adds a name.
@@ -84,7 +84,7 @@ func parseRenderOptions(args []string, output io.Writer) (renderOptions, error) 
 	fs := flag.NewFlagSet("nodeproxy-controller render", flag.ContinueOnError)
 	fs.SetOutput(output)
 	fs.Usage = func() {
-		_, _ = fmt.Fprint(output, renderUsage) // to a terminal that is gone: nothing to do
+		_, _ = fmt.Fprint(output, renderUsage) // the terminal may be closed
 		fs.PrintDefaults()
 	}
 	o.api.AddFlags(fs)
@@ -112,7 +112,7 @@ func (o *renderOptions) asksCluster() bool {
 	return len(o.files) == 0 || o.api.Kubeconfig != "" || len(o.api.APIServers) > 0 || o.api.APIServersFile != ""
 }
 
-// runRender is the subcommand, and returns the exit status.
+// runRender runs the subcommand, and returns the exit code.
 func runRender(ctx context.Context, args []string, s streams, logger logr.Logger) int {
 	o, err := parseRenderOptions(args, s.err)
 	if errors.Is(err, flag.ErrHelp) {
@@ -130,10 +130,10 @@ func runRender(ctx context.Context, args []string, s streams, logger logr.Logger
 	result := preview.Render(objects)
 	changed, err := show(&o, objects, result, s.out)
 	for _, note := range result.Notes {
-		say(s.err, "note: "+note)
+		printLine(s.err, "note: "+note)
 	}
 	for _, problem := range result.Problems {
-		say(s.err, "error: "+problem)
+		printLine(s.err, "error: "+problem)
 	}
 	switch {
 	case err != nil:
@@ -163,7 +163,7 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 			return nil, err
 		}
 		if passed := read.PassedOver(); passed != "" {
-			say(s.err, "note: "+passed)
+			printLine(s.err, "note: "+passed)
 		}
 		written = &read.Objects
 	}
@@ -221,9 +221,9 @@ func show(o *renderOptions, stored *preview.Objects, result *preview.Result, out
 
 // complain prints errors, each on a line.
 func complain(out io.Writer, err error) {
-	say(out, "error: "+strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
+	printLine(out, "error: "+strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
 }
 
-func say(out io.Writer, text string) {
-	_, _ = fmt.Fprintln(out, text) // to a terminal that is gone: nothing to do
+func printLine(out io.Writer, text string) {
+	_, _ = fmt.Fprintln(out, text) // the terminal may be closed
 }

@@ -50,9 +50,9 @@ func outcomeOf(t *testing.T, stdin string, args ...string) (status int, stdout, 
 }
 
 func TestRenderFiles(t *testing.T) {
-	folder := t.TempDir()
+	directory := t.TempDir()
 	file := func(name, text string) string {
-		path := filepath.Join(folder, name)
+		path := filepath.Join(directory, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
 		}

@@ -109,7 +109,7 @@ func revision(annotations map[string]string) (found string, enough bool) {
 	}
 	number, err := strconv.Atoi(text)
 	if err != nil {
-		return fmt.Sprintf("it has %q, which is no number", text), false
+		return fmt.Sprintf("it has %q, which is not a number", text), false
 	}
 	return "it has " + text, number >= v1alpha1.SchemaRevision
 }
@@ -124,7 +124,7 @@ func checkServed(ctx context.Context, c client.Reader) error {
 		err := c.List(ctx, list, client.Limit(1))
 		switch {
 		case meta.IsNoMatchError(err), apierrors.IsNotFound(err):
-			return fmt.Errorf("the API server does not serve the kind %s (%s) yet, though its CRD exists; if that lasts, see its conditions with `kubectl describe crd`", kind, v1alpha1.GroupVersion)
+			return fmt.Errorf("the API server does not serve the kind %s (%s) yet, although its CRD exists; if that persists, check the CRD's conditions with `kubectl describe crd`", kind, v1alpha1.GroupVersion)
 		case apierrors.IsForbidden(err):
 			return fmt.Errorf("the controller is not allowed to list %s; apply and bind the ClusterRole of this release (config/rbac): %w", kind, err)
 		case err != nil:
@@ -150,7 +150,7 @@ func (r *requirements) checkNamespace(ctx context.Context, c client.Reader) erro
 // restart the controller ever more slowly, and it would be back minutes after what was missing.
 // note receives what is missing. False: ctx was done before.
 func await(ctx context.Context, check func(context.Context) error, note func(error), clk clock.Clock, logger logr.Logger) bool {
-	var said string
+	var logged string
 	var at time.Time
 	for {
 		err := check(ctx)

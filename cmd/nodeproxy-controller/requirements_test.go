@@ -28,9 +28,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// The real program, as an administrator meets it who does everything in the
-// wrong order: it says what is missing, works on nothing, and starts when it is
-// there, without being started again.
+// The real program, installed in the wrong order: it reports what is missing, does nothing,
+// and starts when the requirements are met, without a restart.
 func TestStartsWhenAllIsThere(t *testing.T) {
 	r := newRig(t)
 	config, err := clientcmd.BuildConfigFromFlags("", r.kubeconfig)
@@ -38,17 +37,17 @@ func TestStartsWhenAllIsThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	crds := newCRDs(t, config)
-	nobody := "https://" + freeAddress(t)
+	dead := "https://" + freeAddress(t)
 	addresses, probes := filepath.Join(t.TempDir(), "endpoints"), freeAddress(t)
-	writeFile(t, addresses, nobody)
+	writeFile(t, addresses, dead)
 
 	start := time.Now()
 	c := r.start("--api-servers-file", addresses, "--health-probe-bind-address", probes)
-	for _, text := range []string{"No API server answers", nobody + ": dial tcp", "connection refused", "whatToDo", addresses} {
+	for _, text := range []string{"No API server answers", dead + ": dial tcp", "connection refused", "whatToDo", addresses} {
 		r.until("the address is wrong: "+text, 30*time.Second-time.Since(start), func(context.Context) error { return logged(c, text) })
 	}
 	t.Logf("a wrong address is said after %s", time.Since(start).Round(100*time.Millisecond))
-	r.unready(probes, nobody+": dial tcp")
+	r.unready(probes, dead+": dial tcp")
 
 	missing := crds.get("serviceproxyrules.nodeproxy.io")
 	crds.remove(missing)
@@ -221,7 +220,7 @@ func TestAwait(t *testing.T) {
 	for range 22 {
 		r.until("the next look", 10*time.Second, func(context.Context) error {
 			if !clk.HasWaiters() {
-				return errors.New("nobody waits")
+				return errors.New("no timer")
 			}
 			return nil
 		})
@@ -237,6 +236,6 @@ func TestAwait(t *testing.T) {
 	stopped, cancel := context.WithCancel(t.Context())
 	cancel()
 	if await(stopped, func(context.Context) error { return nil }, func(error) {}, clk, logger) {
-		t.Error("it starts although it is told to stop")
+		t.Error("it starts although ctx is done")
 	}
 }

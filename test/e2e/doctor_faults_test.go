@@ -12,20 +12,20 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/kubelets"
 )
 
-// fault is something that goes wrong in a cluster.
+// fault is a fault of a cluster.
 type fault struct {
-	// name is what a state with it is called.
+	// name is the name of its recorded state.
 	name string
-	// service is the one to ask the doctor about; empty: all.
+	// service is the one to examine; empty: all.
 	service string
-	// finding is what the doctor calls it, and where the Service, node or policy.
+	// finding is its reason in doctor's report, and where the Service, node or policy.
 	finding, where string
 	// under is the finding that it follows from, if any.
 	under       string
 	plant, mend func(r *run)
 }
 
-// object is a fault that is made with objects.
+// object is a fault that consists of objects.
 func object(name, service, finding, where, text string) *fault {
 	path := func(r *run) string { return filepath.Join(r.temp, "fault-"+name+".yaml") }
 	return &fault{
@@ -38,12 +38,12 @@ func object(name, service, finding, where, text string) *fault {
 	}
 }
 
-// service is a fault of a Service of that name, with what is in its spec.
+// service is a fault of a Service with that name and spec.
 func service(name, finding, where, spec string) *fault {
 	return object(name, "", finding, where, "apiVersion: v1\nkind: Service\nmetadata: {name: "+name+", namespace: shop}\nspec:\n"+spec)
 }
 
-// by plants and mends by one command of kubectl each.
+// by plants and fixes a fault with one kubectl command each.
 func by(name, finding, where, plant, mend string) *fault {
 	return &fault{
 		name: name, finding: finding, where: where,
@@ -52,7 +52,7 @@ func by(name, finding, where, plant, mend string) *fault {
 	}
 }
 
-// objectFaults do not disturb each other, or anybody else.
+// objectFaults are independent of each other.
 func objectFaults() []*fault {
 	foreign := object("other-proxy", "shop/other-proxy", "NotEligible", "shop/other-proxy", `
 apiVersion: v1
@@ -100,7 +100,7 @@ spec:
   selector: {app: web}
   ports: [{port: 80, targetPort: 8080}]
 `),
-		neverReady(), refusedByTheCluster(),
+		neverReady(), rejectedByTheCluster(),
 	}
 }
 
@@ -135,10 +135,10 @@ spec:
 `)
 }
 
-// refusedByTheCluster is a Service of which a policy of the cluster lets nobody store
-// the rules. The policy is there some time before the Service, since the API server
-// does not go by it at once.
-func refusedByTheCluster() *fault {
+// rejectedByTheCluster is a Service whose rules an admission policy of the cluster denies.
+// The policy is created some time before the Service, because the API server does not apply
+// it at once.
+func rejectedByTheCluster() *fault {
 	policy := object("refused-policy", "", "", "", `
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -162,12 +162,12 @@ spec:
   policyName: e2e-refused
   validationActions: [Deny]
 `)
-	refused := service("refused", "ServiceRefused", "shop/refused", `
+	refused := service("refused", "ServiceRejected", "shop/refused", `
   selector: {app: web}
   ports: [{port: 80, targetPort: 8080}]
 `)
 	return &fault{
-		name: "service-refused", finding: refused.finding, where: refused.where,
+		name: "service-rejected", finding: refused.finding, where: refused.where,
 		plant: func(r *run) {
 			policy.plant(r)
 			r.until(30*time.Second, "the API server goes by the policy", func() error {
@@ -186,19 +186,19 @@ spec:
 	}
 }
 
-// refusedRules writes rules that are refused.
+// refusedRules writes rules that the admission policy denies.
 func refusedRules(r *run) string {
 	path := filepath.Join(r.temp, "refused-rules.yaml")
 	r.must(os.WriteFile(path, []byte("apiVersion: nodeproxy.io/v1alpha1\nkind: ServiceProxyRules\nmetadata: {name: shop.refused}\nspec: {formatVersion: 1}\n"), 0o600))
 	return path
 }
 
-// rulesUndone is somebody who deletes rules of node-1 again and again.
-func rulesUndone() *fault {
+// rulesModified is another program that deletes rules of node-1 again and again.
+func rulesModified() *fault {
 	var end context.CancelFunc
 	done := make(chan struct{})
 	return &fault{
-		name: "rules-undone", finding: "Drifted", where: "node-1",
+		name: "rules-modified", finding: "Drifted", where: "node-1",
 		plant: func(r *run) {
 			ctx, cancel := context.WithCancel(r.ctx)
 			end = cancel
@@ -221,7 +221,7 @@ func rulesUndone() *fault {
 		mend: func(r *run) {
 			end()
 			<-done
-			// A new agent has nothing to tell of it.
+			// A new agent reports no drift.
 			r.kubectl("delete", "pod", "-n", system, r.agentPods()["node-1"].Name)
 		},
 	}
@@ -243,8 +243,7 @@ func tableFull() *fault {
 	}
 }
 
-// flows are as many as fill the table of a node to five sixths, in the way in which
-// conntrack saves them.
+// flows fill the table of a node to five sixths, in the format of conntrack.
 func flows(r *run, node *kubelets.Node) *strings.Reader {
 	out, err := node.Exec(r.ctx, nil, "cat", "/proc/sys/net/netfilter/nf_conntrack_max")
 	r.must(err)
@@ -259,7 +258,7 @@ func flows(r *run, node *kubelets.Node) *strings.Reader {
 	return strings.NewReader(text.String())
 }
 
-// agentStopped takes the agent from node-2.
+// agentStopped removes the agent from node-2.
 func agentStopped() *fault {
 	return by("agent-stopped", "AgentNotResponding", "node-2",
 		`patch nodeproxy cluster --type=merge -p {"spec":{"agent":{"nodeSelector":{"kubernetes.io/hostname":"node-1"}}}}`,
@@ -269,7 +268,7 @@ func agentStopped() *fault {
 // nodeFaults are of node-1, which cannot have them together.
 func nodeFaults() []*fault {
 	return []*fault{
-		object("audit", "", "Audit", "node-1", `
+		object("audit", "", "AuditWithoutProxy", "node-1", `
 apiVersion: nodeproxy.io/v1alpha1
 kind: NodeProxyPolicy
 metadata: {name: audit}
@@ -309,8 +308,7 @@ func onNode1(r *run, name string, args ...string) {
 	r.must(err)
 }
 
-// wholeFaults are those of the controller and what it goes by, with which nothing else
-// can be looked at.
+// wholeFaults are faults of the controller and of NodeProxy, which prevent other checks.
 func wholeFaults() []*fault {
 	controllers := func(r *run, replicas string) {
 		r.kubectl("scale", "deployment", "-n", system, "nodeproxy-controller", "--replicas="+replicas)
@@ -321,7 +319,7 @@ func wholeFaults() []*fault {
 `)
 	return []*fault{
 		{
-			name: "controller-stopped", finding: changed.finding, where: changed.where, under: "NoControllerRuns",
+			name: "controller-stopped", finding: changed.finding, where: changed.where, under: "NoController",
 			plant: func(r *run) {
 				controllers(r, "0")
 				r.until(time.Minute, "no controller runs", func() error {

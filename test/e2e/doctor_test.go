@@ -23,12 +23,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/recorded"
 )
 
-// recordVariable names a folder. With it faults are planted one after the other, and
-// what the cluster is like with each is recorded there.
+// recordVariable names a directory. If it is set, faults are planted one after the other, and
+// the state of the cluster with each is recorded there.
 const recordVariable = "RECORD"
 
-// TestDoctor plants faults in a healthy cluster. kubectl nodeproxy doctor, with the
-// rights of a viewer, names each of them, and nothing before and after.
+// TestDoctor plants faults in a healthy cluster. kubectl nodeproxy doctor, with a viewer's
+// permissions, finds each of them, and nothing before and after.
 func TestDoctor(t *testing.T) {
 	d := &doctor{}
 	rows := d.rows()
@@ -39,7 +39,7 @@ func TestDoctor(t *testing.T) {
 	w.work(t, rows)
 }
 
-// doctor is the program, and what it is run with.
+// doctor is the program, and its kubeconfig.
 type doctor struct {
 	program, kubeconfig string
 }
@@ -57,29 +57,30 @@ func (d *doctor) rows() []row {
 
 // finding is as much of a finding as the test needs.
 type finding struct {
-	Name, Service, Policy string
-	Nodes                 []string
-	Therefore             []finding
+	Reason, Service, Policy string
+	Nodes                   []string
+	Consequences            []finding
 }
 
-// report is what the doctor prints as JSON.
+// report is as much of the JSON of doctor as the test needs.
 type report struct {
-	Findings []finding
-	NotMade  []struct{ Check, Why string }
+	APIVersion, Kind string
+	Findings         []finding
+	SkippedChecks    []struct{ Check, Message string }
 }
 
 // has reports whether a finding is there, also below another one. Where is a Service,
 // a node or a policy.
-func (r *report) has(name, where string) bool { return has(r.Findings, name, where) }
+func (r *report) has(reason, where string) bool { return has(r.Findings, reason, where) }
 
-func has(found []finding, name, where string) bool {
+func has(found []finding, reason, where string) bool {
 	return slices.ContainsFunc(found, func(f finding) bool {
-		return f.Name == name && (where == "" || f.Service == where || f.Policy == where || slices.Contains(f.Nodes, where)) || has(f.Therefore, name, where)
+		return f.Reason == reason && (where == "" || f.Service == where || f.Policy == where || slices.Contains(f.Nodes, where)) || has(f.Consequences, reason, where)
 	})
 }
 
-// ask runs the program. It fails for the exit status 2, and for one that does not fit
-// what is printed.
+// ask runs the program. It fails for the exit code 2, and for one that does not match the
+// output.
 func (d *doctor) ask(r *run, service string) (*report, error) {
 	args := []string{"doctor", "--kubeconfig", d.kubeconfig, "-o", "json"}
 	if service != "" {
@@ -100,13 +101,13 @@ func (d *doctor) ask(r *run, service string) (*report, error) {
 	if err := json.Unmarshal(out.Bytes(), found); err != nil {
 		return nil, fmt.Errorf("doctor %s prints %q: %w", service, out.String(), err)
 	}
-	if findings := len(found.Findings) > 0; findings != (status == 1) || len(found.NotMade) > 0 {
+	if findings := len(found.Findings) > 0; findings != (status == 1) || len(found.SkippedChecks) > 0 || found.APIVersion != "cli.nodeproxy.io/v1alpha1" || found.Kind != "DoctorReport" {
 		return nil, fmt.Errorf("doctor %s: exit status %d with %s", service, status, out.String())
 	}
 	return found, nil
 }
 
-// well returns nil where the doctor finds nothing.
+// well returns nil if doctor finds nothing.
 func (d *doctor) well(r *run) error {
 	for _, service := range []string{"", "shop/web"} {
 		found, err := d.ask(r, service)
@@ -131,7 +132,7 @@ func (d *doctor) healthyCluster(r *run) {
 	}
 	r.must(r.cluster.Install(r.ctx, v.manifest()))
 	r.kubectl("apply", "-f", filepath.Join(r.root, sample))
-	// What others change is looked for more often than it is by default.
+	// Verify the rules more often than by default.
 	r.patch(`{"spec":{"settings":{"sync":{"verifyIntervalSeconds":5}}}}`)
 	r.kubectl("apply", "-f", filepath.Join(r.root, "test", "e2e", "doctor.yaml"))
 	d.balance(r, balancedIP, balancedIP6)
@@ -143,7 +144,7 @@ func (d *doctor) healthyCluster(r *run) {
 	}
 }
 
-// balance writes what a cloud would write into the status of the load balancer.
+// balance writes the status of the load balancer, like a cloud.
 func (d *doctor) balance(r *run, ips ...string) {
 	service := r.service("web")
 	before := client.MergeFrom(service.DeepCopy())
@@ -154,7 +155,7 @@ func (d *doctor) balance(r *run, ips ...string) {
 	r.must(r.cluster.Client().Status().Patch(r.ctx, service, before))
 }
 
-// viewer makes a service account that may look, and a kubeconfig with its token.
+// viewer creates a service account with a viewer's permissions, and its kubeconfig.
 func (d *doctor) viewer(r *run) {
 	r.kubectl("create", "serviceaccount", "-n", shop, "viewer")
 	for _, role := range []string{"view", "nodeproxy-viewer"} {
@@ -170,7 +171,7 @@ func (d *doctor) viewer(r *run) {
 	r.must(clientcmd.WriteToFile(*config, d.kubeconfig))
 }
 
-// found waits until the doctor names faults.
+// found waits until doctor names faults.
 func (d *doctor) found(r *run, limit time.Duration, faults ...*fault) {
 	r.Helper()
 	took := r.until(limit, "doctor names the faults", func() error {
@@ -199,7 +200,7 @@ func (d *doctor) found(r *run, limit time.Duration, faults ...*fault) {
 	r.remark("%s after %s", strings.Join(names, ", "), seconds(took))
 }
 
-// alone waits until the doctor names a fault, and nothing besides.
+// alone waits until doctor finds a fault, and nothing else.
 func (d *doctor) alone(r *run, limit time.Duration, f *fault) {
 	r.Helper()
 	d.found(r, limit, f)
@@ -212,14 +213,14 @@ func (d *doctor) alone(r *run, limit time.Duration, f *fault) {
 		if err != nil {
 			return err
 		}
-		if len(found.Findings) != 1 || found.Findings[0].Name != want || !found.has(f.finding, f.where) {
+		if len(found.Findings) != 1 || found.Findings[0].Reason != want || !found.has(f.finding, f.where) {
 			return fmt.Errorf("with %s it names %+v, want %s alone", f.name, found.Findings, want)
 		}
 		return nil
 	})
 }
 
-// all are the findings of reports, for people.
+// all are the findings of reports, human-readable.
 func all(reports map[string]*report) string {
 	var texts []string
 	for service, found := range reports {
@@ -228,19 +229,18 @@ func all(reports map[string]*report) string {
 	return strings.Join(texts, ", ")
 }
 
-// gone waits until the doctor finds nothing any more.
+// gone waits until doctor finds nothing.
 func (d *doctor) gone(r *run) {
 	r.Helper()
 	r.until(2*time.Minute, "doctor finds nothing any more", func() error { return d.well(r) })
 }
 
-// together plants at once what does not disturb each other, and one after the other
-// what a node cannot have together, while the controller waits for the agent that has
-// gone.
+// together plants independent faults at once, and one after the other those that a node
+// cannot have together, while the controller waits for the stopped agent.
 func (d *doctor) together(r *run) {
 	silent := agentStopped()
 	silent.plant(r)
-	atOnce := append(objectFaults(), rulesUndone(), tableFull())
+	atOnce := append(objectFaults(), rulesModified(), tableFull())
 	for _, f := range atOnce {
 		f.plant(r)
 	}
@@ -275,10 +275,10 @@ func (d *doctor) record(r *run, folder string) {
 	r.must(err)
 	write := func(name string) { r.must(recorded.Record(r.ctx, config, filepath.Join(folder, name), time.Now())) }
 	write("healthy")
-	for _, f := range slices.Concat(objectFaults(), nodeFaults(), []*fault{rulesUndone(), tableFull(), agentStopped()}, wholeFaults()) {
+	for _, f := range slices.Concat(objectFaults(), nodeFaults(), []*fault{rulesModified(), tableFull(), agentStopped()}, wholeFaults()) {
 		f.plant(r)
 		d.alone(r, 3*time.Minute, f)
-		r.pass(2 * time.Second) // in which the controller does all that follows
+		r.pass(2 * time.Second) // for the controller to react
 		write(f.name)
 		f.mend(r)
 		d.gone(r)

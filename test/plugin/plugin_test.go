@@ -1,5 +1,5 @@
-// Package plugin_test holds what make plugin writes against the rules that krew, which
-// installs plugins of kubectl, has for manifests, and runs it by the real kubectl.
+// Package plugin_test checks the output of make plugin against the rules of krew, which
+// installs kubectl plugins, and runs the plugin with the real kubectl.
 package plugin_test
 
 import (
@@ -73,7 +73,7 @@ func TestPlugin(t *testing.T) {
 			archive := path.Base(p.URI)
 			for _, name := range []string{archive, bill(archive)} {
 				if sum(t, filepath.Join(folder, name)) != sum(t, filepath.Join(again, name)) {
-					t.Errorf("%s is another one when it is built again", name)
+					t.Errorf("%s differs after another build", name)
 				}
 			}
 		}
@@ -81,7 +81,7 @@ func TestPlugin(t *testing.T) {
 	t.Run("kubectl", func(t *testing.T) { runByKubectl(t, folder) })
 }
 
-// TestVersions: hack/plugin.sh warns of versions that krew does not take.
+// TestVersions: hack/plugin.sh warns about versions that krew rejects.
 func TestVersions(t *testing.T) {
 	t.Parallel()
 	script, err := os.ReadFile("../../hack/plugin.sh")
@@ -115,9 +115,9 @@ func build(t *testing.T) string {
 	return folder
 }
 
-// check goes by krew's rules: names are in kebab case, without "kube" at the front;
-// versions are semantic ones with a v; a short description is one line of no more than 50
-// characters without a full stop; all platforms have a selector that no other one has.
+// check applies krew's rules: names are in kebab case, without the prefix "kube"; versions
+// are semantic ones with a v; a short description is one line of at most 50 characters
+// without a full stop; selectors of platforms are unique.
 func check(t *testing.T, m *manifest) {
 	if m.APIVersion != "krew.googlecontainertools.github.com/v1alpha2" || m.Kind != "Plugin" {
 		t.Errorf("it is %s %s", m.APIVersion, m.Kind)
@@ -170,8 +170,8 @@ func checkArchive(t *testing.T, folder string, p platform) {
 // bill is the name of the bill of materials beside an archive.
 func bill(archive string) string { return strings.TrimSuffix(archive, ".tar.gz") + ".cdx.json" }
 
-// checkBill compares a bill of materials with the program in the archive: hack/images/sbom
-// has the rest of its tests.
+// checkBill compares a bill of materials with the program in the archive. hack/images/sbom
+// has further tests.
 func checkBill(t *testing.T, name, archiveSum string, program []byte) {
 	t.Helper()
 	text, err := os.ReadFile(name)
@@ -257,7 +257,7 @@ func unpack(t *testing.T, name string) map[string][]byte {
 	}
 }
 
-// runByKubectl: the real kubectl finds program and completion on PATH.
+// runByKubectl: the real kubectl finds the plugin and its completion on PATH.
 func runByKubectl(t *testing.T, folder string) {
 	assets := os.Getenv("KUBEBUILDER_ASSETS")
 	if assets == "" {
@@ -271,7 +271,7 @@ func runByKubectl(t *testing.T, folder string) {
 	}
 	for want, args := range map[string][]string{
 		"kubectl nodeproxy version v0.1.0\n": {"nodeproxy", "--version"},
-		"status\tThe cluster at a glance":    {"__complete", "nodeproxy", "st"},
+		"status\tSummarize the cluster":      {"__complete", "nodeproxy", "st"},
 	} {
 		cmd := exec.CommandContext(t.Context(), filepath.Join(assets, "kubectl"), args...)
 		cmd.Env = append(os.Environ(), "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"), "KUBECONFIG="+filepath.Join(bin, "none"))

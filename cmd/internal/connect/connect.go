@@ -1,5 +1,3 @@
-// Package connect is how the programs reach the API server: as whom, at which
-// addresses, by which of several, and what is said when none answers.
 package connect
 
 import (
@@ -23,69 +21,65 @@ import (
 )
 
 const (
-	// dialTimeout is how long an address may take to accept a connection. After
-	// it the next one is tried; with one address alone, it is tried afresh. The
-	// kernel's own pauses between attempts double, so that one attempt that
-	// takes longer would hardly notice that the way is open again.
+	// dialTimeout is how long an address may take to accept a connection before the
+	// next one, or the only one again, is tried. The kernel doubles its pauses between
+	// attempts, so a longer attempt would notice late that the server is back.
 	dialTimeout = 5 * time.Second
 	// keepAlive is the pause between probes of an idle connection.
 	keepAlive = 30 * time.Second
-	// readIdle and pingTimeout are for how many seconds a connection may be
-	// silent until it is asked for a sign of life, and how many it has to give
-	// one. A server that is gone without a word is left after 20 s, where
-	// client-go would take 45: with a watch that hears nothing, rules are stale.
-	// Neither is shorter, because a busy node may need some seconds to answer.
+	// readIdle is after how many idle seconds a connection is pinged, and pingTimeout
+	// how many seconds the response may take. A server that vanishes is abandoned after
+	// 20 s, not 45 as by default, because rules become stale if a watch is dead. A busy
+	// node may need some seconds to respond.
 	readIdle    = "10"
 	pingTimeout = "10"
-	// podServerName is what the certificate of an API server is checked for in a
-	// pod: it is always for that name, and rarely for each of its addresses.
+	// podServerName is the name that TLS verifies in a pod: certificates of API servers
+	// always have it, but rarely all of their addresses.
 	podServerName = "kubernetes.default.svc"
 )
 
-// APIServersVariable is the environment variable that says the same as
-// --api-server where nobody can change the command line, such as under OLM.
+// APIServersVariable is the environment variable with the same meaning as --api-server,
+// for installations whose command line cannot be changed, such as by OLM.
 const APIServersVariable = "NODEPROXY_API_SERVERS"
 
-// Options are the flags that say how to reach the API server.
+// Options are the flags for the connection to the API server.
 type Options struct {
-	// Kubeconfig is a file with an address and credentials. Empty: those of the
-	// pod's service account.
+	// Kubeconfig is a file with an address and credentials. Empty: the pod's service
+	// account.
 	Kubeconfig string
-	// APIServers are addresses to use in place of the one that comes with the
-	// credentials.
+	// APIServers are addresses to use instead of the one of the credentials.
 	APIServers URLs
-	// APIServersFile is a file with more of them, which may change.
+	// APIServersFile is a file with further addresses, which may change.
 	APIServersFile string
 	// FromVariable: APIServers are those of the environment variable. New sets it.
 	FromVariable bool
 }
 
-// AddFlags adds the flags to a program's others.
+// AddFlags adds the flags to those of a program.
 func (o *Options) AddFlags(flags *flag.FlagSet) {
-	flags.StringVar(&o.Kubeconfig, "kubeconfig", "", "`file` with the API server's address and credentials; without it, those of the pod are used")
-	flags.Var(&o.APIServers, "api-server", "`URL` of an API server, such as https://192.0.2.10:6443, instead of the one in the kubeconfig or the pod's environment; repeat it for several, which are tried in turn. TLS is checked for the name in the kubeconfig, unless tls-server-name is set there, and in a pod for "+podServerName+". Never the kubernetes Service's address, which nodeproxy itself programs. Without this flag the environment variable "+APIServersVariable+" counts, which holds the same, separated by spaces or commas")
-	flags.StringVar(&o.APIServersFile, "api-servers-file", "", "`file` with URLs of API servers, one a line, as with --api-server. It is read again when it changes. The program begins at one of them by chance, so that not all programs use the first. While there is none in it, the last known ones are used")
+	flags.StringVar(&o.Kubeconfig, "kubeconfig", "", "`file` with the API server's address and credentials; default: those of the pod")
+	flags.Var(&o.APIServers, "api-server", "`URL` of an API server, such as https://192.0.2.10:6443, instead of the one in the kubeconfig or the pod's environment; repeat it for several, which are tried in turn. TLS verifies tls-server-name or the host of the kubeconfig, and in a pod "+podServerName+". Do not use the kubernetes Service's address, which nodeproxy itself programs. Default: the environment variable "+APIServersVariable+", whose URLs are separated by spaces or commas")
+	flags.StringVar(&o.APIServersFile, "api-servers-file", "", "`file` with URLs of API servers, one per line, as for --api-server. It is read again if it changes. The program starts with a random one, to spread the load. If the file has none, the last known ones are used")
 }
 
-// complete takes the addresses of the environment variable, unless the flag names
-// some.
+// complete uses the addresses of the environment variable, unless the flag has some.
 func (o *Options) complete(variable string) error {
 	if len(o.APIServers) > 0 {
 		return nil
 	}
 	for _, text := range strings.FieldsFunc(variable, func(r rune) bool { return r == ',' || unicode.IsSpace(r) }) {
 		if err := o.APIServers.Set(text); err != nil {
-			return fmt.Errorf("the environment variable %s holds %q: %w; separate several by spaces or commas", APIServersVariable, text, err)
+			return fmt.Errorf("the environment variable %s contains %q: %w; separate several by spaces or commas", APIServersVariable, text, err)
 		}
 		o.FromVariable = true
 	}
 	return nil
 }
 
-// overrides reports whether addresses come from elsewhere than the credentials.
+// overrides reports whether there are addresses besides that of the credentials.
 func (o *Options) overrides() bool { return len(o.APIServers) > 0 || o.APIServersFile != "" }
 
-// Connection is the way to the API server.
+// Connection is a connection to one of the API servers.
 type Connection struct {
 	config  *rest.Config
 	servers *servers
@@ -94,8 +88,8 @@ type Connection struct {
 	log     logr.Logger
 }
 
-// New reads the options. It does not ask whether anybody answers: that shows
-// with the first request, and is said in the log.
+// New prepares a connection. The first request shows whether a server responds, which is
+// logged.
 func New(o Options, clk clock.Clock, log logr.Logger) (*Connection, error) {
 	if err := o.complete(os.Getenv(APIServersVariable)); err != nil {
 		return nil, err
@@ -107,7 +101,7 @@ func New(o Options, clk clock.Clock, log logr.Logger) (*Connection, error) {
 	return from(config, o, rand.IntN, clk, log)
 }
 
-// load returns the credentials and the address that comes with them.
+// load returns the credentials and their address.
 func load(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig != "" {
 		config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -118,7 +112,7 @@ func load(kubeconfig string) (*rest.Config, error) {
 	}
 	config, err := rest.InClusterConfig()
 	if errors.Is(err, rest.ErrNotInCluster) {
-		return nil, errors.New("this is not a pod, so say how to reach the API server with --kubeconfig FILE")
+		return nil, errors.New("--kubeconfig FILE is required outside of a pod")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("use the pod's service account: %w", err)
@@ -126,10 +120,10 @@ func load(kubeconfig string) (*rest.Config, error) {
 	return config, nil
 }
 
-// from makes a connection with given credentials. pick chooses one of n.
+// from prepares a connection with given credentials. pick chooses one of n.
 func from(config *rest.Config, o Options, pick func(n int) int, clk clock.Clock, log logr.Logger) (*Connection, error) {
 	config = rest.CopyConfig(config)
-	own, _, err := rest.DefaultServerUrlFor(config) // a kubeconfig may leave the scheme out
+	own, _, err := rest.DefaultServerUrlFor(config) // a kubeconfig may omit the scheme
 	if err != nil {
 		return nil, fmt.Errorf("parse the API server %q of the kubeconfig: %w", config.Host, err)
 	}
@@ -147,7 +141,7 @@ func from(config *rest.Config, o Options, pick func(n int) int, clk clock.Clock,
 	}
 	c.servers.replace(c.read())
 	if o.overrides() {
-		// Certificates are often for the name alone that comes with the credentials.
+		// Certificates often have only the name of the credentials' address.
 		if config.ServerName == "" && !config.Insecure {
 			config.ServerName = own.Hostname()
 			if o.Kubeconfig == "" {
@@ -166,14 +160,14 @@ func from(config *rest.Config, o Options, pick func(n int) int, clk clock.Clock,
 	return c, nil
 }
 
-// warnOfService says so when all depends on what nodeproxy itself programs.
+// warnOfService logs that the connection depends on rules that nodeproxy itself programs.
 func (c *Connection) warnOfService(o Options) {
 	if o.Kubeconfig == "" && slices.Equal(c.servers.order(), []server{c.servers.fallback}) {
-		c.log.Info("Reaching the API server by the kubernetes Service, which nodeproxy itself programs: on a node without rules it does not answer. Give its real addresses", "apiServer", c.servers.fallback, "whatToDo", c.servers.sources)
+		c.log.Info("Using the kubernetes Service to reach the API server, which fails on a node without rules", "apiServer", c.servers.fallback, "whatToDo", c.servers.sources)
 	}
 }
 
-// sources says where addresses come from, for who has to correct them.
+// sources returns how to correct the addresses.
 func sources(o Options) string {
 	var out []string
 	if o.FromVariable {
@@ -182,7 +176,7 @@ func sources(o Options) string {
 		out = append(out, "--api-server")
 	}
 	if o.APIServersFile != "" {
-		out = append(out, "the file "+o.APIServersFile+" (in a pod of nodeproxy it is the ConfigMap nodeproxy-api-servers, which the controller writes, by spec.apiServer.endpoints of the NodeProxy; while no controller works, write it yourself)")
+		out = append(out, "the file "+o.APIServersFile+" (in a pod of nodeproxy, the ConfigMap nodeproxy-api-servers, which the controller writes from spec.apiServer.endpoints of the NodeProxy; without a controller, edit it yourself)")
 	}
 	if len(out) == 0 && o.Kubeconfig != "" {
 		out = append(out, "the kubeconfig "+o.Kubeconfig+", or else --api-server")
@@ -190,24 +184,23 @@ func sources(o Options) string {
 	if len(out) == 0 {
 		out = append(out, "--api-server, the environment variable "+APIServersVariable+" or --api-servers-file")
 	}
-	return "give addresses at which API servers answer, by " + strings.Join(out, " or ") + ", or mend the way to them"
+	return "set addresses of API servers that respond, with " + strings.Join(out, " or ") + ", or fix the network"
 }
 
-// probeConnections has client-go notice connections that are dead. It can be
-// told by the environment alone; who has set it there knows better.
+// probeConnections makes client-go detect dead connections, which only environment
+// variables can do. Existing ones take precedence.
 func probeConnections() {
 	for name, value := range map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": readIdle, "HTTP2_PING_TIMEOUT_SECONDS": pingTimeout} {
 		if os.Getenv(name) == "" {
-			_ = os.Setenv(name, value) // fails for names that cannot be
+			_ = os.Setenv(name, value) // only fails for invalid names
 		}
 	}
 }
 
-// Config is how to make clients. They use whichever API server answers.
+// Config returns the configuration of clients. They use any API server that responds.
 func (c *Connection) Config() *rest.Config { return rest.CopyConfig(c.config) }
 
-// Given are the URLs of the API servers that came with the command line, the environment
-// and the credentials.
+// Given returns the URLs of the command line, the environment and the credentials.
 func (c *Connection) Given() []string {
 	var out []string
 	for _, one := range append(slices.Clone(c.servers.fixed), c.servers.fallback) {
@@ -233,7 +226,7 @@ func (c *Connection) Run(ctx context.Context) {
 	}
 }
 
-// read returns what is in the file now; nil: nothing that is of use.
+// read returns the servers of the file; nil: none.
 func (c *Connection) read() []server {
 	if c.file == nil {
 		return nil

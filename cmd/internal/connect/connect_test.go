@@ -77,7 +77,7 @@ func (a authority) serverAt(t *testing.T, address string, handle http.HandlerFun
 	return s
 }
 
-// dead is where nobody listens.
+// dead is an address where nothing listens.
 func dead(t *testing.T) string {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -404,8 +404,8 @@ func TestVariable(t *testing.T) {
 		{name: "spaces", variable: both, want: URLs{"https://192.0.2.10:6443", "https://[2001:db8::1]"}},
 		{name: "commas", variable: ",https://192.0.2.10:6443,\n https://[2001:db8::1] ", want: URLs{"https://192.0.2.10:6443", "https://[2001:db8::1]"}},
 		{name: "flag", variable: both, flag: URLs{"https://192.0.2.11:6443"}, want: URLs{"https://192.0.2.11:6443"}},
-		{name: "nonsense that nobody uses", variable: "nonsense", flag: URLs{"https://192.0.2.11:6443"}, want: URLs{"https://192.0.2.11:6443"}},
-		{name: "no URL", variable: both + ";192.0.2.10:6443", says: `NODEPROXY_API_SERVERS holds "https://[2001:db8::1];192.0.2.10:6443": it must be a URL such as https://192.0.2.10:6443`},
+		{name: "unused nonsense", variable: "nonsense", flag: URLs{"https://192.0.2.11:6443"}, want: URLs{"https://192.0.2.11:6443"}},
+		{name: "no URL", variable: both + ";192.0.2.10:6443", says: `NODEPROXY_API_SERVERS contains "https://[2001:db8::1];192.0.2.10:6443": it must be a URL such as https://192.0.2.10:6443`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := Options{APIServers: c.flag}
@@ -420,7 +420,7 @@ func TestVariable(t *testing.T) {
 				t.Errorf("got %q, %v, want %q", o.APIServers, err, c.want)
 			}
 			if told := strings.Contains(sources(o), APIServersVariable); c.want != nil && told != (c.flag == nil) {
-				t.Errorf("who has to correct it is told %q", sources(o))
+				t.Errorf("the remedy is %q", sources(o))
 			}
 		})
 	}

@@ -11,22 +11,20 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// roundLimit is after what time a request tries no further server, so that who
-// asks hears in time that, and why, none has answered. The next request goes
-// on where this one ended.
+// roundLimit is after what time a request tries no further server, so that the caller gets
+// an error in time. The next request continues with the next server.
 const roundLimit = 20 * time.Second
 
-// failover sends each request to the server that answered last, and to the next
-// ones while no connection comes about.
+// failover sends each request to the server that responded last, and to the next ones until
+// a connection is established.
 type failover struct {
 	next    http.RoundTripper
 	servers *servers
 	clock   clock.PassiveClock
 }
 
-// RoundTrip implements http.RoundTripper. A request that may have arrived is not
-// repeated here, because it may not be one that can be; its caller knows, and
-// then meets the next server.
+// RoundTrip implements http.RoundTripper. It does not repeat a request that may have
+// arrived: only the caller knows whether that is safe, and then reaches the next server.
 func (f *failover) RoundTrip(request *http.Request) (*http.Response, error) {
 	start := f.clock.Now()
 	var last error
@@ -41,7 +39,7 @@ func (f *failover) RoundTrip(request *http.Request) (*http.Response, error) {
 			return response, nil
 		}
 		if errors.Is(request.Context().Err(), context.Canceled) {
-			return nil, err // nobody waits any more, which says nothing of the server
+			return nil, err // the caller has gone, which is not the server's failure
 		}
 		last = err
 		f.servers.failed(one, err)
@@ -55,8 +53,8 @@ func (f *failover) RoundTrip(request *http.Request) (*http.Response, error) {
 	return nil, last
 }
 
-// ask sends a request to a server. connected: there was a connection, so that
-// the request may have arrived whatever the error.
+// ask sends a request to a server. connected: there was a connection, so the request may
+// have arrived despite an error.
 func (f *failover) ask(request *http.Request, one server) (response *http.Response, connected bool, err error) {
 	var got atomic.Bool
 	ctx := httptrace.WithClientTrace(request.Context(), &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { got.Store(true) }})
@@ -67,8 +65,8 @@ func (f *failover) ask(request *http.Request, one server) (response *http.Respon
 	return response, got.Load(), err
 }
 
-// again returns a request for its try of that number, from 0 on: each but the
-// first needs the body anew. ok is false where that cannot be had.
+// again returns a request for a further try: each but the first needs a new body. ok is
+// false if there is none.
 func again(request *http.Request, try int) (out *http.Request, ok bool) {
 	if try == 0 || request.Body == nil || request.Body == http.NoBody {
 		return request, true
@@ -78,7 +76,7 @@ func again(request *http.Request, try int) (out *http.Request, ok bool) {
 	}
 	body, err := request.GetBody()
 	if err != nil {
-		return nil, false // the caller tries again, with the error of the server that did not answer
+		return nil, false // the caller retries after the error of the last server
 	}
 	out = request.Clone(request.Context())
 	out.Body = body

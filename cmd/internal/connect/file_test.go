@@ -14,12 +14,12 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-// mounted is a folder as Kubernetes mounts a ConfigMap: a file is a link into a
-// folder that is itself a link, which is swapped.
+// mounted is a directory as Kubernetes mounts a ConfigMap: a file is a link into a directory
+// that is itself a link, which is swapped.
 type mounted struct {
 	*testing.T
-	folder   string
-	versions int
+	directory string
+	versions  int
 }
 
 // swap puts in a new version of the file; without text there is none.
@@ -27,19 +27,19 @@ func (m *mounted) swap(text string) {
 	m.Helper()
 	m.versions++
 	version := fmt.Sprintf("..version_%d", m.versions)
-	must(m.T, os.Mkdir(filepath.Join(m.folder, version), 0o700))
+	must(m.T, os.Mkdir(filepath.Join(m.directory, version), 0o700))
 	if text != "" {
-		write(m.T, filepath.Join(m.folder, version, "endpoints"), text)
+		write(m.T, filepath.Join(m.directory, version, "endpoints"), text)
 	}
-	must(m.T, os.Symlink(version, filepath.Join(m.folder, "..data_tmp")))
-	must(m.T, os.Rename(filepath.Join(m.folder, "..data_tmp"), filepath.Join(m.folder, "..data")))
+	must(m.T, os.Symlink(version, filepath.Join(m.directory, "..data_tmp")))
+	must(m.T, os.Rename(filepath.Join(m.directory, "..data_tmp"), filepath.Join(m.directory, "..data")))
 	err := os.Symlink(filepath.Join("..data", "endpoints"), m.file())
 	if !errors.Is(err, os.ErrExist) {
 		must(m.T, err)
 	}
 }
 
-func (m *mounted) file() string { return filepath.Join(m.folder, "endpoints") }
+func (m *mounted) file() string { return filepath.Join(m.directory, "endpoints") }
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -48,7 +48,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// poll lets one pause pass, and waits until the file has been looked at.
+// poll lets one pause pass, and waits until the file has been read.
 func poll(t *testing.T, clk *clocktesting.FakeClock) {
 	t.Helper()
 	waiting(t, clk)
@@ -56,7 +56,7 @@ func poll(t *testing.T, clk *clocktesting.FakeClock) {
 	waiting(t, clk)
 }
 
-// waiting waits until somebody waits for the clock.
+// waiting waits until a goroutine waits for the clock.
 func waiting(t *testing.T, clk *clocktesting.FakeClock) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -66,7 +66,7 @@ func waiting(t *testing.T, clk *clocktesting.FakeClock) {
 	for !clk.HasWaiters() {
 		select {
 		case <-ctx.Done():
-			t.Fatal("nobody looks at the file")
+			t.Fatal("the file is not read")
 		case <-tick.C:
 		}
 	}
@@ -75,7 +75,7 @@ func waiting(t *testing.T, clk *clocktesting.FakeClock) {
 func TestFileIsSwapped(t *testing.T) {
 	a := newAuthority(t)
 	first, second, fallback := a.server(t), a.server(t), a.server(t)
-	m := &mounted{T: t, folder: t.TempDir()}
+	m := &mounted{T: t, directory: t.TempDir()}
 	clk := clocktesting.NewFakeClock(time.Now())
 	config := a.open(t, Options{}, clk).Config()
 	config.Host, config.WrapTransport, config.Dial = fallback.URL, nil, nil
@@ -85,7 +85,7 @@ func TestFileIsSwapped(t *testing.T) {
 	// Before there is a file, the address that comes with the credentials.
 	must(t, w.ask())
 	w.answered(fallback, 1)
-	if said := w.log.with("no file with addresses"); len(said) != 1 {
+	if said := w.log.with("File with addresses of API servers not found"); len(said) != 1 {
 		t.Errorf("log %q", w.log.with(""))
 	}
 
@@ -108,7 +108,7 @@ func TestFileIsSwapped(t *testing.T) {
 	must(t, w.ask())
 	w.answered(second, 1)
 
-	// What is known stays while the file tells nothing.
+	// The known servers stay while the file has none.
 	for _, nothing := range []string{"# nothing\n", "rubbish\n", ""} {
 		m.swap(nothing)
 		poll(t, clk)
@@ -131,7 +131,7 @@ func run(w *way) {
 func TestWrongListKeepsTheServerThatAnswered(t *testing.T) {
 	a := newAuthority(t)
 	old, wrong := a.server(t), dead(t)
-	m := &mounted{T: t, folder: t.TempDir()}
+	m := &mounted{T: t, directory: t.TempDir()}
 	m.swap(old.URL)
 	clk := clocktesting.NewFakeClock(time.Now())
 	w := a.open(t, Options{APIServersFile: m.file()}, clk)
@@ -167,7 +167,7 @@ func TestOrder(t *testing.T) {
 	s.replace([]server{"a", "b", "c"})
 	expect("c", "a", "b") // by chance
 	s.failed("c", errors.New("no"))
-	s.failed("c", errors.New("no")) // somebody else's request, which began before
+	s.failed("c", errors.New("no")) // another request, which began before
 	expect("a", "b", "c")
 	s.answered("a")
 	s.replace([]server{"d", "e"})

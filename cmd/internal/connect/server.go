@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// server is where an API server is: https://192.0.2.10:6443, always with a port.
+// server is the address of an API server: https://192.0.2.10:6443, always with a port.
 type server string
 
-// errServerURL says what is expected where a server is given.
+// errServerURL describes a valid address.
 var errServerURL = errors.New("it must be a URL such as https://192.0.2.10:6443")
 
-// parseServer reads what people write.
+// parseServer parses user input.
 func parseServer(text string) (server, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" ||
@@ -23,7 +23,7 @@ func parseServer(text string) (server, error) {
 	return serverOf(u), nil
 }
 
-// serverOf is the server of a URL.
+// serverOf returns the server of a URL.
 func serverOf(u *url.URL) server {
 	host := u.Host
 	if u.Port() == "" {
@@ -39,7 +39,7 @@ func serverOf(u *url.URL) server {
 // split returns scheme and host.
 func (s server) split() (scheme, host string) {
 	u, err := url.Parse(string(s))
-	if err != nil { // serverOf has made it
+	if err != nil { // cannot happen: serverOf made it
 		return "", ""
 	}
 	return u.Scheme, u.Host

@@ -12,32 +12,31 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// complaintPause is how often it is said that none answers.
+// complaintPause is how often it is logged that none responds.
 const complaintPause = time.Minute
 
-// servers are the API servers that may be used, and what is known of them.
+// servers are the API servers that may be used, and their state.
 type servers struct {
 	clock clock.PassiveClock
 	log   logr.Logger
-	// pick chooses one of n servers of the file to begin at.
+	// pick chooses the first one of n servers of the file.
 	pick func(n int) int
-	// fixed are those of the command line. fallback comes with the credentials,
-	// and is used when no other is known.
+	// fixed are those of the command line. fallback is that of the credentials, which is
+	// used if no other is known.
 	fixed    []server
 	fallback server
-	// sources is what to do when none answers.
+	// sources is the remedy if none responds.
 	sources string
 
-	mu        sync.Mutex       // guards what follows
-	listed    []server         // fixed and those of the file, as they last were
-	current   server           // is asked first
-	answering server           // answered last; empty: none has
-	failures  map[server]error // since the last answer
-	said      time.Time        // when it was said that none answers; zero: not since the last answer
+	mu        sync.Mutex       // guards the fields below
+	listed    []server         // fixed and the last ones of the file
+	current   server           // is tried first
+	answering server           // responded last; empty: none has
+	failures  map[server]error // since the last response
+	logged    time.Time        // when it was logged that none responds; zero: not since the last response
 }
 
-// replace takes the servers of the file; nil: it tells nothing, and what was
-// known stays.
+// replace sets the servers of the file; nil: retain the previous ones.
 func (s *servers) replace(file []server) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,11 +53,11 @@ func (s *servers) replace(file []server) {
 		return
 	}
 	if s.current != "" {
-		s.log.Info("The addresses of API servers have changed", "apiServers", listed)
+		s.log.Info("Addresses of API servers changed", "apiServers", listed)
 	}
 	s.listed = listed
 	switch {
-	case slices.Contains(listed, s.current): // it goes on
+	case slices.Contains(listed, s.current): // stays the first
 	case len(s.fixed) > 0:
 		s.current = s.fixed[0]
 	case len(listed) > 0:
@@ -68,15 +67,15 @@ func (s *servers) replace(file []server) {
 	}
 }
 
-// order returns the servers in the order in which to ask them.
+// order returns the servers in the order in which to try them.
 func (s *servers) order() []server {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ordered()
 }
 
-// ordered is order for who holds mu: from the current one on, and last the one
-// that is listed no more, if it is not the current one.
+// ordered is order with mu locked: from the current one on, and last the unlisted one, if
+// it is not the current one.
 func (s *servers) ordered() []server {
 	listed := s.candidates()
 	if s.unlisted() {
@@ -93,9 +92,8 @@ func (s *servers) ordered() []server {
 	return out
 }
 
-// candidates are all servers that may be asked. The one that answered last is
-// among them until another has answered, also when it is listed no more: what
-// is new may be wrong.
+// candidates are all servers that may be tried. The one that responded last is among them
+// until another one responds, even if it is no longer listed: the new ones may be wrong.
 func (s *servers) candidates() []server {
 	all := slices.Clone(s.listed)
 	if len(all) == 0 {
@@ -107,12 +105,12 @@ func (s *servers) candidates() []server {
 	return all
 }
 
-// unlisted reports whether the server that answered last is listed no more.
+// unlisted reports whether the server that responded last is no longer listed.
 func (s *servers) unlisted() bool {
 	return s.answering != "" && len(s.listed) > 0 && !slices.Contains(s.listed, s.answering)
 }
 
-// answered notes that a server has answered.
+// answered records a response of a server.
 func (s *servers) answered(one server) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,22 +119,22 @@ func (s *servers) answered(one server) {
 	}
 	former, why := s.answering, s.failures[s.answering]
 	switch {
-	case !s.said.IsZero():
+	case !s.logged.IsZero():
 		s.log.Info("An API server answers again", "apiServer", one)
 	case former == "":
 		s.log.Info("An API server answers", "apiServer", one)
 	case former != one:
-		reason := "it is listed no more"
+		reason := "it is no longer listed"
 		if why != nil {
 			reason = why.Error()
 		}
 		s.log.Info("Using another API server", "apiServer", one, "former", former, "reason", reason)
 	}
-	s.answering, s.current, s.failures, s.said = one, one, nil, time.Time{}
+	s.answering, s.current, s.failures, s.logged = one, one, nil, time.Time{}
 }
 
-// failed notes that a server gave no answer. The next one is asked first from
-// now on, unless somebody else has noticed already.
+// failed records that a server did not respond. From now on the next one is tried first,
+// unless another request has already moved on.
 func (s *servers) failed(one server, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,9 +148,8 @@ func (s *servers) failed(one server, err error) {
 	}
 }
 
-// complaint is what there is to say when a request got no answer: what each
-// server said since one answered. late: it has taken long, and is to be said
-// although some have not been tried. Nil: others have not been tried yet.
+// complaint returns an error with the failures of all servers since the last response; nil:
+// some have not been tried yet. late: do not wait for those.
 func (s *servers) complaint(late bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,27 +165,27 @@ func (s *servers) complaint(late bool) error {
 		return nil
 	}
 	now := s.clock.Now()
-	if s.said.IsZero() || now.Sub(s.said) >= complaintPause {
-		s.said = now
-		s.log.Error(out, "No API server answers; trying again, and meanwhile all stays as it is", "whatToDo", s.sources)
+	if s.logged.IsZero() || now.Sub(s.logged) >= complaintPause {
+		s.logged = now
+		s.log.Error(out, "No API server answers; retrying", "whatToDo", s.sources)
 	}
 	return out
 }
 
-// NoAnswer reports whether an error is that no API server answers, which has been
-// said in the log.
+// NoAnswer reports whether an error means that no API server responds, which has been
+// logged.
 func NoAnswer(err error) bool {
 	var none *noAnswer
 	return errors.As(err, &none)
 }
 
-// noAnswer is that no API server answers.
+// noAnswer means that no API server responds.
 type noAnswer struct {
 	tried   []error
 	untried []server
 }
 
-// Error names each server, with what became of it.
+// Error names each server with its failure.
 func (n *noAnswer) Error() string {
 	var b strings.Builder
 	b.WriteString("no API server answers: ")
@@ -204,5 +201,5 @@ func (n *noAnswer) Error() string {
 	return b.String()
 }
 
-// Unwrap lets callers find out what kind of errors there were.
+// Unwrap returns the errors of the servers.
 func (n *noAnswer) Unwrap() []error { return n.tried }

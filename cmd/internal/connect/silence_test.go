@@ -16,7 +16,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// blackhole is an address on loopback that neither accepts nor refuses: the
+// blackhole is an address on loopback that neither accepts nor rejects: the
 // queue of its listener is full, so the kernel drops what else comes.
 func blackhole(t *testing.T) string {
 	t.Helper()
@@ -110,7 +110,7 @@ func newPipe(t *testing.T, target string) *pipe {
 			}
 			far, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(target, "https://"))
 			if err != nil {
-				_ = near.Close() // nobody is there
+				_ = near.Close() // the server is gone
 				continue
 			}
 			t.Cleanup(func() { _, _ = near.Close(), far.Close() }) // nothing to do about it

@@ -26,7 +26,7 @@ func TestNodeThatFailsStopsIt(t *testing.T) {
 	w.awaitProgrammed("edge-pool", 3)
 	w.awaitTold("edge-pool", "Normal Progressing", "Warning RolloutStopped")
 	w.describe("stopped", "edge-pool")
-	w.record("rollout-stopped")
+	w.record("rollout-halted")
 	w.nothingIsWritten()
 	same(t, "given before it stopped", w.grants(begin), order[:4])
 

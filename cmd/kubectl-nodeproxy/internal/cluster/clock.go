@@ -6,35 +6,34 @@ import (
 	"time"
 )
 
-// clock is the API server's, as its answers tell it. Times in objects are of it, or of
-// machines that are kept in time with it; that of the plugin's machine may be anything.
+// clock is the API server's, from the headers of its responses. Times in objects are of it,
+// or of machines in sync with it; the clock of the plugin's machine may be wrong.
 type clock struct {
 	mu   sync.Mutex
 	last time.Time
 }
 
-// read notes the time that an answer tells.
-func (c *clock) read(answer *http.Response) {
-	told, err := http.ParseTime(answer.Header.Get("Date"))
+// read records the time of a response.
+func (c *clock) read(response *http.Response) {
+	now, err := http.ParseTime(response.Header.Get("Date"))
 	if err != nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if told.After(c.last) {
-		c.last = told
+	if now.After(c.last) {
+		c.last = now
 	}
 }
 
-// Time is when the API server gave its last answer, by its own clock; zero: it has not
-// told.
+// Time is when the API server last responded, by its own clock; zero: unknown.
 func (r *Reader) Time() time.Time {
 	r.clock.mu.Lock()
 	defer r.clock.mu.Unlock()
 	return r.clock.last
 }
 
-// watched lets a clock see all answers.
+// watched records the time of all responses.
 type watched struct {
 	http.RoundTripper
 	clock *clock
@@ -42,12 +41,12 @@ type watched struct {
 
 // RoundTrip sends a request.
 func (w watched) RoundTrip(request *http.Request) (*http.Response, error) {
-	answer, err := w.RoundTripper.RoundTrip(request)
+	response, err := w.RoundTripper.RoundTrip(request)
 	if err == nil {
-		w.clock.read(answer)
+		w.clock.read(response)
 	}
-	return answer, err
+	return response, err
 }
 
-// WrappedRoundTripper is what sends, which knows how to cancel a request.
+// WrappedRoundTripper returns the transport that can cancel requests.
 func (w watched) WrappedRoundTripper() http.RoundTripper { return w.RoundTripper }

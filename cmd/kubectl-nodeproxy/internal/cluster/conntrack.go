@@ -7,13 +7,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// nearlyFull is from how many percent on a table of tracked connections is too full to
-// leave it so, whatever its agent says.
+// nearlyFull is the usage in percent that is too high, whatever the agent reports.
 const nearlyFull = 80
 
-// ConntrackPressed reports whether a node's table of tracked connections is nearly full,
-// and returns the condition that says so, if there is one.
-func ConntrackPressed(status *v1alpha1.NodeProxyRulesStatus) (*metav1.Condition, bool) {
+// ConntrackNearlyFull reports whether a node's connection tracking table is nearly full, and
+// returns the condition that says so, if any.
+func ConntrackNearlyFull(status *v1alpha1.NodeProxyRulesStatus) (*metav1.Condition, bool) {
 	c := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionConntrackPressure)
 	if c != nil && c.Status == metav1.ConditionTrue {
 		return c, true

@@ -20,7 +20,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// role returns who may read the kind.
+// role returns the ClusterRole that permits reading the kind.
 func (k kind) role() string {
 	if k.gvk.Group == v1alpha1.GroupVersion.Group {
 		return "nodeproxy-viewer"
@@ -28,7 +28,7 @@ func (k kind) role() string {
 	return "view"
 }
 
-// resource returns the kind as rights name it.
+// resource returns the kind as permissions name it.
 func resource(of Kind) string {
 	if group := kinds()[of].gvk.Group; group != "" {
 		return string(of) + "." + group
@@ -36,41 +36,41 @@ func resource(of Kind) string {
 	return string(of)
 }
 
-// explain returns a sentence for an error of the API server or on the way to it, with
-// what to do.
+// explain returns an error with cause and remedy for one of the API server or of the
+// connection to it.
 func (r *Reader) explain(of Kind, err error) error {
 	switch {
 	case apierrors.IsForbidden(err):
 		return forbidden(of, err)
 	case apierrors.IsUnauthorized(err):
-		return fmt.Errorf("the API server %s does not know you: the credentials of this kubeconfig are missing, wrong or have expired", r.server)
+		return fmt.Errorf("the API server %s does not accept the credentials of this kubeconfig: they are missing, wrong or expired", r.server)
 	case apierrors.IsNotFound(err) && kinds()[of].role() == "nodeproxy-viewer":
 		return fmt.Errorf("nodeproxy is not installed in the cluster of %s, or is older than this plugin: it has no %s; how to install it: %s", r.server, resource(of), r.docs.URL("install.md#install"))
 	case handshakeTimedOut(err):
-		return fmt.Errorf("the API server %s takes connections and does not begin to speak TLS, whatever --request-timeout allows: it, or what stands before it (a load balancer, a proxy, a VPN), hangs, or is no API server; see whether curl -k %s/livez gets an answer (kubectl config current-context, or --context)", r.server, r.server)
+		return fmt.Errorf("the API server %s accepts connections but does not complete the TLS handshake: it, or a load balancer, proxy or VPN in front of it, hangs or is no API server; check curl -k %s/livez and the address (kubectl config current-context, or --context)", r.server, r.server)
 	case spokeHTTP(err):
-		return fmt.Errorf("the API server %s speaks HTTPS alone: give its address with https:// (in the kubeconfig, clusters[].cluster.server, or --server)", r.server)
+		return fmt.Errorf("the API server %s requires HTTPS: use an address with https:// (in the kubeconfig, clusters[].cluster.server, or --server)", r.server)
 	case isTimeout(err):
-		return fmt.Errorf("the API server %s has not answered within %s when asked for %s; --request-timeout lets it take longer", r.server, r.timeout, of)
+		return fmt.Errorf("the API server %s did not respond within %s when listing %s; increase --request-timeout", r.server, r.timeout, of)
 	}
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
-		return fmt.Errorf("the API server %s does not hand out %s: %s", r.server, of, oneLine(err.Error()))
+		return fmt.Errorf("the API server %s does not return %s: %s", r.server, of, oneLine(err.Error()))
 	}
 	if unreadable(err) {
-		return fmt.Errorf("what %s answers when asked for %s cannot be read: is it an API server? (kubectl config current-context, or --context)", r.server, of)
+		return fmt.Errorf("the response of %s for %s cannot be decoded: is it an API server? (kubectl config current-context, or --context)", r.server, of)
 	}
 	return fmt.Errorf("the API server %s cannot be reached: %s; is it the right one? (kubectl config current-context, or --context)", r.server, cause(err))
 }
 
-// unreadable reports whether there was an answer that could not be read.
+// unreadable reports whether there was a response that could not be decoded.
 func unreadable(err error) bool {
 	var status apierrors.APIStatus
 	_, sending := errors.AsType[*url.Error](err)
 	return !sending && !isTimeout(err) && !errors.As(err, &status)
 }
 
-// userOf finds who was refused in what the API server says.
+// userOf finds the user in the API server's message.
 var userOf = regexp.MustCompile(`User "([^"]+)" cannot`)
 
 func forbidden(of Kind, err error) error {
@@ -82,18 +82,17 @@ func forbidden(of Kind, err error) error {
 		}
 	}
 	role := kinds()[of].role()
-	return fmt.Errorf("you may not read %s in the whole cluster: somebody has to bind the ClusterRole %s to you (kubectl create clusterrolebinding NAME --clusterrole=%s %s)",
+	return fmt.Errorf("you are not allowed to read %s cluster-wide: ask an administrator to bind the ClusterRole %s to you (kubectl create clusterrolebinding NAME --clusterrole=%s %s)",
 		resource(of), role, role, subject)
 }
 
-// handshakeTimedOut reports whether a server took a connection and said nothing in TLS
-// for as long as client-go waits for that. The error has no type of its own.
+// handshakeTimedOut reports whether a TLS handshake timed out. The error has no type of its
+// own.
 func handshakeTimedOut(err error) bool {
 	return strings.Contains(err.Error(), "TLS handshake timeout")
 }
 
-// spokeHTTP reports whether a server in Go, as API servers are, was sent plain HTTP where
-// it speaks HTTPS.
+// spokeHTTP reports whether an HTTPS server in Go, such as an API server, got plain HTTP.
 func spokeHTTP(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || status.Status().Details == nil {
@@ -110,13 +109,13 @@ func isTimeout(err error) bool {
 		errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network) && network.Timeout()
 }
 
-// cause returns the end of a chain of errors, which says what happened.
+// cause returns the end of a chain of errors.
 func cause(err error) string {
 	if utilnet.IsConnectionRefused(err) {
-		return "nothing listens there (connection refused)"
+		return "connection refused"
 	}
 	if unknown, is := errors.AsType[*net.DNSError](err); is {
-		return fmt.Sprintf("the name %s is not known", unknown.Name)
+		return fmt.Sprintf("the name %s does not resolve", unknown.Name)
 	}
 	for next := errors.Unwrap(err); next != nil; next = errors.Unwrap(err) {
 		err = next
@@ -126,10 +125,10 @@ func cause(err error) string {
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// ErrNoKubeconfig means that nothing says where a cluster is.
-var ErrNoKubeconfig = errors.New("there is no kubeconfig, so no cluster to look at: name one with --kubeconfig or in the variable KUBECONFIG")
+// ErrNoKubeconfig means that no cluster is configured.
+var ErrNoKubeconfig = errors.New("no kubeconfig found: set --kubeconfig or the variable KUBECONFIG")
 
-// Configuration returns a sentence for an error of reading the kubeconfig.
+// Configuration returns an error with the cause why a kubeconfig cannot be used.
 func Configuration(err error) error {
 	if clientcmd.IsEmptyConfig(err) {
 		return ErrNoKubeconfig
@@ -137,7 +136,7 @@ func Configuration(err error) error {
 	return fmt.Errorf("the kubeconfig cannot be used: %s", oneLine(err.Error()))
 }
 
-// unknownNode says that there are no rules of a node, and what there is instead.
+// unknownNode reports that a node has no rules, and suggests others.
 func (r *Reader) unknownNode(ctx context.Context, name string) error {
 	names, err := r.Names(ctx, NodeProxyRules)
 	if err != nil {
@@ -151,9 +150,9 @@ func (r *Reader) unknownNode(ctx context.Context, name string) error {
 }
 
 // ErrNoNodes means that no node has NodeProxyRules.
-var ErrNoNodes = errors.New("no node has NodeProxyRules yet; is NodeProxy there, and does a controller run? (kubectl nodeproxy status)")
+var ErrNoNodes = errors.New("no node has NodeProxyRules yet: check NodeProxy and the controller with kubectl nodeproxy status")
 
-// NoSuchNode says that a node is none of those that are known to have NodeProxyRules.
+// NoSuchNode reports that a node is not among those with NodeProxyRules.
 func NoSuchNode(name string, known []string) error {
 	if len(known) == 0 {
 		return fmt.Errorf("there is no node %q: %w", name, ErrNoNodes)
@@ -161,11 +160,10 @@ func NoSuchNode(name string, known []string) error {
 	return fmt.Errorf("there is no node %q with NodeProxyRules%s (kubectl get nodeproxyrules lists the nodes)", name, Suggest(name, known))
 }
 
-// maxSuggested is how many other names are offered.
+// maxSuggested is how many names are suggested.
 const maxSuggested = 3
 
-// Suggest returns which of the known names may have been meant, to follow what says
-// that there is no such name.
+// Suggest returns similar names, to be appended to an error about an unknown one.
 func Suggest(name string, known []string) string {
 	near := slices.Clone(known)
 	slices.SortFunc(near, func(a, b string) int {
@@ -181,8 +179,7 @@ func Suggest(name string, known []string) string {
 	return ": did you mean " + strings.Join(near, " or ") + "?"
 }
 
-// distance is how many characters have to be changed, put in or taken out to make
-// one text of the other.
+// distance is the edit distance of two texts.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -29,7 +29,7 @@ func TestSilentTLS(t *testing.T) {
 	}
 	r := &Reader{server: server, timeout: patience}
 	got := r.explain(NodeProxies, err).Error()
-	if !strings.HasPrefix(got, "the API server "+server+" takes connections and does not begin to speak TLS, whatever --request-timeout allows: ") {
+	if !strings.HasPrefix(got, "the API server "+server+" accepts connections but does not complete the TLS handshake: ") {
 		t.Errorf("%v is explained as %q", err, got)
 	}
 }
@@ -45,7 +45,7 @@ func TestPlainHTTP(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = r.Read(t.Context(), []Kind{NodeProxies}, nil)
-	if want := "the API server " + address + " speaks HTTPS alone: give its address with https:// "; err == nil || !strings.HasPrefix(err.Error(), want) {
+	if want := "the API server " + address + " requires HTTPS: use an address with https:// "; err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("error %v, and not %q", err, want)
 	}
 }
@@ -55,7 +55,7 @@ func TestNoAddress(t *testing.T) {
 	t.Parallel()
 	for _, host := range []string{"foo bar", "https://foo bar", "a/b"} {
 		_, err := NewReader(&rest.Config{Host: host}, "v0.1.0")
-		if err == nil || !strings.Contains(err.Error(), "cannot be the address of an API server: give it as https://HOST:PORT") {
+		if err == nil || !strings.Contains(err.Error(), "is not the address of an API server: use https://HOST:PORT") {
 			t.Errorf("%q: error %v", host, err)
 		}
 	}

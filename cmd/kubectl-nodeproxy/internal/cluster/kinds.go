@@ -13,7 +13,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// kind is what has to be known of a kind to read it.
+// kind has what it takes to read a kind.
 type kind struct {
 	gvk   schema.GroupVersionKind
 	scope meta.RESTScope
@@ -65,7 +65,7 @@ func (k kind) reads(read func(context.Context, client.Reader, *Objects, int64, .
 	return k
 }
 
-// mapper knows the kinds without asking the server for all that it has.
+// mapper knows the kinds without discovery requests.
 func mapper() meta.RESTMapper {
 	m := meta.NewDefaultRESTMapper(nil)
 	for name, k := range kinds() {
@@ -75,7 +75,7 @@ func mapper() meta.RESTMapper {
 	return m
 }
 
-// reader returns what reads all pages of a list into a field of Objects.
+// reader returns a function that reads all pages of a list into a field of Objects.
 func reader[L, T any, P interface {
 	*L
 	client.ObjectList

@@ -1,7 +1,3 @@
-// Package cluster reads what the plugin looks at from a cluster: nodeproxy's objects
-// and what they are made of. It needs no more than the rights of nodeproxy-viewer,
-// and for Services, EndpointSlices, Namespaces and Pods those of the built-in role
-// view; where a right is missing it says which.
 package cluster
 
 import (
@@ -14,11 +10,11 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Objects are a cluster's objects at one moment, each list sorted by namespace and
-// name. Kinds that were not asked for are empty.
+// Objects are a cluster's objects at one moment, each list sorted by namespace and name.
+// Kinds that were not requested are empty.
 type Objects struct {
-	// Time is when they were read, by the API server's clock; where that does not tell, by
-	// the clock of the machine that the plugin runs on.
+	// Time is when they were read, by the API server's clock or, if that is unknown, by that
+	// of the plugin's machine.
 	Time time.Time
 	// Ahead is how far the clock of that machine is ahead of the API server's.
 	Ahead time.Duration
@@ -34,12 +30,12 @@ type Objects struct {
 	EndpointSlices []discoveryv1.EndpointSlice
 	Pods           []corev1.Pod
 
-	// Unread are the kinds that were asked for as optional and could not be read.
+	// Unread are the optional kinds that could not be read.
 	Unread []Unread
 }
 
-// Newer returns an error where what, such as NodeProxyRules node-1, has a format of
-// a newer release than the plugin's.
+// Newer returns an error if what, such as NodeProxyRules node-1, has a format of a newer
+// release than the plugin's.
 func (o *Objects) Newer(what string, format int32, plugin string) error {
 	if format <= v1alpha1.FormatVersion {
 		return nil
@@ -48,21 +44,21 @@ func (o *Objects) Newer(what string, format int32, plugin string) error {
 	if o.NodeProxy != nil && o.NodeProxy.Status.Version != "" {
 		controller = fmt.Sprintf("the controller's release, %s", o.NodeProxy.Status.Version)
 	}
-	return fmt.Errorf("%s: format %d is of a newer release than this plugin, %s, which knows formats up to %d: install the plugin of %s",
+	return fmt.Errorf("%s: format %d needs a newer release than this plugin, %s, which supports formats up to %d: install the plugin of %s",
 		what, format, plugin, v1alpha1.FormatVersion, controller)
 }
 
 // Unread is a kind that could not be read.
 type Unread struct {
 	Kind Kind
-	// Why is for people: what is missing and what to do.
+	// Why is human-readable: what is missing and what to do.
 	Why string
 }
 
 // Kind names a list of Objects.
 type Kind string
 
-// Kinds that can be asked for.
+// Kinds that can be requested.
 const (
 	NodeProxies          Kind = "nodeproxies"
 	NodeProxyRules       Kind = "nodeproxyrules"

@@ -23,9 +23,9 @@ import (
 )
 
 const (
-	// pageSize is how many objects are asked for at once.
+	// pageSize is how many objects are requested at once.
 	pageSize = 500
-	// patience is how long a request may take unless --request-timeout says so.
+	// patience is the timeout of a request without --request-timeout.
 	patience = 30 * time.Second
 )
 
@@ -39,18 +39,18 @@ type Reader struct {
 	clock   *clock
 }
 
-// NewReader returns a reader of the cluster that config leads to, which names documents
-// where something is missing. Nothing is asked of the cluster yet.
+// NewReader returns a reader of the cluster of config. Its errors refer to docs. It sends no
+// request yet.
 func NewReader(config *rest.Config, docs hints.Docs) (*Reader, error) {
 	config = rest.CopyConfig(config)
 	if _, _, err := rest.DefaultServerUrlFor(config); err != nil {
-		return nil, fmt.Errorf("%q cannot be the address of an API server: give it as https://HOST:PORT (in the kubeconfig, clusters[].cluster.server, or --server)", config.Host)
+		return nil, fmt.Errorf("%q is not the address of an API server: use https://HOST:PORT (in the kubeconfig, clusters[].cluster.server, or --server)", config.Host)
 	}
 	config.Timeout = cmp.Or(config.Timeout, patience)
 	config.QPS, config.Burst = 50, 100
 	config.WarningHandler = rest.NoWarnings{}
-	told := &clock{}
-	config.Wrap(func(sends http.RoundTripper) http.RoundTripper { return watched{sends, told} })
+	serverClock := &clock{}
+	config.Wrap(func(sends http.RoundTripper) http.RoundTripper { return watched{sends, serverClock} })
 	known := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, metav1.AddMetaToScheme, v1alpha1.AddToScheme} {
 		if err := add(known); err != nil {
@@ -59,19 +59,19 @@ func NewReader(config *rest.Config, docs hints.Docs) (*Reader, error) {
 	}
 	c, err := client.New(config, client.Options{Scheme: known, Mapper: mapper()})
 	if err != nil {
-		return nil, fmt.Errorf("the API server %s cannot be asked: %w", config.Host, err)
+		return nil, fmt.Errorf("no client for the API server %s: %w", config.Host, err)
 	}
-	return &Reader{client: c, scheme: known, server: config.Host, timeout: config.Timeout, docs: docs, clock: told}, nil
+	return &Reader{client: c, scheme: known, server: config.Host, timeout: config.Timeout, docs: docs, clock: serverClock}, nil
 }
 
-// Read reads all objects of the wanted kinds, and of the optional ones what may be
-// read: the others are in Objects.Unread. The caller sets Objects.Time and Ahead.
-func (r *Reader) Read(ctx context.Context, wanted, optional []Kind) (*Objects, error) {
+// Read reads all objects of the required kinds, and of the optional ones those that are
+// permitted: the others are in Objects.Unread. The caller sets Objects.Time and Ahead.
+func (r *Reader) Read(ctx context.Context, required, optional []Kind) (*Objects, error) {
 	objects := &Objects{}
-	asked := slices.Concat(wanted, optional)
-	errs := make([]error, len(asked))
+	requested := slices.Concat(required, optional)
+	errs := make([]error, len(requested))
 	var all sync.WaitGroup
-	for i, name := range asked {
+	for i, name := range requested {
 		all.Go(func() { errs[i] = r.list(ctx, kinds()[name], objects) })
 	}
 	all.Wait()
@@ -80,22 +80,22 @@ func (r *Reader) Read(ctx context.Context, wanted, optional []Kind) (*Objects, e
 		case err == nil:
 		case ctx.Err() != nil:
 			return nil, fmt.Errorf("interrupted: %w", ctx.Err())
-		case i < len(wanted) || !mayGoWithout(err):
-			return nil, r.explainRead(ctx, asked[i], err)
+		case i < len(required) || !optionalError(err):
+			return nil, r.explainRead(ctx, requested[i], err)
 		default:
-			objects.Unread = append(objects.Unread, Unread{Kind: asked[i], Why: r.explain(asked[i], err).Error()})
+			objects.Unread = append(objects.Unread, Unread{Kind: requested[i], Why: r.explain(requested[i], err).Error()})
 		}
 	}
 	return objects, nil
 }
 
-// mayGoWithout reports whether others may be readable though this is not.
-func mayGoWithout(err error) bool {
+// optionalError reports whether other kinds may be readable although this one is not.
+func optionalError(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsNotFound(err)
 }
 
-// list reads one kind, page by page. Pages that the server has forgotten meanwhile
-// are read again in one go.
+// list reads one kind, page by page. If the server drops pages meanwhile, it reads all at
+// once.
 func (r *Reader) list(ctx context.Context, k kind, into *Objects, only ...client.ListOption) error {
 	err := k.read(ctx, r.client, into, pageSize, only...)
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
@@ -107,7 +107,7 @@ func (r *Reader) list(ctx context.Context, k kind, into *Objects, only ...client
 // Node reads the NodeProxyRules of one node.
 func (r *Reader) Node(ctx context.Context, name string) (*v1alpha1.NodeProxyRules, error) {
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
-		return nil, fmt.Errorf("%q cannot be the name of a node (kubectl get nodeproxyrules lists the nodes)", name)
+		return nil, fmt.Errorf("%q is not a valid name of a node (kubectl get nodeproxyrules lists the nodes)", name)
 	}
 	rules := &v1alpha1.NodeProxyRules{}
 	switch err := r.client.Get(ctx, client.ObjectKey{Name: name}, rules); {
@@ -120,7 +120,7 @@ func (r *Reader) Node(ctx context.Context, name string) (*v1alpha1.NodeProxyRule
 	}
 }
 
-// Name names an object. Those of nodeproxy have no namespace.
+// Name is the name of an object. Those of nodeproxy have no namespace.
 type Name struct{ Namespace, Name string }
 
 // String returns namespace/name.

@@ -73,7 +73,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestTime: the time is that of the API server, if it tells.
+// TestTime: the time is that of the API server, if known.
 func TestTime(t *testing.T) {
 	t.Parallel()
 	r := served(t, 1, "")
@@ -93,11 +93,11 @@ func TestTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := silent.Read(t.Context(), []Kind{ServiceProxyRules}, nil); err == nil || !silent.Time().IsZero() {
-		t.Errorf("error %v, and a clock of which nothing is told says %s", err, silent.Time())
+		t.Errorf("error %v, and the time is %s without a server's", err, silent.Time())
 	}
 }
 
-// TestOptional: what may not be read is named, unless it cannot be gone without.
+// TestOptional: unreadable optional kinds are listed, required ones are an error.
 func TestOptional(t *testing.T) {
 	t.Parallel()
 	r := served(t, 1, "pods")
@@ -109,34 +109,34 @@ func TestOptional(t *testing.T) {
 		t.Errorf("unread: %+v", objects.Unread)
 	}
 	if _, err := r.Read(t.Context(), []Kind{ServiceProxyRules, Pods}, nil); err == nil {
-		t.Error("pods were wanted, may not be read, and nothing is said")
+		t.Error("required pods are unreadable without an error")
 	}
 }
 
-// TestUndecodable: one object that cannot be understood is named.
+// TestUndecodable: an object that cannot be decoded is named.
 func TestUndecodable(t *testing.T) {
 	t.Parallel()
 	r := readerOf(t, map[string]string{
 		"serviceproxyrules.yaml": "items: [{metadata: {name: shop.a}, spec: {formatVersion: 1}}, {metadata: {name: shop.b}, spec: {formatVersion: 1, ports: many}}]",
 	})
 	_, err := r.Read(t.Context(), []Kind{ServiceProxyRules}, nil)
-	if err == nil || !strings.HasPrefix(err.Error(), "the ServiceProxyRules shop.b cannot be understood: ") || !strings.Contains(err.Error(), "spec.ports") {
+	if err == nil || !strings.HasPrefix(err.Error(), "the ServiceProxyRules shop.b cannot be decoded: ") || !strings.Contains(err.Error(), "spec.ports") {
 		t.Errorf("error %v", err)
 	}
 }
 
-// TestNoNode: what cannot be a name is not asked for.
+// TestNoNode: invalid names are not requested.
 func TestNoNode(t *testing.T) {
 	t.Parallel()
 	r := served(t, 1, "")
 	for _, name := range []string{"", ".", "a/b", "../x", "Node-1", "a b"} {
-		if _, err := r.Node(t.Context(), name); err == nil || !strings.Contains(err.Error(), "cannot be the name of a node") {
+		if _, err := r.Node(t.Context(), name); err == nil || !strings.Contains(err.Error(), "is not a valid name of a node") {
 			t.Errorf("%q: error %v", name, err)
 		}
 	}
 }
 
-// TestSuggest: names that are near, and no others.
+// TestSuggest: similar names, and no others.
 func TestSuggest(t *testing.T) {
 	t.Parallel()
 	known := []string{"node-1", "node-2", "gateway", "edge-pool-7"}

@@ -6,8 +6,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// trim drops what nothing looks at, page by page, since a large cluster has tens of
-// thousands of pods: who wrote which field, but for when, and nearly all that pods are to run.
+// trim drops what no command needs, page by page, because a large cluster has tens of
+// thousands of pods: managed fields except their times, and most of the pods' specs.
 func trim(object any) {
 	if o, err := meta.Accessor(object); err == nil {
 		var when []metav1.ManagedFieldsEntry

@@ -9,8 +9,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// explainRead is explain for an error of reading objects of a kind. One object that
-// cannot be understood spoils the whole list: it is named.
+// explainRead is explain for an error of reading objects of a kind. One object that cannot be
+// decoded spoils the whole list, and is named.
 func (r *Reader) explainRead(ctx context.Context, of Kind, err error) error {
 	if unreadable(err) {
 		if found := r.undecodable(ctx, of); found != nil {
@@ -20,15 +20,15 @@ func (r *Reader) explainRead(ctx context.Context, of Kind, err error) error {
 	return r.explain(of, err)
 }
 
-// undecodable finds an object of a kind that cannot be understood; nil: there is none,
-// or objects cannot be read at all.
+// undecodable finds an object of a kind that cannot be decoded; nil: there is none, or
+// objects cannot be read at all.
 func (r *Reader) undecodable(ctx context.Context, of Kind) error {
 	list := &unstructured.UnstructuredList{}
 	gvk := kinds()[of].gvk
 	list.SetGroupVersionKind(gvk)
 	for first := true; first || list.GetContinue() != ""; first = false {
 		if err := r.client.List(ctx, list, client.Limit(pageSize), client.Continue(list.GetContinue())); err != nil {
-			return nil //nolint:nilerr // the first error tells more
+			return nil //nolint:nilerr // the first error is more useful
 		}
 		for i := range list.Items {
 			item := &list.Items[i]
@@ -38,11 +38,11 @@ func (r *Reader) undecodable(ctx context.Context, of Kind) error {
 			}
 			object, err := r.scheme.New(gvk)
 			if err != nil {
-				return nil //nolint:nilerr // the first error tells more
+				return nil //nolint:nilerr // the first error is more useful
 			}
 			if err := json.Unmarshal(text, object); err != nil {
 				name := Name{Namespace: item.GetNamespace(), Name: item.GetName()}
-				return fmt.Errorf("the %s %s cannot be understood: %s; is its CRD that of this release? (kubectl get %s -o yaml shows all of them)", gvk.Kind, name, oneLine(err.Error()), resource(of))
+				return fmt.Errorf("the %s %s cannot be decoded: %s; is its CRD that of this release? (kubectl get %s -o yaml shows all of them)", gvk.Kind, name, oneLine(err.Error()), resource(of))
 			}
 		}
 	}

@@ -1,5 +1,3 @@
-// Package command is the plugin's command line: flags, what is read for which
-// command, and exit statuses.
 package command
 
 import (
@@ -15,43 +13,42 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
-// Exit statuses of all commands.
+// Exit codes of all commands.
 const (
-	ExitWell     = 0
-	ExitFindings = 1 // status or doctor has found something or could not look at everything, diff a difference
+	ExitOK       = 0
+	ExitFindings = 1 // status or doctor: findings or skipped checks; diff: a difference
 	ExitError    = 2
 )
 
-// errFindings makes the exit status ExitFindings. What was found has been printed.
+// errFindings makes the exit code ExitFindings. The findings have been printed.
 var errFindings = errors.New("there are findings")
 
-// Options are what the program is run with.
+// Options are the environment of the program.
 type Options struct {
 	In       io.Reader
 	Out, Err io.Writer
 	Version  string
 	Now      func() time.Time
-	// After is time.After, for a second look a while later.
+	// After is time.After, for a second examination after a while.
 	After func(time.Duration) <-chan time.Time
 }
 
-// Run runs the program with these arguments and returns its exit status.
+// Run runs the program and returns its exit code.
 func Run(ctx context.Context, args []string, o Options) int {
 	root := newRoot(&o)
 	root.SetArgs(args)
 	switch err := root.ExecuteContext(ctx); {
 	case err == nil:
-		return ExitWell
+		return ExitOK
 	case errors.Is(err, errFindings):
 		return ExitFindings
 	default:
-		_, _ = fmt.Fprintf(o.Err, "error: %s\n", output.Printable(err.Error())) // to a terminal that is gone: nothing to do
+		_, _ = fmt.Fprintf(o.Err, "error: %s\n", output.Printable(err.Error())) // the terminal may be closed
 		return ExitError
 	}
 }
 
-// usage is how commands are used. The flags of kubectl, which all commands have, would
-// fill a screen.
+// usage is the usage template. It omits kubectl's flags, which would fill a screen.
 const usage = `Usage:{{if .Runnable}}{{if not .HasSubCommands}}
   {{.UseLine}}{{end}}{{end}}{{if .HasAvailableSubCommands}}
   {{.CommandPath}} COMMAND{{end}}{{if .HasExample}}
@@ -65,8 +62,8 @@ Commands:{{range .Commands}}{{if .IsAvailableCommand}}
 Flags:
 {{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}
 
-Flags of kubectl such as --context, --kubeconfig, --namespace, --as and --request-timeout
-may be given to every command; kubectl options lists them.
+All commands also accept kubectl's flags, such as --context, --kubeconfig, --namespace, --as
+and --request-timeout; kubectl options lists them.
 `
 
 func newRoot(o *Options) *cobra.Command {
@@ -74,14 +71,14 @@ func newRoot(o *Options) *cobra.Command {
 	root := &cobra.Command{
 		Use:         "kubectl-nodeproxy",
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl nodeproxy"},
-		Short:       "What nodeproxy does with the Services of a cluster",
-		Long: `What nodeproxy does with the Services of a cluster, and why one does not answer. It
-only reads, with the rights of the ClusterRoles nodeproxy-viewer and view, bound in the
-whole cluster.
+		Short:       "Show how nodeproxy serves the Services of a cluster",
+		Long: `Show how nodeproxy serves the Services of a cluster, and why one is unreachable. The
+plugin only reads, with the permissions of the ClusterRoles nodeproxy-viewer and view, bound
+cluster-wide.
 
-The exit status is 0 if all is well, 1 if something is not (status, doctor) or differs
-(diff), 2 after an error.`,
-		Example: `  # Is all well?
+The exit code is 0 on success, 1 for findings or skipped checks (status, doctor) or
+differences (diff), and 2 for errors.`,
+		Example: `  # Is everything healthy?
   kubectl nodeproxy status`,
 		Version:       o.Version,
 		Args:          onlyCommands,
@@ -92,11 +89,11 @@ The exit status is 0 if all is well, 1 if something is not (status, doctor) or d
 	root.SetIn(o.In)
 	root.SetOut(o.Out)
 	root.SetErr(o.Err)
-	kube.CacheDir = nil // nothing is asked of the server that would be kept
+	kube.CacheDir = nil // no request has a result worth caching
 	kube.AddFlags(root.PersistentFlags())
 	root.SetUsageTemplate(usage)
 	p := &program{Options: o, kube: kube}
 	root.AddCommand(newStatus(p), newRules(p), newDiff(p), newDoctor(p), newTrace(p), newVersion())
-	refuseUnknown(root)
+	rejectUnknown(root)
 	return root
 }

@@ -9,10 +9,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 )
 
-// completionPatience is how long the shell is kept waiting.
+// completionPatience is the timeout of completion.
 const completionPatience = "5s"
 
-// names returns the names of a kind for the shell, none where they cannot be had.
+// names returns the names of a kind for the shell, or none after an error.
 func (p *program) names(cmd *cobra.Command, of cluster.Kind) []cluster.Name {
 	if !cmd.Flags().Changed("request-timeout") {
 		*p.kube.Timeout = completionPatience
@@ -28,7 +28,7 @@ func (p *program) names(cmd *cobra.Command, of cluster.Kind) []cluster.Name {
 	return names
 }
 
-// completeNodes completes up to so many arguments with names of nodes, each once.
+// completeNodes completes up to most arguments with names of nodes, each once.
 func (p *program) completeNodes(most int) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) >= most {
@@ -58,13 +58,12 @@ func (p *program) completeServices(cmd *cobra.Command, args []string, _ string) 
 	return list, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeServiceFlag completes a flag with NAMESPACE/NAME of a Service, whatever the
-// arguments.
+// completeServiceFlag completes a flag with NAMESPACE/NAME of a Service.
 func (p *program) completeServiceFlag(cmd *cobra.Command, _ []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return p.completeServices(cmd, nil, begun)
 }
 
-// completeFlag has a flag completed; the flag must have been added.
+// completeFlag adds completion to an existing flag.
 func completeFlag(cmd *cobra.Command, flag string, complete cobra.CompletionFunc) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, complete); err != nil {
 		panic(err)

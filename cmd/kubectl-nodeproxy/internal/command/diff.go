@@ -15,36 +15,36 @@ func newDiff(p *program) *cobra.Command {
 	var local bool
 	cmd := reporting(&cobra.Command{
 		Use:   "diff NODE [NODE]",
-		Short: "What a node reports against what is wanted, or one node against another",
-		Long: `What a node reports against what is wanted of it; or two nodes against each other:
-their settings, policies and versions, and the Services of which they are to hold
-something else. What is the same is not printed. What agents report up to five minutes
-late is no difference, until a node has not applied it for ten.
+		Short: "Compare a node's desired state with its report, or two nodes",
+		Long: `Compare a node's desired state with what it reports, or two nodes: their settings,
+policies, versions, and the Services whose rules differ. The output has differences only.
+Counts that agents may report five minutes late are not differences until a node has not
+applied a change for ten minutes.
 
-What cannot be compared is told of in notes, and is no difference.
+Notes mention what cannot be compared.
 
-The exit status is 1 where something differs, 2 after an error.`,
-		Example: `  # Does the node do what is wanted?
+The exit code is 0 if there is no difference, 1 if there is one, and 2 for errors.`,
+		Example: `  # Does the node have its desired state?
   kubectl nodeproxy diff node-1
 
-  # Why does a Service answer on one node and not on the other?
+  # Why is a Service reachable by one node but not by the other?
   kubectl nodeproxy diff node-1 node-2 --local`,
-		Args:              arguments(1, 2, "the name of a node, or of two"),
+		Args:              arguments(1, 2, "one or two names of nodes"),
 		ValidArgsFunction: p.completeNodes(2),
 	}, func(cmd *cobra.Command, args []string) (output.Report, bool, error) {
 		d, err := p.diff(cmd, args, local)
 		if err != nil {
 			return nil, false, err
 		}
-		return d, d.Differs(), nil
+		return d, !d.Equal, nil
 	})
-	cmd.Flags().BoolVar(&local, "local", false, "of two nodes: compare the endpoints on the nodes themselves, too, where traffic policy Local uses them")
+	cmd.Flags().BoolVar(&local, "local", false, "for two nodes: also compare local endpoints, which traffic policy Local uses")
 	return cmd
 }
 
 func (p *program) diff(cmd *cobra.Command, nodes []string, local bool) (*rules.Difference, error) {
 	if len(nodes) == 1 && local {
-		return nil, fmt.Errorf("--local is for two nodes: kubectl nodeproxy diff %s OTHER --local", nodes[0])
+		return nil, fmt.Errorf("--local needs two nodes: kubectl nodeproxy diff %s OTHER --local", nodes[0])
 	}
 	r, err := p.reader()
 	if err != nil {

@@ -18,38 +18,36 @@ import (
 func newDoctor(p *program) *cobra.Command {
 	return reporting(&cobra.Command{
 		Use:   "doctor [NAMESPACE/SERVICE]",
-		Short: "Find out why Services do not answer, and what to do",
-		Long: `Runs through what experience runs through, for all Services or for one: whether names
-resolve, whether there are endpoints and they are ready, whether Services are rendered as
-they should be and every node holds them, whether a traffic policy leaves nodes without
-endpoints, whether pods reach themselves, whether connection tracking has room, whether
-policies do what they say, and what clients outside of the cluster can reach.
+		Short: "Find out why Services are unreachable, and the remedy",
+		Long: `Run the checks an expert would run, for all Services or for one: the controller and the
+nodes, the cluster's DNS, whether Services are rendered and have ready endpoints, traffic
+policies that leave nodes without endpoints, pods that use their own Service, connection
+tracking, policies, and what clients outside the cluster can reach.
 
-What explains most comes first; what follows from it is below it. The exit status is 0
-where all is well, 1 where there are findings, or where something could not be looked at,
-and 2 where nothing could.`,
+The finding that explains most comes first, with its consequences. The exit code is 0
+without findings, 1 for findings or skipped checks, and 2 for errors.`,
 		Example: `  # What is wrong with the cluster?
   kubectl nodeproxy doctor
 
-  # Why does this Service not answer?
+  # Why is this Service unreachable?
   kubectl nodeproxy doctor shop/web
 
-  # For a program
+  # Machine-readable
   kubectl nodeproxy doctor -o json`,
-		Args:              arguments(0, 1, "a Service as NAMESPACE/SERVICE, or a SERVICE in the namespace of -n, or nothing for all of them"),
+		Args:              arguments(0, 1, "NAMESPACE/SERVICE, or a SERVICE in the namespace of -n, or no argument for all Services"),
 		ValidArgsFunction: p.completeServices,
 	}, func(cmd *cobra.Command, args []string) (output.Report, bool, error) {
 		service, err := p.oneService(args)
 		if err != nil {
 			return nil, false, err
 		}
-		look := func() (*cluster.Objects, error) {
+		read := func() (*cluster.Objects, error) {
 			return p.read(cmd, []cluster.Kind{cluster.NodeProxies, cluster.NodeProxyRules, cluster.ServiceProxyRules}, []cluster.Kind{
 				cluster.NodeProxyPolicies, cluster.ServiceProxyPolicies,
 				cluster.Namespaces, cluster.Services, cluster.EndpointSlices, cluster.Pods,
 			})
 		}
-		objects, err := look()
+		objects, err := read()
 		if err != nil {
 			return nil, false, err
 		}
@@ -61,7 +59,7 @@ and 2 where nothing could.`,
 				case <-cmd.Context().Done():
 					return nil, fmt.Errorf("interrupted: %w", cmd.Context().Err())
 				case <-p.After(after):
-					return look()
+					return read()
 				}
 			},
 			Trace: func(set *combine.Set, packet tracer.Packet) (*tracer.Result, error) {
@@ -74,11 +72,11 @@ and 2 where nothing could.`,
 		if err := cmd.Context().Err(); err != nil {
 			return nil, false, fmt.Errorf("interrupted: %w", err)
 		}
-		return report, len(report.Findings)+len(report.NotMade) > 0, nil
+		return report, !report.OK, nil
 	})
 }
 
-// oneService reads the name of a Service, if there is one.
+// oneService parses the name of a Service, if any.
 func (p *program) oneService(args []string) (*types.NamespacedName, error) {
 	if len(args) == 0 {
 		return nil, nil

@@ -11,16 +11,16 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
-// program is what all commands share.
+// program is what the commands share.
 type program struct {
 	*Options
 	kube *genericclioptions.ConfigFlags
 }
 
-// anyServer is where kubectl looks when nothing says where.
+// anyServer is the address of the API server if none is configured.
 const anyServer = "http://localhost:8080"
 
-// reader returns a reader of the cluster that the flags and the kubeconfig lead to.
+// reader returns a reader of the cluster of the flags and the kubeconfig.
 func (p *program) reader() (*cluster.Reader, error) {
 	config, err := p.kube.ToRESTConfig()
 	if err != nil {
@@ -36,48 +36,47 @@ func (p *program) reader() (*cluster.Reader, error) {
 	return cluster.NewReader(config, hints.Docs(p.Version))
 }
 
-// read reads what a command looks at.
-func (p *program) read(cmd *cobra.Command, wanted, optional []cluster.Kind) (*cluster.Objects, error) {
+// read reads the objects that a command needs.
+func (p *program) read(cmd *cobra.Command, required, optional []cluster.Kind) (*cluster.Objects, error) {
 	r, err := p.reader()
 	if err != nil {
 		return nil, err
 	}
-	return p.readBy(cmd, r, wanted, optional)
+	return p.readBy(cmd, r, required, optional)
 }
 
-// readBy reads what a command looks at by a reader of which it asks more, and notes the
-// time.
-func (p *program) readBy(cmd *cobra.Command, r *cluster.Reader, wanted, optional []cluster.Kind) (*cluster.Objects, error) {
-	objects, err := r.Read(cmd.Context(), wanted, optional)
+// readBy reads the objects that a command needs with a reader, and records the time.
+func (p *program) readBy(cmd *cobra.Command, r *cluster.Reader, required, optional []cluster.Kind) (*cluster.Objects, error) {
+	objects, err := r.Read(cmd.Context(), required, optional)
 	if err != nil {
 		return nil, err
 	}
 	objects.Time = p.Now()
-	if told := r.Time(); !told.IsZero() {
-		objects.Time, objects.Ahead = told, objects.Time.Sub(told)
+	if server := r.Time(); !server.IsZero() {
+		objects.Time, objects.Ahead = server, objects.Time.Sub(server)
 	}
 	return objects, nil
 }
 
-// outputFlag adds the flag -o and returns where its value will be.
+// outputFlag adds the flag -o and returns its value.
 func outputFlag(cmd *cobra.Command) *string {
-	format := cmd.Flags().StringP("output", "o", string(output.Table), "how to print it: table, yaml or json")
+	format := cmd.Flags().StringP("output", "o", string(output.Table), "output format: table, yaml or json")
 	values := []cobra.Completion{string(output.Table), string(output.YAML), string(output.JSON)}
 	completeFlag(cmd, "output", cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	return format
 }
 
-// reporting is a command that looks at the cluster and prints a report. Nothing is
-// printed before all of it is known. The second result of look reports whether there
-// is something to act upon, for the exit status.
-func reporting(cmd *cobra.Command, look func(cmd *cobra.Command, args []string) (output.Report, bool, error)) *cobra.Command {
+// reporting is a command that examines the cluster and prints a report, or an error and
+// nothing else. The second result of examine reports whether there are findings, for the
+// exit code.
+func reporting(cmd *cobra.Command, examine func(cmd *cobra.Command, args []string) (output.Report, bool, error)) *cobra.Command {
 	format := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		f, err := output.Parse(*format)
 		if err != nil {
 			return err
 		}
-		report, findings, err := look(cmd, args)
+		report, findings, err := examine(cmd, args)
 		if err != nil {
 			return err
 		}
@@ -92,13 +91,12 @@ func reporting(cmd *cobra.Command, look func(cmd *cobra.Command, args []string) 
 	return cmd
 }
 
-// arguments returns a check of how many arguments there are: least to most. What says
-// what they are.
+// arguments returns a check of the number of arguments. what describes them.
 func arguments(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) >= least && len(args) <= most {
 			return nil
 		}
-		return fmt.Errorf("%s takes %s, and got %s: kubectl nodeproxy %s", cmd.Name(), what, output.Plural(len(args), "argument"), cmd.Use)
+		return fmt.Errorf("%s takes %s, but got %s: kubectl nodeproxy %s", cmd.Name(), what, output.Plural(len(args), "argument"), cmd.Use)
 	}
 }

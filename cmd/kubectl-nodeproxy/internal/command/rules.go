@@ -17,14 +17,14 @@ func newRules(p *program) *cobra.Command {
 	var service string
 	cmd := reporting(&cobra.Command{
 		Use:   "rules NODE [--service NAMESPACE/NAME]",
-		Short: "What a node is to hold, combined as its agent does",
-		Long: `What a node is to hold, combined as its agent does: each port of each Service with
-the addresses at which it answers, its traffic policies and the endpoints that they
-leave to this node. A line that begins with ! says in what the node itself may differ.
+		Short: "Show the desired rules of a node",
+		Long: `Show the desired rules of a node, as its agent computes them: each port of each Service
+with its addresses, its traffic policies and the endpoints that this node uses. Lines that
+begin with ! say why the node itself may differ.
 
-With --service it is one Service in full, with each of its endpoints and why it is used
-on this node or not.`,
-		Example: `  # All that a node is to hold
+With --service, show one Service in full, with each of its endpoints and why this node uses
+it or not.`,
+		Example: `  # All desired rules of a node
   kubectl nodeproxy rules node-1
 
   # Why does this node use these endpoints?
@@ -35,7 +35,7 @@ on this node or not.`,
 		report, err := p.rules(cmd, args[0], service)
 		return report, false, err
 	})
-	cmd.Flags().StringVar(&service, "service", "", "show this Service alone, in full: NAMESPACE/NAME, or a NAME in the namespace of -n")
+	cmd.Flags().StringVar(&service, "service", "", "show only this Service, in full: NAMESPACE/NAME, or a NAME in the namespace of -n")
 	completeFlag(cmd, "service", p.completeServiceFlag)
 	return cmd
 }
@@ -77,8 +77,8 @@ func (p *program) rules(cmd *cobra.Command, node, service string) (output.Report
 	return report, nil
 }
 
-// newer says what to do about ServiceProxyRules, or those of one Service, of which nothing
-// is shown as they are of a newer release than the plugin. One sentence does for all.
+// newer returns the remedy for ServiceProxyRules, or those of one Service, that are omitted
+// because they are of a newer release than the plugin. One note is enough for all.
 func (p *program) newer(objects *cluster.Objects, only *dataplane.ServiceName) []string {
 	for i := range objects.ServiceRules {
 		o := &objects.ServiceRules[i]
@@ -92,8 +92,8 @@ func (p *program) newer(objects *cluster.Objects, only *dataplane.ServiceName) [
 	return nil
 }
 
-// serviceName reads NAMESPACE/NAME, or a name in the namespace that the flags or the
-// kubeconfig say.
+// serviceName parses NAMESPACE/NAME, or a name in the namespace of the flags or the
+// kubeconfig.
 func (p *program) serviceName(text string) (cluster.Name, error) {
 	namespace, name, full := strings.Cut(text, "/")
 	if !full {
@@ -104,7 +104,7 @@ func (p *program) serviceName(text string) (cluster.Name, error) {
 		}
 	}
 	if namespace == "" || name == "" || strings.Contains(name, "/") {
-		return cluster.Name{}, fmt.Errorf("%q does not name a Service: give NAMESPACE/NAME, such as default/kubernetes", text)
+		return cluster.Name{}, fmt.Errorf("%q is not the name of a Service: use NAMESPACE/NAME, such as default/kubernetes", text)
 	}
 	return cluster.Name{Namespace: namespace, Name: name}, nil
 }

@@ -12,21 +12,20 @@ import (
 func newStatus(p *program) *cobra.Command {
 	return reporting(&cobra.Command{
 		Use:   "status",
-		Short: "The cluster at a glance: what is not well, and since when",
-		Long: `The cluster at a glance: whether nodeproxy is on, its versions, the nodes by state,
-and then only what is not well: nodes, the agents' deployment, rollouts, refused and
-held Services, connection tracking.
+		Short: "Summarize the cluster: counts and problems",
+		Long: `Summarize the cluster: whether nodeproxy is enabled, its versions, the nodes by state,
+and problems of the controller, the nodes, rollouts and connection tracking, with the
+Services that the controller or a node rejects or retains.
 
-It does not look at Services and what is rendered of them: how many nodes lag behind
-is what the controller counts; which nodes those are, and whether each has the IP
-families that Services need, the doctor tells.
+status does not read Services and their rules. doctor does, and finds out which nodes lag
+and whether they have the IP families that Services need.
 
-The exit status is 0 if all is well, 1 if not or if something could not be looked at,
-and 2 after an error.`,
-		Example: `  # Is all well?
+The exit code is 0 if everything is healthy, 1 for findings, incomplete rollouts, rejected
+Services or skipped checks, and 2 for errors.`,
+		Example: `  # Is everything healthy?
   kubectl nodeproxy status
 
-  # All of it, for a program
+  # Machine-readable
   kubectl nodeproxy status -o json`,
 		Args:              arguments(0, 0, "no argument"),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -45,6 +44,6 @@ and 2 after an error.`,
 			return nil, false, err
 		}
 		report := status.Of(objects, hints.Docs(p.Version))
-		return report, !report.Well, nil
+		return report, !report.OK, nil
 	})
 }

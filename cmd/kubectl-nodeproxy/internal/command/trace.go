@@ -18,34 +18,36 @@ func newTrace(p *program) *cobra.Command {
 	var q trace.Question
 	cmd := reporting(&cobra.Command{
 		Use:   "trace [--node NODE] --from SOURCE --to DESTINATION",
-		Short: "The path that a packet takes on a node",
-		Long: `The path that the first packet of a new connection takes on a node, computed from what
-the node is to hold: each chain or virtual server that it passes, the share of each
-endpoint, whether its source is kept or masqueraded, or where and why it is refused.
-Nothing is sent. -o yaml has each rule on the way.
+		Short: "Predict the path of a packet on a node",
+		Long: `Predict the path of the first packet of a new connection on a node, from the desired
+rules: the chains or the virtual server, the probability of each endpoint, whether the
+source address is preserved or masqueraded, or where and why the packet is rejected. No
+packet is sent. -o yaml prints every matching rule.
 
 SOURCE is an address, a NODE (one of its processes) or [NAMESPACE/]POD. DESTINATION is
-IP:PORT, NODE:NODEPORT, [NAMESPACE/]SERVICE[:PORT], which is its cluster IP, with the
-port by number or name, or [NAMESPACE/]POD:PORT. /udp or /sctp follows where it is not
-TCP; a port that a Service has for one protocol alone is of that. Of what has the same
-name a node comes first, then a Service; node/, svc/ or pod/ before it says which.`,
-		Example: `  # Which endpoints does a pod get, and by which rules?
+IP:PORT, NODE:NODEPORT, [NAMESPACE/]SERVICE[:PORT] (its cluster IP, with the port by number
+or name) or [NAMESPACE/]POD:PORT. Append /udp or /sctp if it is not TCP, unless the Service
+has the port for one protocol only. An ambiguous name is a node, then a Service, then a
+pod; the prefix node/, svc/ or pod/ selects one.
+
+The exit code is 0 for any outcome, and 2 for errors.`,
+		Example: `  # Which endpoints does a pod reach, and by which rules?
   kubectl nodeproxy trace --from shop/cart-5d9c7 --to shop/web:http
 
-  # What becomes of a client outside of the cluster?
+  # What happens to a client outside the cluster?
   kubectl nodeproxy trace --node node-1 --from 203.0.113.9 --to node-1:30080
 
-  # Every rule on the way of a DNS query of a node
+  # Every rule that a DNS query of a node matches
   kubectl nodeproxy trace --from node-1 --to 10.96.0.10:53/udp -o yaml`,
-		Args:              arguments(0, 0, "no argument but flags"),
+		Args:              arguments(0, 0, "only flags"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}, func(cmd *cobra.Command, _ []string) (output.Report, bool, error) {
 		report, err := p.trace(cmd, q)
 		return report, false, err
 	})
-	cmd.Flags().StringVar(&q.Node, "node", "", "the node on which the packet is looked at (default: the node of the pod, or the node, given by --from)")
-	cmd.Flags().StringVar(&q.From, "from", "", "who sends it: an address, a node or a pod")
-	cmd.Flags().StringVar(&q.To, "to", "", "where it goes: IP:PORT, NODE:NODEPORT, a Service or a pod, and a protocol")
+	cmd.Flags().StringVar(&q.Node, "node", "", "the node on which to trace (default: the node, or the node of the pod, in --from)")
+	cmd.Flags().StringVar(&q.From, "from", "", "the sender: an address, a node or a pod")
+	cmd.Flags().StringVar(&q.To, "to", "", "the destination: IP:PORT, NODE:NODEPORT, a Service or a pod, and a protocol")
 	completeFlag(cmd, "node", p.completeNodes(1))
 	completeFlag(cmd, "from", p.completeNodes(1))
 	completeFlag(cmd, "to", p.completeServices)
@@ -54,7 +56,7 @@ name a node comes first, then a Service; node/, svc/ or pod/ before it says whic
 
 func (p *program) trace(cmd *cobra.Command, q trace.Question) (output.Report, error) {
 	if q.From == "" || q.To == "" {
-		return nil, errors.New("say from where to where the packet goes: kubectl nodeproxy trace --node NODE --from IP --to IP:PORT")
+		return nil, errors.New("--from and --to are required: kubectl nodeproxy trace --node NODE --from IP --to IP:PORT")
 	}
 	var err error
 	if q.Namespace, _, err = p.kube.ToRawKubeConfigLoader().Namespace(); err != nil {

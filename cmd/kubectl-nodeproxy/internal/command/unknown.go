@@ -8,16 +8,16 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 )
 
-// unknown says that a command has no such subcommand.
+// unknown returns an error for an unknown subcommand.
 func unknown(of *cobra.Command, name string) error {
 	var names []string
 	for _, c := range of.Commands() {
 		names = append(names, c.Name())
 	}
-	return fmt.Errorf("there is no command %q%s (%s --help lists them)", name, cluster.Suggest(name, names), of.CommandPath())
+	return fmt.Errorf("unknown command %q%s (%s --help lists the commands)", name, cluster.Suggest(name, names), of.CommandPath())
 }
 
-// onlyCommands refuses arguments that name no subcommand.
+// onlyCommands rejects arguments that are not subcommands.
 func onlyCommands(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -25,9 +25,9 @@ func onlyCommands(cmd *cobra.Command, args []string) error {
 	return unknown(cmd, args[0])
 }
 
-// refuseUnknown has help and completion refuse what they do not know. By themselves they
-// print all help, and leave with status 0.
-func refuseUnknown(root *cobra.Command) {
+// rejectUnknown makes help and completion reject unknown commands. By default they print
+// help and exit with 0.
+func rejectUnknown(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {

@@ -4,12 +4,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// newVersion prints what --version prints.
+// newVersion prints the same as --version.
 func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use:               "version",
-		Short:             "The release of the plugin",
-		Long:              "The release of the plugin, as --version prints it. kubectl nodeproxy status has those of\nthe controller and the agents.",
+		Short:             "Print the release of the plugin",
+		Long:              "Print the release of the plugin, like --version. kubectl nodeproxy status prints those of\nthe controller and the agents.",
 		Args:              arguments(0, 0, "no argument"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -6,20 +6,21 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// What the cluster's DNS is looked for by.
+// How the cluster's DNS is recognized.
 const (
 	dnsLabel, dnsLabelValue = "k8s-app", "kube-dns"
 	dnsNamespace, dnsName   = "kube-system", "kube-dns"
-	// dnsOpenShift is the label of that of OpenShift, openshift-dns/dns-default.
+	// dnsOpenShift is the label of OpenShift's, openshift-dns/dns-default.
 	dnsOpenShift = "dns.operator.openshift.io/owning-dns"
 	dnsPort      = 53
 )
 
-// isDNS reports whether a Service is that of the cluster's DNS. Headless ones, and those
-// without its port, are for looking at its pods, such as at their metrics.
+// isDNS reports whether a Service is the cluster's DNS. Headless Services, and those without
+// its port, have other purposes, such as metrics.
 func isDNS(svc *corev1.Service) bool {
 	_, openShift := svc.Labels[dnsOpenShift]
 	labelled := (openShift || svc.Labels[dnsLabel] == dnsLabelValue) &&
@@ -27,7 +28,7 @@ func isDNS(svc *corev1.Service) bool {
 	return svc.Spec.ClusterIP != corev1.ClusterIPNone && (labelled || svc.Namespace == dnsNamespace && svc.Name == dnsName)
 }
 
-// dns looks whether pods can have names resolved.
+// dns checks whether pods can resolve names.
 func (e *examination) dns() {
 	found := false
 	for i := range e.Services {
@@ -37,8 +38,8 @@ func (e *examination) dns() {
 		}
 	}
 	if !found {
-		// Which one pods ask stands in their resolv.conf, which cannot be seen from here.
-		e.remark("no Service that is known as that of a cluster's DNS is there (%s/%s, or one with the label %s=%s or %s): where it has another name, see by doctor NAMESPACE/SERVICE whether that one is well",
+		// The pods' resolv.conf names it, which the plugin cannot read.
+		e.Notef("no Service of a cluster DNS found (%s/%s, or one with the label %s=%s or %s): if it has another name, check it with doctor NAMESPACE/SERVICE",
 			dnsNamespace, dnsName, dnsLabel, dnsLabelValue, dnsOpenShift)
 	}
 }
@@ -46,9 +47,9 @@ func (e *examination) dns() {
 func (e *examination) dnsService(svc *corev1.Service) {
 	name := named(svc)
 	if !render.Eligible(svc) {
-		e.add(Finding{
-			Severity: Problem, Name: "DNSNotProxied", Check: CheckDNS, Service: name.String(),
-			What: "names do not resolve by the Service of the cluster's DNS: " + ineligible(svc), Do: doIneligible(svc),
+		e.Add(findings.Finding{
+			Severity: findings.Problem, Reason: "DNSNotProxied", Check: findings.CheckDNS, Service: name.String(),
+			Message: "nodeproxy does not proxy the Service of the cluster's DNS: " + ineligible(svc), Remedy: doIneligible(svc),
 		})
 		return
 	}
@@ -56,16 +57,16 @@ func (e *examination) dnsService(svc *corev1.Service) {
 		if !slices.ContainsFunc(svc.Spec.Ports, func(p corev1.ServicePort) bool {
 			return p.Port == dnsPort && (p.Protocol == protocol || p.Protocol == "" && protocol == corev1.ProtocolTCP)
 		}) {
-			e.add(Finding{
-				Severity: Warning, Name: "DNSPortMissing", Check: CheckDNS, Service: name.String(),
-				What: fmt.Sprintf("the Service of the cluster's DNS has no port %d/%s, by which pods ask", dnsPort, protocol),
-				Do:   fmt.Sprintf("add the port: kubectl edit service -n %s %s", name.Namespace, name.Name),
+			e.Add(findings.Finding{
+				Severity: findings.Warning, Reason: "DNSPortMissing", Check: findings.CheckDNS, Service: name.String(),
+				Message: fmt.Sprintf("the Service of the cluster's DNS lacks port %d/%s, which pods use", dnsPort, protocol),
+				Remedy:  fmt.Sprintf("add the port: kubectl edit service -n %s %s", name.Namespace, name.Name),
 			})
 		}
 	}
 	for _, f := range e.endpointsOf(svc) {
-		f.Check = CheckDNS
-		f.What = "names do not resolve as they should: " + f.What
-		e.add(f)
+		f.Check = findings.CheckDNS
+		f.Message = "names may not resolve: " + f.Message
+		e.Add(f)
 	}
 }

@@ -2,7 +2,7 @@ package doctor
 
 import (
 	"errors"
-	"fmt"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -10,56 +10,54 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
-// Question is what the doctor is asked.
+// Question is what to examine, and how.
 type Question struct {
-	// Service is the one to look at; nil: all.
+	// Service is the one to examine; nil: all.
 	Service *types.NamespacedName
-	// Again reads the objects once more, after so long. It is asked only where
-	// something is seen that may be about to change.
+	// Again reads the objects again after a while. It is called only if a finding may be
+	// transient.
 	Again func(after time.Duration) (*cluster.Objects, error)
-	// Docs are the documents of the plugin, and its release.
+	// Docs is the documentation of the plugin's release.
 	Docs hints.Docs
-	// Trace follows packets through what nodes should hold.
+	// Trace traces packets through the desired rules of nodes.
 	Trace Trace
 }
 
-// ErrNoService is wrapped where the Service that is asked for is not there.
-var ErrNoService = errors.New("there is no such Service")
+// ErrNoService is wrapped if the Service to examine does not exist.
+var ErrNoService = errors.New("no such Service")
 
-// Examine makes all checks on the objects of a cluster.
+// Examine runs all checks on the objects of a cluster.
 func Examine(objects *cluster.Objects, q Question) (*Report, error) {
 	first, err := examine(objects, &q)
 	if err != nil {
 		return nil, err
 	}
-	if !first.anyPassing() {
+	if !slices.ContainsFunc(first.Found, func(f findings.Finding) bool { return f.Transient }) {
 		return first.finish(), nil
 	}
 	objects, err = q.Again(first.patience())
 	if err != nil {
-		first.leaveUncertain(err)
+		first.dropUnconfirmed(err)
 		return first.finish(), nil
 	}
 	second, err := examine(objects, &q)
 	if err != nil {
 		return nil, err
 	}
-	second.keepSeenTwice(first)
+	second.retainConfirmed(first)
 	return second.finish(), nil
 }
 
 // examination is one look at the objects of a cluster.
 type examination struct {
 	*view
-	trace   Trace
-	report  *Report
-	found   []Finding
-	notMade map[Check]string
-	// buts are the nodes on which something besides what is wanted could not be done.
-	buts map[string][]string
+	trace  Trace
+	report *Report
 }
 
 func examine(objects *cluster.Objects, q *Question) (*examination, error) {
@@ -67,11 +65,10 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &examination{view: v, trace: q.Trace, notMade: map[Check]string{}, buts: map[string][]string{}, report: &Report{
-		Time: metav1.NewTime(objects.Time.UTC()), Nodes: len(v.nodes),
-		Exposed: []Exposure{},
+	e := &examination{view: v, trace: q.Trace, report: &Report{
+		TypeMeta: output.Type("DoctorReport"), Time: metav1.NewTime(objects.Time.UTC()), Nodes: len(v.Nodes), Exposure: []Exposure{},
 	}}
-	if v.lacking(cluster.Services) == "" {
+	if v.Unreadable(cluster.Services) == "" {
 		e.report.Services = new(len(objects.Services))
 	}
 	e.clocks()
@@ -80,24 +77,24 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 		e.about()
 	}
 	for _, check := range []struct {
-		name  Check
+		name  findings.Check
 		needs []cluster.Kind
 		do    func()
 	}{
-		{CheckController, []cluster.Kind{cluster.NodeProxies}, e.controller},
-		{CheckController, []cluster.Kind{cluster.Pods}, e.running},
-		{CheckDNS, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.dns},
-		{CheckNodes, []cluster.Kind{cluster.NodeProxyRules}, e.nodeStates},
-		{CheckRendering, []cluster.Kind{cluster.Services, cluster.EndpointSlices, cluster.ServiceProxyRules}, e.rendering},
-		{CheckEndpoints, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.endpoints},
-		{CheckTrafficPolicy, []cluster.Kind{cluster.ServiceProxyRules, cluster.NodeProxyRules}, e.trafficPolicies},
-		{CheckHairpin, []cluster.Kind{cluster.ServiceProxyRules, cluster.NodeProxyRules}, e.hairpin},
-		{CheckConntrack, []cluster.Kind{cluster.NodeProxyRules}, e.conntrack},
-		{CheckPolicies, []cluster.Kind{cluster.NodeProxyPolicies, cluster.ServiceProxyPolicies}, e.policies},
-		{CheckExposure, []cluster.Kind{cluster.Services, cluster.ServiceProxyRules, cluster.NodeProxyRules}, e.exposure},
+		{findings.CheckController, []cluster.Kind{cluster.NodeProxies}, e.controller},
+		{findings.CheckController, []cluster.Kind{cluster.Pods}, e.OwnPods},
+		{findings.CheckDNS, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.dns},
+		{findings.CheckNodes, []cluster.Kind{cluster.NodeProxyRules}, e.nodes},
+		{findings.CheckRendering, []cluster.Kind{cluster.Services, cluster.EndpointSlices, cluster.ServiceProxyRules}, e.rendering},
+		{findings.CheckEndpoints, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.endpoints},
+		{findings.CheckTrafficPolicy, []cluster.Kind{cluster.ServiceProxyRules, cluster.NodeProxyRules}, e.trafficPolicies},
+		{findings.CheckHairpin, []cluster.Kind{cluster.ServiceProxyRules, cluster.NodeProxyRules}, e.hairpin},
+		{findings.CheckConntrack, []cluster.Kind{cluster.NodeProxyRules}, e.Conntrack},
+		{findings.CheckPolicies, []cluster.Kind{cluster.NodeProxyPolicies, cluster.ServiceProxyPolicies}, e.policies},
+		{findings.CheckExposure, []cluster.Kind{cluster.Services, cluster.ServiceProxyRules, cluster.NodeProxyRules}, e.exposure},
 	} {
-		if why := v.lacking(check.needs...); why != "" {
-			e.cannot(check.name, why)
+		if why := v.Unreadable(check.needs...); why != "" {
+			e.Skip(check.name, why)
 			continue
 		}
 		check.do()
@@ -105,75 +102,58 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 	return e, nil
 }
 
-// apart is how far two clocks may be apart before that is worth telling: requests take
-// their time, and the API server tells full seconds.
-const apart = 30 * time.Second
+func (e *examination) controller() {
+	e.Controller()
+	if e.NodeProxy != nil {
+		e.inventory()
+		e.rejectedServices()
+	}
+}
+
+func (e *examination) nodes() {
+	e.NodeStates()
+	e.freshness()
+	e.withoutRules()
+}
+
+// maxClockSkew is how far two clocks may be apart without a note: requests take time, and
+// the API server reports full seconds.
+const maxClockSkew = 30 * time.Second
 
 // clocks compares the clock of this machine with the API server's.
 func (e *examination) clocks() {
-	if e.Ahead.Abs() <= apart {
+	if e.Ahead.Abs() <= maxClockSkew {
 		return
 	}
 	how := "ahead of"
 	if e.Ahead < 0 {
 		how = "behind"
 	}
-	e.remark("the clock of this machine is %s %s the API server's: ages here are by the API server's; find out which of the two is wrong, as tokens and certificates go by both",
+	e.Notef("the clock of this machine is %s %s the API server's, which all ages here refer to: correct the wrong one, because tokens and certificates depend on both",
 		duration.HumanDuration(e.Ahead.Abs()), how)
 }
 
-// cannot notes that a check, or a part of it, could not be made.
-func (e *examination) cannot(check Check, why string) {
-	if e.notMade[check] == "" {
-		e.notMade[check] = why
-	}
-}
-
-func (e *examination) add(f Finding) { e.found = append(e.found, f) }
-
-func (e *examination) remark(format string, args ...any) {
-	e.report.Remarks = append(e.report.Remarks, fmt.Sprintf(format, args...))
-}
-
-func (e *examination) anyPassing() bool {
-	for i := range e.found {
-		if e.found[i].passing {
-			return true
-		}
-	}
-	return false
-}
-
-// keepSeenTwice drops what may pass and was not seen the first time, or has moved on
-// since.
-func (e *examination) keepSeenTwice(first *examination) {
+// retainConfirmed drops findings that may be transient and that the first examination did
+// not find, or found in another state.
+func (e *examination) retainConfirmed(first *examination) {
 	seen := map[string]bool{}
-	for i := range first.found {
-		if f := &first.found[i]; f.passing {
-			seen[f.identity()] = true
+	for i := range first.Found {
+		if f := &first.Found[i]; f.Transient {
+			seen[f.Identity()] = true
 		}
 	}
-	kept := e.found[:0]
-	for _, f := range e.found {
-		if !f.passing || seen[f.identity()] {
-			kept = append(kept, f)
-		}
-	}
-	e.found = kept
+	e.Found = slices.DeleteFunc(e.Found, func(f findings.Finding) bool { return f.Transient && !seen[f.Identity()] })
 }
 
 // finish completes the report.
 func (e *examination) finish() *Report {
 	e.behind()
 	e.followController()
-	e.report.Findings = order(e.found)
+	e.report.Findings = findings.Order(e.Found)
 	if e.report.Findings == nil {
-		e.report.Findings = []Finding{}
+		e.report.Findings = []findings.Finding{}
 	}
-	for _, check := range checks() {
-		if why := e.notMade[check]; why != "" {
-			e.report.NotMade = append(e.report.NotMade, NotMade{check, why})
-		}
-	}
+	e.report.SkippedChecks, e.report.Notes = e.Skipped(), e.Notes
+	e.report.OK = len(e.report.Findings)+len(e.report.SkippedChecks) == 0
 	return e.report
 }

@@ -16,30 +16,31 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
 func TestHealthy(t *testing.T) {
 	for _, service := range []string{"", "shop/web", "kube-system/kube-dns"} {
 		r := newWorld().examine(t, service)
-		if len(r.Findings) > 0 || len(r.NotMade) > 0 {
+		if len(r.Findings) > 0 || len(r.SkippedChecks) > 0 {
 			t.Errorf("%q: want nothing:\n%s", service, text(t, r))
 		}
-		if !strings.Contains(text(t, r), "nothing is wrong\n") {
-			t.Errorf("%q: the report does not say that nothing is wrong:\n%s", service, text(t, r))
+		if !strings.Contains(text(t, r), "no problems found\n") {
+			t.Errorf("%q: the report does not say that there are no problems:\n%s", service, text(t, r))
 		}
 	}
 }
 
-// planted is a fault in a cluster where all is well.
+// planted is a fault in a healthy cluster.
 type planted struct {
 	service string // to ask for; empty: all
 	plant   func(w *world)
-	want    string // the names of findings
-	says    string // what the report has to say
+	want    string // the reasons of findings
+	says    string // a part of the printed report
 }
 
-// TestFaults plants faults in a cluster where all is well.
+// TestFaults plants faults in a healthy cluster.
 func TestFaults(t *testing.T) {
 	for _, faults := range []map[string]planted{
 		controllerFaults(), dnsFaults(), endpointFaults(), renderingFaults(), nodeFaults(), trafficPolicyFaults(), policyFaults(), exposureFaults(),
@@ -60,14 +61,14 @@ func (c planted) test(t *testing.T) {
 	if said := text(t, r); !strings.Contains(said, c.says) {
 		t.Errorf("the report does not say %q:\n%s", c.says, said)
 	}
-	for _, f := range flat(r.Findings) {
-		if f.What == "" || f.Do == "" || f.Severity == "" || f.Check == "" {
+	for _, f := range findings.Flat(r.Findings) {
+		if f.Message == "" || f.Remedy == "" || f.Severity == "" || f.Check == "" {
 			t.Errorf("a finding is not complete: %+v", f)
 		}
 	}
 }
 
-// TestClocks: that the caller's clock is wrong is told, and is no finding.
+// TestClocks: a wrong local clock is a note, not a finding.
 func TestClocks(t *testing.T) {
 	for ahead, want := range map[time.Duration]string{
 		5 * time.Minute:   "the clock of this machine is 5m ahead of the API server's",
@@ -85,22 +86,22 @@ func TestClocks(t *testing.T) {
 	}
 }
 
-// TestServed: of the Service that is asked for it is told where it is served.
+// TestServed: notes show where the examined Service has endpoints.
 func TestServed(t *testing.T) {
 	w := newWorld()
 	w.slice("web").Endpoints[1].Conditions.Ready = new(false)
 	w.service("web").Status.LoadBalancer.Ingress = nil
 	w.render()
 	said := text(t, w.examine(t, "shop/web"))
-	for _, want := range []string{"usable: 1 of 2 endpoints (1 on node-1)", "shop/web is of type LoadBalancer and has no address yet"} {
+	for _, want := range []string{"1 of 2 endpoints usable (1 on node-1)", "shop/web is of type LoadBalancer and has no address yet"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("the report does not say %q:\n%s", want, said)
 		}
 	}
 }
 
-// TestPassing: what is gone, or has moved on, at the second look is no finding.
-func TestPassing(t *testing.T) {
+// TestTransient: what the second examination does not confirm is no finding.
+func TestTransient(t *testing.T) {
 	for name, second := range map[string]func(w *world){
 		"the rules are written meanwhile": func(w *world) { w.render() },
 		"they are behind again, by another change": func(w *world) {
@@ -126,7 +127,7 @@ func TestPassing(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a Service is refused no more", func(t *testing.T) {
+	t.Run("a Service is no longer rejected", func(t *testing.T) {
 		w, later := newWorld(), newWorld()
 		w.NodeProxy.Status.Refused = []v1alpha1.RefusedService{{Namespace: "shop", Name: "web", Message: "larger than 1 MiB"}}
 		r, err := Examine(w.Objects, later.question(t))
@@ -173,8 +174,8 @@ func TestPassing(t *testing.T) {
 		if got := names(r.Findings); got != "NodeAddressTaken" {
 			t.Errorf("found %s, want what is certain", got)
 		}
-		if len(r.NotMade) != 1 || r.NotMade[0].Check != CheckRendering || !strings.Contains(r.NotMade[0].Why, "1 thing may be on the way, or wrong (RenderedOtherwise of Service shop/web): a second look failed: the server is gone") {
-			t.Errorf("not made: %+v", r.NotMade)
+		if len(r.SkippedChecks) != 1 || r.SkippedChecks[0].Check != findings.CheckRendering || !strings.Contains(r.SkippedChecks[0].Message, "1 finding may be transient (RenderedOutdated of Service shop/web), because the second examination failed: the server is gone") {
+			t.Errorf("not made: %+v", r.SkippedChecks)
 		}
 	})
 }
@@ -225,7 +226,7 @@ func TestUnknownService(t *testing.T) {
 	}
 }
 
-// TestUnread: what cannot be looked at is said, and the rest is found all the same.
+// TestUnread: checks without permission are skipped, the others run.
 func TestUnread(t *testing.T) {
 	w := newWorld()
 	w.removePods("web")
@@ -237,23 +238,22 @@ func TestUnread(t *testing.T) {
 		t.Errorf("found %s", got)
 	}
 	var made []string
-	for _, n := range r.NotMade {
+	for _, n := range r.SkippedChecks {
 		made = append(made, string(n.Check))
 	}
 	if got := strings.Join(made, " "); got != "controller endpoints policies" {
 		t.Errorf("not made: %s", got)
 	}
-	if said := text(t, r); !strings.Contains(said, "you may not list pods") || !strings.Contains(said, "NOT LOOKED AT") {
+	if said := text(t, r); !strings.Contains(said, "you may not list pods") || !strings.Contains(said, "SKIPPED CHECKS") {
 		t.Errorf("the report does not say so:\n%s", said)
 	}
 }
 
-// TestServicesUnread: without Services nobody knows how many there are, and whether there
-// is the one that is asked for.
+// TestServicesUnread: without Services, their number and existence are unknown.
 func TestServicesUnread(t *testing.T) {
 	for asked, want := range map[string]string{
-		"":         "Services on 2 nodes: nothing is wrong as far as could be seen\n",
-		"shop/nix": "Service shop/nix, if there is one by that name, which could not be seen, on 2 nodes: nothing is wrong as far as could be seen\n",
+		"":         "Services on 2 nodes: no problems found, but some checks were skipped\n",
+		"shop/nix": "Service shop/nix (not readable) on 2 nodes: no problems found, but some checks were skipped\n",
 	} {
 		w := newWorld()
 		w.Services, w.Unread = nil, []cluster.Unread{{Kind: cluster.Services, Why: "you may not list services"}}
@@ -272,11 +272,11 @@ func TestNewerFormat(t *testing.T) {
 	w := newWorld()
 	w.ServiceRules[1].Spec.FormatVersion = 2
 	r := w.examine(t, "")
-	if got := text(t, r); len(r.Findings) > 0 || !strings.Contains(got, "rendering, traffic policy, hairpin, exposure: ServiceProxyRules shop.web: format 2 is of a newer release") {
-		t.Errorf("want only that what needs the rules was not looked at:\n%s", got)
+	if got := text(t, r); len(r.Findings) > 0 || !strings.Contains(got, "rendering, traffic-policy, hairpin, exposure: ServiceProxyRules shop.web: format 2 needs a newer release") {
+		t.Errorf("want only the checks that need the rules to be skipped:\n%s", got)
 	}
-	if slices.ContainsFunc(r.Exposed, func(x Exposure) bool { return x.Service == "shop/web" }) {
-		t.Errorf("what the plugin does not understand is listed as exposed: %+v", r.Exposed)
+	if slices.ContainsFunc(r.Exposure, func(x Exposure) bool { return x.Service == "shop/web" }) {
+		t.Errorf("what the plugin does not understand is listed as exposed: %+v", r.Exposure)
 	}
 }
 
@@ -287,12 +287,12 @@ func TestExposed(t *testing.T) {
 	w.node(1).Spec.Settings.NodePorts = &v1alpha1.NodePortSettings{AddressMode: new(v1alpha1.NodePortsPrimary)}
 	w.render()
 	var got []string
-	for _, x := range w.examine(t, "").Exposed {
-		got = append(got, strings.Join([]string{x.Service, x.Kind, x.Addresses, strings.Join(x.Ports, ","), x.Clients}, " | "))
+	for _, x := range w.examine(t, "").Exposure {
+		got = append(got, strings.Join([]string{x.Service, x.Type, x.Addresses, strings.Join(x.Ports, ","), x.Clients}, " | "))
 	}
 	want := []string{
-		"shop/web | NodePort | every address of 1 node, the primary addresses of 1 node | 30080/TCP | everybody",
-		"shop/web | ExternalIP | 198.51.100.20 | 80/TCP | everybody",
+		"shop/web | NodePort | every address of 1 node, the primary addresses of 1 node | 30080/TCP | any",
+		"shop/web | ExternalIP | 198.51.100.20 | 80/TCP | any",
 		"shop/web | LoadBalancerIP | 203.0.113.10 | 80/TCP | 192.0.2.0/24",
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
@@ -300,10 +300,9 @@ func TestExposed(t *testing.T) {
 	}
 }
 
-// TestScaledToZero: that a Service has no pods may be on purpose, unless somebody asks
-// why it does not answer.
+// TestScaledToZero: a Service without pods is a warning, unless the user asks for it.
 func TestScaledToZero(t *testing.T) {
-	for asked, want := range map[string]Severity{"": Warning, "shop/web": Problem} {
+	for asked, want := range map[string]findings.Severity{"": findings.Warning, "shop/web": findings.Problem} {
 		w := newWorld()
 		w.removePods("web")
 		w.render()
@@ -314,7 +313,7 @@ func TestScaledToZero(t *testing.T) {
 	w := newWorld()
 	w.removePods("kube-dns")
 	w.render()
-	if r := w.examine(t, ""); len(r.Findings) != 1 || r.Findings[0].Severity != Problem {
+	if r := w.examine(t, ""); len(r.Findings) != 1 || r.Findings[0].Severity != findings.Problem {
 		t.Errorf("without DNS:\n%s", text(t, r))
 	}
 }
@@ -335,8 +334,8 @@ func TestExposedBesideOthers(t *testing.T) {
 	}, "10.244.1.7", "10.244.2.7")
 	w.render()
 	var got []string
-	for _, x := range w.examine(t, "").Exposed {
-		if x.Kind == "ExternalIP" {
+	for _, x := range w.examine(t, "").Exposure {
+		if x.Type == "ExternalIP" {
 			got = append(got, strings.Join([]string{x.Service, x.Addresses, strings.Join(x.Ports, ",")}, " | "))
 		}
 	}

@@ -13,33 +13,34 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// doEndpointSlices is what to do where the EndpointSlices of a selector are behind.
-const doEndpointSlices = "check kube-controller-manager, which writes EndpointSlices: kubectl -n kube-system get pods"
+// checkEndpointSlices is the remedy for outdated EndpointSlices of a selector.
+const checkEndpointSlices = "check kube-controller-manager, which writes EndpointSlices: kubectl -n kube-system get pods"
 
-// endpoints looks whether Services have endpoints that take connections.
+// endpoints checks whether Services have endpoints that accept connections.
 func (e *examination) endpoints() {
-	if why := e.lacking(cluster.Pods); why != "" {
-		e.cannot(CheckEndpoints, "which pods belong to a Service was not looked at: "+why)
+	if why := e.Unreadable(cluster.Pods); why != "" {
+		e.Skip(findings.CheckEndpoints, "the pods of Services were not checked: "+why)
 	}
 	for _, svc := range e.asked() {
-		if isDNS(svc) || !render.Eligible(svc) && (e.only == nil || svc.Spec.Type == corev1.ServiceTypeExternalName) {
+		if isDNS(svc) || !render.Eligible(svc) && (e.Only == nil || svc.Spec.Type == corev1.ServiceTypeExternalName) {
 			continue
 		}
 		for _, f := range e.endpointsOf(svc) {
-			e.add(f)
+			e.Add(f)
 		}
 	}
 }
 
-// endpointsOf tells which ports of a Service have no endpoint that takes connections,
+// endpointsOf reports which ports of a Service have no endpoint that accepts connections,
 // and why.
-func (e *examination) endpointsOf(svc *corev1.Service) []Finding {
-	_, rules, problems := e.wanted(svc)
-	found := e.skipped(svc, problems)
+func (e *examination) endpointsOf(svc *corev1.Service) []findings.Finding {
+	_, rules, problems := e.desired(svc)
+	found := e.skippedEndpoints(svc, problems)
 	if svc.Spec.ClusterIP == corev1.ClusterIPNone {
 		if f := e.withoutAny(svc); f != nil {
 			found = append(found, *f)
@@ -56,8 +57,8 @@ func (e *examination) endpointsOf(svc *corev1.Service) []Finding {
 		}
 	}
 	if len(terminating) > 0 {
-		found = append(found, e.endpointFinding(svc, Warning, "OnlyTerminating",
-			fmt.Sprintf("only endpoints that are about to end serve %s", strings.Join(terminating, ", ")),
+		found = append(found, e.endpointFinding(svc, findings.Warning, "OnlyTerminating",
+			fmt.Sprintf("only terminating endpoints serve %s", strings.Join(terminating, ", ")),
 			"see why there are no new ones: "+getPods(svc)))
 	}
 	switch {
@@ -66,7 +67,7 @@ func (e *examination) endpointsOf(svc *corev1.Service) []Finding {
 			return append(found, *f)
 		}
 		if len(dead) == 0 {
-			return found // it has no ports, which another check tells
+			return found // it has no ports: see the check of rendering
 		}
 		return append(found, e.portless(svc, dead)...)
 	case len(dead) > 0:
@@ -75,16 +76,16 @@ func (e *examination) endpointsOf(svc *corev1.Service) []Finding {
 	return append(found, e.familyless(svc, rules)...)
 }
 
-func (e *examination) endpointFinding(svc *corev1.Service, severity Severity, name, what, do string) Finding {
-	return Finding{
-		Severity: severity, Name: name, Check: CheckEndpoints, Service: named(svc).String(),
-		key: "endpoints " + named(svc).String(), What: what, Do: do,
+func (e *examination) endpointFinding(svc *corev1.Service, severity findings.Severity, name, what, do string) findings.Finding {
+	return findings.Finding{
+		Severity: severity, Reason: name, Check: findings.CheckEndpoints, Service: named(svc).String(),
+		Key: "endpoints " + named(svc).String(), Message: what, Remedy: do,
 	}
 }
 
-// withoutAny tells why a Service has no endpoint that takes connections; nil where it
-// has some, of whatever port.
-func (e *examination) withoutAny(svc *corev1.Service) *Finding {
+// withoutAny reports why a Service has no endpoint that accepts connections; nil if it has
+// one, of any port.
+func (e *examination) withoutAny(svc *corev1.Service) *findings.Finding {
 	name := named(svc)
 	all, usable := 0, 0
 	for _, slice := range e.slices[name] {
@@ -95,47 +96,47 @@ func (e *examination) withoutAny(svc *corev1.Service) *Finding {
 			}
 		}
 	}
-	var f Finding
+	var f findings.Finding
 	switch pods := e.podsOf(svc); {
 	case usable > 0:
 		return nil
 	case len(svc.Spec.Selector) == 0 && all == 0:
-		f = e.endpointFinding(svc, Problem, "NoEndpointSlices", "the Service has no selector, and nobody has written an EndpointSlice with endpoints for it",
-			fmt.Sprintf("write EndpointSlices with the label %s=%s into namespace %s, or give the Service a selector", discoveryv1.LabelServiceName, name.Name, name.Namespace))
+		f = e.endpointFinding(svc, findings.Problem, "NoEndpointSlices", "the Service has no selector, and no EndpointSlice has endpoints for it",
+			fmt.Sprintf("create EndpointSlices with the label %s=%s in namespace %s, or add a selector to the Service", discoveryv1.LabelServiceName, name.Name, name.Namespace))
 	case all > 0:
-		f = e.endpointFinding(svc, Problem, "NoReadyEndpoint", "no endpoint is ready: "+whyUnready(pods, all),
-			"see what they lack: "+describePods(svc))
-	case e.lacking(cluster.Pods) != "":
-		f = e.endpointFinding(svc, e.scaledToZero(svc), "NoEndpoint", "there is no endpoint: no pod has the labels "+selector(svc)+", or has an address", "see which pods there are: "+getPods(svc))
+		f = e.endpointFinding(svc, findings.Problem, "NoReadyEndpoint", "no endpoint is ready: "+whyUnready(pods, all),
+			"see why: "+describePods(svc))
+	case e.Unreadable(cluster.Pods) != "":
+		f = e.endpointFinding(svc, e.scaledToZero(svc), "NoEndpoint", "there is no endpoint: no pod with the labels "+selector(svc)+" has an address", "see which pods there are: "+getPods(svc))
 	case len(pods) == 0:
 		f = e.endpointFinding(svc, e.scaledToZero(svc), "NoPodMatches", "no pod has the labels "+selector(svc)+" that the Service selects",
-			fmt.Sprintf("compare them with those of the pods: kubectl get pods -n %s --show-labels; or scale up what makes the pods, unless it is scaled to zero on purpose", name.Namespace))
+			fmt.Sprintf("compare them with the labels of the pods: kubectl get pods -n %s --show-labels; or scale up the workload, unless it is scaled to zero on purpose", name.Namespace))
 	case !slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return p.Status.PodIP != "" }):
-		f = e.endpointFinding(svc, Problem, "NoReadyEndpoint", "no pod that it selects runs: "+whyUnready(pods, len(pods)), "see what the pods lack: "+describePods(svc))
+		f = e.endpointFinding(svc, findings.Problem, "NoReadyEndpoint", "no selected pod runs: "+whyUnready(pods, len(pods)), "see why: "+describePods(svc))
 	default:
-		f = e.endpointFinding(svc, Problem, "EndpointSlicesMissing",
-			fmt.Sprintf("%s that it selects, and no EndpointSlice names any", output.Plural(len(pods), "pod")),
-			doEndpointSlices)
-		f.passing = true
+		f = e.endpointFinding(svc, findings.Problem, "EndpointSlicesMissing",
+			fmt.Sprintf("the Service selects %s, but no EndpointSlice has any", output.Plural(len(pods), "pod")),
+			checkEndpointSlices)
+		f.Transient = true
 	}
 	return &f
 }
 
-// scaledToZero is how bad it is that a Service has no pods: that may be on purpose,
-// unless somebody asks for the Service, or everybody needs it.
-func (e *examination) scaledToZero(svc *corev1.Service) Severity {
-	if e.only != nil || isDNS(svc) {
-		return Problem
+// scaledToZero is the severity of a Service without pods: that may be on purpose, unless the
+// user asks for the Service, or it is the cluster's DNS.
+func (e *examination) scaledToZero(svc *corev1.Service) findings.Severity {
+	if e.Only != nil || isDNS(svc) {
+		return findings.Problem
 	}
-	return Warning
+	return findings.Warning
 }
 
-// portless tells why some ports have no endpoint though the Service has some.
-func (e *examination) portless(svc *corev1.Service, dead []string) []Finding {
-	const none = "there are endpoints, but none for port %s: %s"
+// portless reports why some ports have no endpoint although the Service has some.
+func (e *examination) portless(svc *corev1.Service, dead []string) []findings.Finding {
+	const none = "the Service has endpoints, but none for port %s: %s"
 	if len(svc.Spec.Selector) == 0 {
-		return []Finding{e.endpointFinding(svc, Problem, "PortWithoutEndpoint",
-			fmt.Sprintf(none, strings.Join(dead, ", "), "no EndpointSlice has a port by that name and protocol: port names of hand-written slices must be those of the Service"),
+		return []findings.Finding{e.endpointFinding(svc, findings.Problem, "PortWithoutEndpoint",
+			fmt.Sprintf(none, strings.Join(dead, ", "), "no EndpointSlice has a port with that name and protocol, which must match the Service's"),
 			fmt.Sprintf("compare: kubectl get service,endpointslices -n %s -l %s=%s -o yaml", svc.Namespace, discoveryv1.LabelServiceName, svc.Name))}
 	}
 	var late, misnamed, names []string
@@ -144,27 +145,27 @@ func (e *examination) portless(svc *corev1.Service, dead []string) []Finding {
 		case !slices.Contains(dead, port):
 		case p.TargetPort.Type == intstr.String:
 			misnamed, names = append(misnamed, port), append(names, fmt.Sprintf("%q", p.TargetPort.StrVal))
-		default: // a number gets into EndpointSlices whatever ports the pods have
+		default: // EndpointSlices have a number even if no pod has the port
 			late = append(late, port)
 		}
 	}
-	var found []Finding
+	var found []findings.Finding
 	if len(misnamed) > 0 {
-		found = append(found, e.endpointFinding(svc, Problem, "PortWithoutEndpoint",
-			fmt.Sprintf(none, strings.Join(misnamed, ", "), fmt.Sprintf("its targetPort %s is the name of no port of a pod that it selects", strings.Join(names, ", "))),
-			"compare targetPort of the Service with the names of the containers' ports: "+getPods(svc)+" -o yaml"))
+		found = append(found, e.endpointFinding(svc, findings.Problem, "PortWithoutEndpoint",
+			fmt.Sprintf(none, strings.Join(misnamed, ", "), fmt.Sprintf("no selected pod has a port named %s, its targetPort", strings.Join(names, ", "))),
+			"compare targetPort of the Service with the port names of the containers: "+getPods(svc)+" -o yaml"))
 	}
 	if len(late) > 0 {
-		f := e.endpointFinding(svc, Problem, "PortWithoutEndpoint",
-			fmt.Sprintf(none, strings.Join(late, ", "), "EndpointSlices do not have the port yet"), doEndpointSlices)
-		f.passing = true
+		f := e.endpointFinding(svc, findings.Problem, "PortWithoutEndpoint",
+			fmt.Sprintf(none, strings.Join(late, ", "), "EndpointSlices lack the port"), checkEndpointSlices)
+		f.Transient = true
 		found = append(found, f)
 	}
 	return found
 }
 
-// familyless names the IP families of which a Service has a cluster IP and no endpoint.
-func (e *examination) familyless(svc *corev1.Service, rules *v1alpha1.ServiceProxyRules) []Finding {
+// familyless reports IP families of which a Service has a cluster IP but no endpoint.
+func (e *examination) familyless(svc *corev1.Service, rules *v1alpha1.ServiceProxyRules) []findings.Finding {
 	six := map[bool]bool{}
 	for _, port := range rules.Spec.Ports {
 		for _, group := range port.Endpoints {
@@ -173,32 +174,32 @@ func (e *examination) familyless(svc *corev1.Service, rules *v1alpha1.ServicePro
 			}
 		}
 	}
-	var found []Finding
+	var found []findings.Finding
 	for i, ip := range rules.Spec.ClusterIPs {
 		if isSix := strings.Contains(ip, ":"); !six[isSix] {
 			family := "IPv4"
 			if isSix {
 				family = "IPv6"
 			}
-			found = append(found, e.endpointFinding(svc, Warning, "FamilyWithoutEndpoint",
+			found = append(found, e.endpointFinding(svc, findings.Warning, "FamilyWithoutEndpoint",
 				fmt.Sprintf("its cluster IP %s has no endpoint: none of its endpoints has an %s address", ip, family),
-				"see whether the pods have addresses of both families; "+otherwise(i, family)))
+				"check whether the pods have addresses of both families; "+otherwise(i, family)))
 		}
 	}
 	return found
 }
 
-// otherwise is what can be done about a Service that has no endpoint of the family of
-// its first or second cluster IP. SingleStack keeps the first.
+// otherwise is the remedy for a Service without endpoints of the family of its first or
+// second cluster IP. SingleStack retains the first.
 func otherwise(i int, family string) string {
 	if i > 0 {
-		return "or set ipFamilyPolicy of the Service to SingleStack, which keeps its first family"
+		return "or set ipFamilyPolicy of the Service to SingleStack, which retains its first family"
 	}
-	return fmt.Sprintf("or delete the Service and create it again with ipFamilies that leave out %s: its first family cannot be changed", family)
+	return fmt.Sprintf("or delete the Service and create it again with ipFamilies without %s: the first family cannot be changed", family)
 }
 
-// skipped tells of what is in EndpointSlices and cannot be used.
-func (e *examination) skipped(svc *corev1.Service, problems []render.Problem) []Finding {
+// skippedEndpoints reports what agents cannot use of EndpointSlices.
+func (e *examination) skippedEndpoints(svc *corev1.Service, problems []render.Problem) []findings.Finding {
 	if len(problems) == 0 {
 		return nil
 	}
@@ -206,12 +207,12 @@ func (e *examination) skipped(svc *corev1.Service, problems []render.Problem) []
 	for _, p := range problems {
 		texts = append(texts, p.String())
 	}
-	f := e.endpointFinding(svc, Warning, "EndpointsSkipped", "what cannot be used is left out: "+some(texts), "correct the EndpointSlices; those of a selector are kube-controller-manager's")
-	f.key = ""
-	return []Finding{f}
+	f := e.endpointFinding(svc, findings.Warning, "EndpointsSkipped", "unusable endpoints are skipped: "+findings.Some(texts), "correct the EndpointSlices; kube-controller-manager writes those of Services with a selector")
+	f.Key = ""
+	return []findings.Finding{f}
 }
 
-// podsOf are the pods that a Service selects, but for those that have ended.
+// podsOf are the pods that a Service selects, without those that have finished.
 func (e *examination) podsOf(svc *corev1.Service) []*corev1.Pod {
 	if len(svc.Spec.Selector) == 0 {
 		return nil
@@ -226,7 +227,7 @@ func (e *examination) podsOf(svc *corev1.Service) []*corev1.Pod {
 	return out
 }
 
-// whyUnready says what the first of the pods that are not ready lacks.
+// whyUnready returns why the first unready pod is not ready.
 func whyUnready(pods []*corev1.Pod, all int) string {
 	text, more := "", 0
 	for _, pod := range pods {
@@ -240,7 +241,7 @@ func whyUnready(pods []*corev1.Pod, all int) string {
 	}
 	switch {
 	case text == "":
-		return fmt.Sprintf("none of %s says that it is", output.Plural(all, "endpoint"))
+		return fmt.Sprintf("%s, and none is ready", output.Plural(all, "endpoint"))
 	case more > 0:
 		text += fmt.Sprintf(" (and %d more)", more)
 	}
@@ -265,7 +266,7 @@ func describePods(svc *corev1.Service) string {
 	return fmt.Sprintf("kubectl describe pods -n %s -l %s", svc.Namespace, selector(svc))
 }
 
-// getSlices is where to look where a Service selects no pods.
+// getSlices lists the EndpointSlices of a Service that selects no pods.
 func getSlices(svc *corev1.Service) string {
 	return fmt.Sprintf("kubectl get endpointslices -n %s -l %s=%s -o yaml", svc.Namespace, discoveryv1.LabelServiceName, svc.Name)
 }
@@ -274,7 +275,7 @@ func protocol(p corev1.Protocol) v1alpha1.Protocol {
 	return v1alpha1.Protocol(cmp.Or(p, corev1.ProtocolTCP))
 }
 
-// portName names a port for people.
+// portName is the human-readable name of a port.
 func portName(name string, port int32, protocol v1alpha1.Protocol) string {
 	text := fmt.Sprintf("%d/%s", port, protocol)
 	if name != "" {

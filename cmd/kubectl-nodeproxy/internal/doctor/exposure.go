@@ -14,20 +14,21 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// rolledOut is how long a change of a policy may be on its way to Services.
-const rolledOut = 10 * time.Minute
+// maxRollout is how long the rollout of a policy to Services may take.
+const maxRollout = 10 * time.Minute
 
-// everybody are clients that nobody restricts.
-const everybody = "everybody"
+// anyClient: no source ranges restrict the clients.
+const anyClient = "any"
 
-// exposure lists what clients outside can reach, and finds what is surely not meant.
+// exposure lists what clients outside can reach, and reports what cannot be intended.
 func (e *examination) exposure() {
 	nodePorts := e.nodePortAddresses()
-	for name, rules := range e.used(CheckExposure) {
+	for name, rules := range e.used(findings.CheckExposure) {
 		if !e.concerns(name) {
 			continue
 		}
@@ -40,13 +41,14 @@ func (e *examination) exposure() {
 	e.contested()
 }
 
-// exposed lists how clients outside reach a Service, but for what another one gets.
+// exposed lists how clients outside reach a Service, without addresses that another Service
+// owns.
 func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, nodePorts string) {
 	spec := &rules.Spec
 	show := func(kind, addresses, clients string, ports []string) {
 		if len(ports) > 0 && addresses != "" {
-			e.report.Exposed = append(e.report.Exposed, Exposure{
-				Service: name.String(), Kind: kind, Addresses: addresses, Ports: ports, Clients: clients, By: spec.Policies,
+			e.report.Exposure = append(e.report.Exposure, Exposure{
+				Service: name.String(), Type: kind, Addresses: addresses, Ports: ports, Clients: clients, Policies: spec.Policies,
 			})
 		}
 	}
@@ -56,9 +58,9 @@ func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.Service
 			onNodes = append(onNodes, fmt.Sprintf("%d/%s", p.NodePort, p.Protocol))
 		}
 	}
-	show("NodePort", nodePorts, everybody, onNodes)
+	show("NodePort", nodePorts, anyClient, onNodes)
 	showAddresses := func(kind, clients string, addresses []string) {
-		byPorts := map[string][]string{} // those with the same ports together
+		byPorts := map[string][]string{}
 		var order []string
 		for _, a := range addresses {
 			ports := strings.Join(e.won(name, rules, a), " ")
@@ -71,17 +73,17 @@ func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.Service
 			show(kind, strings.Join(byPorts[ports], ", "), clients, strings.Fields(ports))
 		}
 	}
-	showAddresses("ExternalIP", everybody, spec.ExternalIPs)
-	clients := everybody
+	showAddresses("ExternalIP", anyClient, spec.ExternalIPs)
+	clients := anyClient
 	if len(spec.LoadBalancerSourceRanges) > 0 {
-		clients = some(spec.LoadBalancerSourceRanges)
+		clients = findings.Some(spec.LoadBalancerSourceRanges)
 	}
 	if svc := e.services[name]; svc != nil && svc.Spec.Type == corev1.ServiceTypeLoadBalancer && len(svc.Status.LoadBalancer.Ingress) == 0 {
-		e.remark("%s is of type LoadBalancer and has no address yet: what makes load balancers here has to give it one", name)
+		e.Notef("%s is of type LoadBalancer and has no address yet: the cluster's load balancer controller assigns one", name)
 	}
 	showAddresses("LoadBalancerIP", clients, spec.LoadBalancerIPs)
 	if spec.HealthCheckNodePort != 0 {
-		show("HealthCheckNodePort", nodePorts, everybody, []string{fmt.Sprintf("%d/TCP", spec.HealthCheckNodePort)})
+		show("HealthCheckNodePort", nodePorts, anyClient, []string{fmt.Sprintf("%d/TCP", spec.HealthCheckNodePort)})
 	}
 }
 
@@ -96,17 +98,17 @@ func (e *examination) won(name types.NamespacedName, rules *v1alpha1.ServiceProx
 	return ports
 }
 
-// nodePortAddresses tells which addresses of the nodes answer node ports.
+// nodePortAddresses returns which addresses of the nodes serve node ports.
 func (e *examination) nodePortAddresses() string {
 	nodes := map[string]int{}
-	for _, node := range e.nodes {
+	for _, node := range e.Nodes {
 		s := v1alpha1.CompleteSettings(&node.Spec.Settings).NodePorts
 		what := "every address"
 		switch *s.AddressMode {
 		case v1alpha1.NodePortsPrimary:
 			what = "the primary addresses"
 		case v1alpha1.NodePortsCIDRs:
-			what = "addresses in " + some(s.CIDRs)
+			what = "addresses in " + findings.Some(s.CIDRs)
 		}
 		nodes[what]++
 	}
@@ -117,27 +119,27 @@ func (e *examination) nodePortAddresses() string {
 	return strings.Join(texts, ", ")
 }
 
-// openRanges finds source ranges that leave an IP family open, and ranges that are none.
+// openRanges reports source ranges that leave an IP family open, and invalid ranges.
 func (e *examination) openRanges(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules) {
 	svc := e.services[name]
 	if svc == nil {
 		return
 	}
-	// As they are in force: those of a policy take the place of the Service's.
+	// As applied: those of a policy replace the Service's.
 	shaped := svc.DeepCopy()
 	if !slices.Equal(rules.Spec.LoadBalancerSourceRanges, svc.Spec.LoadBalancerSourceRanges) && len(rules.Spec.Policies) > 0 {
 		shaped.Spec.LoadBalancerSourceRanges = rules.Spec.LoadBalancerSourceRanges
 	}
 	for _, text := range render.SourceRangeProblems(shaped) {
-		e.add(Finding{
-			Severity: Problem, Name: "SourceRanges", Check: CheckExposure, Service: name.String(),
-			What: "loadBalancerSourceRanges do not restrict clients as they seem to: " + text,
-			Do:   fmt.Sprintf("add a range of that family, or correct it: kubectl edit service -n %s %s", name.Namespace, name.Name),
+		e.Add(findings.Finding{
+			Severity: findings.Problem, Reason: "SourceRanges", Check: findings.CheckExposure, Service: name.String(),
+			Message: "loadBalancerSourceRanges do not restrict all clients: " + text,
+			Remedy:  fmt.Sprintf("add a range of that family, or correct it: kubectl edit service -n %s %s", name.Namespace, name.Name),
 		})
 	}
 }
 
-// addressesSkipped finds addresses of a Service that no node programs.
+// addressesSkipped reports addresses of a Service that no node programs.
 func (e *examination) addressesSkipped(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules) {
 	if len(rules.Spec.SkippedAddresses) == 0 {
 		return
@@ -146,14 +148,15 @@ func (e *examination) addressesSkipped(name types.NamespacedName, rules *v1alpha
 	for i, a := range rules.Spec.SkippedAddresses {
 		texts[i] = a.Address + " " + a.Reason
 	}
-	e.add(Finding{
-		Severity: Warning, Name: "AddressesSkipped", Check: CheckExposure, Service: name.String(),
-		What: "the Service does not answer at addresses that no Service may have: " + some(texts),
-		Do:   e.docs.See(fmt.Sprintf("take them out of spec.externalIPs, or have what makes load balancers give out others: kubectl edit service -n %s %s", name.Namespace, name.Name), "security.md#who-can-do-what-harm"),
+	e.Add(findings.Finding{
+		Severity: findings.Warning, Reason: "AddressesSkipped", Check: findings.CheckExposure, Service: name.String(),
+		Message: "the Service is not served at addresses that no Service may have: " + findings.Some(texts),
+		Remedy:  e.Docs.See(fmt.Sprintf("remove them from spec.externalIPs, or configure the load balancer controller to assign others: kubectl edit service -n %s %s", name.Namespace, name.Name), "security.md#who-can-do-what-harm"),
 	})
 }
 
-// notClosed finds what policies are to close and is open.
+// notClosed reports node ports and external IPs that are open although a policy disables
+// them.
 func (e *examination) notClosed(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules) {
 	svc := e.services[name]
 	if svc == nil || e.shapes == nil {
@@ -172,49 +175,49 @@ func (e *examination) notClosed(name types.NamespacedName, rules *v1alpha1.Servi
 		o := p.Spec.Overrides
 		for field, toggle := range map[string]*v1alpha1.Toggle{"nodePorts": o.NodePorts, "externalIPs": o.ExternalIPs} {
 			if toggle == nil || *toggle != v1alpha1.Disabled || !open[field] || owners[field] != "" && owners[field] != p.Name {
-				continue // or a stronger policy wants it open
+				continue // or a policy with precedence enables it
 			}
-			if e.onItsWay(p) {
-				continue // which is remarked
+			if e.rollingOut(p) {
+				continue // which is a note
 			}
-			e.add(Finding{
-				Severity: Problem, Name: "NotClosed", Check: CheckExposure, Service: name.String(), Policy: "ServiceProxyPolicy/" + p.Name,
-				key: "open " + field + " " + name.String(), causes: []string{"policy ServiceProxyPolicy/" + p.Name, keyNoNodeProxy, keyBehind},
-				What: fmt.Sprintf("the policy closes %s of the Service, and they are open", field), passing: true, token: rules.ResourceVersion,
-				Do: e.docs.See("see why it is not in force: kubectl describe spp "+p.Name, "policies.md#when-it-stops"),
+			e.Add(findings.Finding{
+				Severity: findings.Problem, Reason: "PolicyNotApplied", Check: findings.CheckExposure, Service: name.String(), Policy: "ServiceProxyPolicy/" + p.Name,
+				Key: "open " + field + " " + name.String(), Causes: []string{"policy ServiceProxyPolicy/" + p.Name, findings.KeyNoNodeProxy, findings.KeyBehind},
+				Message: fmt.Sprintf("the policy disables %s of the Service, but they are open", field), Transient: true, Token: rules.ResourceVersion,
+				Remedy: e.Docs.See("see why it is not applied: kubectl describe spp "+p.Name, "policies.md#when-it-stops"),
 			})
 		}
 	}
 }
 
-// onItsWay reports whether the controller says that it is about to do what a policy says.
-func (e *examination) onItsWay(p *v1alpha1.ServiceProxyPolicy) bool {
-	c := condition(p.Status.Conditions, v1alpha1.ConditionReady, metav1.ConditionFalse)
+// rollingOut reports whether the controller is rolling out a policy.
+func (e *examination) rollingOut(p *v1alpha1.ServiceProxyPolicy) bool {
+	c := findings.Condition(p.Status.Conditions, v1alpha1.ConditionReady, metav1.ConditionFalse)
 	return c != nil && c.Reason == v1alpha1.ReasonProgressing && p.Status.ObservedGeneration == p.Generation &&
-		e.Time.Sub(c.LastTransitionTime.Time) < rolledOut
+		e.Time.Sub(c.LastTransitionTime.Time) < maxRollout
 }
 
-// claimOf is what a Service claims with one of its addresses and ports.
+// claimOf is the claim of a Service to one of its addresses and ports.
 func claimOf(address string, p v1alpha1.ServicePort) combine.Claim {
 	a, err := netip.ParseAddr(address)
 	if err != nil {
-		return combine.Claim{} // of nobody: no agent uses it
+		return combine.Claim{} // no agent uses it
 	}
 	return combine.Claim{Address: a, Port: uint16(p.Port), Protocol: p.Protocol} //nolint:gosec // the kind has no other ports
 }
 
 func portOf(p v1alpha1.ServicePort) string { return fmt.Sprintf("%d/%s", p.Port, p.Protocol) }
 
-// contested finds addresses that several Services want with the same port.
+// contested reports addresses and ports that several Services claim.
 func (e *examination) contested() {
-	for name, rules := range e.used(CheckExposure) {
+	for name, rules := range e.used(findings.CheckExposure) {
 		e.lost(name, rules, "a cluster IP", rules.Spec.ClusterIPs)
 		e.lost(name, rules, "an external IP", rules.Spec.ExternalIPs)
 		e.lost(name, rules, "a load-balancer IP", rules.Spec.LoadBalancerIPs)
 	}
 }
 
-// lost names for a Service that does not get addresses and ports the one that does.
+// lost reports addresses and ports of a Service that another one owns.
 func (e *examination) lost(service types.NamespacedName, rules *v1alpha1.ServiceProxyRules, what string, addresses []string) {
 	for _, address := range addresses {
 		for _, p := range rules.Spec.Ports {
@@ -225,27 +228,27 @@ func (e *examination) lost(service types.NamespacedName, rules *v1alpha1.Service
 				continue
 			}
 			if first, _ := e.holders.Of(claim); first != holder {
-				continue // by its node port, which is told with the node
+				continue // by its node port: see nodeAddresses
 			}
-			e.add(Finding{
-				Severity: Problem, Name: "AddressTaken", Check: CheckExposure, Service: service.String(),
-				What: fmt.Sprintf("%s port %s, %s of the Service, already belongs to %s, which gets the connections", address, portOf(p), what, e.preferred(by, rules)),
-				Do:   fmt.Sprintf("give one of them another address or port: kubectl edit service -n %s %s", service.Namespace, service.Name),
+			e.Add(findings.Finding{
+				Severity: findings.Problem, Reason: "AddressTaken", Check: findings.CheckExposure, Service: service.String(),
+				Message: fmt.Sprintf("%s port %s, %s of the Service, belongs to %s, which gets the connections", address, portOf(p), what, e.preferred(by, rules)),
+				Remedy:  fmt.Sprintf("change the address or port of one of them: kubectl edit service -n %s %s", service.Namespace, service.Name),
 			})
 		}
 	}
 }
 
-// preferred names the Service that has what another one wants, too, and says why.
+// preferred names the Service that owns a contested address and port, and explains why.
 func (e *examination) preferred(holder types.NamespacedName, over *v1alpha1.ServiceProxyRules) string {
 	has := e.rules[holder]
 	switch {
 	case has == nil:
 		return fmt.Sprintf("the Service %s", holder)
 	case has.Spec.ServiceCreated.Equal(&over.Spec.ServiceCreated):
-		return fmt.Sprintf("the Service %s (as old, and first by name)", holder)
+		return fmt.Sprintf("the Service %s (equally old, and first by name)", holder)
 	case over.Spec.ServiceCreated.Before(&has.Spec.ServiceCreated):
-		return fmt.Sprintf("the Service %s (as this one has no cluster IP of that IP family)", holder)
+		return fmt.Sprintf("the Service %s (because this one has no cluster IP of that IP family)", holder)
 	}
 	return fmt.Sprintf("the older Service %s", holder)
 }

@@ -17,7 +17,7 @@ func controllerFaults() map[string]planted {
 	return map[string]planted{
 		"no NodeProxy": {
 			plant: func(w *world) { w.NodeProxy = nil },
-			want:  "NoNodeProxy", says: "apply the one that you had",
+			want:  "NoNodeProxy", says: "apply your previous NodeProxy",
 		},
 		"being removed": {
 			plant: func(w *world) {
@@ -29,7 +29,7 @@ func controllerFaults() map[string]planted {
 			},
 			want: "Removing(InventoryDiffers Removed NotRendered)",
 		},
-		"settings refused": {
+		"settings rejected": {
 			plant: func(w *world) {
 				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonInvalidSettings, "settings.masquerade.bit")}
 			},
@@ -39,11 +39,11 @@ func controllerFaults() map[string]planted {
 			plant: func(w *world) { w.NodeProxy.Status.Inventory.Services = 7 },
 			want:  "ControllerBehind(InventoryDiffers)",
 		},
-		"a generation that nobody has seen": {
+		"a generation that no controller has observed": {
 			plant: func(w *world) { w.NodeProxy.Generation = 2 },
-			want:  "ControllerBehind(NodeProxyNotSeen)", says: "docs/troubleshooting.md#nodeproxycontrollerwithoutleader",
+			want:  "ControllerBehind(NodeProxyNotObserved)", says: "docs/troubleshooting.md#nodeproxycontrollerwithoutleader",
 		},
-		"a Service that the controller refuses": {
+		"a Service that the controller rejects": {
 			plant: func(w *world) {
 				w.NodeProxy.Status.Refused = []v1alpha1.RefusedService{{Namespace: "shop", Name: "web", Message: "larger than 1 MiB"}}
 				w.NodeProxy.Status.RefusedServices = 1
@@ -52,9 +52,9 @@ func controllerFaults() map[string]planted {
 				w.report(0)
 				w.report(1)
 			},
-			want: "ServiceRefused", says: "larger than 1 MiB",
+			want: "ServiceRejected", says: "larger than 1 MiB",
 		},
-		"a Service that the controller refused, and that is gone": {
+		"a Service that the controller rejected, and that is gone": {
 			plant: func(w *world) {
 				w.NodeProxy.Status.Refused = []v1alpha1.RefusedService{{Namespace: "shop", Name: "gone", Message: "larger than 1 MiB"}}
 				w.NodeProxy.Status.RefusedServices = 1
@@ -62,7 +62,7 @@ func controllerFaults() map[string]planted {
 		},
 		"never switched on": {
 			plant: func(w *world) { w.NodeProxy, w.NodeRules, w.ServiceRules = nil, nil, nil },
-			want:  "NoNodeProxy", says: "docs/migration.md#1-install-beside-kube-proxy, else as in https://github.com/nodeproxy-io/nodeproxy/blob/v0.1.0/docs/install.md#install",
+			want:  "NoNodeProxy", says: "docs/migration.md#1-install-beside-kube-proxy, else https://github.com/nodeproxy-io/nodeproxy/blob/v0.1.0/docs/install.md#install",
 		},
 	}
 }
@@ -72,7 +72,7 @@ func dnsFaults() map[string]planted {
 	return map[string]planted{
 		"DNS without pods": {
 			plant: func(w *world) { w.removePods("kube-dns"); w.render() },
-			want:  "NoPodMatches", says: "names do not resolve",
+			want:  "NoPodMatches", says: "names may not resolve",
 		},
 		"DNS asked for by its name": {
 			service: "kube-system/kube-dns",
@@ -95,7 +95,7 @@ func dnsFaults() map[string]planted {
 				w.Pods = w.Pods[2:]
 				w.render()
 			},
-			want: "NoPodMatches", says: "names do not resolve",
+			want: "NoPodMatches", says: "names may not resolve",
 		},
 		"DNS without TCP": {
 			plant: func(w *world) { w.service("kube-dns").Spec.Ports = w.service("kube-dns").Spec.Ports[:1]; w.render() },

@@ -61,7 +61,7 @@ func endpointFaults() map[string]planted {
 				}
 				w.render()
 			},
-			want: "NoReadyEndpoint", says: "see what they lack: kubectl get endpointslices -n shop -l kubernetes.io/service-name=web -o yaml",
+			want: "NoReadyEndpoint", says: "see why: kubectl get endpointslices -n shop -l kubernetes.io/service-name=web -o yaml",
 		},
 		"no pod starts": {
 			plant: func(w *world) {
@@ -90,14 +90,14 @@ func endpointFaults() map[string]planted {
 				w.slice("web").Ports = nil
 				w.render()
 			},
-			want: "PortWithoutEndpoint", says: `its targetPort "htpp" is the name of no port`,
+			want: "PortWithoutEndpoint", says: `no selected pod has a port named "htpp", its targetPort`,
 		},
 		"number of a port that slices do not have yet": {
 			plant: func(w *world) {
 				w.service("web").Spec.Ports = append(w.service("web").Spec.Ports, corev1.ServicePort{Name: "admin", Port: 81, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(8081)})
 				w.render()
 			},
-			want: "PortWithoutEndpoint", says: "none for port 81/TCP (admin): EndpointSlices do not have the port yet\n  do: check kube-controller-manager, which writes",
+			want: "PortWithoutEndpoint", says: "none for port 81/TCP (admin): EndpointSlices lack the port\n  remedy: check kube-controller-manager, which writes",
 		},
 		"port name of no slice": {
 			plant: func(w *world) {
@@ -105,7 +105,7 @@ func endpointFaults() map[string]planted {
 				w.slice("web").Ports[0].Name = new("web")
 				w.render()
 			},
-			want: "PortWithoutEndpoint", says: "port names of hand-written slices",
+			want: "PortWithoutEndpoint", says: "which must match the Service's",
 		},
 		"no endpoint of a family": {
 			plant: func(w *world) {
@@ -113,7 +113,7 @@ func endpointFaults() map[string]planted {
 				s.ClusterIPs, s.IPFamilies = append(s.ClusterIPs, "fd00::20"), append(s.IPFamilies, corev1.IPv6Protocol)
 				w.render()
 			},
-			want: "FamilyWithoutEndpoint", says: "SingleStack, which keeps its first family",
+			want: "FamilyWithoutEndpoint", says: "SingleStack, which retains its first family",
 		},
 		"address that cannot be one": {
 			plant: func(w *world) {
@@ -129,7 +129,7 @@ func endpointFaults() map[string]planted {
 				s.ClusterIP = s.ClusterIPs[0]
 				w.render()
 			},
-			want: "FamilyWithoutEndpoint", says: "create it again with ipFamilies that leave out IPv6",
+			want: "FamilyWithoutEndpoint", says: "create it again with ipFamilies without IPv6",
 		},
 	}
 }
@@ -152,7 +152,7 @@ func renderingFaults() map[string]planted {
 		},
 		"rendered as it was": {
 			plant: func(w *world) { w.service("web").Spec.Ports[0].Port = 81 },
-			want:  "ControllerBehind(RenderedOtherwise)", says: "(ports)",
+			want:  "ControllerBehind(RenderedOutdated)", says: "(changed: ports)",
 		},
 		"rules of a Service that is gone": {
 			plant: func(w *world) { w.Services = w.Services[:1] },
@@ -163,7 +163,7 @@ func renderingFaults() map[string]planted {
 				w.node(1).Spec.Services = nil
 				w.report(1)
 			},
-			want: "ControllerBehind(MembersOutOfDate)",
+			want: "ControllerBehind(LocalEndpointsOutdated)",
 		},
 		"local endpoints left out": {
 			plant: crowd,

@@ -16,7 +16,7 @@ func nodeFaults() map[string]planted {
 	return map[string]planted{
 		"agent that never reported": {
 			plant: func(w *world) { w.node(1).Status = v1alpha1.NodeProxyRulesStatus{} },
-			want:  "NeverReported",
+			want:  "AgentNeverReported",
 		},
 		"agent that is silent, and what follows": {
 			plant: func(w *world) {
@@ -26,11 +26,11 @@ func nodeFaults() map[string]planted {
 				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "node-2")}
 				w.NodeProxy.Status.Nodes.Lagging = 1
 			},
-			want: "AgentNotResponding(NodesNotProgrammed AgentsLagging SettingsNotInForce ConntrackPressure)", says: "node node-2 since 2026-03-01T11:55:00Z (5m",
+			want: "AgentNotResponding(NodesNotProgrammed AgentsLagging SettingsNotApplied ConntrackPressure)", says: "node node-2 since 2026-03-01T11:55:00Z (5m",
 		},
 		"agent that is too old": {
 			plant: func(w *world) { w.node(0).Spec.FormatVersion = 2 },
-			want:  "AgentTooOld", says: "your DaemonSet",
+			want:  "AgentTooOld", says: "your agents' DaemonSet",
 		},
 		"settings that the node cannot do": {
 			plant: func(w *world) {
@@ -52,7 +52,7 @@ func nodeFaults() map[string]planted {
 					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted; but: a sysctl"))
 				}
 			},
-			says: "on node-1, node-2: programmed, but: a sysctl",
+			says: "on node-1, node-2: programmed, with restrictions: a sysctl",
 		},
 		"changes that wait": {
 			plant: func(w *world) {
@@ -60,7 +60,7 @@ func nodeFaults() map[string]planted {
 			},
 			want: "Pending",
 		},
-		"Services held since their rules are gone": {
+		"Services retained because their rules are gone": {
 			plant: func(w *world) {
 				w.ServiceRules = w.ServiceRules[:1]
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "1 Service"))
@@ -68,20 +68,20 @@ func nodeFaults() map[string]planted {
 			},
 			want: "ControllerBehind(InventoryDiffers(Held) NotRendered)",
 		},
-		"Services held": {
+		"Services retained": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "2 Services"))
 			},
 			want: "Held", says: "WARNING Held of node node-1\n",
 		},
-		"a Service that the kernel refuses": {
+		"a Service that the kernel rejects": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
 				w.node(0).Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/web: no SCTP"}}
 			},
 			want: "SomeServicesRefused", says: "Service shop/web, node node-1\n",
 		},
-		"another Service that the kernel refuses": {
+		"another Service that the kernel rejects": {
 			service: "kube-system/kube-dns",
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
@@ -103,7 +103,7 @@ func nodeFaults() map[string]planted {
 			},
 			want: "ModeFallback",
 		},
-		"rules undone": {
+		"rules modified": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionDrifted, metav1.ConditionTrue, v1alpha1.ReasonRulesUndone, "by a firewall"))
 			},
@@ -122,7 +122,7 @@ func nodeFaults() map[string]planted {
 			},
 			want: "KernelDiffers",
 		},
-		"a node of Windows, as one of its pods tells": {
+		"a Windows node, as one of its pods reveals": {
 			plant: func(w *world) {
 				for i := range 2 {
 					pod := *w.Pods[2].DeepCopy()
@@ -143,12 +143,12 @@ func nodeFaults() map[string]planted {
 			},
 			want: "AgentTooOld", says: "clear spec.agent.image of the NodeProxy",
 		},
-		"Audit, and nobody maintains the rules": {
+		"Audit, and no proxy maintains the rules": {
 			plant: func(w *world) {
 				w.node(0).Spec.Settings.Enforcement = new(v1alpha1.Audit)
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, "enforcement is Audit: nobody maintains the rules, start kube-proxy"))
 			},
-			want: "Audit", says: "nobody maintains the rules, start kube-proxy",
+			want: "AuditWithoutProxy", says: "nobody maintains the rules, start kube-proxy",
 		},
 		"silent agents of many nodes are one finding": {
 			plant: func(w *world) {
@@ -156,7 +156,7 @@ func nodeFaults() map[string]planted {
 					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, ""))
 				}
 			},
-			want: "AgentNotResponding", says: "see its pod and log: kubectl -n nodeproxy-system get pods -l app.kubernetes.io/name=nodeproxy-agent -o wide, then",
+			want: "AgentNotResponding", says: "check its pod and log: kubectl -n nodeproxy-system get pods -l app.kubernetes.io/name=nodeproxy-agent -o wide, then",
 		},
 		"an agent of nodeproxy in a namespace of its own that is silent": {
 			plant: func(w *world) {
@@ -166,13 +166,13 @@ func nodeFaults() map[string]planted {
 			},
 			want: "AgentNotResponding", says: "kubectl -n operators get pods -l app.kubernetes.io/name=nodeproxy-agent --field-selector spec.nodeName=node-1 -o wide, then kubectl -n operators logs POD --tail=20",
 		},
-		"rules of a node that are not in force": {
+		"rules of a node that are not applied": {
 			plant: func(w *world) { w.node(0).Generation = 2 },
-			want:  "RulesNotInForce", says: "(generation 2), and its agent reports about older ones (generation 1)",
+			want:  "RulesNotApplied", says: "(generation 2), but its agent still reports older ones (generation 1)",
 		},
-		"settings of a node that are not in force": {
+		"settings of a node that are not applied": {
 			plant: func(w *world) { w.node(0).Spec.SettingsRevision = "new" },
-			want:  "SettingsNotInForce",
+			want:  "SettingsNotApplied",
 		},
 		"settings of a node that have just changed": {
 			plant: func(w *world) {
@@ -192,14 +192,14 @@ func nodeFaults() map[string]planted {
 				w.node(0).ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(2 * time.Minute))}, {Time: new(ago(time.Second)), Subresource: "status"}}
 				w.set(0, metav1.Condition{Type: v1alpha1.ConditionDrifted, Status: metav1.ConditionFalse, LastTransitionTime: ago(time.Second)})
 			},
-			want: "RulesNotInForce",
+			want: "RulesNotApplied",
 		},
-		"Services that are held, and refused ones": {
+		"Services that are retained, and rejected ones": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
 				w.node(0).Status.Held = 3
 			},
-			want: "Held", says: "holds the rules of 3 Services",
+			want: "Held", says: "retains the rules of 3 Services",
 		},
 		"a family that is not programmed": {
 			plant: func(w *world) { w.node(1).Status.Families = []string{"IPv6"} },
@@ -212,21 +212,21 @@ func nodeFaults() map[string]planted {
 				w.ServiceRules[1].ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(11 * time.Minute))}}
 				w.node(0).Status.AppliedResourceVersion = "10"
 			},
-			want: "AgentLags", says: "ServiceProxyRules shop.web have resourceVersion 10, and its kernel holds nothing newer than 6",
+			want: "ChangesNotApplied", says: "ServiceProxyRules shop.web have resourceVersion 10, but its kernel has nothing newer than 6",
 		},
-		"a kernel of which that is not told yet": {
+		"a kernel whose agent has not reported yet": {
 			plant: func(w *world) {
 				w.ServiceRules[1].ResourceVersion = "10"
 				w.ServiceRules[1].ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(4 * time.Minute))}}
 			},
 		},
-		"other endpoints than are wanted": {
+		"other endpoints than desired": {
 			plant: func(w *world) { w.node(0).Status.LocalEndpoints = 9 },
-			want:  "ReportsOtherwise", says: "local endpoints: 2 wanted, 9 reported",
+			want:  "StatusDiffers", says: "local endpoints: 2 desired, 9 reported",
 		},
-		"another mode than is wanted": {
+		"another mode than desired": {
 			plant: func(w *world) { w.node(0).Status.Mode = v1alpha1.ModeIPVS },
-			want:  "ReportsOtherwise", says: "mode: IPTables wanted, IPVS reported",
+			want:  "StatusDiffers", says: "mode: IPTables desired, IPVS reported",
 		},
 	}
 }
@@ -256,16 +256,16 @@ func trafficPolicyFaults() map[string]planted {
 				w.render()
 				w.node(2).CreationTimestamp, w.node(2).Status = ago(10*time.Second), v1alpha1.NodeProxyRulesStatus{}
 			},
-			says: "node-3 is new",
+			says: "no report yet from 1 new node, where the agent's image may still be pulled: node-3",
 		},
-		"external Local, and the load balancer can tell": {
+		"external Local, and the load balancer has a health check": {
 			plant: func(w *world) {
 				w.service("web").Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 				w.service("web").Spec.HealthCheckNodePort = 32000
 				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
 				w.render()
 			},
-			says: "keeps away from there by asking the health check port 32000",
+			says: "avoids the node by health check port 32000",
 		},
 		"external Local, and it cannot": {
 			plant: func(w *world) {

@@ -21,7 +21,7 @@ func policyFaults() map[string]planted {
 				w.set(0, is(v1alpha1.ConditionConntrackPressure, metav1.ConditionTrue, v1alpha1.ReasonTableNearlyFull, ""))
 				w.node(0).Status.Conntrack.UsagePercent = 75
 			},
-			want: "ConntrackPressure", says: "settings.conntrack.min (131072 now, such as to 262144)",
+			want: "ConntrackPressure", says: "settings.conntrack.min (now 131072, for example to 262144)",
 		},
 		"conntrack nearly full, without a report": {
 			plant: func(w *world) {
@@ -86,7 +86,7 @@ func policyFaults() map[string]planted {
 					Conditions: []metav1.Condition{is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonInvalidPolicy, "loadBalancerSourceRanges[0]")},
 				}}}
 			},
-			want: "PolicyNotAccepted(NotClosed)", says: "closes nodePorts",
+			want: "PolicyNotAccepted(PolicyNotApplied)", says: "disables nodePorts",
 		},
 	}
 }
@@ -124,7 +124,7 @@ func exposureFaults() map[string]planted {
 					Conditions: []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonProgressing, "1 of 2 Services")},
 				}}}
 			},
-			says: "a change by ServiceProxyPolicy/closed is on its way: 1 of 2 Services",
+			says: "a change by ServiceProxyPolicy/closed is being rolled out: 1 of 2 Services",
 		},
 		"a policy for other Services": {
 			service: "kube-system/kube-dns",
@@ -166,14 +166,14 @@ func exposureFaults() map[string]planted {
 				w.addService(withExternalIPOfWeb("late", time.Hour), "10.244.1.7", "10.244.2.7")
 				w.render()
 			},
-			want: "AddressTaken", says: "already belongs to the older Service shop/web, which",
+			want: "AddressTaken", says: "belongs to the older Service shop/web, which",
 		},
 		"external IP of a Service that is as old": {
 			plant: func(w *world) {
 				w.addService(withExternalIPOfWeb("xlate", 24*time.Hour), "10.244.1.7", "10.244.2.7")
 				w.render()
 			},
-			want: "AddressTaken", says: "already belongs to the Service shop/web (as old, and first by name), which gets",
+			want: "AddressTaken", says: "belongs to the Service shop/web (equally old, and first by name), which gets",
 		},
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -13,96 +14,69 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/rules"
 )
 
-// freshness looks whether nodes report what is wanted now, by what each says itself.
+// freshness checks whether nodes report the current desired state.
 func (e *examination) freshness() {
-	if e.lacking(cluster.ServiceProxyRules) != "" {
-		return // the nodes themselves are told of, and rendering is not looked at
+	if e.Unreadable(cluster.ServiceProxyRules) != "" {
+		return // the check of rendering is skipped, and says why
 	}
 	needs := e.neededFamilies()
-	for _, node := range e.nodes {
+	for _, node := range e.Nodes {
 		if !notes.Current(node) {
-			continue // all that it says is old, and that is told
+			continue // its status is stale, which is a finding of its own
 		}
 		programmed := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed)
-		e.stale(node)
-		e.holds(node, programmed)
 		if programmed.Status == metav1.ConditionTrue && !notes.Audits(node) {
 			e.lacksFamily(node, needs)
 		}
 		e.lags(node)
-		if !e.told(node.Name) && e.NodeProxy != nil && e.NodeProxy.DeletionTimestamp == nil {
+		if !e.hasFinding(node.Name) && e.NodeProxy != nil && e.NodeProxy.DeletionTimestamp == nil {
 			e.differs(node)
 		}
 	}
 }
 
-// told reports whether there is a finding about a node.
-func (e *examination) told(node string) bool {
-	return slices.ContainsFunc(e.found, func(f Finding) bool {
-		return f.Check == CheckNodes && slices.Contains(f.Nodes, node)
+// hasFinding reports whether there is a finding about a node.
+func (e *examination) hasFinding(node string) bool {
+	return slices.ContainsFunc(e.Found, func(f findings.Finding) bool {
+		return f.Check == findings.CheckNodes && slices.Contains(f.Nodes, node)
 	})
 }
 
-// stale tells of an agent that reports about older rules of its node.
-func (e *examination) stale(node *v1alpha1.NodeProxyRules) {
-	what := notes.Stale(node, e.Time)
-	if what == "" {
-		return
-	}
-	e.onNode(node, Finding{
-		Severity: Problem, Name: "RulesNotInForce", key: nodeKey(node.Name, "programmed"), passing: true, token: fmt.Sprint(node.Status.ObservedGeneration),
-		What: what,
-		doOn: e.doAgent("see its pod and log", "troubleshooting.md#nodeproxyagentslagging"),
-	})
-}
-
-// holds tells of Services that a node holds without an object, where its condition is
-// about something graver.
-func (e *examination) holds(node *v1alpha1.NodeProxyRules, programmed *metav1.Condition) {
-	if node.Status.Held == 0 || programmed.Reason == v1alpha1.ReasonHeld {
-		return
-	}
-	e.onNode(node, Finding{
-		Severity: Warning, Name: v1alpha1.ReasonHeld, passing: true, causes: []string{keyInventory},
-		What: fmt.Sprintf("the node holds the rules of %s whose objects have vanished", output.Plural(int(node.Status.Held), "Service")),
-		Do:   e.docs.See("see which Services they are, and why: kubectl nodeproxy status", "troubleshooting.md#nodeproxyservicesheld"),
-	})
-}
-
-// lacksFamily tells of a family that is not programmed though Services need it.
+// lacksFamily reports an IP family that is not programmed although Services need it.
 func (e *examination) lacksFamily(node *v1alpha1.NodeProxyRules, needs []string) {
 	lacks := slices.DeleteFunc(slices.Clone(needs), func(f string) bool { return slices.Contains(node.Status.Families, f) })
 	if len(lacks) == 0 {
 		return
 	}
-	e.onNode(node, Finding{
-		Severity: Problem, Name: "FamilyNotProgrammed", passing: true,
-		What: fmt.Sprintf("%s is not programmed on the node, and there are Services with such cluster IPs", strings.Join(lacks, " and ")),
-		doOn: e.doAgent("see its pod and log", "troubleshooting.md#nodeproxynodenotprogrammed"),
+	e.OnNode(node, findings.Finding{
+		Severity: findings.Problem, Reason: "FamilyNotProgrammed", Transient: true,
+		Message:  fmt.Sprintf("%s is not programmed on the node, but Services have such cluster IPs", strings.Join(lacks, " and ")),
+		RemedyOn: e.CheckAgent("check its pod and log", "troubleshooting.md#nodeproxynodenotprogrammed"),
 	})
 }
 
-// lags tells of a kernel that does not hold the newest change of Services, long after
-// its agent must have reported it. The controller, which knows it sooner, tells too.
+// lags reports a kernel that lacks a change of Services long after its agent must have
+// reported it. The controller detects it sooner, see AgentsLagging.
 func (e *examination) lags(node *v1alpha1.NodeProxyRules) {
 	what := notes.Lags(node, e.ServiceRules, e.Time)
 	if what == "" {
 		return
 	}
-	e.onNode(node, Finding{
-		Severity: Problem, Name: "AgentLags", key: nodeKey(node.Name, "lags"), passing: true, token: node.Status.AppliedResourceVersion,
-		What: what,
-		doOn: e.doAgent("see its pod and log", "troubleshooting.md#nodeproxyagentslagging"),
+	e.OnNode(node, findings.Finding{
+		Severity: findings.Problem, Reason: "ChangesNotApplied", Key: findings.NodeKey(node.Name, "lags"), Transient: true, Token: node.Status.AppliedResourceVersion,
+		Message:  what,
+		RemedyOn: e.CheckAgent("check its pod and log", "troubleshooting.md#nodeproxyagentslagging"),
 	})
 }
 
-// differs tells of whatever else a node reports that is not what is wanted. Services
-// without endpoints on the node have no part in that.
+// differs reports any other difference between a node's status and its desired state. Only
+// Services with endpoints on the node matter.
 func (e *examination) differs(node *v1alpha1.NodeProxyRules) {
 	members := combine.Members(node.Spec.Services)
 	var here []v1alpha1.ServiceProxyRules
@@ -113,34 +87,34 @@ func (e *examination) differs(node *v1alpha1.NodeProxyRules) {
 	}
 	d, err := rules.Reported(node, here, e.Time)
 	if err != nil {
-		e.cannot(CheckNodes, err.Error())
+		e.Skip(findings.CheckNodes, err.Error())
 		return
 	}
-	var says []string
+	var texts []string
 	for _, f := range d.Fields {
-		says = append(says, fmt.Sprintf("%s: %s wanted, %s reported", f.Name, f.Node, f.Other))
+		texts = append(texts, fmt.Sprintf("%s: %s desired, %s reported", f.Name, f.Node, f.Other))
 	}
-	// Other findings of the comparison are told of one by one, but for this.
-	if refused := node.Status.Refused; e.only == nil && refused != nil && refused.Count > 0 {
-		says = append(says, fmt.Sprintf("its kernel refuses %s: %s", output.Plural(int(refused.Count), "Service"), some(refused.Examples)))
+	// All other findings of the comparison are findings of the nodes.
+	if rejected := node.Status.Refused; e.Only == nil && rejected != nil && rejected.Count > 0 {
+		texts = append(texts, fmt.Sprintf("its kernel rejects %s: %s", output.Plural(int(rejected.Count), "Service"), findings.Some(rejected.Examples)))
 	}
 	changed := []metav1.Object{node}
 	for i := range here {
 		changed = append(changed, &here[i])
 	}
-	if len(says) == 0 || !notes.Settled(node, e.Time, notes.Fresh, changed...) {
+	if len(texts) == 0 || !notes.Settled(node, e.Time, notes.Fresh, changed...) {
 		return
 	}
-	e.onNode(node, Finding{
-		Severity: Warning, Name: "ReportsOtherwise", passing: true, causes: []string{keyInventory, "members " + node.Name},
-		What: "the node reports something else than is wanted: " + strings.Join(says, "; "),
-		doOn: func(node string) string {
-			return e.docs.See("compare: kubectl nodeproxy diff "+cmp.Or(node, "NODE"), "troubleshooting.md#one-node-differs")
+	e.OnNode(node, findings.Finding{
+		Severity: findings.Warning, Reason: "StatusDiffers", Transient: true, Causes: []string{findings.KeyInventory, findings.NodeKey(node.Name, "local endpoints")},
+		Message: "the node's status differs from the desired state: " + strings.Join(texts, "; "),
+		RemedyOn: func(node string) string {
+			return e.Docs.See("compare: kubectl nodeproxy diff "+cmp.Or(node, "NODE"), "troubleshooting.md#one-node-differs")
 		},
 	})
 }
 
-// neededFamilies are those in which some Service has a cluster IP.
+// neededFamilies are the IP families of the Services' cluster IPs.
 func (e *examination) neededFamilies() []string {
 	var needs []string
 	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
@@ -153,4 +127,33 @@ func (e *examination) neededFamilies() []string {
 		}
 	}
 	return needs
+}
+
+// withoutRules reports nodes that run pods but have no rules.
+func (e *examination) withoutRules() {
+	if e.Unreadable(cluster.Pods) != "" || e.NodeProxy == nil {
+		return
+	}
+	known := map[string]bool{}
+	for i := range e.NodeRules {
+		known[e.NodeRules[i].Name] = true
+	}
+	for i := range e.Pods { // one Windows pod reveals a Windows node
+		spec := &e.Pods[i].Spec
+		if spec.OS != nil && spec.OS.Name == corev1.Windows || spec.NodeSelector[corev1.LabelOSStable] == string(corev1.Windows) {
+			known[spec.NodeName] = true
+		}
+	}
+	missing := map[string]bool{}
+	for i := range e.Pods {
+		pod := &e.Pods[i]
+		if node := pod.Spec.NodeName; node != "" && !known[node] && pod.Status.Phase == corev1.PodRunning && !missing[node] {
+			missing[node] = true
+			e.Add(findings.Finding{
+				Severity: findings.Problem, Reason: "NodeRulesMissing", Check: findings.CheckNodes, Nodes: []string{node}, Key: findings.NodeKey(node, "rules"), Causes: []string{findings.KeyBehind},
+				Message: "pods run on the node, but it has no NodeProxyRules: no agent serves it", Transient: true,
+				Remedy: e.Docs.See("check whether a controller runs, which writes them for each Node: "+e.Own.Controllers(), "troubleshooting.md#nodeproxynoderulesmissing"),
+			})
+		}
+	}
 }

@@ -10,29 +10,27 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 )
 
-// mostTraced bounds of how many Services a pod's own connection is followed, where all
-// are looked at.
-const mostTraced = 300
+// maxTracedServices is how many Services are traced if all are examined.
+const maxTracedServices = 300
 
-// mostOwn bounds the same of the endpoints of the one Service that is asked for. Each
-// is followed through the rules of all of them.
-const mostOwn = 20
+// maxTracedEndpoints is how many endpoints of the one examined Service are traced.
+const maxTracedEndpoints = 20
 
-// Trace tells what becomes of a packet on the node of a set.
+// Trace traces a packet through the desired rules of a node.
 type Trace func(*combine.Set, tracer.Packet) (*tracer.Result, error)
 
-// hairpin looks whether a pod that uses its own Service gets an answer: where the
-// connection comes back to the pod itself, the node must have put its own address in
-// the place of the pod's, or the pod would answer itself.
+// hairpin checks whether a pod can use its own Service: if the connection returns to the pod,
+// the node must have masqueraded it, or the pod would reply to itself.
 func (e *examination) hairpin() {
 	traced, left := 0, 0
-	for name, rules := range e.used(CheckHairpin) {
+	for name, rules := range e.used(findings.CheckHairpin) {
 		if !e.concerns(name) {
 			continue
 		}
-		if traced == mostTraced {
+		if traced == maxTracedServices {
 			left++
 			continue
 		}
@@ -41,34 +39,33 @@ func (e *examination) hairpin() {
 		}
 	}
 	if left > 0 {
-		e.remark("whether pods reach themselves was looked at for %d Services; for others ask by name (%d are left)", traced, left)
+		e.Notef("hairpin was checked for %d Services; check the other %d by name", traced, left)
 	}
 	if traced > 0 {
-		e.remark("pods reach themselves through their Services by the rules of the nodes; that the network lets a packet back to the pod that it came from (hairpin mode of its bridge port) cannot be seen from here")
+		e.Notef("the rules let pods reach themselves through their Services; whether the network also does (hairpin mode of the bridge port) cannot be checked from here")
 	}
 }
 
-// hairpinOf follows the own connections of endpoints of a Service: of all where one
-// Service is asked for, else of the first that is found. It reports whether there was
-// one.
+// hairpinOf traces the connections of endpoints to their own Service: of all endpoints if
+// one Service is examined, else of the first. It reports whether there was one.
 func (e *examination) hairpinOf(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules) bool {
 	traced := 0
 	for _, port := range rules.Spec.Ports {
 		all := usable(port)
-		for _, node := range e.nodes {
+		for _, node := range e.Nodes {
 			for _, member := range e.membersOn(node, name, port) {
 				endpoint, err := netip.ParseAddrPort(member)
 				if err != nil || !all[member] {
 					continue
 				}
-				if traced == mostOwn {
-					e.remark("whether pods of %s reach themselves was looked at for %d of its endpoints, and there are more", name, traced)
+				if traced == maxTracedEndpoints {
+					e.Notef("hairpin of %s was checked for %d of its endpoints only", name, traced)
 					return true
 				}
 				if !e.ownConnection(name, rules, node, port, endpoint) {
 					continue
 				}
-				if traced++; e.only == nil {
+				if traced++; e.Only == nil {
 					return true
 				}
 			}
@@ -77,8 +74,8 @@ func (e *examination) hairpinOf(name types.NamespacedName, rules *v1alpha1.Servi
 	return traced > 0
 }
 
-// ownConnection follows the connection of an endpoint to its Service. It reports
-// whether the Service has an address of its family.
+// ownConnection traces the connection of an endpoint to its own Service. It reports whether
+// the Service has an address of its family.
 func (e *examination) ownConnection(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, node *v1alpha1.NodeProxyRules, port v1alpha1.ServicePort, endpoint netip.AddrPort) bool {
 	family := dataplane.IPv4
 	if endpoint.Addr().Is6() {
@@ -93,36 +90,35 @@ func (e *examination) ownConnection(name types.NamespacedName, rules *v1alpha1.S
 	if !to.IsValid() {
 		return false
 	}
-	if err := e.Newer("NodeProxyRules "+node.Name, node.Spec.FormatVersion, string(e.docs)); err != nil {
-		e.cannot(CheckHairpin, err.Error())
+	if err := e.Newer("NodeProxyRules "+node.Name, node.Spec.FormatVersion, string(e.Docs)); err != nil {
+		e.Skip(findings.CheckHairpin, err.Error())
 		return false
 	}
 	set, err := combine.Whole(node, []v1alpha1.ServiceProxyRules{*rules}, family)
 	if err != nil {
-		e.cannot(CheckHairpin, err.Error())
+		e.Skip(findings.CheckHairpin, err.Error())
 		return false
 	}
-	// That it is a pod, or one in the network of the node, which is a process to the
-	// rules, the tracer knows by the node's addresses and endpoints.
+	// The tracer knows by the node's addresses whether the pod uses the host network.
 	result, err := e.trace(set, tracer.Packet{Protocol: port.Protocol, Source: endpoint.Addr(), Destination: to})
 	if err != nil {
-		e.cannot(CheckHairpin, fmt.Sprintf("the way of a packet on %s cannot be told: %v", node.Name, err))
+		e.Skip(findings.CheckHairpin, fmt.Sprintf("a packet cannot be traced on %s: %v", node.Name, err))
 		return false
 	}
 	for _, o := range result.Outcomes {
-		f := Finding{
-			Severity: Problem, Name: "NoHairpin", Check: CheckHairpin, Service: name.String(), Nodes: []string{node.Name},
-			Do: fmt.Sprintf("see by which rules: kubectl nodeproxy trace --node %s --from %s --to %s/%s", node.Name, endpoint.Addr(), to, port.Protocol),
+		f := findings.Finding{
+			Severity: findings.Problem, Reason: "NoHairpin", Check: findings.CheckHairpin, Service: name.String(), Nodes: []string{node.Name},
+			Remedy: fmt.Sprintf("see the rules: kubectl nodeproxy trace --node %s --from %s --to %s/%s", node.Name, endpoint.Addr(), to, port.Protocol),
 		}
 		switch {
 		case o.Fate != tracer.Delivered:
-			f.What = fmt.Sprintf("a pod of the Service that uses it itself (%s) is refused: %s", endpoint, o.Why)
+			f.Message = fmt.Sprintf("a pod of the Service that uses the Service itself (%s) cannot connect: %s", endpoint, o.Why)
 		case o.Endpoint != nil && *o.Endpoint == endpoint && !o.Masqueraded:
-			f.What = fmt.Sprintf("a pod of the Service that uses it itself (%s) gets no answer where its connection comes back to it: its source is not masqueraded", endpoint)
+			f.Message = fmt.Sprintf("a pod of the Service that uses the Service itself (%s) gets no reply if the connection returns to it: its source is not masqueraded", endpoint)
 		default:
 			continue
 		}
-		e.add(f)
+		e.Add(f)
 		break
 	}
 	return true

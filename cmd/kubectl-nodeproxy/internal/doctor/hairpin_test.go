@@ -13,8 +13,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestHairpin follows pods' own connections, with what the tracer tells and with what
-// it never should.
+// TestHairpin traces connections of pods to their own Service, with real and fake results.
 func TestHairpin(t *testing.T) {
 	web := types.NamespacedName{Namespace: "shop", Name: "web"}
 	for name, c := range map[string]struct {
@@ -22,7 +21,7 @@ func TestHairpin(t *testing.T) {
 		want  string // findings
 		says  string
 	}{
-		"as nodes do": {trace: func(real Trace) Trace { return real }, says: "hairpin mode of its bridge port"},
+		"as nodes do": {trace: func(real Trace) Trace { return real }, says: "hairpin mode of the bridge port"},
 		"not masqueraded": {
 			trace: func(real Trace) Trace {
 				return func(s *combine.Set, p tracer.Packet) (*tracer.Result, error) {
@@ -42,19 +41,19 @@ func TestHairpin(t *testing.T) {
 			},
 			want: "NoHairpin NoHairpin", says: "trace --node node-1 --from 10.244.1.5 --to 10.96.0.20:80/TCP",
 		},
-		"refused": {
+		"rejected": {
 			trace: func(Trace) Trace {
 				return func(*combine.Set, tracer.Packet) (*tracer.Result, error) {
 					return &tracer.Result{Outcomes: []tracer.Outcome{{Fate: tracer.Rejected, Why: "of a reason"}}}, nil
 				}
 			},
-			want: "NoHairpin NoHairpin", says: "is refused: of a reason",
+			want: "NoHairpin NoHairpin", says: "cannot connect: of a reason",
 		},
-		"cannot be told": {
+		"cannot be traced": {
 			trace: func(Trace) Trace {
 				return func(*combine.Set, tracer.Packet) (*tracer.Result, error) { return nil, errors.New("no model") }
 			},
-			says: "hairpin: the way of a packet on node-1 cannot be told: no model",
+			says: "hairpin: a packet cannot be traced on node-1: no model",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -80,7 +79,7 @@ func TestHairpin(t *testing.T) {
 func TestHairpinBounded(t *testing.T) {
 	w := newWorld()
 	web := w.ServiceRules[1]
-	for i := range mostTraced {
+	for i := range maxTracedServices {
 		more := *web.DeepCopy()
 		more.Name, more.Labels = "shop.web", web.Labels
 		more.Spec.ClusterIPs = []string{netip.AddrFrom4([4]byte{10, 97, byte(i / 256), byte(i)}).String()}
@@ -95,7 +94,7 @@ func TestHairpinBounded(t *testing.T) {
 	}
 	w.NodeProxy.Status.Inventory = nil
 	r, err := Examine(w.Objects, q)
-	if err != nil || traced%mostTraced != 0 || !strings.Contains(text(t, r), "looked at for 300 Services; for others ask by name (2 are left)") {
+	if err != nil || traced%maxTracedServices != 0 || !strings.Contains(text(t, r), "hairpin was checked for 300 Services; check the other 2 by name") {
 		t.Errorf("%v, %d traced:\n%s", err, traced, text(t, r))
 	}
 }

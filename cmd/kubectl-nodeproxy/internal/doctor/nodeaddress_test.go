@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 )
 
 // TestNodeAddresses: an address of a node is a problem where the node needs the port.
@@ -19,14 +20,14 @@ func TestNodeAddresses(t *testing.T) {
 		port               int32
 		external, balanced []string
 		want, says         string
-		severity           Severity
+		severity           findings.Severity
 	}{
 		"load balancers on the nodes":             {port: 80, balanced: []string{"172.20.0.11", "172.20.0.12"}, says: "2 load-balancer IPs of shop/edge: 172.20.0.11, 172.20.0.12 are addresses of nodes"},
-		"the port of SSH":                         {port: 22, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "22/TCP is a port of the node itself", severity: Problem},
-		"the node port of another Service":        {port: 30080, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "but for what stays with its owner: 30080/TCP is the node port of shop/web", severity: Problem},
-		"an external IP":                          {port: 80, external: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "an external IP of the Service", severity: Warning},
-		"both":                                    {port: 80, external: []string{"172.20.0.12"}, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "an external IP of the Service", severity: Warning},
-		"an external IP with the port of kubelet": {port: 10250, external: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "10250/TCP is a port of the node itself", severity: Problem},
+		"the port of SSH":                         {port: 22, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "22/TCP is a port of the node itself", severity: findings.Problem},
+		"the node port of another Service":        {port: 30080, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "except those that stay with their owner: 30080/TCP is the node port of shop/web", severity: findings.Problem},
+		"an external IP":                          {port: 80, external: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "an external IP of the Service", severity: findings.Warning},
+		"both":                                    {port: 80, external: []string{"172.20.0.12"}, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "an external IP of the Service", severity: findings.Warning},
+		"an external IP with the port of kubelet": {port: 10250, external: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "10250/TCP is a port of the node itself", severity: findings.Problem},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()
@@ -62,9 +63,9 @@ func TestPreferred(t *testing.T) {
 	web := types.NamespacedName{Namespace: "shop", Name: "web"}
 	e := &examination{view: &view{rules: map[types.NamespacedName]*v1alpha1.ServiceProxyRules{web: created(ago(time.Hour))}}}
 	for want, over := range map[string]*v1alpha1.ServiceProxyRules{
-		"the older Service shop/web":                                             created(ago(time.Minute)),
-		"the Service shop/web (as old, and first by name)":                       created(ago(time.Hour)),
-		"the Service shop/web (as this one has no cluster IP of that IP family)": created(ago(2 * time.Hour)),
+		"the older Service shop/web":                                                  created(ago(time.Minute)),
+		"the Service shop/web (equally old, and first by name)":                       created(ago(time.Hour)),
+		"the Service shop/web (because this one has no cluster IP of that IP family)": created(ago(2 * time.Hour)),
 	} {
 		if got := e.preferred(web, over); got != want {
 			t.Errorf("%s, want %s", got, want)

@@ -50,7 +50,7 @@ func waits(pod *corev1.Pod, reason string) {
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}}}
 }
 
-// TestPods: who runs is told by pods, as nobody else notices that a controller is gone.
+// TestPods: pods show what runs, because only a controller would detect that others are gone.
 func TestPods(t *testing.T) {
 	silent := is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "")
 	for name, c := range map[string]struct {
@@ -60,7 +60,7 @@ func TestPods(t *testing.T) {
 		"all run": {plant: func(*world) {}},
 		"the only pod of the controller crashes": {
 			plant: func(w *world) { waits(w.pod("nodeproxy-controller-node-1"), "CrashLoopBackOff") },
-			want:  "NoControllerRuns", says: "pod nodeproxy-system/nodeproxy-controller-node-1 container main: CrashLoopBackOff",
+			want:  "NoController", says: "pod nodeproxy-system/nodeproxy-controller-node-1 container main: CrashLoopBackOff",
 		},
 		"another pod of it is ready": {
 			plant: func(w *world) {
@@ -75,11 +75,11 @@ func TestPods(t *testing.T) {
 				w.delete("nodeproxy-controller-node-1")
 				w.service("web").Spec.Ports[0].Port = 81
 			},
-			want: "NoControllerRuns(ControllerBehind(RenderedOtherwise))", says: "there is no pod of the controller, in any namespace",
+			want: "NoController(ControllerBehind(RenderedOutdated))", says: "no namespace has a pod of the controller",
 		},
 		"it is about to end": {
 			plant: func(w *world) { w.pod("nodeproxy-controller-node-1").DeletionTimestamp = new(ago(0)) },
-			want:  "NoControllerRuns",
+			want:  "NoController",
 		},
 		"nothing is left but what was said": {
 			plant: func(w *world) {
@@ -88,7 +88,7 @@ func TestPods(t *testing.T) {
 				}
 				w.NodeProxy.Status.Conditions = append(w.NodeProxy.Status.Conditions, is(v1alpha1.ConditionAgentsDeployed, metav1.ConditionTrue, v1alpha1.ReasonAgentsUpToDate, ""))
 			},
-			want: "NoControllerRuns(AgentPodMissing)", says: "AgentPodMissing of nodes node-1, node-2",
+			want: "NoController(AgentPodMissing)", says: "AgentPodMissing of nodes node-1, node-2",
 		},
 		"a controller and agents outside of the cluster": {
 			plant: func(w *world) {
@@ -96,7 +96,7 @@ func TestPods(t *testing.T) {
 					w.delete(name)
 				}
 			},
-			says: "no pod of nodeproxy is in the cluster",
+			says: "no pod of nodeproxy found",
 		},
 		"an agent crashes, and is silent": {
 			plant: func(w *world) {
@@ -132,7 +132,7 @@ func TestPods(t *testing.T) {
 				w.node(1).CreationTimestamp = ago(time.Minute)
 				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "node-2")}
 			},
-			says: "node-2 is new, and no agent has reported on it yet",
+			says: "no report yet from 1 new node, where the agent's image may still be pulled: node-2",
 		},
 		"a node that is not new any more": {
 			plant: func(w *world) {
@@ -140,7 +140,7 @@ func TestPods(t *testing.T) {
 				w.node(1).CreationTimestamp = ago(3 * time.Minute)
 				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "node-2")}
 			},
-			want: "NeverReported(NodesNotProgrammed)",
+			want: "AgentNeverReported(NodesNotProgrammed)",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -158,16 +158,15 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// TestWithoutController: what a controller counted, and what nodes hold as nobody writes
-// it again, follows from there being none.
+// TestWithoutController: findings that are stale without a controller follow from that.
 func TestWithoutController(t *testing.T) {
 	lags := func(w *world) { w.NodeProxy.Status.Nodes.Lagging = 1 }
-	holds := func(w *world) {
+	retains := func(w *world) {
 		w.ServiceRules = w.ServiceRules[1:]
 		w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "1 Service"))
 	}
 	reports := func(w *world) {
-		holds(w)
+		retains(w)
 		w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, ""))
 		w.node(0).Status.LocalEndpoints = 9
 	}
@@ -177,15 +176,15 @@ func TestWithoutController(t *testing.T) {
 		plant   func(w *world)
 		follows string
 	}{
-		"agents lag":              {"", false, lags, "NoControllerRuns(AgentsLagging)"},
+		"agents lag":              {"", false, lags, "NoController(AgentsLagging)"},
 		"agents lag, and it runs": {"", true, lags, "AgentsLagging"},
 		"agents lag, and it is behind": {"", true, func(w *world) {
 			lags(w)
 			w.service("web").Spec.Ports[0].Port = 81
-		}, "ControllerBehind(AgentsLagging RenderedOtherwise)"},
-		"a node holds Services":          {"shop/web", false, holds, "NoControllerRuns(Held)"},
-		"a node holds them, and it runs": {"shop/web", true, holds, "Held"},
-		"a node reports otherwise":       {"shop/web", false, reports, "NoControllerRuns(ReportsOtherwise)"},
+		}, "ControllerBehind(AgentsLagging RenderedOutdated)"},
+		"a node retains Services":          {"shop/web", false, retains, "NoController(Held)"},
+		"a node retains them, and it runs": {"shop/web", true, retains, "Held"},
+		"a node reports otherwise":         {"shop/web", false, reports, "NoController(StatusDiffers)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()

@@ -14,10 +14,11 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// large is a world in which all is well, with many nodes, and Services of six pods each
+// large is a healthy world with many nodes, and Services of six pods each
 // in a hundred namespaces.
 func large(nodes, services int) *world {
 	w := newWorld()
@@ -81,7 +82,7 @@ func (w *world) renderLarge() {
 func TestSize(t *testing.T) {
 	const nodes, services = 1000, 5000
 	w := large(nodes, services)
-	var found []Finding
+	var found []findings.Finding
 	once := testing.Benchmark(func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
@@ -117,7 +118,7 @@ func TestSizeOfOne(t *testing.T) {
 		return trace(set, p)
 	}
 	r, err := Examine(w.Objects, q)
-	if err != nil || traced != mostOwn || len(r.Findings) > 0 || !strings.Contains(text(t, r), "looked at for 20 of its endpoints") {
+	if err != nil || traced != maxTracedEndpoints || len(r.Findings) > 0 || !strings.Contains(text(t, r), "was checked for 20 of its endpoints") {
 		t.Errorf("%v, %d traced:\n%s", err, traced, text(t, r))
 	}
 }

@@ -8,11 +8,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 )
 
-// trafficPolicies looks which nodes policy Local leaves without endpoints.
+// trafficPolicies reports nodes without endpoints under traffic policy Local.
 func (e *examination) trafficPolicies() {
-	for name, rules := range e.used(CheckTrafficPolicy) {
+	for name, rules := range e.used(findings.CheckTrafficPolicy) {
 		if !e.concerns(name) {
 			continue
 		}
@@ -26,20 +27,20 @@ func (e *examination) trafficPolicies() {
 	}
 }
 
-// without returns the nodes on which some port of a Service that has endpoints has
-// none, and these ports.
+// without returns the nodes on which a port with endpoints elsewhere has none, and these
+// ports.
 func (e *examination) without(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules) (nodes, ports []string) {
 	for _, port := range rules.Spec.Ports {
-		// Of those on a node the agent takes the ready ones, else those that terminate,
-		// whatever there is on other nodes.
+		// The agent uses the ready endpoints on its node, else the terminating ones, whatever
+		// other nodes have.
 		all := known(port)
 		if len(all) == 0 {
-			continue // everywhere: that is for another check
+			continue // on no node: see the check of endpoints
 		}
 		bare := false
-		for _, node := range e.nodes {
-			if e.isNew(node) || slices.ContainsFunc(e.membersOn(node, name, port), func(m string) bool { return all[m] }) {
-				continue // pods have yet to come to nodes that are new
+		for _, node := range e.Nodes {
+			if e.IsNew(node) || slices.ContainsFunc(e.membersOn(node, name, port), func(m string) bool { return all[m] }) {
+				continue // a new node has no pods yet
 			}
 			bare = true
 			nodes = append(nodes, node.Name)
@@ -52,21 +53,21 @@ func (e *examination) without(name types.NamespacedName, rules *v1alpha1.Service
 	return slices.Compact(nodes), ports
 }
 
-// internalLocal: what pods and the node itself send to the cluster IP is dropped there.
+// internalLocal: packets of pods and of the node itself to the cluster IP are dropped there.
 func (e *examination) internalLocal(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, nodes, ports []string) {
 	if rules.Spec.InternalTrafficPolicy != v1alpha1.TrafficPolicyLocal {
 		return
 	}
 	by := fmt.Sprintf("set internalTrafficPolicy to Cluster: kubectl edit service -n %s %s", name.Namespace, name.Name)
 	if len(rules.Spec.Policies) > 0 {
-		by += fmt.Sprintf(" (ServiceProxyPolicies shape the Service, too: %s)", some(rules.Spec.Policies))
+		by += fmt.Sprintf(" (these ServiceProxyPolicies also apply: %s)", findings.Some(rules.Spec.Policies))
 	}
-	e.add(Finding{
-		Severity: Problem, Name: "LocalWithoutEndpoint", Check: CheckTrafficPolicy, Service: name.String(), Nodes: nodes,
-		causes: []string{"rendering " + name.String(), "endpoints " + name.String()},
-		What: fmt.Sprintf("internalTrafficPolicy is Local, and no endpoint for port %s is on %s: what pods there send to the cluster IP is dropped",
-			some(ports), thereOn(len(nodes))),
-		Do: "run a pod of it on each node (a DaemonSet), or " + by,
+	e.Add(findings.Finding{
+		Severity: findings.Problem, Reason: "LocalWithoutEndpoint", Check: findings.CheckTrafficPolicy, Service: name.String(), Nodes: nodes,
+		Causes: []string{"rendering " + name.String(), "endpoints " + name.String()},
+		Message: fmt.Sprintf("internalTrafficPolicy is Local, and no endpoint for port %s is on %s: packets of pods there to the cluster IP are dropped",
+			findings.Some(ports), thereOn(len(nodes))),
+		Remedy: "run a pod of it on each node (a DaemonSet), or " + by,
 	})
 }
 
@@ -77,8 +78,8 @@ func thereOn(nodes int) string {
 	return "these nodes"
 }
 
-// externalLocal: what arrives there from outside is dropped, which a load balancer that
-// asks the health check port avoids.
+// externalLocal: packets from outside are dropped there, unless a load balancer avoids the
+// node by its health check port.
 func (e *examination) externalLocal(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, nodes []string) {
 	if rules.Spec.ExternalTrafficPolicy != v1alpha1.TrafficPolicyLocal {
 		return
@@ -86,14 +87,42 @@ func (e *examination) externalLocal(name types.NamespacedName, rules *v1alpha1.S
 	svc := e.services[name]
 	switch {
 	case rules.Spec.HealthCheckNodePort != 0:
-		e.remark("%s has externalTrafficPolicy Local, and no endpoint on %s: its load balancer keeps away from there by asking the health check port %d", name, some(nodes), rules.Spec.HealthCheckNodePort)
+		e.Notef("%s has externalTrafficPolicy Local, and no endpoint on %s: its load balancer avoids the node by health check port %d", name, findings.Some(nodes), rules.Spec.HealthCheckNodePort)
 	case svc != nil && svc.Spec.Type == corev1.ServiceTypeLoadBalancer:
-		e.add(Finding{
-			Severity: Warning, Name: "LocalWithoutHealthCheck", Check: CheckTrafficPolicy, Service: name.String(), Nodes: nodes,
-			What: "externalTrafficPolicy is Local, no endpoint is on " + thereOn(len(nodes)) + ", and there is no health check port by which the load balancer could tell: what it sends there is dropped",
-			Do:   e.docs.See("set externalTrafficPolicy in the Service itself, which gives it a healthCheckNodePort", "troubleshooting.md#a-load-balancer-takes-a-node-out"),
+		e.Add(findings.Finding{
+			Severity: findings.Warning, Reason: "LocalWithoutHealthCheck", Check: findings.CheckTrafficPolicy, Service: name.String(), Nodes: nodes,
+			Message: "externalTrafficPolicy is Local, no endpoint is on " + thereOn(len(nodes)) + ", and the Service has no health check port by which the load balancer could avoid it: packets are dropped there",
+			Remedy:  e.Docs.See("set externalTrafficPolicy in the Service itself, which then gets a healthCheckNodePort", "troubleshooting.md#a-load-balancer-takes-a-node-out"),
 		})
 	default:
-		e.nobodyWarns(name, rules, nodes)
+		e.withoutHealthCheck(name, rules, nodes)
 	}
+}
+
+// withoutHealthCheck: clients reach nodes without endpoints by node ports and external IPs,
+// because no load balancer avoids these nodes.
+func (e *examination) withoutHealthCheck(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, nodes []string) {
+	hasNodePort := slices.ContainsFunc(rules.Spec.Ports, func(p v1alpha1.ServicePort) bool { return p.NodePort != 0 })
+	var by string
+	switch hasExternalIP := len(rules.Spec.ExternalIPs)+len(rules.Spec.LoadBalancerIPs) > 0; {
+	case hasNodePort && hasExternalIP:
+		by = "the node ports and the external IPs"
+	case hasNodePort:
+		by = "the node ports"
+	case hasExternalIP:
+		by = "the external IPs"
+	default:
+		return // clients outside cannot reach it
+	}
+	set := fmt.Sprintf("set externalTrafficPolicy to Cluster (which masquerades clients' addresses): kubectl edit service -n %s %s", name.Namespace, name.Name)
+	if len(rules.Spec.Policies) > 0 {
+		set += fmt.Sprintf(" (these ServiceProxyPolicies also apply: %s)", findings.Some(rules.Spec.Policies))
+	}
+	e.Add(findings.Finding{
+		Severity: findings.Warning, Reason: "ExternalLocalWithoutEndpoint", Check: findings.CheckTrafficPolicy, Service: name.String(), Nodes: nodes,
+		Causes: []string{"rendering " + name.String(), "endpoints " + name.String()},
+		Message: fmt.Sprintf("externalTrafficPolicy is Local, and no endpoint is on %s: packets of clients outside to %s are dropped there, because no load balancer with a health check avoids it",
+			thereOn(len(nodes)), by),
+		Remedy: "send clients only to nodes with endpoints, run a pod of it on each node (a DaemonSet), or " + set,
+	})
 }

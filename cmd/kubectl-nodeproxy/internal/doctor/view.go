@@ -6,7 +6,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -14,50 +13,41 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// view is the objects of a cluster, and what belongs together.
+// view is the objects of a cluster, indexed.
 type view struct {
-	*cluster.Objects
-	// only is the Service that is asked for; nil: all.
-	only *types.NamespacedName
-	docs hints.Docs
-	// own is where nodeproxy's own pods are.
-	own      hints.Namespace
+	*findings.Examination
 	services map[types.NamespacedName]*corev1.Service
 	slices   map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	rules    map[types.NamespacedName]*v1alpha1.ServiceProxyRules
-	// holders tell whose an address and port is.
+	// holders are the Services that own an address and port.
 	holders combine.Holders
 	pods    map[string][]*corev1.Pod // by namespace
 	labels  map[string]map[string]string
-	// nodes are those whose Node exists, as far as the controller knows.
-	nodes []*v1alpha1.NodeProxyRules
-	// members are what these nodes are told of endpoints on them, by their names.
+	// members are the local endpoints in the rules of the nodes.
 	members map[string]map[dataplane.ServiceName]*v1alpha1.ServiceMembers
 	// servicePolicies are ServicePolicies as the controller reads them, in that order.
 	servicePolicies []policies.ServicePolicy
-	// shapes resolves what policies make of Services; nil where it cannot be told.
-	shapes  *policies.Services
-	refused map[types.NamespacedName]string // by the controller
+	// shapes resolves the overrides of Services; nil if policies could not be read.
+	shapes   *policies.Services
+	rejected map[types.NamespacedName]bool // by the controller
 }
 
 func newView(o *cluster.Objects, q *Question) (*view, error) {
-	only := q.Service
 	v := &view{
-		Objects: o, only: only, docs: q.Docs, own: hints.NamespaceOf(o.Pods),
-		holders:  combine.HoldersOf(o.ServiceRules),
-		services: map[types.NamespacedName]*corev1.Service{},
-		slices:   map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
-		rules:    map[types.NamespacedName]*v1alpha1.ServiceProxyRules{},
-		pods:     map[string][]*corev1.Pod{},
-		labels:   map[string]map[string]string{},
-		refused:  map[types.NamespacedName]string{},
-		members:  map[string]map[dataplane.ServiceName]*v1alpha1.ServiceMembers{},
+		Examination: findings.New(o, q.Docs, q.Service),
+		holders:     combine.HoldersOf(o.ServiceRules),
+		services:    map[types.NamespacedName]*corev1.Service{},
+		slices:      map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
+		rules:       map[types.NamespacedName]*v1alpha1.ServiceProxyRules{},
+		pods:        map[string][]*corev1.Pod{},
+		labels:      map[string]map[string]string{},
+		rejected:    map[types.NamespacedName]bool{},
+		members:     map[string]map[dataplane.ServiceName]*v1alpha1.ServiceMembers{},
 	}
 	for i := range o.Services {
 		v.services[named(&o.Services[i])] = &o.Services[i]
@@ -80,23 +70,17 @@ func newView(o *cluster.Objects, q *Question) (*view, error) {
 	for i := range o.Namespaces {
 		v.labels[o.Namespaces[i].Name] = o.Namespaces[i].Labels
 	}
-	for i := range o.NodeRules {
-		if o.NodeRules[i].Annotations[v1alpha1.AnnotationNodeAbsentSince] == "" {
-			v.nodes = append(v.nodes, &o.NodeRules[i])
-			v.members[o.NodeRules[i].Name] = combine.Members(o.NodeRules[i].Spec.Services)
-		}
+	for _, node := range v.Nodes {
+		v.members[node.Name] = combine.Members(node.Spec.Services)
 	}
 	if o.NodeProxy != nil {
 		for _, r := range o.NodeProxy.Status.Refused {
-			v.refused[types.NamespacedName{Namespace: r.Namespace, Name: r.Name}] = r.Message
+			v.rejected[types.NamespacedName{Namespace: r.Namespace, Name: r.Name}] = true
 		}
 	}
 	v.readPolicies()
-	if only == nil || v.lacking(cluster.Services) != "" {
-		return v, nil
-	}
-	if v.services[*only] == nil {
-		return nil, fmt.Errorf("%w as %s: kubectl get services -n %s lists those that there are", ErrNoService, only, only.Namespace)
+	if only := q.Service; only != nil && v.Unreadable(cluster.Services) == "" && v.services[*only] == nil {
+		return nil, fmt.Errorf("%w as %s: kubectl get services -n %s lists the Services", ErrNoService, only, only.Namespace)
 	}
 	return v, nil
 }
@@ -110,26 +94,16 @@ func (v *view) readPolicies() {
 			valid = append(valid, policy)
 		}
 	}
-	if v.lacking(cluster.ServiceProxyPolicies, cluster.Namespaces) != "" {
+	if v.Unreadable(cluster.ServiceProxyPolicies, cluster.Namespaces) != "" {
 		return
 	}
 	v.shapes = policies.NewServices(valid)
 }
 
-// lacking says why one of the kinds could not be read; empty: all were.
-func (v *view) lacking(kinds ...cluster.Kind) string {
-	for _, u := range v.Unread {
-		if slices.Contains(kinds, u.Kind) {
-			return u.Why
-		}
-	}
-	return ""
-}
-
-// asked returns the Services that are looked at.
+// asked returns the Services to examine.
 func (v *view) asked() []*corev1.Service {
-	if v.only != nil {
-		if svc := v.services[*v.only]; svc != nil {
+	if v.Only != nil {
+		if svc := v.services[*v.Only]; svc != nil {
 			return []*corev1.Service{svc}
 		}
 		return nil
@@ -141,14 +115,14 @@ func (v *view) asked() []*corev1.Service {
 	return out
 }
 
-// concerns reports whether a Service is looked at.
+// concerns reports whether a Service is examined.
 func (v *view) concerns(service types.NamespacedName) bool {
-	return v.only == nil || *v.only == service
+	return v.Only == nil || *v.Only == service
 }
 
-// wanted is what the controller makes of a Service now: what it has with the overrides
-// that it was given, and that with those that policies make now, where they can be told.
-func (v *view) wanted(svc *corev1.Service) (kept, now *v1alpha1.ServiceProxyRules, problems []render.Problem) {
+// desired is what the controller renders from a Service now: with the overrides that it got
+// before, and with those of the current policies, if these are readable.
+func (v *view) desired(svc *corev1.Service) (before, now *v1alpha1.ServiceProxyRules, problems []render.Problem) {
 	key := named(svc)
 	version, shape, in := v1alpha1.FormatVersion, render.Shape{}, render.Cluster{}
 	stored := v.rules[key]
@@ -159,13 +133,13 @@ func (v *view) wanted(svc *corev1.Service) (kept, now *v1alpha1.ServiceProxyRule
 		}
 	}
 	of := v.rendered(key)
-	kept, problems = render.Service(svc, of, shape, in, version)
-	now = kept
+	before, problems = render.Service(svc, of, shape, in, version)
+	now = before
 	if v.shapes != nil {
 		r := v.shapes.Resolve(v.labels[svc.Namespace], svc.Labels)
 		now, _ = render.Service(svc, of, render.Shape{Overrides: &r.Overrides, Policies: r.Policies}, in, version)
 	}
-	return kept, now, problems
+	return before, now, problems
 }
 
 // rendered are the slices from which a Service is rendered.
@@ -193,7 +167,7 @@ func (v *view) membersOn(node *v1alpha1.NodeProxyRules, service types.Namespaced
 	return nil
 }
 
-// known are the addresses of a port that nodes know, ready or terminating.
+// known are the addresses of a port, ready or terminating.
 func known(port v1alpha1.ServicePort) map[string]bool {
 	all := map[string]bool{}
 	for _, group := range port.Endpoints {
@@ -204,8 +178,8 @@ func known(port v1alpha1.ServicePort) map[string]bool {
 	return all
 }
 
-// usable are the addresses of a port that take connections from everywhere: those that
-// are ready, else those that terminate.
+// usable are the addresses of a port under policy Cluster: the ready ones, else the
+// terminating ones.
 func usable(port v1alpha1.ServicePort) map[string]bool {
 	ready := port
 	ready.Endpoints = slices.DeleteFunc(slices.Clone(port.Endpoints), func(g v1alpha1.EndpointGroup) bool { return g.State != v1alpha1.EndpointReady })
@@ -219,27 +193,8 @@ func named(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// serviceOf names the Service of rules as agents do; false: no agent uses these rules.
+// serviceOf returns the Service of rules as agents do; false: no agent uses these rules.
 func serviceOf(rules *v1alpha1.ServiceProxyRules) (types.NamespacedName, bool) {
 	name, ok := combine.ServiceOf(rules.Name)
 	return types.NamespacedName(name), ok
 }
-
-// condition finds one that has a status; nil: there is none.
-func condition(of []metav1.Condition, name string, status metav1.ConditionStatus) *metav1.Condition {
-	if c := meta.FindStatusCondition(of, name); c != nil && c.Status == status {
-		return c
-	}
-	return nil
-}
-
-// since is when a condition came to be as it is.
-func since(c *metav1.Condition) *metav1.Time {
-	if c == nil || c.LastTransitionTime.IsZero() {
-		return nil
-	}
-	return &c.LastTransitionTime
-}
-
-// some names a few of many.
-func some(names []string) string { return output.Some(names, 5) }

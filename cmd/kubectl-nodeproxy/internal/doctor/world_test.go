@@ -19,6 +19,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
@@ -28,7 +29,7 @@ func now() time.Time { return time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC) }
 
 func ago(d time.Duration) metav1.Time { return metav1.NewTime(now().Add(-d)) }
 
-// world is a cluster of two nodes in which all is well: CoreDNS on both nodes and the
+// world is a healthy cluster of two nodes: CoreDNS on both nodes and the
 // Service shop/web of every type of address, with a pod on each node.
 type world struct{ *cluster.Objects }
 
@@ -182,7 +183,7 @@ func (w *world) surroundings() render.Cluster {
 	}
 }
 
-// report writes what the agent of a node that does all that is wanted counts.
+// report writes the counts of the agent of a node that has programmed everything.
 func (w *world) report(i int) {
 	node, local := w.node(i), map[netip.AddrPort]bool{}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
@@ -251,12 +252,12 @@ func (w *world) examine(t *testing.T, service string) *Report {
 }
 
 // names are those of findings, with what follows from each in brackets.
-func names(found []Finding) string {
+func names(found []findings.Finding) string {
 	var out []string
 	for _, f := range found {
-		text := f.Name
-		if len(f.Therefore) > 0 {
-			text += "(" + names(f.Therefore) + ")"
+		text := f.Reason
+		if len(f.Consequences) > 0 {
+			text += "(" + names(f.Consequences) + ")"
 		}
 		out = append(out, text)
 	}

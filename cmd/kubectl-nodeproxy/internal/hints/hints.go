@@ -1,5 +1,3 @@
-// Package hints says where to look on: in the documentation, and at nodeproxy's pods.
-// Who reads them has the plugin and a cluster, and nothing else.
 package hints
 
 import (
@@ -11,13 +9,13 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 )
 
-// Docs are the documents of a release of the plugin, such as v0.1.0.
+// Docs is the documentation of a release of the plugin, such as v0.1.0.
 type Docs string
 
-// release is how tags of releases look. What is built in between has others.
+// release matches tags of releases, not versions of builds in between.
 var release = regexp.MustCompile(`^v\d+\.\d+\.\d+(-(alpha|beta|rc)[.\d]*)?$`)
 
-// URL is where a page, such as removal.md#with-retain, is to be read.
+// URL returns the address of a page, such as removal.md#with-retain.
 func (d Docs) URL(page string) string {
 	at := "main"
 	if release.MatchString(string(d)) {
@@ -26,20 +24,19 @@ func (d Docs) URL(page string) string {
 	return fmt.Sprintf("https://github.com/nodeproxy-io/nodeproxy/blob/%s/docs/%s", at, page)
 }
 
-// See is what to do, with the page that says more.
+// See returns an action with the page that has the details.
 func (d Docs) See(action, page string) string { return action + "; see " + d.URL(page) }
 
-// Controller is what the controller's pods are called by the label that those of the
-// agents have, too.
+// Controller is the value of label app.kubernetes.io/name of the controller's pods.
 const Controller = "nodeproxy-controller"
 
 const usual = "nodeproxy-system"
 
-// Namespace is the one in which nodeproxy runs; empty: it is not known.
+// Namespace is nodeproxy's namespace; empty: unknown.
 type Namespace string
 
-// NamespaceOf finds the namespace in which nodeproxy runs by its pods. Where there are
-// none it is the one that install.yaml makes.
+// NamespaceOf finds nodeproxy's namespace by its pods. Without any, it is the one of
+// install.yaml.
 func NamespaceOf(pods []corev1.Pod) Namespace {
 	for _, name := range []string{Controller, agentdeploy.Name} {
 		for i := range pods {
@@ -51,14 +48,14 @@ func NamespaceOf(pods []corev1.Pod) Namespace {
 	return usual
 }
 
-// Controllers is the command that lists the controller's pods.
+// Controllers returns the command that lists the controller's pods.
 func (n Namespace) Controllers() string { return n.pods(Controller) + " -o wide" }
 
-// Agents is the command that lists the agents' pods.
+// Agents returns the command that lists the agents' pods.
 func (n Namespace) Agents() string { return n.pods(agentdeploy.Name) + " -o wide" }
 
-// Agent are the commands that show the agent's pod on a node, and its log. Without a
-// node the first lists all of them.
+// Agent returns the commands that show the agent's pod on a node, or those of all nodes, and
+// its log.
 func (n Namespace) Agent(node string) string {
 	list := n.Agents()
 	if node != "" {

@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// Fresh is how old a change may be that a node does not report yet.
+	// Fresh is how long an agent may take to report a change.
 	Fresh = time.Minute
-	// figuresFresh is the same for figures, which agents report within five minutes.
-	figuresFresh = 10 * time.Minute
+	// countersFresh is the same for counters, which agents report within five minutes.
+	countersFresh = 10 * time.Minute
 )
 
 // IsNew reports whether a node is so new that its agent need not have reported yet.
@@ -25,7 +25,7 @@ func IsNew(node *v1alpha1.NodeProxyRules, now time.Time) bool {
 	return meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed) == nil && now.Sub(node.CreationTimestamp.Time) < cluster.Grace
 }
 
-// OnlyNew reports whether there are new nodes, and none else is not programmed.
+// OnlyNew reports whether there are new nodes, and all others are programmed.
 func OnlyNew(nodes []*v1alpha1.NodeProxyRules, now time.Time) bool {
 	some := false
 	for _, node := range nodes {
@@ -39,53 +39,53 @@ func OnlyNew(nodes []*v1alpha1.NodeProxyRules, now time.Time) bool {
 	return some
 }
 
-// Current reports whether an agent lives and understands what it is given: of any other
-// all that it has said is old.
+// Current reports whether an agent is alive and supports the format of its rules. The report
+// of any other agent is stale.
 func Current(node *v1alpha1.NodeProxyRules) bool {
 	programmed := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed)
 	return programmed != nil && programmed.Reason != v1alpha1.ReasonAgentNotResponding && TooOld(node) == ""
 }
 
-// Stale says that a current agent reports about older rules of its node than it has had
-// for a while; empty: it does not.
+// Stale reports that a current agent has not processed the rules of its node for a while;
+// empty: it has.
 func Stale(node *v1alpha1.NodeProxyRules, now time.Time) string {
 	if !Current(node) || node.Status.ObservedGeneration >= node.Generation || !Settled(node, now, Fresh, node) {
 		return ""
 	}
-	return fmt.Sprintf("the node's rules changed more than a minute ago (generation %d), and its agent reports about older ones (generation %d)", node.Generation, node.Status.ObservedGeneration)
+	return fmt.Sprintf("the node's rules changed more than a minute ago (generation %d), but its agent still reports older ones (generation %d)", node.Generation, node.Status.ObservedGeneration)
 }
 
-// OldSettings says that a node's agent does not do yet what it has been told for a
-// while; empty: it does.
+// OldSettings reports that an agent has not applied the settings of its node for a while;
+// empty: it has.
 func OldSettings(node *v1alpha1.NodeProxyRules, now time.Time) string {
 	if node.Status.SettingsRevision == node.Spec.SettingsRevision || !Settled(node, now, Fresh, node) {
 		return ""
 	}
-	return "the node's settings are not in force: its agent reports older ones"
+	return "the node's settings are not applied: its agent reports older ones"
 }
 
-// Lags says that a kernel which its agent calls programmed does not hold some
-// ServiceProxyRules long after that must have been reported; empty: it does.
+// Lags reports that a programmed kernel lacks some ServiceProxyRules long after its agent must
+// have reported them; empty: it has all.
 func Lags(node *v1alpha1.NodeProxyRules, all []v1alpha1.ServiceProxyRules, now time.Time) string {
 	if !Current(node) || !meta.IsStatusConditionTrue(node.Status.Conditions, v1alpha1.ConditionProgrammed) || Audits(node) {
 		return ""
 	}
-	// The newest of all may have been written just now, and again and again.
+	// The newest of all may always have been written just now.
 	var newest *v1alpha1.ServiceProxyRules
 	for i := range all {
 		one := &all[i]
-		if !Applied(node, one) && Settled(node, now, figuresFresh, one) && (newest == nil || compareVersions(one.ResourceVersion, newest.ResourceVersion) > 0) {
+		if !Applied(node, one) && Settled(node, now, countersFresh, one) && (newest == nil || compareVersions(one.ResourceVersion, newest.ResourceVersion) > 0) {
 			newest = one
 		}
 	}
 	if newest == nil {
 		return ""
 	}
-	return fmt.Sprintf("what was rendered more than ten minutes ago is not applied on the node: ServiceProxyRules %s have resourceVersion %s, and its kernel holds nothing newer than %s",
+	return fmt.Sprintf("a change that was rendered more than ten minutes ago is not applied on the node: ServiceProxyRules %s have resourceVersion %s, but its kernel has nothing newer than %s",
 		newest.Name, newest.ResourceVersion, cmp.Or(node.Status.AppliedResourceVersion, "none"))
 }
 
-// Newest are the ServiceProxyRules that were written last; nil: there are none.
+// Newest returns the ServiceProxyRules that were written last; nil: there are none.
 func Newest(all []v1alpha1.ServiceProxyRules) *v1alpha1.ServiceProxyRules {
 	var newest *v1alpha1.ServiceProxyRules
 	for i := range all {
@@ -96,8 +96,8 @@ func Newest(all []v1alpha1.ServiceProxyRules) *v1alpha1.ServiceProxyRules {
 	return newest
 }
 
-// Applied reports whether a node's kernel holds these ServiceProxyRules, as far as its
-// agent has said; nil: there are none to hold.
+// Applied reports whether a node's kernel has these ServiceProxyRules, as far as its agent
+// has reported.
 func Applied(node *v1alpha1.NodeProxyRules, rules *v1alpha1.ServiceProxyRules) bool {
 	return rules == nil || compareVersions(rules.ResourceVersion, node.Status.AppliedResourceVersion) <= 0
 }
@@ -107,9 +107,8 @@ func compareVersions(a, b string) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }
 
-// Settled reports whether all of these objects have been as they are for so long. Where
-// it is not noted when they were written, the time since when the node's agent has
-// reported nothing new has to do.
+// Settled reports whether these objects have not changed for so long. If the time of their
+// last change is unknown, the last change of the node's status counts.
 func Settled(node *v1alpha1.NodeProxyRules, now time.Time, long time.Duration, objects ...metav1.Object) bool {
 	newest := Written(objects...)
 	if newest.IsZero() {
@@ -125,8 +124,8 @@ func Settled(node *v1alpha1.NodeProxyRules, now time.Time, long time.Duration, o
 	return now.Sub(newest) > long
 }
 
-// Written is when the last of these objects was written, but for its status, as the API
-// server has noted; zero: it has not.
+// Written is when the last of these objects was changed, except for its status; zero:
+// unknown.
 func Written(objects ...metav1.Object) time.Time {
 	var newest time.Time
 	for _, o := range objects {
@@ -139,9 +138,9 @@ func Written(objects ...metav1.Object) time.Time {
 	return newest
 }
 
-// missing says for a single look what InventoryDiffers does: not while NodeProxy is being
-// removed, which takes all rules with it, nor while they change, upon which the inventory
-// follows.
+// missing is InventoryDiffers for a single examination: it is silent while NodeProxy is being
+// deleted, which deletes all rules, and while rules change, because the inventory follows
+// later.
 func missing(o *cluster.Objects) string {
 	for i := range o.ServiceRules {
 		if o.Time.Sub(Written(&o.ServiceRules[i])) < Fresh {
@@ -154,8 +153,8 @@ func missing(o *cluster.Objects) string {
 	return InventoryDiffers(o.NodeProxy, o.ServiceRules)
 }
 
-// InventoryDiffers says that other ServiceProxyRules exist than must, by what NodeProxy
-// says; empty: they do not, or it does not say.
+// InventoryDiffers reports that the existing ServiceProxyRules are not those of NodeProxy's
+// inventory; empty: they are, or there is no inventory.
 func InventoryDiffers(np *v1alpha1.NodeProxy, all []v1alpha1.ServiceProxyRules) string {
 	if np == nil || np.Status.Inventory == nil {
 		return ""
@@ -166,10 +165,9 @@ func InventoryDiffers(np *v1alpha1.NodeProxy, all []v1alpha1.ServiceProxyRules) 
 			names = append(names, all[i].Name)
 		}
 	}
-	said := *np.Status.Inventory
-	there := render.Inventory(names)
-	if there == said {
+	desired, actual := *np.Status.Inventory, render.Inventory(names)
+	if actual == desired {
 		return ""
 	}
-	return fmt.Sprintf("NodeProxy says that %d ServiceProxyRules must exist, and %d exist, or others: nodes hold on to what is missing", said.Services, there.Services)
+	return fmt.Sprintf("NodeProxy's inventory has %d ServiceProxyRules, but %d exist, or others: nodes retain the missing ones", desired.Services, actual.Services)
 }

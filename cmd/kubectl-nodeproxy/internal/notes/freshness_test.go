@@ -39,12 +39,12 @@ func inACluster(ago time.Duration) *cluster.Objects {
 	}}
 }
 
-// TestOf: a node that is behind is told of once that cannot be on its way any more.
+// TestOf: a node is behind after the time in which an agent must have reported.
 func TestOf(t *testing.T) {
 	t.Parallel()
-	const stale, lags, missing = "changed more than a minute ago (generation 9), and its agent reports about older ones (generation 5)",
-		"rendered more than ten minutes ago is not applied on the node: ServiceProxyRules shop.web have resourceVersion 101, and its kernel holds nothing newer than 100",
-		"3 ServiceProxyRules must exist, and 2 exist"
+	const stale, lags, missing = "changed more than a minute ago (generation 9), but its agent still reports older ones (generation 5)",
+		"a change that was rendered more than ten minutes ago is not applied on the node: ServiceProxyRules shop.web have resourceVersion 101, but its kernel has nothing newer than 100",
+		"inventory has 3 ServiceProxyRules, but 2 exist"
 	for name, tt := range map[string]struct {
 		rules, services time.Duration
 		edit            func(n *v1alpha1.NodeProxyRules, o *cluster.Objects)
@@ -54,9 +54,9 @@ func TestOf(t *testing.T) {
 		"older rules":         {rules: 2 * time.Minute, edit: func(n *v1alpha1.NodeProxyRules, _ *cluster.Objects) { n.Status.ObservedGeneration = 5 }, want: stale},
 		"older rules just now": {
 			edit: func(n *v1alpha1.NodeProxyRules, _ *cluster.Objects) { n.Status.ObservedGeneration = 5 },
-			want: "reports about generation 5 of its rules, and this is generation 9", not: "a minute ago",
+			want: "refers to generation 5 of its rules, and this is generation 9", not: "a minute ago",
 		},
-		"older rules, nobody noted since when": {
+		"older rules, since an unknown time": {
 			edit: func(n *v1alpha1.NodeProxyRules, _ *cluster.Objects) {
 				n.Status.ObservedGeneration, n.ManagedFields = 5, nil
 				n.Status.LastSync = &v1alpha1.SyncReport{Time: metav1.NewTime(noon().Add(-2 * time.Minute))}

@@ -17,9 +17,9 @@ func node() *v1alpha1.NodeProxyRules {
 
 func TestTooOld(t *testing.T) {
 	for want, known := range map[string][]int32{
-		"they have format 3, it knows only format 1, and keeps":         {1},
-		"have format 3, it knows only format 1, and":                    nil, // from before agents named them
-		"they have format 3, it knows only the formats 1, 2, and keeps": {1, 2},
+		"they have format 3, but it supports only format 1; the node keeps":         {1},
+		"have format 3, but it supports only format 1;":                             nil, // from before agents named them
+		"they have format 3, but it supports only the formats 1, 2; the node keeps": {1, 2},
 		"": {1, 2, 3},
 	} {
 		n := node()
@@ -33,16 +33,16 @@ func TestTooOld(t *testing.T) {
 	}
 }
 
-// TestUnmaintained goes by what agents say.
+// TestUnmaintained compares with the messages of agents.
 func TestUnmaintained(t *testing.T) {
 	source, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "agent", "audit.go"))
-	if err != nil || !strings.Contains(string(source), `return "`+nobody) {
-		t.Errorf("agents do not say %q any more: %v", nobody, err)
+	if err != nil || !strings.Contains(string(source), `return "`+unmaintained) {
+		t.Errorf("agents do not say %q any more: %v", unmaintained, err)
 	}
 	for _, enforcement := range []v1alpha1.Enforcement{v1alpha1.Audit, v1alpha1.Enforce} {
 		n := node()
 		n.Spec.Settings.Enforcement = &enforcement
-		n.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionProgrammed, Message: "enforcement is Audit: " + nobody}}
+		n.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionProgrammed, Message: "enforcement is Audit: " + unmaintained}}
 		if got := Unmaintained(n); got != (enforcement == v1alpha1.Audit) {
 			t.Errorf("%s: %t", enforcement, got)
 		}

@@ -1,4 +1,3 @@
-// Package output prints what the commands of the plugin have found out.
 package output
 
 import (
@@ -6,10 +5,11 @@ import (
 	"fmt"
 	"io"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
-// Format is how something is printed.
+// Format is how a result is printed.
 type Format string
 
 // Formats of the flag -o.
@@ -25,12 +25,18 @@ func Parse(text string) (Format, error) {
 	case Table, YAML, JSON:
 		return f, nil
 	}
-	return "", fmt.Errorf("--output %q: not known; give table, yaml or json", text)
+	return "", fmt.Errorf("--output %q: unknown; use table, yaml or json", text)
 }
 
-// Report is what a command has found out. Its fields are what yaml and json print.
+// version is the API version of what yaml and json print.
+const version = "cli.nodeproxy.io/v1alpha1"
+
+// Type identifies what a command prints as yaml and json.
+func Type(kind string) metav1.TypeMeta { return metav1.TypeMeta{APIVersion: version, Kind: kind} }
+
+// Report is the result of a command. Its fields are what yaml and json print.
 type Report interface {
-	// Table prints it for people.
+	// Table prints it in human-readable form.
 	Table(w io.Writer) error
 }
 

@@ -8,14 +8,14 @@ import (
 	"unicode"
 )
 
-// hostile is what somebody may write into an object: colours, the terminal's title, a
+// hostile is what an attacker may write into an object: colors, the terminal's title, a
 // second column and line, an 8-bit escape, and text from right to left.
 const hostile = "\x1b[31mred\x1b]0;title\a \r\u009b2J\x7f\u202eleft"
 
 // said is a report of one text.
 type said struct{ Text string }
 
-// Table prints it for people.
+// Table prints it in human-readable form.
 func (s said) Table(w io.Writer) error {
 	l := &Lines{}
 	l.Heading(s.Text)

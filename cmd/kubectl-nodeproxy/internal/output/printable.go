@@ -6,9 +6,9 @@ import (
 	"unicode"
 )
 
-// Printable quotes what would control a terminal, or hide text on it: what objects say
-// is written by others, as by whoever may write the status of a pod. Line breaks and
-// tabs, of which tables are made, stay.
+// Printable quotes characters that would control a terminal, or hide text on it: others can
+// write texts of objects, such as the status of a pod. Line breaks and tabs, which tables
+// need, stay.
 func Printable(text string) string {
 	if strings.IndexFunc(text, controls) < 0 {
 		return text
@@ -28,7 +28,7 @@ func controls(r rune) bool {
 	return r != '\n' && r != '\t' && unicode.In(r, unicode.Cc, unicode.Cf)
 }
 
-// escaped quotes in JSON what JSON lets be and terminals obey.
+// escaped quotes control characters that JSON permits.
 func escaped(text []byte) []byte {
 	var out []byte
 	for _, r := range string(text) {

@@ -11,11 +11,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 )
 
-// Lines collects what a report prints for people. Cells are separated by tabs; the
-// columns of lines that follow each other are aligned.
+// Lines collects the human-readable form of a report. Tabs separate cells; the columns of
+// consecutive lines are aligned.
 type Lines struct{ text strings.Builder }
 
-// Linef adds a line. Texts that are put into it stay in their cell.
+// Linef adds a line. String arguments stay in their cell.
 func (l *Lines) Linef(format string, args ...any) {
 	args = slices.Clone(args)
 	for i, arg := range args {
@@ -26,7 +26,7 @@ func (l *Lines) Linef(format string, args ...any) {
 	fmt.Fprintf(&l.text, format+"\n", args...)
 }
 
-// inCell is what stands in a cell for a character.
+// inCell replaces characters that would end a cell.
 func inCell(r rune) rune {
 	if r == '\n' || r == '\t' {
 		return ' '
@@ -34,7 +34,7 @@ func inCell(r rune) rune {
 	return r
 }
 
-// Heading begins a new part.
+// Heading begins a new section.
 func (l *Lines) Heading(text string) {
 	if l.text.Len() > 0 {
 		l.text.WriteString("\n")

@@ -19,27 +19,30 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
-// Difference is in what a node differs from what it is to be, or from another node.
-// What is the same is not in it.
+// Difference is the difference between a node's desired state and its report, or between
+// two nodes. It does not contain what is equal.
 type Difference struct {
-	// Node and Other are what is compared: a node with what it reports, or two nodes.
+	metav1.TypeMeta `json:",inline"`
+	// Node is compared with Other: another node, or reported.
 	Node  string `json:"node"`
 	Other string `json:"other"`
+	// Equal: there is no difference.
+	Equal bool `json:"equal"`
 	// Fields differ.
 	Fields []Field `json:"fields,omitempty"`
-	// Findings are what the node reports that it should not have to, and examples.
+	// Findings are problems that the node reports.
 	Findings []Finding `json:"findings,omitempty"`
-	// Services have another effective set on the two nodes.
+	// Services differ between the two nodes.
 	Services []ServiceDifference `json:"services,omitempty"`
-	// Notes say what is no difference, and has to be known.
+	// Notes are not differences.
 	Notes []string `json:"notes,omitempty"`
 
 	columns [2]string
 }
 
-// Finding is something that a node reports, with examples.
+// Finding is a problem that a node reports, with examples.
 type Finding struct {
-	What     string   `json:"what"`
+	Message  string   `json:"message"`
 	Examples []string `json:"examples,omitempty"`
 }
 
@@ -50,17 +53,20 @@ type Field struct {
 	Other string `json:"other"`
 }
 
-// ServiceDifference is in what a Service differs between two nodes.
+// ServiceDifference is the difference of a Service between two nodes.
 type ServiceDifference struct {
 	Service string           `json:"service"`
 	Family  dataplane.Family `json:"family"`
 	Fields  []Field          `json:"fields"`
 }
 
-// Differs reports whether there is a difference.
-func (d *Difference) Differs() bool { return len(d.Fields)+len(d.Findings)+len(d.Services) > 0 }
+// compared completes a comparison.
+func (d *Difference) compared() *Difference {
+	d.Equal = len(d.Fields)+len(d.Findings)+len(d.Services) == 0
+	return d
+}
 
-// field adds a field, if it differs.
+// field adds a field if it differs.
 func (d *Difference) field(name, node, other string) {
 	if node != other {
 		d.Fields = append(d.Fields, Field{Name: name, Node: cmp.Or(node, "none"), Other: cmp.Or(other, "none")})
@@ -68,21 +74,21 @@ func (d *Difference) field(name, node, other string) {
 }
 
 func (d *Difference) finding(examples []string, format string, args ...any) {
-	d.Findings = append(d.Findings, Finding{What: fmt.Sprintf(format, args...), Examples: examples})
+	d.Findings = append(d.Findings, Finding{Message: fmt.Sprintf(format, args...), Examples: examples})
 }
 
-// Reported compares what a node is to be with what it reports.
+// Reported compares the desired state of a node with what it reports.
 func Reported(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules, now time.Time) (*Difference, error) {
 	all, err := whole(node, services)
 	if err != nil {
 		return nil, err
 	}
-	d := &Difference{Node: node.Name, Other: "reported", columns: [2]string{"WANTED", "REPORTED"}}
+	d := &Difference{TypeMeta: output.Type("RulesDiff"), Node: node.Name, Other: "reported", columns: [2]string{"DESIRED", "REPORTED"}}
 	status := &node.Status
 	programmed := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed)
 	if programmed == nil {
-		d.finding(nil, "no agent has reported from this node yet: see whether one runs there: %s", hints.Namespace("").Agent(node.Name))
-		return d, nil
+		d.finding(nil, "no agent has reported on this node yet: check whether one runs there: %s", hints.Namespace("").Agent(node.Name))
+		return d.compared(), nil
 	}
 	if old := notes.TooOld(node); old != "" && !meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionAccepted) {
 		d.finding(nil, "%s", old) // else the condition says so
@@ -96,27 +102,27 @@ func Reported(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRul
 	if lags != "" {
 		d.finding(nil, "%s", lags)
 	}
-	d.figures(node, all, services, lags != "")
-	if refused := status.Refused; refused != nil && refused.Count > 0 {
-		d.finding(refused.Examples, "its kernel refuses %s", output.Plural(int(refused.Count), "Service"))
+	d.counts(node, all, services, lags != "")
+	if rejected := status.Refused; rejected != nil && rejected.Count > 0 {
+		d.finding(rejected.Examples, "its kernel rejects %s", output.Plural(int(rejected.Count), "Service"))
 	}
 	if status.Held > 0 {
-		d.finding(nil, "it holds %s whose objects have vanished: their rules stay", output.Plural(int(status.Held), "Service"))
+		d.finding(nil, "it retains the rules of %s whose objects have vanished", output.Plural(int(status.Held), "Service"))
 	}
 	if diff := status.Difference; diff != nil && diff.Count > 0 {
-		d.finding(diff.Examples, "its kernel differs in %s", output.Plural(int(diff.Count), "thing"))
+		d.finding(diff.Examples, "its kernel differs in %s", output.Plural(int(diff.Count), "place"))
 	}
 	if drift := status.Drift; drift != nil && drift.Repairs > 0 {
-		d.Notes = append(d.Notes, fmt.Sprintf("the agent has made %s of what others had changed since it started, the last %s ago: %s",
+		d.Notes = append(d.Notes, fmt.Sprintf("the agent has repaired external modifications (%s since it started, the last %s ago): %s",
 			output.Plural(int(drift.Repairs), "repair"), output.Age(now, drift.LastTime.Time), output.Some(drift.Examples, maxExamples)))
 	}
-	return d, nil
+	return d.compared(), nil
 }
 
 // maxExamples is how many examples are quoted.
 const maxExamples = 3
 
-// needed are the families that Services need, served those of them that the node has.
+// needed are the families that Services need; served are those of them that the node reports.
 func needed(all sets) []string {
 	var list []string
 	for _, f := range families() {
@@ -131,30 +137,29 @@ func served(reported []string, all sets) []string {
 	return slices.DeleteFunc(needed(all), func(f string) bool { return !slices.Contains(reported, f) })
 }
 
-// conditions tells, once each, of those that are not as they should be.
+// conditions adds those with an unhealthy status, without repeating the same cause.
 func (d *Difference) conditions(status *v1alpha1.NodeProxyRulesStatus, now time.Time) {
 	for i := range status.Conditions {
 		c := &status.Conditions[i]
-		well := metav1.ConditionFalse
+		healthy := metav1.ConditionFalse
 		switch c.Type {
 		case v1alpha1.ConditionAccepted, v1alpha1.ConditionProgrammed:
-			well = metav1.ConditionTrue
+			healthy = metav1.ConditionTrue
 		case v1alpha1.ConditionModeFallback, v1alpha1.ConditionConflictingProxy, v1alpha1.ConditionConntrackPressure, v1alpha1.ConditionDrifted:
 		default:
-			continue // somebody else's
+			continue // of another program
 		}
 		again := c.Type == v1alpha1.ConditionProgrammed && meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionAccepted) ||
 			c.Type == v1alpha1.ConditionConflictingProxy && meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionProgrammed)
-		if c.Status != well && !again {
+		if c.Status != healthy && !again {
 			d.finding(nil, "%s is %s for %s, %s: %s", c.Type, c.Status, output.Age(now, c.LastTransitionTime.Time), c.Reason, output.Clip(c.Message, maxMessage))
 		}
 	}
 }
 
-// figures compares the counts. Agents report most of them within five minutes only, if
-// nothing else is new, so that these are not taken for differences, unless the node is
-// known to lag.
-func (d *Difference) figures(node *v1alpha1.NodeProxyRules, all sets, services []v1alpha1.ServiceProxyRules, lags bool) {
+// counts compares counts. Agents may report most of them five minutes late, so these are only
+// differences if the node lags.
+func (d *Difference) counts(node *v1alpha1.NodeProxyRules, all sets, services []v1alpha1.ServiceProxyRules, lags bool) {
 	status := &node.Status
 	names := map[dataplane.ServiceName]bool{}
 	endpoints, local := map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
@@ -172,21 +177,21 @@ func (d *Difference) figures(node *v1alpha1.NodeProxyRules, all sets, services [
 			}
 		}
 	}
-	late := func(what, wanted, reported string) {
+	late := func(what, desired, reported string) {
 		switch reported = cmp.Or(reported, "none"); {
-		case wanted == reported:
+		case desired == reported:
 		case lags:
-			d.finding(nil, "%s: %s wanted, %s reported", what, wanted, reported)
+			d.finding(nil, "%s: %s desired, %s reported", what, desired, reported)
 		default:
-			d.Notes = append(d.Notes, fmt.Sprintf("%s: %s wanted, %s reported; such figures may be reported five minutes late", what, wanted, reported))
+			d.Notes = append(d.Notes, fmt.Sprintf("%s: %s desired, %s reported; agents may report such counts five minutes late", what, desired, reported))
 		}
 	}
 	unread := unread(all, services)
-	if len(unread) > 0 { // the node may hold what it could read before
-		d.Notes = append(d.Notes, fmt.Sprintf("local endpoints are not compared (%d wanted, %d reported), as not all Services can be read: %s",
+	if len(unread) > 0 { // the node may retain what it could read before
+		d.Notes = append(d.Notes, fmt.Sprintf("local endpoints are not compared (%d desired, %d reported), because not all Services are readable: %s",
 			len(local), status.LocalEndpoints, output.Some(unread, maxExamples)))
 	}
-	if status.Held == 0 { // those of held Services count, too
+	if status.Held == 0 { // else the node also counts those of retained Services
 		if len(unread) == 0 {
 			d.field("local endpoints", fmt.Sprint(len(local)), fmt.Sprint(status.LocalEndpoints))
 		}
@@ -198,7 +203,7 @@ func (d *Difference) figures(node *v1alpha1.NodeProxyRules, all sets, services [
 	}
 }
 
-// unread lists objects of which nothing can be used, and why.
+// unread lists unusable objects, and why they are.
 func unread(all sets, services []v1alpha1.ServiceProxyRules) []string {
 	var list []string
 	for i := range services {

@@ -7,14 +7,14 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
-// maxServices is how many Services that differ are printed.
+// maxServices is how many differing Services are printed.
 const maxServices = 50
 
-// Table prints the differences for people.
+// Table prints the differences in human-readable form.
 func (d *Difference) Table(w io.Writer) error {
 	l := &output.Lines{}
-	if !d.Differs() {
-		text := fmt.Sprintf("Node %s reports what is wanted.", d.Node)
+	if d.Equal {
+		text := fmt.Sprintf("Node %s reports its desired state.", d.Node)
 		if d.columns[1] == d.Other {
 			text = fmt.Sprintf("The nodes %s and %s do not differ.", d.Node, d.Other)
 		}
@@ -29,7 +29,7 @@ func (d *Difference) Table(w io.Writer) error {
 	if len(d.Findings) > 0 {
 		l.Heading("REPORTED")
 		for _, f := range d.Findings {
-			l.Linef("%s", f.What)
+			l.Linef("%s", f.Message)
 			for _, e := range f.Examples {
 				l.Linef("  %s", output.Clip(e, maxMessage))
 			}
@@ -44,11 +44,11 @@ func (d *Difference) Table(w io.Writer) error {
 			}
 		}
 		if more := len(d.Services) - maxServices; more > 0 {
-			l.Linef("and %s more: -o yaml has all", output.Plural(more, "Service"))
+			l.Linef("and %s; -o yaml prints all", output.Plural(more, "more Service"))
 		}
 	}
 	if len(d.Notes) > 0 {
-		l.Heading("No difference, but to be known:")
+		l.Heading("NOTES")
 		for _, n := range d.Notes {
 			l.Linef("%s", n)
 		}

@@ -10,25 +10,39 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Endpoint is an endpoint of a port, and what a node makes of it.
+// Endpoint is an endpoint of a port, and whether the node uses it.
 type Endpoint struct {
-	At string `json:"at"`
-	// State is Ready, Terminating or NotReady: on this node, and of no use.
+	Address string `json:"address"`
+	// State is Ready, Terminating or NotReady.
 	State string `json:"state"`
 	// OnNode: it is on this node.
 	OnNode bool `json:"onNode"`
-	// Cluster and Local say by traffic policy whether it is used: yes, or why not.
-	// Empty: no traffic is under that policy.
-	Cluster string `json:"cluster,omitempty"`
-	Local   string `json:"local,omitempty"`
+	// Cluster and Local say by traffic policy whether it is used; nil: no traffic has that
+	// policy.
+	Cluster *Use `json:"cluster,omitempty"`
+	Local   *Use `json:"local,omitempty"`
 }
 
-const (
-	yes      = "yes"
-	notReady = "NotReady"
-)
+// Use is whether an endpoint is used, and why not.
+type Use struct {
+	Used    bool   `json:"used"`
+	Message string `json:"message,omitempty"`
+}
 
-// explainAll says of each endpoint of a Service whether it is used, and why not.
+// String returns yes, or no with the reason.
+func (u *Use) String() string {
+	switch {
+	case u == nil:
+		return "-"
+	case u.Used:
+		return "yes"
+	}
+	return "no: " + u.Message
+}
+
+const notReady = "NotReady"
+
+// explainAll reports for each endpoint of a Service whether it is used, and why not.
 func explainAll(s *Service, svc *dataplane.Service, object *v1alpha1.ServiceProxyRules, node *v1alpha1.NodeProxyRules) {
 	for i := range s.Ports {
 		p, source := &s.Ports[i], &svc.Ports[i]
@@ -58,7 +72,7 @@ func explain(p *Port, source *dataplane.Port, object *v1alpha1.ServicePort, f da
 				continue
 			}
 			known[at] = true
-			e := Endpoint{At: at.String(), State: string(g.State), OnNode: slices.Contains(source.Members, at)}
+			e := Endpoint{Address: at.String(), State: string(g.State), OnNode: slices.Contains(source.Members, at)}
 			if p.UsesCluster {
 				e.Cluster = inCluster(source, at, g, ready, node)
 			}
@@ -72,40 +86,40 @@ func explain(p *Port, source *dataplane.Port, object *v1alpha1.ServicePort, f da
 		if known[at] {
 			continue
 		}
-		e := Endpoint{At: at.String(), State: notReady, OnNode: true}
+		e := Endpoint{Address: at.String(), State: notReady, OnNode: true}
 		if p.UsesCluster {
-			e.Cluster = "no: not ready"
+			e.Cluster = &Use{Message: "not ready"}
 		}
 		if p.UsesLocal {
-			e.Local = "no: not ready"
+			e.Local = &Use{Message: "not ready"}
 		}
 		list = append(list, e)
 	}
 	return list
 }
 
-func inCluster(source *dataplane.Port, at netip.AddrPort, g *v1alpha1.EndpointGroup, ready bool, node *v1alpha1.NodeProxyRules) string {
+func inCluster(source *dataplane.Port, at netip.AddrPort, g *v1alpha1.EndpointGroup, ready bool, node *v1alpha1.NodeProxyRules) *Use {
 	switch {
 	case slices.Contains(source.Cluster, at):
-		return yes
+		return &Use{Used: true}
 	case g.State == v1alpha1.EndpointTerminating && ready:
-		return "no: it terminates, and others are ready"
+		return &Use{Message: "it terminates, and others are ready"}
 	case len(g.Nodes) > 0 && !slices.Contains(g.Nodes, node.Name):
-		return fmt.Sprintf("no: hinted for %s", strings.Join(g.Nodes, ", "))
+		return &Use{Message: "hinted for " + strings.Join(g.Nodes, ", ")}
 	case len(g.Zones) > 0 && !slices.Contains(g.Zones, node.Spec.Node.Zone):
-		return fmt.Sprintf("no: hinted for zone %s, and the node is in %q", strings.Join(g.Zones, ", "), node.Spec.Node.Zone)
+		return &Use{Message: fmt.Sprintf("hinted for zone %s, but the node is in %q", strings.Join(g.Zones, ", "), node.Spec.Node.Zone)}
 	default:
-		return "no: it cannot be used"
+		return &Use{Message: "it is unusable"}
 	}
 }
 
-func inLocal(source *dataplane.Port, at netip.AddrPort, onNode bool) string {
+func inLocal(source *dataplane.Port, at netip.AddrPort, onNode bool) *Use {
 	switch {
 	case slices.Contains(source.Local, at):
-		return yes
+		return &Use{Used: true}
 	case !onNode:
-		return "no: it is on another node"
+		return &Use{Message: "it is on another node"}
 	default:
-		return "no: it terminates, and others on this node are ready"
+		return &Use{Message: "it terminates, and others on this node are ready"}
 	}
 }

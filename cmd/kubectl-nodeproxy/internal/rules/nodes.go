@@ -15,8 +15,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
-// Between compares two nodes. Endpoints on the nodes themselves have to differ: they are
-// summed up, unless local is true.
+// Between compares two nodes. It only counts local endpoints, which must differ, unless local
+// is true.
 func Between(a, b *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules, local bool) (*Difference, error) {
 	first, err := whole(a, services)
 	if err != nil {
@@ -26,7 +26,7 @@ func Between(a, b *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRule
 	if err != nil {
 		return nil, err
 	}
-	d := &Difference{Node: a.Name, Other: b.Name, columns: [2]string{a.Name, b.Name}}
+	d := &Difference{TypeMeta: output.Type("RulesDiff"), Node: a.Name, Other: b.Name, columns: [2]string{a.Name, b.Name}}
 	if err := d.settings(a, b); err != nil {
 		return nil, err
 	}
@@ -39,10 +39,10 @@ func Between(a, b *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRule
 		return strings.Compare(x.Service+" "+string(x.Family), y.Service+" "+string(y.Family))
 	})
 	if only[0]+only[1] > 0 && !local {
-		d.Notes = append(d.Notes, fmt.Sprintf("ports under traffic policy Local that have endpoints on one of the nodes alone: %d on %s, %d on %s (--local lists them)",
+		d.Notes = append(d.Notes, fmt.Sprintf("ports with traffic policy Local that have endpoints on only one of the nodes: %d on %s, %d on %s (--local lists them)",
 			only[0], a.Name, only[1], b.Name))
 	}
-	return d, nil
+	return d.compared(), nil
 }
 
 // settings compares the settings field by field.
@@ -96,16 +96,15 @@ func flatten(path string, value any, into map[string]string) {
 	}
 }
 
-// facts compares what is known of the nodes and of what runs there, but for what has
-// to differ.
+// facts compares the nodes and what runs there, without what must differ.
 func (d *Difference) facts(a, b *v1alpha1.NodeProxyRules) {
 	d.field("zone", a.Spec.Node.Zone, b.Spec.Node.Zone)
 	d.field("draining", fmt.Sprint(a.Spec.Node.Draining), fmt.Sprint(b.Spec.Node.Draining))
 	d.field("families of its addresses", familiesOf(a.Spec.Node.Addresses), familiesOf(b.Spec.Node.Addresses))
 	d.field("families of its pods", familiesOf(a.Spec.Node.PodCIDRs), familiesOf(b.Spec.Node.PodCIDRs))
 	d.field("format of its rules", fmt.Sprint(a.Spec.FormatVersion), fmt.Sprint(b.Spec.FormatVersion))
-	d.field("mode that runs", string(a.Status.Mode), string(b.Status.Mode))
-	d.field("families that are programmed", strings.Join(a.Status.Families, ", "), strings.Join(b.Status.Families, ", "))
+	d.field("running mode", string(a.Status.Mode), string(b.Status.Mode))
+	d.field("programmed families", strings.Join(a.Status.Families, ", "), strings.Join(b.Status.Families, ", "))
 	for _, name := range []string{v1alpha1.ConditionAccepted, v1alpha1.ConditionProgrammed} {
 		d.field(name, condition(a, name), condition(b, name))
 	}
@@ -122,7 +121,7 @@ func (d *Difference) facts(a, b *v1alpha1.NodeProxyRules) {
 	d.field("agent", first.Version, second.Version)
 	d.field("kernel", first.Kernel, second.Kernel)
 	d.field("iptables", first.IPTables, second.IPTables)
-	d.field("formats that the agent knows", fmt.Sprint(first.FormatVersions), fmt.Sprint(second.FormatVersions))
+	d.field("formats that the agent supports", fmt.Sprint(first.FormatVersions), fmt.Sprint(second.FormatVersions))
 }
 
 func condition(n *v1alpha1.NodeProxyRules, name string) string {
@@ -133,7 +132,7 @@ func condition(n *v1alpha1.NodeProxyRules, name string) string {
 	return fmt.Sprintf("%s, %s", c.Status, c.Reason)
 }
 
-// familiesOf says of which families addresses or ranges are.
+// familiesOf returns the families of addresses or ranges.
 func familiesOf(texts []string) string {
 	found := map[string]bool{}
 	for _, text := range texts {
@@ -148,8 +147,8 @@ func familiesOf(texts []string) string {
 	return strings.Join(slices.Sorted(maps.Keys(found)), ", ")
 }
 
-// sets compares what the nodes are to hold of one family. only counts ports that have
-// local endpoints on one of the nodes alone.
+// sets compares the desired rules of one family. only counts ports that have local endpoints
+// on only one of the nodes.
 func (d *Difference) sets(f dataplane.Family, first, second map[dataplane.ServiceName]*dataplane.Service, local bool, only *[2]int) {
 	for name, a := range first {
 		b := second[name]

@@ -48,7 +48,7 @@ func TestEndpoints(t *testing.T) {
 	}
 	for _, want := range []string{
 		"10.244.1.2:8080 Ready yes yes yes",
-		`10.244.2.2:8080 Ready no no: hinted for zone b, and the node is in "a" no: it is on another node`,
+		`10.244.2.2:8080 Ready no no: hinted for zone b, but the node is in "a" no: it is on another node`,
 		"10.244.1.3:8080 Terminating yes no: it terminates, and others are ready no: it terminates, and others on this node are ready",
 	} {
 		if !strings.Contains(strings.Join(strings.Fields(out.String()), " "), want) {
@@ -74,7 +74,7 @@ func TestUnused(t *testing.T) {
 		object("shop.web", []string{"10.96.0.20"}, web), object("shop.six", []string{"fd00:96::20"}, web),
 		object("shop.none", nil, web), object("shop.nonsense", []string{"nonsense"}, web), object("shop.portless", []string{"10.96.0.21"}),
 	}
-	const none = "its object has no cluster IP, so that nodes hold nothing of it"
+	const none = "its object has no cluster IP, so nodes do not program it"
 	for _, tt := range []struct {
 		only *dataplane.ServiceName
 		want map[string]string // why, by name
@@ -87,19 +87,19 @@ func TestUnused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(r.Unused) != len(tt.want) {
-			t.Errorf("of %v unused are %v", tt.only, r.Unused)
+		if len(r.UnusedObjects) != len(tt.want) {
+			t.Errorf("of %v unused are %v", tt.only, r.UnusedObjects)
 		}
-		for _, u := range r.Unused {
-			if want := tt.want[u.Name]; want == "" || !strings.HasPrefix(u.Why, want) {
-				t.Errorf("%s: %q", u.Name, u.Why)
+		for _, u := range r.UnusedObjects {
+			if want := tt.want[u.Name]; want == "" || !strings.HasPrefix(u.Message, want) {
+				t.Errorf("%s: %q", u.Name, u.Message)
 			}
 		}
 		var out strings.Builder
 		if err := r.Table(&out); err != nil {
 			t.Fatal(err)
 		}
-		if said := strings.Contains(out.String(), "its object has no port that can be used, so it answers nowhere"); said != (tt.only == nil) {
+		if said := strings.Contains(out.String(), "its object has no usable port, so it is not served"); said != (tt.only == nil) {
 			t.Errorf("of %v:\n%s", tt.only, out.String())
 		}
 	}
@@ -115,9 +115,9 @@ func TestReported(t *testing.T) {
 		want     string
 		differs  bool
 	}{
-		"a change that may be reported later": {rendered: time.Minute, knows: 1, want: "101 wanted, 100 reported; such figures may be reported five minutes late"},
+		"a change that may be reported later": {rendered: time.Minute, knows: 1, want: "101 desired, 100 reported; agents may report such counts five minutes late"},
 		"a change of long ago":                {rendered: time.Hour, knows: 1, want: "nothing newer than 100", differs: true},
-		"the figures of long ago":             {rendered: time.Hour, knows: 1, want: "REPORTED\nwhat was rendered more than ten minutes ago is not applied on the node: ServiceProxyRules shop.web have resourceVersion 101, and its kernel holds nothing newer than 100\nServices: 1 wanted, 0 reported\n", differs: true},
+		"the figures of long ago":             {rendered: time.Hour, knows: 1, want: "REPORTED\na change that was rendered more than ten minutes ago is not applied on the node: ServiceProxyRules shop.web have resourceVersion 101, but its kernel has nothing newer than 100\nServices: 1 desired, 0 reported\n", differs: true},
 		"an agent that is too old":            {rendered: time.Minute, want: "the agent v0.1.0 of node node-1 is too old for its NodeProxyRules", differs: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -148,8 +148,8 @@ func TestReported(t *testing.T) {
 			if err := d.Table(&out); err != nil {
 				t.Fatal(err)
 			}
-			if d.Differs() != tt.differs || !strings.Contains(out.String(), tt.want) {
-				t.Errorf("differs: %t, want %t, and %q in\n%s", d.Differs(), tt.differs, tt.want, out.String())
+			if d.Equal == tt.differs || !strings.Contains(out.String(), tt.want) {
+				t.Errorf("differs: %t, want %t, and %q in\n%s", !d.Equal, tt.differs, tt.want, out.String())
 			}
 		})
 	}

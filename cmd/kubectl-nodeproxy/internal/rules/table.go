@@ -14,7 +14,7 @@ import (
 // maxEndpoints is how many endpoints are printed in a list of Services.
 const maxEndpoints = 2
 
-// Table prints the report for people.
+// Table prints the report in human-readable form.
 func (r *Report) Table(w io.Writer) error {
 	l := &output.Lines{}
 	head := fmt.Sprintf("Node %s: mode %s, %s, generation %d", r.Node, r.Mode, r.Enforcement, r.Generation)
@@ -24,7 +24,7 @@ func (r *Report) Table(w io.Writer) error {
 	if len(r.Policies) > 0 {
 		head += ", policies " + strings.Join(r.Policies, ", ")
 	}
-	l.Linef("%s. Node ports answer at %s.", head, r.NodePorts)
+	l.Linef("%s. Node ports are served on %s.", head, r.NodePortAddresses)
 	for _, n := range r.Notes {
 		l.Linef("! %s", n)
 	}
@@ -34,17 +34,17 @@ func (r *Report) Table(w io.Writer) error {
 			r.Services[i].full(l)
 		}
 	case len(r.Services) == 0:
-		l.Heading("It is to hold no Service.")
+		l.Heading("No Services are desired on this node.")
 	default:
 		l.Heading("SERVICE\tPORT\tADDRESSES\tPOLICY\tENDPOINTS\tLOCAL\tNOTES")
 		for i := range r.Services {
 			r.Services[i].short(l)
 		}
 	}
-	if len(r.Unused) > 0 {
-		l.Heading("NOT USED")
-		for _, u := range r.Unused {
-			l.Linef("%s: %s", u.Name, u.Why)
+	if len(r.UnusedObjects) > 0 {
+		l.Heading("UNUSED OBJECTS")
+		for _, u := range r.UnusedObjects {
+			l.Linef("%s: %s", u.Name, u.Message)
 		}
 	}
 	return l.Write(w)
@@ -59,12 +59,12 @@ func (s *Service) short(l *output.Lines) {
 	}
 	for i := range s.Ports {
 		p := &s.Ports[i]
-		l.Linef("%s\t%s\t%s\t%s\t%s\t%s\t%s", name, p.label(), p.addresses(), s.policy(p), endpoints(p.UsesCluster, p.Cluster), endpoints(p.UsesLocal, p.Local), besides)
-		besides = "" // it is the same for all ports
+		l.Linef("%s\t%s\t%s\t%s\t%s\t%s\t%s", name, p.label(), p.addresses(), s.policy(p), endpoints(p.UsesCluster, p.ClusterEndpoints), endpoints(p.UsesLocal, p.LocalEndpoints), besides)
+		besides = "" // the same for all ports
 	}
 }
 
-// label is how a port is called: 80/TCP web.
+// label is the name of a port: 80/TCP web.
 func (p *Port) label() string {
 	text := fmt.Sprintf("%d/%s", p.Port, p.Protocol)
 	if p.Name != "" {
@@ -73,17 +73,17 @@ func (p *Port) label() string {
 	return text
 }
 
-// addresses lists addresses without the port, which stands beside them.
+// addresses lists addresses without the port, which has its own column.
 func (p *Port) addresses() string {
 	var texts []string
 	for _, a := range p.Addresses {
-		if a.Kind == dataplane.NodePort {
-			texts = append(texts, "node port "+a.At)
+		if a.Type == dataplane.NodePort {
+			texts = append(texts, "node port "+a.Address)
 			continue
 		}
-		at := netip.MustParseAddrPort(a.At)
+		at := netip.MustParseAddrPort(a.Address)
 		text := at.Addr().String()
-		switch a.Kind {
+		switch a.Type {
 		case dataplane.ExternalIP:
 			text = "external " + text
 		case dataplane.LoadBalancerIP:
@@ -97,7 +97,7 @@ func (p *Port) addresses() string {
 	return strings.Join(texts, ", ")
 }
 
-// policy says under which policy what comes from inside and from outside is.
+// policy is the traffic policy, or the internal and the external one.
 func (s *Service) policy(p *Port) string {
 	if s.InternalTrafficPolicy == s.ExternalTrafficPolicy || !p.external() {
 		return string(s.InternalTrafficPolicy)
@@ -107,7 +107,7 @@ func (s *Service) policy(p *Port) string {
 
 func (p *Port) external() bool {
 	for _, a := range p.Addresses {
-		if a.Kind != dataplane.ClusterIP {
+		if a.Type != dataplane.ClusterIP {
 			return true
 		}
 	}
@@ -128,12 +128,12 @@ func endpoints(used bool, list []netip.AddrPort) string {
 	return output.Some(texts, maxEndpoints)
 }
 
-// besides lists what else there is to say of a Service.
+// besides lists further properties of a Service.
 func (s *Service) besides() []string {
 	var texts []string
 	add := func(format string, args ...any) { texts = append(texts, fmt.Sprintf(format, args...)) }
 	if len(s.Ports) == 0 {
-		add("its object has no port that can be used, so it answers nowhere")
+		add("its object has no usable port, so it is not served")
 	}
 	if s.AffinitySeconds > 0 {
 		add("session affinity ClientIP, %d s", s.AffinitySeconds)
@@ -146,7 +146,7 @@ func (s *Service) besides() []string {
 		add("load balancer for %s only", output.Some(ranges, maxEndpoints))
 	}
 	if s.HealthCheckNodePort != 0 {
-		add("health check %d counts %s", s.HealthCheckNodePort, output.Plural(s.LocalReady, "local endpoint"))
+		add("health check %d counts %s", s.HealthCheckNodePort, output.Plural(s.LocalReadyEndpoints, "local endpoint"))
 	}
 	if s.IPVSScheduler != "" {
 		add("IPVS scheduler %s", s.IPVSScheduler)
@@ -155,7 +155,7 @@ func (s *Service) besides() []string {
 		add("policies %s", strings.Join(s.Policies, ", "))
 	}
 	for _, lost := range s.Lost {
-		add("%s is served by %s", lost.At, lost.To)
+		add("%s is served by %s", lost.Address, lost.Owner)
 	}
 	for _, p := range s.Problems {
 		add("%s", p)
@@ -173,27 +173,27 @@ func (s *Service) full(l *output.Lines) {
 		p := &s.Ports[i]
 		l.Heading("Port " + p.label())
 		if len(p.Addresses) == 0 {
-			l.Linef("  answers nowhere")
+			l.Linef("  not served")
 		}
 		for _, a := range p.Addresses {
-			l.Linef("  %s\t%s\tpolicy %s: %s", a.Kind, a.At, a.Policy, p.leadsTo(a.Policy))
+			l.Linef("  %s\t%s\tpolicy %s: %s", a.Type, a.Address, a.TrafficPolicy, p.leadsTo(a.TrafficPolicy))
 		}
 		if len(p.Endpoints) == 0 {
-			l.Linef("  no endpoint, be it ready or terminating")
+			l.Linef("  no ready or terminating endpoint")
 			continue
 		}
 		l.Heading("  ENDPOINT\tSTATE\tON THIS NODE\tPOLICY CLUSTER\tPOLICY LOCAL")
 		for _, e := range p.Endpoints {
-			l.Linef("  %s\t%s\t%s\t%s\t%s", e.At, e.State, yesOrNo(e.OnNode), dash(e.Cluster), dash(e.Local))
+			l.Linef("  %s\t%s\t%s\t%s\t%s", e.Address, e.State, yesOrNo(e.OnNode), e.Cluster.String(), e.Local.String())
 		}
 	}
 }
 
-// leadsTo says what becomes of connections under a policy.
+// leadsTo is what happens to connections under a policy.
 func (p *Port) leadsTo(policy v1alpha1.TrafficPolicy) string {
-	list := p.Cluster
+	list := p.ClusterEndpoints
 	if policy == v1alpha1.TrafficPolicyLocal {
-		list = p.Local
+		list = p.LocalEndpoints
 	}
 	switch {
 	case len(list) > 0:
@@ -207,14 +207,7 @@ func (p *Port) leadsTo(policy v1alpha1.TrafficPolicy) string {
 
 func yesOrNo(is bool) string {
 	if is {
-		return yes
+		return "yes"
 	}
 	return "no"
-}
-
-func dash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
 }

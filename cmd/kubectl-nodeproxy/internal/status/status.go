@@ -1,67 +1,59 @@
-// Package status says how a cluster does: all of it in a few lines, and then what is
-// not well. It is pure: objects in, a report out.
 package status
 
 import (
 	"cmp"
 	"maps"
 	"slices"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
-// Report is how a cluster does.
+// Report is the state of a cluster.
 type Report struct {
-	// Time is when it was looked at.
+	metav1.TypeMeta `json:",inline"`
+	// Time is when the objects were read.
 	Time metav1.Time `json:"time"`
-	// Well: all was looked at, and there is nothing to tell of that should be.
-	Well bool `json:"well"`
-	// NodeProxy is absent while nodeproxy is not switched on.
+	// OK: all checks ran, and found the cluster healthy.
+	OK bool `json:"ok"`
+	// NodeProxy is absent while nodeproxy is not enabled.
 	NodeProxy *NodeProxy `json:"nodeProxy,omitempty"`
-	// Agents are the releases of the agents.
-	Agents []Count `json:"agents,omitempty"`
-	// Nodes counts the nodes.
-	Nodes Nodes `json:"nodes"`
-	// Services counts the Services.
-	Services Services `json:"services"`
-	// Policies counts the policies of both kinds.
-	Policies Policies `json:"policies"`
-	// Conntrack are the nodes whose connection tracking tables are fullest, the
-	// fullest first.
+	// AgentVersions counts the nodes by the release of their agent.
+	AgentVersions []Count  `json:"agentVersions,omitempty"`
+	Nodes         Nodes    `json:"nodes"`
+	Services      Services `json:"services"`
+	Policies      Policies `json:"policies"`
+	// Conntrack lists the fullest connection tracking tables, the fullest first.
 	Conntrack []Conntrack `json:"conntrack,omitempty"`
-	// Problems are what is not well, the worst first.
-	Problems []Problem `json:"problems,omitempty"`
-	// Changes are those on their way, of NodeProxy and of policies.
-	Changes []Change `json:"changes,omitempty"`
-	// Refused are Services that the controller refuses: the newest ten.
-	Refused []v1alpha1.RefusedService `json:"refused,omitempty"`
-	// Remarks are what else is good to know.
-	Remarks []string `json:"remarks,omitempty"`
-	// NotRead says what could not be looked at, and why.
-	NotRead []string `json:"notRead,omitempty"`
+	// Findings are problems and warnings: what explains most comes first.
+	Findings []findings.Finding `json:"findings,omitempty"`
+	// Rollouts are changes and policies that are not complete.
+	Rollouts []Rollout `json:"rollouts,omitempty"`
+	// RejectedServices are the newest ten Services that the controller rejects.
+	RejectedServices []v1alpha1.RefusedService `json:"rejectedServices,omitempty"`
+	// SkippedChecks could not run.
+	SkippedChecks []findings.SkippedCheck `json:"skippedChecks,omitempty"`
+	// Notes are not problems.
+	Notes []string `json:"notes,omitempty"`
 
-	docs hints.Docs
-	// seemsWell: there is nothing to tell of in what was looked at.
-	seemsWell bool
+	healthy bool // as far as checks ran
 }
 
-// NodeProxy is the object that switches nodeproxy on.
+// NodeProxy is the object that enables nodeproxy.
 type NodeProxy struct {
-	Created metav1.Time `json:"created"`
-	// Deleting: it is being deleted.
-	Deleting bool `json:"deleting,omitempty"`
-	// Controller is the release of the controller; empty: none has worked on it.
-	Controller string `json:"controller,omitempty"`
-	// Ready and AgentsDeployed are its conditions.
-	Ready          *metav1.Condition `json:"ready,omitempty"`
-	AgentsDeployed *metav1.Condition `json:"agentsDeployed,omitempty"`
+	CreationTime metav1.Time `json:"creationTime"`
+	Deleting     bool        `json:"deleting,omitempty"`
+	// ControllerVersion is empty until a controller has processed the object.
+	ControllerVersion string            `json:"controllerVersion,omitempty"`
+	Ready             *metav1.Condition `json:"ready,omitempty"`
+	AgentsDeployed    *metav1.Condition `json:"agentsDeployed,omitempty"`
 }
 
 // Count is how many there are of something.
@@ -72,33 +64,32 @@ type Count struct {
 
 // Nodes counts nodes.
 type Nodes struct {
-	// Total is how many there are, but for the absent ones.
+	// Total does not include the absent ones.
 	Total int `json:"total"`
-	// Absent are those whose Node is gone; their rules are kept for a while.
+	// Absent nodes have no Node. Their rules are retained for a while.
 	Absent int `json:"absent,omitempty"`
-	// States counts them by the reason of the condition Programmed.
-	States []Count `json:"states,omitempty"`
+	// Reasons counts them by the reason of the condition Programmed.
+	Reasons []Count `json:"reasons,omitempty"`
 	// Modes counts them by the mode that runs.
 	Modes []Count `json:"modes,omitempty"`
-	// New are so new that their agent need not have reported yet.
+	// New nodes are so new that their agent need not have reported yet.
 	New int `json:"new,omitempty"`
-	// Audit only compare.
+	// Audit is how many have enforcement Audit.
 	Audit int `json:"audit,omitempty"`
-	// Lagging have not applied changes older than a minute.
+	// Lagging nodes have not applied changes that are older than a minute.
 	Lagging int `json:"lagging,omitempty"`
 }
 
 // Services counts Services.
 type Services struct {
-	// Proxied is how many there are to be proxied, as far as a controller has told.
-	// Absent: none has.
+	// Proxied is absent until a controller has counted them.
 	Proxied *int32 `json:"proxied,omitempty"`
-	// Refused cannot be rendered or stored.
-	Refused int `json:"refused,omitempty"`
-	// RefusedByNodes is how many are refused by the node that refuses most.
-	RefusedByNodes int `json:"refusedByNodes,omitempty"`
-	// Held is how many the node that holds most of them holds without an object.
-	Held int `json:"held,omitempty"`
+	// Rejected is how many the controller cannot render or store.
+	Rejected int `json:"rejected,omitempty"`
+	// RejectedByNode is the highest number that a node rejects.
+	RejectedByNode int `json:"rejectedByNode,omitempty"`
+	// RetainedByNode is the highest number that a node serves without an object.
+	RetainedByNode int `json:"retainedByNode,omitempty"`
 }
 
 // Policies counts policies.
@@ -109,7 +100,7 @@ type Policies struct {
 	ReadyServices int `json:"readyServices"`
 }
 
-// Conntrack is a node's connection tracking table.
+// Conntrack is the connection tracking table of a node.
 type Conntrack struct {
 	Node         string `json:"node"`
 	UsagePercent int32  `json:"usagePercent"`
@@ -122,91 +113,99 @@ type Conntrack struct {
 const (
 	// noReport is the state of a node whose agent has never reported.
 	noReport = "NoReport"
-	// maxConntrack is how many tables are told of.
+	// maxConntrack is how many tables are listed.
 	maxConntrack = 3
 )
 
-// Of returns how a cluster does.
+// Of returns the state of a cluster.
 func Of(o *cluster.Objects, docs hints.Docs) *Report {
-	r := &Report{Time: metav1.NewTime(o.Time), docs: docs}
-	for _, u := range o.Unread {
-		why := u.Why
-		if u.Kind == cluster.Pods {
-			why = "whether a controller runs, and how the agents' pods are: " + why
-		}
-		r.NotRead = append(r.NotRead, why)
+	e := findings.New(o, docs, nil)
+	r := &Report{
+		TypeMeta: output.Type("ClusterStatus"), Time: metav1.NewTime(o.Time),
+		Nodes: countNodes(e), AgentVersions: agentVersions(e.Nodes), Conntrack: fullest(e.Nodes), Policies: countPolicies(o),
 	}
-	nodes := present(o.NodeRules)
-	r.Remarks = remarks(o, nodes)
-	r.Nodes = countNodes(nodes, o.Time)
-	r.Nodes.Absent = len(o.NodeRules) - len(nodes)
-	r.Agents = agents(nodes)
-	r.Conntrack = fullest(nodes)
-	r.Policies = countPolicies(o)
-	for _, n := range nodes {
-		if refused := n.Status.Refused; refused != nil {
-			r.Services.RefusedByNodes = max(r.Services.RefusedByNodes, int(refused.Count))
+	for _, n := range e.Nodes {
+		if rejected := n.Status.Refused; rejected != nil {
+			r.Services.RejectedByNode = max(r.Services.RejectedByNode, int(rejected.Count))
 		}
-		r.Services.Held = max(r.Services.Held, int(n.Status.Held))
+		r.Services.RetainedByNode = max(r.Services.RetainedByNode, int(n.Status.Held))
 	}
 	if p := o.NodeProxy; p != nil {
 		r.NodeProxy = &NodeProxy{
-			Created: p.CreationTimestamp, Deleting: p.DeletionTimestamp != nil, Controller: p.Status.Version,
+			CreationTime: p.CreationTimestamp, Deleting: p.DeletionTimestamp != nil, ControllerVersion: p.Status.Version,
 			Ready:          meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady),
 			AgentsDeployed: meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionAgentsDeployed),
 		}
 		r.Nodes.Lagging = int(p.Status.Nodes.Lagging)
-		r.Services.Refused = int(p.Status.RefusedServices)
-		r.Refused = p.Status.Refused
+		r.Services.Rejected = int(p.Status.RefusedServices)
+		r.RejectedServices = p.Status.Refused
 		if p.Status.Inventory != nil {
 			r.Services.Proxied = &p.Status.Inventory.Services
 		}
 	}
-	r.Problems = problems(o, nodes, docs)
-	r.Changes = changes(o, nodes)
-	r.seemsWell = o.NodeProxy != nil && len(r.Problems) == 0 && len(r.Changes) == 0 && r.Services.Refused == 0
-	r.Well = r.seemsWell && len(r.NotRead) == 0
+	r.check(e)
+	r.Rollouts = rollouts(o, e.Nodes)
+	r.healthy = len(r.Findings)+len(r.Rollouts)+r.Services.Rejected == 0
+	r.OK = r.healthy && len(r.SkippedChecks) == 0
 	return r
 }
 
-// present are the nodes whose Node exists.
-func present(rules []v1alpha1.NodeProxyRules) []*v1alpha1.NodeProxyRules {
-	var nodes []*v1alpha1.NodeProxyRules
-	for i := range rules {
-		if _, absent := rules[i].Annotations[v1alpha1.AnnotationNodeAbsentSince]; !absent {
-			nodes = append(nodes, &rules[i])
+// check runs the checks that need no Services.
+func (r *Report) check(e *findings.Examination) {
+	e.Controller()
+	if e.Unreadable(cluster.Pods) == "" {
+		e.OwnPods()
+	}
+	e.NodeStates()
+	e.Conntrack()
+	r.Findings = findings.Order(slices.DeleteFunc(e.Found, func(f findings.Finding) bool { return elsewhere(e, &f) }))
+	r.Notes = e.Notes
+	for _, u := range e.Unread {
+		checks := []findings.Check{findings.CheckPolicies}
+		if u.Kind == cluster.Pods {
+			checks = []findings.Check{findings.CheckController, findings.CheckNodes}
+		}
+		for _, check := range checks {
+			r.SkippedChecks = append(r.SkippedChecks, findings.SkippedCheck{Check: check, Message: u.Why})
 		}
 	}
-	return nodes
 }
 
-func countNodes(nodes []*v1alpha1.NodeProxyRules, now time.Time) Nodes {
-	counts := Nodes{Total: len(nodes)}
-	states, modes := map[string]int{}, map[string]int{}
-	for _, n := range nodes {
-		states[state(n)]++
+// elsewhere reports whether another part of the report has what a finding says: the counts
+// (Audit as such is healthy), the rollouts, or the findings of the nodes.
+func elsewhere(e *findings.Examination, f *findings.Finding) bool {
+	if f.Reason == findings.ReasonAudit {
+		return true
+	}
+	if f.Check != findings.CheckController || e.NodeProxy == nil {
+		return false
+	}
+	ready := meta.FindStatusCondition(e.NodeProxy.Status.Conditions, v1alpha1.ConditionReady)
+	return ready != nil && ready.Reason == f.Reason && (isRollout(f.Reason) || f.Reason == v1alpha1.ReasonNodesNotProgrammed)
+}
+
+func countNodes(e *findings.Examination) Nodes {
+	counts := Nodes{Total: len(e.Nodes), Absent: len(e.NodeRules) - len(e.Nodes)}
+	reasons, modes := map[string]int{}, map[string]int{}
+	for _, n := range e.Nodes {
+		reason := noReport
+		if c := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionProgrammed); c != nil {
+			reason = c.Reason
+		}
+		reasons[reason]++
 		modes[cmp.Or(string(n.Status.Mode), "none yet")]++
-		if notes.IsNew(n, now) {
+		if e.IsNew(n) {
 			counts.New++
 		}
 		if notes.Audits(n) {
 			counts.Audit++
 		}
 	}
-	counts.States, counts.Modes = ranked(states), ranked(modes)
+	counts.Reasons, counts.Modes = ranked(reasons), ranked(modes)
 	return counts
 }
 
-// state is the reason of the condition Programmed.
-func state(n *v1alpha1.NodeProxyRules) string {
-	c := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionProgrammed)
-	if c == nil {
-		return noReport
-	}
-	return c.Reason
-}
-
-func agents(nodes []*v1alpha1.NodeProxyRules) []Count {
+func agentVersions(nodes []*v1alpha1.NodeProxyRules) []Count {
 	versions := map[string]int{}
 	for _, n := range nodes {
 		if n.Status.Agent != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 )
 
-// TestThousandNodes: whatever is wrong with however many nodes, it is a screen or two, the
-// worst and the oldest come first, and none is forgotten.
+// TestThousandNodes: problems of many nodes fit on a screen, the worst and the oldest first,
+// and none is missing.
 func TestThousandNodes(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
@@ -46,14 +46,11 @@ func TestThousandNodes(t *testing.T) {
 	if lines := strings.Count(out.String(), "\n"); lines > 25 {
 		t.Errorf("%d lines:\n%s", lines, out.String())
 	}
-	if len(r.Problems) != 2 || len(r.Problems[0].Nodes) != 500 || len(r.Problems[1].Nodes) != 500 {
-		t.Fatalf("problems: %+v", r.Problems)
-	}
-	if p := r.Problems[0]; p.What != "Programmed False: Failed" || p.Nodes[0].Name != "node-998" || p.Since != p.Nodes[0].Since {
-		t.Errorf("first: %s, %+v", p.What, p.Nodes[0])
+	if len(r.Findings) != 1000 || r.Findings[0].Reason != v1alpha1.ReasonFailed || r.Findings[999].Reason != v1alpha1.ReasonHeld {
+		t.Fatalf("%d findings, the first is %+v", len(r.Findings), r.Findings[0])
 	}
 	for _, want := range []string{
-		"1000: 500 Failed, 500 Held", "Programmed False: Failed, 500 nodes for 16m",
+		"1000: 500 Failed, 500 Held", "\nFailed, 500 nodes for 16m\n  node-998: of its own on node-998\n", "\n  remedy: fix on the node", "\nWARNINGS\nHeld, 500 nodes\n",
 		"and 497 more: node-992, node-990, node-988, node-986, node-984 and 492 more", "fullest: node-079 79%, node-159 79%, node-239 79%",
 	} {
 		if !strings.Contains(out.String(), want) {
@@ -62,7 +59,7 @@ func TestThousandNodes(t *testing.T) {
 	}
 }
 
-// TestRunning: without a controller it is not well, whatever the nodes have said.
+// TestRunning: without a controller the cluster is unhealthy, whatever the nodes report.
 func TestRunning(t *testing.T) {
 	t.Parallel()
 	controller, agent := "nodeproxy-controller", "nodeproxy-agent"
@@ -72,13 +69,13 @@ func TestRunning(t *testing.T) {
 		well   bool
 		says   string
 	}{
-		"all run":                {pods: []corev1.Pod{pod(controller, "node-9", "True"), pod(agent, "node-1", "True")}, well: true, says: "All is well."},
-		"the controller is dead": {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "True")}, says: "no controller runs\n  no pod of the controller is ready"},
-		"all are dead":           {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "False")}, says: "agent's pod not ready, 1 node"},
-		"the agent is gone too":  {pods: []corev1.Pod{pod(controller, "node-9", "False")}, says: "no pod of the agent, 1 node"},
-		"only agents":            {pods: []corev1.Pod{pod(agent, "node-1", "True")}, says: "there is no pod of the controller"},
-		"no pods":                {well: true, says: "GOOD TO KNOW\nno pod of nodeproxy is in the cluster"},
-		"not to be seen":         {unread: []cluster.Unread{{Kind: cluster.Pods, Why: "you may not"}}, says: "NOT LOOKED AT\nwhether a controller runs, and how the agents' pods are: you may not\n\nWell as far as could be seen.\n"},
+		"all run":                {pods: []corev1.Pod{pod(controller, "node-9", "True"), pod(agent, "node-1", "True")}, well: true, says: "Everything is healthy."},
+		"the controller is dead": {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "True")}, says: "NoController\n  no pod of the controller is ready"},
+		"all are dead":           {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "False")}, says: "AgentPodNotReady, 1 node"},
+		"the agent is gone too":  {pods: []corev1.Pod{pod(controller, "node-9", "False")}, says: "- AgentPodMissing of node node-1: the node has no pod of the agent"},
+		"only agents":            {pods: []corev1.Pod{pod(agent, "node-1", "True")}, says: "no namespace has a pod of the controller"},
+		"no pods":                {well: true, says: "NOTES\n  no pod of nodeproxy found"},
+		"not to be seen":         {unread: []cluster.Unread{{Kind: cluster.Pods, Why: "you may not"}}, says: "SKIPPED CHECKS\n  controller, nodes: you may not\n\nNo problems found, but some checks were skipped.\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -94,8 +91,8 @@ func TestRunning(t *testing.T) {
 			if err := r.Table(&out); err != nil {
 				t.Fatal(err)
 			}
-			if r.Well != c.well || !strings.Contains(out.String(), c.says) {
-				t.Errorf("well: %t, want %t and %q:\n%s", r.Well, c.well, c.says, out.String())
+			if r.OK != c.well || !strings.Contains(out.String(), c.says) {
+				t.Errorf("ok: %t, want %t and %q:\n%s", r.OK, c.well, c.says, out.String())
 			}
 		})
 	}
@@ -117,7 +114,7 @@ func of(name string, status metav1.ConditionStatus, reason, message string) meta
 
 func noon() time.Time { return time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC) }
 
-// healthy is a cluster of two nodes in which all is well.
+// healthy is a healthy cluster of two nodes.
 func healthy() *cluster.Objects {
 	o := &cluster.Objects{Time: noon(), NodeProxy: &v1alpha1.NodeProxy{Status: v1alpha1.NodeProxyStatus{Conditions: []metav1.Condition{
 		of(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonAllProgrammed, ""),
@@ -137,7 +134,7 @@ func writtenMinutesAgo(n time.Duration) []metav1.ManagedFieldsEntry {
 	return []metav1.ManagedFieldsEntry{{Time: &metav1.Time{Time: noon().Add(-n * time.Minute)}}}
 }
 
-// TestReports: what is told of what no recorded cluster has.
+// TestReports: reports about states that no recorded cluster has.
 func TestReports(t *testing.T) {
 	t.Parallel()
 	audit := func(o *cluster.Objects, message string) {
@@ -151,23 +148,23 @@ func TestReports(t *testing.T) {
 		well bool
 		want string
 	}{
-		"all is well": {func(*cluster.Objects) {}, true, "\nAll is well.\n"},
+		"healthy": {func(*cluster.Objects) {}, true, "\nEverything is healthy.\n"},
 		"Audit beside another proxy": {
 			func(o *cluster.Objects) { audit(o, "another proxy runs on this node (x)") }, true,
-			"\nAll is well; 2 nodes only compare (Audit).\n",
+			"\nEverything is healthy; 2 nodes with enforcement Audit.\n",
 		},
 		"Audit on one node": {
 			func(o *cluster.Objects) {
 				audit(o, "another proxy runs on this node (x)")
 				o.NodeRules = o.NodeRules[:1]
 			}, true,
-			"\nAll is well; 1 node only compares (Audit).\n",
+			"\nEverything is healthy; 1 node with enforcement Audit.\n",
 		},
-		"Audit beside nobody": {
+		"Audit without another proxy": {
 			func(o *cluster.Objects) {
 				audit(o, "enforcement is Audit: nobody maintains the rules, start kube-proxy")
 			}, false,
-			"\nAudit, and nothing else proxies, 2 nodes\n  node-1, node-2: enforcement is Audit: nobody maintains the rules, start kube-proxy\n",
+			"\nAuditWithoutProxy, 2 nodes\n  node-1, node-2: enforcement is Audit: nobody maintains the rules, start kube-proxy\n",
 		},
 		"agents that are not deployed": {
 			func(o *cluster.Objects) {
@@ -176,13 +173,13 @@ func TestReports(t *testing.T) {
 					of(v1alpha1.ConditionAgentsDeployed, metav1.ConditionFalse, v1alpha1.ReasonAgentPodsFailing, "node-2: ImagePullBackOff"),
 				}
 			}, false,
-			"\nNOT WELL\nNodeProxy AgentsDeployed False: AgentPodsFailing for 60s\n  node-2: ImagePullBackOff\n",
+			"\nPROBLEMS\nAgentPodsFailing for 60s\n  the agents are not deployed: node-2: ImagePullBackOff\n",
 		},
-		"somebody who undoes rules": {
+		"another program that modifies rules": {
 			func(o *cluster.Objects) {
 				o.NodeRules[1].Status.Conditions = append(o.NodeRules[1].Status.Conditions, of(v1alpha1.ConditionDrifted, metav1.ConditionTrue, v1alpha1.ReasonRulesUndone, "a firewall"))
 			}, false,
-			"\nNOT WELL\nDrifted True: RulesUndone, 1 node for 60s\n  node-2, for 60s: a firewall\n",
+			"\nPROBLEMS\nDrifted, 1 node for 60s\n  node-2: a firewall\n",
 		},
 		"a rollout that is paused": {
 			func(o *cluster.Objects) {
@@ -190,7 +187,7 @@ func TestReports(t *testing.T) {
 					Nodes: 2, Programmed: 1, Conditions: []metav1.Condition{of(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPaused, "spec.rollout.paused is true")},
 				}}}
 			}, false,
-			"\nCHANGES AND POLICIES THAT ARE NOT DONE\nnodeproxypolicy/edge: Paused, 1 of 2, for 60s\n  spec.rollout.paused is true\n",
+			"\nINCOMPLETE CHANGES AND POLICIES\nnodeproxypolicy/edge: Paused, 1 of 2, for 60s\n  spec.rollout.paused is true\n",
 		},
 		"a sysctl that cannot be written": {
 			func(o *cluster.Objects) {
@@ -198,45 +195,45 @@ func TestReports(t *testing.T) {
 					o.NodeRules[i].Status.Conditions[0].Message = "the kernel holds what is wanted; but: a sysctl"
 				}
 			}, true,
-			"GOOD TO KNOW\non node-1, node-2: programmed, but: a sysctl\n",
+			"NOTES\n  on node-1, node-2: programmed, with restrictions: a sysctl\n",
 		},
-		"rules that are not in force": {
+		"rules that are not applied": {
 			func(o *cluster.Objects) {
 				n := &o.NodeRules[0]
 				n.Generation, n.Status.ObservedGeneration, n.ManagedFields = 9, 5, writtenMinutesAgo(7)
 			}, false,
-			"\nNOT WELL\nrules not in force, 1 node for 7m\n  node-1, for 7m: the node's rules changed more than a minute ago (generation 9), and its agent reports about older ones (generation 5); see its pod and log: kubectl get pods -A -l app.kubernetes.io/name=nodeproxy-agent -o wide, then",
+			"\nPROBLEMS\nRulesNotApplied, 1 node for 7m\n  node-1: the node's rules changed more than a minute ago (generation 9), but its agent still reports older ones (generation 5)\n  remedy: check its pod and log: kubectl -n nodeproxy-system get pods -l app.kubernetes.io/name=nodeproxy-agent --field-selector spec.nodeName=node-1 -o wide, then",
 		},
 		"rules that have just changed": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Generation, o.NodeRules[0].ManagedFields = 9, writtenMinutesAgo(1)
 			}, true,
-			"\nAll is well.\n",
+			"\nEverything is healthy.\n",
 		},
-		"settings that are not in force": {
+		"settings that are not applied": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Spec.SettingsRevision, o.NodeRules[0].ManagedFields = "new", writtenMinutesAgo(7)
 			}, false,
-			"\nNOT WELL\nrules not in force, 1 node for 7m\n  node-1, for 7m: the node's settings are not in force",
+			"\nPROBLEMS\nSettingsNotApplied, 1 node for 7m\n  node-1: the node's settings are not applied",
 		},
-		"Audit beside nobody, of which one node alone says since when": {
+		"Audit without another proxy, since a known time on one node only": {
 			func(o *cluster.Objects) {
 				audit(o, "enforcement is Audit: nobody maintains the rules, start kube-proxy")
 				o.NodeRules[1].Status.Conditions[0].Status = metav1.ConditionFalse
 			}, false,
-			"\nAudit, and nothing else proxies, 2 nodes\n  node-1, node-2: enforcement",
+			"\nAuditWithoutProxy, 2 nodes\n  node-1, node-2: enforcement",
 		},
-		"Services that a node holds": {
+		"Services that a node retains": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Status.Conditions[0] = of(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "it holds one")
 			}, false,
-			"\nNOT WELL\nProgrammed True: Held, 1 node\n  node-1: it holds one\n",
+			"\nWARNINGS\nHeld, 1 node\n  node-1: it holds one\n",
 		},
 		"a node that is new": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Status.Conditions, o.NodeRules[0].CreationTimestamp = nil, metav1.NewTime(noon().Add(-time.Minute))
 			}, true,
-			"\nAll is well; no agent has reported yet from 1 new node.\n\nGOOD TO KNOW\nnew, and no agent has reported from there yet, as its image may still be pulled: node-1\n",
+			"\nEverything is healthy; no report yet from 1 new node.\n\nNOTES\n  no report yet from 1 new node, where the agent's image may still be pulled: node-1\n",
 		},
 		"a node that is new, for which others wait": {
 			func(o *cluster.Objects) {
@@ -249,17 +246,17 @@ func TestReports(t *testing.T) {
 					Conditions: []metav1.Condition{of(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "one waits")},
 				}}}
 			}, true,
-			"\nAll is well; no agent has reported yet from 1 new node.\n",
+			"\nEverything is healthy; no report yet from 1 new node.\n",
 		},
 		"a node that is new no more": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Status.Conditions, o.NodeRules[0].CreationTimestamp = nil, metav1.NewTime(noon().Add(-3*time.Minute))
 			}, false,
-			"\nNOT WELL\nno report of an agent, 1 node for 3m\n",
+			"\nPROBLEMS\nAgentNeverReported, 1 node for 3m\n",
 		},
 		"NodeProxy is deleted": {
 			func(o *cluster.Objects) { o.NodeProxy = nil }, false,
-			"Services are still followed, but settings and policies stay as they are, and new nodes get no rules",
+			"changes of Services are still applied, but settings and policies stay as they are, and new nodes get no rules",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -271,15 +268,14 @@ func TestReports(t *testing.T) {
 			if err := r.Table(&out); err != nil {
 				t.Fatal(err)
 			}
-			if r.Well != tt.well || !strings.Contains(out.String(), tt.want) {
-				t.Errorf("well %t, want %t, and in it\n%s\nbut it is\n%s", r.Well, tt.well, tt.want, out.String())
+			if r.OK != tt.well || !strings.Contains(out.String(), tt.want) {
+				t.Errorf("well %t, want %t, and in it\n%s\nbut it is\n%s", r.OK, tt.well, tt.want, out.String())
 			}
 		})
 	}
 }
 
-// TestConntrack: a full table is told of, whether its agent has said so or not, as the
-// doctor does.
+// TestConntrack: a nearly full table is a finding, with or without a condition.
 func TestConntrack(t *testing.T) {
 	t.Parallel()
 	for percent, well := range map[int32]bool{79: true, 80: false, 100: false} {
@@ -292,8 +288,8 @@ func TestConntrack(t *testing.T) {
 				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonProgrammed}},
 			}}},
 		}, "v0.1.0")
-		if r.Well != well || !well && (len(r.Problems) != 1 || !strings.Contains(r.Problems[0].Nodes[0].Message, "55 packets dropped")) {
-			t.Errorf("%d %%: well: %v, %+v", percent, r.Well, r.Problems)
+		if r.OK != well || !well && (len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Message, "55 packets dropped")) {
+			t.Errorf("%d %%: ok: %v, %+v", percent, r.OK, r.Findings)
 		}
 	}
 }

@@ -6,100 +6,84 @@ import (
 	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
 const (
-	// maxExamples is how many nodes with a problem are told of one by one, and
-	// maxNames how many others are named.
+	// maxExamples is how many findings of one reason are printed in full, and maxNames how
+	// many names are listed.
 	maxExamples = 3
 	maxNames    = 5
+	// maxCounts is how many counts are printed in a line.
+	maxCounts = 8
 	// maxMessage is how much of a message is printed.
 	maxMessage = 500
-	// maxChanges is how many changes are told of.
-	maxChanges = 15
+	// maxRollouts is how many rollouts are printed.
+	maxRollouts = 15
 )
 
-// Table prints the report for people.
+// Table prints the report in human-readable form.
 func (r *Report) Table(w io.Writer) error {
 	l := &output.Lines{}
-	r.glance(l)
-	if len(r.Problems) > 0 {
-		l.Heading("NOT WELL")
-		for i := range r.Problems {
-			r.problem(l, &r.Problems[i])
+	r.overview(l)
+	r.findings(l, findings.Problem, "PROBLEMS")
+	r.findings(l, findings.Warning, "WARNINGS")
+	r.rollouts(l)
+	if len(r.RejectedServices) > 0 {
+		l.Heading("SERVICES REJECTED BY THE CONTROLLER")
+		for _, s := range r.RejectedServices {
+			l.Linef("%s/%s: %s", s.Namespace, s.Name, output.Clip(s.Message, maxMessage))
 		}
-	}
-	r.changes(l)
-	if len(r.Refused) > 0 {
-		l.Heading("SERVICES THAT THE CONTROLLER REFUSES")
-		for i := range r.Refused {
-			l.Linef("%s/%s: %s", r.Refused[i].Namespace, r.Refused[i].Name, output.Clip(r.Refused[i].Message, maxMessage))
-		}
-		if more := r.Services.Refused - len(r.Refused); more > 0 {
+		if more := r.Services.Rejected - len(r.RejectedServices); more > 0 {
 			l.Linef("and %d more: kubectl get events -A --field-selector involvedObject.kind=Service", more)
 		}
 	}
-	if len(r.NotRead) > 0 {
-		l.Heading("NOT LOOKED AT")
-		for _, text := range r.NotRead {
-			l.Linef("%s", text)
-		}
+	findings.PrintSkipped(l, r.SkippedChecks)
+	if r.healthy {
+		l.Heading(r.verdict())
 	}
-	if r.seemsWell {
-		l.Heading(r.well())
-	}
-	if len(r.Remarks) > 0 {
-		l.Heading("GOOD TO KNOW")
-		for _, text := range r.Remarks {
-			l.Linef("%s", text)
-		}
-	}
+	findings.PrintNotes(l, r.Notes)
 	return l.Write(w)
 }
 
-// well is said where there is nothing to tell of.
-func (r *Report) well() string {
-	text := "All is well"
-	if !r.Well {
-		text = "Well as far as could be seen"
+// verdict is the last line about a healthy cluster.
+func (r *Report) verdict() string {
+	text := "Everything is healthy"
+	if !r.OK {
+		text = "No problems found, but some checks were skipped"
 	}
-	var but []string
-	if n := r.Nodes.Audit; n == 1 {
-		but = append(but, "1 node only compares (Audit)")
-	} else if n > 1 {
-		but = append(but, fmt.Sprintf("%d nodes only compare (Audit)", n))
+	var except []string
+	if n := r.Nodes.Audit; n > 0 {
+		except = append(except, output.Plural(n, "node")+" with enforcement Audit")
 	}
 	if n := r.Nodes.New; n > 0 {
-		but = append(but, "no agent has reported yet from "+output.Plural(n, "new node"))
+		except = append(except, "no report yet from "+output.Plural(n, "new node"))
 	}
-	if len(but) > 0 {
-		text += "; " + strings.Join(but, ", ")
+	if len(except) > 0 {
+		text += "; " + strings.Join(except, ", ")
 	}
 	return text + "."
 }
 
-// glance prints the lines that are always there.
-func (r *Report) glance(l *output.Lines) {
-	switch p := r.NodeProxy; {
-	case p == nil && r.Nodes.Total == 0:
-		l.Linef("nodeproxy is installed and not switched on: there is no NodeProxy; how to create one: beside kube-proxy %s, else %s",
-			r.docs.URL("migration.md#1-install-beside-kube-proxy"), r.docs.URL("install.md#install"))
-		return
+// overview prints the counts.
+func (r *Report) overview(l *output.Lines) {
+	p := r.NodeProxy
+	switch {
 	case p == nil:
 		l.Linef("NODEPROXY\tnone")
+	case p.Deleting:
+		l.Linef("NODEPROXY\tbeing deleted")
 	default:
-		text := "on for " + output.Age(r.Time.Time, p.Created.Time)
-		if p.Deleting {
-			text = "being deleted"
-		}
-		l.Linef("NODEPROXY\t%s", text)
-		if p.Controller != "" {
-			l.Linef("CONTROLLER\t%s", p.Controller)
-		}
+		l.Linef("NODEPROXY\tenabled for %s", output.Age(r.Time.Time, p.CreationTime.Time))
 	}
-	agents := counts(r.Agents)
-	if p := r.NodeProxy; p != nil && p.AgentsDeployed != nil {
+	if p != nil && p.ControllerVersion != "" {
+		l.Linef("CONTROLLER\t%s", p.ControllerVersion)
+	}
+	agents := counts(r.AgentVersions)
+	if p != nil && p.AgentsDeployed != nil {
 		agents = strings.TrimPrefix(agents+"; ", "; ") + "deployment: " + p.AgentsDeployed.Reason
 	}
 	if agents != "" {
@@ -113,7 +97,7 @@ func (r *Report) glance(l *output.Lines) {
 		}
 		l.Linef("MODES\t%s", modes)
 	}
-	if r.NodeProxy != nil {
+	if p != nil {
 		l.Linef("SERVICES\t%s", r.services())
 	}
 	if p := r.Policies; p.Nodes+p.Services > 0 {
@@ -133,29 +117,29 @@ func (r *Report) glance(l *output.Lines) {
 }
 
 func (r *Report) nodes() string {
-	text := fmt.Sprintf("%d", r.Nodes.Total)
-	if len(r.Nodes.States) > 0 {
-		text += ": " + counts(r.Nodes.States)
+	text := fmt.Sprint(r.Nodes.Total)
+	if len(r.Nodes.Reasons) > 0 {
+		text += ": " + counts(r.Nodes.Reasons)
 	}
 	if r.Nodes.Absent > 0 {
-		text += fmt.Sprintf("; and %d whose Node is gone", r.Nodes.Absent)
+		text += fmt.Sprintf("; %d more whose Node is gone", r.Nodes.Absent)
 	}
 	return text
 }
 
 func (r *Report) services() string {
-	text := "how many are proxied no controller has told yet"
+	text := "not counted yet"
 	if n := r.Services.Proxied; n != nil {
 		text = fmt.Sprintf("%d proxied", *n)
 	}
-	if n := r.Services.Refused; n > 0 {
-		text += fmt.Sprintf("; %d refused by the controller", n)
+	if n := r.Services.Rejected; n > 0 {
+		text += fmt.Sprintf("; %d rejected by the controller", n)
 	}
-	if n := r.Services.RefusedByNodes; n > 0 {
-		text += fmt.Sprintf("; up to %d refused by a node", n)
+	if n := r.Services.RejectedByNode; n > 0 {
+		text += fmt.Sprintf("; up to %d rejected by a node", n)
 	}
-	if n := r.Services.Held; n > 0 {
-		text += fmt.Sprintf("; up to %d held by a node", n)
+	if n := r.Services.RetainedByNode; n > 0 {
+		text += fmt.Sprintf("; up to %d retained by a node", n)
 	}
 	return text
 }
@@ -165,66 +149,113 @@ func counts(list []Count) string {
 	for i, c := range list {
 		texts[i] = fmt.Sprintf("%d %s", c.Count, c.Name)
 	}
-	return output.Some(texts, maxNames+maxExamples)
+	return output.Some(texts, maxCounts)
 }
 
-func (r *Report) problem(l *output.Lines, p *Problem) {
-	age := ""
-	if !p.Since.IsZero() {
-		age = " for " + output.Age(r.Time.Time, p.Since.Time)
+// findings prints the findings of a severity, those of one reason together.
+func (r *Report) findings(l *output.Lines, severity findings.Severity, heading string) {
+	groups := map[string][]findings.Finding{}
+	var reasons []string
+	for _, f := range r.Findings {
+		if f.Severity != severity {
+			continue
+		}
+		if groups[f.Reason] == nil {
+			reasons = append(reasons, f.Reason)
+		}
+		groups[f.Reason] = append(groups[f.Reason], f)
 	}
-	if len(p.Nodes) == 0 {
-		l.Linef("%s%s", p.What, age)
-		l.Linef("  %s", output.Clip(p.Message, maxMessage))
+	if len(reasons) == 0 {
 		return
 	}
-	l.Linef("%s, %s%s", p.What, output.Plural(len(p.Nodes), "node"), age)
-	same := bySameMessage(p.Nodes)
-	for _, group := range same[:min(len(same), maxExamples)] {
-		age := ""
-		if since := group[0].Since; !since.IsZero() {
-			age = ", for " + output.Age(r.Time.Time, since.Time)
-		}
-		l.Linef("  %s%s: %s", output.Some(names(group), maxNames), age, output.Clip(group[0].Message, maxMessage))
-	}
-	if len(same) > maxExamples {
-		rest := slices.Concat(same[maxExamples:]...)
-		l.Linef("  and %d more: %s", len(rest), output.Some(names(rest), maxNames))
+	l.Heading(heading)
+	for _, reason := range reasons {
+		r.group(l, groups[reason])
 	}
 }
 
-// bySameMessage puts nodes together of which the same is told.
-func bySameMessage(nodes []NodeProblem) [][]NodeProblem {
-	var groups [][]NodeProblem
-	at := map[string]int{}
-	for _, n := range nodes {
-		i, found := at[n.Message]
-		if !found {
-			i = len(groups)
-			at[n.Message] = i
-			groups = append(groups, nil)
-		}
-		groups[i] = append(groups[i], n)
+// group prints the findings of one reason, the oldest first.
+func (r *Report) group(l *output.Lines, group []findings.Finding) {
+	slices.SortStableFunc(group, func(a, b findings.Finding) int { return compareTimes(a.Since, b.Since) })
+	heading := group[0].Reason
+	var nodes []string
+	var consequences []findings.Finding
+	for _, f := range group {
+		nodes = append(nodes, f.Nodes...)
+		consequences = append(consequences, f.Consequences...)
 	}
-	return groups
+	slices.Sort(nodes)
+	if n := len(slices.Compact(nodes)); n > 0 {
+		heading += ", " + output.Plural(n, "node")
+	}
+	l.Linef("%s%s", heading, r.age(group[0].Since))
+	var remedies []string
+	for i, f := range group[:min(len(group), maxExamples)] {
+		l.Linef("  %s%s", prefix(&group[i]), output.Clip(f.Message, maxMessage))
+		if !slices.Contains(remedies, f.Remedy) {
+			remedies = append(remedies, f.Remedy)
+		}
+	}
+	if more := len(group) - maxExamples; more > 0 {
+		l.Linef("  and %d more: %s", more, output.Some(places(group[maxExamples:]), maxNames))
+	}
+	for _, remedy := range remedies {
+		l.Linef("  remedy: %s", remedy)
+	}
+	findings.PrintConsequences(l, consequences)
 }
 
-func names(nodes []NodeProblem) []string {
-	list := make([]string, len(nodes))
-	for i := range nodes {
-		list[i] = nodes[i].Name
+// compareTimes puts unknown times first: they may be the oldest.
+func compareTimes(a, b *metav1.Time) int {
+	switch {
+	case a == nil && b == nil:
+		return 0
+	case a == nil:
+		return -1
+	case b == nil:
+		return 1
+	}
+	return a.Compare(b.Time)
+}
+
+// age is for how long something has been so, if that is known.
+func (r *Report) age(since *metav1.Time) string {
+	if since == nil {
+		return ""
+	}
+	return " for " + output.Age(r.Time.Time, since.Time)
+}
+
+// prefix is what a finding is about.
+func prefix(f *findings.Finding) string {
+	if at := places([]findings.Finding{*f}); len(at) > 0 {
+		return output.Some(at, maxNames) + ": "
+	}
+	return ""
+}
+
+// places are the nodes and Services that findings are about.
+func places(group []findings.Finding) []string {
+	var list []string
+	for _, f := range group {
+		for _, node := range f.Nodes {
+			if f.Service != "" {
+				node += " (Service " + f.Service + ")"
+			}
+			list = append(list, node)
+		}
 	}
 	return list
 }
 
-func (r *Report) changes(l *output.Lines) {
-	if len(r.Changes) == 0 {
+func (r *Report) rollouts(l *output.Lines) {
+	if len(r.Rollouts) == 0 {
 		return
 	}
-	l.Heading("CHANGES AND POLICIES THAT ARE NOT DONE")
-	for i := range r.Changes[:min(len(r.Changes), maxChanges)] {
-		c := &r.Changes[i]
-		text := c.Of + ": " + c.Reason
+	l.Heading("INCOMPLETE CHANGES AND POLICIES")
+	for i := range r.Rollouts[:min(len(r.Rollouts), maxRollouts)] {
+		c := &r.Rollouts[i]
+		text := c.Object + ": " + c.Reason
 		if c.Total > 0 {
 			text += fmt.Sprintf(", %d of %d", c.Done, c.Total)
 		}
@@ -236,7 +267,7 @@ func (r *Report) changes(l *output.Lines) {
 			l.Linef("  %s", output.Clip(c.Message, maxMessage))
 		}
 	}
-	if more := len(r.Changes) - maxChanges; more > 0 {
+	if more := len(r.Rollouts) - maxRollouts; more > 0 {
 		l.Linef("and %d more: kubectl get nodeproxypolicies,serviceproxypolicies", more)
 	}
 }

@@ -14,25 +14,25 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 )
 
-// destination is where the packet goes.
+// destination is the receiver of the packet.
 type destination struct {
 	text      string
 	addresses []netip.Addr // in order of preference, of either family
 	port      uint16
 	protocol  v1alpha1.Protocol
-	// object is that of a Service that was named; nil: none was.
+	// object is that of a named Service; nil: no Service is named.
 	object *v1alpha1.ServiceProxyRules
 }
 
 // forms are what --to may be.
-const forms = "give IP:PORT, NODE:NODEPORT, NAMESPACE/SERVICE:PORT or NAMESPACE/POD:PORT, and /udp or /sctp behind it where it is not TCP"
+const forms = "use IP:PORT, NODE:NODEPORT, NAMESPACE/SERVICE:PORT or NAMESPACE/POD:PORT, followed by /udp or /sctp if it is not TCP"
 
-// destination reads IP:PORT, NODE:NODEPORT, [NAMESPACE/]SERVICE[:PORT] or
-// [NAMESPACE/]POD:PORT, each with a protocol behind it or without. Of what has the same
-// name a node comes first, then a Service; node/, svc/ and pod/ before it say which.
+// destination parses IP:PORT, NODE:NODEPORT, [NAMESPACE/]SERVICE[:PORT] or
+// [NAMESPACE/]POD:PORT, with or without a protocol. An ambiguous name is a node, then a
+// Service, then a pod; the prefix node/, svc/ or pod/ selects one.
 func (w *world) destination(text string) (*destination, error) {
 	of, named := cutKind(text)
-	if (of == anyKind || of == serviceKind) && w.service(named) != nil { // whatever the Service is called
+	if (of == anyKind || of == serviceKind) && w.service(named) != nil { // even if its name looks like something else
 		return w.toService(text, named, "", "")
 	}
 	rest, protocol, err := cutProtocol(named)
@@ -64,8 +64,7 @@ func (w *world) destination(text string) (*destination, error) {
 	return d, nil
 }
 
-// MayBePod reports whether --to can be nothing but a pod, as far as can be told without
-// the pods.
+// MayBePod reports whether --to can only be a pod, as far as can be told without the pods.
 func MayBePod(o *cluster.Objects, q Question) bool {
 	w := &world{Objects: o, namespace: q.Namespace}
 	of, named := cutKind(q.To)
@@ -77,7 +76,7 @@ func MayBePod(o *cluster.Objects, q Question) bool {
 	return err == nil && !looksLikeAddress(rest) && w.rulesOf(name) == nil && w.service(name) == nil && w.service(named) == nil
 }
 
-// looksLikeAddress reports whether a text is an address, or one with a port.
+// looksLikeAddress reports whether a text is an address, with or without a port.
 func looksLikeAddress(text string) bool {
 	name, _ := cutPort(text)
 	for _, part := range []string{text, name} {
@@ -88,17 +87,17 @@ func looksLikeAddress(text string) bool {
 	return false
 }
 
-// toAddress reads IP:PORT.
+// toAddress parses IP:PORT.
 func toAddress(text, rest string, protocol v1alpha1.Protocol) (*destination, error) {
 	a, err := netip.ParseAddrPort(rest)
 	if err == nil && a.Port() > 0 {
 		return &destination{text: text, protocol: protocol, addresses: []netip.Addr{a.Addr().Unmap()}, port: a.Port()}, nil
 	}
 	if _, err := netip.ParseAddr(strings.Trim(rest, "[]")); err == nil {
-		return nil, fmt.Errorf("--to %q has no port (an IPv6 address stands in brackets before it): %s", text, forms)
+		return nil, fmt.Errorf("--to %q has no port (put an IPv6 address in brackets before it): %s", text, forms)
 	}
 	_, port := cutPort(rest)
-	return nil, fmt.Errorf("--to %q: %s is no port, which is a number from 1 to 65535: %s", text, cmp.Or(port, "nothing"), forms)
+	return nil, fmt.Errorf("--to %q: %s is not a port, which is a number from 1 to 65535: %s", text, cmp.Or(port, "nothing"), forms)
 }
 
 // cutProtocol splits off /tcp, /udp or /sctp.
@@ -112,7 +111,7 @@ func cutProtocol(text string) (rest string, protocol v1alpha1.Protocol, err erro
 		return text[:i], p, nil
 	}
 	if strings.Contains(text[:i], ":") {
-		return "", "", fmt.Errorf("--to %q: the protocol %q is none of tcp, udp and sctp", text, text[i+1:])
+		return "", "", fmt.Errorf("--to %q: the protocol %q is not tcp, udp or sctp", text, text[i+1:])
 	}
 	return text, "", nil
 }
@@ -125,7 +124,7 @@ func parsePort(text string) (uint16, error) {
 	return uint16(n), err
 }
 
-// serviceName reads [NAMESPACE/]SERVICE.
+// serviceName parses [NAMESPACE/]SERVICE.
 func (w *world) serviceName(text string) dataplane.ServiceName {
 	if namespace, name, full := strings.Cut(text, "/"); full {
 		return dataplane.ServiceName{Namespace: namespace, Name: name}
@@ -175,23 +174,23 @@ func (w *world) toService(text, service, port string, protocol v1alpha1.Protocol
 	}
 	d := &destination{text: text, addresses: addresses(object.Spec.ClusterIPs), protocol: protocol, object: object}
 	if len(d.addresses) == 0 {
-		return nil, fmt.Errorf("the ServiceProxyRules %s have no cluster IP: they are not as a controller writes them", object.Name)
+		return nil, fmt.Errorf("the ServiceProxyRules %s have no cluster IP: no controller writes them like that", object.Name)
 	}
 	return d, d.choosePort(object, port)
 }
 
-// UnrenderedError means that --to is, or may be, a Service that has no ServiceProxyRules.
-// The Service itself, which is not among the objects, may say why.
+// UnrenderedError means that --to is, or may be, a Service without ServiceProxyRules. The
+// Service itself, which is not among the objects, may show why.
 type UnrenderedError struct {
 	Service cluster.Name
-	// Node is the one that the packet enters, or nil where that cannot be told.
+	// Node is the one that the packet enters; nil: unknown.
 	Node *v1alpha1.NodeProxyRules
 	what string
 }
 
 // Error implements error.
 func (e *UnrenderedError) Error() string {
-	return fmt.Sprintf("--to: %s (kubectl get serviceproxyrules lists what is proxied)", e.what)
+	return fmt.Sprintf("--to: %s (kubectl get serviceproxyrules lists the proxied Services)", e.what)
 }
 
 // choosePort finds a port of a Service by number or name, or the only one.
@@ -199,22 +198,22 @@ func (d *destination) choosePort(object *v1alpha1.ServiceProxyRules, text string
 	ports := object.Spec.Ports
 	number, err := parsePort(text)
 	if len(ports) == 0 && err != nil {
-		return fmt.Errorf("--to %q: the ServiceProxyRules %s have no ports: give one as a number", d.text, object.Name)
+		return fmt.Errorf("--to %q: the ServiceProxyRules %s have no ports: use a number", d.text, object.Name)
 	}
 	fits := slices.DeleteFunc(slices.Clone(ports), func(p v1alpha1.ServicePort) bool {
 		return d.protocol != "" && p.Protocol != d.protocol ||
 			text != "" && p.Name != text && (err != nil || p.Port != int32(number))
 	})
 	switch {
-	case len(fits) == 0 && err == nil: // a port that it does not have: that can be traced
+	case len(fits) == 0 && err == nil: // an unknown port can be traced, too
 		d.port = number
 	case len(fits) == 0 || len(fits) > 1 && text == "":
-		return fmt.Errorf("--to %q does not name one of the ports of the Service: %s", d.text, portsOf(ports))
+		return fmt.Errorf("--to %q does not specify one of the ports of the Service: %s", d.text, portsOf(ports))
 	default:
-		// Of several protocols at one number the first is TCP, where there is one.
+		// If several protocols have the number, TCP comes first.
 		i := max(0, slices.IndexFunc(fits, func(p v1alpha1.ServicePort) bool { return p.Protocol == v1alpha1.ProtocolTCP }))
 		if fits[i].Port < 1 || fits[i].Port > 65535 {
-			return fmt.Errorf("the ServiceProxyRules %s have the port %d, which is none", object.Name, fits[i].Port)
+			return fmt.Errorf("the ServiceProxyRules %s have the invalid port %d", object.Name, fits[i].Port)
 		}
 		d.port, d.protocol = uint16(fits[i].Port), fits[i].Protocol
 	}

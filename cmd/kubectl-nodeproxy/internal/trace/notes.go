@@ -13,11 +13,11 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
 )
 
-// notesOf say in what a node may differ from what is wanted of it. An agent that
-// does not understand its rules is an error: what it does has nothing to do with them.
+// notesOf say why a node may differ from its desired rules. An agent that does not support
+// their format is an error: its rules have nothing to do with them.
 func notesOf(node *v1alpha1.NodeProxyRules, set *combine.Set, o *cluster.Objects) ([]string, error) {
 	if old := notes.TooOld(node); old != "" {
-		return nil, errors.New(old + "; kubectl nodeproxy doctor says how to upgrade it")
+		return nil, errors.New(old + "; kubectl nodeproxy doctor shows how to upgrade it")
 	}
 	list := notes.Of(node, set.Mode, o)
 	if meta.IsStatusConditionTrue(node.Status.Conditions, v1alpha1.ConditionProgrammed) && !slices.Contains(node.Status.Families, string(set.Family)) {

@@ -9,7 +9,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// kind is what a name is of, where that is said before it: pod/shop/web-1.
+// kind is the prefix of a name: pod in pod/shop/web-1.
 type kind string
 
 const (
@@ -19,8 +19,8 @@ const (
 	serviceKind kind = "svc"
 )
 
-// cutKind splits off pod/, node/ or svc/. A namespace may be called so, too: pod/a is
-// the pod a, and pod/a/b the pod b of the namespace a.
+// cutKind splits off pod/, node/ or svc/. These may also be namespaces: pod/a is the pod a,
+// and pod/a/b the pod b in namespace a.
 func cutKind(text string) (kind, string) {
 	before, rest, found := strings.Cut(text, "/")
 	if !found {
@@ -45,7 +45,7 @@ func cutPort(text string) (name, port string) {
 	return text, ""
 }
 
-// lacksPort says that --to names no port where one is needed.
+// lacksPort reports that --to lacks a port.
 func lacksPort(text string) error {
 	return fmt.Errorf("--to %q has no port: %s", text, forms)
 }
@@ -61,11 +61,11 @@ func (w *world) toNode(text, name, port string, protocol v1alpha1.Protocol) (*de
 	}
 	number, err := parsePort(port)
 	if err != nil {
-		return nil, fmt.Errorf("--to %q: %q is no node port of node %s: %s", text, port, name, forms)
+		return nil, fmt.Errorf("--to %q: %q is not a node port of node %s: %s", text, port, name, forms)
 	}
 	d := &destination{text: text, protocol: protocol, port: number, addresses: addresses(n.Spec.Node.Addresses)}
 	if len(d.addresses) == 0 {
-		return nil, fmt.Errorf("the node %s has no address in its NodeProxyRules (spec.node.addresses): give one instead of its name", name)
+		return nil, fmt.Errorf("the node %s has no address in its NodeProxyRules (spec.node.addresses): use an address instead of its name", name)
 	}
 	return d, nil
 }
@@ -77,7 +77,7 @@ func (w *world) toPod(text, name, port string, protocol v1alpha1.Protocol) (*des
 		return nil, err
 	}
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-		return nil, fmt.Errorf("the pod %s/%s has ended (%s): it takes no connection", pod.Namespace, pod.Name, pod.Status.Phase)
+		return nil, fmt.Errorf("the pod %s/%s has finished (%s): it accepts no connections", pod.Namespace, pod.Name, pod.Status.Phase)
 	}
 	own, err := podAddresses(pod)
 	if err != nil {
@@ -88,10 +88,10 @@ func (w *world) toPod(text, name, port string, protocol v1alpha1.Protocol) (*des
 	}
 	number, err := parsePort(port)
 	if err != nil {
-		return nil, fmt.Errorf("--to %q: %q is no port of a pod, which has to be a number, 1 to 65535", text, port)
+		return nil, fmt.Errorf("--to %q: %q is not a port of a pod, which must be a number from 1 to 65535", text, port)
 	}
 	return &destination{text: text, protocol: protocol, port: number, addresses: own}, nil
 }
 
-// podsRead reports whether the pods are known.
+// podsRead reports whether pods were read.
 func (w *world) podsRead() bool { return len(w.Pods) > 0 }

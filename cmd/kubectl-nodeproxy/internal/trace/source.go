@@ -13,30 +13,30 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 )
 
-// source is who sends the packet.
+// source is the sender of the packet.
 type source struct {
 	text string
 	// addresses are its own, in order.
 	addresses []netip.Addr
-	// node is where it is; empty: not known. Process: it is one of the node, or in its
-	// network; pod: it is one.
+	// node is where it is; empty: unknown. process: it is one of the node or in the host
+	// network; pod: it is a pod.
 	node         string
 	process, pod bool
 }
 
-// source reads an address, the name of a node, or [NAMESPACE/]POD, with node/ or pod/
-// before it or without.
+// source parses an address, the name of a node, or [NAMESPACE/]POD, with or without the
+// prefix node/ or pod/.
 func (w *world) source(text string) (*source, error) {
 	if a, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
 		if why := neverSource(a.Unmap()); why != "" {
-			return nil, fmt.Errorf("--from %q: no packet comes from there: it is %s; give the address of who sends it, a node or a pod", text, why)
+			return nil, fmt.Errorf("--from %q is %s, which is no source of packets: use the address of the sender, a node or a pod", text, why)
 		}
 		return &source{text: text, addresses: []netip.Addr{a.Unmap()}}, nil
 	}
 	of, name := cutKind(text)
 	switch n := w.rulesOf(name); {
 	case of == serviceKind:
-		return nil, fmt.Errorf("--from %q: a Service sends nothing: give one of its pods, as pod/NAMESPACE/POD", text)
+		return nil, fmt.Errorf("--from %q: a Service sends no packets: use one of its pods, as pod/NAMESPACE/POD", text)
 	case n != nil && of != podKind:
 		return &source{text: text, addresses: addresses(n.Spec.Node.Addresses), node: n.Name, process: true}, nil
 	case of == nodeKind:
@@ -49,7 +49,7 @@ func (w *world) source(text string) (*source, error) {
 	return podSource(text, pod)
 }
 
-// neverSource says why an address is no source of any connection; empty: it may be one.
+// neverSource explains why an address cannot be the source of a connection; empty: it can.
 func neverSource(a netip.Addr) string {
 	switch {
 	case a.IsUnspecified():
@@ -63,7 +63,7 @@ func neverSource(a netip.Addr) string {
 	}
 }
 
-// podName reads [NAMESPACE/]POD.
+// podName parses [NAMESPACE/]POD.
 func (w *world) podName(text string) (namespace, name string, full bool) {
 	namespace, name, full = strings.Cut(text, "/")
 	if !full {
@@ -82,15 +82,15 @@ func (w *world) findPod(text string) *corev1.Pod {
 	return &w.Pods[i]
 }
 
-// pod returns the pod of [NAMESPACE/]POD, which a flag names.
+// pod returns the pod of [NAMESPACE/]POD, the value of a flag.
 func (w *world) pod(flag, text string) (*corev1.Pod, error) {
 	namespace, name, full := w.podName(text)
 	if namespace == "" || name == "" || strings.ContainsAny(name, "/:") {
-		return nil, fmt.Errorf("%s %q: give an address, a node, or a pod as NAMESPACE/POD", flag, text)
+		return nil, fmt.Errorf("%s %q: use an address, a node, or a pod as NAMESPACE/POD", flag, text)
 	}
 	for _, u := range w.Unread {
 		if u.Kind == cluster.Pods {
-			return nil, fmt.Errorf("the pod %s/%s cannot be looked up (give its address instead): %s", namespace, name, u.Why)
+			return nil, fmt.Errorf("the pod %s/%s cannot be read (use its address instead): %s", namespace, name, u.Why)
 		}
 	}
 	if pod := w.findPod(text); pod != nil {
@@ -109,7 +109,7 @@ func (w *world) pod(flag, text string) (*corev1.Pod, error) {
 
 func podSource(text string, pod *corev1.Pod) (*source, error) {
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-		return nil, fmt.Errorf("the pod %s/%s has ended (%s): it sends nothing", pod.Namespace, pod.Name, pod.Status.Phase)
+		return nil, fmt.Errorf("the pod %s/%s has finished (%s): it sends no packets", pod.Namespace, pod.Name, pod.Status.Phase)
 	}
 	own, err := podAddresses(pod)
 	if err != nil {
@@ -121,7 +121,7 @@ func podSource(text string, pod *corev1.Pod) (*source, error) {
 	}, nil
 }
 
-// podAddresses are the addresses that a pod has.
+// podAddresses are the addresses of a pod.
 func podAddresses(pod *corev1.Pod) ([]netip.Addr, error) {
 	var own []netip.Addr
 	for _, ip := range pod.Status.PodIPs {
@@ -134,12 +134,12 @@ func podAddresses(pod *corev1.Pod) ([]netip.Addr, error) {
 	if pod.Spec.NodeName == "" {
 		lacks = "is not scheduled to a node yet"
 	}
-	return nil, fmt.Errorf("the pod %s/%s %s (it is %s): kubectl describe pod -n %s %s says what it waits for",
+	return nil, fmt.Errorf("the pod %s/%s %s (it is %s): kubectl describe pod -n %s %s shows why",
 		pod.Namespace, pod.Name, lacks, cmp.Or(pod.Status.Phase, corev1.PodPending), pod.Namespace, pod.Name)
 }
 
-// packet is what the source sends to the first address of its families, as it
-// arrives at a node.
+// packet is what the source sends to the first address of one of its families, as it arrives
+// at a node.
 func (s *source) packet(to *destination, node string) (tracer.Packet, error) {
 	for _, d := range to.addresses {
 		out := tracer.Packet{Protocol: to.protocol, Destination: netip.AddrPortFrom(d, to.port)}

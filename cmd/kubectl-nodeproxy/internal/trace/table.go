@@ -9,7 +9,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
-// Table implements output.Report.
+// Table prints the report in human-readable form.
 func (r *Report) Table(w io.Writer) error {
 	l := &output.Lines{}
 	l.Linef("%s → %s, mode %s", r.sender(), r.target(), r.Mode)
@@ -25,30 +25,30 @@ func (r *Report) Table(w io.Writer) error {
 		}
 		l.Linef("%s\t%s\t%s", share(o.Share), o.source(), path)
 	}
-	said := map[string]bool{}
+	printed := map[string]bool{}
 	for i := range r.Outcomes {
 		o := &r.Outcomes[i]
-		if o.Why == "" || said[o.Why] {
+		if o.Message == "" || printed[o.Message] {
 			continue
 		}
-		said[o.Why] = true
-		l.Heading(fmt.Sprintf("%s: %s", o.Fate, o.Why))
+		printed[o.Message] = true
+		l.Heading(fmt.Sprintf("%s: %s", o.Fate, o.Message))
 		if rule := o.rule(); rule != "" {
 			l.Linef("by: %s", rule)
 		}
 	}
 	if r.AffinitySeconds > 0 {
-		l.Heading(fmt.Sprintf("A client keeps the endpoint that it gets until it has been silent for %d s (session affinity); this is of a new one.", r.AffinitySeconds))
+		l.Heading(fmt.Sprintf("Session affinity: a client keeps its endpoint until it has been idle for %d s. This trace is for a new client.", r.AffinitySeconds))
 	}
 	return l.Write(w)
 }
 
-// sender says where the packet comes from.
+// sender describes the source.
 func (r *Report) sender() string {
 	what := map[tracer.Origin]string{
 		tracer.Process: "a process on " + r.Node,
 		tracer.Pod:     "a pod on " + r.Node,
-		tracer.Outside: "outside of " + r.Node,
+		tracer.Outside: "outside " + r.Node,
 	}[r.Origin]
 	if address := r.Source.String(); address != r.From {
 		return fmt.Sprintf("%s (%s, %s)", r.From, address, what)
@@ -56,16 +56,16 @@ func (r *Report) sender() string {
 	return fmt.Sprintf("%s (%s)", r.From, what)
 }
 
-// target says where it goes.
+// target describes the destination.
 func (r *Report) target() string {
 	to := fmt.Sprintf("%s/%s", r.Destination, strings.ToLower(string(r.Protocol)))
 	if r.Service == nil {
-		return to + " (no Service's)"
+		return to + " (not a Service)"
 	}
-	return fmt.Sprintf("%s (%s of %s)", to, r.Service.Kind, r.Service)
+	return fmt.Sprintf("%s (%s)", to, r.Service.text)
 }
 
-// source says what becomes of the client's address.
+// source is what happens to the client's address.
 func (o *Outcome) source() string {
 	switch {
 	case o.Fate == tracer.Rejected || o.Fate == tracer.Dropped:
@@ -73,10 +73,10 @@ func (o *Outcome) source() string {
 	case o.Masqueraded:
 		return "masqueraded"
 	}
-	return "kept"
+	return "preserved"
 }
 
-// rule is the one that refuses the packet, as iptables-save prints it; empty: none
+// rule is the one that rejects or drops the packet, as iptables-save prints it; empty: none
 // does.
 func (o *Outcome) rule() string {
 	if len(o.Steps) == 0 || o.Fate != tracer.Rejected && o.Fate != tracer.Dropped {
@@ -89,7 +89,7 @@ func (o *Outcome) rule() string {
 	return fmt.Sprintf("-t %s -A %s %s", last.Table, last.Chain, last.Rule)
 }
 
-// share is a share in percent.
+// share formats a probability in percent.
 func share(part float64) string {
 	text := strings.TrimRight(strings.TrimRight(fmt.Sprintf("%.2f", 100*part), "0"), ".")
 	return text + "%"

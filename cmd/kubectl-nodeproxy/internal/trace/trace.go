@@ -1,5 +1,3 @@
-// Package trace finds out what becomes of a packet on a node, named by addresses or by
-// pods, nodes and Services. It is pure: objects in, a report out.
 package trace
 
 import (
@@ -12,50 +10,96 @@ import (
 	"strings"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
-// Question is which packet is asked about, as people write it.
+// Question is the packet, as the user describes it.
 type Question struct {
-	// Node may be empty where From is a pod or a node.
+	// Node may be empty if From is a pod or a node.
 	Node     string
 	From, To string
-	// Namespace is that of pods and Services that are named without one.
+	// Namespace is that of pods and Services without one.
 	Namespace string
 	// Plugin is the plugin's release.
 	Plugin string
 }
 
-// Report is what becomes of the packet.
+// Report is the predicted path of a packet.
 type Report struct {
-	Node string `json:"node"`
-	From string `json:"from"`
-	To   string `json:"to"`
-	*tracer.Result
-	Outcomes []Outcome `json:"outcomes"`
-	// Notes say what else there is to know, first in what the node may differ from
-	// what is wanted of it, by which this is computed.
+	metav1.TypeMeta `json:",inline"`
+	Node            string             `json:"node"`
+	From            string             `json:"from"`
+	To              string             `json:"to"`
+	Mode            v1alpha1.ProxyMode `json:"mode"`
+	Family          dataplane.Family   `json:"family"`
+	Protocol        v1alpha1.Protocol  `json:"protocol"`
+	Source          netip.Addr         `json:"source"`
+	Origin          tracer.Origin      `json:"origin"`
+	Destination     netip.AddrPort     `json:"destination"`
+	// Service is absent if the destination is not a Service's.
+	Service *Target `json:"service,omitempty"`
+	// AffinitySeconds is how long a client keeps its endpoint; 0: no session affinity.
+	AffinitySeconds int32     `json:"affinitySeconds,omitempty"`
+	Outcomes        []Outcome `json:"outcomes"`
+	// Notes say why the node may differ, and what else to consider.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// Outcome is one of the things that may become of the packet.
-type Outcome struct {
-	tracer.Outcome
-	// Path are the chains, or the virtual server, that lead to it.
-	Path []string `json:"path"`
-	// Pod is the endpoint's, as NAMESPACE/NAME, where that is known.
-	Pod string `json:"pod,omitempty"`
+// Target is the port of the Service to which the packet is sent.
+type Target struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Port      string `json:"port,omitempty"`
+	// AddressType is ClusterIP, ExternalIP, LoadBalancerIP or NodePort.
+	AddressType string `json:"addressType"`
+
+	text string
 }
 
-// Of answers a question.
+// Outcome is a possible outcome for the packet.
+type Outcome struct {
+	Fate tracer.Fate `json:"fate"`
+	// Share is its probability, 0 to 1.
+	Share float64 `json:"share"`
+	// Endpoint is the new destination, if any, and Pod its pod (namespace/name), if known.
+	Endpoint *netip.AddrPort `json:"endpoint,omitempty"`
+	Pod      string          `json:"pod,omitempty"`
+	// Masqueraded: the source becomes an address of the node.
+	Masqueraded bool `json:"masqueraded"`
+	// Message is why it reaches no endpoint.
+	Message string `json:"message,omitempty"`
+	// Path is the chains, or the virtual server, that lead to it.
+	Path []string `json:"path"`
+	// Steps are all matching rules in order. The last one rejects or drops the packet, if any
+	// does.
+	Steps []tracer.Step `json:"steps"`
+}
+
+// addressType returns the type of address that a destination is.
+func addressType(k tracer.Kind) string {
+	switch k {
+	case tracer.ExternalIP:
+		return "ExternalIP"
+	case tracer.LoadBalancerIP:
+		return "LoadBalancerIP"
+	case tracer.NodePort:
+		return "NodePort"
+	default:
+		return "ClusterIP"
+	}
+}
+
+// Of predicts the path of a packet.
 func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	w := &world{Objects: o, namespace: q.Namespace, plugin: q.Plugin}
-	if len(o.NodeRules) == 0 { // a name could be that of a node, and no packet enters any
+	if len(o.NodeRules) == 0 { // names of nodes could not be resolved
 		if q.Node == "" {
 			return nil, cluster.ErrNoNodes
 		}
@@ -89,7 +133,7 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	}
 	set, err := combine.Whole(node, o.ServiceRules, family)
 	if err != nil {
-		return nil, fmt.Errorf("what the node is to hold cannot be told: %w", err)
+		return nil, fmt.Errorf("the desired rules of the node cannot be computed: %w", err)
 	}
 	if err := w.used(to, set); err != nil {
 		return nil, err
@@ -105,20 +149,36 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Report{Node: node.Name, From: q.From, To: q.To, Result: result, Notes: append(notes, result.Notes...)}
-	for _, one := range result.Outcomes {
-		r.Outcomes = append(r.Outcomes, Outcome{Outcome: one, Path: one.Via(), Pod: w.podOf(result.Service, one.Endpoint)})
-	}
-	r.Notes = append(r.Notes, fromService(set, packet.Source)...)
-	r.Notes = append(r.Notes, w.elsewhere(r, from)...)
-	r.Notes = append(r.Notes, w.unused(set, node, result)...)
-	r.Notes = append(r.Notes, refused(node, result.Service)...)
+	r := w.report(node.Name, q, result)
+	r.Notes = slices.Concat(notes, result.Notes, fromService(set, packet.Source), w.elsewhere(r, from), w.unused(set, node, result), rejected(node, result.Service))
 	for _, u := range o.Unread {
 		if u.Kind == cluster.EndpointSlices {
-			r.Notes = append(r.Notes, "the pods of endpoints are not named: "+u.Why)
+			r.Notes = append(r.Notes, "the pods of endpoints are unknown: "+u.Why)
 		}
 	}
 	return r, nil
+}
+
+// report converts the result of the tracer.
+func (w *world) report(node string, q Question, result *tracer.Result) *Report {
+	r := &Report{
+		TypeMeta: output.Type("Trace"), Node: node, From: q.From, To: q.To,
+		Mode: result.Mode, Family: result.Family, Protocol: result.Protocol, Source: result.Source, Origin: result.Origin,
+		Destination: result.Destination, AffinitySeconds: result.AffinitySeconds,
+	}
+	if s := result.Service; s != nil {
+		r.Service = &Target{
+			Namespace: s.Namespace, Name: s.Name, Port: s.Port, AddressType: addressType(s.Kind), text: fmt.Sprintf("%s of %s", s.Kind, s),
+		}
+	}
+	for i := range result.Outcomes {
+		o := &result.Outcomes[i]
+		r.Outcomes = append(r.Outcomes, Outcome{
+			Fate: o.Fate, Share: o.Share, Endpoint: o.Endpoint, Pod: w.podOf(result.Service, o.Endpoint),
+			Masqueraded: o.Masqueraded, Message: o.Why, Path: o.Via(), Steps: o.Steps,
+		})
+	}
+	return r
 }
 
 // world is the objects of a cluster.
@@ -128,7 +188,7 @@ type world struct {
 	plugin    string // its release
 }
 
-// enters is the name of the node that the packet enters; empty: that cannot be told.
+// enters is the name of the node that the packet enters; empty: unknown.
 func (w *world) enters(q Question) string {
 	from, err := w.source(q.From)
 	if err != nil {
@@ -143,7 +203,7 @@ func (w *world) node(name string, from *source) (*v1alpha1.NodeProxyRules, error
 		name = from.node
 	}
 	if name == "" {
-		return nil, fmt.Errorf("--node is missing: say on which node the packet from %s arrives", from.text)
+		return nil, fmt.Errorf("--node is missing: specify the node at which the packet from %s arrives", from.text)
 	}
 	if n := w.rulesOf(name); n != nil {
 		return n, nil
@@ -167,47 +227,46 @@ func (w *world) rulesOf(node string) *v1alpha1.NodeProxyRules {
 	return nil
 }
 
-// fromService says that a source is the cluster IP of a Service, which sends nothing.
+// fromService reports that a source is the cluster IP of a Service, which sends no packets.
 func fromService(set *combine.Set, source netip.Addr) []string {
 	for name, svc := range set.Services {
 		if svc.ClusterIP == source {
-			return []string{fmt.Sprintf("%s is the cluster IP of %s, and no packet has that source: give the address of a pod of it instead", source, name)}
+			return []string{fmt.Sprintf("%s is the cluster IP of %s, and no packet has that source: use the address of one of its pods instead", source, name)}
 		}
 	}
 	return nil
 }
 
-// elsewhere says which other node has to do with the packet, before or after.
+// elsewhere reports which other node processes the packet, before or after.
 func (w *world) elsewhere(r *Report, from *source) []string {
 	var out []string
 	if from.node != "" && from.node != r.Node {
-		out = append(out, fmt.Sprintf("%s is on %s, whose rules come first: this is of a packet that they let pass as it is", from.text, from.node))
+		out = append(out, fmt.Sprintf("%s is on %s, whose rules apply first: this trace assumes that they pass the packet unchanged", from.text, from.node))
 	}
 	has := func(n v1alpha1.NodeProxyRules) bool {
 		return slices.Contains(addresses(n.Spec.Node.Addresses), r.Destination.Addr())
 	}
 	if i := slices.IndexFunc(w.NodeRules, has); r.Service == nil && i >= 0 && !has(*w.rulesOf(r.Node)) {
 		name := w.NodeRules[i].Name
-		out = append(out, fmt.Sprintf("%s is an address of %s: --node %s --from %s tells what becomes of it there", r.Destination.Addr(), name, name, r.Source))
+		out = append(out, fmt.Sprintf("%s is an address of %s: --node %s --from %s traces the packet there", r.Destination.Addr(), name, name, r.Source))
 	}
 	return out
 }
 
-// refused says why a node's kernel does not take a Service, as far as the node
-// names it.
-func refused(node *v1alpha1.NodeProxyRules, service *tracer.Target) []string {
+// rejected explains why a node's kernel rejects a Service, if the node names it.
+func rejected(node *v1alpha1.NodeProxyRules, service *tracer.Target) []string {
 	if service == nil || node.Status.Refused == nil {
 		return nil
 	}
 	for _, example := range node.Status.Refused.Examples {
 		if name, why, _ := strings.Cut(example, ": "); name == service.Namespace+"/"+service.Name {
-			return []string{fmt.Sprintf("the kernel of the node refuses the Service %s: %s", name, why)}
+			return []string{fmt.Sprintf("the kernel of the node rejects the Service %s: %s", name, why)}
 		}
 	}
 	return nil
 }
 
-// podOf names the pod of an endpoint of a Service; empty: it is not known.
+// podOf returns the pod of an endpoint of a Service; empty: unknown.
 func (w *world) podOf(service *tracer.Target, endpoint *netip.AddrPort) string {
 	if service == nil || endpoint == nil {
 		return ""
@@ -228,7 +287,7 @@ func (w *world) podOf(service *tracer.Target, endpoint *netip.AddrPort) string {
 	return ""
 }
 
-// addresses reads those that can be used, in order.
+// addresses parses the valid ones, in order.
 func addresses(texts []string) []netip.Addr {
 	var out []netip.Addr
 	for _, text := range texts {

@@ -99,23 +99,23 @@ func TestNames(t *testing.T) {
 	for _, c := range []struct{ node, from, to, first, also string }{
 		{"", "cart", "web:http", "cart (fd00:1::9, a pod on node-1) → [fd00:96::10]:80/tcp (cluster IP of shop/web:http), mode IPTables", "[fd00:1::5]:8080"},
 		{"", "shop/old", "shop/web:80", "shop/old (10.244.2.9, a pod on node-2) → 10.96.0.10:80/tcp (cluster IP of shop/web:http)", "10.244.1.5:8080 (shop/web-0)"},
-		{"node-1", "10.244.1.9", "10.96.0.10:53/udp", "10.244.1.9 (a pod on node-1) → 10.96.0.10:53/udp (cluster IP of shop/web:dns)", "100%    kept     KUBE-SERVICES"},
-		{"node-1", "10.244.1.9", "web:53", "10.244.1.9 (a pod on node-1) → 10.96.0.10:53/udp (cluster IP of shop/web:dns)", "for 600 s (session affinity)"},
+		{"node-1", "10.244.1.9", "10.96.0.10:53/udp", "10.244.1.9 (a pod on node-1) → 10.96.0.10:53/udp (cluster IP of shop/web:dns)", "100%    preserved   KUBE-SERVICES"},
+		{"node-1", "10.244.1.9", "web:53", "10.244.1.9 (a pod on node-1) → 10.96.0.10:53/udp (cluster IP of shop/web:dns)", "Session affinity: a client keeps its endpoint until it has been idle for 600 s"},
 		{"", "cart", "empty", "cart (10.244.1.9, a pod on node-1) → 10.96.0.20:80/tcp (cluster IP of shop/empty)", "REJECT: shop/empty has no endpoint"},
 		{"", "cart", "empty/tcp", "cart (10.244.1.9, a pod on node-1) → 10.96.0.20:80/tcp (cluster IP of shop/empty)", "by: -t filter -A KUBE-SERVICES"},
-		{"", "cart", "empty:81", "cart (10.244.1.9, a pod on node-1) → 10.96.0.20:81/tcp (no Service's)", "PASS: 10.96.0.20 is the cluster IP of shop/empty, which does not have port 81/TCP"},
+		{"", "cart", "empty:81", "cart (10.244.1.9, a pod on node-1) → 10.96.0.20:81/tcp (not a Service)", "PASS: 10.96.0.20 is the cluster IP of shop/empty, which does not have port 81/TCP"},
 		{"", "agent", "empty", "agent (192.0.2.21, a process on node-1)", "REJECT"},
-		{"", "cart", "old:8080", "cart (10.244.1.9, a pod on node-1) → 10.244.2.9:8080/tcp (no Service's)", "PASS"},
-		{"", "pod/shop/old", "pod/shop/cart:53/udp", "pod/shop/old (10.244.2.9, a pod on node-2) → 10.244.1.9:53/udp (no Service's)", "PASS"},
+		{"", "cart", "old:8080", "cart (10.244.1.9, a pod on node-1) → 10.244.2.9:8080/tcp (not a Service)", "PASS"},
+		{"", "pod/shop/old", "pod/shop/cart:53/udp", "pod/shop/old (10.244.2.9, a pod on node-2) → 10.244.1.9:53/udp (not a Service)", "PASS"},
 		{"", "node/node-1", "svc/shop/web:http", "node/node-1 (2001:db8::21, a process on node-1) → [fd00:96::10]:80/tcp (cluster IP of shop/web:http)", ""},
 		{"", "node/node-1", "node/node-1:30080", "node/node-1 (192.0.2.21, a process on node-1) → 192.0.2.21:30080/tcp (node port of shop/web:http)", ""},
 		{"", "node-1", "node-1:30080", "node-1 (192.0.2.21, a process on node-1) → 192.0.2.21:30080/tcp (node port of shop/web:http)", "masqueraded"},
-		{"node-1", "203.0.113.9", "node-1:30080/TCP", "203.0.113.9 (outside of node-1) → 192.0.2.21:30080/tcp (node port of shop/web:http)", "masqueraded"},
-		{"node-1", "[2001:db8::9]", "[2001:db8::21]:30080", "[2001:db8::9] (2001:db8::9, outside of node-1) → [2001:db8::21]:30080/tcp (node port of shop/web:http)", "[fd00:1::5]:8080"},
-		{"", "node-2", "node-1:30080", "node-2 (192.0.2.22, a process on node-2) → 192.0.2.21:30080/tcp (no Service's)", "! 192.0.2.21 is an address of node-1: --node node-1 --from 192.0.2.22"},
-		{"node-1", "old", "empty", "old (10.244.2.9, outside of node-1)", "! old is on node-2, whose rules come first"},
-		{"node-1", "node-2", "empty", "node-2 (192.0.2.22, outside of node-1)", "! node-2 is on node-2, whose rules come first"},
-		{"node-1", "10.96.0.20", "web:http", "10.96.0.20 (outside of node-1) → 10.96.0.10:80/tcp", "! 10.96.0.20 is the cluster IP of shop/empty, and no packet has that source"},
+		{"node-1", "203.0.113.9", "node-1:30080/TCP", "203.0.113.9 (outside node-1) → 192.0.2.21:30080/tcp (node port of shop/web:http)", "masqueraded"},
+		{"node-1", "[2001:db8::9]", "[2001:db8::21]:30080", "[2001:db8::9] (2001:db8::9, outside node-1) → [2001:db8::21]:30080/tcp (node port of shop/web:http)", "[fd00:1::5]:8080"},
+		{"", "node-2", "node-1:30080", "node-2 (192.0.2.22, a process on node-2) → 192.0.2.21:30080/tcp (not a Service)", "! 192.0.2.21 is an address of node-1: --node node-1 --from 192.0.2.22"},
+		{"node-1", "old", "empty", "old (10.244.2.9, outside node-1)", "! old is on node-2, whose rules apply first"},
+		{"node-1", "node-2", "empty", "node-2 (192.0.2.22, outside node-1)", "! node-2 is on node-2, whose rules apply first"},
+		{"node-1", "10.96.0.20", "web:http", "10.96.0.20 (outside node-1) → 10.96.0.10:80/tcp", "! 10.96.0.20 is the cluster IP of shop/empty, and no packet has that source"},
 	} {
 		got := ask(t, objects(), c.node, c.from, c.to)
 		if !strings.HasPrefix(got, c.first) || !strings.Contains(got, c.also) {
@@ -127,42 +127,42 @@ func TestNames(t *testing.T) {
 // TestBadInput: one sentence each, which says what to do.
 func TestBadInput(t *testing.T) {
 	for _, c := range []struct{ node, from, to, want string }{
-		{"", "10.244.1.9", "web:80", "--node is missing: say on which node the packet from 10.244.1.9 arrives"},
+		{"", "10.244.1.9", "web:80", "--node is missing: specify the node at which the packet from 10.244.1.9 arrives"},
 		{"node-3", "10.244.1.9", "web:80", `there is no node "node-3" with NodeProxyRules: did you mean node-1 or node-2? (kubectl get nodeproxyrules lists the nodes)`},
 		{"", "crt", "web:80", "--from: there is neither a node crt nor a pod shop/crt: did you mean shop/cart"},
 		{"", "away/cart", "web:80", "--from: there is no pod away/cart"},
-		{"", "a/b/c", "web:80", `--from "a/b/c": give an address, a node, or a pod as NAMESPACE/POD`},
-		{"", "done", "web:80", "the pod shop/done has ended (Succeeded): it sends nothing"},
+		{"", "a/b/c", "web:80", `--from "a/b/c": use an address, a node, or a pod as NAMESPACE/POD`},
+		{"", "done", "web:80", "the pod shop/done has finished (Succeeded): it sends no packets"},
 		{"", "new", "web:80", "the pod shop/new is not scheduled to a node yet (it is Pending): kubectl describe pod -n shop new"},
-		{"node-1", "0.0.0.0", "web:80", `--from "0.0.0.0": no packet comes from there: it is the unspecified address; give the address of who sends it`},
-		{"node-1", "[::]", "web:80", `--from "[::]": no packet comes from there: it is the unspecified address`},
-		{"node-1", "224.0.0.1", "web:80", `--from "224.0.0.1": no packet comes from there: it is a multicast address`},
-		{"node-1", "ff02::1", "web:80", `--from "ff02::1": no packet comes from there: it is a multicast address`},
-		{"node-1", "255.255.255.255", "web:80", `--from "255.255.255.255": no packet comes from there: it is the broadcast address`},
-		{"node-1", "::ffff:255.255.255.255", "web:80", `--from "::ffff:255.255.255.255": no packet comes from there: it is the broadcast address`},
+		{"node-1", "0.0.0.0", "web:80", `--from "0.0.0.0" is the unspecified address, which is no source of packets: use the address of the sender`},
+		{"node-1", "[::]", "web:80", `--from "[::]" is the unspecified address`},
+		{"node-1", "224.0.0.1", "web:80", `--from "224.0.0.1" is a multicast address`},
+		{"node-1", "ff02::1", "web:80", `--from "ff02::1" is a multicast address`},
+		{"node-1", "255.255.255.255", "web:80", `--from "255.255.255.255" is the broadcast address`},
+		{"node-1", "::ffff:255.255.255.255", "web:80", `--from "::ffff:255.255.255.255" is the broadcast address`},
 		{"", "cart", "wab", "--to: no Service shop/wab is proxied, and there is neither a node wab nor such a pod: did you mean shop/web"},
-		{"", "cart", "web", `--to "web" does not name one of the ports of the Service: 80/tcp (http), 53/udp (dns)`},
-		{"", "cart", "web:https", `--to "web:https" does not name one of the ports of the Service: 80/tcp (http), 53/udp (dns)`},
+		{"", "cart", "web", `--to "web" does not specify one of the ports of the Service: 80/tcp (http), 53/udp (dns)`},
+		{"", "cart", "web:https", `--to "web:https" does not specify one of the ports of the Service: 80/tcp (http), 53/udp (dns)`},
 		{"", "cart", "10.96.0.10", `--to "10.96.0.10" has no port`},
-		{"", "cart", "fd00:96::10", `--to "fd00:96::10" has no port (an IPv6 address stands in brackets before it)`},
-		{"", "cart", "10.96.0.10:0", `--to "10.96.0.10:0": 0 is no port`},
-		{"", "cart", "10.96.0.10:70000", `--to "10.96.0.10:70000": 70000 is no port, which is a number from 1 to 65535: `},
-		{"", "cart", "[fd00:96::10]:70000", `--to "[fd00:96::10]:70000": 70000 is no port`},
-		{"", "cart", "pod/done:80", "the pod shop/done has ended (Succeeded): it takes no connection"},
-		{"", "cart", "pod/cart:http", `--to "pod/cart:http": "http" is no port of a pod`},
+		{"", "cart", "fd00:96::10", `--to "fd00:96::10" has no port (put an IPv6 address in brackets before it)`},
+		{"", "cart", "10.96.0.10:0", `--to "10.96.0.10:0": 0 is not a port`},
+		{"", "cart", "10.96.0.10:70000", `--to "10.96.0.10:70000": 70000 is not a port, which is a number from 1 to 65535: `},
+		{"", "cart", "[fd00:96::10]:70000", `--to "[fd00:96::10]:70000": 70000 is not a port`},
+		{"", "cart", "pod/done:80", "the pod shop/done has finished (Succeeded): it accepts no connections"},
+		{"", "cart", "pod/cart:http", `--to "pod/cart:http": "http" is not a port of a pod`},
 		{"", "cart", "pod/away/cart:80", "--to: there is no pod away/cart"},
 		{"", "cart", "node/shop/web:80", `--to: there is no node "shop/web" with NodeProxyRules`},
 		{"", "cart", "svc/cart:80", "--to: no Service shop/cart is proxied"},
-		{"", "svc/web", "web:80", `--from "svc/web": a Service sends nothing`},
+		{"", "svc/web", "web:80", `--from "svc/web": a Service sends no packets`},
 		{"", "node/cart", "web:80", `--from: there is no node "cart" with NodeProxyRules`},
 		{"", "pod/node-1", "web:80", "--from: there is neither a node node-1 nor a pod shop/node-1"},
-		{"", "cart", "10.96.0.10:80/icmp", `--to "10.96.0.10:80/icmp": the protocol "icmp" is none of tcp, udp and sctp`},
-		{"", "cart", "node-1", `--to "node-1" has no port: give IP:PORT, NODE:NODEPORT`},
-		{"", "cart", "node/node-1:", `--to "node/node-1:" has no port: give `},
-		{"", "cart", "pod/cart", `--to "pod/cart" has no port: give `},
-		{"", "cart", "shop/old/udp", `--to "shop/old/udp" has no port: give `},
-		{"", "cart", "node-1:70000", `--to "node-1:70000": "70000" is no node port of node node-1`},
-		{"", "cart", "/:80", `--to "/:80": give IP:PORT, NODE:NODEPORT, NAMESPACE/SERVICE:PORT or NAMESPACE/POD:PORT`},
+		{"", "cart", "10.96.0.10:80/icmp", `--to "10.96.0.10:80/icmp": the protocol "icmp" is not tcp, udp or sctp`},
+		{"", "cart", "node-1", `--to "node-1" has no port: use IP:PORT, NODE:NODEPORT`},
+		{"", "cart", "node/node-1:", `--to "node/node-1:" has no port: use `},
+		{"", "cart", "pod/cart", `--to "pod/cart" has no port: use `},
+		{"", "cart", "shop/old/udp", `--to "shop/old/udp" has no port: use `},
+		{"", "cart", "node-1:70000", `--to "node-1:70000": "70000" is not a node port of node node-1`},
+		{"", "cart", "/:80", `--to "/:80": use IP:PORT, NODE:NODEPORT, NAMESPACE/SERVICE:PORT or NAMESPACE/POD:PORT`},
 		{"", "old", "[fd00:96::10]:80", "old and [fd00:96::10]:80 are of different IP families: 10.244.2.9, and fd00:96::10"},
 		{"", "node-2", "[fd00:96::10]:80", "node-2 and [fd00:96::10]:80 are of different IP families: 192.0.2.22, and fd00:96::10"},
 	} {
@@ -177,7 +177,7 @@ func TestBadInput(t *testing.T) {
 func TestNoNodes(t *testing.T) {
 	o := objects()
 	o.NodeRules = nil
-	const why = "no node has NodeProxyRules yet; is NodeProxy there, and does a controller run? (kubectl nodeproxy status)"
+	const why = "no node has NodeProxyRules yet: check NodeProxy and the controller with kubectl nodeproxy status"
 	for _, c := range []struct{ node, from, to, want string }{
 		{"node-1", "203.0.113.9", "node-1:30080", `error: there is no node "node-1": ` + why},
 		{"", "cart", "web:http", "error: " + why},
@@ -196,11 +196,11 @@ func TestOddObjects(t *testing.T) {
 	}{
 		"rules of an unknown format": {
 			func(o *cluster.Objects) { o.NodeRules[0].Spec.FormatVersion = 99 },
-			"error: NodeProxyRules node-1: format 99 is of a newer release than this plugin, v0.1.0, which knows formats up to 1",
+			"error: NodeProxyRules node-1: format 99 needs a newer release than this plugin, v0.1.0, which supports formats up to 1",
 		},
 		"rules that are half there": {
 			func(o *cluster.Objects) { o.NodeRules[0].Spec = v1alpha1.NodeProxyRulesSpec{} },
-			"error: what the node is to hold cannot be told: NodeProxyRules node-1: spec.formatVersion 0 is no format: the first is 1",
+			"error: the desired rules of the node cannot be computed: NodeProxyRules node-1: spec.formatVersion 0 is no format: the first is 1",
 		},
 		"an agent that is too old": {
 			func(o *cluster.Objects) {
@@ -214,22 +214,22 @@ func TestOddObjects(t *testing.T) {
 		},
 		"a Service of an unknown format": {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.FormatVersion = 99 },
-			"error: --to web:http cannot be traced: ServiceProxyRules shop.web: format 99 is of a newer release than this plugin, v0.1.0, which knows formats up to 1: install the plugin of the controller's release",
+			"error: --to web:http cannot be traced: ServiceProxyRules shop.web: format 99 needs a newer release than this plugin, v0.1.0, which supports formats up to 1: install the plugin of the controller's release",
 		},
 		"a Service with a cluster IP that cannot be one": {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.ClusterIPs = []string{"224.0.0.1"} },
-			"error: --to web:http cannot be traced: of ServiceProxyRules shop.web nothing is used: it has no cluster IP of IPv4 that can be used: spec.clusterIPs[0]: \"224.0.0.1\" is not",
+			"error: --to web:http cannot be traced: ServiceProxyRules shop.web have no effect: it has no usable IPv4 cluster IP: spec.clusterIPs[0]: \"224.0.0.1\" is not",
 		},
 		"a Service whose object has another name": {
 			func(o *cluster.Objects) {
 				o.ServiceRules[1].Name = "web"
 				o.ServiceRules[1].Labels = map[string]string{v1alpha1.LabelServiceNamespace: "shop", v1alpha1.LabelServiceName: "web"}
 			},
-			"error: --to: ServiceProxyRules web are labelled as those of shop/web, and no node uses them: they are not named shop.web",
+			"error: --to: ServiceProxyRules web have the labels of shop/web, but no node uses them because they are not named shop.web",
 		},
 		"no agent": {
 			func(o *cluster.Objects) { o.NodeRules[0].Status = v1alpha1.NodeProxyRulesStatus{} },
-			"! no agent has reported from this node yet",
+			"! no agent has reported on this node yet",
 		},
 		"a node that has not done it": {
 			func(o *cluster.Objects) {
@@ -237,17 +237,17 @@ func TestOddObjects(t *testing.T) {
 					Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionFalse, Reason: "Failed", Message: "no room", LastTransitionTime: metav1.NewTime(now.Add(-time.Hour)),
 				}
 			},
-			"! the node may do something else: Programmed is False for 60m, Failed: no room",
+			"! the node may have other rules: Programmed is False for 60m, Failed: no room",
 		},
 		"an agent that lags": {
 			func(o *cluster.Objects) { o.NodeRules[0].Generation = 7 },
-			"! the node's rules changed more than a minute ago (generation 7), and its agent reports about older ones (generation 0)",
+			"! the node's rules changed more than a minute ago (generation 7), but its agent still reports older ones (generation 0)",
 		},
 		"a Node that is gone": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Annotations = map[string]string{v1alpha1.AnnotationNodeAbsentSince: "yesterday"}
 			},
-			"! there has been no Node node-1 since yesterday",
+			"! Node node-1 does not exist since yesterday",
 		},
 		"Audit": {
 			func(o *cluster.Objects) {
@@ -267,31 +267,31 @@ func TestOddObjects(t *testing.T) {
 				mode := v1alpha1.ModeIPVS
 				o.NodeRules[0].Spec.Settings.Mode = &mode
 			},
-			"mode IPTables\n! the node runs mode IPTables, and its settings ask for IPVS",
+			"mode IPTables\n! the node runs mode IPTables, but its settings specify IPVS",
 		},
 		"a family that the node lacks": {
 			func(o *cluster.Objects) { o.NodeRules[0].Status.Families = []string{"IPv4"} },
 			"! IPv6 is not programmed on this node",
 		},
-		"a Service that the kernel refuses": {
+		"a Service that the kernel rejects": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/web: too much"}}
 			},
-			"! the kernel of the node refuses the Service shop/web: too much",
+			"! the kernel of the node rejects the Service shop/web: too much",
 		},
-		"Services that are held": {
+		"Services that are retained": {
 			func(o *cluster.Objects) { o.NodeRules[0].Status.Held = 2 },
-			"! the node holds the rules of 2 Services",
+			"! the node retains the rules of 2 Services",
 		},
 		"slices that may not be read": {
 			func(o *cluster.Objects) {
 				o.Unread = []cluster.Unread{{Kind: cluster.EndpointSlices, Why: "you may not"}}
 			},
-			"! the pods of endpoints are not named: you may not",
+			"! the pods of endpoints are unknown: you may not",
 		},
 		"pods that may not be read": {
 			func(o *cluster.Objects) { o.Unread = []cluster.Unread{{Kind: cluster.Pods, Why: "you may not"}} },
-			"error: the pod shop/cart cannot be looked up (give its address instead): you may not",
+			"error: the pod shop/cart cannot be read (use its address instead): you may not",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -323,10 +323,10 @@ func TestLeftOut(t *testing.T) {
 			web.Spec.ExternalIPs, web.Spec.LoadBalancerIPs = []string{"198.51.100.1"}, []string{"203.0.113.1"}
 			edit(web)
 			got := ask(t, o, "node-1", "203.0.113.9", to)
-			if said := strings.Contains(got, "of which nothing is used: ") || strings.Contains(got, "may be its cluster IP: "); said != also || strings.HasPrefix(got, "error") {
+			if said := strings.Contains(got, "which have no effect: ") || strings.Contains(got, "may be its cluster IP: "); said != also || strings.HasPrefix(got, "error") {
 				t.Errorf("%s, to %s: a note: %v\n%s", name, to, said, got)
 			}
-			if said := strings.Contains(got, "! ServiceProxyRules shop.web: format 99 is of a newer release than this plugin, v0.1.0"); said != (also && name == "unknown format") {
+			if said := strings.Contains(got, "! ServiceProxyRules shop.web: format 99 needs a newer release than this plugin, v0.1.0"); said != (also && name == "unknown format") {
 				t.Errorf("%s, to %s: what to do: %v\n%s", name, to, said, got)
 			}
 		}
@@ -335,13 +335,13 @@ func TestLeftOut(t *testing.T) {
 	o.NodeRules[0].Status.Held = 2
 	for to, want := range map[string]bool{"10.96.0.99:80": true, "10.96.0.10:80": false} {
 		got := ask(t, o, "node-1", "10.244.1.9", to)
-		if said := strings.Contains(got, "may be an address of the 2 Services that the node holds without an object"); said != want {
-			t.Errorf("to %s: held: %v\n%s", to, said, got)
+		if said := strings.Contains(got, "may be an address of the 2 Services that the node retains without an object"); said != want {
+			t.Errorf("to %s: retained: %v\n%s", to, said, got)
 		}
 	}
 }
 
-// TestBehind: of a node that is behind, or holds on to what has vanished, it is said.
+// TestBehind: notes for a node that is behind, or retains vanished Services.
 func TestBehind(t *testing.T) {
 	o := objects()
 	o.ServiceRules[0].ResourceVersion = "7"
@@ -349,8 +349,8 @@ func TestBehind(t *testing.T) {
 	o.NodeProxy = &v1alpha1.NodeProxy{Status: v1alpha1.NodeProxyStatus{Inventory: &v1alpha1.Inventory{Services: 9}}}
 	got := ask(t, o, "node-1", "10.244.1.9", "10.96.0.10:80")
 	for _, want := range []string{
-		"! what was rendered more than ten minutes ago is not applied on the node",
-		"! NodeProxy says that 9 ServiceProxyRules must exist, and 2 exist, or others: nodes hold on to what is missing",
+		"! a change that was rendered more than ten minutes ago is not applied on the node",
+		"! NodeProxy's inventory has 9 ServiceProxyRules, but 2 exist, or others: nodes retain the missing ones",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is not in\n%s", want, got)

@@ -80,13 +80,13 @@ func record(ctx context.Context, bin, out string) (err error) {
 		name string
 		to   func(context.Context) error
 	}{
-		{"not-switched-on", s.install},
+		{"not-enabled", s.install},
 		{"no-agents", s.switchOn},
 		{"audit-differs", s.besideKubeProxy},
 		{"outside-cluster", s.enforce},
 		{"mode-fallback", s.askForIPVS},
 		{"mode-impossible", s.withoutFallback},
-		{"held", s.loseObject},
+		{"retained", s.loseObject},
 		{"agent-silent", s.stopAgent},
 		{"deleted", s.delete},
 	} {
@@ -305,7 +305,7 @@ func (s *story) loseObject(ctx context.Context) error {
 		return err
 	}
 	// Of what it did last it has to tell before it ends.
-	if err := s.record(ctx, "held"); err != nil {
+	if err := s.record(ctx, "retained"); err != nil {
 		return err
 	}
 	if err := s.controller.Stop(); err != nil {

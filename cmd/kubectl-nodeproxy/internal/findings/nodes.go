@@ -1,0 +1,300 @@
+package findings
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+)
+
+// recent is how long a repair of rules counts as a warning.
+const recent = 10 * time.Minute
+
+// NodeStates checks what the agents report.
+func (e *Examination) NodeStates() {
+	if len(e.Nodes) == 0 && e.NodeProxy != nil {
+		e.Add(Finding{
+			Severity: Problem, Reason: "NoNodes", Check: CheckNodes, Key: "no nodes", Causes: []string{KeyBehind, KeyNoController},
+			Message: "no node has rules (there are no NodeProxyRules)", Remedy: e.CheckController(),
+		})
+	}
+	var fresh []string
+	restrictions := map[string][]string{}
+	for _, node := range e.Nodes {
+		if e.IsNew(node) {
+			fresh = append(fresh, node.Name)
+			continue
+		}
+		e.nodeState(node)
+		if text := restriction(node); text != "" {
+			restrictions[text] = append(restrictions[text], node.Name)
+		}
+	}
+	if len(fresh) > 0 {
+		e.Notef("no report yet from %s, where the agent's image may still be pulled: %s", output.Plural(len(fresh), "new node"), Some(fresh))
+	}
+	for _, text := range slices.Sorted(maps.Keys(restrictions)) {
+		e.Notef("on %s: programmed, with restrictions: %s", Some(restrictions[text]), text)
+	}
+	if absent := len(e.NodeRules) - len(e.Nodes); absent > 0 {
+		e.Notef("the Node of %s is gone; these objects are retained for ten minutes", output.Plural(absent, "NodeProxyRules object"))
+	}
+	e.lagging()
+}
+
+// restriction is what the agent of a programmed node reports besides.
+func restriction(node *v1alpha1.NodeProxyRules) string {
+	c := Condition(node.Status.Conditions, v1alpha1.ConditionProgrammed, metav1.ConditionTrue)
+	if c == nil {
+		return ""
+	}
+	_, text, _ := strings.Cut(c.Message, v1alpha1.MessageBut)
+	return text
+}
+
+func (e *Examination) nodeState(node *v1alpha1.NodeProxyRules) {
+	programmed := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed)
+	if programmed == nil {
+		e.OnNode(node, Finding{
+			Severity: Problem, Reason: "AgentNeverReported", Key: NodeKey(node.Name, "silent"), Causes: []string{NodeKey(node.Name, "pods")}, Transient: true,
+			Message: "no agent has reported on this node yet", Since: &node.CreationTimestamp,
+			RemedyOn: e.CheckAgent("check whether one runs, and its log", "troubleshooting.md#nodeproxyagentnotresponding"),
+		})
+		return
+	}
+	if notes.TooOld(node) != "" {
+		e.OnNode(node, Finding{
+			Severity: Problem, Reason: "AgentTooOld", Key: NodeKey(node.Name, "accepted"), Since: Since(Condition(node.Status.Conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse)),
+			Message: fmt.Sprintf("the agent (%s) does not support format %d of the node's rules, only %v: the node keeps its previous rules", cmp.Or(node.Status.Agent.Version, "of an unknown release"), node.Spec.FormatVersion, node.Status.Agent.KnownFormats()),
+			Remedy:  e.upgradeAgents(),
+		})
+		return
+	}
+	e.accepted(node)
+	e.programmed(node, programmed)
+	e.retained(node, programmed)
+	e.abnormal(node)
+	e.enforcement(node)
+	e.behind(node)
+}
+
+// OnNode adds a finding about a node. Graver findings of the node may explain it.
+func (e *Examination) OnNode(node *v1alpha1.NodeProxyRules, f Finding) {
+	f.Check, f.Nodes = CheckNodes, []string{node.Name}
+	for _, key := range NodeKeys(node.Name) {
+		if key == f.Key {
+			break
+		}
+		f.Causes = append(f.Causes, key)
+	}
+	e.Add(f)
+}
+
+func (e *Examination) accepted(node *v1alpha1.NodeProxyRules) {
+	if c := Condition(node.Status.Conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse); c != nil {
+		e.OnNode(node, Finding{
+			Severity: Problem, Reason: c.Reason, Key: NodeKey(node.Name, "accepted"), Since: Since(c),
+			Message: "the node cannot apply its settings: " + Message(c),
+			Remedy:  e.Docs.See("fix on the node what the message names, or change the settings", "troubleshooting.md#nodeproxynodenotprogrammed"),
+		})
+	}
+}
+
+// programmed reports why a kernel does not have all desired rules.
+func (e *Examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condition) {
+	f := Finding{Severity: Problem, Reason: c.Reason, Key: NodeKey(node.Name, "programmed"), Message: Message(c)}
+	if c.Status != metav1.ConditionTrue { // else the transition time is not that of the reason
+		f.Since = Since(c)
+	}
+	switch c.Reason {
+	case v1alpha1.ReasonAgentNotResponding:
+		f.Key, f.Causes = NodeKey(node.Name, "silent"), []string{NodeKey(node.Name, "pods")}
+		f.Message = "the agent sends no heartbeat (its Lease is not renewed): the node's rules become stale"
+		f.Since = silentSince(c)
+		f.RemedyOn = e.CheckAgent("check its pod and log", "troubleshooting.md#nodeproxyagentnotresponding")
+	case v1alpha1.ReasonConflictingProxy:
+		f.Key, f.Remedy = NodeKey(node.Name, "conflict"), e.Docs.See("if nodeproxy is to serve the node, remove the other proxy: the agent takes over by itself", "troubleshooting.md#nodeproxyconflictingproxy")
+	case v1alpha1.ReasonRemoved:
+		f.Causes = []string{KeyRemoving, KeyNoNodeProxy}
+		f.Remedy = e.Docs.See("create a NodeProxy to get the rules back", "removal.md#with-cleanup")
+	case v1alpha1.ReasonFailed:
+		if Condition(node.Status.Conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse) != nil {
+			return // the finding about Accepted says the same
+		}
+		f.Remedy = e.Docs.See("fix on the node what the message names; the agent retries by itself", "troubleshooting.md#nodeproxynodenotprogrammed")
+	case v1alpha1.ReasonPending:
+		f.Transient, f.RemedyOn = true, e.CheckAgent("wait for a minute; if it persists, check the agent's log", "troubleshooting.md#nodeproxychangepending")
+	case v1alpha1.ReasonSomeServicesRefused:
+		e.rejectedOn(node)
+		return
+	case v1alpha1.ReasonHeld:
+		f.Severity, f.Remedy = Warning, e.Docs.See("check whether a controller runs, which writes the objects again: "+e.Own.Controllers(), "troubleshooting.md#nodeproxyservicesheld")
+		f.Transient, f.Causes = true, []string{KeyInventory}
+	case v1alpha1.ReasonAuditDiffers, v1alpha1.ReasonAuditInSync:
+		return // see enforcement
+	default:
+		if c.Status == metav1.ConditionTrue {
+			return
+		}
+		f.Remedy = e.Docs.See("follow the message", "troubleshooting.md#what-programmed-says")
+	}
+	e.OnNode(node, f)
+}
+
+// silentSince is when an agent sent its last heartbeat, which the message contains. The
+// condition changes later.
+func silentSince(c *metav1.Condition) *metav1.Time {
+	_, rest, _ := strings.Cut(c.Message, v1alpha1.MessageSilentSince)
+	when, _, _ := strings.Cut(rest, " ")
+	if t, err := time.Parse(time.RFC3339, when); err == nil {
+		return &metav1.Time{Time: t}
+	}
+	return Since(c)
+}
+
+// rejectedOn reports the Services that a kernel rejects.
+func (e *Examination) rejectedOn(node *v1alpha1.NodeProxyRules) {
+	rejected := node.Status.Refused
+	if rejected == nil {
+		return
+	}
+	f := Finding{
+		Severity: Problem, Reason: v1alpha1.ReasonSomeServicesRefused,
+		Remedy: e.Docs.See("provide what the message says the kernel lacks, or change the Service", "troubleshooting.md#nodeproxyservicesrefused"),
+	}
+	for _, example := range rejected.Examples {
+		service, why, _ := strings.Cut(example, ": ")
+		if e.Only != nil && service != e.Only.String() {
+			continue
+		}
+		f.Service, f.Message = service, "the kernel of the node rejects the Service: "+why
+		e.OnNode(node, f)
+	}
+	if more := int(rejected.Count) - len(rejected.Examples); more > 0 {
+		f.Service, f.Message = "", fmt.Sprintf("the kernel of the node rejects %s, not named here", output.Plural(more, "more Service"))
+		e.OnNode(node, f)
+	}
+}
+
+// retained reports Services that a node serves without an object, if the reason of
+// Programmed is a graver one.
+func (e *Examination) retained(node *v1alpha1.NodeProxyRules, programmed *metav1.Condition) {
+	if node.Status.Held == 0 || programmed.Reason == v1alpha1.ReasonHeld || !notes.Current(node) {
+		return
+	}
+	e.OnNode(node, Finding{
+		Severity: Warning, Reason: v1alpha1.ReasonHeld, Transient: true, Causes: []string{KeyInventory},
+		Message: fmt.Sprintf("the node retains the rules of %s whose objects have vanished", output.Plural(int(node.Status.Held), "Service")),
+		Remedy:  e.Docs.See("see which Services they are, and why: kubectl describe nodeproxyrules "+node.Name, "troubleshooting.md#nodeproxyservicesheld"),
+	})
+}
+
+// abnormal reports conditions that are True if something is wrong.
+func (e *Examination) abnormal(node *v1alpha1.NodeProxyRules) {
+	conditions := node.Status.Conditions
+	if c := Condition(conditions, v1alpha1.ConditionConflictingProxy, metav1.ConditionTrue); c != nil &&
+		meta.FindStatusCondition(conditions, v1alpha1.ConditionProgrammed).Reason != v1alpha1.ReasonConflictingProxy {
+		e.OnNode(node, Finding{
+			Severity: Warning, Reason: v1alpha1.ReasonConflictingProxy, Since: Since(c),
+			Message: Message(c), Remedy: e.Docs.See("remove the other proxy from the node", "troubleshooting.md#nodeproxyconflictingproxy"),
+		})
+	}
+	if c := Condition(conditions, v1alpha1.ConditionModeFallback, metav1.ConditionTrue); c != nil {
+		e.OnNode(node, Finding{
+			Severity: Warning, Reason: v1alpha1.ConditionModeFallback, Since: Since(c),
+			Message: "the node does not run the desired mode: " + Message(c),
+			Remedy:  e.Docs.See("provide what the message says the node lacks, or set the mode that runs", "troubleshooting.md#nodeproxymodefallback"),
+		})
+	}
+	e.drifted(node)
+	if d := node.Status.Difference; d != nil && d.Count > 0 && !notes.Audits(node) {
+		e.OnNode(node, Finding{
+			Severity: Warning, Reason: "KernelDiffers", Transient: true,
+			Message: fmt.Sprintf("the kernel differs from the desired rules in %s: %s", output.Plural(int(d.Count), "place"), Some(d.Examples)),
+			Remedy:  e.Docs.See("find out what changes rules on the node", "troubleshooting.md#nodeproxyrulesdrifted"),
+		})
+	}
+}
+
+// drifted reports that another program modifies rules.
+func (e *Examination) drifted(node *v1alpha1.NodeProxyRules) {
+	drift := node.Status.Drift
+	if c := Condition(node.Status.Conditions, v1alpha1.ConditionDrifted, metav1.ConditionTrue); c != nil {
+		e.OnNode(node, Finding{
+			Severity: Problem, Reason: v1alpha1.ConditionDrifted, Since: Since(c), Message: Message(c),
+			Remedy: e.Docs.See("find and stop the program that modifies the rules", "troubleshooting.md#nodeproxyrulesdrifted"),
+		})
+		return
+	}
+	if drift != nil && drift.Repairs > 0 && e.Time.Sub(drift.LastTime.Time) < recent {
+		e.OnNode(node, Finding{
+			Severity: Warning, Reason: "RulesRepaired", Since: &drift.LastTime,
+			Message: fmt.Sprintf("another program has modified nodeproxy's rules on the node, and the agent has repaired them (%s since it started; last: %s)", output.Plural(int(drift.Repairs), "repair"), Some(drift.Examples[:min(1, len(drift.Examples))])),
+			Remedy:  e.Docs.See("if it happens again, find that program", "troubleshooting.md#nodeproxyrulesdrifted"),
+		})
+	}
+}
+
+// behind reports an agent that has not applied the rules or settings of its node.
+func (e *Examination) behind(node *v1alpha1.NodeProxyRules) {
+	since := &metav1.Time{Time: notes.Written(node)}
+	if since.IsZero() {
+		since = nil
+	}
+	if what := notes.Stale(node, e.Time); what != "" {
+		e.OnNode(node, Finding{
+			Severity: Problem, Reason: "RulesNotApplied", Key: NodeKey(node.Name, "programmed"), Transient: true, Token: fmt.Sprint(node.Status.ObservedGeneration),
+			Message: what, Since: since,
+			RemedyOn: e.CheckAgent("check its pod and log", "troubleshooting.md#nodeproxyagentslagging"),
+		})
+	}
+	if what := notes.OldSettings(node, e.Time); what != "" {
+		e.OnNode(node, Finding{
+			Severity: Problem, Reason: "SettingsNotApplied", Key: NodeKey(node.Name, "settings"), Transient: true,
+			Message: what, Since: since,
+			RemedyOn: e.CheckAgent("check the agent's log", "troubleshooting.md#nodeproxynodenotprogrammed"),
+		})
+	}
+}
+
+// CheckAgent is the remedy for an agent of one node, or of several.
+func (e *Examination) CheckAgent(action, page string) func(node string) string {
+	return func(node string) string {
+		return e.Docs.See(action+": "+e.Own.Agent(node), page)
+	}
+}
+
+// upgradeAgents is how the agents get the controller's release.
+func (e *Examination) upgradeAgents() string {
+	action := "set the image of your agents' DaemonSet to the controller's release"
+	if np := e.NodeProxy; np != nil && np.Spec.Agent != nil && np.Spec.Agent.Management != nil && *np.Spec.Agent.Management == v1alpha1.AgentManaged {
+		action = "clear spec.agent.image of the NodeProxy, or set it to the controller's release; the condition AgentsDeployed of the NodeProxy reports the progress"
+	}
+	return e.Docs.See(action, "upgrade.md#versions-that-fit-together")
+}
+
+// lagging reports nodes that the controller counts as behind, unless a finding about a node
+// explains it.
+func (e *Examination) lagging() {
+	if e.NodeProxy == nil || e.NodeProxy.Status.Nodes.Lagging == 0 {
+		return
+	}
+	f := Finding{
+		Severity: Problem, Reason: "AgentsLagging", Check: CheckNodes, Key: KeyLagging, Causes: []string{KeyNoController}, Transient: true,
+		Message: "changes that are older than a minute are not applied on " + output.Plural(int(e.NodeProxy.Status.Nodes.Lagging), "node"),
+		Remedy:  e.Docs.See("check the agents' logs for failed writes or watches: "+e.Own.Agent(""), "troubleshooting.md#nodeproxyagentslagging"),
+	}
+	for _, node := range e.Nodes {
+		f.Causes = append(f.Causes, NodeKeys(node.Name)...)
+	}
+	e.Add(f)
+}

@@ -1,0 +1,8 @@
+// Package rules computes the desired rules of a node, with the agent's code, and how they
+// differ from what the node reports, or from those of another node. It is pure: objects in,
+// reports out.
+//
+//   - rules.go, endpoints.go, claims.go, notes.go: the desired rules
+//   - diff.go, nodes.go: the comparison with the report, or with another node
+//   - table.go, difftable.go: how these are printed
+package rules

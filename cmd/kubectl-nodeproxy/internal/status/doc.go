@@ -1,0 +1,9 @@
+// Package status summarizes the state of a cluster: counts first, then problems. It is
+// pure: objects in, a report out.
+//
+//   - status.go: the report and its counts
+//   - rollouts.go: changes and policies that are not complete
+//   - table.go: how it is printed
+//
+// Package findings has the checks, which doctor shares.
+package status

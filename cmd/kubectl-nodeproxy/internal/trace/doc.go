@@ -1,0 +1,7 @@
+// Package trace predicts the path of a packet on a node, between addresses or the pods, nodes
+// and Services that the user names. It is pure: objects in, a report out.
+//
+//   - trace.go, table.go: the report and how it is printed
+//   - source.go, destination.go, prefix.go: what the user names
+//   - notes.go, unused.go: why the node may differ
+package trace
