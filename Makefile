@@ -96,7 +96,7 @@ vet: ## Run go vet.
 	go vet ./...
 
 .PHONY: lint
-lint: ## Run golangci-lint (builds it the first time, about 4 minutes).
+lint: ## Run golangci-lint and check the language (builds golangci-lint the first time, about 4 minutes).
 	hack/lint.sh
 
 .PHONY: verify
