@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Writes the kubectl plugin into dist/plugin: an archive for each platform, beside each a
-# list of what is in it (NAME.cdx.json, CycloneDX), and nodeproxy.yaml, its manifest for
-# krew. The same source gives the same files. It uses these variables:
+# Writes the kubectl plugin into dist/plugin: for each platform an archive and its SBOM
+# (NAME.cdx.json, CycloneDX), and nodeproxy.yaml, its manifest for krew. The same source
+# gives the same files. Variables:
 #
 #   VERSION        the version of the plugin; krew wants vX.Y.Z
 #   PLUGIN_URL     where the archives will be, without their names
-#   PLUGIN_OUTPUT  another folder to write
+#   PLUGIN_OUTPUT  another directory to write
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -31,18 +31,18 @@ for platform in "${PLATFORMS[@]}"; do
 	os=${platform%/*} arch=${platform#*/}
 	program=kubectl-nodeproxy
 	[[ $os != windows ]] || program+=.exe
-	folder=$work/$os-$arch
-	mkdir "$folder"
+	directory=$work/$os-$arch
+	mkdir "$directory"
 	CGO_ENABLED=0 GOOS=$os GOARCH=$arch go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$VERSION" \
-		-o "$folder/$program" ./cmd/kubectl-nodeproxy
-	cp LICENSE hack/plugin/kubectl_complete-nodeproxy "$folder"
-	chmod 755 "$folder"/kubectl*
-	chmod 644 "$folder/LICENSE"
+		-o "$directory/$program" ./cmd/kubectl-nodeproxy
+	cp LICENSE hack/plugin/kubectl_complete-nodeproxy "$directory"
+	chmod 755 "$directory"/kubectl*
+	chmod 644 "$directory/LICENSE"
 	archive=kubectl-nodeproxy_${os}_$arch.tar.gz
-	tar --create --directory "$folder" --sort name --mtime @0 --owner 0 --group 0 --numeric-owner --format ustar \
+	tar --create --directory "$directory" --sort name --mtime @0 --owner 0 --group 0 --numeric-owner --format ustar \
 		LICENSE kubectl_complete-nodeproxy "$program" | gzip --no-name --best >"$PLUGIN_OUTPUT/$archive"
 	"$work/sbom" -archive "$PLUGIN_OUTPUT/$archive" -name kubectl-nodeproxy -version "$VERSION" -created "$created" \
-		-program "$folder/$program" -out "$PLUGIN_OUTPUT/${archive%.tar.gz}.cdx.json"
+		-program "$directory/$program" -out "$PLUGIN_OUTPUT/${archive%.tar.gz}.cdx.json"
 	platforms+="  - selector: {matchLabels: {os: $os, arch: $arch}}
     uri: $PLUGIN_URL/$archive
     sha256: $(sha256sum "$PLUGIN_OUTPUT/$archive" | cut -d ' ' -f 1)
@@ -60,9 +60,8 @@ spec:
   homepage: https://github.com/nodeproxy-io/nodeproxy
   shortDescription: Find out why a Service does not answer
   description: |
-    Shows what nodeproxy does with the Services of a cluster: how all nodes do, what
-    each is to hold and reports, which way a packet takes, and what is wrong.
-    It only reads.
+    Shows the state of nodeproxy's nodes and Services: the desired and the reported
+    state of each node, the path of a packet, problems and their fixes. It only reads.
   caveats: |
     You need the ClusterRoles nodeproxy-viewer and view, bound in the whole cluster.
   platforms:

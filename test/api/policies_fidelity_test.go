@@ -237,7 +237,7 @@ func TestPruningOfSamples(t *testing.T) {
 			}
 		}
 	}
-	files, err := filepath.Glob(filepath.Join(crdFolder, "*.yaml"))
+	files, err := filepath.Glob(filepath.Join(crdDirectory, "*.yaml"))
 	if err != nil || len(files) != 5 {
 		t.Fatalf("%d CRDs, %v", len(files), err)
 	}
@@ -253,7 +253,7 @@ func TestPruningOfSamples(t *testing.T) {
 // Every sample of a policy is in the kustomization and begins with what it is for
 // and what to do when it hurts.
 func TestSamplesOfPolicies(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(samplesFolder, "kustomization.yaml"))
+	text, err := os.ReadFile(filepath.Join(samplesDirectory, "kustomization.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +281,7 @@ func TestSamplesOfPolicies(t *testing.T) {
 			t.Errorf("%s does not say what to look at at 3 a.m.", base)
 		}
 	}
-	out, code := kubectl(t, "apply", "--dry-run=server", "--validate=strict", "-k", samplesFolder)
+	out, code := kubectl(t, "apply", "--dry-run=server", "--validate=strict", "-k", samplesDirectory)
 	if code != 0 {
 		t.Errorf("kubectl apply -k: exit code %d\n%s", code, out)
 	}

@@ -133,7 +133,7 @@ func TestRolloutAgentAndAPIServerRefused(t *testing.T) {
 		// Kubernetes 1.31 does not go by the format int32; no client could read the object.
 		{"more time to progress than an int32", `rollout: {progressDeadlineSeconds: 2147483648}`, []string{"spec.rollout.progressDeadlineSeconds", "less than or equal to 2147483647"}},
 		{"a table larger than an int32", `settings: {conntrack: {maxPerCore: 2147483648}}`, []string{"spec.settings.conntrack.maxPerCore", "less than or equal to 2147483647"}},
-		{"relative state folder", `agent: {stateDir: nodeproxy}`, []string{"agent.stateDir must be an absolute path"}},
+		{"relative state directory", `agent: {stateDir: nodeproxy}`, []string{"agent.stateDir must be an absolute path"}},
 		{"unknown management", `agent: {management: Auto}`, []string{"spec.agent.management: Unsupported value"}},
 		{"unknown removal policy", `removalPolicy: Delete`, []string{"spec.removalPolicy: Unsupported value"}},
 		{"http endpoint", `apiServer: {endpoints: ["http://192.0.2.10:6443"]}`, []string{https}},

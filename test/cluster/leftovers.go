@@ -44,7 +44,7 @@ func Leftovers(number int) ([]string, error) {
 			left = append(left, "mount "+mount)
 		}
 	}
-	// All programs of a cluster have a path in its folder among their
+	// All programs of a cluster have a path in its directory among their
 	// arguments.
 	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/recorded"
 )
 
-// recordVariable names a folder. With it faults are planted one after the other, and
+// recordVariable names a directory. With it faults are planted one after the other, and
 // what the cluster is like with each is recorded there.
 const recordVariable = "RECORD"
 
@@ -46,8 +46,8 @@ type doctor struct {
 
 func (d *doctor) rows() []row {
 	rows := []row{{name: "doctor-healthy", title: "doctor finds nothing on a healthy cluster", needed: true, do: d.healthyCluster}}
-	if folder := os.Getenv(recordVariable); folder != "" {
-		return append(rows, row{name: "doctor-record", title: "faults, one after the other, recorded", do: func(r *run) { d.record(r, folder) }})
+	if directory := os.Getenv(recordVariable); directory != "" {
+		return append(rows, row{name: "doctor-record", title: "faults, one after the other, recorded", do: func(r *run) { d.record(r, directory) }})
 	}
 	return append(rows,
 		row{name: "doctor-faults", title: "doctor names faults that are there together", needed: true, do: d.together},
@@ -270,10 +270,10 @@ func (d *doctor) oneByOne(faults []*fault) func(*run) {
 }
 
 // record plants one fault after the other and records the cluster with each.
-func (d *doctor) record(r *run, folder string) {
+func (d *doctor) record(r *run, directory string) {
 	config, err := clientcmd.BuildConfigFromFlags("", r.cluster.Kubeconfig())
 	r.must(err)
-	write := func(name string) { r.must(recorded.Record(r.ctx, config, filepath.Join(folder, name), time.Now())) }
+	write := func(name string) { r.must(recorded.Record(r.ctx, config, filepath.Join(directory, name), time.Now())) }
 	write("healthy")
 	for _, f := range slices.Concat(objectFaults(), nodeFaults(), []*fault{rulesUndone(), tableFull(), agentStopped()}, wholeFaults()) {
 		f.plant(r)

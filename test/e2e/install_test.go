@@ -43,7 +43,7 @@ func installed(r *run) {
 		r.Fatalf("README.md: want three commands below %q: %q", quickStart, blocks)
 	}
 	commands := blocks[0].lines
-	admin := guide{document: "README.md", folder: r.root}
+	admin := guide{document: "README.md", directory: r.root}
 	r.must(os.MkdirAll(v.dir, 0o755))
 	own := "make VERSION=" + v.name + " OUT=" + v.images() + " MANIFEST_OUTPUT=" + v.manifest() + " "
 	admin.shell(r, strings.NewReplacer(placeholder, cluster.APIServerURL, "make ", own).Replace(commands[0]))

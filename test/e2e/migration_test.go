@@ -36,13 +36,13 @@ func TestMigration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	folder := t.TempDir()
+	directory := t.TempDir()
 	// An administrator whose Services are served need not say where the API
 	// servers are.
-	if err := (version{name: v.name, dir: folder}).writeManifest(suite.ctx, suite.root, ""); err != nil {
+	if err := (version{name: v.name, dir: directory}).writeManifest(suite.ctx, suite.root, ""); err != nil {
 		t.Fatal(err)
 	}
-	m := &migration{folder: folder} // in which install.yaml is
+	m := &migration{directory: directory} // in which install.yaml is
 	w := newWorld(t, kubelets.Options{Nodes: 2, CoreDNS: true, KubeProxy: true, Images: v.archives()})
 	w.work(t, m.rows())
 }
@@ -65,7 +65,7 @@ func (m *migration) rows() []row {
 
 // migration is the way of a cluster to nodeproxy and back.
 type migration struct {
-	folder string
+	directory string
 	// original are the rules of kube-proxy before anything was installed.
 	original map[string][]string
 }
@@ -78,7 +78,7 @@ const (
 // read has what is different on each cluster in the place of what the document
 // says of its example.
 func (m *migration) read(document string, names ...string) guide {
-	return guide{document: document, folder: m.folder,
+	return guide{document: document, directory: m.directory,
 		names: strings.NewReplacer(append(names, `"10.244.0.0/16"`, `"`+strings.ReplaceAll(cluster.PodRanges, ",", `", "`)+`"`)...)}
 }
 
@@ -127,10 +127,10 @@ func (m *migration) installedBeside(r *run) {
 	if diff := cmp.Diff(rules, r.allRules()); diff != "" {
 		r.Errorf("the rules have changed (-before +after):\n%s", diff)
 	}
-	for _, folder := range []string{"crd", "rbac", "manager", "samples"} {
-		r.kubectl("apply", "--dry-run=server", "--server-side", "--force-conflicts", "-k", filepath.Join(r.root, "config", folder))
+	for _, directory := range []string{"crd", "rbac", "manager", "samples"} {
+		r.kubectl("apply", "--dry-run=server", "--server-side", "--force-conflicts", "-k", filepath.Join(r.root, "config", directory))
 	}
-	r.kubectl("apply", "--dry-run=server", "--server-side", "-f", filepath.Join(m.folder, "install.yaml"))
+	r.kubectl("apply", "--dry-run=server", "--server-side", "-f", filepath.Join(m.directory, "install.yaml"))
 }
 
 func (m *migration) compared(r *run) {
@@ -300,7 +300,7 @@ func (m *migration) ended(r *run) {
 	r.must(r.programmed())
 	r.agentsLook()
 	r.must(r.programmed())
-	if text, err := os.ReadFile(filepath.Join(m.folder, "kube-proxy.yaml")); err != nil || !strings.Contains(string(text), "DaemonSet") {
+	if text, err := os.ReadFile(filepath.Join(m.directory, "kube-proxy.yaml")); err != nil || !strings.Contains(string(text), "DaemonSet") {
 		r.Errorf("kube-proxy.yaml holds %q, %v", text, err)
 	}
 }

@@ -38,10 +38,10 @@ func nodeProxyDeleted(r *run) {
 	r.sameRules(rules)
 }
 
-// document is one of docs/removal.md or docs/upgrade.md, read in a folder in which
+// document is one of docs/removal.md or docs/upgrade.md, read in a directory in which
 // the install.yaml of a version is.
 func (r *run) document(path string, v version) guide {
-	return guide{document: path, folder: v.dir, names: strings.NewReplacer("OLD", first)}
+	return guide{document: path, directory: v.dir, names: strings.NewReplacer("OLD", first)}
 }
 
 // removed waits until nothing of an installation is left in the cluster.

@@ -83,7 +83,7 @@ func (r *run) stored(nodes ...*cluster.Node) {
 	r.Helper()
 	for _, node := range nodes {
 		r.until(30*time.Second, func(context.Context) error {
-			_, err := os.Stat(filepath.Join(r.stateFolder(node), node.Name()+".checkpoint"))
+			_, err := os.Stat(filepath.Join(r.stateDirectory(node), node.Name()+".checkpoint"))
 			return err
 		})
 	}

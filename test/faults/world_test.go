@@ -170,8 +170,8 @@ func (w *world) startAgent(node *cluster.Node, before ...string) error {
 	return err
 }
 
-// stateFolder is the folder of a node's agent.
-func (w *world) stateFolder(node *cluster.Node) string {
+// stateDirectory is the directory of a node's agent.
+func (w *world) stateDirectory(node *cluster.Node) string {
 	return filepath.Join(w.cluster.Dir(), "state-"+node.Name())
 }
 

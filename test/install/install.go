@@ -40,7 +40,7 @@ const (
 type Nodeproxy struct {
 	// Cluster is where it runs.
 	Cluster *cluster.Cluster
-	// Bin is the folder with the programs; Config the folder config of this
+	// Bin is the directory with the programs; Config the directory config of this
 	// repository.
 	Bin, Config string
 }

@@ -14,7 +14,7 @@ import (
 // TestExternalIPsSample: the sample lets nobody add external IPs, and leaves those that there
 // are.
 func TestExternalIPsSample(t *testing.T) {
-	sample := configFolder("samples", "externalips.yaml")
+	sample := configDirectory("samples", "externalips.yaml")
 	ns := newNamespace(t, "externalips")
 	had := openService(ns)
 	had.Name, had.Spec.ExternalIPs = "had", []string{"198.51.100.7", "198.51.100.8"}

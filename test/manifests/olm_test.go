@@ -22,7 +22,7 @@ import (
 // only, until the test ends.
 func withOLMRights(t *testing.T) {
 	t.Helper()
-	file := configFolder("manifests", "role_olm.yaml")
+	file := configDirectory("manifests", "role_olm.yaml")
 	if out, err := kubectl(t.Context(), "apply", "-f", file); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -38,7 +38,7 @@ func withOLMRights(t *testing.T) {
 func removePolicies(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
-		for _, what := range [][]string{{"-k", configFolder("admission")}, {"-f", configFolder("manager", "namespace.yaml")}} {
+		for _, what := range [][]string{{"-k", configDirectory("admission")}, {"-f", configDirectory("manager", "namespace.yaml")}} {
 			if out, err := kubectl(context.Background(), append([]string{"apply", "--server-side", "--force-conflicts"}, what...)...); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}

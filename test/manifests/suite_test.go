@@ -51,8 +51,8 @@ var server struct {
 	auditLog   string // the file with all requests
 }
 
-// configFolder is the folder config of this repository.
-func configFolder(parts ...string) string {
+// configDirectory is the directory config of this repository.
+func configDirectory(parts ...string) string {
 	return filepath.Join(append([]string{"..", "..", "config"}, parts...)...)
 }
 
@@ -82,16 +82,16 @@ rules:
 `
 
 func runWithServer(m *testing.M) (code int, err error) {
-	folder, err := os.MkdirTemp("", "nodeproxy-test-manifests-")
+	directory, err := os.MkdirTemp("", "nodeproxy-test-manifests-")
 	if err != nil {
 		return 1, err
 	}
-	defer os.RemoveAll(folder)
-	policy := filepath.Join(folder, "audit-policy.yaml")
+	defer os.RemoveAll(directory)
+	policy := filepath.Join(directory, "audit-policy.yaml")
 	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
 		return 1, err
 	}
-	server.auditLog = filepath.Join(folder, "audit.log")
+	server.auditLog = filepath.Join(directory, "audit.log")
 	env := &envtest.Environment{}
 	env.ControlPlane.GetAPIServer().Configure().
 		Set("audit-policy-file", policy).Set("audit-log-path", server.auditLog)
@@ -118,7 +118,7 @@ func runWithServer(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 1, fmt.Errorf("writing a kubeconfig: %w", err)
 	}
-	server.kubeconfig = filepath.Join(folder, "kubeconfig")
+	server.kubeconfig = filepath.Join(directory, "kubeconfig")
 	if err := os.WriteFile(server.kubeconfig, text, 0o600); err != nil {
 		return 1, err
 	}
@@ -133,7 +133,7 @@ func runWithServer(m *testing.M) (code int, err error) {
 func install() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if out, err := kubectl(ctx, "apply", "-k", configFolder("default")); err != nil {
+	if out, err := kubectl(ctx, "apply", "-k", configDirectory("default")); err != nil {
 		return fmt.Errorf("%w\n%s", err, out)
 	}
 	if out, err := kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"); err != nil {
@@ -204,7 +204,7 @@ func kubectl(ctx context.Context, args ...string) (string, error) {
 func readManifests(t *testing.T) map[string]string {
 	t.Helper()
 	texts := map[string]string{}
-	err := filepath.WalkDir(configFolder(), func(path string, entry fs.DirEntry, err error) error {
+	err := filepath.WalkDir(configDirectory(), func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || filepath.Ext(path) != ".yaml" {
 			return err
 		}

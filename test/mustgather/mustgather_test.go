@@ -123,27 +123,27 @@ func writeFile(t *testing.T, text []byte) string {
 
 func realKubectl() string { return filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl") }
 
-// gather runs must-gather, and returns the folder, what it said and its error.
-func gather(t *testing.T, kubeconfig string, args ...string) (folder, said string, err error) {
+// gather runs must-gather, and returns the directory, what it said and its error.
+func gather(t *testing.T, kubeconfig string, args ...string) (directory, said string, err error) {
 	t.Helper()
-	folder = filepath.Join(t.TempDir(), "gathered")
+	directory = filepath.Join(t.TempDir(), "gathered")
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "../../hack/must-gather", append([]string{"--kubectl", realKubectl(), folder}, args...)...)
+	cmd := exec.CommandContext(ctx, "../../hack/must-gather", append([]string{"--kubectl", realKubectl(), directory}, args...)...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
 	cmd.WaitDelay = 10 * time.Second // for what it may have left behind
 	out, err := cmd.CombinedOutput()
-	return folder, string(out), err
+	return directory, string(out), err
 }
 
 func TestCollectsAllThereIs(t *testing.T) {
 	s := startServer(t)
 	s.fill(t)
-	folder, said, err := gather(t, s.kubeconfig(t, envtest.User{Name: "admin", Groups: []string{"system:masters"}}))
+	directory, said, err := gather(t, s.kubeconfig(t, envtest.User{Name: "admin", Groups: []string{"system:masters"}}))
 	if err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}
-	files := read(t, os.DirFS(folder))
+	files := read(t, os.DirFS(directory))
 	for file, want := range map[string]string{
 		"versions/kubernetes.yaml":    "serverVersion",
 		"versions/crds.txt":           "nodeproxyrules.nodeproxy.io",
@@ -154,7 +154,7 @@ func TestCollectsAllThereIs(t *testing.T) {
 		"objects/nodes.txt":           "node-a",
 		"namespace/pods.yaml":         "nodeproxy-controller-x",
 		"namespace/api-servers.yaml":  "192.0.2.1",
-		"wanted-and-live.txt":         "rule missing in KUBE-SERVICES",
+		"desired-and-actual.txt":         "rule missing in KUBE-SERVICES",
 		"could-not-be-collected.txt":  "nodes/node-a: no program can be run",
 	} {
 		if !strings.Contains(files[file], want) {
@@ -175,8 +175,8 @@ func TestCollectsAllThereIs(t *testing.T) {
 			t.Errorf("%s holds what nobody else may see", file)
 		}
 	}
-	if got := len(unpack(t, folder+".tar.gz")); got != len(files) {
-		t.Errorf("the archive has %d files, the folder %d", got, len(files))
+	if got := len(unpack(t, directory+".tar.gz")); got != len(files) {
+		t.Errorf("the archive has %d files, the directory %d", got, len(files))
 	}
 }
 
@@ -190,11 +190,11 @@ func TestLooksIntoNodes(t *testing.T) {
 	if err := os.WriteFile(kubectl, []byte(script), 0o700); err != nil { //nolint:gosec // it is a program
 		t.Fatal(err)
 	}
-	folder, said, err := gather(t, s.kubeconfig(t, envtest.User{Name: "admin", Groups: []string{"system:masters"}}), "--kubectl", kubectl)
+	directory, said, err := gather(t, s.kubeconfig(t, envtest.User{Name: "admin", Groups: []string{"system:masters"}}), "--kubectl", kubectl)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}
-	files := read(t, os.DirFS(folder))
+	files := read(t, os.DirFS(directory))
 	for file, want := range map[string]string{
 		"iptables-nft-save.txt":     "iptables-nft-save -c",
 		"ip6tables-legacy-save.txt": "ip6tables-legacy-save -c",
@@ -210,14 +210,14 @@ func TestLooksIntoNodes(t *testing.T) {
 func TestWithoutRights(t *testing.T) {
 	s := startServer(t)
 	s.fill(t)
-	folder, said, err := gather(t, s.kubeconfig(t, envtest.User{Name: "nobody"}))
+	directory, said, err := gather(t, s.kubeconfig(t, envtest.User{Name: "nobody"}))
 	if err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}
 	if !strings.Contains(said, "objects/nodeproxyrules.yaml: kubectl get nodeproxyrules.nodeproxy.io") || !strings.Contains(said, "forbidden") {
 		t.Errorf("it does not say what is forbidden:\n%s", said)
 	}
-	if files := read(t, os.DirFS(folder)); !strings.Contains(files["versions/kubernetes.yaml"], "serverVersion") {
+	if files := read(t, os.DirFS(directory)); !strings.Contains(files["versions/kubernetes.yaml"], "serverVersion") {
 		t.Errorf("what may be read is not there: %q", files)
 	}
 }
@@ -232,12 +232,12 @@ func TestWithoutAnswer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			kubeconfig := writeFile(t, fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: a,
 clusters: [{name: a, cluster: {server: "https://%s"}}], contexts: [{name: a, context: {cluster: a, user: a}}], users: [{name: a, user: {}}]}`, address))
-			folder, said, err := gather(t, kubeconfig, "--timeout", "2")
+			directory, said, err := gather(t, kubeconfig, "--timeout", "2")
 			if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(said, "the API server does not answer") {
 				t.Errorf("%v\n%s", err, said)
 			}
-			if _, err := os.Stat(folder); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("an empty folder is left: %v", err)
+			if _, err := os.Stat(directory); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("an empty directory is left: %v", err)
 			}
 		})
 	}

@@ -103,7 +103,7 @@ func (e *env) balanced(name, app string) int {
 
 func (e *env) startKubeProxy() *cluster.Process {
 	e.Helper()
-	folder, err := binaries.Ensure(e.Context(), os.Stderr, binaries.KubeProxy)
+	directory, err := binaries.Ensure(e.Context(), os.Stderr, binaries.KubeProxy)
 	if err != nil {
 		e.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func (e *env) startKubeProxy() *cluster.Process {
 	if err != nil {
 		e.Fatal(err)
 	}
-	process, err := e.node.Start(cluster.Command{Path: filepath.Join(folder, "kube-proxy"), Args: []string{
+	process, err := e.node.Start(cluster.Command{Path: filepath.Join(directory, "kube-proxy"), Args: []string{
 		"--kubeconfig", kubeconfig, "--hostname-override", e.node.Name(), "--proxy-mode", "iptables",
 		"--cluster-cidr", cluster.PodRanges, "--conntrack-max-per-core", "0",
 	}})

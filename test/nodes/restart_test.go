@@ -197,9 +197,9 @@ func (o *outage) answersWith(ctx context.Context, app, server string) error {
 	return err
 }
 
-// TestStateFolderIsFull gives the agent a folder without room: all else goes on,
+// TestStateDirectoryIsFull gives the agent a directory without room: all else goes on,
 // the status says so, and once there is room the set is written.
-func TestStateFolderIsFull(t *testing.T) {
+func TestStateDirectoryIsFull(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	command, err := e.nodeproxy.AgentCommand(e.node)

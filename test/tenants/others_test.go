@@ -69,7 +69,7 @@ func (r *rig) rejecting() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	folder := filepath.Join(r.cluster.Dir(), "rejecting")
+	directory := filepath.Join(r.cluster.Dir(), "rejecting")
 	script := fmt.Sprintf(`#!/bin/sh
 input=%s/input.$$
 cat >"$input"
@@ -80,10 +80,10 @@ if lines=$(grep -n -- '^-A.* %s:' <&3); then
 	exit 4
 fi
 exec %s "$@" <&4
-`, folder, rejectedAddress, real)
-	err = errors.Join(os.MkdirAll(folder, 0o755), //nolint:gosec // as other folders of programs
-		os.WriteFile(filepath.Join(folder, "iptables-restore"), []byte(script), 0o755)) //nolint:gosec // a program
-	return "PATH=" + folder + ":" + os.Getenv("PATH"), err
+`, directory, rejectedAddress, real)
+	err = errors.Join(os.MkdirAll(directory, 0o755), //nolint:gosec // as other directories of programs
+		os.WriteFile(filepath.Join(directory, "iptables-restore"), []byte(script), 0o755)) //nolint:gosec // a program
+	return "PATH=" + directory + ":" + os.Getenv("PATH"), err
 }
 
 // hasRejected returns nil once nodes report that they reject a Service of the attacker.

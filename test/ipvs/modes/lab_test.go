@@ -82,7 +82,7 @@ type lab struct {
 	*testing.T
 	at                        addressing
 	node, a, c, d, r, outside *place.Place
-	programs                  string // folder of iptables
+	programs                  string // directory of iptables
 	rules                     *dataplane.Ruleset
 	kernel                    *mortal
 	clock                     *clock.FakeClock
@@ -128,7 +128,7 @@ func (l *lab) wirePod(pod *place.Place, address netip.Addr) {
 }
 
 // useLegacyPrograms has programs of the variant that this kernel has, and no other,
-// in a folder.
+// in a directory.
 func (l *lab) useLegacyPrograms() {
 	path, err := exec.LookPath("xtables-legacy-multi")
 	if err != nil {

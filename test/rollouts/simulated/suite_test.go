@@ -42,7 +42,7 @@ const (
 )
 
 // recordTo is for the golden tests of the plugin of kubectl.
-var recordTo = flag.String("record", "", "a folder, in which states of the cluster are written to folders of their own")
+var recordTo = flag.String("record", "", "a directory, in which states of the cluster are written to directories of their own")
 
 var update = flag.Bool("update", false, "write the golden files in testdata instead of comparing with them")
 

@@ -57,10 +57,10 @@ type Measured struct {
 }
 
 // Run boots a machine that runs a test of the running test binary, which does
-// nothing but to call Inside, in an empty folder.
+// nothing but to call Inside, in an empty directory.
 func Run(t *testing.T, test string) (Measured, error) {
 	var m Measured
-	out, err := uml.Run(t.Context(), uml.Options{Test: test, Folder: t.TempDir()})
+	out, err := uml.Run(t.Context(), uml.Options{Test: test, Directory: t.TempDir()})
 	switch {
 	case err != nil:
 		return m, fmt.Errorf("%w\nthe test printed:\n%s", err, out.Output)

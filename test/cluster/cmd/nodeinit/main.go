@@ -1,6 +1,6 @@
 // Command nodeinit is the first process of a machine of test/cluster, started in
 // process, mount and host name namespaces of its own. It gives the machine its
-// name and its own folders in the place of the host's, says "ready" and then
+// name and its own directories in the place of the host's, says "ready" and then
 // waits: for processes that nobody else waits for, and for its end, with which
 // the kernel ends all processes of the machine and undoes its mounts.
 package main

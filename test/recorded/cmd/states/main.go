@@ -36,8 +36,8 @@ var workloads string
 const patience = 4 * time.Minute
 
 func main() {
-	bin := flag.String("bin", "bin", "the folder with nodeproxy's programs")
-	out := flag.String("out", "", "the folder to write, one folder in it for each state")
+	bin := flag.String("bin", "bin", "the directory with nodeproxy's programs")
+	out := flag.String("out", "", "the directory to write, one directory in it for each state")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := record(ctx, *bin, *out)
@@ -172,7 +172,7 @@ func (s *story) besideKubeProxy(ctx context.Context) error {
 	if err := s.set(ctx, func(settings *v1alpha1.WrittenSettings) { settings.Enforcement = new(v1alpha1.Audit) }); err != nil {
 		return err
 	}
-	folder, err := binaries.Ensure(ctx, os.Stderr, binaries.KubeProxy)
+	directory, err := binaries.Ensure(ctx, os.Stderr, binaries.KubeProxy)
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func (s *story) besideKubeProxy(ctx context.Context) error {
 	}
 	var proxies []*cluster.Process
 	for _, node := range s.nodeproxy.Cluster.Nodes() {
-		p, err := node.Start(cluster.Command{Path: filepath.Join(folder, "kube-proxy"), Args: []string{
+		p, err := node.Start(cluster.Command{Path: filepath.Join(directory, "kube-proxy"), Args: []string{
 			"--kubeconfig", kubeconfig, "--hostname-override", node.Name(), "--proxy-mode", "iptables",
 			"--cluster-cidr", cluster.PodRanges, "--conntrack-max-per-core", "0",
 		}})

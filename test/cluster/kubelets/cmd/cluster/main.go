@@ -22,7 +22,7 @@ func main() {
 	var s setup
 	flag.IntVar(&s.nodes, "nodes", 2, "how many nodes the cluster has")
 	flag.BoolVar(&s.kubeProxy, "kube-proxy", false, "run kube-proxy and leave nodeproxy out, to move over by hand")
-	flag.StringVar(&s.dist, "dist", "dist", "folder with images/*.tar and install.yaml")
+	flag.StringVar(&s.dist, "dist", "dist", "directory with images/*.tar and install.yaml")
 	flag.StringVar(&s.nodeproxy, "nodeproxy", "config/samples/nodeproxy-managed.yaml", "the NodeProxy to create")
 	clean := flag.Bool("clean", false, "remove clusters that were left running, and do nothing else: those with the numbers that follow, all without")
 	flag.Parse()
