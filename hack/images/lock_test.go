@@ -101,7 +101,7 @@ func (m *mirror) publish(t *testing.T, version, content string) {
 	m.stanza[version] = nil
 	for _, name := range m.names {
 		tree := t.TempDir()
-		control := fmt.Sprintf("Package: %s\nVersion: %s\nArchitecture: %s\nMaintainer: nobody <nobody@example.com>\nDescription: made up\n", name, version, runtime.GOARCH)
+		control := fmt.Sprintf("Package: %s\nVersion: %s\nArchitecture: %s\nMaintainer: Test <test@example.com>\nDescription: made up\n", name, version, runtime.GOARCH)
 		writeFile(t, filepath.Join(tree, "DEBIAN", "control"), control, 0o644)
 		writeFile(t, filepath.Join(tree, "usr/share/doc", name, "copyright"), content, 0o644)
 		writeFile(t, filepath.Join(tree, "usr/sbin", "made-up-"+name), content, 0o755)
