@@ -33,7 +33,7 @@ var phrases = []struct{ name, phrase, instead string }{
 	{"go by", `goes by|go by`, "use, follow"},
 	{"in force", `in force`, "applied"},
 	{"at the begin", `(at|in) the begin`, "at startup, initially"},
-	{"lingering", `lingering|lingers?`, "cleanup pending"},
+	{"lingering", `lingering`, "cleanup pending"},
 	{"lost turn", `(lost|lose|loses|take|takes|took) (the|its|one's|my) turn`, "ownership: acquire, own, lose"},
 	{"good to know", `good to know`, "NOTES"},
 	{"not well", `not well`, "PROBLEMS"},

@@ -98,7 +98,7 @@ func TestAlertsAreComplete(t *testing.T) {
 	}
 	for _, m := range regexp.MustCompile(`\n### (Nodeproxy\w+)\n`).FindAllStringSubmatch(troubleshooting, -1) {
 		if !slices.ContainsFunc(all, func(r rule) bool { return r.Alert == m[1] }) {
-			t.Errorf("docs/troubleshooting.md tells of %s, which is no alert", m[1])
+			t.Errorf("docs/troubleshooting.md has a runbook for %s, which is no alert", m[1])
 		}
 	}
 }

@@ -51,7 +51,7 @@ type options struct {
 func main() {
 	uml.Boot()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// Whoever reads our output may stop reading: go on and clean up.
+	// If the reader of our output stops reading, go on and clean up.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	err := run(ctx, os.Args[1:])
 	interrupted := ctx.Err() != nil

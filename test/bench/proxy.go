@@ -99,7 +99,7 @@ func isFile(path string) bool {
 }
 
 // environment makes programs use the iptables of a directory, with a lock that
-// nobody else on this machine waits for.
+// that nothing else on this machine waits for.
 func environment(c *cluster.Cluster, directory string) []string {
 	return []string{"PATH=" + directory + ":" + os.Getenv("PATH"), "XTABLES_LOCKFILE=" + filepath.Join(c.Dir(), "xtables.lock")}
 }

@@ -199,7 +199,7 @@ func editsOfInstall() []edit {
 		{"requests", "memory", csvFile, "                  memory: 128Mi\n", "", "requests no memory"},
 		{"requests", "CPU", csvFile, "                  cpu: 100m\n", "", "requests no cpu"},
 		{"related-images", "lacking", csvFile, "  - image: nodeproxy.io/nodeproxy-agent:vVERSION\n    name: nodeproxy-agent\n", "", "RELATED_IMAGE_AGENT is not related"},
-		{"related-images", "unused", csvFile, "  relatedImages:\n", "  relatedImages:\n  - {name: other, image: nodeproxy.io/other:v1.0.0}\n", "is used by nobody"},
+		{"related-images", "unused", csvFile, "  relatedImages:\n", "  relatedImages:\n  - {name: other, image: nodeproxy.io/other:v1.0.0}\n", "is not used"},
 		{"related-images", "other container", csvFile, "    containerImage: nodeproxy.io/nodeproxy-controller", "    containerImage: nodeproxy.io/nodeproxy-agent", "which no container runs"},
 		{"image-names", "other version", csvFile, ":vVERSION\n                imagePullPolicy", ":v0.0.9\n                imagePullPolicy", "neither a digest nor the tag"},
 		{"image-names", "mixed", csvFile, "nodeproxy.io/nodeproxy-controller:vVERSION\n                imagePullPolicy", digest + "\n                imagePullPolicy", "some images are named by digest"},

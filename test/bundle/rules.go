@@ -11,7 +11,7 @@ import (
 type Rule struct {
 	// Name is that of its subtest, and in docs/olm.md.
 	Name string
-	// Check returns what is wrong, for people; nothing if the rule is kept.
+	// Check returns violations as human-readable text; nothing if there are none.
 	Check func(b *Bundle) []string
 }
 

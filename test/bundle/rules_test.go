@@ -72,7 +72,7 @@ func TestEveryRuleCanBeBroken(t *testing.T) {
 	}
 }
 
-// The list for people is that of the rules.
+// The list in the documentation is that of the rules.
 func TestRulesAreDocumented(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(repository, "docs", "olm.md"))
 	if err != nil {

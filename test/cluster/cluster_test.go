@@ -130,7 +130,7 @@ func TestPodsAndSlices(t *testing.T) {
 				short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 				_, err = a.Dial(short, network, net.JoinHostPort(ip, "80"))
 				cancel()
-				g.Expect(err).To(MatchError(cluster.ErrNoAnswer), "nobody programs Services here")
+				g.Expect(err).To(MatchError(cluster.ErrNoAnswer), "nothing programs Services here")
 			}
 		}
 	})
@@ -271,7 +271,7 @@ func TestTwoClustersSideBySide(t *testing.T) {
 	g.Expect(answer.Server).To(Equal("second"))
 }
 
-func TestLinkOfSomebodyElseIsSpared(t *testing.T) {
+func TestLinkOfAnotherProgramStays(t *testing.T) {
 	g := NewWithT(t)
 	first := start(t, cluster.Options{})
 	number := first.Number()

@@ -42,7 +42,7 @@ func shareNamespaces() error {
 	return nil
 }
 
-// unshareNamespaces undoes shareNamespaces once nobody has namespaces there.
+// unshareNamespaces reverts shareNamespaces once no namespaces are there.
 func unshareNamespaces() error {
 	return withNamespaces(func() error {
 		left, err := os.ReadDir(netnsRoot)

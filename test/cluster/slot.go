@@ -87,7 +87,7 @@ func acquire(ctx context.Context) (slot, error) {
 	return slot{}, fmt.Errorf("%d clusters are running already: remove those that are not needed with `make demo-clean`", maxClusters)
 }
 
-// tryLock takes the slot's lock if nobody has it.
+// tryLock takes the slot's lock if it is free.
 func (s *slot) tryLock() (bool, error) {
 	if err := os.MkdirAll(stateRoot, 0o755); err != nil {
 		return false, fmt.Errorf("creating the directory of local clusters: %w", err)
@@ -188,7 +188,7 @@ func NumbersWithMachines() ([]int, error) {
 	return numbers, nil
 }
 
-// sweep removes the remains of all slots that nobody holds, or of those given.
+// sweep removes the remains of all free slots, or of those given.
 func sweep(ctx context.Context, keptToo bool, out io.Writer, only ...int) (removed int, err error) {
 	numbers, err := usedNumbers()
 	if err != nil {
@@ -284,8 +284,8 @@ func (s slot) remove(ctx context.Context) error {
 }
 
 // killInside ends all processes of the given namespaces and waits until they
-// are gone. It goes by the namespace, not by remembered process ids, which may
-// belong to somebody else by now.
+// are gone. It looks in the namespace, not for remembered process ids, which may
+// belong to other processes by now.
 func killInside(ctx context.Context, spaces []string) error {
 	inodes := map[uint64]bool{}
 	for _, path := range spaces {

@@ -80,7 +80,7 @@ func addIPVS(ctx context.Context, node *cluster.Node, rules map[string]int) erro
 	return nil
 }
 
-// virtualServersDeleted shows that virtual servers that somebody else deletes come
+// virtualServersDeleted shows that virtual servers deleted by another program come
 // back.
 func (d *demo) virtualServersDeleted(ctx context.Context, node *cluster.Node) {
 	for _, mischief := range []struct {

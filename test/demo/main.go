@@ -32,7 +32,7 @@ func main() {
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	// Whoever reads our output may stop reading (make demo | head): go on and
+	// If the reader of our output stops reading (make demo | head), go on and
 	// clean up.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	err := start(ctx, *mode, *bin, *keep, *clean)

@@ -43,7 +43,7 @@ func TestBundle(t *testing.T) {
 	w := newWorld(t, kubelets.Options{Nodes: 2, CoreDNS: true})
 	b := &bundled{operator: &olm.Operator{
 		Client: w.cluster.Client(), Namespace: system,
-		// Nothing proxies yet, so without this the controller reaches nobody.
+		// Nothing proxies yet, so without this the controller reaches no API server.
 		Env: []corev1.EnvVar{{Name: "NODEPROXY_API_SERVERS", Value: cluster.APIServerURL}},
 	}}
 	v, err := suite.first()

@@ -21,8 +21,8 @@ type fault struct {
 	// finding is what the doctor calls it, and where the Service, node or policy.
 	finding, where string
 	// under is the finding that it follows from, if any.
-	under       string
-	plant, mend func(r *run)
+	under         string
+	plant, repair func(r *run)
 }
 
 // object is a fault that is made with objects.
@@ -34,7 +34,7 @@ func object(name, service, finding, where, text string) *fault {
 			r.must(os.WriteFile(path(r), []byte(text), 0o600))
 			r.kubectl("apply", "-f", path(r))
 		},
-		mend: func(r *run) { r.kubectl("delete", "-f", path(r)) },
+		repair: func(r *run) { r.kubectl("delete", "-f", path(r)) },
 	}
 }
 
@@ -43,12 +43,12 @@ func service(name, finding, where, spec string) *fault {
 	return object(name, "", finding, where, "apiVersion: v1\nkind: Service\nmetadata: {name: "+name+", namespace: shop}\nspec:\n"+spec)
 }
 
-// by plants and mends by one command of kubectl each.
-func by(name, finding, where, plant, mend string) *fault {
+// by plants and repairs by one command of kubectl each.
+func by(name, finding, where, plant, repair string) *fault {
 	return &fault{
 		name: name, finding: finding, where: where,
-		plant: func(r *run) { r.kubectl(strings.Fields(plant)...) },
-		mend:  func(r *run) { r.kubectl(strings.Fields(mend)...) },
+		plant:  func(r *run) { r.kubectl(strings.Fields(plant)...) },
+		repair: func(r *run) { r.kubectl(strings.Fields(repair)...) },
 	}
 }
 
@@ -135,9 +135,9 @@ spec:
 `)
 }
 
-// refusedByTheCluster is a Service of which a policy of the cluster lets nobody store
+// refusedByTheCluster is a Service of which a policy of the cluster denies storing
 // the rules. The policy is there some time before the Service, since the API server
-// does not go by it at once.
+// does not apply it at once.
 func refusedByTheCluster() *fault {
 	policy := object("refused-policy", "", "", "", `
 apiVersion: admissionregistration.k8s.io/v1
@@ -170,7 +170,7 @@ spec:
 		name: "service-refused", finding: refused.finding, where: refused.where,
 		plant: func(r *run) {
 			policy.plant(r)
-			r.until(30*time.Second, "the API server goes by the policy", func() error {
+			r.until(30*time.Second, "the API server applies the policy", func() error {
 				_, err := r.cluster.Kubectl(r.ctx, "create", "--dry-run=server", "--as=system:serviceaccount:"+system+":nodeproxy-controller", "-f", refusedRules(r))
 				if err == nil {
 					return errors.New("it takes the rules")
@@ -182,7 +182,7 @@ spec:
 			})
 			refused.plant(r)
 		},
-		mend: func(r *run) { refused.mend(r); policy.mend(r) },
+		repair: func(r *run) { refused.repair(r); policy.repair(r) },
 	}
 }
 
@@ -193,12 +193,12 @@ func refusedRules(r *run) string {
 	return path
 }
 
-// rulesUndone is somebody who deletes rules of node-1 again and again.
-func rulesUndone() *fault {
+// rulesDrifted deletes rules of node-1 again and again.
+func rulesDrifted() *fault {
 	var end context.CancelFunc
 	done := make(chan struct{})
 	return &fault{
-		name: "rules-undone", finding: "Drifted", where: "node-1",
+		name: "rules-drifted", finding: "Drifted", where: "node-1",
 		plant: func(r *run) {
 			ctx, cancel := context.WithCancel(r.ctx)
 			end = cancel
@@ -218,10 +218,10 @@ func rulesUndone() *fault {
 				}
 			})
 		},
-		mend: func(r *run) {
+		repair: func(r *run) {
 			end()
 			<-done
-			// A new agent has nothing to tell of it.
+			// A new agent reports nothing of it.
 			r.kubectl("delete", "pod", "-n", system, r.agentPods()["node-1"].Name)
 		},
 	}
@@ -236,7 +236,7 @@ func tableFull() *fault {
 			_, err := node.Exec(r.ctx, flows(r, node), "conntrack", "-R", "-")
 			r.must(err)
 		},
-		mend: func(r *run) {
+		repair: func(r *run) {
 			_, err := r.cluster.Node(0).Exec(r.ctx, nil, "conntrack", "-F")
 			r.must(err)
 		},
@@ -297,8 +297,8 @@ spec:
 `),
 		{
 			name: "second-proxy", finding: "ConflictingProxy", where: "node-1",
-			plant: func(r *run) { onNode1(r, "ip", "link", "add", "kube-dummy-if", "type", "bridge") },
-			mend:  func(r *run) { onNode1(r, "ip", "link", "delete", "kube-dummy-if") },
+			plant:  func(r *run) { onNode1(r, "ip", "link", "add", "kube-dummy-if", "type", "bridge") },
+			repair: func(r *run) { onNode1(r, "ip", "link", "delete", "kube-dummy-if") },
 		},
 	}
 }
@@ -309,7 +309,7 @@ func onNode1(r *run, name string, args ...string) {
 	r.must(err)
 }
 
-// wholeFaults are those of the controller and what it goes by, with which nothing else
+// wholeFaults are those of the controller and its input, with which nothing else
 // can be looked at.
 func wholeFaults() []*fault {
 	controllers := func(r *run, replicas string) {
@@ -332,15 +332,15 @@ func wholeFaults() []*fault {
 				})
 				changed.plant(r)
 			},
-			mend: func(r *run) {
+			repair: func(r *run) {
 				controllers(r, "2")
-				changed.mend(r)
+				changed.repair(r)
 			},
 		},
 		{
 			name: "nodeproxy-deleted", finding: "NoNodeProxy",
-			plant: func(r *run) { r.kubectl("delete", "nodeproxy", "cluster") },
-			mend:  func(r *run) { r.kubectl("apply", "-f", filepath.Join(r.root, sample)) },
+			plant:  func(r *run) { r.kubectl("delete", "nodeproxy", "cluster") },
+			repair: func(r *run) { r.kubectl("apply", "-f", filepath.Join(r.root, sample)) },
 		},
 	}
 }

@@ -219,7 +219,7 @@ func (d *doctor) alone(r *run, limit time.Duration, f *fault) {
 	})
 }
 
-// all are the findings of reports, for people.
+// all are the findings of reports, human-readable.
 func all(reports map[string]*report) string {
 	var texts []string
 	for service, found := range reports {
@@ -240,21 +240,21 @@ func (d *doctor) gone(r *run) {
 func (d *doctor) together(r *run) {
 	silent := agentStopped()
 	silent.plant(r)
-	atOnce := append(objectFaults(), rulesUndone(), tableFull())
+	atOnce := append(objectFaults(), rulesDrifted(), tableFull())
 	for _, f := range atOnce {
 		f.plant(r)
 	}
 	d.found(r, time.Minute, atOnce...)
 	for _, f := range atOnce {
-		f.mend(r)
+		f.repair(r)
 	}
 	for _, f := range nodeFaults() {
 		f.plant(r)
 		d.found(r, time.Minute, f)
-		f.mend(r)
+		f.repair(r)
 	}
 	d.found(r, 2*time.Minute, silent)
-	silent.mend(r)
+	silent.repair(r)
 	d.gone(r)
 }
 
@@ -263,7 +263,7 @@ func (d *doctor) oneByOne(faults []*fault) func(*run) {
 		for _, f := range faults {
 			f.plant(r)
 			d.alone(r, time.Minute, f)
-			f.mend(r)
+			f.repair(r)
 			d.gone(r)
 		}
 	}
@@ -275,12 +275,12 @@ func (d *doctor) record(r *run, directory string) {
 	r.must(err)
 	write := func(name string) { r.must(recorded.Record(r.ctx, config, filepath.Join(directory, name), time.Now())) }
 	write("healthy")
-	for _, f := range slices.Concat(objectFaults(), nodeFaults(), []*fault{rulesUndone(), tableFull(), agentStopped()}, wholeFaults()) {
+	for _, f := range slices.Concat(objectFaults(), nodeFaults(), []*fault{rulesDrifted(), tableFull(), agentStopped()}, wholeFaults()) {
 		f.plant(r)
 		d.alone(r, 3*time.Minute, f)
 		r.pass(2 * time.Second) // in which the controller does all that follows
 		write(f.name)
-		f.mend(r)
+		f.repair(r)
 		d.gone(r)
 	}
 }

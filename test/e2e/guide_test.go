@@ -97,7 +97,7 @@ func (g guide) follow(r *run, heading string) []string {
 			kind, _, _ = strings.Cut(kind, "\n")
 			r.must(os.WriteFile(filepath.Join(g.directory, strings.ToLower(kind)+".yaml"), []byte(text), 0o600))
 		default:
-			r.Fatalf("%s: below %q is a block in %q, which nobody runs", g.document, heading, b.language)
+			r.Fatalf("%s: below %q is a block in %q, which the test cannot run", g.document, heading, b.language)
 		}
 	}
 	return printed

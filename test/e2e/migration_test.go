@@ -108,7 +108,7 @@ func (m *migration) fits(r *run) {
 func (r *run) settledRules() map[string][]string {
 	r.Helper()
 	before, since := r.writings(), time.Now()
-	r.until(time.Minute, "all that is wanted is written", func() error {
+	r.until(time.Minute, "the desired state is written", func() error {
 		if now := r.writings(); !cmp.Equal(before, now, cmp.AllowUnexported(writing{})) {
 			before, since = now, time.Now()
 		}
@@ -181,7 +181,7 @@ func (m *migration) handedOver(pool string) func(r *run) {
 	}
 }
 
-// gap is the time in which nobody follows changes on a node.
+// gap is the time in which no proxy follows changes on a node.
 type gap struct {
 	ended  time.Time // kube-proxy's
 	ready  time.Time // the pod that started in it
@@ -255,7 +255,7 @@ func every(ctx context.Context, pause time.Duration, f func() error) error {
 	}
 }
 
-// closed returns nil when nobody listens at an address of a node.
+// closed returns nil when nothing listens at an address of a node.
 func closed(ctx context.Context, node *kubelets.Node, address string) error {
 	err := node.Do(func() error {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -265,7 +265,7 @@ func closed(ctx context.Context, node *kubelets.Node, address string) error {
 		return err
 	})
 	if err == nil {
-		return fmt.Errorf("somebody listens at %s of %s", address, node.Name())
+		return fmt.Errorf("a program listens at %s of %s", address, node.Name())
 	}
 	return nil
 }
@@ -276,7 +276,7 @@ func (m *migration) returned(r *run) {
 	r.kubectl("-n", "kube-system", "patch", "daemonset", "kube-proxy", "--type=json", "-p", `[{"op":"remove","path":"/spec/template/spec/affinity"}]`)
 	yielded := r.until(time.Minute, "all agents yield", func() error { return r.report(v1alpha1.ReasonConflictingProxy, r.cluster.Nodes()...) })
 	r.kubectl("-n", "kube-system", "rollout", "status", "daemonset", "kube-proxy", "--timeout=60s")
-	r.until(20*time.Second, "NodeProxy tells of it", func() error {
+	r.until(20*time.Second, "NodeProxy reports it", func() error {
 		text, err := r.cluster.Kubectl(r.ctx, "get", "nodeproxy", "cluster", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")]}`)
 		if err == nil && !strings.Contains(text, v1alpha1.ReasonConflictingProxy) {
 			err = fmt.Errorf("its condition Ready is %s", text)

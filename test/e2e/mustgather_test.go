@@ -10,7 +10,7 @@ import (
 
 // gathered runs hack/must-gather: it has all that it promises and no secret.
 func gathered(r *run) {
-	const secret = "may-nobody-see-this"
+	const secret = "must-stay-secret"
 	r.kubectl("-n", system, "create", "secret", "generic", "e2e", "--from-literal=password="+secret)
 	defer r.kubectl("-n", system, "delete", "secret", "e2e")
 	directory := filepath.Join(r.temp, "must-gather")
@@ -23,7 +23,7 @@ func gathered(r *run) {
 		"namespace/daemonsets.yaml":             "name: nodeproxy-agent",
 		"namespace/events.txt":                  "nodeproxy",
 		"versions/agents.txt":                   "node-2",
-		"desired-and-actual.txt":                   "node-1",
+		"desired-and-actual.txt":                "node-1",
 		"conntrack.txt":                         "node-1",
 		"nodes/node-1/iptables-nft-save.txt":    "shop/cluster-ip:tcp",
 		"nodes/node-2/ip6tables-nft-save.txt":   "shop/cluster-ip:tcp",

@@ -78,7 +78,7 @@ func agentRestarted(r *run) {
 	})
 }
 
-// stored waits until nodes have a last good set on disk.
+// stored waits until nodes have a checkpoint on disk.
 func (r *run) stored(nodes ...*cluster.Node) {
 	r.Helper()
 	for _, node := range nodes {
@@ -169,7 +169,7 @@ func rebooted(r *run) {
 	reconnect()
 }
 
-// through are the targets that go by the rules of a node, but from none of its
+// through are the targets that use the rules of a node, but from none of its
 // pods, and until they are back to none of them.
 func (r *run) through(node *cluster.Node, back *atomic.Bool) []load.Target {
 	gone := r.podNames(node)

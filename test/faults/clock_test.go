@@ -94,7 +94,7 @@ func clockJumped(r *run) {
 	stop()
 }
 
-// watchWell fails the test if a node is not well at any time meanwhile.
+// watchWell fails the test if a node is unhealthy at any time meanwhile.
 func (r *run) watchWell(during time.Duration) {
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()

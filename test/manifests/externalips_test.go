@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// TestExternalIPsSample: the sample lets nobody add external IPs, and leaves those that there
-// are.
+// TestExternalIPsSample: with the sample no user can add external IPs, and existing ones
+// stay.
 func TestExternalIPsSample(t *testing.T) {
 	sample := configDirectory("samples", "externalips.yaml")
 	ns := newNamespace(t, "externalips")

@@ -52,12 +52,12 @@ func removePolicies(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	}
-	probe := rulesNobodyMakes()
+	probe := rulesOfNoController()
 	eventually(t, func(ctx context.Context) error { return server.client.Create(ctx, probe.DeepCopy(), client.DryRunAll) })
 }
 
-// rulesNobodyMakes are rendered rules that only the controller may make.
-func rulesNobodyMakes() *v1alpha1.ServiceProxyRules {
+// rulesOfNoController are rendered rules that only the controller may make.
+func rulesOfNoController() *v1alpha1.ServiceProxyRules {
 	return &v1alpha1.ServiceProxyRules{
 		ObjectMeta: metav1.ObjectMeta{Name: "by.hand"},
 		Spec:       v1alpha1.ServiceProxyRulesSpec{FormatVersion: 1, ServiceCreated: metav1.Now()},
@@ -132,7 +132,7 @@ func policiesRefuse(t *testing.T, writer client.Client) {
 	}{
 		"rules by hand": {
 			func(ctx context.Context) error {
-				return server.client.Create(ctx, rulesNobodyMakes(), client.DryRunAll)
+				return server.client.Create(ctx, rulesOfNoController(), client.DryRunAll)
 			}, "are written by nodeproxy-controller only",
 		},
 		"another node's status": {applyStatus(other), "not of " + other},

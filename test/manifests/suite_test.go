@@ -129,7 +129,7 @@ func runWithServer(m *testing.M) (code int, err error) {
 }
 
 // install applies config/default and waits until it holds: kinds are served,
-// roles and policies are in force a moment after they are created.
+// roles and policies apply a moment after they are created.
 func install() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -148,7 +148,7 @@ func install() error {
 		err := server.client.Create(ctx, probe, client.DryRunAll)
 		switch {
 		case err == nil:
-			return errors.New("the admission policies are not in force yet")
+			return errors.New("the admission policies do not apply yet")
 		case strings.Contains(err.Error(), "nodeproxy-rendered-objects"):
 			return nil
 		default:
@@ -232,7 +232,7 @@ func create(t *testing.T, c client.Client, object client.Object) {
 	})
 }
 
-// newNamespace makes a namespace whose name nobody else has: here nothing ends
+// newNamespace makes a namespace with a unique name: here nothing ends
 // the deletion of namespaces, so a name cannot be used twice.
 func newNamespace(t *testing.T, prefix string) string {
 	t.Helper()
@@ -257,7 +257,7 @@ func podOn(t *testing.T, node, account string, taints ...corev1.Taint) *corev1.P
 }
 
 // tokenOf returns the token that the kubelet mounts into a pod, or one that
-// somebody has made for a Node; without either, one that is bound to nothing.
+// an administrator has made for a Node; without either, one that is bound to nothing.
 func tokenOf(t *testing.T, account string, boundTo client.Object) string {
 	t.Helper()
 	request := &authenticationv1.TokenRequest{}

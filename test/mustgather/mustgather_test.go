@@ -96,7 +96,7 @@ func (s *server) fill(t *testing.T) {
 	create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "key"}, StringData: map[string]string{"key": hidden}})
 	create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "nodeproxy-api-servers"},
 		Data: map[string]string{"endpoints": "https://192.0.2.1:6443"}})
-	create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "somebody-elses"}, Data: map[string]string{"key": hidden}})
+	create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "of-another-program"}, Data: map[string]string{"key": hidden}})
 }
 
 func (s *server) kubeconfig(t *testing.T, user envtest.User) string {
@@ -154,7 +154,7 @@ func TestCollectsAllThereIs(t *testing.T) {
 		"objects/nodes.txt":           "node-a",
 		"namespace/pods.yaml":         "nodeproxy-controller-x",
 		"namespace/api-servers.yaml":  "192.0.2.1",
-		"desired-and-actual.txt":         "rule missing in KUBE-SERVICES",
+		"desired-and-actual.txt":      "rule missing in KUBE-SERVICES",
 		"could-not-be-collected.txt":  "nodes/node-a: no program can be run",
 	} {
 		if !strings.Contains(files[file], want) {
@@ -172,7 +172,7 @@ func TestCollectsAllThereIs(t *testing.T) {
 	}
 	for file, text := range files {
 		if strings.Contains(text, hidden) {
-			t.Errorf("%s holds what nobody else may see", file)
+			t.Errorf("%s has what must stay secret", file)
 		}
 	}
 	if got := len(unpack(t, directory+".tar.gz")); got != len(files) {

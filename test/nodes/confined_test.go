@@ -88,7 +88,7 @@ func TestConfinedAgent(t *testing.T) {
 	}
 }
 
-// stopConfined stops the agent, which writes the last good set, and takes that away.
+// stopConfined stops the agent, which writes the checkpoint, and removes that.
 func (e *env) stopConfined(agent *cluster.Process) {
 	e.Helper()
 	if err := errors.Join(agent.Stop(), os.Remove(filepath.Join(e.state(), e.node.Name()+".checkpoint"))); err != nil {

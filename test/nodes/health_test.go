@@ -49,7 +49,7 @@ func TestHealthAnswersAreThoseOfKubeProxy(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("answers (-kube-proxy +agent):\n%s", diff)
 	}
-	// Ports do not stay open without the agent, and one that somebody else holds
+	// Ports do not stay open without the agent, and one that another program holds
 	// is named.
 	if err := agent.Stop(); err != nil {
 		t.Fatal(err)

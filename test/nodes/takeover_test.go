@@ -282,7 +282,7 @@ func (k *take) agentCommand(node *cluster.Node) cluster.Command {
 }
 
 // startAgents starts the agents of all nodes and waits until they report that
-// the kernel holds what is wanted.
+// the kernel has the desired state.
 func (k *take) startAgents() {
 	started := time.Now().Truncate(time.Second)
 	for _, node := range k.cluster.Nodes() {

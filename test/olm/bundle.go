@@ -14,7 +14,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/bundle"
 )
 
-// Bundle is what an installation goes by.
+// Bundle is the input of an installation.
 type Bundle struct {
 	csv    bundle.ClusterServiceVersion
 	crds   []*unstructured.Unstructured

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The bundle of this repository has all that an installation goes by.
+// The bundle of this repository has all that an installation needs.
 func TestRead(t *testing.T) {
 	b, err := Read(filepath.Join("..", ".."))
 	if err != nil {

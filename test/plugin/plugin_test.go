@@ -1,5 +1,5 @@
-// Package plugin_test holds what make plugin writes against the rules that krew, which
-// installs plugins of kubectl, has for manifests, and runs it by the real kubectl.
+// Package plugin_test checks the output of make plugin by the rules of krew, which
+// installs plugins of kubectl, for manifests, and runs it by the real kubectl.
 package plugin_test
 
 import (
@@ -115,7 +115,7 @@ func build(t *testing.T) string {
 	return directory
 }
 
-// check goes by krew's rules: names are in kebab case, without "kube" at the front;
+// check applies krew's rules: names are in kebab case, without "kube" at the front;
 // versions are semantic ones with a v; a short description is one line of no more than 50
 // characters without a full stop; all platforms have a selector that no other one has.
 func check(t *testing.T, m *manifest) {

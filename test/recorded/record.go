@@ -72,7 +72,7 @@ func Record(ctx context.Context, config *rest.Config, directory string, now time
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return fmt.Errorf("record: %w", err)
 	}
-	if err := os.RemoveAll(filepath.Join(directory, forbiddenFile)); err != nil { // whoever records may read all
+	if err := os.RemoveAll(filepath.Join(directory, forbiddenFile)); err != nil { // the recording user may read all
 		return fmt.Errorf("record: %w", err)
 	}
 	for _, k := range kinds() {

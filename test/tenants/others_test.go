@@ -170,10 +170,10 @@ func (r *rig) pretend(ctx context.Context) error {
 	if err := r.agents[0].Stop(); err != nil {
 		return err
 	}
-	const nobody = "65534"
+	const unprivileged = "65534"
 	node := r.cluster.Node(0)
 	_, err = node.Start(cluster.Command{Name: "pretender", Path: "/usr/bin/setpriv",
-		Args: []string{"--reuid", nobody, "--regid", nobody, "--clear-groups", path, pretended + "/http"}})
+		Args: []string{"--reuid", unprivileged, "--regid", unprivileged, "--clear-groups", path, pretended + "/http"}})
 	if err != nil {
 		return err
 	}

@@ -97,7 +97,7 @@ func boot(directory string) (status int, err error) {
 	return status, errors.Join(err, drain(output))
 }
 
-// waitFor waits for a process, and for all that nobody else waits for meanwhile.
+// waitFor waits for a process, and for all orphans meanwhile.
 func waitFor(pid int) (status int, err error) {
 	for {
 		var ended unix.WaitStatus

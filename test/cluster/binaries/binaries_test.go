@@ -76,7 +76,7 @@ func TestDirectoryFollowsThePinsOnly(t *testing.T) {
 
 func TestEnsureReturnsWhatIsThereWithoutBuilding(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
-	t.Setenv("PATH", "") // whoever builds needs go
+	t.Setenv("PATH", "") // a build needs go
 	t.Setenv(MirrorVariable, "none")
 	root := fakeClone(t, "v1.36.3")
 	t.Chdir(filepath.Join(root, "hack"))

@@ -131,7 +131,7 @@ func ldflags(version string) string {
 	return strings.Join(flags, " ")
 }
 
-// countPackages tells of how many packages the programs consist. It is also
+// countPackages returns the number of packages of the programs. It is also
 // what downloads their modules.
 func (b builder) countPackages(ctx context.Context, t tool, packages []string) (int, error) {
 	say := func(lines int64) {

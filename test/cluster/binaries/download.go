@@ -132,7 +132,7 @@ func (d downloader) download(ctx context.Context, t tool, version string, progra
 		case errors.Is(err, errChecksum):
 			return fmt.Errorf("downloading %s: %w; to build it from its Go module instead, set %s=none", p, err, MirrorVariable)
 		case err != nil:
-			// Whoever builds one program has built most of what the others need.
+			// Building one program builds most of what the others need.
 			fmt.Fprintf(d.out, "Cannot download %s %s, building from Go modules instead: %v\n", p, version, err)
 			return nil
 		}

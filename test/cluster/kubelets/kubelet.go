@@ -31,7 +31,7 @@ func (n *Node) writeConfig(directory, name, text string) (string, error) {
 	if err := os.MkdirAll(outside, 0o755); err != nil {
 		return "", fmt.Errorf("writing %s of %s: %w", name, n.Name(), err)
 	}
-	// By a rename, because whoever watches the directory takes what is there.
+	// By a rename, because the runtime reads what is in the directory that it watches.
 	temp := filepath.Join(outside, "."+name)
 	if err := os.WriteFile(temp, []byte(text), 0o600); err != nil {
 		return "", fmt.Errorf("writing %s of %s: %w", name, n.Name(), err)

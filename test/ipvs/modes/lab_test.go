@@ -162,8 +162,8 @@ func (l *lab) start() {
 	l.plane.Clock = l.clock
 }
 
-// apply applies the rules in a mode and returns what is left of the other one,
-// for people.
+// apply applies the rules in a mode and returns the remains of the other one as
+// human-readable text.
 func (l *lab) apply(mode v1alpha1.ProxyMode) string {
 	l.Helper()
 	l.rules.Mode = mode

@@ -91,7 +91,7 @@ func newPool(size int) *pool {
 	return p
 }
 
-// borrow waits for a control plane that nobody uses. The test gives it back at its
+// borrow waits for a free control plane. The test gives it back at its
 // end, empty.
 func (p *pool) borrow(t *testing.T) *plane {
 	t.Helper()

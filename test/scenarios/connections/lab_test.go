@@ -28,7 +28,7 @@ type lab struct {
 	world                  *scenarios.World
 	// tries are connections that reach all endpoints.
 	tries int
-	// compared counts the attempts that the tracer has told of beforehand.
+	// compared counts the attempts that trace has predicted.
 	compared int
 	// instead are outcomes that differ in the lab's mode, by what is tried.
 	instead map[string]string

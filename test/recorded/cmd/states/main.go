@@ -102,7 +102,7 @@ func record(ctx context.Context, bin, out string) (err error) {
 	return nil
 }
 
-// record writes the state, once the controller, where one runs, has told of it.
+// record writes the state, once the controller, if one runs, has reported it.
 func (s *story) record(ctx context.Context, name string) error {
 	err := s.until(ctx, func(ctx context.Context) error {
 		p := &v1alpha1.NodeProxy{}
@@ -111,7 +111,7 @@ func (s *story) record(ctx context.Context, name string) error {
 			return client.IgnoreNotFound(err)
 		}
 		if s.controller != nil && (p.Status.ObservedGeneration != p.Generation || p.Status.Nodes.Total != 2) {
-			return errors.New("the controller has not told of the newest change")
+			return errors.New("the controller has not reported the newest change")
 		}
 		return nil
 	})
@@ -149,7 +149,7 @@ func (s *story) install(ctx context.Context) error {
 	return s.api.Status().Patch(ctx, balanced, client.RawPatch("application/merge-patch+json", []byte(patch)))
 }
 
-// switchOn creates NodeProxy and starts the controller: nobody reports yet.
+// switchOn creates NodeProxy and starts the controller: no agent reports yet.
 func (s *story) switchOn(ctx context.Context) error {
 	if err := s.nodeproxy.Enable(ctx); err != nil {
 		return err
