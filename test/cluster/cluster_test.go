@@ -224,9 +224,9 @@ func TestPodsAndSlices(t *testing.T) {
 		out, err = c.Kubectl(ctx, "version")
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(out).To(ContainSubstring("Server Version: v1."))
-		nobody, err := c.KubeconfigFor("nobody", "nobody")
+		stranger, err := c.KubeconfigFor("stranger", "stranger")
 		g.Expect(err).NotTo(HaveOccurred())
-		_, err = c.Node(0).Exec(ctx, filepath.Join(c.Assets(), "kubectl"), "--kubeconfig", nobody, "get", "nodes")
+		_, err = c.Node(0).Exec(ctx, filepath.Join(c.Assets(), "kubectl"), "--kubeconfig", stranger, "get", "nodes")
 		g.Expect(err).To(MatchError(ContainSubstring("Forbidden")))
 	})
 }

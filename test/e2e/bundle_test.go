@@ -123,7 +123,7 @@ func (b *bundled) installed(r *run) {
 		}
 	}
 	r.patch(`{"spec":{"settings":{"enforcement":"Enforce"}}}`)
-	took := r.until(2*time.Minute, "each node reports that its kernel holds what is wanted", func() error { return r.reasonsBegin(v1alpha1.ReasonProgrammed) })
+	took := r.until(2*time.Minute, "each node reports the desired state", func() error { return r.reasonsBegin(v1alpha1.ReasonProgrammed) })
 	r.remark("Programmed %s after Enforce", seconds(took))
 	r.until(2*time.Minute, "all is well", r.well)
 	r.installWorkloads()
@@ -304,7 +304,7 @@ func (b *bundled) installedAgain(r *run) {
 	b.installs(r, b.present)
 	r.kubectl("apply", "-f", filepath.Join(r.root, sample))
 	guide{document: removing, directory: r.root}.step(r, "### Installing it again", 0)
-	took := r.until(2*time.Minute, "each node reports that its kernel holds what is wanted", r.programmed)
+	took := r.until(2*time.Minute, "each node reports the desired state", r.programmed)
 	r.remark("Programmed after %s", seconds(took))
 	r.until(2*time.Minute, "all is well", r.well)
 	b.keeps(r)

@@ -95,7 +95,7 @@ spec:
   selector: {app: web}
   ports: [{port: 80, targetPort: 8080}]
 `),
-		service("address-of-nobody", "AddressesSkipped", "shop/address-of-nobody", `
+		service("unclaimed-address", "AddressesSkipped", "shop/unclaimed-address", `
   externalIPs: ["10.96.77.77", "198.51.100.21"]
   selector: {app: web}
   ports: [{port: 80, targetPort: 8080}]

@@ -59,7 +59,7 @@ func installed(r *run) {
 	admin.shell(r, strings.ReplaceAll(commands[1], "dist/install.yaml", v.manifest()))
 	admin.shell(r, commands[2])
 	applied := time.Now()
-	r.until(2*time.Minute, "each node reports that its kernel holds what is wanted", r.programmed)
+	r.until(2*time.Minute, "each node reports the desired state", r.programmed)
 	r.remark("built in %s, Programmed %s after the last command", seconds(built.Sub(r.begun)), seconds(time.Since(applied)))
 	r.until(2*time.Minute, "all is well", r.well)
 	r.remark("all pods ready after %s", seconds(time.Since(applied)))

@@ -75,7 +75,7 @@ func removedWithRetain(r *run) {
 func installedAgain(r *run) {
 	r.kubectl("apply", "--server-side", "-f", r.installed().manifest())
 	r.kubectl("apply", "-f", filepath.Join(r.root, sample))
-	took := r.until(2*time.Minute, "each node reports that its kernel holds what is wanted", r.programmed)
+	took := r.until(2*time.Minute, "each node reports the desired state", r.programmed)
 	r.remark("Programmed after %s", seconds(took))
 	r.until(2*time.Minute, "all is well", r.well)
 }

@@ -37,7 +37,7 @@ func TestHealthAnswersAreThoseOfKubeProxy(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	served, empty := e.balanced("served", "web"), e.balanced("empty", "nobody")
+	served, empty := e.balanced("served", "web"), e.balanced("empty", "none")
 	kubeProxy := e.startKubeProxy()
 	want := e.healthAnswers(served, empty)
 	if err := kubeProxy.Stop(); err != nil {

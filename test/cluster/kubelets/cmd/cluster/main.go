@@ -124,7 +124,7 @@ func (s *setup) finish(ctx context.Context, c *kubelets.Cluster) error {
 	if _, err := c.Kubectl(ctx, "wait", "--for=condition=Ready", "--timeout=120s", "nodeproxy/cluster"); err != nil {
 		return err
 	}
-	s.say("each node reports that its kernel holds what is wanted")
+	s.say("each node reports the desired state")
 	if err := s.waitForPods(ctx, c); err != nil {
 		return err
 	}
