@@ -147,7 +147,7 @@ func (m *migration) compared(r *run) {
 
 func (m *migration) wanting(r *run) {
 	before, rules := r.writings(), r.allRules()
-	m.read(moving).follow(r, "## 3. Let the agents want to write")
+	m.read(moving).follow(r, "## 3. Set enforcement to Enforce")
 	r.until(20*time.Second, "all agents yield", func() error { return r.report(v1alpha1.ReasonConflictingProxy, r.cluster.Nodes()...) })
 	r.agentsLook()
 	r.nothingWritten(before, r.writings())
@@ -170,7 +170,7 @@ func (m *migration) handedOver(pool string) func(r *run) {
 		node := r.pools()[pool]
 		before := r.writings(node)
 		gap := m.watchGap(r, node)
-		m.read(moving, r.ofPool(pool)...).follow(r, "### Hand over a pool")
+		m.read(moving, r.ofPool(pool)...).follow(r, "### Cut over a pool")
 		programmed := time.Now()
 		r.must(r.report(v1alpha1.ReasonProgrammed, node))
 		g := <-gap

@@ -257,7 +257,7 @@ func (e *examination) enforcement(node *v1alpha1.NodeProxyRules) {
 			by = fmt.Sprintf("that of one of the NodeProxyPolicies %s, or of the NodeProxy", strings.Join(node.Spec.Policies, ", "))
 		}
 	}
-	f.Do = e.docs.See("once nothing differs set it to Enforce ("+by+") while kube-proxy still runs: the agents then wait, as ConflictingProxy; take kube-proxy off the nodes after that", "migration.md#3-let-the-agents-want-to-write")
+	f.Do = e.docs.See("once nothing differs set it to Enforce ("+by+") while kube-proxy still runs: the agents then wait, as ConflictingProxy; take kube-proxy off the nodes after that", "migration.md#3-set-enforcement-to-enforce")
 	if notes.Unmaintained(node) {
 		f.Severity, f.What = Problem, cmpMessage(findCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed))
 		f.Do = e.docs.See("start again what proxied there, or set enforcement to Enforce ("+by+")", "migration.md#2-compare")
