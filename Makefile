@@ -3,24 +3,23 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
-# Asked once, so that images and manifest agree though a file changes in between.
+# Computed once, so that images and manifest agree even if a file changes meanwhile.
 ifndef VERSION
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 endif
-# The last release, or the one that is being prepared (docs/release.md). Whoever
-# changes it runs make bundle.
+# The last release, or the one in preparation (docs/release.md). After changing it, run
+# make bundle.
 RELEASE := 0.1.0
 COMMANDS := $(notdir $(patsubst %/main.go,%,$(wildcard cmd/*/main.go)))
 
 # What the names of the images begin with.
 IMAGE_REGISTRY ?= nodeproxy.io
-# Where the API servers are and which folders of config are added:
+# Where the API servers are and which directories of config are added:
 # hack/install-manifest.sh.
 API_SERVERS ?=
 COMPONENTS ?=
 
-# What make bundle says of images, for which channel, which version it replaces, and
-# where it is written: hack/bundle.sh.
+# Images, channel, replaced version and output of make bundle: hack/bundle.sh.
 CONTROLLER_IMAGE ?= $(IMAGE_REGISTRY)/nodeproxy-controller:v$(RELEASE)
 AGENT_IMAGE ?= $(IMAGE_REGISTRY)/nodeproxy-agent:v$(RELEASE)
 CHANNEL ?= candidate
@@ -73,7 +72,7 @@ install-manifest: ## Write dist/install.yaml; IMAGE_REGISTRY, API_SERVERS="https
 		hack/install-manifest.sh
 
 .PHONY: bundle
-bundle: ## Write the OLM bundle, bundle/ and bundle.Dockerfile; CONTROLLER_IMAGE and AGENT_IMAGE name images by digest, BUNDLE_OUTPUT another folder.
+bundle: ## Write the OLM bundle, bundle/ and bundle.Dockerfile; CONTROLLER_IMAGE and AGENT_IMAGE name images by digest, BUNDLE_OUTPUT another directory.
 	@RELEASE='$(RELEASE)' CHANNEL='$(CHANNEL)' REPLACES='$(REPLACES)' BUNDLE_OUTPUT='$(BUNDLE_OUTPUT)' \
 		CONTROLLER_IMAGE='$(CONTROLLER_IMAGE)' AGENT_IMAGE='$(AGENT_IMAGE)' hack/bundle.sh
 
@@ -82,7 +81,7 @@ plugin: ## Write the kubectl plugin's archives, SBOMs and krew manifest to dist/
 	@VERSION='$(VERSION)' PLUGIN_URL='$(PLUGIN_URL)' hack/plugin.sh
 
 .PHONY: clean
-clean: ## Remove what building and testing left in this folder.
+clean: ## Remove what building and testing left in this directory.
 	rm -rf bin dist cover.out
 
 ##@ Check
@@ -96,7 +95,7 @@ vet: ## Run go vet.
 	go vet ./...
 
 .PHONY: lint
-lint: ## Run golangci-lint (builds it the first time, about 4 minutes).
+lint: ## Run golangci-lint and check the language (builds golangci-lint the first time, about 4 minutes).
 	hack/lint.sh
 
 .PHONY: verify
@@ -155,7 +154,7 @@ test-faults: ## Break things under load and print what failed (root); FAULTS, FA
 	hack/test.sh faults
 
 .PHONY: test-tenants
-test-tenants: ## Let one tenant attack the proxy of all, beside a second one whom it must not harm (root).
+test-tenants: ## Let one tenant attack the shared proxy, and check that a second one is not harmed (root).
 	hack/test.sh tenants
 
 .PHONY: test-e2e
@@ -195,7 +194,7 @@ demo-clean: ## Remove what make demo KEEP=1 or a crash left.
 	go run ./test/demo -clean
 
 # Where the API server of each such cluster is. Nothing proxies Services before
-# nodeproxy does, so it has to be told.
+# nodeproxy does, so nodeproxy needs it.
 CLUSTER_API_SERVERS := https://172.20.0.1:6443
 
 .PHONY: cluster

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Writes the OLM bundle, bundle/ and bundle.Dockerfile, from config. It goes by
-# these variables:
+# Writes the OLM bundle, bundle/ and bundle.Dockerfile, from config. Variables:
 #
 #   RELEASE           the version, as in 0.1.0
 #   CHANNEL           the channel of the catalog that it is for
@@ -8,7 +7,7 @@
 #   AGENT_IMAGE       registry.example.com/infra/nodeproxy-agent@sha256:...
 #   REPLACES          the version that it replaces, for catalogs that ask bundles
 #                     for it; without it the catalog alone says that
-#   BUNDLE_OUTPUT     another folder to write to
+#   BUNDLE_OUTPUT     another directory to write to
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -4,9 +4,9 @@
 # each, NAME.cdx.json lists what is in it (CycloneDX).
 #
 #   IMAGE_REGISTRY  what their names begin with (nodeproxy.io)
-#   VERSION         their tag, and the version that the programs tell
+#   VERSION         their tag, and the version that the programs report
 #   GOARCH          the processor that they are for (this machine's)
-#   OUT             the folder that they are written to (dist/images)
+#   OUT             the directory that they are written to (dist/images)
 #   DEBIAN_MIRROR   where the packages come from: a URL, a line of sources.list or a
 #                   file of such lines
 #   REFRESH=1       pins the versions that Debian has now in

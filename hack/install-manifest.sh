@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Writes dist/install.yaml: config/default with the images of one version. It
-# goes by these variables:
+# Writes dist/install.yaml: config/default with the images of one version. Variables:
 #
 #   VERSION          the tag of both images
 #   IMAGE_REGISTRY   what their names begin with, such as registry.example.com/infra
 #   API_SERVERS      URLs of the API servers, separated by spaces, for a cluster on
-#                    which nothing proxies yet; without it nothing is said of them
-#   COMPONENTS       folders of config to add: prometheus, single-node
+#                    without a proxy; if empty, the manifest names none
+#   COMPONENTS       directories of config to add: prometheus, single-node
 #   MANIFEST_OUTPUT  another file to write
 set -euo pipefail
 cd "$(dirname "$0")/.."

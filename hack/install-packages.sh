@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Makes sure that the programs are there that the tests on the real kernel use.
-# As root on Debian and its relatives it installs what is missing; otherwise it
-# says what is missing. Missing programs are an error for root only: tests that
-# need root are left out for everybody else.
+# Makes sure that the programs used by the tests on the real kernel are installed. As root
+# on Debian and its relatives it installs missing ones; otherwise it lists them. Missing
+# programs are an error only for root, because other users skip these tests.
 #
-# With the argument real-nodes it looks as well for what clusters with real
-# kubelets use (test/cluster/kubelets): containerd, runc and the plugins of the
-# network. With other arguments it looks for these programs alone.
+# The argument real-nodes adds what clusters with real kubelets use
+# (test/cluster/kubelets): containerd, runc and the CNI plugins. Other arguments name the
+# only programs to look for.
 set -euo pipefail
 
 export PATH="$PATH:/usr/sbin:/sbin"
@@ -49,7 +48,7 @@ if [[ $# -eq 0 ]] && ! command -v promtool >/dev/null; then
 fi
 
 # Likewise these three, whose installation would start a containerd for the whole
-# machine: their files go to a folder of their own.
+# machine: their files go to a directory of their own.
 containers=/usr/local/lib/nodeproxy-test
 containers_in=()
 if [[ -n $real_nodes ]]; then

@@ -67,7 +67,7 @@ tests="TESTFLAGS=-run ^TestPlanted"
 # fresh forgets which planted tests have run.
 fresh() {
 	rm -rf "$temp/ran" && mkdir "$temp/ran"
-	echo PLANT_FOLDER="$temp/ran"
+	echo PLANT_DIRECTORY="$temp/ran"
 }
 
 forgiven=

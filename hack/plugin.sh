@@ -31,18 +31,18 @@ for platform in "${PLATFORMS[@]}"; do
 	os=${platform%/*} arch=${platform#*/}
 	program=kubectl-nodeproxy
 	[[ $os != windows ]] || program+=.exe
-	folder=$work/$os-$arch
-	mkdir "$folder"
+	directory=$work/$os-$arch
+	mkdir "$directory"
 	CGO_ENABLED=0 GOOS=$os GOARCH=$arch go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$VERSION" \
-		-o "$folder/$program" ./cmd/kubectl-nodeproxy
-	cp LICENSE hack/plugin/kubectl_complete-nodeproxy "$folder"
-	chmod 755 "$folder"/kubectl*
-	chmod 644 "$folder/LICENSE"
+		-o "$directory/$program" ./cmd/kubectl-nodeproxy
+	cp LICENSE hack/plugin/kubectl_complete-nodeproxy "$directory"
+	chmod 755 "$directory"/kubectl*
+	chmod 644 "$directory/LICENSE"
 	archive=kubectl-nodeproxy_${os}_$arch.tar.gz
-	tar --create --directory "$folder" --sort name --mtime @0 --owner 0 --group 0 --numeric-owner --format ustar \
+	tar --create --directory "$directory" --sort name --mtime @0 --owner 0 --group 0 --numeric-owner --format ustar \
 		LICENSE kubectl_complete-nodeproxy "$program" | gzip --no-name --best >"$PLUGIN_OUTPUT/$archive"
 	"$work/sbom" -archive "$PLUGIN_OUTPUT/$archive" -name kubectl-nodeproxy -version "$VERSION" -created "$created" \
-		-program "$folder/$program" -out "$PLUGIN_OUTPUT/${archive%.tar.gz}.cdx.json"
+		-program "$directory/$program" -out "$PLUGIN_OUTPUT/${archive%.tar.gz}.cdx.json"
 	platforms+="  - selector: {matchLabels: {os: $os, arch: $arch}}
     uri: $PLUGIN_URL/$archive
     sha256: $(sha256sum "$PLUGIN_OUTPUT/$archive" | cut -d ' ' -f 1)

@@ -113,8 +113,8 @@ export NODEPROXY_SEED=${NODEPROXY_SEED:-$((RANDOM + 1))} # of models beside the 
 # envtest's own 20 s are few for several API servers beside a race detector.
 export KUBEBUILDER_CONTROLPLANE_START_TIMEOUT=2m KUBEBUILDER_CONTROLPLANE_STOP_TIMEOUT=1m
 
-# report FLAGS... runs go test. Its cache does not know of programs and files that tests use
-# at run time, nor of the kernel: nothing is taken from there.
+# report FLAGS... runs go test without its cache, which does not notice changes of the
+# kernel and of programs and files that tests use at run time.
 report() { "$temp/testreport" run -records "$temp/records" -show '|' "$@" || status=1; }
 
 # run_program NAME ARGUMENTS... runs another program, and fails the run if it fails.
@@ -233,10 +233,10 @@ run_demo() {
 	run_program "make demo" make --no-print-directory demo
 }
 
-# Nothing runs beside it.
+# Runs alone.
 run_speed() { run "speed" "$speed" "${retry[@]}" -- ; }
 
-# Nor beside this: it compares times.
+# Runs alone, because it compares times.
 run_tenants() { run "tenants" "$tenants" "${retry[@]}" -- -timeout 60m; }
 
 # run_fuzz looks for input that breaks a parser, beyond the seeds that go test always runs.

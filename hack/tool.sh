@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs a tool in the version that hack/tools/NAME pins: hack/tool.sh NAME ARGS...
-# It is built once into the user's cache folder, which all clones share.
+# It is built once into the user's cache directory, which all clones share.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -18,17 +18,17 @@ version=$(awk -v package="$package" '
 	found ~ /^v/ && index(package "/", path "/") == 1 && length(path) > longest { longest = length(path); version = found }
 	END { print version }' "$module/go.mod")
 key=$(cat "$module/go.mod" "$module/go.sum" <(go env GOVERSION GOOS GOARCH) | sha256sum | cut -c 1-10)
-folder=${XDG_CACHE_HOME:-$HOME/.cache}/nodeproxy/bin/$name-$version-$key
+directory=${XDG_CACHE_HOME:-$HOME/.cache}/nodeproxy/bin/$name-$version-$key
 
-if [[ ! -x $folder/$name ]]; then
-	echo "Building $name $version from its Go module; the first time this takes up to 4 minutes on two cores. Kept in $folder for next time." >&2
-	mkdir -p "$folder"
-	temp=$(mktemp -d "$folder/.build-XXXXXX")
+if [[ ! -x $directory/$name ]]; then
+	echo "Building $name $version from its Go module; the first time this takes up to 4 minutes on two cores. Kept in $directory for next time." >&2
+	mkdir -p "$directory"
+	temp=$(mktemp -d "$directory/.build-XXXXXX")
 	trap 'rm -rf "$temp"' EXIT
 	(cd "$module" && CGO_ENABLED=0 GOFLAGS=-mod=readonly GOWORK=off go build -trimpath -buildvcs=false \
 		-ldflags "-s -w -X main.version=$version" -o "$temp/$name" "$package")
-	mv "$temp/$name" "$folder/$name"
+	mv "$temp/$name" "$directory/$name"
 	rm -rf "$temp"
 	trap - EXIT
 fi
-exec "$folder/$name" "$@"
+exec "$directory/$name" "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fails when a generated file, the formatting or go.mod is not up to date. What
-# it finds it also repairs, but for go.mod.
+# Fails if a generated file, the formatting or go.mod is not up to date, and regenerates
+# generated files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,8 +17,8 @@ failed=0
 echo "Generated files ..."
 generated >"$temp/before"
 hack/generate.sh
-# As it is in the repository, whatever images somebody is working with. What was said on
-# make's own command line is in MAKEFLAGS.
+# Build the committed bundle, whatever images the environment or make's command line
+# (MAKEFLAGS) names.
 env -u MAKEFLAGS -u MAKEOVERRIDES -u IMAGE_REGISTRY -u CONTROLLER_IMAGE -u AGENT_IMAGE -u CHANNEL -u REPLACES -u BUNDLE_OUTPUT make --no-print-directory bundle
 generated >"$temp/after"
 if ! diff "$temp/before" "$temp/after" >"$temp/diff"; then
@@ -31,7 +31,7 @@ fi
 echo "CRDs beside those of the last release ..."
 if ! go run ./hack/crdcompat config/crd/released config/crd/bases >"$temp/crds"; then
 	cat "$temp/crds" >&2
-	echo "These changes of CRDs break what works with the last release. Take them back, or accept them, with the reason, in config/crd/released/accepted.txt." >&2
+	echo "These changes of CRDs break what works with the last release. Revert them, or accept them, with the reason, in config/crd/released/accepted.txt." >&2
 	failed=1
 fi
 
@@ -61,8 +61,8 @@ for module in . hack/images; do
 	fi
 done
 
-# kubectl runs on laptops, and so must its plugin. With make's flags, what is compiled here
-# is not compiled again for its archives.
+# The plugin runs on laptops, like kubectl. make's flags let its archives reuse what is
+# compiled here.
 mapfile -t platforms <hack/plugin/platforms
 for platform in "${platforms[@]}"; do
 	echo "go vet of the plugin for $platform ..."

@@ -156,7 +156,7 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 			return nil, err
 		}
 		for _, directory := range skipped {
-			say(s.err, fmt.Sprintf("note: %s is not read: use --recursive to read subdirectories", directory))
+			printLine(s.err, fmt.Sprintf("note: %s is not read: use --recursive to read subdirectories", directory))
 		}
 		read, err := manifest.Parse(ctx, crd.Bases(), files)
 		if err != nil {
@@ -169,7 +169,7 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 	}
 	if !o.asksCluster() {
 		if written.NodeProxy == nil || len(written.Nodes)+len(written.Services) == 0 {
-			say(s.err, "note: no cluster is read: specify one with --kubeconfig, or its NodeProxy, Nodes, Namespaces, Services and EndpointSlices with -f, too")
+			printLine(s.err, "note: no cluster is read: specify one with --kubeconfig, or its NodeProxy, Nodes, Namespaces, Services and EndpointSlices with -f, too")
 		}
 		return written, nil
 	}

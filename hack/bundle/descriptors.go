@@ -89,8 +89,8 @@ var spelling = map[string]string{
 	"ip": "IP", "ips": "IPs", "ipvs": "IPVS", "max": "Maximum", "min": "Minimum", "tcp": "TCP", "udp": "UDP",
 }
 
-// title is a field's name for people: clientIPTimeoutSeconds is Client IP Timeout
-// Seconds.
+// title is a field's human-readable name: clientIPTimeoutSeconds becomes Client IP
+// Timeout Seconds.
 func title(field string) string {
 	var out []string
 	for _, word := range words(field) {

@@ -67,7 +67,7 @@ func generate(in input) (map[string][]byte, error) {
 	return out, errors.Join(errs...)
 }
 
-// check refuses what would make a bundle that nobody can use.
+// check rejects input that would make an unusable bundle.
 func (in *input) check() error {
 	var errs []error
 	for name, release := range map[string]string{"-release": in.release, "-replaces": in.replaces} {

@@ -209,25 +209,25 @@ func TestInternalKinds(t *testing.T) {
 func TestWhatCannotBeInABundleIsNamed(t *testing.T) {
 	const daemonSet = "\n---\napiVersion: apps/v1\nkind: DaemonSet\nmetadata: {name: agents, namespace: home}\n"
 	for name, c := range map[string]struct{ old, text, want string }{
-		"unknown kind":        {"", daemonSet, "DaemonSet agents: DaemonSet.apps cannot be in a bundle"},
-		"no version":          {"kind: ClusterServiceVersion", "kind: Namespace", "there is no ClusterServiceVersion"},
-		"no Deployment":       {"kind: Deployment", "kind: PodDisruptionBudget", "there is no Deployment"},
-		"another namespace":   {"kind: PodDisruptionBudget\nmetadata: {name: work, namespace: home}", "kind: PodDisruptionBudget\nmetadata: {name: work, namespace: away}", "PodDisruptionBudget work is in namespace away"},
-		"role lacking":        {"kind: ClusterRole, name: everywhere", "kind: ClusterRole, name: nowhere", "ClusterRoleBinding of-another-name: binds ClusterRole nowhere, which is not here"},
-		"rights of others":    {"subjects: [{kind: ServiceAccount, name: worker, namespace: home}]\n---\napiVersion: rbac", "subjects: [{kind: Group, name: all}]\n---\napiVersion: rbac", "ClusterRoleBinding of-another-name gives rights to Group all"},
-		"role of nobody":      {"kind: Role, name: at-home", "kind: ClusterRole, name: everywhere", "Role at-home is bound to nobody"},
-		"gathered role":       {"metadata: {name: everywhere}\n", "metadata: {name: everywhere}\naggregationRule: {}\n", "which gathers others"},
-		"no rights":           {"kind: ServiceAccount\nmetadata: {name: worker, namespace: home}", "kind: ServiceAccount\nmetadata: {name: worker, namespace: home}\n---\napiVersion: v1\nkind: ServiceAccount\nmetadata: {name: idle, namespace: home}", "ServiceAccount idle has no rights"},
-		"annotated":           {"labels: {app: work}", "annotations: {a: b}", "Deployment work: has annotations of its own"},
-		"unknown image":       {"name: OTHER", "name: RELATED_IMAGE_OTHER", "does not know the image for the variable RELATED_IMAGE_OTHER"},
-		"no image for agents": {"RELATED_IMAGE_AGENT", "AGENT", "the controller has no variable RELATED_IMAGE_AGENT"},
-		"more containers":     {"      - name: work\n", "      - name: more\n      - name: work\n", "one container of one Deployment"},
-		"nobody makes it":     {"args: [--manage-cluster-objects]", "args: []", "has no flag --manage-cluster-objects, so nobody would make ValidatingAdmissionPolicy guard"},
-		"kind not described":  {"kind: Thing, displayName", "kind: Other, displayName", "owned says nothing of Thing"},
-		"kind without CRD":    {"kind: Thing, displayName", "kind: Other, displayName", "owned has Other, and there is no CRD of it"},
-		"written by hand":     {"spec:\n  customresourcedefinitions:", "spec:\n  version: 1.0.0\n  customresourcedefinitions:", "hack/bundle writes spec.version"},
-		"annotation by hand":  {"categories: Networking", "alm-examples: '[]'", "hack/bundle writes the annotation alm-examples"},
-		"two of a name":       {"", "\n---\napiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: work, namespace: home}\n", "would be written twice"},
+		"unknown kind":         {"", daemonSet, "DaemonSet agents: DaemonSet.apps cannot be in a bundle"},
+		"no version":           {"kind: ClusterServiceVersion", "kind: Namespace", "there is no ClusterServiceVersion"},
+		"no Deployment":        {"kind: Deployment", "kind: PodDisruptionBudget", "there is no Deployment"},
+		"another namespace":    {"kind: PodDisruptionBudget\nmetadata: {name: work, namespace: home}", "kind: PodDisruptionBudget\nmetadata: {name: work, namespace: away}", "PodDisruptionBudget work is in namespace away"},
+		"role lacking":         {"kind: ClusterRole, name: everywhere", "kind: ClusterRole, name: nowhere", "ClusterRoleBinding of-another-name: binds ClusterRole nowhere, which is not here"},
+		"group's permissions":  {"subjects: [{kind: ServiceAccount, name: worker, namespace: home}]\n---\napiVersion: rbac", "subjects: [{kind: Group, name: all}]\n---\napiVersion: rbac", "ClusterRoleBinding of-another-name grants permissions to Group all"},
+		"role without binding": {"kind: Role, name: at-home", "kind: ClusterRole, name: everywhere", "Role at-home has no binding"},
+		"gathered role":        {"metadata: {name: everywhere}\n", "metadata: {name: everywhere}\naggregationRule: {}\n", "which gathers others"},
+		"no permissions":       {"kind: ServiceAccount\nmetadata: {name: worker, namespace: home}", "kind: ServiceAccount\nmetadata: {name: worker, namespace: home}\n---\napiVersion: v1\nkind: ServiceAccount\nmetadata: {name: idle, namespace: home}", "ServiceAccount idle has no permissions"},
+		"annotated":            {"labels: {app: work}", "annotations: {a: b}", "Deployment work: has annotations of its own"},
+		"unknown image":        {"name: OTHER", "name: RELATED_IMAGE_OTHER", "does not know the image for the variable RELATED_IMAGE_OTHER"},
+		"no image for agents":  {"RELATED_IMAGE_AGENT", "AGENT", "the controller has no variable RELATED_IMAGE_AGENT"},
+		"more containers":      {"      - name: work\n", "      - name: more\n      - name: work\n", "one container of one Deployment"},
+		"never created":        {"args: [--manage-cluster-objects]", "args: []", "lacks the flag --manage-cluster-objects, without which ValidatingAdmissionPolicy guard would be missing"},
+		"kind not described":   {"kind: Thing, displayName", "kind: Other, displayName", "owned says nothing of Thing"},
+		"kind without CRD":     {"kind: Thing, displayName", "kind: Other, displayName", "owned has Other, and there is no CRD of it"},
+		"written by hand":      {"spec:\n  customresourcedefinitions:", "spec:\n  version: 1.0.0\n  customresourcedefinitions:", "hack/bundle writes spec.version"},
+		"annotation by hand":   {"categories: Networking", "alm-examples: '[]'", "hack/bundle writes the annotation alm-examples"},
+		"two of a name":        {"", "\n---\napiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: work, namespace: home}\n", "would be written twice"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			text := whole + c.text
@@ -276,17 +276,17 @@ func TestReleasesAreSemantic(t *testing.T) {
 
 // What an earlier version had and this one has not must not stay.
 func TestWriteRemovesWhatIsNotWritten(t *testing.T) {
-	folder := t.TempDir()
-	if err := write(folder, map[string][]byte{"bundle/manifests/old.yaml": nil, "bundle.Dockerfile": nil}); err != nil {
+	directory := t.TempDir()
+	if err := write(directory, map[string][]byte{"bundle/manifests/old.yaml": nil, "bundle.Dockerfile": nil}); err != nil {
 		t.Fatal(err)
 	}
-	if err := write(folder, map[string][]byte{"bundle/manifests/new.yaml": []byte("new")}); err != nil {
+	if err := write(directory, map[string][]byte{"bundle/manifests/new.yaml": []byte("new")}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(filepath.Join(folder, "bundle/manifests/old.yaml")); !os.IsNotExist(err) {
+	if _, err := os.Stat(filepath.Join(directory, "bundle/manifests/old.yaml")); !os.IsNotExist(err) {
 		t.Errorf("the old file: %v", err)
 	}
-	if text, err := os.ReadFile(filepath.Join(folder, "bundle/manifests/new.yaml")); err != nil || string(text) != "new" {
+	if text, err := os.ReadFile(filepath.Join(directory, "bundle/manifests/new.yaml")); err != nil || string(text) != "new" {
 		t.Errorf("the new file: %q, %v", text, err)
 	}
 }

@@ -1,4 +1,4 @@
-// Command bundle writes the OLM bundle: the folder bundle and bundle.Dockerfile.
+// Command bundle writes the OLM bundle: the directory bundle and bundle.Dockerfile.
 // It reads the objects that config/manifests consists of from standard input, as
 // kustomize builds them. make bundle runs it.
 package main
@@ -24,7 +24,7 @@ type options struct {
 
 func main() {
 	o := options{}
-	flag.StringVar(&o.out, "out", ".", "the `folder` that bundle and bundle.Dockerfile are written to")
+	flag.StringVar(&o.out, "out", ".", "the `directory` that bundle and bundle.Dockerfile are written to")
 	flag.StringVar(&o.icon, "icon", "", "the icon, a `file` of SVG")
 	flag.StringVar(&o.scorecard, "scorecard", "", "what scorecard runs, a `file`")
 	flag.Var(&o.examples, "example", "a `file` with an example of a kind that people write; may be given several times")
@@ -82,10 +82,10 @@ func run(o options, objects io.Reader) error {
 	return write(o.out, out)
 }
 
-// write writes files, and removes from the folder bundle what is not among them. It
-// touches nothing where that folder is not a bundle.
-func write(folder string, out map[string][]byte) error {
-	former := filepath.Join(folder, "bundle")
+// write writes files, and removes others from the directory bundle. If that directory is
+// not a bundle, it changes nothing.
+func write(directory string, out map[string][]byte) error {
+	former := filepath.Join(directory, "bundle")
 	if err := isBundle(former); err != nil {
 		return err
 	}
@@ -94,22 +94,22 @@ func write(folder string, out map[string][]byte) error {
 	}
 	var errs []error
 	for name, text := range out {
-		path := filepath.Join(folder, name)
+		path := filepath.Join(directory, name)
 		errs = append(errs, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, text, 0o644))
 	}
 	return errors.Join(errs...)
 }
 
-// isBundle returns an error where a folder holds something that is not of a bundle, as
+// isBundle returns an error where a directory holds something that is not of a bundle, as
 // one has that happens to have its name.
-func isBundle(folder string) error {
-	entries, err := os.ReadDir(folder)
+func isBundle(directory string) error {
+	entries, err := os.ReadDir(directory)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("look at the former bundle: %w", err)
 	}
 	for _, entry := range entries {
 		if !entry.IsDir() || !slices.Contains([]string{"manifests", "metadata", "tests"}, entry.Name()) {
-			return fmt.Errorf("%s is not a bundle, which would be replaced: it holds %s; write to another folder (BUNDLE_OUTPUT)", folder, entry.Name())
+			return fmt.Errorf("%s is not a bundle, which would be replaced: it holds %s; write to another directory (BUNDLE_OUTPUT)", directory, entry.Name())
 		}
 	}
 	return nil

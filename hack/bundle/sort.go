@@ -12,15 +12,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// beside are the kinds that stand beside the ClusterServiceVersion: of those that
-// OLM takes, the ones that nodeproxy has.
+// beside are the kinds that the bundle has beside the ClusterServiceVersion: of those
+// that OLM accepts, the ones that nodeproxy uses.
 var beside = map[string]bool{
 	"ClusterRole.rbac.authorization.k8s.io": true,
 	"PodDisruptionBudget.policy":            true,
 }
 
 // keptByController are the kinds that are not in the bundle, because the controller
-// keeps such objects if it has the flag keepFlag.
+// maintains such objects if it has the flag keepFlag.
 var keptByController = map[string]bool{
 	"ValidatingAdmissionPolicy.admissionregistration.k8s.io":        true,
 	"ValidatingAdmissionPolicyBinding.admissionregistration.k8s.io": true,
@@ -35,9 +35,9 @@ type objects struct {
 	deployments []*unstructured.Unstructured
 	crds        []*crd
 	beside      []*unstructured.Unstructured
-	kept        []string // names of those that the controller keeps
+	kept        []string // names of those that the controller maintains
 
-	// Rights are in the ClusterServiceVersion, for those to whom they are bound.
+	// Permissions are in the ClusterServiceVersion, by the account that has them.
 	roles    map[roleKey]*unstructured.Unstructured
 	bindings []binding
 	accounts []string
@@ -146,7 +146,7 @@ func (s *objects) take(o *unstructured.Unstructured) error {
 	return nil
 }
 
-// one keeps an object of which there may be one.
+// one stores an object of a kind that may occur only once.
 func one(at **unstructured.Unstructured, o *unstructured.Unstructured) error {
 	if *at != nil {
 		return fmt.Errorf("there is another one, %s", (*at).GetName())

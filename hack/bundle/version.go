@@ -12,10 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// versionFile is where people write their part of the ClusterServiceVersion.
+// versionFile has the hand-written part of the ClusterServiceVersion.
 const versionFile = "config/manifests/clusterserviceversion.yaml"
 
-// agentImageVariable tells the controller the agents' image.
+// agentImageVariable gives the controller the agents' image.
 const agentImageVariable = "RELATED_IMAGE_AGENT"
 
 // version is what a release says of itself.
@@ -105,7 +105,7 @@ func (s *objects) install(v version) ([]any, error) {
 		args, _, err := unstructured.NestedStringSlice(container, "args")
 		errs = append(errs, err)
 		if len(s.kept) > 0 && !slices.Contains(args, keepFlag) {
-			errs = append(errs, fmt.Errorf("%s has no flag %s, so nobody would make %s", name(d), keepFlag, strings.Join(s.kept, ", ")))
+			errs = append(errs, fmt.Errorf("%s lacks the flag %s, without which %s would be missing", name(d), keepFlag, strings.Join(s.kept, ", ")))
 		}
 		env, _, err := unstructured.NestedSlice(container, "env")
 		errs = append(errs, err)

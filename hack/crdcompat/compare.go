@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 )
 
-// comparison collects what is not compatible.
+// comparison collects incompatible changes.
 type comparison struct {
 	where string // CRD and version
 	found []string

@@ -214,14 +214,14 @@ func TestCompatibleChangesPass(t *testing.T) {
 	}
 }
 
-func TestFolders(t *testing.T) {
+func TestDirectories(t *testing.T) {
 	released, now := t.TempDir(), t.TempDir()
 	if _, err := run(released, now); err == nil || !strings.Contains(err.Error(), "holds no CRDs") {
-		t.Errorf("of an empty folder it says %v", err)
+		t.Errorf("of an empty directory it says %v", err)
 	}
-	write := func(folder, name, text string) {
+	write := func(directory, name, text string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(directory, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -242,7 +242,7 @@ func TestFolders(t *testing.T) {
 	write(released, "accepted.txt", "# the reason\n\n"+sentence+"\n")
 	check("accepted")
 	write(now, "thing.yaml", small)
-	check("accepted in vain", "accepted.txt accepts what is not so: "+sentence)
+	check("accepted in vain", "accepted.txt accepts a change that does not exist: "+sentence)
 	write(now, "thing.yaml", "not YAML: [")
 	if _, err := run(released, now); err == nil || !strings.Contains(err.Error(), "thing.yaml") {
 		t.Errorf("of what is no CRD it says %v", err)

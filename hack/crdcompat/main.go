@@ -1,11 +1,10 @@
 // Command crdcompat compares CRDs with those of the last release, and names every
-// change by which an object that could be stored, or a program that works, could be
-// so no more:
+// change that could invalidate a stored object or break a working program:
 //
 //	crdcompat RELEASED NOW
 //
-// Both are folders with one CRD a file. What is said for a good reason nevertheless
-// is accepted by a line with the same sentence in RELEASED/accepted.txt.
+// Both are directories with one CRD a file. To accept a change, add the sentence that
+// reports it to RELEASED/accepted.txt.
 package main
 
 import (
@@ -38,7 +37,7 @@ func main() {
 	}
 }
 
-// run compares the CRDs of two folders.
+// run compares the CRDs of two directories.
 func run(released, now string) ([]string, error) {
 	old, err := read(released)
 	if err != nil {
@@ -71,23 +70,23 @@ func readAccepted(file string) ([]string, error) {
 	return out, nil
 }
 
-// judge leaves out what is accepted, and names what is accepted in vain.
+// judge removes accepted changes, and reports lines of accepted.txt that match none.
 func judge(found, accepted []string) []string {
 	out := gone(found, accepted)
 	for _, line := range gone(accepted, found) {
-		out = append(out, fmt.Sprintf("accepted.txt accepts what is not so: %s", line))
+		out = append(out, fmt.Sprintf("accepted.txt accepts a change that does not exist: %s", line))
 	}
 	return out
 }
 
-// read returns the CRDs of a folder by their names.
-func read(folder string) (map[string]*apiextensionsv1.CustomResourceDefinition, error) {
-	files, err := filepath.Glob(filepath.Join(folder, "*.yaml"))
+// read returns the CRDs of a directory by their names.
+func read(directory string) (map[string]*apiextensionsv1.CustomResourceDefinition, error) {
+	files, err := filepath.Glob(filepath.Join(directory, "*.yaml"))
 	if err != nil {
 		return nil, fmt.Errorf("find CRDs: %w", err)
 	}
 	if len(files) == 0 {
-		return nil, fmt.Errorf("%s holds no CRDs", folder)
+		return nil, fmt.Errorf("%s holds no CRDs", directory)
 	}
 	out := map[string]*apiextensionsv1.CustomResourceDefinition{}
 	for _, name := range files {

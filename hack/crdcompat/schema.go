@@ -50,7 +50,7 @@ func (c *comparison) form(path string, old, present *schemaProps) {
 
 func isTrue(b *bool) bool { return b != nil && *b }
 
-// raw is a JSON value as it is written, or what stands for none.
+// raw is a JSON value as it is written, or "none".
 func raw(value *apiextensionsv1.JSON) string {
 	if value == nil {
 		return "none"
@@ -132,7 +132,7 @@ func least[T cmp.Ordered](c *comparison, path, what string, old, present *T) {
 	c.say(path, "the least %s is %v now, %s", what, *present, before(old))
 }
 
-// fewest is least for what is counted, of which there are never less than none.
+// fewest is least for counts, which are never negative.
 func fewest(c *comparison, path, what string, old, present *int64) {
 	if present != nil && *present > 0 {
 		least(c, path, what, old, present)
@@ -153,10 +153,10 @@ func before[T cmp.Ordered](old *T) string {
 	return fmt.Sprintf("and was %v", *old)
 }
 
-// texts: nobody can tell whether another pattern takes all that the former one did.
+// texts: whether another pattern accepts all that the former one did is undecidable here.
 func (c *comparison) texts(path string, old, present *schemaProps) {
 	if present.Pattern != "" && old.Pattern != present.Pattern {
-		c.say(path, "the pattern %q was not there before; what it refuses may be stored", present.Pattern)
+		c.say(path, "the pattern %q was not there before; values that it rejects may be stored", present.Pattern)
 	}
 	if present.Format != "" && old.Format != present.Format {
 		c.say(path, "the format %s was not there before", present.Format)
@@ -197,7 +197,7 @@ func (c *comparison) rules(path string, old, present *schemaProps) {
 			return o.Rule == rule.Rule && isTrue(o.OptionalOldSelf) == isTrue(rule.OptionalOldSelf)
 		}
 		if !slices.ContainsFunc(old.XValidations, same) {
-			c.say(path, "the rule %q was not there before; what it refuses may be stored", rule.Rule)
+			c.say(path, "the rule %q was not there before; values that it rejects may be stored", rule.Rule)
 		}
 	}
 }
@@ -225,7 +225,7 @@ func (c *comparison) properties(path string, old, present *schemaProps) {
 		was, field := old.Properties[name], join(path, name)
 		is, found := present.Properties[name]
 		if !found {
-			c.say(field, "the field is gone, and what is stored in it")
+			c.say(field, "the field is gone, with the values stored in it")
 			continue
 		}
 		c.schema(field, &was, &is)

@@ -4,7 +4,7 @@
 #   docker build -f hack/images/agent.Dockerfile --build-arg VERSION=v0.1.0 -t nodeproxy-agent:v0.1.0 \
 #     --build-arg GO_IMAGE=golang:1.26-bookworm@sha256:... --build-arg DEBIAN_IMAGE=debian:bookworm-slim@sha256:... .
 #
-# The images that the stages below run on are named by digest: docs/install.md tells how.
+# The images that the stages below run on are named by digest: docs/install.md shows how.
 # Nothing of them gets into the result: go.sum pins what the program is built from, and
 # packages.*.lock, which debian-root.sh checks, the packages of Debian.
 ARG GO_IMAGE

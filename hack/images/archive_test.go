@@ -31,14 +31,14 @@ import (
 // A version as git describes a commit with changes that are not committed.
 const (
 	version  = "v0.1.0-3-gabcdef0-dirty"
-	registry = "registry.example/some/folder"
+	registry = "registry.example/some/directory"
 )
 
-// temporary is the folder that goes at the end, if there is one.
+// temporary is the directory that goes at the end, if there is one.
 var temporary string
 
-// folder holds the archives that hack/images.sh writes, once for all tests.
-var folder = sync.OnceValues(func() (string, error) {
+// directory holds the archives that hack/images.sh writes, once for all tests.
+var directory = sync.OnceValues(func() (string, error) {
 	temp, err := os.MkdirTemp("", "nodeproxy-images-")
 	if err != nil {
 		return "", err
@@ -290,13 +290,13 @@ func TestAgentRunsFromItsImage(t *testing.T) {
 	}
 }
 
-// made returns the folder with the archives.
+// made returns the directory with the archives.
 func made(t *testing.T) string {
 	t.Helper()
 	if _, err := exec.LookPath("mmdebstrap"); err != nil && os.Geteuid() != 0 {
 		t.Skip("installing mmdebstrap needs root")
 	}
-	path, err := folder()
+	path, err := directory()
 	if err != nil {
 		t.Fatal(err)
 	}

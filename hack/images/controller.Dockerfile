@@ -4,7 +4,7 @@
 #   docker build -f hack/images/controller.Dockerfile --build-arg VERSION=v0.1.0 -t nodeproxy-controller:v0.1.0 \
 #     --build-arg GO_IMAGE=golang:1.26-bookworm@sha256:... .
 #
-# The image that the first stage runs on is named by digest: docs/install.md tells how.
+# The image that the first stage runs on is named by digest: docs/install.md shows how.
 # Nothing of it gets into the result: go.sum pins what the program is built from.
 ARG GO_IMAGE
 FROM --platform=$BUILDPLATFORM $GO_IMAGE AS program

@@ -27,8 +27,8 @@ libraries=(
 	libc6
 	libip4tc2 libip6tc2 libxtables12 libmnl0 libnfnetlink0 libnetfilter-conntrack3 libnftnl11 # iptables
 )
-# Names of protocols, the licenses that the packages refer to, and what tells
-# scanners of vulnerabilities which Debian this is.
+# Names of protocols, the licenses that the packages refer to, and the files by which
+# vulnerability scanners recognize the Debian release.
 data=(netbase base-files)
 
 # download runs inside mmdebstrap, with its apt. What is wrong with the lock goes to
@@ -154,8 +154,8 @@ for family in iptables ip6tables; do
 	done
 done
 
-# What no program here reads, scripts, as there is no shell, and programs of these
-# packages that nobody runs. The copyright files stay.
+# Remove files that no program here reads, scripts (there is no shell) and programs of
+# these packages that are never run. The copyright files stay.
 cd "$root"
 rm -rf usr/share/{man,info,locale,lintian,bash-completion,bug,doc-base,menu,pixmaps,iptables,dict,base-files} \
 	usr/lib/*/gconv usr/sbin/ip{,6}tables-apply usr/sbin/nfnl_osf usr/{games,include,src,local} \

@@ -71,8 +71,8 @@ func TestDockerfilesNameWhatIsThere(t *testing.T) {
 	}
 }
 
-// What a stage is based on has a digest, which only a machine with a registry can find:
-// whoever builds gives it.
+// Base images are named by digest. Only a machine that reaches a registry can find it, so
+// it is an argument of the build.
 func TestDockerfilesWantDigests(t *testing.T) {
 	for _, path := range []string{"agent.Dockerfile", "controller.Dockerfile"} {
 		for stage, steps := range stages(t, path) {

@@ -26,15 +26,15 @@ func checkStatic(program string) error {
 }
 
 // checkLibraries makes sure that each program and library of a root file system
-// finds the libraries that it needs: none of its packages was installed, so
-// nobody else has checked that the list is complete.
+// finds the libraries that it needs: its packages were unpacked, not installed, so no
+// package manager has checked that the list is complete.
 func checkLibraries(root string) error {
 	present, needed := map[string]bool{}, map[string]string{}
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		if strings.Contains(entry.Name(), ".so") && isLibraryFolder(root, filepath.Dir(path)) {
+		if strings.Contains(entry.Name(), ".so") && isLibraryDirectory(root, filepath.Dir(path)) {
 			present[entry.Name()] = true
 		}
 		if !entry.Type().IsRegular() {
@@ -62,10 +62,10 @@ func checkLibraries(root string) error {
 	return nil
 }
 
-// isLibraryFolder reports whether the loader looks there: /lib64, /lib and
+// isLibraryDirectory reports whether the loader looks there: /lib64, /lib and
 // /usr/lib with the architecture's name.
-func isLibraryFolder(root, folder string) bool {
-	below, _ := filepath.Rel(root, folder)
+func isLibraryDirectory(root, directory string) bool {
+	below, _ := filepath.Rel(root, directory)
 	below = strings.TrimPrefix(below, "usr/")
 	return below == "lib" || below == "lib64" || filepath.Dir(below) == "lib"
 }

@@ -21,7 +21,7 @@ import (
 type options struct {
 	name         string // with registry and tag
 	program      string // file that becomes /BASENAME and the entry point
-	root         string // folder; empty: the program is all there is
+	root         string // directory; empty: the program is all there is
 	user         string // UID:GID; empty: root
 	architecture string // as GOARCH
 	labels       labels
@@ -57,7 +57,7 @@ func newImage(o options) (oci.Image, error) {
 		if err := checkLibraries(o.root); err != nil {
 			return nil, err
 		}
-		layer, err := newLayer(func(to io.Writer) error { return packFolder(to, o.root) })
+		layer, err := newLayer(func(to io.Writer) error { return packDirectory(to, o.root) })
 		if err != nil {
 			return nil, fmt.Errorf("pack the root file system: %w", err)
 		}
@@ -105,7 +105,7 @@ func newLayer(pack func(io.Writer) error) (oci.Layer, error) {
 // sizes are in bytes, of all layers.
 type sizes struct{ unpacked, compressed int64 }
 
-// write replaces the archive at once, so that nobody reads half of one.
+// write replaces the archive atomically, so that no reader gets half of one.
 func write(archive, imageName string, image oci.Image) (sizes, error) {
 	tag, err := name.NewTag(imageName, name.StrictValidation)
 	if err != nil {

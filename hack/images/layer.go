@@ -9,12 +9,12 @@ import (
 	"path/filepath"
 )
 
-// packFolder writes a folder as a layer. Only names, contents and modes count:
+// packDirectory writes a directory as a layer. Only names, contents and modes count:
 // all belongs to root and is as old as time, so that the layer does not depend on
 // who made it and when. fs.WalkDir goes in the order of names.
-func packFolder(to io.Writer, folder string) error {
+func packDirectory(to io.Writer, directory string) error {
 	out := tar.NewWriter(to)
-	root, err := os.OpenRoot(folder)
+	root, err := os.OpenRoot(directory)
 	if err != nil {
 		return err
 	}
@@ -39,9 +39,9 @@ func packFolder(to io.Writer, folder string) error {
 			}
 			return out.WriteHeader(header)
 		case info.Mode().IsRegular():
-			return packFile(out, header, filepath.Join(folder, path))
+			return packFile(out, header, filepath.Join(directory, path))
 		default:
-			return fmt.Errorf("%s is neither a file nor a folder nor a link", path)
+			return fmt.Errorf("%s is not a file, directory or link", path)
 		}
 	})
 	if err != nil {
@@ -50,7 +50,7 @@ func packFolder(to io.Writer, folder string) error {
 	return out.Close()
 }
 
-// packProgram writes a layer of one file, in the root folder.
+// packProgram writes a layer of one file, in the root directory.
 func packProgram(to io.Writer, program string) error {
 	out := tar.NewWriter(to)
 	header := &tar.Header{Name: filepath.Base(program), Mode: 0o755, Format: tar.FormatGNU}

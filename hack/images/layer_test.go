@@ -13,22 +13,22 @@ import (
 	"time"
 )
 
-func TestPackFolderForgetsWhoAndWhen(t *testing.T) {
+func TestPackDirectoryForgetsWhoAndWhen(t *testing.T) {
 	build := func(order []string, age time.Duration) []byte {
-		folder := t.TempDir()
+		directory := t.TempDir()
 		for _, name := range order {
-			writeFile(t, filepath.Join(folder, name), "content of "+name, 0o644)
+			writeFile(t, filepath.Join(directory, name), "content of "+name, 0o644)
 		}
 		if err := errors.Join(
-			os.Chmod(filepath.Join(folder, "usr/bin/su"), 0o755|os.ModeSetuid),
-			os.Symlink("su", filepath.Join(folder, "usr/bin/link")),
-			os.Chtimes(filepath.Join(folder, "usr"), time.Now().Add(-age), time.Now().Add(-age)),
-			os.Chtimes(filepath.Join(folder, "etc/a"), time.Now().Add(-age), time.Now().Add(-age)),
+			os.Chmod(filepath.Join(directory, "usr/bin/su"), 0o755|os.ModeSetuid),
+			os.Symlink("su", filepath.Join(directory, "usr/bin/link")),
+			os.Chtimes(filepath.Join(directory, "usr"), time.Now().Add(-age), time.Now().Add(-age)),
+			os.Chtimes(filepath.Join(directory, "etc/a"), time.Now().Add(-age), time.Now().Add(-age)),
 		); err != nil {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		if err := packFolder(&out, folder); err != nil {
+		if err := packDirectory(&out, directory); err != nil {
 			t.Fatal(err)
 		}
 		return out.Bytes()

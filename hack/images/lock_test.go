@@ -63,18 +63,18 @@ func TestLock(t *testing.T) {
 // mirror is one of Debian packages of one architecture, with a copy of the script whose
 // lock it is about.
 type mirror struct {
-	folder string
-	names  []string
-	stanza map[string][]string // of the index, by version
+	directory string
+	names     []string
+	stanza    map[string][]string // of the index, by version
 }
 
 func newMirror(t *testing.T) *mirror {
-	m := &mirror{folder: t.TempDir(), stanza: map[string][]string{}}
+	m := &mirror{directory: t.TempDir(), stanza: map[string][]string{}}
 	script, err := os.ReadFile("debian-root.sh")
 	if err != nil {
 		t.Fatal(err)
 	}
-	writeFile(t, filepath.Join(m.folder, "debian-root.sh"), string(script), 0o755)
+	writeFile(t, filepath.Join(m.directory, "debian-root.sh"), string(script), 0o755)
 	m.names = lockedNames(t, fmt.Sprintf("packages.%s.lock", runtime.GOARCH))
 	return m
 }
@@ -101,15 +101,15 @@ func (m *mirror) publish(t *testing.T, version, content string) {
 	m.stanza[version] = nil
 	for _, name := range m.names {
 		tree := t.TempDir()
-		control := fmt.Sprintf("Package: %s\nVersion: %s\nArchitecture: %s\nMaintainer: nobody <nobody@example.com>\nDescription: made up\n", name, version, runtime.GOARCH)
+		control := fmt.Sprintf("Package: %s\nVersion: %s\nArchitecture: %s\nMaintainer: Test <test@example.com>\nDescription: made up\n", name, version, runtime.GOARCH)
 		writeFile(t, filepath.Join(tree, "DEBIAN", "control"), control, 0o644)
 		writeFile(t, filepath.Join(tree, "usr/share/doc", name, "copyright"), content, 0o644)
 		writeFile(t, filepath.Join(tree, "usr/sbin", "made-up-"+name), content, 0o755)
 		file := fmt.Sprintf("%s_%s.deb", name, version)
-		if said, err := exec.Command("dpkg-deb", "--root-owner-group", "--build", tree, filepath.Join(m.folder, file)).CombinedOutput(); err != nil {
+		if said, err := exec.Command("dpkg-deb", "--root-owner-group", "--build", tree, filepath.Join(m.directory, file)).CombinedOutput(); err != nil {
 			t.Fatalf("dpkg-deb: %v\n%s", err, said)
 		}
-		built, err := os.ReadFile(filepath.Join(m.folder, file))
+		built, err := os.ReadFile(filepath.Join(m.directory, file))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,29 +119,29 @@ func (m *mirror) publish(t *testing.T, version, content string) {
 
 func (m *mirror) withdraw(version string) { delete(m.stanza, version) }
 
-// build runs the script into a folder that is new.
+// build runs the script into a directory that is new.
 func (m *mirror) build(t *testing.T, variables ...string) (string, error) {
 	t.Helper()
 	var index []string
 	for _, stanzas := range m.stanza {
 		index = append(index, stanzas...)
 	}
-	writeFile(t, filepath.Join(m.folder, "Packages"), strings.Join(index, "\n")+"\n", 0o644)
+	writeFile(t, filepath.Join(m.directory, "Packages"), strings.Join(index, "\n")+"\n", 0o644)
 	if err := errors.Join(os.RemoveAll(m.root()), os.RemoveAll(m.root()+".notes")); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(filepath.Join(m.folder, "debian-root.sh"), runtime.GOARCH, m.root())
-	cmd.Env = append(os.Environ(), "REFRESH=", "STALE_PACKAGES=", "DEBIAN_MIRROR=deb [trusted=yes] copy:"+m.folder+" ./")
+	cmd := exec.Command(filepath.Join(m.directory, "debian-root.sh"), runtime.GOARCH, m.root())
+	cmd.Env = append(os.Environ(), "REFRESH=", "STALE_PACKAGES=", "DEBIAN_MIRROR=deb [trusted=yes] copy:"+m.directory+" ./")
 	cmd.Env = append(cmd.Env, variables...)
 	said, err := cmd.CombinedOutput()
 	return string(said), err
 }
 
-func (m *mirror) root() string { return filepath.Join(m.folder, "root") }
+func (m *mirror) root() string { return filepath.Join(m.directory, "root") }
 
 func (m *mirror) read(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(m.folder, path))
+	text, err := os.ReadFile(filepath.Join(m.directory, path))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ func run(args []string) error {
 	flags.StringVar(&archive, "archive", "", "`file` to write")
 	flags.StringVar(&o.name, "name", "", "`name` of the image with registry and tag")
 	flags.StringVar(&o.program, "program", "", "static `file` that the image runs")
-	flags.StringVar(&o.root, "root", "", "`folder` with the root file system below the program; empty: none")
+	flags.StringVar(&o.root, "root", "", "`directory` with the root file system below the program; empty: none")
 	flags.StringVar(&o.user, "user", "", "`UID:GID` that the program runs as; empty: root")
 	flags.StringVar(&o.architecture, "architecture", "", "`GOARCH` of the program")
 	flags.StringVar(&o.labels.title, "title", "", "what the image is called")

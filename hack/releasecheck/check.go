@@ -17,7 +17,7 @@ type state struct {
 	changelog   string
 	bundle      string            // the ClusterServiceVersion
 	catalog     string            // the template
-	pages       map[string]string // that tell how to install, whichever version it is
+	pages       map[string]string // on installation, for any version
 	changedCRDs []string
 	tags        []string // of this commit
 	final       bool
@@ -42,7 +42,7 @@ func (s *state) check() []string {
 	return out
 }
 
-// isFinal tells whether this is what is released.
+// isFinal reports whether this commit is the release.
 func (s *state) isFinal() bool { return s.final || len(s.tags) > 0 }
 
 func (s *state) name() string { return "nodeproxy.v" + s.release }

@@ -113,10 +113,10 @@ func TestRelease(t *testing.T) {
 }
 
 func TestGather(t *testing.T) {
-	folder := t.TempDir()
+	directory := t.TempDir()
 	write := func(text string, name ...string) {
 		t.Helper()
-		path := filepath.Join(append([]string{folder}, name...)...)
+		path := filepath.Join(append([]string{directory}, name...)...)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -126,7 +126,7 @@ func TestGather(t *testing.T) {
 	}
 	write(changelog, "CHANGELOG.md")
 	write(bundle, "bundle", "manifests", "nodeproxy.clusterserviceversion.yaml")
-	if _, err := gather(t.Context(), folder, "0.2.0"); err == nil || !strings.Contains(err.Error(), "template.yaml") {
+	if _, err := gather(t.Context(), directory, "0.2.0"); err == nil || !strings.Contains(err.Error(), "template.yaml") {
 		t.Errorf("without a catalog it says %v", err)
 	}
 	write(catalog, "config", "catalog", "template.yaml")
@@ -140,11 +140,11 @@ func TestGather(t *testing.T) {
 	for _, args := range [][]string{
 		{"init", "--quiet"}, {"add", "."}, {"-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--message=a"}, {"tag", "v0.2.0"}, {"tag", "other"},
 	} {
-		if out, err := exec.CommandContext(t.Context(), "git", append([]string{"-C", folder}, args...)...).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(t.Context(), "git", append([]string{"-C", directory}, args...)...).CombinedOutput(); err != nil {
 			t.Fatalf("git %v: %v\n%s", args, err, out)
 		}
 	}
-	s, err := gather(t.Context(), folder, "0.2.0")
+	s, err := gather(t.Context(), directory, "0.2.0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestGather(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	write(changelog+"\n", "CHANGELOG.md")
-	if s, err = gather(t.Context(), folder, "0.2.0"); err != nil || len(s.tags) > 0 {
+	if s, err = gather(t.Context(), directory, "0.2.0"); err != nil || len(s.tags) > 0 {
 		t.Errorf("with a change that is not committed it has the tags %q: %v", s.tags, err)
 	}
 }

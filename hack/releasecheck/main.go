@@ -1,8 +1,7 @@
-// Command releasecheck holds against each other what names the version of a release:
-// RELEASE of the Makefile, the bundle, the catalog, CHANGELOG.md and the tag; and looks
-// that pages which tell how to install name none. make verify runs it; with -final, or
-// on a commit with a tag such as v0.1.0, of which nothing is changed, everything must be
-// as it is released.
+// Command releasecheck checks that RELEASE of the Makefile, the bundle, the catalog,
+// CHANGELOG.md and the tag name the same version of a release, and that the pages on
+// installation name none. make verify runs it. With -final, or on an unchanged commit
+// with a tag such as v0.1.0, everything must be ready to release.
 package main
 
 import (
@@ -36,11 +35,11 @@ func main() {
 }
 
 // gather reads what there is in a repository.
-func gather(ctx context.Context, folder, release string) (*state, error) {
+func gather(ctx context.Context, directory, release string) (*state, error) {
 	s := &state{release: release}
 	var errs []error
 	text := func(name ...string) string {
-		text, err := os.ReadFile(filepath.Join(append([]string{folder}, name...)...))
+		text, err := os.ReadFile(filepath.Join(append([]string{directory}, name...)...))
 		errs = append(errs, err)
 		return string(text)
 	}
@@ -51,19 +50,19 @@ func gather(ctx context.Context, folder, release string) (*state, error) {
 	for _, page := range []string{"install.md", "olm.md"} {
 		s.pages["docs/"+page] = text("docs", page)
 	}
-	bases, err := filepath.Glob(filepath.Join(folder, "config", "crd", "bases", "*.yaml"))
+	bases, err := filepath.Glob(filepath.Join(directory, "config", "crd", "bases", "*.yaml"))
 	errs = append(errs, err)
 	for _, name := range bases {
 		base := filepath.Base(name)
 		now := text("config", "crd", "bases", base)
-		if released, err := os.ReadFile(filepath.Join(folder, "config", "crd", "released", base)); err != nil || string(released) != now {
+		if released, err := os.ReadFile(filepath.Join(directory, "config", "crd", "released", base)); err != nil || string(released) != now {
 			s.changedCRDs = append(s.changedCRDs, base)
 		}
 	}
 	// Without git, as in an archive of the source, there are no tags; and a tag says nothing
 	// of what has been changed since.
 	git := func(args ...string) ([]byte, error) {
-		return exec.CommandContext(ctx, "git", append([]string{"-C", folder}, args...)...).Output()
+		return exec.CommandContext(ctx, "git", append([]string{"-C", directory}, args...)...).Output()
 	}
 	if _, err := git("diff", "--quiet", "HEAD"); err == nil {
 		if out, err := git("tag", "--points-at", "HEAD", "--list", "v[0-9]*"); err == nil {

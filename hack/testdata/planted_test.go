@@ -35,7 +35,7 @@ func TestPlantedSkip(t *testing.T) {
 
 func firstTime(t *testing.T, number int) bool {
 	t.Helper()
-	file, err := os.OpenFile(filepath.Join(os.Getenv("PLANT_FOLDER"), strconv.Itoa(number)), os.O_CREATE|os.O_EXCL, 0o600)
+	file, err := os.OpenFile(filepath.Join(os.Getenv("PLANT_DIRECTORY"), strconv.Itoa(number)), os.O_CREATE|os.O_EXCL, 0o600)
 	if os.IsExist(err) {
 		return false
 	}

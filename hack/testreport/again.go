@@ -137,7 +137,7 @@ func (f failure) outcomes(verdict string) []outcome {
 		said := test.said
 		for _, name := range test.leaves() {
 			out = append(out, outcome{Test: name, Verdict: verdict, Said: said})
-			said = nil // with the first one stands what all have said
+			said = nil // the first one has the output of all
 		}
 	}
 	return out

@@ -194,7 +194,7 @@ func TestPackageWithoutATest(t *testing.T) {
 
 // A go test of this machine, with a package that fails once.
 func TestAgainWithGo(t *testing.T) {
-	folder := t.TempDir()
+	directory := t.TempDir()
 	for name, text := range map[string]string{
 		"go.mod": "module example.org/flaky\n\ngo 1.26\n",
 		"a_test.go": `package flaky
@@ -219,7 +219,7 @@ func TestFlaky(t *testing.T) {
 	})
 }
 `} {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(directory, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -227,14 +227,14 @@ func TestFlaky(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Chdir(folder)
+	t.Chdir(directory)
 	t.Setenv("SUBTESTS", "yes") // then the subtest that passed must not run again
 	t.Setenv("GOFLAGS", "-mod=mod")
-	self := filepath.Join(folder, "testreport")
+	self := filepath.Join(directory, "testreport")
 	if out, err := exec.Command("go", "build", "-C", source, "-o", self, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	command := &goTestCommand{dir: folder, self: self, file: filepath.Join(folder, "cpu")}
+	command := &goTestCommand{dir: directory, self: self, file: filepath.Join(directory, "cpu")}
 	s := session{out: io.Discard, again: true, subtests: true, budget: maxRetried, goTest: command.run}
 	passed, err := s.run(t.Context(), []string{"-count", "1"}, []string{"example.org/flaky"})
 	if err != nil || !passed {
@@ -292,6 +292,6 @@ func TestSilentFailureShowsWhatOthersSaid(t *testing.T) {
 {"Action":"output","Package":"a","Output":"FAIL\n"}
 {"Action":"fail","Package":"a","Elapsed":1}`)
 	if !strings.Contains(out, "given to the wrong test") {
-		t.Errorf("nothing tells why:\n%s", out)
+		t.Errorf("the output gives no reason:\n%s", out)
 	}
 }

@@ -124,8 +124,8 @@ const longest = 24
 // ownLine is a line that a test itself has logged, beside those of programs that it ran.
 var ownLine = regexp.MustCompile(`^\s*[\w.-]+_test\.go:\d+: `)
 
-// shorten drops lines in the middle, because some tests first say why they failed, others last,
-// but keeps what the test itself has logged, and puts that last.
+// shorten drops lines in the middle, because some tests give the reason of a failure first,
+// others last. Lines that the test itself has logged are retained and come last.
 func shorten(lines []string) []string {
 	if len(lines) <= longest {
 		return lines

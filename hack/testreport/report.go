@@ -59,12 +59,12 @@ type failure struct {
 type failedTest struct {
 	name     string
 	subtests []string
-	// own tells whether it said something itself, beside its subtests.
+	// own reports whether it printed something itself, beside its subtests.
 	own  bool
 	said []string
 }
 
-// progress is what is known of a package whose tests still run.
+// progress is the state of a package whose tests still run.
 type progress struct {
 	build   []string            // of the compiler
 	output  map[string][]string // by test that has no result yet; "" is the package's own

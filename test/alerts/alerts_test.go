@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	folder   = "../../config/prometheus"
-	docs     = "../../docs"
-	runbooks = "https://github.com/nodeproxy-io/nodeproxy/blob/main/docs/troubleshooting.md#"
+	directory = "../../config/prometheus"
+	docs      = "../../docs"
+	runbooks  = "https://github.com/nodeproxy-io/nodeproxy/blob/main/docs/troubleshooting.md#"
 )
 
 type rule struct {
@@ -52,7 +52,7 @@ func read(t *testing.T, path string) string {
 func rules(t *testing.T) (prometheusRule, []rule) {
 	t.Helper()
 	var object prometheusRule
-	if err := yaml.UnmarshalStrict([]byte(read(t, filepath.Join(folder, "rules.yaml"))), &object); err != nil {
+	if err := yaml.UnmarshalStrict([]byte(read(t, filepath.Join(directory, "rules.yaml"))), &object); err != nil {
 		t.Fatal(err)
 	}
 	var all []rule
@@ -69,7 +69,7 @@ func TestAlertsAreComplete(t *testing.T) {
 	_, all := rules(t)
 	troubleshooting := read(t, filepath.Join(docs, "troubleshooting.md"))
 	metrics := read(t, filepath.Join(docs, "metrics.md"))
-	tests := read(t, filepath.Join(folder, "rules_test.yaml"))
+	tests := read(t, filepath.Join(directory, "rules_test.yaml"))
 	named := regexp.MustCompile(`\b(?:nodeproxy|kubeproxy)_[a-z_]+`)
 	for _, r := range all {
 		for _, annotation := range []string{"summary", "description", "runbook_url"} {
@@ -98,7 +98,7 @@ func TestAlertsAreComplete(t *testing.T) {
 	}
 	for _, m := range regexp.MustCompile(`\n### (Nodeproxy\w+)\n`).FindAllStringSubmatch(troubleshooting, -1) {
 		if !slices.ContainsFunc(all, func(r rule) bool { return r.Alert == m[1] }) {
-			t.Errorf("docs/troubleshooting.md tells of %s, which is no alert", m[1])
+			t.Errorf("docs/troubleshooting.md has a runbook for %s, which is no alert", m[1])
 		}
 	}
 }
@@ -117,7 +117,7 @@ func TestAlertsByPromtool(t *testing.T) {
 		t.Fatal(err)
 	}
 	temp := t.TempDir()
-	for name, text := range map[string]string{"rules.yaml": string(plain), "rules_test.yaml": read(t, filepath.Join(folder, "rules_test.yaml"))} {
+	for name, text := range map[string]string{"rules.yaml": string(plain), "rules_test.yaml": read(t, filepath.Join(directory, "rules_test.yaml"))} {
 		if err := os.WriteFile(filepath.Join(temp, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

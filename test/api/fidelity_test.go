@@ -94,7 +94,7 @@ func TestSamplesApplyWithoutDifference(t *testing.T) {
 // The full sample shows every field of the spec, so that a field cannot be
 // added without being shown.
 func TestFullSampleHasEveryField(t *testing.T) {
-	sample := readSample(t, filepath.Join(samplesFolder, "nodeproxy-full.yaml"))
+	sample := readSample(t, filepath.Join(samplesDirectory, "nodeproxy-full.yaml"))
 	crd := readCRDs(t)["NodeProxy"]
 	for _, field := range crd.fields("spec") {
 		switch field.path {
@@ -112,9 +112,9 @@ func TestFullSampleHasEveryField(t *testing.T) {
 
 func sampleFiles(t *testing.T) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(samplesFolder, "*-*.yaml"))
+	files, err := filepath.Glob(filepath.Join(samplesDirectory, "*-*.yaml"))
 	if err != nil || len(files) < 13 {
-		t.Fatalf("%d samples in %s, %v", len(files), samplesFolder, err)
+		t.Fatalf("%d samples in %s, %v", len(files), samplesDirectory, err)
 	}
 	return files
 }

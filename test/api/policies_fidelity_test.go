@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// A field that the API server filled in would be set by a policy of which nobody
-// wanted that.
+// A field that the API server defaulted would be set by a policy whose author did not
+// set it.
 func TestPoliciesKeepWhatWasWritten(t *testing.T) {
 	specs := map[string][]string{
 		"NodeProxyPolicy": {
@@ -70,7 +70,7 @@ func keeps(t *testing.T, kind, spec string) {
 		t.Fatalf("no spec: %v", again)
 	}
 	if diff := cmp.Diff(want, any(held), cmp.FilterPath(isEmptyList, cmp.Ignore())); diff != "" {
-		t.Errorf("the Go type does not hold what was written (-written +held):\n%s", diff)
+		t.Errorf("the Go type loses written values (-written +read):\n%s", diff)
 	}
 }
 
@@ -212,7 +212,7 @@ func TestWhatKubectlPrintsOfANewPolicy(t *testing.T) {
 	}
 	golden(t, "get-new-nodeproxypolicy", withoutAges(out))
 	if _, found := object.Object["status"]; found {
-		t.Errorf("a policy that nobody has looked at has a status: %v", object.Object["status"])
+		t.Errorf("a policy that no controller has seen has a status: %v", object.Object["status"])
 	}
 }
 
@@ -237,7 +237,7 @@ func TestPruningOfSamples(t *testing.T) {
 			}
 		}
 	}
-	files, err := filepath.Glob(filepath.Join(crdFolder, "*.yaml"))
+	files, err := filepath.Glob(filepath.Join(crdDirectory, "*.yaml"))
 	if err != nil || len(files) != 5 {
 		t.Fatalf("%d CRDs, %v", len(files), err)
 	}
@@ -253,7 +253,7 @@ func TestPruningOfSamples(t *testing.T) {
 // Every sample of a policy is in the kustomization and begins with what it is for
 // and what to do when it hurts.
 func TestSamplesOfPolicies(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(samplesFolder, "kustomization.yaml"))
+	text, err := os.ReadFile(filepath.Join(samplesDirectory, "kustomization.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +281,7 @@ func TestSamplesOfPolicies(t *testing.T) {
 			t.Errorf("%s does not say what to look at at 3 a.m.", base)
 		}
 	}
-	out, code := kubectl(t, "apply", "--dry-run=server", "--validate=strict", "-k", samplesFolder)
+	out, code := kubectl(t, "apply", "--dry-run=server", "--validate=strict", "-k", samplesDirectory)
 	if code != 0 {
 		t.Errorf("kubectl apply -k: exit code %d\n%s", code, out)
 	}

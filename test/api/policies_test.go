@@ -150,7 +150,7 @@ func TestServiceProxyPoliciesRefused(t *testing.T) {
 		{"range without a prefix", `{loadBalancerSourceRanges: ["198.51.100.7"]}`, []string{"spec.overrides.loadBalancerSourceRanges", ranges}},
 		{"range with too long a prefix", `{loadBalancerSourceRanges: ["198.51.100.0/24", "198.51.100.0/33"]}`, []string{ranges}},
 		{"range with blanks", `{loadBalancerSourceRanges: [" 198.51.100.0/24"]}`, []string{ranges}},
-		{"no ranges: nobody, or everybody?", `{loadBalancerSourceRanges: []}`,
+		{"no ranges: none or all?", `{loadBalancerSourceRanges: []}`,
 			[]string{"spec.overrides.loadBalancerSourceRanges", "must hold at least one CIDR", "0.0.0.0/0 and ::/0"}},
 		{"node ports true", `{nodePorts: true}`, []string{"spec.overrides.nodePorts"}},
 		{"node ports none", `{nodePorts: None}`, []string{`spec.overrides.nodePorts: Unsupported value: "None"`, `"Enabled", "Disabled"`}},

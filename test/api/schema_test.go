@@ -41,9 +41,9 @@ var foreignTypes = []string{"status.conditions", "spec.agent.resources", "spec.a
 
 func readCRDs(t *testing.T) map[string]crd {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(crdFolder, "*.yaml"))
+	files, err := filepath.Glob(filepath.Join(crdDirectory, "*.yaml"))
 	if err != nil || len(files) == 0 {
-		t.Fatalf("no CRDs in %s: %v", crdFolder, err)
+		t.Fatalf("no CRDs in %s: %v", crdDirectory, err)
 	}
 	result := map[string]crd{}
 	for _, file := range files {

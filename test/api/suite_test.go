@@ -30,8 +30,8 @@ import (
 const assetsVariable = "KUBEBUILDER_ASSETS"
 
 var (
-	crdFolder     = filepath.Join("..", "..", "config", "crd", "bases")
-	samplesFolder = filepath.Join("..", "..", "config", "samples")
+	crdDirectory     = filepath.Join("..", "..", "config", "crd", "bases")
+	samplesDirectory = filepath.Join("..", "..", "config", "samples")
 
 	// server is the API server that all tests of the package share; TestMain
 	// starts it before the first and stops it after the last.
@@ -62,7 +62,7 @@ func TestMain(m *testing.M) {
 }
 
 func runWithServer(m *testing.M) (code int, err error) {
-	env := &envtest.Environment{CRDDirectoryPaths: []string{crdFolder}, ErrorIfCRDPathMissing: true}
+	env := &envtest.Environment{CRDDirectoryPaths: []string{crdDirectory}, ErrorIfCRDPathMissing: true}
 	config, err := env.Start()
 	if err != nil {
 		return 1, errors.Join(fmt.Errorf("starting the API server of %s: %w", os.Getenv(assetsVariable), err), env.Stop())
@@ -77,11 +77,11 @@ func runWithServer(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 1, fmt.Errorf("making a client: %w", err)
 	}
-	folder, err := os.MkdirTemp("", "nodeproxy-test-api-")
+	directory, err := os.MkdirTemp("", "nodeproxy-test-api-")
 	if err != nil {
 		return 1, err
 	}
-	defer os.RemoveAll(folder)
+	defer os.RemoveAll(directory)
 	admin, err := env.AddUser(envtest.User{Name: "admin", Groups: []string{"system:masters"}}, nil)
 	if err != nil {
 		return 1, fmt.Errorf("making a user for kubectl: %w", err)
@@ -90,7 +90,7 @@ func runWithServer(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 1, fmt.Errorf("writing a kubeconfig: %w", err)
 	}
-	server.kubeconfig = filepath.Join(folder, "kubeconfig")
+	server.kubeconfig = filepath.Join(directory, "kubeconfig")
 	if err := os.WriteFile(server.kubeconfig, text, 0o600); err != nil {
 		return 1, err
 	}
@@ -151,7 +151,7 @@ func deleteAfter(t *testing.T, object client.Object) {
 // The API server is of the Kubernetes that was asked for: package binaries names its
 // directory after it. Others may be given by KUBEBUILDER_ASSETS.
 func TestServerVersion(t *testing.T) {
-	wanted, err := binaries.Folder()
+	wanted, err := binaries.Directory()
 	if err != nil {
 		t.Fatal(err)
 	}

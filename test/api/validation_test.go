@@ -130,10 +130,10 @@ func TestRolloutAgentAndAPIServerRefused(t *testing.T) {
 		{"more than all", `rollout: {maxUnavailable: "101%"}`, []string{maxUnavailable}},
 		{"a number as a string", `rollout: {maxUnavailable: "3"}`, []string{maxUnavailable}},
 		{"no time to progress", `rollout: {progressDeadlineSeconds: 0}`, []string{"rollout.progressDeadlineSeconds must be 1 or more"}},
-		// Kubernetes 1.31 does not go by the format int32; no client could read the object.
+		// Kubernetes 1.31 does not validate the format int32; no client could read the object.
 		{"more time to progress than an int32", `rollout: {progressDeadlineSeconds: 2147483648}`, []string{"spec.rollout.progressDeadlineSeconds", "less than or equal to 2147483647"}},
 		{"a table larger than an int32", `settings: {conntrack: {maxPerCore: 2147483648}}`, []string{"spec.settings.conntrack.maxPerCore", "less than or equal to 2147483647"}},
-		{"relative state folder", `agent: {stateDir: nodeproxy}`, []string{"agent.stateDir must be an absolute path"}},
+		{"relative state directory", `agent: {stateDir: nodeproxy}`, []string{"agent.stateDir must be an absolute path"}},
 		{"unknown management", `agent: {management: Auto}`, []string{"spec.agent.management: Unsupported value"}},
 		{"unknown removal policy", `removalPolicy: Delete`, []string{"spec.removalPolicy: Unsupported value"}},
 		{"http endpoint", `apiServer: {endpoints: ["http://192.0.2.10:6443"]}`, []string{https}},

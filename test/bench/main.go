@@ -51,7 +51,7 @@ type options struct {
 func main() {
 	uml.Boot()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// Whoever reads our output may stop reading: go on and clean up.
+	// If the reader of our output stops reading, go on and clean up.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	err := run(ctx, os.Args[1:])
 	interrupted := ctx.Err() != nil
@@ -75,8 +75,8 @@ func parse(args []string) (options, error) {
 	)
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&mode, "mode", string(v1alpha1.ModeIPTables), "the `mode` of both proxies: IPTables or IPVS")
-	flags.StringVar(&o.bin, "bin", "bin", "`folder` with nodeproxy-controller and nodeproxy-agent")
-	flags.StringVar(&o.config, "config", "config", "`folder` with the CRDs and roles")
+	flags.StringVar(&o.bin, "bin", "bin", "`directory` with nodeproxy-controller and nodeproxy-agent")
+	flags.StringVar(&o.config, "config", "config", "`directory` with the CRDs and roles")
 	flags.StringVar(&o.out, "out", filepath.Join("dist", "bench.json"), "`file` for the results as JSON")
 	flags.StringVar(&sizes, "sizes", "1000 5000", "`numbers` of Services")
 	flags.StringVar(&variants, "variants", "nf_tables legacy", "`variants` of iptables")
@@ -85,7 +85,7 @@ func parse(args []string) (options, error) {
 	flags.IntVar(&o.moves, "moves", 25, "how often an endpoint is moved to see when the first connection arrives")
 	flags.StringVar(&against, "against", "", "`file` with the ratios of an earlier run, of which none may be clearly worse now; empty: nothing is compared")
 	flags.DurationVar(&o.churn, "churn", defaultChurn, "how long 10 endpoints a second are changed")
-	flags.StringVar(&o.logs, "logs", "", "`folder` to which the proxies' logs are copied; empty: they go away with the cluster")
+	flags.StringVar(&o.logs, "logs", "", "`directory` to which the proxies' logs are copied; empty: they go away with the cluster")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
@@ -146,18 +146,18 @@ func (o *options) setMode(name string) error {
 
 // inUserModeLinux runs this program with the same flags in a kernel that has IPVS.
 func inUserModeLinux(ctx context.Context, args []string) (err error) {
-	folder, err := os.MkdirTemp("", "nodeproxy-bench-")
+	directory, err := os.MkdirTemp("", "nodeproxy-bench-")
 	if err != nil {
-		return fmt.Errorf("making a folder for programs: %w", err)
+		return fmt.Errorf("making a directory for programs: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
-	if err := cluster.Build(ctx, os.Stderr, folder, binaries.KubeProxy); err != nil {
+	defer func() { err = errors.Join(err, os.RemoveAll(directory)) }()
+	if err := cluster.Build(ctx, os.Stderr, directory, binaries.KubeProxy); err != nil {
 		return err
 	}
 	fmt.Fprintln(os.Stderr, "This machine's kernel has no IPVS: both proxies run in User-mode Linux, on one processor,\nwhere everything takes longer: compare them with each other alone.")
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	status, err := ipvskernel.Run(ctx, folder, os.Stdout, args...)
+	status, err := ipvskernel.Run(ctx, directory, os.Stdout, args...)
 	if err == nil && status != 0 {
 		err = errors.New("it has failed in User-mode Linux")
 	}

@@ -295,8 +295,8 @@ func (s *subject) look(controller *cluster.Process) (look, error) {
 
 // check makes sure that the kernel holds all endpoints, in the mode and variant
 // that is measured: nothing else tells that the figures mean anything.
-func (s *subject) check(ctx context.Context, folder string) error {
-	command, sign := []string{filepath.Join(folder, "iptables-save"), "-t", "nat"}, "--to-destination 10."
+func (s *subject) check(ctx context.Context, directory string) error {
+	command, sign := []string{filepath.Join(directory, "iptables-save"), "-t", "nat"}, "--to-destination 10."
 	if s.mode == v1alpha1.ModeIPVS {
 		command, sign = []string{"ipvsadm", "-S", "-n"}, " -m -w 1"
 	}

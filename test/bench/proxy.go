@@ -65,12 +65,12 @@ func kubeProxy(c *cluster.Cluster, mode v1alpha1.ProxyMode) *proxy {
 	}
 }
 
-// programs makes a folder with one variant of iptables under the plain names.
+// programs makes a directory with one variant of iptables under the plain names.
 func programs(c *cluster.Cluster, v variant) (string, error) {
 	multi := map[variant]string{nfTables: "xtables-nft-multi", legacy: "xtables-legacy-multi"}[v]
 	target := ""
-	for folder := range strings.SplitSeq(os.Getenv("PATH")+":/usr/sbin:/sbin", ":") {
-		if path := filepath.Join(folder, multi); folder != "" && isFile(path) {
+	for directory := range strings.SplitSeq(os.Getenv("PATH")+":/usr/sbin:/sbin", ":") {
+		if path := filepath.Join(directory, multi); directory != "" && isFile(path) {
 			target = path
 			break
 		}
@@ -78,19 +78,19 @@ func programs(c *cluster.Cluster, v variant) (string, error) {
 	if target == "" {
 		return "", fmt.Errorf("%s not found: install the iptables package, or leave the variant %s out", multi, v)
 	}
-	folder := filepath.Join(c.Dir(), "iptables-"+string(v))
-	if err := os.MkdirAll(folder, 0o755); err != nil {
+	directory := filepath.Join(c.Dir(), "iptables-"+string(v))
+	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return "", err
 	}
 	for _, family := range []string{"iptables", "ip6tables"} {
 		for _, program := range []string{"", "-save", "-restore"} {
-			link := filepath.Join(folder, family+program)
+			link := filepath.Join(directory, family+program)
 			if err := os.Symlink(target, link); err != nil && !os.IsExist(err) {
 				return "", err
 			}
 		}
 	}
-	return folder, nil
+	return directory, nil
 }
 
 func isFile(path string) bool {
@@ -98,10 +98,10 @@ func isFile(path string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// environment makes programs use the iptables of a folder, with a lock that
-// nobody else on this machine waits for.
-func environment(c *cluster.Cluster, folder string) []string {
-	return []string{"PATH=" + folder + ":" + os.Getenv("PATH"), "XTABLES_LOCKFILE=" + filepath.Join(c.Dir(), "xtables.lock")}
+// environment makes programs use the iptables of a directory, with a lock that
+// that nothing else on this machine waits for.
+func environment(c *cluster.Cluster, directory string) []string {
+	return []string{"PATH=" + directory + ":" + os.Getenv("PATH"), "XTABLES_LOCKFILE=" + filepath.Join(c.Dir(), "xtables.lock")}
 }
 
 // syncs is how a proxy has synced so far.

@@ -72,7 +72,7 @@ func measureSize(ctx context.Context, o options, size int, say *progress) (resul
 
 // measure measures one proxy on a new node.
 func (r *sizeRun) measure(ctx context.Context, name string, v variant) (_ *figures, err error) {
-	folder, err := programs(r.cluster, v)
+	directory, err := programs(r.cluster, v)
 	if err != nil {
 		return nil, err
 	}
@@ -84,11 +84,11 @@ func (r *sizeRun) measure(ctx context.Context, name string, v variant) (_ *figur
 		return nil, err
 	}
 	// As a kubelet leaves it, so that a proxy can see which variant is in use.
-	if _, err := node.Exec(ctx, filepath.Join(folder, "iptables"), "-w", "5", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"); err != nil {
+	if _, err := node.Exec(ctx, filepath.Join(directory, "iptables"), "-w", "5", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"); err != nil {
 		return nil, err
 	}
 	// It loads connection tracking, whose settings kube-proxy takes for granted.
-	if _, err := node.Exec(ctx, filepath.Join(folder, "iptables"), "-w", "5", "-t", "nat", "-S"); err != nil {
+	if _, err := node.Exec(ctx, filepath.Join(directory, "iptables"), "-w", "5", "-t", "nat", "-S"); err != nil {
 		return nil, err
 	}
 	s := &subject{options: r.options, proxy: kubeProxy(r.cluster, r.mode), world: r.world, node: node, figures: &figures{}}
@@ -105,22 +105,22 @@ func (r *sizeRun) measure(ctx context.Context, name string, v variant) (_ *figur
 	if err != nil {
 		return nil, err
 	}
-	command.Env = append(command.Env, environment(r.cluster, folder)...)
-	err = r.steps(ctx, s, command, controller, folder)
+	command.Env = append(command.Env, environment(r.cluster, directory)...)
+	err = r.steps(ctx, s, command, controller, directory)
 	if s.process != nil {
 		err = errors.Join(err, s.saveLog(fmt.Sprintf("%s-%d-%s", name, r.world.services, v)), s.process.Stop())
 	}
 	return s.figures, err
 }
 
-func (r *sizeRun) steps(ctx context.Context, s *subject, command cluster.Command, controller *cluster.Process, folder string) error {
-	at := fmt.Sprintf("%s, %d Services", filepath.Base(folder), r.world.services)
+func (r *sizeRun) steps(ctx context.Context, s *subject, command cluster.Command, controller *cluster.Process, directory string) error {
+	at := fmt.Sprintf("%s, %d Services", filepath.Base(directory), r.world.services)
 	r.say.line("%s: %s: first full sync", at, s.name)
 	if err := s.firstSync(ctx, command); err != nil {
 		return err
 	}
 	r.say.line("%s: %s: first full sync took %.1f s; single changes", at, s.name, s.figures.FirstSync)
-	if err := s.check(ctx, folder); err != nil {
+	if err := s.check(ctx, directory); err != nil {
 		return err
 	}
 	if err := s.singleChanges(ctx); err != nil {
@@ -137,7 +137,7 @@ func (r *sizeRun) steps(ctx context.Context, s *subject, command cluster.Command
 	if err := s.churn(ctx, controller); err != nil {
 		return err
 	}
-	return s.check(ctx, folder)
+	return s.check(ctx, directory)
 }
 
 // startController starts the controller and waits until it has rendered

@@ -25,12 +25,12 @@ type usage struct {
 const ticksPerSecond = 100
 
 func readUsage(process *cluster.Process) (usage, error) {
-	folder := fmt.Sprintf("/proc/%d/", process.PID())
-	stat, err := os.ReadFile(folder + "stat")
+	directory := fmt.Sprintf("/proc/%d/", process.PID())
+	stat, err := os.ReadFile(directory + "stat")
 	if err != nil {
 		return usage{}, errors.New("it has ended; " + process.Tail())
 	}
-	status, err := os.ReadFile(folder + "status")
+	status, err := os.ReadFile(directory + "status")
 	if err != nil {
 		return usage{}, err
 	}

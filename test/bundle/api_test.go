@@ -17,7 +17,7 @@ import (
 const (
 	assetsVariable = "KUBEBUILDER_ASSETS"
 	// olmVariable names the file with OLM's CRD of ClusterServiceVersions. It is not
-	// in this repository: the project operator-framework/api has it in its folder crds.
+	// in this repository: the project operator-framework/api has it in its directory crds.
 	olmVariable = "OLM_CRD"
 )
 
@@ -63,9 +63,9 @@ func startServer(t *testing.T, crds ...string) func(args ...string) (string, err
 func TestManifestsAreTaken(t *testing.T) {
 	kubectl := startServer(t)
 	args := []string{"apply", "--dry-run=server", "--validate=strict", "--namespace=default"}
-	for name, o := range parse(t, *folder).Objects {
+	for name, o := range parse(t, *directory).Objects {
 		if o.GetKind() != kindCSV {
-			args = append(args, "--filename="+filepath.Join(*folder, name))
+			args = append(args, "--filename="+filepath.Join(*directory, name))
 		}
 	}
 	if out, err := kubectl(args...); err != nil || strings.Contains(out, "Warning") {
@@ -82,7 +82,7 @@ func TestClusterServiceVersionIsTaken(t *testing.T) {
 	dryRun := func(file string) (string, error) {
 		return kubectl("apply", "--dry-run=server", "--validate=strict", "--namespace=default", "--filename="+file)
 	}
-	file := filepath.Join(*folder, csvFile)
+	file := filepath.Join(*directory, csvFile)
 	if out, err := dryRun(file); err != nil || strings.Contains(out, "Warning") {
 		t.Errorf("%v\n%s", err, out)
 	}

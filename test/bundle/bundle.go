@@ -20,12 +20,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Paths in the folder that a bundle is in.
+// Paths in the directory that a bundle is in.
 const (
-	Dockerfile      = "bundle.Dockerfile"
-	ManifestsFolder = "bundle/manifests"
-	metadataFile    = "bundle/metadata/annotations.yaml"
-	scorecardFile   = "bundle/tests/scorecard/config.yaml"
+	Dockerfile         = "bundle.Dockerfile"
+	ManifestsDirectory = "bundle/manifests"
+	metadataFile       = "bundle/metadata/annotations.yaml"
+	scorecardFile      = "bundle/tests/scorecard/config.yaml"
 )
 
 // Kinds of a bundle that are looked at closely.
@@ -140,17 +140,17 @@ type Descriptor struct {
 	Description string `json:"description"`
 }
 
-// Files returns the files of a bundle in a folder, by their paths.
-func Files(folder fs.FS) (map[string][]byte, error) {
+// Files returns the files of a bundle in a directory, by their paths.
+func Files(directory fs.FS) (map[string][]byte, error) {
 	out := map[string][]byte{}
 	read := func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		out[name], err = fs.ReadFile(folder, name)
+		out[name], err = fs.ReadFile(directory, name)
 		return err
 	}
-	return out, errors.Join(fs.WalkDir(folder, "bundle", read), fs.WalkDir(folder, Dockerfile, read))
+	return out, errors.Join(fs.WalkDir(directory, "bundle", read), fs.WalkDir(directory, Dockerfile, read))
 }
 
 // Parse reads files as Files returns them.
@@ -159,7 +159,7 @@ func Parse(files map[string][]byte) (*Bundle, error) {
 	var errs []error
 	found := false
 	for name, text := range files {
-		if path.Dir(name) != ManifestsFolder {
+		if path.Dir(name) != ManifestsDirectory {
 			continue
 		}
 		o := &unstructured.Unstructured{}
@@ -202,5 +202,5 @@ func imageLabels(dockerfile []byte) map[string]string {
 	return out
 }
 
-// Folder is that which a path of a bundle is in, without the folder bundle.
-func Folder(name string) string { return strings.TrimPrefix(path.Dir(name), "bundle/") }
+// Directory is that which a path of a bundle is in, without the directory bundle.
+func Directory(name string) string { return strings.TrimPrefix(path.Dir(name), "bundle/") }

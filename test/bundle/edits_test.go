@@ -11,10 +11,10 @@ import (
 
 // Files that are edited.
 const (
-	csvFile    = ManifestsFolder + "/nodeproxy.clusterserviceversion.yaml"
-	policyFile = ManifestsFolder + "/nodeproxy.io_nodeproxypolicies.yaml"
-	budgetFile = ManifestsFolder + "/nodeproxy-controller_poddisruptionbudget.yaml"
-	newFile    = ManifestsFolder + "/new.yaml"
+	csvFile    = ManifestsDirectory + "/nodeproxy.clusterserviceversion.yaml"
+	policyFile = ManifestsDirectory + "/nodeproxy.io_nodeproxypolicies.yaml"
+	budgetFile = ManifestsDirectory + "/nodeproxy-controller_poddisruptionbudget.yaml"
+	newFile    = ManifestsDirectory + "/new.yaml"
 )
 
 // edit breaks a rule.
@@ -87,12 +87,12 @@ func editsOfPackage() []edit {
 		{"namespaces", "named", budgetFile, "metadata:\n", "metadata:\n  namespace: nodeproxy-system\n", "names the namespace nodeproxy-system"},
 		{"size", "too large", newFile, "", object("v1", "Secret", "new", "stringData:\n  a: "+noise(3<<20)+"\n"), "must have less than"},
 		{"metadata", "format", metadataFile, "registry+v1", "helm", `want "registry+v1"`},
-		{"metadata", "folder", metadataFile, "metadata.v1: metadata/", "metadata.v1: other/", `want "metadata/"`},
+		{"metadata", "directory", metadataFile, "metadata.v1: metadata/", "metadata.v1: other/", `want "metadata/"`},
 		{"metadata", "no package", metadataFile, "package.v1: nodeproxy", `package.v1: ""`, "package.v1 is missing"},
 		{"dockerfile-labels", "channel", Dockerfile, "channels.v1=", "channels.v1=stable,", "as a label of the image"},
 		{"dockerfile-labels", "lacking", Dockerfile, "LABEL operators.operatorframework.io.test.config.v1=tests/scorecard/\n", "", "as a label of the image"},
 		{"dockerfile-labels", "more in the metadata", metadataFile, "annotations:\n", "annotations:\n  more: than\n", "more:"},
-		{"dockerfile-labels", "folder", Dockerfile, "COPY bundle/metadata /metadata/\n", "", "the image lacks metadata/"},
+		{"dockerfile-labels", "directory", Dockerfile, "COPY bundle/metadata /metadata/\n", "", "the image lacks metadata/"},
 		{"channels", "name", metadataFile, "channels.v1: CHANNEL", "channels.v1: alpha", `"alpha" begins neither`},
 		{"channels", "default", metadataFile, "default.v1: CHANNEL", "default.v1: other", `default channel "other" is none of`},
 		{"scorecard", "elsewhere", metadataFile, "tests/scorecard/", "tests/other/", "is a  of "},
@@ -199,7 +199,7 @@ func editsOfInstall() []edit {
 		{"requests", "memory", csvFile, "                  memory: 128Mi\n", "", "requests no memory"},
 		{"requests", "CPU", csvFile, "                  cpu: 100m\n", "", "requests no cpu"},
 		{"related-images", "lacking", csvFile, "  - image: nodeproxy.io/nodeproxy-agent:vVERSION\n    name: nodeproxy-agent\n", "", "RELATED_IMAGE_AGENT is not related"},
-		{"related-images", "unused", csvFile, "  relatedImages:\n", "  relatedImages:\n  - {name: other, image: nodeproxy.io/other:v1.0.0}\n", "is used by nobody"},
+		{"related-images", "unused", csvFile, "  relatedImages:\n", "  relatedImages:\n  - {name: other, image: nodeproxy.io/other:v1.0.0}\n", "is not used"},
 		{"related-images", "other container", csvFile, "    containerImage: nodeproxy.io/nodeproxy-controller", "    containerImage: nodeproxy.io/nodeproxy-agent", "which no container runs"},
 		{"image-names", "other version", csvFile, ":vVERSION\n                imagePullPolicy", ":v0.0.9\n                imagePullPolicy", "neither a digest nor the tag"},
 		{"image-names", "mixed", csvFile, "nodeproxy.io/nodeproxy-controller:vVERSION\n                imagePullPolicy", digest + "\n                imagePullPolicy", "some images are named by digest"},

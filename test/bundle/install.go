@@ -69,7 +69,7 @@ func (b *Bundle) images() map[string]string {
 func relatedImages(b *Bundle) (wrong []string) {
 	images, related, named := b.images(), map[string]bool{}, map[string]bool{}
 	for _, r := range b.CSV.Spec.RelatedImages {
-		wrong = append(wrong, say(images[r.Image] == "", "the related image %s is used by nobody", r.Image)...)
+		wrong = append(wrong, say(images[r.Image] == "", "the related image %s is not used", r.Image)...)
 		wrong = append(wrong, say(r.Name == "" || named[r.Name] || related[r.Image], "the related image %s (%q) is there twice, or has no name", r.Image, r.Name)...)
 		related[r.Image], named[r.Name] = true, true
 	}

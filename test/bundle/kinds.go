@@ -182,7 +182,7 @@ func examples(b *Bundle) (wrong []string) {
 	bases := fstest.MapFS{}
 	for name, o := range b.Objects {
 		if o.GetKind() == kindCRD {
-			bases["bases/"+name[len(ManifestsFolder)+1:]] = &fstest.MapFile{Data: b.Files[name]}
+			bases["bases/"+name[len(ManifestsDirectory)+1:]] = &fstest.MapFile{Data: b.Files[name]}
 		}
 	}
 	list, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects})

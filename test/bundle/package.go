@@ -52,7 +52,7 @@ func size(b *Bundle) []string {
 	return nil
 }
 
-// scorecard: there are tests, in the folder that the metadata name.
+// scorecard: there are tests, in the directory that the metadata name.
 func scorecard(b *Bundle) (wrong []string) {
 	config := struct {
 		APIVersion, Kind string
@@ -64,7 +64,7 @@ func scorecard(b *Bundle) (wrong []string) {
 			}
 		}
 	}{}
-	file := path.Join("bundle", b.Annotations[keyTestsFolder], "config.yaml")
+	file := path.Join("bundle", b.Annotations[keyTestsDirectory], "config.yaml")
 	if err := yaml.Unmarshal(b.Files[file], &config); err != nil {
 		return []string{err.Error()}
 	}

@@ -11,7 +11,7 @@ import (
 type Rule struct {
 	// Name is that of its subtest, and in docs/olm.md.
 	Name string
-	// Check returns what is wrong, for people; nothing if the rule is kept.
+	// Check returns violations as human-readable text; nothing if there are none.
 	Check func(b *Bundle) []string
 }
 
@@ -63,10 +63,10 @@ var taken = map[string]struct {
 func layout(b *Bundle) (wrong []string) {
 	versions := 0
 	for name, text := range b.Files {
-		folder := Folder(name)
+		directory := Directory(name)
 		switch {
 		case name == Dockerfile || name == metadataFile || name == scorecardFile:
-		case folder == "manifests" && path.Ext(name) == ".yaml":
+		case directory == "manifests" && path.Ext(name) == ".yaml":
 			if o := b.Objects[name]; o != nil && o.GetKind() == kindCSV {
 				versions++
 			}
@@ -127,12 +127,12 @@ func namespaces(b *Bundle) (wrong []string) {
 
 // Keys of the metadata.
 const (
-	ofBundle       = "operators.operatorframework.io.bundle."
-	ofTests        = "operators.operatorframework.io.test."
-	keyPackage     = ofBundle + "package.v1"
-	keyChannels    = ofBundle + "channels.v1"
-	keyDefault     = ofBundle + "channel.default.v1"
-	keyTestsFolder = ofTests + "config.v1"
+	ofBundle          = "operators.operatorframework.io.bundle."
+	ofTests           = "operators.operatorframework.io.test."
+	keyPackage        = ofBundle + "package.v1"
+	keyChannels       = ofBundle + "channels.v1"
+	keyDefault        = ofBundle + "channel.default.v1"
+	keyTestsDirectory = ofTests + "config.v1"
 )
 
 // metadata: what is in the bundle, and where.
@@ -142,7 +142,7 @@ func metadata(b *Bundle) (wrong []string) {
 		ofBundle + "manifests.v1": "manifests/",
 		ofBundle + "metadata.v1":  "metadata/",
 		ofTests + "mediatype.v1":  "scorecard+v1",
-		keyTestsFolder:            "tests/scorecard/",
+		keyTestsDirectory:         "tests/scorecard/",
 	} {
 		if got := b.Annotations[key]; got != want {
 			wrong = append(wrong, fmt.Sprintf("%s is %q, want %q", key, got, want))
@@ -165,10 +165,10 @@ func dockerfileLabels(b *Bundle) (wrong []string) {
 			wrong = append(wrong, fmt.Sprintf("%s: %q in the metadata, %q as a label of the image", key, b.Annotations[key], b.Labels[key]))
 		}
 	}
-	for _, folder := range []string{"manifests/", "metadata/", "tests/scorecard/"} {
-		line := fmt.Sprintf("\nCOPY bundle/%s /%s\n", strings.TrimSuffix(folder, "/"), folder)
+	for _, directory := range []string{"manifests/", "metadata/", "tests/scorecard/"} {
+		line := fmt.Sprintf("\nCOPY bundle/%s /%s\n", strings.TrimSuffix(directory, "/"), directory)
 		if !strings.Contains(string(b.Files[Dockerfile]), line) {
-			wrong = append(wrong, "the image lacks "+folder)
+			wrong = append(wrong, "the image lacks "+directory)
 		}
 	}
 	return wrong

@@ -12,13 +12,13 @@ import (
 // repository is where the bundle is that make bundle writes.
 var repository = filepath.Join("..", "..")
 
-// folder is what holds bundle and bundle.Dockerfile: this repository, or what a
+// directory is what holds bundle and bundle.Dockerfile: this repository, or what a
 // release has written elsewhere.
-var folder = flag.String("bundle", repository, "the `folder` that holds bundle and bundle.Dockerfile")
+var directory = flag.String("bundle", repository, "the `directory` that holds bundle and bundle.Dockerfile")
 
-func parse(t *testing.T, folder string) *Bundle {
+func parse(t *testing.T, directory string) *Bundle {
 	t.Helper()
-	files, err := Files(os.DirFS(folder))
+	files, err := Files(os.DirFS(directory))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func parse(t *testing.T, folder string) *Bundle {
 }
 
 func TestBundleKeepsEveryRule(t *testing.T) {
-	b := parse(t, *folder)
+	b := parse(t, *directory)
 	for _, rule := range Rules() {
 		t.Run(rule.Name, func(t *testing.T) {
 			for _, text := range rule.Check(b) {
@@ -72,7 +72,7 @@ func TestEveryRuleCanBeBroken(t *testing.T) {
 	}
 }
 
-// The list for people is that of the rules.
+// The list in the documentation is that of the rules.
 func TestRulesAreDocumented(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(repository, "docs", "olm.md"))
 	if err != nil {

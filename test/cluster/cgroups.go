@@ -29,7 +29,7 @@ func makeCgroups(path string) (binds []string, err error) {
 		return nil, fmt.Errorf("looking for control groups: %w", err)
 	}
 	for mount := range strings.Lines(string(mounts)) {
-		words := strings.Fields(mount) // device, folder, kind of file system, ...
+		words := strings.Fields(mount) // device, directory, kind of file system, ...
 		if len(words) < 3 || words[2] != "cgroup" && words[2] != "cgroup2" {
 			continue
 		}
@@ -108,7 +108,7 @@ func removeCgroups(ctx context.Context, path string) error {
 }
 
 func tryRemoveCgroups(group string) error {
-	var folders []string
+	var directories []string
 	for _, pattern := range cgroupPatterns(group) {
 		roots, err := filepath.Glob(pattern)
 		if err != nil {
@@ -117,7 +117,7 @@ func tryRemoveCgroups(group string) error {
 		for _, root := range roots {
 			err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 				if err == nil && entry.IsDir() {
-					folders = append(folders, path)
+					directories = append(directories, path)
 				}
 				if errors.Is(err, fs.ErrNotExist) { // its owner removed it meanwhile
 					return nil
@@ -129,8 +129,8 @@ func tryRemoveCgroups(group string) error {
 			}
 		}
 	}
-	for _, folder := range slices.Backward(folders) { // those inside first
-		if err := os.Remove(folder); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	for _, directory := range slices.Backward(directories) { // those inside first
+		if err := os.Remove(directory); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

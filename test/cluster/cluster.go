@@ -39,7 +39,7 @@ type Options struct {
 	// is made from the start, and AddNode cannot be used; see NewMachine. Package
 	// kubelets does the rest.
 	RealNodes bool
-	// Programs is a folder that Build has filled. Without it, programs of this
+	// Programs is a directory that Build has filled. Without it, programs of this
 	// repository are built as they are needed.
 	Programs string
 	// NoControllers leaves kube-controller-manager out, for a test that writes
@@ -57,7 +57,7 @@ type Cluster struct {
 	options Options
 	slot    slot
 	starter *starter
-	bin     string // folder of the control plane's programs
+	bin     string // directory of the control plane's programs
 	echo    string // path of the echo server
 	pki     *pki
 	config  *rest.Config
@@ -157,16 +157,16 @@ func (c *Cluster) start(ctx context.Context) error {
 
 // Build makes what a cluster needs, so that it can start where nothing can be
 // built: the control plane's programs in the user's cache, and those of this
-// repository in a folder, for Options.Programs. Programs besides are those that
+// repository in a directory, for Options.Programs. Programs besides are those that
 // only comparisons need.
-func Build(ctx context.Context, progress io.Writer, folder string, besides ...binaries.Program) error {
+func Build(ctx context.Context, progress io.Writer, directory string, besides ...binaries.Program) error {
 	if _, err := binaries.Ensure(ctx, progress, append(binaries.ControlPlane(), besides...)...); err != nil {
 		return err
 	}
-	return programs.Into(ctx, folder, echoPackage, nodeinitPackage)
+	return programs.Into(ctx, directory, echoPackage, nodeinitPackage)
 }
 
-// provide puts a program of this repository at a path in the cluster's folder.
+// provide puts a program of this repository at a path in the cluster's directory.
 func (c *Cluster) provide(ctx context.Context, path, pkg string) error {
 	if c.options.Programs == "" {
 		return programs.Into(ctx, filepath.Dir(path), pkg)
@@ -237,11 +237,11 @@ func (c *Cluster) closePlaces() {
 // Number is the cluster's number on this machine.
 func (c *Cluster) Number() int { return c.slot.number }
 
-// Dir is the cluster's folder, which holds the logs of all its processes. It
+// Dir is the cluster's directory, which holds the logs of all its processes. It
 // goes away with the cluster.
 func (c *Cluster) Dir() string { return c.slot.dir() }
 
-// Assets is the folder with kubectl and the control plane's programs.
+// Assets is the directory with kubectl and the control plane's programs.
 func (c *Cluster) Assets() string { return c.bin }
 
 // Client returns an administrator's client.

@@ -130,7 +130,7 @@ func TestPodsAndSlices(t *testing.T) {
 				short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 				_, err = a.Dial(short, network, net.JoinHostPort(ip, "80"))
 				cancel()
-				g.Expect(err).To(MatchError(cluster.ErrNoAnswer), "nobody programs Services here")
+				g.Expect(err).To(MatchError(cluster.ErrNoAnswer), "nothing programs Services here")
 			}
 		}
 	})
@@ -224,9 +224,9 @@ func TestPodsAndSlices(t *testing.T) {
 		out, err = c.Kubectl(ctx, "version")
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(out).To(ContainSubstring("Server Version: v1."))
-		nobody, err := c.KubeconfigFor("nobody", "nobody")
+		stranger, err := c.KubeconfigFor("stranger", "stranger")
 		g.Expect(err).NotTo(HaveOccurred())
-		_, err = c.Node(0).Exec(ctx, filepath.Join(c.Assets(), "kubectl"), "--kubeconfig", nobody, "get", "nodes")
+		_, err = c.Node(0).Exec(ctx, filepath.Join(c.Assets(), "kubectl"), "--kubeconfig", stranger, "get", "nodes")
 		g.Expect(err).To(MatchError(ContainSubstring("Forbidden")))
 	})
 }
@@ -271,7 +271,7 @@ func TestTwoClustersSideBySide(t *testing.T) {
 	g.Expect(answer.Server).To(Equal("second"))
 }
 
-func TestLinkOfSomebodyElseIsSpared(t *testing.T) {
+func TestLinkOfAnotherProgramStays(t *testing.T) {
 	g := NewWithT(t)
 	first := start(t, cluster.Options{})
 	number := first.Number()

@@ -21,7 +21,7 @@ import (
 
 // How a connection can fail. Dial and Ask wrap one of these where they know.
 var (
-	// ErrRefused means that somebody said no: a TCP reset or an ICMP message.
+	// ErrRefused means a rejection: a TCP reset or an ICMP message.
 	ErrRefused = errors.New("refused")
 	// ErrNoAnswer means that nothing came back within the time.
 	ErrNoAnswer = errors.New("no answer")
@@ -274,7 +274,7 @@ func (c *Conn) Lost(wait time.Duration) (int, error) {
 // Read and Write make it a connection for other protocols than the echo server's.
 func (c *Conn) Read(to []byte) (int, error) { return c.reader.Read(to) }
 
-// Write is told of at Read.
+// Write's error is returned by Read.
 func (c *Conn) Write(text []byte) (int, error) { return c.conn.Write(text) }
 
 // Close closes the connection.

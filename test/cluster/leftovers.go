@@ -13,7 +13,7 @@ import (
 
 // Leftovers lists what exists on this machine of the cluster with the given
 // number: links, network namespaces, control groups, mounts, files and processes. After Stop or Clean
-// that is nothing. It goes by the kernel's own lists, not by what the package
+// that is nothing. It reads the kernel's own lists, not what the package
 // remembers.
 func Leftovers(number int) ([]string, error) {
 	s := slot{number: number}
@@ -44,7 +44,7 @@ func Leftovers(number int) ([]string, error) {
 			left = append(left, "mount "+mount)
 		}
 	}
-	// All programs of a cluster have a path in its folder among their
+	// All programs of a cluster have a path in its directory among their
 	// arguments.
 	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {

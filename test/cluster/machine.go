@@ -23,11 +23,11 @@ const nodeinitPackage = "github.com/nodeproxy-io/nodeproxy/test/cluster/cmd/node
 
 func (c *Cluster) nodeinitPath() string { return filepath.Join(c.slot.dir(), "nodeinit") }
 
-// ProgramsOnMachine is the folder where a machine finds the programs that are in
+// ProgramsOnMachine is the directory where a machine finds the programs that are in
 // Cluster.Assets, which may be hidden there.
 const ProgramsOnMachine = "/run/programs"
 
-// Disks is the cluster's folder for disks and for other files that may be large.
+// Disks is the cluster's directory for disks and for other files that may be large.
 // It goes away with the cluster.
 func (c *Cluster) Disks() string { return c.slot.disks() }
 
@@ -86,7 +86,7 @@ func (m *Machine) Address() netip.Addr { return m.address }
 // Address6 returns the machine's IPv6 address.
 func (m *Machine) Address6() netip.Addr { return m.address6 }
 
-// Disk is the folder of the host that holds the machine's own files: run,
+// Disk is the directory of the host that holds the machine's own files: run,
 // var-lib and var-log. It outlives PowerOff and goes with EraseDisk.
 func (m *Machine) Disk() string { return filepath.Join(m.cluster.slot.disks(), m.name) }
 
@@ -180,7 +180,7 @@ func (m *Machine) plugIn() error {
 	})
 }
 
-// makeDisk makes the machine's folders where they are missing, and tells where
+// makeDisk makes the machine's directories where they are missing, and tells where
 // they appear on the machine.
 func (m *Machine) makeDisk() (binds []string, err error) {
 	disk := m.Disk()
@@ -189,8 +189,8 @@ func (m *Machine) makeDisk() (binds []string, err error) {
 		return nil, fmt.Errorf("making the disk of %s: %w", m.name, err)
 	}
 	clusterDir := m.cluster.slot.dir() // below /run
-	for _, folder := range []string{"run" + clusterDir[len("/run"):], "run" + ProgramsOnMachine[len("/run"):], "run/lock", "var-lib", "var-log"} {
-		if err := os.MkdirAll(filepath.Join(disk, folder), 0o755); err != nil {
+	for _, directory := range []string{"run" + clusterDir[len("/run"):], "run" + ProgramsOnMachine[len("/run"):], "run/lock", "var-lib", "var-log"} {
+		if err := os.MkdirAll(filepath.Join(disk, directory), 0o755); err != nil {
 			return nil, fmt.Errorf("making the disk of %s: %w", m.name, err)
 		}
 	}
@@ -233,7 +233,7 @@ var replacedFiles = map[string]string{
 // enterAll brings the calling thread, for good, into the namespaces of a
 // process: those that it starts belong there.
 func enterAll(pid int) error {
-	// A thread that shares its working folder with others cannot enter other
+	// A thread that shares its working directory with others cannot enter other
 	// mounts.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("parting a thread from the others: %w", err)

@@ -24,7 +24,7 @@ func newNamespace(name string) (handle netns.NsHandle, err error) {
 	return handle, err
 }
 
-// shareNamespaces makes the folder of network namespaces a shared mount of its
+// shareNamespaces makes the directory of network namespaces a shared mount of its
 // own, as "ip netns" does when it is first used. If that came only later, each
 // of our namespaces would be mounted twice, once out of sight, and could not be
 // removed any more.
@@ -42,7 +42,7 @@ func shareNamespaces() error {
 	return nil
 }
 
-// unshareNamespaces undoes shareNamespaces once nobody has namespaces there.
+// unshareNamespaces reverts shareNamespaces once no namespaces are there.
 func unshareNamespaces() error {
 	return withNamespaces(func() error {
 		left, err := os.ReadDir(netnsRoot)
@@ -58,12 +58,12 @@ func unshareNamespaces() error {
 }
 
 // withNamespaces calls f while no other process of this package changes the
-// folder of network namespaces itself.
+// directory of network namespaces itself.
 func withNamespaces(f func() error) error {
 	if err := os.MkdirAll(netnsRoot, 0o755); err != nil {
 		return err
 	}
-	// Of the folder above: that of the namespaces is about to be mounted over.
+	// Of the directory above: that of the namespaces is about to be mounted over.
 	above, err := os.Open(filepath.Dir(netnsRoot))
 	if err != nil {
 		return err

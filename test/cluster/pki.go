@@ -18,7 +18,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// pki is a cluster's certificate authority. Its files are in one folder.
+// pki is a cluster's certificate authority. Its files are in one directory.
 type pki struct {
 	dir string
 	ca  *x509.Certificate

@@ -13,7 +13,7 @@ import (
 // Place is a network namespace of a cluster: a node, a pod, the control plane
 // or the client outside. What is done from it meets the rules and routes there.
 type Place struct {
-	name    string // for people
+	name    string // human-readable
 	netns   string // under /run/netns
 	space   *space
 	cluster *Cluster

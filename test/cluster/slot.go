@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// stateRoot holds a folder and a lock file for each cluster. It is the same
+	// stateRoot holds a directory and a lock file for each cluster. It is the same
 	// for all processes of the machine, as the names of namespaces are.
 	stateRoot = "/run/nodeproxy-test"
 	netnsRoot = "/run/netns"
@@ -40,10 +40,10 @@ type slot struct {
 // prefix begins the name of each namespace and link of the slot.
 func (s slot) prefix() string { return fmt.Sprintf("np%d-", s.number) }
 
-// dir is the slot's folder for keys, logs and etcd's data.
+// dir is the slot's directory for keys, logs and etcd's data.
 func (s slot) dir() string { return filepath.Join(stateRoot, strconv.Itoa(s.number)) }
 
-// disks is the slot's folder for the disks of its machines.
+// disks is the slot's directory for the disks of its machines.
 func (s slot) disks() string { return filepath.Join(diskRoot, strconv.Itoa(s.number)) }
 
 // cgroup is the name of the control group, at the root of each hierarchy, below
@@ -73,28 +73,28 @@ func acquire(ctx context.Context) (slot, error) {
 			s.unlock()
 			continue
 		}
-		// A container may share our links but not our folders.
+		// A container may share our links but not our directories.
 		if _, err := netlink.LinkByName(s.rootLink()); err == nil {
 			s.release()
 			continue
 		}
 		if err := os.MkdirAll(s.dir(), 0o700); err != nil {
 			s.unlock()
-			return slot{}, fmt.Errorf("creating the cluster's folder: %w", err)
+			return slot{}, fmt.Errorf("creating the cluster's directory: %w", err)
 		}
 		return s, nil
 	}
 	return slot{}, fmt.Errorf("%d clusters are running already: remove those that are not needed with `make demo-clean`", maxClusters)
 }
 
-// tryLock takes the slot's lock if nobody has it.
+// tryLock takes the slot's lock if it is free.
 func (s *slot) tryLock() (bool, error) {
 	if err := os.MkdirAll(stateRoot, 0o755); err != nil {
-		return false, fmt.Errorf("creating the folder of local clusters: %w", err)
+		return false, fmt.Errorf("creating the directory of local clusters: %w", err)
 	}
 	file, err := os.OpenFile(s.lockPath(), os.O_CREATE|os.O_RDWR, 0o644)
 	if errors.Is(err, os.ErrNotExist) {
-		return false, nil // the last owner of all removed the folder just now
+		return false, nil // the last owner of all removed the directory just now
 	}
 	if err != nil {
 		return false, fmt.Errorf("locking cluster %d: %w", s.number, err)
@@ -143,7 +143,7 @@ func (s slot) keep() error {
 }
 
 // kept tells whether the slot's cluster was left running on purpose. After a
-// reboot nothing of it is left but its folder.
+// reboot nothing of it is left but its directory.
 func (s slot) kept() bool {
 	text, err := os.ReadFile(filepath.Join(s.dir(), keptFile))
 	return err == nil && string(text) == bootID()
@@ -188,7 +188,7 @@ func NumbersWithMachines() ([]int, error) {
 	return numbers, nil
 }
 
-// sweep removes the remains of all slots that nobody holds, or of those given.
+// sweep removes the remains of all free slots, or of those given.
 func sweep(ctx context.Context, keptToo bool, out io.Writer, only ...int) (removed int, err error) {
 	numbers, err := usedNumbers()
 	if err != nil {
@@ -231,8 +231,8 @@ func usedNumbers() ([]int, error) {
 			numbers = append(numbers, n)
 		}
 	}
-	for _, folder := range []string{stateRoot, diskRoot} {
-		entries, err := os.ReadDir(folder)
+	for _, directory := range []string{stateRoot, diskRoot} {
+		entries, err := os.ReadDir(directory)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("looking for local clusters: %w", err)
 		}
@@ -255,7 +255,7 @@ func usedNumbers() ([]int, error) {
 }
 
 // remove ends all processes in the slot's namespaces and removes the
-// namespaces, the link in the root namespace and the folder.
+// namespaces, the link in the root namespace and the directory.
 func (s slot) remove(ctx context.Context) error {
 	spaces, err := filepath.Glob(filepath.Join(netnsRoot, s.prefix()+"*"))
 	if err != nil {
@@ -276,7 +276,7 @@ func (s slot) remove(ctx context.Context) error {
 	errs = append(errs, unshareNamespaces(), removeCgroups(ctx, s.cgroup()))
 	for _, dir := range []string{s.disks(), s.dir()} {
 		if err := os.RemoveAll(dir); err != nil {
-			errs = append(errs, fmt.Errorf("removing the cluster's folder: %w", err))
+			errs = append(errs, fmt.Errorf("removing the cluster's directory: %w", err))
 		}
 	}
 	_ = os.Remove(diskRoot) // fails while there are other clusters
@@ -284,8 +284,8 @@ func (s slot) remove(ctx context.Context) error {
 }
 
 // killInside ends all processes of the given namespaces and waits until they
-// are gone. It goes by the namespace, not by remembered process ids, which may
-// belong to somebody else by now.
+// are gone. It looks in the namespace, not for remembered process ids, which may
+// belong to other processes by now.
 func killInside(ctx context.Context, spaces []string) error {
 	inodes := map[uint64]bool{}
 	for _, path := range spaces {

@@ -71,7 +71,7 @@ type Flow struct {
 	Seconds int
 }
 
-// String returns the flow for people.
+// String returns the flow as human-readable text.
 func (f Flow) String() string {
 	to := "not translated"
 	if f.ReplyFrom != f.To {
@@ -84,7 +84,7 @@ func (f Flow) String() string {
 var tcpStates = []string{"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE", "SYN_SENT2"}
 
 // Flows returns those TCP connections that the place tracks, in the IP family of an
-// address, that are wanted.
+// address, that were asked for.
 func (p *Place) Flows(family netip.Addr, wanted func(Flow) bool) ([]Flow, error) {
 	inet := netlink.InetFamily(unix.AF_INET)
 	if family.Is6() {

@@ -92,7 +92,7 @@ func (c *Cluster) buildWire() error {
 		return err
 	}
 	if c.options.RealNodes {
-		// It is everybody's default route, and says of what nobody has taken on
+		// It is the default route of all, and reports of packets that nothing took on
 		// the way, such as a Service's address, that it cannot be reached. Programs
 		// in pods that begin before anything proxies Services then try again soon.
 		err := c.control.setSysctls(map[string]string{"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1"})

@@ -171,7 +171,7 @@ func (d *demo) startNodeproxy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = d.report.need("each node reports that its kernel holds what is wanted", func() (string, error) {
+	err = d.report.need("each node reports the desired state", func() (string, error) {
 		return "Programmed is True on three nodes", install.Until(ctx, programmingLimit, d.programmed)
 	})
 	if err != nil {

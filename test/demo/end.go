@@ -10,7 +10,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// saveLogs keeps the logs of a run with failures; the cluster's folder goes.
+// saveLogs keeps the logs of a run with failures; the cluster's directory goes.
 func (d *demo) saveLogs() {
 	if d.cluster == nil {
 		return

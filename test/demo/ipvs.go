@@ -20,16 +20,16 @@ func inUserModeLinux(ctx context.Context, keep bool) (err error) {
 	if keep {
 		return errors.New("this machine's kernel has no IPVS, so that the cluster would run in User-mode Linux, and could not be reached from here: leave KEEP=1 out")
 	}
-	folder, err := os.MkdirTemp("", "nodeproxy-demo-")
+	directory, err := os.MkdirTemp("", "nodeproxy-demo-")
 	if err != nil {
-		return fmt.Errorf("making a folder for programs: %w", err)
+		return fmt.Errorf("making a directory for programs: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
-	if err := cluster.Build(ctx, os.Stdout, folder); err != nil {
+	defer func() { err = errors.Join(err, os.RemoveAll(directory)) }()
+	if err := cluster.Build(ctx, os.Stdout, directory); err != nil {
 		return err
 	}
 	fmt.Println("This machine's kernel has no IPVS: the demo runs in User-mode Linux, on one processor,\nwhere everything takes longer. It takes about four minutes.")
-	status, err := ipvskernel.Run(ctx, folder, os.Stdout, os.Args[1:]...)
+	status, err := ipvskernel.Run(ctx, directory, os.Stdout, os.Args[1:]...)
 	switch {
 	case ctx.Err() != nil:
 		return errInterrupted
@@ -80,7 +80,7 @@ func addIPVS(ctx context.Context, node *cluster.Node, rules map[string]int) erro
 	return nil
 }
 
-// virtualServersDeleted shows that virtual servers that somebody else deletes come
+// virtualServersDeleted shows that virtual servers deleted by another program come
 // back.
 func (d *demo) virtualServersDeleted(ctx context.Context, node *cluster.Node) {
 	for _, mischief := range []struct {

@@ -28,11 +28,11 @@ func main() {
 	mode := flag.String("mode", string(v1alpha1.ModeIPTables), "mode of the nodes: IPTables or IPVS")
 	keep := flag.Bool("keep", false, "leave the cluster running at the end and say how to use it")
 	clean := flag.Bool("clean", false, "remove clusters that were left running, and do nothing else")
-	bin := flag.String("bin", "bin", "folder with nodeproxy-controller and nodeproxy-agent")
+	bin := flag.String("bin", "bin", "directory with nodeproxy-controller and nodeproxy-agent")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	// Whoever reads our output may stop reading (make demo | head): go on and
+	// If the reader of our output stops reading (make demo | head), go on and
 	// clean up.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	err := start(ctx, *mode, *bin, *keep, *clean)
@@ -123,7 +123,7 @@ func run(ctx context.Context, mode v1alpha1.ProxyMode, bin string, keep bool) er
 	return nil
 }
 
-// findPrograms returns the absolute path of the folder with our two programs.
+// findPrograms returns the absolute path of the directory with our two programs.
 func findPrograms(bin string) (string, error) {
 	bin, err := filepath.Abs(bin)
 	if err != nil {

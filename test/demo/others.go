@@ -16,10 +16,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 )
 
-// othersChangeRules shows what becomes of rules that somebody else deletes: they
-// are repaired, or with Audit only told of.
+// othersChangeRules shows what becomes of rules that another program deletes: they
+// are repaired, or with Audit only reported.
 func (d *demo) othersChangeRules(ctx context.Context) error {
-	d.report.section("Somebody else changes the rules")
+	d.report.section("Another program changes the rules")
 	node := d.cluster.Node(2)
 	d.report.check("iptables -t nat -F on node-3: every rule is back", func() (string, error) {
 		took, err := d.flushed(ctx, node)

@@ -154,8 +154,8 @@ func (d *demo) rolledOut(ctx context.Context, change func() error, done func(ctx
 	return fmt.Sprintf("%s; %d connections", strings.Join(pool, ", then "), made), errors.Join(err, story.OneByOne())
 }
 
-// withoutPolicies returns nil when no policy shapes any node, and all hold what is
-// wanted.
+// withoutPolicies returns nil when no policy shapes any node, and all have the desired
+// state.
 func (d *demo) withoutPolicies(ctx context.Context) error {
 	list := &v1alpha1.NodeProxyRulesList{}
 	if err := d.cluster.Client().List(ctx, list); err != nil {
@@ -163,7 +163,7 @@ func (d *demo) withoutPolicies(ctx context.Context) error {
 	}
 	for _, rules := range list.Items {
 		if len(rules.Spec.Policies) > 0 || rules.Spec.SettingsRevision != rules.Status.SettingsRevision {
-			return fmt.Errorf("%s has settings %s of policies %q, and %s in force", rules.Name, rules.Spec.SettingsRevision, rules.Spec.Policies, rules.Status.SettingsRevision)
+			return fmt.Errorf("%s has settings %s of policies %q, and has applied %s", rules.Name, rules.Spec.SettingsRevision, rules.Spec.Policies, rules.Status.SettingsRevision)
 		}
 	}
 	return d.programmed(ctx)

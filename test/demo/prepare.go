@@ -41,7 +41,7 @@ func requirements(mode v1alpha1.ProxyMode) []requirement {
 // prepare makes sure that the commands of requirements are there. On Debian and
 // its relatives it installs what is missing; elsewhere it names it.
 func prepare(ctx context.Context, out io.Writer, mode v1alpha1.ProxyMode) error {
-	// Without a login shell these are not among root's folders on Debian.
+	// Without a login shell these are not among root's directories on Debian.
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return err
 	}

@@ -56,7 +56,7 @@ func answers(ctx context.Context, from *cluster.Place, address string, servers .
 	return nil
 }
 
-// silent wants that nobody answers, whether refused or dropped.
+// silent expects no answer, whether the packets are rejected or dropped.
 func silent(ctx context.Context, from *cluster.Place, network, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -71,7 +71,7 @@ func silent(ctx context.Context, from *cluster.Place, network, address string) e
 	}
 }
 
-// allSilent wants that nobody answers soon, from any of the places. It tries
+// allSilent expects no answer soon, from any of the places. It tries
 // them at the same time, because silence takes its time.
 func allSilent(ctx context.Context, targets []target) error {
 	results := make(chan error)

@@ -43,7 +43,7 @@ func TestBundle(t *testing.T) {
 	w := newWorld(t, kubelets.Options{Nodes: 2, CoreDNS: true})
 	b := &bundled{operator: &olm.Operator{
 		Client: w.cluster.Client(), Namespace: system,
-		// Nothing proxies yet, so without this the controller reaches nobody.
+		// Nothing proxies yet, so without this the controller reaches no API server.
 		Env: []corev1.EnvVar{{Name: "NODEPROXY_API_SERVERS", Value: cluster.APIServerURL}},
 	}}
 	v, err := suite.first()
@@ -81,14 +81,14 @@ type bundled struct {
 // generate makes the bundle of a version, as make bundle does for a release.
 func (b *bundled) generate(t *testing.T, w *world, v version, release string) *olm.Bundle {
 	t.Helper()
-	folder := filepath.Join(w.temp, "bundle-"+release)
+	directory := filepath.Join(w.temp, "bundle-"+release)
 	command := exec.CommandContext(w.ctx, filepath.Join(w.root, "hack", "bundle.sh"))
-	command.Env = append(os.Environ(), "RELEASE="+release, "CHANNEL=e2e", "REPLACES=", "BUNDLE_OUTPUT="+folder,
+	command.Env = append(os.Environ(), "RELEASE="+release, "CHANNEL=e2e", "REPLACES=", "BUNDLE_OUTPUT="+directory,
 		"CONTROLLER_IMAGE="+v.image("nodeproxy-controller"), "AGENT_IMAGE="+v.image("nodeproxy-agent"))
 	if out, err := command.CombinedOutput(); err != nil {
 		t.Fatalf("making a bundle: %v: %s", err, out)
 	}
-	made, err := olm.Read(folder)
+	made, err := olm.Read(directory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func (b *bundled) installed(r *run) {
 		}
 	}
 	r.patch(`{"spec":{"settings":{"enforcement":"Enforce"}}}`)
-	took := r.until(2*time.Minute, "each node reports that its kernel holds what is wanted", func() error { return r.reasonsBegin(v1alpha1.ReasonProgrammed) })
+	took := r.until(2*time.Minute, "each node reports the desired state", func() error { return r.reasonsBegin(v1alpha1.ReasonProgrammed) })
 	r.remark("Programmed %s after Enforce", seconds(took))
 	r.until(2*time.Minute, "all is well", r.well)
 	r.installWorkloads()
@@ -261,7 +261,7 @@ func (b *bundled) retained(r *run) {
 		}
 		return nil
 	})
-	guide{document: installing, folder: r.root}.step(r, "### In another order", 0)
+	guide{document: installing, directory: r.root}.step(r, "### In another order", 0)
 	if now := finalizers(); now != "" {
 		r.Errorf("NodeProxy has the finalizers %s", now)
 	}
@@ -303,8 +303,8 @@ func (b *bundled) controllersGone(r *run) {
 func (b *bundled) installedAgain(r *run) {
 	b.installs(r, b.present)
 	r.kubectl("apply", "-f", filepath.Join(r.root, sample))
-	guide{document: removing, folder: r.root}.step(r, "### Installing it again", 0)
-	took := r.until(2*time.Minute, "each node reports that its kernel holds what is wanted", r.programmed)
+	guide{document: removing, directory: r.root}.step(r, "### Installing it again", 0)
+	took := r.until(2*time.Minute, "each node reports the desired state", r.programmed)
 	r.remark("Programmed after %s", seconds(took))
 	r.until(2*time.Minute, "all is well", r.well)
 	b.keeps(r)
@@ -315,7 +315,7 @@ func (b *bundled) installedAgain(r *run) {
 func (b *bundled) removedWithNamespace(r *run) {
 	rules := r.settledRules()
 	r.must(b.operator.Remove(r.ctx, b.present))
-	guide{document: installing, folder: r.root}.step(r, "## Removal", 1)
+	guide{document: installing, directory: r.root}.step(r, "## Removal", 1)
 	r.until(time.Minute, "the policies are gone", func() error {
 		err := r.cluster.Client().Get(r.ctx, client.ObjectKey{Name: system}, &corev1.Namespace{})
 		if !apierrors.IsNotFound(err) {

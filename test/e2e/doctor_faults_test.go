@@ -21,8 +21,8 @@ type fault struct {
 	// finding is its reason in doctor's report, and where the Service, node or policy.
 	finding, where string
 	// under is the finding that it follows from, if any.
-	under       string
-	plant, mend func(r *run)
+	under         string
+	plant, repair func(r *run)
 }
 
 // object is a fault that consists of objects.
@@ -34,7 +34,7 @@ func object(name, service, finding, where, text string) *fault {
 			r.must(os.WriteFile(path(r), []byte(text), 0o600))
 			r.kubectl("apply", "-f", path(r))
 		},
-		mend: func(r *run) { r.kubectl("delete", "-f", path(r)) },
+		repair: func(r *run) { r.kubectl("delete", "-f", path(r)) },
 	}
 }
 
@@ -44,11 +44,11 @@ func service(name, finding, where, spec string) *fault {
 }
 
 // by plants and fixes a fault with one kubectl command each.
-func by(name, finding, where, plant, mend string) *fault {
+func by(name, finding, where, plant, repair string) *fault {
 	return &fault{
 		name: name, finding: finding, where: where,
-		plant: func(r *run) { r.kubectl(strings.Fields(plant)...) },
-		mend:  func(r *run) { r.kubectl(strings.Fields(mend)...) },
+		plant:  func(r *run) { r.kubectl(strings.Fields(plant)...) },
+		repair: func(r *run) { r.kubectl(strings.Fields(repair)...) },
 	}
 }
 
@@ -95,7 +95,7 @@ spec:
   selector: {app: web}
   ports: [{port: 80, targetPort: 8080}]
 `),
-		service("address-of-nobody", "AddressesSkipped", "shop/address-of-nobody", `
+		service("unclaimed-address", "AddressesSkipped", "shop/unclaimed-address", `
   externalIPs: ["10.96.77.77", "198.51.100.21"]
   selector: {app: web}
   ports: [{port: 80, targetPort: 8080}]
@@ -170,7 +170,7 @@ spec:
 		name: "service-rejected", finding: refused.finding, where: refused.where,
 		plant: func(r *run) {
 			policy.plant(r)
-			r.until(30*time.Second, "the API server goes by the policy", func() error {
+			r.until(30*time.Second, "the API server applies the policy", func() error {
 				_, err := r.cluster.Kubectl(r.ctx, "create", "--dry-run=server", "--as=system:serviceaccount:"+system+":nodeproxy-controller", "-f", refusedRules(r))
 				if err == nil {
 					return errors.New("it takes the rules")
@@ -182,7 +182,7 @@ spec:
 			})
 			refused.plant(r)
 		},
-		mend: func(r *run) { refused.mend(r); policy.mend(r) },
+		repair: func(r *run) { refused.repair(r); policy.repair(r) },
 	}
 }
 
@@ -218,7 +218,7 @@ func rulesModified() *fault {
 				}
 			})
 		},
-		mend: func(r *run) {
+		repair: func(r *run) {
 			end()
 			<-done
 			// A new agent reports no drift.
@@ -236,7 +236,7 @@ func tableFull() *fault {
 			_, err := node.Exec(r.ctx, flows(r, node), "conntrack", "-R", "-")
 			r.must(err)
 		},
-		mend: func(r *run) {
+		repair: func(r *run) {
 			_, err := r.cluster.Node(0).Exec(r.ctx, nil, "conntrack", "-F")
 			r.must(err)
 		},
@@ -296,8 +296,8 @@ spec:
 `),
 		{
 			name: "second-proxy", finding: "ConflictingProxy", where: "node-1",
-			plant: func(r *run) { onNode1(r, "ip", "link", "add", "kube-dummy-if", "type", "bridge") },
-			mend:  func(r *run) { onNode1(r, "ip", "link", "delete", "kube-dummy-if") },
+			plant:  func(r *run) { onNode1(r, "ip", "link", "add", "kube-dummy-if", "type", "bridge") },
+			repair: func(r *run) { onNode1(r, "ip", "link", "delete", "kube-dummy-if") },
 		},
 	}
 }
@@ -330,15 +330,15 @@ func wholeFaults() []*fault {
 				})
 				changed.plant(r)
 			},
-			mend: func(r *run) {
+			repair: func(r *run) {
 				controllers(r, "2")
-				changed.mend(r)
+				changed.repair(r)
 			},
 		},
 		{
 			name: "nodeproxy-deleted", finding: "NoNodeProxy",
-			plant: func(r *run) { r.kubectl("delete", "nodeproxy", "cluster") },
-			mend:  func(r *run) { r.kubectl("apply", "-f", filepath.Join(r.root, sample)) },
+			plant:  func(r *run) { r.kubectl("delete", "nodeproxy", "cluster") },
+			repair: func(r *run) { r.kubectl("apply", "-f", filepath.Join(r.root, sample)) },
 		},
 	}
 }

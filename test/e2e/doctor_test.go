@@ -46,8 +46,8 @@ type doctor struct {
 
 func (d *doctor) rows() []row {
 	rows := []row{{name: "doctor-healthy", title: "doctor finds nothing on a healthy cluster", needed: true, do: d.healthyCluster}}
-	if folder := os.Getenv(recordVariable); folder != "" {
-		return append(rows, row{name: "doctor-record", title: "faults, one after the other, recorded", do: func(r *run) { d.record(r, folder) }})
+	if directory := os.Getenv(recordVariable); directory != "" {
+		return append(rows, row{name: "doctor-record", title: "faults, one after the other, recorded", do: func(r *run) { d.record(r, directory) }})
 	}
 	return append(rows,
 		row{name: "doctor-faults", title: "doctor names faults that are there together", needed: true, do: d.together},
@@ -246,15 +246,15 @@ func (d *doctor) together(r *run) {
 	}
 	d.found(r, time.Minute, atOnce...)
 	for _, f := range atOnce {
-		f.mend(r)
+		f.repair(r)
 	}
 	for _, f := range nodeFaults() {
 		f.plant(r)
 		d.found(r, time.Minute, f)
-		f.mend(r)
+		f.repair(r)
 	}
 	d.found(r, 2*time.Minute, silent)
-	silent.mend(r)
+	silent.repair(r)
 	d.gone(r)
 }
 
@@ -263,24 +263,24 @@ func (d *doctor) oneByOne(faults []*fault) func(*run) {
 		for _, f := range faults {
 			f.plant(r)
 			d.alone(r, time.Minute, f)
-			f.mend(r)
+			f.repair(r)
 			d.gone(r)
 		}
 	}
 }
 
 // record plants one fault after the other and records the cluster with each.
-func (d *doctor) record(r *run, folder string) {
+func (d *doctor) record(r *run, directory string) {
 	config, err := clientcmd.BuildConfigFromFlags("", r.cluster.Kubeconfig())
 	r.must(err)
-	write := func(name string) { r.must(recorded.Record(r.ctx, config, filepath.Join(folder, name), time.Now())) }
+	write := func(name string) { r.must(recorded.Record(r.ctx, config, filepath.Join(directory, name), time.Now())) }
 	write("healthy")
 	for _, f := range slices.Concat(objectFaults(), nodeFaults(), []*fault{rulesModified(), tableFull(), agentStopped()}, wholeFaults()) {
 		f.plant(r)
 		d.alone(r, 3*time.Minute, f)
 		r.pass(2 * time.Second) // for the controller to react
 		write(f.name)
-		f.mend(r)
+		f.repair(r)
 		d.gone(r)
 	}
 }

@@ -64,10 +64,10 @@ func TestBlocksBelow(t *testing.T) {
 }
 
 // guide follows a document as an administrator does: all commands of a section,
-// one after the other, in a folder with the files of which the document tells.
+// one after the other, in a directory with the files of which the document tells.
 type guide struct {
-	document string // below the root of this repository
-	folder   string
+	document  string // below the root of this repository
+	directory string
 	// names are what stands in the document, and in its place here.
 	names *strings.Replacer
 }
@@ -95,9 +95,9 @@ func (g guide) follow(r *run, heading string) []string {
 		case "yaml":
 			_, kind, _ := strings.Cut(text, "\nkind: ")
 			kind, _, _ = strings.Cut(kind, "\n")
-			r.must(os.WriteFile(filepath.Join(g.folder, strings.ToLower(kind)+".yaml"), []byte(text), 0o600))
+			r.must(os.WriteFile(filepath.Join(g.directory, strings.ToLower(kind)+".yaml"), []byte(text), 0o600))
 		default:
-			r.Fatalf("%s: below %q is a block in %q, which nobody runs", g.document, heading, b.language)
+			r.Fatalf("%s: below %q is a block in %q, which the test cannot run", g.document, heading, b.language)
 		}
 	}
 	return printed
@@ -124,7 +124,7 @@ func (g guide) step(r *run, heading string, number int) string {
 func (g guide) shell(r *run, commands string) string {
 	r.Helper()
 	command := exec.CommandContext(r.ctx, "bash", "-euxo", "pipefail", "-c", commands)
-	command.Dir = g.folder
+	command.Dir = g.directory
 	command.Env = append(os.Environ(), "KUBECONFIG="+r.cluster.Kubeconfig(), "PATH="+r.cluster.Assets()+":"+os.Getenv("PATH"))
 	var out, notes strings.Builder
 	command.Stdout, command.Stderr = &out, &notes

@@ -43,7 +43,7 @@ func installed(r *run) {
 		r.Fatalf("README.md: want three commands below %q: %q", quickStart, blocks)
 	}
 	commands := blocks[0].lines
-	admin := guide{document: "README.md", folder: r.root}
+	admin := guide{document: "README.md", directory: r.root}
 	r.must(os.MkdirAll(v.dir, 0o755))
 	own := "make VERSION=" + v.name + " OUT=" + v.images() + " MANIFEST_OUTPUT=" + v.manifest() + " "
 	admin.shell(r, strings.NewReplacer(placeholder, cluster.APIServerURL, "make ", own).Replace(commands[0]))
@@ -59,7 +59,7 @@ func installed(r *run) {
 	admin.shell(r, strings.ReplaceAll(commands[1], "dist/install.yaml", v.manifest()))
 	admin.shell(r, commands[2])
 	applied := time.Now()
-	r.until(2*time.Minute, "each node reports that its kernel holds what is wanted", r.programmed)
+	r.until(2*time.Minute, "each node reports the desired state", r.programmed)
 	r.remark("built in %s, Programmed %s after the last command", seconds(built.Sub(r.begun)), seconds(time.Since(applied)))
 	r.until(2*time.Minute, "all is well", r.well)
 	r.remark("all pods ready after %s", seconds(time.Since(applied)))

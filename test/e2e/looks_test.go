@@ -33,7 +33,7 @@ func (r *run) metric(node *kubelets.Node, url, name string) (float64, error) {
 }
 
 // agentsLook waits until each agent has gone around again: it looks for other proxies
-// every second, whether it writes or waits, and then goes by what it knows. The first
+// every second, whether it writes or waits, and then uses what it knows. The first
 // look may have begun before, the second begins anew, and by the third what follows
 // from that is under way.
 func (r *run) agentsLook() {
@@ -91,8 +91,8 @@ func (r *run) connections(count int) {
 	})
 }
 
-// seen waits until the events of pods with a label tell of something so often, of each
-// of them: by these the kubelet says what it has done with a pod.
+// seen waits until the kubelet's events of each pod with a label report something so
+// often.
 func (r *run) seen(what, label, reason string, often int) {
 	r.Helper()
 	r.until(time.Minute, what, func() error {
@@ -109,7 +109,7 @@ func (r *run) seen(what, label, reason string, often int) {
 	})
 }
 
-// told returns nil when events tell of a pod so often.
+// told returns nil when events report it of a pod so often.
 func (r *run) told(pod, reason string, often int) error {
 	counts := r.kubectl("-n", system, "get", "events", "--field-selector", "involvedObject.name="+pod+",reason="+reason, "-o", "jsonpath={.items[*].count}")
 	sum := 0

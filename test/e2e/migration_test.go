@@ -36,13 +36,13 @@ func TestMigration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	folder := t.TempDir()
+	directory := t.TempDir()
 	// An administrator whose Services are served need not say where the API
 	// servers are.
-	if err := (version{name: v.name, dir: folder}).writeManifest(suite.ctx, suite.root, ""); err != nil {
+	if err := (version{name: v.name, dir: directory}).writeManifest(suite.ctx, suite.root, ""); err != nil {
 		t.Fatal(err)
 	}
-	m := &migration{folder: folder} // in which install.yaml is
+	m := &migration{directory: directory} // in which install.yaml is
 	w := newWorld(t, kubelets.Options{Nodes: 2, CoreDNS: true, KubeProxy: true, Images: v.archives()})
 	w.work(t, m.rows())
 }
@@ -65,7 +65,7 @@ func (m *migration) rows() []row {
 
 // migration is the way of a cluster to nodeproxy and back.
 type migration struct {
-	folder string
+	directory string
 	// original are the rules of kube-proxy before anything was installed.
 	original map[string][]string
 }
@@ -78,7 +78,7 @@ const (
 // read has what is different on each cluster in the place of what the document
 // says of its example.
 func (m *migration) read(document string, names ...string) guide {
-	return guide{document: document, folder: m.folder,
+	return guide{document: document, directory: m.directory,
 		names: strings.NewReplacer(append(names, `"10.244.0.0/16"`, `"`+strings.ReplaceAll(cluster.PodRanges, ",", `", "`)+`"`)...)}
 }
 
@@ -108,7 +108,7 @@ func (m *migration) fits(r *run) {
 func (r *run) settledRules() map[string][]string {
 	r.Helper()
 	before, since := r.writings(), time.Now()
-	r.until(time.Minute, "all that is wanted is written", func() error {
+	r.until(time.Minute, "the desired state is written", func() error {
 		if now := r.writings(); !cmp.Equal(before, now, cmp.AllowUnexported(writing{})) {
 			before, since = now, time.Now()
 		}
@@ -127,10 +127,10 @@ func (m *migration) installedBeside(r *run) {
 	if diff := cmp.Diff(rules, r.allRules()); diff != "" {
 		r.Errorf("the rules have changed (-before +after):\n%s", diff)
 	}
-	for _, folder := range []string{"crd", "rbac", "manager", "samples"} {
-		r.kubectl("apply", "--dry-run=server", "--server-side", "--force-conflicts", "-k", filepath.Join(r.root, "config", folder))
+	for _, directory := range []string{"crd", "rbac", "manager", "samples"} {
+		r.kubectl("apply", "--dry-run=server", "--server-side", "--force-conflicts", "-k", filepath.Join(r.root, "config", directory))
 	}
-	r.kubectl("apply", "--dry-run=server", "--server-side", "-f", filepath.Join(m.folder, "install.yaml"))
+	r.kubectl("apply", "--dry-run=server", "--server-side", "-f", filepath.Join(m.directory, "install.yaml"))
 }
 
 func (m *migration) compared(r *run) {
@@ -147,7 +147,7 @@ func (m *migration) compared(r *run) {
 
 func (m *migration) wanting(r *run) {
 	before, rules := r.writings(), r.allRules()
-	m.read(moving).follow(r, "## 3. Let the agents want to write")
+	m.read(moving).follow(r, "## 3. Set enforcement to Enforce")
 	r.until(20*time.Second, "all agents yield", func() error { return r.report(v1alpha1.ReasonConflictingProxy, r.cluster.Nodes()...) })
 	r.agentsLook()
 	r.nothingWritten(before, r.writings())
@@ -170,7 +170,7 @@ func (m *migration) handedOver(pool string) func(r *run) {
 		node := r.pools()[pool]
 		before := r.writings(node)
 		gap := m.watchGap(r, node)
-		m.read(moving, r.ofPool(pool)...).follow(r, "### Hand over a pool")
+		m.read(moving, r.ofPool(pool)...).follow(r, "### Cut over a pool")
 		programmed := time.Now()
 		r.must(r.report(v1alpha1.ReasonProgrammed, node))
 		g := <-gap
@@ -181,7 +181,7 @@ func (m *migration) handedOver(pool string) func(r *run) {
 	}
 }
 
-// gap is the time in which nobody follows changes on a node.
+// gap is the time in which no proxy follows changes on a node.
 type gap struct {
 	ended  time.Time // kube-proxy's
 	ready  time.Time // the pod that started in it
@@ -255,7 +255,7 @@ func every(ctx context.Context, pause time.Duration, f func() error) error {
 	}
 }
 
-// closed returns nil when nobody listens at an address of a node.
+// closed returns nil when nothing listens at an address of a node.
 func closed(ctx context.Context, node *kubelets.Node, address string) error {
 	err := node.Do(func() error {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -265,7 +265,7 @@ func closed(ctx context.Context, node *kubelets.Node, address string) error {
 		return err
 	})
 	if err == nil {
-		return fmt.Errorf("somebody listens at %s of %s", address, node.Name())
+		return fmt.Errorf("a program listens at %s of %s", address, node.Name())
 	}
 	return nil
 }
@@ -276,7 +276,7 @@ func (m *migration) returned(r *run) {
 	r.kubectl("-n", "kube-system", "patch", "daemonset", "kube-proxy", "--type=json", "-p", `[{"op":"remove","path":"/spec/template/spec/affinity"}]`)
 	yielded := r.until(time.Minute, "all agents yield", func() error { return r.report(v1alpha1.ReasonConflictingProxy, r.cluster.Nodes()...) })
 	r.kubectl("-n", "kube-system", "rollout", "status", "daemonset", "kube-proxy", "--timeout=60s")
-	r.until(20*time.Second, "NodeProxy tells of it", func() error {
+	r.until(20*time.Second, "NodeProxy reports it", func() error {
 		text, err := r.cluster.Kubectl(r.ctx, "get", "nodeproxy", "cluster", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")]}`)
 		if err == nil && !strings.Contains(text, v1alpha1.ReasonConflictingProxy) {
 			err = fmt.Errorf("its condition Ready is %s", text)
@@ -300,7 +300,7 @@ func (m *migration) ended(r *run) {
 	r.must(r.programmed())
 	r.agentsLook()
 	r.must(r.programmed())
-	if text, err := os.ReadFile(filepath.Join(m.folder, "kube-proxy.yaml")); err != nil || !strings.Contains(string(text), "DaemonSet") {
+	if text, err := os.ReadFile(filepath.Join(m.directory, "kube-proxy.yaml")); err != nil || !strings.Contains(string(text), "DaemonSet") {
 		r.Errorf("kube-proxy.yaml holds %q, %v", text, err)
 	}
 }

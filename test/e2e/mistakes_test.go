@@ -103,7 +103,7 @@ func (r *run) sameRules(before map[string][]string) {
 	}
 }
 
-// wrongAPIServer names API servers: one address refuses, at the other is nobody.
+// wrongAPIServer names API servers: one address rejects, the other does not answer.
 func wrongAPIServer(r *run) {
 	pods, rules, known := r.agentPods(), r.settledRules(), r.apiServers()
 	r.patch(`{"spec":{"apiServer":{"endpoints":["https://172.20.0.1:1","https://172.20.0.77:6443"]}}}`)

@@ -10,11 +10,11 @@ import (
 
 // gathered runs hack/must-gather: it has all that it promises and no secret.
 func gathered(r *run) {
-	const secret = "may-nobody-see-this"
+	const secret = "must-stay-secret"
 	r.kubectl("-n", system, "create", "secret", "generic", "e2e", "--from-literal=password="+secret)
 	defer r.kubectl("-n", system, "delete", "secret", "e2e")
-	folder := filepath.Join(r.temp, "must-gather")
-	out := guide{folder: r.root}.shell(r, "hack/must-gather "+folder)
+	directory := filepath.Join(r.temp, "must-gather")
+	out := guide{directory: r.root}.shell(r, "hack/must-gather "+directory)
 	for file, part := range map[string]string{
 		"objects/nodeproxies.yaml":              "kind: NodeProxy",
 		"objects/nodeproxyrules.yaml":           "kind: NodeProxyRules",
@@ -23,7 +23,7 @@ func gathered(r *run) {
 		"namespace/daemonsets.yaml":             "name: nodeproxy-agent",
 		"namespace/events.txt":                  "nodeproxy",
 		"versions/agents.txt":                   "node-2",
-		"wanted-and-live.txt":                   "node-1",
+		"desired-and-actual.txt":                "node-1",
 		"conntrack.txt":                         "node-1",
 		"nodes/node-1/iptables-nft-save.txt":    "shop/cluster-ip:tcp",
 		"nodes/node-2/ip6tables-nft-save.txt":   "shop/cluster-ip:tcp",
@@ -31,19 +31,19 @@ func gathered(r *run) {
 		"nodes/node-1/log.txt":                  `node="node-1"`,
 		"nodes/node-2/metrics.txt":              "nodeproxy_",
 	} {
-		text, err := os.ReadFile(filepath.Join(folder, file))
+		text, err := os.ReadFile(filepath.Join(directory, file))
 		if err != nil || !strings.Contains(string(text), part) {
 			r.Errorf("%s does not have %q: %v", file, part, err)
 		}
 	}
-	if missing, err := os.ReadFile(filepath.Join(folder, "could-not-be-collected.txt")); len(missing) > 0 {
+	if missing, err := os.ReadFile(filepath.Join(directory, "could-not-be-collected.txt")); len(missing) > 0 {
 		r.Errorf("could not be collected (%v): %s", err, missing)
 	}
-	if _, err := os.Stat(folder + ".tar.gz"); err != nil {
+	if _, err := os.Stat(directory + ".tar.gz"); err != nil {
 		r.Error(err)
 	}
 	files := 0
-	r.must(filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+	r.must(filepath.WalkDir(directory, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}

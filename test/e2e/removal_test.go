@@ -38,10 +38,10 @@ func nodeProxyDeleted(r *run) {
 	r.sameRules(rules)
 }
 
-// document is one of docs/removal.md or docs/upgrade.md, read in a folder in which
+// document is one of docs/removal.md or docs/upgrade.md, read in a directory in which
 // the install.yaml of a version is.
 func (r *run) document(path string, v version) guide {
-	return guide{document: path, folder: v.dir, names: strings.NewReplacer("OLD", first)}
+	return guide{document: path, directory: v.dir, names: strings.NewReplacer("OLD", first)}
 }
 
 // removed waits until nothing of an installation is left in the cluster.
@@ -75,7 +75,7 @@ func removedWithRetain(r *run) {
 func installedAgain(r *run) {
 	r.kubectl("apply", "--server-side", "-f", r.installed().manifest())
 	r.kubectl("apply", "-f", filepath.Join(r.root, sample))
-	took := r.until(2*time.Minute, "each node reports that its kernel holds what is wanted", r.programmed)
+	took := r.until(2*time.Minute, "each node reports the desired state", r.programmed)
 	r.remark("Programmed after %s", seconds(took))
 	r.until(2*time.Minute, "all is well", r.well)
 }

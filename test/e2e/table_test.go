@@ -65,7 +65,7 @@ func (w *world) work(t *testing.T, rows []row) {
 	fmt.Printf("| %s in all: %s, %d connections tried, %d failed\n", t.Name(), seconds(time.Since(begun)), tried, failed)
 }
 
-// choose reads which rows are wanted.
+// choose reads the chosen rows.
 func choose(t *testing.T) func(row) bool {
 	t.Helper()
 	text := os.Getenv(chosenVariable)
@@ -85,7 +85,7 @@ func choose(t *testing.T) func(row) bool {
 	return func(r row) bool { return slices.Contains(chosen, r.name) }
 }
 
-// anyChosen tells whether any of the rows of a test is wanted, so that a cluster is
+// anyChosen reports whether any of the rows of a test is chosen, so that a cluster is
 // not started for nothing.
 func anyChosen(t *testing.T, rows []row) bool {
 	t.Helper()

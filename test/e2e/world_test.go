@@ -70,8 +70,8 @@ func newWorld(t *testing.T, options kubelets.Options) *world {
 	return w
 }
 
-// well returns nil when all is well: nodes and pods are ready, each kernel holds
-// what is wanted, and NodeProxy says so of its present generation.
+// well returns nil when all is well: nodes and pods are ready, each kernel has the
+// desired state, and NodeProxy reports so for its present generation.
 func (w *world) well() error {
 	np := &v1alpha1.NodeProxy{}
 	if err := w.cluster.Client().Get(w.ctx, client.ObjectKey{Name: v1alpha1.NodeProxyName}, np); err != nil {
@@ -91,8 +91,8 @@ func (w *world) well() error {
 	return w.cluster.PodsReady(w.ctx)
 }
 
-// programmed returns nil when each node reports that its kernel holds what is
-// wanted.
+// programmed returns nil when each node reports that its kernel has the desired
+// state.
 func (w *world) programmed() error {
 	for _, node := range w.cluster.Nodes() {
 		rules := &v1alpha1.NodeProxyRules{}

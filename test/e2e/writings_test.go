@@ -71,6 +71,6 @@ func (r *run) nothingWritten(before, after map[string]writing) {
 		}
 	}
 	if same < 30 {
-		r.Errorf("only %d of %d chains hold what they held: this proves too little", same, len(before))
+		r.Errorf("only %d of %d chains are unchanged: this proves too little", same, len(before))
 	}
 }

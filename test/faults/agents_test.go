@@ -17,7 +17,7 @@ import (
 func agentFaults() []fault {
 	return []fault{
 		{name: "agent-killed", title: "agents killed (-9) 30 times, during syncs", repair: 30 * time.Second, inject: agentKilled},
-		{name: "state-folder-full", title: "state folder full", repair: 20 * time.Second, inject: stateFolderFull},
+		{name: "state-directory-full", title: "state directory full", repair: 20 * time.Second, inject: stateDirectoryFull},
 		{name: "lock-held", title: "lock of iptables held 10 s", repair: 30 * time.Second, inject: lockHeld},
 	}
 }
@@ -87,11 +87,11 @@ func writes(pid int) bool {
 	return false
 }
 
-// stateFolderFull starts the first node's agent with a full state folder, and
+// stateDirectoryFull starts the first node's agent with a full state directory, and
 // makes room again while it runs.
-func stateFolderFull(r *run) {
+func stateDirectoryFull(r *run) {
 	node := r.cluster.Node(0)
-	state := r.stateFolder(node)
+	state := r.stateDirectory(node)
 	r.must(r.agents[node.Name()].Stop())
 	// A mount of its own goes with the agent.
 	const script = `mount -t tmpfs -o size=16k tmpfs "$0" && { head -c 1000000 </dev/zero >"$0/full" 2>/dev/null; exec "$@"; }`
@@ -114,18 +114,18 @@ func stateFolderFull(r *run) {
 	r.must(os.Remove(filepath.Join(seen, "full")))
 }
 
-// isFull returns an error if anything can be written to a folder.
-func (*run) isFull(folder string) error {
-	path := filepath.Join(folder, "more")
+// isFull returns an error if anything can be written to a directory.
+func (*run) isFull(directory string) error {
+	path := filepath.Join(directory, "more")
 	err := os.WriteFile(path, make([]byte, 4096), 0o600)
 	_ = os.Remove(path)
 	switch {
 	case errors.Is(err, syscall.ENOSPC):
 		return nil
 	case err == nil:
-		return errors.New("the state folder is not full")
+		return errors.New("the state directory is not full")
 	default:
-		return fmt.Errorf("writing to a state folder that should be full: %w", err)
+		return fmt.Errorf("writing to a state directory that should be full: %w", err)
 	}
 }
 

@@ -78,12 +78,12 @@ func agentRestarted(r *run) {
 	})
 }
 
-// stored waits until nodes have a last good set on disk.
+// stored waits until nodes have a checkpoint on disk.
 func (r *run) stored(nodes ...*cluster.Node) {
 	r.Helper()
 	for _, node := range nodes {
 		r.until(30*time.Second, func(context.Context) error {
-			_, err := os.Stat(filepath.Join(r.stateFolder(node), node.Name()+".checkpoint"))
+			_, err := os.Stat(filepath.Join(r.stateDirectory(node), node.Name()+".checkpoint"))
 			return err
 		})
 	}
@@ -169,7 +169,7 @@ func rebooted(r *run) {
 	reconnect()
 }
 
-// through are the targets that go by the rules of a node, but from none of its
+// through are the targets that use the rules of a node, but from none of its
 // pods, and until they are back to none of them.
 func (r *run) through(node *cluster.Node, back *atomic.Bool) []load.Target {
 	gone := r.podNames(node)

@@ -28,11 +28,11 @@ func buildJumping(t *testing.T) (bin string) {
 	t.Helper()
 	bin = t.TempDir()
 	for _, program := range []string{"nodeproxy-controller", "nodeproxy-agent"} {
-		folder, err := filepath.Abs(filepath.Join("..", "..", "cmd", program))
+		directory, err := filepath.Abs(filepath.Join("..", "..", "cmd", program))
 		if err != nil {
 			t.Fatal(err)
 		}
-		main, err := os.ReadFile(filepath.Join(folder, "main.go"))
+		main, err := os.ReadFile(filepath.Join(directory, "main.go"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -50,7 +50,7 @@ func buildJumping(t *testing.T) (bin string) {
 			t.Fatal(err)
 		}
 		overlay, err := json.Marshal(map[string]map[string]string{"Replace": {
-			filepath.Join(folder, "main.go"): changed, filepath.Join(folder, "jumpingclock.go"): clock}})
+			filepath.Join(directory, "main.go"): changed, filepath.Join(directory, "jumpingclock.go"): clock}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +94,7 @@ func clockJumped(r *run) {
 	stop()
 }
 
-// watchWell fails the test if a node is not well at any time meanwhile.
+// watchWell fails the test if a node is unhealthy at any time meanwhile.
 func (r *run) watchWell(during time.Duration) {
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()

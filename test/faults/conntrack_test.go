@@ -20,7 +20,7 @@ const (
 
 // conntrackFull fills the connection tracking table of a kernel of its own: there
 // is one for all of this machine's network namespaces. New connections fail then,
-// whoever programs rules; held ones must not.
+// any proxy; open ones must not.
 func conntrackFull(t *testing.T, rows *table) {
 	t.Parallel()
 	begun := time.Now()

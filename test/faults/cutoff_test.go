@@ -63,7 +63,7 @@ func rightsRevoked(r *run) {
 	r.must(r.nodeproxy.Prepare(r.ctx))
 }
 
-// crds is the folder of the CRDs.
+// crds is the directory of the CRDs.
 func (w *world) crds() string { return filepath.Join(w.nodeproxy.Config, "crd", "bases") }
 
 // gone returns an error while kubectl finds objects of a kind.

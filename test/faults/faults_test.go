@@ -31,7 +31,7 @@ type fault struct {
 	allowed string
 	// stay are the targets that the fault leaves alone, if it is not all.
 	stay func(w *world) []load.Target
-	// still means that the wanted rules cannot change meanwhile, so that repair
+	// still means that the desired state cannot change meanwhile, so that repair
 	// is seen in the kernel alone, without a Service that comes and goes.
 	still bool
 	// inject does it, and returns once it has ended.
@@ -102,7 +102,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// choose reads which faults are wanted.
+// choose reads the chosen faults.
 func choose(t *testing.T) func(name string) bool {
 	t.Helper()
 	text := os.Getenv(chosenVariable)

@@ -31,7 +31,7 @@ func (w *world) program(node *cluster.Node, command, end string) string {
 var counters = regexp.MustCompile(` \[\d+:\d+\]$`)
 
 // saved are the rules and chains of a node, sorted, each with its table. The
-// order of rules within a chain is left out, but for what their text tells of
+// order of rules within a chain is left out, except where their text shows
 // it: probabilities.
 func (w *world) saved(ctx context.Context, node *cluster.Node) ([]string, error) {
 	var out []string

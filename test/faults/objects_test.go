@@ -41,7 +41,7 @@ func rulesObjectsDeleted(r *run) {
 	r.ended = time.Now()
 }
 
-// nodeProxyDeleted waits until nodes say that they hold what they have.
+// nodeProxyDeleted waits until nodes report that they retain what they have.
 func nodeProxyDeleted(r *run) {
 	stop := r.change(500 * time.Millisecond)
 	_, err := r.cluster.Kubectl(r.ctx, "delete", "nodeproxy", v1alpha1.NodeProxyName)
@@ -65,8 +65,8 @@ func nodeDeleted(r *run) {
 	stop()
 }
 
-// crdsDeleted takes all objects with the CRDs, NodeProxy among them, which whoever
-// installs the CRDs again has to create.
+// crdsDeleted deletes all objects with the CRDs, among them NodeProxy, which has to be
+// created again after the CRDs.
 func crdsDeleted(r *run) {
 	stop := r.change(500 * time.Millisecond)
 	_, err := r.cluster.Kubectl(r.ctx, "delete", "-f", r.crds(), "--timeout=60s")

@@ -109,7 +109,7 @@ func (w *world) makePods(i int, node *cluster.Node) error {
 	return nil
 }
 
-// servers are the names of the pods of Service web that are as wanted.
+// servers are the names of the chosen pods of Service web.
 func (w *world) servers(wanted func(*cluster.Pod) bool) []string {
 	var out []string
 	for _, node := range w.cluster.Nodes() {
@@ -191,7 +191,7 @@ func (w *world) makeService(name string, selector map[string]string, change func
 	return service, w.cluster.Client().Status().Patch(w.ctx, service, before)
 }
 
-// makeMore makes the Services that nobody connects to. They make reading and
+// makeMore makes the Services without connections. They make reading and
 // writing rules take longer.
 func (w *world) makeMore() error {
 	numbers := make(chan int)

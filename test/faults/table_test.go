@@ -51,7 +51,7 @@ type table struct {
 func order() []string {
 	return []string{
 		"agent-killed", "api-server-down", "etcd-restarted", "controller-killed", "agent-restarted", "reboot",
-		"rules-flushed", "lock-held", "state-folder-full", "cut-off", "endpoint-changes", "rules-objects-deleted",
+		"rules-flushed", "lock-held", "state-directory-full", "cut-off", "endpoint-changes", "rules-objects-deleted",
 		"crds-deleted", "nodeproxy-deleted", "node-deleted", "rights-revoked",
 		fullTable, "clock-jumped",
 	}

@@ -26,7 +26,7 @@ import (
 // options say what a cluster has.
 type options struct {
 	nodes   int
-	more    int  // Services of ten endpoints each that nobody connects to
+	more    int  // Services of ten endpoints each without connections
 	standby bool // two controllers
 	large   bool // Services of up to 500 endpoints
 	jumping bool // clocks that can be set
@@ -170,8 +170,8 @@ func (w *world) startAgent(node *cluster.Node, before ...string) error {
 	return err
 }
 
-// stateFolder is the folder of a node's agent.
-func (w *world) stateFolder(node *cluster.Node) string {
+// stateDirectory is the directory of a node's agent.
+func (w *world) stateDirectory(node *cluster.Node) string {
 	return filepath.Join(w.cluster.Dir(), "state-"+node.Name())
 }
 
@@ -191,7 +191,7 @@ func (w *world) running() error {
 }
 
 // reported returns nil when the present agent of each node says that its kernel
-// holds what is wanted.
+// has the desired state.
 func (w *world) reported(ctx context.Context) error {
 	for _, node := range w.cluster.Nodes() {
 		rules := &v1alpha1.NodeProxyRules{}

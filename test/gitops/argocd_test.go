@@ -102,7 +102,7 @@ func TestArgoCDScriptsAreTheSame(t *testing.T) {
 }
 
 // What the controller renders is neither watched nor a reason to refresh; a status
-// refreshes nothing by itself, and a spec that somebody edits does.
+// refreshes nothing by itself, and an edited spec does.
 func TestArgoCDLooksAtNoRenderedKinds(t *testing.T) {
 	var exclusions []struct {
 		APIGroups []string `json:"apiGroups"`

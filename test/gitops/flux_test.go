@@ -145,6 +145,6 @@ func TestFluxOrder(t *testing.T) {
 		}
 	}
 	if !all[1].Spec.Wait {
-		t.Error("policies are applied and nobody looks what becomes of them")
+		t.Error("policies are applied and their outcome is not checked")
 	}
 }

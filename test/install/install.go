@@ -1,7 +1,7 @@
 // Package install puts nodeproxy into a local cluster of package test/cluster
 // as its documentation says: the CRDs, the namespace, the generated roles and
 // one NodeProxy, then the controller and the agents as processes that have no
-// other rights than those roles. The admission policies are left out: they go by
+// other permissions than those roles. The admission policies are left out: they check
 // the tokens of pods, and these processes have certificates. test/manifests has
 // their tests.
 package install
@@ -40,7 +40,7 @@ const (
 type Nodeproxy struct {
 	// Cluster is where it runs.
 	Cluster *cluster.Cluster
-	// Bin is the folder with the programs; Config the folder config of this
+	// Bin is the directory with the programs; Config the directory config of this
 	// repository.
 	Bin, Config string
 }
@@ -153,7 +153,7 @@ func (n *Nodeproxy) AgentCommand(node *cluster.Node) (cluster.Command, error) {
 }
 
 // Programmed returns nil when every node of the cluster reports that its
-// kernel holds what is wanted, else what is missing.
+// kernel has the desired state, else what is missing.
 func (n *Nodeproxy) Programmed(ctx context.Context) error {
 	return n.Reported(ctx, v1alpha1.ReasonProgrammed)
 }

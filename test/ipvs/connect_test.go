@@ -41,7 +41,7 @@ func answer(ctx context.Context, from *cluster.Place, network, address string, s
 	return err
 }
 
-// refused waits until somebody says no. Where IPVS refuses what a node itself sends by
+// refused waits until connections are rejected. If IPVS rejects what a node itself sends by
 // UDP, sending fails.
 func (t test) refused(from *cluster.Place, network, address string) {
 	t.Helper()
@@ -52,7 +52,7 @@ func (t test) refused(from *cluster.Place, network, address string) {
 	}
 }
 
-// silent waits until nobody says anything.
+// silent waits until there is no answer.
 func (t test) silent(from *cluster.Place, network, address string) {
 	t.Helper()
 	t.fails(from, network, address, cluster.ErrNoAnswer)

@@ -14,13 +14,13 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 )
 
-// mischief is what somebody else does to what is ours.
+// mischief is what another program does to our rules.
 type mischief struct {
 	name     string
 	commands [][]string
 }
 
-// TestDrift lets somebody else delete what is ours: it is repaired and counted. Both
+// TestDrift deletes our rules as another program would: they are repaired and counted. Both
 // nodes suffer, since an agent waits the longer the more it has repaired.
 func TestDrift(tt *testing.T) {
 	t := use(tt)
@@ -139,7 +139,7 @@ func state(ctx context.Context, node *cluster.Node) ([]string, error) {
 			switch {
 			case command[0] == "ip" && words[1] != "kube-ipvs0", strings.HasPrefix(line, "#"): // with times
 				continue
-			case command[0] == "ip": // the rest tells of numbers and times
+			case command[0] == "ip": // the rest has numbers and times
 				line = words[1] + " " + words[3]
 			case strings.HasPrefix(line, ":"): // with counters
 				line = words[0]

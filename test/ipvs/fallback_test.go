@@ -141,7 +141,7 @@ func TestForeignVirtualServers(tt *testing.T) {
 	untouched := func(ctx context.Context, address string) error {
 		s, err := virtual(ctx, node, "tcp", address)
 		if err == nil && (s.rule != "-s wrr" || len(s.reals) != 1 || s.reals["192.0.2.60:80"].weight != 3) {
-			err = fmt.Errorf("the virtual server %s of somebody else is %+v", address, *s)
+			err = fmt.Errorf("the unmanaged virtual server %s is %+v", address, *s)
 		}
 		return err
 	}

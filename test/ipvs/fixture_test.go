@@ -111,7 +111,7 @@ func (w *world) createServices(ctx context.Context) error {
 			s.ClusterIP, s.SessionAffinity = stickyIP, corev1.ServiceAffinityClientIP
 			s.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(600))}}
 		}),
-		service("empty", "nobody", func(s *corev1.ServiceSpec) {
+		service("empty", "none", func(s *corev1.ServiceSpec) {
 			s.Type, s.ClusterIP = corev1.ServiceTypeNodePort, emptyIP
 			s.Ports[0].NodePort = emptyPort
 		}),

@@ -41,7 +41,7 @@ func TestGracefulRemoval(tt *testing.T) {
 }
 
 // TestRestartWhileDraining kills the agent while a real server waits for its
-// connections, and makes another one wait that is wanted.
+// connections, and makes another expected one wait.
 func TestRestartWhileDraining(tt *testing.T) {
 	t := use(tt)
 	d := t.drain()

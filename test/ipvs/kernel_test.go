@@ -10,7 +10,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 )
 
-// server is a virtual server, as ipvsadm tells of it.
+// server is a virtual server, as ipvsadm shows it.
 type server struct {
 	// rule is what ipvsadm -S prints of it: scheduler, persistence and flags.
 	rule  string

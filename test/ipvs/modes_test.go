@@ -145,7 +145,7 @@ func (t test) oneByOne(follow *rollouts.Follower, change string) {
 	t.Logf("%s by way of %q", change, story.Order())
 }
 
-// runsMode waits until all nodes run a mode and hold what is wanted.
+// runsMode waits until all nodes run a mode and have the desired state.
 func (t test) runsMode(mode v1alpha1.ProxyMode) {
 	t.Helper()
 	for _, node := range t.cluster.Nodes() {
@@ -153,7 +153,7 @@ func (t test) runsMode(mode v1alpha1.ProxyMode) {
 			if s.Mode != mode {
 				return fmt.Errorf("it runs %s, want %s", s.Mode, mode)
 			}
-			// Agents take the device that they make themselves for nobody else's.
+			// Agents recognize the device that they make as their own.
 			if c := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionConflictingProxy); c != nil && c.Status == metav1.ConditionTrue {
 				return errors.New(c.Message)
 			}
@@ -171,7 +171,7 @@ func (t test) withoutIPTables() {
 	}
 }
 
-// ipvsTraces tells of a line of state whether it is of mode IPVS alone: a virtual or
+// ipvsTraces reports whether a line of state is of mode IPVS alone: a virtual or
 // a real server, an address, an ipset, a chain, or a rule.
 func ipvsTraces(line string) bool {
 	for _, begin := range []string{"-A -", "-a -", "kube-ipvs0 ", "add ", "create ", ":KUBE-IPVS-", ":KUBE-LOAD-BALANCER", ":KUBE-SOURCE-RANGES"} {
@@ -182,7 +182,7 @@ func ipvsTraces(line string) bool {
 	return line == ":KUBE-NODE-PORT" || strings.Contains(line, "--match-set")
 }
 
-// iptablesTraces tells of a line of state whether it is of mode IPTables alone.
+// iptablesTraces reports whether a line of state is of mode IPTables alone.
 func iptablesTraces(line string) bool {
 	for _, sign := range []string{"KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SVL-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES"} {
 		if strings.Contains(line, sign) {

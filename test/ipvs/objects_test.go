@@ -42,7 +42,7 @@ func (t test) restore() {
 	})
 }
 
-// change changes settings; somebody has to put them back.
+// change changes settings; the caller has to put them back.
 func (t test) change(fields string) {
 	t.Helper()
 	if err := t.patch(t.Context(), fmt.Sprintf(`{"spec":{"settings":{%s}}}`, fields)); err != nil {

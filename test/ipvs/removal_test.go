@@ -43,7 +43,7 @@ func TestCleanup(tt *testing.T) {
 	}
 	for _, line := range []string{"-A -t " + foreign + " -s wrr", "create OTHERS", ":OTHERS"} {
 		if !slices.Contains(left, line) {
-			t.Errorf("of somebody else, and gone: %s", line)
+			t.Errorf("of another program, and gone: %s", line)
 		}
 	}
 	t.startAgent(0)

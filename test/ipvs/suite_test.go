@@ -107,8 +107,8 @@ func (w *world) stop() error {
 	return w.cluster.StopAndLook()
 }
 
-// programmed returns nil once all nodes hold what is wanted with the settings that
-// are wanted.
+// programmed returns nil once all nodes have the desired state with the expected
+// settings.
 func (w *world) programmed(ctx context.Context) error {
 	if err := install.Running(append(w.agents, w.controller)...); err != nil {
 		return err

@@ -58,7 +58,7 @@ func Missing() error {
 	return uml.Missing()
 }
 
-// Programs is the folder with nodeproxy's programs and what cluster.Options.Programs
+// Programs is the directory with nodeproxy's programs and what cluster.Options.Programs
 // needs. Tests under RunTests have it.
 func Programs() string { return os.Getenv(programsVariable) }
 
@@ -78,11 +78,11 @@ func RunTests(tests Tests, besides ...binaries.Program) {
 		os.Exit(tests.Run())
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	status, err := withPrograms(ctx, besides, func(folder string) (int, error) {
+	status, err := withPrograms(ctx, besides, func(directory string) (int, error) {
 		if native() {
 			return tests.Run(), nil
 		}
-		return Run(ctx, folder, os.Stdout, os.Args[1:]...)
+		return Run(ctx, directory, os.Stdout, os.Args[1:]...)
 	})
 	stop()
 	if err != nil {
@@ -93,38 +93,38 @@ func RunTests(tests Tests, besides ...binaries.Program) {
 }
 
 // Run runs this program in User-mode Linux with the given arguments, and returns
-// its exit status. What it prints goes to out. The folder is that of Programs there.
+// its exit status. What it prints goes to out. The directory is that of Programs there.
 func Run(ctx context.Context, programs string, out io.Writer, args ...string) (status int, err error) {
 	if _, bounded := ctx.Deadline(); !bounded {
 		bounded, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 		ctx = bounded
 	}
-	folder, err := os.MkdirTemp("", "nodeproxy-uml-")
+	directory, err := os.MkdirTemp("", "nodeproxy-uml-")
 	if err != nil {
-		return 1, fmt.Errorf("making a folder for User-mode Linux: %w", err)
+		return 1, fmt.Errorf("making a directory for User-mode Linux: %w", err)
 	}
 	outcome, err := uml.Run(ctx, uml.Options{
-		Args: args, Env: []string{programsVariable + "=" + programs}, Folder: folder, MemoryMiB: memoryMiB, Output: out,
+		Args: args, Env: []string{programsVariable + "=" + programs}, Directory: directory, MemoryMiB: memoryMiB, Output: out,
 	})
-	return outcome.Status, errors.Join(err, os.RemoveAll(folder))
+	return outcome.Status, errors.Join(err, os.RemoveAll(directory))
 }
 
-// withPrograms builds programs into a folder, which ends with f.
-func withPrograms(ctx context.Context, besides []binaries.Program, f func(folder string) (int, error)) (status int, err error) {
-	folder, err := os.MkdirTemp("", "nodeproxy-programs-")
+// withPrograms builds programs into a directory, which ends with f.
+func withPrograms(ctx context.Context, besides []binaries.Program, f func(directory string) (int, error)) (status int, err error) {
+	directory, err := os.MkdirTemp("", "nodeproxy-programs-")
 	if err != nil {
-		return 1, fmt.Errorf("making a folder for programs: %w", err)
+		return 1, fmt.Errorf("making a directory for programs: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
-	if err := cluster.Build(ctx, os.Stderr, folder, besides...); err != nil {
+	defer func() { err = errors.Join(err, os.RemoveAll(directory)) }()
+	if err := cluster.Build(ctx, os.Stderr, directory, besides...); err != nil {
 		return 1, err
 	}
-	if err := programs.Into(ctx, folder, programs.Controller, programs.Agent); err != nil {
+	if err := programs.Into(ctx, directory, programs.Controller, programs.Agent); err != nil {
 		return 1, err
 	}
-	if err := os.Setenv(programsVariable, filepath.Clean(folder)); err != nil {
+	if err := os.Setenv(programsVariable, filepath.Clean(directory)); err != nil {
 		return 1, fmt.Errorf("telling where the programs are: %w", err)
 	}
-	return f(folder)
+	return f(directory)
 }

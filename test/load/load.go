@@ -28,7 +28,7 @@ const (
 
 // Target is where connections go.
 type Target struct {
-	// Name is for people.
+	// Name is human-readable.
 	Name string
 	// From is where they begin.
 	From *cluster.Place

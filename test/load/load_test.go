@@ -10,7 +10,7 @@ import (
 )
 
 // TestLoad makes connections to a server that answers, to one that ends, and to a
-// port at which nobody is, and looks whether each failure is told, and no other.
+// port without a listener, and checks that each failure is reported, and no other.
 func TestLoad(t *testing.T) {
 	if err := cluster.Check(); err != nil {
 		t.Skip(err)
@@ -38,8 +38,8 @@ func TestLoad(t *testing.T) {
 		{Name: "stays", From: client, Network: "tcp", Address: pods[0].Address(8080), Servers: []string{"stays"}},
 		{Name: "stays", From: client, Network: "udp", Address: pods[0].Address(8080), Servers: []string{"stays"}},
 		ends,
-		{Name: "other server", From: client, Network: "tcp", Address: pods[0].Address(8080), Servers: []string{"nobody"}, NotHeld: true},
-		{Name: "nobody", From: client, Network: "tcp", Address: pods[0].IP() + ":1", NotHeld: true},
+		{Name: "other server", From: client, Network: "tcp", Address: pods[0].Address(8080), Servers: []string{"other"}, NotHeld: true},
+		{Name: "no listener", From: client, Network: "tcp", Address: pods[0].IP() + ":1", NotHeld: true},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -54,7 +54,9 @@ func TestLoad(t *testing.T) {
 		}
 		return counts
 	}
-	until(t, func() bool { return l.Answered("tcp") >= 10 && l.Answered("udp") >= 10 && failed(false)["nobody"] > 0 })
+	until(t, func() bool {
+		return l.Answered("tcp") >= 10 && l.Answered("udp") >= 10 && failed(false)["no listener"] > 0
+	})
 	if counts := failed(false); counts["stays"]+counts["ends"] > 0 || counts["other server"] == 0 || len(failed(true)) > 0 {
 		t.Errorf("new connections failed: %v, held ones: %v", counts, failed(true))
 	}

@@ -58,7 +58,7 @@ func (p *pulse) still(from, to time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	gaps := p.gaps
-	if to.Sub(p.last) >= stopped { // whoever asks has run before the next beat
+	if to.Sub(p.last) >= stopped { // the caller has run before the next beat
 		gaps = append(slices.Clone(gaps), gap{p.last, to})
 	}
 	sum := time.Duration(0)

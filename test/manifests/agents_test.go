@@ -21,8 +21,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// rulesOf makes the NodeProxyRules of a node, as the controller does: nobody
-// else may.
+// rulesOf makes the NodeProxyRules of a node as the controller, the only user with
+// that permission.
 func rulesOf(t *testing.T, node string) *v1alpha1.NodeProxyRules {
 	t.Helper()
 	rules := &v1alpha1.NodeProxyRules{

@@ -11,10 +11,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// TestExternalIPsSample: the sample lets nobody add external IPs, and leaves those that there
-// are.
+// TestExternalIPsSample: with the sample no user can add external IPs, and existing ones
+// stay.
 func TestExternalIPsSample(t *testing.T) {
-	sample := configFolder("samples", "externalips.yaml")
+	sample := configDirectory("samples", "externalips.yaml")
 	ns := newNamespace(t, "externalips")
 	had := openService(ns)
 	had.Name, had.Spec.ExternalIPs = "had", []string{"198.51.100.7", "198.51.100.8"}

@@ -17,9 +17,9 @@ import (
 // an annotation, which may hold 256 KiB.
 const maxCRDBytes = 200_000
 
-// kustomizations returns the folders of config that kustomize builds, and the
+// kustomizations returns the directories of config that kustomize builds, and the
 // components, which are built as a part of config/default only.
-func kustomizations(t *testing.T) (folders, components []string) {
+func kustomizations(t *testing.T) (directories, components []string) {
 	t.Helper()
 	for path, text := range readManifests(t) {
 		if filepath.Base(path) != "kustomization.yaml" {
@@ -32,12 +32,12 @@ func kustomizations(t *testing.T) (folders, components []string) {
 		if name := filepath.Base(filepath.Dir(path)); file.Kind == "Component" {
 			components = append(components, name)
 		} else {
-			folders = append(folders, name)
+			directories = append(directories, name)
 		}
 	}
-	slices.Sort(folders)
+	slices.Sort(directories)
 	slices.Sort(components)
-	return folders, components
+	return directories, components
 }
 
 // dryRun has the API server look at manifests as it would before storing them.
@@ -50,13 +50,13 @@ func dryRun(t *testing.T, args ...string) {
 }
 
 func TestEveryManifestIsTaken(t *testing.T) {
-	folders, _ := kustomizations(t)
+	directories, _ := kustomizations(t)
 	// This one is for hack/bundle, with a kind of OLM's: test/bundle.
-	folders = slices.DeleteFunc(folders, func(folder string) bool { return folder == "manifests" })
-	for _, folder := range folders {
-		t.Run(folder, func(t *testing.T) { dryRun(t, "-k", configFolder(folder)) })
+	directories = slices.DeleteFunc(directories, func(directory string) bool { return directory == "manifests" })
+	for _, directory := range directories {
+		t.Run(directory, func(t *testing.T) { dryRun(t, "-k", configDirectory(directory)) })
 	}
-	samples, err := filepath.Glob(configFolder("samples", "nodeproxy-*.yaml"))
+	samples, err := filepath.Glob(configDirectory("samples", "nodeproxy-*.yaml"))
 	if err != nil || len(samples) == 0 {
 		t.Fatalf("samples %v, %v", samples, err)
 	}
@@ -192,7 +192,7 @@ func TestInstallManifestRefusesWhatCannotWork(t *testing.T) {
 }
 
 func TestCRDsAreSmall(t *testing.T) {
-	files, err := filepath.Glob(configFolder("crd", "bases", "*.yaml"))
+	files, err := filepath.Glob(configDirectory("crd", "bases", "*.yaml"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("CRDs %v, %v", files, err)
 	}

@@ -22,7 +22,7 @@ import (
 // only, until the test ends.
 func withOLMRights(t *testing.T) {
 	t.Helper()
-	file := configFolder("manifests", "role_olm.yaml")
+	file := configDirectory("manifests", "role_olm.yaml")
 	if out, err := kubectl(t.Context(), "apply", "-f", file); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -38,7 +38,7 @@ func withOLMRights(t *testing.T) {
 func removePolicies(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
-		for _, what := range [][]string{{"-k", configFolder("admission")}, {"-f", configFolder("manager", "namespace.yaml")}} {
+		for _, what := range [][]string{{"-k", configDirectory("admission")}, {"-f", configDirectory("manager", "namespace.yaml")}} {
 			if out, err := kubectl(context.Background(), append([]string{"apply", "--server-side", "--force-conflicts"}, what...)...); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
@@ -52,12 +52,12 @@ func removePolicies(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	}
-	probe := rulesNobodyMakes()
+	probe := rulesOfNoController()
 	eventually(t, func(ctx context.Context) error { return server.client.Create(ctx, probe.DeepCopy(), client.DryRunAll) })
 }
 
-// rulesNobodyMakes are rendered rules that only the controller may make.
-func rulesNobodyMakes() *v1alpha1.ServiceProxyRules {
+// rulesOfNoController are rendered rules that only the controller may make.
+func rulesOfNoController() *v1alpha1.ServiceProxyRules {
 	return &v1alpha1.ServiceProxyRules{
 		ObjectMeta: metav1.ObjectMeta{Name: "by.hand"},
 		Spec:       v1alpha1.ServiceProxyRulesSpec{FormatVersion: 1, ServiceCreated: metav1.Now()},
@@ -132,7 +132,7 @@ func policiesRefuse(t *testing.T, writer client.Client) {
 	}{
 		"rules by hand": {
 			func(ctx context.Context) error {
-				return server.client.Create(ctx, rulesNobodyMakes(), client.DryRunAll)
+				return server.client.Create(ctx, rulesOfNoController(), client.DryRunAll)
 			}, "are written by nodeproxy-controller only",
 		},
 		"another node's status": {applyStatus(other), "not of " + other},

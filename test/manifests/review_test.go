@@ -16,7 +16,7 @@ import (
 // verbs are all that roles can allow, those of virtual resources aside.
 var verbs = []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
 
-// action is something that somebody may do. The zero namespace is the whole
+// action is something that a user is allowed to do. The zero namespace is the whole
 // cluster.
 type action struct {
 	verb, group, resource, subresource, namespace string

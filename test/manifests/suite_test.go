@@ -51,8 +51,8 @@ var server struct {
 	auditLog   string // the file with all requests
 }
 
-// configFolder is the folder config of this repository.
-func configFolder(parts ...string) string {
+// configDirectory is the directory config of this repository.
+func configDirectory(parts ...string) string {
 	return filepath.Join(append([]string{"..", "..", "config"}, parts...)...)
 }
 
@@ -82,16 +82,16 @@ rules:
 `
 
 func runWithServer(m *testing.M) (code int, err error) {
-	folder, err := os.MkdirTemp("", "nodeproxy-test-manifests-")
+	directory, err := os.MkdirTemp("", "nodeproxy-test-manifests-")
 	if err != nil {
 		return 1, err
 	}
-	defer os.RemoveAll(folder)
-	policy := filepath.Join(folder, "audit-policy.yaml")
+	defer os.RemoveAll(directory)
+	policy := filepath.Join(directory, "audit-policy.yaml")
 	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
 		return 1, err
 	}
-	server.auditLog = filepath.Join(folder, "audit.log")
+	server.auditLog = filepath.Join(directory, "audit.log")
 	env := &envtest.Environment{}
 	env.ControlPlane.GetAPIServer().Configure().
 		Set("audit-policy-file", policy).Set("audit-log-path", server.auditLog)
@@ -118,7 +118,7 @@ func runWithServer(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 1, fmt.Errorf("writing a kubeconfig: %w", err)
 	}
-	server.kubeconfig = filepath.Join(folder, "kubeconfig")
+	server.kubeconfig = filepath.Join(directory, "kubeconfig")
 	if err := os.WriteFile(server.kubeconfig, text, 0o600); err != nil {
 		return 1, err
 	}
@@ -129,11 +129,11 @@ func runWithServer(m *testing.M) (code int, err error) {
 }
 
 // install applies config/default and waits until it holds: kinds are served,
-// roles and policies are in force a moment after they are created.
+// roles and policies apply a moment after they are created.
 func install() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if out, err := kubectl(ctx, "apply", "-k", configFolder("default")); err != nil {
+	if out, err := kubectl(ctx, "apply", "-k", configDirectory("default")); err != nil {
 		return fmt.Errorf("%w\n%s", err, out)
 	}
 	if out, err := kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"); err != nil {
@@ -148,7 +148,7 @@ func install() error {
 		err := server.client.Create(ctx, probe, client.DryRunAll)
 		switch {
 		case err == nil:
-			return errors.New("the admission policies are not in force yet")
+			return errors.New("the admission policies do not apply yet")
 		case strings.Contains(err.Error(), "nodeproxy-rendered-objects"):
 			return nil
 		default:
@@ -204,7 +204,7 @@ func kubectl(ctx context.Context, args ...string) (string, error) {
 func readManifests(t *testing.T) map[string]string {
 	t.Helper()
 	texts := map[string]string{}
-	err := filepath.WalkDir(configFolder(), func(path string, entry fs.DirEntry, err error) error {
+	err := filepath.WalkDir(configDirectory(), func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || filepath.Ext(path) != ".yaml" {
 			return err
 		}
@@ -232,7 +232,7 @@ func create(t *testing.T, c client.Client, object client.Object) {
 	})
 }
 
-// newNamespace makes a namespace whose name nobody else has: here nothing ends
+// newNamespace makes a namespace with a unique name: here nothing ends
 // the deletion of namespaces, so a name cannot be used twice.
 func newNamespace(t *testing.T, prefix string) string {
 	t.Helper()
@@ -257,7 +257,7 @@ func podOn(t *testing.T, node, account string, taints ...corev1.Taint) *corev1.P
 }
 
 // tokenOf returns the token that the kubelet mounts into a pod, or one that
-// somebody has made for a Node; without either, one that is bound to nothing.
+// an administrator has made for a Node; without either, one that is bound to nothing.
 func tokenOf(t *testing.T, account string, boundTo client.Object) string {
 	t.Helper()
 	request := &authenticationv1.TokenRequest{}

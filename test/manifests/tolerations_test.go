@@ -26,7 +26,7 @@ func tolerated(t *testing.T, pod *corev1.PodSpec, taint corev1.Taint) *int64 {
 // A standby is of use only where it runs: the replica of a node that is gone
 // moves, that of a node that waits for its Services stays.
 func TestControllerLeavesUnreachableNodes(t *testing.T) {
-	text, err := os.ReadFile(configFolder("manager", "deployment.yaml"))
+	text, err := os.ReadFile(configDirectory("manager", "deployment.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,7 +67,7 @@ func TestUserWithARoleInANamespaceChangesNothingOfOurs(t *testing.T) {
 		t.Run(role, func(t *testing.T) {
 			user := "user-" + role
 			bindInNamespace(t, user, role, shop)
-			// What the rights that were just given allow shows that they are in force.
+			// An allowed request shows that the permissions that were just granted apply.
 			eventually(t, func(ctx context.Context) error {
 				return userClient(t, user).Get(ctx, client.ObjectKey{Namespace: shop, Name: "seen"}, &corev1.ConfigMap{})
 			})
@@ -205,9 +205,9 @@ func TestOnlyTheControllerWritesRenderedObjects(t *testing.T) {
 	expect(t, server.client.Update(ctx, service), "")
 }
 
-// TestRolesForPeople looks at nodeproxy-viewer, nodeproxy-policy-editor and
+// TestUserRoles looks at nodeproxy-viewer, nodeproxy-policy-editor and
 // nodeproxy-editor.
-func TestRolesForPeople(t *testing.T) {
+func TestUserRoles(t *testing.T) {
 	readManifests(t)
 	all := actions(t, namespace)
 	reads := everyVerb([]string{"get", "list", "watch"}, "nodeproxies", "nodeproxypolicies", "nodeproxyrules", "serviceproxypolicies", "serviceproxyrules")

@@ -96,7 +96,7 @@ func (s *server) fill(t *testing.T) {
 	create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "key"}, StringData: map[string]string{"key": hidden}})
 	create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "nodeproxy-api-servers"},
 		Data: map[string]string{"endpoints": "https://192.0.2.1:6443"}})
-	create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "somebody-elses"}, Data: map[string]string{"key": hidden}})
+	create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "of-another-program"}, Data: map[string]string{"key": hidden}})
 }
 
 func (s *server) kubeconfig(t *testing.T, user envtest.User) string {

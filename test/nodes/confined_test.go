@@ -17,7 +17,7 @@ import (
 )
 
 // confine runs what follows as the container of config/agent/daemonset.yaml does:
-// the state folder, the lock of iptables and the sysctls of the network, mounted
+// the state directory, the lock of iptables and the sysctls of the network, mounted
 // elsewhere, can be written, no other file; and of root's capabilities two are left.
 const confine = `set -e
 state=$1 sysctls=$2
@@ -35,9 +35,9 @@ while read -r _ _ _ _ point _; do
 	*) mount -o remount,bind,ro "$point" ;;
 	esac
 done </proc/self/mountinfo
-for folder in / /tmp /run /var/tmp; do
-	if touch "$folder/can-be-written" 2>/dev/null; then
-		echo "$folder can be written" >&2
+for directory in / /tmp /run /var/tmp; do
+	if touch "$directory/can-be-written" 2>/dev/null; then
+		echo "$directory can be written" >&2
 		exit 1
 	fi
 done
@@ -88,7 +88,7 @@ func TestConfinedAgent(t *testing.T) {
 	}
 }
 
-// stopConfined stops the agent, which writes the last good set, and takes that away.
+// stopConfined stops the agent, which writes the checkpoint, and removes that.
 func (e *env) stopConfined(agent *cluster.Process) {
 	e.Helper()
 	if err := errors.Join(agent.Stop(), os.Remove(filepath.Join(e.state(), e.node.Name()+".checkpoint"))); err != nil {
@@ -124,7 +124,7 @@ func (e *env) startConfined(args ...string) *cluster.Process {
 	return process
 }
 
-// state is the agent's folder of the node.
+// state is the agent's directory of the node.
 func (e *env) state() string {
 	return filepath.Join(e.nodeproxy.Cluster.Dir(), "state-"+e.node.Name())
 }

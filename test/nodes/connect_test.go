@@ -16,7 +16,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 )
 
-// said is how soon a wrong address must be told of.
+// said is how soon a wrong address must be reported.
 const said = 30 * time.Second
 
 // TestAgentWithoutAPI gives the agent wrong addresses of API servers, and then
@@ -68,7 +68,7 @@ func TestAgentWithoutAPI(t *testing.T) {
 	e.until(e.ready)
 	e.until(e.apiServerAnswers)
 
-	if err := agent.Stop(); err != nil { // so that it leaves a last good set
+	if err := agent.Stop(); err != nil { // so that it leaves a checkpoint
 		t.Fatal(err)
 	}
 	before = e.rules()
@@ -90,13 +90,13 @@ func TestAgentWithoutAPI(t *testing.T) {
 	}
 }
 
-// soon fails if wrong addresses are told of too late.
+// soon fails if wrong addresses are reported too late.
 func (e *env) soon(began time.Time) {
 	e.Helper()
 	took := time.Since(began).Round(100 * time.Millisecond)
-	e.Logf("wrong addresses are told of after %s", took)
+	e.Logf("wrong addresses are reported after %s", took)
 	if took > said {
-		e.Errorf("wrong addresses are told of after %s, want %s", took, said)
+		e.Errorf("wrong addresses are reported after %s, want %s", took, said)
 	}
 }
 

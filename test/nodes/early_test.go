@@ -95,7 +95,7 @@ func (e *env) connectEarly(from *cluster.Place, port int, patience time.Duration
 }
 
 // waitUnanswered wants the node to track that many connections to the Service that
-// nobody has answered.
+// are unanswered.
 func (e *env) waitUnanswered(want int) error {
 	to := netip.MustParseAddrPort(at(earlyService, 8080))
 	flows, err := e.node.Flows(to.Addr(), func(f cluster.Flow) bool { return f.To == to && f.State == "SYN_SENT" })

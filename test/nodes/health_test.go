@@ -37,7 +37,7 @@ func TestHealthAnswersAreThoseOfKubeProxy(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	served, empty := e.balanced("served", "web"), e.balanced("empty", "nobody")
+	served, empty := e.balanced("served", "web"), e.balanced("empty", "none")
 	kubeProxy := e.startKubeProxy()
 	want := e.healthAnswers(served, empty)
 	if err := kubeProxy.Stop(); err != nil {
@@ -49,7 +49,7 @@ func TestHealthAnswersAreThoseOfKubeProxy(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("answers (-kube-proxy +agent):\n%s", diff)
 	}
-	// Ports do not stay open without the agent, and one that somebody else holds
+	// Ports do not stay open without the agent, and one that another program holds
 	// is named.
 	if err := agent.Stop(); err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func (e *env) balanced(name, app string) int {
 
 func (e *env) startKubeProxy() *cluster.Process {
 	e.Helper()
-	folder, err := binaries.Ensure(e.Context(), os.Stderr, binaries.KubeProxy)
+	directory, err := binaries.Ensure(e.Context(), os.Stderr, binaries.KubeProxy)
 	if err != nil {
 		e.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func (e *env) startKubeProxy() *cluster.Process {
 	if err != nil {
 		e.Fatal(err)
 	}
-	process, err := e.node.Start(cluster.Command{Path: filepath.Join(folder, "kube-proxy"), Args: []string{
+	process, err := e.node.Start(cluster.Command{Path: filepath.Join(directory, "kube-proxy"), Args: []string{
 		"--kubeconfig", kubeconfig, "--hostname-override", e.node.Name(), "--proxy-mode", "iptables",
 		"--cluster-cidr", cluster.PodRanges, "--conntrack-max-per-core", "0",
 	}})

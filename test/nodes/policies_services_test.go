@@ -174,7 +174,7 @@ func (p *pool) answerBy(ways ...way) {
 	p.expectBy(ways, func(err error) bool { return err == nil })
 }
 
-// silentBy waits until nobody answers by any of these ways.
+// silentBy waits until there is no answer by any of these ways.
 func (p *pool) silentBy(ways ...way) {
 	p.Helper()
 	p.expectBy(ways, func(err error) bool {
@@ -229,7 +229,7 @@ func (p *pool) apply(policy *v1alpha1.ServiceProxyPolicy) {
 	})
 }
 
-// rendered waits until what nodes are told of the Service has a NodePort and source
+// rendered waits until the rendered Service has a NodePort and source
 // ranges, and is shaped by these policies.
 func (p *pool) rendered(nodePort int32, ranges []string, policies ...string) {
 	p.Helper()

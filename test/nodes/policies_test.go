@@ -140,7 +140,7 @@ func (p *pool) movesThePool() {
 	p.silent("with Audit")
 	p.ports(false)
 	p.rolledOut("Audit to Enforce", v1alpha1.ReasonProgrammed, enforcement(v1alpha1.Enforce))
-	p.silent("with Enforce again, where nobody has changed anything")
+	p.silent("with Enforce again, without any change")
 	p.ports(true)
 	p.told(policy)
 

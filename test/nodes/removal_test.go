@@ -39,7 +39,7 @@ func TestRemovalWithCleanup(t *testing.T) {
 	e.until(e.answers(http.MethodGet, health, 200, nil))
 	sysctls := e.exec("sysctl", "net.ipv4.conf.all.route_localnet", "net.netfilter.nf_conntrack_tcp_timeout_established")
 
-	// Without a controller nobody takes the NodeProxy away, nor what is rendered.
+	// Without a controller NodeProxy and rendered objects stay.
 	e.until(func(ctx context.Context) error {
 		np, err := e.proxy(ctx)
 		if err == nil && len(np.Finalizers) == 0 {
@@ -69,7 +69,7 @@ func TestRemovalWithCleanup(t *testing.T) {
 		e.until(func(context.Context) error { return f.untracked() })
 	}
 	if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the last good set is still on the disk: %v", err)
+		t.Errorf("the checkpoint is still on the disk: %v", err)
 	}
 	if now := e.exec("sysctl", "net.ipv4.conf.all.route_localnet", "net.netfilter.nf_conntrack_tcp_timeout_established"); now != sysctls {
 		t.Errorf("sysctls were changed from %s to %s", sysctls, now)
@@ -88,8 +88,8 @@ func (e *env) nothingBringsBack(agent *cluster.Process) {
 	}
 	e.startAgent()
 	e.until(e.ready) // as it knows what the former one has reported
-	e.exec("iptables", "-t", "nat", "-N", "SOMEBODY")
-	e.exec("iptables", "-t", "nat", "-X", "SOMEBODY")
+	e.exec("iptables", "-t", "nat", "-N", "OTHERS")
+	e.exec("iptables", "-t", "nat", "-X", "OTHERS")
 	e.expect(v1alpha1.ConditionProgrammed, "False", v1alpha1.ReasonRemoved, "removed from this node")
 	e.until(e.ready)
 	e.clean()

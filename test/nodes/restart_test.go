@@ -27,7 +27,7 @@ type outage struct {
 	*env
 	addresses map[string]string // by Service
 	check     int               // health-check node port of near
-	file      string            // of the last good set
+	file      string            // of the checkpoint
 }
 
 func newOutage(t *testing.T) *outage {
@@ -123,7 +123,7 @@ func TestRestartWithoutAPIServer(t *testing.T) {
 	o.until(o.answers(http.MethodGet, check, 200, nil))
 	o.until(func(context.Context) error { _, err := os.Stat(o.file); return err })
 
-	// What is programmed after the last good set was written is newer than that.
+	// What is programmed after the checkpoint was written is newer than that.
 	o.runPod(1, "near")
 	o.reaches("near", "near-0", "near-1")
 	o.until(func(ctx context.Context) error {
@@ -140,7 +140,7 @@ func TestRestartWithoutAPIServer(t *testing.T) {
 	o.logs(agent, goingBy, 1)
 	o.logs(agent, firstSet, 2)
 	if diff := cmp.Diff(before, o.rules()); diff != "" {
-		t.Errorf("rules that may be newer than the last good set were changed (-before +after):\n%s", diff)
+		t.Errorf("rules that may be newer than the checkpoint were changed (-before +after):\n%s", diff)
 	}
 	o.exec("iptables", "-t", "nat", "-F")
 	o.reaches("far", "far-1")
@@ -197,9 +197,9 @@ func (o *outage) answersWith(ctx context.Context, app, server string) error {
 	return err
 }
 
-// TestStateFolderIsFull gives the agent a folder without room: all else goes on,
+// TestStateDirectoryIsFull gives the agent a directory without room: all else goes on,
 // the status says so, and once there is room the set is written.
-func TestStateFolderIsFull(t *testing.T) {
+func TestStateDirectoryIsFull(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	command, err := e.nodeproxy.AgentCommand(e.node)

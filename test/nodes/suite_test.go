@@ -33,17 +33,17 @@ import (
 // limit is how long anything may take to show.
 const limit = time.Minute
 
-// built is the folder with the programs, once a test has asked for it.
+// built is the directory with the programs, once a test has asked for it.
 var built string
 
 // buildOnce builds controller and agent once for all tests.
 var buildOnce = sync.OnceValues(func() (string, error) {
-	folder, err := os.MkdirTemp("", "nodeproxy-nodes-")
+	directory, err := os.MkdirTemp("", "nodeproxy-nodes-")
 	if err != nil {
 		return "", err
 	}
-	built = folder
-	return folder, programs.Into(context.Background(), folder, programs.Controller, programs.Agent)
+	built = directory
+	return directory, programs.Into(context.Background(), directory, programs.Controller, programs.Agent)
 })
 
 func TestMain(m *testing.M) {

@@ -79,7 +79,7 @@ type take struct {
 	*env
 	cluster  *cluster.Cluster
 	variants map[string]string // by node
-	paths    string            // folder with the nodes' PATHs
+	paths    string            // directory with the nodes' PATHs
 	run      []*cluster.Process
 }
 
@@ -122,7 +122,7 @@ func (k *take) link(path, variant string) {
 	}
 }
 
-// makePaths makes the folders usual and both of a node.
+// makePaths makes the directories usual and both of a node.
 func (k *take) makePaths(node *cluster.Node) {
 	usual, both, variant := k.usual(node), k.both(node), k.variants[node.Name()]
 	if err := errors.Join(os.Mkdir(usual, 0o700), os.Mkdir(both, 0o700)); err != nil {
@@ -221,7 +221,7 @@ func (k *take) stop() {
 // startKubeProxies starts kube-proxy on all nodes and waits until it has written
 // all that it wants to.
 func (k *take) startKubeProxies() {
-	folder, err := binaries.Ensure(k.Context(), os.Stderr, binaries.KubeProxy)
+	directory, err := binaries.Ensure(k.Context(), os.Stderr, binaries.KubeProxy)
 	if err != nil {
 		k.Fatal(err)
 	}
@@ -231,7 +231,7 @@ func (k *take) startKubeProxies() {
 	}
 	for _, node := range k.cluster.Nodes() {
 		process, err := node.Start(cluster.Command{
-			Path: filepath.Join(folder, "kube-proxy"), Env: []string{"PATH=" + k.usual(node)},
+			Path: filepath.Join(directory, "kube-proxy"), Env: []string{"PATH=" + k.usual(node)},
 			Args: []string{
 				"--kubeconfig", kubeconfig, "--hostname-override", node.Name(), "--proxy-mode", "iptables",
 				"--cluster-cidr", cluster.PodRanges, "--conntrack-max-per-core", "0",
@@ -282,7 +282,7 @@ func (k *take) agentCommand(node *cluster.Node) cluster.Command {
 }
 
 // startAgents starts the agents of all nodes and waits until they report that
-// the kernel holds what is wanted.
+// the kernel has the desired state.
 func (k *take) startAgents() {
 	started := time.Now().Truncate(time.Second)
 	for _, node := range k.cluster.Nodes() {

@@ -45,7 +45,7 @@ func TestConnectionTracking(t *testing.T) {
 	e.until(e.settled) // which takes the figures along
 	e.trackingReported()
 
-	// Disabled leaves it as it is, and rules follow whoever changes it.
+	// Disabled leaves it as it is, and rules follow changes by others.
 	e.patch(`{"spec":{"settings":{"conntrack":{"tcpBeLiberal":"Disabled"}}}}`)
 	e.until(e.settled)
 	if err := e.sysctl("tcp_be_liberal", "1"); err != nil {
@@ -82,7 +82,7 @@ func (e *env) own() *v1alpha1.NodeProxyRules {
 	return own
 }
 
-// settled is nil once the newest settings are in force.
+// settled is nil once the newest settings are applied.
 func (e *env) settled(ctx context.Context) error {
 	proxy := &v1alpha1.NodeProxy{}
 	if err := e.nodeproxy.Cluster.Client().Get(ctx, client.ObjectKey{Name: v1alpha1.NodeProxyName}, proxy); err != nil {

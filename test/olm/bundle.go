@@ -14,26 +14,26 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/bundle"
 )
 
-// Bundle is what an installation goes by.
+// Bundle is the input of an installation.
 type Bundle struct {
 	csv    bundle.ClusterServiceVersion
 	crds   []*unstructured.Unstructured
 	beside []*unstructured.Unstructured
 }
 
-// Read reads the bundle of a folder, in which the folder bundle is, as make bundle writes
+// Read reads the bundle of a directory, in which the directory bundle is, as make bundle writes
 // it.
-func Read(folder string) (*Bundle, error) {
-	files, err := bundle.Files(os.DirFS(folder))
+func Read(directory string) (*Bundle, error) {
+	files, err := bundle.Files(os.DirFS(directory))
 	if err != nil {
-		return nil, fmt.Errorf("%s holds no bundle: %w", folder, err)
+		return nil, fmt.Errorf("%s holds no bundle: %w", directory, err)
 	}
 	read, err := bundle.Parse(files)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", folder, err)
+		return nil, fmt.Errorf("%s: %w", directory, err)
 	}
 	if read.CSV.Name == "" || len(read.CSV.Spec.Install.Spec.Deployments) == 0 {
-		return nil, fmt.Errorf("%s: there is no ClusterServiceVersion with a Deployment", folder)
+		return nil, fmt.Errorf("%s: there is no ClusterServiceVersion with a Deployment", directory)
 	}
 	b := &Bundle{csv: read.CSV}
 	for _, name := range slices.Sorted(maps.Keys(read.Objects)) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The bundle of this repository has all that an installation goes by.
+// The bundle of this repository has all that an installation needs.
 func TestRead(t *testing.T) {
 	b, err := Read(filepath.Join("..", ".."))
 	if err != nil {
@@ -25,6 +25,6 @@ func TestRead(t *testing.T) {
 		t.Errorf("accounts %q, %d Deployments, CRDs %q, %d objects beside", accounts, len(strategy.Deployments), b.CRDs(), len(b.beside))
 	}
 	if _, err := Read(t.TempDir()); err == nil {
-		t.Error("an empty folder is a bundle")
+		t.Error("an empty directory is a bundle")
 	}
 }

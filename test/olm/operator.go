@@ -66,8 +66,8 @@ func (o *Operator) Install(ctx context.Context, b *Bundle) error {
 	return o.removeOwned(ctx, ownerLabel+"!="+b.Name())
 }
 
-// Remove removes what goes with the ClusterServiceVersion. CRDs stay until somebody
-// deletes them, and so do ClusterRoles of the bundle's manifests and the namespace.
+// Remove removes what belongs to the ClusterServiceVersion. CRDs, ClusterRoles of the
+// bundle's manifests and the namespace stay until an administrator deletes them.
 func (o *Operator) Remove(ctx context.Context, b *Bundle) error {
 	return o.removeOwned(ctx, ownerLabel+"="+b.Name())
 }
@@ -197,7 +197,7 @@ func (o *Operator) removeOwned(ctx context.Context, selector string) error {
 		&appsv1.Deployment{}, &policyv1.PodDisruptionBudget{}, &corev1.ServiceAccount{},
 		&rbacv1.RoleBinding{}, &rbacv1.Role{}, &rbacv1.ClusterRoleBinding{}, &rbacv1.ClusterRole{},
 	} {
-		// One that has no such label at all is nobody's.
+		// One without such a label has no owner.
 		options := &client.DeleteAllOfOptions{ListOptions: client.ListOptions{Raw: &metav1.ListOptions{LabelSelector: ownerLabel + "," + selector}}}
 		switch kind.(type) {
 		case *rbacv1.ClusterRole, *rbacv1.ClusterRoleBinding:

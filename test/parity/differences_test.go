@@ -20,7 +20,7 @@ func TestDocumentedDifferences(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(text), "\n## Wanted differences of the rules\n")
+	_, section, _ := strings.Cut(string(text), "\n## Intended differences of the rules\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	var documented, inEffect []string
 	for _, m := range regexp.MustCompile(`(?m)^- \*\*(.+)\*\*:`).FindAllStringSubmatch(section, -1) {

@@ -1,7 +1,7 @@
 // Package place makes network namespaces, with servers and clients in them, for tests
 // that build the node around a data plane themselves. A place is the network namespace
 // of a thread, so it goes with the test whatever happens. The places of package
-// test/cluster belong to a cluster with a control plane, have names, which somebody has
+// test/cluster belong to a cluster with a control plane, have names, which the test has
 // to remove, and have their servers in processes; these need nothing but the kernel, be
 // it one of package test/uml in which the test is the first process.
 package place
@@ -60,7 +60,7 @@ func Enter(t *testing.T, name string) *Place {
 	return p
 }
 
-// Here is the network namespace of whoever does something in it.
+// Here is the network namespace of the caller.
 func Here(name string) *Place { return &Place{Name: name} }
 
 // prepare makes the place the same whatever the machine's defaults are.

@@ -47,8 +47,8 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestAskNobody tells a refusal from silence.
-func TestAskNobody(t *testing.T) {
+// TestAskWithoutServer distinguishes a rejection from silence.
+func TestAskWithoutServer(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: run sudo make test")
 	}
@@ -60,7 +60,7 @@ func TestAskNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer u.Close()
-	p.Run(t, "ip route add 10.0.0.0/24 dev lo") // answers of nobody
+	p.Run(t, "ip route add 10.0.0.0/24 dev lo") // no answers
 	for _, x := range []struct {
 		protocol, to string
 		want         error
@@ -77,7 +77,7 @@ func TestAskNobody(t *testing.T) {
 	}
 }
 
-// TestAskRouter has a router say that nobody is there, which the client hears while its
+// TestAskRouter has a router report an unreachable host, which the client hears while its
 // kernel is still at work on the first packet.
 func TestAskRouter(t *testing.T) {
 	if os.Geteuid() != 0 {

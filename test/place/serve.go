@@ -72,7 +72,7 @@ func (p *Place) answerDatagrams(u *net.UDPConn) {
 			return
 		}
 		if err == nil {
-			_, _ = u.WriteTo([]byte(p.answer(from)), from) // whoever gets none tells
+			_, _ = u.WriteTo([]byte(p.answer(from)), from) // a client without an answer reports it
 		}
 	}
 }

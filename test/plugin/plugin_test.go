@@ -54,8 +54,8 @@ type platform struct {
 // TestPlugin builds for all platforms, which takes minutes the first time.
 func TestPlugin(t *testing.T) {
 	t.Parallel()
-	folder := build(t)
-	text, err := os.ReadFile(filepath.Join(folder, "nodeproxy.yaml"))
+	directory := build(t)
+	text, err := os.ReadFile(filepath.Join(directory, "nodeproxy.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,20 +65,20 @@ func TestPlugin(t *testing.T) {
 	}
 	t.Run("manifest", func(t *testing.T) { check(t, &m) })
 	for _, p := range m.Spec.Platforms {
-		t.Run(p.Selector.MatchLabels["os"]+"-"+p.Selector.MatchLabels["arch"], func(t *testing.T) { checkArchive(t, folder, p) })
+		t.Run(p.Selector.MatchLabels["os"]+"-"+p.Selector.MatchLabels["arch"], func(t *testing.T) { checkArchive(t, directory, p) })
 	}
 	t.Run("same again", func(t *testing.T) {
 		again := build(t)
 		for _, p := range m.Spec.Platforms {
 			archive := path.Base(p.URI)
 			for _, name := range []string{archive, bill(archive)} {
-				if sum(t, filepath.Join(folder, name)) != sum(t, filepath.Join(again, name)) {
+				if sum(t, filepath.Join(directory, name)) != sum(t, filepath.Join(again, name)) {
 					t.Errorf("%s differs after another build", name)
 				}
 			}
 		}
 	})
-	t.Run("kubectl", func(t *testing.T) { runByKubectl(t, folder) })
+	t.Run("kubectl", func(t *testing.T) { runByKubectl(t, directory) })
 }
 
 // TestVersions: hack/plugin.sh warns about versions that krew rejects.
@@ -105,14 +105,14 @@ func TestVersions(t *testing.T) {
 
 func build(t *testing.T) string {
 	t.Helper()
-	folder := t.TempDir()
+	directory := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), "hack/plugin.sh")
 	cmd.Dir = "../.."
-	cmd.Env = append(os.Environ(), "VERSION=v0.1.0", "PLUGIN_OUTPUT="+folder, "PLUGIN_URL=https://downloads.example.com/v0.1.0")
+	cmd.Env = append(os.Environ(), "VERSION=v0.1.0", "PLUGIN_OUTPUT="+directory, "PLUGIN_URL=https://downloads.example.com/v0.1.0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("hack/plugin.sh: %v\n%s", err, out)
 	}
-	return folder
+	return directory
 }
 
 // check applies krew's rules: names are in kebab case, without the prefix "kube"; versions
@@ -152,8 +152,8 @@ func check(t *testing.T, m *manifest) {
 	}
 }
 
-func checkArchive(t *testing.T, folder string, p platform) {
-	name := filepath.Join(folder, path.Base(p.URI))
+func checkArchive(t *testing.T, directory string, p platform) {
+	name := filepath.Join(directory, path.Base(p.URI))
 	if got := sum(t, name); got != p.SHA256 {
 		t.Errorf("sha256 %s, and the manifest has %s", got, p.SHA256)
 	}
@@ -258,13 +258,13 @@ func unpack(t *testing.T, name string) map[string][]byte {
 }
 
 // runByKubectl: the real kubectl finds the plugin and its completion on PATH.
-func runByKubectl(t *testing.T, folder string) {
+func runByKubectl(t *testing.T, directory string) {
 	assets := os.Getenv("KUBEBUILDER_ASSETS")
 	if assets == "" {
 		t.Fatal("KUBEBUILDER_ASSETS is not set, so there is no kubectl to test with: run make test-api, which builds one and sets it")
 	}
 	bin := t.TempDir()
-	for name, text := range unpack(t, filepath.Join(folder, "kubectl-nodeproxy_"+runtime.GOOS+"_"+runtime.GOARCH+".tar.gz")) {
+	for name, text := range unpack(t, filepath.Join(directory, "kubectl-nodeproxy_"+runtime.GOOS+"_"+runtime.GOARCH+".tar.gz")) {
 		if err := os.WriteFile(filepath.Join(bin, name), text, 0o755); err != nil {
 			t.Fatal(err)
 		}

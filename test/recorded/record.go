@@ -60,25 +60,25 @@ func kinds() []kind {
 	}
 }
 
-func (k kind) file(folder string) string { return filepath.Join(folder, k.Resource+".yaml") }
+func (k kind) file(directory string) string { return filepath.Join(directory, k.Resource+".yaml") }
 
-// Record writes the state of a cluster into a folder, which it makes or empties of a
+// Record writes the state of a cluster into a directory, which it makes or empties of a
 // former record. A kind that the cluster does not have is left out.
-func Record(ctx context.Context, config *rest.Config, folder string, now time.Time) error {
+func Record(ctx context.Context, config *rest.Config, directory string, now time.Time) error {
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("record: %w", err)
 	}
-	if err := os.MkdirAll(folder, 0o755); err != nil {
+	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return fmt.Errorf("record: %w", err)
 	}
-	if err := os.RemoveAll(filepath.Join(folder, forbiddenFile)); err != nil { // whoever records may read all
+	if err := os.RemoveAll(filepath.Join(directory, forbiddenFile)); err != nil { // the recording user may read all
 		return fmt.Errorf("record: %w", err)
 	}
 	for _, k := range kinds() {
 		list, err := client.Resource(k.GroupVersionResource).List(ctx, metav1.ListOptions{})
 		if apierrors.IsNotFound(err) {
-			if err := os.RemoveAll(k.file(folder)); err != nil {
+			if err := os.RemoveAll(k.file(directory)); err != nil {
 				return fmt.Errorf("record: %w", err)
 			}
 			continue
@@ -91,11 +91,11 @@ func Record(ctx context.Context, config *rest.Config, folder string, now time.Ti
 		if err != nil {
 			return fmt.Errorf("record %s: %w", k.Resource, err)
 		}
-		if err := os.WriteFile(k.file(folder), text, 0o644); err != nil {
+		if err := os.WriteFile(k.file(directory), text, 0o644); err != nil {
 			return fmt.Errorf("record: %w", err)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(folder, nowFile), []byte(now.UTC().Format(time.RFC3339)+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(directory, nowFile), []byte(now.UTC().Format(time.RFC3339)+"\n"), 0o644); err != nil {
 		return fmt.Errorf("record: %w", err)
 	}
 	return nil

@@ -49,23 +49,23 @@ func Load(path string) (*State, error) {
 	return s, err
 }
 
-func loadDirectory(folder string) (*State, error) {
+func loadDirectory(directory string) (*State, error) {
 	s := &State{lists: map[schema.GroupVersionResource]*unstructured.UnstructuredList{}}
-	text, err := os.ReadFile(filepath.Join(folder, nowFile))
+	text, err := os.ReadFile(filepath.Join(directory, nowFile))
 	if err != nil {
 		return nil, fmt.Errorf("recorded state: %w", err)
 	}
 	if s.Now, err = time.Parse(time.RFC3339, strings.TrimSpace(string(text))); err != nil {
-		return nil, fmt.Errorf("recorded state %s: %w", folder, err)
+		return nil, fmt.Errorf("recorded state %s: %w", directory, err)
 	}
-	switch text, err := os.ReadFile(filepath.Join(folder, forbiddenFile)); {
+	switch text, err := os.ReadFile(filepath.Join(directory, forbiddenFile)); {
 	case err == nil:
 		s.Forbidden = strings.Fields(string(text))
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("recorded state: %w", err)
 	}
 	for _, k := range kinds() {
-		text, err := os.ReadFile(k.file(folder))
+		text, err := os.ReadFile(k.file(directory))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -74,7 +74,7 @@ func loadDirectory(folder string) (*State, error) {
 		}
 		content := map[string]any{}
 		if err := yaml.Unmarshal(text, &content); err != nil {
-			return nil, fmt.Errorf("recorded state %s: %w", k.file(folder), err)
+			return nil, fmt.Errorf("recorded state %s: %w", k.file(directory), err)
 		}
 		list := &unstructured.UnstructuredList{}
 		list.SetUnstructuredContent(content)

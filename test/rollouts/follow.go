@@ -31,7 +31,7 @@ type Follower struct {
 	arrived  chan struct{} // closed when something has, and made anew
 }
 
-// Follow begins with what is stored now. Somebody has to end it.
+// Follow begins with what is stored now. The caller has to end it.
 func Follow(ctx context.Context, c *cluster.Cluster) (*Follower, error) {
 	watching, err := client.NewWithWatch(c.RESTConfig(), client.Options{Scheme: c.Client().Scheme()})
 	if err != nil {

@@ -33,7 +33,7 @@ func (g Given) String() string {
 type Story struct {
 	// Given are the changes of settings, in the order in which they were stored.
 	Given []Given
-	// Most is how many nodes at most had settings that were not in force at a time,
+	// Most is how many nodes at most had settings that were not applied at a time,
 	// and Which are those.
 	Most  int
 	Which []string
@@ -55,7 +55,7 @@ func (s *Story) add(rules *v1alpha1.NodeProxyRules) {
 	}
 	var which []string
 	for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
-		if !inForce(s.nodes[name]) {
+		if !isApplied(s.nodes[name]) {
 			which = append(which, name)
 		}
 	}
@@ -86,7 +86,7 @@ func (s *Story) Order() (names []string) {
 }
 
 // OneByOne returns an error unless each node was given its settings while all others
-// were available, and no two of them ever had settings that were not in force.
+// were available, and no two of them ever had settings that were not applied.
 func (s *Story) OneByOne() error {
 	var errs []error
 	if len(s.Given) == 0 {
@@ -98,7 +98,7 @@ func (s *Story) OneByOne() error {
 		}
 	}
 	if s.Most > 1 {
-		errs = append(errs, fmt.Errorf("at the same time %s had settings that were not in force", strings.Join(s.Which, " and ")))
+		errs = append(errs, fmt.Errorf("at the same time %s had settings that were not applied", strings.Join(s.Which, " and ")))
 	}
 	return errors.Join(errs...)
 }
@@ -108,8 +108,8 @@ func (s *Story) OneByOne() error {
 func unavailable(rules *v1alpha1.NodeProxyRules) string {
 	c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
 	switch {
-	case !inForce(rules):
-		return fmt.Sprintf("settings %s are not in force", rules.Spec.SettingsRevision)
+	case !isApplied(rules):
+		return fmt.Sprintf("settings %s are not applied", rules.Spec.SettingsRevision)
 	case c == nil:
 		return "it has not reported"
 	case c.Status == metav1.ConditionTrue, c.Reason == v1alpha1.ReasonAuditDiffers:
@@ -118,6 +118,6 @@ func unavailable(rules *v1alpha1.NodeProxyRules) string {
 	return fmt.Sprintf("Programmed is %s, %s: %s", c.Status, c.Reason, c.Message)
 }
 
-func inForce(rules *v1alpha1.NodeProxyRules) bool {
+func isApplied(rules *v1alpha1.NodeProxyRules) bool {
 	return rules.Status.SettingsRevision == rules.Spec.SettingsRevision
 }

@@ -11,9 +11,9 @@ import (
 )
 
 // stored is a version of a node's rules, and why the node is not Programmed.
-func stored(name, given, inForce, reason string) *v1alpha1.NodeProxyRules {
+func stored(name, given, isApplied, reason string) *v1alpha1.NodeProxyRules {
 	rules := &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	rules.Spec.SettingsRevision, rules.Status.SettingsRevision = given, inForce
+	rules.Spec.SettingsRevision, rules.Status.SettingsRevision = given, isApplied
 	c := metav1.Condition{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonProgrammed}
 	if reason != "" {
 		c.Status, c.Reason = metav1.ConditionFalse, reason
@@ -69,6 +69,6 @@ func TestNewAndDeletedNodes(t *testing.T) {
 	s.remove("new")
 	s.add(stored("a", "2", "1", ""))
 	if err := s.OneByOne(); err != nil || len(s.Given) != 1 {
-		t.Errorf("%+v, %v; want that a was given 2, while nobody else was there", s.Given, err)
+		t.Errorf("%+v, %v; want that a was given 2, while no other node was there", s.Given, err)
 	}
 }

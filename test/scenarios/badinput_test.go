@@ -110,7 +110,7 @@ func TestNamesOfGreatestLength(t *testing.T) {
 	}
 }
 
-// TestSourceRangesThatCannotBeUsed: they restrict nobody, and that is said.
+// TestSourceRangesThatCannotBeUsed: they restrict no client, and that is reported.
 // Ranges beside them count.
 func TestSourceRangesThatCannotBeUsed(t *testing.T) {
 	for _, c := range []struct {

@@ -53,9 +53,9 @@ func TestAddressesOfNodes(t *testing.T) {
 	}
 }
 
-// TestAddressesOfNobody: what no Service may have is not programmed, and the rest of the
+// TestUnclaimedAddresses: what no Service may have is not programmed, and the rest of the
 // Service is.
-func TestAddressesOfNobody(t *testing.T) {
+func TestUnclaimedAddresses(t *testing.T) {
 	for mode, newOne := range map[string]func(*testing.T, dataplane.Family) *world{"iptables": newWorld, "IPVS": newIPVSWorld} {
 		t.Run(mode, func(t *testing.T) {
 			w := newOne(t, dataplane.IPv4)

@@ -37,8 +37,8 @@ type world struct {
 // newWorld makes a node with three IPv4 or two IPv6 addresses.
 func newWorld(t *testing.T, family dataplane.Family) *world {
 	sysctl := t.TempDir()
-	for _, folder := range []string{"net/ipv4/conf/all", "net/netfilter"} {
-		if err := os.MkdirAll(filepath.Join(sysctl, folder), 0o755); err != nil {
+	for _, directory := range []string{"net/ipv4/conf/all", "net/netfilter"} {
+		if err := os.MkdirAll(filepath.Join(sysctl, directory), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}

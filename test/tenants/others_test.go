@@ -70,7 +70,7 @@ func (r *rig) rejecting() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	folder := filepath.Join(r.cluster.Dir(), "rejecting")
+	directory := filepath.Join(r.cluster.Dir(), "rejecting")
 	script := fmt.Sprintf(`#!/bin/sh
 input=%s/input.$$
 cat >"$input"
@@ -81,10 +81,10 @@ if lines=$(grep -n -- '^-A.* %s:' <&3); then
 	exit 4
 fi
 exec %s "$@" <&4
-`, folder, rejectedAddress, real)
-	err = errors.Join(os.MkdirAll(folder, 0o755), //nolint:gosec // as other folders of programs
-		os.WriteFile(filepath.Join(folder, "iptables-restore"), []byte(script), 0o755)) //nolint:gosec // a program
-	return "PATH=" + folder + ":" + os.Getenv("PATH"), err
+`, directory, rejectedAddress, real)
+	err = errors.Join(os.MkdirAll(directory, 0o755), //nolint:gosec // as other directories of programs
+		os.WriteFile(filepath.Join(directory, "iptables-restore"), []byte(script), 0o755)) //nolint:gosec // a program
+	return "PATH=" + directory + ":" + os.Getenv("PATH"), err
 }
 
 // hasRejected returns nil once nodes report that they reject a Service of the attacker.
@@ -171,10 +171,10 @@ func (r *rig) pretend(ctx context.Context) error {
 	if err := r.agents[0].Stop(); err != nil {
 		return err
 	}
-	const nobody = "65534"
+	const unprivileged = "65534"
 	node := r.cluster.Node(0)
 	_, err = node.Start(cluster.Command{Name: "pretender", Path: "/usr/bin/setpriv",
-		Args: []string{"--reuid", nobody, "--regid", nobody, "--clear-groups", path, pretended + "/http"}})
+		Args: []string{"--reuid", unprivileged, "--regid", unprivileged, "--clear-groups", path, pretended + "/http"}})
 	if err != nil {
 		return err
 	}

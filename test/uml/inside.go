@@ -24,14 +24,14 @@ const (
 )
 
 // Inside reports whether this process runs in a kernel that Run has booted.
-func Inside() bool { return os.Getenv(folderVariable) != "" }
+func Inside() bool { return os.Getenv(directoryVariable) != "" }
 
 // Report hands a result over to the caller of Run.
 func Report(result []byte) error {
 	if !Inside() {
 		return errors.New("this is not a kernel that this package has booted")
 	}
-	if err := os.WriteFile(filepath.Join(os.Getenv(folderVariable), resultFile), result, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(os.Getenv(directoryVariable), resultFile), result, 0o600); err != nil {
 		return fmt.Errorf("handing a result over: %w", err)
 	}
 	return nil
@@ -39,7 +39,7 @@ func Report(result []byte) error {
 
 // LoaderOfModules is the program that loads modules in the kernel that Run has
 // booted; it takes modprobe's arguments.
-func LoaderOfModules() string { return filepath.Join(os.Getenv(folderVariable), loaderFile) }
+func LoaderOfModules() string { return filepath.Join(os.Getenv(directoryVariable), loaderFile) }
 
 // Main runs the tests; call it from TestMain.
 func Main(m *testing.M) {
@@ -54,27 +54,27 @@ func Boot() {
 	if os.Getpid() != 1 || !Inside() {
 		return
 	}
-	folder := os.Getenv(folderVariable)
-	status, err := boot(folder)
+	directory := os.Getenv(directoryVariable)
+	status, err := boot(directory)
 	if err != nil {
 		fmt.Println("in User-mode Linux:", err) // on the console
-	} else if err := os.WriteFile(filepath.Join(folder, statusFile), []byte(strconv.Itoa(status)), 0o600); err != nil {
+	} else if err := os.WriteFile(filepath.Join(directory, statusFile), []byte(strconv.Itoa(status)), 0o600); err != nil {
 		fmt.Println("telling the exit status:", err)
 	}
 	unix.Sync()
 	fmt.Println("powering off:", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
 }
 
-func boot(folder string) (status int, err error) {
+func boot(directory string) (status int, err error) {
 	var todo order
-	text, err := os.ReadFile(filepath.Join(folder, orderFile))
+	text, err := os.ReadFile(filepath.Join(directory, orderFile))
 	if err == nil {
 		err = json.Unmarshal(text, &todo)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("reading what to run: %w", err)
 	}
-	if err := setUp(folder); err != nil {
+	if err := setUp(directory); err != nil {
 		return 0, fmt.Errorf("setting up the machine: %w", err)
 	}
 	output, err := openSerial()
@@ -85,7 +85,7 @@ func boot(folder string) (status int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("opening no input: %w", err)
 	}
-	env := append(slices.Clone(todo.Env), folderVariable+"="+folder, "TMPDIR="+temp, "HOME="+home,
+	env := append(slices.Clone(todo.Env), directoryVariable+"="+directory, "TMPDIR="+temp, "HOME="+home,
 		"PATH="+programs+":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:"+variable(todo.Env, "PATH"))
 	process, err := os.StartProcess(todo.Args[0], todo.Args, &os.ProcAttr{
 		Dir: todo.Dir, Env: lastOfEach(env), Files: []*os.File{null, output, output},
@@ -97,7 +97,7 @@ func boot(folder string) (status int, err error) {
 	return status, errors.Join(err, drain(output))
 }
 
-// waitFor waits for a process, and for all that nobody else waits for meanwhile.
+// waitFor waits for a process, and for all orphans meanwhile.
 func waitFor(pid int) (status int, err error) {
 	for {
 		var ended unix.WaitStatus
@@ -115,7 +115,7 @@ func waitFor(pid int) (status int, err error) {
 }
 
 const (
-	// temp is the folder of temporary files, home that of the user, and programs
+	// temp is the directory of temporary files, home that of the user, and programs
 	// one with programs that go before those of the machine.
 	temp     = "/run/tmp"
 	home     = "/run/home"
@@ -125,7 +125,7 @@ const (
 
 // setUp makes a machine of a kernel: file systems, programs, the loopback
 // interface, IPv6, and the loader of modules.
-func setUp(folder string) error {
+func setUp(directory string) error {
 	for _, mount := range [][2]string{
 		{"/proc", "proc"}, {"/sys", "sysfs"}, {"/run", "tmpfs"}, {"/var/lib", "tmpfs"}, {"/var/log", "tmpfs"},
 	} {
@@ -135,10 +135,10 @@ func setUp(folder string) error {
 	}
 	for _, dir := range []string{temp, home, programs} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
-			return fmt.Errorf("making a folder: %w", err)
+			return fmt.Errorf("making a directory: %w", err)
 		}
 	}
-	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(filepath.Join(folder, loaderFile)), 0); err != nil {
+	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(filepath.Join(directory, loaderFile)), 0); err != nil {
 		return fmt.Errorf("setting the loader of modules: %w", err)
 	}
 	// Without one it is "(none)", which kube-apiserver cannot use in its lease.
@@ -148,7 +148,7 @@ func setUp(folder string) error {
 	if err := useLegacy(); err != nil {
 		return err
 	}
-	if out, err := exec.Command(filepath.Join(folder, loaderFile), "ipv6").CombinedOutput(); err != nil {
+	if out, err := exec.Command(filepath.Join(directory, loaderFile), "ipv6").CombinedOutput(); err != nil {
 		return fmt.Errorf("loading IPv6: %w: %s", err, out)
 	}
 	if err := unix.Sethostname([]byte(hostname)); err != nil {

@@ -18,7 +18,7 @@ func Test(t *testing.T, o Options) Outcome {
 	if o.Test == "" {
 		o.Test = t.Name()
 	}
-	o.Folder = t.TempDir()
+	o.Directory = t.TempDir()
 	out, err := Run(t.Context(), o)
 	if err != nil || out.Status != 0 {
 		t.Fatalf("in User-mode Linux: status %d, %v\n%s", out.Status, err, out.Output)

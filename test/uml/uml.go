@@ -3,7 +3,7 @@
 // machine, and what needs modules that this machine's kernel has not, such as IPVS.
 //
 // The kernel has this machine's files as its root file system, so what is written
-// outside of temporary folders stays; /run, /var/lib and /var/log are its own, in
+// outside of temporary directories stays; /run, /var/lib and /var/log are its own, in
 // memory, and gone with it. It has one CPU, no network but the loopback interface,
 // and iptables' legacy variant only, which is what "iptables" is there. Modules are
 // loaded on demand, as on a node.
@@ -11,7 +11,7 @@
 // The first process of the kernel is the program that calls Run: its main function,
 // or the TestMain of its package, has to call Boot before all else (Main does). It
 // sets the machine up and runs there what Run was asked for: other arguments of the
-// same program, or another program, with the environment and the working folder of
+// same program, or another program, with the environment and the working directory of
 // the caller. What that prints appears as it is printed. What it starts in turn ends
 // with it.
 //
@@ -42,14 +42,14 @@ const (
 	// program is the kernel, modules its modules.
 	program = "linux.uml"
 	modules = "/usr/lib/uml/modules"
-	// folderVariable tells what runs in the kernel where the following files are.
-	folderVariable = "NODEPROXY_UML"
-	orderFile      = "order"
-	statusFile     = "status"
-	resultFile     = "result"
-	consoleFile    = "console"
-	loaderFile     = "modprobe"
-	modulesRoot    = "modules"
+	// directoryVariable tells what runs in the kernel where the following files are.
+	directoryVariable = "NODEPROXY_UML"
+	orderFile         = "order"
+	statusFile        = "status"
+	resultFile        = "result"
+	consoleFile       = "console"
+	loaderFile        = "modprobe"
+	modulesRoot       = "modules"
 	// waitDelay is how long the kernel may take to end when it is killed, or has done its
 	// work: now and then one does not power off.
 	waitDelay = 5 * time.Second
@@ -74,8 +74,8 @@ type Options struct {
 	Args    []string
 	// Env is added to the environment.
 	Env []string
-	// Folder is an empty folder for what the kernel prints and the result.
-	Folder string
+	// Directory is an empty directory for what the kernel prints and the result.
+	Directory string
 	// MemoryMiB is the size of the kernel's memory; 0: 512 MiB. A cluster needs
 	// 4096.
 	MemoryMiB int
@@ -140,7 +140,7 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 	if err := prepare(self, o, time.Until(deadline)-lastWords); err != nil {
 		return out, err
 	}
-	console, err := os.Create(filepath.Join(o.Folder, consoleFile))
+	console, err := os.Create(filepath.Join(o.Directory, consoleFile))
 	if err != nil {
 		return out, fmt.Errorf("keeping what the kernel prints: %w", err)
 	}
@@ -153,7 +153,7 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 	ended := runKernel(ctx, self, o, console, printed.writer)
 	out.Took = time.Since(begin)
 	out.Output = printed.close()
-	if err := out.read(o.Folder, ended); err != nil {
+	if err := out.read(o.Directory, ended); err != nil {
 		return out, err
 	}
 	if o.Test != "" && out.Status == 0 {
@@ -186,8 +186,8 @@ func runKernel(ctx context.Context, self string, o Options, console, output *os.
 	// The first serial line is what is open as file 3.
 	cmd := exec.CommandContext(ctx, program,
 		fmt.Sprintf("mem=%dM", memory), "rootfstype=hostfs", "rw", "quiet", "panic=-1", "con=null", "con0=null,fd:1",
-		"ssl=null", "ssl0=null,fd:3", "init="+self, folderVariable+"="+o.Folder)
-	cmd.Env = append(os.Environ(), "TMPDIR="+memoryFolder(o.Folder, memory))
+		"ssl=null", "ssl0=null,fd:3", "init="+self, directoryVariable+"="+o.Directory)
+	cmd.Env = append(os.Environ(), "TMPDIR="+memoryDirectory(o.Directory, memory))
 	cmd.Stdout, cmd.Stderr = console, console
 	cmd.ExtraFiles = []*os.File{output}
 	// It runs its processes as processes of this machine. In a namespace of which
@@ -213,7 +213,7 @@ func runKernel(ctx context.Context, self string, o Options, console, output *os.
 	}
 	ended := make(chan struct{})
 	defer close(ended)
-	go endWhenDone(filepath.Join(o.Folder, statusFile), cmd.Process, ended)
+	go endWhenDone(filepath.Join(o.Directory, statusFile), cmd.Process, ended)
 	return cmd.Wait()
 }
 
@@ -239,15 +239,15 @@ func endWhenDone(status string, kernel *os.Process, ended <-chan struct{}) {
 	}
 }
 
-// memoryFolder is where the kernel makes the file that is its memory, whose name it
+// memoryDirectory is where the kernel makes the file that is its memory, whose name it
 // removes at once.
-func memoryFolder(folder string, mib int) string {
+func memoryDirectory(directory string, mib int) string {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(sharedMemory, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
-		return folder
+		return directory
 	}
 	if fs.Bavail*uint64(fs.Bsize)>>20 < uint64(mib) { //nolint:gosec // sizes are positive
-		return folder
+		return directory
 	}
 	return sharedMemory
 }
@@ -292,7 +292,7 @@ func (l *listener) close() string {
 func prepare(self string, o Options, testTimeout time.Duration) error {
 	dir, err := os.Getwd()
 	if err != nil {
-		return fmt.Errorf("finding the working folder: %w", err)
+		return fmt.Errorf("finding the working directory: %w", err)
 	}
 	todo := order{Dir: dir, Env: append(environment(), o.Env...), Args: append([]string{o.Program}, o.Args...)}
 	if o.Program == "" {
@@ -306,29 +306,29 @@ func prepare(self string, o Options, testTimeout time.Duration) error {
 	if err != nil {
 		return fmt.Errorf("telling the kernel what to run: %w", err)
 	}
-	if err := os.WriteFile(filepath.Join(o.Folder, orderFile), text, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(o.Directory, orderFile), text, 0o600); err != nil {
 		return fmt.Errorf("telling the kernel what to run: %w", err)
 	}
-	root := filepath.Join(o.Folder, modulesRoot)
+	root := filepath.Join(o.Directory, modulesRoot)
 	if err := os.MkdirAll(filepath.Join(root, "lib"), 0o755); err != nil {
-		return fmt.Errorf("making the folder of modules: %w", err)
+		return fmt.Errorf("making the directory of modules: %w", err)
 	}
 	if err := os.Symlink(modules, filepath.Join(root, "lib/modules")); err != nil {
-		return fmt.Errorf("making the folder of modules: %w", err)
+		return fmt.Errorf("making the directory of modules: %w", err)
 	}
 	path, err := exec.LookPath("modprobe")
 	if err != nil {
 		return fmt.Errorf("finding the loader of modules: %w", err)
 	}
 	script := fmt.Sprintf("#!/bin/sh\nexec %s -d %s \"$@\"\n", path, root)
-	if err := os.WriteFile(filepath.Join(o.Folder, loaderFile), []byte(script), 0o755); err != nil { //nolint:gosec // it is a program
+	if err := os.WriteFile(filepath.Join(o.Directory, loaderFile), []byte(script), 0o755); err != nil { //nolint:gosec // it is a program
 		return fmt.Errorf("making the loader of modules: %w", err)
 	}
 	return nil
 }
 
 // environment is that of the caller; what is kept in the user's cache is found
-// there though the home folder is another.
+// there though the home directory is another.
 func environment() []string {
 	env := os.Environ()
 	if cache, err := os.UserCacheDir(); err == nil {
@@ -337,17 +337,17 @@ func environment() []string {
 	return env
 }
 
-// read takes what the kernel has left in the folder.
-func (o *Outcome) read(folder string, ended error) error {
-	status, err := os.ReadFile(filepath.Join(folder, statusFile))
+// read takes what the kernel has left in the directory.
+func (o *Outcome) read(directory string, ended error) error {
+	status, err := os.ReadFile(filepath.Join(directory, statusFile))
 	if err == nil {
 		o.Status, err = strconv.Atoi(strings.TrimSpace(string(status)))
 	}
 	if err != nil {
-		printed, _ := os.ReadFile(filepath.Join(folder, consoleFile)) // as much as there is
+		printed, _ := os.ReadFile(filepath.Join(directory, consoleFile)) // as much as there is
 		return fmt.Errorf("the program in User-mode Linux has not ended by itself (%w, %w); the kernel printed:\n%s", err, ended, printed)
 	}
-	result, err := os.ReadFile(filepath.Join(folder, resultFile))
+	result, err := os.ReadFile(filepath.Join(directory, resultFile))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("reading the result of the program in User-mode Linux: %w", err)
 	}

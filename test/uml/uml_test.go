@@ -19,7 +19,7 @@ func boot(t *testing.T, test string) uml.Outcome {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: run sudo make test")
 	}
-	out, err := uml.Run(t.Context(), uml.Options{Test: test, Folder: t.TempDir()})
+	out, err := uml.Run(t.Context(), uml.Options{Test: test, Directory: t.TempDir()})
 	if err != nil {
 		t.Fatalf("%v\nthe test printed:\n%s", err, out.Output)
 	}
@@ -45,7 +45,7 @@ func TestOutcomeOfNoTest(t *testing.T) {
 		"TestThatIsNot":        "TestThatIsNot did not run",
 		"TestInsideSkipsAPart": "TestInsideSkipsAPart/part was skipped",
 	} {
-		out, err := uml.Run(t.Context(), uml.Options{Test: test, Folder: t.TempDir()})
+		out, err := uml.Run(t.Context(), uml.Options{Test: test, Directory: t.TempDir()})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q\n%s", test, err, want, out.Output)
 		}
@@ -59,7 +59,7 @@ func TestOutcomeOfTestThatHangs(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 32*time.Second)
 	defer cancel()
-	out, err := uml.Run(ctx, uml.Options{Test: "TestInsideHangs", Folder: t.TempDir()})
+	out, err := uml.Run(ctx, uml.Options{Test: "TestInsideHangs", Directory: t.TempDir()})
 	if err != nil || out.Status == 0 || !strings.Contains(out.Output, "uml_test.TestInsideHangs(") {
 		t.Errorf("status %d, %v\n%s", out.Status, err, out.Output)
 	}
@@ -70,7 +70,7 @@ func TestOutcomeOfKernelThatStays(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: run sudo make test")
 	}
-	out, err := uml.Run(t.Context(), uml.Options{Test: "TestInsideStays", Folder: t.TempDir()})
+	out, err := uml.Run(t.Context(), uml.Options{Test: "TestInsideStays", Directory: t.TempDir()})
 	if err == nil || !strings.Contains(err.Error(), "TestInsideStays did not run") || out.Took > time.Minute {
 		t.Errorf("after %s: %v\n%s", out.Took, err, out.Output)
 	}

@@ -109,7 +109,7 @@ func modules(program string) ([]cyclonedx.Component, error) {
 }
 
 // moduleHash is the sum of go.sum in hexadecimal, as cyclonedx-gomod gives it. A module
-// without a sum was built from a directory that nobody else has.
+// without a sum was built from a local directory.
 func moduleHash(module *debug.Module) (cyclonedx.Hash, error) {
 	encoded, found := strings.CutPrefix(module.Sum, "h1:")
 	sum, err := base64.StdEncoding.DecodeString(encoded)

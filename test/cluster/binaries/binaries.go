@@ -2,7 +2,7 @@
 // kube-apiserver, kube-controller-manager, kubectl, for comparisons kube-proxy,
 // and what real nodes need: kubelet, kube-scheduler, CoreDNS. It downloads the
 // release files that hack/*/SHA256SUMS pins, and builds the others from their Go
-// modules. They are kept in the user's cache folder, keyed by version, so that
+// modules. They are kept in the user's cache directory, keyed by version, so that
 // all clones of the repository share them.
 package binaries
 
@@ -55,11 +55,11 @@ const productModule = "module github.com/nodeproxy-io/nodeproxy\n"
 
 // tool is a nested module under hack/ that pins programs and their version.
 type tool struct {
-	folder   string             // under the repository's root
-	module   string             // whose version names the result
-	packages map[Program]string // import path of each program
-	release  func() release     // nil: there are only sources
-	minutes  int                // of a build with empty caches, measured on two cores
+	directory string             // under the repository's root
+	module    string             // whose version names the result
+	packages  map[Program]string // import path of each program
+	release   func() release     // nil: there are only sources
+	minutes   int                // of a build with empty caches, measured on two cores
 }
 
 func tools() []tool {
@@ -70,15 +70,15 @@ func tools() []tool {
 	}
 	return []tool{
 		{
-			folder:   "hack/etcd",
-			module:   "go.etcd.io/etcd/server/v3",
-			packages: map[Program]string{Etcd: "go.etcd.io/etcd/server/v3"},
-			release:  etcdRelease,
-			minutes:  2,
+			directory: "hack/etcd",
+			module:    "go.etcd.io/etcd/server/v3",
+			packages:  map[Program]string{Etcd: "go.etcd.io/etcd/server/v3"},
+			release:   etcdRelease,
+			minutes:   2,
 		},
 		{
-			folder: kubernetes,
-			module: kube,
+			directory: kubernetes,
+			module:    kube,
 			packages: map[Program]string{
 				APIServer:         kube + "/cmd/kube-apiserver",
 				ControllerManager: kube + "/cmd/kube-controller-manager",
@@ -91,10 +91,10 @@ func tools() []tool {
 			minutes: 14,
 		},
 		{
-			folder:   "hack/coredns",
-			module:   "github.com/coredns/coredns",
-			packages: map[Program]string{CoreDNS: "github.com/coredns/coredns"},
-			minutes:  2,
+			directory: "hack/coredns",
+			module:    "github.com/coredns/coredns",
+			packages:  map[Program]string{CoreDNS: "github.com/coredns/coredns"},
+			minutes:   2,
 		},
 	}
 }
@@ -104,7 +104,7 @@ func (t tool) of(programs []Program) []Program {
 	return slices.DeleteFunc(slices.Clone(programs), func(p Program) bool { return t.packages[p] == "" })
 }
 
-// Ensure makes sure that the given programs are there and returns the folder
+// Ensure makes sure that the given programs are there and returns the directory
 // that holds them. When they are already there it returns at once; otherwise
 // it downloads or builds what is missing and reports progress to out. Several
 // processes may call it at the same time: one works, the others wait for it.
@@ -113,7 +113,7 @@ func Ensure(ctx context.Context, out io.Writer, programs ...Program) (string, er
 	if err != nil {
 		return "", err
 	}
-	dir, versions, err := folder(root)
+	dir, versions, err := directory(root)
 	if err != nil {
 		return "", err
 	}
@@ -121,7 +121,7 @@ func Ensure(ctx context.Context, out io.Writer, programs ...Program) (string, er
 		return dir, nil
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("creating the folder for built programs: %w", err)
+		return "", fmt.Errorf("creating the directory for built programs: %w", err)
 	}
 	unlock, err := lock(ctx, filepath.Join(dir, ".lock"), out)
 	if err != nil {
@@ -145,29 +145,29 @@ func Ensure(ctx context.Context, out io.Writer, programs ...Program) (string, er
 	return dir, nil
 }
 
-// Folder returns the folder where Ensure puts programs, without building any.
-func Folder() (string, error) {
+// Directory returns the directory where Ensure puts programs, without building any.
+func Directory() (string, error) {
 	root, err := findRoot()
 	if err != nil {
 		return "", err
 	}
-	dir, _, err := folder(root)
+	dir, _, err := directory(root)
 	return dir, err
 }
 
-// folder names the place of the programs that root's tool modules pin. The
-// hash covers all that decides the result, so another pin is another folder.
-func folder(root string) (dir string, versions map[string]string, err error) {
+// directory names the place of the programs that root's tool modules pin. The
+// hash covers all that decides the result, so another pin is another directory.
+func directory(root string) (dir string, versions map[string]string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return "", nil, fmt.Errorf("no cache folder for built programs, set HOME or XDG_CACHE_HOME: %w", err)
+		return "", nil, fmt.Errorf("no cache directory for built programs, set HOME or XDG_CACHE_HOME: %w", err)
 	}
 	hash := sha256.New()
 	fmt.Fprintln(hash, runtime.GOOS, runtime.GOARCH, buildRevision)
 	versions = map[string]string{}
 	for _, t := range tools() {
 		for _, name := range []string{"go.mod", "go.sum"} {
-			text, err := os.ReadFile(filepath.Join(root, t.folder, name))
+			text, err := os.ReadFile(filepath.Join(root, t.directory, name))
 			if err != nil {
 				return "", nil, fmt.Errorf("reading the pinned versions: %w", err)
 			}
@@ -177,7 +177,7 @@ func folder(root string) (dir string, versions map[string]string, err error) {
 			}
 		}
 		if versions[t.module] == "" {
-			return "", nil, fmt.Errorf("%s/go.mod does not require %s", t.folder, t.module)
+			return "", nil, fmt.Errorf("%s/go.mod does not require %s", t.directory, t.module)
 		}
 	}
 	name := fmt.Sprintf("kubernetes-%s-%s", versions["k8s.io/kubernetes"], hex.EncodeToString(hash.Sum(nil))[:10])
@@ -220,7 +220,7 @@ func findRoot() (string, error) {
 			return dir, nil
 		}
 		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("%s is not inside a clone of nodeproxy: run this from the clone, the programs to build are pinned in its hack folder", start)
+			return "", fmt.Errorf("%s is not inside a clone of nodeproxy: run this from the clone, the programs to build are pinned in its hack directory", start)
 		}
 	}
 }

@@ -26,7 +26,7 @@ func TestRequiredVersion(t *testing.T) {
 	}
 }
 
-// fakeClone makes a folder that has the pinned versions of a clone.
+// fakeClone makes a directory that has the pinned versions of a clone.
 func fakeClone(t *testing.T, kubernetes string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -50,16 +50,16 @@ func fakeClone(t *testing.T, kubernetes string) string {
 	return root
 }
 
-func TestFolderFollowsThePinsOnly(t *testing.T) {
-	first, _, err := folder(fakeClone(t, "v1.36.3"))
+func TestDirectoryFollowsThePinsOnly(t *testing.T) {
+	first, _, err := directory(fakeClone(t, "v1.36.3"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	same, _, err := folder(fakeClone(t, "v1.36.3"))
+	same, _, err := directory(fakeClone(t, "v1.36.3"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, _, err := folder(fakeClone(t, "v1.36.4"))
+	other, _, err := directory(fakeClone(t, "v1.36.4"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func TestFolderFollowsThePinsOnly(t *testing.T) {
 
 func TestEnsureReturnsWhatIsThereWithoutBuilding(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
-	t.Setenv("PATH", "") // whoever builds needs go
+	t.Setenv("PATH", "") // a build needs go
 	t.Setenv(MirrorVariable, "none")
 	root := fakeClone(t, "v1.36.3")
 	t.Chdir(filepath.Join(root, "hack"))
@@ -85,7 +85,7 @@ func TestEnsureReturnsWhatIsThereWithoutBuilding(t *testing.T) {
 	if _, err := Ensure(t.Context(), &out, ControlPlane()...); err == nil || !strings.Contains(err.Error(), "go not found") {
 		t.Fatalf("without programs and without go: %v, want a hint to install go", err)
 	}
-	dir, err := Folder()
+	dir, err := Directory()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -131,7 +131,7 @@ func ldflags(version string) string {
 	return strings.Join(flags, " ")
 }
 
-// countPackages tells of how many packages the programs consist. It is also
+// countPackages returns the number of packages of the programs. It is also
 // what downloads their modules.
 func (b builder) countPackages(ctx context.Context, t tool, packages []string) (int, error) {
 	say := func(lines int64) {
@@ -147,7 +147,7 @@ func (b builder) countPackages(ctx context.Context, t tool, packages []string) (
 // the number of lines on its standard error.
 func (b builder) run(ctx context.Context, t tool, args []string, say func(lines int64)) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = filepath.Join(b.root, t.folder)
+	cmd.Dir = filepath.Join(b.root, t.directory)
 	// GOWORK and GOFLAGS of the caller are about the product, not this module;
 	// without cgo no C compiler is needed.
 	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly", "CGO_ENABLED=0")
@@ -198,7 +198,7 @@ func (b builder) run(ctx context.Context, t tool, args []string, say func(lines 
 func lock(ctx context.Context, path string, out io.Writer) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
-		return nil, fmt.Errorf("locking the folder for built programs: %w", err)
+		return nil, fmt.Errorf("locking the directory for built programs: %w", err)
 	}
 	for told := false; ; told = true {
 		err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)

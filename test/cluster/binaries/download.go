@@ -25,7 +25,7 @@ import (
 const MirrorVariable = "NODEPROXY_RELEASES"
 
 const (
-	// checksumFile pins, in a tool's folder, the release files that may be
+	// checksumFile pins, in a tool's directory, the release files that may be
 	// downloaded, in the format of sha256sum.
 	checksumFile = "SHA256SUMS"
 
@@ -113,7 +113,7 @@ func (d downloader) download(ctx context.Context, t tool, version string, progra
 	if t.release == nil || d.mirror == "none" || runtime.GOOS != "linux" {
 		return nil
 	}
-	pins, err := readPins(filepath.Join(d.root, t.folder, checksumFile))
+	pins, err := readPins(filepath.Join(d.root, t.directory, checksumFile))
 	if err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func (d downloader) download(ctx context.Context, t tool, version string, progra
 		case errors.Is(err, errChecksum):
 			return fmt.Errorf("downloading %s: %w; to build it from its Go module instead, set %s=none", p, err, MirrorVariable)
 		case err != nil:
-			// Whoever builds one program has built most of what the others need.
+			// Building one program builds most of what the others need.
 			fmt.Fprintf(d.out, "Cannot download %s %s, building from Go modules instead: %v\n", p, version, err)
 			return nil
 		}
@@ -207,7 +207,7 @@ func writeProgram(name string, from io.Reader, limit int64) (int64, error) {
 	return size, nil
 }
 
-// extract writes the file called name, in whatever folder of the archive, to target.
+// extract writes the file called name, in whatever directory of the archive, to target.
 func extract(archive, name, target string, limit int64) error {
 	file, err := os.Open(archive)
 	if err != nil {

@@ -66,7 +66,7 @@ func kubeFile(p Program) string {
 
 func etcdFile() string { return fmt.Sprintf("v3.6.8/etcd-v3.6.8-linux-%s.tar.gz", runtime.GOARCH) }
 
-// archive is a tar.gz with a file in a folder, after another file.
+// archive is a tar.gz with a file in a directory, after another file.
 func archive(t *testing.T, name string, content []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -124,10 +124,10 @@ func cloneWithPins(t *testing.T, files map[string][]byte) {
 	t.Setenv("PATH", "")
 }
 
-// kept lists what is in the folder for programs besides the lock.
+// kept lists what is in the directory for programs besides the lock.
 func kept(t *testing.T) []string {
 	t.Helper()
-	dir, err := Folder()
+	dir, err := Directory()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestEnsureDownloadsWhatIsPinned(t *testing.T) {
 		}
 	}
 	if got, want := len(kept(t)), len(ControlPlane()); got != want {
-		t.Errorf("the folder holds %v", kept(t))
+		t.Errorf("the directory holds %v", kept(t))
 	}
 	if _, err := Ensure(t.Context(), &out, ControlPlane()...); err != nil {
 		t.Error(err)

@@ -20,7 +20,7 @@ func Pin(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	_, versions, err := folder(root)
+	_, versions, err := directory(root)
 	if err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func Pin(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("pinning the checksums of %s: %w", t.module, err)
 		}
-		name := filepath.Join(root, t.folder, checksumFile)
+		name := filepath.Join(root, t.directory, checksumFile)
 		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
 			return fmt.Errorf("pinning the checksums of %s: %w", t.module, err)
 		}

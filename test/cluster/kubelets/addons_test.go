@@ -21,13 +21,13 @@ import (
 func productImages(t *testing.T) (agent, controller string) {
 	t.Helper()
 	needRoot(t)
-	folder := t.TempDir()
+	directory := t.TempDir()
 	cmd := exec.Command("../../../hack/images.sh")
-	cmd.Env = append(os.Environ(), "OUT="+folder, "VERSION=test")
+	cmd.Env = append(os.Environ(), "OUT="+directory, "VERSION=test")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("making images: %v: %s", err, out)
 	}
-	return filepath.Join(folder, "nodeproxy-agent.tar"), filepath.Join(folder, "nodeproxy-controller.tar")
+	return filepath.Join(directory, "nodeproxy-agent.tar"), filepath.Join(directory, "nodeproxy-controller.tar")
 }
 
 func TestKubeProxyAndDNS(t *testing.T) {

@@ -13,14 +13,14 @@ import (
 // writeImage writes an image with one file, named as its program.
 func writeImage(t *testing.T, tag, program, base string) string {
 	t.Helper()
-	folder := t.TempDir()
-	file := filepath.Join(folder, program)
+	directory := t.TempDir()
+	file := filepath.Join(directory, program)
 	if err := os.WriteFile(file, []byte(program), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	i := programImage(tag, program, file)
 	i.base = base
-	archive := filepath.Join(folder, "image.tar")
+	archive := filepath.Join(directory, "image.tar")
 	if err := i.writeArchive(archive); err != nil {
 		t.Fatal(err)
 	}

@@ -24,8 +24,8 @@
 //	client, err := c.Pod(ctx, "default", "web-1")
 //	answer, err := client.Dial(ctx, "tcp", "10.96.0.1:443")
 //
-// Nodes have folders of their own in the place of /run, /var/lib and /var/log. What
-// a pod mounts of other folders of its node is this machine's, and is made there
+// Nodes have directories of their own in the place of /run, /var/lib and /var/log. What
+// a pod mounts of other directories of its node is this machine's, and is made there
 // where it is missing, as /lib/modules may be.
 //
 // It needs root, and the programs of `hack/install-packages.sh real-nodes`.

@@ -26,16 +26,16 @@ const commandsOfCluster = "github.com/nodeproxy-io/nodeproxy/test/cluster/cmd/"
 
 // makeImages makes the images that each node has and returns their archives.
 func (c *Cluster) makeImages(ctx context.Context) ([]string, error) {
-	folder := filepath.Join(c.Disks(), "images")
-	if err := os.MkdirAll(folder, 0o755); err != nil {
+	directory := filepath.Join(c.Disks(), "images")
+	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return nil, fmt.Errorf("making images: %w", err)
 	}
-	if err := programs.Into(ctx, folder, commandsOfCluster+"pause", commandsOfCluster+"echo"); err != nil {
+	if err := programs.Into(ctx, directory, commandsOfCluster+"pause", commandsOfCluster+"echo"); err != nil {
 		return nil, fmt.Errorf("making images: %w", err)
 	}
 	images := map[string]image{
-		"pause": programImage(pauseImage, "pause", filepath.Join(folder, "pause")),
-		"echo":  programImage(EchoImage, "echo", filepath.Join(folder, "echo")),
+		"pause": programImage(pauseImage, "pause", filepath.Join(directory, "pause")),
+		"echo":  programImage(EchoImage, "echo", filepath.Join(directory, "echo")),
 	}
 	if c.options.CoreDNS {
 		images["coredns"] = programImage(coreDNSImage, "coredns", filepath.Join(c.Assets(), string(binaries.CoreDNS)))
@@ -51,7 +51,7 @@ func (c *Cluster) makeImages(ctx context.Context) ([]string, error) {
 	}
 	var archives []string
 	for name, i := range images {
-		archive := filepath.Join(folder, name+".tar")
+		archive := filepath.Join(directory, name+".tar")
 		if err := i.writeArchive(archive); err != nil {
 			return nil, err
 		}

@@ -17,31 +17,31 @@ import (
 
 // Where things are on a node.
 const (
-	runtimeSocket = "/run/containerd/containerd.sock"
-	cniFolder     = "/run/cni"
-	configFolder  = "/run/nodeproxy-node"
+	runtimeSocket   = "/run/containerd/containerd.sock"
+	cniDirectory    = "/run/cni"
+	configDirectory = "/run/nodeproxy-node"
 )
 
 // dnsAddress is that of the Service kube-dns.
 const dnsAddress = "10.96.0.10"
 
 // writeConfig writes a file below /run of the node and returns its path there.
-func (n *Node) writeConfig(folder, name, text string) (string, error) {
-	outside := filepath.Join(n.Disk(), folder)
+func (n *Node) writeConfig(directory, name, text string) (string, error) {
+	outside := filepath.Join(n.Disk(), directory)
 	if err := os.MkdirAll(outside, 0o755); err != nil {
 		return "", fmt.Errorf("writing %s of %s: %w", name, n.Name(), err)
 	}
-	// By a rename, because whoever watches the folder takes what is there.
+	// By a rename, because the runtime reads what is in the directory that it watches.
 	temp := filepath.Join(outside, "."+name)
 	if err := os.WriteFile(temp, []byte(text), 0o600); err != nil {
 		return "", fmt.Errorf("writing %s of %s: %w", name, n.Name(), err)
 	}
-	return filepath.Join(folder, name), os.Rename(temp, filepath.Join(outside, name))
+	return filepath.Join(directory, name), os.Rename(temp, filepath.Join(outside, name))
 }
 
 // startContainerd starts containerd and waits until it answers.
 func (n *Node) startContainerd(ctx context.Context) error {
-	config, err := n.writeConfig(configFolder, "containerd.toml", n.containerdConfig())
+	config, err := n.writeConfig(configDirectory, "containerd.toml", n.containerdConfig())
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ restrict_oom_score_adj = true
 
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "` + n.cluster.tools.cni + `"
-conf_dir = "` + cniFolder + `"
+conf_dir = "` + cniDirectory + `"
 
 [plugins."io.containerd.grpc.v1.cri".containerd]
 default_runtime_name = "runc"
@@ -108,7 +108,7 @@ func (n *Node) StartKubelet() error {
 	if err != nil {
 		return err
 	}
-	config, err := n.writeConfig(configFolder, "kubelet.yaml", n.kubeletConfig())
+	config, err := n.writeConfig(configDirectory, "kubelet.yaml", n.kubeletConfig())
 	if err != nil {
 		return err
 	}
@@ -191,7 +191,7 @@ func (n *Node) writeCNI() error {
 	if len(ranges) != 2 {
 		return errors.New("a node of a dual-stack cluster has two ranges of pods")
 	}
-	_, err := n.writeConfig(cniFolder, "10-pods.conflist", fmt.Sprintf(`{
+	_, err := n.writeConfig(cniDirectory, "10-pods.conflist", fmt.Sprintf(`{
   "cniVersion": "0.4.0",
   "name": "pods",
   "plugins": [

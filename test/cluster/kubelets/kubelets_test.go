@@ -123,7 +123,7 @@ func TestPodsOfRealNodes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := c.Kubectl(t.Context(), "logs", "one"); err == nil {
-			t.Error("somebody shows logs without a kubelet")
+			t.Error("logs can be read without a kubelet")
 		}
 		answers(t, two, "tcp", address1+":8080", "one")
 		if err := c.Node(0).StartKubelet(); err != nil {

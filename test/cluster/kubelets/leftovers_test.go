@@ -72,7 +72,7 @@ func child(t *testing.T, mode string) (*exec.Cmd, int) {
 	return cmd, number
 }
 
-// cleaned removes a cluster that nobody owns and checks that nothing is left.
+// cleaned removes a cluster without an owner and checks that nothing is left.
 func cleaned(t *testing.T, number int) {
 	t.Helper()
 	if err := cluster.Clean(context.Background(), io.Discard, number); err != nil {
@@ -122,7 +122,7 @@ func TestAClusterThatIsLeftRunsOnBesideOthers(t *testing.T) {
 	}
 	for _, kind := range []string{"link", "process", "/sys/fs/cgroup", "/var/lib/nodeproxy-test", "/run/netns"} {
 		if !strings.Contains(strings.Join(left, "\n"), kind) {
-			t.Errorf("Leftovers tells of no %s of a running cluster: %v", kind, left)
+			t.Errorf("Leftovers reports no %s of a running cluster: %v", kind, left)
 		}
 	}
 }

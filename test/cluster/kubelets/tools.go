@@ -15,8 +15,8 @@ const toolsRoot = "/usr/local/lib/nodeproxy-test"
 // tools are the programs of the container runtime.
 type tools struct {
 	containerd, ctr, runc string
-	bin                   string // folder with containerd's own programs
-	cni                   string // folder with the CNI plugins
+	bin                   string // directory with containerd's own programs
+	cni                   string // directory with the CNI plugins
 }
 
 // findTools returns the tools, or what to do where they are missing.

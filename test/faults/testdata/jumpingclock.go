@@ -12,7 +12,7 @@ import (
 )
 
 // jumpingClock is the real clock, but that SIGUSR1 sets it an hour forward and
-// SIGUSR2 an hour back. As when somebody sets a machine's clock, only the time of
+// SIGUSR2 an hour back. As when a machine's clock is set, only the time of
 // day jumps: the monotonic part of times, timers and tickers go on.
 type jumpingClock struct {
 	clock.RealClock

@@ -43,7 +43,7 @@ func (l *lab) device(t *testing.T) {
 			t.Errorf("%q is there:\n%s", words, out)
 		}
 	}
-	// What the kernel gives by itself to an interface that somebody switches on.
+	// What the kernel gives by itself to an interface that is switched on.
 	run(t, "ip link set kube-ipvs0 up")
 	run(t, "ip link set kube-ipvs0 down")
 	run(t, "ip link set kube-ipvs0 up")
@@ -52,7 +52,7 @@ func (l *lab) device(t *testing.T) {
 	check(t, l.Unbind(l.addr(1)), l.Unbind(l.addr(1)))
 	l.expectBound(t, true, l.addr(2))
 
-	// Somebody deletes it, and makes another one.
+	// Another program deletes it, and makes another one.
 	run(t, "ip link del kube-ipvs0")
 	check(t, l.Unbind(l.addr(2)))
 	l.expectBound(t, false)
@@ -97,7 +97,7 @@ func (l *lab) device(t *testing.T) {
 	l.expectBound(t, false)
 }
 
-// events are told of what others do to the device, and to other interfaces.
+// events are reported for changes by others of the device, and of other interfaces.
 func (l *lab) events(t *testing.T) {
 	check(t, l.CreateDevice())
 	done := make(chan struct{})

@@ -90,7 +90,7 @@ type comparison struct {
 	inexact bool
 	// sent are the packets of the round.
 	sent []iptablesmodel.Packet
-	// changes are those of the round, for people.
+	// changes are those of the round, human-readable.
 	changes []string
 	// counts are how often each kind of thing was compared.
 	counts map[string]int
@@ -259,7 +259,7 @@ func (c *comparison) state(k ipvs.Kernel) []string {
 	return out
 }
 
-// ask compares whether ipsets hold what packets have, by the ipset program.
+// ask compares by the ipset program whether ipsets have the packets' entries.
 func (c *comparison) ask() {
 	c.Helper()
 	var questions strings.Builder

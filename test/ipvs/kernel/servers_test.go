@@ -160,7 +160,7 @@ func (l *lab) reals(t *testing.T) {
 		t.Errorf("adding it twice: %v", err)
 	}
 	l.expectReals(t, k, map[netip.AddrPort]ipvs.Real{l.real(1): {Weight: 1}, l.real(2): {}, other: {Weight: 65535}})
-	// Of somebody else, by another method.
+	// Of another program, by another method.
 	run(t, "ipvsadm -a -t "+netip.AddrPortFrom(k.Addr, 80).String()+" -r "+pick(l, "10.244.0.3:80", "[fd00:244::3]:80")+" -g")
 	foreign := netip.AddrPortFrom(l.real(3).Addr(), 80)
 	got, err := l.Reals(k)

@@ -197,7 +197,7 @@ func (l *lab) setsOfOthers(t *testing.T) {
 	check(t, l.DeleteSets([]ipvs.SetName{name}))
 }
 
-// largeSet outgrows a set that somebody has made small, while a rule uses it.
+// largeSet outgrows a set that was made small, while a rule uses it.
 func (l *lab) largeSet(t *testing.T) {
 	name := l.setName(ipvs.HashIPPort)
 	run(t, "ipset create "+string(name)+" hash:ip,port maxelem 100 family "+pick(l, "inet", "inet6"))

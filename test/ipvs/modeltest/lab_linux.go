@@ -316,7 +316,7 @@ func (l *Lab) Send(p iptablesmodel.Packet) Seen {
 	return seen
 }
 
-// SendUncounted is Send without Seen.Met, which is most of what that costs: Met tells of
+// SendUncounted is Send without Seen.Met, which is most of what that costs: Met reports
 // several packets at once.
 func (l *Lab) SendUncounted(p iptablesmodel.Packet) Seen {
 	l.Helper()

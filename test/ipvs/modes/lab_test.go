@@ -81,7 +81,7 @@ type lab struct {
 	*testing.T
 	at                        addressing
 	node, a, c, d, r, outside *place.Place
-	programs                  string // folder of iptables
+	programs                  string // directory of iptables
 	rules                     *dataplane.Ruleset
 	kernel                    *mortal
 	clock                     *clock.FakeClock
@@ -127,7 +127,7 @@ func (l *lab) wirePod(pod *place.Place, address netip.Addr) {
 }
 
 // useLegacyPrograms has programs of the variant that this kernel has, and no other,
-// in a folder.
+// in a directory.
 func (l *lab) useLegacyPrograms() {
 	path, err := exec.LookPath("xtables-legacy-multi")
 	if err != nil {
@@ -160,8 +160,8 @@ func (l *lab) start() {
 	l.plane = modes.NewNode(modes.Options{ProgramsFolder: l.programs, Clock: l.clock, WrapIPVS: wrap}).Planes[family]
 }
 
-// apply applies the rules in a mode and returns what is left of the other one,
-// for people.
+// apply applies the rules in a mode and returns the remains of the other one as
+// human-readable text.
 func (l *lab) apply(mode v1alpha1.ProxyMode) string {
 	l.Helper()
 	l.rules.Mode = mode

@@ -20,11 +20,11 @@ func TestDocumentedDifferences(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(text), "\n### Wanted differences in mode IPVS\n")
+	_, section, _ := strings.Cut(string(text), "\n### Intended differences in mode IPVS\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	for _, w := range wantedDifferences() {
 		if !strings.Contains(section, "\n- **"+w.name+"**") {
-			t.Errorf("docs/parity.md does not tell of %q", w.name)
+			t.Errorf("docs/parity.md does not list %q", w.name)
 		}
 		if w.reason == "" {
 			t.Errorf("%s has no reason", w.name)

@@ -272,7 +272,7 @@ func (p *plane) cleanup(t *testing.T) {
 	}
 }
 
-// drift lets somebody else change things, which is told of and mended.
+// drift changes things as another program would, which is reported and repaired.
 func (p *plane) drift(t *testing.T, key ipvs.Key) {
 	ctx, cancel := context.WithCancel(t.Context())
 	changes, done := make(chan dataplane.Change, 100), make(chan struct{})

@@ -12,8 +12,8 @@ import (
 )
 
 // Install starts a cluster with two nodes, on which nothing runs, nodeproxy-controller,
-// and the namespaces of drawn objects. Programs of nodeproxy are in folder bin; config
-// is the folder of that name of this repository. The caller stops the cluster.
+// and the namespaces of drawn objects. Programs of nodeproxy are in directory bin; config
+// is the directory of that name of this repository. The caller stops the cluster.
 func Install(ctx context.Context, options cluster.Options, bin, config string) (*install.Nodeproxy, error) {
 	if _, err := binaries.Ensure(ctx, os.Stderr, binaries.KubeProxy); err != nil {
 		return nil, err

@@ -11,7 +11,7 @@ import (
 
 // Proxy is one of the two programs and the node that it serves.
 type Proxy struct {
-	// Name is for people.
+	// Name is human-readable.
 	Name string
 	// Node is where it runs.
 	Node *cluster.Node

@@ -22,7 +22,7 @@ const (
 
 // Reports waits until the common node, which the agent audits, has reported for some
 // time what is right: the reason of the condition Programmed, and how many things
-// differ. It returns what was reported last, for people, and before it what was not
+// differ. It returns the last report as human-readable text, and before it what was not
 // right.
 func (p *Pair) Reports(ctx context.Context, limit, calm time.Duration, right func(reason string, count int32) bool) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)

@@ -19,7 +19,7 @@ const (
 
 // Difference is one thing in which the rules of the two programs differ.
 type Difference struct {
-	// Family is the IP family, for people.
+	// Family is the IP family, human-readable.
 	Family string
 	Kind   string
 	In     Key

@@ -42,7 +42,7 @@ func eachAddress(texts []string, do func(netlink.Link, *netlink.Addr) error) err
 			return err
 		}
 		if address.IP.To4() == nil {
-			address.Flags = unix.IFA_F_NODAD // nobody else has it
+			address.Flags = unix.IFA_F_NODAD // no other node has it
 		}
 		if err := do(bridge, address); err != nil {
 			return fmt.Errorf("address %s: %w", text, err)

@@ -103,7 +103,7 @@ func (s Settings) LocalhostInEffect(f NodeFacts) bool {
 }
 
 // ForNodeProxy returns the settings for a NodeProxy. Verification hardly ever
-// happens: it would mend what a change left wrong.
+// happens: it would repair what a change left wrong.
 func (s Settings) ForNodeProxy() *v1alpha1.ProxySettings {
 	toggle := func(on bool) *v1alpha1.Toggle {
 		if on {

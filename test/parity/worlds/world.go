@@ -117,7 +117,7 @@ func (w *World) addServices(n int) {
 		members: []member{{address: "pod.example.org"}},
 	}, &slice{
 		name: "stray", namespace: namespaceA, addresses: discoveryv1.AddressTypeIPv4,
-		labels:  map[string]string{discoveryv1.LabelServiceName: "nobody"},
+		labels:  map[string]string{discoveryv1.LabelServiceName: "none"},
 		ports:   []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(80))}},
 		members: []member{{address: "10.244.1.250"}},
 	})

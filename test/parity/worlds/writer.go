@@ -65,7 +65,7 @@ func (wr *Writer) Begin(ctx context.Context, w *World) error {
 
 	settings := w.Settings.ForNodeProxy()
 	if w.Audit {
-		// Nothing tells of virtual servers that the other proxy adds.
+		// Nothing reports virtual servers that the other proxy adds.
 		settings.Enforcement, settings.Sync.VerifyIntervalSeconds = new(v1alpha1.Audit), new(int32(5))
 	}
 	return WriteSettings(ctx, wr.client, settings)

@@ -27,7 +27,7 @@ func TestSimulatedAgents(t *testing.T) {
 		name      string
 		behaviour behaviour
 		second    v1alpha1.NodeProxyRulesSpec
-		inForce   bool
+		isApplied bool
 		available bool
 		reason    string
 	}{
@@ -59,8 +59,8 @@ func TestSimulatedAgents(t *testing.T) {
 	for _, tt := range tests {
 		carries(tt.name, "2", tt.reason)
 		rules := find[*v1alpha1.NodeProxyRules](w.history, tt.name)
-		if inForce(rules) != tt.inForce || available(rules) != tt.available {
-			t.Errorf("%s: in force: %t, available: %t", tt.name, inForce(rules), available(rules))
+		if isApplied(rules) != tt.isApplied || available(rules) != tt.available {
+			t.Errorf("%s: applied: %t, available: %t", tt.name, isApplied(rules), available(rules))
 		}
 		lease := &coordinationv1.Lease{}
 		if err := w.api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: v1alpha1.AgentLeaseName(tt.name)}, lease); err != nil {

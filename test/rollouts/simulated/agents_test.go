@@ -28,10 +28,10 @@ type outcome int
 
 const (
 	works     outcome = iota
-	fails             // the kernel does not take it: not in force, Programmed False
-	rejects           // the agent does not accept it: not in force
-	refuses           // in force but for one Service
-	breaks            // in force, and then Programmed False
+	fails             // the kernel does not take it: not applied, Programmed False
+	rejects           // the agent does not accept it: not applied
+	refuses           // applied but for one Service
+	breaks            // applied, and then Programmed False
 	differs           // Audit, and the kernel differs
 	conflicts         // another proxy is active
 	silent            // the agent is not there, or hangs
@@ -239,22 +239,22 @@ func (a *agent) report(rules *v1alpha1.NodeProxyRules, r reaction) v1alpha1.Node
 	bad := func(reason, message string) {
 		programmed.Status, programmed.Reason, programmed.Message = metav1.ConditionFalse, reason, message
 	}
-	notInForce := func() { status.SettingsRevision, status.Mode = former.SettingsRevision, former.Mode }
+	notApplied := func() { status.SettingsRevision, status.Mode = former.SettingsRevision, former.Mode }
 	audit := rules.Spec.Settings.Enforcement != nil && *rules.Spec.Settings.Enforcement == v1alpha1.Audit
 	if audit {
 		programmed.Reason, programmed.Message = v1alpha1.ReasonAuditInSync, "enforcement is Audit: the kernel holds what is wanted"
 	}
 	switch {
 	case what == fails:
-		notInForce()
+		notApplied()
 		bad(v1alpha1.ReasonFailed, "IPv4: iptables-restore: exit status 4; what could be written is written, all else stays as it was; the agent tries again")
 	case what == rejects:
-		notInForce()
+		notApplied()
 		accepted.Status, accepted.Reason = metav1.ConditionFalse, v1alpha1.ReasonUnsupported
 		accepted.Message = "spec.settings.mode: the kernel has no IPVS; the agent tries again until it works"
 		bad(v1alpha1.ReasonFailed, accepted.Message)
 	case what == conflicts:
-		notInForce()
+		notApplied()
 		bad(v1alpha1.ReasonConflictingProxy, "kube-proxy answers on port 10249")
 	case what == breaks:
 		bad(v1alpha1.ReasonFailed, "IPv4: iptables-restore: exit status 4; what could be written is written, all else stays as it was; the agent tries again")

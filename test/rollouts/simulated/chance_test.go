@@ -36,8 +36,8 @@ func number(t *testing.T, variable string, otherwise int) int {
 }
 
 // TestWhateverHappens: policies, nodes, agents and controllers change by chance, one thing
-// after the other while settings are on their way. When it is over all that is wanted
-// comes about; what must never happen is looked for in the record, as in every test here.
+// after the other while settings are on their way. In the end the desired state comes
+// about; what must never happen is looked for in the record, as in every test here.
 func TestWhateverHappens(t *testing.T) {
 	t.Parallel()
 	seed := number(t, seedVariable, int(time.Now().UnixNano()%1e6))
@@ -50,14 +50,14 @@ func TestWhateverHappens(t *testing.T) {
 		since := w.history.latest()
 		c.settle(since, c.dice.IntN(6))
 	}
-	c.mend()
+	c.repair()
 	for _, p := range current[*v1alpha1.NodeProxyPolicy](w.history) {
 		w.await("policy "+p.Name+" is applied", func() bool {
 			reason := w.ready(p.Name)
 			return reason == v1alpha1.ReasonApplied || reason == v1alpha1.ReasonNothingSelected
 		})
 	}
-	w.await("every node has its settings in force", func() bool {
+	w.await("every node has applied its settings", func() bool {
 		for _, n := range current[*corev1.Node](w.history) {
 			if !available(w.rules(n.Name)) {
 				return false
@@ -181,8 +181,8 @@ func (c *chance) changePolicy() string {
 	}
 }
 
-// mend has all nodes do well, and nothing be paused.
-func (c *chance) mend() {
+// repair makes all nodes healthy and resumes what is paused.
+func (c *chance) repair() {
 	c.t.Helper()
 	for _, n := range current[*corev1.Node](c.history) {
 		c.fleet.behave(always(works), n.Name)

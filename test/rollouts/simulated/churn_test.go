@@ -79,7 +79,7 @@ func TestNodesComeAndGoMeanwhile(t *testing.T) {
 }
 
 // TestChangeOfNodeProxy: by its own budget, over all nodes. Where nothing is at risk it
-// arrives at once, and nobody waits for it, nor for a Node that is gone.
+// arrives at once, and nothing waits for it, or for a Node that is gone.
 func TestChangeOfNodeProxy(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -111,7 +111,7 @@ func TestChangeOfNodeProxy(t *testing.T) {
 	w.await("all nodes are given it", func() bool { return len(w.carrying(changed)) == size })
 	w.settled()
 	same(t, "given one after the other", len(w.grants(begin)), size-3)
-	w.await("what was given is in force", func() bool {
+	w.await("what was given is applied", func() bool {
 		return !slices.ContainsFunc(nodeNames(0, 30), func(name string) bool { return !available(w.rules(name)) })
 	})
 
@@ -140,7 +140,7 @@ func (w *world) nodeProxyReady(reason string) {
 }
 
 // TestSettingsEditedByHand are put back at once, whatever is paused or stopped, and are
-// nobody's change.
+// no policy's change.
 func TestSettingsEditedByHand(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -158,7 +158,7 @@ func TestSettingsEditedByHand(t *testing.T) {
 			return r
 		})
 	}
-	hand("node-20", func(r *v1alpha1.NodeProxyRules) { // one that does not have it in force
+	hand("node-20", func(r *v1alpha1.NodeProxyRules) { // one that has not applied it
 		r.Spec.Settings.Mode, r.Spec.SettingsRevision = new(v1alpha1.ModeIPTables), "theirs"
 	})
 	hand("node-35", func(r *v1alpha1.NodeProxyRules) { r.Spec.Policies = []string{"theirs"} })

@@ -17,7 +17,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// moment is one write, as a watch has told of it.
+// moment is one write, as a watch has reported it.
 type moment struct {
 	version uint64 // the resourceVersion, which one etcd counts for all kinds
 	at      time.Time
@@ -212,7 +212,7 @@ func (h *history) summary() string {
 	for _, rules := range current[*v1alpha1.NodeProxyRules](h) {
 		carried[rules.Spec.SettingsRevision]++
 		if !available(rules) {
-			out += fmt.Sprintf("%s carries %s by %q of %s, in force %s, %s\n", rules.Name, rules.Spec.SettingsRevision, rules.Spec.Policies,
+			out += fmt.Sprintf("%s carries %s by %q of %s, applied %s, %s\n", rules.Name, rules.Spec.SettingsRevision, rules.Spec.Policies,
 				rules.Annotations[v1alpha1.AnnotationRollout], rules.Status.SettingsRevision, programmedReason(rules))
 		}
 	}

@@ -90,7 +90,7 @@ func (s *story) give(node, revision, cause string, generation int64) {
 // echo has a node report that it does what it carries.
 func (s *story) echo(node string) { s.report(node, metav1.ConditionTrue, v1alpha1.ReasonProgrammed) }
 
-// report has a node report that what it carries is in force, and Programmed.
+// report has a node report that what it carries is applied, and Programmed.
 func (s *story) report(node string, status metav1.ConditionStatus, reason string) {
 	s.change(node, func(r *v1alpha1.NodeProxyRules) {
 		r.Status.SettingsRevision, r.Status.Agent = r.Spec.SettingsRevision, &v1alpha1.AgentReport{Version: "v0.1.0"}
@@ -116,7 +116,7 @@ func TestCheckerSees(t *testing.T) {
 	}{
 		{"as many as may be", func(s *story) { give(s, 0, 1); s.echo("node-00"); give(s, 2) }, ""},
 		{"one too many", func(s *story) { give(s, 0, 1, 2) }, "3 nodes are unavailable for changes"},
-		{"in force, but not programmed", func(s *story) {
+		{"applied, but not programmed", func(s *story) {
 			give(s, 0, 1)
 			s.report("node-00", metav1.ConditionFalse, v1alpha1.ReasonFailed)
 			give(s, 2)
@@ -158,7 +158,7 @@ func TestCheckerSees(t *testing.T) {
 				s.report(nodeName(i), metav1.ConditionFalse, v1alpha1.ReasonFailed)
 			}
 			give(s, 0, 1, 2)
-		}, "3 nodes do not have it in force"},
+		}, "3 nodes have not applied it"},
 		{"where nothing is at risk", func(s *story) {
 			s.gone(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-05"}})
 			give(s, 0, 1, 5)
@@ -178,7 +178,7 @@ func TestCheckerSees(t *testing.T) {
 			s.policy("edge", 2, v1alpha1.RolloutSettings{MaxUnavailable: new(intstr.FromInt32(2))})
 			s.give("node-01", "newer", "edge", 2)
 		}, ""},
-		{"by nobody", func(s *story) { s.give("node-00", "new", "", 0) }, "that nobody has changed"},
+		{"without a cause", func(s *story) { s.give("node-00", "new", "", 0) }, "without a change"},
 		{"by a generation that is not", func(s *story) { s.give("node-00", "new", "edge", 7) }, "which there never was"},
 		{"without a grant", func(s *story) {
 			s.change("node-00", func(r *v1alpha1.NodeProxyRules) { r.Spec.SettingsRevision = "new" })
@@ -189,7 +189,7 @@ func TestCheckerSees(t *testing.T) {
 			s.change("node-00", func(r *v1alpha1.NodeProxyRules) { r.Spec.SettingsRevision = "old" })
 		}, ""},
 		{"the same again", func(s *story) { give(s, 0); s.echo("node-00"); s.give("node-00", "new", "edge", 1) }, "a new grant"},
-		{"another chance to have the same in force", func(s *story) {
+		{"another chance to apply the same", func(s *story) {
 			give(s, 0)
 			s.policy("edge", 2, v1alpha1.RolloutSettings{})
 			s.give("node-00", "new", "edge", 2)

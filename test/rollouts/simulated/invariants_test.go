@@ -165,12 +165,12 @@ func (c *checker) rendered(rules *v1alpha1.NodeProxyRules, m moment) {
 
 // renewed checks a grant of the settings that a node has already. It is written where
 // others set them than before, or because a new generation, which changes nothing there,
-// gives the node another chance to have them in force.
+// gives the node another chance to apply them.
 func (c *checker) renewed(former, rules *v1alpha1.NodeProxyRules, m moment) {
 	was, is, last := grantOf(former), grantOf(rules), c.carried[rules.Name]
 	edited := c.edited[rules.Name]
 	delete(c.edited, rules.Name)
-	chance := !inForce(former) && !slices.Equal(is.By, was.By)
+	chance := !isApplied(former) && !slices.Equal(is.By, was.By)
 	otherwise := edited || !slices.Equal(former.Spec.Policies, rules.Spec.Policies) || !maps.Equal(is.Owners, was.Owners)
 	if !chance && !otherwise {
 		c.breaks(m, "%s has a new grant (%s instead of %s) of the settings that it had", rules.Name,
@@ -193,15 +193,15 @@ func grantOf(rules *v1alpha1.NodeProxyRules) *v1alpha1.SettingsGrant {
 	return g
 }
 
-// inForce reports whether the agent reports what it was given.
-func inForce(rules *v1alpha1.NodeProxyRules) bool {
+// isApplied reports whether the agent reports what it was given.
+func isApplied(rules *v1alpha1.NodeProxyRules) bool {
 	return rules.Status.SettingsRevision == rules.Spec.SettingsRevision
 }
 
 // available reports whether a node does what it was given; in Audit, has compared.
 func available(rules *v1alpha1.NodeProxyRules) bool {
 	p := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
-	return inForce(rules) && p != nil && (p.Status == metav1.ConditionTrue || p.Reason == v1alpha1.ReasonAuditDiffers)
+	return isApplied(rules) && p != nil && (p.Status == metav1.ConditionTrue || p.Reason == v1alpha1.ReasonAuditDiffers)
 }
 
 // free reports whether nothing is at risk at a node: there is no such Node, no agent
@@ -222,7 +222,7 @@ func (c *checker) granted(former, rules *v1alpha1.NodeProxyRules, m moment) {
 	edited := c.edited[name]
 	delete(c.edited, name)
 	if last := c.carried[name]; edited && last.Revision == given.Revision && slices.Equal(last.By, given.By) {
-		last.SettingsGrant = *given // what somebody changed is put back, and has its time again
+		last.SettingsGrant = *given // what another user changed is put back, and has its time again
 		c.carried[name] = last
 		return
 	}
@@ -239,7 +239,7 @@ func (c *checker) granted(former, rules *v1alpha1.NodeProxyRules, m moment) {
 		c.down[name] = true
 	}
 	if len(g.By) == 0 {
-		c.breaks(m, "%s was given settings that nobody has changed", name)
+		c.breaks(m, "%s was given settings without a change", name)
 	}
 	for _, cause := range g.By {
 		b, found := c.budgets[cause]
@@ -275,7 +275,7 @@ func (c *checker) within(g grant, cause v1alpha1.Cause, b budget, m moment) {
 		if c.down[name] && (isSelected || slices.Contains(last.By, cause)) { // or it was given that it is not selected any more
 			down = append(down, name)
 		}
-		if slices.Contains(last.By, cause) && !inForce(rules) && !last.free {
+		if slices.Contains(last.By, cause) && !isApplied(rules) && !last.free {
 			inFlight = append(inFlight, name)
 			// Grants tell the time in seconds, of when they are written.
 			if name != g.node && g.Time.Sub(last.Time.Time) >= deadline+time.Second {
@@ -289,7 +289,7 @@ func (c *checker) within(g grant, cause v1alpha1.Cause, b budget, m moment) {
 		c.breaks(m, "with %s, given a change by %s, %d nodes are unavailable for changes, of %d selected at most %d may be: %q", g.node, who, len(down), selected, most, down)
 	}
 	if !g.available && len(inFlight) > most {
-		c.breaks(m, "with %s, given a change by %s, %d nodes do not have it in force, of %d selected at most %d may be: %q", g.node, who, len(inFlight), selected, most, inFlight)
+		c.breaks(m, "with %s, given a change by %s, %d nodes have not applied it, of %d selected at most %d may be: %q", g.node, who, len(inFlight), selected, most, inFlight)
 	}
 }
 

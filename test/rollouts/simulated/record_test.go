@@ -7,7 +7,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/recorded"
 )
 
-// record writes the state of the cluster, if somebody has asked for it.
+// record writes the state of the cluster, if asked to.
 func (w *world) record(name string) {
 	w.t.Helper()
 	if *recordTo == "" {

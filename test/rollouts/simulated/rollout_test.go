@@ -150,7 +150,7 @@ func TestUnavailableNodesComeFirst(t *testing.T) {
 	w.await("three nodes are not programmed", func() bool {
 		return !slices.ContainsFunc(ill, func(name string) bool { return available(find[*v1alpha1.NodeProxyRules](w.history, name)) })
 	})
-	w.fleet.behave(with(v1alpha1.ModeIPTables, breaks), ill...) // the change mends them
+	w.fleet.behave(with(v1alpha1.ModeIPTables, breaks), ill...) // the change repairs them
 	begin := w.history.latest()
 	w.create(edgePool("2"))
 	w.awaitReady("edge-pool", v1alpha1.ReasonApplied)
@@ -228,7 +228,7 @@ func TestPolicyIsEditedAndRemovedInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestPause: nobody is given anything while a policy is paused, and what was given stays.
+// TestPause: no node is given anything while a policy is paused, and what was given stays.
 func TestPause(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

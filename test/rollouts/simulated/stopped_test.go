@@ -56,7 +56,7 @@ func TestNodeThatFailsStopsIt(t *testing.T) {
 }
 
 // TestBadChangeReachesFewNodes: one that no node can have stops at as many as may be
-// unavailable, whatever the controller does, and the old settings mend them.
+// unavailable, whatever the controller does, and the old settings repair them.
 func TestBadChangeReachesFewNodes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -42,7 +42,7 @@ const (
 )
 
 // recordTo is for the golden tests of the plugin of kubectl.
-var recordTo = flag.String("record", "", "a folder, in which states of the cluster are written to folders of their own")
+var recordTo = flag.String("record", "", "a directory, in which states of the cluster are written to directories of their own")
 
 var update = flag.Bool("update", false, "write the golden files in testdata instead of comparing with them")
 
@@ -91,7 +91,7 @@ func newPool(size int) *pool {
 	return p
 }
 
-// borrow waits for a control plane that nobody uses. The test gives it back at its
+// borrow waits for a free control plane. The test gives it back at its
 // end, empty.
 func (p *pool) borrow(t *testing.T) *plane {
 	t.Helper()

@@ -105,7 +105,7 @@ func (l *lab) connections() {
 	}
 	want := "a r +M"
 	if l.family == dataplane.IPv6 {
-		want = "REJECT" // nobody listens there, and no rule minds it
+		want = "REJECT" // nothing listens there, and no rule covers it
 	}
 	l.connects(attempt{"29", 2, "localhost", "lo", want})
 	l.expect("b", "udp", l.target(12, "cip"), "a r -M")
@@ -178,7 +178,7 @@ func (l *lab) nodePortAddresses() {
 	l.world.Settings.NodePorts = &v1alpha1.NodePortSettings{AddressMode: &mode}
 	l.world.Sync()
 	l.expect("ext", "tcp", l.target(2, "np"), "a r +M")
-	l.expect("ext", "tcp", l.target(2, "np2"), "REJECT") // the node's own answer: nobody listens
+	l.expect("ext", "tcp", l.target(2, "np2"), "REJECT") // the node's own answer: nothing listens
 	l.expect("localhost", "tcp", l.target(2, "lo"), "REJECT")
 }
 

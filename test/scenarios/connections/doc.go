@@ -1,3 +1,3 @@
-// Package connections holds the most telling of the scenarios as real
+// Package connections repeats the most important scenarios as real
 // connections on the real kernel: a node, pods and clients in network namespaces.
 package connections

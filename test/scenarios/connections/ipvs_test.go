@@ -21,7 +21,7 @@ var inIPVS = map[string]string{
 	"3 node vip":     "a -M",
 	"3 node np":      "a -M",
 	"6 node cip":     "REJECT",
-	"2 localhost lo": "REJECT", // nobody listens there
+	"2 localhost lo": "REJECT", // nothing listens there
 }
 
 // TestConnectionsInIPVS opens the connections of TestConnections in mode IPVS, and

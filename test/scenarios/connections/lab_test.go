@@ -28,7 +28,7 @@ type lab struct {
 	world                  *scenarios.World
 	// tries are connections that reach all endpoints.
 	tries int
-	// compared counts the attempts that the tracer has told of beforehand.
+	// compared counts the attempts that trace has predicted.
 	compared int
 	// instead are outcomes that differ in the lab's mode, by what is tried.
 	instead map[string]string
@@ -81,7 +81,7 @@ func inLabs(t *testing.T, test func(*lab)) {
 				t.Parallel() // they mostly wait
 				l := newLab(t, p)
 				l.world = scenarios.New(t, p.family, func() dataplane.Dataplane {
-					return iptables.New(p.family, iptables.Options{Folder: folderWith(t, program)})
+					return iptables.New(p.family, iptables.Options{Folder: directoryWith(t, program)})
 				})
 				test(l)
 			})
@@ -89,22 +89,22 @@ func inLabs(t *testing.T, test func(*lab)) {
 	}
 }
 
-// folderWith is a folder with the programs of one variant.
-func folderWith(t *testing.T, program string) string {
+// directoryWith is a directory with the programs of one variant.
+func directoryWith(t *testing.T, program string) string {
 	t.Helper()
 	path, err := exec.LookPath(program)
 	if err != nil {
 		t.Fatalf("%s not found: apt-get install iptables", program)
 	}
-	folder := t.TempDir()
+	directory := t.TempDir()
 	for _, name := range []string{"iptables", "ip6tables"} {
 		for _, suffix := range []string{"", "-restore", "-save"} {
-			if err := os.Symlink(path, filepath.Join(folder, name+suffix)); err != nil {
+			if err := os.Symlink(path, filepath.Join(directory, name+suffix)); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	return folder
+	return directory
 }
 
 // newLab makes a lab without a world.

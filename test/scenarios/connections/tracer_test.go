@@ -17,9 +17,9 @@ type met struct {
 	masqueraded bool
 }
 
-// agrees checks that the tracer, by what was rendered, tells of an attempt what the
-// client has met. What no rule minds it leaves to whoever has the address: nobody
-// here, which clients meet as a refusal.
+// agrees checks that trace, by what was rendered, predicts of an attempt what the
+// client has met. What no rule covers it leaves to the owner of the address. Here there
+// is none, which clients see as a rejection.
 func (l *lab) agrees(from, protocol string, source netip.Addr, to netip.AddrPort, has met) {
 	l.Helper()
 	set, err := combine.Whole(&l.world.Rules.Node, l.world.Rules.Services, l.family)

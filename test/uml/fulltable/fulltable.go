@@ -57,10 +57,10 @@ type Measured struct {
 }
 
 // Run boots a machine that runs a test of the running test binary, which does
-// nothing but to call Inside, in an empty folder.
+// nothing but to call Inside, in an empty directory.
 func Run(t *testing.T, test string) (Measured, error) {
 	var m Measured
-	out, err := uml.Run(t.Context(), uml.Options{Test: test, Folder: t.TempDir()})
+	out, err := uml.Run(t.Context(), uml.Options{Test: test, Directory: t.TempDir()})
 	switch {
 	case err != nil:
 		return m, fmt.Errorf("%w\nthe test printed:\n%s", err, out.Output)
@@ -191,7 +191,7 @@ func (w *world) fill() []net.Conn {
 	if err != nil {
 		w.Fatal(err)
 	}
-	w.Cleanup(func() { _ = deaf.Close() }) // nobody listens
+	w.Cleanup(func() { _ = deaf.Close() }) // nothing listens
 	for range silent {
 		conn, err := net.Dial("udp", net.JoinHostPort(podAddress, "9"))
 		if err == nil {
@@ -314,7 +314,7 @@ func (w *world) whileItEmpties(conns []net.Conn, out *Measured) {
 	}
 	out.RepairSeconds = time.Since(start).Seconds()
 	w.await("the end of the pressure", func(s *v1alpha1.NodeProxyRulesStatus) error {
-		w.run("conntrack -L") // whoever reads entries removes those that have ended
+		w.run("conntrack -L") // reading entries removes those that have ended
 		if !meta.IsStatusConditionFalse(s.Conditions, v1alpha1.ConditionConntrackPressure) || s.Conntrack.UsagePercent > 70 {
 			return fmt.Errorf("%d entries", w.read("count"))
 		}
@@ -344,7 +344,7 @@ func (w *world) settingsOfTheMachine() {
 	if err := os.WriteFile(sysctl("max"), []byte("50000"), 0); err != nil {
 		w.Fatal(err)
 	}
-	w.await("the size that somebody has changed is put right", func(*v1alpha1.NodeProxyRulesStatus) error {
+	w.await("the size that another program has changed is put right", func(*v1alpha1.NodeProxyRulesStatus) error {
 		if got := w.read("max"); got != larger {
 			return fmt.Errorf("max is %d", got)
 		}

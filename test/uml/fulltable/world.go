@@ -171,7 +171,7 @@ func (w *world) setSettings(settings *v1alpha1.ConntrackSettings) {
 	w.api.put("nodeproxyrules", own)
 }
 
-// await waits until the stored status is as wanted, and returns it.
+// await waits until the stored status is as expected, and returns it.
 func (w *world) await(what string, wanted func(*v1alpha1.NodeProxyRulesStatus) error) *v1alpha1.NodeProxyRulesStatus {
 	w.Helper()
 	var last error

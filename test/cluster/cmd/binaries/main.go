@@ -1,5 +1,5 @@
 // Command binaries downloads or builds etcd, kube-apiserver,
-// kube-controller-manager and kubectl where they are missing and prints the folder
+// kube-controller-manager and kubectl where they are missing and prints the directory
 // that holds them, in the form that KUBEBUILDER_ASSETS takes. Progress goes to
 // standard error.
 //

@@ -108,7 +108,7 @@ func (s *server) serve(listeners []string) error {
 			return fmt.Errorf("%q: want ADDRESS:PORT/tcp, /udp, /sctp or /http", l)
 		}
 	}
-	fmt.Println("ready") // whoever started it waits for this line
+	fmt.Println("ready") // the parent waits for this line
 	return <-failed
 }
 

@@ -1,8 +1,8 @@
 // Command nodeinit is the first process of a machine of test/cluster, started in
 // process, mount and host name namespaces of its own. It gives the machine its
-// name and its own folders in the place of the host's, says "ready" and then
-// waits: for processes that nobody else waits for, and for its end, with which
-// the kernel ends all processes of the machine and undoes its mounts.
+// name and its own directories in the place of the host's, says "ready" and then
+// waits: for orphaned processes, and for its end, with which
+// the kernel ends all processes of the machine and removes its mounts.
 package main
 
 import (
@@ -36,7 +36,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "nodeinit:", err)
 		os.Exit(1)
 	}
-	fmt.Println("ready") // whoever started it waits for this line
+	fmt.Println("ready") // the parent waits for this line
 	for range children {
 		reap()
 	}

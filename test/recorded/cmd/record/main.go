@@ -1,4 +1,4 @@
-// Command record writes the state of a cluster into a folder. Command compact stores it
+// Command record writes the state of a cluster into a directory. Command compact stores it
 // among the states of the golden tests of the plugin of kubectl:
 //
 //	go run ./test/recorded/cmd/record -kubeconfig FILE -out RECORDED/NAME
@@ -20,7 +20,7 @@ import (
 
 func main() {
 	kubeconfig := flag.String("kubeconfig", os.Getenv("KUBECONFIG"), "how to reach the cluster")
-	out := flag.String("out", "", "the folder to write")
+	out := flag.String("out", "", "the directory to write")
 	flag.Parse()
 	if err := run(*kubeconfig, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)

@@ -36,8 +36,8 @@ var workloads string
 const patience = 4 * time.Minute
 
 func main() {
-	bin := flag.String("bin", "bin", "the folder with nodeproxy's programs")
-	out := flag.String("out", "", "the folder to write, one folder in it for each state")
+	bin := flag.String("bin", "bin", "the directory with nodeproxy's programs")
+	out := flag.String("out", "", "the directory to write, one directory in it for each state")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := record(ctx, *bin, *out)
@@ -102,7 +102,7 @@ func record(ctx context.Context, bin, out string) (err error) {
 	return nil
 }
 
-// record writes the state, once the controller, where one runs, has told of it.
+// record writes the state, once the controller, if one runs, has reported it.
 func (s *story) record(ctx context.Context, name string) error {
 	err := s.until(ctx, func(ctx context.Context) error {
 		p := &v1alpha1.NodeProxy{}
@@ -111,7 +111,7 @@ func (s *story) record(ctx context.Context, name string) error {
 			return client.IgnoreNotFound(err)
 		}
 		if s.controller != nil && (p.Status.ObservedGeneration != p.Generation || p.Status.Nodes.Total != 2) {
-			return errors.New("the controller has not told of the newest change")
+			return errors.New("the controller has not reported the newest change")
 		}
 		return nil
 	})
@@ -149,7 +149,7 @@ func (s *story) install(ctx context.Context) error {
 	return s.api.Status().Patch(ctx, balanced, client.RawPatch("application/merge-patch+json", []byte(patch)))
 }
 
-// switchOn creates NodeProxy and starts the controller: nobody reports yet.
+// switchOn creates NodeProxy and starts the controller: no agent reports yet.
 func (s *story) switchOn(ctx context.Context) error {
 	if err := s.nodeproxy.Enable(ctx); err != nil {
 		return err
@@ -172,7 +172,7 @@ func (s *story) besideKubeProxy(ctx context.Context) error {
 	if err := s.set(ctx, func(settings *v1alpha1.WrittenSettings) { settings.Enforcement = new(v1alpha1.Audit) }); err != nil {
 		return err
 	}
-	folder, err := binaries.Ensure(ctx, os.Stderr, binaries.KubeProxy)
+	directory, err := binaries.Ensure(ctx, os.Stderr, binaries.KubeProxy)
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func (s *story) besideKubeProxy(ctx context.Context) error {
 	}
 	var proxies []*cluster.Process
 	for _, node := range s.nodeproxy.Cluster.Nodes() {
-		p, err := node.Start(cluster.Command{Path: filepath.Join(folder, "kube-proxy"), Args: []string{
+		p, err := node.Start(cluster.Command{Path: filepath.Join(directory, "kube-proxy"), Args: []string{
 			"--kubeconfig", kubeconfig, "--hostname-override", node.Name(), "--proxy-mode", "iptables",
 			"--cluster-cidr", cluster.PodRanges, "--conntrack-max-per-core", "0",
 		}})

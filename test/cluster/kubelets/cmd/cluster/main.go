@@ -22,7 +22,7 @@ func main() {
 	var s setup
 	flag.IntVar(&s.nodes, "nodes", 2, "how many nodes the cluster has")
 	flag.BoolVar(&s.kubeProxy, "kube-proxy", false, "run kube-proxy and leave nodeproxy out, to move over by hand")
-	flag.StringVar(&s.dist, "dist", "dist", "folder with images/*.tar and install.yaml")
+	flag.StringVar(&s.dist, "dist", "dist", "directory with images/*.tar and install.yaml")
 	flag.StringVar(&s.nodeproxy, "nodeproxy", "config/samples/nodeproxy-managed.yaml", "the NodeProxy to create")
 	clean := flag.Bool("clean", false, "remove clusters that were left running, and do nothing else: those with the numbers that follow, all without")
 	flag.Parse()
@@ -124,7 +124,7 @@ func (s *setup) finish(ctx context.Context, c *kubelets.Cluster) error {
 	if _, err := c.Kubectl(ctx, "wait", "--for=condition=Ready", "--timeout=120s", "nodeproxy/cluster"); err != nil {
 		return err
 	}
-	s.say("each node reports that its kernel holds what is wanted")
+	s.say("each node reports the desired state")
 	if err := s.waitForPods(ctx, c); err != nil {
 		return err
 	}

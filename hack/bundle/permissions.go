@@ -22,12 +22,12 @@ type binding struct {
 	RoleRef           rbacv1.RoleRef   `json:"roleRef"`
 }
 
-// rights are what service accounts may do: in the ClusterServiceVersion under
+// rights are the permissions of service accounts: in the ClusterServiceVersion under
 // clusterPermissions and permissions.
 type rights struct{ cluster, namespace []any }
 
-// rights follows bindings from roles to service accounts. Roles that nobody of
-// nodeproxy has are for people, and stand beside the ClusterServiceVersion.
+// rights follows bindings from roles to service accounts. Roles without a binding are
+// for users, and are shipped beside the ClusterServiceVersion.
 func (s *objects) rights() (*rights, error) {
 	var errs []error
 	bound := map[roleKey]bool{}
@@ -46,7 +46,7 @@ func (s *objects) rights() (*rights, error) {
 		}
 		for _, subject := range b.Subjects {
 			if subject.Kind != rbacv1.ServiceAccountKind || subject.Namespace != s.namespace.GetName() || !slices.Contains(s.accounts, subject.Name) {
-				errs = append(errs, fmt.Errorf("%s %s gives rights to %s %s, and OLM gives them to the operator's own service accounts only",
+				errs = append(errs, fmt.Errorf("%s %s grants permissions to %s %s, but OLM grants them only to the operator's own service accounts",
 					b.Kind, b.Name, subject.Kind, subject.Name))
 				continue
 			}
@@ -55,7 +55,7 @@ func (s *objects) rights() (*rights, error) {
 	}
 	for _, account := range s.accounts {
 		if len(cluster[account])+len(namespace[account]) == 0 {
-			errs = append(errs, fmt.Errorf("ServiceAccount %s has no rights, and OLM makes those only that have some", account))
+			errs = append(errs, fmt.Errorf("ServiceAccount %s has no permissions, and OLM creates only accounts that have some", account))
 		}
 	}
 	for key, role := range s.roles {
@@ -63,7 +63,7 @@ func (s *objects) rights() (*rights, error) {
 			continue
 		}
 		if key.kind != "ClusterRole" {
-			errs = append(errs, fmt.Errorf("%s %s is bound to nobody", key.kind, key.name))
+			errs = append(errs, fmt.Errorf("%s %s has no binding", key.kind, key.name))
 			continue
 		}
 		s.beside = append(s.beside, role)
