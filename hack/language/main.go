@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -28,8 +30,8 @@ func main() {
 	}
 }
 
-// run checks the files of the repository below the given paths, or all of them. It
-// reports whether nothing is left to change.
+// run checks the files of the repository below the given paths, or all of them and the
+// links between its pages. It reports whether nothing is left to change.
 func run(out io.Writer, root string, every bool, below []string) (bool, error) {
 	all := rules()
 	allowed, err := os.ReadFile(filepath.Join(root, allowFile))
@@ -43,9 +45,17 @@ func run(out io.Writer, root string, every bool, below []string) (bool, error) {
 	if every {
 		list = nil
 	}
-	found, err := search(root, below, all)
+	files, err := read(root, below)
 	if err != nil {
 		return false, err
+	}
+	var found []finding
+	for _, file := range slices.Sorted(maps.Keys(files)) {
+		here, err := find(file, files[file], all)
+		if err != nil {
+			return false, fmt.Errorf("%s: %w", file, err)
+		}
+		found = append(found, here...)
 	}
 	left := remaining(found, list)
 	for _, f := range left {
@@ -61,18 +71,27 @@ func run(out io.Writer, root string, every bool, below []string) (bool, error) {
 			clean = false
 		}
 	}
-	return clean, nil
+	maps.DeleteFunc(files, func(file, _ string) bool { return filepath.Ext(file) != ".md" })
+	broken := brokenLinks(files, func(file string) bool {
+		_, err := os.Stat(filepath.Join(root, filepath.FromSlash(file)))
+		return err == nil
+	})
+	slices.Sort(broken)
+	for _, b := range broken {
+		fmt.Fprintln(out, b)
+	}
+	return clean && len(broken) == 0, nil
 }
 
-// search reads the files that git knows or would add.
-func search(root string, below []string, all []rule) ([]finding, error) {
+// read returns the content of the readable files that git knows or would add.
+func read(root string, below []string) (map[string]string, error) {
 	list := exec.Command("git", append([]string{"ls-files", "-z", "--cached", "--others", "--exclude-standard", "--"}, below...)...)
 	list.Dir = root
 	output, err := list.Output()
 	if err != nil {
 		return nil, fmt.Errorf("listing the files by git: %w", err)
 	}
-	var found []finding
+	files := map[string]string{}
 	for file := range strings.SplitSeq(string(output), "\x00") {
 		if !readable(file) {
 			continue
@@ -84,11 +103,7 @@ func search(root string, below []string, all []rule) ([]finding, error) {
 		if err != nil {
 			return nil, fmt.Errorf("reading a file: %w", err)
 		}
-		here, err := find(file, string(content), all)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
-		found = append(found, here...)
+		files[file] = string(content)
 	}
-	return found, nil
+	return files, nil
 }

@@ -294,7 +294,7 @@ func (s *subject) look(controller *cluster.Process) (look, error) {
 }
 
 // check makes sure that the kernel holds all endpoints, in the mode and variant
-// that is measured: nothing else tells that the figures mean anything.
+// that is measured: nothing else shows that the numbers mean anything.
 func (s *subject) check(ctx context.Context, directory string) error {
 	command, sign := []string{filepath.Join(directory, "iptables-save"), "-t", "nat"}, "--to-destination 10."
 	if s.mode == v1alpha1.ModeIPVS {

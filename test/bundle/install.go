@@ -137,7 +137,7 @@ func (b *Bundle) rights(group, resource string, verbs ...string) (out []string) 
 	return out
 }
 
-// has tells whether a list of a rule holds something, or everything.
+// has reports whether a list of a rule holds something, or everything.
 func has(list []string, what string) bool {
 	return slices.Contains(list, what) || slices.Contains(list, "*")
 }

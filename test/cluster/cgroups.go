@@ -22,7 +22,7 @@ func cgroupPatterns(path string) []string {
 }
 
 // makeCgroups makes a control group with the given path in each hierarchy, and
-// tells where these appear on a machine: in the places of the roots.
+// shows where these appear on a machine: in the places of the roots.
 func makeCgroups(path string) (binds []string, err error) {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 // cannot run a cluster. Its message says what to do about it.
 var ErrNotPossible = errors.New("cannot run a local cluster")
 
-// Check tells whether a cluster can run here, in one line that names the
+// Check reports whether a cluster can run here, in one line that names the
 // command that helps.
 func Check() error {
 	if os.Geteuid() != 0 {

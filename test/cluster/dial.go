@@ -190,7 +190,7 @@ func (c *Conn) ask(until time.Time) (Answer, error) {
 }
 
 // Repeats returns how often TCP had to send something again on this connection.
-// Right after Connect it tells whether first packets got lost, to rules that
+// Right after Connect it reports whether first packets got lost, to rules that
 // drop or to no rules at all: that costs a second, and is no failure by itself.
 func (c *Conn) Repeats() (int, error) {
 	tcp, ok := c.conn.(*net.TCPConn)

@@ -94,7 +94,7 @@ func (m *Machine) Disk() string { return filepath.Join(m.cluster.slot.disks(), m
 // group that the machine takes for the root: those of its containers are below.
 func (m *Machine) Cgroup() string { return filepath.Join(m.cluster.slot.cgroup(), m.name) }
 
-// On tells whether the machine is on.
+// On reports whether the machine is on.
 func (m *Machine) On() bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -180,7 +180,7 @@ func (m *Machine) plugIn() error {
 	})
 }
 
-// makeDisk makes the machine's directories where they are missing, and tells where
+// makeDisk creates the machine's missing directories, and returns where
 // they appear on the machine.
 func (m *Machine) makeDisk() (binds []string, err error) {
 	disk := m.Disk()

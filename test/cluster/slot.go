@@ -142,7 +142,7 @@ func (s slot) keep() error {
 	return os.WriteFile(filepath.Join(s.dir(), keptFile), []byte(bootID()), 0o600)
 }
 
-// kept tells whether the slot's cluster was left running on purpose. After a
+// kept reports whether the slot's cluster was left running on purpose. After a
 // reboot nothing of it is left but its directory.
 func (s slot) kept() bool {
 	text, err := os.ReadFile(filepath.Join(s.dir(), keptFile))
@@ -160,7 +160,7 @@ func bootID() string {
 // Clean removes the clusters whose owner has died, and those that were left
 // running on purpose (Cluster.Leave), with all their processes: those with the
 // given numbers, all when none is given. Clusters in use by a living process
-// stay. It tells out what it removes.
+// stay. It prints what it removes.
 func Clean(ctx context.Context, out io.Writer, numbers ...int) error {
 	if err := Check(); err != nil {
 		return err

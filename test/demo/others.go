@@ -105,9 +105,9 @@ func (d *demo) audit(ctx context.Context) {
 	})
 	node := d.cluster.Node(1)
 	before, err := d.countedRules(ctx, node)
-	title := "the NodePort rules of node-2 are deleted: it tells, and repairs nothing"
+	title := "the NodePort rules of node-2 are deleted: it reports that, and repairs nothing"
 	if d.mode == v1alpha1.ModeIPVS {
-		title = "a virtual server of node-2 is deleted: it tells, and repairs nothing"
+		title = "a virtual server of node-2 is deleted: it reports that, and repairs nothing"
 	}
 	d.report.check(title, func() (string, error) {
 		if err != nil {

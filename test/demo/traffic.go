@@ -95,7 +95,7 @@ type target struct {
 	address string
 }
 
-// refused wants a refusal, which tells a client at once, and not silence.
+// refused expects a rejection, which reaches a client at once, and not silence.
 func refused(ctx context.Context, from *cluster.Place, network, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, 250*time.Millisecond)
 	defer cancel()

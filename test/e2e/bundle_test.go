@@ -197,7 +197,7 @@ func (b *bundled) upgraded(r *run) {
 	b.keeps(r)
 }
 
-// watchAgents looks at the agents until the result is called, which tells how many
+// watchAgents checks the agents until the result is called, which returns how many
 // were not ready at a time at most.
 func (b *bundled) watchAgents(r *run) (most func() int) {
 	ctx, end := context.WithCancel(r.ctx)
@@ -215,7 +215,7 @@ func (b *bundled) watchAgents(r *run) (most func() int) {
 			}
 			pods, err := r.pods(system, "app.kubernetes.io/name=nodeproxy-agent")
 			if err != nil {
-				continue // the next look tells
+				continue // the next check shows it
 			}
 			away := len(r.cluster.Nodes())
 			for _, pod := range pods {

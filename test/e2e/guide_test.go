@@ -64,7 +64,7 @@ func TestBlocksBelow(t *testing.T) {
 }
 
 // guide follows a document as an administrator does: all commands of a section,
-// one after the other, in a directory with the files of which the document tells.
+// one after the other, in a directory with the files that the document mentions.
 type guide struct {
 	document  string // below the root of this repository
 	directory string

@@ -50,7 +50,7 @@ func (r *run) notReady(texts ...string) error {
 func badImage(r *run) {
 	before, rules := r.agentPods(), r.settledRules()
 	r.patch(`{"spec":{"agent":{"image":"nodeproxy.test/no-such-agent:1"}}}`)
-	took := r.until(time.Minute, "NodeProxy tells the pod's reason", func() error {
+	took := r.until(time.Minute, "NodeProxy reports the pod's reason", func() error {
 		return r.notReady(v1alpha1.ReasonAgentPodsFailing, "no-such-agent:1", "Pull")
 	})
 	r.remark("said after %s", seconds(took))

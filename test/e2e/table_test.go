@@ -163,7 +163,7 @@ func (r *run) must(err error) {
 	}
 }
 
-// until waits until f returns nil, and tells how long that took.
+// until waits until f returns nil, and returns how long that took.
 func (r *run) until(limit time.Duration, what string, f func() error) time.Duration {
 	r.Helper()
 	begin := time.Now()

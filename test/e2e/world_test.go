@@ -169,7 +169,7 @@ func (r *run) allRules() map[string][]string {
 	return all
 }
 
-// tell prints what helps to find out why a row failed.
+// tell prints what helps to find the cause of a failed row.
 func (w *world) tell(r *run) {
 	if w.ctx.Err() != nil {
 		return

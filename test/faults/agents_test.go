@@ -69,7 +69,7 @@ func (r *run) catch(agent *cluster.Process) bool {
 	return false
 }
 
-// writes tells whether a process has a child that writes rules.
+// writes reports whether a process has a child that writes rules.
 func writes(pid int) bool {
 	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	if err != nil {

@@ -41,7 +41,7 @@ func endpointFaults() []fault {
 }
 
 // largeService is a Service with many endpoints, all of them addresses of one
-// pod, which tells which of them was asked.
+// pod, which shows which of them answered.
 type largeService struct {
 	name    string
 	slices  [][]string                   // the addresses they have at first

@@ -26,7 +26,7 @@ func rulesFlushed(r *run) {
 		r.ended = time.Now()
 		r.mayFail(begun, r.ended.Add(flushRepair))
 		// Listing the rules all the time would take the processor from their repair:
-		// the connections tell when they are back, a list afterwards that all are.
+		// the connections show when they are back, a list afterwards that all are.
 		r.pass(flushRepair)
 		r.until(r.fault.repair, r.sameRules)
 		// Connections that fail take their time until they have.

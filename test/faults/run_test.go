@@ -206,7 +206,7 @@ func (r *run) deleteByHand(name string) {
 	}
 }
 
-// serves tells whether a node's rules lead to endpoints of a Service.
+// serves reports whether a node's rules lead to endpoints of a Service.
 func (w *world) serves(ctx context.Context, node *cluster.Node, service *corev1.Service) (bool, error) {
 	rules, err := w.saved(ctx, node)
 	if err != nil {
@@ -265,7 +265,7 @@ func (r *run) tell() {
 	}
 }
 
-// allowed tells whether a connection was allowed to fail.
+// allowed reports whether a connection was allowed to fail.
 func (r *run) allowed(f load.Failure) bool {
 	return !f.Held && slices.ContainsFunc(r.windows, func(w window) bool { return !f.Begun.Before(w.from) && !f.Begun.After(w.to) })
 }

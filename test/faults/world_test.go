@@ -98,7 +98,7 @@ func newWorld(t *testing.T, bin string, o options) *world {
 	return w
 }
 
-// legacy tells which variant of iptables a node has.
+// legacy reports whether a node has the legacy variant of iptables.
 func (w *world) legacy(node *cluster.Node) bool {
 	return slices.Index(w.cluster.Nodes(), node)%2 == 1
 }

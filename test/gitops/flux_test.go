@@ -48,7 +48,7 @@ func kustomizations(t *testing.T) []kustomization {
 	return out
 }
 
-// evaluate tells whether an expression is true. The top fields of the object are
+// evaluate reports whether an expression is true. The top fields of the object are
 // its variables, so one that names a field that is not there fails.
 func evaluate(expression string, object *unstructured.Unstructured) (bool, error) {
 	options := []cel.EnvOption{cel.OptionalTypes(), cel.CrossTypeNumericComparisons(true), ext.Strings()}

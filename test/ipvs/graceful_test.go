@@ -132,7 +132,7 @@ func (t test) ends(d drain) {
 	t.weight(t.cluster.Node(0), "tcp", d.address, d.backend, -1)
 }
 
-// ready tells whether a pod is ready.
+// ready reports whether a pod is ready.
 func (t test) ready(pod *cluster.Pod, ready bool) {
 	t.Helper()
 	if err := pod.SetReady(t.Context(), ready); err != nil {

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// programsVariable tells what runs in User-mode Linux where its programs are.
+	// programsVariable names the directory of the programs for what runs in User-mode Linux.
 	programsVariable = "NODEPROXY_TEST_PROGRAMS"
 	// memoryMiB is enough for a control plane and some nodes.
 	memoryMiB = 4096

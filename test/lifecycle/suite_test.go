@@ -158,7 +158,7 @@ func (n *node) start(formats ...int32) {
 		Log: funcr.New(func(prefix, args string) {
 			fmt.Fprintln(log, prefix, args)
 			fmt.Fprintln(GinkgoWriter, n.name, prefix, args)
-		}, funcr.Options{Verbosity: 4}), // which tells what it knows
+		}, funcr.Options{Verbosity: 4}), // which logs what it knows
 	})
 	Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())

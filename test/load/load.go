@@ -60,7 +60,7 @@ type Failure struct {
 	Begun time.Time
 	// Took is how long it was until it failed.
 	Took time.Duration
-	// Held tells whether the connection was held open.
+	// Held reports whether the connection was held open.
 	Held bool
 	// Target is where it went.
 	Target Target

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// tolerated tells for how many seconds a pod stays on a node with a taint, as
+// tolerated returns for how many seconds a pod stays on a node with a taint, as
 // the cluster counts it: by the first toleration that fits. nil: for ever.
 func tolerated(t *testing.T, pod *corev1.PodSpec, taint corev1.Taint) *int64 {
 	t.Helper()

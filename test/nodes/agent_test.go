@@ -76,7 +76,7 @@ func TestKilledAgentRewritesNoRule(t *testing.T) {
 		t.Fatal(err)
 	}
 	// What changes while no agent runs is written by the next one, and nothing
-	// else. The change also tells when it is through.
+	// else. The change also shows when it has finished.
 	if _, err := e.nodeproxy.Cluster.Kubectl(t.Context(), "create", "service", "clusterip", "later", "--tcp=80", "--clusterip=10.96.77.77"); err != nil {
 		t.Fatal(err)
 	}

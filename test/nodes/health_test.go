@@ -209,6 +209,6 @@ func (e *env) ask(ctx context.Context, method, url string) (string, error) {
 		response.Header.Del("Content-Length") // as long as the times are
 	}
 	response.Header.Del("Date")
-	response.Header.Del("Nodeproxy-Agent") // the one wanted difference: it tells agents apart
+	response.Header.Del("Nodeproxy-Agent") // the one intended difference: it identifies the agent
 	return fmt.Sprintf("%s %v %s", response.Status, response.Header, text), nil
 }

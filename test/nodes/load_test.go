@@ -51,7 +51,7 @@ func sticky() func(time.Time, string) error {
 	}
 }
 
-// during runs what under load and at least as long as least, and tells how it
+// during runs what under load and at least as long as least, and reports how it
 // went for the connections. A busy machine gets time to catch up.
 func (l *connections) during(name string, least time.Duration, what func()) {
 	l.t.Helper()

@@ -108,7 +108,7 @@ func saveTool(f worlds.Family) string {
 	return "iptables-save"
 }
 
-// marked tells whether the rules of a family hold the mark.
+// marked reports whether the rules of a family hold the mark.
 func marked(m worlds.Mark, f worlds.Family, save string) bool {
 	endpoint := worlds.MarkerEndpoint(f)
 	if f == worlds.IPv6 {

@@ -142,7 +142,7 @@ func (r *run) live(steps int) (changes int) {
 	return changes
 }
 
-// change changes the world for a step, and tells how.
+// change changes the world for a step, and describes the change.
 func (r *run) change(step int) (done []string) {
 	w := r.world
 	if step == 1 {
@@ -197,7 +197,7 @@ func (r *run) equal(what string, m worlds.Mark) {
 	}
 }
 
-// repeat tells the world's worlds.Settings and how to have it once more.
+// repeat prints the world's worlds.Settings and how to run it again.
 func (r *run) repeat() string {
 	w := r.world
 	begin, count, why := w.Seed, 1, ""

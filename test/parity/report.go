@@ -12,7 +12,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
-// ownersOf tells whose chains are: a chain's name ends in a hash of the Service's
+// ownersOf returns the Services of chains: a chain's name ends in a hash of the Service's
 // name, port name and protocol.
 func ownersOf(w *worlds.World) map[string]string {
 	out := map[string]string{}
@@ -61,7 +61,7 @@ func ownEndpoints(owners map[string]string, r rules.Rules) {
 	}
 }
 
-// report tells all that is needed to understand differences: what differs, the
+// report prints all that is needed to understand differences: what differs, the
 // Services concerned, and all rules that both have for them.
 func report(w *worlds.World, differences []rules.Difference, now saved) string {
 	var b strings.Builder

@@ -96,7 +96,7 @@ func servedAs(fate string, before, after map[string][]string, packet string, any
 	return false
 }
 
-// fates tells what may become of packets to the Service and to the good one.
+// fates lists the possible fates of packets to the Service and to the good one.
 func (w *world) fates() map[string][]string {
 	w.Helper()
 	out := map[string][]string{}

@@ -32,7 +32,7 @@ type when struct{ from, to, want string }
 // The numbers of the rows. 1 to 103 are of packets, 128 to 133 of what is
 // merged, 136 of an endpoint that comes. The others in between are of other modes
 // of kube-proxy, of health checks and of how its rules are written;
-// docs/parity.md tells about those that concern iptables.
+// docs/parity.md describes those that concern iptables.
 func numbers() []int {
 	var out []int
 	for n := 1; n <= 103; n++ {

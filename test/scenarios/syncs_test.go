@@ -56,7 +56,7 @@ func numbered(i int, endpoints ...int) Service {
 	return s
 }
 
-// The numbers are those of rows of which docs/parity.md tells how ours differ.
+// The numbers are those of rows for which docs/parity.md shows how ours differ.
 
 // TestRow134: a changed Service writes its own chains that differ and nothing else.
 func TestRow134(t *testing.T) {

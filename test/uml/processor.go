@@ -43,7 +43,7 @@ func claim(processor int) (socket int, err error) {
 	}
 	name := fmt.Sprintf("@nodeproxy-uml-processor-%d", processor) // "@": in no file system
 	if err := unix.Bind(socket, &unix.SockaddrUnix{Name: name}); err != nil {
-		_ = unix.Close(socket) // the error above tells
+		_ = unix.Close(socket) // the error above is returned
 		return 0, fmt.Errorf("claiming processor %d: %w", processor, err)
 	}
 	return socket, nil

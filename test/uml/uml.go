@@ -42,7 +42,7 @@ const (
 	// program is the kernel, modules its modules.
 	program = "linux.uml"
 	modules = "/usr/lib/uml/modules"
-	// directoryVariable tells what runs in the kernel where the following files are.
+	// directoryVariable names the directory of the following files for what runs in the kernel.
 	directoryVariable = "NODEPROXY_UML"
 	orderFile         = "order"
 	statusFile        = "status"

@@ -103,7 +103,7 @@ func (c *Cluster) start(ctx context.Context) error {
 // Clean removes the clusters with real nodes whose owner has died, and those that
 // were left running on purpose: those with the given numbers, all when none is
 // given. Other clusters of package cluster stay, as do those in use by a living
-// process. It tells out what it removes.
+// process. It prints what it removes.
 func Clean(ctx context.Context, out io.Writer, numbers ...int) error {
 	found, err := cluster.NumbersWithMachines()
 	if err != nil {
@@ -216,7 +216,7 @@ func (c *Cluster) PodsReady(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// notReady tells why a pod is not ready; nothing when it is, or has ended well.
+// notReady returns why a pod is not ready; nothing if it is, or has succeeded.
 func notReady(pod *corev1.Pod) string {
 	if pod.Status.Phase == corev1.PodSucceeded {
 		return ""

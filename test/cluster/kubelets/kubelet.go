@@ -184,7 +184,7 @@ logging:
 `
 }
 
-// writeCNI tells containerd how to join pods to the network, with which the node
+// writeCNI configures how containerd joins pods to the network, with which the node
 // gets ready.
 func (n *Node) writeCNI() error {
 	ranges := n.PodRanges()

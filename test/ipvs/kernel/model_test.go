@@ -187,7 +187,7 @@ func (c *comparison) keys() []ipvs.Key {
 	return slices.SortedFunc(maps.Keys(servers), func(a, b ipvs.Key) int { return strings.Compare(a.String(), b.String()) })
 }
 
-// kindOf tells apart the errors that the data plane tells apart.
+// kindOf distinguishes the errors that the data plane distinguishes.
 func kindOf(err error) string {
 	switch {
 	case err == nil:
@@ -428,7 +428,7 @@ func (c *comparison) choice(p iptablesmodel.Packet, o *iptablesmodel.Outcome, st
 	return out
 }
 
-// done counts what was compared, and tells the model of the kernel's choice.
+// done counts what was compared, and gives the model the kernel's choice.
 func (c *comparison) done(p iptablesmodel.Packet, o *iptablesmodel.Outcome, step int, real netip.AddrPort) {
 	c.Helper()
 	count := func(what ...string) { c.counts[strings.Join(what, " ")]++ }

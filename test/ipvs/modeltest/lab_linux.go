@@ -232,7 +232,7 @@ func (l *Lab) program(suffix string) string {
 }
 
 // Tag gives each rule of an input of iptables-restore a comment that no other rule
-// has, so that Load and Send can tell them apart.
+// has, so that Load and Send can distinguish them.
 func Tag(input string) string {
 	lines := strings.Split(input, "\n")
 	for i, line := range lines {

@@ -44,7 +44,7 @@ func (d Difference) String() string {
 	return b.String()
 }
 
-// IPTablesOrder tells the chains of mode IPTables in which rules of Services stand in any order:
+// IPTablesOrder lists the chains of mode IPTables in which rules of Services stand in any order:
 // kube-proxy goes through its Services in no order.
 func IPTablesOrder(k Key) bool {
 	switch k {
@@ -56,14 +56,14 @@ func IPTablesOrder(k Key) bool {
 	return false
 }
 
-// last tells rules that must stand behind all others of a chain without order:
+// last selects rules that must be behind all others of a chain without order:
 // the way on to the NodePorts.
 func last(k Key, r Rule) bool {
 	return k == Key{"nat", "KUBE-SERVICES"} && r.Jump() == "KUBE-NODEPORTS"
 }
 
 // Compare returns how the rules of the two programs differ, sorted by chain.
-// anyOrder tells the chains in which the order has no meaning.
+// anyOrder selects the chains in which the order has no meaning.
 func Compare(family string, kubeProxy, nodeproxy Rules, anyOrder func(Key) bool) []Difference {
 	keys := map[Key]bool{}
 	for k := range kubeProxy {

@@ -1,4 +1,4 @@
-// Package rules reads what iptables-save prints, and tells how the rules of two
+// Package rules reads what iptables-save prints, and shows how the rules of two
 // programs differ. It uses no code of the agent: what decides must not share the
 // mistakes of what is judged.
 package rules
@@ -44,7 +44,7 @@ type Chain struct {
 	Rules  []Rule
 }
 
-// BuiltIn tells whether the chain is one of the kernel's.
+// BuiltIn reports whether the chain is one of the kernel's.
 func (c *Chain) BuiltIn() bool { return c.Policy != "-" }
 
 // Silence lets the comments of a chain not count.

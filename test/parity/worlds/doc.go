@@ -9,5 +9,5 @@
 //	endpoints.go  draws EndpointSlices
 //	change.go     draws changes of them
 //	writer.go     makes the API server hold a world
-//	describe.go   tells what it holds for a Service
+//	describe.go   describes it for a Service
 package worlds

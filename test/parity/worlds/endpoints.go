@@ -84,7 +84,7 @@ func (w *World) addMember(s *Service, sl *slice) {
 	sl.members = append(sl.members, m)
 }
 
-// named tells whether a slice has an entry for the address that is not leaving.
+// named reports whether a slice has an entry for the address that is not leaving.
 func (s *Service) named(address string) bool {
 	return slices.ContainsFunc(s.slices, func(sl *slice) bool {
 		return slices.Contains(sl.members, member{address: address})

@@ -81,7 +81,7 @@ func quote(words []string) []string {
 	return out
 }
 
-// NodePortsNowhere tells whether node ports of a family answer on no address of the
+// NodePortsNowhere reports whether node ports of a family answer on no address of the
 // node: there are ranges of the family, and none holds one.
 func (s Settings) NodePortsNowhere(f Family) bool {
 	var ranges []netip.Prefix
@@ -96,7 +96,7 @@ func (s Settings) NodePortsNowhere(f Family) bool {
 	})
 }
 
-// Local tells whether an address is that of an endpoint on the node, in any state.
+// Local reports whether an address is that of an endpoint on the node, in any state.
 func (s *Service) Local(address string) bool {
 	e := s.endpoints[address]
 	return e != nil && e.NodeName != nil && *e.NodeName == NodeName

@@ -83,7 +83,7 @@ func (d Dice) Settings() Settings {
 	return s
 }
 
-// LocalhostInEffect tells whether NodePorts answer on 127.0.0.1.
+// LocalhostInEffect reports whether NodePorts answer on 127.0.0.1.
 func (s Settings) LocalhostInEffect(f NodeFacts) bool {
 	if !s.localhost {
 		return false

@@ -159,7 +159,7 @@ func (w *World) addLarge() {
 	}
 }
 
-// Large tells whether kube-proxy takes the cluster for a large one: it counts
+// Large reports whether kube-proxy takes the cluster for a large one: it counts
 // the endpoints of all Services' ports. The marker has one.
 func (w *World) Large(f Family) bool {
 	total := 1
@@ -249,7 +249,7 @@ func (w *World) drawKind(s *Service) {
 	}
 }
 
-// proxied tells whether a Service has an address of its own.
+// proxied reports whether a Service has an address of its own.
 func (s *Service) proxied() bool {
 	return s.Object.Spec.Type != corev1.ServiceTypeExternalName && s.Object.Spec.ClusterIP != corev1.ClusterIPNone
 }
@@ -380,7 +380,7 @@ func (w *World) drawIngress(s *Service) {
 	)
 }
 
-// Name tells a Service in messages.
+// Name names a Service in messages.
 func (s *Service) Name() string { return s.Object.Namespace + "/" + s.Object.Name }
 
 // Objects returns the world as the API server is to hold it, Services and

@@ -156,7 +156,7 @@ func (wr *Writer) Write(ctx context.Context, w *World, shuffle *rand.Rand) (Mark
 	return wr.mark(ctx, w.MarkLocal)
 }
 
-// inTheWay tells whether a Service that goes holds a name or, being of another
+// inTheWay reports whether a Service that goes holds a name or, being of another
 // world, addresses and ports that others of this world want.
 func (wr *Writer) inTheWay(w *World, key string) bool {
 	name, version, _ := strings.Cut(key, "#")

@@ -133,7 +133,7 @@ func (f *fleet) behave(b behaviour, names ...string) {
 	}
 }
 
-// see tells a node's agent of its rules.
+// see gives a node's agent its rules.
 func (f *fleet) see(rules *v1alpha1.NodeProxyRules) {
 	f.mu.Lock()
 	a := f.agents[rules.Name]

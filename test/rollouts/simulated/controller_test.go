@@ -24,7 +24,7 @@ import (
 )
 
 // line is what is between a controller and the API server. It counts what is written,
-// can be slow to bring what a watch tells, and can be cut, as when a process is killed.
+// can delay the events of a watch, and can be cut, as when a process is killed.
 type line struct {
 	cut atomic.Bool
 	// lag is how late the rules of nodes come.

@@ -69,7 +69,7 @@ func (h *history) byHandOf(write func() client.Object) {
 	h.byHand[written] = true
 }
 
-// record adds what a watch over one kind tells until ctx ends.
+// record adds what a watch over one kind reports until ctx ends.
 func (h *history) record(ctx context.Context, t *testing.T, c client.WithWatch, kind client.ObjectList, done *sync.WaitGroup) {
 	t.Helper()
 	w, err := c.Watch(ctx, kind)

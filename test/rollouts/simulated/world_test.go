@@ -121,7 +121,7 @@ func poolOf(i int) string {
 	return "core"
 }
 
-// watch starts to record what is written, and to tell the agents of it.
+// watch starts to record what is written, and to pass it to the agents.
 func (w *world) watch() {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -182,7 +182,7 @@ func (l *lab) nodePortAddresses() {
 	l.expect("localhost", "tcp", l.target(2, "lo"), "REJECT")
 }
 
-// podInterfaces tells pods by the interfaces that they enter by, which what the
+// podInterfaces recognizes pods by the interfaces that they enter by, which what the
 // node itself sends has none of.
 func (l *lab) podInterfaces() {
 	prefix := "veth-"

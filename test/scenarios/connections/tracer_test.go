@@ -51,7 +51,7 @@ func (l *lab) agrees(from, protocol string, source netip.Addr, to netip.AddrPort
 			told.refusal = string(o.Fate)
 		default:
 			told.refusal = "REJECT"
-			l.compared-- // that is not the tracer's to tell
+			l.compared-- // trace cannot predict that
 		}
 	}
 	slices.Sort(told.endpoints)

@@ -36,7 +36,7 @@ var listKinds = map[string]string{
 	"nodeproxies": "NodeProxyList", "nodeproxyrules": "NodeProxyRulesList", "serviceproxyrules": "ServiceProxyRulesList",
 }
 
-// event is what a watch tells.
+// event is what a watch reports.
 type event struct {
 	resource string
 	version  int
@@ -55,7 +55,7 @@ func (a *api) config() *rest.Config {
 	return &rest.Config{Host: a.server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
 }
 
-// put stores an object and tells the watches.
+// put stores an object and notifies the watches.
 func (a *api) put(resource string, object metav1.Object) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -125,7 +125,7 @@ func (a *api) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// watch tells what has changed since a version.
+// watch reports what has changed since a version.
 func (a *api) watch(w http.ResponseWriter, r *http.Request, resource string) {
 	if r.URL.Query().Get("sendInitialEvents") != "" { // the client lists then
 		w.WriteHeader(http.StatusUnprocessableEntity)
@@ -146,7 +146,7 @@ func (a *api) watch(w http.ResponseWriter, r *http.Request, resource string) {
 				continue
 			}
 			since = e.version
-			_, _ = w.Write(append(e.body, '\n')) // the context tells when it is gone
+			_, _ = w.Write(append(e.body, '\n')) // the context ends when it is gone
 		}
 		w.(http.Flusher).Flush()
 		select {

@@ -1,6 +1,6 @@
 // Package fulltable fills the connection tracking table of a machine of its own
 // with an agent on it. It shows that connections that are open go on, that the
-// agent goes on and tells what is the matter, and that it tells when that is over.
+// agent continues and reports the problem, and reports its end.
 package fulltable
 
 import (
@@ -227,7 +227,7 @@ func (w *world) fill() []net.Conn {
 	return conns
 }
 
-// whileFull shows that the agent tells, and goes on.
+// whileFull shows that the agent reports it, and continues.
 func (w *world) whileFull() Measured {
 	w.Helper()
 	var out Measured

@@ -304,7 +304,7 @@ func (s *story) loseObject(ctx context.Context) error {
 	if err := s.until(ctx, s.done); err != nil {
 		return err
 	}
-	// Of what it did last it has to tell before it ends.
+	// It has to report its last action before it ends.
 	if err := s.record(ctx, "retained"); err != nil {
 		return err
 	}
