@@ -37,8 +37,9 @@ func reported(t *testing.T, node, file string) *v1alpha1.NodeProxyRules {
 	rules := &v1alpha1.NodeProxyRules{
 		ObjectMeta: metav1.ObjectMeta{Name: node},
 		Spec: v1alpha1.NodeProxyRulesSpec{
-			FormatVersion: 1, SettingsRevision: "7d1f0a9c", Settings: *v1alpha1.CompleteSettings(nil),
-			Node: v1alpha1.NodeFacts{Addresses: []string{"192.0.2.21"}, Zone: "zone-a"},
+			FormatVersion: 1, SettingsRevision: "7d1f0a9c", Policies: []string{"edge", "base"}, PolicySummary: "edge,base",
+			Settings: *v1alpha1.CompleteSettings(nil),
+			Node:     v1alpha1.NodeFacts{Addresses: []string{"192.0.2.21"}, Zone: "zone-a"},
 		},
 	}
 	if strings.HasPrefix(file, "audit") {
