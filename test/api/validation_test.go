@@ -39,9 +39,9 @@ func TestSettingsRefused(t *testing.T) {
 		{"two cluster CIDRs of IPv6", `settings: {detectLocal: {mode: ClusterCIDR, clusterCIDRs: ["fd00:1::/48", "fd00:2::/48"]}}`,
 			[]string{"settings.detectLocal.clusterCIDRs must contain at most one CIDR per IP family"}},
 		{"cluster CIDR of every IPv4 address", `settings: {detectLocal: {mode: ClusterCIDR, clusterCIDRs: ["0.0.0.0/0"]}}`,
-			[]string{"settings.detectLocal.clusterCIDRs must not hold 0.0.0.0/0 or ::/0", "use mode None with settings.masquerade.all"}},
+			[]string{"settings.detectLocal.clusterCIDRs must not contain 0.0.0.0/0 or ::/0", "or mode None with settings.masquerade.all"}},
 		{"cluster CIDR of every IPv6 address", `settings: {detectLocal: {mode: ClusterCIDR, clusterCIDRs: ["10.244.0.0/16", "::/0"]}}`,
-			[]string{"settings.detectLocal.clusterCIDRs must not hold 0.0.0.0/0 or ::/0"}},
+			[]string{"settings.detectLocal.clusterCIDRs must not contain 0.0.0.0/0 or ::/0"}},
 		{"node port CIDR malformed", `settings: {nodePorts: {addressMode: CIDRs, cidrs: ["192.0.2.0/24", "primary"]}}`,
 			[]string{"settings.nodePorts.cidrs " + notCIDR}},
 		{"node port CIDR with leading zeros", `settings: {nodePorts: {addressMode: CIDRs, cidrs: ["192.0.02.0/24"]}}`,
@@ -59,7 +59,7 @@ func TestSettingsRefused(t *testing.T) {
 		{"verification shorter than the minimum interval", `settings: {sync: {verifyIntervalSeconds: 10, minIntervalMilliseconds: 10001}}`,
 			[]string{"settings.sync.verifyIntervalSeconds", "must not be shorter than settings.sync.minIntervalMilliseconds"}},
 		{"default verification shorter than the minimum interval", `settings: {sync: {minIntervalMilliseconds: 60001}}`,
-			[]string{"settings.sync.verifyIntervalSeconds (60 unless given)", "settings.sync.minIntervalMilliseconds"}},
+			[]string{"settings.sync.verifyIntervalSeconds (default 60)", "settings.sync.minIntervalMilliseconds"}},
 	})
 }
 

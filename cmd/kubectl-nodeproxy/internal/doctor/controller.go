@@ -32,7 +32,7 @@ func (e *examination) controller() {
 	switch {
 	case np.DeletionTimestamp != nil:
 		// Ready says how far it is.
-	case np.Status.ObservedGeneration == 0:
+	case np.Status.ObservedGeneration <= 0:
 		e.add(Finding{
 			Severity: Problem, Name: "NodeProxyNotSeen", Check: CheckController, key: "nodeproxy not seen", causes: []string{keyBehind},
 			What: "no controller has reported on the NodeProxy yet", Since: &np.CreationTimestamp,
