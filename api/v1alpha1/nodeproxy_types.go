@@ -165,8 +165,7 @@ type NodeProxyStatus struct {
 	// +kubebuilder:validation:MaxItems=10
 	Refused []RefusedService `json:"refused,omitempty"`
 
-	// nodes counts nodes by what their agents report. Source: controller, from the status of
-	// NodeProxyRules.
+	// nodes counts nodes by what their agents report. Source: controller, from NodeProxyRules.
 	// +optional
 	Nodes NodeCounts `json:"nodes"`
 }

@@ -60,7 +60,7 @@ type NodeProxyPolicyStatus struct {
 
 	// programmed is the number of updated nodes that report these settings as applied and
 	// Programmed True; with enforcement Audit, that they have compared. Source: controller,
-	// from the status of NodeProxyRules.
+	// from NodeProxyRules.
 	// +optional
 	Programmed int32 `json:"programmed"`
 

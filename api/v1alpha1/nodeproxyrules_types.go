@@ -34,7 +34,7 @@ type NodeProxyRulesSpec struct {
 	// +optional
 	PolicySummary string `json:"policySummary,omitempty"`
 
-	// node contains facts of the Node, which agents do not read themselves. Source: the Node.
+	// node contains the Node's facts; agents do not read Nodes. Source: the Node.
 	// +optional
 	Node NodeFacts `json:"node"`
 
@@ -100,7 +100,7 @@ type PortMembers struct {
 	// +required
 	Protocol Protocol `json:"protocol"`
 
-	// endpoints are ip:port, IPv6 as [ip]:port, sorted as strings. Source: the EndpointSlices.
+	// endpoints as ip:port, IPv6 as [ip]:port, sorted as strings. Source: the EndpointSlices.
 	// +required
 	// +listType=atomic
 	Endpoints []string `json:"endpoints"`

@@ -230,7 +230,7 @@ type EndpointGroup struct {
 	// +listType=atomic
 	Nodes []string `json:"nodes,omitempty"`
 
-	// addresses are ip:port, IPv6 as [ip]:port, sorted as strings. Source: the EndpointSlices.
+	// addresses as ip:port, IPv6 as [ip]:port, sorted as strings. Source: the EndpointSlices.
 	// +required
 	// +listType=atomic
 	Addresses []string `json:"addresses"`
