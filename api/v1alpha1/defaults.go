@@ -1,7 +1,7 @@
 package v1alpha1
 
-// The documented defaults of ProxySettings. They never change within a version
-// of the API, because settingsRevision is the hash of what differs from them.
+// The documented defaults of ProxySettings. They never change within an API version, because
+// settingsRevision is a hash of the differences from them.
 const (
 	DefaultMode                         = ModeIPTables
 	DefaultFallback                     = FallbackNone
@@ -25,8 +25,8 @@ const (
 	DefaultTCPBeLiberal                 = Disabled
 )
 
-// CompleteSettings returns s with every absent field set to its documented
-// default. The result shares no memory with s.
+// CompleteSettings returns s with every absent field set to its documented default. The result
+// shares no memory with s.
 func CompleteSettings(s *ProxySettings) *ProxySettings {
 	out := &ProxySettings{}
 	if s != nil {

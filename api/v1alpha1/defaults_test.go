@@ -15,8 +15,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestDefaults pins the defaults: nodes' settingsRevision is a hash of what differs
-// from them, so that another value would start a rollout in every cluster.
+// TestDefaults pins the defaults: settingsRevision is a hash of the differences from them, so
+// a changed default would start a rollout in every cluster.
 func TestDefaults(t *testing.T) {
 	const want = `{"mode":"IPTables","fallback":"None","enforcement":"Enforce","detectLocal":{"mode":"None"},` +
 		`"nodePorts":{"addressMode":"All","localhost":"Enabled"},"masquerade":{"all":"Disabled","bit":14},` +
@@ -38,8 +38,8 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestCompleteSettingsKeepsWhatIsGiven fills every field, so that none may be replaced
-// by a default, nor shared.
+// TestCompleteSettingsKeepsWhatIsGiven fills every field: none may be replaced by a default, or
+// shared.
 func TestCompleteSettingsKeepsWhatIsGiven(t *testing.T) {
 	given := &ProxySettings{}
 	fill(reflect.ValueOf(given).Elem())
@@ -56,7 +56,7 @@ func TestCompleteSettingsKeepsWhatIsGiven(t *testing.T) {
 	}
 }
 
-// TestDefaultsAreThoseDocumented compares the defaults with what kubectl explain shows.
+// TestDefaultsAreThoseDocumented compares the defaults with the CRD descriptions.
 func TestDefaultsAreThoseDocumented(t *testing.T) {
 	text, err := json.Marshal(CompleteSettings(nil))
 	if err != nil {
@@ -101,8 +101,7 @@ func compareDocumented(t *testing.T, path string, schema apiextensionsv1.JSONSch
 	return compared
 }
 
-// TestSchedulersAreThoseOfTheSchema: the Go list and the rule of the CRDs are written
-// twice.
+// TestSchedulersAreThoseOfTheSchema: the Go list and the rule of the CRDs repeat each other.
 func TestSchedulersAreThoseOfTheSchema(t *testing.T) {
 	list := regexp.MustCompile(`scheduler.* in \[([^]]*)\]`)
 	seen := 0
@@ -128,7 +127,7 @@ func TestSchedulersAreThoseOfTheSchema(t *testing.T) {
 	}
 }
 
-// crds are the CRDs of the repository, by kind.
+// crds returns the CRDs of the repository, by kind.
 func crds(t *testing.T) map[string]*apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("..", "..", "config", "crd", "bases", "*.yaml"))

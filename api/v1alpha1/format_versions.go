@@ -1,7 +1,7 @@
 package v1alpha1
 
-// FormatVersions returns the versions of the rendered objects that this release
-// knows, in order: its controller can write each, and its agent understands each.
+// FormatVersions returns the versions of rendered objects that this release knows, in order:
+// its controller can write and its agent understands each of them.
 func FormatVersions() []int32 {
 	versions := make([]int32, 0, FormatVersion)
 	for v := int32(1); v <= FormatVersion; v++ {
@@ -10,8 +10,8 @@ func FormatVersions() []int32 {
 	return versions
 }
 
-// KnownFormats returns the versions of rendered objects that the reporting agent
-// understands. One that names none is from before agents did, and knows the first alone.
+// KnownFormats returns the versions of rendered objects that the reporting agent understands.
+// A report without versions is from an agent that knows only the first.
 func (r *AgentReport) KnownFormats() []int32 {
 	if len(r.FormatVersions) == 0 {
 		return []int32{1}

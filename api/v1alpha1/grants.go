@@ -2,44 +2,44 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// Cause is an object by which something changes, in the generation that does.
+// Cause is a generation of an object that caused a change.
 // +kubebuilder:object:generate=false
 type Cause struct {
-	// Name is that of a policy. Empty: NodeProxy.
+	// Name of a policy. Empty: NodeProxy.
 	Name string `json:"name,omitempty"`
-	// Generation is its metadata.generation.
+	// Generation is the object's metadata.generation.
 	Generation int64 `json:"generation"`
 }
 
-// SettingsGrant says of the settings in a NodeProxyRules when and why the node was
-// given them. It is in AnnotationRollout.
+// SettingsGrant records when and why a node was given the settings in its NodeProxyRules. It
+// is stored in AnnotationRollout.
 // +kubebuilder:object:generate=false
 type SettingsGrant struct {
-	// Time is when.
+	// Time of the change.
 	Time metav1.Time `json:"time"`
 	// Revision is the settingsRevision that was given.
 	Revision string `json:"revision"`
-	// By are the causes of the last change. None are waited for: the node was new, or
-	// nothing was at risk there.
+	// By are the causes of the last change. If empty, no rollout waits for the node: it was
+	// new, or the change put nothing at risk there.
 	By []Cause `json:"by,omitempty"`
-	// Owners are the policies that set fields of these settings, by the field's path,
-	// such as ipvs.scheduler.
+	// Owners are the policies that set fields of these settings, by field path, such as
+	// ipvs.scheduler.
 	Owners map[string]string `json:"owners,omitempty"`
 }
 
-// OverridesGrant says of a ServiceProxyRules what policies have made of its
-// Service. It is in AnnotationOverrides.
+// OverridesGrant records what policies made of the Service of a ServiceProxyRules. It is
+// stored in AnnotationOverrides.
 // +kubebuilder:object:generate=false
 type OverridesGrant struct {
-	// Overrides are those in force.
+	// Overrides are the effective overrides.
 	Overrides ServiceOverrides `json:"overrides"`
-	// Owners are the names of the policies that set them, by the name of the field.
+	// Owners are the policies that set them, by field name.
 	Owners map[string]string `json:"owners,omitempty"`
-	// By are the causes of the last change, but for those of changes of a Service that
-	// nodes refused already.
+	// By are the causes of the last change, without changes of a Service that nodes rejected
+	// already.
 	By []Cause `json:"by,omitempty"`
 	// Changed: the Service itself changed less than a minute before it was given these
-	// overrides, or has changed since, before nodes refused it. A refusal may be due to
-	// that.
+	// overrides, or has changed since, before nodes rejected it. That change may be the reason
+	// for the rejection.
 	Changed bool `json:"changed,omitempty"`
 }

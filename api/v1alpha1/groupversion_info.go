@@ -1,7 +1,14 @@
-// Package v1alpha1 holds the kinds of nodeproxy.io/v1alpha1, their documented
-// defaults and the names that the controller and the agents agree on. It has
-// no behaviour beyond those shared definitions: it is the only package that
-// both sides import.
+// Package v1alpha1 defines the kinds of nodeproxy.io/v1alpha1, their defaults and limits, and
+// the names that the controller and the agents agree on. It has no other behavior: it is what
+// both sides share. make generate turns its comments into CRD descriptions and docs/api.md.
+//
+// Where to look:
+//   - nodeproxy_types.go, nodeproxypolicy_types.go, serviceproxypolicy_types.go: the kinds
+//     that users write; settings.go, rollout.go and selector.go: parts of them.
+//   - nodeproxyrules_types.go, serviceproxyrules_types.go: the rendered kinds.
+//   - names.go: conditions, reasons, labels and annotations, and SchemaRevision.
+//   - defaults.go, validate.go, limits.go: what settings and Services may be.
+//
 // +kubebuilder:object:generate=true
 // +groupName=nodeproxy.io
 package v1alpha1
@@ -15,7 +22,7 @@ import (
 // GroupVersion is the API group and version of every kind in this package.
 var GroupVersion = schema.GroupVersion{Group: "nodeproxy.io", Version: "v1alpha1"}
 
-// AddToScheme registers every kind of this package with a scheme.
+// AddToScheme registers every kind of this package.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion,
 		&NodeProxy{}, &NodeProxyList{},

@@ -5,22 +5,22 @@ import (
 	"hash/fnv"
 )
 
-// NameHash is what one object name contributes to an inventory hash: its
-// 64-bit FNV-1a. An inventory hash is the sum of these modulo 2^64, so that it
-// does not depend on order and one name can be added or taken away.
+// NameHash is the contribution of one object name to an inventory hash: its 64-bit FNV-1a
+// hash. An inventory hash is the sum of these modulo 2^64: it does not depend on the order,
+// and names can be added and removed one by one.
 func NameHash(name string) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(name)) // a hash never returns an error
 	return h.Sum64()
 }
 
-// FormatInventoryHash writes an inventory hash as it stands in
-// NodeProxy.status.inventory: 16 hexadecimal digits.
+// FormatInventoryHash formats an inventory hash for NodeProxy.status.inventory: 16 hexadecimal
+// digits.
 func FormatInventoryHash(sum uint64) string {
 	return fmt.Sprintf("%016x", sum)
 }
 
-// ServiceProxyRulesName is the name of the ServiceProxyRules of a Service.
+// ServiceProxyRulesName returns the name of a Service's ServiceProxyRules.
 func ServiceProxyRulesName(namespace, name string) string {
 	return namespace + "." + name
 }

@@ -7,19 +7,18 @@ import (
 )
 
 const (
-	// agentLeasePrefix keeps agents' Leases apart from others in the namespace,
-	// among them the controller's, whatever a Node is called.
+	// agentLeasePrefix separates agents' Leases from others in the namespace, such as the
+	// controller's, whatever the Node's name.
 	agentLeasePrefix = "agent."
-	// longAgentLeasePrefix begins the names of Leases of Nodes whose own name
-	// leaves no room for a prefix. No other Lease of an agent begins with it.
+	// longAgentLeasePrefix starts the Lease names of Nodes whose own name leaves no space for
+	// a prefix. No other agent's Lease has it.
 	longAgentLeasePrefix = "agent-of-long-name."
-	// maxObjectName is how long a name may be, in bytes.
+	// maxObjectName is the maximum length of a name, in bytes.
 	maxObjectName = 253
 )
 
-// AgentLeaseName returns the name of the Lease of a node's agent: "agent."
-// and the Node's name. Of a name of more than 247 bytes it is a hash that is
-// put there instead. No two Nodes share a Lease.
+// AgentLeaseName returns the name of an agent's Lease: "agent." and the Node's name, or a hash
+// of the Node's name if that is longer than 247 bytes. No two Nodes share a Lease.
 func AgentLeaseName(node string) string {
 	if len(agentLeasePrefix)+len(node) <= maxObjectName {
 		return agentLeasePrefix + node
@@ -28,8 +27,7 @@ func AgentLeaseName(node string) string {
 	return longAgentLeasePrefix + hex.EncodeToString(sum[:])
 }
 
-// IsAgentLeaseName reports whether a Lease's name is one that AgentLeaseName
-// gives.
+// IsAgentLeaseName reports whether AgentLeaseName can return this name.
 func IsAgentLeaseName(name string) bool {
 	return strings.HasPrefix(name, agentLeasePrefix) || strings.HasPrefix(name, longAgentLeasePrefix)
 }

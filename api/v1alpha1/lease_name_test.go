@@ -20,7 +20,7 @@ func TestAgentLeaseNames(t *testing.T) {
 			t.Errorf("the Lease of %s is called %s: %v", node, name, errs)
 		}
 		if !IsAgentLeaseName(name) {
-			t.Errorf("%s is not recognised", name)
+			t.Errorf("%s is not recognized", name)
 		}
 		if other, taken := seen[name]; taken {
 			t.Errorf("%s and %s share the Lease %s", node, other, name)

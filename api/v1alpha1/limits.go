@@ -2,54 +2,54 @@ package v1alpha1
 
 import "fmt"
 
-// Limits of one Service. They are above what legitimate Services have and keep one Service from
-// using the memory and time of all others. The controller checks them on the Service and its
-// EndpointSlices before it expands anything, agents check them again on ServiceProxyRules. A
-// Service over a limit is rejected alone, and nodes keep its former rules.
+// Limits of one Service. Legitimate Services stay below them; they keep one Service from using up
+// the memory and time of all others. The controller checks them on the Service and its
+// EndpointSlices before it expands anything; agents check them again on ServiceProxyRules. Only
+// the Service over a limit is rejected, and nodes retain its previous rules.
 const (
-	// MaxServicePorts bounds spec.ports.
+	// MaxServicePorts limits spec.ports.
 	MaxServicePorts = 1_000
-	// MaxServiceAddresses bounds external and load-balancer IPs together.
+	// MaxServiceAddresses limits the sum of external and load-balancer IPs.
 	MaxServiceAddresses = 1_000
-	// MaxServiceSourceRanges bounds loadBalancerSourceRanges.
+	// MaxServiceSourceRanges limits loadBalancerSourceRanges.
 	MaxServiceSourceRanges = 5_000
-	// MaxServiceEndpoints bounds endpoints, of both IP families together.
+	// MaxServiceEndpoints limits the endpoints of both IP families together.
 	MaxServiceEndpoints = 20_000
-	// MaxServicePortAddresses bounds ports times external IPs, load-balancer IPs and source
-	// ranges: each pair is several rules on every node.
+	// MaxServicePortAddresses limits ports times the sum of external IPs, load-balancer IPs
+	// and source ranges: each pair takes several rules on every node.
 	MaxServicePortAddresses = 10_000
-	// MaxServiceRestrictions bounds ports times load-balancer IPs times source ranges: each
-	// is an ipset entry on every node in mode IPVS.
+	// MaxServiceRestrictions limits ports times load-balancer IPs times source ranges: each is
+	// an ipset entry on every node in mode IPVS.
 	MaxServiceRestrictions = 50_000
-	// MaxServicePortEndpoints bounds the endpoints of all ports: Kubernetes is tested with
-	// up to 5,000 endpoints of a Service, which may thus have ten ports.
+	// MaxServicePortEndpoints limits the sum of the endpoints of all ports. Kubernetes is
+	// tested with up to 5,000 endpoints per Service; such a Service may have ten ports.
 	MaxServicePortEndpoints = 50_000
 )
 
-// Limits of the local endpoints that the NodeProxyRules of one node carries, in bytes of JSON.
-// Whole Services are left out until the rest is within the limits.
+// Limits of the local endpoints in one node's NodeProxyRules, in bytes of JSON. Whole Services
+// are left out until the rest is within the limits.
 const (
-	// MaxNamespaceLocalBytes bounds the local endpoints of the Services of one namespace on one
-	// node: about 5,000 pairs of a port and an endpoint. It bounds, too, what one namespace
-	// adds to the store, as slices may name every node.
+	// MaxNamespaceLocalBytes limits the local endpoints of one namespace's Services on one
+	// node: about 5,000 pairs of a port and an endpoint. As slices may name any node, it also
+	// limits what one namespace can add to etcd.
 	MaxNamespaceLocalBytes = 128 << 10
-	// MaxNodeLocalBytes bounds the local endpoints of all Services on one node. With settings
-	// and facts the object stays below 1 MiB; etcd takes 1.5 MiB, and the rest is for the
-	// agent's report.
+	// MaxNodeLocalBytes limits the local endpoints of all Services on one node. With settings
+	// and facts the object stays below 1 MiB; etcd accepts 1.5 MiB, which leaves the rest to
+	// the agent's report.
 	MaxNodeLocalBytes = 960 << 10
 )
 
-// ServiceSize is how large a Service is, in what is limited.
+// ServiceSize is the size of a Service in everything that is limited.
 // +kubebuilder:object:generate=false
 type ServiceSize struct {
 	Ports, Addresses, SourceRanges, Endpoints int
-	// LoadBalancerIPs are among Addresses.
+	// LoadBalancerIPs are part of Addresses.
 	LoadBalancerIPs int
-	// PortEndpoints are the endpoints of all ports.
+	// PortEndpoints is the sum of the endpoints of all ports.
 	PortEndpoints int
 }
 
-// SizeOf returns the size of a Service as it is rendered.
+// SizeOf returns the size of a rendered Service.
 func SizeOf(rules *ServiceProxyRulesSpec) ServiceSize {
 	size := ServiceSize{
 		Ports: len(rules.Ports), Addresses: len(rules.ExternalIPs) + len(rules.LoadBalancerIPs), SourceRanges: len(rules.LoadBalancerSourceRanges),
@@ -66,16 +66,16 @@ func SizeOf(rules *ServiceProxyRulesSpec) ServiceSize {
 	return size
 }
 
-// Combinations are those of a port with an endpoint, an address, a source range, or both of
-// the latter.
+// Combinations counts the combinations of a port with an endpoint, an address, a source range,
+// or an address and a source range.
 func (s ServiceSize) Combinations() int {
 	return s.PortEndpoints + s.Ports*(s.Addresses+s.SourceRanges) + s.restrictions()
 }
 
-// restrictions are what MaxServiceRestrictions bounds.
+// restrictions is what MaxServiceRestrictions limits.
 func (s ServiceSize) restrictions() int { return s.Ports * s.LoadBalancerIPs * s.SourceRanges }
 
-// Plus adds up parts of one Service.
+// Plus adds the sizes of two parts of a Service.
 func (s ServiceSize) Plus(o ServiceSize) ServiceSize {
 	return ServiceSize{
 		s.Ports + o.Ports, s.Addresses + o.Addresses, s.SourceRanges + o.SourceRanges, s.Endpoints + o.Endpoints,
@@ -83,7 +83,7 @@ func (s ServiceSize) Plus(o ServiceSize) ServiceSize {
 	}
 }
 
-// Excess returns the limit that a Service exceeds, and a text with the figure, the limit and a
+// Excess returns the limit that a Service exceeds, and a text with its size, the limit and a
 // remedy. Both are empty if it exceeds none.
 func (s ServiceSize) Excess() (limit, text string) {
 	for _, limit := range []struct {

@@ -1,264 +1,249 @@
 package v1alpha1
 
-// NodeProxyName is the only name that a NodeProxy may have.
+// NodeProxyName is the only valid name of a NodeProxy.
 const NodeProxyName = "cluster"
 
-// FormatVersion is the newest version of the rendered objects that this
-// release writes and reads.
+// FormatVersion is the newest version of rendered objects that this release writes and reads.
 const FormatVersion int32 = 1
 
-// SchemaRevision counts the schemas of the kinds: a release whose CRDs differ in
-// more than their descriptions from those of the release before has a higher one.
-// It is in the annotation AnnotationSchemaRevision of each CRD, by a marker at
-// each kind. A controller does not start on CRDs with a lower one than its own,
-// because the API server would drop fields that it does not know.
+// SchemaRevision counts the schemas of the kinds: it increases if a release's CRDs differ from
+// those of the release before in more than descriptions. A marker at each kind writes it to
+// the CRD's annotation AnnotationSchemaRevision. A controller does not start with CRDs of a
+// lower revision than its own, because the API server would drop fields it does not know.
 const SchemaRevision = 3
 
-// AnnotationSchemaRevision is on each CRD: its SchemaRevision. CRDs from before
-// there were revisions have none.
+// AnnotationSchemaRevision on a CRD is its SchemaRevision. CRDs older than revisions lack it.
 const AnnotationSchemaRevision = "nodeproxy.io/schema-revision"
 
-// FinalizerCleanup is on a NodeProxy while its removalPolicy is Cleanup, so that
-// it stays until the nodes have removed their rules. The controller puts it on
-// and takes it off.
+// FinalizerCleanup is on a NodeProxy while its removalPolicy is Cleanup: the object remains
+// until the nodes have removed their rules. The controller adds and removes it.
 const FinalizerCleanup = "nodeproxy.io/cleanup"
 
-// TaintAgentNotReady is the key of the taint that keeps pods off a Node until its
-// agent serves them. The kubelet puts it on when it registers
-// (--register-with-taints), the controller takes it off and never puts it on.
+// TaintAgentNotReady is the key of the taint that keeps pods off a Node until its agent is
+// ready. The kubelet adds it when it registers (--register-with-taints); the controller only
+// removes it.
 const TaintAgentNotReady = "nodeproxy.io/agent-not-ready"
 
 // Labels and annotations.
 const (
-	// LabelServiceNamespace is the namespace of the Service that a
-	// ServiceProxyRules was rendered from.
-	LabelServiceNamespace = "nodeproxy.io/service-namespace"
-	// LabelServiceName is the name of the Service that a ServiceProxyRules was
+	// LabelServiceNamespace is the namespace of the Service that a ServiceProxyRules was
 	// rendered from.
+	LabelServiceNamespace = "nodeproxy.io/service-namespace"
+	// LabelServiceName is the name of the Service that a ServiceProxyRules was rendered from.
 	LabelServiceName = "nodeproxy.io/service-name"
 	// AnnotationLastChangeTriggerTime is the newest
-	// endpoints.kubernetes.io/last-change-trigger-time of the Service's
-	// EndpointSlices (RFC 3339). A new value alone is no reason to write.
+	// endpoints.kubernetes.io/last-change-trigger-time of the Service's EndpointSlices (RFC
+	// 3339). A new value alone causes no write.
 	AnnotationLastChangeTriggerTime = "nodeproxy.io/last-change-trigger-time"
-	// AnnotationNodeAbsentSince is on a NodeProxyRules whose Node does not
-	// exist: when the controller first saw that (RFC 3339). Ten minutes later
-	// the object is deleted.
+	// AnnotationNodeAbsentSince is on a NodeProxyRules without a Node: when the controller
+	// first saw that (RFC 3339). The object is deleted ten minutes later.
 	AnnotationNodeAbsentSince = "nodeproxy.io/node-absent-since"
-	// AnnotationRollout is on a NodeProxyRules: when, by whom and as which revision
-	// its settings were given to the node, as JSON (SettingsGrant).
+	// AnnotationRollout on a NodeProxyRules records when, why and in which revision the node
+	// was given its settings, as JSON (SettingsGrant).
 	AnnotationRollout = "nodeproxy.io/rollout"
-	// AnnotationOverrides is on a ServiceProxyRules that policies shape: what they
-	// make of the Service and by which of their generations, as JSON
-	// (OverridesGrant).
+	// AnnotationOverrides on a ServiceProxyRules records what policies made of the Service,
+	// and which of their generations, as JSON (OverridesGrant).
 	AnnotationOverrides = "nodeproxy.io/overrides"
-	// AnnotationIgnoreUpdates is on rendered objects, with the value true. By it Argo
-	// CD, if it watches them at all, goes by its configuration of what to ignore
-	// (config/gitops), and refreshes no application for them.
+	// AnnotationIgnoreUpdates is on rendered objects, with the value true. If Argo CD watches
+	// them at all, it then applies its configuration of ignored fields (config/gitops) and
+	// refreshes no application for them.
 	AnnotationIgnoreUpdates = "argocd.argoproj.io/ignore-resource-updates"
-	// AnnotationAppliedResourceVersion is on an agent's Lease: the newest
-	// ServiceProxyRules resourceVersion that the node has applied.
+	// AnnotationAppliedResourceVersion on an agent's Lease is the newest ServiceProxyRules
+	// resourceVersion that the node has applied.
 	AnnotationAppliedResourceVersion = "nodeproxy.io/applied-resource-version"
 )
 
-// ServedForAnother is in the message of a Service in status.refused that lacks an
-// address and port because another Service has them. Any other Service can bring that
-// about, whatever policies make of this one.
+// ServedForAnother is part of the message about a Service in status.refused that lacks an
+// address and port because another Service has them. Any other Service can cause that,
+// whatever policies make of this one.
 const ServedForAnother = "is served for Service"
 
-// AgentLeaseSeconds is how long an agent's Lease may go without being renewed
-// before the agent counts as not responding, in seconds.
+// AgentLeaseSeconds is how long an agent's Lease may go without renewal before the agent
+// counts as not responding, in seconds.
 const AgentLeaseSeconds = 90
 
 // Condition types.
 const (
-	// ConditionReady summarises a NodeProxy or a policy.
+	// ConditionReady summarizes a NodeProxy or a policy.
 	ConditionReady = "Ready"
-	// ConditionAgentsDeployed says how the agents' DaemonSet does, on a NodeProxy
-	// whose agents are Managed. It is False during every update; what is wrong
-	// for longer makes Ready False, too.
+	// ConditionAgentsDeployed on a NodeProxy with Managed agents is the state of their
+	// DaemonSet. It is False during every update; a lasting problem also makes Ready False.
 	ConditionAgentsDeployed = "AgentsDeployed"
-	// ConditionAccepted says that the agent understands its NodeProxyRules and
-	// that the node's kernel can do what they ask; on a policy, that it makes sense.
+	// ConditionAccepted: the agent understands its NodeProxyRules and the node's kernel
+	// supports what they require; on a policy: it is valid.
 	ConditionAccepted = "Accepted"
-	// ConditionProgrammed says whether the kernel holds what is wanted.
+	// ConditionProgrammed is whether the kernel has the desired rules.
 	ConditionProgrammed = "Programmed"
-	// ConditionModeFallback is True while another mode than the wanted one runs.
+	// ConditionModeFallback is True while another mode than the desired one is active.
 	ConditionModeFallback = "ModeFallback"
 	// ConditionConflictingProxy is True while another proxy is active on the node.
 	ConditionConflictingProxy = "ConflictingProxy"
-	// ConditionConntrackPressure is True while the connection tracking table is
-	// nearly full: from 80 % on, until 70 % or less are in use.
+	// ConditionConntrackPressure is True while the connection tracking table is nearly full:
+	// from 80 % on, until at most 70 % are used.
 	ConditionConntrackPressure = "ConntrackPressure"
-	// ConditionDrifted is True while somebody else keeps changing our rules.
+	// ConditionDrifted is True while another program keeps changing our rules.
 	ConditionDrifted = "Drifted"
 	// ConditionOverridden is True while stronger policies set fields of a policy.
 	ConditionOverridden = "Overridden"
-	// ConditionIneffective is True while an override of a ServiceProxyPolicy has
-	// no effect on a Service that it selects.
+	// ConditionIneffective is True while an override of a ServiceProxyPolicy has no effect on
+	// a selected Service.
 	ConditionIneffective = "Ineffective"
-	// ConditionStalled is True while a policy will not get ready by itself, and
-	// absent otherwise, with the reason of Ready. Tools that read conditions as
-	// kstatus does tell a policy that has failed from one in progress by it.
+	// ConditionStalled is True while Ready cannot become True without intervention, with
+	// Ready's reason, and absent otherwise. By it, tools that follow kstatus distinguish
+	// failed objects from those in progress.
 	ConditionStalled = "Stalled"
 )
 
-// Reasons of the conditions that are abnormal when True. A node on which one never
-// was does not have it. While ConflictingProxy is True its reason is
+// Reasons of the conditions that indicate a problem when True. A node has such a condition
+// only after it was True once. While ConflictingProxy is True, its reason is
 // ReasonConflictingProxy.
 const (
-	// ReasonNoFallback: the mode that runs is the one that is asked for.
+	// ReasonNoFallback: the desired mode is active.
 	ReasonNoFallback = "NoFallback"
-	// ReasonKernelLacksMode: ModeFallback is True, since the node cannot run the
-	// mode that is asked for.
+	// ReasonKernelLacksMode: ModeFallback is True because the node does not support the
+	// desired mode.
 	ReasonKernelLacksMode = "KernelLacksMode"
-	// ReasonNoConflict: no other proxy is active any more.
+	// ReasonNoConflict: no other proxy is active anymore.
 	ReasonNoConflict = "NoConflict"
-	// ReasonTableNearlyFull and ReasonTableHasRoom are those of ConntrackPressure.
+	// ReasonTableNearlyFull and ReasonTableHasRoom are the reasons of ConntrackPressure.
 	ReasonTableNearlyFull = "TableNearlyFull"
 	ReasonTableHasRoom    = "TableHasRoom"
 	// ReasonRulesUndone: Drifted is True.
 	ReasonRulesUndone = "RulesUndone"
-	// ReasonNoDrift: nobody undoes rules any more.
+	// ReasonNoDrift: no program changes our rules anymore.
 	ReasonNoDrift = "NoDrift"
 )
 
 // Reasons of Accepted.
 const (
-	// ReasonAccepted: the object is understood and the kernel can do it.
+	// ReasonAccepted: the object is valid, and the kernel supports it.
 	ReasonAccepted = "Accepted"
-	// ReasonUnsupported: a field asks for what this agent or kernel cannot do;
-	// the message names it. Rules stay as they are.
+	// ReasonUnsupported: this agent or kernel does not support a field, which the message
+	// names. Rules remain unchanged.
 	ReasonUnsupported = "Unsupported"
-	// ReasonUnknownFormat: formatVersion is newer than this agent. Rules stay
-	// as they are.
+	// ReasonUnknownFormat: formatVersion is newer than this agent. Rules remain unchanged.
 	ReasonUnknownFormat = "UnknownFormat"
-	// ReasonInvalid: a setting does not make sense; the message names it.
+	// ReasonInvalid: a setting, which the message names, is invalid.
 	ReasonInvalid = "Invalid"
 )
 
-// Reasons of Programmed, in the order in which the first that applies wins.
+// Reasons of Programmed; the first that applies wins.
 const (
 	// ReasonAgentNotResponding (Unknown): the agent's Lease is stale.
 	ReasonAgentNotResponding = "AgentNotResponding"
-	// ReasonConflictingProxy (False): another proxy is active; nothing is touched.
+	// ReasonConflictingProxy (False): another proxy is active; the agent writes nothing.
 	ReasonConflictingProxy = "ConflictingProxy"
-	// ReasonRemoved (False): cleaned up after NodeProxy was deleted with
+	// ReasonRemoved (False): the rules were removed after NodeProxy was deleted with
 	// removalPolicy Cleanup.
 	ReasonRemoved = "Removed"
 	// ReasonFailed (False): the last apply failed, or Accepted is False.
 	ReasonFailed = "Failed"
-	// ReasonPending (False): no complete set since the start, or the oldest
-	// unapplied change is older than 10 s.
+	// ReasonPending (False): no complete set of objects since startup, or the oldest pending
+	// change is older than 10 s.
 	ReasonPending = "Pending"
 	// ReasonAuditDiffers (False): enforcement is Audit and the kernel differs.
 	ReasonAuditDiffers = "AuditDiffers"
-	// ReasonAuditInSync (True): enforcement is Audit and the kernel agrees.
+	// ReasonAuditInSync (True): enforcement is Audit and the kernel does not differ.
 	ReasonAuditInSync = "AuditInSync"
-	// ReasonSomeServicesRefused (True): all but the Services named in
-	// status.refused are programmed.
+	// ReasonSomeServicesRefused (True): all but the Services in status.refused are programmed.
 	ReasonSomeServicesRefused = "SomeServicesRefused"
-	// ReasonHeld (True): for 10 s something has vanished without being released
-	// or the list is unconfirmed; rules stay.
+	// ReasonHeld (True): for 10 s an object has been missing without having been released, or
+	// the list has not been confirmed; its rules are retained.
 	ReasonHeld = "Held"
-	// ReasonProgrammed (True): the kernel holds what is wanted.
+	// ReasonProgrammed (True): the kernel has the desired rules.
 	ReasonProgrammed = "Programmed"
 )
 
 // Reasons of Ready on a NodeProxy.
 const (
-	// ReasonAllProgrammed: every node's kernel holds what is wanted.
+	// ReasonAllProgrammed: every node is programmed.
 	ReasonAllProgrammed = "AllProgrammed"
 	// ReasonNoNodes: there is no Linux Node.
 	ReasonNoNodes = "NoNodes"
-	// ReasonNodesNotProgrammed: some node's kernel does not hold what is wanted.
+	// ReasonNodesNotProgrammed: at least one node is not programmed.
 	ReasonNodesNotProgrammed = "NodesNotProgrammed"
-	// ReasonRemoving: NodeProxy is being deleted with removalPolicy Cleanup; the
-	// message says which nodes have not removed their rules yet.
+	// ReasonRemoving: NodeProxy is being deleted with removalPolicy Cleanup; the message names
+	// nodes that still have rules.
 	ReasonRemoving = "Removing"
-	// ReasonInvalidSettings: the settings are refused; nodes keep what they have.
+	// ReasonInvalidSettings: the settings are invalid; nodes keep their current ones.
 	ReasonInvalidSettings = "InvalidSettings"
-	// ReasonAPIServerUnreachable: none of spec.apiServer.endpoints answers the
-	// controller; the agents keep the addresses that they have.
+	// ReasonAPIServerUnreachable: the controller reaches none of spec.apiServer.endpoints;
+	// agents keep their current addresses.
 	ReasonAPIServerUnreachable = "APIServerUnreachable"
 )
 
-// Reasons of Ready on a policy, beside ReasonNodesNotProgrammed.
+// Reasons of Ready on a policy, in addition to ReasonNodesNotProgrammed.
 const (
-	// ReasonApplied (True): all that is selected has what the policies make of it.
+	// ReasonApplied (True): everything selected has what results from the policies.
 	ReasonApplied = "Applied"
 	// ReasonNothingSelected (True): no node, or no Service, is selected.
 	ReasonNothingSelected = "NothingSelected"
-	// ReasonProgressing: a change is on its way. Of a NodeProxy, too.
+	// ReasonProgressing: a rollout is in progress. Also of a NodeProxy.
 	ReasonProgressing = "Progressing"
-	// ReasonPaused: a change is on its way, and spec.rollout.paused holds it. Of a
-	// NodeProxy, too.
+	// ReasonPaused: spec.rollout.paused holds a rollout. Also of a NodeProxy.
 	ReasonPaused = "Paused"
-	// ReasonRolloutStopped: a change has stopped by what it did, such as a node
-	// that has missed its deadline; the message names it. Of a NodeProxy, too.
+	// ReasonRolloutStopped: a rollout has halted because of its effect, such as a node that
+	// missed its deadline; the message names it. Also of a NodeProxy.
 	ReasonRolloutStopped = "RolloutStopped"
-	// ReasonNoNodeProxy: there is no NodeProxy, without which nothing is given to
-	// nodes.
+	// ReasonNoNodeProxy: there is no NodeProxy, without which nodes are given nothing.
 	ReasonNoNodeProxy = "NoNodeProxy"
 )
 
-// Reasons of Accepted on a policy, beside ReasonAccepted. Ready is False for the
-// same.
+// Reasons of Accepted on a policy, in addition to ReasonAccepted. Ready is False with the
+// same reason.
 const (
-	// ReasonInvalidPolicy: a field of the policy makes no sense; the message names
-	// it. Nothing of the policy is used: what it selects keeps what it has.
+	// ReasonInvalidPolicy: a field of the policy, which the message names, is invalid. Nothing
+	// of the policy is used: what it selects remains unchanged.
 	ReasonInvalidPolicy = "InvalidPolicy"
-	// ReasonInvalidResult: together with others the policy makes settings that
-	// make no sense; the message names the field. Nodes keep what they have.
+	// ReasonInvalidResult: together with others the policy gives invalid settings; the message
+	// names the field. Nodes keep their current settings.
 	ReasonInvalidResult = "InvalidResult"
 )
 
-// Reasons of Overridden and Ineffective, and of examples in the status of a policy.
+// Reasons of Overridden and Ineffective, and of examples in a policy's status.
 const (
-	// ReasonOverridden: stronger policies set fields of this one to something else.
+	// ReasonOverridden: stronger policies set fields of this one differently.
 	ReasonOverridden = "Overridden"
 	// ReasonNotOverridden: no stronger policy does.
 	ReasonNotOverridden = "NotOverridden"
-	// ReasonIneffective: an override has no effect on some Service.
+	// ReasonIneffective: an override has no effect on a Service.
 	ReasonIneffective = "Ineffective"
 	// ReasonAllEffective: every override has an effect, or nothing to change.
 	ReasonAllEffective = "AllEffective"
-	// ReasonRefused: nodes refuse the Service as the policy shapes it.
+	// ReasonRefused: nodes reject the Service as shaped by the policy.
 	ReasonRefused = "Refused"
-	// ReasonWaiting: a node's turn has not come.
+	// ReasonWaiting: the rollout has not reached the node.
 	ReasonWaiting = "Waiting"
-	// ReasonUpdating: a node has been given its settings, and does not report them
-	// in force yet.
+	// ReasonUpdating: the node has been given its settings and has not yet reported them as
+	// applied.
 	ReasonUpdating = "Updating"
-	// ReasonDeadlineMissed: a node does not report its settings in force in time.
+	// ReasonDeadlineMissed: the node did not report its settings as applied in time.
 	ReasonDeadlineMissed = "DeadlineMissed"
 )
 
-// Reasons of AgentsDeployed. But for the first two, Ready is False for the same
-// reason.
+// Reasons of AgentsDeployed. Except for the first two, Ready is False with the same reason.
 const (
-	// ReasonAgentsUpToDate (True): every node runs the agent that is wanted, and
-	// it is ready.
+	// ReasonAgentsUpToDate (True): every node runs the desired agent, and it is ready.
 	ReasonAgentsUpToDate = "AgentsUpToDate"
-	// ReasonAgentsUpdating: pods are being replaced or made.
+	// ReasonAgentsUpdating: pods are being created or replaced.
 	ReasonAgentsUpdating = "AgentsUpdating"
-	// ReasonNoAgentImage: nobody has said which image the agents have.
+	// ReasonNoAgentImage: no agent image is configured.
 	ReasonNoAgentImage = "NoAgentImage"
-	// ReasonDaemonSetRefused: the API server did not take the DaemonSet.
+	// ReasonDaemonSetRefused: the API server rejects the DaemonSet.
 	ReasonDaemonSetRefused = "DaemonSetRefused"
-	// ReasonAgentPodsFailing: the image of a pod cannot be had, or its agent keeps
-	// ending; the update has stopped there.
+	// ReasonAgentPodsFailing: a pod's image cannot be pulled, or its agent keeps crashing; the
+	// update has halted there.
 	ReasonAgentPodsFailing = "AgentPodsFailing"
-	// ReasonAgentPodsNotReady: for a minute a pod has had no node or its agent has
-	// not been ready. Ready is False for the reason of the nodes first, if there is
-	// one.
+	// ReasonAgentPodsNotReady: for a minute a pod has been unscheduled or its agent not ready.
+	// If nodes have a reason of their own, Ready shows that one.
 	ReasonAgentPodsNotReady = "AgentPodsNotReady"
 )
 
-// Parts of the message of the condition Programmed that are read again.
+// Parts of the message of the condition Programmed that programs parse.
 const (
-	// MessageBut stands between what a kernel holds and what besides could not be done.
+	// MessageBut separates what the kernel has from what could not be done.
 	MessageBut = "; but: "
-	// MessageSilentSince begins that of ReasonAgentNotResponding, where a Lease tells
-	// when the agent was last seen: the time follows in RFC 3339, and a space.
+	// MessageSilentSince starts the message of ReasonAgentNotResponding if a Lease shows when
+	// the agent was last seen: the time in RFC 3339 and a space follow.
 	MessageSilentSince = "no sign of life of the agent since "
 )

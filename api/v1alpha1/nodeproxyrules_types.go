@@ -4,85 +4,87 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// NodeProxyRulesSpec is what one node needs besides the ServiceProxyRules: its
-// settings, its facts and which endpoints live on it. The controller writes
-// it; hand edits are reverted.
+// NodeProxyRulesSpec is what a node needs in addition to the ServiceProxyRules: its settings,
+// facts and local endpoints. The controller reverts manual edits.
 type NodeProxyRulesSpec struct {
-	// formatVersion is the version of the format of this object. An agent that
-	// does not know it leaves its rules as they are. Source: the controller.
+	// formatVersion is the version of this object's format. An agent that does not know it
+	// leaves its rules unchanged. Source: controller.
 	// +required
 	FormatVersion int32 `json:"formatVersion"`
 
-	// settingsRevision is a hash of the settings that differ from the
-	// documented defaults. The agent echoes it in its status once the settings
-	// are in force. Default (absent): none yet. Source: the controller.
+	// settingsRevision is a hash of the settings that differ from the documented defaults. The
+	// agent copies it to its status once the settings are applied. Default: none yet. Source:
+	// controller.
 	// +optional
 	SettingsRevision string `json:"settingsRevision,omitempty"`
 
-	// settings are the complete settings of this node; a field that is absent
-	// has its documented default. Source: NodeProxy, the NodeProxyPolicies that
-	// match the node, and the documented defaults.
+	// settings are the complete settings of this node; an absent field has its documented
+	// default. Source: NodeProxy and the NodeProxyPolicies that select the node.
 	// +optional
 	Settings ProxySettings `json:"settings"`
 
-	// policies are the NodeProxyPolicies that shaped this object, strongest
-	// first. Default: none. Source: the controller.
+	// policies are the NodeProxyPolicies that shaped this object, strongest first. Default:
+	// none. Source: controller.
 	// +optional
 	// +listType=atomic
 	Policies []string `json:"policies,omitempty"`
 
-	// node is what the agent would otherwise read from the Node. Default: that
-	// of each field. Source: the Node.
+	// policySummary lists policies, separated by commas, for printing only. Default: none.
+	// Source: policies.
+	// +optional
+	PolicySummary string `json:"policySummary,omitempty"`
+
+	// node contains the Node's facts; agents do not read Nodes. Source: the Node.
 	// +optional
 	Node NodeFacts `json:"node"`
 
-	// services are this node's endpoints of every Service, in any state, but for
-	// Services that are over a limit (docs/security.md). Sorted by namespace and
-	// name. Default (absent): none. Source: the EndpointSlices.
+	// services are this node's endpoints of every Service, in any state, sorted by namespace
+	// and name. Services over a limit (docs/security.md) are left out. Default: none. Source:
+	// the EndpointSlices.
 	// +optional
 	// +listType=atomic
 	Services []ServiceMembers `json:"services,omitempty"`
 }
 
-// NodeFacts are what an agent needs to know of its Node.
+// NodeFacts are what an agent needs to know about its Node.
 type NodeFacts struct {
-	// addresses are the Node's InternalIPs, then its ExternalIPs, in canonical
-	// form. The first of each family is the node's primary address of that
-	// family. Default (absent): none. Source: the Node's status.addresses.
+	// addresses are the Node's InternalIPs, then its ExternalIPs, in canonical form. The first
+	// of each IP family is the node's primary address. Default: none. Source: the Node's
+	// status.addresses.
 	// +optional
 	// +listType=atomic
 	Addresses []string `json:"addresses,omitempty"`
 
-	// podCIDRs are the ranges of this node's pods. Default (absent): none.
-	// Source: the Node's spec.podCIDRs.
+	// podCIDRs are the ranges of this node's pods. Default: none. Source: the Node's
+	// spec.podCIDRs.
 	// +optional
 	// +listType=atomic
 	PodCIDRs []string `json:"podCIDRs,omitempty"`
 
-	// zone is the node's zone. Default (empty): none. Source: the Node's label
+	// zone is the node's zone. Default: none. Source: the Node's label
 	// topology.kubernetes.io/zone.
 	// +optional
 	Zone string `json:"zone,omitempty"`
 
-	// draining is true when the Node is absent, being deleted, or tainted
-	// ToBeDeletedByClusterAutoscaler: load balancers should send no new
-	// connections. Default: false. Source: the Node.
+	// draining is true if the Node is absent, being deleted, or tainted
+	// ToBeDeletedByClusterAutoscaler: load balancers should send no new connections. Default:
+	// false. Source: the Node.
 	// +optional
 	Draining bool `json:"draining"`
 }
 
 // ServiceMembers are one node's endpoints of one Service.
 type ServiceMembers struct {
-	// namespace is that of the Service. Source: the EndpointSlices.
+	// namespace of the Service. Source: the EndpointSlices.
 	// +required
 	Namespace string `json:"namespace"`
 
-	// name is that of the Service. Source: the EndpointSlices.
+	// name of the Service. Source: the EndpointSlices.
 	// +required
 	Name string `json:"name"`
 
-	// ports are the ports of the Service that have endpoints on this node.
-	// Default (absent): none. Source: the EndpointSlices.
+	// ports are the Service's ports with endpoints on this node. Default: none. Source: the
+	// EndpointSlices.
 	// +optional
 	// +listType=atomic
 	Ports []PortMembers `json:"ports,omitempty"`
@@ -90,220 +92,206 @@ type ServiceMembers struct {
 
 // PortMembers are one node's endpoints of one port.
 type PortMembers struct {
-	// name is that of the port. Default (empty): the port has no name. Source:
-	// the EndpointSlices.
+	// name of the port. Default: empty. Source: the EndpointSlices.
 	// +optional
 	Name string `json:"name"`
 
-	// protocol is that of the port: TCP, UDP or SCTP. Source: the
-	// EndpointSlices.
+	// protocol of the port: TCP, UDP or SCTP. Source: the EndpointSlices.
 	// +required
 	Protocol Protocol `json:"protocol"`
 
-	// endpoints are ip:port, IPv6 as [ip]:port, sorted as strings. Source: the
-	// EndpointSlices.
+	// endpoints as ip:port, IPv6 as [ip]:port, sorted as strings. Source: the EndpointSlices.
 	// +required
 	// +listType=atomic
 	Endpoints []string `json:"endpoints"`
 }
 
-// NodeProxyRulesStatus is what the node's agent reports: what the kernel
-// really holds.
+// NodeProxyRulesStatus is what the node's agent reports: the actual state of the kernel.
 type NodeProxyRulesStatus struct {
-	// conditions: Accepted and Programmed say whether the node does what is
-	// wanted; ModeFallback, ConflictingProxy, ConntrackPressure and Drifted are
-	// abnormal when True. Source: the agent; Programmed Unknown by the
-	// controller when the agent gives no sign of life.
+	// conditions: Accepted and Programmed are True if the node's rules are as desired;
+	// ModeFallback, ConflictingProxy, ConntrackPressure and Drifted indicate a problem when
+	// True. Source: agent; the controller sets Programmed Unknown if the agent is not
+	// responding.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// observedGeneration is the metadata.generation that this status is about.
-	// Source: the agent.
+	// observedGeneration is the metadata.generation that this status describes. Source: agent.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// settingsRevision is the spec.settingsRevision that is in force. Source:
-	// the agent.
+	// settingsRevision is the spec.settingsRevision that is applied. Source: agent.
 	// +optional
 	SettingsRevision string `json:"settingsRevision,omitempty"`
 
-	// mode is the mode that runs: IPTables or IPVS. Empty until one does.
-	// Source: the agent.
+	// mode is the active mode: IPTables or IPVS. Empty until one is active. Source: agent.
 	// +optional
 	Mode ProxyMode `json:"mode,omitempty"`
 
-	// families are the IP families that are programmed: IPv4, IPv6. One that
-	// the node lacks is missing; the condition Programmed is False if a Service
-	// needs it. Source: the agent.
+	// families are the programmed IP families: IPv4, IPv6. A family that the node lacks is
+	// left out; Programmed is False if a Service needs it. Source: agent.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
 	Families []string `json:"families,omitempty"`
 
-	// appliedResourceVersion is the newest resourceVersion of a
-	// ServiceProxyRules that the kernel holds. Source: the agent.
+	// appliedResourceVersion is the newest resourceVersion of a ServiceProxyRules that the
+	// kernel has. Source: agent.
 	// +optional
 	AppliedResourceVersion string `json:"appliedResourceVersion,omitempty"`
 
-	// services is the number of Services that are programmed. Source: the
-	// agent.
+	// services is the number of programmed Services. Source: agent.
 	// +optional
 	Services int32 `json:"services"`
 
-	// endpoints is the number of distinct endpoints of those Services. A change
-	// of it alone is reported within 5 min. Source: the agent.
+	// endpoints is the number of distinct endpoints of these Services. If nothing else
+	// changes, it is updated within 5 min. Source: agent.
 	// +optional
 	Endpoints int32 `json:"endpoints"`
 
-	// localEndpoints is how many of the endpoints live on this node. A change is
-	// reported within 5 s. Source: the agent.
+	// localEndpoints is the number of these endpoints on this node, updated within 5 s.
+	// Source: agent.
 	// +optional
 	LocalEndpoints int32 `json:"localEndpoints"`
 
-	// held is the number of Services whose object has vanished without being
-	// released; their rules stay. Source: the agent.
+	// held is the number of Services whose rules are retained because their object vanished
+	// without being released. Source: agent.
 	// +optional
 	Held int32 `json:"held"`
 
-	// refused are Services that this kernel would not take, or, in mode IPVS, not
-	// at an address where a virtual server of others stands. Source: the agent.
+	// refused are Services that this kernel rejects or, in mode IPVS, does not serve at an
+	// address with an unmanaged virtual server. Source: agent.
 	// +optional
 	Refused *RefusedServices `json:"refused,omitempty"`
 
-	// kernel counts what the kernel held at the last verification. Source: the
-	// agent.
+	// kernel counts what the kernel had at the last verification. Source: agent.
 	// +optional
 	Kernel *KernelCounts `json:"kernel,omitempty"`
 
-	// lastSync is the last write to the kernel. Source: the agent.
+	// lastSync is the last write to the kernel. Source: agent.
 	// +optional
 	LastSync *SyncReport `json:"lastSync,omitempty"`
 
-	// difference is how the kernel differs from what is wanted: with Audit, or
-	// found by verification and not yet repaired. Source: the agent.
+	// difference is how the kernel differs from the desired rules: with Audit, or found by
+	// verification and not yet repaired. Source: agent.
 	// +optional
 	Difference *DifferenceReport `json:"difference,omitempty"`
 
-	// drift counts repairs of what others changed. Source: the agent.
+	// drift counts repairs of external modifications. Source: agent.
 	// +optional
 	Drift *DriftReport `json:"drift,omitempty"`
 
-	// conntrack is the state of the connection tracking table, as the kernel
-	// tells it; absent while the kernel tracks no connections. Source: the agent.
+	// conntrack is the state of the kernel's connection tracking table; absent while the
+	// kernel tracks no connections. Source: agent.
 	// +optional
 	Conntrack *ConntrackReport `json:"conntrack,omitempty"`
 
-	// agent says what runs on the node. Source: the agent.
+	// agent describes the software on the node. Source: agent.
 	// +optional
 	Agent *AgentReport `json:"agent,omitempty"`
 }
 
-// RefusedServices are Services that are not programmed as wanted.
+// RefusedServices are Services that are not programmed as desired.
 type RefusedServices struct {
-	// count is the number of Services. Source: the agent.
+	// count is the number of Services. Source: agent.
 	// +optional
 	Count int32 `json:"count"`
 
-	// examples are up to ten of them, as namespace/name: reason, first those that
-	// ServiceProxyPolicies shape. Source: the agent.
+	// examples are up to ten of them, as namespace/name: reason, those shaped by
+	// ServiceProxyPolicies first. Source: agent.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10
 	Examples []string `json:"examples,omitempty"`
 }
 
-// KernelCounts counts what the kernel held at the last verification.
+// KernelCounts counts what the kernel had at the last verification.
 type KernelCounts struct {
-	// verifiedTime is when the kernel was last read in full. Source: the agent.
+	// verifiedTime is when the kernel was last read completely. Source: agent.
 	// +optional
 	VerifiedTime metav1.Time `json:"verifiedTime,omitzero"`
 
-	// chains is the number of our iptables chains. Source: the agent.
+	// chains is the number of our iptables chains. Source: agent.
 	// +optional
 	Chains int32 `json:"chains"`
 
-	// rules is the number of iptables rules in them. Source: the agent.
+	// rules is the number of iptables rules in them. Source: agent.
 	// +optional
 	Rules int32 `json:"rules"`
 
-	// ipsetEntries is the number of entries in our ipsets. Source: the agent.
+	// ipsetEntries is the number of entries in our ipsets. Source: agent.
 	// +optional
 	IPSetEntries int32 `json:"ipsetEntries"`
 
-	// virtualServers is the number of our IPVS virtual servers. Source: the
-	// agent.
+	// virtualServers is the number of our IPVS virtual servers. Source: agent.
 	// +optional
 	VirtualServers int32 `json:"virtualServers"`
 
-	// realServers is the number of their real servers, also of those that are
-	// about to go. Source: the agent.
+	// realServers is the number of their real servers, including those being removed. Source:
+	// agent.
 	// +optional
 	RealServers int32 `json:"realServers"`
 }
 
-// SyncKind says how much a sync looked at.
+// SyncKind is the scope of a sync.
 // +kubebuilder:validation:Enum=Full;Partial
 type SyncKind string
 
 // Kinds of sync.
 const (
-	// SyncFull read the kernel and compared all of it.
+	// SyncFull read the kernel and compared everything.
 	SyncFull SyncKind = "Full"
-	// SyncPartial looked at changed Services only.
+	// SyncPartial wrote changed Services only.
 	SyncPartial SyncKind = "Partial"
 )
 
 // SyncReport is one write to the kernel.
 type SyncReport struct {
-	// time is when it ended. Source: the agent.
+	// time is when it ended. Source: agent.
 	// +optional
 	Time metav1.Time `json:"time,omitzero"`
 
-	// durationMilliseconds is how long it took, in milliseconds. Source: the
-	// agent.
+	// durationMilliseconds is how long it took, in milliseconds. Source: agent.
 	// +optional
 	DurationMilliseconds int64 `json:"durationMilliseconds"`
 
-	// kind is Full (the kernel was read and all of it compared) or Partial
-	// (changed Services only). Source: the agent.
+	// kind is Full (read the kernel and compared everything) or Partial (changed Services
+	// only). Source: agent.
 	// +optional
 	Kind SyncKind `json:"kind,omitempty"`
 
-	// servicesChanged is the number of Services whose rules were written.
-	// Source: the agent.
+	// servicesChanged is the number of Services whose rules were written. Source: agent.
 	// +optional
 	ServicesChanged int32 `json:"servicesChanged"`
 }
 
-// DifferenceReport is how the kernel differs from what is wanted.
+// DifferenceReport is how the kernel differs from the desired rules.
 type DifferenceReport struct {
-	// count is the number of differences. Source: the agent.
+	// count is the number of differences. Source: agent.
 	// +optional
 	Count int32 `json:"count"`
 
-	// examples are up to ten of them. Source: the agent.
+	// examples are up to ten of them. Source: agent.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10
 	Examples []string `json:"examples,omitempty"`
 }
 
-// DriftReport counts repairs of what others changed.
+// DriftReport counts repairs of external modifications.
 type DriftReport struct {
-	// repairs is the number of repairs since the agent started. Source: the
-	// agent.
+	// repairs is the number of repairs since the agent started. Source: agent.
 	// +optional
 	Repairs int64 `json:"repairs"`
 
-	// lastTime is when the last repair was made. Source: the agent.
+	// lastTime is the time of the last repair. Source: agent.
 	// +optional
 	LastTime metav1.Time `json:"lastTime,omitzero"`
 
-	// examples are up to ten of what was repaired, the newest first, with the
-	// program that had changed it where the kernel tells. Source: the agent.
+	// examples are up to ten repairs, newest first, with the program that caused them if the
+	// kernel reports it. Source: agent.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10
@@ -312,81 +300,79 @@ type DriftReport struct {
 
 // ConntrackReport is the state of the connection tracking table.
 type ConntrackReport struct {
-	// entries is the number of connections in the table. Source: the agent.
+	// entries is the number of connections in the table. Source: agent.
 	// +optional
 	Entries int64 `json:"entries"`
 
-	// max is the size of the table that is in force, in connections, whatever
-	// the settings ask for; 0: any number. Source: the agent.
+	// max is the actual table size, in connections, whatever the settings; 0 means unlimited.
+	// Source: agent.
 	// +optional
 	Max int64 `json:"max"`
 
-	// usagePercent is entries in percent of max, rounded. From 80 % on the
-	// condition ConntrackPressure is True, until it is 70 % or less. Source: the
-	// agent.
+	// usagePercent is entries in percent of max, rounded. ConntrackPressure becomes True at 80
+	// % and False at 70 %. Source: agent.
 	// +optional
 	UsagePercent int32 `json:"usagePercent"`
 
-	// buckets is the number of hash buckets of the table. Source: the agent.
+	// buckets is the number of hash buckets of the table. Source: agent.
 	// +optional
 	Buckets int64 `json:"buckets"`
 
-	// insertFailed counts connections that could not be entered since the node
-	// started, mostly because another packet had entered the same one. Source:
-	// the agent.
+	// insertFailed counts connections that could not be inserted since the node booted, mostly
+	// because another packet had inserted the same one. Source: agent.
 	// +optional
 	InsertFailed int64 `json:"insertFailed"`
 
-	// drop counts packets dropped because the table was full since the node
-	// started. Source: the agent.
+	// drop counts packets dropped since the node booted because the table was full. Source:
+	// agent.
 	// +optional
 	Drop int64 `json:"drop"`
 
-	// earlyDrop counts unanswered connections evicted from a full table to make
-	// room since the node started. Source: the agent.
+	// earlyDrop counts unanswered connections evicted from a full table since the node booted.
+	// Source: agent.
 	// +optional
 	EarlyDrop int64 `json:"earlyDrop"`
 
-	// flowsCleaned counts stale flows that the agent removed since it started.
-	// Source: the agent.
+	// flowsCleaned counts stale flows that the agent has removed since it started. Source:
+	// agent.
 	// +optional
 	FlowsCleaned int64 `json:"flowsCleaned"`
 }
 
-// AgentReport says what runs on the node.
+// AgentReport describes the software on the node.
 type AgentReport struct {
-	// version is the release of the agent. Source: the agent.
+	// version is the agent's release. Source: agent.
 	// +optional
 	Version string `json:"version,omitempty"`
 
-	// startTime is when the agent started. Source: the agent.
+	// startTime is when the agent started. Source: agent.
 	// +optional
 	StartTime metav1.Time `json:"startTime,omitzero"`
 
-	// kernel is the release of the node's kernel. Source: the agent.
+	// kernel is the node's kernel release. Source: agent.
 	// +optional
 	Kernel string `json:"kernel,omitempty"`
 
-	// iptables is the version and variant of the node's iptables, such as 1.8.9
-	// (nf_tables). Source: the agent.
+	// iptables is the version and variant of the node's iptables, such as 1.8.9 (nf_tables).
+	// Source: agent.
 	// +optional
 	IPTables string `json:"iptables,omitempty"`
 
-	// formatVersions are the versions of rendered objects that the agent
-	// understands. Source: the agent.
+	// formatVersions are the versions of rendered objects that the agent understands. Source:
+	// agent.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	FormatVersions []int32 `json:"formatVersions,omitempty"`
 }
 
-// NodeProxyRules is what one node should program besides the
-// ServiceProxyRules, and what its kernel really holds. Named as the Node.
+// NodeProxyRules is what a node should program in addition to the ServiceProxyRules, and the
+// actual state of its kernel. It is named after the Node.
 // +kubebuilder:object:root=true
 // +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=3"
 // +kubebuilder:metadata:annotations="argocd.argoproj.io/sync-options=Prune=false,Delete=false"
 // +kubebuilder:metadata:annotations="kustomize.toolkit.fluxcd.io/prune=disabled"
-// +kubebuilder:resource:scope=Cluster,path=nodeproxyrules,singular=nodeproxyrules,shortName=npr
+// +kubebuilder:resource:scope=Cluster,path=nodeproxyrules,singular=nodeproxyrules,shortName=npr,categories=nodeproxy-all
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Mode",type=string,JSONPath=`.status.mode`
 // +kubebuilder:printcolumn:name="Enforcement",type=string,JSONPath=`.spec.settings.enforcement`
@@ -397,7 +383,7 @@ type AgentReport struct {
 // +kubebuilder:printcolumn:name="Diff",type=integer,JSONPath=`.status.difference.count`
 // +kubebuilder:printcolumn:name="Conntrack%",type=integer,JSONPath=`.status.conntrack.usagePercent`
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Programmed")].reason`
-// +kubebuilder:printcolumn:name="Policies",type=string,priority=1,JSONPath=`.spec.policies`
+// +kubebuilder:printcolumn:name="Policies",type=string,priority=1,JSONPath=`.spec.policySummary`
 // +kubebuilder:printcolumn:name="Repairs",type=integer,priority=1,JSONPath=`.status.drift.repairs`
 // +kubebuilder:printcolumn:name="Last-Sync",type=date,priority=1,JSONPath=`.status.lastSync.time`
 // +kubebuilder:printcolumn:name="Kernel",type=string,priority=1,JSONPath=`.status.agent.kernel`
@@ -411,7 +397,7 @@ type NodeProxyRules struct {
 	// +required
 	Spec NodeProxyRulesSpec `json:"spec"`
 
-	// status is what the node's kernel really holds.
+	// status is the actual state of the node's kernel.
 	// +optional
 	Status NodeProxyRulesStatus `json:"status,omitzero"`
 }

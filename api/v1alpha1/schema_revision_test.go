@@ -14,15 +14,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// update has the test write the sum of the present schemas.
-var update = flag.Bool("update", false, "write the sum of the present schemas for the present SchemaRevision; not for one that has been released")
+// update makes the test write the checksum of the current schemas.
+var update = flag.Bool("update", false, "write the checksum of the current schemas for the current SchemaRevision, unless that has been released")
 
-// revisionsFile has a line for each revision: its number and the sum of its
-// schemas.
+// revisionsFile has a line for each revision: its number and the checksum of its schemas.
 var revisionsFile = filepath.Join("testdata", "schema-revisions.txt")
 
-// A schema that differs has another revision, so that a controller can tell
-// whether the CRDs are those that it needs.
+// A changed schema needs a new revision, by which a controller recognizes the CRDs it needs.
 func TestSchemaRevision(t *testing.T) {
 	sum := sumOfSchemas(t)
 	text, err := os.ReadFile(revisionsFile)
@@ -57,8 +55,8 @@ func TestSchemaRevision(t *testing.T) {
 	}
 }
 
-// sumOfSchemas is a sum of all CRDs but for what is only for people to read. It
-// checks that each has the present revision.
+// sumOfSchemas returns a checksum of all CRDs without their descriptions. It checks that each
+// has the current revision.
 func sumOfSchemas(t *testing.T) string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("..", "..", "config", "crd", "bases", "*.yaml"))
@@ -90,8 +88,8 @@ func sumOfSchemas(t *testing.T) string {
 	return fmt.Sprintf("%x", hash.Sum(nil)[:16])
 }
 
-// withoutDescriptions removes descriptions, at any depth. A field of that name
-// is not a text, and stays.
+// withoutDescriptions removes descriptions, at any depth. A field named description is not a
+// string, and stays.
 func withoutDescriptions(value any) any {
 	switch v := value.(type) {
 	case map[string]any:

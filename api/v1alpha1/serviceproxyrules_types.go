@@ -4,13 +4,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TrafficPolicy says which endpoints may take traffic.
+// TrafficPolicy selects the endpoints that receive traffic.
 // +kubebuilder:validation:Enum=Cluster;Local
 type TrafficPolicy string
 
 // Traffic policies.
 const (
-	// TrafficPolicyCluster uses endpoints on every node.
+	// TrafficPolicyCluster uses endpoints on all nodes.
 	TrafficPolicyCluster TrafficPolicy = "Cluster"
 	// TrafficPolicyLocal uses endpoints on the node that handles the traffic.
 	TrafficPolicyLocal TrafficPolicy = "Local"
@@ -22,10 +22,10 @@ type EndpointState string
 
 // Endpoint states.
 const (
-	// EndpointReady endpoints take new connections.
+	// EndpointReady endpoints accept new connections.
 	EndpointReady EndpointState = "Ready"
-	// EndpointTerminating endpoints are not ready, but serving and terminating:
-	// they take new connections only where no ready endpoint is left.
+	// EndpointTerminating endpoints are not ready, but serving and terminating: they receive
+	// new connections only if no endpoint is ready.
 	EndpointTerminating EndpointState = "Terminating"
 )
 
@@ -43,129 +43,121 @@ const (
 	ProtocolSCTP Protocol = "SCTP"
 )
 
-// ServiceProxyRulesSpec is a Service and the state of its endpoints, the same
-// for all nodes. The controller writes it; hand edits are reverted.
+// ServiceProxyRulesSpec is a Service and the state of its endpoints, the same for all nodes.
+// The controller reverts manual edits.
 type ServiceProxyRulesSpec struct {
-	// formatVersion is the version of the format of this object. An agent that
-	// does not know it leaves its rules as they are. Source: the controller.
+	// formatVersion is the version of this object's format. An agent that does not know it
+	// leaves its rules unchanged. Source: controller.
 	// +required
 	FormatVersion int32 `json:"formatVersion"`
 
-	// released is true when the Service has ended or is no longer proxied:
-	// agents remove its rules, and the object is about to be deleted. An object
-	// that vanishes without this mark keeps its rules on the nodes. Default:
-	// false. Source: the controller.
+	// released is true if the Service was deleted or is no longer proxied: agents remove its
+	// rules, and the object is about to be deleted. If an object vanishes without this mark,
+	// nodes retain its rules. Default: false. Source: controller.
 	// +optional
 	Released bool `json:"released"`
 
-	// serviceCreated is when the Service was created. Of two Services that
-	// claim one address and port the Service whose cluster IP it is wins, then the
-	// one whose node port the port is if the address is a Node's, then the older
-	// one, then the lower name. Default (absent): unknown, and younger than any
-	// other. Source: the Service's metadata.creationTimestamp.
+	// serviceCreated is when the Service was created. If two Services claim the same address
+	// and port, the Service that has it as its cluster IP wins, then the one that has it as
+	// its node port on a Node's address, then the older one, then the lower name. Default:
+	// unknown, and younger than any other. Source: the Service's metadata.creationTimestamp.
 	// +optional
 	ServiceCreated metav1.Time `json:"serviceCreated,omitzero"`
 
-	// clusterIPs are the Service's cluster IPs, at most one for each IP family,
-	// in canonical form. Default (absent): none. Source: the Service's
-	// spec.clusterIPs.
+	// clusterIPs are the Service's cluster IPs, at most one per IP family, in canonical form.
+	// Default: none. Source: the Service's spec.clusterIPs.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
 	ClusterIPs []string `json:"clusterIPs,omitempty"`
 
-	// externalIPs are the Service's external IPs in canonical form and in its
-	// order. Default: none. Source: the Service's spec.externalIPs, unless a
-	// ServiceProxyPolicy has them Disabled.
+	// externalIPs are the Service's external IPs, in canonical form and in its order. Default:
+	// none. Source: the Service's spec.externalIPs, unless a ServiceProxyPolicy disables them.
 	// +optional
 	// +listType=atomic
 	ExternalIPs []string `json:"externalIPs,omitempty"`
 
-	// loadBalancerIPs are the addresses of the load balancer that the nodes
-	// themselves serve, in canonical form and in its order. Default: none.
-	// Source: the Service's status.loadBalancer.ingress entries with an ip and
-	// ipMode VIP.
+	// loadBalancerIPs are the load balancer's addresses that the nodes serve themselves, in
+	// canonical form and in its order. Default: none. Source: the Service's
+	// status.loadBalancer.ingress, entries with an ip and ipMode VIP.
 	// +optional
 	// +listType=atomic
 	LoadBalancerIPs []string `json:"loadBalancerIPs,omitempty"`
 
-	// nodeAddresses are those of externalIPs and loadBalancerIPs that are
-	// addresses of Nodes, in canonical form. There another Service's node port
-	// wins, and a node in mode IPVS programs only its own. Default: none. Source:
-	// the Nodes' status.addresses.
+	// nodeAddresses are those externalIPs and loadBalancerIPs that are also Node addresses, in
+	// canonical form. On these another Service's node port wins, and a node in mode IPVS
+	// programs only its own. Default: none. Source: the Nodes' status.addresses.
 	// +optional
 	// +listType=atomic
 	NodeAddresses []string `json:"nodeAddresses,omitempty"`
 
-	// skippedAddresses are external and load-balancer IPs of the Service that no
-	// node programs, because no Service may have them. Default: none. Source: the
-	// controller.
+	// skippedAddresses are the Service's external and load-balancer IPs that no node programs,
+	// because no Service may use them. Default: none. Source: controller.
 	// +optional
 	// +listType=atomic
 	SkippedAddresses []SkippedAddress `json:"skippedAddresses,omitempty"`
 
-	// loadBalancerSourceRanges are the client ranges that may use the load
-	// balancer's addresses, in canonical form and in the order of their source.
-	// Default (absent): no restriction.
-	// Source: a ServiceProxyPolicy, else the Service's
-	// spec.loadBalancerSourceRanges.
+	// loadBalancerSourceRanges are the client ranges allowed to use the load balancer's
+	// addresses, in canonical form and in the source's order. Default: no restriction. Source:
+	// a ServiceProxyPolicy, else the Service's spec.loadBalancerSourceRanges.
 	// +optional
 	// +listType=atomic
 	LoadBalancerSourceRanges []string `json:"loadBalancerSourceRanges,omitempty"`
 
-	// externalTrafficPolicy is the effective policy for NodePorts, external IPs
-	// and load-balancer IPs: Cluster or Local. Default: Cluster. Source: a
-	// ServiceProxyPolicy, else the Service's spec.externalTrafficPolicy, each
-	// where it has an effect.
+	// externalTrafficPolicy is the effective policy for NodePorts, external IPs and
+	// load-balancer IPs: Cluster or Local. Default: Cluster. Source: a ServiceProxyPolicy,
+	// else the Service's spec.externalTrafficPolicy, if effective.
 	// +optional
 	ExternalTrafficPolicy TrafficPolicy `json:"externalTrafficPolicy,omitempty"`
 
-	// internalTrafficPolicy is the policy for cluster IPs: Cluster or Local.
-	// Default: Cluster. Source: a ServiceProxyPolicy, else the Service's
-	// spec.internalTrafficPolicy.
+	// internalTrafficPolicy is the policy for cluster IPs: Cluster or Local. Default: Cluster.
+	// Source: a ServiceProxyPolicy, else the Service's spec.internalTrafficPolicy.
 	// +optional
 	InternalTrafficPolicy TrafficPolicy `json:"internalTrafficPolicy,omitempty"`
 
-	// sessionAffinity sends one client's connections to one endpoint. Default
-	// (absent): none. Source: a ServiceProxyPolicy, else the Service's
-	// spec.sessionAffinity.
+	// sessionAffinity sends each client's connections to one endpoint. Default: none. Source:
+	// a ServiceProxyPolicy, else the Service's spec.sessionAffinity.
 	// +optional
 	SessionAffinity *SessionAffinity `json:"sessionAffinity,omitempty"`
 
-	// healthCheckNodePort is the node port that tells load balancers whether
-	// this node has ready endpoints. Default (0): none. Source: the Service's
-	// spec.healthCheckNodePort where it has an effect.
+	// healthCheckNodePort is the port on which load balancers check whether this node has
+	// ready endpoints. Default: 0 (none). Source: the Service's spec.healthCheckNodePort, if
+	// effective.
 	// +optional
 	HealthCheckNodePort int32 `json:"healthCheckNodePort,omitempty"`
 
-	// ipvsScheduler is the IPVS scheduler of this Service. Default (empty): the
-	// node's. Source: a ServiceProxyPolicy.
+	// ipvsScheduler is the Service's IPVS scheduler. Default: the node's. Source: a
+	// ServiceProxyPolicy.
 	// +optional
 	IPVSScheduler string `json:"ipvsScheduler,omitempty"`
 
-	// policies are the ServiceProxyPolicies that shaped this object, strongest
-	// first. Default: none. Source: the controller.
+	// policies are the ServiceProxyPolicies that shaped this object, strongest first. Default:
+	// none. Source: controller.
 	// +optional
 	// +listType=atomic
 	Policies []string `json:"policies,omitempty"`
 
-	// clusterIP is the first cluster IP, for printing only. Default (absent):
-	// none. Source: clusterIPs.
+	// policySummary lists policies, separated by commas, for printing only. Default: none.
+	// Source: policies.
+	// +optional
+	PolicySummary string `json:"policySummary,omitempty"`
+
+	// clusterIP is the first cluster IP, for printing only. Default: none. Source: clusterIPs.
 	// +optional
 	ClusterIP string `json:"clusterIP,omitempty"`
 
-	// portSummary lists the ports as port:nodePort/protocol, for printing only.
-	// Default (absent): no ports. Source: ports.
+	// portSummary lists the ports as port:nodePort/protocol, for printing only. Default: none.
+	// Source: ports.
 	// +optional
 	PortSummary string `json:"portSummary,omitempty"`
 
-	// endpointCount is the number of distinct endpoints of all ports, for
-	// printing only. Default: 0. Source: ports.
+	// endpointCount is the number of distinct endpoints of all ports, for printing only.
+	// Default: 0. Source: ports.
 	// +optional
 	EndpointCount int32 `json:"endpointCount"`
 
-	// ports are the Service's ports with their endpoints. Default (absent):
-	// none. Source: the Service's spec.ports and its EndpointSlices.
+	// ports are the Service's ports with their endpoints. Default: none. Source: the Service's
+	// spec.ports and EndpointSlices.
 	// +optional
 	// +listType=atomic
 	Ports []ServicePort `json:"ports,omitempty"`
@@ -173,94 +165,89 @@ type ServiceProxyRulesSpec struct {
 
 // SkippedAddress is an address of a Service that no node programs.
 type SkippedAddress struct {
-	// address is the address in canonical form. Source: the Service.
+	// address in canonical form. Source: the Service.
 	// +required
 	Address string `json:"address"`
 
-	// reason completes the sentence that begins with the address, such as "is a
-	// loopback address". Source: the controller.
+	// reason completes a sentence that begins with the address, such as "is a loopback
+	// address". Source: controller.
 	// +required
 	Reason string `json:"reason"`
 }
 
-// SessionAffinity sends one client's connections to one endpoint.
+// SessionAffinity sends each client's connections to one endpoint.
 type SessionAffinity struct {
-	// clientIPTimeoutSeconds is how long a client that opens no connection
-	// keeps its endpoint, in seconds. The API server's default: 10800 (3 h).
-	// Source: a ServiceProxyPolicy, else the Service's
-	// sessionAffinityConfig.clientIP.timeoutSeconds.
+	// clientIPTimeoutSeconds is how long a client without new connections keeps its endpoint,
+	// in seconds. The API server's default is 10800 (3 h). Source: a ServiceProxyPolicy, else
+	// the Service's sessionAffinityConfig.clientIP.timeoutSeconds.
 	// +required
 	ClientIPTimeoutSeconds int32 `json:"clientIPTimeoutSeconds"`
 }
 
 // ServicePort is one port of a Service with its endpoints.
 type ServicePort struct {
-	// name is that of the port. Default (empty): the port has no name. Source:
-	// the Service's spec.ports.
+	// name of the port. Default: empty. Source: the Service's spec.ports.
 	// +optional
 	Name string `json:"name"`
 
-	// protocol is that of the port: TCP, UDP or SCTP. Source: the Service's
-	// spec.ports.
+	// protocol of the port: TCP, UDP or SCTP. Source: the Service's spec.ports.
 	// +required
 	Protocol Protocol `json:"protocol"`
 
-	// port is the port on the cluster, external and load-balancer IPs. Source:
-	// the Service's spec.ports.
+	// port is the port on cluster, external and load-balancer IPs. Source: the Service's
+	// spec.ports.
 	// +required
 	Port int32 `json:"port"`
 
-	// nodePort is the port on node addresses. Default (0): none. Source: the
-	// Service's spec.ports, unless a ServiceProxyPolicy has them Disabled.
+	// nodePort is the port on node addresses. Default: 0 (none). Source: the Service's
+	// spec.ports, unless a ServiceProxyPolicy disables them.
 	// +optional
 	NodePort int32 `json:"nodePort,omitempty"`
 
-	// endpoints are the usable endpoints, each once, in groups that share state
-	// and hints. Groups and addresses are sorted. Default (absent): none.
-	// Source: the EndpointSlices.
+	// endpoints are the usable endpoints, each once, grouped by state and hints. Groups and
+	// addresses are sorted. Default: none. Source: the EndpointSlices.
 	// +optional
 	// +listType=atomic
 	Endpoints []EndpointGroup `json:"endpoints,omitempty"`
 }
 
-// EndpointGroup is a set of endpoints that share state and hints.
+// EndpointGroup is a set of endpoints with the same state and hints.
 type EndpointGroup struct {
-	// state is Ready, or Terminating (not ready, serving and terminating).
-	// Source: the endpoint's conditions.
+	// state is Ready, or Terminating (not ready, but serving and terminating). Source: the
+	// endpoint's conditions.
 	// +required
 	State EndpointState `json:"state"`
 
-	// zones are the zones for which the endpoints are hinted, sorted. Default:
-	// no zone hints. Source: hints.forZones.
+	// zones are the zones for which the endpoints are hinted, sorted. Default: none. Source:
+	// hints.forZones.
 	// +optional
 	// +listType=atomic
 	Zones []string `json:"zones,omitempty"`
 
-	// nodes are the Nodes for which the endpoints are hinted, sorted. Default:
-	// no node hints. Source: hints.forNodes.
+	// nodes are the Nodes for which the endpoints are hinted, sorted. Default: none. Source:
+	// hints.forNodes.
 	// +optional
 	// +listType=atomic
 	Nodes []string `json:"nodes,omitempty"`
 
-	// addresses are ip:port, IPv6 as [ip]:port, sorted as strings. Source: the
-	// EndpointSlices.
+	// addresses as ip:port, IPv6 as [ip]:port, sorted as strings. Source: the EndpointSlices.
 	// +required
 	// +listType=atomic
 	Addresses []string `json:"addresses"`
 }
 
-// ServiceProxyRules is everything the nodes need to know of one Service: the
-// controller renders it from the Service, its EndpointSlices and policies, and
-// every agent programs it. Named <namespace>.<service>.
+// ServiceProxyRules is all that nodes need to know about one Service. The controller renders
+// it from the Service, its EndpointSlices and policies; every agent programs it. Its name is
+// <namespace>.<service>.
 // +kubebuilder:object:root=true
 // +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=3"
 // +kubebuilder:metadata:annotations="argocd.argoproj.io/sync-options=Prune=false,Delete=false"
 // +kubebuilder:metadata:annotations="kustomize.toolkit.fluxcd.io/prune=disabled"
-// +kubebuilder:resource:scope=Cluster,path=serviceproxyrules,singular=serviceproxyrules,shortName=spr
+// +kubebuilder:resource:scope=Cluster,path=serviceproxyrules,singular=serviceproxyrules,shortName=spr,categories=nodeproxy-all
 // +kubebuilder:printcolumn:name="Cluster-IP",type=string,JSONPath=`.spec.clusterIP`
 // +kubebuilder:printcolumn:name="Ports",type=string,JSONPath=`.spec.portSummary`
 // +kubebuilder:printcolumn:name="Endpoints",type=integer,JSONPath=`.spec.endpointCount`
-// +kubebuilder:printcolumn:name="Policies",type=string,JSONPath=`.spec.policies`
+// +kubebuilder:printcolumn:name="Policies",type=string,JSONPath=`.spec.policySummary`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type ServiceProxyRules struct {
 	metav1.TypeMeta   `json:",inline"`

@@ -19,8 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// TestDeepCopies fills every field of every kind: a copy must be equal and share
-// nothing, since objects of a cache are copied before they are changed.
+// TestDeepCopies fills every field of every kind: a copy must be equal and share nothing,
+// because cached objects are copied before they are changed.
 func TestDeepCopies(t *testing.T) {
 	for kind := range knownTypes(t) {
 		t.Run(kind, func(t *testing.T) {
@@ -40,7 +40,7 @@ func TestDeepCopies(t *testing.T) {
 	}
 }
 
-// TestSchemeHasEveryKind: of each CRD, and its list.
+// TestSchemeHasEveryKind: the scheme has each CRD's kind and its list, and no other.
 func TestSchemeHasEveryKind(t *testing.T) {
 	known := knownTypes(t)
 	for kind, crd := range crds(t) {
@@ -59,7 +59,7 @@ func TestSchemeHasEveryKind(t *testing.T) {
 	}
 }
 
-// knownTypes are the kinds of this package.
+// knownTypes returns the kinds of this package.
 func knownTypes(t *testing.T) map[string]bool {
 	t.Helper()
 	out := map[string]bool{}
@@ -80,8 +80,8 @@ func scheme(t *testing.T) *runtime.Scheme {
 	return s
 }
 
-// TestNames checks that conditions, labels and annotations have names that the API
-// server accepts, and that no two of a kind are the same.
+// TestNames checks that the API server accepts the names of conditions, labels and annotations,
+// and that they are unique.
 func TestNames(t *testing.T) {
 	conditionType := regexp.MustCompile(`^[A-Z][A-Za-z]{0,62}$`)
 	reason := regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$`)
@@ -118,7 +118,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// constants are the string constants of a file.
+// constants returns the string constants of a file.
 func constants(t *testing.T, file string) map[string]string {
 	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
@@ -143,8 +143,8 @@ func constants(t *testing.T, file string) map[string]string {
 	return out
 }
 
-// TestFormatVersions: a release knows every format up to its own, and an agent that
-// reports none knows the first.
+// TestFormatVersions: a release knows every format up to its own; an agent that reports none
+// knows the first.
 func TestFormatVersions(t *testing.T) {
 	versions := FormatVersions()
 	for i, v := range versions {
@@ -162,8 +162,8 @@ func TestFormatVersions(t *testing.T) {
 	}
 }
 
-// TestInventoryHash compares name hashes with published ones of 64-bit FNV-1a:
-// controller and agents of different releases must agree.
+// TestInventoryHash compares with published values of 64-bit FNV-1a: controller and agents of
+// different releases must agree.
 func TestInventoryHash(t *testing.T) {
 	for name, want := range map[string]uint64{"": 0xcbf29ce484222325, "a": 0xaf63dc4c8601ec8c, "foobar": 0x85944171f73967e8} {
 		if got := NameHash(name); got != want {
@@ -180,8 +180,7 @@ func TestInventoryHash(t *testing.T) {
 	}
 }
 
-// fill gives a value to every exported field: pointers point, slices and maps have one
-// element.
+// fill sets every exported field; slices and maps get one element.
 func fill(v reflect.Value) {
 	switch value := v.Addr().Interface().(type) {
 	case *metav1.Time:
@@ -226,7 +225,7 @@ func fill(v reflect.Value) {
 	}
 }
 
-// shared lists what two values of a type both point to.
+// shared lists the paths at which two values of a type share memory.
 func shared(a, b reflect.Value, path string) (found []string) {
 	switch a.Kind() {
 	case reflect.Pointer, reflect.Map, reflect.Slice:

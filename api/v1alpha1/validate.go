@@ -9,20 +9,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// What Linux takes as names.
-var (
-	interfaceNames = regexp.MustCompile(`^[A-Za-z0-9_.@-]+$`)
-)
+// interfaceNames are the interface names that Linux accepts, apart from their length.
+var interfaceNames = regexp.MustCompile(`^[A-Za-z0-9_.@-]+$`)
 
-// minVerifySeconds is the least interval between verifications of the kernel.
+// minVerifySeconds is the minimum interval between verifications of the kernel.
 const minVerifySeconds = 5
 
-// ValidateSettings checks complete settings, as CompleteSettings returns them,
-// and names every field that is wrong under spec.settings. The API refuses most
-// mistakes itself. This covers what gets past it: objects stored before a rule
-// existed, settings that only go wrong when they are put together, and hand
-// edits of rendered objects. The controller renders, and the agents accept,
-// nothing else than what passes here.
+// ValidateSettings checks complete settings, as returned by CompleteSettings, and names each
+// invalid field below spec.settings. The API server rejects most mistakes itself. This check
+// covers the rest: objects stored before a rule existed, settings that are invalid only in
+// combination, and manual edits of rendered objects. The controller renders, and agents
+// accept, only settings that pass.
 func ValidateSettings(s *ProxySettings) field.ErrorList {
 	v := &validator{}
 	root := field.NewPath("spec", "settings")
@@ -38,7 +35,7 @@ func ValidateSettings(s *ProxySettings) field.ErrorList {
 	return v.errs
 }
 
-// validator collects what is wrong.
+// validator collects errors.
 type validator struct {
 	errs field.ErrorList
 }
@@ -63,7 +60,7 @@ func (v *validator) notNegative(at *field.Path, value *int32) {
 	}
 }
 
-// cidrs checks each entry and returns those that are valid.
+// cidrs checks each entry and returns the valid ones.
 func (v *validator) cidrs(at *field.Path, cidrs []string) []netip.Prefix {
 	var out []netip.Prefix
 	for i, s := range cidrs {
@@ -77,13 +74,13 @@ func (v *validator) cidrs(at *field.Path, cidrs []string) []netip.Prefix {
 	return out
 }
 
-// member checks that a member of a union is given exactly with its mode.
+// member checks that a union's member is set with its mode, and only with it.
 func (v *validator) member(at *field.Path, given bool, mode, want string) {
 	switch {
 	case mode == want && !given:
-		v.errs = append(v.errs, field.Required(at, "mode "+want+" needs it"))
+		v.errs = append(v.errs, field.Required(at, "required with mode "+want))
 	case mode != want && given:
-		v.errs = append(v.errs, field.Forbidden(at, "belongs to mode "+want+", but the mode is "+mode))
+		v.errs = append(v.errs, field.Forbidden(at, "only valid with mode "+want+", not "+mode))
 	}
 }
 
@@ -98,20 +95,20 @@ func (v *validator) detectLocal(at *field.Path, d *DetectLocalSettings) {
 	for _, prefix := range v.cidrs(at.Child("clusterCIDRs"), d.ClusterCIDRs) {
 		family := prefix.Addr().Is4()
 		if seen[family] {
-			v.invalid(at.Child("clusterCIDRs"), d.ClusterCIDRs, "must hold at most one CIDR of each IP family")
+			v.invalid(at.Child("clusterCIDRs"), d.ClusterCIDRs, "must contain at most one CIDR per IP family")
 		}
 		seen[family] = true
 		if prefix.Bits() == 0 {
 			v.invalid(at.Child("clusterCIDRs"), d.ClusterCIDRs,
-				"must not hold %s: then everything would be a pod; use mode None with masquerade.all Enabled, or the pods' real ranges", prefix)
+				"must not contain %s, which would treat every client as a pod: set the pods' actual ranges, or mode None with masquerade.all Enabled", prefix)
 		}
 	}
 	v.interfaceName(at.Child("interface"), d.Interface, 15)
 	v.interfaceName(at.Child("interfaceNamePrefix"), d.InterfaceNamePrefix, 14)
 }
 
-// interfaceName checks what Linux takes as a name of an interface, with room
-// for the rest where it is a prefix.
+// interfaceName checks that Linux accepts a name, or a prefix that leaves space for the rest,
+// as that of an interface.
 func (v *validator) interfaceName(at *field.Path, name *string, longest int) {
 	if name != nil && (len(*name) > longest || !interfaceNames.MatchString(*name)) {
 		v.invalid(at, *name, "must be 1 to %d letters, digits and _ . @ - only", longest)

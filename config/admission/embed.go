@@ -1,4 +1,4 @@
-// Package admission holds the manifests of the admission policies.
+// Package admission embeds the manifests of the admission policies.
 package admission
 
 import "embed"
@@ -6,6 +6,6 @@ import "embed"
 //go:embed agents.yaml nodeproxy.yaml nodes.yaml rendered.yaml
 var policies embed.FS
 
-// Policies returns the manifests: files of one policy and its binding each, in
-// YAML.
+// Policies returns the manifests: YAML files, each with one policy and its
+// binding.
 func Policies() embed.FS { return policies }

@@ -1,4 +1,4 @@
-// Package agent holds the manifest of the agents' DaemonSet.
+// Package agent embeds the manifest of the agents' DaemonSet.
 package agent
 
 import _ "embed" // for the manifest

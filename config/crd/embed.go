@@ -1,4 +1,4 @@
-// Package crd holds the CRDs.
+// Package crd embeds the CRDs.
 package crd
 
 import "embed"
@@ -6,5 +6,5 @@ import "embed"
 //go:embed bases
 var bases embed.FS
 
-// Bases returns the CRDs: the folder bases with one file for each, in YAML.
+// Bases returns the CRDs: the directory bases with one YAML file per CRD.
 func Bases() embed.FS { return bases }

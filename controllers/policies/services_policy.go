@@ -50,7 +50,7 @@ func validateRanges(ranges []string, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	switch {
 	case ranges != nil && len(ranges) == 0:
-		errs = append(errs, field.Required(at, "leave it out to keep the Service's own, or write 0.0.0.0/0 and ::/0 to let everybody in"))
+		errs = append(errs, field.Required(at, "remove it to keep the Service's own ranges, or set 0.0.0.0/0 and ::/0 to allow all clients"))
 	case len(ranges) > maxSourceRanges:
 		errs = append(errs, field.TooMany(at, len(ranges), maxSourceRanges))
 	}

@@ -2,6 +2,7 @@ package render
 
 import (
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -98,6 +99,7 @@ func Node(in NodeInput) (v1alpha1.NodeProxyRulesSpec, bool) {
 		spec.SettingsRevision = in.Current.Spec.SettingsRevision
 		spec.Policies = slices.Clone(in.Current.Spec.Policies)
 	}
+	spec.PolicySummary = strings.Join(spec.Policies, ",")
 	if in.Node != nil {
 		spec.Node = NodeFacts(in.Node)
 	} else {

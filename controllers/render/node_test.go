@@ -95,7 +95,8 @@ func TestNode(t *testing.T) {
 		return s
 	}
 	kept := func(s *v1alpha1.NodeProxyRulesSpec) {
-		s.SettingsRevision, s.Settings, s.Policies = "0badcafe", stored.Spec.Settings, stored.Spec.Policies
+		s.SettingsRevision, s.Settings = "0badcafe", stored.Spec.Settings
+		s.Policies, s.PolicySummary = stored.Spec.Policies, "edge-pool"
 	}
 	absent := func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.Node = v1alpha1.NodeFacts{Zone: "zone-z", Draining: true}

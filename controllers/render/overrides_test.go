@@ -160,7 +160,7 @@ func TestOverrides(t *testing.T) {
 			svc, o := service(c.service...), overrides(t, c.overrides)
 			before := svc.DeepCopy()
 			want, _ := Service(svc, crowd(3), Shape{}, Cluster{}, 1)
-			want.Spec.Policies = []string{"strong", "weak"}
+			want.Spec.Policies, want.Spec.PolicySummary = []string{"strong", "weak"}, "strong,weak"
 			if c.differ != nil {
 				c.differ(&want.Spec)
 			}

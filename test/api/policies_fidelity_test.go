@@ -211,8 +211,9 @@ func TestWhatKubectlPrintsOfANewPolicy(t *testing.T) {
 		t.Fatalf("exit code %d\n%s", code, out)
 	}
 	golden(t, "get-new-nodeproxypolicy", withoutAges(out))
-	if _, found := object.Object["status"]; found {
-		t.Errorf("a policy that no controller has seen has a status: %v", object.Object["status"])
+	// By this kstatus tells it from one that is ready.
+	if diff := cmp.Diff(map[string]any{"observedGeneration": int64(-1)}, object.Object["status"]); diff != "" {
+		t.Errorf("the status of a policy that the controller has not seen (-want +got):\n%s", diff)
 	}
 }
 

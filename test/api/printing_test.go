@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/liveness"
@@ -37,8 +38,9 @@ func reported(t *testing.T, node, file string) *v1alpha1.NodeProxyRules {
 	rules := &v1alpha1.NodeProxyRules{
 		ObjectMeta: metav1.ObjectMeta{Name: node},
 		Spec: v1alpha1.NodeProxyRulesSpec{
-			FormatVersion: 1, SettingsRevision: "7d1f0a9c", Settings: *v1alpha1.CompleteSettings(nil),
-			Node: v1alpha1.NodeFacts{Addresses: []string{"192.0.2.21"}, Zone: "zone-a"},
+			FormatVersion: 1, SettingsRevision: "7d1f0a9c", Policies: []string{"edge", "base"}, PolicySummary: "edge,base",
+			Settings: *v1alpha1.CompleteSettings(nil),
+			Node:     v1alpha1.NodeFacts{Addresses: []string{"192.0.2.21"}, Zone: "zone-a"},
 		},
 	}
 	if strings.HasPrefix(file, "audit") {
@@ -98,6 +100,51 @@ func TestWhatKubectlPrints(t *testing.T) {
 			golden(t, "describe-"+name, unique.ReplaceAllString(out, "$1 (of this object)"))
 		})
 	}
+}
+
+// TestWhatKubectlPrintsOfAll: one category lists every kind, NodeProxy shows the reason of
+// Ready, and rendered objects the names of policies.
+func TestWhatKubectlPrintsOfAll(t *testing.T) {
+	np := newNodeProxy(t, v1alpha1.NodeProxyName, `{}`)
+	objects := []client.Object{
+		np,
+		newObject(t, "NodeProxyPolicy", "edge", nodePolicy("")),
+		newObject(t, "ServiceProxyPolicy", "open", servicePolicy("{}")),
+		newObject(t, "NodeProxyRules", "work-7", `{formatVersion: 1, settings: {}, node: {draining: false}, policies: [edge, base], policySummary: "edge,base"}`),
+		newObject(t, "ServiceProxyRules", "shop.cart", `{formatVersion: 1, clusterIP: 10.96.0.9, portSummary: 80/TCP, endpointCount: 3, policies: [open, base], policySummary: "open,base"}`),
+	}
+	for _, o := range objects {
+		if err := server.client.Create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		deleteAfter(t, o)
+	}
+	golden(t, "get-new-nodeproxy", withoutAges(mustKubectl(t, "get", "nodeproxy")))
+	status := &v1alpha1.NodeProxy{}
+	if err := server.client.Get(t.Context(), client.ObjectKeyFromObject(np), status); err != nil {
+		t.Fatal(err)
+	}
+	status.Status.Conditions = []metav1.Condition{{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNodesNotProgrammed, LastTransitionTime: metav1.Now(),
+	}}
+	status.Status.Nodes = v1alpha1.NodeCounts{Total: 3, Programmed: 2, Stale: 1}
+	status.Status.Inventory = &v1alpha1.Inventory{Services: 412, Hash: "00000000000000ab"}
+	status.Status.Version = "v0.1.0"
+	if err := server.client.Status().Update(t.Context(), status); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "get-nodeproxy", withoutAges(mustKubectl(t, "get", "nodeproxy")))
+	golden(t, "get-serviceproxyrules", withoutAges(mustKubectl(t, "get", "spr")))
+	golden(t, "get-nodeproxy-all", mustKubectl(t, "get", "nodeproxy-all", "-o", "name"))
+}
+
+func mustKubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, code := kubectl(t, args...)
+	if code != 0 {
+		t.Fatalf("kubectl %v: exit code %d\n%s", args, code, out)
+	}
+	return out
 }
 
 // unique is what is different at each run.

@@ -15,16 +15,16 @@ type refusal struct {
 }
 
 func TestSettingsRefused(t *testing.T) {
-	const notCIDR = "must hold CIDRs such as"
+	const notCIDR = "must contain CIDRs such as"
 	checkRefused(t, []refusal{
 		{"unknown mode", `settings: {mode: Userspace}`,
 			[]string{`spec.settings.mode: Unsupported value: "Userspace"`, `"IPTables", "IPVS"`}},
 		{"unknown fallback", `settings: {fallback: IPVS}`, []string{`spec.settings.fallback: Unsupported value: "IPVS"`}},
 		{"unknown enforcement", `settings: {enforcement: Dryrun}`, []string{"spec.settings.enforcement: Unsupported value"}},
 		{"unknown toggle", `settings: {masquerade: {all: true}}`, []string{"spec.settings.masquerade.all"}},
-		{"unknown scheduler", `settings: {ipvs: {scheduler: robin}}`, []string{"settings.ipvs.scheduler must be one that Linux has: rr, wrr, "}},
-		{"scheduler in capitals", `settings: {ipvs: {scheduler: "RR"}}`, []string{"settings.ipvs.scheduler must be one that Linux has"}},
-		{"empty scheduler", `settings: {ipvs: {scheduler: ""}}`, []string{"settings.ipvs.scheduler must be one that Linux has"}},
+		{"unknown scheduler", `settings: {ipvs: {scheduler: robin}}`, []string{"settings.ipvs.scheduler must be a Linux IPVS scheduler: rr, wrr, "}},
+		{"scheduler in capitals", `settings: {ipvs: {scheduler: "RR"}}`, []string{"settings.ipvs.scheduler must be a Linux IPVS scheduler"}},
+		{"empty scheduler", `settings: {ipvs: {scheduler: ""}}`, []string{"settings.ipvs.scheduler must be a Linux IPVS scheduler"}},
 
 		{"cluster CIDR without a prefix", `settings: {detectLocal: {mode: ClusterCIDR, clusterCIDRs: ["10.244.0.0"]}}`,
 			[]string{"settings.detectLocal.clusterCIDRs " + notCIDR}},
@@ -35,13 +35,13 @@ func TestSettingsRefused(t *testing.T) {
 		{"second cluster CIDR malformed", `settings: {detectLocal: {mode: ClusterCIDR, clusterCIDRs: ["10.244.0.0/16", "fd00::/129"]}}`,
 			[]string{"settings.detectLocal.clusterCIDRs " + notCIDR}},
 		{"two cluster CIDRs of IPv4", `settings: {detectLocal: {mode: ClusterCIDR, clusterCIDRs: ["10.244.0.0/16", "10.245.0.0/16"]}}`,
-			[]string{"settings.detectLocal.clusterCIDRs must hold at most one CIDR of each IP family"}},
+			[]string{"settings.detectLocal.clusterCIDRs must contain at most one CIDR per IP family"}},
 		{"two cluster CIDRs of IPv6", `settings: {detectLocal: {mode: ClusterCIDR, clusterCIDRs: ["fd00:1::/48", "fd00:2::/48"]}}`,
-			[]string{"settings.detectLocal.clusterCIDRs must hold at most one CIDR of each IP family"}},
+			[]string{"settings.detectLocal.clusterCIDRs must contain at most one CIDR per IP family"}},
 		{"cluster CIDR of every IPv4 address", `settings: {detectLocal: {mode: ClusterCIDR, clusterCIDRs: ["0.0.0.0/0"]}}`,
-			[]string{"settings.detectLocal.clusterCIDRs must not hold 0.0.0.0/0 or ::/0", "use mode None with settings.masquerade.all"}},
+			[]string{"settings.detectLocal.clusterCIDRs must not contain 0.0.0.0/0 or ::/0", "or mode None with settings.masquerade.all"}},
 		{"cluster CIDR of every IPv6 address", `settings: {detectLocal: {mode: ClusterCIDR, clusterCIDRs: ["10.244.0.0/16", "::/0"]}}`,
-			[]string{"settings.detectLocal.clusterCIDRs must not hold 0.0.0.0/0 or ::/0"}},
+			[]string{"settings.detectLocal.clusterCIDRs must not contain 0.0.0.0/0 or ::/0"}},
 		{"node port CIDR malformed", `settings: {nodePorts: {addressMode: CIDRs, cidrs: ["192.0.2.0/24", "primary"]}}`,
 			[]string{"settings.nodePorts.cidrs " + notCIDR}},
 		{"node port CIDR with leading zeros", `settings: {nodePorts: {addressMode: CIDRs, cidrs: ["192.0.02.0/24"]}}`,
@@ -59,7 +59,7 @@ func TestSettingsRefused(t *testing.T) {
 		{"verification shorter than the minimum interval", `settings: {sync: {verifyIntervalSeconds: 10, minIntervalMilliseconds: 10001}}`,
 			[]string{"settings.sync.verifyIntervalSeconds", "must not be shorter than settings.sync.minIntervalMilliseconds"}},
 		{"default verification shorter than the minimum interval", `settings: {sync: {minIntervalMilliseconds: 60001}}`,
-			[]string{"settings.sync.verifyIntervalSeconds (60 unless given)", "settings.sync.minIntervalMilliseconds"}},
+			[]string{"settings.sync.verifyIntervalSeconds (default 60)", "settings.sync.minIntervalMilliseconds"}},
 	})
 }
 
@@ -83,7 +83,7 @@ func TestNegativeNumbersRefused(t *testing.T) {
 }
 
 func TestUnionsRefused(t *testing.T) {
-	const interfaceOnly = "settings.detectLocal.interface is only for mode BridgeInterface"
+	const interfaceOnly = "settings.detectLocal.interface is only valid with mode BridgeInterface"
 	checkRefused(t, []refusal{
 		{"detectLocal without mode", `settings: {detectLocal: {clusterCIDRs: ["10.244.0.0/16"]}}`,
 			[]string{"spec.settings.detectLocal.mode: Required value"}},
@@ -98,31 +98,31 @@ func TestUnionsRefused(t *testing.T) {
 		{"InterfaceNamePrefix without prefix", `settings: {detectLocal: {mode: InterfaceNamePrefix}}`,
 			[]string{"settings.detectLocal.interfaceNamePrefix is required with mode InterfaceNamePrefix"}},
 		{"NodeCIDR with clusterCIDRs", `settings: {detectLocal: {mode: NodeCIDR, clusterCIDRs: ["10.244.0.0/16"]}}`,
-			[]string{"settings.detectLocal.clusterCIDRs is only for mode ClusterCIDR"}},
+			[]string{"settings.detectLocal.clusterCIDRs is only valid with mode ClusterCIDR"}},
 		{"ClusterCIDR with interface", `settings: {detectLocal: {mode: ClusterCIDR, clusterCIDRs: ["10.244.0.0/16"], interface: cni0}}`,
 			[]string{interfaceOnly}},
 		{"None with an empty interface", `settings: {detectLocal: {mode: None, interface: ""}}`, []string{interfaceOnly}},
 		{"None with interface", `settings: {detectLocal: {mode: None, interface: cni0}}`, []string{interfaceOnly}},
 		{"BridgeInterface with prefix", `settings: {detectLocal: {mode: BridgeInterface, interface: cni0, interfaceNamePrefix: veth}}`,
-			[]string{"settings.detectLocal.interfaceNamePrefix is only for mode InterfaceNamePrefix"}},
+			[]string{"settings.detectLocal.interfaceNamePrefix is only valid with mode InterfaceNamePrefix"}},
 		{"interface with a blank", `settings: {detectLocal: {mode: BridgeInterface, interface: "cni0 -j"}}`,
-			[]string{"settings.detectLocal.interface may hold"}},
+			[]string{"settings.detectLocal.interface may contain"}},
 		{"interface longer than the kernel takes", `settings: {detectLocal: {mode: BridgeInterface, interface: "bridge0123456789"}}`,
 			[]string{"spec.settings.detectLocal.interface: Too long"}},
 		{"prefix with a wildcard", `settings: {detectLocal: {mode: InterfaceNamePrefix, interfaceNamePrefix: "veth+"}}`,
-			[]string{"settings.detectLocal.interfaceNamePrefix may hold"}},
+			[]string{"settings.detectLocal.interfaceNamePrefix may contain"}},
 		{"CIDRs without cidrs", `settings: {nodePorts: {addressMode: CIDRs}}`,
 			[]string{"settings.nodePorts.cidrs is required with addressMode CIDRs"}},
 		{"Primary with cidrs", `settings: {nodePorts: {addressMode: Primary, cidrs: ["192.0.2.0/24"]}}`,
-			[]string{"settings.nodePorts.cidrs is only for addressMode CIDRs"}},
+			[]string{"settings.nodePorts.cidrs is only valid with addressMode CIDRs"}},
 		{"cidrs without addressMode", `settings: {nodePorts: {cidrs: ["192.0.2.0/24"]}}`,
-			[]string{"settings.nodePorts.cidrs is only for addressMode CIDRs"}},
+			[]string{"settings.nodePorts.cidrs is only valid with addressMode CIDRs"}},
 	})
 }
 
 func TestRolloutAgentAndAPIServerRefused(t *testing.T) {
 	const maxUnavailable = "rollout.maxUnavailable must be a number of nodes, 1 or more, or 1% to 100%"
-	const https = "apiServer.endpoints must hold https URLs such as https://192.0.2.10:6443"
+	const https = "apiServer.endpoints must contain https URLs such as https://192.0.2.10:6443"
 	checkRefused(t, []refusal{
 		{"no node may change", `rollout: {maxUnavailable: 0}`, []string{maxUnavailable}},
 		{"zero percent", `rollout: {maxUnavailable: "0%"}`, []string{maxUnavailable}},

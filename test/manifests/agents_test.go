@@ -146,7 +146,7 @@ func TestAgentWritesNothingOfOtherNodes(t *testing.T) {
 		{name: "its own Lease again", write: apply(agents, leaseOf("agent."+own, own))},
 		{
 			name: "another status", write: applyStatus(agents, other),
-			refused: "the agent of node writer-1 may write the status of the NodeProxyRules of its own node only, not of writer-2",
+			refused: "the agent of node writer-1 can only write the status of its own NodeProxyRules, not of writer-2",
 		},
 		{
 			name: "another status, all of it",
@@ -157,7 +157,7 @@ func TestAgentWritesNothingOfOtherNodes(t *testing.T) {
 			},
 			refused: "not of writer-2",
 		},
-		{name: "another Lease that is there", write: apply(agents, leaseOf("agent."+other, own)), refused: "may write its own Lease only, not agent.writer-2"},
+		{name: "another Lease that is there", write: apply(agents, leaseOf("agent."+other, own)), refused: "can only write its own Lease, not agent.writer-2"},
 		{name: "another Lease that is not", write: apply(agents, leaseOf("agent.nowhere", "nowhere")), refused: "not agent.nowhere"},
 		{
 			name:    "another Lease, created",
@@ -226,7 +226,7 @@ func TestAgentWritesNoMetadataOfItsLease(t *testing.T) {
 		//nolint:staticcheck // what the agent does, without generated types
 		return agents.Patch(t.Context(), l, client.Apply, client.ForceOwnership, client.FieldOwner("nodeproxy-agent"))
 	}
-	const refused = "must stay as they are"
+	const refused = "must stay unchanged"
 	for name, change := range forbidden {
 		expect(t, agents.Create(t.Context(), lease(change)), refused)
 		if err := apply(lease(change)); err == nil || !strings.Contains(err.Error(), refused) {
@@ -274,7 +274,7 @@ func TestAgentOfANodeWithALongName(t *testing.T) {
 	agents := clientWith(t, tokenOf(t, agentAccount, podOn(t, node, agentAccount)))
 	create(t, agents, leaseOf(v1alpha1.AgentLeaseName(node), node))
 	expect(t, agents.Create(t.Context(), leaseOf("agent-of-long-name.1", "another")), "must be held by")
-	expect(t, agents.Create(t.Context(), leaseOf("agent.another", node)), "its own Lease only")
+	expect(t, agents.Create(t.Context(), leaseOf("agent.another", node)), "can only write its own Lease")
 }
 
 func inNamespace(lease *coordinationv1.Lease, namespace string) *coordinationv1.Lease {

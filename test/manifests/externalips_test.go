@@ -31,7 +31,7 @@ func TestExternalIPsSample(t *testing.T) {
 		added := openService(ns)
 		added.Name, added.Spec.ExternalIPs = "added", []string{"198.51.100.9"}
 		err := server.client.Create(ctx, added, client.DryRunAll)
-		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "spec.externalIPs may not be added") {
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "spec.externalIPs cannot be added") {
 			return fmt.Errorf("not denied: %w", errors.Join(err, errors.New("want Forbidden")))
 		}
 		return nil

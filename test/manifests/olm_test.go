@@ -139,12 +139,12 @@ func policiesRefuse(t *testing.T, writer client.Client) {
 		"its Lease elsewhere": {
 			func(ctx context.Context) error {
 				return agents.Create(ctx, inNamespace(leaseOf("agent."+own, own), "default"), client.DryRunAll)
-			}, "in the namespace " + namespace + " only",
+			}, "can only write its Lease in the namespace " + namespace,
 		},
 		"another Lease elsewhere": {
 			func(ctx context.Context) error {
 				return agents.Create(ctx, inNamespace(leaseOf("kube-controller-manager", own), "kube-system"), client.DryRunAll)
-			}, "in the namespace " + namespace + " only",
+			}, "can only write its Lease in the namespace " + namespace,
 		},
 		"labels of a Node": {
 			func(ctx context.Context) error {

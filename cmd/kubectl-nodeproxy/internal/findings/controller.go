@@ -23,7 +23,7 @@ func (e *Examination) Controller() {
 	switch {
 	case np.DeletionTimestamp != nil:
 		// Ready reports the progress.
-	case np.Status.ObservedGeneration == 0 && len(np.Status.Conditions) == 0:
+	case np.Status.ObservedGeneration <= 0 && len(np.Status.Conditions) == 0:
 		f.Message, f.Since = "no controller has reported on the NodeProxy yet", &np.CreationTimestamp
 		e.Add(f)
 	case np.Status.ObservedGeneration < np.Generation:
