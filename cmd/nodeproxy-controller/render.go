@@ -178,7 +178,7 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 		return live, err
 	}
 	if n := written.Facts(); n > 0 {
-		say(s.err, fmt.Sprintf("note: %d objects of the files are not used: with a cluster, only NodeProxy and policies are read from files", n))
+		printLine(s.err, fmt.Sprintf("note: %d objects of the files are not used: with a cluster, only NodeProxy and policies are read from files", n))
 	}
 	live.Overlay(written, o.prune)
 	return live, nil
