@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -65,6 +66,7 @@ type Reconciler struct {
 // Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
 	r.pace = newNodePace()
+	guarded := leader.Guard(r.Leadership, r)
 	affected := affectedNodes{r.Client, newEnqueuePace(r.Client, r.Clock)}
 	return builder.ControllerManagedBy(mgr).
 		Named("node").
@@ -78,7 +80,10 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 														builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyNode))). // a new term
 		WithOptions(o).
-		Complete(leader.Guard(r.Leadership, r))
+		Complete(reconcile.Func(func(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+			affected.pace.began(req.Name)
+			return guarded.Reconcile(ctx, req)
+		}))
 }
 
 // Reconcile renders one node and writes the result if it differs.

@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -20,15 +21,15 @@ import (
 
 // How many nodes the slices of one namespace may have rendered. A slice may name any node, and all
 // nodes wait in one queue: a namespace that names a thousand nodes with each of its changes would
-// delay those of others without end. Ordinary changes grow with the cluster: a Service may have
-// pods on each node, and a DaemonSet may replace a tenth of them at a time.
+// delay those of others without end. Ordinary changes grow with the cluster: a Service may have pods
+// on each node, and a DaemonSet may replace a tenth of them at a time.
 const (
 	enqueueRate  = 20  // nodes a second at least
 	enqueueBurst = 500 // nodes in a row at least
-	// After enqueueAtOnce nodes the others follow at enqueueSpacedBy per second, or at the rate if
-	// that is more, so that changes of other namespaces are rendered between them.
-	enqueueAtOnce   = 50
-	enqueueSpacedBy = 200
+	// enqueueAtOnce is how many are in the queue at a time; the others follow when one of them is
+	// rendered. More would be rendered no faster, and changes of other namespaces would wait for
+	// all of them.
+	enqueueAtOnce = 8
 	// enqueueSweep is how often the Nodes are counted.
 	enqueueSweep = time.Minute
 )
@@ -39,20 +40,23 @@ type enqueuePace struct {
 	clock  clock.PassiveClock
 
 	mu         sync.Mutex
-	namespaces map[string]*enqueued // guarded by mu; those that are not full
-	sweep      time.Time            // when to forget full ones next; guarded by mu
-	fresh      pacing.Bucket        // a full one; guarded by mu
+	queue      watches.Queue          // of the one controller; guarded by mu
+	namespaces map[string]*enqueued   // guarded by mu; those that are not full
+	by         map[string][]*enqueued // which of them have a node in the queue; guarded by mu
+	sweep      time.Time              // when to forget full ones next; guarded by mu
+	fresh      pacing.Bucket          // a full one; guarded by mu
 }
 
 // enqueued is what a namespace has enqueued.
 type enqueued struct {
-	bucket  pacing.Bucket
-	spacing pacing.Bucket
-	due     map[string]time.Time // by node, of those that wait for their time
+	bucket pacing.Bucket
+	queued map[string]time.Time // when each node that is in the queue is due
+	next   []string             // the next ones
+	waits  map[string]struct{}  // the same nodes
 }
 
 func newEnqueuePace(reader client.Reader, clk clock.PassiveClock) *enqueuePace {
-	return &enqueuePace{reader: reader, clock: clk, namespaces: map[string]*enqueued{}}
+	return &enqueuePace{reader: reader, clock: clk, namespaces: map[string]*enqueued{}, by: map[string][]*enqueued{}}
 }
 
 // known returns the nodes of a slice that exist or have rules. Other names would fill the queue
@@ -79,43 +83,64 @@ func (p *enqueuePace) enqueue(ctx context.Context, q watches.Queue, namespace st
 	nodes = p.known(ctx, nodes)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.queue = q
 	now := p.clock.Now()
 	e := p.of(ctx, namespace, now)
 	for _, node := range nodes {
-		request := reconcile.Request{NamespacedName: types.NamespacedName{Name: node}}
-		if due := e.due[node]; due.After(now) {
+		if due, is := e.queued[node]; is {
 			// The queue has one time for a node: a sooner one may have replaced this.
-			q.AddAfter(request, due.Sub(now))
+			q.AddAfter(nodeRequest(node), max(0, due.Sub(now)))
 			continue
 		}
-		wait := max(0, e.bucket.Wait(&pacing.Claim{}, 1, now), e.spacing.Wait(&pacing.Claim{}, 1, now))
-		e.due[node] = now.Add(wait)
-		q.AddAfter(request, wait)
+		if _, waits := e.waits[node]; !waits {
+			e.next, e.waits[node] = append(e.next, node), struct{}{}
+		}
 	}
+	p.follow(e, now)
+}
+
+// began notes that a node has left the queue.
+func (p *enqueuePace) began(node string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.clock.Now()
+	by := p.by[node]
+	delete(p.by, node)
+	for _, e := range by {
+		delete(e.queued, node)
+		p.follow(e, now)
+	}
+}
+
+// follow enqueues the next nodes while few are in the queue; mu must be held.
+func (p *enqueuePace) follow(e *enqueued, now time.Time) {
+	for len(e.next) > 0 && len(e.queued) < enqueueAtOnce {
+		node := e.next[0]
+		e.next = e.next[1:]
+		delete(e.waits, node)
+		wait := max(0, e.bucket.Wait(&pacing.Claim{}, 1, now))
+		e.queued[node] = now.Add(wait)
+		p.by[node] = append(p.by[node], e)
+		p.queue.AddAfter(nodeRequest(node), wait)
+	}
+}
+
+func nodeRequest(node string) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: node}}
 }
 
 // of returns what a namespace has enqueued; mu must be held.
 func (p *enqueuePace) of(ctx context.Context, namespace string, now time.Time) *enqueued {
 	if !now.Before(p.sweep) {
 		p.resize(ctx)
-		for name, e := range p.namespaces {
-			for node, due := range e.due {
-				if !due.After(now) {
-					delete(e.due, node)
-				}
-			}
-			if len(e.due) == 0 && e.bucket.Full(now) {
-				delete(p.namespaces, name)
-			}
-		}
+		maps.DeleteFunc(p.namespaces, func(_ string, e *enqueued) bool {
+			return len(e.queued) == 0 && len(e.next) == 0 && e.bucket.Full(now)
+		})
 		p.sweep = now.Add(enqueueSweep)
 	}
 	e := p.namespaces[namespace]
 	if e == nil {
-		e = &enqueued{
-			bucket: p.fresh, due: map[string]time.Time{},
-			spacing: spacing(p.fresh.Rate),
-		}
+		e = &enqueued{bucket: p.fresh, queued: map[string]time.Time{}, waits: map[string]struct{}{}}
 		p.namespaces[namespace] = e
 	}
 	return e
@@ -131,13 +156,5 @@ func (p *enqueuePace) resize(ctx context.Context) {
 	p.fresh = pacing.Bucket{Rate: rate, Burst: pacing.TimeFor(burst, rate)}
 	for _, e := range p.namespaces {
 		e.bucket.Rate, e.bucket.Burst = p.fresh.Rate, p.fresh.Burst
-		even := spacing(rate)
-		e.spacing.Rate, e.spacing.Burst = even.Rate, even.Burst
 	}
-}
-
-// spacing returns the bucket that spaces the nodes of a namespace with such a long-term rate.
-func spacing(rate int) pacing.Bucket {
-	rate = max(rate, enqueueSpacedBy)
-	return pacing.Bucket{Rate: rate, Burst: pacing.TimeFor(enqueueAtOnce, rate)}
 }

@@ -145,7 +145,7 @@ func (h affectedNodes) enqueue(ctx context.Context, q watches.Queue, before, aft
 
 func enqueue(q watches.Queue, nodes []string) {
 	for _, n := range nodes {
-		q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: n}})
+		q.Add(nodeRequest(n))
 	}
 }
 

@@ -24,7 +24,7 @@ const (
 const (
 	smallObject = 16 << 10
 	serviceRate = 128 << 10
-	nodeRate    = 512 << 10
+	nodeRate    = 1 << 20
 )
 
 // Load is the cost of reading and programming the rules of a Service.
