@@ -158,15 +158,15 @@ func await(ctx context.Context, check func(context.Context) error, note func(err
 			return false
 		}
 		if err == nil {
-			if said != "" {
+			if logged != "" {
 				logger.Info("All requirements of the controller are met")
 			}
 			return true
 		}
 		note(err)
 		// That no API server answers is logged where it is found.
-		if now := clk.Now(); !connect.NoAnswer(err) && (err.Error() != said || now.Sub(at) >= sayPause) {
-			said, at = err.Error(), now
+		if now := clk.Now(); !connect.NoAnswer(err) && (err.Error() != logged || now.Sub(at) >= sayPause) {
+			logged, at = err.Error(), now
 			logger.Error(err, "The controller does not start yet; checking its requirements every 3 s")
 		}
 		timer := clk.NewTimer(checkPause)

@@ -66,8 +66,8 @@ type Reconciler struct {
 // Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
 	r.pace = newNodePace()
-	affected := affectedNodes{r.Client, newEnqueuePace(r.Client, r.Clock)}
 	guarded := leader.Guard(r.Leadership, r)
+	affected := affectedNodes{r.Client, newEnqueuePace(r.Client, r.Clock)}
 	return builder.ControllerManagedBy(mgr).
 		Named("node").
 		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(nodeFactsChanged())).

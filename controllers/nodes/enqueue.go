@@ -21,13 +21,13 @@ import (
 
 // How many nodes the slices of one namespace may have rendered. A slice may name any node, and all
 // nodes wait in one queue: a namespace that names a thousand nodes with each of its changes would
-// delay those of others without end. Ordinary changes grow with the cluster: a Service may have
-// pods on each node, and a DaemonSet may replace a tenth of them at a time.
+// delay those of others without end. Ordinary changes grow with the cluster: a Service may have pods
+// on each node, and a DaemonSet may replace a tenth of them at a time.
 const (
 	enqueueRate  = 20  // nodes a second at least
 	enqueueBurst = 500 // nodes in a row at least
-	// enqueueAtOnce are in the queue at a time; the others follow when one of them is rendered.
-	// More would be rendered no faster, and whatever another namespace changes would wait for
+	// enqueueAtOnce is how many are in the queue at a time; the others follow when one of them is
+	// rendered. More would be rendered no faster, and changes of other namespaces would wait for
 	// all of them.
 	enqueueAtOnce = 8
 	// enqueueSweep is how often the Nodes are counted.
@@ -51,8 +51,8 @@ type enqueuePace struct {
 type enqueued struct {
 	bucket pacing.Bucket
 	queued map[string]time.Time // when each node that is in the queue is due
-	next   []string             // those that follow
-	waits  map[string]struct{}  // the same
+	next   []string             // the next ones
+	waits  map[string]struct{}  // the same nodes
 }
 
 func newEnqueuePace(reader client.Reader, clk clock.PassiveClock) *enqueuePace {
@@ -88,7 +88,7 @@ func (p *enqueuePace) enqueue(ctx context.Context, q watches.Queue, namespace st
 	e := p.of(ctx, namespace, now)
 	for _, node := range nodes {
 		if due, is := e.queued[node]; is {
-			// The queue has one time for a node: a sooner one may have taken the place of this.
+			// The queue has one time for a node: a sooner one may have replaced this.
 			q.AddAfter(nodeRequest(node), max(0, due.Sub(now)))
 			continue
 		}
@@ -112,7 +112,7 @@ func (p *enqueuePace) began(node string) {
 	}
 }
 
-// follow enqueues what follows, as long as few nodes are in the queue; mu must be held.
+// follow enqueues the next nodes while few are in the queue; mu must be held.
 func (p *enqueuePace) follow(e *enqueued, now time.Time) {
 	for len(e.next) > 0 && len(e.queued) < enqueueAtOnce {
 		node := e.next[0]
