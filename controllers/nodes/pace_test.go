@@ -49,15 +49,15 @@ func TestNodesWaitBySize(t *testing.T) {
 		t.Errorf("after a write it is not rendered for %s", wait)
 	}
 	for _, bytes := range []int{1 << 20, 1000} {
-		if wait := p.wait("large", bytes, of(bytes, "other"), controllertest.Noon); wait != 2*time.Second {
+		if wait := p.wait("large", bytes, of(bytes, "other"), controllertest.Noon); wait != time.Second {
 			t.Errorf("%d bytes after 1 MiB wait %s", bytes, wait)
 		}
 		if wait := p.waiting("large", controllertest.Noon.Add(nodeRenderPause/4)); wait != nodeRenderPause*3/4 {
 			t.Errorf("it is not rendered for %s more", wait)
 		}
 	}
-	if wait := p.wait("large", 1000, of(1000, "other"), controllertest.Noon.Add(2*time.Second)); wait != 0 || p.waiting("large", controllertest.Noon) != 0 {
-		t.Errorf("2 s later it waits %s", wait)
+	if wait := p.wait("large", 1000, of(1000, "other"), controllertest.Noon.Add(time.Second)); wait != 0 || p.waiting("large", controllertest.Noon) != 0 {
+		t.Errorf("1 s later it waits %s", wait)
 	}
 }
 
