@@ -56,8 +56,8 @@ func TestNodesWaitBySize(t *testing.T) {
 			t.Errorf("it is not rendered for %s more", wait)
 		}
 	}
-	if wait := p.wait("large", 1000, of(1000, "other"), controllertest.Noon.Add(2*time.Second)); wait != 0 || p.waiting("large", controllertest.Noon) != 0 {
-		t.Errorf("2 s later it waits %s", wait)
+	if wait := p.wait("large", 1000, of(1000, "other"), controllertest.Noon.Add(time.Second)); wait != 0 || p.waiting("large", controllertest.Noon) != 0 {
+		t.Errorf("1 s later it waits %s", wait)
 	}
 }
 
