@@ -55,18 +55,19 @@ func TestDifference(t *testing.T) {
 	}
 	want := `--- stored/ServiceProxyRules/shop.cart
 +++ rendered/ServiceProxyRules/shop.cart
-@@ -13,9 +13,7 @@
+@@ -13,10 +13,7 @@
    externalTrafficPolicy: Cluster
    formatVersion: 1
    internalTrafficPolicy: Cluster
 -  policies:
 -  - closed
+-  policySummary: closed
 -  portSummary: 80/TCP
 +  portSummary: 80:30080/TCP
    ports:
    - endpoints:
      - addresses:
-@@ -23,6 +21,7 @@
+@@ -24,6 +21,7 @@
        - 10.244.2.5:8080
        state: Ready
      name: http

@@ -34,7 +34,7 @@ func (e *Examination) enforcement(node *v1alpha1.NodeProxyRules) {
 	default:
 		field = fmt.Sprintf("that of one of the NodeProxyPolicies %s, or of the NodeProxy", strings.Join(policies, ", "))
 	}
-	f.Remedy = e.Docs.See("once nothing differs, set it to Enforce ("+field+") while kube-proxy still runs: the agents then wait with reason ConflictingProxy; after that, remove kube-proxy from the nodes", "migration.md#3-let-the-agents-want-to-write")
+	f.Remedy = e.Docs.See("once nothing differs, set it to Enforce ("+field+") while kube-proxy still runs: the agents then wait with reason ConflictingProxy; after that, remove kube-proxy from the nodes", "migration.md#3-set-enforcement-to-enforce")
 	if programmed.Reason == v1alpha1.ReasonAuditDiffers {
 		f.Reason = ReasonAuditDiffers
 	}
