@@ -19,11 +19,11 @@ import (
 const (
 	// smallOfNamespace bounds the small changes of one namespace, smallInAll those of all
 	// together. What exceeds them is costly, and waits until the syncer has rested.
-	smallOfNamespace = 500
+	smallOfNamespace = 100
 	smallInAll       = 2_000
 	// costlyAtOnce bounds the costly changes of one sync; a larger Service is written by itself.
 	// groupAtMost bounds those that are written together because claims move between them.
-	costlyAtOnce = 5_000
+	costlyAtOnce = 2_500
 	groupAtMost  = 50_000
 )
 

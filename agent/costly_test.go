@@ -124,13 +124,13 @@ func TestSmallChangesCountByNamespace(t *testing.T) {
 	r.setService(r.object("a", 9))
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
-	for i := range 5 { // nobody exceeds the share of a namespace, all together that of a sync
-		r.setService(r.tenant(fmt.Sprint("tenant-", i), "s", 30+i, with(450)))
+	for i := range 22 { // none exceeds the share of a namespace, all together that of a sync
+		r.setService(r.tenant(fmt.Sprint("tenant-", i), "s", 30+i, with(90)))
 	}
 	r.setService(r.object("a", 10))
 	r.expectLoad(false, left)
 	if n := len(r.aside); n != 7 {
-		t.Errorf("%d set aside, want the 6 of one namespace and that of one of five others", n)
+		t.Errorf("%d set aside, want the 6 of one namespace and that of one of 22 others", n)
 	}
 }
 

@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -22,10 +23,10 @@ import (
 const (
 	enqueueRate  = 20  // nodes a second at least
 	enqueueBurst = 500 // nodes in a row at least
-	// After enqueueAtOnce nodes the others follow at enqueueSpacedBy a second, or at the rate if
-	// that is more, so that what other namespaces change is rendered between them.
-	enqueueAtOnce   = 50
-	enqueueSpacedBy = 200
+	// enqueueAtOnce are in the queue at a time; the others follow when one of them is rendered.
+	// More would be rendered no faster, and whatever another namespace changes would wait for
+	// all of them.
+	enqueueAtOnce = 8
 	// enqueueSweep is how often the Nodes are counted.
 	enqueueSweep = time.Minute
 )
@@ -36,20 +37,23 @@ type enqueuePace struct {
 	clock  clock.PassiveClock
 
 	mu         sync.Mutex
-	namespaces map[string]*enqueued // guarded by mu; those that would not be as new
-	sweep      time.Time            // when to look next for those that would; guarded by mu
-	fresh      bucket               // a full one; guarded by mu
+	queue      queue                  // of the one controller; guarded by mu
+	namespaces map[string]*enqueued   // guarded by mu; those that would not be as new
+	by         map[string][]*enqueued // which of them have a node in the queue; guarded by mu
+	sweep      time.Time              // when to look next for those that would; guarded by mu
+	fresh      bucket                 // a full one; guarded by mu
 }
 
 // enqueued is what a namespace has enqueued.
 type enqueued struct {
-	bucket  bucket
-	spacing bucket
-	due     map[string]time.Time // by node, of those that wait for their time
+	bucket bucket
+	queued map[string]time.Time // when each node that is in the queue is due
+	next   []string             // those that follow
+	waits  map[string]struct{}  // the same
 }
 
 func newEnqueuePace(reader client.Reader, clk clock.PassiveClock) *enqueuePace {
-	return &enqueuePace{reader: reader, clock: clk, namespaces: map[string]*enqueued{}}
+	return &enqueuePace{reader: reader, clock: clk, namespaces: map[string]*enqueued{}, by: map[string][]*enqueued{}}
 }
 
 // known returns those of the nodes that a slice names which there are, or which have rules. Names of
@@ -76,43 +80,64 @@ func (p *enqueuePace) enqueue(ctx context.Context, q queue, namespace string, no
 	nodes = p.known(ctx, nodes)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.queue = q
 	now := p.clock.Now()
 	e := p.of(ctx, namespace, now)
 	for _, node := range nodes {
-		request := reconcile.Request{NamespacedName: types.NamespacedName{Name: node}}
-		if due := e.due[node]; due.After(now) {
+		if due, is := e.queued[node]; is {
 			// The queue has one time for a node: a sooner one may have taken the place of this.
-			q.AddAfter(request, due.Sub(now))
+			q.AddAfter(nodeRequest(node), max(0, due.Sub(now)))
 			continue
 		}
-		wait := max(0, e.bucket.wait(&claim{}, 1, now), e.spacing.wait(&claim{}, 1, now))
-		e.due[node] = now.Add(wait)
-		q.AddAfter(request, wait)
+		if _, waits := e.waits[node]; !waits {
+			e.next, e.waits[node] = append(e.next, node), struct{}{}
+		}
 	}
+	p.follow(e, now)
+}
+
+// began notes that a node has left the queue.
+func (p *enqueuePace) began(node string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.clock.Now()
+	by := p.by[node]
+	delete(p.by, node)
+	for _, e := range by {
+		delete(e.queued, node)
+		p.follow(e, now)
+	}
+}
+
+// follow enqueues what follows, as long as few nodes are in the queue; mu must be held.
+func (p *enqueuePace) follow(e *enqueued, now time.Time) {
+	for len(e.next) > 0 && len(e.queued) < enqueueAtOnce {
+		node := e.next[0]
+		e.next = e.next[1:]
+		delete(e.waits, node)
+		wait := max(0, e.bucket.wait(&claim{}, 1, now))
+		e.queued[node] = now.Add(wait)
+		p.by[node] = append(p.by[node], e)
+		p.queue.AddAfter(nodeRequest(node), wait)
+	}
+}
+
+func nodeRequest(node string) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: node}}
 }
 
 // of returns what a namespace has enqueued; mu must be held.
 func (p *enqueuePace) of(ctx context.Context, namespace string, now time.Time) *enqueued {
 	if !now.Before(p.sweep) {
 		p.resize(ctx)
-		for name, e := range p.namespaces {
-			for node, due := range e.due {
-				if !due.After(now) {
-					delete(e.due, node)
-				}
-			}
-			if len(e.due) == 0 && e.bucket.full(now) {
-				delete(p.namespaces, name)
-			}
-		}
+		maps.DeleteFunc(p.namespaces, func(_ string, e *enqueued) bool {
+			return len(e.queued) == 0 && len(e.next) == 0 && e.bucket.full(now)
+		})
 		p.sweep = now.Add(enqueueSweep)
 	}
 	e := p.namespaces[namespace]
 	if e == nil {
-		e = &enqueued{
-			bucket: p.fresh, due: map[string]time.Time{},
-			spacing: spacing(p.fresh.rate),
-		}
+		e = &enqueued{bucket: p.fresh, queued: map[string]time.Time{}, waits: map[string]struct{}{}}
 		p.namespaces[namespace] = e
 	}
 	return e
@@ -128,13 +153,5 @@ func (p *enqueuePace) resize(ctx context.Context) {
 	p.fresh = bucket{rate: rate, burst: timeFor(burst, rate)}
 	for _, e := range p.namespaces {
 		e.bucket.rate, e.bucket.burst = p.fresh.rate, p.fresh.burst
-		even := spacing(rate)
-		e.spacing.rate, e.spacing.burst = even.rate, even.burst
 	}
-}
-
-// spacing returns what spaces the nodes of a namespace that may have so many a second in the long run.
-func spacing(rate int) bucket {
-	rate = max(rate, enqueueSpacedBy)
-	return bucket{rate: rate, burst: timeFor(enqueueAtOnce, rate)}
 }

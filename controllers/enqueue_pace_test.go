@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -63,54 +62,42 @@ func nodeNames(n int) []string {
 	return out
 }
 
-// TestNamespaceThatNamesAllNodes again and again has them rendered soon after each other as long as
-// it has something left, and then more slowly; those of another namespace are rendered at once.
+// TestNamespaceThatNamesAllNodes again and again has few of them in the queue at a time, in front of
+// those of others, and all rendered one after the other as long as it has something left, later
+// more slowly.
 func TestNamespaceThatNamesAllNodes(t *testing.T) {
-	type tick struct {
-		atOnce, later int
-		longest       time.Duration
-	}
-	for nodes, want := range map[int][]tick{
-		200: {
-			{51, 149, time.Second}, {51, 149, time.Second}, // all are spaced alike
-			{51, 149, 3 * time.Second}, // 500, 20 for each second, and one are used up
-			{0, 200, 10 * time.Second}, // those that still wait keep their time
-		},
-		800: {
-			{51, 749, 4 * time.Second},
-			{0, 800, 4 * time.Second}, {0, 800, 4 * time.Second}, {0, 800, 4 * time.Second},
-		},
+	for nodes, want := range map[int][]int{ // rendered in each second
+		200:  {200, 200, 141, 20, 20}, // 500, 20 for each second, and one
+		800:  {800, 800, 81, 40},      // 1,600, 40 for each second, and one
+		3000: {3000, 3000, 301, 150},
 	} {
 		p, clk, _ := newEnqueueRig(t, nodes)
 		q := &recordingQueue{}
-		enqueue := func(namespace string, nodes ...string) (got tick) {
+		for second, want := range want {
 			q.added = map[string][]time.Duration{}
-			p.enqueue(t.Context(), q, namespace, nodes)
-			for _, list := range q.added {
-				for _, after := range list {
-					if after == 0 {
-						got.atOnce++
-					} else {
-						got.later++
-						got.longest = max(got.longest, after)
+			p.enqueue(t.Context(), q, "attacker", nodeNames(nodes))
+			got, e := 0, p.namespaces["attacker"]
+			for due := true; due; {
+				due = false
+				if len(e.queued) > enqueueAtOnce {
+					t.Fatalf("%d nodes: %d are in the queue", nodes, len(e.queued))
+				}
+				for node, at := range e.queued {
+					if !at.After(clk.Now()) {
+						p.began(node)
+						got, due = got+1, true
+						break
 					}
 				}
 			}
-			return got
-		}
-		for second, want := range want {
-			got := enqueue("attacker", nodeNames(nodes)...)
-			if got.atOnce != want.atOnce || got.later != want.later || got.longest > want.longest {
-				t.Errorf("%d nodes, second %d: %+v, want %+v", nodes, second, got, want)
+			if got != want {
+				t.Errorf("%d nodes, second %d: %d rendered, want %d", nodes, second, got, want)
 			}
-			clk.SetTime(clk.Now().Add(time.Second))
+			clk.SetTime(noon.Add(time.Duration(second+1) * time.Second))
 		}
-		if got := enqueue("victim", "node-7"); got.atOnce != 1 || got.later != 0 {
-			t.Errorf("another namespace: %+v", got)
-		}
-		clk.SetTime(clk.Now().Add(10 * time.Minute))
-		if enqueue("victim", "node-7"); len(p.namespaces) != 1 {
-			t.Errorf("%d namespaces are remembered, want the one that is not as new", len(p.namespaces))
+		q.added = map[string][]time.Duration{}
+		if p.enqueue(t.Context(), q, "victim", []string{"node-7"}); !slices.Equal(q.added["node-7"], []time.Duration{0}) {
+			t.Errorf("another namespace waits: %v", q.added)
 		}
 	}
 }
@@ -125,26 +112,30 @@ func TestNodeThatWasAskedForSooner(t *testing.T) {
 		defer q.ShutDown()
 		var rendered []time.Duration
 		begin := time.Now()
-		last := reconcile.Request{NamespacedName: types.NamespacedName{Name: "node-199"}}
+		last := nodeRequest("node-199")
 		go func() {
 			for {
 				r, ended := q.Get()
 				if ended {
 					return
 				}
+				p.began(r.Name)
 				if r == last {
 					rendered = append(rendered, time.Since(begin))
 				}
 				q.Done(r)
 			}
 		}()
-		p.enqueue(t.Context(), q, "shop", nodeNames(200))
+		for range 3 { // the burst is used up: 100 nodes wait
+			p.enqueue(t.Context(), q, "shop", nodeNames(200))
+			synctest.Wait()
+		}
 		q.AddAfter(last, 100*time.Millisecond)
 		time.Sleep(300 * time.Millisecond)
 		p.enqueue(t.Context(), q, "shop", []string{"node-199"})
-		time.Sleep(time.Second)
+		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if want := []time.Duration{100 * time.Millisecond, 745 * time.Millisecond}; !slices.Equal(rendered, want) {
+		if want := []time.Duration{0, 0, 100 * time.Millisecond, 4950 * time.Millisecond}; !slices.Equal(rendered, want) {
 			t.Errorf("rendered after %v, want %v", rendered, want)
 		}
 	})
@@ -224,8 +215,8 @@ func TestSlicesThatNameNodesThatAreNotThere(t *testing.T) {
 		if len(q.added) != 2 || q.added["node-0"] == nil || q.added["gone"] == nil {
 			t.Errorf("%s: enqueued %v, want the Node and that which has rules", name, q.added)
 		}
-		if e := p.namespaces["shop"]; e != nil && (len(e.due) > 2 || e.bucket.wait(&claim{}, 1, clk.Now()) > 0) {
-			t.Errorf("%s: it waits for %v", name, e.due)
+		if e := p.namespaces["shop"]; e != nil && (len(e.queued) > 2 || len(e.next) > 0 || e.bucket.wait(&claim{}, 1, clk.Now()) > 0) {
+			t.Errorf("%s: it waits for %v, then %v", name, e.queued, e.next)
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -56,6 +57,7 @@ type NodeReconciler struct {
 
 func (r *NodeReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
 	affected := affectedNodes{r.client, newEnqueuePace(r.client, r.clock)}
+	led := leading(r.leadership, r)
 	return builder.ControllerManagedBy(mgr).
 		Named("node").
 		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(nodeFactsChanged())).
@@ -68,7 +70,10 @@ func (r *NodeReconciler) setup(mgr ctrl.Manager, o controller.Options, wake <-ch
 														builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyNode))). // it leads now
 		WithOptions(o).
-		Complete(leading(r.leadership, r))
+		Complete(reconcile.Func(func(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+			affected.pace.began(req.Name)
+			return led.Reconcile(ctx, req)
+		}))
 }
 
 // Reconcile renders one node and writes the result if it differs.

@@ -138,7 +138,7 @@ func (h affectedNodes) enqueue(ctx context.Context, q queue, before, after *disc
 
 func enqueue(q queue, nodes []string) {
 	for _, n := range nodes {
-		q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: n}})
+		q.Add(nodeRequest(n))
 	}
 }
 

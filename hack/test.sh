@@ -237,7 +237,7 @@ run_demo() {
 run_speed() { run "speed" "$speed" "${retry[@]}" -- ; }
 
 # Runs alone, because it compares times.
-run_tenants() { run "tenants" "$tenants" "${retry[@]}" -- -timeout 20m; }
+run_tenants() { run "tenants" "$tenants" "${retry[@]}" -- -timeout 60m; }
 
 # run_fuzz looks for input that breaks a parser, beyond the seeds that go test always runs.
 run_fuzz() {
@@ -316,6 +316,7 @@ run_long() {
 	run_ipvs
 	run_oldest
 	run_soak
+	TENANTS_LOOP=1m run_tenants # each attack for a minute
 	run_raced_faults
 	run_program "planted losses" hack/plant.sh
 }

@@ -24,7 +24,7 @@ const (
 const (
 	smallObject = 16 << 10
 	serviceRate = 128 << 10
-	nodeRate    = 512 << 10
+	nodeRate    = 1 << 20
 )
 
 // Load is what the rules of a Service cost whoever has to read and program them.

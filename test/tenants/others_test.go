@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -205,13 +206,13 @@ const (
 // come evenly: a burst overflows the kernel's queue of received packets, and takes packets from
 // all, with or without an agent.
 func (r *rig) flood(ctx context.Context) error {
-	const each, pause = 12 * healthConnections, onceTime
-	dial := r.thief.Transport().DialContext
+	const each, soon, later = 12 * healthConnections, onceTime, 4 * onceTime
 	var clients sync.WaitGroup
 	for _, node := range r.cluster.Nodes() {
+		to := netip.MustParseAddrPort(node.AddressPort(healthPort))
 		for i := range each {
 			clients.Go(func() {
-				next := time.NewTimer(pause * time.Duration(i) / each)
+				next := time.NewTimer(soon * time.Duration(i) / each)
 				defer next.Stop()
 				for {
 					select {
@@ -219,8 +220,8 @@ func (r *rig) flood(ctx context.Context) error {
 						return
 					case <-next.C:
 					}
-					next.Reset(pause)
-					if conn, err := dial(ctx, "tcp", node.AddressPort(healthPort)); err == nil {
+					next.Reset(later)
+					if conn, err := r.open(to); err == nil {
 						hang(ctx, conn)
 					}
 				}
@@ -229,6 +230,25 @@ func (r *rig) flood(ctx context.Context) error {
 	}
 	clients.Wait()
 	return nil
+}
+
+// open begins a connection of the attacker's pod, and does not wait for it as Dial does, with a
+// thread that is in the pod's network namespace: thousands of threads would take the processors
+// from all.
+func (r *rig) open(to netip.AddrPort) (*os.File, error) {
+	fd := -1
+	err := r.thief.Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	conn := os.NewFile(uintptr(fd), to.String()) //nolint:gosec // not negative
+	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
 }
 
 // again returns what writes the objects of an attack once more every pause until the context ends.
@@ -250,7 +270,7 @@ func (r *rig) again(objects func(round int) []client.Object, pause time.Duration
 }
 
 // hang sends a part of a request and waits until the connection is closed.
-func hang(ctx context.Context, conn net.Conn) {
+func hang(ctx context.Context, conn io.ReadWriteCloser) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // it may be closed already
 	defer func() { stop(); _ = conn.Close() }()                 // it may be closed already
 	if _, err := io.WriteString(conn, "GET /healthz HTTP/1.1\r\nHost: "); err == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,8 +27,10 @@ const (
 	// crowd is how many Nodes there are that no agent serves.
 	crowd = 300
 	// quietTime, and loopTime, are how long the second tenant is watched without an attack,
-	// and with all of them in a loop; onceTime is the least for each attack.
+	// and with all of them in a loop; onceTime is the least for each attack. It is repeated for
+	// onceAgain once it has had its effect, or for TENANTS_LOOP, such as 1m.
 	quietTime, onceTime = 15 * time.Second, 5 * time.Second
+	onceAgain           = 3 * time.Second
 	loopTime            = time.Minute
 	// everything is the name of the row of that loop.
 	everything = "all of them, again and again"
@@ -49,6 +52,7 @@ type rig struct {
 	server   *cluster.Pod   // of the second tenant
 	thief    *cluster.Pod   // of the attacker
 	visitors []*cluster.Pod // one a node
+	repeat   time.Duration  // how long each attack is repeated
 	created  int            // Services of the second tenant
 	tries    sync.WaitGroup // to connect to these
 	stolen   atomic.Value   // what another server has answered of one of these
@@ -67,7 +71,7 @@ func TestTenants(t *testing.T) {
 				t.Fatalf("%s: %v", a.name, err)
 			}
 		}
-		rows.add(r.watch(a.name, a.limit, onceTime, func(ctx context.Context) error { return r.once(ctx, a) }))
+		rows.add(r.watch(a.name, a.limit, max(onceTime, r.repeat), func(ctx context.Context) error { return r.once(ctx, a) }))
 		if err := install.Until(t.Context(), patience, r.cleared); err != nil {
 			t.Fatalf("%s: the attacker's Services do not go: %v", a.name, err)
 		}
@@ -83,8 +87,8 @@ func TestTenants(t *testing.T) {
 	}
 }
 
-// once makes an attack and waits until it has had its effect. Only what an attack does besides
-// writing objects ends with the context.
+// once makes an attack, waits until it has had its effect, and repeats it for a while. Only what an
+// attack does besides writing objects ends with the context.
 func (r *rig) once(ctx context.Context, a attack) error {
 	var group sync.WaitGroup
 	if a.during != nil {
@@ -105,10 +109,17 @@ func (r *rig) once(ctx context.Context, a attack) error {
 			return err
 		}
 	}
-	if a.effect == nil {
+	if a.effect != nil {
+		if err := install.Until(r.Context(), patience, a.effect); err != nil {
+			return err
+		}
+	}
+	if a.objects == nil {
 		return nil
 	}
-	return install.Until(r.Context(), patience, a.effect)
+	again, cancel := context.WithTimeout(r.Context(), r.repeat)
+	defer cancel()
+	return r.repeated(again, a)
 }
 
 // cleared deletes what the attacker has written and returns nil once no rendered object of it is
@@ -133,8 +144,7 @@ func (r *rig) cleared(ctx context.Context) error {
 }
 
 // loop makes all attacks until the context ends, and writes the objects of each every loopPause,
-// of those over a limit every largePause. An API server that is too busy for an update harms the
-// attacker alone, but each attack must come through.
+// of those over a limit every largePause.
 func (r *rig) loop(ctx context.Context) error {
 	var group sync.WaitGroup
 	list := r.attacks()
@@ -146,39 +156,51 @@ func (r *rig) loop(ctx context.Context) error {
 		if a.objects == nil {
 			continue
 		}
-		pause := loopPause
-		if a.large {
-			pause = largePause
-		}
-		group.Go(func() {
-			tick := time.NewTicker(pause)
-			defer tick.Stop()
-			written := false
-			var last error
-			for round := 1; ctx.Err() == nil; round++ {
-				if err := r.write(ctx, a.objects(round)); err == nil {
-					written = true
-				} else {
-					last = err
-				}
-				select {
-				case <-ctx.Done():
-				case <-tick.C:
-				}
-			}
-			if !written {
-				errs[2*i+1] = fmt.Errorf("%s: no update came through: %w", a.name, last)
-			}
-		})
+		group.Go(func() { errs[2*i+1] = r.repeated(ctx, a) })
 	}
 	group.Wait()
 	return errors.Join(errs...)
 }
 
+// repeated writes the objects of an attack again and again, a little different each time, until the
+// context ends. An API server that is too busy for an update harms the attacker alone, but one
+// must come through.
+func (r *rig) repeated(ctx context.Context, a attack) error {
+	pause := loopPause
+	if a.large {
+		pause = largePause
+	}
+	tick := time.NewTicker(pause)
+	defer tick.Stop()
+	written := false
+	var last error
+	for round := 1; ctx.Err() == nil; round++ {
+		if err := r.write(ctx, a.objects(round)); err == nil {
+			written = true
+		} else {
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+	if !written {
+		return fmt.Errorf("%s: no update came through: %w", a.name, last)
+	}
+	return nil
+}
+
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	nodeproxy := install.Start(t, 2, programs.Controller, programs.Agent)
-	r := &rig{T: t, cluster: nodeproxy.Cluster, nodeproxy: nodeproxy}
+	r := &rig{T: t, cluster: nodeproxy.Cluster, nodeproxy: nodeproxy, repeat: onceAgain}
+	if text := os.Getenv("TENANTS_LOOP"); text != "" {
+		var err error
+		if r.repeat, err = time.ParseDuration(text); err != nil {
+			t.Fatalf("TENANTS_LOOP: %v", err)
+		}
+	}
 	for _, step := range []func(context.Context) error{nodeproxy.Prepare, nodeproxy.Enable, r.fill, r.startControl, r.start} {
 		if err := step(t.Context()); err != nil {
 			t.Fatal(err)

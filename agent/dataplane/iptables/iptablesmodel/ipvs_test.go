@@ -51,6 +51,7 @@ func TestTraceIPVS(t *testing.T) {
 		{"on the node itself", "*nat\n-A POSTROUTING -j MASQUERADE\nCOMMIT\n", "eth0", ext, "192.168.0.2:3001", "DELIVERED 192.168.0.2:80 1.000"},
 		{"INPUT comes first", "*filter\n-A INPUT -d 10.96.0.2 -j DROP\nCOMMIT\n", "eth0", ext, "10.96.0.2:80", "DROP 1.000"},
 		{"FORWARD does not see it", "*filter\n-A FORWARD -j DROP\nCOMMIT\n", "eth0", ext, "10.96.0.1:80", "DELIVERED 10.0.0.1:8080 0.500, DELIVERED 10.0.0.2:8080 0.500"},
+		{"OUTPUT knows no interface that it entered by", "*filter\n:A - [0:0]\n-A OUTPUT -j A\n-A A -i eth0 -j DROP\nCOMMIT\n", "eth0", ext, "10.96.0.1:80", "DELIVERED 10.0.0.1:8080 0.500, DELIVERED 10.0.0.2:8080 0.500"},
 		{"OUTPUT comes afterwards", "*filter\n-A OUTPUT -d 10.0.0.1 -j DROP\nCOMMIT\n", "eth0", ext, "10.96.0.1:80", "DROP 0.500, DELIVERED 10.0.0.2:8080 0.500"},
 		{"POSTROUTING too", "*nat\n-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE\nCOMMIT\n", "eth0", ext, "10.96.0.1:80",
 			"DELIVERED 10.0.0.1:8080 masqueraded 0.500, DELIVERED 10.0.0.2:8080 masqueraded 0.500"},

@@ -109,9 +109,14 @@ func (k *Kernel) Trace(p Packet) ([]Outcome, error) {
 		forwarded := func(f *flow) bool { return k.goesOn(f) && !f.virtual.IsValid() }
 		live = w.where(live, k.staysHere, func(f []*flow) []*flow { return w.balance(w.filter("INPUT", f)) })
 		live = w.where(live, forwarded, func(f []*flow) []*flow { return w.nat("POSTROUTING", w.filter("FORWARD", f)) })
-		// IPVS sends what it translates as the node's own packets.
+		// IPVS sends what it translates as the node's own packets, which enter by no interface.
 		live = w.where(live, func(f *flow) bool { return k.goesOn(f) && f.virtual.IsValid() },
-			func(f []*flow) []*flow { return w.nat("POSTROUTING", w.filter("OUTPUT", f)) })
+			func(f []*flow) []*flow {
+				for _, x := range f {
+					x.packet.In = ""
+				}
+				return w.nat("POSTROUTING", w.filter("OUTPUT", f))
+			})
 	}
 	if w.err != nil {
 		return nil, w.err
