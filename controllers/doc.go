@@ -14,7 +14,7 @@
 //   - nodes: renders Nodes; rollouts, nodesettings: changes of their settings
 //   - servicepolicies, summary: statuses of policies and of NodeProxy; findings: what others
 //     report there
-//   - agents, apiservers, liveness, startuptaint: the agents
+//   - agents, apiservers, liveness, startuptaint: the agents; nodealerts: events about their failures
 //   - removal, clusterobjects: removal of NodeProxy; admission policies
 //   - formats, pacing, events, metrics, leader, objects, retry, reports, watches, informers, text:
 //     used by several of them

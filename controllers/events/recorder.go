@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -20,13 +21,18 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// reportingController is the source of the events.
-const reportingController = "nodeproxy.io/controller"
+const (
+	// reportingController is the source of the events.
+	reportingController = "nodeproxy.io/controller"
+	// nodeSeries is the namespace under which the queue counts events about Nodes: an outage of many
+	// nodes does not use up the budget of NodeProxy and the policies. No namespace has this name.
+	nodeSeries = "(nodes)"
+)
 
-// Recorder writes events about Services, NodeProxy and policies. client-go's recorder merges events
-// that differ only in their text, but here the text matters. Therefore each event has a name of its
-// own, derived from its content, so that a restart does not write it twice. Events wait in a queue,
-// so that no reconciler waits for the API server.
+// Recorder writes events about Services, Nodes, NodeProxy and policies. client-go's recorder merges
+// events that differ only in their text, but here the text matters. Therefore each event has a name
+// of its own, derived from its content, so that a restart does not write it twice. Events wait in a
+// queue, so that no reconciler waits for the API server.
 type Recorder struct {
 	clock clock.PassiveClock
 	queue *Queue
@@ -82,6 +88,19 @@ func (e *Recorder) TransitionOfPolicy(policy client.Object, kind string, what Ki
 	event := e.event(metav1.NamespaceDefault, about, what, note, about.ResourceVersion)
 	about.ResourceVersion = ""
 	series := Series{About: about, Reason: what.Reason, generation: policy.GetGeneration()}
+	now := e.clock.Now()
+	e.queue.retractOthers(series, now)
+	e.queue.add(series, event, now)
+}
+
+// TransitionOfNode reports that the state of a Node's proxy has changed: of each reason at most once
+// per eventInterval, and nothing that no longer applies. The Node's name is its UID in events, as in
+// those of the kubelet.
+func (e *Recorder) TransitionOfNode(rules *v1alpha1.NodeProxyRules, what Kind, note string) {
+	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: rules.Name, UID: types.UID(rules.Name)}
+	event := e.event(metav1.NamespaceDefault, about, what, note, rules.ResourceVersion)
+	about.Namespace = nodeSeries
+	series := Series{About: about, Reason: what.Reason}
 	now := e.clock.Now()
 	e.queue.retractOthers(series, now)
 	e.queue.add(series, event, now)

@@ -1,8 +1,10 @@
 package events
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -46,5 +48,58 @@ func TestEventsOfObjectsWithLongNames(t *testing.T) {
 				t.Errorf("%d events, with the same name", len(e.store.events))
 			}
 		})
+	}
+}
+
+// changed reports that the state of a node's proxy has changed.
+func (r *rig) changed(node, version, severity, reason, note string) {
+	rules := &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: node, ResourceVersion: version}}
+	r.TransitionOfNode(rules, Kind{severity, reason, "ProgramNode"}, note)
+}
+
+// kubectl describe node looks for the UID that the kubelet writes, which is the name.
+func TestEventsAboutNodes(t *testing.T) {
+	r := newRig(t)
+	r.changed("work-7", "1", Warning, v1alpha1.ReasonFailed, "down")
+	r.pass(0)
+	r.expect("down")
+	for _, e := range r.store.events {
+		if about := e.Regarding; e.Namespace != metav1.NamespaceDefault || about.Namespace != "" ||
+			about.Kind != "Node" || about.Name != "work-7" || about.UID != "work-7" {
+			t.Errorf("an event in namespace %s about %+v", e.Namespace, about)
+		}
+	}
+}
+
+// TestNodeThatFlapsHasFewEvents: one of each reason in ten minutes, and none that no longer applies.
+func TestNodeThatFlapsHasFewEvents(t *testing.T) {
+	r := newRig(t)
+	for i := range 20 {
+		r.changed("work-7", fmt.Sprint(2*i), Warning, v1alpha1.ReasonAgentNotResponding, fmt.Sprint(i))
+		r.pass(time.Second)
+		r.changed("work-7", fmt.Sprint(2*i+1), Normal, v1alpha1.ReasonProgrammed, "up")
+		r.pass(time.Second)
+	}
+	if n := len(r.store.events); n != 2 {
+		t.Errorf("%d events at once, want 2", n)
+	}
+	r.pass(eventInterval)
+	if last := r.store.events[len(r.store.events)-1]; len(r.store.events) > 3 || last.Reason != v1alpha1.ReasonProgrammed {
+		t.Errorf("%d events, the last of %s", len(r.store.events), last.Reason)
+	}
+}
+
+// TestOutageKeepsOutNoOtherEvents: nodes have a budget of their own.
+func TestOutageKeepsOutNoOtherEvents(t *testing.T) {
+	r := newRig(t)
+	for i := range maxNamespaceSeries + 1 {
+		r.changed(fmt.Sprintf("work-%d", i), "1", Warning, v1alpha1.ReasonFailed, "down")
+	}
+	r.WarnNodeProxy(&v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}, "Any", "Any", "about NodeProxy")
+	for range maxNamespaceSeries/eventBatch + 2 {
+		r.pass(time.Second)
+	}
+	if n := len(r.store.events); n != maxNamespaceSeries+1 || r.store.events[0].Note != "about NodeProxy" {
+		t.Errorf("%d events, the first %q", n, r.store.events[0].Note)
 	}
 }

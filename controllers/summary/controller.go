@@ -24,6 +24,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
+	"github.com/nodeproxy-io/nodeproxy/controllers/nodealerts"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/removal"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -45,7 +46,7 @@ type Reconciler struct {
 	Services   services
 	Liveness   lagging
 	Findings   *findings.Findings
-	Events     *events.Recorder
+	Events     recorder
 	Version    string
 	Namespace  string // of the agents' DaemonSet
 
@@ -72,6 +73,13 @@ type services interface {
 // lagging counts the nodes that lag behind; false: not known yet.
 type lagging interface{ Lagging() (int32, bool) }
 
+// recorder writes events.
+type recorder interface {
+	Transition(np *v1alpha1.NodeProxy, what events.Kind, note string)
+	TransitionOfNode(rules *v1alpha1.NodeProxyRules, what events.Kind, note string)
+	WarnNodeProxy(np *v1alpha1.NodeProxy, reason, action, note string)
+}
+
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies/status,verbs=update
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
@@ -85,6 +93,7 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan e
 		Named("nodeproxy").
 		Watches(&v1alpha1.NodeProxy{}, only).
 		Watches(&v1alpha1.NodeProxyRules{}, only).
+		Watches(&v1alpha1.NodeProxyRules{}, nodealerts.Handler(r.Leadership, r.Events)).
 		Watches(&v1alpha1.ServiceProxyRules{}, only, builder.WithPredicates(watches.ComesOrGoes())).
 		Watches(&corev1.Service{}, only, builder.WithPredicates(eligibilityChanged())).
 		Watches(&appsv1.DaemonSet{}, only).
@@ -125,6 +134,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	}
 	r.Metrics.Wrote(metrics.KindSummary, metrics.OpUpdate)
 	r.recordTransition(np, changed)
+	r.recordDetectLocal(np, changed)
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 
@@ -169,10 +179,12 @@ func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status
 	ready = withRollout(ready, r.Findings.Of(findings.AboutRollout, &np.Status, v1alpha1.ConditionReady,
 		v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonPaused, v1alpha1.ReasonProgressing))
 	ready, next = withProblems(ready, apiServers, agents), retry.Sooner(next, nextOfAgents)
+	ready = withDetectLocal(ready, np, rules.Items)
 	if objects.BeingRemoved(np) {
 		ready, next = removal.Condition(np, rules.Items), 0
 	}
 	reports.Set(&status.Conditions, np.Generation, r.Clock.Now(), ready)
+	setStalled(status, ready, np.Generation, r.Clock.Now())
 	if agents == nil {
 		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionAgentsDeployed)
 	} else {

@@ -70,6 +70,14 @@ func readiness(rules []v1alpha1.NodeProxyRules, counts v1alpha1.NodeCounts, inva
 	return ready, next
 }
 
+// setStalled sets the condition Stalled while Ready cannot become True without intervention, and
+// removes it otherwise. Tools that follow kstatus need it to report a failure.
+func setStalled(status *v1alpha1.NodeProxyStatus, ready metav1.Condition, generation int64, now time.Time) {
+	reports.SetStalled(&status.Conditions, ready, generation, now,
+		v1alpha1.ReasonInvalidSettings, v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonAPIServerUnreachable,
+		v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetRefused, v1alpha1.ReasonAgentPodsFailing)
+}
+
 // notProgrammed names the first node, by name, that is not programmed, says why, and counts the
 // others. Nodes whose agent responds come first, because more is known about them, and those
 // without any report last. next is as in readiness.

@@ -7,9 +7,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
@@ -83,6 +85,26 @@ func TestSummary(t *testing.T) {
 		got, _ := readiness(c.rules, countNodes(c.rules), c.invalid, now)
 		if text := fmt.Sprintf("%s %s %s", got.Status, got.Reason, got.Message); text != c.want {
 			t.Errorf("%s: %q, want %q", name, text, c.want)
+		}
+	}
+}
+
+func TestStalled(t *testing.T) {
+	status := &v1alpha1.NodeProxyStatus{}
+	for _, c := range []struct {
+		reason  string
+		stalled bool
+	}{
+		{v1alpha1.ReasonProgressing, false}, {v1alpha1.ReasonRolloutStopped, true}, {v1alpha1.ReasonNodesNotProgrammed, false},
+		{v1alpha1.ReasonInvalidSettings, true}, {v1alpha1.ReasonPaused, false}, {v1alpha1.ReasonAPIServerUnreachable, true},
+		{v1alpha1.ReasonNoAgentImage, true}, {v1alpha1.ReasonDaemonSetRefused, true}, {v1alpha1.ReasonAgentPodsFailing, true},
+		{v1alpha1.ReasonAgentPodsNotReady, false}, {v1alpha1.ReasonNoNodes, false}, {v1alpha1.ReasonRemoving, false}, {v1alpha1.ReasonAllProgrammed, false},
+	} {
+		ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: c.reason, Message: "why"}
+		setStalled(status, ready, 2, controllertest.Noon)
+		got := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionStalled)
+		if (got != nil) != c.stalled || got != nil && (got.Status != metav1.ConditionTrue || got.Reason != c.reason || got.Message != "why") {
+			t.Errorf("%s: %+v, want stalled: %t", c.reason, got, c.stalled)
 		}
 	}
 }
