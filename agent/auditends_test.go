@@ -130,7 +130,7 @@ func TestWhatIsWrittenIsNotCompared(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	kernel.Refuse("shop", "a", "too long")
 	mustSync(t, a)
-	if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonSomeServicesRefused {
+	if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonSomeServicesRejected {
 		t.Fatalf("written: %s: %s", c.Reason, c.Message)
 	}
 	b := a.store.prepare()

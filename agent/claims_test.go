@@ -107,21 +107,21 @@ func TestClaims(t *testing.T) {
 	t.Run("data planes know the precedence of what they may see contested", func(t *testing.T) {
 		nodePort := func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 30080 }
 		r := start(object("a", 1, nodePort, created(3)), object("b", 2, created(4)))
-		if p := r.kernel.Service("shop", "a").Precedence; p.Held || !p.Created.Equal(epoch.Add(3*time.Second)) {
+		if p := r.kernel.Service("shop", "a").Precedence; p.Retained || !p.Created.Equal(epoch.Add(3*time.Second)) {
 			t.Errorf("%+v", p)
 		}
 		r.deleteService(r.object("b", 2))
 		r.expectSync("nothing")
 		r.deleteService(r.object("a", 1))
 		r.expectSync("partial a")
-		if p := r.kernel.Service("shop", "a").Precedence; !p.Held {
+		if p := r.kernel.Service("shop", "a").Precedence; !p.Retained {
 			t.Errorf("%+v", p)
 		}
 		r.setService(r.object("a", 1, nodePort, created(3)))
 		r.expectSync("partial a")
 		r.setService(r.object("a", 1, nodePort, created(2)))
 		r.expectSync("partial a")
-		if p := r.kernel.Service("shop", "a").Precedence; p.Held || !p.Created.Equal(epoch.Add(2*time.Second)) {
+		if p := r.kernel.Service("shop", "a").Precedence; p.Retained || !p.Created.Equal(epoch.Add(2*time.Second)) {
 			t.Errorf("%+v", p)
 		}
 	})

@@ -278,7 +278,7 @@ func driftedCondition(f driftFacts, former []metav1.Condition) *metav1.Condition
 	case f.message != "":
 		return &metav1.Condition{
 			Type: v1alpha1.ConditionDrifted, Status: metav1.ConditionTrue,
-			Reason: v1alpha1.ReasonRulesUndone, Message: f.message,
+			Reason: v1alpha1.ReasonRulesModified, Message: f.message,
 		}
 	case meta.FindStatusCondition(former, v1alpha1.ConditionDrifted) != nil:
 		return &metav1.Condition{

@@ -32,11 +32,11 @@ var programmedRows = []programmedCase{
 	{"Audit", "False AuditDiffers", func(s *snapshot, f *facts) {
 		f.audit, s.difference = true, &dataplane.Difference{Count: 1, Examples: []string{"x"}}
 	}},
-	{"a Service refused", "True SomeServicesRefused", func(s *snapshot, _ *facts) { s.refused = map[dataplane.ServiceName]string{name("a"): "x"} }},
-	{"vanished", "True Held", func(s *snapshot, _ *facts) {
+	{"a Service refused", "True SomeServicesRejected", func(s *snapshot, _ *facts) { s.refused = map[dataplane.ServiceName]string{name("a"): "x"} }},
+	{"vanished", "True Retained", func(s *snapshot, _ *facts) {
 		s.held, s.heldSince = []dataplane.ServiceName{name("a")}, s.now.Add(-patience)
 	}},
-	{"unconfirmed", "True Held", func(s *snapshot, _ *facts) { s.unconfirmedSince = s.now.Add(-patience) }},
+	{"unconfirmed", "True Retained", func(s *snapshot, _ *facts) { s.unconfirmedSince = s.now.Add(-patience) }},
 	{"all is well", "True Programmed", func(*snapshot, *facts) {}},
 }
 

@@ -125,11 +125,11 @@ func TestRemovalWithRetain(t *testing.T) {
 		r.see(deleted(v1alpha1.RemovalRetain))
 		r.see(nil)
 		after(time.Minute)
-		r.expect(t, "deleted", "Held", "", "shop/a")
+		r.expect(t, "deleted", "Retained", "", "shop/a")
 		r.rig.deleteService(r.rig.object("a", 1))
 		r.changed()
 		after(time.Minute)
-		r.expect(t, "with its objects", "Held", "", "shop/a")
+		r.expect(t, "with its objects", "Retained", "", "shop/a")
 	})
 }
 
@@ -148,7 +148,7 @@ func TestRemovalSeenAtItsEnd(t *testing.T) {
 		r.rig.dropProxy(o)
 		r.changed()
 		after(time.Minute)
-		r.expect(t, "gone without a trace", "Held", "", "shop/a")
+		r.expect(t, "gone without a trace", "Retained", "", "shop/a")
 	})
 }
 

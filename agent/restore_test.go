@@ -27,8 +27,8 @@ var here = checkpoint.Identity{BootID: "boot-1", Netns: 7}
 
 // membersOfA puts the first endpoint of shop/a on the node.
 func membersOfA(s *v1alpha1.NodeProxyRulesSpec) {
-	s.Services = []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "a",
-		Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.1:8080"}}}}}
+	s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "a",
+		Ports: []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.1:8080"}}}}}
 }
 
 // good returns what a running store would keep: a, b and c, of which a has an
@@ -270,7 +270,7 @@ func TestMessagesOfRestored(t *testing.T) {
 		r.sync()
 		r.clock.SetTime(epoch.Add(11 * time.Second))
 		c := programmedCondition(r.snapshot(), facts{})
-		if c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonHeld {
+		if c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonRetained {
 			t.Errorf("condition %+v", c)
 		}
 		for _, want := range []string{"the ServiceProxyRules could not be read", "is forbidden", "written 2026-11-20T07:53:00Z"} {

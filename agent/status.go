@@ -61,8 +61,8 @@ func buildStatus(s snapshot, f facts, former []metav1.Condition) v1alpha1.NodePr
 		Services:               int32(s.services),
 		Endpoints:              int32(s.endpoints),
 		LocalEndpoints:         int32(s.local),
-		Held:                   int32(len(s.held)),
-		Refused:                s.refusedServices(),
+		Retained:               int32(len(s.held)),
+		Rejected:               s.unrenderedServices(),
 		LastSync:               s.applied.lastSync,
 		Agent: &v1alpha1.AgentReport{
 			Version: f.version, StartTime: seconds(f.started), Kernel: f.kernel, IPTables: f.iptables,
@@ -183,10 +183,10 @@ func programmedRow(s snapshot, f facts) metav1.Condition {
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending,
 			"changes wait since "+s.oldestPending.UTC().Format(time.RFC3339)+" to be written to the kernel; see the agent's log on this node")
 	case len(s.refused) > 0:
-		return row(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused,
+		return row(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected,
 			fmt.Sprintf("all Services are programmed but %d, whose rules the kernel refuses: %s", len(s.refused), s.refusedText()))
 	case s.heldTooLong() || s.unconfirmedTooLong():
-		return row(metav1.ConditionTrue, v1alpha1.ReasonHeld, heldMessage(s))
+		return row(metav1.ConditionTrue, v1alpha1.ReasonRetained, heldMessage(s))
 	default:
 		return row(metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted")
 	}
@@ -247,8 +247,8 @@ func heldMessage(s snapshot) string {
 	return strings.Join(parts, "; ")
 }
 
-func (s *snapshot) refusedServices() *v1alpha1.RefusedServices {
-	return &v1alpha1.RefusedServices{Count: int32(len(s.refused)), Examples: s.refusedExamples()}
+func (s *snapshot) unrenderedServices() *v1alpha1.RejectedServices {
+	return &v1alpha1.RejectedServices{Count: int32(len(s.refused)), Examples: s.refusedExamples()}
 }
 
 // refusedText names some of the rejected Services, human-readable.

@@ -64,11 +64,11 @@ func TestConditions(t *testing.T) {
 		{"a change waits for longer", func(s *snapshot, _ *facts) { s.oldestPending = ago(10*time.Second + 1) }, "True Accepted", "False Pending", "wait since 2026-11-20T08:59:49Z"},
 		{"refused Services", func(s *snapshot, _ *facts) {
 			s.refused = map[dataplane.ServiceName]string{name("b"): "line 3", name("a"): "line 2"}
-		}, "True Accepted", "True SomeServicesRefused", "all Services are programmed but 2, whose rules the kernel refuses: shop/a: line 2; shop/b: line 3"},
+		}, "True Accepted", "True SomeServicesRejected", "all Services are programmed but 2, whose rules the kernel refuses: shop/a: line 2; shop/b: line 3"},
 		{"refused Services come before held ones", func(s *snapshot, _ *facts) {
 			s.refused = map[dataplane.ServiceName]string{name("b"): "line 3"}
 			s.held, s.heldSince = []dataplane.ServiceName{name("a")}, ago(time.Minute)
-		}, "True Accepted", "True SomeServicesRefused", ""},
+		}, "True Accepted", "True SomeServicesRejected", ""},
 		{"vanished for less than 10 s", func(s *snapshot, _ *facts) {
 			s.held, s.heldSince = []dataplane.ServiceName{name("a")}, ago(10*time.Second-1)
 		}, "True Accepted", "True Programmed", ""},
@@ -162,7 +162,7 @@ func TestRefusedOnesThatPoliciesShapeComeFirst(t *testing.T) {
 		s.refused[name(fmt.Sprintf("s%02d", i))] = "no"
 	}
 	s.shaped = map[dataplane.ServiceName]bool{name("s11"): true}
-	got := buildStatus(s, facts4, nil).Refused
+	got := buildStatus(s, facts4, nil).Rejected
 	if got.Count != 12 || got.Examples[0] != name("s11").String()+": no" || got.Examples[1] != name("s00").String()+": no" {
 		t.Errorf("%d, %q", got.Count, got.Examples)
 	}
@@ -173,7 +173,7 @@ func TestSuspectedServicesAreNotNamed(t *testing.T) {
 	s := programmed()
 	s.refused = map[dataplane.ServiceName]string{name("bad"): "no", name("other"): "no"}
 	s.suspected = map[dataplane.ServiceName]bool{name("other"): true}
-	got := buildStatus(s, facts4, nil).Refused
+	got := buildStatus(s, facts4, nil).Rejected
 	if got.Count != 2 || len(got.Examples) != 1 || got.Examples[0] != name("bad").String()+": no" {
 		t.Errorf("%d, %q", got.Count, got.Examples)
 	}
@@ -192,14 +192,14 @@ func TestStatusFigures(t *testing.T) {
 	s.held = []dataplane.ServiceName{name("a")}
 	s.difference = &dataplane.Difference{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}}
 	got := buildStatus(s, facts4, nil)
-	if n := len(got.Refused.Examples); n != 10 || len(got.Refused.Examples[0]) != maxExample {
-		t.Errorf("%d examples of refused Services, the first with %d bytes", n, len(got.Refused.Examples[0]))
+	if n := len(got.Rejected.Examples); n != 10 || len(got.Rejected.Examples[0]) != maxExample {
+		t.Errorf("%d examples of refused Services, the first with %d bytes", n, len(got.Rejected.Examples[0]))
 	}
-	got.Refused.Examples, got.Conditions = nil, nil
+	got.Rejected.Examples, got.Conditions = nil, nil
 	want := v1alpha1.NodeProxyRulesStatus{
 		ObservedGeneration: 88, SettingsRevision: "7d1f0a9c", Mode: "IPTables", Families: []string{"IPv4"},
-		AppliedResourceVersion: "190233", Services: 412, Endpoints: 3980, LocalEndpoints: 37, Held: 1,
-		Refused:    &v1alpha1.RefusedServices{Count: 12},
+		AppliedResourceVersion: "190233", Services: 412, Endpoints: 3980, LocalEndpoints: 37, Retained: 1,
+		Rejected:   &v1alpha1.RejectedServices{Count: 12},
 		Kernel:     &v1alpha1.KernelCounts{VerifiedTime: seconds(epoch), Chains: 4815, Rules: 13021},
 		LastSync:   &v1alpha1.SyncReport{Time: seconds(epoch), DurationMilliseconds: 21, Kind: "Partial", ServicesChanged: 1},
 		Difference: &v1alpha1.DifferenceReport{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}},

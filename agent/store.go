@@ -40,7 +40,7 @@ func (e *entry) Precedes(o *entry) bool {
 }
 
 func (e *entry) precedence() dataplane.Precedence {
-	p := dataplane.Precedence{Held: !e.live}
+	p := dataplane.Precedence{Retained: !e.live}
 	if e.rules != nil {
 		p.Created = e.rules.Spec.ServiceCreated.Time
 	}
@@ -96,7 +96,7 @@ type store struct {
 	rulesListed bool
 	current     *v1alpha1.NodeProxyRules
 	refusal     *refusal
-	members     map[dataplane.ServiceName]*v1alpha1.ServiceMembers
+	members     map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints
 	settings    *v1alpha1.ProxySettings // of current, complete
 	// mode is which mode runs; see mode.go. Ran is the one that we ran last, be it
 	// before the start; empty: unknown, or another proxy has run since.
@@ -148,7 +148,7 @@ func newStore(clk clock.PassiveClock, nodeName string, families []dataplane.Fami
 		changes:          newChangeLog(clk.Now()),
 		inventory:        newInventory(),
 		unconfirmedSince: clk.Now(),
-		members:          map[dataplane.ServiceName]*v1alpha1.ServiceMembers{},
+		members:          map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints{},
 		dirty:            map[dataplane.ServiceName]bool{},
 		aside:            map[dataplane.ServiceName]setAside{},
 		moved:            map[dataplane.ServiceName]map[dataplane.ServiceName]struct{}{},
