@@ -74,12 +74,12 @@ func TestConditions(t *testing.T) {
 		}, "True Accepted", "True Programmed", ""},
 		{"vanished for 10 s", func(s *snapshot, _ *facts) {
 			s.held, s.heldSince = []dataplane.ServiceName{name("a"), name("b"), name("c"), name("d")}, ago(10*time.Second)
-		}, "True Accepted", "True Held", "4 Services have vanished while their Services have not ended (shop/a, shop/b, shop/c, ...)"},
+		}, "True Accepted", "True Retained", "4 Services have vanished while their Services have not ended (shop/a, shop/b, shop/c, ...)"},
 		{"held, and a warning", func(s *snapshot, _ *facts) {
 			s.held, s.heldSince, s.warnings = []dataplane.ServiceName{name("a")}, ago(time.Minute), []string{"x cannot be set", "y neither"}
-		}, "True Accepted", "True Held", "; but: x cannot be set; y neither"},
+		}, "True Accepted", "True Retained", "; but: x cannot be set; y neither"},
 		{"unconfirmed for less than 10 s", func(s *snapshot, _ *facts) { s.unconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
-		{"the inventory differs", func(s *snapshot, _ *facts) { s.unconfirmedSince = ago(time.Minute) }, "True Accepted", "True Held", "status.inventory"},
+		{"the inventory differs", func(s *snapshot, _ *facts) { s.unconfirmedSince = ago(time.Minute) }, "True Accepted", "True Retained", "status.inventory"},
 		{"leftovers of another proxy", func(_ *snapshot, f *facts) { f.leftovers = []string{"device kube-ipvs0 is left"} }, "True Accepted", "True Programmed", "; but: device kube-ipvs0 is left"},
 		{"Audit, nobody else", func(_ *snapshot, f *facts) { f.audit = true }, "True Accepted", "True AuditInSync", "nobody maintains the rules"},
 		{"Audit beside another proxy is no conflict", func(_ *snapshot, f *facts) { f.audit, f.otherProxy = true, "x answers" }, "True Accepted", "True AuditInSync", "another proxy runs on this node (x answers)"},
@@ -98,7 +98,7 @@ func TestConditions(t *testing.T) {
 		{"Audit, a change waits its turn", func(s *snapshot, f *facts) { f.audit, s.oldestPending = true, ago(30*time.Second) }, "True Accepted", "True AuditInSync", ""},
 		{"Audit, not readable", func(s *snapshot, f *facts) { f.audit, s.err = true, errors.New("iptables-save: no") }, "True Accepted", "False Failed", "cannot be compared to what is wanted: iptables-save: no"},
 		{"Audit, not accepted", func(s *snapshot, f *facts) { f.audit, s.refusal = true, &refusal{"Invalid", "m"} }, "False Invalid", "False Failed", ""},
-		{"no NodeProxy", func(s *snapshot, _ *facts) { s.unconfirmedSince, s.inventoryKnown = ago(time.Minute), false }, "True Accepted", "True Held", `no NodeProxy "cluster"`},
+		{"no NodeProxy", func(s *snapshot, _ *facts) { s.unconfirmedSince, s.inventoryKnown = ago(time.Minute), false }, "True Accepted", "True Retained", `no NodeProxy "cluster"`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -216,7 +216,7 @@ func TestTransitionTimes(t *testing.T) {
 	old := metav1.NewTime(epoch.Add(-time.Hour))
 	former := []metav1.Condition{
 		{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: "Accepted", LastTransitionTime: old},
-		{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: "Held", LastTransitionTime: old},
+		{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: "Retained", LastTransitionTime: old},
 		{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue, Reason: "ConflictingProxy", LastTransitionTime: old},
 	}
 	s := programmed()
