@@ -302,7 +302,7 @@ func (r *rig) guardLeases(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := markLease(ctx, stolen, r.cluster.Node(0).Name(), 0); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "must stay as they are") {
+		if err := markLease(ctx, stolen, r.cluster.Node(0).Name(), 0); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "can only write name and spec") {
 			return fmt.Errorf("a label on a Lease: %w", errors.Join(errors.New("not denied by the policy"), err))
 		}
 		return nil
