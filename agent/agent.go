@@ -15,6 +15,7 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -45,7 +46,7 @@ type Options struct {
 	// controller reports the node as AgentNotResponding.
 	Namespace string
 	// Client reads and writes the API.
-	Client *Client
+	Client *apiclient.Client
 	// Dataplanes holds one implementation for each IP family to be programmed.
 	Dataplanes map[dataplane.Family]dataplane.Dataplane
 	// IPTables returns the version and variant of iptables, for the status. It
@@ -88,7 +89,8 @@ type Agent struct {
 	writer  *statusWriter
 	metrics *metrics
 	drift   *drift
-	trouble *apiTrouble
+	errors  *apiclient.Errors
+	lease   *apiclient.LeaseRenewer
 	keeper  *setKeeper // nil: no last good set is kept
 	// cleaners remove stale flows, one for each family and protocol.
 	cleaners map[dataplane.Family][]*conntrack.Cleaner
@@ -160,12 +162,17 @@ func New(options Options) (*Agent, error) {
 	a.cleaners = a.newCleaners()
 	a.tracking = newTracking(&a.options, a.metrics.tracking)
 	a.checks, a.servers = a.newChecks(), a.newServers()
-	a.trouble = newAPITrouble(options.Clock, a.log, a.metrics.watchTrouble)
+	api := apiclient.NewMetrics(a.metrics.registry)
+	a.errors = apiclient.NewErrors(options.Clock, a.log, api)
+	a.lease = apiclient.NewLeaseRenewer(apiclient.LeaseOptions{
+		Client: options.Client, Clock: options.Clock, Log: a.log, Namespace: options.Namespace, Node: options.NodeName,
+		Started: a.started, Applied: a.store.appliedVersion, Metrics: api,
+	})
 	var err error
 	if a.keeper, err = a.newKeeper(); err != nil {
 		return nil, err
 	}
-	a.writer = &statusWriter{clock: options.Clock, apply: options.Client.applyStatus, log: a.log, started: a.started, share: randomShare}
+	a.writer = &statusWriter{clock: options.Clock, apply: options.Client.ApplyStatus, log: a.log, started: a.started, share: randomShare}
 	return a, nil
 }
 
@@ -174,11 +181,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.log.Info("Starting", "node", a.options.NodeName, "version", a.options.Version, "kernel", a.options.Kernel)
 	var wg sync.WaitGroup
 	a.keeper.look()
-	for _, w := range watchers(a.options.Client, a.options.Clock, a.store, a.trouble, a.changed) {
-		wg.Go(func() { w.run(ctx) })
-	}
+	wg.Go(func() { a.options.Client.Watch(ctx, a.options.NodeName, a.store, a.changed, a.errors) })
 	wg.Go(func() { a.servers.kubelet.Run(ctx) })
-	wg.Go(func() { a.leaseKeeper().run(ctx) })
+	wg.Go(func() { a.lease.Run(ctx) })
 	wg.Go(func() { a.restoreLoop(ctx) })
 	wg.Go(func() { a.keepLoop(ctx) })
 	wg.Go(func() { a.loop.Run(ctx) })

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -19,7 +20,7 @@ import (
 
 // inTurn returns an agent that may write a set of one Service, but whose loop
 // does not run.
-func inTurn(t *testing.T) (*Agent, *rig, *dataplanetest.Fake, *logged) {
+func inTurn(t *testing.T) (*Agent, *rig, *dataplanetest.Fake, *agenttest.Log) {
 	t.Helper()
 	a, kernel, log := newAgent(t, (&answers{list: []string{""}}).probe)
 	r := fill(t, a)
@@ -46,13 +47,13 @@ func syncs(t *testing.T, a *Agent) map[string]float64 {
 func TestSyncKindIsWhatTheDataPlaneDid(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	mustSync(t, a)
-	r.setService(r.object("b", 2))
+	r.SetService(r.Service("b", 2))
 	mustSync(t, a)
 	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncPartial || got.kernel.Chains != 1 {
 		t.Errorf("a partial sync is %s, with %d chains of the last full one", got.applied.lastSync.Kind, got.kernel.Chains)
 	}
 	kernel.Doubt()
-	r.setService(r.object("c", 3))
+	r.SetService(r.Service("c", 3))
 	mustSync(t, a)
 	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncFull || got.kernel.Chains != 3 {
 		t.Errorf("a sync that was full unasked is %s, with %d chains", got.applied.lastSync.Kind, got.kernel.Chains)
@@ -67,24 +68,24 @@ func TestWarnings(t *testing.T) {
 	a, r, kernel, log := inTurn(t)
 	kernel.Warn(localnet, forwarding)
 	mustSync(t, a)
-	r.setService(r.object("b", 2))
+	r.SetService(r.Service("b", 2))
 	mustSync(t, a)
 	c := programmedCondition(a.known())
 	if want := "the kernel holds what is wanted; but: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
 		t.Errorf("condition %+v, want message %q", c, want)
 	}
 	kernel.Refuse("shop", "c", "line 3 failed")
-	r.setService(r.object("c", 3))
+	r.SetService(r.Service("c", 3))
 	mustSync(t, a)
 	c = programmedCondition(a.known())
 	if c.Reason != v1alpha1.ReasonSomeServicesRefused || !strings.Contains(c.Message, "line 3 failed; but: "+forwarding) {
 		t.Errorf("with a refused Service: condition %+v", c)
 	}
-	if lines := log.with(localnet); len(lines) != 1 {
+	if lines := log.With(localnet); len(lines) != 1 {
 		t.Errorf("the same warnings are logged %d times: %q", len(lines), lines)
 	}
 	kernel.Fail(errors.New("locked"))
-	r.setService(r.object("d", 4))
+	r.SetService(r.Service("d", 4))
 	if err := a.sync(context.Background()); err == nil {
 		t.Fatal("no error")
 	}
@@ -95,13 +96,13 @@ func TestWarnings(t *testing.T) {
 	kernel.Warn(forwarding)
 	mustSync(t, a)
 	kernel.Warn()
-	r.setService(r.object("e", 5))
+	r.SetService(r.Service("e", 5))
 	mustSync(t, a)
-	if lines := log.with(forwarding); len(lines) != 2 || strings.Contains(lines[1], localnet) {
+	if lines := log.With(forwarding); len(lines) != 2 || strings.Contains(lines[1], localnet) {
 		t.Errorf("other warnings are to be logged again: %q", lines)
 	}
-	if len(log.with("is done now")) != 1 {
-		t.Errorf("the end of the warnings is not logged: %q", log.lines)
+	if len(log.With("is done now")) != 1 {
+		t.Errorf("the end of the warnings is not logged: %q", log.With(""))
 	}
 }
 
@@ -136,7 +137,7 @@ func TestNoteObjectDoesNotGoBack(t *testing.T) {
 	a.mu.Lock() // as while another watch notes something
 	go func() { defer close(done); a.noteObject() }()
 	waitForLock(t, "noteObject")
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Sync.MinIntervalMilliseconds = new(int32(777)) }))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Sync.MinIntervalMilliseconds = new(int32(777)) }))
 	a.mu.Unlock()
 	<-done
 	if got := *a.settings.Sync.MinIntervalMilliseconds; got != 777 {
@@ -160,7 +161,7 @@ func waitForLock(t *testing.T, function string) {
 
 func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
 	inventory := func(names ...string) func(*rig) {
-		return func(r *rig) { r.setInventory(inventoryOf(names...)) }
+		return func(r *rig) { r.setInventory(agenttest.InventoryOf(names...)) }
 	}
 	for _, tt := range []struct {
 		name  string
@@ -170,20 +171,20 @@ func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
 		{"the status of the NodeProxy, with the same inventory", inventory("shop.a"), false},
 		{"an inventory of another Service", inventory("shop.a", "shop.b"), false},
 		{"no NodeProxy", func(r *rig) { r.setInventory(nil) }, false},
-		{"the own object's status", func(r *rig) { r.setRules(r.rules.DeepCopy()) }, false},
-		{"the own object is gone", func(r *rig) { r.missRules() }, false},
-		{"the own object with another generation", func(r *rig) { r.setRules(r.own()) }, true},
-		{"a new Service", func(r *rig) { r.setService(r.object("b", 2)) }, true},
+		{"the own object's status", func(r *rig) { r.SetRules(r.rules.DeepCopy()) }, false},
+		{"the own object is gone", func(r *rig) { r.MissRules() }, false},
+		{"the own object with another generation", func(r *rig) { r.SetRules(r.Node()) }, true},
+		{"a new Service", func(r *rig) { r.SetService(r.Service("b", 2)) }, true},
 		{"another version of a Service alone", func(r *rig) {
-			o := r.store.services[name("a")].rules.DeepCopy()
+			o := r.store.services[agenttest.Name("a")].rules.DeepCopy()
 			o.ResourceVersion = "99"
-			r.setService(o)
+			r.SetService(o)
 		}, true},
 		{"the same list again", func(r *rig) {
-			r.replaceServices([]*v1alpha1.ServiceProxyRules{r.store.services[name("a")].rules})
+			r.SetServices([]*v1alpha1.ServiceProxyRules{r.store.services[agenttest.Name("a")].rules})
 		}, false},
 		{"the inventory agrees with a list without a vanished Service", func(r *rig) {
-			r.deleteService(r.store.services[name("a")].rules)
+			r.DeleteService(r.store.services[agenttest.Name("a")].rules)
 			r.takeNews()
 			inventory()(r)
 		}, true},
@@ -193,7 +194,7 @@ func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
 			a.changed() // the first settings
 			mustSync(t, a)
 			// A loop that does not run is overdue once it is triggered.
-			clk := clocktesting.NewFakeClock(epoch)
+			clk := clocktesting.NewFakeClock(agenttest.Epoch)
 			a.loop = syncer.New(syncer.Options{Clock: clk, Sync: a.syncSome, Verify: a.verify, VerifyInterval: time.Hour})
 			tt.event(r)
 			a.changed()
@@ -207,13 +208,13 @@ func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
 
 func TestAnEmptyFirstListMakesTheLoopRun(t *testing.T) {
 	r := newRig(t)
-	r.setRules(r.own())
+	r.SetRules(r.Node())
 	r.takeNews()
-	r.replaceServices(nil)
+	r.SetServices(nil)
 	if !r.ready() || !r.takeNews() {
 		t.Error("the agent is ready, but nobody syncs")
 	}
-	r.replaceServices(nil)
+	r.SetServices(nil)
 	if r.takeNews() {
 		t.Error("a second empty list is news")
 	}

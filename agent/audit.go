@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -105,7 +106,7 @@ func (a *Agent) pace(took time.Duration) {
 }
 
 func (a *Agent) logAudit(err error) {
-	switch former, changed := a.news(failures, errorText(err)); {
+	switch former, changed := a.news(failures, wording.OfError(err)); {
 	case err != nil && changed:
 		a.log.Error(err, "Could not compare the kernel to what is wanted; trying again with growing pauses")
 	case err == nil && former != "":
@@ -117,11 +118,11 @@ func (a *Agent) logAudit(err error) {
 	}
 	text := ""
 	if d.Count > 0 {
-		text = strings.Join(examples(d.Examples), "; ")
+		text = strings.Join(wording.Examples(d.Examples), "; ")
 	}
 	switch former, changed := a.news(differences, text); {
 	case text != "" && changed:
-		a.log.Info("The kernel differs from what is wanted; enforcement is Audit, so it stays", "differences", d.Count, "examples", examples(d.Examples))
+		a.log.Info("The kernel differs from what is wanted; enforcement is Audit, so it stays", "differences", d.Count, "examples", wording.Examples(d.Examples))
 	case text == "" && former != "":
 		a.log.Info("The kernel holds what is wanted again")
 	}

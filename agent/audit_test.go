@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -17,7 +18,7 @@ func inAudit(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1al
 
 func TestLasting(t *testing.T) {
 	finding := func(key string) dataplane.Finding {
-		return dataplane.Finding{Service: name(key[:1]), Key: key, Text: "chain of " + key}
+		return dataplane.Finding{Service: agenttest.Name(key[:1]), Key: key, Text: "chain of " + key}
 	}
 	unowned := dataplane.Finding{Key: "-", Text: "rule too many"}
 	type pass struct {
@@ -51,9 +52,9 @@ func TestLasting(t *testing.T) {
 			for _, p := range tt.passes {
 				changed := map[dataplane.ServiceName]struct{}{}
 				for _, c := range p.changed {
-					changed[name(c)] = struct{}{}
+					changed[agenttest.Name(c)] = struct{}{}
 				}
-				now := epoch.Add(p.at)
+				now := agenttest.Epoch.Add(p.at)
 				d.change(changed, now)
 				lasting, waiting := d.lasting(p.found, now)
 				var keys []string
@@ -70,7 +71,7 @@ func TestLasting(t *testing.T) {
 
 func TestAuditWritesNothingAndReports(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
-		r.rig.setRules(r.rig.own(inAudit))
+		r.rig.SetRules(r.rig.Node(inAudit))
 		r.changed()
 		after(time.Second)
 		if reason, _ := r.condition(); reason != v1alpha1.ReasonAuditInSync {
@@ -114,14 +115,14 @@ func (r turning) maintain() {
 // difference count.
 func TestAuditDuringChanges(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
-		r.rig.setRules(r.rig.own(inAudit))
+		r.rig.SetRules(r.rig.Node(inAudit))
 		r.ports.become("kube-proxy answers")
 		r.changed()
 		after(100 * time.Millisecond)
 		r.maintain()
 		before := r.kernel.Audits()
 		for i := range 120 {
-			r.rig.setService(r.rig.object("a", i%7+1, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ClusterIPs = []string{fmt.Sprintf("10.96.0.%d", 1+i)} }))
+			r.rig.SetService(r.rig.Service("a", i%7+1, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ClusterIPs = []string{fmt.Sprintf("10.96.0.%d", 1+i)} }))
 			r.changed()
 			after(900 * time.Millisecond)
 			r.maintain() // what is wanted since the last comparison, so up to 3 s late
@@ -150,7 +151,7 @@ func TestEnforceAuditEnforce(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		after(time.Second)
 		turn := r.turnContext()
-		r.rig.setRules(r.rig.own(inAudit))
+		r.rig.SetRules(r.rig.Node(inAudit))
 		r.changed()
 		after(3 * time.Second)
 		if turn.Err() == nil || r.mayWrite() {
@@ -161,8 +162,8 @@ func TestEnforceAuditEnforce(t *testing.T) {
 		}
 		writes := r.kernel.Writes()
 		r.kernel.Remove("shop", "a")
-		r.rig.setService(r.rig.object("b", 2))
-		r.rig.setInventory(inventoryOf("shop.a", "shop.b"))
+		r.rig.SetService(r.rig.Service("b", 2))
+		r.rig.setInventory(agenttest.InventoryOf("shop.a", "shop.b"))
 		r.changed()
 		after(2 * time.Minute)
 		if reason, message := r.condition(); reason != v1alpha1.ReasonAuditDiffers || r.store.snapshot().difference.Count != 2 {
@@ -171,7 +172,7 @@ func TestEnforceAuditEnforce(t *testing.T) {
 		if r.kernel.Writes() != writes {
 			t.Errorf("%d writes with Audit", r.kernel.Writes()-writes)
 		}
-		r.rig.setRules(r.rig.own())
+		r.rig.SetRules(r.rig.Node())
 		r.changed()
 		after(time.Second)
 		if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed || len(r.kernel.Services()) != 2 {
@@ -180,7 +181,7 @@ func TestEnforceAuditEnforce(t *testing.T) {
 		if r.turnContext().Err() != nil || !r.mayWrite() {
 			t.Error("the ports are not opened again")
 		}
-		r.rig.setService(r.rig.object("c", 3))
+		r.rig.SetService(r.rig.Service("c", 3))
 		r.changed()
 		after(time.Second) // the intervals are those of Enforce
 		if len(r.kernel.Services()) != 3 {
@@ -191,7 +192,7 @@ func TestEnforceAuditEnforce(t *testing.T) {
 
 func TestAuditThatFails(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
-		r.rig.setRules(r.rig.own(inAudit))
+		r.rig.SetRules(r.rig.Node(inAudit))
 		r.kernel.Fail(errors.New("iptables-save: no"))
 		r.changed()
 		after(2 * auditInterval) // a comparison that began before the turn ended does not count

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -16,7 +17,7 @@ func comparing(t *testing.T) (*Agent, *rig) {
 	t.Helper()
 	a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 	r := fill(t, a)
-	r.setRules(r.own(inAudit))
+	r.SetRules(r.Node(inAudit))
 	mustSync(t, a)
 	if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonAuditInSync {
 		t.Fatalf("with Audit: %+v", c)
@@ -39,7 +40,7 @@ func expectPending(t *testing.T, a *Agent, when string) {
 func TestWhatIsComparedIsNotWritten(t *testing.T) {
 	t.Run("once Enforce is asked", func(t *testing.T) {
 		a, r := comparing(t)
-		r.setRules(r.own())
+		r.SetRules(r.Node())
 		expectPending(t, a, "before the turn begins")
 		hold(t, a)
 		expectPending(t, a, "before the first write")
@@ -50,18 +51,18 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 	})
 	t.Run("while it is compared", func(t *testing.T) {
 		a, r := comparing(t)
-		b, ok := a.store.prepareAudit(epoch)
+		b, ok := a.store.prepareAudit(agenttest.Epoch)
 		if !ok {
 			t.Fatal("nothing to compare")
 		}
 		outcomes := a.fanout.Audit(context.Background(), b.rulesets)
-		r.setRules(r.own())
-		a.store.audited(b, outcomes, epoch)
+		r.SetRules(r.Node())
+		a.store.audited(b, outcomes, agenttest.Epoch)
 		expectPending(t, a, "compared before")
 	})
 	t.Run("between the question whether to compare and that", func(t *testing.T) {
 		a, r := comparing(t)
-		r.setRules(r.own())
+		r.SetRules(r.Node())
 		if err := a.audit(context.Background()); err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +71,7 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 	t.Run("while the status is made", func(t *testing.T) {
 		a, r := comparing(t)
 		s := a.store.snapshot()
-		r.setRules(r.own())
+		r.SetRules(r.Node())
 		if c := programmedCondition(s, a.facts(&s)); c.Reason != v1alpha1.ReasonAuditInSync {
 			t.Errorf("a snapshot of Audit: %s: %s", c.Reason, c.Message)
 		}
@@ -78,10 +79,10 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 	t.Run("Audit is back before the turn could end", func(t *testing.T) {
 		a, r, kernel, _ := inTurn(t)
 		mustSync(t, a)
-		r.setRules(r.own(inAudit))
+		r.SetRules(r.Node(inAudit))
 		mustSync(t, a)
 		kernel.Remove("shop", "a")
-		r.setRules(r.own())
+		r.SetRules(r.Node())
 		expectPending(t, a, "with Enforce again")
 		mustSync(t, a)
 		if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonProgrammed || len(kernel.Services()) != 1 {
@@ -90,11 +91,11 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 	})
 	t.Run("the turn cannot begin", func(t *testing.T) {
 		takingTurns(t, func(t *testing.T, r turning) {
-			r.rig.setRules(r.rig.own(inAudit))
+			r.rig.SetRules(r.rig.Node(inAudit))
 			r.changed()
 			after(time.Minute)
 			r.spots.set(func(s *spots) { s.stuck = errors.New("the lock is held") })
-			r.rig.setRules(r.rig.own())
+			r.rig.SetRules(r.rig.Node())
 			r.changed()
 			for range 20 {
 				expectPending(t, r.Agent, "while nothing can be written")
@@ -109,11 +110,11 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 	})
 	t.Run("another proxy has come since the last look", func(t *testing.T) {
 		takingTurns(t, func(t *testing.T, r turning) {
-			r.rig.setRules(r.rig.own(inAudit))
+			r.rig.SetRules(r.rig.Node(inAudit))
 			r.changed()
 			after(time.Minute)
 			r.ports.become("kube-proxy answers")
-			r.rig.setRules(r.rig.own())
+			r.rig.SetRules(r.rig.Node())
 			expectPending(t, r.Agent, "before the next look")
 			r.changed()
 			after(time.Second)
@@ -135,7 +136,7 @@ func TestWhatIsWrittenIsNotCompared(t *testing.T) {
 	}
 	b := a.store.prepare()
 	outcomes := a.fanout.Apply(context.Background(), b.rulesets)
-	r.setRules(r.own(inAudit))
+	r.SetRules(r.Node(inAudit))
 	expectPending(t, a, "before the first comparison")
 	a.store.commit(b, outcomes, nil)
 	expectPending(t, a, "with the end of a write")

@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -14,7 +15,7 @@ func TestClaims(t *testing.T) {
 	external := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"192.0.2.99"} }
 	created := func(seconds int) func(*v1alpha1.ServiceProxyRulesSpec) {
 		return func(s *v1alpha1.ServiceProxyRulesSpec) {
-			s.ServiceCreated = metav1.NewTime(epoch.Add(time.Duration(seconds) * time.Second))
+			s.ServiceCreated = metav1.NewTime(agenttest.Epoch.Add(time.Duration(seconds) * time.Second))
 		}
 	}
 	losers := func(r *rig) string {
@@ -29,17 +30,17 @@ func TestClaims(t *testing.T) {
 	}
 	start := func(objects ...func(r *rig) *v1alpha1.ServiceProxyRules) *rig {
 		r := newRig(t)
-		r.replaceServices(nil)
-		r.setRules(r.own())
+		r.SetServices(nil)
+		r.SetRules(r.Node())
 		r.sync()
 		for _, o := range objects {
-			r.setService(o(r))
+			r.SetService(o(r))
 		}
 		r.sync()
 		return r
 	}
 	object := func(name string, ip int, edits ...func(*v1alpha1.ServiceProxyRulesSpec)) func(*rig) *v1alpha1.ServiceProxyRules {
-		return func(r *rig) *v1alpha1.ServiceProxyRules { return r.object(name, ip, edits...) }
+		return func(r *rig) *v1alpha1.ServiceProxyRules { return r.Service(name, ip, edits...) }
 	}
 	expect := func(t *testing.T, r *rig, want string) {
 		t.Helper()
@@ -56,10 +57,10 @@ func TestClaims(t *testing.T) {
 		expect(t, start(object("a", 1, thief, created(1)), object("b", 2, created(9))), "a")
 		expect(t, start(object("b", 2, created(9)), object("a", 1, thief, created(1))), "a")
 		r := start(object("a", 1, thief, created(1)), object("b", 2, created(9)))
-		r.deleteService(r.object("b", 2, created(9), released))
+		r.DeleteService(r.Service("b", 2, created(9), agenttest.Released))
 		r.sync()
 		expect(t, r, "")
-		r.setService(r.object("b", 2, created(99)))
+		r.SetService(r.Service("b", 2, created(99)))
 		r.sync()
 		expect(t, r, "a")
 	})
@@ -72,23 +73,23 @@ func TestClaims(t *testing.T) {
 	})
 	t.Run("the loser takes over when the winner is released", func(t *testing.T) {
 		r := start(object("a", 1, external), object("b", 2, external))
-		r.setService(r.object("a", 1, external, released))
+		r.SetService(r.Service("a", 1, external, agenttest.Released))
 		r.expectSync("partial a b")
 		expect(t, r, "")
 	})
 	t.Run("the loser takes over when the winner gives up the address", func(t *testing.T) {
 		r := start(object("a", 1, external), object("b", 2, external))
-		r.setService(r.object("a", 1))
+		r.SetService(r.Service("a", 1))
 		r.expectSync("partial a b")
 		expect(t, r, "")
 	})
 	t.Run("a live one wins over an older held one", func(t *testing.T) {
 		r := start(object("a", 1, created(1)), object("b", 1, created(5)))
 		expect(t, r, "b")
-		r.deleteService(r.object("a", 1))
+		r.DeleteService(r.Service("a", 1))
 		r.expectSync("partial a b")
 		expect(t, r, "a")
-		r.setService(r.object("a", 1, created(1)))
+		r.SetService(r.Service("a", 1, created(1)))
 		r.expectSync("partial a b")
 		expect(t, r, "b")
 	})
@@ -107,28 +108,28 @@ func TestClaims(t *testing.T) {
 	t.Run("data planes know the precedence of what they may see contested", func(t *testing.T) {
 		nodePort := func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 30080 }
 		r := start(object("a", 1, nodePort, created(3)), object("b", 2, created(4)))
-		if p := r.kernel.Service("shop", "a").Precedence; p.Held || !p.Created.Equal(epoch.Add(3*time.Second)) {
+		if p := r.kernel.Service("shop", "a").Precedence; p.Held || !p.Created.Equal(agenttest.Epoch.Add(3*time.Second)) {
 			t.Errorf("%+v", p)
 		}
-		r.deleteService(r.object("b", 2))
+		r.DeleteService(r.Service("b", 2))
 		r.expectSync("nothing")
-		r.deleteService(r.object("a", 1))
+		r.DeleteService(r.Service("a", 1))
 		r.expectSync("partial a")
 		if p := r.kernel.Service("shop", "a").Precedence; !p.Held {
 			t.Errorf("%+v", p)
 		}
-		r.setService(r.object("a", 1, nodePort, created(3)))
+		r.SetService(r.Service("a", 1, nodePort, created(3)))
 		r.expectSync("partial a")
-		r.setService(r.object("a", 1, nodePort, created(2)))
+		r.SetService(r.Service("a", 1, nodePort, created(2)))
 		r.expectSync("partial a")
-		if p := r.kernel.Service("shop", "a").Precedence; p.Held || !p.Created.Equal(epoch.Add(2*time.Second)) {
+		if p := r.kernel.Service("shop", "a").Precedence; p.Held || !p.Created.Equal(agenttest.Epoch.Add(2*time.Second)) {
 			t.Errorf("%+v", p)
 		}
 	})
 	t.Run("nothing is left of Services that are gone", func(t *testing.T) {
 		r := start(object("a", 1, external), object("b", 2, external))
-		r.setService(r.object("a", 1, released))
-		r.setService(r.object("b", 2, released))
+		r.SetService(r.Service("a", 1, agenttest.Released))
+		r.SetService(r.Service("b", 2, agenttest.Released))
 		if len(r.claims) != 0 || len(r.services) != 0 {
 			t.Errorf("left: %v, %v", r.claims, r.services)
 		}

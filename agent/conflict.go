@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -91,7 +92,7 @@ func modeAt(address netip.AddrPort) endpoint {
 		if mode == "" {
 			mode = "unknown"
 		}
-		return fmt.Sprintf("%s answers %q", e.url(), clip(mode, 64))
+		return fmt.Sprintf("%s answers %q", e.url(), wording.Clip(mode, 64))
 	}
 	return e
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 )
 
@@ -82,7 +83,7 @@ func TestWhoseAnswersCount(t *testing.T) {
 		{name: "a rule leads elsewhere", owned: &owned{listeners: []*sockets.Listener{ofRoot}, elsewhere: true}, silent: true, log: "hostPort"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			log := &logged{}
+			log := &agenttest.Log{}
 			asked := make(chan struct{}, 1)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -95,7 +96,7 @@ func TestWhoseAnswersCount(t *testing.T) {
 				}
 				_, _ = w.Write([]byte("iptables"))
 			})
-			p := &prober{sockets: tt.owned, log: funcr.New(log.add, funcr.Options{}), said: map[netip.AddrPort]string{}}
+			p := &prober{sockets: tt.owned, log: funcr.New(log.Add, funcr.Options{}), said: map[netip.AddrPort]string{}}
 			f := p.look(ctx, modeAt(at), "me")
 			for range 3 { // it is logged once
 				p.note(t.Context(), at, f)
@@ -103,7 +104,7 @@ func TestWhoseAnswersCount(t *testing.T) {
 			if (f.sign != "") != tt.sign || (f.silent != nil) != tt.silent || (len(asked) > 0) != tt.asked {
 				t.Errorf("sign %q, silent: %v, asked: %v", f.sign, f.silent, len(asked) > 0)
 			}
-			switch lines := log.with(""); {
+			switch lines := log.With(""); {
 			case tt.log == "" && len(lines) > 0:
 				t.Errorf("log %q", lines)
 			case tt.log != "" && (len(lines) != 1 || !strings.Contains(lines[0], tt.log) || !strings.Contains(lines[0], at.String())):

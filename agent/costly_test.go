@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -25,7 +26,7 @@ func with(endpoints int) func(*v1alpha1.ServiceProxyRulesSpec) {
 
 // tenant makes the ServiceProxyRules of a Service in another namespace.
 func (r *rig) tenant(namespace, name string, ip int, edit ...func(*v1alpha1.ServiceProxyRulesSpec)) *v1alpha1.ServiceProxyRules {
-	o := r.object(name, ip, edit...)
+	o := r.Service(name, ip, edit...)
 	o.Name = namespace + "." + name
 	return o
 }
@@ -46,8 +47,8 @@ func (r *rig) expectLoad(all bool, want syncer.Load) {
 // TestCostlyChangesWait by themselves, and are neither lost nor reported as applied meanwhile.
 func TestCostlyChangesWait(t *testing.T) {
 	r := running(t)
-	r.setService(r.tenant("other", "large", 7, with(600)))
-	r.setService(r.object("a", 9))
+	r.SetService(r.tenant("other", "large", 7, with(600)))
+	r.SetService(r.Service("a", 9))
 	before := r.applied.version
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
@@ -58,12 +59,12 @@ func TestCostlyChangesWait(t *testing.T) {
 	if len(s.warnings) != 0 {
 		t.Errorf("warnings %q", s.warnings)
 	}
-	r.clock.SetTime(epoch.Add(turnNoted + time.Second))
+	r.clock.SetTime(agenttest.Epoch.Add(turnNoted + time.Second))
 	if s := r.snapshot(); len(s.warnings) != 1 {
 		t.Errorf("after %s: warnings %q", turnNoted, s.warnings)
 	}
 
-	r.setService(r.object("b", 8))
+	r.SetService(r.Service("b", 8))
 	r.expectLoad(true, costly)
 	r.expectSync("partial b large")
 	if s := r.snapshot(); r.applied.version != r.newestVersion || !s.oldestPending.IsZero() || len(r.changes.parts.waiting) != 0 {
@@ -71,7 +72,7 @@ func TestCostlyChangesWait(t *testing.T) {
 	}
 
 	// What it takes to remove a Service counts as well, and a Service that is gone is.
-	r.setService(r.tenant("other", "large", 7, released))
+	r.SetService(r.tenant("other", "large", 7, agenttest.Released))
 	r.expectLoad(false, left)
 	r.expectSync("nothing")
 	r.expectLoad(true, costly)
@@ -85,15 +86,15 @@ func TestCostlyChangesTakeTurns(t *testing.T) {
 	r := running(t)
 	versions := map[string]string{}
 	for i, name := range []string{"z", "y", "x"} {
-		r.clock.SetTime(epoch.Add(time.Duration(i) * time.Second))
+		r.clock.SetTime(agenttest.Epoch.Add(time.Duration(i) * time.Second))
 		o := r.tenant("other", name, 7+i, with(6000))
 		versions[name] = o.ResourceVersion
-		r.setService(o)
+		r.SetService(o)
 		r.expectLoad(false, left)
 		r.expectSync("nothing")
 	}
-	r.setService(r.tenant("other", "z", 7, with(6001)))  // changes again, and keeps its place
-	r.setService(r.tenant("third", "w", 20, with(6000))) // does not wait for all of theirs
+	r.SetService(r.tenant("other", "z", 7, with(6001)))  // changes again, and keeps its place
+	r.SetService(r.tenant("third", "w", 20, with(6000))) // does not wait for all of theirs
 	r.expectLoad(false, left)
 	r.expectSync("nothing")
 	more := syncer.Load{Costly: true, Left: true}
@@ -119,15 +120,15 @@ func TestCostlyChangesTakeTurns(t *testing.T) {
 func TestSmallChangesCountByNamespace(t *testing.T) {
 	r := running(t)
 	for i := range 6 {
-		r.setService(r.tenant("other", fmt.Sprint("small-", i), 20+i, with(100)))
+		r.SetService(r.tenant("other", fmt.Sprint("small-", i), 20+i, with(100)))
 	}
-	r.setService(r.object("a", 9))
+	r.SetService(r.Service("a", 9))
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
 	for i := range 5 { // nobody exceeds the share of a namespace, all together that of a sync
-		r.setService(r.tenant(fmt.Sprint("tenant-", i), "s", 30+i, with(450)))
+		r.SetService(r.tenant(fmt.Sprint("tenant-", i), "s", 30+i, with(450)))
 	}
-	r.setService(r.object("a", 10))
+	r.SetService(r.Service("a", 10))
 	r.expectLoad(false, left)
 	if n := len(r.aside); n != 7 {
 		t.Errorf("%d set aside, want the 6 of one namespace and that of one of five others", n)
@@ -137,29 +138,29 @@ func TestSmallChangesCountByNamespace(t *testing.T) {
 // TestAddressMovesInOneSync from a Service to another, which waits with it.
 func TestAddressMovesInOneSync(t *testing.T) {
 	r := running(t)
-	r.setService(r.tenant("other", "large", 7, with(600), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 30080 }))
+	r.SetService(r.tenant("other", "large", 7, with(600), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 30080 }))
 	r.expectLoad(true, costly)
 	r.expectSync("partial large")
-	r.setService(r.tenant("other", "large", 8, with(600)))
-	r.setService(r.object("b", 7)) // has its former cluster IP
-	r.setService(r.object("c", 3, func(s *v1alpha1.ServiceProxyRulesSpec) {
+	r.SetService(r.tenant("other", "large", 8, with(600)))
+	r.SetService(r.Service("b", 7)) // has its former cluster IP
+	r.SetService(r.Service("c", 3, func(s *v1alpha1.ServiceProxyRulesSpec) {
 		s.Ports[0].NodePort, s.ExternalIPs = 30080, []string{"203.0.113.1"} // and its node port
 	}))
-	r.setService(r.object("d", 4, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"203.0.113.1"} })) // which c has
-	r.setService(r.object("a", 9))
+	r.SetService(r.Service("d", 4, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"203.0.113.1"} })) // which c has
+	r.SetService(r.Service("a", 9))
 	r.expectLoad(false, left)
 	r.expectSync("partial a d")
 	r.expectLoad(true, costly)
 	r.expectSync("partial b c large")
 
 	// One that is to lose what it has to a large one has it until then.
-	r.setService(r.tenant("another", "e", 50, func(s *v1alpha1.ServiceProxyRulesSpec) {
-		s.ExternalIPs, s.ServiceCreated = []string{"203.0.113.2"}, metav1.NewTime(epoch.Add(time.Hour))
+	r.SetService(r.tenant("another", "e", 50, func(s *v1alpha1.ServiceProxyRulesSpec) {
+		s.ExternalIPs, s.ServiceCreated = []string{"203.0.113.2"}, metav1.NewTime(agenttest.Epoch.Add(time.Hour))
 	}))
 	r.expectLoad(true, light)
 	r.expectSync("partial e")
-	r.setService(r.tenant("other", "large", 8, with(600), func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"203.0.113.2"} }))
-	r.setService(r.object("a", 1))
+	r.SetService(r.tenant("other", "large", 8, with(600), func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"203.0.113.2"} }))
+	r.SetService(r.Service("a", 1))
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
 	r.expectLoad(true, costly)
@@ -173,14 +174,14 @@ func TestAddressMovesInOneSync(t *testing.T) {
 func TestStrangerDoesNotDelay(t *testing.T) {
 	r := running(t)
 	mine := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"203.0.113.1"} }
-	r.setService(r.object("a", 1, mine))
+	r.SetService(r.Service("a", 1, mine))
 	r.expectLoad(true, light)
 	r.expectSync("partial a")
-	r.setService(r.tenant("other", "large", 7, with(600), mine, func(s *v1alpha1.ServiceProxyRulesSpec) {
-		s.ServiceCreated = metav1.NewTime(epoch.Add(time.Hour))
+	r.SetService(r.tenant("other", "large", 7, with(600), mine, func(s *v1alpha1.ServiceProxyRulesSpec) {
+		s.ServiceCreated = metav1.NewTime(agenttest.Epoch.Add(time.Hour))
 		s.Ports = append(s.Ports, v1alpha1.ServicePort{Name: "other", Protocol: "TCP", Port: 81})
 	}))
-	r.setService(r.object("a", 1, mine, with(3)))
+	r.SetService(r.Service("a", 1, mine, with(3)))
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
 }
@@ -188,11 +189,11 @@ func TestStrangerDoesNotDelay(t *testing.T) {
 // TestChangeThatComesLate, after it was chosen what a sync writes, is for the next one.
 func TestChangeThatComesLate(t *testing.T) {
 	r := running(t)
-	r.setService(r.object("a", 9))
+	r.SetService(r.Service("a", 9))
 	r.expectLoad(true, light)
 	before := r.newestVersion
-	r.clock.SetTime(epoch.Add(time.Second))
-	r.setService(r.object("b", 8))
+	r.clock.SetTime(agenttest.Epoch.Add(time.Second))
+	r.SetService(r.Service("b", 8))
 	r.mu.Lock()
 	b := r.takeBatch()
 	r.mu.Unlock()
@@ -216,8 +217,8 @@ func TestCostlyChangesWaitWithoutIPv6(t *testing.T) {
 	absent.lack(dataplane.ErrUnsupported)
 	r.families[dataplane.IPv6] = absent
 	r.mu.Unlock()
-	r.setService(r.tenant("other", "large", 7, with(600)))
-	r.setService(r.object("a", 9))
+	r.SetService(r.tenant("other", "large", 7, with(600)))
+	r.SetService(r.Service("a", 9))
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
 }
@@ -226,21 +227,21 @@ func TestCostlyChangesWaitWithoutIPv6(t *testing.T) {
 func TestRejectedServiceIsCostly(t *testing.T) {
 	r := running(t)
 	r.kernel.Refuse("other", "s", "no such match")
-	r.setService(r.tenant("other", "s", 7))
+	r.SetService(r.tenant("other", "s", 7))
 	r.expectLoad(false, light)
 	r.expectSync("partial s")
 	if !r.isolated() {
 		t.Error("the sync that found it was not costly")
 	}
-	r.setService(r.tenant("other", "s", 8))
-	r.setService(r.object("a", 9))
+	r.SetService(r.tenant("other", "s", 8))
+	r.SetService(r.Service("a", 9))
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
 	if r.isolated() {
 		t.Error("a sync that does not try it is costly")
 	}
-	r.setService(r.tenant("other", "t", 10)) // the kernel may reject others of its owner
-	r.setService(r.object("a", 11))
+	r.SetService(r.tenant("other", "t", 10)) // the kernel may reject others of its owner
+	r.SetService(r.Service("a", 11))
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
 }
@@ -248,7 +249,7 @@ func TestRejectedServiceIsCostly(t *testing.T) {
 // TestFullPassTakesAll, as the kernel is read as a whole.
 func TestFullPassTakesAll(t *testing.T) {
 	r := running(t)
-	r.setService(r.tenant("other", "large", 7, with(600)))
+	r.SetService(r.tenant("other", "large", 7, with(600)))
 	r.expectLoad(false, left)
 	r.expectSync("nothing")
 	r.forget()

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -258,7 +259,7 @@ type driftFacts struct {
 func (d *drift) facts() driftFacts {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	out := driftFacts{report: v1alpha1.DriftReport{Repairs: d.repairs, Examples: examples(d.examples)}}
+	out := driftFacts{report: v1alpha1.DriftReport{Repairs: d.repairs, Examples: wording.Examples(d.examples)}}
 	if !d.last.IsZero() {
 		out.report.LastTime = seconds(d.last)
 	}
@@ -365,7 +366,7 @@ func (a *Agent) compare(ctx context.Context, epoch int, rulesets map[dataplane.F
 		if !clear {
 			message = "Rules have been changed; leaving them, because another proxy may be active"
 		}
-		a.log.Info(message, "ipFamily", family, "differences", outcome.Value.Count, "examples", examples(outcome.Value.Examples), "changedBy", a.drift.by(family))
+		a.log.Info(message, "ipFamily", family, "differences", outcome.Value.Count, "examples", wording.Examples(outcome.Value.Examples), "changedBy", a.drift.by(family))
 	}
 	if again { // also what could not be verified
 		return a.sync(ctx) // before it is told: most of it does not last

@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -87,7 +89,7 @@ func newLiveNode(t *testing.T, program string, services int) *liveNode {
 	command(t, "ip", "route", "add", "local", "10.96.0.0/16", "dev", "lo") // or there is no way to cluster IPs
 	n.answer("10.180.0.1:8080")
 
-	client, err := NewClient(&rest.Config{Host: "https://192.0.2.10:6443"})
+	client, err := apiclient.New(&rest.Config{Host: "https://192.0.2.10:6443"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,8 +133,8 @@ const liveService = "10.96.255.1:80"
 
 // fill gives the agent its Services.
 func (n *liveNode) fill(services int) {
-	n.rig = &rig{store: n.store, t: n.T, version: 10}
-	objects := []*v1alpha1.ServiceProxyRules{n.rig.object("live", 1, func(s *v1alpha1.ServiceProxyRulesSpec) {
+	n.rig = &rig{store: n.store, t: n.T, Objects: agenttest.Objects{Version: 10}}
+	objects := []*v1alpha1.ServiceProxyRules{n.rig.Service("live", 1, func(s *v1alpha1.ServiceProxyRulesSpec) {
 		s.ClusterIPs = []string{"10.96.255.1"}
 		s.Ports[0].Endpoints[0].Addresses = []string{"10.180.0.1:8080"}
 	})}
@@ -140,7 +142,7 @@ func (n *liveNode) fill(services int) {
 	for i := range services - 1 {
 		name := fmt.Sprintf("s%d", i)
 		names = append(names, "shop."+name)
-		objects = append(objects, n.rig.object(name, 1, func(s *v1alpha1.ServiceProxyRulesSpec) {
+		objects = append(objects, n.rig.Service(name, 1, func(s *v1alpha1.ServiceProxyRulesSpec) {
 			s.ClusterIPs = []string{fmt.Sprintf("10.96.%d.%d", i/250, 2+i%250)}
 			group := &s.Ports[0].Endpoints[0]
 			group.Addresses = nil
@@ -150,9 +152,9 @@ func (n *liveNode) fill(services int) {
 			slices.Sort(group.Addresses)
 		}))
 	}
-	n.rig.replaceServices(objects)
-	n.rig.setInventory(inventoryOf(names...))
-	n.rig.setRules(n.rig.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+	n.rig.SetServices(objects)
+	n.rig.setInventory(agenttest.InventoryOf(names...))
+	n.rig.SetRules(n.rig.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.Node.Addresses = []string{"192.0.2.21"}
 		s.Settings.Sync.VerifyIntervalSeconds = new(int32(3600)) // what is noticed is noticed otherwise
 	}))

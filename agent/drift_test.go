@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -28,7 +29,7 @@ type driftRig struct {
 }
 
 func newDriftRig(t *testing.T) *driftRig {
-	now := clocktesting.NewFakePassiveClock(epoch)
+	now := clocktesting.NewFakePassiveClock(agenttest.Epoch)
 	return &driftRig{newDrift(now, []dataplane.Family{dataplane.IPv4, dataplane.IPv6}), t, now}
 }
 
@@ -159,7 +160,7 @@ func TestRepairsAreToldOf(t *testing.T) {
 		r.mended()
 	}
 	report := r.facts().report
-	if report.Repairs != 5 || !report.LastTime.Time.Equal(epoch.Add(5*time.Hour)) {
+	if report.Repairs != 5 || !report.LastTime.Time.Equal(agenttest.Epoch.Add(5*time.Hour)) {
 		t.Errorf("report %+v", report)
 	}
 	want := []string{"IPv4: a4 (changed by nft, PID 3)", "IPv4: b4 (changed by nft, PID 3)", "IPv4: c4 (changed by nft, PID 3)",
@@ -278,12 +279,12 @@ func TestOthersChangesAreRepairedAtOnce(t *testing.T) {
 		// What is not others' doing.
 		kernel.Fail(errors.New("locked"))
 		kernel.Remove("shop", "a")
-		r.setService(r.object("b", 2))
+		r.SetService(r.Service("b", 2))
 		a.changed()
 		pass(5 * time.Second)
 		kernel.Fail(nil)
 		pass(time.Minute)
-		r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(9)) }))
+		r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(9)) }))
 		a.changed()
 		pass(2 * time.Minute)
 		if len(kernel.Services()) != 2 || repairs(a) != 1 {
@@ -353,7 +354,7 @@ func TestChangesGoOnWhileARepairWaits(t *testing.T) {
 			pass(time.Second)
 		}
 		before := repairs(a)
-		r.setService(r.object("b", 2))
+		r.SetService(r.Service("b", 2))
 		a.changed()
 		pass(time.Second)
 		if diff := cmp.Diff([]string{"shop/b"}, kernel.Services()); diff != "" || repairs(a) != before {
@@ -370,7 +371,7 @@ func TestChangesGoOnWhileARepairWaits(t *testing.T) {
 // verifications, and not more often than a full pass is worth.
 func TestLooksDoNotRetry(t *testing.T) {
 	r := running(t)
-	clk := clocktesting.NewFakePassiveClock(epoch)
+	clk := clocktesting.NewFakePassiveClock(agenttest.Epoch)
 	r.store.clock = clk
 	full := func(warnings []string, took int64) {
 		b := r.prepare()
@@ -387,16 +388,16 @@ func TestLooksDoNotRetry(t *testing.T) {
 	if r.compared(r.epoch, same, nil, false) {
 		t.Error("tried again at once although a pass takes 3 s")
 	}
-	clk.SetTime(epoch.Add(149 * time.Second))
+	clk.SetTime(agenttest.Epoch.Add(149 * time.Second))
 	if r.compared(r.epoch, same, nil, false) {
 		t.Error("tried again after 149 s although a pass takes 3 s")
 	}
-	clk.SetTime(epoch.Add(150 * time.Second))
+	clk.SetTime(agenttest.Epoch.Add(150 * time.Second))
 	if !r.compared(r.epoch, same, nil, false) {
 		t.Error("not tried again")
 	}
 	full(nil, 3000)
-	clk.SetTime(epoch.Add(time.Hour))
+	clk.SetTime(agenttest.Epoch.Add(time.Hour))
 	if r.compared(r.epoch, same, nil, false) {
 		t.Error("tried again with nothing to try")
 	}

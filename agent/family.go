@@ -134,6 +134,14 @@ type batch struct {
 	partial bool
 }
 
+// appliedVersion is the newest resourceVersion of a ServiceProxyRules that the
+// kernel has; empty before the first.
+func (s *store) appliedVersion() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.applied.version
+}
+
 // ready reports whether there is a complete set that this agent may apply.
 func (s *store) ready() bool {
 	s.mu.Lock()

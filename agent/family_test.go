@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
@@ -25,7 +26,7 @@ type dualRig struct {
 }
 
 func newDualRig(t *testing.T) *dualRig {
-	r := &dualRig{rig: &rig{t: t, clock: clocktesting.NewFakePassiveClock(epoch)}, kernels: map[dataplane.Family]*dataplanetest.Fake{}}
+	r := &dualRig{rig: &rig{t: t, clock: clocktesting.NewFakePassiveClock(agenttest.Epoch)}, kernels: map[dataplane.Family]*dataplanetest.Fake{}}
 	planes := map[dataplane.Family]dataplane.Dataplane{}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 		r.kernels[family] = dataplanetest.NewFake()
@@ -33,7 +34,7 @@ func newDualRig(t *testing.T) *dualRig {
 	}
 	r.fanout = dataplane.NewFanout(planes)
 	r.store = newStore(r.clock, "node-1", r.fanout.Families(), func(dataplane.ServiceName, string) {})
-	r.setRules(r.own())
+	r.SetRules(r.Node())
 	return r
 }
 
@@ -77,29 +78,17 @@ func (r *dualRig) expect(programmed string, families string, counts ...int32) {
 	}
 }
 
-// ipv6 gives a Service addresses of IPv6 beside those of IPv4, or instead.
-func ipv6(instead bool) func(*v1alpha1.ServiceProxyRulesSpec) {
-	return func(s *v1alpha1.ServiceProxyRulesSpec) {
-		group := v1alpha1.EndpointGroup{State: v1alpha1.EndpointReady, Addresses: []string{"[fd00:10:244:1::7]:8080", "[fd00:10:244:9::9]:8080"}}
-		if instead {
-			s.ClusterIPs, s.Ports[0].Endpoints = nil, nil
-		}
-		s.ClusterIPs = append(s.ClusterIPs, "fd00:10:96::7")
-		s.Ports[0].Endpoints = append(s.Ports[0].Endpoints, group)
-	}
-}
-
 const inSync = "True Programmed: the kernel holds what is wanted"
 
 func TestServicesAndEndpointsOfBothFamilies(t *testing.T) {
 	r := newDualRig(t)
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.Services = []v1alpha1.ServiceMembers{
 			{Namespace: "shop", Name: "both", Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.2:8080", "[fd00:10:244:1::7]:8080"}}}},
 			{Namespace: "shop", Name: "six", Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{"[fd00:10:244:1::7]:8080"}}}},
 		}
 	}))
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("four", 1), r.object("both", 2, ipv6(false)), r.object("six", 3, ipv6(true))})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("four", 1), r.Service("both", 2, agenttest.IPv6(false)), r.Service("six", 3, agenttest.IPv6(true))})
 	r.apply()
 	// 10.244.9.9:8080 is an endpoint of two Services, and so are both of IPv6.
 	r.expect(inSync, "IPv4 IPv6", 3, 5, 2)
@@ -107,7 +96,7 @@ func TestServicesAndEndpointsOfBothFamilies(t *testing.T) {
 		t.Error(diff)
 	}
 	r.kernels[dataplane.IPv6].Refuse("shop", "six", "no")
-	r.setService(r.object("six", 3, ipv6(true), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
+	r.SetService(r.Service("six", 3, agenttest.IPv6(true), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
 	r.apply()
 	r.expect("True SomeServicesRefused: all Services are programmed but 1, whose rules the kernel refuses: shop/six: IPv6: no", "IPv4 IPv6", 2, 5, 2)
 }
@@ -116,7 +105,7 @@ func TestFamilyThatNothingNeeds(t *testing.T) {
 	r := newDualRig(t)
 	six := r.kernels[dataplane.IPv6]
 	six.Lack("no IPv6 here")
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("four", 1)})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("four", 1)})
 	r.apply()
 	r.expect(inSync, "IPv4", 1, 2, 0)
 	if diff := cmp.Diff([]string{"IPv6: no IPv6 here: not supported on this node"}, r.absences()); diff != "" {
@@ -126,7 +115,7 @@ func TestFamilyThatNothingNeeds(t *testing.T) {
 		t.Errorf("there is nothing to apply, but: %v", b.rulesets)
 	}
 
-	r.setService(r.object("six", 3, ipv6(true)))
+	r.SetService(r.Service("six", 3, agenttest.IPv6(true)))
 	b := r.prepare()
 	r.expect(inSync, "IPv4", 1, 2, 0) // it has not been tried yet
 	outcomes := r.fanout.Apply(context.Background(), b.rulesets)
@@ -139,16 +128,16 @@ func TestFamilyThatNothingNeeds(t *testing.T) {
 		t.Errorf("IPv4 is repaired while IPv6 fails: %s", diff)
 	}
 
-	r.setService(r.object("six", 3, ipv6(true), released))
+	r.SetService(r.Service("six", 3, agenttest.IPv6(true), agenttest.Released))
 	r.apply()
 	r.expect(inSync, "IPv4", 1, 2, 0)
 
-	r.setService(r.object("six", 3, ipv6(true)))
+	r.SetService(r.Service("six", 3, agenttest.IPv6(true)))
 	r.apply()
 	six.Lack("")
 	r.apply()
 	r.expect(inSync, "IPv4 IPv6", 2, 4, 0)
-	r.setService(r.object("six", 3, ipv6(true), released))
+	r.SetService(r.Service("six", 3, agenttest.IPv6(true), agenttest.Released))
 	r.apply()
 	if left := six.Services(); len(left) > 0 {
 		t.Errorf("left in the kernel: %v", left)
@@ -160,7 +149,7 @@ func TestFamilyThatComesAndGoes(t *testing.T) {
 	r := newDualRig(t)
 	six := r.kernels[dataplane.IPv6]
 	six.Lack("switched off")
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("four", 1)})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("four", 1)})
 	r.apply()
 	r.check()
 	r.expect(inSync, "IPv4", 1, 2, 0)
@@ -185,9 +174,9 @@ func TestFamilyThatComesAndGoes(t *testing.T) {
 func TestHealthWithoutAFamily(t *testing.T) {
 	r := newDualRig(t)
 	r.kernels[dataplane.IPv6].Lack("switched off")
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("both", 1, ipv6(false))})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("both", 1, agenttest.IPv6(false))})
 	r.apply()
-	a := &Agent{store: r.store, loop: syncer.New(syncer.Options{Clock: clocktesting.NewFakeClock(epoch)})}
+	a := &Agent{store: r.store, loop: syncer.New(syncer.Options{Clock: clocktesting.NewFakeClock(agenttest.Epoch)})}
 	if have := slices.Collect(maps.Keys(a.proxyState().Families)); !slices.Equal(have, []string{"IPv4"}) {
 		t.Errorf("the health check counts %v", have)
 	}
@@ -196,7 +185,7 @@ func TestHealthWithoutAFamily(t *testing.T) {
 	}
 	r.kernels[dataplane.IPv4].Lack("no programs")
 	r.check()
-	r.setService(r.object("four", 2))
+	r.SetService(r.Service("four", 2))
 	r.apply()
 	if have := len(a.proxyState().Families); have != 2 {
 		t.Errorf("without any family, the health check counts %d", have)
@@ -208,10 +197,10 @@ func TestNodeThatLacksEveryFamily(t *testing.T) {
 	for _, k := range r.kernels {
 		k.Lack("no programs")
 	}
-	r.replaceServices(nil)
+	r.SetServices(nil)
 	r.apply()
 	r.expect("False Failed: IPv4: no programs: not supported on this node; IPv6: no programs", "", 0, 0, 0)
-	r.setService(r.object("four", 1))
+	r.SetService(r.Service("four", 1))
 	r.apply()
 	r.expect("False Failed: IPv4: no programs: not supported on this node; what could be written is written", "", 0, 0, 0)
 	r.kernels[dataplane.IPv4].Lack("")
@@ -227,10 +216,10 @@ func TestOneFamilyFailsTheOtherGoesOn(t *testing.T) {
 			if failing == other {
 				other = dataplane.IPv6
 			}
-			r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("both", 2, ipv6(false))})
+			r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("both", 2, agenttest.IPv6(false))})
 			r.apply()
 			r.kernels[failing].Fail(errors.New("locked"))
-			r.setService(r.object("both", 2, ipv6(false), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
+			r.SetService(r.Service("both", 2, agenttest.IPv6(false), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
 			r.apply()
 			r.expect("False Failed: "+string(failing)+": locked", "IPv4 IPv6", 1, 4, 0)
 			if got := r.kernels[other].Service("shop", "both").Ports[0].Port; got != 81 {
@@ -251,7 +240,7 @@ func TestOneFamilyFailsTheOtherGoesOn(t *testing.T) {
 func TestChangedFactsAreTakenUp(t *testing.T) {
 	r := newDualRig(t)
 	six := r.kernels[dataplane.IPv6]
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("both", 2, ipv6(false))})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("both", 2, agenttest.IPv6(false))})
 	r.recheck(dataplane.IPv6)
 	r.apply()
 	r.recheck(dataplane.IPv6)
@@ -285,7 +274,7 @@ func TestFailureOfAFamilyThatNothingNeeds(t *testing.T) {
 	r := newDualRig(t)
 	six := r.kernels[dataplane.IPv6]
 	six.Fail(errors.New("no such target"))
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("four", 1)})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("four", 1)})
 	r.apply()
 	r.expect(inSync+"; but: IPv6, which no Service uses, is not programmed: no such target", "IPv4", 1, 2, 0)
 	s := r.snapshot()
@@ -300,7 +289,7 @@ func TestFailureOfAFamilyThatNothingNeeds(t *testing.T) {
 		t.Error("it is not tried again")
 	}
 	r.commit(b, r.fanout.Apply(context.Background(), b.rulesets), nil)
-	r.setService(r.object("six", 3, ipv6(true)))
+	r.SetService(r.Service("six", 3, agenttest.IPv6(true)))
 	r.apply()
 	r.expect("False Failed: IPv6: no such target; what could be written is written", "IPv4", 1, 2, 0)
 	six.Fail(nil)

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -23,7 +24,7 @@ var goldenStatuses = map[string]func(*snapshot, *facts){
 	"all-well": func(*snapshot, *facts) {},
 	"service-refused": func(s *snapshot, _ *facts) {
 		s.services--
-		s.refused = map[dataplane.ServiceName]string{name("cart"): "IPv4: iptables-restore: line 31 failed: Extension recent revision 0 not supported, missing kernel module?"}
+		s.refused = map[dataplane.ServiceName]string{agenttest.Name("cart"): "IPv4: iptables-restore: line 31 failed: Extension recent revision 0 not supported, missing kernel module?"}
 	},
 	"other-proxy": func(s *snapshot, f *facts) {
 		*s = snapshot{now: s.now, own: s.own, exists: true, listed: true, inventoryKnown: true}
@@ -38,7 +39,7 @@ var goldenStatuses = map[string]func(*snapshot, *facts){
 		f.drift = driftFacts{}
 	},
 	"objects-held": func(s *snapshot, _ *facts) {
-		s.held = []dataplane.ServiceName{name("cart"), name("pay")}
+		s.held = []dataplane.ServiceName{agenttest.Name("cart"), agenttest.Name("pay")}
 		s.heldSince, s.unconfirmedSince = s.now.Add(-time.Minute), s.now.Add(-time.Minute)
 	},
 }
@@ -53,7 +54,7 @@ func TestGoldenStatuses(t *testing.T) {
 			s.families[dataplane.IPv6] = familySnapshot{done: true}
 			f.families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
 			f.tracking.report = &v1alpha1.ConntrackReport{Entries: 31022, Max: 262144, UsagePercent: 12, Buckets: 65536, FlowsCleaned: 18}
-			f.drift.report = v1alpha1.DriftReport{Repairs: 2, LastTime: metav1.NewTime(epoch.Add(-10 * time.Hour)),
+			f.drift.report = v1alpha1.DriftReport{Repairs: 2, LastTime: metav1.NewTime(agenttest.Epoch.Add(-10 * time.Hour)),
 				Examples: []string{"chain KUBE-SVC-XPGD46QRK7WJZT7O missing in nat"}}
 			edit(&s, &f)
 			got, err := json.MarshalIndent(buildStatus(s, f, nil), "", "  ")

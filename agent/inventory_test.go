@@ -5,16 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
-
-func inventoryOf(names ...string) *v1alpha1.Inventory {
-	var sum uint64
-	for _, name := range names {
-		sum += v1alpha1.NameHash(name)
-	}
-	return &v1alpha1.Inventory{Services: int32(len(names)), Hash: v1alpha1.FormatInventoryHash(sum)}
-}
 
 func TestInventoryAgreement(t *testing.T) {
 	start := time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)
@@ -25,7 +18,7 @@ func TestInventoryAgreement(t *testing.T) {
 			t.Errorf("agrees: got %d, %v, want %d, %v", number, ok, wantNumber, want)
 		}
 	}
-	i.want(inventoryOf())
+	i.want(agenttest.InventoryOf())
 	agree(start, 0, false) // before the first list there is no set, not even an empty one
 	i.change(start, []string{"a.x"}, nil)
 	i.listed = true
@@ -33,11 +26,11 @@ func TestInventoryAgreement(t *testing.T) {
 	i.want(nil)
 	i.change(start, nil, []string{"a.x"})
 	agree(start, 0, false) // an unknown inventory agrees with nothing, not with an empty list
-	i.want(inventoryOf())
+	i.want(agenttest.InventoryOf())
 	agree(start, 1, true)
 
 	first := i.change(start, []string{"a.x", "a.y"}, nil)
-	i.want(inventoryOf("a.y", "a.x"))
+	i.want(agenttest.InventoryOf("a.y", "a.x"))
 	agree(start, first, true)
 	if again := i.change(start, []string{"a.x"}, nil); again != first {
 		t.Errorf("a name that is there already makes set %d out of %d", again, first)
@@ -47,7 +40,7 @@ func TestInventoryAgreement(t *testing.T) {
 	agree(start.Add(time.Second), first, true) // a former set still agrees
 	agree(start.Add(61*time.Second), first, true)
 	agree(start.Add(62*time.Second), 0, false) // it is more than a minute old
-	i.want(inventoryOf("a.y"))
+	i.want(agenttest.InventoryOf("a.y"))
 	agree(start.Add(62*time.Second), second, true)
 
 	i.want(&v1alpha1.Inventory{Services: 1, Hash: "nonsense"})
@@ -68,7 +61,7 @@ func TestInventoryUnderChurn(t *testing.T) {
 		name := fmt.Sprintf("ns.svc-%d", n)
 		names = append(names, name)
 		i.change(now, []string{name}, nil)
-		late = append(late, inventoryOf(names...))
+		late = append(late, agenttest.InventoryOf(names...))
 		if n >= 300 { // 30 s late
 			i.want(late[n-300])
 			if _, ok := i.agrees(now); ok {

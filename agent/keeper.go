@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 )
 
 const (
@@ -174,7 +175,7 @@ func (a *Agent) keepLoop(ctx context.Context) {
 	}
 	slow := false // that was said
 	for {
-		if !waited(ctx, a.options.Clock, keepTick) {
+		if !pause.For(ctx, a.options.Clock, keepTick) {
 			a.keepLast()
 			return
 		}
@@ -200,7 +201,7 @@ func (a *Agent) keep(last bool) {
 	k := a.keeper
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !a.trouble.quiet() {
+	if a.errors.Any() {
 		return
 	}
 	set := a.store.goodSet()

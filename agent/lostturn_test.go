@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
@@ -104,12 +105,12 @@ func TestALostTurnLeavesNoTrace(t *testing.T) {
 func TestAuditComesBetween(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	fake := tracked(a)
-	fake.onTune = func() { r.setRules(r.own(inAudit)) }
+	fake.onTune = func() { r.SetRules(r.Node(inAudit)) }
 	mustSync(t, a)
 	if kernel.Writes() != 0 {
 		t.Error("written in Audit")
 	}
-	b, ok := a.store.prepareAudit(epoch)
+	b, ok := a.store.prepareAudit(agenttest.Epoch)
 	if !ok || len(b.rulesets[dataplane.IPv4].Services) != 1 {
 		t.Errorf("there is nothing to compare: %+v", b.rulesets)
 	}

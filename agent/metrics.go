@@ -32,11 +32,9 @@ type metrics struct {
 	refused      prometheus.Gauge
 	pending      prometheus.Gauge
 	objectGone   prometheus.Gauge
-	watchFailing *prometheus.GaugeVec
 	conditions   *prometheus.GaugeVec
 	shown        map[[2]string]bool // type and reason of each series of conditions
 	build        *prometheus.GaugeVec
-	leases       *prometheus.CounterVec
 	checks       prometheus.Counter
 	tracking     *trackingMetrics
 	modes        *modeMetrics
@@ -75,12 +73,10 @@ func registerMetrics(r prometheus.Registerer) *metrics {
 		refused:      gauge("refused_services", "Services that are not programmed as wanted, because the kernel refuses their rules or the agent does not know the format of their object."),
 		pending:      gauge("pending_change_seconds", "Age of the oldest change that the kernel does not hold; 0: none."),
 		objectGone:   gauge("node_proxy_rules_missing", "1 while the node's NodeProxyRules does not exist; the last known one stays in force."),
-		watchFailing: gauges("watch_failing", "1 while a resource cannot be read from the API.", "resource"),
 		conditions:   gauges("condition", "Conditions of the node's NodeProxyRules as the agent would write them now: 1 where the status is True, 0 where it is False. A condition that is absent has no series.", "type", "reason"),
 		build: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "nodeproxy_build_info", Help: "1, with the release and the version of Go that it was built with.",
 		}, []string{"version", "go_version"}),
-		leases: counter("lease_renewals_total", "Renewals of the agent's Lease, its sign of life, by result (renewed, failed).", "result"),
 		checks: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "nodeproxy_agent_other_proxy_checks_total",
 			Help: "Checks for other proxies on the node: every one to a few seconds, and before every write.",
@@ -90,11 +86,10 @@ func registerMetrics(r prometheus.Registerer) *metrics {
 	r.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		m.verified, m.differences, m.repairs, m.flowsRemoved, m.flowsRead, m.flowPasses, m.services, m.endpoints,
-		m.held, m.refused, m.pending, m.objectGone, m.watchFailing, m.conditions, m.build, m.leases, m.checks,
+		m.held, m.refused, m.pending, m.objectGone, m.conditions, m.build, m.checks,
 	)
 	m.tracking = newTrackingMetrics(r)
 	m.modes = newModeMetrics(r)
-	registerClientMetrics(r)
 	return m
 }
 
@@ -102,9 +97,6 @@ func registerMetrics(r prometheus.Registerer) *metrics {
 func (m *metrics) begin(version string, families []dataplane.Family) {
 	m.build.WithLabelValues(version, runtime.Version()).Set(1)
 	m.proxy.begin(families)
-	for _, result := range []string{leaseWritten, leaseFailed} {
-		m.leases.WithLabelValues(result)
-	}
 	for _, family := range families {
 		m.repairs.WithLabelValues(string(family))
 		m.differences.WithLabelValues(string(family))
@@ -114,9 +106,6 @@ func (m *metrics) begin(version string, families []dataplane.Family) {
 		for _, reason := range conntrack.Reasons() {
 			m.flowsRemoved.WithLabelValues(string(family), string(reason))
 		}
-	}
-	for _, resource := range []string{resourceServices, resourceProxies, resourceNodes} {
-		m.watchFailing.WithLabelValues(resource).Set(0)
 	}
 }
 
@@ -193,24 +182,6 @@ func (m *metrics) showConditions(list []metav1.Condition) {
 		}
 	}
 	m.shown = now
-}
-
-// Results of renewals of the Lease.
-const (
-	leaseWritten = "renewed"
-	leaseFailed  = "failed"
-)
-
-func (m *metrics) leaseRenewed(ok bool) {
-	result := leaseWritten
-	if !ok {
-		result = leaseFailed
-	}
-	m.leases.WithLabelValues(result).Inc()
-}
-
-func (m *metrics) watchTrouble(resource string, failing bool) {
-	m.watchFailing.WithLabelValues(resource).Set(flag(failing))
 }
 
 func flag(on bool) float64 {

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -79,7 +80,7 @@ func (q *modeQuestion) judge(mode, rules map[dataplane.Family]error) verdict {
 		case !errors.Is(err, dataplane.ErrUnsupported):
 			unknown = append(unknown, fmt.Errorf("%s: %w", family, err))
 		case !errors.Is(rules[family], dataplane.ErrUnsupported):
-			text := strings.TrimPrefix(oneLine(err), dataplane.ErrUnsupported.Error()+": ")
+			text := strings.TrimPrefix(wording.OneLine(err), dataplane.ErrUnsupported.Error()+": ")
 			texts[text] = append(texts[text], string(family))
 		}
 	}
@@ -160,7 +161,7 @@ func (a *Agent) settleMode(q *modeQuestion, v verdict) {
 
 // logMode says which mode runs, where there is something to say about it.
 func (a *Agent) logMode(q *modeQuestion, v verdict, c modeChoice) {
-	if _, changed := a.news(modeDoubts, errorText(v.unknown)); changed && v.unknown != nil {
+	if _, changed := a.news(modeDoubts, wording.OfError(v.unknown)); changed && v.unknown != nil {
 		a.log.Error(v.unknown, "It cannot be told whether this node can run the mode that is asked for; asking again, the mode stays as it is", "mode", q.wanted)
 	}
 	text := string(c.mode) + c.lacks

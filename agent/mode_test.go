@@ -8,15 +8,17 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr/funcr"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
-	"github.com/go-logr/logr/funcr"
-
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -47,7 +49,7 @@ func TestJudge(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			q := modeQuestion{needed: tt.needed, nodes: map[dataplane.Family]*dataplane.Ruleset{four: {}, six: {}}}
 			v := q.judge(tt.mode, tt.rules)
-			if v.lacks != tt.lacks || errorText(v.unknown) != tt.unknown {
+			if v.lacks != tt.lacks || wording.OfError(v.unknown) != tt.unknown {
 				t.Errorf("lacks %q, unknown %v; want %q, %q", v.lacks, v.unknown, tt.lacks, tt.unknown)
 			}
 		})
@@ -60,20 +62,20 @@ type modal struct {
 	*rig
 	t         *testing.T
 	four, six *dataplanetest.Fake
-	log       *logged
+	log       *agenttest.Log
 }
 
 func newModal(t *testing.T) *modal {
 	t.Helper()
-	client, err := NewClient(&rest.Config{Host: "https://192.0.2.10:6443"})
+	client, err := apiclient.New(&rest.Config{Host: "https://192.0.2.10:6443"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &modal{t: t, four: dataplanetest.NewFake(), six: dataplanetest.NewFake(), log: &logged{}}
+	m := &modal{t: t, four: dataplanetest.NewFake(), six: dataplanetest.NewFake(), log: &agenttest.Log{}}
 	m.Agent, err = New(Options{
 		NodeName: "node-1", Client: client, Probe: (&answers{list: []string{""}}).probe, Clock: clock.RealClock{},
 		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: m.four, dataplane.IPv6: m.six},
-		Log:        funcr.New(m.log.add, funcr.Options{}),
+		Log:        funcr.New(m.log.Add, funcr.Options{}),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +87,7 @@ func newModal(t *testing.T) *modal {
 
 // ask changes the settings.
 func (m *modal) ask(mode v1alpha1.ProxyMode, fallback v1alpha1.FallbackMode, edit ...func(*v1alpha1.ProxySettings)) {
-	m.setRules(m.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+	m.SetRules(m.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.Settings.Mode, s.Settings.Fallback = &mode, &fallback
 		for _, e := range edit {
 			e(&s.Settings)
@@ -164,11 +166,11 @@ func TestChangeOfMode(t *testing.T) {
 	if got := m.proxyMode(); got != "ipvs" {
 		t.Errorf("/proxyMode %q", got)
 	}
-	if lines := m.log.with("retires kube-proxy's ipvs mode"); len(lines) != 1 {
+	if lines := m.log.With("retires kube-proxy's ipvs mode"); len(lines) != 1 {
 		t.Errorf("what upstream does with it is logged %d times", len(lines))
 	}
 	asked := m.four.Asked()
-	m.setService(m.object("b", 2))
+	m.SetService(m.Service("b", 2))
 	mustSync(t, m.Agent)
 	m.mustVerify()
 	if m.four.Asked() != asked {
@@ -193,7 +195,7 @@ func TestFallback(t *testing.T) {
 	}
 	asked := m.four.Asked()
 	for i := range 3 { // changes do not make it look
-		m.setService(m.object("b", i+2))
+		m.SetService(m.Service("b", i+2))
 		mustSync(t, m.Agent)
 	}
 	if m.four.Asked() != asked {
@@ -201,7 +203,7 @@ func TestFallback(t *testing.T) {
 	}
 	m.mustVerify()
 	m.expect(rulesMode, "True", "True")
-	if lines := m.log.with("falling back"); len(lines) != 1 {
+	if lines := m.log.With("falling back"); len(lines) != 1 {
 		t.Errorf("logged: %q", lines)
 	}
 	m.lack(errors.New("netlink is busy"))
@@ -225,7 +227,7 @@ func TestNoFallback(t *testing.T) {
 	mustSync(t, m.Agent)
 	m.lack(missing("no ip_vs"))
 	m.ask(ipvsMode, noOther)
-	m.setService(m.object("b", 2))
+	m.SetService(m.Service("b", 2))
 	mustSync(t, m.Agent)
 	m.expect(rulesMode, "False", "")
 	for _, text := range []string{"this node cannot run IPVS (IPv4: no ip_vs)", "set mode or fallback to IPTables", meanwhile} {
@@ -257,22 +259,22 @@ func TestNoFallback(t *testing.T) {
 func TestChangeWaitsUntilRulesMayBeRemoved(t *testing.T) {
 	newer := func(s *v1alpha1.ServiceProxyRulesSpec) { s.FormatVersion = 9 }
 	m := newModal(t)
-	m.setService(m.object("new", 9, newer))
+	m.SetService(m.Service("new", 9, newer))
 	mustSync(t, m.Agent)
 	m.ask(ipvsMode, noOther)
-	m.setService(m.object("b", 2))
+	m.SetService(m.Service("b", 2))
 	mustSync(t, m.Agent)
 	m.expect(rulesMode, "True", "")
 	if services := m.four.Services(); !slices.Equal(services, []string{"shop/a", "shop/b"}) {
 		t.Errorf("the kernel holds %v", services)
 	}
-	m.setService(m.object("new", 9))
+	m.SetService(m.Service("new", 9))
 	mustSync(t, m.Agent)
 	m.expect(ipvsMode, "True", "")
 
 	for found, want := range map[v1alpha1.ProxyMode]v1alpha1.ProxyMode{rulesMode: rulesMode, ipvsMode: ipvsMode, "": ipvsMode} {
 		m := newModal(t) // as a restarted agent
-		m.setService(m.object("new", 9, newer))
+		m.SetService(m.Service("new", 9, newer))
 		m.Agent.store.ran = found
 		m.ask(ipvsMode, noOther)
 		mustSync(t, m.Agent)
@@ -298,7 +300,7 @@ func TestFamilyIsNeededLater(t *testing.T) {
 	m.ask(ipvsMode, toRules)
 	mustSync(t, m.Agent)
 	m.expect(ipvsMode, "True", "")
-	m.setService(m.object("six", 6, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ClusterIPs = []string{"fd00::6"} }))
+	m.SetService(m.Service("six", 6, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ClusterIPs = []string{"fd00::6"} }))
 	mustSync(t, m.Agent)
 	m.expect(rulesMode, "True", "True")
 	if m.six.Mode() != rulesMode {

@@ -11,9 +11,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// setRules takes the own NodeProxyRules. One that is not accepted is kept
+// SetRules takes the own NodeProxyRules. One that is not accepted is kept
 // beside the last accepted one, which stays in force.
-func (s *store) setRules(object *v1alpha1.NodeProxyRules) {
+func (s *store) SetRules(object *v1alpha1.NodeProxyRules) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
@@ -40,8 +40,8 @@ func (s *store) setRules(object *v1alpha1.NodeProxyRules) {
 	s.adoptRules(object, now)
 }
 
-// missRules notes that the own NodeProxyRules do not exist: everything stays.
-func (s *store) missRules() {
+// MissRules notes that the own NodeProxyRules do not exist: everything stays.
+func (s *store) MissRules() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.rulesExists, s.rulesListed = false, true

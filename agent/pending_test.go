@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
@@ -31,8 +32,8 @@ func TestNothingIsPendingBesideAnotherProxy(t *testing.T) {
 		r.spots.set(func(s *spots) { s.appears = "chain KUBE-PROXY-CANARY" })
 		after(time.Second)
 		pending("once another proxy shows", 0)
-		r.rig.setService(r.rig.object("b", 2))
-		r.rig.setInventory(inventoryOf("shop.a", "shop.b"))
+		r.rig.SetService(r.rig.Service("b", 2))
+		r.rig.setInventory(agenttest.InventoryOf("shop.a", "shop.b"))
 		r.changed()
 		after(5 * time.Minute)
 		pending("beside another proxy", 0)

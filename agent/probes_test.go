@@ -58,7 +58,7 @@ func TestLivezOfTheKubelet(t *testing.T) {
 		expectLivez(t, a, "idle", 200, 200)
 
 		kernel.Fail(errors.New("another process holds the lock"))
-		r.setService(r.object("b", 2))
+		r.SetService(r.Service("b", 2))
 		a.changed()
 		time.Sleep(health.PendingLimit - time.Second)
 		expectLivez(t, a, "failing for less than a minute", 200, 200)
@@ -96,7 +96,7 @@ func TestLivezOfASlowAndAStuckWrite(t *testing.T) {
 func TestLivezWithoutALoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, r, _, _ := inTurn(t)
-		r.setService(r.object("b", 2))
+		r.SetService(r.Service("b", 2))
 		a.changed()
 		time.Sleep(health.StuckLimit)
 		expectLivez(t, a, "nobody takes up the change", 503, 503)
@@ -108,7 +108,7 @@ func TestProbesDoNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, r, _, _ := inTurn(t)
 		a.becomeReady()
-		r.setService(r.object("b", 2)) // nothing runs that would write it
+		r.SetService(r.Service("b", 2)) // nothing runs that would write it
 		expectLivez(t, a, "a change waits", 200, 200)
 		a.store.mu.Lock()
 		defer a.store.mu.Unlock()

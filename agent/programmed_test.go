@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/meta"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -32,9 +33,9 @@ var programmedRows = []programmedCase{
 	{"Audit", "False AuditDiffers", func(s *snapshot, f *facts) {
 		f.audit, s.difference = true, &dataplane.Difference{Count: 1, Examples: []string{"x"}}
 	}},
-	{"a Service refused", "True SomeServicesRefused", func(s *snapshot, _ *facts) { s.refused = map[dataplane.ServiceName]string{name("a"): "x"} }},
+	{"a Service refused", "True SomeServicesRefused", func(s *snapshot, _ *facts) { s.refused = map[dataplane.ServiceName]string{agenttest.Name("a"): "x"} }},
 	{"vanished", "True Held", func(s *snapshot, _ *facts) {
-		s.held, s.heldSince = []dataplane.ServiceName{name("a")}, s.now.Add(-patience)
+		s.held, s.heldSince = []dataplane.ServiceName{agenttest.Name("a")}, s.now.Add(-patience)
 	}},
 	{"unconfirmed", "True Held", func(s *snapshot, _ *facts) { s.unconfirmedSince = s.now.Add(-patience) }},
 	{"all is well", "True Programmed", func(*snapshot, *facts) {}},

@@ -88,7 +88,7 @@ func (a *Agent) unlisted(s snapshot) string {
 
 // whyUnread says why the API cannot be read, as far as is known.
 func (a *Agent) whyUnread() string {
-	if why := a.trouble.why(); why != "" {
+	if why := a.errors.First(); why != "" {
 		return why
 	}
 	return "no answer yet"

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -30,15 +32,15 @@ func expectReady(t *testing.T, a *Agent, when, lacks string) {
 func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 	expectReady(t, a, "at first", "waits for the list of ServiceProxyRules (no answer yet)")
-	a.trouble.failed(t.Context(), resourceServices, errors.New("connection refused"))
+	a.errors.Failed(t.Context(), apiclient.ResourceServices, errors.New("connection refused"))
 	expectReady(t, a, "no answer", "connection refused")
-	a.trouble.watching(resourceServices)
-	r := &rig{store: a.store, t: t, version: 10}
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
+	a.errors.Watching(apiclient.ResourceServices)
+	r := &rig{store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
 	expectReady(t, a, "without the own object", "waits for this node's NodeProxyRules")
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
 	expectReady(t, a, "with another format", "is not accepted: spec.formatVersion 2")
-	r.setRules(r.own())
+	r.SetRules(r.Node())
 	expectReady(t, a, "before the first write", "no complete set of rules has been written")
 
 	hold(t, a)
@@ -53,7 +55,7 @@ func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 	expectReady(t, a, "applied", "")
 
 	kernel.Fail(errors.New("locked"))
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
 	a.endTurn("kube-proxy answers")
 	expectReady(t, a, "whatever comes later", "")
 }
@@ -61,7 +63,7 @@ func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 func TestReadyOnceCompared(t *testing.T) {
 	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 	r := fill(t, a)
-	r.setRules(r.own(inAudit))
+	r.SetRules(r.Node(inAudit))
 	kernel.Fail(errors.New("no such program"))
 	if err := a.sync(t.Context()); err == nil {
 		t.Fatal("no error")
@@ -91,12 +93,12 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 	expectReady(t, a, "not written", "the API does not say so yet")
 
 	b.err, a.writer.retryAt = nil, time.Time{}
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
 	b.stored = a.store.rules
 	report()
 	expectReady(t, a, "reported, but the object is not accepted", "is active on this node")
 
-	r.setRules(r.own())
+	r.SetRules(r.Node())
 	b.stored = a.store.rules
 	report()
 	expectReady(t, a, "reported", "")
@@ -106,7 +108,7 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 // that cannot reach the API, and must not let a rollout go on.
 func TestReadyOnlyOnceTheAPIAnswers(t *testing.T) {
 	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
-	r := &rig{store: a.store, t: t, version: 10, kernel: kernel}
+	r := &rig{store: a.store, t: t, Objects: agenttest.Objects{Version: 10}, kernel: kernel}
 	r.mustRestore(good(r, false))
 	hold(t, a)
 	mustSync(t, a)
@@ -114,10 +116,10 @@ func TestReadyOnlyOnceTheAPIAnswers(t *testing.T) {
 		t.Fatalf("the kernel holds %v", kernel.Services())
 	}
 	expectReady(t, a, "from the disk", "the node runs from the last good set on its disk")
-	r.setRules(r.own(membersOfA))
+	r.SetRules(r.Node(membersOfA))
 	mustSync(t, a)
 	expectReady(t, a, "with the own object alone", "the ServiceProxyRules could not be read")
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1), r.object("b", 2), r.object("c", 3)})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2), r.Service("c", 3)})
 	expectReady(t, a, "before what the API shows is applied", "about to be applied")
 	mustSync(t, a)
 	expectReady(t, a, "once it is", "")

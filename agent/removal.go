@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -42,8 +43,8 @@ const (
 	leaveMessage   = "nothing was removed from this node though the NodeProxy was deleted with removalPolicy Cleanup, because another proxy is active on it (%s) and its rules stand in the same chains"
 )
 
-// setProxy takes the NodeProxy; nil: there is none.
-func (s *store) setProxy(o *v1alpha1.NodeProxy) {
+// SetProxy takes the NodeProxy; nil: there is none.
+func (s *store) SetProxy(o *v1alpha1.NodeProxy) {
 	s.followProxy(o)
 	var inventory *v1alpha1.Inventory
 	if o != nil {
@@ -68,13 +69,13 @@ func (s *store) followProxy(o *v1alpha1.NodeProxy) {
 	}
 }
 
-// dropProxy takes the last state of a NodeProxy that is gone. It may be the first
+// DeleteProxy takes the last state of a NodeProxy that is gone. It may be the first
 // that shows that it was being deleted.
-func (s *store) dropProxy(o *v1alpha1.NodeProxy) {
+func (s *store) DeleteProxy(o *v1alpha1.NodeProxy) {
 	if o.DeletionTimestamp != nil {
-		s.setProxy(o)
+		s.SetProxy(o)
 	}
-	s.setProxy(nil)
+	s.SetProxy(nil)
 }
 
 // beginRemoval has the rules be removed. The caller holds mu.
@@ -252,7 +253,7 @@ func (s *store) excluded() []string {
 }
 
 func (a *Agent) logRemoval(err error, message string) {
-	_, changed := a.news(removals, errorText(err))
+	_, changed := a.news(removals, wording.OfError(err))
 	switch {
 	case err == nil:
 		a.log.Info("The NodeProxy is gone with removalPolicy Cleanup", "outcome", message)
@@ -325,7 +326,7 @@ func removalRow(r removal, f facts) metav1.Condition {
 	case r.done:
 		c.Reason, c.Message = v1alpha1.ReasonRemoved, r.message
 	case r.err != nil:
-		c.Reason, c.Message = v1alpha1.ReasonFailed, fmt.Sprintf("%s, but not everything of nodeproxy could be removed from this node: %s; the agent tries again", deleted, oneLine(r.err))
+		c.Reason, c.Message = v1alpha1.ReasonFailed, fmt.Sprintf("%s, but not everything of nodeproxy could be removed from this node: %s; the agent tries again", deleted, wording.OneLine(r.err))
 	case f.otherProxy != "":
 		c.Reason, c.Message = v1alpha1.ReasonPending, fmt.Sprintf("%s: the rules of this node are removed once another proxy (%s) has shown no sign for %s", deleted, f.otherProxy, f.otherWait)
 	default:

@@ -12,6 +12,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -186,7 +188,7 @@ func (s *snapshot) restoredMessage() string {
 		how = "the node has restarted since, so endpoints on this node are left out and health checks answer 503"
 	}
 	return fmt.Sprintf("%s could not be read from the API since the agent started (%s): the node runs from the last good set on its disk, written %s: %s, until the API answers",
-		strings.Join(what, " and "), clip(s.restored.why, maxExample), s.restored.written.UTC().Format(time.RFC3339), how)
+		strings.Join(what, " and "), wording.Clip(s.restored.why, wording.MaxExample), s.restored.written.UTC().Format(time.RFC3339), how)
 }
 
 // restoreLoop uses the last good set when the API has not shown everything some
@@ -197,7 +199,7 @@ func (a *Agent) restoreLoop(ctx context.Context) {
 	}
 	wait, said := restoreDelay, ""
 	for {
-		if !waited(ctx, a.options.Clock, wait) {
+		if !pause.For(ctx, a.options.Clock, wait) {
 			return
 		}
 		wait = restoreTick
@@ -243,7 +245,7 @@ func (a *Agent) restore() string {
 
 // whyRestored says what the API has not shown, or why not.
 func (a *Agent) whyRestored() string {
-	if why := a.trouble.why(); why != "" {
+	if why := a.errors.First(); why != "" {
 		return why
 	}
 	if _, _, gone := a.store.object(); gone {

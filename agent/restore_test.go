@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
@@ -35,8 +37,8 @@ func membersOfA(s *v1alpha1.NodeProxyRulesSpec) {
 // endpoint on the node.
 func good(r *rig, rebooted bool) *goodSet {
 	set := &checkpoint.Set{
-		Header: checkpoint.Header{Node: "node-1", Written: epoch.Add(-7 * time.Minute)}, Rules: r.own(membersOfA),
-		Services: []*v1alpha1.ServiceProxyRules{r.object("a", 1), r.object("b", 2), r.object("c", 3)},
+		Header: checkpoint.Header{Node: "node-1", Written: agenttest.Epoch.Add(-7 * time.Minute)}, Rules: r.Node(membersOfA),
+		Services: []*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2), r.Service("c", 3)},
 	}
 	for _, o := range set.Services {
 		o.Generation = 0
@@ -69,8 +71,8 @@ func (r *rig) clusterList(service string) string {
 
 func TestRestoreInTheSameBoot(t *testing.T) {
 	r := newRig(t)
-	newer := &dataplane.Service{Name: name("b")} // what the kernel holds by now
-	leftover := &dataplane.Service{Name: name("left")}
+	newer := &dataplane.Service{Name: agenttest.Name("b")} // what the kernel holds by now
+	leftover := &dataplane.Service{Name: agenttest.Name("left")}
 	r.kernel.Plant(newer)
 	r.kernel.Plant(leftover)
 	g := good(r, false)
@@ -101,9 +103,9 @@ func TestRestoreInTheSameBoot(t *testing.T) {
 	writes := r.kernel.Writes()
 	a := g.Services[0].DeepCopy()
 	a.Generation = 1
-	r.setRules(r.own(membersOfA))
+	r.SetRules(r.Node(membersOfA))
 	r.expectSync("nothing")
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{a, r.object("b", 22), r.object("d", 4)})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{a, r.Service("b", 22), r.Service("d", 4)})
 	r.expectSync("full b d")
 	r.expectKernel("a", "b", "c", "d", "left")
 	if got := r.kernel.Writes() - writes; got != 2 {
@@ -112,7 +114,7 @@ func TestRestoreInTheSameBoot(t *testing.T) {
 	if s := r.snapshot(); len(s.held) != 1 || s.restored.active() {
 		t.Errorf("held %v, restored %+v", s.held, s.restored)
 	}
-	r.setInventory(inventoryOf("shop.a", "shop.b", "shop.d"))
+	r.setInventory(agenttest.InventoryOf("shop.a", "shop.b", "shop.d"))
 	r.expectSync("full, pruning c")
 	r.expectKernel("a", "b", "d")
 }
@@ -129,20 +131,20 @@ func TestRestoreAfterAReboot(t *testing.T) {
 		t.Error("flows would be compared to lists without this node's endpoints")
 	}
 	// What boot scripts have put back is replaced: its pods are not there.
-	r.kernel.Plant(&dataplane.Service{Name: name("a")})
-	r.markFull(epoch)
+	r.kernel.Plant(&dataplane.Service{Name: agenttest.Name("a")})
+	r.markFull(agenttest.Epoch)
 	r.expectSync("full")
 	if got := r.clusterList("a"); got != "10.244.9.9:8080" {
 		t.Errorf("a: %s", got)
 	}
 
-	r.setRules(r.own(membersOfA))
+	r.SetRules(r.Node(membersOfA))
 	if r := r.inUse(); !r.active() || !r.rebooted {
 		t.Errorf("half of what is needed has come, but: %+v", r)
 	}
-	again := r.object("a", 1)
+	again := r.Service("a", 1)
 	again.UID = g.Services[0].UID
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{again, r.object("b", 2), r.object("c", 3)})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{again, r.Service("b", 2), r.Service("c", 3)})
 	r.expectSync("full a")
 	if got := r.clusterList("a"); got != "10.244.1.1:8080 10.244.9.9:8080" {
 		t.Errorf("a, once the API has answered: %s", got)
@@ -155,15 +157,15 @@ func TestRestoreAfterAReboot(t *testing.T) {
 func TestRestoreTakesOnlyWhatIsLacking(t *testing.T) {
 	t.Run("the own object alone", func(t *testing.T) {
 		r := newRig(t)
-		r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 11)})
-		r.missRules()
+		r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 11)})
+		r.MissRules()
 		r.mustRestore(good(r, false))
 		r.expectSync("full a")
 		r.expectKernel("a")
 		if len(r.old) > 0 || !r.snapshot().restored.rules || !r.health().Eligible {
 			t.Errorf("old %v, restored %+v", r.old, r.restored)
 		}
-		r.setService(r.object("b", 2)) // Services go on
+		r.SetService(r.Service("b", 2)) // Services go on
 		r.expectSync("partial b")
 		if r.goodSet() != nil {
 			t.Error("an own object that the API has not shown is kept as fresh")
@@ -171,7 +173,7 @@ func TestRestoreTakesOnlyWhatIsLacking(t *testing.T) {
 	})
 	t.Run("the Services alone", func(t *testing.T) {
 		r := newRig(t)
-		r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Node.Draining = true }))
+		r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Node.Draining = true }))
 		r.mustRestore(good(r, false))
 		r.expectSync("full a b c")
 		if r.health().Eligible || r.snapshot().own == nil {
@@ -186,7 +188,7 @@ func TestRestoreTakesOnlyWhatIsLacking(t *testing.T) {
 	})
 	t.Run("nothing, if the own object is refused", func(t *testing.T) {
 		r := newRig(t)
-		r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 }))
+		r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 }))
 		if used, _ := r.restore(good(r, false)); used || r.ready() {
 			t.Error("rules that must stay as they are are written")
 		}
@@ -208,13 +210,13 @@ func TestRestoreTakesOnlyWhatIsLacking(t *testing.T) {
 // TestFirstListHoldsWhatItLacks is a restart while somebody has deleted objects.
 func TestFirstListHoldsWhatItLacks(t *testing.T) {
 	r := newRig(t)
-	newer := &dataplane.Service{Name: name("b")}
+	newer := &dataplane.Service{Name: agenttest.Name("b")}
 	r.kernel.Plant(newer)
 	asked := 0
 	r.former = func(int, uint64) *goodSet { asked++; return good(r, false) }
-	r.setRules(r.own())
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1), r.object("c", 3, released)})
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
+	r.SetRules(r.Node())
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("c", 3, agenttest.Released)})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
 	if asked != 1 {
 		t.Errorf("asked %d times", asked)
 	}
@@ -226,12 +228,12 @@ func TestFirstListHoldsWhatItLacks(t *testing.T) {
 	if s := r.snapshot(); len(s.held) != 1 || s.restored.active() {
 		t.Errorf("held %v, restored %+v", s.held, s.restored)
 	}
-	r.setService(r.object("b", 2)) // it returns as it was
+	r.SetService(r.Service("b", 2)) // it returns as it was
 	r.expectSync("full")
 	if got := r.clusterList("b"); got != "10.244.1.2:8080 10.244.9.9:8080" {
 		t.Errorf("b: %s", got)
 	}
-	r.setInventory(inventoryOf("shop.a", "shop.b"))
+	r.setInventory(agenttest.InventoryOf("shop.a", "shop.b"))
 	r.expectSync("full, pruning")
 }
 
@@ -241,7 +243,7 @@ func TestGoodSet(t *testing.T) {
 		t.Error("there is a good set before the first list")
 	}
 	r = running(t)
-	r.deleteService(r.object("a", 1)) // held
+	r.DeleteService(r.Service("a", 1)) // held
 	set := sorted(r.goodSet())
 	var names []string
 	for _, o := range set.Services {
@@ -250,11 +252,11 @@ func TestGoodSet(t *testing.T) {
 	if diff := cmp.Diff([]string{"shop.a", "shop.b", "shop.c"}, names); diff != "" || set.Rules.Name != "node-1" {
 		t.Error(diff, set.Rules)
 	}
-	r.missRules() // the last known one stays in force
+	r.MissRules() // the last known one stays in force
 	if r.goodSet() == nil {
 		t.Error("none without the own object")
 	}
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 }))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 }))
 	if r.goodSet() != nil {
 		t.Error("there is a good set while the own object is refused")
 	}
@@ -263,12 +265,12 @@ func TestGoodSet(t *testing.T) {
 func TestMessagesOfRestored(t *testing.T) {
 	for _, rebooted := range []bool{false, true} {
 		r := newRig(t)
-		r.setRules(r.own())
+		r.SetRules(r.Node())
 		g := good(r, rebooted)
 		g.why = `serviceproxyrules.nodeproxy.io is forbidden`
 		r.mustRestore(g)
 		r.sync()
-		r.clock.SetTime(epoch.Add(11 * time.Second))
+		r.clock.SetTime(agenttest.Epoch.Add(11 * time.Second))
 		c := programmedCondition(r.snapshot(), facts{})
 		if c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonHeld {
 			t.Errorf("condition %+v", c)
@@ -290,16 +292,16 @@ type restartable struct {
 	*testing.T
 	kernel *dataplanetest.Fake
 	folder string
-	log    *logged
+	log    *agenttest.Log
 }
 
 func newRestartable(t *testing.T) *restartable {
-	return &restartable{T: t, kernel: dataplanetest.NewFake(), folder: filepath.Join(t.TempDir(), "state"), log: &logged{}}
+	return &restartable{T: t, kernel: dataplanetest.NewFake(), folder: filepath.Join(t.TempDir(), "state"), log: &agenttest.Log{}}
 }
 
 func (e *restartable) agent(id checkpoint.Identity) (*Agent, *rig) {
 	e.Helper()
-	client, err := NewClient(&rest.Config{Host: "https://192.0.2.10:6443"})
+	client, err := apiclient.New(&rest.Config{Host: "https://192.0.2.10:6443"})
 	if err != nil {
 		e.Fatal(err)
 	}
@@ -307,20 +309,20 @@ func (e *restartable) agent(id checkpoint.Identity) (*Agent, *rig) {
 		NodeName: "node-1", Client: client, Probe: (&answers{list: []string{""}}).probe, Clock: clock.RealClock{},
 		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: e.kernel},
 		StateDir:   e.folder, Identity: id,
-		Log: funcr.New(e.log.add, funcr.Options{Verbosity: 2}),
+		Log: funcr.New(e.log.Add, funcr.Options{Verbosity: 2}),
 	})
 	if err != nil {
 		e.Fatal(err)
 	}
 	a.turn.held = true
 	a.keeper.look()
-	return a, &rig{store: a.store, t: e.T, kernel: e.kernel, version: 10}
+	return a, &rig{store: a.store, t: e.T, kernel: e.kernel, Objects: agenttest.Objects{Version: 10}}
 }
 
 func (e *restartable) fill(r *rig) {
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1), r.object("b", 2)})
-	r.setInventory(inventoryOf("shop.a", "shop.b"))
-	r.setRules(r.own(membersOfA))
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2)})
+	r.setInventory(agenttest.InventoryOf("shop.a", "shop.b"))
+	r.SetRules(r.Node(membersOfA))
 }
 
 func (e *restartable) file() string { return filepath.Join(e.folder, "node-1.checkpoint") }
@@ -381,7 +383,7 @@ func TestKeepAndRestore(t *testing.T) {
 				if got := a.proxyState().Eligible && !a.proxyState().Withheld; got != (id == here) {
 					t.Errorf("load balancers may send connections: %v", got)
 				}
-				if lines := e.log.with("going by the last good set"); len(lines) != 1 || !strings.Contains(lines[0], "no answer within 5s") || !strings.Contains(lines[0], `"age"="1h`) {
+				if lines := e.log.With("going by the last good set"); len(lines) != 1 || !strings.Contains(lines[0], "no answer within 5s") || !strings.Contains(lines[0], `"age"="1h`) {
 					t.Errorf("log %q", lines)
 				}
 				kept, err := os.Stat(e.file())
@@ -391,7 +393,7 @@ func TestKeepAndRestore(t *testing.T) {
 				}
 				e.fill(r)
 				a.changed()
-				if lines := e.log.with("is not used any more"); len(lines) != 1 {
+				if lines := e.log.With("is not used any more"); len(lines) != 1 {
 					t.Errorf("log %q", lines)
 				}
 				if s := a.proxyState(); !s.Eligible || s.Withheld {
@@ -471,8 +473,8 @@ func TestUselessLastGoodSet(t *testing.T) {
 				defer stop()
 				after(time.Minute)
 				r.expectSync("not ready")
-				if lines := e.log.with("there is no last good set on this node's disk to go by"); len(lines) != 1 || !strings.Contains(lines[0], tt.want) || !strings.Contains(lines[0], e.file()) {
-					t.Errorf("log %q", e.log.lines)
+				if lines := e.log.With("there is no last good set on this node's disk to go by"); len(lines) != 1 || !strings.Contains(lines[0], tt.want) || !strings.Contains(lines[0], e.file()) {
+					t.Errorf("log %q", e.log.With(""))
 				}
 				e.fill(r) // the API answers
 				r.expectSync("full, pruning a b")
@@ -492,7 +494,7 @@ func TestDiskThatCannotBeWritten(t *testing.T) {
 		e.fill(r)
 		after(10 * time.Minute)
 		r.expectSync("full, pruning a b")
-		if lines := e.log.with("Could not keep the last good set"); len(lines) != 1 {
+		if lines := e.log.With("Could not keep the last good set"); len(lines) != 1 {
 			t.Errorf("said %d times: %q", len(lines), lines)
 		}
 		c := programmedCondition(a.known())
@@ -503,8 +505,8 @@ func TestDiskThatCannotBeWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 		after(2 * time.Minute)
-		if _, err := os.Stat(e.file()); err != nil || len(e.log.with("can be written to this node's disk again")) != 1 {
-			t.Errorf("%v, log %q", err, e.log.lines)
+		if _, err := os.Stat(e.file()); err != nil || len(e.log.With("can be written to this node's disk again")) != 1 {
+			t.Errorf("%v, log %q", err, e.log.With(""))
 		}
 		if c := programmedCondition(a.known()); strings.Contains(c.Message, "but:") {
 			t.Errorf("condition %+v", c)
@@ -519,12 +521,12 @@ func TestWhatIsWrittenWhen(t *testing.T) {
 		a, r := e.agent(here)
 		stop := loops(t, a)
 		e.fill(r)
-		a.trouble.failed(t.Context(), "serviceproxyrules", errors.New("connection refused"))
+		a.errors.Failed(t.Context(), "serviceproxyrules", errors.New("connection refused"))
 		after(time.Hour)
 		if _, err := os.Stat(e.file()); err == nil {
 			t.Error("written while the API does not answer: it would seem fresh")
 		}
-		a.trouble.watching("serviceproxyrules")
+		a.errors.Watching("serviceproxyrules")
 		after(15 * time.Second)
 		a.mu.Lock()
 		a.turn.other = "kube-proxy answers"
@@ -554,14 +556,14 @@ func TestFirstListWithTheSameNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.fill(r)
-	if len(e.log.with("cannot be used")) > 0 {
-		t.Errorf("log %q", e.log.lines)
+	if len(e.log.With("cannot be used")) > 0 {
+		t.Errorf("log %q", e.log.With(""))
 	}
 	a.keep(true)
 	_, r = e.agent(here)
-	r.setRules(r.own())
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("b", 2)})
-	if s := r.snapshot(); len(s.held) != 1 || s.held[0] != name("a") {
+	r.SetRules(r.Node())
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("b", 2)})
+	if s := r.snapshot(); len(s.held) != 1 || s.held[0] != agenttest.Name("a") {
 		t.Errorf("held %v", s.held)
 	}
 }

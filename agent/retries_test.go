@@ -10,6 +10,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -36,12 +37,12 @@ func TestRefusedIsTriedAgain(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		r.kernel.Refuse("shop", name, "no such match")
 	}
-	r.setService(r.object("a", 9))
-	r.setService(r.object("b", 8))
+	r.SetService(r.Service("a", 9))
+	r.SetService(r.Service("b", 8))
 	r.expectSync("partial a b")
 	before, full := r.kernel.Tries("shop", "a"), 0
-	now := epoch
-	for now.Before(epoch.Add(time.Hour)) {
+	now := agenttest.Epoch
+	for now.Before(agenttest.Epoch.Add(time.Hour)) {
 		now = now.Add(time.Minute)
 		r.clock.SetTime(now)
 		switch did := r.verify(); did {
@@ -58,7 +59,7 @@ func TestRefusedIsTriedAgain(t *testing.T) {
 		t.Errorf("refused %v, pending since %v, error %v", s.refused, s.oldestPending, s.err)
 	}
 
-	r.setService(r.object("a", 7)) // a change is tried at once, and starts anew
+	r.SetService(r.Service("a", 7)) // a change is tried at once, and starts anew
 	r.expectSync("partial a")
 	before = r.kernel.Tries("shop", "a")
 	other := r.kernel.Tries("shop", "b")
@@ -80,11 +81,11 @@ func TestRefusedIsTriedAgain(t *testing.T) {
 func TestOthersChangeBesideARefusedService(t *testing.T) {
 	r := running(t)
 	r.kernel.Refuse("shop", "a", "no such match")
-	r.setService(r.object("a", 9))
+	r.SetService(r.Service("a", 9))
 	r.expectSync("partial a")
 	tries, writes := r.kernel.Tries("shop", "a"), r.kernel.Writes()
 	for i := range 20 {
-		r.setService(r.object("b", 10+i))
+		r.SetService(r.Service("b", 10+i))
 		r.expectSync("partial b")
 		if did := r.verify(); did != "nothing" {
 			t.Errorf("a verification did %q", did)
@@ -99,7 +100,7 @@ func TestOthersChangeBesideARefusedService(t *testing.T) {
 func TestRepairsLeaveARefusedServiceAlone(t *testing.T) {
 	r := running(t)
 	r.kernel.Refuse("shop", "a", "no such match")
-	r.setService(r.object("a", 9))
+	r.SetService(r.Service("a", 9))
 	r.expectSync("partial a")
 	tries := r.kernel.Tries("shop", "a")
 	r.kernel.Remove("shop", "b")
@@ -120,10 +121,10 @@ func TestRepairsLeaveARefusedServiceAlone(t *testing.T) {
 func TestSettingsHaveTheRefusedTried(t *testing.T) {
 	r := running(t)
 	r.kernel.Refuse("shop", "a", "no such match")
-	r.setService(r.object("a", 9))
+	r.SetService(r.Service("a", 9))
 	r.expectSync("partial a")
 	r.kernel.Refuse("shop", "a", "")
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(15)) }))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(15)) }))
 	r.expectSync("full, pruning")
 	if s := r.snapshot(); len(s.refused) != 0 {
 		t.Errorf("refused %v", s.refused)
@@ -139,7 +140,7 @@ func TestSuspectedIsTriedSoon(t *testing.T) {
 	}
 	tried := &dataplane.Ruleset{Services: map[dataplane.ServiceName]*dataplane.Service{at("bad"): {}, at("suspected"): {}}}
 	var r retries
-	now := epoch
+	now := agenttest.Epoch
 	for range 10 {
 		r = r.noted(result, tried, now)
 	}
@@ -153,10 +154,10 @@ func TestSuspectedIsTriedBesideOthers(t *testing.T) {
 	name := dataplane.ServiceName{Namespace: "shop", Name: "suspected"}
 	result := &dataplane.Result{Refused: map[dataplane.ServiceName]string{name: "x"}, Suspected: map[dataplane.ServiceName]struct{}{name: {}}}
 	tried := &dataplane.Ruleset{Services: map[dataplane.ServiceName]*dataplane.Service{name: {}}}
-	r := retries(nil).noted(result, tried, epoch)
-	now := epoch
+	r := retries(nil).noted(result, tried, agenttest.Epoch)
+	now := agenttest.Epoch
 	for !r.due(now) {
-		if now = now.Add(time.Second); now.Sub(epoch) > time.Minute {
+		if now = now.Add(time.Second); now.Sub(agenttest.Epoch) > time.Minute {
 			t.Fatal("it is not due after a minute")
 		}
 		tried.Rest = r.resting(nil, now)
@@ -168,7 +169,7 @@ func TestSuspectedIsTriedBesideOthers(t *testing.T) {
 
 // TestRefusedServicesAreNamedInTheLogOnceAMinute, whatever changes how often.
 func TestRefusedServicesAreNamedInTheLogOnceAMinute(t *testing.T) {
-	clk := clocktesting.NewFakeClock(epoch)
+	clk := clocktesting.NewFakeClock(agenttest.Epoch)
 	lines := 0
 	a := &Agent{options: Options{Clock: clk}, said: map[subject]string{}, log: funcr.New(func(_, args string) { lines++ }, funcr.Options{})}
 	for range 60 {
@@ -192,7 +193,7 @@ func TestAMarkDuringAnApplyIsNotLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := running(t)
 			r.kernel.Refuse("shop", "a", "no such match")
-			r.setService(r.object("a", 9))
+			r.SetService(r.Service("a", 9))
 			r.expectSync("partial a")
 			begun := func() batch {
 				r.mu.Lock()

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -20,9 +21,8 @@ const (
 	// patience is how long a change may wait and an object may be missing
 	// before the conditions say so.
 	patience = 10 * time.Second
-	// maxMessage bounds messages of conditions, maxExample each example.
+	// maxMessage bounds messages of conditions.
 	maxMessage = 1024
-	maxExample = 256
 )
 
 // failedMeanwhile ends what is said of a failed write. One that fails late has
@@ -82,7 +82,7 @@ func buildStatus(s snapshot, f facts, former []metav1.Condition) v1alpha1.NodePr
 	}
 	if s.difference != nil {
 		status.Difference = &v1alpha1.DifferenceReport{
-			Count: int32(s.difference.Count), Examples: examples(s.difference.Examples),
+			Count: int32(s.difference.Count), Examples: wording.Examples(s.difference.Examples),
 		}
 	}
 	status.Conntrack = f.tracking.report
@@ -114,7 +114,7 @@ func conditions(s snapshot, f facts, programmed metav1.Condition, generation int
 	}
 	out := make([]metav1.Condition, 0, len(wanted))
 	for _, c := range wanted {
-		c.Message = clip(c.Message, maxMessage)
+		c.Message = wording.Clip(c.Message, maxMessage)
 		c.ObservedGeneration = generation
 		c.LastTransitionTime = seconds(s.now)
 		if old := meta.FindStatusCondition(former, c.Type); old != nil && old.Status == c.Status {
@@ -131,7 +131,7 @@ func acceptedCondition(s snapshot) metav1.Condition {
 	case s.refusal != nil:
 		c.Reason, c.Message = s.refusal.reason, s.refusal.message
 	case errors.Is(s.err, dataplane.ErrUnsupported):
-		c.Reason, c.Message = v1alpha1.ReasonUnsupported, oneLine(s.err)+"; the agent tries again until it works"
+		c.Reason, c.Message = v1alpha1.ReasonUnsupported, wording.OneLine(s.err)+"; the agent tries again until it works"
 	default:
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonAccepted, "the agent understands this object and the node can do what it asks"
 	}
@@ -169,9 +169,9 @@ func programmedRow(s snapshot, f facts) metav1.Condition {
 	case s.refusal != nil:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "not accepted: "+s.refusal.message)
 	case s.err != nil && f.audit:
-		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel cannot be compared to what is wanted: "+oneLine(s.err)+"; the agent tries again")
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel cannot be compared to what is wanted: "+wording.OneLine(s.err)+"; the agent tries again")
 	case s.err != nil:
-		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, oneLine(s.err)+"; "+failedMeanwhile)
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, wording.OneLine(s.err)+"; "+failedMeanwhile)
 	case !s.done:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, firstSetMessage(s, f))
 	case f.audit && s.waitsFor(auditPatience):
@@ -191,9 +191,6 @@ func programmedRow(s snapshot, f facts) metav1.Condition {
 		return row(metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted")
 	}
 }
-
-// oneLine joins the lines of errors that were joined, one for each family.
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // waitsFor reports whether a change has been waiting for longer than that.
 func (s *snapshot) waitsFor(limit time.Duration) bool {
@@ -290,23 +287,7 @@ func (s *snapshot) refusedExamples() []string {
 			break
 		}
 	}
-	return examples(out)
-}
-
-func examples(list []string) []string {
-	list = slices.Clone(list[:min(len(list), dataplane.MaxExamples)])
-	for i := range list {
-		list[i] = clip(list[i], maxExample)
-	}
-	return list
-}
-
-// clip shortens text to n bytes and makes it one that JSON can carry.
-func clip(text string, n int) string {
-	if len(text) > n {
-		text = text[:n-3] + "..."
-	}
-	return strings.ToValidUTF8(text, "?")
+	return wording.Examples(out)
 }
 
 // seconds is t as the API stores it.

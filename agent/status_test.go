@@ -14,30 +14,30 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-var facts4 = facts{version: "v0.1.0", started: epoch, kernel: "6.18.0", iptables: "1.8.9 (nf_tables)", formats: v1alpha1.FormatVersions(), families: []dataplane.Family{dataplane.IPv4}}
+var facts4 = facts{version: "v0.1.0", started: agenttest.Epoch, kernel: "6.18.0", iptables: "1.8.9 (nf_tables)", formats: v1alpha1.FormatVersions(), families: []dataplane.Family{dataplane.IPv4}}
 
 // programmed is a snapshot of an agent that has done all there is to do.
 func programmed() snapshot {
 	return snapshot{
-		now: epoch.Add(time.Hour), own: &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "u", Generation: 88, ResourceVersion: "100"}},
+		now: agenttest.Epoch.Add(time.Hour), own: &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "u", Generation: 88, ResourceVersion: "100"}},
 		exists: true, listed: true, done: true, inventoryKnown: true,
 		families: map[dataplane.Family]familySnapshot{dataplane.IPv4: {done: true}},
 		applied: appliedState{version: "190233", generation: 88, settingsRevision: "7d1f0a9c", mode: v1alpha1.ModeIPTables,
-			lastSync: &v1alpha1.SyncReport{Time: seconds(epoch), DurationMilliseconds: 21, Kind: v1alpha1.SyncPartial, ServicesChanged: 1}},
+			lastSync: &v1alpha1.SyncReport{Time: seconds(agenttest.Epoch), DurationMilliseconds: 21, Kind: v1alpha1.SyncPartial, ServicesChanged: 1}},
 		services: 412, endpoints: 3980, local: 37,
-		kernel: &kernelCount{Counts: dataplane.Counts{Chains: 4815, Rules: 13021}, at: epoch}, difference: &dataplane.Difference{},
+		kernel: &kernelCount{Counts: dataplane.Counts{Chains: 4815, Rules: 13021}, at: agenttest.Epoch}, difference: &dataplane.Difference{},
 	}
 }
 
-func name(s string) dataplane.ServiceName { return dataplane.ServiceName{Namespace: "shop", Name: s} }
-
 func TestConditions(t *testing.T) {
 	unsupportedErr := fmt.Errorf("iptables is missing: apt-get install iptables: %w", dataplane.ErrUnsupported)
-	ago := func(d time.Duration) time.Time { return epoch.Add(time.Hour).Add(-d) }
+	ago := func(d time.Duration) time.Time { return agenttest.Epoch.Add(time.Hour).Add(-d) }
 	tests := []struct {
 		name       string
 		edit       func(*snapshot, *facts)
@@ -63,20 +63,20 @@ func TestConditions(t *testing.T) {
 		{"a change waits for 10 s", func(s *snapshot, _ *facts) { s.oldestPending = ago(10 * time.Second) }, "True Accepted", "True Programmed", ""},
 		{"a change waits for longer", func(s *snapshot, _ *facts) { s.oldestPending = ago(10*time.Second + 1) }, "True Accepted", "False Pending", "wait since 2026-11-20T08:59:49Z"},
 		{"refused Services", func(s *snapshot, _ *facts) {
-			s.refused = map[dataplane.ServiceName]string{name("b"): "line 3", name("a"): "line 2"}
+			s.refused = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3", agenttest.Name("a"): "line 2"}
 		}, "True Accepted", "True SomeServicesRefused", "all Services are programmed but 2, whose rules the kernel refuses: shop/a: line 2; shop/b: line 3"},
 		{"refused Services come before held ones", func(s *snapshot, _ *facts) {
-			s.refused = map[dataplane.ServiceName]string{name("b"): "line 3"}
-			s.held, s.heldSince = []dataplane.ServiceName{name("a")}, ago(time.Minute)
+			s.refused = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3"}
+			s.held, s.heldSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
 		}, "True Accepted", "True SomeServicesRefused", ""},
 		{"vanished for less than 10 s", func(s *snapshot, _ *facts) {
-			s.held, s.heldSince = []dataplane.ServiceName{name("a")}, ago(10*time.Second-1)
+			s.held, s.heldSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(10*time.Second-1)
 		}, "True Accepted", "True Programmed", ""},
 		{"vanished for 10 s", func(s *snapshot, _ *facts) {
-			s.held, s.heldSince = []dataplane.ServiceName{name("a"), name("b"), name("c"), name("d")}, ago(10*time.Second)
+			s.held, s.heldSince = []dataplane.ServiceName{agenttest.Name("a"), agenttest.Name("b"), agenttest.Name("c"), agenttest.Name("d")}, ago(10*time.Second)
 		}, "True Accepted", "True Held", "4 Services have vanished while their Services have not ended (shop/a, shop/b, shop/c, ...)"},
 		{"held, and a warning", func(s *snapshot, _ *facts) {
-			s.held, s.heldSince, s.warnings = []dataplane.ServiceName{name("a")}, ago(time.Minute), []string{"x cannot be set", "y neither"}
+			s.held, s.heldSince, s.warnings = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute), []string{"x cannot be set", "y neither"}
 		}, "True Accepted", "True Held", "; but: x cannot be set; y neither"},
 		{"unconfirmed for less than 10 s", func(s *snapshot, _ *facts) { s.unconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
 		{"the inventory differs", func(s *snapshot, _ *facts) { s.unconfirmedSince = ago(time.Minute) }, "True Accepted", "True Held", "status.inventory"},
@@ -90,8 +90,8 @@ func TestConditions(t *testing.T) {
 			f.audit, s.difference = true, &dataplane.Difference{Count: 3, Examples: []string{"a", "b", "c"}}
 		}, "True Accepted", "False AuditDiffers", "differs from what is wanted: status.difference says where"},
 		{"Audit comes before refused and held Services", func(s *snapshot, f *facts) {
-			f.audit, s.held, s.heldSince = true, []dataplane.ServiceName{name("a")}, ago(time.Minute)
-			s.refused = map[dataplane.ServiceName]string{name("b"): "line 3"}
+			f.audit, s.held, s.heldSince = true, []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
+			s.refused = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3"}
 		}, "True Accepted", "True AuditInSync", ""},
 		{"Audit, not compared yet", func(s *snapshot, f *facts) { f.audit, s.done = true, false }, "True Accepted", "False Pending", "has not been compared"},
 		{"Audit, a change waits", func(s *snapshot, f *facts) { f.audit, s.oldestPending = true, ago(30*time.Second+1) }, "True Accepted", "False Pending", "to be compared"},
@@ -159,11 +159,11 @@ func TestRefusedOnesThatPoliciesShapeComeFirst(t *testing.T) {
 	s := programmed()
 	s.refused = map[dataplane.ServiceName]string{}
 	for i := range 12 {
-		s.refused[name(fmt.Sprintf("s%02d", i))] = "no"
+		s.refused[agenttest.Name(fmt.Sprintf("s%02d", i))] = "no"
 	}
-	s.shaped = map[dataplane.ServiceName]bool{name("s11"): true}
+	s.shaped = map[dataplane.ServiceName]bool{agenttest.Name("s11"): true}
 	got := buildStatus(s, facts4, nil).Refused
-	if got.Count != 12 || got.Examples[0] != name("s11").String()+": no" || got.Examples[1] != name("s00").String()+": no" {
+	if got.Count != 12 || got.Examples[0] != agenttest.Name("s11").String()+": no" || got.Examples[1] != agenttest.Name("s00").String()+": no" {
 		t.Errorf("%d, %q", got.Count, got.Examples)
 	}
 }
@@ -171,13 +171,13 @@ func TestRefusedOnesThatPoliciesShapeComeFirst(t *testing.T) {
 // TestSuspectedServicesAreNotNamed: the controller halts policies by those that are.
 func TestSuspectedServicesAreNotNamed(t *testing.T) {
 	s := programmed()
-	s.refused = map[dataplane.ServiceName]string{name("bad"): "no", name("other"): "no"}
-	s.suspected = map[dataplane.ServiceName]bool{name("other"): true}
+	s.refused = map[dataplane.ServiceName]string{agenttest.Name("bad"): "no", agenttest.Name("other"): "no"}
+	s.suspected = map[dataplane.ServiceName]bool{agenttest.Name("other"): true}
 	got := buildStatus(s, facts4, nil).Refused
-	if got.Count != 2 || len(got.Examples) != 1 || got.Examples[0] != name("bad").String()+": no" {
+	if got.Count != 2 || len(got.Examples) != 1 || got.Examples[0] != agenttest.Name("bad").String()+": no" {
 		t.Errorf("%d, %q", got.Count, got.Examples)
 	}
-	s.suspected[name("bad")] = true
+	s.suspected[agenttest.Name("bad")] = true
 	if text := s.refusedText(); !strings.Contains(text, "one by one") {
 		t.Error(text)
 	}
@@ -187,12 +187,12 @@ func TestStatusFigures(t *testing.T) {
 	s := programmed()
 	s.refused = map[dataplane.ServiceName]string{}
 	for i := range 12 {
-		s.refused[name(fmt.Sprintf("s%02d", i))] = strings.Repeat("x", 300)
+		s.refused[agenttest.Name(fmt.Sprintf("s%02d", i))] = strings.Repeat("x", 300)
 	}
-	s.held = []dataplane.ServiceName{name("a")}
+	s.held = []dataplane.ServiceName{agenttest.Name("a")}
 	s.difference = &dataplane.Difference{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}}
 	got := buildStatus(s, facts4, nil)
-	if n := len(got.Refused.Examples); n != 10 || len(got.Refused.Examples[0]) != maxExample {
+	if n := len(got.Refused.Examples); n != 10 || len(got.Refused.Examples[0]) != wording.MaxExample {
 		t.Errorf("%d examples of refused Services, the first with %d bytes", n, len(got.Refused.Examples[0]))
 	}
 	got.Refused.Examples, got.Conditions = nil, nil
@@ -200,11 +200,11 @@ func TestStatusFigures(t *testing.T) {
 		ObservedGeneration: 88, SettingsRevision: "7d1f0a9c", Mode: "IPTables", Families: []string{"IPv4"},
 		AppliedResourceVersion: "190233", Services: 412, Endpoints: 3980, LocalEndpoints: 37, Held: 1,
 		Refused:    &v1alpha1.RefusedServices{Count: 12},
-		Kernel:     &v1alpha1.KernelCounts{VerifiedTime: seconds(epoch), Chains: 4815, Rules: 13021},
-		LastSync:   &v1alpha1.SyncReport{Time: seconds(epoch), DurationMilliseconds: 21, Kind: "Partial", ServicesChanged: 1},
+		Kernel:     &v1alpha1.KernelCounts{VerifiedTime: seconds(agenttest.Epoch), Chains: 4815, Rules: 13021},
+		LastSync:   &v1alpha1.SyncReport{Time: seconds(agenttest.Epoch), DurationMilliseconds: 21, Kind: "Partial", ServicesChanged: 1},
 		Difference: &v1alpha1.DifferenceReport{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}},
 		Drift:      &v1alpha1.DriftReport{},
-		Agent: &v1alpha1.AgentReport{Version: "v0.1.0", StartTime: seconds(epoch), Kernel: "6.18.0",
+		Agent: &v1alpha1.AgentReport{Version: "v0.1.0", StartTime: seconds(agenttest.Epoch), Kernel: "6.18.0",
 			IPTables: "1.8.9 (nf_tables)", FormatVersions: []int32{1}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -213,7 +213,7 @@ func TestStatusFigures(t *testing.T) {
 }
 
 func TestTransitionTimes(t *testing.T) {
-	old := metav1.NewTime(epoch.Add(-time.Hour))
+	old := metav1.NewTime(agenttest.Epoch.Add(-time.Hour))
 	former := []metav1.Condition{
 		{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: "Accepted", LastTransitionTime: old},
 		{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: "Held", LastTransitionTime: old},

@@ -162,9 +162,9 @@ func newStore(clk clock.PassiveClock, nodeName string, families []dataplane.Fami
 	return s
 }
 
-// replaceServices takes a new, complete list. What was there and is not in it
+// SetServices takes a new, complete list. What was there and is not in it
 // has vanished.
-func (s *store) replaceServices(list []*v1alpha1.ServiceProxyRules) {
+func (s *store) SetServices(list []*v1alpha1.ServiceProxyRules) {
 	lacked := s.lackedBy(list) // reads a file
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,8 +204,8 @@ func (s *store) replaceServices(list []*v1alpha1.ServiceProxyRules) {
 	s.reconcile(now)
 }
 
-// setService takes a new or changed object.
-func (s *store) setService(object *v1alpha1.ServiceProxyRules) {
+// SetService takes a new or changed object.
+func (s *store) SetService(object *v1alpha1.ServiceProxyRules) {
 	claims := s.claimChangeTo(object)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -253,9 +253,9 @@ func (s *store) claimChangeTo(object *v1alpha1.ServiceProxyRules) claimChange {
 	return newClaimChange(former, object)
 }
 
-// deleteService takes the last state of a deleted object: released, the
+// DeleteService takes the last state of a deleted object: released, the
 // Service has ended; else its rules are held.
-func (s *store) deleteService(object *v1alpha1.ServiceProxyRules) {
+func (s *store) DeleteService(object *v1alpha1.ServiceProxyRules) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()

@@ -11,67 +11,32 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-var epoch = time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)
-
 // rig is a store with a kernel behind it, and a clock that the test moves.
 type rig struct {
 	*store
+	agenttest.Objects
 	t        *testing.T
 	clock    *clocktesting.FakePassiveClock
 	kernel   *dataplanetest.Fake
-	version  int
 	problems []string
 }
 
 func newRig(t *testing.T) *rig {
-	r := &rig{t: t, clock: clocktesting.NewFakePassiveClock(epoch), kernel: dataplanetest.NewFake()}
+	r := &rig{t: t, clock: clocktesting.NewFakePassiveClock(agenttest.Epoch), kernel: dataplanetest.NewFake()}
 	r.store = newStore(r.clock, "node-1", []dataplane.Family{dataplane.IPv4}, func(name dataplane.ServiceName, problem string) {
 		r.problems = append(r.problems, name.String()+": "+problem)
 	})
 	return r
 }
-
-// object makes the ServiceProxyRules of shop/name with cluster IP 10.96.0.ip.
-func (r *rig) object(name string, ip int, edit ...func(*v1alpha1.ServiceProxyRulesSpec)) *v1alpha1.ServiceProxyRules {
-	r.version++
-	o := &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{
-		Name: "shop." + name, UID: types.UID(name), Generation: int64(r.version), ResourceVersion: strconv.Itoa(r.version),
-	}}
-	o.Spec = v1alpha1.ServiceProxyRulesSpec{
-		FormatVersion: 1, ServiceCreated: metav1.NewTime(epoch), ClusterIPs: []string{fmt.Sprintf("10.96.0.%d", ip)},
-		Ports: []v1alpha1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80, Endpoints: []v1alpha1.EndpointGroup{
-			{State: v1alpha1.EndpointReady, Addresses: []string{fmt.Sprintf("10.244.1.%d:8080", ip), "10.244.9.9:8080"}},
-		}}},
-	}
-	for _, e := range edit {
-		e(&o.Spec)
-	}
-	return o
-}
-
-// own makes the node's NodeProxyRules.
-func (r *rig) own(edit ...func(*v1alpha1.NodeProxyRulesSpec)) *v1alpha1.NodeProxyRules {
-	r.version++
-	o := &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node", Generation: int64(r.version)}}
-	o.Spec = v1alpha1.NodeProxyRulesSpec{FormatVersion: 1, SettingsRevision: "rev-1", Settings: *v1alpha1.CompleteSettings(nil),
-		Node: v1alpha1.NodeFacts{Addresses: []string{"192.0.2.21", "nonsense", "2001:db8::21"}, PodCIDRs: []string{"10.244.1.0/24"}}}
-	for _, e := range edit {
-		e(&o.Spec)
-	}
-	return o
-}
-
-func released(s *v1alpha1.ServiceProxyRulesSpec) { s.Released = true }
 
 // prepare is what the sync loop does before an Apply.
 func (s *store) prepare() batch {
@@ -134,9 +99,9 @@ func (r *rig) expectKernel(want ...string) {
 func running(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t)
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1), r.object("b", 2), r.object("c", 3)})
-	r.setInventory(inventoryOf("shop.a", "shop.b", "shop.c"))
-	r.setRules(r.own())
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2), r.Service("c", 3)})
+	r.setInventory(agenttest.InventoryOf("shop.a", "shop.b", "shop.c"))
+	r.SetRules(r.Node())
 	r.expectSync("full, pruning a b c")
 	return r
 }
@@ -144,32 +109,32 @@ func running(t *testing.T) *rig {
 func TestNothingBeforeBothLists(t *testing.T) {
 	r := newRig(t)
 	r.expectSync("not ready")
-	r.setRules(r.own())
-	r.setService(r.object("a", 1)) // cannot come before a list, but must do no harm
+	r.SetRules(r.Node())
+	r.SetService(r.Service("a", 1)) // cannot come before a list, but must do no harm
 	r.expectSync("not ready")
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1), r.object("b", 2)})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2)})
 	r.expectSync("full a b")
 	r.expectKernel("a", "b")
 	r.expectSync("nothing")
-	r.setService(r.object("c", 3))
+	r.SetService(r.Service("c", 3))
 	r.expectSync("partial c")
 
 	r2 := newRig(t)
-	r2.replaceServices(nil)
-	r2.missRules()
+	r2.SetServices(nil)
+	r2.MissRules()
 	r2.expectSync("not ready")
 }
 
 func TestPruneWaitsForAgreement(t *testing.T) {
 	r := newRig(t)
 	r.kernel.Plant(&dataplane.Service{Name: dataplane.ServiceName{Namespace: "shop", Name: "left"}})
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
-	r.setRules(r.own())
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
+	r.SetRules(r.Node())
 	r.expectSync("full a")
 	r.expectKernel("a", "left")
-	r.setInventory(inventoryOf("shop.a", "shop.b"))
+	r.setInventory(agenttest.InventoryOf("shop.a", "shop.b"))
 	r.expectSync("nothing")
-	r.setService(r.object("b", 2)) // now they agree
+	r.SetService(r.Service("b", 2)) // now they agree
 	r.expectSync("full, pruning b")
 	r.expectKernel("a", "b")
 }
@@ -177,9 +142,9 @@ func TestPruneWaitsForAgreement(t *testing.T) {
 func TestEmptyInventoryDoesNotConfirmAFirstList(t *testing.T) {
 	r := newRig(t)
 	r.kernel.Plant(&dataplane.Service{Name: dataplane.ServiceName{Namespace: "shop", Name: "left"}})
-	r.setInventory(inventoryOf())
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
-	r.setRules(r.own())
+	r.setInventory(agenttest.InventoryOf())
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
+	r.SetRules(r.Node())
 	r.expectSync("full a")
 	r.expectKernel("a", "left")
 }
@@ -189,31 +154,31 @@ func TestOnlyWhatChangesIsDirty(t *testing.T) {
 	member := func(name, endpoint string) v1alpha1.ServiceMembers {
 		return v1alpha1.ServiceMembers{Namespace: "shop", Name: name, Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{endpoint}}}}
 	}
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.Services = []v1alpha1.ServiceMembers{member("a", "10.244.1.1:8080"), member("b", "10.244.1.2:8080")}
 	}))
 	r.expectSync("partial a b")
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.Services = []v1alpha1.ServiceMembers{member("a", "10.244.1.1:8080"), member("b", "10.244.9.9:8080")}
 	}))
 	r.expectSync("partial b")
 	if s := r.snapshot(); s.endpoints != 4 || s.local != 2 {
 		t.Errorf("endpoints %d, local %d, want 4 and 2", s.endpoints, s.local)
 	}
-	r.setRules(r.own())
+	r.SetRules(r.Node())
 	r.expectSync("partial a b")
 	if s := r.snapshot(); s.local != 0 || s.services != 3 {
 		t.Errorf("services %d, local %d, want 3 and 0", s.services, s.local)
 	}
 
-	same := r.object("a", 1)
-	r.setService(same)
+	same := r.Service("a", 1)
+	r.SetService(same)
 	r.expectSync("nothing") // rendered again, nothing new in it
 	if s := r.snapshot(); s.applied.version != same.ResourceVersion {
 		t.Errorf("applied version %s, want %s", s.applied.version, same.ResourceVersion)
 	}
 
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(15)) }))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(15)) }))
 	r.expectSync("full, pruning")
 	if got := *r.kernel.Node().Settings.Masquerade.Bit; got != 15 {
 		t.Errorf("masquerade bit %d", got)
@@ -221,7 +186,7 @@ func TestOnlyWhatChangesIsDirty(t *testing.T) {
 	if got := fmt.Sprint(r.kernel.Node().Addresses, r.kernel.Node().PodCIDRs); got != "[192.0.2.21] [10.244.1.0/24]" {
 		t.Errorf("node facts of the family: %s", got)
 	}
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.Settings.Masquerade.Bit = new(int32(15))
 		s.SettingsRevision = "rev-2"
 	}))
@@ -238,10 +203,10 @@ func TestZoneChangeSelectsAgain(t *testing.T) {
 			{State: "Ready", Zones: []string{"a"}, Addresses: []string{"10.244.1.1:80"}},
 			{State: "Ready", Zones: []string{"b"}, Addresses: []string{"10.244.2.1:80"}}}
 	}
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1, hinted), r.object("b", 2)})
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Node.Zone = "a" }))
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1, hinted), r.Service("b", 2)})
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Node.Zone = "a" }))
 	r.expectSync("full a b")
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Node.Zone = "b" }))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Node.Zone = "b" }))
 	r.expectSync("partial a")
 	if got := r.kernel.Service("shop", "a").Ports[0].Cluster[0].String(); got != "10.244.2.1:80" {
 		t.Errorf("endpoint %s", got)
@@ -252,14 +217,14 @@ func TestFailureKeepsWhatIsDirty(t *testing.T) {
 	r := running(t)
 	applied := r.snapshot().applied.version
 	r.kernel.Fail(errors.New("locked"))
-	r.clock.SetTime(epoch.Add(5 * time.Second))
-	r.setService(r.object("a", 9))
+	r.clock.SetTime(agenttest.Epoch.Add(5 * time.Second))
+	r.SetService(r.Service("a", 9))
 	r.expectSync("partial a")
-	r.clock.SetTime(epoch.Add(8 * time.Second))
-	r.setService(r.object("b", 8))
+	r.clock.SetTime(agenttest.Epoch.Add(8 * time.Second))
+	r.SetService(r.Service("b", 8))
 	r.expectSync("full, pruning a b")
 	s := r.snapshot()
-	if !s.oldestPending.Equal(epoch.Add(5*time.Second)) || s.err == nil || s.applied.version != applied {
+	if !s.oldestPending.Equal(agenttest.Epoch.Add(5*time.Second)) || s.err == nil || s.applied.version != applied {
 		t.Errorf("pending since %v, error %v, applied %s", s.oldestPending, s.err, s.applied.version)
 	}
 	r.kernel.Fail(nil)
@@ -271,14 +236,14 @@ func TestFailureKeepsWhatIsDirty(t *testing.T) {
 
 func TestChangesDuringAnApplyAreNotLost(t *testing.T) {
 	r := running(t)
-	r.setService(r.object("a", 9))
+	r.SetService(r.Service("a", 9))
 	b := r.prepare()
-	r.clock.SetTime(epoch.Add(3 * time.Second))
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(15)) }))
-	r.setService(r.object("b", 8))
+	r.clock.SetTime(agenttest.Epoch.Add(3 * time.Second))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(15)) }))
+	r.SetService(r.Service("b", 8))
 	fanout := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel})
 	r.commit(b, fanout.Apply(context.Background(), b.rulesets), nil)
-	if s := r.snapshot(); !s.oldestPending.Equal(epoch.Add(3 * time.Second)) {
+	if s := r.snapshot(); !s.oldestPending.Equal(agenttest.Epoch.Add(3 * time.Second)) {
 		t.Errorf("pending since %v", s.oldestPending)
 	}
 	r.expectSync("full, pruning b")
@@ -288,21 +253,21 @@ func TestUnknownFormat(t *testing.T) {
 	unknown := func(s *v1alpha1.ServiceProxyRulesSpec) { s.FormatVersion = 2 }
 	t.Run("of what policies shape", func(t *testing.T) {
 		r := running(t)
-		r.setService(r.object("a", 9, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Policies = []string{"closed"} }))
+		r.SetService(r.Service("a", 9, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Policies = []string{"closed"} }))
 		r.expectSync("partial a")
-		r.setService(r.object("a", 10, unknown))
+		r.SetService(r.Service("a", 10, unknown))
 		if s := r.snapshot(); len(s.refused) != 1 || len(s.shaped) != 1 {
 			t.Errorf("refused %v, of these shaped %v", s.refused, s.shaped)
 		}
 	})
 	t.Run("keeps the last state that was understood", func(t *testing.T) {
 		r := running(t)
-		r.setService(r.object("a", 9, unknown))
+		r.SetService(r.Service("a", 9, unknown))
 		r.expectSync("nothing")
 		if s := r.snapshot(); len(s.refused) != 1 || s.services != 2 || len(s.shaped) != 0 {
 			t.Errorf("refused %v, of these shaped %v, services %d", s.refused, s.shaped, s.services)
 		}
-		r.setService(r.object("a", 9))
+		r.SetService(r.Service("a", 9))
 		r.expectSync("partial a")
 		if s := r.snapshot(); len(s.refused) != 0 {
 			t.Errorf("refused %v", s.refused)
@@ -311,9 +276,9 @@ func TestUnknownFormat(t *testing.T) {
 	t.Run("does not take its rules for leftovers", func(t *testing.T) {
 		r := newRig(t)
 		r.kernel.Plant(&dataplane.Service{Name: dataplane.ServiceName{Namespace: "shop", Name: "a"}})
-		r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1, unknown), r.object("b", 2)})
-		r.setInventory(inventoryOf("shop.a", "shop.b"))
-		r.setRules(r.own())
+		r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1, unknown), r.Service("b", 2)})
+		r.setInventory(agenttest.InventoryOf("shop.a", "shop.b"))
+		r.SetRules(r.Node())
 		r.expectSync("full b")
 		r.expectKernel("a", "b")
 	})
@@ -321,21 +286,21 @@ func TestUnknownFormat(t *testing.T) {
 
 func TestOddNames(t *testing.T) {
 	r := running(t)
-	odd := r.object("x", 9)
+	odd := r.Service("x", 9)
 	odd.Name = "no-dot"
-	r.setService(odd)
+	r.SetService(odd)
 	r.expectSync("nothing")
 	if len(r.problems) != 1 || !strings.Contains(r.problems[0], `"no-dot"`) {
 		t.Errorf("problems: %q", r.problems)
 	}
-	r.deleteService(odd)
+	r.DeleteService(odd)
 	r.expectSync("nothing")
 }
 
 func TestOddNamesAreSaidOnce(t *testing.T) {
 	r := newRig(t)
 	odd := func(name string) *v1alpha1.ServiceProxyRules {
-		o := r.object("x", 1)
+		o := r.Service("x", 1)
 		o.Name = name
 		return o
 	}
@@ -345,31 +310,31 @@ func TestOddNamesAreSaidOnce(t *testing.T) {
 			t.Errorf("%s: said %d times, want %d: %q", when, len(r.problems), want, r.problems)
 		}
 	}
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{odd("one"), odd("two")})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{odd("one"), odd("two")})
 	expect("two of them", 2)
-	r.setService(odd("one"))
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{odd("one")})
+	r.SetService(odd("one"))
+	r.SetServices([]*v1alpha1.ServiceProxyRules{odd("one")})
 	expect("the same again", 2)
-	r.setService(odd("two"))
+	r.SetService(odd("two"))
 	expect("one that was gone from the list", 3)
-	r.deleteService(odd("one"))
-	r.setService(odd("one"))
+	r.DeleteService(odd("one"))
+	r.SetService(odd("one"))
 	expect("one that was deleted", 4)
 }
 
 func TestProblemsAreSaidOnce(t *testing.T) {
 	r := running(t)
 	bad := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"nonsense"} }
-	r.setService(r.object("a", 1, bad))
+	r.SetService(r.Service("a", 1, bad))
 	r.sync()
-	r.setService(r.object("a", 5, bad))
+	r.SetService(r.Service("a", 5, bad))
 	r.sync()
 	if len(r.problems) != 1 || !strings.Contains(r.problems[0], "shop/a: spec.externalIPs[0]") {
 		t.Errorf("problems: %q", r.problems)
 	}
-	r.setService(r.object("a", 1))
+	r.SetService(r.Service("a", 1))
 	r.sync()
-	r.setService(r.object("a", 1, bad))
+	r.SetService(r.Service("a", 1, bad))
 	r.sync()
 	if len(r.problems) != 2 {
 		t.Errorf("problems: %q", r.problems)
@@ -378,16 +343,16 @@ func TestProblemsAreSaidOnce(t *testing.T) {
 
 func TestRefusedObjectStaysBesideTheAcceptedOne(t *testing.T) {
 	r := running(t)
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Mode = new(v1alpha1.ProxyMode("Magic")) }))
-	r.setService(r.object("d", 4))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Mode = new(v1alpha1.ProxyMode("Magic")) }))
+	r.SetService(r.Service("d", 4))
 	r.expectSync("not ready")
 	if s := r.snapshot(); s.refusal == nil || s.applied.settingsRevision != "rev-1" {
 		t.Errorf("refusal %v, revision in force %s", s.refusal, s.applied.settingsRevision)
 	}
-	r.setRules(r.own())
+	r.SetRules(r.Node())
 	r.expectSync("full, pruning d") // somebody else may have written meanwhile
-	r.missRules()
-	r.setService(r.object("e", 5))
+	r.MissRules()
+	r.SetService(r.Service("e", 5))
 	r.expectSync("partial e")
 }
 
@@ -395,16 +360,16 @@ func TestRefusedObjectStaysBesideTheAcceptedOne(t *testing.T) {
 func BenchmarkOneChange(b *testing.B) {
 	for _, services := range []int{100, 10_000} {
 		b.Run(strconv.Itoa(services), func(b *testing.B) {
-			r := &rig{t: &testing.T{}, clock: clocktesting.NewFakePassiveClock(epoch)}
+			r := &rig{t: &testing.T{}, clock: clocktesting.NewFakePassiveClock(agenttest.Epoch)}
 			r.store = newStore(r.clock, "node-1", []dataplane.Family{dataplane.IPv4}, nil)
 			var list []*v1alpha1.ServiceProxyRules
 			for i := range services {
-				list = append(list, r.object(fmt.Sprintf("svc-%d", i), 1, func(s *v1alpha1.ServiceProxyRulesSpec) {
+				list = append(list, r.Service(fmt.Sprintf("svc-%d", i), 1, func(s *v1alpha1.ServiceProxyRulesSpec) {
 					s.ClusterIPs = []string{fmt.Sprintf("10.96.%d.%d", i/250, 1+i%250)}
 				}))
 			}
-			r.replaceServices(list)
-			r.setRules(r.own())
+			r.SetServices(list)
+			r.SetRules(r.Node())
 			commit := func() {
 				batch := r.prepare()
 				outcomes := map[dataplane.Family]dataplane.Outcome[dataplane.Result]{}
@@ -422,7 +387,7 @@ func BenchmarkOneChange(b *testing.B) {
 				n++
 				o := *states[n%2]
 				o.Generation = int64(1_000_000 + n)
-				r.setService(&o)
+				r.SetService(&o)
 				commit()
 			}
 		})
@@ -447,9 +412,9 @@ func TestObjectOverALimitAtTheStart(t *testing.T) {
 		for _, name := range []string{"b", "leftover"} {
 			r.kernel.Plant(&dataplane.Service{Name: dataplane.ServiceName{Namespace: "shop", Name: name}})
 		}
-		r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("b", 2, tooLarge), r.object("c", 3)})
-		r.setInventory(inventoryOf("shop.b", "shop.c"))
-		r.setRules(r.own())
+		r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("b", 2, tooLarge), r.Service("c", 3)})
+		r.setInventory(agenttest.InventoryOf("shop.b", "shop.c"))
+		r.SetRules(r.Node())
 		r.expectSync("full c")
 		r.expectKernel("b", "c", "leftover")
 		if s := r.snapshot(); len(s.refused) != 1 || !strings.HasPrefix(s.refused[dataplane.ServiceName{Namespace: "shop", Name: "b"}], "it has 2001 ports, more than the limit of 1000") {
@@ -459,10 +424,10 @@ func TestObjectOverALimitAtTheStart(t *testing.T) {
 	}
 	t.Run("a change", func(t *testing.T) {
 		r := start()
-		r.setService(r.object("c", 4))
-		r.setService(r.object("b", 2, tooLarge))
+		r.SetService(r.Service("c", 4))
+		r.SetService(r.Service("b", 2, tooLarge))
 		r.expectSync("partial c")
-		r.setService(r.object("b", 2))
+		r.SetService(r.Service("b", 2))
 		r.expectSync("full, pruning b")
 		r.expectKernel("b", "c")
 		if s := r.snapshot(); len(s.refused) != 0 {
@@ -471,30 +436,30 @@ func TestObjectOverALimitAtTheStart(t *testing.T) {
 	})
 	t.Run("its end", func(t *testing.T) {
 		r := start()
-		object := r.object("b", 2, tooLarge, released)
-		r.setInventory(inventoryOf("shop.c"))
-		r.setService(object)
-		r.deleteService(object)
+		object := r.Service("b", 2, tooLarge, agenttest.Released)
+		r.setInventory(agenttest.InventoryOf("shop.c"))
+		r.SetService(object)
+		r.DeleteService(object)
 		r.expectSync("full, pruning b")
 		r.expectKernel("c")
 	})
 	t.Run("a checkpoint", func(t *testing.T) {
 		r := newRig(t)
 		r.former = func(int, uint64) *goodSet {
-			return &goodSet{Set: &checkpoint.Set{Services: []*v1alpha1.ServiceProxyRules{r.object("b", 2, tooLarge)}}}
+			return &goodSet{Set: &checkpoint.Set{Services: []*v1alpha1.ServiceProxyRules{r.Service("b", 2, tooLarge)}}}
 		}
-		r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("c", 3)})
-		r.setInventory(inventoryOf("shop.c"))
-		r.setRules(r.own())
+		r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("c", 3)})
+		r.setInventory(agenttest.InventoryOf("shop.c"))
+		r.SetRules(r.Node())
 		r.expectSync("full, pruning b c")
 	})
 	t.Run("it vanishes", func(t *testing.T) {
 		r := start()
-		r.deleteService(r.object("b", 2, tooLarge))
+		r.DeleteService(r.Service("b", 2, tooLarge))
 		r.forget()
 		r.expectSync("full")
 		r.expectKernel("b", "c", "leftover")
-		r.setInventory(inventoryOf("shop.c"))
+		r.setInventory(agenttest.InventoryOf("shop.c"))
 		r.expectSync("full, pruning b")
 		r.expectKernel("c")
 	})
@@ -503,15 +468,15 @@ func TestObjectOverALimitAtTheStart(t *testing.T) {
 // TestObjectOverALimit: it is refused, and what the node has of it stays.
 func TestObjectOverALimit(t *testing.T) {
 	r := running(t)
-	r.setService(r.object("b", 2, tooLarge))
-	r.setService(r.object("c", 3, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
+	r.SetService(r.Service("b", 2, tooLarge))
+	r.SetService(r.Service("c", 3, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
 	r.expectSync("partial c")
 	r.expectKernel("a", "b", "c")
 	const want = "it has 2001 ports, more than the limit of 1000; split the Service; its rules stay as they are"
 	if diff := cmp.Diff(map[dataplane.ServiceName]string{{Namespace: "shop", Name: "b"}: want}, r.snapshot().refused); diff != "" {
 		t.Errorf("refused (-want +got):\n%s", diff)
 	}
-	r.setService(r.object("b", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 82 }))
+	r.SetService(r.Service("b", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 82 }))
 	r.expectSync("partial b")
 	if got := r.snapshot().refused; len(got) != 0 {
 		t.Errorf("refused %v", got)

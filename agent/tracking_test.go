@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
@@ -75,7 +76,7 @@ func mustVerify(t *testing.T, a *Agent) {
 func TestSettingsOfTrackingComeBeforeRules(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	fake := tracked(a)
-	r.setRules(r.own(udpTimeout(30)))
+	r.SetRules(r.Node(udpTimeout(30)))
 	fake.onTune = func() {
 		if kernel.Writes() > 0 {
 			t.Error("rules are written before the settings they depend on")
@@ -87,10 +88,10 @@ func TestSettingsOfTrackingComeBeforeRules(t *testing.T) {
 	}
 	fake.onTune = nil
 	fake.expect(t, "the first sync", 30)
-	r.setService(r.object("b", 2))
+	r.SetService(r.Service("b", 2))
 	mustSync(t, a)
 	fake.expect(t, "a sync of a Service")
-	r.setRules(r.own(udpTimeout(40)))
+	r.SetRules(r.Node(udpTimeout(40)))
 	mustSync(t, a)
 	fake.expect(t, "other settings", 40)
 	mustVerify(t, a)
@@ -141,8 +142,8 @@ func TestRulesFollowLiberalTracking(t *testing.T) {
 	if n := full(a); n != 2 {
 		t.Errorf("%d full passes after a change", n)
 	}
-	if n := len(log.with("Somebody else has changed a setting")); n != 1 {
-		t.Errorf("log %q", log.lines)
+	if n := len(log.With("Somebody else has changed a setting")); n != 1 {
+		t.Errorf("log %q", log.With(""))
 	}
 	fake.tuned.Changes = nil
 	mustVerify(t, a)
@@ -164,7 +165,7 @@ func TestTrackingThatComesWithTheRules(t *testing.T) {
 		t.Errorf("before: %+v", f.tracking)
 	}
 	// A loop that does not run is overdue once it is triggered.
-	clk := clocktesting.NewFakeClock(epoch)
+	clk := clocktesting.NewFakeClock(agenttest.Epoch)
 	a.loop = syncer.New(syncer.Options{Clock: clk, Sync: a.syncSome, Verify: a.verify, VerifyInterval: time.Hour})
 	mustSync(t, a)
 	clk.Step(time.Second)
@@ -172,8 +173,8 @@ func TestTrackingThatComesWithTheRules(t *testing.T) {
 		t.Error("nobody writes the rules that depend on the settings")
 	}
 	fake.expect(t, "before and after the rules", 0, 0)
-	if n := len(log.with("Changed a setting of connection tracking")); n != 1 || len(log.with("tracks no connections")) > 0 {
-		t.Errorf("log %q", log.lines)
+	if n := len(log.With("Changed a setting of connection tracking")); n != 1 || len(log.With("tracks no connections")) > 0 {
+		t.Errorf("log %q", log.With(""))
 	}
 	if f := factsOf(a); f.tracking.report == nil || len(f.tracking.warnings) > 0 {
 		t.Errorf("after: %+v", f.tracking)
@@ -182,7 +183,7 @@ func TestTrackingThatComesWithTheRules(t *testing.T) {
 	if n := uint64(syncs(t, a)["Full"]); n != 2 {
 		t.Errorf("%d full passes, want one more for rules that depend on the settings", n)
 	}
-	r.setService(r.object("b", 2))
+	r.SetService(r.Service("b", 2))
 	fake.expect(t, "from then on")
 }
 
@@ -197,8 +198,8 @@ func TestNodeWithoutTracking(t *testing.T) {
 	if c.Status != metav1.ConditionTrue || !strings.Contains(c.Message, "modprobe nf_conntrack") {
 		t.Errorf("condition %+v", c)
 	}
-	if n := len(log.with("modprobe nf_conntrack")); n != 1 {
-		t.Errorf("log %q", log.lines)
+	if n := len(log.With("modprobe nf_conntrack")); n != 1 {
+		t.Errorf("log %q", log.With(""))
 	}
 	if n := uint64(syncs(t, a)["Full"]); n != 1 {
 		t.Errorf("%d full passes", n)
@@ -223,8 +224,8 @@ func TestUnmetSettingsAreAWarning(t *testing.T) {
 	}
 	fake.tuned.Unmet = nil
 	mustVerify(t, a)
-	if len(log.with("is not as the settings ask")) != 1 || len(log.with("is as the settings ask now")) != 1 {
-		t.Errorf("log %q", log.lines)
+	if len(log.With("is not as the settings ask")) != 1 || len(log.With("is as the settings ask now")) != 1 {
+		t.Errorf("log %q", log.With(""))
 	}
 	if n := uint64(syncs(t, a)["Full"]); n != 1 {
 		t.Errorf("%d full passes: rules have nothing to do with it", n)
@@ -243,7 +244,7 @@ func TestRemovedFlowsAreReported(t *testing.T) {
 
 func TestFiguresAreReadNowAndThen(t *testing.T) {
 	fake := &fakeTracking{figures: conntrack.Figures{Entries: 31022, Max: 262144, Buckets: 65536, Counters: conntrack.Counters{InsertFailed: 1, Drop: 2, EarlyDrop: 3}}}
-	clk := clocktesting.NewFakeClock(epoch)
+	clk := clocktesting.NewFakeClock(agenttest.Epoch)
 	m := newMetrics()
 	tr := newTracking(&Options{Tracking: fake, Clock: clk, Log: logr.Discard()}, m.tracking)
 	tr.cleaned(conntrack.Pass{Removed: map[conntrack.Reason]int{conntrack.EndpointGone: 17, conntrack.AddressGone: 1}})

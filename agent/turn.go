@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -131,8 +132,8 @@ func (a *Agent) lookForOther(ctx context.Context, ask bool) (string, error) {
 	defer a.metrics.checks.Inc()
 	if s := a.options.Spotter; s != nil {
 		sign, err := s.OtherProxy(ctx)
-		if text := errorText(err); ctx.Err() == nil {
-			if _, changed := a.news(looks, text); changed && err != nil {
+		if problem := wording.OfError(err); ctx.Err() == nil {
+			if _, changed := a.news(looks, problem); changed && err != nil {
 				a.log.Error(err, "Could not look for the signs of other proxies in the kernel; going on by their ports alone")
 			}
 		}
@@ -146,13 +147,6 @@ func (a *Agent) lookForOther(ctx context.Context, ask bool) (string, error) {
 	return a.options.Probe(ctx, a.instance)
 }
 
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
 // beginTurn takes the turn. It reports false where another proxy's canaries
 // cannot be removed yet: they could not tell us of its return.
 func (a *Agent) beginTurn(ctx context.Context) bool {
@@ -160,7 +154,7 @@ func (a *Agent) beginTurn(ctx context.Context) bool {
 	if a.options.Spotter != nil {
 		var err error
 		leftovers, err = a.options.Spotter.Begin(ctx)
-		if _, changed := a.news(beginnings, errorText(err)); changed && err != nil && ctx.Err() == nil {
+		if _, changed := a.news(beginnings, wording.OfError(err)); changed && err != nil && ctx.Err() == nil {
 			a.log.Error(err, "Could not begin to write: trying again every second; the rules stay as they are")
 		}
 		if err != nil {

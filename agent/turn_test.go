@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +15,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
@@ -90,38 +91,19 @@ func (s *spots) set(f func(*spots)) {
 	f(s)
 }
 
-// logged keeps what is logged.
-type logged struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (l *logged) add(_, args string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines, args)
-}
-
-// with returns the lines that hold text.
-func (l *logged) with(text string) []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(l.lines), func(line string) bool { return !strings.Contains(line, text) })
-}
-
 // newAgent returns an agent over a kernel in memory that does not run, and its
 // log.
-func newAgent(t *testing.T, probe ProbeFunc) (*Agent, *dataplanetest.Fake, *logged) {
+func newAgent(t *testing.T, probe ProbeFunc) (*Agent, *dataplanetest.Fake, *agenttest.Log) {
 	t.Helper()
-	client, err := NewClient(&rest.Config{Host: "https://192.0.2.10:6443"})
+	client, err := apiclient.New(&rest.Config{Host: "https://192.0.2.10:6443"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	kernel, log := dataplanetest.NewFake(), &logged{}
+	kernel, log := dataplanetest.NewFake(), &agenttest.Log{}
 	a, err := New(Options{
 		NodeName: "node-1", Client: client, Probe: probe, Clock: clock.RealClock{},
 		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: kernel},
-		Log:        funcr.New(log.add, funcr.Options{Verbosity: 2}),
+		Log:        funcr.New(log.Add, funcr.Options{Verbosity: 2}),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -139,10 +121,10 @@ func hold(t *testing.T, a *Agent) {
 
 // fill gives the agent a complete set of one Service.
 func fill(t *testing.T, a *Agent) *rig {
-	r := &rig{store: a.store, t: t, version: 10}
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
-	r.setInventory(inventoryOf("shop.a"))
-	r.setRules(r.own())
+	r := &rig{store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
+	r.setInventory(agenttest.InventoryOf("shop.a"))
+	r.SetRules(r.Node())
 	return r
 }
 
@@ -183,8 +165,8 @@ func TestAwaitTurn(t *testing.T) {
 				if went != a.mayWrite() {
 					t.Errorf("may write: %v", a.mayWrite())
 				}
-				if tt.log != "" && len(log.with(tt.log)) == 0 {
-					t.Errorf("log %q lacks %q", log.lines, tt.log)
+				if tt.log != "" && len(log.With(tt.log)) == 0 {
+					t.Errorf("log %q lacks %q", log.With(""), tt.log)
 				}
 			})
 		})
@@ -195,22 +177,22 @@ func TestAwaitTurn(t *testing.T) {
 // reboot must be known before the first write.
 func TestStoredConflictIsKnownBeforeTheSetIsReady(t *testing.T) {
 	r := newRig(t)
-	object := r.own()
+	object := r.Node()
 	object.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue}}
-	r.setRules(object)
+	r.SetRules(object)
 	if !r.foundConflict() {
 		t.Error("the stored condition is not noted")
 	}
-	object = r.own()
-	r.setRules(object)
+	object = r.Node()
+	r.SetRules(object)
 	if !r.foundConflict() {
 		t.Error("what was first seen does not stay")
 	}
 	r = newRig(t)
-	r.setRules(r.own())
-	object = r.own()
+	r.SetRules(r.Node())
+	object = r.Node()
 	object.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue}}
-	r.setRules(object)
+	r.SetRules(object)
 	if r.foundConflict() {
 		t.Error("what this agent stores itself counts")
 	}
@@ -234,7 +216,7 @@ type turning struct {
 	ports  *answers
 	spots  *spots
 	kernel *dataplanetest.Fake
-	log    *logged
+	log    *agenttest.Log
 	rig    *rig
 }
 
@@ -299,8 +281,8 @@ func TestTurnIsLostAndRegained(t *testing.T) {
 		}
 		writes := r.kernel.Writes()
 		r.kernel.Remove("shop", "a")
-		r.rig.setService(r.rig.object("b", 2))
-		r.rig.setInventory(inventoryOf("shop.a", "shop.b"))
+		r.rig.SetService(r.rig.Service("b", 2))
+		r.rig.setInventory(agenttest.InventoryOf("shop.a", "shop.b"))
 		r.changed()
 		r.ports.become("kube-proxy answers")
 		after(5 * time.Minute)
@@ -337,7 +319,7 @@ func TestNothingIsWrittenOnceASignIsThere(t *testing.T) {
 			mustSync(t, a)
 			writes := kernel.Writes()
 			kernel.Remove("shop", "a")
-			r.setService(r.object("b", 2))
+			r.SetService(r.Service("b", 2))
 			s.appears = "device kube-ipvs0"
 			if err := write(a); err != nil {
 				t.Fatal(err)
@@ -409,8 +391,8 @@ func TestABeginningThatFailsIsTriedAgain(t *testing.T) {
 		after(2 * time.Second)
 		r.spots.set(func(s *spots) { s.standing, s.stuck = "", errors.New("the lock is held") })
 		after(time.Minute)
-		if r.mayWrite() || len(r.log.with("the lock is held")) != 1 {
-			t.Errorf("may write: %v; log %q", r.mayWrite(), r.log.with("the lock"))
+		if r.mayWrite() || len(r.log.With("the lock is held")) != 1 {
+			t.Errorf("may write: %v; log %q", r.mayWrite(), r.log.With("the lock"))
 		}
 		r.spots.set(func(s *spots) { s.stuck, s.leftovers = nil, []string{"table ip kube-proxy is left"} })
 		after(2 * time.Second)

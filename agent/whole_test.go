@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -25,14 +26,14 @@ func TestWholeIsWhatTheStoreWants(t *testing.T) {
 		r := newRig(t)
 		r.store = newStore(r.clock, "node-1", families, func(dataplane.ServiceName, string) {})
 		w := &drawn{rig: r, rand: rand.New(rand.NewPCG(seed, 7)), objects: map[string]*v1alpha1.ServiceProxyRules{}}
-		r.replaceServices(nil)
+		r.SetServices(nil)
 		node := w.node()
-		r.setRules(node)
+		r.SetRules(node)
 		for range 80 {
 			w.step()
 			if w.rand.IntN(10) == 0 {
 				node = w.node()
-				r.setRules(node)
+				r.SetRules(node)
 			}
 			if w.rand.IntN(4) == 0 {
 				r.prepare()
@@ -90,9 +91,9 @@ func (w *drawn) step() {
 		last.Generation++
 		last.Spec.FormatVersion, last.Spec.Released = v1alpha1.FormatVersion, true
 		if w.rand.IntN(2) == 0 { // the mark is seen before the deletion
-			w.setService(last)
+			w.SetService(last)
 		}
-		w.deleteService(last)
+		w.DeleteService(last)
 		delete(w.objects, name)
 		return
 	}
@@ -107,10 +108,10 @@ func (w *drawn) step() {
 	case 2:
 		o.Spec.Released = true
 	}
-	w.version++
-	o.Generation = int64(w.version)
+	w.Version++
+	o.Generation = int64(w.Version)
 	w.objects[o.Name] = o
-	w.setService(o)
+	w.SetService(o)
 }
 
 func (w *drawn) one(list ...string) string { return list[w.rand.IntN(len(list))] }
@@ -127,7 +128,7 @@ func (w *drawn) service() v1alpha1.ServiceProxyRulesSpec {
 	}
 	spec := v1alpha1.ServiceProxyRulesSpec{
 		FormatVersion:         v1alpha1.FormatVersion,
-		ServiceCreated:        metav1.NewTime(epoch.Add(time.Duration(w.rand.IntN(4)) * time.Second)),
+		ServiceCreated:        metav1.NewTime(agenttest.Epoch.Add(time.Duration(w.rand.IntN(4)) * time.Second)),
 		ClusterIPs:            w.some(fmt.Sprintf("10.96.0.%d", w.rand.IntN(20)), fmt.Sprintf("fd00::%x", 1+w.rand.IntN(20)), "nonsense"),
 		ExternalIPs:           w.some("192.0.2.99", "2001:db8::99"),
 		LoadBalancerIPs:       w.some("192.0.2.200", "192.0.2.201"),
@@ -154,7 +155,7 @@ func (w *drawn) service() v1alpha1.ServiceProxyRulesSpec {
 
 // node draws the node's zone, settings and members.
 func (w *drawn) node() *v1alpha1.NodeProxyRules {
-	return w.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+	return w.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.Node.Zone = w.one("", "a", "b", "c")
 		*s.Settings.Mode = v1alpha1.ProxyMode(w.one("IPTables", "IPVS"))
 		for i := range 25 {

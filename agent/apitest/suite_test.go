@@ -30,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/nodeproxy-io/nodeproxy/agent"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
@@ -109,7 +110,7 @@ func (n *node) startAt(clk clock.Clock, config *rest.Config) *node {
 	GinkgoHelper()
 	log := gbytes.NewBuffer()
 	n.log = log
-	c, err := agent.NewClient(config)
+	c, err := apiclient.New(config)
 	Expect(err).NotTo(HaveOccurred())
 	a, err := agent.New(agent.Options{
 		NodeName: n.name, Namespace: namespace, Client: c,

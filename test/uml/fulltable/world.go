@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
@@ -118,7 +119,7 @@ func (w *world) startAgent(settings *v1alpha1.ConntrackSettings) {
 		ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "1", Generation: 1},
 	})
 	w.setSettings(settings)
-	client, err := agent.NewClient(w.api.config())
+	client, err := apiclient.New(w.api.config())
 	if err != nil {
 		w.Fatal(err)
 	}

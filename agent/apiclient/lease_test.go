@@ -1,4 +1,4 @@
-package agent
+package apiclient
 
 import (
 	"context"
@@ -10,15 +10,18 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
+	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 )
 
-// keeper is a leaseKeeper whose renewals a test sees one by one.
+// keeper is a leaseRenewer whose renewals a test sees one by one.
 type keeper struct {
-	*leaseKeeper
+	*LeaseRenewer
 	clock  *clocktesting.FakeClock
 	writes chan lease
 	answer chan error
@@ -28,9 +31,9 @@ type keeper struct {
 
 func startKeeper(t *testing.T) *keeper {
 	t.Helper()
-	k := &keeper{clock: clocktesting.NewFakeClock(epoch), writes: make(chan lease), answer: make(chan error), log: make(chan string, 100)}
+	k := &keeper{clock: clocktesting.NewFakeClock(agenttest.Epoch), writes: make(chan lease), answer: make(chan error), log: make(chan string, 100)}
 	version := 100
-	k.leaseKeeper = &leaseKeeper{
+	k.LeaseRenewer = &LeaseRenewer{
 		clock: k.clock, namespace: "ns", node: "node-1",
 		log: funcr.New(func(_, args string) { k.log <- args }, funcr.Options{}),
 		write: func(ctx context.Context, l lease) error {
@@ -43,11 +46,11 @@ func startKeeper(t *testing.T) *keeper {
 		},
 		applied: func() string { version++; return fmt.Sprint(version) },
 		share:   func() float64 { return 0.5 },
-		result:  func(bool) {},
+		metrics: NewMetrics(prometheus.NewRegistry()),
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); k.run(ctx) }()
+	go func() { defer close(done); k.Run(ctx) }()
 	k.stop = func() { cancel(); <-done }
 	t.Cleanup(k.stop)
 	return k
@@ -86,14 +89,14 @@ func (k *keeper) after(t *testing.T, d time.Duration, err error) lease {
 
 func TestLeaseIsRenewedEvery30Seconds(t *testing.T) {
 	k := startKeeper(t)
-	if l := k.renewal(t, nil); l.namespace != "ns" || l.node != "node-1" || l.applied != "102" || !l.renewed.Equal(epoch) {
+	if l := k.renewal(t, nil); l.namespace != "ns" || l.node != "node-1" || l.applied != "102" || !l.renewed.Equal(agenttest.Epoch) {
 		t.Errorf("first renewal %+v", l)
 	}
 	k.after(t, 15*time.Second, nil) // half the pause, by share
 	for range 3 {
 		k.after(t, 30*time.Second, nil)
 	}
-	if l := k.after(t, 30*time.Second, nil); l.applied != "107" || !l.renewed.Equal(epoch.Add(135*time.Second)) {
+	if l := k.after(t, 30*time.Second, nil); l.applied != "107" || !l.renewed.Equal(agenttest.Epoch.Add(135*time.Second)) {
 		t.Errorf("sixth renewal %+v", l)
 	}
 }
@@ -129,8 +132,8 @@ func TestLeaseIsRetriedAndSaidOnce(t *testing.T) {
 }
 
 func TestNoNamespaceNoLease(t *testing.T) {
-	k := &leaseKeeper{write: func(context.Context, lease) error { t.Error("written"); return nil }}
-	k.run(t.Context()) // returns
+	k := &LeaseRenewer{write: func(context.Context, lease) error { t.Error("written"); return nil }}
+	k.Run(t.Context()) // returns
 }
 
 // TestFirstLeaseWaitsForAFirstSet: an agent that has been started again must not
@@ -142,7 +145,7 @@ func TestFirstLeaseWaitsForAFirstSet(t *testing.T) {
 			{0, 0}, {time.Second, time.Second}, {time.Hour, appliedWait},
 		} {
 			begun := time.Now()
-			k := &leaseKeeper{clock: clock.RealClock{}, applied: func() string {
+			k := &LeaseRenewer{clock: clock.RealClock{}, applied: func() string {
 				if time.Since(begun) >= tt.set {
 					return "7"
 				}

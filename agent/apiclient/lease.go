@@ -1,4 +1,4 @@
-package agent
+package apiclient
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -42,12 +43,12 @@ type lease struct {
 	applied         string // newest ServiceProxyRules that the kernel holds
 }
 
-// leaseKeeper tells the controller that the agent lives, by renewing a Lease.
-// It shares nothing with what programs the kernel but the number of what is
-// applied, so that a kernel that hangs does not look like a dead agent. When
-// the agent stops, the Lease is left as it is: an agent that is restarted
-// within its 90 seconds was never missed, and one that is not will be.
-type leaseKeeper struct {
+// LeaseRenewer renews the Lease that is the agent's heartbeat to the controller.
+// It shares nothing with what programs the kernel but the resource version that
+// is applied, so that a kernel that hangs does not look like a dead agent. When
+// the agent stops, the Lease stays: an agent that restarts within its 90 seconds
+// is never missed, and one that does not is.
+type LeaseRenewer struct {
 	clock     clock.Clock
 	log       logr.Logger
 	namespace string
@@ -56,83 +57,94 @@ type leaseKeeper struct {
 	write     func(ctx context.Context, l lease) error
 	applied   func() string
 	// share returns a number in [0,1): which part of a pause to take.
-	share  func() float64
-	result func(ok bool)
+	share   func() float64
+	metrics *Metrics
 }
 
-func (a *Agent) leaseKeeper() *leaseKeeper {
-	return &leaseKeeper{
-		clock: a.options.Clock, log: a.log, namespace: a.options.Namespace, node: a.options.NodeName, started: a.started,
-		write: a.options.Client.applyLease, applied: a.store.appliedVersion,
-		share: rand.Float64, result: a.metrics.leaseRenewed,
+// Results of renewals of the Lease.
+const (
+	leaseWritten = "renewed"
+	leaseFailed  = "failed"
+)
+
+// LeaseOptions are what a LeaseRenewer needs.
+type LeaseOptions struct {
+	Client *Client
+	Clock  clock.Clock
+	Log    logr.Logger
+	// Namespace is that of the Lease. Empty: there is none.
+	Namespace, Node string
+	Started         time.Time
+	// Applied returns the newest resource version that the kernel has; empty: none yet.
+	Applied func() string
+	Metrics *Metrics
+}
+
+// NewLeaseRenewer returns a LeaseRenewer that does nothing until it runs.
+func NewLeaseRenewer(o LeaseOptions) *LeaseRenewer {
+	return &LeaseRenewer{
+		clock: o.Clock, log: o.Log, namespace: o.Namespace, node: o.Node, started: o.Started,
+		write: o.Client.applyLease, applied: o.Applied, share: rand.Float64,
+		metrics: o.Metrics,
 	}
 }
 
-// run renews the Lease until ctx is done: at once, then after a part of the
+// Run renews the Lease until ctx is done: at once, then after a part of the
 // pause, so that agents that started together do not go on together, and then
 // every 30 s. After failures it is the same. Without a namespace there is no Lease.
-func (k *leaseKeeper) run(ctx context.Context) {
-	if k.namespace == "" {
+func (r *LeaseRenewer) Run(ctx context.Context) {
+	if r.namespace == "" {
 		return
 	}
-	k.awaitApplied(ctx)
-	next := time.Duration(float64(leasePause) * k.share())
+	r.awaitApplied(ctx)
+	next := time.Duration(float64(leasePause) * r.share())
 	retry, failure := firstLeaseRetry, ""
 	for ctx.Err() == nil {
-		err := k.renew(ctx)
-		pause := next
+		err := r.renew(ctx)
+		again := next
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			if what := leaseAdvice(err, k.namespace); what != failure {
+			if what := leaseAdvice(err, r.namespace); what != failure {
 				failure = what
-				k.log.Error(err, "Could not renew this agent's Lease; trying again. While it is not renewed, the controller reports this node as AgentNotResponding. The rules in the kernel are not affected", "lease", k.namespace+"/"+v1alpha1.AgentLeaseName(k.node), "whatToDo", what)
+				r.log.Error(err, "Could not renew this agent's Lease; trying again. While it is not renewed, the controller reports this node as AgentNotResponding. The rules in the kernel are not affected", "lease", r.namespace+"/"+v1alpha1.AgentLeaseName(r.node), "whatToDo", what)
 			}
-			pause = time.Duration(float64(retry) * (0.5 + k.share()/2))
+			again = time.Duration(float64(retry) * (0.5 + r.share()/2))
 			retry = min(2*retry, lastLeaseRetry)
 		default:
 			if failure != "" {
-				k.log.Info("This agent's Lease is renewed again", "lease", k.namespace+"/"+v1alpha1.AgentLeaseName(k.node))
+				r.log.Info("This agent's Lease is renewed again", "lease", r.namespace+"/"+v1alpha1.AgentLeaseName(r.node))
 			}
 			if retry != firstLeaseRetry {
 				// Agents return together when the API server does.
-				pause = time.Duration(float64(leasePause) * k.share())
+				again = time.Duration(float64(leasePause) * r.share())
 			}
 			retry, failure, next = firstLeaseRetry, "", leasePause
 		}
-		waited(ctx, k.clock, pause)
+		pause.For(ctx, r.clock, again)
 	}
 }
 
 // awaitApplied waits a moment for the first set: else the Lease of an agent that
 // has been started again would say for half a minute that it has applied nothing,
 // and the node would count as lagging.
-func (k *leaseKeeper) awaitApplied(ctx context.Context) {
-	for spent := time.Duration(0); spent < appliedWait && k.applied() == "" && ctx.Err() == nil; spent += appliedTick {
-		waited(ctx, k.clock, appliedTick)
+func (r *LeaseRenewer) awaitApplied(ctx context.Context) {
+	for spent := time.Duration(0); spent < appliedWait && r.applied() == "" && ctx.Err() == nil; spent += appliedTick {
+		pause.For(ctx, r.clock, appliedTick)
 	}
 }
 
-// waited waits for a time, or until ctx is done. It reports whether it has waited
-// for all of it.
-func waited(ctx context.Context, c clock.Clock, d time.Duration) bool {
-	timer := c.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C():
-		return true
-	}
-}
-
-func (k *leaseKeeper) renew(ctx context.Context) error {
+func (r *LeaseRenewer) renew(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
-	err := k.write(limited, lease{namespace: k.namespace, node: k.node, started: k.started, renewed: k.clock.Now(), applied: k.applied()})
-	if ctx.Err() == nil {
-		k.result(err == nil)
+	err := r.write(limited, lease{namespace: r.namespace, node: r.node, started: r.started, renewed: r.clock.Now(), applied: r.applied()})
+	switch {
+	case ctx.Err() != nil:
+	case err == nil:
+		r.metrics.renewals.WithLabelValues(leaseWritten).Inc()
+	default:
+		r.metrics.renewals.WithLabelValues(leaseFailed).Inc()
 	}
 	return err
 }
@@ -181,12 +193,4 @@ func (c *Client) applyLease(ctx context.Context, l lease) error {
 		return fmt.Errorf("applying the Lease %s/%s: %w", l.namespace, name, err)
 	}
 	return nil
-}
-
-// appliedVersion is the newest resourceVersion of a ServiceProxyRules that the
-// kernel holds; empty before the first.
-func (s *store) appliedVersion() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.applied.version
 }

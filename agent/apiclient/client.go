@@ -1,4 +1,4 @@
-package agent
+package apiclient
 
 import (
 	"context"
@@ -25,8 +25,8 @@ type Client struct {
 	params runtime.ParameterCodec
 }
 
-// NewClient returns a client. How to reach which API server is config's business.
-func NewClient(config *rest.Config) (*Client, error) {
+// New returns a client. How to reach which API server is config's business.
+func New(config *rest.Config) (*Client, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		return nil, fmt.Errorf("registering kinds: %w", err)
@@ -42,8 +42,8 @@ func NewClient(config *rest.Config) (*Client, error) {
 	return &Client{rest: client, params: runtime.NewParameterCodec(scheme)}, nil
 }
 
-// applyStatus writes the status of a NodeProxyRules by server-side apply.
-func (c *Client) applyStatus(ctx context.Context, name string, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error) {
+// ApplyStatus writes the status of a NodeProxyRules by server-side apply.
+func (c *Client) ApplyStatus(ctx context.Context, name string, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error) {
 	patch := struct {
 		metav1.TypeMeta `json:",inline"`
 		Metadata        map[string]string              `json:"metadata"`
