@@ -19,6 +19,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/drift"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -88,7 +89,7 @@ type Agent struct {
 	loop    *syncer.Syncer
 	writer  *statusWriter
 	metrics *metrics
-	drift   *drift
+	drift   *drift.Tracker
 	errors  *apiclient.Errors
 	lease   *apiclient.LeaseRenewer
 	keeper  *setKeeper // nil: no last good set is kept
@@ -150,7 +151,7 @@ func New(options Options) (*Agent, error) {
 	}
 	a.store = newStore(options.Clock, options.NodeName, a.fanout.Families(), a.reportProblem)
 	a.store.formats = formatsOf(options.FormatVersions)
-	a.drift = newDrift(options.Clock, a.fanout.Families())
+	a.drift = drift.New(options.Clock, a.fanout.Families())
 	defaults := v1alpha1.CompleteSettings(nil)
 	minimum, verify := intervals(defaults)
 	a.loop = syncer.New(syncer.Options{
@@ -347,7 +348,7 @@ func (a *Agent) syncChosen(ctx context.Context) error {
 	if a.mayWrite() {
 		a.tuneLate()
 	}
-	a.metrics.repaired(a.drift.synced(outcomes, first))
+	a.metrics.repaired(a.drift.Synced(outcomes, first))
 	if !b.partial {
 		a.cleanFlows(b.rulesets, outcomes)
 	}
@@ -398,27 +399,6 @@ func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 	out, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(stopGrace, cancel) })
 	return out, func() { stop(); cancel() }
-}
-
-// verify compares the whole kernel to what is wanted and repairs it. The sync
-// loop calls it.
-func (a *Agent) verify(ctx context.Context) error {
-	if a.store.removing() {
-		return nil
-	}
-	if a.store.auditing() {
-		a.store.doubtMode()
-		a.loop.Trigger()
-		return nil
-	}
-	if !a.mayWrite() || !a.stillOurTurn(ctx, false) {
-		return nil
-	}
-	if a.lookAtMode(ctx) || a.retuneTracking() {
-		return a.sync(ctx) // which compares everything
-	}
-	epoch := a.store.currentEpoch()
-	return a.compare(ctx, epoch, a.store.verifiable(), false)
 }
 
 // reportProblem says in the log which entries of a Service cannot be used.

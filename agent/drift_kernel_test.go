@@ -23,6 +23,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/drift"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -256,19 +257,18 @@ func measureRepair(t *testing.T, program string, services int) {
 	n := newLiveNode(t, program, services)
 	tool := filepath.Join(n.folder, "iptables")
 	best := time.Hour
-	for range 3 {
+	for range 2 { // the next one would wait
 		n.loopRests()
 		before := cpuTime(t)
 		repaired, connected := n.undo(tool, "-t", "nat", "-F")
 		n.Logf("%d Services x 10, iptables -t nat -F: all rules back after %d ms, a connection works after %d ms (first load: %d ms); CPU, with the flush and the test: %d ms (first load: %d ms)",
 			services, repaired.Milliseconds(), connected.Milliseconds(), n.first.Milliseconds(), (cpuTime(t) - before).Milliseconds(), n.firstCPU.Milliseconds())
 		best = min(best, max(repaired, connected))
-		n.drift.calm()
 	}
 	n.intact()
 	// On a busy machine everything takes longer.
 	if limit := max(2*time.Second, 3*n.first); best > limit {
-		t.Errorf("the fastest of three repairs took %s, more than %s", best, limit)
+		t.Errorf("the faster of two repairs took %s, more than %s", best, limit)
 	}
 	n.loopRests()
 	repaired, _ := n.undo(tool, "-t", "nat", "-D", "KUBE-SERVICES", "1")
@@ -286,7 +286,7 @@ func TestAFlushAfterHarmlessChangesIsRepairedAtOnce(t *testing.T) {
 	tool := filepath.Join(n.folder, "iptables")
 	looks := func() float64 { return counted(t, n.Agent, "verifications_total", "result")["same"] }
 	n.loopRests()
-	for range cleanLooks + 1 {
+	for range drift.CleanLooks + 1 {
 		before := looks()
 		for _, what := range []string{"-A", "-D"} {
 			command(t, tool, "-t", "nat", what, "KUBE-MARK-MASQ", "-s", "192.0.2.99", "-j", "RETURN")
@@ -309,15 +309,6 @@ func (n *liveNode) loopRests() {
 		_, err := os.Stat("/proc/self") // gives way
 		return err == nil && n.loop.Overdue() == 0 && n.store.snapshot().oldestPending.IsZero()
 	})
-}
-
-// calm forgets the row of repairs, as time does.
-func (d *drift) calm() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, f := range d.families {
-		f.row = 0
-	}
 }
 
 // TestWatchCostsLittle measures what the watch costs while another program

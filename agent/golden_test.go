@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/drift"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -29,14 +29,14 @@ var goldenStatuses = map[string]func(*snapshot, *facts){
 	"other-proxy": func(s *snapshot, f *facts) {
 		*s = snapshot{now: s.now, own: s.own, exists: true, listed: true, inventoryKnown: true}
 		f.otherProxy = `http://127.0.0.1:10249/proxyMode answers "iptables"`
-		f.drift = driftFacts{}
+		f.drift = drift.Facts{}
 	},
 	"audit-differs": func(s *snapshot, f *facts) {
 		f.audit, f.otherProxy = true, `http://127.0.0.1:10249/proxyMode answers "iptables"`
 		s.difference = &dataplane.Difference{Count: 17, Examples: []string{
 			"chain KUBE-SVC-XPGD46QRK7WJZT7O missing in nat", "rule of shop/cart missing in KUBE-SERVICES in nat"}}
 		s.applied.lastSync = nil
-		f.drift = driftFacts{}
+		f.drift = drift.Facts{}
 	},
 	"objects-held": func(s *snapshot, _ *facts) {
 		s.held = []dataplane.ServiceName{agenttest.Name("cart"), agenttest.Name("pay")}
@@ -54,7 +54,7 @@ func TestGoldenStatuses(t *testing.T) {
 			s.families[dataplane.IPv6] = familySnapshot{done: true}
 			f.families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
 			f.tracking.report = &v1alpha1.ConntrackReport{Entries: 31022, Max: 262144, UsagePercent: 12, Buckets: 65536, FlowsCleaned: 18}
-			f.drift.report = v1alpha1.DriftReport{Repairs: 2, LastTime: metav1.NewTime(agenttest.Epoch.Add(-10 * time.Hour)),
+			f.drift = drift.Facts{Repairs: 2, LastTime: agenttest.Epoch.Add(-10 * time.Hour),
 				Examples: []string{"chain KUBE-SVC-XPGD46QRK7WJZT7O missing in nat"}}
 			edit(&s, &f)
 			got, err := json.MarshalIndent(buildStatus(s, f, nil), "", "  ")

@@ -8,6 +8,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // slowPlane is a data plane on which something happens before a call ends.
@@ -39,7 +40,7 @@ func losing(a *Agent, kernel *dataplanetest.Fake) {
 	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &slowPlane{kernel, func() {
 		a.endTurn("kube-proxy answers")
 		a.store.forget()
-		a.drift.forget()
+		a.drift.Forget()
 	}}})
 }
 
@@ -53,7 +54,8 @@ func TestAComparisonThatOutlivesTheTurnTellsNothing(t *testing.T) {
 	if s := a.store.snapshot(); s.difference != nil || a.store.families[dataplane.IPv4].kernel != nil {
 		t.Errorf("the status tells of a kernel that others write: %+v", s.difference)
 	}
-	if a.drift.families[dataplane.IPv4].found != nil {
+	full := map[dataplane.Family]dataplane.Outcome[dataplane.Result]{dataplane.IPv4: {Value: dataplane.Result{Kind: v1alpha1.SyncFull}}}
+	if repaired := a.drift.Synced(full, false); len(repaired) > 0 {
 		t.Error("what others have changed since is still to be repaired")
 	}
 }

@@ -34,7 +34,7 @@ func (a *Agent) facts(s *snapshot) facts {
 		audit: s.audit, removing: s.removal.wanted,
 		version: a.options.Version, started: a.started, kernel: a.options.Kernel,
 		formats:  a.store.formats,
-		families: a.fanout.Families(), warnings: append(a.portTroubles(), a.checkTroubles()...), drift: a.drift.facts(),
+		families: a.fanout.Families(), warnings: append(a.portTroubles(), a.checkTroubles()...), drift: a.drift.Facts(),
 	}
 	f.tracking = a.tracking.facts(a.mayWrite())
 	a.addTurn(&f)

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/drift"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -45,7 +46,7 @@ type facts struct {
 	otherWait  time.Duration
 	unanswered bool
 	tracking   trackingFacts
-	drift      driftFacts
+	drift      drift.Facts
 	// warnings are what besides rules could not be done.
 	warnings  []string
 	leftovers []string
@@ -86,7 +87,7 @@ func buildStatus(s snapshot, f facts, former []metav1.Condition) v1alpha1.NodePr
 		}
 	}
 	status.Conntrack = f.tracking.report
-	status.Drift = &f.drift.report
+	status.Drift = driftReport(&f.drift)
 	programmed := programmedCondition(s, f)
 	status.ObservedGeneration = observedGeneration(s, programmed)
 	status.Conditions = conditions(s, f, programmed, status.ObservedGeneration, former)
@@ -106,7 +107,7 @@ func conditions(s snapshot, f facts, programmed metav1.Condition, generation int
 	wanted := []metav1.Condition{acceptedCondition(s), programmed}
 	for _, c := range []*metav1.Condition{
 		fallbackCondition(s, former), conflictCondition(f, former),
-		pressureCondition(f.tracking.report, former), driftedCondition(f.drift, former),
+		pressureCondition(f.tracking.report, former), f.drift.Condition(former),
 	} {
 		if c != nil {
 			wanted = append(wanted, *c)
@@ -148,7 +149,7 @@ func programmedCondition(s snapshot, f facts) metav1.Condition {
 	if c.Status == metav1.ConditionTrue && len(s.retiring) > 0 {
 		c.Message += "; " + strings.Join(s.retiring, "; ")
 	}
-	if c.Status == metav1.ConditionTrue && f.drift.message != "" {
+	if c.Status == metav1.ConditionTrue && f.drift.Message != "" {
 		c.Message += "; but somebody else undoes it again and again: see the condition " + v1alpha1.ConditionDrifted
 	}
 	return c
@@ -293,4 +294,12 @@ func (s *snapshot) refusedExamples() []string {
 // seconds is t as the API stores it.
 func seconds(t time.Time) metav1.Time {
 	return metav1.NewTime(t.UTC().Truncate(time.Second))
+}
+
+func driftReport(f *drift.Facts) *v1alpha1.DriftReport {
+	report := &v1alpha1.DriftReport{Repairs: f.Repairs, Examples: wording.Examples(f.Examples)}
+	if !f.LastTime.IsZero() {
+		report.LastTime = seconds(f.LastTime)
+	}
+	return report
 }

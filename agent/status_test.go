@@ -376,12 +376,12 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("a repair within 5 s, many once a minute", func(t *testing.T) {
 		w := written(t)
-		w.f.drift.report.Repairs = 1
+		w.f.drift.Repairs = 1
 		expect(t, w, 4*time.Second, false)
 		expect(t, w, time.Second, true)
-		w.f.drift.report.Repairs = 2
+		w.f.drift.Repairs = 2
 		expect(t, w, 59*time.Second, false)
-		w.f.drift.report.Repairs = 3
+		w.f.drift.Repairs = 3
 		expect(t, w, time.Second, true)
 		expect(t, w, time.Hour, false)
 	})

@@ -191,7 +191,7 @@ func (a *Agent) holdTurn(ctx context.Context) {
 		a.options.Spotter.End()
 	}
 	a.store.forget()
-	a.drift.forget()
+	a.drift.Forget()
 	a.loop.TriggerAfresh() // Audit: there is something to compare
 	a.pokeStatus()
 }
@@ -379,15 +379,6 @@ func (s *store) foundConflict() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.conflictFound
-}
-
-// forget drops what others had changed of what we wrote: they write now.
-func (d *drift) forget() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for family, f := range d.families {
-		d.families[family] = &familyDrift{row: f.row, rowStart: f.rowStart, rowEnd: f.rowEnd, message: f.message}
-	}
 }
 
 // forget drops what is known of the kernel: somebody else writes from now on,
