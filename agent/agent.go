@@ -19,6 +19,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/drift"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
@@ -84,7 +85,7 @@ type Options struct {
 type Agent struct {
 	options Options
 	log     logr.Logger
-	store   *store
+	store   *desired.Store
 	fanout  *dataplane.Fanout
 	loop    *syncer.Syncer
 	writer  *statusWriter
@@ -149,8 +150,14 @@ func New(options Options) (*Agent, error) {
 		switched: make(chan struct{}, 1),
 		instance: rand.Text(),
 	}
-	a.store = newStore(options.Clock, options.NodeName, a.fanout.Families(), a.reportProblem)
-	a.store.formats = formatsOf(options.FormatVersions)
+	var err error
+	if a.keeper, err = a.newKeeper(); err != nil {
+		return nil, err
+	}
+	a.store = desired.New(desired.Options{
+		Clock: options.Clock, NodeName: options.NodeName, Families: a.fanout.Families(), Formats: options.FormatVersions,
+		Report: a.reportProblem, Former: a.keeper.lackedBy,
+	})
 	a.drift = drift.New(options.Clock, a.fanout.Families())
 	defaults := v1alpha1.CompleteSettings(nil)
 	minimum, verify := intervals(defaults)
@@ -167,12 +174,8 @@ func New(options Options) (*Agent, error) {
 	a.errors = apiclient.NewErrors(options.Clock, a.log, api)
 	a.lease = apiclient.NewLeaseRenewer(apiclient.LeaseOptions{
 		Client: options.Client, Clock: options.Clock, Log: a.log, Namespace: options.Namespace, Node: options.NodeName,
-		Started: a.started, Applied: a.store.appliedVersion, Metrics: api,
+		Started: a.started, Applied: a.store.AppliedVersion, Metrics: api,
 	})
-	var err error
-	if a.keeper, err = a.newKeeper(); err != nil {
-		return nil, err
-	}
 	a.writer = &statusWriter{clock: options.Clock, apply: options.Client.ApplyStatus, log: a.log, started: a.started, share: randomShare}
 	return a, nil
 }
@@ -190,7 +193,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	wg.Go(func() { a.loop.Run(ctx) })
 	wg.Go(func() {
 		a.fanout.Follow(ctx, func(family dataplane.Family) {
-			a.store.recheck(family)
+			a.store.Recheck(family)
 			a.trigger()
 		})
 	})
@@ -220,11 +223,11 @@ func (a *Agent) changed() {
 	a.noteObject()
 	a.noteRestored()
 	a.followRemoval()
-	if a.store.takeNews() {
+	if a.store.TakePending() {
 		a.trigger()
 	}
 	a.pokeStatus()
-	if a.store.ready() && a.oriented() {
+	if a.store.Ready() && a.oriented() {
 		select {
 		case a.readied <- struct{}{}:
 		default:
@@ -239,13 +242,13 @@ func (a *Agent) noteObject() {
 	defer a.mu.Unlock()
 	// Not before the lock: several watches come here at the same time, and what
 	// one has read earlier must not undo what another has noted.
-	settings, r, gone := a.store.object()
+	settings, r, gone := a.store.OwnObject()
 	if gone != a.missing {
 		a.missing = gone
 		switch {
 		case gone && settings == nil:
 			a.log.Info("There is no NodeProxyRules for this node: nothing is programmed until the controller renders it. See that the NodeProxy \"cluster\" exists, that the controller runs, and that --node-name is the Node's name", "nodeProxyRules", a.options.NodeName)
-		case gone && a.store.removing():
+		case gone && a.store.Removing():
 			a.log.Info("The NodeProxyRules of this node does not exist any more; its rules go with the NodeProxy", "nodeProxyRules", a.options.NodeName)
 		case gone:
 			a.log.Info("The NodeProxyRules of this node does not exist: the last known one stays in force, rules are kept and repaired", "nodeProxyRules", a.options.NodeName)
@@ -255,12 +258,12 @@ func (a *Agent) noteObject() {
 	}
 	message := ""
 	if r != nil {
-		message = r.message
+		message = r.Message
 	}
 	if message != a.refused {
 		a.refused = message
 		if r != nil {
-			a.log.Info("The NodeProxyRules of this node is not accepted", "reason", r.reason, "message", r.message)
+			a.log.Info("The NodeProxyRules of this node is not accepted", "reason", r.Reason, "message", r.Message)
 		} else {
 			a.log.Info("The NodeProxyRules of this node is accepted again")
 			a.loop.TriggerAfresh()
@@ -280,16 +283,16 @@ func (a *Agent) noteObject() {
 // syncSome writes what has changed to the kernel, unless all without what is costly to write.
 // The sync loop calls it.
 func (a *Agent) syncSome(ctx context.Context, all bool) (syncer.Load, error) {
-	load := a.store.choose(all)
+	load := a.store.Choose(all)
 	err := a.progressing(a.syncChosen)(ctx)
-	load.Costly = load.Costly || a.store.isolated()
+	load.Costly = load.Costly || a.store.Isolated()
 	return load, err
 }
 
 // sync is syncSome within another run of the sync loop, which does not learn that something is
 // left.
 func (a *Agent) sync(ctx context.Context) error {
-	if load := a.store.choose(true); load.Left {
+	if load := a.store.Choose(true); load.Left {
 		a.loop.Trigger()
 	}
 	return a.syncChosen(ctx)
@@ -297,10 +300,10 @@ func (a *Agent) sync(ctx context.Context) error {
 
 // syncChosen writes what was chosen.
 func (a *Agent) syncChosen(ctx context.Context) error {
-	if a.store.removing() {
+	if a.store.Removing() {
 		return a.removeRules(ctx)
 	}
-	if a.store.auditing() {
+	if a.store.Auditing() {
 		return a.audit(ctx)
 	}
 	if !a.mayWrite() || !a.stillOurTurn(ctx, false) {
@@ -310,14 +313,14 @@ func (a *Agent) syncChosen(ctx context.Context) error {
 		return nil
 	}
 	a.tuneTracking()
-	b, ok := a.store.prepareWrite()
+	b, ok := a.store.PrepareWrite()
 	if !ok {
 		return nil // Audit, since we have asked: the settings have triggered what follows
 	}
-	if len(b.rulesets) == 0 {
-		a.store.commit(b, nil, nil)
+	if len(b.Rulesets) == 0 {
+		a.store.Commit(b, nil, nil)
 		a.updateChecks(nil)
-		a.metrics.proxy.programmed(a.store.programmedChanges())
+		a.metrics.proxy.programmed(a.store.ProgrammedChanges())
 		a.noteReady()
 		a.pokeStatus()
 		return nil
@@ -325,14 +328,14 @@ func (a *Agent) syncChosen(ctx context.Context) error {
 	applyCtx, cancel := a.writing(ctx)
 	defer cancel()
 	start := a.options.Clock.Now()
-	outcomes := a.fanout.Apply(applyCtx, b.rulesets)
+	outcomes := a.fanout.Apply(applyCtx, b.Rulesets)
 	end := a.options.Clock.Now()
 	a.noteVersion()
-	if a.store.currentEpoch() != b.epoch {
+	if a.store.CurrentEpoch() != b.Epoch {
 		return nil // our turn has ended, and with it what we know of the kernel
 	}
-	a.store.excuse(outcomes)
-	kind := syncKind(b.rulesets, outcomes)
+	a.store.Excuse(outcomes)
+	kind := syncKind(b.Rulesets, outcomes)
 	report := &v1alpha1.SyncReport{Time: seconds(end), DurationMilliseconds: end.Sub(start).Milliseconds(), Kind: kind}
 	succeeded := false
 	for _, outcome := range outcomes {
@@ -344,24 +347,24 @@ func (a *Agent) syncChosen(ctx context.Context) error {
 	if !succeeded {
 		report = nil
 	}
-	first := a.store.commit(b, outcomes, report)
+	first := a.store.Commit(b, outcomes, report)
 	if a.mayWrite() {
 		a.tuneLate()
 	}
 	a.metrics.repaired(a.drift.Synced(outcomes, first))
-	if !b.partial {
-		a.cleanFlows(b.rulesets, outcomes)
+	if !b.Partial {
+		a.cleanFlows(b.Rulesets, outcomes)
 	}
 	a.updateChecks(outcomes)
-	a.metrics.proxy.synced(b.rulesets, outcomes, end)
-	a.metrics.proxy.programmed(a.store.programmedChanges())
+	a.metrics.proxy.synced(b.Rulesets, outcomes, end)
+	a.metrics.proxy.programmed(a.store.ProgrammedChanges())
 	err := dataplane.JoinErrors(outcomes)
 	if ctx.Err() == nil {
 		a.logSync(err, kind, end.Sub(start), report)
-		a.logAbsent(a.store.absences())
-		a.logWarnings(a.store.warnings())
-		a.logRetiring(a.store.retiring())
-		a.logRefused(a.store.refusedNames())
+		a.logAbsent(a.store.Absences())
+		a.logWarnings(a.store.Warnings())
+		a.logRetiring(a.store.Retiring())
+		a.logRefused(a.store.RejectedNames())
 	}
 	if first {
 		a.log.Info("The kernel holds a first complete set of rules", "duration", end.Sub(start))

@@ -49,14 +49,14 @@ func TestSyncKindIsWhatTheDataPlaneDid(t *testing.T) {
 	mustSync(t, a)
 	r.SetService(r.Service("b", 2))
 	mustSync(t, a)
-	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncPartial || got.kernel.Chains != 1 {
-		t.Errorf("a partial sync is %s, with %d chains of the last full one", got.applied.lastSync.Kind, got.kernel.Chains)
+	if got := a.store.Snapshot(); got.Applied.LastSync.Kind != v1alpha1.SyncPartial || got.Kernel.Chains != 1 {
+		t.Errorf("a partial sync is %s, with %d chains of the last full one", got.Applied.LastSync.Kind, got.Kernel.Chains)
 	}
 	kernel.Doubt()
 	r.SetService(r.Service("c", 3))
 	mustSync(t, a)
-	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncFull || got.kernel.Chains != 3 {
-		t.Errorf("a sync that was full unasked is %s, with %d chains", got.applied.lastSync.Kind, got.kernel.Chains)
+	if got := a.store.Snapshot(); got.Applied.LastSync.Kind != v1alpha1.SyncFull || got.Kernel.Chains != 3 {
+		t.Errorf("a sync that was full unasked is %s, with %d chains", got.Applied.LastSync.Kind, got.Kernel.Chains)
 	}
 	if diff := cmp.Diff(map[string]float64{"Full": 2, "Partial": 1}, syncs(t, a)); diff != "" {
 		t.Errorf("syncs by kind (-want +got):\n%s", diff)
@@ -114,7 +114,7 @@ func TestVerificationEndsWarnings(t *testing.T) {
 	if err := a.verify(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if got := a.store.warnings(); len(got) != 0 {
+	if got := a.store.Warnings(); len(got) != 0 {
 		t.Errorf("what works by now is still warned of: %q", got)
 	}
 }
@@ -126,7 +126,7 @@ func TestVerificationFindsWarnings(t *testing.T) {
 	if err := a.verify(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if got := a.store.warnings(); len(got) != 1 {
+	if got := a.store.Warnings(); len(got) != 1 {
 		t.Errorf("what is wrong since the last write is not told: %q", got)
 	}
 }
@@ -161,7 +161,7 @@ func waitForLock(t *testing.T, function string) {
 
 func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
 	inventory := func(names ...string) func(*rig) {
-		return func(r *rig) { r.setInventory(agenttest.InventoryOf(names...)) }
+		return func(r *rig) { r.SetInventory(agenttest.InventoryOf(names...)) }
 	}
 	for _, tt := range []struct {
 		name  string
@@ -170,22 +170,22 @@ func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
 	}{
 		{"the status of the NodeProxy, with the same inventory", inventory("shop.a"), false},
 		{"an inventory of another Service", inventory("shop.a", "shop.b"), false},
-		{"no NodeProxy", func(r *rig) { r.setInventory(nil) }, false},
-		{"the own object's status", func(r *rig) { r.SetRules(r.rules.DeepCopy()) }, false},
+		{"no NodeProxy", func(r *rig) { r.SetInventory(nil) }, false},
+		{"the own object's status", func(r *rig) { r.SetRules(r.Snapshot().Own.DeepCopy()) }, false},
 		{"the own object is gone", func(r *rig) { r.MissRules() }, false},
 		{"the own object with another generation", func(r *rig) { r.SetRules(r.Node()) }, true},
 		{"a new Service", func(r *rig) { r.SetService(r.Service("b", 2)) }, true},
 		{"another version of a Service alone", func(r *rig) {
-			o := r.store.services[agenttest.Name("a")].rules.DeepCopy()
+			o := r.object().DeepCopy()
 			o.ResourceVersion = "99"
 			r.SetService(o)
 		}, true},
 		{"the same list again", func(r *rig) {
-			r.SetServices([]*v1alpha1.ServiceProxyRules{r.store.services[agenttest.Name("a")].rules})
+			r.SetServices([]*v1alpha1.ServiceProxyRules{r.object()})
 		}, false},
 		{"the inventory agrees with a list without a vanished Service", func(r *rig) {
-			r.DeleteService(r.store.services[agenttest.Name("a")].rules)
-			r.takeNews()
+			r.DeleteService(r.object())
+			r.TakePending()
 			inventory()(r)
 		}, true},
 	} {
@@ -209,13 +209,13 @@ func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
 func TestAnEmptyFirstListMakesTheLoopRun(t *testing.T) {
 	r := newRig(t)
 	r.SetRules(r.Node())
-	r.takeNews()
+	r.TakePending()
 	r.SetServices(nil)
-	if !r.ready() || !r.takeNews() {
+	if !r.Ready() || !r.TakePending() {
 		t.Error("the agent is ready, but nobody syncs")
 	}
 	r.SetServices(nil)
-	if r.takeNews() {
+	if r.TakePending() {
 		t.Error("a second empty list is news")
 	}
 }

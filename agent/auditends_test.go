@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -51,13 +50,13 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 	})
 	t.Run("while it is compared", func(t *testing.T) {
 		a, r := comparing(t)
-		b, ok := a.store.prepareAudit(agenttest.Epoch)
+		b, ok := a.store.PrepareAudit(agenttest.Epoch)
 		if !ok {
 			t.Fatal("nothing to compare")
 		}
-		outcomes := a.fanout.Audit(context.Background(), b.rulesets)
+		outcomes := a.fanout.Audit(context.Background(), b.Rulesets)
 		r.SetRules(r.Node())
-		a.store.audited(b, outcomes, agenttest.Epoch)
+		a.store.Audited(b, outcomes, agenttest.Epoch)
 		expectPending(t, a, "compared before")
 	})
 	t.Run("between the question whether to compare and that", func(t *testing.T) {
@@ -70,7 +69,7 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 	})
 	t.Run("while the status is made", func(t *testing.T) {
 		a, r := comparing(t)
-		s := a.store.snapshot()
+		s := a.store.Snapshot()
 		r.SetRules(r.Node())
 		if c := programmedCondition(s, a.facts(&s)); c.Reason != v1alpha1.ReasonAuditInSync {
 			t.Errorf("a snapshot of Audit: %s: %s", c.Reason, c.Message)
@@ -134,13 +133,13 @@ func TestWhatIsWrittenIsNotCompared(t *testing.T) {
 	if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonSomeServicesRefused {
 		t.Fatalf("written: %s: %s", c.Reason, c.Message)
 	}
-	b := a.store.prepare()
-	outcomes := a.fanout.Apply(context.Background(), b.rulesets)
+	b := prepare(a.store)
+	outcomes := a.fanout.Apply(context.Background(), b.Rulesets)
 	r.SetRules(r.Node(inAudit))
 	expectPending(t, a, "before the first comparison")
-	a.store.commit(b, outcomes, nil)
+	a.store.Commit(b, outcomes, nil)
 	expectPending(t, a, "with the end of a write")
-	if f := a.store.families[dataplane.IPv4]; len(f.refused) != 0 {
-		t.Errorf("refused %v", f.refused)
+	if names := a.store.RejectedNames(); len(names) != 0 {
+		t.Errorf("rejected %v", names)
 	}
 }

@@ -305,12 +305,6 @@ func (a *Agent) answering(handler http.Handler) http.Handler {
 	})
 }
 
-// formerConflict reports whether the stored status, as this agent first saw it,
-// says that another proxy was active.
-func formerConflict(object *v1alpha1.NodeProxyRules) bool {
-	return meta.IsStatusConditionTrue(object.Status.Conditions, v1alpha1.ConditionConflictingProxy)
-}
-
 // conflictCondition is the condition ConflictingProxy, if the node has it: one
 // that never had a conflict does not.
 func conflictCondition(f facts, former []metav1.Condition) *metav1.Condition {

@@ -134,7 +134,7 @@ const liveService = "10.96.255.1:80"
 
 // fill gives the agent its Services.
 func (n *liveNode) fill(services int) {
-	n.rig = &rig{store: n.store, t: n.T, Objects: agenttest.Objects{Version: 10}}
+	n.rig = &rig{Store: n.store, t: n.T, Objects: agenttest.Objects{Version: 10}}
 	objects := []*v1alpha1.ServiceProxyRules{n.rig.Service("live", 1, func(s *v1alpha1.ServiceProxyRulesSpec) {
 		s.ClusterIPs = []string{"10.96.255.1"}
 		s.Ports[0].Endpoints[0].Addresses = []string{"10.180.0.1:8080"}
@@ -154,7 +154,7 @@ func (n *liveNode) fill(services int) {
 		}))
 	}
 	n.rig.SetServices(objects)
-	n.rig.setInventory(agenttest.InventoryOf(names...))
+	n.rig.SetInventory(agenttest.InventoryOf(names...))
 	n.rig.SetRules(n.rig.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.Node.Addresses = []string{"192.0.2.21"}
 		s.Settings.Sync.VerifyIntervalSeconds = new(int32(3600)) // what is noticed is noticed otherwise
@@ -173,7 +173,7 @@ func (n *liveNode) run() {
 	start, cpu := time.Now(), cpuTime(n.T)
 	n.changed()
 	n.loop.Trigger()
-	n.until("the first set", func() bool { s := n.store.snapshot(); return s.done && s.oldestPending.IsZero() })
+	n.until("the first set", func() bool { s := n.store.Snapshot(); return s.Done && s.OldestPending.IsZero() })
 	n.first, n.firstCPU = time.Since(start), cpuTime(n.T)-cpu
 	n.until("a connection", func() bool { return n.connects() })
 }
@@ -218,7 +218,7 @@ func (n *liveNode) undo(args ...string) (repaired, connected time.Duration) {
 // intact reports how the kernel differs from what is wanted by a reading of its own.
 func (n *liveNode) intact() {
 	n.Helper()
-	for family, ruleset := range n.store.verifiable() {
+	for family, ruleset := range n.store.Verifiable() {
 		ruleset.Full = true
 		d, err := iptables.New(family, iptables.Options{Folder: n.folder}).Verify(context.Background(), ruleset)
 		if err != nil || d.Count != 0 {
@@ -307,7 +307,7 @@ func (n *liveNode) loopRests() {
 	n.Helper()
 	n.until("the agent to rest", func() bool {
 		_, err := os.Stat("/proc/self") // gives way
-		return err == nil && n.loop.Overdue() == 0 && n.store.snapshot().oldestPending.IsZero()
+		return err == nil && n.loop.Overdue() == 0 && n.store.Snapshot().OldestPending.IsZero()
 	})
 }
 

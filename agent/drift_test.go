@@ -9,9 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/meta"
-	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/agent/drift"
@@ -93,7 +91,7 @@ func TestWhoKeepsUndoingIsNotFoughtFaster(t *testing.T) {
 			kernel.Sign(dataplane.Change{Sure: true})
 			pass(50 * time.Millisecond)
 			synctest.Wait()
-			if a.store.snapshot().difference.Count > 0 {
+			if a.store.Snapshot().Difference.Count > 0 {
 				differed++
 			}
 		}
@@ -149,40 +147,4 @@ func TestChangesGoOnWhileARepairWaits(t *testing.T) {
 			t.Errorf("kernel holds %q after %d repairs, before %d", kernel.Services(), repairs(a), before)
 		}
 	})
-}
-
-// TestLooksDoNotRetry: what is refused or warned of is tried again by
-// verifications, and not more often than a full pass is worth.
-func TestLooksDoNotRetry(t *testing.T) {
-	r := running(t)
-	clk := clocktesting.NewFakePassiveClock(agenttest.Epoch)
-	r.store.clock = clk
-	full := func(warnings []string, took int64) {
-		b := r.prepare()
-		b.rulesets = map[dataplane.Family]*dataplane.Ruleset{dataplane.IPv4: {}}
-		r.commit(b, map[dataplane.Family]dataplane.Outcome[dataplane.Result]{
-			dataplane.IPv4: {Value: dataplane.Result{Kind: v1alpha1.SyncFull, Warnings: warnings}},
-		}, &v1alpha1.SyncReport{DurationMilliseconds: took})
-	}
-	same := map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {}}
-	full([]string{"a sysctl"}, 3000)
-	if r.compared(r.epoch, same, nil, true) {
-		t.Error("a look tries again")
-	}
-	if r.compared(r.epoch, same, nil, false) {
-		t.Error("tried again at once although a pass takes 3 s")
-	}
-	clk.SetTime(agenttest.Epoch.Add(149 * time.Second))
-	if r.compared(r.epoch, same, nil, false) {
-		t.Error("tried again after 149 s although a pass takes 3 s")
-	}
-	clk.SetTime(agenttest.Epoch.Add(150 * time.Second))
-	if !r.compared(r.epoch, same, nil, false) {
-		t.Error("not tried again")
-	}
-	full(nil, 3000)
-	clk.SetTime(agenttest.Epoch.Add(time.Hour))
-	if r.compared(r.epoch, same, nil, false) {
-		t.Error("tried again with nothing to try")
-	}
 }

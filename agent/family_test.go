@@ -14,6 +14,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -33,28 +34,28 @@ func newDualRig(t *testing.T) *dualRig {
 		planes[family] = r.kernels[family]
 	}
 	r.fanout = dataplane.NewFanout(planes)
-	r.store = newStore(r.clock, "node-1", r.fanout.Families(), func(dataplane.ServiceName, string) {})
+	r.Store = desired.New(desired.Options{Clock: r.clock, NodeName: "node-1", Families: r.fanout.Families(), Report: func(dataplane.ServiceName, string) {}})
 	r.SetRules(r.Node())
 	return r
 }
 
 // apply does what a sync does.
 func (r *dualRig) apply() {
-	b := r.prepare()
-	outcomes := r.fanout.Apply(context.Background(), b.rulesets)
-	r.excuse(outcomes)
-	r.commit(b, outcomes, nil)
+	b := prepare(r.Store)
+	outcomes := r.fanout.Apply(context.Background(), b.Rulesets)
+	r.Excuse(outcomes)
+	r.Commit(b, outcomes, nil)
 }
 
 // check does what a verification does.
 func (r *dualRig) check() {
-	if r.compared(r.epoch, r.fanout.Verify(context.Background(), r.verifiable()), nil, false) {
+	if r.Compared(r.CurrentEpoch(), r.fanout.Verify(context.Background(), r.Verifiable()), nil, false) {
 		r.apply()
 	}
 }
 
 func (r *dualRig) status() v1alpha1.NodeProxyRulesStatus {
-	return buildStatus(r.snapshot(), facts{families: r.fanout.Families()}, nil)
+	return buildStatus(r.Snapshot(), facts{families: r.fanout.Families()}, nil)
 }
 
 // expect compares Programmed, families and counts of the status.
@@ -108,19 +109,19 @@ func TestFamilyThatNothingNeeds(t *testing.T) {
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("four", 1)})
 	r.apply()
 	r.expect(inSync, "IPv4", 1, 2, 0)
-	if diff := cmp.Diff([]string{"IPv6: no IPv6 here: not supported on this node"}, r.absences()); diff != "" {
+	if diff := cmp.Diff([]string{"IPv6: no IPv6 here: not supported on this node"}, r.Absences()); diff != "" {
 		t.Error(diff)
 	}
-	if b := r.prepare(); len(b.rulesets) > 0 {
-		t.Errorf("there is nothing to apply, but: %v", b.rulesets)
+	if b := prepare(r.Store); len(b.Rulesets) > 0 {
+		t.Errorf("there is nothing to apply, but: %v", b.Rulesets)
 	}
 
 	r.SetService(r.Service("six", 3, agenttest.IPv6(true)))
-	b := r.prepare()
+	b := prepare(r.Store)
 	r.expect(inSync, "IPv4", 1, 2, 0) // it has not been tried yet
-	outcomes := r.fanout.Apply(context.Background(), b.rulesets)
-	r.excuse(outcomes)
-	r.commit(b, outcomes, nil)
+	outcomes := r.fanout.Apply(context.Background(), b.Rulesets)
+	r.Excuse(outcomes)
+	r.Commit(b, outcomes, nil)
 	r.expect("False Failed: IPv6: no IPv6 here: not supported on this node; what could be written is written", "IPv4", 1, 2, 0)
 	r.kernels[dataplane.IPv4].Remove("shop", "four")
 	r.check()
@@ -159,11 +160,11 @@ func TestFamilyThatComesAndGoes(t *testing.T) {
 	six.Lack("switched off")
 	r.check()
 	r.expect(inSync, "IPv4", 1, 2, 0)
-	if p := r.snapshot().oldestPending; !p.IsZero() {
+	if p := r.Snapshot().OldestPending; !p.IsZero() {
 		t.Errorf("a change waits since %v", p)
 	}
-	for family, f := range r.snapshot().families {
-		if f.lastUpdated.IsZero() {
+	for family, f := range r.Snapshot().Families {
+		if f.LastUpdated.IsZero() {
 			t.Errorf("%s is not up to date for the health check", family)
 		}
 	}
@@ -176,11 +177,11 @@ func TestHealthWithoutAFamily(t *testing.T) {
 	r.kernels[dataplane.IPv6].Lack("switched off")
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("both", 1, agenttest.IPv6(false))})
 	r.apply()
-	a := &Agent{store: r.store, loop: syncer.New(syncer.Options{Clock: clocktesting.NewFakeClock(agenttest.Epoch)})}
+	a := &Agent{store: r.Store, loop: syncer.New(syncer.Options{Clock: clocktesting.NewFakeClock(agenttest.Epoch)})}
 	if have := slices.Collect(maps.Keys(a.proxyState().Families)); !slices.Equal(have, []string{"IPv4"}) {
 		t.Errorf("the health check counts %v", have)
 	}
-	if r.served() {
+	if r.Served() {
 		t.Error("it is ready without a family that is needed, which another image may have")
 	}
 	r.kernels[dataplane.IPv4].Lack("no programs")
@@ -241,30 +242,30 @@ func TestChangedFactsAreTakenUp(t *testing.T) {
 	r := newDualRig(t)
 	six := r.kernels[dataplane.IPv6]
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("both", 2, agenttest.IPv6(false))})
-	r.recheck(dataplane.IPv6)
+	r.Recheck(dataplane.IPv6)
 	r.apply()
-	r.recheck(dataplane.IPv6)
-	if rulesets := r.verifiable(); rulesets[dataplane.IPv6] != nil || rulesets[dataplane.IPv4] == nil {
+	r.Recheck(dataplane.IPv6)
+	if rulesets := r.Verifiable(); rulesets[dataplane.IPv6] != nil || rulesets[dataplane.IPv4] == nil {
 		t.Errorf("to be verified: %v, want IPv4 only", rulesets)
 	}
-	b := r.prepare()
-	if ruleset := b.rulesets[dataplane.IPv6]; ruleset == nil || !ruleset.Recheck || ruleset.Full || b.rulesets[dataplane.IPv4] != nil {
-		t.Fatalf("rulesets %v, want one of IPv6 that is not full", b.rulesets)
+	b := prepare(r.Store)
+	if ruleset := b.Rulesets[dataplane.IPv6]; ruleset == nil || !ruleset.Recheck || ruleset.Full || b.Rulesets[dataplane.IPv4] != nil {
+		t.Fatalf("rulesets %v, want one of IPv6 that is not full", b.Rulesets)
 	}
-	outcomes := r.fanout.Apply(context.Background(), b.rulesets)
-	r.commit(b, outcomes, nil)
-	if b = r.prepare(); len(b.rulesets) > 0 || six.Rechecks() != 2 {
-		t.Errorf("left to do: %v, rechecks %d", b.rulesets, six.Rechecks())
+	outcomes := r.fanout.Apply(context.Background(), b.Rulesets)
+	r.Commit(b, outcomes, nil)
+	if b = prepare(r.Store); len(b.Rulesets) > 0 || six.Rechecks() != 2 {
+		t.Errorf("left to do: %v, rechecks %d", b.Rulesets, six.Rechecks())
 	}
-	if p := r.snapshot().oldestPending; !p.IsZero() {
+	if p := r.Snapshot().OldestPending; !p.IsZero() {
 		t.Errorf("a change waits since %v", p)
 	}
 
 	six.Fail(errors.New("locked"))
-	r.recheck(dataplane.IPv6)
+	r.Recheck(dataplane.IPv6)
 	r.apply()
-	if b = r.prepare(); b.rulesets[dataplane.IPv6] == nil || !b.rulesets[dataplane.IPv6].Full {
-		t.Errorf("after a failure: %v, want a full pass", b.rulesets)
+	if b = prepare(r.Store); b.Rulesets[dataplane.IPv6] == nil || !b.Rulesets[dataplane.IPv6].Full {
+		t.Errorf("after a failure: %v, want a full pass", b.Rulesets)
 	}
 }
 
@@ -277,18 +278,18 @@ func TestFailureOfAFamilyThatNothingNeeds(t *testing.T) {
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("four", 1)})
 	r.apply()
 	r.expect(inSync+"; but: IPv6, which no Service uses, is not programmed: no such target", "IPv4", 1, 2, 0)
-	s := r.snapshot()
-	if !s.oldestPending.IsZero() || !s.families[dataplane.IPv6].oldestPending.IsZero() {
+	s := r.Snapshot()
+	if !s.OldestPending.IsZero() || !s.Families[dataplane.IPv6].OldestPending.IsZero() {
 		t.Error("the health check counts the failure")
 	}
-	if s.applied.generation == 0 || s.applied.settingsRevision == "" {
-		t.Errorf("what is applied is not reported: %+v", s.applied)
+	if s.Applied.Generation == 0 || s.Applied.SettingsRevision == "" {
+		t.Errorf("what is applied is not reported: %+v", s.Applied)
 	}
-	b := r.prepare()
-	if b.rulesets[dataplane.IPv6] == nil {
+	b := prepare(r.Store)
+	if b.Rulesets[dataplane.IPv6] == nil {
 		t.Error("it is not tried again")
 	}
-	r.commit(b, r.fanout.Apply(context.Background(), b.rulesets), nil)
+	r.Commit(b, r.fanout.Apply(context.Background(), b.Rulesets), nil)
 	r.SetService(r.Service("six", 3, agenttest.IPv6(true)))
 	r.apply()
 	r.expect("False Failed: IPv6: no such target; what could be written is written", "IPv4", 1, 2, 0)

@@ -17,6 +17,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -87,7 +88,7 @@ func withFlows(t *testing.T, test func(t *testing.T, a *Agent, r *rig, kernel *d
 			wg.Go(func() { c.Run(ctx) })
 		}
 		r.SetService(r.Service("dns", 9, dns("10.244.1.1:53")))
-		r.setInventory(agenttest.InventoryOf("shop.a", "shop.dns"))
+		r.SetInventory(agenttest.InventoryOf("shop.a", "shop.dns"))
 		test(t, a, r, kernel, table)
 		cancel()
 		wg.Wait()
@@ -120,7 +121,7 @@ func TestFlowsFollowTheKernelsRules(t *testing.T) {
 		mustSync(t, a)
 		table.expect(t, "refused", one)
 		kernel.Refuse("shop", "dns", "")
-		pass(firstRetryPause)
+		pass(desired.FirstRetryPause)
 		if err := a.verify(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -175,11 +176,11 @@ func TestNoFlowIsRemovedInAudit(t *testing.T) {
 		table.expect(t, "the first set is in the kernel")
 		table.add("10.244.1.1:53")
 		r.SetService(r.Service("dns", 9, dns("10.244.1.2:53")))
-		b := a.store.prepare()
-		outcomes := a.fanout.Apply(t.Context(), b.rulesets)
-		a.store.commit(b, outcomes, nil)
+		b := prepare(a.store)
+		outcomes := a.fanout.Apply(t.Context(), b.Rulesets)
+		a.store.Commit(b, outcomes, nil)
 		r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1alpha1.Audit) }))
-		a.cleanFlows(b.rulesets, outcomes)
+		a.cleanFlows(b.Rulesets, outcomes)
 		table.expect(t, "in Audit", "10.244.1.1:53")
 		r.SetRules(r.Node())
 		table.expect(t, "in Enforce again")

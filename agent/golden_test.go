@@ -12,6 +12,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/drift"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -20,27 +21,27 @@ var update = commandline.Bool("update", false, "write the golden files in testda
 
 // goldenStatuses are the situations that an operator meets, each in an edit of
 // a node on which all is well.
-var goldenStatuses = map[string]func(*snapshot, *facts){
-	"all-well": func(*snapshot, *facts) {},
-	"service-refused": func(s *snapshot, _ *facts) {
-		s.services--
-		s.refused = map[dataplane.ServiceName]string{agenttest.Name("cart"): "IPv4: iptables-restore: line 31 failed: Extension recent revision 0 not supported, missing kernel module?"}
+var goldenStatuses = map[string]func(*desired.Snapshot, *facts){
+	"all-well": func(*desired.Snapshot, *facts) {},
+	"service-refused": func(s *desired.Snapshot, _ *facts) {
+		s.Services--
+		s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("cart"): "IPv4: iptables-restore: line 31 failed: Extension recent revision 0 not supported, missing kernel module?"}
 	},
-	"other-proxy": func(s *snapshot, f *facts) {
-		*s = snapshot{now: s.now, own: s.own, exists: true, listed: true, inventoryKnown: true}
+	"other-proxy": func(s *desired.Snapshot, f *facts) {
+		*s = desired.Snapshot{Now: s.Now, Own: s.Own, Exists: true, Listed: true, InventoryKnown: true}
 		f.otherProxy = `http://127.0.0.1:10249/proxyMode answers "iptables"`
 		f.drift = drift.Facts{}
 	},
-	"audit-differs": func(s *snapshot, f *facts) {
+	"audit-differs": func(s *desired.Snapshot, f *facts) {
 		f.audit, f.otherProxy = true, `http://127.0.0.1:10249/proxyMode answers "iptables"`
-		s.difference = &dataplane.Difference{Count: 17, Examples: []string{
+		s.Difference = &dataplane.Difference{Count: 17, Examples: []string{
 			"chain KUBE-SVC-XPGD46QRK7WJZT7O missing in nat", "rule of shop/cart missing in KUBE-SERVICES in nat"}}
-		s.applied.lastSync = nil
+		s.Applied.LastSync = nil
 		f.drift = drift.Facts{}
 	},
-	"objects-held": func(s *snapshot, _ *facts) {
-		s.held = []dataplane.ServiceName{agenttest.Name("cart"), agenttest.Name("pay")}
-		s.heldSince, s.unconfirmedSince = s.now.Add(-time.Minute), s.now.Add(-time.Minute)
+	"objects-held": func(s *desired.Snapshot, _ *facts) {
+		s.Retained = []dataplane.ServiceName{agenttest.Name("cart"), agenttest.Name("pay")}
+		s.RetainedSince, s.UnconfirmedSince = s.Now.Add(-time.Minute), s.Now.Add(-time.Minute)
 	},
 }
 
@@ -50,8 +51,8 @@ func TestGoldenStatuses(t *testing.T) {
 	for title, edit := range goldenStatuses {
 		t.Run(title, func(t *testing.T) {
 			s, f := programmed(), facts4
-			s.own.Generation, s.applied.generation = 1, 1
-			s.families[dataplane.IPv6] = familySnapshot{done: true}
+			s.Own.Generation, s.Applied.Generation = 1, 1
+			s.Families[dataplane.IPv6] = desired.FamilySnapshot{Done: true}
 			f.families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
 			f.tracking.report = &v1alpha1.ConntrackReport{Entries: 31022, Max: 262144, UsagePercent: 12, Buckets: 65536, FlowsCleaned: 18}
 			f.drift = drift.Facts{Repairs: 2, LastTime: agenttest.Epoch.Add(-10 * time.Hour),

@@ -12,8 +12,10 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -79,13 +81,6 @@ func expectWarning(t *testing.T, a *Agent, text string) {
 	t.Fatalf("Programmed says %q, want %q", message, text)
 }
 
-// stale lets an agent run, or not, from what it knew before the node restarted.
-func stale(a *Agent, on bool) {
-	a.store.mu.Lock()
-	defer a.store.mu.Unlock()
-	a.store.restored.services, a.store.restored.rebooted = on, on
-}
-
 func TestHealthCheckNodePorts(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	ctx, lose := context.WithCancel(t.Context())
@@ -121,10 +116,6 @@ func TestHealthCheckNodePorts(t *testing.T) {
 	mustSync(t, a)
 	expectAnswer(t, other, "200 2")
 	expectAnswer(t, port, "closed") // row 148
-
-	stale(a, true)
-	expectAnswer(t, other, "503 2")
-	stale(a, false)
 
 	lose()
 	<-done
@@ -170,8 +161,31 @@ func TestHealthCheckOfAContestedService(t *testing.T) {
 	expectAnswer(t, port, "200 2")
 }
 
+// TestHealthCheckAfterAReboot: until the API answers, load balancers are sent
+// elsewhere.
+func TestHealthCheckAfterAReboot(t *testing.T) {
+	a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
+	r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
+	port := freePort(t)
+	g := r.Checkpoint(true)
+	balanced(port)(&g.Services[0].Spec)
+	r.mustRestore(g)
+	hold(t, a)
+	go a.runChecks(t.Context())
+	mustSync(t, a)
+	expectAnswer(t, port, "503 0")
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1, balanced(port))})
+	r.SetInventory(agenttest.InventoryOf("shop.a"))
+	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
+	mustSync(t, a)
+	expectAnswer(t, port, "200 2")
+}
+
 func TestHealthCheckUnhealthy(t *testing.T) { // row 146
-	a, r, kernel, _ := inTurn(t)
+	clk := clocktesting.NewFakeClock(time.Now())
+	a, kernel, _ := newAgentAt(t, (&answers{list: []string{""}}).probe, clk)
+	r := fill(t, a)
+	hold(t, a)
 	go a.runChecks(t.Context())
 	port := freePort(t)
 	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
@@ -180,11 +194,7 @@ func TestHealthCheckUnhealthy(t *testing.T) { // row 146
 	expectAnswer(t, port, "200 2")
 	kernel.Fail(errors.New("locked"))
 	r.SetService(r.Service("b", 2))
-	a.store.mu.Lock()
-	for _, f := range a.store.families {
-		f.pendingSince = a.options.Clock.Now().Add(-health.PendingLimit)
-	}
-	a.store.mu.Unlock()
+	clk.Step(health.PendingLimit)
 	if err := a.sync(context.Background()); err == nil {
 		t.Fatal("no error")
 	}
@@ -251,7 +261,8 @@ func TestHealthCheckAddresses(t *testing.T) {
 		r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
 			s.Settings.NodePorts = &v1alpha1.NodePortSettings{AddressMode: new(v1alpha1.NodePortsCIDRs), CIDRs: tt.cidrs, Localhost: new(v1alpha1.Disabled)}
 		}))
-		node := r.node(tt.family)
+		object := r.Snapshot().Own.Spec
+		node := combine.Facts(&object.Node, v1alpha1.CompleteSettings(&object.Settings), tt.family)
 		nodePorts, err := dataplane.NodePortsOf(tt.family, &node)
 		if err != nil {
 			t.Fatal(err)
@@ -266,7 +277,7 @@ func TestEligibleByTheLastSeenObject(t *testing.T) {
 	r := newRig(t)
 	expect := func(when string, want bool) {
 		t.Helper()
-		if got := r.health().Eligible; got != want {
+		if got := r.Health().Eligible; got != want {
 			t.Errorf("%s: eligible %v, want %v", when, got, want)
 		}
 	}

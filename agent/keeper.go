@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 )
 
@@ -67,7 +68,6 @@ func (a *Agent) newKeeper() (*setKeeper, error) {
 	k.say = func(problem string) {
 		a.log.Info("The last good set on this node's disk cannot be used; it is left as it is until the next one is written over it", "file", file.Path(), "problem", problem)
 	}
-	a.store.former = k.lackedBy
 	return k, nil
 }
 
@@ -139,24 +139,24 @@ func (k *setKeeper) conflicted() bool {
 }
 
 // load reads the set as it can be used here.
-func (k *setKeeper) load() (*goodSet, error) {
+func (k *setKeeper) load() (*checkpoint.Restorable, error) {
 	set, err := fromDisk(k, func() (*checkpoint.Set, error) { return k.file.Read(k.now()) })
 	if err != nil {
 		return nil, err
 	}
-	g := &goodSet{Set: set, rebooted: !set.Same(k.here)}
+	g := &checkpoint.Restorable{Set: set, Rebooted: !set.Same(k.here)}
 	for _, o := range g.Services {
 		o.Generation = 0 // what the API shows is compared, not taken for the same
 	}
-	if g.rebooted {
+	if g.Rebooted {
 		g.Set = set.WithoutMembers()
 	}
 	return g, nil
 }
 
 // lackedBy returns the set if it does not hold the names of a first list.
-func (k *setKeeper) lackedBy(names int, hash uint64) *goodSet {
-	if k.header == nil || k.header.Services == names && k.header.NamesHash == hash {
+func (k *setKeeper) lackedBy(names int, hash uint64) *checkpoint.Restorable {
+	if k == nil || k.header == nil || k.header.Services == names && k.header.NamesHash == hash {
 		return nil
 	}
 	g, err := k.load()
@@ -204,7 +204,7 @@ func (a *Agent) keep(last bool) {
 	if a.errors.Any() {
 		return
 	}
-	set := a.store.goodSet()
+	set := a.store.CompleteSet()
 	if set == nil {
 		return
 	}
@@ -212,10 +212,11 @@ func (a *Agent) keep(last bool) {
 	if !k.due(set.Written, set.ConflictingProxy) && !last {
 		return
 	}
-	size, err := k.file.Write(sorted(set))
+	set.Sort()
+	size, err := k.file.Write(set)
 	k.note(set, size, err)
 	if err == nil {
-		a.store.warnOfDisk("")
+		a.store.WarnOfDisk("")
 		if k.failure != "" {
 			a.log.Info("The last good set can be written to this node's disk again", "file", k.file.Path())
 		}
@@ -223,7 +224,7 @@ func (a *Agent) keep(last bool) {
 		a.log.V(2).Info("Wrote the last good set", "file", k.file.Path(), "services", len(set.Services), "bytes", size)
 		return
 	}
-	a.store.warnOfDisk(fmt.Sprintf("the last good set cannot be kept on this node's disk, so after a restart without the API server the node would go by an older one or none: %v; see that %s has room and can be written", err, a.options.StateDir))
+	a.store.WarnOfDisk(fmt.Sprintf("the last good set cannot be kept on this node's disk, so after a restart without the API server the node would go by an older one or none: %v; see that %s has room and can be written", err, a.options.StateDir))
 	if k.failure != err.Error() {
 		a.log.Error(err, "Could not keep the last good set on this node's disk; trying again every minute. All else goes on, and the former one stays. See that the folder has room and can be written, or choose another one (--state-dir)", "file", k.file.Path())
 	}
@@ -266,13 +267,6 @@ func (k *setKeeper) note(set *checkpoint.Set, size int64, err error) {
 	k.metrics.size.Set(float64(size))
 }
 
-// warnOfDisk has the status say what is wrong with the disk; empty: nothing.
-func (s *store) warnOfDisk(problem string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.diskWarning = problem
-}
-
 // keepMetrics are those of the last good set.
 type keepMetrics struct {
 	written, size, inUse prometheus.Gauge
@@ -299,4 +293,4 @@ func newKeepMetrics(r prometheus.Registerer) *keepMetrics {
 	return m
 }
 
-func (m *keepMetrics) used(r restored) { m.inUse.Set(flag(r.active())) }
+func (m *keepMetrics) used(r desired.Restored) { m.inUse.Set(flag(r.Active())) }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 )
 
 // metrics are the agent's metrics, in a registry of their own. Those that mean
@@ -153,19 +154,19 @@ func (m *metrics) cleaned(family dataplane.Family, pass conntrack.Pass) {
 }
 
 // show sets the gauges.
-func (m *metrics) show(s snapshot) {
-	m.services.Set(float64(s.services))
-	m.endpoints.Set(float64(s.endpoints))
-	m.held.Set(float64(len(s.held)))
-	m.refused.Set(float64(len(s.refused)))
-	m.objectGone.Set(flag(s.own != nil && !s.exists))
+func (m *metrics) show(s desired.Snapshot) {
+	m.services.Set(float64(s.Services))
+	m.endpoints.Set(float64(s.Endpoints))
+	m.held.Set(float64(len(s.Retained)))
+	m.refused.Set(float64(len(s.Rejected)))
+	m.objectGone.Set(flag(s.Own != nil && !s.Exists))
 	age := 0.0
-	if !s.oldestPending.IsZero() {
-		age = s.now.Sub(s.oldestPending).Seconds()
+	if !s.OldestPending.IsZero() {
+		age = s.Now.Sub(s.OldestPending).Seconds()
 	}
 	m.pending.Set(age)
 	m.modes.show(s)
-	m.proxy.show(s.changes)
+	m.proxy.show(s.Changes)
 }
 
 // showConditions sets the gauges of conditions. Only one goroutine calls it. A
@@ -192,9 +193,9 @@ func flag(on bool) float64 {
 }
 
 // showMetrics brings the gauges up to date. Only one goroutine calls it.
-func (a *Agent) showMetrics(s snapshot, f facts) {
+func (a *Agent) showMetrics(s desired.Snapshot, f facts) {
 	a.metrics.show(s)
-	if s.own != nil {
+	if s.Own != nil {
 		a.metrics.showConditions(buildStatus(s, f, nil).Conditions)
 	}
 }

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -18,43 +17,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
-	"github.com/nodeproxy-io/nodeproxy/agent/wording"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
-
-func missing(what string) error { return fmt.Errorf("%w: %s", dataplane.ErrUnsupported, what) }
-
-func TestJudge(t *testing.T) {
-	type said = map[dataplane.Family]error
-	const four, six = dataplane.IPv4, dataplane.IPv6
-	noIPVS, noIPv6, busy := missing("no ip_vs"), missing("no IPv6"), errors.New("busy")
-	tests := []struct {
-		name           string
-		needed         [2]bool
-		mode, rules    said
-		lacks, unknown string
-	}{
-		{"both can", [2]bool{true, true}, nil, nil, "", ""},
-		{"both lack the same", [2]bool{true, true}, said{four: noIPVS, six: noIPVS}, nil, "IPv4 and IPv6: no ip_vs", ""},
-		{"each lacks something else", [2]bool{true, true}, said{four: noIPVS, six: missing("no xt_set")}, nil, "IPv4: no ip_vs; IPv6: no xt_set", ""},
-		{"one that is not needed", [2]bool{true, false}, said{six: noIPVS}, nil, "", ""},
-		{"one that mode IPTables does not serve either", [2]bool{true, true}, said{six: noIPv6}, said{six: noIPv6}, "", ""},
-		{"none is needed, one can", [2]bool{}, said{six: noIPVS}, nil, "", ""},
-		{"none is needed, none can", [2]bool{}, said{four: noIPVS, six: noIPVS}, nil, "IPv4 and IPv6: no ip_vs", ""},
-		{"an error says nothing", [2]bool{true, true}, said{four: busy}, nil, "", "IPv4: busy"},
-		{"an error beside what is missing", [2]bool{true, true}, said{four: busy, six: noIPVS}, nil, "IPv6: no ip_vs", ""},
-		{"an error of one that is not needed", [2]bool{false, true}, said{four: busy}, nil, "", ""},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			q := modeQuestion{needed: tt.needed, nodes: map[dataplane.Family]*dataplane.Ruleset{four: {}, six: {}}}
-			v := q.judge(tt.mode, tt.rules)
-			if v.lacks != tt.lacks || wording.OfError(v.unknown) != tt.unknown {
-				t.Errorf("lacks %q, unknown %v; want %q, %q", v.lacks, v.unknown, tt.lacks, tt.unknown)
-			}
-		})
-	}
-}
 
 // modal is an agent on a node with both families, in its turn.
 type modal struct {
@@ -65,7 +30,8 @@ type modal struct {
 	log       *agenttest.Log
 }
 
-func newModal(t *testing.T) *modal {
+// newModal returns an agent that may write. The stored status says that some mode ran.
+func newModal(t *testing.T, ran ...v1alpha1.ProxyMode) *modal {
 	t.Helper()
 	client, err := apiclient.New(&rest.Config{Host: "https://192.0.2.10:6443"})
 	if err != nil {
@@ -79,6 +45,11 @@ func newModal(t *testing.T) *modal {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, mode := range ran {
+		reported := (&agenttest.Objects{}).Node()
+		reported.Status.Mode = mode
+		m.store.SetRules(reported)
 	}
 	m.rig = fill(t, m.Agent)
 	hold(t, m.Agent)
@@ -146,7 +117,7 @@ const (
 
 func TestIPTablesRunsWithoutAsking(t *testing.T) {
 	m := newModal(t)
-	m.lack(missing("no ip_vs"))
+	m.lack(agenttest.Unsupported("no ip_vs"))
 	mustSync(t, m.Agent)
 	m.mustVerify()
 	m.expect(rulesMode, "True", "")
@@ -186,7 +157,7 @@ func TestChangeOfMode(t *testing.T) {
 
 func TestFallback(t *testing.T) {
 	m := newModal(t)
-	m.lack(missing("no ip_vs: modprobe ip_vs"))
+	m.lack(agenttest.Unsupported("no ip_vs: modprobe ip_vs"))
 	m.ask(ipvsMode, toRules)
 	mustSync(t, m.Agent)
 	m.expect(rulesMode, "True", "True")
@@ -212,10 +183,10 @@ func TestFallback(t *testing.T) {
 	m.lack(nil)
 	m.mustVerify()
 	m.expect(ipvsMode, "True", "")
-	if c := fallbackCondition(m.Agent.store.snapshot(), []metav1.Condition{{Type: v1alpha1.ConditionModeFallback}}); c.Status != metav1.ConditionFalse {
+	if c := fallbackCondition(m.Agent.store.Snapshot(), []metav1.Condition{{Type: v1alpha1.ConditionModeFallback}}); c.Status != metav1.ConditionFalse {
 		t.Errorf("where the node had the condition: %+v", c)
 	}
-	m.lack(missing("as if it had gone")) // nobody asks while it runs
+	m.lack(agenttest.Unsupported("as if it had gone")) // nobody asks while it runs
 	m.mustVerify()
 	m.ask(ipvsMode, toRules, func(s *v1alpha1.ProxySettings) { s.IPVS.Scheduler = new("mh") })
 	mustSync(t, m.Agent)
@@ -225,12 +196,12 @@ func TestFallback(t *testing.T) {
 func TestNoFallback(t *testing.T) {
 	m := newModal(t)
 	mustSync(t, m.Agent)
-	m.lack(missing("no ip_vs"))
+	m.lack(agenttest.Unsupported("no ip_vs"))
 	m.ask(ipvsMode, noOther)
 	m.SetService(m.Service("b", 2))
 	mustSync(t, m.Agent)
 	m.expect(rulesMode, "False", "")
-	for _, text := range []string{"this node cannot run IPVS (IPv4: no ip_vs)", "set mode or fallback to IPTables", meanwhile} {
+	for _, text := range []string{"this node cannot run IPVS (IPv4: no ip_vs)", "set mode or fallback to IPTables", desired.Meanwhile} {
 		if got := m.message(v1alpha1.ConditionAccepted); !strings.Contains(got, text) {
 			t.Errorf("%q lacks %q", got, text)
 		}
@@ -246,7 +217,7 @@ func TestNoFallback(t *testing.T) {
 	m.lack(nil)
 	m.mustVerify()
 	m.expect(ipvsMode, "True", "")
-	m.lack(missing("no ip_vs"))
+	m.lack(agenttest.Unsupported("no ip_vs"))
 	m.ask(ipvsMode, noOther, func(s *v1alpha1.ProxySettings) { s.IPVS.Scheduler = new("mh") })
 	mustSync(t, m.Agent)
 	m.expect(ipvsMode, "False", "")
@@ -273,9 +244,8 @@ func TestChangeWaitsUntilRulesMayBeRemoved(t *testing.T) {
 	m.expect(ipvsMode, "True", "")
 
 	for found, want := range map[v1alpha1.ProxyMode]v1alpha1.ProxyMode{rulesMode: rulesMode, ipvsMode: ipvsMode, "": ipvsMode} {
-		m := newModal(t) // as a restarted agent
+		m := newModal(t, found) // as a restarted agent
 		m.SetService(m.Service("new", 9, newer))
-		m.Agent.store.ran = found
 		m.ask(ipvsMode, noOther)
 		mustSync(t, m.Agent)
 		m.expect(want, "True", "")
@@ -296,7 +266,7 @@ func TestErrorIsNoFallback(t *testing.T) {
 
 func TestFamilyIsNeededLater(t *testing.T) {
 	m := newModal(t)
-	m.six.LackMode(ipvsMode, missing("no IPv6 in ip_vs"))
+	m.six.LackMode(ipvsMode, agenttest.Unsupported("no IPv6 in ip_vs"))
 	m.ask(ipvsMode, toRules)
 	mustSync(t, m.Agent)
 	m.expect(ipvsMode, "True", "")
@@ -312,7 +282,7 @@ func TestAuditComparesTheModeThatWouldRun(t *testing.T) {
 	audit := func(s *v1alpha1.ProxySettings) { s.Enforcement = new(v1alpha1.Audit) }
 	m := newModal(t)
 	m.ask(ipvsMode, toRules, audit)
-	m.lack(missing("no ip_vs"))
+	m.lack(agenttest.Unsupported("no ip_vs"))
 	mustSync(t, m.Agent)
 	if status := m.status(); status.Mode != rulesMode || !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionModeFallback) {
 		t.Errorf("status %+v", status)
@@ -327,7 +297,7 @@ func TestAuditComparesTheModeThatWouldRun(t *testing.T) {
 	if status := m.status(); status.Mode != ipvsMode || meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionModeFallback) != nil {
 		t.Errorf("status %+v", status)
 	}
-	m.lack(missing("no ip_vs"))
+	m.lack(agenttest.Unsupported("no ip_vs"))
 	m.ask(ipvsMode, noOther, audit)
 	if err := m.trySync(); !errors.Is(err, dataplane.ErrUnsupported) {
 		t.Errorf("error %v", err)

@@ -3,6 +3,7 @@ package agent
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -36,18 +37,18 @@ func newModeMetrics(r prometheus.Registerer) *modeMetrics {
 }
 
 // show sets the gauges. One goroutine calls it.
-func (m *modeMetrics) show(s snapshot) {
+func (m *modeMetrics) show(s desired.Snapshot) {
 	for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS} {
-		m.runs.WithLabelValues(string(mode)).Set(flag(s.applied.mode == mode))
+		m.runs.WithLabelValues(string(mode)).Set(flag(s.Applied.Mode == mode))
 	}
-	m.fallback.Set(flag(s.mode.fallback() != ""))
-	for family, f := range s.families {
+	m.fallback.Set(flag(s.Mode.Fallback() != ""))
+	for family, f := range s.Families {
 		label := string(family)
 		for gauge, count := range map[*prometheus.GaugeVec]int{
-			m.servers: f.counts.VirtualServers, m.reals: f.counts.RealServers,
-			m.draining: f.counts.Draining, m.entries: f.counts.SetEntries,
+			m.servers: f.Counts.VirtualServers, m.reals: f.Counts.RealServers,
+			m.draining: f.Counts.Draining, m.entries: f.Counts.SetEntries,
 		} {
-			if f.done && s.applied.mode == v1alpha1.ModeIPVS {
+			if f.Done && s.Applied.Mode == v1alpha1.ModeIPVS {
 				gauge.WithLabelValues(label).Set(float64(count))
 			} else {
 				gauge.DeleteLabelValues(label)

@@ -70,7 +70,7 @@ func TestMissingFacts(t *testing.T) {
 
 func (r *dualRig) expectWarnings(want ...string) {
 	r.t.Helper()
-	warnings := r.warnings()
+	warnings := r.Warnings()
 	ok := len(warnings) == len(want)
 	for i := range want {
 		ok = ok && strings.HasPrefix(warnings[i], want[i])

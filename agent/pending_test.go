@@ -16,14 +16,14 @@ func TestNothingIsPendingBesideAnotherProxy(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		pending := func(when string, want time.Duration) {
 			t.Helper()
-			s, h := r.store.snapshot(), r.proxyState()
+			s, h := r.store.Snapshot(), r.proxyState()
 			age := func(since time.Time) time.Duration {
 				if since.IsZero() {
 					return 0
 				}
-				return s.now.Sub(since)
+				return s.Now.Sub(since)
 			}
-			if got := []time.Duration{age(s.oldestPending), age(s.families[dataplane.IPv4].oldestPending), age(h.Families["IPv4"].OldestPending)}; got[0] != want || got[1] != want || got[2] != want {
+			if got := []time.Duration{age(s.OldestPending), age(s.Families[dataplane.IPv4].OldestPending), age(h.Families["IPv4"].OldestPending)}; got[0] != want || got[1] != want || got[2] != want {
 				t.Errorf("%s: changes wait for %v, want %v", when, got, want)
 			}
 		}
@@ -33,7 +33,7 @@ func TestNothingIsPendingBesideAnotherProxy(t *testing.T) {
 		after(time.Second)
 		pending("once another proxy shows", 0)
 		r.rig.SetService(r.rig.Service("b", 2))
-		r.rig.setInventory(agenttest.InventoryOf("shop.a", "shop.b"))
+		r.rig.SetInventory(agenttest.InventoryOf("shop.a", "shop.b"))
 		r.changed()
 		after(5 * time.Minute)
 		pending("beside another proxy", 0)

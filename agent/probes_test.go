@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
 )
@@ -110,8 +112,16 @@ func TestProbesDoNotWait(t *testing.T) {
 		a.becomeReady()
 		r.SetService(r.Service("b", 2)) // nothing runs that would write it
 		expectLivez(t, a, "a change waits", 200, 200)
-		a.store.mu.Lock()
-		defer a.store.mu.Unlock()
+		busy, release, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		a.log = funcr.New(func(string, string) { close(busy); <-release }, funcr.Options{})
+		go func() { // which logs that the name is odd, while it has the lock
+			defer close(done)
+			odd := r.Service("odd", 3)
+			odd.Name = "odd"
+			a.store.SetService(odd)
+		}()
+		<-busy
+		defer func() { close(release); <-done }()
 		expectLivez(t, a, "the store is busy", 200, 200)
 		time.Sleep(health.PendingLimit)
 		if got := a.proxyState().Now; !got.Equal(a.options.Clock.Now()) {

@@ -11,13 +11,14 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // programmedCase is what makes a row apply, and what is said then.
 type programmedCase struct {
 	title, want string
-	edit        func(*snapshot, *facts)
+	edit        func(*desired.Snapshot, *facts)
 }
 
 // programmedRows are what makes each row of the table of Programmed apply, in
@@ -25,46 +26,48 @@ type programmedCase struct {
 // controller's. There is no row Removed yet: no agent cleans up because of
 // removalPolicy.
 var programmedRows = []programmedCase{
-	{"another proxy", "False ConflictingProxy", func(_ *snapshot, f *facts) { f.otherProxy = "x answers" }},
-	{"not accepted", "False Failed", func(s *snapshot, _ *facts) { s.refusal = &refusal{v1alpha1.ReasonInvalid, "m"} }},
-	{"the last apply failed", "False Failed", func(s *snapshot, _ *facts) { s.err = errors.New("locked") }},
-	{"no complete set yet", "False Pending", func(s *snapshot, _ *facts) { s.done = false }},
-	{"a change waits", "False Pending", func(s *snapshot, _ *facts) { s.oldestPending = s.now.Add(-auditPatience - time.Second) }},
-	{"Audit", "False AuditDiffers", func(s *snapshot, f *facts) {
-		f.audit, s.difference = true, &dataplane.Difference{Count: 1, Examples: []string{"x"}}
+	{"another proxy", "False ConflictingProxy", func(_ *desired.Snapshot, f *facts) { f.otherProxy = "x answers" }},
+	{"not accepted", "False Failed", func(s *desired.Snapshot, _ *facts) { s.Refusal = &desired.Refusal{v1alpha1.ReasonInvalid, "m"} }},
+	{"the last apply failed", "False Failed", func(s *desired.Snapshot, _ *facts) { s.Err = errors.New("locked") }},
+	{"no complete set yet", "False Pending", func(s *desired.Snapshot, _ *facts) { s.Done = false }},
+	{"a change waits", "False Pending", func(s *desired.Snapshot, _ *facts) { s.OldestPending = s.Now.Add(-desired.AuditPatience - time.Second) }},
+	{"Audit", "False AuditDiffers", func(s *desired.Snapshot, f *facts) {
+		f.audit, s.Difference = true, &dataplane.Difference{Count: 1, Examples: []string{"x"}}
 	}},
-	{"a Service refused", "True SomeServicesRefused", func(s *snapshot, _ *facts) { s.refused = map[dataplane.ServiceName]string{agenttest.Name("a"): "x"} }},
-	{"vanished", "True Held", func(s *snapshot, _ *facts) {
-		s.held, s.heldSince = []dataplane.ServiceName{agenttest.Name("a")}, s.now.Add(-patience)
+	{"a Service refused", "True SomeServicesRefused", func(s *desired.Snapshot, _ *facts) {
+		s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("a"): "x"}
 	}},
-	{"unconfirmed", "True Held", func(s *snapshot, _ *facts) { s.unconfirmedSince = s.now.Add(-patience) }},
-	{"all is well", "True Programmed", func(*snapshot, *facts) {}},
+	{"vanished", "True Held", func(s *desired.Snapshot, _ *facts) {
+		s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a")}, s.Now.Add(-patience)
+	}},
+	{"unconfirmed", "True Held", func(s *desired.Snapshot, _ *facts) { s.UnconfirmedSince = s.Now.Add(-patience) }},
+	{"all is well", "True Programmed", func(*desired.Snapshot, *facts) {}},
 }
 
 // TestNoStatusIsDueBecauseTimeGoesBy: what is written when nothing happens, every
 // agent writes for ever.
 func TestNoStatusIsDueBecauseTimeGoesBy(t *testing.T) {
 	rows := slices.Clone(programmedRows)
-	for title, r := range map[string]restored{
-		"restored Services": {services: true}, "own object restored": {rules: true},
-		"restored after a reboot": {services: true, rules: true, rebooted: true},
+	for title, r := range map[string]desired.Restored{
+		"restored Services": {Services: true}, "own object restored": {Rules: true},
+		"restored after a reboot": {Services: true, Rules: true, Rebooted: true},
 	} {
-		rows = append(rows, programmedCase{title, "", func(s *snapshot, _ *facts) {
-			s.restored, s.unconfirmedSince = r, s.now.Add(-patience)
-			s.restored.written, s.restored.why = s.now.Add(-time.Hour), "forbidden"
+		rows = append(rows, programmedCase{title, "", func(s *desired.Snapshot, _ *facts) {
+			s.Restored, s.UnconfirmedSince = r, s.Now.Add(-patience)
+			s.Restored.Written, s.Restored.Why = s.Now.Add(-time.Hour), "forbidden"
 		}})
 	}
-	rows = append(rows, programmedCase{"another proxy has gone", "", func(s *snapshot, f *facts) {
-		f.otherProxy, f.otherGone, f.otherWait = "x answers", s.now.Add(-time.Second), quietTime
-	}}, programmedCase{"Audit, the other proxy has gone", "", func(s *snapshot, f *facts) {
-		f.audit, f.otherProxy, f.otherGone, f.otherWait = true, "x answers", s.now.Add(-time.Second), quietTime
+	rows = append(rows, programmedCase{"another proxy has gone", "", func(s *desired.Snapshot, f *facts) {
+		f.otherProxy, f.otherGone, f.otherWait = "x answers", s.Now.Add(-time.Second), quietTime
+	}}, programmedCase{"Audit, the other proxy has gone", "", func(s *desired.Snapshot, f *facts) {
+		f.audit, f.otherProxy, f.otherGone, f.otherWait = true, "x answers", s.Now.Add(-time.Second), quietTime
 	}})
 	for _, row := range rows {
 		s, f := programmed(), facts4
 		row.edit(&s, &f)
 		stored := buildStatus(s, f, nil)
 		for _, pass := range []time.Duration{time.Second, time.Minute, 7 * time.Hour} {
-			s.now = s.now.Add(pass)
+			s.Now = s.Now.Add(pass)
 			if now := buildStatus(s, f, stored.Conditions); urgent(&now, &stored) != notAtAll {
 				t.Errorf("%s: %v later the status is due:\n%s", row.title, pass, cmp.Diff(stored, now))
 			}

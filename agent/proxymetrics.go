@@ -8,6 +8,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -23,7 +24,7 @@ type proxyMetrics struct {
 	flowDuration                                  *prometheus.HistogramVec
 	flowsDeleted, healthz, livez                  *prometheus.CounterVec
 
-	shown changeTotals // what the counters of changes stand at
+	shown desired.ChangeTotals // what the counters of changes stand at
 }
 
 func newProxyMetrics() *proxyMetrics {
@@ -136,22 +137,22 @@ func (m *proxyMetrics) synced(rulesets map[dataplane.Family]*dataplane.Ruleset, 
 }
 
 // programmed takes what the store has found out by a sync.
-func (m *proxyMetrics) programmed(families map[dataplane.Family]programmedChanges) {
+func (m *proxyMetrics) programmed(families map[dataplane.Family]desired.ProgrammedChanges) {
 	for family, p := range families {
-		for _, took := range p.latencies {
+		for _, took := range p.Latencies {
 			m.programming.WithLabelValues(string(family)).Observe(took.Seconds())
 		}
-		m.noLocal.WithLabelValues("internal", string(family)).Set(float64(p.noLocal.internal))
-		m.noLocal.WithLabelValues("external", string(family)).Set(float64(p.noLocal.external))
+		m.noLocal.WithLabelValues("internal", string(family)).Set(float64(p.NoLocal.Internal))
+		m.noLocal.WithLabelValues("external", string(family)).Set(float64(p.NoLocal.External))
 	}
 }
 
 // show brings the figures of changes up to date. One goroutine calls it.
-func (m *proxyMetrics) show(c changeTotals) {
-	m.endpointsPending.Set(float64(c.endpointsPending))
-	m.servicesPending.Set(float64(c.servicesPending))
-	m.endpointChanges.Add(float64(c.endpoints - m.shown.endpoints))
-	m.serviceChanges.Add(float64(c.services - m.shown.services))
+func (m *proxyMetrics) show(c desired.ChangeTotals) {
+	m.endpointsPending.Set(float64(c.EndpointsPending))
+	m.servicesPending.Set(float64(c.ServicesPending))
+	m.endpointChanges.Add(float64(c.Endpoints - m.shown.Endpoints))
+	m.serviceChanges.Add(float64(c.Services - m.shown.Services))
 	m.shown = c
 }
 

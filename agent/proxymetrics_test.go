@@ -14,6 +14,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -122,14 +123,14 @@ func TestNetworkProgrammingTime(t *testing.T) {
 	r := newRig(t)
 	latencies := func() []time.Duration {
 		t.Helper()
-		b := r.prepare()
+		b := prepare(r.Store)
 		outcomes := map[dataplane.Family]dataplane.Outcome[dataplane.Result]{}
-		for family, ruleset := range b.rulesets {
+		for family, ruleset := range b.Rulesets {
 			result, err := r.kernel.Apply(t.Context(), ruleset)
 			outcomes[family] = dataplane.Outcome[dataplane.Result]{Value: result, Err: err}
 		}
-		r.commit(b, outcomes, nil)
-		return r.programmedChanges()[dataplane.IPv4].latencies
+		r.Commit(b, outcomes, nil)
+		return r.ProgrammedChanges()[dataplane.IPv4].Latencies
 	}
 	expect := func(when string, want ...time.Duration) {
 		t.Helper()
@@ -168,37 +169,37 @@ func TestNetworkProgrammingTime(t *testing.T) {
 
 func TestChangeFigures(t *testing.T) {
 	r := newRig(t)
-	expect := func(when string, want changeTotals) {
+	expect := func(when string, want desired.ChangeTotals) {
 		t.Helper()
-		if diff := cmp.Diff(want, r.store.changes.totals(), cmp.AllowUnexported(changeTotals{})); diff != "" {
+		if diff := cmp.Diff(want, r.Snapshot().Changes, cmp.AllowUnexported(desired.ChangeTotals{})); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
 		}
 	}
 	commit := func() {
 		t.Helper()
 		r.sync()
-		r.programmedChanges()
+		r.ProgrammedChanges()
 	}
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2)})
 	r.SetRules(r.Node())
-	expect("a list", changeTotals{endpoints: 2, services: 2, endpointsPending: 2, servicesPending: 2})
+	expect("a list", desired.ChangeTotals{Endpoints: 2, Services: 2, EndpointsPending: 2, ServicesPending: 2})
 	commit()
-	expect("in the kernel", changeTotals{endpoints: 2, services: 2})
+	expect("in the kernel", desired.ChangeTotals{Endpoints: 2, Services: 2})
 	r.SetService(r.Service("a", 1, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Endpoints = nil }))
 	r.SetService(r.Service("a", 1))
-	expect("other endpoints, twice", changeTotals{endpoints: 4, services: 2, endpointsPending: 1})
+	expect("other endpoints, twice", desired.ChangeTotals{Endpoints: 4, Services: 2, EndpointsPending: 1})
 	r.SetService(r.Service("b", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 30080 }))
-	expect("another node port", changeTotals{endpoints: 4, services: 3, endpointsPending: 1, servicesPending: 1})
+	expect("another node port", desired.ChangeTotals{Endpoints: 4, Services: 3, EndpointsPending: 1, ServicesPending: 1})
 	r.SetRules(r.Node(memberOf("10.244.1.1:8080")))
-	expect("a member", changeTotals{endpoints: 5, services: 3, endpointsPending: 1, servicesPending: 1})
+	expect("a member", desired.ChangeTotals{Endpoints: 5, Services: 3, EndpointsPending: 1, ServicesPending: 1})
 	r.kernel.Fail(errors.New("locked"))
 	commit()
-	expect("a failure", changeTotals{endpoints: 5, services: 3, endpointsPending: 1, servicesPending: 1})
+	expect("a failure", desired.ChangeTotals{Endpoints: 5, Services: 3, EndpointsPending: 1, ServicesPending: 1})
 	r.kernel.Fail(nil)
 	commit()
-	expect("in the kernel", changeTotals{endpoints: 5, services: 3})
+	expect("in the kernel", desired.ChangeTotals{Endpoints: 5, Services: 3})
 	r.SetService(r.Service("b", 2, agenttest.Released))
-	expect("an end", changeTotals{endpoints: 5, services: 4, servicesPending: 1})
+	expect("an end", desired.ChangeTotals{Endpoints: 5, Services: 4, ServicesPending: 1})
 }
 
 func TestConditionMetric(t *testing.T) {
@@ -232,12 +233,12 @@ func TestConditionMetric(t *testing.T) {
 }
 
 func TestHealthAnswersAreCounted(t *testing.T) {
-	a, _, _, _ := inTurn(t)
+	a, r, _, _ := inTurn(t)
 	handler := a.servers.health.Handler
 	for _, path := range []string{"/healthz", "/healthz", "/livez"} {
 		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil))
 	}
-	stale(a, true)
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Node.Draining = true }))
 	handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/healthz", nil))
 	expectValues(t, a, "kubeproxy_proxy_healthz_total", map[string]float64{"200": 2, "503": 1})
 	expectValues(t, a, "kubeproxy_proxy_livez_total", map[string]float64{"200": 1, "503": 0})
@@ -248,7 +249,7 @@ func TestSyncsAreTimed(t *testing.T) {
 	a, _, kernel, _ := inTurn(t)
 	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &lasting{kernel, clk}})
 	a.fanout.Clock = clk
-	outcomes := a.fanout.Apply(t.Context(), a.store.prepare().rulesets)
+	outcomes := a.fanout.Apply(t.Context(), prepare(a.store).Rulesets)
 	if took := outcomes[dataplane.IPv4].Took; took != 3*time.Second {
 		t.Errorf("took %v", took)
 	}

@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -20,14 +21,14 @@ import (
 
 // noteReady has the pod be ready from now on if what the kernel holds makes it so.
 func (a *Agent) noteReady() {
-	if a.store.served() {
+	if a.store.Served() {
 		a.becomeReady()
 	}
 }
 
 // noteReported does the same by what the API holds.
-func (a *Agent) noteReported(s snapshot, f facts) {
-	if (f.conflict() != "" || s.removal.done) && s.own != nil && saysWhyNot(a.writer.newest(s.own).Status.Conditions) {
+func (a *Agent) noteReported(s desired.Snapshot, f facts) {
+	if (f.conflict() != "" || s.Removal.Done) && s.Own != nil && saysWhyNot(a.writer.newest(s.Own).Status.Conditions) {
 		a.becomeReady()
 	}
 }
@@ -58,11 +59,11 @@ func (a *Agent) unready() string {
 	}
 	s, f := a.known()
 	switch {
-	case s.restored.active():
-		return fmt.Sprintf("%s; that alone does not make the agent ready (%s): see that the API server can be reached from this node", s.restoredMessage(), a.whyUnread())
-	case !s.listed || s.own == nil:
+	case s.Restored.Active():
+		return fmt.Sprintf("%s; that alone does not make the agent ready (%s): see that the API server can be reached from this node", restoredMessage(&s), a.whyUnread())
+	case !s.Listed || s.Own == nil:
 		return a.unlisted(s)
-	case !s.exists:
+	case !s.Exists:
 		return "this node has no NodeProxyRules: see that the NodeProxy \"cluster\" exists, that the controller runs, and that --node-name (NODE_NAME) is the Node's name"
 	case f.conflict() != "":
 		return "another proxy is active on this node, and the API does not say so yet: see in the agent's log why the status of the NodeProxyRules cannot be written"
@@ -78,9 +79,9 @@ func (a *Agent) unready() string {
 }
 
 // unlisted says what the API has not shown, and why.
-func (a *Agent) unlisted(s snapshot) string {
+func (a *Agent) unlisted(s desired.Snapshot) string {
 	what := "the list of ServiceProxyRules"
-	if s.listed {
+	if s.Listed {
 		what = "this node's NodeProxyRules"
 	}
 	return fmt.Sprintf("the agent waits for %s (%s): see that the API server can be reached from this node, and that the agent may read the kinds of nodeproxy.io", what, a.whyUnread())
@@ -92,30 +93,4 @@ func (a *Agent) whyUnread() string {
 		return why
 	}
 	return "no answer yet"
-}
-
-// served reports whether a complete set that the API has shown since the start
-// has been applied, or compared.
-func (s *store) served() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.shownServed
-}
-
-// noteServed notes that a batch has been applied, or compared. The caller holds mu.
-func (s *store) noteServed(b *batch) {
-	if b.shown && s.refusal == nil && s.inOrder() {
-		s.shownServed = true
-	}
-}
-
-// inOrder reports whether no family that is needed has failed, or has not been
-// tried. The caller holds mu.
-func (s *store) inOrder() bool {
-	for family, f := range s.families {
-		if !s.settled(family) || f.err != nil && !s.spared(family) {
-			return false
-		}
-	}
-	return true
 }

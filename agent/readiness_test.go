@@ -35,7 +35,7 @@ func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 	a.errors.Failed(t.Context(), apiclient.ResourceServices, errors.New("connection refused"))
 	expectReady(t, a, "no answer", "connection refused")
 	a.errors.Watching(apiclient.ResourceServices)
-	r := &rig{store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
+	r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
 	expectReady(t, a, "without the own object", "waits for this node's NodeProxyRules")
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
@@ -50,7 +50,7 @@ func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 	}
 	expectReady(t, a, "failing", "exec format error")
 	kernel.Fail(nil)
-	a.store.refresh()
+	a.store.Refresh()
 	mustSync(t, a)
 	expectReady(t, a, "applied", "")
 
@@ -78,7 +78,7 @@ func TestReadyOnceCompared(t *testing.T) {
 func TestReadyOnceAConflictIsReported(t *testing.T) {
 	a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 	r := fill(t, a)
-	b := &board{stored: a.store.rules, err: errors.New("forbidden")}
+	b := &board{stored: a.store.Snapshot().Own, err: errors.New("forbidden")}
 	a.writer.apply = b.apply
 	report := func() {
 		s, f := a.known()
@@ -94,12 +94,12 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 
 	b.err, a.writer.retryAt = nil, time.Time{}
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
-	b.stored = a.store.rules
+	b.stored = a.store.Snapshot().Own
 	report()
 	expectReady(t, a, "reported, but the object is not accepted", "is active on this node")
 
 	r.SetRules(r.Node())
-	b.stored = a.store.rules
+	b.stored = a.store.Snapshot().Own
 	report()
 	expectReady(t, a, "reported", "")
 }
@@ -108,15 +108,15 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 // that cannot reach the API, and must not let a rollout go on.
 func TestReadyOnlyOnceTheAPIAnswers(t *testing.T) {
 	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
-	r := &rig{store: a.store, t: t, Objects: agenttest.Objects{Version: 10}, kernel: kernel}
-	r.mustRestore(good(r, false))
+	r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}, kernel: kernel}
+	r.mustRestore(r.Checkpoint(false))
 	hold(t, a)
 	mustSync(t, a)
 	if len(kernel.Services()) != 3 {
 		t.Fatalf("the kernel holds %v", kernel.Services())
 	}
 	expectReady(t, a, "from the disk", "the node runs from the last good set on its disk")
-	r.SetRules(r.Node(membersOfA))
+	r.SetRules(r.Node(agenttest.EndpointOfA))
 	mustSync(t, a)
 	expectReady(t, a, "with the own object alone", "the ServiceProxyRules could not be read")
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2), r.Service("c", 3)})

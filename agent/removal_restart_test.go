@@ -42,7 +42,7 @@ func TestRemovalOutlivesARestart(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
-				r := &rig{store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
+				r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
 				ctx, stop := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
 				wg.Go(func() { a.takeTurns(ctx) })
@@ -82,7 +82,7 @@ func TestRemovalTakesTheLastGoodSet(t *testing.T) {
 		}
 		r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 		a.endTurn("")
-		r.clearRemoval("", true)
+		r.ClearRemoval("", true)
 		mustSync(t, a)
 		after(keepInterval + keepTick)
 		for _, file := range []string{e.file(), e.file() + ".tmp"} {
@@ -109,7 +109,7 @@ func TestRemovalNamesAFileThatStays(t *testing.T) {
 	}
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	a.endTurn("")
-	r.clearRemoval("", true)
+	r.ClearRemoval("", true)
 	if err := a.sync(t.Context()); err == nil {
 		t.Fatal("no error")
 	}
@@ -123,7 +123,7 @@ func TestRemovalNamesAFileThatStays(t *testing.T) {
 func TestFirstTurnDoesNotWaitForALook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
-		r := &rig{store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
+		r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
 		ctx, stop := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() { a.takeTurns(ctx) })

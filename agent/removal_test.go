@@ -15,6 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -77,7 +78,7 @@ func TestRemoval(t *testing.T) {
 			t.Error("the kernel was written")
 		}
 		expectLivez(t, r.Agent, "idle", 200, 200)
-		if p := r.store.snapshot().oldestPending; !p.IsZero() {
+		if p := r.store.Snapshot().OldestPending; !p.IsZero() {
 			t.Errorf("a change waits since %v for what is not programmed any more", p)
 		}
 
@@ -85,14 +86,14 @@ func TestRemoval(t *testing.T) {
 		r.rig.DeleteService(r.rig.Service("a", 1))
 		r.changed()
 		after(time.Hour)
-		if held := r.store.snapshot().held; len(held) > 0 {
+		if held := r.store.Snapshot().Retained; len(held) > 0 {
 			t.Errorf("held, though removed: %v", held)
 		}
 		r.expect(t, "the NodeProxy is gone", "Removed", "")
 
 		r.see(proxy("shop.b"))
 		r.expect(t, "there is one again", "Programmed", "", "shop/b")
-		if got := r.store.snapshot().applied.settingsRevision; got != "rev-2" {
+		if got := r.store.Snapshot().Applied.SettingsRevision; got != "rev-2" {
 			t.Errorf("programmed by settings %s", got)
 		}
 	})
@@ -195,13 +196,13 @@ func TestRemovalIsCalledOffMeanwhile(t *testing.T) {
 	mustSync(t, a)
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	a.endTurn("")
-	r.clearRemoval("", true)
+	r.ClearRemoval("", true)
 	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &cleaning{kernel, func() {
 		r.SetProxy(proxy("shop.a"))
 		hold(t, a)
 	}}})
 	mustSync(t, a)
-	if got := a.store.endedRemoval(); got != (removal{}) {
+	if got := a.store.EndedRemoval(); got != (desired.Removal{}) {
 		t.Errorf("what was called off is %+v", got)
 	}
 	mustSync(t, a)
@@ -296,7 +297,7 @@ func TestRemovalMeetsAProxyThatHasJustCome(t *testing.T) {
 	kernel.Plant(combined("a"))
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	a.endTurn("")
-	if !r.clearRemoval("", true) {
+	if !r.ClearRemoval("", true) {
 		t.Fatal("the removal is not due")
 	}
 	mustSync(t, a)
@@ -310,7 +311,7 @@ func TestRemovalWithAudit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, kernel, log := newAgent(t, (&answers{list: []string{""}}).probe)
-				r := &rig{store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
+				r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
 				r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
 				o := deleted(v1alpha1.RemovalCleanup)
 				if own {
@@ -347,7 +348,7 @@ func TestRemovalEndsUDPFlows(t *testing.T) {
 		r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 		a.endTurn("")
 		table.expect(t, "before the rules are gone", one, raw)
-		r.clearRemoval("", true)
+		r.ClearRemoval("", true)
 		mustSync(t, a)
 		table.expect(t, "after", raw)
 	})
@@ -356,12 +357,12 @@ func TestRemovalEndsUDPFlows(t *testing.T) {
 // TestReadyOnceRemoved: there is nothing more to do for the agent.
 func TestReadyOnceRemoved(t *testing.T) {
 	a, r, _, _ := inTurn(t)
-	b := &board{stored: a.store.rules}
+	b := &board{stored: a.store.Snapshot().Own}
 	a.writer.apply = b.apply
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	expectReady(t, a, "before", "about to be removed")
 	a.endTurn("")
-	r.clearRemoval("", true)
+	r.ClearRemoval("", true)
 	mustSync(t, a)
 	s, f := a.known()
 	a.writer.write(t.Context(), s, f)

@@ -1,6 +1,10 @@
 package agent
 
-import "context"
+import (
+	"context"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+)
 
 // reportLoop writes the status whenever it is due.
 func (a *Agent) reportLoop(ctx context.Context) {
@@ -23,17 +27,17 @@ func (a *Agent) reportLoop(ctx context.Context) {
 // known is what the status is made of. What is to be done with the kernel is of the
 // moment of the snapshot: what is known of the kernel means another thing where
 // that has changed.
-func (a *Agent) known() (snapshot, facts) {
-	s := a.store.snapshot()
+func (a *Agent) known() (desired.Snapshot, facts) {
+	s := a.store.Snapshot()
 	return s, a.facts(&s)
 }
 
 // facts are those that go with a snapshot.
-func (a *Agent) facts(s *snapshot) facts {
+func (a *Agent) facts(s *desired.Snapshot) facts {
 	f := facts{
-		audit: s.audit, removing: s.removal.wanted,
+		audit: s.Audit, removing: s.Removal.Wanted,
 		version: a.options.Version, started: a.started, kernel: a.options.Kernel,
-		formats:  a.store.formats,
+		formats:  a.store.Formats,
 		families: a.fanout.Families(), warnings: append(a.portTroubles(), a.checkTroubles()...), drift: a.drift.Facts(),
 	}
 	f.tracking = a.tracking.facts(a.mayWrite())

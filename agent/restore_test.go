@@ -12,7 +12,6 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
-	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
@@ -27,251 +26,16 @@ import (
 
 var here = checkpoint.Identity{BootID: "boot-1", Netns: 7}
 
-// membersOfA puts the first endpoint of shop/a on the node.
-func membersOfA(s *v1alpha1.NodeProxyRulesSpec) {
-	s.Services = []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "a",
-		Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.1:8080"}}}}}
-}
-
-// good returns what a running store would keep: a, b and c, of which a has an
-// endpoint on the node.
-func good(r *rig, rebooted bool) *goodSet {
-	set := &checkpoint.Set{
-		Header: checkpoint.Header{Node: "node-1", Written: agenttest.Epoch.Add(-7 * time.Minute)}, Rules: r.Node(membersOfA),
-		Services: []*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2), r.Service("c", 3)},
-	}
-	for _, o := range set.Services {
-		o.Generation = 0
-	}
-	if rebooted {
-		set = set.WithoutMembers()
-	}
-	return &goodSet{Set: set, rebooted: rebooted, why: "connection refused"}
-}
-
-func (r *rig) mustRestore(g *goodSet) {
-	r.t.Helper()
-	if used, err := r.restore(g); err != nil || !used {
-		r.t.Fatalf("not restored: %v, %v", used, err)
-	}
-}
-
-func (r *rig) clusterList(service string) string {
-	r.t.Helper()
-	svc := r.kernel.Service("shop", service)
-	if svc == nil {
-		return "none"
-	}
-	var out []string
-	for _, e := range svc.Ports[0].Cluster {
-		out = append(out, e.String())
-	}
-	return strings.Join(out, " ")
-}
-
-func TestRestoreInTheSameBoot(t *testing.T) {
-	r := newRig(t)
-	newer := &dataplane.Service{Name: agenttest.Name("b")} // what the kernel holds by now
-	leftover := &dataplane.Service{Name: agenttest.Name("left")}
-	r.kernel.Plant(newer)
-	r.kernel.Plant(leftover)
-	g := good(r, false)
-	r.mustRestore(g)
-	r.expectSync("full a b c")
-	r.expectKernel("a", "b", "c", "left")
-	if r.kernel.Service("shop", "b") != newer {
-		t.Error("what may be newer in the kernel was replaced")
-	}
-	if got := r.clusterList("a"); got != "10.244.1.1:8080 10.244.9.9:8080" {
-		t.Errorf("a: %s", got)
-	}
-	s := r.snapshot()
-	if !r.health().Eligible || !s.restored.active() || s.own != nil || s.listed {
-		t.Errorf("snapshot: restored %+v, health %+v", s.restored, r.health())
-	}
-
-	r.kernel.Remove("shop", "a")
-	d, err := r.kernel.Verify(context.Background(), r.verifiable()[dataplane.IPv4])
-	if err != nil || d.Count != 1 {
-		t.Errorf("verification: %v, %v", d, err)
-	}
-	r.compared(r.epoch, map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}, nil, false)
-	r.expectSync("full")
-	r.expectKernel("a", "b", "c", "left")
-
-	// The API answers: a is as it was, b has changed, c has gone, d is new.
-	writes := r.kernel.Writes()
-	a := g.Services[0].DeepCopy()
-	a.Generation = 1
-	r.SetRules(r.Node(membersOfA))
-	r.expectSync("nothing")
-	r.SetServices([]*v1alpha1.ServiceProxyRules{a, r.Service("b", 22), r.Service("d", 4)})
-	r.expectSync("full b d")
-	r.expectKernel("a", "b", "c", "d", "left")
-	if got := r.kernel.Writes() - writes; got != 2 {
-		t.Errorf("%d Services written, want b and d", got)
-	}
-	if s := r.snapshot(); len(s.held) != 1 || s.restored.active() {
-		t.Errorf("held %v, restored %+v", s.held, s.restored)
-	}
-	r.setInventory(agenttest.InventoryOf("shop.a", "shop.b", "shop.d"))
-	r.expectSync("full, pruning c")
-	r.expectKernel("a", "b", "d")
-}
-
-func TestRestoreAfterAReboot(t *testing.T) {
-	r := newRig(t)
-	g := good(r, true)
-	r.mustRestore(g)
-	r.expectSync("full a b c")
-	if got := r.clusterList("a"); got != "10.244.9.9:8080" {
-		t.Errorf("a still has an endpoint on this node: %s", got)
-	}
-	if b := r.prepare(); !b.partial {
-		t.Error("flows would be compared to lists without this node's endpoints")
-	}
-	// What boot scripts have put back is replaced: its pods are not there.
-	r.kernel.Plant(&dataplane.Service{Name: agenttest.Name("a")})
-	r.markFull(agenttest.Epoch)
-	r.expectSync("full")
-	if got := r.clusterList("a"); got != "10.244.9.9:8080" {
-		t.Errorf("a: %s", got)
-	}
-
-	r.SetRules(r.Node(membersOfA))
-	if r := r.inUse(); !r.active() || !r.rebooted {
-		t.Errorf("half of what is needed has come, but: %+v", r)
-	}
-	again := r.Service("a", 1)
-	again.UID = g.Services[0].UID
-	r.SetServices([]*v1alpha1.ServiceProxyRules{again, r.Service("b", 2), r.Service("c", 3)})
-	r.expectSync("full a")
-	if got := r.clusterList("a"); got != "10.244.1.1:8080 10.244.9.9:8080" {
-		t.Errorf("a, once the API has answered: %s", got)
-	}
-	if r.inUse().active() || !r.health().Eligible {
-		t.Errorf("the API has answered, but: %+v, %+v", r.inUse(), r.health())
-	}
-}
-
-func TestRestoreTakesOnlyWhatIsLacking(t *testing.T) {
-	t.Run("the own object alone", func(t *testing.T) {
-		r := newRig(t)
-		r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 11)})
-		r.MissRules()
-		r.mustRestore(good(r, false))
-		r.expectSync("full a")
-		r.expectKernel("a")
-		if len(r.old) > 0 || !r.snapshot().restored.rules || !r.health().Eligible {
-			t.Errorf("old %v, restored %+v", r.old, r.restored)
-		}
-		r.SetService(r.Service("b", 2)) // Services go on
-		r.expectSync("partial b")
-		if r.goodSet() != nil {
-			t.Error("an own object that the API has not shown is kept as fresh")
-		}
-	})
-	t.Run("the Services alone", func(t *testing.T) {
-		r := newRig(t)
-		r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Node.Draining = true }))
-		r.mustRestore(good(r, false))
-		r.expectSync("full a b c")
-		if r.health().Eligible || r.snapshot().own == nil {
-			t.Error("the Node is drained")
-		}
-	})
-	t.Run("nothing, if all has come", func(t *testing.T) {
-		r := running(t)
-		if used, err := r.restore(good(r, false)); used || err != nil || r.lacking() {
-			t.Errorf("%v, %v", used, err)
-		}
-	})
-	t.Run("nothing, if the own object is refused", func(t *testing.T) {
-		r := newRig(t)
-		r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 }))
-		if used, _ := r.restore(good(r, false)); used || r.ready() {
-			t.Error("rules that must stay as they are are written")
-		}
-	})
-	t.Run("nothing of another format", func(t *testing.T) {
-		r := newRig(t)
-		g := good(r, false)
-		g.Rules.Spec.FormatVersion = 99
-		if used, err := r.restore(g); used || err == nil || r.ready() {
-			t.Errorf("%v, %v", used, err)
-		}
-		g = good(r, false)
-		g.Services[1].Spec.FormatVersion = 99
-		r.mustRestore(g)
-		r.expectSync("full a c")
-	})
-}
-
-// TestFirstListHoldsWhatItLacks is a restart while somebody has deleted objects.
-func TestFirstListHoldsWhatItLacks(t *testing.T) {
-	r := newRig(t)
-	newer := &dataplane.Service{Name: agenttest.Name("b")}
-	r.kernel.Plant(newer)
-	asked := 0
-	r.former = func(int, uint64) *goodSet { asked++; return good(r, false) }
-	r.SetRules(r.Node())
-	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("c", 3, agenttest.Released)})
-	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
-	if asked != 1 {
-		t.Errorf("asked %d times", asked)
-	}
-	r.expectSync("full a b c")
-	r.expectKernel("a", "b") // c has ended
-	if r.kernel.Service("shop", "b") != newer {
-		t.Error("what may be newer in the kernel was replaced")
-	}
-	if s := r.snapshot(); len(s.held) != 1 || s.restored.active() {
-		t.Errorf("held %v, restored %+v", s.held, s.restored)
-	}
-	r.SetService(r.Service("b", 2)) // it returns as it was
-	r.expectSync("full")
-	if got := r.clusterList("b"); got != "10.244.1.2:8080 10.244.9.9:8080" {
-		t.Errorf("b: %s", got)
-	}
-	r.setInventory(agenttest.InventoryOf("shop.a", "shop.b"))
-	r.expectSync("full, pruning")
-}
-
-func TestGoodSet(t *testing.T) {
-	r := newRig(t)
-	if r.goodSet() != nil {
-		t.Error("there is a good set before the first list")
-	}
-	r = running(t)
-	r.DeleteService(r.Service("a", 1)) // held
-	set := sorted(r.goodSet())
-	var names []string
-	for _, o := range set.Services {
-		names = append(names, o.Name)
-	}
-	if diff := cmp.Diff([]string{"shop.a", "shop.b", "shop.c"}, names); diff != "" || set.Rules.Name != "node-1" {
-		t.Error(diff, set.Rules)
-	}
-	r.MissRules() // the last known one stays in force
-	if r.goodSet() == nil {
-		t.Error("none without the own object")
-	}
-	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 }))
-	if r.goodSet() != nil {
-		t.Error("there is a good set while the own object is refused")
-	}
-}
-
 func TestMessagesOfRestored(t *testing.T) {
 	for _, rebooted := range []bool{false, true} {
 		r := newRig(t)
 		r.SetRules(r.Node())
-		g := good(r, rebooted)
-		g.why = `serviceproxyrules.nodeproxy.io is forbidden`
+		g := r.Checkpoint(rebooted)
+		g.Why = `serviceproxyrules.nodeproxy.io is forbidden`
 		r.mustRestore(g)
 		r.sync()
 		r.clock.SetTime(agenttest.Epoch.Add(11 * time.Second))
-		c := programmedCondition(r.snapshot(), facts{})
+		c := programmedCondition(r.Snapshot(), facts{})
 		if c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonHeld {
 			t.Errorf("condition %+v", c)
 		}
@@ -316,13 +80,13 @@ func (e *restartable) agent(id checkpoint.Identity) (*Agent, *rig) {
 	}
 	a.turn.held = true
 	a.keeper.look()
-	return a, &rig{store: a.store, t: e.T, kernel: e.kernel, Objects: agenttest.Objects{Version: 10}}
+	return a, &rig{Store: a.store, t: e.T, kernel: e.kernel, Objects: agenttest.Objects{Version: 10}}
 }
 
 func (e *restartable) fill(r *rig) {
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2)})
-	r.setInventory(agenttest.InventoryOf("shop.a", "shop.b"))
-	r.SetRules(r.Node(membersOfA))
+	r.SetInventory(agenttest.InventoryOf("shop.a", "shop.b"))
+	r.SetRules(r.Node(agenttest.EndpointOfA))
 }
 
 func (e *restartable) file() string { return filepath.Join(e.folder, "node-1.checkpoint") }
@@ -377,7 +141,7 @@ func TestKeepAndRestore(t *testing.T) {
 				if id != here {
 					want = "10.244.9.9:8080"
 				}
-				if got := r.clusterList("a"); got != want {
+				if got := clusterList(e.kernel.Service("shop", "a")); got != want {
 					t.Errorf("a: %s, want %s", got, want)
 				}
 				if got := a.proxyState().Eligible && !a.proxyState().Withheld; got != (id == here) {
@@ -563,7 +327,7 @@ func TestFirstListWithTheSameNames(t *testing.T) {
 	_, r = e.agent(here)
 	r.SetRules(r.Node())
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("b", 2)})
-	if s := r.snapshot(); len(s.held) != 1 || s.held[0] != agenttest.Name("a") {
-		t.Errorf("held %v", s.held)
+	if s := r.Snapshot(); len(s.Retained) != 1 || s.Retained[0] != agenttest.Name("a") {
+		t.Errorf("held %v", s.Retained)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/drift"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -36,7 +37,7 @@ type facts struct {
 	started  time.Time
 	kernel   string
 	iptables string
-	formats  formats
+	formats  desired.Formats
 	families []dataplane.Family
 	audit    bool // enforcement is Audit
 	removing bool // rules are to be removed, or have been
@@ -54,36 +55,36 @@ type facts struct {
 
 // buildStatus is the status that the snapshot amounts to. Conditions whose
 // status is the same as in former keep its lastTransitionTime.
-func buildStatus(s snapshot, f facts, former []metav1.Condition) v1alpha1.NodeProxyRulesStatus {
+func buildStatus(s desired.Snapshot, f facts, former []metav1.Condition) v1alpha1.NodeProxyRulesStatus {
 	status := v1alpha1.NodeProxyRulesStatus{
-		SettingsRevision:       s.applied.settingsRevision,
-		Mode:                   s.applied.mode,
-		AppliedResourceVersion: s.applied.version,
-		Services:               int32(s.services),
-		Endpoints:              int32(s.endpoints),
-		LocalEndpoints:         int32(s.local),
-		Held:                   int32(len(s.held)),
-		Refused:                s.refusedServices(),
-		LastSync:               s.applied.lastSync,
+		SettingsRevision:       s.Applied.SettingsRevision,
+		Mode:                   s.Applied.Mode,
+		AppliedResourceVersion: s.Applied.Version,
+		Services:               int32(s.Services),
+		Endpoints:              int32(s.Endpoints),
+		LocalEndpoints:         int32(s.Local),
+		Held:                   int32(len(s.Retained)),
+		Refused:                refusedServices(&s),
+		LastSync:               s.Applied.LastSync,
 		Agent: &v1alpha1.AgentReport{
 			Version: f.version, StartTime: seconds(f.started), Kernel: f.kernel, IPTables: f.iptables,
 			FormatVersions: f.formats,
 		},
 	}
 	for _, family := range f.families {
-		if s.families[family].done {
+		if s.Families[family].Done {
 			status.Families = append(status.Families, string(family))
 		}
 	}
-	if s.kernel != nil {
+	if s.Kernel != nil {
 		status.Kernel = &v1alpha1.KernelCounts{
-			VerifiedTime: seconds(s.kernel.at), Chains: int32(s.kernel.Chains), Rules: int32(s.kernel.Rules),
-			IPSetEntries: int32(s.kernel.SetEntries), VirtualServers: int32(s.kernel.VirtualServers), RealServers: int32(s.kernel.RealServers),
+			VerifiedTime: seconds(s.Kernel.At), Chains: int32(s.Kernel.Chains), Rules: int32(s.Kernel.Rules),
+			IPSetEntries: int32(s.Kernel.SetEntries), VirtualServers: int32(s.Kernel.VirtualServers), RealServers: int32(s.Kernel.RealServers),
 		}
 	}
-	if s.difference != nil {
+	if s.Difference != nil {
 		status.Difference = &v1alpha1.DifferenceReport{
-			Count: int32(s.difference.Count), Examples: wording.Examples(s.difference.Examples),
+			Count: int32(s.Difference.Count), Examples: wording.Examples(s.Difference.Examples),
 		}
 	}
 	status.Conntrack = f.tracking.report
@@ -96,14 +97,14 @@ func buildStatus(s snapshot, f facts, former []metav1.Condition) v1alpha1.NodePr
 
 // observedGeneration is the generation that the status is about: the one in
 // force, or the one that is not while a condition says so.
-func observedGeneration(s snapshot, programmed metav1.Condition) int64 {
-	if programmed.Status == metav1.ConditionTrue && s.applied.generation != 0 {
-		return s.applied.generation
+func observedGeneration(s desired.Snapshot, programmed metav1.Condition) int64 {
+	if programmed.Status == metav1.ConditionTrue && s.Applied.Generation != 0 {
+		return s.Applied.Generation
 	}
-	return s.own.Generation
+	return s.Own.Generation
 }
 
-func conditions(s snapshot, f facts, programmed metav1.Condition, generation int64, former []metav1.Condition) []metav1.Condition {
+func conditions(s desired.Snapshot, f facts, programmed metav1.Condition, generation int64, former []metav1.Condition) []metav1.Condition {
 	wanted := []metav1.Condition{acceptedCondition(s), programmed}
 	for _, c := range []*metav1.Condition{
 		fallbackCondition(s, former), conflictCondition(f, former),
@@ -117,7 +118,7 @@ func conditions(s snapshot, f facts, programmed metav1.Condition, generation int
 	for _, c := range wanted {
 		c.Message = wording.Clip(c.Message, maxMessage)
 		c.ObservedGeneration = generation
-		c.LastTransitionTime = seconds(s.now)
+		c.LastTransitionTime = seconds(s.Now)
 		if old := meta.FindStatusCondition(former, c.Type); old != nil && old.Status == c.Status {
 			c.LastTransitionTime = old.LastTransitionTime
 		}
@@ -126,13 +127,13 @@ func conditions(s snapshot, f facts, programmed metav1.Condition, generation int
 	return out
 }
 
-func acceptedCondition(s snapshot) metav1.Condition {
+func acceptedCondition(s desired.Snapshot) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
 	switch {
-	case s.refusal != nil:
-		c.Reason, c.Message = s.refusal.reason, s.refusal.message
-	case errors.Is(s.err, dataplane.ErrUnsupported):
-		c.Reason, c.Message = v1alpha1.ReasonUnsupported, wording.OneLine(s.err)+"; the agent tries again until it works"
+	case s.Refusal != nil:
+		c.Reason, c.Message = s.Refusal.Reason, s.Refusal.Message
+	case errors.Is(s.Err, dataplane.ErrUnsupported):
+		c.Reason, c.Message = v1alpha1.ReasonUnsupported, wording.OneLine(s.Err)+"; the agent tries again until it works"
 	default:
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonAccepted, "the agent understands this object and the node can do what it asks"
 	}
@@ -141,13 +142,13 @@ func acceptedCondition(s snapshot) metav1.Condition {
 
 // programmedCondition says whether the kernel holds what is wanted, and what
 // besides could not be done.
-func programmedCondition(s snapshot, f facts) metav1.Condition {
+func programmedCondition(s desired.Snapshot, f facts) metav1.Condition {
 	c := programmedRow(s, f)
-	if all := slices.Concat(s.warnings, f.warnings, f.leftovers, f.tracking.warnings); c.Status == metav1.ConditionTrue && len(all) > 0 {
+	if all := slices.Concat(s.Warnings, f.warnings, f.leftovers, f.tracking.warnings); c.Status == metav1.ConditionTrue && len(all) > 0 {
 		c.Message += v1alpha1.MessageBut + strings.Join(all, "; ")
 	}
-	if c.Status == metav1.ConditionTrue && len(s.retiring) > 0 {
-		c.Message += "; " + strings.Join(s.retiring, "; ")
+	if c.Status == metav1.ConditionTrue && len(s.Retiring) > 0 {
+		c.Message += "; " + strings.Join(s.Retiring, "; ")
 	}
 	if c.Status == metav1.ConditionTrue && f.drift.Message != "" {
 		c.Message += "; but somebody else undoes it again and again: see the condition " + v1alpha1.ConditionDrifted
@@ -158,35 +159,35 @@ func programmedCondition(s snapshot, f facts) metav1.Condition {
 // programmedRow is the first row of the design's table that applies. Removed comes
 // before ConflictingProxy: where another proxy is active there is nothing to
 // remove, and nobody has to wait for this node.
-func programmedRow(s snapshot, f facts) metav1.Condition {
+func programmedRow(s desired.Snapshot, f facts) metav1.Condition {
 	row := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
 		return metav1.Condition{Type: v1alpha1.ConditionProgrammed, Status: status, Reason: reason, Message: message}
 	}
 	switch {
-	case s.removal.wanted:
-		return removalRow(s.removal, f)
+	case s.Removal.Wanted:
+		return removalRow(s.Removal, f)
 	case f.conflict() != "":
 		return row(metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, conflictMessage(f))
-	case s.refusal != nil:
-		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "not accepted: "+s.refusal.message)
-	case s.err != nil && f.audit:
-		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel cannot be compared to what is wanted: "+wording.OneLine(s.err)+"; the agent tries again")
-	case s.err != nil:
-		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, wording.OneLine(s.err)+"; "+failedMeanwhile)
-	case !s.done:
+	case s.Refusal != nil:
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "not accepted: "+s.Refusal.Message)
+	case s.Err != nil && f.audit:
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel cannot be compared to what is wanted: "+wording.OneLine(s.Err)+"; the agent tries again")
+	case s.Err != nil:
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, wording.OneLine(s.Err)+"; "+failedMeanwhile)
+	case !s.Done:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, firstSetMessage(s, f))
-	case f.audit && s.waitsFor(auditPatience):
+	case f.audit && waitsFor(&s, desired.AuditPatience):
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending,
-			"changes wait since "+s.oldestPending.UTC().Format(time.RFC3339)+" to be compared to the kernel; see the agent's log on this node")
+			"changes wait since "+s.OldestPending.UTC().Format(time.RFC3339)+" to be compared to the kernel; see the agent's log on this node")
 	case f.audit:
 		return auditCondition(s, f)
-	case s.waitsFor(patience):
+	case waitsFor(&s, patience):
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending,
-			"changes wait since "+s.oldestPending.UTC().Format(time.RFC3339)+" to be written to the kernel; see the agent's log on this node")
-	case len(s.refused) > 0:
+			"changes wait since "+s.OldestPending.UTC().Format(time.RFC3339)+" to be written to the kernel; see the agent's log on this node")
+	case len(s.Rejected) > 0:
 		return row(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused,
-			fmt.Sprintf("all Services are programmed but %d, whose rules the kernel refuses: %s", len(s.refused), s.refusedText()))
-	case s.heldTooLong() || s.unconfirmedTooLong():
+			fmt.Sprintf("all Services are programmed but %d, whose rules the kernel refuses: %s", len(s.Rejected), refusedText(&s)))
+	case heldTooLong(&s) || unconfirmedTooLong(&s):
 		return row(metav1.ConditionTrue, v1alpha1.ReasonHeld, heldMessage(s))
 	default:
 		return row(metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted")
@@ -194,38 +195,38 @@ func programmedRow(s snapshot, f facts) metav1.Condition {
 }
 
 // waitsFor reports whether a change has been waiting for longer than that.
-func (s *snapshot) waitsFor(limit time.Duration) bool {
-	return !s.oldestPending.IsZero() && s.now.Sub(s.oldestPending) > limit
+func waitsFor(s *desired.Snapshot, limit time.Duration) bool {
+	return !s.OldestPending.IsZero() && s.Now.Sub(s.OldestPending) > limit
 }
 
-func (s *snapshot) heldTooLong() bool {
-	return !s.heldSince.IsZero() && s.now.Sub(s.heldSince) >= patience
+func heldTooLong(s *desired.Snapshot) bool {
+	return !s.RetainedSince.IsZero() && s.Now.Sub(s.RetainedSince) >= patience
 }
 
-func (s *snapshot) unconfirmedTooLong() bool {
-	return !s.unconfirmedSince.IsZero() && s.now.Sub(s.unconfirmedSince) >= patience
+func unconfirmedTooLong(s *desired.Snapshot) bool {
+	return !s.UnconfirmedSince.IsZero() && s.Now.Sub(s.UnconfirmedSince) >= patience
 }
 
-func firstSetMessage(s snapshot, f facts) string {
-	if f.audit && s.listed {
+func firstSetMessage(s desired.Snapshot, f facts) string {
+	if f.audit && s.Listed {
 		return "enforcement is Audit: the kernel has not been compared to what is wanted yet"
 	}
 	if f.unanswered && !f.audit {
 		return fmt.Sprintf("%s, where kube-proxy would answer, accepts connections but has not answered yet: nothing is written until it answers, its port is closed, or %d requests in a row got no answer; if kube-proxy runs on this node, stop it", ProxyModeAddress, probeLimit)
 	}
-	if !s.listed {
+	if !s.Listed {
 		return "no complete set of rules since the agent started: it waits for the list of ServiceProxyRules; if this lasts, the agent's log says why"
 	}
 	return "no complete set of rules has been written to the kernel since the agent started, or since it may write again"
 }
 
-func heldMessage(s snapshot) string {
+func heldMessage(s desired.Snapshot) string {
 	var parts []string
-	if text := s.restoredMessage(); text != "" {
+	if text := restoredMessage(&s); text != "" {
 		parts = append(parts, text)
 	}
-	if n := len(s.held); n > 0 && s.heldTooLong() {
-		shown := s.held[:min(n, 3)]
+	if n := len(s.Retained); n > 0 && heldTooLong(&s) {
+		shown := s.Retained[:min(n, 3)]
 		names := make([]string, 0, len(shown))
 		for _, name := range shown {
 			names = append(names, name.String())
@@ -235,8 +236,8 @@ func heldMessage(s snapshot) string {
 		}
 		parts = append(parts, fmt.Sprintf("the ServiceProxyRules of %d Services have vanished while their Services have not ended (%s): their rules stay until the objects return or the controller confirms that the Services are gone", n, strings.Join(names, ", ")))
 	}
-	if s.unconfirmedTooLong() && !s.restored.services {
-		if s.inventoryKnown {
+	if unconfirmedTooLong(&s) && !s.Restored.Services {
+		if s.InventoryKnown {
 			parts = append(parts, "the ServiceProxyRules are not those that status.inventory of the NodeProxy counts: no rules are removed until they are; is the controller running?")
 		} else {
 			parts = append(parts, `there is no NodeProxy "cluster" with a status.inventory: no rules are removed until there is; create the NodeProxy, and see that the controller runs`)
@@ -245,13 +246,13 @@ func heldMessage(s snapshot) string {
 	return strings.Join(parts, "; ")
 }
 
-func (s *snapshot) refusedServices() *v1alpha1.RefusedServices {
-	return &v1alpha1.RefusedServices{Count: int32(len(s.refused)), Examples: s.refusedExamples()}
+func refusedServices(s *desired.Snapshot) *v1alpha1.RefusedServices {
+	return &v1alpha1.RefusedServices{Count: int32(len(s.Rejected)), Examples: refusedExamples(s)}
 }
 
 // refusedText names some of the rejected Services, human-readable.
-func (s *snapshot) refusedText() string {
-	if list := s.refusedExamples(); len(list) > 0 {
+func refusedText(s *desired.Snapshot) string {
+	if list := refusedExamples(s); len(list) > 0 {
 		return strings.Join(list, "; ")
 	}
 	return "they were rejected together and are tried one by one"
@@ -261,15 +262,15 @@ func (s *snapshot) refusedText() string {
 // these the controller learns that a change of a policy does not do. Suspected ones are not
 // named, as they would halt policies and be reported to their owners without a reason. Each namespace has
 // one before any has two, so that none can hide those of others.
-func (s *snapshot) refusedExamples() []string {
+func refusedExamples(s *desired.Snapshot) []string {
 	type rank struct{ unshaped, number int }
-	ranks := make(map[dataplane.ServiceName]rank, len(s.refused))
+	ranks := make(map[dataplane.ServiceName]rank, len(s.Rejected))
 	before := map[string][2]int{} // of a namespace: shaped, and not
-	names := slices.SortedFunc(maps.Keys(s.refused), dataplane.ServiceName.Compare)
-	names = slices.DeleteFunc(names, func(n dataplane.ServiceName) bool { return s.suspected[n] })
+	names := slices.SortedFunc(maps.Keys(s.Rejected), dataplane.ServiceName.Compare)
+	names = slices.DeleteFunc(names, func(n dataplane.ServiceName) bool { return s.Suspected[n] })
 	for _, name := range names {
 		r := rank{unshaped: 1}
-		if s.shaped[name] {
+		if s.Shaped[name] {
 			r.unshaped = 0
 		}
 		counts := before[name.Namespace]
@@ -283,7 +284,7 @@ func (s *snapshot) refusedExamples() []string {
 	})
 	var out []string
 	for _, name := range names {
-		out = append(out, name.String()+": "+s.refused[name])
+		out = append(out, name.String()+": "+s.Rejected[name])
 		if len(out) == dataplane.MaxExamples {
 			break
 		}

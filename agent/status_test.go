@@ -16,6 +16,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -23,15 +24,15 @@ import (
 var facts4 = facts{version: "v0.1.0", started: agenttest.Epoch, kernel: "6.18.0", iptables: "1.8.9 (nf_tables)", formats: v1alpha1.FormatVersions(), families: []dataplane.Family{dataplane.IPv4}}
 
 // programmed is a snapshot of an agent that has done all there is to do.
-func programmed() snapshot {
-	return snapshot{
-		now: agenttest.Epoch.Add(time.Hour), own: &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "u", Generation: 88, ResourceVersion: "100"}},
-		exists: true, listed: true, done: true, inventoryKnown: true,
-		families: map[dataplane.Family]familySnapshot{dataplane.IPv4: {done: true}},
-		applied: appliedState{version: "190233", generation: 88, settingsRevision: "7d1f0a9c", mode: v1alpha1.ModeIPTables,
-			lastSync: &v1alpha1.SyncReport{Time: seconds(agenttest.Epoch), DurationMilliseconds: 21, Kind: v1alpha1.SyncPartial, ServicesChanged: 1}},
-		services: 412, endpoints: 3980, local: 37,
-		kernel: &kernelCount{Counts: dataplane.Counts{Chains: 4815, Rules: 13021}, at: agenttest.Epoch}, difference: &dataplane.Difference{},
+func programmed() desired.Snapshot {
+	return desired.Snapshot{
+		Now: agenttest.Epoch.Add(time.Hour), Own: &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "u", Generation: 88, ResourceVersion: "100"}},
+		Exists: true, Listed: true, Done: true, InventoryKnown: true,
+		Families: map[dataplane.Family]desired.FamilySnapshot{dataplane.IPv4: {Done: true}},
+		Applied: desired.Applied{Version: "190233", Generation: 88, SettingsRevision: "7d1f0a9c", Mode: v1alpha1.ModeIPTables,
+			LastSync: &v1alpha1.SyncReport{Time: seconds(agenttest.Epoch), DurationMilliseconds: 21, Kind: v1alpha1.SyncPartial, ServicesChanged: 1}},
+		Services: 412, Endpoints: 3980, Local: 37,
+		Kernel: &desired.KernelCount{Counts: dataplane.Counts{Chains: 4815, Rules: 13021}, At: agenttest.Epoch}, Difference: &dataplane.Difference{},
 	}
 }
 
@@ -40,65 +41,67 @@ func TestConditions(t *testing.T) {
 	ago := func(d time.Duration) time.Time { return agenttest.Epoch.Add(time.Hour).Add(-d) }
 	tests := []struct {
 		name       string
-		edit       func(*snapshot, *facts)
+		edit       func(*desired.Snapshot, *facts)
 		accepted   string
 		programmed string
 		message    string // in that of Programmed
 	}{
-		{"all is well", func(*snapshot, *facts) {}, "True Accepted", "True Programmed", "holds what is wanted"},
-		{"another proxy", func(s *snapshot, f *facts) { f.otherProxy = "ipvs answers" }, "True Accepted", "False ConflictingProxy", "(ipvs answers): nothing is written"},
-		{"another proxy that has just gone", func(s *snapshot, f *facts) {
+		{"all is well", func(*desired.Snapshot, *facts) {}, "True Accepted", "True Programmed", "holds what is wanted"},
+		{"another proxy", func(s *desired.Snapshot, f *facts) { f.otherProxy = "ipvs answers" }, "True Accepted", "False ConflictingProxy", "(ipvs answers): nothing is written"},
+		{"another proxy that has just gone", func(s *desired.Snapshot, f *facts) {
 			f.otherProxy, f.otherGone, f.otherWait = "ipvs answers", ago(time.Second), 10*time.Second
 		}, "True Accepted", "False ConflictingProxy", "has shown no sign since 2026-11-20T08:59:59Z: nothing is written and none of its ports is opened until 10s have gone by"},
-		{"another proxy comes before a failure", func(s *snapshot, f *facts) { f.otherProxy, s.err = "ipvs", errors.New("x") }, "True Accepted", "False ConflictingProxy", ""},
-		{"another proxy, and not accepted", func(s *snapshot, f *facts) { f.otherProxy, s.refusal = "ipvs", &refusal{"Unsupported", "m"} }, "False Unsupported", "False ConflictingProxy", ""},
-		{"not accepted", func(s *snapshot, _ *facts) {
-			s.refusal = &refusal{"Unsupported", "spec.settings.mode: IPVS is not supported"}
+		{"another proxy comes before a failure", func(s *desired.Snapshot, f *facts) { f.otherProxy, s.Err = "ipvs", errors.New("x") }, "True Accepted", "False ConflictingProxy", ""},
+		{"another proxy, and not accepted", func(s *desired.Snapshot, f *facts) {
+			f.otherProxy, s.Refusal = "ipvs", &desired.Refusal{"Unsupported", "m"}
+		}, "False Unsupported", "False ConflictingProxy", ""},
+		{"not accepted", func(s *desired.Snapshot, _ *facts) {
+			s.Refusal = &desired.Refusal{"Unsupported", "spec.settings.mode: IPVS is not supported"}
 		}, "False Unsupported", "False Failed", "spec.settings.mode"},
-		{"not accepted comes before Pending", func(s *snapshot, _ *facts) { s.refusal, s.done = &refusal{"Invalid", "m"}, false }, "False Invalid", "False Failed", ""},
-		{"the last apply failed", func(s *snapshot, _ *facts) { s.err = errors.New("IPv4: table nat is locked") }, "True Accepted", "False Failed", "IPv4: table nat is locked; what could be written is written, all else stays as it was; the agent tries again"},
-		{"the kernel cannot do it", func(s *snapshot, _ *facts) { s.err = unsupportedErr }, "False Unsupported", "False Failed", "apt-get install iptables"},
-		{"no first set, no list", func(s *snapshot, _ *facts) { s.done, s.listed = false, false }, "True Accepted", "False Pending", "waits for the list of ServiceProxyRules"},
-		{"no first set", func(s *snapshot, _ *facts) { s.done = false }, "True Accepted", "False Pending", "since the agent started"},
-		{"a change waits for 10 s", func(s *snapshot, _ *facts) { s.oldestPending = ago(10 * time.Second) }, "True Accepted", "True Programmed", ""},
-		{"a change waits for longer", func(s *snapshot, _ *facts) { s.oldestPending = ago(10*time.Second + 1) }, "True Accepted", "False Pending", "wait since 2026-11-20T08:59:49Z"},
-		{"refused Services", func(s *snapshot, _ *facts) {
-			s.refused = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3", agenttest.Name("a"): "line 2"}
+		{"not accepted comes before Pending", func(s *desired.Snapshot, _ *facts) { s.Refusal, s.Done = &desired.Refusal{"Invalid", "m"}, false }, "False Invalid", "False Failed", ""},
+		{"the last apply failed", func(s *desired.Snapshot, _ *facts) { s.Err = errors.New("IPv4: table nat is locked") }, "True Accepted", "False Failed", "IPv4: table nat is locked; what could be written is written, all else stays as it was; the agent tries again"},
+		{"the kernel cannot do it", func(s *desired.Snapshot, _ *facts) { s.Err = unsupportedErr }, "False Unsupported", "False Failed", "apt-get install iptables"},
+		{"no first set, no list", func(s *desired.Snapshot, _ *facts) { s.Done, s.Listed = false, false }, "True Accepted", "False Pending", "waits for the list of ServiceProxyRules"},
+		{"no first set", func(s *desired.Snapshot, _ *facts) { s.Done = false }, "True Accepted", "False Pending", "since the agent started"},
+		{"a change waits for 10 s", func(s *desired.Snapshot, _ *facts) { s.OldestPending = ago(10 * time.Second) }, "True Accepted", "True Programmed", ""},
+		{"a change waits for longer", func(s *desired.Snapshot, _ *facts) { s.OldestPending = ago(10*time.Second + 1) }, "True Accepted", "False Pending", "wait since 2026-11-20T08:59:49Z"},
+		{"refused Services", func(s *desired.Snapshot, _ *facts) {
+			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3", agenttest.Name("a"): "line 2"}
 		}, "True Accepted", "True SomeServicesRefused", "all Services are programmed but 2, whose rules the kernel refuses: shop/a: line 2; shop/b: line 3"},
-		{"refused Services come before held ones", func(s *snapshot, _ *facts) {
-			s.refused = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3"}
-			s.held, s.heldSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
+		{"refused Services come before held ones", func(s *desired.Snapshot, _ *facts) {
+			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3"}
+			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
 		}, "True Accepted", "True SomeServicesRefused", ""},
-		{"vanished for less than 10 s", func(s *snapshot, _ *facts) {
-			s.held, s.heldSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(10*time.Second-1)
+		{"vanished for less than 10 s", func(s *desired.Snapshot, _ *facts) {
+			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(10*time.Second-1)
 		}, "True Accepted", "True Programmed", ""},
-		{"vanished for 10 s", func(s *snapshot, _ *facts) {
-			s.held, s.heldSince = []dataplane.ServiceName{agenttest.Name("a"), agenttest.Name("b"), agenttest.Name("c"), agenttest.Name("d")}, ago(10*time.Second)
+		{"vanished for 10 s", func(s *desired.Snapshot, _ *facts) {
+			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a"), agenttest.Name("b"), agenttest.Name("c"), agenttest.Name("d")}, ago(10*time.Second)
 		}, "True Accepted", "True Held", "4 Services have vanished while their Services have not ended (shop/a, shop/b, shop/c, ...)"},
-		{"held, and a warning", func(s *snapshot, _ *facts) {
-			s.held, s.heldSince, s.warnings = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute), []string{"x cannot be set", "y neither"}
+		{"held, and a warning", func(s *desired.Snapshot, _ *facts) {
+			s.Retained, s.RetainedSince, s.Warnings = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute), []string{"x cannot be set", "y neither"}
 		}, "True Accepted", "True Held", "; but: x cannot be set; y neither"},
-		{"unconfirmed for less than 10 s", func(s *snapshot, _ *facts) { s.unconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
-		{"the inventory differs", func(s *snapshot, _ *facts) { s.unconfirmedSince = ago(time.Minute) }, "True Accepted", "True Held", "status.inventory"},
-		{"leftovers of another proxy", func(_ *snapshot, f *facts) { f.leftovers = []string{"device kube-ipvs0 is left"} }, "True Accepted", "True Programmed", "; but: device kube-ipvs0 is left"},
-		{"Audit, nobody else", func(_ *snapshot, f *facts) { f.audit = true }, "True Accepted", "True AuditInSync", "nobody maintains the rules"},
-		{"Audit beside another proxy is no conflict", func(_ *snapshot, f *facts) { f.audit, f.otherProxy = true, "x answers" }, "True Accepted", "True AuditInSync", "another proxy runs on this node (x answers)"},
-		{"Audit, another proxy has gone", func(_ *snapshot, f *facts) {
+		{"unconfirmed for less than 10 s", func(s *desired.Snapshot, _ *facts) { s.UnconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
+		{"the inventory differs", func(s *desired.Snapshot, _ *facts) { s.UnconfirmedSince = ago(time.Minute) }, "True Accepted", "True Held", "status.inventory"},
+		{"leftovers of another proxy", func(_ *desired.Snapshot, f *facts) { f.leftovers = []string{"device kube-ipvs0 is left"} }, "True Accepted", "True Programmed", "; but: device kube-ipvs0 is left"},
+		{"Audit, nobody else", func(_ *desired.Snapshot, f *facts) { f.audit = true }, "True Accepted", "True AuditInSync", "nobody maintains the rules"},
+		{"Audit beside another proxy is no conflict", func(_ *desired.Snapshot, f *facts) { f.audit, f.otherProxy = true, "x answers" }, "True Accepted", "True AuditInSync", "another proxy runs on this node (x answers)"},
+		{"Audit, another proxy has gone", func(_ *desired.Snapshot, f *facts) {
 			f.audit, f.otherProxy, f.otherGone = true, "x answers", ago(time.Second)
 		}, "True Accepted", "True AuditInSync", "has shown no sign since 2026-11-20T08:59:59Z"},
-		{"Audit differs", func(s *snapshot, f *facts) {
-			f.audit, s.difference = true, &dataplane.Difference{Count: 3, Examples: []string{"a", "b", "c"}}
+		{"Audit differs", func(s *desired.Snapshot, f *facts) {
+			f.audit, s.Difference = true, &dataplane.Difference{Count: 3, Examples: []string{"a", "b", "c"}}
 		}, "True Accepted", "False AuditDiffers", "differs from what is wanted: status.difference says where"},
-		{"Audit comes before refused and held Services", func(s *snapshot, f *facts) {
-			f.audit, s.held, s.heldSince = true, []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
-			s.refused = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3"}
+		{"Audit comes before refused and held Services", func(s *desired.Snapshot, f *facts) {
+			f.audit, s.Retained, s.RetainedSince = true, []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
+			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3"}
 		}, "True Accepted", "True AuditInSync", ""},
-		{"Audit, not compared yet", func(s *snapshot, f *facts) { f.audit, s.done = true, false }, "True Accepted", "False Pending", "has not been compared"},
-		{"Audit, a change waits", func(s *snapshot, f *facts) { f.audit, s.oldestPending = true, ago(30*time.Second+1) }, "True Accepted", "False Pending", "to be compared"},
-		{"Audit, a change waits its turn", func(s *snapshot, f *facts) { f.audit, s.oldestPending = true, ago(30*time.Second) }, "True Accepted", "True AuditInSync", ""},
-		{"Audit, not readable", func(s *snapshot, f *facts) { f.audit, s.err = true, errors.New("iptables-save: no") }, "True Accepted", "False Failed", "cannot be compared to what is wanted: iptables-save: no"},
-		{"Audit, not accepted", func(s *snapshot, f *facts) { f.audit, s.refusal = true, &refusal{"Invalid", "m"} }, "False Invalid", "False Failed", ""},
-		{"no NodeProxy", func(s *snapshot, _ *facts) { s.unconfirmedSince, s.inventoryKnown = ago(time.Minute), false }, "True Accepted", "True Held", `no NodeProxy "cluster"`},
+		{"Audit, not compared yet", func(s *desired.Snapshot, f *facts) { f.audit, s.Done = true, false }, "True Accepted", "False Pending", "has not been compared"},
+		{"Audit, a change waits", func(s *desired.Snapshot, f *facts) { f.audit, s.OldestPending = true, ago(30*time.Second+1) }, "True Accepted", "False Pending", "to be compared"},
+		{"Audit, a change waits its turn", func(s *desired.Snapshot, f *facts) { f.audit, s.OldestPending = true, ago(30*time.Second) }, "True Accepted", "True AuditInSync", ""},
+		{"Audit, not readable", func(s *desired.Snapshot, f *facts) { f.audit, s.Err = true, errors.New("iptables-save: no") }, "True Accepted", "False Failed", "cannot be compared to what is wanted: iptables-save: no"},
+		{"Audit, not accepted", func(s *desired.Snapshot, f *facts) { f.audit, s.Refusal = true, &desired.Refusal{"Invalid", "m"} }, "False Invalid", "False Failed", ""},
+		{"no NodeProxy", func(s *desired.Snapshot, _ *facts) { s.UnconfirmedSince, s.InventoryKnown = ago(time.Minute), false }, "True Accepted", "True Held", `no NodeProxy "cluster"`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -137,17 +140,17 @@ func TestConditions(t *testing.T) {
 
 // TestNoNamespaceHidesWhatIsRefusedOfOthers: however many of one are refused.
 func TestNoNamespaceHidesWhatIsRefusedOfOthers(t *testing.T) {
-	var s snapshot
-	s.refused, s.shaped = map[dataplane.ServiceName]string{}, map[dataplane.ServiceName]bool{}
+	var s desired.Snapshot
+	s.Rejected, s.Shaped = map[dataplane.ServiceName]string{}, map[dataplane.ServiceName]bool{}
 	for i := range 30 {
 		at := dataplane.ServiceName{Namespace: "a", Name: fmt.Sprintf("s%02d", i)}
-		s.refused[at], s.shaped[at] = "no", true
+		s.Rejected[at], s.Shaped[at] = "no", true
 	}
 	for _, namespace := range []string{"b", "c"} {
 		at := dataplane.ServiceName{Namespace: namespace, Name: "s"}
-		s.refused[at], s.shaped[at] = "no", true
+		s.Rejected[at], s.Shaped[at] = "no", true
 	}
-	got := s.refusedExamples()
+	got := refusedExamples(&s)
 	if diff := cmp.Diff([]string{"a/s00: no", "b/s: no", "c/s: no", "a/s01: no"}, got[:4]); diff != "" || len(got) != dataplane.MaxExamples {
 		t.Errorf("%d examples, the first ones (-want +got):\n%s", len(got), diff)
 	}
@@ -157,11 +160,11 @@ func TestNoNamespaceHidesWhatIsRefusedOfOthers(t *testing.T) {
 // controller stops a policy's change by them.
 func TestRefusedOnesThatPoliciesShapeComeFirst(t *testing.T) {
 	s := programmed()
-	s.refused = map[dataplane.ServiceName]string{}
+	s.Rejected = map[dataplane.ServiceName]string{}
 	for i := range 12 {
-		s.refused[agenttest.Name(fmt.Sprintf("s%02d", i))] = "no"
+		s.Rejected[agenttest.Name(fmt.Sprintf("s%02d", i))] = "no"
 	}
-	s.shaped = map[dataplane.ServiceName]bool{agenttest.Name("s11"): true}
+	s.Shaped = map[dataplane.ServiceName]bool{agenttest.Name("s11"): true}
 	got := buildStatus(s, facts4, nil).Refused
 	if got.Count != 12 || got.Examples[0] != agenttest.Name("s11").String()+": no" || got.Examples[1] != agenttest.Name("s00").String()+": no" {
 		t.Errorf("%d, %q", got.Count, got.Examples)
@@ -171,26 +174,26 @@ func TestRefusedOnesThatPoliciesShapeComeFirst(t *testing.T) {
 // TestSuspectedServicesAreNotNamed: the controller halts policies by those that are.
 func TestSuspectedServicesAreNotNamed(t *testing.T) {
 	s := programmed()
-	s.refused = map[dataplane.ServiceName]string{agenttest.Name("bad"): "no", agenttest.Name("other"): "no"}
-	s.suspected = map[dataplane.ServiceName]bool{agenttest.Name("other"): true}
+	s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("bad"): "no", agenttest.Name("other"): "no"}
+	s.Suspected = map[dataplane.ServiceName]bool{agenttest.Name("other"): true}
 	got := buildStatus(s, facts4, nil).Refused
 	if got.Count != 2 || len(got.Examples) != 1 || got.Examples[0] != agenttest.Name("bad").String()+": no" {
 		t.Errorf("%d, %q", got.Count, got.Examples)
 	}
-	s.suspected[agenttest.Name("bad")] = true
-	if text := s.refusedText(); !strings.Contains(text, "one by one") {
+	s.Suspected[agenttest.Name("bad")] = true
+	if text := refusedText(&s); !strings.Contains(text, "one by one") {
 		t.Error(text)
 	}
 }
 
 func TestStatusFigures(t *testing.T) {
 	s := programmed()
-	s.refused = map[dataplane.ServiceName]string{}
+	s.Rejected = map[dataplane.ServiceName]string{}
 	for i := range 12 {
-		s.refused[agenttest.Name(fmt.Sprintf("s%02d", i))] = strings.Repeat("x", 300)
+		s.Rejected[agenttest.Name(fmt.Sprintf("s%02d", i))] = strings.Repeat("x", 300)
 	}
-	s.held = []dataplane.ServiceName{agenttest.Name("a")}
-	s.difference = &dataplane.Difference{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}}
+	s.Retained = []dataplane.ServiceName{agenttest.Name("a")}
+	s.Difference = &dataplane.Difference{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}}
 	got := buildStatus(s, facts4, nil)
 	if n := len(got.Refused.Examples); n != 10 || len(got.Refused.Examples[0]) != wording.MaxExample {
 		t.Errorf("%d examples of refused Services, the first with %d bytes", n, len(got.Refused.Examples[0]))
@@ -229,7 +232,7 @@ func TestTransitionTimes(t *testing.T) {
 	}
 	want := map[string]metav1.Time{
 		v1alpha1.ConditionAccepted: old, v1alpha1.ConditionProgrammed: old, // the reason alone has changed
-		v1alpha1.ConditionConflictingProxy: seconds(s.now),
+		v1alpha1.ConditionConflictingProxy: seconds(s.Now),
 	}
 	if diff := cmp.Diff(want, times); diff != "" {
 		t.Errorf("transition times (-want +got):\n%s", diff)
@@ -274,7 +277,7 @@ func (b *board) edit(change func(*v1alpha1.NodeProxyRulesStatus)) {
 
 func TestWhenStatusIsWritten(t *testing.T) {
 	type world struct {
-		s      snapshot
+		s      desired.Snapshot
 		f      facts
 		b      *board
 		writer *statusWriter
@@ -282,15 +285,15 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	}
 	// step lets time pass and reports whether the status was written.
 	step := func(w *world, pass time.Duration) bool {
-		w.s.now = w.s.now.Add(pass)
-		w.clock.SetTime(w.s.now)
-		w.s.own = w.b.stored
+		w.s.Now = w.s.Now.Add(pass)
+		w.clock.SetTime(w.s.Now)
+		w.s.Own = w.b.stored
 		return w.writer.write(context.Background(), w.s, w.f)
 	}
 	start := func() *world {
 		s := programmed()
-		w := &world{s: s, f: facts4, b: &board{stored: s.own}, clock: clocktesting.NewFakePassiveClock(s.now)}
-		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: s.now, share: half}
+		w := &world{s: s, f: facts4, b: &board{stored: s.Own}, clock: clocktesting.NewFakePassiveClock(s.Now)}
+		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: s.Now, share: half}
 		return w
 	}
 	// written returns a world whose status has just been written.
@@ -315,62 +318,62 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("a reason at once", func(t *testing.T) {
 		w := written(t)
-		w.s.err = errors.New("locked")
+		w.s.Err = errors.New("locked")
 		expect(t, w, 0, true)
-		w.s.err = nil
+		w.s.Err = nil
 		expect(t, w, 0, true)
 	})
 	t.Run("the settings revision at once", func(t *testing.T) {
 		w := written(t)
-		w.s.applied.settingsRevision = "0"
+		w.s.Applied.SettingsRevision = "0"
 		expect(t, w, 0, true)
 	})
 	t.Run("a membership change within 5 s", func(t *testing.T) {
 		w := written(t)
-		w.s.applied.generation = 89
+		w.s.Applied.Generation = 89
 		expect(t, w, time.Second, false)
 		expect(t, w, 3999*time.Millisecond, false)
 		expect(t, w, time.Millisecond, true)
-		w.s.applied.generation = 90
+		w.s.Applied.Generation = 90
 		expect(t, w, 10*time.Second, true)
 	})
 	t.Run("another message within 5 s", func(t *testing.T) {
 		w := written(t)
-		w.s.err = errors.New("locked")
+		w.s.Err = errors.New("locked")
 		expect(t, w, 0, true)
-		w.s.err = errors.New("locked by another")
+		w.s.Err = errors.New("locked by another")
 		expect(t, w, time.Second, false)
 		expect(t, w, 4*time.Second, true)
 	})
 	t.Run("other warnings within 5 s", func(t *testing.T) {
 		w := written(t)
-		w.s.warnings = []string{"net.ipv4.ip_forward is 0: set it to 1"}
+		w.s.Warnings = []string{"net.ipv4.ip_forward is 0: set it to 1"}
 		expect(t, w, 4*time.Second, false)
 		expect(t, w, time.Second, true)
-		w.s.warnings = nil
+		w.s.Warnings = nil
 		expect(t, w, 4*time.Second, false)
 		expect(t, w, time.Second, true)
 	})
 	t.Run("other families within 5 s", func(t *testing.T) {
 		w := written(t)
-		w.s.families = nil
+		w.s.Families = nil
 		expect(t, w, 4*time.Second, false)
 		expect(t, w, time.Second, true)
 	})
 	t.Run("another number of local endpoints within 5 s", func(t *testing.T) {
 		w := written(t)
-		w.s.local++
+		w.s.Local++
 		expect(t, w, 4*time.Second, false)
 		expect(t, w, time.Second, true)
 	})
 	t.Run("figures alone after 5 min", func(t *testing.T) {
 		w := written(t)
-		w.s.services++
+		w.s.Services++
 		expect(t, w, 5*time.Minute-time.Second, false)
 		expect(t, w, time.Second, true)
-		w.s.services++
+		w.s.Services++
 		expect(t, w, time.Second, false)
-		w.s.applied.settingsRevision = "0" // takes the figures along
+		w.s.Applied.SettingsRevision = "0" // takes the figures along
 		expect(t, w, 0, true)
 		expect(t, w, time.Hour, false)
 	})
@@ -388,21 +391,21 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	t.Run("another difference within 5 s, many once a minute", func(t *testing.T) {
 		w := written(t)
 		w.f.audit = true
-		w.s.difference = &dataplane.Difference{Count: 1, Examples: []string{"a"}}
+		w.s.Difference = &dataplane.Difference{Count: 1, Examples: []string{"a"}}
 		expect(t, w, 0, true) // its reason
-		w.s.difference = &dataplane.Difference{Count: 2, Examples: []string{"a", "b"}}
+		w.s.Difference = &dataplane.Difference{Count: 2, Examples: []string{"a", "b"}}
 		expect(t, w, 4*time.Second, false)
 		expect(t, w, time.Second, true)
 		writes := w.b.writes
 		for i := range 59 { // wrong settings, and rules that come and go
-			w.s.difference = &dataplane.Difference{Count: 3 + i, Examples: []string{fmt.Sprint(i)}}
+			w.s.Difference = &dataplane.Difference{Count: 3 + i, Examples: []string{fmt.Sprint(i)}}
 			expect(t, w, time.Second, false)
 		}
 		expect(t, w, time.Second, true)
 		if got := w.b.stored.Status.Difference; w.b.writes != writes+1 || got.Count != 61 {
 			t.Errorf("%d writes in a minute, the last says %+v", w.b.writes-writes, got)
 		}
-		w.s.difference.Examples = []string{"b"}
+		w.s.Difference.Examples = []string{"b"}
 		expect(t, w, time.Minute, false) // a figure
 	})
 	t.Run("what somebody else has written, at most once a second", func(t *testing.T) {
@@ -429,9 +432,9 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("an older watch event is not taken for an edit", func(t *testing.T) {
 		w := written(t)
-		stale := programmed().own
-		w.s.now = w.s.now.Add(time.Minute)
-		w.s.own = stale
+		stale := programmed().Own
+		w.s.Now = w.s.Now.Add(time.Minute)
+		w.s.Own = stale
 		if w.writer.write(context.Background(), w.s, w.f) {
 			t.Error("written because of a version from before the last write")
 		}
@@ -454,7 +457,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		}
 		w.b.err = nil
 		expect(t, w, 22500*time.Millisecond, true)
-		w.s.services++
+		w.s.Services++
 		w.b.err = errors.New("no API")
 		expect(t, w, figuresPause, false)
 		w.b.err = nil
@@ -468,13 +471,13 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("no object, nothing written", func(t *testing.T) {
 		w := start()
-		w.s.exists = false
+		w.s.Exists = false
 		expect(t, w, time.Hour, false)
 	})
 	t.Run("a restart does not touch a stored status for 10 s", func(t *testing.T) {
 		w := written(t)
-		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: w.s.now, share: half}
-		w.s.done, w.s.applied = false, appliedState{}
+		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: w.s.Now, share: half}
+		w.s.Done, w.s.Applied = false, desired.Applied{}
 		expect(t, w, 9*time.Second, false)
 		expect(t, w, time.Second, true)
 		if c := meta.FindStatusCondition(w.b.stored.Status.Conditions, v1alpha1.ConditionProgrammed); c.Reason != v1alpha1.ReasonPending {
@@ -483,13 +486,13 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("a restart beside another proxy says so at once", func(t *testing.T) {
 		w := written(t)
-		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: w.s.now, share: half}
-		w.s.done, w.s.applied, w.f.otherProxy = false, appliedState{}, "iptables"
+		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: w.s.Now, share: half}
+		w.s.Done, w.s.Applied, w.f.otherProxy = false, desired.Applied{}, "iptables"
 		expect(t, w, 0, true)
 	})
 	t.Run("a fresh node says Pending at once", func(t *testing.T) {
 		w := start()
-		w.s.done, w.s.applied = false, appliedState{}
+		w.s.Done, w.s.Applied = false, desired.Applied{}
 		expect(t, w, 0, true)
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/utils/clock"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -75,7 +76,7 @@ const (
 // newest is the newest stored object that is known: the watched one, unless it
 // is older than what the last write returned.
 func (w *statusWriter) newest(watched *v1alpha1.NodeProxyRules) *v1alpha1.NodeProxyRules {
-	if w.last != nil && w.last.UID == watched.UID && compareVersions(w.last.ResourceVersion, watched.ResourceVersion) > 0 {
+	if w.last != nil && w.last.UID == watched.UID && desired.CompareVersions(w.last.ResourceVersion, watched.ResourceVersion) > 0 {
 		return w.last
 	}
 	return watched
@@ -83,17 +84,17 @@ func (w *statusWriter) newest(watched *v1alpha1.NodeProxyRules) *v1alpha1.NodePr
 
 // write brings the stored status up to date if that is due. It reports whether
 // it has written.
-func (w *statusWriter) write(ctx context.Context, s snapshot, f facts) bool {
-	if s.own == nil || !s.exists {
+func (w *statusWriter) write(ctx context.Context, s desired.Snapshot, f facts) bool {
+	if s.Own == nil || !s.Exists {
 		return false
 	}
-	stored := w.newest(s.own)
+	stored := w.newest(s.Own)
 	wanted := buildStatus(s, f, stored.Status.Conditions)
 	u := urgent(&wanted, &stored.Status)
 	if u != notAtAll && w.last != nil && w.last.UID == stored.UID && !equality.Semantic.DeepEqual(stored.Status, w.last.Status) {
 		u = contested
 	}
-	if !w.due(u, starting(s, f), s.now, &stored.Status) {
+	if !w.due(u, starting(s, f), s.Now, &stored.Status) {
 		return false
 	}
 	limited, cancel := context.WithTimeout(ctx, statusTimeout)
@@ -150,8 +151,8 @@ func (w *statusWriter) due(u urgency, starting bool, now time.Time, stored *v1al
 }
 
 // starting reports whether nothing is known yet that deserves a status.
-func starting(s snapshot, f facts) bool {
-	return !s.done && s.err == nil && s.refusal == nil && f.conflict() == ""
+func starting(s desired.Snapshot, f facts) bool {
+	return !s.Done && s.Err == nil && s.Refusal == nil && f.conflict() == ""
 }
 
 // urgent compares the wanted status to the stored one. Conditions of types

@@ -74,7 +74,7 @@ func (t *tracking) forget() {
 // force, if these are new. Only the sync loop calls it, and only while the agent
 // may write. It is done before rules are written, some of which depend on them.
 func (a *Agent) tuneTracking() {
-	settings, _, _ := a.store.object()
+	settings, _, _ := a.store.OwnObject()
 	if a.tracking.due(settings) {
 		a.tune(settings)
 	}
@@ -83,7 +83,7 @@ func (a *Agent) tuneTracking() {
 // tuneLate does that if there was no connection tracking before rules were
 // written: some of them bring it.
 func (a *Agent) tuneLate() {
-	settings, _, _ := a.store.object()
+	settings, _, _ := a.store.OwnObject()
 	if a.tracking.late() && a.tune(settings) {
 		a.loop.Trigger()
 	}
@@ -92,7 +92,7 @@ func (a *Agent) tuneLate() {
 // retuneTracking looks whether others have changed the kernel's settings, and
 // puts them right. It reports whether rules have to follow.
 func (a *Agent) retuneTracking() bool {
-	settings, _, _ := a.store.object()
+	settings, _, _ := a.store.OwnObject()
 	return a.tune(settings)
 }
 
@@ -100,16 +100,9 @@ func (a *Agent) retuneTracking() bool {
 func (a *Agent) tune(settings *v1alpha1.ProxySettings) bool {
 	follow := a.tracking.tune(settings)
 	if follow {
-		a.store.refresh()
+		a.store.Refresh()
 	}
 	return follow
-}
-
-// refresh asks for a full pass.
-func (s *store) refresh() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.markFull(s.clock.Now())
 }
 
 func (t *tracking) due(settings *v1alpha1.ProxySettings) bool {

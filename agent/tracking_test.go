@@ -310,9 +310,9 @@ func TestPressureCondition(t *testing.T) {
 // TestWhenFiguresOfTrackingAreWritten lets time and figures go by.
 func TestWhenFiguresOfTrackingAreWritten(t *testing.T) {
 	s := programmed()
-	b := &board{stored: s.own}
-	clk := clocktesting.NewFakePassiveClock(s.now)
-	w := &statusWriter{clock: clk, apply: b.apply, log: logr.Discard(), started: s.now, share: half}
+	b := &board{stored: s.Own}
+	clk := clocktesting.NewFakePassiveClock(s.Now)
+	w := &statusWriter{clock: clk, apply: b.apply, log: logr.Discard(), started: s.Now, share: half}
 	now := v1alpha1.ConntrackReport{Entries: 100, Max: 1000, UsagePercent: 10, Buckets: 250}
 	step := func(what string, pass time.Duration, want bool, edit func(*v1alpha1.ConntrackReport)) {
 		t.Helper()
@@ -321,9 +321,9 @@ func TestWhenFiguresOfTrackingAreWritten(t *testing.T) {
 		}
 		f := facts4
 		f.tracking.report = new(now)
-		s.now = s.now.Add(pass)
-		clk.SetTime(s.now)
-		s.own = b.stored
+		s.Now = s.Now.Add(pass)
+		clk.SetTime(s.Now)
+		s.Own = b.stored
 		if got := w.write(context.Background(), s, f); got != want {
 			t.Errorf("%s: written %v, want %v", what, got, want)
 		}

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 const (
@@ -71,7 +70,7 @@ func (a *Agent) takeTurns(ctx context.Context) {
 // is written and none of the proxy's ports is open.
 func (a *Agent) awaitTurn(ctx context.Context, w *waiting) bool {
 	for {
-		ready := a.store.ready() && a.oriented()
+		ready := a.store.Ready() && a.oriented()
 		// Not before that: a set is only ready once what is stored is known.
 		if a.formerConflict() && !w.seen {
 			w.remember()
@@ -89,7 +88,7 @@ func (a *Agent) awaitTurn(ctx context.Context, w *waiting) bool {
 			w.silent = 0
 		}
 		free := w.look(sign != "", unknown)
-		audit, removing := a.store.auditing(), a.store.removing()
+		audit, removing := a.store.Auditing(), a.store.Removing()
 		a.noteLook(sign, w, free, unknown)
 		if removing {
 			a.clearRemoval(sign, free)
@@ -103,7 +102,7 @@ func (a *Agent) awaitTurn(ctx context.Context, w *waiting) bool {
 		if ready || !free || audit || removing {
 			readied = nil
 		}
-		if free && (audit || a.store.endedRemoval().done) {
+		if free && (audit || a.store.EndedRemoval().Done) {
 			pause = auditPause
 		}
 		timer := a.options.Clock.NewTimer(pause)
@@ -123,7 +122,7 @@ const formerSign = "as it was reported before this agent started"
 // formerConflict reports whether another proxy was active when an agent last
 // reported on this node.
 func (a *Agent) formerConflict() bool {
-	return a.store.foundConflict() || a.keeper.conflicted()
+	return a.store.FoundConflict() || a.keeper.conflicted()
 }
 
 // lookForOther returns what tells of another proxy, empty for none. With ask it
@@ -164,13 +163,13 @@ func (a *Agent) beginTurn(ctx context.Context) bool {
 	for _, leftover := range leftovers {
 		a.log.Info("Another proxy has left something on this node", "leftover", leftover)
 	}
-	a.store.forget()
+	a.store.Forget()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.turn.ctx, a.turn.end = context.WithCancel(ctx)
 	a.turn.held, a.turn.leftovers = true, leftovers
 	a.turn.other, a.turn.gone, a.turn.unanswered = "", time.Time{}, false
-	a.store.besideOther(false)
+	a.store.BesideOther(false)
 	return true
 }
 
@@ -190,7 +189,7 @@ func (a *Agent) holdTurn(ctx context.Context) {
 	if a.options.Spotter != nil {
 		a.options.Spotter.End()
 	}
-	a.store.forget()
+	a.store.Forget()
 	a.drift.Forget()
 	a.loop.TriggerAfresh() // Audit: there is something to compare
 	a.pokeStatus()
@@ -200,12 +199,12 @@ func (a *Agent) holdTurn(ctx context.Context) {
 func (a *Agent) watchTurn(ctx, held context.Context) {
 	asked := a.options.Clock.Now()
 	for held.Err() == nil {
-		if a.store.auditing() {
+		if a.store.Auditing() {
 			a.log.Info("Enforcement is Audit from now on: closing the proxy's ports and writing nothing; the rules stay as they are, and nobody maintains them unless another proxy runs")
 			a.endTurn("")
 			break
 		}
-		if a.store.removing() {
+		if a.store.Removing() {
 			a.endTurn("")
 			break
 		}
@@ -250,7 +249,7 @@ func (a *Agent) endTurn(sign string) {
 	if ended {
 		a.turn.held, a.turn.other, a.turn.leftovers = false, sign, nil
 		a.turn.end()
-		a.store.besideOther(sign != "")
+		a.store.BesideOther(sign != "")
 	}
 	a.mu.Unlock()
 	if ended && sign != "" {
@@ -265,7 +264,7 @@ func (a *Agent) mayWrite() bool {
 	a.mu.Lock()
 	held := a.turn.held
 	a.mu.Unlock()
-	return held && a.store.ready() && !a.store.auditing() && !a.store.removing()
+	return held && a.store.Ready() && !a.store.Auditing() && !a.store.Removing()
 }
 
 // turnContext ends when our turn does.
@@ -330,12 +329,12 @@ func (a *Agent) noteOther(sign string, w *waiting, unanswered bool) {
 		a.turn.gone = time.Time{}
 	}
 	now := a.turn
-	a.store.besideOther(sign != "")
+	a.store.BesideOther(sign != "")
 	a.mu.Unlock()
 	if former.other == now.other && former.gone.Equal(now.gone) && former.unanswered == now.unanswered {
 		return
 	}
-	audit := a.store.auditing()
+	audit := a.store.Auditing()
 	switch {
 	case former.other == sign:
 	case sign != "" && audit:
@@ -359,45 +358,4 @@ func (a *Agent) addTurn(f *facts) {
 	defer a.mu.Unlock()
 	f.otherProxy, f.otherGone, f.otherWait = a.turn.other, a.turn.gone, a.turn.wait
 	f.unanswered, f.leftovers = a.turn.unanswered, a.turn.leftovers
-}
-
-// auditing reports whether enforcement is Audit.
-func (s *store) auditing() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.inAudit()
-}
-
-// inAudit is auditing. The caller holds mu.
-func (s *store) inAudit() bool {
-	return s.settings != nil && *s.settings.Enforcement == v1alpha1.Audit
-}
-
-// foundConflict reports whether the stored status, as it was first seen, says
-// that another proxy was active.
-func (s *store) foundConflict() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.conflictFound
-}
-
-// forget drops what is known of the kernel: somebody else writes from now on,
-// or has written.
-func (s *store) forget() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.forgetKernel(s.clock.Now())
-}
-
-// forgetKernel is forget. The caller holds mu.
-func (s *store) forgetKernel(now time.Time) {
-	s.complete = false
-	s.epoch++
-	for _, f := range s.families {
-		f.done, f.err, f.absent, f.retry = false, nil, nil, false
-		f.refused, f.warnings, f.notes, f.retiring, f.kernel, f.difference = nil, nil, nil, "", nil, nil
-		f.applyingSince, f.audit = time.Time{}, auditor{}
-	}
-	s.waitAnew(now)
-	s.markFull(now)
 }

@@ -95,13 +95,18 @@ func (s *spots) set(f func(*spots)) {
 // log.
 func newAgent(t *testing.T, probe ProbeFunc) (*Agent, *dataplanetest.Fake, *agenttest.Log) {
 	t.Helper()
+	return newAgentAt(t, probe, clock.RealClock{})
+}
+
+func newAgentAt(t *testing.T, probe ProbeFunc, clk clock.Clock) (*Agent, *dataplanetest.Fake, *agenttest.Log) {
+	t.Helper()
 	client, err := apiclient.New(&rest.Config{Host: "https://192.0.2.10:6443"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	kernel, log := dataplanetest.NewFake(), &agenttest.Log{}
 	a, err := New(Options{
-		NodeName: "node-1", Client: client, Probe: probe, Clock: clock.RealClock{},
+		NodeName: "node-1", Client: client, Probe: probe, Clock: clk,
 		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: kernel},
 		Log:        funcr.New(log.Add, funcr.Options{Verbosity: 2}),
 	})
@@ -121,9 +126,9 @@ func hold(t *testing.T, a *Agent) {
 
 // fill gives the agent a complete set of one Service.
 func fill(t *testing.T, a *Agent) *rig {
-	r := &rig{store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
+	r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
-	r.setInventory(agenttest.InventoryOf("shop.a"))
+	r.SetInventory(agenttest.InventoryOf("shop.a"))
 	r.SetRules(r.Node())
 	return r
 }
@@ -152,9 +157,12 @@ func TestAwaitTurn(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, _, log := newAgent(t, (&answers{list: tt.answers}).probe)
-				a.store.conflictFound = tt.former
+				if tt.former {
+					reported := (&agenttest.Objects{}).Node()
+					reported.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue}}
+					a.store.SetRules(reported)
+				}
 				fill(t, a)
-				a.store.conflictFound = tt.former
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute) // the bubble's
 				defer cancel()
 				start := time.Now()
@@ -180,12 +188,12 @@ func TestStoredConflictIsKnownBeforeTheSetIsReady(t *testing.T) {
 	object := r.Node()
 	object.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue}}
 	r.SetRules(object)
-	if !r.foundConflict() {
+	if !r.FoundConflict() {
 		t.Error("the stored condition is not noted")
 	}
 	object = r.Node()
 	r.SetRules(object)
-	if !r.foundConflict() {
+	if !r.FoundConflict() {
 		t.Error("what was first seen does not stay")
 	}
 	r = newRig(t)
@@ -193,7 +201,7 @@ func TestStoredConflictIsKnownBeforeTheSetIsReady(t *testing.T) {
 	object = r.Node()
 	object.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue}}
 	r.SetRules(object)
-	if r.foundConflict() {
+	if r.FoundConflict() {
 		t.Error("what this agent stores itself counts")
 	}
 }
@@ -282,7 +290,7 @@ func TestTurnIsLostAndRegained(t *testing.T) {
 		writes := r.kernel.Writes()
 		r.kernel.Remove("shop", "a")
 		r.rig.SetService(r.rig.Service("b", 2))
-		r.rig.setInventory(agenttest.InventoryOf("shop.a", "shop.b"))
+		r.rig.SetInventory(agenttest.InventoryOf("shop.a", "shop.b"))
 		r.changed()
 		r.ports.become("kube-proxy answers")
 		after(5 * time.Minute)

@@ -16,11 +16,11 @@ const lookAgainPause = time.Second
 // verify compares the whole kernel to what is wanted and repairs it. The sync
 // loop calls it.
 func (a *Agent) verify(ctx context.Context) error {
-	if a.store.removing() {
+	if a.store.Removing() {
 		return nil
 	}
-	if a.store.auditing() {
-		a.store.doubtMode()
+	if a.store.Auditing() {
+		a.store.DoubtMode()
 		a.loop.Trigger()
 		return nil
 	}
@@ -30,8 +30,8 @@ func (a *Agent) verify(ctx context.Context) error {
 	if a.lookAtMode(ctx) || a.retuneTracking() {
 		return a.sync(ctx) // which compares everything
 	}
-	epoch := a.store.currentEpoch()
-	return a.compare(ctx, epoch, a.store.verifiable(), false)
+	epoch := a.store.CurrentEpoch()
+	return a.compare(ctx, epoch, a.store.Verifiable(), false)
 }
 
 // noticed is called when somebody else may have changed a family's rules.
@@ -44,15 +44,15 @@ func (a *Agent) noticed(family dataplane.Family, c dataplane.Change) {
 // rules. The sync loop calls it.
 func (a *Agent) lookAtRules(ctx context.Context) error {
 	families := a.drift.TakeLooks()
-	if a.store.auditing() {
+	if a.store.Auditing() {
 		a.loop.Trigger()
 		return nil
 	}
 	if !a.mayWrite() {
 		return nil // before the first write after that everything is compared
 	}
-	epoch := a.store.currentEpoch()
-	rulesets := a.store.verifiable()
+	epoch := a.store.CurrentEpoch()
+	rulesets := a.store.Verifiable()
 	for family := range rulesets {
 		if !slices.Contains(families, family) {
 			delete(rulesets, family)
@@ -78,7 +78,7 @@ func (a *Agent) compare(ctx context.Context, epoch int, rulesets map[dataplane.F
 	outcomes := a.fanout.Verify(ctx, rulesets)
 	now := a.options.Clock.Now()
 	drifted := a.drift.Compared(outcomes, now, now.Sub(start))
-	if a.store.currentEpoch() != epoch {
+	if a.store.CurrentEpoch() != epoch {
 		a.drift.Forget() // our turn has ended meanwhile: what was found is others' now
 		return nil
 	}
@@ -95,7 +95,7 @@ func (a *Agent) compare(ctx context.Context, epoch int, rulesets map[dataplane.F
 			a.lookAgain(family, at)
 		}
 	}
-	again := a.store.compared(epoch, outcomes, later, look)
+	again := a.store.Compared(epoch, outcomes, later, look)
 	for family, outcome := range outcomes {
 		if outcome.Value.Count == 0 {
 			continue

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -97,4 +98,49 @@ func (l *Log) With(text string) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(l.lines), func(line string) bool { return !strings.Contains(line, text) })
+}
+
+// EndpointOfA puts the first endpoint of shop/a on the node.
+func EndpointOfA(s *v1alpha1.NodeProxyRulesSpec) {
+	s.Services = []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "a",
+		Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.1:8080"}}}}}
+}
+
+// Checkpoint makes one of a, b and c, of which a has an endpoint on the node.
+func (r *Objects) Checkpoint(rebooted bool) *checkpoint.Restorable {
+	set := &checkpoint.Set{
+		Header: checkpoint.Header{Node: "node-1", Written: Epoch.Add(-7 * time.Minute)}, Rules: r.Node(EndpointOfA),
+		Services: []*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2), r.Service("c", 3)},
+	}
+	for _, o := range set.Services {
+		o.Generation = 0
+	}
+	if rebooted {
+		set = set.WithoutMembers()
+	}
+	return &checkpoint.Restorable{Set: set, Rebooted: rebooted, Why: "connection refused"}
+}
+
+// Unsupported is the error of a data plane whose node lacks something.
+func Unsupported(what string) error { return fmt.Errorf("%w: %s", dataplane.ErrUnsupported, what) }
+
+// Describe returns what an Apply of a ruleset has to do: "nothing", "partial" or
+// "full", and the names of the Services that have changed.
+func Describe(r *dataplane.Ruleset) string {
+	if r == nil {
+		return "nothing"
+	}
+	said := "partial"
+	switch {
+	case r.Full && r.Prune:
+		said = "full, pruning"
+	case r.Full:
+		said = "full"
+	}
+	var dirty []string
+	for name := range r.Dirty {
+		dirty = append(dirty, name.Name)
+	}
+	slices.Sort(dirty)
+	return strings.TrimSpace(said + " " + strings.Join(dirty, " "))
 }

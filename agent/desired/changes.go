@@ -1,4 +1,4 @@
-package agent
+package desired
 
 import (
 	"slices"
@@ -55,16 +55,16 @@ func (p *pendingChanges) count() int {
 	return n
 }
 
-// changeTotals are the figures of a changeLog.
-type changeTotals struct {
-	endpoints, services               uint64
-	endpointsPending, servicesPending int
+// ChangeTotals are the figures of a changeLog.
+type ChangeTotals struct {
+	Endpoints, Services               uint64
+	EndpointsPending, ServicesPending int
 }
 
-func (l *changeLog) totals() changeTotals {
-	return changeTotals{
-		endpoints: l.endpointsN, services: l.partN,
-		endpointsPending: l.endpoints.count(), servicesPending: l.parts.count(),
+func (l *changeLog) Totals() ChangeTotals {
+	return ChangeTotals{
+		Endpoints: l.endpointsN, Services: l.partN,
+		EndpointsPending: l.endpoints.count(), ServicesPending: l.parts.count(),
 	}
 }
 
@@ -80,7 +80,7 @@ func (l *changeLog) service(name dataplane.ServiceName) {
 
 // noteChange notes a new state of a Service; a nil former or object stands for
 // none. The caller holds mu.
-func (s *store) noteChange(name dataplane.ServiceName, former, object *v1alpha1.ServiceProxyRules) {
+func (s *Store) noteChange(name dataplane.ServiceName, former, object *v1alpha1.ServiceProxyRules) {
 	if former == nil || object == nil {
 		s.changes.service(name)
 		if object == nil {
@@ -165,14 +165,14 @@ func (t *triggers) take(waits func(dataplane.ServiceName) bool) {
 	t.waiting = left
 }
 
-// programmedChanges are what metrics tell of a family after a success.
-type programmedChanges struct {
-	latencies []time.Duration
-	noLocal   noLocal
+// ProgrammedChanges are what metrics tell of a family after a success.
+type ProgrammedChanges struct {
+	Latencies []time.Duration
+	NoLocal   noLocal
 }
 
 // takeChanges marks all changes that are combined as being applied. The caller holds mu.
-func (s *store) takeChanges() {
+func (s *Store) takeChanges() {
 	waits := func(name dataplane.ServiceName) bool {
 		_, aside := s.aside[name]
 		_, dirty := s.dirty[name]
@@ -185,11 +185,11 @@ func (s *store) takeChanges() {
 	}
 }
 
-// programmedChanges returns what the kernel has come to hold by the last commit.
-func (s *store) programmedChanges() map[dataplane.Family]programmedChanges {
+// ProgrammedChanges returns what the kernel has come to hold by the last commit.
+func (s *Store) ProgrammedChanges() map[dataplane.Family]ProgrammedChanges {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := map[dataplane.Family]programmedChanges{}
+	out := map[dataplane.Family]ProgrammedChanges{}
 	now, failed := s.clock.Now(), false
 	for family, f := range s.families {
 		if f.err != nil {
@@ -199,13 +199,13 @@ func (s *store) programmedChanges() map[dataplane.Family]programmedChanges {
 		if !f.done {
 			continue
 		}
-		p := programmedChanges{noLocal: f.noLocal}
+		p := ProgrammedChanges{NoLocal: f.noLocal}
 		for name, list := range f.triggers.applying {
 			if f.services[name] == nil {
 				continue
 			}
 			for _, at := range list {
-				p.latencies = append(p.latencies, max(0, now.Sub(at)))
+				p.Latencies = append(p.Latencies, max(0, now.Sub(at)))
 			}
 		}
 		f.triggers.applying = map[dataplane.ServiceName][]time.Time{}
@@ -220,7 +220,7 @@ func (s *store) programmedChanges() map[dataplane.Family]programmedChanges {
 
 // noLocal counts Service ports whose traffic of one kind stays on the node,
 // which has no endpoint for it.
-type noLocal struct{ internal, external int }
+type noLocal struct{ Internal, External int }
 
 func (n *noLocal) add(svc *dataplane.Service, sign int) {
 	if svc == nil {
@@ -232,10 +232,10 @@ func (n *noLocal) add(svc *dataplane.Service, sign int) {
 			continue
 		}
 		if svc.InternalLocal {
-			n.internal += sign
+			n.Internal += sign
 		}
 		if svc.ExternalLocal && svc.ExternallyAccessible(p) {
-			n.external += sign
+			n.External += sign
 		}
 	}
 }

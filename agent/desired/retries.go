@@ -1,4 +1,4 @@
-package agent
+package desired
 
 import (
 	"time"
@@ -10,7 +10,7 @@ import (
 // somebody may have mended the node, and then after twice as long each time, up to
 // longestRetryPause. A change of the Service starts that anew, and is tried at once.
 const (
-	firstRetryPause   = time.Minute
+	FirstRetryPause   = time.Minute
 	longestRetryPause = 16 * time.Minute
 )
 
@@ -37,7 +37,7 @@ func (r retries) noted(result *dataplane.Result, tried *dataplane.Ruleset, now t
 		former, before := r[name]
 		_, rests := tried.Rest[name]
 		_, suspected := result.Suspected[name]
-		next := retry{service: tried.Services[name], reason: reason, suspected: suspected, reduced: result.Reduced[name] != nil, at: now.Add(firstRetryPause), pause: firstRetryPause}
+		next := retry{service: tried.Services[name], reason: reason, suspected: suspected, reduced: result.Reduced[name] != nil, at: now.Add(FirstRetryPause), pause: FirstRetryPause}
 		switch {
 		case !before || former.service != next.service:
 		case rests:

@@ -1,4 +1,4 @@
-package agent
+package desired
 
 import (
 	"slices"
@@ -13,7 +13,7 @@ import (
 
 // SetRules takes the own NodeProxyRules. One that is not accepted is kept
 // beside the last accepted one, which stays in force.
-func (s *store) SetRules(object *v1alpha1.NodeProxyRules) {
+func (s *Store) SetRules(object *v1alpha1.NodeProxyRules) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
@@ -29,27 +29,27 @@ func (s *store) SetRules(object *v1alpha1.NodeProxyRules) {
 		return // only its status or metadata has changed
 	}
 	former := s.refusal
-	s.refusal = accept(object, s.formats)
+	s.refusal = accept(object, s.Formats)
 	if s.refusal != nil {
 		return
 	}
 	if former != nil { // others may have written to the kernel meanwhile
 		s.markFull(now)
 	}
-	s.restored.rules = false
+	s.restored.Rules = false
 	s.adoptRules(object, now)
 }
 
 // MissRules notes that the own NodeProxyRules do not exist: everything stays.
-func (s *store) MissRules() {
+func (s *Store) MissRules() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.rulesExists, s.rulesListed = false, true
 }
 
-// object returns what the agent itself follows in its own object: the settings
+// OwnObject returns what the agent itself follows in its own object: the settings
 // in force, why the newest state is not accepted, and whether it is gone.
-func (s *store) object() (settings *v1alpha1.ProxySettings, r *refusal, gone bool) {
+func (s *Store) OwnObject() (settings *v1alpha1.ProxySettings, r *Refusal, gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.settings, s.refusal, s.rulesListed && !s.rulesExists
@@ -57,10 +57,10 @@ func (s *store) object() (settings *v1alpha1.ProxySettings, r *refusal, gone boo
 
 // adoptRules puts an accepted object in force and marks what it changes. The
 // caller holds mu.
-func (s *store) adoptRules(object *v1alpha1.NodeProxyRules, now time.Time) {
+func (s *Store) adoptRules(object *v1alpha1.NodeProxyRules, now time.Time) {
 	former, audit := s.current, s.inAudit()
 	s.current = object
-	s.news = true // its generation, if nothing else
+	s.pending = true // its generation, if nothing else
 	first := former == nil
 	if first || !equality.Semantic.DeepEqual(former.Spec.Settings, object.Spec.Settings) {
 		s.settings = v1alpha1.CompleteSettings(&object.Spec.Settings)
@@ -88,7 +88,7 @@ func (s *store) adoptRules(object *v1alpha1.NodeProxyRules, now time.Time) {
 
 // adoptMembers marks the Services whose members have changed. The caller holds
 // mu.
-func (s *store) adoptMembers(list []v1alpha1.ServiceMembers, now time.Time) {
+func (s *Store) adoptMembers(list []v1alpha1.ServiceMembers, now time.Time) {
 	members := combine.Members(list)
 	for name, m := range members {
 		if !sameMembers(s.members[name], m) {
@@ -113,6 +113,6 @@ func sameMembers(a, b *v1alpha1.ServiceMembers) bool {
 
 // node returns what one family's data plane needs to know of the node. The caller
 // holds mu.
-func (s *store) node(family dataplane.Family) dataplane.Node {
+func (s *Store) node(family dataplane.Family) dataplane.Node {
 	return combine.Facts(&s.current.Spec.Node, s.settings, family)
 }

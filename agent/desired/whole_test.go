@@ -1,4 +1,4 @@
-package agent
+package desired
 
 import (
 	"fmt"
@@ -24,7 +24,7 @@ func TestWholeIsWhatTheStoreWants(t *testing.T) {
 	lost, odd := 0, 0
 	for seed := range uint64(60) {
 		r := newRig(t)
-		r.store = newStore(r.clock, "node-1", families, func(dataplane.ServiceName, string) {})
+		r.Store = New(Options{Clock: r.clock, NodeName: "node-1", Families: families, Report: func(dataplane.ServiceName, string) {}})
 		w := &drawn{rig: r, rand: rand.New(rand.NewPCG(seed, 7)), objects: map[string]*v1alpha1.ServiceProxyRules{}}
 		r.SetServices(nil)
 		node := w.node()

@@ -1,11 +1,11 @@
-package agent
+package desired
 
 import "time"
 
-// besideOther notes whether another proxy maintains the rules of the node. What
+// BesideOther notes whether another proxy maintains the rules of the node. What
 // has changed meanwhile does not wait for us; what has by the time we take over,
 // waits from then on.
-func (s *store) besideOther(other bool) {
+func (s *Store) BesideOther(other bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.otherProxy && !other {
@@ -18,7 +18,7 @@ func (s *store) besideOther(other bool) {
 }
 
 // waitAnew has everything that waits wait from now on. The caller holds mu.
-func (s *store) waitAnew(now time.Time) {
+func (s *Store) waitAnew(now time.Time) {
 	for _, f := range s.families {
 		if !f.pendingSince.IsZero() {
 			f.pendingSince = now
@@ -31,8 +31,8 @@ func (s *store) waitAnew(now time.Time) {
 
 // waits returns when the oldest change came that the kernel does not hold and
 // that waits for us; zero: none. The caller holds mu.
-func (s *store) waits(f *familyState) time.Time {
-	if s.removal.wanted || s.otherProxy && !s.inAudit() {
+func (s *Store) waits(f *familyState) time.Time {
+	if s.removal.Wanted || s.otherProxy && !s.inAudit() {
 		return time.Time{}
 	}
 	return f.oldestPending()

@@ -1,4 +1,4 @@
-package agent
+package desired
 
 import (
 	"strconv"
@@ -10,14 +10,14 @@ import (
 // newerVersion returns the higher of two resource versions, which are decimal
 // numbers of any length. What is no such number is lower than any.
 func newerVersion(a, b string) string {
-	if compareVersions(a, b) < 0 {
+	if CompareVersions(a, b) < 0 {
 		return b
 	}
 	return a
 }
 
-// compareVersions compares two resource versions as numbers.
-func compareVersions(a, b string) int {
+// CompareVersions compares two resource versions as numbers.
+func CompareVersions(a, b string) int {
 	a, b = digits(a), digits(b)
 	if len(a) != len(b) {
 		return len(a) - len(b)

@@ -1,4 +1,4 @@
-package agent
+package desired
 
 import (
 	"cmp"
@@ -35,12 +35,12 @@ type setAside struct {
 	force bool // see dirty
 	since time.Time
 	// before is what holds while it waits, if nothing waits that came before it.
-	before appliedState
+	before Applied
 }
 
-// choose decides what the next sync writes, and combines it: all small changes, and, if all,
+// Choose decides what the next sync writes, and combines it: all small changes, and, if all,
 // some of the costly ones. The others wait for a later call.
-func (s *store) choose(all bool) syncer.Load {
+func (s *Store) Choose(all bool) syncer.Load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.families {
@@ -55,7 +55,7 @@ func (s *store) choose(all bool) syncer.Load {
 		s.dirty[name] = s.dirty[name] || change.force
 	}
 	var load syncer.Load
-	if s.complete && !s.anyFull() && !s.inAudit() && !s.removal.wanted { // else the kernel is read as a whole, whatever has changed
+	if s.complete && !s.anyFull() && !s.inAudit() && !s.removal.Wanted { // else the kernel is read as a whole, whatever has changed
 		load = s.setCostlyAside(all, former)
 	}
 	s.chosen = s.newest()
@@ -63,9 +63,9 @@ func (s *store) choose(all bool) syncer.Load {
 	return load
 }
 
-// isolated reports whether the last sync has found out which Services the kernel rejects. That is as
+// Isolated reports whether the last sync has found out which Services the kernel rejects. That is as
 // costly as to write them.
-func (s *store) isolated() bool {
+func (s *Store) Isolated() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.families {
@@ -77,7 +77,7 @@ func (s *store) isolated() bool {
 }
 
 // setCostlyAside sets costly changes aside, some of which were before. The caller holds mu.
-func (s *store) setCostlyAside(all bool, former map[dataplane.ServiceName]setAside) syncer.Load {
+func (s *Store) setCostlyAside(all bool, former map[dataplane.ServiceName]setAside) syncer.Load {
 	costly := s.costly()
 	if len(costly) == 0 {
 		return syncer.Load{}
@@ -103,7 +103,7 @@ func (s *store) setCostlyAside(all bool, former map[dataplane.ServiceName]setAsi
 
 // takeTurns takes of what is set aside as much as one sync writes: the namespaces take turns, with
 // what has waited longest in each. The caller holds mu.
-func (s *store) takeTurns(partners map[dataplane.ServiceName][]dataplane.ServiceName) {
+func (s *Store) takeTurns(partners map[dataplane.ServiceName][]dataplane.ServiceName) {
 	order := slices.SortedFunc(maps.Keys(s.aside), func(a, b dataplane.ServiceName) int {
 		return cmp.Or(s.aside[a].since.Compare(s.aside[b].since), a.Compare(b))
 	})
@@ -137,7 +137,7 @@ func (s *store) takeTurns(partners map[dataplane.ServiceName][]dataplane.Service
 // sync, and how large all of them are. There is an end to that: who moves claims between more
 // Services has some of them without an address, or two with the same one, for a moment. The
 // caller holds mu.
-func (s *store) groupOf(first dataplane.ServiceName, partners map[dataplane.ServiceName][]dataplane.ServiceName) (map[dataplane.ServiceName]struct{}, int) {
+func (s *Store) groupOf(first dataplane.ServiceName, partners map[dataplane.ServiceName][]dataplane.ServiceName) (map[dataplane.ServiceName]struct{}, int) {
 	group, size := map[dataplane.ServiceName]struct{}{}, 0
 	for queue := []dataplane.ServiceName{first}; len(queue) > 0 && size <= groupAtMost; queue = queue[1:] {
 		name := queue[0]
@@ -154,7 +154,7 @@ func (s *store) groupOf(first dataplane.ServiceName, partners map[dataplane.Serv
 
 // anyFull reports whether the next Apply compares everything in some family that the node
 // serves. The caller holds mu.
-func (s *store) anyFull() bool {
+func (s *Store) anyFull() bool {
 	for family, f := range s.families {
 		if f.full && !f.omitted() && !s.spared(family) {
 			return true
@@ -165,7 +165,7 @@ func (s *store) anyFull() bool {
 
 // costly are the dirty Services of the namespaces with the largest changes, and of those with a
 // Service that the kernel rejects: it may reject others. The caller holds mu.
-func (s *store) costly() map[dataplane.ServiceName]struct{} {
+func (s *Store) costly() map[dataplane.ServiceName]struct{} {
 	pairs := map[string]int{} // by namespace
 	for name := range s.dirty {
 		pairs[name.Namespace] += s.pairs(name)
@@ -176,7 +176,7 @@ func (s *store) costly() map[dataplane.ServiceName]struct{} {
 		small[namespace] = pairs[namespace] <= smallOfNamespace && sum <= smallInAll
 	}
 	for _, f := range s.families {
-		for name, r := range f.refused {
+		for name, r := range f.rejected {
 			if !r.reduced {
 				small[name.Namespace] = false
 			}
@@ -194,7 +194,7 @@ func (s *store) costly() map[dataplane.ServiceName]struct{} {
 // join adds to costly the small Services that must not be written before one of it: those that
 // a claim has moved to or from, and those that claim what it is still programmed with. It returns
 // which Services are to be written together. The caller holds mu.
-func (s *store) join(costly map[dataplane.ServiceName]struct{}) map[dataplane.ServiceName][]dataplane.ServiceName {
+func (s *Store) join(costly map[dataplane.ServiceName]struct{}) map[dataplane.ServiceName][]dataplane.ServiceName {
 	claimed, addresses := s.claimedBySmall(costly)
 	partners := map[dataplane.ServiceName][]dataplane.ServiceName{}
 	queue := slices.Collect(maps.Keys(costly))
@@ -228,7 +228,7 @@ func (s *store) join(costly map[dataplane.ServiceName]struct{}) map[dataplane.Se
 
 // claimedBySmall lists the dirty Services that are not costly by what they claim, and the
 // addresses of these claims. The caller holds mu.
-func (s *store) claimedBySmall(costly map[dataplane.ServiceName]struct{}) (map[combine.Claim][]dataplane.ServiceName, map[netip.Addr]struct{}) {
+func (s *Store) claimedBySmall(costly map[dataplane.ServiceName]struct{}) (map[combine.Claim][]dataplane.ServiceName, map[netip.Addr]struct{}) {
 	claimed, addresses := map[combine.Claim][]dataplane.ServiceName{}, map[netip.Addr]struct{}{}
 	for name := range s.dirty {
 		e := s.services[name]
@@ -247,7 +247,7 @@ func (s *store) claimedBySmall(costly map[dataplane.ServiceName]struct{}) (map[c
 
 // noteMoved notes that a change of a Service's claims concerns others, until they are combined.
 // The caller holds mu.
-func (s *store) noteMoved(e *entry, concerned []*entry) {
+func (s *Store) noteMoved(e *entry, concerned []*entry) {
 	add := func(a, b dataplane.ServiceName) {
 		if s.moved[a] == nil {
 			s.moved[a] = map[dataplane.ServiceName]struct{}{}
@@ -262,7 +262,7 @@ func (s *store) noteMoved(e *entry, concerned []*entry) {
 
 // pairs is how large a change is: the Service as it is programmed or as it will be, whichever
 // is larger. The caller holds mu.
-func (s *store) pairs(name dataplane.ServiceName) int {
+func (s *Store) pairs(name dataplane.ServiceName) int {
 	desired, programmed := 1, 0
 	if e := s.services[name]; e != nil && e.rules != nil {
 		size := v1alpha1.SizeOf(&e.rules.Spec)
@@ -283,7 +283,7 @@ func (s *store) pairs(name dataplane.ServiceName) int {
 
 // longSetAside reports whether a costly change has waited for longer than turnNoted. The
 // caller holds mu.
-func (s *store) longSetAside() bool {
+func (s *Store) longSetAside() bool {
 	now := s.clock.Now()
 	for _, change := range s.aside {
 		if now.Sub(change.since) > turnNoted {

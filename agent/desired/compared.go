@@ -1,4 +1,4 @@
-package agent
+package desired
 
 import (
 	"time"
@@ -6,9 +6,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// verifiable returns the rulesets of the families that have nothing to apply,
+// Verifiable returns the rulesets of the families that have nothing to apply,
 // so that the kernel should hold exactly them. Only the sync loop calls it.
-func (s *store) verifiable() map[dataplane.Family]*dataplane.Ruleset {
+func (s *Store) Verifiable() map[dataplane.Family]*dataplane.Ruleset {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	rulesets := map[dataplane.Family]*dataplane.Ruleset{}
@@ -20,9 +20,9 @@ func (s *store) verifiable() map[dataplane.Family]*dataplane.Ruleset {
 	return rulesets
 }
 
-// recheck asks for an Apply of a family because facts of the node that its
+// Recheck asks for an Apply of a family because facts of the node that its
 // data plane follows have changed.
-func (s *store) recheck(family dataplane.Family) {
+func (s *Store) Recheck(family dataplane.Family) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.families[family]
@@ -32,19 +32,19 @@ func (s *store) recheck(family dataplane.Family) {
 	}
 }
 
-// currentEpoch changes whenever what is known of the kernel is dropped; see forget.
-func (s *store) currentEpoch() int {
+// CurrentEpoch changes whenever what is known of the kernel is dropped; see forget.
+func (s *Store) CurrentEpoch() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.epoch
 }
 
-// compared takes the outcome of a comparison that began in an epoch. It reports
+// Compared takes the outcome of a comparison that began in an epoch. It reports
 // whether some family differs, could not be read, or was absent, and therefore
 // needs a full pass; but for those in later, which will be compared again. Unless
 // it was but a look at what others have changed, warnings are tried again, too, and
 // refused Services whose time has come, these by themselves.
-func (s *store) compared(epoch int, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference], later map[dataplane.Family]bool, look bool) bool {
+func (s *Store) Compared(epoch int, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference], later map[dataplane.Family]bool, look bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if epoch != s.epoch {
@@ -69,7 +69,7 @@ func (s *store) compared(epoch int, outcomes map[dataplane.Family]dataplane.Outc
 				f.pendingSince = now
 			}
 		}
-		again = again || !look && f.refused.due(now)
+		again = again || !look && f.rejected.due(now)
 		if later[family] && f.pendingSince.IsZero() {
 			f.pendingSince = now // the kernel does not hold what is wanted meanwhile
 		}

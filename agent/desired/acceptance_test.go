@@ -1,4 +1,4 @@
-package agent
+package desired
 
 import (
 	"strings"
@@ -44,11 +44,11 @@ func TestAccept(t *testing.T) {
 				}
 				return
 			}
-			if r.reason != tt.reason || !strings.Contains(r.message, tt.field) {
-				t.Errorf("got %s: %s, want %s naming %q", r.reason, r.message, tt.reason, tt.field)
+			if r.Reason != tt.reason || !strings.Contains(r.Message, tt.field) {
+				t.Errorf("got %s: %s, want %s naming %q", r.Reason, r.Message, tt.reason, tt.field)
 			}
-			if !strings.Contains(r.message, meanwhile) {
-				t.Errorf("message %q does not say what is meanwhile", r.message)
+			if !strings.Contains(r.Message, Meanwhile) {
+				t.Errorf("message %q does not say what is meanwhile", r.Message)
 			}
 		})
 	}

@@ -1,4 +1,4 @@
-package agent
+package desired
 
 import (
 	"cmp"
@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
@@ -47,16 +48,16 @@ func (e *entry) precedence() dataplane.Precedence {
 	return p
 }
 
-// store holds what is wanted: all ServiceProxyRules, this node's
+// Store holds what is wanted: all ServiceProxyRules, this node's
 // NodeProxyRules and the inventory. It knows what has changed since it was
 // last asked, and keeps what has vanished without being released.
 //
 // The watches write to it and the sync loop reads from it. It keeps the
 // objects it is given and their memory; nobody may change them any more.
-type store struct {
+type Store struct {
 	clock    clock.PassiveClock
 	nodeName string
-	formats  formats
+	Formats  Formats
 	report   func(service dataplane.ServiceName, problem string)
 	// lastHealth is what health last returned. It is not changed any more.
 	lastHealth atomic.Pointer[health.State]
@@ -82,12 +83,12 @@ type store struct {
 	// old names the Services that it has not shown, whose rules in the kernel may
 	// be newer. former looks for a last good set that holds other names than a
 	// first list; nil: there is none. diskWarning says why none can be written.
-	restored    restored
+	restored    Restored
 	old         map[dataplane.ServiceName]struct{}
-	former      func(names int, hash uint64) *goodSet
+	former      func(names int, hash uint64) *checkpoint.Restorable
 	diskWarning string
-	// news: something has come that a sync has to take up; see takeNews.
-	news bool
+	// pending: something has come that a sync has to take up; see takeNews.
+	pending bool
 
 	// rules is the own object as last seen, existing or not; current is the last
 	// one that was accepted, refusal why the newest is not.
@@ -95,12 +96,12 @@ type store struct {
 	rulesExists bool
 	rulesListed bool
 	current     *v1alpha1.NodeProxyRules
-	refusal     *refusal
+	refusal     *Refusal
 	members     map[dataplane.ServiceName]*v1alpha1.ServiceMembers
 	settings    *v1alpha1.ProxySettings // of current, complete
 	// mode is which mode runs; see mode.go. Ran is the one that we ran last, be it
 	// before the start; empty: unknown, or another proxy has run since.
-	mode modeChoice
+	mode ModeChoice
 	ran  v1alpha1.ProxyMode
 
 	// dirty names Services to combine again. True: to program again even if
@@ -109,14 +110,14 @@ type store struct {
 	// aside are changes that wait until they are dirty again; see choose. Chosen is what
 	// had come when the last batch was chosen.
 	aside  map[dataplane.ServiceName]setAside
-	chosen appliedState
+	chosen Applied
 	// moved are the Services between which claims have moved since they were combined.
 	moved map[dataplane.ServiceName]map[dataplane.ServiceName]struct{}
 	// turns number those that namespaces with costly changes have had, turn is the last.
 	turns    map[string]int
 	turn     int
 	families map[dataplane.Family]*familyState
-	applied  appliedState
+	applied  Applied
 	complete bool // a first complete set has been applied
 	// shownServed: since the start one has been applied, or compared, all of which
 	// the API has shown.
@@ -128,26 +129,43 @@ type store struct {
 	// proxyListed: the API has shown whether there is a NodeProxy; proxyLive: there
 	// is one that is not being deleted. removal is what follows if it is.
 	proxyListed, proxyLive bool
-	removal                removal
+	removal                Removal
 	// otherProxy: another proxy is or has just been active on the node.
 	otherProxy bool
 }
 
-func newStore(clk clock.PassiveClock, nodeName string, families []dataplane.Family, report func(dataplane.ServiceName, string)) *store {
-	s := &store{
-		clock:            clk,
-		nodeName:         nodeName,
-		formats:          v1alpha1.FormatVersions(),
-		report:           report,
+// Options are what a Store needs.
+type Options struct {
+	Clock    clock.PassiveClock
+	NodeName string
+	Families []dataplane.Family
+	// Formats are the versions of rendered objects that the agent understands.
+	// None: those of this release.
+	Formats []int32
+	// Report is called with what is wrong with entries of a Service, once.
+	Report func(service dataplane.ServiceName, problem string)
+	// Former returns a checkpoint that has other names than a first list; nil: there
+	// is none.
+	Former func(names int, hash uint64) *checkpoint.Restorable
+}
+
+// New returns a Store that nothing is known to yet.
+func New(o Options) *Store {
+	s := &Store{
+		clock:            o.Clock,
+		nodeName:         o.NodeName,
+		Formats:          formatsOf(o.Formats),
+		report:           o.Report,
+		former:           o.Former,
 		services:         map[dataplane.ServiceName]*entry{},
 		held:             map[dataplane.ServiceName]*entry{},
 		foreign:          map[dataplane.ServiceName]*entry{},
 		odd:              map[string]struct{}{},
 		old:              map[dataplane.ServiceName]struct{}{},
 		claims:           combine.Registry[*entry]{},
-		changes:          newChangeLog(clk.Now()),
+		changes:          newChangeLog(o.Clock.Now()),
 		inventory:        newInventory(),
-		unconfirmedSince: clk.Now(),
+		unconfirmedSince: o.Clock.Now(),
 		members:          map[dataplane.ServiceName]*v1alpha1.ServiceMembers{},
 		dirty:            map[dataplane.ServiceName]bool{},
 		aside:            map[dataplane.ServiceName]setAside{},
@@ -155,16 +173,16 @@ func newStore(clk clock.PassiveClock, nodeName string, families []dataplane.Fami
 		turns:            map[string]int{},
 		families:         map[dataplane.Family]*familyState{},
 	}
-	for _, family := range families {
+	for _, family := range o.Families {
 		s.families[family] = newFamilyState()
 	}
-	s.health() // so that there is a last one
+	s.Health() // so that there is a last one
 	return s
 }
 
 // SetServices takes a new, complete list. What was there and is not in it
 // has vanished.
-func (s *store) SetServices(list []*v1alpha1.ServiceProxyRules) {
+func (s *Store) SetServices(list []*v1alpha1.ServiceProxyRules) {
 	lacked := s.lackedBy(list) // reads a file
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -198,14 +216,14 @@ func (s *store) SetServices(list []*v1alpha1.ServiceProxyRules) {
 		s.take(object, claimChange{}, now)
 	}
 	if !s.inventory.listed {
-		s.inventory.listed, s.news = true, true // even if it is empty
+		s.inventory.listed, s.pending = true, true // even if it is empty
 		s.listArrived(now)
 	}
 	s.reconcile(now)
 }
 
 // SetService takes a new or changed object.
-func (s *store) SetService(object *v1alpha1.ServiceProxyRules) {
+func (s *Store) SetService(object *v1alpha1.ServiceProxyRules) {
 	claims := s.claimChangeTo(object)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -236,7 +254,7 @@ func newClaimChange(former, object *v1alpha1.ServiceProxyRules) claimChange {
 
 // claimChangeTo lists the claims that object changes. A Service may claim as much as its
 // limits allow, and meanwhile others need the store.
-func (s *store) claimChangeTo(object *v1alpha1.ServiceProxyRules) claimChange {
+func (s *Store) claimChangeTo(object *v1alpha1.ServiceProxyRules) claimChange {
 	name, _ := combine.ServiceOf(object.Name)
 	var former *v1alpha1.ServiceProxyRules
 	s.mu.Lock()
@@ -255,7 +273,7 @@ func (s *store) claimChangeTo(object *v1alpha1.ServiceProxyRules) claimChange {
 
 // DeleteService takes the last state of a deleted object: released, the
 // Service has ended; else its rules are held.
-func (s *store) DeleteService(object *v1alpha1.ServiceProxyRules) {
+func (s *Store) DeleteService(object *v1alpha1.ServiceProxyRules) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
@@ -264,7 +282,7 @@ func (s *store) DeleteService(object *v1alpha1.ServiceProxyRules) {
 	delete(s.odd, object.Name)
 	name, _ := combine.ServiceOf(object.Name)
 	if e := s.services[name]; e != nil {
-		if object.Spec.Released && s.formats.know(object.Spec.FormatVersion) {
+		if object.Spec.Released && s.Formats.know(object.Spec.FormatVersion) {
 			s.drop(e, now)
 		} else if e.live {
 			s.vanish(e, number, now)
@@ -275,7 +293,7 @@ func (s *store) DeleteService(object *v1alpha1.ServiceProxyRules) {
 
 // take stores the state of an existing object, whose claims may be listed already. The
 // caller holds mu.
-func (s *store) take(object *v1alpha1.ServiceProxyRules, claims claimChange, now time.Time) {
+func (s *Store) take(object *v1alpha1.ServiceProxyRules, claims claimChange, now time.Time) {
 	s.noteVersion(object.ResourceVersion)
 	name, ok := combine.ServiceOf(object.Name)
 	if !ok {
@@ -287,7 +305,7 @@ func (s *store) take(object *v1alpha1.ServiceProxyRules, claims claimChange, now
 		return
 	}
 	e := s.services[name]
-	if object.Spec.Released && s.formats.know(object.Spec.FormatVersion) {
+	if object.Spec.Released && s.Formats.know(object.Spec.FormatVersion) {
 		if e == nil { // what an earlier run of the agent has programmed
 			s.mark(name, true, now)
 		} else {
@@ -303,8 +321,8 @@ func (s *store) take(object *v1alpha1.ServiceProxyRules, claims claimChange, now
 	e.live = true
 	delete(s.held, name)
 	refused := ""
-	if !s.formats.know(object.Spec.FormatVersion) {
-		refused = s.formats.unknown(object.Spec.FormatVersion)
+	if !s.Formats.know(object.Spec.FormatVersion) {
+		refused = s.Formats.unknown(object.Spec.FormatVersion)
 	} else if _, refused = v1alpha1.SizeOf(&object.Spec).Excess(); refused != "" { // before anything is expanded
 		s.renew(name, now)
 	}
@@ -325,7 +343,7 @@ func (s *store) take(object *v1alpha1.ServiceProxyRules, claims claimChange, now
 }
 
 // adopt makes object the state that is desired. The caller holds mu.
-func (s *store) adopt(e *entry, object *v1alpha1.ServiceProxyRules, claims claimChange, returned bool, now time.Time) {
+func (s *Store) adopt(e *entry, object *v1alpha1.ServiceProxyRules, claims claimChange, returned bool, now time.Time) {
 	s.renew(e.name, now)
 	former := e.rules
 	e.rules = object
@@ -340,10 +358,10 @@ func (s *store) adopt(e *entry, object *v1alpha1.ServiceProxyRules, claims claim
 }
 
 // vanish starts to hold a Service. The caller holds mu.
-func (s *store) vanish(e *entry, number uint64, now time.Time) {
+func (s *Store) vanish(e *entry, number uint64, now time.Time) {
 	e.live = false
 	e.vanishedIn, e.vanishedAt = number, now
-	if s.removal.wanted { // there is nothing to hold
+	if s.removal.Wanted { // there is nothing to hold
 		s.drop(e, now)
 		return
 	}
@@ -357,7 +375,7 @@ func (s *store) vanish(e *entry, number uint64, now time.Time) {
 
 // reclaim claims anew what a Service claims, after it has vanished or returned: what
 // its claims are worth has changed. The caller holds mu.
-func (s *store) reclaim(e *entry, now time.Time) {
+func (s *Store) reclaim(e *entry, now time.Time) {
 	own := combine.Claims(&e.rules.Spec)
 	if concerned := s.claims.Set(e, own, own); len(concerned) > 0 || combine.Contestable(&e.rules.Spec) {
 		s.markMoved(e, concerned, now)
@@ -367,7 +385,7 @@ func (s *store) reclaim(e *entry, now time.Time) {
 
 // understand ends the refusal of a Service's newest state. If there was no other, it is not
 // known what the kernel has of the Service. The caller holds mu.
-func (s *store) understand(e *entry, now time.Time) {
+func (s *Store) understand(e *entry, now time.Time) {
 	if e.refused != "" && e.rules == nil {
 		s.markFull(now)
 	}
@@ -376,7 +394,7 @@ func (s *store) understand(e *entry, now time.Time) {
 }
 
 // drop ends a Service. The caller holds mu.
-func (s *store) drop(e *entry, now time.Time) {
+func (s *Store) drop(e *entry, now time.Time) {
 	delete(s.services, e.name)
 	delete(s.held, e.name)
 	s.understand(e, now)
@@ -389,7 +407,7 @@ func (s *store) drop(e *entry, now time.Time) {
 }
 
 // setInventory takes the NodeProxy's status; nil when there is no NodeProxy.
-func (s *store) setInventory(status *v1alpha1.Inventory) {
+func (s *Store) setInventory(status *v1alpha1.Inventory) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.proxyListed = true
@@ -400,7 +418,7 @@ func (s *store) setInventory(status *v1alpha1.Inventory) {
 // reconcile compares list and inventory after an event of either kind, and
 // ends the held Services that the inventory does not hold either. Only sets
 // from after a Service has vanished can tell. The caller holds mu.
-func (s *store) reconcile(now time.Time) {
+func (s *Store) reconcile(now time.Time) {
 	if !s.inventory.listed {
 		return
 	}
@@ -425,32 +443,32 @@ func (s *store) reconcile(now time.Time) {
 
 // noteVersion notes the version of a ServiceProxyRules. Even one without other
 // news is to be reported as applied. The caller holds mu.
-func (s *store) noteVersion(version string) {
+func (s *Store) noteVersion(version string) {
 	if newest := newerVersion(s.newestVersion, version); newest != s.newestVersion {
-		s.newestVersion, s.news = newest, true
+		s.newestVersion, s.pending = newest, true
 	}
 }
 
-// takeNews reports whether something has come since it was last called that a
+// TakePending reports whether something has come since it was last called that a
 // sync has to bring to the kernel or into the status. What has not, such as a
 // NodeProxy that counts what it counted before, must not make the loop run:
 // the next change would have to wait for the minimum interval after that.
-func (s *store) takeNews() bool {
+func (s *Store) TakePending() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	news := s.news
-	s.news = false
+	news := s.pending
+	s.pending = false
 	return news
 }
 
 // mark makes a Service dirty. The caller holds mu.
-func (s *store) mark(name dataplane.ServiceName, force bool, now time.Time) {
+func (s *Store) mark(name dataplane.ServiceName, force bool, now time.Time) {
 	s.dirty[name] = s.dirty[name] || force
 	s.pend(now)
 }
 
 // markMoved makes those dirty that a change of a Service's claims concerns. The caller holds mu.
-func (s *store) markMoved(e *entry, concerned []*entry, now time.Time) {
+func (s *Store) markMoved(e *entry, concerned []*entry, now time.Time) {
 	for _, o := range concerned {
 		s.mark(o.name, false, now)
 	}
@@ -459,7 +477,7 @@ func (s *store) markMoved(e *entry, concerned []*entry, now time.Time) {
 
 // markFull asks for a full pass of every family, which tries what is refused, too.
 // The caller holds mu.
-func (s *store) markFull(now time.Time) {
+func (s *Store) markFull(now time.Time) {
 	for _, f := range s.families {
 		f.full = true
 		f.tryAll = true
@@ -468,11 +486,18 @@ func (s *store) markFull(now time.Time) {
 }
 
 // pend notes that something waits to be applied. The caller holds mu.
-func (s *store) pend(now time.Time) {
-	s.news = true
+func (s *Store) pend(now time.Time) {
+	s.pending = true
 	for _, f := range s.families {
 		if f.pendingSince.IsZero() {
 			f.pendingSince = now
 		}
 	}
+}
+
+// Refresh asks for a full pass.
+func (s *Store) Refresh() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.markFull(s.clock.Now())
 }

@@ -1,4 +1,4 @@
-package agent
+package desired
 
 import (
 	"fmt"
@@ -39,7 +39,7 @@ var (
 
 func (r *rig) expectLoad(all bool, want syncer.Load) {
 	r.t.Helper()
-	if got := r.choose(all); got != want {
+	if got := r.Choose(all); got != want {
 		r.t.Errorf("all %t: %+v, want %+v", all, got, want)
 	}
 }
@@ -49,26 +49,26 @@ func TestCostlyChangesWait(t *testing.T) {
 	r := running(t)
 	r.SetService(r.tenant("other", "large", 7, with(600)))
 	r.SetService(r.Service("a", 9))
-	before := r.applied.version
+	before := r.applied.Version
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
-	s := r.snapshot()
-	if r.applied.version != before || !s.oldestPending.IsZero() || len(r.changes.parts.waiting) != 1 {
-		t.Errorf("applied %s, pending since %v, waiting %v", r.applied.version, s.oldestPending, r.changes.parts.waiting)
+	s := r.Snapshot()
+	if r.applied.Version != before || !s.OldestPending.IsZero() || len(r.changes.parts.waiting) != 1 {
+		t.Errorf("applied %s, pending since %v, waiting %v", r.applied.Version, s.OldestPending, r.changes.parts.waiting)
 	}
-	if len(s.warnings) != 0 {
-		t.Errorf("warnings %q", s.warnings)
+	if len(s.Warnings) != 0 {
+		t.Errorf("warnings %q", s.Warnings)
 	}
 	r.clock.SetTime(agenttest.Epoch.Add(turnNoted + time.Second))
-	if s := r.snapshot(); len(s.warnings) != 1 {
-		t.Errorf("after %s: warnings %q", turnNoted, s.warnings)
+	if s := r.Snapshot(); len(s.Warnings) != 1 {
+		t.Errorf("after %s: warnings %q", turnNoted, s.Warnings)
 	}
 
 	r.SetService(r.Service("b", 8))
 	r.expectLoad(true, costly)
 	r.expectSync("partial b large")
-	if s := r.snapshot(); r.applied.version != r.newestVersion || !s.oldestPending.IsZero() || len(r.changes.parts.waiting) != 0 {
-		t.Errorf("after all: applied %s of %s, pending since %v", r.applied.version, r.newestVersion, s.oldestPending)
+	if s := r.Snapshot(); r.applied.Version != r.newestVersion || !s.OldestPending.IsZero() || len(r.changes.parts.waiting) != 0 {
+		t.Errorf("after all: applied %s of %s, pending since %v", r.applied.Version, r.newestVersion, s.OldestPending)
 	}
 
 	// What it takes to remove a Service counts as well, and a Service that is gone is.
@@ -110,8 +110,8 @@ func TestCostlyChangesTakeTurns(t *testing.T) {
 	} {
 		r.expectLoad(true, step.load)
 		r.expectSync(step.written)
-		if r.applied.version != step.applied {
-			t.Errorf("after %s: applied %s, want %s", step.written, r.applied.version, step.applied)
+		if r.applied.Version != step.applied {
+			t.Errorf("after %s: applied %s, want %s", step.written, r.applied.Version, step.applied)
 		}
 	}
 }
@@ -197,15 +197,15 @@ func TestChangeThatComesLate(t *testing.T) {
 	r.mu.Lock()
 	b := r.takeBatch()
 	r.mu.Unlock()
-	outcomes := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel}).Apply(t.Context(), b.rulesets)
-	r.commit(b, outcomes, &v1alpha1.SyncReport{})
-	if s := r.snapshot(); r.applied.version != before || s.oldestPending.IsZero() {
-		t.Errorf("applied %s, want %s; pending since %v", r.applied.version, before, s.oldestPending)
+	outcomes := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel}).Apply(t.Context(), b.Rulesets)
+	r.Commit(b, outcomes, &v1alpha1.SyncReport{})
+	if s := r.Snapshot(); r.applied.Version != before || s.OldestPending.IsZero() {
+		t.Errorf("applied %s, want %s; pending since %v", r.applied.Version, before, s.OldestPending)
 	}
 	r.expectLoad(true, light)
 	r.expectSync("partial b")
-	if s := r.snapshot(); r.applied.version != r.newestVersion || !s.oldestPending.IsZero() {
-		t.Errorf("applied %s of %s; pending since %v", r.applied.version, r.newestVersion, s.oldestPending)
+	if s := r.Snapshot(); r.applied.Version != r.newestVersion || !s.OldestPending.IsZero() {
+		t.Errorf("applied %s of %s; pending since %v", r.applied.Version, r.newestVersion, s.OldestPending)
 	}
 }
 
@@ -230,14 +230,14 @@ func TestRejectedServiceIsCostly(t *testing.T) {
 	r.SetService(r.tenant("other", "s", 7))
 	r.expectLoad(false, light)
 	r.expectSync("partial s")
-	if !r.isolated() {
+	if !r.Isolated() {
 		t.Error("the sync that found it was not costly")
 	}
 	r.SetService(r.tenant("other", "s", 8))
 	r.SetService(r.Service("a", 9))
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
-	if r.isolated() {
+	if r.Isolated() {
 		t.Error("a sync that does not try it is costly")
 	}
 	r.SetService(r.tenant("other", "t", 10)) // the kernel may reject others of its owner
@@ -252,7 +252,7 @@ func TestFullPassTakesAll(t *testing.T) {
 	r.SetService(r.tenant("other", "large", 7, with(600)))
 	r.expectLoad(false, left)
 	r.expectSync("nothing")
-	r.forget()
+	r.Forget()
 	r.expectLoad(false, light)
 	r.expectSync("full, pruning large")
 }

@@ -1,10 +1,9 @@
-package agent
+package desired
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -22,7 +21,7 @@ import (
 
 // rig is a store with a kernel behind it, and a clock that the test moves.
 type rig struct {
-	*store
+	*Store
 	agenttest.Objects
 	t        *testing.T
 	clock    *clocktesting.FakePassiveClock
@@ -32,18 +31,18 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	r := &rig{t: t, clock: clocktesting.NewFakePassiveClock(agenttest.Epoch), kernel: dataplanetest.NewFake()}
-	r.store = newStore(r.clock, "node-1", []dataplane.Family{dataplane.IPv4}, func(name dataplane.ServiceName, problem string) {
+	r.Store = New(Options{Clock: r.clock, NodeName: "node-1", Families: []dataplane.Family{dataplane.IPv4}, Report: func(name dataplane.ServiceName, problem string) {
 		r.problems = append(r.problems, name.String()+": "+problem)
-	})
+	}})
 	return r
 }
 
 // prepare is what the sync loop does before an Apply.
-func (s *store) prepare() batch {
+func (s *Store) prepare() Batch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.mode.refusal == nil && s.mode.lacks == "" {
-		s.mode.mode = *s.settings.Mode
+	if s.mode.Refusal == nil && s.mode.Lacks == "" {
+		s.mode.Mode = *s.settings.Mode
 	}
 	s.combineDirty()
 	return s.takeBatch()
@@ -52,28 +51,13 @@ func (s *store) prepare() batch {
 // sync does what the sync loop does, and returns what was dirty and how.
 func (r *rig) sync() string {
 	r.t.Helper()
-	if !r.ready() {
+	if !r.Ready() {
 		return "not ready"
 	}
 	b := r.prepare()
-	said := "nothing"
-	if ruleset := b.rulesets[dataplane.IPv4]; ruleset != nil {
-		var dirty []string
-		for name := range ruleset.Dirty {
-			dirty = append(dirty, name.Name)
-		}
-		slices.Sort(dirty)
-		said = "partial"
-		if ruleset.Full {
-			said = "full"
-		}
-		if ruleset.Full && ruleset.Prune {
-			said = "full, pruning"
-		}
-		said = strings.TrimSpace(said + " " + strings.Join(dirty, " "))
-	}
-	outcomes := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel}).Apply(context.Background(), b.rulesets)
-	r.commit(b, outcomes, &v1alpha1.SyncReport{})
+	said := agenttest.Describe(b.Rulesets[dataplane.IPv4])
+	outcomes := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel}).Apply(context.Background(), b.Rulesets)
+	r.Commit(b, outcomes, &v1alpha1.SyncReport{})
 	return said
 }
 
@@ -162,20 +146,20 @@ func TestOnlyWhatChangesIsDirty(t *testing.T) {
 		s.Services = []v1alpha1.ServiceMembers{member("a", "10.244.1.1:8080"), member("b", "10.244.9.9:8080")}
 	}))
 	r.expectSync("partial b")
-	if s := r.snapshot(); s.endpoints != 4 || s.local != 2 {
-		t.Errorf("endpoints %d, local %d, want 4 and 2", s.endpoints, s.local)
+	if s := r.Snapshot(); s.Endpoints != 4 || s.Local != 2 {
+		t.Errorf("endpoints %d, local %d, want 4 and 2", s.Endpoints, s.Local)
 	}
 	r.SetRules(r.Node())
 	r.expectSync("partial a b")
-	if s := r.snapshot(); s.local != 0 || s.services != 3 {
-		t.Errorf("services %d, local %d, want 3 and 0", s.services, s.local)
+	if s := r.Snapshot(); s.Local != 0 || s.Services != 3 {
+		t.Errorf("services %d, local %d, want 3 and 0", s.Services, s.Local)
 	}
 
 	same := r.Service("a", 1)
 	r.SetService(same)
 	r.expectSync("nothing") // rendered again, nothing new in it
-	if s := r.snapshot(); s.applied.version != same.ResourceVersion {
-		t.Errorf("applied version %s, want %s", s.applied.version, same.ResourceVersion)
+	if s := r.Snapshot(); s.Applied.Version != same.ResourceVersion {
+		t.Errorf("applied version %s, want %s", s.Applied.Version, same.ResourceVersion)
 	}
 
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(15)) }))
@@ -191,8 +175,8 @@ func TestOnlyWhatChangesIsDirty(t *testing.T) {
 		s.SettingsRevision = "rev-2"
 	}))
 	r.expectSync("nothing")
-	if s := r.snapshot(); s.applied.settingsRevision != "rev-2" {
-		t.Errorf("settings revision %s is not echoed", s.applied.settingsRevision)
+	if s := r.Snapshot(); s.Applied.SettingsRevision != "rev-2" {
+		t.Errorf("settings revision %s is not echoed", s.Applied.SettingsRevision)
 	}
 }
 
@@ -215,7 +199,7 @@ func TestZoneChangeSelectsAgain(t *testing.T) {
 
 func TestFailureKeepsWhatIsDirty(t *testing.T) {
 	r := running(t)
-	applied := r.snapshot().applied.version
+	applied := r.Snapshot().Applied.Version
 	r.kernel.Fail(errors.New("locked"))
 	r.clock.SetTime(agenttest.Epoch.Add(5 * time.Second))
 	r.SetService(r.Service("a", 9))
@@ -223,14 +207,14 @@ func TestFailureKeepsWhatIsDirty(t *testing.T) {
 	r.clock.SetTime(agenttest.Epoch.Add(8 * time.Second))
 	r.SetService(r.Service("b", 8))
 	r.expectSync("full, pruning a b")
-	s := r.snapshot()
-	if !s.oldestPending.Equal(agenttest.Epoch.Add(5*time.Second)) || s.err == nil || s.applied.version != applied {
-		t.Errorf("pending since %v, error %v, applied %s", s.oldestPending, s.err, s.applied.version)
+	s := r.Snapshot()
+	if !s.OldestPending.Equal(agenttest.Epoch.Add(5*time.Second)) || s.Err == nil || s.Applied.Version != applied {
+		t.Errorf("pending since %v, error %v, applied %s", s.OldestPending, s.Err, s.Applied.Version)
 	}
 	r.kernel.Fail(nil)
 	r.expectSync("full, pruning a b")
-	if s := r.snapshot(); !s.oldestPending.IsZero() || s.err != nil || s.applied.version == applied {
-		t.Errorf("after success: pending since %v, error %v, applied %s", s.oldestPending, s.err, s.applied.version)
+	if s := r.Snapshot(); !s.OldestPending.IsZero() || s.Err != nil || s.Applied.Version == applied {
+		t.Errorf("after success: pending since %v, error %v, applied %s", s.OldestPending, s.Err, s.Applied.Version)
 	}
 }
 
@@ -242,9 +226,9 @@ func TestChangesDuringAnApplyAreNotLost(t *testing.T) {
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(15)) }))
 	r.SetService(r.Service("b", 8))
 	fanout := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel})
-	r.commit(b, fanout.Apply(context.Background(), b.rulesets), nil)
-	if s := r.snapshot(); !s.oldestPending.Equal(agenttest.Epoch.Add(3 * time.Second)) {
-		t.Errorf("pending since %v", s.oldestPending)
+	r.Commit(b, fanout.Apply(context.Background(), b.Rulesets), nil)
+	if s := r.Snapshot(); !s.OldestPending.Equal(agenttest.Epoch.Add(3 * time.Second)) {
+		t.Errorf("pending since %v", s.OldestPending)
 	}
 	r.expectSync("full, pruning b")
 }
@@ -256,21 +240,21 @@ func TestUnknownFormat(t *testing.T) {
 		r.SetService(r.Service("a", 9, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Policies = []string{"closed"} }))
 		r.expectSync("partial a")
 		r.SetService(r.Service("a", 10, unknown))
-		if s := r.snapshot(); len(s.refused) != 1 || len(s.shaped) != 1 {
-			t.Errorf("refused %v, of these shaped %v", s.refused, s.shaped)
+		if s := r.Snapshot(); len(s.Rejected) != 1 || len(s.Shaped) != 1 {
+			t.Errorf("refused %v, of these shaped %v", s.Rejected, s.Shaped)
 		}
 	})
 	t.Run("keeps the last state that was understood", func(t *testing.T) {
 		r := running(t)
 		r.SetService(r.Service("a", 9, unknown))
 		r.expectSync("nothing")
-		if s := r.snapshot(); len(s.refused) != 1 || s.services != 2 || len(s.shaped) != 0 {
-			t.Errorf("refused %v, of these shaped %v, services %d", s.refused, s.shaped, s.services)
+		if s := r.Snapshot(); len(s.Rejected) != 1 || s.Services != 2 || len(s.Shaped) != 0 {
+			t.Errorf("refused %v, of these shaped %v, services %d", s.Rejected, s.Shaped, s.Services)
 		}
 		r.SetService(r.Service("a", 9))
 		r.expectSync("partial a")
-		if s := r.snapshot(); len(s.refused) != 0 {
-			t.Errorf("refused %v", s.refused)
+		if s := r.Snapshot(); len(s.Rejected) != 0 {
+			t.Errorf("refused %v", s.Rejected)
 		}
 	})
 	t.Run("does not take its rules for leftovers", func(t *testing.T) {
@@ -346,8 +330,8 @@ func TestRefusedObjectStaysBesideTheAcceptedOne(t *testing.T) {
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Mode = new(v1alpha1.ProxyMode("Magic")) }))
 	r.SetService(r.Service("d", 4))
 	r.expectSync("not ready")
-	if s := r.snapshot(); s.refusal == nil || s.applied.settingsRevision != "rev-1" {
-		t.Errorf("refusal %v, revision in force %s", s.refusal, s.applied.settingsRevision)
+	if s := r.Snapshot(); s.Refusal == nil || s.Applied.SettingsRevision != "rev-1" {
+		t.Errorf("refusal %v, revision in force %s", s.Refusal, s.Applied.SettingsRevision)
 	}
 	r.SetRules(r.Node())
 	r.expectSync("full, pruning d") // somebody else may have written meanwhile
@@ -361,7 +345,7 @@ func BenchmarkOneChange(b *testing.B) {
 	for _, services := range []int{100, 10_000} {
 		b.Run(strconv.Itoa(services), func(b *testing.B) {
 			r := &rig{t: &testing.T{}, clock: clocktesting.NewFakePassiveClock(agenttest.Epoch)}
-			r.store = newStore(r.clock, "node-1", []dataplane.Family{dataplane.IPv4}, nil)
+			r.Store = New(Options{Clock: r.clock, NodeName: "node-1", Families: []dataplane.Family{dataplane.IPv4}, Report: nil})
 			var list []*v1alpha1.ServiceProxyRules
 			for i := range services {
 				list = append(list, r.Service(fmt.Sprintf("svc-%d", i), 1, func(s *v1alpha1.ServiceProxyRulesSpec) {
@@ -373,10 +357,10 @@ func BenchmarkOneChange(b *testing.B) {
 			commit := func() {
 				batch := r.prepare()
 				outcomes := map[dataplane.Family]dataplane.Outcome[dataplane.Result]{}
-				for family := range batch.rulesets {
+				for family := range batch.Rulesets {
 					outcomes[family] = dataplane.Outcome[dataplane.Result]{}
 				}
-				r.commit(batch, outcomes, nil)
+				r.Commit(batch, outcomes, nil)
 			}
 			commit()
 			states := [2]*v1alpha1.ServiceProxyRules{list[7].DeepCopy(), list[7].DeepCopy()}
@@ -417,8 +401,8 @@ func TestObjectOverALimitAtTheStart(t *testing.T) {
 		r.SetRules(r.Node())
 		r.expectSync("full c")
 		r.expectKernel("b", "c", "leftover")
-		if s := r.snapshot(); len(s.refused) != 1 || !strings.HasPrefix(s.refused[dataplane.ServiceName{Namespace: "shop", Name: "b"}], "it has 2001 ports, more than the limit of 1000") {
-			t.Errorf("refused %v", s.refused)
+		if s := r.Snapshot(); len(s.Rejected) != 1 || !strings.HasPrefix(s.Rejected[dataplane.ServiceName{Namespace: "shop", Name: "b"}], "it has 2001 ports, more than the limit of 1000") {
+			t.Errorf("refused %v", s.Rejected)
 		}
 		return r
 	}
@@ -430,8 +414,8 @@ func TestObjectOverALimitAtTheStart(t *testing.T) {
 		r.SetService(r.Service("b", 2))
 		r.expectSync("full, pruning b")
 		r.expectKernel("b", "c")
-		if s := r.snapshot(); len(s.refused) != 0 {
-			t.Errorf("refused %v", s.refused)
+		if s := r.Snapshot(); len(s.Rejected) != 0 {
+			t.Errorf("refused %v", s.Rejected)
 		}
 	})
 	t.Run("its end", func(t *testing.T) {
@@ -445,8 +429,8 @@ func TestObjectOverALimitAtTheStart(t *testing.T) {
 	})
 	t.Run("a checkpoint", func(t *testing.T) {
 		r := newRig(t)
-		r.former = func(int, uint64) *goodSet {
-			return &goodSet{Set: &checkpoint.Set{Services: []*v1alpha1.ServiceProxyRules{r.Service("b", 2, tooLarge)}}}
+		r.former = func(int, uint64) *checkpoint.Restorable {
+			return &checkpoint.Restorable{Set: &checkpoint.Set{Services: []*v1alpha1.ServiceProxyRules{r.Service("b", 2, tooLarge)}}}
 		}
 		r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("c", 3)})
 		r.setInventory(agenttest.InventoryOf("shop.c"))
@@ -456,7 +440,7 @@ func TestObjectOverALimitAtTheStart(t *testing.T) {
 	t.Run("it vanishes", func(t *testing.T) {
 		r := start()
 		r.DeleteService(r.Service("b", 2, tooLarge))
-		r.forget()
+		r.Forget()
 		r.expectSync("full")
 		r.expectKernel("b", "c", "leftover")
 		r.setInventory(agenttest.InventoryOf("shop.c"))
@@ -473,12 +457,12 @@ func TestObjectOverALimit(t *testing.T) {
 	r.expectSync("partial c")
 	r.expectKernel("a", "b", "c")
 	const want = "it has 2001 ports, more than the limit of 1000; split the Service; its rules stay as they are"
-	if diff := cmp.Diff(map[dataplane.ServiceName]string{{Namespace: "shop", Name: "b"}: want}, r.snapshot().refused); diff != "" {
+	if diff := cmp.Diff(map[dataplane.ServiceName]string{{Namespace: "shop", Name: "b"}: want}, r.Snapshot().Rejected); diff != "" {
 		t.Errorf("refused (-want +got):\n%s", diff)
 	}
 	r.SetService(r.Service("b", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 82 }))
 	r.expectSync("partial b")
-	if got := r.snapshot().refused; len(got) != 0 {
+	if got := r.Snapshot().Rejected; len(got) != 0 {
 		t.Errorf("refused %v", got)
 	}
 }

@@ -1,4 +1,4 @@
-package agent
+package desired
 
 import (
 	"context"
@@ -16,13 +16,13 @@ func TestHolding(t *testing.T) {
 		r.DeleteService(r.Service("a", 1))
 		r.expectSync("nothing")
 		r.expectKernel("a", "b", "c")
-		if s := r.snapshot(); len(s.held) != 1 || !s.heldSince.Equal(agenttest.Epoch) {
-			t.Errorf("held %v since %v", s.held, s.heldSince)
+		if s := r.Snapshot(); len(s.Retained) != 1 || !s.RetainedSince.Equal(agenttest.Epoch) {
+			t.Errorf("held %v since %v", s.Retained, s.RetainedSince)
 		}
 		r.SetService(r.Service("a", 9))
 		r.expectSync("partial a")
-		if s := r.snapshot(); len(s.held) != 0 {
-			t.Errorf("still held: %v", s.held)
+		if s := r.Snapshot(); len(s.Retained) != 0 {
+			t.Errorf("still held: %v", s.Retained)
 		}
 	})
 	t.Run("a list without it holds", func(t *testing.T) {
@@ -86,18 +86,18 @@ func TestHolding(t *testing.T) {
 		r := running(t)
 		r.DeleteService(r.Service("a", 1))
 		r.kernel.Remove("shop", "a")
-		rulesets := r.verifiable()
+		rulesets := r.Verifiable()
 		d, err := r.kernel.Verify(context.Background(), rulesets[dataplane.IPv4])
-		if err != nil || !r.compared(r.epoch, map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}, nil, false) {
+		if err != nil || !r.Compared(r.epoch, map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}, nil, false) {
 			t.Fatalf("verification sees nothing: %v, %v", d, err)
 		}
-		if s := r.snapshot(); s.difference.Count != 1 {
-			t.Errorf("difference before the repair: %v", s.difference)
+		if s := r.Snapshot(); s.Difference.Count != 1 {
+			t.Errorf("difference before the repair: %v", s.Difference)
 		}
 		r.expectSync("full, pruning")
 		r.expectKernel("a", "b", "c")
-		if s := r.snapshot(); s.difference.Count != 0 {
-			t.Errorf("difference after the repair: %v", s.difference)
+		if s := r.Snapshot(); s.Difference.Count != 0 {
+			t.Errorf("difference after the repair: %v", s.Difference)
 		}
 	})
 }

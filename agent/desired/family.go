@@ -1,4 +1,4 @@
-package agent
+package desired
 
 import (
 	"errors"
@@ -42,9 +42,9 @@ type familyState struct {
 	// absent is why the node cannot program the family, which nothing needs; see
 	// needed. It is tried again at each verification (retry), and when it is
 	// needed.
-	absent  error
-	retry   bool
-	refused retries
+	absent   error
+	retry    bool
+	rejected retries
 	// isolated: the last Apply found out which Services the kernel rejects, which takes long.
 	isolated bool
 	// tryAll: the next Apply tries all of refused, as their cause may be gone.
@@ -53,7 +53,7 @@ type familyState struct {
 	notes    []string // see Result
 	// retiring is what of another mode the kernel still holds; see Result.
 	retiring string
-	kernel   *kernelCount
+	kernel   *KernelCount
 	// counts are those of the last Apply or comparison.
 	counts     dataplane.Counts
 	difference *dataplane.Difference
@@ -63,10 +63,10 @@ type familyState struct {
 	fullTook time.Duration
 }
 
-// kernelCount is what the kernel held of ours when that was last verified.
-type kernelCount struct {
+// KernelCount is what the kernel held of ours when that was last verified.
+type KernelCount struct {
 	dataplane.Counts
-	at time.Time
+	At time.Time
 }
 
 func newFamilyState() *familyState {
@@ -91,7 +91,7 @@ func (f *familyState) omitted() bool { return f.absent != nil && !f.needed() && 
 
 // settled reports whether a family has had a first success, or none was needed
 // when that was last tried. The caller holds mu.
-func (s *store) settled(family dataplane.Family) bool {
+func (s *Store) settled(family dataplane.Family) bool {
 	f := s.families[family]
 	return f.done || f.absent != nil || s.spared(family)
 }
@@ -99,7 +99,7 @@ func (s *store) settled(family dataplane.Family) bool {
 // spared reports whether a family has failed that nothing needs, so that its
 // failure is not that of the node. It is tried again as any other. The caller
 // holds mu.
-func (s *store) spared(family dataplane.Family) bool {
+func (s *Store) spared(family dataplane.Family) bool {
 	f := s.families[family]
 	return f.err != nil && !f.needed() && s.others(family, nil)
 }
@@ -113,59 +113,59 @@ func (f *familyState) oldestPending() time.Time {
 	return f.applyingSince
 }
 
-// appliedState is what the kernel holds by the last success.
-type appliedState struct {
-	version          string // newest resourceVersion of a ServiceProxyRules
-	generation       int64  // of the own object
-	settingsRevision string
-	mode             v1alpha1.ProxyMode
-	lastSync         *v1alpha1.SyncReport
+// Applied is what the kernel holds by the last success.
+type Applied struct {
+	Version          string // newest resourceVersion of a ServiceProxyRules
+	Generation       int64  // of the own object
+	SettingsRevision string
+	Mode             v1alpha1.ProxyMode
+	LastSync         *v1alpha1.SyncReport
 }
 
-// batch is what one sync takes from the store.
-type batch struct {
-	rulesets map[dataplane.Family]*dataplane.Ruleset
-	applied  appliedState // what holds once all of it is applied
-	epoch    int          // see forget
+// Batch is what one sync takes from the store.
+type Batch struct {
+	Rulesets map[dataplane.Family]*dataplane.Ruleset
+	applied  Applied // what holds once all of it is applied
+	Epoch    int     // see forget
 	// shown: nothing in it stands in for what the API has not shown.
 	shown bool
-	// partial: Services of the last good set lack this node's endpoints, to
+	// Partial: Services of the last good set lack this node's endpoints, to
 	// which flows may go all the same.
-	partial bool
+	Partial bool
 }
 
-// appliedVersion is the newest resourceVersion of a ServiceProxyRules that the
+// AppliedVersion is the newest resourceVersion of a ServiceProxyRules that the
 // kernel has; empty before the first.
-func (s *store) appliedVersion() string {
+func (s *Store) AppliedVersion() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.applied.version
+	return s.applied.Version
 }
 
-// ready reports whether there is a complete set that this agent may apply.
-func (s *store) ready() bool {
+// Ready reports whether there is a complete set that this agent may apply.
+func (s *Store) Ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return (s.inventory.listed || s.restored.services) && s.current != nil && s.refusal == nil
+	return (s.inventory.listed || s.restored.Services) && s.current != nil && s.refusal == nil
 }
 
-// prepareWrite is takeBatch, unless enforcement is Audit or rules are to be removed:
+// PrepareWrite is takeBatch, unless enforcement is Audit or rules are to be removed:
 // then nothing is to be written, and what is dirty stays so.
-func (s *store) prepareWrite() (batch, bool) {
+func (s *Store) PrepareWrite() (Batch, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.inAudit() || s.removal.wanted {
-		return batch{}, false
+	if s.inAudit() || s.removal.Wanted {
+		return Batch{}, false
 	}
 	return s.takeBatch(), true
 }
 
 // takeBatch returns the rulesets of the families that need an Apply, as they were last
 // combined. Only the sync loop calls it, and only when ready. The caller holds mu.
-func (s *store) takeBatch() batch {
+func (s *Store) takeBatch() Batch {
 	s.takeChanges()
 	now := s.clock.Now()
-	b := batch{epoch: s.epoch, rulesets: map[dataplane.Family]*dataplane.Ruleset{}, shown: !s.restored.active(), partial: s.restored.services && s.restored.rebooted, applied: s.newest()}
+	b := Batch{Epoch: s.epoch, Rulesets: map[dataplane.Family]*dataplane.Ruleset{}, shown: !s.restored.Active(), Partial: s.restored.Services && s.restored.Rebooted, applied: s.newest()}
 	came := len(s.dirty) > 0 // since that was chosen; it is for the next batch
 	if came {
 		b.applied = s.chosen
@@ -178,7 +178,7 @@ func (s *store) takeBatch() batch {
 			since, b.applied = change.since, change.before
 		}
 	}
-	b.applied.mode = s.mode.mode
+	b.applied.Mode = s.mode.Mode
 	for family, f := range s.families {
 		f.applyingSince = f.oldestPending()
 		if !came {
@@ -188,8 +188,8 @@ func (s *store) takeBatch() batch {
 		case f.omitted():
 			f.applyingSince = time.Time{}
 			clear(f.dirty) // should it come, the kernel is read
-		case f.full || f.recheck || len(f.dirty) > 0 || f.refused.due(now):
-			b.rulesets[family] = s.ruleset(family, f)
+		case f.full || f.recheck || len(f.dirty) > 0 || f.rejected.due(now):
+			b.Rulesets[family] = s.ruleset(family, f)
 			f.full, f.recheck, f.retry, f.tryAll = false, false, false, false // what is marked from now on is for the next batch
 		default:
 			f.applyingSince = time.Time{}
@@ -199,16 +199,16 @@ func (s *store) takeBatch() batch {
 }
 
 // newest is what will hold once all that has come is applied. The caller holds mu.
-func (s *store) newest() appliedState {
-	out := appliedState{version: s.newestVersion, mode: s.mode.mode}
+func (s *Store) newest() Applied {
+	out := Applied{Version: s.newestVersion, Mode: s.mode.Mode}
 	if s.current != nil {
-		out.generation, out.settingsRevision = s.current.Generation, s.current.Spec.SettingsRevision
+		out.Generation, out.SettingsRevision = s.current.Generation, s.current.Spec.SettingsRevision
 	}
 	return out
 }
 
 // combineDirty brings what is wanted up to date. The caller holds mu.
-func (s *store) combineDirty() {
+func (s *Store) combineDirty() {
 	for name, force := range s.dirty {
 		s.recombine(name, force)
 	}
@@ -223,13 +223,13 @@ func (s *store) combineDirty() {
 }
 
 // ruleset is everything that a family should hold. The caller holds mu.
-func (s *store) ruleset(family dataplane.Family, f *familyState) *dataplane.Ruleset {
+func (s *Store) ruleset(family dataplane.Family, f *familyState) *dataplane.Ruleset {
 	var rest map[dataplane.ServiceName]struct{}
 	if !f.tryAll {
-		rest = f.refused.resting(f.dirty, s.clock.Now())
+		rest = f.rejected.resting(f.dirty, s.clock.Now())
 	}
 	return &dataplane.Ruleset{
-		Mode:     s.mode.mode,
+		Mode:     s.mode.Mode,
 		Node:     s.node(family),
 		Services: f.services,
 		Dirty:    f.dirty,
@@ -243,12 +243,12 @@ func (s *store) ruleset(family dataplane.Family, f *familyState) *dataplane.Rule
 
 // mayPrune reports whether what belongs to no Service may be removed from the
 // kernel. The caller holds mu.
-func (s *store) mayPrune() bool { return s.confirmed && !s.unknownState() && len(s.old) == 0 }
+func (s *Store) mayPrune() bool { return s.confirmed && !s.unknownState() && len(s.old) == 0 }
 
 // unknownState reports whether some Service's object has only been seen in a
 // format that this agent does not know: its rules in the kernel, if any, must
 // not be taken for leftovers. The caller holds mu.
-func (s *store) unknownState() bool {
+func (s *Store) unknownState() bool {
 	for _, e := range s.foreign {
 		if e.rules == nil {
 			return true
@@ -258,7 +258,7 @@ func (s *store) unknownState() bool {
 }
 
 // recombine brings every family's Service up to date. The caller holds mu.
-func (s *store) recombine(name dataplane.ServiceName, force bool) {
+func (s *Store) recombine(name dataplane.ServiceName, force bool) {
 	e := s.services[name]
 	var problems []string
 	for family, f := range s.families {
@@ -283,7 +283,7 @@ func (s *store) recombine(name dataplane.ServiceName, force bool) {
 	s.tell(e, problems)
 }
 
-func (s *store) input(e *entry, family dataplane.Family) combine.Input {
+func (s *Store) input(e *entry, family dataplane.Family) combine.Input {
 	in := combine.Input{
 		Name:   e.name,
 		Rules:  &e.rules.Spec,
@@ -300,7 +300,7 @@ func (s *store) input(e *entry, family dataplane.Family) combine.Input {
 }
 
 // tell reports the entries of a Service that cannot be used, once.
-func (s *store) tell(e *entry, problems []string) {
+func (s *Store) tell(e *entry, problems []string) {
 	if e == nil {
 		return
 	}
@@ -312,10 +312,10 @@ func (s *store) tell(e *entry, problems []string) {
 	e.problems = text
 }
 
-// excuse takes the families out of the outcomes that the node cannot program
+// Excuse takes the families out of the outcomes that the node cannot program
 // and nothing needs, and notes them. Where nothing needs any, one that can be
 // programmed is asked for all the same.
-func (s *store) excuse(outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result]) {
+func (s *Store) Excuse(outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, family := range []dataplane.Family{dataplane.IPv6, dataplane.IPv4} {
@@ -333,7 +333,7 @@ func (s *store) excuse(outcomes map[dataplane.Family]dataplane.Outcome[dataplane
 
 // others reports whether some other family is needed or can be programmed, by
 // the outcomes or else by what is known of it. The caller holds mu.
-func (s *store) others(family dataplane.Family, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result]) bool {
+func (s *Store) others(family dataplane.Family, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result]) bool {
 	for other, f := range s.families {
 		can := f.done
 		if outcome, tried := outcomes[other]; tried {
@@ -346,12 +346,12 @@ func (s *store) others(family dataplane.Family, outcomes map[dataplane.Family]da
 	return false
 }
 
-// commit takes the outcome of a batch. It reports whether that completes the
+// Commit takes the outcome of a batch. It reports whether that completes the
 // first set.
-func (s *store) commit(b batch, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result], report *v1alpha1.SyncReport) bool {
+func (s *Store) Commit(b Batch, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result], report *v1alpha1.SyncReport) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if b.epoch != s.epoch {
+	if b.Epoch != s.epoch {
 		return false // our turn has ended: what the kernel holds is not known
 	}
 	now := s.clock.Now()
@@ -362,12 +362,12 @@ func (s *store) commit(b batch, outcomes map[dataplane.Family]dataplane.Outcome[
 			f.lastUpdated = now
 		case outcome.Err != nil:
 			f.full, f.err, f.absent = true, outcome.Err, nil
-			f.tryAll = f.tryAll || b.rulesets[family].Rest == nil // as this Apply was to do
+			f.tryAll = f.tryAll || b.Rulesets[family].Rest == nil // as this Apply was to do
 			if errors.Is(outcome.Err, dataplane.ErrUnsupported) {
 				s.mode.settings = nil // what the node can run has changed
 			}
 		default:
-			f.succeed(&outcome.Value, b.rulesets[family], now)
+			f.succeed(&outcome.Value, b.Rulesets[family], now)
 			if report != nil && outcome.Value.Kind == v1alpha1.SyncFull {
 				f.fullEnd, f.fullTook = now, time.Duration(report.DurationMilliseconds)*time.Millisecond
 			}
@@ -382,11 +382,11 @@ func (s *store) commit(b batch, outcomes map[dataplane.Family]dataplane.Outcome[
 		}
 	}
 	if report != nil {
-		s.applied.lastSync = report
+		s.applied.LastSync = report
 	}
 	if !failed {
-		b.applied.lastSync = s.applied.lastSync
-		s.applied, s.ran = b.applied, b.applied.mode
+		b.applied.LastSync = s.applied.LastSync
+		s.applied, s.ran = b.applied, b.applied.Mode
 	}
 	s.noteServed(&b)
 	first := !s.complete && s.allSettled()
@@ -394,16 +394,16 @@ func (s *store) commit(b batch, outcomes map[dataplane.Family]dataplane.Outcome[
 	return first
 }
 
-// warnings are what could not be done besides the rules of Services, all
+// Warnings are what could not be done besides the rules of Services, all
 // families joined.
-func (s *store) warnings() []string {
+func (s *Store) Warnings() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.joinedWarnings()
 }
 
-// absences says of each family that is left out why.
-func (s *store) absences() []string {
+// Absences says of each family that is left out why.
+func (s *Store) Absences() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []string
@@ -416,13 +416,13 @@ func (s *store) absences() []string {
 	return out
 }
 
-// refusedNames are the Services that the kernel does not take, sorted.
-func (s *store) refusedNames() []string {
+// RejectedNames are the Services that the kernel does not take, sorted.
+func (s *Store) RejectedNames() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var names []string
 	for _, f := range s.families {
-		for name := range f.refused {
+		for name := range f.rejected {
 			names = append(names, name.String())
 		}
 	}
@@ -431,7 +431,7 @@ func (s *store) refusedNames() []string {
 }
 
 // joinedWarnings are sorted, each of them once. The caller holds mu.
-func (s *store) joinedWarnings() []string {
+func (s *Store) joinedWarnings() []string {
 	var all []string
 	for family, f := range s.families {
 		all = append(all, f.warnings...)
@@ -452,7 +452,7 @@ func (s *store) joinedWarnings() []string {
 
 // allSettled reports whether every family has had a first success or needs
 // none. The caller holds mu.
-func (s *store) allSettled() bool {
+func (s *Store) allSettled() bool {
 	for family := range s.families {
 		if !s.settled(family) {
 			return false
@@ -466,7 +466,7 @@ func (f *familyState) lack(why error) {
 	f.absent, f.err = why, nil
 	f.full = true // when it comes
 	f.applyingSince = time.Time{}
-	f.refused, f.warnings, f.notes, f.retiring, f.kernel, f.difference = nil, nil, nil, "", nil, nil
+	f.rejected, f.warnings, f.notes, f.retiring, f.kernel, f.difference = nil, nil, nil, "", nil, nil
 	f.counts = dataplane.Counts{}
 	clear(f.dirty)
 }
@@ -475,7 +475,7 @@ func (f *familyState) lack(why error) {
 func (f *familyState) succeed(result *dataplane.Result, applied *dataplane.Ruleset, now time.Time) {
 	f.err, f.absent, f.done = nil, nil, true
 	f.lastUpdated, f.applyingSince = now, time.Time{}
-	f.refused = f.refused.noted(result, applied, now)
+	f.rejected = f.rejected.noted(result, applied, now)
 	for name := range result.Refused {
 		if _, rested := applied.Rest[name]; !rested && result.Reduced[name] == nil {
 			f.isolated = true
@@ -492,5 +492,5 @@ func (f *familyState) succeed(result *dataplane.Result, applied *dataplane.Rules
 
 // count notes what the kernel held when it was read in full.
 func (f *familyState) count(counts dataplane.Counts, now time.Time) {
-	f.kernel, f.counts = &kernelCount{Counts: counts, at: now}, counts
+	f.kernel, f.counts = &KernelCount{Counts: counts, At: now}, counts
 }

@@ -1,4 +1,4 @@
-package agent
+package desired
 
 import (
 	"fmt"
@@ -8,22 +8,22 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// formats are the versions of rendered objects that an agent understands, in
+// Formats are the versions of rendered objects that an agent understands, in
 // order.
-type formats []int32
+type Formats []int32
 
 // formatsOf puts versions in order; none stands for those of this release.
-func formatsOf(versions []int32) formats {
+func formatsOf(versions []int32) Formats {
 	if len(versions) == 0 {
 		return v1alpha1.FormatVersions()
 	}
 	return slices.Compact(slices.Sorted(slices.Values(versions)))
 }
 
-func (f formats) know(version int32) bool { return slices.Contains(f, version) }
+func (f Formats) know(version int32) bool { return slices.Contains(f, version) }
 
 // unknown says that a version is not known, and what to do.
-func (f formats) unknown(version int32) string {
+func (f Formats) unknown(version int32) string {
 	known := make([]string, 0, len(f))
 	for _, v := range f {
 		known = append(known, fmt.Sprint(v))
