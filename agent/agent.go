@@ -22,6 +22,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/drift"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
+	"github.com/nodeproxy-io/nodeproxy/agent/metrics"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -58,13 +61,13 @@ type Options struct {
 	Flows conntrack.Table
 	// Tracking is the node's connection tracking as a whole. Nil: it is left as
 	// it is and not reported.
-	Tracking Tracking
+	Tracking conntrack.Tracking
 	// Probe asks the ports of other proxies, Spotter looks for their other signs.
 	// Without a Spotter there is none but the ports.
-	Probe   ProbeFunc
+	Probe   ownership.ProbeFunc
 	Spotter dataplane.Spotter
 	// Sockets says who has a port of ours that cannot be opened. Nil: nobody is asked.
-	Sockets Sockets
+	Sockets ownership.Sockets
 	// ProxyHealthAddress and MetricsAddress are the proxy's own ports, opened
 	// only once no other proxy is active. ProbeAddress is for the kubelet.
 	ProxyHealthAddress, MetricsAddress, ProbeAddress string
@@ -88,8 +91,8 @@ type Agent struct {
 	store   *desired.Store
 	fanout  *dataplane.Fanout
 	loop    *syncer.Syncer
-	writer  *statusWriter
-	metrics *metrics
+	writer  *status.Writer
+	metrics *metrics.Metrics
 	drift   *drift.Tracker
 	errors  *apiclient.Errors
 	lease   *apiclient.LeaseRenewer
@@ -99,7 +102,7 @@ type Agent struct {
 	// checks serve health-check node ports, one for each family.
 	checks   map[dataplane.Family]*health.Checks
 	servers  servers
-	tracking *tracking
+	tracking *conntrack.Tuner
 	started  time.Time
 	readied  chan struct{} // there is a complete set to apply
 	poke     chan struct{} // the status may be due
@@ -141,7 +144,7 @@ func New(options Options) (*Agent, error) {
 		options: options,
 		log:     options.Log,
 		fanout:  dataplane.NewFanout(options.Dataplanes),
-		metrics: newMetrics(),
+		metrics: metrics.New(),
 		said:    map[subject]string{},
 		started: options.Clock.Now(),
 		readied: make(chan struct{}, 1),
@@ -166,17 +169,17 @@ func New(options Options) (*Agent, error) {
 		MinInterval: minimum, VerifyInterval: verify, RetryMin: shortestRetry, RetryMax: longestRetry,
 	})
 	a.fanout.Clock = options.Clock
-	a.metrics.begin(options.Version, a.fanout.Families())
+	a.metrics.Begin(options.Version, a.fanout.Families())
 	a.cleaners = a.newCleaners()
-	a.tracking = newTracking(&a.options, a.metrics.tracking)
+	a.tracking = conntrack.NewTuner(options.Tracking, options.Clock, a.log, a.metrics.Tracking)
 	a.checks, a.servers = a.newChecks(), a.newServers()
-	api := apiclient.NewMetrics(a.metrics.registry)
+	api := apiclient.NewMetrics(a.metrics.Registry)
 	a.errors = apiclient.NewErrors(options.Clock, a.log, api)
 	a.lease = apiclient.NewLeaseRenewer(apiclient.LeaseOptions{
 		Client: options.Client, Clock: options.Clock, Log: a.log, Namespace: options.Namespace, Node: options.NodeName,
 		Started: a.started, Applied: a.store.AppliedVersion, Metrics: api,
 	})
-	a.writer = &statusWriter{clock: options.Clock, apply: options.Client.ApplyStatus, log: a.log, started: a.started, share: randomShare}
+	a.writer = status.NewWriter(options.Clock, options.Client.ApplyStatus, a.log, a.started)
 	return a, nil
 }
 
@@ -214,7 +217,7 @@ func (a *Agent) takeTurn(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { a.servers.health.Run(ctx) })
 	wg.Go(func() { a.servers.metrics.Run(ctx) })
 	wg.Go(func() { a.runChecks(ctx) })
-	a.tracking.forget()
+	a.tracking.Forget()
 	a.loop.TriggerAfresh()
 }
 
@@ -320,7 +323,7 @@ func (a *Agent) syncChosen(ctx context.Context) error {
 	if len(b.Rulesets) == 0 {
 		a.store.Commit(b, nil, nil)
 		a.updateChecks(nil)
-		a.metrics.proxy.programmed(a.store.ProgrammedChanges())
+		a.metrics.Proxy.Programmed(a.store.ProgrammedChanges())
 		a.noteReady()
 		a.pokeStatus()
 		return nil
@@ -336,7 +339,7 @@ func (a *Agent) syncChosen(ctx context.Context) error {
 	}
 	a.store.Excuse(outcomes)
 	kind := syncKind(b.Rulesets, outcomes)
-	report := &v1alpha1.SyncReport{Time: seconds(end), DurationMilliseconds: end.Sub(start).Milliseconds(), Kind: kind}
+	report := &v1alpha1.SyncReport{Time: status.Seconds(end), DurationMilliseconds: end.Sub(start).Milliseconds(), Kind: kind}
 	succeeded := false
 	for _, outcome := range outcomes {
 		if outcome.Err == nil {
@@ -351,13 +354,13 @@ func (a *Agent) syncChosen(ctx context.Context) error {
 	if a.mayWrite() {
 		a.tuneLate()
 	}
-	a.metrics.repaired(a.drift.Synced(outcomes, first))
+	a.metrics.Repaired(a.drift.Synced(outcomes, first))
 	if !b.Partial {
 		a.cleanFlows(b.Rulesets, outcomes)
 	}
 	a.updateChecks(outcomes)
-	a.metrics.proxy.synced(b.Rulesets, outcomes, end)
-	a.metrics.proxy.programmed(a.store.ProgrammedChanges())
+	a.metrics.Proxy.Synced(b.Rulesets, outcomes, end)
+	a.metrics.Proxy.Programmed(a.store.ProgrammedChanges())
 	err := dataplane.JoinErrors(outcomes)
 	if ctx.Err() == nil {
 		a.logSync(err, kind, end.Sub(start), report)

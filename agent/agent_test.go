@@ -14,6 +14,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -70,14 +71,14 @@ func TestWarnings(t *testing.T) {
 	mustSync(t, a)
 	r.SetService(r.Service("b", 2))
 	mustSync(t, a)
-	c := programmedCondition(a.known())
+	c := status.ProgrammedCondition(a.known())
 	if want := "the kernel holds what is wanted; but: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
 		t.Errorf("condition %+v, want message %q", c, want)
 	}
 	kernel.Refuse("shop", "c", "line 3 failed")
 	r.SetService(r.Service("c", 3))
 	mustSync(t, a)
-	c = programmedCondition(a.known())
+	c = status.ProgrammedCondition(a.known())
 	if c.Reason != v1alpha1.ReasonSomeServicesRefused || !strings.Contains(c.Message, "line 3 failed; but: "+forwarding) {
 		t.Errorf("with a refused Service: condition %+v", c)
 	}
@@ -89,7 +90,7 @@ func TestWarnings(t *testing.T) {
 	if err := a.sync(context.Background()); err == nil {
 		t.Fatal("no error")
 	}
-	if c = programmedCondition(a.known()); strings.Contains(c.Message, "but:") {
+	if c = status.ProgrammedCondition(a.known()); strings.Contains(c.Message, "but:") {
 		t.Errorf("a failure is not the place for warnings: %+v", c)
 	}
 	kernel.Fail(nil)

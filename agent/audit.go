@@ -2,17 +2,22 @@ package agent
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"strings"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// After a comparison none is made for auditRest times as long as it took, up to
+// longestAuditRest: however often rules change, it costs a small part of a
+// processor.
+const (
+	auditRest        = 10
+	longestAuditRest = 5 * time.Second
 )
 
 // audit compares the kernel to what is wanted and writes nothing. The sync loop
@@ -83,7 +88,7 @@ func (a *Agent) pace(took time.Duration) {
 		return // noteObject has set what is to be from now on
 	}
 	minimum, verify := intervals(a.settings)
-	a.loop.SetIntervals(max(minimum, desired.AuditInterval, min(desired.AuditRest*took, desired.LongestAuditRest)), verify)
+	a.loop.SetIntervals(max(minimum, desired.AuditInterval, min(auditRest*took, longestAuditRest)), verify)
 }
 
 func (a *Agent) logAudit(err error) {
@@ -106,32 +111,5 @@ func (a *Agent) logAudit(err error) {
 		a.log.Info("The kernel differs from what is wanted; enforcement is Audit, so it stays", "differences", d.Count, "examples", wording.Examples(d.Examples))
 	case text == "" && former != "":
 		a.log.Info("The kernel holds what is wanted again")
-	}
-}
-
-// auditCondition is the condition Programmed with Audit, once the kernel has
-// been compared. What differs is in status.difference alone: where rules come and
-// go, a message that told it would have the status written time and again.
-func auditCondition(s desired.Snapshot, f facts) metav1.Condition {
-	c := metav1.Condition{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAuditInSync,
-		Message: "the kernel holds what is wanted; enforcement is Audit: " + maintainer(f)}
-	if d := s.Difference; d != nil && d.Count > 0 {
-		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.ReasonAuditDiffers
-		c.Message = "the kernel differs from what is wanted: status.difference says where; enforcement is Audit: " + maintainer(f)
-	}
-	return c
-}
-
-// maintainer says who maintains the rules with Audit.
-func maintainer(f facts) string {
-	switch {
-	case f.otherProxy != "" && f.otherGone.IsZero():
-		return fmt.Sprintf("this agent writes nothing; another proxy runs on this node (%s)", f.otherProxy)
-	case f.otherProxy != "":
-		return fmt.Sprintf("this agent writes nothing; another proxy ran on this node (%s) and has shown no sign since %s", f.otherProxy, f.otherGone.UTC().Format(time.RFC3339))
-	case f.unanswered:
-		return "this agent writes nothing, and it cannot be told yet whether another proxy runs on this node"
-	default:
-		return "nobody maintains the rules, because this agent writes nothing and no other proxy shows on this node; start kube-proxy on it, or set spec.settings.enforcement to Enforce"
 	}
 }

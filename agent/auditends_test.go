@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -18,7 +19,7 @@ func comparing(t *testing.T) (*Agent, *rig) {
 	r := fill(t, a)
 	r.SetRules(r.Node(inAudit))
 	mustSync(t, a)
-	if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonAuditInSync {
+	if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonAuditInSync {
 		t.Fatalf("with Audit: %+v", c)
 	}
 	return a, r
@@ -26,7 +27,7 @@ func comparing(t *testing.T) (*Agent, *rig) {
 
 func expectPending(t *testing.T, a *Agent, when string) {
 	t.Helper()
-	if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonPending {
+	if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonPending {
 		t.Errorf("%s: %s: %s", when, c.Reason, c.Message)
 	}
 	if status := statusOf(a, nil); status.Services != 0 || status.Difference != nil || status.Kernel != nil {
@@ -44,7 +45,7 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 		hold(t, a)
 		expectPending(t, a, "before the first write")
 		mustSync(t, a)
-		if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonProgrammed {
+		if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonProgrammed {
 			t.Errorf("written: %s: %s", c.Reason, c.Message)
 		}
 	})
@@ -71,7 +72,7 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 		a, r := comparing(t)
 		s := a.store.Snapshot()
 		r.SetRules(r.Node())
-		if c := programmedCondition(s, a.facts(&s)); c.Reason != v1alpha1.ReasonAuditInSync {
+		if c := status.ProgrammedCondition(s, a.facts(&s)); c.Reason != v1alpha1.ReasonAuditInSync {
 			t.Errorf("a snapshot of Audit: %s: %s", c.Reason, c.Message)
 		}
 	})
@@ -84,7 +85,7 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 		r.SetRules(r.Node())
 		expectPending(t, a, "with Enforce again")
 		mustSync(t, a)
-		if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonProgrammed || len(kernel.Services()) != 1 {
+		if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonProgrammed || len(kernel.Services()) != 1 {
 			t.Errorf("written: %s: %s; the kernel holds %q", c.Reason, c.Message, kernel.Services())
 		}
 	})
@@ -130,7 +131,7 @@ func TestWhatIsWrittenIsNotCompared(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	kernel.Refuse("shop", "a", "too long")
 	mustSync(t, a)
-	if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonSomeServicesRefused {
+	if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonSomeServicesRefused {
 		t.Fatalf("written: %s: %s", c.Reason, c.Message)
 	}
 	b := prepare(a.store)

@@ -15,6 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -55,7 +56,7 @@ func (r *dualRig) check() {
 }
 
 func (r *dualRig) status() v1alpha1.NodeProxyRulesStatus {
-	return buildStatus(r.Snapshot(), facts{families: r.fanout.Families()}, nil)
+	return status.Build(r.Snapshot(), status.Facts{Families: r.fanout.Families()}, nil)
 }
 
 // expect compares Programmed, families and counts of the status.

@@ -148,7 +148,7 @@ func TestFlowsFollowTheKernelsRules(t *testing.T) {
 // counted returns a counter's values by one of its labels.
 func counted(t *testing.T, a *Agent, name, label string) map[string]float64 {
 	t.Helper()
-	families, err := a.metrics.registry.Gather()
+	families, err := a.metrics.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -73,7 +74,7 @@ func expectWarning(t *testing.T, a *Agent, text string) {
 	t.Helper()
 	message := ""
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
-		c := programmedCondition(a.known())
+		c := status.ProgrammedCondition(a.known())
 		if message = c.Message; c.Status == metav1.ConditionTrue && strings.Contains(message, text) {
 			return
 		}

@@ -7,11 +7,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
-	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/metrics"
 	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 )
 
@@ -41,7 +40,7 @@ type setKeeper struct {
 	clock   clock.Clock
 	busy    chan struct{} // holds one while a file is read or written
 	say     func(problem string)
-	metrics *keepMetrics
+	metrics *checkpoint.Metrics
 
 	// header is that of the file as it was when the agent started; nil: there
 	// was none that can be used.
@@ -64,7 +63,7 @@ func (a *Agent) newKeeper() (*setKeeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &setKeeper{file: file, here: a.options.Identity, now: a.options.Clock.Now, clock: a.options.Clock, busy: make(chan struct{}, 1), metrics: a.metrics.keep}
+	k := &setKeeper{file: file, here: a.options.Identity, now: a.options.Clock.Now, clock: a.options.Clock, busy: make(chan struct{}, 1), metrics: a.metrics.Keep}
 	k.say = func(problem string) {
 		a.log.Info("The last good set on this node's disk cannot be used; it is left as it is until the next one is written over it", "file", file.Path(), "problem", problem)
 	}
@@ -124,12 +123,12 @@ func (k *setKeeper) look() {
 	case errors.Is(err, checkpoint.ErrNone):
 		return
 	case err != nil:
-		k.metrics.failures.WithLabelValues("read").Inc()
+		k.metrics.Failures.WithLabelValues("read").Inc()
 		k.say(err.Error())
 		return
 	}
 	k.header = header
-	k.metrics.written.Set(unixSeconds(header.Written))
+	k.metrics.Written.Set(metrics.UnixSeconds(header.Written))
 }
 
 // conflicted reports whether another proxy was active when the last good set
@@ -259,38 +258,10 @@ func (k *setKeeper) due(now time.Time, conflict bool) bool {
 func (k *setKeeper) note(set *checkpoint.Set, size int64, err error) {
 	if err != nil {
 		k.failed = set.Written
-		k.metrics.failures.WithLabelValues("write").Inc()
+		k.metrics.Failures.WithLabelValues("write").Inc()
 		return
 	}
 	k.saved, k.failed, k.conflict = set.Written, time.Time{}, set.ConflictingProxy
-	k.metrics.written.Set(unixSeconds(set.Written))
-	k.metrics.size.Set(float64(size))
+	k.metrics.Written.Set(metrics.UnixSeconds(set.Written))
+	k.metrics.Size.Set(float64(size))
 }
-
-// keepMetrics are those of the last good set.
-type keepMetrics struct {
-	written, size, inUse prometheus.Gauge
-	failures             *prometheus.CounterVec
-}
-
-func newKeepMetrics(r prometheus.Registerer) *keepMetrics {
-	gauge := func(name, help string) prometheus.Gauge {
-		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "nodeproxy_agent_checkpoint_" + name, Help: help})
-	}
-	m := &keepMetrics{
-		written: gauge("written_timestamp_seconds", "When the last good set on disk was written; 0: there is none that can be used."),
-		size:    gauge("size_bytes", "Size of the last good set on disk as last written by this agent."),
-		inUse:   gauge("in_use", "1 while the node runs from the last good set on disk, because the API has not answered since the agent started."),
-		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "nodeproxy_agent_checkpoint_failures_total",
-			Help: "Attempts to read or write the last good set on disk that failed, by operation (read, write).",
-		}, []string{"operation"}),
-	}
-	r.MustRegister(m.written, m.size, m.inUse, m.failures)
-	for _, operation := range []string{"read", "write"} {
-		m.failures.WithLabelValues(operation)
-	}
-	return m
-}
-
-func (m *keepMetrics) used(r desired.Restored) { m.inUse.Set(flag(r.Active())) }

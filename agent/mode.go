@@ -2,11 +2,7 @@ package agent
 
 import (
 	"context"
-	"fmt"
 	"strings"
-
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
@@ -108,22 +104,3 @@ func (a *Agent) auditMode(ctx context.Context, b desired.Batch, outcomes map[dat
 
 // proxyMode is the mode that runs as kube-proxy names it.
 func (a *Agent) proxyMode() string { return strings.ToLower(string(a.store.Running())) }
-
-// fallbackCondition is the condition ModeFallback; nil where there is nothing to
-// say.
-func fallbackCondition(s desired.Snapshot, former []metav1.Condition) *metav1.Condition {
-	switch {
-	case s.Mode.Fallback() != "":
-		return &metav1.Condition{
-			Type: v1alpha1.ConditionModeFallback, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonKernelLacksMode,
-			Message: fmt.Sprintf("mode %s runs, because this node cannot run the one that is asked for (%s); mend that on the node, and the agent changes the mode by itself at its next verification", s.Mode.Mode, s.Mode.Lacks),
-		}
-	case meta.FindStatusCondition(former, v1alpha1.ConditionModeFallback) != nil:
-		return &metav1.Condition{
-			Type: v1alpha1.ConditionModeFallback, Status: metav1.ConditionFalse,
-			Reason: v1alpha1.ReasonNoFallback, Message: "the mode that runs is the one that is asked for",
-		}
-	default:
-		return nil
-	}
-}

@@ -18,6 +18,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -183,7 +184,7 @@ func TestFallback(t *testing.T) {
 	m.lack(nil)
 	m.mustVerify()
 	m.expect(ipvsMode, "True", "")
-	if c := fallbackCondition(m.Agent.store.Snapshot(), []metav1.Condition{{Type: v1alpha1.ConditionModeFallback}}); c.Status != metav1.ConditionFalse {
+	if c := status.FallbackCondition(m.Agent.store.Snapshot(), []metav1.Condition{{Type: v1alpha1.ConditionModeFallback}}); c.Status != metav1.ConditionFalse {
 		t.Errorf("where the node had the condition: %+v", c)
 	}
 	m.lack(agenttest.Unsupported("as if it had gone")) // nobody asks while it runs

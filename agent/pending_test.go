@@ -41,7 +41,7 @@ func TestNothingIsPendingBesideAnotherProxy(t *testing.T) {
 		r.kernel.Fail(errors.New("the lock is held"))
 		r.spots.set(func(s *spots) { s.stuck = errors.New("the lock is held") })
 		r.ports.become("")
-		for r.condition(); factsOf(r.Agent).conflict() != ""; after(100 * time.Millisecond) {
+		for r.condition(); factsOf(r.Agent).Conflict() != ""; after(100 * time.Millisecond) {
 			pending("while the other proxy may return", 0)
 		}
 		pending("at the takeover", 0)

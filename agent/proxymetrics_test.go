@@ -15,6 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -22,7 +23,7 @@ import (
 // spaces: of a histogram the number of observations.
 func values(t *testing.T, a *Agent, name string) map[string]float64 {
 	t.Helper()
-	families, err := a.metrics.registry.Gather()
+	families, err := a.metrics.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +83,7 @@ func TestSyncedTables(t *testing.T) {
 	outcome := dataplane.Outcome[dataplane.Result]{Value: dataplane.Result{
 		Kind: v1alpha1.SyncFull, Failed: true, Tables: map[string]dataplane.TableCount{"nat": {Rules: 20, Written: 7}},
 	}}
-	a.metrics.proxy.synced(full, map[dataplane.Family]dataplane.Outcome[dataplane.Result]{dataplane.IPv4: outcome}, agenttest.Epoch)
+	a.metrics.Proxy.Synced(full, map[dataplane.Family]dataplane.Outcome[dataplane.Result]{dataplane.IPv4: outcome}, agenttest.Epoch)
 	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_total", map[string]float64{"IPv4 nat": 20})
 	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_last", map[string]float64{"IPv4 nat": 7})
 	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_restore_failures_total", map[string]float64{"IPv4": 1})
@@ -220,7 +221,7 @@ func TestConditionMetric(t *testing.T) {
 	if diff := cmp.Diff(map[string]float64{"Accepted Accepted": 1, "Failed Programmed": 0}, show()); diff != "" {
 		t.Errorf("failed (-want +got):\n%s", diff)
 	}
-	a.noteOther("10249 answers", &waiting{}, false)
+	a.noteOther("10249 answers", &ownership.Waiting{}, false)
 	if diff := cmp.Diff(map[string]float64{"Accepted Accepted": 1, "ConflictingProxy Programmed": 0, "ConflictingProxy ConflictingProxy": 1}, show()); diff != "" {
 		t.Errorf("another proxy (-want +got):\n%s", diff)
 	}

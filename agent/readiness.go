@@ -3,11 +3,10 @@ package agent
 import (
 	"fmt"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 )
 
 // The agent's pod is ready once its object is accepted and a first set has been
@@ -27,19 +26,10 @@ func (a *Agent) noteReady() {
 }
 
 // noteReported does the same by what the API holds.
-func (a *Agent) noteReported(s desired.Snapshot, f facts) {
-	if (f.conflict() != "" || s.Removal.Done) && s.Own != nil && saysWhyNot(a.writer.newest(s.Own).Status.Conditions) {
+func (a *Agent) noteReported(s desired.Snapshot, f status.Facts) {
+	if (f.Conflict() != "" || s.Removal.Done) && s.Own != nil && status.SaysWhyNot(a.writer.Newest(s.Own).Status.Conditions) {
 		a.becomeReady()
 	}
-}
-
-// saysWhyNot reports whether the conditions tell why an agent that accepts its
-// object writes nothing.
-func saysWhyNot(stored []metav1.Condition) bool {
-	programmed := meta.FindStatusCondition(stored, v1alpha1.ConditionProgrammed)
-	return programmed != nil &&
-		(programmed.Reason == v1alpha1.ReasonConflictingProxy || programmed.Reason == v1alpha1.ReasonRemoved) &&
-		meta.IsStatusConditionTrue(stored, v1alpha1.ConditionAccepted)
 }
 
 func (a *Agent) becomeReady() {
@@ -60,15 +50,15 @@ func (a *Agent) unready() string {
 	s, f := a.known()
 	switch {
 	case s.Restored.Active():
-		return fmt.Sprintf("%s; that alone does not make the agent ready (%s): see that the API server can be reached from this node", restoredMessage(&s), a.whyUnread())
+		return fmt.Sprintf("%s; that alone does not make the agent ready (%s): see that the API server can be reached from this node", status.RestoredMessage(&s), a.whyUnread())
 	case !s.Listed || s.Own == nil:
 		return a.unlisted(s)
 	case !s.Exists:
 		return "this node has no NodeProxyRules: see that the NodeProxy \"cluster\" exists, that the controller runs, and that --node-name (NODE_NAME) is the Node's name"
-	case f.conflict() != "":
+	case f.Conflict() != "":
 		return "another proxy is active on this node, and the API does not say so yet: see in the agent's log why the status of the NodeProxyRules cannot be written"
 	}
-	accepted, programmed := acceptedCondition(s), programmedCondition(s, f)
+	accepted, programmed := status.AcceptedCondition(s), status.ProgrammedCondition(s, f)
 	if accepted.Status != metav1.ConditionTrue {
 		return "the NodeProxyRules of this node is not accepted: " + accepted.Message
 	}

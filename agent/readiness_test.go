@@ -12,6 +12,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -78,28 +79,28 @@ func TestReadyOnceCompared(t *testing.T) {
 func TestReadyOnceAConflictIsReported(t *testing.T) {
 	a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 	r := fill(t, a)
-	b := &board{stored: a.store.Snapshot().Own, err: errors.New("forbidden")}
-	a.writer.apply = b.apply
+	b := &agenttest.Board{Stored: a.store.Snapshot().Own, Err: errors.New("forbidden")}
+	a.writer.Apply = b.Apply
 	report := func() {
 		s, f := a.known()
-		a.writer.write(context.Background(), s, f)
+		a.writer.Write(context.Background(), s, f)
 		a.noteReported(s, f)
 	}
-	a.noteOther("kube-proxy answers", newWaiting(time.Now), false)
+	a.noteOther("kube-proxy answers", ownership.NewWaiting(time.Now), false)
 	report()
-	if b.tries != 1 {
-		t.Fatalf("the status was tried %d times", b.tries)
+	if b.Tries != 1 {
+		t.Fatalf("the status was tried %d times", b.Tries)
 	}
 	expectReady(t, a, "not written", "the API does not say so yet")
 
-	b.err, a.writer.retryAt = nil, time.Time{}
+	b.Err, a.writer.RetryAt = nil, time.Time{}
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
-	b.stored = a.store.Snapshot().Own
+	b.Stored = a.store.Snapshot().Own
 	report()
 	expectReady(t, a, "reported, but the object is not accepted", "is active on this node")
 
 	r.SetRules(r.Node())
-	b.stored = a.store.Snapshot().Own
+	b.Stored = a.store.Snapshot().Own
 	report()
 	expectReady(t, a, "reported", "")
 }

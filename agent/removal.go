@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
@@ -139,23 +137,6 @@ func (a *Agent) mayClean() bool {
 	return other == "" && r.Done && r.Leave == ""
 }
 
-// removalRow is the condition Programmed once rules are to be removed.
-func removalRow(r desired.Removal, f facts) metav1.Condition {
-	const deleted = "the NodeProxy is being deleted with removalPolicy Cleanup"
-	c := metav1.Condition{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionFalse}
-	switch {
-	case r.Done:
-		c.Reason, c.Message = v1alpha1.ReasonRemoved, r.Message
-	case r.Err != nil:
-		c.Reason, c.Message = v1alpha1.ReasonFailed, fmt.Sprintf("%s, but not everything of nodeproxy could be removed from this node: %s; the agent tries again", deleted, wording.OneLine(r.Err))
-	case f.otherProxy != "":
-		c.Reason, c.Message = v1alpha1.ReasonPending, fmt.Sprintf("%s: the rules of this node are removed once another proxy (%s) has shown no sign for %s", deleted, f.otherProxy, f.otherWait)
-	default:
-		c.Reason, c.Message = v1alpha1.ReasonPending, deleted+": the rules of this node are about to be removed"
-	}
-	return c
-}
-
 // discard removes the last good set from the disk, and all of it that was left by
 // a write that was cut off. Another is written once there is something to keep.
 func (k *setKeeper) discard() error {
@@ -169,7 +150,7 @@ func (k *setKeeper) discard() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.since, k.saved, k.failed = time.Time{}, time.Time{}, time.Time{}
-	k.metrics.written.Set(0)
-	k.metrics.size.Set(0)
+	k.metrics.Written.Set(0)
+	k.metrics.Size.Set(0)
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -51,7 +52,7 @@ func TestRemovalOutlivesARestart(t *testing.T) {
 				tt.see(r)
 				a.changed()
 				after(time.Minute)
-				c := programmedCondition(a.known())
+				c := status.ProgrammedCondition(a.known())
 				if got := strings.Join(kernel.Services(), " "); got != tt.want || !strings.Contains(c.Message, tt.text) {
 					t.Errorf("the kernel holds %q, and %s: %s; want %q, …%s…", got, c.Reason, c.Message, tt.want, tt.text)
 				}
@@ -113,7 +114,7 @@ func TestRemovalNamesAFileThatStays(t *testing.T) {
 	if err := a.sync(t.Context()); err == nil {
 		t.Fatal("no error")
 	}
-	c := programmedCondition(a.known())
+	c := status.ProgrammedCondition(a.known())
 	if c.Reason != "Failed" || !strings.Contains(c.Message, e.file()) {
 		t.Errorf("%s: %s", c.Reason, c.Message)
 	}

@@ -16,6 +16,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -275,7 +277,7 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 		after(2 * time.Second)
 		r.see(deleted(v1alpha1.RemovalCleanup))
 		r.expect(t, "it was there a moment ago", "Pending", "once another proxy (kube-proxy answers) has shown no sign for 10s", "shop/a")
-		after(quietTime)
+		after(ownership.QuietTime)
 		r.expect(t, "it is quiet", "Removed", "removed from this node")
 	})
 	takingTurns(t, func(t *testing.T, r turning) {
@@ -283,7 +285,7 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 		r.ports.become("kube-proxy answers")
 		after(time.Minute)
 		r.expect(t, "it comes afterwards", "Removed", "removed from this node")
-		if c := conflictCondition(factsOf(r.Agent), nil); c != nil {
+		if c := status.ConflictCondition(factsOf(r.Agent), nil); c != nil {
 			t.Errorf("who has nothing to write has no conflict: %+v", c)
 		}
 	})
@@ -301,7 +303,7 @@ func TestRemovalMeetsAProxyThatHasJustCome(t *testing.T) {
 		t.Fatal("the removal is not due")
 	}
 	mustSync(t, a)
-	if c := programmedCondition(a.known()); len(kernel.Services()) != 1 || c.Reason != "Removed" || !strings.Contains(c.Message, "KUBE-PROXY-CANARY") {
+	if c := status.ProgrammedCondition(a.known()); len(kernel.Services()) != 1 || c.Reason != "Removed" || !strings.Contains(c.Message, "KUBE-PROXY-CANARY") {
 		t.Errorf("kernel %v, condition %+v", kernel.Services(), c)
 	}
 }
@@ -357,15 +359,15 @@ func TestRemovalEndsUDPFlows(t *testing.T) {
 // TestReadyOnceRemoved: there is nothing more to do for the agent.
 func TestReadyOnceRemoved(t *testing.T) {
 	a, r, _, _ := inTurn(t)
-	b := &board{stored: a.store.Snapshot().Own}
-	a.writer.apply = b.apply
+	b := &agenttest.Board{Stored: a.store.Snapshot().Own}
+	a.writer.Apply = b.Apply
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	expectReady(t, a, "before", "about to be removed")
 	a.endTurn("")
 	r.ClearRemoval("", true)
 	mustSync(t, a)
 	s, f := a.known()
-	a.writer.write(t.Context(), s, f)
+	a.writer.Write(t.Context(), s, f)
 	a.noteReported(s, f)
 	expectReady(t, a, "reported", "")
 }

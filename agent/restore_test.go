@@ -21,6 +21,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -35,7 +36,7 @@ func TestMessagesOfRestored(t *testing.T) {
 		r.mustRestore(g)
 		r.sync()
 		r.clock.SetTime(agenttest.Epoch.Add(11 * time.Second))
-		c := programmedCondition(r.Snapshot(), facts{})
+		c := status.ProgrammedCondition(r.Snapshot(), status.Facts{})
 		if c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonHeld {
 			t.Errorf("condition %+v", c)
 		}
@@ -261,7 +262,7 @@ func TestDiskThatCannotBeWritten(t *testing.T) {
 		if lines := e.log.With("Could not keep the last good set"); len(lines) != 1 {
 			t.Errorf("said %d times: %q", len(lines), lines)
 		}
-		c := programmedCondition(a.known())
+		c := status.ProgrammedCondition(a.known())
 		if c.Reason != v1alpha1.ReasonProgrammed || !strings.Contains(c.Message, "but: the last good set cannot be kept on this node's disk") || !strings.Contains(c.Message, "not a directory") {
 			t.Errorf("condition %+v", c)
 		}
@@ -272,7 +273,7 @@ func TestDiskThatCannotBeWritten(t *testing.T) {
 		if _, err := os.Stat(e.file()); err != nil || len(e.log.With("can be written to this node's disk again")) != 1 {
 			t.Errorf("%v, log %q", err, e.log.With(""))
 		}
-		if c := programmedCondition(a.known()); strings.Contains(c.Message, "but:") {
+		if c := status.ProgrammedCondition(a.known()); strings.Contains(c.Message, "but:") {
 			t.Errorf("condition %+v", c)
 		}
 		stop()

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 )
 
@@ -17,18 +19,6 @@ const (
 	// askPause is the time between looks at the ports of proxies while we should
 	// hold them ourselves. A kube-proxy that could not open one tries every 5 s.
 	askPause = 5 * time.Second
-	// quietTime is for how long no other proxy may show after one has, until we
-	// take our turn. A kube-proxy for which we have closed our ports opens them
-	// within 5 s, and one that is replaced by a newer one is away for a moment.
-	quietTime = 10 * time.Second
-	// quietAfterStart is the same for an agent that starts where another proxy
-	// was active before: after a reboot we may be the first.
-	quietAfterStart = 60 * time.Second
-	// Where several turns in a row are shorter than shortTurn, and the other proxy
-	// never shows in between, the time to be quiet doubles up to longestQuiet, so
-	// that we do not fight a proxy that opens no port.
-	shortTurn    = 2 * time.Minute
-	longestQuiet = 5 * time.Minute
 )
 
 // turn is whether we may write, as far as other proxies are concerned. The
@@ -54,26 +44,26 @@ type turn struct {
 // takeTurns opens the proxy's ports and lets the sync loop write whenever no
 // other proxy is active and enforcement is Enforce, until ctx is done.
 func (a *Agent) takeTurns(ctx context.Context) {
-	w := newWaiting(a.options.Clock.Now)
+	w := ownership.NewWaiting(a.options.Clock.Now)
 	for a.awaitTurn(ctx, w) {
 		began := a.options.Clock.Now()
 		a.holdTurn(ctx)
 		a.mu.Lock()
 		lost := a.turn.other != ""
 		a.mu.Unlock()
-		w.ended(lost, a.options.Clock.Now().Sub(began))
+		w.Ended(lost, a.options.Clock.Now().Sub(began))
 	}
 }
 
 // awaitTurn returns true once there is a complete set to apply, and no other
 // proxy is or has just been active; false when ctx is done. Until then nothing
 // is written and none of the proxy's ports is open.
-func (a *Agent) awaitTurn(ctx context.Context, w *waiting) bool {
+func (a *Agent) awaitTurn(ctx context.Context, w *ownership.Waiting) bool {
 	for {
 		ready := a.store.Ready() && a.oriented()
 		// Not before that: a set is only ready once what is stored is known.
-		if a.formerConflict() && !w.seen {
-			w.remember()
+		if a.formerConflict() && !w.Seen {
+			w.Remember()
 			a.noteOther(formerSign, w, false)
 		}
 		sign, err := a.lookForOther(ctx, true)
@@ -82,12 +72,12 @@ func (a *Agent) awaitTurn(ctx context.Context, w *waiting) bool {
 		}
 		unknown := false
 		if err != nil {
-			w.silent++
-			unknown = !a.heardNothing(w.silent)
+			w.Silent++
+			unknown = !a.heardNothing(w.Silent)
 		} else {
-			w.silent = 0
+			w.Silent = 0
 		}
-		free := w.look(sign != "", unknown)
+		free := w.Look(sign != "", unknown)
 		audit, removing := a.store.Auditing(), a.store.Removing()
 		a.noteLook(sign, w, free, unknown)
 		if removing {
@@ -128,7 +118,7 @@ func (a *Agent) formerConflict() bool {
 // lookForOther returns what tells of another proxy, empty for none. With ask it
 // asks the ports too. An error means that the ports do not tell.
 func (a *Agent) lookForOther(ctx context.Context, ask bool) (string, error) {
-	defer a.metrics.checks.Inc()
+	defer a.metrics.Checks.Inc()
 	if s := a.options.Spotter; s != nil {
 		sign, err := s.OtherProxy(ctx)
 		if problem := wording.OfError(err); ctx.Err() == nil {
@@ -294,17 +284,17 @@ func (a *Agent) heardNothing(looks int) bool {
 	a.mu.Lock()
 	showed := a.turn.other != "" && a.turn.gone.IsZero()
 	a.mu.Unlock()
-	if showed || looks < probeLimit {
+	if showed || looks < ownership.ProbeLimit {
 		return false
 	}
-	if looks == probeLimit {
-		a.log.Info("Something accepts connections where kube-proxy would answer, but never answers: taking it for no proxy and going on. If kube-proxy does run on this node, stop it", "askedAt", ProxyModeAddress, "looks", looks)
+	if looks == ownership.ProbeLimit {
+		a.log.Info("Something accepts connections where kube-proxy would answer, but never answers: taking it for no proxy and going on. If kube-proxy does run on this node, stop it", "askedAt", ownership.ProxyModeAddress, "looks", looks)
 	}
 	return true
 }
 
 // noteLook notes what a look has found while we wait for our turn.
-func (a *Agent) noteLook(sign string, w *waiting, free, unknown bool) {
+func (a *Agent) noteLook(sign string, w *ownership.Waiting, free, unknown bool) {
 	switch {
 	case sign != "":
 		a.noteOther(sign, w, false)
@@ -320,11 +310,11 @@ func (a *Agent) noteLook(sign string, w *waiting, free, unknown bool) {
 
 // noteOther notes what tells of another proxy, empty for none, and whether it
 // is still waited for an answer.
-func (a *Agent) noteOther(sign string, w *waiting, unanswered bool) {
+func (a *Agent) noteOther(sign string, w *ownership.Waiting, unanswered bool) {
 	a.mu.Lock()
 	former := a.turn
 	a.turn.other, a.turn.unanswered = sign, unanswered
-	a.turn.gone, a.turn.wait = w.since, w.need
+	a.turn.gone, a.turn.wait = w.Since, w.Need
 	if sign == "" {
 		a.turn.gone = time.Time{}
 	}
@@ -347,15 +337,15 @@ func (a *Agent) noteOther(sign string, w *waiting, unanswered bool) {
 		a.log.Info("The other proxy shows no more; going on")
 	}
 	if unanswered && !former.unanswered {
-		a.log.Info("Something accepts connections where kube-proxy would answer, but has not answered yet; writing nothing until it does, its port is closed, or, where nobody has answered before, several requests in a row got no answer", "askedAt", ProxyModeAddress, "requests", probeLimit)
+		a.log.Info("Something accepts connections where kube-proxy would answer, but has not answered yet; writing nothing until it does, its port is closed, or, where nobody has answered before, several requests in a row got no answer", "askedAt", ownership.ProxyModeAddress, "requests", ownership.ProbeLimit)
 	}
 	a.pokeStatus()
 }
 
 // addTurn adds to the facts what is known of other proxies.
-func (a *Agent) addTurn(f *facts) {
+func (a *Agent) addTurn(f *status.Facts) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	f.otherProxy, f.otherGone, f.otherWait = a.turn.other, a.turn.gone, a.turn.wait
-	f.unanswered, f.leftovers = a.turn.unanswered, a.turn.leftovers
+	f.OtherProxy, f.OtherGone, f.OtherWait = a.turn.other, a.turn.gone, a.turn.wait
+	f.Unanswered, f.Leftovers = a.turn.unanswered, a.turn.leftovers
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
@@ -20,6 +19,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -93,12 +94,12 @@ func (s *spots) set(f func(*spots)) {
 
 // newAgent returns an agent over a kernel in memory that does not run, and its
 // log.
-func newAgent(t *testing.T, probe ProbeFunc) (*Agent, *dataplanetest.Fake, *agenttest.Log) {
+func newAgent(t *testing.T, probe ownership.ProbeFunc) (*Agent, *dataplanetest.Fake, *agenttest.Log) {
 	t.Helper()
 	return newAgentAt(t, probe, clock.RealClock{})
 }
 
-func newAgentAt(t *testing.T, probe ProbeFunc, clk clock.Clock) (*Agent, *dataplanetest.Fake, *agenttest.Log) {
+func newAgentAt(t *testing.T, probe ownership.ProbeFunc, clk clock.Clock) (*Agent, *dataplanetest.Fake, *agenttest.Log) {
 	t.Helper()
 	client, err := apiclient.New(&rest.Config{Host: "https://192.0.2.10:6443"})
 	if err != nil {
@@ -166,7 +167,7 @@ func TestAwaitTurn(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute) // the bubble's
 				defer cancel()
 				start := time.Now()
-				went := a.awaitTurn(ctx, newWaiting(time.Now))
+				went := a.awaitTurn(ctx, ownership.NewWaiting(time.Now))
 				if took := time.Since(start); went != (tt.after != never) || went && took != tt.after {
 					t.Fatalf("goes on: %v, after %s; want after %s", went, took, tt.after)
 				}
@@ -212,7 +213,7 @@ func TestKeptConflictCounts(t *testing.T) {
 		a.keeper = &setKeeper{header: &checkpoint.Header{ConflictingProxy: true}}
 		fill(t, a)
 		start := time.Now()
-		if !a.awaitTurn(t.Context(), newWaiting(time.Now)) || time.Since(start) != quietAfterStart {
+		if !a.awaitTurn(t.Context(), ownership.NewWaiting(time.Now)) || time.Since(start) != ownership.QuietAfterStart {
 			t.Errorf("the turn is taken after %s", time.Since(start))
 		}
 	})
@@ -257,17 +258,17 @@ func after(d time.Duration) {
 // statusOf is the status that the agent would write now.
 func statusOf(a *Agent, former []metav1.Condition) v1alpha1.NodeProxyRulesStatus {
 	s, f := a.known()
-	return buildStatus(s, f, former)
+	return status.Build(s, f, former)
 }
 
-func factsOf(a *Agent) facts {
+func factsOf(a *Agent) status.Facts {
 	_, f := a.known()
 	return f
 }
 
 // condition returns reason and message of Programmed.
 func (r turning) condition() (string, string) {
-	c := programmedCondition(r.known())
+	c := status.ProgrammedCondition(r.known())
 	return c.Reason, c.Message
 }
 
@@ -427,41 +428,18 @@ func TestPendingSaysThatAPortDoesNotAnswer(t *testing.T) {
 	fill(t, a)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	w := newWaiting(time.Now)
+	w := ownership.NewWaiting(time.Now)
 	a.noteLook("", w, false, true)
 	if a.awaitTurn(ctx, w) {
 		t.Fatal("one look without an answer is taken for nobody")
 	}
-	c := programmedCondition(a.known())
+	c := status.ProgrammedCondition(a.known())
 	if c.Reason != v1alpha1.ReasonPending || !strings.Contains(c.Message, "127.0.0.1:10249") || !strings.Contains(c.Message, "has not answered yet") {
 		t.Errorf("condition %+v", c)
 	}
 	a.noteLook("", w, true, false)
-	c = programmedCondition(a.known())
+	c = status.ProgrammedCondition(a.known())
 	if c.Message != "no complete set of rules has been written to the kernel since the agent started, or since it may write again" {
 		t.Errorf("once answered: %s", c.Message)
-	}
-}
-
-func TestConflictConditionEnds(t *testing.T) {
-	was := []metav1.Condition{{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue}}
-	for _, tt := range []struct {
-		f    facts
-		text string
-	}{
-		{facts{}, "no other proxy is active"},
-		{facts{audit: true, otherProxy: "x"}, "enforcement is Audit"},
-	} {
-		c := conflictCondition(tt.f, was)
-		if c == nil || c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, tt.text) {
-			t.Errorf("%+v: %+v", tt.f, c)
-		}
-		if conflictCondition(tt.f, nil) != nil {
-			t.Errorf("%+v: a node that never had a conflict has the condition", tt.f)
-		}
-	}
-	s := buildStatus(programmed(), facts{otherProxy: "x"}, nil)
-	if !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionConflictingProxy) {
-		t.Errorf("conditions %+v", s.Conditions)
 	}
 }

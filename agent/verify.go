@@ -82,7 +82,7 @@ func (a *Agent) compare(ctx context.Context, epoch int, rulesets map[dataplane.F
 		a.drift.Forget() // our turn has ended meanwhile: what was found is others' now
 		return nil
 	}
-	a.metrics.compared(outcomes)
+	a.metrics.Compared(outcomes)
 	clear := len(drifted) == 0 || a.stillOurTurn(ctx, false) // the change may be the first sign of another proxy
 	later := map[dataplane.Family]bool{}
 	for family, at := range drifted {

@@ -33,6 +33,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -116,7 +117,7 @@ func (n *node) startAt(clk clock.Clock, config *rest.Config) *node {
 		NodeName: n.name, Namespace: namespace, Client: c,
 		Dataplanes:     map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: n.kernel},
 		IPTables:       func() string { return "1.8.9 (nf_tables)" },
-		Probe:          agent.ProbeProxyMode(netip.MustParseAddrPort(n.other.address()), ofRoot{}, logr.Discard()),
+		Probe:          ownership.ProbeProxyMode(netip.MustParseAddrPort(n.other.address()), ofRoot{}, logr.Discard()),
 		ProbeAddress:   n.probes,
 		FormatVersions: n.formats,
 		Version:        "v0.1.0", Kernel: "6.18.0", Clock: clk,

@@ -17,14 +17,6 @@ const (
 	// this time. kube-proxy waits for a second after each sync, and a sync takes
 	// long where there are many rules.
 	followTime = 5 * time.Second
-	// AuditRest is how many times as long as a comparison took none is made
-	// after it, up to longestAuditRest, so that a processor is busy with them for a
-	// small part of the time however often rules change.
-	AuditRest        = 10
-	LongestAuditRest = 5 * time.Second
-	// AuditPatience is how long a change may wait to be compared before the
-	// conditions say so: two comparisons of several seconds, and their rests.
-	AuditPatience = 30 * time.Second
 )
 
 // auditor decides which differences of one IP family count. It knows no clock.

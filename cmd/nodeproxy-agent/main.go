@@ -25,6 +25,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
 )
@@ -125,7 +126,7 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	a, err := agent.New(agent.Options{
 		NodeName: o.nodeName, Namespace: o.namespace, Client: client, Dataplanes: host.planes, IPTables: host.version,
 		Flows: conntrack.NewKernel(), Tracking: conntrack.NewSystem(o.sysctlFolder),
-		Probe: agent.NewProbe(sockets.Kernel{}, log), Spotter: host.spotter, Sockets: sockets.Kernel{},
+		Probe: ownership.NewProbe(sockets.Kernel{}, log), Spotter: host.spotter, Sockets: sockets.Kernel{},
 		ProxyHealthAddress: o.proxyHealth, MetricsAddress: o.metrics, ProbeAddress: o.healthProbe,
 		StateDir: o.stateDir, Identity: here,
 		Version: version, Kernel: kernelRelease(),
@@ -171,7 +172,7 @@ func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 	flags.StringVar(&o.stateDir, "state-dir", "/var/lib/nodeproxy", "`folder` on this node for <node>.checkpoint, the last good set of rules, by which an agent goes that starts while the API server does not answer; it must outlive a reboot")
 	flags.StringVar(&o.sysctlFolder, "sysctl-folder", "/proc/sys", "`folder` in which net/ is that of /proc/sys and can be written; a container has its own /proc/sys read-only, unless it is privileged")
 	flags.StringVar(&o.proxyHealth, "proxy-health-bind-address", "0.0.0.0:10256", "`host:port` of the proxy's /healthz and /livez, for load balancers; 0: none. Opened once no other proxy is active")
-	flags.StringVar(&o.metrics, "metrics-bind-address", agent.ProxyModeAddress, "`host:port` of /metrics and /proxyMode; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families. Opened once no other proxy is active")
+	flags.StringVar(&o.metrics, "metrics-bind-address", ownership.ProxyModeAddress, "`host:port` of /metrics and /proxyMode; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families. Opened once no other proxy is active")
 	flags.StringVar(&o.healthProbe, "health-probe-bind-address", "127.0.0.1:19256", "`host:port` of the kubelet's probes /livez and /readyz, and of /metrics, which is there beside another proxy too; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families")
 	flags.StringVar(&o.iptables, "iptables-variant", "auto", "`variant` of iptables to program: auto, nf_tables or legacy. auto: the one in which the kubelet or a proxy has its chains already, decided when the agent starts. For cleanup: the variant to remove rules from; auto: both")
 	flags.StringVar(&o.exclude, "ipvs-exclude-cidrs", "", "for cleanup, which does not ask the API: address `ranges`, separated by commas, whose virtual servers stay even if they are nodeproxy's, as spec.settings.ipvs.excludeCIDRs of the NodeProxy has them")

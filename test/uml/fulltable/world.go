@@ -23,6 +23,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -128,7 +129,7 @@ func (w *world) startAgent(settings *v1alpha1.ConntrackSettings) {
 		NodeName: nodeName, Client: client, Clock: clock.RealClock{},
 		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: plane},
 		Flows:      conntrack.NewKernel(), Tracking: conntrack.NewSystem(""),
-		Probe:              agent.NewProbe(sockets.Kernel{}, logr.Discard()),
+		Probe:              ownership.NewProbe(sockets.Kernel{}, logr.Discard()),
 		ProxyHealthAddress: "0", MetricsAddress: "0", ProbeAddress: "0",
 		Version: "test", Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(os.Stdout))),
 	})

@@ -1,4 +1,4 @@
-package agent
+package status
 
 import (
 	"fmt"
@@ -8,14 +8,6 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-)
-
-const (
-	// usageStep is how far the use of the table may move, in points, before that
-	// is written by itself.
-	usageStep = 5
-	// pressureAdvice says what a nearly full table means and what to do.
-	pressureAdvice = "once it is full, new connections to and from this node fail while those that are open go on. Raise spec.settings.conntrack.maxPerCore or min of the NodeProxy, or find who holds so many connections (conntrack -L on the node)"
 )
 
 // pressureCondition says whether the connection tracking table is nearly full.
@@ -33,7 +25,7 @@ func pressureCondition(report *v1alpha1.ConntrackReport, former []metav1.Conditi
 	case conntrack.Pressed(before, report.Entries, report.Max):
 		return &metav1.Condition{
 			Type: v1alpha1.ConditionConntrackPressure, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonTableNearlyFull,
-			Message: fmt.Sprintf("the connection tracking table has been %d %% full or more, see status.conntrack: %s", conntrack.PressureFrom, pressureAdvice),
+			Message: fmt.Sprintf("the connection tracking table has been %d %% full or more, see status.conntrack: %s", conntrack.PressureFrom, conntrack.PressureAdvice),
 		}
 	case old == nil:
 		return nil
@@ -52,5 +44,5 @@ func trackingMoved(wanted, stored *v1alpha1.ConntrackReport) bool {
 		return wanted != stored
 	}
 	step := wanted.UsagePercent - stored.UsagePercent
-	return max(step, -step) >= usageStep || wanted.Max != stored.Max || wanted.Buckets != stored.Buckets
+	return max(step, -step) >= conntrack.UsageStep || wanted.Max != stored.Max || wanted.Buckets != stored.Buckets
 }

@@ -1,4 +1,4 @@
-package agent
+package ownership
 
 import (
 	"errors"
@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 	"github.com/nodeproxy-io/nodeproxy/test/place"
 )
@@ -103,7 +104,7 @@ func TestAHostPortIsNoProxy(t *testing.T) {
 		"nft add rule ip test postrouting oifname pod0 masquerade")
 	e := modeAt(netip.MustParseAddrPort(ProxyModeAddress))
 	p := &prober{sockets: sockets.Kernel{}}
-	if a, err := e.ask(t.Context(), "me", root()); err != nil || a.sign == "" {
+	if a, err := e.ask(t.Context(), "me", agenttest.RootsSockets()); err != nil || a.sign == "" {
 		t.Fatalf("the pod does not answer: %+v, %v", a, err)
 	}
 	if f := p.look(t.Context(), e, "me"); f.sign != "" || f.silent != nil || f.odd != "" {

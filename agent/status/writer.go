@@ -1,4 +1,4 @@
-package agent
+package status
 
 import (
 	"context"
@@ -40,25 +40,28 @@ const (
 // and returns the object as stored.
 type applyStatus func(ctx context.Context, name string, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error)
 
-// statusWriter decides when the status is written. Only one goroutine uses it.
-type statusWriter struct {
-	clock   clock.PassiveClock
-	apply   applyStatus
-	log     logr.Logger
-	started time.Time
-	// share is a random number from 0 to 1: agents must not try again together.
-	share func() float64
+// Writer decides when the status is written. Only one goroutine uses it.
+type Writer struct {
+	Clock   clock.PassiveClock
+	Apply   applyStatus
+	Log     logr.Logger
+	Started time.Time
+	// Share is a random number from 0 to 1: agents must not try again together.
+	Share func() float64
 
 	last     *v1alpha1.NodeProxyRules // as stored by the last write
 	lastTime time.Time                // of the last write
 	repairs  time.Time                // of the last write of a new number of repairs
 	differed time.Time                // of the last write for a new number of differences
-	retryAt  time.Time                // not before, if the last attempt failed
+	RetryAt  time.Time                // not before, if the last attempt failed
 	retry    time.Duration            // the longest pause after that
 	failure  string
 }
 
-func randomShare() float64 { return rand.Float64() }
+// NewWriter returns a Writer of the status of an agent that started at a time.
+func NewWriter(clk clock.PassiveClock, apply applyStatus, log logr.Logger, started time.Time) *Writer {
+	return &Writer{Clock: clk, Apply: apply, Log: log, Started: started, Share: rand.Float64}
+}
 
 // urgency is how soon a status has to be written.
 type urgency int
@@ -73,23 +76,23 @@ const (
 	contested // somebody else has edited the status
 )
 
-// newest is the newest stored object that is known: the watched one, unless it
+// Newest is the newest stored object that is known: the watched one, unless it
 // is older than what the last write returned.
-func (w *statusWriter) newest(watched *v1alpha1.NodeProxyRules) *v1alpha1.NodeProxyRules {
+func (w *Writer) Newest(watched *v1alpha1.NodeProxyRules) *v1alpha1.NodeProxyRules {
 	if w.last != nil && w.last.UID == watched.UID && desired.CompareVersions(w.last.ResourceVersion, watched.ResourceVersion) > 0 {
 		return w.last
 	}
 	return watched
 }
 
-// write brings the stored status up to date if that is due. It reports whether
+// Write brings the stored status up to date if that is due. It reports whether
 // it has written.
-func (w *statusWriter) write(ctx context.Context, s desired.Snapshot, f facts) bool {
+func (w *Writer) Write(ctx context.Context, s desired.Snapshot, f Facts) bool {
 	if s.Own == nil || !s.Exists {
 		return false
 	}
-	stored := w.newest(s.Own)
-	wanted := buildStatus(s, f, stored.Status.Conditions)
+	stored := w.Newest(s.Own)
+	wanted := Build(s, f, stored.Status.Conditions)
 	u := urgent(&wanted, &stored.Status)
 	if u != notAtAll && w.last != nil && w.last.UID == stored.UID && !equality.Semantic.DeepEqual(stored.Status, w.last.Status) {
 		u = contested
@@ -99,14 +102,14 @@ func (w *statusWriter) write(ctx context.Context, s desired.Snapshot, f facts) b
 	}
 	limited, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	object, err := w.apply(limited, stored.Name, &wanted)
-	now := w.clock.Now()
+	object, err := w.Apply(limited, stored.Name, &wanted)
+	now := w.Clock.Now()
 	if err != nil {
 		if w.failure != err.Error() && ctx.Err() == nil {
-			w.log.Error(err, "Could not write the status of the NodeProxyRules; trying again, at most 30 s apart. The rules in the kernel are not affected", "nodeProxyRules", stored.Name)
+			w.Log.Error(err, "Could not write the status of the NodeProxyRules; trying again, at most 30 s apart. The rules in the kernel are not affected", "nodeProxyRules", stored.Name)
 		}
 		w.retry = min(max(2*w.retry, firstStatusRetry), lastStatusRetry)
-		w.retryAt = now.Add(time.Duration(float64(w.retry) * (0.5 + w.share()/2)))
+		w.RetryAt = now.Add(time.Duration(float64(w.retry) * (0.5 + w.Share()/2)))
 		w.failure = err.Error()
 		return false
 	}
@@ -117,17 +120,17 @@ func (w *statusWriter) write(ctx context.Context, s desired.Snapshot, f facts) b
 		w.differed = now
 	}
 	w.last, w.lastTime = object, now
-	w.retryAt, w.retry, w.failure = time.Time{}, 0, ""
+	w.RetryAt, w.retry, w.failure = time.Time{}, 0, ""
 	return true
 }
 
-func (w *statusWriter) due(u urgency, starting bool, now time.Time, stored *v1alpha1.NodeProxyRulesStatus) bool {
-	if now.Before(w.retryAt) {
+func (w *Writer) due(u urgency, starting bool, now time.Time, stored *v1alpha1.NodeProxyRulesStatus) bool {
+	if now.Before(w.RetryAt) {
 		return false
 	}
 	// After a restart the kernel still holds what the stored status says. A
 	// first set that is applied soon does not touch it.
-	if w.last == nil && starting && now.Sub(w.started) < patience &&
+	if w.last == nil && starting && now.Sub(w.Started) < patience &&
 		meta.FindStatusCondition(stored.Conditions, v1alpha1.ConditionProgrammed) != nil {
 		return false
 	}
@@ -151,8 +154,8 @@ func (w *statusWriter) due(u urgency, starting bool, now time.Time, stored *v1al
 }
 
 // starting reports whether nothing is known yet that deserves a status.
-func starting(s desired.Snapshot, f facts) bool {
-	return !s.Done && s.Err == nil && s.Refusal == nil && f.conflict() == ""
+func starting(s desired.Snapshot, f Facts) bool {
+	return !s.Done && s.Err == nil && s.Refusal == nil && f.Conflict() == ""
 }
 
 // urgent compares the wanted status to the stored one. Conditions of types

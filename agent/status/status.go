@@ -1,4 +1,4 @@
-package agent
+package status
 
 import (
 	"cmp"
@@ -12,9 +12,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/drift"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -23,6 +25,9 @@ const (
 	// patience is how long a change may wait and an object may be missing
 	// before the conditions say so.
 	patience = 10 * time.Second
+	// auditPatience is how long a change may wait to be compared before the
+	// conditions say so: two comparisons of several seconds, and their rests.
+	auditPatience = 30 * time.Second
 	// maxMessage bounds messages of conditions.
 	maxMessage = 1024
 )
@@ -31,31 +36,31 @@ const (
 // written most.
 const failedMeanwhile = "what could be written is written, all else stays as it was; the agent tries again"
 
-// facts are what the agent knows of itself.
-type facts struct {
-	version  string
-	started  time.Time
-	kernel   string
-	iptables string
-	formats  desired.Formats
-	families []dataplane.Family
-	audit    bool // enforcement is Audit
-	removing bool // rules are to be removed, or have been
+// Facts are what the agent knows of itself.
+type Facts struct {
+	Version  string
+	Started  time.Time
+	Kernel   string
+	Iptables string
+	Formats  desired.Formats
+	Families []dataplane.Family
+	Audit    bool // enforcement is Audit
+	Removing bool // rules are to be removed, or have been
 	// What is known of other proxies: see turn.
-	otherProxy string
-	otherGone  time.Time
-	otherWait  time.Duration
-	unanswered bool
-	tracking   trackingFacts
-	drift      drift.Facts
-	// warnings are what besides rules could not be done.
-	warnings  []string
-	leftovers []string
+	OtherProxy string
+	OtherGone  time.Time
+	OtherWait  time.Duration
+	Unanswered bool
+	Tracking   conntrack.TunerFacts
+	Drift      drift.Facts
+	// Warnings are what besides rules could not be done.
+	Warnings  []string
+	Leftovers []string
 }
 
-// buildStatus is the status that the snapshot amounts to. Conditions whose
+// Build is the status that the snapshot amounts to. Conditions whose
 // status is the same as in former keep its lastTransitionTime.
-func buildStatus(s desired.Snapshot, f facts, former []metav1.Condition) v1alpha1.NodeProxyRulesStatus {
+func Build(s desired.Snapshot, f Facts, former []metav1.Condition) v1alpha1.NodeProxyRulesStatus {
 	status := v1alpha1.NodeProxyRulesStatus{
 		SettingsRevision:       s.Applied.SettingsRevision,
 		Mode:                   s.Applied.Mode,
@@ -67,18 +72,18 @@ func buildStatus(s desired.Snapshot, f facts, former []metav1.Condition) v1alpha
 		Refused:                refusedServices(&s),
 		LastSync:               s.Applied.LastSync,
 		Agent: &v1alpha1.AgentReport{
-			Version: f.version, StartTime: seconds(f.started), Kernel: f.kernel, IPTables: f.iptables,
-			FormatVersions: f.formats,
+			Version: f.Version, StartTime: Seconds(f.Started), Kernel: f.Kernel, IPTables: f.Iptables,
+			FormatVersions: f.Formats,
 		},
 	}
-	for _, family := range f.families {
+	for _, family := range f.Families {
 		if s.Families[family].Done {
 			status.Families = append(status.Families, string(family))
 		}
 	}
 	if s.Kernel != nil {
 		status.Kernel = &v1alpha1.KernelCounts{
-			VerifiedTime: seconds(s.Kernel.At), Chains: int32(s.Kernel.Chains), Rules: int32(s.Kernel.Rules),
+			VerifiedTime: Seconds(s.Kernel.At), Chains: int32(s.Kernel.Chains), Rules: int32(s.Kernel.Rules),
 			IPSetEntries: int32(s.Kernel.SetEntries), VirtualServers: int32(s.Kernel.VirtualServers), RealServers: int32(s.Kernel.RealServers),
 		}
 	}
@@ -87,9 +92,9 @@ func buildStatus(s desired.Snapshot, f facts, former []metav1.Condition) v1alpha
 			Count: int32(s.Difference.Count), Examples: wording.Examples(s.Difference.Examples),
 		}
 	}
-	status.Conntrack = f.tracking.report
-	status.Drift = driftReport(&f.drift)
-	programmed := programmedCondition(s, f)
+	status.Conntrack = f.Tracking.Report
+	status.Drift = driftReport(&f.Drift)
+	programmed := ProgrammedCondition(s, f)
 	status.ObservedGeneration = observedGeneration(s, programmed)
 	status.Conditions = conditions(s, f, programmed, status.ObservedGeneration, former)
 	return status
@@ -104,11 +109,11 @@ func observedGeneration(s desired.Snapshot, programmed metav1.Condition) int64 {
 	return s.Own.Generation
 }
 
-func conditions(s desired.Snapshot, f facts, programmed metav1.Condition, generation int64, former []metav1.Condition) []metav1.Condition {
-	wanted := []metav1.Condition{acceptedCondition(s), programmed}
+func conditions(s desired.Snapshot, f Facts, programmed metav1.Condition, generation int64, former []metav1.Condition) []metav1.Condition {
+	wanted := []metav1.Condition{AcceptedCondition(s), programmed}
 	for _, c := range []*metav1.Condition{
-		fallbackCondition(s, former), conflictCondition(f, former),
-		pressureCondition(f.tracking.report, former), f.drift.Condition(former),
+		FallbackCondition(s, former), ConflictCondition(f, former),
+		pressureCondition(f.Tracking.Report, former), f.Drift.Condition(former),
 	} {
 		if c != nil {
 			wanted = append(wanted, *c)
@@ -118,7 +123,7 @@ func conditions(s desired.Snapshot, f facts, programmed metav1.Condition, genera
 	for _, c := range wanted {
 		c.Message = wording.Clip(c.Message, maxMessage)
 		c.ObservedGeneration = generation
-		c.LastTransitionTime = seconds(s.Now)
+		c.LastTransitionTime = Seconds(s.Now)
 		if old := meta.FindStatusCondition(former, c.Type); old != nil && old.Status == c.Status {
 			c.LastTransitionTime = old.LastTransitionTime
 		}
@@ -127,7 +132,7 @@ func conditions(s desired.Snapshot, f facts, programmed metav1.Condition, genera
 	return out
 }
 
-func acceptedCondition(s desired.Snapshot) metav1.Condition {
+func AcceptedCondition(s desired.Snapshot) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
 	switch {
 	case s.Refusal != nil:
@@ -140,17 +145,17 @@ func acceptedCondition(s desired.Snapshot) metav1.Condition {
 	return c
 }
 
-// programmedCondition says whether the kernel holds what is wanted, and what
+// ProgrammedCondition says whether the kernel holds what is wanted, and what
 // besides could not be done.
-func programmedCondition(s desired.Snapshot, f facts) metav1.Condition {
+func ProgrammedCondition(s desired.Snapshot, f Facts) metav1.Condition {
 	c := programmedRow(s, f)
-	if all := slices.Concat(s.Warnings, f.warnings, f.leftovers, f.tracking.warnings); c.Status == metav1.ConditionTrue && len(all) > 0 {
+	if all := slices.Concat(s.Warnings, f.Warnings, f.Leftovers, f.Tracking.Warnings); c.Status == metav1.ConditionTrue && len(all) > 0 {
 		c.Message += v1alpha1.MessageBut + strings.Join(all, "; ")
 	}
 	if c.Status == metav1.ConditionTrue && len(s.Retiring) > 0 {
 		c.Message += "; " + strings.Join(s.Retiring, "; ")
 	}
-	if c.Status == metav1.ConditionTrue && f.drift.Message != "" {
+	if c.Status == metav1.ConditionTrue && f.Drift.Message != "" {
 		c.Message += "; but somebody else undoes it again and again: see the condition " + v1alpha1.ConditionDrifted
 	}
 	return c
@@ -159,27 +164,27 @@ func programmedCondition(s desired.Snapshot, f facts) metav1.Condition {
 // programmedRow is the first row of the design's table that applies. Removed comes
 // before ConflictingProxy: where another proxy is active there is nothing to
 // remove, and nobody has to wait for this node.
-func programmedRow(s desired.Snapshot, f facts) metav1.Condition {
+func programmedRow(s desired.Snapshot, f Facts) metav1.Condition {
 	row := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
 		return metav1.Condition{Type: v1alpha1.ConditionProgrammed, Status: status, Reason: reason, Message: message}
 	}
 	switch {
 	case s.Removal.Wanted:
 		return removalRow(s.Removal, f)
-	case f.conflict() != "":
+	case f.Conflict() != "":
 		return row(metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, conflictMessage(f))
 	case s.Refusal != nil:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "not accepted: "+s.Refusal.Message)
-	case s.Err != nil && f.audit:
+	case s.Err != nil && f.Audit:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel cannot be compared to what is wanted: "+wording.OneLine(s.Err)+"; the agent tries again")
 	case s.Err != nil:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, wording.OneLine(s.Err)+"; "+failedMeanwhile)
 	case !s.Done:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, firstSetMessage(s, f))
-	case f.audit && waitsFor(&s, desired.AuditPatience):
+	case f.Audit && waitsFor(&s, auditPatience):
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending,
 			"changes wait since "+s.OldestPending.UTC().Format(time.RFC3339)+" to be compared to the kernel; see the agent's log on this node")
-	case f.audit:
+	case f.Audit:
 		return auditCondition(s, f)
 	case waitsFor(&s, patience):
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending,
@@ -207,12 +212,12 @@ func unconfirmedTooLong(s *desired.Snapshot) bool {
 	return !s.UnconfirmedSince.IsZero() && s.Now.Sub(s.UnconfirmedSince) >= patience
 }
 
-func firstSetMessage(s desired.Snapshot, f facts) string {
-	if f.audit && s.Listed {
+func firstSetMessage(s desired.Snapshot, f Facts) string {
+	if f.Audit && s.Listed {
 		return "enforcement is Audit: the kernel has not been compared to what is wanted yet"
 	}
-	if f.unanswered && !f.audit {
-		return fmt.Sprintf("%s, where kube-proxy would answer, accepts connections but has not answered yet: nothing is written until it answers, its port is closed, or %d requests in a row got no answer; if kube-proxy runs on this node, stop it", ProxyModeAddress, probeLimit)
+	if f.Unanswered && !f.Audit {
+		return fmt.Sprintf("%s, where kube-proxy would answer, accepts connections but has not answered yet: nothing is written until it answers, its port is closed, or %d requests in a row got no answer; if kube-proxy runs on this node, stop it", ownership.ProxyModeAddress, ownership.ProbeLimit)
 	}
 	if !s.Listed {
 		return "no complete set of rules since the agent started: it waits for the list of ServiceProxyRules; if this lasts, the agent's log says why"
@@ -222,7 +227,7 @@ func firstSetMessage(s desired.Snapshot, f facts) string {
 
 func heldMessage(s desired.Snapshot) string {
 	var parts []string
-	if text := restoredMessage(&s); text != "" {
+	if text := RestoredMessage(&s); text != "" {
 		parts = append(parts, text)
 	}
 	if n := len(s.Retained); n > 0 && heldTooLong(&s) {
@@ -292,15 +297,15 @@ func refusedExamples(s *desired.Snapshot) []string {
 	return wording.Examples(out)
 }
 
-// seconds is t as the API stores it.
-func seconds(t time.Time) metav1.Time {
+// Seconds is t as the API stores it.
+func Seconds(t time.Time) metav1.Time {
 	return metav1.NewTime(t.UTC().Truncate(time.Second))
 }
 
 func driftReport(f *drift.Facts) *v1alpha1.DriftReport {
 	report := &v1alpha1.DriftReport{Repairs: f.Repairs, Examples: wording.Examples(f.Examples)}
 	if !f.LastTime.IsZero() {
-		report.LastTime = seconds(f.LastTime)
+		report.LastTime = Seconds(f.LastTime)
 	}
 	return report
 }

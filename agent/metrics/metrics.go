@@ -1,4 +1,4 @@
-package agent
+package metrics
 
 import (
 	"net/http"
@@ -9,18 +9,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 )
 
-// metrics are the agent's metrics, in a registry of their own. Those that mean
+// Metrics are the agent's metrics, in a registry of their own. Those that mean
 // what kube-proxy's mean have its names and are in proxy. docs/metrics.md lists
 // all of them; a test compares.
-type metrics struct {
-	registry     *prometheus.Registry
-	keep         *keepMetrics // of the last good set on disk
-	proxy        *proxyMetrics
+type Metrics struct {
+	Registry     *prometheus.Registry
+	Keep         *checkpoint.Metrics // of the last good set on disk
+	Proxy        *proxyMetrics
 	verified     *prometheus.CounterVec
 	differences  *prometheus.CounterVec
 	repairs      *prometheus.CounterVec
@@ -36,20 +37,20 @@ type metrics struct {
 	conditions   *prometheus.GaugeVec
 	shown        map[[2]string]bool // type and reason of each series of conditions
 	build        *prometheus.GaugeVec
-	checks       prometheus.Counter
-	tracking     *trackingMetrics
+	Checks       prometheus.Counter
+	Tracking     *conntrack.Metrics
 	modes        *modeMetrics
 }
 
-func newMetrics() *metrics {
+func New() *Metrics {
 	registry := prometheus.NewRegistry()
-	m := registerMetrics(registry)
-	m.registry = registry
+	m := RegisterMetrics(registry)
+	m.Registry = registry
 	return m
 }
 
-// registerMetrics makes the metrics known to r.
-func registerMetrics(r prometheus.Registerer) *metrics {
+// RegisterMetrics makes the metrics known to r.
+func RegisterMetrics(r prometheus.Registerer) *Metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "nodeproxy_agent_" + name, Help: help})
 	}
@@ -59,9 +60,9 @@ func registerMetrics(r prometheus.Registerer) *metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nodeproxy_agent_" + name, Help: help}, labels)
 	}
-	m := &metrics{
-		proxy:        newProxyMetrics(),
-		keep:         newKeepMetrics(r),
+	m := &Metrics{
+		Proxy:        newProxyMetrics(),
+		Keep:         checkpoint.NewMetrics(r),
 		verified:     counter("verifications_total", "Verifications that the kernel holds what is wanted, by result (same, different, failed). The rules are read only where somebody else may have changed them.", "ip_family", "result"),
 		differences:  counter("differences_total", "Differences that verifications found.", "ip_family"),
 		repairs:      counter("repairs_total", "Repairs of rules that others had changed.", "ip_family"),
@@ -78,26 +79,26 @@ func registerMetrics(r prometheus.Registerer) *metrics {
 		build: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "nodeproxy_build_info", Help: "1, with the release and the version of Go that it was built with.",
 		}, []string{"version", "go_version"}),
-		checks: prometheus.NewCounter(prometheus.CounterOpts{
+		Checks: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "nodeproxy_agent_other_proxy_checks_total",
 			Help: "Checks for other proxies on the node: every one to a few seconds, and before every write.",
 		}),
 	}
-	r.MustRegister(m.proxy.collectors()...)
+	r.MustRegister(m.Proxy.collectors()...)
 	r.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		m.verified, m.differences, m.repairs, m.flowsRemoved, m.flowsRead, m.flowPasses, m.services, m.endpoints,
-		m.held, m.refused, m.pending, m.objectGone, m.conditions, m.build, m.checks,
+		m.held, m.refused, m.pending, m.objectGone, m.conditions, m.build, m.Checks,
 	)
-	m.tracking = newTrackingMetrics(r)
+	m.Tracking = conntrack.NewMetrics(r)
 	m.modes = newModeMetrics(r)
 	return m
 }
 
-// begin shows what is known from the start.
-func (m *metrics) begin(version string, families []dataplane.Family) {
+// Begin shows what is known from the start.
+func (m *Metrics) Begin(version string, families []dataplane.Family) {
 	m.build.WithLabelValues(version, runtime.Version()).Set(1)
-	m.proxy.begin(families)
+	m.Proxy.begin(families)
 	for _, family := range families {
 		m.repairs.WithLabelValues(string(family))
 		m.differences.WithLabelValues(string(family))
@@ -113,12 +114,12 @@ func (m *metrics) begin(version string, families []dataplane.Family) {
 // maxScrapes is how many answers of /metrics a port makes at a time.
 const maxScrapes = 4
 
-func (m *metrics) handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
 }
 
-// compared counts the outcome of a verification.
-func (m *metrics) compared(outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference]) {
+// Compared counts the outcome of a verification.
+func (m *Metrics) Compared(outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference]) {
 	for family, outcome := range outcomes {
 		result := "same"
 		switch {
@@ -132,29 +133,29 @@ func (m *metrics) compared(outcomes map[dataplane.Family]dataplane.Outcome[datap
 	}
 }
 
-// repaired counts repairs of what others have changed.
-func (m *metrics) repaired(families []dataplane.Family) {
+// Repaired counts repairs of what others have changed.
+func (m *Metrics) Repaired(families []dataplane.Family) {
 	for _, family := range families {
 		m.repairs.WithLabelValues(string(family)).Inc()
 	}
 }
 
-// cleaned counts what a comparison of flows to the rules did.
-func (m *metrics) cleaned(family dataplane.Family, pass conntrack.Pass) {
+// Cleaned counts what a comparison of flows to the rules did.
+func (m *Metrics) Cleaned(family dataplane.Family, pass conntrack.Pass) {
 	result := "complete"
 	if pass.Err != nil {
 		result = "failed"
 	}
 	m.flowPasses.WithLabelValues(string(family), result).Inc()
 	m.flowsRead.WithLabelValues(string(family)).Add(float64(pass.Read))
-	m.proxy.cleaned(family, pass)
+	m.Proxy.cleaned(family, pass)
 	for reason, count := range pass.Removed {
 		m.flowsRemoved.WithLabelValues(string(family), string(reason)).Add(float64(count))
 	}
 }
 
-// show sets the gauges.
-func (m *metrics) show(s desired.Snapshot) {
+// Show sets the gauges.
+func (m *Metrics) Show(s desired.Snapshot) {
 	m.services.Set(float64(s.Services))
 	m.endpoints.Set(float64(s.Endpoints))
 	m.held.Set(float64(len(s.Retained)))
@@ -166,12 +167,12 @@ func (m *metrics) show(s desired.Snapshot) {
 	}
 	m.pending.Set(age)
 	m.modes.show(s)
-	m.proxy.show(s.Changes)
+	m.Proxy.show(s.Changes)
 }
 
-// showConditions sets the gauges of conditions. Only one goroutine calls it. A
+// ShowConditions sets the gauges of conditions. Only one goroutine calls it. A
 // series that stays is never away: an alert would begin to wait anew.
-func (m *metrics) showConditions(list []metav1.Condition) {
+func (m *Metrics) ShowConditions(list []metav1.Condition) {
 	now := make(map[[2]string]bool, len(list))
 	for _, c := range list {
 		now[[2]string{c.Type, c.Reason}] = true
@@ -190,18 +191,4 @@ func flag(on bool) float64 {
 		return 1
 	}
 	return 0
-}
-
-// showMetrics brings the gauges up to date. Only one goroutine calls it.
-func (a *Agent) showMetrics(s desired.Snapshot, f facts) {
-	a.metrics.show(s)
-	if s.Own != nil {
-		a.metrics.showConditions(buildStatus(s, f, nil).Conditions)
-	}
-}
-
-// trigger asks the sync loop for a sync.
-func (a *Agent) trigger() {
-	a.metrics.proxy.queued(a.fanout.Families(), a.options.Clock.Now())
-	a.loop.Trigger()
 }

@@ -1,4 +1,4 @@
-package agent
+package ownership
 
 import (
 	"bufio"
@@ -16,12 +16,9 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 const (
@@ -33,13 +30,13 @@ const (
 	proxyHealthPort = 10256
 	// probeTimeout is how long another proxy may take to answer.
 	probeTimeout = 2 * time.Second
-	// probeLimit is how many looks in a row may go unanswered until what listens
+	// ProbeLimit is how many looks in a row may go unanswered until what listens
 	// there is taken for something else than a proxy.
-	probeLimit = 5
+	ProbeLimit = 5
 	// maxAnswer bounds what is read of an answer, in bytes.
 	maxAnswer = 64 << 10
-	// instanceHeader tells the ports of this agent from those of another one.
-	instanceHeader = "Nodeproxy-Agent"
+	// InstanceHeader tells the ports of this agent from those of another one.
+	InstanceHeader = "Nodeproxy-Agent"
 )
 
 // ProbeFunc asks the ports of proxies on this node whether one answers. It
@@ -79,6 +76,11 @@ func NewProbe(of Sockets, log logr.Logger) ProbeFunc {
 // ProbeProxyMode returns a ProbeFunc that asks for the mode at address only.
 func ProbeProxyMode(address netip.AddrPort, of Sockets, log logr.Logger) ProbeFunc {
 	return probe(of, log, modeAt(address))
+}
+
+// ProbeHealth returns a ProbeFunc that asks for the health at address only.
+func ProbeHealth(address netip.AddrPort, of Sockets, log logr.Logger) ProbeFunc {
+	return probe(of, log, healthAt(address))
 }
 
 // modeAt is a port where kube-proxy says its mode. What answers 200 is a proxy.
@@ -275,7 +277,7 @@ func (e endpoint) ask(ctx context.Context, instance string, of Sockets) (answer,
 		return a, unanswered(err)
 	}
 	defer func() { _ = response.Body.Close() }() // only read from
-	other := response.Header.Get(instanceHeader)
+	other := response.Header.Get(InstanceHeader)
 	if other != "" && other == instance {
 		return a, nil
 	}
@@ -295,50 +297,4 @@ func unanswered(err error) error {
 		return fmt.Errorf("asking for another proxy: %w", err)
 	}
 	return nil
-}
-
-// answering lets whoever asks our ports know which agent answers.
-func (a *Agent) answering(handler http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set(instanceHeader, a.instance)
-		handler.ServeHTTP(w, r)
-	})
-}
-
-// conflictCondition is the condition ConflictingProxy, if the node has it: one
-// that never had a conflict does not.
-func conflictCondition(f facts, former []metav1.Condition) *metav1.Condition {
-	c := &metav1.Condition{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoConflict}
-	switch {
-	case f.conflict() != "":
-		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonConflictingProxy, conflictMessage(f)
-	case meta.FindStatusCondition(former, c.Type) == nil:
-		return nil
-	case f.removing:
-		c.Message = "the NodeProxy was deleted with removalPolicy Cleanup: this agent writes nothing, whoever else does"
-	case f.audit:
-		c.Message = "enforcement is Audit: this agent writes nothing, whoever else does"
-	default:
-		c.Message = "no other proxy is active on this node"
-	}
-	return c
-}
-
-// conflict is what tells of another proxy that keeps us from writing; empty:
-// nothing.
-func (f facts) conflict() string {
-	if f.audit || f.removing {
-		return ""
-	}
-	return f.otherProxy
-}
-
-func conflictMessage(f facts) string {
-	const meanwhile = "nothing is written and none of its ports is opened"
-	if !f.otherGone.IsZero() {
-		return fmt.Sprintf("another proxy was active on this node (%s) and has shown no sign since %s: %s until %s have gone by without any; then the agent takes over",
-			f.otherProxy, f.otherGone.UTC().Format(time.RFC3339), meanwhile, f.otherWait)
-	}
-	return fmt.Sprintf("another proxy is active on this node (%s): %s; stop it on this node (kube-proxy: delete its DaemonSet, or keep its pods off this node) and the agent takes over",
-		f.otherProxy, meanwhile)
 }

@@ -1,4 +1,4 @@
-package agent
+package status
 
 import (
 	"encoding/json"
@@ -21,25 +21,25 @@ var update = commandline.Bool("update", false, "write the golden files in testda
 
 // goldenStatuses are the situations that an operator meets, each in an edit of
 // a node on which all is well.
-var goldenStatuses = map[string]func(*desired.Snapshot, *facts){
-	"all-well": func(*desired.Snapshot, *facts) {},
-	"service-refused": func(s *desired.Snapshot, _ *facts) {
+var goldenStatuses = map[string]func(*desired.Snapshot, *Facts){
+	"all-well": func(*desired.Snapshot, *Facts) {},
+	"service-refused": func(s *desired.Snapshot, _ *Facts) {
 		s.Services--
 		s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("cart"): "IPv4: iptables-restore: line 31 failed: Extension recent revision 0 not supported, missing kernel module?"}
 	},
-	"other-proxy": func(s *desired.Snapshot, f *facts) {
+	"other-proxy": func(s *desired.Snapshot, f *Facts) {
 		*s = desired.Snapshot{Now: s.Now, Own: s.Own, Exists: true, Listed: true, InventoryKnown: true}
-		f.otherProxy = `http://127.0.0.1:10249/proxyMode answers "iptables"`
-		f.drift = drift.Facts{}
+		f.OtherProxy = `http://127.0.0.1:10249/proxyMode answers "iptables"`
+		f.Drift = drift.Facts{}
 	},
-	"audit-differs": func(s *desired.Snapshot, f *facts) {
-		f.audit, f.otherProxy = true, `http://127.0.0.1:10249/proxyMode answers "iptables"`
+	"audit-differs": func(s *desired.Snapshot, f *Facts) {
+		f.Audit, f.OtherProxy = true, `http://127.0.0.1:10249/proxyMode answers "iptables"`
 		s.Difference = &dataplane.Difference{Count: 17, Examples: []string{
 			"chain KUBE-SVC-XPGD46QRK7WJZT7O missing in nat", "rule of shop/cart missing in KUBE-SERVICES in nat"}}
 		s.Applied.LastSync = nil
-		f.drift = drift.Facts{}
+		f.Drift = drift.Facts{}
 	},
-	"objects-held": func(s *desired.Snapshot, _ *facts) {
+	"objects-held": func(s *desired.Snapshot, _ *Facts) {
 		s.Retained = []dataplane.ServiceName{agenttest.Name("cart"), agenttest.Name("pay")}
 		s.RetainedSince, s.UnconfirmedSince = s.Now.Add(-time.Minute), s.Now.Add(-time.Minute)
 	},
@@ -53,12 +53,12 @@ func TestGoldenStatuses(t *testing.T) {
 			s, f := programmed(), facts4
 			s.Own.Generation, s.Applied.Generation = 1, 1
 			s.Families[dataplane.IPv6] = desired.FamilySnapshot{Done: true}
-			f.families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
-			f.tracking.report = &v1alpha1.ConntrackReport{Entries: 31022, Max: 262144, UsagePercent: 12, Buckets: 65536, FlowsCleaned: 18}
-			f.drift = drift.Facts{Repairs: 2, LastTime: agenttest.Epoch.Add(-10 * time.Hour),
+			f.Families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
+			f.Tracking.Report = &v1alpha1.ConntrackReport{Entries: 31022, Max: 262144, UsagePercent: 12, Buckets: 65536, FlowsCleaned: 18}
+			f.Drift = drift.Facts{Repairs: 2, LastTime: agenttest.Epoch.Add(-10 * time.Hour),
 				Examples: []string{"chain KUBE-SVC-XPGD46QRK7WJZT7O missing in nat"}}
 			edit(&s, &f)
-			got, err := json.MarshalIndent(buildStatus(s, f, nil), "", "  ")
+			got, err := json.MarshalIndent(Build(s, f, nil), "", "  ")
 			if err != nil {
 				t.Fatal(err)
 			}

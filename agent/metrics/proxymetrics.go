@@ -1,4 +1,4 @@
-package agent
+package metrics
 
 import (
 	"strconv"
@@ -101,15 +101,15 @@ func (m *proxyMetrics) begin(families []dataplane.Family) {
 	}
 }
 
-// queued notes that a sync was asked for.
-func (m *proxyMetrics) queued(families []dataplane.Family, now time.Time) {
+// Queued notes that a sync was asked for.
+func (m *proxyMetrics) Queued(families []dataplane.Family, now time.Time) {
 	for _, family := range families {
-		m.lastQueued.WithLabelValues(string(family)).Set(unixSeconds(now))
+		m.lastQueued.WithLabelValues(string(family)).Set(UnixSeconds(now))
 	}
 }
 
-// synced counts the outcome of a sync that ended at now.
-func (m *proxyMetrics) synced(rulesets map[dataplane.Family]*dataplane.Ruleset, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result], now time.Time) {
+// Synced counts the outcome of a sync that ended at now.
+func (m *proxyMetrics) Synced(rulesets map[dataplane.Family]*dataplane.Ruleset, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result], now time.Time) {
 	for family, outcome := range outcomes {
 		label := string(family)
 		wantedFull := rulesets[family].Full
@@ -128,7 +128,7 @@ func (m *proxyMetrics) synced(rulesets map[dataplane.Family]*dataplane.Ruleset, 
 		if outcome.Err != nil {
 			continue
 		}
-		m.lastSync.WithLabelValues(label).Set(unixSeconds(now))
+		m.lastSync.WithLabelValues(label).Set(UnixSeconds(now))
 		for table, count := range outcome.Value.Tables {
 			m.rules.WithLabelValues(table, label).Set(float64(count.Rules))
 			m.written.WithLabelValues(table, label).Set(float64(count.Written))
@@ -136,8 +136,8 @@ func (m *proxyMetrics) synced(rulesets map[dataplane.Family]*dataplane.Ruleset, 
 	}
 }
 
-// programmed takes what the store has found out by a sync.
-func (m *proxyMetrics) programmed(families map[dataplane.Family]desired.ProgrammedChanges) {
+// Programmed takes what the store has found out by a sync.
+func (m *proxyMetrics) Programmed(families map[dataplane.Family]desired.ProgrammedChanges) {
 	for family, p := range families {
 		for _, took := range p.Latencies {
 			m.programming.WithLabelValues(string(family)).Observe(took.Seconds())
@@ -164,8 +164,8 @@ func (m *proxyMetrics) cleaned(family dataplane.Family, pass conntrack.Pass) {
 	}
 }
 
-// answered counts an answer of the proxy's health port.
-func (m *proxyMetrics) answered(path string, code int) {
+// Answered counts an answer of the proxy's health port.
+func (m *proxyMetrics) Answered(path string, code int) {
 	if path == "/healthz" {
 		m.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
 	} else {
@@ -173,4 +173,4 @@ func (m *proxyMetrics) answered(path string, code int) {
 	}
 }
 
-func unixSeconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
+func UnixSeconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }

@@ -1,4 +1,4 @@
-package agent
+package status
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-var facts4 = facts{version: "v0.1.0", started: agenttest.Epoch, kernel: "6.18.0", iptables: "1.8.9 (nf_tables)", formats: v1alpha1.FormatVersions(), families: []dataplane.Family{dataplane.IPv4}}
+var facts4 = Facts{Version: "v0.1.0", Started: agenttest.Epoch, Kernel: "6.18.0", Iptables: "1.8.9 (nf_tables)", Formats: v1alpha1.FormatVersions(), Families: []dataplane.Family{dataplane.IPv4}}
 
 // programmed is a snapshot of an agent that has done all there is to do.
 func programmed() desired.Snapshot {
@@ -30,7 +30,7 @@ func programmed() desired.Snapshot {
 		Exists: true, Listed: true, Done: true, InventoryKnown: true,
 		Families: map[dataplane.Family]desired.FamilySnapshot{dataplane.IPv4: {Done: true}},
 		Applied: desired.Applied{Version: "190233", Generation: 88, SettingsRevision: "7d1f0a9c", Mode: v1alpha1.ModeIPTables,
-			LastSync: &v1alpha1.SyncReport{Time: seconds(agenttest.Epoch), DurationMilliseconds: 21, Kind: v1alpha1.SyncPartial, ServicesChanged: 1}},
+			LastSync: &v1alpha1.SyncReport{Time: Seconds(agenttest.Epoch), DurationMilliseconds: 21, Kind: v1alpha1.SyncPartial, ServicesChanged: 1}},
 		Services: 412, Endpoints: 3980, Local: 37,
 		Kernel: &desired.KernelCount{Counts: dataplane.Counts{Chains: 4815, Rules: 13021}, At: agenttest.Epoch}, Difference: &dataplane.Difference{},
 	}
@@ -41,73 +41,73 @@ func TestConditions(t *testing.T) {
 	ago := func(d time.Duration) time.Time { return agenttest.Epoch.Add(time.Hour).Add(-d) }
 	tests := []struct {
 		name       string
-		edit       func(*desired.Snapshot, *facts)
+		edit       func(*desired.Snapshot, *Facts)
 		accepted   string
 		programmed string
 		message    string // in that of Programmed
 	}{
-		{"all is well", func(*desired.Snapshot, *facts) {}, "True Accepted", "True Programmed", "holds what is wanted"},
-		{"another proxy", func(s *desired.Snapshot, f *facts) { f.otherProxy = "ipvs answers" }, "True Accepted", "False ConflictingProxy", "(ipvs answers): nothing is written"},
-		{"another proxy that has just gone", func(s *desired.Snapshot, f *facts) {
-			f.otherProxy, f.otherGone, f.otherWait = "ipvs answers", ago(time.Second), 10*time.Second
+		{"all is well", func(*desired.Snapshot, *Facts) {}, "True Accepted", "True Programmed", "holds what is wanted"},
+		{"another proxy", func(s *desired.Snapshot, f *Facts) { f.OtherProxy = "ipvs answers" }, "True Accepted", "False ConflictingProxy", "(ipvs answers): nothing is written"},
+		{"another proxy that has just gone", func(s *desired.Snapshot, f *Facts) {
+			f.OtherProxy, f.OtherGone, f.OtherWait = "ipvs answers", ago(time.Second), 10*time.Second
 		}, "True Accepted", "False ConflictingProxy", "has shown no sign since 2026-11-20T08:59:59Z: nothing is written and none of its ports is opened until 10s have gone by"},
-		{"another proxy comes before a failure", func(s *desired.Snapshot, f *facts) { f.otherProxy, s.Err = "ipvs", errors.New("x") }, "True Accepted", "False ConflictingProxy", ""},
-		{"another proxy, and not accepted", func(s *desired.Snapshot, f *facts) {
-			f.otherProxy, s.Refusal = "ipvs", &desired.Refusal{"Unsupported", "m"}
+		{"another proxy comes before a failure", func(s *desired.Snapshot, f *Facts) { f.OtherProxy, s.Err = "ipvs", errors.New("x") }, "True Accepted", "False ConflictingProxy", ""},
+		{"another proxy, and not accepted", func(s *desired.Snapshot, f *Facts) {
+			f.OtherProxy, s.Refusal = "ipvs", &desired.Refusal{Reason: "Unsupported", Message: "m"}
 		}, "False Unsupported", "False ConflictingProxy", ""},
-		{"not accepted", func(s *desired.Snapshot, _ *facts) {
-			s.Refusal = &desired.Refusal{"Unsupported", "spec.settings.mode: IPVS is not supported"}
+		{"not accepted", func(s *desired.Snapshot, _ *Facts) {
+			s.Refusal = &desired.Refusal{Reason: "Unsupported", Message: "spec.settings.mode: IPVS is not supported"}
 		}, "False Unsupported", "False Failed", "spec.settings.mode"},
-		{"not accepted comes before Pending", func(s *desired.Snapshot, _ *facts) { s.Refusal, s.Done = &desired.Refusal{"Invalid", "m"}, false }, "False Invalid", "False Failed", ""},
-		{"the last apply failed", func(s *desired.Snapshot, _ *facts) { s.Err = errors.New("IPv4: table nat is locked") }, "True Accepted", "False Failed", "IPv4: table nat is locked; what could be written is written, all else stays as it was; the agent tries again"},
-		{"the kernel cannot do it", func(s *desired.Snapshot, _ *facts) { s.Err = unsupportedErr }, "False Unsupported", "False Failed", "apt-get install iptables"},
-		{"no first set, no list", func(s *desired.Snapshot, _ *facts) { s.Done, s.Listed = false, false }, "True Accepted", "False Pending", "waits for the list of ServiceProxyRules"},
-		{"no first set", func(s *desired.Snapshot, _ *facts) { s.Done = false }, "True Accepted", "False Pending", "since the agent started"},
-		{"a change waits for 10 s", func(s *desired.Snapshot, _ *facts) { s.OldestPending = ago(10 * time.Second) }, "True Accepted", "True Programmed", ""},
-		{"a change waits for longer", func(s *desired.Snapshot, _ *facts) { s.OldestPending = ago(10*time.Second + 1) }, "True Accepted", "False Pending", "wait since 2026-11-20T08:59:49Z"},
-		{"refused Services", func(s *desired.Snapshot, _ *facts) {
+		{"not accepted comes before Pending", func(s *desired.Snapshot, _ *Facts) { s.Refusal, s.Done = &desired.Refusal{Reason: "Invalid", Message: "m"}, false }, "False Invalid", "False Failed", ""},
+		{"the last apply failed", func(s *desired.Snapshot, _ *Facts) { s.Err = errors.New("IPv4: table nat is locked") }, "True Accepted", "False Failed", "IPv4: table nat is locked; what could be written is written, all else stays as it was; the agent tries again"},
+		{"the kernel cannot do it", func(s *desired.Snapshot, _ *Facts) { s.Err = unsupportedErr }, "False Unsupported", "False Failed", "apt-get install iptables"},
+		{"no first set, no list", func(s *desired.Snapshot, _ *Facts) { s.Done, s.Listed = false, false }, "True Accepted", "False Pending", "waits for the list of ServiceProxyRules"},
+		{"no first set", func(s *desired.Snapshot, _ *Facts) { s.Done = false }, "True Accepted", "False Pending", "since the agent started"},
+		{"a change waits for 10 s", func(s *desired.Snapshot, _ *Facts) { s.OldestPending = ago(10 * time.Second) }, "True Accepted", "True Programmed", ""},
+		{"a change waits for longer", func(s *desired.Snapshot, _ *Facts) { s.OldestPending = ago(10*time.Second + 1) }, "True Accepted", "False Pending", "wait since 2026-11-20T08:59:49Z"},
+		{"refused Services", func(s *desired.Snapshot, _ *Facts) {
 			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3", agenttest.Name("a"): "line 2"}
 		}, "True Accepted", "True SomeServicesRefused", "all Services are programmed but 2, whose rules the kernel refuses: shop/a: line 2; shop/b: line 3"},
-		{"refused Services come before held ones", func(s *desired.Snapshot, _ *facts) {
+		{"refused Services come before held ones", func(s *desired.Snapshot, _ *Facts) {
 			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3"}
 			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
 		}, "True Accepted", "True SomeServicesRefused", ""},
-		{"vanished for less than 10 s", func(s *desired.Snapshot, _ *facts) {
+		{"vanished for less than 10 s", func(s *desired.Snapshot, _ *Facts) {
 			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(10*time.Second-1)
 		}, "True Accepted", "True Programmed", ""},
-		{"vanished for 10 s", func(s *desired.Snapshot, _ *facts) {
+		{"vanished for 10 s", func(s *desired.Snapshot, _ *Facts) {
 			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a"), agenttest.Name("b"), agenttest.Name("c"), agenttest.Name("d")}, ago(10*time.Second)
 		}, "True Accepted", "True Held", "4 Services have vanished while their Services have not ended (shop/a, shop/b, shop/c, ...)"},
-		{"held, and a warning", func(s *desired.Snapshot, _ *facts) {
+		{"held, and a warning", func(s *desired.Snapshot, _ *Facts) {
 			s.Retained, s.RetainedSince, s.Warnings = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute), []string{"x cannot be set", "y neither"}
 		}, "True Accepted", "True Held", "; but: x cannot be set; y neither"},
-		{"unconfirmed for less than 10 s", func(s *desired.Snapshot, _ *facts) { s.UnconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
-		{"the inventory differs", func(s *desired.Snapshot, _ *facts) { s.UnconfirmedSince = ago(time.Minute) }, "True Accepted", "True Held", "status.inventory"},
-		{"leftovers of another proxy", func(_ *desired.Snapshot, f *facts) { f.leftovers = []string{"device kube-ipvs0 is left"} }, "True Accepted", "True Programmed", "; but: device kube-ipvs0 is left"},
-		{"Audit, nobody else", func(_ *desired.Snapshot, f *facts) { f.audit = true }, "True Accepted", "True AuditInSync", "nobody maintains the rules"},
-		{"Audit beside another proxy is no conflict", func(_ *desired.Snapshot, f *facts) { f.audit, f.otherProxy = true, "x answers" }, "True Accepted", "True AuditInSync", "another proxy runs on this node (x answers)"},
-		{"Audit, another proxy has gone", func(_ *desired.Snapshot, f *facts) {
-			f.audit, f.otherProxy, f.otherGone = true, "x answers", ago(time.Second)
+		{"unconfirmed for less than 10 s", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
+		{"the inventory differs", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(time.Minute) }, "True Accepted", "True Held", "status.inventory"},
+		{"leftovers of another proxy", func(_ *desired.Snapshot, f *Facts) { f.Leftovers = []string{"device kube-ipvs0 is left"} }, "True Accepted", "True Programmed", "; but: device kube-ipvs0 is left"},
+		{"Audit, nobody else", func(_ *desired.Snapshot, f *Facts) { f.Audit = true }, "True Accepted", "True AuditInSync", "nobody maintains the rules"},
+		{"Audit beside another proxy is no conflict", func(_ *desired.Snapshot, f *Facts) { f.Audit, f.OtherProxy = true, "x answers" }, "True Accepted", "True AuditInSync", "another proxy runs on this node (x answers)"},
+		{"Audit, another proxy has gone", func(_ *desired.Snapshot, f *Facts) {
+			f.Audit, f.OtherProxy, f.OtherGone = true, "x answers", ago(time.Second)
 		}, "True Accepted", "True AuditInSync", "has shown no sign since 2026-11-20T08:59:59Z"},
-		{"Audit differs", func(s *desired.Snapshot, f *facts) {
-			f.audit, s.Difference = true, &dataplane.Difference{Count: 3, Examples: []string{"a", "b", "c"}}
+		{"Audit differs", func(s *desired.Snapshot, f *Facts) {
+			f.Audit, s.Difference = true, &dataplane.Difference{Count: 3, Examples: []string{"a", "b", "c"}}
 		}, "True Accepted", "False AuditDiffers", "differs from what is wanted: status.difference says where"},
-		{"Audit comes before refused and held Services", func(s *desired.Snapshot, f *facts) {
-			f.audit, s.Retained, s.RetainedSince = true, []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
+		{"Audit comes before refused and held Services", func(s *desired.Snapshot, f *Facts) {
+			f.Audit, s.Retained, s.RetainedSince = true, []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
 			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3"}
 		}, "True Accepted", "True AuditInSync", ""},
-		{"Audit, not compared yet", func(s *desired.Snapshot, f *facts) { f.audit, s.Done = true, false }, "True Accepted", "False Pending", "has not been compared"},
-		{"Audit, a change waits", func(s *desired.Snapshot, f *facts) { f.audit, s.OldestPending = true, ago(30*time.Second+1) }, "True Accepted", "False Pending", "to be compared"},
-		{"Audit, a change waits its turn", func(s *desired.Snapshot, f *facts) { f.audit, s.OldestPending = true, ago(30*time.Second) }, "True Accepted", "True AuditInSync", ""},
-		{"Audit, not readable", func(s *desired.Snapshot, f *facts) { f.audit, s.Err = true, errors.New("iptables-save: no") }, "True Accepted", "False Failed", "cannot be compared to what is wanted: iptables-save: no"},
-		{"Audit, not accepted", func(s *desired.Snapshot, f *facts) { f.audit, s.Refusal = true, &desired.Refusal{"Invalid", "m"} }, "False Invalid", "False Failed", ""},
-		{"no NodeProxy", func(s *desired.Snapshot, _ *facts) { s.UnconfirmedSince, s.InventoryKnown = ago(time.Minute), false }, "True Accepted", "True Held", `no NodeProxy "cluster"`},
+		{"Audit, not compared yet", func(s *desired.Snapshot, f *Facts) { f.Audit, s.Done = true, false }, "True Accepted", "False Pending", "has not been compared"},
+		{"Audit, a change waits", func(s *desired.Snapshot, f *Facts) { f.Audit, s.OldestPending = true, ago(30*time.Second+1) }, "True Accepted", "False Pending", "to be compared"},
+		{"Audit, a change waits its turn", func(s *desired.Snapshot, f *Facts) { f.Audit, s.OldestPending = true, ago(30*time.Second) }, "True Accepted", "True AuditInSync", ""},
+		{"Audit, not readable", func(s *desired.Snapshot, f *Facts) { f.Audit, s.Err = true, errors.New("iptables-save: no") }, "True Accepted", "False Failed", "cannot be compared to what is wanted: iptables-save: no"},
+		{"Audit, not accepted", func(s *desired.Snapshot, f *Facts) { f.Audit, s.Refusal = true, &desired.Refusal{Reason: "Invalid", Message: "m"} }, "False Invalid", "False Failed", ""},
+		{"no NodeProxy", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince, s.InventoryKnown = ago(time.Minute), false }, "True Accepted", "True Held", `no NodeProxy "cluster"`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			s, f := programmed(), facts4
 			tt.edit(&s, &f)
-			status := buildStatus(s, f, nil)
+			status := Build(s, f, nil)
 			show := func(kind string) string {
 				c := meta.FindStatusCondition(status.Conditions, kind)
 				if c == nil {
@@ -128,7 +128,7 @@ func TestConditions(t *testing.T) {
 				t.Errorf("message %q lacks %q", m, tt.message)
 			}
 			conflict := "absent"
-			if f.conflict() != "" {
+			if f.Conflict() != "" {
 				conflict = "True ConflictingProxy"
 			}
 			if got := show(v1alpha1.ConditionConflictingProxy); got != conflict {
@@ -165,7 +165,7 @@ func TestRefusedOnesThatPoliciesShapeComeFirst(t *testing.T) {
 		s.Rejected[agenttest.Name(fmt.Sprintf("s%02d", i))] = "no"
 	}
 	s.Shaped = map[dataplane.ServiceName]bool{agenttest.Name("s11"): true}
-	got := buildStatus(s, facts4, nil).Refused
+	got := Build(s, facts4, nil).Refused
 	if got.Count != 12 || got.Examples[0] != agenttest.Name("s11").String()+": no" || got.Examples[1] != agenttest.Name("s00").String()+": no" {
 		t.Errorf("%d, %q", got.Count, got.Examples)
 	}
@@ -176,7 +176,7 @@ func TestSuspectedServicesAreNotNamed(t *testing.T) {
 	s := programmed()
 	s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("bad"): "no", agenttest.Name("other"): "no"}
 	s.Suspected = map[dataplane.ServiceName]bool{agenttest.Name("other"): true}
-	got := buildStatus(s, facts4, nil).Refused
+	got := Build(s, facts4, nil).Refused
 	if got.Count != 2 || len(got.Examples) != 1 || got.Examples[0] != agenttest.Name("bad").String()+": no" {
 		t.Errorf("%d, %q", got.Count, got.Examples)
 	}
@@ -194,7 +194,7 @@ func TestStatusFigures(t *testing.T) {
 	}
 	s.Retained = []dataplane.ServiceName{agenttest.Name("a")}
 	s.Difference = &dataplane.Difference{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}}
-	got := buildStatus(s, facts4, nil)
+	got := Build(s, facts4, nil)
 	if n := len(got.Refused.Examples); n != 10 || len(got.Refused.Examples[0]) != wording.MaxExample {
 		t.Errorf("%d examples of refused Services, the first with %d bytes", n, len(got.Refused.Examples[0]))
 	}
@@ -203,11 +203,11 @@ func TestStatusFigures(t *testing.T) {
 		ObservedGeneration: 88, SettingsRevision: "7d1f0a9c", Mode: "IPTables", Families: []string{"IPv4"},
 		AppliedResourceVersion: "190233", Services: 412, Endpoints: 3980, LocalEndpoints: 37, Held: 1,
 		Refused:    &v1alpha1.RefusedServices{Count: 12},
-		Kernel:     &v1alpha1.KernelCounts{VerifiedTime: seconds(agenttest.Epoch), Chains: 4815, Rules: 13021},
-		LastSync:   &v1alpha1.SyncReport{Time: seconds(agenttest.Epoch), DurationMilliseconds: 21, Kind: "Partial", ServicesChanged: 1},
+		Kernel:     &v1alpha1.KernelCounts{VerifiedTime: Seconds(agenttest.Epoch), Chains: 4815, Rules: 13021},
+		LastSync:   &v1alpha1.SyncReport{Time: Seconds(agenttest.Epoch), DurationMilliseconds: 21, Kind: "Partial", ServicesChanged: 1},
 		Difference: &v1alpha1.DifferenceReport{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}},
 		Drift:      &v1alpha1.DriftReport{},
-		Agent: &v1alpha1.AgentReport{Version: "v0.1.0", StartTime: seconds(agenttest.Epoch), Kernel: "6.18.0",
+		Agent: &v1alpha1.AgentReport{Version: "v0.1.0", StartTime: Seconds(agenttest.Epoch), Kernel: "6.18.0",
 			IPTables: "1.8.9 (nf_tables)", FormatVersions: []int32{1}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -224,7 +224,7 @@ func TestTransitionTimes(t *testing.T) {
 	}
 	s := programmed()
 	times := map[string]metav1.Time{}
-	for _, c := range buildStatus(s, facts4, former).Conditions {
+	for _, c := range Build(s, facts4, former).Conditions {
 		times[c.Type] = c.LastTransitionTime
 		if c.Type == v1alpha1.ConditionConflictingProxy && c.Status != metav1.ConditionFalse {
 			t.Errorf("a conflict that has ended is %s", c.Status)
@@ -232,68 +232,34 @@ func TestTransitionTimes(t *testing.T) {
 	}
 	want := map[string]metav1.Time{
 		v1alpha1.ConditionAccepted: old, v1alpha1.ConditionProgrammed: old, // the reason alone has changed
-		v1alpha1.ConditionConflictingProxy: seconds(s.Now),
+		v1alpha1.ConditionConflictingProxy: Seconds(s.Now),
 	}
 	if diff := cmp.Diff(want, times); diff != "" {
 		t.Errorf("transition times (-want +got):\n%s", diff)
 	}
 }
 
-// board stands for the API: it stores what is written.
-type board struct {
-	stored *v1alpha1.NodeProxyRules
-	writes int
-	tries  int
-	err    error
-}
-
 func half() float64 { return 0.5 }
-
-func (b *board) apply(_ context.Context, _ string, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error) {
-	b.tries++
-	if b.err != nil {
-		return nil, b.err
-	}
-	b.writes++
-	b.stored = b.stored.DeepCopy()
-	b.stored.Status = *status.DeepCopy()
-	b.touch()
-	return b.stored, nil
-}
-
-// touch gives the object a new version.
-func (b *board) touch() {
-	var version int
-	_, _ = fmt.Sscan(b.stored.ResourceVersion, &version)
-	b.stored.ResourceVersion = fmt.Sprint(version + 1)
-}
-
-// edit changes the stored status as somebody else would.
-func (b *board) edit(change func(*v1alpha1.NodeProxyRulesStatus)) {
-	b.stored = b.stored.DeepCopy()
-	change(&b.stored.Status)
-	b.touch()
-}
 
 func TestWhenStatusIsWritten(t *testing.T) {
 	type world struct {
 		s      desired.Snapshot
-		f      facts
-		b      *board
-		writer *statusWriter
+		f      Facts
+		b      *agenttest.Board
+		writer *Writer
 		clock  *clocktesting.FakePassiveClock
 	}
 	// step lets time pass and reports whether the status was written.
 	step := func(w *world, pass time.Duration) bool {
 		w.s.Now = w.s.Now.Add(pass)
 		w.clock.SetTime(w.s.Now)
-		w.s.Own = w.b.stored
-		return w.writer.write(context.Background(), w.s, w.f)
+		w.s.Own = w.b.Stored
+		return w.writer.Write(context.Background(), w.s, w.f)
 	}
 	start := func() *world {
 		s := programmed()
-		w := &world{s: s, f: facts4, b: &board{stored: s.Own}, clock: clocktesting.NewFakePassiveClock(s.Now)}
-		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: s.Now, share: half}
+		w := &world{s: s, f: facts4, b: &agenttest.Board{Stored: s.Own}, clock: clocktesting.NewFakePassiveClock(s.Now)}
+		w.writer = &Writer{Clock: w.clock, Apply: w.b.Apply, Log: logr.Discard(), Started: s.Now, Share: half}
 		return w
 	}
 	// written returns a world whose status has just been written.
@@ -379,53 +345,53 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("a repair within 5 s, many once a minute", func(t *testing.T) {
 		w := written(t)
-		w.f.drift.Repairs = 1
+		w.f.Drift.Repairs = 1
 		expect(t, w, 4*time.Second, false)
 		expect(t, w, time.Second, true)
-		w.f.drift.Repairs = 2
+		w.f.Drift.Repairs = 2
 		expect(t, w, 59*time.Second, false)
-		w.f.drift.Repairs = 3
+		w.f.Drift.Repairs = 3
 		expect(t, w, time.Second, true)
 		expect(t, w, time.Hour, false)
 	})
 	t.Run("another difference within 5 s, many once a minute", func(t *testing.T) {
 		w := written(t)
-		w.f.audit = true
+		w.f.Audit = true
 		w.s.Difference = &dataplane.Difference{Count: 1, Examples: []string{"a"}}
 		expect(t, w, 0, true) // its reason
 		w.s.Difference = &dataplane.Difference{Count: 2, Examples: []string{"a", "b"}}
 		expect(t, w, 4*time.Second, false)
 		expect(t, w, time.Second, true)
-		writes := w.b.writes
+		writes := w.b.Writes
 		for i := range 59 { // wrong settings, and rules that come and go
 			w.s.Difference = &dataplane.Difference{Count: 3 + i, Examples: []string{fmt.Sprint(i)}}
 			expect(t, w, time.Second, false)
 		}
 		expect(t, w, time.Second, true)
-		if got := w.b.stored.Status.Difference; w.b.writes != writes+1 || got.Count != 61 {
-			t.Errorf("%d writes in a minute, the last says %+v", w.b.writes-writes, got)
+		if got := w.b.Stored.Status.Difference; w.b.Writes != writes+1 || got.Count != 61 {
+			t.Errorf("%d writes in a minute, the last says %+v", w.b.Writes-writes, got)
 		}
 		w.s.Difference.Examples = []string{"b"}
 		expect(t, w, time.Minute, false) // a figure
 	})
 	t.Run("what somebody else has written, at most once a second", func(t *testing.T) {
 		w := written(t)
-		w.b.edit(func(s *v1alpha1.NodeProxyRulesStatus) { s.Services = 7 })
+		w.b.Edit(func(s *v1alpha1.NodeProxyRulesStatus) { s.Services = 7 })
 		expect(t, w, 0, false)
 		expect(t, w, time.Second, true)
-		if w.b.stored.Status.Services != 412 {
-			t.Errorf("services %d", w.b.stored.Status.Services)
+		if w.b.Stored.Status.Services != 412 {
+			t.Errorf("services %d", w.b.Stored.Status.Services)
 		}
-		w.b.edit(func(s *v1alpha1.NodeProxyRulesStatus) { s.Conditions[1].Status = metav1.ConditionUnknown })
+		w.b.Edit(func(s *v1alpha1.NodeProxyRulesStatus) { s.Conditions[1].Status = metav1.ConditionUnknown })
 		expect(t, w, time.Minute, true)
-		w.b.edit(func(s *v1alpha1.NodeProxyRulesStatus) { s.Conditions = nil })
+		w.b.Edit(func(s *v1alpha1.NodeProxyRulesStatus) { s.Conditions = nil })
 		expect(t, w, 500*time.Millisecond, false)
 		expect(t, w, 500*time.Millisecond, true)
 		expect(t, w, time.Minute, false)
 	})
 	t.Run("somebody else's condition is left alone", func(t *testing.T) {
 		w := written(t)
-		w.b.edit(func(s *v1alpha1.NodeProxyRulesStatus) {
+		w.b.Edit(func(s *v1alpha1.NodeProxyRulesStatus) {
 			s.Conditions = append([]metav1.Condition{{Type: "Inspected", Status: metav1.ConditionTrue}}, s.Conditions...)
 		})
 		expect(t, w, time.Minute, false)
@@ -435,38 +401,38 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		stale := programmed().Own
 		w.s.Now = w.s.Now.Add(time.Minute)
 		w.s.Own = stale
-		if w.writer.write(context.Background(), w.s, w.f) {
+		if w.writer.Write(context.Background(), w.s, w.f) {
 			t.Error("written because of a version from before the last write")
 		}
 	})
 	t.Run("failed writes are tried again ever more seldom", func(t *testing.T) {
 		w := start()
-		w.b.err = errors.New("no API")
+		w.b.Err = errors.New("no API")
 		expect(t, w, 0, false)
 		// 0.75 of 5, 10, 20 and then 30 s, by share.
 		for _, ms := range []time.Duration{3750, 7500, 15000, 22500, 22500} {
-			w.b.tries = 0
+			w.b.Tries = 0
 			expect(t, w, ms*time.Millisecond-time.Millisecond, false)
-			if w.b.tries != 0 {
+			if w.b.Tries != 0 {
 				t.Errorf("tried again before %v ms", int64(ms))
 			}
 			expect(t, w, time.Millisecond, false)
-			if w.b.tries != 1 {
-				t.Errorf("%d tries after %v ms", w.b.tries, int64(ms))
+			if w.b.Tries != 1 {
+				t.Errorf("%d tries after %v ms", w.b.Tries, int64(ms))
 			}
 		}
-		w.b.err = nil
+		w.b.Err = nil
 		expect(t, w, 22500*time.Millisecond, true)
 		w.s.Services++
-		w.b.err = errors.New("no API")
+		w.b.Err = errors.New("no API")
 		expect(t, w, figuresPause, false)
-		w.b.err = nil
+		w.b.Err = nil
 		expect(t, w, 3749*time.Millisecond, false)
 		expect(t, w, time.Millisecond, true) // the pauses begin anew
 	})
 	t.Run("an object made anew is written at once", func(t *testing.T) {
 		w := written(t)
-		w.b.stored = &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "other", Generation: 1, ResourceVersion: "900"}}
+		w.b.Stored = &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "other", Generation: 1, ResourceVersion: "900"}}
 		expect(t, w, 0, true)
 	})
 	t.Run("no object, nothing written", func(t *testing.T) {
@@ -476,18 +442,18 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("a restart does not touch a stored status for 10 s", func(t *testing.T) {
 		w := written(t)
-		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: w.s.Now, share: half}
+		w.writer = &Writer{Clock: w.clock, Apply: w.b.Apply, Log: logr.Discard(), Started: w.s.Now, Share: half}
 		w.s.Done, w.s.Applied = false, desired.Applied{}
 		expect(t, w, 9*time.Second, false)
 		expect(t, w, time.Second, true)
-		if c := meta.FindStatusCondition(w.b.stored.Status.Conditions, v1alpha1.ConditionProgrammed); c.Reason != v1alpha1.ReasonPending {
+		if c := meta.FindStatusCondition(w.b.Stored.Status.Conditions, v1alpha1.ConditionProgrammed); c.Reason != v1alpha1.ReasonPending {
 			t.Errorf("reason %s", c.Reason)
 		}
 	})
 	t.Run("a restart beside another proxy says so at once", func(t *testing.T) {
 		w := written(t)
-		w.writer = &statusWriter{clock: w.clock, apply: w.b.apply, log: logr.Discard(), started: w.s.Now, share: half}
-		w.s.Done, w.s.Applied, w.f.otherProxy = false, desired.Applied{}, "iptables"
+		w.writer = &Writer{Clock: w.clock, Apply: w.b.Apply, Log: logr.Discard(), Started: w.s.Now, Share: half}
+		w.s.Done, w.s.Applied, w.f.OtherProxy = false, desired.Applied{}, "iptables"
 		expect(t, w, 0, true)
 	})
 	t.Run("a fresh node says Pending at once", func(t *testing.T) {
