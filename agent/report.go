@@ -15,12 +15,6 @@ func (a *Agent) showMetrics(s desired.Snapshot, f status.Facts) {
 	}
 }
 
-// trigger asks the sync loop for a sync.
-func (a *Agent) trigger() {
-	a.metrics.Proxy.Queued(a.fanout.Families(), a.options.Clock.Now())
-	a.loop.Trigger()
-}
-
 // reportLoop writes the status whenever it is due.
 func (a *Agent) reportLoop(ctx context.Context) {
 	for ctx.Err() == nil {

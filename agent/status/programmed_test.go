@@ -28,7 +28,9 @@ type programmedCase struct {
 // removalPolicy.
 var programmedRows = []programmedCase{
 	{"another proxy", "False ConflictingProxy", func(_ *desired.Snapshot, f *Facts) { f.OtherProxy = "x answers" }},
-	{"not accepted", "False Failed", func(s *desired.Snapshot, _ *Facts) { s.Refusal = &desired.Refusal{Reason: v1alpha1.ReasonInvalid, Message: "m"} }},
+	{"not accepted", "False Failed", func(s *desired.Snapshot, _ *Facts) {
+		s.Refusal = &desired.Refusal{Reason: v1alpha1.ReasonInvalid, Message: "m"}
+	}},
 	{"the last apply failed", "False Failed", func(s *desired.Snapshot, _ *Facts) { s.Err = errors.New("locked") }},
 	{"no complete set yet", "False Pending", func(s *desired.Snapshot, _ *Facts) { s.Done = false }},
 	{"a change waits", "False Pending", func(s *desired.Snapshot, _ *Facts) { s.OldestPending = s.Now.Add(-auditPatience - time.Second) }},

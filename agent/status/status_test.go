@@ -58,7 +58,9 @@ func TestConditions(t *testing.T) {
 		{"not accepted", func(s *desired.Snapshot, _ *Facts) {
 			s.Refusal = &desired.Refusal{Reason: "Unsupported", Message: "spec.settings.mode: IPVS is not supported"}
 		}, "False Unsupported", "False Failed", "spec.settings.mode"},
-		{"not accepted comes before Pending", func(s *desired.Snapshot, _ *Facts) { s.Refusal, s.Done = &desired.Refusal{Reason: "Invalid", Message: "m"}, false }, "False Invalid", "False Failed", ""},
+		{"not accepted comes before Pending", func(s *desired.Snapshot, _ *Facts) {
+			s.Refusal, s.Done = &desired.Refusal{Reason: "Invalid", Message: "m"}, false
+		}, "False Invalid", "False Failed", ""},
 		{"the last apply failed", func(s *desired.Snapshot, _ *Facts) { s.Err = errors.New("IPv4: table nat is locked") }, "True Accepted", "False Failed", "IPv4: table nat is locked; what could be written is written, all else stays as it was; the agent tries again"},
 		{"the kernel cannot do it", func(s *desired.Snapshot, _ *Facts) { s.Err = unsupportedErr }, "False Unsupported", "False Failed", "apt-get install iptables"},
 		{"no first set, no list", func(s *desired.Snapshot, _ *Facts) { s.Done, s.Listed = false, false }, "True Accepted", "False Pending", "waits for the list of ServiceProxyRules"},
@@ -100,7 +102,9 @@ func TestConditions(t *testing.T) {
 		{"Audit, a change waits", func(s *desired.Snapshot, f *Facts) { f.Audit, s.OldestPending = true, ago(30*time.Second+1) }, "True Accepted", "False Pending", "to be compared"},
 		{"Audit, a change waits its turn", func(s *desired.Snapshot, f *Facts) { f.Audit, s.OldestPending = true, ago(30*time.Second) }, "True Accepted", "True AuditInSync", ""},
 		{"Audit, not readable", func(s *desired.Snapshot, f *Facts) { f.Audit, s.Err = true, errors.New("iptables-save: no") }, "True Accepted", "False Failed", "cannot be compared to what is wanted: iptables-save: no"},
-		{"Audit, not accepted", func(s *desired.Snapshot, f *Facts) { f.Audit, s.Refusal = true, &desired.Refusal{Reason: "Invalid", Message: "m"} }, "False Invalid", "False Failed", ""},
+		{"Audit, not accepted", func(s *desired.Snapshot, f *Facts) {
+			f.Audit, s.Refusal = true, &desired.Refusal{Reason: "Invalid", Message: "m"}
+		}, "False Invalid", "False Failed", ""},
 		{"no NodeProxy", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince, s.InventoryKnown = ago(time.Minute), false }, "True Accepted", "True Held", `no NodeProxy "cluster"`},
 	}
 	for _, tt := range tests {
