@@ -80,7 +80,7 @@ func TestWarnings(t *testing.T) {
 	r.SetService(r.Service("c", 3))
 	mustSync(t, a)
 	c = status.ProgrammedCondition(a.known())
-	if c.Reason != v1alpha1.ReasonSomeServicesRefused || !strings.Contains(c.Message, "line 3 failed; but: "+forwarding) {
+	if c.Reason != v1alpha1.ReasonSomeServicesRejected || !strings.Contains(c.Message, "line 3 failed; but: "+forwarding) {
 		t.Errorf("with a refused Service: condition %+v", c)
 	}
 	if lines := log.With(localnet); len(lines) != 1 {

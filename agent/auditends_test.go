@@ -132,7 +132,7 @@ func TestWhatIsWrittenIsNotCompared(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	kernel.Refuse("shop", "a", "too long")
 	mustSync(t, a)
-	if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonSomeServicesRefused {
+	if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonSomeServicesRejected {
 		t.Fatalf("written: %s: %s", c.Reason, c.Message)
 	}
 	b := prepare(a.store)

@@ -85,9 +85,9 @@ const inSync = "True Programmed: the kernel holds what is wanted"
 func TestServicesAndEndpointsOfBothFamilies(t *testing.T) {
 	r := newDualRig(t)
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
-		s.Services = []v1alpha1.ServiceMembers{
-			{Namespace: "shop", Name: "both", Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.2:8080", "[fd00:10:244:1::7]:8080"}}}},
-			{Namespace: "shop", Name: "six", Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{"[fd00:10:244:1::7]:8080"}}}},
+		s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{
+			{Namespace: "shop", Name: "both", Ports: []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.2:8080", "[fd00:10:244:1::7]:8080"}}}},
+			{Namespace: "shop", Name: "six", Ports: []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{"[fd00:10:244:1::7]:8080"}}}},
 		}
 	}))
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("four", 1), r.Service("both", 2, agenttest.IPv6(false)), r.Service("six", 3, agenttest.IPv6(true))})
@@ -100,7 +100,7 @@ func TestServicesAndEndpointsOfBothFamilies(t *testing.T) {
 	r.kernels[dataplane.IPv6].Refuse("shop", "six", "no")
 	r.SetService(r.Service("six", 3, agenttest.IPv6(true), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
 	r.apply()
-	r.expect("True SomeServicesRefused: all Services are programmed but 1, whose rules the kernel refuses: shop/six: IPv6: no", "IPv4 IPv6", 2, 5, 2)
+	r.expect("True SomeServicesRejected: all Services are programmed but 1, whose rules the kernel refuses: shop/six: IPv6: no", "IPv4 IPv6", 2, 5, 2)
 }
 
 func TestFamilyThatNothingNeeds(t *testing.T) {

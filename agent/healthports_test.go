@@ -43,7 +43,7 @@ func balanced(port int32) func(*v1alpha1.ServiceProxyRulesSpec) {
 // memberOf makes endpoints of shop/a such of the node.
 func memberOf(endpoints ...string) func(*v1alpha1.NodeProxyRulesSpec) {
 	return func(s *v1alpha1.NodeProxyRulesSpec) {
-		s.Services = []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "a", Ports: []v1alpha1.PortMembers{
+		s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "a", Ports: []v1alpha1.PortLocalEndpoints{
 			{Name: "http", Protocol: v1alpha1.ProtocolTCP, Endpoints: endpoints}}}}
 	}
 }

@@ -37,7 +37,7 @@ func TestMessagesOfRestored(t *testing.T) {
 		r.sync()
 		r.clock.SetTime(agenttest.Epoch.Add(11 * time.Second))
 		c := status.ProgrammedCondition(r.Snapshot(), status.Facts{})
-		if c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonHeld {
+		if c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonRetained {
 			t.Errorf("condition %+v", c)
 		}
 		for _, want := range []string{"the ServiceProxyRules could not be read", "is forbidden", "written 2026-11-20T07:53:00Z"} {

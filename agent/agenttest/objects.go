@@ -102,8 +102,8 @@ func (l *Log) With(text string) []string {
 
 // EndpointOfA puts the first endpoint of shop/a on the node.
 func EndpointOfA(s *v1alpha1.NodeProxyRulesSpec) {
-	s.Services = []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "a",
-		Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.1:8080"}}}}}
+	s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "a",
+		Ports: []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.1:8080"}}}}}
 }
 
 // Checkpoint makes one of a, b and c, of which a has an endpoint on the node.

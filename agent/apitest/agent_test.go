@@ -66,8 +66,8 @@ var _ = Describe("an agent", func() {
 		inventory(ctx, "cart")
 		n := newNode()
 		n.createRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) {
-			s.Services = []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "cart",
-				Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.5:8080"}}}}}
+			s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "cart",
+				Ports: []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.5:8080"}}}}}
 		})
 		n.start()
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
@@ -82,8 +82,8 @@ var _ = Describe("an agent", func() {
 		Expect(s.Mode).To(Equal(v1alpha1.ModeIPTables))
 		Expect(s.Families).To(Equal([]string{"IPv4"}))
 		Expect(s.AppliedResourceVersion).NotTo(BeEmpty())
-		Expect([]int32{s.Services, s.Endpoints, s.LocalEndpoints, s.Held}).To(Equal([]int32{1, 2, 1, 0}))
-		Expect(s.Refused.Count).To(BeZero())
+		Expect([]int32{s.Services, s.Endpoints, s.LocalEndpoints, s.Retained}).To(Equal([]int32{1, 2, 1, 0}))
+		Expect(s.Rejected.Count).To(BeZero())
 		Expect(s.Kernel.Chains).To(BeEquivalentTo(1))
 		Expect(s.Kernel.VerifiedTime.IsZero()).To(BeFalse())
 		Expect(s.LastSync.Kind).To(Equal(v1alpha1.SyncFull))
@@ -95,7 +95,7 @@ var _ = Describe("an agent", func() {
 		Expect(s.Conntrack).To(BeNil())
 
 		By("following a change of membership within seconds")
-		n.editRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) { s.Services = nil })
+		n.editRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) { s.LocalEndpoints = nil })
 		Eventually(func() int32 { return n.rules(ctx).Status.LocalEndpoints }, "7s").Should(BeZero())
 		Expect(n.rules(ctx).Status.ObservedGeneration).To(Equal(stored.Generation + 1))
 	})
@@ -338,8 +338,8 @@ var _ = Describe("an agent", func() {
 		cart.Spec.FormatVersion = 9
 		cart.Spec.ClusterIPs = []string{"10.96.0.99"}
 		Expect(api.Update(ctx, cart)).To(Succeed())
-		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/SomeServicesRefused"))
-		Expect(n.rules(ctx).Status.Refused.Examples).To(ConsistOf(HavePrefix("shop/cart: spec.formatVersion 9")))
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/SomeServicesRejected"))
+		Expect(n.rules(ctx).Status.Rejected.Examples).To(ConsistOf(HavePrefix("shop/cart: spec.formatVersion 9")))
 		Expect(n.kernel.Service("shop", "cart").ClusterIP.String()).To(Equal("10.96.0.7"))
 	})
 
@@ -364,8 +364,8 @@ var _ = Describe("an agent", func() {
 		n.kernel.Fail(nil)
 		n.kernel.Refuse("shop", "bad", "line 3 failed")
 		service(ctx, "bad", "10.96.0.9")
-		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/SomeServicesRefused"))
-		Expect(n.rules(ctx).Status.Refused.Examples).To(Equal([]string{"shop/bad: IPv4: line 3 failed"}))
+		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/SomeServicesRejected"))
+		Expect(n.rules(ctx).Status.Rejected.Examples).To(Equal([]string{"shop/bad: IPv4: line 3 failed"}))
 	})
 
 	It("rewrites what somebody else writes into its status", func(ctx SpecContext) {

@@ -27,8 +27,8 @@ var _ = Describe("an agent that is older than the controller", func() {
 
 		By("changing nothing of what is in the newer one, and going on with all else")
 		newer(cart, "10.96.0.99")
-		Eventually(old.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/SomeServicesRefused"))
-		Expect(old.rules(ctx).Status.Refused.Examples).To(ConsistOf(
+		Eventually(old.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/SomeServicesRejected"))
+		Expect(old.rules(ctx).Status.Rejected.Examples).To(ConsistOf(
 			"shop/cart: spec.formatVersion 2 is not known to this agent, which knows 1: upgrade the agents; its rules stay as they are"))
 		Expect(old.condition(ctx, v1alpha1.ConditionAccepted)()).To(Equal("True/Accepted"))
 		pay.Spec.ClusterIPs = []string{"10.96.0.88"}

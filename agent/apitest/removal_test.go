@@ -117,7 +117,7 @@ var _ = Describe("removal with the policy Cleanup", func() {
 		link.set(false)
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed), "40s").Should(Equal("False/Removed"))
 		Expect(n.kernel.Services()).To(BeEmpty())
-		Expect(n.rules(ctx).Status.Held).To(BeZero())
+		Expect(n.rules(ctx).Status.Retained).To(BeZero())
 	})
 
 	DescribeTable("touches nothing, and says so,", func(ctx SpecContext, prepare func(*node), edit func(*v1alpha1.NodeProxyRulesSpec), former, text string) {

@@ -57,19 +57,19 @@ func (s *Set) name() {
 // its pods have other addresses. What it shares with s is not changed.
 func (s *Set) WithoutMembers() *Set {
 	out := &Set{Header: s.Header, Rules: s.Rules.DeepCopy(), Services: make([]*v1alpha1.ServiceProxyRules, len(s.Services))}
-	members := make(map[string][]v1alpha1.PortMembers, len(s.Rules.Spec.Services))
-	for _, m := range s.Rules.Spec.Services {
+	members := make(map[string][]v1alpha1.PortLocalEndpoints, len(s.Rules.Spec.LocalEndpoints))
+	for _, m := range s.Rules.Spec.LocalEndpoints {
 		name := v1alpha1.ServiceProxyRulesName(m.Namespace, m.Name)
 		members[name] = append(members[name], m.Ports...)
 	}
-	out.Rules.Spec.Services = nil
+	out.Rules.Spec.LocalEndpoints = nil
 	for i, object := range s.Services {
 		out.Services[i] = withoutMembers(object, members[object.Name])
 	}
 	return out
 }
 
-func withoutMembers(object *v1alpha1.ServiceProxyRules, members []v1alpha1.PortMembers) *v1alpha1.ServiceProxyRules {
+func withoutMembers(object *v1alpha1.ServiceProxyRules, members []v1alpha1.PortLocalEndpoints) *v1alpha1.ServiceProxyRules {
 	if len(members) == 0 {
 		return object
 	}

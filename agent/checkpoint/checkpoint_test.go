@@ -46,8 +46,8 @@ func sample(services, endpoints int) *Set {
 				PortSummary: "80/TCP", EndpointCount: int32(endpoints),
 				Ports: []v1alpha1.ServicePort{{Name: "http", Protocol: v1alpha1.ProtocolTCP, Port: 80, Endpoints: []v1alpha1.EndpointGroup{group}}}},
 		})
-		s.Rules.Spec.Services = append(s.Rules.Spec.Services, v1alpha1.ServiceMembers{Namespace: "shop", Name: name,
-			Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: v1alpha1.ProtocolTCP, Endpoints: members}}})
+		s.Rules.Spec.LocalEndpoints = append(s.Rules.Spec.LocalEndpoints, v1alpha1.ServiceLocalEndpoints{Namespace: "shop", Name: name,
+			Ports: []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: v1alpha1.ProtocolTCP, Endpoints: members}}})
 	}
 	s.name()
 	return s
@@ -63,15 +63,15 @@ func TestWithoutMembers(t *testing.T) {
 	service := func(name string, ports ...v1alpha1.ServicePort) *v1alpha1.ServiceProxyRules {
 		return &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.ServiceProxyRulesSpec{Ports: ports}}
 	}
-	members := func(name, port string, protocol v1alpha1.Protocol, endpoints ...string) v1alpha1.ServiceMembers {
-		return v1alpha1.ServiceMembers{Namespace: "shop", Name: name, Ports: []v1alpha1.PortMembers{{Name: port, Protocol: protocol, Endpoints: endpoints}}}
+	members := func(name, port string, protocol v1alpha1.Protocol, endpoints ...string) v1alpha1.ServiceLocalEndpoints {
+		return v1alpha1.ServiceLocalEndpoints{Namespace: "shop", Name: name, Ports: []v1alpha1.PortLocalEndpoints{{Name: port, Protocol: protocol, Endpoints: endpoints}}}
 	}
 	s := &Set{Header: Header{Node: "node-1", Written: epoch}, Rules: &v1alpha1.NodeProxyRules{}, Services: []*v1alpha1.ServiceProxyRules{
 		service("shop.a", port("http", group("10.1.0.1:80", "10.2.0.1:80", "[fd00::1]:80"), group("10.1.0.2:80")), port("other", group("10.1.0.1:80"))),
 		service("shop.b", port("http", group("10.1.0.1:80"))),
 		service("shop.c", port("http", group("10.1.0.3:80"))),
 	}}
-	s.Rules.Spec.Services = []v1alpha1.ServiceMembers{
+	s.Rules.Spec.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{
 		members("a", "http", v1alpha1.ProtocolTCP, "10.1.0.1:80", "[fd00:0::1]:80", "nonsense"),
 		members("a", "http", v1alpha1.ProtocolTCP, "10.1.0.2:80"), // named twice by hand
 		members("a", "other", v1alpha1.ProtocolUDP, "10.1.0.1:80"),
@@ -87,8 +87,8 @@ func TestWithoutMembers(t *testing.T) {
 	if diff := cmp.Diff(want, got.Services); diff != "" {
 		t.Errorf("Services (-want +got):\n%s", diff)
 	}
-	if len(got.Rules.Spec.Services) > 0 || got.Header != s.Header {
-		t.Errorf("members %v, header %v", got.Rules.Spec.Services, got.Header)
+	if len(got.Rules.Spec.LocalEndpoints) > 0 || got.Header != s.Header {
+		t.Errorf("members %v, header %v", got.Rules.Spec.LocalEndpoints, got.Header)
 	}
 	if diff := cmp.Diff(before, s.Rules); diff != "" || len(s.Services[0].Spec.Ports[0].Endpoints) != 2 || len(s.Services[0].Spec.Ports[0].Endpoints[0].Addresses) != 3 {
 		t.Errorf("the set itself was changed: %s %v", diff, s.Services[0])

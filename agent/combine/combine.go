@@ -35,7 +35,7 @@ type Input struct {
 	Name  dataplane.ServiceName
 	Rules *v1alpha1.ServiceProxyRulesSpec
 	// Members are this node's endpoints of the Service, in any state.
-	Members []v1alpha1.PortMembers
+	Members []v1alpha1.PortLocalEndpoints
 	Node    Node
 	Family  dataplane.Family
 	// Lost reports that another Service has the better claim. Nil: none is lost.

@@ -65,12 +65,12 @@ func rulesOf(external, internal v1alpha1.TrafficPolicy, nodePort int32, groups .
 	}
 }
 
-func membersOf(addresses string) []v1alpha1.PortMembers {
-	m := v1alpha1.PortMembers{Name: "p", Protocol: v1alpha1.ProtocolTCP}
+func membersOf(addresses string) []v1alpha1.PortLocalEndpoints {
+	m := v1alpha1.PortLocalEndpoints{Name: "p", Protocol: v1alpha1.ProtocolTCP}
 	for a := range strings.FieldsSeq(addresses) {
 		m.Endpoints = append(m.Endpoints, full(a))
 	}
-	return []v1alpha1.PortMembers{m}
+	return []v1alpha1.PortLocalEndpoints{m}
 }
 
 func TestEndpointSelection(t *testing.T) {
@@ -201,7 +201,7 @@ func dualStack() *v1alpha1.ServiceProxyRulesSpec {
 
 func TestFamilies(t *testing.T) {
 	name := dataplane.ServiceName{Namespace: "shop", Name: "cart"}
-	members := []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.5:8080", "[fd00::5]:8080"}}}
+	members := []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.5:8080", "[fd00::5]:8080"}}}
 	want := map[dataplane.Family]*dataplane.Service{
 		dataplane.IPv4: {Name: name, ClusterIP: netip.MustParseAddr("10.96.12.7"),
 			ExternalIPs:     []netip.Addr{netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("192.0.2.10")},
@@ -386,7 +386,7 @@ func FuzzService(f *testing.F) {
 		if json.Unmarshal(text, rules) != nil {
 			return
 		}
-		members := []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{member}}}
+		members := []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{member}}}
 		given := endpointsIn(rules, member)
 		reversed := rules.DeepCopy()
 		for i := range reversed.Ports {

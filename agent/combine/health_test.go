@@ -52,7 +52,7 @@ func TestLocalReadyOverPorts(t *testing.T) {
 	rules.HealthCheckNodePort = 31234
 	rules.Ports = append(rules.Ports, v1alpha1.ServicePort{Name: "q", Protocol: v1alpha1.ProtocolUDP, Port: 53,
 		Endpoints: []v1alpha1.EndpointGroup{groupOf(ready, "", "10.0.1.2:53", "10.0.1.3:53")}})
-	members := append(membersOf(".1 .2"), v1alpha1.PortMembers{Name: "q", Protocol: v1alpha1.ProtocolUDP, Endpoints: []string{"10.0.1.2:53", "10.0.1.3:53"}})
+	members := append(membersOf(".1 .2"), v1alpha1.PortLocalEndpoints{Name: "q", Protocol: v1alpha1.ProtocolUDP, Endpoints: []string{"10.0.1.2:53", "10.0.1.3:53"}})
 	in := Input{Rules: rules, Members: members, Family: dataplane.IPv4}
 	svc, _ := Service(in)
 	if svc.LocalReady != 3 {

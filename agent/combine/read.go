@@ -133,7 +133,7 @@ func (t takenPorts) take(p *dataplane.Port, field string) (problem string) {
 }
 
 // members reads this node's endpoints of the port.
-func (r *reader) members(from []v1alpha1.PortMembers, port *dataplane.Port) []netip.AddrPort {
+func (r *reader) members(from []v1alpha1.PortLocalEndpoints, port *dataplane.Port) []netip.AddrPort {
 	var found []endpoint
 	for i := range from {
 		if from[i].Name != port.Name || from[i].Protocol != port.Protocol {

@@ -95,7 +95,7 @@ func Whole(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules,
 		Services: map[dataplane.ServiceName]*dataplane.Service{}, Problems: map[dataplane.ServiceName][]string{}, LeftOut: leftOut,
 		Holders: holders,
 	}
-	members := Members(node.Spec.Services)
+	members := Members(node.Spec.LocalEndpoints)
 	for _, w := range all {
 		in := Input{
 			Name: w.name, Rules: w.rules, Family: family, Precedence: w.precedence,
@@ -164,8 +164,8 @@ func ServiceOf(object string) (dataplane.ServiceName, bool) {
 
 // Members returns a node's members by Service. Of two entries for one the last
 // counts.
-func Members(list []v1alpha1.ServiceMembers) map[dataplane.ServiceName]*v1alpha1.ServiceMembers {
-	members := make(map[dataplane.ServiceName]*v1alpha1.ServiceMembers, len(list))
+func Members(list []v1alpha1.ServiceLocalEndpoints) map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints {
+	members := make(map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints, len(list))
 	for i := range list {
 		members[dataplane.ServiceName{Namespace: list[i].Namespace, Name: list[i].Name}] = &list[i]
 	}

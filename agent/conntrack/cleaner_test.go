@@ -398,7 +398,7 @@ func TestWhatHappensDuringAPassIsNotLost(t *testing.T) {
 
 func TestRefusedServiceIsJudgedOnceItIsTaken(t *testing.T) {
 	table := newFakeTable(flow(clusterIP, a), flow(clusterIP, b))
-	refused := dataplane.Result{Refused: map[dataplane.ServiceName]string{{Namespace: "shop", Name: "s"}: "line 3"}}
+	refused := dataplane.Result{Rejected: map[dataplane.ServiceName]string{{Namespace: "shop", Name: "s"}: "line 3"}}
 	running(t, table, func(c *Cleaner, _ func() []Pass) {
 		c.Committed(ruleset(true, list{serving(a + " " + b)}), dataplane.Result{})
 		after(time.Minute)
@@ -457,7 +457,7 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 
 func TestRefusedServiceIsJudgedOnceItIsAsBefore(t *testing.T) {
 	table := newFakeTable(flow(clusterIP, b))
-	refused := dataplane.Result{Refused: map[dataplane.ServiceName]string{{Namespace: "shop", Name: "s"}: "line 3"}}
+	refused := dataplane.Result{Rejected: map[dataplane.ServiceName]string{{Namespace: "shop", Name: "s"}: "line 3"}}
 	running(t, table, func(c *Cleaner, _ func() []Pass) {
 		c.Committed(ruleset(true, list{serving(b)}), dataplane.Result{})
 		after(0) // a pass; the pause after it keeps another from coming between the next two

@@ -53,7 +53,7 @@ func TestContestedServices(t *testing.T) {
 			})
 			judges("both", ruleset(false, list{c.first, c.second}, c.second.Name.Name), dataplane.Result{
 				Kind:    v1alpha1.SyncPartial,
-				Refused: map[dataplane.ServiceName]string{c.first.Name: v1alpha1.ServedForAnother},
+				Rejected: map[dataplane.ServiceName]string{c.first.Name: v1alpha1.ServedForAnother},
 				Reduced: map[dataplane.ServiceName]*dataplane.Service{c.first.Name: c.loser},
 			}, map[Flow]Reason{
 				flow(at, c.has): "", flow(at, c.lost): EndpointGone,

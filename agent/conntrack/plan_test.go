@@ -99,9 +99,9 @@ func planFor(family dataplane.Family, first, second list, refused ...string) *pl
 	s := newState(v1alpha1.ProtocolUDP)
 	s.commit(ruleset(true, first), dataplane.Result{})
 	s.take()
-	result := dataplane.Result{Refused: map[dataplane.ServiceName]string{}}
+	result := dataplane.Result{Rejected: map[dataplane.ServiceName]string{}}
 	for _, name := range refused {
-		result.Refused[dataplane.ServiceName{Namespace: "shop", Name: name}] = "line 3 failed"
+		result.Rejected[dataplane.ServiceName{Namespace: "shop", Name: name}] = "line 3 failed"
 	}
 	r := ruleset(true, second)
 	s.commit(r, result)
@@ -214,9 +214,9 @@ func TestFlowsOfTheOtherMode(t *testing.T) {
 	} {
 		for _, to := range []string{"10.96.0.10:53", "192.0.2.21:30053"} {
 			s := newState(v1alpha1.ProtocolUDP)
-			r, result := ruleset(true, list{svc}), dataplane.Result{Refused: map[dataplane.ServiceName]string{}, OwnFlows: tt.lingering || tt.mode == v1alpha1.ModeIPVS}
+			r, result := ruleset(true, list{svc}), dataplane.Result{Rejected: map[dataplane.ServiceName]string{}, OwnFlows: tt.lingering || tt.mode == v1alpha1.ModeIPVS}
 			if tt.refused {
-				result.Refused[svc.Name] = "no module"
+				result.Rejected[svc.Name] = "no module"
 			}
 			r.Mode = tt.mode
 			s.commit(r, result)

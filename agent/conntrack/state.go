@@ -82,7 +82,7 @@ func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
 	}
 	for name := range names {
 		wanted := r.Services[name]
-		_, refused := result.Refused[name]
+		_, refused := result.Rejected[name]
 		reduced := result.Reduced[name]
 		if reduced != nil {
 			wanted, refused = reduced, false

@@ -9,7 +9,7 @@ import (
 // has it as its cluster IP or, at an address of a Node, as its node port.
 type Precedence struct {
 	// Held: the Service's object has vanished; its rules are held.
-	Held bool
+	Retained bool
 	// Created is when the Service was created; zero: not known.
 	Created time.Time
 }
@@ -17,8 +17,8 @@ type Precedence struct {
 // Compare puts the better claim first: a live Service's before a held one's, then
 // the older Service's. One that does not say when it was created is the youngest.
 func (p Precedence) Compare(o Precedence) int {
-	if p.Held != o.Held {
-		return last(p.Held)
+	if p.Retained != o.Retained {
+		return last(p.Retained)
 	}
 	if p.Created.IsZero() != o.Created.IsZero() {
 		return last(p.Created.IsZero())

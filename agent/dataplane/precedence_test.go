@@ -12,7 +12,7 @@ func TestPrecedence(t *testing.T) {
 	var want []*dataplane.Service
 	for i, p := range []dataplane.Precedence{
 		{Created: time.Unix(1, 0)}, {Created: time.Unix(2, 0)}, {Created: time.Unix(2, 0)}, {}, {},
-		{Held: true, Created: time.Unix(0, 0)}, {Held: true, Created: time.Unix(1, 0)}, {Held: true},
+		{Retained: true, Created: time.Unix(0, 0)}, {Retained: true, Created: time.Unix(1, 0)}, {Retained: true},
 	} {
 		want = append(want, &dataplane.Service{Name: dataplane.ServiceName{Namespace: "ns", Name: string(rune('a' + i))}, Precedence: p})
 	}

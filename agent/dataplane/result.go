@@ -11,7 +11,7 @@ type Result struct {
 	// Refused are Services that the kernel rejects, with the reason. All
 	// of them, not only those of this call. Their former rules stay, but for those of
 	// Reduced.
-	Refused map[ServiceName]string
+	Rejected map[ServiceName]string
 	// Reduced are those of Refused that are programmed all the same, without addresses and
 	// ports that another Service or another program has: as they are programmed.
 	Reduced map[ServiceName]*Service

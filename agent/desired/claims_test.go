@@ -108,21 +108,21 @@ func TestClaims(t *testing.T) {
 	t.Run("data planes know the precedence of what they may see contested", func(t *testing.T) {
 		nodePort := func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 30080 }
 		r := start(object("a", 1, nodePort, created(3)), object("b", 2, created(4)))
-		if p := r.kernel.Service("shop", "a").Precedence; p.Held || !p.Created.Equal(agenttest.Epoch.Add(3*time.Second)) {
+		if p := r.kernel.Service("shop", "a").Precedence; p.Retained || !p.Created.Equal(agenttest.Epoch.Add(3*time.Second)) {
 			t.Errorf("%+v", p)
 		}
 		r.DeleteService(r.Service("b", 2))
 		r.expectSync("nothing")
 		r.DeleteService(r.Service("a", 1))
 		r.expectSync("partial a")
-		if p := r.kernel.Service("shop", "a").Precedence; !p.Held {
+		if p := r.kernel.Service("shop", "a").Precedence; !p.Retained {
 			t.Errorf("%+v", p)
 		}
 		r.SetService(r.Service("a", 1, nodePort, created(3)))
 		r.expectSync("partial a")
 		r.SetService(r.Service("a", 1, nodePort, created(2)))
 		r.expectSync("partial a")
-		if p := r.kernel.Service("shop", "a").Precedence; p.Held || !p.Created.Equal(agenttest.Epoch.Add(2*time.Second)) {
+		if p := r.kernel.Service("shop", "a").Precedence; p.Retained || !p.Created.Equal(agenttest.Epoch.Add(2*time.Second)) {
 			t.Errorf("%+v", p)
 		}
 	})

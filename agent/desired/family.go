@@ -476,7 +476,7 @@ func (f *familyState) succeed(result *dataplane.Result, applied *dataplane.Rules
 	f.err, f.absent, f.done = nil, nil, true
 	f.lastUpdated, f.applyingSince = now, time.Time{}
 	f.rejected = f.rejected.noted(result, applied, now)
-	for name := range result.Refused {
+	for name := range result.Rejected {
 		if _, rested := applied.Rest[name]; !rested && result.Reduced[name] == nil {
 			f.isolated = true
 		}

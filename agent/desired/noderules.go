@@ -83,12 +83,12 @@ func (s *Store) adoptRules(object *v1alpha1.NodeProxyRules, now time.Time) {
 	if first || former.Spec.SettingsRevision != object.Spec.SettingsRevision {
 		s.pend(now) // to be echoed once a pass has been made
 	}
-	s.adoptMembers(object.Spec.Services, now)
+	s.adoptMembers(object.Spec.LocalEndpoints, now)
 }
 
 // adoptMembers marks the Services whose members have changed. The caller holds
 // mu.
-func (s *Store) adoptMembers(list []v1alpha1.ServiceMembers, now time.Time) {
+func (s *Store) adoptMembers(list []v1alpha1.ServiceLocalEndpoints, now time.Time) {
 	members := combine.Members(list)
 	for name, m := range members {
 		if !sameMembers(s.members[name], m) {
@@ -105,8 +105,8 @@ func (s *Store) adoptMembers(list []v1alpha1.ServiceMembers, now time.Time) {
 	s.members = members
 }
 
-func sameMembers(a, b *v1alpha1.ServiceMembers) bool {
-	return a != nil && b != nil && slices.EqualFunc(a.Ports, b.Ports, func(x, y v1alpha1.PortMembers) bool {
+func sameMembers(a, b *v1alpha1.ServiceLocalEndpoints) bool {
+	return a != nil && b != nil && slices.EqualFunc(a.Ports, b.Ports, func(x, y v1alpha1.PortLocalEndpoints) bool {
 		return x.Name == y.Name && x.Protocol == y.Protocol && slices.Equal(x.Endpoints, y.Endpoints)
 	})
 }

@@ -32,8 +32,8 @@ type retry struct {
 // noted are the retries after an Apply at a time, which has tried all but those
 // that rest: by what it reports as refused of these Services.
 func (r retries) noted(result *dataplane.Result, tried *dataplane.Ruleset, now time.Time) retries {
-	out := make(retries, len(result.Refused))
-	for name, reason := range result.Refused {
+	out := make(retries, len(result.Rejected))
+	for name, reason := range result.Rejected {
 		former, before := r[name]
 		_, rests := tried.Rest[name]
 		_, suspected := result.Suspected[name]

@@ -132,7 +132,7 @@ func TestSettingsHaveTheRefusedTried(t *testing.T) {
 func TestSuspectedIsTriedSoon(t *testing.T) {
 	at := func(s string) dataplane.ServiceName { return dataplane.ServiceName{Namespace: "shop", Name: s} }
 	result := &dataplane.Result{
-		Refused:   map[dataplane.ServiceName]string{at("bad"): "x", at("suspected"): "x"},
+		Rejected:   map[dataplane.ServiceName]string{at("bad"): "x", at("suspected"): "x"},
 		Suspected: map[dataplane.ServiceName]struct{}{at("suspected"): {}},
 	}
 	tried := &dataplane.Ruleset{Services: map[dataplane.ServiceName]*dataplane.Service{at("bad"): {}, at("suspected"): {}}}
@@ -149,7 +149,7 @@ func TestSuspectedIsTriedSoon(t *testing.T) {
 // TestSuspectedIsTriedBesideOthers: an Apply that does not try it puts nothing off.
 func TestSuspectedIsTriedBesideOthers(t *testing.T) {
 	name := dataplane.ServiceName{Namespace: "shop", Name: "suspected"}
-	result := &dataplane.Result{Refused: map[dataplane.ServiceName]string{name: "x"}, Suspected: map[dataplane.ServiceName]struct{}{name: {}}}
+	result := &dataplane.Result{Rejected: map[dataplane.ServiceName]string{name: "x"}, Suspected: map[dataplane.ServiceName]struct{}{name: {}}}
 	tried := &dataplane.Ruleset{Services: map[dataplane.ServiceName]*dataplane.Service{name: {}}}
 	r := retries(nil).noted(result, tried, agenttest.Epoch)
 	now := agenttest.Epoch
@@ -181,7 +181,7 @@ func TestAMarkDuringAnApplyIsNotLost(t *testing.T) {
 			}
 			outcome := func(err error) map[dataplane.Family]dataplane.Outcome[dataplane.Result] {
 				of := dataplane.Outcome[dataplane.Result]{Err: err}
-				of.Value.Refused = map[dataplane.ServiceName]string{{Namespace: "shop", Name: "a"}: "no such match"}
+				of.Value.Rejected = map[dataplane.ServiceName]string{{Namespace: "shop", Name: "a"}: "no such match"}
 				return map[dataplane.Family]dataplane.Outcome[dataplane.Result]{dataplane.IPv4: of}
 			}
 			first := begun()

@@ -41,7 +41,7 @@ func (e *entry) Precedes(o *entry) bool {
 }
 
 func (e *entry) precedence() dataplane.Precedence {
-	p := dataplane.Precedence{Held: !e.live}
+	p := dataplane.Precedence{Retained: !e.live}
 	if e.rules != nil {
 		p.Created = e.rules.Spec.ServiceCreated.Time
 	}
@@ -97,7 +97,7 @@ type Store struct {
 	rulesListed bool
 	current     *v1alpha1.NodeProxyRules
 	refusal     *Refusal
-	members     map[dataplane.ServiceName]*v1alpha1.ServiceMembers
+	members     map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints
 	settings    *v1alpha1.ProxySettings // of current, complete
 	// mode is which mode runs; see mode.go. Ran is the one that we ran last, be it
 	// before the start; empty: unknown, or another proxy has run since.
@@ -166,7 +166,7 @@ func New(o Options) *Store {
 		changes:          newChangeLog(o.Clock.Now()),
 		inventory:        newInventory(),
 		unconfirmedSince: o.Clock.Now(),
-		members:          map[dataplane.ServiceName]*v1alpha1.ServiceMembers{},
+		members:          map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints{},
 		dirty:            map[dataplane.ServiceName]bool{},
 		aside:            map[dataplane.ServiceName]setAside{},
 		moved:            map[dataplane.ServiceName]map[dataplane.ServiceName]struct{}{},

@@ -135,15 +135,15 @@ func TestEmptyInventoryDoesNotConfirmAFirstList(t *testing.T) {
 
 func TestOnlyWhatChangesIsDirty(t *testing.T) {
 	r := running(t)
-	member := func(name, endpoint string) v1alpha1.ServiceMembers {
-		return v1alpha1.ServiceMembers{Namespace: "shop", Name: name, Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: []string{endpoint}}}}
+	member := func(name, endpoint string) v1alpha1.ServiceLocalEndpoints {
+		return v1alpha1.ServiceLocalEndpoints{Namespace: "shop", Name: name, Ports: []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{endpoint}}}}
 	}
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
-		s.Services = []v1alpha1.ServiceMembers{member("a", "10.244.1.1:8080"), member("b", "10.244.1.2:8080")}
+		s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{member("a", "10.244.1.1:8080"), member("b", "10.244.1.2:8080")}
 	}))
 	r.expectSync("partial a b")
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
-		s.Services = []v1alpha1.ServiceMembers{member("a", "10.244.1.1:8080"), member("b", "10.244.9.9:8080")}
+		s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{member("a", "10.244.1.1:8080"), member("b", "10.244.9.9:8080")}
 	}))
 	r.expectSync("partial b")
 	if s := r.Snapshot(); s.Endpoints != 4 || s.Local != 2 {

@@ -162,11 +162,11 @@ func (w *drawn) node() *v1alpha1.NodeProxyRules {
 			if w.rand.IntN(2) == 0 {
 				continue
 			}
-			m := v1alpha1.ServiceMembers{Namespace: "shop", Name: fmt.Sprint("s", i)}
+			m := v1alpha1.ServiceLocalEndpoints{Namespace: "shop", Name: fmt.Sprint("s", i)}
 			for _, protocol := range []v1alpha1.Protocol{"TCP", "UDP"} {
-				m.Ports = append(m.Ports, v1alpha1.PortMembers{Name: "p0", Protocol: protocol, Endpoints: w.some("10.244.1.1:80", "10.244.1.2:80", "10.244.1.3:80")})
+				m.Ports = append(m.Ports, v1alpha1.PortLocalEndpoints{Name: "p0", Protocol: protocol, Endpoints: w.some("10.244.1.1:80", "10.244.1.2:80", "10.244.1.3:80")})
 			}
-			s.Services = append(s.Services, m)
+			s.LocalEndpoints = append(s.LocalEndpoints, m)
 		}
 	})
 }

@@ -299,7 +299,7 @@ func (f *Facts) Condition(former []metav1.Condition) *metav1.Condition {
 	case f.Message != "":
 		return &metav1.Condition{
 			Type: v1alpha1.ConditionDrifted, Status: metav1.ConditionTrue,
-			Reason: v1alpha1.ReasonRulesUndone, Message: f.Message,
+			Reason: v1alpha1.ReasonRulesModified, Message: f.Message,
 		}
 	case meta.FindStatusCondition(former, v1alpha1.ConditionDrifted) != nil:
 		return &metav1.Condition{

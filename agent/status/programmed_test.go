@@ -37,7 +37,7 @@ var programmedRows = []programmedCase{
 	{"Audit", "False AuditDiffers", func(s *desired.Snapshot, f *Facts) {
 		f.Audit, s.Difference = true, &dataplane.Difference{Count: 1, Examples: []string{"x"}}
 	}},
-	{"a Service refused", "True SomeServicesRefused", func(s *desired.Snapshot, _ *Facts) {
+	{"a Service refused", "True SomeServicesRejected", func(s *desired.Snapshot, _ *Facts) {
 		s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("a"): "x"}
 	}},
 	{"vanished", "True Held", func(s *desired.Snapshot, _ *Facts) {

@@ -68,8 +68,8 @@ func Build(s desired.Snapshot, f Facts, former []metav1.Condition) v1alpha1.Node
 		Services:               int32(s.Services),
 		Endpoints:              int32(s.Endpoints),
 		LocalEndpoints:         int32(s.Local),
-		Held:                   int32(len(s.Retained)),
-		Refused:                refusedServices(&s),
+		Retained:                   int32(len(s.Retained)),
+		Rejected:                unrenderedServices(&s),
 		LastSync:               s.Applied.LastSync,
 		Agent: &v1alpha1.AgentReport{
 			Version: f.Version, StartTime: Seconds(f.Started), Kernel: f.Kernel, IPTables: f.Iptables,
@@ -190,10 +190,10 @@ func programmedRow(s desired.Snapshot, f Facts) metav1.Condition {
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending,
 			"changes wait since "+s.OldestPending.UTC().Format(time.RFC3339)+" to be written to the kernel; see the agent's log on this node")
 	case len(s.Rejected) > 0:
-		return row(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused,
+		return row(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected,
 			fmt.Sprintf("all Services are programmed but %d, whose rules the kernel refuses: %s", len(s.Rejected), refusedText(&s)))
 	case heldTooLong(&s) || unconfirmedTooLong(&s):
-		return row(metav1.ConditionTrue, v1alpha1.ReasonHeld, heldMessage(s))
+		return row(metav1.ConditionTrue, v1alpha1.ReasonRetained, heldMessage(s))
 	default:
 		return row(metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted")
 	}
@@ -251,8 +251,8 @@ func heldMessage(s desired.Snapshot) string {
 	return strings.Join(parts, "; ")
 }
 
-func refusedServices(s *desired.Snapshot) *v1alpha1.RefusedServices {
-	return &v1alpha1.RefusedServices{Count: int32(len(s.Rejected)), Examples: refusedExamples(s)}
+func unrenderedServices(s *desired.Snapshot) *v1alpha1.RejectedServices {
+	return &v1alpha1.RejectedServices{Count: int32(len(s.Rejected)), Examples: refusedExamples(s)}
 }
 
 // refusedText names some of the rejected Services, human-readable.

@@ -69,11 +69,11 @@ func TestConditions(t *testing.T) {
 		{"a change waits for longer", func(s *desired.Snapshot, _ *Facts) { s.OldestPending = ago(10*time.Second + 1) }, "True Accepted", "False Pending", "wait since 2026-11-20T08:59:49Z"},
 		{"refused Services", func(s *desired.Snapshot, _ *Facts) {
 			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3", agenttest.Name("a"): "line 2"}
-		}, "True Accepted", "True SomeServicesRefused", "all Services are programmed but 2, whose rules the kernel refuses: shop/a: line 2; shop/b: line 3"},
+		}, "True Accepted", "True SomeServicesRejected", "all Services are programmed but 2, whose rules the kernel refuses: shop/a: line 2; shop/b: line 3"},
 		{"refused Services come before held ones", func(s *desired.Snapshot, _ *Facts) {
 			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3"}
 			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
-		}, "True Accepted", "True SomeServicesRefused", ""},
+		}, "True Accepted", "True SomeServicesRejected", ""},
 		{"vanished for less than 10 s", func(s *desired.Snapshot, _ *Facts) {
 			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(10*time.Second-1)
 		}, "True Accepted", "True Programmed", ""},
@@ -169,7 +169,7 @@ func TestRefusedOnesThatPoliciesShapeComeFirst(t *testing.T) {
 		s.Rejected[agenttest.Name(fmt.Sprintf("s%02d", i))] = "no"
 	}
 	s.Shaped = map[dataplane.ServiceName]bool{agenttest.Name("s11"): true}
-	got := Build(s, facts4, nil).Refused
+	got := Build(s, facts4, nil).Rejected
 	if got.Count != 12 || got.Examples[0] != agenttest.Name("s11").String()+": no" || got.Examples[1] != agenttest.Name("s00").String()+": no" {
 		t.Errorf("%d, %q", got.Count, got.Examples)
 	}
@@ -180,7 +180,7 @@ func TestSuspectedServicesAreNotNamed(t *testing.T) {
 	s := programmed()
 	s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("bad"): "no", agenttest.Name("other"): "no"}
 	s.Suspected = map[dataplane.ServiceName]bool{agenttest.Name("other"): true}
-	got := Build(s, facts4, nil).Refused
+	got := Build(s, facts4, nil).Rejected
 	if got.Count != 2 || len(got.Examples) != 1 || got.Examples[0] != agenttest.Name("bad").String()+": no" {
 		t.Errorf("%d, %q", got.Count, got.Examples)
 	}
@@ -199,14 +199,14 @@ func TestStatusFigures(t *testing.T) {
 	s.Retained = []dataplane.ServiceName{agenttest.Name("a")}
 	s.Difference = &dataplane.Difference{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}}
 	got := Build(s, facts4, nil)
-	if n := len(got.Refused.Examples); n != 10 || len(got.Refused.Examples[0]) != wording.MaxExample {
-		t.Errorf("%d examples of refused Services, the first with %d bytes", n, len(got.Refused.Examples[0]))
+	if n := len(got.Rejected.Examples); n != 10 || len(got.Rejected.Examples[0]) != wording.MaxExample {
+		t.Errorf("%d examples of refused Services, the first with %d bytes", n, len(got.Rejected.Examples[0]))
 	}
-	got.Refused.Examples, got.Conditions = nil, nil
+	got.Rejected.Examples, got.Conditions = nil, nil
 	want := v1alpha1.NodeProxyRulesStatus{
 		ObservedGeneration: 88, SettingsRevision: "7d1f0a9c", Mode: "IPTables", Families: []string{"IPv4"},
-		AppliedResourceVersion: "190233", Services: 412, Endpoints: 3980, LocalEndpoints: 37, Held: 1,
-		Refused:    &v1alpha1.RefusedServices{Count: 12},
+		AppliedResourceVersion: "190233", Services: 412, Endpoints: 3980, LocalEndpoints: 37, Retained: 1,
+		Rejected:    &v1alpha1.RejectedServices{Count: 12},
 		Kernel:     &v1alpha1.KernelCounts{VerifiedTime: Seconds(agenttest.Epoch), Chains: 4815, Rules: 13021},
 		LastSync:   &v1alpha1.SyncReport{Time: Seconds(agenttest.Epoch), DurationMilliseconds: 21, Kind: "Partial", ServicesChanged: 1},
 		Difference: &v1alpha1.DifferenceReport{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}},

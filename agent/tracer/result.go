@@ -284,7 +284,7 @@ func (q *question) notes() []string {
 		if !has {
 			continue
 		}
-		if why := q.result.Refused[name]; why != "" {
+		if why := q.result.Rejected[name]; why != "" {
 			out = append(out, fmt.Sprintf("Service %s: %s", name, why))
 		}
 		for _, problem := range q.set.Problems[name] {

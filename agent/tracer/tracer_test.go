@@ -101,7 +101,7 @@ func local(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalTrafficPolicy = v1alph
 // TestTrace: what people are told of the ways that a packet may take.
 func TestTrace(t *testing.T) {
 	member := func(s *v1alpha1.NodeProxyRulesSpec) {
-		s.Services = []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "web", Ports: []v1alpha1.PortMembers{{
+		s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "web", Ports: []v1alpha1.PortLocalEndpoints{{
 			Name: "http", Protocol: v1alpha1.ProtocolTCP, Endpoints: []string{"10.244.1.5:8080"},
 		}}}}
 	}
@@ -257,7 +257,7 @@ func TestRelevantServicesAreEnough(t *testing.T) {
 				slices.Sort(list)
 				list = slices.Compact(list)
 				s.Ports[0].Endpoints[0].Addresses = list
-				n.Spec.Services = append(n.Spec.Services, v1alpha1.ServiceMembers{Namespace: "shop", Name: fmt.Sprint("s", i), Ports: []v1alpha1.PortMembers{{
+				n.Spec.LocalEndpoints = append(n.Spec.LocalEndpoints, v1alpha1.ServiceLocalEndpoints{Namespace: "shop", Name: fmt.Sprint("s", i), Ports: []v1alpha1.PortLocalEndpoints{{
 					Name: "http", Protocol: v1alpha1.ProtocolTCP, Endpoints: slices.DeleteFunc(slices.Clone(list), func(e string) bool { return strings.HasPrefix(e, "10.244.2.") || w.IntN(3) == 0 }),
 				}}})
 			}))

@@ -158,10 +158,10 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 			f.writes++
 		}
 	}
-	result.Refused, result.Reduced = maps.Clone(f.refused), map[dataplane.ServiceName]*dataplane.Service{}
+	result.Rejected, result.Reduced = maps.Clone(f.refused), map[dataplane.ServiceName]*dataplane.Service{}
 	for name, reason := range f.reduced {
 		if svc := r.Services[name]; svc != nil {
-			result.Refused[name], result.Reduced[name] = reason, svc
+			result.Rejected[name], result.Reduced[name] = reason, svc
 		}
 	}
 	result.Warnings = slices.Clone(f.warnings)

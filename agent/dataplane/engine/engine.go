@@ -170,14 +170,14 @@ func (e *Engine[P]) Change(ctx context.Context, r *dataplane.Ruleset, all bool) 
 
 func (e *Engine[P]) result(r *dataplane.Ruleset, kind v1alpha1.SyncKind, changed int) dataplane.Result {
 	result := dataplane.Result{
-		Kind: kind, ServicesChanged: changed, Refused: map[dataplane.ServiceName]string{},
+		Kind: kind, ServicesChanged: changed, Rejected: map[dataplane.ServiceName]string{},
 		Reduced: map[dataplane.ServiceName]*dataplane.Service{}, Suspected: map[dataplane.ServiceName]struct{}{},
 	}
 	for name, c := range e.ops.Conflicts() {
-		result.Refused[name], result.Reduced[name] = c.Reason, c.Served
+		result.Rejected[name], result.Reduced[name] = c.Reason, c.Served
 	}
 	for name, why := range e.Rejected {
-		result.Refused[name] = why.Reason
+		result.Rejected[name] = why.Reason
 		delete(result.Reduced, name)
 		if !why.Proven {
 			result.Suspected[name] = struct{}{}

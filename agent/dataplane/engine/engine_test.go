@@ -149,7 +149,7 @@ func TestRejectedServices(t *testing.T) {
 	r := &dataplane.Ruleset{Services: desired("a/1", "a/2", "b/1", "c/1"), Full: true}
 	result, err := p.engine.Apply(t.Context(), r)
 	want := map[dataplane.ServiceName]string{named("a/1")[0]: "bad", named("a/2")[0]: "unsure", named("b/1")[0]: "another's"}
-	if diff := cmp.Diff(want, result.Refused); err != nil || diff != "" || len(result.Reduced) != 1 {
+	if diff := cmp.Diff(want, result.Rejected); err != nil || diff != "" || len(result.Reduced) != 1 {
 		t.Errorf("%v, reduced %v, rejected (-want +got):\n%s", err, result.Reduced, diff)
 	}
 	if diff := cmp.Diff(set("a/2"), result.Suspected); diff != "" {

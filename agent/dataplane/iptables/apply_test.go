@@ -258,29 +258,29 @@ func TestRefusedServiceIsIsolated(t *testing.T) {
 			bad := dataplane.ServiceName{Namespace: "ns", Name: "svc7"}
 			if c.name == "its cluster IP" {
 				// The first load writes whole chains; insert it anew.
-				if len(result.Refused) != 0 {
-					t.Fatalf("refused %v", result.Refused)
+				if len(result.Rejected) != 0 {
+					t.Fatalf("refused %v", result.Rejected)
 				}
 				f.remove(bad)
 				f.apply()
 				f.set(someServices(8)[7])
 				result = f.apply()
 			}
-			if len(result.Refused) != 1 || !strings.Contains(result.Refused[bad], "line refused") {
-				t.Fatalf("refused: %v", result.Refused)
+			if len(result.Rejected) != 1 || !strings.Contains(result.Rejected[bad], "line refused") {
+				t.Fatalf("refused: %v", result.Rejected)
 			}
 			rules := f.kernel.chain(t, nat, chainServices)
 			if len(rules) != 19+1 {
 				t.Errorf("%d rules in KUBE-SERVICES, want 20:\n%s", len(rules), strings.Join(rules, "\n"))
 			}
 			f.set(someServices(3)[2])
-			if result = f.apply(); len(result.Refused) != 1 {
-				t.Errorf("a change of another Service forgets the refused one: %v", result.Refused)
+			if result = f.apply(); len(result.Rejected) != 1 {
+				t.Errorf("a change of another Service forgets the refused one: %v", result.Rejected)
 			}
 			f.kernel.tables.Refuse = nil
 			f.set(someServices(8)[7])
-			if result = f.apply(); len(result.Refused) != 0 {
-				t.Errorf("still refused: %v", result.Refused)
+			if result = f.apply(); len(result.Rejected) != 0 {
+				t.Errorf("still refused: %v", result.Rejected)
 			}
 			f.check(result)
 		})
@@ -296,8 +296,8 @@ func TestRefusedChangeKeepsFormerRules(t *testing.T) {
 	f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "10.180.9.9") }
 	f.set(bad)
 	result := f.apply()
-	if len(result.Refused) != 1 {
-		t.Fatalf("refused %v", result.Refused)
+	if len(result.Rejected) != 1 {
+		t.Fatalf("refused %v", result.Rejected)
 	}
 	if diff := cmp.Diff(before, f.kernel.save()); diff != "" {
 		t.Errorf("rules changed (-before +after):\n%s", diff)
@@ -318,7 +318,7 @@ func TestFlushedRulesAreWrittenAnewByAChange(t *testing.T) {
 	}
 	f.remove(dataplane.ServiceName{Namespace: "ns", Name: "svc1"})
 	result := f.apply()
-	if result.Kind != v1alpha1.SyncFull || len(result.Refused) != 0 {
+	if result.Kind != v1alpha1.SyncFull || len(result.Rejected) != 0 {
 		t.Errorf("result %+v", result)
 	}
 	f.check(result)
@@ -465,7 +465,7 @@ func TestManyRefused(t *testing.T) {
 					result := f.apply()
 					f.rules.Full = true
 					if !mute && pass == 0 || pass == 7 {
-						if n := len(result.Refused); n != bad {
+						if n := len(result.Rejected); n != bad {
 							t.Errorf("pass %d: %d Services refused, want %d", pass, n, bad)
 						}
 						if n := len(f.kernel.chain(t, nat, chainServices)) - 1; n != good {
@@ -494,8 +494,8 @@ func TestOthersDoNotWaitForTheRefused(t *testing.T) {
 	other := testService("ns/svc1", "172.30.0.2", dataplane.Port{Available: true, Cluster: endpoints("10.180.9.9:80")})
 	f.set(&again, other)
 	result := f.apply()
-	if len(result.Refused) != 1 || !strings.Contains(f.kernel.writes[0], "10.180.9.9:80") || strings.Contains(f.kernel.writes[0], "-m recent") {
-		t.Errorf("refused %v, writes %q", result.Refused, f.kernel.writes)
+	if len(result.Rejected) != 1 || !strings.Contains(f.kernel.writes[0], "10.180.9.9:80") || strings.Contains(f.kernel.writes[0], "-m recent") {
+		t.Errorf("refused %v, writes %q", result.Rejected, f.kernel.writes)
 	}
 }
 

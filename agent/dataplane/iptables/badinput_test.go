@@ -38,8 +38,8 @@ func TestTwoThousandEndpoints(t *testing.T) {
 			name := dataplane.ServiceName{Namespace: "ns", Name: "large"}
 			rules := newRuleset(numberedService(family, name, 0, 2000))
 			result := mustApply(t, New(family, Options{Folder: folder}), rules)
-			if len(result.Refused) > 0 || result.Counts[dataplane.Rules] < 6000 {
-				t.Fatalf("%s: refused %v, %d rules", family, result.Refused, result.Counts[dataplane.Rules])
+			if len(result.Rejected) > 0 || result.Counts[dataplane.Rules] < 6000 {
+				t.Fatalf("%s: refused %v, %d rules", family, result.Rejected, result.Counts[dataplane.Rules])
 			}
 			holdsAll(t, New(family, Options{Folder: folder}), rules)
 		}
@@ -86,8 +86,8 @@ func TestNamesOfGreatestLength(t *testing.T) {
 			}
 			services[1].Ports[0].Local = services[1].Ports[0].Cluster[:1]
 			rules := newRuleset(services...)
-			if result := mustApply(t, New(family, Options{Folder: folder}), rules); len(result.Refused) > 0 {
-				t.Fatalf("%s: refused %v", family, result.Refused)
+			if result := mustApply(t, New(family, Options{Folder: folder}), rules); len(result.Rejected) > 0 {
+				t.Fatalf("%s: refused %v", family, result.Rejected)
 			}
 			holdsAll(t, New(family, Options{Folder: folder}), rules)
 			// The programs cut comments that are too long.
@@ -111,8 +111,8 @@ func TestRefusedByIPTablesRestore(t *testing.T) {
 			}
 			refuseLines(t, filepath.Join(folder, command+"-restore"), services[3].Ports[0].Cluster[0].String())
 			result := mustApply(t, New(family, Options{Folder: folder}), newRuleset(services...))
-			if len(result.Refused) != 1 || !strings.Contains(result.Refused[services[3].Name], "no such match") {
-				t.Fatalf("%s: refused: %v", family, result.Refused)
+			if len(result.Rejected) != 1 || !strings.Contains(result.Rejected[services[3].Name], "no such match") {
+				t.Fatalf("%s: refused: %v", family, result.Rejected)
 			}
 			out := run(t, filepath.Join(folder, command+"-save"), "-t", "nat")
 			for i := range 9 {

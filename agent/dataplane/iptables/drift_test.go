@@ -151,8 +151,8 @@ func TestCanaryBesideRefusedServices(t *testing.T) {
 		bad := testService("ns/svc1", "172.30.0.2", dataplane.Port{Available: true, Cluster: endpoints("10.180.77.7:80")})
 		refuseLines(t, filepath.Join(folder, "iptables-restore"), "10.180.77.7")
 		rules.Services[bad.Name], rules.Dirty[bad.Name] = bad, struct{}{}
-		if result := mustApply(t, plane, rules); len(result.Refused) != 1 {
-			t.Fatalf("refused: %v", result.Refused)
+		if result := mustApply(t, plane, rules); len(result.Rejected) != 1 {
+			t.Fatalf("refused: %v", result.Rejected)
 		}
 		agrees("with a refused Service")
 		rules.Full = true

@@ -125,8 +125,8 @@ func holdThePlan(t *testing.T, family dataplane.Family, folder string) {
 			rules.Full = true
 		}
 		result := mustApply(t, plane, rules)
-		if len(result.Refused) > 0 {
-			t.Fatalf("%s: refused: %v", family, result.Refused)
+		if len(result.Rejected) > 0 {
+			t.Fatalf("%s: refused: %v", family, result.Rejected)
 		}
 		fresh := New(family, Options{Folder: folder})
 		d, err := fresh.Verify(context.Background(), rules, dataplane.VerifyOptions{})

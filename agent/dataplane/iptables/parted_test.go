@@ -284,7 +284,7 @@ func TestRejectedInTheMiddle(t *testing.T) {
 			p.kernel.tables.Refuse = reject
 			p.set(huge, someServices(3)[2])
 			result := p.watched(0, 0, iptablesmodel.Passed)
-			if _, rejected := result.Refused[huge.Name]; !rejected || len(result.Refused) != 1 || result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 {
+			if _, rejected := result.Rejected[huge.Name]; !rejected || len(result.Rejected) != 1 || result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 {
 				t.Fatalf("result %+v", result)
 			}
 			p.expectCalls("creation", 4) // that of the other Service included
@@ -337,7 +337,7 @@ func TestRejectedChangeInTheMiddle(t *testing.T) {
 		t.Helper()
 		p.kernel.tables.Refuse = reject
 		p.set(huge)
-		if result := p.watched(0, endpoints*3/2, ""); len(result.Refused) != 1 || result.Kind != v1alpha1.SyncPartial {
+		if result := p.watched(0, endpoints*3/2, ""); len(result.Rejected) != 1 || result.Kind != v1alpha1.SyncPartial {
 			t.Fatalf("result %+v", result)
 		}
 		p.expectCalls("the change", 5)
@@ -381,7 +381,7 @@ func TestManySharedRulesAreReplacedAtOnce(t *testing.T) {
 	for what, next := range map[string]*dataplane.Service{"other addresses": of(2, endpoint), "no endpoints": of(2), "endpoints": of(3, endpoint), "few addresses": services[0]} {
 		f.kernel.writes = nil
 		f.set(next)
-		if result := f.apply(); result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 || len(result.Refused) > 0 {
+		if result := f.apply(); result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 || len(result.Rejected) > 0 {
 			t.Fatalf("%s: %+v", what, result)
 		}
 		if all := strings.Join(f.kernel.writes, ""); strings.Count(all, "\n-D ") > 2 {
@@ -409,7 +409,7 @@ func TestChainThatCannotBeListed(t *testing.T) {
 	f.kernel.unlisted = errors.New("table nat is incompatible")
 	f.set(services[0])
 	result := f.apply()
-	if result.Kind != v1alpha1.SyncPartial || len(result.Refused) > 0 {
+	if result.Kind != v1alpha1.SyncPartial || len(result.Rejected) > 0 {
 		t.Fatalf("%+v", result)
 	}
 	f.check(result)
@@ -430,7 +430,7 @@ func TestRejectedInTheMiddleOfAFullPass(t *testing.T) {
 	p.restart()
 	p.plane.kernel = p.kernel
 	result := p.watched(0, endpoints*3/2, "")
-	if _, rejected := result.Refused[huge.Name]; !rejected || len(result.Refused) != 1 || result.Kind != v1alpha1.SyncFull {
+	if _, rejected := result.Rejected[huge.Name]; !rejected || len(result.Rejected) != 1 || result.Kind != v1alpha1.SyncFull {
 		t.Fatalf("result %+v", result)
 	}
 	p.expectCalls("the change", 3)
@@ -469,8 +469,8 @@ func TestPartsOnTheRealKernel(t *testing.T) {
 				s.AffinitySeconds = 10800
 				rules.Services[large] = s
 			}
-			if result := mustApply(t, plane, rules); len(result.Refused) != rejected || result.Kind != v1alpha1.SyncPartial {
-				t.Fatalf("%d endpoints: %s, refused %v", endpoints, result.Kind, result.Refused)
+			if result := mustApply(t, plane, rules); len(result.Rejected) != rejected || result.Kind != v1alpha1.SyncPartial {
+				t.Fatalf("%d endpoints: %s, refused %v", endpoints, result.Kind, result.Rejected)
 			}
 			if rejected == 0 {
 				holdsAll(t, New(dataplane.IPv4, Options{Folder: folder}), rules)

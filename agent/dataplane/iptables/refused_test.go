@@ -64,7 +64,7 @@ func TestOthersChangeAloneBesideARefusedService(t *testing.T) {
 			before[bad(i).Name] = struct{}{}
 		}
 		result := f.apply()
-		if result.Kind != v1alpha1.SyncPartial || len(result.Refused) != several || len(result.Suspected) != 0 {
+		if result.Kind != v1alpha1.SyncPartial || len(result.Rejected) != several || len(result.Suspected) != 0 {
 			t.Fatalf("result %+v", result)
 		}
 		f.rules.Rest = before
@@ -96,7 +96,7 @@ func TestARefusedServiceIsTriedAlone(t *testing.T) {
 		t.Errorf("a refused retry (-before +after):\n%s", diff)
 	}
 	f.kernel.tables.Refuse = nil
-	if result = f.apply(); len(result.Refused) != 0 || result.ServicesChanged != 1 || result.Kind != v1alpha1.SyncPartial {
+	if result = f.apply(); len(result.Rejected) != 0 || result.ServicesChanged != 1 || result.Kind != v1alpha1.SyncPartial {
 		t.Errorf("result %+v", result)
 	}
 	f.check(result)
@@ -109,7 +109,7 @@ func TestARefusedServiceThatEnds(t *testing.T) {
 	f.apply()
 	f.remove(bad(3).Name)
 	result := f.apply()
-	if result.Kind != v1alpha1.SyncPartial || len(result.Refused) != 0 {
+	if result.Kind != v1alpha1.SyncPartial || len(result.Rejected) != 0 {
 		t.Errorf("result %+v", result)
 	}
 	f.check(result)
@@ -126,7 +126,7 @@ func TestRefusedByFilterAndNAT(t *testing.T) {
 	two.Ports = append(two.Ports, none)
 	f.set(two, someServices(20)[19])
 	result := f.apply()
-	if len(result.Refused) != 1 || result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 {
+	if len(result.Rejected) != 1 || result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 {
 		t.Fatalf("result %+v", result)
 	}
 	f.remove(someServices(20)[19].Name)
@@ -148,8 +148,8 @@ func TestRefusedAfterARestart(t *testing.T) {
 	f.apply()
 	f.restart()
 	result := f.apply()
-	if len(result.Refused) != 1 {
-		t.Fatalf("refused %v", result.Refused)
+	if len(result.Rejected) != 1 {
+		t.Fatalf("refused %v", result.Rejected)
 	}
 	f.kernel.reads = 0
 	changed := bad(3)
@@ -175,7 +175,7 @@ func TestRefusedRuleInAFullPass(t *testing.T) {
 	f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "--dport 30002") }
 	f.set(service(30002))
 	f.rules.Full = true
-	if result := f.apply(); len(result.Refused) != 1 || result.Kind != v1alpha1.SyncFull {
+	if result := f.apply(); len(result.Rejected) != 1 || result.Kind != v1alpha1.SyncFull {
 		t.Errorf("result %+v", result)
 	}
 	if diff := cmp.Diff(before, f.kernel.save()); diff != "" {
@@ -212,8 +212,8 @@ func TestVerificationBesideARefusedService(t *testing.T) {
 	}
 	f.rules.Full = true
 	result := f.apply()
-	if len(result.Refused) != 1 {
-		t.Errorf("refused %v", result.Refused)
+	if len(result.Rejected) != 1 {
+		t.Errorf("refused %v", result.Rejected)
 	}
 	if writes := strings.Join(f.kernel.writes, ""); strings.Contains(writes, "10.180.66.6") {
 		t.Errorf("what rests was tried: %s", writes)
@@ -223,8 +223,8 @@ func TestVerificationBesideARefusedService(t *testing.T) {
 	}
 	f.kernel.tables.Refuse = nil
 	f.rest()
-	if result = f.apply(); len(result.Refused) != 0 {
-		t.Errorf("refused %v", result.Refused)
+	if result = f.apply(); len(result.Rejected) != 0 {
+		t.Errorf("refused %v", result.Rejected)
 	}
 	f.check(result)
 }
@@ -239,8 +239,8 @@ func TestRefusedWhereOthersWrite(t *testing.T) {
 		f.set(bad(i))
 		if result := f.apply(); result.Kind == v1alpha1.SyncFull {
 			full++
-		} else if len(result.Refused) != i+1 {
-			t.Errorf("refused %v", result.Refused)
+		} else if len(result.Rejected) != i+1 {
+			t.Errorf("refused %v", result.Rejected)
 		}
 	}
 	if full != 1 {
@@ -258,7 +258,7 @@ func TestRefusedWhereOthersWrite(t *testing.T) {
 	f.kernel.tables.Refuse = nil
 	f.remove(someServices(9)[8].Name)
 	result := f.apply()
-	if result.Kind != v1alpha1.SyncFull || len(result.Refused) != 0 {
+	if result.Kind != v1alpha1.SyncFull || len(result.Rejected) != 0 {
 		t.Errorf("others have removed rules: %+v", result)
 	}
 	f.check(result)
@@ -280,8 +280,8 @@ func TestManyRefusedAtOnce(t *testing.T) {
 			f.set(good)
 		}
 		result := f.apply()
-		if len(result.Refused) != 200 || result.Kind != v1alpha1.SyncPartial || len(f.kernel.writes) > 3*maxPartialRuns {
-			t.Errorf("mute %t: %d refused, %s, %d runs", mute, len(result.Refused), result.Kind, len(f.kernel.writes))
+		if len(result.Rejected) != 200 || result.Kind != v1alpha1.SyncPartial || len(f.kernel.writes) > 3*maxPartialRuns {
+			t.Errorf("mute %t: %d refused, %s, %d runs", mute, len(result.Rejected), result.Kind, len(f.kernel.writes))
 		}
 		if !mute && (result.ServicesChanged != 1 || !strings.Contains(f.kernel.writes[1], "10.180.9.9") || len(result.Suspected) != 200-maxPartialRuns+1) {
 			t.Errorf("%d changed, %d suspected, the second run wrote %q", result.ServicesChanged, len(result.Suspected), f.kernel.writes[1])
@@ -295,7 +295,7 @@ func TestAllOfOneNamespaceRefused(t *testing.T) {
 	f := newFixture(t)
 	f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "-j DNAT") }
 	f.set(someServices(3)...)
-	if result := f.apply(); len(result.Refused) != 3 {
-		t.Errorf("refused %v", result.Refused)
+	if result := f.apply(); len(result.Rejected) != 3 {
+		t.Errorf("refused %v", result.Rejected)
 	}
 }

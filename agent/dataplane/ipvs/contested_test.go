@@ -30,13 +30,13 @@ func (b *bench) contest(when string, result dataplane.Result, nodePortWins bool)
 	if nodePortWins {
 		loser, at = "svc0001", "rr 10.180.0.2:80"
 	}
-	for _, why := range result.Refused {
+	for _, why := range result.Rejected {
 		if !strings.Contains(why, v1alpha1.ServedForAnother) { // by which the controller knows it
 			b.Errorf("%s: %s", when, why)
 		}
 	}
-	if got := names(result.Refused); !slices.Equal(got, []string{loser}) {
-		b.Errorf("%s: refused %v, want %s", when, result.Refused, loser)
+	if got := names(result.Rejected); !slices.Equal(got, []string{loser}) {
+		b.Errorf("%s: refused %v, want %s", when, result.Rejected, loser)
 	}
 	// As it is served, the loser lacks this one address, and has its NodePort on others.
 	lost := []netip.Addr(nil)
@@ -71,7 +71,7 @@ func (b *bench) contest(when string, result dataplane.Result, nodePortWins bool)
 // then that of the lower name, in whatever order they come and after a restart.
 func TestContested(t *testing.T) {
 	at := func(n int64) dataplane.Precedence { return dataplane.Precedence{Created: time.Unix(n, 0)} }
-	held := func(n int64) dataplane.Precedence { return dataplane.Precedence{Created: time.Unix(n, 0), Held: true} }
+	held := func(n int64) dataplane.Precedence { return dataplane.Precedence{Created: time.Unix(n, 0), Retained: true} }
 	for _, c := range []struct {
 		name               string
 		nodePort, external dataplane.Precedence
@@ -119,22 +119,22 @@ func TestContestedAnew(t *testing.T) {
 	b.set(nodePort, external)
 	b.contest("at first", b.apply(), true)
 	gone := *nodePort
-	gone.Precedence.Held = true
+	gone.Precedence.Retained = true
 	b.set(&gone)
 	b.contest("the winner is held", b.apply(), false)
 	b.set(nodePort)
 	b.contest("it is back", b.apply(), true)
 	b.remove(nodePort)
-	if result := b.apply(); len(result.Refused) != 0 || b.kernel.Server(tcp("192.168.0.2", 30080)) != "rr 10.180.0.1:80" ||
+	if result := b.apply(); len(result.Rejected) != 0 || b.kernel.Server(tcp("192.168.0.2", 30080)) != "rr 10.180.0.1:80" ||
 		b.kernel.Server(tcp("192.168.1.2", 30080)) != "" || len(b.kernel.Entries("KUBE-NODE-PORT-TCP")) != 0 {
-		t.Errorf("the winner has ended: %v\n%s", result.Refused, b.state())
+		t.Errorf("the winner has ended: %v\n%s", result.Rejected, b.state())
 	}
 	b.verified()
 	b.set(nodePort)
 	b.contest("it is new", b.apply(), true)
 	b.remove(external)
-	if result := b.apply(); len(result.Refused) != 0 {
-		t.Errorf("the loser has ended: %v", result.Refused)
+	if result := b.apply(); len(result.Rejected) != 0 {
+		t.Errorf("the loser has ended: %v", result.Rejected)
 	}
 	b.verified()
 }
@@ -232,14 +232,14 @@ func TestContestedAlone(t *testing.T) {
 	b.set(nodePort, external)
 	b.contest("as before", apply("as before"), true)
 	b.remove(nodePort)
-	if result := apply("the winner ends"); len(result.Refused) != 0 || b.kernel.Server(tcp("192.168.0.2", 30080)) != "rr 10.180.0.1:80" {
-		t.Errorf("%v\n%s", result.Refused, b.state())
+	if result := apply("the winner ends"); len(result.Rejected) != 0 || b.kernel.Server(tcp("192.168.0.2", 30080)) != "rr 10.180.0.1:80" {
+		t.Errorf("%v\n%s", result.Rejected, b.state())
 	}
 	b.verified()
 	b.set(nodePort)
 	b.contest("the older one is back", apply("the older one is back"), true)
 	held := *nodePort
-	held.Precedence.Held = true
+	held.Precedence.Retained = true
 	b.set(&held)
 	b.contest("it is held", apply("it is held"), false)
 }

@@ -157,7 +157,7 @@ func (b *bench) try() (dataplane.Result, error) {
 		return result, err
 	}
 	b.r.Rest = map[dataplane.ServiceName]struct{}{}
-	for name := range result.Refused {
+	for name := range result.Rejected {
 		b.r.Rest[name] = struct{}{}
 	}
 	b.r.Full, b.r.Recheck = false, false

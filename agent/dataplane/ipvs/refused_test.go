@@ -37,8 +37,8 @@ func TestForeignServers(t *testing.T) {
 	b.set(barred, nodePort, good)
 	check := func(result dataplane.Result) {
 		t.Helper()
-		if got := names(result.Refused); !slices.Equal(got, []string{"svc0001", "svc0002"}) {
-			t.Errorf("refused %v", result.Refused)
+		if got := names(result.Rejected); !slices.Equal(got, []string{"svc0001", "svc0002"}) {
+			t.Errorf("refused %v", result.Rejected)
 		}
 		for _, k := range foreign {
 			if got := b.kernel.Server(k); got != "rr 9.9.9.9:9" {
@@ -58,7 +58,7 @@ func TestForeignServers(t *testing.T) {
 	check(b.apply())
 	b.set(with(barred, "10.180.0.9:80"))
 	check(b.apply())
-	if why := b.apply().Refused[nodePort.Name]; !strings.Contains(why, "192.168.0.2:30001/TCP is not served") || !strings.Contains(why, "ipvsadm -D -t 192.168.0.2:30001") {
+	if why := b.apply().Rejected[nodePort.Name]; !strings.Contains(why, "192.168.0.2:30001/TCP is not served") || !strings.Contains(why, "ipvsadm -D -t 192.168.0.2:30001") {
 		t.Error(why)
 	}
 	for _, k := range foreign {
@@ -70,8 +70,8 @@ func TestForeignServers(t *testing.T) {
 		t.Errorf("what was in the way has gone: %+v, %v", d, err)
 	}
 	b.r.Full = true
-	if result := b.apply(); len(result.Refused) != 0 || b.kernel.Server(tcp("10.0.0.1", 80)) == "" || b.kernel.Server(tcp("192.168.1.2", 30001)) == "" {
-		t.Errorf("%v", result.Refused)
+	if result := b.apply(); len(result.Rejected) != 0 || b.kernel.Server(tcp("10.0.0.1", 80)) == "" || b.kernel.Server(tcp("192.168.1.2", 30001)) == "" {
+		t.Errorf("%v", result.Rejected)
 	}
 }
 
@@ -87,8 +87,8 @@ func TestForeignServerThatCame(t *testing.T) {
 	b.set(service(2, "10.180.0.2:80"))
 	for range 2 {
 		result := b.apply()
-		if got := names(result.Refused); !slices.Equal(got, []string{"svc0002"}) || b.kernel.Server(k) != "lc" {
-			t.Errorf("refused %v, there %q", result.Refused, b.kernel.Server(k))
+		if got := names(result.Rejected); !slices.Equal(got, []string{"svc0002"}) || b.kernel.Server(k) != "lc" {
+			t.Errorf("refused %v, there %q", result.Rejected, b.kernel.Server(k))
 		}
 		bound, _, _ := b.kernel.Bound()
 		if slices.Contains(bound, k.Addr) || slices.Contains(b.kernel.Entries("KUBE-CLUSTER-IP"), "10.0.0.2,tcp:80") {
@@ -120,11 +120,11 @@ func TestForeignServerThatLooksOurs(t *testing.T) {
 		if bound, _, _ := b.kernel.Bound(); !slices.Contains(bound, k.Addr) {
 			t.Fatalf("%s: it does not look ours", kind)
 		}
-		if result.Refused[service(2).Name] == "" || b.kernel.Server(k) != "lc" {
-			t.Errorf("%s: refused %v, there %q", kind, result.Refused, b.kernel.Server(k))
+		if result.Rejected[service(2).Name] == "" || b.kernel.Server(k) != "lc" {
+			t.Errorf("%s: refused %v, there %q", kind, result.Rejected, b.kernel.Server(k))
 		}
-		if neighbour := b.kernel.Server(tcp("1.2.3.4", 80)); neighbour != "rr 10.180.0.1:80" || len(result.Refused) != 1 {
-			t.Errorf("%s: refused %v, at the other port %q", kind, result.Refused, neighbour)
+		if neighbour := b.kernel.Server(tcp("1.2.3.4", 80)); neighbour != "rr 10.180.0.1:80" || len(result.Rejected) != 1 {
+			t.Errorf("%s: refused %v, at the other port %q", kind, result.Rejected, neighbour)
 		}
 		b.verified()
 		b.r.Full = true
@@ -132,8 +132,8 @@ func TestForeignServerThatLooksOurs(t *testing.T) {
 	if err := b.kernel.DeleteServer(k); err != nil {
 		t.Fatal(err)
 	}
-	if result := b.apply(); len(result.Refused) != 0 || b.kernel.Server(k) != "rr 10.180.0.2:80" {
-		t.Errorf("it has gone: refused %v, there %q", result.Refused, b.kernel.Server(k))
+	if result := b.apply(); len(result.Rejected) != 0 || b.kernel.Server(k) != "rr 10.180.0.2:80" {
+		t.Errorf("it has gone: refused %v, there %q", result.Rejected, b.kernel.Server(k))
 	}
 	b.verified()
 }
@@ -164,8 +164,8 @@ func TestOneServiceIsRefused(t *testing.T) {
 	b.set(service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80"), service(3, "10.180.0.3:80"))
 	for _, kind := range []string{"full", "one that has changed", "full"} {
 		result := b.apply()
-		if got := names(result.Refused); !slices.Equal(got, []string{"svc0002"}) || !strings.Contains(result.Refused[service(2).Name], "10.0.0.2:80/TCP: boom") {
-			t.Errorf("%s: %v", kind, result.Refused)
+		if got := names(result.Rejected); !slices.Equal(got, []string{"svc0002"}) || !strings.Contains(result.Rejected[service(2).Name], "10.0.0.2:80/TCP: boom") {
+			t.Errorf("%s: %v", kind, result.Rejected)
 		}
 		if b.kernel.Server(tcp("10.0.0.3", 80)) != "rr 10.180.0.3:80" {
 			t.Errorf("%s: %s", kind, b.state())
@@ -176,8 +176,8 @@ func TestOneServiceIsRefused(t *testing.T) {
 	}
 	b.kernel.Refuse = nil
 	b.set(service(2, "10.180.0.5:80"))
-	if result := b.apply(); len(result.Refused) != 0 || b.kernel.Server(bad) != "rr 10.180.0.5:80" {
-		t.Errorf("%v, %s", result.Refused, b.state())
+	if result := b.apply(); len(result.Rejected) != 0 || b.kernel.Server(bad) != "rr 10.180.0.5:80" {
+		t.Errorf("%v, %s", result.Rejected, b.state())
 	}
 	b.verified()
 }
@@ -204,11 +204,11 @@ func TestOthersChangeAloneBesideRefusedServices(t *testing.T) {
 		return nil
 	}
 	b.set(with(service(1), "10.180.0.41:80"), with(service(2), "10.180.0.42:80"))
-	if result := b.apply(); len(result.Refused) != 2 {
-		t.Fatalf("refused %v", result.Refused)
+	if result := b.apply(); len(result.Rejected) != 2 {
+		t.Fatalf("refused %v", result.Rejected)
 	}
 	for i := range 3 {
-		if result := change(2 + i); result.Kind != v1alpha1.SyncPartial || len(result.Refused) != 2 || len(b.kernel.Writes()) != without {
+		if result := change(2 + i); result.Kind != v1alpha1.SyncPartial || len(result.Rejected) != 2 || len(b.kernel.Writes()) != without {
 			t.Errorf("%+v, %d writes, %d without refused Services", result, len(b.kernel.Writes()), without)
 		}
 	}
@@ -226,8 +226,8 @@ func TestOthersChangeAloneBesideRefusedServices(t *testing.T) {
 	b.kernel.Refuse = nil
 	b.clock.Step(10 * time.Second)
 	b.r.Rest = nil
-	if result := b.apply(); len(result.Refused) != 0 || b.kernel.Server(tcp("10.0.0.1", 80)) != "rr 10.180.1.19:80" {
-		t.Errorf("%v, %s", result.Refused, b.state())
+	if result := b.apply(); len(result.Rejected) != 0 || b.kernel.Server(tcp("10.0.0.1", 80)) != "rr 10.180.1.19:80" {
+		t.Errorf("%v, %s", result.Rejected, b.state())
 	}
 	b.verified()
 }
@@ -316,8 +316,8 @@ func TestRefusedServerIsNotPassed(t *testing.T) {
 		}
 		b.set(two)
 		result := b.apply()
-		if got := b.kernel.Entries("KUBE-EXTERNAL-IP"); len(result.Refused) != 1 || !slices.Equal(got, []string{"1.2.3.4,tcp:80"}) {
-			t.Errorf("%v, let pass are %s", result.Refused, got)
+		if got := b.kernel.Entries("KUBE-EXTERNAL-IP"); len(result.Rejected) != 1 || !slices.Equal(got, []string{"1.2.3.4,tcp:80"}) {
+			t.Errorf("%v, let pass are %s", result.Rejected, got)
 		}
 		if writes := strings.Join(b.kernel.Writes(), "\n"); !start && strings.Contains(writes, "+KUBE-EXTERNAL-IP 1.2.3.4,tcp:81") {
 			t.Errorf("let pass for a moment:\n%s", writes)
@@ -354,9 +354,9 @@ func TestRefusedServiceBlocksNobody(t *testing.T) {
 		b.set(external(1, []string{local}, remote, local), service(2, "10.180.0.2:80"))
 		b.restart()
 		result := b.apply()
-		if got := b.kernel.Server(tcp("1.2.3.4", 80)); len(result.Refused) != 1 || got != "rr "+local ||
+		if got := b.kernel.Server(tcp("1.2.3.4", 80)); len(result.Rejected) != 1 || got != "rr "+local ||
 			len(b.kernel.Entries("NODEPROXY-NO-LOCAL")) != others || b.rules.asks("NODEPROXY-NO-LOCAL") != (others > 0) {
-			t.Errorf("%v\n%s", result.Refused, b.state())
+			t.Errorf("%v\n%s", result.Rejected, b.state())
 		}
 		b.verified()
 	}
@@ -374,8 +374,8 @@ func TestRefusedEntry(t *testing.T) {
 		return nil
 	}
 	b.set(service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80"))
-	if result := b.apply(); !slices.Equal(names(result.Refused), []string{"svc0002"}) || b.kernel.Server(tcp("10.0.0.1", 80)) == "" {
-		t.Errorf("%v, %s", result.Refused, b.state())
+	if result := b.apply(); !slices.Equal(names(result.Rejected), []string{"svc0002"}) || b.kernel.Server(tcp("10.0.0.1", 80)) == "" {
+		t.Errorf("%v, %s", result.Rejected, b.state())
 	}
 }
 

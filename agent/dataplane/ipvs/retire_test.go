@@ -216,8 +216,8 @@ func TestExcludedStays(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.r.Full = true
-		if result := b.apply(); len(result.Refused) > 0 || b.state() != want {
-			t.Errorf("%v, %s\nwant\n%s", result.Refused, b.state(), want)
+		if result := b.apply(); len(result.Rejected) > 0 || b.state() != want {
+			t.Errorf("%v, %s\nwant\n%s", result.Rejected, b.state(), want)
 		}
 	})
 	t.Run("a range that cannot be read", func(t *testing.T) {

@@ -65,7 +65,7 @@ func (d *Dataplane) retire(ctx context.Context, running *Plane, r *dataplane.Rul
 // staysForRejected reports whether a mode stays for Services that the running one rejects. Not
 // after a restart: see Dataplane.
 func (d *Dataplane) staysForRejected(plane *Plane, result *dataplane.Result) bool {
-	if !d.Uses(plane.Mode) || len(result.Refused) == 0 {
+	if !d.Uses(plane.Mode) || len(result.Rejected) == 0 {
 		delete(d.rejectedSince, plane.Mode)
 		return false
 	}
