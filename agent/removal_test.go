@@ -133,7 +133,7 @@ func TestRemovalWithRetain(t *testing.T) {
 		r.rig.DeleteService(r.rig.Service("a", 1))
 		r.changed()
 		after(time.Minute)
-		r.expect(t, "with its objects", "Held", "", "shop/a")
+		r.expect(t, "with its objects", "Retained", "", "shop/a")
 	})
 }
 
@@ -152,7 +152,7 @@ func TestRemovalSeenAtItsEnd(t *testing.T) {
 		r.rig.DeleteProxy(o)
 		r.changed()
 		after(time.Minute)
-		r.expect(t, "gone without a trace", "Held", "", "shop/a")
+		r.expect(t, "gone without a trace", "Retained", "", "shop/a")
 	})
 }
 

@@ -189,7 +189,7 @@ var _ = Describe("AgentsReconciler", func() {
 		))
 		patchNodeProxy(ctx, `{"spec":{"agent":{"image":"example.com/agent:v3","stateDir":"/var/../lib"}}}`)
 		Eventually(summary(ctx)).Should(WithTransform(ready, SatisfyAll(
-			HavePrefix("False DaemonSetRefused: "), ContainSubstring("must not contain '..'"), ContainSubstring("hostPath"))))
+			HavePrefix("False DaemonSetDenied: "), ContainSubstring("must not contain '..'"), ContainSubstring("hostPath"))))
 		patchNodeProxy(ctx, `{"spec":{"agent":{"stateDir":null}}}`)
 		Eventually(agentsOf(ctx)).Should(WithTransform(image, Equal("example.com/agent:v3")))
 		Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("False NoNodes: ")))

@@ -149,7 +149,7 @@ func keptEvents(ctx context.Context, namespace string) func() ([]string, error) 
 		err := k8s.List(ctx, &list, client.InNamespace(metav1.NamespaceDefault))
 		var notes []string
 		for _, e := range list.Items {
-			if e.Reason == "ClusterObjectRefused" && e.Regarding.Name == namespace {
+			if e.Reason == "ClusterObjectDenied" && e.Regarding.Name == namespace {
 				notes = append(notes, e.Note)
 			}
 		}

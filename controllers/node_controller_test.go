@@ -108,7 +108,7 @@ var _ = Describe("NodeReconciler", func() {
 		enforce := v1alpha1.Enforce
 		rules.Spec.Settings.Enforcement = &enforce
 		rules.Spec.Node.Zone = "wrong"
-		rules.Spec.Services = []v1alpha1.ServiceMembers{{Namespace: "x", Name: "y"}}
+		rules.Spec.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{{Namespace: "x", Name: "y"}}
 		Expect(k8s.Update(ctx, rules)).To(Succeed())
 		Eventually(nodeRules(ctx, "n1")).Should(SatisfyAll(HaveField("Spec", Equal(want)), HaveField("UID", uid)))
 

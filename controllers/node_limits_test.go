@@ -45,7 +45,7 @@ func manyOn(node string, n int) (out []discoveryv1.Endpoint) {
 // carried are the Services of a namespace whose local endpoints a node's rules carry.
 func carried(namespace string) func(*v1alpha1.NodeProxyRules) []string {
 	return func(rules *v1alpha1.NodeProxyRules) (out []string) {
-		for _, s := range rules.Spec.Services {
+		for _, s := range rules.Spec.LocalEndpoints {
 			if s.Namespace == namespace {
 				out = append(out, s.Name)
 			}

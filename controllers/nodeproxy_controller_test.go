@@ -151,7 +151,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 		Expect(k8s.Delete(ctx, svc)).To(Succeed())
 		Eventually(summary(ctx)).Should(HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".before"))))
 		Expect(summary(ctx)()).To(MatchFields(IgnoreExtras, Fields{
-			"Version": Equal("v0.0.0-test"), "ObservedGeneration": BeEquivalentTo(1), "RefusedServices": BeZero(),
+			"Version": Equal("v0.0.0-test"), "ObservedGeneration": BeEquivalentTo(1), "UnrenderedServices": BeZero(),
 		}))
 	})
 
@@ -193,7 +193,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 			"False NodesNotProgrammed: n1: no report of its agent yet; is nodeproxy-agent running there? (and 2 more)")))
 		report(ctx, "n1", metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
 		report(ctx, "n2", metav1.ConditionFalse, v1alpha1.ReasonFailed, "iptables-restore: exit status 4")
-		report(ctx, "n3", metav1.ConditionTrue, v1alpha1.ReasonHeld, "")
+		report(ctx, "n3", metav1.ConditionTrue, v1alpha1.ReasonRetained, "")
 		Eventually(summary(ctx)).Should(SatisfyAll(
 			WithTransform(ready, Equal("False NodesNotProgrammed: n2: Failed: iptables-restore: exit status 4")),
 			HaveField("Nodes", Equal(v1alpha1.NodeCounts{Total: 3, Programmed: 2, NotProgrammed: 1})),
@@ -211,14 +211,14 @@ var _ = Describe("NodeProxyReconciler", func() {
 		createService(ctx, ns, "good")
 		Eventually(rulesOf(ctx, ns, "good")).ShouldNot(BeNil())
 		Eventually(summary(ctx)).Should(SatisfyAll(
-			HaveField("RefusedServices", BeEquivalentTo(1)),
-			HaveField("Refused", ConsistOf(MatchAllFields(Fields{
+			HaveField("UnrenderedServices", BeEquivalentTo(1)),
+			HaveField("Unrendered", ConsistOf(MatchAllFields(Fields{
 				"Namespace": Equal(ns), "Name": Equal("bad"), "Message": ContainSubstring("not in this house"),
 			}))),
 			HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".good"))), // nothing of it is stored
 		))
-		Expect(controller.metric("nodeproxy_controller_refused_services")).To(BeEquivalentTo(1))
-		Eventually(eventsOf(ctx, bad, "ServiceRefused")).Should(ConsistOf(SatisfyAll(
+		Expect(controller.metric("nodeproxy_controller_unrendered_services")).To(BeEquivalentTo(1))
+		Eventually(eventsOf(ctx, bad, "ServiceNotRendered")).Should(ConsistOf(SatisfyAll(
 			HaveField("Type", corev1.EventTypeWarning), HaveField("Note", ContainSubstring("not in this house")),
 		)))
 
@@ -228,7 +228,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 		createSlice(ctx, ns, "good", "good-a", at("10.1.0.3", ""))
 		Eventually(rulesOf(ctx, ns, "good")).Should(WithTransform(addresses, HaveLen(1)))
 		controller.looks(ctx, "service")
-		Expect(eventsOf(ctx, bad, "ServiceRefused")()).To(ConsistOf(HaveField("Series", BeNil())))
+		Expect(eventsOf(ctx, bad, "ServiceNotRendered")()).To(ConsistOf(HaveField("Series", BeNil())))
 
 		By("a restart, over which the count stays, though it is not known at startup what is rejected")
 		controller.stop()
@@ -240,8 +240,8 @@ var _ = Describe("NodeProxyReconciler", func() {
 		controller.looks(ctx, "nodeproxy")
 		close(held)
 		controller.looks(ctx, "nodeproxy", "service")
-		Expect(statuses()).To(HaveEach(HaveField("RefusedServices", BeEquivalentTo(1))))
-		Eventually(func() float64 { return controller.metric("nodeproxy_controller_refused_services") }).Should(BeEquivalentTo(1))
+		Expect(statuses()).To(HaveEach(HaveField("UnrenderedServices", BeEquivalentTo(1))))
+		Eventually(func() float64 { return controller.metric("nodeproxy_controller_unrendered_services") }).Should(BeEquivalentTo(1))
 
 		By("the policy going and the Service changing")
 		Expect(k8s.Delete(ctx, binding)).To(Succeed())
@@ -251,10 +251,10 @@ var _ = Describe("NodeProxyReconciler", func() {
 		setEndpoints(ctx, slice, at("10.1.0.9", ""))
 		Eventually(rulesOf(ctx, ns, "bad")).Should(WithTransform(addresses, HaveLen(1)))
 		Eventually(summary(ctx)).Should(SatisfyAll(
-			HaveField("RefusedServices", BeZero()), HaveField("Refused", BeEmpty()),
+			HaveField("UnrenderedServices", BeZero()), HaveField("Unrendered", BeEmpty()),
 			HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".good", ns+".bad"))),
 		))
-		Expect(controller.metric("nodeproxy_controller_refused_services")).To(BeZero())
+		Expect(controller.metric("nodeproxy_controller_unrendered_services")).To(BeZero())
 	})
 
 	It("retries what was denied, after a minute", func(ctx SpecContext) {
@@ -263,7 +263,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 		binding := denyRulesOf(ctx, ns+".bad")
 		controller := startController()
 		svc := createService(ctx, ns, "bad")
-		Eventually(summary(ctx)).Should(HaveField("RefusedServices", BeEquivalentTo(1)))
+		Eventually(summary(ctx)).Should(HaveField("UnrenderedServices", BeEquivalentTo(1)))
 		Expect(k8s.Delete(ctx, binding)).To(Succeed())
 		probe := &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: ns + ".bad"}, Spec: v1alpha1.ServiceProxyRulesSpec{
 			FormatVersion: 1, Ports: []v1alpha1.ServicePort{{Protocol: "TCP", Port: 1}}}}
@@ -301,11 +301,11 @@ var _ = Describe("NodeProxyReconciler", func() {
 		half := createSlice(ctx, ns, "big", "big-b", endpoints[:300]...)
 		createSlice(ctx, ns, "big", "big-c", endpoints[300:]...)
 		Eventually(summary(ctx)).Should(SatisfyAll(
-			HaveField("RefusedServices", BeEquivalentTo(1)),
-			HaveField("Refused", ConsistOf(HaveField("Message", ContainSubstring("larger than 1 MiB")))),
+			HaveField("UnrenderedServices", BeEquivalentTo(1)),
+			HaveField("Unrendered", ConsistOf(HaveField("Message", ContainSubstring("larger than 1 MiB")))),
 			HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".big"))), // its object is stored
 		))
-		Eventually(eventsOf(ctx, big, "ServiceRefused")).Should(HaveLen(1))
+		Eventually(eventsOf(ctx, big, "ServiceNotRendered")).Should(HaveLen(1))
 		Expect(rulesOf(ctx, ns, "big")()).NotTo(BeNil())
 		createService(ctx, ns, "small")
 		Eventually(rulesOf(ctx, ns, "small")).ShouldNot(BeNil())
@@ -313,7 +313,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 		By("shrinking again, after the pause of a Service of this size")
 		testClock.putForward(time.Minute)
 		Expect(k8s.Delete(ctx, half)).To(Succeed())
-		Eventually(summary(ctx)).Should(HaveField("RefusedServices", BeZero()))
+		Eventually(summary(ctx)).Should(HaveField("UnrenderedServices", BeZero()))
 		setEndpoints(ctx, slice, at("10.1.0.2", ""))
 		Eventually(rulesOf(ctx, ns, "big")).Should(HaveField("Spec.EndpointCount", BeEquivalentTo(301)))
 	})
@@ -331,11 +331,11 @@ var _ = Describe("NodeProxyReconciler", func() {
 			}
 		})
 		Eventually(summary(ctx)).Should(SatisfyAll(
-			HaveField("RefusedServices", BeEquivalentTo(1)),
-			HaveField("Refused", ConsistOf(HaveField("Message", Equal("it has 1001 ports, more than the limit of 1000; split the Service")))),
+			HaveField("UnrenderedServices", BeEquivalentTo(1)),
+			HaveField("Unrendered", ConsistOf(HaveField("Message", Equal("it has 1001 ports, more than the limit of 1000; split the Service")))),
 			HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".big"))),
 		))
-		Eventually(eventsOf(ctx, big, "ServiceRefused")).Should(HaveLen(1))
+		Eventually(eventsOf(ctx, big, "ServiceNotRendered")).Should(HaveLen(1))
 		Expect(rulesOf(ctx, ns, "big")()).To(HaveField("Spec.Ports", HaveLen(1)))
 		createService(ctx, ns, "small")
 		Eventually(rulesOf(ctx, ns, "small")).ShouldNot(BeNil())
@@ -343,7 +343,7 @@ var _ = Describe("NodeProxyReconciler", func() {
 		By("shrinking again")
 		edit(ctx, big, func() { big.Spec.Ports = big.Spec.Ports[:2] })
 		Eventually(rulesOf(ctx, ns, "big")).Should(HaveField("Spec.Ports", HaveLen(2)))
-		Eventually(summary(ctx)).Should(HaveField("RefusedServices", BeZero()))
+		Eventually(summary(ctx)).Should(HaveField("UnrenderedServices", BeZero()))
 	})
 
 	It("says once what it cannot use, and programs the rest", func(ctx SpecContext) {

@@ -147,7 +147,7 @@ func addresses(rules *v1alpha1.ServiceProxyRules) []string {
 // members returns every member of a node as "namespace/name address".
 func members(rules *v1alpha1.NodeProxyRules) []string {
 	var out []string
-	for _, s := range rules.Spec.Services {
+	for _, s := range rules.Spec.LocalEndpoints {
 		for _, p := range s.Ports {
 			for _, a := range p.Endpoints {
 				out = append(out, fmt.Sprintf("%s/%s %s", s.Namespace, s.Name, a))

@@ -39,7 +39,7 @@ var _ = Describe("a rollout", func() {
 		GinkgoHelper()
 		letPass(ctx, 101*time.Second)
 		Eventually(policyReady(ctx, policy)).Should(SatisfyAll(
-			HavePrefix("False RolloutStopped: edge-1 did not apply its settings within 100 s of "),
+			HavePrefix("False RolloutHalted: edge-1 did not apply its settings within 100 s of "),
 			ContainSubstring(" (Failed: the kernel lacks ip_vs); 2 other nodes wait until it does")))
 	}
 
@@ -78,7 +78,7 @@ var _ = Describe("a rollout", func() {
 		Eventually(policyReady(ctx, policy)).Should(Equal(
 			"False Progressing: 0 of 3 nodes are done, 1 being updated (edge-1), 2 waiting; at most 1 may be unavailable"))
 		stopped(ctx, policy)
-		Eventually(policyCondition(ctx, policy, v1alpha1.ConditionStalled)).Should(HavePrefix("True RolloutStopped"))
+		Eventually(policyCondition(ctx, policy, v1alpha1.ConditionStalled)).Should(HavePrefix("True RolloutHalted"))
 		Eventually(examples(ctx, policy)).Should(SatisfyAll(HaveLen(3), HaveEach(HaveField("Name", HavePrefix("edge-"))),
 			ContainElement(HaveField("Reason", v1alpha1.ReasonWaiting))))
 		found, err := examples(ctx, policy)()
@@ -101,7 +101,7 @@ var _ = Describe("a rollout", func() {
 		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(policy), policy)).To(Succeed())
 		Expect(policy.Spec).To(Equal(*spec), "no controller writes what users wrote")
 		Eventually(eventsAbout(ctx, policy)).Should(Equal([]string{
-			"Normal Progressing", "Warning RolloutStopped", "Normal Progressing", "Normal Applied",
+			"Normal Progressing", "Warning RolloutHalted", "Normal Progressing", "Normal Applied",
 		}))
 	})
 
@@ -166,7 +166,7 @@ var _ = Describe("a rollout", func() {
 		Eventually(inMode(ctx, v1alpha1.ModeIPVS)).Should(Equal([]string{"edge-1", "edge-2"}))
 		controller.looks(ctx, "rollout")
 		Expect(inMode(ctx, v1alpha1.ModeIPVS)()).To(HaveLen(2))
-		Eventually(eventsAbout(ctx, policy)).Should(Equal([]string{"Normal Progressing", "Warning RolloutStopped", "Normal Progressing"}))
+		Eventually(eventsAbout(ctx, policy)).Should(Equal([]string{"Normal Progressing", "Warning RolloutHalted", "Normal Progressing"}))
 	})
 
 	It("of NodeProxy halts, and its status reports it", func(ctx SpecContext) {
@@ -180,7 +180,7 @@ var _ = Describe("a rollout", func() {
 		reportAs(ctx, "core-1", fails)
 		letPass(ctx, 11*time.Minute)
 		Eventually(summary(ctx)).Should(WithTransform(ready, SatisfyAll(
-			HavePrefix("False RolloutStopped: core-1 did not apply its settings within 600 s of "), ContainSubstring("(Failed: the kernel lacks ip_vs)"))))
+			HavePrefix("False RolloutHalted: core-1 did not apply its settings within 600 s of "), ContainSubstring("(Failed: the kernel lacks ip_vs)"))))
 		edit(ctx, np, func() {
 			np.Spec.Rollout = &v1alpha1.RolloutSettings{Paused: new(true)}
 		})
@@ -192,7 +192,7 @@ var _ = Describe("a rollout", func() {
 		echo(ctx, "core-2")
 		Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("True AllProgrammed")))
 		Eventually(eventsAbout(ctx, np)).Should(Equal([]string{
-			"Normal Progressing", "Warning RolloutStopped", "Normal Paused", "Normal Progressing", "Normal AllProgrammed",
+			"Normal Progressing", "Warning RolloutHalted", "Normal Paused", "Normal Progressing", "Normal AllProgrammed",
 		}))
 	})
 })

@@ -305,7 +305,7 @@ var _ = Describe("ServiceReconciler", func() {
 		Eventually(rulesOf(ctx, ns, "cart")).ShouldNot(BeNil())
 		all := SatisfyAll(
 			HaveField("Inventory", Equal(inventoryOf("default.kubernetes", ns+".cart"))),
-			HaveField("RefusedServices", BeZero()),
+			HaveField("UnrenderedServices", BeZero()),
 		)
 		Eventually(summary(ctx)).Should(all)
 		crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "serviceproxyrules.nodeproxy.io"}}
@@ -319,6 +319,6 @@ var _ = Describe("ServiceReconciler", func() {
 		Expect(statuses()).To(HaveEach(all))
 		Expect(k8s.Create(ctx, again)).To(Succeed())
 		Eventually(rulesOf(ctx, ns, "cart"), "45s").ShouldNot(BeNil())
-		Expect(eventsOf(ctx, svc, "ServiceRefused")()).To(BeEmpty())
+		Expect(eventsOf(ctx, svc, "ServiceNotRendered")()).To(BeEmpty())
 	})
 })

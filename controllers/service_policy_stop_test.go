@@ -55,7 +55,7 @@ func refuse(ctx context.Context, node string, examples ...string) {
 		if err := k8s.Get(ctx, client.ObjectKey{Name: node}, rules); err != nil {
 			return err
 		}
-		rules.Status.Refused = &v1alpha1.RefusedServices{Count: int32(len(examples)), Examples: examples} //nolint:gosec // few
+		rules.Status.Rejected = &v1alpha1.RejectedServices{Count: int32(len(examples)), Examples: examples} //nolint:gosec // few
 		return k8s.Status().Update(ctx, rules)
 	}).Should(Succeed())
 }
@@ -120,10 +120,10 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		createServicePolicy(ctx, "p")
 		refused := refuseOne(ctx, ns, "p", "n1")
 		Eventually(servicePolicy(ctx, "p")).Should(And(
-			haveCondition("Ready", "False RolloutStopped"), haveCondition("Stalled", "True RolloutStopped"),
+			haveCondition("Ready", "False RolloutHalted"), haveCondition("Stalled", "True RolloutHalted"),
 			WithTransform(message("Ready"), HavePrefix("Service "+ns+"/"+refused+", as shaped by this policy: node n1 rejects it: IPv4: no space left on device. The change has halted: ")),
 			HaveField("Status.Examples", ConsistOf(v1alpha1.ServiceExample{
-				Namespace: ns, Name: refused, Reason: "Refused", Message: "node n1 rejects it: IPv4: no space left on device",
+				Namespace: ns, Name: refused, Reason: "Rejected", Message: "node n1 rejects it: IPv4: no space left on device",
 			})),
 		))
 		shaped, err := shapedIn(ctx, ns, "p")()
@@ -155,7 +155,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "True Applied"), haveCondition("Stalled", "none")))
 		p, err := servicePolicy(ctx, "p")()
 		Expect(err).NotTo(HaveOccurred())
-		Eventually(policyEvents(ctx, p)).Should(ContainElements(HavePrefix("Warning RolloutStopped: generation 1: Service "+ns+"/"+refused), HavePrefix("Normal Applied: generation 1: ")))
+		Eventually(policyEvents(ctx, p)).Should(ContainElements(HavePrefix("Warning RolloutHalted: generation 1: Service "+ns+"/"+refused), HavePrefix("Normal Applied: generation 1: ")))
 	})
 
 	It("continues with another generation of the policy", func(ctx SpecContext) {
@@ -167,7 +167,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		createNodePorts(ctx, ns, count)
 		createServicePolicy(ctx, "p")
 		refused := refuseOne(ctx, ns, "p", "n1")
-		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "False RolloutStopped"))
+		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "False RolloutHalted"))
 		everyService := func() { // each is looked at again where its Namespace has other labels
 			GinkgoHelper()
 			controller.looks(ctx, "servicepolicy", "service")
@@ -286,7 +286,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "True Applied"))
 
 		refuse(ctx, "n1", ns+"/s-001: no room")
-		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "False RolloutStopped"),
+		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "False RolloutHalted"),
 			WithTransform(message("Ready"), Not(ContainSubstring("The change has halted")))), "all have it already")
 		Expect(k8s.Delete(ctx, node)).To(Succeed())
 		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "True Applied"))

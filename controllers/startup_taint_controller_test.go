@@ -110,7 +110,7 @@ var _ = Describe("the startup taint", func() {
 		controller := startController()
 		agents := map[string]agentRun{}
 		for node, programmed := range map[string]string{
-			"programmed": v1alpha1.ReasonProgrammed, "held": v1alpha1.ReasonHeld, "compared": v1alpha1.ReasonAuditInSync,
+			"programmed": v1alpha1.ReasonProgrammed, "held": v1alpha1.ReasonRetained, "compared": v1alpha1.ReasonAuditInSync,
 			"refused": v1alpha1.ReasonProgrammed, "no-lease": v1alpha1.ReasonProgrammed, "untainted": v1alpha1.ReasonProgrammed,
 			"differs": v1alpha1.ReasonAuditDiffers, "beside": v1alpha1.ReasonConflictingProxy, "pending": v1alpha1.ReasonPending,
 			"silent": v1alpha1.ReasonAgentNotResponding,

@@ -52,9 +52,9 @@ func TestContestedServices(t *testing.T) {
 				flow(at, c.lost): "", flow(at, c.has): EndpointGone, flow(cluster, c.lost): "",
 			})
 			judges("both", ruleset(false, list{c.first, c.second}, c.second.Name.Name), dataplane.Result{
-				Kind:    v1alpha1.SyncPartial,
+				Kind:     v1alpha1.SyncPartial,
 				Rejected: map[dataplane.ServiceName]string{c.first.Name: v1alpha1.ServedForAnother},
-				Reduced: map[dataplane.ServiceName]*dataplane.Service{c.first.Name: c.loser},
+				Reduced:  map[dataplane.ServiceName]*dataplane.Service{c.first.Name: c.loser},
 			}, map[Flow]Reason{
 				flow(at, c.has): "", flow(at, c.lost): EndpointGone,
 				flow(cluster, c.lost): "", flow(cluster, "10.180.0.9:53"): EndpointGone,

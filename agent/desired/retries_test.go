@@ -132,7 +132,7 @@ func TestSettingsHaveTheRefusedTried(t *testing.T) {
 func TestSuspectedIsTriedSoon(t *testing.T) {
 	at := func(s string) dataplane.ServiceName { return dataplane.ServiceName{Namespace: "shop", Name: s} }
 	result := &dataplane.Result{
-		Rejected:   map[dataplane.ServiceName]string{at("bad"): "x", at("suspected"): "x"},
+		Rejected:  map[dataplane.ServiceName]string{at("bad"): "x", at("suspected"): "x"},
 		Suspected: map[dataplane.ServiceName]struct{}{at("suspected"): {}},
 	}
 	tried := &dataplane.Ruleset{Services: map[dataplane.ServiceName]*dataplane.Service{at("bad"): {}, at("suspected"): {}}}

@@ -68,8 +68,8 @@ func Build(s desired.Snapshot, f Facts, former []metav1.Condition) v1alpha1.Node
 		Services:               int32(s.Services),
 		Endpoints:              int32(s.Endpoints),
 		LocalEndpoints:         int32(s.Local),
-		Retained:                   int32(len(s.Retained)),
-		Rejected:                unrenderedServices(&s),
+		Retained:               int32(len(s.Retained)),
+		Rejected:               unrenderedServices(&s),
 		LastSync:               s.Applied.LastSync,
 		Agent: &v1alpha1.AgentReport{
 			Version: f.Version, StartTime: Seconds(f.Started), Kernel: f.Kernel, IPTables: f.Iptables,

@@ -206,7 +206,7 @@ func TestStatusFigures(t *testing.T) {
 	want := v1alpha1.NodeProxyRulesStatus{
 		ObservedGeneration: 88, SettingsRevision: "7d1f0a9c", Mode: "IPTables", Families: []string{"IPv4"},
 		AppliedResourceVersion: "190233", Services: 412, Endpoints: 3980, LocalEndpoints: 37, Retained: 1,
-		Rejected:    &v1alpha1.RejectedServices{Count: 12},
+		Rejected:   &v1alpha1.RejectedServices{Count: 12},
 		Kernel:     &v1alpha1.KernelCounts{VerifiedTime: Seconds(agenttest.Epoch), Chains: 4815, Rules: 13021},
 		LastSync:   &v1alpha1.SyncReport{Time: Seconds(agenttest.Epoch), DurationMilliseconds: 21, Kind: "Partial", ServicesChanged: 1},
 		Difference: &v1alpha1.DifferenceReport{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}},

@@ -53,7 +53,7 @@ const (
 	AnnotationAppliedResourceVersion = "nodeproxy.io/applied-resource-version"
 )
 
-// ServedForAnother is part of the message about a Service in status.refused that lacks an
+// ServedForAnother is part of the message about a Service in status.rejected that lacks an
 // address and port because another Service has them. Any other Service can cause that,
 // whatever policies make of this one.
 const ServedForAnother = "is served for Service"
@@ -108,8 +108,8 @@ const (
 	// ReasonTableNearlyFull and ReasonTableHasRoom are the reasons of ConntrackPressure.
 	ReasonTableNearlyFull = "TableNearlyFull"
 	ReasonTableHasRoom    = "TableHasRoom"
-	// ReasonRulesUndone: Drifted is True.
-	ReasonRulesUndone = "RulesUndone"
+	// ReasonRulesModified: Drifted is True.
+	ReasonRulesModified = "RulesModified"
 	// ReasonNoDrift: no program changes our rules anymore.
 	ReasonNoDrift = "NoDrift"
 )
@@ -145,11 +145,11 @@ const (
 	ReasonAuditDiffers = "AuditDiffers"
 	// ReasonAuditInSync (True): enforcement is Audit and the kernel does not differ.
 	ReasonAuditInSync = "AuditInSync"
-	// ReasonSomeServicesRefused (True): all but the Services in status.refused are programmed.
-	ReasonSomeServicesRefused = "SomeServicesRefused"
-	// ReasonHeld (True): for 10 s an object has been missing without having been released, or
+	// ReasonSomeServicesRejected (True): all but the Services in status.rejected are programmed.
+	ReasonSomeServicesRejected = "SomeServicesRejected"
+	// ReasonRetained (True): for 10 s an object has been missing without having been released, or
 	// the list has not been confirmed; its rules are retained.
-	ReasonHeld = "Held"
+	ReasonRetained = "Retained"
 	// ReasonProgrammed (True): the kernel has the desired rules.
 	ReasonProgrammed = "Programmed"
 )
@@ -182,9 +182,9 @@ const (
 	ReasonProgressing = "Progressing"
 	// ReasonPaused: spec.rollout.paused holds a rollout. Also of a NodeProxy.
 	ReasonPaused = "Paused"
-	// ReasonRolloutStopped: a rollout has halted because of its effect, such as a node that
+	// ReasonRolloutHalted: a rollout has halted because of its effect, such as a node that
 	// missed its deadline; the message names it. Also of a NodeProxy.
-	ReasonRolloutStopped = "RolloutStopped"
+	ReasonRolloutHalted = "RolloutHalted"
 	// ReasonNoNodeProxy: there is no NodeProxy, without which nodes are given nothing.
 	ReasonNoNodeProxy = "NoNodeProxy"
 )
@@ -210,8 +210,8 @@ const (
 	ReasonIneffective = "Ineffective"
 	// ReasonAllEffective: every override has an effect, or nothing to change.
 	ReasonAllEffective = "AllEffective"
-	// ReasonRefused: nodes reject the Service as shaped by the policy.
-	ReasonRefused = "Refused"
+	// ReasonRejected: nodes reject the Service as shaped by the policy.
+	ReasonRejected = "Rejected"
 	// ReasonWaiting: the rollout has not reached the node.
 	ReasonWaiting = "Waiting"
 	// ReasonUpdating: the node has been given its settings and has not yet reported them as
@@ -229,8 +229,8 @@ const (
 	ReasonAgentsUpdating = "AgentsUpdating"
 	// ReasonNoAgentImage: no agent image is configured.
 	ReasonNoAgentImage = "NoAgentImage"
-	// ReasonDaemonSetRefused: the API server rejects the DaemonSet.
-	ReasonDaemonSetRefused = "DaemonSetRefused"
+	// ReasonDaemonSetDenied: the API server rejects the DaemonSet.
+	ReasonDaemonSetDenied = "DaemonSetDenied"
 	// ReasonAgentPodsFailing: a pod's image cannot be pulled, or its agent keeps crashing; the
 	// update has halted there.
 	ReasonAgentPodsFailing = "AgentPodsFailing"

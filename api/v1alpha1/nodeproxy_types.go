@@ -154,16 +154,16 @@ type NodeProxyStatus struct {
 	// +optional
 	Inventory *Inventory `json:"inventory,omitempty"`
 
-	// refusedServices is the number of Services that cannot be rendered or stored. An event
+	// unrenderedServices is the number of Services that cannot be rendered or stored. An event
 	// names each one. Source: controller.
 	// +optional
-	RefusedServices int32 `json:"refusedServices"`
+	UnrenderedServices int32 `json:"unrenderedServices"`
 
-	// refused lists the ten most recently rejected Services. Source: controller.
+	// unrendered lists the ten newest of them. Source: controller.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10
-	Refused []RefusedService `json:"refused,omitempty"`
+	Unrendered []UnrenderedService `json:"unrendered,omitempty"`
 
 	// nodes counts nodes by what their agents report. Source: controller, from NodeProxyRules.
 	// +optional
@@ -182,8 +182,8 @@ type Inventory struct {
 	Hash string `json:"hash"`
 }
 
-// RefusedService is a Service that is not programmed.
-type RefusedService struct {
+// UnrenderedService is a Service that cannot be rendered or stored.
+type UnrenderedService struct {
 	// namespace of the Service. Source: controller.
 	// +required
 	Namespace string `json:"namespace"`

@@ -38,12 +38,12 @@ type NodeProxyRulesSpec struct {
 	// +optional
 	Node NodeFacts `json:"node"`
 
-	// services are this node's endpoints of every Service, in any state, sorted by namespace
+	// localEndpoints are this node's endpoints of every Service, in any state, sorted by namespace
 	// and name. Services over a limit (docs/security.md) are left out. Default: none. Source:
 	// the EndpointSlices.
 	// +optional
 	// +listType=atomic
-	Services []ServiceMembers `json:"services,omitempty"`
+	LocalEndpoints []ServiceLocalEndpoints `json:"localEndpoints,omitempty"`
 }
 
 // NodeFacts are what an agent needs to know about its Node.
@@ -73,8 +73,8 @@ type NodeFacts struct {
 	Draining bool `json:"draining"`
 }
 
-// ServiceMembers are one node's endpoints of one Service.
-type ServiceMembers struct {
+// ServiceLocalEndpoints are one node's endpoints of one Service.
+type ServiceLocalEndpoints struct {
 	// namespace of the Service. Source: the EndpointSlices.
 	// +required
 	Namespace string `json:"namespace"`
@@ -87,11 +87,11 @@ type ServiceMembers struct {
 	// EndpointSlices.
 	// +optional
 	// +listType=atomic
-	Ports []PortMembers `json:"ports,omitempty"`
+	Ports []PortLocalEndpoints `json:"ports,omitempty"`
 }
 
-// PortMembers are one node's endpoints of one port.
-type PortMembers struct {
+// PortLocalEndpoints are one node's endpoints of one port.
+type PortLocalEndpoints struct {
 	// name of the port. Default: empty. Source: the EndpointSlices.
 	// +optional
 	Name string `json:"name"`
@@ -156,15 +156,15 @@ type NodeProxyRulesStatus struct {
 	// +optional
 	LocalEndpoints int32 `json:"localEndpoints"`
 
-	// held is the number of Services whose rules are retained because their object vanished
+	// retained is the number of Services whose rules are retained because their object vanished
 	// without being released. Source: agent.
 	// +optional
-	Held int32 `json:"held"`
+	Retained int32 `json:"retained"`
 
-	// refused are Services that this kernel rejects or, in mode IPVS, does not serve at an
+	// rejected are Services that this kernel rejects or, in mode IPVS, does not serve at an
 	// address with an unmanaged virtual server. Source: agent.
 	// +optional
-	Refused *RefusedServices `json:"refused,omitempty"`
+	Rejected *RejectedServices `json:"rejected,omitempty"`
 
 	// kernel counts what the kernel had at the last verification. Source: agent.
 	// +optional
@@ -193,8 +193,8 @@ type NodeProxyRulesStatus struct {
 	Agent *AgentReport `json:"agent,omitempty"`
 }
 
-// RefusedServices are Services that are not programmed as desired.
-type RefusedServices struct {
+// RejectedServices are Services that are not programmed as desired.
+type RejectedServices struct {
 	// count is the number of Services. Source: agent.
 	// +optional
 	Count int32 `json:"count"`

@@ -143,7 +143,7 @@ type ServiceExample struct {
 	// +required
 	Name string `json:"name"`
 
-	// reason is Refused (by nodes) or Ineffective. Source: controller.
+	// reason is Rejected (by nodes) or Ineffective. Source: controller.
 	// +required
 	Reason string `json:"reason"`
 

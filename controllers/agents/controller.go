@@ -143,7 +143,7 @@ func (r *Reconciler) notApplied(ctx context.Context, err error) (ctrl.Result, er
 	var answer apierrors.APIStatus
 	if errors.As(err, &answer) {
 		r.Findings.Report(findings.AboutDaemonSet, findings.Finding{
-			Reason:  v1alpha1.ReasonDaemonSetRefused,
+			Reason:  v1alpha1.ReasonDaemonSetDenied,
 			Message: fmt.Sprintf("The API server denies the DaemonSet %s/%s, so the agents are not changed: %s", r.Namespace, agentdeploy.Name, retry.Message(err)),
 		})
 	}

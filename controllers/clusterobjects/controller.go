@@ -36,8 +36,8 @@ import (
 
 // The event about an object that cannot be maintained.
 const (
-	eventClusterObjectRefused = "ClusterObjectRefused"
-	actionApply               = "Apply"
+	eventClusterObjectDenied = "ClusterObjectDenied"
+	actionApply              = "Apply"
 )
 
 // errNoPolicies is why there are no policies on an old API server.
@@ -251,7 +251,7 @@ func (r *Reconciler) report(ctx context.Context, owner admission.Owner, what str
 	log.FromContext(ctx).Info("The objects of --manage-cluster-objects cannot be maintained", "why", what)
 	r.Events.Write(metav1.NamespaceDefault, corev1.ObjectReference{
 		APIVersion: "v1", Kind: metrics.KindNamespace, Name: owner.Name, UID: owner.UID,
-	}, events.Kind{Severity: events.Warning, Reason: eventClusterObjectRefused, Action: actionApply}, what)
+	}, events.Kind{Severity: events.Warning, Reason: eventClusterObjectDenied, Action: actionApply}, what)
 }
 
 // admissionFingerprint is the fingerprint of what users could change in a policy or binding.

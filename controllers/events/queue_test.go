@@ -126,7 +126,7 @@ func (r *rig) expectCounts(written, failed, dropped float64) {
 }
 
 func (r *rig) warned(svc *corev1.Service, note string) bool {
-	return r.Warn(r.ctx, svc, "ServiceRefused", "Write", note)
+	return r.Warn(r.ctx, svc, "ServiceNotRendered", "Write", note)
 }
 
 func TestServiceThatAlternatesHasFewEvents(t *testing.T) {

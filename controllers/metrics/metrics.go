@@ -71,7 +71,7 @@ func New(r prometheus.Registerer) (*Metrics, error) {
 			Help: "Renderings, and looks at the status of NodeProxy, that equalled what is stored, so that nothing was written, by kind.",
 		}, []string{"kind"}),
 		rejected: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "nodeproxy_controller_refused_services",
+			Name: "nodeproxy_controller_unrendered_services",
 			Help: "Services whose rules cannot be rendered or stored; each is named in an event. 0 while this controller stands by.",
 		}),
 		leftOut: prometheus.NewGauge(prometheus.GaugeOpts{
@@ -107,7 +107,7 @@ func New(r prometheus.Registerer) (*Metrics, error) {
 	})
 	m.shaped = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "nodeproxy_controller_service_policy_services",
-		Help: "Services by ServiceProxyPolicy and state (selected, applied, ineffective, refused), as in its status; a Service can have several. Refused are those by which the change has stopped. Only the controller that leads has them.",
+		Help: "Services by ServiceProxyPolicy and state (selected, applied, ineffective, rejected), as in its status; a Service can have several. Rejected are those that halted the change. Only the controller that leads has them.",
 	}, []string{"policy", "state"})
 	m.events = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "nodeproxy_controller_events_total",

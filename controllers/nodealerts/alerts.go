@@ -63,7 +63,7 @@ func alert(before, after *v1alpha1.NodeProxyRules) (what events.Kind, note strin
 // alarming reports whether a reason of Programmed needs someone to look at the node.
 func alarming(reason string) bool {
 	switch reason {
-	case v1alpha1.ReasonAgentNotResponding, v1alpha1.ReasonConflictingProxy, v1alpha1.ReasonFailed, v1alpha1.ReasonSomeServicesRefused:
+	case v1alpha1.ReasonAgentNotResponding, v1alpha1.ReasonConflictingProxy, v1alpha1.ReasonFailed, v1alpha1.ReasonSomeServicesRejected:
 		return true
 	}
 	return false

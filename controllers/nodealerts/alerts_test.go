@@ -32,7 +32,7 @@ func reporting(status metav1.ConditionStatus, reason, message string) *v1alpha1.
 func TestAlerts(t *testing.T) {
 	programmed := reporting(metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
 	silent := reporting(metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "the agent is silent")
-	rejects := reporting(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, "shop/cart")
+	rejects := reporting(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected, "shop/cart")
 	other := reporting(metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, "kube-proxy")
 	pending := reporting(metav1.ConditionFalse, v1alpha1.ReasonPending, "")
 	none := reporting("", "", "")
@@ -45,7 +45,7 @@ func TestAlerts(t *testing.T) {
 	}{
 		"the agent falls silent":       {programmed, silent, prefix + "Warning AgentNotResponding: " + condition + "Unknown: the agent is silent"},
 		"another proxy starts":         {programmed, other, prefix + "Warning ConflictingProxy: " + condition + "False: kube-proxy"},
-		"the kernel rejects a Service": {none, rejects, prefix + "Warning SomeServicesRefused: " + condition + "True: shop/cart"},
+		"the kernel rejects a Service": {none, rejects, prefix + "Warning SomeServicesRejected: " + condition + "True: shop/cart"},
 		"it recovers":                  {silent, programmed, prefix + "Normal Programmed: The node's kernel has the desired rules."},
 		"it is silent, then fails":     {silent, other, prefix + "Warning ConflictingProxy: " + condition + "False: kube-proxy"},
 		"nothing new":                  {silent, silent, ""},

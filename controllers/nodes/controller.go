@@ -127,9 +127,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	start := r.Clock.Now()
-	var former []v1alpha1.ServiceMembers
+	var former []v1alpha1.ServiceLocalEndpoints
 	if stored != nil {
-		former = stored.Spec.Services
+		former = stored.Spec.LocalEndpoints
 	}
 	local := render.Members(req.Name, services, former)
 	input := render.NodeInput{Node: node, Current: stored, Members: local.Services, FormatVersion: format}
@@ -228,9 +228,9 @@ func (r *Reconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRulesSpe
 		mark = absentSince.UTC().Format(time.RFC3339)
 	}
 	rest := spec
-	rest.Services = stored.Spec.Services
+	rest.LocalEndpoints = stored.Spec.LocalEndpoints
 	if stored.Annotations[v1alpha1.AnnotationNodeAbsentSince] == mark && equality.Semantic.DeepEqual(stored.Spec, rest) {
-		changed := changedNamespaces(stored.Spec.Services, spec.Services)
+		changed := changedNamespaces(stored.Spec.LocalEndpoints, spec.LocalEndpoints)
 		if len(changed) == 0 {
 			r.pace.settled(stored.Name)
 			r.Metrics.Skip(metrics.KindNode)

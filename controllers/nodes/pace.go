@@ -185,9 +185,9 @@ func (p *nodePace) giveBack(n *nodeTurn, namespace string, c *pacing.Claim) {
 
 // changedNamespaces returns the namespaces whose local endpoints differ, with their bytes after the
 // change.
-func changedNamespaces(before, after []v1alpha1.ServiceMembers) map[string]int {
-	of := func(all []v1alpha1.ServiceMembers) map[string][]v1alpha1.ServiceMembers {
-		out := map[string][]v1alpha1.ServiceMembers{}
+func changedNamespaces(before, after []v1alpha1.ServiceLocalEndpoints) map[string]int {
+	of := func(all []v1alpha1.ServiceLocalEndpoints) map[string][]v1alpha1.ServiceLocalEndpoints {
+		out := map[string][]v1alpha1.ServiceLocalEndpoints{}
 		for _, s := range all {
 			out[s.Namespace] = append(out[s.Namespace], s)
 		}

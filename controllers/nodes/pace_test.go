@@ -205,11 +205,11 @@ func TestClaimsMoveForward(t *testing.T) {
 }
 
 func TestChangedNamespaces(t *testing.T) {
-	local := func(namespace, name, endpoint string) v1alpha1.ServiceMembers {
-		return v1alpha1.ServiceMembers{Namespace: namespace, Name: name, Ports: []v1alpha1.PortMembers{{Protocol: "TCP", Endpoints: []string{endpoint}}}}
+	local := func(namespace, name, endpoint string) v1alpha1.ServiceLocalEndpoints {
+		return v1alpha1.ServiceLocalEndpoints{Namespace: namespace, Name: name, Ports: []v1alpha1.PortLocalEndpoints{{Protocol: "TCP", Endpoints: []string{endpoint}}}}
 	}
-	before := []v1alpha1.ServiceMembers{local("changed", "s", "10.0.0.1:80"), local("gone", "s", "10.0.0.2:80"), local("less", "s", "10.0.0.3:80"), local("less", "t", "10.0.0.3:80"), local("same", "s", "10.0.0.4:80")}
-	after := []v1alpha1.ServiceMembers{local("changed", "s", "10.0.0.9:80"), local("less", "s", "10.0.0.3:80"), local("new", "s", "10.0.0.5:80"), local("same", "s", "10.0.0.4:80")}
+	before := []v1alpha1.ServiceLocalEndpoints{local("changed", "s", "10.0.0.1:80"), local("gone", "s", "10.0.0.2:80"), local("less", "s", "10.0.0.3:80"), local("less", "t", "10.0.0.3:80"), local("same", "s", "10.0.0.4:80")}
+	after := []v1alpha1.ServiceLocalEndpoints{local("changed", "s", "10.0.0.9:80"), local("less", "s", "10.0.0.3:80"), local("new", "s", "10.0.0.5:80"), local("same", "s", "10.0.0.4:80")}
 	want := map[string]int{"changed": render.LocalBytes(&after[0]), "gone": 0, "less": render.LocalBytes(&after[1]), "new": render.LocalBytes(&after[2])}
 	if got := changedNamespaces(before, after); !maps.Equal(got, want) {
 		t.Errorf("changed are %v, want %v", got, want)

@@ -65,11 +65,11 @@ func (o *Overrides) readRejections(ctx context.Context) (map[types.NamespacedNam
 // rejectedOn returns the Services that a node names as rejected, with the reason, unless the Node
 // is absent. Services that only lack what another Service has do not count.
 func rejectedOn(rules *v1alpha1.NodeProxyRules) map[types.NamespacedName]string {
-	if reports.Absent(rules) || rules.Status.Refused == nil {
+	if reports.Absent(rules) || rules.Status.Rejected == nil {
 		return nil
 	}
 	out := map[types.NamespacedName]string{}
-	for _, example := range rules.Status.Refused.Examples {
+	for _, example := range rules.Status.Rejected.Examples {
 		service, why, _ := strings.Cut(example, ": ")
 		if strings.Contains(why, v1alpha1.ServedForAnother) {
 			continue

@@ -72,7 +72,7 @@ func TestHaltByStoredRules(t *testing.T) {
 	} {
 		rejected := map[types.NamespacedName]Rejection{}
 		for key := range rejectedOn(&v1alpha1.NodeProxyRules{Status: v1alpha1.NodeProxyRulesStatus{
-			Refused: &v1alpha1.RefusedServices{Count: 1, Examples: []string{tt.rejected + ": IPv4: no"}},
+			Rejected: &v1alpha1.RejectedServices{Count: 1, Examples: []string{tt.rejected + ": IPv4: no"}},
 		}}) {
 			rejected[key] = Rejection{}
 		}
@@ -90,7 +90,7 @@ func TestHaltByStoredRules(t *testing.T) {
 
 // TestAContestedAddressIsNoRefusal: any other Service can bring it about.
 func TestAContestedAddressIsNoRefusal(t *testing.T) {
-	rules := &v1alpha1.NodeProxyRules{Status: v1alpha1.NodeProxyRulesStatus{Refused: &v1alpha1.RefusedServices{Count: 2, Examples: []string{
+	rules := &v1alpha1.NodeProxyRules{Status: v1alpha1.NodeProxyRulesStatus{Rejected: &v1alpha1.RejectedServices{Count: 2, Examples: []string{
 		"shop/cart: IPv4: 192.168.0.2:30080/TCP is served for Service bank/teller already; one of the two must give up the address or the port",
 		"shop/till: IPv4: virtual server 10.0.0.2:80/TCP: no space left on device",
 	}}}}
@@ -103,7 +103,7 @@ func TestAContestedAddressIsNoRefusal(t *testing.T) {
 // TestChangedToo: a Service that changes once nodes reject it clears no policy.
 func TestChangedToo(t *testing.T) {
 	stock := &shapedStock{rules: map[string]*v1alpha1.ServiceProxyRules{}}
-	stock.node.Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/refused: IPv4: no"}}
+	stock.node.Status.Rejected = &v1alpha1.RejectedServices{Count: 1, Examples: []string{"shop/refused: IPv4: no"}}
 	o := New(stock, clock.RealClock{})
 	for _, tt := range []struct{ name, service, before, after string }{
 		{"no node rejects it", "cart", shapedAlone, shapedChanged},

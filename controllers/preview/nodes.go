@@ -85,9 +85,9 @@ func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodePro
 	for i, of := range r.onNode[name] {
 		services[i] = *of
 	}
-	var former []v1alpha1.ServiceMembers
+	var former []v1alpha1.ServiceLocalEndpoints
 	if stored != nil {
-		former = stored.Spec.Services
+		former = stored.Spec.LocalEndpoints
 	}
 	local := render.Members(name, services, former)
 	in.Members = local.Services

@@ -22,7 +22,7 @@ type ServiceSlices struct {
 
 // Local are the local endpoints in the rules of one node.
 type Local struct {
-	Services []v1alpha1.ServiceMembers
+	Services []v1alpha1.ServiceLocalEndpoints
 	// Bytes is an upper bound of their size as JSON.
 	Bytes int
 	// Held: some Service exceeds a limit of its own and retains its former local endpoints. The
@@ -38,8 +38,8 @@ type Local struct {
 // does not matter: the two rendered kinds never wait for each other. A Service over a limit retains
 // its local endpoints in current. What exceeds the limits of a node is left out, and costs no time
 // or memory.
-func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceMembers) Local {
-	former := make(map[types.NamespacedName]*v1alpha1.ServiceMembers, len(current))
+func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceLocalEndpoints) Local {
+	former := make(map[types.NamespacedName]*v1alpha1.ServiceLocalEndpoints, len(current))
 	for i := range current {
 		former[types.NamespacedName{Namespace: current[i].Namespace, Name: current[i].Name}] = &current[i]
 	}
@@ -67,17 +67,17 @@ func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceMe
 		if held[s.Service] {
 			out.Services = append(out.Services, *former[s.Service])
 		} else if ports := membersOf(node, s.Slices); len(ports) > 0 {
-			out.Services = append(out.Services, v1alpha1.ServiceMembers{Namespace: s.Service.Namespace, Name: s.Service.Name, Ports: ports})
+			out.Services = append(out.Services, v1alpha1.ServiceLocalEndpoints{Namespace: s.Service.Namespace, Name: s.Service.Name, Ports: ports})
 		}
 	}
-	slices.SortFunc(out.Services, func(a, b v1alpha1.ServiceMembers) int {
+	slices.SortFunc(out.Services, func(a, b v1alpha1.ServiceLocalEndpoints) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	return out
 }
 
 // membersOf finds the node's endpoints of one Service.
-func membersOf(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1alpha1.PortMembers {
+func membersOf(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1alpha1.PortLocalEndpoints {
 	winners := map[endpointKey]claim{}
 	here := map[netip.Addr]struct{}{}
 	for _, slice := range endpointSlices {
@@ -110,12 +110,12 @@ func membersOf(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1alp
 	for key := range winners {
 		byPort[key.port] = append(byPort[key.port], key.addr.String())
 	}
-	out := make([]v1alpha1.PortMembers, 0, len(byPort))
+	out := make([]v1alpha1.PortLocalEndpoints, 0, len(byPort))
 	for key, addresses := range byPort {
 		slices.Sort(addresses)
-		out = append(out, v1alpha1.PortMembers{Name: key.name, Protocol: key.protocol, Endpoints: addresses})
+		out = append(out, v1alpha1.PortLocalEndpoints{Name: key.name, Protocol: key.protocol, Endpoints: addresses})
 	}
-	slices.SortFunc(out, func(a, b v1alpha1.PortMembers) int {
+	slices.SortFunc(out, func(a, b v1alpha1.PortLocalEndpoints) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol))
 	})
 	return out

@@ -19,7 +19,7 @@ func cart(in ...*discoveryv1.EndpointSlice) []ServiceSlices {
 }
 
 // members are those of a node that had none before.
-func members(node string, services []ServiceSlices) []v1alpha1.ServiceMembers {
+func members(node string, services []ServiceSlices) []v1alpha1.ServiceLocalEndpoints {
 	return Members(node, services, nil).Services
 }
 
@@ -62,10 +62,10 @@ func TestMembers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var want []v1alpha1.ServiceMembers
+			var want []v1alpha1.ServiceLocalEndpoints
 			if c.want != nil {
-				want = []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "cart",
-					Ports: []v1alpha1.PortMembers{{Name: "http", Protocol: "TCP", Endpoints: c.want}}}}
+				want = []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "cart",
+					Ports: []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: c.want}}}}
 			}
 			if diff := cmp.Diff(want, members("n1", cart(c.slices...))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)

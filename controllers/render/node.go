@@ -77,7 +77,7 @@ type NodeInput struct {
 	Settings *Settings
 	Policies []string
 	// Members are the node's local endpoints.
-	Members []v1alpha1.ServiceMembers
+	Members []v1alpha1.ServiceLocalEndpoints
 	// FormatVersion is the version of the format to write.
 	FormatVersion int32
 }
@@ -89,7 +89,7 @@ func Node(in NodeInput) (v1alpha1.NodeProxyRulesSpec, bool) {
 	if in.Current == nil && (in.Node == nil || in.Settings == nil) {
 		return v1alpha1.NodeProxyRulesSpec{}, false
 	}
-	spec := v1alpha1.NodeProxyRulesSpec{FormatVersion: in.FormatVersion, Services: in.Members}
+	spec := v1alpha1.NodeProxyRulesSpec{FormatVersion: in.FormatVersion, LocalEndpoints: in.Members}
 	if in.Settings != nil {
 		in.Settings.Complete.DeepCopyInto(&spec.Settings)
 		spec.SettingsRevision = in.Settings.Revision

@@ -85,9 +85,9 @@ func TestNode(t *testing.T) {
 		FormatVersion: 1, SettingsRevision: "0badcafe", Settings: v1alpha1.ProxySettings{Enforcement: &audit},
 		Policies: []string{"edge-pool"}, Node: v1alpha1.NodeFacts{Zone: "zone-z"},
 	}}
-	members := []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "cart"}}
+	members := []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "cart"}}
 	fresh := v1alpha1.NodeProxyRulesSpec{
-		FormatVersion: 2, SettingsRevision: settings.Revision, Settings: settings.Complete, Node: NodeFacts(node()), Services: members,
+		FormatVersion: 2, SettingsRevision: settings.Revision, Settings: settings.Complete, Node: NodeFacts(node()), LocalEndpoints: members,
 	}
 	edited := func(edit func(*v1alpha1.NodeProxyRulesSpec)) *v1alpha1.NodeProxyRulesSpec {
 		s := fresh.DeepCopy()

@@ -249,7 +249,7 @@ func localBytes(node string, s *ServiceSlices) int {
 }
 
 // LocalBytes is an upper bound of the size of the local endpoints of a Service as JSON.
-func LocalBytes(entry *v1alpha1.ServiceMembers) int {
+func LocalBytes(entry *v1alpha1.ServiceLocalEndpoints) int {
 	total := serviceBytes + len(entry.Namespace) + len(entry.Name)
 	for i := range entry.Ports {
 		p := &entry.Ports[i]

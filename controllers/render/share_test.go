@@ -296,7 +296,7 @@ func TestMembersOfACrowdedNode(t *testing.T) {
 	if len(got.Services)+len(got.LeftOut) != len(input) {
 		t.Errorf("%d carried, %d left out of %d", len(got.Services), len(got.LeftOut), len(input))
 	}
-	spec := v1alpha1.NodeProxyRulesSpec{Services: got.Services}
+	spec := v1alpha1.NodeProxyRulesSpec{LocalEndpoints: got.Services}
 	text, err := json.Marshal(&spec)
 	if err != nil {
 		t.Fatal(err)

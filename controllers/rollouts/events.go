@@ -34,7 +34,7 @@ func Transition(was, is string) (what events.Kind, worth bool) {
 		if was != v1alpha1.ReasonNodesNotProgrammed && was != v1alpha1.ReasonNothingSelected {
 			return events.Kind{Severity: events.Normal, Reason: is, Action: Action}, true
 		}
-	case v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonInvalidResult:
+	case v1alpha1.ReasonRolloutHalted, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonInvalidResult:
 		return events.Kind{Severity: events.Warning, Reason: is, Action: Action}, true
 	}
 	return events.Kind{}, false

@@ -187,14 +187,14 @@ func TestMembers(t *testing.T) {
 		{
 			name: "some Services are refused",
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) {
-				says(rules, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, "all but one")
-				rules.Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/cart: IPv4: line 3 failed"}}
+				says(rules, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected, "all but one")
+				rules.Status.Rejected = &v1alpha1.RejectedServices{Count: 1, Examples: []string{"shop/cart: IPv4: line 3 failed"}}
 			},
 		},
 		{
 			name: "something is held",
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) {
-				says(rules, metav1.ConditionTrue, v1alpha1.ReasonHeld, "the list is unconfirmed")
+				says(rules, metav1.ConditionTrue, v1alpha1.ReasonRetained, "the list is unconfirmed")
 			},
 		},
 		{

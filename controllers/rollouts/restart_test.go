@@ -21,9 +21,9 @@ func TestAgentThatStartsLongAfterARollout(t *testing.T) {
 		want     string
 	}{
 		{"nothing in force since it started just now", "", time.Minute, v1alpha1.ReasonProgressing},
-		{"nor in all its time", "", 11 * time.Minute, v1alpha1.ReasonRolloutStopped},
-		{"it was there before, and has other settings in force", "older", time.Minute, v1alpha1.ReasonRolloutStopped},
-		{"it has run since before the change", "", 48 * time.Hour, v1alpha1.ReasonRolloutStopped},
+		{"nor in all its time", "", 11 * time.Minute, v1alpha1.ReasonRolloutHalted},
+		{"it was there before, and has other settings in force", "older", time.Minute, v1alpha1.ReasonRolloutHalted},
+		{"it has run since before the change", "", 48 * time.Hour, v1alpha1.ReasonRolloutHalted},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

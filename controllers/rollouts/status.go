@@ -25,7 +25,7 @@ func (p *pass) status(policy *v1alpha1.NodeProxyPolicy, now time.Time) *v1alpha1
 	ready := p.ready(policy, t)
 	reports.Set(&status.Conditions, policy.Generation, now, ready, p.accepted(policy), p.overriddenBy(policy))
 	reports.SetStalled(&status.Conditions, ready, policy.Generation, now,
-		v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonInvalidResult)
+		v1alpha1.ReasonRolloutHalted, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonInvalidResult)
 	return status
 }
 
@@ -60,7 +60,7 @@ func (p *pass) ready(policy *v1alpha1.NodeProxyPolicy, t tally) metav1.Condition
 	case p.blamed[policy.Name] != nil:
 		return set(v1alpha1.ReasonInvalidResult, p.invalidResultText(policy.Name))
 	case len(s.Missed) > 0:
-		return set(v1alpha1.ReasonRolloutStopped, p.haltedText(policy.Name, t))
+		return set(v1alpha1.ReasonRolloutHalted, p.haltedText(policy.Name, t))
 	case s.Pending > 0 && p.set.Budgets[policy.Name].Paused:
 		return set(v1alpha1.ReasonPaused, pausedText(t))
 	case s.Pending > 0, len(t[waiting]) > 0, len(t[updating]) > 0:
@@ -110,7 +110,7 @@ func (p *pass) finding() findings.Finding {
 	t := p.tallyOf(policies.Base)
 	switch {
 	case len(s.Missed) > 0:
-		return findings.Finding{Reason: v1alpha1.ReasonRolloutStopped, Message: p.haltedText(policies.Base, t)}
+		return findings.Finding{Reason: v1alpha1.ReasonRolloutHalted, Message: p.haltedText(policies.Base, t)}
 	case s.Pending > 0 && p.set.Budgets[policies.Base].Paused:
 		return findings.Finding{Reason: v1alpha1.ReasonPaused, Message: pausedText(t)}
 	case s.Pending > 0, s.InFlight() > 0:

@@ -65,7 +65,7 @@ func TestPolicyStatus(t *testing.T) {
 				says(f.giveTo(t, "edge-01", time.Hour, edge1), metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel lacks ip_vs")
 				f.giveTo(t, "edge-02", time.Minute, edge1)
 			},
-			ready: "False RolloutStopped: edge-01 did not apply its settings within 300 s of 2026-11-20T11:00:00Z (Failed: the kernel lacks ip_vs); " +
+			ready: "False RolloutHalted: edge-01 did not apply its settings within 300 s of 2026-11-20T11:00:00Z (Failed: the kernel lacks ip_vs); " +
 				"3 other nodes wait until it does, until spec is changed, or until its Node is deleted",
 			examples: "5: edge-01 DeadlineMissed not applied since 2026-11-20T11:00:00Z: Failed: the kernel lacks ip_vs",
 		},
@@ -75,7 +75,7 @@ func TestPolicyStatus(t *testing.T) {
 				f.rules, f.nodes = f.rules[:1], f.nodes[:1]
 				says(f.giveTo(t, "edge-01", time.Hour, edge1), metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no sign of life")
 			},
-			ready: "False RolloutStopped: edge-01 did not apply its settings within 300 s of 2026-11-20T11:00:00Z " +
+			ready: "False RolloutHalted: edge-01 did not apply its settings within 300 s of 2026-11-20T11:00:00Z " +
 				"(AgentNotResponding: no sign of life); no other node waits",
 			examples: "1: edge-01 DeadlineMissed not applied since 2026-11-20T11:00:00Z: AgentNotResponding: no sign of life",
 		},
@@ -277,7 +277,7 @@ func TestFindingOfNodeProxy(t *testing.T) {
 	expect("paused", "Paused: spec.rollout.paused is true: 0 of 2 nodes are done, 2 waiting; set it to false to continue")
 	f.nodeProxy.Spec.Rollout = nil
 	f.giveTo(t, "edge-01", time.Hour, v1alpha1.Cause{Generation: 1})
-	expect("stopped", "RolloutStopped: edge-01 did not apply its settings within 600 s of 2026-11-20T11:00:00Z (Programmed); "+
+	expect("stopped", "RolloutHalted: edge-01 did not apply its settings within 600 s of 2026-11-20T11:00:00Z (Programmed); "+
 		"1 other node waits until it does, until spec is changed, or until its Node is deleted")
 }
 
@@ -337,7 +337,7 @@ func TestTransitions(t *testing.T) {
 		{"NodesNotProgrammed", "Applied", ""},
 		{"NothingSelected", "Applied", ""},
 		{"Applied", "NodesNotProgrammed", ""},
-		{"Progressing", "RolloutStopped", "Warning"},
+		{"Progressing", "RolloutHalted", "Warning"},
 		{"Applied", "InvalidPolicy", "Warning"},
 		{"InvalidPolicy", "Progressing", "Normal"},
 		{"Applied", "NoNodeProxy", ""},

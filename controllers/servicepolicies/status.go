@@ -29,7 +29,7 @@ func (l *survey) status(p *v1alpha1.ServiceProxyPolicy, now time.Time) *v1alpha1
 	}
 	ready := l.ready(p.Name, t)
 	reports.Set(&status.Conditions, p.Generation, now, ready, l.accepted(p.Name), l.overriddenCondition(p.Name, t), t.ineffectiveCondition())
-	reports.SetStalled(&status.Conditions, ready, p.Generation, now, v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonInvalidPolicy)
+	reports.SetStalled(&status.Conditions, ready, p.Generation, now, v1alpha1.ReasonRolloutHalted, v1alpha1.ReasonInvalidPolicy)
 	return status
 }
 
@@ -43,7 +43,7 @@ func (l *survey) ready(name string, t *tally) metav1.Condition {
 		c.Reason = v1alpha1.ReasonNoNodeProxy
 		c.Message = `No Service is proxied because there is no NodeProxy "cluster", or it is being removed. Create it.`
 	case t.halt().All:
-		c.Reason, c.Message = v1alpha1.ReasonRolloutStopped, t.haltedMessage()
+		c.Reason, c.Message = v1alpha1.ReasonRolloutHalted, t.haltedMessage()
 	case t.services == 0:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonNothingSelected
 		c.Message = "spec.namespaceSelector and spec.serviceSelector select no proxied Service"
@@ -150,7 +150,7 @@ func (f *fieldTally) String() string {
 // in between, if only for a moment.
 func transition(before, after *v1alpha1.ServiceProxyPolicyStatus) (severity, reason, note string) {
 	was, is := reports.Ready(before.Conditions), reports.Ready(after.Conditions)
-	haltedAnew := is.Reason == v1alpha1.ReasonRolloutStopped && was.ObservedGeneration != is.ObservedGeneration
+	haltedAnew := is.Reason == v1alpha1.ReasonRolloutHalted && was.ObservedGeneration != is.ObservedGeneration
 	if was.Reason == is.Reason && !haltedAnew {
 		return "", "", ""
 	}
@@ -158,7 +158,7 @@ func transition(before, after *v1alpha1.ServiceProxyPolicyStatus) (severity, rea
 	switch is.Reason {
 	case v1alpha1.ReasonApplied:
 		return events.Normal, is.Reason, fmt.Sprintf("%s%d of %d Services have the overrides of their policies", generation, after.Services, after.Services)
-	case v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonNoNodeProxy:
+	case v1alpha1.ReasonRolloutHalted, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonNoNodeProxy:
 		return events.Warning, is.Reason, generation + is.Message
 	case v1alpha1.ReasonProgressing: // without the current counts
 		return events.Normal, is.Reason, fmt.Sprintf("%sa change is being applied to the %s that the policy selects", generation, text.Count(int(after.Services), "Service"))

@@ -22,9 +22,9 @@ func TestServicePolicyTransitions(t *testing.T) {
 		{"1 Progressing", "1 Applied", "Normal Applied"},
 		{"1 Applied", "2 Progressing", "Normal Progressing"},
 		{"1 Applied", "2 InvalidPolicy", "Warning InvalidPolicy"},
-		{"2 Progressing", "2 RolloutStopped", "Warning RolloutStopped"},
-		{"2 RolloutStopped", "3 RolloutStopped", "Warning RolloutStopped"},
-		{"2 RolloutStopped", "2 Progressing", "Normal Progressing"},
+		{"2 Progressing", "2 RolloutHalted", "Warning RolloutHalted"},
+		{"2 RolloutHalted", "3 RolloutHalted", "Warning RolloutHalted"},
+		{"2 RolloutHalted", "2 Progressing", "Normal Progressing"},
 		{"2 Applied", "2 NoNodeProxy", "Warning NoNodeProxy"},
 
 		{"1 Applied", "1 Applied", ""},
@@ -34,7 +34,7 @@ func TestServicePolicyTransitions(t *testing.T) {
 		{"1 InvalidPolicy", "2 InvalidPolicy", ""},
 		{"1 NothingSelected", "2 NothingSelected", ""},
 		{"1 NoNodeProxy", "2 NoNodeProxy", ""},
-		{"2 RolloutStopped", "2 RolloutStopped", ""},
+		{"2 RolloutHalted", "2 RolloutHalted", ""},
 	} {
 		t.Run(tt.was+" to "+tt.is, func(t *testing.T) {
 			severity, reason, note := transition(statusWith(t, tt.was, "before"), statusWith(t, tt.is, "after"))
@@ -96,7 +96,7 @@ func TestRefusedByTheirOwnChange(t *testing.T) {
 			"True Applied: Service shop/cart itself has changed, and node n1 rejects it: no (and 1 more Service); correct the Service", 0},
 		{"some wait", 2, map[string]bool{"shop/cart": true},
 			"False Progressing: 2 of 3 Services have the overrides of their policies; Service shop/cart itself has changed, and node n1 rejects it: no; correct the Service", 0},
-		{"one has not changed", 2, map[string]bool{"shop/cart": true, "shop/till": false}, "False RolloutStopped: Service shop/cart, as shaped by this policy: ", 2},
+		{"one has not changed", 2, map[string]bool{"shop/cart": true, "shop/till": false}, "False RolloutHalted: Service shop/cart, as shaped by this policy: ", 2},
 		{"of two namespaces", 3, map[string]bool{"shop/cart": true, "bank/till": true},
 			"True Applied: Service bank/till itself has changed, and node n1 rejects it: no (and 1 more Service); correct the Service", 0},
 	} {
@@ -112,7 +112,7 @@ func TestRefusedByTheirOwnChange(t *testing.T) {
 			if got := fmt.Sprintf("%s %s: %s", c.Status, c.Reason, c.Message); !strings.HasPrefix(got, tt.want) {
 				t.Errorf("%s, want %s", got, tt.want)
 			}
-			if got := survey.counts()["p"]["refused"]; got != tt.rejected {
+			if got := survey.counts()["p"]["rejected"]; got != tt.rejected {
 				t.Errorf("%d are counted as refused, want %d", got, tt.rejected)
 			}
 		})

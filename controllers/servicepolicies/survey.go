@@ -133,7 +133,7 @@ func (l *survey) counts() map[string]map[string]int {
 			rejected = len(t.rejected)
 		}
 		out[name] = map[string]int{
-			"selected": t.services, "applied": t.applied, "ineffective": len(t.ineffective), "refused": rejected,
+			"selected": t.services, "applied": t.applied, "ineffective": len(t.ineffective), "rejected": rejected,
 		}
 	}
 	return out
@@ -157,7 +157,7 @@ func (t *tally) examples() []v1alpha1.ServiceExample {
 		out = append(out, v1alpha1.ServiceExample{Namespace: key.Namespace, Name: key.Name, Reason: reason, Message: text.Truncate(message, text.MaxExampleMessage)})
 	}
 	for key, by := range t.rejected {
-		add(key, v1alpha1.ReasonRefused, by.String())
+		add(key, v1alpha1.ReasonRejected, by.String())
 	}
 	for key, why := range t.ineffective {
 		add(key, v1alpha1.ReasonIneffective, strings.Join(why, "; "))

@@ -140,7 +140,7 @@ func TestRefusedServicesNewestFirst(t *testing.T) {
 	for i, name := range []string{"old", "b", "a"} {
 		m.reject(types.NamespacedName{Namespace: "x", Name: name}, "no", "no", 1, controllertest.Noon.Add(time.Duration(min(i, 1))*time.Second))
 	}
-	want := []v1alpha1.RefusedService{
+	want := []v1alpha1.UnrenderedService{
 		{Namespace: "x", Name: "a", Message: "no"}, {Namespace: "x", Name: "b", Message: "no"}, {Namespace: "x", Name: "old", Message: "no"},
 	}
 	if diff := cmp.Diff(want, m.Rejected()); diff != "" {

@@ -19,7 +19,7 @@ const (
 	eventAddressesSkipped     = "AddressesSkipped"
 	eventEndpointsSkipped     = "EndpointsSkipped"
 	eventSourceRangesUnusable = "SourceRangesUnusable"
-	eventServiceRejected      = "ServiceRefused"
+	eventServiceRejected      = "ServiceNotRendered"
 	actionWrite               = "Write"
 )
 

@@ -85,16 +85,16 @@ func (m *Memory) retryIn(key types.NamespacedName, fingerprint uint64, now time.
 }
 
 // Rejected returns the rejected Services, newest first.
-func (m *Memory) Rejected() []v1alpha1.RefusedService {
+func (m *Memory) Rejected() []v1alpha1.UnrenderedService {
 	type entry struct {
 		since time.Time
-		v1alpha1.RefusedService
+		v1alpha1.UnrenderedService
 	}
 	m.mu.Lock()
 	entries := make([]entry, 0, m.rejected)
 	for key, s := range m.services {
 		if s.rejection != nil {
-			entries = append(entries, entry{s.rejection.since, v1alpha1.RefusedService{
+			entries = append(entries, entry{s.rejection.since, v1alpha1.UnrenderedService{
 				Namespace: key.Namespace, Name: key.Name, Message: s.rejection.message,
 			}})
 		}
@@ -103,9 +103,9 @@ func (m *Memory) Rejected() []v1alpha1.RefusedService {
 	slices.SortFunc(entries, func(a, b entry) int {
 		return cmp.Or(b.since.Compare(a.since), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
-	out := make([]v1alpha1.RefusedService, len(entries))
+	out := make([]v1alpha1.UnrenderedService, len(entries))
 	for i, e := range entries {
-		out[i] = e.RefusedService
+		out[i] = e.UnrenderedService
 	}
 	return out
 }

@@ -23,7 +23,7 @@ func (r *Reconciler) agentsDeployed(ctx context.Context, np *v1alpha1.NodeProxy)
 		return nil, 0, nil
 	}
 	found := r.Findings.Of(findings.AboutDaemonSet, &np.Status, v1alpha1.ConditionAgentsDeployed,
-		v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetRefused)
+		v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetDenied)
 	if found.Reason != "" {
 		return &metav1.Condition{
 			Type: v1alpha1.ConditionAgentsDeployed, Status: metav1.ConditionFalse,
@@ -49,7 +49,7 @@ func withProblems(ready metav1.Condition, apiServers findings.Finding, agents *m
 	problem := apiServers
 	if problem.Reason == "" && agents != nil {
 		switch agents.Reason {
-		case v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetRefused, v1alpha1.ReasonAgentPodsFailing:
+		case v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetDenied, v1alpha1.ReasonAgentPodsFailing:
 			problem = findings.Finding{Reason: agents.Reason, Message: agents.Message}
 		case v1alpha1.ReasonAgentPodsNotReady:
 			if ready.Status == metav1.ConditionTrue {

@@ -35,7 +35,7 @@ func TestWithTroubles(t *testing.T) {
 		"failing":                           {well, findings.Finding{}, agents(v1alpha1.ReasonAgentPodsFailing), "False AgentPodsFailing of the agents"},
 		"failing, and what follows":         {bad, findings.Finding{}, agents(v1alpha1.ReasonAgentPodsFailing), "False AgentPodsFailing of the agents"},
 		"no image":                          {bad, findings.Finding{}, agents(v1alpha1.ReasonNoAgentImage), "False NoAgentImage of the agents"},
-		"refused":                           {bad, findings.Finding{}, agents(v1alpha1.ReasonDaemonSetRefused), "False DaemonSetRefused of the agents"},
+		"refused":                           {bad, findings.Finding{}, agents(v1alpha1.ReasonDaemonSetDenied), "False DaemonSetDenied of the agents"},
 		"no API server":                     {well, unreachable, nil, "False APIServerUnreachable of the API servers"},
 		"no API server and failing":         {bad, unreachable, agents(v1alpha1.ReasonAgentPodsFailing), "False APIServerUnreachable of the API servers"},
 		"invalid settings, and all at once": {invalid, unreachable, agents(v1alpha1.ReasonAgentPodsFailing), "False InvalidSettings of the nodes"},

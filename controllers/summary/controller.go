@@ -60,7 +60,7 @@ type Reconciler struct {
 // services is what is known about Services between their reconciliations.
 type services interface {
 	// Rejected returns the rejected Services, newest first.
-	Rejected() []v1alpha1.RefusedService
+	Rejected() []v1alpha1.UnrenderedService
 	// Delayed returns the Services that have no rules yet because their namespaces have
 	// used up their bytes.
 	Delayed() []types.NamespacedName
@@ -160,8 +160,8 @@ func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status
 	status.Inventory = inventory
 	complete := r.allSettled(eligible)
 	if complete {
-		status.RefusedServices = int32(len(rejected))
-		status.Refused = rejected[:min(len(rejected), maxRejectedNamed)]
+		status.UnrenderedServices = int32(len(rejected))
+		status.Unrendered = rejected[:min(len(rejected), maxRejectedNamed)]
 	}
 	status.Nodes = countNodes(rules.Items)
 	if lagging, known := r.Liveness.Lagging(); known {
@@ -177,7 +177,7 @@ func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status
 	}
 	apiServers := r.Findings.Of(findings.AboutAPIServers, &np.Status, v1alpha1.ConditionReady, v1alpha1.ReasonAPIServerUnreachable)
 	ready = withRollout(ready, r.Findings.Of(findings.AboutRollout, &np.Status, v1alpha1.ConditionReady,
-		v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonPaused, v1alpha1.ReasonProgressing))
+		v1alpha1.ReasonRolloutHalted, v1alpha1.ReasonPaused, v1alpha1.ReasonProgressing))
 	ready, next = withProblems(ready, apiServers, agents), retry.Sooner(next, nextOfAgents)
 	ready = withDetectLocal(ready, np, rules.Items)
 	if objects.BeingRemoved(np) {
@@ -215,7 +215,7 @@ func (r *Reconciler) eligibleServices(ctx context.Context) (map[types.Namespaced
 // rejected, or because their namespace has used up its bytes: with these, no agent's list would
 // agree with the inventory, and agents would not remove rules that others have deleted. It never
 // depends on stored rules alone: rules that have vanished must be in it.
-func (r *Reconciler) inventory(ctx context.Context, eligible map[types.NamespacedName]bool, rejected []v1alpha1.RefusedService) (*v1alpha1.Inventory, error) {
+func (r *Reconciler) inventory(ctx context.Context, eligible map[types.NamespacedName]bool, rejected []v1alpha1.UnrenderedService) (*v1alpha1.Inventory, error) {
 	without := r.Services.Delayed()
 	for _, s := range rejected {
 		without = append(without, types.NamespacedName{Namespace: s.Namespace, Name: s.Name})

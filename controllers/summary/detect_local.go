@@ -42,7 +42,7 @@ func servesUndetectedPods(rules v1alpha1.NodeProxyRules) bool {
 	if detect := rules.Spec.Settings.DetectLocal; detect != nil && detect.Mode != v1alpha1.DetectLocalNone {
 		return false
 	}
-	for _, service := range rules.Spec.Services {
+	for _, service := range rules.Spec.LocalEndpoints {
 		for _, port := range service.Ports {
 			for _, endpoint := range port.Endpoints {
 				at, err := netip.ParseAddrPort(endpoint)

@@ -14,9 +14,9 @@ import (
 func TestDetectLocalNotSet(t *testing.T) {
 	node := func(detect *v1alpha1.DetectLocalSettings, endpoints ...string) v1alpha1.NodeProxyRules {
 		return v1alpha1.NodeProxyRules{Spec: v1alpha1.NodeProxyRulesSpec{
-			Settings: v1alpha1.ProxySettings{DetectLocal: detect},
-			Node:     v1alpha1.NodeFacts{Addresses: []string{"192.0.2.21", "2001:db8::21"}},
-			Services: []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "cart", Ports: []v1alpha1.PortMembers{{Endpoints: endpoints}}}},
+			Settings:       v1alpha1.ProxySettings{DetectLocal: detect},
+			Node:           v1alpha1.NodeFacts{Addresses: []string{"192.0.2.21", "2001:db8::21"}},
+			LocalEndpoints: []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "cart", Ports: []v1alpha1.PortLocalEndpoints{{Endpoints: endpoints}}}},
 		}}
 	}
 	none := &v1alpha1.DetectLocalSettings{Mode: v1alpha1.DetectLocalNone}

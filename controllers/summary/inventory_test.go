@@ -40,7 +40,7 @@ func TestInventory(t *testing.T) {
 		Client:   fake.NewClientBuilder().WithScheme(scheme).WithObjects(rules...).Build(),
 		Services: knownServices{delayed: []types.NamespacedName{key("delayed"), key("delayed-before")}},
 	}
-	rejected := []v1alpha1.RefusedService{{Namespace: "shop", Name: "rejected"}, {Namespace: "shop", Name: "rejected-before"}}
+	rejected := []v1alpha1.UnrenderedService{{Namespace: "shop", Name: "rejected"}, {Namespace: "shop", Name: "rejected-before"}}
 	got, err := r.inventory(t.Context(), eligible, rejected)
 	if want := render.Inventory([]string{"shop.vanished", "shop.delayed-before", "shop.rejected-before"}); err != nil || *got != want {
 		t.Errorf("%+v (%v), want %+v", got, err, want)

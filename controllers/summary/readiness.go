@@ -74,8 +74,8 @@ func readiness(rules []v1alpha1.NodeProxyRules, counts v1alpha1.NodeCounts, inva
 // removes it otherwise. Tools that follow kstatus need it to report a failure.
 func setStalled(status *v1alpha1.NodeProxyStatus, ready metav1.Condition, generation int64, now time.Time) {
 	reports.SetStalled(&status.Conditions, ready, generation, now,
-		v1alpha1.ReasonInvalidSettings, v1alpha1.ReasonRolloutStopped, v1alpha1.ReasonAPIServerUnreachable,
-		v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetRefused, v1alpha1.ReasonAgentPodsFailing)
+		v1alpha1.ReasonInvalidSettings, v1alpha1.ReasonRolloutHalted, v1alpha1.ReasonAPIServerUnreachable,
+		v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetDenied, v1alpha1.ReasonAgentPodsFailing)
 }
 
 // notProgrammed names the first node, by name, that is not programmed, says why, and counts the

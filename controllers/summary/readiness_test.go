@@ -95,9 +95,9 @@ func TestStalled(t *testing.T) {
 		reason  string
 		stalled bool
 	}{
-		{v1alpha1.ReasonProgressing, false}, {v1alpha1.ReasonRolloutStopped, true}, {v1alpha1.ReasonNodesNotProgrammed, false},
+		{v1alpha1.ReasonProgressing, false}, {v1alpha1.ReasonRolloutHalted, true}, {v1alpha1.ReasonNodesNotProgrammed, false},
 		{v1alpha1.ReasonInvalidSettings, true}, {v1alpha1.ReasonPaused, false}, {v1alpha1.ReasonAPIServerUnreachable, true},
-		{v1alpha1.ReasonNoAgentImage, true}, {v1alpha1.ReasonDaemonSetRefused, true}, {v1alpha1.ReasonAgentPodsFailing, true},
+		{v1alpha1.ReasonNoAgentImage, true}, {v1alpha1.ReasonDaemonSetDenied, true}, {v1alpha1.ReasonAgentPodsFailing, true},
 		{v1alpha1.ReasonAgentPodsNotReady, false}, {v1alpha1.ReasonNoNodes, false}, {v1alpha1.ReasonRemoving, false}, {v1alpha1.ReasonAllProgrammed, false},
 	} {
 		ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: c.reason, Message: "why"}

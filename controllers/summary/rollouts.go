@@ -25,10 +25,10 @@ func (r *Reconciler) recordTransition(before, after *v1alpha1.NodeProxy) {
 // else.
 func transitionOfNodeProxy(was, is string) (what events.Kind, worth bool) {
 	switch is {
-	case v1alpha1.ReasonProgressing, v1alpha1.ReasonPaused, v1alpha1.ReasonRolloutStopped:
+	case v1alpha1.ReasonProgressing, v1alpha1.ReasonPaused, v1alpha1.ReasonRolloutHalted:
 		return rollouts.Transition(was, is)
 	case v1alpha1.ReasonAllProgrammed:
-		ends := was == v1alpha1.ReasonProgressing || was == v1alpha1.ReasonPaused || was == v1alpha1.ReasonRolloutStopped
+		ends := was == v1alpha1.ReasonProgressing || was == v1alpha1.ReasonPaused || was == v1alpha1.ReasonRolloutHalted
 		return events.Kind{Severity: events.Normal, Reason: is, Action: rollouts.Action}, ends
 	}
 	return events.Kind{}, false
@@ -37,7 +37,7 @@ func transitionOfNodeProxy(was, is string) (what events.Kind, worth bool) {
 // withRollout adds the progress of a change of NodeProxy's own settings to the condition Ready.
 // That it has halted is more important than that its node is not programmed.
 func withRollout(ready metav1.Condition, change findings.Finding) metav1.Condition {
-	halted := change.Reason == v1alpha1.ReasonRolloutStopped && ready.Reason == v1alpha1.ReasonNodesNotProgrammed
+	halted := change.Reason == v1alpha1.ReasonRolloutHalted && ready.Reason == v1alpha1.ReasonNodesNotProgrammed
 	if change.Reason == "" || !halted && ready.Status != metav1.ConditionTrue {
 		return ready
 	}

@@ -14,10 +14,10 @@ func TestWithRollout(t *testing.T) {
 	for _, tt := range []struct{ ready, change, want string }{
 		{"True AllProgrammed", "", "True AllProgrammed"},
 		{"True AllProgrammed", "Progressing", "False Progressing"},
-		{"True AllProgrammed", "RolloutStopped", "False RolloutStopped"},
+		{"True AllProgrammed", "RolloutHalted", "False RolloutHalted"},
 		{"False NodesNotProgrammed", "Progressing", "False NodesNotProgrammed"},
-		{"False NodesNotProgrammed", "RolloutStopped", "False RolloutStopped"},
-		{"False InvalidSettings", "RolloutStopped", "False InvalidSettings"},
+		{"False NodesNotProgrammed", "RolloutHalted", "False RolloutHalted"},
+		{"False InvalidSettings", "RolloutHalted", "False InvalidSettings"},
 		{"False NoNodes", "Paused", "False NoNodes"},
 	} {
 		status, reason, _ := strings.Cut(tt.ready, " ")
@@ -34,7 +34,7 @@ func TestTransitionsOfNodeProxy(t *testing.T) {
 		want    bool
 	}{
 		{"AllProgrammed", "Progressing", true}, {"Progressing", "AllProgrammed", true}, {"NodesNotProgrammed", "AllProgrammed", false},
-		{"Progressing", "NodesNotProgrammed", false}, {"NodesNotProgrammed", "RolloutStopped", true}, {"", "NoNodes", false},
+		{"Progressing", "NodesNotProgrammed", false}, {"NodesNotProgrammed", "RolloutHalted", true}, {"", "NoNodes", false},
 	} {
 		if _, worth := transitionOfNodeProxy(tt.was, tt.is); worth != tt.want {
 			t.Errorf("NodeProxy from %s to %s: %t", tt.was, tt.is, worth)

@@ -218,7 +218,7 @@ func (d *demo) rulesObjectsDeleted(ctx context.Context) error {
 			before, err = d.deleteRulesObjects(ctx)
 		}
 		if err == nil {
-			err = install.Until(ctx, programmingLimit, func(ctx context.Context) error { return d.nodeproxy.Reported(ctx, v1alpha1.ReasonHeld) })
+			err = install.Until(ctx, programmingLimit, func(ctx context.Context) error { return d.nodeproxy.Reported(ctx, v1alpha1.ReasonRetained) })
 		}
 		return "Programmed is True, reason Held", err
 	})

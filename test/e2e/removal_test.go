@@ -25,7 +25,7 @@ func nodeProxyDeleted(r *run) {
 	r.kubectl("delete", "nodeproxy", "cluster", "--timeout=30s")
 	r.until(time.Minute, "each agent says that it holds", func() error {
 		reasons := r.kubectl("get", "nodeproxyrules", "-o", `jsonpath={.items[*].status.conditions[?(@.type=="Programmed")].reason}`)
-		if reasons != v1alpha1.ReasonHeld+" "+v1alpha1.ReasonHeld {
+		if reasons != v1alpha1.ReasonRetained+" "+v1alpha1.ReasonRetained {
 			return fmt.Errorf("they say %q", reasons)
 		}
 		return nil

@@ -36,7 +36,7 @@ func rulesObjectsDeleted(r *run) {
 	r.controllers = nil
 	_, err = r.cluster.Kubectl(r.ctx, "delete", "serviceproxyrules", "--all")
 	r.must(err)
-	r.until(30*time.Second, func(ctx context.Context) error { return r.nodeproxy.Reported(ctx, v1alpha1.ReasonHeld) })
+	r.until(30*time.Second, func(ctx context.Context) error { return r.nodeproxy.Reported(ctx, v1alpha1.ReasonRetained) })
 	r.must(r.startControllers())
 	r.ended = time.Now()
 }
@@ -47,8 +47,8 @@ func nodeProxyDeleted(r *run) {
 	_, err := r.cluster.Kubectl(r.ctx, "delete", "nodeproxy", v1alpha1.NodeProxyName)
 	r.must(err)
 	r.pass(15 * time.Second)
-	if err := r.nodeproxy.Reported(r.ctx, v1alpha1.ReasonHeld); err != nil {
-		r.Errorf("15 s after NodeProxy was deleted not all nodes report %s: %v", v1alpha1.ReasonHeld, err)
+	if err := r.nodeproxy.Reported(r.ctx, v1alpha1.ReasonRetained); err != nil {
+		r.Errorf("15 s after NodeProxy was deleted not all nodes report %s: %v", v1alpha1.ReasonRetained, err)
 	}
 	r.must(r.nodeproxy.Enable(r.ctx))
 	r.ended = time.Now()

@@ -125,12 +125,12 @@ func TestEveryReasonIsThere(t *testing.T) {
 	for _, want := range []string{
 		"NodeProxyPolicy " + v1alpha1.ReasonApplied, "NodeProxyPolicy " + v1alpha1.ReasonNothingSelected,
 		"NodeProxyPolicy " + v1alpha1.ReasonProgressing, "NodeProxyPolicy " + v1alpha1.ReasonPaused,
-		"NodeProxyPolicy " + v1alpha1.ReasonRolloutStopped, "NodeProxyPolicy " + v1alpha1.ReasonNoNodeProxy,
+		"NodeProxyPolicy " + v1alpha1.ReasonRolloutHalted, "NodeProxyPolicy " + v1alpha1.ReasonNoNodeProxy,
 		"NodeProxyPolicy " + v1alpha1.ReasonInvalidPolicy, "NodeProxyPolicy " + v1alpha1.ReasonInvalidResult,
 		"NodeProxyPolicy " + v1alpha1.ReasonNodesNotProgrammed,
-		"ServiceProxyPolicy " + v1alpha1.ReasonApplied, "ServiceProxyPolicy " + v1alpha1.ReasonRolloutStopped,
+		"ServiceProxyPolicy " + v1alpha1.ReasonApplied, "ServiceProxyPolicy " + v1alpha1.ReasonRolloutHalted,
 		"NodeProxy " + v1alpha1.ReasonAllProgrammed, "NodeProxy " + v1alpha1.ReasonNodesNotProgrammed,
-		"NodeProxy " + v1alpha1.ReasonInvalidSettings, "NodeProxy " + v1alpha1.ReasonRolloutStopped,
+		"NodeProxy " + v1alpha1.ReasonInvalidSettings, "NodeProxy " + v1alpha1.ReasonRolloutHalted,
 		"NodeProxy " + v1alpha1.ReasonPaused, "NodeProxy " + v1alpha1.ReasonRemoving, "NodeProxy " + v1alpha1.ReasonAgentPodsFailing,
 	} {
 		if !seen[want] {

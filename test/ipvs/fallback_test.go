@@ -147,11 +147,11 @@ func TestForeignVirtualServers(tt *testing.T) {
 	}
 	t.create(service("needing", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = ip }))
 	t.status(node, func(s *v1alpha1.NodeProxyRulesStatus) error {
-		if err := hasCondition(s, v1alpha1.ConditionProgrammed, "True", v1alpha1.ReasonSomeServicesRefused, "default/needing"); err != nil {
+		if err := hasCondition(s, v1alpha1.ConditionProgrammed, "True", v1alpha1.ReasonSomeServicesRejected, "default/needing"); err != nil {
 			return err
 		}
-		if s.Refused == nil || s.Refused.Count != 1 {
-			return fmt.Errorf("refused are %+v", s.Refused)
+		if s.Rejected == nil || s.Rejected.Count != 1 {
+			return fmt.Errorf("refused are %+v", s.Rejected)
 		}
 		return nil
 	})

@@ -126,7 +126,7 @@ func TestSchedulerOfAService(tt *testing.T) {
 				return nil
 			}
 		}
-		return fmt.Errorf("no condition names the scheduler and the Service: %+v, refused %+v", s.Conditions, s.Refused)
+		return fmt.Errorf("no condition names the scheduler and the Service: %+v, refused %+v", s.Conditions, s.Rejected)
 	})
 }
 

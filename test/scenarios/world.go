@@ -192,10 +192,10 @@ func (w *World) apply(services map[dataplane.ServiceName]*dataplane.Service, nod
 	if err != nil {
 		w.Fatal(err)
 	}
-	w.held, w.former, w.refused = services, &r.Node, result.Refused
-	if len(result.Refused) > 0 {
+	w.held, w.former, w.refused = services, &r.Node, result.Rejected
+	if len(result.Rejected) > 0 {
 		if !w.mayRefuse {
-			w.Fatalf("refused: %v", result.Refused)
+			w.Fatalf("refused: %v", result.Rejected)
 		}
 		return
 	}

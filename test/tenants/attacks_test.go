@@ -26,7 +26,7 @@ const attacker = "attacker"
 
 // Reasons of the events that owners of Services get.
 const (
-	serviceRefused   = "ServiceRefused"
+	serviceRefused   = "ServiceNotRendered"
 	addressesSkipped = "AddressesSkipped"
 	localLeftOut     = "LocalEndpointsLeftOut"
 )

@@ -94,8 +94,8 @@ func (r *rig) hasRejected(ctx context.Context) error {
 		if err := r.cluster.Client().Get(ctx, client.ObjectKey{Name: node.Name()}, rules); err != nil {
 			return err
 		}
-		if rules.Status.Refused == nil || !strings.Contains(strings.Join(rules.Status.Refused.Examples, "\n"), attacker+"/") {
-			return fmt.Errorf("%s does not report that it rejects a Service: %+v", node.Name(), rules.Status.Refused)
+		if rules.Status.Rejected == nil || !strings.Contains(strings.Join(rules.Status.Rejected.Examples, "\n"), attacker+"/") {
+			return fmt.Errorf("%s does not report that it rejects a Service: %+v", node.Name(), rules.Status.Rejected)
 		}
 	}
 	return r.programmed(ctx)

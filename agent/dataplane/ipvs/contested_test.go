@@ -71,7 +71,9 @@ func (b *bench) contest(when string, result dataplane.Result, nodePortWins bool)
 // then that of the lower name, in whatever order they come and after a restart.
 func TestContested(t *testing.T) {
 	at := func(n int64) dataplane.Precedence { return dataplane.Precedence{Created: time.Unix(n, 0)} }
-	held := func(n int64) dataplane.Precedence { return dataplane.Precedence{Created: time.Unix(n, 0), Retained: true} }
+	held := func(n int64) dataplane.Precedence {
+		return dataplane.Precedence{Created: time.Unix(n, 0), Retained: true}
+	}
 	for _, c := range []struct {
 		name               string
 		nodePort, external dataplane.Precedence

@@ -166,7 +166,7 @@ func (l *lab) apply(mode v1alpha1.ProxyMode) string {
 	l.Helper()
 	l.rules.Mode = mode
 	result, err := l.plane.Apply(l.Context(), l.rules)
-	if err != nil || len(result.Refused)+len(result.Warnings) > 0 {
+	if err != nil || len(result.Rejected)+len(result.Warnings) > 0 {
 		l.Fatalf("mode %s: %+v, %v", mode, result, err)
 	}
 	return result.Retiring

@@ -115,8 +115,8 @@ func (p *plane) apply(t *testing.T) dataplane.Result {
 		}
 	}
 	result, err := p.plane.Apply(t.Context(), p.r)
-	if err != nil || len(result.Refused)+len(result.Warnings) > 0 {
-		t.Fatalf("%v, refused %v, warnings %q", err, result.Refused, result.Warnings)
+	if err != nil || len(result.Rejected)+len(result.Warnings) > 0 {
+		t.Fatalf("%v, refused %v, warnings %q", err, result.Rejected, result.Warnings)
 	}
 	p.r.Full, p.r.Recheck, p.r.Dirty = false, false, map[dataplane.ServiceName]struct{}{}
 	return result

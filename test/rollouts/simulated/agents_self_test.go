@@ -36,7 +36,7 @@ func TestSimulatedAgents(t *testing.T) {
 		{"fails", with(v1alpha1.ModeIPVS, fails), in(v1alpha1.ModeIPVS, v1alpha1.Enforce, "2"), false, false, "Programmed False Failed"},
 		{"rejects", with(v1alpha1.ModeIPVS, rejects), in(v1alpha1.ModeIPVS, v1alpha1.Enforce, "2"), false, false, "Programmed False Failed"},
 		{"breaks", with(v1alpha1.ModeIPVS, breaks), in(v1alpha1.ModeIPVS, v1alpha1.Enforce, "2"), true, false, "Programmed False Failed"},
-		{"refuses", with(v1alpha1.ModeIPVS, refuses), in(v1alpha1.ModeIPVS, v1alpha1.Enforce, "2"), true, true, "Programmed True SomeServicesRefused"},
+		{"refuses", with(v1alpha1.ModeIPVS, refuses), in(v1alpha1.ModeIPVS, v1alpha1.Enforce, "2"), true, true, "Programmed True SomeServicesRejected"},
 		{"conflicts", with(v1alpha1.ModeIPVS, conflicts), in(v1alpha1.ModeIPVS, v1alpha1.Enforce, "2"), false, false, "Programmed False ConflictingProxy"},
 		{"audits", always(works), in(v1alpha1.ModeIPTables, v1alpha1.Audit, "2"), true, true, "Programmed True AuditInSync"},
 		{"differs", always(differs), in(v1alpha1.ModeIPTables, v1alpha1.Audit, "2"), true, true, "Programmed False AuditDiffers"},

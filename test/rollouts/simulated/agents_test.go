@@ -225,7 +225,7 @@ func (a *agent) report(rules *v1alpha1.NodeProxyRules, r reaction) v1alpha1.Node
 	former, what := rules.Status, r.outcome
 	status := v1alpha1.NodeProxyRulesStatus{
 		SettingsRevision: rules.Spec.SettingsRevision, ObservedGeneration: rules.Generation,
-		Families: []string{"IPv4", "IPv6"}, Refused: &v1alpha1.RefusedServices{},
+		Families: []string{"IPv4", "IPv6"}, Rejected: &v1alpha1.RejectedServices{},
 		Agent: &v1alpha1.AgentReport{
 			Version: "v0.1.0", StartTime: metav1.NewTime(a.started.UTC().Truncate(time.Second)),
 			Kernel: "6.18.0", IPTables: "1.8.9 (nf_tables)", FormatVersions: []int32{1},
@@ -259,10 +259,10 @@ func (a *agent) report(rules *v1alpha1.NodeProxyRules, r reaction) v1alpha1.Node
 	case what == breaks:
 		bad(v1alpha1.ReasonFailed, "IPv4: iptables-restore: exit status 4; what could be written is written, all else stays as it was; the agent tries again")
 	case what == refuses:
-		programmed.Reason = v1alpha1.ReasonSomeServicesRefused
+		programmed.Reason = v1alpha1.ReasonSomeServicesRejected
 		example := cmp.Or(r.service, "shop/cart") + ": no such address"
 		programmed.Message = "all Services are programmed but 1, whose rules the kernel refuses: " + example
-		status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{example}}
+		status.Rejected = &v1alpha1.RejectedServices{Count: 1, Examples: []string{example}}
 	case audit && what == differs:
 		bad(v1alpha1.ReasonAuditDiffers, "enforcement is Audit: 3 differences between the kernel and what is wanted")
 	}

@@ -148,7 +148,7 @@ func TestSettingsEditedByHand(t *testing.T) {
 	policy.Spec.Rollout.ProgressDeadlineSeconds = new(int32(2))
 	w.fleet.behave(with(v1alpha1.ModeIPVS, rejects), "node-00", "node-10", "node-20")
 	w.create(policy)
-	w.awaitReady("edge-pool", v1alpha1.ReasonRolloutStopped)
+	w.awaitReady("edge-pool", v1alpha1.ReasonRolloutHalted)
 	given := map[string]string{}
 	hand := func(name string, change func(*v1alpha1.NodeProxyRules)) {
 		given[name] = w.rules(name).Spec.SettingsRevision
@@ -177,6 +177,6 @@ func TestSettingsEditedByHand(t *testing.T) {
 		}
 		return true
 	})
-	w.awaitReady("edge-pool", v1alpha1.ReasonRolloutStopped)
+	w.awaitReady("edge-pool", v1alpha1.ReasonRolloutHalted)
 	same(t, "nodes in mode IPVS", w.inIPVS(), []string{"node-00", "node-10", "node-20"})
 }

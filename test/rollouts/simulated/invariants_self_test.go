@@ -123,7 +123,7 @@ func TestCheckerSees(t *testing.T) {
 		}, "3 nodes are unavailable for changes"},
 		{"some Services refused", func(s *story) {
 			give(s, 0, 1)
-			s.report("node-00", metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused)
+			s.report("node-00", metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected)
 			give(s, 2)
 		}, ""},
 		{"compared", func(s *story) {

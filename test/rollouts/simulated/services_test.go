@@ -119,10 +119,10 @@ func TestServicesChangeAtAPace(t *testing.T) {
 	first := w.shaped(begin)[0].object.(*v1alpha1.ServiceProxyRules)
 	refused := "shop/" + first.Labels[v1alpha1.LabelServiceName]
 	w.fleet.behave(refusing(refused), nodeName(1))
-	w.await("a node refuses a Service", func() bool { return programmedReason(w.rules(nodeName(1))) == "Programmed True SomeServicesRefused" })
+	w.await("a node refuses a Service", func() bool { return programmedReason(w.rules(nodeName(1))) == "Programmed True SomeServicesRejected" })
 	late := version(w.rules(nodeName(1)))
-	p := w.awaitServicePolicy(v1alpha1.ReasonRolloutStopped, patience)
-	if e := p.Status.Examples; len(e) == 0 || e[0].Reason != v1alpha1.ReasonRefused || e[0].Name != first.Labels[v1alpha1.LabelServiceName] {
+	p := w.awaitServicePolicy(v1alpha1.ReasonRolloutHalted, patience)
+	if e := p.Status.Examples; len(e) == 0 || e[0].Reason != v1alpha1.ReasonRejected || e[0].Name != first.Labels[v1alpha1.LabelServiceName] {
 		t.Errorf("examples: %+v", e)
 	}
 	if more := len(w.shaped(late)); more > perSecond {

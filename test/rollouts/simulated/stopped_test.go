@@ -22,9 +22,9 @@ func TestNodeThatFailsStopsIt(t *testing.T) {
 	policy := edgePool("1")
 	policy.Spec.Rollout.ProgressDeadlineSeconds = new(int32(2))
 	w.create(policy)
-	w.awaitReady("edge-pool", v1alpha1.ReasonRolloutStopped)
+	w.awaitReady("edge-pool", v1alpha1.ReasonRolloutHalted)
 	w.awaitProgrammed("edge-pool", 3)
-	w.awaitTold("edge-pool", "Normal Progressing", "Warning RolloutStopped")
+	w.awaitTold("edge-pool", "Normal Progressing", "Warning RolloutHalted")
 	w.describe("stopped", "edge-pool")
 	w.record("rollout-halted")
 	w.nothingIsWritten()
@@ -51,8 +51,8 @@ func TestNodeThatFailsStopsIt(t *testing.T) {
 		t.Errorf("the new generation came first to %s, not to %s, which needs it most", given[0], failed)
 	}
 	w.settled()
-	warnings := slices.DeleteFunc(w.told("edge-pool"), func(e string) bool { return e != "Warning RolloutStopped" })
-	same(t, "warnings", warnings, []string{"Warning RolloutStopped", "Warning RolloutStopped"})
+	warnings := slices.DeleteFunc(w.told("edge-pool"), func(e string) bool { return e != "Warning RolloutHalted" })
+	same(t, "warnings", warnings, []string{"Warning RolloutHalted", "Warning RolloutHalted"})
 }
 
 // TestBadChangeReachesFewNodes: one that no node can have stops at as many as may be
@@ -65,7 +65,7 @@ func TestBadChangeReachesFewNodes(t *testing.T) {
 	policy := edgePool("10%")
 	policy.Spec.Rollout.ProgressDeadlineSeconds = new(int32(2))
 	w.create(policy)
-	w.awaitReady("edge-pool", v1alpha1.ReasonRolloutStopped)
+	w.awaitReady("edge-pool", v1alpha1.ReasonRolloutHalted)
 	w.controller.kill()
 	w.startController()
 	w.nothingIsWritten()

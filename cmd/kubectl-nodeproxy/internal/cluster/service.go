@@ -52,11 +52,11 @@ func (r *Reader) Unrendered(ctx context.Context, name Name, node *v1alpha1.NodeP
 
 // retained reports that the node may still serve a Service without object.
 func retained(node *v1alpha1.NodeProxyRules) string {
-	if node == nil || node.Status.Held == 0 {
+	if node == nil || node.Status.Retained == 0 {
 		return ""
 	}
 	return fmt.Sprintf("; but node %s retains the rules of %s whose objects have vanished, and may still serve it: see Programmed in kubectl describe nodeproxyrules %s",
-		node.Name, output.Plural(int(node.Status.Held), "Service"), node.Name)
+		node.Name, output.Plural(int(node.Status.Retained), "Service"), node.Name)
 }
 
 // unproxied explains why a Service has no ServiceProxyRules; empty: it must have some.

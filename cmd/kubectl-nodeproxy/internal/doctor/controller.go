@@ -32,7 +32,7 @@ func (e *examination) inventory() {
 // rejectedServices names the Services that the controller cannot render or store.
 func (e *examination) rejectedServices() {
 	status := &e.NodeProxy.Status
-	for _, r := range status.Refused {
+	for _, r := range status.Unrendered {
 		name := types.NamespacedName{Namespace: r.Namespace, Name: r.Name}
 		if !e.concerns(name) || e.Unreadable(cluster.Services) == "" && e.services[name] == nil {
 			continue // deleted Services are about to vanish from the status
@@ -43,8 +43,8 @@ func (e *examination) rejectedServices() {
 			Remedy:  e.Docs.See("correct the Service as the message says", "troubleshooting.md#nodeproxyservicesnotrendered"),
 		})
 	}
-	if more := int(status.RefusedServices) - len(status.Refused); more > 0 && e.Only == nil {
-		e.Notef("the controller rejects %s that NodeProxy does not name: kubectl get events -A --field-selector reason=ServiceRefused", output.Plural(more, "more Service"))
+	if more := int(status.UnrenderedServices) - len(status.Unrendered); more > 0 && e.Only == nil {
+		e.Notef("the controller rejects %s that NodeProxy does not name: kubectl get events -A --field-selector reason=ServiceNotRendered", output.Plural(more, "more Service"))
 	}
 }
 

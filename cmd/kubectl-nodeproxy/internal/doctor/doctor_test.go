@@ -129,7 +129,7 @@ func TestTransient(t *testing.T) {
 	}
 	t.Run("a Service is no longer rejected", func(t *testing.T) {
 		w, later := newWorld(), newWorld()
-		w.NodeProxy.Status.Refused = []v1alpha1.RefusedService{{Namespace: "shop", Name: "web", Message: "larger than 1 MiB"}}
+		w.NodeProxy.Status.Unrendered = []v1alpha1.UnrenderedService{{Namespace: "shop", Name: "web", Message: "larger than 1 MiB"}}
 		r, err := Examine(w.Objects, later.question(t))
 		if err != nil || len(r.Findings) > 0 {
 			t.Errorf("%v, want no finding:\n%s", err, text(t, r))

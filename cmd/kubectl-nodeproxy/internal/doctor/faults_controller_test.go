@@ -45,8 +45,8 @@ func controllerFaults() map[string]planted {
 		},
 		"a Service that the controller rejects": {
 			plant: func(w *world) {
-				w.NodeProxy.Status.Refused = []v1alpha1.RefusedService{{Namespace: "shop", Name: "web", Message: "larger than 1 MiB"}}
-				w.NodeProxy.Status.RefusedServices = 1
+				w.NodeProxy.Status.Unrendered = []v1alpha1.UnrenderedService{{Namespace: "shop", Name: "web", Message: "larger than 1 MiB"}}
+				w.NodeProxy.Status.UnrenderedServices = 1
 				w.ServiceRules = w.ServiceRules[:1]
 				w.NodeProxy.Status.Inventory = new(render.Inventory([]string{"kube-system.kube-dns"}))
 				w.report(0)
@@ -56,8 +56,8 @@ func controllerFaults() map[string]planted {
 		},
 		"a Service that the controller rejected, and that is gone": {
 			plant: func(w *world) {
-				w.NodeProxy.Status.Refused = []v1alpha1.RefusedService{{Namespace: "shop", Name: "gone", Message: "larger than 1 MiB"}}
-				w.NodeProxy.Status.RefusedServices = 1
+				w.NodeProxy.Status.Unrendered = []v1alpha1.UnrenderedService{{Namespace: "shop", Name: "gone", Message: "larger than 1 MiB"}}
+				w.NodeProxy.Status.UnrenderedServices = 1
 			},
 		},
 		"never switched on": {

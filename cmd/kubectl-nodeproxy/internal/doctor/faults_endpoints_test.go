@@ -160,7 +160,7 @@ func renderingFaults() map[string]planted {
 		},
 		"members of before": {
 			plant: func(w *world) {
-				w.node(1).Spec.Services = nil
+				w.node(1).Spec.LocalEndpoints = nil
 				w.report(1)
 			},
 			want: "ControllerBehind(LocalEndpointsOutdated)",

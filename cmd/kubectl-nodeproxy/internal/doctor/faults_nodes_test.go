@@ -63,29 +63,29 @@ func nodeFaults() map[string]planted {
 		"Services retained because their rules are gone": {
 			plant: func(w *world) {
 				w.ServiceRules = w.ServiceRules[:1]
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "1 Service"))
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonRetained, "1 Service"))
 				w.report(1)
 			},
 			want: "ControllerBehind(InventoryDiffers(Held) NotRendered)",
 		},
 		"Services retained": {
 			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "2 Services"))
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonRetained, "2 Services"))
 			},
 			want: "Held", says: "WARNING Held of node node-1\n",
 		},
 		"a Service that the kernel rejects": {
 			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
-				w.node(0).Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/web: no SCTP"}}
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected, ""))
+				w.node(0).Status.Rejected = &v1alpha1.RejectedServices{Count: 1, Examples: []string{"shop/web: no SCTP"}}
 			},
-			want: "SomeServicesRefused", says: "Service shop/web, node node-1\n",
+			want: "SomeServicesRejected", says: "Service shop/web, node node-1\n",
 		},
 		"another Service that the kernel rejects": {
 			service: "kube-system/kube-dns",
 			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
-				w.node(0).Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/web: no SCTP"}}
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected, ""))
+				w.node(0).Status.Rejected = &v1alpha1.RejectedServices{Count: 1, Examples: []string{"shop/web: no SCTP"}}
 			},
 		},
 		"Audit on both nodes": {
@@ -105,7 +105,7 @@ func nodeFaults() map[string]planted {
 		},
 		"rules modified": {
 			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionDrifted, metav1.ConditionTrue, v1alpha1.ReasonRulesUndone, "by a firewall"))
+				w.set(0, is(v1alpha1.ConditionDrifted, metav1.ConditionTrue, v1alpha1.ReasonRulesModified, "by a firewall"))
 			},
 			want: "Drifted", says: "by a firewall",
 		},
@@ -196,8 +196,8 @@ func nodeFaults() map[string]planted {
 		},
 		"Services that are retained, and rejected ones": {
 			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRefused, ""))
-				w.node(0).Status.Held = 3
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected, ""))
+				w.node(0).Status.Retained = 3
 			},
 			want: "Held", says: "retains the rules of 3 Services",
 		},

@@ -53,11 +53,11 @@ func policyFaults() map[string]planted {
 		"a rollout that has stopped at a silent node": {
 			plant: func(w *world) {
 				w.NodePolicies = []v1alpha1.NodeProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "edge"}, Status: v1alpha1.NodeProxyPolicyStatus{
-					Conditions: []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonRolloutStopped, "node-2 has missed its deadline")},
+					Conditions: []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonRolloutHalted, "node-2 has missed its deadline")},
 				}}}
 				w.set(1, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, ""))
 			},
-			want: "AgentNotResponding(RolloutStopped)",
+			want: "AgentNotResponding(RolloutHalted)",
 		},
 		"a change that is paused": {
 			plant: func(w *world) {

@@ -78,7 +78,7 @@ func (e *examination) lags(node *v1alpha1.NodeProxyRules) {
 // differs reports any other difference between a node's status and its desired state. Only
 // Services with endpoints on the node matter.
 func (e *examination) differs(node *v1alpha1.NodeProxyRules) {
-	members := combine.Members(node.Spec.Services)
+	members := combine.Members(node.Spec.LocalEndpoints)
 	var here []v1alpha1.ServiceProxyRules
 	for i := range e.ServiceRules {
 		if name, ok := combine.ServiceOf(e.ServiceRules[i].Name); ok && members[name] != nil {
@@ -95,7 +95,7 @@ func (e *examination) differs(node *v1alpha1.NodeProxyRules) {
 		texts = append(texts, fmt.Sprintf("%s: %s desired, %s reported", f.Name, f.Node, f.Other))
 	}
 	// All other findings of the comparison are findings of the nodes.
-	if rejected := node.Status.Refused; e.Only == nil && rejected != nil && rejected.Count > 0 {
+	if rejected := node.Status.Rejected; e.Only == nil && rejected != nil && rejected.Count > 0 {
 		texts = append(texts, fmt.Sprintf("its kernel rejects %s: %s", output.Plural(int(rejected.Count), "Service"), findings.Some(rejected.Examples)))
 	}
 	changed := []metav1.Object{node}

@@ -102,7 +102,7 @@ func (e *examination) notReady(s policyState, f findings.Finding, c *metav1.Cond
 		}
 		f.Transient = true
 		f.Causes = append(f.Causes, s.causes...)
-	case v1alpha1.ReasonRolloutStopped:
+	case v1alpha1.ReasonRolloutHalted:
 		f.Message = "the rollout of the policy has halted: " + findings.Message(c)
 		f.Causes = append(f.Causes, s.causes...)
 	case v1alpha1.ReasonNoNodeProxy:

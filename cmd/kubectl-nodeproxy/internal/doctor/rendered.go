@@ -129,9 +129,9 @@ func (e *examination) localEndpoints() {
 			svc := e.services[name]
 			of = append(of, render.ServiceSlices{Service: name, Slices: e.rendered(name), Local: svc != nil && render.HasPolicyLocal(svc)})
 		}
-		local := render.Members(node.Name, of, node.Spec.Services)
+		local := render.Members(node.Name, of, node.Spec.LocalEndpoints)
 		e.leftOut(node.Name, local.LeftOut, leftOut)
-		if equality.Semantic.DeepEqual(e.concerning(local.Services), e.concerning(node.Spec.Services)) {
+		if equality.Semantic.DeepEqual(e.concerning(local.Services), e.concerning(node.Spec.LocalEndpoints)) {
 			continue
 		}
 		e.Add(findings.Finding{
@@ -147,7 +147,7 @@ func (e *examination) localEndpoints() {
 }
 
 // concerning are the local endpoints of the examined Services.
-func (e *examination) concerning(all []v1alpha1.ServiceMembers) (out []v1alpha1.ServiceMembers) {
+func (e *examination) concerning(all []v1alpha1.ServiceLocalEndpoints) (out []v1alpha1.ServiceLocalEndpoints) {
 	for _, s := range all {
 		if e.concerns(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}) {
 			out = append(out, s)

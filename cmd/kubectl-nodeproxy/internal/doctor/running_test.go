@@ -163,7 +163,7 @@ func TestWithoutController(t *testing.T) {
 	lags := func(w *world) { w.NodeProxy.Status.Nodes.Lagging = 1 }
 	retains := func(w *world) {
 		w.ServiceRules = w.ServiceRules[1:]
-		w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "1 Service"))
+		w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonRetained, "1 Service"))
 	}
 	reports := func(w *world) {
 		retains(w)

@@ -29,7 +29,7 @@ type view struct {
 	pods    map[string][]*corev1.Pod // by namespace
 	labels  map[string]map[string]string
 	// members are the local endpoints in the rules of the nodes.
-	members map[string]map[dataplane.ServiceName]*v1alpha1.ServiceMembers
+	members map[string]map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints
 	// servicePolicies are ServicePolicies as the controller reads them, in that order.
 	servicePolicies []policies.ServicePolicy
 	// shapes resolves the overrides of Services; nil if policies could not be read.
@@ -47,7 +47,7 @@ func newView(o *cluster.Objects, q *Question) (*view, error) {
 		pods:        map[string][]*corev1.Pod{},
 		labels:      map[string]map[string]string{},
 		rejected:    map[types.NamespacedName]bool{},
-		members:     map[string]map[dataplane.ServiceName]*v1alpha1.ServiceMembers{},
+		members:     map[string]map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints{},
 	}
 	for i := range o.Services {
 		v.services[named(&o.Services[i])] = &o.Services[i]
@@ -71,10 +71,10 @@ func newView(o *cluster.Objects, q *Question) (*view, error) {
 		v.labels[o.Namespaces[i].Name] = o.Namespaces[i].Labels
 	}
 	for _, node := range v.Nodes {
-		v.members[node.Name] = combine.Members(node.Spec.Services)
+		v.members[node.Name] = combine.Members(node.Spec.LocalEndpoints)
 	}
 	if o.NodeProxy != nil {
-		for _, r := range o.NodeProxy.Status.Refused {
+		for _, r := range o.NodeProxy.Status.Unrendered {
 			v.rejected[types.NamespacedName{Namespace: r.Namespace, Name: r.Name}] = true
 		}
 	}

@@ -85,7 +85,7 @@ func (e *Examination) ready(np *v1alpha1.NodeProxy) {
 		return
 	case v1alpha1.ReasonPaused:
 		f.Severity, f.Remedy = Warning, e.Docs.See("set spec.rollout.paused of the NodeProxy to false", "policies.md#when-it-stops")
-	case v1alpha1.ReasonRolloutStopped:
+	case v1alpha1.ReasonRolloutHalted:
 		f.Remedy = e.Docs.See("fix the named nodes, or change the settings again", "policies.md#when-it-stops")
 	case v1alpha1.ReasonInvalidSettings:
 		f.Remedy = "correct the field: kubectl edit nodeproxy cluster"
@@ -93,7 +93,7 @@ func (e *Examination) ready(np *v1alpha1.NodeProxy) {
 		f.Severity, f.Remedy = Warning, e.Docs.See("wait until the nodes have removed their rules, or set spec.removalPolicy to Retain to keep the remaining ones", "removal.md#with-cleanup")
 	case v1alpha1.ReasonAPIServerUnreachable:
 		f.Remedy = e.Docs.See("correct spec.apiServer.endpoints of the NodeProxy, or remove the field", "troubleshooting.md#named-api-servers-do-not-answer")
-	case v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetRefused, v1alpha1.ReasonAgentPodsFailing:
+	case v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetDenied, v1alpha1.ReasonAgentPodsFailing:
 		e.aboutAgentPods(&f)
 	}
 	e.Add(f)

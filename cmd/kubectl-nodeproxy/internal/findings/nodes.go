@@ -133,11 +133,11 @@ func (e *Examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 		f.Remedy = e.Docs.See("fix on the node what the message names; the agent retries by itself", "troubleshooting.md#nodeproxynodenotprogrammed")
 	case v1alpha1.ReasonPending:
 		f.Transient, f.RemedyOn = true, e.CheckAgent("wait for a minute; if it persists, check the agent's log", "troubleshooting.md#nodeproxychangepending")
-	case v1alpha1.ReasonSomeServicesRefused:
+	case v1alpha1.ReasonSomeServicesRejected:
 		e.rejectedOn(node)
 		return
-	case v1alpha1.ReasonHeld:
-		f.Severity, f.Remedy = Warning, e.Docs.See("check whether a controller runs, which writes the objects again: "+e.Own.Controllers(), "troubleshooting.md#nodeproxyservicesheld")
+	case v1alpha1.ReasonRetained:
+		f.Severity, f.Remedy = Warning, e.Docs.See("check whether a controller runs, which writes the objects again: "+e.Own.Controllers(), "troubleshooting.md#nodeproxyservicesretained")
 		f.Transient, f.Causes = true, []string{KeyInventory}
 	case v1alpha1.ReasonAuditDiffers, v1alpha1.ReasonAuditInSync:
 		return // see enforcement
@@ -163,13 +163,13 @@ func silentSince(c *metav1.Condition) *metav1.Time {
 
 // rejectedOn reports the Services that a kernel rejects.
 func (e *Examination) rejectedOn(node *v1alpha1.NodeProxyRules) {
-	rejected := node.Status.Refused
+	rejected := node.Status.Rejected
 	if rejected == nil {
 		return
 	}
 	f := Finding{
-		Severity: Problem, Reason: v1alpha1.ReasonSomeServicesRefused,
-		Remedy: e.Docs.See("provide what the message says the kernel lacks, or change the Service", "troubleshooting.md#nodeproxyservicesrefused"),
+		Severity: Problem, Reason: v1alpha1.ReasonSomeServicesRejected,
+		Remedy: e.Docs.See("provide what the message says the kernel lacks, or change the Service", "troubleshooting.md#nodeproxyservicesrejected"),
 	}
 	for _, example := range rejected.Examples {
 		service, why, _ := strings.Cut(example, ": ")
@@ -188,13 +188,13 @@ func (e *Examination) rejectedOn(node *v1alpha1.NodeProxyRules) {
 // retained reports Services that a node serves without an object, if the reason of
 // Programmed is a graver one.
 func (e *Examination) retained(node *v1alpha1.NodeProxyRules, programmed *metav1.Condition) {
-	if node.Status.Held == 0 || programmed.Reason == v1alpha1.ReasonHeld || !notes.Current(node) {
+	if node.Status.Retained == 0 || programmed.Reason == v1alpha1.ReasonRetained || !notes.Current(node) {
 		return
 	}
 	e.OnNode(node, Finding{
-		Severity: Warning, Reason: v1alpha1.ReasonHeld, Transient: true, Causes: []string{KeyInventory},
-		Message: fmt.Sprintf("the node retains the rules of %s whose objects have vanished", output.Plural(int(node.Status.Held), "Service")),
-		Remedy:  e.Docs.See("see which Services they are, and why: kubectl describe nodeproxyrules "+node.Name, "troubleshooting.md#nodeproxyservicesheld"),
+		Severity: Warning, Reason: v1alpha1.ReasonRetained, Transient: true, Causes: []string{KeyInventory},
+		Message: fmt.Sprintf("the node retains the rules of %s whose objects have vanished", output.Plural(int(node.Status.Retained), "Service")),
+		Remedy:  e.Docs.See("see which Services they are, and why: kubectl describe nodeproxyrules "+node.Name, "troubleshooting.md#nodeproxyservicesretained"),
 	})
 }
 

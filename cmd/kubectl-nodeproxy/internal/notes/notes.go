@@ -48,8 +48,8 @@ func Of(node *v1alpha1.NodeProxyRules, mode v1alpha1.ProxyMode, o *cluster.Objec
 	if status.Mode != "" && status.Mode != mode {
 		note("the node runs mode %s, but its settings specify %s", status.Mode, mode)
 	}
-	if status.Held > 0 {
-		note("the node retains the rules of %s whose objects have vanished: these are not shown here", output.Plural(int(status.Held), "Service"))
+	if status.Retained > 0 {
+		note("the node retains the rules of %s whose objects have vanished: these are not shown here", output.Plural(int(status.Retained), "Service"))
 	}
 	for _, text := range []string{Lags(node, o.ServiceRules, o.Time), missing(o)} {
 		if text != "" {

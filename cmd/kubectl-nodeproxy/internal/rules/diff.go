@@ -103,11 +103,11 @@ func Reported(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRul
 		d.finding(nil, "%s", lags)
 	}
 	d.counts(node, all, services, lags != "")
-	if rejected := status.Refused; rejected != nil && rejected.Count > 0 {
+	if rejected := status.Rejected; rejected != nil && rejected.Count > 0 {
 		d.finding(rejected.Examples, "its kernel rejects %s", output.Plural(int(rejected.Count), "Service"))
 	}
-	if status.Held > 0 {
-		d.finding(nil, "it retains the rules of %s whose objects have vanished", output.Plural(int(status.Held), "Service"))
+	if status.Retained > 0 {
+		d.finding(nil, "it retains the rules of %s whose objects have vanished", output.Plural(int(status.Retained), "Service"))
 	}
 	if diff := status.Difference; diff != nil && diff.Count > 0 {
 		d.finding(diff.Examples, "its kernel differs in %s", output.Plural(int(diff.Count), "place"))
@@ -191,13 +191,13 @@ func (d *Difference) counts(node *v1alpha1.NodeProxyRules, all sets, services []
 		d.Notes = append(d.Notes, fmt.Sprintf("local endpoints are not compared (%d desired, %d reported), because not all Services are readable: %s",
 			len(local), status.LocalEndpoints, output.Some(unread, maxExamples)))
 	}
-	if status.Held == 0 { // else the node also counts those of retained Services
+	if status.Retained == 0 { // else the node also counts those of retained Services
 		if len(unread) == 0 {
 			d.field("local endpoints", fmt.Sprint(len(local)), fmt.Sprint(status.LocalEndpoints))
 		}
 		late("endpoints", fmt.Sprint(len(endpoints)), fmt.Sprint(status.Endpoints))
 	}
-	late("Services", fmt.Sprint(len(names)), fmt.Sprint(status.Services-status.Held))
+	late("Services", fmt.Sprint(len(names)), fmt.Sprint(status.Services-status.Retained))
 	if newest := notes.Newest(services); !lags && !notes.Applied(node, newest) {
 		late("newest ServiceProxyRules (resourceVersion)", newest.ResourceVersion, status.AppliedResourceVersion)
 	}

@@ -21,7 +21,7 @@ func notesOf(node *v1alpha1.NodeProxyRules, all sets, o *cluster.Objects) []stri
 		list = append(list, old)
 	}
 	status := &node.Status
-	if rejected := status.Refused; rejected != nil && rejected.Count > 0 {
+	if rejected := status.Rejected; rejected != nil && rejected.Count > 0 {
 		list = append(list, fmt.Sprintf("its kernel rejects %s: %s", output.Plural(int(rejected.Count), "Service"), output.Some(rejected.Examples, maxExamples)))
 	}
 	for _, f := range families() {

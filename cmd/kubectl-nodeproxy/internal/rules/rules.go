@@ -190,7 +190,7 @@ func unused(all sets, services []v1alpha1.ServiceProxyRules, only *dataplane.Ser
 // withoutObject lists Services that have endpoints on the node, but no object.
 func withoutObject(node *v1alpha1.NodeProxyRules, objects map[dataplane.ServiceName]*v1alpha1.ServiceProxyRules) []string {
 	var names []string
-	for name := range combine.Members(node.Spec.Services) {
+	for name := range combine.Members(node.Spec.LocalEndpoints) {
 		if objects[name] == nil {
 			names = append(names, name.String())
 		}

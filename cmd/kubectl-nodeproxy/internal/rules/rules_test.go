@@ -20,7 +20,7 @@ func TestEndpoints(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
 		Spec: v1alpha1.NodeProxyRulesSpec{
 			FormatVersion: 1, Settings: *v1alpha1.CompleteSettings(nil), Node: v1alpha1.NodeFacts{Zone: "a"},
-			Services: []v1alpha1.ServiceMembers{{Namespace: "shop", Name: "web", Ports: []v1alpha1.PortMembers{
+			LocalEndpoints: []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "web", Ports: []v1alpha1.PortLocalEndpoints{
 				{Name: "http", Protocol: v1alpha1.ProtocolTCP, Endpoints: []string{"10.244.1.2:8080", "10.244.1.3:8080"}},
 			}}},
 		},

@@ -50,7 +50,7 @@ func rollouts(o *cluster.Objects, nodes []*v1alpha1.NodeProxyRules) []Rollout {
 
 // isRollout reports whether NodeProxy is not ready because of a rollout.
 func isRollout(reason string) bool {
-	return slices.Contains([]string{v1alpha1.ReasonProgressing, v1alpha1.ReasonPaused, v1alpha1.ReasonRolloutStopped}, reason)
+	return slices.Contains([]string{v1alpha1.ReasonProgressing, v1alpha1.ReasonPaused, v1alpha1.ReasonRolloutHalted}, reason)
 }
 
 // unlessReady adds the rollout of a policy, unless that is ready and effective.

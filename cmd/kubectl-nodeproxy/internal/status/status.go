@@ -37,7 +37,7 @@ type Report struct {
 	// Rollouts are changes and policies that are not complete.
 	Rollouts []Rollout `json:"rollouts,omitempty"`
 	// RejectedServices are the newest ten Services that the controller rejects.
-	RejectedServices []v1alpha1.RefusedService `json:"rejectedServices,omitempty"`
+	RejectedServices []v1alpha1.UnrenderedService `json:"rejectedServices,omitempty"`
 	// SkippedChecks could not run.
 	SkippedChecks []findings.SkippedCheck `json:"skippedChecks,omitempty"`
 	// Notes are not problems.
@@ -125,10 +125,10 @@ func Of(o *cluster.Objects, docs hints.Docs) *Report {
 		Nodes: countNodes(e), AgentVersions: agentVersions(e.Nodes), Conntrack: fullest(e.Nodes), Policies: countPolicies(o),
 	}
 	for _, n := range e.Nodes {
-		if rejected := n.Status.Refused; rejected != nil {
+		if rejected := n.Status.Rejected; rejected != nil {
 			r.Services.RejectedByNode = max(r.Services.RejectedByNode, int(rejected.Count))
 		}
-		r.Services.RetainedByNode = max(r.Services.RetainedByNode, int(n.Status.Held))
+		r.Services.RetainedByNode = max(r.Services.RetainedByNode, int(n.Status.Retained))
 	}
 	if p := o.NodeProxy; p != nil {
 		r.NodeProxy = &NodeProxy{
@@ -137,8 +137,8 @@ func Of(o *cluster.Objects, docs hints.Docs) *Report {
 			AgentsDeployed: meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionAgentsDeployed),
 		}
 		r.Nodes.Lagging = int(p.Status.Nodes.Lagging)
-		r.Services.Rejected = int(p.Status.RefusedServices)
-		r.RejectedServices = p.Status.Refused
+		r.Services.Rejected = int(p.Status.UnrenderedServices)
+		r.RejectedServices = p.Status.Unrendered
 		if p.Status.Inventory != nil {
 			r.Services.Proxied = &p.Status.Inventory.Services
 		}

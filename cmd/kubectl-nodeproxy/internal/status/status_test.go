@@ -22,7 +22,7 @@ func TestThousandNodes(t *testing.T) {
 		{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNodesNotProgrammed},
 	}}}}
 	for i := range 1000 {
-		reason, status := v1alpha1.ReasonHeld, metav1.ConditionTrue
+		reason, status := v1alpha1.ReasonRetained, metav1.ConditionTrue
 		if i%2 == 0 {
 			reason, status = v1alpha1.ReasonFailed, metav1.ConditionFalse
 		}
@@ -46,7 +46,7 @@ func TestThousandNodes(t *testing.T) {
 	if lines := strings.Count(out.String(), "\n"); lines > 25 {
 		t.Errorf("%d lines:\n%s", lines, out.String())
 	}
-	if len(r.Findings) != 1000 || r.Findings[0].Reason != v1alpha1.ReasonFailed || r.Findings[999].Reason != v1alpha1.ReasonHeld {
+	if len(r.Findings) != 1000 || r.Findings[0].Reason != v1alpha1.ReasonFailed || r.Findings[999].Reason != v1alpha1.ReasonRetained {
 		t.Fatalf("%d findings, the first is %+v", len(r.Findings), r.Findings[0])
 	}
 	for _, want := range []string{
@@ -177,7 +177,7 @@ func TestReports(t *testing.T) {
 		},
 		"another program that modifies rules": {
 			func(o *cluster.Objects) {
-				o.NodeRules[1].Status.Conditions = append(o.NodeRules[1].Status.Conditions, of(v1alpha1.ConditionDrifted, metav1.ConditionTrue, v1alpha1.ReasonRulesUndone, "a firewall"))
+				o.NodeRules[1].Status.Conditions = append(o.NodeRules[1].Status.Conditions, of(v1alpha1.ConditionDrifted, metav1.ConditionTrue, v1alpha1.ReasonRulesModified, "a firewall"))
 			}, false,
 			"\nPROBLEMS\nDrifted, 1 node for 60s\n  node-2: a firewall\n",
 		},
@@ -225,7 +225,7 @@ func TestReports(t *testing.T) {
 		},
 		"Services that a node retains": {
 			func(o *cluster.Objects) {
-				o.NodeRules[0].Status.Conditions[0] = of(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonHeld, "it holds one")
+				o.NodeRules[0].Status.Conditions[0] = of(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonRetained, "it holds one")
 			}, false,
 			"\nWARNINGS\nHeld, 1 node\n  node-1: it holds one\n",
 		},

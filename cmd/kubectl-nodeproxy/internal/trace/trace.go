@@ -255,10 +255,10 @@ func (w *world) elsewhere(r *Report, from *source) []string {
 
 // rejected explains why a node's kernel rejects a Service, if the node names it.
 func rejected(node *v1alpha1.NodeProxyRules, service *tracer.Target) []string {
-	if service == nil || node.Status.Refused == nil {
+	if service == nil || node.Status.Rejected == nil {
 		return nil
 	}
-	for _, example := range node.Status.Refused.Examples {
+	for _, example := range node.Status.Rejected.Examples {
 		if name, why, _ := strings.Cut(example, ": "); name == service.Namespace+"/"+service.Name {
 			return []string{fmt.Sprintf("the kernel of the node rejects the Service %s: %s", name, why)}
 		}

@@ -275,12 +275,12 @@ func TestOddObjects(t *testing.T) {
 		},
 		"a Service that the kernel rejects": {
 			func(o *cluster.Objects) {
-				o.NodeRules[0].Status.Refused = &v1alpha1.RefusedServices{Count: 1, Examples: []string{"shop/web: too much"}}
+				o.NodeRules[0].Status.Rejected = &v1alpha1.RejectedServices{Count: 1, Examples: []string{"shop/web: too much"}}
 			},
 			"! the kernel of the node rejects the Service shop/web: too much",
 		},
 		"Services that are retained": {
-			func(o *cluster.Objects) { o.NodeRules[0].Status.Held = 2 },
+			func(o *cluster.Objects) { o.NodeRules[0].Status.Retained = 2 },
 			"! the node retains the rules of 2 Services",
 		},
 		"slices that may not be read": {
@@ -332,7 +332,7 @@ func TestLeftOut(t *testing.T) {
 		}
 	}
 	o := objects()
-	o.NodeRules[0].Status.Held = 2
+	o.NodeRules[0].Status.Retained = 2
 	for to, want := range map[string]bool{"10.96.0.99:80": true, "10.96.0.10:80": false} {
 		got := ask(t, o, "node-1", "10.244.1.9", to)
 		if said := strings.Contains(got, "may be an address of the 2 Services that the node retains without an object"); said != want {

@@ -77,7 +77,7 @@ func (w *world) unused(set *combine.Set, node *v1alpha1.NodeProxyRules, result *
 	if newer != nil {
 		out = append(out, newer.Error())
 	}
-	if retained := int(node.Status.Held); retained > 0 && result.Service == nil {
+	if retained := int(node.Status.Retained); retained > 0 && result.Service == nil {
 		out = append(out, fmt.Sprintf("%s may be an address of the %s that the node retains without an object, and still serves", result.Destination.Addr(), output.Plural(retained, "Service")))
 	}
 	return out

@@ -314,7 +314,7 @@ func (s *story) loseObject(ctx context.Context) error {
 	if err := s.api.Delete(ctx, &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "shop.db"}}); err != nil {
 		return err
 	}
-	return s.until(ctx, func(ctx context.Context) error { return s.nodeproxy.Reported(ctx, v1alpha1.ReasonHeld) })
+	return s.until(ctx, func(ctx context.Context) error { return s.nodeproxy.Reported(ctx, v1alpha1.ReasonRetained) })
 }
 
 // stopAgent ends the agent of the second node and waits until the controller says so.
