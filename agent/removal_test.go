@@ -129,7 +129,7 @@ func TestRemovalWithRetain(t *testing.T) {
 		r.see(deleted(v1alpha1.RemovalRetain))
 		r.see(nil)
 		after(time.Minute)
-		r.expect(t, "deleted", "Held", "", "shop/a")
+		r.expect(t, "deleted", "Retained", "", "shop/a")
 		r.rig.DeleteService(r.rig.Service("a", 1))
 		r.changed()
 		after(time.Minute)

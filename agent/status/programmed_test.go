@@ -40,10 +40,10 @@ var programmedRows = []programmedCase{
 	{"a Service refused", "True SomeServicesRejected", func(s *desired.Snapshot, _ *Facts) {
 		s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("a"): "x"}
 	}},
-	{"vanished", "True Held", func(s *desired.Snapshot, _ *Facts) {
+	{"vanished", "True Retained", func(s *desired.Snapshot, _ *Facts) {
 		s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a")}, s.Now.Add(-patience)
 	}},
-	{"unconfirmed", "True Held", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = s.Now.Add(-patience) }},
+	{"unconfirmed", "True Retained", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = s.Now.Add(-patience) }},
 	{"all is well", "True Programmed", func(*desired.Snapshot, *Facts) {}},
 }
 

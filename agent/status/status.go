@@ -69,7 +69,7 @@ func Build(s desired.Snapshot, f Facts, former []metav1.Condition) v1alpha1.Node
 		Endpoints:              int32(s.Endpoints),
 		LocalEndpoints:         int32(s.Local),
 		Retained:               int32(len(s.Retained)),
-		Rejected:               unrenderedServices(&s),
+		Rejected:               rejectedServices(&s),
 		LastSync:               s.Applied.LastSync,
 		Agent: &v1alpha1.AgentReport{
 			Version: f.Version, StartTime: Seconds(f.Started), Kernel: f.Kernel, IPTables: f.Iptables,
@@ -251,7 +251,7 @@ func heldMessage(s desired.Snapshot) string {
 	return strings.Join(parts, "; ")
 }
 
-func unrenderedServices(s *desired.Snapshot) *v1alpha1.RejectedServices {
+func rejectedServices(s *desired.Snapshot) *v1alpha1.RejectedServices {
 	return &v1alpha1.RejectedServices{Count: int32(len(s.Rejected)), Examples: refusedExamples(s)}
 }
 

@@ -79,12 +79,12 @@ func TestConditions(t *testing.T) {
 		}, "True Accepted", "True Programmed", ""},
 		{"vanished for 10 s", func(s *desired.Snapshot, _ *Facts) {
 			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a"), agenttest.Name("b"), agenttest.Name("c"), agenttest.Name("d")}, ago(10*time.Second)
-		}, "True Accepted", "True Held", "4 Services have vanished while their Services have not ended (shop/a, shop/b, shop/c, ...)"},
+		}, "True Accepted", "True Retained", "4 Services have vanished while their Services have not ended (shop/a, shop/b, shop/c, ...)"},
 		{"held, and a warning", func(s *desired.Snapshot, _ *Facts) {
 			s.Retained, s.RetainedSince, s.Warnings = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute), []string{"x cannot be set", "y neither"}
-		}, "True Accepted", "True Held", "; but: x cannot be set; y neither"},
+		}, "True Accepted", "True Retained", "; but: x cannot be set; y neither"},
 		{"unconfirmed for less than 10 s", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
-		{"the inventory differs", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(time.Minute) }, "True Accepted", "True Held", "status.inventory"},
+		{"the inventory differs", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(time.Minute) }, "True Accepted", "True Retained", "status.inventory"},
 		{"leftovers of another proxy", func(_ *desired.Snapshot, f *Facts) { f.Leftovers = []string{"device kube-ipvs0 is left"} }, "True Accepted", "True Programmed", "; but: device kube-ipvs0 is left"},
 		{"Audit, nobody else", func(_ *desired.Snapshot, f *Facts) { f.Audit = true }, "True Accepted", "True AuditInSync", "nobody maintains the rules"},
 		{"Audit beside another proxy is no conflict", func(_ *desired.Snapshot, f *Facts) { f.Audit, f.OtherProxy = true, "x answers" }, "True Accepted", "True AuditInSync", "another proxy runs on this node (x answers)"},
@@ -105,7 +105,7 @@ func TestConditions(t *testing.T) {
 		{"Audit, not accepted", func(s *desired.Snapshot, f *Facts) {
 			f.Audit, s.Refusal = true, &desired.Refusal{Reason: "Invalid", Message: "m"}
 		}, "False Invalid", "False Failed", ""},
-		{"no NodeProxy", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince, s.InventoryKnown = ago(time.Minute), false }, "True Accepted", "True Held", `no NodeProxy "cluster"`},
+		{"no NodeProxy", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince, s.InventoryKnown = ago(time.Minute), false }, "True Accepted", "True Retained", `no NodeProxy "cluster"`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -223,7 +223,7 @@ func TestTransitionTimes(t *testing.T) {
 	old := metav1.NewTime(agenttest.Epoch.Add(-time.Hour))
 	former := []metav1.Condition{
 		{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: "Accepted", LastTransitionTime: old},
-		{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: "Held", LastTransitionTime: old},
+		{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: "Retained", LastTransitionTime: old},
 		{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue, Reason: "ConflictingProxy", LastTransitionTime: old},
 	}
 	s := programmed()
