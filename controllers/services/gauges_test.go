@@ -25,7 +25,7 @@ func TestGaugesGoWithTheLease(t *testing.T) {
 	rejectService := func(name string) { memory.reject(service(name), "too large", "too large", 1, time.Unix(0, 0)) }
 	expect := func(when string, refused float64, series int, leading float64) {
 		t.Helper()
-		for name, want := range map[string]float64{"refused_services": refused, "leading": leading} {
+		for name, want := range map[string]float64{"unrendered_services": refused, "leading": leading} {
 			if got := controllertest.Gauges(t, registry, name); len(got) != 1 || got[0] != want {
 				t.Errorf("%s: %s is %v, want %v", when, name, got, want)
 			}

@@ -220,7 +220,7 @@ func (d *demo) rulesObjectsDeleted(ctx context.Context) error {
 		if err == nil {
 			err = install.Until(ctx, programmingLimit, func(ctx context.Context) error { return d.nodeproxy.Reported(ctx, v1alpha1.ReasonRetained) })
 		}
-		return "Programmed is True, reason Held", err
+		return "Programmed is True, reason Retained", err
 	})
 	d.report.check("the controller starts again: no connection has failed", func() (string, error) {
 		var err error
