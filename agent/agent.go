@@ -15,10 +15,16 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/drift"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
+	"github.com/nodeproxy-io/nodeproxy/agent/metrics"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -45,7 +51,7 @@ type Options struct {
 	// controller reports the node as AgentNotResponding.
 	Namespace string
 	// Client reads and writes the API.
-	Client *Client
+	Client *apiclient.Client
 	// Dataplanes holds one implementation for each IP family to be programmed.
 	Dataplanes map[dataplane.Family]dataplane.Dataplane
 	// IPTables returns the version and variant of iptables, for the status. It
@@ -55,13 +61,13 @@ type Options struct {
 	Flows conntrack.Table
 	// Tracking is the node's connection tracking as a whole. Nil: it is left as
 	// it is and not reported.
-	Tracking Tracking
+	Tracking conntrack.Tracking
 	// Probe asks the ports of other proxies, Spotter looks for their other signs.
 	// Without a Spotter there is none but the ports.
-	Probe   ProbeFunc
+	Probe   ownership.ProbeFunc
 	Spotter dataplane.Spotter
 	// Sockets says who has a port of ours that cannot be opened. Nil: nobody is asked.
-	Sockets Sockets
+	Sockets ownership.Sockets
 	// ProxyHealthAddress and MetricsAddress are the proxy's own ports, opened
 	// only once no other proxy is active. ProbeAddress is for the kubelet.
 	ProxyHealthAddress, MetricsAddress, ProbeAddress string
@@ -82,20 +88,21 @@ type Options struct {
 type Agent struct {
 	options Options
 	log     logr.Logger
-	store   *store
+	store   *desired.Store
 	fanout  *dataplane.Fanout
 	loop    *syncer.Syncer
-	writer  *statusWriter
-	metrics *metrics
-	drift   *drift
-	trouble *apiTrouble
+	writer  *status.Writer
+	metrics *metrics.Metrics
+	drift   *drift.Tracker
+	errors  *apiclient.Errors
+	lease   *apiclient.LeaseRenewer
 	keeper  *setKeeper // nil: no last good set is kept
 	// cleaners remove stale flows, one for each family and protocol.
 	cleaners map[dataplane.Family][]*conntrack.Cleaner
 	// checks serve health-check node ports, one for each family.
 	checks   map[dataplane.Family]*health.Checks
 	servers  servers
-	tracking *tracking
+	tracking *conntrack.Tuner
 	started  time.Time
 	readied  chan struct{} // there is a complete set to apply
 	poke     chan struct{} // the status may be due
@@ -137,7 +144,7 @@ func New(options Options) (*Agent, error) {
 		options: options,
 		log:     options.Log,
 		fanout:  dataplane.NewFanout(options.Dataplanes),
-		metrics: newMetrics(),
+		metrics: metrics.New(),
 		said:    map[subject]string{},
 		started: options.Clock.Now(),
 		readied: make(chan struct{}, 1),
@@ -146,9 +153,15 @@ func New(options Options) (*Agent, error) {
 		switched: make(chan struct{}, 1),
 		instance: rand.Text(),
 	}
-	a.store = newStore(options.Clock, options.NodeName, a.fanout.Families(), a.reportProblem)
-	a.store.formats = formatsOf(options.FormatVersions)
-	a.drift = newDrift(options.Clock, a.fanout.Families())
+	var err error
+	if a.keeper, err = a.newKeeper(); err != nil {
+		return nil, err
+	}
+	a.store = desired.New(desired.Options{
+		Clock: options.Clock, NodeName: options.NodeName, Families: a.fanout.Families(), Formats: options.FormatVersions,
+		Report: a.reportProblem, Former: a.keeper.lackedBy,
+	})
+	a.drift = drift.New(options.Clock, a.fanout.Families())
 	defaults := v1alpha1.CompleteSettings(nil)
 	minimum, verify := intervals(defaults)
 	a.loop = syncer.New(syncer.Options{
@@ -156,16 +169,17 @@ func New(options Options) (*Agent, error) {
 		MinInterval: minimum, VerifyInterval: verify, RetryMin: shortestRetry, RetryMax: longestRetry,
 	})
 	a.fanout.Clock = options.Clock
-	a.metrics.begin(options.Version, a.fanout.Families())
+	a.metrics.Begin(options.Version, a.fanout.Families())
 	a.cleaners = a.newCleaners()
-	a.tracking = newTracking(&a.options, a.metrics.tracking)
+	a.tracking = conntrack.NewTuner(options.Tracking, options.Clock, a.log, a.metrics.Tracking)
 	a.checks, a.servers = a.newChecks(), a.newServers()
-	a.trouble = newAPITrouble(options.Clock, a.log, a.metrics.watchTrouble)
-	var err error
-	if a.keeper, err = a.newKeeper(); err != nil {
-		return nil, err
-	}
-	a.writer = &statusWriter{clock: options.Clock, apply: options.Client.applyStatus, log: a.log, started: a.started, share: randomShare}
+	api := apiclient.NewMetrics(a.metrics.Registry)
+	a.errors = apiclient.NewErrors(options.Clock, a.log, api)
+	a.lease = apiclient.NewLeaseRenewer(apiclient.LeaseOptions{
+		Client: options.Client, Clock: options.Clock, Log: a.log, Namespace: options.Namespace, Node: options.NodeName,
+		Started: a.started, Applied: a.store.AppliedVersion, Metrics: api,
+	})
+	a.writer = status.NewWriter(options.Clock, options.Client.ApplyStatus, a.log, a.started)
 	return a, nil
 }
 
@@ -174,17 +188,15 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.log.Info("Starting", "node", a.options.NodeName, "version", a.options.Version, "kernel", a.options.Kernel)
 	var wg sync.WaitGroup
 	a.keeper.look()
-	for _, w := range watchers(a.options.Client, a.options.Clock, a.store, a.trouble, a.changed) {
-		wg.Go(func() { w.run(ctx) })
-	}
+	wg.Go(func() { a.options.Client.Watch(ctx, a.options.NodeName, a.store, a.changed, a.errors) })
 	wg.Go(func() { a.servers.kubelet.Run(ctx) })
-	wg.Go(func() { a.leaseKeeper().run(ctx) })
+	wg.Go(func() { a.lease.Run(ctx) })
 	wg.Go(func() { a.restoreLoop(ctx) })
 	wg.Go(func() { a.keepLoop(ctx) })
 	wg.Go(func() { a.loop.Run(ctx) })
 	wg.Go(func() {
 		a.fanout.Follow(ctx, func(family dataplane.Family) {
-			a.store.recheck(family)
+			a.store.Recheck(family)
 			a.trigger()
 		})
 	})
@@ -205,7 +217,7 @@ func (a *Agent) takeTurn(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { a.servers.health.Run(ctx) })
 	wg.Go(func() { a.servers.metrics.Run(ctx) })
 	wg.Go(func() { a.runChecks(ctx) })
-	a.tracking.forget()
+	a.tracking.Forget()
 	a.loop.TriggerAfresh()
 }
 
@@ -214,11 +226,11 @@ func (a *Agent) changed() {
 	a.noteObject()
 	a.noteRestored()
 	a.followRemoval()
-	if a.store.takeNews() {
+	if a.store.TakePending() {
 		a.trigger()
 	}
 	a.pokeStatus()
-	if a.store.ready() && a.oriented() {
+	if a.store.Ready() && a.oriented() {
 		select {
 		case a.readied <- struct{}{}:
 		default:
@@ -233,13 +245,13 @@ func (a *Agent) noteObject() {
 	defer a.mu.Unlock()
 	// Not before the lock: several watches come here at the same time, and what
 	// one has read earlier must not undo what another has noted.
-	settings, r, gone := a.store.object()
+	settings, r, gone := a.store.OwnObject()
 	if gone != a.missing {
 		a.missing = gone
 		switch {
 		case gone && settings == nil:
 			a.log.Info("There is no NodeProxyRules for this node: nothing is programmed until the controller renders it. See that the NodeProxy \"cluster\" exists, that the controller runs, and that --node-name is the Node's name", "nodeProxyRules", a.options.NodeName)
-		case gone && a.store.removing():
+		case gone && a.store.Removing():
 			a.log.Info("The NodeProxyRules of this node does not exist any more; its rules go with the NodeProxy", "nodeProxyRules", a.options.NodeName)
 		case gone:
 			a.log.Info("The NodeProxyRules of this node does not exist: the last known one stays in force, rules are kept and repaired", "nodeProxyRules", a.options.NodeName)
@@ -249,12 +261,12 @@ func (a *Agent) noteObject() {
 	}
 	message := ""
 	if r != nil {
-		message = r.message
+		message = r.Message
 	}
 	if message != a.refused {
 		a.refused = message
 		if r != nil {
-			a.log.Info("The NodeProxyRules of this node is not accepted", "reason", r.reason, "message", r.message)
+			a.log.Info("The NodeProxyRules of this node is not accepted", "reason", r.Reason, "message", r.Message)
 		} else {
 			a.log.Info("The NodeProxyRules of this node is accepted again")
 			a.loop.TriggerAfresh()
@@ -269,151 +281,6 @@ func (a *Agent) noteObject() {
 		default:
 		}
 	}
-}
-
-// syncSome writes what has changed to the kernel, unless all without what is costly to write.
-// The sync loop calls it.
-func (a *Agent) syncSome(ctx context.Context, all bool) (syncer.Load, error) {
-	load := a.store.choose(all)
-	err := a.progressing(a.syncChosen)(ctx)
-	load.Costly = load.Costly || a.store.isolated()
-	return load, err
-}
-
-// sync is syncSome within another run of the sync loop, which does not learn that something is
-// left.
-func (a *Agent) sync(ctx context.Context) error {
-	if load := a.store.choose(true); load.Left {
-		a.loop.Trigger()
-	}
-	return a.syncChosen(ctx)
-}
-
-// syncChosen writes what was chosen.
-func (a *Agent) syncChosen(ctx context.Context) error {
-	if a.store.removing() {
-		return a.removeRules(ctx)
-	}
-	if a.store.auditing() {
-		return a.audit(ctx)
-	}
-	if !a.mayWrite() || !a.stillOurTurn(ctx, false) {
-		return nil
-	}
-	if !a.chooseMode(ctx) {
-		return nil
-	}
-	a.tuneTracking()
-	b, ok := a.store.prepareWrite()
-	if !ok {
-		return nil // Audit, since we have asked: the settings have triggered what follows
-	}
-	if len(b.rulesets) == 0 {
-		a.store.commit(b, nil, nil)
-		a.updateChecks(nil)
-		a.metrics.proxy.programmed(a.store.programmedChanges())
-		a.noteReady()
-		a.pokeStatus()
-		return nil
-	}
-	applyCtx, cancel := a.writing(ctx)
-	defer cancel()
-	start := a.options.Clock.Now()
-	outcomes := a.fanout.Apply(applyCtx, b.rulesets)
-	end := a.options.Clock.Now()
-	a.noteVersion()
-	if a.store.currentEpoch() != b.epoch {
-		return nil // our turn has ended, and with it what we know of the kernel
-	}
-	a.store.excuse(outcomes)
-	kind := syncKind(b.rulesets, outcomes)
-	report := &v1alpha1.SyncReport{Time: seconds(end), DurationMilliseconds: end.Sub(start).Milliseconds(), Kind: kind}
-	succeeded := false
-	for _, outcome := range outcomes {
-		if outcome.Err == nil {
-			succeeded = true
-			report.ServicesChanged += int32(outcome.Value.ServicesChanged)
-		}
-	}
-	if !succeeded {
-		report = nil
-	}
-	first := a.store.commit(b, outcomes, report)
-	if a.mayWrite() {
-		a.tuneLate()
-	}
-	a.metrics.repaired(a.drift.synced(outcomes, first))
-	if !b.partial {
-		a.cleanFlows(b.rulesets, outcomes)
-	}
-	a.updateChecks(outcomes)
-	a.metrics.proxy.synced(b.rulesets, outcomes, end)
-	a.metrics.proxy.programmed(a.store.programmedChanges())
-	err := dataplane.JoinErrors(outcomes)
-	if ctx.Err() == nil {
-		a.logSync(err, kind, end.Sub(start), report)
-		a.logAbsent(a.store.absences())
-		a.logWarnings(a.store.warnings())
-		a.logRetiring(a.store.retiring())
-		a.logRefused(a.store.refusedNames())
-	}
-	if first {
-		a.log.Info("The kernel holds a first complete set of rules", "duration", end.Sub(start))
-		a.loop.VerifySoon()
-	}
-	a.noteReady()
-	a.pokeStatus()
-	return err
-}
-
-// syncKind is Full if some family's kernel was compared in full. A data plane
-// may do so unasked; of one that failed only what it was asked is known.
-func syncKind(rulesets map[dataplane.Family]*dataplane.Ruleset, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result]) v1alpha1.SyncKind {
-	for family, outcome := range outcomes {
-		if outcome.Value.Kind == v1alpha1.SyncFull || outcome.Err != nil && rulesets[family].Full {
-			return v1alpha1.SyncFull
-		}
-	}
-	return v1alpha1.SyncPartial
-}
-
-func (a *Agent) noteVersion() {
-	if a.options.IPTables == nil {
-		return
-	}
-	version := a.options.IPTables()
-	a.mu.Lock()
-	a.iptables = version
-	a.mu.Unlock()
-}
-
-// finishing returns a context that outlives ctx by stopGrace, so that a write
-// that has begun when the agent is told to stop can end.
-func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
-	out, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(stopGrace, cancel) })
-	return out, func() { stop(); cancel() }
-}
-
-// verify compares the whole kernel to what is wanted and repairs it. The sync
-// loop calls it.
-func (a *Agent) verify(ctx context.Context) error {
-	if a.store.removing() {
-		return nil
-	}
-	if a.store.auditing() {
-		a.store.doubtMode()
-		a.loop.Trigger()
-		return nil
-	}
-	if !a.mayWrite() || !a.stillOurTurn(ctx, false) {
-		return nil
-	}
-	if a.lookAtMode(ctx) || a.retuneTracking() {
-		return a.sync(ctx) // which compares everything
-	}
-	epoch := a.store.currentEpoch()
-	return a.compare(ctx, epoch, a.store.verifiable(), false)
 }
 
 // reportProblem says in the log which entries of a Service cannot be used.

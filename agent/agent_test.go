@@ -12,15 +12,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // inTurn returns an agent that may write a set of one Service, but whose loop
 // does not run.
-func inTurn(t *testing.T) (*Agent, *rig, *dataplanetest.Fake, *logged) {
+func inTurn(t *testing.T) (*Agent, *rig, *dataplanetest.Fake, *agenttest.Log) {
 	t.Helper()
 	a, kernel, log := newAgent(t, (&answers{list: []string{""}}).probe)
 	r := fill(t, a)
@@ -47,16 +49,16 @@ func syncs(t *testing.T, a *Agent) map[string]float64 {
 func TestSyncKindIsWhatTheDataPlaneDid(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	mustSync(t, a)
-	r.setService(r.object("b", 2))
+	r.SetService(r.Service("b", 2))
 	mustSync(t, a)
-	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncPartial || got.kernel.Counts[dataplane.Chains] != 1 {
-		t.Errorf("a partial sync is %s, with %d chains of the last full one", got.applied.lastSync.Kind, got.kernel.Counts[dataplane.Chains])
+	if got := a.store.Snapshot(); got.Applied.LastSync.Kind != v1alpha1.SyncPartial || got.Kernel.Counts[dataplane.Chains] != 1 {
+		t.Errorf("a partial sync is %s, with %d chains of the last full one", got.Applied.LastSync.Kind, got.Kernel.Counts[dataplane.Chains])
 	}
 	kernel.Doubt()
-	r.setService(r.object("c", 3))
+	r.SetService(r.Service("c", 3))
 	mustSync(t, a)
-	if got := a.store.snapshot(); got.applied.lastSync.Kind != v1alpha1.SyncFull || got.kernel.Counts[dataplane.Chains] != 3 {
-		t.Errorf("a sync that was full unasked is %s, with %d chains", got.applied.lastSync.Kind, got.kernel.Counts[dataplane.Chains])
+	if got := a.store.Snapshot(); got.Applied.LastSync.Kind != v1alpha1.SyncFull || got.Kernel.Counts[dataplane.Chains] != 3 {
+		t.Errorf("a sync that was full unasked is %s, with %d chains", got.Applied.LastSync.Kind, got.Kernel.Counts[dataplane.Chains])
 	}
 	if diff := cmp.Diff(map[string]float64{"Full": 2, "Partial": 1}, syncs(t, a)); diff != "" {
 		t.Errorf("syncs by kind (-want +got):\n%s", diff)
@@ -68,41 +70,41 @@ func TestWarnings(t *testing.T) {
 	a, r, kernel, log := inTurn(t)
 	kernel.Warn(localnet, forwarding)
 	mustSync(t, a)
-	r.setService(r.object("b", 2))
+	r.SetService(r.Service("b", 2))
 	mustSync(t, a)
-	c := programmedCondition(a.known())
+	c := status.ProgrammedCondition(a.known())
 	if want := "the kernel holds what is wanted; but: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
 		t.Errorf("condition %+v, want message %q", c, want)
 	}
 	kernel.Refuse("shop", "c", "line 3 failed")
-	r.setService(r.object("c", 3))
+	r.SetService(r.Service("c", 3))
 	mustSync(t, a)
-	c = programmedCondition(a.known())
+	c = status.ProgrammedCondition(a.known())
 	if c.Reason != v1alpha1.ReasonSomeServicesRejected || !strings.Contains(c.Message, "line 3 failed; but: "+forwarding) {
 		t.Errorf("with a refused Service: condition %+v", c)
 	}
-	if lines := log.with(localnet); len(lines) != 1 {
+	if lines := log.With(localnet); len(lines) != 1 {
 		t.Errorf("the same warnings are logged %d times: %q", len(lines), lines)
 	}
 	kernel.Fail(errors.New("locked"))
-	r.setService(r.object("d", 4))
+	r.SetService(r.Service("d", 4))
 	if err := a.sync(context.Background()); err == nil {
 		t.Fatal("no error")
 	}
-	if c = programmedCondition(a.known()); strings.Contains(c.Message, "but:") {
+	if c = status.ProgrammedCondition(a.known()); strings.Contains(c.Message, "but:") {
 		t.Errorf("a failure is not the place for warnings: %+v", c)
 	}
 	kernel.Fail(nil)
 	kernel.Warn(forwarding)
 	mustSync(t, a)
 	kernel.Warn()
-	r.setService(r.object("e", 5))
+	r.SetService(r.Service("e", 5))
 	mustSync(t, a)
-	if lines := log.with(forwarding); len(lines) != 2 || strings.Contains(lines[1], localnet) {
+	if lines := log.With(forwarding); len(lines) != 2 || strings.Contains(lines[1], localnet) {
 		t.Errorf("other warnings are to be logged again: %q", lines)
 	}
-	if len(log.with("is done now")) != 1 {
-		t.Errorf("the end of the warnings is not logged: %q", log.lines)
+	if len(log.With("is done now")) != 1 {
+		t.Errorf("the end of the warnings is not logged: %q", log.With(""))
 	}
 }
 
@@ -114,7 +116,7 @@ func TestVerificationEndsWarnings(t *testing.T) {
 	if err := a.verify(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if got := a.store.warnings(); len(got) != 0 {
+	if got := a.store.Warnings(); len(got) != 0 {
 		t.Errorf("what works by now is still warned of: %q", got)
 	}
 }
@@ -126,7 +128,7 @@ func TestVerificationFindsWarnings(t *testing.T) {
 	if err := a.verify(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if got := a.store.warnings(); len(got) != 1 {
+	if got := a.store.Warnings(); len(got) != 1 {
 		t.Errorf("what is wrong since the last write is not told: %q", got)
 	}
 }
@@ -137,7 +139,7 @@ func TestNoteObjectDoesNotGoBack(t *testing.T) {
 	a.mu.Lock() // as while another watch notes something
 	go func() { defer close(done); a.noteObject() }()
 	waitForLock(t, "noteObject")
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Sync.MinIntervalMilliseconds = new(int32(777)) }))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Sync.MinIntervalMilliseconds = new(int32(777)) }))
 	a.mu.Unlock()
 	<-done
 	if got := *a.settings.Sync.MinIntervalMilliseconds; got != 777 {
@@ -161,7 +163,7 @@ func waitForLock(t *testing.T, function string) {
 
 func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
 	inventory := func(names ...string) func(*rig) {
-		return func(r *rig) { r.setInventory(inventoryOf(names...)) }
+		return func(r *rig) { r.SetInventory(agenttest.InventoryOf(names...)) }
 	}
 	for _, tt := range []struct {
 		name  string
@@ -170,22 +172,22 @@ func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
 	}{
 		{"the status of the NodeProxy, with the same inventory", inventory("shop.a"), false},
 		{"an inventory of another Service", inventory("shop.a", "shop.b"), false},
-		{"no NodeProxy", func(r *rig) { r.setInventory(nil) }, false},
-		{"the own object's status", func(r *rig) { r.setRules(r.rules.DeepCopy()) }, false},
-		{"the own object is gone", func(r *rig) { r.missRules() }, false},
-		{"the own object with another generation", func(r *rig) { r.setRules(r.own()) }, true},
-		{"a new Service", func(r *rig) { r.setService(r.object("b", 2)) }, true},
+		{"no NodeProxy", func(r *rig) { r.SetInventory(nil) }, false},
+		{"the own object's status", func(r *rig) { r.SetRules(r.Snapshot().Own.DeepCopy()) }, false},
+		{"the own object is gone", func(r *rig) { r.MissRules() }, false},
+		{"the own object with another generation", func(r *rig) { r.SetRules(r.Node()) }, true},
+		{"a new Service", func(r *rig) { r.SetService(r.Service("b", 2)) }, true},
 		{"another version of a Service alone", func(r *rig) {
-			o := r.store.services[name("a")].rules.DeepCopy()
+			o := r.object().DeepCopy()
 			o.ResourceVersion = "99"
-			r.setService(o)
+			r.SetService(o)
 		}, true},
 		{"the same list again", func(r *rig) {
-			r.replaceServices([]*v1alpha1.ServiceProxyRules{r.store.services[name("a")].rules})
+			r.SetServices([]*v1alpha1.ServiceProxyRules{r.object()})
 		}, false},
 		{"the inventory agrees with a list without a vanished Service", func(r *rig) {
-			r.deleteService(r.store.services[name("a")].rules)
-			r.takeNews()
+			r.DeleteService(r.object())
+			r.TakePending()
 			inventory()(r)
 		}, true},
 	} {
@@ -194,7 +196,7 @@ func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
 			a.changed() // the first settings
 			mustSync(t, a)
 			// A loop that does not run is overdue once it is triggered.
-			clk := clocktesting.NewFakeClock(epoch)
+			clk := clocktesting.NewFakeClock(agenttest.Epoch)
 			a.loop = syncer.New(syncer.Options{Clock: clk, Sync: a.syncSome, Verify: a.verify, VerifyInterval: time.Hour})
 			tt.event(r)
 			a.changed()
@@ -208,14 +210,14 @@ func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
 
 func TestAnEmptyFirstListMakesTheLoopRun(t *testing.T) {
 	r := newRig(t)
-	r.setRules(r.own())
-	r.takeNews()
-	r.replaceServices(nil)
-	if !r.ready() || !r.takeNews() {
+	r.SetRules(r.Node())
+	r.TakePending()
+	r.SetServices(nil)
+	if !r.Ready() || !r.TakePending() {
 		t.Error("the agent is ready, but nobody syncs")
 	}
-	r.replaceServices(nil)
-	if r.takeNews() {
+	r.SetServices(nil)
+	if r.TakePending() {
 		t.Error("a second empty list is news")
 	}
 }

@@ -9,68 +9,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 func inAudit(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1alpha1.Audit) }
 
-func TestLasting(t *testing.T) {
-	finding := func(key string) dataplane.Finding {
-		return dataplane.Finding{Service: name(key[:1]), Key: key, Text: "chain of " + key}
-	}
-	unowned := dataplane.Finding{Key: "-", Text: "rule too many"}
-	type pass struct {
-		at      time.Duration
-		changed []string
-		found   []dataplane.Finding
-		counted string // keys, joined
-		waiting bool
-	}
-	a := []dataplane.Finding{finding("a1")}
-	for _, tt := range []struct {
-		name   string
-		passes []pass
-	}{
-		{"nothing", []pass{{found: nil}}},
-		{"it lasts for 2 s", []pass{{found: a, waiting: true}, {at: 1900 * time.Millisecond, found: a, waiting: true}, {at: 2 * time.Second, found: a, counted: "a1"}, {at: time.Minute, found: a, counted: "a1"}}},
-		{"it goes in between", []pass{{found: a, waiting: true}, {at: 2 * time.Second}, {at: 4 * time.Second, found: a, waiting: true}}},
-		{"it becomes another one", []pass{{found: a, waiting: true}, {at: 2 * time.Second, found: []dataplane.Finding{finding("a2")}, waiting: true}, {at: 4 * time.Second, found: []dataplane.Finding{finding("a2")}, counted: "a2"}}},
-		{"its Service has just changed", []pass{{}, {at: time.Second, changed: []string{"a"}, found: a, waiting: true},
-			{at: 3 * time.Second, found: a, waiting: true}, {at: 5 * time.Second, found: a, waiting: true}, {at: 6 * time.Second, found: a, counted: "a1"}}},
-		{"another Service has just changed", []pass{{}, {at: time.Second, changed: []string{"b"}, found: a, waiting: true}, {at: 3 * time.Second, found: a, counted: "a1"}}},
-		{"a Service that keeps changing counts in the end", []pass{{}, {at: time.Second, changed: []string{"a"}, found: a, waiting: true},
-			{at: 3 * time.Second, changed: []string{"a"}, found: a, waiting: true}, {at: 6 * time.Second, changed: []string{"a"}, found: a, counted: "a1"}}},
-		{"whose it is is not known, and some Service has just changed", []pass{{}, {at: time.Second, changed: []string{"b"}, found: []dataplane.Finding{unowned}, waiting: true},
-			{at: 3 * time.Second, found: []dataplane.Finding{unowned}, waiting: true}, {at: 6 * time.Second, found: []dataplane.Finding{unowned}, counted: "-"}}},
-		{"what is there at the start has not just changed", []pass{{changed: []string{"a"}, found: a, waiting: true}, {at: 2 * time.Second, found: a, counted: "a1"}}},
-		{"one lasts, one does not", []pass{{found: a, waiting: true}, {at: 2 * time.Second, found: append([]dataplane.Finding{finding("b1")}, a...), counted: "a1", waiting: true}}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			var d auditor
-			for _, p := range tt.passes {
-				changed := map[dataplane.ServiceName]struct{}{}
-				for _, c := range p.changed {
-					changed[name(c)] = struct{}{}
-				}
-				now := epoch.Add(p.at)
-				d.change(changed, now)
-				lasting, waiting := d.lasting(p.found, now)
-				var keys []string
-				for _, f := range lasting {
-					keys = append(keys, f.Key)
-				}
-				if got := strings.Join(keys, " "); got != p.counted || waiting != p.waiting {
-					t.Errorf("after %s: counted %q, waiting %v; want %q, %v", p.at, got, waiting, p.counted, p.waiting)
-				}
-			}
-		})
-	}
-}
-
 func TestAuditWritesNothingAndReports(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
-		r.rig.setRules(r.rig.own(inAudit))
+		r.rig.SetRules(r.rig.Node(inAudit))
 		r.changed()
 		after(time.Second)
 		if reason, _ := r.condition(); reason != v1alpha1.ReasonAuditInSync {
@@ -86,7 +35,7 @@ func TestAuditWritesNothingAndReports(t *testing.T) {
 			t.Errorf("%d writes; may write: %v", r.kernel.Writes(), r.mayWrite())
 		}
 		s := statusOf(r.Agent, nil)
-		if s.SettingsRevision != r.rig.rules.Spec.SettingsRevision || s.Services != 1 || s.Difference.Count != 1 || !slices.Equal(s.Families, []string{"IPv4"}) {
+		if s.SettingsRevision != r.rig.Snapshot().Own.Spec.SettingsRevision || s.Services != 1 || s.Difference.Count != 1 || !slices.Equal(s.Families, []string{"IPv4"}) {
 			t.Errorf("status %+v", s)
 		}
 
@@ -105,7 +54,8 @@ func TestAuditWritesNothingAndReports(t *testing.T) {
 
 // maintain makes the kernel hold what is wanted, as another proxy would.
 func (r turning) maintain() {
-	for _, svc := range r.store.families[dataplane.IPv4].services {
+	b, _ := r.store.PrepareAudit(time.Now())
+	for _, svc := range b.Rulesets[dataplane.IPv4].Services {
 		r.kernel.Plant(svc)
 	}
 }
@@ -114,14 +64,14 @@ func (r turning) maintain() {
 // difference count.
 func TestAuditDuringChanges(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
-		r.rig.setRules(r.rig.own(inAudit))
+		r.rig.SetRules(r.rig.Node(inAudit))
 		r.ports.become("kube-proxy answers")
 		r.changed()
 		after(100 * time.Millisecond)
 		r.maintain()
 		before := r.kernel.Audits()
 		for i := range 120 {
-			r.rig.setService(r.rig.object("a", i%7+1, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ClusterIPs = []string{fmt.Sprintf("10.96.0.%d", 1+i)} }))
+			r.rig.SetService(r.rig.Service("a", i%7+1, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ClusterIPs = []string{fmt.Sprintf("10.96.0.%d", 1+i)} }))
 			r.changed()
 			after(900 * time.Millisecond)
 			r.maintain() // what is wanted since the last comparison, so up to 3 s late
@@ -150,7 +100,7 @@ func TestEnforceAuditEnforce(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		after(time.Second)
 		turn := r.turnContext()
-		r.rig.setRules(r.rig.own(inAudit))
+		r.rig.SetRules(r.rig.Node(inAudit))
 		r.changed()
 		after(3 * time.Second)
 		if turn.Err() == nil || r.mayWrite() {
@@ -161,17 +111,17 @@ func TestEnforceAuditEnforce(t *testing.T) {
 		}
 		writes := r.kernel.Writes()
 		r.kernel.Remove("shop", "a")
-		r.rig.setService(r.rig.object("b", 2))
-		r.rig.setInventory(inventoryOf("shop.a", "shop.b"))
+		r.rig.SetService(r.rig.Service("b", 2))
+		r.rig.SetInventory(agenttest.InventoryOf("shop.a", "shop.b"))
 		r.changed()
 		after(2 * time.Minute)
-		if reason, message := r.condition(); reason != v1alpha1.ReasonAuditDiffers || r.store.snapshot().difference.Count != 2 {
+		if reason, message := r.condition(); reason != v1alpha1.ReasonAuditDiffers || r.store.Snapshot().Difference.Count != 2 {
 			t.Errorf("with Audit, changed by hand: %s: %s", reason, message)
 		}
 		if r.kernel.Writes() != writes {
 			t.Errorf("%d writes with Audit", r.kernel.Writes()-writes)
 		}
-		r.rig.setRules(r.rig.own())
+		r.rig.SetRules(r.rig.Node())
 		r.changed()
 		after(time.Second)
 		if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed || len(r.kernel.Services()) != 2 {
@@ -180,7 +130,7 @@ func TestEnforceAuditEnforce(t *testing.T) {
 		if r.turnContext().Err() != nil || !r.mayWrite() {
 			t.Error("the ports are not opened again")
 		}
-		r.rig.setService(r.rig.object("c", 3))
+		r.rig.SetService(r.rig.Service("c", 3))
 		r.changed()
 		after(time.Second) // the intervals are those of Enforce
 		if len(r.kernel.Services()) != 3 {
@@ -191,10 +141,10 @@ func TestEnforceAuditEnforce(t *testing.T) {
 
 func TestAuditThatFails(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
-		r.rig.setRules(r.rig.own(inAudit))
+		r.rig.SetRules(r.rig.Node(inAudit))
 		r.kernel.Fail(errors.New("iptables-save: no"))
 		r.changed()
-		after(2 * auditInterval) // a comparison that began before the turn ended does not count
+		after(2 * desired.AuditInterval) // a comparison that began before the turn ended does not count
 		if reason, message := r.condition(); reason != v1alpha1.ReasonFailed || !strings.Contains(message, "cannot be compared to what is wanted: IPv4: iptables-save: no") {
 			t.Errorf("%s: %s", reason, message)
 		}
@@ -211,14 +161,14 @@ func TestAuditThatFails(t *testing.T) {
 // writes already tells nothing.
 func TestOutcomesOfALostTurnDoNotCount(t *testing.T) {
 	a, _, _, _ := inTurn(t)
-	b := a.store.prepare()
-	outcomes := a.fanout.Apply(context.Background(), b.rulesets)
-	a.store.forget()
-	if a.store.commit(b, outcomes, nil) || a.store.snapshot().done {
+	b := prepare(a.store)
+	outcomes := a.fanout.Apply(context.Background(), b.Rulesets)
+	a.store.Forget()
+	if a.store.Commit(b, outcomes, nil) || a.store.Snapshot().Done {
 		t.Error("what was written before the turn was lost counts as held")
 	}
-	b = a.store.prepare()
-	if len(b.rulesets) != 1 || !b.rulesets[dataplane.IPv4].Full {
+	b = prepare(a.store)
+	if len(b.Rulesets) != 1 || !b.Rulesets[dataplane.IPv4].Full {
 		t.Error("the next write is not a full one")
 	}
 }

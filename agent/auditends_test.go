@@ -6,7 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -16,9 +18,9 @@ func comparing(t *testing.T) (*Agent, *rig) {
 	t.Helper()
 	a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 	r := fill(t, a)
-	r.setRules(r.own(inAudit))
+	r.SetRules(r.Node(inAudit))
 	mustSync(t, a)
-	if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonAuditInSync {
+	if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonAuditInSync {
 		t.Fatalf("with Audit: %+v", c)
 	}
 	return a, r
@@ -26,7 +28,7 @@ func comparing(t *testing.T) (*Agent, *rig) {
 
 func expectPending(t *testing.T, a *Agent, when string) {
 	t.Helper()
-	if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonPending {
+	if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonPending {
 		t.Errorf("%s: %s: %s", when, c.Reason, c.Message)
 	}
 	if status := statusOf(a, nil); status.Services != 0 || status.Difference != nil || status.Kernel != nil {
@@ -39,29 +41,29 @@ func expectPending(t *testing.T, a *Agent, when string) {
 func TestWhatIsComparedIsNotWritten(t *testing.T) {
 	t.Run("once Enforce is asked", func(t *testing.T) {
 		a, r := comparing(t)
-		r.setRules(r.own())
+		r.SetRules(r.Node())
 		expectPending(t, a, "before the turn begins")
 		hold(t, a)
 		expectPending(t, a, "before the first write")
 		mustSync(t, a)
-		if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonProgrammed {
+		if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonProgrammed {
 			t.Errorf("written: %s: %s", c.Reason, c.Message)
 		}
 	})
 	t.Run("while it is compared", func(t *testing.T) {
 		a, r := comparing(t)
-		b, ok := a.store.prepareAudit(epoch)
+		b, ok := a.store.PrepareAudit(agenttest.Epoch)
 		if !ok {
 			t.Fatal("nothing to compare")
 		}
-		outcomes := a.fanout.Verify(context.Background(), b.rulesets, dataplane.VerifyOptions{Audit: true})
-		r.setRules(r.own())
-		a.store.audited(b, outcomes, epoch)
+		outcomes := a.fanout.Verify(context.Background(), b.Rulesets, dataplane.VerifyOptions{Audit: true})
+		r.SetRules(r.Node())
+		a.store.Audited(b, outcomes, agenttest.Epoch)
 		expectPending(t, a, "compared before")
 	})
 	t.Run("between the question whether to compare and that", func(t *testing.T) {
 		a, r := comparing(t)
-		r.setRules(r.own())
+		r.SetRules(r.Node())
 		if err := a.audit(context.Background()); err != nil {
 			t.Fatal(err)
 		}
@@ -69,32 +71,32 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 	})
 	t.Run("while the status is made", func(t *testing.T) {
 		a, r := comparing(t)
-		s := a.store.snapshot()
-		r.setRules(r.own())
-		if c := programmedCondition(s, a.facts(&s)); c.Reason != v1alpha1.ReasonAuditInSync {
+		s := a.store.Snapshot()
+		r.SetRules(r.Node())
+		if c := status.ProgrammedCondition(s, a.facts(&s)); c.Reason != v1alpha1.ReasonAuditInSync {
 			t.Errorf("a snapshot of Audit: %s: %s", c.Reason, c.Message)
 		}
 	})
 	t.Run("Audit is back before the turn could end", func(t *testing.T) {
 		a, r, kernel, _ := inTurn(t)
 		mustSync(t, a)
-		r.setRules(r.own(inAudit))
+		r.SetRules(r.Node(inAudit))
 		mustSync(t, a)
 		kernel.Remove("shop", "a")
-		r.setRules(r.own())
+		r.SetRules(r.Node())
 		expectPending(t, a, "with Enforce again")
 		mustSync(t, a)
-		if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonProgrammed || len(kernel.Services()) != 1 {
+		if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonProgrammed || len(kernel.Services()) != 1 {
 			t.Errorf("written: %s: %s; the kernel holds %q", c.Reason, c.Message, kernel.Services())
 		}
 	})
 	t.Run("the turn cannot begin", func(t *testing.T) {
 		takingTurns(t, func(t *testing.T, r turning) {
-			r.rig.setRules(r.rig.own(inAudit))
+			r.rig.SetRules(r.rig.Node(inAudit))
 			r.changed()
 			after(time.Minute)
 			r.spots.set(func(s *spots) { s.stuck = errors.New("the lock is held") })
-			r.rig.setRules(r.rig.own())
+			r.rig.SetRules(r.rig.Node())
 			r.changed()
 			for range 20 {
 				expectPending(t, r.Agent, "while nothing can be written")
@@ -109,11 +111,11 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 	})
 	t.Run("another proxy has come since the last look", func(t *testing.T) {
 		takingTurns(t, func(t *testing.T, r turning) {
-			r.rig.setRules(r.rig.own(inAudit))
+			r.rig.SetRules(r.rig.Node(inAudit))
 			r.changed()
 			after(time.Minute)
 			r.ports.become("kube-proxy answers")
-			r.rig.setRules(r.rig.own())
+			r.rig.SetRules(r.rig.Node())
 			expectPending(t, r.Agent, "before the next look")
 			r.changed()
 			after(time.Second)
@@ -130,16 +132,16 @@ func TestWhatIsWrittenIsNotCompared(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	kernel.Refuse("shop", "a", "too long")
 	mustSync(t, a)
-	if c := programmedCondition(a.known()); c.Reason != v1alpha1.ReasonSomeServicesRejected {
+	if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonSomeServicesRejected {
 		t.Fatalf("written: %s: %s", c.Reason, c.Message)
 	}
-	b := a.store.prepare()
-	outcomes := a.fanout.Apply(context.Background(), b.rulesets)
-	r.setRules(r.own(inAudit))
+	b := prepare(a.store)
+	outcomes := a.fanout.Apply(context.Background(), b.Rulesets)
+	r.SetRules(r.Node(inAudit))
 	expectPending(t, a, "before the first comparison")
-	a.store.commit(b, outcomes, nil)
+	a.store.Commit(b, outcomes, nil)
 	expectPending(t, a, "with the end of a write")
-	if f := a.store.families[dataplane.IPv4]; len(f.refused) != 0 {
-		t.Errorf("refused %v", f.refused)
+	if names := a.store.RejectedNames(); len(names) != 0 {
+		t.Errorf("rejected %v", names)
 	}
 }

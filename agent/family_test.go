@@ -11,8 +11,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -25,35 +28,35 @@ type dualRig struct {
 }
 
 func newDualRig(t *testing.T) *dualRig {
-	r := &dualRig{rig: &rig{t: t, clock: clocktesting.NewFakePassiveClock(epoch)}, kernels: map[dataplane.Family]*dataplanetest.Fake{}}
+	r := &dualRig{rig: &rig{t: t, clock: clocktesting.NewFakePassiveClock(agenttest.Epoch)}, kernels: map[dataplane.Family]*dataplanetest.Fake{}}
 	planes := map[dataplane.Family]dataplane.Dataplane{}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 		r.kernels[family] = dataplanetest.NewFake()
 		planes[family] = r.kernels[family]
 	}
 	r.fanout = dataplane.NewFanout(planes)
-	r.store = newStore(r.clock, "node-1", r.fanout.Families(), func(dataplane.ServiceName, string) {})
-	r.setRules(r.own())
+	r.Store = desired.New(desired.Options{Clock: r.clock, NodeName: "node-1", Families: r.fanout.Families(), Report: func(dataplane.ServiceName, string) {}})
+	r.SetRules(r.Node())
 	return r
 }
 
 // apply does what a sync does.
 func (r *dualRig) apply() {
-	b := r.prepare()
-	outcomes := r.fanout.Apply(context.Background(), b.rulesets)
-	r.excuse(outcomes)
-	r.commit(b, outcomes, nil)
+	b := prepare(r.Store)
+	outcomes := r.fanout.Apply(context.Background(), b.Rulesets)
+	r.Excuse(outcomes)
+	r.Commit(b, outcomes, nil)
 }
 
 // check does what a verification does.
 func (r *dualRig) check() {
-	if r.compared(r.epoch, r.fanout.Verify(context.Background(), r.verifiable(), dataplane.VerifyOptions{}), nil, false) {
+	if r.Compared(r.CurrentEpoch(), r.fanout.Verify(context.Background(), r.Verifiable(), dataplane.VerifyOptions{}), nil, false) {
 		r.apply()
 	}
 }
 
 func (r *dualRig) status() v1alpha1.NodeProxyRulesStatus {
-	return buildStatus(r.snapshot(), facts{families: r.fanout.Families()}, nil)
+	return status.Build(r.Snapshot(), status.Facts{Families: r.fanout.Families()}, nil)
 }
 
 // expect compares Programmed, families and counts of the status.
@@ -77,29 +80,17 @@ func (r *dualRig) expect(programmed string, families string, counts ...int32) {
 	}
 }
 
-// ipv6 gives a Service addresses of IPv6 beside those of IPv4, or instead.
-func ipv6(instead bool) func(*v1alpha1.ServiceProxyRulesSpec) {
-	return func(s *v1alpha1.ServiceProxyRulesSpec) {
-		group := v1alpha1.EndpointGroup{State: v1alpha1.EndpointReady, Addresses: []string{"[fd00:10:244:1::7]:8080", "[fd00:10:244:9::9]:8080"}}
-		if instead {
-			s.ClusterIPs, s.Ports[0].Endpoints = nil, nil
-		}
-		s.ClusterIPs = append(s.ClusterIPs, "fd00:10:96::7")
-		s.Ports[0].Endpoints = append(s.Ports[0].Endpoints, group)
-	}
-}
-
 const inSync = "True Programmed: the kernel holds what is wanted"
 
 func TestServicesAndEndpointsOfBothFamilies(t *testing.T) {
 	r := newDualRig(t)
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{
 			{Namespace: "shop", Name: "both", Ports: []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.2:8080", "[fd00:10:244:1::7]:8080"}}}},
 			{Namespace: "shop", Name: "six", Ports: []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{"[fd00:10:244:1::7]:8080"}}}},
 		}
 	}))
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("four", 1), r.object("both", 2, ipv6(false)), r.object("six", 3, ipv6(true))})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("four", 1), r.Service("both", 2, agenttest.IPv6(false)), r.Service("six", 3, agenttest.IPv6(true))})
 	r.apply()
 	// 10.244.9.9:8080 is an endpoint of two Services, and so are both of IPv6.
 	r.expect(inSync, "IPv4 IPv6", 3, 5, 2)
@@ -107,7 +98,7 @@ func TestServicesAndEndpointsOfBothFamilies(t *testing.T) {
 		t.Error(diff)
 	}
 	r.kernels[dataplane.IPv6].Refuse("shop", "six", "no")
-	r.setService(r.object("six", 3, ipv6(true), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
+	r.SetService(r.Service("six", 3, agenttest.IPv6(true), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
 	r.apply()
 	r.expect("True SomeServicesRejected: all Services are programmed but 1, whose rules the kernel refuses: shop/six: IPv6: no", "IPv4 IPv6", 2, 5, 2)
 }
@@ -116,22 +107,22 @@ func TestFamilyThatNothingNeeds(t *testing.T) {
 	r := newDualRig(t)
 	six := r.kernels[dataplane.IPv6]
 	six.Lack("no IPv6 here")
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("four", 1)})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("four", 1)})
 	r.apply()
 	r.expect(inSync, "IPv4", 1, 2, 0)
-	if diff := cmp.Diff([]string{"IPv6: no IPv6 here: not supported on this node"}, r.absences()); diff != "" {
+	if diff := cmp.Diff([]string{"IPv6: no IPv6 here: not supported on this node"}, r.Absences()); diff != "" {
 		t.Error(diff)
 	}
-	if b := r.prepare(); len(b.rulesets) > 0 {
-		t.Errorf("there is nothing to apply, but: %v", b.rulesets)
+	if b := prepare(r.Store); len(b.Rulesets) > 0 {
+		t.Errorf("there is nothing to apply, but: %v", b.Rulesets)
 	}
 
-	r.setService(r.object("six", 3, ipv6(true)))
-	b := r.prepare()
+	r.SetService(r.Service("six", 3, agenttest.IPv6(true)))
+	b := prepare(r.Store)
 	r.expect(inSync, "IPv4", 1, 2, 0) // it has not been tried yet
-	outcomes := r.fanout.Apply(context.Background(), b.rulesets)
-	r.excuse(outcomes)
-	r.commit(b, outcomes, nil)
+	outcomes := r.fanout.Apply(context.Background(), b.Rulesets)
+	r.Excuse(outcomes)
+	r.Commit(b, outcomes, nil)
 	r.expect("False Failed: IPv6: no IPv6 here: not supported on this node; what could be written is written", "IPv4", 1, 2, 0)
 	r.kernels[dataplane.IPv4].Remove("shop", "four")
 	r.check()
@@ -139,16 +130,16 @@ func TestFamilyThatNothingNeeds(t *testing.T) {
 		t.Errorf("IPv4 is repaired while IPv6 fails: %s", diff)
 	}
 
-	r.setService(r.object("six", 3, ipv6(true), released))
+	r.SetService(r.Service("six", 3, agenttest.IPv6(true), agenttest.Released))
 	r.apply()
 	r.expect(inSync, "IPv4", 1, 2, 0)
 
-	r.setService(r.object("six", 3, ipv6(true)))
+	r.SetService(r.Service("six", 3, agenttest.IPv6(true)))
 	r.apply()
 	six.Lack("")
 	r.apply()
 	r.expect(inSync, "IPv4 IPv6", 2, 4, 0)
-	r.setService(r.object("six", 3, ipv6(true), released))
+	r.SetService(r.Service("six", 3, agenttest.IPv6(true), agenttest.Released))
 	r.apply()
 	if left := six.Services(); len(left) > 0 {
 		t.Errorf("left in the kernel: %v", left)
@@ -160,7 +151,7 @@ func TestFamilyThatComesAndGoes(t *testing.T) {
 	r := newDualRig(t)
 	six := r.kernels[dataplane.IPv6]
 	six.Lack("switched off")
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("four", 1)})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("four", 1)})
 	r.apply()
 	r.check()
 	r.expect(inSync, "IPv4", 1, 2, 0)
@@ -170,11 +161,11 @@ func TestFamilyThatComesAndGoes(t *testing.T) {
 	six.Lack("switched off")
 	r.check()
 	r.expect(inSync, "IPv4", 1, 2, 0)
-	if p := r.snapshot().oldestPending; !p.IsZero() {
+	if p := r.Snapshot().OldestPending; !p.IsZero() {
 		t.Errorf("a change waits since %v", p)
 	}
-	for family, f := range r.snapshot().families {
-		if f.lastUpdated.IsZero() {
+	for family, f := range r.Snapshot().Families {
+		if f.LastUpdated.IsZero() {
 			t.Errorf("%s is not up to date for the health check", family)
 		}
 	}
@@ -185,18 +176,18 @@ func TestFamilyThatComesAndGoes(t *testing.T) {
 func TestHealthWithoutAFamily(t *testing.T) {
 	r := newDualRig(t)
 	r.kernels[dataplane.IPv6].Lack("switched off")
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("both", 1, ipv6(false))})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("both", 1, agenttest.IPv6(false))})
 	r.apply()
-	a := &Agent{store: r.store, loop: syncer.New(syncer.Options{Clock: clocktesting.NewFakeClock(epoch)})}
+	a := &Agent{store: r.Store, loop: syncer.New(syncer.Options{Clock: clocktesting.NewFakeClock(agenttest.Epoch)})}
 	if have := slices.Collect(maps.Keys(a.proxyState().Families)); !slices.Equal(have, []string{"IPv4"}) {
 		t.Errorf("the health check counts %v", have)
 	}
-	if r.served() {
+	if r.Served() {
 		t.Error("it is ready without a family that is needed, which another image may have")
 	}
 	r.kernels[dataplane.IPv4].Lack("no programs")
 	r.check()
-	r.setService(r.object("four", 2))
+	r.SetService(r.Service("four", 2))
 	r.apply()
 	if have := len(a.proxyState().Families); have != 2 {
 		t.Errorf("without any family, the health check counts %d", have)
@@ -208,10 +199,10 @@ func TestNodeThatLacksEveryFamily(t *testing.T) {
 	for _, k := range r.kernels {
 		k.Lack("no programs")
 	}
-	r.replaceServices(nil)
+	r.SetServices(nil)
 	r.apply()
 	r.expect("False Failed: IPv4: no programs: not supported on this node; IPv6: no programs", "", 0, 0, 0)
-	r.setService(r.object("four", 1))
+	r.SetService(r.Service("four", 1))
 	r.apply()
 	r.expect("False Failed: IPv4: no programs: not supported on this node; what could be written is written", "", 0, 0, 0)
 	r.kernels[dataplane.IPv4].Lack("")
@@ -227,10 +218,10 @@ func TestOneFamilyFailsTheOtherGoesOn(t *testing.T) {
 			if failing == other {
 				other = dataplane.IPv6
 			}
-			r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("both", 2, ipv6(false))})
+			r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("both", 2, agenttest.IPv6(false))})
 			r.apply()
 			r.kernels[failing].Fail(errors.New("locked"))
-			r.setService(r.object("both", 2, ipv6(false), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
+			r.SetService(r.Service("both", 2, agenttest.IPv6(false), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
 			r.apply()
 			r.expect("False Failed: "+string(failing)+": locked", "IPv4 IPv6", 1, 4, 0)
 			if got := r.kernels[other].Service("shop", "both").Ports[0].Port; got != 81 {
@@ -251,31 +242,31 @@ func TestOneFamilyFailsTheOtherGoesOn(t *testing.T) {
 func TestChangedFactsAreTakenUp(t *testing.T) {
 	r := newDualRig(t)
 	six := r.kernels[dataplane.IPv6]
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("both", 2, ipv6(false))})
-	r.recheck(dataplane.IPv6)
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("both", 2, agenttest.IPv6(false))})
+	r.Recheck(dataplane.IPv6)
 	r.apply()
-	r.recheck(dataplane.IPv6)
-	if rulesets := r.verifiable(); rulesets[dataplane.IPv6] != nil || rulesets[dataplane.IPv4] == nil {
+	r.Recheck(dataplane.IPv6)
+	if rulesets := r.Verifiable(); rulesets[dataplane.IPv6] != nil || rulesets[dataplane.IPv4] == nil {
 		t.Errorf("to be verified: %v, want IPv4 only", rulesets)
 	}
-	b := r.prepare()
-	if ruleset := b.rulesets[dataplane.IPv6]; ruleset == nil || !ruleset.Recheck || ruleset.Full || b.rulesets[dataplane.IPv4] != nil {
-		t.Fatalf("rulesets %v, want one of IPv6 that is not full", b.rulesets)
+	b := prepare(r.Store)
+	if ruleset := b.Rulesets[dataplane.IPv6]; ruleset == nil || !ruleset.Recheck || ruleset.Full || b.Rulesets[dataplane.IPv4] != nil {
+		t.Fatalf("rulesets %v, want one of IPv6 that is not full", b.Rulesets)
 	}
-	outcomes := r.fanout.Apply(context.Background(), b.rulesets)
-	r.commit(b, outcomes, nil)
-	if b = r.prepare(); len(b.rulesets) > 0 || six.Rechecks() != 2 {
-		t.Errorf("left to do: %v, rechecks %d", b.rulesets, six.Rechecks())
+	outcomes := r.fanout.Apply(context.Background(), b.Rulesets)
+	r.Commit(b, outcomes, nil)
+	if b = prepare(r.Store); len(b.Rulesets) > 0 || six.Rechecks() != 2 {
+		t.Errorf("left to do: %v, rechecks %d", b.Rulesets, six.Rechecks())
 	}
-	if p := r.snapshot().oldestPending; !p.IsZero() {
+	if p := r.Snapshot().OldestPending; !p.IsZero() {
 		t.Errorf("a change waits since %v", p)
 	}
 
 	six.Fail(errors.New("locked"))
-	r.recheck(dataplane.IPv6)
+	r.Recheck(dataplane.IPv6)
 	r.apply()
-	if b = r.prepare(); b.rulesets[dataplane.IPv6] == nil || !b.rulesets[dataplane.IPv6].Full {
-		t.Errorf("after a failure: %v, want a full pass", b.rulesets)
+	if b = prepare(r.Store); b.Rulesets[dataplane.IPv6] == nil || !b.Rulesets[dataplane.IPv6].Full {
+		t.Errorf("after a failure: %v, want a full pass", b.Rulesets)
 	}
 }
 
@@ -285,22 +276,22 @@ func TestFailureOfAFamilyThatNothingNeeds(t *testing.T) {
 	r := newDualRig(t)
 	six := r.kernels[dataplane.IPv6]
 	six.Fail(errors.New("no such target"))
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("four", 1)})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("four", 1)})
 	r.apply()
 	r.expect(inSync+"; but: IPv6, which no Service uses, is not programmed: no such target", "IPv4", 1, 2, 0)
-	s := r.snapshot()
-	if !s.oldestPending.IsZero() || !s.families[dataplane.IPv6].oldestPending.IsZero() {
+	s := r.Snapshot()
+	if !s.OldestPending.IsZero() || !s.Families[dataplane.IPv6].OldestPending.IsZero() {
 		t.Error("the health check counts the failure")
 	}
-	if s.applied.generation == 0 || s.applied.settingsRevision == "" {
-		t.Errorf("what is applied is not reported: %+v", s.applied)
+	if s.Applied.Generation == 0 || s.Applied.SettingsRevision == "" {
+		t.Errorf("what is applied is not reported: %+v", s.Applied)
 	}
-	b := r.prepare()
-	if b.rulesets[dataplane.IPv6] == nil {
+	b := prepare(r.Store)
+	if b.Rulesets[dataplane.IPv6] == nil {
 		t.Error("it is not tried again")
 	}
-	r.commit(b, r.fanout.Apply(context.Background(), b.rulesets), nil)
-	r.setService(r.object("six", 3, ipv6(true)))
+	r.Commit(b, r.fanout.Apply(context.Background(), b.Rulesets), nil)
+	r.SetService(r.Service("six", 3, agenttest.IPv6(true)))
 	r.apply()
 	r.expect("False Failed: IPv6: no such target; what could be written is written", "IPv4", 1, 2, 0)
 	six.Fail(nil)

@@ -25,8 +25,8 @@ func (a *Agent) newCleaners() map[dataplane.Family][]*conntrack.Cleaner {
 
 // cleaned counts what a comparison of flows to the rules did.
 func (a *Agent) cleaned(family dataplane.Family, pass conntrack.Pass) {
-	a.metrics.cleaned(family, pass)
-	a.tracking.cleaned(pass)
+	a.metrics.Cleaned(family, pass)
+	a.tracking.Cleaned(pass)
 }
 
 // cleanFlows has the flows compared to the rules that the kernel holds now. A

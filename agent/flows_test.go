@@ -13,9 +13,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -85,8 +87,8 @@ func withFlows(t *testing.T, test func(t *testing.T, a *Agent, r *rig, kernel *d
 		for _, c := range slices.Concat(slices.Collect(maps.Values(a.cleaners))...) {
 			wg.Go(func() { c.Run(ctx) })
 		}
-		r.setService(r.object("dns", 9, dns("10.244.1.1:53")))
-		r.setInventory(inventoryOf("shop.a", "shop.dns"))
+		r.SetService(r.Service("dns", 9, dns("10.244.1.1:53")))
+		r.SetInventory(agenttest.InventoryOf("shop.a", "shop.dns"))
 		test(t, a, r, kernel, table)
 		cancel()
 		wg.Wait()
@@ -113,24 +115,24 @@ func TestFlowsFollowTheKernelsRules(t *testing.T) {
 		mustSync(t, a)
 		table.expect(t, "the first set is in the kernel", one)
 
-		r.setService(r.object("dns", 9, dns(two)))
+		r.SetService(r.Service("dns", 9, dns(two)))
 		table.expect(t, "before the sync", one)
 		kernel.Refuse("shop", "dns", "line 3 failed")
 		mustSync(t, a)
 		table.expect(t, "refused", one)
 		kernel.Refuse("shop", "dns", "")
-		pass(firstRetryPause)
+		pass(desired.FirstRetryPause)
 		if err := a.verify(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		table.expect(t, "taken later")
 
 		table.add(two)
-		last := r.object("dns", 9, dns(two))
-		r.deleteService(last)
+		last := r.Service("dns", 9, dns(two))
+		r.DeleteService(last)
 		mustSync(t, a)
 		table.expect(t, "held", two)
-		r.setService(r.object("dns", 9, dns(two), released))
+		r.SetService(r.Service("dns", 9, dns(two), agenttest.Released))
 		mustSync(t, a)
 		table.expect(t, "released")
 		want := map[string]float64{"not_translated": 1, "other_mode": 0, "endpoint_gone": 2, "address_gone": 1, "no_endpoint": 0}
@@ -146,7 +148,7 @@ func TestFlowsFollowTheKernelsRules(t *testing.T) {
 // counted returns a counter's values by one of its labels.
 func counted(t *testing.T, a *Agent, name, label string) map[string]float64 {
 	t.Helper()
-	families, err := a.metrics.registry.Gather()
+	families, err := a.metrics.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,14 +175,14 @@ func TestNoFlowIsRemovedInAudit(t *testing.T) {
 		mustSync(t, a)
 		table.expect(t, "the first set is in the kernel")
 		table.add("10.244.1.1:53")
-		r.setService(r.object("dns", 9, dns("10.244.1.2:53")))
-		b := a.store.prepare()
-		outcomes := a.fanout.Apply(t.Context(), b.rulesets)
-		a.store.commit(b, outcomes, nil)
-		r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1alpha1.Audit) }))
-		a.cleanFlows(b.rulesets, outcomes)
+		r.SetService(r.Service("dns", 9, dns("10.244.1.2:53")))
+		b := prepare(a.store)
+		outcomes := a.fanout.Apply(t.Context(), b.Rulesets)
+		a.store.Commit(b, outcomes, nil)
+		r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1alpha1.Audit) }))
+		a.cleanFlows(b.Rulesets, outcomes)
 		table.expect(t, "in Audit", "10.244.1.1:53")
-		r.setRules(r.own())
+		r.SetRules(r.Node())
 		table.expect(t, "in Enforce again")
 	})
 }

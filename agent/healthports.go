@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"slices"
 	"sync"
@@ -48,7 +47,7 @@ func (a *Agent) updateChecks(outcomes map[dataplane.Family]dataplane.Outcome[dat
 		if outcomes[family].Err != nil {
 			continue
 		}
-		wanted, nodePorts, err := a.store.healthChecks(family)
+		wanted, nodePorts, err := a.store.HealthChecks(family)
 		if len(nodePorts.Ranges) == 0 && err == nil {
 			c.Set(turn, wanted, nil)
 			continue
@@ -89,7 +88,7 @@ func (a *Agent) checkTroubles() []string {
 
 // proxyState is what the health of the proxy depends on. It never waits for the store.
 func (a *Agent) proxyState() health.State {
-	out := a.store.health()
+	out := a.store.Health()
 	out.Started = a.started
 	return out
 }
@@ -98,83 +97,4 @@ func (a *Agent) proxyState() health.State {
 // kubelet does not take a long one for a stuck one.
 func (a *Agent) progressing(do func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return do(dataplane.WithProgress(ctx, a.loop.Progress)) }
-}
-
-// health is the store's part of what the health of the proxy depends on. While the store is
-// busy, such as with a Service at the limits, it is what was last known: nobody who asks
-// waits, and a change that waits for the kernel ages all the same.
-func (s *store) health() health.State {
-	if s.mu.TryLock() {
-		defer s.mu.Unlock()
-		now := s.currentHealth()
-		s.lastHealth.Store(&now)
-		return now
-	}
-	out := *s.lastHealth.Load()
-	out.Now = s.clock.Now()
-	return out
-}
-
-// currentHealth is health. The caller holds mu.
-func (s *store) currentHealth() health.State {
-	out := health.State{
-		Now: s.clock.Now(), Families: make(map[string]health.FamilyState, len(s.families)),
-		Eligible: s.eligible(), Withheld: s.restored.stale(),
-	}
-	for family, f := range s.families {
-		if f.lacking() && s.someDone() {
-			continue // as with kube-proxy, the node serves the other one
-		}
-		out.Families[string(family)] = health.FamilyState{LastUpdated: f.lastUpdated, OldestPending: s.waits(f)}
-	}
-	return out
-}
-
-// lacking reports whether the node cannot program the family, as far as is known
-// for good.
-func (f *familyState) lacking() bool { return errors.Is(f.err, dataplane.ErrUnsupported) }
-
-// someDone reports whether the node programs some family. The caller holds mu.
-func (s *store) someDone() bool {
-	for _, f := range s.families {
-		if f.done {
-			return true
-		}
-	}
-	return false
-}
-
-// noteCheck notes whether a Service has a health-check node port.
-func (f *familyState) noteCheck(name dataplane.ServiceName, svc *dataplane.Service) {
-	if svc != nil && svc.HealthCheckNodePort != 0 {
-		f.checked[name] = svc
-	} else {
-		delete(f.checked, name)
-	}
-}
-
-// healthChecks returns what a family's health checks answer after a success, and
-// on which addresses.
-func (s *store) healthChecks(family dataplane.Family) (map[health.ServiceKey]health.Check, dataplane.NodePorts, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f := s.families[family]
-	out := make(map[health.ServiceKey]health.Check, len(f.checked))
-	if !f.done || s.current == nil {
-		return out, dataplane.NodePorts{}, nil
-	}
-	for name, svc := range f.checked {
-		key := health.ServiceKey(name)
-		check := health.Check{Port: svc.HealthCheckNodePort, LocalEndpoints: svc.LocalReady}
-		if r, refused := f.refused[name]; refused && !r.reduced {
-			// The kernel holds the former rules: connections go where those lead, if
-			// it holds any, and that is worth no more than the fewer endpoints.
-			check.LocalEndpoints = min(check.LocalEndpoints, f.answered[key].LocalEndpoints)
-		}
-		out[key] = check
-	}
-	f.answered = out
-	node := s.node(family)
-	nodePorts, err := dataplane.NodePortsOf(family, &node)
-	return out, nodePorts, err
 }

@@ -12,9 +12,13 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -70,19 +74,12 @@ func expectWarning(t *testing.T, a *Agent, text string) {
 	t.Helper()
 	message := ""
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
-		c := programmedCondition(a.known())
+		c := status.ProgrammedCondition(a.known())
 		if message = c.Message; c.Status == metav1.ConditionTrue && strings.Contains(message, text) {
 			return
 		}
 	}
 	t.Fatalf("Programmed says %q, want %q", message, text)
-}
-
-// stale lets an agent run, or not, from what it knew before the node restarted.
-func stale(a *Agent, on bool) {
-	a.store.mu.Lock()
-	defer a.store.mu.Unlock()
-	a.store.restored.services, a.store.restored.rebooted = on, on
 }
 
 func TestHealthCheckNodePorts(t *testing.T) {
@@ -91,22 +88,22 @@ func TestHealthCheckNodePorts(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); a.runChecks(ctx) }()
 	port := freePort(t)
-	r.setRules(r.own(memberOf("10.244.1.1:8080", "10.244.9.9:8080", "10.244.1.7:8080")))
-	r.setService(r.object("a", 1, balanced(port)))
+	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080", "10.244.1.7:8080")))
+	r.SetService(r.Service("a", 1, balanced(port)))
 	if got := asked(port); got != "closed" {
 		t.Errorf("before the first write: %s", got)
 	}
 	mustSync(t, a)
 	expectAnswer(t, port, "200 2") // 10.244.1.7 is not ready
 
-	r.setService(r.object("a", 1, balanced(port), func(s *v1alpha1.ServiceProxyRulesSpec) {
+	r.SetService(r.Service("a", 1, balanced(port), func(s *v1alpha1.ServiceProxyRulesSpec) {
 		s.Ports[0].Endpoints[0].State = v1alpha1.EndpointTerminating
 	}))
 	mustSync(t, a)
 	expectAnswer(t, port, "503 0") // row 145
 
 	kernel.Fail(errors.New("locked"))
-	r.setService(r.object("a", 1, balanced(port)))
+	r.SetService(r.Service("a", 1, balanced(port)))
 	if err := a.sync(context.Background()); err == nil {
 		t.Fatal("no error")
 	}
@@ -116,14 +113,10 @@ func TestHealthCheckNodePorts(t *testing.T) {
 	expectAnswer(t, port, "200 2")
 
 	other := freePort(t)
-	r.setService(r.object("a", 1, balanced(other)))
+	r.SetService(r.Service("a", 1, balanced(other)))
 	mustSync(t, a)
 	expectAnswer(t, other, "200 2")
 	expectAnswer(t, port, "closed") // row 148
-
-	stale(a, true)
-	expectAnswer(t, other, "503 2")
-	stale(a, false)
 
 	lose()
 	<-done
@@ -139,19 +132,19 @@ func TestHealthCheckOfARefusedService(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	go a.runChecks(t.Context())
 	port := freePort(t)
-	r.setRules(r.own(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
+	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
 	kernel.Refuse("shop", "a", "line 3 failed")
-	r.setService(r.object("a", 1, balanced(port)))
+	r.SetService(r.Service("a", 1, balanced(port)))
 	mustSync(t, a)
 	expectAnswer(t, port, "503 0") // the kernel holds nothing of it
 	kernel.Refuse("shop", "a", "")
-	r.setService(r.object("a", 1, balanced(port), func(s *v1alpha1.ServiceProxyRulesSpec) {
+	r.SetService(r.Service("a", 1, balanced(port), func(s *v1alpha1.ServiceProxyRulesSpec) {
 		s.Ports[0].Endpoints[0].Addresses = s.Ports[0].Endpoints[0].Addresses[:1]
 	}))
 	mustSync(t, a)
 	expectAnswer(t, port, "200 1")
 	kernel.Refuse("shop", "a", "line 3 failed")
-	r.setService(r.object("a", 1, balanced(port)))
+	r.SetService(r.Service("a", 1, balanced(port)))
 	mustSync(t, a)
 	expectAnswer(t, port, "200 1") // the former rules serve one
 }
@@ -162,28 +155,47 @@ func TestHealthCheckOfAContestedService(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	go a.runChecks(t.Context())
 	port := freePort(t)
-	r.setRules(r.own(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
+	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
 	kernel.Reduce("shop", "a", "192.0.2.1:80/TCP "+v1alpha1.ServedForAnother+" other/b")
-	r.setService(r.object("a", 1, balanced(port)))
+	r.SetService(r.Service("a", 1, balanced(port)))
+	mustSync(t, a)
+	expectAnswer(t, port, "200 2")
+}
+
+// TestHealthCheckAfterAReboot: until the API answers, load balancers are sent
+// elsewhere.
+func TestHealthCheckAfterAReboot(t *testing.T) {
+	a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
+	r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
+	port := freePort(t)
+	g := r.Checkpoint(true)
+	balanced(port)(&g.Services[0].Spec)
+	r.mustRestore(g)
+	hold(t, a)
+	go a.runChecks(t.Context())
+	mustSync(t, a)
+	expectAnswer(t, port, "503 0")
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1, balanced(port))})
+	r.SetInventory(agenttest.InventoryOf("shop.a"))
+	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
 	mustSync(t, a)
 	expectAnswer(t, port, "200 2")
 }
 
 func TestHealthCheckUnhealthy(t *testing.T) { // row 146
-	a, r, kernel, _ := inTurn(t)
+	clk := clocktesting.NewFakeClock(time.Now())
+	a, kernel, _ := newAgentAt(t, (&answers{list: []string{""}}).probe, clk)
+	r := fill(t, a)
+	hold(t, a)
 	go a.runChecks(t.Context())
 	port := freePort(t)
-	r.setRules(r.own(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
-	r.setService(r.object("a", 1, balanced(port)))
+	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
+	r.SetService(r.Service("a", 1, balanced(port)))
 	mustSync(t, a)
 	expectAnswer(t, port, "200 2")
 	kernel.Fail(errors.New("locked"))
-	r.setService(r.object("b", 2))
-	a.store.mu.Lock()
-	for _, f := range a.store.families {
-		f.pendingSince = a.options.Clock.Now().Add(-health.PendingLimit)
-	}
-	a.store.mu.Unlock()
+	r.SetService(r.Service("b", 2))
+	clk.Step(health.PendingLimit)
 	if err := a.sync(context.Background()); err == nil {
 		t.Fatal("no error")
 	}
@@ -199,13 +211,13 @@ func TestHealthCheckPortInUseIsWarnedOf(t *testing.T) {
 	}
 	defer func() { _ = holder.Close() }()
 	taken, free := int32(holder.Addr().(*net.TCPAddr).Port), freePort(t)
-	r.setRules(r.own(memberOf("10.244.1.1:8080")))
-	r.setService(r.object("a", 1, balanced(free)))
-	r.setService(r.object("b", 2, balanced(taken)))
+	r.SetRules(r.Node(memberOf("10.244.1.1:8080")))
+	r.SetService(r.Service("a", 1, balanced(free)))
+	r.SetService(r.Service("b", 2, balanced(taken)))
 	mustSync(t, a)
 	expectAnswer(t, free, "200 1")
 	expectWarning(t, a, fmt.Sprintf("health-check node port %d of Service shop/b", taken))
-	if n := len(log.with("Could not open")); n != 1 {
+	if n := len(log.With("Could not open")); n != 1 {
 		t.Errorf("logged %d times", n)
 	}
 }
@@ -213,14 +225,16 @@ func TestHealthCheckPortInUseIsWarnedOf(t *testing.T) {
 func TestOlderServiceHasTheHealthCheckNodePort(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	port := freePort(t)
-	older := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ServiceCreated = metav1.NewTime(epoch.Add(-time.Hour)) }
-	r.setService(r.object("a", 1, balanced(port)))
-	r.setService(r.object("b", 2, balanced(port), older))
+	older := func(s *v1alpha1.ServiceProxyRulesSpec) {
+		s.ServiceCreated = metav1.NewTime(agenttest.Epoch.Add(-time.Hour))
+	}
+	r.SetService(r.Service("a", 1, balanced(port)))
+	r.SetService(r.Service("b", 2, balanced(port), older))
 	mustSync(t, a)
 	if a, b := kernel.Service("shop", "a").HealthCheckNodePort, kernel.Service("shop", "b").HealthCheckNodePort; a != 0 || int32(b) != port {
 		t.Errorf("the port of a is %d, of b %d", a, b)
 	}
-	r.setService(r.object("b", 2, older))
+	r.SetService(r.Service("b", 2, older))
 	mustSync(t, a)
 	if got := kernel.Service("shop", "a").HealthCheckNodePort; int32(got) != port {
 		t.Errorf("the port of a is %d once b has given it up", got)
@@ -245,10 +259,11 @@ func TestHealthCheckAddresses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		r := newRig(t)
-		r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+		r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
 			s.Settings.NodePorts = &v1alpha1.NodePortSettings{AddressMode: new(v1alpha1.NodePortsCIDRs), CIDRs: tt.cidrs, Localhost: new(v1alpha1.Disabled)}
 		}))
-		node := r.node(tt.family)
+		object := r.Snapshot().Own.Spec
+		node := combine.Facts(&object.Node, v1alpha1.CompleteSettings(&object.Settings), tt.family)
 		nodePorts, err := dataplane.NodePortsOf(tt.family, &node)
 		if err != nil {
 			t.Fatal(err)
@@ -263,21 +278,21 @@ func TestEligibleByTheLastSeenObject(t *testing.T) {
 	r := newRig(t)
 	expect := func(when string, want bool) {
 		t.Helper()
-		if got := r.health().Eligible; got != want {
+		if got := r.Health().Eligible; got != want {
 			t.Errorf("%s: eligible %v, want %v", when, got, want)
 		}
 	}
 	draining := func(s *v1alpha1.NodeProxyRulesSpec) { s.Node.Draining = true }
 	expect("never seen", false)
-	r.setRules(r.own())
+	r.SetRules(r.Node())
 	expect("seen", true)
-	r.missRules()
+	r.MissRules()
 	expect("gone", true)
-	r.setRules(r.own(draining))
+	r.SetRules(r.Node(draining))
 	expect("draining", false)
-	r.missRules()
+	r.MissRules()
 	expect("gone while draining", false)
-	r.setRules(r.own(draining, func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 }))
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 }))
+	r.SetRules(r.Node(draining, func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 }))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 }))
 	expect("in use again, though in a format that is not known", true)
 }

@@ -7,10 +7,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
+	"github.com/nodeproxy-io/nodeproxy/agent/metrics"
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 )
 
 const (
@@ -39,7 +40,7 @@ type setKeeper struct {
 	clock   clock.Clock
 	busy    chan struct{} // holds one while a file is read or written
 	say     func(problem string)
-	metrics *keepMetrics
+	metrics *checkpoint.Metrics
 
 	// header is that of the file as it was when the agent started; nil: there
 	// was none that can be used.
@@ -62,11 +63,10 @@ func (a *Agent) newKeeper() (*setKeeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &setKeeper{file: file, here: a.options.Identity, now: a.options.Clock.Now, clock: a.options.Clock, busy: make(chan struct{}, 1), metrics: a.metrics.keep}
+	k := &setKeeper{file: file, here: a.options.Identity, now: a.options.Clock.Now, clock: a.options.Clock, busy: make(chan struct{}, 1), metrics: a.metrics.Keep}
 	k.say = func(problem string) {
 		a.log.Info("The last good set on this node's disk cannot be used; it is left as it is until the next one is written over it", "file", file.Path(), "problem", problem)
 	}
-	a.store.former = k.lackedBy
 	return k, nil
 }
 
@@ -123,12 +123,12 @@ func (k *setKeeper) look() {
 	case errors.Is(err, checkpoint.ErrNone):
 		return
 	case err != nil:
-		k.metrics.failures.WithLabelValues("read").Inc()
+		k.metrics.Failures.WithLabelValues("read").Inc()
 		k.say(err.Error())
 		return
 	}
 	k.header = header
-	k.metrics.written.Set(unixSeconds(header.Written))
+	k.metrics.Written.Set(metrics.UnixSeconds(header.Written))
 }
 
 // conflicted reports whether another proxy was active when the last good set
@@ -138,24 +138,24 @@ func (k *setKeeper) conflicted() bool {
 }
 
 // load reads the set as it can be used here.
-func (k *setKeeper) load() (*goodSet, error) {
+func (k *setKeeper) load() (*checkpoint.Restorable, error) {
 	set, err := fromDisk(k, func() (*checkpoint.Set, error) { return k.file.Read(k.now()) })
 	if err != nil {
 		return nil, err
 	}
-	g := &goodSet{Set: set, rebooted: !set.Same(k.here)}
+	g := &checkpoint.Restorable{Set: set, Rebooted: !set.Same(k.here)}
 	for _, o := range g.Services {
 		o.Generation = 0 // what the API shows is compared, not taken for the same
 	}
-	if g.rebooted {
+	if g.Rebooted {
 		g.Set = set.WithoutMembers()
 	}
 	return g, nil
 }
 
 // lackedBy returns the set if it does not hold the names of a first list.
-func (k *setKeeper) lackedBy(names int, hash uint64) *goodSet {
-	if k.header == nil || k.header.Services == names && k.header.NamesHash == hash {
+func (k *setKeeper) lackedBy(names int, hash uint64) *checkpoint.Restorable {
+	if k == nil || k.header == nil || k.header.Services == names && k.header.NamesHash == hash {
 		return nil
 	}
 	g, err := k.load()
@@ -174,7 +174,7 @@ func (a *Agent) keepLoop(ctx context.Context) {
 	}
 	slow := false // that was said
 	for {
-		if !waited(ctx, a.options.Clock, keepTick) {
+		if !pause.For(ctx, a.options.Clock, keepTick) {
 			a.keepLast()
 			return
 		}
@@ -200,10 +200,10 @@ func (a *Agent) keep(last bool) {
 	k := a.keeper
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !a.trouble.quiet() {
+	if a.errors.Any() {
 		return
 	}
-	set := a.store.goodSet()
+	set := a.store.CompleteSet()
 	if set == nil {
 		return
 	}
@@ -211,10 +211,11 @@ func (a *Agent) keep(last bool) {
 	if !k.due(set.Written, set.ConflictingProxy) && !last {
 		return
 	}
-	size, err := k.file.Write(sorted(set))
+	set.Sort()
+	size, err := k.file.Write(set)
 	k.note(set, size, err)
 	if err == nil {
-		a.store.warnOfDisk("")
+		a.store.WarnOfDisk("")
 		if k.failure != "" {
 			a.log.Info("The last good set can be written to this node's disk again", "file", k.file.Path())
 		}
@@ -222,7 +223,7 @@ func (a *Agent) keep(last bool) {
 		a.log.V(2).Info("Wrote the last good set", "file", k.file.Path(), "services", len(set.Services), "bytes", size)
 		return
 	}
-	a.store.warnOfDisk(fmt.Sprintf("the last good set cannot be kept on this node's disk, so after a restart without the API server the node would go by an older one or none: %v; see that %s has room and can be written", err, a.options.StateDir))
+	a.store.WarnOfDisk(fmt.Sprintf("the last good set cannot be kept on this node's disk, so after a restart without the API server the node would go by an older one or none: %v; see that %s has room and can be written", err, a.options.StateDir))
 	if k.failure != err.Error() {
 		a.log.Error(err, "Could not keep the last good set on this node's disk; trying again every minute. All else goes on, and the former one stays. See that the folder has room and can be written, or choose another one (--state-dir)", "file", k.file.Path())
 	}
@@ -257,45 +258,10 @@ func (k *setKeeper) due(now time.Time, conflict bool) bool {
 func (k *setKeeper) note(set *checkpoint.Set, size int64, err error) {
 	if err != nil {
 		k.failed = set.Written
-		k.metrics.failures.WithLabelValues("write").Inc()
+		k.metrics.Failures.WithLabelValues("write").Inc()
 		return
 	}
 	k.saved, k.failed, k.conflict = set.Written, time.Time{}, set.ConflictingProxy
-	k.metrics.written.Set(unixSeconds(set.Written))
-	k.metrics.size.Set(float64(size))
+	k.metrics.Written.Set(metrics.UnixSeconds(set.Written))
+	k.metrics.Size.Set(float64(size))
 }
-
-// warnOfDisk has the status say what is wrong with the disk; empty: nothing.
-func (s *store) warnOfDisk(problem string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.diskWarning = problem
-}
-
-// keepMetrics are those of the last good set.
-type keepMetrics struct {
-	written, size, inUse prometheus.Gauge
-	failures             *prometheus.CounterVec
-}
-
-func newKeepMetrics(r prometheus.Registerer) *keepMetrics {
-	gauge := func(name, help string) prometheus.Gauge {
-		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "nodeproxy_agent_checkpoint_" + name, Help: help})
-	}
-	m := &keepMetrics{
-		written: gauge("written_timestamp_seconds", "When the last good set on disk was written; 0: there is none that can be used."),
-		size:    gauge("size_bytes", "Size of the last good set on disk as last written by this agent."),
-		inUse:   gauge("in_use", "1 while the node runs from the last good set on disk, because the API has not answered since the agent started."),
-		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "nodeproxy_agent_checkpoint_failures_total",
-			Help: "Attempts to read or write the last good set on disk that failed, by operation (read, write).",
-		}, []string{"operation"}),
-	}
-	r.MustRegister(m.written, m.size, m.inUse, m.failures)
-	for _, operation := range []string{"read", "write"} {
-		m.failures.WithLabelValues(operation)
-	}
-	return m
-}
-
-func (m *keepMetrics) used(r restored) { m.inUse.Set(flag(r.active())) }

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -53,7 +54,7 @@ func (a *Agent) news(about subject, text string) (former string, changed bool) {
 }
 
 func (a *Agent) logSync(err error, kind v1alpha1.SyncKind, took time.Duration, report *v1alpha1.SyncReport) {
-	switch former, changed := a.news(failures, errorText(err)); {
+	switch former, changed := a.news(failures, wording.OfError(err)); {
 	case err != nil && changed:
 		a.log.Error(err, "Could not write everything to the kernel; what could be written is written, all else stays as it was. Trying again with growing pauses", "kind", kind, "duration", took)
 	case err == nil && former != "":
@@ -116,7 +117,7 @@ func (a *Agent) logRefused(names []string) {
 		return
 	}
 	a.logList(refusals, names,
-		"The kernel refuses rules of some Services, which keep those they had; the status of the NodeProxyRules says why", []any{"count", len(names), "services", examples(names)},
+		"The kernel refuses rules of some Services, which keep those they had; the status of the NodeProxyRules says why", []any{"count", len(names), "services", wording.Examples(names)},
 		"The kernel takes the rules of all Services again")
 }
 

@@ -23,13 +23,13 @@ func (r turning) looksDuringEvents() int {
 func TestEventsCauseNoLooks(t *testing.T) {
 	t.Run("with Audit", func(t *testing.T) {
 		takingTurns(t, func(t *testing.T, r turning) {
-			r.rig.setRules(r.rig.own(inAudit))
+			r.rig.SetRules(r.rig.Node(inAudit))
 			r.changed()
 			after(time.Second)
 			if got := r.looksDuringEvents(); got > 3 {
 				t.Errorf("%d looks in 10 s", got)
 			}
-			r.rig.setRules(r.rig.own())
+			r.rig.SetRules(r.rig.Node())
 			r.changed()
 			after(100 * time.Millisecond)
 			if !r.mayWrite() {
@@ -39,11 +39,11 @@ func TestEventsCauseNoLooks(t *testing.T) {
 	})
 	t.Run("where a turn cannot begin", func(t *testing.T) {
 		takingTurns(t, func(t *testing.T, r turning) {
-			r.rig.setRules(r.rig.own(inAudit))
+			r.rig.SetRules(r.rig.Node(inAudit))
 			r.changed()
 			after(time.Second)
 			r.spots.set(func(s *spots) { s.stuck = errors.New("the lock is held") })
-			r.rig.setRules(r.rig.own())
+			r.rig.SetRules(r.rig.Node())
 			r.changed()
 			after(time.Second)
 			if got := r.looksDuringEvents(); got > 12 {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // slowPlane is a data plane on which something happens before a call ends.
@@ -29,8 +31,8 @@ func (p *slowPlane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 func losing(a *Agent, kernel *dataplanetest.Fake) {
 	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &slowPlane{kernel, func() {
 		a.endTurn("kube-proxy answers")
-		a.store.forget()
-		a.drift.forget()
+		a.store.Forget()
+		a.drift.Forget()
 	}}})
 }
 
@@ -41,10 +43,11 @@ func TestAComparisonThatOutlivesTheTurnTellsNothing(t *testing.T) {
 	losing(a, kernel)
 	kernel.Remove("shop", "a")
 	mustVerify(t, a)
-	if s := a.store.snapshot(); s.difference != nil || a.store.families[dataplane.IPv4].kernel != nil {
-		t.Errorf("the status tells of a kernel that others write: %+v", s.difference)
+	if s := a.store.Snapshot(); s.Difference != nil || s.Kernel != nil {
+		t.Errorf("the status tells of a kernel that others write: %+v", s.Difference)
 	}
-	if a.drift.families[dataplane.IPv4].found != nil {
+	full := map[dataplane.Family]dataplane.Outcome[dataplane.Result]{dataplane.IPv4: {Value: dataplane.Result{Kind: v1alpha1.SyncFull}}}
+	if repaired := a.drift.Synced(full, false); len(repaired) > 0 {
 		t.Error("what others have changed since is still to be repaired")
 	}
 }
@@ -53,11 +56,11 @@ func TestAComparisonThatOutlivesTheTurnTellsNothing(t *testing.T) {
 func TestStoreRefusesAnOldComparison(t *testing.T) {
 	a, _, kernel, _ := inTurn(t)
 	mustSync(t, a)
-	epoch, rulesets := a.store.currentEpoch(), a.store.verifiable()
+	epoch, rulesets := a.store.CurrentEpoch(), a.store.Verifiable()
 	kernel.Remove("shop", "a")
 	outcomes := a.fanout.Verify(t.Context(), rulesets, dataplane.VerifyOptions{})
-	a.store.forget()
-	if a.store.compared(epoch, outcomes, nil, false) || a.store.snapshot().difference != nil {
+	a.store.Forget()
+	if a.store.Compared(epoch, outcomes, nil, false) || a.store.Snapshot().Difference != nil {
 		t.Error("a comparison from before the turn was lost counts")
 	}
 }
@@ -66,7 +69,7 @@ func TestStoreRefusesAnOldComparison(t *testing.T) {
 func TestNothingIsTunedBesideAnotherProxy(t *testing.T) {
 	for name, ending := range map[string]func(*Agent){
 		"lost":                func(a *Agent) { a.endTurn("kube-proxy answers") },
-		"lost, and forgotten": func(a *Agent) { a.endTurn("kube-proxy answers"); a.store.forget() },
+		"lost, and forgotten": func(a *Agent) { a.endTurn("kube-proxy answers"); a.store.Forget() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, _, kernel, _ := inTurn(t)
@@ -85,10 +88,10 @@ func TestALostTurnLeavesNoTrace(t *testing.T) {
 	mustSync(t, a)
 	losing(a, kernel)
 	kernel.Lack("no nat table")
-	a.store.refresh()
+	a.store.Refresh()
 	mustSync(t, a)
-	if f := a.store.families[dataplane.IPv4]; f.absent != nil || f.err != nil {
-		t.Errorf("absent: %v, error: %v", f.absent, f.err)
+	if absent, err := a.store.Absences(), a.store.Snapshot().Err; len(absent) > 0 || err != nil {
+		t.Errorf("absent: %v, error: %v", absent, err)
 	}
 }
 
@@ -96,13 +99,13 @@ func TestALostTurnLeavesNoTrace(t *testing.T) {
 func TestAuditComesBetween(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	fake := tracked(a)
-	fake.onTune = func() { r.setRules(r.own(inAudit)) }
+	fake.onTune = func() { r.SetRules(r.Node(inAudit)) }
 	mustSync(t, a)
 	if kernel.Writes() != 0 {
 		t.Error("written in Audit")
 	}
-	b, ok := a.store.prepareAudit(epoch)
-	if !ok || len(b.rulesets[dataplane.IPv4].Services) != 1 {
-		t.Errorf("there is nothing to compare: %+v", b.rulesets)
+	b, ok := a.store.PrepareAudit(agenttest.Epoch)
+	if !ok || len(b.Rulesets[dataplane.IPv4].Services) != 1 {
+		t.Errorf("there is nothing to compare: %+v", b.Rulesets)
 	}
 }

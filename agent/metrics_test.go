@@ -5,22 +5,24 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/metrics"
 )
 
 func TestConditionGaugesThatStayAreNeverAway(t *testing.T) {
-	m := newMetrics()
+	m := metrics.New()
 	list := func(i int) []metav1.Condition {
 		return []metav1.Condition{
 			{Type: "Programmed", Reason: "Programmed", Status: metav1.ConditionTrue},
 			{Type: "Drift", Reason: fmt.Sprintf("Reason%d", i%2), Status: metav1.ConditionFalse},
 		}
 	}
-	m.showConditions(list(0))
+	m.ShowConditions(list(0))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for i := range 5000 {
-			m.showConditions(list(i))
+			m.ShowConditions(list(i))
 		}
 	}()
 	for running := true; running; {
@@ -36,14 +38,14 @@ func TestConditionGaugesThatStayAreNeverAway(t *testing.T) {
 	if got := conditionSeries(t, m); len(got) != 2 || got["Drift Reason1"] != 0 {
 		t.Errorf("at the end: %v", got)
 	}
-	m.showConditions(nil)
+	m.ShowConditions(nil)
 	if got := conditionSeries(t, m); len(got) != 0 {
 		t.Errorf("without conditions: %v", got)
 	}
 }
 
 // conditionSeries are the gauges of conditions, by type and reason.
-func conditionSeries(t *testing.T, m *metrics) map[string]float64 {
+func conditionSeries(t *testing.T, m *metrics.Metrics) map[string]float64 {
 	t.Helper()
 	return values(t, &Agent{metrics: m}, "nodeproxy_agent_condition")
 }

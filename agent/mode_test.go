@@ -3,56 +3,24 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr/funcr"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
-	"github.com/go-logr/logr/funcr"
-
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
-
-func missing(what string) error { return fmt.Errorf("%w: %s", dataplane.ErrUnsupported, what) }
-
-func TestJudge(t *testing.T) {
-	type said = map[dataplane.Family]error
-	const four, six = dataplane.IPv4, dataplane.IPv6
-	noIPVS, noIPv6, busy := missing("no ip_vs"), missing("no IPv6"), errors.New("busy")
-	tests := []struct {
-		name           string
-		needed         [2]bool
-		mode, rules    said
-		lacks, unknown string
-	}{
-		{"both can", [2]bool{true, true}, nil, nil, "", ""},
-		{"both lack the same", [2]bool{true, true}, said{four: noIPVS, six: noIPVS}, nil, "IPv4 and IPv6: no ip_vs", ""},
-		{"each lacks something else", [2]bool{true, true}, said{four: noIPVS, six: missing("no xt_set")}, nil, "IPv4: no ip_vs; IPv6: no xt_set", ""},
-		{"one that is not needed", [2]bool{true, false}, said{six: noIPVS}, nil, "", ""},
-		{"one that mode IPTables does not serve either", [2]bool{true, true}, said{six: noIPv6}, said{six: noIPv6}, "", ""},
-		{"none is needed, one can", [2]bool{}, said{six: noIPVS}, nil, "", ""},
-		{"none is needed, none can", [2]bool{}, said{four: noIPVS, six: noIPVS}, nil, "IPv4 and IPv6: no ip_vs", ""},
-		{"an error says nothing", [2]bool{true, true}, said{four: busy}, nil, "", "IPv4: busy"},
-		{"an error beside what is missing", [2]bool{true, true}, said{four: busy, six: noIPVS}, nil, "IPv6: no ip_vs", ""},
-		{"an error of one that is not needed", [2]bool{false, true}, said{four: busy}, nil, "", ""},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			q := modeQuestion{needed: tt.needed, nodes: map[dataplane.Family]*dataplane.Ruleset{four: {}, six: {}}}
-			v := q.judge(tt.mode, tt.rules)
-			if v.lacks != tt.lacks || errorText(v.unknown) != tt.unknown {
-				t.Errorf("lacks %q, unknown %v; want %q, %q", v.lacks, v.unknown, tt.lacks, tt.unknown)
-			}
-		})
-	}
-}
 
 // modal is an agent on a node with both families, in its turn.
 type modal struct {
@@ -60,23 +28,29 @@ type modal struct {
 	*rig
 	t         *testing.T
 	four, six *dataplanetest.Fake
-	log       *logged
+	log       *agenttest.Log
 }
 
-func newModal(t *testing.T) *modal {
+// newModal returns an agent that may write. The stored status says that some mode ran.
+func newModal(t *testing.T, ran ...v1alpha1.ProxyMode) *modal {
 	t.Helper()
-	client, err := NewClient(&rest.Config{Host: "https://192.0.2.10:6443"})
+	client, err := apiclient.New(&rest.Config{Host: "https://192.0.2.10:6443"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &modal{t: t, four: dataplanetest.NewFake(), six: dataplanetest.NewFake(), log: &logged{}}
+	m := &modal{t: t, four: dataplanetest.NewFake(), six: dataplanetest.NewFake(), log: &agenttest.Log{}}
 	m.Agent, err = New(Options{
 		NodeName: "node-1", Client: client, Probe: (&answers{list: []string{""}}).probe, Clock: clock.RealClock{},
 		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: m.four, dataplane.IPv6: m.six},
-		Log:        funcr.New(m.log.add, funcr.Options{}),
+		Log:        funcr.New(m.log.Add, funcr.Options{}),
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, mode := range ran {
+		reported := (&agenttest.Objects{}).Node()
+		reported.Status.Mode = mode
+		m.store.SetRules(reported)
 	}
 	m.rig = fill(t, m.Agent)
 	hold(t, m.Agent)
@@ -85,7 +59,7 @@ func newModal(t *testing.T) *modal {
 
 // ask changes the settings.
 func (m *modal) ask(mode v1alpha1.ProxyMode, fallback v1alpha1.FallbackMode, edit ...func(*v1alpha1.ProxySettings)) {
-	m.setRules(m.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+	m.SetRules(m.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.Settings.Mode, s.Settings.Fallback = &mode, &fallback
 		for _, e := range edit {
 			e(&s.Settings)
@@ -144,7 +118,7 @@ const (
 
 func TestIPTablesRunsWithoutAsking(t *testing.T) {
 	m := newModal(t)
-	m.lack(missing("no ip_vs"))
+	m.lack(agenttest.Unsupported("no ip_vs"))
 	mustSync(t, m.Agent)
 	m.mustVerify()
 	m.expect(rulesMode, "True", "")
@@ -164,11 +138,11 @@ func TestChangeOfMode(t *testing.T) {
 	if got := m.proxyMode(); got != "ipvs" {
 		t.Errorf("/proxyMode %q", got)
 	}
-	if lines := m.log.with("retires kube-proxy's ipvs mode"); len(lines) != 1 {
+	if lines := m.log.With("retires kube-proxy's ipvs mode"); len(lines) != 1 {
 		t.Errorf("what upstream does with it is logged %d times", len(lines))
 	}
 	asked := m.four.Asked()
-	m.setService(m.object("b", 2))
+	m.SetService(m.Service("b", 2))
 	mustSync(t, m.Agent)
 	m.mustVerify()
 	if m.four.Asked() != asked {
@@ -184,7 +158,7 @@ func TestChangeOfMode(t *testing.T) {
 
 func TestFallback(t *testing.T) {
 	m := newModal(t)
-	m.lack(missing("no ip_vs: modprobe ip_vs"))
+	m.lack(agenttest.Unsupported("no ip_vs: modprobe ip_vs"))
 	m.ask(ipvsMode, toRules)
 	mustSync(t, m.Agent)
 	m.expect(rulesMode, "True", "True")
@@ -193,7 +167,7 @@ func TestFallback(t *testing.T) {
 	}
 	asked := m.four.Asked()
 	for i := range 3 { // changes do not make it look
-		m.setService(m.object("b", i+2))
+		m.SetService(m.Service("b", i+2))
 		mustSync(t, m.Agent)
 	}
 	if m.four.Asked() != asked {
@@ -201,7 +175,7 @@ func TestFallback(t *testing.T) {
 	}
 	m.mustVerify()
 	m.expect(rulesMode, "True", "True")
-	if lines := m.log.with("falling back"); len(lines) != 1 {
+	if lines := m.log.With("falling back"); len(lines) != 1 {
 		t.Errorf("logged: %q", lines)
 	}
 	m.lack(errors.New("netlink is busy"))
@@ -210,10 +184,10 @@ func TestFallback(t *testing.T) {
 	m.lack(nil)
 	m.mustVerify()
 	m.expect(ipvsMode, "True", "")
-	if c := fallbackCondition(m.Agent.store.snapshot(), []metav1.Condition{{Type: v1alpha1.ConditionModeFallback}}); c.Status != metav1.ConditionFalse {
+	if c := status.FallbackCondition(m.Agent.store.Snapshot(), []metav1.Condition{{Type: v1alpha1.ConditionModeFallback}}); c.Status != metav1.ConditionFalse {
 		t.Errorf("where the node had the condition: %+v", c)
 	}
-	m.lack(missing("as if it had gone")) // nobody asks while it runs
+	m.lack(agenttest.Unsupported("as if it had gone")) // nobody asks while it runs
 	m.mustVerify()
 	m.ask(ipvsMode, toRules, func(s *v1alpha1.ProxySettings) { s.IPVS.Scheduler = new("mh") })
 	mustSync(t, m.Agent)
@@ -223,12 +197,12 @@ func TestFallback(t *testing.T) {
 func TestNoFallback(t *testing.T) {
 	m := newModal(t)
 	mustSync(t, m.Agent)
-	m.lack(missing("no ip_vs"))
+	m.lack(agenttest.Unsupported("no ip_vs"))
 	m.ask(ipvsMode, noOther)
-	m.setService(m.object("b", 2))
+	m.SetService(m.Service("b", 2))
 	mustSync(t, m.Agent)
 	m.expect(rulesMode, "False", "")
-	for _, text := range []string{"this node cannot run IPVS (IPv4: no ip_vs)", "set mode or fallback to IPTables", meanwhile} {
+	for _, text := range []string{"this node cannot run IPVS (IPv4: no ip_vs)", "set mode or fallback to IPTables", desired.Meanwhile} {
 		if got := m.message(v1alpha1.ConditionAccepted); !strings.Contains(got, text) {
 			t.Errorf("%q lacks %q", got, text)
 		}
@@ -244,7 +218,7 @@ func TestNoFallback(t *testing.T) {
 	m.lack(nil)
 	m.mustVerify()
 	m.expect(ipvsMode, "True", "")
-	m.lack(missing("no ip_vs"))
+	m.lack(agenttest.Unsupported("no ip_vs"))
 	m.ask(ipvsMode, noOther, func(s *v1alpha1.ProxySettings) { s.IPVS.Scheduler = new("mh") })
 	mustSync(t, m.Agent)
 	m.expect(ipvsMode, "False", "")
@@ -257,23 +231,22 @@ func TestNoFallback(t *testing.T) {
 func TestChangeWaitsUntilRulesMayBeRemoved(t *testing.T) {
 	newer := func(s *v1alpha1.ServiceProxyRulesSpec) { s.FormatVersion = 9 }
 	m := newModal(t)
-	m.setService(m.object("new", 9, newer))
+	m.SetService(m.Service("new", 9, newer))
 	mustSync(t, m.Agent)
 	m.ask(ipvsMode, noOther)
-	m.setService(m.object("b", 2))
+	m.SetService(m.Service("b", 2))
 	mustSync(t, m.Agent)
 	m.expect(rulesMode, "True", "")
 	if services := m.four.Services(); !slices.Equal(services, []string{"shop/a", "shop/b"}) {
 		t.Errorf("the kernel holds %v", services)
 	}
-	m.setService(m.object("new", 9))
+	m.SetService(m.Service("new", 9))
 	mustSync(t, m.Agent)
 	m.expect(ipvsMode, "True", "")
 
 	for found, want := range map[v1alpha1.ProxyMode]v1alpha1.ProxyMode{rulesMode: rulesMode, ipvsMode: ipvsMode, "": ipvsMode} {
-		m := newModal(t) // as a restarted agent
-		m.setService(m.object("new", 9, newer))
-		m.Agent.store.ran = found
+		m := newModal(t, found) // as a restarted agent
+		m.SetService(m.Service("new", 9, newer))
 		m.ask(ipvsMode, noOther)
 		mustSync(t, m.Agent)
 		m.expect(want, "True", "")
@@ -294,11 +267,11 @@ func TestErrorIsNoFallback(t *testing.T) {
 
 func TestFamilyIsNeededLater(t *testing.T) {
 	m := newModal(t)
-	m.six.LackMode(ipvsMode, missing("no IPv6 in ip_vs"))
+	m.six.LackMode(ipvsMode, agenttest.Unsupported("no IPv6 in ip_vs"))
 	m.ask(ipvsMode, toRules)
 	mustSync(t, m.Agent)
 	m.expect(ipvsMode, "True", "")
-	m.setService(m.object("six", 6, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ClusterIPs = []string{"fd00::6"} }))
+	m.SetService(m.Service("six", 6, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ClusterIPs = []string{"fd00::6"} }))
 	mustSync(t, m.Agent)
 	m.expect(rulesMode, "True", "True")
 	if m.six.Mode() != rulesMode {
@@ -310,7 +283,7 @@ func TestAuditComparesTheModeThatWouldRun(t *testing.T) {
 	audit := func(s *v1alpha1.ProxySettings) { s.Enforcement = new(v1alpha1.Audit) }
 	m := newModal(t)
 	m.ask(ipvsMode, toRules, audit)
-	m.lack(missing("no ip_vs"))
+	m.lack(agenttest.Unsupported("no ip_vs"))
 	mustSync(t, m.Agent)
 	if status := m.status(); status.Mode != rulesMode || !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionModeFallback) {
 		t.Errorf("status %+v", status)
@@ -325,7 +298,7 @@ func TestAuditComparesTheModeThatWouldRun(t *testing.T) {
 	if status := m.status(); status.Mode != ipvsMode || meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionModeFallback) != nil {
 		t.Errorf("status %+v", status)
 	}
-	m.lack(missing("no ip_vs"))
+	m.lack(agenttest.Unsupported("no ip_vs"))
 	m.ask(ipvsMode, noOther, audit)
 	if err := m.trySync(); !errors.Is(err, dataplane.ErrUnsupported) {
 		t.Errorf("error %v", err)

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -43,21 +44,21 @@ func TestMissingFacts(t *testing.T) {
 		service service
 		want    []string // beginnings of the warnings
 	}{
-		"nothing known, nothing asked":      {node{having("", "")}, service{nodePort, ipv6(false)}, nil},
-		"primary, no address":               {node{primary, having("", "")}, service{nodePort, ipv6(false)}, []string{noAddress4, noAddress6}},
-		"primary, no address of one family": {node{primary, having("192.0.2.21", "")}, service{nodePort, ipv6(false)}, []string{noAddress6}},
+		"nothing known, nothing asked":      {node{having("", "")}, service{nodePort, agenttest.IPv6(false)}, nil},
+		"primary, no address":               {node{primary, having("", "")}, service{nodePort, agenttest.IPv6(false)}, []string{noAddress4, noAddress6}},
+		"primary, no address of one family": {node{primary, having("192.0.2.21", "")}, service{nodePort, agenttest.IPv6(false)}, []string{noAddress6}},
 		"primary, nothing of that family":   {node{primary, having("192.0.2.21", "")}, service{nodePort}, nil},
-		"primary, no node port":             {node{primary, having("", "")}, service{ipv6(false)}, nil},
-		"node's ranges missing":             {node{detect(v1alpha1.DetectLocalNodeCIDR), having("192.0.2.21", "")}, service{ipv6(false)}, []string{noPods4, noPods6}},
-		"node's range of one family":        {node{detect(v1alpha1.DetectLocalNodeCIDR), having("", "10.244.1.0/24")}, service{ipv6(false)}, []string{noPods6}},
+		"primary, no node port":             {node{primary, having("", "")}, service{agenttest.IPv6(false)}, nil},
+		"node's ranges missing":             {node{detect(v1alpha1.DetectLocalNodeCIDR), having("192.0.2.21", "")}, service{agenttest.IPv6(false)}, []string{noPods4, noPods6}},
+		"node's range of one family":        {node{detect(v1alpha1.DetectLocalNodeCIDR), having("", "10.244.1.0/24")}, service{agenttest.IPv6(false)}, []string{noPods6}},
 		"node's range of what is needed":    {node{detect(v1alpha1.DetectLocalNodeCIDR), having("", "10.244.1.0/24")}, nil, nil},
-		"cluster's range of one family":     {node{detect(v1alpha1.DetectLocalClusterCIDR, "10.244.0.0/16")}, service{ipv6(false)}, []string{noRange6}},
-		"cluster's ranges":                  {node{detect(v1alpha1.DetectLocalClusterCIDR, "10.244.0.0/16", "fd00:10:244::/56")}, service{ipv6(false)}, nil},
+		"cluster's range of one family":     {node{detect(v1alpha1.DetectLocalClusterCIDR, "10.244.0.0/16")}, service{agenttest.IPv6(false)}, []string{noRange6}},
+		"cluster's ranges":                  {node{detect(v1alpha1.DetectLocalClusterCIDR, "10.244.0.0/16", "fd00:10:244::/56")}, service{agenttest.IPv6(false)}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newDualRig(t)
-			r.setRules(r.own(c.node...))
-			r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("web", 1, c.service...)})
+			r.SetRules(r.Node(c.node...))
+			r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("web", 1, c.service...)})
 			r.apply()
 			r.expectWarnings(c.want...)
 			if r.kernels[dataplane.IPv4].Service("shop", "web") == nil {
@@ -69,7 +70,7 @@ func TestMissingFacts(t *testing.T) {
 
 func (r *dualRig) expectWarnings(want ...string) {
 	r.t.Helper()
-	warnings := r.warnings()
+	warnings := r.Warnings()
 	ok := len(warnings) == len(want)
 	for i := range want {
 		ok = ok && strings.HasPrefix(warnings[i], want[i])
@@ -94,14 +95,14 @@ func (r *dualRig) expectWarnings(want ...string) {
 func TestFactsAreFollowed(t *testing.T) {
 	r := newDualRig(t)
 	node := detect(v1alpha1.DetectLocalNodeCIDR)
-	r.setRules(r.own(node, primary, having("", "")))
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("web", 1, nodePort)})
+	r.SetRules(r.Node(node, primary, having("", "")))
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("web", 1, nodePort)})
 	r.apply()
 	for _, step := range []struct{ addresses, podCIDRs string }{
 		{"192.0.2.21 2001:db8::21", "10.244.1.0/24 fd00:10:244:1::/64"},
 		{"192.0.2.22", "10.244.7.0/24"},
 	} {
-		r.setRules(r.own(node, primary, having(step.addresses, step.podCIDRs)))
+		r.SetRules(r.Node(node, primary, having(step.addresses, step.podCIDRs)))
 		r.apply()
 		r.expectWarnings()
 		var addresses, podCIDRs []string
@@ -121,11 +122,11 @@ func TestFactsAreFollowed(t *testing.T) {
 			t.Errorf("podCIDRs %q, want %q", got, step.podCIDRs)
 		}
 	}
-	r.setService(r.object("web", 1)) // no node port any more
-	r.setRules(r.own(node, primary, having("", "10.244.7.0/24")))
+	r.SetService(r.Service("web", 1)) // no node port any more
+	r.SetRules(r.Node(node, primary, having("", "10.244.7.0/24")))
 	r.apply()
 	r.expectWarnings()
-	r.setService(r.object("web", 1, nodePort))
+	r.SetService(r.Service("web", 1, nodePort))
 	r.apply()
 	r.expectWarnings("the Node has no IPv4 address")
 }

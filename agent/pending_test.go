@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
@@ -15,14 +16,14 @@ func TestNothingIsPendingBesideAnotherProxy(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		pending := func(when string, want time.Duration) {
 			t.Helper()
-			s, h := r.store.snapshot(), r.proxyState()
+			s, h := r.store.Snapshot(), r.proxyState()
 			age := func(since time.Time) time.Duration {
 				if since.IsZero() {
 					return 0
 				}
-				return s.now.Sub(since)
+				return s.Now.Sub(since)
 			}
-			if got := []time.Duration{age(s.oldestPending), age(s.families[dataplane.IPv4].oldestPending), age(h.Families["IPv4"].OldestPending)}; got[0] != want || got[1] != want || got[2] != want {
+			if got := []time.Duration{age(s.OldestPending), age(s.Families[dataplane.IPv4].OldestPending), age(h.Families["IPv4"].OldestPending)}; got[0] != want || got[1] != want || got[2] != want {
 				t.Errorf("%s: changes wait for %v, want %v", when, got, want)
 			}
 		}
@@ -31,8 +32,8 @@ func TestNothingIsPendingBesideAnotherProxy(t *testing.T) {
 		r.spots.set(func(s *spots) { s.appears = "chain KUBE-PROXY-CANARY" })
 		after(time.Second)
 		pending("once another proxy shows", 0)
-		r.rig.setService(r.rig.object("b", 2))
-		r.rig.setInventory(inventoryOf("shop.a", "shop.b"))
+		r.rig.SetService(r.rig.Service("b", 2))
+		r.rig.SetInventory(agenttest.InventoryOf("shop.a", "shop.b"))
 		r.changed()
 		after(5 * time.Minute)
 		pending("beside another proxy", 0)
@@ -40,7 +41,7 @@ func TestNothingIsPendingBesideAnotherProxy(t *testing.T) {
 		r.kernel.Fail(errors.New("the lock is held"))
 		r.spots.set(func(s *spots) { s.stuck = errors.New("the lock is held") })
 		r.ports.become("")
-		for r.condition(); factsOf(r.Agent).conflict() != ""; after(100 * time.Millisecond) {
+		for r.condition(); factsOf(r.Agent).Conflict() != ""; after(100 * time.Millisecond) {
 			pending("while the other proxy may return", 0)
 		}
 		pending("at the takeover", 0)

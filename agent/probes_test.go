@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
 )
@@ -58,7 +60,7 @@ func TestLivezOfTheKubelet(t *testing.T) {
 		expectLivez(t, a, "idle", 200, 200)
 
 		kernel.Fail(errors.New("another process holds the lock"))
-		r.setService(r.object("b", 2))
+		r.SetService(r.Service("b", 2))
 		a.changed()
 		time.Sleep(health.PendingLimit - time.Second)
 		expectLivez(t, a, "failing for less than a minute", 200, 200)
@@ -96,7 +98,7 @@ func TestLivezOfASlowAndAStuckWrite(t *testing.T) {
 func TestLivezWithoutALoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, r, _, _ := inTurn(t)
-		r.setService(r.object("b", 2))
+		r.SetService(r.Service("b", 2))
 		a.changed()
 		time.Sleep(health.StuckLimit)
 		expectLivez(t, a, "nobody takes up the change", 503, 503)
@@ -108,10 +110,18 @@ func TestProbesDoNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, r, _, _ := inTurn(t)
 		a.becomeReady()
-		r.setService(r.object("b", 2)) // nothing runs that would write it
+		r.SetService(r.Service("b", 2)) // nothing runs that would write it
 		expectLivez(t, a, "a change waits", 200, 200)
-		a.store.mu.Lock()
-		defer a.store.mu.Unlock()
+		busy, release, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		a.log = funcr.New(func(string, string) { close(busy); <-release }, funcr.Options{})
+		go func() { // which logs that the name is odd, while it has the lock
+			defer close(done)
+			odd := r.Service("odd", 3)
+			odd.Name = "odd"
+			a.store.SetService(odd)
+		}()
+		<-busy
+		defer func() { close(release); <-done }()
 		expectLivez(t, a, "the store is busy", 200, 200)
 		time.Sleep(health.PendingLimit)
 		if got := a.proxyState().Now; !got.Equal(a.options.Clock.Now()) {

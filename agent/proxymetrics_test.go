@@ -12,7 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -20,7 +23,7 @@ import (
 // spaces: of a histogram the number of observations.
 func values(t *testing.T, a *Agent, name string) map[string]float64 {
 	t.Helper()
-	families, err := a.metrics.registry.Gather()
+	families, err := a.metrics.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +55,7 @@ func TestSyncMetrics(t *testing.T) {
 	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_restore_failures_total", map[string]float64{"IPv4": 0})
 	mustSync(t, a)
 	kernel.Fail(errors.New("locked"))
-	r.setService(r.object("b", 2))
+	r.SetService(r.Service("b", 2))
 	for range 2 { // row 137: the second is a full one
 		if err := a.sync(context.Background()); err == nil {
 			t.Fatal("no error")
@@ -80,7 +83,7 @@ func TestSyncedTables(t *testing.T) {
 	outcome := dataplane.Outcome[dataplane.Result]{Value: dataplane.Result{
 		Kind: v1alpha1.SyncFull, Failed: true, Tables: map[string]dataplane.TableCount{"nat": {Rules: 20, Written: 7}},
 	}}
-	a.metrics.proxy.synced(full, map[dataplane.Family]dataplane.Outcome[dataplane.Result]{dataplane.IPv4: outcome}, epoch)
+	a.metrics.Proxy.Synced(full, map[dataplane.Family]dataplane.Outcome[dataplane.Result]{dataplane.IPv4: outcome}, agenttest.Epoch)
 	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_total", map[string]float64{"IPv4 nat": 20})
 	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_last", map[string]float64{"IPv4 nat": 7})
 	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_restore_failures_total", map[string]float64{"IPv4": 1})
@@ -97,16 +100,16 @@ func TestNoLocalEndpoints(t *testing.T) { // row 143
 	a, r, _, _ := inTurn(t)
 	mustSync(t, a)
 	expectValues(t, a, name, map[string]float64{"IPv4 internal": 0, "IPv4 external": 0})
-	r.setService(r.object("a", 1, local))
+	r.SetService(r.Service("a", 1, local))
 	mustSync(t, a)
 	expectValues(t, a, name, map[string]float64{"IPv4 internal": 1, "IPv4 external": 1})
-	r.setService(r.object("a", 1, local, none))
+	r.SetService(r.Service("a", 1, local, none))
 	mustSync(t, a)
 	expectValues(t, a, name, map[string]float64{"IPv4 internal": 0, "IPv4 external": 0})
-	r.setService(r.object("a", 1, local, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 0 }))
+	r.SetService(r.Service("a", 1, local, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 0 }))
 	mustSync(t, a)
 	expectValues(t, a, name, map[string]float64{"IPv4 internal": 1, "IPv4 external": 0})
-	r.setRules(r.own(memberOf("10.244.1.1:8080")))
+	r.SetRules(r.Node(memberOf("10.244.1.1:8080")))
 	mustSync(t, a)
 	expectValues(t, a, name, map[string]float64{"IPv4 internal": 0, "IPv4 external": 0})
 }
@@ -121,14 +124,14 @@ func TestNetworkProgrammingTime(t *testing.T) {
 	r := newRig(t)
 	latencies := func() []time.Duration {
 		t.Helper()
-		b := r.prepare()
+		b := prepare(r.Store)
 		outcomes := map[dataplane.Family]dataplane.Outcome[dataplane.Result]{}
-		for family, ruleset := range b.rulesets {
+		for family, ruleset := range b.Rulesets {
 			result, err := r.kernel.Apply(t.Context(), ruleset)
 			outcomes[family] = dataplane.Outcome[dataplane.Result]{Value: result, Err: err}
 		}
-		r.commit(b, outcomes, nil)
-		return r.programmedChanges()[dataplane.IPv4].latencies
+		r.Commit(b, outcomes, nil)
+		return r.ProgrammedChanges()[dataplane.IPv4].Latencies
 	}
 	expect := func(when string, want ...time.Duration) {
 		t.Helper()
@@ -136,68 +139,68 @@ func TestNetworkProgrammingTime(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
 		}
 	}
-	at := func(ms int) time.Time { return epoch.Add(time.Duration(ms) * time.Millisecond) }
-	r.setRules(r.own())
-	r.setService(triggered(r.object("a", 1), at(-1)))
+	at := func(ms int) time.Time { return agenttest.Epoch.Add(time.Duration(ms) * time.Millisecond) }
+	r.SetRules(r.Node())
+	r.SetService(triggered(r.Service("a", 1), at(-1)))
 	r.clock.SetTime(at(1000))
 	expect("from before the start")
-	r.setService(triggered(r.object("a", 2), at(800)))
+	r.SetService(triggered(r.Service("a", 2), at(800)))
 	expect("one change", 200*time.Millisecond)
-	r.setService(triggered(r.object("a", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ClusterIPs = []string{"10.96.0.77"} }), at(800)))
+	r.SetService(triggered(r.Service("a", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ClusterIPs = []string{"10.96.0.77"} }), at(800)))
 	expect("a change of something else")
-	r.setService(triggered(r.object("a", 3), at(900)))
-	r.setService(triggered(r.object("a", 4), at(950)))
+	r.SetService(triggered(r.Service("a", 3), at(900)))
+	r.SetService(triggered(r.Service("a", 4), at(950)))
 	expect("two changes", 100*time.Millisecond, 50*time.Millisecond)
 
 	r.kernel.Fail(errors.New("locked"))
-	r.setService(triggered(r.object("a", 5), at(990)))
+	r.SetService(triggered(r.Service("a", 5), at(990)))
 	expect("a failure")
 	r.clock.SetTime(at(3000))
-	r.setService(triggered(r.object("a", 6), at(2500)))
+	r.SetService(triggered(r.Service("a", 6), at(2500)))
 	expect("another failure")
 	r.kernel.Fail(nil)
 	expect("what has waited", 2010*time.Millisecond, 500*time.Millisecond)
 	expect("nothing more")
-	r.setService(triggered(r.object("a", 7), at(3500)))
+	r.SetService(triggered(r.Service("a", 7), at(3500)))
 	expect("a clock of another node that is ahead", 0)
-	r.setService(triggered(r.object("a", 8), at(4000)))
-	r.setService(r.object("a", 8, released))
+	r.SetService(triggered(r.Service("a", 8), at(4000)))
+	r.SetService(r.Service("a", 8, agenttest.Released))
 	expect("the Service has ended meanwhile")
 }
 
 func TestChangeFigures(t *testing.T) {
 	r := newRig(t)
-	expect := func(when string, want changeTotals) {
+	expect := func(when string, want desired.ChangeTotals) {
 		t.Helper()
-		if diff := cmp.Diff(want, r.store.changes.totals(), cmp.AllowUnexported(changeTotals{})); diff != "" {
+		if diff := cmp.Diff(want, r.Snapshot().Changes, cmp.AllowUnexported(desired.ChangeTotals{})); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
 		}
 	}
 	commit := func() {
 		t.Helper()
 		r.sync()
-		r.programmedChanges()
+		r.ProgrammedChanges()
 	}
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1), r.object("b", 2)})
-	r.setRules(r.own())
-	expect("a list", changeTotals{endpoints: 2, services: 2, endpointsPending: 2, servicesPending: 2})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2)})
+	r.SetRules(r.Node())
+	expect("a list", desired.ChangeTotals{Endpoints: 2, Services: 2, EndpointsPending: 2, ServicesPending: 2})
 	commit()
-	expect("in the kernel", changeTotals{endpoints: 2, services: 2})
-	r.setService(r.object("a", 1, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Endpoints = nil }))
-	r.setService(r.object("a", 1))
-	expect("other endpoints, twice", changeTotals{endpoints: 4, services: 2, endpointsPending: 1})
-	r.setService(r.object("b", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 30080 }))
-	expect("another node port", changeTotals{endpoints: 4, services: 3, endpointsPending: 1, servicesPending: 1})
-	r.setRules(r.own(memberOf("10.244.1.1:8080")))
-	expect("a member", changeTotals{endpoints: 5, services: 3, endpointsPending: 1, servicesPending: 1})
+	expect("in the kernel", desired.ChangeTotals{Endpoints: 2, Services: 2})
+	r.SetService(r.Service("a", 1, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Endpoints = nil }))
+	r.SetService(r.Service("a", 1))
+	expect("other endpoints, twice", desired.ChangeTotals{Endpoints: 4, Services: 2, EndpointsPending: 1})
+	r.SetService(r.Service("b", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 30080 }))
+	expect("another node port", desired.ChangeTotals{Endpoints: 4, Services: 3, EndpointsPending: 1, ServicesPending: 1})
+	r.SetRules(r.Node(memberOf("10.244.1.1:8080")))
+	expect("a member", desired.ChangeTotals{Endpoints: 5, Services: 3, EndpointsPending: 1, ServicesPending: 1})
 	r.kernel.Fail(errors.New("locked"))
 	commit()
-	expect("a failure", changeTotals{endpoints: 5, services: 3, endpointsPending: 1, servicesPending: 1})
+	expect("a failure", desired.ChangeTotals{Endpoints: 5, Services: 3, EndpointsPending: 1, ServicesPending: 1})
 	r.kernel.Fail(nil)
 	commit()
-	expect("in the kernel", changeTotals{endpoints: 5, services: 3})
-	r.setService(r.object("b", 2, released))
-	expect("an end", changeTotals{endpoints: 5, services: 4, servicesPending: 1})
+	expect("in the kernel", desired.ChangeTotals{Endpoints: 5, Services: 3})
+	r.SetService(r.Service("b", 2, agenttest.Released))
+	expect("an end", desired.ChangeTotals{Endpoints: 5, Services: 4, ServicesPending: 1})
 }
 
 func TestConditionMetric(t *testing.T) {
@@ -211,14 +214,14 @@ func TestConditionMetric(t *testing.T) {
 		t.Errorf("all well (-want +got):\n%s", diff)
 	}
 	kernel.Fail(errors.New("locked"))
-	r.setService(r.object("b", 2))
+	r.SetService(r.Service("b", 2))
 	if err := a.sync(context.Background()); err == nil {
 		t.Fatal("no error")
 	}
 	if diff := cmp.Diff(map[string]float64{"Accepted Accepted": 1, "Failed Programmed": 0}, show()); diff != "" {
 		t.Errorf("failed (-want +got):\n%s", diff)
 	}
-	a.noteOther("10249 answers", &waiting{}, false)
+	a.noteOther("10249 answers", &ownership.Waiting{}, false)
 	if diff := cmp.Diff(map[string]float64{"Accepted Accepted": 1, "ConflictingProxy Programmed": 0, "ConflictingProxy ConflictingProxy": 1}, show()); diff != "" {
 		t.Errorf("another proxy (-want +got):\n%s", diff)
 	}
@@ -231,23 +234,23 @@ func TestConditionMetric(t *testing.T) {
 }
 
 func TestHealthAnswersAreCounted(t *testing.T) {
-	a, _, _, _ := inTurn(t)
+	a, r, _, _ := inTurn(t)
 	handler := a.servers.health.Handler
 	for _, path := range []string{"/healthz", "/healthz", "/livez"} {
 		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil))
 	}
-	stale(a, true)
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Node.Draining = true }))
 	handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/healthz", nil))
 	expectValues(t, a, "kubeproxy_proxy_healthz_total", map[string]float64{"200": 2, "503": 1})
 	expectValues(t, a, "kubeproxy_proxy_livez_total", map[string]float64{"200": 1, "503": 0})
 }
 
 func TestSyncsAreTimed(t *testing.T) {
-	clk := clocktesting.NewFakePassiveClock(epoch)
+	clk := clocktesting.NewFakePassiveClock(agenttest.Epoch)
 	a, _, kernel, _ := inTurn(t)
 	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &lasting{kernel, clk}})
 	a.fanout.Clock = clk
-	outcomes := a.fanout.Apply(t.Context(), a.store.prepare().rulesets)
+	outcomes := a.fanout.Apply(t.Context(), prepare(a.store).Rulesets)
 	if took := outcomes[dataplane.IPv4].Took; took != 3*time.Second {
 		t.Errorf("took %v", took)
 	}

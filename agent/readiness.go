@@ -3,10 +3,10 @@ package agent
 import (
 	"fmt"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 )
 
 // The agent's pod is ready once its object is accepted and a first set has been
@@ -20,25 +20,16 @@ import (
 
 // noteReady has the pod be ready from now on if what the kernel holds makes it so.
 func (a *Agent) noteReady() {
-	if a.store.served() {
+	if a.store.Served() {
 		a.becomeReady()
 	}
 }
 
 // noteReported does the same by what the API holds.
-func (a *Agent) noteReported(s snapshot, f facts) {
-	if (f.conflict() != "" || s.removal.done) && s.own != nil && saysWhyNot(a.writer.newest(s.own).Status.Conditions) {
+func (a *Agent) noteReported(s desired.Snapshot, f status.Facts) {
+	if (f.Conflict() != "" || s.Removal.Done) && s.Own != nil && status.SaysWhyNot(a.writer.Newest(s.Own).Status.Conditions) {
 		a.becomeReady()
 	}
-}
-
-// saysWhyNot reports whether the conditions tell why an agent that accepts its
-// object writes nothing.
-func saysWhyNot(stored []metav1.Condition) bool {
-	programmed := meta.FindStatusCondition(stored, v1alpha1.ConditionProgrammed)
-	return programmed != nil &&
-		(programmed.Reason == v1alpha1.ReasonConflictingProxy || programmed.Reason == v1alpha1.ReasonRemoved) &&
-		meta.IsStatusConditionTrue(stored, v1alpha1.ConditionAccepted)
 }
 
 func (a *Agent) becomeReady() {
@@ -58,16 +49,16 @@ func (a *Agent) unready() string {
 	}
 	s, f := a.known()
 	switch {
-	case s.restored.active():
-		return fmt.Sprintf("%s; that alone does not make the agent ready (%s): see that the API server can be reached from this node", s.restoredMessage(), a.whyUnread())
-	case !s.listed || s.own == nil:
+	case s.Restored.Active():
+		return fmt.Sprintf("%s; that alone does not make the agent ready (%s): see that the API server can be reached from this node", status.RestoredMessage(&s), a.whyUnread())
+	case !s.Listed || s.Own == nil:
 		return a.unlisted(s)
-	case !s.exists:
+	case !s.Exists:
 		return "this node has no NodeProxyRules: see that the NodeProxy \"cluster\" exists, that the controller runs, and that --node-name (NODE_NAME) is the Node's name"
-	case f.conflict() != "":
+	case f.Conflict() != "":
 		return "another proxy is active on this node, and the API does not say so yet: see in the agent's log why the status of the NodeProxyRules cannot be written"
 	}
-	accepted, programmed := acceptedCondition(s), programmedCondition(s, f)
+	accepted, programmed := status.AcceptedCondition(s), status.ProgrammedCondition(s, f)
 	if accepted.Status != metav1.ConditionTrue {
 		return "the NodeProxyRules of this node is not accepted: " + accepted.Message
 	}
@@ -78,9 +69,9 @@ func (a *Agent) unready() string {
 }
 
 // unlisted says what the API has not shown, and why.
-func (a *Agent) unlisted(s snapshot) string {
+func (a *Agent) unlisted(s desired.Snapshot) string {
 	what := "the list of ServiceProxyRules"
-	if s.listed {
+	if s.Listed {
 		what = "this node's NodeProxyRules"
 	}
 	return fmt.Sprintf("the agent waits for %s (%s): see that the API server can be reached from this node, and that the agent may read the kinds of nodeproxy.io", what, a.whyUnread())
@@ -88,34 +79,8 @@ func (a *Agent) unlisted(s snapshot) string {
 
 // whyUnread says why the API cannot be read, as far as is known.
 func (a *Agent) whyUnread() string {
-	if why := a.trouble.why(); why != "" {
+	if why := a.errors.First(); why != "" {
 		return why
 	}
 	return "no answer yet"
-}
-
-// served reports whether a complete set that the API has shown since the start
-// has been applied, or compared.
-func (s *store) served() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.shownServed
-}
-
-// noteServed notes that a batch has been applied, or compared. The caller holds mu.
-func (s *store) noteServed(b *batch) {
-	if b.shown && s.refusal == nil && s.inOrder() {
-		s.shownServed = true
-	}
-}
-
-// inOrder reports whether no family that is needed has failed, or has not been
-// tried. The caller holds mu.
-func (s *store) inOrder() bool {
-	for family, f := range s.families {
-		if !s.settled(family) || f.err != nil && !s.spared(family) {
-			return false
-		}
-	}
-	return true
 }

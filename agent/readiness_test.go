@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -30,15 +33,15 @@ func expectReady(t *testing.T, a *Agent, when, lacks string) {
 func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 	expectReady(t, a, "at first", "waits for the list of ServiceProxyRules (no answer yet)")
-	a.trouble.failed(t.Context(), resourceServices, errors.New("connection refused"))
+	a.errors.Failed(t.Context(), apiclient.ResourceServices, errors.New("connection refused"))
 	expectReady(t, a, "no answer", "connection refused")
-	a.trouble.watching(resourceServices)
-	r := &rig{store: a.store, t: t, version: 10}
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
+	a.errors.Watching(apiclient.ResourceServices)
+	r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
 	expectReady(t, a, "without the own object", "waits for this node's NodeProxyRules")
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
 	expectReady(t, a, "with another format", "is not accepted: spec.formatVersion 2")
-	r.setRules(r.own())
+	r.SetRules(r.Node())
 	expectReady(t, a, "before the first write", "no complete set of rules has been written")
 
 	hold(t, a)
@@ -48,12 +51,12 @@ func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 	}
 	expectReady(t, a, "failing", "exec format error")
 	kernel.Fail(nil)
-	a.store.refresh()
+	a.store.Refresh()
 	mustSync(t, a)
 	expectReady(t, a, "applied", "")
 
 	kernel.Fail(errors.New("locked"))
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
 	a.endTurn("kube-proxy answers")
 	expectReady(t, a, "whatever comes later", "")
 }
@@ -61,7 +64,7 @@ func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 func TestReadyOnceCompared(t *testing.T) {
 	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 	r := fill(t, a)
-	r.setRules(r.own(inAudit))
+	r.SetRules(r.Node(inAudit))
 	kernel.Fail(errors.New("no such program"))
 	if err := a.sync(t.Context()); err == nil {
 		t.Fatal("no error")
@@ -76,28 +79,28 @@ func TestReadyOnceCompared(t *testing.T) {
 func TestReadyOnceAConflictIsReported(t *testing.T) {
 	a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 	r := fill(t, a)
-	b := &board{stored: a.store.rules, err: errors.New("forbidden")}
-	a.writer.apply = b.apply
+	b := &agenttest.Board{Stored: a.store.Snapshot().Own, Err: errors.New("forbidden")}
+	a.writer.Apply = b.Apply
 	report := func() {
 		s, f := a.known()
-		a.writer.write(context.Background(), s, f)
+		a.writer.Write(context.Background(), s, f)
 		a.noteReported(s, f)
 	}
-	a.noteOther("kube-proxy answers", newWaiting(time.Now), false)
+	a.noteOther("kube-proxy answers", ownership.NewWaiting(time.Now), false)
 	report()
-	if b.tries != 1 {
-		t.Fatalf("the status was tried %d times", b.tries)
+	if b.Tries != 1 {
+		t.Fatalf("the status was tried %d times", b.Tries)
 	}
 	expectReady(t, a, "not written", "the API does not say so yet")
 
-	b.err, a.writer.retryAt = nil, time.Time{}
-	r.setRules(r.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
-	b.stored = a.store.rules
+	b.Err, a.writer.RetryAt = nil, time.Time{}
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
+	b.Stored = a.store.Snapshot().Own
 	report()
 	expectReady(t, a, "reported, but the object is not accepted", "is active on this node")
 
-	r.setRules(r.own())
-	b.stored = a.store.rules
+	r.SetRules(r.Node())
+	b.Stored = a.store.Snapshot().Own
 	report()
 	expectReady(t, a, "reported", "")
 }
@@ -106,18 +109,18 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 // that cannot reach the API, and must not let a rollout go on.
 func TestReadyOnlyOnceTheAPIAnswers(t *testing.T) {
 	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
-	r := &rig{store: a.store, t: t, version: 10, kernel: kernel}
-	r.mustRestore(good(r, false))
+	r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}, kernel: kernel}
+	r.mustRestore(r.Checkpoint(false))
 	hold(t, a)
 	mustSync(t, a)
 	if len(kernel.Services()) != 3 {
 		t.Fatalf("the kernel holds %v", kernel.Services())
 	}
 	expectReady(t, a, "from the disk", "the node runs from the last good set on its disk")
-	r.setRules(r.own(membersOfA))
+	r.SetRules(r.Node(agenttest.EndpointOfA))
 	mustSync(t, a)
 	expectReady(t, a, "with the own object alone", "the ServiceProxyRules could not be read")
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1), r.object("b", 2), r.object("c", 3)})
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2), r.Service("c", 3)})
 	expectReady(t, a, "before what the API shows is applied", "about to be applied")
 	mustSync(t, a)
 	expectReady(t, a, "once it is", "")

@@ -12,13 +12,15 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // TestRemovalOutlivesARestart of the agent, whatever comes first.
 func TestRemovalOutlivesARestart(t *testing.T) {
 	former := func(r *rig) *v1alpha1.NodeProxyRules {
-		o := r.own()
+		o := r.Node()
 		o.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonRemoved, Message: "as before"}}
 		return o
 	}
@@ -28,29 +30,29 @@ func TestRemovalOutlivesARestart(t *testing.T) {
 		want string // that the kernel holds after a minute
 		text string
 	}{
-		{"the NodeProxy is being deleted", func(r *rig) { r.setRules(r.own()); after(time.Second); r.setProxy(deleted(v1alpha1.RemovalCleanup)) }, "", "removed from this node"},
-		{"and it was done", func(r *rig) { r.setRules(former(r)); r.setProxy(deleted(v1alpha1.RemovalCleanup)) }, "", "as before"},
-		{"and it was done, seen later", func(r *rig) { r.setProxy(deleted(v1alpha1.RemovalCleanup)); r.setRules(former(r)) }, "", "as before"},
-		{"it is gone", func(r *rig) { r.setRules(former(r)); r.setProxy(nil) }, "", "as before"},
-		{"it is gone, seen first", func(r *rig) { r.setProxy(nil); r.setRules(former(r)) }, "", "as before"},
-		{"there is a new one", func(r *rig) { r.setRules(former(r)); after(time.Second); r.setProxy(proxy("shop.a")) }, "shop/a", "holds what is wanted"},
-		{"there is a new one, seen first", func(r *rig) { r.setProxy(proxy("shop.a")); r.setRules(former(r)) }, "shop/a", "holds what is wanted"},
-		{"it cannot be read", func(r *rig) { r.setRules(r.own()) }, "shop/a", "status.inventory"},
+		{"the NodeProxy is being deleted", func(r *rig) { r.SetRules(r.Node()); after(time.Second); r.SetProxy(deleted(v1alpha1.RemovalCleanup)) }, "", "removed from this node"},
+		{"and it was done", func(r *rig) { r.SetRules(former(r)); r.SetProxy(deleted(v1alpha1.RemovalCleanup)) }, "", "as before"},
+		{"and it was done, seen later", func(r *rig) { r.SetProxy(deleted(v1alpha1.RemovalCleanup)); r.SetRules(former(r)) }, "", "as before"},
+		{"it is gone", func(r *rig) { r.SetRules(former(r)); r.SetProxy(nil) }, "", "as before"},
+		{"it is gone, seen first", func(r *rig) { r.SetProxy(nil); r.SetRules(former(r)) }, "", "as before"},
+		{"there is a new one", func(r *rig) { r.SetRules(former(r)); after(time.Second); r.SetProxy(proxy("shop.a")) }, "shop/a", "holds what is wanted"},
+		{"there is a new one, seen first", func(r *rig) { r.SetProxy(proxy("shop.a")); r.SetRules(former(r)) }, "shop/a", "holds what is wanted"},
+		{"it cannot be read", func(r *rig) { r.SetRules(r.Node()) }, "shop/a", "status.inventory"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
-				r := &rig{store: a.store, t: t, version: 10}
+				r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
 				ctx, stop := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
 				wg.Go(func() { a.takeTurns(ctx) })
 				wg.Go(func() { a.loop.Run(ctx) })
-				r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
+				r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
 				tt.see(r)
 				a.changed()
 				after(time.Minute)
-				c := programmedCondition(a.known())
+				c := status.ProgrammedCondition(a.known())
 				if got := strings.Join(kernel.Services(), " "); got != tt.want || !strings.Contains(c.Message, tt.text) {
 					t.Errorf("the kernel holds %q, and %s: %s; want %q, …%s…", got, c.Reason, c.Message, tt.want, tt.text)
 				}
@@ -79,9 +81,9 @@ func TestRemovalTakesTheLastGoodSet(t *testing.T) {
 		if err := os.WriteFile(e.file()+".tmp", []byte("cut off"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		r.setProxy(deleted(v1alpha1.RemovalCleanup))
+		r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 		a.endTurn("")
-		r.clearRemoval("", true)
+		r.ClearRemoval("", true)
 		mustSync(t, a)
 		after(keepInterval + keepTick)
 		for _, file := range []string{e.file(), e.file() + ".tmp"} {
@@ -89,7 +91,7 @@ func TestRemovalTakesTheLastGoodSet(t *testing.T) {
 				t.Errorf("%s: %v", file, err)
 			}
 		}
-		r.setProxy(proxy("shop.a", "shop.b"))
+		r.SetProxy(proxy("shop.a", "shop.b"))
 		after(keepFirst + 2*keepTick)
 		if _, err := os.Stat(e.file()); err != nil {
 			t.Errorf("none is kept of the next installation: %v", err)
@@ -106,13 +108,13 @@ func TestRemovalNamesAFileThatStays(t *testing.T) {
 	if err := os.MkdirAll(e.file()+"/full", 0o700); err != nil { // a folder that is not empty cannot be removed
 		t.Fatal(err)
 	}
-	r.setProxy(deleted(v1alpha1.RemovalCleanup))
+	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	a.endTurn("")
-	r.clearRemoval("", true)
+	r.ClearRemoval("", true)
 	if err := a.sync(t.Context()); err == nil {
 		t.Fatal("no error")
 	}
-	c := programmedCondition(a.known())
+	c := status.ProgrammedCondition(a.known())
 	if c.Reason != "Failed" || !strings.Contains(c.Message, e.file()) {
 		t.Errorf("%s: %s", c.Reason, c.Message)
 	}
@@ -122,18 +124,18 @@ func TestRemovalNamesAFileThatStays(t *testing.T) {
 func TestFirstTurnDoesNotWaitForALook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
-		r := &rig{store: a.store, t: t, version: 10}
+		r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
 		ctx, stop := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() { a.takeTurns(ctx) })
-		r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
-		r.setRules(r.own())
+		r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
+		r.SetRules(r.Node())
 		a.changed()
 		after(10 * time.Millisecond)
 		if a.mayWrite() {
 			t.Error("begun before it is known whether there is a NodeProxy")
 		}
-		r.setProxy(proxy("shop.a"))
+		r.SetProxy(proxy("shop.a"))
 		a.changed()
 		after(10 * time.Millisecond)
 		if !a.mayWrite() {

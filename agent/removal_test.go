@@ -12,15 +12,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // proxy makes a NodeProxy with the inventory of Services.
 func proxy(services ...string) *v1alpha1.NodeProxy {
 	o := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
-	o.Status.Inventory = inventoryOf(services...)
+	o.Status.Inventory = agenttest.InventoryOf(services...)
 	return o
 }
 
@@ -28,13 +32,13 @@ func proxy(services ...string) *v1alpha1.NodeProxy {
 func deleted(policy v1alpha1.RemovalPolicy) *v1alpha1.NodeProxy {
 	o := proxy("shop.a")
 	o.Spec.RemovalPolicy = &policy
-	o.DeletionTimestamp, o.Finalizers = &metav1.Time{Time: epoch}, []string{v1alpha1.FinalizerCleanup}
+	o.DeletionTimestamp, o.Finalizers = &metav1.Time{Time: agenttest.Epoch}, []string{v1alpha1.FinalizerCleanup}
 	return o
 }
 
 // see lets the agent see the NodeProxy.
 func (r turning) see(o *v1alpha1.NodeProxy) {
-	r.rig.setProxy(o)
+	r.rig.SetProxy(o)
 	r.changed()
 	after(time.Second)
 }
@@ -66,8 +70,8 @@ func TestRemoval(t *testing.T) {
 		}
 
 		writes := r.kernel.Writes()
-		r.rig.setService(r.rig.object("b", 2))
-		r.rig.setRules(r.rig.own(func(s *v1alpha1.NodeProxyRulesSpec) { s.SettingsRevision = "rev-2" }))
+		r.rig.SetService(r.rig.Service("b", 2))
+		r.rig.SetRules(r.rig.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.SettingsRevision = "rev-2" }))
 		r.changed()
 		r.loop.VerifySoon()
 		after(time.Hour)
@@ -76,22 +80,22 @@ func TestRemoval(t *testing.T) {
 			t.Error("the kernel was written")
 		}
 		expectLivez(t, r.Agent, "idle", 200, 200)
-		if p := r.store.snapshot().oldestPending; !p.IsZero() {
+		if p := r.store.Snapshot().OldestPending; !p.IsZero() {
 			t.Errorf("a change waits since %v for what is not programmed any more", p)
 		}
 
-		r.rig.setProxy(nil)
-		r.rig.deleteService(r.rig.object("a", 1))
+		r.rig.SetProxy(nil)
+		r.rig.DeleteService(r.rig.Service("a", 1))
 		r.changed()
 		after(time.Hour)
-		if held := r.store.snapshot().held; len(held) > 0 {
+		if held := r.store.Snapshot().Retained; len(held) > 0 {
 			t.Errorf("held, though removed: %v", held)
 		}
 		r.expect(t, "the NodeProxy is gone", "Removed", "")
 
 		r.see(proxy("shop.b"))
 		r.expect(t, "there is one again", "Programmed", "", "shop/b")
-		if got := r.store.snapshot().applied.settingsRevision; got != "rev-2" {
+		if got := r.store.Snapshot().Applied.SettingsRevision; got != "rev-2" {
 			t.Errorf("programmed by settings %s", got)
 		}
 	})
@@ -102,16 +106,16 @@ func TestRemoval(t *testing.T) {
 func TestRemovalIsNotOfTheNext(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		r.see(deleted(v1alpha1.RemovalCleanup))
-		r.rig.missRules()
-		r.rig.deleteService(r.rig.object("a", 1))
+		r.rig.MissRules()
+		r.rig.DeleteService(r.rig.Service("a", 1))
 		r.see(nil)
 		r.kernel.Plant(combined("b"))
 		next := proxy()
 		next.Status.Inventory = nil
 		r.see(next)
 		r.expect(t, "nothing is rendered", "Pending", "", "shop/b")
-		r.rig.setService(r.rig.object("c", 3))
-		r.rig.setRules(r.rig.own())
+		r.rig.SetService(r.rig.Service("c", 3))
+		r.rig.SetRules(r.rig.Node())
 		r.changed()
 		after(time.Second)
 		r.expect(t, "while it is rendered", "Programmed", "", "shop/b", "shop/c")
@@ -126,7 +130,7 @@ func TestRemovalWithRetain(t *testing.T) {
 		r.see(nil)
 		after(time.Minute)
 		r.expect(t, "deleted", "Retained", "", "shop/a")
-		r.rig.deleteService(r.rig.object("a", 1))
+		r.rig.DeleteService(r.rig.Service("a", 1))
 		r.changed()
 		after(time.Minute)
 		r.expect(t, "with its objects", "Retained", "", "shop/a")
@@ -137,7 +141,7 @@ func TestRemovalWithRetain(t *testing.T) {
 // only as it goes.
 func TestRemovalSeenAtItsEnd(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
-		r.rig.dropProxy(deleted(v1alpha1.RemovalCleanup))
+		r.rig.DeleteProxy(deleted(v1alpha1.RemovalCleanup))
 		r.changed()
 		after(time.Second)
 		r.expect(t, "gone", "Removed", "")
@@ -145,7 +149,7 @@ func TestRemovalSeenAtItsEnd(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		o := deleted(v1alpha1.RemovalCleanup)
 		o.DeletionTimestamp = nil // no finalizer, so that nobody waits for nodes
-		r.rig.dropProxy(o)
+		r.rig.DeleteProxy(o)
 		r.changed()
 		after(time.Minute)
 		r.expect(t, "gone without a trace", "Retained", "", "shop/a")
@@ -161,7 +165,7 @@ func TestRemovalThatFails(t *testing.T) {
 		r.kernel.Fail(nil)
 		after(longestRetry)
 		r.expect(t, "mended", "Removed", "")
-		if lines := r.log.with("Could not remove"); len(lines) != 1 {
+		if lines := r.log.With("Could not remove"); len(lines) != 1 {
 			t.Errorf("the same failure is logged %d times", len(lines))
 		}
 	})
@@ -174,7 +178,7 @@ func TestRemovalIsCalledOff(t *testing.T) {
 		r.kernel.Fail(errors.New("another process holds the lock"))
 		r.see(deleted(v1alpha1.RemovalCleanup))
 		r.expect(t, "failing", "Failed", "", "shop/a")
-		r.rig.setService(r.rig.object("b", 2))
+		r.rig.SetService(r.rig.Service("b", 2))
 		r.kernel.Fail(nil)
 		r.see(deleted(v1alpha1.RemovalRetain))
 		after(longestRetry)
@@ -192,15 +196,15 @@ func TestRemovalIsCalledOff(t *testing.T) {
 func TestRemovalIsCalledOffMeanwhile(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	mustSync(t, a)
-	r.setProxy(deleted(v1alpha1.RemovalCleanup))
+	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	a.endTurn("")
-	r.clearRemoval("", true)
+	r.ClearRemoval("", true)
 	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &cleaning{kernel, func() {
-		r.setProxy(proxy("shop.a"))
+		r.SetProxy(proxy("shop.a"))
 		hold(t, a)
 	}}})
 	mustSync(t, a)
-	if got := a.store.endedRemoval(); got != (removal{}) {
+	if got := a.store.EndedRemoval(); got != (desired.Removal{}) {
 		t.Errorf("what was called off is %+v", got)
 	}
 	mustSync(t, a)
@@ -227,7 +231,7 @@ func TestRemovalKnowsWhatIsExcluded(t *testing.T) {
 		kernel := &excluding{Fake: dataplanetest.NewFake()}
 		synctest.Wait() // nothing reads the fanout meanwhile
 		r.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: kernel})
-		r.rig.setRules(r.rig.own(func(s *v1alpha1.NodeProxyRulesSpec) {
+		r.rig.SetRules(r.rig.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
 			s.Settings.IPVS = &v1alpha1.IPVSSettings{ExcludeCIDRs: []string{"10.0.0.0/8"}}
 		}))
 		r.see(deleted(v1alpha1.RemovalCleanup))
@@ -271,7 +275,7 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 		after(2 * time.Second)
 		r.see(deleted(v1alpha1.RemovalCleanup))
 		r.expect(t, "it was there a moment ago", "Pending", "once another proxy (kube-proxy answers) has shown no sign for 10s", "shop/a")
-		after(quietTime)
+		after(ownership.QuietTime)
 		r.expect(t, "it is quiet", "Removed", "removed from this node")
 	})
 	takingTurns(t, func(t *testing.T, r turning) {
@@ -279,7 +283,7 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 		r.ports.become("kube-proxy answers")
 		after(time.Minute)
 		r.expect(t, "it comes afterwards", "Removed", "removed from this node")
-		if c := conflictCondition(factsOf(r.Agent), nil); c != nil {
+		if c := status.ConflictCondition(factsOf(r.Agent), nil); c != nil {
 			t.Errorf("who has nothing to write has no conflict: %+v", c)
 		}
 	})
@@ -291,13 +295,13 @@ func TestRemovalMeetsAProxyThatHasJustCome(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	a.options.Spotter = &spots{standing: "chain KUBE-PROXY-CANARY"}
 	kernel.Plant(combined("a"))
-	r.setProxy(deleted(v1alpha1.RemovalCleanup))
+	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	a.endTurn("")
-	if !r.clearRemoval("", true) {
+	if !r.ClearRemoval("", true) {
 		t.Fatal("the removal is not due")
 	}
 	mustSync(t, a)
-	if c := programmedCondition(a.known()); len(kernel.Services()) != 1 || c.Reason != "Removed" || !strings.Contains(c.Message, "KUBE-PROXY-CANARY") {
+	if c := status.ProgrammedCondition(a.known()); len(kernel.Services()) != 1 || c.Reason != "Removed" || !strings.Contains(c.Message, "KUBE-PROXY-CANARY") {
 		t.Errorf("kernel %v, condition %+v", kernel.Services(), c)
 	}
 }
@@ -307,13 +311,13 @@ func TestRemovalWithAudit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, kernel, log := newAgent(t, (&answers{list: []string{""}}).probe)
-				r := &rig{store: a.store, t: t, version: 10}
-				r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
+				r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
+				r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
 				o := deleted(v1alpha1.RemovalCleanup)
 				if own {
-					r.setRules(r.own(inAudit))
+					r.SetRules(r.Node(inAudit))
 				} else {
-					r.missRules()
+					r.MissRules()
 					o.Spec.Settings = &v1alpha1.WrittenSettings{Enforcement: new(v1alpha1.Audit)}
 				}
 				kernel.Plant(combined("a"))
@@ -341,10 +345,10 @@ func TestRemovalEndsUDPFlows(t *testing.T) {
 	withFlows(t, func(t *testing.T, a *Agent, r *rig, _ *dataplanetest.Fake, table *flowTable) {
 		mustSync(t, a)
 		table.add(one, raw)
-		r.setProxy(deleted(v1alpha1.RemovalCleanup))
+		r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 		a.endTurn("")
 		table.expect(t, "before the rules are gone", one, raw)
-		r.clearRemoval("", true)
+		r.ClearRemoval("", true)
 		mustSync(t, a)
 		table.expect(t, "after", raw)
 	})
@@ -353,18 +357,20 @@ func TestRemovalEndsUDPFlows(t *testing.T) {
 // TestReadyOnceRemoved: there is nothing more to do for the agent.
 func TestReadyOnceRemoved(t *testing.T) {
 	a, r, _, _ := inTurn(t)
-	b := &board{stored: a.store.rules}
-	a.writer.apply = b.apply
-	r.setProxy(deleted(v1alpha1.RemovalCleanup))
+	b := &agenttest.Board{Stored: a.store.Snapshot().Own}
+	a.writer.Apply = b.Apply
+	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	expectReady(t, a, "before", "about to be removed")
 	a.endTurn("")
-	r.clearRemoval("", true)
+	r.ClearRemoval("", true)
 	mustSync(t, a)
 	s, f := a.known()
-	a.writer.write(t.Context(), s, f)
+	a.writer.Write(t.Context(), s, f)
 	a.noteReported(s, f)
 	expectReady(t, a, "reported", "")
 }
 
 // combined is what the kernel may hold of shop/name.
-func combined(service string) *dataplane.Service { return &dataplane.Service{Name: name(service)} }
+func combined(service string) *dataplane.Service {
+	return &dataplane.Service{Name: agenttest.Name(service)}
+}

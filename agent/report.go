@@ -1,6 +1,19 @@
 package agent
 
-import "context"
+import (
+	"context"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
+)
+
+// showMetrics brings the gauges up to date. Only one goroutine calls it.
+func (a *Agent) showMetrics(s desired.Snapshot, f status.Facts) {
+	a.metrics.Show(s)
+	if s.Own != nil {
+		a.metrics.ShowConditions(status.Build(s, f, nil).Conditions)
+	}
+}
 
 // reportLoop writes the status whenever it is due.
 func (a *Agent) reportLoop(ctx context.Context) {
@@ -8,7 +21,7 @@ func (a *Agent) reportLoop(ctx context.Context) {
 		s, f := a.known()
 		a.showMetrics(s, f)
 		a.logStuck(a.loop.Overdue())
-		a.writer.write(ctx, s, f)
+		a.writer.Write(ctx, s, f)
 		a.noteReported(s, f)
 		timer := a.options.Clock.NewTimer(statusTick)
 		select {
@@ -23,24 +36,24 @@ func (a *Agent) reportLoop(ctx context.Context) {
 // known is what the status is made of. What is to be done with the kernel is of the
 // moment of the snapshot: what is known of the kernel means another thing where
 // that has changed.
-func (a *Agent) known() (snapshot, facts) {
-	s := a.store.snapshot()
+func (a *Agent) known() (desired.Snapshot, status.Facts) {
+	s := a.store.Snapshot()
 	return s, a.facts(&s)
 }
 
 // facts are those that go with a snapshot.
-func (a *Agent) facts(s *snapshot) facts {
-	f := facts{
-		audit: s.audit, removing: s.removal.wanted,
-		version: a.options.Version, started: a.started, kernel: a.options.Kernel,
-		formats:  a.store.formats,
-		families: a.fanout.Families(), warnings: append(a.portTroubles(), a.checkTroubles()...), drift: a.drift.facts(),
+func (a *Agent) facts(s *desired.Snapshot) status.Facts {
+	f := status.Facts{
+		Audit: s.Audit, Removing: s.Removal.Wanted,
+		Version: a.options.Version, Started: a.started, Kernel: a.options.Kernel,
+		Formats:  a.store.Formats,
+		Families: a.fanout.Families(), Warnings: append(a.portTroubles(), a.checkTroubles()...), Drift: a.drift.Facts(),
 	}
-	f.tracking = a.tracking.facts(a.mayWrite())
+	f.Tracking = a.tracking.Facts(a.mayWrite())
 	a.addTurn(&f)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	f.iptables = a.iptables
+	f.Iptables = a.iptables
 	return f
 }
 

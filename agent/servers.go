@@ -3,12 +3,22 @@ package agent
 import (
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strconv"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 )
+
+// answering lets whoever asks our ports know which agent answers.
+func (a *Agent) answering(handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(ownership.InstanceHeader, a.instance)
+		handler.ServeHTTP(w, r)
+	})
+}
 
 // servers are the agent's ports. Those of the proxy serve while we have the turn,
 // the kubelet's always.
@@ -27,9 +37,9 @@ func (a *Agent) newServers() servers {
 		health:  server("health of the proxy", a.options.ProxyHealthAddress, "--proxy-health-bind-address"),
 		metrics: server("metrics", a.options.MetricsAddress, "--metrics-bind-address"),
 	}
-	s.kubelet.Handler = health.KubeletHandler(a.loop.Overdue, a.unready, a.metrics.handler())
-	s.health.Handler = a.answering(health.ProxyHandler(a.proxyState, a.metrics.proxy.answered))
-	s.metrics.Handler = a.answering(health.MetricsHandler(a.proxyMode, a.metrics.handler()))
+	s.kubelet.Handler = health.KubeletHandler(a.loop.Overdue, a.unready, a.metrics.Handler())
+	s.health.Handler = a.answering(health.ProxyHandler(a.proxyState, a.metrics.Proxy.Answered))
+	s.metrics.Handler = a.answering(health.MetricsHandler(a.proxyMode, a.metrics.Handler()))
 	return s
 }
 

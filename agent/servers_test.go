@@ -9,7 +9,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -23,7 +25,7 @@ func TestAPortOfAnothersIsReported(t *testing.T) {
 	t.Cleanup(func() { _ = other.Close() }) // nothing was written
 	a, _, _, _ := inTurn(t)
 	a.options.ProbeAddress = other.Addr().String()
-	a.options.Sockets = &owned{listeners: []*sockets.Listener{{UID: 1000}}}
+	a.options.Sockets = &agenttest.Sockets{Listeners: []*sockets.Listener{{UID: 1000}}}
 	a.servers = a.newServers()
 	mustSync(t, a)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -32,7 +34,7 @@ func TestAPortOfAnothersIsReported(t *testing.T) {
 	go func() { defer close(done); a.servers.kubelet.Run(ctx) }()
 	message := func() string {
 		s, f := a.known()
-		return meta.FindStatusCondition(buildStatus(s, f, nil).Conditions, v1alpha1.ConditionProgrammed).Message
+		return meta.FindStatusCondition(status.Build(s, f, nil).Conditions, v1alpha1.ConditionProgrammed).Message
 	}
 	for message() == "the kernel holds what is wanted" {
 		select {
@@ -74,7 +76,7 @@ func TestHoldersOfPorts(t *testing.T) {
 	if got := a.holder("127.0.0.1:1"); got != "" {
 		t.Errorf("nobody can be asked: %q", got)
 	}
-	a.options.Sockets = &owned{listeners: []*sockets.Listener{nil, {UID: 7}}}
+	a.options.Sockets = &agenttest.Sockets{Listeners: []*sockets.Listener{nil, {UID: 7}}}
 	for _, want := range []string{"does not listen", "uid 7"} {
 		if got := a.holder("127.0.0.1:1"); !strings.Contains(got, want) {
 			t.Errorf("%q lacks %q", got, want)

@@ -15,8 +15,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/metrics"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -55,7 +58,7 @@ func (f *fakeTracking) expect(t *testing.T, when string, asked ...int32) {
 // tracked gives an agent connection tracking.
 func tracked(a *Agent) *fakeTracking {
 	kernel := &fakeTracking{figures: conntrack.Figures{Entries: 10, Max: 100, Buckets: 25}}
-	a.tracking.kernel = kernel
+	a.tracking.Kernel = kernel
 	return kernel
 }
 
@@ -75,7 +78,7 @@ func mustVerify(t *testing.T, a *Agent) {
 func TestSettingsOfTrackingComeBeforeRules(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	fake := tracked(a)
-	r.setRules(r.own(udpTimeout(30)))
+	r.SetRules(r.Node(udpTimeout(30)))
 	fake.onTune = func() {
 		if kernel.Writes() > 0 {
 			t.Error("rules are written before the settings they depend on")
@@ -87,10 +90,10 @@ func TestSettingsOfTrackingComeBeforeRules(t *testing.T) {
 	}
 	fake.onTune = nil
 	fake.expect(t, "the first sync", 30)
-	r.setService(r.object("b", 2))
+	r.SetService(r.Service("b", 2))
 	mustSync(t, a)
 	fake.expect(t, "a sync of a Service")
-	r.setRules(r.own(udpTimeout(40)))
+	r.SetRules(r.Node(udpTimeout(40)))
 	mustSync(t, a)
 	fake.expect(t, "other settings", 40)
 	mustVerify(t, a)
@@ -113,17 +116,17 @@ func TestTrackingIsLeftWhileOthersHaveTheNode(t *testing.T) {
 	mustSync(t, a)
 	mustVerify(t, a)
 	fake.expect(t, "beside another proxy")
-	if f := factsOf(a); f.tracking.report == nil || f.tracking.report.Max != 100 {
-		t.Errorf("figures are not reported: %+v", f.tracking)
+	if f := factsOf(a); f.Tracking.Report == nil || f.Tracking.Report.Max != 100 {
+		t.Errorf("figures are not reported: %+v", f.Tracking)
 	}
 	a.turn.held = true
 	mustSync(t, a)
-	if f := factsOf(a); len(f.tracking.warnings) != 1 {
-		t.Errorf("warnings %q", f.tracking.warnings)
+	if f := factsOf(a); len(f.Tracking.Warnings) != 1 {
+		t.Errorf("warnings %q", f.Tracking.Warnings)
 	}
 	a.turn.held = false
-	if f := factsOf(a); len(f.tracking.warnings) != 0 {
-		t.Errorf("it is warned of what is not ours: %q", f.tracking.warnings)
+	if f := factsOf(a); len(f.Tracking.Warnings) != 0 {
+		t.Errorf("it is warned of what is not ours: %q", f.Tracking.Warnings)
 	}
 }
 
@@ -141,8 +144,8 @@ func TestRulesFollowLiberalTracking(t *testing.T) {
 	if n := full(a); n != 2 {
 		t.Errorf("%d full passes after a change", n)
 	}
-	if n := len(log.with("Somebody else has changed a setting")); n != 1 {
-		t.Errorf("log %q", log.lines)
+	if n := len(log.With("Somebody else has changed a setting")); n != 1 {
+		t.Errorf("log %q", log.With(""))
 	}
 	fake.tuned.Changes = nil
 	mustVerify(t, a)
@@ -160,11 +163,11 @@ func TestTrackingThatComesWithTheRules(t *testing.T) {
 			fake.tuned, fake.failure = conntrack.Tuned{Liberal: true, Changes: []conntrack.Change{{Sysctl: "s", From: 1, To: 2}}}, nil
 		}
 	}
-	if f := factsOf(a); f.tracking.report != nil || len(f.tracking.warnings) > 0 {
-		t.Errorf("before: %+v", f.tracking)
+	if f := factsOf(a); f.Tracking.Report != nil || len(f.Tracking.Warnings) > 0 {
+		t.Errorf("before: %+v", f.Tracking)
 	}
 	// A loop that does not run is overdue once it is triggered.
-	clk := clocktesting.NewFakeClock(epoch)
+	clk := clocktesting.NewFakeClock(agenttest.Epoch)
 	a.loop = syncer.New(syncer.Options{Clock: clk, Sync: a.syncSome, Verify: a.verify, VerifyInterval: time.Hour})
 	mustSync(t, a)
 	clk.Step(time.Second)
@@ -172,17 +175,17 @@ func TestTrackingThatComesWithTheRules(t *testing.T) {
 		t.Error("nobody writes the rules that depend on the settings")
 	}
 	fake.expect(t, "before and after the rules", 0, 0)
-	if n := len(log.with("Changed a setting of connection tracking")); n != 1 || len(log.with("tracks no connections")) > 0 {
-		t.Errorf("log %q", log.lines)
+	if n := len(log.With("Changed a setting of connection tracking")); n != 1 || len(log.With("tracks no connections")) > 0 {
+		t.Errorf("log %q", log.With(""))
 	}
-	if f := factsOf(a); f.tracking.report == nil || len(f.tracking.warnings) > 0 {
-		t.Errorf("after: %+v", f.tracking)
+	if f := factsOf(a); f.Tracking.Report == nil || len(f.Tracking.Warnings) > 0 {
+		t.Errorf("after: %+v", f.Tracking)
 	}
 	mustSync(t, a) // the rules follow
 	if n := uint64(syncs(t, a)["Full"]); n != 2 {
 		t.Errorf("%d full passes, want one more for rules that depend on the settings", n)
 	}
-	r.setService(r.object("b", 2))
+	r.SetService(r.Service("b", 2))
 	fake.expect(t, "from then on")
 }
 
@@ -193,19 +196,19 @@ func TestNodeWithoutTracking(t *testing.T) {
 	mustSync(t, a)
 	mustVerify(t, a)
 	mustVerify(t, a)
-	c := programmedCondition(a.known())
+	c := status.ProgrammedCondition(a.known())
 	if c.Status != metav1.ConditionTrue || !strings.Contains(c.Message, "modprobe nf_conntrack") {
 		t.Errorf("condition %+v", c)
 	}
-	if n := len(log.with("modprobe nf_conntrack")); n != 1 {
-		t.Errorf("log %q", log.lines)
+	if n := len(log.With("modprobe nf_conntrack")); n != 1 {
+		t.Errorf("log %q", log.With(""))
 	}
 	if n := uint64(syncs(t, a)["Full"]); n != 1 {
 		t.Errorf("%d full passes", n)
 	}
 	fake.tuned, fake.failure = conntrack.Tuned{}, nil
 	mustVerify(t, a)
-	if c := programmedCondition(a.known()); strings.Contains(c.Message, "but") {
+	if c := status.ProgrammedCondition(a.known()); strings.Contains(c.Message, "but") {
 		t.Errorf("condition %+v", c)
 	}
 }
@@ -223,8 +226,8 @@ func TestUnmetSettingsAreAWarning(t *testing.T) {
 	}
 	fake.tuned.Unmet = nil
 	mustVerify(t, a)
-	if len(log.with("is not as the settings ask")) != 1 || len(log.with("is as the settings ask now")) != 1 {
-		t.Errorf("log %q", log.lines)
+	if len(log.With("is not as the settings ask")) != 1 || len(log.With("is as the settings ask now")) != 1 {
+		t.Errorf("log %q", log.With(""))
 	}
 	if n := uint64(syncs(t, a)["Full"]); n != 1 {
 		t.Errorf("%d full passes: rules have nothing to do with it", n)
@@ -236,110 +239,35 @@ func TestRemovedFlowsAreReported(t *testing.T) {
 	tracked(a)
 	a.cleaned(dataplane.IPv4, conntrack.Pass{Removed: map[conntrack.Reason]int{conntrack.EndpointGone: 2}})
 	a.cleaned(dataplane.IPv6, conntrack.Pass{Removed: map[conntrack.Reason]int{conntrack.NoEndpoint: 3}})
-	if got := factsOf(a).tracking.report.FlowsCleaned; got != 5 {
+	if got := factsOf(a).Tracking.Report.FlowsCleaned; got != 5 {
 		t.Errorf("flowsCleaned is %d, want 5", got)
 	}
 }
 
 func TestFiguresAreReadNowAndThen(t *testing.T) {
 	fake := &fakeTracking{figures: conntrack.Figures{Entries: 31022, Max: 262144, Buckets: 65536, Counters: conntrack.Counters{InsertFailed: 1, Drop: 2, EarlyDrop: 3}}}
-	clk := clocktesting.NewFakeClock(epoch)
-	m := newMetrics()
-	tr := newTracking(&Options{Tracking: fake, Clock: clk, Log: logr.Discard()}, m.tracking)
-	tr.cleaned(conntrack.Pass{Removed: map[conntrack.Reason]int{conntrack.EndpointGone: 17, conntrack.AddressGone: 1}})
+	clk := clocktesting.NewFakeClock(agenttest.Epoch)
+	m := metrics.New()
+	tr := conntrack.NewTuner(fake, clk, logr.Discard(), m.Tracking)
+	tr.Cleaned(conntrack.Pass{Removed: map[conntrack.Reason]int{conntrack.EndpointGone: 17, conntrack.AddressGone: 1}})
 	want := v1alpha1.ConntrackReport{Entries: 31022, Max: 262144, UsagePercent: 12, Buckets: 65536, InsertFailed: 1, Drop: 2, EarlyDrop: 3, FlowsCleaned: 18}
 	for range 100 { // as in a burst of events
-		if diff := cmp.Diff(want, *tr.facts(true).report); diff != "" {
+		if diff := cmp.Diff(want, *tr.Facts(true).Report); diff != "" {
 			t.Fatal(diff)
 		}
 	}
 	if fake.readings != 1 {
 		t.Errorf("read %d times", fake.readings)
 	}
-	clk.Step(figuresAge)
+	clk.Step(conntrack.FiguresAge)
 	fake.figures.Entries, fake.figures.Drop, fake.failure = 40000, 0, errors.New("no module")
-	f := tr.facts(true)
+	f := tr.Facts(true)
 	want.Entries, want.UsagePercent = 40000, 15
-	if diff := cmp.Diff(want, *f.report); diff != "" || len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "no module") {
-		t.Errorf("warnings %q, report (-want +got):\n%s", f.warnings, diff)
+	if diff := cmp.Diff(want, *f.Report); diff != "" || len(f.Warnings) != 1 || !strings.Contains(f.Warnings[0], "no module") {
+		t.Errorf("warnings %q, report (-want +got):\n%s", f.Warnings, diff)
 	}
 	clk.Step(-time.Hour) // a clock that is put back
-	if tr.facts(true); fake.readings != 3 {
+	if tr.Facts(true); fake.readings != 3 {
 		t.Errorf("read %d times", fake.readings)
 	}
-}
-
-func TestPressureCondition(t *testing.T) {
-	report := func(percent int64) *v1alpha1.ConntrackReport {
-		return &v1alpha1.ConntrackReport{Entries: percent * 10, Max: 1000, UsagePercent: int32(percent)}
-	}
-	var stored []metav1.Condition // survives restarts
-	show := func(r *v1alpha1.ConntrackReport) string {
-		s, f := programmed(), facts4
-		f.tracking.report = r
-		stored = buildStatus(s, f, stored).Conditions
-		c := meta.FindStatusCondition(stored, v1alpha1.ConditionConntrackPressure)
-		if c == nil {
-			return ""
-		}
-		return string(c.Status) + " " + c.Reason
-	}
-	const on, off = "True TableNearlyFull", "False TableHasRoom"
-	for i, step := range []struct {
-		percent int64 // negative: not known
-		want    string
-	}{{-1, ""}, {79, ""}, {80, on}, {71, on}, {-1, on}, {100, on}, {70, off}, {79, off}, {-1, off}, {80, on}, {0, off}} {
-		var r *v1alpha1.ConntrackReport
-		if step.percent >= 0 {
-			r = report(step.percent)
-		}
-		if got := show(r); got != step.want {
-			t.Errorf("step %d, %d %%: got %q, want %q", i, step.percent, got, step.want)
-		}
-	}
-	message := func(percent int64) string { return pressureCondition(report(percent), nil).Message }
-	if message(80) != message(99) {
-		t.Error("the message changes with the figures, and is written each time")
-	}
-	if !strings.Contains(message(80), "spec.settings.conntrack.maxPerCore") {
-		t.Errorf("message %q does not say what to do", message(80))
-	}
-}
-
-// TestWhenFiguresOfTrackingAreWritten lets time and figures go by.
-func TestWhenFiguresOfTrackingAreWritten(t *testing.T) {
-	s := programmed()
-	b := &board{stored: s.own}
-	clk := clocktesting.NewFakePassiveClock(s.now)
-	w := &statusWriter{clock: clk, apply: b.apply, log: logr.Discard(), started: s.now, share: half}
-	now := v1alpha1.ConntrackReport{Entries: 100, Max: 1000, UsagePercent: 10, Buckets: 250}
-	step := func(what string, pass time.Duration, want bool, edit func(*v1alpha1.ConntrackReport)) {
-		t.Helper()
-		if edit != nil {
-			edit(&now)
-		}
-		f := facts4
-		f.tracking.report = new(now)
-		s.now = s.now.Add(pass)
-		clk.SetTime(s.now)
-		s.own = b.stored
-		if got := w.write(context.Background(), s, f); got != want {
-			t.Errorf("%s: written %v, want %v", what, got, want)
-		}
-	}
-	use := func(percent int32) func(*v1alpha1.ConntrackReport) {
-		return func(r *v1alpha1.ConntrackReport) { r.Entries, r.UsagePercent = int64(percent)*10, percent }
-	}
-	step("the first", 0, true, nil)
-	step("four points", time.Minute, false, use(14))
-	step("five points", 0, true, use(15))
-	step("five points down, at once", time.Second, false, use(10))
-	step("five points down, 5 s later", 4*time.Second, true, nil)
-	step("counters alone", 4*time.Minute, false, func(r *v1alpha1.ConntrackReport) { r.InsertFailed, r.Drop, r.EarlyDrop, r.FlowsCleaned = 9, 9, 9, 9 })
-	step("counters alone after 5 min", time.Minute, true, nil)
-	step("another size", 5*time.Second, true, func(r *v1alpha1.ConntrackReport) { r.Max, r.Entries = 2000, 200 })
-	step("more buckets", 5*time.Second, true, func(r *v1alpha1.ConntrackReport) { r.Buckets = 500 })
-	step("78 %", 5*time.Second, true, func(r *v1alpha1.ConntrackReport) { r.Entries, r.UsagePercent = 1560, 78 })
-	step("pressure, at once", 0, true, func(r *v1alpha1.ConntrackReport) { r.Entries, r.UsagePercent = 1600, 80 })
-	step("some more", time.Minute, false, func(r *v1alpha1.ConntrackReport) { r.Entries, r.UsagePercent = 1680, 84 })
 }

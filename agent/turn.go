@@ -5,7 +5,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 )
 
 const (
@@ -17,18 +19,6 @@ const (
 	// askPause is the time between looks at the ports of proxies while we should
 	// hold them ourselves. A kube-proxy that could not open one tries every 5 s.
 	askPause = 5 * time.Second
-	// quietTime is for how long no other proxy may show after one has, until we
-	// take our turn. A kube-proxy for which we have closed our ports opens them
-	// within 5 s, and one that is replaced by a newer one is away for a moment.
-	quietTime = 10 * time.Second
-	// quietAfterStart is the same for an agent that starts where another proxy
-	// was active before: after a reboot we may be the first.
-	quietAfterStart = 60 * time.Second
-	// Where several turns in a row are shorter than shortTurn, and the other proxy
-	// never shows in between, the time to be quiet doubles up to longestQuiet, so
-	// that we do not fight a proxy that opens no port.
-	shortTurn    = 2 * time.Minute
-	longestQuiet = 5 * time.Minute
 )
 
 // turn is whether we may write, as far as other proxies are concerned. The
@@ -54,26 +44,26 @@ type turn struct {
 // takeTurns opens the proxy's ports and lets the sync loop write whenever no
 // other proxy is active and enforcement is Enforce, until ctx is done.
 func (a *Agent) takeTurns(ctx context.Context) {
-	w := newWaiting(a.options.Clock.Now)
+	w := ownership.NewWaiting(a.options.Clock.Now)
 	for a.awaitTurn(ctx, w) {
 		began := a.options.Clock.Now()
 		a.holdTurn(ctx)
 		a.mu.Lock()
 		lost := a.turn.other != ""
 		a.mu.Unlock()
-		w.ended(lost, a.options.Clock.Now().Sub(began))
+		w.Ended(lost, a.options.Clock.Now().Sub(began))
 	}
 }
 
 // awaitTurn returns true once there is a complete set to apply, and no other
 // proxy is or has just been active; false when ctx is done. Until then nothing
 // is written and none of the proxy's ports is open.
-func (a *Agent) awaitTurn(ctx context.Context, w *waiting) bool {
+func (a *Agent) awaitTurn(ctx context.Context, w *ownership.Waiting) bool {
 	for {
-		ready := a.store.ready() && a.oriented()
+		ready := a.store.Ready() && a.oriented()
 		// Not before that: a set is only ready once what is stored is known.
-		if a.formerConflict() && !w.seen {
-			w.remember()
+		if a.formerConflict() && !w.Seen {
+			w.Remember()
 			a.noteOther(formerSign, w, false)
 		}
 		sign, err := a.lookForOther(ctx, true)
@@ -82,13 +72,13 @@ func (a *Agent) awaitTurn(ctx context.Context, w *waiting) bool {
 		}
 		unknown := false
 		if err != nil {
-			w.silent++
-			unknown = !a.heardNothing(w.silent)
+			w.Silent++
+			unknown = !a.heardNothing(w.Silent)
 		} else {
-			w.silent = 0
+			w.Silent = 0
 		}
-		free := w.look(sign != "", unknown)
-		audit, removing := a.store.auditing(), a.store.removing()
+		free := w.Look(sign != "", unknown)
+		audit, removing := a.store.Auditing(), a.store.Removing()
 		a.noteLook(sign, w, free, unknown)
 		if removing {
 			a.clearRemoval(sign, free)
@@ -102,7 +92,7 @@ func (a *Agent) awaitTurn(ctx context.Context, w *waiting) bool {
 		if ready || !free || audit || removing {
 			readied = nil
 		}
-		if free && (audit || a.store.endedRemoval().done) {
+		if free && (audit || a.store.EndedRemoval().Done) {
 			pause = auditPause
 		}
 		timer := a.options.Clock.NewTimer(pause)
@@ -122,17 +112,17 @@ const formerSign = "as it was reported before this agent started"
 // formerConflict reports whether another proxy was active when an agent last
 // reported on this node.
 func (a *Agent) formerConflict() bool {
-	return a.store.foundConflict() || a.keeper.conflicted()
+	return a.store.FoundConflict() || a.keeper.conflicted()
 }
 
 // lookForOther returns what tells of another proxy, empty for none. With ask it
 // asks the ports too. An error means that the ports do not tell.
 func (a *Agent) lookForOther(ctx context.Context, ask bool) (string, error) {
-	defer a.metrics.checks.Inc()
+	defer a.metrics.Checks.Inc()
 	if s := a.options.Spotter; s != nil {
 		sign, err := s.OtherProxy(ctx)
-		if text := errorText(err); ctx.Err() == nil {
-			if _, changed := a.news(looks, text); changed && err != nil {
+		if problem := wording.OfError(err); ctx.Err() == nil {
+			if _, changed := a.news(looks, problem); changed && err != nil {
 				a.log.Error(err, "Could not look for the signs of other proxies in the kernel; going on by their ports alone")
 			}
 		}
@@ -146,13 +136,6 @@ func (a *Agent) lookForOther(ctx context.Context, ask bool) (string, error) {
 	return a.options.Probe(ctx, a.instance)
 }
 
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
 // beginTurn takes the turn. It reports false where another proxy's canaries
 // cannot be removed yet: they could not tell us of its return.
 func (a *Agent) beginTurn(ctx context.Context) bool {
@@ -160,7 +143,7 @@ func (a *Agent) beginTurn(ctx context.Context) bool {
 	if a.options.Spotter != nil {
 		var err error
 		leftovers, err = a.options.Spotter.Begin(ctx)
-		if _, changed := a.news(beginnings, errorText(err)); changed && err != nil && ctx.Err() == nil {
+		if _, changed := a.news(beginnings, wording.OfError(err)); changed && err != nil && ctx.Err() == nil {
 			a.log.Error(err, "Could not begin to write: trying again every second; the rules stay as they are")
 		}
 		if err != nil {
@@ -170,13 +153,13 @@ func (a *Agent) beginTurn(ctx context.Context) bool {
 	for _, leftover := range leftovers {
 		a.log.Info("Another proxy has left something on this node", "leftover", leftover)
 	}
-	a.store.forget()
+	a.store.Forget()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.turn.ctx, a.turn.end = context.WithCancel(ctx)
 	a.turn.held, a.turn.leftovers = true, leftovers
 	a.turn.other, a.turn.gone, a.turn.unanswered = "", time.Time{}, false
-	a.store.besideOther(false)
+	a.store.BesideOther(false)
 	return true
 }
 
@@ -196,8 +179,8 @@ func (a *Agent) holdTurn(ctx context.Context) {
 	if a.options.Spotter != nil {
 		a.options.Spotter.End()
 	}
-	a.store.forget()
-	a.drift.forget()
+	a.store.Forget()
+	a.drift.Forget()
 	a.loop.TriggerAfresh() // Audit: there is something to compare
 	a.pokeStatus()
 }
@@ -206,12 +189,12 @@ func (a *Agent) holdTurn(ctx context.Context) {
 func (a *Agent) watchTurn(ctx, held context.Context) {
 	asked := a.options.Clock.Now()
 	for held.Err() == nil {
-		if a.store.auditing() {
+		if a.store.Auditing() {
 			a.log.Info("Enforcement is Audit from now on: closing the proxy's ports and writing nothing; the rules stay as they are, and nobody maintains them unless another proxy runs")
 			a.endTurn("")
 			break
 		}
-		if a.store.removing() {
+		if a.store.Removing() {
 			a.endTurn("")
 			break
 		}
@@ -256,7 +239,7 @@ func (a *Agent) endTurn(sign string) {
 	if ended {
 		a.turn.held, a.turn.other, a.turn.leftovers = false, sign, nil
 		a.turn.end()
-		a.store.besideOther(sign != "")
+		a.store.BesideOther(sign != "")
 	}
 	a.mu.Unlock()
 	if ended && sign != "" {
@@ -271,7 +254,7 @@ func (a *Agent) mayWrite() bool {
 	a.mu.Lock()
 	held := a.turn.held
 	a.mu.Unlock()
-	return held && a.store.ready() && !a.store.auditing() && !a.store.removing()
+	return held && a.store.Ready() && !a.store.Auditing() && !a.store.Removing()
 }
 
 // turnContext ends when our turn does.
@@ -301,17 +284,17 @@ func (a *Agent) heardNothing(looks int) bool {
 	a.mu.Lock()
 	showed := a.turn.other != "" && a.turn.gone.IsZero()
 	a.mu.Unlock()
-	if showed || looks < probeLimit {
+	if showed || looks < ownership.ProbeLimit {
 		return false
 	}
-	if looks == probeLimit {
-		a.log.Info("Something accepts connections where kube-proxy would answer, but never answers: taking it for no proxy and going on. If kube-proxy does run on this node, stop it", "askedAt", ProxyModeAddress, "looks", looks)
+	if looks == ownership.ProbeLimit {
+		a.log.Info("Something accepts connections where kube-proxy would answer, but never answers: taking it for no proxy and going on. If kube-proxy does run on this node, stop it", "askedAt", ownership.ProxyModeAddress, "looks", looks)
 	}
 	return true
 }
 
 // noteLook notes what a look has found while we wait for our turn.
-func (a *Agent) noteLook(sign string, w *waiting, free, unknown bool) {
+func (a *Agent) noteLook(sign string, w *ownership.Waiting, free, unknown bool) {
 	switch {
 	case sign != "":
 		a.noteOther(sign, w, false)
@@ -327,21 +310,21 @@ func (a *Agent) noteLook(sign string, w *waiting, free, unknown bool) {
 
 // noteOther notes what tells of another proxy, empty for none, and whether it
 // is still waited for an answer.
-func (a *Agent) noteOther(sign string, w *waiting, unanswered bool) {
+func (a *Agent) noteOther(sign string, w *ownership.Waiting, unanswered bool) {
 	a.mu.Lock()
 	former := a.turn
 	a.turn.other, a.turn.unanswered = sign, unanswered
-	a.turn.gone, a.turn.wait = w.since, w.need
+	a.turn.gone, a.turn.wait = w.Since, w.Need
 	if sign == "" {
 		a.turn.gone = time.Time{}
 	}
 	now := a.turn
-	a.store.besideOther(sign != "")
+	a.store.BesideOther(sign != "")
 	a.mu.Unlock()
 	if former.other == now.other && former.gone.Equal(now.gone) && former.unanswered == now.unanswered {
 		return
 	}
-	audit := a.store.auditing()
+	audit := a.store.Auditing()
 	switch {
 	case former.other == sign:
 	case sign != "" && audit:
@@ -354,65 +337,15 @@ func (a *Agent) noteOther(sign string, w *waiting, unanswered bool) {
 		a.log.Info("The other proxy shows no more; going on")
 	}
 	if unanswered && !former.unanswered {
-		a.log.Info("Something accepts connections where kube-proxy would answer, but has not answered yet; writing nothing until it does, its port is closed, or, where nobody has answered before, several requests in a row got no answer", "askedAt", ProxyModeAddress, "requests", probeLimit)
+		a.log.Info("Something accepts connections where kube-proxy would answer, but has not answered yet; writing nothing until it does, its port is closed, or, where nobody has answered before, several requests in a row got no answer", "askedAt", ownership.ProxyModeAddress, "requests", ownership.ProbeLimit)
 	}
 	a.pokeStatus()
 }
 
 // addTurn adds to the facts what is known of other proxies.
-func (a *Agent) addTurn(f *facts) {
+func (a *Agent) addTurn(f *status.Facts) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	f.otherProxy, f.otherGone, f.otherWait = a.turn.other, a.turn.gone, a.turn.wait
-	f.unanswered, f.leftovers = a.turn.unanswered, a.turn.leftovers
-}
-
-// auditing reports whether enforcement is Audit.
-func (s *store) auditing() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.inAudit()
-}
-
-// inAudit is auditing. The caller holds mu.
-func (s *store) inAudit() bool {
-	return s.settings != nil && *s.settings.Enforcement == v1alpha1.Audit
-}
-
-// foundConflict reports whether the stored status, as it was first seen, says
-// that another proxy was active.
-func (s *store) foundConflict() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.conflictFound
-}
-
-// forget drops what others had changed of what we wrote: they write now.
-func (d *drift) forget() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for family, f := range d.families {
-		d.families[family] = &familyDrift{row: f.row, rowStart: f.rowStart, rowEnd: f.rowEnd, message: f.message}
-	}
-}
-
-// forget drops what is known of the kernel: somebody else writes from now on,
-// or has written.
-func (s *store) forget() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.forgetKernel(s.clock.Now())
-}
-
-// forgetKernel is forget. The caller holds mu.
-func (s *store) forgetKernel(now time.Time) {
-	s.complete = false
-	s.epoch++
-	for _, f := range s.families {
-		f.done, f.err, f.absent, f.retry = false, nil, nil, false
-		f.refused, f.warnings, f.notes, f.retiring, f.kernel, f.difference = nil, nil, nil, "", nil, nil
-		f.applyingSince, f.audit = time.Time{}, auditor{}
-	}
-	s.waitAnew(now)
-	s.markFull(now)
+	f.OtherProxy, f.OtherGone, f.OtherWait = a.turn.other, a.turn.gone, a.turn.wait
+	f.Unanswered, f.Leftovers = a.turn.unanswered, a.turn.leftovers
 }

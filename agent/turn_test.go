@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -11,14 +10,17 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -90,38 +92,24 @@ func (s *spots) set(f func(*spots)) {
 	f(s)
 }
 
-// logged keeps what is logged.
-type logged struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (l *logged) add(_, args string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines, args)
-}
-
-// with returns the lines that hold text.
-func (l *logged) with(text string) []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(l.lines), func(line string) bool { return !strings.Contains(line, text) })
-}
-
 // newAgent returns an agent over a kernel in memory that does not run, and its
 // log.
-func newAgent(t *testing.T, probe ProbeFunc) (*Agent, *dataplanetest.Fake, *logged) {
+func newAgent(t *testing.T, probe ownership.ProbeFunc) (*Agent, *dataplanetest.Fake, *agenttest.Log) {
 	t.Helper()
-	client, err := NewClient(&rest.Config{Host: "https://192.0.2.10:6443"})
+	return newAgentAt(t, probe, clock.RealClock{})
+}
+
+func newAgentAt(t *testing.T, probe ownership.ProbeFunc, clk clock.Clock) (*Agent, *dataplanetest.Fake, *agenttest.Log) {
+	t.Helper()
+	client, err := apiclient.New(&rest.Config{Host: "https://192.0.2.10:6443"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	kernel, log := dataplanetest.NewFake(), &logged{}
+	kernel, log := dataplanetest.NewFake(), &agenttest.Log{}
 	a, err := New(Options{
-		NodeName: "node-1", Client: client, Probe: probe, Clock: clock.RealClock{},
+		NodeName: "node-1", Client: client, Probe: probe, Clock: clk,
 		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: kernel},
-		Log:        funcr.New(log.add, funcr.Options{Verbosity: 2}),
+		Log:        funcr.New(log.Add, funcr.Options{Verbosity: 2}),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -139,10 +127,10 @@ func hold(t *testing.T, a *Agent) {
 
 // fill gives the agent a complete set of one Service.
 func fill(t *testing.T, a *Agent) *rig {
-	r := &rig{store: a.store, t: t, version: 10}
-	r.replaceServices([]*v1alpha1.ServiceProxyRules{r.object("a", 1)})
-	r.setInventory(inventoryOf("shop.a"))
-	r.setRules(r.own())
+	r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
+	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
+	r.SetInventory(agenttest.InventoryOf("shop.a"))
+	r.SetRules(r.Node())
 	return r
 }
 
@@ -170,21 +158,24 @@ func TestAwaitTurn(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, _, log := newAgent(t, (&answers{list: tt.answers}).probe)
-				a.store.conflictFound = tt.former
+				if tt.former {
+					reported := (&agenttest.Objects{}).Node()
+					reported.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue}}
+					a.store.SetRules(reported)
+				}
 				fill(t, a)
-				a.store.conflictFound = tt.former
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute) // the bubble's
 				defer cancel()
 				start := time.Now()
-				went := a.awaitTurn(ctx, newWaiting(time.Now))
+				went := a.awaitTurn(ctx, ownership.NewWaiting(time.Now))
 				if took := time.Since(start); went != (tt.after != never) || went && took != tt.after {
 					t.Fatalf("goes on: %v, after %s; want after %s", went, took, tt.after)
 				}
 				if went != a.mayWrite() {
 					t.Errorf("may write: %v", a.mayWrite())
 				}
-				if tt.log != "" && len(log.with(tt.log)) == 0 {
-					t.Errorf("log %q lacks %q", log.lines, tt.log)
+				if tt.log != "" && len(log.With(tt.log)) == 0 {
+					t.Errorf("log %q lacks %q", log.With(""), tt.log)
 				}
 			})
 		})
@@ -195,23 +186,23 @@ func TestAwaitTurn(t *testing.T) {
 // reboot must be known before the first write.
 func TestStoredConflictIsKnownBeforeTheSetIsReady(t *testing.T) {
 	r := newRig(t)
-	object := r.own()
+	object := r.Node()
 	object.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue}}
-	r.setRules(object)
-	if !r.foundConflict() {
+	r.SetRules(object)
+	if !r.FoundConflict() {
 		t.Error("the stored condition is not noted")
 	}
-	object = r.own()
-	r.setRules(object)
-	if !r.foundConflict() {
+	object = r.Node()
+	r.SetRules(object)
+	if !r.FoundConflict() {
 		t.Error("what was first seen does not stay")
 	}
 	r = newRig(t)
-	r.setRules(r.own())
-	object = r.own()
+	r.SetRules(r.Node())
+	object = r.Node()
 	object.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue}}
-	r.setRules(object)
-	if r.foundConflict() {
+	r.SetRules(object)
+	if r.FoundConflict() {
 		t.Error("what this agent stores itself counts")
 	}
 }
@@ -222,7 +213,7 @@ func TestKeptConflictCounts(t *testing.T) {
 		a.keeper = &setKeeper{header: &checkpoint.Header{ConflictingProxy: true}}
 		fill(t, a)
 		start := time.Now()
-		if !a.awaitTurn(t.Context(), newWaiting(time.Now)) || time.Since(start) != quietAfterStart {
+		if !a.awaitTurn(t.Context(), ownership.NewWaiting(time.Now)) || time.Since(start) != ownership.QuietAfterStart {
 			t.Errorf("the turn is taken after %s", time.Since(start))
 		}
 	})
@@ -234,7 +225,7 @@ type turning struct {
 	ports  *answers
 	spots  *spots
 	kernel *dataplanetest.Fake
-	log    *logged
+	log    *agenttest.Log
 	rig    *rig
 }
 
@@ -267,17 +258,17 @@ func after(d time.Duration) {
 // statusOf is the status that the agent would write now.
 func statusOf(a *Agent, former []metav1.Condition) v1alpha1.NodeProxyRulesStatus {
 	s, f := a.known()
-	return buildStatus(s, f, former)
+	return status.Build(s, f, former)
 }
 
-func factsOf(a *Agent) facts {
+func factsOf(a *Agent) status.Facts {
 	_, f := a.known()
 	return f
 }
 
 // condition returns reason and message of Programmed.
 func (r turning) condition() (string, string) {
-	c := programmedCondition(r.known())
+	c := status.ProgrammedCondition(r.known())
 	return c.Reason, c.Message
 }
 
@@ -299,8 +290,8 @@ func TestTurnIsLostAndRegained(t *testing.T) {
 		}
 		writes := r.kernel.Writes()
 		r.kernel.Remove("shop", "a")
-		r.rig.setService(r.rig.object("b", 2))
-		r.rig.setInventory(inventoryOf("shop.a", "shop.b"))
+		r.rig.SetService(r.rig.Service("b", 2))
+		r.rig.SetInventory(agenttest.InventoryOf("shop.a", "shop.b"))
 		r.changed()
 		r.ports.become("kube-proxy answers")
 		after(5 * time.Minute)
@@ -337,7 +328,7 @@ func TestNothingIsWrittenOnceASignIsThere(t *testing.T) {
 			mustSync(t, a)
 			writes := kernel.Writes()
 			kernel.Remove("shop", "a")
-			r.setService(r.object("b", 2))
+			r.SetService(r.Service("b", 2))
 			s.appears = "device kube-ipvs0"
 			if err := write(a); err != nil {
 				t.Fatal(err)
@@ -409,8 +400,8 @@ func TestABeginningThatFailsIsTriedAgain(t *testing.T) {
 		after(2 * time.Second)
 		r.spots.set(func(s *spots) { s.standing, s.stuck = "", errors.New("the lock is held") })
 		after(time.Minute)
-		if r.mayWrite() || len(r.log.with("the lock is held")) != 1 {
-			t.Errorf("may write: %v; log %q", r.mayWrite(), r.log.with("the lock"))
+		if r.mayWrite() || len(r.log.With("the lock is held")) != 1 {
+			t.Errorf("may write: %v; log %q", r.mayWrite(), r.log.With("the lock"))
 		}
 		r.spots.set(func(s *spots) { s.stuck, s.leftovers = nil, []string{"table ip kube-proxy is left"} })
 		after(2 * time.Second)
@@ -437,41 +428,18 @@ func TestPendingSaysThatAPortDoesNotAnswer(t *testing.T) {
 	fill(t, a)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	w := newWaiting(time.Now)
+	w := ownership.NewWaiting(time.Now)
 	a.noteLook("", w, false, true)
 	if a.awaitTurn(ctx, w) {
 		t.Fatal("one look without an answer is taken for nobody")
 	}
-	c := programmedCondition(a.known())
+	c := status.ProgrammedCondition(a.known())
 	if c.Reason != v1alpha1.ReasonPending || !strings.Contains(c.Message, "127.0.0.1:10249") || !strings.Contains(c.Message, "has not answered yet") {
 		t.Errorf("condition %+v", c)
 	}
 	a.noteLook("", w, true, false)
-	c = programmedCondition(a.known())
+	c = status.ProgrammedCondition(a.known())
 	if c.Message != "no complete set of rules has been written to the kernel since the agent started, or since it may write again" {
 		t.Errorf("once answered: %s", c.Message)
-	}
-}
-
-func TestConflictConditionEnds(t *testing.T) {
-	was := []metav1.Condition{{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue}}
-	for _, tt := range []struct {
-		f    facts
-		text string
-	}{
-		{facts{}, "no other proxy is active"},
-		{facts{audit: true, otherProxy: "x"}, "enforcement is Audit"},
-	} {
-		c := conflictCondition(tt.f, was)
-		if c == nil || c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, tt.text) {
-			t.Errorf("%+v: %+v", tt.f, c)
-		}
-		if conflictCondition(tt.f, nil) != nil {
-			t.Errorf("%+v: a node that never had a conflict has the condition", tt.f)
-		}
-	}
-	s := buildStatus(programmed(), facts{otherProxy: "x"}, nil)
-	if !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionConflictingProxy) {
-		t.Errorf("conditions %+v", s.Conditions)
 	}
 }

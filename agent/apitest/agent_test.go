@@ -180,7 +180,7 @@ var _ = Describe("an agent", func() {
 		Eventually(first.kernel.Services).Should(Equal([]string{"shop/cart"}))
 	})
 
-	It("reports Held 10 seconds after the NodeProxy is deleted, and ends it", func(ctx SpecContext) {
+	It("reports Retained 10 seconds after the NodeProxy is deleted, and ends it", func(ctx SpecContext) {
 		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		inventory(ctx, "cart")
 		n := newNode()
@@ -190,7 +190,7 @@ var _ = Describe("an agent", func() {
 		versions, deleted := n.versions(ctx), time.Now()
 		Expect(api.Delete(ctx, &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: "cluster"}})).To(Succeed())
 		for _, v := range versions(func(v *v1alpha1.NodeProxyRules) bool {
-			return conditionOf(v, v1alpha1.ConditionProgrammed) == "True/Held"
+			return conditionOf(v, v1alpha1.ConditionProgrammed) == "True/Retained"
 		}) {
 			Expect(conditionOf(v, v1alpha1.ConditionProgrammed)).To(HavePrefix("True/"))
 		}

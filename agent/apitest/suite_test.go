@@ -30,8 +30,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/nodeproxy-io/nodeproxy/agent"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -109,13 +111,13 @@ func (n *node) startAt(clk clock.Clock, config *rest.Config) *node {
 	GinkgoHelper()
 	log := gbytes.NewBuffer()
 	n.log = log
-	c, err := agent.NewClient(config)
+	c, err := apiclient.New(config)
 	Expect(err).NotTo(HaveOccurred())
 	a, err := agent.New(agent.Options{
 		NodeName: n.name, Namespace: namespace, Client: c,
 		Dataplanes:     map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: n.kernel},
 		IPTables:       func() string { return "1.8.9 (nf_tables)" },
-		Probe:          agent.ProbeProxyMode(netip.MustParseAddrPort(n.other.address()), ofRoot{}, logr.Discard()),
+		Probe:          ownership.ProbeProxyMode(netip.MustParseAddrPort(n.other.address()), ofRoot{}, logr.Discard()),
 		ProbeAddress:   n.probes,
 		FormatVersions: n.formats,
 		Version:        "v0.1.0", Kernel: "6.18.0", Clock: clk,

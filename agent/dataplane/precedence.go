@@ -8,7 +8,7 @@ import (
 // Precedence decides which of several Services has what all of them ask for, where neither
 // has it as its cluster IP or, at an address of a Node, as its node port.
 type Precedence struct {
-	// Held: the Service's object has vanished; its rules are held.
+	// Retained: the Service's object has vanished; its rules are held.
 	Retained bool
 	// Created is when the Service was created; zero: not known.
 	Created time.Time

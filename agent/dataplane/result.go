@@ -8,14 +8,14 @@ type Result struct {
 	Kind v1alpha1.SyncKind
 	// ServicesChanged is the number of Services whose rules were written.
 	ServicesChanged int
-	// Refused are Services that the kernel rejects, with the reason. All
+	// Rejected are Services that the kernel rejects, with the reason. All
 	// of them, not only those of this call. Their former rules stay, but for those of
 	// Reduced.
 	Rejected map[ServiceName]string
-	// Reduced are those of Refused that are programmed all the same, without addresses and
+	// Reduced are those of Rejected that are programmed all the same, without addresses and
 	// ports that another Service or another program has: as they are programmed.
 	Reduced map[ServiceName]*Service
-	// Suspected are those of Refused that may not be at fault: there was no time
+	// Suspected are those of Rejected that may not be at fault: there was no time
 	// to try each by itself.
 	Suspected map[ServiceName]struct{}
 	// Warnings say what could not be done besides the rules of Services,

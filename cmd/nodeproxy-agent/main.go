@@ -20,11 +20,13 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
 )
@@ -114,7 +116,7 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	if err != nil {
 		return err
 	}
-	client, err := agent.NewClient(connection.Config())
+	client, err := apiclient.New(connection.Config())
 	if err != nil {
 		return err
 	}
@@ -125,7 +127,7 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	a, err := agent.New(agent.Options{
 		NodeName: o.nodeName, Namespace: o.namespace, Client: client, Dataplanes: host.Dataplanes(), IPTables: host.Version,
 		Flows: conntrack.NewKernel(), Tracking: conntrack.NewSystem(o.sysctlFolder),
-		Probe: agent.NewProbe(sockets.Kernel{}, log), Spotter: host.Spotter(), Sockets: sockets.Kernel{},
+		Probe: ownership.NewProbe(sockets.Kernel{}, log), Spotter: host.Spotter(), Sockets: sockets.Kernel{},
 		ProxyHealthAddress: o.proxyHealth, MetricsAddress: o.metrics, ProbeAddress: o.healthProbe,
 		StateDir: o.stateDir, Identity: here,
 		Version: version, Kernel: kernelRelease(),
@@ -173,7 +175,7 @@ func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 	flags.StringVar(&o.stateDir, "state-dir", "/var/lib/nodeproxy", "`directory` on this node for <node>.checkpoint, the rules that an agent uses if it starts while the API server is unreachable; it must survive a reboot")
 	flags.StringVar(&o.sysctlFolder, "sysctl-folder", "/proc/sys", "`directory` with a writable net/ of /proc/sys; in a container that is not privileged, /proc/sys itself is read-only")
 	flags.StringVar(&o.proxyHealth, "proxy-health-bind-address", "0.0.0.0:10256", "`host:port` of the proxy's /healthz and /livez, for load balancers; 0: none. Opened when no other proxy is active")
-	flags.StringVar(&o.metrics, "metrics-bind-address", agent.ProxyModeAddress, "`host:port` of /metrics and /proxyMode; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families. Opened when no other proxy is active")
+	flags.StringVar(&o.metrics, "metrics-bind-address", ownership.ProxyModeAddress, "`host:port` of /metrics and /proxyMode; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families. Opened when no other proxy is active")
 	flags.StringVar(&o.healthProbe, "health-probe-bind-address", "127.0.0.1:19256", "`host:port` of the kubelet's probes /livez and /readyz, and of /metrics, also while another proxy is active; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families")
 	flags.StringVar(&o.iptables, "iptables-variant", "auto", "`variant` of iptables to program: auto, nf_tables or legacy. auto: the one that the kubelet or a proxy already uses when the agent starts. For cleanup: the variant to clean up; auto: both")
 	flags.StringVar(&o.exclude, "ipvs-exclude-cidrs", "", "for cleanup, which does not read the API: address `ranges`, separated by commas, whose virtual servers stay, as in spec.settings.ipvs.excludeCIDRs of the NodeProxy")

@@ -164,7 +164,7 @@ func (t *tally) examples() []v1alpha1.ServiceExample {
 	}
 	slices.SortFunc(out, func(a, b v1alpha1.ServiceExample) int {
 		return cmp.Or(
-			-cmp.Compare(a.Reason, b.Reason), // Refused comes first
+			-cmp.Compare(a.Reason, b.Reason), // Rejected comes first
 			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name),
 		)
 	})

@@ -26,7 +26,7 @@ var update = flag.Bool("update", false, "write the golden files in testdata inst
 
 // reportedStatuses are the statuses that the agent builds, kept by its own
 // tests.
-var reportedStatuses = filepath.Join("..", "..", "agent", "testdata", "status")
+var reportedStatuses = filepath.Join("..", "..", "agent", "status", "testdata", "status")
 
 // reported returns a node whose agent has reported what the file says.
 func reported(t *testing.T, node, file string) *v1alpha1.NodeProxyRules {

@@ -32,6 +32,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/nodeproxy-io/nodeproxy/agent"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -147,7 +148,7 @@ func (n *node) start(formats ...int32) {
 	GinkgoHelper()
 	log := gbytes.NewBuffer()
 	n.log = log
-	c, err := agent.NewClient(access)
+	c, err := apiclient.New(access)
 	Expect(err).NotTo(HaveOccurred())
 	a, err := agent.New(agent.Options{
 		NodeName: n.name, Namespace: namespace, Client: c,

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/agent"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -51,7 +52,7 @@ func emptyInventory(t *testing.T) {
 // called or the test ends.
 func startAgent(t *testing.T, node, token string) (stop func()) {
 	t.Helper()
-	c, err := agent.NewClient(configWith(token))
+	c, err := apiclient.New(configWith(token))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -220,7 +220,7 @@ func (a *agent) state() (*v1alpha1.NodeProxyRules, reaction) {
 	return a.rules, a.behaviour(&a.rules.Spec)
 }
 
-// report is the status that an agent would write: see agent/status.go.
+// report is the status that an agent would write: see agent/status.
 func (a *agent) report(rules *v1alpha1.NodeProxyRules, r reaction) v1alpha1.NodeProxyRulesStatus {
 	former, what := rules.Status, r.outcome
 	status := v1alpha1.NodeProxyRulesStatus{

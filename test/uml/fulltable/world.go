@@ -19,9 +19,11 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent"
+	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -118,7 +120,7 @@ func (w *world) startAgent(settings *v1alpha1.ConntrackSettings) {
 		ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "1", Generation: 1},
 	})
 	w.setSettings(settings)
-	client, err := agent.NewClient(w.api.config())
+	client, err := apiclient.New(w.api.config())
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -127,7 +129,7 @@ func (w *world) startAgent(settings *v1alpha1.ConntrackSettings) {
 		NodeName: nodeName, Client: client, Clock: clock.RealClock{},
 		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: plane},
 		Flows:      conntrack.NewKernel(), Tracking: conntrack.NewSystem(""),
-		Probe:              agent.NewProbe(sockets.Kernel{}, logr.Discard()),
+		Probe:              ownership.NewProbe(sockets.Kernel{}, logr.Discard()),
 		ProxyHealthAddress: "0", MetricsAddress: "0", ProbeAddress: "0",
 		Version: "test", Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(os.Stdout))),
 	})

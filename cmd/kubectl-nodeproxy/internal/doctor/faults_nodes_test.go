@@ -66,13 +66,13 @@ func nodeFaults() map[string]planted {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonRetained, "1 Service"))
 				w.report(1)
 			},
-			want: "ControllerBehind(InventoryDiffers(Held) NotRendered)",
+			want: "ControllerBehind(InventoryDiffers(Retained) NotRendered)",
 		},
 		"Services retained": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonRetained, "2 Services"))
 			},
-			want: "Held", says: "WARNING Held of node node-1\n",
+			want: "Retained", says: "WARNING Retained of node node-1\n",
 		},
 		"a Service that the kernel rejects": {
 			plant: func(w *world) {
@@ -199,7 +199,7 @@ func nodeFaults() map[string]planted {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected, ""))
 				w.node(0).Status.Retained = 3
 			},
-			want: "Held", says: "retains the rules of 3 Services",
+			want: "Retained", says: "retains the rules of 3 Services",
 		},
 		"a family that is not programmed": {
 			plant: func(w *world) { w.node(1).Status.Families = []string{"IPv6"} },

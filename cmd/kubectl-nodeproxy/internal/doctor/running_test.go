@@ -182,8 +182,8 @@ func TestWithoutController(t *testing.T) {
 			lags(w)
 			w.service("web").Spec.Ports[0].Port = 81
 		}, "ControllerBehind(AgentsLagging RenderedOutdated)"},
-		"a node retains Services":          {"shop/web", false, retains, "NoController(Held)"},
-		"a node retains them, and it runs": {"shop/web", true, retains, "Held"},
+		"a node retains Services":          {"shop/web", false, retains, "NoController(Retained)"},
+		"a node retains them, and it runs": {"shop/web", true, retains, "Retained"},
 		"a node reports otherwise":         {"shop/web", false, reports, "NoController(StatusDiffers)"},
 	} {
 		t.Run(name, func(t *testing.T) {

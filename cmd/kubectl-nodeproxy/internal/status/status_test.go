@@ -50,7 +50,7 @@ func TestThousandNodes(t *testing.T) {
 		t.Fatalf("%d findings, the first is %+v", len(r.Findings), r.Findings[0])
 	}
 	for _, want := range []string{
-		"1000: 500 Failed, 500 Held", "\nFailed, 500 nodes for 16m\n  node-998: of its own on node-998\n", "\n  remedy: fix on the node", "\nWARNINGS\nHeld, 500 nodes\n",
+		"1000: 500 Failed, 500 Retained", "\nFailed, 500 nodes for 16m\n  node-998: of its own on node-998\n", "\n  remedy: fix on the node", "\nWARNINGS\nRetained, 500 nodes\n",
 		"and 497 more: node-992, node-990, node-988, node-986, node-984 and 492 more", "fullest: node-079 79%, node-159 79%, node-239 79%",
 	} {
 		if !strings.Contains(out.String(), want) {
@@ -227,7 +227,7 @@ func TestReports(t *testing.T) {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Status.Conditions[0] = of(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonRetained, "it holds one")
 			}, false,
-			"\nWARNINGS\nHeld, 1 node\n  node-1: it holds one\n",
+			"\nWARNINGS\nRetained, 1 node\n  node-1: it holds one\n",
 		},
 		"a node that is new": {
 			func(o *cluster.Objects) {

@@ -1,0 +1,33 @@
+package agenttest
+
+import (
+	"net/netip"
+	"sync"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
+)
+
+// Sockets are sockets that the test makes up. The last entry stays.
+type Sockets struct {
+	mu        sync.Mutex
+	Listeners []*sockets.Listener // as one look after the other finds them
+	Elsewhere bool                // the server's end of connections
+	Err       error
+}
+
+// RootsSockets has every port be root's, whoever runs the tests.
+func RootsSockets() *Sockets { return &Sockets{Listeners: []*sockets.Listener{{Cookie: 1}}} }
+
+func (o *Sockets) Listening(netip.AddrPort) (*sockets.Listener, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	l := o.Listeners[0]
+	if len(o.Listeners) > 1 {
+		o.Listeners = o.Listeners[1:]
+	}
+	return l, o.Err
+}
+
+func (o *Sockets) Here(_, _ netip.AddrPort) (bool, error) { return !o.Elsewhere, nil }
+
+func (o *Sockets) Holder(at netip.AddrPort) (*sockets.Listener, error) { return o.Listening(at) }

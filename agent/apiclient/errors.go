@@ -1,0 +1,97 @@
+package apiclient
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/utils/clock"
+)
+
+// errorPause is how often an error that lasts is logged again.
+const errorPause = time.Minute
+
+// Errors are the errors of reading the API. They are logged with what to do.
+type Errors struct {
+	clock   clock.Clock
+	log     logr.Logger
+	metrics *Metrics
+
+	mu   sync.Mutex          // guards what follows
+	last map[string]apiError // by resource
+}
+
+type apiError struct {
+	text   string
+	advice string
+	at     time.Time // when it was last logged
+}
+
+func NewErrors(clk clock.Clock, log logr.Logger, m *Metrics) *Errors {
+	return &Errors{clock: clk, log: log, metrics: m, last: map[string]apiError{}}
+}
+
+// Watching notes that a watch has started, which ends an error. A list alone does
+// not, as the watch after it may fail.
+func (e *Errors) Watching(resource string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, failing := e.last[resource]; failing {
+		delete(e.last, resource)
+		e.metrics.failing.WithLabelValues(resource).Set(0)
+		e.log.Info("The API answers again", "resource", resource)
+	}
+}
+
+// Failed notes that a list or a watch has failed.
+func (e *Errors) Failed(ctx context.Context, resource string, err error) {
+	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsInvalid(err) {
+		return // we are stopping, or the reflector goes on by itself
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	what := advice(err)
+	now := e.clock.Now()
+	last, failing := e.last[resource]
+	if failing && last.advice == what && now.Sub(last.at) < errorPause {
+		return
+	}
+	e.last[resource] = apiError{text: err.Error(), advice: what, at: now}
+	e.metrics.failing.WithLabelValues(resource).Set(1)
+	e.log.Error(err, "Could not read from the API; trying again, the rules in the kernel stay as they are", "resource", resource, "whatToDo", what)
+}
+
+// Any reports whether some resource cannot be read.
+func (e *Errors) Any() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.last) > 0
+}
+
+// First returns one of the errors with its resource; empty: there is none.
+func (e *Errors) First() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, resource := range slices.Sorted(maps.Keys(e.last)) {
+		return resource + ": " + e.last[resource].text
+	}
+	return ""
+}
+
+// advice says what to do about an error from the API.
+func advice(err error) string {
+	switch {
+	case apierrors.IsNotFound(err):
+		return "the kinds of nodeproxy.io are not installed in this cluster: apply the install.yaml of this release, or its config/crd/bases"
+	case apierrors.IsUnauthorized(err):
+		return "the API server does not accept the agent's credentials: check --kubeconfig; in a pod, delete the pod, so that it gets a new token"
+	case apierrors.IsForbidden(err):
+		return "the agent's identity may not read this kind: apply the install.yaml of this release, or the agent's roles and their bindings in config/rbac"
+	default:
+		return "check that the API server runs and can be reached from this node by its real address (--api-server, --api-servers-file, --kubeconfig)"
+	}
+}

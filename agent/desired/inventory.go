@@ -1,0 +1,107 @@
+package desired
+
+import (
+	"slices"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// inventoryMemory is for how long sets of the list are remembered, so that an
+// inventory that is written or delivered late still finds its set.
+const inventoryMemory = 60 * time.Second
+
+// nameSet stands for a set of object names: their number and hash.
+type nameSet struct {
+	count int32
+	hash  uint64
+}
+
+// formerSet is a set that the list has had until a moment.
+type formerSet struct {
+	nameSet
+	number uint64
+	until  time.Time
+}
+
+// inventory compares the names in the list of ServiceProxyRules to those that
+// the controller says must exist.
+type inventory struct {
+	// listed: the first list has come. Before that there is no set of the list,
+	// not even an empty one.
+	listed  bool
+	names   map[string]struct{}
+	current nameSet
+	number  uint64      // of the current set; every set has a higher one than those before
+	former  []formerSet // oldest first
+	wanted  *nameSet    // nil: unknown
+}
+
+func newInventory() *inventory {
+	return &inventory{names: map[string]struct{}{}}
+}
+
+// change makes a new set of the list by one step, however many names come
+// and go in it, and returns the set's number.
+func (i *inventory) change(now time.Time, add, remove []string) uint64 {
+	next := i.current
+	for _, name := range add {
+		if _, found := i.names[name]; !found {
+			i.names[name] = struct{}{}
+			next.count++
+			next.hash += v1alpha1.NameHash(name)
+		}
+	}
+	for _, name := range remove {
+		if _, found := i.names[name]; found {
+			delete(i.names, name)
+			next.count--
+			next.hash -= v1alpha1.NameHash(name)
+		}
+	}
+	i.forget(now)
+	if next != i.current && i.listed {
+		i.former = append(i.former, formerSet{nameSet: i.current, number: i.number, until: now})
+		i.number++
+	}
+	i.current = next
+	return i.number
+}
+
+// want sets the names that must exist, from NodeProxy.status.inventory. Nil
+// means unknown.
+func (i *inventory) want(status *v1alpha1.Inventory) {
+	i.wanted = nil
+	if status == nil {
+		return
+	}
+	if hash, ok := parseInventoryHash(status.Hash); ok {
+		i.wanted = &nameSet{count: status.Services, hash: hash}
+	}
+}
+
+// agrees returns the number of the newest set of the last minute that is what
+// must exist.
+func (i *inventory) agrees(now time.Time) (number uint64, ok bool) {
+	i.forget(now)
+	if i.wanted == nil || !i.listed {
+		return 0, false
+	}
+	if i.current == *i.wanted {
+		return i.number, true
+	}
+	for _, former := range slices.Backward(i.former) {
+		if former.nameSet == *i.wanted {
+			return former.number, true
+		}
+	}
+	return 0, false
+}
+
+func (i *inventory) forget(now time.Time) {
+	old := 0
+	for old < len(i.former) && now.Sub(i.former[old].until) > inventoryMemory {
+		old++
+	}
+	i.former = i.former[old:]
+}

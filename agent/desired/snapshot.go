@@ -1,0 +1,189 @@
+package desired
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// Snapshot is what the store knows at one moment, for status, health and
+// metrics. It shares nothing that changes.
+type Snapshot struct {
+	Now time.Time
+	// Own is the own NodeProxyRules as last seen; nil before the first. exists
+	// is false once it is gone.
+	Own    *v1alpha1.NodeProxyRules
+	Exists bool
+	// Listed: the first list of ServiceProxyRules has come.
+	Listed  bool
+	Refusal *Refusal
+	Mode    ModeChoice
+	// Audit: enforcement is Audit, so what follows is known by comparing.
+	Audit bool
+	// Done: every family that is needed has had a first success.
+	Done          bool
+	Err           error     // of the last Apply, all families joined
+	OldestPending time.Time // zero: none
+	Families      map[dataplane.Family]FamilySnapshot
+	Retained      []dataplane.ServiceName // sorted
+	RetainedSince time.Time               // the oldest; zero: none
+	// UnconfirmedSince is when list and inventory ceased to agree; zero: they do.
+	UnconfirmedSince time.Time
+	InventoryKnown   bool
+	Rejected         map[dataplane.ServiceName]string
+	// Suspected are those of refused that may not be at fault.
+	Suspected map[dataplane.ServiceName]bool
+	// Shaped are those of refused that policies shape.
+	Shaped   map[dataplane.ServiceName]bool
+	Warnings []string // sorted
+	Retiring []string // likewise
+	Applied  Applied
+	// Services, endpoints and local are counts of what is programmed.
+	Services, Endpoints, Local int
+	Kernel                     *KernelCount
+	// Restored is what stands in for what the API has not shown.
+	Restored   Restored
+	Removal    Removal
+	Difference *dataplane.Difference
+	Changes    ChangeTotals
+}
+
+// FamilySnapshot is one family's part of a snapshot.
+type FamilySnapshot struct {
+	Done bool
+	// lacking: the node cannot program it, as far as is known for good.
+	lacking       bool
+	LastUpdated   time.Time
+	OldestPending time.Time
+	Counts        dataplane.Counts
+}
+
+func (s *Store) Snapshot() Snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	if _, agreed := s.inventory.agrees(now); s.inventory.listed && !agreed && s.unconfirmedSince.IsZero() {
+		s.unconfirmedSince = now // the set that agreed has grown too old
+	}
+	out := Snapshot{
+		Now: now, Own: s.rules, Exists: s.rulesExists, Listed: s.inventory.listed, Refusal: s.whyNot(), Mode: s.mode, Audit: s.inAudit(),
+		Done:             len(s.families) > 0,
+		Families:         map[dataplane.Family]FamilySnapshot{},
+		Retained:         slices.SortedFunc(maps.Keys(s.held), dataplane.ServiceName.Compare),
+		UnconfirmedSince: s.unconfirmedSince,
+		InventoryKnown:   s.inventory.wanted != nil,
+		Rejected:         map[dataplane.ServiceName]string{},
+		Suspected:        map[dataplane.ServiceName]bool{},
+		Warnings:         s.joinedWarnings(),
+		Retiring:         s.joinedRetiring(),
+		Applied:          s.applied,
+		Restored:         s.restored,
+		Removal:          s.removal,
+		Changes:          s.changes.Totals(),
+	}
+	if s.diskWarning != "" {
+		out.Warnings = append(out.Warnings, s.diskWarning)
+	}
+	for _, e := range s.held {
+		out.RetainedSince = earliest(out.RetainedSince, e.vanishedAt)
+	}
+	for name, e := range s.foreign {
+		out.Rejected[name] = e.refused
+	}
+	outcomes := map[dataplane.Family]dataplane.Outcome[struct{}]{}
+	for family, f := range s.families {
+		if !s.spared(family) {
+			outcomes[family] = dataplane.Outcome[struct{}]{Err: f.err}
+		}
+		out.Done = out.Done && s.settled(family)
+		out.addFamily(family, f, s.waits(f))
+	}
+	out.Err = dataplane.JoinErrors(outcomes)
+	out.Services = s.countServices(out.Rejected)
+	out.Shaped = s.shapedOf(out.Rejected)
+	return out
+}
+
+func (s *Snapshot) addFamily(family dataplane.Family, f *familyState, pending time.Time) {
+	s.Families[family] = FamilySnapshot{
+		Done: f.done, lacking: f.lacking(), LastUpdated: f.lastUpdated, OldestPending: pending, Counts: f.counts,
+	}
+	s.OldestPending = earliest(s.OldestPending, pending)
+	if !f.done {
+		return
+	}
+	s.Endpoints += len(f.endpoints.uses)
+	s.Local += f.endpoints.local
+	for name, why := range f.rejected {
+		if _, proven := s.Rejected[name]; proven && !s.Suspected[name] && why.suspected {
+			continue // of the other family
+		}
+		s.Rejected[name] = fmt.Sprintf("%s: %s", family, why.reason)
+		s.Suspected[name] = why.suspected
+	}
+	if k := f.kernel; k != nil {
+		if s.Kernel == nil {
+			s.Kernel = &KernelCount{At: k.At}
+		}
+		s.Kernel.Counts = s.Kernel.Add(k.Counts)
+		s.Kernel.At = earliest(s.Kernel.At, k.At)
+	}
+	if d := f.difference; d != nil {
+		if s.Difference == nil {
+			s.Difference = &dataplane.Difference{}
+		}
+		s.Difference.Count += d.Count
+		s.Difference.Examples = append(s.Difference.Examples, d.Examples...)
+	}
+}
+
+// shapedOf are those of some Services that policies shape. The caller holds mu.
+func (s *Store) shapedOf(names map[dataplane.ServiceName]string) map[dataplane.ServiceName]bool {
+	out := map[dataplane.ServiceName]bool{}
+	for name := range names {
+		if e := s.services[name]; e != nil && e.rules != nil && len(e.rules.Spec.Policies) > 0 {
+			out[name] = true
+		}
+	}
+	return out
+}
+
+// countServices counts the Services that some family serves as wanted. The
+// caller holds mu.
+func (s *Store) countServices(refused map[dataplane.ServiceName]string) int {
+	count := 0
+	var counted []*familyState
+	for _, f := range s.families {
+		if !f.done {
+			continue
+		}
+		if len(counted) == 0 {
+			counted, count = append(counted, f), len(f.services)
+			continue
+		}
+		for name := range f.services {
+			if !slices.ContainsFunc(counted, func(o *familyState) bool { return o.services[name] != nil }) {
+				count++
+			}
+		}
+		counted = append(counted, f)
+	}
+	for name := range refused {
+		if slices.ContainsFunc(counted, func(f *familyState) bool { return f.services[name] != nil }) {
+			count--
+		}
+	}
+	return count
+}
+
+// earliest returns the earlier of two times, of which zero ones do not count.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
+		return b
+	}
+	return a
+}

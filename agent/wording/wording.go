@@ -1,0 +1,41 @@
+// Package wording bounds what the agent writes into logs and condition messages:
+// errors and examples come from other programs and may have any length and bytes.
+package wording
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// MaxExample bounds one example, in bytes.
+const MaxExample = 256
+
+// Clip shortens text to n bytes and replaces what is not UTF-8, which JSON cannot carry.
+func Clip(text string, n int) string {
+	if len(text) > n {
+		text = text[:n-3] + "..."
+	}
+	return strings.ToValidUTF8(text, "?")
+}
+
+// Examples returns the first examples of a list, each of bounded length.
+func Examples(list []string) []string {
+	list = slices.Clone(list[:min(len(list), dataplane.MaxExamples)])
+	for i := range list {
+		list[i] = Clip(list[i], MaxExample)
+	}
+	return list
+}
+
+// OneLine joins the lines of errors that were joined, one for each family.
+func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// OfError returns an error's text; empty without an error.
+func OfError(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
