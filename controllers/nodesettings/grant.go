@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -62,6 +63,6 @@ func WithSettings(stored *v1alpha1.NodeProxyRules, r *policies.NodeResolution, g
 	next := stored.DeepCopy()
 	r.Settings.Complete.DeepCopyInto(&next.Spec.Settings)
 	next.Spec.SettingsRevision = r.Settings.Revision
-	next.Spec.Policies = slices.Clone(r.Policies)
+	next.Spec.Policies, next.Spec.PolicySummary = slices.Clone(r.Policies), strings.Join(r.Policies, ",")
 	return next, SetGrant(next, g)
 }
