@@ -16,4 +16,5 @@ func Serve(t *testing.T, handler http.HandlerFunc) netip.AddrPort {
 	return AddressOf(s.Listener)
 }
 
+// AddressOf returns the address of a listener.
 func AddressOf(l net.Listener) netip.AddrPort { return netip.MustParseAddrPort(l.Addr().String()) }

@@ -18,6 +18,7 @@ type Sockets struct {
 // RootsSockets has every port be root's, whoever runs the tests.
 func RootsSockets() *Sockets { return &Sockets{Listeners: []*sockets.Listener{{Cookie: 1}}} }
 
+// Listening returns the listeners one after the other; the last one stays.
 func (o *Sockets) Listening(netip.AddrPort) (*sockets.Listener, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -28,6 +29,8 @@ func (o *Sockets) Listening(netip.AddrPort) (*sockets.Listener, error) {
 	return l, o.Err
 }
 
+// Here reports whether the peer of a connection is in this network namespace.
 func (o *Sockets) Here(_, _ netip.AddrPort) (bool, error) { return !o.Elsewhere, nil }
 
+// Holder returns the next listener, as Listening does.
 func (o *Sockets) Holder(at netip.AddrPort) (*sockets.Listener, error) { return o.Listening(at) }

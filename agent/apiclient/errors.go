@@ -31,6 +31,7 @@ type apiError struct {
 	at     time.Time // when it was last logged
 }
 
+// NewErrors returns a record without errors.
 func NewErrors(clk clock.Clock, log logr.Logger, m *Metrics) *Errors {
 	return &Errors{clock: clk, log: log, metrics: m, last: map[string]apiError{}}
 }

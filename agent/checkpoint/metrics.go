@@ -8,6 +8,7 @@ type Metrics struct {
 	Failures             *prometheus.CounterVec
 }
 
+// NewMetrics registers the metrics of the checkpoint.
 func NewMetrics(r prometheus.Registerer) *Metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "nodeproxy_agent_checkpoint_" + name, Help: help})

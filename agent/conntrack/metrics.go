@@ -12,6 +12,7 @@ type Metrics struct {
 	insertFailed, drop, earlyDrop atomic.Int64
 }
 
+// NewMetrics registers the metrics of the connection tracking table.
 func NewMetrics(registry prometheus.Registerer) *Metrics {
 	m := &Metrics{}
 	gauge := func(name, help string) prometheus.Gauge {

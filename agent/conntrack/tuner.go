@@ -64,6 +64,7 @@ type TunerFacts struct {
 	Warnings []string
 }
 
+// NewTuner returns a tuner that has applied nothing yet.
 func NewTuner(kernel Tracking, clk clock.PassiveClock, log logr.Logger, m *Metrics) *Tuner {
 	return &Tuner{Kernel: kernel, clock: clk, log: log, metrics: m}
 }
@@ -76,12 +77,14 @@ func (t *Tuner) Forget() {
 	t.tuned = nil
 }
 
+// Due reports whether these settings have not been applied yet.
 func (t *Tuner) Due(settings *v1alpha1.ProxySettings) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.tuned != settings
 }
 
+// Late reports whether settings are applied, but the kernel did not track connections then.
 func (t *Tuner) Late() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

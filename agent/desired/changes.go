@@ -61,6 +61,7 @@ type ChangeTotals struct {
 	EndpointsPending, ServicesPending int
 }
 
+// Totals returns how many changes there were, and how many are pending.
 func (l *changeLog) Totals() ChangeTotals {
 	return ChangeTotals{
 		Endpoints: l.endpointsN, Services: l.partN,

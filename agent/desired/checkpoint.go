@@ -151,6 +151,7 @@ func (s *Store) CompleteSet() *checkpoint.Set {
 	return set
 }
 
+// InUse returns what was restored from the checkpoint and is still in use.
 func (s *Store) InUse() Restored {
 	s.mu.Lock()
 	defer s.mu.Unlock()

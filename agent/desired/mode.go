@@ -206,6 +206,7 @@ type ChosenMode struct {
 	Refused bool
 }
 
+// ChosenMode returns the mode that runs.
 func (s *Store) ChosenMode() ChosenMode {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -28,6 +28,7 @@ type Removal struct {
 	Err     error
 }
 
+// What the status says of a removal.
 const (
 	RemovedMessage = "nodeproxy's rules are removed from this node, because the NodeProxy was deleted with removalPolicy Cleanup; sysctls, and the kubelet's chains, stay; nothing is programmed until there is a NodeProxy again"
 	auditMessage   = "nothing was removed from this node though the NodeProxy was deleted with removalPolicy Cleanup, because enforcement is Audit, with which the agent writes nothing; to remove rules from before, run nodeproxy-agent cleanup on the node"
@@ -182,6 +183,7 @@ func (s *Store) Removed(err error, message string) map[dataplane.Family]*datapla
 	return rulesets
 }
 
+// EndedRemoval returns the removal as it is once it has ended.
 func (s *Store) EndedRemoval() Removal {
 	s.mu.Lock()
 	defer s.mu.Unlock()

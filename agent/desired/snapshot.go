@@ -62,6 +62,7 @@ type FamilySnapshot struct {
 	Counts        dataplane.Counts
 }
 
+// Snapshot returns a copy of the state for the status and the metrics.
 func (s *Store) Snapshot() Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()

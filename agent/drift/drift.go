@@ -25,10 +25,11 @@ const (
 	// something is gone for sure it waits for as long as the last took, so that
 	// who adds and removes rules all the time leaves half of a processor alone.
 	restPerLook = 20
-	CleanLooks  = 3
-	cleanSpan   = time.Minute
+	// CleanLooks is how many looks in a row must find nothing before repairs are quick again.
+	CleanLooks = 3
+	cleanSpan  = time.Minute
 
-	// Repairs are in a row if less than driftQuiet lies between them. The first
+	// Quiet is the time without a repair that ends a row of them. The first
 	// repairsAtOnce of a row are made at once, the next waits for
 	// shortestDriftPause after the last, and each further one twice as long, up to
 	// longestDriftPause.
@@ -74,6 +75,7 @@ type familyDrift struct {
 	message          string // of Drifted
 }
 
+// New returns a tracker of IP families.
 func New(c clock.PassiveClock, families []dataplane.Family) *Tracker {
 	d := &Tracker{clock: c, families: map[dataplane.Family]*familyDrift{}}
 	for _, family := range families {
@@ -264,6 +266,7 @@ type Facts struct {
 	Message string
 }
 
+// Facts returns what the status and the metrics show.
 func (d *Tracker) Facts() Facts {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -42,6 +42,7 @@ type Metrics struct {
 	modes        *modeMetrics
 }
 
+// New returns the metrics of an agent, in a registry of their own.
 func New() *Metrics {
 	registry := prometheus.NewRegistry()
 	m := RegisterMetrics(registry)
@@ -114,6 +115,7 @@ func (m *Metrics) Begin(version string, families []dataplane.Family) {
 // maxScrapes is how many answers of /metrics a port makes at a time.
 const maxScrapes = 4
 
+// Handler serves the metrics.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
 }

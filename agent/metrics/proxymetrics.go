@@ -173,4 +173,5 @@ func (m *proxyMetrics) Answered(path string, code int) {
 	}
 }
 
+// UnixSeconds returns a time as metrics give it: in seconds since 1970.
 func UnixSeconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }

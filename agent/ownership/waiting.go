@@ -33,6 +33,7 @@ type Waiting struct {
 	short  int
 }
 
+// NewWaiting returns a wait that has not begun.
 func NewWaiting(now func() time.Time) *Waiting { return &Waiting{now: now} }
 
 // Ended says that a turn of that length has ended, lost to another proxy or

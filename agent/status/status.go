@@ -132,6 +132,7 @@ func conditions(s desired.Snapshot, f Facts, programmed metav1.Condition, genera
 	return out
 }
 
+// AcceptedCondition returns the condition Accepted.
 func AcceptedCondition(s desired.Snapshot) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
 	switch {

@@ -21,15 +21,15 @@ type Probe interface {
 	Probe(ctx context.Context, url string) error
 }
 
-// apiServerProbe requests the version anonymously: it shows no credentials to whatever is at an
+// VersionProbe requests the version anonymously: it shows no credentials to whatever is at an
 // address that users have specified.
-type apiServerProbe struct {
+type VersionProbe struct {
 	config *rest.Config
 }
 
 // NewProbe uses the certificate authority, and the name in the certificates, of the controller's
 // own configuration.
-func NewProbe(own *rest.Config) (*apiServerProbe, error) {
+func NewProbe(own *rest.Config) (*VersionProbe, error) {
 	config := rest.AnonymousClientConfig(own)
 	if config.ServerName == "" {
 		server, _, err := rest.DefaultServerUrlFor(own)
@@ -38,11 +38,11 @@ func NewProbe(own *rest.Config) (*apiServerProbe, error) {
 		}
 		config.ServerName = server.Hostname()
 	}
-	return &apiServerProbe{config: config}, nil
+	return &VersionProbe{config: config}, nil
 }
 
 // Probe implements Probe.
-func (p *apiServerProbe) Probe(ctx context.Context, server string) error {
+func (p *VersionProbe) Probe(ctx context.Context, server string) error {
 	// Read each time, because the file with the authority may change.
 	tls, err := rest.TLSConfigFor(p.config)
 	if err != nil {

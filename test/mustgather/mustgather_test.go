@@ -210,7 +210,7 @@ func TestLooksIntoNodes(t *testing.T) {
 func TestWithoutRights(t *testing.T) {
 	s := startServer(t)
 	s.fill(t)
-	directory, said, err := gather(t, s.kubeconfig(t, envtest.User{Name: "nobody"}))
+	directory, said, err := gather(t, s.kubeconfig(t, envtest.User{Name: "stranger"}))
 	if err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}
