@@ -32,11 +32,12 @@ const (
 	// Quiet is the time without a repair that ends a row of them. The first
 	// repairsAtOnce of a row are made at once, the next waits for
 	// shortestDriftPause after the last, and each further one twice as long, up to
-	// longestDriftPause.
+	// LongestDriftPause.
 	Quiet              = 5 * time.Minute
 	repairsAtOnce      = 2
 	shortestDriftPause = time.Second
-	LongestDriftPause  = 30 * time.Second
+	// LongestDriftPause is the longest pause between two repairs.
+	LongestDriftPause = 30 * time.Second
 	// A row of driftedRepairs that lasts for driftedSpan sets Drifted. One reload
 	// of a firewall may undo rules several times, but not for as long.
 	driftedRepairs = 3
