@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,6 +12,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 )
 
@@ -63,6 +63,6 @@ func WithSettings(stored *v1alpha1.NodeProxyRules, r *policies.NodeResolution, g
 	next := stored.DeepCopy()
 	r.Settings.Complete.DeepCopyInto(&next.Spec.Settings)
 	next.Spec.SettingsRevision = r.Settings.Revision
-	next.Spec.Policies, next.Spec.PolicySummary = slices.Clone(r.Policies), strings.Join(r.Policies, ",")
+	next.Spec.Policies, next.Spec.PolicySummary = slices.Clone(r.Policies), render.PolicySummary(r.Policies)
 	return next, SetGrant(next, g)
 }

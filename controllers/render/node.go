@@ -99,7 +99,7 @@ func Node(in NodeInput) (v1alpha1.NodeProxyRulesSpec, bool) {
 		spec.SettingsRevision = in.Current.Spec.SettingsRevision
 		spec.Policies = slices.Clone(in.Current.Spec.Policies)
 	}
-	spec.PolicySummary = strings.Join(spec.Policies, ",")
+	spec.PolicySummary = PolicySummary(spec.Policies)
 	if in.Node != nil {
 		spec.Node = NodeFacts(in.Node)
 	} else {
@@ -108,3 +108,6 @@ func Node(in NodeInput) (v1alpha1.NodeProxyRulesSpec, bool) {
 	}
 	return spec, true
 }
+
+// PolicySummary returns what `kubectl get` prints of the policies that shaped an object.
+func PolicySummary(policies []string) string { return strings.Join(policies, ",") }

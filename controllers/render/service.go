@@ -67,7 +67,7 @@ func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, s
 			HealthCheckNodePort:      healthCheckNodePort(svc),
 			IPVSScheduler:            as.scheduler,
 			Policies:                 shape.Policies,
-			PolicySummary:            strings.Join(shape.Policies, ","),
+			PolicySummary:            PolicySummary(shape.Policies),
 			PortSummary:              portSummary(as.ports),
 		},
 	}
