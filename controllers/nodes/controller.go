@@ -39,9 +39,9 @@ import (
 // registers again must find them.
 const absentNodeGrace = 10 * time.Minute
 
-// heldMembersRetry is how often a node is rendered again that retains the local endpoints of a
-// Service because the Service exceeds a limit, or lacks some that no event names yet.
-const heldMembersRetry = time.Minute
+// incompleteRetry is how often a node is rendered again that retains the local endpoints of a
+// Service because the Service exceeds a limit, or lacks some that no event reports yet.
+const incompleteRetry = time.Minute
 
 // Reconciler maintains one NodeProxyRules for every Linux Node. It gives new ones their settings;
 // package rollouts changes them later.
@@ -100,10 +100,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil
 	}
 	if wait := r.pace.waiting(req.Name, r.Clock.Now()); wait > 0 && node != nil && stored != nil && sameFacts(node, stored) {
-		return ctrl.Result{RequeueAfter: wait}, nil // whatever has changed
+		return ctrl.Result{RequeueAfter: wait}, nil
 	}
 	var settings *policies.NodeResolution
-	if stored == nil { // later changes are given to it by the RolloutReconciler
+	if stored == nil { // package rollouts makes later changes
 		if on, err := objects.MayCreate(ctx, r.Client, r.Live); err != nil || !on {
 			return ctrl.Result{}, err
 		}
@@ -138,7 +138,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	spec, ok := render.Node(input)
 	r.Metrics.Rendered(metrics.KindNode, r.Clock.Since(start))
-	if !ok { // a new Node, and no valid settings to give it
+	if !ok { // a new Node without valid settings
 		return ctrl.Result{}, nil
 	}
 	var again time.Duration
@@ -156,12 +156,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		again = retry.Sooner(again, absentNodeGrace-r.Clock.Since(absentSince))
 	}
 	if all := r.reportLeftOut(ctx, req.Name, local.LeftOut); local.Held || !all {
-		again = retry.Sooner(again, heldMembersRetry)
+		again = retry.Sooner(again, incompleteRetry)
 	}
 	return ctrl.Result{RequeueAfter: again}, nil
 }
 
-// forget drops a node that has no rules any more.
+// forget drops a node whose rules are gone.
 func (r *Reconciler) forget(ctx context.Context, name string) {
 	r.pace.forget(name)
 	r.reportLeftOut(ctx, name, nil)
@@ -173,7 +173,7 @@ func sameFacts(node *corev1.Node, stored *v1alpha1.NodeProxyRules) bool {
 		equality.Semantic.DeepEqual(stored.Spec.Node, render.NodeFacts(node))
 }
 
-// load returns the Linux Node and the stored rules of that name, nil for what does not exist. A
+// load returns the Linux Node and the stored rules of that name, nil for each that does not exist. A
 // Node with another operating system counts as absent.
 func (r *Reconciler) load(ctx context.Context, name string) (*corev1.Node, *v1alpha1.NodeProxyRules, error) {
 	node, err := objects.Find[corev1.Node](ctx, r.Client, client.ObjectKey{Name: name})
@@ -220,8 +220,8 @@ func (r *Reconciler) create(ctx context.Context, name string, spec v1alpha1.Node
 	return nil
 }
 
-// update updates the rules of a node unless nothing changes. If only the local endpoints change,
-// which take so many bytes, they may have to wait for the time returned.
+// update writes the rules of a node if they differ. A change of local endpoints alone, whose size in
+// bytes is given, is paced: if it must wait, update returns for how long.
 func (r *Reconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRulesSpec, stored *v1alpha1.NodeProxyRules, absentSince time.Time, bytes int) (time.Duration, error) {
 	mark := ""
 	if !absentSince.IsZero() {
@@ -254,8 +254,8 @@ func (r *Reconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRulesSpe
 	return 0, nil
 }
 
-// absence returns since when a Node has been absent: by its rules, else from now on. The mark is
-// stored in whole seconds.
+// absence returns since when a Node has been absent, as recorded in its rules; now if they have no
+// record. It is stored in whole seconds.
 func absence(stored *v1alpha1.NodeProxyRules, now time.Time) time.Time {
 	since, err := time.Parse(time.RFC3339, stored.Annotations[v1alpha1.AnnotationNodeAbsentSince])
 	if err != nil || since.After(now) {

@@ -20,9 +20,9 @@ import (
 )
 
 // How many nodes the slices of one namespace may have rendered. A slice may name any node, and all
-// nodes wait in one queue: a namespace that names a thousand nodes with each of its changes would
-// delay those of others without end. Ordinary changes grow with the cluster: a Service may have pods
-// on each node, and a DaemonSet may replace a tenth of them at a time.
+// nodes share one queue: a namespace whose every change names a thousand nodes would delay all
+// others. Ordinary changes grow with the cluster: a Service may have pods on each node, and a
+// DaemonSet may replace a tenth of them at a time.
 const (
 	enqueueRate  = 20  // nodes a second at least
 	enqueueBurst = 500 // nodes in a row at least
@@ -34,25 +34,25 @@ const (
 	enqueueSweep = time.Minute
 )
 
-// enqueuePace spaces what the slices of each namespace enqueue. It is in memory.
+// enqueuePace limits the rate at which the slices of each namespace enqueue nodes. It is in memory.
 type enqueuePace struct {
 	reader client.Reader // reads come from the cache
 	clock  clock.PassiveClock
 
 	mu         sync.Mutex
-	queue      watches.Queue          // of the one controller; guarded by mu
-	namespaces map[string]*enqueued   // guarded by mu; those that are not full
-	by         map[string][]*enqueued // which of them have a node in the queue; guarded by mu
+	queue      watches.Queue          // guarded by mu
+	namespaces map[string]*enqueued   // without those whose bucket is full; guarded by mu
+	by         map[string][]*enqueued // those that have enqueued a node; guarded by mu
 	sweep      time.Time              // when to forget full ones next; guarded by mu
-	fresh      pacing.Bucket          // a full one; guarded by mu
+	fresh      pacing.Bucket          // of a new namespace; guarded by mu
 }
 
-// enqueued is what a namespace has enqueued.
+// enqueued are the nodes of a namespace.
 type enqueued struct {
 	bucket pacing.Bucket
-	queued map[string]time.Time // when each node that is in the queue is due
-	next   []string             // the next ones
-	waits  map[string]struct{}  // the same nodes
+	queued map[string]time.Time // in the queue, with the time when each is due
+	next   []string             // to enqueue next, in order
+	waits  map[string]struct{}  // those in next
 }
 
 func newEnqueuePace(reader client.Reader, clk clock.PassiveClock) *enqueuePace {
@@ -77,8 +77,8 @@ func (p *enqueuePace) known(ctx context.Context, names []string) []string {
 	return out
 }
 
-// enqueue enqueues nodes that slices of a namespace name, at once or when it is their turn. A node
-// that already waits includes this change.
+// enqueue enqueues nodes that slices of a namespace name, at once or when the namespace may. A node
+// that already waits will include this change.
 func (p *enqueuePace) enqueue(ctx context.Context, q watches.Queue, namespace string, nodes []string) {
 	nodes = p.known(ctx, nodes)
 	p.mu.Lock()
@@ -99,7 +99,7 @@ func (p *enqueuePace) enqueue(ctx context.Context, q watches.Queue, namespace st
 	p.follow(e, now)
 }
 
-// began notes that a node has left the queue.
+// began records that a node has left the queue.
 func (p *enqueuePace) began(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,7 +129,7 @@ func nodeRequest(node string) reconcile.Request {
 	return reconcile.Request{NamespacedName: types.NamespacedName{Name: node}}
 }
 
-// of returns what a namespace has enqueued; mu must be held.
+// of returns the nodes of a namespace; mu must be held.
 func (p *enqueuePace) of(ctx context.Context, namespace string, now time.Time) *enqueued {
 	if !now.Before(p.sweep) {
 		p.resize(ctx)

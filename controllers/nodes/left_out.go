@@ -20,8 +20,8 @@ const EventLocalEndpointsLeftOut = "LocalEndpointsLeftOut"
 // eventsPerNode is how many events one rendering of a node may add.
 const eventsPerNode = 10
 
-// LeftOut are the Services whose local endpoints were left out of the rules of nodes when last
-// rendered. Nothing in it is needed for correct results.
+// LeftOut records the Services whose local endpoints were left out when their nodes were last
+// rendered. It only serves events and metrics.
 type LeftOut struct {
 	metrics *metrics.Metrics
 	// inOrder is held from set until the events are added and retracted, so that those of another
@@ -36,7 +36,7 @@ type LeftOut struct {
 
 type leftOutService struct {
 	nodes    int
-	hasEvent bool // an event names it
+	hasEvent bool // an event reports it
 }
 
 // NewLeftOut returns an empty LeftOut.
@@ -46,7 +46,7 @@ func NewLeftOut(m *metrics.Metrics) *LeftOut {
 	return l
 }
 
-// NewTerm forgets what was left out while another controller led.
+// NewTerm forgets records from before this controller became the leader.
 func (l *LeftOut) NewTerm() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -59,7 +59,7 @@ func (l *LeftOut) reset() {
 	l.metrics.ShowLeftOut(0)
 }
 
-// set records what is left out of a node. It returns what no event names yet, and the Services that
+// set records what is left out of a node. It returns what no event reports yet, and the Services that
 // are no longer left out of any node.
 func (l *LeftOut) set(node string, list []render.LeftOut) (withoutEvent []render.LeftOut, ended []types.NamespacedName) {
 	l.mu.Lock()
@@ -96,7 +96,7 @@ func (l *LeftOut) set(node string, list []render.LeftOut) (withoutEvent []render
 	return withoutEvent, ended
 }
 
-// eventAdded notes that an event names a Service.
+// eventAdded records that an event reports a Service.
 func (l *LeftOut) eventAdded(service types.NamespacedName) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,7 +105,7 @@ func (l *LeftOut) eventAdded(service types.NamespacedName) {
 	}
 }
 
-// EventLost notes that the event that named a Service was lost.
+// EventLost records that the event about a Service was lost.
 func (l *LeftOut) EventLost(service types.NamespacedName) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -40,35 +40,35 @@ const (
 // first change of each node is written at once.
 type nodePace struct {
 	mu         sync.Mutex
-	namespaces *pacing.Buckets      // guarded by mu
-	nodes      map[string]*nodeTurn // guarded by mu
+	namespaces *pacing.Buckets        // guarded by mu
+	nodes      map[string]*nodeBudget // guarded by mu
 }
 
-// nodeTurn is what is known of one node.
-type nodeTurn struct {
+// nodeBudget is the budget of one node.
+type nodeBudget struct {
 	lastWrite time.Time
 	lastBytes int
 	own       pacing.Bucket
 	claims    map[string]*pacing.Claim // of the shares of namespaces
-	rendered  time.Time                // when it was last told to wait
+	rendered  time.Time                // when it last had to wait
 }
 
 func newNodePace() *nodePace {
-	return &nodePace{namespaces: pacing.NewBuckets(nodesShare, nodesBurst, leastNodeBytes), nodes: map[string]*nodeTurn{}}
+	return &nodePace{namespaces: pacing.NewBuckets(nodesShare, nodesBurst, leastNodeBytes), nodes: map[string]*nodeBudget{}}
 }
 
-// of returns what is known of a node; mu must be held.
-func (p *nodePace) of(node string) *nodeTurn {
+// of returns the budget of a node; mu must be held.
+func (p *nodePace) of(node string) *nodeBudget {
 	n := p.nodes[node]
 	if n == nil {
-		n = &nodeTurn{own: pacing.Bucket{Rate: nodeShare, Burst: nodeBurst}, claims: map[string]*pacing.Claim{}}
+		n = &nodeBudget{own: pacing.Bucket{Rate: nodeShare, Burst: nodeBurst}, claims: map[string]*pacing.Claim{}}
 		p.nodes[node] = n
 	}
 	return n
 }
 
-// wait returns when a node with so many bytes must ask again; 0: it may be written. Changed are the
-// namespaces whose local endpoints have changed, with the bytes of each.
+// wait returns after how long a node whose rules have so many bytes must ask again; 0: it may be
+// written now. Changed are the namespaces whose local endpoints have changed, with the bytes of each.
 func (p *nodePace) wait(node string, bytes int, changed map[string]int, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,7 +88,7 @@ func (p *nodePace) wait(node string, bytes int, changed map[string]int, now time
 // share returns how long a node must wait for the share of one of the namespaces or its own,
 // whichever is sooner; mu must be held. Its own is used last, to be available when namespaces have
 // used up theirs.
-func (p *nodePace) share(n *nodeTurn, bytes int, changed map[string]int, now time.Time) time.Duration {
+func (p *nodePace) share(n *nodeBudget, bytes int, changed map[string]int, now time.Time) time.Duration {
 	for namespace, c := range n.claims {
 		if _, still := changed[namespace]; !still { // changed back
 			p.giveBack(n, namespace, c)
@@ -114,7 +114,7 @@ func (p *nodePace) share(n *nodeTurn, bytes int, changed map[string]int, now tim
 	return wait
 }
 
-// waiting returns how long a node need not be rendered, whatever happens to its local endpoints.
+// waiting returns for how long a node need not be rendered, however its local endpoints change.
 func (p *nodePace) waiting(node string, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -125,7 +125,7 @@ func (p *nodePace) waiting(node string, now time.Time) time.Duration {
 	return max(0, n.rendered.Add(nodeRenderPause).Sub(now))
 }
 
-// wrote notes that a node was written, whether it had to ask or not.
+// wrote records a write of a node, whether or not it had to ask.
 func (p *nodePace) wrote(node string, bytes int, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,13 +144,13 @@ func (p *nodePace) wrote(node string, bytes int, now time.Time) {
 	if charged {
 		return
 	}
-	if n.own.Next.After(now) { // it has not asked: no change waits for more than one write
+	if n.own.Next.After(now) { // it did not ask; a change waits for one write at most
 		n.own.Next = now
 	}
 	n.own.Wrote(&pacing.Claim{}, max(bytes, leastNodeBytes), now)
 }
 
-// settled notes that a node need not be written.
+// settled records that a node has nothing to write.
 func (p *nodePace) settled(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -160,7 +160,7 @@ func (p *nodePace) settled(node string) {
 	}
 }
 
-// forget drops a node that has no rules any more.
+// forget drops a node whose rules are gone.
 func (p *nodePace) forget(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,15 +170,15 @@ func (p *nodePace) forget(node string) {
 	}
 }
 
-// giveAllBack returns what a node has taken and not written; mu must be held.
-func (p *nodePace) giveAllBack(n *nodeTurn) {
+// giveAllBack returns the bytes that a node has taken and not written; mu must be held.
+func (p *nodePace) giveAllBack(n *nodeBudget) {
 	for namespace, c := range n.claims {
 		p.giveBack(n, namespace, c)
 	}
 }
 
-// giveBack returns what a node has taken of a namespace's share; mu must be held.
-func (p *nodePace) giveBack(n *nodeTurn, namespace string, c *pacing.Claim) {
+// giveBack returns the bytes that a node has taken of a namespace's share; mu must be held.
+func (p *nodePace) giveBack(n *nodeBudget, namespace string, c *pacing.Claim) {
 	p.namespaces.GiveBack(namespace, c)
 	delete(n.claims, namespace)
 }

@@ -63,7 +63,7 @@ func TestTenants(t *testing.T) {
 	rows := table{}
 	t.Cleanup(rows.print)
 
-	quiet := r.watch("quiet", "", quietTime, nil)
+	quiet := r.watch("quiet", "", max(quietTime, r.repeat), nil)
 	rows.add(quiet)
 	for _, a := range r.attacks() {
 		if a.before != nil {
