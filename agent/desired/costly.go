@@ -23,7 +23,7 @@ const (
 	smallInAll       = 2_000
 	// costlyAtOnce bounds the costly changes of one sync; a larger Service is written by itself.
 	// groupAtMost bounds those that are written together because claims move between them.
-	costlyAtOnce = 2_500
+	costlyAtOnce = 1_000
 	groupAtMost  = 50_000
 )
 
