@@ -3,6 +3,7 @@ package ipvs_test
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net/netip"
 	"os"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -110,7 +112,7 @@ func TestSharedAddress(t *testing.T) {
 	}
 }
 
-// TestRestart: a full pass over what is right writes nothing, and mends the rest.
+// TestRestart: a full pass over what is right writes nothing, and repairs the rest.
 func TestRestart(t *testing.T) {
 	b := newBench(t)
 	b.set(many(3)...)
@@ -219,7 +221,7 @@ func (b *bench) follow() (changed <-chan struct{}, stop func()) {
 	return c, func() { cancel(); <-done }
 }
 
-// settle lets time pass until Follow tells of a change.
+// settle lets time pass until Follow reports a change.
 func (b *bench) settle(changed <-chan struct{}) {
 	b.Helper()
 	for deadline := time.After(10 * time.Second); ; {
@@ -242,7 +244,12 @@ func TestTune(t *testing.T) {
 	b.r.Node.Settings.IPVS.StrictARP = &on
 	seconds := int32(30)
 	b.r.Node.Settings.IPVS.UDPTimeoutSeconds = &seconds
-	b.kernel.RemoveSysctl("net/ipv4/vs/expire_nodest_conn")
+	b.kernel.Refuse = func(c ipvsmodel.Call) error {
+		if strings.HasPrefix(c.Name, "net/ipv4/vs/expire_nodest_conn") {
+			return fs.ErrNotExist
+		}
+		return nil
+	}
 	result := b.apply()
 	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], "net.ipv4.vs.expire_nodest_conn could not be set to 1") {
 		t.Errorf("%q", result.Warnings)
@@ -267,7 +274,7 @@ func (b *bench) useIPv6() {
 	if err := os.WriteFile(proc+"/thread-self/net/if_inet6", nil, 0o600); err != nil {
 		b.Fatal(err)
 	}
-	b.family, b.kernel = dataplane.IPv6, ipvsmodel.New(dataplane.IPv6, ip("2001:db8::2"), ip("::1"), ip("fe80::1"))
+	b.family, b.kernel = dataplane.IPv6, ipvstest.New(dataplane.IPv6, ip("2001:db8::2"), ip("::1"), ip("fe80::1"))
 	b.r.Node.Addresses = []netip.Addr{ip("2001:db8::2")}
 	b.plane = ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock, ProcFolder: proc})
 }

@@ -15,9 +15,9 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -85,7 +85,7 @@ func (f *fixedRules) asks(set ipvs.SetName) bool {
 type bench struct {
 	testing.TB
 	family dataplane.Family
-	kernel *ipvsmodel.Kernel
+	kernel *ipvstest.Kernel
 	rules  *fixedRules
 	clock  *testclock.FakeClock
 	// between passes before a Service that is rejected is tried as it has changed.
@@ -100,7 +100,7 @@ func newBench(t testing.TB) *bench {
 	t.Helper()
 	b := &bench{
 		TB: t, family: dataplane.IPv4,
-		kernel:  ipvsmodel.New(dataplane.IPv4, ip("192.168.0.2"), ip("192.168.1.2"), ip("127.0.0.1")),
+		kernel:  ipvstest.New(dataplane.IPv4, ip("192.168.0.2"), ip("192.168.1.2"), ip("127.0.0.1")),
 		rules:   &fixedRules{},
 		between: 10 * time.Second,
 		clock:   testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),

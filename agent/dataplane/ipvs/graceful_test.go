@@ -130,12 +130,12 @@ func TestDraining(t *testing.T) {
 		b.recheck()
 		b.wants()
 	})
-	t.Run("somebody gives it weight again", func(t *testing.T) {
+	t.Run("another program gives it weight again", func(t *testing.T) {
 		b := start(t, 1, 0)
 		if err := b.kernel.ChangeReal(key, netip.MustParseAddrPort(two), 1); err != nil {
 			t.Fatal(err)
 		}
-		if diff, err := b.plane.Verify(context.Background(), b.r, dataplane.VerifyOptions{}); err != nil || diff.Count != 1 || !strings.Contains(diff.Examples[0], "real server 10.180.0.2:80 too many (Service ns/svc0001)") {
+		if diff, err := b.plane.Verify(context.Background(), b.r, dataplane.VerifyOptions{}); err != nil || diff.Count != 1 || !strings.Contains(diff.Examples[0], "unexpected real server 10.180.0.2:80 (Service ns/svc0001)") {
 			t.Errorf("%+v, %v", diff, err)
 		}
 		b.r.Full = true

@@ -85,7 +85,7 @@ func TestContendersAlone(t *testing.T) {
 	}
 	want := c.planAll(r.Services, newStrangers())
 	d := New(dataplane.IPv4, Options{})
-	d.held, d.conflicts = want.desired, want.conflicts
+	d.actual, d.conflicts = want.desired, want.conflicts
 	p := &partialPass{Dataplane: d, config: c}
 	concerned := func(s *dataplane.Service, change func(*dataplane.Service)) []string {
 		changed := *s

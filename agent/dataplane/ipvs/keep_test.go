@@ -9,7 +9,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// TestPrune: without it what belongs to nobody stays.
+// TestPrune: without it what belongs to no Service stays.
 func TestPrune(t *testing.T) {
 	b := newBench(t)
 	one, two := service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80")

@@ -39,7 +39,7 @@ func testConfig(t testing.TB, family dataplane.Family, change func(*v1alpha1.Pro
 	if family == dataplane.IPv6 {
 		n.Addresses = addrs("2001:db8::2")
 	}
-	c, err := newConfig(family, n, facts{missing: missing, addresses: addrs("192.168.1.2", "192.168.0.2", "127.0.0.1", "::1", "2001:db8::2", "fe80::1")})
+	c, err := newConfig(family, n, addrs("192.168.1.2", "192.168.0.2", "127.0.0.1", "::1", "2001:db8::2", "fe80::1"), missing)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,12 +207,12 @@ func TestRules(t *testing.T) {
 	config := testConfig(t, dataplane.IPv4, func(s *v1alpha1.ProxySettings) {
 		s.DetectLocal = &v1alpha1.DetectLocalSettings{Mode: v1alpha1.DetectLocalClusterCIDR, ClusterCIDRs: []string{"10.0.0.0/8"}}
 	})
-	all := map[SetName]bool{}
+	all := map[SetName]int{}
 	for _, s := range config.sets() {
-		all[s.Name] = true
+		all[s.Name] = 1
 	}
 	var got strings.Builder
-	for _, c := range config.rules(all, []outRule{"-s 2.2.2.2 -j DROP", "-s 1.1.1.1 -j DROP", "-s 2.2.2.2 -j DROP"}).Chains {
+	for _, c := range config.rules(all, map[outRule]int{"-s 2.2.2.2 -j DROP": 2, "-s 1.1.1.1 -j DROP": 1}).Chains {
 		for _, r := range c.Rules {
 			got.WriteString(c.Table + " " + c.Name + " " + r + "\n")
 		}
@@ -281,7 +281,7 @@ func TestAddressesOfOtherNodes(t *testing.T) {
 		ofNode        bool
 		want          []string
 	}{
-		{"of nobody", "198.51.100.20", false, []string{"10.0.0.1,tcp:80 rr bound []", "198.51.100.20,tcp:80 rr bound []"}},
+		{"of no Node", "198.51.100.20", false, []string{"10.0.0.1,tcp:80 rr bound []", "198.51.100.20,tcp:80 rr bound []"}},
 		{"of another Node", "192.168.0.3", true, []string{"10.0.0.1,tcp:80 rr bound []"}},
 		{"of this Node, on an interface", "192.168.1.2", true, []string{"10.0.0.1,tcp:80 rr bound []", "192.168.1.2,tcp:80 rr []"}},
 		{"of this Node, on no interface", "203.0.113.2", true, []string{"10.0.0.1,tcp:80 rr bound []", "203.0.113.2,tcp:80 rr bound []"}},

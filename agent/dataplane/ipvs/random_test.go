@@ -118,8 +118,8 @@ func (b *bench) fresh() string {
 	return other.state()
 }
 
-// TestChangesEndAsFullPass: whatever changes in whatever order, the kernel comes to
-// hold what a full pass over an empty one makes.
+// TestChangesEndAsFullPass: after any changes in any order, the kernel state is that of a full pass
+// over an empty kernel.
 func TestChangesEndAsFullPass(t *testing.T) {
 	for seed := range uint64(60) {
 		d := draw{rand.New(rand.NewPCG(seed, 1))}

@@ -332,9 +332,9 @@ func TestRefusedServerIsNotPassed(t *testing.T) {
 	}
 }
 
-// TestRefusedServiceBlocksNobody: where an endpoint has come to the node, clients
+// TestRejectedServiceBlocksNoClients: if an endpoint has come to the node, clients
 // outside are let in, also in a pass in which another Service is rejected.
-func TestRefusedServiceBlocksNobody(t *testing.T) {
+func TestRejectedServiceBlocksNoClients(t *testing.T) {
 	const remote, local = "10.181.0.1:80", "10.180.0.1:80"
 	for _, others := range []int{0, 1} { // that stay without a local endpoint
 		b := newBench(t)
@@ -441,7 +441,7 @@ func TestScheduler(t *testing.T) {
 		t.Fatal(err)
 	}
 	diff, err := b.plane.Verify(t.Context(), b.r, dataplane.VerifyOptions{})
-	if err != nil || diff.Count != 1 || diff.Drifted || !strings.Contains(diff.Examples[0], "has got the IPVS scheduler sh") {
+	if err != nil || diff.Count != 1 || diff.Drifted || !strings.Contains(diff.Examples[0], "now has the IPVS scheduler sh") {
 		t.Errorf("%+v, %v", diff, err)
 	}
 	b.r.Full = true

@@ -55,7 +55,7 @@ func TestRetire(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := start(t)
 			again(b)
-			if pending := retire(b); !strings.Contains(pending, "3 connections by 2 virtual servers, such as 10.0.0.3:80/TCP") {
+			if pending := retire(b); !strings.Contains(pending, "3 connections of 2 virtual servers, such as 10.0.0.3:80/TCP") {
 				t.Error(pending)
 			}
 			if got := strings.Join(b.kernel.Keys(), " "); got != "10.0.0.3,tcp:80 192.168.0.2,tcp:30001 5.5.5.5,tcp:80" {
@@ -67,7 +67,7 @@ func TestRetire(t *testing.T) {
 			}
 			again(b)
 			b.connections(tcp("10.0.0.3", 80), "10.180.0.3:80", 0, 0)
-			if pending := retire(b); !strings.Contains(pending, "1 connections by 1 virtual servers") {
+			if pending := retire(b); !strings.Contains(pending, "1 connections of 1 virtual servers") {
 				t.Error(pending)
 			}
 			b.clock.Step(14 * time.Minute)
@@ -93,7 +93,7 @@ func TestRetire(t *testing.T) {
 			again(b)
 			b.clock.Step(time.Hour)
 			b.leave(tcp("192.168.0.2", 30001), "10.180.0.1:80")
-			if pending := retire(b); !strings.Contains(pending, "1 connections by 1 virtual servers") {
+			if pending := retire(b); !strings.Contains(pending, "1 connections of 1 virtual servers") {
 				t.Errorf("of another proxy, later: %q", pending)
 			}
 		})
@@ -168,7 +168,7 @@ func TestCleanupWithout(t *testing.T) {
 }
 
 // TestExcludedStays: where the mode ends, and where all of it is removed, virtual
-// servers in excluded ranges stay, whoever has made them.
+// servers in excluded ranges stay, ours or not.
 func TestExcludedStays(t *testing.T) {
 	exclude := func(b *bench) { b.r.Node.Settings.IPVS.ExcludeCIDRs = []string{"10.0.0.0/30"} }
 	retire := func(b *bench) error {

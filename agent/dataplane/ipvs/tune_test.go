@@ -42,8 +42,8 @@ func TestSysctls(t *testing.T) {
 func TestSysctlThatCannotBeSet(t *testing.T) {
 	for name, what := range map[string]string{
 		"net/ipv4/vs/conntrack":                 "not masqueraded",
-		"net/ipv4/vs/expire_nodest_conn":        "endpoints that are gone hang",
-		"net/ipv4/vs/expire_quiescent_template": "session affinity keep endpoints",
+		"net/ipv4/vs/expire_nodest_conn":        "deleted endpoints hang",
+		"net/ipv4/vs/expire_quiescent_template": "session affinity keep terminating endpoints",
 		"net/ipv4/vs/conn_reuse_mode":           "wait for a second",
 		"net/ipv4/ip_forward":                   "not forwarded",
 		"net/ipv4/conf/all/arp_ignore":          "answers ARP",
@@ -77,10 +77,10 @@ func TestSysctlsOfOthers(t *testing.T) {
 		what string
 		do   func() error
 	}{
-		{"the sysctl net.ipv4.vs.conntrack is 0, and has to be 1: else connections are not masqueraded", func() error {
+		{"the sysctl net.ipv4.vs.conntrack is 0, not 1, so connections are not masqueraded", func() error {
 			return b.kernel.SetSysctl("net/ipv4/vs/conntrack", "0")
 		}},
-		{"(TCP, TCP after FIN, UDP, in seconds) are 900 120 300, and have to be 1000 0 0", func() error {
+		{"(TCP, TCP after FIN, UDP, in seconds) are 900 120 300, not 1000 0 0", func() error {
 			return b.kernel.SetTimeouts(ipvs.Timeouts{TCP: 900})
 		}},
 	} {
@@ -97,7 +97,7 @@ func TestSysctlsOfOthers(t *testing.T) {
 	}
 }
 
-// TestSysctlThatCannotBeSetIsNoDrift: nobody repairs it again and again.
+// TestSysctlThatCannotBeSetIsNoDrift: it is not repaired again and again.
 func TestSysctlThatCannotBeSetIsNoDrift(t *testing.T) {
 	b := newBench(t)
 	*b.r.Node.Settings.IPVS.UDPTimeoutSeconds = 7

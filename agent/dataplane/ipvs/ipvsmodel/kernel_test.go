@@ -1,4 +1,4 @@
-package ipvsmodel
+package ipvsmodel_test
 
 import (
 	"errors"
@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -25,9 +27,9 @@ var (
 )
 
 // newKernel holds one virtual server with two real servers.
-func newKernel(t *testing.T, s ipvs.Server) *Kernel {
+func newKernel(t *testing.T, s ipvs.Server) *ipvstest.Kernel {
 	t.Helper()
-	k := New(dataplane.IPv4, netip.MustParseAddr("192.168.0.2"))
+	k := ipvstest.New(dataplane.IPv4, netip.MustParseAddr("192.168.0.2"))
 	must(t, k.CreateDevice(), k.Bind(vip), k.AddServer(web, s), k.AddReal(web, realA, 1), k.AddReal(web, realB, 1))
 	return k
 }
@@ -40,7 +42,7 @@ func must(t *testing.T, list ...error) {
 }
 
 // connects opens connections one after the other and returns where they go.
-func connects(t *testing.T, k *Kernel, source netip.Addr, n int) string {
+func connects(t *testing.T, k *ipvstest.Kernel, source netip.Addr, n int) string {
 	t.Helper()
 	var out []string
 	for range n {
@@ -81,7 +83,7 @@ func TestTurns(t *testing.T) {
 }
 
 // TestPersistence: a client keeps its real server until it has been silent for the
-// timeout, or the real server gets nobody any more.
+// timeout, or the real server gets no clients any more.
 func TestPersistence(t *testing.T) {
 	k := newKernel(t, ipvs.Server{Scheduler: "rr", Flags: ipvs.FlagPersistent, Timeout: 60})
 	must(t, k.SetSysctl("net/ipv4/vs/expire_quiescent_template", "1"))
@@ -124,7 +126,7 @@ func TestRefusalEndsPersistence(t *testing.T) {
 		want []netip.AddrPort
 	}{{realB, []netip.AddrPort{realB}}, {netip.AddrPort{}, []netip.AddrPort{realA, realB}}} {
 		k.Remember(web, outside, c.got)
-		if reals, served := (packets{k}).Choose(p); !served || !slices.Equal(reals, c.want) {
+		if reals, served := k.Tables.IPVS.Choose(p); !served || !slices.Equal(reals, c.want) {
 			t.Errorf("after %s: %v, %t", c.got, reals, served)
 		}
 	}
@@ -168,7 +170,7 @@ func TestRefusals(t *testing.T) {
 			t.Error(name)
 		}
 	}
-	k.Refuse = func(c Call) error {
+	k.Refuse = func(c ipvsmodel.Call) error {
 		if c.Key == other {
 			return errors.New("no")
 		}
@@ -204,9 +206,9 @@ func TestSets(t *testing.T) {
 		{ipvs.BitmapPort, "80", "dst", true},
 		{ipvs.BitmapPort, "81", "dst", false},
 	} {
-		k := New(dataplane.IPv4)
+		k := ipvstest.New(dataplane.IPv4)
 		must(t, k.ChangeSets([]ipvs.SetChange{{Name: "S", Type: c.kind, Create: true, Add: []ipvs.Entry{c.entry}}}))
-		in, err := packets{k}.InSet("S", strings.Split(c.directions, ","), packet)
+		in, err := k.Tables.IPVS.InSet("S", strings.Split(c.directions, ","), packet)
 		if err != nil || in != c.in {
 			t.Errorf("%s %s by %s: %t, %v", c.kind, c.entry, c.directions, in, err)
 		}
@@ -216,11 +218,11 @@ func TestSets(t *testing.T) {
 // A set of ports matches no packet of SCTP, which is why node ports of SCTP are in a set with
 // addresses.
 func TestPortsOfSCTP(t *testing.T) {
-	k := New(dataplane.IPv4)
+	k := ipvstest.New(dataplane.IPv4)
 	must(t, k.ChangeSets([]ipvs.SetChange{{Name: "S", Type: ipvs.BitmapPort, Create: true, Add: []ipvs.Entry{"80"}}}))
 	for protocol, want := range map[string]bool{"tcp": true, "udp": true, "sctp": false} {
 		packet := iptablesmodel.Packet{Protocol: protocol, In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)}
-		if in, err := (packets{k}).InSet("S", []string{"dst"}, packet); err != nil || in != want {
+		if in, err := k.Tables.IPVS.InSet("S", []string{"dst"}, packet); err != nil || in != want {
 			t.Errorf("%s: %t, %v", protocol, in, err)
 		}
 	}
@@ -237,7 +239,7 @@ func TestEntriesThatAreRefused(t *testing.T) {
 		ipvs.BitmapPort:    {"tcp:80", "70000"},
 	} {
 		for _, e := range list {
-			k := New(dataplane.IPv4)
+			k := ipvstest.New(dataplane.IPv4)
 			var fault *ipvs.SetError
 			err := k.ChangeSets([]ipvs.SetChange{{Name: "S", Type: kind, Create: true, Add: []ipvs.Entry{e}}})
 			if !errors.As(err, &fault) || fault.Entry != e {
@@ -245,7 +247,7 @@ func TestEntriesThatAreRefused(t *testing.T) {
 			}
 		}
 	}
-	k := New(dataplane.IPv4)
+	k := ipvstest.New(dataplane.IPv4)
 	must(t, k.ChangeSets([]ipvs.SetChange{{Name: "S", Type: ipvs.HashIP, Create: true}}),
 		k.Tables.Restore("*filter\n-A INPUT -m set --match-set S dst -j DROP\nCOMMIT\n"))
 	if k.DeleteSets([]ipvs.SetName{"S"}) == nil {
@@ -256,7 +258,7 @@ func TestEntriesThatAreRefused(t *testing.T) {
 // TestSetsApart: an ipset that is rejected does not keep others from being changed and
 // deleted, but from losing entries.
 func TestSetsApart(t *testing.T) {
-	k := New(dataplane.IPv4)
+	k := ipvstest.New(dataplane.IPv4)
 	var fault *ipvs.SetError
 	err := k.ChangeSets([]ipvs.SetChange{
 		{Name: "A", Type: ipvs.HashIP, Create: true, Add: []ipvs.Entry{"nonsense"}},
@@ -267,14 +269,14 @@ func TestSetsApart(t *testing.T) {
 	}
 	must(t, k.Tables.Restore("*filter\n-A INPUT -m set --match-set A dst -j DROP\nCOMMIT\n"))
 	err = k.DeleteSets([]ipvs.SetName{"A", "B"})
-	if !errors.As(err, &fault) || fault.Set != "A" || !(packets{k}).HasSet("A") || (packets{k}).HasSet("B") {
-		t.Errorf("%v, A is there: %t, B is there: %t", err, (packets{k}).HasSet("A"), (packets{k}).HasSet("B"))
+	if !errors.As(err, &fault) || fault.Set != "A" || !k.Tables.IPVS.HasSet("A") || k.Tables.IPVS.HasSet("B") {
+		t.Errorf("%v, A is there: %t, B is there: %t", err, k.Tables.IPVS.HasSet("A"), k.Tables.IPVS.HasSet("B"))
 	}
 }
 
-// TestEvents: who listens is told of addresses until they hang up.
+// TestEvents: listeners get events until they hang up.
 func TestEvents(t *testing.T) {
-	k := New(dataplane.IPv4, netip.MustParseAddr("192.168.0.2"))
+	k := ipvstest.New(dataplane.IPv4, netip.MustParseAddr("192.168.0.2"))
 	done := make(chan struct{})
 	events, err := k.Events(done)
 	must(t, err, k.CreateDevice(), k.Bind(vip), k.Bind(vip))
