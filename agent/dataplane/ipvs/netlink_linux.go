@@ -17,12 +17,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// KernelOptions configure a Kernel.
-type KernelOptions struct {
-	// SysctlFolder is where sysctls are read and written. Empty: /proc/sys.
-	SysctlFolder string
-}
-
 // nodeKernel is the kernel of the network namespace in which it is first used. Its parts
 // open sockets when they need them, and again after an error.
 type nodeKernel struct {
@@ -35,13 +29,14 @@ type nodeKernel struct {
 	opened bool
 }
 
-// NewKernel returns the node's own kernel, for one IP family. It does nothing yet.
-func NewKernel(family dataplane.Family, o KernelOptions) Kernel {
+// NewKernel returns the node's own kernel, for one IP family. Sysctls are read and written in a
+// directory; empty: /proc/sys. It does nothing yet.
+func NewKernel(family dataplane.Family, sysctlFolder string) Kernel {
 	return &nodeKernel{
 		virtualServers: virtualServers{family: family},
 		device:         device{family: familyNumber(family)},
 		sets:           sets{family: familyNumber(family)},
-		sysctls:        sysctls{folder: cmp.Or(o.SysctlFolder, "/proc/sys")},
+		sysctls:        sysctls{folder: cmp.Or(sysctlFolder, "/proc/sys")},
 	}
 }
 

@@ -50,7 +50,7 @@ func NewNode(o Options) *Node {
 // newFamily joins the modes of one IP family.
 func (n *Node) newFamily(family dataplane.Family, o *Options) *Dataplane {
 	rules := iptables.Options{Programs: n.programs, Commits: n.commits, SysctlFolder: o.SysctlFolder}
-	kernel := ipvs.NewKernel(family, ipvs.KernelOptions{SysctlFolder: o.SysctlFolder})
+	kernel := ipvs.NewKernel(family, o.SysctlFolder)
 	if o.WrapIPVS != nil {
 		kernel = o.WrapIPVS(family, kernel)
 	}
