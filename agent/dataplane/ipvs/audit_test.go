@@ -85,7 +85,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// TestWatch: what others take away is noticed, what we do is not.
+// TestWatch: it reports what others remove, and not our own changes.
 func TestWatch(t *testing.T) {
 	b := newBench(t)
 	b.set(service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80"))
@@ -188,8 +188,8 @@ func (c *counting) Count() (int, bool) {
 	return n, known
 }
 
-// TestWatchCounts: looks that take long are seldom, and one that has missed a
-// virtual server is repeated before anybody is told.
+// TestWatchCounts: slow counts are rare, and one that has missed a virtual server is repeated
+// before a report.
 func TestWatchCounts(t *testing.T) {
 	for takes, want := range map[time.Duration]int32{time.Millisecond: 118, time.Second: 6} { // in 10 minutes
 		synctest.Test(t, func(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestLibraryNumber: the library asks by the number that it is told. No family of
-// this kernel has that one, whether it has IPVS or not, and so it says.
+// TestLibraryNumber: the library uses the number that we set. No family of this kernel has it, with
+// or without IPVS, and the kernel reports that.
 func TestLibraryNumber(t *testing.T) {
 	const unused = 0x7fff
 	numberMu.Lock()

@@ -62,8 +62,8 @@ func serverTexts(list []plannedServer) []string {
 	return out
 }
 
-// TestScheduler: a Service's scheduler holds for its virtual servers where the
-// kernel has it, else the node's, and people are told.
+// TestScheduler: a Service's virtual servers have its scheduler if the kernel does, else the node's,
+// with a note.
 func TestScheduler(t *testing.T) {
 	for _, c := range []struct {
 		name, own, missing, want string
@@ -87,7 +87,7 @@ func TestScheduler(t *testing.T) {
 	}
 }
 
-// TestNodeAddresses: which of the node's addresses have what role.
+// TestNodeAddresses: the roles of the node's addresses.
 func TestNodeAddresses(t *testing.T) {
 	mode := func(m v1alpha1.NodePortAddressMode, cidrs ...string) func(*v1alpha1.ProxySettings) {
 		return func(s *v1alpha1.ProxySettings) { *s.NodePorts.AddressMode, s.NodePorts.CIDRs = m, cidrs }
@@ -121,7 +121,7 @@ func TestNodeAddresses(t *testing.T) {
 	}
 }
 
-// TestOnce: what a Service needs twice stands in its plan once.
+// TestOnce: what a Service needs twice is in its plan once.
 func TestOnce(t *testing.T) {
 	config := testConfig(t, dataplane.IPv4, nil)
 	port := dataplane.Port{
@@ -160,15 +160,15 @@ func TestOnce(t *testing.T) {
 	}
 }
 
-// TestSetNames: IPv6 has names of its own, cut where the kernel cuts them.
+// TestSetNames: IPv6 has its own names, within the kernel's limit.
 func TestSetNames(t *testing.T) {
 	names := map[SetName]bool{}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		for _, s := range testConfig(t, family, nil).sets() {
-			if len(s.Name) > maxSetName || names[s.Name] {
-				t.Errorf("%s is too long, or there twice", s.Name)
+		for _, name := range SetNames(family) {
+			if len(name) > maxSetName || names[name] {
+				t.Errorf("%s is too long, or there twice", name)
 			}
-			names[s.Name] = true
+			names[name] = true
 		}
 	}
 	for _, name := range []SetName{
@@ -180,7 +180,7 @@ func TestSetNames(t *testing.T) {
 	}
 }
 
-// TestRanges: how a set of networks takes source ranges.
+// TestRanges: source ranges as entries of a set of networks.
 func TestRanges(t *testing.T) {
 	k4 := Key{netip.MustParseAddr("1.2.3.4"), 80, v1alpha1.ProtocolTCP}
 	k6 := Key{netip.MustParseAddr("fd00::1"), 53, v1alpha1.ProtocolUDP}
@@ -208,8 +208,8 @@ func TestRules(t *testing.T) {
 		s.DetectLocal = &v1alpha1.DetectLocalSettings{Mode: v1alpha1.DetectLocalClusterCIDR, ClusterCIDRs: []string{"10.0.0.0/8"}}
 	})
 	all := map[SetName]int{}
-	for _, s := range config.sets() {
-		all[s.Name] = 1
+	for _, name := range SetNames(config.family) {
+		all[name] = 1
 	}
 	var got strings.Builder
 	for _, c := range config.rules(all, map[outRule]int{"-s 2.2.2.2 -j DROP": 2, "-s 1.1.1.1 -j DROP": 1}).Chains {
@@ -274,7 +274,7 @@ filter KUBE-IPVS-OUT-FILTER -s 1.1.1.1 -j DROP
 filter KUBE-IPVS-OUT-FILTER -s 2.2.2.2 -j DROP
 `
 
-// TestAddressesOfOtherNodes: bound to kube-ipvs0, another Node's address would be this node's.
+// TestAddressesOfOtherNodes: they are not bound, or they would be local.
 func TestAddressesOfOtherNodes(t *testing.T) {
 	for _, c := range []struct {
 		name, address string

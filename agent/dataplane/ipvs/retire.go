@@ -202,8 +202,10 @@ func (p *retirement) sourceOf(n *dataplane.Node) netip.Addr {
 // rest removes the device, the rules that protected the node's own servers, and the ipsets
 // that these use.
 func (p *retirement) rest() error {
-	if err := p.removeDevice(p.state); err != nil {
-		return err
+	if p.state.device {
+		if err := p.removeDevice(); err != nil {
+			return err
+		}
 	}
 	if err := p.rules.Retire(p.ctx); err != nil {
 		return err
@@ -248,7 +250,7 @@ func (d *Dataplane) Cleanup(ctx context.Context, o dataplane.CleanupOptions) err
 	if err := d.rules.Cleanup(ctx); err != nil {
 		return err // they use the ipsets
 	}
-	return errors.Join(d.removeDevice(e.state), d.reclaim(nil), d.kernel.DeleteSets(SetNames(d.family)))
+	return errors.Join(d.removeDevice(), d.reclaim(nil), d.kernel.DeleteSets(SetNames(d.family)))
 }
 
 // cleanWithout cleans up a node that lacks something. Without IPVS there may be the device,
@@ -259,21 +261,15 @@ func (d *Dataplane) cleanWithout(missing error) error {
 	if !errors.Is(missing, dataplane.ErrUnsupported) {
 		return missing
 	}
-	bound, exists, err := d.kernel.Bound()
+	_, exists, err := d.kernel.Bound()
 	_, none := errors.AsType[*NoIPVSError](missing)
 	switch {
 	case err != nil:
 		return err
-	case !exists:
-		return nil
-	case !none:
+	case exists && !none:
 		return fmt.Errorf("clean up mode IPVS: %v", missing) //nolint:errorlint // see above
 	}
-	state := &snapshot{device: true, bound: map[netip.Addr]struct{}{}}
-	for _, a := range bound {
-		state.bound[a] = struct{}{}
-	}
-	return d.removeDevice(state)
+	return d.removeDevice()
 }
 
 // forget forgets the kernel state.
@@ -289,11 +285,12 @@ func (d *Dataplane) forget() {
 
 // removeDevice removes the addresses of the family from the device, and deletes that unless
 // the other family uses it.
-func (d *Dataplane) removeDevice(state *snapshot) error {
-	if !state.device {
-		return nil
+func (d *Dataplane) removeDevice() error {
+	bound, exists, err := d.kernel.Bound()
+	if err != nil || !exists {
+		return err
 	}
-	for a := range state.bound {
+	for _, a := range bound {
 		if err := d.kernel.Unbind(a); err != nil {
 			return err
 		}

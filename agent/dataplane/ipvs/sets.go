@@ -68,7 +68,7 @@ const (
 	setNoLocalAll = "NODEPROXY-NO-LOCAL-ALL"
 )
 
-// setTypes has all ipsets of the mode, in the order of writing.
+// setTypes has all ipsets of the mode, in the order of writing. They exist even if they are empty.
 var setTypes = []struct {
 	name string
 	kind SetType
@@ -130,15 +130,6 @@ func setName(family dataplane.Family, name string) SetName {
 	prefix, rest, _ := strings.Cut(name, "-")
 	name = prefix + "-6-" + rest
 	return SetName(name[:min(len(name), maxSetName)])
-}
-
-// sets returns all ipsets of the family, which exist whether they have entries or not.
-func (c *config) sets() []SetChange {
-	out := make([]SetChange, len(setTypes))
-	for i, s := range setTypes {
-		out[i] = SetChange{Name: c.set(s.name), Type: s.kind}
-	}
-	return out
 }
 
 // set returns the name of an ipset in the family, given its name for IPv4.

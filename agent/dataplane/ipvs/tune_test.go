@@ -10,8 +10,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestSysctls: each is set to what the mode needs, and only where the kernel has use
-// for it.
+// TestSysctls: each has the value that the mode needs, and only if the kernel needs it.
 func TestSysctls(t *testing.T) {
 	always := map[string]string{
 		"net/ipv4/vs/conntrack": "1", "net/ipv4/vs/expire_nodest_conn": "1", "net/ipv4/vs/expire_quiescent_template": "1",
@@ -38,7 +37,7 @@ func TestSysctls(t *testing.T) {
 	}
 }
 
-// TestSysctlThatCannotBeSet: what comes of it is said, for each of them.
+// TestSysctlThatCannotBeSet: the warning names the effect of each.
 func TestSysctlThatCannotBeSet(t *testing.T) {
 	for name, what := range map[string]string{
 		"net/ipv4/vs/conntrack":                 "not masqueraded",
@@ -54,7 +53,7 @@ func TestSysctlThatCannotBeSet(t *testing.T) {
 		if err := b.kernel.SetSysctl("kernel/osrelease", "5.4.0"); err != nil {
 			t.Fatal(err)
 		}
-		b.kernel.Refuse = func(c ipvsmodel.Call) error {
+		b.kernel.Reject = func(c ipvsmodel.Call) error {
 			if c.Method == "SetSysctl" && strings.HasPrefix(c.Name, name+"=") {
 				return errBoom
 			}
@@ -67,7 +66,7 @@ func TestSysctlThatCannotBeSet(t *testing.T) {
 	}
 }
 
-// TestSysctlsOfOthers: what another program has changed is found, and put back.
+// TestSysctlsOfOthers: changes by another program are found and reverted.
 func TestSysctlsOfOthers(t *testing.T) {
 	b := newBench(t)
 	*b.r.Node.Settings.IPVS.TCPTimeoutSeconds = 1000
@@ -101,7 +100,7 @@ func TestSysctlsOfOthers(t *testing.T) {
 func TestSysctlThatCannotBeSetIsNoDrift(t *testing.T) {
 	b := newBench(t)
 	*b.r.Node.Settings.IPVS.UDPTimeoutSeconds = 7
-	b.kernel.Refuse = func(c ipvsmodel.Call) error {
+	b.kernel.Reject = func(c ipvsmodel.Call) error {
 		if c.Method == "SetTimeouts" || c.Method == "SetSysctl" && strings.HasPrefix(c.Name, "net/ipv4/vs/conntrack=") {
 			return errBoom
 		}

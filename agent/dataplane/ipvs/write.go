@@ -90,14 +90,14 @@ func (s *setChanges) at(name SetName) *SetChange {
 // list never has both.
 func (s *setChanges) sorted(c *config) []SetChange {
 	var first, out, last []SetChange
-	for _, def := range c.sets() {
-		change := s.bySet[def.Name]
+	for _, t := range setTypes {
+		change := s.bySet[c.set(t.name)]
 		if change == nil {
 			continue
 		}
-		change.Type = def.Type
+		change.Type = t.kind
 		switch {
-		case def.Name != c.set(setLoadBalancerFW):
+		case t.name != setLoadBalancerFW:
 			out = append(out, *change)
 		case len(change.Remove) > 0:
 			first = append(first, *change)

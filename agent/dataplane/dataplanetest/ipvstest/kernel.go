@@ -21,9 +21,9 @@ type Kernel struct {
 	// Lacks, if not nil, is why the node has no IPVS. It should wrap
 	// dataplane.ErrUnsupported.
 	Lacks error
-	// Refuse, if not nil, returns the error of a call that is to fail. It runs while the
+	// Reject, if not nil, returns the error of a call that is to fail. It runs while the
 	// kernel is locked.
-	Refuse func(ipvsmodel.Call) error
+	Reject func(ipvsmodel.Call) error
 
 	mu      sync.Mutex
 	calls   []ipvsmodel.Call
@@ -50,8 +50,8 @@ func (k *Kernel) record(c ipvsmodel.Call) error {
 	if k.Lacks != nil {
 		return k.Lacks
 	}
-	if k.Refuse != nil {
-		return k.Refuse(c)
+	if k.Reject != nil {
+		return k.Reject(c)
 	}
 	return nil
 }

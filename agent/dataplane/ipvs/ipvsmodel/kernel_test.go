@@ -133,7 +133,7 @@ func TestRefusalEndsPersistence(t *testing.T) {
 	k.Remember(ipvs.Key{Addr: vip, Port: 81, Protocol: v1alpha1.ProtocolTCP}, outside, realA) // there is none
 }
 
-// The schedulers that choose by an address refuse those who get a real server of weight 0.
+// The schedulers that choose by an address reject those who get a real server of weight 0.
 func TestHashingWithoutWeight(t *testing.T) {
 	for scheduler, want := range map[string]string{
 		"rr": "DELIVERED 1.00", "mh": "DELIVERED 1.00", "sh": "REJECT 0.50 DELIVERED 0.50", "dh": "REJECT 0.50 DELIVERED 0.50",
@@ -170,7 +170,7 @@ func TestRefusals(t *testing.T) {
 			t.Error(name)
 		}
 	}
-	k.Refuse = func(c ipvsmodel.Call) error {
+	k.Reject = func(c ipvsmodel.Call) error {
 		if c.Key == other {
 			return errors.New("no")
 		}
@@ -178,7 +178,7 @@ func TestRefusals(t *testing.T) {
 	}
 	k.Reset()
 	if k.AddServer(other, ipvs.Server{Scheduler: "rr"}) == nil || k.AddReal(web, netip.MustParseAddrPort("10.0.0.3:80"), 1) != nil {
-		t.Error("refuses another key than it should")
+		t.Error("rejects another key than it should")
 	}
 	if got := k.Writes(); !slices.Equal(got, []string{"AddServer 10.96.0.1,tcp:81 rr 0x0 0", "AddReal 10.96.0.1,tcp:80 10.0.0.3:80 1"}) || k.Messages() != 2 {
 		t.Errorf("%d messages: %q", k.Messages(), got)
@@ -228,9 +228,9 @@ func TestPortsOfSCTP(t *testing.T) {
 	}
 }
 
-// TestEntriesThatAreRefused: what is not of the type, or not as the kernel prints
+// TestEntriesThatAreRejected: what is not of the type, or not as the kernel prints
 // it.
-func TestEntriesThatAreRefused(t *testing.T) {
+func TestEntriesThatAreRejected(t *testing.T) {
 	for kind, list := range map[ipvs.SetType][]ipvs.Entry{
 		ipvs.HashIP:        {"10.96.0.1/32", "10.96.0.1,tcp:80", "fd00::1"},
 		ipvs.HashIPPort:    {"10.96.0.1", "10.96.0.1,80", "10.96.0.1,tcp:080", "10.96.0.1,icmp:80"},
