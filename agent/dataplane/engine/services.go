@@ -126,5 +126,5 @@ func NoneTaken[P any](n int, rejected map[dataplane.ServiceName]Rejection[P]) er
 		}
 	}
 	first := slices.MinFunc(slices.Collect(maps.Keys(rejected)), dataplane.ServiceName.Compare)
-	return fmt.Errorf("the kernel rejects all %d Services; of %s: %s", n, first, rejected[first].Reason)
+	return fmt.Errorf("the kernel rejects all %d Services, for example %s: %s", n, first, rejected[first].Reason)
 }

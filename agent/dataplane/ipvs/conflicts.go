@@ -203,7 +203,7 @@ func strangerText(want, found Key) string {
 	option := map[v1alpha1.Protocol]string{v1alpha1.ProtocolTCP: "-t", v1alpha1.ProtocolUDP: "-u", v1alpha1.ProtocolSCTP: "--sctp-service"}[found.Protocol]
 	command := fmt.Sprintf("ipvsadm -D %s %s", option, netip.AddrPortFrom(found.Addr, found.Port))
 	if want == found {
-		return fmt.Sprintf("%s is not served: another program has this virtual server; remove it (%s) or take the address or port from the Service", want, command)
+		return fmt.Sprintf("%s is not served: another program has this virtual server; remove it (%s) or change the Service's address or port", want, command)
 	}
-	return fmt.Sprintf("%s is not served: another program has the virtual server %s on its address; remove it (%s) or take the address from the Service", want, found, command)
+	return fmt.Sprintf("%s is not served: another program has the virtual server %s on its address; remove it (%s) or change the Service's address", want, found, command)
 }

@@ -58,7 +58,7 @@ func (d *device) CreateDevice() error {
 			return err
 		}
 		if link.Type() != "dummy" {
-			return fmt.Errorf("the device %s is one of type %s, not dummy, so it is not one for Services: delete or rename it (ip link)", deviceName, link.Type())
+			return fmt.Errorf("the device %s has type %s, not dummy, and cannot have addresses of Services: delete or rename it (ip link)", deviceName, link.Type())
 		}
 		return nil
 	})

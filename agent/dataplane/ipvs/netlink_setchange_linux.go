@@ -93,7 +93,7 @@ func (s *sets) ensure(c SetChange) error {
 	case err != nil:
 		return &SetError{Set: c.Name, Err: setReason(err)}
 	case has.kind != want.kind || has.family != want.family:
-		return &SetError{Set: c.Name, Err: fmt.Errorf("it is one of %s, but has to be one of %s: %s", has.what(), want.what(), deleteIt(c.Name))}
+		return &SetError{Set: c.Name, Err: fmt.Errorf("it has %s, not %s: %s", has.what(), want.what(), deleteIt(c.Name))}
 	}
 	s.headers[c.Name] = has
 	return nil

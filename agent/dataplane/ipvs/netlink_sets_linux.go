@@ -147,7 +147,7 @@ func (s *sets) Sets(names []SetName) (map[SetName][]Entry, error) {
 			return nil, &SetError{Set: name, Err: fmt.Errorf("read it: %w", setReason(err))}
 		}
 		if header.family != s.familyOf(header.kind) || !slices.Contains(ourTypes, header.kind) {
-			return nil, &SetError{Set: name, Err: errors.New("it is one of " + header.what() + ", which is none of ours: " + deleteIt(name))}
+			return nil, &SetError{Set: name, Err: errors.New("it has " + header.what() + ", which nodeproxy does not use: " + deleteIt(name))}
 		}
 		s.headers[name] = header
 		out[name] = entries

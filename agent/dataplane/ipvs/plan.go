@@ -146,7 +146,7 @@ func (p *planner) noteOthers() {
 	if len(texts) > named {
 		texts = append(texts[:named:named], fmt.Sprintf("%d more", len(texts)-named))
 	}
-	p.out.notes = append(p.out.notes, fmt.Sprintf("addresses of other Nodes are left to these (%s), because mode IPVS would cut this node off from them; run the node in mode IPTables, or take them out of the Service",
+	p.out.notes = append(p.out.notes, fmt.Sprintf("addresses of other Nodes are not served here (%s), because mode IPVS would cut this node off from them; run the node in mode IPTables, or remove them from the Service",
 		strings.Join(texts, ", ")))
 }
 

@@ -235,7 +235,7 @@ func ParseElement(t SetType, e Entry) (Element, error) {
 	text, noMatch := strings.CutSuffix(string(e), noMatchSuffix)
 	x := Element{NoMatch: noMatch}
 	if err := x.parse(t, strings.Split(text, ",")); err != nil {
-		return Element{}, fmt.Errorf("the entry %q is none of an ipset of type %s: %w", e, t, err)
+		return Element{}, fmt.Errorf("invalid entry %q of an ipset of type %s: %w", e, t, err)
 	}
 	return x, nil
 }
