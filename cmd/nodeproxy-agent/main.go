@@ -95,7 +95,7 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 		return printVirtualServers(os.Stdout, "/proc")
 	}
 	if o.ipsets {
-		return printIPSets(os.Stdout, func(f dataplane.Family) setReader { return ipvs.NewKernel(f, ipvs.KernelOptions{}) })
+		return printIPSets(os.Stdout, func(f dataplane.Family) setReader { return ipvs.NewKernel(f, "") })
 	}
 	variant, err := variantOf(o.iptables)
 	if err != nil {

@@ -8,15 +8,15 @@ import (
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 )
 
 // stepped is a kernel that takes each change by itself, as netlink does, and has
 // the recorder look at it after each.
 type stepped struct {
-	*ipvsmodel.Kernel
+	*ipvstest.Kernel
 	*recorder
 }
 
@@ -149,7 +149,7 @@ func TestOneEndpointChangedInIPVS(t *testing.T) {
 	var got []string
 	for _, c := range w.ipvs.Calls() {
 		if c.Method != "Open" {
-			got = append(got, c.String())
+			got = append(got, ipvstest.Text(c))
 		}
 	}
 	want := []string{

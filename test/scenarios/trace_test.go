@@ -16,9 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 )
 
 // world is a World on a model of the kernel.
@@ -27,7 +27,7 @@ type world struct {
 	kernel   *iptablesmodel.Kernel
 	recorder *recorder
 	// ipvs is the model that kernel is a part of; nil in mode IPTables.
-	ipvs *ipvsmodel.Kernel
+	ipvs *ipvstest.Kernel
 	// instead are outcomes that differ in the world's mode.
 	instead func(from, to string) (want string, differs bool)
 	// mapped: IPv6 addresses stand for the IPv4 addresses of objects and packets.

@@ -99,7 +99,7 @@ type comparison struct {
 func newComparison(t *testing.T, family dataplane.Family, r *rand.Rand, counts map[string]int) *comparison {
 	six := family == dataplane.IPv6
 	c := &comparison{
-		Lab: modeltest.NewLab(t, six, ""), kernel: ipvs.NewKernel(family, ipvs.KernelOptions{}), six: six,
+		Lab: modeltest.NewLab(t, six, ""), kernel: ipvs.NewKernel(family, ""), six: six,
 		model: ipvsmodel.New(family, modeltest.Node(six)...), counts: counts,
 	}
 	if err := c.Load(""); err != nil { // which loads the modules that track connections

@@ -60,7 +60,7 @@ type plane struct {
 
 func newPlane(t *testing.T, family dataplane.Family) *plane {
 	t.Helper()
-	p := &plane{family: family, kernel: ipvs.NewKernel(family, ipvs.KernelOptions{}), clock: testclock.NewFakeClock(time.Now())}
+	p := &plane{family: family, kernel: ipvs.NewKernel(family, ""), clock: testclock.NewFakeClock(time.Now())}
 	p.r = &dataplane.Ruleset{
 		Mode: v1alpha1.ModeIPVS, Prune: true, Full: true,
 		Node: dataplane.Node{

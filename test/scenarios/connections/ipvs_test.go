@@ -39,7 +39,7 @@ func TestConnectionsInIPVS(t *testing.T) {
 			l.instead, l.tries = inIPVS, 4 // they come in turn
 			l.world = scenarios.New(t, p.family, func() dataplane.Dataplane {
 				return ipvs.New(p.family, ipvs.Options{
-					Kernel: ipvs.NewKernel(p.family, ipvs.KernelOptions{}),
+					Kernel: ipvs.NewKernel(p.family, ""),
 					Rules:  iptables.NewKeeper(p.family, iptables.Options{}),
 				})
 			})

@@ -13,8 +13,8 @@ func TestElements(t *testing.T) {
 		BitmapPort:    {"0", "30000", "65535"},
 	} {
 		for _, e := range entries {
-			x, err := parseElement(kind, e)
-			if err != nil || x.entry(kind) != e {
+			x, err := ParseElement(kind, e)
+			if err != nil || x.Entry(kind) != e {
 				t.Errorf("%s: %q is read as %+v, %v", kind, e, x, err)
 			}
 			// The kernel writes what it was sent.
@@ -29,8 +29,8 @@ func TestElements(t *testing.T) {
 		"fd00::1,tcp:80,FD00:0:0::2/128":      "fd00::1,tcp:80,fd00::2",
 		"10.96.0.1,tcp:80,10.0.0.0/8 nomatch": "10.96.0.1,tcp:80,10.0.0.0/8 nomatch",
 	} {
-		if x, err := parseElement(HashIPPortNet, e); err != nil || x.entry(HashIPPortNet) != canonical {
-			t.Errorf("%q is read as %q, %v", e, x.entry(HashIPPortNet), err)
+		if x, err := ParseElement(HashIPPortNet, e); err != nil || x.Entry(HashIPPortNet) != canonical {
+			t.Errorf("%q is read as %q, %v", e, x.Entry(HashIPPortNet), err)
 		}
 	}
 }
@@ -39,12 +39,12 @@ func TestElementsThatAreNone(t *testing.T) {
 	for kind, entries := range map[SetType][]Entry{
 		HashIP:        {"", "10.96.0", "10.96.0.1,tcp:80", "fe80::1%eth0"},
 		HashIPPort:    {"10.96.0.1", "10.96.0.1,80", "10.96.0.1,tcp:65536", "10.96.0.1,http:80", "10.96.0.1,tcp:80,10.0.0.1", ",tcp:80"},
-		HashIPPortIP:  {"10.96.0.1,tcp:80", "10.96.0.1,tcp:80,nobody", "fe80::1,tcp:80,fe80::1%eth0", "10.96.0.1,tcp:80,10.0.0.0/8"},
+		HashIPPortIP:  {"10.96.0.1,tcp:80", "10.96.0.1,tcp:80,noone", "fe80::1,tcp:80,fe80::1%eth0", "10.96.0.1,tcp:80,10.0.0.0/8"},
 		HashIPPortNet: {"10.96.0.1,tcp:80,10.0.0.0/33"},
 		BitmapPort:    {"", "-1", "65536", "tcp:80"},
 	} {
 		for _, e := range entries {
-			if x, err := parseElement(kind, e); err == nil {
+			if x, err := ParseElement(kind, e); err == nil {
 				t.Errorf("%s: %q is read as %+v", kind, e, x)
 			}
 		}
@@ -52,7 +52,7 @@ func TestElementsThatAreNone(t *testing.T) {
 }
 
 func TestAttributesThatAreCutOff(t *testing.T) {
-	whole, err := parseElement(HashIPPortIP, "10.96.0.1,tcp:80,10.96.0.2")
+	whole, err := ParseElement(HashIPPortIP, "10.96.0.1,tcp:80,10.96.0.2")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,10 +64,10 @@ func TestAttributesThatAreCutOff(t *testing.T) {
 	}
 }
 
-func TestRoom(t *testing.T) {
+func TestCapacity(t *testing.T) {
 	for entries, want := range map[int]int{0: 65536, 32769: 65536, 65536: 65536, 65537: 262144, 100_000: 262144} {
-		if got := roomFor(entries); got != want {
-			t.Errorf("%d entries: room for %d, want %d", entries, got, want)
+		if got := capacityFor(entries); got != want {
+			t.Errorf("%d entries: capacity %d, want %d", entries, got, want)
 		}
 	}
 }

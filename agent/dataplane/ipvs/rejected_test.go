@@ -18,12 +18,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestForeignServers: what others have made stays, and is not taken.
-func TestForeignServers(t *testing.T) {
+// TestUnmanagedServers: virtual servers of others stay unchanged.
+func TestUnmanagedServers(t *testing.T) {
 	b := newBench(t)
 	rr := ipvs.Server{Scheduler: "rr"}
-	foreign := []ipvs.Key{tcp("5.5.5.5", 80), tcp("192.168.0.2", 8080), tcp("10.0.0.1", 443), tcp("192.168.0.2", 30001)}
-	for _, k := range foreign {
+	unmanaged := []ipvs.Key{tcp("5.5.5.5", 80), tcp("192.168.0.2", 8080), tcp("10.0.0.1", 443), tcp("192.168.0.2", 30001)}
+	for _, k := range unmanaged {
 		if err := b.kernel.AddServer(k, rr); err != nil {
 			t.Fatal(err)
 		}
@@ -38,9 +38,9 @@ func TestForeignServers(t *testing.T) {
 	check := func(result dataplane.Result) {
 		t.Helper()
 		if got := names(result.Rejected); !slices.Equal(got, []string{"svc0001", "svc0002"}) {
-			t.Errorf("refused %v", result.Rejected)
+			t.Errorf("rejected %v", result.Rejected)
 		}
-		for _, k := range foreign {
+		for _, k := range unmanaged {
 			if got := b.kernel.Server(k); got != "rr 9.9.9.9:9" {
 				t.Errorf("%s: %q", k, got)
 			}
@@ -61,12 +61,12 @@ func TestForeignServers(t *testing.T) {
 	if why := b.apply().Rejected[nodePort.Name]; !strings.Contains(why, "192.168.0.2:30001/TCP is not served") || !strings.Contains(why, "ipvsadm -D -t 192.168.0.2:30001") {
 		t.Error(why)
 	}
-	for _, k := range foreign {
+	for _, k := range unmanaged {
 		if err := b.kernel.DeleteServer(k); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if d, err := b.plane.Verify(t.Context(), b.r, dataplane.VerifyOptions{}); err != nil || d.Count != len(foreign) || d.Drifted {
+	if d, err := b.plane.Verify(t.Context(), b.r, dataplane.VerifyOptions{}); err != nil || d.Count != len(unmanaged) || d.Drifted {
 		t.Errorf("what was in the way has gone: %+v, %v", d, err)
 	}
 	b.r.Full = true
@@ -75,8 +75,8 @@ func TestForeignServers(t *testing.T) {
 	}
 }
 
-// TestForeignServerThatCame stands where one is needed since the last look.
-func TestForeignServerThatCame(t *testing.T) {
+// TestUnmanagedServerThatCame: one was added since the last full pass where ours is needed.
+func TestUnmanagedServerThatCame(t *testing.T) {
 	b := newBench(t)
 	b.set(service(1, "10.180.0.1:80"))
 	b.apply()
@@ -88,7 +88,7 @@ func TestForeignServerThatCame(t *testing.T) {
 	for range 2 {
 		result := b.apply()
 		if got := names(result.Rejected); !slices.Equal(got, []string{"svc0002"}) || b.kernel.Server(k) != "lc" {
-			t.Errorf("refused %v, there %q", result.Rejected, b.kernel.Server(k))
+			t.Errorf("rejected %v, there %q", result.Rejected, b.kernel.Server(k))
 		}
 		bound, _, _ := b.kernel.Bound()
 		if slices.Contains(bound, k.Addr) || slices.Contains(b.kernel.Entries("KUBE-CLUSTER-IP"), "10.0.0.2,tcp:80") {
@@ -99,9 +99,9 @@ func TestForeignServerThatCame(t *testing.T) {
 	}
 }
 
-// TestForeignServerThatLooksOurs: one that came to an address that is bound for
-// another Service is known to be foreign as long as it stands.
-func TestForeignServerThatLooksOurs(t *testing.T) {
+// TestUnmanagedServerThatLooksOurs: one that was added on an address that is bound for another
+// Service is known to be unmanaged while it exists.
+func TestUnmanagedServerThatLooksOurs(t *testing.T) {
 	b := newBench(t)
 	shared := func(n int, port uint16) *dataplane.Service {
 		s := service(n, fmt.Sprintf("10.180.0.%d:80", n))
@@ -121,10 +121,10 @@ func TestForeignServerThatLooksOurs(t *testing.T) {
 			t.Fatalf("%s: it does not look ours", kind)
 		}
 		if result.Rejected[service(2).Name] == "" || b.kernel.Server(k) != "lc" {
-			t.Errorf("%s: refused %v, there %q", kind, result.Rejected, b.kernel.Server(k))
+			t.Errorf("%s: rejected %v, there %q", kind, result.Rejected, b.kernel.Server(k))
 		}
 		if neighbour := b.kernel.Server(tcp("1.2.3.4", 80)); neighbour != "rr 10.180.0.1:80" || len(result.Rejected) != 1 {
-			t.Errorf("%s: refused %v, at the other port %q", kind, result.Rejected, neighbour)
+			t.Errorf("%s: rejected %v, at the other port %q", kind, result.Rejected, neighbour)
 		}
 		b.verified()
 		b.r.Full = true
@@ -133,7 +133,7 @@ func TestForeignServerThatLooksOurs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if result := b.apply(); len(result.Rejected) != 0 || b.kernel.Server(k) != "rr 10.180.0.2:80" {
-		t.Errorf("it has gone: refused %v, there %q", result.Rejected, b.kernel.Server(k))
+		t.Errorf("it has gone: rejected %v, there %q", result.Rejected, b.kernel.Server(k))
 	}
 	b.verified()
 }
@@ -151,11 +151,11 @@ func TestExcluded(t *testing.T) {
 	}
 }
 
-// TestOneServiceIsRefused: it fails alone.
-func TestOneServiceIsRefused(t *testing.T) {
+// TestOneServiceIsRejected: only that one fails.
+func TestOneServiceIsRejected(t *testing.T) {
 	b := newBench(t)
 	bad := tcp("10.0.0.2", 80)
-	b.kernel.Refuse = func(c ipvsmodel.Call) error {
+	b.kernel.Reject = func(c ipvsmodel.Call) error {
 		if c.Method == "AddReal" && c.Key == bad {
 			return errBoom
 		}
@@ -174,7 +174,7 @@ func TestOneServiceIsRefused(t *testing.T) {
 		b.set(with(service(2), "10.180.0.5:80"))
 		b.r.Full = kind == "one that has changed"
 	}
-	b.kernel.Refuse = nil
+	b.kernel.Reject = nil
 	b.set(service(2, "10.180.0.5:80"))
 	if result := b.apply(); len(result.Rejected) != 0 || b.kernel.Server(bad) != "rr 10.180.0.5:80" {
 		t.Errorf("%v, %s", result.Rejected, b.state())
@@ -182,10 +182,9 @@ func TestOneServiceIsRefused(t *testing.T) {
 	b.verified()
 }
 
-// TestOthersChangeAloneBesideRefusedServices: a change of another Service takes as
-// many calls as without them. They do not make one full pass after the other,
-// however often they change.
-func TestOthersChangeAloneBesideRefusedServices(t *testing.T) {
+// TestOthersChangeAloneBesideRejectedServices: a change of another Service takes as many calls as
+// without them. Their own changes do not cause one full pass after the other.
+func TestOthersChangeAloneBesideRejectedServices(t *testing.T) {
 	b := newBench(t)
 	b.between = 0
 	b.set(many(6)...)
@@ -197,7 +196,7 @@ func TestOthersChangeAloneBesideRefusedServices(t *testing.T) {
 	change(0)
 	change(1)
 	without := len(b.kernel.Writes())
-	b.kernel.Refuse = func(c ipvsmodel.Call) error {
+	b.kernel.Reject = func(c ipvsmodel.Call) error {
 		if c.Method == "AddReal" && (c.Key == tcp("10.0.0.1", 80) || c.Key == tcp("10.0.0.2", 80)) {
 			return errBoom
 		}
@@ -205,11 +204,11 @@ func TestOthersChangeAloneBesideRefusedServices(t *testing.T) {
 	}
 	b.set(with(service(1), "10.180.0.41:80"), with(service(2), "10.180.0.42:80"))
 	if result := b.apply(); len(result.Rejected) != 2 {
-		t.Fatalf("refused %v", result.Rejected)
+		t.Fatalf("rejected %v", result.Rejected)
 	}
 	for i := range 3 {
 		if result := change(2 + i); result.Kind != v1alpha1.SyncPartial || len(result.Rejected) != 2 || len(b.kernel.Writes()) != without {
-			t.Errorf("%+v, %d writes, %d without refused Services", result, len(b.kernel.Writes()), without)
+			t.Errorf("%+v, %d writes, %d without rejected Services", result, len(b.kernel.Writes()), without)
 		}
 	}
 	full := 0
@@ -223,7 +222,7 @@ func TestOthersChangeAloneBesideRefusedServices(t *testing.T) {
 	if full > 1 {
 		t.Errorf("%d full passes", full)
 	}
-	b.kernel.Refuse = nil
+	b.kernel.Reject = nil
 	b.clock.Step(10 * time.Second)
 	b.r.Rest = nil
 	if result := b.apply(); len(result.Rejected) != 0 || b.kernel.Server(tcp("10.0.0.1", 80)) != "rr 10.180.1.19:80" {
@@ -232,19 +231,19 @@ func TestOthersChangeAloneBesideRefusedServices(t *testing.T) {
 	b.verified()
 }
 
-// TestRefusedServerHasNoAddress: without a virtual server on it an address is not
-// bound, as packets would come to the node's own servers. Who shares it binds it.
-func TestRefusedServerHasNoAddress(t *testing.T) {
+// TestRejectedServerHasNoAddress: an address without a virtual server is not bound, or the node's own
+// servers would get its packets. A Service that shares it binds it.
+func TestRejectedServerHasNoAddress(t *testing.T) {
 	b := newBench(t)
 	shared := ip("1.2.3.4")
 	bad := map[ipvs.Key]bool{tcp("10.0.0.2", 80): true, tcp("1.2.3.4", 80): true}
-	refuse := func(c ipvsmodel.Call) error {
+	reject := func(c ipvsmodel.Call) error {
 		if c.Method == "AddServer" && bad[c.Key] {
 			return errBoom
 		}
 		return nil
 	}
-	b.kernel.Refuse = refuse
+	b.kernel.Reject = reject
 	check := func(when, want string) {
 		t.Helper()
 		bound, _, err := b.kernel.Bound()
@@ -257,7 +256,7 @@ func TestRefusedServerHasNoAddress(t *testing.T) {
 	two.ExternalIPs = []netip.Addr{shared}
 	b.set(service(1, "10.180.0.1:80"), two)
 	b.apply()
-	check("refused", "[10.0.0.1]")
+	check("rejected", "[10.0.0.1]")
 
 	three := service(3, "10.180.0.3:80")
 	three.ExternalIPs, three.Ports[0].Port = []netip.Addr{shared}, 81
@@ -278,30 +277,30 @@ func TestRefusedServerHasNoAddress(t *testing.T) {
 	b.restart()
 	b.apply()
 	check("it has gone meanwhile", "[1.2.3.4 10.0.0.1 10.0.0.3]") // its virtual server stays
-	b.kernel.Refuse = nil
+	b.kernel.Reject = nil
 	b.r.Full = true
 	b.apply()
 	check("accepted", "[1.2.3.4 10.0.0.1 10.0.0.2]")
 	if err := errors.Join(b.kernel.DeleteServer(tcp("1.2.3.4", 80)), b.kernel.DeleteServer(tcp("10.0.0.2", 80))); err != nil {
 		t.Fatal(err)
 	}
-	b.kernel.Refuse = refuse
+	b.kernel.Reject = reject
 	b.r.Full = true
 	b.apply()
-	check("lost and refused", "[10.0.0.1]")
+	check("lost and rejected", "[10.0.0.1]")
 
-	b.kernel.Refuse = nil
+	b.kernel.Reject = nil
 	b.r.Full = true
 	b.apply()
 	check("accepted", "[1.2.3.4 10.0.0.1 10.0.0.2]")
 }
 
-// TestRefusedServerIsNotPassed: nor are packets to a port let pass whose virtual
-// server is rejected, on an address that is bound for others.
-func TestRefusedServerIsNotPassed(t *testing.T) {
+// TestRejectedServerIsNotPassed: packets to the port of a rejected virtual server do not pass, on an
+// address that is bound for others.
+func TestRejectedServerIsNotPassed(t *testing.T) {
 	for _, start := range []bool{false, true} { // the address is bound before, or by the same pass
 		b := newBench(t)
-		b.kernel.Refuse = func(c ipvsmodel.Call) error {
+		b.kernel.Reject = func(c ipvsmodel.Call) error {
 			if c.Method == "AddServer" && c.Key == tcp("1.2.3.4", 81) {
 				return errBoom
 			}
@@ -323,7 +322,7 @@ func TestRefusedServerIsNotPassed(t *testing.T) {
 			t.Errorf("let pass for a moment:\n%s", writes)
 		}
 		b.verified()
-		b.kernel.Refuse = nil
+		b.kernel.Reject = nil
 		b.r.Full = true
 		b.apply()
 		if got, want := b.state(), b.fresh(); got != want {
@@ -332,9 +331,9 @@ func TestRefusedServerIsNotPassed(t *testing.T) {
 	}
 }
 
-// TestRefusedServiceBlocksNobody: where an endpoint has come to the node, clients
-// outside are let in, also in a pass in which another Service is rejected.
-func TestRefusedServiceBlocksNobody(t *testing.T) {
+// TestRejectedServiceBlocksNoClients: once the node has an endpoint, clients outside may pass, even if
+// another Service is rejected in the same pass.
+func TestRejectedServiceBlocksNoClients(t *testing.T) {
 	const remote, local = "10.181.0.1:80", "10.180.0.1:80"
 	for _, others := range []int{0, 1} { // that stay without a local endpoint
 		b := newBench(t)
@@ -345,7 +344,7 @@ func TestRefusedServiceBlocksNobody(t *testing.T) {
 			b.set(other)
 		}
 		b.apply()
-		b.kernel.Refuse = func(c ipvsmodel.Call) error {
+		b.kernel.Reject = func(c ipvsmodel.Call) error {
 			if c.Method == "AddReal" && c.Key == tcp("10.0.0.2", 80) {
 				return errBoom
 			}
@@ -362,10 +361,10 @@ func TestRefusedServiceBlocksNobody(t *testing.T) {
 	}
 }
 
-// TestRefusedEntry: what an ipset does not take fails its Service alone.
-func TestRefusedEntry(t *testing.T) {
+// TestRejectedEntry: an entry that an ipset rejects fails only its Service.
+func TestRejectedEntry(t *testing.T) {
 	b := newBench(t)
-	b.kernel.Refuse = func(c ipvsmodel.Call) error {
+	b.kernel.Reject = func(c ipvsmodel.Call) error {
 		for _, s := range c.Sets {
 			if slices.Contains(s.Add, "10.0.0.2,tcp:80") {
 				return &ipvs.SetError{Set: s.Name, Entry: "10.0.0.2,tcp:80", Err: errBoom}
@@ -379,14 +378,13 @@ func TestRefusedEntry(t *testing.T) {
 	}
 }
 
-// TestKernelFails: an error of the kernel as a whole is one of the Apply, and the
-// next one is full.
+// TestKernelFails: an error of the whole kernel fails the Apply, and the next one is full.
 func TestKernelFails(t *testing.T) {
 	b := newBench(t)
 	all := many(3)
 	all[2].Name.Namespace = "other"
 	b.set(all...)
-	b.kernel.Refuse = func(c ipvsmodel.Call) error {
+	b.kernel.Reject = func(c ipvsmodel.Call) error {
 		if c.Method == "AddServer" {
 			return errBoom
 		}
@@ -395,7 +393,7 @@ func TestKernelFails(t *testing.T) {
 	if _, err := b.try(); err == nil || !strings.Contains(err.Error(), "all 3 Services") {
 		t.Errorf("%v", err)
 	}
-	b.kernel.Refuse = nil
+	b.kernel.Reject = nil
 	b.apply()
 	b.verified()
 	b.rules.fail = errBoom
@@ -416,7 +414,7 @@ func TestKernelFails(t *testing.T) {
 	b.verified()
 }
 
-// TestScheduler: one that is missing is named, and looked for again.
+// TestScheduler: a note names a missing one, which is probed again.
 func TestScheduler(t *testing.T) {
 	b := newBench(t)
 	proc := t.TempDir()
@@ -441,7 +439,7 @@ func TestScheduler(t *testing.T) {
 		t.Fatal(err)
 	}
 	diff, err := b.plane.Verify(t.Context(), b.r, dataplane.VerifyOptions{})
-	if err != nil || diff.Count != 1 || diff.Drifted || !strings.Contains(diff.Examples[0], "has got the IPVS scheduler sh") {
+	if err != nil || diff.Count != 1 || diff.Drifted || !strings.Contains(diff.Examples[0], "now has the IPVS scheduler sh") {
 		t.Errorf("%+v, %v", diff, err)
 	}
 	b.r.Full = true
