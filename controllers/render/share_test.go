@@ -232,7 +232,7 @@ func TestShareHolds(t *testing.T) {
 	}
 }
 
-// While sizes go up and down a little, nothing takes turns.
+// While sizes change a little, Services do not alternate.
 func TestShareDoesNotFlap(t *testing.T) {
 	random := rand.New(rand.NewPCG(9, 10))
 	for range 500 {
