@@ -243,7 +243,7 @@ func (r *Reconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRulesSpe
 	next := &v1alpha1.NodeProxyRules{ObjectMeta: *stored.ObjectMeta.DeepCopy(), Spec: spec}
 	delete(next.Annotations, v1alpha1.AnnotationNodeAbsentSince)
 	if mark != "" {
-		next.Annotations = objects.Merge(next.Annotations, map[string]string{v1alpha1.AnnotationNodeAbsentSince: mark})
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, v1alpha1.AnnotationNodeAbsentSince, mark)
 	}
 	if err := r.Client.Update(ctx, next); err != nil {
 		return 0, fmt.Errorf("update NodeProxyRules %s: %w", next.Name, err)
