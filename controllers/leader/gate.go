@@ -9,10 +9,59 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
 )
 
+// Leadership decides when this process may write. A standby does everything else, so that it can
+// take over at once.
+type Leadership interface {
+	// Enter waits until this process may write. Term ends when it no longer may, or with ctx; leave
+	// must be called when the work is done. Enter fails only if ctx ends.
+	Enter(ctx context.Context) (term context.Context, leave func(), err error)
+	// TryEnter is Enter without waiting. Unless this process may write, ok is false and leave nil.
+	TryEnter(ctx context.Context) (term context.Context, leave func(), ok bool)
+	// Notify calls f at every change with whether this process may write now.
+	Notify(f func(leading bool))
+}
+
+// Always is the Leadership of the only controller.
+type Always struct{}
+
+// Enter implements Leadership.
+func (Always) Enter(ctx context.Context) (context.Context, func(), error) { return ctx, func() {}, nil }
+
+// TryEnter implements Leadership.
+func (Always) TryEnter(ctx context.Context) (context.Context, func(), bool) {
+	return ctx, func() {}, true
+}
+
+// Notify implements Leadership.
+func (Always) Notify(f func(bool)) { f(true) }
+
+// Guard returns a reconciler that waits until this process leads. On a standby each worker has one
+// item and the queue all others, each once however often it changes, so a takeover only has
+// to reconcile what is in the caches.
+func Guard(l Leadership, r reconcile.Reconciler) reconcile.Reconciler {
+	return reconcile.Func(func(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+		term, leave, err := l.Enter(ctx)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		defer leave()
+		result, err := r.Reconcile(term, req)
+		if err != nil && term.Err() != nil && ctx.Err() == nil {
+			// The lease was lost meanwhile: retry when this process leads again.
+			return ctrl.Result{RequeueAfter: retry.Soon}, nil
+		}
+		return result, err
+	})
+}
+
 // ErrNotLeading is the error of a write while another controller may lead.
-var ErrNotLeading = errors.New("this controller does not hold the lease, so it writes nothing")
+var ErrNotLeading = errors.New("this controller is not the leader, so it must not write")
 
 // Gate lets work pass while this process holds the lease. It depends on the time of the last
 // renewal, not on a notification of the loss: a process that was stopped for a while first finds
@@ -27,8 +76,8 @@ type Gate struct {
 	timer    clock.Timer
 	opened   chan struct{} // closed while leading
 	stopping bool
-	inside   int
-	idle     chan struct{} // closed once no work is inside; nil: nothing waits
+	inside   int           // amount of work
+	idle     chan struct{} // closed once no work is inside; nil: nothing waits for that
 	notify   []func(leading bool)
 }
 
@@ -37,16 +86,15 @@ func NewGate(clk clock.WithDelayedExecution) *Gate {
 	return &Gate{clock: clk, opened: make(chan struct{})}
 }
 
-// Notify calls f at every change with whether this process leads now. It must be called before the
-// election begins, and f must not use the gate.
+// Notify implements Leadership. It must be called before the election begins, and f must not use the
+// gate.
 func (g *Gate) Notify(f func(leading bool)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.notify = append(g.notify, f)
 }
 
-// Enter waits until this process leads. The returned context ends when it no longer does or ctx
-// ends, and leave must be called when the work is done. It fails only if ctx ends.
+// Enter implements Leadership.
 func (g *Gate) Enter(ctx context.Context) (term context.Context, leave func(), err error) {
 	for {
 		term, leave, opened := g.enter(ctx)
@@ -55,14 +103,13 @@ func (g *Gate) Enter(ctx context.Context) (term context.Context, leave func(), e
 		}
 		select {
 		case <-ctx.Done():
-			return nil, nil, fmt.Errorf("waiting for the lease: %w", ctx.Err())
+			return nil, nil, fmt.Errorf("wait for the lease: %w", ctx.Err())
 		case <-opened:
 		}
 	}
 }
 
-// TryEnter is Enter without waiting: ok is false, and there is nothing to leave, while this process
-// does not lead.
+// TryEnter implements Leadership.
 func (g *Gate) TryEnter(ctx context.Context) (term context.Context, leave func(), ok bool) {
 	term, leave, _ = g.enter(ctx)
 	return term, leave, leave != nil
@@ -72,7 +119,7 @@ func (g *Gate) enter(ctx context.Context) (term context.Context, leave func(), o
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.stopping {
-		return nil, nil, nil // it never opens again, though it may be open still for who is inside
+		return nil, nil, nil // it never opens again, and may still be open for work inside
 	}
 	if !g.current() {
 		return nil, nil, g.opened
@@ -147,7 +194,7 @@ func (g *Gate) extend(until time.Time) {
 	term := g.term
 	g.timer = g.clock.AfterFunc(left, func() { go g.expire(term) })
 	close(g.opened)
-	g.tell(true)
+	g.notifyAll(true)
 }
 
 // expire closes the gate when a term has not been extended.
@@ -175,11 +222,11 @@ func (g *Gate) close() {
 	g.end()
 	g.term, g.end = nil, nil
 	g.opened = make(chan struct{})
-	g.tell(false)
+	g.notifyAll(false)
 }
 
-// tell notifies of a change. The caller holds mu.
-func (g *Gate) tell(leading bool) {
+// notifyAll reports a change. The caller holds mu.
+func (g *Gate) notifyAll(leading bool) {
 	for _, f := range g.notify {
 		f(leading)
 	}
@@ -189,19 +236,18 @@ func (g *Gate) tell(leading bool) {
 func (g *Gate) stop(grace time.Duration) {
 	g.mu.Lock()
 	g.stopping = true
-	var idle chan struct{}
-	if g.inside > 0 {
-		idle = make(chan struct{})
+	idle := make(chan struct{})
+	if g.inside == 0 {
+		close(idle)
+	} else {
 		g.idle = idle
 	}
 	g.mu.Unlock()
-	if idle != nil {
-		timer := g.clock.NewTimer(grace)
-		defer timer.Stop()
-		select {
-		case <-idle:
-		case <-timer.C():
-		}
+	timer := g.clock.NewTimer(grace)
+	defer timer.Stop()
+	select {
+	case <-idle:
+	case <-timer.C():
 	}
 	g.lose()
 }
