@@ -23,7 +23,7 @@ type Leadership interface {
 	Enter(ctx context.Context) (term context.Context, leave func(), err error)
 	// TryEnter is Enter without waiting. Unless this process may write, ok is false and leave nil.
 	TryEnter(ctx context.Context) (term context.Context, leave func(), ok bool)
-	// Notify calls f at every change with whether this process may write now.
+	// Notify sets what is called at every change with whether this process may write now.
 	Notify(f func(leading bool))
 }
 
@@ -76,14 +76,13 @@ type Gate struct {
 	timer    clock.Timer
 	opened   chan struct{} // closed while leading
 	stopping bool
-	inside   int           // amount of work
-	idle     chan struct{} // closed once no work is inside; nil: nothing waits for that
-	notify   []func(leading bool)
+	inside   sync.WaitGroup // the work
+	notify   func(leading bool)
 }
 
 // NewGate returns a gate that is closed.
 func NewGate(clk clock.WithDelayedExecution) *Gate {
-	return &Gate{clock: clk, opened: make(chan struct{})}
+	return &Gate{clock: clk, opened: make(chan struct{}), notify: func(bool) {}}
 }
 
 // Notify implements Leadership. It must be called before the election begins, and f must not use the
@@ -91,7 +90,7 @@ func NewGate(clk clock.WithDelayedExecution) *Gate {
 func (g *Gate) Notify(f func(leading bool)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.notify = append(g.notify, f)
+	g.notify = f
 }
 
 // Enter implements Leadership.
@@ -124,18 +123,13 @@ func (g *Gate) enter(ctx context.Context) (term context.Context, leave func(), o
 	if !g.current() {
 		return nil, nil, g.opened
 	}
-	g.inside++
+	g.inside.Add(1)
 	term, cancel := context.WithCancel(ctx)
 	unhook := context.AfterFunc(g.term, cancel)
 	return term, sync.OnceFunc(func() {
 		unhook()
 		cancel()
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if g.inside--; g.inside == 0 && g.idle != nil {
-			close(g.idle)
-			g.idle = nil
-		}
+		g.inside.Done()
 	}), nil
 }
 
@@ -155,21 +149,21 @@ func (t *guard) RoundTrip(request *http.Request) (*http.Response, error) {
 	switch request.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:
 	default:
-		if !t.gate.mayWrite() {
+		if !t.gate.leads() {
 			return nil, ErrNotLeading
 		}
 	}
 	return t.next.RoundTrip(request)
 }
 
-// mayWrite reports whether work inside may still write.
-func (g *Gate) mayWrite() bool {
+// leads reports whether work inside may still write; if not, the gate closes.
+func (g *Gate) leads() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.current()
 }
 
-// current reports whether the lease is still held; if not, the gate closes. The caller holds mu.
+// current is leads for callers that hold mu.
 func (g *Gate) current() bool {
 	if g.term != nil && !g.clock.Now().Before(g.until) {
 		g.close()
@@ -191,19 +185,9 @@ func (g *Gate) extend(until time.Time) {
 		return
 	}
 	g.term, g.end = context.WithCancel(context.Background())
-	term := g.term
-	g.timer = g.clock.AfterFunc(left, func() { go g.expire(term) })
+	g.timer = g.clock.AfterFunc(left, func() { go g.leads() })
 	close(g.opened)
-	g.notifyAll(true)
-}
-
-// expire closes the gate when a term has not been extended.
-func (g *Gate) expire(term context.Context) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.term == term {
-		g.current()
-	}
+	g.notify(true)
 }
 
 // lose closes the gate and ends the work inside.
@@ -222,27 +206,19 @@ func (g *Gate) close() {
 	g.end()
 	g.term, g.end = nil, nil
 	g.opened = make(chan struct{})
-	g.notifyAll(false)
-}
-
-// notifyAll reports a change. The caller holds mu.
-func (g *Gate) notifyAll(leading bool) {
-	for _, f := range g.notify {
-		f(leading)
-	}
+	g.notify(false)
 }
 
 // stop lets no more work enter, lets work inside finish within grace, and closes the gate for good.
 func (g *Gate) stop(grace time.Duration) {
 	g.mu.Lock()
-	g.stopping = true
-	idle := make(chan struct{})
-	if g.inside == 0 {
-		close(idle)
-	} else {
-		g.idle = idle
-	}
+	g.stopping = true // no more work is added
 	g.mu.Unlock()
+	idle := make(chan struct{})
+	go func() {
+		defer close(idle)
+		g.inside.Wait()
+	}()
 	timer := g.clock.NewTimer(grace)
 	defer timer.Stop()
 	select {
