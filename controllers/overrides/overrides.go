@@ -103,7 +103,10 @@ func (o *Overrides) Shape(ctx context.Context, svc *corev1.Service, stored *v1al
 		out.Again = wait
 		return out, nil
 	}
-	out, err := give(decision)
+	out := Shaping{Shape: render.Shape{Overrides: &decision.grant.Overrides, Policies: decision.Known.Desired.Policies}}
+	if len(decision.grant.Owners)+len(decision.grant.By) > 0 {
+		out.Annotation, err = encoded(decision.grant)
+	}
 	if stored != nil {
 		out.Former = keep(decision.Known, stored).Shape
 	}
@@ -207,17 +210,6 @@ func keep(known *Known, stored *v1alpha1.ServiceProxyRules) Shaping {
 		out.Shape.Overrides = &grant.Overrides
 	}
 	return out
-}
-
-// give returns the overrides that a Service gets.
-func give(decision Decision) (Shaping, error) {
-	out := Shaping{Shape: render.Shape{Overrides: &decision.grant.Overrides, Policies: decision.Known.Desired.Policies}}
-	if len(decision.grant.Owners)+len(decision.grant.By) == 0 {
-		return out, nil
-	}
-	var err error
-	out.Annotation, err = encoded(decision.grant)
-	return out, err
 }
 
 // keeps notes that a Service keeps its overrides until something changes.

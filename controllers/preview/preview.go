@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -77,7 +78,7 @@ type Result struct {
 func Render(in *Objects) *Result {
 	r := &renderer{in: in, result: &Result{}, slices: map[types.NamespacedName]*render.ServiceSlices{}}
 	switch {
-	case in.NodeProxy != nil && in.NodeProxy.DeletionTimestamp != nil && in.NodeProxy.Spec.RemovalPolicy != nil && *in.NodeProxy.Spec.RemovalPolicy == v1alpha1.RemovalCleanup:
+	case in.NodeProxy != nil && in.NodeProxy.DeletionTimestamp != nil && ptr.Deref(in.NodeProxy.Spec.RemovalPolicy, "") == v1alpha1.RemovalCleanup:
 		r.problem("NodeProxy %s is being deleted with removalPolicy Cleanup: nothing is rendered", in.NodeProxy.Name)
 		return r.result
 	case in.NodeProxy == nil:

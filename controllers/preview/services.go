@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
@@ -94,10 +95,7 @@ func namespaceLabels(name string, written map[string]string) map[string]string {
 }
 
 func (r *renderer) service(svc *corev1.Service, p *servicePolicies) {
-	var of render.ServiceSlices
-	if found := r.slices[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}]; found != nil {
-		of = *found
-	}
+	of := ptr.Deref(r.slices[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}], render.ServiceSlices{})
 	stored := p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]
 	if limit, text := render.Size(svc, of.Slices).Excess(); limit != "" {
 		r.problem("Service %s/%s is rejected, and nodes keep its former rules: %s", svc.Namespace, svc.Name, text)

@@ -144,38 +144,34 @@ func hintNames[T any](hints []T, name func(T) string) []string {
 func usablePorts(slice *discoveryv1.EndpointSlice, report func(Problem)) []slicePort {
 	out := make([]slicePort, 0, len(slice.Ports))
 	for i := range slice.Ports {
-		p := &slice.Ports[i]
-		key, number, detail := usablePort(p)
+		port, detail := usablePort(&slice.Ports[i])
 		if detail != "" {
 			report(Problem{Slice: slice.Name, Detail: detail})
 			continue
 		}
-		out = append(out, slicePort{key: key, number: number})
+		out = append(out, port)
 	}
 	return out
 }
 
 // usablePort parses a slice port. If it cannot be used, detail gives the reason.
-func usablePort(p *discoveryv1.EndpointPort) (key portKey, number uint16, detail string) {
+func usablePort(p *discoveryv1.EndpointPort) (port slicePort, detail string) {
 	if p.Name == nil {
-		return key, 0, "a port without a name field matches no Service port"
+		return port, "a port without a name field matches no Service port"
 	}
-	key = portKey{name: *p.Name, protocol: v1alpha1.ProtocolTCP}
-	if p.Protocol != nil {
-		key.protocol = v1alpha1.Protocol(*p.Protocol)
-	}
-	switch key.protocol {
+	protocol, number := v1alpha1.Protocol(ptr.Deref(p.Protocol, corev1.ProtocolTCP)), ptr.Deref(p.Port, 0)
+	switch protocol {
 	case v1alpha1.ProtocolTCP, v1alpha1.ProtocolUDP, v1alpha1.ProtocolSCTP:
 	default:
-		return key, 0, fmt.Sprintf("port %q has the unknown protocol %q", key.name, key.protocol)
+		return port, fmt.Sprintf("port %q has the unknown protocol %q", *p.Name, protocol)
 	}
-	if p.Port == nil || *p.Port == 0 {
-		return key, 0, fmt.Sprintf("port %q has no number", key.name)
+	if number == 0 {
+		return port, fmt.Sprintf("port %q has no number", *p.Name)
 	}
-	if *p.Port < 1 || *p.Port > 65535 {
-		return key, 0, fmt.Sprintf("port %q has the number %d, which is outside 1-65535", key.name, *p.Port)
+	if number < 1 || number > 65535 {
+		return port, fmt.Sprintf("port %q has the number %d, which is outside 1-65535", *p.Name, number)
 	}
-	return key, uint16(*p.Port), ""
+	return slicePort{key: portKey{name: *p.Name, protocol: protocol}, number: uint16(number)}, ""
 }
 
 // usableAddr returns the address of an endpoint. If it cannot be used, detail gives the reason. Only
