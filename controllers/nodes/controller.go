@@ -39,9 +39,9 @@ import (
 // registers again must find them.
 const absentNodeGrace = 10 * time.Minute
 
-// heldMembersRetry is how often a node is rendered again that retains the local endpoints of a
+// overLimitRetry is how often a node is rendered again that keeps the local endpoints of a
 // Service because the Service exceeds a limit, or lacks some that no event names yet.
-const heldMembersRetry = time.Minute
+const overLimitRetry = time.Minute
 
 // Reconciler maintains one NodeProxyRules for every Linux Node. It gives new ones their settings;
 // package rollouts changes them later.
@@ -131,8 +131,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if stored != nil {
 		former = stored.Spec.LocalEndpoints
 	}
-	local := render.Members(req.Name, services, former)
-	input := render.NodeInput{Node: node, Current: stored, Members: local.Services, FormatVersion: format}
+	local := render.LocalEndpoints(req.Name, services, former)
+	input := render.NodeInput{Node: node, Current: stored, LocalEndpoints: local.Services, FormatVersion: format}
 	if settings != nil {
 		input.Settings, input.Policies = settings.Settings, settings.Policies
 	}
@@ -155,8 +155,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if node == nil {
 		again = retry.Sooner(again, absentNodeGrace-r.Clock.Since(absentSince))
 	}
-	if all := r.reportLeftOut(ctx, req.Name, local.LeftOut); local.Held || !all {
-		again = retry.Sooner(again, heldMembersRetry)
+	if all := r.reportLeftOut(ctx, req.Name, local.LeftOut); local.OverLimit || !all {
+		again = retry.Sooner(again, overLimitRetry)
 	}
 	return ctrl.Result{RequeueAfter: again}, nil
 }

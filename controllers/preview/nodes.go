@@ -81,8 +81,8 @@ func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodePro
 	if stored != nil {
 		former = stored.Spec.LocalEndpoints
 	}
-	local := render.Members(name, services, former)
-	in.Members = local.Services
+	local := render.LocalEndpoints(name, services, former)
+	in.LocalEndpoints = local.Services
 	for _, out := range local.LeftOut {
 		r.problem("Service %s: the rules of node %s do not contain its local endpoints: %s", out.Service, name, out.Why())
 	}

@@ -61,10 +61,10 @@ type NodeInput struct {
 	Node    *corev1.Node             // nil: it does not exist
 	Current *v1alpha1.NodeProxyRules // the stored rules; nil: none
 	// Settings to set, and the Policies that shape them, strongest first. Nil: those of Current.
-	Settings      *Settings
-	Policies      []string
-	Members       []v1alpha1.ServiceLocalEndpoints
-	FormatVersion int32
+	Settings       *Settings
+	Policies       []string
+	LocalEndpoints []v1alpha1.ServiceLocalEndpoints
+	FormatVersion  int32
 }
 
 // Node renders the rules of a node. It returns false without rules to start from, if the Node or its
@@ -73,7 +73,7 @@ func Node(in NodeInput) (v1alpha1.NodeProxyRulesSpec, bool) {
 	if in.Current == nil && (in.Node == nil || in.Settings == nil) {
 		return v1alpha1.NodeProxyRulesSpec{}, false
 	}
-	spec := v1alpha1.NodeProxyRulesSpec{FormatVersion: in.FormatVersion, LocalEndpoints: in.Members}
+	spec := v1alpha1.NodeProxyRulesSpec{FormatVersion: in.FormatVersion, LocalEndpoints: in.LocalEndpoints}
 	if in.Settings != nil {
 		in.Settings.Complete.DeepCopyInto(&spec.Settings)
 		spec.SettingsRevision = in.Settings.Revision

@@ -24,32 +24,30 @@ type ServiceSlices struct {
 // Local are the local endpoints in the rules of one node.
 type Local struct {
 	Services []v1alpha1.ServiceLocalEndpoints
-	// Bytes is an upper bound of their size as JSON.
-	Bytes int
-	// Held: some Service exceeds a limit of its own and retains its former local endpoints. The
+	Bytes    int // an upper bound of their size as JSON
+	// OverLimit: some Service exceeds a limit of its own and keeps its former local endpoints. The
 	// node must be rendered again later, because the end of the excess may not concern it.
-	Held bool
-	// LeftOut are the Services without local endpoints in the rules, in order.
-	LeftOut []LeftOut
+	OverLimit bool
+	LeftOut   []LeftOut // the Services without local endpoints in the rules, in order
 }
 
-// Members returns the endpoints of the given Services on a node, in any state. The winning claim in
-// all slices of a Service decides on which node an endpoint is, as in Service, so an address that is
-// named for two nodes belongs to one of them. The Service itself need not exist: the two rendered
-// kinds never wait for each other. A Service over a limit of its own keeps its local endpoints in
-// current. What exceeds the limits of a node is left out, and costs no time or memory.
-func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceLocalEndpoints) Local {
+// LocalEndpoints returns the endpoints of the given Services on a node, in any state. The winning
+// claim in all slices of a Service decides on which node an endpoint is, as in Service, so an address
+// that is named for two nodes belongs to one of them. The Service itself need not exist: the two
+// rendered kinds never wait for each other. A Service over a limit of its own keeps its local
+// endpoints in current. What exceeds the limits of a node is left out, and costs no time or memory.
+func LocalEndpoints(node string, services []ServiceSlices, current []v1alpha1.ServiceLocalEndpoints) Local {
 	former := make(map[types.NamespacedName]*v1alpha1.ServiceLocalEndpoints, len(current))
 	for i := range current {
 		former[types.NamespacedName{Namespace: current[i].Namespace, Name: current[i].Name}] = &current[i]
 	}
 	var out Local
-	held := map[types.NamespacedName]bool{}
+	overLimit := map[types.NamespacedName]bool{}
 	all := make([]weighed, 0, len(services))
 	for i := range services {
 		s := weighed{ServiceSlices: &services[i], absent: len(current) > 0 && former[services[i].Service] == nil}
 		if limit, _ := sizeOfSlices(s.Slices).Excess(); limit != "" {
-			out.Held, held[s.Service] = true, true
+			out.OverLimit, overLimit[s.Service] = true, true
 			if entry := former[s.Service]; entry != nil {
 				s.bytes = LocalBytes(entry)
 			}
@@ -64,9 +62,9 @@ func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceLo
 	out.LeftOut = leftOut
 	for _, s := range carried {
 		out.Bytes += s.bytes
-		if held[s.Service] {
+		if overLimit[s.Service] {
 			out.Services = append(out.Services, *former[s.Service])
-		} else if ports := membersOf(node, s.Slices); len(ports) > 0 {
+		} else if ports := endpointsOn(node, s.Slices); len(ports) > 0 {
 			out.Services = append(out.Services, v1alpha1.ServiceLocalEndpoints{Namespace: s.Service.Namespace, Name: s.Service.Name, Ports: ports})
 		}
 	}
@@ -76,8 +74,8 @@ func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceLo
 	return out
 }
 
-// membersOf finds the node's endpoints of one Service.
-func membersOf(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1alpha1.PortLocalEndpoints {
+// endpointsOn finds the node's endpoints of one Service.
+func endpointsOn(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1alpha1.PortLocalEndpoints {
 	here := sets.Set[netip.Addr]{}
 	for _, slice := range endpointSlices {
 		eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) {
