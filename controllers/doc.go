@@ -10,7 +10,7 @@
 //
 // Where to look:
 //
-//   - services: renders Services; addresses, overrides: what shapes them
+//   - services: renders Services; addresses: watches service ranges; overrides: those of policies
 //   - nodes: renders Nodes; rollouts, nodesettings: changes of their settings
 //   - servicepolicies, summary: statuses of policies and of NodeProxy; findings: what others
 //     report there

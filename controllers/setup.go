@@ -185,14 +185,14 @@ func (s *shared) lead(leading bool) {
 }
 
 func (s *shared) setupServices() error {
-	ranges := addresses.NewRangeWatcher(s.mgr.GetCache(), s.live, s.mgr.GetCache(), s.Clock)
+	ranges := addresses.NewRangeWatcher(s.mgr.GetCache(), s.live, s.Clock)
 	if err := s.mgr.Add(ranges); err != nil {
 		return err
 	}
 	r := &services.Reconciler{
 		Leadership: s.Leadership, Client: s.client, Live: s.live, Events: s.events, Clock: s.Clock,
 		Metrics: s.metrics, Memory: s.memory, Formats: s.formats, Overrides: s.overrides,
-		Surroundings: &addresses.Surroundings{Client: s.client, Ranges: ranges, APIServers: s.APIServers},
+		Ranges: ranges.Request, APIServers: s.APIServers,
 	}
 	return r.Setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.services, s.wakers.keptServices, ranges.Changed)
 }

@@ -78,6 +78,6 @@ func TestRenderedPolicy(t *testing.T) {
 		}
 	}
 	if !slices.Equal(names, []string{renderedPolicy}) {
-		t.Errorf("rendered objects are guarded by %q, and refusals of %q are known", names, renderedPolicy)
+		t.Errorf("rendered objects are guarded by %q, and denials by %q are known", names, renderedPolicy)
 	}
 }

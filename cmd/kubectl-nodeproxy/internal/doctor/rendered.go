@@ -129,7 +129,7 @@ func (e *examination) localEndpoints() {
 			svc := e.services[name]
 			of = append(of, render.ServiceSlices{Service: name, Slices: e.rendered(name), Local: svc != nil && render.HasPolicyLocal(svc)})
 		}
-		local := render.Members(node.Name, of, node.Spec.LocalEndpoints)
+		local := render.LocalEndpoints(node.Name, of, node.Spec.LocalEndpoints)
 		e.leftOut(node.Name, local.LeftOut, leftOut)
 		if equality.Semantic.DeepEqual(e.concerning(local.Services), e.concerning(node.Spec.LocalEndpoints)) {
 			continue

@@ -68,7 +68,7 @@ func (w *world) renderLarge() {
 	}
 	for i := range w.NodeRules {
 		node := &w.NodeRules[i]
-		node.Spec.LocalEndpoints = render.Members(node.Name, on[node.Name], nil).Services
+		node.Spec.LocalEndpoints = render.LocalEndpoints(node.Name, on[node.Name], nil).Services
 		node.Status.LocalEndpoints = 0 // each has one port, whose endpoints are all used
 		for _, members := range node.Spec.LocalEndpoints {
 			node.Status.LocalEndpoints += int32(len(members.Ports[0].Endpoints))

@@ -162,7 +162,7 @@ func (w *world) render() {
 		names = append(names, rules.Name)
 	}
 	for i := range w.NodeRules {
-		w.NodeRules[i].Spec.LocalEndpoints = render.Members(w.NodeRules[i].Name, of, nil).Services
+		w.NodeRules[i].Spec.LocalEndpoints = render.LocalEndpoints(w.NodeRules[i].Name, of, nil).Services
 		w.report(i)
 	}
 	if w.NodeProxy != nil {

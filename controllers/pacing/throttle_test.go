@@ -12,11 +12,11 @@ func serviceNumber(i int) types.NamespacedName {
 	return types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("service-%04d", i)}
 }
 
-// TestPace has many Services ask when they were told to, and counts those that pass in
+// TestPace has many Services ask at the time of the last answer, and counts those that pass in
 // each second.
 func TestPace(t *testing.T) {
 	const services, perSecond = 500, 50
-	p, start := NewTurns(perSecond), time.Unix(1000, 0)
+	p, start := NewThrottle(perSecond), time.Unix(1000, 0)
 	asks := map[types.NamespacedName]time.Time{}
 	for i := range services {
 		asks[serviceNumber(i)] = start
@@ -37,7 +37,7 @@ func TestPace(t *testing.T) {
 				continue
 			}
 			if p.Wait(key, now) != 0 {
-				t.Fatal("who may pass may not any more")
+				t.Fatal("a Service that may pass is delayed")
 			}
 			delete(asks, key)
 			p.Done(key)
@@ -57,10 +57,10 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// TestPaceForgets those that need not pass any more: who comes then does not wait for
+// TestPaceForgets Services that need not pass: later ones do not wait for
 // them.
 func TestPaceForgets(t *testing.T) {
-	p, now := NewTurns(10), time.Unix(1000, 0)
+	p, now := NewThrottle(10), time.Unix(1000, 0)
 	for i := range 100 {
 		p.Wait(serviceNumber(i), now)
 	}
@@ -73,10 +73,10 @@ func TestPaceForgets(t *testing.T) {
 	}
 }
 
-// TestPaceInANewTerm: who comes then does not wait for Services of the term before, but
+// TestPaceInANewTerm: a Service does not wait for those of the term before, but
 // two of them still do not pass at once.
 func TestPaceInANewTerm(t *testing.T) {
-	p, now := NewTurns(10), time.Unix(1000, 0)
+	p, now := NewThrottle(10), time.Unix(1000, 0)
 	for i := range 100 {
 		p.Wait(serviceNumber(i), now) // the first one passes
 	}

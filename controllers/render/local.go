@@ -8,6 +8,7 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -23,33 +24,30 @@ type ServiceSlices struct {
 // Local are the local endpoints in the rules of one node.
 type Local struct {
 	Services []v1alpha1.ServiceLocalEndpoints
-	// Bytes is an upper bound of their size as JSON.
-	Bytes int
-	// Held: some Service exceeds a limit of its own and retains its former local endpoints. The
+	Bytes    int // an upper bound of their size as JSON
+	// OverLimit: some Service exceeds a limit of its own and keeps its former local endpoints. The
 	// node must be rendered again later, because the end of the excess may not concern it.
-	Held bool
-	// LeftOut are the Services without local endpoints in the rules, in order.
-	LeftOut []LeftOut
+	OverLimit bool
+	LeftOut   []LeftOut // the Services without local endpoints in the rules, in order
 }
 
-// Members returns the endpoints of the given Services that are on a node, in any state. The winning
-// claim over all slices of a Service decides on which node an endpoint is, as in Service, so an
-// address that is named for two nodes belongs to one of them. Whether the Service itself exists
-// does not matter: the two rendered kinds never wait for each other. A Service over a limit retains
-// its local endpoints in current. What exceeds the limits of a node is left out, and costs no time
-// or memory.
-func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceLocalEndpoints) Local {
+// LocalEndpoints returns the endpoints of the given Services on a node, in any state. The winning
+// claim in all slices of a Service decides on which node an endpoint is, as in Service, so an address
+// that is named for two nodes belongs to one of them. The Service itself need not exist: the two
+// rendered kinds never wait for each other. A Service over a limit of its own keeps its local
+// endpoints in current. What exceeds the limits of a node is left out, and costs no time or memory.
+func LocalEndpoints(node string, services []ServiceSlices, current []v1alpha1.ServiceLocalEndpoints) Local {
 	former := make(map[types.NamespacedName]*v1alpha1.ServiceLocalEndpoints, len(current))
 	for i := range current {
 		former[types.NamespacedName{Namespace: current[i].Namespace, Name: current[i].Name}] = &current[i]
 	}
 	var out Local
-	held := map[types.NamespacedName]bool{}
+	overLimit := map[types.NamespacedName]bool{}
 	all := make([]weighed, 0, len(services))
 	for i := range services {
 		s := weighed{ServiceSlices: &services[i], absent: len(current) > 0 && former[services[i].Service] == nil}
-		if tooMany(s.Slices) {
-			out.Held, held[s.Service] = true, true
+		if limit, _ := sizeOfSlices(s.Slices).Excess(); limit != "" {
+			out.OverLimit, overLimit[s.Service] = true, true
 			if entry := former[s.Service]; entry != nil {
 				s.bytes = LocalBytes(entry)
 			}
@@ -64,9 +62,9 @@ func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceLo
 	out.LeftOut = leftOut
 	for _, s := range carried {
 		out.Bytes += s.bytes
-		if held[s.Service] {
+		if overLimit[s.Service] {
 			out.Services = append(out.Services, *former[s.Service])
-		} else if ports := membersOf(node, s.Slices); len(ports) > 0 {
+		} else if ports := endpointsOn(node, s.Slices); len(ports) > 0 {
 			out.Services = append(out.Services, v1alpha1.ServiceLocalEndpoints{Namespace: s.Service.Namespace, Name: s.Service.Name, Ports: ports})
 		}
 	}
@@ -76,39 +74,32 @@ func Members(node string, services []ServiceSlices, current []v1alpha1.ServiceLo
 	return out
 }
 
-// membersOf finds the node's endpoints of one Service.
-func membersOf(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1alpha1.PortLocalEndpoints {
-	winners := map[endpointKey]claim{}
-	here := map[netip.Addr]struct{}{}
+// endpointsOn finds the node's endpoints of one Service.
+func endpointsOn(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1alpha1.PortLocalEndpoints {
+	here := sets.Set[netip.Addr]{}
 	for _, slice := range endpointSlices {
-		ports := usablePorts(slice, ignoreProblem)
 		eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) {
-			if c.node() != node {
-				return
-			}
-			here[addr] = struct{}{}
-			for _, p := range ports {
-				keepWinner(winners, p.of(addr), c)
+			if c.node() == node {
+				here.Insert(addr)
 			}
 		})
 	}
-	// Claims of others can only win over claims of this node.
+	winners := map[endpointKey]claim{} // of any node, for these addresses
 	for _, slice := range endpointSlices {
 		ports := usablePorts(slice, ignoreProblem)
 		eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) {
-			if _, ok := here[addr]; !ok || c.node() == node {
-				return
-			}
-			for _, p := range ports {
-				if mine, ok := winners[p.of(addr)]; ok && c.beats(mine) {
-					delete(winners, p.of(addr))
+			if here.Has(addr) {
+				for _, p := range ports {
+					storeWinner(winners, p.of(addr), c)
 				}
 			}
 		})
 	}
 	byPort := map[portKey][]string{}
-	for key := range winners {
-		byPort[key.port] = append(byPort[key.port], key.addr.String())
+	for key, c := range winners {
+		if c.node() == node {
+			byPort[key.port] = append(byPort[key.port], key.addr.String())
+		}
 	}
 	out := make([]v1alpha1.PortLocalEndpoints, 0, len(byPort))
 	for key, addresses := range byPort {
@@ -123,60 +114,50 @@ func membersOf(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1alp
 
 // NodesNamed returns the nodes that a slice names, sorted, without duplicates.
 func NodesNamed(slice *discoveryv1.EndpointSlice) []string {
-	nodes := map[string]struct{}{}
+	nodes := sets.Set[string]{}
 	for i := range slice.Endpoints {
-		if n := slice.Endpoints[i].NodeName; n != nil && *n != "" {
-			nodes[*n] = struct{}{}
-		}
+		nodes.Insert(claim{endpoint: &slice.Endpoints[i]}.node())
 	}
+	nodes.Delete("") // an endpoint without a node
 	return slices.Sorted(maps.Keys(nodes))
 }
 
-// NodesAffected returns the nodes whose local endpoints may differ after a slice of a Service
-// changed from old to changed (nil: it does not exist), given the other slices of the Service. A
-// node is affected if it gained or lost an endpoint, or if the change may have shifted the winner
-// of an address that another slice names too. The result is sorted. All ports of a slice have the
-// same endpoints, so their number does not matter here.
+// NodesAffected returns the nodes, sorted, whose local endpoints may differ after a slice of a
+// Service changed from old to changed (nil: it does not exist), given the other slices of the
+// Service: the nodes that gained or lost an endpoint, and those that may win or lose an address that
+// another slice names too. All ports of a slice have the same endpoints, so it compares addresses.
 func NodesAffected(old, changed *discoveryv1.EndpointSlice, others []*discoveryv1.EndpointSlice) []string {
 	before, after := addressesOf(old), addressesOf(changed)
 	samePorts := old != nil && changed != nil && sameSlicePorts(old, changed)
-	nodes := map[string]struct{}{}
+	nodes := sets.Set[string]{}
 	contested := map[netip.Addr]string{} // with the node that has it before and after, if any
-	note := func(addr netip.Addr, was, is claim, hadIt, hasIt bool) {
+	for addr := range sets.KeySet(before).Union(sets.KeySet(after)) {
+		was, hadIt := before[addr]
+		is, hasIt := after[addr]
 		if hadIt && hasIt && samePorts && was.node() == is.node() {
 			if !was.sameState(is) { // only matters if another slice claims it too
 				contested[addr] = is.node()
 			}
-			return
+			continue
 		}
 		contested[addr] = ""
 		if hadIt {
-			nodes[was.node()] = struct{}{}
+			nodes.Insert(was.node())
 		}
 		if hasIt {
-			nodes[is.node()] = struct{}{}
-		}
-	}
-	for addr, was := range before {
-		is, hasIt := after[addr]
-		note(addr, was, is, true, hasIt)
-	}
-	for addr, is := range after {
-		if _, hadIt := before[addr]; !hadIt {
-			note(addr, claim{}, is, false, true)
+			nodes.Insert(is.node())
 		}
 	}
 	if len(contested) > 0 {
 		for _, slice := range others {
 			eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) {
 				if mine, ok := contested[addr]; ok {
-					nodes[c.node()] = struct{}{}
-					nodes[mine] = struct{}{}
+					nodes.Insert(c.node(), mine)
 				}
 			})
 		}
 	}
-	delete(nodes, "") // an endpoint without a node lives nowhere
+	nodes.Delete("") // an endpoint without a node
 	return slices.Sorted(maps.Keys(nodes))
 }
 
@@ -186,21 +167,11 @@ func addressesOf(slice *discoveryv1.EndpointSlice) map[netip.Addr]claim {
 		return nil
 	}
 	winners := make(map[netip.Addr]claim, len(slice.Endpoints))
-	eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) { keepWinner(winners, addr, c) })
+	eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) { storeWinner(winners, addr, c) })
 	return winners
 }
 
 func sameSlicePorts(a, b *discoveryv1.EndpointSlice) bool {
 	ofA, ofB := usablePorts(a, ignoreProblem), usablePorts(b, ignoreProblem)
-	if slices.Equal(ofA, ofB) {
-		return true
-	}
-	set := func(list []slicePort) map[slicePort]struct{} {
-		out := make(map[slicePort]struct{}, len(list))
-		for _, p := range list {
-			out[p] = struct{}{}
-		}
-		return out
-	}
-	return maps.Equal(set(ofA), set(ofB))
+	return slices.Equal(ofA, ofB) || sets.New(ofA...).Equal(sets.New(ofB...))
 }

@@ -18,12 +18,12 @@ func cart(in ...*discoveryv1.EndpointSlice) []ServiceSlices {
 	return []ServiceSlices{{Service: types.NamespacedName{Namespace: "shop", Name: "cart"}, Slices: in}}
 }
 
-// members are those of a node that had none before.
-func members(node string, services []ServiceSlices) []v1alpha1.ServiceLocalEndpoints {
-	return Members(node, services, nil).Services
+// localOf are the local endpoints of a node that had none before.
+func localOf(node string, services []ServiceSlices) []v1alpha1.ServiceLocalEndpoints {
+	return LocalEndpoints(node, services, nil).Services
 }
 
-func TestMembers(t *testing.T) {
+func TestLocalEndpoints(t *testing.T) {
 	v6 := slice("six", endpoint("fd00::1", on("n1")))
 	v6.AddressType = discoveryv1.AddressTypeIPv6
 	fqdn := slice("fqdn", endpoint("host.example.org", on("n1")))
@@ -67,7 +67,7 @@ func TestMembers(t *testing.T) {
 				want = []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "cart",
 					Ports: []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: c.want}}}}
 			}
-			if diff := cmp.Diff(want, members("n1", cart(c.slices...))); diff != "" {
+			if diff := cmp.Diff(want, localOf("n1", cart(c.slices...))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -89,26 +89,26 @@ func TestServiceOf(t *testing.T) {
 }
 
 // Both rendered kinds agree on which node has an endpoint: over all nodes every
-// winner with a node is a member exactly once, in whatever order slices come.
-func TestMembersOrder(t *testing.T) {
+// winner with a node is local exactly once, in whatever order slices come.
+func TestLocalEndpointsOrder(t *testing.T) {
 	in := crowd(250)
 	random := rand.New(rand.NewPCG(3, 4))
 	total := 0
 	for i := range 7 {
 		node := fmt.Sprintf("node-%d", i)
-		want := members(node, cart(in...))
+		want := localOf(node, cart(in...))
 		for _, p := range want[0].Ports {
 			total += len(p.Endpoints)
 		}
 		for range 10 {
-			if diff := cmp.Diff(want, members(node, cart(permuted(random, in)...))); diff != "" {
-				t.Fatalf("another order gives other members of %s (-want +got):\n%s", node, diff)
+			if diff := cmp.Diff(want, localOf(node, cart(permuted(random, in)...))); diff != "" {
+				t.Fatalf("another order gives other local endpoints of %s (-want +got):\n%s", node, diff)
 			}
 		}
 	}
 	// 250 addresses on http and metrics; all are named for some node.
 	if total != 500 {
-		t.Errorf("%d members over all nodes, want 500", total)
+		t.Errorf("%d local endpoints on all nodes, want 500", total)
 	}
 }
 
@@ -162,7 +162,7 @@ func TestNodesAffected(t *testing.T) {
 	}
 }
 
-// Whatever changes, no node that NodesAffected leaves out has other members.
+// Whatever changes, no node that NodesAffected leaves out has other local endpoints.
 func TestNodesAffectedMissesNone(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	three := func() []*discoveryv1.EndpointSlice {
@@ -195,29 +195,29 @@ func TestNodesAffectedMissesNone(t *testing.T) {
 			affected[n] = true
 		}
 		for _, n := range []string{"n1", "n2", "n3"} {
-			diff := cmp.Diff(members(n, cart(before...)), members(n, cart(after...)))
+			diff := cmp.Diff(localOf(n, cart(before...)), localOf(n, cart(after...)))
 			if diff != "" && !affected[n] {
-				t.Fatalf("%s is not affected, but its members changed:\n%s", n, diff)
+				t.Fatalf("%s is not affected, but its local endpoints changed:\n%s", n, diff)
 			}
 		}
 	}
 }
 
-// A Service over a limit keeps its members, and nodes whose endpoints change meanwhile are
+// A Service over a limit keeps its local endpoints, and nodes whose endpoints change meanwhile are
 // woken all the same: they find that they hold it.
-func TestMembersOverALimit(t *testing.T) {
+func TestLocalEndpointsOverALimit(t *testing.T) {
 	small, more := slice("small", endpoint("10.0.0.1", on("n1"))), slice("more", endpoint("10.0.0.2", on("n2")))
 	large := crowded("large", v1alpha1.MaxServicePortEndpoints+1)
-	former := members("n1", cart(small))
-	got := Members("n1", cart(large, more), former)
-	if diff := cmp.Diff(former, got.Services); diff != "" || !got.Held {
-		t.Errorf("members over the limit, held %t (-want +got):\n%s", got.Held, diff)
+	former := localOf("n1", cart(small))
+	got := LocalEndpoints("n1", cart(large, more), former)
+	if diff := cmp.Diff(former, got.Services); diff != "" || !got.OverLimit {
+		t.Errorf("local endpoints over the limit, reported %t (-want +got):\n%s", got.OverLimit, diff)
 	}
-	if got := Members("n2", cart(large, more), former[:0]); len(got.Services) > 0 || !got.Held {
-		t.Errorf("a node that had no members has %v, held %t", got.Services, got.Held)
+	if got := LocalEndpoints("n2", cart(large, more), former[:0]); len(got.Services) > 0 || !got.OverLimit {
+		t.Errorf("a node without local endpoints has %v, over the limit %t", got.Services, got.OverLimit)
 	}
-	if got := Members("n2", cart(small, more), nil); len(got.Services) != 1 || got.Held {
-		t.Errorf("within the limit: %v, held %t", got.Services, got.Held)
+	if got := LocalEndpoints("n2", cart(small, more), nil); len(got.Services) != 1 || got.OverLimit {
+		t.Errorf("within the limit: %v, over the limit %t", got.Services, got.OverLimit)
 	}
 	if got := NodesAffected(nil, more, []*discoveryv1.EndpointSlice{large}); !slices.Equal(got, []string{"n2"}) {
 		t.Errorf("woken: %v", got)

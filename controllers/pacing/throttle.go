@@ -8,27 +8,27 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Turns lets Services pass one by one, with a pause between them. It is in memory: after a restart
+// Throttle lets Services pass one by one, with a pause between them. It is in memory: after a restart
 // those that wait ask again.
-type Turns struct {
+type Throttle struct {
 	interval time.Duration
 
-	mu     sync.Mutex
-	next   time.Time // when the next one may pass; guarded by mu
-	number uint64    // guarded by mu; of the last that has asked
+	mu     sync.Mutex // guards everything below
+	next   time.Time  // when the next one may pass
+	number uint64     // of the last that has asked
 	// waiting are the numbers of the Services that wait, in order, and ofService those of all. 0:
-	// it may pass. Guarded by mu.
+	// it may pass.
 	waiting   []uint64
 	ofService map[types.NamespacedName]uint64
 }
 
-// NewTurns returns Turns at a rate.
-func NewTurns(perSecond int) *Turns {
-	return &Turns{interval: time.Second / time.Duration(perSecond), ofService: map[types.NamespacedName]uint64{}}
+// NewThrottle returns a Throttle for a rate.
+func NewThrottle(perSecond int) *Throttle {
+	return &Throttle{interval: time.Second / time.Duration(perSecond), ofService: map[types.NamespacedName]uint64{}}
 }
 
 // Wait returns when a Service must ask again; 0: it may pass, until Done is called.
-func (p *Turns) Wait(key types.NamespacedName, now time.Time) time.Duration {
+func (p *Throttle) Wait(key types.NamespacedName, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	number, known := p.ofService[key]
@@ -53,7 +53,7 @@ func (p *Turns) Wait(key types.NamespacedName, now time.Time) time.Duration {
 }
 
 // Done forgets a Service that has passed, or need not.
-func (p *Turns) Done(key types.NamespacedName) {
+func (p *Throttle) Done(key types.NamespacedName) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	number, known := p.ofService[key]
@@ -68,7 +68,7 @@ func (p *Turns) Done(key types.NamespacedName) {
 
 // NewTerm forgets all Services: those that still wait ask again. The time when the next one may
 // pass stays.
-func (p *Turns) NewTerm() {
+func (p *Throttle) NewTerm() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.waiting = nil
