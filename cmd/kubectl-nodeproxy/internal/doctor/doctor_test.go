@@ -34,10 +34,10 @@ func TestHealthy(t *testing.T) {
 
 // planted is a fault in a healthy cluster.
 type planted struct {
-	service string // to ask for; empty: all
-	plant   func(w *world)
-	want    string // the reasons of findings
-	says    string // a part of the printed report
+	service  string // to ask for; empty: all
+	plant    func(w *world)
+	want     string // the reasons of findings
+	contains string // a part of the printed report
 }
 
 // TestFaults plants faults in a healthy cluster.
@@ -58,8 +58,8 @@ func (c planted) test(t *testing.T) {
 	if got := names(r.Findings); got != c.want {
 		t.Errorf("found %s, want %s:\n%s", got, c.want, text(t, r))
 	}
-	if said := text(t, r); !strings.Contains(said, c.says) {
-		t.Errorf("the report does not say %q:\n%s", c.says, said)
+	if said := text(t, r); !strings.Contains(said, c.contains) {
+		t.Errorf("the report does not say %q:\n%s", c.contains, said)
 	}
 	for _, f := range findings.Flat(r.Findings) {
 		if f.Message == "" || f.Remedy == "" || f.Severity == "" || f.Check == "" {
@@ -180,7 +180,7 @@ func TestTransient(t *testing.T) {
 	})
 }
 
-// TestPatience: the second look is later than the controller may be by design.
+// TestPatience: the second examination waits until the controller must have reacted.
 func TestPatience(t *testing.T) {
 	for endpoints, want := range map[int]time.Duration{2: 2 * time.Second, 501: 2 * time.Second, 2000: 2 * time.Second, 2001: 6 * time.Second} {
 		w := newWorld()
@@ -267,7 +267,7 @@ func TestServicesUnread(t *testing.T) {
 	}
 }
 
-// TestNewerFormat: rules of a newer release are not taken for wrong ones.
+// TestNewerFormat: rules of a newer release are not reported as wrong.
 func TestNewerFormat(t *testing.T) {
 	w := newWorld()
 	w.ServiceRules[1].Spec.FormatVersion = 2
@@ -280,7 +280,7 @@ func TestNewerFormat(t *testing.T) {
 	}
 }
 
-// TestExposed lists the ways in.
+// TestExposed: all ways from outside are listed.
 func TestExposed(t *testing.T) {
 	w := newWorld()
 	w.service("web").Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"}
@@ -318,7 +318,7 @@ func TestScaledToZero(t *testing.T) {
 	}
 }
 
-// TestExposedBesideOthers: what another Service gets is not among the ways in.
+// TestExposedBesideOthers: addresses that another Service gets are not listed.
 func TestExposedBesideOthers(t *testing.T) {
 	w := newWorld()
 	w.addService(&corev1.Service{

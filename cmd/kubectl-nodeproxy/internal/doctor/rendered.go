@@ -11,9 +11,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -36,8 +37,10 @@ func (e *examination) rendering() {
 				e.notRendered(name, "StillRendered", stored.ResourceVersion, "its rules still exist although it is no longer proxied: "+ineligible(svc))
 			}
 		case stored == nil || stored.Spec.Released:
-			if e.rejected[name] || e.Off() {
-				continue
+			if e.Off() || e.NodeProxy != nil && slices.ContainsFunc(e.NodeProxy.Status.Unrendered, func(r v1alpha1.UnrenderedService) bool {
+				return r.Namespace == name.Namespace && r.Name == name.Name
+			}) {
+				continue // rejectedServices reports it
 			}
 			e.notRendered(name, "NotRendered", "", "the Service is not rendered: only nodes that programmed it earlier serve it")
 		default:
@@ -52,21 +55,20 @@ func (e *examination) rendering() {
 	if len(unmanaged) > 0 && e.Only == nil {
 		e.Notef("%s assigned to another proxy by the label %s: %s", output.Plural(len(unmanaged), "Service"), render.LabelServiceProxyName, findings.Some(unmanaged))
 	}
-	e.leftOver()
+	if e.Only == nil {
+		e.leftOver()
+	}
 	e.localEndpoints()
 }
 
-// used are the rules that agents use, with their Service. The check is skipped for rules
+// used are the rules of the examined Services that agents use. The check is skipped for rules
 // that only a newer release supports.
 func (e *examination) used(check findings.Check) iter.Seq2[types.NamespacedName, *v1alpha1.ServiceProxyRules] {
 	return func(yield func(types.NamespacedName, *v1alpha1.ServiceProxyRules) bool) {
 		for i := range e.ServiceRules {
 			rules := &e.ServiceRules[i]
 			name, ok := serviceOf(rules)
-			if !ok || rules.Spec.Released || e.concerns(name) && e.unknownFormat(check, rules) || rules.Spec.FormatVersion > v1alpha1.FormatVersion {
-				continue
-			}
-			if !yield(name, rules) {
+			if ok && e.concerns(name) && !rules.Spec.Released && !e.unknownFormat(check, rules) && !yield(name, rules) {
 				return
 			}
 		}
@@ -78,7 +80,7 @@ func (e *examination) unknownFormat(check findings.Check, stored *v1alpha1.Servi
 	if stored == nil || stored.Spec.FormatVersion <= v1alpha1.FormatVersion {
 		return false
 	}
-	e.Skip(check, e.Newer("ServiceProxyRules "+stored.Name, stored.Spec.FormatVersion, string(e.Docs)).Error())
+	e.Skip(check, e.NewerService(stored).Error())
 	return true
 }
 
@@ -90,14 +92,9 @@ func (e *examination) notRendered(name types.NamespacedName, what, token, text s
 	})
 }
 
-// leftOver reports rules whose Service is gone.
 func (e *examination) leftOver() {
-	if e.Only != nil {
-		return
-	}
-	for i := range e.ServiceRules {
-		rules := &e.ServiceRules[i]
-		if name, ok := serviceOf(rules); ok && e.services[name] == nil && !rules.Spec.Released {
+	for name, rules := range e.rules {
+		if e.services[name] == nil && !rules.Spec.Released {
 			e.notRendered(name, "StillRendered", rules.ResourceVersion, "the Service no longer exists, but its rules do")
 		}
 	}
@@ -105,20 +102,14 @@ func (e *examination) leftOver() {
 
 // localEndpoints compares the local endpoints in the rules of nodes with EndpointSlices.
 func (e *examination) localEndpoints() {
-	if e.Unreadable(cluster.NodeProxyRules) != "" {
-		return
-	}
-	byNode := map[string]map[types.NamespacedName]bool{}
-	for name, of := range e.slices {
-		for _, slice := range of {
-			if _, ok := render.ServiceOf(slice); !ok {
-				continue
-			}
+	byNode := map[string]sets.Set[types.NamespacedName]{}
+	for name := range e.slices {
+		for _, slice := range e.rendered(name) {
 			for _, node := range render.NodesNamed(slice) {
 				if byNode[node] == nil {
-					byNode[node] = map[types.NamespacedName]bool{}
+					byNode[node] = sets.New[types.NamespacedName]()
 				}
-				byNode[node][name] = true
+				byNode[node].Insert(name)
 			}
 		}
 	}
@@ -141,19 +132,16 @@ func (e *examination) localEndpoints() {
 			Remedy:  e.CheckController(),
 		})
 	}
-	for _, name := range slices.SortedFunc(maps.Keys(leftOut), func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) }) {
-		e.Add(*leftOut[name])
+	for _, f := range leftOut {
+		e.Add(*f)
 	}
 }
 
 // concerning are the local endpoints of the examined Services.
-func (e *examination) concerning(all []v1alpha1.ServiceLocalEndpoints) (out []v1alpha1.ServiceLocalEndpoints) {
-	for _, s := range all {
-		if e.concerns(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}) {
-			out = append(out, s)
-		}
-	}
-	return out
+func (e *examination) concerning(all []v1alpha1.ServiceLocalEndpoints) []v1alpha1.ServiceLocalEndpoints {
+	return slices.DeleteFunc(slices.Clone(all), func(s v1alpha1.ServiceLocalEndpoints) bool {
+		return !e.concerns(types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
+	})
 }
 
 // leftOut collects the Services whose local endpoints are left out of the rules of a node.
@@ -219,11 +207,7 @@ func (e *examination) whereServed() {
 			all++
 			if endpoint := &slice.Endpoints[i]; render.Takes(endpoint) {
 				take++
-				on := "no node"
-				if endpoint.NodeName != nil {
-					on = *endpoint.NodeName
-				}
-				nodes[on]++
+				nodes[ptr.Deref(endpoint.NodeName, "no node")]++
 			}
 		}
 	}

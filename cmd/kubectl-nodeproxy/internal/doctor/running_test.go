@@ -44,7 +44,7 @@ func (w *world) delete(name string) {
 	w.Pods = kept
 }
 
-// waits makes a container of a pod wait, for a while, for this reason.
+// waits makes a container of a pod wait for a reason, for five minutes.
 func waits(pod *corev1.Pod, reason string) {
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, LastTransitionTime: ago(5 * time.Minute)}}
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}}}
@@ -54,13 +54,13 @@ func waits(pod *corev1.Pod, reason string) {
 func TestPods(t *testing.T) {
 	silent := is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "")
 	for name, c := range map[string]struct {
-		plant      func(w *world)
-		want, says string
+		plant          func(w *world)
+		want, contains string
 	}{
 		"all run": {plant: func(*world) {}},
 		"the only pod of the controller crashes": {
 			plant: func(w *world) { waits(w.pod("nodeproxy-controller-node-1"), "CrashLoopBackOff") },
-			want:  "NoController", says: "pod nodeproxy-system/nodeproxy-controller-node-1 container main: CrashLoopBackOff",
+			want:  "NoController", contains: "pod nodeproxy-system/nodeproxy-controller-node-1 container main: CrashLoopBackOff",
 		},
 		"another pod of it is ready": {
 			plant: func(w *world) {
@@ -75,7 +75,7 @@ func TestPods(t *testing.T) {
 				w.delete("nodeproxy-controller-node-1")
 				w.service("web").Spec.Ports[0].Port = 81
 			},
-			want: "NoController(ControllerBehind(RenderedOutdated))", says: "no namespace has a pod of the controller",
+			want: "NoController(ControllerBehind(RenderedOutdated))", contains: "no namespace has a pod of the controller",
 		},
 		"it is about to end": {
 			plant: func(w *world) { w.pod("nodeproxy-controller-node-1").DeletionTimestamp = new(ago(0)) },
@@ -88,7 +88,7 @@ func TestPods(t *testing.T) {
 				}
 				w.NodeProxy.Status.Conditions = append(w.NodeProxy.Status.Conditions, is(v1alpha1.ConditionAgentsDeployed, metav1.ConditionTrue, v1alpha1.ReasonAgentsUpToDate, ""))
 			},
-			want: "NoController(AgentPodMissing)", says: "AgentPodMissing of nodes node-1, node-2",
+			want: "NoController(AgentPodMissing)", contains: "AgentPodMissing of nodes node-1, node-2",
 		},
 		"a controller and agents outside of the cluster": {
 			plant: func(w *world) {
@@ -96,14 +96,14 @@ func TestPods(t *testing.T) {
 					w.delete(name)
 				}
 			},
-			says: "no pod of nodeproxy found",
+			contains: "no pod of nodeproxy found",
 		},
 		"an agent crashes, and is silent": {
 			plant: func(w *world) {
 				waits(w.pod("nodeproxy-agent-node-2"), "CrashLoopBackOff")
 				w.set(1, silent)
 			},
-			want: "AgentPodNotReady(AgentNotResponding)", says: "nodeproxy-system/nodeproxy-agent-node-2 is not ready: container main: CrashLoopBackOff",
+			want: "AgentPodNotReady(AgentNotResponding)", contains: "nodeproxy-system/nodeproxy-agent-node-2 is not ready: container main: CrashLoopBackOff",
 		},
 		"an agent is not ready for what its node says": {
 			plant: func(w *world) {
@@ -132,7 +132,7 @@ func TestPods(t *testing.T) {
 				w.node(1).CreationTimestamp = ago(time.Minute)
 				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "node-2")}
 			},
-			says: "no report yet from 1 new node, where the agent's image may still be pulled: node-2",
+			contains: "no report yet from 1 new node, where the agent's image may still be pulled: node-2",
 		},
 		"a node that is not new any more": {
 			plant: func(w *world) {
@@ -151,8 +151,8 @@ func TestPods(t *testing.T) {
 			if got := names(r.Findings); got != c.want {
 				t.Errorf("found %s, want %s:\n%s", got, c.want, text(t, r))
 			}
-			if said := text(t, r); !strings.Contains(said, c.says) {
-				t.Errorf("the report does not say %q:\n%s", c.says, said)
+			if said := text(t, r); !strings.Contains(said, c.contains) {
+				t.Errorf("the report does not say %q:\n%s", c.contains, said)
 			}
 		})
 	}

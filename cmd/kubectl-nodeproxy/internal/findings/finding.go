@@ -56,7 +56,7 @@ type Finding struct {
 	// Message is what is wrong.
 	Message string `json:"message"`
 	// Since is when it began, if that is known.
-	Since *metav1.Time `json:"since,omitempty"`
+	Since metav1.Time `json:"since,omitzero"`
 	// Remedy is what to do, with a command or a page of the documentation.
 	Remedy string `json:"remedy"`
 	// Consequences are findings that follow from this one.

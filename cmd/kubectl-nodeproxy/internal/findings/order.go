@@ -69,19 +69,19 @@ func alike(found []Finding) []Finding {
 		one := &out[i]
 		one.Nodes = append(one.Nodes, f.Nodes...)
 		one.Consequences = sorted(alike(append(one.Consequences, f.Consequences...)))
-		if f.Since != nil && (one.Since == nil || f.Since.Before(one.Since)) {
+		if !f.Since.IsZero() && (one.Since.IsZero() || f.Since.Before(&one.Since)) {
 			one.Since = f.Since
 		}
 	}
 	for i := range out {
 		slices.Sort(out[i].Nodes)
 		out[i].Nodes = slices.Compact(out[i].Nodes)
-		if remedy := out[i].RemedyOn; remedy != nil {
-			node := ""
-			if len(out[i].Nodes) == 1 {
-				node = out[i].Nodes[0]
-			}
-			out[i].Remedy = remedy(node)
+		switch remedy := out[i].RemedyOn; {
+		case remedy == nil:
+		case len(out[i].Nodes) == 1:
+			out[i].Remedy = remedy(out[i].Nodes[0])
+		default:
+			out[i].Remedy = remedy("")
 		}
 	}
 	return out
@@ -91,7 +91,7 @@ func alike(found []Finding) []Finding {
 func sorted(found []Finding) []Finding {
 	slices.SortStableFunc(found, func(a, b Finding) int {
 		return cmp.Or(
-			cmp.Compare(rank(a.Severity), rank(b.Severity)),
+			cmp.Compare(a.Severity, b.Severity), // Problem, then Warning
 			cmp.Compare(len(Flat(b.Consequences)), len(Flat(a.Consequences))),
 			cmp.Compare(slices.Index(Checks(), a.Check), slices.Index(Checks(), b.Check)),
 			cmp.Compare(a.Service, b.Service),
@@ -102,13 +102,6 @@ func sorted(found []Finding) []Finding {
 		)
 	})
 	return found
-}
-
-func rank(s Severity) int {
-	if s == Problem {
-		return 0
-	}
-	return 1
 }
 
 // Flat returns findings together with all their consequences.

@@ -12,7 +12,7 @@ import (
 // second column and line, an 8-bit escape, and text from right to left.
 const hostile = "\x1b[31mred\x1b]0;title\a \r\u009b2J\x7f\u202eleft"
 
-// said is a report of one text.
+// said is a report with one text.
 type said struct{ Text string }
 
 // Table prints it in human-readable form.
@@ -24,7 +24,7 @@ func (s said) Table(w io.Writer) error {
 	return l.Write(w)
 }
 
-// TestHostile: nothing that objects say controls the terminal, and all of it is shown.
+// TestHostile: texts of objects cannot control the terminal, and are shown completely.
 func TestHostile(t *testing.T) {
 	t.Parallel()
 	const quoted = `\x1b[31mred\x1b]0;title\a \r\u009b2J\x7f\u202eleft`
@@ -48,7 +48,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestPlain: texts without any stay what they are.
+// TestPlain: texts without control characters are not changed.
 func TestPlain(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "plain", "é 日本 😀 \u00a0", "a\tb\nc"} {

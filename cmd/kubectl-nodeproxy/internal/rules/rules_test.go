@@ -12,8 +12,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 )
 
-// TestEndpoints: of each endpoint it is said why a node uses it or not: by its state,
-// and by the zones and nodes that it is hinted for.
+// TestEndpoints: the report explains why a node uses each endpoint or not: by its state, and
+// by the zones and nodes of its hints.
 func TestEndpoints(t *testing.T) {
 	t.Parallel()
 	node := &v1alpha1.NodeProxyRules{
@@ -57,8 +57,8 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// TestUnused: an object of which nothing can be used is named with the reason, and one
-// that answers nowhere is no mere row.
+// TestUnused: an object without effect is named with the reason, and a Service without ports
+// is explained.
 func TestUnused(t *testing.T) {
 	t.Parallel()
 	node := &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
@@ -105,7 +105,7 @@ func TestUnused(t *testing.T) {
 	}
 }
 
-// TestReported: what a node cannot be late with any more is a difference.
+// TestReported: counts are a difference once the node must have reported them.
 func TestReported(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
@@ -131,7 +131,7 @@ func TestReported(t *testing.T) {
 					Conditions: []metav1.Condition{{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue}},
 				},
 			}
-			d, err := Reported(node, []v1alpha1.ServiceProxyRules{{
+			d, err := Reported(node, &cluster.Objects{Time: now, ServiceRules: []v1alpha1.ServiceProxyRules{{
 				ObjectMeta: metav1.ObjectMeta{
 					Name: "shop.web", ResourceVersion: "101",
 					ManagedFields: []metav1.ManagedFieldsEntry{{Time: &metav1.Time{Time: now.Add(-tt.rendered)}}},
@@ -140,7 +140,7 @@ func TestReported(t *testing.T) {
 					FormatVersion: 1, ClusterIPs: []string{"10.96.0.20"}, InternalTrafficPolicy: v1alpha1.TrafficPolicyCluster, ExternalTrafficPolicy: v1alpha1.TrafficPolicyCluster,
 					Ports: []v1alpha1.ServicePort{{Protocol: v1alpha1.ProtocolTCP, Port: 80}},
 				},
-			}}, now)
+			}}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,10 +16,10 @@ import (
 
 var now = time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)
 
-// objects are a cluster of two nodes, with the Services shop/web of both families,
+// objects are those of a cluster of two nodes, with the Services shop/web of both families,
 // on ports 80 and 53, and shop/empty without endpoints.
 func objects() *cluster.Objects {
-	o := &cluster.Objects{Time: now}
+	o := &cluster.Objects{Time: now, Docs: "v0.1.0"}
 	for _, n := range []struct {
 		name      string
 		addresses []string
@@ -83,7 +83,7 @@ func objects() *cluster.Objects {
 // ask returns what the table of a question shows, or the error.
 func ask(t *testing.T, o *cluster.Objects, node, from, to string) string {
 	t.Helper()
-	r, err := Of(t.Context(), o, Question{Node: node, From: from, To: to, Namespace: "shop", Plugin: "v0.1.0"})
+	r, err := Of(t.Context(), o, Question{Node: node, From: from, To: to, Namespace: "shop"})
 	if err != nil {
 		return "error: " + err.Error()
 	}
@@ -94,7 +94,7 @@ func ask(t *testing.T, o *cluster.Objects, node, from, to string) string {
 	return out.String()
 }
 
-// TestNames: who and what may be named, and by what.
+// TestNames: the names that --from and --to accept.
 func TestNames(t *testing.T) {
 	for _, c := range []struct{ node, from, to, first, also string }{
 		{"", "cart", "web:http", "cart (fd00:1::9, a pod on node-1) → [fd00:96::10]:80/tcp (cluster IP of shop/web:http), mode IPTables", "[fd00:1::5]:8080"},
@@ -124,7 +124,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestBadInput: one sentence each, which says what to do.
+// TestBadInput: each error is one line with a remedy.
 func TestBadInput(t *testing.T) {
 	for _, c := range []struct{ node, from, to, want string }{
 		{"", "10.244.1.9", "web:80", "--node is missing: specify the node at which the packet from 10.244.1.9 arrives"},
@@ -173,7 +173,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// TestNoNodes: where no node has rules, that is what is wrong, whatever is named.
+// TestNoNodes: without rules of nodes, the error is the same for all names.
 func TestNoNodes(t *testing.T) {
 	o := objects()
 	o.NodeRules = nil
@@ -188,7 +188,7 @@ func TestNoNodes(t *testing.T) {
 	}
 }
 
-// TestOddObjects: what is half there, not understood or not readable is said.
+// TestOddObjects: incomplete, unknown and unreadable objects are reported.
 func TestOddObjects(t *testing.T) {
 	for name, c := range map[string]struct {
 		edit func(*cluster.Objects)
@@ -304,8 +304,7 @@ func TestOddObjects(t *testing.T) {
 	}
 }
 
-// TestLeftOut: a packet that may be for a Service of which nothing is used does not just
-// pass.
+// TestLeftOut: a note mentions objects without effect that a packet may be for.
 func TestLeftOut(t *testing.T) {
 	odd := map[string]func(*v1alpha1.ServiceProxyRules){
 		"unknown format":        func(r *v1alpha1.ServiceProxyRules) { r.Spec.FormatVersion = 99 },
