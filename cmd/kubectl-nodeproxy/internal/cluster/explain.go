@@ -202,19 +202,29 @@ func (r *Reader) Unrendered(ctx context.Context, name dataplane.ServiceName, nod
 	if err := r.client.Get(ctx, client.ObjectKey(name), service); err != nil {
 		return nil
 	}
-	why := ""
-	switch proxy, other := service.Labels[render.LabelServiceProxyName]; {
-	case service.Spec.Type == corev1.ServiceTypeExternalName:
-		why = "it is of type ExternalName, which only concerns DNS"
-	case service.Spec.ClusterIP == corev1.ClusterIPNone:
-		why = "it is headless (clusterIP: None): its clients connect to its pods directly"
-	case other:
-		why = fmt.Sprintf("its label %s assigns it to %q", render.LabelServiceProxyName, proxy)
-	default:
-		return fmt.Errorf("the Service %s has no ServiceProxyRules: the controller has not rendered it; if it rejected it, kubectl get events -n %s --field-selector involvedObject.name=%s shows why%s",
-			name, name.Namespace, name.Name, retained(node))
+	if why := Ineligible(service); why != "" {
+		return fmt.Errorf("the Service %s is not proxied: %s", name, why)
 	}
-	return fmt.Errorf("the Service %s is not proxied: %s", name, why)
+	return fmt.Errorf("the Service %s has no ServiceProxyRules: the controller has not rendered it; if it rejected it, kubectl get events -n %s --field-selector involvedObject.name=%s shows why%s",
+		name, name.Namespace, name.Name, retained(node))
+}
+
+// Ineligible explains why nodeproxy does not proxy a Service; empty: it does.
+func Ineligible(svc *corev1.Service) string {
+	value, other := svc.Labels[render.LabelServiceProxyName]
+	switch {
+	case render.Eligible(svc):
+		return ""
+	case svc.Spec.Type == corev1.ServiceTypeExternalName:
+		return "it is of type ExternalName: the cluster's DNS answers with " + svc.Spec.ExternalName
+	case svc.Spec.ClusterIP == corev1.ClusterIPNone:
+		return "it is headless (clusterIP: None): its clients connect to its pods directly"
+	case other:
+		return fmt.Sprintf("its label %s=%s assigns it to another proxy", render.LabelServiceProxyName, value)
+	case len(svc.Spec.Ports) == 0:
+		return "it has no ports"
+	}
+	return "an IP family has no cluster IP"
 }
 
 // retained reports that the node may still serve a Service without object.

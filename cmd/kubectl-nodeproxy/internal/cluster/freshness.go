@@ -157,7 +157,7 @@ func (o *Objects) InventoryDiffers() string {
 	if actual == desired {
 		return ""
 	}
-	return fmt.Sprintf("NodeProxy's inventory has %d ServiceProxyRules, but %d exist, or others: nodes retain the missing ones", desired.Services, actual.Services)
+	return fmt.Sprintf("the %d existing ServiceProxyRules are not the %d of NodeProxy's inventory: nodes retain the missing ones", actual.Services, desired.Services)
 }
 
 // inventoryDiffers is InventoryDiffers for a single examination: it reports nothing while

@@ -43,7 +43,7 @@ func TestNotes(t *testing.T) {
 	t.Parallel()
 	const stale, lags, missing = "changed more than a minute ago (generation 9), but its agent still reports older ones (generation 5)",
 		"a change that was rendered more than ten minutes ago is not applied on the node: ServiceProxyRules shop.web have resourceVersion 101, but its kernel has nothing newer than 100",
-		"inventory has 3 ServiceProxyRules, but 2 exist"
+		"the 2 existing ServiceProxyRules are not the 3 of NodeProxy's inventory"
 	for name, tt := range map[string]struct {
 		rules, services time.Duration
 		edit            func(n *v1alpha1.NodeProxyRules, o *Objects)

@@ -278,7 +278,7 @@ func (e *examination) dnsService(svc *corev1.Service) {
 	if !render.Eligible(svc) {
 		e.Add(findings.Finding{
 			Severity: findings.Problem, Reason: "DNSNotProxied", Check: findings.CheckDNS, Service: name.String(),
-			Message: "nodeproxy does not proxy the Service of the cluster's DNS: " + ineligible(svc), Remedy: doIneligible(svc),
+			Message: "nodeproxy does not proxy the Service of the cluster's DNS: " + cluster.Ineligible(svc), Remedy: remedyIneligible(svc),
 		})
 		return
 	}

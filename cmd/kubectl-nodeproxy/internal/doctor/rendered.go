@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -34,7 +35,7 @@ func (e *examination) rendering() {
 				unmanaged = append(unmanaged, name.String())
 			}
 			if stored != nil && !stored.Spec.Released {
-				e.notRendered(name, "StillRendered", stored.ResourceVersion, "its rules still exist although it is no longer proxied: "+ineligible(svc))
+				e.notRendered(name, "StillRendered", stored.ResourceVersion, "its rules still exist although it is no longer proxied: "+cluster.Ineligible(svc))
 			}
 		case stored == nil || stored.Spec.Released:
 			if e.Off() || e.NodeProxy != nil && slices.ContainsFunc(e.NodeProxy.Status.Unrendered, func(r v1alpha1.UnrenderedService) bool {
@@ -189,12 +190,12 @@ func (e *examination) about() {
 		return
 	}
 	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.ClusterIP == corev1.ClusterIPNone {
-		e.Notef("nodeproxy does not proxy this Service: %s", ineligible(svc))
+		e.Notef("nodeproxy does not proxy this Service: %s", cluster.Ineligible(svc))
 		return
 	}
 	e.Add(findings.Finding{
 		Severity: findings.Problem, Reason: "NotEligible", Check: findings.CheckRendering, Service: named(svc).String(),
-		Message: "nodeproxy does not proxy the Service: " + ineligible(svc), Remedy: doIneligible(svc),
+		Message: "nodeproxy does not proxy the Service: " + cluster.Ineligible(svc), Remedy: remedyIneligible(svc),
 	})
 }
 
@@ -221,23 +222,7 @@ func (e *examination) whereServed() {
 	e.Notef("%d of %s usable (%s)", take, output.Plural(all, "endpoint"), findings.Some(texts))
 }
 
-// ineligible returns why a Service is not proxied.
-func ineligible(svc *corev1.Service) string {
-	value, other := svc.Labels[render.LabelServiceProxyName]
-	switch {
-	case svc.Spec.Type == corev1.ServiceTypeExternalName:
-		return "it is of type ExternalName: the cluster's DNS answers with " + svc.Spec.ExternalName
-	case svc.Spec.ClusterIP == corev1.ClusterIPNone:
-		return "it is headless (clusterIP None): its name resolves to the addresses of the pods themselves"
-	case other:
-		return fmt.Sprintf("its label %s=%s assigns it to another proxy", render.LabelServiceProxyName, value)
-	case len(svc.Spec.Ports) == 0:
-		return "it has no ports"
-	}
-	return "an IP family has no cluster IP"
-}
-
-func doIneligible(svc *corev1.Service) string {
+func remedyIneligible(svc *corev1.Service) string {
 	if _, other := svc.Labels[render.LabelServiceProxyName]; other {
 		return fmt.Sprintf("check whether that proxy runs, or remove the label: kubectl label service -n %s %s %s-", svc.Namespace, svc.Name, render.LabelServiceProxyName)
 	}

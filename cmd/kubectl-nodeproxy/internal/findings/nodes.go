@@ -166,7 +166,7 @@ func (e *Examination) rejectedOn(node *v1alpha1.NodeProxyRules) {
 		e.OnNode(node, f)
 	}
 	if more := int(rejected.Count) - len(rejected.Examples); more > 0 {
-		f.Service, f.Message = "", fmt.Sprintf("the kernel of the node rejects %s, not named here", output.Plural(more, "more Service"))
+		f.Service, f.Message = "", fmt.Sprintf("the kernel of the node rejects %s that its status does not name", output.Plural(more, "more Service"))
 		e.OnNode(node, f)
 	}
 }

@@ -97,7 +97,7 @@ func inCluster(source *dataplane.Port, at netip.AddrPort, g *v1alpha1.EndpointGr
 	case slices.Contains(source.Cluster, at):
 		return &Use{Used: true}
 	case g.State == v1alpha1.EndpointTerminating && ready:
-		return &Use{Message: "it terminates, and others are ready"}
+		return &Use{Message: "it is terminating, and others are ready"}
 	case len(g.Nodes) > 0 && !slices.Contains(g.Nodes, node.Name):
 		return &Use{Message: "hinted for " + strings.Join(g.Nodes, ", ")}
 	case len(g.Zones) > 0 && !slices.Contains(g.Zones, node.Spec.Node.Zone):
@@ -116,7 +116,7 @@ func inLocal(source *dataplane.Port, at netip.AddrPort, g *v1alpha1.EndpointGrou
 	case !onNode:
 		return &Use{Message: "it is on another node"}
 	default:
-		return &Use{Message: "it terminates, and others on this node are ready"}
+		return &Use{Message: "it is terminating, and others on this node are ready"}
 	}
 }
 

@@ -49,7 +49,7 @@ func TestEndpoints(t *testing.T) {
 	for _, want := range []string{
 		"10.244.1.2:8080 Ready yes yes yes",
 		`10.244.2.2:8080 Ready no no: hinted for zone b, but the node is in "a" no: it is on another node`,
-		"10.244.1.3:8080 Terminating yes no: it terminates, and others are ready no: it terminates, and others on this node are ready",
+		"10.244.1.3:8080 Terminating yes no: it is terminating, and others are ready no: it is terminating, and others on this node are ready",
 	} {
 		if !strings.Contains(strings.Join(strings.Fields(out.String()), " "), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())

@@ -176,7 +176,7 @@ func (w *world) toService(text, service, port string, protocol v1alpha1.Protocol
 	}
 	d := &destination{text: text, addresses: addresses(object.Spec.ClusterIPs), protocol: protocol, object: object}
 	if len(d.addresses) == 0 {
-		return nil, fmt.Errorf("the ServiceProxyRules %s have no cluster IP: no controller writes them like that", object.Name)
+		return nil, fmt.Errorf("the ServiceProxyRules %s have no usable cluster IP, so no controller has written them", object.Name)
 	}
 	return d, d.choosePort(object, port)
 }

@@ -30,7 +30,7 @@ type source struct {
 func (w *world) source(text string) (*source, error) {
 	if a, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
 		if why := neverSource(a.Unmap()); why != "" {
-			return nil, fmt.Errorf("--from %q is %s, which is no source of packets: use the address of the sender, a node or a pod", text, why)
+			return nil, fmt.Errorf("--from %q is %s, which cannot send packets: use the address of the sender, a node or a pod", text, why)
 		}
 		return &source{text: text, addresses: []netip.Addr{a.Unmap()}}, nil
 	}

@@ -134,7 +134,7 @@ func TestBadInput(t *testing.T) {
 		{"", "a/b/c", "web:80", `--from "a/b/c": use an address, a node, or a pod as NAMESPACE/POD`},
 		{"", "done", "web:80", "the pod shop/done has finished (Succeeded): it sends no packets"},
 		{"", "new", "web:80", "the pod shop/new is not scheduled to a node yet (it is Pending): kubectl describe pod -n shop new"},
-		{"node-1", "0.0.0.0", "web:80", `--from "0.0.0.0" is the unspecified address, which is no source of packets: use the address of the sender`},
+		{"node-1", "0.0.0.0", "web:80", `--from "0.0.0.0" is the unspecified address, which cannot send packets: use the address of the sender`},
 		{"node-1", "[::]", "web:80", `--from "[::]" is the unspecified address`},
 		{"node-1", "224.0.0.1", "web:80", `--from "224.0.0.1" is a multicast address`},
 		{"node-1", "ff02::1", "web:80", `--from "ff02::1" is a multicast address`},
@@ -210,7 +210,7 @@ func TestOddObjects(t *testing.T) {
 		},
 		"a Service without cluster IP": {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.ClusterIPs = []string{"nonsense"} },
-			"error: the ServiceProxyRules shop.web have no cluster IP",
+			"error: the ServiceProxyRules shop.web have no usable cluster IP",
 		},
 		"a Service of an unknown format": {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.FormatVersion = 99 },
@@ -349,7 +349,7 @@ func TestBehind(t *testing.T) {
 	got := ask(t, o, "node-1", "10.244.1.9", "10.96.0.10:80")
 	for _, want := range []string{
 		"! a change that was rendered more than ten minutes ago is not applied on the node",
-		"! NodeProxy's inventory has 9 ServiceProxyRules, but 2 exist, or others: nodes retain the missing ones",
+		"! the 2 existing ServiceProxyRules are not the 9 of NodeProxy's inventory: nodes retain the missing ones",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is not in\n%s", want, got)
