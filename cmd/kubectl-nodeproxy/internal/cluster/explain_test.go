@@ -46,7 +46,7 @@ func TestPlainHTTP(t *testing.T) {
 	}
 	err = r.Read(t.Context(), &Objects{}, []Kind{NodeProxies}, nil)
 	if want := "the API server " + address + " requires HTTPS: use an address with https:// "; err == nil || !strings.HasPrefix(err.Error(), want) {
-		t.Errorf("error %v, and not %q", err, want)
+		t.Errorf("error %v, want %q", err, want)
 	}
 }
 

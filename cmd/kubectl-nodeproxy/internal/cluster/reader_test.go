@@ -81,7 +81,7 @@ func TestTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, want := r.Time(), time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC); !got.Equal(want) {
-		t.Errorf("the API server's clock says %s, and not %s", got, want)
+		t.Errorf("the API server's clock is %s, want %s", got, want)
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header()["Date"] = nil

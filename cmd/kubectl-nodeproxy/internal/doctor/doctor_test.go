@@ -24,10 +24,10 @@ func TestHealthy(t *testing.T) {
 	for _, service := range []string{"", "shop/web", "kube-system/kube-dns"} {
 		r := newWorld().examine(t, service)
 		if len(r.Findings) > 0 || len(r.SkippedChecks) > 0 {
-			t.Errorf("%q: want nothing:\n%s", service, text(t, r))
+			t.Errorf("%q: want no findings:\n%s", service, text(t, r))
 		}
 		if !strings.Contains(text(t, r), "no problems found\n") {
-			t.Errorf("%q: the report does not say that there are no problems:\n%s", service, text(t, r))
+			t.Errorf("%q: the report lacks the line without problems:\n%s", service, text(t, r))
 		}
 	}
 }
@@ -58,8 +58,8 @@ func (c planted) test(t *testing.T) {
 	if got := names(r.Findings); got != c.want {
 		t.Errorf("found %s, want %s:\n%s", got, c.want, text(t, r))
 	}
-	if said := text(t, r); !strings.Contains(said, c.contains) {
-		t.Errorf("the report does not say %q:\n%s", c.contains, said)
+	if table := text(t, r); !strings.Contains(table, c.contains) {
+		t.Errorf("the report lacks %q:\n%s", c.contains, table)
 	}
 	for _, f := range findings.Flat(r.Findings) {
 		if f.Message == "" || f.Remedy == "" || f.Severity == "" || f.Check == "" {
@@ -79,9 +79,9 @@ func TestClocks(t *testing.T) {
 		w := newWorld()
 		w.Ahead = ahead
 		r := w.examine(t, "")
-		said := text(t, r)
-		if len(r.Findings) > 0 || !strings.Contains(said, want) || want == "" && strings.Contains(said, "clock") {
-			t.Errorf("%s ahead: want no finding, and %q:\n%s", ahead, want, said)
+		table := text(t, r)
+		if len(r.Findings) > 0 || !strings.Contains(table, want) || want == "" && strings.Contains(table, "clock") {
+			t.Errorf("%s ahead: want no finding, and %q:\n%s", ahead, want, table)
 		}
 	}
 }
@@ -92,10 +92,10 @@ func TestServed(t *testing.T) {
 	w.slice("web").Endpoints[1].Conditions.Ready = new(false)
 	w.service("web").Status.LoadBalancer.Ingress = nil
 	w.render()
-	said := text(t, w.examine(t, "shop/web"))
+	table := text(t, w.examine(t, "shop/web"))
 	for _, want := range []string{"1 of 2 endpoints usable (1 on node-1)", "shop/web is of type LoadBalancer and has no address yet"} {
-		if !strings.Contains(said, want) {
-			t.Errorf("the report does not say %q:\n%s", want, said)
+		if !strings.Contains(table, want) {
+			t.Errorf("the report lacks %q:\n%s", want, table)
 		}
 	}
 }
@@ -156,7 +156,7 @@ func TestTransient(t *testing.T) {
 		later.node(1).Status.Families = nil
 		r, err := Examine(w.Objects, later.question(t))
 		if err != nil || len(r.Findings) > 0 {
-			t.Errorf("%v, want no finding, as each was seen once:\n%s", err, text(t, r))
+			t.Errorf("%v, want no finding, because each was found only once:\n%s", err, text(t, r))
 		}
 	})
 	t.Run("they cannot be read again", func(t *testing.T) {
@@ -172,10 +172,10 @@ func TestTransient(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := names(r.Findings); got != "NodeAddressTaken" {
-			t.Errorf("found %s, want what is certain", got)
+			t.Errorf("found %s, want only the certain ones", got)
 		}
 		if len(r.SkippedChecks) != 1 || r.SkippedChecks[0].Check != findings.CheckRendering || !strings.Contains(r.SkippedChecks[0].Message, "1 finding may be transient (RenderedOutdated of Service shop/web), because the second examination failed: the server is gone") {
-			t.Errorf("not made: %+v", r.SkippedChecks)
+			t.Errorf("skipped checks: %+v", r.SkippedChecks)
 		}
 	})
 }
@@ -215,7 +215,7 @@ func TestPatienceWithAgents(t *testing.T) {
 		return w.Objects, nil
 	}
 	if _, err := Examine(w.Objects, q); err != nil || waited <= 5*time.Second {
-		t.Errorf("waited %s (%v), want more than agents do between two writes of their status", waited, err)
+		t.Errorf("waited %s (%v), want more than the interval between two writes of an agent's status", waited, err)
 	}
 }
 
@@ -242,10 +242,10 @@ func TestUnread(t *testing.T) {
 		made = append(made, string(n.Check))
 	}
 	if got := strings.Join(made, " "); got != "controller endpoints policies" {
-		t.Errorf("not made: %s", got)
+		t.Errorf("skipped checks: %s", got)
 	}
-	if said := text(t, r); !strings.Contains(said, "you may not list pods") || !strings.Contains(said, "SKIPPED CHECKS") {
-		t.Errorf("the report does not say so:\n%s", said)
+	if table := text(t, r); !strings.Contains(table, "you may not list pods") || !strings.Contains(table, "SKIPPED CHECKS") {
+		t.Errorf("the report lacks the reason:\n%s", table)
 	}
 }
 
@@ -258,8 +258,8 @@ func TestServicesUnread(t *testing.T) {
 		w := newWorld()
 		w.Services, w.Unread = nil, []cluster.Unread{{Kind: cluster.Services, Why: "you may not list services"}}
 		r := w.examine(t, asked)
-		if said := text(t, r); !strings.HasPrefix(said, want) {
-			t.Errorf("%q: want %q:\n%s", asked, want, said)
+		if table := text(t, r); !strings.HasPrefix(table, want) {
+			t.Errorf("%q: want %q:\n%s", asked, want, table)
 		}
 		if printed, err := json.Marshal(r); err != nil || strings.Contains(string(printed), `"services"`) {
 			t.Errorf("%q: %v, a number of Services is printed: %s", asked, err, printed)
@@ -276,7 +276,7 @@ func TestNewerFormat(t *testing.T) {
 		t.Errorf("want only the checks that need the rules to be skipped:\n%s", got)
 	}
 	if slices.ContainsFunc(r.Exposure, func(x Exposure) bool { return x.Service == "shop/web" }) {
-		t.Errorf("what the plugin does not understand is listed as exposed: %+v", r.Exposure)
+		t.Errorf("rules of an unknown format are listed as exposed: %+v", r.Exposure)
 	}
 }
 

@@ -67,8 +67,8 @@ func TestHairpin(t *testing.T) {
 			if got := names(r.Findings); got != c.want {
 				t.Errorf("found %s, want %s", got, c.want)
 			}
-			if said := text(t, r); !strings.Contains(said, c.contains) {
-				t.Errorf("the report does not say %q:\n%s", c.contains, said)
+			if table := text(t, r); !strings.Contains(table, c.contains) {
+				t.Errorf("the report lacks %q:\n%s", c.contains, table)
 			}
 		})
 	}
@@ -110,7 +110,7 @@ func TestHairpinOfHostNetwork(t *testing.T) {
 		w.render()
 		for _, service := range []string{"", "shop/web"} {
 			if r := w.examine(t, service); len(r.Findings) > 0 {
-				t.Errorf("%s, %q: want nothing:\n%s", mode, service, text(t, r))
+				t.Errorf("%s, %q: want no findings:\n%s", mode, service, text(t, r))
 			}
 		}
 	}

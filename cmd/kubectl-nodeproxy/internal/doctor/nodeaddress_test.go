@@ -48,8 +48,8 @@ func TestNodeAddresses(t *testing.T) {
 			if got := names(r.Findings); got != c.want || got != "" && r.Findings[0].Severity != c.severity {
 				t.Errorf("found %s, want %s %s:\n%s", got, c.severity, c.want, text(t, r))
 			}
-			if said := text(t, r); !strings.Contains(said, c.contains) {
-				t.Errorf("the report does not say %q:\n%s", c.contains, said)
+			if table := text(t, r); !strings.Contains(table, c.contains) {
+				t.Errorf("the report lacks %q:\n%s", c.contains, table)
 			}
 		})
 	}

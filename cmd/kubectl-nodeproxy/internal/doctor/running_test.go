@@ -81,7 +81,7 @@ func TestPods(t *testing.T) {
 			plant: func(w *world) { w.pod("nodeproxy-controller-node-1").DeletionTimestamp = new(ago(0)) },
 			want:  "NoController",
 		},
-		"nothing is left but what was said": {
+		"nothing is left but what was table": {
 			plant: func(w *world) {
 				for _, name := range []string{"nodeproxy-controller-node-1", "nodeproxy-agent-node-1", "nodeproxy-agent-node-2"} {
 					w.delete(name)
@@ -151,8 +151,8 @@ func TestPods(t *testing.T) {
 			if got := names(r.Findings); got != c.want {
 				t.Errorf("found %s, want %s:\n%s", got, c.want, text(t, r))
 			}
-			if said := text(t, r); !strings.Contains(said, c.contains) {
-				t.Errorf("the report does not say %q:\n%s", c.contains, said)
+			if table := text(t, r); !strings.Contains(table, c.contains) {
+				t.Errorf("the report lacks %q:\n%s", c.contains, table)
 			}
 		})
 	}
@@ -171,10 +171,10 @@ func TestWithoutController(t *testing.T) {
 		w.node(0).Status.LocalEndpoints = 9
 	}
 	for name, c := range map[string]struct {
-		asked   string
-		runs    bool
-		plant   func(w *world)
-		follows string
+		asked string
+		runs  bool
+		plant func(w *world)
+		want  string
 	}{
 		"agents lag":              {"", false, lags, "NoController(AgentsLagging)"},
 		"agents lag, and it runs": {"", true, lags, "AgentsLagging"},
@@ -194,8 +194,8 @@ func TestWithoutController(t *testing.T) {
 			}
 			c.plant(w)
 			w.report(1)
-			if r := w.examine(t, c.asked); names(r.Findings) != c.follows {
-				t.Errorf("found %s, want %s:\n%s", names(r.Findings), c.follows, text(t, r))
+			if r := w.examine(t, c.asked); names(r.Findings) != c.want {
+				t.Errorf("found %s, want %s:\n%s", names(r.Findings), c.want, text(t, r))
 			}
 		})
 	}

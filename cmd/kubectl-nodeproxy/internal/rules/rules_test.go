@@ -99,7 +99,7 @@ func TestUnused(t *testing.T) {
 		if err := r.Table(&out); err != nil {
 			t.Fatal(err)
 		}
-		if said := strings.Contains(out.String(), "its object has no usable port, so it is not served"); said != (tt.only == nil) {
+		if explained := strings.Contains(out.String(), "its object has no usable port, so it is not served"); explained != (tt.only == nil) {
 			t.Errorf("of %v:\n%s", tt.only, out.String())
 		}
 	}

@@ -66,15 +66,15 @@ func TestRunning(t *testing.T) {
 	for name, c := range map[string]struct {
 		pods     []corev1.Pod
 		unread   []cluster.Unread
-		well     bool
+		ok       bool
 		contains string
 	}{
-		"all run":                {pods: []corev1.Pod{pod(controller, "node-9", "True"), pod(agent, "node-1", "True")}, well: true, contains: "Everything is healthy."},
+		"all run":                {pods: []corev1.Pod{pod(controller, "node-9", "True"), pod(agent, "node-1", "True")}, ok: true, contains: "Everything is healthy."},
 		"the controller is dead": {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "True")}, contains: "NoController\n  no pod of the controller is ready"},
 		"all are dead":           {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "False")}, contains: "AgentPodNotReady, 1 node"},
 		"the agent is gone too":  {pods: []corev1.Pod{pod(controller, "node-9", "False")}, contains: "- AgentPodMissing of node node-1: the node has no pod of the agent"},
 		"only agents":            {pods: []corev1.Pod{pod(agent, "node-1", "True")}, contains: "no namespace has a pod of the controller"},
-		"no pods":                {well: true, contains: "NOTES\n  no pod of nodeproxy found"},
+		"no pods":                {ok: true, contains: "NOTES\n  no pod of nodeproxy found"},
 		"not to be seen":         {unread: []cluster.Unread{{Kind: cluster.Pods, Why: "you may not"}}, contains: "SKIPPED CHECKS\n  controller, nodes: you may not\n\nNo problems found, but some checks were skipped.\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -91,8 +91,8 @@ func TestRunning(t *testing.T) {
 			if err := r.Table(&out); err != nil {
 				t.Fatal(err)
 			}
-			if r.OK != c.well || !strings.Contains(out.String(), c.contains) {
-				t.Errorf("ok: %t, want %t and %q:\n%s", r.OK, c.well, c.contains, out.String())
+			if r.OK != c.ok || !strings.Contains(out.String(), c.contains) {
+				t.Errorf("ok: %t, want %t and %q:\n%s", r.OK, c.ok, c.contains, out.String())
 			}
 		})
 	}
@@ -145,7 +145,7 @@ func TestReports(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		edit func(o *cluster.Objects)
-		well bool
+		ok   bool
 		want string
 	}{
 		"healthy": {func(*cluster.Objects) {}, true, "\nEverything is healthy.\n"},
@@ -268,8 +268,8 @@ func TestReports(t *testing.T) {
 			if err := r.Table(&out); err != nil {
 				t.Fatal(err)
 			}
-			if r.OK != tt.well || !strings.Contains(out.String(), tt.want) {
-				t.Errorf("well %t, want %t, and in it\n%s\nbut it is\n%s", r.OK, tt.well, tt.want, out.String())
+			if r.OK != tt.ok || !strings.Contains(out.String(), tt.want) {
+				t.Errorf("OK is %t, want %t and\n%s\nin\n%s", r.OK, tt.ok, tt.want, out.String())
 			}
 		})
 	}
@@ -278,7 +278,7 @@ func TestReports(t *testing.T) {
 // TestConntrack: a nearly full table is a finding, with or without a condition.
 func TestConntrack(t *testing.T) {
 	t.Parallel()
-	for percent, well := range map[int32]bool{79: true, 80: false, 100: false} {
+	for percent, ok := range map[int32]bool{79: true, 80: false, 100: false} {
 		r := Of(&cluster.Objects{
 			NodeProxy: &v1alpha1.NodeProxy{Status: v1alpha1.NodeProxyStatus{Conditions: []metav1.Condition{
 				{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAllProgrammed},
@@ -288,7 +288,7 @@ func TestConntrack(t *testing.T) {
 				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonProgrammed}},
 			}}},
 		})
-		if r.OK != well || !well && (len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Message, "55 packets dropped")) {
+		if r.OK != ok || !ok && (len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Message, "55 packets dropped")) {
 			t.Errorf("%d %%: ok: %v, %+v", percent, r.OK, r.Findings)
 		}
 	}

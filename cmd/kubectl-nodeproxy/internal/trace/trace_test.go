@@ -322,11 +322,11 @@ func TestLeftOut(t *testing.T) {
 			web.Spec.ExternalIPs, web.Spec.LoadBalancerIPs = []string{"198.51.100.1"}, []string{"203.0.113.1"}
 			edit(web)
 			got := ask(t, o, "node-1", "203.0.113.9", to)
-			if said := strings.Contains(got, "which have no effect: ") || strings.Contains(got, "may be its cluster IP: "); said != also || strings.HasPrefix(got, "error") {
-				t.Errorf("%s, to %s: a note: %v\n%s", name, to, said, got)
+			if noted := strings.Contains(got, "which have no effect: ") || strings.Contains(got, "may be its cluster IP: "); noted != also || strings.HasPrefix(got, "error") {
+				t.Errorf("%s, to %s: note is %v\n%s", name, to, noted, got)
 			}
-			if said := strings.Contains(got, "! ServiceProxyRules shop.web: format 99 needs a newer release than this plugin, v0.1.0"); said != (also && name == "unknown format") {
-				t.Errorf("%s, to %s: what to do: %v\n%s", name, to, said, got)
+			if noted := strings.Contains(got, "! ServiceProxyRules shop.web: format 99 needs a newer release than this plugin, v0.1.0"); noted != (also && name == "unknown format") {
+				t.Errorf("%s, to %s: remedy is %v\n%s", name, to, noted, got)
 			}
 		}
 	}
@@ -334,8 +334,8 @@ func TestLeftOut(t *testing.T) {
 	o.NodeRules[0].Status.Retained = 2
 	for to, want := range map[string]bool{"10.96.0.99:80": true, "10.96.0.10:80": false} {
 		got := ask(t, o, "node-1", "10.244.1.9", to)
-		if said := strings.Contains(got, "may be an address of the 2 Services that the node retains without an object"); said != want {
-			t.Errorf("to %s: retained: %v\n%s", to, said, got)
+		if noted := strings.Contains(got, "may be an address of the 2 Services that the node retains without an object"); noted != want {
+			t.Errorf("to %s: note is %v\n%s", to, noted, got)
 		}
 	}
 }
