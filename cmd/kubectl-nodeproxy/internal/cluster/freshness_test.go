@@ -49,8 +49,8 @@ func TestNotes(t *testing.T) {
 		edit            func(n *v1alpha1.NodeProxyRules, o *Objects)
 		want, not       string
 	}{
-		"all as it should be": {not: "\n"},
-		"older rules":         {rules: 2 * time.Minute, edit: func(n *v1alpha1.NodeProxyRules, _ *Objects) { n.Status.ObservedGeneration = 5 }, want: stale},
+		"healthy":     {not: "\n"},
+		"older rules": {rules: 2 * time.Minute, edit: func(n *v1alpha1.NodeProxyRules, _ *Objects) { n.Status.ObservedGeneration = 5 }, want: stale},
 		"older rules just now": {
 			edit: func(n *v1alpha1.NodeProxyRules, _ *Objects) { n.Status.ObservedGeneration = 5 },
 			want: "refers to generation 5 of its rules, and this is generation 9", not: "a minute ago",
@@ -62,10 +62,10 @@ func TestNotes(t *testing.T) {
 			},
 			want: stale,
 		},
-		"a kernel that is behind":             {services: 11 * time.Minute, want: lags},
-		"a kernel that may report later":      {services: 9 * time.Minute, not: "\n"},
-		"a kernel of which nothing was heard": {services: time.Hour, edit: func(n *v1alpha1.NodeProxyRules, _ *Objects) { n.Status.AppliedResourceVersion = "" }, want: "nothing newer than none"},
-		"a kernel that only is compared": {services: time.Hour, edit: func(n *v1alpha1.NodeProxyRules, _ *Objects) {
+		"a kernel that is behind":       {services: 11 * time.Minute, want: lags},
+		"a kernel that is not late yet": {services: 9 * time.Minute, not: "\n"},
+		"a kernel without a report":     {services: time.Hour, edit: func(n *v1alpha1.NodeProxyRules, _ *Objects) { n.Status.AppliedResourceVersion = "" }, want: "nothing newer than none"},
+		"a kernel in Audit": {services: time.Hour, edit: func(n *v1alpha1.NodeProxyRules, _ *Objects) {
 			n.Spec.Settings.Enforcement = new(v1alpha1.Audit)
 		}, not: "resourceVersion"},
 		"a silent agent": {
@@ -98,7 +98,7 @@ func TestNotes(t *testing.T) {
 			},
 			not: "\n",
 		},
-		"objects that are missing as all are removed": {
+		"objects that are missing during removal": {
 			services: 2 * time.Minute,
 			edit: func(_ *v1alpha1.NodeProxyRules, o *Objects) {
 				o.NodeProxy = &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: new(metav1.NewTime(noon()))}}
@@ -106,7 +106,7 @@ func TestNotes(t *testing.T) {
 			},
 			not: "\n",
 		},
-		"one that is released": {
+		"a released object": {
 			services: 2 * time.Minute,
 			edit: func(_ *v1alpha1.NodeProxyRules, o *Objects) {
 				o.NodeProxy = &v1alpha1.NodeProxy{}

@@ -103,8 +103,8 @@ func TestServed(t *testing.T) {
 // TestTransient: what the second examination does not confirm is no finding.
 func TestTransient(t *testing.T) {
 	for name, second := range map[string]func(w *world){
-		"the rules are written meanwhile": func(w *world) { w.render() },
-		"they are behind again, by another change": func(w *world) {
+		"the rules are written in between": func(w *world) { w.render() },
+		"they are behind again because of another change": func(w *world) {
 			w.render()
 			w.ServiceRules[1].ResourceVersion = "8"
 			w.service("web").Spec.Ports[0].Port = 82

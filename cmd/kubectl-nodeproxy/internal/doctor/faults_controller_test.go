@@ -35,7 +35,7 @@ func controllerFaults() map[string]planted {
 			},
 			want: "InvalidSettings", contains: "settings.masquerade.bit",
 		},
-		"inventory of another cluster": {
+		"inventory of other objects": {
 			plant: func(w *world) { w.NodeProxy.Status.Inventory.Services = 7 },
 			want:  "ControllerBehind(InventoryDiffers)",
 		},
@@ -60,7 +60,7 @@ func controllerFaults() map[string]planted {
 				w.NodeProxy.Status.UnrenderedServices = 1
 			},
 		},
-		"never switched on": {
+		"not enabled": {
 			plant: func(w *world) { w.NodeProxy, w.NodeRules, w.ServiceRules = nil, nil, nil },
 			want:  "NoNodeProxy", contains: "docs/migration.md#1-install-beside-kube-proxy, else https://github.com/nodeproxy-io/nodeproxy/blob/v0.1.0/docs/install.md#install",
 		},

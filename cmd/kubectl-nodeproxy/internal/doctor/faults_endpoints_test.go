@@ -13,7 +13,7 @@ import (
 // endpointFaults are faults of endpoints.
 func endpointFaults() map[string]planted {
 	return map[string]planted{
-		"selector of nothing": {
+		"selector without pods": {
 			plant: func(w *world) {
 				w.service("web").Spec.Selector = map[string]string{"app": "wbe"}
 				w.slice("web").Endpoints = nil
@@ -43,7 +43,7 @@ func endpointFaults() map[string]planted {
 			},
 			want: "NoReadyEndpoint", contains: "pod web-node-1: containers with unready status: [web] (and 1 more)",
 		},
-		"no endpoint is ready, and of the pods one is not": {
+		"no endpoint is ready, and one pod is not": {
 			plant: func(w *world) {
 				for i := range w.slice("web").Endpoints {
 					w.slice("web").Endpoints[i].Conditions.Ready = new(false)
@@ -75,7 +75,7 @@ func endpointFaults() map[string]planted {
 			},
 			want: "NoReadyEndpoint", contains: "container web: ImagePullBackOff",
 		},
-		"pods that end": {
+		"pods that terminate": {
 			plant: func(w *world) {
 				for i := range w.slice("web").Endpoints {
 					w.slice("web").Endpoints[i].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
@@ -115,7 +115,7 @@ func endpointFaults() map[string]planted {
 			},
 			want: "FamilyWithoutEndpoint", contains: "SingleStack, which retains its first family",
 		},
-		"address that cannot be one": {
+		"invalid address": {
 			plant: func(w *world) {
 				w.slice("web").Endpoints = append(w.slice("web").Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.244.1"}})
 				w.render()
@@ -150,7 +150,7 @@ func renderingFaults() map[string]planted {
 			},
 			want: "ControllerBehind(InventoryDiffers NotRendered)",
 		},
-		"rendered as it was": {
+		"rendered before a change": {
 			plant: func(w *world) { w.service("web").Spec.Ports[0].Port = 81 },
 			want:  "ControllerBehind(RenderedOutdated)", contains: "(changed: ports)",
 		},
@@ -158,7 +158,7 @@ func renderingFaults() map[string]planted {
 			plant: func(w *world) { w.Services = w.Services[:1] },
 			want:  "ControllerBehind(StillRendered)",
 		},
-		"members of before": {
+		"outdated local endpoints": {
 			plant: func(w *world) {
 				w.node(1).Spec.LocalEndpoints = nil
 				w.report(1)

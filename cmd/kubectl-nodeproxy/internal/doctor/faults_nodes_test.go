@@ -18,7 +18,7 @@ func nodeFaults() map[string]planted {
 			plant: func(w *world) { w.node(1).Status = v1alpha1.NodeProxyRulesStatus{} },
 			want:  "AgentNeverReported",
 		},
-		"agent that is silent, and what follows": {
+		"silent agent with consequences": {
 			plant: func(w *world) {
 				w.set(1, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, v1alpha1.MessageSilentSince+"2026-03-01T11:55:00Z (its Lease)"))
 				w.node(1).Status.SettingsRevision = "old"
@@ -32,7 +32,7 @@ func nodeFaults() map[string]planted {
 			plant: func(w *world) { w.node(0).Spec.FormatVersion = 2 },
 			want:  "AgentTooOld", contains: "your agents' DaemonSet",
 		},
-		"settings that the node cannot do": {
+		"settings that the node cannot apply": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonUnsupported, "no ip_vs"))
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonFailed, "not accepted: no ip_vs"))
@@ -46,7 +46,7 @@ func nodeFaults() map[string]planted {
 			},
 			want: "ConflictingProxy", contains: "kube-proxy",
 		},
-		"something that could not be done besides": {
+		"programmed with restrictions": {
 			plant: func(w *world) {
 				for i := range 2 {
 					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel has all desired rules"+v1alpha1.MessageBut+"a sysctl"))
@@ -122,7 +122,7 @@ func nodeFaults() map[string]planted {
 			},
 			want: "KernelDiffers",
 		},
-		"a Windows node, as one of its pods reveals": {
+		"a Windows node, known by one of its pods": {
 			plant: func(w *world) {
 				for i := range 2 {
 					pod := *w.Pods[2].DeepCopy()
@@ -234,7 +234,7 @@ func nodeFaults() map[string]planted {
 // trafficPolicyFaults are faults of traffic policies.
 func trafficPolicyFaults() map[string]planted {
 	return map[string]planted{
-		"Local where no pod is": {
+		"Local without pods": {
 			plant: func(w *world) {
 				w.service("web").Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
 				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
@@ -242,7 +242,7 @@ func trafficPolicyFaults() map[string]planted {
 			},
 			want: "LocalWithoutEndpoint", contains: "node node-2",
 		},
-		"Local where the only pod is about to end": {
+		"Local with only a terminating pod": {
 			plant: func(w *world) {
 				w.service("web").Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
 				w.slice("web").Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
@@ -267,7 +267,7 @@ func trafficPolicyFaults() map[string]planted {
 			},
 			contains: "avoids the node by health check port 32000",
 		},
-		"external Local, and it cannot": {
+		"external Local, and the load balancer has no health check": {
 			plant: func(w *world) {
 				w.service("web").Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]

@@ -30,7 +30,7 @@ func policyFaults() map[string]planted {
 			},
 			want: "ConntrackPressure", contains: "drops new connections: 90 % in use",
 		},
-		"a policy that makes no sense": {
+		"an invalid policy": {
 			plant: func(w *world) {
 				w.NodePolicies = []v1alpha1.NodeProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "edge"}, Status: v1alpha1.NodeProxyPolicyStatus{
 					Conditions: []metav1.Condition{is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonInvalidPolicy, "spec.settings")},
@@ -38,7 +38,7 @@ func policyFaults() map[string]planted {
 			},
 			want: "PolicyNotAccepted", contains: "kubectl edit npp edge",
 		},
-		"two policies that make no sense together": {
+		"two contradictory policies": {
 			plant: func(w *world) {
 				policy := func(name string, c metav1.Condition) v1alpha1.NodeProxyPolicy {
 					return v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.NodeProxyPolicyStatus{Conditions: []metav1.Condition{c}}}
@@ -67,7 +67,7 @@ func policyFaults() map[string]planted {
 			},
 			want: "Paused",
 		},
-		"a policy that does nothing": {
+		"a policy without effect": {
 			plant: func(w *world) {
 				w.ServicePolicies = []v1alpha1.ServiceProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "ranges"}, Status: v1alpha1.ServiceProxyPolicyStatus{
 					Conditions: []metav1.Condition{is(v1alpha1.ConditionIneffective, metav1.ConditionTrue, v1alpha1.ReasonIneffective, "for Service shop/web")},
@@ -76,7 +76,7 @@ func policyFaults() map[string]planted {
 			},
 			want: "PolicyIneffective",
 		},
-		"node ports that a policy closes, and is not heard": {
+		"node ports that a policy closes without effect": {
 			plant: func(w *world) {
 				w.ServicePolicies = []v1alpha1.ServiceProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "closed"}, Spec: v1alpha1.ServiceProxyPolicySpec{
 					NamespaceSelector: everything(), ServiceSelector: everything(), Overrides: v1alpha1.ServiceOverrides{

@@ -62,7 +62,7 @@ func TestPods(t *testing.T) {
 			plant: func(w *world) { waits(w.pod("nodeproxy-controller-node-1"), "CrashLoopBackOff") },
 			want:  "NoController", contains: "pod nodeproxy-system/nodeproxy-controller-node-1 container main: CrashLoopBackOff",
 		},
-		"another pod of it is ready": {
+		"another pod of the controller is ready": {
 			plant: func(w *world) {
 				other := *w.pod("nodeproxy-controller-node-1").DeepCopy()
 				other.Name = "other"
@@ -70,18 +70,18 @@ func TestPods(t *testing.T) {
 				w.Pods = append(w.Pods, other)
 			},
 		},
-		"it is scaled to nothing, and something waits": {
+		"the controller is scaled to zero, and a change waits": {
 			plant: func(w *world) {
 				w.delete("nodeproxy-controller-node-1")
 				w.service("web").Spec.Ports[0].Port = 81
 			},
 			want: "NoController(ControllerBehind(RenderedOutdated))", contains: "no namespace has a pod of the controller",
 		},
-		"it is about to end": {
+		"the controller is terminating": {
 			plant: func(w *world) { w.pod("nodeproxy-controller-node-1").DeletionTimestamp = new(ago(0)) },
 			want:  "NoController",
 		},
-		"nothing is left but what was table": {
+		"no pods left, but a condition shows that there were some": {
 			plant: func(w *world) {
 				for _, name := range []string{"nodeproxy-controller-node-1", "nodeproxy-agent-node-1", "nodeproxy-agent-node-2"} {
 					w.delete(name)
@@ -90,7 +90,7 @@ func TestPods(t *testing.T) {
 			},
 			want: "NoController(AgentPodMissing)", contains: "AgentPodMissing of nodes node-1, node-2",
 		},
-		"a controller and agents outside of the cluster": {
+		"a controller and agents outside the cluster": {
 			plant: func(w *world) {
 				for _, name := range []string{"nodeproxy-controller-node-1", "nodeproxy-agent-node-1", "nodeproxy-agent-node-2"} {
 					w.delete(name)
@@ -105,7 +105,7 @@ func TestPods(t *testing.T) {
 			},
 			want: "AgentPodNotReady(AgentNotResponding)", contains: "nodeproxy-system/nodeproxy-agent-node-2 is not ready: container main: CrashLoopBackOff",
 		},
-		"an agent is not ready for what its node says": {
+		"an agent is not ready because of its node": {
 			plant: func(w *world) {
 				waits(w.pod("nodeproxy-agent-node-2"), "")
 				w.set(1, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonFailed, "no xt_comment"))
@@ -134,7 +134,7 @@ func TestPods(t *testing.T) {
 			},
 			contains: "no report yet from 1 new node, where the agent's image may still be pulled: node-2",
 		},
-		"a node that is not new any more": {
+		"a node that is no longer new": {
 			plant: func(w *world) {
 				w.node(1).Status = v1alpha1.NodeProxyRulesStatus{}
 				w.node(1).CreationTimestamp = ago(3 * time.Minute)
@@ -176,15 +176,15 @@ func TestWithoutController(t *testing.T) {
 		plant func(w *world)
 		want  string
 	}{
-		"agents lag":              {"", false, lags, "NoController(AgentsLagging)"},
-		"agents lag, and it runs": {"", true, lags, "AgentsLagging"},
-		"agents lag, and it is behind": {"", true, func(w *world) {
+		"agents lag":                          {"", false, lags, "NoController(AgentsLagging)"},
+		"agents lag, and the controller runs": {"", true, lags, "AgentsLagging"},
+		"agents lag, and the controller is behind": {"", true, func(w *world) {
 			lags(w)
 			w.service("web").Spec.Ports[0].Port = 81
 		}, "ControllerBehind(AgentsLagging RenderedOutdated)"},
-		"a node retains Services":          {"shop/web", false, retains, "NoController(Retained)"},
-		"a node retains them, and it runs": {"shop/web", true, retains, "Retained"},
-		"a node reports otherwise":         {"shop/web", false, reports, "NoController(StatusDiffers)"},
+		"a node retains Services":                          {"shop/web", false, retains, "NoController(Retained)"},
+		"a node retains Services, and the controller runs": {"shop/web", true, retains, "Retained"},
+		"a node reports otherwise":                         {"shop/web", false, reports, "NoController(StatusDiffers)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()

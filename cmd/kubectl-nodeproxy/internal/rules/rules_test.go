@@ -116,8 +116,8 @@ func TestReported(t *testing.T) {
 		differs  bool
 	}{
 		"a change that may be reported later": {rendered: time.Minute, knows: 1, want: "101 desired, 100 reported; agents may report such counts five minutes late"},
-		"a change of long ago":                {rendered: time.Hour, knows: 1, want: "nothing newer than 100", differs: true},
-		"the figures of long ago":             {rendered: time.Hour, knows: 1, want: "REPORTED\na change that was rendered more than ten minutes ago is not applied on the node: ServiceProxyRules shop.web have resourceVersion 101, but its kernel has nothing newer than 100\nServices: 1 desired, 0 reported\n", differs: true},
+		"an old change":                       {rendered: time.Hour, knows: 1, want: "nothing newer than 100", differs: true},
+		"old counts":                          {rendered: time.Hour, knows: 1, want: "REPORTED\na change that was rendered more than ten minutes ago is not applied on the node: ServiceProxyRules shop.web have resourceVersion 101, but its kernel has nothing newer than 100\nServices: 1 desired, 0 reported\n", differs: true},
 		"an agent that is too old":            {rendered: time.Minute, want: "the agent v0.1.0 of node node-1 is too old for its NodeProxyRules", differs: true},
 	} {
 		t.Run(name, func(t *testing.T) {

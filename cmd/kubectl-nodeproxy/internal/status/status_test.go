@@ -69,13 +69,13 @@ func TestRunning(t *testing.T) {
 		ok       bool
 		contains string
 	}{
-		"all run":                {pods: []corev1.Pod{pod(controller, "node-9", "True"), pod(agent, "node-1", "True")}, ok: true, contains: "Everything is healthy."},
-		"the controller is dead": {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "True")}, contains: "NoController\n  no pod of the controller is ready"},
-		"all are dead":           {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "False")}, contains: "AgentPodNotReady, 1 node"},
-		"the agent is gone too":  {pods: []corev1.Pod{pod(controller, "node-9", "False")}, contains: "- AgentPodMissing of node node-1: the node has no pod of the agent"},
-		"only agents":            {pods: []corev1.Pod{pod(agent, "node-1", "True")}, contains: "no namespace has a pod of the controller"},
-		"no pods":                {ok: true, contains: "NOTES\n  no pod of nodeproxy found"},
-		"not to be seen":         {unread: []cluster.Unread{{Kind: cluster.Pods, Why: "you may not"}}, contains: "SKIPPED CHECKS\n  controller, nodes: you may not\n\nNo problems found, but some checks were skipped.\n"},
+		"all run":                     {pods: []corev1.Pod{pod(controller, "node-9", "True"), pod(agent, "node-1", "True")}, ok: true, contains: "Everything is healthy."},
+		"the controller is not ready": {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "True")}, contains: "NoController\n  no pod of the controller is ready"},
+		"no pod is ready":             {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "False")}, contains: "AgentPodNotReady, 1 node"},
+		"the agent is gone too":       {pods: []corev1.Pod{pod(controller, "node-9", "False")}, contains: "- AgentPodMissing of node node-1: the node has no pod of the agent"},
+		"only agents":                 {pods: []corev1.Pod{pod(agent, "node-1", "True")}, contains: "no namespace has a pod of the controller"},
+		"no pods":                     {ok: true, contains: "NOTES\n  no pod of nodeproxy found"},
+		"unreadable pods":             {unread: []cluster.Unread{{Kind: cluster.Pods, Why: "you may not"}}, contains: "SKIPPED CHECKS\n  controller, nodes: you may not\n\nNo problems found, but some checks were skipped.\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -235,7 +235,7 @@ func TestReports(t *testing.T) {
 			}, true,
 			"\nEverything is healthy; no report yet from 1 new node.\n\nNOTES\n  no report yet from 1 new node, where the agent's image may still be pulled: node-1\n",
 		},
-		"a node that is new, for which others wait": {
+		"a new node that others wait for": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Status.Conditions, o.NodeRules[0].CreationTimestamp = nil, metav1.NewTime(noon().Add(-90*time.Second))
 				o.NodeProxy.Status.Conditions = []metav1.Condition{
@@ -248,7 +248,7 @@ func TestReports(t *testing.T) {
 			}, true,
 			"\nEverything is healthy; no report yet from 1 new node.\n",
 		},
-		"a node that is new no more": {
+		"a node that is no longer new": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Status.Conditions, o.NodeRules[0].CreationTimestamp = nil, metav1.NewTime(noon().Add(-3*time.Minute))
 			}, false,

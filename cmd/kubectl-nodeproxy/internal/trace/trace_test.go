@@ -198,7 +198,7 @@ func TestOddObjects(t *testing.T) {
 			func(o *cluster.Objects) { o.NodeRules[0].Spec.FormatVersion = 99 },
 			"error: NodeProxyRules node-1: format 99 needs a newer release than this plugin, v0.1.0, which supports formats up to 1",
 		},
-		"rules that are half there": {
+		"incomplete rules": {
 			func(o *cluster.Objects) { o.NodeRules[0].Spec = v1alpha1.NodeProxyRulesSpec{} },
 			"error: the desired rules of the node cannot be computed: NodeProxyRules node-1: spec.formatVersion 0 is no format: the first is 1",
 		},
@@ -216,7 +216,7 @@ func TestOddObjects(t *testing.T) {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.FormatVersion = 99 },
 			"error: --to web:http cannot be traced: ServiceProxyRules shop.web: format 99 needs a newer release than this plugin, v0.1.0, which supports formats up to 1: install the plugin of the controller's release",
 		},
-		"a Service with a cluster IP that cannot be one": {
+		"a Service with an invalid cluster IP": {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.ClusterIPs = []string{"224.0.0.1"} },
 			"error: --to web:http cannot be traced: ServiceProxyRules shop.web have no effect: it has no usable IPv4 cluster IP: spec.clusterIPs[0]: \"224.0.0.1\" is not",
 		},
@@ -231,7 +231,7 @@ func TestOddObjects(t *testing.T) {
 			func(o *cluster.Objects) { o.NodeRules[0].Status = v1alpha1.NodeProxyRulesStatus{} },
 			"! no agent has reported on this node yet",
 		},
-		"a node that has not done it": {
+		"a node that is not programmed": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Status.Conditions[0] = metav1.Condition{
 					Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionFalse, Reason: "Failed", Message: "no room", LastTransitionTime: metav1.NewTime(now.Add(-time.Hour)),
@@ -243,7 +243,7 @@ func TestOddObjects(t *testing.T) {
 			func(o *cluster.Objects) { o.NodeRules[0].Generation = 7 },
 			"! the node's rules changed more than a minute ago (generation 7), but its agent still reports older ones (generation 0)",
 		},
-		"a Node that is gone": {
+		"a Node that no longer exists": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Annotations = map[string]string{v1alpha1.AnnotationNodeAbsentSince: "yesterday"}
 			},
@@ -283,13 +283,13 @@ func TestOddObjects(t *testing.T) {
 			func(o *cluster.Objects) { o.NodeRules[0].Status.Retained = 2 },
 			"! the node retains the rules of 2 Services",
 		},
-		"slices that may not be read": {
+		"unreadable EndpointSlices": {
 			func(o *cluster.Objects) {
 				o.Unread = []cluster.Unread{{Kind: cluster.EndpointSlices, Why: "you may not"}}
 			},
 			"! the pods of endpoints are unknown: you may not",
 		},
-		"pods that may not be read": {
+		"unreadable pods": {
 			func(o *cluster.Objects) { o.Unread = []cluster.Unread{{Kind: cluster.Pods, Why: "you may not"}} },
 			"error: the pod shop/cart cannot be read (use its address instead): you may not",
 		},
