@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -34,9 +33,6 @@ type Question struct {
 	// Trace traces packets through the desired rules of nodes.
 	Trace Trace
 }
-
-// ErrNoService is wrapped if the Service to examine does not exist.
-var ErrNoService = errors.New("no such Service")
 
 // Examine runs all checks on the objects of a cluster.
 func Examine(objects *cluster.Objects, q Question) (*Report, error) {
@@ -141,7 +137,7 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 	if e.Unreadable(cluster.Services) == "" {
 		e.report.Services = new(len(objects.Services))
 		if only := q.Service; only != nil && e.services[*only] == nil {
-			return nil, fmt.Errorf("%w as %s: kubectl get services -n %s lists the Services", ErrNoService, only, only.Namespace)
+			return nil, fmt.Errorf("there is no Service %s: kubectl get services -n %s lists the Services", only, only.Namespace)
 		}
 	}
 	e.clocks()

@@ -81,7 +81,7 @@ func (e *Examination) Skip(check Check, why string) {
 // Skipped lists the checks that could not run.
 func (e *Examination) Skipped() []SkippedCheck {
 	var list []SkippedCheck
-	for _, check := range Checks() {
+	for _, check := range checks {
 		if why := e.skipped[check]; why != "" {
 			list = append(list, SkippedCheck{Check: check, Message: why})
 		}

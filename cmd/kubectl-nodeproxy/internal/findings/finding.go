@@ -34,12 +34,10 @@ const (
 	CheckExposure      Check = "exposure"
 )
 
-// Checks returns all checks in the order in which they run.
-func Checks() []Check {
-	return []Check{
-		CheckController, CheckDNS, CheckNodes, CheckRendering, CheckEndpoints,
-		CheckTrafficPolicy, CheckHairpin, CheckConntrack, CheckPolicies, CheckExposure,
-	}
+// checks are all checks in the order in which they run.
+var checks = []Check{
+	CheckController, CheckDNS, CheckNodes, CheckRendering, CheckEndpoints,
+	CheckTrafficPolicy, CheckHairpin, CheckConntrack, CheckPolicies, CheckExposure,
 }
 
 // Finding is something that is wrong.

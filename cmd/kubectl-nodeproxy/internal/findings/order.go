@@ -92,8 +92,8 @@ func sorted(found []Finding) []Finding {
 	slices.SortStableFunc(found, func(a, b Finding) int {
 		return cmp.Or(
 			cmp.Compare(a.Severity, b.Severity), // Problem, then Warning
-			cmp.Compare(len(Flat(b.Consequences)), len(Flat(a.Consequences))),
-			cmp.Compare(slices.Index(Checks(), a.Check), slices.Index(Checks(), b.Check)),
+			cmp.Compare(len(flat(b.Consequences)), len(flat(a.Consequences))),
+			cmp.Compare(slices.Index(checks, a.Check), slices.Index(checks, b.Check)),
 			cmp.Compare(a.Service, b.Service),
 			cmp.Compare(strings.Join(a.Nodes, ","), strings.Join(b.Nodes, ",")),
 			cmp.Compare(a.Policy, b.Policy),
@@ -104,18 +104,18 @@ func sorted(found []Finding) []Finding {
 	return found
 }
 
-// Flat returns findings together with all their consequences.
-func Flat(found []Finding) []Finding {
+// flat returns findings together with all their consequences.
+func flat(found []Finding) []Finding {
 	var out []Finding
 	for i := range found {
-		out = append(append(out, found[i]), Flat(found[i].Consequences)...)
+		out = append(append(out, found[i]), flat(found[i].Consequences)...)
 	}
 	return out
 }
 
 // Tally counts findings with their consequences.
 func Tally(found []Finding) (problems, warnings int) {
-	for _, f := range Flat(found) {
+	for _, f := range flat(found) {
 		if f.Severity == Problem {
 			problems++
 		} else {

@@ -55,7 +55,7 @@ func PrintConsequences(l *output.Lines, of []Finding) {
 		return
 	}
 	l.Linef("  consequences:")
-	all := Flat(of)
+	all := flat(of)
 	for i := range all {
 		if i == maxConsequences && len(all) > maxConsequences+1 {
 			l.Linef("  - and %d more; -o yaml prints all", len(all)-i)
@@ -72,16 +72,16 @@ func PrintSkipped(l *output.Lines, skipped []SkippedCheck) {
 		return
 	}
 	var messages []string
-	checks := map[string][]string{}
+	skippedChecks := map[string][]string{}
 	for _, s := range skipped {
 		if !slices.Contains(messages, s.Message) {
 			messages = append(messages, s.Message)
 		}
-		checks[s.Message] = append(checks[s.Message], string(s.Check))
+		skippedChecks[s.Message] = append(skippedChecks[s.Message], string(s.Check))
 	}
 	l.Heading("SKIPPED CHECKS")
 	for _, message := range messages {
-		l.Linef("  %s: %s", strings.Join(checks[message], ", "), message)
+		l.Linef("  %s: %s", strings.Join(skippedChecks[message], ", "), message)
 	}
 }
 
