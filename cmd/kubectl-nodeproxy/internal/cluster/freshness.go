@@ -1,19 +1,22 @@
-package notes
+package cluster
 
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
 const (
+	// Grace is how long a new agent's pod or node may take to start, which includes pulling the
+	// image.
+	Grace = 2 * time.Minute
 	// Fresh is how long an agent may take to report a change.
 	Fresh = time.Minute
 	// countersFresh is the same for counters, which agents report within five minutes.
@@ -21,16 +24,16 @@ const (
 )
 
 // IsNew reports whether a node is so new that its agent need not have reported yet.
-func IsNew(node *v1alpha1.NodeProxyRules, now time.Time) bool {
-	return meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed) == nil && now.Sub(node.CreationTimestamp.Time) < cluster.Grace
+func (o *Objects) IsNew(node *v1alpha1.NodeProxyRules) bool {
+	return meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed) == nil && o.Time.Sub(node.CreationTimestamp.Time) < Grace
 }
 
 // OnlyNew reports whether there are new nodes, and all others are programmed.
-func OnlyNew(nodes []*v1alpha1.NodeProxyRules, now time.Time) bool {
+func (o *Objects) OnlyNew(nodes []*v1alpha1.NodeProxyRules) bool {
 	some := false
 	for _, node := range nodes {
 		switch {
-		case IsNew(node, now):
+		case o.IsNew(node):
 			some = true
 		case !meta.IsStatusConditionTrue(node.Status.Conditions, v1alpha1.ConditionProgrammed):
 			return false
@@ -48,8 +51,8 @@ func Current(node *v1alpha1.NodeProxyRules) bool {
 
 // Stale reports that a current agent has not processed the rules of its node for a while;
 // empty: it has.
-func Stale(node *v1alpha1.NodeProxyRules, now time.Time) string {
-	if !Current(node) || node.Status.ObservedGeneration >= node.Generation || !Settled(node, now, Fresh, node) {
+func (o *Objects) Stale(node *v1alpha1.NodeProxyRules) string {
+	if !Current(node) || node.Status.ObservedGeneration >= node.Generation || !o.Settled(node, Fresh, node) {
 		return ""
 	}
 	return fmt.Sprintf("the node's rules changed more than a minute ago (generation %d), but its agent still reports older ones (generation %d)", node.Generation, node.Status.ObservedGeneration)
@@ -57,8 +60,8 @@ func Stale(node *v1alpha1.NodeProxyRules, now time.Time) string {
 
 // OldSettings reports that an agent has not applied the settings of its node for a while;
 // empty: it has.
-func OldSettings(node *v1alpha1.NodeProxyRules, now time.Time) string {
-	if node.Status.SettingsRevision == node.Spec.SettingsRevision || !Settled(node, now, Fresh, node) {
+func (o *Objects) OldSettings(node *v1alpha1.NodeProxyRules) string {
+	if node.Status.SettingsRevision == node.Spec.SettingsRevision || !o.Settled(node, Fresh, node) {
 		return ""
 	}
 	return "the node's settings are not applied: its agent reports older ones"
@@ -66,15 +69,15 @@ func OldSettings(node *v1alpha1.NodeProxyRules, now time.Time) string {
 
 // Lags reports that a programmed kernel lacks some ServiceProxyRules long after its agent must
 // have reported them; empty: it has all.
-func Lags(node *v1alpha1.NodeProxyRules, all []v1alpha1.ServiceProxyRules, now time.Time) string {
+func (o *Objects) Lags(node *v1alpha1.NodeProxyRules) string {
 	if !Current(node) || !meta.IsStatusConditionTrue(node.Status.Conditions, v1alpha1.ConditionProgrammed) || Audits(node) {
 		return ""
 	}
 	// The newest of all may always have been written just now.
 	var newest *v1alpha1.ServiceProxyRules
-	for i := range all {
-		one := &all[i]
-		if !Applied(node, one) && Settled(node, now, countersFresh, one) && (newest == nil || compareVersions(one.ResourceVersion, newest.ResourceVersion) > 0) {
+	for i := range o.ServiceRules {
+		one := &o.ServiceRules[i]
+		if !Applied(node, one) && o.Settled(node, countersFresh, one) && (newest == nil || compareVersions(one.ResourceVersion, newest.ResourceVersion) > 0) {
 			newest = one
 		}
 	}
@@ -86,14 +89,14 @@ func Lags(node *v1alpha1.NodeProxyRules, all []v1alpha1.ServiceProxyRules, now t
 }
 
 // Newest returns the ServiceProxyRules that were written last; nil: there are none.
-func Newest(all []v1alpha1.ServiceProxyRules) *v1alpha1.ServiceProxyRules {
-	var newest *v1alpha1.ServiceProxyRules
-	for i := range all {
-		if newest == nil || compareVersions(all[i].ResourceVersion, newest.ResourceVersion) > 0 {
-			newest = &all[i]
-		}
+func (o *Objects) Newest() *v1alpha1.ServiceProxyRules {
+	if len(o.ServiceRules) == 0 {
+		return nil
 	}
-	return newest
+	newest := slices.MaxFunc(o.ServiceRules, func(a, b v1alpha1.ServiceProxyRules) int {
+		return compareVersions(a.ResourceVersion, b.ResourceVersion)
+	})
+	return &newest
 }
 
 // Applied reports whether a node's kernel has these ServiceProxyRules, as far as its agent
@@ -109,19 +112,19 @@ func compareVersions(a, b string) int {
 
 // Settled reports whether these objects have not changed for so long. If the time of their
 // last change is unknown, the last change of the node's status counts.
-func Settled(node *v1alpha1.NodeProxyRules, now time.Time, long time.Duration, objects ...metav1.Object) bool {
+func (o *Objects) Settled(node *v1alpha1.NodeProxyRules, long time.Duration, objects ...metav1.Object) bool {
 	newest := Written(objects...)
 	if newest.IsZero() {
 		if s := node.Status.LastSync; s != nil {
 			newest = s.Time.Time
 		}
-		for i := range node.Status.Conditions {
-			if t := node.Status.Conditions[i].LastTransitionTime.Time; t.After(newest) {
-				newest = t
+		for _, c := range node.Status.Conditions {
+			if c.LastTransitionTime.After(newest) {
+				newest = c.LastTransitionTime.Time
 			}
 		}
 	}
-	return now.Sub(newest) > long
+	return o.Time.Sub(newest) > long
 }
 
 // Written is when the last of these objects was changed, except for its status; zero:
@@ -138,36 +141,36 @@ func Written(objects ...metav1.Object) time.Time {
 	return newest
 }
 
-// missing is InventoryDiffers for a single examination: it is silent while NodeProxy is being
-// deleted, which deletes all rules, and while rules change, because the inventory follows
-// later.
-func missing(o *cluster.Objects) string {
-	for i := range o.ServiceRules {
-		if o.Time.Sub(Written(&o.ServiceRules[i])) < Fresh {
-			return ""
-		}
-	}
-	if o.NodeProxy == nil || o.NodeProxy.DeletionTimestamp != nil {
-		return ""
-	}
-	return InventoryDiffers(o.NodeProxy, o.ServiceRules)
-}
-
 // InventoryDiffers reports that the existing ServiceProxyRules are not those of NodeProxy's
 // inventory; empty: they are, or there is no inventory.
-func InventoryDiffers(np *v1alpha1.NodeProxy, all []v1alpha1.ServiceProxyRules) string {
-	if np == nil || np.Status.Inventory == nil {
+func (o *Objects) InventoryDiffers() string {
+	if o.NodeProxy == nil || o.NodeProxy.Status.Inventory == nil {
 		return ""
 	}
 	var names []string
-	for i := range all {
-		if !all[i].Spec.Released {
-			names = append(names, all[i].Name)
+	for _, rules := range o.ServiceRules {
+		if !rules.Spec.Released {
+			names = append(names, rules.Name)
 		}
 	}
-	desired, actual := *np.Status.Inventory, render.Inventory(names)
+	desired, actual := *o.NodeProxy.Status.Inventory, render.Inventory(names)
 	if actual == desired {
 		return ""
 	}
-	return fmt.Sprintf("NodeProxy's inventory has %d ServiceProxyRules, but %d exist, or others: nodes retain the missing ones", desired.Services, actual.Services)
+	return fmt.Sprintf("the %d existing ServiceProxyRules are not the %d of NodeProxy's inventory: nodes retain the missing ones", actual.Services, desired.Services)
+}
+
+// inventoryDiffers is InventoryDiffers for a single examination: it reports nothing while
+// NodeProxy is being deleted, which deletes all rules, and while rules change, because the
+// inventory follows later.
+func (o *Objects) inventoryDiffers() string {
+	if o.NodeProxy != nil && o.NodeProxy.DeletionTimestamp != nil {
+		return ""
+	}
+	for _, rules := range o.ServiceRules {
+		if o.Time.Sub(Written(&rules)) < Fresh {
+			return ""
+		}
+	}
+	return o.InventoryDiffers()
 }

@@ -1,4 +1,4 @@
-package hints
+package cluster
 
 import (
 	"testing"
@@ -9,8 +9,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 )
 
-// TestURL: the documents of a release are those of its tag. What is built in between
-// has none.
+// TestURL: a release links to the pages of its tag, a build in between to main.
 func TestURL(t *testing.T) {
 	for version, want := range map[string]string{
 		"v0.1.0": "v0.1.0", "v1.2.3-rc.1": "v1.2.3-rc.1",
@@ -28,9 +27,9 @@ func pod(namespace, name string) corev1.Pod {
 
 func TestNamespace(t *testing.T) {
 	for want, pods := range map[Namespace][]corev1.Pod{
-		usual:       {pod("shop", "web")},
-		"operators": {pod("old", agentdeploy.Name), pod("operators", Controller)},
-		"agents":    {pod("shop", "web"), pod("agents", agentdeploy.Name)},
+		usualNamespace: {pod("shop", "web")},
+		"operators":    {pod("old", agentdeploy.Name), pod("operators", Controller)},
+		"agents":       {pod("shop", "web"), pod("agents", agentdeploy.Name)},
 	} {
 		if got := NamespaceOf(pods); got != want {
 			t.Errorf("%s, not %s", got, want)

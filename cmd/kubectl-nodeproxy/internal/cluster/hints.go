@@ -1,6 +1,7 @@
-package hints
+package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 
@@ -9,7 +10,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 )
 
-// Docs is the documentation of a release of the plugin, such as v0.1.0.
+// Docs is the documentation of a release of the plugin, such as v0.1.0. Users may have nothing
+// but the plugin and a cluster.
 type Docs string
 
 // release matches tags of releases, not versions of builds in between.
@@ -30,22 +32,22 @@ func (d Docs) See(action, page string) string { return action + "; see " + d.URL
 // Controller is the value of label app.kubernetes.io/name of the controller's pods.
 const Controller = "nodeproxy-controller"
 
-const usual = "nodeproxy-system"
+// usualNamespace is that of install.yaml.
+const usualNamespace = "nodeproxy-system"
 
 // Namespace is nodeproxy's namespace; empty: unknown.
 type Namespace string
 
-// NamespaceOf finds nodeproxy's namespace by its pods. Without any, it is the one of
-// install.yaml.
+// NamespaceOf finds nodeproxy's namespace by its pods.
 func NamespaceOf(pods []corev1.Pod) Namespace {
 	for _, name := range []string{Controller, agentdeploy.Name} {
-		for i := range pods {
-			if pods[i].Labels[agentdeploy.LabelName] == name {
-				return Namespace(pods[i].Namespace)
+		for _, pod := range pods {
+			if pod.Labels[agentdeploy.LabelName] == name {
+				return Namespace(pod.Namespace)
 			}
 		}
 	}
-	return usual
+	return usualNamespace
 }
 
 // Controllers returns the command that lists the controller's pods.
@@ -61,11 +63,7 @@ func (n Namespace) Agent(node string) string {
 	if node != "" {
 		list = fmt.Sprintf("%s --field-selector spec.nodeName=%s -o wide", n.pods(agentdeploy.Name), node)
 	}
-	in := string(n)
-	if in == "" {
-		in = "NAMESPACE"
-	}
-	return fmt.Sprintf("%s, then kubectl -n %s logs POD --tail=20", list, in)
+	return fmt.Sprintf("%s, then kubectl -n %s logs POD --tail=20", list, cmp.Or(n, "NAMESPACE"))
 }
 
 func (n Namespace) pods(name string) string {

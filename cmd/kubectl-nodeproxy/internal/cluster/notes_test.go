@@ -1,4 +1,4 @@
-package notes
+package cluster
 
 import (
 	"os"
@@ -37,7 +37,7 @@ func TestTooOld(t *testing.T) {
 func TestUnmaintained(t *testing.T) {
 	source, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "agent", "status", "audit.go"))
 	if err != nil || !strings.Contains(string(source), `return "`+unmaintained) {
-		t.Errorf("agents do not say %q any more: %v", unmaintained, err)
+		t.Errorf("agents no longer report %q: %v", unmaintained, err)
 	}
 	for _, enforcement := range []v1alpha1.Enforcement{v1alpha1.Audit, v1alpha1.Enforce} {
 		n := node()
@@ -48,7 +48,7 @@ func TestUnmaintained(t *testing.T) {
 		}
 		n.Status.Conditions[0].Message = "another proxy runs on this node"
 		if Unmaintained(n) {
-			t.Errorf("%s, beside another proxy", enforcement)
+			t.Errorf("%s, with another proxy", enforcement)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package notes
+package cluster
 
 import (
 	"cmp"
@@ -10,15 +10,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
 // maxMessage is how much of a condition's message is quoted.
 const maxMessage = 500
 
-// Of returns why a node may differ from its desired rules, which are of a mode.
-func Of(node *v1alpha1.NodeProxyRules, mode v1alpha1.ProxyMode, o *cluster.Objects) []string {
+// Notes are why a node may differ from its desired rules, which are of a mode.
+func (o *Objects) Notes(node *v1alpha1.NodeProxyRules, mode v1alpha1.ProxyMode) []string {
 	status := &node.Status
 	var list []string
 	note := func(format string, args ...any) { list = append(list, fmt.Sprintf(format, args...)) }
@@ -34,7 +33,7 @@ func Of(node *v1alpha1.NodeProxyRules, mode v1alpha1.ProxyMode, o *cluster.Objec
 		note("the node may have other rules: Programmed is %s for %s, %s: %s", programmed.Status,
 			output.Age(o.Time, programmed.LastTransitionTime.Time), programmed.Reason, output.Clip(programmed.Message, maxMessage))
 	}
-	if stale := Stale(node, o.Time); stale != "" {
+	if stale := o.Stale(node); stale != "" {
 		note("%s", stale)
 	} else if status.ObservedGeneration != node.Generation {
 		note("the agent's report refers to generation %d of its rules, and this is generation %d", status.ObservedGeneration, node.Generation)
@@ -51,7 +50,7 @@ func Of(node *v1alpha1.NodeProxyRules, mode v1alpha1.ProxyMode, o *cluster.Objec
 	if status.Retained > 0 {
 		note("the node retains the rules of %s whose objects have vanished: these are not shown here", output.Plural(int(status.Retained), "Service"))
 	}
-	for _, text := range []string{Lags(node, o.ServiceRules, o.Time), missing(o)} {
+	for _, text := range []string{o.Lags(node), o.inventoryDiffers()} {
 		if text != "" {
 			note("%s", text)
 		}
@@ -66,19 +65,12 @@ func TooOld(node *v1alpha1.NodeProxyRules) string {
 	if a == nil || slices.Contains(a.KnownFormats(), node.Spec.FormatVersion) {
 		return ""
 	}
+	formats := "format " + output.Join(a.KnownFormats())
+	if len(a.KnownFormats()) > 1 {
+		formats = "the formats " + output.Join(a.KnownFormats())
+	}
 	return fmt.Sprintf("the agent %s of node %s is too old for its NodeProxyRules: they have format %d, but it supports only %s; the node keeps its previous rules",
-		cmp.Or(a.Version, "(of an unknown release)"), node.Name, node.Spec.FormatVersion, formats(a.KnownFormats()))
-}
-
-func formats(known []int32) string {
-	texts := make([]string, len(known))
-	for i, v := range known {
-		texts[i] = fmt.Sprint(v)
-	}
-	if len(texts) == 1 {
-		return "format " + texts[0]
-	}
-	return "the formats " + strings.Join(texts, ", ")
+		cmp.Or(a.Version, "(of an unknown release)"), node.Name, node.Spec.FormatVersion, formats)
 }
 
 // Audits reports whether a node has enforcement Audit.
@@ -87,7 +79,7 @@ func Audits(node *v1alpha1.NodeProxyRules) bool {
 	return e != nil && *e == v1alpha1.Audit
 }
 
-// unmaintained is how an agent reports with Audit that no proxy runs on its node.
+// unmaintained is how an agent with enforcement Audit reports that no proxy runs on its node.
 const unmaintained = "nobody maintains the rules"
 
 // Unmaintained reports whether no proxy maintains the rules of a node with enforcement Audit.

@@ -11,8 +11,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/doctor"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/status"
 )
 
 func newDoctor(p *program) *cobra.Command {
@@ -35,14 +35,22 @@ without findings, 1 for findings or skipped checks, and 2 for errors.`,
   # Machine-readable
   kubectl nodeproxy doctor -o json`,
 		Args:              arguments(0, 1, "NAMESPACE/SERVICE, or a SERVICE in the namespace of -n, or no argument for all Services"),
-		ValidArgsFunction: p.completeServices,
+		ValidArgsFunction: p.complete(cluster.ServiceProxyRules, 1),
 	}, func(cmd *cobra.Command, args []string) (output.Report, bool, error) {
-		service, err := p.oneService(args)
+		var service *types.NamespacedName
+		if len(args) > 0 {
+			name, err := p.serviceName(args[0])
+			if err != nil {
+				return nil, false, err
+			}
+			service = (*types.NamespacedName)(&name)
+		}
+		r, err := p.reader()
 		if err != nil {
 			return nil, false, err
 		}
 		read := func() (*cluster.Objects, error) {
-			return p.read(cmd, []cluster.Kind{cluster.NodeProxies, cluster.NodeProxyRules, cluster.ServiceProxyRules}, []cluster.Kind{
+			return p.read(cmd, r, []cluster.Kind{cluster.NodeProxies, cluster.NodeProxyRules, cluster.ServiceProxyRules}, []cluster.Kind{
 				cluster.NodeProxyPolicies, cluster.ServiceProxyPolicies,
 				cluster.Namespaces, cluster.Services, cluster.EndpointSlices, cluster.Pods,
 			})
@@ -53,7 +61,6 @@ without findings, 1 for findings or skipped checks, and 2 for errors.`,
 		}
 		report, err := doctor.Examine(objects, doctor.Question{
 			Service: service,
-			Docs:    hints.Docs(p.Version),
 			Again: func(after time.Duration) (*cluster.Objects, error) {
 				select {
 				case <-cmd.Context().Done():
@@ -76,14 +83,41 @@ without findings, 1 for findings or skipped checks, and 2 for errors.`,
 	})
 }
 
-// oneService parses the name of a Service, if any.
-func (p *program) oneService(args []string) (*types.NamespacedName, error) {
-	if len(args) == 0 {
-		return nil, nil
-	}
-	name, err := p.serviceName(args[0])
-	if err != nil {
-		return nil, err
-	}
-	return &types.NamespacedName{Namespace: name.Namespace, Name: name.Name}, nil
+func newStatus(p *program) *cobra.Command {
+	return reporting(&cobra.Command{
+		Use:   "status",
+		Short: "Summarize the cluster: counts and problems",
+		Long: `Summarize the cluster: whether nodeproxy is enabled, its versions, the nodes by state,
+and problems of the controller, the nodes, rollouts and connection tracking, with the
+Services that the controller or a node rejects or retains.
+
+status does not read Services and their rules. doctor does, and finds out which nodes lag
+and whether they have the IP families that Services need.
+
+The exit code is 0 if everything is healthy, 1 for findings, incomplete rollouts, rejected
+Services or skipped checks, and 2 for errors.`,
+		Example: `  # Is everything healthy?
+  kubectl nodeproxy status
+
+  # Machine-readable
+  kubectl nodeproxy status -o json`,
+		Args:              arguments(0, 0, "no argument"),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}, func(cmd *cobra.Command, _ []string) (output.Report, bool, error) {
+		r, err := p.reader()
+		if err != nil {
+			return nil, false, err
+		}
+		objects, err := p.read(cmd, r,
+			[]cluster.Kind{cluster.NodeProxies, cluster.NodeProxyRules},
+			[]cluster.Kind{cluster.NodeProxyPolicies, cluster.ServiceProxyPolicies})
+		if err != nil {
+			return nil, false, err
+		}
+		if err := r.ReadOwnPods(cmd.Context(), objects); err != nil {
+			return nil, false, err
+		}
+		report := status.Of(objects)
+		return report, !report.OK, nil
+	})
 }
