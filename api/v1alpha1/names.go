@@ -159,7 +159,7 @@ const (
 	ReasonRemoving = "Removing"
 	// ReasonInvalidSettings: the settings are invalid; nodes keep their current ones.
 	ReasonInvalidSettings = "InvalidSettings"
-	// ReasonAPIServerUnreachable: none of spec.apiServer.endpoints answers; agents keep theirs.
+	// ReasonAPIServerUnreachable: no address in spec.apiServer.endpoints answers.
 	ReasonAPIServerUnreachable = "APIServerUnreachable"
 )
 

@@ -141,8 +141,7 @@ type NodeProxyStatus struct {
 	// +optional
 	Version string `json:"version,omitempty"`
 
-	// inventory identifies the set of all ServiceProxyRules. Absent: unknown. Source:
-	// controller.
+	// inventory identifies all ServiceProxyRules; absent means unknown. Source: controller.
 	// +optional
 	Inventory *Inventory `json:"inventory,omitempty"`
 

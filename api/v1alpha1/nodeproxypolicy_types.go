@@ -51,7 +51,7 @@ type RolloutSettings struct {
 	// +kubebuilder:validation:Maximum=2147483647
 	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
 
-	// paused true stops the change; nodes that have it keep it. Default: false. Source: user.
+	// paused, if true, keeps further nodes from getting the change. Default: false. Source: user.
 	// +optional
 	Paused *bool `json:"paused,omitempty"`
 }
