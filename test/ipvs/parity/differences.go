@@ -96,8 +96,8 @@ func dropNoLocal(s situation, kubeProxy, nodeproxy *state) {
 	}
 }
 
-// dropEntries takes entries away that are wanted, and the set if it has no others.
-func (s *state) dropEntries(f worlds.Family, name string, wanted func(key string, ours *server) bool) {
+// dropEntries removes the entries that drop selects, and the set if it has no others.
+func (s *state) dropEntries(f worlds.Family, name string, drop func(key string, ours *server) bool) {
 	own := s.sets[name]
 	if own == nil {
 		return
@@ -105,7 +105,7 @@ func (s *state) dropEntries(f worlds.Family, name string, wanted func(key string
 	own.entries = slices.DeleteFunc(own.entries, func(entry string) bool {
 		key, ok := keyOf(f, entry)
 		ours := s.servers[key]
-		return ok && ours != nil && wanted(key, ours)
+		return ok && ours != nil && drop(key, ours)
 	})
 	if len(own.entries) == 0 {
 		delete(s.sets, name)
@@ -216,17 +216,17 @@ func dropHealthPorts(s situation, kubeProxy, nodeproxy *state) {
 	}
 }
 
-// foreign are virtual servers that somebody else has made, in the words of ipvsadm.
-// Some worlds exclude their addresses.
+// foreign are another program's virtual servers, as ipvsadm prints them. Some worlds
+// exclude their addresses.
 func foreign() []string { return []string{"-t 203.0.113.200:7777", "-t [2001:db8:113:1::5]:7777"} }
 
-// dropForeign takes them away where nodeproxy has kept them. One that is missing
-// differs, though kube-proxy lacks it as well.
+// dropForeign removes them if nodeproxy has preserved them. A missing one is a
+// difference, although kube-proxy lacks it as well.
 func dropForeign(_ situation, kubeProxy, nodeproxy *state) {
 	for _, key := range foreign() {
 		switch theirs, ours := kubeProxy.servers[key], nodeproxy.servers[key]; {
 		case ours == nil:
-			kubeProxy.servers[key] = &server{options: "of somebody else, has to stay"}
+			kubeProxy.servers[key] = &server{options: "another program's, must stay"}
 		case theirs == nil:
 			delete(nodeproxy.servers, key)
 		}

@@ -28,7 +28,7 @@ for name in arp_ignore arp_announce; do echo 0 >/proc/sys/net/ipv4/conf/all/$nam
 for name in conntrack expire_nodest_conn expire_quiescent_template; do echo 0 >/proc/sys/net/ipv4/vs/$name; done
 `
 
-// addForeign gives both nodes the virtual servers of somebody else.
+// addForeign adds another program's virtual servers to both nodes.
 func (p *pair) addForeign(ctx context.Context) error {
 	var b strings.Builder
 	fmt.Fprintln(&b, "there=$(ipvsadm -Sn) || exit 1")

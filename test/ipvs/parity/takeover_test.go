@@ -163,7 +163,7 @@ func (s *shop) under(what string, f func()) []load.Failure {
 	done := false
 	defer func() {
 		l.End()
-		// Where f has ended the test nobody asks which of them were allowed to fail.
+		// If f has ended the test, no code checks which of them were allowed to fail.
 		if n := len(l.Failures()); !done && n > 0 {
 			load.Lost(s, "%s: %d connections failed", what, n)
 		}
