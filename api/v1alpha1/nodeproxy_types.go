@@ -21,7 +21,7 @@ type NodeProxySpec struct {
 	// +optional
 	Agent *AgentSettings `json:"agent,omitempty"`
 
-	// apiServer is how agents and controllers that run as pods reach the API server. Source:
+	// apiServer configures how agents and controllers in pods reach the API server. Source:
 	// user.
 	// +optional
 	APIServer *APIServerSettings `json:"apiServer,omitempty"`

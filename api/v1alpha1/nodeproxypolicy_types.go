@@ -8,7 +8,7 @@ import (
 // NodeProxyPolicySpec overrides settings on the selected nodes.
 type NodeProxyPolicySpec struct {
 	// priority is the number that ranks policies that set the same field on a node: the highest
-	// wins, then the lower name. It may be negative. Default: 0. Source: user.
+	// wins; ties go to the lower name. It may be negative. Default: 0. Source: user.
 	// +kubebuilder:validation:Minimum=-2147483648
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional

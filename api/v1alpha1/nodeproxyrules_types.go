@@ -21,7 +21,8 @@ type NodeProxyRulesSpec struct {
 	// +optional
 	Settings ProxySettings `json:"settings"`
 
-	// policies shaped this object, strongest first. Default: none. Source: controller.
+	// policies are the NodeProxyPolicies that shaped this object, strongest first. Default:
+	// none. Source: controller.
 	// +optional
 	// +listType=atomic
 	Policies []string `json:"policies,omitempty"`
@@ -140,11 +141,11 @@ type NodeProxyRulesStatus struct {
 	// +optional
 	Services int32 `json:"services"`
 
-	// endpoints is the number of their distinct endpoints, up to 5 minutes old. Source: agent.
+	// endpoints is the number of distinct endpoints, up to 5 minutes old. Source: agent.
 	// +optional
 	Endpoints int32 `json:"endpoints"`
 
-	// localEndpoints is the number of these on this node, up to 5 s old. Source: agent.
+	// localEndpoints is the number of endpoints on this node, up to 5 s old. Source: agent.
 	// +optional
 	LocalEndpoints int32 `json:"localEndpoints"`
 
@@ -314,7 +315,7 @@ type ConntrackReport struct {
 	// +optional
 	Drop int64 `json:"drop"`
 
-	// earlyDrop counts unanswered connections evicted since boot from a full table. Source:
+	// earlyDrop counts unanswered connections evicted from a full table since boot. Source:
 	// agent.
 	// +optional
 	EarlyDrop int64 `json:"earlyDrop"`
@@ -338,12 +339,11 @@ type AgentReport struct {
 	// +optional
 	Kernel string `json:"kernel,omitempty"`
 
-	// iptables is its version and variant on the node, such as 1.8.9 (nf_tables). Source:
-	// agent.
+	// iptables is iptables' version and variant, such as 1.8.9 (nf_tables). Source: agent.
 	// +optional
 	IPTables string `json:"iptables,omitempty"`
 
-	// formatVersions are the versions of rendered objects it understands. Source: agent.
+	// formatVersions are the supported versions of rendered objects. Source: agent.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16

@@ -5,17 +5,19 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // ServiceProxyPolicySpec overrides how the selected Services are proxied.
 type ServiceProxyPolicySpec struct {
 	// priority is the number that ranks policies that set the same field of a Service: the
-	// highest wins, then the lower name. It may be negative. Default: 0. Source: user.
+	// highest wins; ties go to the lower name. It may be negative. Default: 0. Source: user.
 	// +kubebuilder:validation:Minimum=-2147483648
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	Priority *int32 `json:"priority,omitempty"`
 
-	// namespaceSelector selects namespaces by label; {} must be explicit. Source: user.
+	// namespaceSelector selects namespaces by label; {} selects all and must be explicit.
+	// Source: user.
 	// +required
 	NamespaceSelector LabelSelector `json:"namespaceSelector"`
 
-	// serviceSelector selects their Services by label; {} must be explicit. Source: user.
+	// serviceSelector selects Services by label; {} selects all and must be explicit. Source:
+	// user.
 	// +required
 	ServiceSelector LabelSelector `json:"serviceSelector"`
 
@@ -50,7 +52,8 @@ type ServiceOverrides struct {
 	// +optional
 	ExternalIPs *Toggle `json:"externalIPs,omitempty"`
 
-	// internalTrafficPolicy is Cluster or Local. Default: the Service's. Source: user.
+	// internalTrafficPolicy, for cluster IPs: Cluster or Local. Default: the Service's. Source:
+	// user.
 	// +optional
 	InternalTrafficPolicy *TrafficPolicy `json:"internalTrafficPolicy,omitempty"`
 

@@ -119,7 +119,8 @@ type ServiceProxyRulesSpec struct {
 	// +optional
 	IPVSScheduler string `json:"ipvsScheduler,omitempty"`
 
-	// policies shaped this object, strongest first. Default: none. Source: controller.
+	// policies are the ServiceProxyPolicies that shaped this object, strongest first. Default:
+	// none. Source: controller.
 	// +optional
 	// +listType=atomic
 	Policies []string `json:"policies,omitempty"`
@@ -133,7 +134,7 @@ type ServiceProxyRulesSpec struct {
 	// +optional
 	ClusterIP string `json:"clusterIP,omitempty"`
 
-	// portSummary is port:nodePort/protocol of each, for printing. Default: none. Source:
+	// portSummary is each port as port:nodePort/protocol, for printing. Default: none. Source:
 	// ports.
 	// +optional
 	PortSummary string `json:"portSummary,omitempty"`
@@ -181,8 +182,7 @@ type ServicePort struct {
 	// +required
 	Protocol Protocol `json:"protocol"`
 
-	// port is that of cluster, external and load-balancer IPs. Source: the Service's
-	// spec.ports.
+	// port on cluster, external and load-balancer IPs. Source: the Service's spec.ports.
 	// +required
 	Port int32 `json:"port"`
 

@@ -69,7 +69,7 @@ const (
 // gives a reason.
 type ProxySettings struct {
 	// mode is the kernel facility that proxies Services: IPTables or IPVS. Choose IPVS only to
-	// keep an existing setup running: Kubernetes is retiring it (off by default in 1.40,
+	// keep an existing setup running: Kubernetes is retiring that mode (off by default in 1.40,
 	// removed in 1.43). Default: IPTables. Same as kube-proxy's mode. Source: user.
 	// +optional
 	Mode *ProxyMode `json:"mode,omitempty"`
@@ -215,8 +215,9 @@ type NodePortSettings struct {
 
 // MasqueradeSettings configure source address translation.
 type MasqueradeSettings struct {
-	// all is whether all traffic to cluster IPs is masqueraded, also from pods: Enabled or
-	// Disabled. Default: Disabled. Same as kube-proxy's iptables.masqueradeAll. Source: user.
+	// all is whether all traffic to cluster IPs, including that from pods, is masqueraded:
+	// Enabled or Disabled. Default: Disabled. Same as kube-proxy's iptables.masqueradeAll.
+	// Source: user.
 	// +optional
 	All *Toggle `json:"all,omitempty"`
 
