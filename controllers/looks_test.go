@@ -55,7 +55,7 @@ var requestsOf = map[string][]string{
 	"rollout":       {"/cluster"},
 	"startup-taint": {"/" + marker},
 	"service":       {"default/" + marker, "default/" + markerOfSlice},
-	"servicepolicy": {"/"},
+	"servicepolicy": {"/cluster"},
 	"nodeproxy":     {"/cluster"},
 	"apiservers":    {"/cluster"},
 	"agents":        {"/cluster"},

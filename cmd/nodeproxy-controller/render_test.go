@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A cluster in files: what people write, and what kubectl get prints.
+// A cluster in files: what users write, and what kubectl get prints.
 const (
 	writtenFile = `
 apiVersion: nodeproxy.io/v1alpha1
@@ -86,8 +86,8 @@ func TestRenderFiles(t *testing.T) {
 		"standard input":            {stdin: servicePolicyFile, args: []string{"-f", "-", "-f", repository, "-f", snapshot, "-f", before, "--diff"}, status: exitChanges, stdout: []string{"0 NodeProxyRules and 1 ServiceProxyRules would change"}},
 		"nothing is stored":         {args: []string{"-f", repository, "-f", snapshot, "--diff"}, status: exitChanges, stdout: []string{"0 NodeProxyRules and 0 ServiceProxyRules would change, 2 NodeProxyRules and 1 ServiceProxyRules would be created\n"}},
 		"without --diff":            {args: []string{"-f", scheduler, "-f", snapshot, "-f", before}, status: exitSame, stdout: []string{"scheduler: sh"}},
-		"refused":                   {args: []string{"-f", invalid, "-f", snapshot, "--diff"}, status: exitFailed, stderr: []string{"error: " + invalid + ", document 2 (line 7): NodeProxyPolicy edge: spec.settings.ipvs.scheduler: Invalid value"}},
-		"all that is refused":       {args: []string{"-f", invalid, "-f", "-"}, stdin: "a: [", status: exitFailed, stderr: []string{"error: " + invalid + ", document 2", "\nerror: standard input, document 1 (line 1): not YAML"}},
+		"denied":                    {args: []string{"-f", invalid, "-f", snapshot, "--diff"}, status: exitFailed, stderr: []string{"error: " + invalid + ", document 2 (line 7): NodeProxyPolicy edge: spec.settings.ipvs.scheduler: Invalid value"}},
+		"all that is denied":        {args: []string{"-f", invalid, "-f", "-"}, stdin: "a: [", status: exitFailed, stderr: []string{"error: " + invalid + ", document 2", "\nerror: standard input, document 1 (line 1): not YAML"}},
 		"no NodeProxy":              {args: []string{"-f", policy, "-f", snapshot}, status: exitFailed, stderr: []string{"note: no cluster is read: specify one with --kubeconfig", "error: there is no NodeProxy cluster"}},
 		"no file":                   {args: []string{"-f", filepath.Join(directory, "none.yaml")}, status: exitFailed, stderr: []string{"none.yaml"}},
 		"no cluster":                {args: []string{"--kubeconfig", filepath.Join(directory, "none")}, status: exitFailed, stderr: []string{"error: read --kubeconfig"}},

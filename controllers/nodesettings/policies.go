@@ -153,7 +153,7 @@ func (s *PolicySet) Causes(before *v1alpha1.ProxySettings, r *policies.NodeResol
 
 // LastingCauses updates the causes of a change that a node was given and has not applied yet: in
 // their present generation, and with the NodeProxy for policies that are gone.
-func (s *PolicySet) LastingCauses(by []rollout.Grant) []rollout.Grant {
+func (s *PolicySet) LastingCauses(by []v1alpha1.Cause) []v1alpha1.Cause {
 	var names []string
 	for _, g := range by {
 		if _, found := s.Budgets[g.Name]; found {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 var start = time.Date(2030, 1, 4, 16, 0, 0, 0, time.UTC)
@@ -34,7 +36,7 @@ func nodes(n int) []Node {
 
 // given has a node carry a change by the first generation of edge since some time.
 func (n *Node) given(revision string, ago time.Duration, inForce bool) {
-	n.Carries, n.By, n.Given, n.Applied = revision, []Grant{{"edge", 1}}, start.Add(-ago), inForce
+	n.Carries, n.By, n.Given, n.Applied = revision, []v1alpha1.Cause{{Name: "edge", Generation: 1}}, start.Add(-ago), inForce
 }
 
 func TestDecide(t *testing.T) {

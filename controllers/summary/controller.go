@@ -12,17 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
 	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
-	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/nodealerts"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
@@ -39,16 +34,15 @@ const statusInterval = time.Second
 // Reconciler writes the status of NodeProxy: the inventory, rejected Services, and what the nodes
 // report. It runs once at a time; the cache is synced before it starts.
 type Reconciler struct {
-	Leadership leader.Leadership
-	Client     client.Client // reads come from the cache
-	Clock      clock.PassiveClock
-	Metrics    *metrics.Metrics
-	Services   services
-	Liveness   lagging
-	Findings   *findings.Findings
-	Events     recorder
-	Version    string
-	Namespace  string // of the agents' DaemonSet
+	Client    client.Client // reads come from the cache
+	Clock     clock.PassiveClock
+	Metrics   *metrics.Metrics
+	Services  services
+	Liveness  lagging
+	Findings  *findings.Findings
+	Events    recorder
+	Version   string
+	Namespace string // of the agents' DaemonSet
 
 	lastPass time.Time
 	// unsettled are the Services of which it is not known yet in this term whether they are
@@ -87,20 +81,15 @@ type recorder interface {
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list;watch,namespace=nodeproxy-system
 
 // Setup adds the reconciler to a manager.
-func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
-	only := watches.OnlyNodeProxy()
-	return builder.ControllerManagedBy(mgr).
-		Named("nodeproxy").
-		Watches(&v1alpha1.NodeProxy{}, only).
-		Watches(&v1alpha1.NodeProxyRules{}, only).
-		Watches(&v1alpha1.NodeProxyRules{}, nodealerts.Handler(r.Leadership, r.Events)).
-		Watches(&v1alpha1.ServiceProxyRules{}, only, builder.WithPredicates(watches.ComesOrGoes())).
-		Watches(&corev1.Service{}, only, builder.WithPredicates(eligibilityChanged())).
-		Watches(&appsv1.DaemonSet{}, only).
-		Watches(&corev1.Pod{}, only).
-		WatchesRawSource(source.Channel(wake, only)).
-		WithOptions(o).
-		Complete(leader.Guard(r.Leadership, r))
+func (r *Reconciler) Setup(s watches.Setup) error {
+	return s.Add("nodeproxy", r,
+		watches.On(&v1alpha1.NodeProxy{}),
+		watches.On(&v1alpha1.NodeProxyRules{}),
+		watches.Watch{Object: &v1alpha1.NodeProxyRules{}, Handler: nodealerts.Handler(s.Leadership, r.Events)},
+		watches.On(&v1alpha1.ServiceProxyRules{}, watches.ComesOrGoes()),
+		watches.On(&corev1.Service{}, eligibilityChanged()),
+		watches.On(&appsv1.DaemonSet{}),
+		watches.On(&corev1.Pod{}))
 }
 
 // eligibilityChanged passes changes that may affect the inventory.
@@ -238,8 +227,8 @@ func (r *Reconciler) inventory(ctx context.Context, eligible map[types.Namespace
 	return &inventory, nil
 }
 
-// allSettled reports whether every Service that existed at the beginning of the term is known to be
-// rejected or not, or is gone.
+// allSettled reports whether every Service that existed when the term began is known to be rejected
+// or not, or is gone.
 func (r *Reconciler) allSettled(eligible map[types.NamespacedName]bool) bool {
 	if term := r.Services.CurrentTerm(); r.unsettled == nil || r.term != term {
 		r.term = term
