@@ -47,7 +47,7 @@ func programmedOn(ctx context.Context, node string) func() (string, error) {
 	}
 }
 
-// pass lets the controller's time go by, no faster than it looks at the Leases:
+// pass advances the controller's time, no faster than it looks at the Leases:
 // time in which it could not look does not count. Before each step it runs each.
 func pass(d time.Duration, c *running, each func()) {
 	GinkgoHelper()

@@ -181,7 +181,7 @@ var _ = Describe("removing NodeProxy", func() {
 		createNode(ctx, "never")
 		reportFormats(ctx, "silent", 1) // an agent has worked there
 		for _, node := range []string{"silent", "never"} {
-			report(ctx, node, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no sign of life")
+			report(ctx, node, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no heartbeat")
 		}
 		report(ctx, "n1", metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
 		report(ctx, "n2", metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")

@@ -153,7 +153,7 @@ var _ = Describe("policies for nodes", func() {
 	})
 
 	It("that select nothing say so", func(ctx SpecContext) {
-		policy := createPolicy(ctx, "nobody", "pool=nobody", ipvs)
+		policy := createPolicy(ctx, "unused", "pool=unused", ipvs)
 		startController()
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False NoNodeProxy: There is no NodeProxy"))
 		switchOn(ctx)

@@ -250,7 +250,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		changed(others, "s-000")
 		refuse(ctx, "n1", tenant+"/s-000: IPv4: line 3 failed", others+"/s-000: IPv4: line 3 failed")
 		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "False Progressing"), WithTransform(message("Ready"), SatisfyAll(
-			ContainSubstring("waits in namespace"), ContainSubstring(tenant), ContainSubstring(others)))), "their owner stops nobody else")
+			ContainSubstring("waits in namespace"), ContainSubstring(tenant), ContainSubstring(others)))), "their owner halts no other namespace")
 
 		By("no node that rejects any of them")
 		refuse(ctx, "n1")

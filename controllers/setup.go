@@ -50,7 +50,7 @@ type Options struct {
 	Namespace string
 	// Agents are how the controller runs the agents, in Namespace.
 	Agents agentdeploy.Options
-	// ManageClusterObjects has the controller maintain the admission policies and the
+	// ManageClusterObjects: the controller maintains the admission policies and the
 	// labels of its namespace. It needs more permissions than the manifests grant.
 	ManageClusterObjects bool
 	// APIServerProbe checks whether an API server answers. Nil: a real one, with the
@@ -71,7 +71,6 @@ type Options struct {
 	Concurrency int
 }
 
-// complete sets defaults.
 func (o *Options) complete() {
 	if o.Concurrency <= 0 {
 		o.Concurrency = 4
@@ -192,7 +191,7 @@ func newShared(mgr ctrl.Manager, o Options, m *metrics.Metrics) *shared {
 	return s
 }
 
-// eventLost has a problem reported again, the event of which was lost, as soon as it is found again.
+// eventLost ensures that a problem is reported again, whose event was lost, once it is found again.
 func (s *shared) eventLost(series events.Series) {
 	if series.About.Kind != "Service" {
 		return // a transition, which does not recur

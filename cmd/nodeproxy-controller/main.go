@@ -60,7 +60,6 @@ func setLogger(verbosity int) logr.Logger {
 	return logger
 }
 
-// run runs the controller until ctx is done.
 func run(ctx context.Context, o options, logger logr.Logger) error {
 	connection, err := connect.New(o.api, clock.RealClock{}, logger)
 	if err != nil {

@@ -10,7 +10,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 )
 
-// options are the command line.
 type options struct {
 	api                    connect.Options
 	namespace              string

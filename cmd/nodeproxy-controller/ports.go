@@ -65,14 +65,12 @@ type probes struct {
 	ready func(context.Context) error
 }
 
-// newProbes returns the probes of a program that is not ready yet.
 func newProbes() *probes {
 	p := &probes{}
 	p.unready(errors.New("the controller has not checked its requirements yet"))
 	return p
 }
 
-// unready makes the program not ready for a reason.
 func (p *probes) unready(why error) { p.follow(func(context.Context) error { return why }) }
 
 // follow makes the program ready while f returns nil, which may take a moment.

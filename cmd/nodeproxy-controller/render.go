@@ -49,7 +49,6 @@ change; 2 an error, such as a file that cannot be read or a policy that is not v
 Flags:
 `
 
-// renderOptions are the command line of render.
 type renderOptions struct {
 	api       connect.Options
 	files     []string
@@ -58,7 +57,6 @@ type renderOptions struct {
 	prune     bool
 }
 
-// streams are the standard streams of the program.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
@@ -143,7 +141,6 @@ func renderTo(ctx context.Context, args []string, s streams, logger logr.Logger)
 	return status, err
 }
 
-// gather reads the objects to render from.
 func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger) (*preview.Objects, error) {
 	var written *preview.Objects
 	if len(o.files) > 0 {
@@ -158,8 +155,8 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 		if err != nil {
 			return nil, err
 		}
-		if passed := read.PassedOver(); passed != "" {
-			printLine(s.err, "note: "+passed)
+		if ignored := read.Ignored(); ignored != "" {
+			printLine(s.err, "note: "+ignored)
 		}
 		written = &read.Objects
 	}
@@ -180,7 +177,6 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 	return live, nil
 }
 
-// liveObjects reads the objects of a cluster.
 func liveObjects(ctx context.Context, api connect.Options, logger logr.Logger) (*preview.Objects, error) {
 	connection, err := connect.New(api, clock.RealClock{}, logger)
 	if err != nil {

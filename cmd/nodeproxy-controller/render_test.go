@@ -66,7 +66,7 @@ func TestRenderFiles(t *testing.T) {
 		t.Fatalf("exit status %d\n%s%s", status, rendered, said)
 	}
 	wantSaid := "note: " + filepath.Join(repository, "more") + " is not read: use --recursive to read subdirectories\n" +
-		"note: 1 objects that nothing is rendered from are passed over: 1 Deployment (apps/v1)\n"
+		"note: 1 objects are ignored because nothing is rendered from them: 1 Deployment (apps/v1)\n"
 	if diff := cmp.Diff(wantSaid, said); diff != "" {
 		t.Errorf("standard error (-want +got):\n%s", diff)
 	}

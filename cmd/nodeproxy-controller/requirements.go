@@ -70,7 +70,6 @@ func (r *requirements) check(ctx context.Context) error {
 	return r.checkNamespace(ctx, c)
 }
 
-// checkRevisions checks for CRDs that are missing, or too old.
 func checkRevisions(ctx context.Context, c client.Reader) error {
 	var missing, old []string
 	for _, name := range []string{"nodeproxies", "nodeproxypolicies", "nodeproxyrules", "serviceproxypolicies", "serviceproxyrules"} {

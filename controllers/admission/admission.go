@@ -61,7 +61,6 @@ func Read(owner Owner) ([]*unstructured.Unstructured, error) {
 	return out, err
 }
 
-// parse returns the objects of a file.
 func parse(text []byte, owner Owner) (out []*unstructured.Unstructured, err error) {
 	documents := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
 	for {

@@ -28,7 +28,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// The event about an object that cannot be maintained.
 const (
 	eventClusterObjectDenied = "ClusterObjectDenied"
 	actionApply              = "Apply"
@@ -133,7 +132,7 @@ func empty(o *unstructured.Unstructured) client.Object {
 	return &admissionv1.ValidatingAdmissionPolicyBinding{}
 }
 
-// errDeleted has an object written again.
+// errDeleted causes a retry.
 var errDeleted = errors.New("deleted right after it was applied")
 
 // write creates an object, or replaces the spec of an existing one, with the labels and owners that

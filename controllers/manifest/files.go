@@ -83,7 +83,6 @@ func (l *loader) load(name string, stdin io.Reader) error {
 	return fmt.Errorf("%s contains no file that ends in .yaml, .yml or .json%s", name, hint)
 }
 
-// isManifest reports whether a file of a directory is to be read.
 func isManifest(path string) bool {
 	base, extension := filepath.Base(path), filepath.Ext(path)
 	if strings.TrimSuffix(base, extension) == "kustomization" {
@@ -129,7 +128,6 @@ func (p place) String() string {
 	return out
 }
 
-// document is one of a file.
 type document struct {
 	line int // of the file, at which it begins
 	text []byte

@@ -29,14 +29,14 @@ const (
 // Read is the content of files.
 type Read struct {
 	Objects preview.Objects
-	// Passed counts, by kind and apiVersion, the objects that nothing is rendered from.
-	Passed map[string]int
+	// ignored counts, by kind and apiVersion, the objects that nothing is rendered from.
+	ignored map[string]int
 }
 
 // Parse parses files, and validates what users write with their CRDs, which are in the directory
 // bases of crds. The error joins all problems, each with its place.
 func Parse(ctx context.Context, crds fs.FS, files []File) (*Read, error) {
-	r := &reader{schemas: &schemas{crds: crds, kinds: map[string]*schema{}}, read: &Read{Passed: map[string]int{}}, seen: map[string]place{}}
+	r := &reader{schemas: &schemas{crds: crds, kinds: map[string]*schema{}}, read: &Read{ignored: map[string]int{}}, seen: map[string]place{}}
 	r.takers = takers(&r.read.Objects)
 	for _, f := range files {
 		r.file(ctx, f)
@@ -44,7 +44,6 @@ func Parse(ctx context.Context, crds fs.FS, files []File) (*Read, error) {
 	return r.read, errors.Join(r.errs...)
 }
 
-// reader collects the content of files.
 type reader struct {
 	schemas *schemas
 	read    *Read
@@ -53,7 +52,6 @@ type reader struct {
 	errs    []error
 }
 
-// header is what all objects have.
 type header struct {
 	metav1.TypeMeta `json:",inline"`
 	Metadata        struct {
@@ -120,7 +118,6 @@ func quoted(s string) json.RawMessage {
 	return out
 }
 
-// object parses one object.
 func (r *reader) object(ctx context.Context, at place, raw []byte, h header) {
 	if h.Kind == "" || h.APIVersion == "" {
 		r.fail(at, "apiVersion and kind are missing")
@@ -133,7 +130,7 @@ func (r *reader) object(ctx context.Context, at place, raw []byte, h header) {
 				h.Kind, h.APIVersion, v1alpha1.GroupVersion, kindNodeProxy, kindNodePolicy, kindServicePolicy)
 			return
 		}
-		r.read.Passed[h.Kind+" ("+h.APIVersion+")"]++
+		r.read.ignored[h.Kind+" ("+h.APIVersion+")"]++
 		return
 	}
 	if h.Metadata.Name == "" {
@@ -197,7 +194,6 @@ func more[T any](list *[]T) func([]byte) error {
 	}
 }
 
-// one decodes into a pointer.
 func one[T any](into **T) func([]byte) error {
 	return func(raw []byte) error {
 		object := new(T)
@@ -209,16 +205,16 @@ func one[T any](into **T) func([]byte) error {
 	}
 }
 
-// PassedOver names the objects that nothing is rendered from; empty if there are none.
-func (r *Read) PassedOver() string {
-	if len(r.Passed) == 0 {
+// Ignored names the objects that nothing is rendered from; empty if there are none.
+func (r *Read) Ignored() string {
+	if len(r.ignored) == 0 {
 		return ""
 	}
-	parts := make([]string, 0, len(r.Passed))
+	parts := make([]string, 0, len(r.ignored))
 	total := 0
-	for _, kind := range slices.Sorted(maps.Keys(r.Passed)) {
-		parts = append(parts, fmt.Sprintf("%d %s", r.Passed[kind], kind))
-		total += r.Passed[kind]
+	for _, kind := range slices.Sorted(maps.Keys(r.ignored)) {
+		parts = append(parts, fmt.Sprintf("%d %s", r.ignored[kind], kind))
+		total += r.ignored[kind]
 	}
-	return fmt.Sprintf("%d objects that nothing is rendered from are passed over: %s", total, strings.Join(parts, ", "))
+	return fmt.Sprintf("%d objects are ignored because nothing is rendered from them: %s", total, strings.Join(parts, ", "))
 }

@@ -55,15 +55,15 @@ func TestForms(t *testing.T) {
 }
 
 // Objects that nothing is rendered from are counted.
-func TestPassedOver(t *testing.T) {
+func TestIgnored(t *testing.T) {
 	got, err := parse(t, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n---\napiVersion: apps/v1\nkind: Deployment\n---\napiVersion: v1\nkind: ConfigMap\n")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "3 objects that nothing is rendered from are passed over: 2 ConfigMap (v1), 1 Deployment (apps/v1)"; got.PassedOver() != want {
-		t.Errorf("got %q, want %q", got.PassedOver(), want)
+	if want := "3 objects are ignored because nothing is rendered from them: 2 ConfigMap (v1), 1 Deployment (apps/v1)"; got.Ignored() != want {
+		t.Errorf("got %q, want %q", got.Ignored(), want)
 	}
-	if got, err := parse(t, ""); err != nil || got.PassedOver() != "" {
+	if got, err := parse(t, ""); err != nil || got.Ignored() != "" {
 		t.Errorf("an empty file: %+v, %v", got, err)
 	}
 }

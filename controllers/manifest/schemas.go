@@ -31,14 +31,12 @@ type schemas struct {
 	kinds map[string]*schema
 }
 
-// schema is the schema of one kind.
 type schema struct {
 	structural *structural.Structural
 	openapi    openapi.SchemaValidator
 	cel        *cel.Validator
 }
 
-// of returns the schema of a kind.
 func (s *schemas) of(kind string) (*schema, error) {
 	if found := s.kinds[kind]; found != nil {
 		return found, nil

@@ -97,7 +97,7 @@ func (s *PolicySet) Exists(name string) bool { return s.Find(name) != nil }
 // shaped its settings before; empty: none.
 func (s *PolicySet) InvalidFor(nodeLabels labels.Set, shaped []string) string {
 	for i := range s.invalidPolicies {
-		if s.invalidPolicies[i].Keeps(nodeLabels, shaped) {
+		if s.invalidPolicies[i].Retains(nodeLabels, shaped) {
 			return s.invalidPolicies[i].Name
 		}
 	}

@@ -35,9 +35,9 @@ func (p *NodePolicy) Selects(nodeLabels map[string]string) bool {
 	return p.Selector != nil && p.Selector.Matches(labels.Set(nodeLabels))
 }
 
-// Keeps reports whether a Node with these labels, whose settings were shaped by policies of these
+// Retains reports whether a Node with these labels, whose settings were shaped by policies of these
 // names, retains its settings while the policy is invalid.
-func (p *NodePolicy) Keeps(nodeLabels map[string]string, shaped []string) bool {
+func (p *NodePolicy) Retains(nodeLabels map[string]string, shaped []string) bool {
 	return slices.Contains(shaped, p.Name) || p.Selects(nodeLabels)
 }
 

@@ -38,9 +38,9 @@ func (p *ServicePolicy) Selects(namespaceLabels, serviceLabels map[string]string
 		p.Services.Matches(labels.Set(serviceLabels)) && p.Namespaces.Matches(labels.Set(namespaceLabels))
 }
 
-// Keeps reports whether a Service with these labels in a Namespace with those, which policies of
+// Retains reports whether a Service with these labels in a Namespace with those, which policies of
 // these names have shaped, retains its overrides while the policy is invalid.
-func (p *ServicePolicy) Keeps(namespaceLabels, serviceLabels map[string]string, shaped []string) bool {
+func (p *ServicePolicy) Retains(namespaceLabels, serviceLabels map[string]string, shaped []string) bool {
 	return slices.Contains(shaped, p.Name) || p.Selects(namespaceLabels, serviceLabels)
 }
 

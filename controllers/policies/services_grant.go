@@ -126,7 +126,7 @@ func HaltOf(rejected []RejectedChange) Halt {
 	return h
 }
 
-// Holds reports whether the Services of a namespace wait.
-func (h Halt) Holds(namespace string) bool {
+// Applies reports whether the Services of a namespace wait.
+func (h Halt) Applies(namespace string) bool {
 	return h.All || slices.Contains(h.Namespaces, namespace)
 }

@@ -117,7 +117,7 @@ func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodePro
 // keeps reports whether a node keeps its settings because of an invalid policy.
 func (p *nodePolicies) keeps(node *corev1.Node, stored *v1alpha1.NodeProxyRules) bool {
 	return slices.ContainsFunc(p.invalid, func(policy policies.NodePolicy) bool {
-		return policy.Keeps(node.Labels, stored.Spec.Policies)
+		return policy.Retains(node.Labels, stored.Spec.Policies)
 	})
 }
 

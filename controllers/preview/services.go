@@ -159,7 +159,7 @@ func (p *servicePolicies) shape(svc *corev1.Service) render.Shape {
 func (p *servicePolicies) keeps(svc *corev1.Service, namespace map[string]string) (render.Shape, bool) {
 	stored := p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]
 	if stored == nil || !slices.ContainsFunc(p.invalid, func(policy policies.ServicePolicy) bool {
-		return policy.Keeps(namespace, svc.Labels, stored.Spec.Policies)
+		return policy.Retains(namespace, svc.Labels, stored.Spec.Policies)
 	}) {
 		return render.Shape{}, false
 	}

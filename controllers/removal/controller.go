@@ -211,7 +211,6 @@ func (r *Reconciler) removeRendered(ctx context.Context, nodes []v1alpha1.NodePr
 	return true, nil
 }
 
-// deleteAll deletes objects, several at a time.
 func (r *Reconciler) deleteAll(ctx context.Context, all []client.Object) error {
 	return objects.InParallel(ctx, len(all), func(i int) error {
 		object, uid, kind := all[i], all[i].GetUID(), metrics.KindService
@@ -226,7 +225,6 @@ func (r *Reconciler) deleteAll(ctx context.Context, all []client.Object) error {
 	})
 }
 
-// removalState is the progress of the nodes in removing their rules.
 type removalState struct {
 	removed int
 	// waiting are the nodes that have not finished, by name, with the failure that they report, if

@@ -67,9 +67,9 @@ type Node struct {
 	Name, Zone string
 	// Selected are the budgets of all that select the node.
 	Selected []string
-	// Carries is the revision of the settings in its rules, and Wants the desired one. They are
-	// equal if nothing is to change, or the desired one is not known.
-	Carries, Wants string
+	// Actual is the revision of the settings in its rules, and Desired that of the desired ones. They are
+	// equal if nothing is to change, or the desired one is unknown.
+	Actual, Desired string
 	// Causes are the budgets that a change needs, all of them.
 	Causes []string
 	// Given is when the settings in its rules were granted, and By the changes that these were for.
@@ -85,15 +85,15 @@ type Node struct {
 	// serves it. It needs no budget, and is never waited for; nor does it get what is paused or
 	// halted.
 	Idle bool
-	// Kept: the desired settings are not known because some policy is invalid. The node retains its
+	// Retains: the desired settings are not known because some policy is invalid. The node retains its
 	// settings, and does not count as updated.
-	Kept bool
+	Retains bool
 }
 
 // available reports whether a node conforms to its settings.
 func (n *Node) available() bool { return n.Applied && n.Programmed }
 
-func (n *Node) pending() bool { return n.Carries != n.Wants }
+func (n *Node) pending() bool { return n.Actual != n.Desired }
 
 // State is the progress of changes by one budget.
 type State struct {
@@ -155,7 +155,6 @@ type decider struct {
 	granted map[string]bool // by name
 }
 
-// count fills the states.
 func (d *decider) count() {
 	d.granted = map[string]bool{}
 	for name := range d.budgets {
@@ -193,7 +192,7 @@ func (s *State) countSelected(n *Node) {
 	if !n.available() && !n.Idle {
 		s.Unavailable++
 	}
-	if !n.pending() && !n.Kept {
+	if !n.pending() && !n.Retains {
 		s.Updated++
 		if n.available() {
 			s.Programmed++
@@ -201,7 +200,6 @@ func (s *State) countSelected(n *Node) {
 	}
 }
 
-// countGiven counts a change that a node was given.
 func (d *decider) countGiven(n *Node, g v1alpha1.Cause) {
 	s, b := d.out.States[g.Name], d.budgets[g.Name]
 	if s == nil || g.Generation != b.Generation {
@@ -272,7 +270,6 @@ func (d *decider) may(n *Node) bool {
 	return len(n.Causes) > 0
 }
 
-// compare orders the nodes that may be next.
 func (d *decider) compare(a, b *Node) int {
 	first := func(yes bool) int {
 		if yes {
@@ -298,7 +295,6 @@ func (d *decider) givenIn(n *Node) int {
 	return sum
 }
 
-// grant gives a node its desired settings.
 func (d *decider) grant(n *Node) {
 	d.out.Grants = append(d.out.Grants, n.Name)
 	d.granted[n.Name] = true

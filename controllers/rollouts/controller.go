@@ -133,7 +133,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 
-// read reads everything that the decisions follow from.
 func (r *Reconciler) read(ctx context.Context) (*pass, error) {
 	np, err := objects.NodeProxy(ctx, r.Client)
 	if err != nil {
@@ -255,6 +254,14 @@ func (r *Reconciler) writeStatuses(ctx context.Context, p *pass) (again bool, er
 		}
 	}
 	return again, errors.Join(errs...)
+}
+
+// recordTransition writes an event if the condition Ready of a policy has another reason.
+func (r *Reconciler) recordTransition(before, after *v1alpha1.NodeProxyPolicy) {
+	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
+	if what, worth := Transition(was.Reason, is.Reason); worth {
+		r.Events.TransitionOfPolicy(before, "NodeProxyPolicy", what, fmt.Sprintf("generation %d: %s", after.Generation, is.Message))
+	}
 }
 
 // sameState reports whether statuses only differ in counts and messages.

@@ -23,7 +23,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// member is a node in a rollout.
+// maxNodesInText is how many nodes a message names.
+const maxNodesInText = 3
+
 type member struct {
 	rollout.Node
 	rules *v1alpha1.NodeProxyRules // nil: it has none yet
@@ -76,7 +78,7 @@ func (f *fleet) member(name string, node *corev1.Node, rules *v1alpha1.NodeProxy
 	}
 	m.Idle = rules == nil // nothing is applied there that a change could break
 	if rules != nil {
-		m.Carries, m.Wants = rules.Spec.SettingsRevision, rules.Spec.SettingsRevision
+		m.Actual, m.Desired = rules.Spec.SettingsRevision, rules.Spec.SettingsRevision
 		m.Idle, m.Programmed = nothingAtRisk(rules), isProgrammed(rules)
 		m.Applied = hasApplied(rules, rules.Spec.SettingsRevision)
 		m.grant = nodesettings.GrantOf(rules)
@@ -88,7 +90,7 @@ func (f *fleet) member(name string, node *corev1.Node, rules *v1alpha1.NodeProxy
 		return m
 	}
 	if m.retains = f.retains(node.Labels, &m); m.retains.Reason != "" {
-		m.Kept = true
+		m.Retains = true
 		return m
 	}
 	f.desire(&m)
@@ -124,7 +126,7 @@ func (f *fleet) desire(m *member) {
 	spec, r, g := &m.rules.Spec, m.resolution, m.grant
 	want, actual := r.Settings.Revision, f.revisions.of(m.rules)
 	edited := spec.SettingsRevision != actual || g != nil && g.Revision != actual
-	m.Wants = want
+	m.Desired = want
 	switch {
 	case actual == want && !edited:
 		m.renew = !slices.Equal(spec.Policies, r.Policies) || ownersDiffer(g, r)
@@ -134,11 +136,11 @@ func (f *fleet) desire(m *member) {
 			m.By, m.Given, m.renew = by, f.now, true // a changed spec gives it another chance
 		}
 	case actual == want || g != nil && g.Revision == want:
-		m.Carries, m.renew = want, true
+		m.Actual, m.renew = want, true
 		m.Given = f.now // its deadline starts again
 		m.Applied = hasApplied(m.rules, want)
 	default:
-		m.Carries = cmp.Or(actual, "unknown")
+		m.Actual = cmp.Or(actual, "unknown")
 		m.Causes = f.set.Causes(&spec.Settings, r, spec.Policies, g)
 	}
 	if m.Given.IsZero() {
@@ -155,7 +157,6 @@ func ownersDiffer(g *v1alpha1.SettingsGrant, r *policies.NodeResolution) bool {
 	return !maps.Equal(known, nodesettings.PolicyOwners(r))
 }
 
-// hasApplied reports whether the agent has applied, or compared, a revision.
 func hasApplied(rules *v1alpha1.NodeProxyRules, revision string) bool {
 	return revision != "" && rules.Status.SettingsRevision == revision
 }

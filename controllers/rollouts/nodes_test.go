@@ -27,11 +27,11 @@ func brief(m *member) string {
 	}
 	add(m.Absent, "absent")
 	add(m.Idle, "idle")
-	add(m.Kept, "retains:"+m.retains.Reason)
+	add(m.Retains, "retains:"+m.retains.Reason)
 	add(!m.Applied, "not-in-force")
 	add(!m.Programmed, "not-programmed")
 	add(m.renew, "upkeep")
-	if m.Carries != m.Wants {
+	if m.Actual != m.Desired {
 		var names []string
 		for _, name := range m.Causes {
 			names = append(names, whose(name))

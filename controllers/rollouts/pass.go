@@ -94,7 +94,6 @@ func (p *pass) note(r *policies.NodeResolution) {
 	}
 }
 
-// decide decides which nodes get their settings now.
 func (p *pass) decide(now time.Time) {
 	all := make([]rollout.Node, len(p.members))
 	for i := range p.members {
@@ -132,7 +131,6 @@ func (p *pass) find(name string) *member {
 	return &p.members[i]
 }
 
-// progress is the progress of a node towards its desired settings.
 type progress int
 
 const (
@@ -150,11 +148,11 @@ func (p *pass) progressOf(m *member, budget string) progress {
 	switch {
 	case s != nil && slices.Contains(s.Missed, m.Name):
 		return missedDeadline
-	case m.Kept:
+	case m.Retains:
 		return retaining
 	case p.granted[m.Name]:
 		return updating
-	case m.Carries != m.Wants:
+	case m.Actual != m.Desired:
 		return waiting
 	case m.Idle, m.Applied && !m.Programmed:
 		return failing

@@ -18,11 +18,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// How much a message names.
-const (
-	maxNodesInText  = 3
-	maxFieldsInText = 10
-)
+// maxFieldsInText is how many fields a message names.
+const maxFieldsInText = 10
 
 // Action is the action of events about rollouts.
 const Action = "RollOut"
@@ -62,7 +59,6 @@ func (p *pass) examples(policy string, t tally) []v1alpha1.NodeExample {
 	return out
 }
 
-// ready decides the condition Ready of a policy.
 func (p *pass) ready(policy string, t tally) metav1.Condition {
 	s := p.decision.States[policy]
 	found := p.invalid(policy)
@@ -113,7 +109,6 @@ func (p *pass) unfinished(budget string, t tally) findings.Finding {
 	return findings.Finding{Reason: v1alpha1.ReasonProgressing, Message: p.progressText(budget, t)}
 }
 
-// overriddenBy decides the condition Overridden of a policy.
 func (p *pass) overriddenBy(policy *v1alpha1.NodeProxyPolicy) metav1.Condition {
 	fields := p.overridden[policy.Name]
 	if len(fields) == 0 {
@@ -216,7 +211,6 @@ func whose(budget string) string {
 	return "policy " + budget
 }
 
-// countsText counts nodes by progress.
 func countsText(t tally) string {
 	total := 0
 	for _, nodes := range t {
@@ -279,14 +273,6 @@ func (p *pass) example(m *member, which progress, budget string) (reason, messag
 		given = p.now
 	}
 	return v1alpha1.ReasonUpdating, "received its settings at " + given.UTC().Format(time.RFC3339)
-}
-
-// recordTransition writes an event if the condition Ready of a policy has another reason.
-func (r *Reconciler) recordTransition(before, after *v1alpha1.NodeProxyPolicy) {
-	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
-	if what, worth := Transition(was.Reason, is.Reason); worth {
-		r.Events.TransitionOfPolicy(before, "NodeProxyPolicy", what, fmt.Sprintf("generation %d: %s", after.Generation, is.Message))
-	}
 }
 
 // Transition returns the event for a change of a policy's condition Ready. What nodes do outside a

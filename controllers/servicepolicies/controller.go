@@ -117,7 +117,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return again, nil
 }
 
-// survey counts what policies result in for all Services.
 func (r *Reconciler) survey(ctx context.Context) (*survey, error) {
 	set, err := r.Overrides.CurrentPolicies(ctx)
 	if err != nil {

@@ -33,7 +33,6 @@ func (l *survey) status(p *v1alpha1.ServiceProxyPolicy, now time.Time) *v1alpha1
 	return status
 }
 
-// ready decides the condition Ready of a policy.
 func (l *survey) ready(name string, t *tally) metav1.Condition {
 	const kind = v1alpha1.ConditionReady
 	halted := t.halt().All
@@ -78,16 +77,14 @@ func notUsed(why string) string {
 	return text.Sentence("This policy is not used, and the Services that it selects or has shaped retain their overrides. Correct " + why)
 }
 
-// progress describes the progress of a change.
 func (t *tally) progress() string {
 	texts := []string{fmt.Sprintf("%d of %d Services have the overrides of their policies", t.applied, t.services)}
-	for _, why := range slices.Sorted(maps.Keys(t.kept)) {
-		texts = append(texts, fmt.Sprintf("%d retain their overrides because %s", t.kept[why], why))
+	for _, why := range slices.Sorted(maps.Keys(t.retaining)) {
+		texts = append(texts, fmt.Sprintf("%d retain their overrides because %s", t.retaining[why], why))
 	}
 	return strings.Join(texts, "; ") + "."
 }
 
-// accepted decides the condition Accepted of a policy.
 func (l *survey) accepted(name string) metav1.Condition {
 	if why := l.invalid(name); why != "" {
 		return reports.False(v1alpha1.ConditionAccepted, v1alpha1.ReasonInvalidPolicy, notUsed(why))
@@ -124,7 +121,6 @@ func inFields(fields map[string]*fieldTally, statement func(string, *fieldTally)
 	return strings.Join(texts, "; ") + "."
 }
 
-// String names the Services.
 func (f *fieldTally) String() string {
 	if f.services == 1 {
 		return "Service " + f.first.String()

@@ -33,7 +33,7 @@ type tally struct {
 	// overridden are its fields that others set, and ineffectiveFields those without effect on some
 	// Service.
 	overridden, ineffectiveFields map[string]*fieldTally
-	kept                          map[string]int // Services that retain their overrides, by reason
+	retaining                     map[string]int // Services that retain their overrides, by reason
 }
 
 // fieldTally counts the Services that one statement about a field applies to.
@@ -48,13 +48,12 @@ func newSurvey(set *overrides.PolicySet, on bool) *survey {
 	for name := range set.Generations {
 		l.policies[name] = &tally{
 			rejected: map[types.NamespacedName]overrides.Rejection{}, ineffective: map[types.NamespacedName][]string{},
-			overridden: map[string]*fieldTally{}, ineffectiveFields: map[string]*fieldTally{}, kept: map[string]int{},
+			overridden: map[string]*fieldTally{}, ineffectiveFields: map[string]*fieldTally{}, retaining: map[string]int{},
 		}
 	}
 	return l
 }
 
-// note counts a Service.
 func (l *survey) note(svc *corev1.Service, out overrides.Decision) {
 	if out.Known == nil {
 		return
@@ -70,7 +69,7 @@ func (l *survey) note(svc *corev1.Service, out overrides.Decision) {
 		case out.Applied:
 			t.applied++
 		case out.Why != "":
-			t.kept[out.Why]++
+			t.retaining[out.Why]++
 		}
 		for field, winner := range desired.Overridden[name] {
 			noteField(t.overridden, field, key, winner)

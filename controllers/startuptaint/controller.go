@@ -144,7 +144,6 @@ func (r *Reconciler) untaint(ctx context.Context, node *corev1.Node) (ctrl.Resul
 	return ctrl.Result{}, nil
 }
 
-// lease reads the Lease of a node's agent, nil if there is none.
 func (r *Reconciler) lease(ctx context.Context, node string) (*coordinationv1.Lease, error) {
 	return objects.Find[coordinationv1.Lease](ctx, r.Live, client.ObjectKey{Namespace: r.Namespace, Name: v1alpha1.AgentLeaseName(node)})
 }
@@ -167,7 +166,6 @@ func hasStartupTaint(node *corev1.Node) bool {
 // isStartupTaint compares the key: users who set the taint choose value and effect.
 func isStartupTaint(t corev1.Taint) bool { return t.Key == v1alpha1.TaintAgentNotReady }
 
-// withoutStartupTaint returns all other taints, in their order.
 func withoutStartupTaint(taints []corev1.Taint) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(taints), isStartupTaint)
 }

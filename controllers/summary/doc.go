@@ -1,5 +1,5 @@
 // Package summary writes the status of NodeProxy.
 //
-//   - controller.go: the reconciler, and the inventory
-//   - readiness.go: the conditions Ready and AgentsDeployed, and events about Ready
+//   - controller.go: the reconciler, the inventory, and events
+//   - readiness.go: the condition Ready
 package summary

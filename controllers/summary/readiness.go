@@ -2,7 +2,6 @@ package summary
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"math"
 	"net/netip"
@@ -10,18 +9,13 @@ import (
 	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
 	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/liveness"
-	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollouts"
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
@@ -163,29 +157,6 @@ func silentFor(reported *metav1.Condition, now time.Time) (age, next time.Durati
 	return age, min(age+step, end) - total
 }
 
-// agentsDeployed returns the condition AgentsDeployed, nil if the controller does not run the
-// agents. next is when it may change with time alone; 0: it cannot.
-func (r *Reconciler) agentsDeployed(ctx context.Context, np *v1alpha1.NodeProxy) (condition *metav1.Condition, next time.Duration, err error) {
-	if !agentdeploy.Managed(np) {
-		return nil, 0, nil
-	}
-	found := r.Findings.Of(findings.AboutDaemonSet, &np.Status, v1alpha1.ConditionAgentsDeployed,
-		v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetDenied)
-	if found.Reason != "" {
-		return new(reports.False(v1alpha1.ConditionAgentsDeployed, found.Reason, found.Message)), 0, nil
-	}
-	daemonSet, err := objects.Find[appsv1.DaemonSet](ctx, r.Client, client.ObjectKey{Namespace: r.Namespace, Name: agentdeploy.Name})
-	if err != nil {
-		return nil, 0, err
-	}
-	var pods corev1.PodList // of the cache, which has those of the agents alone
-	if err := r.Client.List(ctx, &pods, client.InNamespace(r.Namespace)); err != nil {
-		return nil, 0, fmt.Errorf("list the agents' pods: %w", err)
-	}
-	state := agentdeploy.Assess(daemonSet, pods.Items, r.Clock.Now())
-	return &state.Condition, state.Next, nil
-}
-
 // withProblems adds problems of the agents' deployment to the condition Ready. They come first if
 // they prevent agents from working at all: then they are why nodes are not programmed, or soon will
 // not be.
@@ -201,14 +172,6 @@ func withProblems(ready metav1.Condition, apiServers findings.Finding, agents *m
 		return ready
 	}
 	return reports.False(v1alpha1.ConditionReady, problem.Reason, problem.Message)
-}
-
-// recordTransition writes an event if the state of a rollout of NodeProxy's own settings changes.
-func (r *Reconciler) recordTransition(before, after *v1alpha1.NodeProxy) {
-	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
-	if what, worth := transitionOfNodeProxy(was.Reason, is.Reason); worth {
-		r.Events.Transition(before, what, fmt.Sprintf("generation %d: %s", after.Generation, cmp.Or(is.Message, "all nodes are programmed")))
-	}
 }
 
 // transitionOfNodeProxy is rollouts.Transition for NodeProxy, whose condition Ready reports much
@@ -242,14 +205,6 @@ func withDetectLocal(ready metav1.Condition, np *v1alpha1.NodeProxy, rules []v1a
 		ready.Message = detectLocalNotSet
 	}
 	return ready
-}
-
-// recordDetectLocal writes an event when the warning appears.
-func (r *Reconciler) recordDetectLocal(before, after *v1alpha1.NodeProxy) {
-	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
-	if is.Message == detectLocalNotSet && was.Message != detectLocalNotSet {
-		r.Events.WarnNodeProxy(before, eventDetectLocalNotSet, actionConfigure, is.Message)
-	}
 }
 
 // servesUndetectedPods reports whether a node does not detect local traffic and has an endpoint
