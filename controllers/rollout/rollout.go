@@ -67,8 +67,8 @@ type Node struct {
 	Name, Zone string
 	// Selected are the budgets of all that select the node.
 	Selected []string
-	// Actual is the revision of the settings in its rules, and Desired that of the desired ones. They are
-	// equal if nothing is to change, or the desired one is unknown.
+	// Actual is the revision of the settings in its rules, and Desired that of the desired ones. They
+	// are equal if nothing is to change, or the desired one is unknown.
 	Actual, Desired string
 	// Causes are the budgets that a change needs, all of them.
 	Causes []string
@@ -85,8 +85,8 @@ type Node struct {
 	// serves it. It needs no budget, and is never waited for; nor does it get what is paused or
 	// halted.
 	Idle bool
-	// Retains: the desired settings are not known because some policy is invalid. The node retains its
-	// settings, and does not count as updated.
+	// Retains: the desired settings are not known because some policy is invalid. The node retains
+	// its settings, and does not count as updated.
 	Retains bool
 }
 
