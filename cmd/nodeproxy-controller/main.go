@@ -112,7 +112,7 @@ func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.
 	// The manager continues until pending writes have ended and the lease is released.
 	work, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	elected := func(ctx context.Context) error { <-ctx.Done(); return nil }
+	var elected func(context.Context) error
 	if elect {
 		gate := leader.NewGate(clock.RealClock{})
 		election, err := leader.NewElection(cfg, o.Namespace, leaseName, gate, logger)
@@ -134,7 +134,12 @@ func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.
 	ended := make(chan error, 1)
 	go func() {
 		defer end()
-		ended <- elected(ctx)
+		defer close(ended)
+		if elected != nil {
+			ended <- elected(ctx)
+		} else {
+			<-ctx.Done()
+		}
 	}()
 	err = mgr.Start(work)
 	asked := ctx.Err() != nil

@@ -17,14 +17,15 @@ import (
 	manifests "github.com/nodeproxy-io/nodeproxy/config/admission"
 )
 
+// The label and kinds of the policies and their bindings.
 const (
-	// LabelPartOf, with the value PartOf, selects the policies and their bindings.
 	LabelPartOf = "app.kubernetes.io/part-of"
 	PartOf      = "nodeproxy"
-
 	KindPolicy  = "ValidatingAdmissionPolicy"
 	KindBinding = "ValidatingAdmissionPolicyBinding"
+)
 
+const (
 	// manifestNamespace is the namespace that the manifests name.
 	manifestNamespace = "nodeproxy-system"
 	// privileged is the level of pod security that agents need for the network and directories of

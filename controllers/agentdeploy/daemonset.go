@@ -17,9 +17,9 @@ import (
 	agentmanifest "github.com/nodeproxy-io/nodeproxy/config/agent"
 )
 
+// Name is the name of the DaemonSet, of its pods' service account, and the value of their label
+// LabelName.
 const (
-	// Name is the name of the DaemonSet, of its pods' service account, and the value of their label
-	// LabelName.
 	Name      = "nodeproxy-agent"
 	LabelName = "app.kubernetes.io/name"
 )
