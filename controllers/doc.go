@@ -3,9 +3,9 @@
 // NodeProxyRules and statuses. A restart loses nothing: what reconcilers remember only paces
 // writes and avoids duplicate events. This package only assembles them:
 //
-//   - setup.go: SetupWithManager, and what a new term as the leader resets
+//   - setup.go: SetupWithManager, what a new term as the leader resets, and what triggers reconcilers
+//     although no object has changed
 //   - cache.go: which objects are watched, and what of them is stored
-//   - wakers.go: what has a reconciler run although no object has changed
 //   - live.go: reads the objects for package preview
 //
 // Where to look:

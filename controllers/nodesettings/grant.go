@@ -12,16 +12,13 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
-	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 )
 
 // NewGrant records which settings a node is given, and why.
-func NewGrant(r *policies.NodeResolution, by []rollout.Grant, now time.Time) v1alpha1.SettingsGrant {
-	g := v1alpha1.SettingsGrant{Time: metav1.NewTime(now.UTC().Truncate(time.Second)), Revision: r.Settings.Revision, Owners: PolicyOwners(r)}
-	for _, b := range by {
-		g.By = append(g.By, v1alpha1.Cause{Name: b.Name, Generation: b.Generation})
+func NewGrant(r *policies.NodeResolution, by []v1alpha1.Cause, now time.Time) v1alpha1.SettingsGrant {
+	return v1alpha1.SettingsGrant{
+		Time: metav1.NewTime(now.UTC().Truncate(time.Second)), Revision: r.Settings.Revision, Owners: PolicyOwners(r), By: by,
 	}
-	return g
 }
 
 // PolicyOwners returns the policies that set fields, by the field's path.

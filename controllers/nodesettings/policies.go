@@ -95,7 +95,7 @@ func (s *PolicySet) Exists(name string) bool { return s.Find(name) != nil }
 // shaped its settings before; empty: none.
 func (s *PolicySet) InvalidFor(nodeLabels labels.Set, shaped []string) string {
 	for i := range s.invalid {
-		if s.invalid[i].Keeps(nodeLabels, shaped) {
+		if s.invalid[i].Retains(nodeLabels, shaped) {
 			return s.invalid[i].Name
 		}
 	}
@@ -143,7 +143,7 @@ func (s *PolicySet) Causes(before *v1alpha1.ProxySettings, r *policies.NodeResol
 
 // LastingCauses updates the causes of a change that a node was given and has not applied yet, with
 // their current generations, and the NodeProxy instead of deleted policies.
-func (s *PolicySet) LastingCauses(by []rollout.Grant) []rollout.Grant {
+func (s *PolicySet) LastingCauses(by []v1alpha1.Cause) []v1alpha1.Cause {
 	var names []string
 	for _, g := range by {
 		if _, found := s.Budgets[g.Name]; !found {

@@ -165,7 +165,7 @@ func (o *Overrides) Decide(ctx context.Context, set *PolicySet, svc *corev1.Serv
 		return Decision{}, err
 	}
 	for _, cause := range change.Causes() {
-		if halt := o.haltOf(ctx, rejected, cause); halt.Holds(svc.Namespace) {
+		if halt := o.haltOf(ctx, rejected, cause); halt.Applies(svc.Namespace) {
 			out.Why = WhyKept(cause.Name, halt)
 			return out, nil
 		}

@@ -152,7 +152,7 @@ func (p *servicePolicies) shape(svc *corev1.Service, stored *v1alpha1.ServicePro
 // keeps returns the overrides of a Service, if it keeps them because of an invalid policy.
 func (p *servicePolicies) keeps(svc *corev1.Service, stored *v1alpha1.ServiceProxyRules, namespace map[string]string) (render.Shape, bool) {
 	if stored == nil || !slices.ContainsFunc(p.invalid, func(policy policies.ServicePolicy) bool {
-		return policy.Keeps(namespace, svc.Labels, stored.Spec.Policies)
+		return policy.Retains(namespace, svc.Labels, stored.Spec.Policies)
 	}) {
 		return render.Shape{}, false
 	}

@@ -49,3 +49,13 @@ func SetStalled(all *[]metav1.Condition, ready metav1.Condition, generation int6
 func Ready(all []metav1.Condition) metav1.Condition {
 	return ptr.Deref(meta.FindStatusCondition(all, v1alpha1.ConditionReady), metav1.Condition{})
 }
+
+// True returns a condition that is True.
+func True(kind, reason, message string) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: reason, Message: message}
+}
+
+// False returns a condition that is False.
+func False(kind, reason, message string) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: message}
+}

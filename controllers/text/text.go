@@ -30,6 +30,9 @@ func Truncate(s string, bytes int) string {
 	return strings.ToValidUTF8(s[:cut], "") + mark
 }
 
+// Sentence ends a text, which may quote another program, with one full stop.
+func Sentence(s string) string { return strings.TrimSuffix(s, ".") + "." }
+
 // FirstNames lists names, and counts those beyond the first few.
 func FirstNames(names []string, most int) string {
 	if more := len(names) - most; more > 0 {
