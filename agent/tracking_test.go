@@ -144,7 +144,7 @@ func TestRulesFollowLiberalTracking(t *testing.T) {
 	if n := full(a); n != 2 {
 		t.Errorf("%d full passes after a change", n)
 	}
-	if n := len(log.With("Somebody else has changed a setting")); n != 1 {
+	if n := len(log.With("Restored a setting of connection tracking")); n != 1 {
 		t.Errorf("log %q", log.With(""))
 	}
 	fake.tuned.Changes = nil
@@ -226,7 +226,7 @@ func TestUnmetSettingsAreAWarning(t *testing.T) {
 	}
 	fake.tuned.Unmet = nil
 	mustVerify(t, a)
-	if len(log.With("is not as the settings ask")) != 1 || len(log.With("is as the settings ask now")) != 1 {
+	if len(log.With("Could not apply all settings of connection tracking")) != 1 || len(log.With("All settings of connection tracking are applied now")) != 1 {
 		t.Errorf("log %q", log.With(""))
 	}
 	if n := uint64(syncs(t, a)["Full"]); n != 1 {

@@ -13,7 +13,7 @@ import (
 // of the table does not: nothing changes it, and it is said.
 func TestSettingsInANetworkNamespace(t *testing.T) {
 	onRealKernel(t)
-	k := NewSettings("")
+	k := NewSystem("")
 	before, err := k.read(sysctlMax)
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func TestSettingsInANetworkNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := k.Tune(settings); len(got.Changes) != 1 || got.Changes[0].From != 99 || got.Changes[0].To != 31 {
-		t.Errorf("what somebody has changed is not put right: %+v", got.Changes)
+		t.Errorf("a change by another program is not corrected: %+v", got.Changes)
 	}
 }
 
