@@ -66,7 +66,7 @@ func TestProxyHealth(t *testing.T) {
 				t.Errorf("livez %d, want %d", code, tt.livez)
 			}
 			if _, found := body["nodeEligible"]; found {
-				t.Errorf("livez tells of eligibility: %v", body)
+				t.Errorf("livez reports eligibility: %v", body)
 			}
 		})
 	}
