@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
-	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
 	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -33,9 +32,9 @@ func expectReady(t *testing.T, a *Agent, when, lacks string) {
 func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 	expectReady(t, a, "at first", "waits for the list of ServiceProxyRules (no answer yet)")
-	a.errors.Failed(t.Context(), apiclient.ResourceServices, errors.New("connection refused"))
+	a.apiError = func() string { return "serviceproxyrules: connection refused" }
 	expectReady(t, a, "no answer", "connection refused")
-	a.errors.Watching(apiclient.ResourceServices)
+	a.apiError = func() string { return "" }
 	r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
 	expectReady(t, a, "without the own object", "waits for this node's NodeProxyRules")
