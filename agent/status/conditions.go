@@ -1,30 +1,112 @@
 package status
 
 import (
+	"errors"
 	"fmt"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// FallbackCondition is the condition ModeFallback; nil where there is nothing to
-// say.
+// AcceptedCondition returns the condition Accepted.
+func AcceptedCondition(s desired.Snapshot) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
+	switch {
+	case s.Refusal != nil:
+		c.Reason, c.Message = s.Refusal.Reason, s.Refusal.Message
+	case errors.Is(s.Err, dataplane.ErrUnsupported):
+		c.Reason, c.Message = v1alpha1.ReasonUnsupported, wording.OneLine(s.Err)+"; the agent tries again until it works"
+	default:
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonAccepted, "the agent understands this object and the node can do what it asks"
+	}
+	return c
+}
+
+// FallbackCondition returns the condition ModeFallback; nil: the node never had one.
 func FallbackCondition(s desired.Snapshot, former []metav1.Condition) *metav1.Condition {
+	c := &metav1.Condition{Type: v1alpha1.ConditionModeFallback}
 	switch {
 	case s.Mode.Fallback() != "":
-		return &metav1.Condition{
-			Type: v1alpha1.ConditionModeFallback, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonKernelLacksMode,
-			Message: fmt.Sprintf("mode %s runs, because this node cannot run the one that is asked for (%s); mend that on the node, and the agent changes the mode by itself at its next verification", s.Mode.Mode, s.Mode.Lacks),
-		}
-	case meta.FindStatusCondition(former, v1alpha1.ConditionModeFallback) != nil:
-		return &metav1.Condition{
-			Type: v1alpha1.ConditionModeFallback, Status: metav1.ConditionFalse,
-			Reason: v1alpha1.ReasonNoFallback, Message: "the mode that runs is the one that is asked for",
-		}
-	default:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonKernelLacksMode
+		c.Message = fmt.Sprintf("mode %s runs, because this node cannot run the one that is asked for (%s); mend that on the node, and the agent changes the mode by itself at its next verification", s.Mode.Mode, s.Mode.Lacks)
+	case meta.FindStatusCondition(former, c.Type) == nil:
 		return nil
+	default:
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, v1alpha1.ReasonNoFallback, "the mode that runs is the one that is asked for"
 	}
+	return c
+}
+
+// ConflictCondition returns the condition ConflictingProxy; nil: the node never had one.
+func ConflictCondition(f Facts, former []metav1.Condition) *metav1.Condition {
+	c := &metav1.Condition{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoConflict}
+	switch {
+	case f.Conflict() != "":
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonConflictingProxy, conflictMessage(f)
+	case meta.FindStatusCondition(former, c.Type) == nil:
+		return nil
+	case f.Removing:
+		c.Message = "the NodeProxy was deleted with removalPolicy Cleanup: this agent writes nothing, whoever else does"
+	case f.Audit:
+		c.Message = "enforcement is Audit: this agent writes nothing, whoever else does"
+	default:
+		c.Message = "no other proxy is active on this node"
+	}
+	return c
+}
+
+// Conflict is the evidence of another proxy that prevents writing; empty: there is none.
+func (f Facts) Conflict() string {
+	if f.Audit || f.Removing {
+		return ""
+	}
+	return f.OtherProxy
+}
+
+func conflictMessage(f Facts) string {
+	const meanwhile = "nothing is written and none of its ports is opened"
+	if !f.OtherGone.IsZero() {
+		return fmt.Sprintf("another proxy was active on this node (%s) and has shown no sign since %s: %s until %s have gone by without any; then the agent takes over",
+			f.OtherProxy, f.OtherGone.UTC().Format(time.RFC3339), meanwhile, f.OtherWait)
+	}
+	return fmt.Sprintf("another proxy is active on this node (%s): %s; stop it on this node (kube-proxy: delete its DaemonSet, or keep its pods off this node) and the agent takes over",
+		f.OtherProxy, meanwhile)
+}
+
+// SaysWhyNot reports whether the conditions explain why an agent that accepts its object writes
+// nothing.
+func SaysWhyNot(stored []metav1.Condition) bool {
+	programmed := meta.FindStatusCondition(stored, v1alpha1.ConditionProgrammed)
+	return programmed != nil &&
+		(programmed.Reason == v1alpha1.ReasonConflictingProxy || programmed.Reason == v1alpha1.ReasonRemoved) &&
+		meta.IsStatusConditionTrue(stored, v1alpha1.ConditionAccepted)
+}
+
+// pressureCondition returns the condition ConntrackPressure; nil: the node never had one. Between
+// the two limits it stays as it was, according to the stored status even after a restart. Its
+// messages have no numbers, which would cause repeated writes.
+func pressureCondition(report *v1alpha1.ConntrackReport, former []metav1.Condition) *metav1.Condition {
+	old := meta.FindStatusCondition(former, v1alpha1.ConditionConntrackPressure)
+	if report == nil { // unknown
+		return old
+	}
+	c := &metav1.Condition{Type: v1alpha1.ConditionConntrackPressure}
+	switch {
+	case conntrack.Pressed(old != nil && old.Status == metav1.ConditionTrue, report.Entries, report.Max):
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonTableNearlyFull
+		c.Message = fmt.Sprintf("the connection tracking table has been %d %% full or more, see status.conntrack: %s", conntrack.PressureFrom, conntrack.PressureAdvice)
+	case old == nil:
+		return nil
+	default:
+		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.ReasonTableHasRoom
+		c.Message = fmt.Sprintf("the connection tracking table has room: once %d %% are in use, this becomes True", conntrack.PressureFrom)
+	}
+	return c
 }

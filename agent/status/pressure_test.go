@@ -52,7 +52,7 @@ func TestPressureCondition(t *testing.T) {
 	}
 }
 
-// TestWhenFiguresOfTrackingAreWritten lets time and figures go by.
+// TestWhenFiguresOfTrackingAreWritten lets time pass and statistics change.
 func TestWhenFiguresOfTrackingAreWritten(t *testing.T) {
 	s := programmed()
 	b := &agenttest.Board{Stored: s.Own}

@@ -86,7 +86,7 @@ func TestConditions(t *testing.T) {
 		{"unconfirmed for less than 10 s", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
 		{"the inventory differs", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(time.Minute) }, "True Accepted", "True Retained", "status.inventory"},
 		{"leftovers of another proxy", func(_ *desired.Snapshot, f *Facts) { f.Leftovers = []string{"device kube-ipvs0 is left"} }, "True Accepted", "True Programmed", "; but: device kube-ipvs0 is left"},
-		{"Audit, nobody else", func(_ *desired.Snapshot, f *Facts) { f.Audit = true }, "True Accepted", "True AuditInSync", "nobody maintains the rules"},
+		{"Audit, no other proxy", func(_ *desired.Snapshot, f *Facts) { f.Audit = true }, "True Accepted", "True AuditInSync", "nobody maintains the rules"},
 		{"Audit beside another proxy is no conflict", func(_ *desired.Snapshot, f *Facts) { f.Audit, f.OtherProxy = true, "x answers" }, "True Accepted", "True AuditInSync", "another proxy runs on this node (x answers)"},
 		{"Audit, another proxy has gone", func(_ *desired.Snapshot, f *Facts) {
 			f.Audit, f.OtherProxy, f.OtherGone = true, "x answers", ago(time.Second)
@@ -154,7 +154,7 @@ func TestNoNamespaceHidesWhatIsRefusedOfOthers(t *testing.T) {
 		at := dataplane.ServiceName{Namespace: namespace, Name: "s"}
 		s.Rejected[at], s.Shaped[at] = "no", true
 	}
-	got := refusedExamples(&s)
+	got := rejectedExamples(&s)
 	if diff := cmp.Diff([]string{"a/s00: no", "b/s: no", "c/s: no", "a/s01: no"}, got[:4]); diff != "" || len(got) != dataplane.MaxExamples {
 		t.Errorf("%d examples, the first ones (-want +got):\n%s", len(got), diff)
 	}
@@ -185,7 +185,7 @@ func TestSuspectedServicesAreNotNamed(t *testing.T) {
 		t.Errorf("%d, %q", got.Count, got.Examples)
 	}
 	s.Suspected[agenttest.Name("bad")] = true
-	if text := refusedText(&s); !strings.Contains(text, "one by one") {
+	if text := rejectedText(&s); !strings.Contains(text, "one by one") {
 		t.Error(text)
 	}
 }
@@ -378,7 +378,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		w.s.Difference.Examples = []string{"b"}
 		expect(t, w, time.Minute, false) // a figure
 	})
-	t.Run("what somebody else has written, at most once a second", func(t *testing.T) {
+	t.Run("changes by another writer, at most once a second", func(t *testing.T) {
 		w := written(t)
 		w.b.Edit(func(s *v1alpha1.NodeProxyRulesStatus) { s.Services = 7 })
 		expect(t, w, 0, false)
@@ -393,7 +393,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		expect(t, w, 500*time.Millisecond, true)
 		expect(t, w, time.Minute, false)
 	})
-	t.Run("somebody else's condition is left alone", func(t *testing.T) {
+	t.Run("another writer's condition stays", func(t *testing.T) {
 		w := written(t)
 		w.b.Edit(func(s *v1alpha1.NodeProxyRulesStatus) {
 			s.Conditions = append([]metav1.Condition{{Type: "Inspected", Status: metav1.ConditionTrue}}, s.Conditions...)
