@@ -41,7 +41,7 @@ func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
 	expectReady(t, a, "with another format", "is not accepted: spec.formatVersion 2")
 	r.SetRules(r.Node())
-	expectReady(t, a, "before the first write", "no complete set of rules has been written")
+	expectReady(t, a, "before the first write", "No complete state has been written")
 
 	hold(t, a)
 	kernel.Fail(errors.New("exec format error"))
@@ -115,10 +115,10 @@ func TestReadyOnlyOnceTheAPIAnswers(t *testing.T) {
 	if len(kernel.Services()) != 3 {
 		t.Fatalf("the kernel holds %v", kernel.Services())
 	}
-	expectReady(t, a, "from the disk", "the node runs from the last good set on its disk")
+	expectReady(t, a, "from the disk", "the node uses the checkpoint on its disk")
 	r.SetRules(r.Node(agenttest.EndpointOfA))
 	mustSync(t, a)
-	expectReady(t, a, "with the own object alone", "the ServiceProxyRules could not be read")
+	expectReady(t, a, "with the own object alone", "The ServiceProxyRules could not be read")
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2), r.Service("c", 3)})
 	expectReady(t, a, "before what the API shows is applied", "about to be applied")
 	mustSync(t, a)

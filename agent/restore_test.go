@@ -41,7 +41,7 @@ func TestMessagesOfRestored(t *testing.T) {
 		if c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonRetained {
 			t.Errorf("condition %+v", c)
 		}
-		for _, want := range []string{"the ServiceProxyRules could not be read", "is forbidden", "written 2026-11-20T07:53:00Z"} {
+		for _, want := range []string{"The ServiceProxyRules could not be read", "is forbidden", "written 2026-11-20T07:53:00Z"} {
 			if !strings.Contains(c.Message, want) {
 				t.Errorf("%q lacks %q", c.Message, want)
 			}

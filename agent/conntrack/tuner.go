@@ -17,7 +17,7 @@ const (
 	// UsageStep is by how many percentage points usage must change to cause a write of the status.
 	UsageStep = 5
 	// PressureAdvice says what a nearly full table means and what to do.
-	PressureAdvice = "once it is full, new connections to and from this node fail while those that are open go on. Raise spec.settings.conntrack.maxPerCore or min of the NodeProxy, or find who holds so many connections (conntrack -L on the node)"
+	PressureAdvice = "once it is full, new connections to and from this node fail, while open ones continue. Raise spec.settings.conntrack.maxPerCore or min of the NodeProxy, or find the cause of so many connections (conntrack -L on the node)"
 	// FiguresAge is how old the statistics of connection tracking in a status may be.
 	FiguresAge = 5 * time.Second
 )
@@ -104,7 +104,7 @@ func (t *Tuner) Tune(settings *v1alpha1.ProxySettings) bool {
 	}
 	if done.Untracked {
 		done.Liberal = false
-		done.Unmet = []string{"the kernel tracks no connections, so that spec.settings.conntrack is not in effect: see that the module nf_conntrack can be loaded (modprobe nf_conntrack on the node)"}
+		done.Unmet = []string{"the kernel tracks no connections, so spec.settings.conntrack has no effect: check that the module nf_conntrack can be loaded (modprobe nf_conntrack on the node)"}
 	}
 	if !done.Untracked || t.last != nil { // nothing needs it before rules are first written
 		t.logUnmet(done.Unmet)
@@ -147,7 +147,7 @@ func (t *Tuner) Facts(owned bool) TunerFacts {
 		out.Warnings = slices.Clone(t.unmet)
 	}
 	if t.failure != "" {
-		out.Warnings = append(out.Warnings, t.failure+"; what status.conntrack says of them is not up to date")
+		out.Warnings = append(out.Warnings, t.failure+"; they are outdated in status.conntrack")
 	}
 	if f := t.figures; f != nil {
 		out.Report = &v1alpha1.ConntrackReport{

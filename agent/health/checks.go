@@ -292,5 +292,5 @@ func Summary(troubles []string) string {
 	if more := len(troubles) - shown; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
-	return "not all health-check node ports could be opened, so load balancers may take this node for one without endpoints of those Services (" + text + "): see what holds the ports on this node (ss -ltnp); the agent tries again every 5 s"
+	return "not all health-check node ports could be opened, so load balancers may assume that this node has no endpoints of those Services (" + text + "): find the programs that have the ports on this node (ss -ltnp); the agent retries every 5 s"
 }

@@ -111,7 +111,7 @@ func (s *Server) failed(address string, err error, logged string) string {
 	if text != logged {
 		s.Log.Error(err, "Could not serve; retrying every 5 s, everything else continues. Find the program that has the port (ss -ltnpe) and stop it, or choose another address", details...)
 	}
-	s.setTrouble(address, fmt.Sprintf("the agent cannot serve %s (%s): %s; what answers there is not the agent: find what holds the port (ss -ltnpe) and end it, the agent tries again every 5 s", s.Name, s.Flag, text))
+	s.setTrouble(address, fmt.Sprintf("the agent cannot serve %s (%s): %s; another program answers there: find the program that has the port (ss -ltnpe) and stop it, the agent retries every 5 s", s.Name, s.Flag, text))
 	return text
 }
 

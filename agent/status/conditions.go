@@ -22,9 +22,9 @@ func AcceptedCondition(s desired.Snapshot) metav1.Condition {
 	case s.Refusal != nil:
 		c.Reason, c.Message = s.Refusal.Reason, s.Refusal.Message
 	case errors.Is(s.Err, dataplane.ErrUnsupported):
-		c.Reason, c.Message = v1alpha1.ReasonUnsupported, wording.OneLine(s.Err)+"; the agent tries again until it works"
+		c.Reason, c.Message = v1alpha1.ReasonUnsupported, wording.OneLine(s.Err)+". The agent retries until it works."
 	default:
-		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonAccepted, "the agent understands this object and the node can do what it asks"
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonAccepted, "The agent and the node support this object."
 	}
 	return c
 }
@@ -35,11 +35,11 @@ func FallbackCondition(s desired.Snapshot, former []metav1.Condition) *metav1.Co
 	switch {
 	case s.Mode.Fallback() != "":
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonKernelLacksMode
-		c.Message = fmt.Sprintf("mode %s runs, because this node cannot run the one that is asked for (%s); mend that on the node, and the agent changes the mode by itself at its next verification", s.Mode.Mode, s.Mode.Lacks)
+		c.Message = fmt.Sprintf("Mode %s runs, because this node cannot run the requested one (%s). Fix that on the node, and the agent changes the mode at its next verification.", s.Mode.Mode, s.Mode.Lacks)
 	case meta.FindStatusCondition(former, c.Type) == nil:
 		return nil
 	default:
-		c.Status, c.Reason, c.Message = metav1.ConditionFalse, v1alpha1.ReasonNoFallback, "the mode that runs is the one that is asked for"
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, v1alpha1.ReasonNoFallback, "The requested mode runs."
 	}
 	return c
 }
@@ -53,11 +53,11 @@ func ConflictCondition(f Facts, former []metav1.Condition) *metav1.Condition {
 	case meta.FindStatusCondition(former, c.Type) == nil:
 		return nil
 	case f.Removing:
-		c.Message = "the NodeProxy was deleted with removalPolicy Cleanup: this agent writes nothing, whoever else does"
+		c.Message = "The NodeProxy was deleted with removalPolicy Cleanup: this agent writes nothing, even without another proxy."
 	case f.Audit:
-		c.Message = "enforcement is Audit: this agent writes nothing, whoever else does"
+		c.Message = "Enforcement is Audit: this agent writes nothing, even without another proxy."
 	default:
-		c.Message = "no other proxy is active on this node"
+		c.Message = "No other proxy is active on this node."
 	}
 	return c
 }
@@ -71,13 +71,11 @@ func (f Facts) Conflict() string {
 }
 
 func conflictMessage(f Facts) string {
-	const meanwhile = "nothing is written and none of its ports is opened"
 	if !f.OtherGone.IsZero() {
-		return fmt.Sprintf("another proxy was active on this node (%s) and has shown no sign since %s: %s until %s have gone by without any; then the agent takes over",
-			f.OtherProxy, f.OtherGone.UTC().Format(time.RFC3339), meanwhile, f.OtherWait)
+		return fmt.Sprintf("Another proxy was active on this node (%s) but has not been detected since %s. The agent writes nothing and opens none of the proxy's ports until %s after that, and then takes over.",
+			f.OtherProxy, f.OtherGone.UTC().Format(time.RFC3339), f.OtherWait)
 	}
-	return fmt.Sprintf("another proxy is active on this node (%s): %s; stop it on this node (kube-proxy: delete its DaemonSet, or keep its pods off this node) and the agent takes over",
-		f.OtherProxy, meanwhile)
+	return fmt.Sprintf("Another proxy is active on this node (%s): the agent writes nothing and opens none of the proxy's ports. Stop it on this node (kube-proxy: delete its DaemonSet, or keep its pods off this node), and the agent takes over.", f.OtherProxy)
 }
 
 // SaysWhyNot reports whether the conditions explain why an agent that accepts its object writes
@@ -101,12 +99,12 @@ func pressureCondition(report *v1alpha1.ConntrackReport, former []metav1.Conditi
 	switch {
 	case conntrack.Pressed(old != nil && old.Status == metav1.ConditionTrue, report.Entries, report.Max):
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonTableNearlyFull
-		c.Message = fmt.Sprintf("the connection tracking table has been %d %% full or more, see status.conntrack: %s", conntrack.PressureFrom, conntrack.PressureAdvice)
+		c.Message = fmt.Sprintf("The connection tracking table has been %d %% full or more, see status.conntrack: %s", conntrack.PressureFrom, conntrack.PressureAdvice)
 	case old == nil:
 		return nil
 	default:
 		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.ReasonTableHasRoom
-		c.Message = fmt.Sprintf("the connection tracking table has room: once %d %% are in use, this becomes True", conntrack.PressureFrom)
+		c.Message = fmt.Sprintf("The connection tracking table has room. Once %d %% are in use, this becomes True.", conntrack.PressureFrom)
 	}
 	return c
 }

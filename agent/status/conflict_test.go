@@ -16,8 +16,8 @@ func TestConflictConditionEnds(t *testing.T) {
 		f    Facts
 		text string
 	}{
-		{Facts{}, "no other proxy is active"},
-		{Facts{Audit: true, OtherProxy: "x"}, "enforcement is Audit"},
+		{Facts{}, "No other proxy is active"},
+		{Facts{Audit: true, OtherProxy: "x"}, "Enforcement is Audit"},
 	} {
 		c := ConflictCondition(tt.f, was)
 		if c == nil || c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, tt.text) {

@@ -31,7 +31,7 @@ func ProgrammedCondition(s desired.Snapshot, f Facts) metav1.Condition {
 		c.Message += "; " + strings.Join(s.Retiring, "; ")
 	}
 	if f.Drift.Message != "" {
-		c.Message += "; but somebody else undoes it again and again: see the condition " + v1alpha1.ConditionDrifted
+		c.Message += "; but another program repeatedly modifies the rules: see the condition " + v1alpha1.ConditionDrifted
 	}
 	return c
 }
@@ -50,30 +50,30 @@ func programmedRow(s desired.Snapshot, f Facts) metav1.Condition {
 	case f.Conflict() != "":
 		return row(metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, conflictMessage(f))
 	case s.Refusal != nil:
-		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "not accepted: "+s.Refusal.Message)
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "Not accepted: "+s.Refusal.Message)
 	case s.Err != nil && f.Audit:
-		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel cannot be compared to what is wanted: "+wording.OneLine(s.Err)+"; the agent tries again")
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "The kernel cannot be compared with the desired state: "+wording.OneLine(s.Err)+". The agent retries.")
 	case s.Err != nil: // after a late failure most is written
-		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, wording.OneLine(s.Err)+"; what could be written is written, all else stays as it was; the agent tries again")
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "Not everything could be written: "+wording.OneLine(s.Err)+". The rest is up to date or unchanged, and the agent retries.")
 	case !s.Done:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, firstStateMessage(s, f))
 	case f.Audit && pendingFor(&s, auditPatience):
-		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, "changes wait since "+since+" to be compared to the kernel; see the agent's log on this node")
+		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, "Changes have been waiting for a comparison since "+since+". See the agent's log on this node.")
 	case f.Audit && s.Difference != nil && s.Difference.Count > 0:
 		// Only status.difference has the differences: in a message, rules that come and go would
 		// cause repeated writes.
-		return row(metav1.ConditionFalse, v1alpha1.ReasonAuditDiffers, "the kernel differs from what is wanted: status.difference says where; enforcement is Audit: "+maintainer(f))
+		return row(metav1.ConditionFalse, v1alpha1.ReasonAuditDiffers, "The kernel differs from the desired state, see status.difference. Enforcement is Audit: "+maintainer(f))
 	case f.Audit:
-		return row(metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, "the kernel holds what is wanted; enforcement is Audit: "+maintainer(f))
+		return row(metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, "The kernel has the desired state. Enforcement is Audit: "+maintainer(f))
 	case pendingFor(&s, patience):
-		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, "changes wait since "+since+" to be written to the kernel; see the agent's log on this node")
+		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, "Changes have been pending since "+since+". See the agent's log on this node.")
 	case len(s.Rejected) > 0:
 		return row(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected,
-			fmt.Sprintf("all Services are programmed but %d, whose rules the kernel refuses: %s", len(s.Rejected), rejectedText(&s)))
+			fmt.Sprintf("All Services are programmed but %d, whose rules the kernel rejects: %s", len(s.Rejected), rejectedText(&s)))
 	case lasting(&s, s.RetainedSince) || lasting(&s, s.UnconfirmedSince):
 		return row(metav1.ConditionTrue, v1alpha1.ReasonRetained, retainedMessage(s))
 	default:
-		return row(metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted")
+		return row(metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The desired state is programmed")
 	}
 }
 
@@ -89,16 +89,16 @@ func lasting(s *desired.Snapshot, since time.Time) bool {
 
 // removal is reason and message during a removal of the rules.
 func removal(r desired.Removal, f Facts) (reason, message string) {
-	const deleted = "the NodeProxy is being deleted with removalPolicy Cleanup"
+	const deleted = "The NodeProxy is being deleted with removalPolicy Cleanup"
 	switch {
 	case r.Done:
 		return v1alpha1.ReasonRemoved, r.Message
 	case r.Err != nil:
-		return v1alpha1.ReasonFailed, fmt.Sprintf("%s, but not everything of nodeproxy could be removed from this node: %s; the agent tries again", deleted, wording.OneLine(r.Err))
+		return v1alpha1.ReasonFailed, fmt.Sprintf("%s, but not everything of nodeproxy could be removed from this node: %s. The agent retries.", deleted, wording.OneLine(r.Err))
 	case f.OtherProxy != "":
-		return v1alpha1.ReasonPending, fmt.Sprintf("%s: the rules of this node are removed once another proxy (%s) has shown no sign for %s", deleted, f.OtherProxy, f.OtherWait)
+		return v1alpha1.ReasonPending, fmt.Sprintf("%s. The rules of this node are removed once another proxy (%s) has not been detected for %s.", deleted, f.OtherProxy, f.OtherWait)
 	default:
-		return v1alpha1.ReasonPending, deleted + ": the rules of this node are about to be removed"
+		return v1alpha1.ReasonPending, deleted + ". The rules of this node are about to be removed."
 	}
 }
 
@@ -108,24 +108,24 @@ func maintainer(f Facts) string {
 	case f.OtherProxy != "" && f.OtherGone.IsZero():
 		return fmt.Sprintf("this agent writes nothing; another proxy runs on this node (%s)", f.OtherProxy)
 	case f.OtherProxy != "":
-		return fmt.Sprintf("this agent writes nothing; another proxy ran on this node (%s) and has shown no sign since %s", f.OtherProxy, f.OtherGone.UTC().Format(time.RFC3339))
+		return fmt.Sprintf("this agent writes nothing; another proxy ran on this node (%s) and has not been detected since %s", f.OtherProxy, f.OtherGone.UTC().Format(time.RFC3339))
 	case f.Unanswered:
-		return "this agent writes nothing, and it cannot be told yet whether another proxy runs on this node"
+		return "this agent writes nothing, and does not know yet whether another proxy runs on this node"
 	default:
-		return "nobody maintains the rules, because this agent writes nothing and no other proxy shows on this node; start kube-proxy on it, or set spec.settings.enforcement to Enforce"
+		return "no program maintains the rules, because this agent writes nothing and no other proxy is detected on this node; start kube-proxy on it, or set spec.settings.enforcement to Enforce"
 	}
 }
 
 func firstStateMessage(s desired.Snapshot, f Facts) string {
 	switch {
 	case f.Audit && s.Listed:
-		return "enforcement is Audit: the kernel has not been compared to what is wanted yet"
+		return "Enforcement is Audit: the kernel has not been compared with the desired state yet."
 	case f.Unanswered && !f.Audit:
-		return fmt.Sprintf("%s, where kube-proxy would answer, accepts connections but has not answered yet: nothing is written until it answers, its port is closed, or %d requests in a row got no answer; if kube-proxy runs on this node, stop it", ownership.ProxyModeAddress, ownership.ProbeLimit)
+		return fmt.Sprintf("%s, where kube-proxy would answer, accepts connections but has not answered yet. Nothing is written until it answers, its port is closed, or %d requests in a row get no answer; if kube-proxy runs on this node, stop it.", ownership.ProxyModeAddress, ownership.ProbeLimit)
 	case !s.Listed:
-		return "no complete set of rules since the agent started: it waits for the list of ServiceProxyRules; if this lasts, the agent's log says why"
+		return "Since it started, the agent waits for the list of ServiceProxyRules. If this lasts, see the agent's log on this node."
 	default:
-		return "no complete set of rules has been written to the kernel since the agent started, or since it may write again"
+		return "No complete state has been written to the kernel since the agent started or acquired ownership."
 	}
 }
 
@@ -135,19 +135,19 @@ func RestoredMessage(s *desired.Snapshot) string {
 	if !s.Restored.Active() {
 		return ""
 	}
-	var what []string
-	if s.Restored.Services {
-		what = append(what, "the ServiceProxyRules")
+	what := "The NodeProxyRules of this node"
+	switch {
+	case s.Restored.Services && s.Restored.Rules:
+		what = "The ServiceProxyRules and the NodeProxyRules of this node"
+	case s.Restored.Services:
+		what = "The ServiceProxyRules"
 	}
-	if s.Restored.Rules {
-		what = append(what, "the NodeProxyRules of this node")
-	}
-	how := "what is missing in the kernel is repaired, nothing is changed or removed"
+	how := "what the kernel lacks is repaired, nothing is changed or removed"
 	if s.Restored.Rebooted {
 		how = "the node has restarted since, so endpoints on this node are left out and health checks answer 503"
 	}
-	return fmt.Sprintf("%s could not be read from the API since the agent started (%s): the node runs from the last good set on its disk, written %s: %s, until the API answers",
-		strings.Join(what, " and "), wording.Clip(s.Restored.Why, wording.MaxExample), s.Restored.Written.UTC().Format(time.RFC3339), how)
+	return fmt.Sprintf("%s could not be read from the API since the agent started (%s): until the API answers, the node uses the checkpoint on its disk, written %s: %s",
+		what, wording.Clip(s.Restored.Why, wording.MaxExample), s.Restored.Written.UTC().Format(time.RFC3339), how)
 }
 
 func retainedMessage(s desired.Snapshot) string {
@@ -163,16 +163,16 @@ func retainedMessage(s desired.Snapshot) string {
 		if n > len(names) {
 			names = append(names, "...")
 		}
-		parts = append(parts, fmt.Sprintf("the ServiceProxyRules of %d Services have vanished while their Services have not ended (%s): their rules stay until the objects return or the controller confirms that the Services are gone", n, strings.Join(names, ", ")))
+		parts = append(parts, fmt.Sprintf("The ServiceProxyRules of %d Services have vanished although the Services have not ended (%s): their rules are retained until the objects return or the controller confirms that the Services are gone", n, strings.Join(names, ", ")))
 	}
 	if lasting(&s, s.UnconfirmedSince) && !s.Restored.Services {
 		if s.InventoryKnown {
-			parts = append(parts, "the ServiceProxyRules are not those that status.inventory of the NodeProxy counts: no rules are removed until they are; is the controller running?")
+			parts = append(parts, "The ServiceProxyRules differ from status.inventory of the NodeProxy: no rules are removed until they agree; check that the controller runs")
 		} else {
-			parts = append(parts, `there is no NodeProxy "cluster" with a status.inventory: no rules are removed until there is; create the NodeProxy, and see that the controller runs`)
+			parts = append(parts, `There is no NodeProxy "cluster" with a status.inventory: no rules are removed until there is; create the NodeProxy, and check that the controller runs`)
 		}
 	}
-	return strings.Join(parts, "; ")
+	return strings.Join(parts, ". ")
 }
 
 // rejectedText names some of the rejected Services, human-readable.

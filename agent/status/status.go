@@ -8,6 +8,7 @@
 package status
 
 import (
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -104,7 +105,7 @@ func Build(s desired.Snapshot, f Facts, former []metav1.Condition) v1alpha1.Node
 			return
 		}
 		out := metav1.Condition{
-			Type: c.Type, Status: c.Status, Reason: c.Reason, Message: wording.Clip(c.Message, maxMessage),
+			Type: c.Type, Status: c.Status, Reason: c.Reason, Message: wording.Clip(ended(c.Message), maxMessage),
 			ObservedGeneration: status.ObservedGeneration, LastTransitionTime: Seconds(s.Now),
 		}
 		if old := meta.FindStatusCondition(former, c.Type); old != nil && old.Status == c.Status {
@@ -120,6 +121,14 @@ func Build(s desired.Snapshot, f Facts, former []metav1.Condition) v1alpha1.Node
 	add(pressureCondition(f.Tracking.Report, former))
 	add(f.Drift.Condition(former))
 	return status
+}
+
+// ended is a message with a full stop.
+func ended(message string) string {
+	if message == "" || strings.ContainsAny(message[len(message)-1:], ".?") {
+		return message
+	}
+	return message + "."
 }
 
 // Seconds is t as the API stores it.
