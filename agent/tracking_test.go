@@ -26,12 +26,12 @@ import (
 
 // fakeTracking is a kernel of which the tests say what it does.
 type fakeTracking struct {
-	tuned    conntrack.Tuned
-	asked    []int32 // the timeouts of UDP that it was asked for
-	onTune   func()
-	figures  conntrack.Figures
-	failure  error
-	readings int
+	tuned      conntrack.Tuned
+	asked      []int32 // the timeouts of UDP that it was asked for
+	onTune     func()
+	statistics conntrack.Statistics
+	failure    error
+	readings   int
 }
 
 func (f *fakeTracking) Tune(s *v1alpha1.ConntrackSettings) conntrack.Tuned {
@@ -42,9 +42,9 @@ func (f *fakeTracking) Tune(s *v1alpha1.ConntrackSettings) conntrack.Tuned {
 	return f.tuned
 }
 
-func (f *fakeTracking) Figures() (conntrack.Figures, error) {
+func (f *fakeTracking) Statistics() (conntrack.Statistics, error) {
 	f.readings++
-	return f.figures, f.failure
+	return f.statistics, f.failure
 }
 
 func (f *fakeTracking) expect(t *testing.T, when string, asked ...int32) {
@@ -57,7 +57,7 @@ func (f *fakeTracking) expect(t *testing.T, when string, asked ...int32) {
 
 // tracked gives an agent connection tracking.
 func tracked(a *Agent) *fakeTracking {
-	kernel := &fakeTracking{figures: conntrack.Figures{Entries: 10, Max: 100, Buckets: 25}}
+	kernel := &fakeTracking{statistics: conntrack.Statistics{Entries: 10, Max: 100, Buckets: 25}}
 	a.tracking.Kernel = kernel
 	return kernel
 }
@@ -117,7 +117,7 @@ func TestTrackingIsLeftWhileOthersHaveTheNode(t *testing.T) {
 	mustVerify(t, a)
 	fake.expect(t, "beside another proxy")
 	if f := factsOf(a); f.Tracking.Report == nil || f.Tracking.Report.Max != 100 {
-		t.Errorf("figures are not reported: %+v", f.Tracking)
+		t.Errorf("statistics are not reported: %+v", f.Tracking)
 	}
 	a.turn.held = true
 	mustSync(t, a)
@@ -244,8 +244,8 @@ func TestRemovedFlowsAreReported(t *testing.T) {
 	}
 }
 
-func TestFiguresAreReadNowAndThen(t *testing.T) {
-	fake := &fakeTracking{figures: conntrack.Figures{Entries: 31022, Max: 262144, Buckets: 65536, Counters: conntrack.Counters{InsertFailed: 1, Drop: 2, EarlyDrop: 3}}}
+func TestStatisticsAreReadNowAndThen(t *testing.T) {
+	fake := &fakeTracking{statistics: conntrack.Statistics{Entries: 31022, Max: 262144, Buckets: 65536, Counters: conntrack.Counters{InsertFailed: 1, Drop: 2, EarlyDrop: 3}}}
 	clk := clocktesting.NewFakeClock(agenttest.Epoch)
 	m := metrics.New()
 	tr := conntrack.NewTuner(fake, clk, logr.Discard(), m.Tracking)
@@ -259,8 +259,8 @@ func TestFiguresAreReadNowAndThen(t *testing.T) {
 	if fake.readings != 1 {
 		t.Errorf("read %d times", fake.readings)
 	}
-	clk.Step(conntrack.FiguresAge)
-	fake.figures.Entries, fake.figures.Drop, fake.failure = 40000, 0, errors.New("no module")
+	clk.Step(conntrack.StatisticsAge)
+	fake.statistics.Entries, fake.statistics.Drop, fake.failure = 40000, 0, errors.New("no module")
 	f := tr.Facts(true)
 	want.Entries, want.UsagePercent = 40000, 15
 	if diff := cmp.Diff(want, *f.Report); diff != "" || len(f.Warnings) != 1 || !strings.Contains(f.Warnings[0], "no module") {

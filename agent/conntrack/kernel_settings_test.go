@@ -49,17 +49,17 @@ func TestSettingsInANetworkNamespace(t *testing.T) {
 	}
 }
 
-// TestFiguresInANetworkNamespace compares them to what the program conntrack
+// TestStatisticsInANetworkNamespace compares them to what the program conntrack
 // tells.
-func TestFiguresInANetworkNamespace(t *testing.T) {
+func TestStatisticsInANetworkNamespace(t *testing.T) {
 	onRealKernel(t)
 	m := NewSystem("")
-	empty, err := m.Figures()
+	empty, err := m.Statistics()
 	if err != nil || empty.Entries != 0 || empty.Max == 0 || empty.Buckets == 0 || empty.Counters != (Counters{}) {
 		t.Fatalf("in a new namespace: %+v, %v", empty, err)
 	}
 	fillTCP(t, 20)
-	got, err := m.Figures()
+	got, err := m.Statistics()
 	if err != nil || got.Entries != 20 || got.Max != empty.Max {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -78,11 +78,11 @@ func TestFiguresInANetworkNamespace(t *testing.T) {
 	}
 }
 
-func BenchmarkFigures(b *testing.B) {
+func BenchmarkStatistics(b *testing.B) {
 	onRealKernel(b)
 	m := NewSystem("")
 	for b.Loop() {
-		if _, err := m.Figures(); err != nil {
+		if _, err := m.Statistics(); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -17,8 +17,8 @@ const (
 	PressureTo   = 70
 )
 
-// Figures are the statistics of the connection tracking table.
-type Figures struct {
+// Statistics are the statistics of the connection tracking table.
+type Statistics struct {
 	// Entries is the number of connections, Max how many the table takes (0: any number), and
 	// Buckets the size of the hash table.
 	Entries, Max, Buckets int64
@@ -38,7 +38,7 @@ type Counters struct {
 }
 
 // UsagePercent is how full the table is, rounded; 0 without a limit.
-func (f *Figures) UsagePercent() int32 {
+func (f *Statistics) UsagePercent() int32 {
 	if f.Max <= 0 {
 		return 0
 	}
@@ -57,10 +57,10 @@ func Pressed(before bool, entries, most int64) bool {
 // ErrUntracked means that the kernel has no connection tracking, or not yet.
 var ErrUntracked = errors.New("the kernel tracks no connections")
 
-// Figures reads the statistics of the table. With an error other than ErrUntracked, all but the
+// Statistics reads the statistics of the table. With an error other than ErrUntracked, all but the
 // counters may be set.
-func (k *System) Figures() (Figures, error) {
-	var f Figures
+func (k *System) Statistics() (Statistics, error) {
+	var f Statistics
 	for _, file := range []struct {
 		name string
 		to   *int64
@@ -68,9 +68,9 @@ func (k *System) Figures() (Figures, error) {
 		value, err := k.read(file.name)
 		switch {
 		case file.name == sysctlMax && errors.Is(err, fs.ErrNotExist):
-			return Figures{}, ErrUntracked
+			return Statistics{}, ErrUntracked
 		case err != nil:
-			return Figures{}, err
+			return Statistics{}, err
 		}
 		*file.to = value
 	}
@@ -82,28 +82,28 @@ func (k *System) Figures() (Figures, error) {
 }
 
 // Metrics are the metrics of the connection tracking table.
-type Metrics struct{ shown atomic.Pointer[Figures] }
+type Metrics struct{ shown atomic.Pointer[Statistics] }
 
 // NewMetrics registers the metrics of the connection tracking table.
 func NewMetrics(registry prometheus.Registerer) *Metrics {
 	m := &Metrics{}
-	m.show(Figures{})
+	m.show(Statistics{})
 	factory := promauto.With(registry)
-	gauge := func(name, help string, value func(*Figures) int64) {
+	gauge := func(name, help string, value func(*Statistics) int64) {
 		factory.NewGaugeFunc(prometheus.GaugeOpts{Name: "nodeproxy_agent_conntrack_" + name, Help: help},
 			func() float64 { return float64(value(m.shown.Load())) })
 	}
-	counter := func(name, help string, value func(*Figures) int64) {
+	counter := func(name, help string, value func(*Statistics) int64) {
 		factory.NewCounterFunc(prometheus.CounterOpts{Name: "nodeproxy_agent_conntrack_" + name, Help: help},
 			func() float64 { return float64(value(m.shown.Load())) })
 	}
-	gauge("entries", "Connections in the connection tracking table, at most some seconds ago; 0 also where there is none.", func(f *Figures) int64 { return f.Entries })
-	gauge("max_entries", "How many connections the connection tracking table takes; 0: any number, or there is none.", func(f *Figures) int64 { return f.Max })
-	gauge("buckets", "Size of the hash table of the connection tracking table.", func(f *Figures) int64 { return f.Buckets })
-	counter("insert_failed_total", "Connections that could not be entered into the connection tracking table, as the kernel counts them.", func(f *Figures) int64 { return f.InsertFailed })
-	counter("dropped_packets_total", "Packets dropped because the connection tracking table was full, as the kernel counts them.", func(f *Figures) int64 { return f.Drop })
-	counter("early_dropped_total", "Unanswered connections evicted from the full connection tracking table, as the kernel counts them.", func(f *Figures) int64 { return f.EarlyDrop })
+	gauge("entries", "Connections in the connection tracking table, at most some seconds ago; 0 also where there is none.", func(f *Statistics) int64 { return f.Entries })
+	gauge("max_entries", "How many connections the connection tracking table takes; 0: any number, or there is none.", func(f *Statistics) int64 { return f.Max })
+	gauge("buckets", "Size of the hash table of the connection tracking table.", func(f *Statistics) int64 { return f.Buckets })
+	counter("insert_failed_total", "Connections that could not be entered into the connection tracking table, as the kernel counts them.", func(f *Statistics) int64 { return f.InsertFailed })
+	counter("dropped_packets_total", "Packets dropped because the connection tracking table was full, as the kernel counts them.", func(f *Statistics) int64 { return f.Drop })
+	counter("early_dropped_total", "Unanswered connections evicted from the full connection tracking table, as the kernel counts them.", func(f *Statistics) int64 { return f.EarlyDrop })
 	return m
 }
 
-func (m *Metrics) show(f Figures) { m.shown.Store(&f) }
+func (m *Metrics) show(f Statistics) { m.shown.Store(&f) }

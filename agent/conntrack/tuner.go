@@ -18,16 +18,16 @@ const (
 	UsageStep = 5
 	// PressureAdvice says what a nearly full table means and what to do.
 	PressureAdvice = "once it is full, new connections to and from this node fail, while open ones continue. Raise spec.settings.conntrack.maxPerCore or min of the NodeProxy, or find the cause of so many connections (conntrack -L on the node)"
-	// FiguresAge is how old the statistics of connection tracking in a status may be.
-	FiguresAge = 5 * time.Second
+	// StatisticsAge is how old the statistics of connection tracking in a status may be.
+	StatisticsAge = 5 * time.Second
 )
 
 // Tracking is the kernel's connection tracking as a whole.
 type Tracking interface {
 	// Tune applies complete settings: it writes what differs, if possible.
 	Tune(settings *v1alpha1.ConntrackSettings) Tuned
-	// Figures are the statistics of the table. The error wraps ErrUntracked if there is none.
-	Figures() (Figures, error)
+	// Statistics are the statistics of the table. The error wraps ErrUntracked if there is none.
+	Statistics() (Statistics, error)
 }
 
 // Tuner applies the settings of connection tracking, and reports its statistics. Without a kernel
@@ -46,10 +46,10 @@ type Tuner struct {
 	last  *Tuned   // the last result; nil: there is none
 	unmet []string // as logged and reported
 
-	figures *Figures  // nil: unknown
-	read    time.Time // when the statistics were read; zero: read them now
-	failure string    // to read them
-	pressed bool
+	statistics *Statistics // nil: unknown
+	read       time.Time   // when the statistics were read; zero: read them now
+	failure    string      // to read them
+	pressed    bool
 }
 
 // TunerFacts are what the status reports of connection tracking.
@@ -138,7 +138,7 @@ func (t *Tuner) Cleaned(pass Pass) {
 func (t *Tuner) Facts(owned bool) TunerFacts {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if now := t.clock.Now(); t.Kernel != nil && (t.read.IsZero() || now.Sub(t.read) >= FiguresAge || now.Before(t.read)) {
+	if now := t.clock.Now(); t.Kernel != nil && (t.read.IsZero() || now.Sub(t.read) >= StatisticsAge || now.Before(t.read)) {
 		t.read = now
 		t.measure()
 	}
@@ -149,7 +149,7 @@ func (t *Tuner) Facts(owned bool) TunerFacts {
 	if t.failure != "" {
 		out.Warnings = append(out.Warnings, t.failure+"; they are outdated in status.conntrack")
 	}
-	if f := t.figures; f != nil {
+	if f := t.statistics; f != nil {
 		out.Report = &v1alpha1.ConntrackReport{
 			Entries: f.Entries, Max: f.Max, UsagePercent: f.UsagePercent(), Buckets: f.Buckets,
 			InsertFailed: f.InsertFailed, Drop: f.Drop, EarlyDrop: f.EarlyDrop, FlowsCleaned: t.removed.Load(),
@@ -160,21 +160,21 @@ func (t *Tuner) Facts(owned bool) TunerFacts {
 
 // measure reads the statistics. The caller holds mu.
 func (t *Tuner) measure() {
-	f, err := t.Kernel.Figures()
+	f, err := t.Kernel.Statistics()
 	failure := ""
 	switch {
 	case errors.Is(err, ErrUntracked):
-		t.figures = nil
-		t.metrics.show(Figures{})
+		t.statistics = nil
+		t.metrics.show(Statistics{})
 	case err == nil:
-		t.figures = &f
+		t.statistics = &f
 	default:
 		failure = err.Error()
 		if f.Max > 0 { // only the counters cannot be read
-			if t.figures != nil {
-				f.Counters = t.figures.Counters
+			if t.statistics != nil {
+				f.Counters = t.statistics.Counters
 			}
-			t.figures = &f
+			t.statistics = &f
 		}
 	}
 	switch {
@@ -185,14 +185,14 @@ func (t *Tuner) measure() {
 		t.log.Info("The statistics of connection tracking can be read again")
 	}
 	t.failure = failure
-	if t.figures != nil {
-		t.metrics.show(*t.figures)
-		t.logPressure(t.figures)
+	if t.statistics != nil {
+		t.metrics.show(*t.statistics)
+		t.logPressure(t.statistics)
 	}
 }
 
 // logPressure logs when the table becomes nearly full, and when that ends.
-func (t *Tuner) logPressure(f *Figures) {
+func (t *Tuner) logPressure(f *Statistics) {
 	pressed := Pressed(t.pressed, f.Entries, f.Max)
 	counts := []any{"entries", f.Entries, "max", f.Max, "drop", f.Drop, "earlyDrop", f.EarlyDrop}
 	switch {

@@ -45,15 +45,15 @@ func TestPressureCondition(t *testing.T) {
 	}
 	message := func(percent int64) string { return pressureCondition(report(percent), nil).Message }
 	if message(80) != message(99) {
-		t.Error("the message changes with the figures, and is written each time")
+		t.Error("the message changes with the statistics, and is written each time")
 	}
 	if !strings.Contains(message(80), "spec.settings.conntrack.maxPerCore") {
 		t.Errorf("message %q does not say what to do", message(80))
 	}
 }
 
-// TestWhenFiguresOfTrackingAreWritten lets time pass and statistics change.
-func TestWhenFiguresOfTrackingAreWritten(t *testing.T) {
+// TestWhenStatisticsOfTrackingAreWritten lets time pass and statistics change.
+func TestWhenStatisticsOfTrackingAreWritten(t *testing.T) {
 	s := programmed()
 	b := &agenttest.Board{Stored: s.Own}
 	clk := clocktesting.NewFakePassiveClock(s.Now)

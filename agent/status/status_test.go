@@ -190,7 +190,7 @@ func TestSuspectedServicesAreNotNamed(t *testing.T) {
 	}
 }
 
-func TestStatusFigures(t *testing.T) {
+func TestStatusCounts(t *testing.T) {
 	s := programmed()
 	s.Rejected = map[dataplane.ServiceName]string{}
 	for i := range 12 {
@@ -336,14 +336,14 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		expect(t, w, 4*time.Second, false)
 		expect(t, w, time.Second, true)
 	})
-	t.Run("figures alone after 5 min", func(t *testing.T) {
+	t.Run("counts alone after 5 min", func(t *testing.T) {
 		w := written(t)
 		w.s.Services++
 		expect(t, w, 5*time.Minute-time.Second, false)
 		expect(t, w, time.Second, true)
 		w.s.Services++
 		expect(t, w, time.Second, false)
-		w.s.Applied.SettingsRevision = "0" // takes the figures along
+		w.s.Applied.SettingsRevision = "0" // writes the counts too
 		expect(t, w, 0, true)
 		expect(t, w, time.Hour, false)
 	})
@@ -429,7 +429,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		expect(t, w, 22500*time.Millisecond, true)
 		w.s.Services++
 		w.b.Err = errors.New("no API")
-		expect(t, w, figuresPause, false)
+		expect(t, w, countsPause, false)
 		w.b.Err = nil
 		expect(t, w, 3749*time.Millisecond, false)
 		expect(t, w, time.Millisecond, true) // the pauses begin anew

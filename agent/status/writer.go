@@ -22,8 +22,8 @@ const (
 	// firstStatusRetry and lastStatusRetry bound the pauses after failed writes.
 	firstStatusRetry = 5 * time.Second
 	lastStatusRetry  = 30 * time.Second
-	// figuresPause is the least time between writes of counts alone.
-	figuresPause = 5 * time.Minute
+	// countsPause is the least time between writes of counts alone.
+	countsPause = 5 * time.Minute
 	// repairsPause is the least time between writes because of repaired rules: a single repair is
 	// reported soon, many in a row together.
 	repairsPause = time.Minute
@@ -76,7 +76,7 @@ const (
 
 // pauses are the least times since the last write, and since the last one of the same urgency.
 var pauses = map[urgency]struct{ last, same time.Duration }{
-	withOthers: {last: figuresPause},
+	withOthers: {last: countsPause},
 	differing:  {last: statusPause, same: differencePause},
 	repaired:   {last: statusPause, same: repairsPause},
 	soon:       {last: statusPause},
