@@ -12,6 +12,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
 	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -79,7 +80,7 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 	a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 	r := fill(t, a)
 	b := &agenttest.Board{Stored: a.store.Snapshot().Own, Err: errors.New("forbidden")}
-	a.writer.Apply = b.Apply
+	a.writer = status.NewWriter(a.options.Clock, b.Apply, a.log, a.started)
 	report := func() {
 		s, f := a.known()
 		a.writer.Write(context.Background(), s, f)
@@ -92,7 +93,7 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 	}
 	expectReady(t, a, "not written", "the API does not say so yet")
 
-	b.Err, a.writer.RetryAt = nil, time.Time{}
+	b.Err, a.writer = nil, status.NewWriter(a.options.Clock, b.Apply, a.log, a.started)
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
 	b.Stored = a.store.Snapshot().Own
 	report()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
@@ -283,7 +284,7 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 		r.ports.become("kube-proxy answers")
 		after(time.Minute)
 		r.expect(t, "it comes afterwards", "Removed", "removed from this node")
-		if c := status.ConflictCondition(factsOf(r.Agent), nil); c != nil {
+		if c := meta.FindStatusCondition(statusOf(r.Agent, nil).Conditions, v1alpha1.ConditionConflictingProxy); c != nil {
 			t.Errorf("who has nothing to write has no conflict: %+v", c)
 		}
 	})
@@ -358,7 +359,7 @@ func TestRemovalEndsUDPFlows(t *testing.T) {
 func TestReadyOnceRemoved(t *testing.T) {
 	a, r, _, _ := inTurn(t)
 	b := &agenttest.Board{Stored: a.store.Snapshot().Own}
-	a.writer.Apply = b.Apply
+	a.writer = status.NewWriter(a.options.Clock, b.Apply, a.log, a.started)
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	expectReady(t, a, "before", "about to be removed")
 	a.endTurn("")

@@ -58,7 +58,7 @@ func (f *fakeTracking) expect(t *testing.T, when string, asked ...int32) {
 // tracked gives an agent connection tracking.
 func tracked(a *Agent) *fakeTracking {
 	kernel := &fakeTracking{statistics: conntrack.Statistics{Entries: 10, Max: 100, Buckets: 25}}
-	a.tracking.Kernel = kernel
+	a.tracking = conntrack.NewTuner(kernel, a.options.Clock, a.log, a.metrics.Tracking)
 	return kernel
 }
 
@@ -259,7 +259,7 @@ func TestStatisticsAreReadNowAndThen(t *testing.T) {
 	if fake.readings != 1 {
 		t.Errorf("read %d times", fake.readings)
 	}
-	clk.Step(conntrack.StatisticsAge)
+	clk.Step(5 * time.Second)
 	fake.statistics.Entries, fake.statistics.Drop, fake.failure = 40000, 0, errors.New("no module")
 	f := tr.Facts(true)
 	want.Entries, want.UsagePercent = 40000, 15

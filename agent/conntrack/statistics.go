@@ -10,11 +10,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// PressureFrom and PressureTo are how full the table is, in percent, when pressure begins and
+// PressureFrom and pressureTo are how full the table is, in percent, when pressure begins and
 // when it ends.
 const (
 	PressureFrom = 80
-	PressureTo   = 70
+	pressureTo   = 70
 )
 
 // Statistics are the statistics of the connection tracking table.
@@ -49,7 +49,7 @@ func (f *Statistics) UsagePercent() int32 {
 // pressure, given whether it was before. A table without a limit never is.
 func Pressed(before bool, entries, most int64) bool {
 	if before {
-		return most > 0 && entries*100 > most*PressureTo
+		return most > 0 && entries*100 > most*pressureTo
 	}
 	return most > 0 && entries*100 >= most*PressureFrom
 }

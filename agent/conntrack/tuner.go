@@ -18,8 +18,8 @@ const (
 	UsageStep = 5
 	// PressureAdvice says what a nearly full table means and what to do.
 	PressureAdvice = "once it is full, new connections to and from this node fail, while open ones continue. Raise spec.settings.conntrack.maxPerCore or min of the NodeProxy, or find the cause of so many connections (conntrack -L on the node)"
-	// StatisticsAge is how old the statistics of connection tracking in a status may be.
-	StatisticsAge = 5 * time.Second
+	// statisticsAge is how old the statistics of connection tracking in a status may be.
+	statisticsAge = 5 * time.Second
 )
 
 // Tracking is the kernel's connection tracking as a whole.
@@ -33,7 +33,7 @@ type Tracking interface {
 // Tuner applies the settings of connection tracking, and reports its statistics. Without a kernel
 // it does nothing.
 type Tuner struct {
-	Kernel  Tracking
+	kernel  Tracking
 	clock   clock.PassiveClock
 	log     logr.Logger
 	metrics *Metrics
@@ -60,7 +60,7 @@ type TunerFacts struct {
 
 // NewTuner returns a tuner that has applied nothing yet.
 func NewTuner(kernel Tracking, clk clock.PassiveClock, log logr.Logger, m *Metrics) *Tuner {
-	return &Tuner{Kernel: kernel, clock: clk, log: log, metrics: m}
+	return &Tuner{kernel: kernel, clock: clk, log: log, metrics: m}
 }
 
 // Forget makes the settings due again before the next write: other programs may have changed the
@@ -88,12 +88,12 @@ func (t *Tuner) Late() bool {
 // Tune applies settings, logs what changed, and reports whether rules that depend on them must
 // change.
 func (t *Tuner) Tune(settings *v1alpha1.ProxySettings) bool {
-	if t.Kernel == nil || settings == nil {
+	if t.kernel == nil || settings == nil {
 		return false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	done := t.Kernel.Tune(settings.Conntrack)
+	done := t.kernel.Tune(settings.Conntrack)
 	again := t.tuned == settings && !t.last.Untracked && len(t.unmet) == 0
 	for _, c := range done.Changes {
 		if again {
@@ -138,7 +138,7 @@ func (t *Tuner) Cleaned(pass Pass) {
 func (t *Tuner) Facts(owned bool) TunerFacts {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if now := t.clock.Now(); t.Kernel != nil && (t.read.IsZero() || now.Sub(t.read) >= StatisticsAge || now.Before(t.read)) {
+	if now := t.clock.Now(); t.kernel != nil && (t.read.IsZero() || now.Sub(t.read) >= statisticsAge || now.Before(t.read)) {
 		t.read = now
 		t.measure()
 	}
@@ -160,7 +160,7 @@ func (t *Tuner) Facts(owned bool) TunerFacts {
 
 // measure reads the statistics. The caller holds mu.
 func (t *Tuner) measure() {
-	f, err := t.Kernel.Statistics()
+	f, err := t.kernel.Statistics()
 	failure := ""
 	switch {
 	case errors.Is(err, ErrUntracked):

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// PendingLimit is how long a change may be pending before the proxy counts as unhealthy.
-const PendingLimit = 60 * time.Second
+// pendingLimit is how long a change may be pending before the proxy counts as unhealthy.
+const pendingLimit = 60 * time.Second
 
-// StuckLimit is for how long the agent may be late, or without progress, before the kubelet
+// stuckLimit is for how long the agent may be late, or without progress, before the kubelet
 // should restart it. An agent that is slow or fails is not stuck.
-const StuckLimit = 5 * time.Minute
+const stuckLimit = 5 * time.Minute
 
 // FamilyState is the progress of one IP family.
 type FamilyState struct {
@@ -77,7 +77,7 @@ func assess(s State) answer {
 		if updated.IsZero() {
 			updated = s.Started
 		}
-		healthy := f.OldestPending.IsZero() || s.Now.Sub(f.OldestPending) < PendingLimit
+		healthy := f.OldestPending.IsZero() || s.Now.Sub(f.OldestPending) < pendingLimit
 		out.Status[family] = familyAnswer{LastUpdated: updated, Healthy: healthy}
 		out.Healthy = out.Healthy && healthy
 		if updated.After(out.LastUpdated) {
@@ -145,7 +145,7 @@ func KubeletHandler(overdue func() time.Duration, unready func() string, metrics
 		})
 	}
 	probe("/livez", func() string {
-		if overdue() < StuckLimit {
+		if overdue() < stuckLimit {
 			return ""
 		}
 		return "the agent has not even tried to write pending changes, or a program that it runs (such as iptables-restore) hangs, for 5 minutes; see its log"

@@ -29,8 +29,8 @@ func AcceptedCondition(s desired.Snapshot) metav1.Condition {
 	return c
 }
 
-// FallbackCondition returns the condition ModeFallback; nil: the node never had one.
-func FallbackCondition(s desired.Snapshot, former []metav1.Condition) *metav1.Condition {
+// fallbackCondition returns the condition ModeFallback; nil: the node never had one.
+func fallbackCondition(s desired.Snapshot, former []metav1.Condition) *metav1.Condition {
 	c := &metav1.Condition{Type: v1alpha1.ConditionModeFallback}
 	switch {
 	case s.Mode.Fallback() != "":
@@ -45,7 +45,7 @@ func FallbackCondition(s desired.Snapshot, former []metav1.Condition) *metav1.Co
 }
 
 // ConflictCondition returns the condition ConflictingProxy; nil: the node never had one.
-func ConflictCondition(f Facts, former []metav1.Condition) *metav1.Condition {
+func conflictCondition(f Facts, former []metav1.Condition) *metav1.Condition {
 	c := &metav1.Condition{Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoConflict}
 	switch {
 	case f.Conflict() != "":

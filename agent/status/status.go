@@ -116,8 +116,8 @@ func Build(s desired.Snapshot, f Facts, former []metav1.Condition) v1alpha1.Node
 	accepted := AcceptedCondition(s)
 	add(&accepted)
 	add(&programmed)
-	add(FallbackCondition(s, former))
-	add(ConflictCondition(f, former))
+	add(fallbackCondition(s, former))
+	add(conflictCondition(f, former))
 	add(pressureCondition(f.Tracking.Report, former))
 	add(f.Drift.Condition(former))
 	return status

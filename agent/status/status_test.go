@@ -263,7 +263,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	start := func() *world {
 		s := programmed()
 		w := &world{s: s, f: facts4, b: &agenttest.Board{Stored: s.Own}, clock: clocktesting.NewFakePassiveClock(s.Now)}
-		w.writer = &Writer{Clock: w.clock, Apply: w.b.Apply, Log: logr.Discard(), Started: s.Now, Share: half}
+		w.writer = &Writer{clock: w.clock, apply: w.b.Apply, log: logr.Discard(), started: s.Now, share: half}
 		return w
 	}
 	// written returns a world whose status has just been written.
@@ -446,7 +446,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("a restart does not touch a stored status for 10 s", func(t *testing.T) {
 		w := written(t)
-		w.writer = &Writer{Clock: w.clock, Apply: w.b.Apply, Log: logr.Discard(), Started: w.s.Now, Share: half}
+		w.writer = &Writer{clock: w.clock, apply: w.b.Apply, log: logr.Discard(), started: w.s.Now, share: half}
 		w.s.Done, w.s.Applied = false, desired.Applied{}
 		expect(t, w, 9*time.Second, false)
 		expect(t, w, time.Second, true)
@@ -456,7 +456,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("a restart beside another proxy says so at once", func(t *testing.T) {
 		w := written(t)
-		w.writer = &Writer{Clock: w.clock, Apply: w.b.Apply, Log: logr.Discard(), Started: w.s.Now, Share: half}
+		w.writer = &Writer{clock: w.clock, apply: w.b.Apply, log: logr.Discard(), started: w.s.Now, share: half}
 		w.s.Done, w.s.Applied, w.f.OtherProxy = false, desired.Applied{}, "iptables"
 		expect(t, w, 0, true)
 	})

@@ -41,24 +41,24 @@ type applyStatus func(ctx context.Context, name string, status *v1alpha1.NodePro
 
 // Writer decides when the status is written. Only one goroutine uses it.
 type Writer struct {
-	Clock   clock.PassiveClock
-	Apply   applyStatus
-	Log     logr.Logger
-	Started time.Time
-	// Share returns a random number from 0 to 1, which spreads the retries of agents.
-	Share func() float64
+	clock   clock.PassiveClock
+	apply   applyStatus
+	log     logr.Logger
+	started time.Time
+	// share returns a random number from 0 to 1, which spreads the retries of agents.
+	share func() float64
 
 	last     *v1alpha1.NodeProxyRules // as stored by the last write
 	lastTime time.Time                // of the last write
 	lastOf   map[urgency]time.Time    // of the last write of each urgency
-	RetryAt  time.Time                // no write before, if the last one failed
+	retryAt  time.Time                // no write before, if the last one failed
 	retry    time.Duration            // the longest pause after that
 	failure  string
 }
 
 // NewWriter returns a Writer of the status of an agent that started at a time.
 func NewWriter(clk clock.PassiveClock, apply applyStatus, log logr.Logger, started time.Time) *Writer {
-	return &Writer{Clock: clk, Apply: apply, Log: log, Started: started, Share: rand.Float64}
+	return &Writer{clock: clk, apply: apply, log: log, started: started, share: rand.Float64}
 }
 
 // urgency is how soon a status must be written.
@@ -107,14 +107,14 @@ func (w *Writer) Write(ctx context.Context, s desired.Snapshot, f Facts) bool {
 	}
 	limited, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	object, err := w.Apply(limited, stored.Name, &current)
-	now := w.Clock.Now()
+	object, err := w.apply(limited, stored.Name, &current)
+	now := w.clock.Now()
 	if err != nil {
 		if w.failure != err.Error() && ctx.Err() == nil {
-			w.Log.Error(err, "Could not write the status of the NodeProxyRules; retrying at most 30 s apart. The rules in the kernel are not affected", "nodeProxyRules", stored.Name)
+			w.log.Error(err, "Could not write the status of the NodeProxyRules; retrying at most 30 s apart. The rules in the kernel are not affected", "nodeProxyRules", stored.Name)
 		}
 		w.retry = min(max(2*w.retry, firstStatusRetry), lastStatusRetry)
-		w.RetryAt = now.Add(time.Duration(float64(w.retry) * (0.5 + w.Share()/2)))
+		w.retryAt = now.Add(time.Duration(float64(w.retry) * (0.5 + w.share()/2)))
 		w.failure = err.Error()
 		return false
 	}
@@ -122,17 +122,17 @@ func (w *Writer) Write(ctx context.Context, s desired.Snapshot, f Facts) bool {
 		w.lastOf = map[urgency]time.Time{}
 	}
 	w.last, w.lastTime, w.lastOf[u] = object, now, now
-	w.RetryAt, w.retry, w.failure = time.Time{}, 0, ""
+	w.retryAt, w.retry, w.failure = time.Time{}, 0, ""
 	return true
 }
 
 func (w *Writer) due(u urgency, starting bool, now time.Time, stored *v1alpha1.NodeProxyRulesStatus) bool {
-	if now.Before(w.RetryAt) {
+	if now.Before(w.retryAt) {
 		return false
 	}
 	// After a restart the kernel still has what the stored status reports. A first state that is
 	// applied soon does not change it.
-	if w.last == nil && starting && now.Sub(w.Started) < patience &&
+	if w.last == nil && starting && now.Sub(w.started) < patience &&
 		meta.FindStatusCondition(stored.Conditions, v1alpha1.ConditionProgrammed) != nil {
 		return false
 	}
