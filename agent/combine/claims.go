@@ -121,12 +121,11 @@ func (r Registry[T]) Lost(claimant T, claim Claim) bool {
 }
 
 // Holder returns the claimant that has the best claim.
-func (r Registry[T]) Holder(claim Claim) (T, bool) {
+func (r Registry[T]) Holder(claim Claim) (holder T, found bool) {
 	if all := r[claim]; len(all) > 0 && all[0].rank != Yielding {
 		return all[0].claimant, true
 	}
-	var none T
-	return none, false
+	return holder, false
 }
 
 // Served yields the claims with which a Service of a family, which may be nil, is programmed: those

@@ -81,7 +81,7 @@ func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
 		if reduced != nil {
 			desired, rejected = reduced, false
 		}
-		if !serves(desired, s.protocol) {
+		if desired != nil && !slices.ContainsFunc(desired.Ports, func(p dataplane.Port) bool { return p.Protocol == s.protocol }) {
 			desired = nil
 		}
 		if _, kept := r.Keep[name]; rejected || kept {
@@ -177,8 +177,4 @@ func (s *state) putBack(w work) {
 	for at := range w.former {
 		s.work.addFormer(at)
 	}
-}
-
-func serves(svc *dataplane.Service, protocol v1alpha1.Protocol) bool {
-	return svc != nil && slices.ContainsFunc(svc.Ports, func(p dataplane.Port) bool { return p.Protocol == protocol })
 }

@@ -106,7 +106,7 @@ func (o *Outcome) Via() []string {
 		case s.Target == "DNAT":
 			_, to, _ := strings.Cut(s.Rule, "--to-destination ")
 			out, translated = append(out, to), true
-		case isChain(s.Target):
+		case strings.Contains(s.Target, "-"): // a chain: ends of tables have no prefix
 			out = append(out, s.Target)
 		}
 	}
@@ -121,9 +121,6 @@ func (o *Outcome) Via() []string {
 	}
 	return append(out, o.Steps[last].Table+" "+o.Steps[last].Chain, string(o.Fate))
 }
-
-// isChain reports whether a target is a chain: ends of tables have no prefix.
-func isChain(target string) bool { return strings.Contains(target, "-") }
 
 // question is a packet and the rules for it.
 type question struct {

@@ -198,7 +198,7 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// TestTraceTellsOfTheService: who has the destination, for how long clients keep
+// TestTraceReportsTheService: who has the destination, for how long clients keep
 // their endpoint, and who does not get what it asks for.
 func TestTraceTellsOfTheService(t *testing.T) {
 	sticky := func(s *v1alpha1.ServiceProxyRulesSpec) {
