@@ -95,8 +95,10 @@ type Agent struct {
 	metrics *metrics.Metrics
 	drift   *drift.Tracker
 	errors  *apiclient.Errors
-	lease   *apiclient.LeaseRenewer
-	keeper  *setKeeper // nil: no last good set is kept
+	// apiError returns the current error of reading the API, if any.
+	apiError func() string
+	lease    *apiclient.LeaseRenewer
+	keeper   *setKeeper // nil: no last good set is kept
 	// cleaners remove stale flows, one for each family and protocol.
 	cleaners map[dataplane.Family][]*conntrack.Cleaner
 	// checks serve health-check node ports, one for each family.
@@ -175,6 +177,7 @@ func New(options Options) (*Agent, error) {
 	a.checks, a.servers = a.newChecks(), a.newServers()
 	api := apiclient.NewMetrics(a.metrics.Registry)
 	a.errors = apiclient.NewErrors(options.Clock, a.log, api)
+	a.apiError = a.errors.First
 	a.lease = apiclient.NewLeaseRenewer(apiclient.LeaseOptions{
 		Client: options.Client, Clock: options.Clock, Log: a.log, Namespace: options.Namespace, Node: options.NodeName,
 		Started: a.started, Applied: a.store.AppliedVersion, Metrics: api,

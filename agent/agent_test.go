@@ -73,7 +73,7 @@ func TestWarnings(t *testing.T) {
 	r.SetService(r.Service("b", 2))
 	mustSync(t, a)
 	c := status.ProgrammedCondition(a.known())
-	if want := "the kernel holds what is wanted; but: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
+	if want := "The desired state is programmed; but: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
 		t.Errorf("condition %+v, want message %q", c, want)
 	}
 	kernel.Refuse("shop", "c", "line 3 failed")

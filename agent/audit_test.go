@@ -28,7 +28,7 @@ func TestAuditWritesNothingAndReports(t *testing.T) {
 		}
 		after(4 * time.Second)
 		reason, message := r.condition()
-		if reason != v1alpha1.ReasonAuditDiffers || !strings.Contains(message, "status.difference says where") || !strings.Contains(message, "nobody maintains") {
+		if reason != v1alpha1.ReasonAuditDiffers || !strings.Contains(message, "see status.difference") || !strings.Contains(message, "no program maintains") {
 			t.Errorf("an empty kernel: %s: %s", reason, message)
 		}
 		if r.kernel.Writes() != 0 || r.mayWrite() {
@@ -106,7 +106,7 @@ func TestEnforceAuditEnforce(t *testing.T) {
 		if turn.Err() == nil || r.mayWrite() {
 			t.Error("the ports stay open with Audit")
 		}
-		if reason, message := r.condition(); reason != v1alpha1.ReasonAuditInSync || !strings.Contains(message, "nobody maintains") {
+		if reason, message := r.condition(); reason != v1alpha1.ReasonAuditInSync || !strings.Contains(message, "no program maintains") {
 			t.Errorf("with Audit: %s: %s", reason, message)
 		}
 		writes := r.kernel.Writes()
@@ -145,7 +145,7 @@ func TestAuditThatFails(t *testing.T) {
 		r.kernel.Fail(errors.New("iptables-save: no"))
 		r.changed()
 		after(2 * desired.AuditInterval) // a comparison that began before the turn ended does not count
-		if reason, message := r.condition(); reason != v1alpha1.ReasonFailed || !strings.Contains(message, "cannot be compared to what is wanted: IPv4: iptables-save: no") {
+		if reason, message := r.condition(); reason != v1alpha1.ReasonFailed || !strings.Contains(message, "cannot be compared with the desired state: IPv4: iptables-save: no") {
 			t.Errorf("%s: %s", reason, message)
 		}
 		r.kernel.Fail(nil)

@@ -17,7 +17,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/health"
 	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -195,7 +194,7 @@ func TestHealthCheckUnhealthy(t *testing.T) { // row 146
 	expectAnswer(t, port, "200 2")
 	kernel.Fail(errors.New("locked"))
 	r.SetService(r.Service("b", 2))
-	clk.Step(health.PendingLimit)
+	clk.Step(pendingLimit)
 	if err := a.sync(context.Background()); err == nil {
 		t.Fatal("no error")
 	}

@@ -200,7 +200,7 @@ func (a *Agent) keep(last bool) {
 	k := a.keeper
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if a.errors.Any() {
+	if a.apiError() != "" {
 		return
 	}
 	set := a.store.CompleteSet()

@@ -79,7 +79,7 @@ func (a *Agent) unlisted(s desired.Snapshot) string {
 
 // whyUnread says why the API cannot be read, as far as is known.
 func (a *Agent) whyUnread() string {
-	if why := a.errors.First(); why != "" {
+	if why := a.apiError(); why != "" {
 		return why
 	}
 	return "no answer yet"

@@ -35,8 +35,8 @@ func TestRemovalOutlivesARestart(t *testing.T) {
 		{"and it was done, seen later", func(r *rig) { r.SetProxy(deleted(v1alpha1.RemovalCleanup)); r.SetRules(former(r)) }, "", "as before"},
 		{"it is gone", func(r *rig) { r.SetRules(former(r)); r.SetProxy(nil) }, "", "as before"},
 		{"it is gone, seen first", func(r *rig) { r.SetProxy(nil); r.SetRules(former(r)) }, "", "as before"},
-		{"there is a new one", func(r *rig) { r.SetRules(former(r)); after(time.Second); r.SetProxy(proxy("shop.a")) }, "shop/a", "holds what is wanted"},
-		{"there is a new one, seen first", func(r *rig) { r.SetProxy(proxy("shop.a")); r.SetRules(former(r)) }, "shop/a", "holds what is wanted"},
+		{"there is a new one", func(r *rig) { r.SetRules(former(r)); after(time.Second); r.SetProxy(proxy("shop.a")) }, "shop/a", "desired state is programmed"},
+		{"there is a new one, seen first", func(r *rig) { r.SetProxy(proxy("shop.a")); r.SetRules(former(r)) }, "shop/a", "desired state is programmed"},
 		{"it cannot be read", func(r *rig) { r.SetRules(r.Node()) }, "shop/a", "status.inventory"},
 	}
 	for _, tt := range tests {

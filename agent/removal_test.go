@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
@@ -161,7 +162,7 @@ func TestRemovalThatFails(t *testing.T) {
 		after(time.Second)
 		r.kernel.Fail(errors.New("another process holds the lock"))
 		r.see(deleted(v1alpha1.RemovalCleanup))
-		r.expect(t, "failing", "Failed", "removed from this node: IPv4: another process holds the lock; the agent tries again", "shop/a")
+		r.expect(t, "failing", "Failed", "removed from this node: IPv4: another process holds the lock. The agent retries.", "shop/a")
 		r.kernel.Fail(nil)
 		after(longestRetry)
 		r.expect(t, "mended", "Removed", "")
@@ -274,7 +275,7 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 		r.ports.become("")
 		after(2 * time.Second)
 		r.see(deleted(v1alpha1.RemovalCleanup))
-		r.expect(t, "it was there a moment ago", "Pending", "once another proxy (kube-proxy answers) has shown no sign for 10s", "shop/a")
+		r.expect(t, "it was there a moment ago", "Pending", "once another proxy (kube-proxy answers) has not been detected for 10s", "shop/a")
 		after(ownership.QuietTime)
 		r.expect(t, "it is quiet", "Removed", "removed from this node")
 	})
@@ -283,7 +284,7 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 		r.ports.become("kube-proxy answers")
 		after(time.Minute)
 		r.expect(t, "it comes afterwards", "Removed", "removed from this node")
-		if c := status.ConflictCondition(factsOf(r.Agent), nil); c != nil {
+		if c := meta.FindStatusCondition(statusOf(r.Agent, nil).Conditions, v1alpha1.ConditionConflictingProxy); c != nil {
 			t.Errorf("who has nothing to write has no conflict: %+v", c)
 		}
 	})
@@ -358,7 +359,7 @@ func TestRemovalEndsUDPFlows(t *testing.T) {
 func TestReadyOnceRemoved(t *testing.T) {
 	a, r, _, _ := inTurn(t)
 	b := &agenttest.Board{Stored: a.store.Snapshot().Own}
-	a.writer.Apply = b.Apply
+	a.writer = status.NewWriter(a.options.Clock, b.Apply, a.log, a.started)
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	expectReady(t, a, "before", "about to be removed")
 	a.endTurn("")

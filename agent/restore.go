@@ -72,7 +72,7 @@ func (a *Agent) restore() string {
 
 // whyRestored says what the API has not shown, or why not.
 func (a *Agent) whyRestored() string {
-	if why := a.errors.First(); why != "" {
+	if why := a.apiError(); why != "" {
 		return why
 	}
 	if _, _, gone := a.store.OwnObject(); gone {

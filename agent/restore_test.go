@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -40,7 +41,7 @@ func TestMessagesOfRestored(t *testing.T) {
 		if c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonRetained {
 			t.Errorf("condition %+v", c)
 		}
-		for _, want := range []string{"the ServiceProxyRules could not be read", "is forbidden", "written 2026-11-20T07:53:00Z"} {
+		for _, want := range []string{"The ServiceProxyRules could not be read", "is forbidden", "written 2026-11-20T07:53:00Z"} {
 			if !strings.Contains(c.Message, want) {
 				t.Errorf("%q lacks %q", c.Message, want)
 			}
@@ -284,14 +285,21 @@ func TestWhatIsWrittenWhen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newRestartable(t)
 		a, r := e.agent(here)
+		var failing atomic.Bool
+		a.apiError = func() string {
+			if failing.Load() {
+				return "serviceproxyrules: connection refused"
+			}
+			return ""
+		}
 		stop := loops(t, a)
 		e.fill(r)
-		a.errors.Failed(t.Context(), "serviceproxyrules", errors.New("connection refused"))
+		failing.Store(true)
 		after(time.Hour)
 		if _, err := os.Stat(e.file()); err == nil {
 			t.Error("written while the API does not answer: it would seem fresh")
 		}
-		a.errors.Watching("serviceproxyrules")
+		failing.Store(false)
 		after(15 * time.Second)
 		a.mu.Lock()
 		a.turn.other = "kube-proxy answers"

@@ -36,7 +36,7 @@ func TestAPortOfAnothersIsReported(t *testing.T) {
 		s, f := a.known()
 		return meta.FindStatusCondition(status.Build(s, f, nil).Conditions, v1alpha1.ConditionProgrammed).Message
 	}
-	for message() == "the kernel holds what is wanted" {
+	for message() == "The desired state is programmed." {
 		select {
 		case <-a.poke: // as its troubles change
 		case <-ctx.Done():

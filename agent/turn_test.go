@@ -304,7 +304,7 @@ func TestTurnIsLostAndRegained(t *testing.T) {
 		if r.mayWrite() {
 			t.Error("the turn is taken before the other proxy has been silent for 10 s")
 		}
-		if reason, message := r.condition(); reason != v1alpha1.ReasonConflictingProxy || !strings.Contains(message, "has shown no sign since") {
+		if reason, message := r.condition(); reason != v1alpha1.ReasonConflictingProxy || !strings.Contains(message, "has not been detected since") {
 			t.Errorf("while waiting: %s: %s", reason, message)
 		}
 		after(2 * time.Second)
@@ -439,7 +439,7 @@ func TestPendingSaysThatAPortDoesNotAnswer(t *testing.T) {
 	}
 	a.noteLook("", w, true, false)
 	c = status.ProgrammedCondition(a.known())
-	if c.Message != "no complete set of rules has been written to the kernel since the agent started, or since it may write again" {
+	if c.Message != "No complete state has been written to the kernel since the agent started or acquired ownership." {
 		t.Errorf("once answered: %s", c.Message)
 	}
 }

@@ -77,7 +77,7 @@ func echo(ctx context.Context, nodes ...string) {
 	for _, node := range nodes {
 		reportAs(ctx, node, func(rules *v1alpha1.NodeProxyRules) {
 			rules.Status.SettingsRevision = rules.Spec.SettingsRevision
-			setProgrammed(rules, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The kernel has the desired rules.")
+			setProgrammed(rules, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The desired state is programmed.")
 		})
 	}
 }

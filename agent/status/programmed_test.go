@@ -47,7 +47,7 @@ var programmedRows = []programmedCase{
 	{"all is well", "True Programmed", func(*desired.Snapshot, *Facts) {}},
 }
 
-// TestNoStatusIsDueBecauseTimeGoesBy: what is written when nothing happens, every
+// TestNoStatusIsDueBecauseTimePasses: what is written when nothing happens, every
 // agent writes for ever.
 func TestNoStatusIsDueBecauseTimeGoesBy(t *testing.T) {
 	rows := slices.Clone(programmedRows)

@@ -20,7 +20,7 @@ func TestParseOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := options{
-		api: connect.Options{Kubeconfig: "kc", APIServers: connect.URLs{"https://192.0.2.1:6443", "https://[2001:db8::1]:6443"}}, namespace: "ns",
+		api: connect.Options{Kubeconfig: "kc", APIServers: []string{"https://192.0.2.1:6443", "https://[2001:db8::1]:6443"}}, namespace: "ns",
 		metricsBindAddress: "0", healthProbeBindAddress: "127.0.0.1:1", manageClusterObjects: true, agents: agentdeploy.Options{ShareProxyPorts: true}, verbosity: 2,
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(options{})); diff != "" {

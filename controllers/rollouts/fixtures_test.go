@@ -61,7 +61,7 @@ func (f *aFleet) node(t testing.TB, name, pool string) *v1alpha1.NodeProxyRules 
 		t.Fatal(err)
 	}
 	rules.Status.Agent, rules.Status.SettingsRevision = &v1alpha1.AgentReport{}, rules.Spec.SettingsRevision
-	reported(rules, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The kernel has the desired rules.")
+	reported(rules, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The desired state is programmed.")
 	f.rules = append(f.rules, *rules)
 	return &f.rules[len(f.rules)-1]
 }

@@ -213,7 +213,7 @@ func (w *world) fill() []net.Conn {
 			}
 			continue
 		}
-		now, err := conntrack.NewSystem("").Figures()
+		now, err := conntrack.NewSystem("").Statistics()
 		switch {
 		case err != nil:
 			w.Fatal(err)

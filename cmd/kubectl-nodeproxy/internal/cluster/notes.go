@@ -80,7 +80,7 @@ func Audits(node *v1alpha1.NodeProxyRules) bool {
 }
 
 // unmaintained is how an agent with enforcement Audit reports that no proxy runs on its node.
-const unmaintained = "nobody maintains the rules"
+const unmaintained = "no program maintains the rules"
 
 // Unmaintained reports whether no proxy maintains the rules of a node with enforcement Audit.
 func Unmaintained(node *v1alpha1.NodeProxyRules) bool {

@@ -35,7 +35,7 @@ func TestTooOld(t *testing.T) {
 
 // TestUnmaintained compares with the messages of agents.
 func TestUnmaintained(t *testing.T) {
-	source, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "agent", "status", "audit.go"))
+	source, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "agent", "status", "programmed.go"))
 	if err != nil || !strings.Contains(string(source), `return "`+unmaintained) {
 		t.Errorf("agents no longer report %q: %v", unmaintained, err)
 	}

@@ -49,7 +49,7 @@ func nodeFaults() map[string]planted {
 		"programmed with restrictions": {
 			plant: func(w *world) {
 				for i := range 2 {
-					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel has all desired rules"+v1alpha1.MessageBut+"a sysctl"))
+					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The desired state is programmed; but: a sysctl"))
 				}
 			},
 			contains: "on node-1, node-2: programmed, with restrictions: a sysctl",
@@ -146,9 +146,9 @@ func nodeFaults() map[string]planted {
 		"Audit, and no proxy maintains the rules": {
 			plant: func(w *world) {
 				w.node(0).Spec.Settings.Enforcement = new(v1alpha1.Audit)
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, "enforcement is Audit: nobody maintains the rules, start kube-proxy"))
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, "enforcement is Audit: no program maintains the rules, start kube-proxy"))
 			},
-			want: "AuditWithoutProxy", contains: "nobody maintains the rules, start kube-proxy",
+			want: "AuditWithoutProxy", contains: "no program maintains the rules, start kube-proxy",
 		},
 		"silent agents of many nodes are one finding": {
 			plant: func(w *world) {

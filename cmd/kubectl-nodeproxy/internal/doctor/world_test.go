@@ -89,7 +89,7 @@ func (w *world) addNode(name, address string) {
 			ObservedGeneration: 1, SettingsRevision: "r", Mode: v1alpha1.ModeIPTables, Families: []string{"IPv4", "IPv6"},
 			Conditions: []metav1.Condition{
 				is(v1alpha1.ConditionAccepted, metav1.ConditionTrue, v1alpha1.ReasonAccepted, ""),
-				is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel has all desired rules"),
+				is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The desired state is programmed."),
 			},
 			Conntrack: &v1alpha1.ConntrackReport{Entries: 10, Max: 1000, UsagePercent: 1},
 			Agent:     &v1alpha1.AgentReport{Version: "v0.1.0", FormatVersions: []int32{1}},

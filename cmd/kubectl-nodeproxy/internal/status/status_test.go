@@ -162,9 +162,9 @@ func TestReports(t *testing.T) {
 		},
 		"Audit without another proxy": {
 			func(o *cluster.Objects) {
-				audit(o, "enforcement is Audit: nobody maintains the rules, start kube-proxy")
+				audit(o, "enforcement is Audit: no program maintains the rules, start kube-proxy")
 			}, false,
-			"\nAuditWithoutProxy, 2 nodes\n  node-1, node-2: enforcement is Audit: nobody maintains the rules, start kube-proxy\n",
+			"\nAuditWithoutProxy, 2 nodes\n  node-1, node-2: enforcement is Audit: no program maintains the rules, start kube-proxy\n",
 		},
 		"agents that are not deployed": {
 			func(o *cluster.Objects) {
@@ -192,7 +192,7 @@ func TestReports(t *testing.T) {
 		"a sysctl that cannot be written": {
 			func(o *cluster.Objects) {
 				for i := range o.NodeRules {
-					o.NodeRules[i].Status.Conditions[0].Message = "the kernel has all desired rules" + v1alpha1.MessageBut + "a sysctl"
+					o.NodeRules[i].Status.Conditions[0].Message = "The desired state is programmed; but: a sysctl"
 				}
 			}, true,
 			"NOTES\n  on node-1, node-2: programmed, with restrictions: a sysctl\n",
@@ -218,7 +218,7 @@ func TestReports(t *testing.T) {
 		},
 		"Audit without another proxy, since a known time on one node only": {
 			func(o *cluster.Objects) {
-				audit(o, "enforcement is Audit: nobody maintains the rules, start kube-proxy")
+				audit(o, "enforcement is Audit: no program maintains the rules, start kube-proxy")
 				o.NodeRules[1].Status.Conditions[0].Status = metav1.ConditionFalse
 			}, false,
 			"\nAuditWithoutProxy, 2 nodes\n  node-1, node-2: enforcement",

@@ -3,6 +3,8 @@ package connect
 import (
 	"errors"
 	"io/fs"
+	"net"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -10,6 +12,44 @@ import (
 
 	"github.com/go-logr/logr"
 )
+
+// server is the address of an API server: https://192.0.2.10:6443, always with a port.
+type server string
+
+// errServerURL describes a valid address.
+var errServerURL = errors.New("it must be a URL such as https://192.0.2.10:6443")
+
+// parseServer parses user input.
+func parseServer(text string) (server, error) {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "https" || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" ||
+		u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return "", errServerURL
+	}
+	return serverOf(u), nil
+}
+
+// serverOf returns the server of a URL.
+func serverOf(u *url.URL) server {
+	host := u.Host
+	if u.Port() == "" {
+		port := "443"
+		if u.Scheme == "http" {
+			port = "80"
+		}
+		host = net.JoinHostPort(u.Hostname(), port)
+	}
+	return server((&url.URL{Scheme: u.Scheme, Host: host}).String()) // a zone is escaped
+}
+
+// split returns scheme and host.
+func (s server) split() (scheme, host string) {
+	u, err := url.Parse(string(s))
+	if err != nil { // cannot happen: serverOf made it
+		return "", ""
+	}
+	return u.Scheme, u.Host
+}
 
 // filePause is how often the file is read. Events of the file would not help: Kubernetes
 // replaces a symbolic link to change a mounted ConfigMap.
@@ -24,9 +64,12 @@ type serversFile struct {
 	logged bool
 }
 
-// read returns the servers of the file; nil: there are none, or it cannot be read. Problems
-// are logged once.
+// read returns the servers of the file; nil: there are none, or it cannot be read, or there is no
+// file. Problems are logged once.
 func (f *serversFile) read() []server {
+	if f == nil {
+		return nil
+	}
 	content, err := os.ReadFile(f.path)
 	found, bad := parseList(string(content))
 	now := string(content)

@@ -6,6 +6,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -14,7 +17,7 @@ import (
 // FuzzParseFlow reads bytes as a flow. One that is read must come back from the
 // attributes that describe it, and be deleted by a message that names its tuple and ID.
 func FuzzParseFlow(f *testing.F) {
-	f.Add(entry(protocolUDP, nil, nlattr.Append(nil, attrID, []byte{0, 0, 0, 7})))
+	f.Add(entry(unix.IPPROTO_UDP, nil, nlattr.Append(nil, nl.CTA_ID, []byte{0, 0, 0, 7})))
 	f.Fuzz(func(t *testing.T, message []byte) {
 		flow, ok := parseFlow(message)
 		if !ok {
@@ -35,9 +38,9 @@ func FuzzParseFlow(f *testing.F) {
 		}
 		for _, a := range attributes {
 			switch a.Attr.Type &^ (nlattr.Nested | nlattr.NetByteOrder) {
-			case attrTupleOrig:
+			case nl.CTA_TUPLE_ORIG:
 				source, destination, protocol, _ = parseTuple(a.Value)
-			case attrID:
+			case nl.CTA_ID:
 				id = binary.BigEndian.Uint32(a.Value)
 			}
 		}
@@ -54,22 +57,22 @@ func described(f Flow) []byte {
 	if f.OutsideNAT {
 		status = 0
 	}
-	b := header(dataplane.IPv4)
-	b = nlattr.Append(b, attrTupleOrig|nlattr.Nested, tupleOf(number, f.Source.String(), f.Destination.String()))
-	b = nlattr.Append(b, attrTupleReply|nlattr.Nested, tupleOf(number, f.ReplySource.String(), f.ReplyDestination.String()))
-	b = nlattr.Append(b, attrStatus, binary.BigEndian.AppendUint32(nil, status))
-	b = nlattr.Append(b, attrProtoInfo|nlattr.Nested, nlattr.Append(nil, attrProtoInfoTCP|nlattr.Nested, nlattr.Append(nil, attrTCPState, []byte{stateSYNSent})))
-	return nlattr.Append(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
+	b := headerOf(dataplane.IPv4)
+	b = nlattr.Append(b, nl.CTA_TUPLE_ORIG|nlattr.Nested, tupleOf(number, f.Source, f.Destination))
+	b = nlattr.Append(b, nl.CTA_TUPLE_REPLY|nlattr.Nested, tupleOf(number, f.ReplySource, f.ReplyDestination))
+	b = nlattr.Append(b, nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, status))
+	b = nlattr.Append(b, nl.CTA_PROTOINFO|nlattr.Nested, nlattr.Append(nil, nl.CTA_PROTOINFO_TCP|nlattr.Nested, nlattr.Append(nil, nl.CTA_PROTOINFO_TCP_STATE, []byte{nl.TCP_CONNTRACK_SYN_SENT})))
+	return nlattr.Append(b, nl.CTA_ID, binary.BigEndian.AppendUint32(nil, f.ID))
 }
 
 // FuzzCounters reads bytes as a CPU's counters, and compares the sums with those of
 // the standard library's reading of the attributes.
 func FuzzCounters(f *testing.F) {
-	f.Add(nlattr.Append(nlattr.Append(header(dataplane.IPv4), attrStatsDrop, []byte{0, 0, 1, 0}), attrStatsEarlyDrop, []byte{255, 255, 255, 255}))
+	f.Add(nlattr.Append(nlattr.Append(headerOf(dataplane.IPv4), attrStatsDrop, []byte{0, 0, 1, 0}), attrStatsEarlyDrop, []byte{255, 255, 255, 255}))
 	f.Fuzz(func(t *testing.T, message []byte) {
 		var got, want Counters
 		got.add(message)
-		if len(message) < headerLength || len(message)%4 != 0 {
+		if len(message) < nl.SizeofNfgenmsg || len(message)%4 != 0 {
 			return // the kernel pads; the library panics without
 		}
 		attributes, err := readByLibrary(message)
@@ -101,6 +104,6 @@ func FuzzCounters(f *testing.F) {
 func readByLibrary(message []byte) ([]syscall.NetlinkRouteAttr, error) {
 	return syscall.ParseNetlinkRouteAttr(&syscall.NetlinkMessage{
 		Header: syscall.NlMsghdr{Type: syscall.RTM_NEWADDR},
-		Data:   append(make([]byte, syscall.SizeofIfAddrmsg), message[headerLength:]...),
+		Data:   append(make([]byte, syscall.SizeofIfAddrmsg), message[nl.SizeofNfgenmsg:]...),
 	})
 }

@@ -12,7 +12,7 @@ func TestUsage(t *testing.T) {
 		entries, most int64
 		want          int32
 	}{{31022, 262144, 12}, {0, 262144, 0}, {262144, 262144, 100}, {300000, 262144, 114}, {5, 0, 0}, {5, 1000, 1}, {4, 1000, 0}} {
-		f := Figures{Entries: tt.entries, Max: tt.most}
+		f := Statistics{Entries: tt.entries, Max: tt.most}
 		if got := f.UsagePercent(); got != tt.want {
 			t.Errorf("%d of %d are %d %%, want %d", tt.entries, tt.most, got, tt.want)
 		}
@@ -35,33 +35,33 @@ func TestPressure(t *testing.T) {
 	}
 }
 
-func TestFiguresFromFiles(t *testing.T) {
+func TestStatisticsFromFiles(t *testing.T) {
 	k := newFakeSysctls(t, "0", ofLinux())
-	m := &System{Settings: k.Settings, counters: func() (Counters, error) { return Counters{1, 2, 3}, nil }}
-	want := Figures{Entries: 1000, Max: 262144, Buckets: 65536, Counters: Counters{InsertFailed: 1, Drop: 2, EarlyDrop: 3}}
-	if got, err := m.Figures(); got != want || err != nil {
+	m := k.System
+	m.counters = func() (Counters, error) { return Counters{1, 2, 3}, nil }
+	want := Statistics{Entries: 1000, Max: 262144, Buckets: 65536, Counters: Counters{InsertFailed: 1, Drop: 2, EarlyDrop: 3}}
+	if got, err := m.Statistics(); got != want || err != nil {
 		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}
 	m.counters = func() (Counters, error) { return Counters{}, errors.New("no module") }
 	want.Counters = Counters{}
-	if got, err := m.Figures(); got != want || err == nil {
+	if got, err := m.Statistics(); got != want || err == nil {
 		t.Errorf("got %+v, %v, want %+v and an error", got, err, want)
 	}
-	m.Settings = newFakeSysctls(t, "0", nil).Settings
-	if _, err := m.Figures(); !errors.Is(err, ErrUntracked) {
+	if _, err := newFakeSysctls(t, "0", nil).Statistics(); !errors.Is(err, ErrUntracked) {
 		t.Errorf("got %v, want %v", err, ErrUntracked)
 	}
 }
 
 func TestCountersOfAllCPUsAreAdded(t *testing.T) {
-	one := header("IPv4")
+	one := headerOf("IPv4")
 	for kind, value := range map[uint16]byte{8: 99, attrStatsInsertFailed: 1, attrStatsDrop: 2, attrStatsEarlyDrop: 3} {
 		one = nlattr.Append(one, kind, []byte{0, 0, 1, value})
 	}
 	var c Counters
 	c.add(one)
 	c.add(one)
-	c.add(nlattr.Append(header("IPv4"), attrStatsDrop, []byte{1}))
+	c.add(nlattr.Append(headerOf("IPv4"), attrStatsDrop, []byte{1}))
 	c.add([]byte{1})
 	c.add(one[:len(one)-2]) // all but the last, whichever that is
 	if want := (Counters{InsertFailed: 2 * 257, Drop: 2 * 258, EarlyDrop: 2 * 259}); c.InsertFailed < want.InsertFailed || c.Drop < want.Drop || c.EarlyDrop < want.EarlyDrop {
