@@ -2,7 +2,6 @@ package iptables
 
 import (
 	"context"
-	"net/netip"
 	"reflect"
 	"slices"
 
@@ -12,14 +11,7 @@ import (
 )
 
 // noteAddresses notes what changes of addresses are to be compared to.
-func (d *Dataplane) noteAddresses(c *config) {
-	d.addresses.Note(c.nodePortIPs, func(interfaces []netip.Addr) []netip.Addr {
-		if c.nodePorts.Ranges == nil {
-			return nil // whatever they are
-		}
-		return c.inNodePortRanges(interfaces)
-	})
-}
+func (d *Dataplane) noteAddresses(c *config) { d.addresses.Note(c.nodePortIPs, c.inNodePortRanges) }
 
 // Follow implements dataplane.Observer: it calls changed when NodePorts have to
 // answer on other addresses. Most changes of addresses, such as those of pods,
@@ -28,14 +20,10 @@ func (d *Dataplane) Follow(ctx context.Context, changed func()) {
 	d.addresses.Follow(ctx, clock.RealClock{}, d.subscribe, d.interfaceIPs, changed)
 }
 
-// applyAddresses writes the rules that follow from the node's addresses anew if
-// those have changed. It reports false if more has changed than that.
+// applyAddresses rewrites the rules that depend on the node's addresses if
+// those have changed. It reports false if more than that has changed.
 func (d *Dataplane) applyAddresses(ctx context.Context, r *dataplane.Ruleset) (bool, error) {
-	facts, err := d.facts()
-	if err != nil {
-		return false, err
-	}
-	c, err := d.configFor(r, facts)
+	c, err := d.config(r)
 	if err != nil {
 		return false, err
 	}
@@ -51,11 +39,14 @@ func (d *Dataplane) applyAddresses(ctx context.Context, r *dataplane.Ruleset) (b
 		return true, nil
 	}
 	var t transaction
-	t.replaceTail(chainID{nat, chainServices}, old, tail)
+	for _, spec := range old {
+		t.removeRule(chainID{nat, chainServices}, spec)
+	}
+	t.appendRules(chainID{nat, chainServices}, tail)
 	if err := d.write(ctx, &t); err != nil {
 		return false, err
 	}
 	d.held.config = c
-	d.rules += len(tail) - len(old)
+	d.tally.rules += len(tail) - len(old)
 	return true, nil
 }

@@ -22,12 +22,12 @@ const (
 	largeRules = 60000
 )
 
-// Apply programs r. The engine decides how.
+// Apply implements dataplane.Dataplane.
 func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
-	d.written, d.failed = [2]int{}, false
+	d.written, d.failed = map[table]int{}, false
 	d.entries.Store(nil) // until it is known again
 	d.audited = nil      // it plans every Service a second time
-	d.retired = retired{}
+	d.removed = removed{}
 	result, err := d.engine.Apply(ctx, r)
 	if err != nil {
 		return dataplane.Result{}, err
@@ -39,18 +39,15 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	return result, nil
 }
 
-// operations are what the engine has the data plane do.
+// operations implement engine.Operations.
 type operations struct{ *Dataplane }
 
 var _ engine.Operations = operations{}
 
-// Open implements engine.Operations.
 func (o operations) Open(ctx context.Context) error { return o.kernel.find(ctx) }
 
-// Known implements engine.Operations.
 func (o operations) Known() bool { return o.held != nil }
 
-// Recheck implements engine.Operations.
 func (o operations) Recheck(ctx context.Context, r *dataplane.Ruleset) (engine.Effect, error) {
 	done, err := o.applyAddresses(ctx, r)
 	switch {
@@ -63,8 +60,7 @@ func (o operations) Recheck(ctx context.Context, r *dataplane.Ruleset) (engine.E
 	return engine.TakesFull, nil
 }
 
-// Change implements engine.Operations. After a doubt the kernel may not have what we think it
-// does: a full pass looks, then finds out which Service it is that is rejected.
+// Change may doubt what the kernel has: then a full pass reads it and finds the rejected Service.
 func (o operations) Change(ctx context.Context, r *dataplane.Ruleset, names []dataplane.ServiceName, _ bool) (int, error) {
 	changed, err := o.applyChanged(ctx, r, names)
 	if err != nil && !errors.Is(err, engine.ErrFull) {
@@ -73,7 +69,6 @@ func (o operations) Change(ctx context.Context, r *dataplane.Ruleset, names []da
 	return changed, err
 }
 
-// Full implements engine.Operations.
 func (o operations) Full(ctx context.Context, r *dataplane.Ruleset, asked bool) (pass engine.FullPass, err error) {
 	err = o.kernel.unwatched(func() (err error) {
 		pass, err = o.applyAll(ctx, r, asked)
@@ -82,15 +77,13 @@ func (o operations) Full(ctx context.Context, r *dataplane.Ruleset, asked bool) 
 	return pass, err
 }
 
-// Large implements engine.Operations: large Services come last in each pass anyway.
+// Large is false for all: large Services come last in each pass anyway.
 func (operations) Large(dataplane.ServiceName, *dataplane.Service) bool { return false }
 
-// Conflicts implements engine.Operations.
 func (operations) Conflicts() iter.Seq2[dataplane.ServiceName, engine.Conflict] {
 	return func(func(dataplane.ServiceName, engine.Conflict) bool) {}
 }
 
-// Report implements engine.Operations.
 func (o operations) Report(r *dataplane.Ruleset, result *dataplane.Result) {
 	result.Warnings = slices.Clone(o.warnings)
 	if c := o.held.config; c.nodePorts.Ranges != nil && len(c.nodePortIPs) == 0 {
@@ -102,52 +95,46 @@ func (o operations) Report(r *dataplane.Ruleset, result *dataplane.Result) {
 }
 
 // applyAll reads the kernel, compares all of it and writes the difference. Asked
-// is false where what another program has changed may be why.
+// is false if changes by another program may be the reason.
 func (d *Dataplane) applyAll(ctx context.Context, r *dataplane.Ruleset, asked bool) (engine.FullPass, error) {
-	d.seen = nil
-	others, known := d.kernel.others() // before reading
+	d.seen = moment{}
+	now := momentOf(d.kernel) // before reading
 	state, err := d.readAgain(ctx)
 	if err != nil {
 		return engine.FullPass{}, d.applyUnread(ctx, r, err)
 	}
-	d.sound = nil
-	if known {
-		d.sound = &others
-	}
+	d.sound = now
 	var out engine.FullPass
 	if !asked {
-		out.Repaired = d.undone(r, state)
+		out.Repaired = d.changedByOthers(r, state)
 	}
 	d.held = nil
 	out.Changed, err = d.applyFull(ctx, r, state)
 	return out, err
 }
 
-// readAgain reads the kernel, unless it still holds what the last verification
-// has read.
+// readAgain reads the kernel unless it is as the last verification has read it.
 func (d *Dataplane) readAgain(ctx context.Context) (*kernelState, error) {
 	spare := d.spare
 	d.spare = nil
-	if spare != nil {
-		if others, known := d.kernel.others(); known && others == spare.others {
-			return spare.state, nil
-		}
+	if spare != nil && spare.since.sameAs(momentOf(d.kernel)) {
+		return spare.state, nil
 	}
 	return d.kernel.read(ctx)
 }
 
-// undone says what another program has changed of what is held. The dirty Services
+// changedByOthers reports what another program has changed of our rules. The dirty Services
 // do not count: they may have been written in part.
-func (d *Dataplane) undone(r *dataplane.Ruleset, state *kernelState) dataplane.Difference {
+func (d *Dataplane) changedByOthers(r *dataplane.Ruleset, state *kernelState) dataplane.Difference {
 	unknown := maps.Clone(d.engine.Rejected)
 	for name := range r.Dirty {
 		unknown[name] = rejection{}
 	}
-	return difference(d.held, state, &scope{rejected: unknown, kept: d.engine.Kept})
+	return difference(d.held, state, &scope{modes: d.modes, rejected: unknown, kept: d.engine.Kept})
 }
 
 // applyUnread writes what has changed although the kernel cannot be read, and
-// returns why that is: what the kernel had is known, and Services must not wait
+// returns why it cannot: what the kernel had is known, and Services must not wait
 // until an administrator has repaired the node.
 func (d *Dataplane) applyUnread(ctx context.Context, r *dataplane.Ruleset, why error) error {
 	if d.held == nil {
@@ -160,13 +147,9 @@ func (d *Dataplane) applyUnread(ctx context.Context, r *dataplane.Ruleset, why e
 	return why
 }
 
-// hold records what the kernel has of a Service; nil for nothing.
+// hold notes what the kernel has of a Service; nil for nothing.
 func (d *Dataplane) hold(name dataplane.ServiceName, p *planned) {
-	d.filterRules += p.inFilter() - d.held.services[name].inFilter()
-	c, r := d.held.services[name].counts()
-	d.chains, d.rules = d.chains-c, d.rules-r
-	c, r = p.counts()
-	d.chains, d.rules = d.chains+c, d.rules+r
+	d.tally = d.tally.minus(d.held.services[name].tally()).plus(p.tally())
 	if p == nil {
 		delete(d.held.services, name)
 		return
@@ -174,8 +157,8 @@ func (d *Dataplane) hold(name dataplane.ServiceName, p *planned) {
 	d.held.services[name] = p
 }
 
-// fill completes a transaction that is a sweep by what the chain has now. Where the programs
-// cannot list it, they may well write it: then rules are replaced one by one.
+// fill completes a transaction that is a sweep by what the chain has now. If the programs
+// cannot list it, they may still be able to write it: then rules are replaced one by one.
 func (t *transaction) fill(ctx context.Context, k kernel) error {
 	if t.sweep == nil {
 		return nil
@@ -210,6 +193,6 @@ func perCall(k kernel, limit int) int {
 
 // lines is how many lines of iptables-restore make a Service.
 func (p *planned) lines() int {
-	chains, rules := p.counts()
-	return chains + rules
+	t := p.tally()
+	return t.chains + t.rules
 }

@@ -37,7 +37,7 @@ func newFixture(t *testing.T) *fixture {
 		Node: testNode(), Services: map[dataplane.ServiceName]*dataplane.Service{},
 		Dirty: map[dataplane.ServiceName]struct{}{}, Full: true, Prune: true,
 	}
-	f.plane = New(dataplane.IPv4, Options{SysctlFolder: sysctl})
+	f.plane = New(dataplane.IPv4, Options{Modes: twoModes(), SysctlFolder: sysctl})
 	f.plane.kernel = f.kernel
 	return f
 }
@@ -45,7 +45,7 @@ func newFixture(t *testing.T) *fixture {
 // restart stands for a new agent on the same kernel.
 func (f *fixture) restart() {
 	sysctl := f.plane.sysctl
-	f.plane = New(dataplane.IPv4, Options{SysctlFolder: sysctl})
+	f.plane = New(dataplane.IPv4, Options{Modes: twoModes(), SysctlFolder: sysctl})
 	f.plane.kernel = f.kernel
 	f.rules.Full = true
 }
@@ -77,7 +77,7 @@ func (f *fixture) apply() dataplane.Result {
 // check compares the kernel to a fresh plan, counts included.
 func (f *fixture) check(result dataplane.Result) {
 	f.Helper()
-	fresh := New(dataplane.IPv4, Options{SysctlFolder: f.plane.sysctl})
+	fresh := New(dataplane.IPv4, Options{Modes: twoModes(), SysctlFolder: f.plane.sysctl})
 	fresh.kernel, fresh.interfaceIPs = f.kernel, f.plane.interfaceIPs
 	d, err := fresh.Verify(context.Background(), f.rules, dataplane.VerifyOptions{})
 	if err != nil {
@@ -357,7 +357,7 @@ func TestVerifyNamesDifferences(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"rule missing in KUBE-SERVICES of nat \\(Service ns/svc[01]\\)", "chain KUBE-SVC-FOREIGN too many in nat", "jump missing in FORWARD of filter"} {
+	for _, want := range []string{"rule missing in KUBE-SERVICES of nat \\(Service ns/svc[01]\\)", "unexpected chain KUBE-SVC-FOREIGN in nat", "jump missing in FORWARD of filter"} {
 		if !anyMatch(want, d.Examples) {
 			t.Errorf("nothing says %q: %q", want, d.Examples)
 		}
@@ -384,11 +384,11 @@ func TestForeignRulesStay(t *testing.T) {
 		}
 	}
 	for _, id := range f.kernel.chains() {
-		if isOurs(id) {
+		if declared.own.has(id) {
 			t.Errorf("chain %s is left", id.name)
 		}
 		for _, spec := range f.kernel.chain(t, id.table, id.name) {
-			if target, _ := jumpTarget(spec); isOurs(chainID{id.table, target}) {
+			if target, _ := jumpTarget(spec); declared.own.has(chainID{id.table, target}) {
 				t.Errorf("a jump is left in %s: %s", id.name, spec)
 			}
 		}

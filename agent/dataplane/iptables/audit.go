@@ -8,21 +8,20 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
-// audited is what is remembered of a comparison beside another proxy, so that
-// the next one costs what has changed.
+// audited remembers a comparison beside another proxy, so that the next one only costs what has
+// changed.
 type audited struct {
 	want     *desired
 	services map[dataplane.ServiceName]*dataplane.Service // that want was planned of
 	prune    bool
-	kept     int    // Services of Ruleset.Keep
-	others   uint32 // kernel.others before the rules were read
-	known    bool
+	kept     int // Services of Ruleset.Keep
+	since    moment
 	unread   int // comparisons since
-	warned   int // comparisons since its warnings were made
+	warned   int // comparisons since the warnings were updated
 	result   dataplane.Difference
 }
 
-// warnEvery is how often warnings are made anew, in comparisons: that takes as
+// warnEvery is the number of comparisons between updates of warnings, which take as
 // long as reading the rules.
 const warnEvery = 10
 
@@ -33,21 +32,17 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 			return dataplane.Difference{}, err
 		}
 	}
-	// Whoever maintains the rules, it is not us.
-	d.held, d.seen, d.spare = nil, nil, nil
-	facts, err := d.facts()
-	if err != nil {
-		return dataplane.Difference{}, err
-	}
-	c, err := d.configFor(r, facts)
+	// Another program may maintain the rules.
+	d.held, d.seen, d.spare = nil, moment{}, nil
+	c, err := d.config(r)
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
 	d.noteAddresses(c)
 	next := &audited{prune: r.Prune, kept: len(r.Keep)}
 	same := next.plan(d.audited, c, r.Services)
-	next.others, next.known = d.kernel.others() // before reading: what comes later is noticed next time
-	if last := d.audited; same && next.known && last.known && last.others == next.others && last.prune == r.Prune && last.kept == next.kept && last.unread < maxUnread {
+	next.since = momentOf(d.kernel) // before reading: what comes later is noticed next time
+	if last := d.audited; same && last.since.sameAs(next.since) && last.prune == r.Prune && last.kept == next.kept && last.unread < maxUnread {
 		last.unread++
 		last.warn(ctx, d.kernel, last)
 		return last.result, nil
@@ -56,16 +51,19 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	d.watchFrom(state)
-	found := auditFindings(next.want, state, &scope{prune: r.Prune, kept: engine.KeptOf(r)})
+	if d.kernel.legacy() {
+		d.entries.Store(&entries{total: state.entries()})
+	}
+	d.engine.Begin()
+	found := auditFindings(next.want, state, &scope{modes: d.modes, prune: r.Prune, kept: engine.KeptOf(r)})
 	next.result = dataplane.DifferenceOf(found, dataplane.VerifyOptions{Audit: true})
-	next.result.Counts = countsOf(state.ours(next.want))
+	next.result.Counts = state.ours(next.want).counts()
 	next.warn(ctx, d.kernel, d.audited)
 	d.audited = next
 	return next.result, nil
 }
 
-// warn takes the warnings of the last comparison, or makes them where they are
+// warn copies the warnings of the last comparison, or updates them if they are
 // old.
 func (a *audited) warn(ctx context.Context, k kernel, last *audited) {
 	if last != nil && last.warned < warnEvery {
@@ -75,16 +73,8 @@ func (a *audited) warn(ctx context.Context, k kernel, last *audited) {
 	a.warned, a.result.Warnings = 1, k.warnings(ctx)
 }
 
-// watchFrom has the rules watched from what was read.
-func (d *Dataplane) watchFrom(state *kernelState) {
-	if d.kernel.legacy() {
-		d.entries.Store(&entries{total: state.entries()})
-	}
-	d.engine.Begin()
-}
-
-// plan plans the Services, those again that have changed since last. It reports
-// whether nothing has.
+// plan plans the Services that have changed since last. It reports
+// whether none has.
 func (a *audited) plan(last *audited, c *config, services map[dataplane.ServiceName]*dataplane.Service) bool {
 	a.want = &desired{config: c, services: make(map[dataplane.ServiceName]*planned, len(services))}
 	a.services = make(map[dataplane.ServiceName]*dataplane.Service, len(services))

@@ -12,10 +12,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// canaryPause is the time between looks at the legacy variant's tables.
+// canaryPause is the time between checks of the legacy variant's tables.
 const canaryPause = 250 * time.Millisecond
 
-// entries implements kernel.
 func (t *tools) entries() (int, bool) {
 	if !t.legacy() {
 		return 0, false
@@ -46,9 +45,9 @@ type tableInfo struct {
 // IP6T_SO_GET_INFO.
 const getInfo = 64
 
-// watchEntries compares what the legacy kernel reports about its tables to what they
-// should hold, until ctx is done. That is cheap, however many rules there are.
-// What is replaced between two looks by something of the same size is left to
+// watchEntries compares the sizes of the legacy kernel's tables to what they
+// should be, until ctx is done. That is cheap, however many rules there are.
+// Replacements of the same size between two checks are left to
 // verifications.
 func watchEntries(ctx context.Context, family dataplane.Family, expected *atomic.Pointer[entries], changed func(dataplane.Change)) error {
 	socket, err := openTables(family)
@@ -82,14 +81,13 @@ func watchEntries(ctx context.Context, family dataplane.Family, expected *atomic
 	}
 }
 
-// canary remembers what it has seen.
 type canary struct {
 	expected *entries
 	last     [2]tableInfo
 }
 
-// compare reports whether another program has changed the tables since it was last
-// called, or since it has been known what they should hold.
+// compare reports whether another program has changed the tables since its last call, or since
+// other entries are expected.
 func (c *canary) compare(expected *entries, now [2]tableInfo) (dataplane.Change, bool) {
 	first := c.expected != expected
 	same := !first && c.last == now
@@ -122,7 +120,7 @@ func openTables(family dataplane.Family) (tablesSocket, error) {
 func (s tablesSocket) infos() ([2]tableInfo, error) {
 	var out [2]tableInfo
 	for i, t := range []table{nat, filter} {
-		copy(out[i].name[:], t.String())
+		copy(out[i].name[:], t)
 		size := uint32(unsafe.Sizeof(out[i]))
 		_, _, code := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), s.level, getInfo,
 			uintptr(unsafe.Pointer(&out[i])), uintptr(unsafe.Pointer(&size)), 0)

@@ -16,13 +16,13 @@ import (
 )
 
 // Commits counts what the data planes of one network namespace have written.
-// The nf_tables kernel counts what everybody has written there, so the two tell
-// whether another program has changed any rules, which costs nothing to find out.
+// The nf_tables kernel counts what all programs have written there, so the two show
+// at no cost whether another program has changed any rules.
 // The zero value is ready for use, by all data planes of a namespace together.
 type Commits struct {
 	mu  sync.Mutex
 	own uint32
-	// busy counts writes under way, of which it is not known how far they are.
+	// busy counts writes in progress, which may have been counted or not.
 	// Those that overlap are counted together, when the last has ended.
 	busy    int
 	before  uint32 // the kernel's count when they began
@@ -33,7 +33,7 @@ type Commits struct {
 	spans [maxSpans]span
 	next  int
 
-	// watches are told of transactions, but for while pauses is not 0.
+	// watches receive transactions while pauses is 0.
 	watches map[*eventWatch]struct{}
 	pauses  int
 
@@ -59,12 +59,12 @@ type author int
 const (
 	others    author = iota
 	ourselves        // or our programs
-	undecided        // as long as a write of ours is under way
+	undecided        // as long as a write of ours is in progress
 )
 
-// author tells who has written the transaction that the kernel has counted as
+// author returns the author of the transaction that the kernel has counted as
 // generation. The port is that of the writer's netlink socket: its process,
-// unless it has several. It decides where others have written beside us.
+// unless it has several. It decides if others have written at the same time.
 func (c *Commits) author(generation, port uint32) author {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,7 +95,6 @@ func (c *Commits) run(cmd *exec.Cmd) error {
 	return cmd.Wait()
 }
 
-// counted is what the kernel has counted.
 func (c *Commits) counted() (uint32, error) {
 	if c.count != nil {
 		return c.count()
@@ -103,8 +102,8 @@ func (c *Commits) counted() (uint32, error) {
 	return generation()
 }
 
-// write calls f, which writes n transactions unless it fails. Should the kernel
-// have counted another number, because one changed nothing or another program has
+// write calls f, which writes n transactions unless it fails. If the kernel
+// counts another number, because one changed nothing or another program has
 // written meanwhile, they count as another's: then the rules are read.
 func (c *Commits) write(n int, f func() error) error {
 	c.mu.Lock()
@@ -142,9 +141,8 @@ func (c *Commits) ended() {
 	}
 }
 
-// others returns how many transactions others have written since the kernel
-// began to count, give or take a constant. The second result is false where that
-// cannot be told, as while one of ours is under way.
+// others returns how many transactions others have written, give or take a constant. The second
+// result is false if that is unknown, as while one of ours is in progress.
 func (c *Commits) others() (uint32, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -174,5 +172,5 @@ func generation() (uint32, error) {
 			}
 		}
 	}
-	return 0, errors.New("nf_tables does not tell its generation")
+	return 0, errors.New("nf_tables does not report its generation")
 }

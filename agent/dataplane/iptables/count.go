@@ -2,70 +2,142 @@ package iptables
 
 import (
 	"context"
+	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
+// tally counts chains and rules.
+type tally struct {
+	chains, rules int
+	filter        int // those of rules in the table filter
+}
+
+// entries are how many entries of the legacy variant's tables these are.
+func (t tally) entries() int { return t.rules + 2*t.chains }
+
+func (t tally) counts() dataplane.Counts {
+	return dataplane.Counts{dataplane.Chains: t.chains, dataplane.Rules: t.rules}
+}
+
+func (t tally) plus(o tally) tally {
+	return tally{chains: t.chains + o.chains, rules: t.rules + o.rules, filter: t.filter + o.filter}
+}
+
+func (t tally) minus(o tally) tally {
+	return tally{chains: t.chains - o.chains, rules: t.rules - o.rules, filter: t.filter - o.filter}
+}
+
+func (t *tally) add(in table, rules int) {
+	t.rules += rules
+	if in == filter {
+		t.filter += rules
+	}
+}
+
+// tally counts what is desired, jumps included.
+func (w *desired) tally() tally {
+	var t tally
+	for _, s := range w.config.sharedChains() {
+		t.chains++
+		t.add(s.id.table, len(s.fixed))
+	}
+	for _, j := range w.config.jumps() {
+		t.add(j.Table, 1)
+	}
+	for _, p := range w.services {
+		t = t.plus(p.tally())
+	}
+	return t
+}
+
+func (p *planned) tally() tally {
+	var t tally
+	if p == nil {
+		return t
+	}
+	t.chains = len(p.chains)
+	for i := range p.dispatch {
+		t.add(p.dispatch[i].in.table, 1)
+	}
+	for _, c := range p.chains {
+		t.rules += c.rules
+	}
+	return t
+}
+
 // write gives a transaction to the kernel and counts the rules that it takes.
 func (d *Dataplane) write(ctx context.Context, t *transaction) error {
-	if err := d.kernel.apply(ctx, t.String()); err != nil {
+	input := t.String()
+	if err := d.kernel.apply(ctx, input); err != nil {
 		d.failed = true
 		return err
 	}
-	for in, n := range t.written {
-		d.written[in] += n
+	in := filter
+	for line := range strings.Lines(input) {
+		switch {
+		case line[0] == '*':
+			in = strings.TrimSpace(line[1:])
+		case strings.HasPrefix(line, "-A "), strings.HasPrefix(line, "-I "):
+			d.written[in]++
+		}
 	}
 	return nil
 }
 
 // insert gives a jump to the kernel and counts it.
-func (d *Dataplane) insert(h hook) error {
-	if err := d.kernel.insert(h); err != nil {
+func (d *Dataplane) insert(j Jump) error {
+	if err := d.kernel.insert(j); err != nil {
 		d.failed = true
 		return err
 	}
-	d.written[h.in.table]++
+	d.written[j.Table]++
 	return nil
 }
 
-// count puts into a result how many rules there are and were written.
+// count adds to a result how many rules there are and were written.
 func (d *Dataplane) count(result *dataplane.Result) {
-	result.Counts, result.Failed = d.counts(), d.failed
+	result.Counts, result.Failed = d.tally.counts(), d.failed
 	result.Tables = map[string]dataplane.TableCount{
-		filter.String(): {Rules: d.filterRules, Written: d.written[filter]},
-		nat.String():    {Rules: d.rules - d.filterRules, Written: d.written[nat]},
+		filter: {Rules: d.tally.filter, Written: d.written[filter]},
+		nat:    {Rules: d.tally.rules - d.tally.filter, Written: d.written[nat]},
 	}
 }
 
-// inFilter is how many of the rules in counts are in the table filter.
-func (w *desired) inFilter() int {
-	n := 0
-	for _, s := range w.config.sharedChains() {
-		if s.id.table == filter {
-			n += len(s.fixed)
-		}
-	}
-	for _, h := range w.config.hooks() {
-		if h.in.table == filter {
-			n++
-		}
-	}
-	for _, p := range w.services {
-		n += p.inFilter()
-	}
-	return n
+// entries are how many the tables nat and filter of the legacy variant should
+// have together; see kernelState.entries.
+type entries struct {
+	total int
+	ours  int
 }
 
-// inFilter is how many rules of a Service are in the table filter, where it has
-// no chains of its own.
-func (p *planned) inFilter() int {
-	n := 0
-	if p != nil {
-		for i := range p.dispatch {
-			if p.dispatch[i].in.table == filter {
-				n++
-			}
-		}
+// expected are the entries by what is ours and by how many others have.
+func (d *Dataplane) expected() *entries {
+	ours := d.tally.entries()
+	return &entries{total: ours + d.unmanaged, ours: ours}
+}
+
+// expectEntries expects the tables to stay as they were read, without any difference.
+func (d *Dataplane) expectEntries(state *kernelState) {
+	if d.held == nil || !d.kernel.legacy() {
+		return
 	}
-	return n
+	d.unmanaged = state.entries() - d.tally.entries()
+	d.entries.Store(d.expected())
+}
+
+// countUnmanaged counts the entries of others after a full pass: in what it has
+// read, so that what others change while it writes is noticed.
+func (d *Dataplane) countUnmanaged(p *fullPass) {
+	if !d.kernel.legacy() {
+		return
+	}
+	d.unmanaged = p.state.entries() - p.state.ours(p.want).entries()
+	if len(d.engine.Rejected)+len(d.stuck)+len(p.scope.kept) == 0 {
+		return
+	}
+	// The kernel has more of ours than is counted.
+	if now, known := d.kernel.entries(); known {
+		d.unmanaged = now - d.tally.entries()
+	}
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // compareDispatch returns how the shared chains with rules of Services differ,
-// but for that which has to wait for writeFirewall.
+// except for rules that have to wait for writeFirewall.
 func (p *fullPass) compareDispatch() []*sharedDiff {
 	return slices.DeleteFunc(compareShared(p.want, p.state, &p.scope),
 		func(d *sharedDiff) bool { return !d.chain.dispatch || p.waits(d) })
@@ -24,7 +24,7 @@ func (p *fullPass) noteAdded(diffs []*sharedDiff) {
 	}
 }
 
-// writeDispatch brings the shared chains with rules of Services up to date: in one call,
+// writeDispatch brings the shared chains with rules of Services up to date: in one call
 // unless that is too much for one or the kernel rejects it.
 func (p *fullPass) writeDispatch(ctx context.Context, diffs []*sharedDiff) error {
 	if p.tooManyFor(diffs) {
@@ -37,7 +37,7 @@ func (p *fullPass) writeDispatch(ctx context.Context, diffs []*sharedDiff) error
 	err := p.write(ctx, &t)
 	switch {
 	case isRejection(err):
-		// Part of it may have gone in.
+		// Part of it may have been applied.
 		if p.state, err = p.kernel.read(ctx); err != nil {
 			return err
 		}
@@ -50,8 +50,8 @@ func (p *fullPass) writeDispatch(ctx context.Context, diffs []*sharedDiff) error
 }
 
 // writeDispatchInParts is writeDispatch by many calls: rule by rule, first those that are
-// missing, so that at no time more are missing than before. A Service that is rejected keeps
-// the rules that it had.
+// missing, so that at no time more are missing than before. A Service that is rejected retains
+// its rules.
 func (p *fullPass) writeDispatchInParts(ctx context.Context, diffs []*sharedDiff) error {
 	additions := map[dataplane.ServiceName][]dispatchRule{}
 	var declared transaction
@@ -102,12 +102,12 @@ func (p *fullPass) writeDispatchInParts(ctx context.Context, diffs []*sharedDiff
 	return nil
 }
 
-// addDispatch adds the rules of Services in shared chains, those that refuse first. Only
-// a Service that is a batch by itself takes several calls. What went in of it before one
+// addDispatch adds the rules of Services in shared chains, those that reject first. Only
+// a Service that is a batch by itself takes several calls. What was written of it before one
 // is rejected stays: see noteHeld.
 func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.ServiceName][]dispatchRule) error {
 	names := slices.SortedFunc(maps.Keys(additions), dataplane.ServiceName.Compare)
-	return p.faults.isolate(names, func(batch []dataplane.ServiceName) (string, error) {
+	return p.faults.Write(names, func(batch []dataplane.ServiceName) error {
 		var rules []dispatchRule
 		for _, in := range []table{filter, nat} {
 			for _, name := range batch {
@@ -125,14 +125,14 @@ func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.Serv
 			}
 			err := p.write(ctx, &t)
 			if isRejection(err) {
-				if undoErr := p.takeBack(ctx, &t); undoErr != nil {
-					return t.String(), undoErr
+				if undoErr := p.revert(ctx, &t); undoErr != nil {
+					return undoErr
 				}
 			}
 			if err != nil {
-				return t.String(), err
+				return err
 			}
 		}
-		return "", nil
+		return nil
 	})
 }

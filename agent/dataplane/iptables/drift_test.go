@@ -132,7 +132,7 @@ func TestCanary(t *testing.T) {
 func TestCanaryBesideRefusedServices(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
 		rules := servicesOf(dataplane.IPv4, 3)
-		plane := New(dataplane.IPv4, Options{Folder: folder})
+		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
 		mustApply(t, plane, rules)
 		if !plane.kernel.legacy() {
 			return

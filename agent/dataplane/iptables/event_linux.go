@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"iter"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -18,26 +19,26 @@ const (
 	familyHeader  = nl.SizeofNfgenmsg
 )
 
-// commit is a transaction of nf_tables as its events tell of it.
+// commit is a transaction of nf_tables as reported by its events.
 type commit struct {
 	generation uint32
-	port       uint32 // of the netlink socket of who has written it
-	by         string // who that is, human-readable
-	removed    bool   // it has removed something from what is ours
+	port       uint32 // of the writer's netlink socket
+	by         string // the writer, human-readable
+	removed    bool   // it has removed something of ours
 }
 
 // events reads what the nf_tables kernel reports about transactions: an event for
 // everything that has changed, then one that ends the transaction.
 type events struct {
 	family dataplane.Family
-	owner  owner
-	// touched: the transaction that is being told of has changed what is ours;
-	// removed: it has removed something from that.
+	modes  *ownership
+	// touched: the current transaction has changed something of ours;
+	// removed: it has removed some of that.
 	touched, removed bool
 }
 
-// read reads a datagram. It yields the transactions that end in it and have
-// changed what is ours, whoever has written them.
+// read reads a datagram. It yields the transactions, including our own, that end in it and have
+// changed something of ours.
 func (e *events) read(datagram []byte) iter.Seq[commit] {
 	return func(yield func(commit) bool) {
 		for len(datagram) >= messageHeader {
@@ -54,7 +55,7 @@ func (e *events) read(datagram []byte) iter.Seq[commit] {
 			}
 			family, body := body[0], body[familyHeader:]
 			if kind&0xff != unix.NFT_MSG_NEWGEN {
-				if kind := int(kind & 0xff); family == e.number() && (!e.touched || !e.removed && removes(kind)) && e.owner.touches(kind, body) {
+				if kind := int(kind & 0xff); family == e.number() && (!e.touched || !e.removed && removes(kind)) && e.modes.touches(kind, body) {
 					e.touched, e.removed = true, e.removed || removes(kind)
 				}
 				continue
@@ -70,8 +71,7 @@ func (e *events) read(datagram []byte) iter.Seq[commit] {
 	}
 }
 
-// lost notes that events have been lost: of some transaction they may have told
-// that it has changed what is ours.
+// lost notes that events have been lost, which may have been the end of the current transaction.
 func (e *events) lost() { e.touched, e.removed = false, false }
 
 func (e *events) number() byte {
@@ -102,20 +102,15 @@ func ending(port uint32, body []byte) commit {
 	return out
 }
 
-// removes reports whether events of a kind tell of something that is gone.
+// removes reports whether events of a kind report removals.
 func removes(kind int) bool {
-	switch kind {
-	case unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELTABLE:
-		return true
-	default:
-		return false
-	}
+	return kind == unix.NFT_MSG_DELRULE || kind == unix.NFT_MSG_DELCHAIN || kind == unix.NFT_MSG_DELTABLE
 }
 
-// touches reports whether an event tells that what is ours has changed. Others
-// may do in the built-in chains what they like but remove our jumps.
-func (o owner) touches(kind int, body []byte) bool {
-	named := [2]string{} // the table, and the chain in it
+// touches reports whether an event reports a change of something of ours. In built-in chains that
+// is the removal of our jumps only.
+func (o *ownership) touches(kind int, body []byte) bool {
+	var id chainID
 	place := [2]uint16{unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN}
 	switch kind {
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
@@ -130,31 +125,23 @@ func (o owner) touches(kind int, body []byte) bool {
 	for kind, value := range nlattr.All(body) {
 		switch {
 		case kind == place[0]:
-			named[0] = nlattr.Text(value)
+			id.table = nlattr.Text(value)
 		case kind == place[1]:
-			named[1] = nlattr.Text(value)
+			id.name = nlattr.Text(value)
 		case kind == unix.NFTA_RULE_EXPRESSIONS:
 			expressions = value
 		}
 	}
-	id := chainID{nat, named[1]}
-	switch named[0] {
-	case nat.String():
-	case filter.String():
-		id.table = filter
-	default:
-		return false
-	}
 	switch {
-	case kind == unix.NFT_MSG_DELTABLE || o.owns(id):
+	case id.table != nat && id.table != filter:
+		return false
+	case kind == unix.NFT_MSG_DELTABLE || o.own.has(id):
 		return true
 	case !removes(kind):
 		return false
-	case kind == unix.NFT_MSG_DELCHAIN:
-		return isHooked(id) || o.adds(id)
-	case !isHooked(id):
-		return o.adds(id)
+	case slices.Contains(o.joined, id.name):
+		return true
 	default:
-		return expressions == nil || o.namesTarget(expressions)
+		return hooked[id] && (kind == unix.NFT_MSG_DELCHAIN || expressions == nil || o.namesOurs(expressions))
 	}
 }

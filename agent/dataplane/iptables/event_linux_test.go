@@ -87,7 +87,7 @@ func TestEventsThatTouchOurs(t *testing.T) {
 		"cut short":                                   {ruleEvent(deleted, "nat", chainServices, jump("x"))[:22], false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := events{family: dataplane.IPv4}
+			e := events{family: dataplane.IPv4, modes: declared}
 			var got []commit
 			for c := range e.read(append(tt.event, generationEvent(99, 7)...)) {
 				got = append(got, c)
@@ -124,7 +124,7 @@ func TestRemovalsAreSure(t *testing.T) {
 			var got []dataplane.Change
 			w := eventWatch{
 				commits: &Commits{count: func() (uint32, error) { return 99, nil }},
-				events:  events{family: dataplane.IPv4},
+				events:  events{family: dataplane.IPv4, modes: declared},
 				changed: func(c dataplane.Change) { got = append(got, c) },
 			}
 			var datagram []byte
@@ -159,7 +159,7 @@ func TestRemovalsAreSure(t *testing.T) {
 
 // TestEventsOverSeveralDatagrams: a transaction may be told of in many.
 func TestEventsOverSeveralDatagrams(t *testing.T) {
-	e := events{family: dataplane.IPv4}
+	e := events{family: dataplane.IPv4, modes: declared}
 	for range e.read(append(ruleEvent(unix.NFT_MSG_DELRULE, "nat", chainServices, "x"), ruleEvent(unix.NFT_MSG_NEWRULE, "nat", "MINE", "x")...)) {
 		t.Error("a transaction that has not ended")
 	}
@@ -223,7 +223,7 @@ func TestAuthors(t *testing.T) {
 // process, on the real kernel.
 func TestProgramsAreKnownByTheirPort(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
-		plane := New(dataplane.IPv4, Options{Folder: folder})
+		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
 		if err := plane.Supported(t.Context(), &dataplane.Ruleset{}); err != nil {
 			t.Fatal(err)
 		}
@@ -231,7 +231,7 @@ func TestProgramsAreKnownByTheirPort(t *testing.T) {
 			return
 		}
 		var got []commit
-		w := eventWatch{commits: &Commits{}, events: events{family: dataplane.IPv4}}
+		w := eventWatch{commits: &Commits{}, events: events{family: dataplane.IPv4, modes: declared}}
 		file, err := subscribe()
 		if err != nil {
 			t.Fatal(err)

@@ -8,17 +8,17 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// kind is how the kernel differs in one place.
-type kind int
+// kind is how the kernel differs in one place: a text with chain, table, Service and rule.
+type kind string
 
 const (
-	chainMissing kind = iota
-	chainDiffers
-	chainTooMany
-	ruleMissing
-	ruleTooMany
-	fixedDiffer
-	jumpMissing
+	chainMissing    kind = "chain %[1]s missing in %[2]s%[3]s"
+	chainDiffers    kind = "chain %[1]s differs in %[2]s%[3]s"
+	chainUnexpected kind = "unexpected chain %[1]s in %[2]s"
+	ruleMissing     kind = "rule missing in %[1]s of %[2]s%[3]s: %[4]s"
+	ruleUnexpected  kind = "unexpected rule in %[1]s of %[2]s: %[4]s" // its comment names the Service
+	fixedDiffer     kind = "fixed rules of %[1]s of %[2]s differ"
+	jumpMissing     kind = "jump missing in %[1]s of %[2]s: %[4]s"
 )
 
 // found is one difference.
@@ -26,7 +26,7 @@ type found struct {
 	kind    kind
 	in      chainID
 	spec    string                // of a rule or jump
-	service dataplane.ServiceName // zero: of none, or not known
+	service dataplane.ServiceName // zero: none, or unknown
 	want    uint64                // hash of a chain
 	have    uint64
 }
@@ -37,30 +37,13 @@ func (f found) String() string {
 	if f.service != (dataplane.ServiceName{}) {
 		of = fmt.Sprintf(" (Service %s)", f.service)
 	}
-	switch f.kind {
-	case chainMissing:
-		return fmt.Sprintf("chain %s missing in %s%s", f.in.name, f.in.table, of)
-	case chainDiffers:
-		return fmt.Sprintf("chain %s differs in %s%s", f.in.name, f.in.table, of)
-	case chainTooMany:
-		return fmt.Sprintf("chain %s too many in %s", f.in.name, f.in.table)
-	case ruleMissing:
-		return fmt.Sprintf("rule missing in %s of %s%s: %s", f.in.name, f.in.table, of, f.spec)
-	case ruleTooMany: // its comment names the Service
-		return fmt.Sprintf("rule too many in %s of %s: %s", f.in.name, f.in.table, f.spec)
-	case fixedDiffer:
-		return fmt.Sprintf("fixed rules of %s of %s differ", f.in.name, f.in.table)
-	default:
-		return fmt.Sprintf("jump missing in %s of %s: %s", f.in.name, f.in.table, f.spec)
-	}
+	return fmt.Sprintf(string(f.kind), f.in.name, f.in.table, of, f.spec)
 }
 
 // key stays the same while the desired and the actual state do.
-func (f found) key() string {
-	return fmt.Sprintf("%d %d %s %x %x %s", f.kind, f.in.table, f.in.name, f.want, f.have, f.spec)
-}
+func (f found) key() string { return fmt.Sprintf("%s %x %x", f, f.want, f.have) }
 
-// find calls say for each way in which the kernel differs from the desired state.
+// find calls say for each difference from the desired state.
 func find(w *desired, k *kernelState, s *scope, say func(found)) {
 	for name, chains := range compareChains(w, k, s) {
 		if _, rejected := s.rejected[name]; rejected {
@@ -86,27 +69,26 @@ func find(w *desired, k *kernelState, s *scope, say func(found)) {
 			say(found{kind: ruleMissing, in: sd.chain.id, service: r.owner, spec: r.spec})
 		}
 		for _, spec := range sd.remove {
-			say(found{kind: ruleTooMany, in: sd.chain.id, spec: spec})
+			say(found{kind: ruleUnexpected, in: sd.chain.id, spec: spec})
 		}
 		if sd.fixed {
 			say(found{kind: fixedDiffer, in: sd.chain.id})
 		}
 	}
-	for _, h := range compareHooks(w, k) {
-		say(found{kind: jumpMissing, in: h.in, spec: h.spec})
+	for _, j := range missingJumps(w.config.jumps(), k) {
+		say(found{kind: jumpMissing, in: j.in(), spec: j.Rule})
 	}
 	if s.prune {
 		for _, c := range staleChains(w, k, s) {
 			if _, stuck := s.stuck[c]; !stuck {
-				say(found{kind: chainTooMany, in: chainID{nat, c}})
+				say(found{kind: chainUnexpected, in: chainID{nat, c}})
 			}
 		}
 	}
 }
 
-// auditFindings are the differences that decide about packets, beside a
-// kube-proxy that may maintain the rules. Left out is what kube-proxy has by
-// intention and we do not; docs/parity.md has the list.
+// auditFindings are the differences that affect packets. They omit what only a kube-proxy
+// has, by intention; docs/parity.md has the list.
 func auditFindings(w *desired, k *kernelState, s *scope) []dataplane.Finding {
 	var (
 		out    []dataplane.Finding
@@ -119,11 +101,11 @@ func auditFindings(w *desired, k *kernelState, s *scope) []dataplane.Finding {
 			if tail != nil && f.in == (chainID{nat, chainServices}) {
 				return
 			}
-		case chainTooMany:
-			// It decides about packets only if something leads to it that is itself
+		case chainUnexpected:
+			// It affects packets only if a rule leads to it that is itself
 			// a difference. kube-proxy deletes chains late in a large cluster.
 			return
-		case ruleTooMany:
+		case ruleUnexpected:
 			if beside == nil {
 				beside = newBesides(w)
 			}
@@ -140,8 +122,8 @@ func auditFindings(w *desired, k *kernelState, s *scope) []dataplane.Finding {
 }
 
 // tailInAnyOrder returns the hashes of the last rules of nat KUBE-SERVICES, one for
-// each address that NodePorts answer on, if they stand there in whatever order:
-// kube-proxy writes them in none. Nil: they do not.
+// each address that NodePorts answer on, if all are there: kube-proxy writes them in any order.
+// Otherwise it returns nil.
 func tailInAnyOrder(w *desired, k *kernelState) map[uint64]bool {
 	have, tail := k.chains[chainID{nat, chainServices}], w.config.nodePortTail()
 	if have == nil || len(have.rules) < len(tail) {
@@ -161,8 +143,7 @@ func tailInAnyOrder(w *desired, k *kernelState) map[uint64]bool {
 	return hashes
 }
 
-// besides knows the rules that kube-proxy has and we do not, and that decide
-// about no packet.
+// besides knows rules that only kube-proxy has and that affect no packet.
 type besides struct {
 	// rules are the hashes of the desired rules of Services, matches those of the
 	// rules without what they do, by chain.
@@ -183,25 +164,25 @@ func newBesides(w *desired) *besides {
 	return b
 }
 
-// idle reports whether a rule that is not desired decides about no packet.
+// idle reports whether a rule that is not desired affects no packet.
 func (b *besides) idle(f found) bool {
 	switch f.in {
 	case chainID{nat, chainNodePorts}:
-		// It counts what comes by 127.0.0.1 and does what a later rule does with
-		// all that comes to this port.
+		// It counts packets to 127.0.0.1 and does what a later rule does with
+		// all packets to this port.
 		const local = "-d 127.0.0.0/8 "
 		return strings.Contains(f.spec, "nfacct") && strings.Contains(f.spec, local) &&
 			b.rules[f.in][ruleHash(strings.Replace(f.spec, local, "", 1))]
 	case chainID{nat, chainServices}:
-		// An address that is an external IP as well: the rule for that one stands
-		// before and takes all.
+		// An address that is an external IP, too: the rule for that one comes
+		// first.
 		return strings.HasSuffix(comment(f.spec), " loadbalancer IP") && b.matches[f.in][ruleHash(withoutTarget(f.spec))]
 	default:
 		return false
 	}
 }
 
-// withoutTarget is a rule without what it does with packets, which stands last.
+// withoutTarget is a rule without its target, which comes last.
 func withoutTarget(spec string) string {
 	before, _, _ := strings.Cut(spec, " -j ")
 	return before

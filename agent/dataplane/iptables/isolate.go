@@ -11,11 +11,11 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
-// rejection is why the kernel does not have what is desired of a Service.
+// rejection is why the kernel does not have the desired state of a Service.
 type rejection = engine.Rejection[planned]
 
 // Bounds of how many runs of iptables-restore may be rejected in one pass while
-// it is found out which Services are at fault.
+// the Services at fault are found.
 const (
 	maxRejectedRuns = 200
 	// maxPartialRuns is that for a pass that writes changed Services alone.
@@ -27,48 +27,34 @@ const (
 // alone is the size of a Service that takes several calls, whatever one may carry.
 const alone = math.MaxInt32
 
-// isolation writes what is desired of Services one batch after the other, each of which fits one
-// call of iptables-restore unless it is a single Service. Sizes are lines.
-type isolation struct {
-	engine.Isolation[planned]
-	// chains returns the chains that are desired of a Service.
-	chains func(dataplane.ServiceName) []plannedChain
-	input  string // of the last run
-}
-
-// newIsolation makes one that calls back for the size of a Service in lines.
-func (d *Dataplane) newIsolation(limit int, size func(dataplane.ServiceName) int, chains func(dataplane.ServiceName) []plannedChain) *isolation {
-	p := &isolation{chains: chains}
-	p.Isolation = engine.Isolation[planned]{
+// newIsolation writes the desired state of Services one batch after the other, each of which fits
+// one call of iptables-restore unless it is a single Service. Sizes are lines.
+func (d *Dataplane) newIsolation(limit int, size func(dataplane.ServiceName) int, plans map[dataplane.ServiceName]*planned) *engine.Isolation[planned] {
+	return &engine.Isolation[planned]{
 		Limit: limit, RetryLimit: maxRetryRuns, Capacity: perCall(d.kernel, batchRules), LargeSize: batchRules, Size: size,
-		Rejection: isRejection, Suspects: p.suspects,
+		Rejection: isRejection,
+		Suspects: func(batch []dataplane.ServiceName, err error) (those, rest []dataplane.ServiceName) {
+			return suspects(batch, err, plans)
+		},
 		Former: maps.Clone(d.engine.Rejected), Rejected: map[dataplane.ServiceName]rejection{}, Changed: map[dataplane.ServiceName]struct{}{},
 	}
-	return p
 }
 
-// isolate writes Services. The function returns the input that it gave to iptables-restore last.
-func (p *isolation) isolate(names []dataplane.ServiceName, write func([]dataplane.ServiceName) (input string, err error)) error {
-	return p.Write(names, func(batch []dataplane.ServiceName) (err error) {
-		p.input, err = write(batch)
-		return err
-	})
-}
-
-// suspects parts a batch by the lines of the input that iptables-restore names as
-// at fault.
-func (p *isolation) suspects(batch []dataplane.ServiceName, err error) (suspects, rest []dataplane.ServiceName) {
-	var e *toolError
-	if !errors.As(err, &e) || len(e.faults) == 0 {
+// suspects parts a batch by the lines of input that iptables-restore blames.
+func suspects(batch []dataplane.ServiceName, err error, plans map[dataplane.ServiceName]*planned) (those, rest []dataplane.ServiceName) {
+	e, ok := errors.AsType[*toolError](err)
+	if !ok || len(e.faults) == 0 {
 		return nil, batch
 	}
 	owners := map[string]dataplane.ServiceName{} // of chains
 	for _, name := range batch {
-		for _, c := range p.chains(name) {
-			owners[c.name] = name
+		if plan := plans[name]; plan != nil {
+			for _, c := range plan.chains {
+				owners[c.name] = name
+			}
 		}
 	}
-	lines := strings.Split(p.input, "\n")
+	lines := strings.Split(e.input, "\n")
 	named := map[dataplane.ServiceName]struct{}{}
 	for _, line := range e.faults {
 		if line >= 1 && line <= len(lines) {
@@ -79,12 +65,12 @@ func (p *isolation) suspects(batch []dataplane.ServiceName, err error) (suspects
 	}
 	for _, name := range batch {
 		if _, ok := named[name]; ok {
-			suspects = append(suspects, name)
+			those = append(those, name)
 		} else {
 			rest = append(rest, name)
 		}
 	}
-	return suspects, rest
+	return those, rest
 }
 
 // lineOwner returns the Service that a line of input belongs to: by its chain,
@@ -103,15 +89,15 @@ func lineOwner(line string, owners map[string]dataplane.ServiceName) (dataplane.
 	return commentOwner(comment(spec))
 }
 
-// noteHeld notes what the kernel has of the Services that it refuses, so that each can
+// noteHeld notes what the kernel has of rejected Services, so that each can
 // be tried alone from now on: their rules, and the chains that these lead to.
 func (p *fullPass) noteHeld(ctx context.Context) error {
 	if len(p.scope.rejected) == 0 {
 		return nil
 	}
-	if p.faults.Runs > 0 { // what was tried may have gone in in part
-		if others, known := p.kernel.others(); known { // runs that are rejected count as others'
-			p.sound = &others
+	if p.faults.Runs > 0 { // some of what was tried may have been applied
+		if now := momentOf(p.kernel); now.known { // rejected runs count as others'
+			p.sound = now
 		}
 		var err error
 		if p.state, err = p.kernel.read(ctx); err != nil {

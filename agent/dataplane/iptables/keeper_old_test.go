@@ -17,7 +17,7 @@ func (oldPrograms) randomFully() bool { return false }
 // missed.
 func TestKeeperWithOldPrograms(t *testing.T) {
 	model := iptablesmodel.NewKernel()
-	k := NewKeeper(dataplane.IPv4, Options{Model: model})
+	k := NewFixedRules(serversMode(), dataplane.IPv4, Options{Modes: twoModes(), Model: model})
 	k.kernel = oldPrograms{modelled{model: model}}
 	rules := PostroutingRules("0x4000", true)
 	want := Fixed{

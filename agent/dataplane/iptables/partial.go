@@ -14,24 +14,19 @@ type partialPass struct {
 	*Dataplane
 	ctx     context.Context //nolint:containedctx // it lives for one Apply
 	ruleset *dataplane.Ruleset
-	faults  *isolation
+	faults  *engine.Isolation[planned]
 	plans   map[dataplane.ServiceName]*planned // of the Services of which some is desired
 	// sound: no other program has written since it was known what the kernel has.
 	sound   bool
 	changed int
 }
 
-// applyChanged writes the difference between what is held and what is desired of
+// applyChanged writes the difference between the actual and the desired state of
 // some Services. An error wraps engine.ErrFull, or says why the kernel could not be written.
 func (d *Dataplane) applyChanged(ctx context.Context, r *dataplane.Ruleset, names []dataplane.ServiceName) (changed int, err error) {
 	p := &partialPass{Dataplane: d, ctx: ctx, ruleset: r, sound: d.undisturbed(), plans: map[dataplane.ServiceName]*planned{}}
-	p.faults = d.newIsolation(maxPartialRuns, p.size, func(n dataplane.ServiceName) []plannedChain {
-		if p.plans[n] == nil {
-			return nil
-		}
-		return p.plans[n].chains
-	})
-	if err := p.faults.isolate(names, p.writeBatch); err != nil {
+	p.faults = d.newIsolation(maxPartialRuns, p.size, p.plans)
+	if err := p.faults.Write(names, p.writeBatch); err != nil {
 		return p.changed, err
 	}
 	if err := p.noteRejected(); err != nil {
@@ -43,7 +38,7 @@ func (d *Dataplane) applyChanged(ctx context.Context, r *dataplane.Ruleset, name
 	return p.changed, nil
 }
 
-// size is how many lines a Service takes.
+// size is the number of lines that a Service takes.
 func (p *partialPass) size(n dataplane.ServiceName) int {
 	lines := 0
 	for _, c := range p.changes(n) {
@@ -56,14 +51,13 @@ func (p *partialPass) size(n dataplane.ServiceName) int {
 }
 
 // undisturbed reports whether no other program has written rules since it was known
-// what the kernel has, so that what it refuses is at fault itself.
+// what the kernel has, so that what it rejects is at fault itself.
 func (d *Dataplane) undisturbed() bool {
 	if d.kernel.legacy() {
 		now, known := d.kernel.entries()
 		return known && now == d.expected().total
 	}
-	others, known := d.kernel.others()
-	return known && d.sound != nil && *d.sound == others
+	return d.sound.sameAs(momentOf(d.kernel))
 }
 
 // has is what the kernel has of a Service.
@@ -104,11 +98,11 @@ func (p *partialPass) changes(name dataplane.ServiceName) []*serviceChange {
 	return []*serviceChange{changeOf(held, plan)}
 }
 
-// writeBatch writes some Services. A call that is rejected leaves no trace. What earlier calls
-// wrote stays and is known: they are complete steps of the change, and to take them back
+// writeBatch writes some Services. A call that is rejected changes nothing. What earlier calls
+// wrote stays and is known: they are complete steps of the change, and reverting them
 // takes rules that are not remembered and as many calls again, at each retry. Only a
 // Service that is a batch by itself takes several.
-func (p *partialPass) writeBatch(batch []dataplane.ServiceName) (string, error) {
+func (p *partialPass) writeBatch(batch []dataplane.ServiceName) error {
 	c := &calls{limit: p.faults.Capacity}
 	different := 0
 	for _, name := range batch {
@@ -123,21 +117,19 @@ func (p *partialPass) writeBatch(batch []dataplane.ServiceName) (string, error) 
 			different++
 		}
 	}
-	input := ""
 	for i, t := range c.list {
 		if err := t.fill(p.ctx, p.kernel); err != nil {
-			return input, err
+			return err
 		}
-		input = t.String()
 		err := p.write(p.ctx, t)
 		if isRejection(err) {
 			if i > 0 {
 				p.nowHas(batch[0], p.has(batch[0]).after(c.list[:i]))
 			}
-			return input, p.rejected(t, err)
+			return p.rejected(t, err)
 		}
 		if err != nil {
-			return input, err
+			return err
 		}
 	}
 	p.changed += different
@@ -145,18 +137,18 @@ func (p *partialPass) writeBatch(batch []dataplane.ServiceName) (string, error) 
 		delete(p.engine.Rejected, name)
 		p.hold(name, p.plans[name])
 	}
-	return input, nil
+	return nil
 }
 
-// refused takes back what of a transaction went in before the kernel rejected it,
+// rejected reverts what was applied of a transaction before the kernel rejected it,
 // and returns why it did, or engine.ErrFull: once between two verifications a full pass
 // checks whether another program is to blame, and always if all but the last removals may
-// have gone in.
+// have been applied.
 func (p *partialPass) rejected(t *transaction, why error) error {
 	if t.onlyPermitFailed(why) {
 		return engine.ErrFull
 	}
-	if err := p.takeBack(p.ctx, t); err != nil {
+	if err := p.revert(p.ctx, t); err != nil {
 		return err
 	}
 	if p.sound || p.doubted {
@@ -166,20 +158,20 @@ func (p *partialPass) rejected(t *transaction, why error) error {
 	return engine.ErrFull
 }
 
-// takeBack takes back what went in of a transaction that was rejected. Filter rules
-// went in if it was nat that refused. Should it have been filter, taking them back
+// revert reverts what was applied of a rejected transaction. Filter rules
+// were applied if nat was rejected. If filter was, reverting them
 // is rejected too, which changes nothing.
-func (d *Dataplane) takeBack(ctx context.Context, t *transaction) error {
+func (d *Dataplane) revert(ctx context.Context, t *transaction) error {
 	if t.refuse.Len() == 0 || !t.hasNAT() {
 		return nil
 	}
 	if err := d.write(ctx, t.undo()); err != nil && !isRejection(err) {
-		return fmt.Errorf("take back what went in of rules that were rejected: %w", err)
+		return fmt.Errorf("revert a part of rejected rules: %w", err)
 	}
 	return nil
 }
 
-// noteRejected notes what was rejected. What the kernel has of it was known before, or
+// noteRejected notes the rejected Services. What the kernel has of them was known before, or
 // noted by writeBatch.
 func (p *partialPass) noteRejected() error {
 	if len(p.faults.Rejected) == 0 {
@@ -200,14 +192,13 @@ func (p *partialPass) noteRejected() error {
 	return nil
 }
 
-// recount counts anew what is not in held, which has come to be more or less, and
-// does not take runs of ours that were rejected for others', as the kernel's count
-// does.
+// recount counts what is not in held after that has changed, and
+// corrects the kernel's count, which takes our rejected runs for those of others.
 func (d *Dataplane) recount() {
 	if now, known := d.kernel.entries(); known && d.kernel.legacy() {
-		d.foreign = now - entriesOf(d.chains, d.rules)
+		d.unmanaged = now - d.tally.entries()
 	}
-	if others, known := d.kernel.others(); known {
-		d.sound = &others
+	if now := momentOf(d.kernel); now.known {
+		d.sound = now
 	}
 }

@@ -60,7 +60,7 @@ func TestManyRefusalsGoAtOnce(t *testing.T) {
 				t.Errorf("%d rules, want %d: %q", len(rules), want, rules)
 			}
 			f.kernel.set(t, chainID{filter, chainServices}, rules[:len(rules)-1]...)
-			f.check(dataplane.Result{Counts: f.plane.counts()})
+			f.check(dataplane.Result{Counts: f.plane.tally.counts()})
 		})
 	}
 }
@@ -70,16 +70,16 @@ func TestManyRefusalsGoOnTheRealKernel(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
 		const n = maxSingly + 10
 		rules := newRuleset(withoutEndpoints(2 * n)...)
-		mustApply(t, New(dataplane.IPv4, Options{Folder: folder}), rules)
+		mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), rules)
 		for _, s := range someServices(n) {
 			rules.Services[s.Name] = s
 		}
 		rules.Full = true
-		plane := New(dataplane.IPv4, Options{Folder: folder})
+		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
 		if result := mustApply(t, plane, rules); result.ServicesChanged != n || result.Failed {
 			t.Errorf("%+v", result)
 		}
-		holdsAll(t, New(dataplane.IPv4, Options{Folder: folder}), rules)
+		holdsAll(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), rules)
 	})
 }
 

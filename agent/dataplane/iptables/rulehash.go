@@ -36,6 +36,15 @@ func mix(h uint64) uint64 {
 // the order of rules counts.
 func chainRule(chain, rule uint64) uint64 { return mix(chain*fnvPrime + rule) }
 
+// hashOf is the hash of a chain with these rules.
+func hashOf(specs []string) uint64 {
+	var hash uint64
+	for _, spec := range specs {
+		hash = chainRule(hash, ruleHash(spec))
+	}
+	return hash
+}
+
 // ruleHash is the hash of what a rule means. The rule is written as
 // iptables-restore reads it or iptables-save prints it, without "-A CHAIN".
 func ruleHash(spec string) uint64 {
@@ -220,4 +229,18 @@ func comment(spec string) string {
 			return value
 		}
 	}
+}
+
+// jumpTarget returns the chain that a rule jumps to.
+func jumpTarget(spec string) (string, bool) {
+	t := tokens{rest: spec}
+	for word, ok := t.next(); ok; word, ok = t.next() {
+		switch word {
+		case "--comment":
+			t.next() // which may look like an option
+		case "-j", "-g":
+			return t.value()
+		}
+	}
+	return "", false
 }

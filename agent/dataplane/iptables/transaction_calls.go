@@ -227,7 +227,8 @@ func (c *calls) fresh(chain *chain) {
 	}
 	c.with(1).emptyChain(chain.name)
 	for line := range strings.Lines(chain.text) {
-		c.with(1).append(line)
+		t := c.with(1)
+		t.line(&t.nat, strings.TrimSuffix(line, "\n"))
 	}
 	// Until here it counts as empty, so that it is replaced if a call is rejected.
 	t := c.with(0)

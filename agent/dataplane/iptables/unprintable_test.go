@@ -35,7 +35,7 @@ func TestUnprintableTables(t *testing.T) {
 // table and succeeds. Nothing may be written on that ground.
 func TestForeignRulesThatOnlyNftPrints(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
-		d := New(dataplane.IPv4, Options{Folder: folder})
+		d := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
 		rules := newRuleset(someServices(3)...)
 		mustApply(t, d, rules)
 		if d.kernel.legacy() {

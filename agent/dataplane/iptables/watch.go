@@ -20,12 +20,11 @@ func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
 // subscribePause is the time between attempts to follow the changes.
 const subscribePause = time.Second
 
-// watchRules calls changed for what others change, until ctx is done: by the events
-// of the nf_tables kernel, or by what the legacy one tells of its tables.
+// watchRules calls changed for changes by others, until ctx is done: by the events
+// of the nf_tables kernel, or by the sizes of the legacy one's tables.
 func watchRules(ctx context.Context, k kernel, expected *atomic.Pointer[entries], changed func(dataplane.Change)) {
 	for {
-		// An error has no other effect than that changes are noticed by
-		// verifications only.
+		// After an error only verifications notice changes.
 		_ = k.watch(ctx, expected, changed)
 		select {
 		case <-ctx.Done():

@@ -18,29 +18,28 @@ func (t *tools) watch(ctx context.Context, expected *atomic.Pointer[entries], ch
 	if t.legacy() {
 		return watchEntries(ctx, t.family, expected, changed)
 	}
-	w := eventWatch{commits: t.commits, events: events{family: t.family, owner: t.owner}, changed: changed}
+	w := eventWatch{commits: t.commits, events: events{family: t.family, modes: t.modes}, changed: changed}
 	return w.run(ctx)
 }
 
 const (
-	// eventBuffer is how many bytes of events the kernel keeps for us.
+	// eventBuffer is how many bytes of events the kernel buffers for us.
 	eventBuffer = 4 << 20
-	// undecidedPause is the time between looks whether a write of ours has ended,
-	// where it is not known yet whose a transaction was.
+	// undecidedPause is the time between checks whether a write of ours has ended
+	// while the author of a transaction is unknown.
 	undecidedPause = 10 * time.Millisecond
 	// maxUndecided is how many transactions may wait for that.
 	maxUndecided = 1024
 )
 
-// eventWatch follows the transactions of nf_tables that change what is ours.
+// eventWatch follows the transactions of nf_tables that change something of ours.
 type eventWatch struct {
 	commits *Commits
 	events  events
 	changed func(dataplane.Change)
 
 	undecided []commit
-	// lost: the kernel had more events than its buffer holds, or did not tell.
-	// flooded: it was the buffer, so much has changed at once.
+	// lost: events are missing. Flooded: because the buffer was full, so much has changed at once.
 	lost, flooded bool
 	// baseline is Commits.others of a time up to which all is known.
 	baseline uint32
@@ -86,7 +85,7 @@ func (w *eventWatch) run(ctx context.Context) error {
 		if err := file.SetReadDeadline(deadline); err != nil {
 			return fmt.Errorf("follow the changes of nf_tables: %w", err)
 		}
-		// Whoever has set a deadline meanwhile wants this to be noticed.
+		// A deadline that was set meanwhile is for one of these.
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -114,21 +113,21 @@ func (w *eventWatch) run(ctx context.Context) error {
 // waiting reports whether something waits for the end of a write of ours.
 func (w *eventWatch) waiting() bool { return w.lost || len(w.undecided) > 0 }
 
-// judge tells of transactions of others. Of one that has removed something it is
-// sure, and likewise where there was too much to be told of, as when a table of
+// judge reports transactions of others. It is sure of one that has removed something,
+// and also after a flood, as when a table of
 // many rules is flushed: that must not wait as mere suspicion may.
 func (w *eventWatch) judge() {
 	if !w.waiting() {
 		return
 	}
-	foreign, told := false, dataplane.Change{}
+	foreign, change := false, dataplane.Change{}
 	open := w.undecided[:0]
 	for _, c := range w.undecided {
 		switch w.commits.author(c.generation, c.port) {
 		case undecided:
 			open = append(open, c)
 		case others:
-			foreign, told.By, told.Sure = true, c.by, told.Sure || c.removed
+			foreign, change.By, change.Sure = true, c.by, change.Sure || c.removed
 		}
 	}
 	w.undecided = open
@@ -139,13 +138,13 @@ func (w *eventWatch) judge() {
 		now, known := w.commits.others()
 		if known {
 			if now != w.baseline {
-				foreign, told.Sure = true, told.Sure || w.flooded
+				foreign, change.Sure = true, change.Sure || w.flooded
 			}
 			w.baseline, w.lost, w.flooded = now, false, false
 		}
 	}
 	if foreign {
-		w.changed(told)
+		w.changed(change)
 	}
 }
 
@@ -157,7 +156,7 @@ func subscribe() (*os.File, error) {
 		return nil, fmt.Errorf("follow the changes of nf_tables: %w", err)
 	}
 	file := os.NewFile(uintptr(fd), "nf_tables events")
-	// Where more is not allowed, the usual size will do: losses are noticed.
+	// Without permission the usual size is enough: losses are noticed.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer)
 	if err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		_ = file.Close() // nothing is lost by that
@@ -166,7 +165,7 @@ func subscribe() (*os.File, error) {
 	return file, nil
 }
 
-// listen makes the kernel tell of transactions, or cease to.
+// listen subscribes to transactions, or cancels the subscription.
 func (w *eventWatch) listen(on bool) error {
 	option := unix.NETLINK_DROP_MEMBERSHIP
 	if on {
@@ -178,7 +177,7 @@ func (w *eventWatch) listen(on bool) error {
 	return nil
 }
 
-// watch begins to tell w of transactions.
+// watch begins to report transactions to w.
 func (c *Commits) watch(w *eventWatch) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -199,16 +198,16 @@ func (c *Commits) unwatch(w *eventWatch) {
 	delete(c.watches, w)
 }
 
-// unwatched runs do while no watch is told of transactions: for each rule that is
-// written, the kernel would describe it to all of them, which takes a fifth of the
-// time that writing takes. Afterwards they look whether others have written.
+// unwatched runs do while no watch receives transactions: the kernel would describe each rule that
+// is written to all of them, which takes a fifth of the
+// time that writing takes. Afterwards they check whether others have written.
 func (c *Commits) unwatched(do func() error) error {
 	c.mu.Lock()
 	c.pauses++
 	if c.pauses == 1 {
 		all, err := c.counted()
 		for w := range c.watches {
-			_ = w.listen(false) // else it is told, which does no harm
+			_ = w.listen(false) // if it fails, it only costs time
 			w.paused.since, w.paused.known = all-c.own, err == nil && c.busy == 0
 		}
 	}
@@ -222,7 +221,7 @@ func (c *Commits) unwatched(do func() error) error {
 	}
 	for w := range c.watches {
 		if w.listen(true) != nil {
-			_ = w.file.Close() // which ends it, and it is begun anew
+			_ = w.file.Close() // which ends the watch; another one follows
 		}
 		w.paused.over = true
 		_ = w.file.SetReadDeadline(time.Unix(1, 0)) // wakes it up
@@ -244,7 +243,6 @@ func (c *Commits) resumed(w *eventWatch) bool {
 	return true
 }
 
-// unwatched implements kernel.
 func (t *tools) unwatched(do func() error) error {
 	if t.legacy() {
 		return do()
@@ -263,7 +261,7 @@ func receive(conn syscall.RawConn, buffer []byte) (int, error) {
 		return !errors.Is(err, unix.EAGAIN)
 	})
 	if waitErr != nil {
-		return 0, waitErr //nolint:wrapcheck // the caller says what for
+		return 0, waitErr //nolint:wrapcheck // the caller adds what for
 	}
 	return n, err
 }

@@ -30,7 +30,7 @@ func watch(t *testing.T, family dataplane.Family, folder string, rules *dataplan
 	t.Helper()
 	w := &watched{
 		T: t, folder: folder, family: family, rules: rules,
-		plane:   New(family, Options{Folder: folder}),
+		plane:   New(family, Options{Programs: NewPrograms(folder, "")}),
 		changes: make(chan dataplane.Change, 1000), start: time.Now(),
 	}
 	mustApply(t, w.plane, rules)

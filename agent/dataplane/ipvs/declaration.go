@@ -11,7 +11,8 @@ func Declaration() dataplane.Declaration {
 	const only = " Only in mode IPVS."
 	out := dataplane.Declaration{
 		Mode: v1alpha1.ModeIPVS, Precedence: 30, OwnFlows: true, BindsAddresses: true,
-		Advice: "Kubernetes retires kube-proxy's ipvs mode (off by default in 1.40, removed in 1.43): plan to move to mode IPTables",
+		Matches: []string{"set", "ipvs", "physdev"},
+		Advice:  "Kubernetes retires kube-proxy's ipvs mode (off by default in 1.40, removed in 1.43): plan to move to mode IPTables",
 		Metrics: []dataplane.ObjectMetric{
 			{Object: dataplane.VirtualServers, Name: "ipvs_virtual_servers", Help: "IPVS virtual servers of nodeproxy in the kernel." + only},
 			{Object: dataplane.RealServers, Name: "ipvs_real_servers", Help: "Real servers of all virtual servers of nodeproxy together." + only},
@@ -26,9 +27,22 @@ func Declaration() dataplane.Declaration {
 				tableFilter + "/" + chainSourceRanges, tableFilter + "/" + chainIPVSFilter, tableFilter + "/" + chainIPVSOutFilter,
 			},
 			Links: []string{deviceName},
+			Rules: []dataplane.SharedRule{
+				{Chain: tableFilter + "/INPUT", Rule: "-j " + chainProxyFirewall},
+				{Chain: tableFilter + "/FORWARD", Rule: "-j " + chainProxyFirewall},
+			},
 		},
 	}
+	for _, loopback := range []string{loopbackIPv4, loopbackIPv6} {
+		out.Owns.Rules = append(out.Owns.Rules, dataplane.SharedRule{Chain: tableNAT + "/" + chainServices, Rule: "-s " + loopback + toReturn})
+	}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		// While cluster IPs are addresses of the node, the kernel uses them as sources of the node's
+		// own connections, whichever mode translates these.
+		out.Owns.Rules = append(out.Owns.Rules, dataplane.SharedRule{
+			Chain: tableNAT + "/" + chainServices, First: true,
+			Rule: "-m set --match-set " + string(setName(family, setClusterIP)) + " " + ownSource + toMarkMasq,
+		})
 		for _, name := range SetNames(family) {
 			out.Owns.Sets = append(out.Owns.Sets, string(name))
 		}

@@ -21,7 +21,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// fixedRules stands for an iptables.Keeper.
+// fixedRules stands for iptables.FixedRules.
 type fixedRules struct {
 	held    iptables.Fixed
 	applied int
