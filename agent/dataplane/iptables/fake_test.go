@@ -14,7 +14,7 @@ type fakeKernel struct {
 	modelled
 	tables   *iptablesmodel.Kernel
 	fail     error    // returned by the next apply
-	writes   []string // inputs that were not empty, and inserts
+	writes   []string // inputs that were not empty
 	reads    int
 	unread   error    // returned by read
 	unlisted error    // returned by list
@@ -55,11 +55,6 @@ func (k *fakeKernel) list(ctx context.Context, in chainID) ([]kernelRule, error)
 
 // save prints the tables as iptables-save does.
 func (k *fakeKernel) save() string { return k.tables.Save("filter") + k.tables.Save("nat") }
-
-func (k *fakeKernel) insert(j Jump) error {
-	k.writes = append(k.writes, "insert "+j.Chain)
-	return k.modelled.insert(j)
-}
 
 func (k *fakeKernel) apply(ctx context.Context, input string) error {
 	if err := k.fail; err != nil {

@@ -85,8 +85,8 @@ func (p *fullPass) run(ctx context.Context) error {
 		return err
 	}
 	if early {
-		// Each costs less while there are few rules.
-		if err := p.writeJumps(jumps); err != nil {
+		// It costs less while there are few rules.
+		if err := p.writeJumps(ctx, jumps); err != nil {
 			return err
 		}
 	}
@@ -97,7 +97,7 @@ func (p *fullPass) run(ctx context.Context) error {
 		return err
 	}
 	if !early {
-		if err := p.writeJumps(jumps); err != nil {
+		if err := p.writeJumps(ctx, jumps); err != nil {
 			return err
 		}
 	}
@@ -267,11 +267,13 @@ func (p *fullPass) addChains(c *calls, names []dataplane.ServiceName, different 
 // writeJumps inserts the missing jumps at the head of built-in
 // chains, the last one first, which puts them in order. The chains that they lead to are complete or
 // empty.
-func (p *fullPass) writeJumps(missing []Jump) error {
+func (p *fullPass) writeJumps(ctx context.Context, missing []Jump) error {
+	var t transaction
 	for _, j := range slices.Backward(missing) {
-		if err := p.insert(j); err != nil {
-			return fmt.Errorf("insert the jump from %s of table %s: %w", j.Chain, j.Table, err)
-		}
+		t.insertRule(j.in(), j.Rule)
+	}
+	if err := p.write(ctx, &t); err != nil {
+		return fmt.Errorf("insert the jumps from built-in chains: %w", err)
 	}
 	return nil
 }

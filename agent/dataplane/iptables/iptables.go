@@ -16,8 +16,13 @@ package iptables
 
 import (
 	"context"
+	"fmt"
+	"io/fs"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"reflect"
+	"strings"
 	"sync/atomic"
 
 	"k8s.io/utils/clock"
@@ -73,8 +78,6 @@ type kernel interface {
 	// apply runs the input of iptables-restore. Each section is applied as a
 	// whole or not at all, and the first that is rejected is the last.
 	apply(ctx context.Context, input string) error
-	// insert puts a jump at the head of a built-in chain.
-	insert(j Jump) error
 	// others returns a number that stays the same as long as no other program writes
 	// rules. The second result is false if the kernel does not report it.
 	others() (uint32, bool)
@@ -313,4 +316,40 @@ func (d *Dataplane) config(r *dataplane.Ruleset) (*config, error) {
 	}
 	c.terse = endpoints > terseAbove
 	return c, nil
+}
+
+// sysctlFolder has sysctls as files, by names such as net/ipv4/ip_forward. Empty: it has none, and
+// ignores writes.
+type sysctlFolder string
+
+func (f sysctlFolder) read(name string) (string, error) {
+	if f == "" {
+		return "", fs.ErrNotExist
+	}
+	text, err := os.ReadFile(filepath.Join(string(f), name))
+	return strings.TrimSpace(string(text)), err //nolint:wrapcheck // it names the file
+}
+
+func (f sysctlFolder) write(name, value string) error {
+	if f == "" {
+		return nil
+	}
+	return os.WriteFile(filepath.Join(string(f), name), []byte(value), 0o644) //nolint:wrapcheck // it names the file
+}
+
+const sysctlRouteLocalnet = "net/ipv4/conf/all/route_localnet"
+
+// routeLocalnet lets NodePorts answer on 127.0.0.1. It returns a warning if
+// that is not possible.
+func (d *Dataplane) routeLocalnet(c *config) string {
+	if !c.nodePorts.Localhost {
+		return ""
+	}
+	if value, err := d.sysctls.read(sysctlRouteLocalnet); err == nil && value == "1" {
+		return ""
+	}
+	if err := d.sysctls.write(sysctlRouteLocalnet, "1"); err != nil {
+		return fmt.Sprintf("NodePorts do not answer on 127.0.0.1: %v; let the agent write it (in a container by --sysctl-folder, as config/agent/daemonset.yaml does), or set spec.settings.nodePorts.localhost to Disabled", err)
+	}
+	return ""
 }

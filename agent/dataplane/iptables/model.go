@@ -17,8 +17,6 @@ type Model interface {
 	// Restore takes the input of iptables-restore --noflush. The error is what
 	// the program prints about input that it does not take.
 	Restore(input string) error
-	// Insert puts a rule at the head of a chain.
-	Insert(table, chain, spec string) error
 	// Addresses are those of the node's interfaces.
 	Addresses() []netip.Addr
 }
@@ -61,15 +59,7 @@ func (m modelled) list(ctx context.Context, in chainID) ([]kernelRule, error) {
 }
 
 func (m modelled) apply(_ context.Context, input string) error {
-	return asRejection(m.model.Restore(input), input)
-}
-
-func (m modelled) insert(j Jump) error {
-	return asRejection(m.model.Insert(j.Table, j.Chain, j.Rule), "")
-}
-
-// asRejection is the error of a program that ran and rejected its input.
-func asRejection(err error, input string) error {
+	err := m.model.Restore(input)
 	if err == nil {
 		return nil
 	}

@@ -197,19 +197,6 @@ func (t *tools) lacks(ctx context.Context, matches []string) ([]string, error) {
 	return out, nil
 }
 
-func (t *tools) insert(j Jump) error {
-	var args []string
-	words := tokens{rest: j.Rule}
-	for word, ok := words.next(); ok; word, ok = words.next() {
-		args = append(args, word)
-	}
-	err := t.commits.write(1, func() error { return t.ipt.Insert(j.Table, j.Chain, 1, args...) })
-	if err != nil {
-		return newToolError(t.command, err, "")
-	}
-	return nil
-}
-
 func (t *tools) legacy() bool { return variantOf(t.version) == Legacy }
 
 func (t *tools) others() (uint32, bool) {

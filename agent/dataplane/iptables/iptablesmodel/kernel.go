@@ -119,11 +119,6 @@ func (k *Kernel) SetChain(table, name string, specs ...string) error {
 	return nil
 }
 
-// Insert puts a rule at the head of a chain.
-func (k *Kernel) Insert(table, chain, spec string) error {
-	return edit(k.chains, chainID{table, chain}, "-I", spec)
-}
-
 // Restore takes the input of iptables-restore --noflush: section by section,
 // each as a whole or not at all. The error is what the program prints about what
 // it does not take.
