@@ -26,15 +26,6 @@ const (
 	chainFirewall = "KUBE-FIREWALL"
 )
 
-// Chains of mode IPVS alone. It shares others with this mode: see isShared.
-const (
-	chainNodePort      = "KUBE-NODE-PORT"
-	chainLoadBalancer  = "KUBE-LOAD-BALANCER"
-	chainSourceRanges  = "KUBE-SOURCE-RANGES-FIREWALL"
-	chainIPVSFilter    = "KUBE-IPVS-FILTER"
-	chainIPVSOutFilter = "KUBE-IPVS-OUT-FILTER"
-)
-
 // Prefixes of chains that belong to one port of a Service.
 const (
 	prefixCluster  = "KUBE-SVC-"
@@ -54,10 +45,7 @@ func isServiceChain(name string) bool {
 
 // portName is how rules and comments name one port of a Service.
 func portName(svc dataplane.ServiceName, port string) string {
-	if port == "" {
-		return svc.Namespace + "/" + svc.Name
-	}
-	return svc.Namespace + "/" + svc.Name + ":" + port
+	return strings.TrimSuffix(svc.String()+":"+port, ":")
 }
 
 // chainHash is the part of a chain's name that stands for one port of a

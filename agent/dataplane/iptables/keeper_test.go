@@ -16,6 +16,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
+// chainNodePort is a chain of another mode alone.
+const chainNodePort = "KUBE-NODE-PORT"
+
 // Sets that the rules of tests ask, by type.
 var testSets = map[string]string{
 	"CLUSTER-IP": "hash:ip,port", "LOAD-BALANCER": "hash:ip,port", "LOAD-BALANCER-FW": "hash:ip,port",

@@ -1,8 +1,8 @@
 // Package iptablesmodel is a model of what is behind the iptables programs: a
-// kernel that takes the input of iptables-restore, and tells what becomes of a
+// kernel that takes the input of iptables-restore and computes the fate of a
 // packet. It knows no code of ours, only what the programs and the kernel do, so
-// that tests compare planned rules to what they are for, and tracers tell what
-// they do. What it does not know it refuses.
+// that tests compare planned rules to their purpose, and tracers show their
+// effect. It rejects what it does not know.
 package iptablesmodel
 
 import (
@@ -21,13 +21,13 @@ type chainID struct{ table, name string }
 // Kernel holds the tables nat and filter of one IP family. Its methods are not
 // called concurrently.
 type Kernel struct {
-	// Refuse says which lines of input this kernel does not take. Nil: it takes
+	// Refuse selects lines of input that this kernel rejects. Nil: it takes
 	// all that it knows.
 	Refuse func(line string) bool
-	// Mute: it does not say which lines those were.
+	// Mute: it does not report which lines those were.
 	Mute bool
-	// IPVS is what it has besides. Nil: nothing.
-	IPVS IPVS
+	// Balancer is what it has besides. Nil: nothing.
+	Balancer Balancer
 
 	chains    map[chainID][]*rule
 	addresses []netip.Addr
@@ -63,7 +63,7 @@ func (k *Kernel) SetAddresses(addresses ...netip.Addr) { k.addresses = addresses
 
 // local reports whether packets to a stay on the node.
 func (k *Kernel) local(a netip.Addr) bool {
-	return a.IsLoopback() || slices.Contains(k.addresses, a) || k.IPVS != nil && k.IPVS.Bound(a)
+	return a.IsLoopback() || slices.Contains(k.addresses, a) || k.Balancer != nil && k.Balancer.Bound(a)
 }
 
 // Save prints a table as iptables-save does.
@@ -106,7 +106,7 @@ func (k *Kernel) Chain(table, name string) ([]string, bool) {
 	return out, ok
 }
 
-// SetChain makes a chain hold these rules, whatever jumps to it.
+// SetChain replaces the rules of a chain, or makes it.
 func (k *Kernel) SetChain(table, name string, specs ...string) error {
 	rules := make([]*rule, len(specs))
 	for i, spec := range specs {
@@ -120,8 +120,7 @@ func (k *Kernel) SetChain(table, name string, specs ...string) error {
 }
 
 // Restore takes the input of iptables-restore --noflush: section by section,
-// each as a whole or not at all. The error is what the program prints about what
-// it does not take.
+// each as a whole or not at all. The error is what the program prints about rejected input.
 func (k *Kernel) Restore(input string) error {
 	var (
 		work   map[chainID][]*rule
@@ -194,7 +193,7 @@ func edit(chains map[chainID][]*rule, id chainID, op, spec string) error {
 		if len(have) > 0 {
 			return fmt.Errorf("chain %s is not empty", id.name)
 		}
-		delete(chains, id) // checkJumps refuses it if the chain is in use
+		delete(chains, id) // checkJumps rejects it if the chain is in use
 		return nil
 	}
 	r, err := parseRule(spec)
@@ -218,7 +217,7 @@ func edit(chains map[chainID][]*rule, id chainID, op, spec string) error {
 	return nil
 }
 
-// checkJumps refuses jumps to chains that do not exist.
+// checkJumps rejects jumps to chains that do not exist.
 func checkJumps(chains map[chainID][]*rule) error {
 	for id, rules := range chains {
 		for _, r := range rules {

@@ -86,7 +86,7 @@ func (r *rule) same(o *rule) bool {
 }
 
 // parseRule reads a rule as iptables-restore does, without "-A CHAIN". It fails
-// for whatever this package could not evaluate.
+// for anything that this package cannot evaluate.
 func parseRule(text string) (*rule, error) {
 	words, err := splitWords(text)
 	if err != nil {
@@ -241,7 +241,7 @@ func (p *parser) targetOption(name string, not bool) error {
 	return nil
 }
 
-// check holds the parts of a rule against each other.
+// check compares the parts of a rule to each other.
 func (p *parser) check() error {
 	r := p.rule
 	has := func(option string) bool { _, ok := r.matches[option]; return ok }
