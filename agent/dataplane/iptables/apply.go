@@ -192,13 +192,11 @@ func perCall(k kernel, limit int) int {
 	return limit
 }
 
-// lines is how many lines of iptables-restore make a Service.
 func (p *planned) lines() int {
 	t := p.tally()
 	return t.chains + t.rules
 }
 
-// tally counts chains and rules.
 type tally struct {
 	chains, rules int
 	filter        int // those of rules in the table filter
@@ -226,7 +224,6 @@ func (t *tally) add(in table, rules int) {
 	}
 }
 
-// tally counts what is desired, jumps included.
 func (w *desired) tally() tally {
 	var t tally
 	for _, s := range w.config.sharedChains() {

@@ -115,7 +115,6 @@ const (
 	jumpMissing     kind = "jump missing in %[1]s of %[2]s: %[4]s"
 )
 
-// found is one difference.
 type found struct {
 	kind    kind
 	in      chainID
@@ -137,7 +136,6 @@ func (f found) String() string {
 // key stays the same while the desired and the actual state do.
 func (f found) key() string { return fmt.Sprintf("%s %x %x", f, f.want, f.have) }
 
-// find calls say for each difference from the desired state.
 func find(w *desired, k *kernelState, s *scope, say func(found)) {
 	for name, chains := range compareChains(w, k, s) {
 		if _, rejected := s.rejected[name]; rejected {
@@ -239,20 +237,16 @@ func tailInAnyOrder(w *desired, k *kernelState) map[uint64]bool {
 
 // besides knows rules that only kube-proxy has and that affect no packet.
 type besides struct {
-	// rules are the hashes of the desired rules of Services, matches those of the
-	// rules without what they do, by chain.
-	rules, matches map[chainID]map[uint64]bool
+	// rules are the desired rules of Services, matches the same without targets.
+	rules, matches map[placed]bool
 }
 
 func newBesides(w *desired) *besides {
-	b := &besides{rules: map[chainID]map[uint64]bool{}, matches: map[chainID]map[uint64]bool{}}
+	b := &besides{rules: map[placed]bool{}, matches: map[placed]bool{}}
 	for _, p := range w.services {
 		for _, r := range p.dispatch {
-			if b.rules[r.in] == nil {
-				b.rules[r.in], b.matches[r.in] = map[uint64]bool{}, map[uint64]bool{}
-			}
-			b.rules[r.in][r.hash] = true
-			b.matches[r.in][ruleHash(withoutTarget(r.spec))] = true
+			b.rules[r.placed()] = true
+			b.matches[placed{r.in, ruleHash(withoutTarget(r.spec))}] = true
 		}
 	}
 	return b
@@ -266,11 +260,11 @@ func (b *besides) idle(f found) bool {
 		// all packets to this port.
 		const local = "-d 127.0.0.0/8 "
 		return strings.Contains(f.spec, "nfacct") && strings.Contains(f.spec, local) &&
-			b.rules[f.in][ruleHash(strings.Replace(f.spec, local, "", 1))]
+			b.rules[placed{f.in, ruleHash(strings.Replace(f.spec, local, "", 1))}]
 	case chainID{nat, chainServices}:
 		// An address that is an external IP, too: the rule for that one comes
 		// first.
-		return strings.HasSuffix(comment(f.spec), " loadbalancer IP") && b.matches[f.in][ruleHash(withoutTarget(f.spec))]
+		return strings.HasSuffix(comment(f.spec), " loadbalancer IP") && b.matches[placed{f.in, ruleHash(withoutTarget(f.spec))}]
 	default:
 		return false
 	}

@@ -183,7 +183,7 @@ func TestKeysTellDifferencesApart(t *testing.T) {
 	r.Services[s.Name] = s
 	a, err := d.Verify(context.Background(), r, dataplane.VerifyOptions{Audit: true})
 	if err != nil || len(a.Findings) == 0 || slices.ContainsFunc(a.Findings, func(f dataplane.Finding) bool { return f.Key == first }) {
-		t.Errorf("something else is wanted, but the key is the same: %+v, %v", a.Findings, err)
+		t.Errorf("the desired state differs, but the key is the same: %+v, %v", a.Findings, err)
 	}
 }
 
@@ -204,7 +204,7 @@ func TestAuditReadsOnlyWhatMayHaveChanged(t *testing.T) {
 	expect("at first", 1)
 	expect("nothing has happened", 1)
 	writes++
-	expect("somebody has written", 2)
+	expect("another program has written", 2)
 	s := auditedService()
 	r.Services[s.Name] = s
 	expect("a Service was replaced", 3)

@@ -155,7 +155,6 @@ func (c *Commits) others() (uint32, bool) {
 	return all - c.own, err == nil
 }
 
-// sections counts the transactions in the input of iptables-restore.
 func sections(input string) int { return strings.Count(input, "\nCOMMIT\n") }
 
 // generation is the number of transactions of nf_tables in the calling thread's
@@ -245,7 +244,6 @@ func (e *events) number() byte {
 	return unix.AF_INET
 }
 
-// ending reads the event that ends a transaction.
 func ending(port uint32, body []byte) commit {
 	out := commit{port: port}
 	var process uint32
@@ -266,7 +264,6 @@ func ending(port uint32, body []byte) commit {
 	return out
 }
 
-// removes reports whether events of a kind report removals.
 func removes(kind int) bool {
 	return kind == unix.NFT_MSG_DELRULE || kind == unix.NFT_MSG_DELCHAIN || kind == unix.NFT_MSG_DELTABLE
 }

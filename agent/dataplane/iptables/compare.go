@@ -141,7 +141,6 @@ type ownedRule struct {
 	owner dataplane.ServiceName
 }
 
-// sharedDiff is how a chain with rules of many Services differs.
 type sharedDiff struct {
 	chain   sharedChain
 	missing bool // the chain does not exist
@@ -240,7 +239,6 @@ func (o *ownership) splitHead(id chainID, have *kernelChain) (rest *kernelChain,
 	return rest, head
 }
 
-// fixedHolds reports whether a chain without dispatch rules is as desired.
 func fixedHolds(c sharedChain, have *kernelChain) bool {
 	if c.foreign {
 		return len(missingRules(c.fixed, have)) == 0
@@ -248,7 +246,6 @@ func fixedHolds(c sharedChain, have *kernelChain) bool {
 	return have.equals(c.fixed)
 }
 
-// missingRules returns those of specs that a chain does not have.
 func missingRules(specs []string, have *kernelChain) []string {
 	return slices.DeleteFunc(slices.Clone(specs), func(spec string) bool { return have.has(ruleHash(spec)) })
 }
@@ -288,7 +285,6 @@ func leadNowhere(jumps []Jump, w *desired, k *kernelState) bool {
 	return true
 }
 
-// difference reports how the kernel differs from the desired state.
 func difference(w *desired, k *kernelState, s *scope) dataplane.Difference {
 	var d dataplane.Difference
 	find(w, k, s, func(f found) {
@@ -301,7 +297,6 @@ func difference(w *desired, k *kernelState, s *scope) dataplane.Difference {
 	return d
 }
 
-// ours counts our chains and rules in the kernel, jumps included.
 func (k *kernelState) ours(w *desired) tally {
 	var t tally
 	for _, c := range w.config.sharedChains() {

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/base32"
 	"slices"
@@ -43,7 +44,6 @@ func isServiceChain(name string) bool {
 		strings.HasPrefix(name, prefixFirewall)
 }
 
-// portName is how rules and comments name one port of a Service.
 func portName(svc dataplane.ServiceName, port string) string {
 	return strings.TrimSuffix(svc.String()+":"+port, ":")
 }
@@ -55,17 +55,7 @@ func chainHash(portName, protocol, endpoint string) string {
 	return base32.StdEncoding.EncodeToString(sum[:10])
 }
 
-// protocolName is a protocol as iptables writes it.
-func protocolName(p v1alpha1.Protocol) string {
-	switch p {
-	case v1alpha1.ProtocolUDP:
-		return "udp"
-	case v1alpha1.ProtocolSCTP:
-		return "sctp"
-	default:
-		return "tcp"
-	}
-}
+func protocolName(p v1alpha1.Protocol) string { return cmp.Or(strings.ToLower(string(p)), "tcp") }
 
 // Declaration describes mode IPTables.
 func Declaration() dataplane.Declaration {
@@ -133,7 +123,6 @@ func (o *ownership) namesOurs(expressions []byte) bool {
 	return slices.ContainsFunc(o.joined, names)
 }
 
-// claims are what modes declare to be theirs.
 type claims struct {
 	chains   map[chainID]bool
 	prefixes []chainID // of chains

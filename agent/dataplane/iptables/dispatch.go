@@ -16,7 +16,6 @@ func (p *fullPass) compareDispatch() []*sharedDiff {
 		func(d *sharedDiff) bool { return !d.chain.dispatch || p.waits(d) })
 }
 
-// noteAdded notes the Services whose rules in shared chains were added.
 func (p *fullPass) noteAdded(diffs []*sharedDiff) {
 	for _, d := range diffs {
 		for _, r := range d.add {

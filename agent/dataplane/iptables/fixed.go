@@ -60,13 +60,11 @@ func (f *Fixed) Counts() (chains, rules int) {
 	return len(f.Chains), rules
 }
 
-// fixedDiff is how the kernel differs from a Fixed.
 type fixedDiff struct {
 	chains []chainDiff
 	jumps  []Jump // missing ones
 }
 
-// chainDiff is how one chain differs.
 type chainDiff struct {
 	chain *FixedChain
 	have  *kernelChain // nil: missing
@@ -151,7 +149,6 @@ func (d *fixedDiff) input() string {
 	return out
 }
 
-// findings are the differences, human-readable.
 func (d *fixedDiff) findings() []dataplane.Finding {
 	var out []dataplane.Finding
 	add := func(f found) {

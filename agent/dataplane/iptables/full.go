@@ -48,7 +48,6 @@ func (d *Dataplane) newFullPass(r *dataplane.Ruleset, c *config, state *kernelSt
 	return p
 }
 
-// ended names the changed Services that no longer exist.
 func ended(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
 	out := map[dataplane.ServiceName]struct{}{}
 	for name := range r.Dirty {
@@ -59,7 +58,6 @@ func ended(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
 	return out
 }
 
-// fullPass is one full Apply.
 type fullPass struct {
 	*Dataplane
 	ruleset *dataplane.Ruleset
@@ -241,7 +239,6 @@ func (p *fullPass) writeChains(ctx context.Context) error {
 	})
 }
 
-// addChains adds the chains of Services that differ.
 func (p *fullPass) addChains(c *calls, names []dataplane.ServiceName, different map[dataplane.ServiceName][]string) {
 	for _, name := range names {
 		plan := p.want.config.planService(p.ruleset.Services[name])
@@ -319,10 +316,8 @@ func (p *fullPass) warnings() []string {
 	if w := p.routeLocalnet(p.want.config); w != "" {
 		out = append(out, w)
 	}
-	for _, name := range slices.Sorted(maps.Keys(p.scope.stuck)) {
-		if len(out) == dataplane.MaxExamples {
-			break
-		}
+	stuck := slices.Sorted(maps.Keys(p.scope.stuck))
+	for _, name := range stuck[:min(len(stuck), dataplane.MaxExamples-len(out))] {
 		out = append(out, fmt.Sprintf("chain %s of table nat belongs to no Service and cannot be deleted, because rules that are not ours jump to it; remove those rules", name))
 	}
 	return out

@@ -221,7 +221,9 @@ func (d *Dataplane) find(ctx context.Context) error {
 // rules, because no other program has changed any.
 const maxUnread = 9
 
-// Verify compares the kernel to what the last Apply left there or, for an audit, to r alone.
+// Verify compares the kernel to what the last Apply left there or, for an audit, to r alone. It does
+// not read the kernel if that reports that no other program has written rules
+// since a comparison that found no difference: then it has what we have written since.
 func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplane.VerifyOptions) (dataplane.Difference, error) {
 	if err := d.find(ctx); err != nil {
 		return dataplane.Difference{}, err
@@ -229,12 +231,6 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 	if o.Audit {
 		return d.audit(ctx, r)
 	}
-	return d.verify(ctx, r)
-}
-
-// verify does not read the kernel if that reports that no other program has written rules
-// since a comparison that found no difference: then it has what we have written since.
-func (d *Dataplane) verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
 	want, err := d.want(r)
 	if err != nil {
 		return dataplane.Difference{}, err

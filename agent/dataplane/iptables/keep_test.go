@@ -174,7 +174,7 @@ func TestKeepThenTodaysStateOneByOne(t *testing.T) {
 	}
 }
 
-// TestKeepIsNoDrift: what is newer in the kernel is nobody's interference, what
+// TestKeepIsNoDrift: what is newer in the kernel is no interference, what
 // others remove after an Apply is.
 func TestKeepIsNoDrift(t *testing.T) {
 	old, today := oldAndNew()

@@ -28,7 +28,6 @@ func (c *kernelChain) has(hash uint64) bool {
 	return c != nil && slices.ContainsFunc(c.rules, func(r kernelRule) bool { return r.hash == hash })
 }
 
-// equals reports whether a chain has these rules in this order.
 func (c *kernelChain) equals(specs []string) bool {
 	return c.count == len(specs) && c.hash == hashOf(specs)
 }
@@ -57,7 +56,6 @@ func (k *kernelState) entries() int {
 	return n
 }
 
-// rulesIn returns the rules of a shared chain.
 func (k *kernelState) rulesIn(id chainID) ([]kernelRule, error) {
 	have := k.chains[id]
 	if have == nil {
@@ -66,7 +64,6 @@ func (k *kernelState) rulesIn(id chainID) ([]kernelRule, error) {
 	return have.rules, nil
 }
 
-// rulesOf counts the rules of a table.
 func (k *kernelState) rulesOf(t table) int {
 	n := 0
 	for id, c := range k.chains {

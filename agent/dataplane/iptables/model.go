@@ -21,7 +21,6 @@ type Model interface {
 	Addresses() []netip.Addr
 }
 
-// modelled is a kernel that is a Model.
 type modelled struct{ model Model }
 
 var _ kernel = modelled{}

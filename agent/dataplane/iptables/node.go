@@ -107,11 +107,7 @@ func (c *config) jumps() []Jump {
 		jump(nat, "PREROUTING", chainServices, portals, ""),
 		jump(nat, "OUTPUT", chainServices, portals, ""),
 		jump(nat, "POSTROUTING", chainPostrouting, "kubernetes postrouting rules", ""),
-	}
-	if c.nodePorts.Localhost {
-		out = append(out, jump(filter, "INPUT", chainFirewall, "", ""))
-	}
-	out = append(out,
+		jump(filter, "INPUT", chainFirewall, "", ""),
 		jump(filter, "INPUT", chainProxyFirewall, firewall, onlyNew),
 		jump(filter, "INPUT", chainNodePorts, "kubernetes health check service ports", ""),
 		jump(filter, "INPUT", chainExternalServices, external, onlyNew),
@@ -119,14 +115,14 @@ func (c *config) jumps() []Jump {
 		jump(filter, "FORWARD", chainForward, "kubernetes forwarding rules", ""),
 		jump(filter, "FORWARD", chainServices, portals, onlyNew),
 		jump(filter, "FORWARD", chainExternalServices, external, onlyNew),
-	)
-	if c.nodePorts.Localhost {
-		out = append(out, jump(filter, "OUTPUT", chainFirewall, "", ""))
-	}
-	return append(out,
+		jump(filter, "OUTPUT", chainFirewall, "", ""),
 		jump(filter, "OUTPUT", chainProxyFirewall, firewall, onlyNew),
 		jump(filter, "OUTPUT", chainServices, portals, onlyNew),
-	)
+	}
+	if !c.nodePorts.Localhost {
+		out = slices.DeleteFunc(out, func(j Jump) bool { return j.Rule == "-j "+chainFirewall })
+	}
+	return out
 }
 
 // sharedChain is a chain whose content does not belong to one Service.
@@ -141,7 +137,6 @@ type sharedChain struct {
 	foreign bool
 }
 
-// sharedChains are the chains that every node has.
 func (c *config) sharedChains() []sharedChain {
 	forward := ForwardRules(c.mark)
 	if c.dropInvalid {

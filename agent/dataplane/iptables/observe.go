@@ -62,7 +62,6 @@ func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	}
 }
 
-// subscribePause is the time between attempts to follow the changes.
 const subscribePause = time.Second
 
 // watchRules calls changed for changes by others, until ctx is done: by the events

@@ -263,7 +263,7 @@ func TestLinesAreCounted(t *testing.T) {
 
 // TestRejectedInTheMiddle: of a large Service that the kernel rejects in one of several calls
 // it is known what went in before. Packets find complete chains, a retry writes the rest
-// alone, and what nobody wants any more goes.
+// alone, and what is no longer desired is removed.
 func TestRejectedInTheMiddle(t *testing.T) {
 	for name, c := range map[string]struct {
 		ports, endpoints, affinity int
@@ -359,7 +359,7 @@ func TestRejectedChangeInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestManySharedRulesAreReplacedAtOnce: the programs look for each rule that goes by itself
+// TestManySharedRulesAreReplacedAtOnce: the programs look for each rule that is removed alone
 // through the whole chain.
 func TestManySharedRulesAreReplacedAtOnce(t *testing.T) {
 	f := newFixture(t)

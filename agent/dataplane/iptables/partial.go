@@ -13,7 +13,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// partialPass is an Apply of some Services alone.
 type partialPass struct {
 	*Dataplane
 	ctx     context.Context //nolint:containedctx // it lives for one Apply
@@ -42,7 +41,6 @@ func (d *Dataplane) applyChanged(ctx context.Context, r *dataplane.Ruleset, name
 	return p.changed, nil
 }
 
-// size is the number of lines that a Service takes.
 func (p *partialPass) size(n dataplane.ServiceName) int {
 	lines := 0
 	for _, c := range p.changes(n) {
@@ -251,22 +249,15 @@ func suspects(batch []dataplane.ServiceName, err error, plans map[dataplane.Serv
 		}
 	}
 	lines := strings.Split(e.input, "\n")
-	named := map[dataplane.ServiceName]struct{}{}
+	named := map[dataplane.ServiceName]bool{}
 	for _, line := range e.faults {
 		if line >= 1 && line <= len(lines) {
 			if name, ok := lineOwner(lines[line-1], owners); ok {
-				named[name] = struct{}{}
+				named[name] = true
 			}
 		}
 	}
-	for _, name := range batch {
-		if _, ok := named[name]; ok {
-			those = append(those, name)
-		} else {
-			rest = append(rest, name)
-		}
-	}
-	return those, rest
+	return split(batch, func(name dataplane.ServiceName) bool { return named[name] })
 }
 
 // lineOwner returns the Service that a line of input belongs to: by its chain,
@@ -308,7 +299,6 @@ func (p *fullPass) noteHeld(ctx context.Context) error {
 	return nil
 }
 
-// rulesOfRejected are the rules of rejected Services in shared chains.
 func (p *fullPass) rulesOfRejected(state *kernelState) map[dataplane.ServiceName][]dispatchRule {
 	out := map[dataplane.ServiceName][]dispatchRule{}
 	for _, c := range p.want.config.sharedChains() {

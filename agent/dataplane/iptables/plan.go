@@ -9,7 +9,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// table is an iptables table.
 type table = string
 
 const (
@@ -80,7 +79,6 @@ func (w *chainWriter) rule(parts ...string) {
 	w.text.WriteByte('\n')
 }
 
-// join joins the parts of a rule that are not empty.
 func join(parts ...string) string {
 	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), " ")
 }
@@ -92,7 +90,6 @@ func commentMatch(text string) string {
 	return "-m comment --comment " + text
 }
 
-// planService plans all ports of a Service.
 func (c *config) planService(s *dataplane.Service) servicePlan {
 	var out servicePlan
 	for i := range s.Ports {
@@ -244,7 +241,6 @@ func (p *portPlan) restricted() bool {
 	return len(p.svc.LoadBalancerIPs) > 0 && len(p.svc.SourceRanges) > 0
 }
 
-// planChains plans the port's own chains, targets of jumps first.
 func (p *portPlan) planChains() {
 	endpoints := make(map[netip.AddrPort]string, len(p.port.Cluster)+len(p.port.Local))
 	for _, list := range [][]netip.AddrPort{p.port.Cluster, p.port.Local} {

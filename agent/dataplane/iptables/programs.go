@@ -28,14 +28,12 @@ type Programs struct {
 	variant Variant    // empty until decided; then it stays
 	used    map[dataplane.Family]program
 	found   map[dataplane.Family][]program // kept from the decision on
-	// both are the programs of either variant if only one may be used.
-	both *Programs
 }
 
 // NewPrograms looks for programs in a directory, in PATH if it is empty. A variant
 // that is not empty is used, or cleaned up, whatever is found in the kernel.
 func NewPrograms(directory string, only Variant) *Programs {
-	return &Programs{directory: directory, only: only,
+	return &Programs{directory: directory, only: only, variant: only,
 		used: map[dataplane.Family]program{}, found: map[dataplane.Family][]program{}}
 }
 
@@ -62,7 +60,10 @@ func (p *Programs) find(ctx context.Context, family dataplane.Family) (program, 
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	installed, err := p.installed(ctx, family)
-	if err != nil {
+	switch {
+	case err != nil && p.only != "":
+		return program{}, missing(family, p.only)
+	case err != nil:
 		return program{}, err
 	}
 	variant := p.variant
@@ -72,7 +73,7 @@ func (p *Programs) find(ctx context.Context, family dataplane.Family) (program, 
 		}
 		p.variant = variant
 	}
-	i := slices.IndexFunc(installed, func(f program) bool { return f.variant == variant })
+	i := slices.IndexFunc(installed, program{variant: variant}.sameVariant)
 	if i < 0 {
 		return program{}, missing(family, variant)
 	}
@@ -108,22 +109,17 @@ func (p *Programs) installed(ctx context.Context, family dataplane.Family) ([]pr
 			errs = append(errs, err)
 			continue
 		}
-		if (p.only == "" || p.only == one.variant) &&
-			!slices.ContainsFunc(found, func(f program) bool { return f.variant == one.variant }) {
+		if !slices.ContainsFunc(found, one.sameVariant) {
 			found = append(found, one)
 		}
 	}
-	switch {
-	case len(found) > 0:
-		if p.variant != "" {
-			p.found[family] = found
-		}
-		return found, nil
-	case p.only != "":
-		return nil, missing(family, p.only)
-	default:
+	if len(found) == 0 {
 		return nil, errs[0] // of the plain name
 	}
+	if slices.ContainsFunc(found, program{variant: p.variant}.sameVariant) { // decided
+		p.found[family] = found
+	}
+	return found, nil
 }
 
 // decide selects the variant. It fails if the kernel cannot be read.
@@ -171,15 +167,7 @@ func (p *Programs) warnings(ctx context.Context, family dataplane.Family) []stri
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	use := p.used[family].variant
-	from := p
-	if p.only != "" { // what is left in the other variant acts nevertheless
-		if p.both == nil {
-			p.both = NewPrograms(p.directory, "")
-			p.both.variant = p.only // decided, so that what is found is cached
-		}
-		from = p.both
-	}
-	installed, err := from.installed(ctx, family)
+	installed, err := p.installed(ctx, family)
 	if err != nil || len(installed) < 2 {
 		return nil
 	}
@@ -209,6 +197,11 @@ func (p *Programs) all(ctx context.Context, family dataplane.Family) ([]*Program
 	if err != nil {
 		return nil, err
 	}
+	if p.only != "" {
+		if installed, _ = split(installed, program{variant: p.only}.sameVariant); len(installed) == 0 {
+			return nil, missing(family, p.only)
+		}
+	}
 	var out []*Programs
 	for _, one := range installed {
 		if one.variant == Legacy && len(legacyTables(family)) == 0 {
@@ -222,7 +215,6 @@ func (p *Programs) all(ctx context.Context, family dataplane.Family) ([]*Program
 	return out, nil
 }
 
-// program is an iptables or ip6tables of one variant.
 type program struct {
 	command string
 	family  dataplane.Family
@@ -230,8 +222,9 @@ type program struct {
 	variant Variant
 }
 
-func (p program) save() string    { return p.command + "-save" }
-func (p program) restore() string { return p.command + "-restore" }
+func (p program) save() string               { return p.command + "-save" }
+func (p program) restore() string            { return p.command + "-restore" }
+func (p program) sameVariant(o program) bool { return p.variant == o.variant }
 
 func lookUp(ctx context.Context, command string, family dataplane.Family) (program, error) {
 	one := program{command: command, family: family}
@@ -316,7 +309,6 @@ func isLacking(err error) bool {
 	return ok && e.cause == rejected && !e.temporary()
 }
 
-// legacyTables lists the tables of the legacy variant.
 func legacyTables(family dataplane.Family) []string {
 	file := "ip_tables_names"
 	if family == dataplane.IPv6 {

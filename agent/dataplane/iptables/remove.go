@@ -64,7 +64,6 @@ func (f *FixedRules) Retire(ctx context.Context) error {
 	return err
 }
 
-// removeMode removes what only one mode has.
 func removeMode(ctx context.Context, k kernel, o *ownership) (removed, error) {
 	since := momentOf(k) // before reading: what comes later is noticed next time
 	state, err := k.read(ctx)
@@ -151,24 +150,22 @@ func (p *removal) inputs(limit int) []string {
 	return out
 }
 
-// split parts lines into those for which first is true and the rest.
-func split(lines []string, first func(string) bool) (those, rest []string) {
-	for _, l := range lines {
-		if first(l) {
-			those = append(those, l)
+// split parts a list into those for which first is true and the rest.
+func split[T any](list []T, first func(T) bool) (those, rest []T) {
+	for _, x := range list {
+		if first(x) {
+			those = append(those, x)
 		} else {
-			rest = append(rest, l)
+			rest = append(rest, x)
 		}
 	}
 	return those, rest
 }
 
-// sectionOf is the part of an input of iptables-restore that changes a table.
 func sectionOf(in table, lines []string) string {
 	return "*" + in + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
 }
 
-// lines puts each name between two texts.
 func lines(before string, names []string, after string) []string {
 	out := make([]string, len(names))
 	for i, name := range names {

@@ -184,7 +184,6 @@ type tokens struct {
 	rest string
 }
 
-// next returns the next word.
 func (t *tokens) next() (string, bool) {
 	s := strings.TrimLeft(t.rest, " ")
 	if s == "" {
@@ -216,7 +215,6 @@ func (t *tokens) value() (string, bool) {
 	return t.next()
 }
 
-// comment returns a rule's comment, or "".
 func comment(spec string) string {
 	t := tokens{rest: spec}
 	for {
@@ -231,7 +229,6 @@ func comment(spec string) string {
 	}
 }
 
-// jumpTarget returns the chain that a rule jumps to.
 func jumpTarget(spec string) (string, bool) {
 	t := tokens{rest: spec}
 	for word, ok := t.next(); ok; word, ok = t.next() {

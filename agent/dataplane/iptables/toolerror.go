@@ -22,7 +22,6 @@ const (
 	saysRoot   = "Permission denied"
 )
 
-// toolError is a failed run of an iptables program.
 type toolError struct {
 	program string
 	cause   failure

@@ -58,7 +58,6 @@ func restorePace() pace {
 	return pace{least: 2 * time.Minute, perLine: 20 * time.Millisecond, beat: 20 * time.Second}
 }
 
-// limit is how long a call with a number of lines may take.
 func (p pace) limit(lines int) time.Duration { return p.least + time.Duration(lines)*p.perLine }
 
 // during runs do, which counts as progress of ctx until the time for a number of lines is
@@ -107,7 +106,6 @@ func newTools(family dataplane.Family, programs *Programs, commits *Commits) *to
 	return &tools{family: family, programs: programs, commits: commits, pace: restorePace()}
 }
 
-// nodeKernel is the node's kernel for one of the modes.
 func nodeKernel(family dataplane.Family, modes *ownership, o *Options) kernel {
 	t := newTools(family, o.Programs, o.Commits)
 	t.modes = modes
@@ -250,7 +248,6 @@ func (t *tools) weight(input string) int {
 	return lines
 }
 
-// run runs iptables-restore.
 func (t *tools) run(ctx context.Context, input string) error {
 	cmd := exec.CommandContext(ctx, t.restore, "--noflush", "-w", strconv.Itoa(lockWaitSeconds))
 	cmd.Env = environment()

@@ -40,7 +40,6 @@ func (t *transaction) line(b *strings.Builder, parts ...string) {
 	t.lines++
 }
 
-// writeChain creates or replaces a chain of a Service.
 func (t *transaction) writeChain(c *chain) {
 	t.line(&t.declare, emptied(c.name))
 	t.nat.WriteString(c.text)
@@ -48,7 +47,6 @@ func (t *transaction) writeChain(c *chain) {
 	t.effect.chains = append(t.effect.chains, plannedChain{name: c.name, hash: c.hash, rules: c.rules})
 }
 
-// insertRule puts a rule at the head of a chain.
 func (t *transaction) insertRule(in chainID, spec string) {
 	t.line(t.rules(in.table), "-I ", in.name, " ", spec)
 }
@@ -67,7 +65,6 @@ func (t *transaction) addRule(r dispatchRule) {
 	t.effect.added = append(t.effect.added, r)
 }
 
-// takeRule removes a rule of a Service from a shared chain.
 func (t *transaction) takeRule(r dispatchRule) {
 	t.removeRule(r.in, r.spec)
 	t.effect.removed = append(t.effect.removed, r)
@@ -139,10 +136,8 @@ func (t *transaction) writeShared(d *sharedDiff) {
 	}
 }
 
-// emptied is the line that creates or empties a chain.
 func emptied(name string) string { return ":" + name + " - [0:0]" }
 
-// putFirst moves rules of a chain to its head.
 func (t *transaction) putFirst(in chainID, specs []string) {
 	for _, spec := range slices.Backward(specs) {
 		t.removeRule(in, spec)
@@ -150,7 +145,6 @@ func (t *transaction) putFirst(in chainID, specs []string) {
 	}
 }
 
-// appendRules puts rules at the end of a shared chain.
 func (t *transaction) appendRules(in chainID, specs []string) {
 	t.appendTo(t.rules(in.table), in, specs)
 }
@@ -168,7 +162,6 @@ func (d *sharedDiff) mostlyNew() bool {
 	return changes > 16 && changes > len(d.keep) || len(d.remove) > maxSingly
 }
 
-// declareShared creates or empties a shared chain.
 func (t *transaction) declareShared(id chainID) {
 	declare := &t.declare
 	if id.table == filter {
@@ -195,7 +188,6 @@ func (t *transaction) rules(in table) *strings.Builder {
 	return &t.nat
 }
 
-// String is the input of iptables-restore.
 func (t *transaction) String() string {
 	var out strings.Builder
 	section := func(name table, parts ...*strings.Builder) {

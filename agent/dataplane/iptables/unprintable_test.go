@@ -19,7 +19,7 @@ func TestUnprintableTables(t *testing.T) {
 		"nat":                        {"# Table `nat' is incompatible, use 'nft' tool.\n*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n", "table nat"},
 		"filter":                     {"# Table `filter' is incompatible, use 'nft' tool.\n", "table filter"},
 		"a table that is not ours":   {"# Table `mangle' is incompatible, use 'nft' tool.\n", ""},
-		"somebody's built-in chains": {"# Table `nat' contains incompatible base-chains, use 'nft' tool to list them.\n*nat\nCOMMIT\n", ""},
+		"another program's built-in chains": {"# Table `nat' contains incompatible base-chains, use 'nft' tool to list them.\n*nat\nCOMMIT\n", ""},
 		"any comment":                {"# Warning: iptables-legacy tables present, use iptables-legacy-save to see them\n", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

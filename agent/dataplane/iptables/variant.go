@@ -58,7 +58,6 @@ type traces struct {
 	rules  int
 }
 
-// read adds what iptables-save prints.
 func (t *traces) read(r io.Reader) error {
 	return eachLine(r, func(in table, line string) error {
 		switch line[0] {

@@ -56,7 +56,6 @@ type eventWatch struct {
 	}
 }
 
-// run follows until ctx is done.
 func (w *eventWatch) run(ctx context.Context) error {
 	file, err := subscribe()
 	if err != nil {
@@ -166,7 +165,6 @@ func subscribe() (*os.File, error) {
 	return file, nil
 }
 
-// listen subscribes to transactions, or cancels the subscription.
 func (w *eventWatch) listen(on bool) error {
 	option := unix.NETLINK_DROP_MEMBERSHIP
 	if on {

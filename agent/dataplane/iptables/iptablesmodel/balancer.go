@@ -120,7 +120,6 @@ func (k *Kernel) AsksSet(set string) bool {
 	return false
 }
 
-// readDirections reads those of --match-set.
 func readDirections(text string) ([]string, error) {
 	list := strings.Split(text, ",")
 	for _, d := range list {

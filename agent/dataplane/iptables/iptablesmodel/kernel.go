@@ -15,7 +15,6 @@ import (
 	"time"
 )
 
-// chainID names a chain within a table.
 type chainID struct{ table, name string }
 
 // Kernel holds the tables nat and filter of one IP family. Its methods are not
@@ -217,7 +216,6 @@ func edit(chains map[chainID][]*rule, id chainID, op, spec string) error {
 	return nil
 }
 
-// checkJumps rejects jumps to chains that do not exist.
 func checkJumps(chains map[chainID][]*rule) error {
 	for id, rules := range chains {
 		for _, r := range rules {

@@ -10,7 +10,6 @@ import (
 	"strings"
 )
 
-// Limits of the kernel, in bytes.
 const (
 	maxChainName = 28
 	maxComment   = 255
@@ -39,7 +38,6 @@ var targets = map[string]verdict{
 // rejects is the target of a virtual server without real servers, too.
 const rejects = "REJECT"
 
-// rule is a rule as it was written and what it means.
 type rule struct {
 	text    string
 	matches map[string]match // by option; -m alone is not among them
@@ -309,7 +307,6 @@ func (r *rule) remembersLast() bool {
 	return true
 }
 
-// read reads the value of an option.
 func (m *match) read(option string) error {
 	var err error
 	switch option {
@@ -363,7 +360,6 @@ func (m *match) read(option string) error {
 	return err
 }
 
-// readMark reads value[/mask].
 func readMark(text string) (value, mask uint64, err error) {
 	v, m, masked := strings.Cut(text, "/")
 	if value, err = strconv.ParseUint(v, 0, 32); err != nil {
