@@ -74,7 +74,7 @@ func TestEventsThatTouchOurs(t *testing.T) {
 		"a rule added to a built-in chain":            {ruleEvent(added, "nat", "POSTROUTING", jump(chainPostrouting)), false},
 		"a rule of a plugin":                          {ruleEvent(added, "nat", "CNI-HOSTPORT-DNAT", jump("CNI-DN-1")), false},
 		"the kubelet adds to the chain that we share": {ruleEvent(added, "filter", chainFirewall, jump("x")), false},
-		"another program deletes from it":                    {ruleEvent(deleted, "filter", chainFirewall, jump("x")), true},
+		"another program deletes from it":             {ruleEvent(deleted, "filter", chainFirewall, jump("x")), true},
 		"our chain deleted":                           {chainEvent(unix.NFT_MSG_DELCHAIN, "nat", "KUBE-SVC-ABC"), true},
 		"a chain made with our prefix":                {chainEvent(unix.NFT_MSG_NEWCHAIN, "nat", "KUBE-SVC-ABC"), true},
 		"a built-in chain deleted":                    {chainEvent(unix.NFT_MSG_DELCHAIN, "nat", "OUTPUT"), true},

@@ -239,31 +239,23 @@ func (p *parser) targetOption(name string, not bool) error {
 	return nil
 }
 
+// modules are the matches with those of their options that need -m.
+var modules = map[string][]string{
+	"comment": {"--comment"}, "conntrack": {"--ctstate"}, "mark": {"--mark"},
+	"addrtype": {"--src-type", "--dst-type"}, "statistic": {"--probability", "--mode"},
+	"recent": {"--rcheck", "--set", "--name"}, "set": {"--match-set"}, "physdev": {"--physdev-is-in"},
+	"ipvs": {"--vaddr", "--vproto", "--vport"},
+}
+
 // check compares the parts of a rule to each other.
 func (p *parser) check() error {
 	r := p.rule
 	has := func(option string) bool { _, ok := r.matches[option]; return ok }
-	for _, v := range []struct {
-		option, module string
-	}{
-		{"--comment", "comment"},
-		{"--ctstate", "conntrack"},
-		{"--mark", "mark"},
-		{"--src-type", "addrtype"},
-		{"--dst-type", "addrtype"},
-		{"--probability", "statistic"},
-		{"--mode", "statistic"},
-		{"--rcheck", "recent"},
-		{"--set", "recent"},
-		{"--name", "recent"},
-		{"--match-set", "set"},
-		{"--physdev-is-in", "physdev"},
-		{"--vaddr", "ipvs"},
-		{"--vproto", "ipvs"},
-		{"--vport", "ipvs"},
-	} {
-		if has(v.option) && !slices.Contains(r.modules, v.module) {
-			return fmt.Errorf("%s without -m %s", v.option, v.module)
+	for module, options := range modules {
+		for _, option := range options {
+			if has(option) && !slices.Contains(r.modules, module) {
+				return fmt.Errorf("%s without -m %s", option, module)
+			}
 		}
 	}
 	for _, module := range r.modules {
@@ -272,9 +264,10 @@ func (p *parser) check() error {
 			if r.matches["-p"].value != module || r.matches["-p"].not {
 				return fmt.Errorf("-m %s without -p %s", module, module)
 			}
-		case "comment", "conntrack", "mark", "addrtype", "statistic", "recent", "set", "physdev", "ipvs":
 		default:
-			return fmt.Errorf("unknown match %s", module)
+			if modules[module] == nil {
+				return fmt.Errorf("unknown match %s", module)
+			}
 		}
 	}
 	switch {
