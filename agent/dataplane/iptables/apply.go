@@ -119,7 +119,7 @@ func (d *Dataplane) readAgain(ctx context.Context) (*kernelState, error) {
 	spare := d.spare
 	d.spare = nil
 	if spare != nil && spare.since.sameAs(momentOf(d.kernel)) {
-		return spare.state, nil
+		return spare, nil
 	}
 	return d.kernel.read(ctx)
 }

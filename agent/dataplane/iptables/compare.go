@@ -49,8 +49,8 @@ type scope struct {
 	modes *ownership
 	// prune: what belongs to no desired Service is removed, too.
 	prune bool
-	// ended names Services that no longer exist: their rules are removed without prune, too.
-	ended map[dataplane.ServiceName]struct{}
+	// dirty Services have changed. Of those that no longer exist, rules are removed without prune, too.
+	dirty map[dataplane.ServiceName]struct{}
 	// rejected Services retain what the kernel has of them.
 	rejected map[dataplane.ServiceName]rejection
 	// stuck chains are stale but cannot be deleted.
@@ -73,8 +73,8 @@ func (s *scope) mayRemove(w *desired, comment string) bool {
 	if _, rejected := s.rejected[name]; rejected || s.keeps(name) {
 		return false
 	}
-	_, ended := s.ended[name]
-	return s.prune || ended || w.services[name] != nil
+	_, dirty := s.dirty[name]
+	return s.prune || dirty || w.services[name] != nil
 }
 
 // commentOwner returns the Service that a rule in a shared chain belongs to: the

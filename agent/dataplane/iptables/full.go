@@ -44,18 +44,8 @@ func (d *Dataplane) newFullPass(r *dataplane.Ruleset, c *config, state *kernelSt
 	p.faults = d.newIsolation(maxRejectedRuns, func(n dataplane.ServiceName) int { return p.want.services[n].lines() }, p.want.services)
 	p.faults.Rejected = maps.Clone(p.rests)
 	p.changed = p.faults.Changed
-	p.scope = scope{modes: d.modes, prune: r.Prune, ended: ended(r), rejected: p.faults.Rejected, kept: engine.KeptOf(r)}
+	p.scope = scope{modes: d.modes, prune: r.Prune, dirty: r.Dirty, rejected: p.faults.Rejected, kept: engine.KeptOf(r)}
 	return p
-}
-
-func ended(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
-	out := map[dataplane.ServiceName]struct{}{}
-	for name := range r.Dirty {
-		if r.Services[name] == nil {
-			out[name] = struct{}{}
-		}
-	}
-	return out
 }
 
 type fullPass struct {

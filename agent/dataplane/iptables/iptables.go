@@ -154,7 +154,7 @@ type Dataplane struct {
 	seen   moment
 	unread int
 	// spare is what the last Verify has read, if it found a difference.
-	spare *spare
+	spare *kernelState
 	// removed: nothing of this mode was left at the last check.
 	removed removed
 	// audited is the last comparison beside another proxy; nil: none yet.
@@ -163,12 +163,6 @@ type Dataplane struct {
 	// has rejected some.
 	written map[table]int
 	failed  bool
-}
-
-// spare is a state of the kernel, valid until another program writes rules.
-type spare struct {
-	state *kernelState
-	since moment
 }
 
 var (
@@ -261,7 +255,7 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 	switch {
 	case !now.known:
 	case out.Count > 0:
-		d.spare = &spare{state, now}
+		d.spare, state.since = state, now
 	case want == d.held:
 		d.seen, d.sound = now, now
 	}

@@ -35,6 +35,7 @@ func (c *kernelChain) equals(specs []string) bool {
 // kernelState is what the kernel has in the tables nat and filter.
 type kernelState struct {
 	chains map[chainID]*kernelChain
+	since  moment // when it was read, if that matters
 }
 
 func newKernelState() *kernelState {
