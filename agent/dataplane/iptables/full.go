@@ -44,7 +44,7 @@ func (d *Dataplane) newFullPass(r *dataplane.Ruleset, c *config, state *kernelSt
 	p.faults = d.newIsolation(maxRejectedRuns, func(n dataplane.ServiceName) int { return p.want.services[n].lines() }, p.want.services)
 	p.faults.Rejected = maps.Clone(p.rests)
 	p.changed = p.faults.Changed
-	p.scope = scope{modes: d.modes, prune: r.Prune, dirty: r.Dirty, rejected: p.faults.Rejected, kept: engine.KeptOf(r)}
+	p.scope = scope{modes: d.modes, prune: r.Prune, dirty: r.Dirty, rejected: p.faults.Rejected, kept: engine.KeptOf(r), stuck: map[string]struct{}{}}
 	return p
 }
 
@@ -291,9 +291,6 @@ func (p *fullPass) deleteStale(ctx context.Context) error {
 		}
 		p.failed = p.failed || len(stuck) > 0
 		for _, name := range stuck {
-			if p.scope.stuck == nil {
-				p.scope.stuck = map[string]struct{}{}
-			}
 			p.scope.stuck[name] = struct{}{}
 		}
 	}

@@ -108,14 +108,15 @@ func (p *partialPass) writeBatch(batch []dataplane.ServiceName) error {
 	c := &calls{limit: p.faults.Capacity}
 	different := 0
 	for _, name := range batch {
-		before := c.lines()
+		lines := 0
 		for i, change := range p.changes(name) {
 			if i > 0 {
 				c.cut()
 			}
 			c.add(change)
+			lines += change.lines()
 		}
-		if c.lines() > before {
+		if lines > 0 {
 			different++
 		}
 	}

@@ -157,14 +157,6 @@ func (c *calls) with(lines int) *transaction {
 
 func (c *calls) cut() { c.list = append(c.list, &transaction{}) }
 
-func (c *calls) lines() int {
-	n := 0
-	for _, t := range c.list {
-		n += t.lines
-	}
-	return n
-}
-
 func (c *calls) add(s *serviceChange) {
 	c.rules(s.add, filter, (*transaction).addRule)
 	for _, chain := range s.fresh {
