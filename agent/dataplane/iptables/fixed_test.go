@@ -156,10 +156,10 @@ func texts(state FixedState) (texts, keys []string) {
 	return texts, keys
 }
 
-// TestKeeperOnTheRealKernel: what was written is found to be the desired state, in
+// TestFixedRulesOnTheRealKernel: what was written is found to be the desired state, in
 // whatever form iptables-save prints it, and what others change is found and
 // written again.
-func TestKeeperOnTheRealKernel(t *testing.T) {
+func TestFixedRulesOnTheRealKernel(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
 		for _, family := range families {
 			makeSets(t, family)
@@ -242,7 +242,7 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 	t.Helper()
 	commits := &Commits{}
 	plane := New(family, Options{Modes: twoModes(), Programs: NewPrograms(folder, ""), Commits: commits})
-	keeper := NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(folder, ""), Commits: commits})
+	fixed := NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(folder, ""), Commits: commits})
 	rules, want := switchRuleset(family), ipvsRules(family)
 	save := func() []string {
 		return slices.Sorted(strings.Lines(withoutCounters(run(t, filepath.Join(folder, commandOf(family)+"-save")))))
@@ -255,22 +255,22 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 	}
 	leave := func() {
 		t.Helper()
-		if err := keeper.Retire(context.Background()); err != nil {
+		if err := fixed.Retire(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	mustApply(t, plane, rules)
 	inIPTables := save()
-	keep(t, keeper, want)
+	keep(t, fixed, want)
 	if keep(t, NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(folder, "")}), want) {
 		t.Errorf("%s: beside mode IPTables it is written twice", family)
 	}
 	retire()
 	inIPVS := save()
-	if err := keeper.Cleanup(context.Background()); err != nil {
+	if err := fixed.Cleanup(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	keep(t, keeper, want)
+	keep(t, fixed, want)
 	if diff := cmp.Diff(save(), inIPVS); diff != "" {
 		t.Errorf("%s: in mode IPVS, a fresh node (-) has other rules than one after mode IPTables (+): %s", family, diff)
 	}
@@ -284,13 +284,13 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 		if diff := cmp.Diff(inIPTables, save()); diff != "" {
 			t.Errorf("%s: back in mode IPTables: %s", family, diff)
 		}
-		keep(t, keeper, want)
+		keep(t, fixed, want)
 		retire()
 		if diff := cmp.Diff(inIPVS, save()); diff != "" {
 			t.Errorf("%s: in mode IPVS again: %s", family, diff)
 		}
 	}
-	if err := errors.Join(plane.Cleanup(context.Background(), dataplane.CleanupOptions{}), keeper.Cleanup(context.Background())); err != nil {
+	if err := errors.Join(plane.Cleanup(context.Background(), dataplane.CleanupOptions{}), fixed.Cleanup(context.Background())); err != nil {
 		t.Error(err)
 	}
 	if left := strings.Join(save(), ""); strings.Contains(left, "KUBE-S") {
@@ -314,8 +314,8 @@ func switchRuleset(family dataplane.Family) *dataplane.Ruleset {
 	return r
 }
 
-// TestKeeperWritesNothingTwice: without reading, as long as no other program writes.
-func TestKeeperWritesNothingTwice(t *testing.T) {
+// TestFixedRulesWritesNothingTwice: without reading, as long as no other program writes.
+func TestFixedRulesWritesNothingTwice(t *testing.T) {
 	var others uint32
 	kernel := newFakeKernel()
 	kernel.other = &others
@@ -352,7 +352,7 @@ func TestKeeperWritesNothingTwice(t *testing.T) {
 	}
 }
 
-func TestKeeperTellsWhatIsMissing(t *testing.T) {
+func TestFixedRulesTellsWhatIsMissing(t *testing.T) {
 	kernel := &lackingKernel{fakeKernel: newFakeKernel(), missing: []string{"set", "ipvs"}}
 	k := NewFixedRules(serversMode(), dataplane.IPv4, Options{Modes: twoModes()})
 	k.kernel = kernel

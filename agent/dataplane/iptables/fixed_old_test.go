@@ -13,9 +13,9 @@ type oldPrograms struct{ modelled }
 
 func (oldPrograms) randomFully() bool { return false }
 
-// TestKeeperWithOldPrograms: what the programs do not know is neither written nor
+// TestFixedRulesWithOldPrograms: what the programs do not know is neither written nor
 // missed.
-func TestKeeperWithOldPrograms(t *testing.T) {
+func TestFixedRulesWithOldPrograms(t *testing.T) {
 	model := iptablesmodel.NewKernel()
 	k := NewFixedRules(serversMode(), dataplane.IPv4, Options{Modes: twoModes(), Model: model})
 	k.kernel = oldPrograms{modelled{model: model}}
