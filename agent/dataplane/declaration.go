@@ -23,6 +23,9 @@ type Declaration struct {
 	BindsAddresses bool
 	// Advice, if not empty, is logged when a node starts to run the mode.
 	Advice string
+	// Matches are those of iptables that the mode needs in addition to the ones that every mode
+	// needs.
+	Matches []string
 	// Metrics are the gauges of the mode, which have no series in other modes.
 	Metrics []ObjectMetric
 	Owns    Owned
@@ -34,8 +37,21 @@ type Owned struct {
 	// nat/KUBE-SERVICES. Modes may share chains.
 	Tables, Chains []string
 	Sets, Links    []string
+	// Rules are those in shared and built-in chains by which the mode is recognized, besides rules
+	// that lead to a chain of this mode alone or match a set of its own.
+	Rules []SharedRule
 	// Sysctls are the ones that the mode writes, with slashes.
 	Sysctls []string
+}
+
+// SharedRule is a rule of a mode in a chain that it does not own alone.
+type SharedRule struct {
+	// Chain is named with its table.
+	Chain string
+	// Rule is as iptables-restore reads it, without "-A CHAIN". Comments do not matter.
+	Rule string
+	// First: it must precede the rules of other modes, because it concerns what these translate.
+	First bool
 }
 
 // ObjectMetric is a gauge that counts kernel objects by IP family.

@@ -100,7 +100,7 @@ func (o *Outcome) Via() []string {
 	translated := false
 	for _, s := range o.Steps {
 		switch {
-		case s.Table == iptablesmodel.TableIPVS:
+		case s.Balanced():
 			out, translated = append(out, "virtual server "+s.Chain, s.Target), true
 		case translated || s.Table != "nat" || s.Chain == "POSTROUTING":
 		case s.Target == "DNAT":
@@ -116,7 +116,7 @@ func (o *Outcome) Via() []string {
 		return out
 	case last < 0 || o.Fate == Accepted || o.Fate == Passed:
 		return append(out, string(o.Fate))
-	case o.Steps[last].Table == iptablesmodel.TableIPVS:
+	case o.Steps[last].Balanced():
 		return out // the virtual server has rejected it
 	}
 	return append(out, o.Steps[last].Table+" "+o.Steps[last].Chain, string(o.Fate))

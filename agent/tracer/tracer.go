@@ -179,7 +179,7 @@ func (t *Tracer) chosen(destination netip.Addr, k *iptablesmodel.Kernel) netip.A
 
 // isLocal reports whether a is an address of the node.
 func (t *Tracer) isLocal(a netip.Addr, k *iptablesmodel.Kernel) bool {
-	return a.IsLoopback() || slices.Contains(t.addresses, a) || k.IPVS != nil && k.IPVS.Bound(a)
+	return a.IsLoopback() || slices.Contains(t.addresses, a) || k.Balancer != nil && k.Balancer.Bound(a)
 }
 
 // isPod reports whether a is known to be an address of a pod on the node.

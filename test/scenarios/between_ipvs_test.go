@@ -11,6 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 )
 
 // stepped is a kernel that takes each change by itself, as netlink does, and has
@@ -78,7 +79,7 @@ func newSteppedWorld(t *testing.T) *world {
 	w.newPlane = func() dataplane.Dataplane {
 		return ipvs.New(dataplane.IPv4, ipvs.Options{
 			Kernel: stepped{w.ipvs, w.recorder},
-			Rules:  iptables.NewKeeper(dataplane.IPv4, iptables.Options{Model: w.recorder}),
+			Rules:  iptables.NewFixedRules(ipvs.Declaration(), dataplane.IPv4, iptables.Options{Modes: modes.Declarations(), Model: w.recorder}),
 		})
 	}
 	w.plane = w.newPlane()

@@ -97,7 +97,7 @@ func (w *world) packet(from, to string) iptablesmodel.Packet {
 		p.Protocol, to = protocol, rest
 	}
 	p.Destination = netip.MustParseAddrPort(to)
-	if w.ipvs != nil && p.Source == netip.MustParseAddr(w.tr(sources[family][NODE])) && w.kernel.IPVS.Bound(p.Destination.Addr()) {
+	if w.ipvs != nil && p.Source == netip.MustParseAddr(w.tr(sources[family][NODE])) && w.kernel.Balancer.Bound(p.Destination.Addr()) {
 		p.Source = p.Destination.Addr() // the kernel chooses a local address for a local destination
 	}
 	switch {
@@ -112,7 +112,7 @@ func (w *world) packet(from, to string) iptablesmodel.Packet {
 
 // local reports whether a is an address of the node.
 func (w *world) local(a netip.Addr) bool {
-	return slices.Contains(w.kernel.Addresses(), a) || w.ipvs != nil && w.kernel.IPVS.Bound(a)
+	return slices.Contains(w.kernel.Addresses(), a) || w.ipvs != nil && w.kernel.Balancer.Bound(a)
 }
 
 // sees checks what becomes of a packet. want is one of the fates, or the

@@ -4,7 +4,8 @@
 //
 // The desired state; pure:
 //
-//   - config.go: what the plan depends on besides Services; the mode's Declaration
+//   - declaration.go: what the mode owns in the kernel; config.go: what the plan depends on besides
+//     Services
 //   - plan.go: what one Service needs; needs.go: what all of them need
 //   - conflicts.go: Services that ask for the same, or for what is not ours
 //   - sets.go: the ipsets and their entries; rules.go: the chains and rules

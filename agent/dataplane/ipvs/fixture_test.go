@@ -21,7 +21,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// fixedRules replaces an iptables.Keeper.
+// fixedRules replaces iptables.FixedRules.
 type fixedRules struct {
 	held    iptables.Fixed
 	applied int

@@ -17,7 +17,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 )
 
-// Rules programs the fixed iptables rules of one IP family; an iptables.Keeper does.
+// Rules programs the fixed iptables rules of one IP family; iptables.FixedRules does.
 type Rules interface {
 	// Supported returns nil, or an error that wraps dataplane.ErrUnsupported and says what
 	// is missing and what to do.

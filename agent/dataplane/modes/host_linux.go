@@ -49,7 +49,7 @@ func NewNode(o Options) *Node {
 
 // newFamily joins the modes of one IP family.
 func (n *Node) newFamily(family dataplane.Family, o *Options) *Dataplane {
-	rules := iptables.Options{Programs: n.programs, Commits: n.commits, SysctlFolder: o.SysctlFolder}
+	rules := iptables.Options{Modes: Declarations(), Programs: n.programs, Commits: n.commits, SysctlFolder: o.SysctlFolder}
 	kernel := ipvs.NewKernel(family, o.SysctlFolder)
 	if o.WrapIPVS != nil {
 		kernel = o.WrapIPVS(family, kernel)
@@ -57,7 +57,7 @@ func (n *Node) newFamily(family dataplane.Family, o *Options) *Dataplane {
 	plane := New(
 		Plane{iptables.Declaration(), iptables.New(family, rules)},
 		Plane{ipvs.Declaration(), ipvs.New(family, ipvs.Options{
-			Kernel: kernel, Rules: iptables.NewKeeper(family, rules), Clock: o.Clock, SysctlFolder: o.SysctlFolder,
+			Kernel: kernel, Rules: iptables.NewFixedRules(ipvs.Declaration(), family, rules), Clock: o.Clock, SysctlFolder: o.SysctlFolder,
 		})},
 	)
 	if o.Clock != nil {

@@ -23,11 +23,11 @@ type Model struct {
 var models = map[v1alpha1.ProxyMode]func(dataplane.Family, []netip.Addr) *Model{
 	v1alpha1.ModeIPTables: func(family dataplane.Family, addresses []netip.Addr) *Model {
 		tables := iptablesmodel.NewKernel(addresses...)
-		return &Model{iptables.New(family, iptables.Options{Model: tables}), tables}
+		return &Model{iptables.New(family, iptables.Options{Modes: Declarations(), Model: tables}), tables}
 	},
 	v1alpha1.ModeIPVS: func(family dataplane.Family, addresses []netip.Addr) *Model {
 		kernel := ipvsmodel.New(family, addresses...)
-		rules := iptables.NewKeeper(family, iptables.Options{Model: kernel.Tables})
+		rules := iptables.NewFixedRules(ipvs.Declaration(), family, iptables.Options{Modes: Declarations(), Model: kernel.Tables})
 		return &Model{ipvs.New(family, ipvs.Options{Kernel: kernel, Rules: rules}), kernel.Tables}
 	},
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/uml"
 )
@@ -75,7 +76,7 @@ func newPlane(t *testing.T, family dataplane.Family) *plane {
 
 func (p *plane) restart() {
 	p.plane = ipvs.New(p.family, ipvs.Options{
-		Kernel: p.kernel, Rules: iptables.NewKeeper(p.family, iptables.Options{}), Clock: p.clock,
+		Kernel: p.kernel, Rules: iptables.NewFixedRules(ipvs.Declaration(), p.family, iptables.Options{Modes: modes.Declarations()}), Clock: p.clock,
 	})
 	p.r.Full = true
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
 	"github.com/nodeproxy-io/nodeproxy/test/scenarios"
@@ -40,7 +41,7 @@ func TestConnectionsInIPVS(t *testing.T) {
 			l.world = scenarios.New(t, p.family, func() dataplane.Dataplane {
 				return ipvs.New(p.family, ipvs.Options{
 					Kernel: ipvs.NewKernel(p.family, ""),
-					Rules:  iptables.NewKeeper(p.family, iptables.Options{}),
+					Rules:  iptables.NewFixedRules(ipvs.Declaration(), p.family, iptables.Options{Modes: modes.Declarations()}),
 				})
 			})
 			mode := v1alpha1.ModeIPVS

@@ -72,7 +72,7 @@ func New(family dataplane.Family, addresses ...netip.Addr) *Kernel {
 			"net/ipv4/conf/all/arp_ignore": "0", "net/ipv4/conf/all/arp_announce": "0", "kernel/osrelease": "6.1.0",
 		},
 	}
-	k.Tables.IPVS = packets{k}
+	k.Tables.Balancer = packets{k}
 	return k
 }
 

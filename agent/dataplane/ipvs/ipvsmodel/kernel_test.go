@@ -126,7 +126,7 @@ func TestRefusalEndsPersistence(t *testing.T) {
 		want []netip.AddrPort
 	}{{realB, []netip.AddrPort{realB}}, {netip.AddrPort{}, []netip.AddrPort{realA, realB}}} {
 		k.Remember(web, outside, c.got)
-		if reals, served := k.Tables.IPVS.Choose(p); !served || !slices.Equal(reals, c.want) {
+		if reals, served := k.Tables.Balancer.Choose(p); !served || !slices.Equal(reals, c.want) {
 			t.Errorf("after %s: %v, %t", c.got, reals, served)
 		}
 	}
@@ -208,7 +208,7 @@ func TestSets(t *testing.T) {
 	} {
 		k := ipvstest.New(dataplane.IPv4)
 		must(t, k.ChangeSets([]ipvs.SetChange{{Name: "S", Type: c.kind, Create: true, Add: []ipvs.Entry{c.entry}}}))
-		in, err := k.Tables.IPVS.InSet("S", strings.Split(c.directions, ","), packet)
+		in, err := k.Tables.Balancer.InSet("S", strings.Split(c.directions, ","), packet)
 		if err != nil || in != c.in {
 			t.Errorf("%s %s by %s: %t, %v", c.kind, c.entry, c.directions, in, err)
 		}
@@ -222,7 +222,7 @@ func TestPortsOfSCTP(t *testing.T) {
 	must(t, k.ChangeSets([]ipvs.SetChange{{Name: "S", Type: ipvs.BitmapPort, Create: true, Add: []ipvs.Entry{"80"}}}))
 	for protocol, want := range map[string]bool{"tcp": true, "udp": true, "sctp": false} {
 		packet := iptablesmodel.Packet{Protocol: protocol, In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)}
-		if in, err := k.Tables.IPVS.InSet("S", []string{"dst"}, packet); err != nil || in != want {
+		if in, err := k.Tables.Balancer.InSet("S", []string{"dst"}, packet); err != nil || in != want {
 			t.Errorf("%s: %t, %v", protocol, in, err)
 		}
 	}
@@ -269,8 +269,8 @@ func TestSetsApart(t *testing.T) {
 	}
 	must(t, k.Tables.Restore("*filter\n-A INPUT -m set --match-set A dst -j DROP\nCOMMIT\n"))
 	err = k.DeleteSets([]ipvs.SetName{"A", "B"})
-	if !errors.As(err, &fault) || fault.Set != "A" || !k.Tables.IPVS.HasSet("A") || k.Tables.IPVS.HasSet("B") {
-		t.Errorf("%v, A is there: %t, B is there: %t", err, k.Tables.IPVS.HasSet("A"), k.Tables.IPVS.HasSet("B"))
+	if !errors.As(err, &fault) || fault.Set != "A" || !k.Tables.Balancer.HasSet("A") || k.Tables.Balancer.HasSet("B") {
+		t.Errorf("%v, A is there: %t, B is there: %t", err, k.Tables.Balancer.HasSet("A"), k.Tables.Balancer.HasSet("B"))
 	}
 }
 

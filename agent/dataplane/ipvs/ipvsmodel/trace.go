@@ -16,7 +16,7 @@ import (
 // packets answers what package iptablesmodel asks on a packet's way.
 type packets struct{ k *Kernel }
 
-var _ iptablesmodel.IPVS = packets{}
+var _ iptablesmodel.Balancer = packets{}
 
 // template is the real server of a persistent client.
 type template struct {
@@ -24,28 +24,31 @@ type template struct {
 	expires time.Duration
 }
 
-// Bound implements iptablesmodel.IPVS.
+// Name implements iptablesmodel.Balancer.
+func (packets) Name() string { return "ipvs" }
+
+// Bound implements iptablesmodel.Balancer.
 func (p packets) Bound(a netip.Addr) bool {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return p.k.bound[a] || p.k.yielded[a]
 }
 
-// HasSet implements iptablesmodel.IPVS.
+// HasSet implements iptablesmodel.Balancer.
 func (p packets) HasSet(name string) bool {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return p.k.sets[ipvs.SetName(name)] != nil
 }
 
-// InSet implements iptablesmodel.IPVS.
+// InSet implements iptablesmodel.Balancer.
 func (p packets) InSet(name string, directions []string, packet iptablesmodel.Packet) (bool, error) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return p.k.inSet(name, directions, packet)
 }
 
-// Choose implements iptablesmodel.IPVS.
+// Choose implements iptablesmodel.Balancer.
 func (p packets) Choose(packet iptablesmodel.Packet) ([]netip.AddrPort, bool) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()

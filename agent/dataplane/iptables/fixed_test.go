@@ -13,7 +13,11 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
+
+// chainNodePort is a chain of another mode alone.
+const chainNodePort = "KUBE-NODE-PORT"
 
 // Sets that the rules of tests ask, by type.
 var testSets = map[string]string{
@@ -29,6 +33,30 @@ func setNameOf(family dataplane.Family, name string) string {
 	}
 	return "KUBE-" + name
 }
+
+// serversMode declares a mode that packets meet later, and whose chains and rules are those of
+// ipvsRules.
+func serversMode() dataplane.Declaration {
+	out := dataplane.Declaration{Mode: v1alpha1.ModeIPVS, Precedence: 30, Matches: []string{"set", "ipvs", "physdev"}}
+	for _, family := range families {
+		want := ipvsRules(family)
+		for _, c := range want.Chains {
+			out.Owns.Chains = append(out.Owns.Chains, c.Table+"/"+c.Name)
+		}
+		for name := range testSets {
+			out.Owns.Sets = append(out.Owns.Sets, setNameOf(family, name))
+		}
+		loopback, own := want.Chains[0].Rules[0], want.Chains[0].Rules[2]
+		out.Owns.Rules = append(out.Owns.Rules, dataplane.SharedRule{Chain: "nat/KUBE-SERVICES", Rule: loopback},
+			dataplane.SharedRule{Chain: "nat/KUBE-SERVICES", Rule: own, First: true})
+	}
+	for _, chain := range []string{"filter/INPUT", "filter/FORWARD"} {
+		out.Owns.Rules = append(out.Owns.Rules, dataplane.SharedRule{Chain: chain, Rule: "-j KUBE-PROXY-FIREWALL"})
+	}
+	return out
+}
+
+func twoModes() []dataplane.Declaration { return []dataplane.Declaration{Declaration(), serversMode()} }
 
 func makeSets(t *testing.T, family dataplane.Family) {
 	t.Helper()
@@ -100,7 +128,7 @@ func ipvsRules(family dataplane.Family, before ...string) Fixed {
 }
 
 // keep makes the kernel hold rules and says whether that took writing.
-func keep(t *testing.T, k *Keeper, want Fixed) bool {
+func keep(t *testing.T, k *FixedRules, want Fixed) bool {
 	t.Helper()
 	changed, err := k.Apply(context.Background(), want)
 	if err != nil {
@@ -109,7 +137,7 @@ func keep(t *testing.T, k *Keeper, want Fixed) bool {
 	return changed
 }
 
-func compareKept(t *testing.T, k *Keeper, want Fixed) FixedState {
+func compareKept(t *testing.T, k *FixedRules, want Fixed) FixedState {
 	t.Helper()
 	state, err := k.Compare(context.Background(), want)
 	if err != nil {
@@ -128,16 +156,18 @@ func texts(state FixedState) (texts, keys []string) {
 	return texts, keys
 }
 
-// TestKeeperOnTheRealKernel: what was written is found to be the desired state, in
+// TestFixedRulesOnTheRealKernel: what was written is found to be the desired state, in
 // whatever form iptables-save prints it, and what others change is found and
 // written again.
-func TestKeeperOnTheRealKernel(t *testing.T) {
+func TestFixedRulesOnTheRealKernel(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
 		for _, family := range families {
 			makeSets(t, family)
 			program := filepath.Join(folder, commandOf(family))
 			run(t, program, "-A", "INPUT", "-p", "icmp", "-j", "ACCEPT")
-			want, fresh := ipvsRules(family), func() *Keeper { return NewKeeper(family, Options{Folder: folder}) }
+			want, fresh := ipvsRules(family), func() *FixedRules {
+				return NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(folder, "")})
+			}
 			k := fresh()
 			if missing, _ := texts(compareKept(t, k, want)); len(missing) != len(want.Chains)+len(want.Jumps) {
 				t.Errorf("%s: on a fresh kernel: %q", family, missing)
@@ -211,8 +241,8 @@ func TestModesFollowEachOtherOnTheRealKernel(t *testing.T) {
 func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 	t.Helper()
 	commits := &Commits{}
-	plane := New(family, Options{Folder: folder, Commits: commits})
-	keeper := NewKeeper(family, Options{Folder: folder, Commits: commits})
+	plane := New(family, Options{Modes: twoModes(), Programs: NewPrograms(folder, ""), Commits: commits})
+	fixed := NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(folder, ""), Commits: commits})
 	rules, want := switchRuleset(family), ipvsRules(family)
 	save := func() []string {
 		return slices.Sorted(strings.Lines(withoutCounters(run(t, filepath.Join(folder, commandOf(family)+"-save")))))
@@ -225,42 +255,42 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 	}
 	leave := func() {
 		t.Helper()
-		if err := keeper.Retire(context.Background()); err != nil {
+		if err := fixed.Retire(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	mustApply(t, plane, rules)
 	inIPTables := save()
-	keep(t, keeper, want)
-	if keep(t, NewKeeper(family, Options{Folder: folder}), want) {
+	keep(t, fixed, want)
+	if keep(t, NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(folder, "")}), want) {
 		t.Errorf("%s: beside mode IPTables it is written twice", family)
 	}
 	retire()
 	inIPVS := save()
-	if err := keeper.Cleanup(context.Background()); err != nil {
+	if err := fixed.Cleanup(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	keep(t, keeper, want)
+	keep(t, fixed, want)
 	if diff := cmp.Diff(save(), inIPVS); diff != "" {
 		t.Errorf("%s: in mode IPVS, a fresh node (-) has other rules than one after mode IPTables (+): %s", family, diff)
 	}
 	for range 2 {
 		rules.Full = true
 		mustApply(t, plane, rules)
-		if d, err := New(family, Options{Folder: folder}).Verify(context.Background(), rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 {
+		if d, err := New(family, Options{Modes: twoModes(), Programs: NewPrograms(folder, "")}).Verify(context.Background(), rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 {
 			t.Errorf("%s: beside mode IPVS: %+v, %v", family, d, err)
 		}
 		leave()
 		if diff := cmp.Diff(inIPTables, save()); diff != "" {
 			t.Errorf("%s: back in mode IPTables: %s", family, diff)
 		}
-		keep(t, keeper, want)
+		keep(t, fixed, want)
 		retire()
 		if diff := cmp.Diff(inIPVS, save()); diff != "" {
 			t.Errorf("%s: in mode IPVS again: %s", family, diff)
 		}
 	}
-	if err := errors.Join(plane.Cleanup(context.Background(), dataplane.CleanupOptions{}), keeper.Cleanup(context.Background())); err != nil {
+	if err := errors.Join(plane.Cleanup(context.Background(), dataplane.CleanupOptions{}), fixed.Cleanup(context.Background())); err != nil {
 		t.Error(err)
 	}
 	if left := strings.Join(save(), ""); strings.Contains(left, "KUBE-S") {
@@ -284,12 +314,12 @@ func switchRuleset(family dataplane.Family) *dataplane.Ruleset {
 	return r
 }
 
-// TestKeeperWritesNothingTwice: without reading, as long as no other program writes.
-func TestKeeperWritesNothingTwice(t *testing.T) {
+// TestFixedRulesWritesNothingTwice: without reading, as long as no other program writes.
+func TestFixedRulesWritesNothingTwice(t *testing.T) {
 	var others uint32
 	kernel := newFakeKernel()
 	kernel.other = &others
-	k := NewKeeper(dataplane.IPv4, Options{Model: iptablesmodel.NewKernel()})
+	k := NewFixedRules(serversMode(), dataplane.IPv4, Options{Modes: twoModes(), Model: iptablesmodel.NewKernel()})
 	k.kernel = kernel
 	want := Fixed{
 		Chains: []FixedChain{{"nat", chainMarkMasq, []string{"-j MARK --or-mark 0x4000"}}, {"filter", chainForward, []string{"-j " + chainNodePort}}, {"filter", chainNodePort, nil}},
@@ -322,9 +352,9 @@ func TestKeeperWritesNothingTwice(t *testing.T) {
 	}
 }
 
-func TestKeeperTellsWhatIsMissing(t *testing.T) {
+func TestFixedRulesTellsWhatIsMissing(t *testing.T) {
 	kernel := &lackingKernel{fakeKernel: newFakeKernel(), missing: []string{"set", "ipvs"}}
-	k := NewKeeper(dataplane.IPv4, Options{})
+	k := NewFixedRules(serversMode(), dataplane.IPv4, Options{Modes: twoModes()})
 	k.kernel = kernel
 	err := k.Supported(context.Background())
 	if !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(err.Error(), "iptables lacks the match set, ipvs; load the kernel module xt_set, xt_ipvs (modprobe -a xt_set xt_ipvs)") {
@@ -378,7 +408,7 @@ func TestRetireReadsOnce(t *testing.T) {
 	kernel.reads = 0
 	retire()
 	for _, id := range kernel.chains() {
-		if modeIPTables.ownsAlone(id) {
+		if d.modes.ownsAlone(id) {
 			t.Errorf("chain %s of %s is left", id.name, id.table)
 		}
 	}

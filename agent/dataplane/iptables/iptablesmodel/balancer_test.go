@@ -27,6 +27,8 @@ func (servers) Choose(p Packet) ([]netip.AddrPort, bool) {
 	return reals, ok
 }
 
+func (servers) Name() string { return "servers" }
+
 func (servers) HasSet(set string) bool { return set == "own" }
 
 func (servers) InSet(_ string, directions []string, p Packet) (bool, error) {
@@ -36,16 +38,16 @@ func (servers) InSet(_ string, directions []string, p Packet) (bool, error) {
 	return p.Destination == netip.MustParseAddrPort("10.96.0.1:80"), nil
 }
 
-// TestTraceIPVS: IPVS acts after the rules of INPUT, and what it translates passes
+// TestTraceBalancer: it acts after the rules of INPUT, and what it translates passes
 // those of OUTPUT and POSTROUTING.
-func TestTraceIPVS(t *testing.T) {
+func TestTraceBalancer(t *testing.T) {
 	const ext, node = "203.0.113.2", "192.168.0.2"
 	for _, c := range []struct{ name, input, in, source, destination, want string }{
 		{"spread", "", "eth0", ext, "10.96.0.1:80", "DELIVERED 10.0.0.1:8080 0.500, DELIVERED 10.0.0.2:8080 0.500"},
 		{"apart from what a rule sends there", "*nat\n-A PREROUTING -m statistic --mode random --probability 0.5 -p tcp -j DNAT --to-destination 10.0.0.1:8080\nCOMMIT\n", "eth0", ext, "10.96.0.1:80",
 			"DELIVERED 10.0.0.1:8080 0.500, DELIVERED 10.0.0.1:8080 0.250, DELIVERED 10.0.0.2:8080 0.250"},
 		{"of a process", "", "", node, "10.96.0.1:80", "DELIVERED 10.0.0.1:8080 0.500, DELIVERED 10.0.0.2:8080 0.500"},
-		{"nobody there", "", "eth0", ext, "10.96.0.2:80", "REJECT 1.000"},
+		{"no real server", "", "eth0", ext, "10.96.0.2:80", "REJECT 1.000"},
 		{"another port", "", "eth0", ext, "10.96.0.2:81", "PASS 1.000"},
 		{"an address that is not the node's", "", "eth0", ext, "10.96.0.3:80", "PASS 1.000"},
 		{"on the node itself", "*nat\n-A POSTROUTING -j MASQUERADE\nCOMMIT\n", "eth0", ext, "192.168.0.2:3001", "DELIVERED 192.168.0.2:80 1.000"},
@@ -69,7 +71,7 @@ func TestTraceIPVS(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			k := NewKernel(netip.MustParseAddr(node))
-			k.IPVS = servers{}
+			k.Balancer = servers{}
 			if err := k.Restore(c.input); err != nil {
 				t.Fatal(err)
 			}
@@ -79,7 +81,7 @@ func TestTraceIPVS(t *testing.T) {
 		})
 	}
 	k := NewKernel()
-	k.IPVS = servers{}
+	k.Balancer = servers{}
 	if err := k.Restore("*filter\n-A INPUT -m set --match-set other dst -j DROP\nCOMMIT\n"); err == nil {
 		t.Error("a rule about an ipset that does not exist is taken")
 	}

@@ -13,11 +13,11 @@ type oldPrograms struct{ modelled }
 
 func (oldPrograms) randomFully() bool { return false }
 
-// TestKeeperWithOldPrograms: what the programs do not know is neither written nor
+// TestFixedRulesWithOldPrograms: what the programs do not know is neither written nor
 // missed.
-func TestKeeperWithOldPrograms(t *testing.T) {
+func TestFixedRulesWithOldPrograms(t *testing.T) {
 	model := iptablesmodel.NewKernel()
-	k := NewKeeper(dataplane.IPv4, Options{Model: model})
+	k := NewFixedRules(serversMode(), dataplane.IPv4, Options{Modes: twoModes(), Model: model})
 	k.kernel = oldPrograms{modelled{model: model}}
 	rules := PostroutingRules("0x4000", true)
 	want := Fixed{
