@@ -30,7 +30,7 @@ func (p *slowPlane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 // losing has an agent lose its turn within each call of its data plane.
 func losing(a *Agent, kernel *dataplanetest.Fake) {
 	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &slowPlane{kernel, func() {
-		a.endTurn("kube-proxy answers")
+		lose(a)
 		a.store.Forget()
 		a.drift.Forget()
 	}}})
@@ -68,8 +68,8 @@ func TestStoreRefusesAnOldComparison(t *testing.T) {
 // TestNothingIsTunedBesideAnotherProxy that came while rules were written.
 func TestNothingIsTunedBesideAnotherProxy(t *testing.T) {
 	for name, ending := range map[string]func(*Agent){
-		"lost":                func(a *Agent) { a.endTurn("kube-proxy answers") },
-		"lost, and forgotten": func(a *Agent) { a.endTurn("kube-proxy answers"); a.store.Forget() },
+		"lost":                lose,
+		"lost, and forgotten": func(a *Agent) { lose(a); a.store.Forget() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, _, kernel, _ := inTurn(t)

@@ -12,7 +12,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
-	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -57,7 +56,7 @@ func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 
 	kernel.Fail(errors.New("locked"))
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
-	a.endTurn("kube-proxy answers")
+	lose(a)
 	expectReady(t, a, "whatever comes later", "")
 }
 
@@ -86,12 +85,13 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 		a.writer.Write(context.Background(), s, f)
 		a.noteReported(s, f)
 	}
-	a.noteOther("kube-proxy answers", ownership.NewWaiting(time.Now), false)
+	hold(t, a)
+	lose(a)
 	report()
 	if b.Tries != 1 {
 		t.Fatalf("the status was tried %d times", b.Tries)
 	}
-	expectReady(t, a, "not written", "the API does not say so yet")
+	expectReady(t, a, "not written", "the API does not record it yet")
 
 	b.Err, a.writer.RetryAt = nil, time.Time{}
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))

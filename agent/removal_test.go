@@ -16,7 +16,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
-	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -59,10 +58,10 @@ func TestRemoval(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		r.see(proxy("shop.a"))
 		r.expect(t, "at first", "Programmed", "", "shop/a")
-		turn := r.turnContext()
+		turn := r.owner.Context()
 		r.see(deleted(v1alpha1.RemovalCleanup))
 		r.expect(t, "deleted", "Removed", "removed from this node")
-		if turn.Err() == nil || r.mayWrite() {
+		if turn.Err() == nil || r.owner.MayWrite() {
 			t.Error("the proxy's ports stay open")
 		}
 		if status := statusOf(r.Agent, nil); status.Services != 0 || status.Mode != "" || status.Families != nil || status.AppliedResourceVersion != "" || status.Kernel != nil {
@@ -197,7 +196,6 @@ func TestRemovalIsCalledOffMeanwhile(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	mustSync(t, a)
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
-	a.endTurn("")
 	r.ClearRemoval("", true)
 	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &cleaning{kernel, func() {
 		r.SetProxy(proxy("shop.a"))
@@ -260,7 +258,7 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		after(time.Second)
 		r.ports.become("kube-proxy answers")
-		after(askPause + time.Second)
+		after(6 * time.Second)
 		r.see(deleted(v1alpha1.RemovalCleanup))
 		r.expect(t, "it runs", "Removed", "another proxy is active on it (kube-proxy answers)", "shop/a")
 		r.ports.become("")
@@ -270,12 +268,12 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		after(time.Second)
 		r.ports.become("kube-proxy answers")
-		after(askPause + time.Second)
+		after(6 * time.Second)
 		r.ports.become("")
 		after(2 * time.Second)
 		r.see(deleted(v1alpha1.RemovalCleanup))
 		r.expect(t, "it was there a moment ago", "Pending", "once another proxy (kube-proxy answers) has shown no sign for 10s", "shop/a")
-		after(ownership.QuietTime)
+		after(10 * time.Second)
 		r.expect(t, "it is quiet", "Removed", "removed from this node")
 	})
 	takingTurns(t, func(t *testing.T, r turning) {
@@ -293,10 +291,9 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 // removal itself.
 func TestRemovalMeetsAProxyThatHasJustCome(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
-	a.options.Spotter = &spots{standing: "chain KUBE-PROXY-CANARY"}
+	spotsOf(a).set(func(s *spots) { s.standing = "chain KUBE-PROXY-CANARY" })
 	kernel.Plant(combined("a"))
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
-	a.endTurn("")
 	if !r.ClearRemoval("", true) {
 		t.Fatal("the removal is not due")
 	}
@@ -323,7 +320,7 @@ func TestRemovalWithAudit(t *testing.T) {
 				kernel.Plant(combined("a"))
 				ctx, stop := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
-				wg.Go(func() { a.takeTurns(ctx) })
+				wg.Go(func() { a.own(ctx) })
 				wg.Go(func() { a.loop.Run(ctx) })
 				turning{Agent: a, rig: r, kernel: kernel, log: log}.see(o)
 				turning{Agent: a, rig: r, kernel: kernel, log: log}.expect(t, "deleted", "Removed", "enforcement is Audit", "shop/a")
@@ -346,7 +343,6 @@ func TestRemovalEndsUDPFlows(t *testing.T) {
 		mustSync(t, a)
 		table.add(one, raw)
 		r.SetProxy(deleted(v1alpha1.RemovalCleanup))
-		a.endTurn("")
 		table.expect(t, "before the rules are gone", one, raw)
 		r.ClearRemoval("", true)
 		mustSync(t, a)
@@ -361,7 +357,6 @@ func TestReadyOnceRemoved(t *testing.T) {
 	a.writer.Apply = b.Apply
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	expectReady(t, a, "before", "about to be removed")
-	a.endTurn("")
 	r.ClearRemoval("", true)
 	mustSync(t, a)
 	s, f := a.known()

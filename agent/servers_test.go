@@ -26,7 +26,7 @@ func TestAPortOfAnothersIsReported(t *testing.T) {
 	a, _, _, _ := inTurn(t)
 	a.options.ProbeAddress = other.Addr().String()
 	a.options.Sockets = &agenttest.Sockets{Listeners: []*sockets.Listener{{UID: 1000}}}
-	a.servers = a.newServers()
+	a.servers = a.newServers("")
 	mustSync(t, a)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()

@@ -102,7 +102,7 @@ func TestSettingsOfTrackingComeBeforeRules(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	var wg sync.WaitGroup
-	a.takeTurn(ended, &wg)
+	a.serve(ended, &wg)
 	wg.Wait()
 	mustSync(t, a)
 	fake.expect(t, "once it is our turn again", 40)
@@ -112,19 +112,19 @@ func TestTrackingIsLeftWhileOthersHaveTheNode(t *testing.T) {
 	a, _, _, _ := inTurn(t)
 	fake := tracked(a)
 	fake.tuned.Unmet = []string{"x is 1, not 2"}
-	a.turn.held = false
+	lose(a)
 	mustSync(t, a)
 	mustVerify(t, a)
 	fake.expect(t, "beside another proxy")
 	if f := factsOf(a); f.Tracking.Report == nil || f.Tracking.Report.Max != 100 {
 		t.Errorf("figures are not reported: %+v", f.Tracking)
 	}
-	a.turn.held = true
+	hold(t, a)
 	mustSync(t, a)
 	if f := factsOf(a); len(f.Tracking.Warnings) != 1 {
 		t.Errorf("warnings %q", f.Tracking.Warnings)
 	}
-	a.turn.held = false
+	lose(a)
 	if f := factsOf(a); len(f.Tracking.Warnings) != 0 {
 		t.Errorf("it is warned of what is not ours: %q", f.Tracking.Warnings)
 	}

@@ -130,8 +130,8 @@ func TestClaims(t *testing.T) {
 		r := start(object("a", 1, external), object("b", 2, external))
 		r.SetService(r.Service("a", 1, agenttest.Released))
 		r.SetService(r.Service("b", 2, agenttest.Released))
-		if len(r.claims) != 0 || len(r.services) != 0 {
-			t.Errorf("left: %v, %v", r.claims, r.services)
+		if len(r.catalog.claims) != 0 || len(r.catalog.services) != 0 {
+			t.Errorf("left: %v, %v", r.catalog.claims, r.catalog.services)
 		}
 	})
 }

@@ -37,12 +37,21 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
+// setInventory has a NodeProxy show it; nil: there is no NodeProxy.
+func (r *rig) setInventory(inventory *v1alpha1.Inventory) {
+	if inventory == nil {
+		r.SetProxy(nil)
+		return
+	}
+	r.SetProxy(&v1alpha1.NodeProxy{Status: v1alpha1.NodeProxyStatus{Inventory: inventory}})
+}
+
 // prepare is what the sync loop does before an Apply.
 func (s *Store) prepare() Batch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mode.Refusal == nil && s.mode.Lacks == "" {
-		s.mode.Mode = *s.settings.Mode
+		s.mode.Mode = *s.own.settings.Mode
 	}
 	s.combineDirty()
 	return s.takeBatch()
