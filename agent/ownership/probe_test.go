@@ -62,7 +62,7 @@ func TestWhoseAnswersCount(t *testing.T) {
 				}
 				_, _ = w.Write([]byte("iptables"))
 			})
-			p := &prober{sockets: tt.Sockets, log: funcr.New(log.Add, funcr.Options{}), said: map[netip.AddrPort]string{}}
+			p := &prober{sockets: tt.Sockets, log: funcr.New(log.Add, funcr.Options{}), logged: map[netip.AddrPort]string{}}
 			f := p.look(ctx, modeAt(at), "me")
 			for range 3 { // it is logged once
 				p.note(t.Context(), at, f)
