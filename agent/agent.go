@@ -43,10 +43,6 @@ const (
 	// shortestRetry and longestRetry bound the pauses after failed syncs.
 	shortestRetry = 250 * time.Millisecond
 	longestRetry  = 30 * time.Second
-	// stopGrace is how long a write may take after the agent is told to stop.
-	stopGrace = 10 * time.Second
-	// statusTick is how often the status is checked, besides after every event.
-	statusTick = time.Second
 )
 
 // Options are what an Agent needs.

@@ -10,6 +10,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
+// stopGrace is how long a write may take after the agent is told to stop.
+const stopGrace = 10 * time.Second
+
 // syncSome writes changes to the kernel; unless all, without costly ones. The sync loop calls
 // it.
 func (a *Agent) syncSome(ctx context.Context, all bool) (syncer.Load, error) {

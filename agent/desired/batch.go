@@ -216,3 +216,36 @@ func (s *Store) inOrder() bool {
 	}
 	return true
 }
+
+// ProgrammedChanges returns what the last commit has brought to the kernel.
+func (s *Store) ProgrammedChanges() map[dataplane.Family]ProgrammedChanges {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[dataplane.Family]ProgrammedChanges{}
+	now, failed := s.clock.Now(), false
+	for family, f := range s.families {
+		if f.err != nil {
+			failed = failed || !s.optional(family)
+			continue
+		}
+		if !f.done {
+			continue
+		}
+		p := ProgrammedChanges{NoLocal: f.noLocal}
+		for name, list := range f.triggers.applying {
+			if f.services[name] == nil {
+				continue
+			}
+			for _, at := range list {
+				p.Latencies = append(p.Latencies, max(0, now.Sub(at)))
+			}
+		}
+		f.triggers.done()
+		out[family] = p
+	}
+	if !failed {
+		s.ledger.metrics.endpoints.done()
+		s.ledger.metrics.services.done()
+	}
+	return out
+}

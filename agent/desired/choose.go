@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -25,17 +24,7 @@ const (
 	// groupAtMost limits those that are written together because claims move between them.
 	costlyAtOnce = 2_500
 	groupAtMost  = 50_000
-	// deferralNoted is after how long the status reports that costly changes wait.
-	deferralNoted = 10 * time.Second
 )
-
-// deferral is a costly change that waits.
-type deferral struct {
-	force bool // see ledger.dirty
-	since time.Time
-	// before is what is applied while it waits, if nothing waits that came before it.
-	before Applied
-}
 
 // Choose decides what the next sync writes, and combines it: all small changes and, if all,
 // some of the costly ones. The others wait for a later call.
@@ -265,15 +254,4 @@ func (s *Store) pairs(name dataplane.ServiceName) int {
 		}
 	}
 	return max(desired, programmed)
-}
-
-// longDeferred reports whether a costly change has waited for longer than deferralNoted.
-func (l *ledger) longDeferred() bool {
-	now := l.clock.Now()
-	for _, change := range l.deferred {
-		if now.Sub(change.since) > deferralNoted {
-			return true
-		}
-	}
-	return false
 }

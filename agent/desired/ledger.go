@@ -33,6 +33,17 @@ type ledger struct {
 	metrics  changeLog
 }
 
+// deferralNoted is after how long the status reports that costly changes wait.
+const deferralNoted = 10 * time.Second
+
+// deferral is a costly change that waits.
+type deferral struct {
+	force bool // see ledger.dirty
+	since time.Time
+	// before is what is applied while it waits, if nothing waits that came before it.
+	before Applied
+}
+
 // pending is what the next Apply of a family must do.
 type pending struct {
 	dirty   map[dataplane.ServiceName]struct{}
@@ -215,4 +226,15 @@ func (l *ledger) takeMetrics() {
 			return list[:min(len(list), maxTriggers)]
 		})
 	}
+}
+
+// longDeferred reports whether a costly change has waited for longer than deferralNoted.
+func (l *ledger) longDeferred() bool {
+	now := l.clock.Now()
+	for _, change := range l.deferred {
+		if now.Sub(change.since) > deferralNoted {
+			return true
+		}
+	}
+	return false
 }
