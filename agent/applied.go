@@ -91,7 +91,7 @@ func (a *Agent) mayClean() bool {
 	if a.owner.MayWrite() {
 		return true
 	}
-	r := a.store.EndedRemoval()
+	r := a.store.CurrentRemoval()
 	return a.owner.Facts().Other == "" && r.Done && r.Leave == ""
 }
 

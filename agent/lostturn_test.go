@@ -27,7 +27,7 @@ func (p *slowPlane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 	return p.Fake.Verify(ctx, r, o)
 }
 
-// losing has an agent lose its turn within each call of its data plane.
+// losing has an agent lose ownership within each call of its data plane.
 func losing(a *Agent, kernel *dataplanetest.Fake) {
 	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &slowPlane{kernel, func() {
 		lose(a)
@@ -44,7 +44,7 @@ func TestAComparisonThatOutlivesTheTurnTellsNothing(t *testing.T) {
 	kernel.Remove("shop", "a")
 	mustVerify(t, a)
 	if s := a.store.Snapshot(); s.Difference != nil || s.Kernel != nil {
-		t.Errorf("the status tells of a kernel that others write: %+v", s.Difference)
+		t.Errorf("the status reports a kernel that others write: %+v", s.Difference)
 	}
 	full := map[dataplane.Family]dataplane.Outcome[dataplane.Result]{dataplane.IPv4: {Value: dataplane.Result{Kind: v1alpha1.SyncFull}}}
 	if repaired := a.drift.Synced(full, false); len(repaired) > 0 {
@@ -52,7 +52,7 @@ func TestAComparisonThatOutlivesTheTurnTellsNothing(t *testing.T) {
 	}
 }
 
-// TestStoreRefusesAnOldComparison, whoever asks.
+// TestStoreRefusesAnOldComparison is about one from before ownership was lost.
 func TestStoreRefusesAnOldComparison(t *testing.T) {
 	a, _, kernel, _ := inTurn(t)
 	mustSync(t, a)

@@ -26,7 +26,7 @@ func (a *Agent) chooseMode(ctx context.Context) bool {
 		}
 		a.settleMode(q, v)
 	}
-	return !a.store.ModeRefused()
+	return !a.store.ChosenMode().Refused
 }
 
 // supported probes for each family whether the node can run a mode.

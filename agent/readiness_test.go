@@ -105,7 +105,7 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 	expectReady(t, a, "reported", "")
 }
 
-// TestReadyOnlyOnceTheAPIAnswers: an agent that only goes by its disk may be one
+// TestReadyOnlyOnceTheAPIAnswers: an agent that only uses its disk may be one
 // that cannot reach the API, and must not let a rollout go on.
 func TestReadyOnlyOnceTheAPIAnswers(t *testing.T) {
 	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)

@@ -24,7 +24,7 @@ func (a *Agent) noteRemoval() {
 	switch {
 	case !removing:
 		a.log.Info("The rules of this node are programmed again: there is a NodeProxy that is not being deleted, or its removalPolicy is Retain now")
-	case a.store.EndedRemoval().Done:
+	case a.store.CurrentRemoval().Done:
 		a.log.Info("This node's rules were removed with the NodeProxy before this agent started; nothing is programmed until there is one again")
 	default:
 		a.log.Info("The NodeProxy is being deleted with removalPolicy Cleanup; removing this node's rules")
@@ -36,8 +36,8 @@ func (a *Agent) noteRemoval() {
 // removeRules removes nodeproxy's rules from the kernel, and what could restore them. The
 // sync loop calls it, and again with growing pauses after a failure.
 func (a *Agent) removeRules(ctx context.Context) error {
-	r, due := a.store.DueRemoval()
-	if !due {
+	r := a.store.CurrentRemoval()
+	if !r.Due() {
 		return nil
 	}
 	// First, so that an agent that is killed now does not restore the rules.

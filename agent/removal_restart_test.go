@@ -66,7 +66,7 @@ func TestRemovalOutlivesARestart(t *testing.T) {
 	}
 }
 
-func TestRemovalTakesTheLastGoodSet(t *testing.T) {
+func TestRemovalTakesTheCheckpoint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newRestartable(t)
 		a, r := e.agent(here)

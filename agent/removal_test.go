@@ -65,7 +65,7 @@ func TestRemoval(t *testing.T) {
 			t.Error("the proxy's ports stay open")
 		}
 		if status := statusOf(r.Agent, nil); status.Services != 0 || status.Mode != "" || status.Families != nil || status.AppliedResourceVersion != "" || status.Kernel != nil {
-			t.Errorf("the status tells of rules: %+v", status)
+			t.Errorf("the status reports rules: %+v", status)
 		}
 
 		writes := r.kernel.Writes()
@@ -147,7 +147,7 @@ func TestRemovalSeenAtItsEnd(t *testing.T) {
 	})
 	takingTurns(t, func(t *testing.T, r turning) {
 		o := deleted(v1alpha1.RemovalCleanup)
-		o.DeletionTimestamp = nil // no finalizer, so that nobody waits for nodes
+		o.DeletionTimestamp = nil // no finalizer, so that nothing waits for nodes
 		r.rig.DeleteProxy(o)
 		r.changed()
 		after(time.Minute)
@@ -163,7 +163,7 @@ func TestRemovalThatFails(t *testing.T) {
 		r.expect(t, "failing", "Failed", "removed from this node: IPv4: another process holds the lock; the agent tries again", "shop/a")
 		r.kernel.Fail(nil)
 		after(longestRetry)
-		r.expect(t, "mended", "Removed", "")
+		r.expect(t, "repaired", "Removed", "")
 		if lines := r.log.With("Could not remove"); len(lines) != 1 {
 			t.Errorf("the same failure is logged %d times", len(lines))
 		}
@@ -202,7 +202,7 @@ func TestRemovalIsCalledOffMeanwhile(t *testing.T) {
 		hold(t, a)
 	}}})
 	mustSync(t, a)
-	if got := a.store.EndedRemoval(); got != (desired.Removal{}) {
+	if got := a.store.CurrentRemoval(); got != (desired.Removal{}) {
 		t.Errorf("what was called off is %+v", got)
 	}
 	mustSync(t, a)

@@ -97,7 +97,7 @@ func write(a *Agent) {
 	a.recovery.Write(stopped)
 }
 
-// loops runs the agent's loops around the last good set in a bubble.
+// loops runs the agent's loops around the checkpoint in a bubble.
 func loops(t *testing.T, a *Agent) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{}, 2)
@@ -178,9 +178,9 @@ func TestKeepAndRestore(t *testing.T) {
 	}
 }
 
-// TestListsArriveWhileTheLastGoodSetIsTaken: nobody has noted yet that it is in
+// TestListsArriveWhileTheCheckpointIsTaken: it was not noted yet that it is in
 // use when it ceases to be.
-func TestListsArriveWhileTheLastGoodSetIsTaken(t *testing.T) {
+func TestListsArriveWhileTheCheckpointIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newRestartable(t)
 		a, r := e.agent(here)
@@ -221,7 +221,7 @@ func (m duringLog) Info(level int, message string, keysAndValues ...any) {
 	m.LogSink.Info(level, message, keysAndValues...)
 }
 
-func TestUselessLastGoodSet(t *testing.T) {
+func TestUselessCheckpoint(t *testing.T) {
 	for name, tt := range map[string]struct {
 		spoil func(e *restartable) error
 		later time.Duration

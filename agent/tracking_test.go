@@ -172,7 +172,7 @@ func TestTrackingThatComesWithTheRules(t *testing.T) {
 	mustSync(t, a)
 	clk.Step(time.Second)
 	if a.loop.Overdue() == 0 {
-		t.Error("nobody writes the rules that depend on the settings")
+		t.Error("nothing writes the rules that depend on the settings")
 	}
 	fake.expect(t, "before and after the rules", 0, 0)
 	if n := len(log.With("Changed a setting of connection tracking")); n != 1 || len(log.With("tracks no connections")) > 0 {

@@ -24,7 +24,7 @@ import (
 )
 
 // answers is what the ports tell, one entry a look; the last one stays. "slow"
-// is no answer in time, "" nobody or no proxy, anything else a sign.
+// is no answer in time, "" no proxy, anything else a sign.
 type answers struct {
 	mu    sync.Mutex
 	list  []string
@@ -152,7 +152,7 @@ func TestAwaitTurn(t *testing.T) {
 		after   time.Duration // that it goes on
 		log     string        // that must be there
 	}{
-		{"nobody", []string{""}, false, 0, ""},
+		{"no proxy", []string{""}, false, 0, ""},
 		{"a proxy that stops", []string{"p", "p", ""}, false, 12 * time.Second, "Another proxy is active"},
 		{"a proxy that comes back for a moment", []string{"p", "", "", "p", ""}, false, 14 * time.Second, ""},
 		{"a proxy that answers late, then runs", []string{"slow", "slow", "p"}, false, never, "has not answered yet"},

@@ -81,22 +81,11 @@ func (f *File) fill(path string, s *Set) (size int64, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	counted := &counter{to: out}
+	counted := &limited{to: out, left: maxFile}
 	if err := encode(counted, s); err != nil {
 		return 0, err
 	}
-	return counted.n, out.Sync()
-}
-
-type counter struct {
-	to io.Writer
-	n  int64
-}
-
-func (c *counter) Write(p []byte) (int, error) {
-	n, err := c.to.Write(p)
-	c.n += int64(n)
-	return n, err
+	return maxFile - counted.left, out.Sync()
 }
 
 // Remove removes the file, and the remains of a write that was interrupted. That there is

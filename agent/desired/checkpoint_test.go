@@ -172,8 +172,8 @@ func TestRestoreTakesOnlyWhatIsLacking(t *testing.T) {
 	})
 }
 
-// TestFirstListHoldsWhatItLacks is a restart while somebody has deleted objects.
-func TestFirstListHoldsWhatItLacks(t *testing.T) {
+// TestFirstListRetainsWhatItLacks is a restart while a user has deleted objects.
+func TestFirstListRetainsWhatItLacks(t *testing.T) {
 	r := newRig(t)
 	newer := &dataplane.Service{Name: agenttest.Name("b")}
 	r.kernel.Plant(newer)
@@ -218,7 +218,7 @@ func TestGoodSet(t *testing.T) {
 	if diff := cmp.Diff([]string{"shop.a", "shop.b", "shop.c"}, names); diff != "" || set.Rules.Name != "node-1" {
 		t.Error(diff, set.Rules)
 	}
-	r.MissRules() // the last known one stays in force
+	r.MissRules() // the last known one stays applied
 	if r.CompleteSet() == nil {
 		t.Error("none without the own object")
 	}

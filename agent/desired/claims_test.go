@@ -48,11 +48,11 @@ func TestClaims(t *testing.T) {
 			t.Errorf("losers: got %q, want %q", got, want)
 		}
 	}
-	t.Run("the older wins, whoever comes first", func(t *testing.T) {
+	t.Run("the older wins, in any order", func(t *testing.T) {
 		expect(t, start(object("a", 1, external, created(9)), object("b", 2, external, created(5))), "a")
 		expect(t, start(object("b", 2, external, created(5)), object("a", 1, external, created(9))), "a")
 	})
-	t.Run("nobody takes a cluster IP, however old", func(t *testing.T) {
+	t.Run("no Service takes a cluster IP, however old", func(t *testing.T) {
 		thief := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"10.96.0.2"} }
 		expect(t, start(object("a", 1, thief, created(1)), object("b", 2, created(9))), "a")
 		expect(t, start(object("b", 2, created(9)), object("a", 1, thief, created(1))), "a")

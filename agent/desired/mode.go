@@ -213,13 +213,6 @@ func (s *Store) DoubtMode() (ChosenMode, bool) {
 	return s.mode.chosen(), s.mode.settings == nil
 }
 
-// ModeRefused reports whether no mode runs.
-func (s *Store) ModeRefused() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.mode.Refusal != nil
-}
-
 // Running is the mode that runs, or is about to.
 func (s *Store) Running() v1alpha1.ProxyMode {
 	s.mu.Lock()

@@ -144,13 +144,6 @@ func (s *Store) ClearRemoval(sign string, free bool) bool {
 	return true
 }
 
-// DueRemoval returns the removal if the sync loop has to do it now.
-func (s *Store) DueRemoval() (Removal, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.removal.Removal, s.removal.Wanted && s.removal.cleared && !s.removal.Done
-}
-
 // Removed takes the outcome of a removal. It returns what the kernel has now: no Service.
 func (s *Store) Removed(err error, message string) map[dataplane.Family]*dataplane.Ruleset {
 	rulesets := map[dataplane.Family]*dataplane.Ruleset{}
@@ -172,8 +165,11 @@ func (s *Store) Removed(err error, message string) map[dataplane.Family]*datapla
 	return rulesets
 }
 
-// EndedRemoval returns the removal as it is once it has ended.
-func (s *Store) EndedRemoval() Removal {
+// Due reports whether the sync loop has to do the removal now.
+func (r *Removal) Due() bool { return r.Wanted && r.cleared && !r.Done }
+
+// CurrentRemoval returns the removal.
+func (s *Store) CurrentRemoval() Removal {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.removal.Removal

@@ -28,7 +28,7 @@ func (r *rig) verify() string {
 }
 
 // TestRefusedIsTriedAgain by itself, at verifications, and less and less often,
-// since somebody may have mended the node.
+// since an administrator may have repaired the node.
 func TestRefusedIsTriedAgain(t *testing.T) {
 	r := running(t)
 	for _, name := range []string{"a", "b"} {

@@ -340,10 +340,10 @@ func TestRefusedObjectStaysBesideTheAcceptedOne(t *testing.T) {
 	r.SetService(r.Service("d", 4))
 	r.expectSync("not ready")
 	if s := r.Snapshot(); s.Refusal == nil || s.Applied.SettingsRevision != "rev-1" {
-		t.Errorf("refusal %v, revision in force %s", s.Refusal, s.Applied.SettingsRevision)
+		t.Errorf("refusal %v, applied revision %s", s.Refusal, s.Applied.SettingsRevision)
 	}
 	r.SetRules(r.Node())
-	r.expectSync("full, pruning d") // somebody else may have written meanwhile
+	r.expectSync("full, pruning d") // another program may have written meanwhile
 	r.MissRules()
 	r.SetService(r.Service("e", 5))
 	r.expectSync("partial e")

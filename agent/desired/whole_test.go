@@ -17,7 +17,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestWholeIsWhatTheStoreWants: whoever combines a cluster's objects at once gets
+// TestWholeIsWhatTheStoreWants: combining a cluster's objects at once gives
 // what an agent wants that has seen them come, change and go one by one.
 func TestWholeIsWhatTheStoreWants(t *testing.T) {
 	families := []dataplane.Family{dataplane.IPv4, dataplane.IPv6}

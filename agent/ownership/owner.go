@@ -123,7 +123,7 @@ func (o *Owner) Acquire(ctx context.Context) bool {
 		if ready || !free || audit || removing {
 			complete = nil
 		}
-		if free && (audit || o.Store.EndedRemoval().Done) {
+		if free && (audit || o.Store.CurrentRemoval().Done) {
 			pause = idlePause
 		}
 		o.wait(ctx, pause, complete)

@@ -11,7 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// fakePlace holds what stands on a node, by its human-readable name.
+// fakePlace is what exists on a node, by its human-readable name.
 type fakePlace struct {
 	things map[string]bool
 	cilium string // "" : no agent answers; yes, no
