@@ -225,7 +225,7 @@ func TestStateDirectoryIsFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	log, err := os.ReadFile(agent.Log())
-	if err != nil || !strings.Contains(string(log), "can be written to this node's disk again") {
+	if err != nil || !strings.Contains(string(log), "can be written again") {
 		t.Errorf("%v; %s", err, agent.Tail())
 	}
 }
