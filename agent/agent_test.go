@@ -158,7 +158,7 @@ func waitForLock(t *testing.T, function string) {
 			}
 		}
 	}
-	t.Fatalf("nobody waits for a mutex in %s", function)
+	t.Fatalf("no goroutine waits for a mutex in %s", function)
 }
 
 func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
@@ -214,7 +214,7 @@ func TestAnEmptyFirstListMakesTheLoopRun(t *testing.T) {
 	r.TakePending()
 	r.SetServices(nil)
 	if !r.Ready() || !r.TakePending() {
-		t.Error("the agent is ready, but nobody syncs")
+		t.Error("the agent is ready, but nothing syncs")
 	}
 	r.SetServices(nil)
 	if r.TakePending() {

@@ -164,7 +164,7 @@ func TestFamilyThatComesAndGoes(t *testing.T) {
 	if p := r.Snapshot().OldestPending; !p.IsZero() {
 		t.Errorf("a change waits since %v", p)
 	}
-	for family, f := range r.Snapshot().Families {
+	for family, f := range r.Health().Families {
 		if f.LastUpdated.IsZero() {
 			t.Errorf("%s is not up to date for the health check", family)
 		}
@@ -280,7 +280,7 @@ func TestFailureOfAFamilyThatNothingNeeds(t *testing.T) {
 	r.apply()
 	r.expect(inSync+"; but: IPv6, which no Service uses, is not programmed: no such target", "IPv4", 1, 2, 0)
 	s := r.Snapshot()
-	if !s.OldestPending.IsZero() || !s.Families[dataplane.IPv6].OldestPending.IsZero() {
+	if !s.OldestPending.IsZero() || !r.Health().Families["IPv6"].OldestPending.IsZero() {
 		t.Error("the health check counts the failure")
 	}
 	if s.Applied.Generation == 0 || s.Applied.SettingsRevision == "" {

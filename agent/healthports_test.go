@@ -21,7 +21,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// freePort returns a port that nobody uses.
+// freePort returns an unused port.
 func freePort(t *testing.T) int32 {
 	t.Helper()
 	l, err := net.Listen("tcp", ":0")
@@ -48,7 +48,7 @@ func memberOf(endpoints ...string) func(*v1alpha1.NodeProxyRulesSpec) {
 }
 
 // asked is what a load balancer is told on port: status and weight, "closed" if
-// nobody answers.
+// none answers.
 func asked(port int32) string {
 	response, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/", port))
 	if err != nil {

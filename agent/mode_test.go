@@ -187,7 +187,7 @@ func TestFallback(t *testing.T) {
 	if c := meta.FindStatusCondition(statusOf(m.Agent, former).Conditions, v1alpha1.ConditionModeFallback); c.Status != metav1.ConditionFalse {
 		t.Errorf("where the node had the condition: %+v", c)
 	}
-	m.lack(agenttest.Unsupported("as if it had gone")) // nobody asks while it runs
+	m.lack(agenttest.Unsupported("as if it had gone")) // it is not probed while it runs
 	m.mustVerify()
 	m.ask(ipvsMode, toRules, func(s *v1alpha1.ProxySettings) { s.IPVS.Scheduler = new("mh") })
 	mustSync(t, m.Agent)

@@ -74,7 +74,7 @@ func TestLivezOfTheKubelet(t *testing.T) {
 		expectLivez(t, a, "failing for an hour", 200, 503)
 		kernel.Fail(nil)
 		time.Sleep(time.Minute)
-		expectLivez(t, a, "mended", 200, 200)
+		expectLivez(t, a, "repaired", 200, 200)
 	})
 }
 
@@ -107,7 +107,7 @@ func TestLivezWithoutALoop(t *testing.T) {
 		r.SetService(r.Service("b", 2))
 		a.changed()
 		time.Sleep(stuckLimit)
-		expectLivez(t, a, "nobody takes up the change", 503, 503)
+		expectLivez(t, a, "nothing takes up the change", 503, 503)
 	})
 }
 

@@ -7,11 +7,9 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
-	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -57,7 +55,7 @@ func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 
 	kernel.Fail(errors.New("locked"))
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
-	a.endTurn("kube-proxy answers")
+	lose(a)
 	expectReady(t, a, "whatever comes later", "")
 }
 
@@ -86,12 +84,13 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 		a.writer.Write(context.Background(), s, f)
 		a.noteReported(s, f)
 	}
-	a.noteOther("kube-proxy answers", ownership.NewWaiting(time.Now), false)
+	hold(t, a)
+	lose(a)
 	report()
 	if b.Tries != 1 {
 		t.Fatalf("the status was tried %d times", b.Tries)
 	}
-	expectReady(t, a, "not written", "the API does not say so yet")
+	expectReady(t, a, "not written", "the API does not record it yet")
 
 	b.Err, a.writer = nil, status.NewWriter(a.options.Clock, b.Apply, a.log, a.started)
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
@@ -105,7 +104,7 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 	expectReady(t, a, "reported", "")
 }
 
-// TestReadyOnlyOnceTheAPIAnswers: an agent that only goes by its disk may be one
+// TestReadyOnlyOnceTheAPIAnswers: an agent that only uses its disk may be one
 // that cannot reach the API, and must not let a rollout go on.
 func TestReadyOnlyOnceTheAPIAnswers(t *testing.T) {
 	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)

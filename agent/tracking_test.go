@@ -102,7 +102,7 @@ func TestSettingsOfTrackingComeBeforeRules(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	var wg sync.WaitGroup
-	a.takeTurn(ended, &wg)
+	a.serve(ended, &wg)
 	wg.Wait()
 	mustSync(t, a)
 	fake.expect(t, "once it is our turn again", 40)
@@ -112,19 +112,19 @@ func TestTrackingIsLeftWhileOthersHaveTheNode(t *testing.T) {
 	a, _, _, _ := inTurn(t)
 	fake := tracked(a)
 	fake.tuned.Unmet = []string{"x is 1, not 2"}
-	a.turn.held = false
+	lose(a)
 	mustSync(t, a)
 	mustVerify(t, a)
 	fake.expect(t, "beside another proxy")
 	if f := factsOf(a); f.Tracking.Report == nil || f.Tracking.Report.Max != 100 {
 		t.Errorf("statistics are not reported: %+v", f.Tracking)
 	}
-	a.turn.held = true
+	hold(t, a)
 	mustSync(t, a)
 	if f := factsOf(a); len(f.Tracking.Warnings) != 1 {
 		t.Errorf("warnings %q", f.Tracking.Warnings)
 	}
-	a.turn.held = false
+	lose(a)
 	if f := factsOf(a); len(f.Tracking.Warnings) != 0 {
 		t.Errorf("it is warned of what is not ours: %q", f.Tracking.Warnings)
 	}
@@ -172,7 +172,7 @@ func TestTrackingThatComesWithTheRules(t *testing.T) {
 	mustSync(t, a)
 	clk.Step(time.Second)
 	if a.loop.Overdue() == 0 {
-		t.Error("nobody writes the rules that depend on the settings")
+		t.Error("nothing writes the rules that depend on the settings")
 	}
 	fake.expect(t, "before and after the rules", 0, 0)
 	if n := len(log.With("Changed a setting of connection tracking")); n != 1 || len(log.With("tracks no connections")) > 0 {

@@ -242,7 +242,7 @@ var _ = Describe("ServiceProxyPolicy", func() {
 			haveCondition("Overridden", "True Overridden"),
 			WithTransform(message("Overridden"), Equal("spec.overrides.nodePorts is set by policy strong (priority 10) for 3 Services such as "+ns+"/a.")),
 			haveCondition("Ineffective", "True Ineffective"),
-			WithTransform(message("Ineffective"), HavePrefix("for Service "+ns+"/lb, spec.overrides.externalTrafficPolicy Local cannot apply to a Service of type LoadBalancer without healthCheckNodePort")),
+			WithTransform(message("Ineffective"), HavePrefix("Service "+ns+"/lb: spec.overrides.externalTrafficPolicy Local cannot apply to a Service of type LoadBalancer without healthCheckNodePort")),
 		))
 		p, err := servicePolicy(ctx, "weak")()
 		Expect(err).NotTo(HaveOccurred())

@@ -107,7 +107,7 @@ var _ = Describe("an agent", func() {
 		n.knowsNone("nodeproxyrules")
 		n.decides(ctx)
 		Expect(n.kernel.Writes()).To(BeZero())
-		Expect(n.logged()).To(ContainSubstring("There is no NodeProxyRules for this node: nothing is programmed"))
+		Expect(n.logged()).To(ContainSubstring("There is no NodeProxyRules for this node; nothing is programmed"))
 		n.createRules(ctx, nil)
 		Eventually(n.kernel.Services).Should(Equal([]string{"shop/cart"}))
 		service(ctx, "pay", "10.96.0.8")
@@ -209,7 +209,7 @@ var _ = Describe("an agent", func() {
 		n.start()
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 		Expect(api.Delete(ctx, n.rules(ctx))).To(Succeed())
-		Eventually(n.logged).Should(ContainSubstring("does not exist: the last known one stays in force"))
+		Eventually(n.logged).Should(ContainSubstring("does not exist; the last known one stays applied"))
 
 		By("still repairing and still following Services")
 		n.kernel.Remove("shop", "cart")

@@ -24,6 +24,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
@@ -199,4 +200,16 @@ func kernelRelease() string {
 		return ""
 	}
 	return unix.ByteSliceToString(name.Release[:])
+}
+
+// variantOf parses the flag --iptables-variant. Empty: any.
+func variantOf(flag string) (iptables.Variant, error) {
+	switch v := iptables.Variant(flag); v {
+	case "auto":
+		return "", nil
+	case iptables.NFTables, iptables.Legacy:
+		return v, nil
+	default:
+		return "", fmt.Errorf("--iptables-variant %q: unknown; use auto, nf_tables or legacy", flag)
+	}
 }

@@ -108,7 +108,7 @@ func (t *tally) ineffectiveCondition() metav1.Condition {
 		return reports.False(v1alpha1.ConditionIneffective, v1alpha1.ReasonAllEffective, "")
 	}
 	return reports.True(v1alpha1.ConditionIneffective, v1alpha1.ReasonIneffective, inFields(t.ineffectiveFields, func(_ string, f *fieldTally) string {
-		return fmt.Sprintf("spec.overrides.%s (%s)", f.what, f)
+		return fmt.Sprintf("%s: spec.overrides.%s", f, f.what)
 	}))
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/signs"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership/detection"
 )
 
 // Options configure the data planes of a node. The zero value is for the node of the calling
@@ -80,7 +80,7 @@ func (n *Node) Version() string { return n.programs.Version() }
 
 // Spotter returns the detector of other proxies on the node.
 func (n *Node) Spotter() dataplane.Spotter {
-	return signs.New(signs.Options{
+	return detection.New(detection.Options{
 		Now: time.Now,
 		OwnLink: func(name string) bool {
 			return slices.ContainsFunc(slices.Collect(maps.Values(n.Planes)), func(d *Dataplane) bool { return d.ownsLink(name) })
@@ -89,13 +89,13 @@ func (n *Node) Spotter() dataplane.Spotter {
 	})
 }
 
-func (n *Node) removeCanaries(ctx context.Context, canaries []signs.Canary) error {
+func (n *Node) removeCanaries(ctx context.Context, canaries []detection.Canary) error {
 	for _, c := range canaries {
 		variant, tables := iptables.NFTables, []string{c.Table}
 		if c.Legacy { // reported for one table, but it may be in all
 			variant, tables = iptables.Legacy, []string{"mangle", "nat", "filter"}
 		}
-		if err := n.programs.RemoveChain(ctx, n.commits, c.Family, variant, signs.CanaryChain, tables...); err != nil {
+		if err := n.programs.RemoveChain(ctx, n.commits, c.Family, variant, detection.CanaryChain, tables...); err != nil {
 			return err
 		}
 	}

@@ -49,26 +49,26 @@ func TestCostlyChangesWait(t *testing.T) {
 	r := running(t)
 	r.SetService(r.tenant("other", "large", 7, with(600)))
 	r.SetService(r.Service("a", 9))
-	before := r.applied.Version
+	before := r.actual.applied.Version
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
 	s := r.Snapshot()
-	if r.applied.Version != before || !s.OldestPending.IsZero() || len(r.changes.parts.waiting) != 1 {
-		t.Errorf("applied %s, pending since %v, waiting %v", r.applied.Version, s.OldestPending, r.changes.parts.waiting)
+	if r.actual.applied.Version != before || !s.OldestPending.IsZero() || len(r.ledger.metrics.services.waiting) != 1 {
+		t.Errorf("applied %s, pending since %v, waiting %v", r.actual.applied.Version, s.OldestPending, r.ledger.metrics.services.waiting)
 	}
 	if len(s.Warnings) != 0 {
 		t.Errorf("warnings %q", s.Warnings)
 	}
-	r.clock.SetTime(agenttest.Epoch.Add(turnNoted + time.Second))
+	r.clock.SetTime(agenttest.Epoch.Add(deferralNoted + time.Second))
 	if s := r.Snapshot(); len(s.Warnings) != 1 {
-		t.Errorf("after %s: warnings %q", turnNoted, s.Warnings)
+		t.Errorf("after %s: warnings %q", deferralNoted, s.Warnings)
 	}
 
 	r.SetService(r.Service("b", 8))
 	r.expectLoad(true, costly)
 	r.expectSync("partial b large")
-	if s := r.Snapshot(); r.applied.Version != r.newestVersion || !s.OldestPending.IsZero() || len(r.changes.parts.waiting) != 0 {
-		t.Errorf("after all: applied %s of %s, pending since %v", r.applied.Version, r.newestVersion, s.OldestPending)
+	if s := r.Snapshot(); r.actual.applied.Version != r.catalog.newestVersion || !s.OldestPending.IsZero() || len(r.ledger.metrics.services.waiting) != 0 {
+		t.Errorf("after all: applied %s of %s, pending since %v", r.actual.applied.Version, r.catalog.newestVersion, s.OldestPending)
 	}
 
 	// What it takes to remove a Service counts as well, and a Service that is gone is.
@@ -106,12 +106,12 @@ func TestCostlyChangesTakeTurns(t *testing.T) {
 		{more, "partial z", versions["z"]},
 		{more, "partial w", versions["z"]},
 		{more, "partial y", versions["y"]},
-		{costly, "partial x", r.newestVersion},
+		{costly, "partial x", r.catalog.newestVersion},
 	} {
 		r.expectLoad(true, step.load)
 		r.expectSync(step.written)
-		if r.applied.Version != step.applied {
-			t.Errorf("after %s: applied %s, want %s", step.written, r.applied.Version, step.applied)
+		if r.actual.applied.Version != step.applied {
+			t.Errorf("after %s: applied %s, want %s", step.written, r.actual.applied.Version, step.applied)
 		}
 	}
 }
@@ -130,7 +130,7 @@ func TestSmallChangesCountByNamespace(t *testing.T) {
 	}
 	r.SetService(r.Service("a", 10))
 	r.expectLoad(false, left)
-	if n := len(r.aside); n != 7 {
+	if n := len(r.ledger.deferred); n != 7 {
 		t.Errorf("%d set aside, want the 6 of one namespace and that of one of 22 others", n)
 	}
 }
@@ -165,8 +165,8 @@ func TestAddressMovesInOneSync(t *testing.T) {
 	r.expectSync("partial a")
 	r.expectLoad(true, costly)
 	r.expectSync("partial e large")
-	if len(r.moved) != 0 {
-		t.Errorf("moved: %v", r.moved)
+	if len(r.ledger.moved) != 0 {
+		t.Errorf("moved: %v", r.ledger.moved)
 	}
 }
 
@@ -191,7 +191,7 @@ func TestChangeThatComesLate(t *testing.T) {
 	r := running(t)
 	r.SetService(r.Service("a", 9))
 	r.expectLoad(true, light)
-	before := r.newestVersion
+	before := r.catalog.newestVersion
 	r.clock.SetTime(agenttest.Epoch.Add(time.Second))
 	r.SetService(r.Service("b", 8))
 	r.mu.Lock()
@@ -199,13 +199,13 @@ func TestChangeThatComesLate(t *testing.T) {
 	r.mu.Unlock()
 	outcomes := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel}).Apply(t.Context(), b.Rulesets)
 	r.Commit(b, outcomes, &v1alpha1.SyncReport{})
-	if s := r.Snapshot(); r.applied.Version != before || s.OldestPending.IsZero() {
-		t.Errorf("applied %s, want %s; pending since %v", r.applied.Version, before, s.OldestPending)
+	if s := r.Snapshot(); r.actual.applied.Version != before || s.OldestPending.IsZero() {
+		t.Errorf("applied %s, want %s; pending since %v", r.actual.applied.Version, before, s.OldestPending)
 	}
 	r.expectLoad(true, light)
 	r.expectSync("partial b")
-	if s := r.Snapshot(); r.applied.Version != r.newestVersion || !s.OldestPending.IsZero() {
-		t.Errorf("applied %s of %s; pending since %v", r.applied.Version, r.newestVersion, s.OldestPending)
+	if s := r.Snapshot(); r.actual.applied.Version != r.catalog.newestVersion || !s.OldestPending.IsZero() {
+		t.Errorf("applied %s of %s; pending since %v", r.actual.applied.Version, r.catalog.newestVersion, s.OldestPending)
 	}
 }
 
@@ -213,7 +213,7 @@ func TestChangeThatComesLate(t *testing.T) {
 func TestCostlyChangesWaitWithoutIPv6(t *testing.T) {
 	r := running(t)
 	r.mu.Lock()
-	absent := newFamilyState()
+	absent := newFamilyState(&pending{dirty: map[dataplane.ServiceName]struct{}{}})
 	absent.lack(dataplane.ErrUnsupported)
 	r.families[dataplane.IPv6] = absent
 	r.mu.Unlock()

@@ -1,4 +1,4 @@
-package signs
+package detection
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// fakePlace holds what stands on a node, by its human-readable name.
+// fakePlace is what exists on a node, by its human-readable name.
 type fakePlace struct {
 	things map[string]bool
 	cilium string // "" : no agent answers; yes, no
@@ -106,7 +106,7 @@ func TestWhatAppears(t *testing.T) {
 				t.Errorf("nothing: %q", sign)
 			}
 			p.things[thing] = true
-			if sign := look(t, s); !strings.Contains(sign, "has appeared, as made by kube-proxy") {
+			if sign := look(t, s); !strings.Contains(sign, "has appeared, as created by kube-proxy") {
 				t.Errorf("it has appeared: %q", sign)
 			}
 			s.End()
@@ -226,7 +226,7 @@ func TestBeginFailsWhereCanariesStay(t *testing.T) {
 	}
 	// One that rules jump to.
 	s.options.Remove = func(context.Context, []Canary) error { return nil }
-	if leftovers := begin(t, s); len(leftovers) != 1 || !strings.Contains(leftovers[0], "rules that are not ours jump to it") {
+	if leftovers := begin(t, s); len(leftovers) != 1 || !strings.Contains(leftovers[0], "unmanaged rules jump to it") {
 		t.Errorf("leftovers %q", leftovers)
 	}
 	s.options.Remove = remove

@@ -26,23 +26,23 @@ func TestLooksDoNotRetry(t *testing.T) {
 	}
 	same := map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {}}
 	full([]string{"a sysctl"}, 3000)
-	if r.Compared(r.epoch, same, nil, true) {
+	if r.Compared(r.actual.epoch, same, nil, true) {
 		t.Error("a look tries again")
 	}
-	if r.Compared(r.epoch, same, nil, false) {
+	if r.Compared(r.actual.epoch, same, nil, false) {
 		t.Error("tried again at once although a pass takes 3 s")
 	}
 	clk.SetTime(agenttest.Epoch.Add(149 * time.Second))
-	if r.Compared(r.epoch, same, nil, false) {
+	if r.Compared(r.actual.epoch, same, nil, false) {
 		t.Error("tried again after 149 s although a pass takes 3 s")
 	}
 	clk.SetTime(agenttest.Epoch.Add(150 * time.Second))
-	if !r.Compared(r.epoch, same, nil, false) {
+	if !r.Compared(r.actual.epoch, same, nil, false) {
 		t.Error("not tried again")
 	}
 	full(nil, 3000)
 	clk.SetTime(agenttest.Epoch.Add(time.Hour))
-	if r.Compared(r.epoch, same, nil, false) {
+	if r.Compared(r.actual.epoch, same, nil, false) {
 		t.Error("tried again with nothing to try")
 	}
 }

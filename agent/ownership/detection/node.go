@@ -1,4 +1,4 @@
-package signs
+package detection
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// node is the one that the calling thread is on.
+// node is that of the calling thread.
 type node struct {
 	ciliumSocket string
 }
@@ -34,14 +34,14 @@ func (*node) device(name string) (bool, error) {
 	case errors.As(err, &missing):
 		return false, nil
 	default:
-		return false, fmt.Errorf("look for device %s: %w", name, err)
+		return false, fmt.Errorf("looking for device %s: %w", name, err)
 	}
 }
 
 func (n *node) leads(address, device string) (bool, error) {
 	link, err := netlink.LinkByName(device)
 	if err != nil {
-		return n.device(device) // to tell what the error means; none: it has just come
+		return n.device(device) // to classify the error; none: it has just appeared
 	}
 	routes, err := netlink.RouteGet(net.ParseIP(address))
 	if err != nil {
@@ -51,25 +51,25 @@ func (n *node) leads(address, device string) (bool, error) {
 }
 
 func (*node) table(family dataplane.Family, name string) (bool, error) {
-	there, err := nfTables(unix.NFT_MSG_GETTABLE, family, nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(name)))
+	exists, err := nfTables(unix.NFT_MSG_GETTABLE, family, nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(name)))
 	if err != nil {
-		return false, fmt.Errorf("look for nf_tables table %s of %s: %w", name, family, err)
+		return false, fmt.Errorf("looking for nf_tables table %s of %s: %w", name, family, err)
 	}
-	return there, nil
+	return exists, nil
 }
 
 func (*node) canary(c Canary) (bool, error) {
-	there, err := false, error(nil)
+	exists, err := false, error(nil)
 	if c.Legacy {
-		there, err = legacyHas(c.Family, c.Table, CanaryChain)
+		exists, err = legacyHas(c.Family, c.Table, CanaryChain)
 	} else {
-		there, err = nfTables(unix.NFT_MSG_GETCHAIN, c.Family,
+		exists, err = nfTables(unix.NFT_MSG_GETCHAIN, c.Family,
 			nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(c.Table)), nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(CanaryChain)))
 	}
 	if err != nil {
-		return false, fmt.Errorf("look for %s: %w", c, err)
+		return false, fmt.Errorf("looking for %s: %w", c, err)
 	}
-	return there, nil
+	return exists, nil
 }
 
 // nfTables asks nf_tables for one object and reports whether there is one.
@@ -130,8 +130,7 @@ func (n *node) ciliumReplaces(ctx context.Context) (replaces, known bool) {
 	if json.NewDecoder(io.LimitReader(response.Body, maxCilium)).Decode(&answer) != nil || answer.Replacement == nil {
 		return false, false
 	}
-	// Strict is what older releases say. What they call Partial or Probe is made
-	// to run beside kube-proxy.
+	// Older releases report Strict. What they call Partial or Probe runs beside kube-proxy.
 	mode := answer.Replacement.Mode
 	return mode == "True" || mode == "Strict", true
 }

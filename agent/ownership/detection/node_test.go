@@ -1,4 +1,4 @@
-package signs
+package detection
 
 import (
 	"net"
@@ -58,7 +58,7 @@ func TestSignsInTheKernel(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ownNamespace(t)
-			s := New(Options{Now: time.Now, RunFolder: t.TempDir()})
+			s := newNodeSpotter(t)
 			begin(t, s)
 			expect := func(when, want string) {
 				t.Helper()
@@ -83,7 +83,7 @@ func TestSignsInTheKernel(t *testing.T) {
 // asked for them.
 func TestLookingMakesNothing(t *testing.T) {
 	ownNamespace(t)
-	s := New(Options{Now: time.Now, RunFolder: t.TempDir()})
+	s := newNodeSpotter(t)
 	begin(t, s)
 	look(t, s)
 	for _, file := range []string{"ip_tables_names", "ip6_tables_names"} {
@@ -106,14 +106,14 @@ func TestAntreaWithoutProxyAll(t *testing.T) {
 	run(t, "ip link set eth0 up")
 	run(t, "ip link set other1 up")
 	run(t, "ip route add default dev eth0")
-	if sign := look(t, New(Options{Now: time.Now, RunFolder: t.TempDir()})); sign != "" {
+	if sign := look(t, newNodeSpotter(t)); sign != "" {
 		t.Errorf("sign %q", sign)
 	}
 }
 
 // TestCiliumAgent answers at its socket as a Cilium agent does.
 func TestCiliumAgent(t *testing.T) {
-	folder, err := os.MkdirTemp("", "signs") // the path of a socket must be short
+	folder, err := os.MkdirTemp("", "detection") // the path of a socket must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,12 +148,19 @@ func TestCiliumAgent(t *testing.T) {
 	}
 }
 
+// newNodeSpotter returns a Spotter of this node, without a Cilium agent.
+func newNodeSpotter(t testing.TB) *Spotter {
+	s := New(Options{Now: time.Now})
+	s.place = &node{ciliumSocket: filepath.Join(t.TempDir(), "cilium.sock")}
+	return s
+}
+
 // BenchmarkLook is what each write and each second cost.
 func BenchmarkLook(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root")
 	}
-	s := New(Options{Now: time.Now, RunFolder: b.TempDir()})
+	s := newNodeSpotter(b)
 	s.begun = true
 	for b.Loop() {
 		if _, err := s.OtherProxy(b.Context()); err != nil {
