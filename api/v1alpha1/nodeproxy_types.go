@@ -27,7 +27,7 @@ type NodeProxySpec struct {
 	APIServer *APIServerSettings `json:"apiServer,omitempty"`
 
 	// removalPolicy is what happens to the nodes' rules when this object is deleted: Retain
-	// (agents continue to maintain them) or Cleanup (agents remove them). With Cleanup, the
+	// (agents continue to maintain them, and the controller to update existing objects) or Cleanup (agents remove them). With Cleanup, the
 	// object remains until all nodes are clean, for at most five minutes; then all rendered
 	// objects and a managed DaemonSet are deleted. Default: Retain. Source: user.
 	// +optional
@@ -223,7 +223,7 @@ type NodeCounts struct {
 }
 
 // NodeProxy enables nodeproxy in the cluster and contains the default settings of all nodes.
-// There is one, named cluster; the controller renders nothing until it exists.
+// There is one, named cluster; the controller renders nothing until it is first created.
 // +kubebuilder:object:root=true
 // +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=3"
 // +kubebuilder:metadata:annotations="argocd.argoproj.io/sync-options=Prune=false,Delete=false"

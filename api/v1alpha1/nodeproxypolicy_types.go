@@ -133,7 +133,7 @@ type NodeProxyPolicyStatus struct {
 	Updated int32 `json:"updated"`
 
 	// programmed is the number of updated nodes that report these settings as applied and
-	// Programmed True; with enforcement Audit, that they have compared. Source: controller.
+	// Programmed True (Audit: that have compared). Source: controller.
 	// +optional
 	Programmed int32 `json:"programmed"`
 

@@ -11,8 +11,8 @@ type NodeProxyRulesSpec struct {
 	FormatVersion int32 `json:"formatVersion"`
 
 	// settingsRevision is a hash of the settings that differ from the documented defaults. The
-	// agent copies it to its status once the settings are applied. Default: none yet. Source:
-	// controller.
+	// agent copies it to its status once the settings are applied. Default: the controller has
+	// not set it yet. Source: controller.
 	// +optional
 	SettingsRevision string `json:"settingsRevision,omitempty"`
 
@@ -103,8 +103,8 @@ type PortLocalEndpoints struct {
 
 // NodeProxyRulesStatus is what the node's agent reports: the actual state of the kernel.
 type NodeProxyRulesStatus struct {
-	// conditions: Accepted and Programmed are True if the node's rules are as desired;
-	// ModeFallback, ConflictingProxy, ConntrackPressure and Drifted indicate a problem when
+	// conditions: Accepted is True if the agent can use spec, Programmed if the node's rules are
+	// as desired, perhaps with the exceptions that its reason and message name; ModeFallback, ConflictingProxy, ConntrackPressure and Drifted indicate a problem when
 	// True. Source: agent; the controller sets Programmed Unknown if the agent is not
 	// responding.
 	// +optional

@@ -43,12 +43,12 @@ type ServiceOverrides struct {
 
 	// nodePorts Disabled stops programming node ports, except health check node ports; a load
 	// balancer that sends to node ports then no longer reaches the Service. Enabled keeps the
-	// Service's node ports despite weaker policies. Default: Enabled. Source: user.
+	// Service's node ports even if a policy of lower priority disables them. Default: Enabled. Source: user.
 	// +optional
 	NodePorts *Toggle `json:"nodePorts,omitempty"`
 
 	// externalIPs Disabled stops programming the Services' spec.externalIPs. Enabled keeps
-	// them despite weaker policies. Default: Enabled. Source: user.
+	// them even if a policy of lower priority disables them. Default: Enabled. Source: user.
 	// +optional
 	ExternalIPs *Toggle `json:"externalIPs,omitempty"`
 

@@ -48,8 +48,8 @@ type ServiceProxyRulesSpec struct {
 
 	// serviceCreated is when the Service was created. If two Services claim the same address
 	// and port, the winner is the Service whose cluster IP it is, then the one whose node port
-	// it is on a Node's address, then the older one, then the lower name. Default: unknown, and
-	// younger than any other. Source: the Service's metadata.creationTimestamp.
+	// it is on a Node's address, then a live one, then the older one, then the lower name.
+	// Default: treated as the newest. Source: the Service's metadata.creationTimestamp.
 	// +optional
 	ServiceCreated metav1.Time `json:"serviceCreated,omitzero"`
 
@@ -205,12 +205,12 @@ type EndpointGroup struct {
 	// +required
 	State EndpointState `json:"state"`
 
-	// zones that the endpoints are hinted for, sorted. Default: none. Source: hints.forZones.
+	// zones in the topology hints of the endpoints, sorted. Default: none. Source: hints.forZones.
 	// +optional
 	// +listType=atomic
 	Zones []string `json:"zones,omitempty"`
 
-	// nodes that the endpoints are hinted for, sorted. Default: none. Source: hints.forNodes.
+	// nodes in the topology hints of the endpoints, sorted. Default: none. Source: hints.forNodes.
 	// +optional
 	// +listType=atomic
 	Nodes []string `json:"nodes,omitempty"`

@@ -119,7 +119,7 @@ type ProxySettings struct {
 }
 
 // WrittenSettings are ProxySettings as users write them, in a NodeProxy or NodeProxyPolicy: the
-// API server rejects invalid values and names the field. Rendered objects use ProxySettings,
+// API server denies invalid values and names the field. Rendered objects use ProxySettings,
 // which has only a structural schema.
 // +kubebuilder:validation:XValidation:fieldPath=".detectLocal.clusterCIDRs",rule=`!has(self.detectLocal) || !has(self.detectLocal.clusterCIDRs) || self.detectLocal.clusterCIDRs.all(c, isCIDR(c))`,message=`settings.detectLocal.clusterCIDRs must contain CIDRs such as 10.244.0.0/16 or fd00:10:244::/56`
 // +kubebuilder:validation:XValidation:fieldPath=".detectLocal.clusterCIDRs",rule=`!has(self.detectLocal) || !has(self.detectLocal.clusterCIDRs) || self.detectLocal.clusterCIDRs.exists_one(c, isCIDR(c) && cidr(c).ip().family() == 4) || self.detectLocal.clusterCIDRs.size() < 2 || self.detectLocal.clusterCIDRs.exists(c, !isCIDR(c))`,message=`settings.detectLocal.clusterCIDRs must contain at most one CIDR per IP family`
@@ -158,8 +158,8 @@ type DetectLocalSettings struct {
 	// clusterCIDRs), NodeCIDR (in the Node's podCIDRs), BridgeInterface (it enters through
 	// interface), InterfaceNamePrefix (through an interface with this prefix) or None (never).
 	// Required with detectLocal. An IP family without a range uses None, and the message of the
-	// condition Programmed says so. Same as kube-proxy's detectLocalMode; None is kube-proxy
-	// without a usable detector. Source: user.
+	// condition Programmed says so. Same as kube-proxy's detectLocalMode; with
+	// None, as with a mode that kube-proxy cannot use, no traffic counts as that of pods. Source: user.
 	// +required
 	Mode DetectLocalMode `json:"mode"`
 

@@ -103,7 +103,7 @@ func New(r prometheus.Registerer) (*Metrics, error) {
 	})
 	m.shaped = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "nodeproxy_controller_service_policy_services",
-		Help: "Services by ServiceProxyPolicy and state (selected, applied, ineffective, rejected), as in its status; a Service can have several. Rejected are those that halted the change. Only the controller that leads has them.",
+		Help: "Services by ServiceProxyPolicy and state (selected, applied, ineffective, rejected); a Service can have several. Rejected are those that halted the change. Only the controller that leads has them.",
 	}, []string{"policy", "state"})
 	m.events = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "nodeproxy_controller_events_total",
