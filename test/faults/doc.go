@@ -7,6 +7,7 @@
 //
 //	make test-faults
 //	FAULTS=rules-flushed,reboot FAULTS_SEED=7 make test-faults
+//	PLANT_LOSS=1 make test-faults # loses a connection in each fault: it must fail without a retry
 //
 // docs/faults.md explains the table.
 package faults
