@@ -15,18 +15,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
 	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
-	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -46,13 +41,12 @@ var errServiceAddress = errors.New("this is the Service default/kubernetes, whic
 // default/kubernetes. It never writes an empty list, nor one without an address that answers. It must
 // have one worker.
 type Reconciler struct {
-	Leadership leader.Leadership
-	Client     client.Client // reads come from the cache
-	Probe      Probe
-	Metrics    *metrics.Metrics
-	Findings   *findings.Findings
-	Events     *events.Recorder
-	Namespace  string
+	Client    client.Client // reads come from the cache
+	Probe     Probe
+	Metrics   *metrics.Metrics
+	Findings  *findings.Findings
+	Events    *events.Recorder
+	Namespace string
 
 	answered  string   // the specified list of which one has answered
 	answering []string // its part that agents get
@@ -64,16 +58,11 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=list;watch;create;patch,resourceNames=nodeproxy-api-servers,namespace=nodeproxy-system
 
 // Setup adds the reconciler to a manager.
-func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
-	only := watches.OnlyNodeProxy()
-	return builder.ControllerManagedBy(mgr).
-		Named("apiservers").
-		Watches(&v1alpha1.NodeProxy{}, only, builder.WithPredicates(watches.SpecChanged())).
-		Watches(&discoveryv1.EndpointSlice{}, only, builder.WithPredicates(watches.OfKubernetes())).
-		Watches(&corev1.ConfigMap{}, only).
-		WatchesRawSource(source.Channel(wake, only)). // a new term
-		WithOptions(o).
-		Complete(leader.Guard(r.Leadership, r))
+func (r *Reconciler) Setup(s watches.Setup) error {
+	return s.Add("apiservers", r,
+		watches.On(&v1alpha1.NodeProxy{}, watches.SpecChanged()),
+		watches.On(&discoveryv1.EndpointSlice{}, watches.OfKubernetes()),
+		watches.On(&corev1.ConfigMap{}))
 }
 
 // Reconcile writes the ConfigMap if it differs.

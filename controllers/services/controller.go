@@ -14,12 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
@@ -35,15 +32,14 @@ import (
 
 // Reconciler maintains one ServiceProxyRules for every eligible Service.
 type Reconciler struct {
-	Leadership leader.Leadership
-	Client     client.Client // reads come from the cache
-	Live       client.Reader
-	Events     *events.Recorder
-	Clock      clock.PassiveClock
-	Metrics    *metrics.Metrics
-	Memory     *Memory
-	Formats    *formats.Formats
-	Overrides  *overrides.Overrides
+	Client    client.Client // reads come from the cache
+	Live      client.Reader
+	Events    *events.Recorder
+	Clock     clock.PassiveClock
+	Metrics   *metrics.Metrics
+	Memory    *Memory
+	Formats   *formats.Formats
+	Overrides *overrides.Overrides
 
 	// Ranges returns the service ranges; false: they are not known yet.
 	Ranges     func() (render.ServiceRanges, bool)
@@ -60,24 +56,21 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
 // Setup adds the reconciler to a manager.
-func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake, resume, ranges <-chan event.GenericEvent) error {
-	return builder.ControllerManagedBy(mgr).
-		Named("service").
-		Watches(&corev1.Service{}, &handler.EnqueueRequestForObject{}).
-		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(r.serviceOfSlice)).
-		Watches(&v1alpha1.ServiceProxyRules{}, handler.EnqueueRequestsFromMapFunc(serviceOfRules)).
-		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyService),
-			builder.WithPredicates(watches.OnCreate())).
-		Watches(&v1alpha1.ServiceProxyPolicy{}, r.policyEvents()).
-		Watches(&corev1.Namespace{}, r.namespaceEvents()).
-		Watches(&corev1.Node{}, r.addressEvents(addressesOfNode)).
-		Watches(&discoveryv1.EndpointSlice{}, r.addressEvents(addressesOfServers), builder.WithPredicates(watches.OfKubernetes())).
-		Watches(&v1alpha1.NodeProxy{}, r.addressEvents(addressesNamed), builder.WithPredicates(watches.SpecChanged())).
-		WatchesRawSource(source.Channel(ranges, handler.EnqueueRequestsFromMapFunc(r.servicesWithin))).
-		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyService))). // a new term
-		WatchesRawSource(source.Channel(resume, handler.EnqueueRequestsFromMapFunc(r.keptServices))).
-		WithOptions(o).
-		Complete(leader.Guard(r.Leadership, r))
+func (r *Reconciler) Setup(s watches.Setup, resume, ranges <-chan event.GenericEvent) error {
+	each := handler.EnqueueRequestsFromMapFunc
+	return s.Complete("service", leader.Guard(s.Leadership, r),
+		watches.By(&corev1.Service{}, &handler.EnqueueRequestForObject{}),
+		watches.By(&discoveryv1.EndpointSlice{}, each(r.serviceOfSlice)),
+		watches.By(&v1alpha1.ServiceProxyRules{}, each(serviceOfRules)),
+		watches.By(&v1alpha1.NodeProxy{}, each(r.everyService), watches.OnCreate()),
+		watches.By(&v1alpha1.ServiceProxyPolicy{}, r.policyEvents()),
+		watches.By(&corev1.Namespace{}, r.namespaceEvents()),
+		watches.By(&corev1.Node{}, r.addressEvents(addressesOfNode)),
+		watches.By(&discoveryv1.EndpointSlice{}, r.addressEvents(addressesOfServers), watches.OfKubernetes()),
+		watches.By(&v1alpha1.NodeProxy{}, r.addressEvents(addressesNamed), watches.SpecChanged()),
+		watches.Channel(ranges, each(r.servicesWithin)),
+		watches.Channel(s.Wake, each(r.everyService)), // a new term
+		watches.Channel(resume, each(r.keptServices)))
 }
 
 // rangesUnknownRetry is how often a Service that waits for the service ranges is rendered again, in

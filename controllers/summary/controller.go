@@ -87,7 +87,7 @@ func (r *Reconciler) Setup(s watches.Setup) error {
 	return s.Add("nodeproxy", r,
 		watches.On(&v1alpha1.NodeProxy{}),
 		watches.On(&v1alpha1.NodeProxyRules{}),
-		watches.Watch{Object: &v1alpha1.NodeProxyRules{}, Handler: nodealerts.Handler(s.Leadership, r.Events)},
+		watches.By(&v1alpha1.NodeProxyRules{}, nodealerts.Handler(s.Leadership, r.Events)),
 		watches.On(&v1alpha1.ServiceProxyRules{}, watches.ComesOrGoes()),
 		watches.On(&corev1.Service{}, eligibilityChanged()),
 		watches.On(&appsv1.DaemonSet{}),

@@ -19,30 +19,43 @@ type Setup struct {
 	Manager    ctrl.Manager
 	Options    controller.Options
 	Leadership leader.Leadership
-	// Wake triggers the reconciler although no object has changed, as for NodeProxy. Nil: never.
+	// Wake triggers the reconciler although no object has changed. Nil: never.
 	Wake <-chan event.GenericEvent
 }
 
-// Watch triggers a reconciler by the events of a kind.
-type Watch struct {
-	Object  client.Object
-	Handler handler.EventHandler
-	When    []predicate.Predicate
+// Watch adds what triggers a reconciler.
+type Watch func(*builder.Builder) *builder.Builder
+
+// By triggers a reconciler by the events of a kind.
+func By(o client.Object, h handler.EventHandler, when ...predicate.Predicate) Watch {
+	return func(b *builder.Builder) *builder.Builder { return b.Watches(o, h, builder.WithPredicates(when...)) }
 }
 
 // On triggers a reconciler that has one item, NodeProxy.
 func On(o client.Object, when ...predicate.Predicate) Watch {
-	return Watch{Object: o, Handler: OnlyNodeProxy(), When: when}
+	return By(o, OnlyNodeProxy(), when...)
 }
 
-// Add adds a reconciler that works only while this process leads.
+// Channel triggers a reconciler although no object has changed. Nil: never.
+func Channel(events <-chan event.GenericEvent, h handler.EventHandler) Watch {
+	return func(b *builder.Builder) *builder.Builder {
+		if events == nil {
+			return b
+		}
+		return b.WatchesRawSource(source.Channel(events, h))
+	}
+}
+
+// Add adds a reconciler that has one item, NodeProxy, and works only while this process leads.
 func (s Setup) Add(name string, r reconcile.Reconciler, all ...Watch) error {
+	return s.Complete(name, leader.Guard(s.Leadership, r), append(all, Channel(s.Wake, OnlyNodeProxy()))...)
+}
+
+// Complete adds a reconciler, but no trigger by Wake. Its caller guards it.
+func (s Setup) Complete(name string, guarded reconcile.Reconciler, all ...Watch) error {
 	b := builder.ControllerManagedBy(s.Manager).Named(name).WithOptions(s.Options)
-	for _, w := range all {
-		b = b.Watches(w.Object, w.Handler, builder.WithPredicates(w.When...))
+	for _, watch := range all {
+		b = watch(b)
 	}
-	if s.Wake != nil {
-		b = b.WatchesRawSource(source.Channel(s.Wake, OnlyNodeProxy()))
-	}
-	return b.Complete(leader.Guard(s.Leadership, r))
+	return b.Complete(guarded)
 }
