@@ -22,7 +22,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/apiservers"
 	"github.com/nodeproxy-io/nodeproxy/controllers/clusterobjects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
-	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/formats"
 	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/liveness"
@@ -31,6 +30,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/overrides"
 	"github.com/nodeproxy-io/nodeproxy/controllers/removal"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollouts"
 	"github.com/nodeproxy-io/nodeproxy/controllers/servicepolicies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/services"
@@ -175,7 +175,7 @@ type shared struct {
 	queue     *events.Queue
 	events    *events.Recorder
 	memory    *services.Memory
-	findings  *findings.Findings
+	findings  *reports.Findings
 	formats   *formats.Formats
 	leftOut   *nodes.LeftOut
 	overrides *overrides.Overrides
@@ -188,7 +188,7 @@ func newShared(mgr ctrl.Manager, o Options, m *metrics.Metrics) *shared {
 	s := &shared{
 		Options: o, mgr: mgr, client: c, live: mgr.GetAPIReader(), metrics: m, wakers: w,
 		queue: queue, events: events.NewRecorder(queue, o.Clock),
-		memory: services.NewMemory(m, w.summary.wake), findings: findings.New(w.summary.wake),
+		memory: services.NewMemory(m, w.summary.wake), findings: reports.NewFindings(w.summary.wake),
 		formats: formats.New(c, o.FormatVersions), leftOut: nodes.NewLeftOut(m), overrides: overrides.New(c, o.Clock),
 	}
 	queue.GivenUp = s.eventLost

@@ -21,10 +21,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
-	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
@@ -44,7 +44,7 @@ type Reconciler struct {
 	Client    client.Client // reads come from the cache
 	Probe     Probe
 	Metrics   *metrics.Metrics
-	Findings  *findings.Findings
+	Findings  *reports.Findings
 	Events    *events.Recorder
 	Namespace string
 
@@ -73,7 +73,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	}
 	if np == nil || np.DeletionTimestamp != nil {
 		r.answered = ""
-		r.Findings.Report(findings.AboutAPIServers, findings.Finding{})
+		r.Findings.Report(reports.AboutAPIServers, reports.Finding{})
 		return ctrl.Result{}, nil
 	}
 	var urls []string
@@ -92,7 +92,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		}
 		urls = agentdeploy.APIServers(slices.DeleteFunc(found, func(s *discoveryv1.EndpointSlice) bool { return s.Name != render.APIServerSlice }))
 	}
-	r.Findings.Report(findings.AboutAPIServers, findings.Finding{})
+	r.Findings.Report(reports.AboutAPIServers, reports.Finding{})
 	if len(urls) == 0 {
 		return ctrl.Result{}, nil // known ones are better than none
 	}
@@ -123,7 +123,7 @@ func (r *Reconciler) usable(ctx context.Context, np *v1alpha1.NodeProxy) ([]stri
 		}
 	}
 	if len(texts) == len(urls) {
-		r.Findings.Report(findings.AboutAPIServers, findings.Finding{
+		r.Findings.Report(reports.AboutAPIServers, reports.Finding{
 			Reason:  v1alpha1.ReasonAPIServerUnreachable,
 			Message: "None of spec.apiServer.endpoints answers the controller, so agents keep their addresses. Correct the field, or remove it to use the EndpointSlice default/kubernetes: " + strings.Join(texts, "; "),
 		})

@@ -1,4 +1,4 @@
-package findings
+package reports
 
 import (
 	"slices"
@@ -31,8 +31,8 @@ const (
 	AboutRollout    = "the rollout of settings"
 )
 
-// New returns Findings that call changed when one differs from before.
-func New(changed func()) *Findings {
+// NewFindings returns Findings that call changed when one differs from before.
+func NewFindings(changed func()) *Findings {
 	return &Findings{changed: changed, found: map[string]Finding{}}
 }
 
