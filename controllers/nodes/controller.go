@@ -73,9 +73,9 @@ func (r *Reconciler) Setup(s watches.Setup) error {
 		watches.By(&discoveryv1.EndpointSlice{}, affected.bySlice()),
 		watches.By(&corev1.Service{}, affected.byPolicy()),
 		watches.By(&v1alpha1.NodeProxyRules{}, &handler.EnqueueRequestForObject{}, notStatusOnly()),
-		watches.By(&v1alpha1.NodeProxy{}, each(r.everyNode), watches.SpecChanged()),
-		watches.By(&v1alpha1.NodeProxyPolicy{}, each(r.nodesWithoutRules), predicate.GenerationChangedPredicate{}),
-		watches.Channel(s.Wake, each(r.everyNode))) // a new term
+		watches.By(&v1alpha1.NodeProxy{}, each(affected.everyNode), watches.SpecChanged()),
+		watches.By(&v1alpha1.NodeProxyPolicy{}, each(affected.nodesWithoutRules), predicate.GenerationChangedPredicate{}),
+		watches.Channel(s.Wake, each(affected.everyNode))) // a new term
 }
 
 // Reconcile renders one node and writes the result if it differs.
@@ -278,4 +278,35 @@ func (r *Reconciler) remove(ctx context.Context, stored *v1alpha1.NodeProxyRules
 	r.Metrics.Wrote(metrics.KindNode, metrics.OpDelete)
 	log.FromContext(ctx).Info("Deleted the rules of a Node that has been absent for ten minutes", "node", stored.Name)
 	return ctrl.Result{}, nil
+}
+
+// reportLeftOut adds an event for each Service whose local endpoints are left out of a node, one for
+// all nodes, and reports whether all were added. It retracts those of Services that are no longer
+// left out of any node. A Service that does not exist has no events.
+func (r *Reconciler) reportLeftOut(ctx context.Context, node string, list []render.LeftOut) (all bool) {
+	r.LeftOut.inOrder.Lock() // nothing below waits for the API server
+	defer r.LeftOut.inOrder.Unlock()
+	withoutEvent, ended := r.LeftOut.set(node, list)
+	for _, key := range ended {
+		svc := &corev1.Service{}
+		if found, err := objects.Get(ctx, r.Client, key, svc); err == nil && found {
+			r.Events.Warn(ctx, svc, EventLocalEndpointsLeftOut, events.ActionRender, "")
+		}
+	}
+	written := 0
+	for _, out := range withoutEvent {
+		svc := &corev1.Service{}
+		if found, err := objects.Get(ctx, r.Client, out.Service, svc); err != nil || !found { // the cache does not fail
+			continue
+		}
+		if written++; written > eventsPerNode {
+			return false
+		}
+		if !r.Events.Warn(ctx, svc, EventLocalEndpointsLeftOut, events.ActionRender, "The rules of node "+node+" do not contain its local endpoints: "+out.Why()+
+			". Traffic policy Local finds no endpoint there. Give the Services of the namespace fewer ports, or spread their pods over more nodes") {
+			return false
+		}
+		r.LeftOut.eventAdded(out.Service)
+	}
+	return true
 }

@@ -144,11 +144,11 @@ func enqueue(q watches.Queue, nodes []string) {
 }
 
 // everyNode returns every Node and every node that has rules.
-func (r *Reconciler) everyNode(ctx context.Context, _ client.Object) []reconcile.Request {
+func (h affectedNodes) everyNode(ctx context.Context, _ client.Object) []reconcile.Request {
 	var nodes corev1.NodeList
 	var rules v1alpha1.NodeProxyRulesList
 	for _, list := range []client.ObjectList{&nodes, &rules} {
-		if err := r.Client.List(ctx, list); err != nil {
+		if err := h.reader.List(ctx, list); err != nil {
 			log.FromContext(ctx).Error(err, "Nodes and their rules could not be listed after NodeProxy changed")
 			return nil
 		}
@@ -164,16 +164,16 @@ func (r *Reconciler) everyNode(ctx context.Context, _ client.Object) []reconcile
 }
 
 // nodesWithoutRules returns the Linux Nodes without rules: their settings may have become valid.
-func (r *Reconciler) nodesWithoutRules(ctx context.Context, _ client.Object) []reconcile.Request {
+func (h affectedNodes) nodesWithoutRules(ctx context.Context, _ client.Object) []reconcile.Request {
 	var nodes corev1.NodeList
-	if err := r.Client.List(ctx, &nodes); err != nil {
+	if err := h.reader.List(ctx, &nodes); err != nil {
 		log.FromContext(ctx).Error(err, "Nodes could not be listed after a policy changed")
 		return nil
 	}
 	var out []reconcile.Request
 	for i := range nodes.Items {
 		key := types.NamespacedName{Name: nodes.Items[i].Name}
-		if found, err := objects.Get(ctx, r.Client, key, &v1alpha1.NodeProxyRules{}); err == nil && !found && render.Linux(&nodes.Items[i]) {
+		if found, err := objects.Get(ctx, h.reader, key, &v1alpha1.NodeProxyRules{}); err == nil && !found && render.Linux(&nodes.Items[i]) {
 			out = append(out, reconcile.Request{NamespacedName: key})
 		}
 	}
