@@ -54,9 +54,9 @@ func pass(d time.Duration, c *running, each func()) {
 	const step = 5 * time.Second
 	for ; d > 0; d -= step {
 		each()
-		before := c.metric("nodeproxy_controller_agent_looks_total")
+		before := c.metric("nodeproxy_controller_agent_checks_total")
 		testClock.putForward(step)
-		Eventually(func() float64 { return c.metric("nodeproxy_controller_agent_looks_total") }).
+		Eventually(func() float64 { return c.metric("nodeproxy_controller_agent_checks_total") }).
 			WithPolling(time.Millisecond).Should(BeNumerically(">", before))
 	}
 }

@@ -19,8 +19,8 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
-	"github.com/nodeproxy-io/nodeproxy/controllers/informers"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
 // CacheOptions returns what the manager's cache watches and stores. Objects of the agents are those
@@ -37,7 +37,7 @@ func CacheOptions(namespace string) (cache.Options, error) {
 	return cache.Options{
 		DefaultTransform:             cache.TransformStripManagedFields(),
 		DefaultUnsafeDisableDeepCopy: new(true),
-		NewInformer:                  informers.New(clock.RealClock{}),
+		NewInformer:                  watches.NewInformer(clock.RealClock{}),
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Service{}: {
 				Label:     labels.NewSelector().Add(*proxied),

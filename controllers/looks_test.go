@@ -183,7 +183,7 @@ func (r *running) working(names iter.Seq[string]) {
 // looksAtLeases returns when a whole look at the agents' Leases has begun and ended.
 func (r *running) looksAtLeases() {
 	GinkgoHelper()
-	const looks = "nodeproxy_controller_agent_looks_total"
+	const looks = "nodeproxy_controller_agent_checks_total"
 	before := r.metric(looks) // one may be under way
 	Eventually(func() float64 { return r.metric(looks) }).Should(BeNumerically(">=", before+2))
 }

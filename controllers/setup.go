@@ -22,7 +22,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/apiservers"
 	"github.com/nodeproxy-io/nodeproxy/controllers/clusterobjects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
-	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/formats"
 	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/liveness"
@@ -31,6 +30,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/overrides"
 	"github.com/nodeproxy-io/nodeproxy/controllers/removal"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollouts"
 	"github.com/nodeproxy-io/nodeproxy/controllers/servicepolicies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/services"
@@ -103,11 +103,15 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	for what, err := range map[string]error{
 		"queue of events":                    mgr.Add(s.queue),
 		"reconciler of Services":             s.setupServices(),
-		"reconciler of Nodes":                s.setupNodes(),
-		"reconciler of the format":           s.setupFormats(),
 		"reconciler of NodeProxy's status":   s.setupSummary(),
 		"reconciler of API server addresses": s.setupAPIServers(),
 		"reconciler of cluster objects":      s.setupClusterObjects(),
+		"reconciler of Nodes": (&nodes.Reconciler{
+			Client: s.client, Live: s.live, Events: s.events, Clock: s.Clock, Metrics: m, Formats: s.formats, LeftOut: s.leftOut,
+		}).Setup(s.with(s.Concurrency, s.wakers.nodes)),
+		"reconciler of the format": (&formats.Reconciler{
+			Formats: s.formats, Changed: func() { s.wakers.services.wake(); s.wakers.nodes.wake() },
+		}).Setup(s.with(1, nil)),
 		"reconciler of rollouts": (&rollouts.Reconciler{
 			Client: s.client, Clock: s.Clock, Metrics: m, Findings: s.findings, Events: s.events,
 		}).Setup(s.with(1, s.wakers.rollout)), // one worker: each decision is about all nodes
@@ -171,7 +175,7 @@ type shared struct {
 	queue     *events.Queue
 	events    *events.Recorder
 	memory    *services.Memory
-	findings  *findings.Findings
+	findings  *reports.Findings
 	formats   *formats.Formats
 	leftOut   *nodes.LeftOut
 	overrides *overrides.Overrides
@@ -184,7 +188,7 @@ func newShared(mgr ctrl.Manager, o Options, m *metrics.Metrics) *shared {
 	s := &shared{
 		Options: o, mgr: mgr, client: c, live: mgr.GetAPIReader(), metrics: m, wakers: w,
 		queue: queue, events: events.NewRecorder(queue, o.Clock),
-		memory: services.NewMemory(m, w.summary.wake), findings: findings.New(w.summary.wake),
+		memory: services.NewMemory(m, w.summary.wake), findings: reports.NewFindings(w.summary.wake),
 		formats: formats.New(c, o.FormatVersions), leftOut: nodes.NewLeftOut(m), overrides: overrides.New(c, o.Clock),
 	}
 	queue.GivenUp = s.eventLost
@@ -227,26 +231,11 @@ func (s *shared) setupServices() error {
 		return err
 	}
 	r := &services.Reconciler{
-		Leadership: s.Leadership, Client: s.client, Live: s.live, Events: s.events, Clock: s.Clock,
+		Client: s.client, Live: s.live, Events: s.events, Clock: s.Clock,
 		Metrics: s.metrics, Memory: s.memory, Formats: s.formats, Overrides: s.overrides,
 		Ranges: ranges.Request, APIServers: s.APIServers,
 	}
-	return r.Setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.services, s.wakers.retaining, ranges.Changed)
-}
-
-func (s *shared) setupNodes() error {
-	r := &nodes.Reconciler{
-		Leadership: s.Leadership, Client: s.client, Live: s.live, Events: s.events, Clock: s.Clock,
-		Metrics: s.metrics, Formats: s.formats, LeftOut: s.leftOut,
-	}
-	return r.Setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.nodes)
-}
-
-func (s *shared) setupFormats() error {
-	r := &formats.Reconciler{
-		Leadership: s.Leadership, Formats: s.formats, Changed: func() { s.wakers.services.wake(); s.wakers.nodes.wake() },
-	}
-	return r.Setup(s.mgr, controllerOptions(1))
+	return r.Setup(s.with(s.Concurrency, s.wakers.services), s.wakers.retaining, ranges.Changed)
 }
 
 // setupSummary adds what monitors the agents, and writes the status of NodeProxy.
@@ -274,10 +263,10 @@ func (s *shared) setupAPIServers() error {
 		}
 	}
 	r := &apiservers.Reconciler{
-		Leadership: s.Leadership, Client: s.client, Probe: probe, Metrics: s.metrics, Findings: s.findings,
+		Client: s.client, Probe: probe, Metrics: s.metrics, Findings: s.findings,
 		Events: s.events, Namespace: s.Namespace,
 	}
-	return r.Setup(s.mgr, controllerOptions(1), s.wakers.apiServers)
+	return r.Setup(s.with(1, s.wakers.apiServers))
 }
 
 func (s *shared) setupClusterObjects() error {

@@ -9,13 +9,13 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
-	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/formats"
 	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/nodes"
 	"github.com/nodeproxy-io/nodeproxy/controllers/overrides"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/services"
 )
 
@@ -48,7 +48,7 @@ func TestNewTermForgetsOverrides(t *testing.T) {
 	}
 	s := &shared{
 		Options: Options{Clock: clk}, queue: events.NewQueue(leader.Always{}, nil, clk, m),
-		metrics: m, memory: services.NewMemory(m, func() {}), formats: formats.New(reader, nil), findings: findings.New(func() {}),
+		metrics: m, memory: services.NewMemory(m, func() {}), formats: formats.New(reader, nil), findings: reports.NewFindings(func() {}),
 		wakers: newWakers(), overrides: o, leftOut: nodes.NewLeftOut(m),
 	}
 	s.lead(false)

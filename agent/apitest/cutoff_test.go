@@ -78,7 +78,7 @@ var _ = Describe("an agent that is cut off from the API server", func() {
 		object := n.rules(ctx)
 		for i := range object.Status.Conditions {
 			if c := &object.Status.Conditions[i]; c.Type == v1alpha1.ConditionProgrammed {
-				c.Status, c.Reason, c.Message = metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no sign of life"
+				c.Status, c.Reason, c.Message = metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no heartbeat"
 			}
 		}
 		Expect(api.Status().Update(ctx, object)).To(Succeed())

@@ -232,7 +232,7 @@ const (
 	MessageBut = "; but: "
 	// MessageSilentSince starts the message of ReasonAgentNotResponding if a Lease shows when
 	// the agent last responded: the time in RFC 3339 and a space follow.
-	MessageSilentSince = "no sign of life of the agent since "
+	MessageSilentSince = "No heartbeat from the agent since "
 )
 
 // FormatVersions returns the versions of rendered objects that this release supports, in order.

@@ -14,9 +14,9 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
-	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
@@ -27,7 +27,7 @@ import (
 // the agents stay and retain their rules. It runs once at a time.
 type Reconciler struct {
 	Client   client.Client // reads come from the cache
-	Findings *findings.Findings
+	Findings *reports.Findings
 	Applier  *objects.Applier
 	Agents   agentdeploy.Options
 }
@@ -47,12 +47,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		return ctrl.Result{}, err
 	}
 	if np == nil || np.DeletionTimestamp != nil || !agentdeploy.Managed(np) {
-		r.Findings.Report(findings.AboutDaemonSet, findings.Finding{})
+		r.Findings.Report(reports.AboutDaemonSet, reports.Finding{})
 		return ctrl.Result{}, nil
 	}
 	desired, err := agentdeploy.DaemonSet(np.Spec.Agent, r.Agents)
 	if errors.Is(err, agentdeploy.ErrNoImage) {
-		r.Findings.Report(findings.AboutDaemonSet, findings.Finding{
+		r.Findings.Report(reports.AboutDaemonSet, reports.Finding{
 			Reason:  v1alpha1.ReasonNoAgentImage,
 			Message: "No agent image is configured. Set spec.agent.image, or RELATED_IMAGE_AGENT in the controller's environment.",
 		})
@@ -73,7 +73,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		return r.notApplied(ctx, err)
 	}
 	if again == 0 {
-		r.Findings.Report(findings.AboutDaemonSet, findings.Finding{})
+		r.Findings.Report(reports.AboutDaemonSet, reports.Finding{})
 	}
 	return ctrl.Result{RequeueAfter: again}, nil
 }
@@ -95,7 +95,7 @@ func (r *Reconciler) apply(ctx context.Context, desired *appsv1ac.DaemonSetApply
 func (r *Reconciler) notApplied(ctx context.Context, err error) (ctrl.Result, error) {
 	var answer apierrors.APIStatus
 	if errors.As(err, &answer) {
-		r.Findings.Report(findings.AboutDaemonSet, findings.Finding{
+		r.Findings.Report(reports.AboutDaemonSet, reports.Finding{
 			Reason: v1alpha1.ReasonDaemonSetDenied,
 			Message: text.Sentence(fmt.Sprintf("The API server denies the DaemonSet %s/%s, so agents are not updated: %s",
 				r.Agents.Namespace, agentdeploy.Name, retry.Message(err))),

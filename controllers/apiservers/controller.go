@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -14,22 +17,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
-	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
-	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
@@ -46,13 +45,12 @@ var errServiceAddress = errors.New("this is the Service default/kubernetes, whic
 // default/kubernetes. It never writes an empty list, nor one without an address that answers. It must
 // have one worker.
 type Reconciler struct {
-	Leadership leader.Leadership
-	Client     client.Client // reads come from the cache
-	Probe      Probe
-	Metrics    *metrics.Metrics
-	Findings   *findings.Findings
-	Events     *events.Recorder
-	Namespace  string
+	Client    client.Client // reads come from the cache
+	Probe     Probe
+	Metrics   *metrics.Metrics
+	Findings  *reports.Findings
+	Events    *events.Recorder
+	Namespace string
 
 	answered  string   // the specified list of which one has answered
 	answering []string // its part that agents get
@@ -64,16 +62,11 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=list;watch;create;patch,resourceNames=nodeproxy-api-servers,namespace=nodeproxy-system
 
 // Setup adds the reconciler to a manager.
-func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
-	only := watches.OnlyNodeProxy()
-	return builder.ControllerManagedBy(mgr).
-		Named("apiservers").
-		Watches(&v1alpha1.NodeProxy{}, only, builder.WithPredicates(watches.SpecChanged())).
-		Watches(&discoveryv1.EndpointSlice{}, only, builder.WithPredicates(watches.OfKubernetes())).
-		Watches(&corev1.ConfigMap{}, only).
-		WatchesRawSource(source.Channel(wake, only)). // a new term
-		WithOptions(o).
-		Complete(leader.Guard(r.Leadership, r))
+func (r *Reconciler) Setup(s watches.Setup) error {
+	return s.Add("apiservers", r,
+		watches.On(&v1alpha1.NodeProxy{}, watches.SpecChanged()),
+		watches.On(&discoveryv1.EndpointSlice{}, watches.OfKubernetes()),
+		watches.On(&corev1.ConfigMap{}))
 }
 
 // Reconcile writes the ConfigMap if it differs.
@@ -84,7 +77,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	}
 	if np == nil || np.DeletionTimestamp != nil {
 		r.answered = ""
-		r.Findings.Report(findings.AboutAPIServers, findings.Finding{})
+		r.Findings.Report(reports.AboutAPIServers, reports.Finding{})
 		return ctrl.Result{}, nil
 	}
 	var urls []string
@@ -103,7 +96,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		}
 		urls = agentdeploy.APIServers(slices.DeleteFunc(found, func(s *discoveryv1.EndpointSlice) bool { return s.Name != render.APIServerSlice }))
 	}
-	r.Findings.Report(findings.AboutAPIServers, findings.Finding{})
+	r.Findings.Report(reports.AboutAPIServers, reports.Finding{})
 	if len(urls) == 0 {
 		return ctrl.Result{}, nil // known ones are better than none
 	}
@@ -134,7 +127,7 @@ func (r *Reconciler) usable(ctx context.Context, np *v1alpha1.NodeProxy) ([]stri
 		}
 	}
 	if len(texts) == len(urls) {
-		r.Findings.Report(findings.AboutAPIServers, findings.Finding{
+		r.Findings.Report(reports.AboutAPIServers, reports.Finding{
 			Reason:  v1alpha1.ReasonAPIServerUnreachable,
 			Message: "None of spec.apiServer.endpoints answers the controller, so agents keep their addresses. Correct the field, or remove it to use the EndpointSlice default/kubernetes: " + strings.Join(texts, "; "),
 		})
@@ -189,4 +182,66 @@ func (r *Reconciler) write(ctx context.Context, urls []string) error {
 	r.Metrics.Wrote(metrics.KindConfigMap, metrics.OpApply)
 	log.FromContext(ctx).Info("The addresses of the API servers have changed", "now", urls)
 	return nil
+}
+
+// probeTimeout limits how long an API server takes to answer.
+const probeTimeout = 5 * time.Second
+
+// Probe returns nil if an API server of this cluster answers at a URL such as https://192.0.2.10:6443.
+type Probe func(ctx context.Context, url string) error
+
+// NewProbe returns a probe with the certificate authority, and the name in the certificates, of the
+// controller's own configuration. It requests the version anonymously, so that no other server at an
+// address that users have specified gets credentials.
+func NewProbe(own *rest.Config) (Probe, error) {
+	config := rest.AnonymousClientConfig(own)
+	if config.ServerName == "" {
+		server, _, err := rest.DefaultServerUrlFor(own)
+		if err != nil {
+			return nil, fmt.Errorf("parse the API server's address %q: %w", own.Host, err)
+		}
+		config.ServerName = server.Hostname()
+	}
+	return func(ctx context.Context, server string) error { return requestVersion(ctx, config, server) }, nil
+}
+
+func requestVersion(ctx context.Context, config *rest.Config, server string) error {
+	// Read each time, because the file with the authority may change.
+	tls, err := rest.TLSConfigFor(config)
+	if err != nil {
+		return fmt.Errorf("set up TLS: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	address, err := url.Parse(server)
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address.JoinPath("version").String(), http.NoBody)
+	if err != nil {
+		return err
+	}
+	direct := &http.Client{
+		Transport: &http.Transport{
+			TLSClientConfig: tls, DisableKeepAlives: true,
+			DialContext: (&net.Dialer{Timeout: probeTimeout}).DialContext,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	response, err := direct.Do(request)
+	if err != nil {
+		if where, ok := errors.AsType[*url.Error](err); ok { // the URL is known already
+			err = where.Err
+		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			return fmt.Errorf("no answer within %s", probeTimeout)
+		}
+		return err
+	}
+	defer func() { _ = response.Body.Close() }() // only its status matters
+	switch response.StatusCode {
+	case http.StatusOK, http.StatusUnauthorized, http.StatusForbidden: // it need not know us
+		return nil
+	}
+	return fmt.Errorf("it answers %q, which no working API server does", response.Status)
 }

@@ -20,8 +20,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/controllers/admission"
-	"github.com/nodeproxy-io/nodeproxy/controllers/informers"
 	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
+	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
 const (
@@ -56,7 +56,7 @@ func newPolicyWatch(mgr ctrl.Manager, clk clock.PassiveClock, changed func()) (*
 		DefaultTransform:             cache.TransformStripManagedFields(),
 		DefaultUnsafeDisableDeepCopy: new(true),
 		DefaultWatchErrorHandler:     w.failed,
-		NewInformer:                  informers.New(clock.RealClock{}),
+		NewInformer:                  watches.NewInformer(clock.RealClock{}),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("build the cache of admission policies: %w", err)

@@ -7,14 +7,11 @@ import (
 	"sync"
 
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
@@ -118,20 +115,15 @@ func (f *Formats) Forget() {
 // Reconciler negotiates again when agents report other versions, and has everything rendered again
 // when the version to write changes.
 type Reconciler struct {
-	Leadership leader.Leadership
-	Formats    *Formats
-	Changed    func() // has everything rendered again
+	Formats *Formats
+	Changed func() // has everything rendered again
 }
 
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch
 
 // Setup adds the reconciler to a manager.
-func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options) error {
-	return builder.ControllerManagedBy(mgr).
-		Named("format").
-		Watches(&v1alpha1.NodeProxyRules{}, watches.OnlyNodeProxy(), builder.WithPredicates(formatsChanged())).
-		WithOptions(o).
-		Complete(leader.Guard(r.Leadership, r))
+func (r *Reconciler) Setup(s watches.Setup) error {
+	return s.Add("format", r, watches.On(&v1alpha1.NodeProxyRules{}, formatsChanged()))
 }
 
 // formatsChanged passes changes of the versions that nodes know.

@@ -84,7 +84,7 @@ func New(r prometheus.Registerer) (*Metrics, error) {
 			Help: "Nodes by state (total, programmed, not_programmed, stale, audit, fallback, lagging), as in the status of NodeProxy; a node can have several. Only the controller that leads has them.",
 		}, []string{"state"}),
 		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "nodeproxy_controller_agent_looks_total",
+			Name: "nodeproxy_controller_agent_checks_total",
 			Help: "Checks of the agents' Leases, by result (done, failed). While they fail, no agent is reported as not responding.",
 		}, []string{"result"}),
 	}

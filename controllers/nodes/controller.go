@@ -12,15 +12,11 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
@@ -46,15 +42,14 @@ const incompleteRetry = time.Minute
 // Reconciler maintains one NodeProxyRules for every Linux Node. It gives new ones their settings;
 // package rollouts changes them later.
 type Reconciler struct {
-	Leadership leader.Leadership
-	Client     client.Client // reads come from the cache
-	Live       client.Reader
-	Events     *events.Recorder
-	Clock      clock.PassiveClock
-	Metrics    *metrics.Metrics
-	Formats    *formats.Formats
-	pace       *nodePace
-	LeftOut    *LeftOut
+	Client  client.Client // reads come from the cache
+	Live    client.Reader
+	Events  *events.Recorder
+	Clock   clock.PassiveClock
+	Metrics *metrics.Metrics
+	Formats *formats.Formats
+	pace    *nodePace
+	LeftOut *LeftOut
 }
 
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
@@ -64,26 +59,23 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch;create;update;delete
 
 // Setup adds the reconciler to a manager.
-func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
+func (r *Reconciler) Setup(s watches.Setup) error {
 	r.pace = newNodePace()
-	guarded := leader.Guard(r.Leadership, r)
+	guarded := leader.Guard(s.Leadership, r)
 	affected := affectedNodes{r.Client, newEnqueuePace(r.Client, r.Clock)}
-	return builder.ControllerManagedBy(mgr).
-		Named("node").
-		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(nodeFactsChanged())).
-		Watches(&discoveryv1.EndpointSlice{}, affected.bySlice()).
-		Watches(&corev1.Service{}, affected.byPolicy()).
-		Watches(&v1alpha1.NodeProxyRules{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(notStatusOnly())).
-		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyNode),
-			builder.WithPredicates(watches.SpecChanged())).
-		Watches(&v1alpha1.NodeProxyPolicy{}, handler.EnqueueRequestsFromMapFunc(r.nodesWithoutRules),
-														builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyNode))). // a new term
-		WithOptions(o).
-		Complete(reconcile.Func(func(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-			affected.pace.began(req.Name)
-			return guarded.Reconcile(ctx, req)
-		}))
+	each := handler.EnqueueRequestsFromMapFunc
+	begin := reconcile.Func(func(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+		affected.pace.began(req.Name)
+		return guarded.Reconcile(ctx, req)
+	})
+	return s.Complete("node", begin,
+		watches.By(&corev1.Node{}, &handler.EnqueueRequestForObject{}, nodeFactsChanged()),
+		watches.By(&discoveryv1.EndpointSlice{}, affected.bySlice()),
+		watches.By(&corev1.Service{}, affected.byPolicy()),
+		watches.By(&v1alpha1.NodeProxyRules{}, &handler.EnqueueRequestForObject{}, notStatusOnly()),
+		watches.By(&v1alpha1.NodeProxy{}, each(affected.everyNode), watches.SpecChanged()),
+		watches.By(&v1alpha1.NodeProxyPolicy{}, each(affected.nodesWithoutRules), predicate.GenerationChangedPredicate{}),
+		watches.Channel(s.Wake, each(affected.everyNode))) // a new term
 }
 
 // Reconcile renders one node and writes the result if it differs.
@@ -286,4 +278,35 @@ func (r *Reconciler) remove(ctx context.Context, stored *v1alpha1.NodeProxyRules
 	r.Metrics.Wrote(metrics.KindNode, metrics.OpDelete)
 	log.FromContext(ctx).Info("Deleted the rules of a Node that has been absent for ten minutes", "node", stored.Name)
 	return ctrl.Result{}, nil
+}
+
+// reportLeftOut adds an event for each Service whose local endpoints are left out of a node, one for
+// all nodes, and reports whether all were added. It retracts those of Services that are no longer
+// left out of any node. A Service that does not exist has no events.
+func (r *Reconciler) reportLeftOut(ctx context.Context, node string, list []render.LeftOut) (all bool) {
+	r.LeftOut.inOrder.Lock() // nothing below waits for the API server
+	defer r.LeftOut.inOrder.Unlock()
+	withoutEvent, ended := r.LeftOut.set(node, list)
+	for _, key := range ended {
+		svc := &corev1.Service{}
+		if found, err := objects.Get(ctx, r.Client, key, svc); err == nil && found {
+			r.Events.Warn(ctx, svc, EventLocalEndpointsLeftOut, events.ActionRender, "")
+		}
+	}
+	written := 0
+	for _, out := range withoutEvent {
+		svc := &corev1.Service{}
+		if found, err := objects.Get(ctx, r.Client, out.Service, svc); err != nil || !found { // the cache does not fail
+			continue
+		}
+		if written++; written > eventsPerNode {
+			return false
+		}
+		if !r.Events.Warn(ctx, svc, EventLocalEndpointsLeftOut, events.ActionRender, "The rules of node "+node+" do not contain its local endpoints: "+out.Why()+
+			". Traffic policy Local finds no endpoint there. Give the Services of the namespace fewer ports, or spread their pods over more nodes") {
+			return false
+		}
+		r.LeftOut.eventAdded(out.Service)
+	}
+	return true
 }

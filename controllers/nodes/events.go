@@ -1,8 +1,10 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -116,10 +118,7 @@ func (h affectedNodes) byPolicy() handler.Funcs {
 
 // enqueue compares a slice of one Service before and after; nil: it does not exist.
 func (h affectedNodes) enqueue(ctx context.Context, q watches.Queue, before, after *discoveryv1.EndpointSlice) {
-	slice := before
-	if slice == nil {
-		slice = after
-	}
+	slice := cmp.Or(before, after)
 	svc, ok := render.ServiceOf(slice)
 	if !ok {
 		return
@@ -134,12 +133,7 @@ func (h affectedNodes) enqueue(ctx context.Context, q watches.Queue, before, aft
 		}
 		return
 	}
-	others := all[:0]
-	for _, s := range all {
-		if s.Name != slice.Name {
-			others = append(others, s)
-		}
-	}
+	others := slices.DeleteFunc(all, func(s *discoveryv1.EndpointSlice) bool { return s.Name == slice.Name })
 	h.pace.enqueue(ctx, q, svc.Namespace, render.NodesAffected(before, after, others))
 }
 
@@ -150,38 +144,36 @@ func enqueue(q watches.Queue, nodes []string) {
 }
 
 // everyNode returns every Node and every node that has rules.
-func (r *Reconciler) everyNode(ctx context.Context, _ client.Object) []reconcile.Request {
+func (h affectedNodes) everyNode(ctx context.Context, _ client.Object) []reconcile.Request {
 	var nodes corev1.NodeList
 	var rules v1alpha1.NodeProxyRulesList
-	if err := r.Client.List(ctx, &nodes); err != nil {
-		log.FromContext(ctx).Error(err, "Nodes could not be listed after NodeProxy changed")
-		return nil
-	}
-	if err := r.Client.List(ctx, &rules); err != nil {
-		log.FromContext(ctx).Error(err, "NodeProxyRules could not be listed after NodeProxy changed")
-		return nil
+	for _, list := range []client.ObjectList{&nodes, &rules} {
+		if err := h.reader.List(ctx, list); err != nil {
+			log.FromContext(ctx).Error(err, "Nodes and their rules could not be listed after NodeProxy changed")
+			return nil
+		}
 	}
 	out := make([]reconcile.Request, 0, len(nodes.Items)+len(rules.Items))
 	for i := range nodes.Items {
-		out = append(out, reconcile.Request{NamespacedName: types.NamespacedName{Name: nodes.Items[i].Name}})
+		out = append(out, nodeRequest(nodes.Items[i].Name))
 	}
 	for i := range rules.Items { // the queue takes each name once
-		out = append(out, reconcile.Request{NamespacedName: types.NamespacedName{Name: rules.Items[i].Name}})
+		out = append(out, nodeRequest(rules.Items[i].Name))
 	}
 	return out
 }
 
 // nodesWithoutRules returns the Linux Nodes without rules: their settings may have become valid.
-func (r *Reconciler) nodesWithoutRules(ctx context.Context, _ client.Object) []reconcile.Request {
+func (h affectedNodes) nodesWithoutRules(ctx context.Context, _ client.Object) []reconcile.Request {
 	var nodes corev1.NodeList
-	if err := r.Client.List(ctx, &nodes); err != nil {
+	if err := h.reader.List(ctx, &nodes); err != nil {
 		log.FromContext(ctx).Error(err, "Nodes could not be listed after a policy changed")
 		return nil
 	}
 	var out []reconcile.Request
 	for i := range nodes.Items {
 		key := types.NamespacedName{Name: nodes.Items[i].Name}
-		if found, err := objects.Get(ctx, r.Client, key, &v1alpha1.NodeProxyRules{}); err == nil && !found && render.Linux(&nodes.Items[i]) {
+		if found, err := objects.Get(ctx, h.reader, key, &v1alpha1.NodeProxyRules{}); err == nil && !found && render.Linux(&nodes.Items[i]) {
 			out = append(out, reconcile.Request{NamespacedName: key})
 		}
 	}

@@ -1,15 +1,11 @@
 package nodes
 
 import (
-	"context"
 	"sync"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/nodeproxy-io/nodeproxy/controllers/events"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
-	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
@@ -112,35 +108,4 @@ func (l *LeftOut) EventLost(service types.NamespacedName) {
 	if s := l.services[service]; s != nil {
 		s.hasEvent = false
 	}
-}
-
-// reportLeftOut adds an event for each Service whose local endpoints are left out of a node, one for
-// all nodes, and reports whether all were added. It retracts those of Services that are no longer
-// left out of any node. A Service that does not exist has no events.
-func (r *Reconciler) reportLeftOut(ctx context.Context, node string, list []render.LeftOut) (all bool) {
-	r.LeftOut.inOrder.Lock() // nothing below waits for the API server
-	defer r.LeftOut.inOrder.Unlock()
-	withoutEvent, ended := r.LeftOut.set(node, list)
-	for _, key := range ended {
-		svc := &corev1.Service{}
-		if found, err := objects.Get(ctx, r.Client, key, svc); err == nil && found {
-			r.Events.Warn(ctx, svc, EventLocalEndpointsLeftOut, events.ActionRender, "")
-		}
-	}
-	written := 0
-	for _, out := range withoutEvent {
-		svc := &corev1.Service{}
-		if found, err := objects.Get(ctx, r.Client, out.Service, svc); err != nil || !found { // the cache does not fail
-			continue
-		}
-		if written++; written > eventsPerNode {
-			return false
-		}
-		if !r.Events.Warn(ctx, svc, EventLocalEndpointsLeftOut, events.ActionRender, "The rules of node "+node+" do not contain its local endpoints: "+out.Why()+
-			". Traffic policy Local finds no endpoint there. Give the Services of the namespace fewer ports, or spread their pods over more nodes") {
-			return false
-		}
-		r.LeftOut.eventAdded(out.Service)
-	}
-	return true
 }

@@ -1,5 +1,3 @@
-// Package pacing limits rates. What is limited, and to which rate, is up to its users.
-//
-//   - bucket.go: bytes a second, by key
-//   - throttle.go: Services one after the other
+// Package pacing limits rates: bytes a second, by key, and Services one after the other. What is
+// limited, and to which rate, is up to its users.
 package pacing

@@ -3,6 +3,6 @@
 // every cluster. It is pure.
 //
 //   - nodes.go: settings of nodes
-//   - services.go: overrides of Services; services_grant.go: their changes, and for whom they halt
-//   - overlay.go, selector.go: merging of structs, and selectors
+//   - services.go: overrides of Services, their changes, and for whom they halt
+//   - overlay.go: merging of structs, and selectors
 package policies

@@ -142,12 +142,12 @@ func TestRender(t *testing.T) {
 			now: []string{cluster, closed, strings.NewReplacer("name: closed", "name: cart", "serviceSelector: {}", "serviceSelector: {matchLabels: {app: cart}}, priority: 1",
 				"Disabled", "Enabled, ipvsScheduler: sh").Replace(closed)},
 			want:  slices.Concat(plain[:3], []string{"shop.cart 80:30080/TCP sh [cart]", "shop.pay 80/TCP  [closed]"}),
-			notes: []string{"ServiceProxyPolicy closed: spec.overrides.nodePorts is set by ServiceProxyPolicy cart on 1 Services"},
+			notes: []string{"ServiceProxyPolicy closed: spec.overrides.nodePorts is set by ServiceProxyPolicy cart on 1 Service"},
 		},
 		"no effect": {
 			now:   []string{cluster, strings.Replace(closed, "nodePorts: Disabled", "loadBalancerSourceRanges: [10.0.0.0/8]", 1)},
 			want:  slices.Concat(plain[:3], []string{"shop.cart 80:30080/TCP  [closed]", "shop.pay 80/TCP  [closed]"}),
-			notes: []string{"has no effect on 1 Services (shop/pay): spec.overrides.loadBalancerSourceRanges only applies to", "(shop/cart)"},
+			notes: []string{"has no effect on 1 Service (shop/pay): spec.overrides.loadBalancerSourceRanges only applies to", "(shop/cart)"},
 		},
 		"nothing selected": {
 			now:   []string{cluster, strings.Replace(edge, "pool: edge", "pool: none", 1), strings.Replace(closed, "team: shop", "team: none", 1)},
@@ -157,12 +157,12 @@ func TestRender(t *testing.T) {
 		"Namespace unknown": {
 			now:   []string{strings.Replace(cluster, "name: shop, labels", "name: other, labels", 1), strings.Replace(closed, "team: shop", "kubernetes.io/metadata.name: shop", 1)},
 			want:  slices.Concat(plain[:3], []string{"shop.cart 80/TCP  [closed]", "shop.pay 80/TCP  [closed]"}),
-			notes: []string{"1 namespaces of Services are not among the objects, and taken to have no labels but kubernetes.io/metadata.name (shop)"},
+			notes: []string{"1 namespace of Services not among the objects, assumed to have no labels but kubernetes.io/metadata.name (shop)"},
 		},
 		"not as stored": {
 			now:   []string{cluster, "{apiVersion: v1, kind: Service, metadata: {name: new, namespace: shop}, spec: {ports: [{port: 80}]}}"},
 			want:  plain,
-			notes: []string{"1 Services have no spec.clusterIP"},
+			notes: []string{"skipped 1 Service without spec.clusterIP"},
 		},
 		"a policy that makes no sense": {
 			before: []string{cluster}, now: []string{cluster, edge}, edit: invalid, want: plain,

@@ -55,7 +55,7 @@ func (r *renderer) services() {
 		}
 	}
 	if withoutIP > 0 {
-		r.note("%d Services have no spec.clusterIP, which the API server assigns, and are skipped: use stored Services, from kubectl get services -A -o yaml", withoutIP)
+		r.note("skipped %s without spec.clusterIP, which the API server assigns: use stored Services, from kubectl get services -A -o yaml", text.Count(withoutIP, "Service"))
 	}
 	slices.SortFunc(r.result.Services, func(a, b v1alpha1.ServiceProxyRules) int { return cmp.Compare(a.Name, b.Name) })
 	r.reportServices(p)
@@ -167,17 +167,17 @@ func (p *servicePolicies) keeps(svc *corev1.Service, stored *v1alpha1.ServicePro
 // reportServices reports which fields of policies, and which policies, have no effect.
 func (r *renderer) reportServices(p *servicePolicies) {
 	if len(p.missing) > 0 && len(p.selected) > 0 {
-		r.note("%d namespaces of Services are not among the objects, and taken to have no labels but %s (%s)",
-			len(p.missing), corev1.LabelMetadataName, text.FirstNames(sets.List(p.missing), maxNames))
+		r.note("%s of Services not among the objects, assumed to have no labels but %s (%s)",
+			text.Count(len(p.missing), "namespace"), corev1.LabelMetadataName, text.FirstNames(sets.List(p.missing), maxNames))
 	}
 	for _, l := range slices.SortedFunc(maps.Keys(p.lost), loss.compare) {
-		r.note("ServiceProxyPolicy %s: spec.overrides.%s is set by ServiceProxyPolicy %s on %d Services", l.policy, l.field, l.winner, p.lost[l])
+		r.note("ServiceProxyPolicy %s: spec.overrides.%s is set by ServiceProxyPolicy %s on %s", l.policy, l.field, l.winner, text.Count(p.lost[l], "Service"))
 	}
 	for _, w := range slices.SortedFunc(maps.Keys(p.ineffective), func(a, b ineffective) int {
 		return cmp.Or(cmp.Compare(a.policy, b.policy), cmp.Compare(a.why, b.why))
 	}) {
 		services := slices.Sorted(slices.Values(p.ineffective[w]))
-		r.note("ServiceProxyPolicy %s has no effect on %d Services (%s): spec.overrides.%s", w.policy, len(services), text.FirstNames(services, maxNames), w.why)
+		r.note("ServiceProxyPolicy %s has no effect on %s (%s): spec.overrides.%s", w.policy, text.Count(len(services), "Service"), text.FirstNames(services, maxNames), w.why)
 	}
 	r.reportUnused("ServiceProxyPolicy %s selects no Service", p.selected)
 }

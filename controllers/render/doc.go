@@ -4,7 +4,7 @@
 //
 //   - service.go, endpoints.go: Services with their endpoints; overrides.go: what policies change
 //   - address.go, reserved.go: addresses and ranges, and addresses that no Service may have
-//   - node.go, settings.go: Nodes and their settings; local.go, share.go: their local endpoints
+//   - node.go: Nodes and their settings; local.go, share.go: their local endpoints
 //   - limits.go: sizes, and pauses between writes
 //   - format.go: the version of the format, and the inventory
 package render

@@ -20,7 +20,6 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
-	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/nodesettings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
@@ -45,7 +44,7 @@ type Reconciler struct {
 	Client   client.Client // reads come from the cache
 	Clock    clock.PassiveClock
 	Metrics  *metrics.Metrics
-	Findings *findings.Findings
+	Findings *reports.Findings
 	Events   *events.Recorder
 
 	lastPass time.Time
@@ -117,7 +116,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	}
 	p.decide(r.Clock.Now())
 	again, err := r.write(ctx, p)
-	r.Findings.Report(findings.AboutRollout, p.finding())
+	r.Findings.Report(reports.AboutRollout, p.finding())
 	r.Metrics.ShowRollouts(p.decision.States)
 	behind, statusErr := r.writeStatuses(ctx, p)
 	if err := errors.Join(err, statusErr); err != nil {

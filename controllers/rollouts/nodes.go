@@ -15,10 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/nodesettings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
@@ -33,7 +33,7 @@ type member struct {
 	// resolution are the desired settings. Nil: the Node is absent, so its labels are not known.
 	resolution *policies.NodeResolution
 	// retains is why the node retains its settings, whatever is desired; empty reason: it does not.
-	retains findings.Finding
+	retains reports.Finding
 	// renew: the settings are the desired ones, but their grant must be written again, which needs no
 	// budget.
 	renew bool
@@ -98,9 +98,9 @@ func (f *fleet) member(name string, node *corev1.Node, rules *v1alpha1.NodeProxy
 }
 
 // retains returns why a node retains its settings.
-func (f *fleet) retains(nodeLabels labels.Set, m *member) findings.Finding {
+func (f *fleet) retains(nodeLabels labels.Set, m *member) reports.Finding {
 	if !f.on {
-		return findings.Finding{Reason: v1alpha1.ReasonNoNodeProxy, Message: "there is no NodeProxy"}
+		return reports.Finding{Reason: v1alpha1.ReasonNoNodeProxy, Message: "there is no NodeProxy"}
 	}
 	var shaped []string
 	if m.rules != nil {
@@ -109,16 +109,16 @@ func (f *fleet) retains(nodeLabels labels.Set, m *member) findings.Finding {
 	invalid := f.set.InvalidFor(nodeLabels, shaped)
 	switch r := m.resolution; {
 	case invalid != "":
-		return findings.Finding{Reason: v1alpha1.ReasonInvalidPolicy, Message: fmt.Sprintf("retains its settings because policy %s is invalid", invalid)}
+		return reports.Finding{Reason: v1alpha1.ReasonInvalidPolicy, Message: fmt.Sprintf("retains its settings because policy %s is invalid", invalid)}
 	case r.Invalid != nil && slices.Contains(r.Blamed, policies.Base):
-		return findings.Finding{Reason: v1alpha1.ReasonInvalidSettings, Message: "retains its settings because those of NodeProxy are invalid: " + r.Invalid.Error()}
+		return reports.Finding{Reason: v1alpha1.ReasonInvalidSettings, Message: "retains its settings because those of NodeProxy are invalid: " + r.Invalid.Error()}
 	case r.Invalid != nil:
-		return findings.Finding{Reason: v1alpha1.ReasonInvalidResult, Message: fmt.Sprintf("retains its settings because those of %s are invalid: %s",
+		return reports.Finding{Reason: v1alpha1.ReasonInvalidResult, Message: fmt.Sprintf("retains its settings because those of %s are invalid: %s",
 			text.FirstNames(r.Blamed, maxNodesInText), r.Invalid)}
 	case m.rules == nil:
-		return findings.Finding{Reason: v1alpha1.ReasonWaiting, Message: "has no NodeProxyRules yet"}
+		return reports.Finding{Reason: v1alpha1.ReasonWaiting, Message: "has no NodeProxyRules yet"}
 	}
-	return findings.Finding{}
+	return reports.Finding{}
 }
 
 // desire decides the desired settings of a node with rules, and which budgets they need.

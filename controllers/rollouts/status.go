@@ -12,7 +12,6 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
-	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
@@ -65,7 +64,7 @@ func (p *pass) ready(policy string, t tally) metav1.Condition {
 	switch {
 	case found.Reason == v1alpha1.ReasonInvalidPolicy:
 	case p.nodeProxy == nil:
-		found = findings.Finding{
+		found = reports.Finding{
 			Reason:  v1alpha1.ReasonNoNodeProxy,
 			Message: "There is no NodeProxy, so nodes are not changed. Create one named " + v1alpha1.NodeProxyName + ".",
 		}
@@ -73,7 +72,7 @@ func (p *pass) ready(policy string, t tally) metav1.Condition {
 	case len(s.Missed) > 0 || s.Pending > 0 || len(t[waiting]) > 0 || len(t[updating]) > 0:
 		found = p.unfinished(policy, t)
 	case len(t[retaining]) > 0 || len(t[failing]) > 0:
-		found = findings.Finding{Reason: v1alpha1.ReasonNodesNotProgrammed, Message: p.failingText(policy, t)}
+		found = reports.Finding{Reason: v1alpha1.ReasonNodesNotProgrammed, Message: p.failingText(policy, t)}
 	case s.Nodes == 0:
 		return reports.True(v1alpha1.ConditionReady, v1alpha1.ReasonNothingSelected,
 			"spec.nodeSelector selects no Linux node. Compare it with the labels in `kubectl get nodes --show-labels`.")
@@ -86,27 +85,27 @@ func (p *pass) ready(policy string, t tally) metav1.Condition {
 }
 
 // finding is what NodeProxy's own condition Ready reports about changes by NodeProxy itself.
-func (p *pass) finding() findings.Finding {
+func (p *pass) finding() reports.Finding {
 	s := p.decision.States[policies.Base]
 	if s == nil || len(s.Missed) == 0 && s.Pending == 0 && s.InFlight() == 0 {
-		return findings.Finding{}
+		return reports.Finding{}
 	}
 	return p.unfinished(policies.Base, p.tallyOf(policies.Base))
 }
 
 // unfinished reports the state of a rollout that has not finished.
-func (p *pass) unfinished(budget string, t tally) findings.Finding {
+func (p *pass) unfinished(budget string, t tally) reports.Finding {
 	s := p.decision.States[budget]
 	switch {
 	case len(s.Missed) > 0:
-		return findings.Finding{Reason: v1alpha1.ReasonRolloutHalted, Message: p.haltedText(budget, t)}
+		return reports.Finding{Reason: v1alpha1.ReasonRolloutHalted, Message: p.haltedText(budget, t)}
 	case s.Pending > 0 && p.set.Budgets[budget].Paused:
-		return findings.Finding{
+		return reports.Finding{
 			Reason:  v1alpha1.ReasonPaused,
 			Message: fmt.Sprintf("The rollout is paused: %s. Set spec.rollout.paused to false to continue.", countsText(t)),
 		}
 	}
-	return findings.Finding{Reason: v1alpha1.ReasonProgressing, Message: p.progressText(budget, t)}
+	return reports.Finding{Reason: v1alpha1.ReasonProgressing, Message: p.progressText(budget, t)}
 }
 
 func (p *pass) overriddenBy(policy *v1alpha1.NodeProxyPolicy) metav1.Condition {
@@ -134,15 +133,15 @@ func (p *pass) overriddenBy(policy *v1alpha1.NodeProxyPolicy) metav1.Condition {
 
 // invalid reports what is wrong with a policy, or with what it results in. It names the other
 // policies involved, because the mistake may be theirs.
-func (p *pass) invalid(policy string) findings.Finding {
+func (p *pass) invalid(policy string) reports.Finding {
 	if err := p.set.Invalid[policy]; err != nil {
-		return findings.Finding{
+		return reports.Finding{
 			Reason:  v1alpha1.ReasonInvalidPolicy,
 			Message: text.Sentence("This policy is not used, and the nodes that it selects or has shaped retain their settings. Correct " + err.Error()),
 		}
 	}
 	if p.blamed[policy] == nil {
-		return findings.Finding{}
+		return reports.Finding{}
 	}
 	together := "Together with NodeProxy"
 	var others []string
@@ -156,7 +155,7 @@ func (p *pass) invalid(policy string) findings.Finding {
 	if len(others) > 0 {
 		together += " and policies " + text.FirstNames(others, maxNodesInText)
 	}
-	return findings.Finding{
+	return reports.Finding{
 		Reason:  v1alpha1.ReasonInvalidResult,
 		Message: text.Sentence(fmt.Sprintf("%s, this policy results in invalid settings, and nodes retain theirs. Correct %s", together, p.blamed[policy])),
 	}

@@ -60,7 +60,7 @@ func (r *Reconciler) Setup(s watches.Setup) error {
 	return s.Add("servicepolicy", r,
 		watches.On(&v1alpha1.ServiceProxyPolicy{}),
 		watches.On(&v1alpha1.NodeProxy{}, watches.ComesOrGoes()),
-		watches.Watch{Object: &v1alpha1.NodeProxyRules{}, Handler: rejections, When: []predicate.Predicate{overrides.RejectionsChanged()}},
+		watches.By(&v1alpha1.NodeProxyRules{}, rejections, overrides.RejectionsChanged()),
 		watches.On(&v1alpha1.ServiceProxyRules{}, shapeChanged()),
 		watches.On(&corev1.Service{}),
 		watches.On(&corev1.Namespace{}, namespaceLabelsChanged()))

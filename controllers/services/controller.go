@@ -3,6 +3,7 @@ package services
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"time"
 
@@ -10,16 +11,16 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/source"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
@@ -35,15 +36,14 @@ import (
 
 // Reconciler maintains one ServiceProxyRules for every eligible Service.
 type Reconciler struct {
-	Leadership leader.Leadership
-	Client     client.Client // reads come from the cache
-	Live       client.Reader
-	Events     *events.Recorder
-	Clock      clock.PassiveClock
-	Metrics    *metrics.Metrics
-	Memory     *Memory
-	Formats    *formats.Formats
-	Overrides  *overrides.Overrides
+	Client    client.Client // reads come from the cache
+	Live      client.Reader
+	Events    *events.Recorder
+	Clock     clock.PassiveClock
+	Metrics   *metrics.Metrics
+	Memory    *Memory
+	Formats   *formats.Formats
+	Overrides *overrides.Overrides
 
 	// Ranges returns the service ranges; false: they are not known yet.
 	Ranges     func() (render.ServiceRanges, bool)
@@ -60,24 +60,21 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
 // Setup adds the reconciler to a manager.
-func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake, resume, ranges <-chan event.GenericEvent) error {
-	return builder.ControllerManagedBy(mgr).
-		Named("service").
-		Watches(&corev1.Service{}, &handler.EnqueueRequestForObject{}).
-		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(r.serviceOfSlice)).
-		Watches(&v1alpha1.ServiceProxyRules{}, handler.EnqueueRequestsFromMapFunc(serviceOfRules)).
-		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyService),
-			builder.WithPredicates(watches.OnCreate())).
-		Watches(&v1alpha1.ServiceProxyPolicy{}, r.policyEvents()).
-		Watches(&corev1.Namespace{}, r.namespaceEvents()).
-		Watches(&corev1.Node{}, r.addressEvents(addressesOfNode)).
-		Watches(&discoveryv1.EndpointSlice{}, r.addressEvents(addressesOfServers), builder.WithPredicates(watches.OfKubernetes())).
-		Watches(&v1alpha1.NodeProxy{}, r.addressEvents(addressesNamed), builder.WithPredicates(watches.SpecChanged())).
-		WatchesRawSource(source.Channel(ranges, handler.EnqueueRequestsFromMapFunc(r.servicesWithin))).
-		WatchesRawSource(source.Channel(wake, handler.EnqueueRequestsFromMapFunc(r.everyService))). // a new term
-		WatchesRawSource(source.Channel(resume, handler.EnqueueRequestsFromMapFunc(r.keptServices))).
-		WithOptions(o).
-		Complete(leader.Guard(r.Leadership, r))
+func (r *Reconciler) Setup(s watches.Setup, resume, ranges <-chan event.GenericEvent) error {
+	each := handler.EnqueueRequestsFromMapFunc
+	return s.Complete("service", leader.Guard(s.Leadership, r),
+		watches.By(&corev1.Service{}, &handler.EnqueueRequestForObject{}),
+		watches.By(&discoveryv1.EndpointSlice{}, each(r.serviceOfSlice)),
+		watches.By(&v1alpha1.ServiceProxyRules{}, each(serviceOfRules)),
+		watches.By(&v1alpha1.NodeProxy{}, each(r.everyService), watches.OnCreate()),
+		watches.By(&v1alpha1.ServiceProxyPolicy{}, r.policyEvents()),
+		watches.By(&corev1.Namespace{}, r.namespaceEvents()),
+		watches.By(&corev1.Node{}, r.addressEvents(addressesOfNode)),
+		watches.By(&discoveryv1.EndpointSlice{}, r.addressEvents(addressesOfServers), watches.OfKubernetes()),
+		watches.By(&v1alpha1.NodeProxy{}, r.addressEvents(addressesNamed), watches.SpecChanged()),
+		watches.Channel(ranges, each(r.servicesWithin)),
+		watches.Channel(s.Wake, each(r.everyService)), // a new term
+		watches.Channel(resume, each(r.keptServices)))
 }
 
 // rangesUnknownRetry is how often a Service that waits for the service ranges is rendered again, in
@@ -301,4 +298,80 @@ func changedItself(stored, former *v1alpha1.ServiceProxyRules, shaping overrides
 	now := former.Spec
 	now.FormatVersion = stored.Spec.FormatVersion
 	return !equality.Semantic.DeepEqual(stored.Spec, now)
+}
+
+// sameRules reports whether a write would change nothing that matters. The time of the last change
+// alone is no reason to write.
+func sameRules(stored, want *v1alpha1.ServiceProxyRules) bool {
+	return maps.Equal(labels.Merge(stored.Labels, want.Labels), stored.Labels) &&
+		stored.Annotations[v1alpha1.AnnotationOverrides] == want.Annotations[v1alpha1.AnnotationOverrides] &&
+		equality.Semantic.DeepEqual(stored.Spec, want.Spec)
+}
+
+// write creates or updates the rules. It preserves other labels and annotations.
+func (r *Reconciler) write(ctx context.Context, want, stored *v1alpha1.ServiceProxyRules) error {
+	logger := log.FromContext(ctx).V(2)
+	if stored == nil {
+		if err := r.Client.Create(ctx, want); err != nil {
+			return fmt.Errorf("%w ServiceProxyRules %s: %w", retry.ErrCreate, want.Name, err)
+		}
+		r.Metrics.Wrote(metrics.KindService, metrics.OpCreate)
+		logger.Info("Created rules", "serviceProxyRules", klog.KObj(want))
+		return nil
+	}
+	next := &v1alpha1.ServiceProxyRules{ObjectMeta: *stored.ObjectMeta.DeepCopy(), Spec: want.Spec}
+	next.Labels = labels.Merge(next.Labels, want.Labels)
+	delete(next.Annotations, v1alpha1.AnnotationLastChangeTriggerTime)
+	delete(next.Annotations, v1alpha1.AnnotationOverrides)
+	next.Annotations = labels.Merge(next.Annotations, want.Annotations)
+	if err := r.Client.Update(ctx, next); err != nil {
+		return fmt.Errorf("update ServiceProxyRules %s: %w", want.Name, err)
+	}
+	r.Metrics.Wrote(metrics.KindService, metrics.OpUpdate)
+	logger.Info("Updated rules", "serviceProxyRules", klog.KObj(next))
+	return nil
+}
+
+// end marks rules as released and deletes them at once. The cache may be stale, and agents remove
+// released rules, so the API server itself must confirm that the Service has ended. The
+// preconditions preserve any change made meanwhile.
+func (r *Reconciler) end(ctx context.Context, key types.NamespacedName, stored *v1alpha1.ServiceProxyRules) (ctrl.Result, error) {
+	ended, err := r.endConfirmed(ctx, key)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if !ended {
+		return ctrl.Result{RequeueAfter: retry.Soon}, nil // the watch will bring the Service
+	}
+	if !stored.Spec.Released {
+		stored = stored.DeepCopy()
+		stored.Spec.Released = true
+		if err := r.Client.Update(ctx, stored); err != nil {
+			return retry.IgnoreRace(fmt.Errorf("release ServiceProxyRules %s: %w", stored.Name, err))
+		}
+		r.Metrics.Wrote(metrics.KindService, metrics.OpRelease)
+	}
+	r.Memory.released(key)
+	if stored.DeletionTimestamp != nil {
+		return ctrl.Result{}, nil // waits for another finalizer
+	}
+	err = r.Client.Delete(ctx, stored, client.Preconditions{UID: &stored.UID, ResourceVersion: &stored.ResourceVersion})
+	if err != nil {
+		return retry.IgnoreRace(fmt.Errorf("delete ServiceProxyRules %s: %w", stored.Name, err))
+	}
+	r.Metrics.Wrote(metrics.KindService, metrics.OpDelete)
+	log.FromContext(ctx).V(2).Info("Released and deleted rules", "serviceProxyRules", klog.KObj(stored))
+	return ctrl.Result{}, nil
+}
+
+// endConfirmed asks the API server whether a Service is deleted or not eligible.
+func (r *Reconciler) endConfirmed(ctx context.Context, key types.NamespacedName) (bool, error) {
+	if key.Namespace == "" { // stands for an object that no Service has
+		return true, nil
+	}
+	svc, err := objects.Find[corev1.Service](ctx, r.Live, key)
+	if err != nil {
+		return false, fmt.Errorf("confirm that the Service has ended: %w", err)
+	}
+	return svc == nil || !render.Eligible(svc), nil
 }

@@ -57,7 +57,7 @@ func newBudgetRig(t *testing.T, services ...*corev1.Service) *budgetRig {
 	m.NewTerm()
 	m.begin(nil) // all Services are new
 	r := &budgetRig{t: t, c: c, clock: clk, q: &controllertest.RecordingQueue{Added: map[string][]time.Duration{}}, Reconciler: &Reconciler{
-		Leadership: leader.Always{}, Client: c, Live: c, Events: events.NewRecorder(events.NewQueue(leader.Always{}, c, clk, m.metrics), clk), Clock: clk, Metrics: m.metrics, Memory: m,
+		Client: c, Live: c, Events: events.NewRecorder(events.NewQueue(leader.Always{}, c, clk, m.metrics), clk), Clock: clk, Metrics: m.metrics, Memory: m,
 		Formats: formats.New(c, v1alpha1.FormatVersions()), Overrides: overrides.New(c, clk), Ranges: knownRanges(),
 	}}
 	for _, svc := range services {

@@ -59,10 +59,8 @@ type firstSight struct {
 // Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(s watches.Setup) error {
 	return s.Add("startup-taint", r,
-		watches.Watch{Object: &corev1.Node{}, Handler: &handler.EnqueueRequestForObject{}, When: []predicate.Predicate{startupTaintConcerned()}},
-		watches.Watch{
-			Object: &v1alpha1.NodeProxyRules{}, Handler: handler.EnqueueRequestsFromMapFunc(r.taintedNode), When: []predicate.Predicate{reportChanged()},
-		})
+		watches.By(&corev1.Node{}, &handler.EnqueueRequestForObject{}, startupTaintConcerned()),
+		watches.By(&v1alpha1.NodeProxyRules{}, handler.EnqueueRequestsFromMapFunc(r.taintedNode), reportChanged()))
 }
 
 // startupTaintConcerned passes Nodes that have the taint or just lost it.

@@ -20,7 +20,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
-	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/nodealerts"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
@@ -42,7 +41,7 @@ type Reconciler struct {
 	Metrics   *metrics.Metrics
 	Services  services
 	Liveness  lagging
-	Findings  *findings.Findings
+	Findings  *reports.Findings
 	Events    recorder
 	Version   string
 	Namespace string // of the agents' DaemonSet
@@ -87,7 +86,7 @@ func (r *Reconciler) Setup(s watches.Setup) error {
 	return s.Add("nodeproxy", r,
 		watches.On(&v1alpha1.NodeProxy{}),
 		watches.On(&v1alpha1.NodeProxyRules{}),
-		watches.Watch{Object: &v1alpha1.NodeProxyRules{}, Handler: nodealerts.Handler(s.Leadership, r.Events)},
+		watches.By(&v1alpha1.NodeProxyRules{}, nodealerts.Handler(s.Leadership, r.Events)),
 		watches.On(&v1alpha1.ServiceProxyRules{}, watches.ComesOrGoes()),
 		watches.On(&corev1.Service{}, eligibilityChanged()),
 		watches.On(&appsv1.DaemonSet{}),
@@ -166,8 +165,8 @@ func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status
 	if err != nil {
 		return nil, 0, err
 	}
-	apiServers := r.Findings.Of(findings.AboutAPIServers, &np.Status, v1alpha1.ConditionReady, v1alpha1.ReasonAPIServerUnreachable)
-	ready = withRollout(ready, r.Findings.Of(findings.AboutRollout, &np.Status, v1alpha1.ConditionReady,
+	apiServers := r.Findings.Of(reports.AboutAPIServers, &np.Status, v1alpha1.ConditionReady, v1alpha1.ReasonAPIServerUnreachable)
+	ready = withRollout(ready, r.Findings.Of(reports.AboutRollout, &np.Status, v1alpha1.ConditionReady,
 		v1alpha1.ReasonRolloutHalted, v1alpha1.ReasonPaused, v1alpha1.ReasonProgressing))
 	ready, next = withProblems(ready, apiServers, agents), retry.Sooner(next, nextOfAgents)
 	ready = withDetectLocal(ready, np, rules.Items)
@@ -252,7 +251,7 @@ func (r *Reconciler) agentsDeployed(ctx context.Context, np *v1alpha1.NodeProxy)
 	if !agentdeploy.Managed(np) {
 		return nil, 0, nil
 	}
-	found := r.Findings.Of(findings.AboutDaemonSet, &np.Status, v1alpha1.ConditionAgentsDeployed,
+	found := r.Findings.Of(reports.AboutDaemonSet, &np.Status, v1alpha1.ConditionAgentsDeployed,
 		v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetDenied)
 	if found.Reason != "" {
 		return new(reports.False(v1alpha1.ConditionAgentsDeployed, found.Reason, found.Message)), 0, nil

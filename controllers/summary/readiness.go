@@ -14,7 +14,6 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
-	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/liveness"
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollouts"
@@ -160,12 +159,12 @@ func silentFor(reported *metav1.Condition, now time.Time) (age, next time.Durati
 // withProblems adds problems of the agents' deployment to the condition Ready. They come first if
 // they prevent agents from working at all: then they are why nodes are not programmed, or soon will
 // not be.
-func withProblems(ready metav1.Condition, apiServers findings.Finding, agents *metav1.Condition) metav1.Condition {
+func withProblems(ready metav1.Condition, apiServers reports.Finding, agents *metav1.Condition) metav1.Condition {
 	problem := apiServers
 	if problem.Reason == "" && agents != nil {
 		none := []string{v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetDenied, v1alpha1.ReasonAgentPodsFailing}
 		if slices.Contains(none, agents.Reason) || agents.Reason == v1alpha1.ReasonAgentPodsNotReady && ready.Status == metav1.ConditionTrue {
-			problem = findings.Finding{Reason: agents.Reason, Message: agents.Message}
+			problem = reports.Finding{Reason: agents.Reason, Message: agents.Message}
 		}
 	}
 	if problem.Reason == "" || ready.Reason == v1alpha1.ReasonInvalidSettings {
@@ -189,7 +188,7 @@ func transitionOfNodeProxy(was, is string) (what events.Kind, worth bool) {
 
 // withRollout adds the progress of a change of NodeProxy's own settings to the condition Ready.
 // That it has halted is more important than that its node is not programmed.
-func withRollout(ready metav1.Condition, change findings.Finding) metav1.Condition {
+func withRollout(ready metav1.Condition, change reports.Finding) metav1.Condition {
 	halted := change.Reason == v1alpha1.ReasonRolloutHalted && ready.Reason == v1alpha1.ReasonNodesNotProgrammed
 	if change.Reason == "" || !halted && ready.Status != metav1.ConditionTrue {
 		return ready

@@ -7,7 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 )
 
 func TestWithRollout(t *testing.T) {
@@ -21,7 +21,7 @@ func TestWithRollout(t *testing.T) {
 		{"False NoNodes", "Paused", "False NoNodes"},
 	} {
 		status, reason, _ := strings.Cut(tt.ready, " ")
-		got := withRollout(metav1.Condition{Status: metav1.ConditionStatus(status), Reason: reason}, findings.Finding{Reason: tt.change})
+		got := withRollout(metav1.Condition{Status: metav1.ConditionStatus(status), Reason: reason}, reports.Finding{Reason: tt.change})
 		if text := fmt.Sprintf("%s %s", got.Status, got.Reason); text != tt.want {
 			t.Errorf("%s with %s is %s, want %s", tt.ready, tt.change, text, tt.want)
 		}

@@ -1,2 +1,3 @@
-// Package watches has the event predicates and handlers that several controllers share.
+// Package watches sets up reconcilers. It has the event predicates and handlers that several of them
+// share, and makes informers that continue soon after an outage of the API server.
 package watches

@@ -49,7 +49,7 @@ func TestCutOffForTwoMinutes(t *testing.T) {
 	if reported < 60*time.Second { // the Lease may be 30 s old by now, and no more
 		t.Errorf("reported after %s", reported)
 	}
-	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no sign of life of the agent since")
+	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "No heartbeat from the agent since")
 	e.within(150*time.Second, func(context.Context) error {
 		if since() < 2*time.Minute {
 			return errors.New("two minutes are not over")

@@ -1,4 +1,4 @@
-package findings
+package reports
 
 import (
 	"testing"
@@ -11,7 +11,7 @@ import (
 // A controller that has just taken over repeats what another one has found.
 func TestFindings(t *testing.T) {
 	changes := 0
-	f := New(func() { changes++ })
+	f := NewFindings(func() { changes++ })
 	status := &v1alpha1.NodeProxyStatus{Conditions: []metav1.Condition{{Type: v1alpha1.ConditionReady, Reason: "Found", Message: "before"}}}
 	expect := func(when string, want Finding, wantChanges int) {
 		t.Helper()

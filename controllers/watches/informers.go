@@ -1,4 +1,4 @@
-package informers
+package watches
 
 import (
 	"context"
@@ -18,8 +18,8 @@ import (
 // up to as much again at random.
 const answerPause = time.Second
 
-// New makes informers that recover soon after the API server.
-func New(clk clock.Clock) func(toolscache.ListerWatcher, runtime.Object, time.Duration, toolscache.Indexers) toolscache.SharedIndexInformer {
+// NewInformer makes informers that recover soon after the API server.
+func NewInformer(clk clock.Clock) func(toolscache.ListerWatcher, runtime.Object, time.Duration, toolscache.Indexers) toolscache.SharedIndexInformer {
 	return func(lw toolscache.ListerWatcher, example runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 		return toolscache.NewSharedIndexInformer(newPersistent(lw, clk), example, resync, indexers)
 	}

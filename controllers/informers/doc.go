@@ -1,2 +1,0 @@
-// Package informers makes informers that continue soon after an outage of the API server.
-package informers
