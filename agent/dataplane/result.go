@@ -27,9 +27,9 @@ type Result struct {
 	// Repaired is what another program had changed since the last Apply, if this one found it
 	// although it was not asked to compare. Count is 0 if that is nothing or unknown.
 	Repaired Difference
-	// Retiring is what the cleanup of another mode waits for, human-readable; empty: nothing
+	// CleanupPending is what the cleanup of another mode waits for, human-readable; empty: nothing
 	// is left of one.
-	Retiring string
+	CleanupPending string
 	// OwnFlows: something other than table nat may translate connections: the mode, or another
 	// one of which something may still be in the kernel; see Declaration.
 	OwnFlows bool

@@ -40,8 +40,8 @@ type Fake struct {
 }
 
 var (
-	_ dataplane.Retirer  = (*Fake)(nil)
-	_ dataplane.Observer = (*Fake)(nil)
+	_ dataplane.ModeCleaner = (*Fake)(nil)
+	_ dataplane.Observer    = (*Fake)(nil)
 )
 
 // NewFake returns a data plane with an empty kernel.
@@ -148,7 +148,7 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 		if _, rests := r.Rest[name]; rests && f.refused[name] != "" && r.Services[name] != nil {
 			continue
 		}
-		if _, keep := r.Keep[name]; keep && r.Services[name] != nil && f.kernel[name] != nil {
+		if _, keep := r.Preserve[name]; keep && r.Services[name] != nil && f.kernel[name] != nil {
 			continue // the kernel's may be newer
 		}
 		if f.write(name, r.Services[name]) {
@@ -199,7 +199,7 @@ func (f *Fake) Verify(_ context.Context, r *dataplane.Ruleset, o dataplane.Verif
 	}
 	d := dataplane.Difference{Warnings: slices.Clone(f.warnings)}
 	for name, svc := range r.Services {
-		if _, keep := r.Keep[name]; keep && f.kernel[name] != nil {
+		if _, keep := r.Preserve[name]; keep && f.kernel[name] != nil {
 			continue
 		}
 		if f.kernel[name] != svc && f.refused[name] == "" {
@@ -260,8 +260,8 @@ func (f *Fake) Cleanup(context.Context, dataplane.CleanupOptions) error {
 	return nil
 }
 
-// Retire implements dataplane.Retirer.
-func (f *Fake) Retire(context.Context, *dataplane.Ruleset) (string, error) {
+// CleanupMode implements dataplane.ModeCleaner.
+func (f *Fake) CleanupMode(context.Context, *dataplane.Ruleset) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.stays != nil || f.draining != "" {
@@ -272,15 +272,15 @@ func (f *Fake) Retire(context.Context, *dataplane.Ruleset) (string, error) {
 	return "", nil
 }
 
-// Drain makes Retire leave everything, for a reason; an empty one ends that.
+// Drain makes CleanupMode leave everything, for a reason; an empty one ends that.
 func (f *Fake) Drain(why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.draining = why
 }
 
-// FailToRetire makes every Retire fail; nil ends that.
-func (f *Fake) FailToRetire(err error) {
+// FailCleanupMode makes every CleanupMode fail; nil ends that.
+func (f *Fake) FailCleanupMode(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.stays = err
@@ -411,8 +411,8 @@ func (f *Fake) Tries(namespace, name string) int {
 	return f.tries[dataplane.ServiceName{Namespace: namespace, Name: name}]
 }
 
-// Refuse makes the kernel reject one Service; an empty reason ends that.
-func (f *Fake) Refuse(namespace, name, reason string) {
+// Reject makes the kernel reject one Service; an empty reason ends that.
+func (f *Fake) Reject(namespace, name, reason string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.refuses[dataplane.ServiceName{Namespace: namespace, Name: name}] = reason

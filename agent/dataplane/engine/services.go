@@ -13,16 +13,16 @@ import (
 // one namespace cause.
 const retryPause = 10 * time.Second
 
-// KeptOf returns the Services that Ruleset.Keep names and that are desired.
-func KeptOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
-	kept := maps.Clone(r.Keep)
+// PreservedOf returns the Services that Ruleset.Preserve names and that are desired.
+func PreservedOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
+	kept := maps.Clone(r.Preserve)
 	maps.DeleteFunc(kept, func(name dataplane.ServiceName, _ struct{}) bool { return r.Services[name] == nil })
 	return kept
 }
 
 // Unknown reports whether the actual state of a Service is unknown.
 func (e *Engine[P]) Unknown(name dataplane.ServiceName) bool {
-	_, kept := e.Kept[name]
+	_, kept := e.Preserved[name]
 	return kept || e.Rejected[name].Unknown
 }
 
@@ -76,7 +76,7 @@ func (e *Engine[P]) toWrite(r *dataplane.Ruleset, all bool) (names []dataplane.S
 // takes a full pass, and one namespace must not cost all others one after the other. If it does
 // not wait, it has that now.
 func (e *Engine[P]) waits(r *dataplane.Ruleset, name dataplane.ServiceName) bool {
-	_, kept := e.Kept[name]
+	_, kept := e.Preserved[name]
 	if kept || r.Services[name] == nil {
 		return false
 	}

@@ -131,7 +131,7 @@ func (d *Dataplane) changedByOthers(r *dataplane.Ruleset, state *kernelState) da
 	for name := range r.Dirty {
 		unknown[name] = rejection{}
 	}
-	return difference(d.held, state, &scope{modes: d.modes, rejected: unknown, kept: d.engine.Kept})
+	return difference(d.held, state, &scope{modes: d.modes, rejected: unknown, kept: d.engine.Preserved})
 }
 
 // applyUnread writes what has changed although the kernel cannot be read, and

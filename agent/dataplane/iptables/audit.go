@@ -17,7 +17,7 @@ type audited struct {
 	want     *desired
 	services map[dataplane.ServiceName]*dataplane.Service // that want was planned of
 	prune    bool
-	kept     int // Services of Ruleset.Keep
+	kept     int // Services of Ruleset.Preserve
 	since    moment
 	unread   int // comparisons since
 	warned   int // comparisons since the warnings were updated
@@ -42,7 +42,7 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		return dataplane.Difference{}, err
 	}
 	d.noteAddresses(c)
-	next := &audited{prune: r.Prune, kept: len(r.Keep)}
+	next := &audited{prune: r.Prune, kept: len(r.Preserve)}
 	same := next.plan(d.audited, c, r.Services)
 	next.since = momentOf(d.kernel) // before reading: what comes later is noticed next time
 	if last := d.audited; same && last.since.sameAs(next.since) && last.prune == r.Prune && last.kept == next.kept && last.unread < maxUnread {
@@ -58,7 +58,7 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		d.entries.Store(&entries{total: state.entries()})
 	}
 	d.engine.Begin()
-	found := auditFindings(next.want, state, &scope{modes: d.modes, prune: r.Prune, kept: engine.KeptOf(r)})
+	found := auditFindings(next.want, state, &scope{modes: d.modes, prune: r.Prune, kept: engine.PreservedOf(r)})
 	next.result = dataplane.DifferenceOf(found, dataplane.VerifyOptions{Audit: true})
 	next.result.Counts = state.ours(next.want).counts()
 	next.warn(ctx, d.kernel, d.audited)

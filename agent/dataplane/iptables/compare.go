@@ -123,7 +123,7 @@ func staleChains(w *desired, k *kernelState, s *scope) []string {
 		}
 	}
 	for _, why := range s.rejected {
-		note(why.Held)
+		note(why.Actual)
 	}
 	var out []string
 	for id := range k.chains {

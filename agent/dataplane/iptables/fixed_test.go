@@ -247,15 +247,15 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 	save := func() []string {
 		return slices.Sorted(strings.Lines(withoutCounters(run(t, filepath.Join(folder, commandOf(family)+"-save")))))
 	}
-	retire := func() {
+	clean := func() {
 		t.Helper()
-		if pending, err := plane.Retire(context.Background(), rules); pending != "" || err != nil {
+		if pending, err := plane.CleanupMode(context.Background(), rules); pending != "" || err != nil {
 			t.Fatal(pending, err)
 		}
 	}
 	leave := func() {
 		t.Helper()
-		if err := fixed.Retire(context.Background()); err != nil {
+		if err := fixed.CleanupMode(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -265,7 +265,7 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 	if keep(t, NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(folder, "")}), want) {
 		t.Errorf("%s: beside mode IPTables it is written twice", family)
 	}
-	retire()
+	clean()
 	inIPVS := save()
 	if err := fixed.Cleanup(context.Background()); err != nil {
 		t.Fatal(err)
@@ -285,7 +285,7 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 			t.Errorf("%s: back in mode IPTables: %s", family, diff)
 		}
 		keep(t, fixed, want)
-		retire()
+		clean()
 		if diff := cmp.Diff(inIPVS, save()); diff != "" {
 			t.Errorf("%s: in mode IPVS again: %s", family, diff)
 		}
@@ -391,22 +391,22 @@ func TestLackingMatches(t *testing.T) {
 	})
 }
 
-// TestRetireReadsOnce: where nothing is left, as long as no other program writes.
-func TestRetireReadsOnce(t *testing.T) {
+// TestCleanupModeReadsOnce: where nothing is left, as long as no other program writes.
+func TestCleanupModeReadsOnce(t *testing.T) {
 	var others uint32
 	kernel := newFakeKernel()
 	kernel.other = &others
 	d := newDataplane(t, kernel)
 	rules := switchRuleset(dataplane.IPv4)
-	retire := func() {
+	clean := func() {
 		t.Helper()
-		if pending, err := d.Retire(context.Background(), rules); pending != "" || err != nil {
+		if pending, err := d.CleanupMode(context.Background(), rules); pending != "" || err != nil {
 			t.Fatal(pending, err)
 		}
 	}
 	mustApply(t, d, rules)
 	kernel.reads = 0
-	retire()
+	clean()
 	for _, id := range kernel.chains() {
 		if d.modes.ownsAlone(id) {
 			t.Errorf("chain %s of %s is left", id.name, id.table)
@@ -414,13 +414,13 @@ func TestRetireReadsOnce(t *testing.T) {
 	}
 	written := len(kernel.writes)
 	for range 20 {
-		retire()
+		clean()
 	}
 	if kernel.reads != 1 || len(kernel.writes) != written {
 		t.Errorf("%d reads, written: %q", kernel.reads, kernel.writes[written:])
 	}
 	others++
-	retire()
+	clean()
 	if kernel.reads != 2 {
 		t.Errorf("after another's write: %d reads", kernel.reads)
 	}
@@ -429,20 +429,20 @@ func TestRetireReadsOnce(t *testing.T) {
 		t.Error("an Apply after that writes nothing")
 	}
 	written = len(kernel.writes)
-	if retire(); len(kernel.writes) == written {
-		t.Error("a Retire after that writes nothing")
+	if clean(); len(kernel.writes) == written {
+		t.Error("a CleanupMode after that writes nothing")
 	}
 }
 
-// TestRetireLeavesOthers: chains to which others' rules jump, and those rules.
-func TestRetireLeavesOthers(t *testing.T) {
+// TestCleanupModeLeavesOthers: chains to which others' rules jump, and those rules.
+func TestCleanupModeLeavesOthers(t *testing.T) {
 	kernel := newFakeKernel()
 	d := newDataplane(t, kernel)
 	rules := switchRuleset(dataplane.IPv4)
 	mustApply(t, d, rules)
 	kernel.set(t, chainID{filter, "MINE"}, "-j "+chainProxyFirewall, "-s 192.0.2.1 -j DROP")
 	kernel.set(t, chainID{filter, "FORWARD"}, append(kernel.chain(t, filter, "FORWARD"), "-j MINE")...)
-	if _, err := d.Retire(context.Background(), rules); err != nil {
+	if _, err := d.CleanupMode(context.Background(), rules); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{"-j " + chainProxyFirewall, "-s 192.0.2.1 -j DROP"}, kernel.chain(t, filter, "MINE")); diff != "" {

@@ -26,7 +26,7 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset, state *
 	if err := engine.NoneTaken(len(r.Services), p.scope.rejected); err != nil {
 		return 0, err
 	}
-	d.engine.Rejected, d.engine.Kept, d.stuck = p.scope.rejected, p.scope.kept, p.scope.stuck
+	d.engine.Rejected, d.engine.Preserved, d.stuck = p.scope.rejected, p.scope.kept, p.scope.stuck
 	for name := range d.engine.Rejected {
 		delete(p.want.services, name)
 	}
@@ -44,7 +44,7 @@ func (d *Dataplane) newFullPass(r *dataplane.Ruleset, c *config, state *kernelSt
 	p.faults = d.newIsolation(maxRejectedRuns, func(n dataplane.ServiceName) int { return p.want.services[n].lines() }, p.want.services)
 	p.faults.Rejected = maps.Clone(p.rests)
 	p.changed = p.faults.Changed
-	p.scope = scope{modes: d.modes, prune: r.Prune, dirty: r.Dirty, rejected: p.faults.Rejected, kept: engine.KeptOf(r), stuck: map[string]struct{}{}}
+	p.scope = scope{modes: d.modes, prune: r.Prune, dirty: r.Dirty, rejected: p.faults.Rejected, kept: engine.PreservedOf(r), stuck: map[string]struct{}{}}
 	return p
 }
 
@@ -89,7 +89,7 @@ func (p *fullPass) run(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := p.noteHeld(ctx); err != nil {
+	if err := p.noteActual(ctx); err != nil {
 		return err
 	}
 	return p.deleteStale(ctx)

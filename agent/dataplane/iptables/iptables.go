@@ -31,7 +31,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
-const procFolder = "/proc"
+const procDirectory = "/proc"
 
 // Options are what a Dataplane or FixedRules is made of.
 type Options struct {
@@ -43,15 +43,15 @@ type Options struct {
 	// Commits is shared by the data planes of one network namespace. Nil: this
 	// one is the only one.
 	Commits *Commits
-	// SysctlFolder is where sysctls are read and written. Empty: /proc/sys; with a Model: nowhere.
-	SysctlFolder string
+	// SysctlDirectory is where sysctls are read and written. Empty: /proc/sys; with a Model: nowhere.
+	SysctlDirectory string
 	// Model stands in for programs and kernel. Nil: the node's own.
 	Model Model
 }
 
 func (o *Options) complete() {
-	if o.SysctlFolder == "" {
-		o.SysctlFolder = procFolder + "/sys"
+	if o.SysctlDirectory == "" {
+		o.SysctlDirectory = procDirectory + "/sys"
 	}
 	if o.Programs == nil {
 		o.Programs = NewPrograms("", "")
@@ -123,7 +123,7 @@ type Dataplane struct {
 	kernel  kernel
 	proc    string
 	sysctl  string // where support of the family is read
-	sysctls sysctlFolder
+	sysctls sysctlDirectory
 	// interfaceIPs reads the addresses of the node's interfaces. It is called
 	// from several goroutines.
 	interfaceIPs func() ([]netip.Addr, error)
@@ -166,19 +166,19 @@ type Dataplane struct {
 }
 
 var (
-	_ dataplane.Retirer  = (*Dataplane)(nil)
-	_ dataplane.Observer = (*Dataplane)(nil)
+	_ dataplane.ModeCleaner = (*Dataplane)(nil)
+	_ dataplane.Observer    = (*Dataplane)(nil)
 )
 
 // New makes a Dataplane for one IP family. It runs nothing yet.
 func New(family dataplane.Family, o Options) *Dataplane {
-	sysctls := sysctlFolder(o.SysctlFolder)
+	sysctls := sysctlDirectory(o.SysctlDirectory)
 	o.complete()
 	d := &Dataplane{
 		family:  family,
 		modes:   newOwnership(Declaration(), o.Modes, chainFirewall),
-		proc:    procFolder,
-		sysctl:  o.SysctlFolder,
+		proc:    procDirectory,
+		sysctl:  o.SysctlDirectory,
 		sysctls: sysctls,
 		written: map[table]int{},
 
@@ -187,7 +187,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 	d.kernel = newKernel(family, d.modes, &o)
 	d.engine = engine.New[planned](operations{d}, clock.RealClock{})
 	if o.Model == nil {
-		d.sysctls = sysctlFolder(o.SysctlFolder)
+		d.sysctls = sysctlDirectory(o.SysctlDirectory)
 	} else {
 		d.interfaceIPs = func() ([]netip.Addr, error) { return o.Model.Addresses(), nil }
 	}
@@ -239,7 +239,7 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	scope := &scope{modes: d.modes, prune: r.Prune, rejected: d.engine.Rejected, stuck: d.stuck, kept: engine.KeptOf(r)}
+	scope := &scope{modes: d.modes, prune: r.Prune, rejected: d.engine.Rejected, stuck: d.stuck, kept: engine.PreservedOf(r)}
 	out := difference(want, state, scope)
 	switch {
 	case out.Count == 0:
@@ -308,11 +308,11 @@ func (d *Dataplane) config(r *dataplane.Ruleset) (*config, error) {
 	return c, nil
 }
 
-// sysctlFolder has sysctls as files, by names such as net/ipv4/ip_forward. Empty: it has none, and
+// sysctlDirectory has sysctls as files, by names such as net/ipv4/ip_forward. Empty: it has none, and
 // ignores writes.
-type sysctlFolder string
+type sysctlDirectory string
 
-func (f sysctlFolder) read(name string) (string, error) {
+func (f sysctlDirectory) read(name string) (string, error) {
 	if f == "" {
 		return "", fs.ErrNotExist
 	}
@@ -320,7 +320,7 @@ func (f sysctlFolder) read(name string) (string, error) {
 	return strings.TrimSpace(string(text)), err //nolint:wrapcheck // it names the file
 }
 
-func (f sysctlFolder) write(name, value string) error {
+func (f sysctlDirectory) write(name, value string) error {
 	if f == "" {
 		return nil
 	}

@@ -281,7 +281,7 @@ func TestRejectedInTheMiddle(t *testing.T) {
 			huge.Ports = append(huge.Ports, dataplane.Port{Name: "none", Protocol: v1alpha1.ProtocolTCP, Port: 60000}) // the first call has a rule in filter
 			reject := func(line string) bool { return strings.Contains(line, c.line) }
 
-			p.kernel.tables.Refuse = reject
+			p.kernel.tables.Reject = reject
 			p.set(huge, someServices(3)[2])
 			result := p.watched(0, 0, iptablesmodel.Passed)
 			if _, rejected := result.Rejected[huge.Name]; !rejected || len(result.Rejected) != 1 || result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 {
@@ -309,7 +309,7 @@ func TestRejectedInTheMiddle(t *testing.T) {
 			p.set(huge)
 			p.watched(0, 0, iptablesmodel.Passed)
 			written := p.calls
-			p.kernel.tables.Refuse = nil
+			p.kernel.tables.Reject = nil
 			p.applied(0, c.endpoints, iptablesmodel.Passed)
 			if p.calls >= written {
 				t.Errorf("the rest takes %d calls after %d", p.calls, written)
@@ -335,7 +335,7 @@ func TestRejectedChangeInTheMiddle(t *testing.T) {
 	reject := func(line string) bool { return strings.HasPrefix(line, late) }
 	change := func() {
 		t.Helper()
-		p.kernel.tables.Refuse = reject
+		p.kernel.tables.Reject = reject
 		p.set(huge)
 		if result := p.watched(0, endpoints*3/2, ""); len(result.Rejected) != 1 || result.Kind != v1alpha1.SyncPartial {
 			t.Fatalf("result %+v", result)
@@ -351,8 +351,8 @@ func TestRejectedChangeInTheMiddle(t *testing.T) {
 	p.applied(0, endpoints*3/2, "")
 
 	change()
-	p.plane.engine.Rejected[huge.Name].Held.chains[0].rules += maxParts
-	p.kernel.tables.Refuse = nil
+	p.plane.engine.Rejected[huge.Name].Actual.chains[0].rules += maxParts
+	p.kernel.tables.Reject = nil
 	p.applied(0, endpoints*3/2, iptablesmodel.Passed)
 	if first := p.kernel.writes[0]; !strings.Contains(first, "\n:KUBE-SERVICES ") || strings.Contains(first, huge.Name.String()) {
 		t.Errorf("the first call writes %.1000s", first)
@@ -425,7 +425,7 @@ func TestRejectedInTheMiddleOfAFullPass(t *testing.T) {
 	before := p.kernel.save()
 
 	huge := p.huge(10800, endpoints/2, endpoints*3/2)
-	p.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, " --probability 0.0010000000 ") }
+	p.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, " --probability 0.0010000000 ") }
 	p.set(huge)
 	p.restart()
 	p.plane.kernel = p.kernel
@@ -437,7 +437,7 @@ func TestRejectedInTheMiddleOfAFullPass(t *testing.T) {
 	if p.kernel.save() != before {
 		t.Error("what was rejected leaves something behind")
 	}
-	p.kernel.tables.Refuse = nil
+	p.kernel.tables.Reject = nil
 	result = p.watched(0, endpoints*3/2, "")
 	if p.check(result); result.Kind != v1alpha1.SyncPartial {
 		t.Errorf("the sync is %s", result.Kind)

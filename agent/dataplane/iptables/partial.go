@@ -65,7 +65,7 @@ func (d *Dataplane) undisturbed() bool {
 // has is what the kernel has of a Service.
 func (d *Dataplane) has(name dataplane.ServiceName) *planned {
 	if why, rejected := d.engine.Rejected[name]; rejected {
-		return why.Held
+		return why.Actual
 	}
 	return d.held.services[name]
 }
@@ -73,7 +73,7 @@ func (d *Dataplane) has(name dataplane.ServiceName) *planned {
 // nowHas notes what the kernel has of a Service of which a part was written.
 func (d *Dataplane) nowHas(name dataplane.ServiceName, p *planned) {
 	if why, rejected := d.engine.Rejected[name]; rejected {
-		why.Held = p
+		why.Actual = p
 		d.engine.Rejected[name] = why
 		return
 	}
@@ -185,9 +185,9 @@ func (p *partialPass) noteRejected() error {
 			return engine.ErrFull // rules could not be removed that should be there
 		}
 		if former, before := p.engine.Rejected[name]; before {
-			why.Held = former.Held
+			why.Actual = former.Actual
 		} else {
-			why.Held = p.held.services[name]
+			why.Actual = p.held.services[name]
 			p.hold(name, nil)
 		}
 		p.engine.Rejected[name] = why
@@ -277,9 +277,9 @@ func lineOwner(line string, owners map[string]dataplane.ServiceName) (dataplane.
 	return commentOwner(comment(spec))
 }
 
-// noteHeld notes what the kernel has of rejected Services, so that each can
+// noteActual notes what the kernel has of rejected Services, so that each can
 // be tried alone from now on: their rules, and the chains that these lead to.
-func (p *fullPass) noteHeld(ctx context.Context) error {
+func (p *fullPass) noteActual(ctx context.Context) error {
 	if len(p.scope.rejected) == 0 {
 		return nil
 	}
@@ -294,7 +294,7 @@ func (p *fullPass) noteHeld(ctx context.Context) error {
 	}
 	rules := p.rulesOfRejected(p.state)
 	for name, why := range p.scope.rejected {
-		why.Held = &planned{chains: p.state.ledTo(rules[name]), dispatch: rules[name]}
+		why.Actual = &planned{chains: p.state.ledTo(rules[name]), dispatch: rules[name]}
 		p.scope.rejected[name] = why
 	}
 	return nil

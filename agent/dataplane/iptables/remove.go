@@ -27,11 +27,11 @@ func (r *removed) lasts(k kernel, look bool) bool {
 	return r.since.sameAs(momentOf(k))
 }
 
-// Retire implements dataplane.Retirer, after another mode has been applied. That mode takes over
+// CleanupMode implements dataplane.ModeCleaner, after another mode has been applied. That mode takes over
 // at the moment in which the rules of Services are removed from nat KUBE-SERVICES.
 // Connections that are translated already go on: the kernel remembers them.
 // KUBE-FIREWALL stays, for the kubelet.
-func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, error) {
+func (d *Dataplane) CleanupMode(ctx context.Context, r *dataplane.Ruleset) (string, error) {
 	if err := d.kernel.find(ctx); err != nil {
 		return "", err
 	}
@@ -49,9 +49,9 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 	return "", err
 }
 
-// Retire removes what only this mode has, after another one has been applied in full. The caller
+// CleanupMode removes what only this mode has, after another one has been applied in full. The caller
 // first removes what makes packets need these rules. It costs little if there is nothing to remove.
-func (f *FixedRules) Retire(ctx context.Context) error {
+func (f *FixedRules) CleanupMode(ctx context.Context) error {
 	if err := f.kernel.find(ctx); err != nil {
 		return err
 	}

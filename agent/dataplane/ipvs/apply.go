@@ -16,7 +16,7 @@ import (
 // Apply programs r. The engine decides how. Draining real servers are checked when it is time.
 func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
 	d.watched.pause()
-	d.retireUntil = time.Time{}
+	d.cleanupUntil = time.Time{}
 	result, err := d.engine.Apply(ctx, r)
 	if err == nil {
 		err = d.lookAtDrains(ctx)

@@ -108,7 +108,7 @@ func (d *Dataplane) gone(state *snapshot) []Key {
 // do not count.
 func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *desired, e *evidence) (dataplane.Difference, *iptables.FixedState, error) {
 	diff := compare(want, e.state, &scope{
-		prune: r.Prune && len(d.engine.Rejected) == 0, kept: engine.KeptOf(r), ours: e.ours,
+		prune: r.Prune && len(d.engine.Rejected) == 0, kept: engine.PreservedOf(r), ours: e.ours,
 		former: d.former, known: d.known, draining: d.drains,
 	})
 	all := slices.DeleteFunc(findings(diff, want, e.state), func(f dataplane.Finding) bool {
@@ -153,7 +153,7 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		return dataplane.Difference{}, err
 	}
 	diff := compare(want.desired, e.state, &scope{
-		prune: r.Prune, kept: engine.KeptOf(r), ours: e.ours,
+		prune: r.Prune, kept: engine.PreservedOf(r), ours: e.ours,
 		// It gets no new connections, and the other proxy deletes it later.
 		draining: func(_ Key, _ netip.AddrPort, r Real) bool { return r.Weight == 0 },
 	})

@@ -30,7 +30,7 @@ func (s *snapshot) has(set SetName, e Entry) bool {
 type scope struct {
 	// prune: also find what belongs to no Service.
 	prune bool
-	// kept are the Services of which it only finds what is missing; see Ruleset.Keep.
+	// kept are the Services of which it only finds what is missing; see Ruleset.Preserve.
 	kept map[dataplane.ServiceName]struct{}
 	// ours reports whether a virtual server is ours.
 	ours func(Key) bool

@@ -53,7 +53,7 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (engine
 		return out, err
 	}
 	d.actual, d.former = p.want.desired, p.want.desired
-	d.engine.Rejected, d.engine.Kept = rejected, p.scope.kept
+	d.engine.Rejected, d.engine.Preserved = rejected, p.scope.kept
 	d.conflicts, d.left = p.want.conflicts, p.leftovers()
 	d.watched.replace(maps.Keys(d.actual.needs.bound))
 	d.watched.recount(d.kernel)
@@ -83,7 +83,7 @@ func (p *fullPass) prepare() error {
 		return err
 	}
 	p.scope = scope{
-		prune: p.ruleset.Prune, kept: engine.KeptOf(p.ruleset), ours: evidence.ours, former: p.former, known: p.known,
+		prune: p.ruleset.Prune, kept: engine.PreservedOf(p.ruleset), ours: evidence.ours, former: p.former, known: p.known,
 		draining: p.drains,
 	}
 	p.diff = compare(p.want.desired, p.state, &p.scope)

@@ -26,8 +26,8 @@ type Rules interface {
 	Apply(ctx context.Context, want iptables.Fixed) (changed bool, err error)
 	// Compare compares the kernel to the rules and writes nothing.
 	Compare(ctx context.Context, want iptables.Fixed) (iptables.FixedState, error)
-	// Retire removes our rules, except those that mode IPTables has too.
-	Retire(ctx context.Context) error
+	// CleanupMode removes our rules, except those that mode IPTables has too.
+	CleanupMode(ctx context.Context) error
 	// Cleanup removes all chains of the mode and the jumps to them.
 	Cleanup(ctx context.Context) error
 	// Watch calls changed whenever another program may have changed what the last Apply
@@ -42,10 +42,10 @@ type Options struct {
 	Rules  Rules
 	// Clock times the draining of real servers. Nil: the real one.
 	Clock clock.WithTicker
-	// ProcFolder is the proc file system. Empty: /proc.
-	ProcFolder string
-	// SysctlFolder is where sysctls are read. Empty: sys in ProcFolder.
-	SysctlFolder string
+	// ProcDirectory is the proc file system. Empty: /proc.
+	ProcDirectory string
+	// SysctlDirectory is where sysctls are read. Empty: sys in ProcDirectory.
+	SysctlDirectory string
 }
 
 // Dataplane programs one IP family by IPVS.
@@ -99,8 +99,8 @@ type Dataplane struct {
 
 	// exclude are the ranges in which virtual servers must stay, by the last settings.
 	exclude []netip.Prefix
-	// retireUntil is how long Retire waits for connections; zero: it has not begun.
-	retireUntil time.Time
+	// cleanupUntil is how long CleanupMode waits for connections; zero: it has not begun.
+	cleanupUntil time.Time
 	// yields: the kernel may have something of Kernel.Yield.
 	yields bool
 
@@ -108,23 +108,23 @@ type Dataplane struct {
 }
 
 var (
-	_ dataplane.Retirer  = (*Dataplane)(nil)
-	_ dataplane.Observer = (*Dataplane)(nil)
+	_ dataplane.ModeCleaner = (*Dataplane)(nil)
+	_ dataplane.Observer    = (*Dataplane)(nil)
 )
 
 // New returns a Dataplane for one IP family. It touches nothing yet.
 func New(family dataplane.Family, o Options) *Dataplane {
-	if o.ProcFolder == "" {
-		o.ProcFolder = "/proc"
+	if o.ProcDirectory == "" {
+		o.ProcDirectory = "/proc"
 	}
-	if o.SysctlFolder == "" {
-		o.SysctlFolder = filepath.Join(o.ProcFolder, "sys")
+	if o.SysctlDirectory == "" {
+		o.SysctlDirectory = filepath.Join(o.ProcDirectory, "sys")
 	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
 	d := &Dataplane{
-		family: family, kernel: o.Kernel, rules: o.Rules, clock: o.Clock, proc: o.ProcFolder, sysctl: o.SysctlFolder,
+		family: family, kernel: o.Kernel, rules: o.Rules, clock: o.Clock, proc: o.ProcDirectory, sysctl: o.SysctlDirectory,
 		yields: true,
 		looks:  make(chan time.Time, 1),
 		known:  map[Key]dataplane.ServiceName{}, denied: map[Key]struct{}{}, others: newStrangers(),

@@ -31,12 +31,12 @@ type nodeKernel struct {
 
 // NewKernel returns the node's own kernel, for one IP family. Sysctls are read and written in a
 // directory; empty: /proc/sys. It does nothing yet.
-func NewKernel(family dataplane.Family, sysctlFolder string) Kernel {
+func NewKernel(family dataplane.Family, sysctlDirectory string) Kernel {
 	return &nodeKernel{
 		virtualServers: virtualServers{family: family},
 		device:         device{family: familyNumber(family)},
 		sets:           sets{family: familyNumber(family)},
-		sysctls:        sysctls{folder: cmp.Or(sysctlFolder, "/proc/sys")},
+		sysctls:        sysctls{folder: cmp.Or(sysctlDirectory, "/proc/sys")},
 	}
 }
 

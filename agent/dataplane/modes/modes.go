@@ -24,7 +24,7 @@ import (
 // Plane is the data plane of one mode in one IP family.
 type Plane struct {
 	dataplane.Declaration
-	dataplane.Retirer
+	dataplane.ModeCleaner
 }
 
 // Dataplane is the data plane of all modes of one IP family. The first Apply takes over the
@@ -63,7 +63,7 @@ type Dataplane struct {
 	rejectedSince map[v1alpha1.ProxyMode]time.Time
 	// asked is the mode that the node supports, by a call of Supported without a later Apply.
 	asked v1alpha1.ProxyMode
-	// again has an element while a check is due after retirePause.
+	// again has an element while a check is due after cleanupPause.
 	again chan struct{}
 
 	mu sync.Mutex // guards everything below
@@ -150,7 +150,7 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		}
 	}
 	delete(d.due, r.Mode)
-	if err := d.retire(ctx, plane, r, &result); err != nil {
+	if err := d.cleanupOthers(ctx, plane, r, &result); err != nil {
 		return dataplane.Result{}, d.resume(ctx, former, plane, r, err)
 	}
 	d.applied = r.Mode
@@ -192,7 +192,7 @@ func (d *Dataplane) resume(ctx context.Context, former v1alpha1.ProxyMode, faile
 	}
 	if failed.Precedes(&plane.Declaration) && r.Prune {
 		// Packets would meet its rules first, which are not updated.
-		if _, err := failed.Retire(ctx, &old); err != nil {
+		if _, err := failed.CleanupMode(ctx, &old); err != nil {
 			return errors.Join(why, fmt.Errorf("clean up mode %s: %w", r.Mode, err))
 		}
 	}
@@ -240,7 +240,7 @@ func (d *Dataplane) running() (dataplane.Dataplane, <-chan struct{}) {
 	if err != nil {
 		return nil, d.changed
 	}
-	return plane.Retirer, d.changed
+	return plane.ModeCleaner, d.changed
 }
 
 // Follow implements dataplane.Observer: by the mode that runs, and while something of another
@@ -276,7 +276,7 @@ func (d *Dataplane) whileRunning(ctx context.Context, do func(context.Context, d
 	}
 }
 
-// checkAgain calls changed retirePause after each Apply that has left something of another mode
+// checkAgain calls changed cleanupPause after each Apply that has left something of another mode
 // in the kernel.
 func (d *Dataplane) checkAgain(ctx context.Context, changed func()) {
 	for {
@@ -285,7 +285,7 @@ func (d *Dataplane) checkAgain(ctx context.Context, changed func()) {
 			return
 		case <-d.again:
 		}
-		timer := d.Clock.NewTimer(retirePause)
+		timer := d.Clock.NewTimer(cleanupPause)
 		select {
 		case <-ctx.Done():
 		case <-timer.C():
