@@ -9,7 +9,7 @@ type Result struct {
 	// ServicesChanged is the number of Services whose rules were written.
 	ServicesChanged int
 	// Rejected are all Services that the kernel rejects, in this call or earlier, with the
-	// reason. Their former rules stay, except those of Reduced.
+	// reason. Their previous rules stay, except those of Reduced.
 	Rejected map[ServiceName]string
 	// Reduced are those of Rejected that are programmed without addresses and ports that
 	// another Service or program has: as they are programmed.

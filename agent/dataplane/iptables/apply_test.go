@@ -402,7 +402,7 @@ func TestChainThatOthersJumpTo(t *testing.T) {
 	f.set(someServices(4)...)
 	f.apply()
 	gone := dataplane.ServiceName{Namespace: "ns", Name: "svc2"}
-	used := f.plane.held.services[gone].chains[0].name
+	used := f.plane.actual.services[gone].chains[0].name
 	mine := chainID{nat, "MY-CHAIN"}
 	f.kernel.set(t, mine, "-j "+used)
 	f.remove(gone)

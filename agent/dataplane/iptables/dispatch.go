@@ -162,7 +162,7 @@ func (p *fullPass) swapFirewallJumps(ctx context.Context) error {
 		}
 		for _, r := range have.rules {
 			if theirs(r) {
-				t.line(&t.refuse, "-D ", in.name, " ", r.spec) // in the same section
+				t.line(&t.reject, "-D ", in.name, " ", r.spec) // in the same section
 				have.count--
 			}
 		}

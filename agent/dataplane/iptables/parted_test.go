@@ -102,7 +102,7 @@ func (p *parted) watched(from, to int, other iptablesmodel.Fate) dataplane.Resul
 				return e == hugeEndpoint(i) && i >= from && i < to
 			})
 		}
-		if p.plane.held != nil { // else they are about to come
+		if p.plane.actual != nil { // else they are about to come
 			p.expect("172.30.0.1:80", "", func(e netip.AddrPort) bool { return strings.HasPrefix(e.String(), "10.180.0.") })
 		}
 	}
@@ -328,8 +328,8 @@ func TestRejectedChangeInTheMiddle(t *testing.T) {
 	const endpoints = 50
 	p := newParted(t, 100, endpoints)
 	p.kernel.other = new(uint32)
-	former, huge := p.huge(0, 0, endpoints), p.huge(0, endpoints/2, endpoints*3/2)
-	p.set(former)
+	previous, huge := p.huge(0, 0, endpoints), p.huge(0, endpoints/2, endpoints*3/2)
+	p.set(previous)
 	p.apply()
 	late := "-A " + prefixCluster + chainHash(portName(huge.Name, "p90"), "tcp", "") + " "
 	reject := func(line string) bool { return strings.HasPrefix(line, late) }
@@ -347,7 +347,7 @@ func TestRejectedChangeInTheMiddle(t *testing.T) {
 	if p.watched(0, endpoints*3/2, ""); p.calls != 1 {
 		t.Errorf("a retry takes %d calls", p.calls)
 	}
-	p.set(former)
+	p.set(previous)
 	p.applied(0, endpoints*3/2, "")
 
 	change()

@@ -163,7 +163,7 @@ func TestRefusedAfterARestart(t *testing.T) {
 }
 
 // TestRefusedRuleInAFullPass: a Service whose new rule in a shared chain is rejected keeps
-// the former one.
+// the previous one.
 func TestRefusedRuleInAFullPass(t *testing.T) {
 	f := besideRefused(t)
 	service := func(nodePort uint16) *dataplane.Service {

@@ -19,7 +19,7 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	d.cleanupUntil = time.Time{}
 	result, err := d.engine.Apply(ctx, r)
 	if err == nil {
-		err = d.lookAtDrains(ctx)
+		err = d.checkDrains(ctx)
 	}
 	if err != nil {
 		d.actual = nil
@@ -49,9 +49,9 @@ func (o operations) Recheck(_ context.Context, r *dataplane.Ruleset) (engine.Eff
 	if err != nil {
 		return engine.TakesFull, err
 	}
-	former := *o.actual.config
-	former.addresses, former.nodePortIPs = c.addresses, c.nodePortIPs
-	if !reflect.DeepEqual(c, &former) {
+	previous := *o.actual.config
+	previous.addresses, previous.nodePortIPs = c.addresses, c.nodePortIPs
+	if !reflect.DeepEqual(c, &previous) {
 		return engine.TakesFull, nil
 	}
 	o.noteAddresses(c, &r.Node)

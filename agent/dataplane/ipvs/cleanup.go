@@ -44,7 +44,7 @@ func (d *Dataplane) CleanupMode(ctx context.Context, r *dataplane.Ruleset) (stri
 	if d.cleanupUntil.IsZero() {
 		d.cleanupUntil = d.clock.Now().Add(drainBound)
 	}
-	for _, step := range []func() error{p.look, p.quiesce, p.release} {
+	for _, step := range []func() error{p.inspect, p.quiesce, p.release} {
 		if err := step(); err != nil {
 			return "", err
 		}
@@ -84,8 +84,8 @@ type modeCleanup struct {
 	source netip.Addr
 }
 
-// look finds our virtual servers, and those with connections.
-func (p *modeCleanup) look() error {
+// inspect finds our virtual servers, and those with connections.
+func (p *modeCleanup) inspect() error {
 	over := !p.clock.Now().Before(p.cleanupUntil)
 	for _, k := range slices.SortedFunc(maps.Keys(p.state.servers), Key.Compare) {
 		if !p.ours(k) {
@@ -274,9 +274,9 @@ func (d *Dataplane) cleanWithout(missing error) error {
 
 // forget forgets the kernel state.
 func (d *Dataplane) forget() {
-	d.actual, d.former, d.conflicts, d.left = nil, nil, conflicts{}, nil
+	d.actual, d.previous, d.conflicts, d.left = nil, nil, conflicts{}, nil
 	d.engine.Rejected, d.engine.Preserved = nil, nil
-	d.others = newStrangers()
+	d.unmanaged = newUnmanaged()
 	d.warnings = nil
 	clear(d.notes)
 	clear(d.schedulers)

@@ -37,12 +37,12 @@ type Plane struct {
 // that precede it are removed, so if that fails, Apply fails. Otherwise a failed removal is a
 // warning.
 //
-// If a new mode cannot be applied, the former one continues: it gets each Ruleset meanwhile, so
+// If a new mode cannot be applied, the previous one continues: it gets each Ruleset meanwhile, so
 // that Services do not become stale, and takes back what both modes use. Apply returns the error
-// nevertheless. After a restart there is no former mode; the kernel stays as it is, apart from
+// nevertheless. After a restart there is no previous mode; the kernel stays as it is, apart from
 // what the new mode has written.
 //
-// If a mode rejects a Service, a former mode of lower precedence serves it for up to
+// If a mode rejects a Service, a previous mode of lower precedence serves it for up to
 // rejectedStay: it is not cleaned up earlier. It is not retained for longer, because its rules
 // of all other Services are no longer updated. After a restart there is no such delay: it is
 // unknown whether we have served the Service in that mode. The rules may be a kube-proxy's, and
@@ -134,15 +134,15 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	if err != nil {
 		return dataplane.Result{}, err
 	}
-	former := d.applied
-	if former != r.Mode {
+	previous := d.applied
+	if previous != r.Mode {
 		whole := *r
 		whole.Full = true
 		r = &whole
 	}
 	result, err := d.applyMode(ctx, plane, r)
 	if err != nil {
-		return dataplane.Result{}, d.resume(ctx, former, plane, r, err)
+		return dataplane.Result{}, d.resume(ctx, previous, plane, r, err)
 	}
 	if r.Full { // another program may have added something of other modes
 		for _, p := range d.planes {
@@ -151,7 +151,7 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	}
 	delete(d.due, r.Mode)
 	if err := d.cleanupOthers(ctx, plane, r, &result); err != nil {
-		return dataplane.Result{}, d.resume(ctx, former, plane, r, err)
+		return dataplane.Result{}, d.resume(ctx, previous, plane, r, err)
 	}
 	d.applied = r.Mode
 	for _, p := range d.planes {
@@ -174,21 +174,21 @@ func (d *Dataplane) applyMode(ctx context.Context, plane *Plane, r *dataplane.Ru
 	return plane.Apply(ctx, r)
 }
 
-// resume applies r by the former mode, if there is another one, because the new one failed, and
+// resume applies r by the previous mode, if there is another one, because the new one failed, and
 // returns why.
-func (d *Dataplane) resume(ctx context.Context, former v1alpha1.ProxyMode, failed *Plane, r *dataplane.Ruleset, why error) error {
-	if former == failed.Mode || former == "" {
+func (d *Dataplane) resume(ctx context.Context, previous v1alpha1.ProxyMode, failed *Plane, r *dataplane.Ruleset, why error) error {
+	if previous == failed.Mode || previous == "" {
 		return why
 	}
-	plane, err := d.plane(former)
+	plane, err := d.plane(previous)
 	if err != nil {
 		return err
 	}
-	why = fmt.Errorf("mode %s cannot be applied, mode %s continues: %w", r.Mode, former, why)
+	why = fmt.Errorf("mode %s cannot be applied, mode %s continues: %w", r.Mode, previous, why)
 	old := *r // full, because the new mode may have changed what both use
-	old.Mode = former
+	old.Mode = previous
 	if _, err := d.applyMode(ctx, plane, &old); err != nil {
-		return errors.Join(why, fmt.Errorf("mode %s: %w", former, err))
+		return errors.Join(why, fmt.Errorf("mode %s: %w", previous, err))
 	}
 	if failed.Precedes(&plane.Declaration) && r.Prune {
 		// Packets would meet its rules first, which are not updated.

@@ -142,9 +142,9 @@ func TestKeepKeepsClientsOutsideOut(t *testing.T) {
 			}
 			b.r.Full = true
 			b.apply()
-			kept := slices.Contains(b.kernel.Entries("NODEPROXY-NO-LOCAL"), entry)
-			if got := b.kernel.Server(key); got != c.want || kept != c.kept || b.rules.asks("NODEPROXY-NO-LOCAL") != c.kept {
-				t.Errorf("%s, entry %t\n%s", got, kept, b.state())
+			has := slices.Contains(b.kernel.Entries("NODEPROXY-NO-LOCAL"), entry)
+			if got := b.kernel.Server(key); got != c.want || has != c.kept || b.rules.asks("NODEPROXY-NO-LOCAL") != c.kept {
+				t.Errorf("%s, entry %t\n%s", got, has, b.state())
 			}
 		})
 	}
