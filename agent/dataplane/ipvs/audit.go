@@ -88,8 +88,8 @@ func (d *Dataplane) loaded() []string {
 	return slices.DeleteFunc(missing, func(s string) bool { return !names["ip_vs_"+s] })
 }
 
-// gone returns the unmanaged virtual servers of the last full Apply that have been deleted since, if there
-// are conflicts. A full Apply then gives Services what is free.
+// gone returns the unmanaged virtual servers that have been deleted since the last full Apply,
+// if there are conflicts. A full Apply then gives Services what is free.
 func (d *Dataplane) gone(state *snapshot) []Key {
 	if len(d.conflicts.of) == 0 {
 		return nil
