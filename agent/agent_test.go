@@ -76,7 +76,7 @@ func TestWarnings(t *testing.T) {
 	if want := "The desired state is programmed; but: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
 		t.Errorf("condition %+v, want message %q", c, want)
 	}
-	kernel.Refuse("shop", "c", "line 3 failed")
+	kernel.Reject("shop", "c", "line 3 failed")
 	r.SetService(r.Service("c", 3))
 	mustSync(t, a)
 	c = status.ProgrammedCondition(a.known())

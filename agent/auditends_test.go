@@ -130,7 +130,7 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 // is no finding of Audit, and neither is that it did not.
 func TestWhatIsWrittenIsNotCompared(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
-	kernel.Refuse("shop", "a", "too long")
+	kernel.Reject("shop", "a", "too long")
 	mustSync(t, a)
 	if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonSomeServicesRejected {
 		t.Fatalf("written: %s: %s", c.Reason, c.Message)

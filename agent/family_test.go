@@ -97,7 +97,7 @@ func TestServicesAndEndpointsOfBothFamilies(t *testing.T) {
 	if diff := cmp.Diff([]string{"shop/both", "shop/six"}, r.kernels[dataplane.IPv6].Services()); diff != "" {
 		t.Error(diff)
 	}
-	r.kernels[dataplane.IPv6].Refuse("shop", "six", "no")
+	r.kernels[dataplane.IPv6].Reject("shop", "six", "no")
 	r.SetService(r.Service("six", 3, agenttest.IPv6(true), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
 	r.apply()
 	r.expect("True SomeServicesRejected: All Services are programmed but 1, whose rules the kernel rejects: shop/six: IPv6: no.", "IPv4 IPv6", 2, 5, 2)

@@ -117,10 +117,10 @@ func TestFlowsFollowTheKernelsRules(t *testing.T) {
 
 		r.SetService(r.Service("dns", 9, dns(two)))
 		table.expect(t, "before the sync", one)
-		kernel.Refuse("shop", "dns", "line 3 failed")
+		kernel.Reject("shop", "dns", "line 3 failed")
 		mustSync(t, a)
 		table.expect(t, "refused", one)
-		kernel.Refuse("shop", "dns", "")
+		kernel.Reject("shop", "dns", "")
 		pass(desired.FirstRetryPause)
 		if err := a.verify(t.Context()); err != nil {
 			t.Fatal(err)

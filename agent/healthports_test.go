@@ -132,17 +132,17 @@ func TestHealthCheckOfARefusedService(t *testing.T) {
 	go a.runChecks(t.Context())
 	port := freePort(t)
 	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
-	kernel.Refuse("shop", "a", "line 3 failed")
+	kernel.Reject("shop", "a", "line 3 failed")
 	r.SetService(r.Service("a", 1, balanced(port)))
 	mustSync(t, a)
 	expectAnswer(t, port, "503 0") // the kernel holds nothing of it
-	kernel.Refuse("shop", "a", "")
+	kernel.Reject("shop", "a", "")
 	r.SetService(r.Service("a", 1, balanced(port), func(s *v1alpha1.ServiceProxyRulesSpec) {
 		s.Ports[0].Endpoints[0].Addresses = s.Ports[0].Endpoints[0].Addresses[:1]
 	}))
 	mustSync(t, a)
 	expectAnswer(t, port, "200 1")
-	kernel.Refuse("shop", "a", "line 3 failed")
+	kernel.Reject("shop", "a", "line 3 failed")
 	r.SetService(r.Service("a", 1, balanced(port)))
 	mustSync(t, a)
 	expectAnswer(t, port, "200 1") // the former rules serve one

@@ -362,7 +362,7 @@ var _ = Describe("an agent", func() {
 		Expect(n.message(ctx, v1alpha1.ConditionProgrammed)).To(ContainSubstring("another process holds the lock"))
 		Expect(n.condition(ctx, v1alpha1.ConditionAccepted)()).To(Equal("True/Accepted"))
 		n.kernel.Fail(nil)
-		n.kernel.Refuse("shop", "bad", "line 3 failed")
+		n.kernel.Reject("shop", "bad", "line 3 failed")
 		service(ctx, "bad", "10.96.0.9")
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/SomeServicesRejected"))
 		Expect(n.rules(ctx).Status.Rejected.Examples).To(Equal([]string{"shop/bad: IPv4: line 3 failed"}))

@@ -308,7 +308,7 @@ func TestKeptServicesAreNotJudged(t *testing.T) {
 	toToday, toOld := flow("172.30.0.41:80", "10.180.0.2:8080"), flow("172.30.0.41:80", "10.180.0.1:8080")
 	s := newState(v1alpha1.ProtocolUDP)
 	r := ruleset(true, old)
-	r.Keep = map[dataplane.ServiceName]struct{}{old[0].Name: {}}
+	r.Preserve = map[dataplane.ServiceName]struct{}{old[0].Name: {}}
 	s.commit(r, dataplane.Result{})
 	p, _ := s.take()
 	for _, f := range []Flow{toToday, toOld} {
@@ -357,7 +357,7 @@ func TestServiceThatWasNeverProgrammed(t *testing.T) {
 	s := newState(v1alpha1.ProtocolUDP)
 	svc := service("s", "ip 172.30.0.41 port 80 ep 10.180.0.1:8080")
 	r := ruleset(true, list{svc})
-	r.Keep = map[dataplane.ServiceName]struct{}{svc.Name: {}}
+	r.Preserve = map[dataplane.ServiceName]struct{}{svc.Name: {}}
 	s.commit(r, dataplane.Result{OwnFlows: true})
 	p, _ := s.take()
 	if got := p.judge(flow("172.30.0.41:80", "10.180.0.2:8080")); got != "" {

@@ -2,7 +2,7 @@
 // and the data planes that program the kernel. It knows no kernel library.
 //
 // A data plane implements Dataplane for the rules of one mode in one IP family, so that a
-// failure of one family does not stop the other. Beside other modes it is also a Retirer, and
+// failure of one family does not stop the other. Beside other modes it is also a ModeCleaner, and
 // if it notices changes by itself, an Observer. Its Declaration describes the mode. Package
 // modes lists all modes, and package engine helps to implement Apply.
 //
@@ -63,9 +63,9 @@ type Ruleset struct {
 	// Recheck: facts of the node that the implementation follows itself may have changed;
 	// see Observer.
 	Recheck bool
-	// Keep names Services whose state may be older than the kernel's, because it comes from
+	// Preserve names Services whose state may be older than the kernel's, because it comes from
 	// the checkpoint: only what the kernel lacks of them is added. It is nearly always empty.
-	Keep map[ServiceName]struct{}
+	Preserve map[ServiceName]struct{}
 	// Rest names rejected Services that need not be tried again, not even if Full: the kernel
 	// retains its rules of them, and they remain rejected. Other rejected Services are tried
 	// again. None of them is in Dirty.
@@ -106,15 +106,15 @@ type Dataplane interface {
 	Cleanup(ctx context.Context, o CleanupOptions) error
 }
 
-// Retirer is the Dataplane of one mode beside others.
-type Retirer interface {
+// ModeCleaner is the Dataplane of one mode beside others.
+type ModeCleaner interface {
 	Dataplane
-	// Retire removes from the kernel what serves only this mode, after another mode has been
+	// CleanupMode removes from the kernel what serves only this mode, after another mode has been
 	// applied completely. What both modes use stays and belongs to the other. What
 	// connections depend on may stay for a while: then pending says why, human-readable, and
 	// the call is repeated. It finds what there is in the kernel, and costs little if there
 	// is nothing.
-	Retire(ctx context.Context, r *Ruleset) (pending string, err error)
+	CleanupMode(ctx context.Context, r *Ruleset) (pending string, err error)
 }
 
 // Observer is a Dataplane that notices changes by itself. Its methods run until ctx is done,

@@ -9,7 +9,7 @@ type Result struct {
 	// ServicesChanged is the number of Services whose rules were written.
 	ServicesChanged int
 	// Rejected are all Services that the kernel rejects, in this call or earlier, with the
-	// reason. Their former rules stay, except those of Reduced.
+	// reason. Their previous rules stay, except those of Reduced.
 	Rejected map[ServiceName]string
 	// Reduced are those of Rejected that are programmed without addresses and ports that
 	// another Service or program has: as they are programmed.
@@ -27,9 +27,9 @@ type Result struct {
 	// Repaired is what another program had changed since the last Apply, if this one found it
 	// although it was not asked to compare. Count is 0 if that is nothing or unknown.
 	Repaired Difference
-	// Retiring is what the cleanup of another mode waits for, human-readable; empty: nothing
+	// CleanupPending is what the cleanup of another mode waits for, human-readable; empty: nothing
 	// is left of one.
-	Retiring string
+	CleanupPending string
 	// OwnFlows: something other than table nat may translate connections: the mode, or another
 	// one of which something may still be in the kernel; see Declaration.
 	OwnFlows bool

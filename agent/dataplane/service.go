@@ -55,7 +55,7 @@ type Service struct {
 	ExternalLocal bool
 	// InternalLocal: the effective internal traffic policy is Local.
 	InternalLocal bool
-	// AffinitySeconds is how long a silent client keeps its endpoint. 0: no session affinity.
+	// AffinitySeconds is how long a silent client stays with its endpoint. 0: no session affinity.
 	AffinitySeconds int32
 	// HealthCheckNodePort is 0 for none.
 	HealthCheckNodePort uint16

@@ -144,7 +144,7 @@ func (s *Store) ruleset(family dataplane.Family, f *familyState) *dataplane.Rule
 		Full:     f.full,
 		Recheck:  f.recheck,
 		Rest:     rest,
-		Keep:     s.restored.keep(),
+		Preserve: s.restored.keep(),
 		Prune:    s.mayPrune(),
 	}
 }

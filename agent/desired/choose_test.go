@@ -226,7 +226,7 @@ func TestCostlyChangesWaitWithoutIPv6(t *testing.T) {
 // TestRejectedServiceIsCostly: it takes several calls to find it among others.
 func TestRejectedServiceIsCostly(t *testing.T) {
 	r := running(t)
-	r.kernel.Refuse("other", "s", "no such match")
+	r.kernel.Reject("other", "s", "no such match")
 	r.SetService(r.tenant("other", "s", 7))
 	r.expectLoad(false, light)
 	r.expectSync("partial s")

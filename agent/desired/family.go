@@ -101,7 +101,7 @@ func (f *familyState) succeed(result *dataplane.Result, applied *dataplane.Rules
 		}
 	}
 	f.warnings, f.notes = slices.Clone(result.Warnings), slices.Clone(result.Notes)
-	f.retiring, f.counts = result.Retiring, result.Counts
+	f.retiring, f.counts = result.CleanupPending, result.Counts
 	if result.Kind == v1alpha1.SyncFull {
 		f.difference = &dataplane.Difference{}
 		f.count(result.Counts, now)

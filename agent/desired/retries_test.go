@@ -32,7 +32,7 @@ func (r *rig) verify() string {
 func TestRefusedIsTriedAgain(t *testing.T) {
 	r := running(t)
 	for _, name := range []string{"a", "b"} {
-		r.kernel.Refuse("shop", name, "no such match")
+		r.kernel.Reject("shop", name, "no such match")
 	}
 	r.SetService(r.Service("a", 9))
 	r.SetService(r.Service("b", 8))
@@ -64,7 +64,7 @@ func TestRefusedIsTriedAgain(t *testing.T) {
 	if r.verify(); r.kernel.Tries("shop", "a") != before+1 || r.kernel.Tries("shop", "b") != other {
 		t.Error("a change does not start the pauses anew, or those of another Service")
 	}
-	r.kernel.Refuse("shop", "a", "")
+	r.kernel.Reject("shop", "a", "")
 	r.clock.SetTime(now.Add(FirstRetryPause + 2*FirstRetryPause))
 	if did := r.verify(); did != "partial" {
 		t.Errorf("the last try did %q", did)
@@ -77,7 +77,7 @@ func TestRefusedIsTriedAgain(t *testing.T) {
 // TestOthersChangeBesideARefusedService by partial syncs that do not try it.
 func TestOthersChangeBesideARefusedService(t *testing.T) {
 	r := running(t)
-	r.kernel.Refuse("shop", "a", "no such match")
+	r.kernel.Reject("shop", "a", "no such match")
 	r.SetService(r.Service("a", 9))
 	r.expectSync("partial a")
 	tries, writes := r.kernel.Tries("shop", "a"), r.kernel.Writes()
@@ -96,7 +96,7 @@ func TestOthersChangeBesideARefusedService(t *testing.T) {
 // TestRepairsLeaveARefusedServiceAlone: what others undo is repaired beside it.
 func TestRepairsLeaveARefusedServiceAlone(t *testing.T) {
 	r := running(t)
-	r.kernel.Refuse("shop", "a", "no such match")
+	r.kernel.Reject("shop", "a", "no such match")
 	r.SetService(r.Service("a", 9))
 	r.expectSync("partial a")
 	tries := r.kernel.Tries("shop", "a")
@@ -117,10 +117,10 @@ func TestRepairsLeaveARefusedServiceAlone(t *testing.T) {
 // TestSettingsHaveTheRefusedTried at once: they may be what was wrong.
 func TestSettingsHaveTheRefusedTried(t *testing.T) {
 	r := running(t)
-	r.kernel.Refuse("shop", "a", "no such match")
+	r.kernel.Reject("shop", "a", "no such match")
 	r.SetService(r.Service("a", 9))
 	r.expectSync("partial a")
-	r.kernel.Refuse("shop", "a", "")
+	r.kernel.Reject("shop", "a", "")
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(15)) }))
 	r.expectSync("full, pruning")
 	if s := r.Snapshot(); len(s.Rejected) != 0 {
@@ -169,7 +169,7 @@ func TestAMarkDuringAnApplyIsNotLost(t *testing.T) {
 	for name, err := range map[string]error{"it succeeds": nil, "it fails": errors.New("no")} {
 		t.Run(name, func(t *testing.T) {
 			r := running(t)
-			r.kernel.Refuse("shop", "a", "no such match")
+			r.kernel.Reject("shop", "a", "no such match")
 			r.SetService(r.Service("a", 9))
 			r.expectSync("partial a")
 			begun := func() Batch {

@@ -102,7 +102,7 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	if err != nil {
 		return err
 	}
-	host := modes.NewNode(modes.Options{Variant: variant, SysctlFolder: o.sysctlFolder})
+	host := modes.NewNode(modes.Options{Variant: variant, SysctlDirectory: o.sysctlFolder})
 	if o.cleanup {
 		if err := cleanup(ctx, dataplane.NewFanout(host.Dataplanes()), o.exclude); err != nil {
 			return fmt.Errorf("removing rules: %w", err)

@@ -48,7 +48,7 @@ func newWorld(t *testing.T, family dataplane.Family) *world {
 	}
 	r := &recorder{Kernel: kernel}
 	return &world{kernel: kernel, recorder: r, World: New(t, family, func() dataplane.Dataplane {
-		return iptables.New(family, iptables.Options{Model: r, SysctlFolder: sysctl})
+		return iptables.New(family, iptables.Options{Model: r, SysctlDirectory: sysctl})
 	})}
 }
 

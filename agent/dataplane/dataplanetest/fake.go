@@ -20,8 +20,8 @@ type Fake struct {
 	node        dataplane.Node
 	unsupported string
 	failure     error
-	refuses     map[dataplane.ServiceName]string
-	refused     map[dataplane.ServiceName]string
+	rejects     map[dataplane.ServiceName]string
+	rejected    map[dataplane.ServiceName]string
 	reduced     map[dataplane.ServiceName]string
 	tries       map[dataplane.ServiceName]int
 	writes      int
@@ -40,16 +40,16 @@ type Fake struct {
 }
 
 var (
-	_ dataplane.Retirer  = (*Fake)(nil)
-	_ dataplane.Observer = (*Fake)(nil)
+	_ dataplane.ModeCleaner = (*Fake)(nil)
+	_ dataplane.Observer    = (*Fake)(nil)
 )
 
 // NewFake returns a data plane with an empty kernel.
 func NewFake() *Fake {
 	return &Fake{
 		kernel:    map[dataplane.ServiceName]*dataplane.Service{},
-		refuses:   map[dataplane.ServiceName]string{},
-		refused:   map[dataplane.ServiceName]string{},
+		rejects:   map[dataplane.ServiceName]string{},
+		rejected:  map[dataplane.ServiceName]string{},
 		reduced:   map[dataplane.ServiceName]string{},
 		tries:     map[dataplane.ServiceName]int{},
 		lacks:     map[v1alpha1.ProxyMode]error{},
@@ -141,14 +141,14 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 			}
 		}
 	}
-	for name := range f.refused {
+	for name := range f.rejected {
 		names[name] = struct{}{}
 	}
 	for name := range names {
-		if _, rests := r.Rest[name]; rests && f.refused[name] != "" && r.Services[name] != nil {
+		if _, rests := r.Rest[name]; rests && f.rejected[name] != "" && r.Services[name] != nil {
 			continue
 		}
-		if _, keep := r.Keep[name]; keep && r.Services[name] != nil && f.kernel[name] != nil {
+		if _, preserve := r.Preserve[name]; preserve && r.Services[name] != nil && f.kernel[name] != nil {
 			continue // the kernel's may be newer
 		}
 		if f.write(name, r.Services[name]) {
@@ -156,7 +156,7 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 			f.writes++
 		}
 	}
-	result.Rejected, result.Reduced = maps.Clone(f.refused), map[dataplane.ServiceName]*dataplane.Service{}
+	result.Rejected, result.Reduced = maps.Clone(f.rejected), map[dataplane.ServiceName]*dataplane.Service{}
 	for name, reason := range f.reduced {
 		if svc := r.Services[name]; svc != nil {
 			result.Rejected[name], result.Reduced[name] = reason, svc
@@ -169,19 +169,19 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 
 // write writes svc to the kernel and reports whether that changed it.
 func (f *Fake) write(name dataplane.ServiceName, svc *dataplane.Service) bool {
-	delete(f.refused, name)
+	delete(f.rejected, name)
 	f.tries[name]++
-	held, found := f.kernel[name]
+	actual, found := f.kernel[name]
 	if svc == nil {
 		delete(f.kernel, name)
 		return found
 	}
-	if reason := f.refuses[name]; reason != "" {
-		f.refused[name] = reason
+	if reason := f.rejects[name]; reason != "" {
+		f.rejected[name] = reason
 		return false
 	}
 	f.kernel[name] = svc
-	return held != svc
+	return actual != svc
 }
 
 // Verify implements dataplane.Dataplane.
@@ -199,10 +199,10 @@ func (f *Fake) Verify(_ context.Context, r *dataplane.Ruleset, o dataplane.Verif
 	}
 	d := dataplane.Difference{Warnings: slices.Clone(f.warnings)}
 	for name, svc := range r.Services {
-		if _, keep := r.Keep[name]; keep && f.kernel[name] != nil {
+		if _, preserve := r.Preserve[name]; preserve && f.kernel[name] != nil {
 			continue
 		}
-		if f.kernel[name] != svc && f.refused[name] == "" {
+		if f.kernel[name] != svc && f.rejected[name] == "" {
 			d.Count++
 			d.Examples = append(d.Examples, fmt.Sprintf("Service %s differs", name))
 		}
@@ -225,9 +225,9 @@ func (f *Fake) audit(r *dataplane.Ruleset) (dataplane.Difference, error) {
 	f.needsFull = true // like a data plane that does not know what others write
 	a := dataplane.Difference{Warnings: slices.Clone(f.warnings)}
 	for name, svc := range r.Services {
-		if held := f.kernel[name]; held != svc {
+		if actual := f.kernel[name]; actual != svc {
 			text := fmt.Sprintf("Service %s differs", name)
-			a.Findings = append(a.Findings, dataplane.Finding{Service: name, Key: fmt.Sprintf("%s %p %p", name, held, svc), Text: text})
+			a.Findings = append(a.Findings, dataplane.Finding{Service: name, Key: fmt.Sprintf("%s %p %p", name, actual, svc), Text: text})
 		}
 	}
 	if r.Prune {
@@ -260,8 +260,8 @@ func (f *Fake) Cleanup(context.Context, dataplane.CleanupOptions) error {
 	return nil
 }
 
-// Retire implements dataplane.Retirer.
-func (f *Fake) Retire(context.Context, *dataplane.Ruleset) (string, error) {
+// CleanupMode implements dataplane.ModeCleaner.
+func (f *Fake) CleanupMode(context.Context, *dataplane.Ruleset) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.stays != nil || f.draining != "" {
@@ -272,15 +272,15 @@ func (f *Fake) Retire(context.Context, *dataplane.Ruleset) (string, error) {
 	return "", nil
 }
 
-// Drain makes Retire leave everything, for a reason; an empty one ends that.
+// Drain makes CleanupMode leave everything, for a reason; an empty one ends that.
 func (f *Fake) Drain(why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.draining = why
 }
 
-// FailToRetire makes every Retire fail; nil ends that.
-func (f *Fake) FailToRetire(err error) {
+// FailCleanupMode makes every CleanupMode fail; nil ends that.
+func (f *Fake) FailCleanupMode(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.stays = err
@@ -411,11 +411,11 @@ func (f *Fake) Tries(namespace, name string) int {
 	return f.tries[dataplane.ServiceName{Namespace: namespace, Name: name}]
 }
 
-// Refuse makes the kernel reject one Service; an empty reason ends that.
-func (f *Fake) Refuse(namespace, name, reason string) {
+// Reject makes the kernel reject one Service; an empty reason ends that.
+func (f *Fake) Reject(namespace, name, reason string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.refuses[dataplane.ServiceName{Namespace: namespace, Name: name}] = reason
+	f.rejects[dataplane.ServiceName{Namespace: namespace, Name: name}] = reason
 }
 
 // Reduce makes one Service lack something that another Service has.

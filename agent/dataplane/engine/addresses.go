@@ -42,15 +42,15 @@ func (a *Addresses) Changed(read func() ([]netip.Addr, error)) bool {
 
 // Follow calls changed whenever these addresses have changed, until ctx is done.
 func (a *Addresses) Follow(ctx context.Context, c clock.Clock, subscribe func(done <-chan struct{}) (<-chan struct{}, error), read func() ([]netip.Addr, error), changed func()) {
-	look := func() {
+	check := func() {
 		if a.Changed(read) {
 			changed()
 		}
 	}
 	s := dataplane.Subscription[struct{}]{
 		Clock: c, Subscribe: subscribe,
-		Begun:   func(bool) { look() }, // for earlier events
-		Settled: look,
+		Begun:   func(bool) { check() }, // for earlier events
+		Settled: check,
 	}
 	s.Follow(ctx)
 }

@@ -49,7 +49,7 @@ type Operations interface {
 	// error wraps ErrFull.
 	Change(ctx context.Context, r *dataplane.Ruleset, names []dataplane.ServiceName, all bool) (changed int, err error)
 	// Full reads the kernel, compares everything and writes the difference. Asked is false if
-	// changes by another program may be the reason. It sets Engine.Rejected and Kept.
+	// changes by another program may be the reason. It sets Engine.Rejected and Preserved.
 	Full(ctx context.Context, r *dataplane.Ruleset, asked bool) (FullPass, error)
 	// Large reports whether smaller Services should not wait for this one. A nil Service has
 	// ended.
@@ -83,9 +83,9 @@ type Rejection[P any] struct {
 	// Proven: the kernel rejected this Service alone. Otherwise it was among others when time
 	// was up.
 	Proven bool
-	// Held is the actual state of the Service; nil: the kernel has nothing. Unknown: it is
+	// Actual is the actual state of the Service; nil: the kernel has nothing. Unknown: it is
 	// unknown.
-	Held    *P
+	Actual  *P
 	Unknown bool
 }
 
@@ -94,8 +94,8 @@ type Rejection[P any] struct {
 type Engine[P any] struct {
 	// Rejected are the Services that the kernel rejects.
 	Rejected map[dataplane.ServiceName]Rejection[P]
-	// Kept are the Services whose actual state may be newer than the plan; see Ruleset.Keep.
-	Kept map[dataplane.ServiceName]struct{}
+	// Preserved are the Services whose actual state may be newer than the plan; see Ruleset.Preserve.
+	Preserved map[dataplane.ServiceName]struct{}
 
 	ops   Operations
 	clock clock.PassiveClock

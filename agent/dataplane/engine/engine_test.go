@@ -48,7 +48,7 @@ func (p *plane) Change(_ context.Context, _ *dataplane.Ruleset, names []dataplan
 
 func (p *plane) Full(_ context.Context, r *dataplane.Ruleset, asked bool) (FullPass, error) {
 	p.did = append(p.did, fmt.Sprint("full ", asked))
-	p.known, p.engine.Rejected, p.engine.Kept = true, p.rejected, KeptOf(r)
+	p.known, p.engine.Rejected, p.engine.Preserved = true, p.rejected, PreservedOf(r)
 	return FullPass{Changed: 100}, nil
 }
 
@@ -132,7 +132,7 @@ func TestApply(t *testing.T) {
 	apply("a large one", dataplane.Ruleset{Dirty: set("a/1", "b/1")}, "change [b/1] false", "change [a/1 b/1] false")
 	p.large = nil
 
-	apply("kept ones are not known", dataplane.Ruleset{Full: true, Keep: set("a/1", "gone/1")}, "full true")
+	apply("kept ones are not known", dataplane.Ruleset{Full: true, Preserve: set("a/1", "gone/1")}, "full true")
 	apply("so they take a full pass", dataplane.Ruleset{Dirty: set("a/1", "b/1")}, "change [b/1] false", "full false")
 }
 
@@ -141,7 +141,7 @@ func TestRejectedServices(t *testing.T) {
 	held := "old"
 	p := &plane{
 		rejected: map[dataplane.ServiceName]Rejection[string]{
-			named("a/1")[0]: {Reason: "bad", Proven: true, Held: &held}, named("a/2")[0]: {Reason: "unsure", Unknown: true},
+			named("a/1")[0]: {Reason: "bad", Proven: true, Actual: &held}, named("a/2")[0]: {Reason: "unsure", Unknown: true},
 		},
 		conflicts: map[dataplane.ServiceName]Conflict{named("b/1")[0]: {Reason: "another's", Served: &dataplane.Service{}}},
 	}

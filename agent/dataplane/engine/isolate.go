@@ -21,8 +21,8 @@ type Isolation[P any] struct {
 	// Services of a batch it blames, and the rest.
 	Rejection func(error) bool
 	Suspects  func(batch []dataplane.ServiceName, err error) (suspects, rest []dataplane.ServiceName)
-	// Former are the Services that were rejected before.
-	Former map[dataplane.ServiceName]Rejection[P]
+	// Previous are the Services that were rejected before.
+	Previous map[dataplane.ServiceName]Rejection[P]
 	// Rejected are those at fault, Changed the written ones. It adds to both.
 	Rejected map[dataplane.ServiceName]Rejection[P]
 	Changed  map[dataplane.ServiceName]struct{}
@@ -38,7 +38,7 @@ func (p *Isolation[P]) Write(names []dataplane.ServiceName, write func(batch []d
 	var fresh, large, unproven, proven []dataplane.ServiceName
 	sizes := p.sizes(names)
 	for _, n := range names {
-		switch r, rejected := p.Former[n]; {
+		switch r, rejected := p.Previous[n]; {
 		case rejected && r.Proven:
 			proven = append(proven, n)
 		case rejected:
@@ -138,8 +138,8 @@ func (p *Isolation[P]) use(batch []dataplane.ServiceName) {
 func (p *Isolation[P]) reject(names []dataplane.ServiceName, r Rejection[P]) {
 	for _, name := range names {
 		delete(p.Changed, name)
-		if former, ok := p.Former[name]; ok && former.Proven && !r.Proven {
-			p.Rejected[name] = former
+		if previous, ok := p.Previous[name]; ok && previous.Proven && !r.Proven {
+			p.Rejected[name] = previous
 			continue
 		}
 		p.Rejected[name] = r

@@ -13,17 +13,17 @@ import (
 // one namespace cause.
 const retryPause = 10 * time.Second
 
-// KeptOf returns the Services that Ruleset.Keep names and that are desired.
-func KeptOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
-	kept := maps.Clone(r.Keep)
-	maps.DeleteFunc(kept, func(name dataplane.ServiceName, _ struct{}) bool { return r.Services[name] == nil })
-	return kept
+// PreservedOf returns the Services that Ruleset.Preserve names and that are desired.
+func PreservedOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
+	preserved := maps.Clone(r.Preserve)
+	maps.DeleteFunc(preserved, func(name dataplane.ServiceName, _ struct{}) bool { return r.Services[name] == nil })
+	return preserved
 }
 
 // Unknown reports whether the actual state of a Service is unknown.
 func (e *Engine[P]) Unknown(name dataplane.ServiceName) bool {
-	_, kept := e.Kept[name]
-	return kept || e.Rejected[name].Unknown
+	_, preserved := e.Preserved[name]
+	return preserved || e.Rejected[name].Unknown
 }
 
 // Resting returns the rejected Services that are not tried this time, because they have not
@@ -76,8 +76,8 @@ func (e *Engine[P]) toWrite(r *dataplane.Ruleset, all bool) (names []dataplane.S
 // takes a full pass, and one namespace must not cost all others one after the other. If it does
 // not wait, it has that now.
 func (e *Engine[P]) waits(r *dataplane.Ruleset, name dataplane.ServiceName) bool {
-	_, kept := e.Kept[name]
-	if kept || r.Services[name] == nil {
+	_, preserved := e.Preserved[name]
+	if preserved || r.Services[name] == nil {
 		return false
 	}
 	now := e.clock.Now()
@@ -98,8 +98,7 @@ func (e *Engine[P]) parts(r *dataplane.Ruleset, names []dataplane.ServiceName) [
 	large := false
 	var small []dataplane.ServiceName
 	for _, name := range names {
-		_, dirty := r.Dirty[name]
-		switch {
+		switch _, dirty := r.Dirty[name]; {
 		case !dirty:
 		case e.ops.Large(name, r.Services[name]):
 			large = true

@@ -157,7 +157,7 @@ func TestChangedAddressRewritesTheTailOnly(t *testing.T) {
 	}
 	// Besides addresses, something else has changed.
 	f.at("192.168.0.5")
-	f.plane.held.config.dropInvalid = false
+	f.plane.actual.config.dropInvalid = false
 	if result := f.apply(); result.Kind != v1alpha1.SyncFull || f.tail() != "192.168.0.5" {
 		t.Errorf("%s, tail %q", result.Kind, f.tail())
 	}

@@ -47,13 +47,13 @@ var _ engine.Operations = operations{}
 
 func (o operations) Open(ctx context.Context) error { return o.kernel.find(ctx) }
 
-func (o operations) Known() bool { return o.held != nil }
+func (o operations) Known() bool { return o.actual != nil }
 
 func (o operations) Recheck(ctx context.Context, r *dataplane.Ruleset) (engine.Effect, error) {
 	done, err := o.applyAddresses(ctx, r)
 	switch {
 	case err != nil && !isRejection(err):
-		o.held = nil
+		o.actual = nil
 		return engine.TakesFull, err
 	case done:
 		return engine.NoEffect, nil
@@ -65,7 +65,7 @@ func (o operations) Recheck(ctx context.Context, r *dataplane.Ruleset) (engine.E
 func (o operations) Change(ctx context.Context, r *dataplane.Ruleset, names []dataplane.ServiceName, _ bool) (int, error) {
 	changed, err := o.applyChanged(ctx, r, names)
 	if err != nil && !errors.Is(err, engine.ErrFull) {
-		o.held = nil
+		o.actual = nil
 	}
 	return changed, err
 }
@@ -87,7 +87,7 @@ func (operations) Conflicts() iter.Seq2[dataplane.ServiceName, engine.Conflict] 
 
 func (o operations) Report(r *dataplane.Ruleset, result *dataplane.Result) {
 	result.Warnings = slices.Clone(o.warnings)
-	if c := o.held.config; c.nodePorts.Ranges != nil && len(c.nodePortIPs) == 0 {
+	if c := o.actual.config; c.nodePorts.Ranges != nil && len(c.nodePortIPs) == 0 {
 		if w := engine.NodePortWarning(o.family, c.nodePorts, r.Services); w != "" {
 			result.Warnings = append(result.Warnings, w)
 		}
@@ -107,9 +107,9 @@ func (d *Dataplane) applyAll(ctx context.Context, r *dataplane.Ruleset, asked bo
 	d.sound = now
 	var out engine.FullPass
 	if !asked {
-		out.Repaired = d.changedByOthers(r, state)
+		out.Repaired = d.modifiedExternally(r, state)
 	}
-	d.held = nil
+	d.actual = nil
 	out.Changed, err = d.applyFull(ctx, r, state)
 	return out, err
 }
@@ -124,38 +124,38 @@ func (d *Dataplane) readAgain(ctx context.Context) (*kernelState, error) {
 	return d.kernel.read(ctx)
 }
 
-// changedByOthers reports what another program has changed of our rules. The dirty Services
+// modifiedExternally reports what another program has changed of our rules. The dirty Services
 // do not count: they may have been written in part.
-func (d *Dataplane) changedByOthers(r *dataplane.Ruleset, state *kernelState) dataplane.Difference {
+func (d *Dataplane) modifiedExternally(r *dataplane.Ruleset, state *kernelState) dataplane.Difference {
 	unknown := maps.Clone(d.engine.Rejected)
 	for name := range r.Dirty {
 		unknown[name] = rejection{}
 	}
-	return difference(d.held, state, &scope{modes: d.modes, rejected: unknown, kept: d.engine.Kept})
+	return difference(d.actual, state, &scope{modes: d.modes, rejected: unknown, preserved: d.engine.Preserved})
 }
 
 // applyUnread writes what has changed although the kernel cannot be read, and
 // returns why it cannot: what the kernel had is known, and Services must not wait
 // until an administrator has repaired the node.
 func (d *Dataplane) applyUnread(ctx context.Context, r *dataplane.Ruleset, why error) error {
-	if d.held == nil {
+	if d.actual == nil {
 		return why
 	}
 	if _, _, err := d.engine.Change(ctx, r, false); err != nil {
-		d.held = nil
+		d.actual = nil
 		return errors.Join(why, err)
 	}
 	return why
 }
 
-// hold notes what the kernel has of a Service; nil for nothing.
-func (d *Dataplane) hold(name dataplane.ServiceName, p *planned) {
-	d.tally = d.tally.minus(d.held.services[name].tally()).plus(p.tally())
+// setActual notes what the kernel has of a Service; nil for nothing.
+func (d *Dataplane) setActual(name dataplane.ServiceName, p *planned) {
+	d.tally = d.tally.minus(d.actual.services[name].tally()).plus(p.tally())
 	if p == nil {
-		delete(d.held.services, name)
+		delete(d.actual.services, name)
 		return
 	}
-	d.held.services[name] = p
+	d.actual.services[name] = p
 }
 
 // fill completes a transaction that is a sweep by what the chain has now. If the programs
@@ -297,7 +297,7 @@ func (d *Dataplane) expected() *entries {
 
 // expectEntries expects the tables to stay as they were read, without any difference.
 func (d *Dataplane) expectEntries(state *kernelState) {
-	if d.held == nil || !d.kernel.legacy() {
+	if d.actual == nil || !d.kernel.legacy() {
 		return
 	}
 	d.unmanaged = state.entries() - d.tally.entries()
@@ -311,7 +311,7 @@ func (d *Dataplane) countUnmanaged(p *fullPass) {
 		return
 	}
 	d.unmanaged = p.state.entries() - p.state.ours(p.want).entries()
-	if len(d.engine.Rejected)+len(d.stuck)+len(p.scope.kept) == 0 {
+	if len(d.engine.Rejected)+len(d.stuck)+len(p.scope.preserved) == 0 {
 		return
 	}
 	// The kernel has more of ours than is counted.

@@ -37,7 +37,7 @@ func newFixture(t *testing.T) *fixture {
 		Node: testNode(), Services: map[dataplane.ServiceName]*dataplane.Service{},
 		Dirty: map[dataplane.ServiceName]struct{}{}, Full: true, Prune: true,
 	}
-	f.plane = New(dataplane.IPv4, Options{Modes: twoModes(), SysctlFolder: sysctl})
+	f.plane = New(dataplane.IPv4, Options{Modes: twoModes(), SysctlDirectory: sysctl})
 	f.plane.kernel = f.kernel
 	return f
 }
@@ -45,7 +45,7 @@ func newFixture(t *testing.T) *fixture {
 // restart stands for a new agent on the same kernel.
 func (f *fixture) restart() {
 	sysctl := f.plane.sysctl
-	f.plane = New(dataplane.IPv4, Options{Modes: twoModes(), SysctlFolder: sysctl})
+	f.plane = New(dataplane.IPv4, Options{Modes: twoModes(), SysctlDirectory: sysctl})
 	f.plane.kernel = f.kernel
 	f.rules.Full = true
 }
@@ -77,7 +77,7 @@ func (f *fixture) apply() dataplane.Result {
 // check compares the kernel to a fresh plan, counts included.
 func (f *fixture) check(result dataplane.Result) {
 	f.Helper()
-	fresh := New(dataplane.IPv4, Options{Modes: twoModes(), SysctlFolder: f.plane.sysctl})
+	fresh := New(dataplane.IPv4, Options{Modes: twoModes(), SysctlDirectory: f.plane.sysctl})
 	fresh.kernel, fresh.interfaceIPs = f.kernel, f.plane.interfaceIPs
 	d, err := fresh.Verify(context.Background(), f.rules, dataplane.VerifyOptions{})
 	if err != nil {
@@ -252,7 +252,7 @@ func TestRefusedServiceIsIsolated(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := newFixture(t)
-			f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, c.refuse) }
+			f.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, c.refuse) }
 			f.set(someServices(20)...)
 			result := f.apply()
 			bad := dataplane.ServiceName{Namespace: "ns", Name: "svc7"}
@@ -266,7 +266,7 @@ func TestRefusedServiceIsIsolated(t *testing.T) {
 				f.set(someServices(8)[7])
 				result = f.apply()
 			}
-			if len(result.Rejected) != 1 || !strings.Contains(result.Rejected[bad], "line refused") {
+			if len(result.Rejected) != 1 || !strings.Contains(result.Rejected[bad], "line rejected") {
 				t.Fatalf("refused: %v", result.Rejected)
 			}
 			rules := f.kernel.chain(t, nat, chainServices)
@@ -277,7 +277,7 @@ func TestRefusedServiceIsIsolated(t *testing.T) {
 			if result = f.apply(); len(result.Rejected) != 1 {
 				t.Errorf("a change of another Service forgets the refused one: %v", result.Rejected)
 			}
-			f.kernel.tables.Refuse = nil
+			f.kernel.tables.Reject = nil
 			f.set(someServices(8)[7])
 			if result = f.apply(); len(result.Rejected) != 0 {
 				t.Errorf("still refused: %v", result.Rejected)
@@ -293,7 +293,7 @@ func TestRefusedChangeKeepsFormerRules(t *testing.T) {
 	f.apply()
 	before := f.kernel.save()
 	bad := testService("ns/svc1", "172.30.0.2", dataplane.Port{Available: true, Cluster: endpoints("10.180.9.9:80")})
-	f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "10.180.9.9") }
+	f.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, "10.180.9.9") }
 	f.set(bad)
 	result := f.apply()
 	if len(result.Rejected) != 1 {
@@ -302,7 +302,7 @@ func TestRefusedChangeKeepsFormerRules(t *testing.T) {
 	if diff := cmp.Diff(before, f.kernel.save()); diff != "" {
 		t.Errorf("rules changed (-before +after):\n%s", diff)
 	}
-	f.kernel.tables.Refuse = nil
+	f.kernel.tables.Reject = nil
 	f.rules.Full = true
 	f.check(f.apply())
 }
@@ -402,7 +402,7 @@ func TestChainThatOthersJumpTo(t *testing.T) {
 	f.set(someServices(4)...)
 	f.apply()
 	gone := dataplane.ServiceName{Namespace: "ns", Name: "svc2"}
-	used := f.plane.held.services[gone].chains[0].name
+	used := f.plane.actual.services[gone].chains[0].name
 	mine := chainID{nat, "MY-CHAIN"}
 	f.kernel.set(t, mine, "-j "+used)
 	f.remove(gone)
@@ -451,8 +451,8 @@ func TestManyRefused(t *testing.T) {
 		for _, mute := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,mute=%t", name, mute), func(t *testing.T) {
 				f := newFixture(t)
-				f.kernel.tables.Mute = mute
-				f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "-m recent") }
+				f.kernel.tables.RejectSilently = mute
+				f.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, "-m recent") }
 				for i := range bad + good {
 					s := testService(fmt.Sprintf("ns/svc%04d", i), fmt.Sprintf("172.30.%d.%d", i/250, i%250),
 						dataplane.Port{Available: true, Cluster: endpoints("10.180.0.1:80")})
@@ -485,7 +485,7 @@ func TestManyRefused(t *testing.T) {
 // at once, the other is written first.
 func TestOthersDoNotWaitForTheRefused(t *testing.T) {
 	f := newFixture(t)
-	f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "-m recent") }
+	f.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, "-m recent") }
 	services := someServices(3)
 	services[0].AffinitySeconds = 60
 	f.set(services...)
@@ -502,7 +502,7 @@ func TestOthersDoNotWaitForTheRefused(t *testing.T) {
 // TestAllRefused: where the kernel takes no Service, the fault is not theirs.
 func TestAllRefused(t *testing.T) {
 	f := newFixture(t)
-	f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "-j DNAT") }
+	f.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, "-j DNAT") }
 	other := *someServices(20)[19]
 	other.Name.Namespace = "other"
 	f.set(append(someServices(19), &other)...)
@@ -513,7 +513,7 @@ func TestAllRefused(t *testing.T) {
 
 func TestWarnsWhereLocalhostCannotBeServed(t *testing.T) {
 	f := newFixture(t)
-	f.plane.sysctls = sysctlFolder(filepath.Join(t.TempDir(), "absent"))
+	f.plane.sysctls = sysctlDirectory(filepath.Join(t.TempDir(), "absent"))
 	f.set(someServices(2)...)
 	result := f.apply()
 	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], "NodePorts do not answer on 127.0.0.1") {

@@ -14,14 +14,14 @@ import (
 // audited remembers a comparison beside another proxy, so that the next one only costs what has
 // changed.
 type audited struct {
-	want     *desired
-	services map[dataplane.ServiceName]*dataplane.Service // that want was planned of
-	prune    bool
-	kept     int // Services of Ruleset.Keep
-	since    moment
-	unread   int // comparisons since
-	warned   int // comparisons since the warnings were updated
-	result   dataplane.Difference
+	want      *desired
+	services  map[dataplane.ServiceName]*dataplane.Service // that want was planned of
+	prune     bool
+	preserved int // Services of Ruleset.Preserve
+	since     moment
+	unread    int // comparisons since
+	warned    int // comparisons since the warnings were updated
+	result    dataplane.Difference
 }
 
 // warnEvery is the number of comparisons between updates of warnings, which take as
@@ -36,16 +36,16 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		}
 	}
 	// Another program may maintain the rules.
-	d.held, d.seen, d.spare = nil, moment{}, nil
+	d.actual, d.seen, d.spare = nil, moment{}, nil
 	c, err := d.config(r)
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
 	d.noteAddresses(c)
-	next := &audited{prune: r.Prune, kept: len(r.Keep)}
+	next := &audited{prune: r.Prune, preserved: len(r.Preserve)}
 	same := next.plan(d.audited, c, r.Services)
 	next.since = momentOf(d.kernel) // before reading: what comes later is noticed next time
-	if last := d.audited; same && last.since.sameAs(next.since) && last.prune == r.Prune && last.kept == next.kept && last.unread < maxUnread {
+	if last := d.audited; same && last.since.sameAs(next.since) && last.prune == r.Prune && last.preserved == next.preserved && last.unread < maxUnread {
 		last.unread++
 		last.warn(ctx, d.kernel, last)
 		return last.result, nil
@@ -58,7 +58,7 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		d.entries.Store(&entries{total: state.entries()})
 	}
 	d.engine.Begin()
-	found := auditFindings(next.want, state, &scope{modes: d.modes, prune: r.Prune, kept: engine.KeptOf(r)})
+	found := auditFindings(next.want, state, &scope{modes: d.modes, prune: r.Prune, preserved: engine.PreservedOf(r)})
 	next.result = dataplane.DifferenceOf(found, dataplane.VerifyOptions{Audit: true})
 	next.result.Counts = state.ours(next.want).counts()
 	next.warn(ctx, d.kernel, d.audited)
@@ -81,17 +81,17 @@ func (a *audited) warn(ctx context.Context, k kernel, last *audited) {
 func (a *audited) plan(last *audited, c *config, services map[dataplane.ServiceName]*dataplane.Service) bool {
 	a.want = &desired{config: c, services: make(map[dataplane.ServiceName]*planned, len(services))}
 	a.services = make(map[dataplane.ServiceName]*dataplane.Service, len(services))
-	keep := last != nil
-	if keep {
-		former := *last.want.config
-		former.terse = c.terse // comments make no difference
-		keep = reflect.DeepEqual(&former, c)
+	reuse := last != nil
+	if reuse {
+		previous := *last.want.config
+		previous.terse = c.terse // comments make no difference
+		reuse = reflect.DeepEqual(&previous, c)
 	}
-	same := keep && len(services) == len(last.services)
+	same := reuse && len(services) == len(last.services)
 	for name, svc := range services {
 		a.services[name] = svc
 		// A Service is never changed, only replaced.
-		if keep && last.services[name] == svc {
+		if reuse && last.services[name] == svc {
 			a.want.services[name] = last.want.services[name]
 			continue
 		}
@@ -136,7 +136,7 @@ func (f found) String() string {
 // key stays the same while the desired and the actual state do.
 func (f found) key() string { return fmt.Sprintf("%s %x %x", f, f.want, f.have) }
 
-func find(w *desired, k *kernelState, s *scope, say func(found)) {
+func find(w *desired, k *kernelState, s *scope, report func(found)) {
 	for name, chains := range compareChains(w, k, s) {
 		if _, rejected := s.rejected[name]; rejected {
 			continue
@@ -149,31 +149,31 @@ func find(w *desired, k *kernelState, s *scope, say func(found)) {
 			if i := slices.IndexFunc(w.services[name].chains, func(p plannedChain) bool { return p.name == c }); i >= 0 {
 				f.want = w.services[name].chains[i].hash
 			}
-			say(f)
+			report(f)
 		}
 	}
 	for _, sd := range compareShared(w, k, s) {
 		if sd.missing {
-			say(found{kind: chainMissing, in: sd.chain.id})
+			report(found{kind: chainMissing, in: sd.chain.id})
 			continue
 		}
 		for _, r := range sd.add {
-			say(found{kind: ruleMissing, in: sd.chain.id, service: r.owner, spec: r.spec})
+			report(found{kind: ruleMissing, in: sd.chain.id, service: r.owner, spec: r.spec})
 		}
 		for _, spec := range sd.remove {
-			say(found{kind: ruleUnexpected, in: sd.chain.id, spec: spec})
+			report(found{kind: ruleUnexpected, in: sd.chain.id, spec: spec})
 		}
 		if sd.fixed {
-			say(found{kind: fixedDiffer, in: sd.chain.id})
+			report(found{kind: fixedDiffer, in: sd.chain.id})
 		}
 	}
 	for _, j := range missingJumps(w.config.jumps(), k) {
-		say(found{kind: jumpMissing, in: j.in(), spec: j.Rule})
+		report(found{kind: jumpMissing, in: j.in(), spec: j.Rule})
 	}
 	if s.prune {
 		for _, c := range staleChains(w, k, s) {
-			if _, stuck := s.stuck[c]; !stuck {
-				say(found{kind: chainUnexpected, in: chainID{nat, c}})
+			if !s.stuck.Has(c) {
+				report(found{kind: chainUnexpected, in: chainID{nat, c}})
 			}
 		}
 	}

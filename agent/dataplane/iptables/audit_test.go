@@ -270,6 +270,6 @@ func TestApplyForgetsTheAudit(t *testing.T) {
 	}
 	k.unread = errors.New("the table nat cannot be printed")
 	if _, err := d.Apply(context.Background(), r); err == nil || d.audited != nil {
-		t.Errorf("error %v; a plan is kept: %v", err, d.audited != nil)
+		t.Errorf("error %v; a plan is preserved: %v", err, d.audited != nil)
 	}
 }

@@ -40,7 +40,7 @@ func BenchmarkPlanService(b *testing.B) {
 func BenchmarkOneEndpointChanged(b *testing.B) {
 	for _, n := range []int{100, 1000, 10000} {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			plane := New(dataplane.IPv4, Options{SysctlFolder: b.TempDir()})
+			plane := New(dataplane.IPv4, Options{SysctlDirectory: b.TempDir()})
 			plane.kernel = idleKernel{newFakeKernel()}
 			rules := newRuleset()
 			*rules.Node.Settings.NodePorts.Localhost = "Disabled"

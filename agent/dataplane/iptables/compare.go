@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
@@ -54,10 +56,10 @@ type scope struct {
 	// rejected Services retain what the kernel has of them.
 	rejected map[dataplane.ServiceName]rejection
 	// stuck chains are stale but cannot be deleted.
-	stuck map[string]struct{}
-	// kept Services may be newer in the kernel: only what is missing of them is added, nothing
+	stuck sets.Set[string]
+	// preserved Services may be newer in the kernel: only what is missing of them is added, nothing
 	// replaced or removed.
-	kept map[dataplane.ServiceName]struct{}
+	preserved map[dataplane.ServiceName]struct{}
 }
 
 // mayRemove reports whether a rule with the given comment may be removed. Comments of fixed
@@ -70,7 +72,7 @@ func (s *scope) mayRemove(w *desired, comment string) bool {
 	if !ok {
 		return s.prune
 	}
-	if _, rejected := s.rejected[name]; rejected || s.keeps(name) {
+	if _, rejected := s.rejected[name]; rejected || s.preserves(name) {
 		return false
 	}
 	_, dirty := s.dirty[name]
@@ -91,7 +93,7 @@ func compareChains(w *desired, k *kernelState, s *scope) map[dataplane.ServiceNa
 	out := map[dataplane.ServiceName][]string{}
 	newer := newerInKernel(w, k, s)
 	for name, p := range w.services {
-		if s.keeps(name) {
+		if s.preserves(name) {
 			if missing := newer.missing(p, k); len(missing) > 0 {
 				out[name] = missing
 			}
@@ -123,7 +125,7 @@ func staleChains(w *desired, k *kernelState, s *scope) []string {
 		}
 	}
 	for _, why := range s.rejected {
-		note(why.Held)
+		note(why.Actual)
 	}
 	var out []string
 	for id := range k.chains {
@@ -149,7 +151,7 @@ type sharedDiff struct {
 	// The following are rules in the kernel, as it prints them.
 	head   []string // of other modes, which must come first
 	remove []string
-	keep   []string
+	stay   []string
 }
 
 // compareShared returns how the shared chains differ, in the order in which
@@ -161,9 +163,9 @@ func compareShared(w *desired, k *kernelState, s *scope) []*sharedDiff {
 		if _, rejected := s.rejected[name]; rejected {
 			continue
 		}
-		kept := s.keeps(name)
+		preserved := s.preserves(name)
 		for _, r := range p.dispatch {
-			if kept && newer.ports[portOf(r.spec)] && !newer.present[r.placed()] {
+			if preserved && newer.ports[portOf(r.spec)] && !newer.present[r.placed()] {
 				continue
 			}
 			byChain[r.in] = append(byChain[r.in], ownedRule{r, name})
@@ -204,13 +206,13 @@ func compareSharedChain(w *desired, k *kernelState, s *scope, c sharedChain, wan
 		switch {
 		case open[r.hash] > 0:
 			open[r.hash]--
-			d.keep = append(d.keep, r.spec)
+			d.stay = append(d.stay, r.spec)
 		case s.modes.others.precedes(c.id, r.hash):
 			d.head = append(d.head, r.spec)
 		case s.modes.others.declares(c.id, r.hash), s.mayRemove(w, comment(r.spec)):
 			d.remove = append(d.remove, r.spec)
 		default:
-			d.keep = append(d.keep, r.spec)
+			d.stay = append(d.stay, r.spec)
 		}
 	}
 	for _, r := range want {

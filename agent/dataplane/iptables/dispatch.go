@@ -104,7 +104,7 @@ func (p *fullPass) writeDispatchInParts(ctx context.Context, diffs []*sharedDiff
 
 // addDispatch adds the rules of Services in shared chains, those that reject first. Only
 // a Service that is a batch by itself takes several calls. What was written of it before one
-// is rejected stays: see noteHeld.
+// is rejected stays: see noteActual.
 func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.ServiceName][]dispatchRule) error {
 	names := slices.SortedFunc(maps.Keys(additions), dataplane.ServiceName.Compare)
 	return p.faults.Write(names, func(batch []dataplane.ServiceName) error {
@@ -162,7 +162,7 @@ func (p *fullPass) swapFirewallJumps(ctx context.Context) error {
 		}
 		for _, r := range have.rules {
 			if theirs(r) {
-				t.line(&t.refuse, "-D ", in.name, " ", r.spec) // in the same section
+				t.line(&t.reject, "-D ", in.name, " ", r.spec) // in the same section
 				have.count--
 			}
 		}

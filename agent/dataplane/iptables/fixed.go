@@ -199,7 +199,7 @@ func NewFixedRules(mode dataplane.Declaration, family dataplane.Family, o Option
 	o.complete()
 	modes, begun := newOwnership(mode, o.Modes), make(chan struct{})
 	return &FixedRules{
-		family: family, kernel: newKernel(family, modes, &o), modes: modes, matches: mode.Matches, sysctl: o.SysctlFolder,
+		family: family, kernel: newKernel(family, modes, &o), modes: modes, matches: mode.Matches, sysctl: o.SysctlDirectory,
 		begun: begun, begin: sync.OnceFunc(func() { close(begun) }),
 	}
 }
@@ -207,7 +207,7 @@ func NewFixedRules(mode dataplane.Declaration, family dataplane.Family, o Option
 // Supported reports whether the node has the family at all, and programs and a
 // kernel that know what the rules need.
 func (f *FixedRules) Supported(ctx context.Context) error {
-	if err := dataplane.HasFamily(f.family, procFolder, f.sysctl); err != nil {
+	if err := dataplane.HasFamily(f.family, procDirectory, f.sysctl); err != nil {
 		return err
 	}
 	if err := f.kernel.find(ctx); err != nil || f.supported {

@@ -127,8 +127,8 @@ func ipvsRules(family dataplane.Family, before ...string) Fixed {
 	return out
 }
 
-// keep makes the kernel hold rules and says whether that took writing.
-func keep(t *testing.T, k *FixedRules, want Fixed) bool {
+// applies applies rules and reports whether that changed anything.
+func applies(t *testing.T, k *FixedRules, want Fixed) bool {
 	t.Helper()
 	changed, err := k.Apply(context.Background(), want)
 	if err != nil {
@@ -137,7 +137,7 @@ func keep(t *testing.T, k *FixedRules, want Fixed) bool {
 	return changed
 }
 
-func compareKept(t *testing.T, k *FixedRules, want Fixed) FixedState {
+func compareFixedRules(t *testing.T, k *FixedRules, want Fixed) FixedState {
 	t.Helper()
 	state, err := k.Compare(context.Background(), want)
 	if err != nil {
@@ -169,17 +169,17 @@ func TestFixedRulesOnTheRealKernel(t *testing.T) {
 				return NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(folder, "")})
 			}
 			k := fresh()
-			if missing, _ := texts(compareKept(t, k, want)); len(missing) != len(want.Chains)+len(want.Jumps) {
+			if missing, _ := texts(compareFixedRules(t, k, want)); len(missing) != len(want.Chains)+len(want.Jumps) {
 				t.Errorf("%s: on a fresh kernel: %q", family, missing)
 			}
-			if !keep(t, k, want) {
+			if !applies(t, k, want) {
 				t.Errorf("%s: nothing written", family)
 			}
-			if keep(t, k, want) || keep(t, fresh(), want) {
+			if applies(t, k, want) || applies(t, fresh(), want) {
 				t.Errorf("%s: written twice:\n%s", family, run(t, program+"-save"))
 			}
 			chains, rules := want.Counts()
-			if got := compareKept(t, fresh(), want); len(got.Findings) > 0 || got.Chains != chains || got.Rules != rules {
+			if got := compareFixedRules(t, fresh(), want); len(got.Findings) > 0 || got.Chains != chains || got.Rules != rules {
 				t.Errorf("%s: %+v, want %d chains with %d rules", family, got, chains, rules)
 			}
 			save := withoutCounters(run(t, program+"-save"))
@@ -190,12 +190,12 @@ func TestFixedRulesOnTheRealKernel(t *testing.T) {
 				"fixed rules of KUBE-LOAD-BALANCER of nat differ", "fixed rules of KUBE-NODE-PORT of filter differ",
 				`jump missing in FORWARD of filter: -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD`,
 			}
-			found, keys := texts(compareKept(t, k, want))
-			_, again := texts(compareKept(t, fresh(), want))
+			found, keys := texts(compareFixedRules(t, k, want))
+			_, again := texts(compareFixedRules(t, fresh(), want))
 			if diff := cmp.Diff(damaged, found); diff != "" || !slices.Equal(keys, again) || !strings.HasPrefix(keys[0], "iptables ") {
 				t.Errorf("%s: keys %q and %q, found %s", family, keys, again, diff)
 			}
-			if !keep(t, k, want) || len(compareKept(t, fresh(), want).Findings) > 0 {
+			if !applies(t, k, want) || len(compareFixedRules(t, fresh(), want).Findings) > 0 {
 				t.Errorf("%s: not repaired", family)
 			}
 			if diff := cmp.Diff(slices.Sorted(strings.Lines(save)), slices.Sorted(strings.Lines(withoutCounters(run(t, program+"-save"))))); diff != "" {
@@ -247,30 +247,30 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 	save := func() []string {
 		return slices.Sorted(strings.Lines(withoutCounters(run(t, filepath.Join(folder, commandOf(family)+"-save")))))
 	}
-	retire := func() {
+	clean := func() {
 		t.Helper()
-		if pending, err := plane.Retire(context.Background(), rules); pending != "" || err != nil {
+		if pending, err := plane.CleanupMode(context.Background(), rules); pending != "" || err != nil {
 			t.Fatal(pending, err)
 		}
 	}
 	leave := func() {
 		t.Helper()
-		if err := fixed.Retire(context.Background()); err != nil {
+		if err := fixed.CleanupMode(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	mustApply(t, plane, rules)
 	inIPTables := save()
-	keep(t, fixed, want)
-	if keep(t, NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(folder, "")}), want) {
+	applies(t, fixed, want)
+	if applies(t, NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(folder, "")}), want) {
 		t.Errorf("%s: beside mode IPTables it is written twice", family)
 	}
-	retire()
+	clean()
 	inIPVS := save()
 	if err := fixed.Cleanup(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	keep(t, fixed, want)
+	applies(t, fixed, want)
 	if diff := cmp.Diff(save(), inIPVS); diff != "" {
 		t.Errorf("%s: in mode IPVS, a fresh node (-) has other rules than one after mode IPTables (+): %s", family, diff)
 	}
@@ -284,8 +284,8 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 		if diff := cmp.Diff(inIPTables, save()); diff != "" {
 			t.Errorf("%s: back in mode IPTables: %s", family, diff)
 		}
-		keep(t, fixed, want)
-		retire()
+		applies(t, fixed, want)
+		clean()
 		if diff := cmp.Diff(inIPVS, save()); diff != "" {
 			t.Errorf("%s: in mode IPVS again: %s", family, diff)
 		}
@@ -325,20 +325,20 @@ func TestFixedRulesWritesNothingTwice(t *testing.T) {
 		Chains: []FixedChain{{"nat", chainMarkMasq, []string{"-j MARK --or-mark 0x4000"}}, {"filter", chainForward, []string{"-j " + chainNodePort}}, {"filter", chainNodePort, nil}},
 		Jumps:  []Jump{{"filter", "INPUT", "-j " + chainForward}, {"filter", "INPUT", "-j " + chainNodePort}},
 	}
-	if !keep(t, k, want) || keep(t, k, want) || len(kernel.writes) != 1 || kernel.reads != 1 {
+	if !applies(t, k, want) || applies(t, k, want) || len(kernel.writes) != 1 || kernel.reads != 1 {
 		t.Errorf("%d reads, written: %q", kernel.reads, kernel.writes)
 	}
 	if diff := cmp.Diff([]string{"-j " + chainForward, "-j " + chainNodePort}, kernel.chain(t, filter, "INPUT")); diff != "" {
 		t.Error(diff)
 	}
 	for range maxUnread + 1 {
-		compareKept(t, k, want)
+		compareFixedRules(t, k, want)
 	}
 	if kernel.reads != 2 {
 		t.Errorf("%d reads", kernel.reads)
 	}
 	others++
-	if keep(t, k, want) || kernel.reads != 3 {
+	if applies(t, k, want) || kernel.reads != 3 {
 		t.Errorf("after another's write: %d reads, written: %q", kernel.reads, kernel.writes)
 	}
 	kernel.fail = errors.New("killed")
@@ -347,7 +347,7 @@ func TestFixedRulesWritesNothingTwice(t *testing.T) {
 	if _, err := k.Apply(context.Background(), want); err == nil {
 		t.Error("no error")
 	}
-	if !keep(t, k, want) {
+	if !applies(t, k, want) {
 		t.Error("a failed write is taken for done")
 	}
 }
@@ -391,22 +391,22 @@ func TestLackingMatches(t *testing.T) {
 	})
 }
 
-// TestRetireReadsOnce: where nothing is left, as long as no other program writes.
-func TestRetireReadsOnce(t *testing.T) {
+// TestCleanupModeReadsOnce: where nothing is left, as long as no other program writes.
+func TestCleanupModeReadsOnce(t *testing.T) {
 	var others uint32
 	kernel := newFakeKernel()
 	kernel.other = &others
 	d := newDataplane(t, kernel)
 	rules := switchRuleset(dataplane.IPv4)
-	retire := func() {
+	clean := func() {
 		t.Helper()
-		if pending, err := d.Retire(context.Background(), rules); pending != "" || err != nil {
+		if pending, err := d.CleanupMode(context.Background(), rules); pending != "" || err != nil {
 			t.Fatal(pending, err)
 		}
 	}
 	mustApply(t, d, rules)
 	kernel.reads = 0
-	retire()
+	clean()
 	for _, id := range kernel.chains() {
 		if d.modes.ownsAlone(id) {
 			t.Errorf("chain %s of %s is left", id.name, id.table)
@@ -414,13 +414,13 @@ func TestRetireReadsOnce(t *testing.T) {
 	}
 	written := len(kernel.writes)
 	for range 20 {
-		retire()
+		clean()
 	}
 	if kernel.reads != 1 || len(kernel.writes) != written {
 		t.Errorf("%d reads, written: %q", kernel.reads, kernel.writes[written:])
 	}
 	others++
-	retire()
+	clean()
 	if kernel.reads != 2 {
 		t.Errorf("after another's write: %d reads", kernel.reads)
 	}
@@ -429,20 +429,20 @@ func TestRetireReadsOnce(t *testing.T) {
 		t.Error("an Apply after that writes nothing")
 	}
 	written = len(kernel.writes)
-	if retire(); len(kernel.writes) == written {
-		t.Error("a Retire after that writes nothing")
+	if clean(); len(kernel.writes) == written {
+		t.Error("a CleanupMode after that writes nothing")
 	}
 }
 
-// TestRetireLeavesOthers: chains to which others' rules jump, and those rules.
-func TestRetireLeavesOthers(t *testing.T) {
+// TestCleanupModeLeavesOthers: chains to which others' rules jump, and those rules.
+func TestCleanupModeLeavesOthers(t *testing.T) {
 	kernel := newFakeKernel()
 	d := newDataplane(t, kernel)
 	rules := switchRuleset(dataplane.IPv4)
 	mustApply(t, d, rules)
 	kernel.set(t, chainID{filter, "MINE"}, "-j "+chainProxyFirewall, "-s 192.0.2.1 -j DROP")
 	kernel.set(t, chainID{filter, "FORWARD"}, append(kernel.chain(t, filter, "FORWARD"), "-j MINE")...)
-	if _, err := d.Retire(context.Background(), rules); err != nil {
+	if _, err := d.CleanupMode(context.Background(), rules); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{"-j " + chainProxyFirewall, "-s 192.0.2.1 -j DROP"}, kernel.chain(t, filter, "MINE")); diff != "" {

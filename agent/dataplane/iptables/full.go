@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
@@ -26,11 +28,11 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset, state *
 	if err := engine.NoneTaken(len(r.Services), p.scope.rejected); err != nil {
 		return 0, err
 	}
-	d.engine.Rejected, d.engine.Kept, d.stuck = p.scope.rejected, p.scope.kept, p.scope.stuck
+	d.engine.Rejected, d.engine.Preserved, d.stuck = p.scope.rejected, p.scope.preserved, p.scope.stuck
 	for name := range d.engine.Rejected {
 		delete(p.want.services, name)
 	}
-	d.held, d.tally = p.want, p.want.tally()
+	d.actual, d.tally = p.want, p.want.tally()
 	d.countUnmanaged(p)
 	d.warnings = append(p.warnings(), d.kernel.warnings(ctx)...)
 	return len(p.changed), nil
@@ -44,7 +46,7 @@ func (d *Dataplane) newFullPass(r *dataplane.Ruleset, c *config, state *kernelSt
 	p.faults = d.newIsolation(maxRejectedRuns, func(n dataplane.ServiceName) int { return p.want.services[n].lines() }, p.want.services)
 	p.faults.Rejected = maps.Clone(p.rests)
 	p.changed = p.faults.Changed
-	p.scope = scope{modes: d.modes, prune: r.Prune, dirty: r.Dirty, rejected: p.faults.Rejected, kept: engine.KeptOf(r), stuck: map[string]struct{}{}}
+	p.scope = scope{modes: d.modes, prune: r.Prune, dirty: r.Dirty, rejected: p.faults.Rejected, preserved: engine.PreservedOf(r), stuck: sets.Set[string]{}}
 	return p
 }
 
@@ -89,7 +91,7 @@ func (p *fullPass) run(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := p.noteHeld(ctx); err != nil {
+	if err := p.noteActual(ctx); err != nil {
 		return err
 	}
 	return p.deleteStale(ctx)
@@ -232,15 +234,12 @@ func (p *fullPass) writeChains(ctx context.Context) error {
 func (p *fullPass) addChains(c *calls, names []dataplane.ServiceName, different map[dataplane.ServiceName][]string) {
 	for _, name := range names {
 		plan := p.want.config.planService(p.ruleset.Services[name])
-		differs := make(map[string]struct{}, len(different[name]))
-		for _, chain := range different[name] {
-			differs[chain] = struct{}{}
-		}
+		differs := sets.New(different[name]...)
 		change := &serviceChange{}
 		for i := range plan.chains {
 			chain := &plan.chains[i]
-			switch _, found := differs[chain.name]; {
-			case !found:
+			switch {
+			case !differs.Has(chain.name):
 			case p.state.chains[chainID{nat, chain.name}] == nil:
 				change.fresh = append(change.fresh, chain)
 			default:

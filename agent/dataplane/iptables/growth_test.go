@@ -79,8 +79,8 @@ func TestGrowthOfWhatIsLeft(t *testing.T) {
 	}
 }
 
-// TestGrowthOfKeptServices: comparing a Service of which the kernel has newer rules.
-func TestGrowthOfKeptServices(t *testing.T) {
+// TestGrowthOfPreservedServices: comparing a Service of which the kernel has newer rules.
+func TestGrowthOfPreservedServices(t *testing.T) {
 	type given struct {
 		want  *desired
 		state *kernelState
@@ -97,6 +97,6 @@ func TestGrowthOfKeptServices(t *testing.T) {
 			have := state.chains[r.in]
 			have.rules = append(have.rules, kernelRule{r.hash, r.spec}, kernelRule{r.hash + 1, r.spec})
 		}
-		return given{want, state, &scope{modes: declared, kept: map[dataplane.ServiceName]struct{}{s.Name: {}}}}
+		return given{want, state, &scope{modes: declared, preserved: map[dataplane.ServiceName]struct{}{s.Name: {}}}}
 	}, func(g given) { compareShared(g.want, g.state, g.scope) })
 }

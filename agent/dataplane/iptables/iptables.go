@@ -1,9 +1,9 @@
 // Package iptables programs a Ruleset with iptables rules.
 //
 // Chains, names and hashes are kube-proxy's, so that tools and habits built on
-// them keep working and a node can be taken over in place. Planning (plan.go,
-// node.go) and comparing (compare.go, transaction.go) are pure; reading and
-// writing the kernel (tools_linux.go, apply.go, full.go, isolate.go) is apart from them.
+// them still work and a node can be taken over in place. Planning (plan.go,
+// node.go) and comparing (compare.go, transaction.go) are pure. Only tools_linux.go, apply.go,
+// full.go and partial.go read and write the kernel.
 //
 // Other data planes use
 //
@@ -25,13 +25,14 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
-const procFolder = "/proc"
+const procDirectory = "/proc"
 
 // Options are what a Dataplane or FixedRules is made of.
 type Options struct {
@@ -43,15 +44,15 @@ type Options struct {
 	// Commits is shared by the data planes of one network namespace. Nil: this
 	// one is the only one.
 	Commits *Commits
-	// SysctlFolder is where sysctls are read and written. Empty: /proc/sys; with a Model: nowhere.
-	SysctlFolder string
+	// SysctlDirectory is where sysctls are read and written. Empty: /proc/sys; with a Model: nowhere.
+	SysctlDirectory string
 	// Model stands in for programs and kernel. Nil: the node's own.
 	Model Model
 }
 
 func (o *Options) complete() {
-	if o.SysctlFolder == "" {
-		o.SysctlFolder = procFolder + "/sys"
+	if o.SysctlDirectory == "" {
+		o.SysctlDirectory = procDirectory + "/sys"
 	}
 	if o.Programs == nil {
 		o.Programs = NewPrograms("", "")
@@ -63,7 +64,7 @@ func (o *Options) complete() {
 
 // kernel reads and writes the rules of one IP family. Tests replace it by a model.
 type kernel interface {
-	// find looks for the programs; only all may be called before it has
+	// find finds the programs; only all may be called before it has
 	// returned nil.
 	find(ctx context.Context) error
 	// probe reports whether the kernel has NAT.
@@ -123,7 +124,7 @@ type Dataplane struct {
 	kernel  kernel
 	proc    string
 	sysctl  string // where support of the family is read
-	sysctls sysctlFolder
+	sysctls sysctlDirectory
 	// interfaceIPs reads the addresses of the node's interfaces. It is called
 	// from several goroutines.
 	interfaceIPs func() ([]netip.Addr, error)
@@ -136,19 +137,19 @@ type Dataplane struct {
 	entries   atomic.Pointer[entries]
 	unmanaged int
 
-	// held is what the kernel has by our last successful Apply, without the Services that it
+	// actual is what the kernel has by our last successful Apply, without the Services that it
 	// rejects. Nil: unknown, the next Apply is full.
-	held *desired
-	// sound is when the kernel had what is in held and engine.Rejected. Doubted: since the last
+	actual *desired
+	// sound is when the kernel had what is in actual and engine.Rejected. Doubted: since the last
 	// verification a full pass was made because something was rejected and another program may be
 	// why.
 	sound   moment
 	doubted bool
 	// stuck are chains that belong to no Service and could not be deleted.
-	stuck map[string]struct{}
+	stuck sets.Set[string]
 	// warnings are those of the last full Apply.
 	warnings []string
-	tally    tally // of what is held
+	tally    tally // of actual
 	// seen is when a comparison found no difference since the last full Apply. Unread counts the
 	// verifications since.
 	seen   moment
@@ -166,19 +167,19 @@ type Dataplane struct {
 }
 
 var (
-	_ dataplane.Retirer  = (*Dataplane)(nil)
-	_ dataplane.Observer = (*Dataplane)(nil)
+	_ dataplane.ModeCleaner = (*Dataplane)(nil)
+	_ dataplane.Observer    = (*Dataplane)(nil)
 )
 
 // New makes a Dataplane for one IP family. It runs nothing yet.
 func New(family dataplane.Family, o Options) *Dataplane {
-	sysctls := sysctlFolder(o.SysctlFolder)
+	sysctls := sysctlDirectory(o.SysctlDirectory)
 	o.complete()
 	d := &Dataplane{
 		family:  family,
 		modes:   newOwnership(Declaration(), o.Modes, chainFirewall),
-		proc:    procFolder,
-		sysctl:  o.SysctlFolder,
+		proc:    procDirectory,
+		sysctl:  o.SysctlDirectory,
 		sysctls: sysctls,
 		written: map[table]int{},
 
@@ -187,7 +188,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 	d.kernel = newKernel(family, d.modes, &o)
 	d.engine = engine.New[planned](operations{d}, clock.RealClock{})
 	if o.Model == nil {
-		d.sysctls = sysctlFolder(o.SysctlFolder)
+		d.sysctls = sysctlDirectory(o.SysctlDirectory)
 	} else {
 		d.interfaceIPs = func() ([]netip.Addr, error) { return o.Model.Addresses(), nil }
 	}
@@ -197,13 +198,13 @@ func New(family dataplane.Family, o Options) *Dataplane {
 // Supported reports whether the node has the family at all, the programs are
 // there and the kernel has NAT.
 func (d *Dataplane) Supported(ctx context.Context, _ *dataplane.Ruleset) error {
-	if err := d.find(ctx); err != nil || d.held != nil { // then it has taken our rules
+	if err := d.find(ctx); err != nil || d.actual != nil { // then it has taken our rules
 		return err
 	}
 	return d.kernel.probe()
 }
 
-// find looks for the family and the programs.
+// find finds the family and the programs.
 func (d *Dataplane) find(ctx context.Context) error {
 	if err := dataplane.HasFamily(d.family, d.proc, d.sysctl); err != nil {
 		return err
@@ -231,7 +232,7 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 	}
 	d.doubted = false
 	now := momentOf(d.kernel) // before reading: what comes later is noticed next time
-	if want == d.held && d.seen.sameAs(now) && d.unread < maxUnread {
+	if want == d.actual && d.seen.sameAs(now) && d.unread < maxUnread {
 		d.unread++
 		return dataplane.Difference{Counts: d.tally.counts(), Warnings: d.kernel.warnings(ctx)}, nil
 	}
@@ -239,15 +240,15 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	scope := &scope{modes: d.modes, prune: r.Prune, rejected: d.engine.Rejected, stuck: d.stuck, kept: engine.KeptOf(r)}
+	scope := &scope{modes: d.modes, prune: r.Prune, rejected: d.engine.Rejected, stuck: d.stuck, preserved: engine.PreservedOf(r)}
 	out := difference(want, state, scope)
 	switch {
 	case out.Count == 0:
 		d.expectEntries(state)
-	case want == d.held:
+	case want == d.actual:
 		out.Drifted = true
-	case d.held != nil:
-		drift := difference(d.held, state, scope)
+	case d.actual != nil:
+		drift := difference(d.actual, state, scope)
 		out.Drifted = drift.Count > 0
 	}
 	out.Warnings = d.kernel.warnings(ctx)
@@ -256,7 +257,7 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 	case !now.known:
 	case out.Count > 0:
 		d.spare, state.since = state, now
-	case want == d.held:
+	case want == d.actual:
 		d.seen, d.sound = now, now
 	}
 	return out, nil
@@ -270,10 +271,10 @@ func (d *Dataplane) want(r *dataplane.Ruleset) (*desired, error) {
 	if err != nil {
 		return nil, err
 	}
-	if d.held != nil && !r.Full && len(r.Dirty) == 0 {
-		c.terse = d.held.config.terse // comments make no difference
-		if reflect.DeepEqual(c, d.held.config) {
-			return d.held, nil
+	if d.actual != nil && !r.Full && len(r.Dirty) == 0 {
+		c.terse = d.actual.config.terse // comments make no difference
+		if reflect.DeepEqual(c, d.actual.config) {
+			return d.actual, nil
 		}
 	}
 	return c.plan(r.Services), nil
@@ -308,11 +309,11 @@ func (d *Dataplane) config(r *dataplane.Ruleset) (*config, error) {
 	return c, nil
 }
 
-// sysctlFolder has sysctls as files, by names such as net/ipv4/ip_forward. Empty: it has none, and
+// sysctlDirectory has sysctls as files, by names such as net/ipv4/ip_forward. Empty: it has none, and
 // ignores writes.
-type sysctlFolder string
+type sysctlDirectory string
 
-func (f sysctlFolder) read(name string) (string, error) {
+func (f sysctlDirectory) read(name string) (string, error) {
 	if f == "" {
 		return "", fs.ErrNotExist
 	}
@@ -320,7 +321,7 @@ func (f sysctlFolder) read(name string) (string, error) {
 	return strings.TrimSpace(string(text)), err //nolint:wrapcheck // it names the file
 }
 
-func (f sysctlFolder) write(name, value string) error {
+func (f sysctlDirectory) write(name, value string) error {
 	if f == "" {
 		return nil
 	}

@@ -441,7 +441,7 @@ func TestForeignJumpsAndManyStaleChains(t *testing.T) {
 		}
 		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
 		mustApply(t, plane, rules)
-		used := plane.held.services[dataplane.ServiceName{Namespace: "ns", Name: "svc200"}].chains[10].name
+		used := plane.actual.services[dataplane.ServiceName{Namespace: "ns", Name: "svc200"}].chains[10].name
 		tool := filepath.Join(folder, "iptables")
 		run(t, tool, "-t", "nat", "-N", "MINE")
 		run(t, tool, "-t", "nat", "-A", "MINE", "-j", used)

@@ -29,14 +29,14 @@ func (d *Dataplane) applyAddresses(ctx context.Context, r *dataplane.Ruleset) (b
 	if err != nil {
 		return false, err
 	}
-	c.terse = d.held.config.terse // as in any sync that is not full
+	c.terse = d.actual.config.terse // as in any sync that is not full
 	d.noteAddresses(c)
 	same := *c
-	same.nodePortIPs = d.held.config.nodePortIPs
-	if !reflect.DeepEqual(&same, d.held.config) {
+	same.nodePortIPs = d.actual.config.nodePortIPs
+	if !reflect.DeepEqual(&same, d.actual.config) {
 		return false, nil
 	}
-	old, tail := d.held.config.nodePortTail(), c.nodePortTail()
+	old, tail := d.actual.config.nodePortTail(), c.nodePortTail()
 	if slices.Equal(old, tail) {
 		return true, nil
 	}
@@ -48,7 +48,7 @@ func (d *Dataplane) applyAddresses(ctx context.Context, r *dataplane.Ruleset) (b
 	if err := d.write(ctx, &t); err != nil {
 		return false, err
 	}
-	d.held.config = c
+	d.actual.config = c
 	d.tally.rules += len(tail) - len(old)
 	return true, nil
 }

@@ -102,7 +102,7 @@ func (p *parted) watched(from, to int, other iptablesmodel.Fate) dataplane.Resul
 				return e == hugeEndpoint(i) && i >= from && i < to
 			})
 		}
-		if p.plane.held != nil { // else they are about to come
+		if p.plane.actual != nil { // else they are about to come
 			p.expect("172.30.0.1:80", "", func(e netip.AddrPort) bool { return strings.HasPrefix(e.String(), "10.180.0.") })
 		}
 	}
@@ -281,7 +281,7 @@ func TestRejectedInTheMiddle(t *testing.T) {
 			huge.Ports = append(huge.Ports, dataplane.Port{Name: "none", Protocol: v1alpha1.ProtocolTCP, Port: 60000}) // the first call has a rule in filter
 			reject := func(line string) bool { return strings.Contains(line, c.line) }
 
-			p.kernel.tables.Refuse = reject
+			p.kernel.tables.Reject = reject
 			p.set(huge, someServices(3)[2])
 			result := p.watched(0, 0, iptablesmodel.Passed)
 			if _, rejected := result.Rejected[huge.Name]; !rejected || len(result.Rejected) != 1 || result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 {
@@ -309,7 +309,7 @@ func TestRejectedInTheMiddle(t *testing.T) {
 			p.set(huge)
 			p.watched(0, 0, iptablesmodel.Passed)
 			written := p.calls
-			p.kernel.tables.Refuse = nil
+			p.kernel.tables.Reject = nil
 			p.applied(0, c.endpoints, iptablesmodel.Passed)
 			if p.calls >= written {
 				t.Errorf("the rest takes %d calls after %d", p.calls, written)
@@ -328,14 +328,14 @@ func TestRejectedChangeInTheMiddle(t *testing.T) {
 	const endpoints = 50
 	p := newParted(t, 100, endpoints)
 	p.kernel.other = new(uint32)
-	former, huge := p.huge(0, 0, endpoints), p.huge(0, endpoints/2, endpoints*3/2)
-	p.set(former)
+	previous, huge := p.huge(0, 0, endpoints), p.huge(0, endpoints/2, endpoints*3/2)
+	p.set(previous)
 	p.apply()
 	late := "-A " + prefixCluster + chainHash(portName(huge.Name, "p90"), "tcp", "") + " "
 	reject := func(line string) bool { return strings.HasPrefix(line, late) }
 	change := func() {
 		t.Helper()
-		p.kernel.tables.Refuse = reject
+		p.kernel.tables.Reject = reject
 		p.set(huge)
 		if result := p.watched(0, endpoints*3/2, ""); len(result.Rejected) != 1 || result.Kind != v1alpha1.SyncPartial {
 			t.Fatalf("result %+v", result)
@@ -347,12 +347,12 @@ func TestRejectedChangeInTheMiddle(t *testing.T) {
 	if p.watched(0, endpoints*3/2, ""); p.calls != 1 {
 		t.Errorf("a retry takes %d calls", p.calls)
 	}
-	p.set(former)
+	p.set(previous)
 	p.applied(0, endpoints*3/2, "")
 
 	change()
-	p.plane.engine.Rejected[huge.Name].Held.chains[0].rules += maxParts
-	p.kernel.tables.Refuse = nil
+	p.plane.engine.Rejected[huge.Name].Actual.chains[0].rules += maxParts
+	p.kernel.tables.Reject = nil
 	p.applied(0, endpoints*3/2, iptablesmodel.Passed)
 	if first := p.kernel.writes[0]; !strings.Contains(first, "\n:KUBE-SERVICES ") || strings.Contains(first, huge.Name.String()) {
 		t.Errorf("the first call writes %.1000s", first)
@@ -425,7 +425,7 @@ func TestRejectedInTheMiddleOfAFullPass(t *testing.T) {
 	before := p.kernel.save()
 
 	huge := p.huge(10800, endpoints/2, endpoints*3/2)
-	p.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, " --probability 0.0010000000 ") }
+	p.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, " --probability 0.0010000000 ") }
 	p.set(huge)
 	p.restart()
 	p.plane.kernel = p.kernel
@@ -437,7 +437,7 @@ func TestRejectedInTheMiddleOfAFullPass(t *testing.T) {
 	if p.kernel.save() != before {
 		t.Error("what was rejected leaves something behind")
 	}
-	p.kernel.tables.Refuse = nil
+	p.kernel.tables.Reject = nil
 	result = p.watched(0, endpoints*3/2, "")
 	if p.check(result); result.Kind != v1alpha1.SyncPartial {
 		t.Errorf("the sync is %s", result.Kind)

@@ -35,7 +35,7 @@ func (d *Dataplane) applyChanged(ctx context.Context, r *dataplane.Ruleset, name
 	if err := p.noteRejected(); err != nil {
 		return p.changed, err
 	}
-	if p.sound && (p.faults.Runs > 0 || len(p.faults.Former) != len(d.engine.Rejected)) {
+	if p.sound && (p.faults.Runs > 0 || len(p.faults.Previous) != len(d.engine.Rejected)) {
 		d.recount()
 	}
 	return p.changed, nil
@@ -65,19 +65,19 @@ func (d *Dataplane) undisturbed() bool {
 // has is what the kernel has of a Service.
 func (d *Dataplane) has(name dataplane.ServiceName) *planned {
 	if why, rejected := d.engine.Rejected[name]; rejected {
-		return why.Held
+		return why.Actual
 	}
-	return d.held.services[name]
+	return d.actual.services[name]
 }
 
 // nowHas notes what the kernel has of a Service of which a part was written.
 func (d *Dataplane) nowHas(name dataplane.ServiceName, p *planned) {
 	if why, rejected := d.engine.Rejected[name]; rejected {
-		why.Held = p
+		why.Actual = p
 		d.engine.Rejected[name] = why
 		return
 	}
-	d.hold(name, p)
+	d.setActual(name, p)
 }
 
 // maxParts bounds how many lines the kernel may have of a rejected Service, which are parts
@@ -89,15 +89,15 @@ const maxParts = 10 * v1alpha1.MaxServicePortEndpoints
 func (p *partialPass) changes(name dataplane.ServiceName) []*serviceChange {
 	var plan *servicePlan
 	if svc := p.ruleset.Services[name]; svc != nil {
-		planned := p.held.config.planService(svc)
+		planned := p.actual.config.planService(svc)
 		plan = &planned
 		p.plans[name] = plan.planned()
 	}
-	held := p.has(name)
-	if held.lines() > maxParts {
-		return []*serviceChange{changeOf(held, nil), changeOf(nil, plan)}
+	actual := p.has(name)
+	if actual.lines() > maxParts {
+		return []*serviceChange{changeOf(actual, nil), changeOf(nil, plan)}
 	}
-	return []*serviceChange{changeOf(held, plan)}
+	return []*serviceChange{changeOf(actual, plan)}
 }
 
 // writeBatch writes some Services. A call that is rejected changes nothing. What earlier calls
@@ -138,7 +138,7 @@ func (p *partialPass) writeBatch(batch []dataplane.ServiceName) error {
 	p.changed += different
 	for _, name := range batch {
 		delete(p.engine.Rejected, name)
-		p.hold(name, p.plans[name])
+		p.setActual(name, p.plans[name])
 	}
 	return nil
 }
@@ -165,7 +165,7 @@ func (p *partialPass) rejected(t *transaction, why error) error {
 // were applied if nat was rejected. If filter was, reverting them
 // is rejected too, which changes nothing.
 func (d *Dataplane) revert(ctx context.Context, t *transaction) error {
-	if t.refuse.Len() == 0 || !t.hasNAT() {
+	if t.reject.Len() == 0 || !t.hasNAT() {
 		return nil
 	}
 	if err := d.write(ctx, t.undo()); err != nil && !isRejection(err) {
@@ -184,18 +184,18 @@ func (p *partialPass) noteRejected() error {
 		if p.ruleset.Services[name] == nil {
 			return engine.ErrFull // rules could not be removed that should be there
 		}
-		if former, before := p.engine.Rejected[name]; before {
-			why.Held = former.Held
+		if previous, before := p.engine.Rejected[name]; before {
+			why.Actual = previous.Actual
 		} else {
-			why.Held = p.held.services[name]
-			p.hold(name, nil)
+			why.Actual = p.actual.services[name]
+			p.setActual(name, nil)
 		}
 		p.engine.Rejected[name] = why
 	}
 	return nil
 }
 
-// recount counts what is not in held after that has changed, and
+// recount counts what is not in actual after that has changed, and
 // corrects the kernel's count, which takes our rejected runs for those of others.
 func (d *Dataplane) recount() {
 	if now, known := d.kernel.entries(); known && d.kernel.legacy() {
@@ -231,7 +231,7 @@ func (d *Dataplane) newIsolation(limit int, size func(dataplane.ServiceName) int
 		Suspects: func(batch []dataplane.ServiceName, err error) (those, rest []dataplane.ServiceName) {
 			return suspects(batch, err, plans)
 		},
-		Former: maps.Clone(d.engine.Rejected), Rejected: map[dataplane.ServiceName]rejection{}, Changed: map[dataplane.ServiceName]struct{}{},
+		Previous: maps.Clone(d.engine.Rejected), Rejected: map[dataplane.ServiceName]rejection{}, Changed: map[dataplane.ServiceName]struct{}{},
 	}
 }
 
@@ -277,9 +277,9 @@ func lineOwner(line string, owners map[string]dataplane.ServiceName) (dataplane.
 	return commentOwner(comment(spec))
 }
 
-// noteHeld notes what the kernel has of rejected Services, so that each can
+// noteActual notes what the kernel has of rejected Services, so that each can
 // be tried alone from now on: their rules, and the chains that these lead to.
-func (p *fullPass) noteHeld(ctx context.Context) error {
+func (p *fullPass) noteActual(ctx context.Context) error {
 	if len(p.scope.rejected) == 0 {
 		return nil
 	}
@@ -294,7 +294,7 @@ func (p *fullPass) noteHeld(ctx context.Context) error {
 	}
 	rules := p.rulesOfRejected(p.state)
 	for name, why := range p.scope.rejected {
-		why.Held = &planned{chains: p.state.ledTo(rules[name]), dispatch: rules[name]}
+		why.Actual = &planned{chains: p.state.ledTo(rules[name]), dispatch: rules[name]}
 		p.scope.rejected[name] = why
 	}
 	return nil

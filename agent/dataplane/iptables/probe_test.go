@@ -11,7 +11,7 @@ import (
 )
 
 // TestProbeError tells what a node lacks from what goes wrong for a moment: the
-// former makes it fall back, or refuse its settings.
+// previous makes it fall back, or refuse its settings.
 func TestProbeError(t *testing.T) {
 	const needs = " Perhaps iptables or your kernel needs to be upgraded."
 	for _, one := range []struct {

@@ -27,7 +27,7 @@ type Programs struct {
 	mu      sync.Mutex // guards the following
 	variant Variant    // empty until decided; then it stays
 	used    map[dataplane.Family]program
-	found   map[dataplane.Family][]program // kept from the decision on
+	found   map[dataplane.Family][]program // stays after the decision
 }
 
 // NewPrograms looks for programs in a directory, in PATH if it is empty. A variant

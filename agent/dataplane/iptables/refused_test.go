@@ -17,7 +17,7 @@ import (
 func besideRefused(t *testing.T) *fixture {
 	f := newFixture(t)
 	f.kernel.other = new(uint32)
-	f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "10.180.66.6") }
+	f.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, "10.180.66.6") }
 	f.rules.Rest = map[dataplane.ServiceName]struct{}{}
 	f.set(someServices(10)...)
 	f.check(f.apply())
@@ -95,7 +95,7 @@ func TestARefusedServiceIsTriedAlone(t *testing.T) {
 	if diff := cmp.Diff(before, f.kernel.save()); diff != "" {
 		t.Errorf("a refused retry (-before +after):\n%s", diff)
 	}
-	f.kernel.tables.Refuse = nil
+	f.kernel.tables.Reject = nil
 	if result = f.apply(); len(result.Rejected) != 0 || result.ServicesChanged != 1 || result.Kind != v1alpha1.SyncPartial {
 		t.Errorf("result %+v", result)
 	}
@@ -135,7 +135,7 @@ func TestRefusedByFilterAndNAT(t *testing.T) {
 	if diff := cmp.Diff(before, f.kernel.save()); diff != "" {
 		t.Errorf("rules (-before +after):\n%s", diff)
 	}
-	f.kernel.tables.Refuse = nil
+	f.kernel.tables.Reject = nil
 	f.rest()
 	f.check(f.apply())
 }
@@ -158,12 +158,12 @@ func TestRefusedAfterARestart(t *testing.T) {
 	if result = f.apply(); result.Kind != v1alpha1.SyncPartial || f.kernel.reads != 0 || len(f.kernel.writes) != 1 {
 		t.Errorf("a change of what is refused: %+v, %d reads", result, f.kernel.reads)
 	}
-	f.kernel.tables.Refuse = nil
+	f.kernel.tables.Reject = nil
 	f.check(f.apply())
 }
 
 // TestRefusedRuleInAFullPass: a Service whose new rule in a shared chain is rejected keeps
-// the former one.
+// the previous one.
 func TestRefusedRuleInAFullPass(t *testing.T) {
 	f := besideRefused(t)
 	service := func(nodePort uint16) *dataplane.Service {
@@ -172,7 +172,7 @@ func TestRefusedRuleInAFullPass(t *testing.T) {
 	f.set(service(30001))
 	f.apply()
 	before := f.kernel.save()
-	f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "--dport 30002") }
+	f.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, "--dport 30002") }
 	f.set(service(30002))
 	f.rules.Full = true
 	if result := f.apply(); len(result.Rejected) != 1 || result.Kind != v1alpha1.SyncFull {
@@ -181,7 +181,7 @@ func TestRefusedRuleInAFullPass(t *testing.T) {
 	if diff := cmp.Diff(before, f.kernel.save()); diff != "" {
 		t.Errorf("rules (-before +after):\n%s", diff)
 	}
-	f.kernel.tables.Refuse = nil
+	f.kernel.tables.Reject = nil
 	f.check(f.apply())
 }
 
@@ -221,7 +221,7 @@ func TestVerificationBesideARefusedService(t *testing.T) {
 	if d := verify(); d.Count != 0 {
 		t.Errorf("after the repair: %+v", d)
 	}
-	f.kernel.tables.Refuse = nil
+	f.kernel.tables.Reject = nil
 	f.rest()
 	if result = f.apply(); len(result.Rejected) != 0 {
 		t.Errorf("refused %v", result.Rejected)
@@ -255,7 +255,7 @@ func TestRefusedWhereOthersWrite(t *testing.T) {
 		}
 	}
 	*f.kernel.other++
-	f.kernel.tables.Refuse = nil
+	f.kernel.tables.Reject = nil
 	f.remove(someServices(9)[8].Name)
 	result := f.apply()
 	if result.Kind != v1alpha1.SyncFull || len(result.Rejected) != 0 {
@@ -269,7 +269,7 @@ func TestRefusedWhereOthersWrite(t *testing.T) {
 func TestManyRefusedAtOnce(t *testing.T) {
 	for _, mute := range []bool{false, true} {
 		f := besideRefused(t)
-		f.kernel.tables.Mute = mute
+		f.kernel.tables.RejectSilently = mute
 		for i := range 200 {
 			s := bad(i % 100)
 			s.Name.Name = fmt.Sprintf("bad%03d", i)
@@ -293,7 +293,7 @@ func TestManyRefusedAtOnce(t *testing.T) {
 // in each of them.
 func TestAllOfOneNamespaceRefused(t *testing.T) {
 	f := newFixture(t)
-	f.kernel.tables.Refuse = func(line string) bool { return strings.Contains(line, "-j DNAT") }
+	f.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, "-j DNAT") }
 	f.set(someServices(3)...)
 	if result := f.apply(); len(result.Rejected) != 3 {
 		t.Errorf("refused %v", result.Rejected)

@@ -19,19 +19,19 @@ type removed struct {
 }
 
 // lasts reports whether nothing is left. If the kernel does not report who has
-// written, that is assumed unless look asks for certainty.
-func (r *removed) lasts(k kernel, look bool) bool {
+// written, that is assumed unless check asks for certainty.
+func (r *removed) lasts(k kernel, check bool) bool {
 	if !r.since.known {
-		return r.done && !look
+		return r.done && !check
 	}
 	return r.since.sameAs(momentOf(k))
 }
 
-// Retire implements dataplane.Retirer, after another mode has been applied. That mode takes over
+// CleanupMode implements dataplane.ModeCleaner, after another mode has been applied. That mode takes over
 // at the moment in which the rules of Services are removed from nat KUBE-SERVICES.
 // Connections that are translated already go on: the kernel remembers them.
 // KUBE-FIREWALL stays, for the kubelet.
-func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, error) {
+func (d *Dataplane) CleanupMode(ctx context.Context, r *dataplane.Ruleset) (string, error) {
 	if err := d.kernel.find(ctx); err != nil {
 		return "", err
 	}
@@ -39,7 +39,7 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 		return "", nil
 	}
 	// The shared chains are the other mode's.
-	d.held, d.seen, d.spare, d.audited = nil, moment{}, nil, nil
+	d.actual, d.seen, d.spare, d.audited = nil, moment{}, nil, nil
 	d.entries.Store(nil)
 	d.removed = removed{}
 	err := d.kernel.unwatched(func() (err error) {
@@ -49,9 +49,9 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 	return "", err
 }
 
-// Retire removes what only this mode has, after another one has been applied in full. The caller
+// CleanupMode removes what only this mode has, after another one has been applied in full. The caller
 // first removes what makes packets need these rules. It costs little if there is nothing to remove.
-func (f *FixedRules) Retire(ctx context.Context) error {
+func (f *FixedRules) CleanupMode(ctx context.Context) error {
 	if err := f.kernel.find(ctx); err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ func deleteChains(ctx context.Context, k kernel, in table, names []string) (stuc
 // kubelet shares it.
 func (d *Dataplane) Cleanup(ctx context.Context, _ dataplane.CleanupOptions) error {
 	// Not only if Supported: where IPv6 is switched off, rules from before may be left.
-	d.held = nil
+	d.actual = nil
 	return cleanVariants(ctx, d.kernel, d.modes, false)
 }
 
@@ -209,19 +209,19 @@ func (f *FixedRules) Cleanup(ctx context.Context) error {
 	return cleanVariants(ctx, f.kernel, f.modes, true)
 }
 
-func cleanVariants(ctx context.Context, k kernel, o *ownership, keepShared bool) error {
+func cleanVariants(ctx context.Context, k kernel, o *ownership, leaveShared bool) error {
 	kernels, err := k.all(ctx)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, one := range kernels {
-		errs = append(errs, clean(ctx, one, o, keepShared))
+		errs = append(errs, clean(ctx, one, o, leaveShared))
 	}
 	return errors.Join(errs...)
 }
 
-func clean(ctx context.Context, k kernel, o *ownership, keepShared bool) error {
+func clean(ctx context.Context, k kernel, o *ownership, leaveShared bool) error {
 	if err := k.find(ctx); err != nil {
 		return err
 	}
@@ -229,7 +229,7 @@ func clean(ctx context.Context, k kernel, o *ownership, keepShared bool) error {
 	if err != nil {
 		return err
 	}
-	if keepShared && slices.ContainsFunc(slices.Collect(maps.Keys(state.chains)), o.othersAlone) {
+	if leaveShared && slices.ContainsFunc(slices.Collect(maps.Keys(state.chains)), o.othersAlone) {
 		_, err := removeMode(ctx, k, o)
 		return err
 	}

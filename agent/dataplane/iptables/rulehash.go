@@ -144,7 +144,7 @@ func addressHash(option, value string, negated bool) uint64 {
 	}
 }
 
-// protocolNumber is a protocol as the kernel keeps it.
+// protocolNumber is a protocol as the kernel stores it.
 func protocolNumber(value string) string {
 	switch strings.ToLower(value) {
 	case "tcp":
@@ -158,7 +158,7 @@ func protocolNumber(value string) string {
 	}
 }
 
-// probability is a probability as the kernel keeps it, in units of 2^-31.
+// probability is a probability as the kernel stores it, in units of 2^-31.
 func probability(value string) string {
 	p, err := strconv.ParseFloat(value, 64)
 	if err != nil {

@@ -112,7 +112,7 @@ func nodeKernel(family dataplane.Family, modes *ownership, o *Options) kernel {
 	return t
 }
 
-// find looks for the programs until they have been found.
+// find finds the programs until they have been found.
 func (t *tools) find(ctx context.Context) error {
 	if t.ipt != nil {
 		return nil
@@ -185,7 +185,7 @@ func (t *tools) lacks(ctx context.Context, matches []string) ([]string, error) {
 			e, ok := errors.AsType[*toolError](err)
 			lacks = lacks || strings.Contains(text, saysNotPresent)
 			if !lacks || ok && e.temporary() {
-				return nil, fmt.Errorf("look for the match %s: %w", m, err)
+				return nil, fmt.Errorf("check for the match %s: %w", m, err)
 			}
 		}
 		if lacks {

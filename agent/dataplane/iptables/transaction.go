@@ -11,7 +11,7 @@ import (
 // translate, so rules that reject are added before the translation that they replace is removed,
 // and removed after the translation that replaces them is added: no packet falls between.
 type transaction struct {
-	refuse  strings.Builder // filter: what is added
+	reject  strings.Builder // filter: what is added
 	declare strings.Builder // nat: chains that are created or emptied
 	nat     strings.Builder // nat: rules
 	drop    strings.Builder // nat: chains that are deleted
@@ -87,7 +87,7 @@ func (t *transaction) undo() *transaction {
 // onlyPermitFailed reports whether the kernel, which has rejected the transaction, may have
 // taken all of it but the last section.
 func (t *transaction) onlyPermitFailed(err error) bool {
-	if t.permit.Len() == 0 || !t.hasNAT() && t.refuse.Len() == 0 {
+	if t.permit.Len() == 0 || !t.hasNAT() && t.reject.Len() == 0 {
 		return false
 	}
 	failure, ok := errors.AsType[*toolError](err)
@@ -159,13 +159,13 @@ func (t *transaction) appendTo(b *strings.Builder, in chainID, specs []string) {
 // doing so rule by rule.
 func (d *sharedDiff) mostlyNew() bool {
 	changes := len(d.add) + len(d.remove)
-	return changes > 16 && changes > len(d.keep) || len(d.remove) > maxSingly
+	return changes > 16 && changes > len(d.stay) || len(d.remove) > maxSingly
 }
 
 func (t *transaction) declareShared(id chainID) {
 	declare := &t.declare
 	if id.table == filter {
-		declare = &t.refuse
+		declare = &t.reject
 	}
 	t.line(declare, emptied(id.name))
 }
@@ -177,13 +177,13 @@ func (t *transaction) fillShared(b *strings.Builder, d *sharedDiff) {
 	for _, r := range d.add { // before those of others, which may match what is for Services
 		t.appendTo(b, id, []string{r.spec})
 	}
-	t.appendTo(b, id, d.keep)
+	t.appendTo(b, id, d.stay)
 	t.appendTo(b, id, d.chain.fixed)
 }
 
 func (t *transaction) rules(in table) *strings.Builder {
 	if in == filter {
-		return &t.refuse
+		return &t.reject
 	}
 	return &t.nat
 }
@@ -207,7 +207,7 @@ func (t *transaction) String() string {
 		}
 		out.WriteString("COMMIT\n")
 	}
-	section(filter, &t.refuse)
+	section(filter, &t.reject)
 	section(nat, &t.declare, &t.nat, &t.drop)
 	section(filter, &t.permit)
 	return out.String()

@@ -135,7 +135,7 @@ func (s *sweep) rest(rules []kernelRule) []string {
 }
 
 // calls collects changes in transactions of at most limit lines, each for one call of
-// iptables-restore. A change of more is spread over several, in its order: then refusals that
+// iptables-restore. A change of more is spread over several, in its order: then rejections that
 // are new come first, those that end last, and in between packets use old or new chains
 // until all are new. Only a chain that packets may pass is never parted, so a call
 // carries at most limit lines or one such chain. Changes of several Services that have at

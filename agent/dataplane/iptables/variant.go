@@ -8,7 +8,7 @@ import (
 )
 
 // Variant is one of the two implementations behind the name iptables. The
-// kernel keeps their rules apart and applies both.
+// kernel stores their rules separately and applies both.
 type Variant string
 
 // Variants, as they are named by "iptables --version".
@@ -113,12 +113,12 @@ func number(b bool) int {
 	return 0
 }
 
-// variantWarnings say what is wrong about which variant is used, given what is
+// variantWarnings report problems of the variant in use, given what is
 // found of one IP family in the one in use and in the other.
 func variantWarnings(use Variant, command string, mine, others traces) []string {
 	var out []string
 	if others.hint && !mine.hint {
-		out = append(out, fmt.Sprintf("the kubelet keeps its rules in the %s variant of iptables, and this agent, by what it found when it started, in the %s variant; restart the agent to move to %s, then run \"nodeproxy-agent cleanup --iptables-variant %s\" on the node",
+		out = append(out, fmt.Sprintf("the kubelet has its rules in the %s variant of iptables, but this agent selected the %s variant at startup; restart the agent to move to %s, then run \"nodeproxy-agent cleanup --iptables-variant %s\" on the node",
 			use.other(), use, use.other(), use))
 	}
 	if others.proxy > 0 {

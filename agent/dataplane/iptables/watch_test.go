@@ -156,7 +156,7 @@ func noticeWhatOthersUndo(t *testing.T, family dataplane.Family, folder string) 
 	t.Helper()
 	w := watch(t, family, folder, servicesOf(family, 3))
 	service := ""
-	for _, p := range w.plane.held.services {
+	for _, p := range w.plane.actual.services {
 		service = p.chains[0].name
 	}
 	steps := []struct {

@@ -16,10 +16,10 @@ import (
 // Apply programs r. The engine decides how. Draining real servers are checked when it is time.
 func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
 	d.watched.pause()
-	d.retireUntil = time.Time{}
+	d.cleanupUntil = time.Time{}
 	result, err := d.engine.Apply(ctx, r)
 	if err == nil {
-		err = d.lookAtDrains(ctx)
+		err = d.checkDrains(ctx)
 	}
 	if err != nil {
 		d.actual = nil
@@ -49,9 +49,9 @@ func (o operations) Recheck(_ context.Context, r *dataplane.Ruleset) (engine.Eff
 	if err != nil {
 		return engine.TakesFull, err
 	}
-	former := *o.actual.config
-	former.addresses, former.nodePortIPs = c.addresses, c.nodePortIPs
-	if !reflect.DeepEqual(c, &former) {
+	previous := *o.actual.config
+	previous.addresses, previous.nodePortIPs = c.addresses, c.nodePortIPs
+	if !reflect.DeepEqual(c, &previous) {
 		return engine.TakesFull, nil
 	}
 	o.noteAddresses(c, &r.Node)

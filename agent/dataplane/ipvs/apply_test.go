@@ -274,7 +274,7 @@ func (b *bench) useIPv6() {
 	}
 	b.family, b.kernel = dataplane.IPv6, ipvstest.New(dataplane.IPv6, ip("2001:db8::2"), ip("::1"), ip("fe80::1"))
 	b.r.Node.Addresses = []netip.Addr{ip("2001:db8::2")}
-	b.plane = ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock, ProcFolder: proc})
+	b.plane = ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock, ProcDirectory: proc})
 }
 
 // nodePort6 returns a Service of IPv6 with the NodePort 30001.
@@ -288,7 +288,7 @@ func nodePort6() *dataplane.Service {
 func TestIPv6(t *testing.T) {
 	b := newBench(t)
 	b.useIPv6()
-	without := ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock, ProcFolder: t.TempDir()})
+	without := ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock, ProcDirectory: t.TempDir()})
 	if err := without.Supported(context.Background(), b.r); !errors.Is(err, dataplane.ErrUnsupported) {
 		t.Errorf("%v", err)
 	}

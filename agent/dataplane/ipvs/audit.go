@@ -35,7 +35,7 @@ func (d *Dataplane) verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 	}
 	want := d.actual // without a change, the last Apply's plan
 	if want == nil || r.Full || len(r.Dirty) > 0 || !reflect.DeepEqual(e.config, want.config) {
-		want = e.config.planAll(r.Services, e.strangers()).desired
+		want = e.config.planAll(r.Services, e.unmanaged()).desired
 	}
 	if err := d.readReals(ctx, e.state, want); err != nil {
 		return dataplane.Difference{}, err
@@ -88,14 +88,14 @@ func (d *Dataplane) loaded() []string {
 	return slices.DeleteFunc(missing, func(s string) bool { return !names["ip_vs_"+s] })
 }
 
-// gone returns the strangers of the last full Apply that have been deleted since, if there
-// are conflicts. A full Apply then gives Services what is free.
+// gone returns the unmanaged virtual servers that have been deleted since the last full Apply,
+// if there are conflicts. A full Apply then gives Services what is free.
 func (d *Dataplane) gone(state *snapshot) []Key {
 	if len(d.conflicts.of) == 0 {
 		return nil
 	}
 	var out []Key
-	for k := range d.others.keys {
+	for k := range d.unmanaged.keys {
 		if _, found := state.servers[k]; !found {
 			out = append(out, k)
 		}
@@ -108,8 +108,8 @@ func (d *Dataplane) gone(state *snapshot) []Key {
 // do not count.
 func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *desired, e *evidence) (dataplane.Difference, *iptables.FixedState, error) {
 	diff := compare(want, e.state, &scope{
-		prune: r.Prune && len(d.engine.Rejected) == 0, kept: engine.KeptOf(r), ours: e.ours,
-		former: d.former, known: d.known, draining: d.drains,
+		prune: r.Prune && len(d.engine.Rejected) == 0, preserved: engine.PreservedOf(r), ours: e.ours,
+		previous: d.previous, known: d.known, draining: d.drains,
 	})
 	all := slices.DeleteFunc(findings(diff, want, e.state), func(f dataplane.Finding) bool {
 		_, failed := d.engine.Rejected[f.Service]
@@ -139,7 +139,7 @@ func (e *evidence) counts(rules *iptables.FixedState) dataplane.Counts {
 
 // audit is Verify beside another proxy, which maintains the kernel.
 func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
-	d.actual, d.former = nil, nil
+	d.actual, d.previous = nil, nil
 	clear(d.known)
 	clear(d.denied)
 	d.forgetDrains()
@@ -148,12 +148,12 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		return dataplane.Difference{}, err
 	}
 	d.noteAddresses(e.config, &r.Node)
-	want := e.config.planAll(r.Services, e.strangers())
+	want := e.config.planAll(r.Services, e.unmanaged())
 	if err := d.readReals(ctx, e.state, want.desired); err != nil {
 		return dataplane.Difference{}, err
 	}
 	diff := compare(want.desired, e.state, &scope{
-		prune: r.Prune, kept: engine.KeptOf(r), ours: e.ours,
+		prune: r.Prune, preserved: engine.PreservedOf(r), ours: e.ours,
 		// It gets no new connections, and the other proxy deletes it later.
 		draining: func(_ Key, _ netip.AddrPort, r Real) bool { return r.Weight == 0 },
 	})

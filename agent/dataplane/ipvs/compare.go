@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
@@ -15,9 +17,9 @@ type snapshot struct {
 	servers map[Key]Server
 	// reals are the real servers of desired servers.
 	reals  map[Key]map[netip.AddrPort]Real
-	bound  map[netip.Addr]struct{}
+	bound  sets.Set[netip.Addr]
 	device bool
-	sets   map[SetName]map[Entry]struct{}
+	sets   map[SetName]sets.Set[Entry]
 }
 
 // has reports whether an ipset has an entry.
@@ -30,14 +32,14 @@ func (s *snapshot) has(set SetName, e Entry) bool {
 type scope struct {
 	// prune: also find what belongs to no Service.
 	prune bool
-	// kept are the Services of which it only finds what is missing; see Ruleset.Keep.
-	kept map[dataplane.ServiceName]struct{}
+	// preserved are the Services of which it only finds what is missing; see Ruleset.Preserve.
+	preserved map[dataplane.ServiceName]struct{}
 	// ours reports whether a virtual server is ours.
 	ours func(Key) bool
-	// former is the state that our last Apply left in the kernel; nil: unknown. Known
+	// previous is the state that our last Apply left in the kernel; nil: unknown. Known
 	// are the virtual servers that we have added.
-	former *desired
-	known  map[Key]dataplane.ServiceName
+	previous *desired
+	known    map[Key]dataplane.ServiceName
 	// draining reports whether a real server may stay although it is not desired.
 	draining func(Key, netip.AddrPort, Real) bool
 }
@@ -87,19 +89,19 @@ func compare(w *desired, have *snapshot, s *scope) *diff {
 	return &c.out
 }
 
-func (c *comparison) keeps(name dataplane.ServiceName) bool {
-	_, kept := c.kept[name]
-	return kept
+func (c *comparison) preserves(name dataplane.ServiceName) bool {
+	_, preserved := c.preserved[name]
+	return preserved
 }
 
 // removes reports whether to find what belongs to no Service. It is unknown what belongs
-// to kept Services.
-func (c *comparison) removes() bool { return c.prune && len(c.kept) == 0 }
+// to preserved Services.
+func (c *comparison) removes() bool { return c.prune && len(c.preserved) == 0 }
 
 func (c *comparison) addresses() {
 	c.out.device = !c.have.device
 	for a := range c.want.needs.bound {
-		if _, found := c.have.bound[a]; !found {
+		if !c.have.bound.Has(a) {
 			c.out.bind = append(c.out.bind, a)
 		}
 	}
@@ -141,17 +143,17 @@ func (c *comparison) sets() {
 }
 
 // guards reports whether an entry protects the endpoints of a virtual server from clients
-// outside, and must stay because the virtual server of a kept Service does.
+// outside, and must stay because the virtual server of a preserved Service does.
 func (c *comparison) guards(e setEntry) bool {
 	k, ok := parseKey(e.entry)
 	if !ok || e.set != c.want.config.set(setNoLocal) {
 		return false
 	}
 	if s, desired := c.want.needs.servers[k]; desired {
-		return c.keeps(s.owner) && len(c.have.reals[k]) > 0
+		return c.preserves(s.owner) && len(c.have.reals[k]) > 0
 	}
 	owner, known := c.known[k]
-	return known && c.keeps(owner)
+	return known && c.preserves(owner)
 }
 
 // target is the destination in an entry: the part before the source.
@@ -172,7 +174,7 @@ func (c *comparison) concerned() func(setEntry) bool {
 	destinations := map[string]bool{}
 	if !c.removes() {
 		for k, s := range c.want.needs.servers {
-			if !c.keeps(s.owner) {
+			if !c.preserves(s.owner) {
 				destinations[string(keyEntry(k))] = true
 				if !s.bind {
 					destinations[protocolName(k.Protocol)+strconv.Itoa(int(k.Port))] = true
@@ -187,8 +189,8 @@ func (c *comparison) concerned() func(setEntry) bool {
 		}
 	}
 	return func(e setEntry) bool {
-		if c.former != nil && c.former.needs.entries[e] > 0 {
-			if _, left := c.former.left[e]; !left {
+		if c.previous != nil && c.previous.needs.entries[e] > 0 {
+			if !c.previous.left.Has(e) {
 				return true
 			}
 		}
@@ -199,12 +201,12 @@ func (c *comparison) concerned() func(setEntry) bool {
 	}
 }
 
-// served returns the entries of only kept Services that must stay missing: the kernel has
+// served returns the entries of only preserved Services that must stay missing: the kernel has
 // the virtual server, and other entries for it. A virtual server without real servers
 // gets the desired ones, and the entries that guard them.
 func (c *comparison) served() map[setEntry]bool {
 	counts := map[setEntry]int{}
-	for name := range c.kept {
+	for name := range c.preserved {
 		plan := c.want.services[name]
 		if plan == nil {
 			continue
@@ -248,11 +250,11 @@ func (c *comparison) compareServers() {
 		have, found := c.have.servers[k]
 		if found {
 			d.have = have
-			kept := c.keeps(d.owner)
-			if kept && len(c.have.reals[k]) > 0 {
+			preserved := c.preserves(d.owner)
+			if preserved && len(c.have.reals[k]) > 0 {
 				continue // the kernel's may be newer
 			}
-			d.differs = have != d.Server && !kept
+			d.differs = have != d.Server && !preserved
 		}
 		d.missing = !found
 		c.compareReals(&d)
@@ -289,7 +291,7 @@ func (c *comparison) extraServers() {
 			continue
 		}
 		owner, known := c.known[k]
-		if known && !c.keeps(owner) || c.removes() && c.ours(k) && !c.want.config.excluded(k.Addr) {
+		if known && !c.preserves(owner) || c.removes() && c.ours(k) && !c.want.config.excluded(k.Addr) {
 			c.out.extra = append(c.out.extra, k)
 		}
 	}
@@ -310,7 +312,7 @@ func (c *comparison) extraAddresses() {
 		if c.want.needs.bound[a] > 0 || stay[a] {
 			continue
 		}
-		if c.removes() || c.former != nil && c.former.needs.bound[a] > 0 {
+		if c.removes() || c.previous != nil && c.previous.needs.bound[a] > 0 {
 			c.out.unbind = append(c.out.unbind, a)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -33,8 +35,8 @@ func newConflicts() conflicts {
 
 // set replaces the conflict of a Service; nil: it has none.
 func (c *conflicts) set(name dataplane.ServiceName, now *conflict) {
-	if former := c.of[name]; former != nil {
-		for _, k := range former.lost {
+	if previous := c.of[name]; previous != nil {
+		for _, k := range previous.lost {
 			if delete(c.losers[k], name); len(c.losers[k]) == 0 {
 				delete(c.losers, k)
 			}
@@ -88,9 +90,9 @@ func (r *resolved) planOf(name dataplane.ServiceName) *servicePlan {
 	return r.base.services[name]
 }
 
-// planAll plans all Services, without the virtual servers that are blocked by strangers
+// planAll plans all Services, without the virtual servers that are blocked by unmanaged ones
 // or belong to a Service of higher precedence.
-func (c *config) planAll(services map[dataplane.ServiceName]*dataplane.Service, others strangers) *resolved {
+func (c *config) planAll(services map[dataplane.ServiceName]*dataplane.Service, others unmanaged) *resolved {
 	out := newResolved(c)
 	for _, svc := range slices.SortedFunc(maps.Values(services), (*dataplane.Service).ComparePrecedence) {
 		plan := c.planService(svc, nil)
@@ -100,17 +102,17 @@ func (c *config) planAll(services map[dataplane.ServiceName]*dataplane.Service, 
 }
 
 // plan adds a Service, given the plan of everything that it asks for.
-func (r *resolved) plan(svc *dataplane.Service, plan *servicePlan, others strangers) {
-	barred := map[Key]struct{}{}
+func (r *resolved) plan(svc *dataplane.Service, plan *servicePlan, others unmanaged) {
+	barred := sets.Set[Key]{}
 	var lack conflict
 	var reasons []string
 	var early []setEntry
-	var met []Key // by strangers
+	var met []Key // by unmanaged ones
 	for i := range plan.servers {
 		s := &plan.servers[i]
 		reason := ""
 		if k, found := others.bars(s); found {
-			reason = strangerText(s.Key, k)
+			reason = unmanagedText(s.Key, k)
 			met = append(met, s.Key)
 		} else if actual, found := r.has(s.Key); found {
 			lack.lost = append(lack.lost, s.Key)
@@ -138,11 +140,11 @@ func (r *resolved) plan(svc *dataplane.Service, plan *servicePlan, others strang
 	r.set(svc.Name, plan)
 }
 
-// barNodePorts bars all virtual servers of a NodePort if a stranger blocks one of them: in
-// the ipsets the port applies to all addresses, so the stranger would look like ours and
+// barNodePorts bars all virtual servers of a NodePort if an unmanaged one blocks one of them: in
+// the ipsets the port applies to all addresses, so the unmanaged one would look like ours and
 // its packets would be masqueraded.
-func (c *config) barNodePorts(svc *dataplane.Service, met []Key, barred map[Key]struct{}) {
-	ports := map[Key]struct{}{} // without address
+func (c *config) barNodePorts(svc *dataplane.Service, met []Key, barred sets.Set[Key]) {
+	ports := sets.Set[Key]{} // without address
 	for _, k := range met {
 		if _, found := slices.BinarySearchFunc(c.nodePortIPs, k.Addr, netip.Addr.Compare); found {
 			ports[Key{Port: k.Port, Protocol: k.Protocol}] = struct{}{}
@@ -159,14 +161,13 @@ func (c *config) barNodePorts(svc *dataplane.Service, met []Key, barred map[Key]
 }
 
 // without returns a Service as it is served without some virtual servers.
-func (c *config) without(svc *dataplane.Service, barred map[Key]struct{}) *dataplane.Service {
+func (c *config) without(svc *dataplane.Service, barred sets.Set[Key]) *dataplane.Service {
 	out := *svc
 	out.Ports = slices.Clone(svc.Ports)
 	for i := range out.Ports {
 		p := &out.Ports[i]
 		isBarred := func(a netip.Addr, port uint16) bool {
-			_, found := barred[Key{a, port, p.Protocol}]
-			return found
+			return barred.Has(Key{a, port, p.Protocol})
 		}
 		lost := slices.Clone(p.Lost)
 		for d := range svc.DestinationsOf(p) {
@@ -199,7 +200,7 @@ func (c *config) acceptsLocal(plan *servicePlan, k Key) bool {
 	return found
 }
 
-func strangerText(want, found Key) string {
+func unmanagedText(want, found Key) string {
 	option := map[v1alpha1.Protocol]string{v1alpha1.ProtocolTCP: "-t", v1alpha1.ProtocolUDP: "-u", v1alpha1.ProtocolSCTP: "--sctp-service"}[found.Protocol]
 	command := fmt.Sprintf("ipvsadm -D %s %s", option, netip.AddrPortFrom(found.Addr, found.Port))
 	if want == found {

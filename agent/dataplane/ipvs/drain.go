@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// drainLook is the time between checks of draining real servers.
-	drainLook = 10 * time.Second
+	// drainPause is the time between checks of draining real servers.
+	drainPause = 10 * time.Second
 	// drainBound is how long a real server may drain: as long as IPVS by default remembers
 	// an idle TCP session.
 	drainBound = 15 * time.Minute
@@ -51,8 +51,8 @@ func (d *Dataplane) drain(k Key, real netip.AddrPort) {
 		d.draining[k] = map[netip.AddrPort]time.Time{}
 	}
 	d.draining[k][real] = now.Add(drainBound)
-	if d.nextLook.IsZero() {
-		d.lookNext(now.Add(drainLook))
+	if d.nextCheck.IsZero() {
+		d.checkNext(now.Add(drainPause))
 	}
 }
 
@@ -64,26 +64,26 @@ func (d *Dataplane) drains(k Key, real netip.AddrPort, r Real) bool {
 // forgetDrains leaves draining real servers to the program that reads the kernel next.
 func (d *Dataplane) forgetDrains() {
 	clear(d.draining)
-	d.lookNext(time.Time{})
+	d.checkNext(time.Time{})
 }
 
-// lookNext sets when draining real servers are checked next; zero: never.
-func (d *Dataplane) lookNext(at time.Time) {
-	d.nextLook = at
+// checkNext sets when draining real servers are checked next; zero: never.
+func (d *Dataplane) checkNext(at time.Time) {
+	d.nextCheck = at
 	for {
 		select {
-		case d.looks <- at:
+		case d.checks <- at:
 			return
-		case <-d.looks: // replaces what followDrains has not seen
+		case <-d.checks: // replaces what followDrains has not seen
 		}
 	}
 }
 
-// lookAtDrains deletes the real servers that have drained, if the check is due. It reads
+// checkDrains deletes the real servers that have drained, if the check is due. It reads
 // only the virtual servers that have draining ones.
-func (d *Dataplane) lookAtDrains(ctx context.Context) error {
+func (d *Dataplane) checkDrains(ctx context.Context) error {
 	now := d.clock.Now()
-	if d.nextLook.IsZero() || now.Before(d.nextLook) {
+	if d.nextCheck.IsZero() || now.Before(d.nextCheck) {
 		return nil
 	}
 	for k, reals := range d.draining {
@@ -105,9 +105,9 @@ func (d *Dataplane) lookAtDrains(ctx context.Context) error {
 		}
 	}
 	if len(d.draining) == 0 {
-		d.lookNext(time.Time{})
+		d.checkNext(time.Time{})
 	} else {
-		d.lookNext(now.Add(drainLook))
+		d.checkNext(now.Add(drainPause))
 	}
 	return nil
 }
@@ -121,11 +121,11 @@ func (d *Dataplane) followDrains(ctx context.Context, changed func()) {
 		select {
 		case <-ctx.Done():
 			select {
-			case d.looks <- next: // for the next call
+			case d.checks <- next: // for the next call
 			default:
 			}
 			return
-		case next = <-d.looks:
+		case next = <-d.checks:
 			due = nil
 			switch left := next.Sub(d.clock.Now()); {
 			case next.IsZero():

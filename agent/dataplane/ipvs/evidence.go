@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
@@ -14,9 +16,9 @@ type evidence struct {
 	// known are those that we have added.
 	known map[Key]dataplane.ServiceName
 	// denied belong to other programs, although they look like ours.
-	denied map[Key]struct{}
+	denied sets.Set[Key]
 	// stranded are those for NodePorts on addresses that the node no longer has.
-	stranded map[Key]struct{}
+	stranded sets.Set[Key]
 }
 
 // ours reports whether a virtual server is ours: we have added it, or its address is on
@@ -25,16 +27,13 @@ func (e *evidence) ours(k Key) bool {
 	if _, found := e.known[k]; found {
 		return true
 	}
-	if _, found := e.denied[k]; found {
+	if e.denied.Has(k) {
 		return false
 	}
-	if _, found := e.state.bound[k.Addr]; found {
+	if e.state.bound.Has(k.Addr) {
 		return true
 	}
-	if e.state.names(e.config, k) {
-		return true
-	}
-	if _, found := e.stranded[k]; found {
+	if e.state.names(e.config, k) || e.stranded.Has(k) {
 		return true
 	}
 	onNode := e.config.onNode(k.Addr) || slices.Contains(e.config.nodePortIPs, k.Addr)
@@ -71,18 +70,18 @@ func (e *evidence) twins(k Key) []Key {
 	return out
 }
 
-// strangers are the virtual servers that are not ours.
-type strangers struct {
-	keys map[Key]struct{}
+// unmanaged are the virtual servers that are not ours.
+type unmanaged struct {
+	keys sets.Set[Key]
 	// addresses has one of them for each address that they block.
 	addresses map[netip.Addr]Key
 }
 
-func newStrangers() strangers {
-	return strangers{keys: map[Key]struct{}{}, addresses: map[netip.Addr]Key{}}
+func newUnmanaged() unmanaged {
+	return unmanaged{keys: sets.Set[Key]{}, addresses: map[netip.Addr]Key{}}
 }
 
-func (s strangers) add(k Key) {
+func (s unmanaged) add(k Key) {
 	s.keys[k] = struct{}{}
 	if first, found := s.addresses[k.Addr]; !found || k.Compare(first) < 0 {
 		s.addresses[k.Addr] = k
@@ -91,8 +90,8 @@ func (s strangers) add(k Key) {
 
 // bars returns the one that blocks a virtual server of ours: it has the same key, or an
 // address that is to be bound, by which it would become ours.
-func (s strangers) bars(p *plannedServer) (Key, bool) {
-	if _, found := s.keys[p.Key]; found {
+func (s unmanaged) bars(p *plannedServer) (Key, bool) {
+	if s.keys.Has(p.Key) {
 		return p.Key, true
 	}
 	if !p.bind {
@@ -102,15 +101,15 @@ func (s strangers) bars(p *plannedServer) (Key, bool) {
 	return k, found
 }
 
-// strangers returns the virtual servers that are not ours. One on an address that was
+// unmanaged returns the virtual servers that are not ours. One on an address that was
 // already bound does not block other ports there: Services that use them continue.
-func (e *evidence) strangers() strangers {
-	out := newStrangers()
+func (e *evidence) unmanaged() unmanaged {
+	out := newUnmanaged()
 	for k := range e.state.servers {
 		if e.ours(k) {
 			continue
 		}
-		if _, bound := e.state.bound[k.Addr]; bound {
+		if e.state.bound.Has(k.Addr) {
 			out.keys[k] = struct{}{}
 		} else {
 			out.add(k)

@@ -57,7 +57,7 @@ func (f *fixedRules) Compare(_ context.Context, want iptables.Fixed) (iptables.F
 	return out, f.fail
 }
 
-func (f *fixedRules) Retire(context.Context) error {
+func (f *fixedRules) CleanupMode(context.Context) error {
 	f.held = iptables.Fixed{}
 	return f.fail
 }

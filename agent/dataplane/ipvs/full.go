@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
@@ -52,8 +54,8 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (engine
 	if err := engine.NoneTaken(len(r.Services), rejected); err != nil {
 		return out, err
 	}
-	d.actual, d.former = p.want.desired, p.want.desired
-	d.engine.Rejected, d.engine.Kept = rejected, p.scope.kept
+	d.actual, d.previous = p.want.desired, p.want.desired
+	d.engine.Rejected, d.engine.Preserved = rejected, p.scope.preserved
 	d.conflicts, d.left = p.want.conflicts, p.leftovers()
 	d.watched.replace(maps.Keys(d.actual.needs.bound))
 	d.watched.recount(d.kernel)
@@ -76,14 +78,14 @@ func (p *fullPass) prepare() error {
 	if err != nil {
 		return err
 	}
-	p.config, p.state, p.others = evidence.config, evidence.state, evidence.strangers()
+	p.config, p.state, p.unmanaged = evidence.config, evidence.state, evidence.unmanaged()
 	p.noteAddresses(p.config, &p.ruleset.Node)
-	p.want = p.config.planAll(p.ruleset.Services, p.others)
+	p.want = p.config.planAll(p.ruleset.Services, p.unmanaged)
 	if err := p.readReals(p.ctx, p.state, p.want.desired); err != nil {
 		return err
 	}
 	p.scope = scope{
-		prune: p.ruleset.Prune, kept: engine.KeptOf(p.ruleset), ours: evidence.ours, former: p.former, known: p.known,
+		prune: p.ruleset.Prune, preserved: engine.PreservedOf(p.ruleset), ours: evidence.ours, previous: p.previous, known: p.known,
 		draining: p.drains,
 	}
 	p.diff = compare(p.want.desired, p.state, &p.scope)
@@ -93,11 +95,11 @@ func (p *fullPass) prepare() error {
 // probeAll probes the schedulers of Services, and again those that were missing.
 func (p *fullPass) probeAll() error {
 	maps.DeleteFunc(p.schedulers, func(_ string, has bool) bool { return !has })
-	asked := map[string]struct{}{}
+	asked := sets.Set[string]{}
 	for _, svc := range p.ruleset.Services {
-		asked[svc.IPVSScheduler] = struct{}{}
+		asked.Insert(svc.IPVSScheduler)
 	}
-	for _, s := range slices.Sorted(maps.Keys(asked)) {
+	for _, s := range sets.List(asked) {
 		if err := p.probeNew(s); err != nil {
 			return err
 		}
@@ -114,9 +116,9 @@ func (p *fullPass) modified() dataplane.Difference {
 	d := compare(p.actual, p.state, &s)
 	d.add, d.remove, d.bind, d.unbind, d.extra = nil, nil, nil, nil, nil
 	d.servers = slices.DeleteFunc(d.servers, func(s serverDiff) bool {
-		_, dirty := p.ruleset.Dirty[s.owner]
 		_, read := p.state.reals[s.Key]
 		_, conflict := p.conflicts.of[s.owner]
+		_, dirty := p.ruleset.Dirty[s.owner]
 		return dirty || !read && !s.missing || conflict || p.engine.Unknown(s.owner)
 	})
 	return dataplane.DifferenceOf(findings(d, p.actual, p.state), dataplane.VerifyOptions{})
@@ -220,11 +222,10 @@ func (p *fullPass) bare() []netip.Addr {
 
 // isBound reports whether an address was on kube-ipvs0 before the pass.
 func (p *fullPass) isBound(a netip.Addr) bool {
-	_, bound := p.state.bound[a]
-	return bound
+	return p.state.bound.Has(a)
 }
 
-// removeServers deletes superfluous virtual servers. If a Service has failed, its former ones
+// removeServers deletes superfluous virtual servers. If a Service has failed, its previous ones
 // may be among them: then only those that are known to be of other Services are deleted.
 func (p *fullPass) removeServers() error {
 	if len(p.writer.failed) > 0 {
@@ -270,8 +271,8 @@ func (p *fullPass) notice() {
 }
 
 // leftovers returns our virtual servers that stay although they are not desired.
-func (p *fullPass) leftovers() map[Key]struct{} {
-	out := map[Key]struct{}{}
+func (p *fullPass) leftovers() sets.Set[Key] {
+	out := sets.Set[Key]{}
 	for k := range p.state.servers {
 		if _, desired := p.want.needs.servers[k]; !desired && p.scope.ours(k) {
 			out[k] = struct{}{}

@@ -121,7 +121,7 @@ func (p *fullPass) removeRules() error {
 	return p.writer.writeRules(p.want.rules(), p.retained)
 }
 
-// rewriteRules preserves the former rules if a Service has failed, because they may belong to
+// rewriteRules preserves the previous rules if a Service has failed, because they may belong to
 // it.
 func (p *fullPass) rewriteRules() error {
 	if len(p.writer.failed) == 0 {

@@ -13,7 +13,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/growth"
 )
 
-// TestGrowth: the time for planning a Service is linear in its size, also if strangers block it, or
+// TestGrowth: the time for planning a Service is linear in its size, also if unmanaged virtual servers block it, or
 // the kernel rejects everything.
 func TestGrowth(t *testing.T) {
 	c := testConfig(t, dataplane.IPv4, nil)
@@ -27,19 +27,19 @@ func TestGrowth(t *testing.T) {
 		planned := func(size int) *fullPass {
 			s := of(size)
 			return &fullPass{
-				config: c, want: c.planAll(map[dataplane.ServiceName]*dataplane.Service{s.Name: s}, newStrangers()),
+				config: c, want: c.planAll(map[dataplane.ServiceName]*dataplane.Service{s.Name: s}, newUnmanaged()),
 				ruleset: &dataplane.Ruleset{Services: map[dataplane.ServiceName]*dataplane.Service{s.Name: s}},
 			}
 		}
-		t.Run(name+" with strangers", func(t *testing.T) {
+		t.Run(name+" with unmanaged ones", func(t *testing.T) {
 			growth.Linear(t, 100, func(size int) *fullPass {
 				p := planned(size)
-				p.Dataplane = &Dataplane{others: newStrangers()}
+				p.Dataplane = &Dataplane{unmanaged: newUnmanaged()}
 				for k := range p.want.needs.servers {
-					p.others.add(k)
+					p.unmanaged.add(k)
 				}
 				return p
-			}, func(p *fullPass) { c.planAll(p.ruleset.Services, p.others) })
+			}, func(p *fullPass) { c.planAll(p.ruleset.Services, p.unmanaged) })
 		})
 		t.Run(name+" that fails", func(t *testing.T) {
 			growth.Linear(t, 100, func(size int) *fullPass {
@@ -83,7 +83,7 @@ func TestContendersAlone(t *testing.T) {
 		add("a", pair+1)
 		add("b", pair+1)
 	}
-	want := c.planAll(r.Services, newStrangers())
+	want := c.planAll(r.Services, newUnmanaged())
 	d := New(dataplane.IPv4, Options{})
 	d.actual, d.conflicts = want.desired, want.conflicts
 	p := &partialPass{Dataplane: d, config: c}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -26,8 +27,8 @@ type Rules interface {
 	Apply(ctx context.Context, want iptables.Fixed) (changed bool, err error)
 	// Compare compares the kernel to the rules and writes nothing.
 	Compare(ctx context.Context, want iptables.Fixed) (iptables.FixedState, error)
-	// Retire removes our rules, except those that mode IPTables has too.
-	Retire(ctx context.Context) error
+	// CleanupMode removes our rules, except those that mode IPTables has too.
+	CleanupMode(ctx context.Context) error
 	// Cleanup removes all chains of the mode and the jumps to them.
 	Cleanup(ctx context.Context) error
 	// Watch calls changed whenever another program may have changed what the last Apply
@@ -42,10 +43,10 @@ type Options struct {
 	Rules  Rules
 	// Clock times the draining of real servers. Nil: the real one.
 	Clock clock.WithTicker
-	// ProcFolder is the proc file system. Empty: /proc.
-	ProcFolder string
-	// SysctlFolder is where sysctls are read. Empty: sys in ProcFolder.
-	SysctlFolder string
+	// ProcDirectory is the proc file system. Empty: /proc.
+	ProcDirectory string
+	// SysctlDirectory is where sysctls are read. Empty: sys in ProcDirectory.
+	SysctlDirectory string
 }
 
 // Dataplane programs one IP family by IPVS.
@@ -64,8 +65,8 @@ type Dataplane struct {
 	answering []netip.Addr
 
 	// actual is the kernel state after our last successful Apply. If it is nil, the state is
-	// unknown and the next Apply is full. Former is the same, but stays after an error.
-	actual, former *desired
+	// unknown and the next Apply is full. Previous is the same, but stays after an error.
+	actual, previous *desired
 	// next is the config by which the running Apply plans all Services.
 	next *config
 	// fixed are the fixed rules in the kernel.
@@ -74,12 +75,12 @@ type Dataplane struct {
 	known map[Key]dataplane.ServiceName
 	// denied are virtual servers of another program that look like ours because we had
 	// begun to write them.
-	denied map[Key]struct{}
-	// others are the virtual servers that are not ours, as of the last full Apply.
-	others strangers
+	denied sets.Set[Key]
+	// unmanaged are the virtual servers that are not ours, as of the last full Apply.
+	unmanaged unmanaged
 	// left are our virtual servers that belong to no Service and had to stay, as of the
 	// last full Apply.
-	left map[Key]struct{}
+	left sets.Set[Key]
 	// conflicts are those of Services that do not have everything that they ask for. The
 	// rest of these Services is in actual.
 	conflicts conflicts
@@ -89,18 +90,18 @@ type Dataplane struct {
 	warnings []string
 	notes    map[dataplane.ServiceName][]string
 	// untunable are the sysctls, and the timeouts, that could not be set.
-	untunable map[string]struct{}
+	untunable sets.Set[string]
 
-	// draining are the real servers that drain, and nextLook is when they are checked; zero:
-	// never. Looks has the last nextLook that followDrains has not seen.
-	draining drains
-	nextLook time.Time
-	looks    chan time.Time
+	// draining are the real servers that drain, and nextCheck is when they are checked; zero:
+	// never. Checks has the last nextCheck that followDrains has not seen.
+	draining  drains
+	nextCheck time.Time
+	checks    chan time.Time
 
 	// exclude are the ranges in which virtual servers must stay, by the last settings.
 	exclude []netip.Prefix
-	// retireUntil is how long Retire waits for connections; zero: it has not begun.
-	retireUntil time.Time
+	// cleanupUntil is how long CleanupMode waits for connections; zero: it has not begun.
+	cleanupUntil time.Time
 	// yields: the kernel may have something of Kernel.Yield.
 	yields bool
 
@@ -108,26 +109,26 @@ type Dataplane struct {
 }
 
 var (
-	_ dataplane.Retirer  = (*Dataplane)(nil)
-	_ dataplane.Observer = (*Dataplane)(nil)
+	_ dataplane.ModeCleaner = (*Dataplane)(nil)
+	_ dataplane.Observer    = (*Dataplane)(nil)
 )
 
 // New returns a Dataplane for one IP family. It touches nothing yet.
 func New(family dataplane.Family, o Options) *Dataplane {
-	if o.ProcFolder == "" {
-		o.ProcFolder = "/proc"
+	if o.ProcDirectory == "" {
+		o.ProcDirectory = "/proc"
 	}
-	if o.SysctlFolder == "" {
-		o.SysctlFolder = filepath.Join(o.ProcFolder, "sys")
+	if o.SysctlDirectory == "" {
+		o.SysctlDirectory = filepath.Join(o.ProcDirectory, "sys")
 	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
 	d := &Dataplane{
-		family: family, kernel: o.Kernel, rules: o.Rules, clock: o.Clock, proc: o.ProcFolder, sysctl: o.SysctlFolder,
+		family: family, kernel: o.Kernel, rules: o.Rules, clock: o.Clock, proc: o.ProcDirectory, sysctl: o.SysctlDirectory,
 		yields: true,
-		looks:  make(chan time.Time, 1),
-		known:  map[Key]dataplane.ServiceName{}, denied: map[Key]struct{}{}, others: newStrangers(),
+		checks: make(chan time.Time, 1),
+		known:  map[Key]dataplane.ServiceName{}, denied: sets.Set[Key]{}, unmanaged: newUnmanaged(),
 		schedulers: map[string]bool{}, notes: map[dataplane.ServiceName][]string{}, draining: drains{},
 	}
 	d.engine = engine.New[servicePlan](operations{d}, d.clock)
@@ -235,7 +236,7 @@ func (d *Dataplane) observeAny() (*evidence, error) {
 
 // read reads the kernel, without real servers, and identifies our virtual servers.
 func (d *Dataplane) read(c *config) (*evidence, error) {
-	state := &snapshot{bound: map[netip.Addr]struct{}{}, reals: map[Key]map[netip.AddrPort]Real{}, sets: map[SetName]map[Entry]struct{}{}}
+	state := &snapshot{bound: sets.Set[netip.Addr]{}, reals: map[Key]map[netip.AddrPort]Real{}, sets: map[SetName]sets.Set[Entry]{}}
 	var err error
 	if state.servers, err = d.kernel.Servers(); err != nil {
 		return nil, err
@@ -245,25 +246,19 @@ func (d *Dataplane) read(c *config) (*evidence, error) {
 		return nil, err
 	}
 	state.device = exists
-	for _, a := range bound {
-		state.bound[a] = struct{}{}
-	}
-	sets, err := d.kernel.Sets(SetNames(d.family))
+	state.bound.Insert(bound...)
+	ipsets, err := d.kernel.Sets(SetNames(d.family))
 	if err != nil {
 		return nil, err
 	}
-	for name, entries := range sets {
-		set := make(map[Entry]struct{}, len(entries))
-		for _, e := range entries {
-			set[e] = struct{}{}
-		}
-		state.sets[name] = set
+	for name, entries := range ipsets {
+		state.sets[name] = sets.New(entries...)
 	}
-	maps.DeleteFunc(d.denied, func(k Key, _ struct{}) bool {
+	maps.DeleteFunc(d.denied, func(k Key, _ sets.Empty) bool {
 		_, found := state.servers[k]
 		return !found
 	})
-	out := &evidence{config: c, state: state, known: d.known, denied: d.denied, stranded: map[Key]struct{}{}}
+	out := &evidence{config: c, state: state, known: d.known, denied: d.denied, stranded: sets.Set[Key]{}}
 	return out, d.findStranded(out)
 }
 

@@ -39,7 +39,7 @@ type Server struct {
 	// Scheduler selects real servers, by the kernel's name.
 	Scheduler string
 	Flags     Flags
-	// Timeout is how long a client keeps its real server, in seconds; 0 without
+	// Timeout is how long a client stays with its real server, in seconds; 0 without
 	// FlagPersistent.
 	Timeout uint32
 }
@@ -49,7 +49,7 @@ type Flags uint32
 
 // Flags, as in the kernel's ip_vs.h.
 const (
-	// FlagPersistent: a client keeps its real server.
+	// FlagPersistent: a client stays with its real server.
 	FlagPersistent Flags = 0x1
 	// FlagSourcePort: the scheduler mh hashes the source port too.
 	FlagSourcePort Flags = 0x10

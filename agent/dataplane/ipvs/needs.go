@@ -3,6 +3,8 @@ package ipvs
 import (
 	"net/netip"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 )
@@ -107,7 +109,7 @@ type desired struct {
 	needs    needs
 	// left are entries of ipsets that stay although no Service in services needs them.
 	// They count in needs.
-	left map[setEntry]struct{}
+	left sets.Set[setEntry]
 }
 
 func newDesired(c *config) *desired {
@@ -116,25 +118,25 @@ func newDesired(c *config) *desired {
 
 // set replaces the plan of a Service; nil: there is none.
 func (w *desired) set(name dataplane.ServiceName, p *servicePlan) {
-	former := w.services[name]
+	previous := w.services[name]
 	if p == nil {
 		delete(w.services, name)
 	} else {
 		w.services[name] = p
 	}
 	w.needs.add(name, p)
-	w.needs.remove(name, former)
+	w.needs.remove(name, previous)
 }
 
 // leave preserves entries of ipsets in the kernel, and the rules that belong to them,
 // because they may be of Services that are not known yet. It counts each entry once.
 func (w *desired) leave(entries []setEntry, have *snapshot) {
 	if w.left == nil {
-		w.left = make(map[setEntry]struct{}, len(entries))
+		w.left = make(sets.Set[setEntry], len(entries))
 	}
 	plan := &servicePlan{}
 	for _, e := range entries {
-		if _, left := w.left[e]; left {
+		if w.left.Has(e) {
 			continue
 		}
 		w.left[e] = struct{}{}

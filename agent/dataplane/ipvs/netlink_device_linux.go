@@ -288,7 +288,7 @@ func (d *device) Reclaim(except []netip.Addr) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("remove routes of table local for former connections: %w", err)
+		return fmt.Errorf("remove routes of table local for previous connections: %w", err)
 	}
 	return nil
 }

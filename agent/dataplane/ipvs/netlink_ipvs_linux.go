@@ -36,7 +36,7 @@ type virtualServers struct {
 }
 
 // errRenumbered means that the kernel has IPVS by another number, or not at all.
-var errRenumbered = errors.New("the kernel does not know IPVS by its former number, because the module ip_vs has been unloaded; restart the agent")
+var errRenumbered = errors.New("the kernel does not know IPVS by its previous number, because the module ip_vs has been unloaded; restart the agent")
 
 // do runs f with an open handle, twice if the number of IPVS has changed, because ip_vs may
 // have been loaded again.

@@ -22,7 +22,7 @@ import (
 type nodeKernel struct {
 	virtualServers
 	device
-	sets
+	ipsets
 	sysctls
 
 	mu     sync.Mutex
@@ -31,12 +31,12 @@ type nodeKernel struct {
 
 // NewKernel returns the node's own kernel, for one IP family. Sysctls are read and written in a
 // directory; empty: /proc/sys. It does nothing yet.
-func NewKernel(family dataplane.Family, sysctlFolder string) Kernel {
+func NewKernel(family dataplane.Family, sysctlDirectory string) Kernel {
 	return &nodeKernel{
 		virtualServers: virtualServers{family: family},
 		device:         device{family: familyNumber(family)},
-		sets:           sets{family: familyNumber(family)},
-		sysctls:        sysctls{folder: cmp.Or(sysctlFolder, "/proc/sys")},
+		ipsets:         ipsets{family: familyNumber(family)},
+		sysctls:        sysctls{folder: cmp.Or(sysctlDirectory, "/proc/sys")},
 	}
 }
 
@@ -49,7 +49,7 @@ func (k *nodeKernel) Open() error {
 	if k.opened {
 		return nil
 	}
-	for _, find := range []func() error{k.virtualServers.find, k.sets.find, k.device.find} {
+	for _, find := range []func() error{k.virtualServers.find, k.ipsets.find, k.device.find} {
 		if err := find(); err != nil {
 			return err
 		}

@@ -22,8 +22,8 @@ func TestLibraryNumber(t *testing.T) {
 		t.Skipf("no generic netlink here: %v", err)
 	}
 	defer h.Close()
-	former := libraryNumber
-	defer func() { libraryNumber = former }()
+	previous := libraryNumber
+	defer func() { libraryNumber = previous }()
 	libraryNumber = unused
 	defer func() {
 		if recover() != nil {

@@ -25,7 +25,7 @@ const (
 )
 
 // growName is the set that replaces one that is too small; IPv6 has its own.
-func (s *sets) growName() SetName {
+func (s *ipsets) growName() SetName {
 	if s.family == unix.AF_INET6 {
 		return "NODEPROXY-6-LARGER-SET"
 	}
@@ -33,7 +33,7 @@ func (s *sets) growName() SetName {
 }
 
 // ChangeSets implements Kernel.
-func (s *sets) ChangeSets(changes []SetChange) error {
+func (s *ipsets) ChangeSets(changes []SetChange) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var failed []error
@@ -59,7 +59,7 @@ func removals(c SetChange) []Entry {
 }
 
 // fill creates a set if needed, and adds entries.
-func (s *sets) fill(c SetChange) error {
+func (s *ipsets) fill(c SetChange) error {
 	if !c.Create && len(c.Add) == 0 {
 		return nil
 	}
@@ -77,7 +77,7 @@ func (s *sets) fill(c SetChange) error {
 }
 
 // ensure creates the set if needed, and checks its type.
-func (s *sets) ensure(c SetChange) error {
+func (s *ipsets) ensure(c SetChange) error {
 	want := setHeader{kind: c.Type, family: s.familyOf(c.Type)}
 	if c.Create {
 		err := s.create(c.Name, c.Type, capacityFor(len(c.Add)))
@@ -110,7 +110,7 @@ func capacityFor(entries int) int {
 
 // create creates a set. The error wraps EEXIST if it exists: the kernel would accept one of
 // the other family as the same.
-func (s *sets) create(name SetName, t SetType, capacity int) error {
+func (s *ipsets) create(name SetName, t SetType, capacity int) error {
 	revision, err := s.revision(t)
 	if err != nil {
 		return err
@@ -136,7 +136,7 @@ func (s *sets) create(name SetName, t SetType, capacity int) error {
 
 // change adds or deletes entries. The kernel executes a rejected message up to the wrong
 // entry, so the entries are then tried one by one.
-func (s *sets) change(command int, name SetName, t SetType, entries []Entry) error {
+func (s *ipsets) change(command int, name SetName, t SetType, entries []Entry) error {
 	for batch := range slices.Chunk(entries, batchEntries) {
 		if len(batch) > 1 && s.send(command, name, t, batch) == nil {
 			continue
@@ -154,7 +154,7 @@ func (s *sets) change(command int, name SetName, t SetType, entries []Entry) err
 }
 
 // send sends one message that adds or deletes entries, which may exist or be missing.
-func (s *sets) send(command int, name SetName, t SetType, entries []Entry) error {
+func (s *ipsets) send(command int, name SetName, t SetType, entries []Entry) error {
 	var list []byte
 	for i, e := range entries {
 		x, err := ParseElement(t, e)
@@ -176,7 +176,7 @@ func (s *sets) send(command int, name SetName, t SetType, entries []Entry) error
 }
 
 // grow replaces a full set by a larger one with the same entries, also in rules that use it.
-func (s *sets) grow(c SetChange) error {
+func (s *ipsets) grow(c SetChange) error {
 	header, entries, err := s.read(c.Name, true)
 	if err == nil {
 		err = s.destroy(s.growName()) // left by a killed agent
@@ -199,7 +199,7 @@ func (s *sets) grow(c SetChange) error {
 }
 
 // destroy deletes a set. It may be missing.
-func (s *sets) destroy(name SetName) error {
+func (s *ipsets) destroy(name SetName) error {
 	delete(s.headers, name)
 	err := s.request(nl.IPSET_CMD_DESTROY, nl.GetIpsetFlags(nl.IPSET_CMD_DESTROY), named(name), nil)
 	if errors.Is(err, unix.ENOENT) {
@@ -209,7 +209,7 @@ func (s *sets) destroy(name SetName) error {
 }
 
 // DeleteSets implements Kernel. If one cannot be deleted, it deletes the others nevertheless.
-func (s *sets) DeleteSets(names []SetName) error {
+func (s *ipsets) DeleteSets(names []SetName) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var failed []error

@@ -24,9 +24,9 @@ const (
 	errFull = syscall.Errno(nl.IPSET_ERR_TYPE_SPECIFIC)
 )
 
-// sets are the node's ipsets. The library has no requests with more than one entry, and logs
+// ipsets are the node's ipsets. The library has no requests with more than one entry, and logs
 // errors about attributes of newer kernels, so only its socket is used.
-type sets struct {
+type ipsets struct {
 	family uint8
 
 	mu sync.Mutex
@@ -47,7 +47,7 @@ type setHeader struct {
 
 // request sends a message and calls reply with each message of the answer. An error that is
 // not the kernel's answer closes the socket.
-func (s *sets) request(command int, flags int, body []byte, reply func([]byte)) error {
+func (s *ipsets) request(command int, flags int, body []byte, reply func([]byte)) error {
 	if s.socket == nil {
 		socket, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
 		if err != nil {
@@ -89,7 +89,7 @@ func appendNumber(b []byte, kind uint16, n int) []byte {
 }
 
 // familyOf is the family of sets of a type.
-func (s *sets) familyOf(t SetType) uint8 {
+func (s *ipsets) familyOf(t SetType) uint8 {
 	if t == BitmapPort {
 		return unix.AF_UNSPEC
 	}
@@ -100,7 +100,7 @@ func (s *sets) familyOf(t SetType) uint8 {
 var ourTypes = []SetType{HashIP, HashIPPort, HashIPPortIP, HashIPPortNet, BitmapPort}
 
 // find makes the kernel load ipset and the types of our sets.
-func (s *sets) find() error {
+func (s *ipsets) find() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.request(nl.IPSET_CMD_PROTOCOL, unix.NLM_F_REQUEST, nil, nil); err != nil {
@@ -115,7 +115,7 @@ func (s *sets) find() error {
 }
 
 // revision returns the kernel's newest revision of a type.
-func (s *sets) revision(t SetType) (uint8, error) {
+func (s *ipsets) revision(t SetType) (uint8, error) {
 	var newest uint8
 	body := nlattr.AppendText(nil, nl.IPSET_ATTR_TYPENAME, string(t))
 	body = nlattr.Append(body, nl.IPSET_ATTR_FAMILY, []byte{s.familyOf(t)})
@@ -134,7 +134,7 @@ func (s *sets) revision(t SetType) (uint8, error) {
 }
 
 // Sets implements Kernel.
-func (s *sets) Sets(names []SetName) (map[SetName][]Entry, error) {
+func (s *ipsets) Sets(names []SetName) (map[SetName][]Entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make(map[SetName][]Entry, len(names))
@@ -165,7 +165,7 @@ func deleteIt(name SetName) string {
 }
 
 // read reads a set. The error is ENOENT if it is missing.
-func (s *sets) read(name SetName, entries bool) (setHeader, []Entry, error) {
+func (s *ipsets) read(name SetName, entries bool) (setHeader, []Entry, error) {
 	var list setList
 	body := named(name)
 	if !entries {

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
@@ -81,7 +83,7 @@ func (p *partialPass) plan(r *dataplane.Ruleset, names map[dataplane.ServiceName
 	}
 	slices.SortFunc(services, (*dataplane.Service).ComparePrecedence)
 	for _, svc := range services {
-		p.contest.plan(svc, whole[svc.Name], p.others)
+		p.contest.plan(svc, whole[svc.Name], p.unmanaged)
 	}
 	for name := range names {
 		p.plans[name] = p.contest.services[name] // nil if it has ended
@@ -93,7 +95,7 @@ func (p *partialPass) plan(r *dataplane.Ruleset, names map[dataplane.ServiceName
 // that gain or lose virtual servers thereby. It reports false if that takes a full pass.
 func (p *partialPass) addContenders(r *dataplane.Ruleset, names map[dataplane.ServiceName]struct{}, whole map[dataplane.ServiceName]*servicePlan) bool {
 	open := slices.Collect(maps.Keys(names))
-	moved := map[Key]struct{}{}
+	moved := sets.Set[Key]{}
 	for len(open) > 0 {
 		name := open[len(open)-1]
 		open = open[:len(open)-1]
@@ -105,7 +107,7 @@ func (p *partialPass) addContenders(r *dataplane.Ruleset, names map[dataplane.Se
 		moves := p.moved(name, whole[name], svc)
 		_, lost := p.conflicts.of[name]
 		for _, s := range serversOf(whole[name]) {
-			if _, barred := p.others.bars(&s); barred && !lost {
+			if _, barred := p.unmanaged.bars(&s); barred && !lost {
 				return false // it may have been deleted since
 			}
 			actual, found := p.actual.needs.servers[s.Key]
@@ -118,7 +120,7 @@ func (p *partialPass) addContenders(r *dataplane.Ruleset, names map[dataplane.Se
 			}
 		}
 		for _, k := range moves {
-			if _, before := moved[k]; before {
+			if moved.Has(k) {
 				continue
 			}
 			moved[k] = struct{}{}
@@ -144,7 +146,7 @@ func add(names map[dataplane.ServiceName]struct{}, list []dataplane.ServiceName,
 func (p *partialPass) free() bool {
 	for name, plan := range p.plans {
 		for _, s := range serversOf(plan) {
-			if _, left := p.left[s.Key]; left {
+			if p.left.Has(s.Key) {
 				return false
 			}
 			if actual, found := p.actual.needs.servers[s.Key]; found && actual.owner != name {
@@ -171,13 +173,12 @@ func (p *partialPass) moved(name dataplane.ServiceName, plan *servicePlan, svc *
 	if len(contested) == 0 || svc == nil || svc.Precedence.Compare(actual.precedence) != 0 {
 		return contested
 	}
-	asks := map[Key]struct{}{}
+	asks := sets.Set[Key]{}
 	for _, s := range plan.servers {
 		asks[s.Key] = struct{}{}
 	}
 	return slices.DeleteFunc(contested, func(k Key) bool {
-		_, still := asks[k]
-		return still && p.config.acceptsLocal(actual, k) == p.config.acceptsLocal(plan, k)
+		return asks.Has(k) && p.config.acceptsLocal(actual, k) == p.config.acceptsLocal(plan, k)
 	})
 }
 
@@ -323,7 +324,7 @@ func (p *partialPass) setChanges() orderedSets {
 func (p *partialPass) isBound(a netip.Addr) bool { return p.actual.needs.bound[a] > 0 }
 
 // fixedRules returns the fixed rules for the actual and the new state together, and for the
-// new one alone; and whether the kernel lacks any of the former, and has more than the latter.
+// new one alone; and whether the kernel lacks any of the previous, and has more than the latter.
 func (p *partialPass) fixedRules() (union, after iptables.Fixed, grows, shrinks bool) {
 	usedUnion, usedAfter := maps.Clone(p.actual.needs.used), maps.Clone(p.actual.needs.used) // one per ipset
 	for _, e := range p.diff.add {

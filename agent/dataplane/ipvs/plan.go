@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
@@ -48,7 +50,7 @@ func (e setEntry) compare(o setEntry) int {
 type outRule string
 
 // planService plans all ports of a Service, without the barred virtual servers.
-func (c *config) planService(s *dataplane.Service, barred map[Key]struct{}) servicePlan {
+func (c *config) planService(s *dataplane.Service, barred sets.Set[Key]) servicePlan {
 	p := &planner{config: c, svc: s, barred: barred, others: c.ofOthers(s)}
 	p.server, p.out.precedence = p.serverOf(), s.Precedence
 	p.noteOthers()
@@ -73,7 +75,7 @@ func (p *servicePlan) enter(more ...setEntry) {
 type planner struct {
 	*config
 	svc    *dataplane.Service
-	barred map[Key]struct{}
+	barred sets.Set[Key]
 	others map[netip.Addr]struct{} // see ofOthers
 	server Server                  // the same for all its virtual servers
 	served dataplane.Once[Key]
@@ -108,12 +110,11 @@ func (p *planner) planPort(port *dataplane.Port) {
 	}
 	for d := range p.svc.DestinationsOf(port) {
 		k := Key{d.Address, d.Number, port.Protocol}
-		_, barred := p.barred[k]
 		_, other := p.others[k.Addr]
 		switch {
 		case d.Kind == dataplane.NodePort:
 			p.planNodePort(d)
-		case barred:
+		case p.barred.Has(k):
 		case d.Kind == dataplane.ClusterIP:
 			p.enter(setClusterIP, keyEntry(k))
 			p.serve(d, k, true)
@@ -191,7 +192,7 @@ func (p *planner) planNodePort(d dataplane.Destination) {
 	sets := nodePortSets[max(i, 0)]
 	for _, ip := range p.nodePortIPs {
 		k := Key{ip, d.Number, d.Port.Protocol}
-		if _, barred := p.barred[k]; barred {
+		if p.barred.Has(k) {
 			continue
 		}
 		entry := portEntry(d.Number)

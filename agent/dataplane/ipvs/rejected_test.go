@@ -418,7 +418,7 @@ func TestKernelFails(t *testing.T) {
 func TestScheduler(t *testing.T) {
 	b := newBench(t)
 	proc := t.TempDir()
-	b.plane = ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock, ProcFolder: proc})
+	b.plane = ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock, ProcDirectory: proc})
 	b.kernel.Schedulers = []string{"rr"}
 	one := service(1, "10.180.0.1:80")
 	one.IPVSScheduler = "sh"

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
@@ -49,7 +51,7 @@ const timeoutsOf = "timeouts"
 // tune sets sysctls and timeouts. It returns human-readable warnings.
 func (d *Dataplane) tune(c *config) []string {
 	var warnings []string
-	d.untunable = map[string]struct{}{}
+	d.untunable = sets.Set[string]{}
 	for _, s := range c.sysctls(d.release()) {
 		err := d.kernel.SetSysctl(s.name, s.value)
 		if err == nil {
@@ -75,7 +77,7 @@ func (d *Dataplane) untuned(c *config) []dataplane.Finding {
 	var out []dataplane.Finding
 	for _, s := range c.sysctls(d.release()) {
 		have, err := d.kernel.Sysctl(s.name)
-		if _, failed := d.untunable[s.name]; failed || err != nil || have == s.value {
+		if d.untunable.Has(s.name) || err != nil || have == s.value {
 			continue
 		}
 		out = append(out, dataplane.Finding{
@@ -84,7 +86,7 @@ func (d *Dataplane) untuned(c *config) []dataplane.Finding {
 		})
 	}
 	have, err := d.kernel.Timeouts()
-	if _, failed := d.untunable[timeoutsOf]; !failed && err == nil && !c.timeouts.match(have) {
+	if !d.untunable.Has(timeoutsOf) && err == nil && !c.timeouts.match(have) {
 		out = append(out, dataplane.Finding{
 			Key:  timeoutsOf,
 			Text: fmt.Sprintf("the timeouts of IPVS (TCP, TCP after FIN, UDP, in seconds) are %s, not %s; 0 is any", have, c.timeouts),

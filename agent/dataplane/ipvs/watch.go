@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
@@ -24,7 +26,7 @@ const (
 type watched struct {
 	mu    sync.Mutex // guards everything below
 	known bool
-	bound map[netip.Addr]struct{}
+	bound sets.Set[netip.Addr]
 	// ours counts our virtual servers, all includes those of others; -1: unknown.
 	ours, all int
 }
@@ -40,10 +42,8 @@ func (w *watched) pause() {
 func (w *watched) replace(bound iter.Seq[netip.Addr]) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.bound = map[netip.Addr]struct{}{}
-	for a := range bound {
-		w.bound[a] = struct{}{}
-	}
+	w.bound = sets.Set[netip.Addr]{}
+	w.bound.Insert(slices.Collect(bound)...)
 }
 
 // change adds and removes addresses that must be bound, and adds to the number of virtual
@@ -54,12 +54,8 @@ func (w *watched) change(bound, unbound []netip.Addr, servers int) {
 	if w.all >= 0 {
 		w.all += servers
 	}
-	for _, a := range bound {
-		w.bound[a] = struct{}{}
-	}
-	for _, a := range unbound {
-		delete(w.bound, a)
-	}
+	w.bound.Insert(bound...)
+	w.bound.Delete(unbound...)
 }
 
 // resume is called when the kernel has the desired state, with the number of our virtual
@@ -92,8 +88,7 @@ func (w *watched) gone(e Event) bool {
 	if !e.Addr.IsValid() {
 		return len(w.bound) > 0
 	}
-	_, ours := w.bound[e.Addr]
-	return ours
+	return w.bound.Has(e.Addr)
 }
 
 // lacks reports whether there are fewer virtual servers than before.

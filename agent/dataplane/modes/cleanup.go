@@ -11,16 +11,16 @@ import (
 )
 
 const (
-	// retirePause is the time between cleanups of another mode.
-	retirePause = 10 * time.Second
+	// cleanupPause is the time between cleanups of another mode.
+	cleanupPause = 10 * time.Second
 	// rejectedStay is how long a mode is retained because the running one rejects Services: as
 	// long as it may stay for connections.
 	rejectedStay = 15 * time.Minute
 )
 
-// retire cleans up the modes that do not run, as far as allowed, and reports the rest in result.
+// cleanupOthers cleans up the modes that do not run, as far as allowed, and reports the rest in result.
 // After an error the mode of r has no effect yet.
-func (d *Dataplane) retire(ctx context.Context, running *Plane, r *dataplane.Ruleset, result *dataplane.Result) error {
+func (d *Dataplane) cleanupOthers(ctx context.Context, running *Plane, r *dataplane.Ruleset, result *dataplane.Result) error {
 	if !r.Prune { // the next Apply with Prune is full
 		return nil
 	}
@@ -35,14 +35,14 @@ func (d *Dataplane) retire(ctx context.Context, running *Plane, r *dataplane.Rul
 			pending = append(pending, fmt.Sprintf("cleanup of mode %s is pending for at most %s, because mode %s rejects Services", plane.Mode, rejectedStay, r.Mode))
 			continue
 		}
-		why, err := plane.Retire(ctx, r)
+		why, err := plane.CleanupMode(ctx, r)
 		switch {
 		case err != nil && plane.Precedes(&running.Declaration):
 			return fmt.Errorf("clean up mode %s, which has precedence: %w", plane.Mode, err)
 		case err != nil:
 			again = true
 			if len(result.Warnings) < dataplane.MaxExamples {
-				result.Warnings = append(result.Warnings, fmt.Sprintf("cleanup of mode %s failed: %v; retrying every %s", plane.Mode, err, retirePause))
+				result.Warnings = append(result.Warnings, fmt.Sprintf("cleanup of mode %s failed: %v; retrying every %s", plane.Mode, err, cleanupPause))
 			}
 		case why != "":
 			again = true
@@ -52,7 +52,7 @@ func (d *Dataplane) retire(ctx context.Context, running *Plane, r *dataplane.Rul
 			d.use(plane.Mode, false)
 		}
 	}
-	result.Retiring = strings.Join(pending, "; ")
+	result.CleanupPending = strings.Join(pending, "; ")
 	if again {
 		select {
 		case d.again <- struct{}{}:

@@ -19,10 +19,10 @@ import (
 type Options struct {
 	// Variant of iptables to use. Empty: the one that the node uses.
 	Variant iptables.Variant
-	// ProgramsFolder is the directory of the programs. Empty: they are looked up in PATH.
-	ProgramsFolder string
-	// SysctlFolder is where sysctls are read and written. Empty: /proc/sys.
-	SysctlFolder string
+	// ProgramsDirectory is the directory of the programs. Empty: they are looked up in PATH.
+	ProgramsDirectory string
+	// SysctlDirectory is where sysctls are read and written. Empty: /proc/sys.
+	SysctlDirectory string
 	// Clock times the waiting of modes. Nil: the real one.
 	Clock clock.WithTicker
 	// WrapIPVS, if not nil, wraps the kernel of mode IPVS.
@@ -40,7 +40,7 @@ type Node struct {
 
 // NewNode returns the data planes of a node. It touches nothing yet.
 func NewNode(o Options) *Node {
-	n := &Node{Planes: map[dataplane.Family]*Dataplane{}, programs: iptables.NewPrograms(o.ProgramsFolder, o.Variant), commits: &iptables.Commits{}}
+	n := &Node{Planes: map[dataplane.Family]*Dataplane{}, programs: iptables.NewPrograms(o.ProgramsDirectory, o.Variant), commits: &iptables.Commits{}}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 		n.Planes[family] = n.newFamily(family, &o)
 	}
@@ -49,15 +49,15 @@ func NewNode(o Options) *Node {
 
 // newFamily joins the modes of one IP family.
 func (n *Node) newFamily(family dataplane.Family, o *Options) *Dataplane {
-	rules := iptables.Options{Modes: Declarations(), Programs: n.programs, Commits: n.commits, SysctlFolder: o.SysctlFolder}
-	kernel := ipvs.NewKernel(family, o.SysctlFolder)
+	rules := iptables.Options{Modes: Declarations(), Programs: n.programs, Commits: n.commits, SysctlDirectory: o.SysctlDirectory}
+	kernel := ipvs.NewKernel(family, o.SysctlDirectory)
 	if o.WrapIPVS != nil {
 		kernel = o.WrapIPVS(family, kernel)
 	}
 	plane := New(
 		Plane{iptables.Declaration(), iptables.New(family, rules)},
 		Plane{ipvs.Declaration(), ipvs.New(family, ipvs.Options{
-			Kernel: kernel, Rules: iptables.NewFixedRules(ipvs.Declaration(), family, rules), Clock: o.Clock, SysctlFolder: o.SysctlFolder,
+			Kernel: kernel, Rules: iptables.NewFixedRules(ipvs.Declaration(), family, rules), Clock: o.Clock, SysctlDirectory: o.SysctlDirectory,
 		})},
 	)
 	if o.Clock != nil {

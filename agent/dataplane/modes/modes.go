@@ -1,8 +1,8 @@
 // Package modes lists the modes, and joins their data planes to one for each IP family, which
 // runs the mode of a Ruleset and then cleans up the others.
 //
-//   - declared.go: the modes and their fallbacks
-//   - host_linux.go: the data planes of a node; model.go: those of a model of a node
+//   - declared.go: the modes, their fallbacks and models
+//   - host_linux.go: the data planes of a node
 //   - modes.go: runs one mode and follows changes; cleanup.go: cleans up the others
 package modes
 
@@ -24,7 +24,7 @@ import (
 // Plane is the data plane of one mode in one IP family.
 type Plane struct {
 	dataplane.Declaration
-	dataplane.Retirer
+	dataplane.ModeCleaner
 }
 
 // Dataplane is the data plane of all modes of one IP family. The first Apply takes over the
@@ -37,12 +37,12 @@ type Plane struct {
 // that precede it are removed, so if that fails, Apply fails. Otherwise a failed removal is a
 // warning.
 //
-// If a new mode cannot be applied, the former one continues: it gets each Ruleset meanwhile, so
+// If a new mode cannot be applied, the previous one continues: it gets each Ruleset meanwhile, so
 // that Services do not become stale, and takes back what both modes use. Apply returns the error
-// nevertheless. After a restart there is no former mode; the kernel stays as it is, apart from
+// nevertheless. After a restart there is no previous mode; the kernel stays as it is, apart from
 // what the new mode has written.
 //
-// If a mode rejects a Service, a former mode of lower precedence serves it for up to
+// If a mode rejects a Service, a previous mode of lower precedence serves it for up to
 // rejectedStay: it is not cleaned up earlier. It is not retained for longer, because its rules
 // of all other Services are no longer updated. After a restart there is no such delay: it is
 // unknown whether we have served the Service in that mode. The rules may be a kube-proxy's, and
@@ -63,7 +63,7 @@ type Dataplane struct {
 	rejectedSince map[v1alpha1.ProxyMode]time.Time
 	// asked is the mode that the node supports, by a call of Supported without a later Apply.
 	asked v1alpha1.ProxyMode
-	// again has an element while a check is due after retirePause.
+	// again has an element while a check is due after cleanupPause.
 	again chan struct{}
 
 	mu sync.Mutex // guards everything below
@@ -134,15 +134,15 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	if err != nil {
 		return dataplane.Result{}, err
 	}
-	former := d.applied
-	if former != r.Mode {
+	previous := d.applied
+	if previous != r.Mode {
 		whole := *r
 		whole.Full = true
 		r = &whole
 	}
 	result, err := d.applyMode(ctx, plane, r)
 	if err != nil {
-		return dataplane.Result{}, d.resume(ctx, former, plane, r, err)
+		return dataplane.Result{}, d.resume(ctx, previous, plane, r, err)
 	}
 	if r.Full { // another program may have added something of other modes
 		for _, p := range d.planes {
@@ -150,8 +150,8 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		}
 	}
 	delete(d.due, r.Mode)
-	if err := d.retire(ctx, plane, r, &result); err != nil {
-		return dataplane.Result{}, d.resume(ctx, former, plane, r, err)
+	if err := d.cleanupOthers(ctx, plane, r, &result); err != nil {
+		return dataplane.Result{}, d.resume(ctx, previous, plane, r, err)
 	}
 	d.applied = r.Mode
 	for _, p := range d.planes {
@@ -174,25 +174,25 @@ func (d *Dataplane) applyMode(ctx context.Context, plane *Plane, r *dataplane.Ru
 	return plane.Apply(ctx, r)
 }
 
-// resume applies r by the former mode, if there is another one, because the new one failed, and
+// resume applies r by the previous mode, if there is another one, because the new one failed, and
 // returns why.
-func (d *Dataplane) resume(ctx context.Context, former v1alpha1.ProxyMode, failed *Plane, r *dataplane.Ruleset, why error) error {
-	if former == failed.Mode || former == "" {
+func (d *Dataplane) resume(ctx context.Context, previous v1alpha1.ProxyMode, failed *Plane, r *dataplane.Ruleset, why error) error {
+	if previous == failed.Mode || previous == "" {
 		return why
 	}
-	plane, err := d.plane(former)
+	plane, err := d.plane(previous)
 	if err != nil {
 		return err
 	}
-	why = fmt.Errorf("mode %s cannot be applied, mode %s continues: %w", r.Mode, former, why)
+	why = fmt.Errorf("mode %s cannot be applied, mode %s continues: %w", r.Mode, previous, why)
 	old := *r // full, because the new mode may have changed what both use
-	old.Mode = former
+	old.Mode = previous
 	if _, err := d.applyMode(ctx, plane, &old); err != nil {
-		return errors.Join(why, fmt.Errorf("mode %s: %w", former, err))
+		return errors.Join(why, fmt.Errorf("mode %s: %w", previous, err))
 	}
 	if failed.Precedes(&plane.Declaration) && r.Prune {
 		// Packets would meet its rules first, which are not updated.
-		if _, err := failed.Retire(ctx, &old); err != nil {
+		if _, err := failed.CleanupMode(ctx, &old); err != nil {
 			return errors.Join(why, fmt.Errorf("clean up mode %s: %w", r.Mode, err))
 		}
 	}
@@ -240,7 +240,7 @@ func (d *Dataplane) running() (dataplane.Dataplane, <-chan struct{}) {
 	if err != nil {
 		return nil, d.changed
 	}
-	return plane.Retirer, d.changed
+	return plane.ModeCleaner, d.changed
 }
 
 // Follow implements dataplane.Observer: by the mode that runs, and while something of another
@@ -276,7 +276,7 @@ func (d *Dataplane) whileRunning(ctx context.Context, do func(context.Context, d
 	}
 }
 
-// checkAgain calls changed retirePause after each Apply that has left something of another mode
+// checkAgain calls changed cleanupPause after each Apply that has left something of another mode
 // in the kernel.
 func (d *Dataplane) checkAgain(ctx context.Context, changed func()) {
 	for {
@@ -285,7 +285,7 @@ func (d *Dataplane) checkAgain(ctx context.Context, changed func()) {
 			return
 		case <-d.again:
 		}
-		timer := d.Clock.NewTimer(retirePause)
+		timer := d.Clock.NewTimer(cleanupPause)
 		select {
 		case <-ctx.Done():
 		case <-timer.C():

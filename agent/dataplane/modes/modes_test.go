@@ -116,7 +116,7 @@ func TestSwitch(t *testing.T) {
 	n.apply(n.ruleset(rules))
 	n.expect("after the way back", held{rules: "shop/blog shop/cart"})
 	if n.plane.Uses(servers) {
-		t.Error("what is retired is still used")
+		t.Error("what is cleaned up is still used")
 	}
 }
 
@@ -126,8 +126,8 @@ func TestOldModeStaysUntilRemovingIsAllowed(t *testing.T) {
 	n.restart() // it is not known which mode ran
 	r := n.ruleset(servers)
 	r.Prune = false
-	if result := n.apply(r); result.Retiring != "" || !result.OwnFlows {
-		t.Errorf("retiring %q, own flows %t", result.Retiring, result.OwnFlows)
+	if result := n.apply(r); result.CleanupPending != "" || !result.OwnFlows {
+		t.Errorf("cleanup pending %q, own flows %t", result.CleanupPending, result.OwnFlows)
 	}
 	n.expect("without a confirmed list", held{rules: "shop/cart", servers: "shop/cart"})
 	r = n.ruleset(servers)
@@ -141,15 +141,15 @@ func TestRestartInTheMiddleOfASwitch(t *testing.T) {
 	n.apply(n.ruleset(servers))
 	n.kernel[servers].Drain("2 connections")
 	result := n.apply(n.ruleset(rules))
-	if want := "cleanup of mode IPVS is pending: 2 connections"; result.Retiring != want || !result.OwnFlows {
-		t.Errorf("retiring %q, want %q; own flows %t", result.Retiring, want, result.OwnFlows)
+	if want := "cleanup of mode IPVS is pending: 2 connections"; result.CleanupPending != want || !result.OwnFlows {
+		t.Errorf("cleanup pending %q, want %q; own flows %t", result.CleanupPending, want, result.OwnFlows)
 	}
 	n.restart()
 	n.apply(n.ruleset(rules))
 	n.expect("after a restart", held{rules: "shop/cart", servers: "shop/cart"})
 	n.kernel[servers].Drain("")
-	if result := n.apply(n.ruleset(rules)); result.Retiring != "" || result.OwnFlows {
-		t.Errorf("retiring %q, own flows %t", result.Retiring, result.OwnFlows)
+	if result := n.apply(n.ruleset(rules)); result.CleanupPending != "" || result.OwnFlows {
+		t.Errorf("cleanup pending %q, own flows %t", result.CleanupPending, result.OwnFlows)
 	}
 	n.expect("once connections have ended", held{rules: "shop/cart"})
 }
@@ -227,16 +227,16 @@ func TestUnsupportedMode(t *testing.T) {
 func TestRefusedServices(t *testing.T) {
 	n := newNode(t)
 	n.apply(n.ruleset(servers))
-	n.kernel[rules].Refuse("shop", "cart", "no module")
-	if result := n.apply(n.ruleset(rules)); !strings.Contains(result.Retiring, "mode IPTables rejects") {
-		t.Errorf("retiring %q", result.Retiring)
+	n.kernel[rules].Reject("shop", "cart", "no module")
+	if result := n.apply(n.ruleset(rules)); !strings.Contains(result.CleanupPending, "mode IPTables rejects") {
+		t.Errorf("cleanup pending %q", result.CleanupPending)
 	}
 	n.expect("while rules are refused", held{servers: "shop/cart"})
-	n.kernel[rules].Refuse("shop", "cart", "")
+	n.kernel[rules].Reject("shop", "cart", "")
 	n.apply(n.ruleset(rules, slices.Collect(maps.Keys(n.services))...))
 	n.expect("once they are taken", held{rules: "shop/cart"})
 
-	n.kernel[servers].Refuse("shop", "cart", "another program's virtual server")
+	n.kernel[servers].Reject("shop", "cart", "another program's virtual server")
 	n.apply(n.ruleset(servers))
 	n.expect("where nothing could reach the rules", held{})
 }
@@ -247,39 +247,39 @@ func TestRefusedServicesDoNotKeepAModeForGood(t *testing.T) {
 	clk := testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 	n.plane.Clock = clk
 	n.apply(n.ruleset(servers))
-	n.kernel[rules].Refuse("shop", "cart", "no module")
+	n.kernel[rules].Reject("shop", "cart", "no module")
 	n.apply(n.ruleset(rules))
 	clk.Step(15*time.Minute - time.Second)
 	n.apply(n.ruleset(rules))
 	n.expect("while it may stay", held{servers: "shop/cart"})
 	clk.Step(time.Second)
-	if result := n.apply(n.ruleset(rules)); result.Retiring != "" {
-		t.Errorf("retiring %q", result.Retiring)
+	if result := n.apply(n.ruleset(rules)); result.CleanupPending != "" {
+		t.Errorf("cleanup pending %q", result.CleanupPending)
 	}
 	n.expect("after that", held{})
 }
 
-func TestRetiringFails(t *testing.T) {
+func TestCleanupFails(t *testing.T) {
 	n := newNode(t)
 	n.apply(n.ruleset(servers))
 	busy := errors.New("busy")
-	n.kernel[servers].FailToRetire(busy)
+	n.kernel[servers].FailCleanupMode(busy)
 	result := n.apply(n.ruleset(rules))
 	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], "cleanup of mode IPVS failed: busy") {
 		t.Errorf("warnings %v", result.Warnings)
 	}
-	n.kernel[servers].FailToRetire(nil)
+	n.kernel[servers].FailCleanupMode(nil)
 	n.apply(n.ruleset(rules))
 	n.expect("when it works", held{rules: "shop/cart"})
 
-	n.kernel[rules].FailToRetire(busy)
+	n.kernel[rules].FailCleanupMode(busy)
 	blog := n.set("blog")
 	_, err := n.plane.Apply(t.Context(), n.ruleset(servers, blog))
 	if !errors.Is(err, busy) || !strings.Contains(err.Error(), "mode IPTables continues") {
 		t.Errorf("error %v", err)
 	}
 	n.expect("while rules come before virtual servers", held{rules: "shop/blog shop/cart", servers: "shop/blog shop/cart"})
-	n.kernel[rules].FailToRetire(nil)
+	n.kernel[rules].FailCleanupMode(nil)
 	n.apply(n.ruleset(servers))
 	n.expect("when that works", held{servers: "shop/blog shop/cart"})
 }
@@ -365,7 +365,7 @@ func TestFollowsTheModeThatRuns(t *testing.T) {
 	wg.Wait()
 }
 
-func TestLooksAgainAtWhatRetires(t *testing.T) {
+func TestRepeatsPendingCleanup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		var looks atomic.Int32
@@ -373,7 +373,7 @@ func TestLooksAgainAtWhatRetires(t *testing.T) {
 		n.apply(n.ruleset(rules))
 		n.kernel[rules].Drain("connections")
 		n.apply(n.ruleset(servers))
-		<-time.After(retirePause - time.Millisecond)
+		<-time.After(cleanupPause - time.Millisecond)
 		synctest.Wait()
 		if looks.Load() != 0 {
 			t.Error("it was looked too early")
@@ -385,7 +385,7 @@ func TestLooksAgainAtWhatRetires(t *testing.T) {
 		}
 		n.kernel[rules].Drain("")
 		n.apply(n.ruleset(servers))
-		<-time.After(10 * retirePause)
+		<-time.After(10 * cleanupPause)
 		synctest.Wait()
 		if looks.Load() != 1 {
 			t.Errorf("%d looks after all has gone", looks.Load())

@@ -157,7 +157,7 @@ func (l *lab) start() {
 		l.kernel.left.Store(-1)
 		return l.kernel
 	}
-	l.plane = modes.NewNode(modes.Options{ProgramsFolder: l.programs, Clock: l.clock, WrapIPVS: wrap}).Planes[family]
+	l.plane = modes.NewNode(modes.Options{ProgramsDirectory: l.programs, Clock: l.clock, WrapIPVS: wrap}).Planes[family]
 }
 
 // apply applies the rules in a mode and returns the remains of the other one as
@@ -169,7 +169,7 @@ func (l *lab) apply(mode v1alpha1.ProxyMode) string {
 	if err != nil || len(result.Rejected)+len(result.Warnings) > 0 {
 		l.Fatalf("mode %s: %+v, %v", mode, result, err)
 	}
-	return result.Retiring
+	return result.CleanupPending
 }
 
 // applyKilled does the same, but the agent is killed after so many writes of what is

@@ -54,7 +54,7 @@ func switchUnderLoad(t *testing.T, family dataplane.Family, detect v1alpha1.Dete
 			pending := l.apply(mode)
 			load.more(200)
 			t.Logf("%s: %d connections; pending: %q", during, load.end(during), pending)
-			l.retired(mode, fresh[mode])
+			l.cleaned(mode, fresh[mode])
 			if t.Failed() {
 				t.FailNow()
 			}
@@ -85,8 +85,8 @@ func (l *lab) alone() map[v1alpha1.ProxyMode]string {
 	return out
 }
 
-// retired lets what is left of the other mode go, and compares what the node holds.
-func (l *lab) retired(mode v1alpha1.ProxyMode, fresh string) {
+// cleaned waits for the cleanup of the other mode, and compares what is in the kernel.
+func (l *lab) cleaned(mode v1alpha1.ProxyMode, fresh string) {
 	l.Helper()
 	l.clock.Step(15 * time.Minute)
 	l.rules.Full = false

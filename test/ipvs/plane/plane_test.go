@@ -242,13 +242,13 @@ func (p *plane) lifeOfServices(t *testing.T) {
 
 	p.drift(t, key)
 	last := dial(t, netip.AddrPortFrom(key.Addr, key.Port))
-	pending, err := p.plane.Retire(t.Context(), p.r)
+	pending, err := p.plane.CleanupMode(t.Context(), p.r)
 	if err != nil || !strings.Contains(pending, key.String()) {
 		t.Fatalf("%q, %v", pending, err)
 	}
 	echo(t, last)
 	p.clock.Step(20 * time.Minute)
-	if pending, err = p.plane.Retire(t.Context(), p.r); err != nil || pending != "" {
+	if pending, err = p.plane.CleanupMode(t.Context(), p.r); err != nil || pending != "" {
 		t.Fatalf("%q, %v", pending, err)
 	}
 	p.empty(t) // but for rules that mode IPTables has as well
@@ -340,7 +340,7 @@ func together(t *testing.T, planes []*plane) {
 		p.r.Full = true
 		p.apply(t)
 	}
-	if pending, err := planes[0].plane.Retire(t.Context(), planes[0].r); err != nil || pending != "" {
+	if pending, err := planes[0].plane.CleanupMode(t.Context(), planes[0].r); err != nil || pending != "" {
 		t.Fatalf("%q, %v", pending, err)
 	}
 	planes[1].verify(t, 0)

@@ -141,8 +141,8 @@ func keyText(k ipvs.Key) string {
 	return fmt.Sprintf("%s,%s:%d", k.Addr, strings.ToLower(string(k.Protocol)), k.Port)
 }
 
-// look runs f, whose calls are not recorded.
-func (k *Kernel) look(f func()) {
+// unrecorded runs f, whose calls are not recorded.
+func (k *Kernel) unrecorded(f func()) {
 	set := func(looking bool) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -156,7 +156,7 @@ func (k *Kernel) look(f func()) {
 // Entries returns the entries of an ipset, sorted.
 func (k *Kernel) Entries(name ipvs.SetName) []string {
 	var out []string
-	k.look(func() {
+	k.unrecorded(func() {
 		sets, _ := k.Sets([]ipvs.SetName{name}) // the model does not fail
 		for _, e := range sets[name] {
 			out = append(out, string(e))
@@ -168,7 +168,7 @@ func (k *Kernel) Entries(name ipvs.SetName) []string {
 // Keys returns the virtual servers as text, sorted.
 func (k *Kernel) Keys() []string {
 	var out []string
-	k.look(func() {
+	k.unrecorded(func() {
 		servers, _ := k.Servers() // the model does not fail
 		for key := range servers {
 			out = append(out, keyText(key))
@@ -187,7 +187,7 @@ func (k *Kernel) Server(key ipvs.Key) string {
 		servers map[ipvs.Key]ipvs.Server
 		reals   map[netip.AddrPort]ipvs.Real
 	)
-	k.look(func() {
+	k.unrecorded(func() {
 		servers, _ = k.Servers() // the model does not fail
 		reals, _ = k.Reals(key)
 	})

@@ -57,7 +57,7 @@ func TestTraceBalancer(t *testing.T) {
 		{"OUTPUT comes afterwards", "*filter\n-A OUTPUT -d 10.0.0.1 -j DROP\nCOMMIT\n", "eth0", ext, "10.96.0.1:80", "DROP 0.500, DELIVERED 10.0.0.2:8080 0.500"},
 		{"POSTROUTING too", "*nat\n-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE\nCOMMIT\n", "eth0", ext, "10.96.0.1:80",
 			"DELIVERED 10.0.0.1:8080 masqueraded 0.500, DELIVERED 10.0.0.2:8080 masqueraded 0.500"},
-		{"by the former destination", "*filter\n-A OUTPUT -m ipvs --vaddr 10.96.0.1 --vproto tcp --vport 80 -j DROP\nCOMMIT\n", "", node, "10.96.0.1:80", "DROP 1.000"},
+		{"by the previous destination", "*filter\n-A OUTPUT -m ipvs --vaddr 10.96.0.1 --vproto tcp --vport 80 -j DROP\nCOMMIT\n", "", node, "10.96.0.1:80", "DROP 1.000"},
 		{"not by a virtual server", "*filter\n-A INPUT -m ipvs ! --vaddr 10.0.0.0/8 -j DROP\n-A INPUT -m ipvs ! --vproto udp -j DROP\n" +
 			"-A INPUT -m ipvs ! --vport 81 -j DROP\nCOMMIT\n", "eth0", ext, "10.96.0.2:81", "PASS 1.000"},
 		{"by another virtual server", "*filter\n-A OUTPUT -m ipvs ! --vport 81 -j DROP\nCOMMIT\n", "", node, "10.96.0.1:80", "DROP 1.000"},

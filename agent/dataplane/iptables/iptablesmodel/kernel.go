@@ -20,11 +20,11 @@ type chainID struct{ table, name string }
 // Kernel holds the tables nat and filter of one IP family. Its methods are not
 // called concurrently.
 type Kernel struct {
-	// Refuse selects lines of input that this kernel rejects. Nil: it takes
+	// Reject selects lines of input that this kernel rejects. Nil: it takes
 	// all that it knows.
-	Refuse func(line string) bool
-	// Mute: it does not report which lines those were.
-	Mute bool
+	Reject func(line string) bool
+	// RejectSilently: it does not report which lines those were.
+	RejectSilently bool
 	// Balancer is what it has besides. Nil: nothing.
 	Balancer Balancer
 
@@ -138,8 +138,8 @@ func (k *Kernel) Restore(input string) error {
 		case work == nil:
 			return fmt.Errorf("line %d failed: outside of a table: %s", i+1, line)
 		case line == "COMMIT" && len(faults) > 0:
-			if k.Mute {
-				return errors.New("some line refused")
+			if k.RejectSilently {
+				return errors.New("some line rejected")
 			}
 			return errors.New(strings.Join(faults, "\n"))
 		case line == "COMMIT":
@@ -147,8 +147,8 @@ func (k *Kernel) Restore(input string) error {
 				return fmt.Errorf("line %d failed: %w", i+1, err)
 			}
 			k.chains, work = work, nil
-		case k.Refuse != nil && k.Refuse(line):
-			faults = append(faults, fmt.Sprintf("line %d failed, line refused: %s", i+1, line))
+		case k.Reject != nil && k.Reject(line):
+			faults = append(faults, fmt.Sprintf("line %d failed, line rejected: %s", i+1, line))
 		default:
 			if err := takeLine(work, table, line); err != nil {
 				return fmt.Errorf("line %d failed: %w: %s", i+1, err, line)

@@ -64,7 +64,7 @@ func (p packets) Choose(packet iptablesmodel.Packet) ([]netip.AddrPort, bool) {
 var hashing = []string{"sh", "dh"}
 
 // candidates returns the real servers that a new connection of a client may get: the
-// former one of a persistent client, else all with weight, and the zero one if the
+// previous one of a persistent client, else all with weight, and the zero one if the
 // scheduler may choose one without. One without weight retains its clients unless a
 // sysctl says otherwise.
 func (k *Kernel) candidates(s *server, client netip.Addr) []netip.AddrPort {

@@ -13,12 +13,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// Retire implements dataplane.Retirer. The rules of the other mode meet packets first, so
+// CleanupMode implements dataplane.ModeCleaner. The rules of the other mode meet packets first, so
 // virtual servers get no new connections; existing ones depend on IPVS alone. So virtual
 // servers with connections stay, with their addresses and the rules, until these end, or
 // for drainBound since the first call. What there is, it finds in the kernel, as after a
 // restart or after kube-proxy.
-func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, error) {
+func (d *Dataplane) CleanupMode(ctx context.Context, r *dataplane.Ruleset) (string, error) {
 	d.watched.pause()
 	d.forget()
 	if err := dataplane.HasFamily(d.family, d.proc, d.sysctl); err != nil || !d.present() {
@@ -39,12 +39,12 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 	if err != nil {
 		return "", err
 	}
-	p := &retirement{Dataplane: d, evidence: e, ctx: ctx}
+	p := &modeCleanup{Dataplane: d, evidence: e, ctx: ctx}
 	p.source = p.sourceOf(&r.Node)
-	if d.retireUntil.IsZero() {
-		d.retireUntil = d.clock.Now().Add(drainBound)
+	if d.cleanupUntil.IsZero() {
+		d.cleanupUntil = d.clock.Now().Add(drainBound)
 	}
-	for _, step := range []func() error{p.look, p.quiesce, p.release} {
+	for _, step := range []func() error{p.inspect, p.quiesce, p.release} {
 		if err := step(); err != nil {
 			return "", err
 		}
@@ -54,11 +54,11 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 		// more, and the mode may come back.
 		maps.DeleteFunc(d.known, func(k Key, _ dataplane.ServiceName) bool { return !p.config.excluded(k.Addr) })
 		clear(d.denied)
-		d.retireUntil = time.Time{} // another proxy may leave connections again
+		d.cleanupUntil = time.Time{} // another proxy may leave connections again
 		return "", p.rest()
 	}
 	return fmt.Sprintf("%d connections of %d virtual servers, such as %s, may continue until %s",
-		p.connections, len(p.stay), slices.MinFunc(p.stay, Key.Compare), d.retireUntil.UTC().Format(time.RFC3339)), nil
+		p.connections, len(p.stay), slices.MinFunc(p.stay, Key.Compare), d.cleanupUntil.UTC().Format(time.RFC3339)), nil
 }
 
 // present reports whether the kernel may have something of this mode. Unlike Kernel.Open it
@@ -71,8 +71,8 @@ func (d *Dataplane) present() bool {
 	return exists || err != nil
 }
 
-// retirement is one call of Retire.
-type retirement struct {
+// modeCleanup is one call of CleanupMode.
+type modeCleanup struct {
 	*Dataplane
 	*evidence
 	ctx context.Context //nolint:containedctx // it lives for one call
@@ -84,9 +84,9 @@ type retirement struct {
 	source netip.Addr
 }
 
-// look finds our virtual servers, and those with connections.
-func (p *retirement) look() error {
-	over := !p.clock.Now().Before(p.retireUntil)
+// inspect finds our virtual servers, and those with connections.
+func (p *modeCleanup) inspect() error {
+	over := !p.clock.Now().Before(p.cleanupUntil)
 	for _, k := range slices.SortedFunc(maps.Keys(p.state.servers), Key.Compare) {
 		if !p.ours(k) {
 			continue
@@ -116,7 +116,7 @@ func (p *retirement) look() error {
 // quiesce ends new connections to virtual servers with source ranges. They would get
 // packets that the other mode does not translate because of their source, and our rules
 // identify the node's processes by a source that is about to be removed.
-func (p *retirement) quiesce() error {
+func (p *modeCleanup) quiesce() error {
 	for _, k := range p.own {
 		if !p.state.has(p.config.set(setLoadBalancerFW), keyEntry(k)) {
 			continue
@@ -140,7 +140,7 @@ func (p *retirement) quiesce() error {
 // release removes addresses from the device, then deletes the virtual servers. All those on
 // an address that connections need stay: without them, the node's own servers would get
 // the packets that they reject.
-func (p *retirement) release() (err error) {
+func (p *modeCleanup) release() (err error) {
 	var needed []netip.Addr
 	for _, k := range p.stay {
 		if !p.config.onNode(k.Addr) {
@@ -190,7 +190,7 @@ func (d *Dataplane) reclaim(except []netip.Addr) error {
 }
 
 // sourceOf returns the address for the node's own connections.
-func (p *retirement) sourceOf(n *dataplane.Node) netip.Addr {
+func (p *modeCleanup) sourceOf(n *dataplane.Node) netip.Addr {
 	for _, a := range slices.Concat(n.Addresses, p.config.addresses) {
 		if p.config.onNode(a) && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
 			return a
@@ -201,13 +201,13 @@ func (p *retirement) sourceOf(n *dataplane.Node) netip.Addr {
 
 // rest removes the device, the rules that protected the node's own servers, and the ipsets
 // that these use.
-func (p *retirement) rest() error {
+func (p *modeCleanup) rest() error {
 	if p.state.device {
 		if err := p.removeDevice(); err != nil {
 			return err
 		}
 	}
-	if err := p.rules.Retire(p.ctx); err != nil {
+	if err := p.rules.CleanupMode(p.ctx); err != nil {
 		return err
 	}
 	if len(p.state.sets) == 0 {
@@ -274,9 +274,9 @@ func (d *Dataplane) cleanWithout(missing error) error {
 
 // forget forgets the kernel state.
 func (d *Dataplane) forget() {
-	d.actual, d.former, d.conflicts, d.left = nil, nil, conflicts{}, nil
-	d.engine.Rejected, d.engine.Kept = nil, nil
-	d.others = newStrangers()
+	d.actual, d.previous, d.conflicts, d.left = nil, nil, conflicts{}, nil
+	d.engine.Rejected, d.engine.Preserved = nil, nil
+	d.unmanaged = newUnmanaged()
 	d.warnings = nil
 	clear(d.notes)
 	clear(d.schedulers)

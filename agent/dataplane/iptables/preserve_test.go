@@ -18,16 +18,16 @@ func (f *fixture) startFromOld(services ...*dataplane.Service) {
 	f.restart()
 	f.rules.Prune = false
 	f.rules.Services = map[dataplane.ServiceName]*dataplane.Service{}
-	f.rules.Keep = map[dataplane.ServiceName]struct{}{}
+	f.rules.Preserve = map[dataplane.ServiceName]struct{}{}
 	f.set(services...)
 	for _, s := range services {
-		f.rules.Keep[s.Name] = struct{}{}
+		f.rules.Preserve[s.Name] = struct{}{}
 	}
 }
 
 // startFromNew gives the agent the desired state today.
 func (f *fixture) startFromNew(services ...*dataplane.Service) {
-	f.rules.Full, f.rules.Prune, f.rules.Keep = true, true, nil
+	f.rules.Full, f.rules.Prune, f.rules.Preserve = true, true, nil
 	f.rules.Services = map[dataplane.ServiceName]*dataplane.Service{}
 	f.set(services...)
 }
@@ -125,10 +125,10 @@ func TestKeepAddsWhatIsMissing(t *testing.T) {
 				t.Errorf("not repaired: %v, %q", err, d.Examples)
 			}
 			// What is not behind today's state is whole.
-			fresh := New(dataplane.IPv4, Options{Modes: twoModes(), SysctlFolder: f.plane.sysctl})
+			fresh := New(dataplane.IPv4, Options{Modes: twoModes(), SysctlDirectory: f.plane.sysctl})
 			fresh.kernel = f.kernel
 			rules := *f.rules
-			rules.Keep, rules.Services = nil, maps.Clone(rules.Services)
+			rules.Preserve, rules.Services = nil, maps.Clone(rules.Services)
 			delete(rules.Services, old.Name)
 			if d, err := fresh.Verify(context.Background(), &rules, dataplane.VerifyOptions{}); err != nil || d.Count != 0 {
 				t.Errorf("others are not whole: %v, %q", err, d.Examples)
@@ -157,11 +157,11 @@ func TestKeepThenTodaysStateOneByOne(t *testing.T) {
 		f.startFromOld()
 		for name, svc := range old {
 			f.set(svc)
-			f.rules.Keep[name] = struct{}{}
+			f.rules.Preserve[name] = struct{}{}
 		}
 		f.apply()
 		for name, svc := range today {
-			delete(f.rules.Keep, name)
+			delete(f.rules.Preserve, name)
 			f.set(svc)
 			f.rules.Full = rng.IntN(2) == 0
 			f.apply()

@@ -6,16 +6,16 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// The desired state of a kept Service may be older than the actual state. So a chain that has
+// The desired state of a preserved Service may be older than the actual state. So a chain that has
 // rules is right, whatever they are, and a port with rules in shared chains that are not desired is
 // served in a newer way: none of the old rules is added to it.
 
-func (s *scope) keeps(name dataplane.ServiceName) bool {
-	_, kept := s.kept[name]
-	return kept
+func (s *scope) preserves(name dataplane.ServiceName) bool {
+	_, preserved := s.preserved[name]
+	return preserved
 }
 
-// newer is what the kernel has of kept Services that is not desired, and so is
+// newer is what the kernel has of preserved Services that is not desired, and so is
 // newer.
 type newer struct {
 	// ports have rules in shared chains that are not desired.
@@ -28,11 +28,11 @@ type newer struct {
 
 func newerInKernel(w *desired, k *kernelState, s *scope) newer {
 	out := newer{ports: map[string]bool{}, chains: map[string]bool{}, present: map[placed]bool{}}
-	if len(s.kept) == 0 {
+	if len(s.preserved) == 0 {
 		return out
 	}
 	open := map[placed]int{}
-	for name := range s.kept {
+	for name := range s.preserved {
 		for _, r := range w.services[name].rules() {
 			open[r.placed()]++
 		}
@@ -46,12 +46,12 @@ func newerInKernel(w *desired, k *kernelState, s *scope) newer {
 			if k := (placed{c.id, r.hash}); open[k] > 0 {
 				open[k]--
 				out.present[k] = true
-			} else if owner, ok := commentOwner(comment(r.spec)); ok && s.keeps(owner) {
+			} else if owner, ok := commentOwner(comment(r.spec)); ok && s.preserves(owner) {
 				out.ports[portOf(r.spec)] = true
 			}
 		}
 	}
-	for name := range s.kept {
+	for name := range s.preserved {
 		for _, r := range w.services[name].rules() {
 			if target, jumps := jumpTarget(r.spec); jumps && out.ports[portOf(r.spec)] && isServiceChain(target) {
 				out.chains[suffix(target)] = true
@@ -79,7 +79,7 @@ func portOf(spec string) string {
 // have their own.
 func suffix(chain string) string { return chain[strings.LastIndexByte(chain, '-')+1:] }
 
-// missing returns the chains of a kept Service that the kernel lacks, or that
+// missing returns the chains of a preserved Service that the kernel lacks, or that
 // another program has emptied. Chains of a port that is served in a newer way are not
 // missing, nor are those of endpoints unless a chain that jumps to them is: then
 // the kernel has other endpoints.

@@ -15,8 +15,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 )
 
-// TestRetire: after another mode has been applied, what connections need stays until they end.
-func TestRetire(t *testing.T) {
+// TestCleanupMode: after another mode has been applied, what connections need stays until they end.
+func TestCleanupMode(t *testing.T) {
 	start := func(t *testing.T) *bench {
 		b := newBench(t)
 		s := service(1, "10.180.0.1:80")
@@ -30,9 +30,9 @@ func TestRetire(t *testing.T) {
 		}
 		return b
 	}
-	retire := func(b *bench) string {
+	clean := func(b *bench) string {
 		b.Helper()
-		pending, err := b.plane.Retire(context.Background(), b.r)
+		pending, err := b.plane.CleanupMode(context.Background(), b.r)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -54,7 +54,7 @@ func TestRetire(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := start(t)
 			again(b)
-			if pending := retire(b); !strings.Contains(pending, "3 connections of 2 virtual servers, such as 10.0.0.3:80/TCP") {
+			if pending := clean(b); !strings.Contains(pending, "3 connections of 2 virtual servers, such as 10.0.0.3:80/TCP") {
 				t.Error(pending)
 			}
 			if got := strings.Join(b.kernel.Keys(), " "); got != "10.0.0.3,tcp:80 192.168.0.2,tcp:30001 5.5.5.5,tcp:80" {
@@ -66,33 +66,33 @@ func TestRetire(t *testing.T) {
 			}
 			again(b)
 			b.connections(tcp("10.0.0.3", 80), "10.180.0.3:80", 0, 0)
-			if pending := retire(b); !strings.Contains(pending, "1 connections of 1 virtual servers") {
+			if pending := clean(b); !strings.Contains(pending, "1 connections of 1 virtual servers") {
 				t.Error(pending)
 			}
 			b.clock.Step(14 * time.Minute)
-			if retire(b) == "" {
+			if clean(b) == "" {
 				t.Error("nothing pending")
 			}
 			again(b)
 			b.clock.Step(time.Minute)
-			if pending := retire(b); name == "same agent" && pending != "" || name == "after restart" && pending == "" {
+			if pending := clean(b); name == "same agent" && pending != "" || name == "after restart" && pending == "" {
 				t.Errorf("%q", pending)
 			}
 			if b.kernel.Server(tcp("192.168.0.2", 30001)) != "" {
 				b.connections(tcp("192.168.0.2", 30001), "10.180.0.1:80", 0, 0)
 			}
-			if pending := retire(b); pending != "" {
+			if pending := clean(b); pending != "" {
 				t.Error(pending)
 			}
 			empty(b)
 			b.kernel.Reset()
-			if retire(b); len(b.kernel.Writes()) > 0 || b.kernel.Messages() > 5 {
+			if clean(b); len(b.kernel.Writes()) > 0 || b.kernel.Messages() > 5 {
 				t.Errorf("%v", b.kernel.Calls())
 			}
 			again(b)
 			b.clock.Step(time.Hour)
 			b.leave(tcp("192.168.0.2", 30001), "10.180.0.1:80")
-			if pending := retire(b); !strings.Contains(pending, "1 connections of 1 virtual servers") {
+			if pending := clean(b); !strings.Contains(pending, "1 connections of 1 virtual servers") {
 				t.Errorf("of another proxy, later: %q", pending)
 			}
 		})
@@ -100,7 +100,7 @@ func TestRetire(t *testing.T) {
 	t.Run("and back", func(t *testing.T) {
 		b := start(t)
 		want := b.state()
-		retire(b)
+		clean(b)
 		b.r.Full = true
 		b.apply()
 		if got := b.state(); got != want {
@@ -111,14 +111,14 @@ func TestRetire(t *testing.T) {
 	t.Run("no IPVS", func(t *testing.T) {
 		b := newBench(t)
 		b.kernel.Lacks = dataplane.ErrUnsupported
-		if pending := retire(b); pending != "" {
+		if pending := clean(b); pending != "" {
 			t.Error(pending)
 		}
 	})
 	t.Run("it cannot be told", func(t *testing.T) {
 		b := start(t)
 		b.kernel.Lacks = errBoom
-		if pending, err := b.plane.Retire(context.Background(), b.r); !errors.Is(err, errBoom) {
+		if pending, err := b.plane.CleanupMode(context.Background(), b.r); !errors.Is(err, errBoom) {
 			t.Errorf("%q, %v", pending, err)
 		}
 	})
@@ -165,22 +165,22 @@ func TestCleanupWithout(t *testing.T) {
 	}
 }
 
-// TestExcludedStays: Retire and Cleanup leave virtual servers in excluded ranges, ours or not.
+// TestExcludedStays: CleanupMode and Cleanup leave virtual servers in excluded ranges, ours or not.
 func TestExcludedStays(t *testing.T) {
 	exclude := func(b *bench) { b.r.Node.Settings.IPVS.ExcludeCIDRs = []string{"10.0.0.0/30"} }
-	retire := func(b *bench) error {
-		_, err := b.plane.Retire(context.Background(), b.r)
+	cleanMode := func(b *bench) error {
+		_, err := b.plane.CleanupMode(context.Background(), b.r)
 		return err
 	}
 	clean := func(b *bench) error { return b.plane.Cleanup(context.Background(), dataplane.CleanupOptions{}) }
 	for name, end := range map[string]func(*bench) error{
-		"retired": retire,
-		"retired after restart": func(b *bench) error {
+		"cleaned up": cleanMode,
+		"cleaned up after restart": func(b *bench) error {
 			b.restart()
-			return retire(b)
+			return cleanMode(b)
 		},
-		"cleaned": clean,
-		"cleaned after restart": func(b *bench) error {
+		"cleanup of all": clean,
+		"cleanup of all after restart": func(b *bench) error {
 			b.restart()
 			ranges, err := dataplane.ExcludedRanges(b.r.Node.Settings.IPVS.ExcludeCIDRs)
 			return errors.Join(err, b.plane.Cleanup(context.Background(), dataplane.CleanupOptions{Exclude: ranges}))
@@ -209,7 +209,7 @@ func TestExcludedStays(t *testing.T) {
 		b.set(service(1, "10.180.0.1:80"))
 		b.apply()
 		want := b.state()
-		if err := retire(b); err != nil {
+		if err := cleanMode(b); err != nil {
 			t.Fatal(err)
 		}
 		b.r.Full = true
@@ -222,7 +222,7 @@ func TestExcludedStays(t *testing.T) {
 		b.set(service(1, "10.180.0.1:80"))
 		b.apply()
 		b.r.Node.Settings.IPVS.ExcludeCIDRs = []string{"10.0.0.0"}
-		if err := retire(b); err == nil || b.kernel.Server(tcp("10.0.0.1", 80)) == "" {
+		if err := cleanMode(b); err == nil || b.kernel.Server(tcp("10.0.0.1", 80)) == "" {
 			t.Errorf("%v, %s", err, b.state())
 		}
 	})

@@ -82,7 +82,7 @@ func TestKeep(t *testing.T) {
 	old.SourceRanges = []netip.Prefix{netip.MustParsePrefix("9.0.0.0/8")}
 	old.Ports[0].Local = ends("10.180.0.7:80")
 	b.set(old)
-	b.r.Keep = map[dataplane.ServiceName]struct{}{one.Name: {}}
+	b.r.Preserve = map[dataplane.ServiceName]struct{}{one.Name: {}}
 	b.r.Prune = false
 	b.restart()
 	b.apply()
@@ -98,7 +98,7 @@ func TestKeep(t *testing.T) {
 	b.apply()
 	b.wants("AddServer 10.0.0.1,tcp:80 rr 0x1 60", "AddReal 10.0.0.1,tcp:80 10.180.0.1:80 1", "AddReal 10.0.0.1,tcp:80 10.180.0.7:80 1")
 	// The real state comes.
-	b.r.Keep, b.r.Prune = nil, true
+	b.r.Preserve, b.r.Prune = nil, true
 	b.set(one)
 	if b.apply(); b.state() != before {
 		t.Errorf("%s\nwant\n%s", b.state(), before)
@@ -136,15 +136,15 @@ func TestKeepKeepsClientsOutsideOut(t *testing.T) {
 			b.set(c.held)
 			b.apply()
 			b.set(c.old)
-			b.r.Keep, b.r.Prune = map[dataplane.ServiceName]struct{}{c.old.Name: {}}, false
+			b.r.Preserve, b.r.Prune = map[dataplane.ServiceName]struct{}{c.old.Name: {}}, false
 			if c.restarts {
 				b.restart()
 			}
 			b.r.Full = true
 			b.apply()
-			kept := slices.Contains(b.kernel.Entries("NODEPROXY-NO-LOCAL"), entry)
-			if got := b.kernel.Server(key); got != c.want || kept != c.kept || b.rules.asks("NODEPROXY-NO-LOCAL") != c.kept {
-				t.Errorf("%s, entry %t\n%s", got, kept, b.state())
+			has := slices.Contains(b.kernel.Entries("NODEPROXY-NO-LOCAL"), entry)
+			if got := b.kernel.Server(key); got != c.want || has != c.kept || b.rules.asks("NODEPROXY-NO-LOCAL") != c.kept {
+				t.Errorf("%s, entry %t\n%s", got, has, b.state())
 			}
 		})
 	}
