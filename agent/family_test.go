@@ -156,7 +156,7 @@ func TestFamilyThatComesAndGoes(t *testing.T) {
 	r.check()
 	r.expect(inSync, "IPv4", 1, 2, 0)
 	six.Lack("")
-	r.check() // the node is looked at again
+	r.check() // the node is probed again
 	r.expect(inSync, "IPv4 IPv6", 1, 2, 0)
 	six.Lack("switched off")
 	r.check()

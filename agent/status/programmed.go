@@ -44,13 +44,13 @@ func programmedRow(s desired.Snapshot, f Facts) metav1.Condition {
 	}
 	since := s.OldestPending.UTC().Format(time.RFC3339)
 	switch {
-	case s.Removal.Wanted:
+	case s.Removal.Requested:
 		reason, message := removal(s.Removal, f)
 		return row(metav1.ConditionFalse, reason, message)
 	case f.Conflict() != "":
 		return row(metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, conflictMessage(f))
-	case s.Refusal != nil:
-		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "Not accepted: "+s.Refusal.Message)
+	case s.Rejection != nil:
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "Not accepted: "+s.Rejection.Message)
 	case s.Err != nil && f.Audit:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "The kernel cannot be compared with the desired state: "+wording.OneLine(s.Err)+". The agent retries.")
 	case s.Err != nil: // after a late failure most is written
