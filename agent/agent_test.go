@@ -73,14 +73,14 @@ func TestWarnings(t *testing.T) {
 	r.SetService(r.Service("b", 2))
 	mustSync(t, a)
 	c := status.ProgrammedCondition(a.known())
-	if want := "The desired state is programmed; but: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
+	if want := "The desired state is programmed. Restrictions: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
 		t.Errorf("condition %+v, want message %q", c, want)
 	}
 	kernel.Refuse("shop", "c", "line 3 failed")
 	r.SetService(r.Service("c", 3))
 	mustSync(t, a)
 	c = status.ProgrammedCondition(a.known())
-	if c.Reason != v1alpha1.ReasonSomeServicesRejected || !strings.Contains(c.Message, "line 3 failed; but: "+forwarding) {
+	if c.Reason != v1alpha1.ReasonSomeServicesRejected || !strings.Contains(c.Message, "line 3 failed. Restrictions: "+forwarding) {
 		t.Errorf("with a rejected Service: condition %+v", c)
 	}
 	if lines := log.With(localnet); len(lines) != 1 {

@@ -43,7 +43,7 @@ func TestAPortOfAnothersIsReported(t *testing.T) {
 			t.Fatal("not within 10 s: a problem")
 		}
 	}
-	for _, want := range []string{v1alpha1.MessageBut, a.options.ProbeAddress, "uid 1000", "--health-probe-bind-address"} {
+	for _, want := range []string{v1alpha1.MessageRestrictions, a.options.ProbeAddress, "uid 1000", "--health-probe-bind-address"} {
 		if got := message(); !strings.Contains(got, want) {
 			t.Errorf("%q lacks %q", got, want)
 		}

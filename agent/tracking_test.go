@@ -221,7 +221,7 @@ func TestUnmetSettingsAreAWarning(t *testing.T) {
 	mustVerify(t, a)
 	status := statusOf(a, nil)
 	c := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed)
-	if c.Status != metav1.ConditionTrue || !strings.HasSuffix(c.Message, "; but: net.netfilter.nf_conntrack_max is 1, not 2 because x.") {
+	if c.Status != metav1.ConditionTrue || !strings.HasSuffix(c.Message, ". Restrictions: net.netfilter.nf_conntrack_max is 1, not 2 because x.") {
 		t.Errorf("condition %+v", c)
 	}
 	fake.tuned.Unmet = nil

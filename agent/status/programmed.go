@@ -25,7 +25,7 @@ func ProgrammedCondition(s desired.Snapshot, f Facts) metav1.Condition {
 		return c
 	}
 	if all := slices.Concat(s.Warnings, f.Warnings, f.Leftovers, f.Tracking.Warnings); len(all) > 0 {
-		c.Message += v1alpha1.MessageBut + strings.Join(all, "; ")
+		c.Message += v1alpha1.MessageRestrictions + strings.Join(all, "; ")
 	}
 	if len(s.Retiring) > 0 {
 		c.Message += "; " + strings.Join(s.Retiring, "; ")
@@ -160,10 +160,11 @@ func retainedMessage(s desired.Snapshot) string {
 		for _, name := range s.Retained[:min(n, 3)] {
 			names = append(names, name.String())
 		}
-		if n > len(names) {
-			names = append(names, "...")
+		text := strings.Join(names, ", ")
+		if more := n - len(names); more > 0 {
+			text += fmt.Sprintf(" and %d more", more)
 		}
-		parts = append(parts, fmt.Sprintf("The ServiceProxyRules of %d Services have vanished although the Services have not ended (%s): their rules are retained until the objects return or the controller confirms that the Services are gone", n, strings.Join(names, ", ")))
+		parts = append(parts, fmt.Sprintf("The ServiceProxyRules of %s have vanished although their Services have not ended: their rules are retained until the objects return or the controller confirms that the Services are gone", text))
 	}
 	if lasting(&s, s.UnconfirmedSince) && !s.Restored.Services {
 		if s.InventoryKnown {

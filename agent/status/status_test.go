@@ -79,13 +79,13 @@ func TestConditions(t *testing.T) {
 		}, "True Accepted", "True Programmed", ""},
 		{"vanished for 10 s", func(s *desired.Snapshot, _ *Facts) {
 			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a"), agenttest.Name("b"), agenttest.Name("c"), agenttest.Name("d")}, ago(10*time.Second)
-		}, "True Accepted", "True Retained", "4 Services have vanished although the Services have not ended (shop/a, shop/b, shop/c, ...)"},
+		}, "True Accepted", "True Retained", "of shop/a, shop/b, shop/c and 1 more have vanished although their Services have not ended: "},
 		{"retained, and a warning", func(s *desired.Snapshot, _ *Facts) {
 			s.Retained, s.RetainedSince, s.Warnings = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute), []string{"x cannot be set", "y neither"}
-		}, "True Accepted", "True Retained", "; but: x cannot be set; y neither"},
+		}, "True Accepted", "True Retained", ". Restrictions: x cannot be set; y neither"},
 		{"unconfirmed for less than 10 s", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
 		{"the inventory differs", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(time.Minute) }, "True Accepted", "True Retained", "status.inventory"},
-		{"leftovers of another proxy", func(_ *desired.Snapshot, f *Facts) { f.Leftovers = []string{"device kube-ipvs0 is left"} }, "True Accepted", "True Programmed", "; but: device kube-ipvs0 is left"},
+		{"leftovers of another proxy", func(_ *desired.Snapshot, f *Facts) { f.Leftovers = []string{"device kube-ipvs0 is left"} }, "True Accepted", "True Programmed", ". Restrictions: device kube-ipvs0 is left"},
 		{"Audit, no other proxy", func(_ *desired.Snapshot, f *Facts) { f.Audit = true }, "True Accepted", "True AuditInSync", "no program maintains the rules"},
 		{"Audit beside another proxy is no conflict", func(_ *desired.Snapshot, f *Facts) { f.Audit, f.OtherProxy = true, "x answers" }, "True Accepted", "True AuditInSync", "another proxy runs on this node (x answers)"},
 		{"Audit, another proxy has gone", func(_ *desired.Snapshot, f *Facts) {
