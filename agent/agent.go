@@ -152,7 +152,7 @@ func New(options Options) (*Agent, error) {
 		if err != nil {
 			return nil, err
 		}
-		disk = checkpoint.NewDisk(file, options.Identity, options.Clock, a.metrics.Keep)
+		disk = checkpoint.NewDisk(file, options.Identity, options.Clock, a.metrics.Checkpoint)
 	}
 	a.store = desired.New(desired.Options{
 		Clock: options.Clock, NodeName: options.NodeName, Families: a.fanout.Families(), Formats: options.FormatVersions,
@@ -165,7 +165,7 @@ func New(options Options) (*Agent, error) {
 	a.drift = drift.New(options.Clock, a.fanout.Families())
 	defaults := desired.NewSettings(nil)
 	a.loop = syncer.New(syncer.Options{
-		Clock: options.Clock, Sync: a.syncSome, Verify: a.progressing(a.verify), Look: a.progressing(a.lookAtRules),
+		Clock: options.Clock, Sync: a.syncSome, Verify: a.progressing(a.verify), Check: a.progressing(a.checkRules),
 		MinInterval: defaults.MinInterval, VerifyInterval: defaults.VerifyInterval, RetryMin: shortestRetry, RetryMax: longestRetry,
 	})
 	a.fanout.Clock = options.Clock

@@ -20,9 +20,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// inTurn returns an agent that may write a set of one Service, but whose loop
+// owningAgent returns an agent that may write a set of one Service, but whose loop
 // does not run.
-func inTurn(t *testing.T) (*Agent, *rig, *dataplanetest.Fake, *agenttest.Log) {
+func owningAgent(t *testing.T) (*Agent, *rig, *dataplanetest.Fake, *agenttest.Log) {
 	t.Helper()
 	a, kernel, log := newAgent(t, (&answers{list: []string{""}}).probe)
 	r := fill(t, a)
@@ -47,7 +47,7 @@ func syncs(t *testing.T, a *Agent) map[string]float64 {
 }
 
 func TestSyncKindIsWhatTheDataPlaneDid(t *testing.T) {
-	a, r, kernel, _ := inTurn(t)
+	a, r, kernel, _ := owningAgent(t)
 	mustSync(t, a)
 	r.SetService(r.Service("b", 2))
 	mustSync(t, a)
@@ -67,21 +67,21 @@ func TestSyncKindIsWhatTheDataPlaneDid(t *testing.T) {
 
 func TestWarnings(t *testing.T) {
 	const forwarding, localnet = "net.ipv4.ip_forward is 0: set it to 1", "route_localnet cannot be set: make /proc/sys writable"
-	a, r, kernel, log := inTurn(t)
+	a, r, kernel, log := owningAgent(t)
 	kernel.Warn(localnet, forwarding)
 	mustSync(t, a)
 	r.SetService(r.Service("b", 2))
 	mustSync(t, a)
 	c := status.ProgrammedCondition(a.known())
-	if want := "The desired state is programmed; but: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
+	if want := "The desired state is programmed. Restrictions: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
 		t.Errorf("condition %+v, want message %q", c, want)
 	}
 	kernel.Reject("shop", "c", "line 3 failed")
 	r.SetService(r.Service("c", 3))
 	mustSync(t, a)
 	c = status.ProgrammedCondition(a.known())
-	if c.Reason != v1alpha1.ReasonSomeServicesRejected || !strings.Contains(c.Message, "line 3 failed; but: "+forwarding) {
-		t.Errorf("with a refused Service: condition %+v", c)
+	if c.Reason != v1alpha1.ReasonSomeServicesRejected || !strings.Contains(c.Message, "line 3 failed. Restrictions: "+forwarding) {
+		t.Errorf("with a rejected Service: condition %+v", c)
 	}
 	if lines := log.With(localnet); len(lines) != 1 {
 		t.Errorf("the same warnings are logged %d times: %q", len(lines), lines)
@@ -109,7 +109,7 @@ func TestWarnings(t *testing.T) {
 }
 
 func TestVerificationEndsWarnings(t *testing.T) {
-	a, _, kernel, _ := inTurn(t)
+	a, _, kernel, _ := owningAgent(t)
 	kernel.Warn("x cannot be set")
 	mustSync(t, a)
 	kernel.Warn()
@@ -122,7 +122,7 @@ func TestVerificationEndsWarnings(t *testing.T) {
 }
 
 func TestVerificationFindsWarnings(t *testing.T) {
-	a, _, kernel, _ := inTurn(t)
+	a, _, kernel, _ := owningAgent(t)
 	mustSync(t, a)
 	kernel.Warn("the kubelet uses another variant")
 	if err := a.verify(context.Background()); err != nil {
@@ -134,7 +134,7 @@ func TestVerificationFindsWarnings(t *testing.T) {
 }
 
 func TestNoteObjectDoesNotGoBack(t *testing.T) {
-	a, r, _, _ := inTurn(t)
+	a, r, _, _ := owningAgent(t)
 	done := make(chan struct{})
 	a.mu.Lock() // as while another watch notes something
 	go func() { defer close(done); a.noteObject() }()
@@ -161,7 +161,7 @@ func waitForLock(t *testing.T, function string) {
 	t.Fatalf("no goroutine waits for a mutex in %s", function)
 }
 
-func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
+func TestOnlyPendingChangesRunTheLoop(t *testing.T) {
 	inventory := func(names ...string) func(*rig) {
 		return func(r *rig) { r.SetInventory(agenttest.InventoryOf(names...)) }
 	}
@@ -192,7 +192,7 @@ func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
 		}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			a, r, _, _ := inTurn(t)
+			a, r, _, _ := owningAgent(t)
 			a.changed() // the first settings
 			mustSync(t, a)
 			// A loop that does not run is overdue once it is triggered.
@@ -218,6 +218,6 @@ func TestAnEmptyFirstListMakesTheLoopRun(t *testing.T) {
 	}
 	r.SetServices(nil)
 	if r.TakePending() {
-		t.Error("a second empty list is news")
+		t.Error("a second empty list is a pending change")
 	}
 }

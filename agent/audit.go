@@ -100,7 +100,7 @@ func (a *Agent) logAudit(err error) {
 	if d.Count > 0 {
 		text = strings.Join(examples, "; ")
 	}
-	switch former, changed := a.news(differences, text); {
+	switch former, changed := a.noteChange(differences, text); {
 	case text != "" && changed:
 		a.log.Info("The kernel differs from the desired state; enforcement is Audit, so it stays", "differences", d.Count, "examples", examples)
 	case text == "" && former != "":

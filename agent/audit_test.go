@@ -18,7 +18,7 @@ import (
 func inAudit(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1alpha1.Audit) }
 
 func TestAuditWritesNothingAndReports(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		r.rig.SetRules(r.rig.Node(inAudit))
 		r.changed()
 		after(time.Second)
@@ -52,8 +52,8 @@ func TestAuditWritesNothingAndReports(t *testing.T) {
 	})
 }
 
-// maintain makes the kernel hold what is wanted, as another proxy would.
-func (r turning) maintain() {
+// maintain brings the kernel to the desired state, as another proxy would.
+func (r ownershipRig) maintain() {
 	b, _ := r.store.PrepareAudit(time.Now())
 	for _, svc := range b.Rulesets[dataplane.IPv4].Services {
 		r.kernel.Plant(svc)
@@ -63,7 +63,7 @@ func (r turning) maintain() {
 // TestAuditDuringChanges: a proxy that follows a moment later makes no
 // difference count.
 func TestAuditDuringChanges(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		r.rig.SetRules(r.rig.Node(inAudit))
 		r.ports.become("kube-proxy answers")
 		r.changed()
@@ -74,7 +74,7 @@ func TestAuditDuringChanges(t *testing.T) {
 			r.rig.SetService(r.rig.Service("a", i%7+1, func(s *v1alpha1.ServiceProxyRulesSpec) { s.ClusterIPs = []string{fmt.Sprintf("10.96.0.%d", 1+i)} }))
 			r.changed()
 			after(900 * time.Millisecond)
-			r.maintain() // what is wanted since the last comparison, so up to 3 s late
+			r.maintain() // the desired state since the last comparison, so up to 3 s late
 			if reason, message := r.condition(); reason != v1alpha1.ReasonAuditInSync {
 				t.Fatalf("change %d: %s: %s", i, reason, message)
 			}
@@ -97,13 +97,13 @@ func TestAuditDuringChanges(t *testing.T) {
 }
 
 func TestEnforceAuditEnforce(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		after(time.Second)
-		turn := r.owner.Context()
+		owned := r.owner.Context()
 		r.rig.SetRules(r.rig.Node(inAudit))
 		r.changed()
 		after(3 * time.Second)
-		if turn.Err() == nil || r.owner.MayWrite() {
+		if owned.Err() == nil || r.owner.MayWrite() {
 			t.Error("the ports stay open with Audit")
 		}
 		if reason, message := r.condition(); reason != v1alpha1.ReasonAuditInSync || !strings.Contains(message, "no program maintains") {
@@ -125,7 +125,7 @@ func TestEnforceAuditEnforce(t *testing.T) {
 		r.changed()
 		after(time.Second)
 		if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed || len(r.kernel.Services()) != 2 {
-			t.Errorf("with Enforce again: %s: %s; the kernel holds %q", reason, message, r.kernel.Services())
+			t.Errorf("with Enforce again: %s: %s; the kernel has %q", reason, message, r.kernel.Services())
 		}
 		if r.owner.Context().Err() != nil || !r.owner.MayWrite() {
 			t.Error("the ports are not opened again")
@@ -134,17 +134,17 @@ func TestEnforceAuditEnforce(t *testing.T) {
 		r.changed()
 		after(time.Second) // the intervals are those of Enforce
 		if len(r.kernel.Services()) != 3 {
-			t.Errorf("the kernel holds %q", r.kernel.Services())
+			t.Errorf("the kernel has %q", r.kernel.Services())
 		}
 	})
 }
 
 func TestAuditThatFails(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		r.rig.SetRules(r.rig.Node(inAudit))
 		r.kernel.Fail(errors.New("iptables-save: no"))
 		r.changed()
-		after(2 * desired.AuditInterval) // a comparison that began before the turn ended does not count
+		after(2 * desired.AuditInterval) // a comparison that began before ownership ended does not count
 		if reason, message := r.condition(); reason != v1alpha1.ReasonFailed || !strings.Contains(message, "cannot be compared with the desired state: IPv4: iptables-save: no") {
 			t.Errorf("%s: %s", reason, message)
 		}
@@ -157,15 +157,15 @@ func TestAuditThatFails(t *testing.T) {
 	})
 }
 
-// TestOutcomesOfALostTurnDoNotCount: an Apply that ends when another proxy
+// TestOutcomesAfterLostOwnershipDoNotCount: an Apply that ends when another proxy
 // writes already tells nothing.
-func TestOutcomesOfALostTurnDoNotCount(t *testing.T) {
-	a, _, _, _ := inTurn(t)
+func TestOutcomesAfterLostOwnershipDoNotCount(t *testing.T) {
+	a, _, _, _ := owningAgent(t)
 	b := prepare(a.store)
 	outcomes := a.fanout.Apply(context.Background(), b.Rulesets)
 	a.store.Forget()
 	if a.store.Commit(b, outcomes, nil) || a.store.Snapshot().Done {
-		t.Error("what was written before the turn was lost counts as held")
+		t.Error("what was written before ownership was lost counts as applied")
 	}
 	b = prepare(a.store)
 	if len(b.Rulesets) != 1 || !b.Rulesets[dataplane.IPv4].Full {

@@ -12,7 +12,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// comparing returns an agent that has compared a kernel to what is wanted, with
+// comparing returns an agent that has compared a kernel to the desired state, with
 // nothing to tell, and whose loop does not run.
 func comparing(t *testing.T) (*Agent, *rig) {
 	t.Helper()
@@ -42,7 +42,7 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 	t.Run("once Enforce is asked", func(t *testing.T) {
 		a, r := comparing(t)
 		r.SetRules(r.Node())
-		expectPending(t, a, "before the turn begins")
+		expectPending(t, a, "before ownership begins")
 		hold(t, a)
 		expectPending(t, a, "before the first write")
 		mustSync(t, a)
@@ -77,8 +77,8 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 			t.Errorf("a snapshot of Audit: %s: %s", c.Reason, c.Message)
 		}
 	})
-	t.Run("Audit is back before the turn could end", func(t *testing.T) {
-		a, r, kernel, _ := inTurn(t)
+	t.Run("Audit is back before ownership could end", func(t *testing.T) {
+		a, r, kernel, _ := owningAgent(t)
 		mustSync(t, a)
 		r.SetRules(r.Node(inAudit))
 		mustSync(t, a)
@@ -87,11 +87,11 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 		expectPending(t, a, "with Enforce again")
 		mustSync(t, a)
 		if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonProgrammed || len(kernel.Services()) != 1 {
-			t.Errorf("written: %s: %s; the kernel holds %q", c.Reason, c.Message, kernel.Services())
+			t.Errorf("written: %s: %s; the kernel has %q", c.Reason, c.Message, kernel.Services())
 		}
 	})
-	t.Run("the turn cannot begin", func(t *testing.T) {
-		takingTurns(t, func(t *testing.T, r turning) {
+	t.Run("ownership cannot begin", func(t *testing.T) {
+		runOwnership(t, func(t *testing.T, r ownershipRig) {
 			r.rig.SetRules(r.rig.Node(inAudit))
 			r.changed()
 			after(time.Minute)
@@ -105,18 +105,18 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 			r.spots.set(func(s *spots) { s.stuck = nil })
 			after(2 * time.Second)
 			if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed || len(r.kernel.Services()) != 1 {
-				t.Errorf("it can: %s: %s; the kernel holds %q", reason, message, r.kernel.Services())
+				t.Errorf("it can: %s: %s; the kernel has %q", reason, message, r.kernel.Services())
 			}
 		})
 	})
-	t.Run("another proxy has come since the last look", func(t *testing.T) {
-		takingTurns(t, func(t *testing.T, r turning) {
+	t.Run("another proxy has come since the last check", func(t *testing.T) {
+		runOwnership(t, func(t *testing.T, r ownershipRig) {
 			r.rig.SetRules(r.rig.Node(inAudit))
 			r.changed()
 			after(time.Minute)
 			r.ports.become("kube-proxy answers")
 			r.rig.SetRules(r.rig.Node())
-			expectPending(t, r.Agent, "before the next look")
+			expectPending(t, r.Agent, "before the next check")
 			r.changed()
 			after(time.Second)
 			if reason, message := r.condition(); reason != v1alpha1.ReasonConflictingProxy {
@@ -126,10 +126,10 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 	})
 }
 
-// TestWhatIsWrittenIsNotCompared: what refused a Service, or failed, with Enforce
+// TestWhatIsWrittenIsNotCompared: what rejected a Service, or failed, with Enforce
 // is no finding of Audit, and neither is that it did not.
 func TestWhatIsWrittenIsNotCompared(t *testing.T) {
-	a, r, kernel, _ := inTurn(t)
+	a, r, kernel, _ := owningAgent(t)
 	kernel.Reject("shop", "a", "too long")
 	mustSync(t, a)
 	if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonSomeServicesRejected {

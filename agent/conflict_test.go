@@ -11,7 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 )
 
-func TestProbeTellsAgentsApart(t *testing.T) {
+func TestProbeDistinguishesAgents(t *testing.T) {
 	a, _, _ := newAgent(t, func(context.Context, string) (string, error) { return "", nil })
 	ask := ownership.ProbeProxyMode(agenttest.Serve(t, a.servers.metrics.Handler.ServeHTTP), agenttest.RootsSockets(), logr.Discard())
 	if sign, err := ask(t.Context(), a.owner.Instance); sign != "" || err != nil {
@@ -25,6 +25,6 @@ func TestProbeTellsAgentsApart(t *testing.T) {
 		t.Errorf("its own health port: %q, %v", sign, err)
 	}
 	if sign, _ := ownership.ProbeHealth(address, agenttest.RootsSockets(), logr.Discard())(t.Context(), "another"); sign == "" {
-		t.Error("the health port of another agent tells nothing")
+		t.Error("the health port of another agent shows nothing")
 	}
 }

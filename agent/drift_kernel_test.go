@@ -69,7 +69,7 @@ type liveNode struct {
 	first, firstCPU time.Duration
 }
 
-// newLiveNode makes a kernel hold Services with ten endpoints each, one of them
+// newLiveNode gives a kernel Services with ten endpoints each, one of them
 // with an endpoint that answers, and watches it until the test ends.
 func newLiveNode(t *testing.T, program string, services int) *liveNode {
 	t.Helper()
@@ -196,9 +196,9 @@ func (n *liveNode) connects() bool {
 	return true
 }
 
-// undo runs a command that undoes rules and returns how long it took from then
+// modify runs a command that modifies rules and returns how long it took from then
 // until all are back and a connection works, or 20 s have passed.
-func (n *liveNode) undo(args ...string) (repaired, connected time.Duration) {
+func (n *liveNode) modify(args ...string) (repaired, connected time.Duration) {
 	n.Helper()
 	before := repairs(n.Agent)
 	done := make(chan time.Duration, 1)
@@ -215,7 +215,7 @@ func (n *liveNode) undo(args ...string) (repaired, connected time.Duration) {
 	return repaired, <-done
 }
 
-// intact reports how the kernel differs from what is wanted by a reading of its own.
+// intact reports how the kernel differs from the desired state by a reading of its own.
 func (n *liveNode) intact() {
 	n.Helper()
 	for family, ruleset := range n.store.Verifiable() {
@@ -260,7 +260,7 @@ func measureRepair(t *testing.T, program string, services int) {
 	for range 2 { // the next one would wait
 		n.loopRests()
 		before := cpuTime(t)
-		repaired, connected := n.undo(tool, "-t", "nat", "-F")
+		repaired, connected := n.modify(tool, "-t", "nat", "-F")
 		n.Logf("%d Services x 10, iptables -t nat -F: all rules back after %d ms, a connection works after %d ms (first load: %d ms); CPU, with the flush and the test: %d ms (first load: %d ms)",
 			services, repaired.Milliseconds(), connected.Milliseconds(), n.first.Milliseconds(), (cpuTime(t) - before).Milliseconds(), n.firstCPU.Milliseconds())
 		best = min(best, max(repaired, connected))
@@ -271,7 +271,7 @@ func measureRepair(t *testing.T, program string, services int) {
 		t.Errorf("the faster of two repairs took %s, more than %s", best, limit)
 	}
 	n.loopRests()
-	repaired, _ := n.undo(tool, "-t", "nat", "-D", "KUBE-SERVICES", "1")
+	repaired, _ := n.modify(tool, "-t", "nat", "-D", "KUBE-SERVICES", "1")
 	n.Logf("%d Services x 10, one rule deleted: back after %d ms", services, repaired.Milliseconds())
 	n.intact()
 }
@@ -284,16 +284,16 @@ func TestAFlushAfterHarmlessChangesIsRepairedAtOnce(t *testing.T) {
 	}
 	n := newLiveNode(t, "xtables-nft-multi", 1000)
 	tool := filepath.Join(n.folder, "iptables")
-	looks := func() float64 { return counted(t, n.Agent, "verifications_total", "result")["same"] }
+	checks := func() float64 { return counted(t, n.Agent, "verifications_total", "result")["same"] }
 	n.loopRests()
-	for range drift.CleanLooks + 1 {
-		before := looks()
+	for range drift.CleanChecks + 1 {
+		before := checks()
 		for _, what := range []string{"-A", "-D"} {
 			command(t, tool, "-t", "nat", what, "KUBE-MARK-MASQ", "-s", "192.0.2.99", "-j", "RETURN")
 		}
-		n.until("a look", func() bool { return looks() > before })
+		n.until("a check", func() bool { return checks() > before })
 	}
-	repaired, connected := n.undo(tool, "-t", "nat", "-F")
+	repaired, connected := n.modify(tool, "-t", "nat", "-F")
 	n.Logf("all rules back after %d ms, a connection works after %d ms (first load: %d ms)", repaired.Milliseconds(), connected.Milliseconds(), n.first.Milliseconds())
 	// On a busy machine everything takes longer.
 	if limit := max(4*time.Second, 4*n.first); max(repaired, connected) > limit {
@@ -341,7 +341,7 @@ func TestWatchCostsLittle(t *testing.T) {
 	n.Logf("%d Services x 10; CPU of the agent and its programs: %.2f %% of a core when nothing happens, %.2f %% while another program writes %d transactions a second that are not ours; %d looks at the rules",
 		services, 100*idle, 100*busy, perSecond, n.reads()-reads)
 	if n.reads() != reads {
-		t.Errorf("%d looks at changes that are not ours", n.reads()-reads)
+		t.Errorf("%d checks of changes that are not ours", n.reads()-reads)
 	}
 	if busy > 0.05 {
 		t.Errorf("the watch takes %.1f %% of a core", 100*busy)
@@ -351,7 +351,7 @@ func TestWatchCostsLittle(t *testing.T) {
 	n.intact()
 }
 
-// reads counts the comparisons of the kernel to what is wanted.
+// reads counts the comparisons of the kernel to the desired state.
 func (n *liveNode) reads() int {
 	sum := 0.0
 	for _, v := range counted(n.T, n.Agent, "verifications_total", "result") {

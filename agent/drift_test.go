@@ -23,7 +23,7 @@ func pass(d time.Duration) { <-time.After(d) }
 func guarded(t *testing.T, test func(t *testing.T, a *Agent, r *rig, kernel *dataplanetest.Fake)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		a, r, kernel, _ := inTurn(t)
+		a, r, kernel, _ := owningAgent(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go a.loop.Run(ctx)
@@ -48,7 +48,7 @@ func TestOthersChangesAreRepairedAtOnce(t *testing.T) {
 		pass(drift.GatherPause)
 		synctest.Wait()
 		if len(kernel.Services()) != 1 || repairs(a) != 1 {
-			t.Errorf("kernel holds %q after %d repairs", kernel.Services(), repairs(a))
+			t.Errorf("kernel has %q after %d repairs", kernel.Services(), repairs(a))
 		}
 		if got := counted(t, a, "repairs_total", "ip_family"); got["IPv4"] != 1 {
 			t.Errorf("metric %v", got)
@@ -70,19 +70,19 @@ func TestOthersChangesAreRepairedAtOnce(t *testing.T) {
 		a.changed()
 		pass(2 * time.Minute)
 		if len(kernel.Services()) != 2 || repairs(a) != 1 {
-			t.Errorf("kernel holds %q; %d repairs, after failures and new settings", kernel.Services(), repairs(a))
+			t.Errorf("kernel has %q; %d repairs, after failures and new settings", kernel.Services(), repairs(a))
 		}
 
 		// A verification finds what was not noticed.
 		kernel.Remove("shop", "b")
 		pass(2 * time.Minute)
 		if len(kernel.Services()) != 2 || repairs(a) != 2 {
-			t.Errorf("kernel holds %q; %d repairs, after a verification", kernel.Services(), repairs(a))
+			t.Errorf("kernel has %q; %d repairs, after a verification", kernel.Services(), repairs(a))
 		}
 	})
 }
 
-func TestWhoKeepsUndoingIsNotFoughtFaster(t *testing.T) {
+func TestRepeatedChangesAreNotRepairedFaster(t *testing.T) {
 	guarded(t, func(t *testing.T, a *Agent, _ *rig, kernel *dataplanetest.Fake) {
 		start := time.Now()
 		differed := 0
@@ -103,7 +103,7 @@ func TestWhoKeepsUndoingIsNotFoughtFaster(t *testing.T) {
 			t.Errorf("the kernel was read %v times", reads)
 		}
 		if differed < 10000 {
-			t.Errorf("the status told of a difference at %d of 12,000 times", differed)
+			t.Errorf("the status reported a difference at %d of 12,000 times", differed)
 		}
 		status := statusOf(a, nil)
 		programmed := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed)
@@ -122,7 +122,7 @@ func TestWhoKeepsUndoingIsNotFoughtFaster(t *testing.T) {
 	})
 }
 
-// TestChangesGoOnWhileARepairWaits: what is wanted anew does not wait with it.
+// TestChangesGoOnWhileARepairWaits: the desired state anew does not wait with it.
 func TestChangesGoOnWhileARepairWaits(t *testing.T) {
 	guarded(t, func(t *testing.T, a *Agent, r *rig, kernel *dataplanetest.Fake) {
 		for range 8 {
@@ -144,7 +144,7 @@ func TestChangesGoOnWhileARepairWaits(t *testing.T) {
 		}
 		pass(drift.LongestDriftPause)
 		if len(kernel.Services()) != 2 || repairs(a) != before+1 {
-			t.Errorf("kernel holds %q after %d repairs, before %d", kernel.Services(), repairs(a), before)
+			t.Errorf("kernel has %q after %d repairs, before %d", kernel.Services(), repairs(a), before)
 		}
 	})
 }

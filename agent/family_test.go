@@ -156,7 +156,7 @@ func TestFamilyThatComesAndGoes(t *testing.T) {
 	r.check()
 	r.expect(inSync, "IPv4", 1, 2, 0)
 	six.Lack("")
-	r.check() // the node is looked at again
+	r.check() // the node is probed again
 	r.expect(inSync, "IPv4 IPv6", 1, 2, 0)
 	six.Lack("switched off")
 	r.check()
@@ -278,7 +278,7 @@ func TestFailureOfAFamilyThatNothingNeeds(t *testing.T) {
 	six.Fail(errors.New("no such target"))
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("four", 1)})
 	r.apply()
-	r.expect(inSync+"; but: IPv6, which no Service uses, is not programmed: no such target", "IPv4", 1, 2, 0)
+	r.expect(inSync+". Restrictions: IPv6, which no Service uses, is not programmed: no such target", "IPv4", 1, 2, 0)
 	s := r.Snapshot()
 	if !s.OldestPending.IsZero() || !r.Health().Families["IPv6"].OldestPending.IsZero() {
 		t.Error("the health check counts the failure")

@@ -78,7 +78,7 @@ func (t *flowTable) expect(tt *testing.T, when string, want ...string) {
 // dns at 10.96.0.9, and whose cleaners run.
 func withFlows(t *testing.T, test func(t *testing.T, a *Agent, r *rig, kernel *dataplanetest.Fake, table *flowTable)) {
 	synctest.Test(t, func(t *testing.T) {
-		a, r, kernel, _ := inTurn(t)
+		a, r, kernel, _ := owningAgent(t)
 		table := &flowTable{}
 		a.options.Flows = table
 		a.cleaners = a.newCleaners()
@@ -119,7 +119,7 @@ func TestFlowsFollowTheKernelsRules(t *testing.T) {
 		table.expect(t, "before the sync", one)
 		kernel.Reject("shop", "dns", "line 3 failed")
 		mustSync(t, a)
-		table.expect(t, "refused", one)
+		table.expect(t, "rejected", one)
 		kernel.Reject("shop", "dns", "")
 		pass(desired.FirstRetryPause)
 		if err := a.verify(t.Context()); err != nil {

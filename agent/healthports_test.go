@@ -78,11 +78,11 @@ func expectWarning(t *testing.T, a *Agent, text string) {
 			return
 		}
 	}
-	t.Fatalf("Programmed says %q, want %q", message, text)
+	t.Fatalf("Programmed is %q, want %q", message, text)
 }
 
 func TestHealthCheckNodePorts(t *testing.T) {
-	a, r, kernel, _ := inTurn(t)
+	a, r, kernel, _ := owningAgent(t)
 	ctx, lose := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); a.runChecks(ctx) }()
@@ -106,7 +106,7 @@ func TestHealthCheckNodePorts(t *testing.T) {
 	if err := a.sync(context.Background()); err == nil {
 		t.Fatal("no error")
 	}
-	expectAnswer(t, port, "503 0") // not what the kernel does not hold
+	expectAnswer(t, port, "503 0") // not what the kernel lacks
 	kernel.Fail(nil)
 	mustSync(t, a)
 	expectAnswer(t, port, "200 2")
@@ -127,15 +127,15 @@ func TestHealthCheckNodePorts(t *testing.T) {
 	expectAnswer(t, other, "200 2")
 }
 
-func TestHealthCheckOfARefusedService(t *testing.T) {
-	a, r, kernel, _ := inTurn(t)
+func TestHealthCheckOfARejectedService(t *testing.T) {
+	a, r, kernel, _ := owningAgent(t)
 	go a.runChecks(t.Context())
 	port := freePort(t)
 	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
 	kernel.Reject("shop", "a", "line 3 failed")
 	r.SetService(r.Service("a", 1, balanced(port)))
 	mustSync(t, a)
-	expectAnswer(t, port, "503 0") // the kernel holds nothing of it
+	expectAnswer(t, port, "503 0") // the kernel has nothing of it
 	kernel.Reject("shop", "a", "")
 	r.SetService(r.Service("a", 1, balanced(port), func(s *v1alpha1.ServiceProxyRulesSpec) {
 		s.Ports[0].Endpoints[0].Addresses = s.Ports[0].Endpoints[0].Addresses[:1]
@@ -151,7 +151,7 @@ func TestHealthCheckOfARefusedService(t *testing.T) {
 // TestHealthCheckOfAContestedService: another Service has an address and port of it, which may be
 // the doing of another tenant. All else of it is programmed.
 func TestHealthCheckOfAContestedService(t *testing.T) {
-	a, r, kernel, _ := inTurn(t)
+	a, r, kernel, _ := owningAgent(t)
 	go a.runChecks(t.Context())
 	port := freePort(t)
 	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
@@ -202,7 +202,7 @@ func TestHealthCheckUnhealthy(t *testing.T) { // row 146
 }
 
 func TestHealthCheckPortInUseIsWarnedOf(t *testing.T) {
-	a, r, _, log := inTurn(t)
+	a, r, _, log := owningAgent(t)
 	go a.runChecks(t.Context())
 	holder, err := net.Listen("tcp4", ":0")
 	if err != nil {
@@ -222,7 +222,7 @@ func TestHealthCheckPortInUseIsWarnedOf(t *testing.T) {
 }
 
 func TestOlderServiceHasTheHealthCheckNodePort(t *testing.T) {
-	a, r, kernel, _ := inTurn(t)
+	a, r, kernel, _ := owningAgent(t)
 	port := freePort(t)
 	older := func(s *v1alpha1.ServiceProxyRulesSpec) {
 		s.ServiceCreated = metav1.NewTime(agenttest.Epoch.Add(-time.Hour))

@@ -32,8 +32,8 @@ const (
 	rejectionsPause = time.Minute
 )
 
-// news notes the text of a subject. It returns the former one, and whether they differ.
-func (a *Agent) news(about subject, text string) (former string, changed bool) {
+// noteChange notes the text of a subject. It returns the former one, and whether they differ.
+func (a *Agent) noteChange(about subject, text string) (former string, changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	former = a.logged[about]
@@ -43,7 +43,7 @@ func (a *Agent) news(about subject, text string) (former string, changed bool) {
 
 // logFailure logs an error if it is new, and its end.
 func (a *Agent) logFailure(about subject, err error, failed, ended string, details ...any) {
-	switch former, changed := a.news(about, wording.OfError(err)); {
+	switch former, changed := a.noteChange(about, wording.OfError(err)); {
 	case err != nil && changed:
 		a.log.Error(err, failed, details...)
 	case err == nil && former != "":
@@ -57,7 +57,7 @@ func (a *Agent) logBegin(about subject, lasts bool, begun string, details []any,
 	if lasts {
 		text = "lasts"
 	}
-	switch _, changed := a.news(about, text); {
+	switch _, changed := a.noteChange(about, text); {
 	case changed && lasts:
 		a.log.Info(begun, details...)
 	case changed:
@@ -67,7 +67,7 @@ func (a *Agent) logBegin(about subject, lasts bool, begun string, details []any,
 
 // logList logs a list when it changes or becomes empty.
 func (a *Agent) logList(about subject, list []string, some string, details []any, none string) {
-	switch _, changed := a.news(about, strings.Join(list, "; ")); {
+	switch _, changed := a.noteChange(about, strings.Join(list, "; ")); {
 	case changed && len(list) > 0:
 		a.log.Info(some, details...)
 	case changed:

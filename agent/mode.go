@@ -26,7 +26,7 @@ func (a *Agent) chooseMode(ctx context.Context) bool {
 		}
 		a.settleMode(q, v)
 	}
-	return !a.store.ChosenMode().Refused
+	return !a.store.ChosenMode().Rejected
 }
 
 // supported probes for each family whether the node can run a mode.
@@ -75,13 +75,13 @@ func (a *Agent) settleMode(q *desired.ModeQuestion, v desired.Verdict) {
 
 // logMode logs which mode runs if that is not obvious.
 func (a *Agent) logMode(q *desired.ModeQuestion, v desired.Verdict, c desired.ModeChoice) {
-	if _, changed := a.news(modeErrors, wording.OfError(v.Unknown)); changed && v.Unknown != nil {
+	if _, changed := a.noteChange(modeErrors, wording.OfError(v.Unknown)); changed && v.Unknown != nil {
 		a.log.Error(v.Unknown, "Could not determine whether this node can run the desired mode; retrying, the mode stays", "mode", q.Desired)
 	}
-	former, changed := a.news(modesRun, string(c.Mode)+c.Lacks)
+	former, changed := a.noteChange(modesRun, string(c.Mode)+c.Lacks)
 	switch {
 	case !changed || v.Unknown != nil:
-	case c.Refusal != nil:
+	case c.Rejection != nil:
 		a.log.Info("This node cannot run the desired mode and no other is allowed; its rules stay. Each verification checks again", "mode", q.Desired, "lacks", c.Lacks)
 	case c.Lacks != "":
 		a.log.Info("This node cannot run the desired mode; falling back. Each verification checks again", "mode", q.Desired, "runs", c.Mode, "lacks", c.Lacks)
@@ -120,7 +120,7 @@ func (a *Agent) auditMode(ctx context.Context, b desired.Batch, outcomes map[dat
 	}
 	a.settleMode(q, v)
 	chosen := a.store.ChosenMode()
-	return !chosen.Refused && chosen.Mode != q.Desired
+	return !chosen.Rejected && chosen.Mode != q.Desired
 }
 
 // proxyMode is the running mode as kube-proxy names it.

@@ -21,7 +21,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// modal is an agent on a node with both families, in its turn.
+// modal is an agent on a node with both families, that owns the rules.
 type modal struct {
 	*Agent
 	*rig
@@ -151,7 +151,7 @@ func TestChangeOfMode(t *testing.T) {
 	mustSync(t, m.Agent)
 	m.expect(rulesMode, "True", "")
 	if services := m.four.Services(); !slices.Equal(services, []string{"shop/a", "shop/b"}) {
-		t.Errorf("the kernel holds %v", services)
+		t.Errorf("the kernel has %v", services)
 	}
 }
 
@@ -165,7 +165,7 @@ func TestFallback(t *testing.T) {
 		t.Errorf("message %q", text)
 	}
 	asked := m.four.Asked()
-	for i := range 3 { // changes do not make it look
+	for i := range 3 { // changes cause no probe
 		m.SetService(m.Service("b", i+2))
 		mustSync(t, m.Agent)
 	}
@@ -211,7 +211,7 @@ func TestNoFallback(t *testing.T) {
 		t.Errorf("Programmed %+v", c)
 	}
 	if services := m.four.Services(); !slices.Equal(services, []string{"shop/a"}) {
-		t.Errorf("the kernel holds %v", services)
+		t.Errorf("the kernel has %v", services)
 	}
 	m.mustVerify()
 	m.expect(rulesMode, "False", "")
@@ -238,7 +238,7 @@ func TestChangeWaitsUntilRulesMayBeRemoved(t *testing.T) {
 	mustSync(t, m.Agent)
 	m.expect(rulesMode, "True", "")
 	if services := m.four.Services(); !slices.Equal(services, []string{"shop/a", "shop/b"}) {
-		t.Errorf("the kernel holds %v", services)
+		t.Errorf("the kernel has %v", services)
 	}
 	m.SetService(m.Service("new", 9))
 	mustSync(t, m.Agent)
@@ -291,7 +291,7 @@ func TestAuditComparesTheModeThatWouldRun(t *testing.T) {
 	m.lack(nil)
 	mustSync(t, m.Agent)
 	if status := m.status(); status.Mode != rulesMode {
-		t.Errorf("it was looked at again before a verification: %s", status.Mode)
+		t.Errorf("it was probed again before a verification: %s", status.Mode)
 	}
 	m.mustVerify()
 	mustSync(t, m.Agent)

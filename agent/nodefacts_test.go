@@ -81,7 +81,7 @@ func (r *dualRig) expectWarnings(want ...string) {
 	programmed := inSync
 	for _, w := range warnings {
 		if programmed == inSync {
-			programmed += "; but: " + w
+			programmed += ". Restrictions: " + w
 		}
 	}
 	status := r.status()

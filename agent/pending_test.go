@@ -12,7 +12,7 @@ import (
 // first set of a takeover brings waits since then only: load balancers need not
 // leave a node whose rules are good.
 func TestNothingIsPendingBesideAnotherProxy(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		pending := func(when string, want time.Duration) {
 			t.Helper()
 			s, h := r.store.Snapshot(), r.proxyState()
@@ -50,7 +50,7 @@ func TestNothingIsPendingBesideAnotherProxy(t *testing.T) {
 		for !r.owner.MayWrite() {
 			after(100 * time.Millisecond)
 		}
-		pending("as the turn begins", 0)
+		pending("as ownership begins", 0)
 		after(50 * time.Second)
 		pending("while the first set is late", 50*time.Second)
 		r.kernel.Fail(nil)

@@ -48,9 +48,9 @@ func (a *Agent) newServers(instance string) servers {
 func (a *Agent) portWarnings() []string {
 	var checks []string
 	for _, family := range a.fanout.Families() {
-		checks = append(checks, a.checks[family].Troubles()...)
+		checks = append(checks, a.checks[family].Problems()...)
 	}
-	warnings := slices.Concat(a.servers.kubelet.Troubles(), a.servers.health.Troubles(), a.servers.metrics.Troubles())
+	warnings := slices.Concat(a.servers.kubelet.Problems(), a.servers.health.Problems(), a.servers.metrics.Problems())
 	if summary := health.Summary(checks); summary != "" {
 		warnings = append(warnings, summary)
 	}

@@ -57,7 +57,7 @@ func (d *tardy) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Resu
 
 func TestLivezOfTheKubelet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, r, kernel, _ := inTurn(t)
+		a, r, kernel, _ := owningAgent(t)
 		ctx, stop := context.WithCancel(t.Context())
 		defer func() { stop(); synctest.Wait() }()
 		go a.loop.Run(ctx)
@@ -80,7 +80,7 @@ func TestLivezOfTheKubelet(t *testing.T) {
 
 func TestLivezOfASlowAndAStuckWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, _, kernel, _ := inTurn(t)
+		a, _, kernel, _ := owningAgent(t)
 		slow := &tardy{Dataplane: kernel, step: make(chan struct{}), end: make(chan struct{})}
 		a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: slow})
 		ctx, stop := context.WithCancel(t.Context())
@@ -103,7 +103,7 @@ func TestLivezOfASlowAndAStuckWrite(t *testing.T) {
 
 func TestLivezWithoutALoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, r, _, _ := inTurn(t)
+		a, r, _, _ := owningAgent(t)
 		r.SetService(r.Service("b", 2))
 		a.changed()
 		time.Sleep(stuckLimit)
@@ -114,7 +114,7 @@ func TestLivezWithoutALoop(t *testing.T) {
 // TestProbesDoNotWait holds the store as a large change does.
 func TestProbesDoNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, r, _, _ := inTurn(t)
+		a, r, _, _ := owningAgent(t)
 		a.becomeReady()
 		r.SetService(r.Service("b", 2)) // nothing runs that would write it
 		expectLivez(t, a, "a change waits", 200, 200)

@@ -50,7 +50,7 @@ func expectValues(t *testing.T, a *Agent, name string, want map[string]float64) 
 }
 
 func TestSyncMetrics(t *testing.T) {
-	a, r, kernel, _ := inTurn(t)
+	a, r, kernel, _ := owningAgent(t)
 	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_restore_failures_total", map[string]float64{"IPv4": 0})
 	mustSync(t, a)
 	kernel.Fail(errors.New("locked"))
@@ -77,7 +77,7 @@ func TestSyncMetrics(t *testing.T) {
 }
 
 func TestSyncedTables(t *testing.T) {
-	a, _, _, _ := inTurn(t)
+	a, _, _, _ := owningAgent(t)
 	full := map[dataplane.Family]*dataplane.Ruleset{dataplane.IPv4: {Full: true}}
 	outcome := dataplane.Outcome[dataplane.Result]{Value: dataplane.Result{
 		Kind: v1alpha1.SyncFull, Failed: true, Tables: map[string]dataplane.TableCount{"nat": {Rules: 20, Written: 7}},
@@ -96,7 +96,7 @@ func TestNoLocalEndpoints(t *testing.T) { // row 143
 		s.Ports[0].NodePort = 30080
 	}
 	none := func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Endpoints = nil }
-	a, r, _, _ := inTurn(t)
+	a, r, _, _ := owningAgent(t)
 	mustSync(t, a)
 	expectValues(t, a, name, map[string]float64{"IPv4 internal": 0, "IPv4 external": 0})
 	r.SetService(r.Service("a", 1, local))
@@ -203,7 +203,7 @@ func TestChangeFigures(t *testing.T) {
 }
 
 func TestConditionMetric(t *testing.T) {
-	a, r, kernel, _ := inTurn(t)
+	a, r, kernel, _ := owningAgent(t)
 	show := func() map[string]float64 {
 		a.showMetrics(a.known())
 		return values(t, a, "nodeproxy_agent_condition")
@@ -233,7 +233,7 @@ func TestConditionMetric(t *testing.T) {
 }
 
 func TestHealthAnswersAreCounted(t *testing.T) {
-	a, r, _, _ := inTurn(t)
+	a, r, _, _ := owningAgent(t)
 	handler := a.servers.health.Handler
 	for _, path := range []string{"/healthz", "/healthz", "/livez"} {
 		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil))
@@ -246,7 +246,7 @@ func TestHealthAnswersAreCounted(t *testing.T) {
 
 func TestSyncsAreTimed(t *testing.T) {
 	clk := clocktesting.NewFakePassiveClock(agenttest.Epoch)
-	a, _, kernel, _ := inTurn(t)
+	a, _, kernel, _ := owningAgent(t)
 	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &lasting{kernel, clk}})
 	a.fanout.Clock = clk
 	outcomes := a.fanout.Apply(t.Context(), prepare(a.store).Rulesets)

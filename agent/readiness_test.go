@@ -15,7 +15,7 @@ import (
 )
 
 // expectReady asks as the kubelet does. Empty: the pod is ready; else what the
-// answer must hold.
+// answer must contain.
 func expectReady(t *testing.T, a *Agent, when, lacks string) {
 	t.Helper()
 	recorder := httptest.NewRecorder()
@@ -113,7 +113,7 @@ func TestReadyOnlyOnceTheAPIAnswers(t *testing.T) {
 	hold(t, a)
 	mustSync(t, a)
 	if len(kernel.Services()) != 3 {
-		t.Fatalf("the kernel holds %v", kernel.Services())
+		t.Fatalf("the kernel has %v", kernel.Services())
 	}
 	expectReady(t, a, "from the disk", "the node uses the checkpoint on its disk")
 	r.SetRules(r.Node(agenttest.EndpointOfA))

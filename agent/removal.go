@@ -43,8 +43,8 @@ func (a *Agent) removeRules(ctx context.Context) error {
 	// First, so that an agent that is killed now does not restore the rules.
 	err := a.recovery.Discard()
 	if r.Leave == "" {
-		if sign, _ := a.owner.Detect(ctx, false); sign != "" { // it has just come
-			r.Leave = fmt.Sprintf(desired.LeaveMessage, sign)
+		if evidence, _ := a.owner.Detect(ctx, false); evidence != "" { // it has just come
+			r.Leave = fmt.Sprintf(desired.LeaveMessage, evidence)
 		} else {
 			within, cancel := finishing(ctx)
 			err = errors.Join(err, a.clean(within))
@@ -58,7 +58,7 @@ func (a *Agent) removeRules(ctx context.Context) error {
 	if message == "" {
 		message = desired.RemovedMessage
 	}
-	if _, changed := a.news(removals, wording.OfError(err)); err == nil {
+	if _, changed := a.noteChange(removals, wording.OfError(err)); err == nil {
 		a.log.Info("The NodeProxy is gone with removalPolicy Cleanup", "outcome", message)
 	} else if changed {
 		a.log.Error(err, "Could not remove this node's rules; retrying")

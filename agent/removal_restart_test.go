@@ -27,7 +27,7 @@ func TestRemovalOutlivesARestart(t *testing.T) {
 	tests := []struct {
 		name string
 		see  func(r *rig)
-		want string // that the kernel holds after a minute
+		want string // that the kernel has after a minute
 		text string
 	}{
 		{"the NodeProxy is being deleted", func(r *rig) { r.SetRules(r.Node()); after(time.Second); r.SetProxy(deleted(v1alpha1.RemovalCleanup)) }, "", "removed from this node"},
@@ -54,7 +54,7 @@ func TestRemovalOutlivesARestart(t *testing.T) {
 				after(time.Minute)
 				c := status.ProgrammedCondition(a.known())
 				if got := strings.Join(kernel.Services(), " "); got != tt.want || !strings.Contains(c.Message, tt.text) {
-					t.Errorf("the kernel holds %q, and %s: %s; want %q, …%s…", got, c.Reason, c.Message, tt.want, tt.text)
+					t.Errorf("the kernel has %q, and %s: %s; want %q, …%s…", got, c.Reason, c.Message, tt.want, tt.text)
 				}
 				if tt.want == "" && kernel.Writes() != 0 {
 					t.Error("rules were written for a moment")
@@ -118,8 +118,8 @@ func TestRemovalNamesAFileThatStays(t *testing.T) {
 	}
 }
 
-// TestFirstTurnDoesNotWaitForALook: whatever is listed last, it begins at once.
-func TestFirstTurnDoesNotWaitForALook(t *testing.T) {
+// TestFirstOwnershipDoesNotWaitForACheck: whatever is listed last, it begins at once.
+func TestFirstOwnershipDoesNotWaitForACheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 		r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}

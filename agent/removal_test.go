@@ -37,15 +37,15 @@ func deleted(policy v1alpha1.RemovalPolicy) *v1alpha1.NodeProxy {
 }
 
 // see lets the agent see the NodeProxy.
-func (r turning) see(o *v1alpha1.NodeProxy) {
+func (r ownershipRig) see(o *v1alpha1.NodeProxy) {
 	r.rig.SetProxy(o)
 	r.changed()
 	after(time.Second)
 }
 
-// expect compares what the kernel holds and the reason of Programmed, whose
-// message must hold text.
-func (r turning) expect(t *testing.T, when, reason, text string, services ...string) {
+// expect compares what the kernel has and the reason of Programmed, whose
+// message must contain text.
+func (r ownershipRig) expect(t *testing.T, when, reason, text string, services ...string) {
 	t.Helper()
 	if diff := cmp.Diff(services, r.kernel.Services()); diff != "" {
 		t.Errorf("%s: kernel (-want +got):\n%s", when, diff)
@@ -56,13 +56,13 @@ func (r turning) expect(t *testing.T, when, reason, text string, services ...str
 }
 
 func TestRemoval(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		r.see(proxy("shop.a"))
 		r.expect(t, "at first", "Programmed", "", "shop/a")
-		turn := r.owner.Context()
+		owned := r.owner.Context()
 		r.see(deleted(v1alpha1.RemovalCleanup))
 		r.expect(t, "deleted", "Removed", "removed from this node")
-		if turn.Err() == nil || r.owner.MayWrite() {
+		if owned.Err() == nil || r.owner.MayWrite() {
 			t.Error("the proxy's ports stay open")
 		}
 		if status := statusOf(r.Agent, nil); status.Services != 0 || status.Mode != "" || status.Families != nil || status.AppliedResourceVersion != "" || status.Kernel != nil {
@@ -88,8 +88,8 @@ func TestRemoval(t *testing.T) {
 		r.rig.DeleteService(r.rig.Service("a", 1))
 		r.changed()
 		after(time.Hour)
-		if held := r.store.Snapshot().Retained; len(held) > 0 {
-			t.Errorf("held, though removed: %v", held)
+		if retained := r.store.Snapshot().Retained; len(retained) > 0 {
+			t.Errorf("retained, though removed: %v", retained)
 		}
 		r.expect(t, "the NodeProxy is gone", "Removed", "")
 
@@ -104,7 +104,7 @@ func TestRemoval(t *testing.T) {
 // TestRemovalIsNotOfTheNext installation: what is known of the former one does not
 // stand in for what the next has not rendered yet.
 func TestRemovalIsNotOfTheNext(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		r.see(deleted(v1alpha1.RemovalCleanup))
 		r.rig.MissRules()
 		r.rig.DeleteService(r.rig.Service("a", 1))
@@ -125,7 +125,7 @@ func TestRemovalIsNotOfTheNext(t *testing.T) {
 }
 
 func TestRemovalWithRetain(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		r.see(deleted(v1alpha1.RemovalRetain))
 		r.see(nil)
 		after(time.Minute)
@@ -140,13 +140,13 @@ func TestRemovalWithRetain(t *testing.T) {
 // TestRemovalSeenAtItsEnd: an agent that could not read the API sees the NodeProxy
 // only as it goes.
 func TestRemovalSeenAtItsEnd(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		r.rig.DeleteProxy(deleted(v1alpha1.RemovalCleanup))
 		r.changed()
 		after(time.Second)
 		r.expect(t, "gone", "Removed", "")
 	})
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		o := deleted(v1alpha1.RemovalCleanup)
 		o.DeletionTimestamp = nil // no finalizer, so that nothing waits for nodes
 		r.rig.DeleteProxy(o)
@@ -157,7 +157,7 @@ func TestRemovalSeenAtItsEnd(t *testing.T) {
 }
 
 func TestRemovalThatFails(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		after(time.Second)
 		r.kernel.Fail(errors.New("another process holds the lock"))
 		r.see(deleted(v1alpha1.RemovalCleanup))
@@ -173,7 +173,7 @@ func TestRemovalThatFails(t *testing.T) {
 
 // TestRemovalIsCalledOff by another policy: where it is not done, the rules stay.
 func TestRemovalIsCalledOff(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		after(time.Second)
 		r.kernel.Fail(errors.New("another process holds the lock"))
 		r.see(deleted(v1alpha1.RemovalCleanup))
@@ -184,7 +184,7 @@ func TestRemovalIsCalledOff(t *testing.T) {
 		after(longestRetry)
 		r.expect(t, "called off", "Programmed", "", "shop/a", "shop/b")
 	})
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		r.see(deleted(v1alpha1.RemovalCleanup))
 		r.see(deleted(v1alpha1.RemovalRetain))
 		after(time.Hour)
@@ -194,7 +194,7 @@ func TestRemovalIsCalledOff(t *testing.T) {
 
 // TestRemovalIsCalledOffMeanwhile: the rules that it still removes are written again.
 func TestRemovalIsCalledOffMeanwhile(t *testing.T) {
-	a, r, kernel, _ := inTurn(t)
+	a, r, kernel, _ := owningAgent(t)
 	mustSync(t, a)
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	r.ClearRemoval("", true)
@@ -226,7 +226,7 @@ func (c *cleaning) Cleanup(ctx context.Context, o dataplane.CleanupOptions) erro
 // TestRemovalKnowsWhatIsExcluded, also where nothing has been applied since the
 // start.
 func TestRemovalKnowsWhatIsExcluded(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		kernel := &excluding{Fake: dataplanetest.NewFake()}
 		synctest.Wait() // nothing reads the fanout meanwhile
 		r.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: kernel})
@@ -256,7 +256,7 @@ func (e *excluding) Cleanup(ctx context.Context, o dataplane.CleanupOptions) err
 }
 
 func TestRemovalBesideAnotherProxy(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		after(time.Second)
 		r.ports.become("kube-proxy answers")
 		after(6 * time.Second)
@@ -266,7 +266,7 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 		after(time.Hour)
 		r.expect(t, "it has stopped", "Removed", "another proxy is active", "shop/a")
 	})
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		after(time.Second)
 		r.ports.become("kube-proxy answers")
 		after(6 * time.Second)
@@ -277,7 +277,7 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 		after(10 * time.Second)
 		r.expect(t, "it is quiet", "Removed", "removed from this node")
 	})
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		r.see(deleted(v1alpha1.RemovalCleanup))
 		r.ports.become("kube-proxy answers")
 		after(time.Minute)
@@ -288,10 +288,10 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 	})
 }
 
-// TestRemovalMeetsAProxyThatHasJustCome, between the look that cleared it and the
+// TestRemovalMeetsAProxyThatHasJustCome, between the check that cleared it and the
 // removal itself.
 func TestRemovalMeetsAProxyThatHasJustCome(t *testing.T) {
-	a, r, kernel, _ := inTurn(t)
+	a, r, kernel, _ := owningAgent(t)
 	spotsOf(a).set(func(s *spots) { s.standing = "chain KUBE-PROXY-CANARY" })
 	kernel.Plant(combined("a"))
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
@@ -323,8 +323,8 @@ func TestRemovalWithAudit(t *testing.T) {
 				var wg sync.WaitGroup
 				wg.Go(func() { a.own(ctx) })
 				wg.Go(func() { a.loop.Run(ctx) })
-				turning{Agent: a, rig: r, kernel: kernel, log: log}.see(o)
-				turning{Agent: a, rig: r, kernel: kernel, log: log}.expect(t, "deleted", "Removed", "enforcement is Audit", "shop/a")
+				ownershipRig{Agent: a, rig: r, kernel: kernel, log: log}.see(o)
+				ownershipRig{Agent: a, rig: r, kernel: kernel, log: log}.expect(t, "deleted", "Removed", "enforcement is Audit", "shop/a")
 				audits := kernel.Audits()
 				after(time.Hour)
 				if kernel.Audits() != audits {
@@ -353,7 +353,7 @@ func TestRemovalEndsUDPFlows(t *testing.T) {
 
 // TestReadyOnceRemoved: there is nothing more to do for the agent.
 func TestReadyOnceRemoved(t *testing.T) {
-	a, r, _, _ := inTurn(t)
+	a, r, _, _ := owningAgent(t)
 	b := &agenttest.Board{Stored: a.store.Snapshot().Own}
 	a.writer = status.NewWriter(a.options.Clock, b.Apply, a.log, a.started)
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
@@ -366,7 +366,7 @@ func TestReadyOnceRemoved(t *testing.T) {
 	expectReady(t, a, "reported", "")
 }
 
-// combined is what the kernel may hold of shop/name.
+// combined is what the kernel may have of shop/name.
 func combined(service string) *dataplane.Service {
 	return &dataplane.Service{Name: agenttest.Name(service)}
 }

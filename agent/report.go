@@ -58,7 +58,7 @@ func (a *Agent) known() (desired.Snapshot, status.Facts) {
 func (a *Agent) facts(s *desired.Snapshot) status.Facts {
 	other := a.owner.Facts()
 	f := status.Facts{
-		Audit: s.Audit, Removing: s.Removal.Wanted,
+		Audit: s.Audit, Removing: s.Removal.Requested,
 		Version: a.options.Version, Started: a.started, Kernel: a.options.Kernel,
 		Formats: a.store.Formats, Families: a.fanout.Families(),
 		OtherProxy: other.Other, OtherGone: other.Gone, OtherWait: other.Wait, Unanswered: other.Unanswered, Leftovers: other.Leftovers,
@@ -83,7 +83,7 @@ func (a *Agent) noteReady() {
 // noteReported does the same once the API records why nothing will be applied: another proxy
 // is active, or the rules were removed.
 func (a *Agent) noteReported(s desired.Snapshot, f status.Facts) {
-	if (f.Conflict() != "" || s.Removal.Done) && s.Own != nil && status.SaysWhyNot(a.writer.Newest(s.Own).Status.Conditions) {
+	if (f.Conflict() != "" || s.Removal.Done) && s.Own != nil && status.ExplainsIdle(a.writer.Newest(s.Own).Status.Conditions) {
 		a.becomeReady()
 	}
 }

@@ -107,7 +107,7 @@ func loops(t *testing.T, a *Agent) (stop func()) {
 	return func() { cancel(); <-done; <-done }
 }
 
-func TestKeepAndRestore(t *testing.T) {
+func TestWriteAndRestore(t *testing.T) {
 	for name, id := range map[string]checkpoint.Identity{
 		"same boot": here, "another boot": {BootID: "boot-2", Netns: 7}, "another network namespace": {BootID: "boot-1", Netns: 8},
 	} {
@@ -345,6 +345,6 @@ func TestFirstListWithTheSameNames(t *testing.T) {
 	r.SetRules(r.Node())
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("b", 2)})
 	if s := r.Snapshot(); len(s.Retained) != 1 || s.Retained[0] != agenttest.Name("a") {
-		t.Errorf("held %v", s.Retained)
+		t.Errorf("retained %v", s.Retained)
 	}
 }

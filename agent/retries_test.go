@@ -10,8 +10,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 )
 
-// TestRefusedServicesAreNamedInTheLogOnceAMinute, whatever changes how often.
-func TestRefusedServicesAreNamedInTheLogOnceAMinute(t *testing.T) {
+// TestRejectedServicesAreLoggedOnceAMinute, whatever changes how often.
+func TestRejectedServicesAreLoggedOnceAMinute(t *testing.T) {
 	clk := clocktesting.NewFakeClock(agenttest.Epoch)
 	lines := 0
 	a := &Agent{options: Options{Clock: clk}, logged: map[subject]string{}, log: funcr.New(func(_, args string) { lines++ }, funcr.Options{})}

@@ -23,7 +23,7 @@ func TestAPortOfAnothersIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = other.Close() }) // nothing was written
-	a, _, _, _ := inTurn(t)
+	a, _, _, _ := owningAgent(t)
 	a.options.ProbeAddress = other.Addr().String()
 	a.options.Sockets = &agenttest.Sockets{Listeners: []*sockets.Listener{{UID: 1000}}}
 	a.servers = a.newServers("")
@@ -38,12 +38,12 @@ func TestAPortOfAnothersIsReported(t *testing.T) {
 	}
 	for message() == "The desired state is programmed." {
 		select {
-		case <-a.poke: // as its troubles change
+		case <-a.poke: // as its problems change
 		case <-ctx.Done():
-			t.Fatal("not within 10 s: a trouble")
+			t.Fatal("not within 10 s: a problem")
 		}
 	}
-	for _, want := range []string{v1alpha1.MessageBut, a.options.ProbeAddress, "uid 1000", "--health-probe-bind-address"} {
+	for _, want := range []string{v1alpha1.MessageRestrictions, a.options.ProbeAddress, "uid 1000", "--health-probe-bind-address"} {
 		if got := message(); !strings.Contains(got, want) {
 			t.Errorf("%q lacks %q", got, want)
 		}

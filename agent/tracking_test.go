@@ -76,7 +76,7 @@ func mustVerify(t *testing.T, a *Agent) {
 }
 
 func TestSettingsOfTrackingComeBeforeRules(t *testing.T) {
-	a, r, kernel, _ := inTurn(t)
+	a, r, kernel, _ := owningAgent(t)
 	fake := tracked(a)
 	r.SetRules(r.Node(udpTimeout(30)))
 	fake.onTune = func() {
@@ -105,11 +105,11 @@ func TestSettingsOfTrackingComeBeforeRules(t *testing.T) {
 	a.serve(ended, &wg)
 	wg.Wait()
 	mustSync(t, a)
-	fake.expect(t, "once it is our turn again", 40)
+	fake.expect(t, "once the agent owns the rules again", 40)
 }
 
 func TestTrackingIsLeftWhileOthersHaveTheNode(t *testing.T) {
-	a, _, _, _ := inTurn(t)
+	a, _, _, _ := owningAgent(t)
 	fake := tracked(a)
 	fake.tuned.Unmet = []string{"x is 1, not 2"}
 	lose(a)
@@ -132,7 +132,7 @@ func TestTrackingIsLeftWhileOthersHaveTheNode(t *testing.T) {
 
 func TestRulesFollowLiberalTracking(t *testing.T) {
 	full := func(a *Agent) uint64 { return uint64(syncs(t, a)["Full"]) }
-	a, _, _, log := inTurn(t)
+	a, _, _, log := owningAgent(t)
 	fake := tracked(a)
 	mustSync(t, a)
 	mustVerify(t, a)
@@ -155,7 +155,7 @@ func TestRulesFollowLiberalTracking(t *testing.T) {
 }
 
 func TestTrackingThatComesWithTheRules(t *testing.T) {
-	a, r, kernel, log := inTurn(t)
+	a, r, kernel, log := owningAgent(t)
 	fake := tracked(a)
 	fake.tuned, fake.failure = conntrack.Tuned{Untracked: true}, fmt.Errorf("no folder: %w", conntrack.ErrUntracked)
 	fake.onTune = func() {
@@ -190,7 +190,7 @@ func TestTrackingThatComesWithTheRules(t *testing.T) {
 }
 
 func TestNodeWithoutTracking(t *testing.T) {
-	a, _, _, log := inTurn(t)
+	a, _, _, log := owningAgent(t)
 	fake := tracked(a)
 	fake.tuned, fake.failure = conntrack.Tuned{Untracked: true}, conntrack.ErrUntracked
 	mustSync(t, a)
@@ -214,14 +214,14 @@ func TestNodeWithoutTracking(t *testing.T) {
 }
 
 func TestUnmetSettingsAreAWarning(t *testing.T) {
-	a, _, _, log := inTurn(t)
+	a, _, _, log := owningAgent(t)
 	fake := tracked(a)
 	fake.tuned.Unmet = []string{"net.netfilter.nf_conntrack_max is 1, not 2 because x"}
 	mustSync(t, a)
 	mustVerify(t, a)
 	status := statusOf(a, nil)
 	c := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed)
-	if c.Status != metav1.ConditionTrue || !strings.HasSuffix(c.Message, "; but: net.netfilter.nf_conntrack_max is 1, not 2 because x.") {
+	if c.Status != metav1.ConditionTrue || !strings.HasSuffix(c.Message, ". Restrictions: net.netfilter.nf_conntrack_max is 1, not 2 because x.") {
 		t.Errorf("condition %+v", c)
 	}
 	fake.tuned.Unmet = nil
@@ -235,7 +235,7 @@ func TestUnmetSettingsAreAWarning(t *testing.T) {
 }
 
 func TestRemovedFlowsAreReported(t *testing.T) {
-	a, _, _, _ := inTurn(t)
+	a, _, _, _ := owningAgent(t)
 	tracked(a)
 	a.cleaned(dataplane.IPv4, conntrack.Pass{Removed: map[conntrack.Reason]int{conntrack.EndpointGone: 2}})
 	a.cleaned(dataplane.IPv6, conntrack.Pass{Removed: map[conntrack.Reason]int{conntrack.NoEndpoint: 3}})

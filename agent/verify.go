@@ -9,8 +9,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 )
 
-// lookAgainPause is the time until a comparison that was not possible is tried again.
-const lookAgainPause = time.Second
+// checkAgainPause is the time until a comparison that was not possible is tried again.
+const checkAgainPause = time.Second
 
 // verify compares the whole kernel with the desired state and repairs it. The sync loop calls
 // it.
@@ -36,13 +36,13 @@ func (a *Agent) verify(ctx context.Context) error {
 // noticed is called when another program may have changed a family's rules.
 func (a *Agent) noticed(family dataplane.Family, c dataplane.Change) {
 	a.log.V(2).Info("Another program may have changed rules; comparing", "ipFamily", family, "by", c.By)
-	a.loop.LookBy(a.drift.Noticed(family, c))
+	a.loop.CheckBy(a.drift.Noticed(family, c))
 }
 
-// lookAtRules compares the families whose rules another program may have changed. The sync
+// checkRules compares the families whose rules another program may have changed. The sync
 // loop calls it.
-func (a *Agent) lookAtRules(ctx context.Context) error {
-	families := a.drift.TakeLooks()
+func (a *Agent) checkRules(ctx context.Context) error {
+	families := a.drift.TakeDue()
 	if a.store.Auditing() {
 		a.loop.Trigger()
 		return nil
@@ -59,20 +59,20 @@ func (a *Agent) lookAtRules(ctx context.Context) error {
 	}
 	for _, family := range families {
 		if rulesets[family] == nil { // it is about to be written
-			a.lookAgain(family, a.options.Clock.Now().Add(lookAgainPause))
+			a.checkAgain(family, a.options.Clock.Now().Add(checkAgainPause))
 		}
 	}
 	return a.compare(ctx, epoch, rulesets, true)
 }
 
-func (a *Agent) lookAgain(family dataplane.Family, at time.Time) {
-	a.drift.LookAgain(family)
-	a.loop.LookBy(at)
+func (a *Agent) checkAgain(family dataplane.Family, at time.Time) {
+	a.drift.CheckAgain(family)
+	a.loop.CheckBy(at)
 }
 
 // compare compares the kernel with rulesets of an epoch of the store and repairs what
-// differs. With look only changes by other programs count.
-func (a *Agent) compare(ctx context.Context, epoch int, rulesets map[dataplane.Family]*dataplane.Ruleset, look bool) error {
+// differs. With suspected, only changes by other programs count.
+func (a *Agent) compare(ctx context.Context, epoch int, rulesets map[dataplane.Family]*dataplane.Ruleset, suspected bool) error {
 	start := a.options.Clock.Now()
 	outcomes := a.fanout.Verify(ctx, rulesets, dataplane.VerifyOptions{})
 	now := a.options.Clock.Now()
@@ -85,14 +85,14 @@ func (a *Agent) compare(ctx context.Context, epoch int, rulesets map[dataplane.F
 	clear := len(drifted) == 0 || a.owner.Check(ctx, false) // the change may be the first sign of another proxy
 	later := map[dataplane.Family]bool{}
 	for family, at := range drifted {
-		if retry := now.Add(lookAgainPause); !clear && retry.After(at) {
+		if retry := now.Add(checkAgainPause); !clear && retry.After(at) {
 			at = retry
 		}
 		if later[family] = at.After(now); later[family] {
-			a.lookAgain(family, at)
+			a.checkAgain(family, at)
 		}
 	}
-	again := a.store.Compared(epoch, outcomes, later, look)
+	again := a.store.Compared(epoch, outcomes, later, suspected)
 	for family, outcome := range outcomes {
 		if outcome.Value.Count == 0 {
 			continue

@@ -116,7 +116,7 @@ func (r *Objects) Checkpoint(rebooted bool) *checkpoint.Restorable {
 		o.Generation = 0
 	}
 	if rebooted {
-		set = set.WithoutMembers()
+		set = set.WithoutLocalEndpoints()
 	}
 	return &checkpoint.Restorable{Set: set, Rebooted: rebooted, Why: "connection refused"}
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // keeper is a leaseRenewer whose renewals a test sees one by one.
-type keeper struct {
+type renewer struct {
 	*LeaseRenewer
 	clock  *clocktesting.FakeClock
 	writes chan lease
@@ -29,9 +29,9 @@ type keeper struct {
 	stop   func()
 }
 
-func startKeeper(t *testing.T) *keeper {
+func startRenewer(t *testing.T) *renewer {
 	t.Helper()
-	k := &keeper{clock: clocktesting.NewFakeClock(agenttest.Epoch), writes: make(chan lease), answer: make(chan error), log: make(chan string, 100)}
+	k := &renewer{clock: clocktesting.NewFakeClock(agenttest.Epoch), writes: make(chan lease), answer: make(chan error), log: make(chan string, 100)}
 	version := 100
 	k.LeaseRenewer = &LeaseRenewer{
 		LeaseOptions: LeaseOptions{
@@ -60,7 +60,7 @@ func startKeeper(t *testing.T) *keeper {
 
 // renewal waits for a renewal, which ends with err, and lets the keeper come to
 // rest.
-func (k *keeper) renewal(t *testing.T, err error) lease {
+func (k *renewer) renewal(t *testing.T, err error) lease {
 	t.Helper()
 	select {
 	case l := <-k.writes:
@@ -79,7 +79,7 @@ func (k *keeper) renewal(t *testing.T, err error) lease {
 }
 
 // after expects a renewal when exactly so much time has passed.
-func (k *keeper) after(t *testing.T, d time.Duration, err error) lease {
+func (k *renewer) after(t *testing.T, d time.Duration, err error) lease {
 	t.Helper()
 	k.clock.Step(d - time.Millisecond)
 	if !k.clock.HasWaiters() {
@@ -90,7 +90,7 @@ func (k *keeper) after(t *testing.T, d time.Duration, err error) lease {
 }
 
 func TestLeaseIsRenewedEvery30Seconds(t *testing.T) {
-	k := startKeeper(t)
+	k := startRenewer(t)
 	if l := k.renewal(t, nil); l.namespace != "ns" || l.node != "node-1" || l.applied != "102" || !l.renewed.Equal(agenttest.Epoch) {
 		t.Errorf("first renewal %+v", l)
 	}
@@ -103,8 +103,8 @@ func TestLeaseIsRenewedEvery30Seconds(t *testing.T) {
 	}
 }
 
-func TestLeaseIsRetriedAndSaidOnce(t *testing.T) {
-	k := startKeeper(t)
+func TestLeaseIsRetriedAndLoggedOnce(t *testing.T) {
+	k := startRenewer(t)
 	k.renewal(t, nil)
 	k.after(t, 15*time.Second, errors.New("connection refused"))
 	// 0.75 of 1, 2, 4, 8 and then 10 s, by share.
@@ -139,7 +139,7 @@ func TestNoNamespaceNoLease(t *testing.T) {
 }
 
 // TestFirstLeaseWaitsForAFirstSet: an agent that has been started again must not
-// say that it has applied nothing while the kernel holds everything.
+// say that it has applied nothing while the kernel has everything.
 func TestFirstLeaseWaitsForAFirstSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()

@@ -40,7 +40,7 @@ func service(ctx context.Context, name, clusterIP string, endpoints ...string) *
 	return object
 }
 
-// inventory makes the NodeProxy say that exactly these Services must exist.
+// inventory sets the NodeProxy's inventory so that exactly these Services must exist.
 func inventory(ctx context.Context, names ...string) *v1alpha1.NodeProxy {
 	GinkgoHelper()
 	object := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
@@ -114,7 +114,7 @@ var _ = Describe("an agent", func() {
 		Eventually(n.kernel.Services).Should(Equal([]string{"shop/cart", "shop/pay"}))
 	})
 
-	It("holds what vanishes, removes what is released", func(ctx SpecContext) {
+	It("retains what vanishes, removes what is released", func(ctx SpecContext) {
 		cart, pay := service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080"), service(ctx, "pay", "10.96.0.8")
 		inventory(ctx, "cart", "pay")
 		n := newNode()
@@ -126,7 +126,7 @@ var _ = Describe("an agent", func() {
 		writes := n.kernel.Writes()
 		Expect(api.Delete(ctx, cart)).To(Succeed())
 		n.knowsEnd(cart.Name)
-		n.looked(ctx)
+		n.observed(ctx)
 		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart", "shop/pay"}))
 		Expect(n.kernel.Writes()).To(Equal(writes), "they were not away for a moment either")
 
@@ -141,11 +141,11 @@ var _ = Describe("an agent", func() {
 		Expect(api.Delete(ctx, pay)).To(Succeed())
 		n.knowsEnd(pay.Name)
 		n.knows(inventory(ctx, "cart"))
-		n.looked(ctx)
+		n.observed(ctx)
 		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
 	})
 
-	It("ends a held Service when the inventory agrees", func(ctx SpecContext) {
+	It("ends a retained Service when the inventory agrees", func(ctx SpecContext) {
 		cart := service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		service(ctx, "pay", "10.96.0.8")
 		inventory(ctx, "cart", "pay")
@@ -155,7 +155,7 @@ var _ = Describe("an agent", func() {
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 		Expect(api.Delete(ctx, cart)).To(Succeed())
 		n.knowsEnd(cart.Name)
-		n.looked(ctx)
+		n.observed(ctx)
 		Expect(n.kernel.Services()).To(HaveLen(2))
 		inventory(ctx, "pay")
 		Eventually(n.kernel.Services).Should(Equal([]string{"shop/pay"}))
@@ -174,7 +174,7 @@ var _ = Describe("an agent", func() {
 		first.start() // the same kernel, an agent without memory
 		first.knows(cart)
 		first.knowsNone("nodeproxies")
-		first.looked(ctx)
+		first.observed(ctx)
 		Expect(first.kernel.Services()).To(HaveLen(2))
 		inventory(ctx, "cart")
 		Eventually(first.kernel.Services).Should(Equal([]string{"shop/cart"}))
@@ -201,7 +201,7 @@ var _ = Describe("an agent", func() {
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 	})
 
-	It("keeps everything when its own object is deleted", func(ctx SpecContext) {
+	It("retains everything when its own object is deleted", func(ctx SpecContext) {
 		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		inventory(ctx, "cart")
 		n := newNode()
@@ -278,7 +278,7 @@ var _ = Describe("an agent", func() {
 		Expect(n.condition(ctx, v1alpha1.ConditionProgrammed)()).To(Equal("False/Failed"))
 		Expect(n.message(ctx, v1alpha1.ConditionAccepted)).To(And(ContainSubstring(named), ContainSubstring("stay as they are")))
 		n.knows(service(ctx, "pay", "10.96.0.8"))
-		n.looked(ctx)
+		n.observed(ctx)
 		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
 		Expect(n.rules(ctx).Status.SettingsRevision).To(Equal("7d1f0a9c"))
 
@@ -321,14 +321,14 @@ var _ = Describe("an agent", func() {
 		Expect(n.message(ctx, v1alpha1.ConditionModeFallback)).To(ContainSubstring("modprobe ip_vs"))
 		Expect(n.condition(ctx, v1alpha1.ConditionAccepted)()).To(Equal("True/Accepted"))
 
-		n.kernel.LackMode(v1alpha1.ModeIPVS, nil) // somebody has loaded it
+		n.kernel.LackMode(v1alpha1.ModeIPVS, nil) // an administrator has loaded it
 		Eventually(mode).Should(Equal("IPVS"))
 		Expect(n.condition(ctx, v1alpha1.ConditionModeFallback)()).To(Equal("False/NoFallback"))
 		asking(v1alpha1.ModeIPTables, "rr")
 		Eventually(mode).Should(Equal("IPTables"))
 	})
 
-	It("names a Service in a format it does not know and keeps its rules", func(ctx SpecContext) {
+	It("names a Service in a format it does not know and retains its rules", func(ctx SpecContext) {
 		cart := service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		inventory(ctx, "cart")
 		n := newNode()
@@ -343,7 +343,7 @@ var _ = Describe("an agent", func() {
 		Expect(n.kernel.Service("shop", "cart").ClusterIP.String()).To(Equal("10.96.0.7"))
 	})
 
-	It("reports what the kernel refuses and lacks, and recovers", func(ctx SpecContext) {
+	It("reports what the kernel rejects and lacks, and recovers", func(ctx SpecContext) {
 		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		inventory(ctx, "cart")
 		n := newNode()
@@ -368,7 +368,7 @@ var _ = Describe("an agent", func() {
 		Expect(n.rules(ctx).Status.Rejected.Examples).To(Equal([]string{"shop/bad: IPv4: line 3 failed"}))
 	})
 
-	It("rewrites what somebody else writes into its status", func(ctx SpecContext) {
+	It("rewrites what another writer puts into its status", func(ctx SpecContext) {
 		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		inventory(ctx, "cart")
 		n := newNode()
@@ -423,9 +423,9 @@ var _ = Describe("an agent", func() {
 		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}), "stopping leaves all rules")
 		versions, before := n.versions(ctx), n.rules(ctx).Status.Conditions
 		n.start()
-		for _, v := range versions(reports(n.looked(ctx))) {
+		for _, v := range versions(reports(n.observed(ctx))) {
 			Expect(v.Status.Conditions).To(HaveLen(len(before)))
-			for i := range before { // what looked has asked for
+			for i := range before { // what observed has asked for
 				v.Status.Conditions[i].ObservedGeneration = before[i].ObservedGeneration
 			}
 			Expect(v.Status.Conditions).To(Equal(before))
@@ -470,13 +470,13 @@ var _ = Describe("an agent", func() {
 		service(ctx, "pay", "10.96.0.8", "10.244.1.7:8080")
 		// The agent shows a figure right before it decides whether to write the status.
 		Eventually(n.metric(ctx, "nodeproxy_agent_services")).Should(BeEquivalentTo(2))
-		Expect(versions(reports(n.looked(ctx)))).To(HaveLen(2), "the edit and the report on it, but no figures alone: they wait five minutes")
+		Expect(versions(reports(n.observed(ctx)))).To(HaveLen(2), "the edit and the report on it, but no counts alone: they wait five minutes")
 		text, err := json.Marshal(n.rules(ctx).Status)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(len(text)).To(BeNumerically("<", 2000))
 	})
 
-	It("says what to do when the API does not let it in", func(ctx SpecContext) {
+	It("logs a remedy when the API does not let it in", func(ctx SpecContext) {
 		stranger := rest.AnonymousClientConfig(config)
 		n := newNode().startAt(clock.RealClock{}, stranger)
 		Eventually(n.logged).Should(Or(ContainSubstring("credentials"), ContainSubstring("roles and their bindings")))

@@ -42,7 +42,7 @@ func (c *cable) config() *rest.Config {
 	return out
 }
 
-// set cuts the cable, which breaks its connections, or mends it.
+// set cuts the cable, which breaks its connections, or repairs it.
 func (c *cable) set(cut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,7 +84,7 @@ var _ = Describe("an agent that is cut off from the API server", func() {
 		Expect(api.Status().Update(ctx, object)).To(Succeed())
 		tries := link.inVain()
 		Eventually(link.inVain).Should(BeNumerically(">=", tries+3), "each watch tries again")
-		Expect(n.rules(ctx).ResourceVersion).To(Equal(object.ResourceVersion), "nobody has written the status since")
+		Expect(n.rules(ctx).ResourceVersion).To(Equal(object.ResourceVersion), "the agent has not written the status since")
 
 		link.set(false)
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))

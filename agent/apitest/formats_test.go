@@ -51,7 +51,7 @@ var _ = Describe("an agent that is older than the controller", func() {
 		Eventually(clusterIPs(both)).Should(Equal("10.96.0.99 10.96.0.77"))
 		Expect(both.condition(ctx, v1alpha1.ConditionAccepted)()).To(Equal("True/Accepted"))
 		old.knows(pay)
-		old.looked(ctx)
+		old.observed(ctx)
 		Expect(clusterIPs(old)()).To(Equal("10.96.0.7 10.96.0.88"))
 
 		By("taking up all of it once the agent is upgraded")

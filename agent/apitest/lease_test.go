@@ -90,11 +90,11 @@ var _ = Describe("an agent's Lease", func() {
 		Eventually(leaseOf(ctx, n)).Should(HaveField("UID", Not(Equal(first.UID))))
 		n.stop()
 
-		By("taking it back from somebody who has edited it")
+		By("taking it back from another writer")
 		edited, err := leaseOf(ctx, n)()
 		Expect(err).NotTo(HaveOccurred())
 		before := edited.Spec.RenewTime
-		edited.Spec.HolderIdentity, edited.Annotations = new("somebody"), map[string]string{v1alpha1.AnnotationAppliedResourceVersion: "7"}
+		edited.Spec.HolderIdentity, edited.Annotations = new("another-writer"), map[string]string{v1alpha1.AnnotationAppliedResourceVersion: "7"}
 		Expect(api.Update(ctx, edited)).To(Succeed())
 		n.startAt(clock.RealClock{}, as)
 		Eventually(leaseOf(ctx, n)).Should(And(

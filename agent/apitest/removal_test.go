@@ -54,7 +54,7 @@ var _ = Describe("removal with the policy Cleanup", func() {
 		n.start()
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 
-		By("naming what keeps it from being removed, and trying again")
+		By("naming what prevents the removal, and trying again")
 		n.kernel.Fail(errors.New("another process holds the lock"))
 		Expect(api.Delete(ctx, proxy)).To(Succeed())
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("False/Failed"))
@@ -120,7 +120,7 @@ var _ = Describe("removal with the policy Cleanup", func() {
 		Expect(n.rules(ctx).Status.Retained).To(BeZero())
 	})
 
-	DescribeTable("touches nothing, and says so,", func(ctx SpecContext, prepare func(*node), edit func(*v1alpha1.NodeProxyRulesSpec), former, text string) {
+	DescribeTable("touches nothing, and reports it,", func(ctx SpecContext, prepare func(*node), edit func(*v1alpha1.NodeProxyRulesSpec), former, text string) {
 		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		inventory(ctx, "cart")
 		n := newNode()
@@ -141,7 +141,7 @@ var _ = Describe("removal with the policy Cleanup", func() {
 		Entry("with Audit", func(*node) {}, func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1alpha1.Audit) }, "False/AuditDiffers", "enforcement is Audit"),
 	)
 
-	It("keeps the rules where the policy is Retain", func(ctx SpecContext) {
+	It("retains the rules where the policy is Retain", func(ctx SpecContext) {
 		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		inventory(ctx, "cart")
 		n := newNode()
@@ -153,11 +153,11 @@ var _ = Describe("removal with the policy Cleanup", func() {
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 		Expect(api.Delete(ctx, proxy)).To(Succeed())
 		n.knows(stored(ctx))
-		n.looked(ctx)
+		n.observed(ctx)
 		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
 		finish(ctx)
 		n.knowsEnd(v1alpha1.NodeProxyName)
-		n.looked(ctx)
+		n.observed(ctx)
 		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
 		Expect(n.condition(ctx, v1alpha1.ConditionProgrammed)()).To(HavePrefix("True/"))
 	})

@@ -136,7 +136,7 @@ func (n *node) startAt(clk clock.Clock, config *rest.Config) *node {
 	return n
 }
 
-// ofRoot has every listener be root's, whoever runs the tests.
+// ofRoot has every listener be root's, whatever user runs the tests.
 type ofRoot struct{ sockets.Kernel }
 
 func (k ofRoot) Listening(at netip.AddrPort) (*sockets.Listener, error) {
@@ -189,7 +189,7 @@ func (o *otherProxy) questions() int {
 	return o.asked
 }
 
-// close ends the proxy: nobody answers any more.
+// close ends the proxy: nothing answers any more.
 func (o *otherProxy) close() { o.server.Close() }
 
 // rules returns the stored NodeProxyRules of the node.

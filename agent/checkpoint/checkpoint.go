@@ -67,9 +67,9 @@ func (s *Set) name() {
 	}
 }
 
-// WithoutMembers returns the set without this node's endpoints: after a reboot its pods have
+// WithoutLocalEndpoints returns the set without this node's endpoints: after a reboot its pods have
 // other addresses. What it shares with s is not changed.
-func (s *Set) WithoutMembers() *Set {
+func (s *Set) WithoutLocalEndpoints() *Set {
 	out := &Set{Header: s.Header, Rules: s.Rules.DeepCopy(), Services: make([]*v1alpha1.ServiceProxyRules, len(s.Services))}
 	members := make(map[string][]v1alpha1.PortLocalEndpoints, len(s.Rules.Spec.LocalEndpoints))
 	for _, m := range s.Rules.Spec.LocalEndpoints {
@@ -78,12 +78,12 @@ func (s *Set) WithoutMembers() *Set {
 	}
 	out.Rules.Spec.LocalEndpoints = nil
 	for i, object := range s.Services {
-		out.Services[i] = withoutMembers(object, members[object.Name])
+		out.Services[i] = withoutLocalEndpoints(object, members[object.Name])
 	}
 	return out
 }
 
-func withoutMembers(object *v1alpha1.ServiceProxyRules, members []v1alpha1.PortLocalEndpoints) *v1alpha1.ServiceProxyRules {
+func withoutLocalEndpoints(object *v1alpha1.ServiceProxyRules, members []v1alpha1.PortLocalEndpoints) *v1alpha1.ServiceProxyRules {
 	if len(members) == 0 {
 		return object
 	}

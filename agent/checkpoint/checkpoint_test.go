@@ -78,7 +78,7 @@ func TestWithoutMembers(t *testing.T) {
 		members("c", "http", v1alpha1.ProtocolTCP, "10.1.0.3:80"),
 	}
 	before := s.Rules.DeepCopy()
-	got := s.WithoutMembers()
+	got := s.WithoutLocalEndpoints()
 	want := []*v1alpha1.ServiceProxyRules{
 		service("shop.a", port("http", group("10.2.0.1:80")), port("other", group("10.1.0.1:80"))),
 		service("shop.b", port("http", group("10.1.0.1:80"))), // another Service's members are not its own

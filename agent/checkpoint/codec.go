@@ -22,7 +22,7 @@ import (
 
 // family is how every format begins, magic the one that is written.
 const (
-	family = "nodeproxy last good set, format "
+	family = "nodeproxy checkpoint, format "
 	magic  = family + "1\n"
 )
 

@@ -112,7 +112,7 @@ func (d *Disk) Load() (*Restorable, error) {
 		o.Generation = 0 // so that objects of the API are compared with it
 	}
 	if r.Rebooted {
-		r.Set = set.WithoutMembers()
+		r.Set = set.WithoutLocalEndpoints()
 	}
 	return r, nil
 }

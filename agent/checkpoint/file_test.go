@@ -154,8 +154,8 @@ func TestUselessFiles(t *testing.T) {
 		"cut after the line":     {good[:len(magic)+5], 0, "bytes only"},
 		"one bit":                {flipped, 0, "checksum is wrong"},
 		"longer":                 {append(bytes.Clone(good), 'x'), 0, "checksum is wrong"},
-		"something else":         {[]byte("#!/bin/sh\necho this is no last good set, but it is long enough\n"), 0, "no checkpoint at all"},
-		"another format":         {sealed([]byte(family + "2\nwhatever")), 0, `it says "nodeproxy last good set, format 2"`},
+		"something else":         {[]byte("#!/bin/sh\necho this is no checkpoint, but it is long enough\n"), 0, "no checkpoint at all"},
+		"another format":         {sealed([]byte(family + "2\nwhatever")), 0, `it says "nodeproxy checkpoint, format 2"`},
 		"of another node":        {wrapped(plain(t, other)), 0, `the file is of another node, "node-2"; this is "node-1"`},
 		"with another's object":  {wrapped(plain(t, stranger)), 0, `it has the NodeProxyRules "node-2"`},
 		"too old":                {good, MaxAge + time.Minute, "written at 2026-11-20T08:00:00Z, and only one of the last 24h0m0s is used"},
@@ -276,7 +276,7 @@ func (f *faultyFile) Sync() error { return errors.Join(f.disk.fails("sync"), f.w
 
 func (f *faultyFile) Close() error { return errors.Join(f.disk.fails("close"), f.writable.Close()) }
 
-func TestFailedWriteKeepsTheFormer(t *testing.T) {
+func TestFailedWriteRetainsTheFormerFile(t *testing.T) {
 	former, next := sample(3, 2), sample(400, 10)
 	next.Written = epoch.Add(10 * time.Minute)
 	for _, step := range []string{"makeDirectory", "create", "write", "sync", "close", "rename"} {
@@ -363,7 +363,7 @@ func FuzzDecode(f *testing.F) {
 				if diff := cmp.Diff(set, sameAgain(t, set), cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("(-read +written and read):\n%s", diff)
 				}
-				sameAgain(t, set.WithoutMembers())
+				sameAgain(t, set.WithoutLocalEndpoints())
 			}
 		}
 	})

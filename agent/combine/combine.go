@@ -33,10 +33,10 @@ type Claim struct {
 type Input struct {
 	Name  dataplane.ServiceName
 	Rules *v1alpha1.ServiceProxyRulesSpec
-	// Members are this node's endpoints of the Service, in any state.
-	Members []v1alpha1.PortLocalEndpoints
-	Node    Node
-	Family  dataplane.Family
+	// LocalEndpoints are this node's endpoints of the Service, in any state.
+	LocalEndpoints []v1alpha1.PortLocalEndpoints
+	Node           Node
+	Family         dataplane.Family
 	// Lost reports whether another Service has a claim. Nil: none is lost.
 	Lost func(Claim) bool
 	// Precedence is that of the Service.
@@ -63,7 +63,7 @@ func Service(in Input) (*dataplane.Service, []string) {
 		if in.Lost != nil {
 			loseClaims(svc, &port, in.Family, in.Lost)
 		}
-		port.Members = r.members(in.Members, &port)
+		port.Members = r.members(in.LocalEndpoints, &port)
 		r.selectEndpoints(svc, &port, p.source, in.Node)
 		svc.Ports = append(svc.Ports, port)
 	}

@@ -162,9 +162,9 @@ func TestEndpointSelection(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			svc, problems := Service(Input{
-				Name:    dataplane.ServiceName{Namespace: "ns", Name: "svc"},
-				Rules:   rulesOf(tt.external, tt.internal, tt.nodePort, tt.groups...),
-				Members: membersOf(tt.members), Node: tt.node, Family: dataplane.IPv4,
+				Name:           dataplane.ServiceName{Namespace: "ns", Name: "svc"},
+				Rules:          rulesOf(tt.external, tt.internal, tt.nodePort, tt.groups...),
+				LocalEndpoints: membersOf(tt.members), Node: tt.node, Family: dataplane.IPv4,
 			})
 			if len(problems) > 0 {
 				t.Errorf("unexpected problems: %v", problems)
@@ -227,7 +227,7 @@ func TestFamilies(t *testing.T) {
 	equatePrefix := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 	equatePort := cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
 	for family, want := range want {
-		got, problems := Service(Input{Name: name, Rules: dualStack(), Members: members, Family: family})
+		got, problems := Service(Input{Name: name, Rules: dualStack(), LocalEndpoints: members, Family: family})
 		if diff := cmp.Diff(want, got, equate, equatePrefix, equatePort); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", family, diff)
 		}
@@ -355,7 +355,7 @@ func TestClaims(t *testing.T) {
 // TestOrderOfInputDoesNotMatter permutes what a hand edit may permute.
 func TestOrderOfInputDoesNotMatter(t *testing.T) {
 	rules := rulesOf("Local", "", 3001, groupOf(ready, "a", ".1", ".2", ".10"), groupOf(ready, "b", ".3"), groupOf(terminating, "", ".4", ".5"))
-	in := Input{Rules: rules, Members: membersOf(".1 .10 .4"), Node: Node{Zone: "a"}, Family: dataplane.IPv4}
+	in := Input{Rules: rules, LocalEndpoints: membersOf(".1 .10 .4"), Node: Node{Zone: "a"}, Family: dataplane.IPv4}
 	want, _ := Service(in)
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 50 {
@@ -397,7 +397,7 @@ func FuzzService(f *testing.F) {
 		}
 		claims := Claims(rules)
 		for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-			in := Input{Rules: rules, Members: members, Node: Node{Name: "node-1", Zone: "a"}, Family: family}
+			in := Input{Rules: rules, LocalEndpoints: members, Node: Node{Name: "node-1", Zone: "a"}, Family: family}
 			svc, problems := Service(in)
 			if len(problems) > maxProblems {
 				t.Errorf("%d problems are reported", len(problems))
@@ -477,7 +477,7 @@ func FuzzWhole(f *testing.F) {
 				}
 				object := v1alpha1.ServiceProxyRulesName(holder.Namespace, holder.Name)
 				if _, out := set.LeftOut[object]; found && out {
-					t.Errorf("%v is held by %s, which is left out", c, holder)
+					t.Errorf("%v belongs to %s, which is left out", c, holder)
 				}
 			}
 		}

@@ -49,7 +49,7 @@ func TestGrowth(t *testing.T) {
 			enlarge(rules, n)
 			return Input{
 				Rules: rules, Family: dataplane.IPv4, Lost: func(c Claim) bool { return c.Address.IsUnspecified() || len(rules.NodeAddresses) == 0 },
-				Members: []v1alpha1.PortLocalEndpoints{{Name: rules.Ports[0].Name, Protocol: rules.Ports[0].Protocol, Endpoints: rules.Ports[0].Endpoints[0].Addresses}},
+				LocalEndpoints: []v1alpha1.PortLocalEndpoints{{Name: rules.Ports[0].Name, Protocol: rules.Ports[0].Protocol, Endpoints: rules.Ports[0].Endpoints[0].Addresses}},
 			}
 		}
 		t.Run(name, func(t *testing.T) {

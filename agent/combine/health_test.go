@@ -39,7 +39,7 @@ func TestLocalReady(t *testing.T) {
 			if tt.edit != nil {
 				tt.edit(rules)
 			}
-			svc, _ := Service(Input{Rules: rules, Members: membersOf(tt.members), Node: Node{Name: "node-1", Zone: "zone-a"}, Family: dataplane.IPv4})
+			svc, _ := Service(Input{Rules: rules, LocalEndpoints: membersOf(tt.members), Node: Node{Name: "node-1", Zone: "zone-a"}, Family: dataplane.IPv4})
 			if svc.LocalReady != tt.want {
 				t.Errorf("%d, want %d", svc.LocalReady, tt.want)
 			}
@@ -53,7 +53,7 @@ func TestLocalReadyOverPorts(t *testing.T) {
 	rules.Ports = append(rules.Ports, v1alpha1.ServicePort{Name: "q", Protocol: v1alpha1.ProtocolUDP, Port: 53,
 		Endpoints: []v1alpha1.EndpointGroup{groupOf(ready, "", "10.0.1.2:53", "10.0.1.3:53")}})
 	members := append(membersOf(".1 .2"), v1alpha1.PortLocalEndpoints{Name: "q", Protocol: v1alpha1.ProtocolUDP, Endpoints: []string{"10.0.1.2:53", "10.0.1.3:53"}})
-	in := Input{Rules: rules, Members: members, Family: dataplane.IPv4}
+	in := Input{Rules: rules, LocalEndpoints: members, Family: dataplane.IPv4}
 	svc, _ := Service(in)
 	if svc.LocalReady != 3 {
 		t.Errorf("%d addresses, want 3", svc.LocalReady)

@@ -219,7 +219,7 @@ func TestRegistryInAnyOrder(t *testing.T) {
 			}
 			got, _ := r.Holder(claim)
 			if want, _ := fresh.Holder(claim); got != want {
-				t.Fatalf("%v is held by %v, want %v", claim, got, want)
+				t.Fatalf("%v belongs to %v, want %v", claim, got, want)
 			}
 		}
 	}

@@ -296,10 +296,10 @@ func availableTo(ready []group, node Node) func(*v1alpha1.EndpointGroup) bool {
 
 func all(*v1alpha1.EndpointGroup) bool { return true }
 
-func collect(groups []group, wanted func(*v1alpha1.EndpointGroup) bool) []netip.AddrPort {
+func collect(groups []group, use func(*v1alpha1.EndpointGroup) bool) []netip.AddrPort {
 	var found []endpoint
 	for _, g := range groups {
-		if wanted(g.source) {
+		if use(g.source) {
 			found = append(found, g.endpoints...)
 		}
 	}

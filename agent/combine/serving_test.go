@@ -53,7 +53,7 @@ func TestServing(t *testing.T) {
 				t.Error("not equal to its copy")
 			}
 			other.Ports[0].Serving = append(other.Ports[0].Serving, svc.Ports[0].Serving...)
-			// Of TCP what no other list tells is no news.
+			// Of TCP what no other list has is no change.
 			if same := tt.protocol != "UDP" || len(p.Serving) == 0; Equal(svc, &other) != same {
 				t.Errorf("equal to a Service that serves otherwise: %v, want %v", !same, same)
 			}

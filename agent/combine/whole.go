@@ -91,7 +91,7 @@ func Whole(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules,
 		Services: map[dataplane.ServiceName]*dataplane.Service{}, Problems: map[dataplane.ServiceName][]string{}, LeftOut: leftOut,
 		Holders: holders,
 	}
-	members := Members(node.Spec.LocalEndpoints)
+	members := LocalEndpoints(node.Spec.LocalEndpoints)
 	for _, w := range all {
 		in := Input{
 			Name: w.name, Rules: w.rules, Family: family, Precedence: w.precedence,
@@ -99,7 +99,7 @@ func Whole(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules,
 			Lost: func(c Claim) bool { return holders.claims.Lost(w, c) },
 		}
 		if m := members[w.name]; m != nil {
-			in.Members = m.Ports
+			in.LocalEndpoints = m.Ports
 		}
 		svc, problems := Service(in)
 		if svc != nil {
@@ -161,8 +161,8 @@ func ServiceOf(object string) (dataplane.ServiceName, bool) {
 	return dataplane.ServiceName{Namespace: namespace, Name: name}, ok
 }
 
-// Members returns a node's local endpoints by Service. Of two entries for one, the last counts.
-func Members(list []v1alpha1.ServiceLocalEndpoints) map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints {
+// LocalEndpoints returns a node's local endpoints by Service. Of two entries for one, the last counts.
+func LocalEndpoints(list []v1alpha1.ServiceLocalEndpoints) map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints {
 	members := make(map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints, len(list))
 	for i := range list {
 		members[dataplane.ServiceName{Namespace: list[i].Namespace, Name: list[i].Name}] = &list[i]

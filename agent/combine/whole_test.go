@@ -10,9 +10,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestWholeRefuses: what an agent would not apply is an error, and what it would ignore is left out and
+// TestWholeRejects: what an agent would not apply is an error, and what it would ignore is left out and
 // reported.
-func TestWholeRefuses(t *testing.T) {
+func TestWholeRejects(t *testing.T) {
 	node := func(edit func(*v1alpha1.NodeProxyRulesSpec)) *v1alpha1.NodeProxyRules {
 		o := &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
 		o.Spec.FormatVersion = v1alpha1.FormatVersion

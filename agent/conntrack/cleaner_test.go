@@ -397,14 +397,14 @@ func TestWhatHappensDuringAPassIsNotLost(t *testing.T) {
 	})
 }
 
-func TestRefusedServiceIsJudgedOnceItIsTaken(t *testing.T) {
+func TestRejectedServiceIsCleanedOnceAccepted(t *testing.T) {
 	table := newFakeTable(flow(clusterIP, a), flow(clusterIP, b))
-	refused := dataplane.Result{Rejected: map[dataplane.ServiceName]string{{Namespace: "shop", Name: "s"}: "line 3"}}
+	rejected := dataplane.Result{Rejected: map[dataplane.ServiceName]string{{Namespace: "shop", Name: "s"}: "line 3"}}
 	running(t, table, func(c *Cleaner, _ func() []Pass) {
 		c.Committed(ruleset(true, list{serving(a + " " + b)}), dataplane.Result{})
 		after(time.Minute)
 		next := list{serving(b)}
-		c.Committed(ruleset(false, next, "s"), refused)
+		c.Committed(ruleset(false, next, "s"), rejected)
 		after(time.Minute)
 		table.expect(t, toA, toB)
 		c.Committed(ruleset(false, next), dataplane.Result{}) // not dirty any more
@@ -456,14 +456,14 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 	}
 }
 
-func TestRefusedServiceIsJudgedOnceItIsAsBefore(t *testing.T) {
+func TestRejectedServiceIsCleanedOnceReverted(t *testing.T) {
 	table := newFakeTable(flow(clusterIP, b))
-	refused := dataplane.Result{Rejected: map[dataplane.ServiceName]string{{Namespace: "shop", Name: "s"}: "line 3"}}
+	rejected := dataplane.Result{Rejected: map[dataplane.ServiceName]string{{Namespace: "shop", Name: "s"}: "line 3"}}
 	running(t, table, func(c *Cleaner, _ func() []Pass) {
 		c.Committed(ruleset(true, list{serving(b)}), dataplane.Result{})
 		after(0) // a pass; the pause after it keeps another from coming between the next two
 		c.Committed(ruleset(false, list{serving(a)}, "s"), dataplane.Result{})
-		c.Committed(ruleset(false, list{serving(b)}, "s"), refused)
+		c.Committed(ruleset(false, list{serving(b)}, "s"), rejected)
 		after(time.Minute)
 		table.expect(t, toB)
 		c.Committed(ruleset(false, list{serving(a)}, "s"), dataplane.Result{})

@@ -70,7 +70,7 @@ func track(t *testing.T, protocol, text string, args ...string) {
 	run(t, "conntrack", all...)
 }
 
-// tracked lists what the table holds, as track takes it, sorted.
+// tracked lists what the table has, as track takes it, sorted.
 func tracked(t *testing.T, family, protocol string) []string {
 	t.Helper()
 	out := run(t, "conntrack", "-L", "-f", family, "-p", protocol)
@@ -191,8 +191,8 @@ func TestKernelFilters(t *testing.T) {
 	}
 }
 
-// TestKernelTellsConnectionsWithoutAnAnswer and keeps the others to itself.
-func TestKernelTellsConnectionsWithoutAnAnswer(t *testing.T) {
+// TestKernelFiltersUnansweredConnections and keeps the others to itself.
+func TestKernelFiltersUnansweredConnections(t *testing.T) {
 	onRealKernel(t)
 	for _, tt := range []struct {
 		family                    dataplane.Family

@@ -95,12 +95,12 @@ func ruleset(full bool, services []*dataplane.Service, dirty ...string) *datapla
 type list []*dataplane.Service
 
 // planFor is the plan after a first set of Services and a second one.
-func planFor(family dataplane.Family, first, second list, refused ...string) *plan {
+func planFor(family dataplane.Family, first, second list, rejected ...string) *plan {
 	s := newState(v1alpha1.ProtocolUDP)
 	s.commit(ruleset(true, first), dataplane.Result{})
 	s.take()
 	result := dataplane.Result{Rejected: map[dataplane.ServiceName]string{}}
-	for _, name := range refused {
+	for _, name := range rejected {
 		result.Rejected[dataplane.ServiceName{Namespace: "shop", Name: name}] = "line 3 failed"
 	}
 	r := ruleset(true, second)
@@ -127,7 +127,7 @@ func TestStaleFlows(t *testing.T) {
 	tests := []struct {
 		name          string
 		first, second list
-		refused       []string
+		rejected      []string
 		to            []string
 		endpoint      string // empty: not translated
 		want          Reason
@@ -141,7 +141,7 @@ func TestStaleFlows(t *testing.T) {
 		{"not translated, until the first endpoint came", none, one, nil, served, "", NotTranslated},
 		{"not translated, until the Service came", nil, one, nil, served, "", NotTranslated},
 		{"the last endpoint has gone", one, none, nil, served, a, NoEndpoint},
-		{"not translated and no endpoint: to be refused", none, none, nil, served, "", NotTranslated},
+		{"not translated and no endpoint: to be rejected", none, none, nil, served, "", NotTranslated},
 
 		{"the Service has ended", one, nil, nil, served, a, AddressGone},
 		{"the Service has ended, its endpoint before it", one, nil, nil, served, b, AddressGone},
@@ -165,12 +165,12 @@ func TestStaleFlows(t *testing.T) {
 		{"likewise, not translated", one, one, nil, []string{"192.0.2.99:3001", "8.8.8.8:3001"}, "", ""},
 		{"likewise, gone", one, nil, nil, []string{"192.0.2.99:3001"}, a, ""},
 
-		{"refused: neither the former addresses", one, list{service("s", "ip 172.30.0.42 port 80 np 3002 ep "+b)}, []string{"s"}, served, b, ""},
-		{"refused: nor the new ones", one, list{service("s", "ip 172.30.0.42 port 80 np 3002 ep "+b)}, []string{"s"}, []string{"172.30.0.42:80", "192.0.2.21:3002"}, a, ""},
-		{"refused: nor when it never was taken", nil, one, []string{"s"}, served, b, ""},
+		{"rejected: neither the former addresses", one, list{service("s", "ip 172.30.0.42 port 80 np 3002 ep "+b)}, []string{"s"}, served, b, ""},
+		{"rejected: nor the new ones", one, list{service("s", "ip 172.30.0.42 port 80 np 3002 ep "+b)}, []string{"s"}, []string{"172.30.0.42:80", "192.0.2.21:3002"}, a, ""},
+		{"rejected: nor when it never was taken", nil, one, []string{"s"}, served, b, ""},
 		{"rejected: nor when only TCP is desired", one, list{service("s", addresses+" tcp ep "+a)}, []string{"s"}, served, b, ""},
-		{"refused: another Service of the same address", one, list{service("s", "ip 172.30.0.42 port 80 ep "+b), service("o", addresses+" ep "+b)}, []string{"s"}, served, a, ""},
-		{"refused: others are judged", list{service("s", addresses+" ep "+a), service("o", "ip 172.30.0.50 port 80 ep "+b)},
+		{"rejected: another Service of the same address", one, list{service("s", "ip 172.30.0.42 port 80 ep "+b), service("o", addresses+" ep "+b)}, []string{"s"}, served, a, ""},
+		{"rejected: others are judged", list{service("s", addresses+" ep "+a), service("o", "ip 172.30.0.50 port 80 ep "+b)},
 			list{service("s", addresses+" ep "+b), service("o", "ip 172.30.0.50 port 80 ep "+b)}, []string{"s"}, []string{"172.30.0.50:80"}, a, EndpointGone},
 
 		{"no Service at all", nil, nil, nil, []string{"10.1.1.1:53", "192.0.2.21:3001"}, b, ""},
@@ -178,7 +178,7 @@ func TestStaleFlows(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := planFor(dataplane.IPv4, tt.first, tt.second, tt.refused...)
+			p := planFor(dataplane.IPv4, tt.first, tt.second, tt.rejected...)
 			for _, to := range tt.to {
 				endpoint := tt.endpoint
 				if endpoint == "" {
@@ -198,15 +198,15 @@ func TestFlowsOfTheOtherMode(t *testing.T) {
 	const endpoint = "10.244.0.3:53"
 	svc := service("dns", "ip 10.96.0.10 port 53 np 30053 ep "+endpoint)
 	for _, tt := range []struct {
-		mode              v1alpha1.ProxyMode
-		byIPVS            bool
-		refused, draining bool
-		endpoint          string
-		want              Reason
+		mode               v1alpha1.ProxyMode
+		byIPVS             bool
+		rejected, draining bool
+		endpoint           string
+		want               Reason
 	}{
 		{mode: v1alpha1.ModeIPTables, endpoint: endpoint},
 		{mode: v1alpha1.ModeIPTables, byIPVS: true, endpoint: endpoint, want: OtherMode},
-		{mode: v1alpha1.ModeIPTables, byIPVS: true, refused: true, endpoint: endpoint}, // its virtual server stays
+		{mode: v1alpha1.ModeIPTables, byIPVS: true, rejected: true, endpoint: endpoint}, // its virtual server stays
 		{mode: v1alpha1.ModeIPTables, byIPVS: true, draining: true, endpoint: endpoint},
 		{mode: v1alpha1.ModeIPTables, byIPVS: true, draining: true, endpoint: "10.244.0.4:53", want: EndpointGone},
 		{mode: v1alpha1.ModeIPVS, endpoint: endpoint},
@@ -215,7 +215,7 @@ func TestFlowsOfTheOtherMode(t *testing.T) {
 		for _, to := range []string{"10.96.0.10:53", "192.0.2.21:30053"} {
 			s := newState(v1alpha1.ProtocolUDP)
 			r, result := ruleset(true, list{svc}), dataplane.Result{Rejected: map[dataplane.ServiceName]string{}, OwnFlows: tt.draining || tt.mode == v1alpha1.ModeIPVS}
-			if tt.refused {
+			if tt.rejected {
 				result.Rejected[svc.Name] = "no module"
 			}
 			r.Mode = tt.mode

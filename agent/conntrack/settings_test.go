@@ -229,7 +229,7 @@ func TestWithoutConnectionTracking(t *testing.T) {
 	}
 }
 
-func TestWhatTheKernelLacksKeepsNothingElse(t *testing.T) {
+func TestMissingSysctlsBlockNothingElse(t *testing.T) {
 	all := ofLinux()
 	delete(all, "nf_conntrack_udp_timeout_stream")
 	delete(all, sysctlBuckets)
@@ -255,7 +255,7 @@ func TestWhatIsNoNumberIsLeft(t *testing.T) {
 	}
 }
 
-func TestWhatIsSaid(t *testing.T) {
+func TestDescription(t *testing.T) {
 	established := sysctl{"nf_conntrack_tcp_timeout_established", 86400, "tcpEstablishedTimeoutSeconds", "0"}
 	size := sysctl{sysctlMax, 131072, "maxPerCore", "0"}
 	got := describe([]unmet{{sysctl: size, has: 262144, cause: readOnly}, {sysctl: established, has: 432000, cause: readOnly},

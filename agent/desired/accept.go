@@ -10,27 +10,27 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Refusal is why this agent does not apply its NodeProxyRules.
-type Refusal struct {
+// Rejection is why this agent does not apply its NodeProxyRules.
+type Rejection struct {
 	Reason  string // of condition Accepted
 	Message string
 }
 
-// Meanwhile ends every message of a refusal.
+// Meanwhile ends every message of a rejection.
 const Meanwhile = "meanwhile the rules on this node stay as they are and nothing is written"
 
 // accept returns why an agent that understands such formats cannot apply the object on any
 // node; nil: it can.
-func accept(object *v1alpha1.NodeProxyRules, f Formats) *Refusal {
+func accept(object *v1alpha1.NodeProxyRules, f Formats) *Rejection {
 	if !f.know(object.Spec.FormatVersion) {
-		return &Refusal{v1alpha1.ReasonUnknownFormat, f.unknown(object.Spec.FormatVersion) + "; " + Meanwhile}
+		return &Rejection{v1alpha1.ReasonUnknownFormat, f.unknown(object.Spec.FormatVersion) + "; " + Meanwhile}
 	}
 	if errs := v1alpha1.ValidateSettings(v1alpha1.CompleteSettings(&object.Spec.Settings)); len(errs) > 0 {
 		problem := errs[0].Error()
 		if more := len(errs) - 1; more > 0 {
 			problem = fmt.Sprintf("%s (and %d more)", problem, more)
 		}
-		return &Refusal{v1alpha1.ReasonInvalid, fmt.Sprintf(
+		return &Rejection{v1alpha1.ReasonInvalid, fmt.Sprintf(
 			"%s; correct it in the NodeProxy (manual changes of this object are reverted); %s", problem, Meanwhile)}
 	}
 	return nil

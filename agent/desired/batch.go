@@ -35,7 +35,7 @@ type Batch struct {
 func (s *Store) PrepareWrite() (Batch, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.own.audit() || s.removal.Wanted {
+	if s.own.audit() || s.removal.Requested {
 		return Batch{}, false
 	}
 	return s.takeBatch(), true
@@ -125,7 +125,7 @@ func (s *Store) input(e *entry, family dataplane.Family) combine.Input {
 		Precedence: e.precedence(),
 	}
 	if m := s.own.localEndpoints[e.name]; m != nil {
-		in.Members = m.Ports
+		in.LocalEndpoints = m.Ports
 	}
 	return in
 }
@@ -198,7 +198,7 @@ func (s *Store) noteApplied(b Batch, failed bool) (first bool) {
 		b.applied.LastSync = s.actual.applied.LastSync
 		s.actual.applied = b.applied
 	}
-	if b.shown && s.own.refusal == nil && s.inOrder() {
+	if b.shown && s.own.rejection == nil && s.inOrder() {
 		s.actual.served = true
 	}
 	first = !s.actual.complete && s.allSettled()

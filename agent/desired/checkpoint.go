@@ -93,7 +93,7 @@ func (s *Store) Lacking() bool {
 // lacking is Lacking. An own object that is not accepted is not lacking: it asks for something
 // else than before. The caller holds mu.
 func (s *Store) lacking() bool {
-	if s.own.refusal != nil || s.removal.Wanted {
+	if s.own.rejection != nil || s.removal.Requested {
 		return false
 	}
 	return s.own.current == nil || !s.inventory.listed && !s.restored.Services
@@ -138,7 +138,7 @@ func (s *Store) CompleteSet() *checkpoint.Set {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	current := s.own.current
-	if !s.inventory.listed || current == nil || s.whyNot() != nil || s.removal.Wanted || s.restored.Active() {
+	if !s.inventory.listed || current == nil || s.whyNot() != nil || s.removal.Requested || s.restored.Active() {
 		return nil
 	}
 	set := &checkpoint.Set{
@@ -165,7 +165,7 @@ func (s *Store) InUse() Restored {
 // it lacks is retained; nil: there is none.
 func (s *Store) lackedBy(list []*v1alpha1.ServiceProxyRules) *checkpoint.Restorable {
 	s.mu.Lock()
-	first := !s.inventory.listed && !s.restored.Services && !s.removal.Wanted
+	first := !s.inventory.listed && !s.restored.Services && !s.removal.Requested
 	s.mu.Unlock()
 	if !first || s.former == nil {
 		return nil

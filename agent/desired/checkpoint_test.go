@@ -36,7 +36,7 @@ func (r *rig) clusterList(service string) string {
 
 func TestRestoreInTheSameBoot(t *testing.T) {
 	r := newRig(t)
-	newer := &dataplane.Service{Name: agenttest.Name("b")} // what the kernel holds by now
+	newer := &dataplane.Service{Name: agenttest.Name("b")} // what the kernel has by now
 	leftover := &dataplane.Service{Name: agenttest.Name("left")}
 	r.kernel.Plant(newer)
 	r.kernel.Plant(leftover)
@@ -77,7 +77,7 @@ func TestRestoreInTheSameBoot(t *testing.T) {
 		t.Errorf("%d Services written, want b and d", got)
 	}
 	if s := r.Snapshot(); len(s.Retained) != 1 || s.Restored.Active() {
-		t.Errorf("held %v, restored %+v", s.Retained, s.Restored)
+		t.Errorf("retained %v, restored %+v", s.Retained, s.Restored)
 	}
 	r.setInventory(agenttest.InventoryOf("shop.a", "shop.b", "shop.d"))
 	r.expectSync("full, pruning c")
@@ -151,7 +151,7 @@ func TestRestoreTakesOnlyWhatIsLacking(t *testing.T) {
 			t.Errorf("%v, %v", used, err)
 		}
 	})
-	t.Run("nothing, if the own object is refused", func(t *testing.T) {
+	t.Run("nothing, if the own object is rejected", func(t *testing.T) {
 		r := newRig(t)
 		r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 }))
 		if used, _ := r.Restore(r.Checkpoint(false)); used || r.Ready() {
@@ -191,7 +191,7 @@ func TestFirstListRetainsWhatItLacks(t *testing.T) {
 		t.Error("what may be newer in the kernel was replaced")
 	}
 	if s := r.Snapshot(); len(s.Retained) != 1 || s.Restored.Active() {
-		t.Errorf("held %v, restored %+v", s.Retained, s.Restored)
+		t.Errorf("retained %v, restored %+v", s.Retained, s.Restored)
 	}
 	r.SetService(r.Service("b", 2)) // it returns as it was
 	r.expectSync("full")
@@ -208,7 +208,7 @@ func TestGoodSet(t *testing.T) {
 		t.Error("there is a good set before the first list")
 	}
 	r = running(t)
-	r.DeleteService(r.Service("a", 1)) // held
+	r.DeleteService(r.Service("a", 1)) // retained
 	set := r.CompleteSet()
 	var names []string
 	for _, o := range set.Services {
@@ -224,6 +224,6 @@ func TestGoodSet(t *testing.T) {
 	}
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 }))
 	if r.CompleteSet() != nil {
-		t.Error("there is a good set while the own object is refused")
+		t.Error("there is a checkpoint while the own object is rejected")
 	}
 }

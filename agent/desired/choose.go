@@ -44,7 +44,7 @@ func (s *Store) Choose(all bool) syncer.Load {
 		l.dirty[name] = l.dirty[name] || change.force
 	}
 	var load syncer.Load
-	if s.actual.complete && !s.anyFull() && !s.own.audit() && !s.removal.Wanted { // else the whole kernel is read anyway
+	if s.actual.complete && !s.anyFull() && !s.own.audit() && !s.removal.Requested { // else the whole kernel is read anyway
 		load = s.deferCostly(all, former)
 	}
 	l.chosen = s.newest()

@@ -67,7 +67,7 @@ func TestClaims(t *testing.T) {
 	t.Run("of the same age the lower name wins", func(t *testing.T) {
 		expect(t, start(object("b", 2, external), object("a", 1, external)), "b")
 	})
-	t.Run("one that does not say its age is the youngest", func(t *testing.T) {
+	t.Run("one without a known age is the youngest", func(t *testing.T) {
 		ageless := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ServiceCreated = metav1.Time{} }
 		expect(t, start(object("a", 1, external, ageless), object("b", 2, external)), "a")
 	})
@@ -83,7 +83,7 @@ func TestClaims(t *testing.T) {
 		r.expectSync("partial a b")
 		expect(t, r, "")
 	})
-	t.Run("a live one wins over an older held one", func(t *testing.T) {
+	t.Run("a live one wins over an older retained one", func(t *testing.T) {
 		r := start(object("a", 1, created(1)), object("b", 1, created(5)))
 		expect(t, r, "b")
 		r.DeleteService(r.Service("a", 1))

@@ -50,7 +50,7 @@ func (s *Store) someDone() bool {
 // waits returns when the oldest change came that the kernel lacks and that waits for us; zero:
 // none. The caller holds mu.
 func (s *Store) waits(f *familyState) time.Time {
-	if s.removal.Wanted || s.actual.otherProxy && !s.own.audit() {
+	if s.removal.Requested || s.actual.otherProxy && !s.own.audit() {
 		return time.Time{}
 	}
 	return f.oldest()

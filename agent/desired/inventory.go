@@ -74,8 +74,8 @@ func (i *inventory) change(now time.Time, add, remove []string) uint64 {
 	return i.number
 }
 
-// want sets the names that must exist, from NodeProxy.status.inventory. Nil: unknown.
-func (i *inventory) want(status *v1alpha1.Inventory) {
+// setDesired sets the names that must exist, from NodeProxy.status.inventory. Nil: unknown.
+func (i *inventory) setDesired(status *v1alpha1.Inventory) {
 	i.desired = nil
 	if status == nil {
 		return

@@ -18,19 +18,19 @@ func TestInventoryAgreement(t *testing.T) {
 			t.Errorf("agrees: got %d, %v, want %d, %v", number, ok, wantNumber, want)
 		}
 	}
-	i.want(agenttest.InventoryOf())
+	i.setDesired(agenttest.InventoryOf())
 	agree(start, 0, false) // before the first list there is no set, not even an empty one
 	i.change(start, []string{"a.x"}, nil)
 	i.listed = true
 	agree(start, 0, false)
-	i.want(nil)
+	i.setDesired(nil)
 	i.change(start, nil, []string{"a.x"})
 	agree(start, 0, false) // an unknown inventory agrees with nothing, not with an empty list
-	i.want(agenttest.InventoryOf())
+	i.setDesired(agenttest.InventoryOf())
 	agree(start, 1, true)
 
 	first := i.change(start, []string{"a.x", "a.y"}, nil)
-	i.want(agenttest.InventoryOf("a.y", "a.x"))
+	i.setDesired(agenttest.InventoryOf("a.y", "a.x"))
 	agree(start, first, true)
 	if again := i.change(start, []string{"a.x"}, nil); again != first {
 		t.Errorf("a name that is there already makes set %d out of %d", again, first)
@@ -40,10 +40,10 @@ func TestInventoryAgreement(t *testing.T) {
 	agree(start.Add(time.Second), first, true) // a former set still agrees
 	agree(start.Add(61*time.Second), first, true)
 	agree(start.Add(62*time.Second), 0, false) // it is more than a minute old
-	i.want(agenttest.InventoryOf("a.y"))
+	i.setDesired(agenttest.InventoryOf("a.y"))
 	agree(start.Add(62*time.Second), second, true)
 
-	i.want(&v1alpha1.Inventory{Services: 1, Hash: "nonsense"})
+	i.setDesired(&v1alpha1.Inventory{Services: 1, Hash: "nonsense"})
 	agree(start.Add(62*time.Second), 0, false)
 }
 
@@ -63,7 +63,7 @@ func TestInventoryUnderChurn(t *testing.T) {
 		i.change(now, []string{name}, nil)
 		late = append(late, agenttest.InventoryOf(names...))
 		if n >= 300 { // 30 s late
-			i.want(late[n-300])
+			i.setDesired(late[n-300])
 			if _, ok := i.agrees(now); ok {
 				agreed++
 			}

@@ -14,8 +14,8 @@ import (
 // families that it changes, until an Apply has succeeded.
 type ledger struct {
 	clock clock.PassiveClock
-	// news: something has come that a sync has to take up; see TakePending.
-	news bool
+	// pendingSync: something has come that a sync has to take up; see TakePending.
+	pendingSync bool
 	// dirty names Services to combine again. True: to program again even if the outcome is
 	// the same.
 	dirty map[dataplane.ServiceName]bool
@@ -123,7 +123,7 @@ func (l *ledger) markFull() {
 
 // pend notes that something waits to be applied.
 func (l *ledger) pend() {
-	l.news = true
+	l.pendingSync = true
 	for _, p := range l.families {
 		p.wait(l.clock.Now())
 	}

@@ -26,12 +26,12 @@ import (
 
 // ModeChoice is which mode runs.
 type ModeChoice struct {
-	// Mode is empty before the first choice. With a refusal it is the former one.
+	// Mode is empty before the first choice. With a rejection it is the former one.
 	Mode v1alpha1.ProxyMode
 	// Lacks is what prevents the desired mode; empty: nothing does.
 	Lacks string
-	// Refusal is why none runs: the desired one cannot, and no other is allowed.
-	Refusal *Refusal
+	// Rejection is why none runs: the desired one cannot, and no other is allowed.
+	Rejection *Rejection
 	// settings and needed are what the choice was made for. Without settings the node has to
 	// be probed.
 	settings *Settings
@@ -103,7 +103,7 @@ func (q *ModeQuestion) choose(former ModeChoice, v Verdict) ModeChoice {
 	switch {
 	case v.Lacks == "" && v.Unknown == nil:
 	case v.Lacks == "": // to be probed again
-		if former.Mode != "" || former.Refusal != nil {
+		if former.Mode != "" || former.Rejection != nil {
 			made = former
 		}
 		made.settings = nil
@@ -111,7 +111,7 @@ func (q *ModeQuestion) choose(former ModeChoice, v Verdict) ModeChoice {
 		made.Mode, made.Lacks = v.Fallback, v.Lacks
 	default:
 		made.Mode, made.Lacks = former.Mode, v.Lacks
-		made.Refusal = &Refusal{v1alpha1.ReasonUnsupported, fmt.Sprintf(
+		made.Rejection = &Rejection{v1alpha1.ReasonUnsupported, fmt.Sprintf(
 			"spec.settings.mode: this node cannot run %s (%s); fix that on the node, or set mode or fallback to %s in the NodeProxy; %s",
 			q.Desired, v.Lacks, modes.Baseline(), Meanwhile)}
 	}
@@ -161,13 +161,13 @@ func (s *Store) AuditQuestion(b Batch) (q *ModeQuestion, known bool) {
 	if b.applied.Mode != q.Desired || b.Epoch != s.actual.epoch {
 		return nil, true
 	}
-	return q, s.mode.settings == q.Settings && s.mode.Refusal == nil
+	return q, s.mode.settings == q.Settings && s.mode.Rejection == nil
 }
 
 // auditedMode is the mode to compare with Audit: the desired one, unless it is known that another
 // one would run. The caller holds mu.
 func (s *Store) auditedMode() v1alpha1.ProxyMode {
-	if s.mode.settings != s.own.settings || s.mode.Refusal != nil {
+	if s.mode.settings != s.own.settings || s.mode.Rejection != nil {
 		return *s.own.settings.Mode
 	}
 	return s.mode.Mode
@@ -189,8 +189,8 @@ func (s *Store) SettleMode(q *ModeQuestion, v Verdict) ModeChoice {
 
 // ChosenMode is the part of a choice that decides what is written.
 type ChosenMode struct {
-	Mode    v1alpha1.ProxyMode
-	Refused bool
+	Mode     v1alpha1.ProxyMode
+	Rejected bool
 }
 
 // ChosenMode returns the mode that runs.
@@ -200,7 +200,7 @@ func (s *Store) ChosenMode() ChosenMode {
 	return s.mode.chosen()
 }
 
-func (c *ModeChoice) chosen() ChosenMode { return ChosenMode{c.Mode, c.Refusal != nil} }
+func (c *ModeChoice) chosen() ChosenMode { return ChosenMode{c.Mode, c.Rejection != nil} }
 
 // DoubtMode lets the node be probed again if it could not run the desired mode, or if that could
 // not be determined. It returns the choice, and whether that is so.
@@ -228,16 +228,16 @@ func (s *Store) Running() v1alpha1.ProxyMode {
 }
 
 // whyNot is why the own object is not applied; nil: it is. The caller holds mu.
-func (s *Store) whyNot() *Refusal {
-	if s.own.refusal != nil {
-		return s.own.refusal
+func (s *Store) whyNot() *Rejection {
+	if s.own.rejection != nil {
+		return s.own.rejection
 	}
-	return s.mode.Refusal
+	return s.mode.Rejection
 }
 
 // Fallback is why another mode runs than the desired one; empty: it does not.
 func (c *ModeChoice) Fallback() string {
-	if c.Lacks == "" || c.Refusal != nil {
+	if c.Lacks == "" || c.Rejection != nil {
 		return ""
 	}
 	return c.Lacks

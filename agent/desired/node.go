@@ -15,11 +15,11 @@ import (
 // ownObject is the node's own NodeProxyRules.
 type ownObject struct {
 	// rules is the object as last seen, existing or not; current is the last one that was
-	// accepted, refusal why the newest is not.
+	// accepted, rejection why the newest is not.
 	rules          *v1alpha1.NodeProxyRules
 	exists, listed bool
 	current        *v1alpha1.NodeProxyRules
-	refusal        *Refusal
+	rejection      *Rejection
 	settings       *Settings // of current
 	// nodes are what the data planes need to know of current.
 	nodes          map[dataplane.Family]dataplane.Node
@@ -67,9 +67,9 @@ func (s *Store) SetRules(object *v1alpha1.NodeProxyRules) {
 	if known != nil && known.UID == object.UID && known.Generation == object.Generation && object.Generation != 0 {
 		return // only its status or metadata has changed
 	}
-	former := s.own.refusal
-	s.own.refusal = accept(object, s.Formats)
-	if s.own.refusal != nil {
+	former := s.own.rejection
+	s.own.rejection = accept(object, s.Formats)
+	if s.own.rejection != nil {
 		return
 	}
 	if former != nil { // others may have written to the kernel meanwhile
@@ -88,10 +88,10 @@ func (s *Store) MissRules() {
 
 // OwnObject returns the applied settings, why the newest state of the own object is not
 // accepted, and whether the object is gone.
-func (s *Store) OwnObject() (settings *Settings, r *Refusal, gone bool) {
+func (s *Store) OwnObject() (settings *Settings, r *Rejection, gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.own.settings, s.own.refusal, s.own.listed && !s.own.exists
+	return s.own.settings, s.own.rejection, s.own.listed && !s.own.exists
 }
 
 // Auditing reports whether enforcement is Audit.
@@ -113,7 +113,7 @@ func (s *Store) FoundConflict() bool {
 func (s *Store) adoptRules(object *v1alpha1.NodeProxyRules) {
 	former, audit := s.own.current, s.own.audit()
 	s.own.current = object
-	s.ledger.news = true // its generation, if nothing else
+	s.ledger.pendingSync = true // its generation, if nothing else
 	first := former == nil
 	if first || !equality.Semantic.DeepEqual(former.Spec.Settings, object.Spec.Settings) {
 		s.own.settings = NewSettings(&object.Spec.Settings)
@@ -146,7 +146,7 @@ func (s *Store) adoptRules(object *v1alpha1.NodeProxyRules) {
 // adoptLocalEndpoints marks the Services whose local endpoints have changed. The caller holds
 // mu.
 func (s *Store) adoptLocalEndpoints(list []v1alpha1.ServiceLocalEndpoints) {
-	former, local := s.own.localEndpoints, combine.Members(list)
+	former, local := s.own.localEndpoints, combine.LocalEndpoints(list)
 	s.own.localEndpoints = local
 	changed := func(name dataplane.ServiceName) {
 		s.ledger.metrics.endpoint(name)

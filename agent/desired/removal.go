@@ -12,9 +12,9 @@ import (
 // Removal is the end of this node's rules, because the NodeProxy is deleted with removalPolicy
 // Cleanup.
 type Removal struct {
-	// Wanted: such a NodeProxy was seen, and since then none that is not being deleted or,
+	// Requested: such a NodeProxy was seen, and since then none that is not being deleted or,
 	// before it was done, has another policy.
-	Wanted bool
+	Requested bool
 	// audit: the NodeProxy asks for Audit; for a node whose own settings are unknown.
 	audit bool
 	// cleared: it may be done now. Leave is why the kernel is not changed; empty: it is
@@ -60,7 +60,7 @@ func (s *Store) SetProxy(o *v1alpha1.NodeProxy) {
 	if o != nil {
 		inventory = o.Status.Inventory
 	}
-	s.inventory.want(inventory)
+	s.inventory.setDesired(inventory)
 	s.reconcile(s.clock.Now())
 }
 
@@ -75,11 +75,11 @@ func (s *Store) DeleteProxy(o *v1alpha1.NodeProxy) {
 
 // beginRemoval begins the removal of all rules. The caller holds mu.
 func (s *Store) beginRemoval(o *v1alpha1.NodeProxy) {
-	if s.removal.Wanted {
+	if s.removal.Requested {
 		return
 	}
 	settings := o.Spec.Settings
-	s.removal.Removal = Removal{Wanted: true, audit: settings != nil && settings.Enforcement != nil && *settings.Enforcement == v1alpha1.Audit}
+	s.removal.Removal = Removal{Requested: true, audit: settings != nil && settings.Enforcement != nil && *settings.Enforcement == v1alpha1.Audit}
 	for _, e := range s.catalog.retained {
 		s.drop(e)
 	}
@@ -87,7 +87,7 @@ func (s *Store) beginRemoval(o *v1alpha1.NodeProxy) {
 
 // endRemoval lets rules be written again. The caller holds mu.
 func (s *Store) endRemoval() {
-	if !s.removal.Wanted {
+	if !s.removal.Requested {
 		return
 	}
 	if s.removal.Done && !s.own.exists {
@@ -106,14 +106,14 @@ func (s *Store) rememberRemoval(object *v1alpha1.NodeProxyRules) {
 	if s.removal.proxyLive || c == nil || c.Reason != v1alpha1.ReasonRemoved {
 		return
 	}
-	s.removal.Wanted, s.removal.cleared, s.removal.Done, s.removal.Message = true, true, true, c.Message
+	s.removal.Requested, s.removal.cleared, s.removal.Done, s.removal.Message = true, true, true, c.Message
 }
 
 // Removing reports whether the rules are to be removed, or have been.
 func (s *Store) Removing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.removal.Wanted
+	return s.removal.Requested
 }
 
 // Oriented reports whether the API has shown, since the start, whether rules are to be written
@@ -126,20 +126,20 @@ func (s *Store) Oriented() bool {
 
 // ClearRemoval reports whether the removal may be done from now on. Beside another proxy, and
 // with Audit, the kernel is not changed.
-func (s *Store) ClearRemoval(sign string, free bool) bool {
+func (s *Store) ClearRemoval(evidence string, free bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := &s.removal
 	audit := s.own.audit() || s.own.settings == nil && r.audit
-	if !r.Wanted || r.cleared || sign == "" && !free && !audit {
+	if !r.Requested || r.cleared || evidence == "" && !free && !audit {
 		return false
 	}
 	r.cleared = true
 	switch {
 	case audit:
 		r.Leave = auditMessage
-	case sign != "":
-		r.Leave = fmt.Sprintf(LeaveMessage, sign)
+	case evidence != "":
+		r.Leave = fmt.Sprintf(LeaveMessage, evidence)
 	}
 	return true
 }
@@ -149,7 +149,7 @@ func (s *Store) Removed(err error, message string) map[dataplane.Family]*datapla
 	rulesets := map[dataplane.Family]*dataplane.Ruleset{}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.removal.Wanted { // it may have been canceled meanwhile
+	if s.removal.Requested { // it may have been canceled meanwhile
 		s.removal.Err = err
 		s.removal.Done, s.removal.Message = err == nil, message
 	}
@@ -166,7 +166,7 @@ func (s *Store) Removed(err error, message string) map[dataplane.Family]*datapla
 }
 
 // Due reports whether the sync loop has to do the removal now.
-func (r *Removal) Due() bool { return r.Wanted && r.cleared && !r.Done }
+func (r *Removal) Due() bool { return r.Requested && r.cleared && !r.Done }
 
 // CurrentRemoval returns the removal.
 func (s *Store) CurrentRemoval() Removal {

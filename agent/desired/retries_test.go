@@ -27,9 +27,9 @@ func (r *rig) verify() string {
 	return r.sync()
 }
 
-// TestRefusedIsTriedAgain by itself, at verifications, and less and less often,
+// TestRejectedServiceIsRetried by itself, at verifications, and less and less often,
 // since an administrator may have repaired the node.
-func TestRefusedIsTriedAgain(t *testing.T) {
+func TestRejectedServiceIsRetried(t *testing.T) {
 	r := running(t)
 	for _, name := range []string{"a", "b"} {
 		r.kernel.Reject("shop", name, "no such match")
@@ -53,7 +53,7 @@ func TestRefusedIsTriedAgain(t *testing.T) {
 		t.Errorf("tried %d times in an hour, %d of them not alone", tries, full)
 	}
 	if s := r.Snapshot(); len(s.Rejected) != 2 || !s.OldestPending.IsZero() || s.Err != nil {
-		t.Errorf("refused %v, pending since %v, error %v", s.Rejected, s.OldestPending, s.Err)
+		t.Errorf("rejected %v, pending since %v, error %v", s.Rejected, s.OldestPending, s.Err)
 	}
 
 	r.SetService(r.Service("a", 7)) // a change is tried at once, and starts anew
@@ -70,12 +70,12 @@ func TestRefusedIsTriedAgain(t *testing.T) {
 		t.Errorf("the last try did %q", did)
 	}
 	if s := r.Snapshot(); len(s.Rejected) != 1 {
-		t.Errorf("still refused: %v", s.Rejected)
+		t.Errorf("still rejected: %v", s.Rejected)
 	}
 }
 
-// TestOthersChangeBesideARefusedService by partial syncs that do not try it.
-func TestOthersChangeBesideARefusedService(t *testing.T) {
+// TestOthersChangeBesideARejectedService by partial syncs that do not try it.
+func TestOthersChangeBesideARejectedService(t *testing.T) {
 	r := running(t)
 	r.kernel.Reject("shop", "a", "no such match")
 	r.SetService(r.Service("a", 9))
@@ -89,12 +89,12 @@ func TestOthersChangeBesideARefusedService(t *testing.T) {
 		}
 	}
 	if n := r.kernel.Tries("shop", "a"); n != tries || r.kernel.Writes() != writes+20 {
-		t.Errorf("the refused Service was tried %d times, %d writes", n-tries, r.kernel.Writes()-writes)
+		t.Errorf("the rejected Service was tried %d times, %d writes", n-tries, r.kernel.Writes()-writes)
 	}
 }
 
-// TestRepairsLeaveARefusedServiceAlone: what others undo is repaired beside it.
-func TestRepairsLeaveARefusedServiceAlone(t *testing.T) {
+// TestRepairsLeaveARejectedServiceAlone: what other programs revert is repaired beside it.
+func TestRepairsLeaveARejectedServiceAlone(t *testing.T) {
 	r := running(t)
 	r.kernel.Reject("shop", "a", "no such match")
 	r.SetService(r.Service("a", 9))
@@ -114,8 +114,8 @@ func TestRepairsLeaveARefusedServiceAlone(t *testing.T) {
 	}
 }
 
-// TestSettingsHaveTheRefusedTried at once: they may be what was wrong.
-func TestSettingsHaveTheRefusedTried(t *testing.T) {
+// TestSettingsRetryRejectedServices at once: they may be what was wrong.
+func TestSettingsRetryRejectedServices(t *testing.T) {
 	r := running(t)
 	r.kernel.Reject("shop", "a", "no such match")
 	r.SetService(r.Service("a", 9))
@@ -124,7 +124,7 @@ func TestSettingsHaveTheRefusedTried(t *testing.T) {
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(15)) }))
 	r.expectSync("full, pruning")
 	if s := r.Snapshot(); len(s.Rejected) != 0 {
-		t.Errorf("refused %v", s.Rejected)
+		t.Errorf("rejected %v", s.Rejected)
 	}
 }
 

@@ -126,7 +126,7 @@ func (s *Store) SetServices(list []*v1alpha1.ServiceProxyRules) {
 		s.take(object, claimChange{})
 	}
 	if !s.inventory.listed {
-		s.inventory.listed, s.ledger.news = true, true // even if it is empty
+		s.inventory.listed, s.ledger.pendingSync = true, true // even if it is empty
 		s.listArrived()
 	}
 	s.reconcile(now)
@@ -253,7 +253,7 @@ func (s *Store) adopt(e *entry, object *v1alpha1.ServiceProxyRules, claims claim
 func (s *Store) vanish(e *entry, number uint64) {
 	e.live = false
 	e.vanishedIn, e.vanishedAt = number, s.clock.Now()
-	if s.removal.Wanted { // there is nothing to retain
+	if s.removal.Requested { // there is nothing to retain
 		s.drop(e)
 		return
 	}
@@ -302,7 +302,7 @@ func (s *Store) drop(e *entry) {
 // nothing else has changed. The caller holds mu.
 func (s *Store) noteVersion(version string) {
 	if newest := newerVersion(s.catalog.newestVersion, version); newest != s.catalog.newestVersion {
-		s.catalog.newestVersion, s.ledger.news = newest, true
+		s.catalog.newestVersion, s.ledger.pendingSync = newest, true
 	}
 }
 

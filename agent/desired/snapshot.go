@@ -19,9 +19,9 @@ type Snapshot struct {
 	Own    *v1alpha1.NodeProxyRules
 	Exists bool
 	// Listed: the first list of ServiceProxyRules has come.
-	Listed  bool
-	Refusal *Refusal
-	Mode    ModeChoice
+	Listed    bool
+	Rejection *Rejection
+	Mode      ModeChoice
 	// Audit: enforcement is Audit, so what follows is known from comparisons.
 	Audit bool
 	// Done: every family that is needed has had a success.
@@ -67,7 +67,7 @@ func (s *Store) Snapshot() Snapshot {
 		i.unconfirmedSince = now // the set that agreed is too old
 	}
 	out := Snapshot{
-		Now: now, Own: s.own.rules, Exists: s.own.exists, Listed: i.listed, Refusal: s.whyNot(), Mode: s.mode, Audit: s.own.audit(),
+		Now: now, Own: s.own.rules, Exists: s.own.exists, Listed: i.listed, Rejection: s.whyNot(), Mode: s.mode, Audit: s.own.audit(),
 		Done:             len(s.families) > 0,
 		Families:         map[dataplane.Family]FamilySnapshot{},
 		Retained:         slices.SortedFunc(maps.Keys(s.catalog.retained), dataplane.ServiceName.Compare),

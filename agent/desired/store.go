@@ -94,9 +94,9 @@ func New(o Options) *Store {
 func (s *Store) TakePending() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	news := s.ledger.news
-	s.ledger.news = false
-	return news
+	pending := s.ledger.pendingSync
+	s.ledger.pendingSync = false
+	return pending
 }
 
 // Refresh requests a full pass.
@@ -169,7 +169,7 @@ func (s *Store) AppliedVersion() string {
 func (s *Store) Ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return (s.inventory.listed || s.restored.Services) && s.own.current != nil && s.own.refusal == nil
+	return (s.inventory.listed || s.restored.Services) && s.own.current != nil && s.own.rejection == nil
 }
 
 // Served reports whether a complete set that the API has shown since the start was applied,

@@ -50,7 +50,7 @@ func (r *rig) setInventory(inventory *v1alpha1.Inventory) {
 func (s *Store) prepare() Batch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.mode.Refusal == nil && s.mode.Lacks == "" {
+	if s.mode.Rejection == nil && s.mode.Lacks == "" {
 		s.mode.Mode = *s.own.settings.Mode
 	}
 	s.combineDirty()
@@ -88,7 +88,7 @@ func (r *rig) expectKernel(want ...string) {
 	}
 }
 
-// running returns a rig that holds Services a, b and c and has agreed.
+// running returns a rig that has Services a, b and c and has agreed.
 func running(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t)
@@ -206,7 +206,7 @@ func TestZoneChangeSelectsAgain(t *testing.T) {
 	}
 }
 
-func TestFailureKeepsWhatIsDirty(t *testing.T) {
+func TestFailureRetainsDirtyServices(t *testing.T) {
 	r := running(t)
 	applied := r.Snapshot().Applied.Version
 	r.kernel.Fail(errors.New("locked"))
@@ -250,7 +250,7 @@ func TestUnknownFormat(t *testing.T) {
 		r.expectSync("partial a")
 		r.SetService(r.Service("a", 10, unknown))
 		if s := r.Snapshot(); len(s.Rejected) != 1 || len(s.Shaped) != 1 {
-			t.Errorf("refused %v, of these shaped %v", s.Rejected, s.Shaped)
+			t.Errorf("rejected %v, of these shaped %v", s.Rejected, s.Shaped)
 		}
 	})
 	t.Run("keeps the last state that was understood", func(t *testing.T) {
@@ -258,12 +258,12 @@ func TestUnknownFormat(t *testing.T) {
 		r.SetService(r.Service("a", 9, unknown))
 		r.expectSync("nothing")
 		if s := r.Snapshot(); len(s.Rejected) != 1 || s.Services != 2 || len(s.Shaped) != 0 {
-			t.Errorf("refused %v, of these shaped %v, services %d", s.Rejected, s.Shaped, s.Services)
+			t.Errorf("rejected %v, of these shaped %v, services %d", s.Rejected, s.Shaped, s.Services)
 		}
 		r.SetService(r.Service("a", 9))
 		r.expectSync("partial a")
 		if s := r.Snapshot(); len(s.Rejected) != 0 {
-			t.Errorf("refused %v", s.Rejected)
+			t.Errorf("rejected %v", s.Rejected)
 		}
 	})
 	t.Run("does not take its rules for leftovers", func(t *testing.T) {
@@ -290,7 +290,7 @@ func TestOddNames(t *testing.T) {
 	r.expectSync("nothing")
 }
 
-func TestOddNamesAreSaidOnce(t *testing.T) {
+func TestOddNamesAreReportedOnce(t *testing.T) {
 	r := newRig(t)
 	odd := func(name string) *v1alpha1.ServiceProxyRules {
 		o := r.Service("x", 1)
@@ -315,7 +315,7 @@ func TestOddNamesAreSaidOnce(t *testing.T) {
 	expect("one that was deleted", 4)
 }
 
-func TestProblemsAreSaidOnce(t *testing.T) {
+func TestProblemsAreReportedOnce(t *testing.T) {
 	r := running(t)
 	bad := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"nonsense"} }
 	r.SetService(r.Service("a", 1, bad))
@@ -334,13 +334,13 @@ func TestProblemsAreSaidOnce(t *testing.T) {
 	}
 }
 
-func TestRefusedObjectStaysBesideTheAcceptedOne(t *testing.T) {
+func TestInvalidObjectLeavesTheAcceptedOneApplied(t *testing.T) {
 	r := running(t)
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Mode = new(v1alpha1.ProxyMode("Magic")) }))
 	r.SetService(r.Service("d", 4))
 	r.expectSync("not ready")
-	if s := r.Snapshot(); s.Refusal == nil || s.Applied.SettingsRevision != "rev-1" {
-		t.Errorf("refusal %v, applied revision %s", s.Refusal, s.Applied.SettingsRevision)
+	if s := r.Snapshot(); s.Rejection == nil || s.Applied.SettingsRevision != "rev-1" {
+		t.Errorf("rejection %v, applied revision %s", s.Rejection, s.Applied.SettingsRevision)
 	}
 	r.SetRules(r.Node())
 	r.expectSync("full, pruning d") // another program may have written meanwhile
@@ -397,8 +397,8 @@ func tooLarge(s *v1alpha1.ServiceProxyRulesSpec) {
 	}
 }
 
-// TestObjectOverALimitAtTheStart: it is refused before anything is made of it, and what the
-// kernel has of it is not taken for leftovers, which go when the Service is no longer refused.
+// TestObjectOverALimitAtTheStart: it is rejected before anything is made of it, and what the
+// kernel has of it is not taken for leftovers, which go when the Service is no longer rejected.
 func TestObjectOverALimitAtTheStart(t *testing.T) {
 	start := func() *rig {
 		r := newRig(t)
@@ -411,7 +411,7 @@ func TestObjectOverALimitAtTheStart(t *testing.T) {
 		r.expectSync("full c")
 		r.expectKernel("b", "c", "leftover")
 		if s := r.Snapshot(); len(s.Rejected) != 1 || !strings.HasPrefix(s.Rejected[dataplane.ServiceName{Namespace: "shop", Name: "b"}], "it has 2001 ports, more than the limit of 1000") {
-			t.Errorf("refused %v", s.Rejected)
+			t.Errorf("rejected %v", s.Rejected)
 		}
 		return r
 	}
@@ -424,7 +424,7 @@ func TestObjectOverALimitAtTheStart(t *testing.T) {
 		r.expectSync("full, pruning b")
 		r.expectKernel("b", "c")
 		if s := r.Snapshot(); len(s.Rejected) != 0 {
-			t.Errorf("refused %v", s.Rejected)
+			t.Errorf("rejected %v", s.Rejected)
 		}
 	})
 	t.Run("its end", func(t *testing.T) {
@@ -458,7 +458,7 @@ func TestObjectOverALimitAtTheStart(t *testing.T) {
 	})
 }
 
-// TestObjectOverALimit: it is refused, and what the node has of it stays.
+// TestObjectOverALimit: it is rejected, and what the node has of it stays.
 func TestObjectOverALimit(t *testing.T) {
 	r := running(t)
 	r.SetService(r.Service("b", 2, tooLarge))
@@ -467,11 +467,11 @@ func TestObjectOverALimit(t *testing.T) {
 	r.expectKernel("a", "b", "c")
 	const want = "it has 2001 ports, more than the limit of 1000; split the Service; its rules stay as they are"
 	if diff := cmp.Diff(map[dataplane.ServiceName]string{{Namespace: "shop", Name: "b"}: want}, r.Snapshot().Rejected); diff != "" {
-		t.Errorf("refused (-want +got):\n%s", diff)
+		t.Errorf("rejected (-want +got):\n%s", diff)
 	}
 	r.SetService(r.Service("b", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 82 }))
 	r.expectSync("partial b")
 	if got := r.Snapshot().Rejected; len(got) != 0 {
-		t.Errorf("refused %v", got)
+		t.Errorf("rejected %v", got)
 	}
 }

@@ -24,7 +24,7 @@ func (s *Store) Verifiable() map[dataplane.Family]*dataplane.Ruleset {
 // family differs, could not be read, or was unavailable, and therefore needs a full pass; but
 // for those in later, which will be compared again. Unless it only looked for changes by other
 // programs, what caused warnings is also tried again, and so are rejected Services that are due.
-func (s *Store) Compared(epoch int, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference], later map[dataplane.Family]bool, look bool) bool {
+func (s *Store) Compared(epoch int, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference], later map[dataplane.Family]bool, suspected bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if epoch != s.actual.epoch {
@@ -33,7 +33,7 @@ func (s *Store) Compared(epoch int, outcomes map[dataplane.Family]dataplane.Outc
 	now := s.clock.Now()
 	again := false
 	for _, f := range s.families {
-		if f.unavailable != nil && !look { // an administrator may have repaired the node
+		if f.unavailable != nil && !suspected { // an administrator may have repaired the node
 			again, f.retry = true, true
 		}
 	}
@@ -43,11 +43,11 @@ func (s *Store) Compared(epoch int, outcomes map[dataplane.Family]dataplane.Outc
 			f.difference = &outcome.Value
 			f.count(outcome.Value.Counts, now)
 		}
-		if outcome.Err != nil || outcome.Value.Count > 0 && !later[family] || !look && f.retriable(&outcome.Value, now) {
+		if outcome.Err != nil || outcome.Value.Count > 0 && !later[family] || !suspected && f.retriable(&outcome.Value, now) {
 			again, f.full = true, true
 			f.wait(now)
 		}
-		again = again || !look && f.rejected.due(now)
+		again = again || !suspected && f.rejected.due(now)
 		if later[family] {
 			f.wait(now) // the kernel lacks the desired state meanwhile
 		}

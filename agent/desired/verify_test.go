@@ -11,9 +11,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestLooksDoNotRetry: what is refused or warned of is tried again by
+// TestDriftChecksDoNotRetry: what is rejected or warned of is tried again by
 // verifications, and not more often than a full pass is worth.
-func TestLooksDoNotRetry(t *testing.T) {
+func TestDriftChecksDoNotRetry(t *testing.T) {
 	r := running(t)
 	clk := clocktesting.NewFakePassiveClock(agenttest.Epoch)
 	r.Store.clock = clk
@@ -27,7 +27,7 @@ func TestLooksDoNotRetry(t *testing.T) {
 	same := map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {}}
 	full([]string{"a sysctl"}, 3000)
 	if r.Compared(r.actual.epoch, same, nil, true) {
-		t.Error("a look tries again")
+		t.Error("a check retries")
 	}
 	if r.Compared(r.actual.epoch, same, nil, false) {
 		t.Error("tried again at once although a pass takes 3 s")

@@ -22,15 +22,15 @@ const (
 	// GatherPause is the time from the first sign of an external change until the comparison:
 	// a program that flushes one table is about to flush another.
 	GatherPause = 25 * time.Millisecond
-	// restPerLook limits the cost of comparisons that find nothing: after CleanLooks of them
+	// restPerCheck limits the cost of comparisons that find nothing: after CleanChecks of them
 	// in a row, with less than cleanSpan between two, the next on mere suspicion waits for
-	// restPerLook times as long as the last took. If a change is certain it waits for as long
+	// restPerCheck times as long as the last took. If a change is certain it waits for as long
 	// as the last took, so that a program that adds and removes rules all the time causes at
 	// most half of a processor's load.
-	restPerLook = 20
-	// CleanLooks is how many comparisons in a row must find nothing.
-	CleanLooks = 3
-	cleanSpan  = time.Minute
+	restPerCheck = 20
+	// CleanChecks is how many comparisons in a row must find nothing.
+	CleanChecks = 3
+	cleanSpan   = time.Minute
 
 	// Quiet is the time without a repair that ends a row of them. The first repairsAtOnce of a
 	// row are immediate, the next waits for shortestDriftPause after the last, and each
@@ -103,8 +103,8 @@ func (d *Tracker) Noticed(family dataplane.Family, c dataplane.Change) time.Time
 	return at
 }
 
-// TakeLooks returns the families whose comparison is due.
-func (d *Tracker) TakeLooks() []dataplane.Family {
+// TakeDue returns the families whose comparison is due.
+func (d *Tracker) TakeDue() []dataplane.Family {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var out []dataplane.Family
@@ -117,8 +117,8 @@ func (d *Tracker) TakeLooks() []dataplane.Family {
 	return out
 }
 
-// LookAgain requests another comparison of a family.
-func (d *Tracker) LookAgain(family dataplane.Family) {
+// CheckAgain requests another comparison of a family.
+func (d *Tracker) CheckAgain(family dataplane.Family) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.families[family].due = true
@@ -139,7 +139,7 @@ func (d *Tracker) Compared(outcomes map[dataplane.Family]dataplane.Outcome[datap
 			drifted[family] = f.nextRepair(now)
 		case outcome.Value.Count == 0:
 			f.found, f.by = nil, ""
-			if now.Sub(f.cleanEnd) >= cleanSpan+restPerLook*f.cleanTook {
+			if now.Sub(f.cleanEnd) >= cleanSpan+restPerCheck*f.cleanTook {
 				f.clean = 0
 			}
 			f.clean, f.cleanEnd, f.cleanTook = f.clean+1, now, took
@@ -151,12 +151,12 @@ func (d *Tracker) Compared(outcomes map[dataplane.Family]dataplane.Outcome[datap
 // rested is when another comparison may be worth its cost; zero: at any time.
 func (f *familyDrift) rested(sure bool) time.Time {
 	switch {
-	case f.clean < CleanLooks:
+	case f.clean < CleanChecks:
 		return time.Time{}
 	case sure:
 		return f.cleanEnd.Add(f.cleanTook)
 	default:
-		return f.cleanEnd.Add(restPerLook * f.cleanTook)
+		return f.cleanEnd.Add(restPerCheck * f.cleanTook)
 	}
 }
 

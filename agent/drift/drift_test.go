@@ -83,7 +83,7 @@ func TestRepairsInARowWaitLonger(t *testing.T) {
 	}
 }
 
-func TestDriftedTellsOfWhoKeepsUndoing(t *testing.T) {
+func TestDriftedReportsRepeatedChanges(t *testing.T) {
 	r := newDriftRig(t)
 	var former []metav1.Condition
 	expect := func(when string, want metav1.ConditionStatus) *metav1.Condition {
@@ -100,20 +100,20 @@ func TestDriftedTellsOfWhoKeepsUndoing(t *testing.T) {
 		}
 		return c
 	}
-	undo := func(after time.Duration) {
+	modify := func(after time.Duration) {
 		r.pass(after)
 		r.Noticed(dataplane.IPv4, dataplane.Change{By: "firewalld, PID 7"})
 		r.pass(r.found(0, "chain KUBE-SERVICES missing in nat"))
 		r.repairs()
 	}
 	expect("at first", "")
-	undo(0)
+	modify(0)
 	expect("after one repair", "")
-	undo(time.Second)
-	undo(time.Second)
-	undo(0)
-	expect("after a reload that undoes four times within seconds", "")
-	undo(10 * time.Second)
+	modify(time.Second)
+	modify(time.Second)
+	modify(0)
+	expect("after a reload that modifies them four times within seconds", "")
+	modify(10 * time.Second)
 	c := expect("after five times in more than 10 s", metav1.ConditionTrue)
 	for _, want := range []string{"IPv4 rules", "at least 3 times since 2026-11-20T", "last: IPv4: chain KUBE-SERVICES missing in nat (changed by firewalld, PID 7)", "up to 30s", "nft monitor"} {
 		if !strings.Contains(c.Message, want) {
@@ -123,13 +123,13 @@ func TestDriftedTellsOfWhoKeepsUndoing(t *testing.T) {
 	if len(c.Message) > 1024 {
 		t.Errorf("the message has %d bytes", len(c.Message))
 	}
-	undo(0)
+	modify(0)
 	if c = expect("after six", metav1.ConditionTrue); !strings.Contains(c.Message, "at least 6 times") {
 		t.Errorf("message %q", c.Message)
 	}
 	six := c.Message
 	for range 5 {
-		undo(0)
+		modify(0)
 		if c = expect("later", metav1.ConditionTrue); c.Message != six {
 			t.Errorf("the message changes at each repair: %q", c.Message)
 		}
@@ -140,11 +140,11 @@ func TestDriftedTellsOfWhoKeepsUndoing(t *testing.T) {
 	if c = expect("after quiet", metav1.ConditionFalse); c.Reason != v1alpha1.ReasonNoDrift {
 		t.Errorf("%+v", c)
 	}
-	undo(time.Minute)
+	modify(time.Minute)
 	expect("after one more", metav1.ConditionFalse)
 }
 
-func TestRepairsAreToldOf(t *testing.T) {
+func TestRepairsAreReported(t *testing.T) {
 	r := newDriftRig(t)
 	if r.repairs() {
 		t.Error("a full pass that repairs nothing counts as a repair")
@@ -196,19 +196,19 @@ func TestWhatCountsAsARepair(t *testing.T) {
 	}
 }
 
-func TestSuspicionRestsAfterLooksThatFindNothing(t *testing.T) {
+func TestSuspicionRestsAfterChecksThatFindNothing(t *testing.T) {
 	r := newDriftRig(t)
 	expect := func(when string, c dataplane.Change, want time.Duration) {
 		t.Helper()
 		if at := r.Noticed(dataplane.IPv4, c); at.Sub(r.now.Now()) != want {
-			t.Errorf("%s: the look waits for %s, want %s", when, at.Sub(r.now.Now()), want)
+			t.Errorf("%s: the check waits for %s, want %s", when, at.Sub(r.now.Now()), want)
 		}
 	}
 	suspicion, sure := dataplane.Change{}, dataplane.Change{Sure: true}
 	expect("the first", suspicion, GatherPause)
-	for range CleanLooks - 1 {
+	for range CleanChecks - 1 {
 		r.found(300 * time.Millisecond) // nothing
-		expect("after a look of 0.3 s", suspicion, GatherPause)
+		expect("after a check of 0.3 s", suspicion, GatherPause)
 		expect("something is missing for sure", sure, GatherPause)
 	}
 	r.found(300 * time.Millisecond)
@@ -227,7 +227,7 @@ func TestSuspicionRestsAfterLooksThatFindNothing(t *testing.T) {
 	}
 	r.found(0, "x")
 	expect("what is known already waits for its repair", sure, 2*time.Second)
-	if got := r.TakeLooks(); !slices.Equal(got, []dataplane.Family{dataplane.IPv4}) || len(r.TakeLooks()) != 0 {
-		t.Errorf("looks at %v", got)
+	if got := r.TakeDue(); !slices.Equal(got, []dataplane.Family{dataplane.IPv4}) || len(r.TakeDue()) != 0 {
+		t.Errorf("checks at %v", got)
 	}
 }

@@ -123,7 +123,7 @@ func TestSlowConnectionsToOneCheckLeaveOthers(t *testing.T) {
 	r := runChecks(t, "tcp4")
 	ports := portsFree(t, "tcp4", 2)
 	pay := ServiceKey{Namespace: "shop", Name: "pay"}
-	r.Set(r.turn, map[ServiceKey]Check{cart: {Port: ports[0], LocalEndpoints: 1}, pay: {Port: ports[1], LocalEndpoints: 1}}, nil)
+	r.Set(r.owned, map[ServiceKey]Check{cart: {Port: ports[0], LocalEndpoints: 1}, pay: {Port: ports[1], LocalEndpoints: 1}}, nil)
 	for _, port := range ports {
 		r.expect("127.0.0.1", port, 200, "1")
 	}

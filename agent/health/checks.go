@@ -27,7 +27,7 @@ const (
 	// maxCheckConnections bounds the connections of the health-check node ports of one IP family
 	// together.
 	maxCheckConnections = 1024
-	// maxLogged bounds how many troubles one line of the log lists.
+	// maxLogged bounds how many problems one line of the log lists.
 	maxLogged = 10
 )
 
@@ -48,7 +48,7 @@ type ChecksOptions struct {
 	Network string
 	// Healthy reports whether load balancers can rely on the rules, see ServesTraffic.
 	Healthy func() bool
-	// Changed is called after Troubles has changed.
+	// Changed is called after Problems has changed.
 	Changed func()
 	Clock   clock.Clock
 	Log     logr.Logger
@@ -64,7 +64,7 @@ type Checks struct {
 	desired   map[ServiceKey]Check
 	addresses func() ([]netip.Addr, error)
 	failed    map[place]error // open ones that have stopped serving
-	troubles  map[place]string
+	problems  map[place]string
 
 	// limit is one for all ports: tenants decide how many there are.
 	limit *httpport.Limit
@@ -77,7 +77,7 @@ type place struct {
 	address netip.AddrPort
 }
 
-func (p place) trouble(err error) string {
+func (p place) problem(err error) string {
 	return fmt.Sprintf("health-check node port %d of Service %s/%s: %v", p.address.Port(), p.service.Namespace, p.service.Name, err)
 }
 
@@ -85,7 +85,7 @@ func (p place) trouble(err error) string {
 func NewChecks(options ChecksOptions) *Checks {
 	return &Checks{
 		options: options, wake: pause.NewWake(),
-		failed: map[place]error{}, troubles: map[place]string{},
+		failed: map[place]error{}, problems: map[place]string{},
 		limit: httpport.NewLimit(maxCheckConnections), open: map[place]*httpport.Server{},
 	}
 }
@@ -104,11 +104,11 @@ func (c *Checks) Set(owned context.Context, desired map[ServiceKey]Check, addres
 	c.wake.Up()
 }
 
-// Troubles describes the ports that cannot be opened, one human-readable sentence each, sorted.
-func (c *Checks) Troubles() []string {
+// Problems describes the ports that cannot be opened, one human-readable sentence each, sorted.
+func (c *Checks) Problems() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Sorted(maps.Values(c.troubles))
+	return slices.Sorted(maps.Values(c.problems))
 }
 
 // Run serves until ctx is done, and then closes all ports. It may be called again after it has
@@ -127,7 +127,7 @@ func (c *Checks) Run(ctx context.Context) {
 	c.mu.Lock()
 	c.failed = map[place]error{}
 	c.mu.Unlock()
-	c.setTroubles(map[place]string{})
+	c.setProblems(map[place]string{})
 }
 
 // reconcile opens and closes ports. It returns when to do so again even without Set.
@@ -137,9 +137,9 @@ func (c *Checks) reconcile(ctx context.Context) time.Duration {
 	c.failed = map[place]error{}
 	c.mu.Unlock()
 	places, err := c.places(desired, addresses)
-	troubles := map[place]string{}
+	problems := map[place]string{}
 	if err != nil { // what is open stays
-		troubles[place{}] = err.Error()
+		problems[place{}] = err.Error()
 		places = sets.Set[place]{}
 		for p := range c.open {
 			if desired[p.service].Port == p.address.Port() {
@@ -151,7 +151,7 @@ func (c *Checks) reconcile(ctx context.Context) time.Duration {
 	for p := range c.open {
 		why, dead := failed[p]
 		if dead { // do not reopen at once: it could fail again at once, forever
-			troubles[p] = p.trouble(why)
+			problems[p] = p.problem(why)
 		}
 		if dead || !places.Has(p) {
 			c.close(p)
@@ -163,11 +163,11 @@ func (c *Checks) reconcile(ctx context.Context) time.Duration {
 			continue
 		}
 		if err := c.listen(ctx, p); err != nil && ctx.Err() == nil {
-			troubles[p] = p.trouble(err)
+			problems[p] = p.problem(err)
 		}
 	}
-	c.setTroubles(troubles)
-	if len(troubles) > 0 || addresses != nil && len(desired) > 0 {
+	c.setProblems(problems)
+	if len(problems) > 0 || addresses != nil && len(desired) > 0 {
 		return bindPause
 	}
 	return pause.Forever
@@ -222,21 +222,21 @@ func (c *Checks) listen(ctx context.Context, p place) error {
 	return nil
 }
 
-// setTroubles replaces the troubles, and logs those that begin first, so that the log has every
-// trouble of the status.
-func (c *Checks) setTroubles(troubles map[place]string) {
+// setProblems replaces the problems, and logs those that begin first, so that the log has every
+// problem of the status.
+func (c *Checks) setProblems(problems map[place]string) {
 	c.mu.Lock()
-	former := c.troubles
+	former := c.problems
 	c.mu.Unlock()
-	begun, ended := missing(troubles, former), missing(former, troubles)
+	begun, ended := missing(problems, former), missing(former, problems)
 	if len(begun) > 0 {
-		c.options.Log.Info("Could not open all health-check node ports; retrying every 5 s, everything else continues. Until then load balancers may send no connections for these Services to this node. Find the programs that have the ports (ss -ltnp)", "count", len(begun), "troubles", begun[:min(len(begun), maxLogged)])
+		c.options.Log.Info("Could not open all health-check node ports; retrying every 5 s, everything else continues. Until then load balancers may send no connections for these Services to this node. Find the programs that have the ports (ss -ltnp)", "count", len(begun), "problems", begun[:min(len(begun), maxLogged)])
 	}
-	if len(ended) > 0 && len(troubles) == 0 {
+	if len(ended) > 0 && len(problems) == 0 {
 		c.options.Log.Info("All health-check node ports are open now", "network", c.options.Network)
 	}
 	c.mu.Lock()
-	c.troubles = troubles
+	c.problems = problems
 	c.mu.Unlock()
 	if len(begun)+len(ended) > 0 && c.options.Changed != nil {
 		c.options.Changed()
@@ -282,14 +282,14 @@ func (c *Checks) handler(service ServiceKey) http.Handler {
 	})
 }
 
-// Summary joins troubles into one sentence for a status; empty without any.
-func Summary(troubles []string) string {
+// Summary joins problems into one sentence for a status; empty without any.
+func Summary(problems []string) string {
 	const shown = 3
-	if len(troubles) == 0 {
+	if len(problems) == 0 {
 		return ""
 	}
-	text := strings.Join(troubles[:min(len(troubles), shown)], ", ")
-	if more := len(troubles) - shown; more > 0 {
+	text := strings.Join(problems[:min(len(problems), shown)], ", ")
+	if more := len(problems) - shown; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return "not all health-check node ports could be opened, so load balancers may assume that this node has no endpoints of those Services (" + text + "): find the programs that have the ports on this node (ss -ltnp); the agent retries every 5 s"

@@ -28,7 +28,7 @@ type checksRig struct {
 	unhealthy atomic.Bool
 	changes   atomic.Int32
 	stop      func()
-	turn      context.Context
+	owned     context.Context
 
 	mu        sync.Mutex
 	addresses []netip.Addr
@@ -49,16 +49,16 @@ func runChecks(t *testing.T, network string) *checksRig {
 
 func (r *checksRig) run() {
 	ctx, cancel := context.WithCancel(context.Background())
-	r.turn = ctx
+	r.owned = ctx
 	done := make(chan struct{})
 	go func() { defer close(done); r.Run(ctx) }()
 	r.stop = func() { cancel(); <-done }
 }
 
 // on sets what to serve on loopback addresses, as settings that name ranges do.
-func (r *checksRig) on(wanted map[ServiceKey]Check, addresses ...string) {
+func (r *checksRig) on(desired map[ServiceKey]Check, addresses ...string) {
 	r.move(addresses...)
-	r.Set(r.turn, wanted, func() ([]netip.Addr, error) {
+	r.Set(r.owned, desired, func() ([]netip.Addr, error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return r.addresses, r.failure
@@ -148,9 +148,9 @@ func TestCheckAnswers(t *testing.T) {
 		t.Run(network, func(t *testing.T) {
 			r := runChecks(t, network)
 			port := portsFree(t, network, 1)[0]
-			r.Set(r.turn, map[ServiceKey]Check{cart: {Port: port}}, nil)
+			r.Set(r.owned, map[ServiceKey]Check{cart: {Port: port}}, nil)
 			r.expect(host, port, 503, "0") // open without any endpoint
-			r.Set(r.turn, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 2}}, nil)
+			r.Set(r.owned, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 2}}, nil)
 			got, err := probe(host, port) // at once
 			if err != nil || got.code != 200 || got.weight != "2" {
 				t.Errorf("two endpoints: %+v, %v", got, err)
@@ -171,7 +171,7 @@ func TestCheckAnswers(t *testing.T) {
 func TestCheckTakesAnyMethod(t *testing.T) {
 	r := runChecks(t, "tcp4")
 	port := portsFree(t, "tcp4", 1)[0]
-	r.Set(r.turn, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}, nil)
+	r.Set(r.owned, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}, nil)
 	r.expect("127.0.0.1", port, 200, "1")
 	for _, method := range []string{http.MethodHead, http.MethodPost, http.MethodDelete, "PROBE"} {
 		request, err := http.NewRequest(method, fmt.Sprintf("http://127.0.0.1:%d/a/b?c=d", port), nil)
@@ -192,8 +192,8 @@ func TestCheckTakesAnyMethod(t *testing.T) {
 func TestCheckFamiliesCountApart(t *testing.T) {
 	four, six := runChecks(t, "tcp4"), runChecks(t, "tcp6")
 	port := portsFree(t, "tcp", 1)[0]
-	four.Set(four.turn, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 2}}, nil)
-	six.Set(six.turn, map[ServiceKey]Check{cart: {Port: port}}, nil)
+	four.Set(four.owned, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 2}}, nil)
+	six.Set(six.owned, map[ServiceKey]Check{cart: {Port: port}}, nil)
 	four.expect("127.0.0.1", port, 200, "2")
 	six.expect("::1", port, 503, "0")
 }
@@ -202,18 +202,18 @@ func TestCheckPortChanges(t *testing.T) { // row 148
 	r := runChecks(t, "tcp4")
 	ports := portsFree(t, "tcp4", 2)
 	pay := ServiceKey{Namespace: "shop", Name: "pay"}
-	r.Set(r.turn, map[ServiceKey]Check{cart: {Port: ports[0], LocalEndpoints: 1}}, nil)
+	r.Set(r.owned, map[ServiceKey]Check{cart: {Port: ports[0], LocalEndpoints: 1}}, nil)
 	r.expect("127.0.0.1", ports[0], 200, "1")
-	r.Set(r.turn, map[ServiceKey]Check{cart: {Port: ports[1], LocalEndpoints: 1}, pay: {Port: ports[0], LocalEndpoints: 3}}, nil)
+	r.Set(r.owned, map[ServiceKey]Check{cart: {Port: ports[1], LocalEndpoints: 1}, pay: {Port: ports[0], LocalEndpoints: 3}}, nil)
 	r.expect("127.0.0.1", ports[1], 200, "1")
 	r.expect("127.0.0.1", ports[0], 200, "3") // of another Service now
-	r.Set(r.turn, map[ServiceKey]Check{pay: {Port: ports[0], LocalEndpoints: 3}}, nil)
+	r.Set(r.owned, map[ServiceKey]Check{pay: {Port: ports[0], LocalEndpoints: 3}}, nil)
 	r.expectClosed("127.0.0.1", ports[1])
 	r.expect("127.0.0.1", ports[0], 200, "3")
-	r.Set(r.turn, nil, nil)
+	r.Set(r.owned, nil, nil)
 	r.expectClosed("127.0.0.1", ports[0])
-	if trouble := r.Troubles(); len(trouble) != 0 || r.log.String() != "" {
-		t.Errorf("troubles %q, log %s", trouble, r.log)
+	if problem := r.Problems(); len(problem) != 0 || r.log.String() != "" {
+		t.Errorf("problems %q, log %s", problem, r.log)
 	}
 }
 
@@ -226,11 +226,11 @@ func TestCheckPortInUse(t *testing.T) {
 	}
 	defer func() { _ = holder.Close() }() // closed below already, if all goes well
 	other := ServiceKey{Namespace: "shop", Name: "other"}
-	r.Set(r.turn, map[ServiceKey]Check{cart: {Port: ports[0], LocalEndpoints: 1}, other: {Port: ports[1], LocalEndpoints: 1}}, nil)
+	r.Set(r.owned, map[ServiceKey]Check{cart: {Port: ports[0], LocalEndpoints: 1}, other: {Port: ports[1], LocalEndpoints: 1}}, nil)
 	r.expect("127.0.0.1", ports[1], 200, "1")
-	await(t, "a trouble", func() bool { return len(r.Troubles()) == 1 })
-	if got := r.Troubles()[0]; !strings.Contains(got, "Service shop/cart") || !strings.Contains(got, fmt.Sprint(ports[0])) || !strings.Contains(got, "address already in use") {
-		t.Errorf("trouble %q", got)
+	await(t, "a problem", func() bool { return len(r.Problems()) == 1 })
+	if got := r.Problems()[0]; !strings.Contains(got, "Service shop/cart") || !strings.Contains(got, fmt.Sprint(ports[0])) || !strings.Contains(got, "address already in use") {
+		t.Errorf("problem %q", got)
 	}
 	for range 3 {
 		r.pause()
@@ -247,7 +247,7 @@ func TestCheckPortInUse(t *testing.T) {
 	}
 	r.pause()
 	r.expect("127.0.0.1", ports[0], 200, "1")
-	await(t, "no trouble", func() bool { return len(r.Troubles()) == 0 })
+	await(t, "no problem", func() bool { return len(r.Problems()) == 0 })
 	if !strings.Contains(r.log.String(), "are open now") || r.changes.Load() != 2 {
 		t.Errorf("%d changes, log: %s", r.changes.Load(), r.log)
 	}
@@ -256,8 +256,8 @@ func TestCheckPortInUse(t *testing.T) {
 func TestCheckFollowsAddresses(t *testing.T) {
 	r := runChecks(t, "tcp4")
 	port := portsFree(t, "tcp4", 1)[0]
-	wanted := map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}
-	r.on(wanted, "127.0.0.2")
+	desired := map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}
+	r.on(desired, "127.0.0.2")
 	r.expect("127.0.0.2", port, 200, "1")
 	r.expectClosed("127.0.0.1", port)
 
@@ -267,7 +267,7 @@ func TestCheckFollowsAddresses(t *testing.T) {
 
 	r.fail(errors.New("netlink is busy"))
 	r.pause()
-	await(t, "a trouble", func() bool { return len(r.Troubles()) == 1 })
+	await(t, "a problem", func() bool { return len(r.Problems()) == 1 })
 	r.expect("127.0.0.3", port, 200, "1") // what is open stays
 	r.fail(nil)
 
@@ -276,61 +276,61 @@ func TestCheckFollowsAddresses(t *testing.T) {
 	r.pause()
 	r.expectClosed("127.0.0.2", port)
 	r.expect("127.0.0.3", port, 200, "1")
-	await(t, "the trouble of one address", func() bool {
-		troubles := r.Troubles()
-		return len(troubles) == 1 && strings.Contains(troubles[0], "192.0.2.1")
+	await(t, "the problem of one address", func() bool {
+		problems := r.Problems()
+		return len(problems) == 1 && strings.Contains(problems[0], "192.0.2.1")
 	})
 
 	r.move()
 	r.pause()
 	r.expectClosed("127.0.0.3", port)
-	await(t, "no trouble", func() bool { return len(r.Troubles()) == 0 })
+	await(t, "no problem", func() bool { return len(r.Problems()) == 0 })
 }
 
 func TestChecksEndAndBeginAgain(t *testing.T) {
 	r := runChecks(t, "tcp4")
 	port := portsFree(t, "tcp4", 1)[0]
-	wanted := map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}
-	r.Set(r.turn, wanted, nil)
+	desired := map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}
+	r.Set(r.owned, desired, nil)
 	r.expect("127.0.0.1", port, 200, "1")
 	r.stop()
 	r.expectClosed("127.0.0.1", port)
 	r.run() // nothing is served until it is known anew
-	r.Set(r.turn, wanted, nil)
+	r.Set(r.owned, desired, nil)
 	r.expect("127.0.0.1", port, 200, "1")
 }
 
-// What a write that outlives the turn still says must neither open the ports
-// beside another proxy nor be served in the next turn.
-func TestChecksOfATurnThatIsOver(t *testing.T) {
+// What a write that outlives ownership reports must neither open the ports
+// beside another proxy nor be served by the next ownership.
+func TestChecksAfterOwnershipEnds(t *testing.T) {
 	r := runChecks(t, "tcp4")
 	port := portsFree(t, "tcp4", 1)[0]
-	wanted := map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}
-	r.Set(r.turn, wanted, nil)
+	desired := map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}
+	r.Set(r.owned, desired, nil)
 	r.expect("127.0.0.1", port, 200, "1")
-	over := r.turn
+	over := r.owned
 	r.stop()
-	r.Set(over, wanted, nil)
+	r.Set(over, desired, nil)
 	r.run()
-	r.Set(over, wanted, nil)
+	r.Set(over, desired, nil)
 	r.pokeAndWait()
 	if _, err := probe("127.0.0.1", port); err == nil {
-		t.Error("the port is open by what the former turn said")
+		t.Error("the port is open by the former ownership")
 	}
 }
 
-// The end of a turn closes what is open even where something is set at the very
+// The end of ownership closes what is open even where something is set at the very
 // moment.
 func TestChecksAreSetWhileTheyEnd(t *testing.T) {
 	var c *Checks
-	turn, end := context.WithCancel(t.Context())
+	owned, end := context.WithCancel(t.Context())
 	port := portsFree(t, "tcp4", 1)[0]
-	set := func() { c.Set(turn, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}, nil) }
+	set := func() { c.Set(owned, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}, nil) }
 	c = NewChecks(ChecksOptions{
 		Network: "tcp4", Clock: clocktesting.NewFakeClock(now), Healthy: func() bool { return true },
 	})
 	done := make(chan struct{})
-	go func() { defer close(done); c.Run(turn) }()
+	go func() { defer close(done); c.Run(owned) }()
 	stop := make(chan struct{})
 	var setters sync.WaitGroup
 	setters.Go(func() {
@@ -357,16 +357,16 @@ func TestChecksAreSetWhileTheyEnd(t *testing.T) {
 func TestCheckThatDies(t *testing.T) {
 	r := runChecks(t, "tcp4")
 	port := portsFree(t, "tcp4", 1)[0]
-	r.Set(r.turn, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}, nil)
+	r.Set(r.owned, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}, nil)
 	r.expect("127.0.0.1", port, 200, "1")
 	p := place{cart, netip.AddrPortFrom(netip.IPv4Unspecified(), port)}
 	r.mu2(func() { r.failed[p] = errors.New("accept: too bad") })
 	r.wake.Up()
-	await(t, "a trouble", func() bool { return strings.Contains(strings.Join(r.Troubles(), ""), "too bad") })
+	await(t, "a problem", func() bool { return strings.Contains(strings.Join(r.Problems(), ""), "too bad") })
 	r.expectClosed("127.0.0.1", port) // one that fails at once would fail for ever
 	r.pause()
 	r.expect("127.0.0.1", port, 200, "1")
-	await(t, "no trouble", func() bool { return len(r.Troubles()) == 0 })
+	await(t, "no problem", func() bool { return len(r.Problems()) == 0 })
 }
 
 // pokeAndWait makes Run reconcile, and waits until it has: one poke is stored, and the next one is
@@ -385,7 +385,7 @@ func (r *checksRig) mu2(f func()) {
 
 func TestSummaryIsBounded(t *testing.T) {
 	if got := Summary(nil); got != "" {
-		t.Errorf("no trouble: %q", got)
+		t.Errorf("no problem: %q", got)
 	}
 	got := Summary([]string{"a", "b", "c", "d", "e"})
 	if !strings.Contains(got, "(a, b, c and 2 more)") || !strings.Contains(got, "ss -ltnp") {

@@ -42,11 +42,11 @@ type Server struct {
 	// Holder returns, human-readable, which program has an address that cannot be bound; empty:
 	// it is unknown.
 	Holder func(address string) string
-	// Changed is called after Troubles has changed.
+	// Changed is called after Problems has changed.
 	Changed func()
 
 	mu       sync.Mutex // guards everything below
-	troubles map[string]string
+	problems map[string]string
 }
 
 // Run serves until ctx is done. It may be called again after it has returned.
@@ -58,11 +58,11 @@ func (s *Server) Run(ctx context.Context) {
 	wg.Wait()
 }
 
-// Troubles describes the addresses that cannot be bound, one human-readable sentence each, sorted.
-func (s *Server) Troubles() []string {
+// Problems describes the addresses that cannot be bound, one human-readable sentence each, sorted.
+func (s *Server) Problems() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Sorted(maps.Values(s.troubles))
+	return slices.Sorted(maps.Values(s.problems))
 }
 
 // addresses are where to listen for a flag.
@@ -83,7 +83,7 @@ func addresses(flag string) []string {
 
 // runAt serves on one address until ctx is done.
 func (s *Server) runAt(ctx context.Context, address string) {
-	defer s.setTrouble(address, "")
+	defer s.setProblem(address, "")
 	logged := ""
 	for {
 		err := s.serve(ctx, address)
@@ -111,19 +111,19 @@ func (s *Server) failed(address string, err error, logged string) string {
 	if text != logged {
 		s.Log.Error(err, "Could not serve; retrying every 5 s, everything else continues. Find the program that has the port (ss -ltnpe) and stop it, or choose another address", details...)
 	}
-	s.setTrouble(address, fmt.Sprintf("the agent cannot serve %s (%s): %s; another program answers there: find the program that has the port (ss -ltnpe) and stop it, the agent retries every 5 s", s.Name, s.Flag, text))
+	s.setProblem(address, fmt.Sprintf("the agent cannot serve %s (%s): %s; another program answers there: find the program that has the port (ss -ltnpe) and stop it, the agent retries every 5 s", s.Name, s.Flag, text))
 	return text
 }
 
-// setTrouble sets the trouble of an address; empty: there is none.
-func (s *Server) setTrouble(address, trouble string) {
+// setProblem sets the problem of an address; empty: there is none.
+func (s *Server) setProblem(address, problem string) {
 	s.mu.Lock()
-	changed := s.troubles[address] != trouble
-	if s.troubles == nil {
-		s.troubles = map[string]string{}
+	changed := s.problems[address] != problem
+	if s.problems == nil {
+		s.problems = map[string]string{}
 	}
-	if delete(s.troubles, address); trouble != "" {
-		s.troubles[address] = trouble
+	if delete(s.problems, address); problem != "" {
+		s.problems[address] = problem
 	}
 	s.mu.Unlock()
 	if changed && s.Changed != nil {
@@ -138,7 +138,7 @@ func (s *Server) serve(ctx context.Context, address string) error {
 	if err != nil {
 		return err
 	}
-	s.setTrouble(address, "")
+	s.setProblem(address, "")
 	s.Log.Info("Serving", "server", s.Name, "address", listener.Addr().String())
 	server := httpport.NewServer(httpport.NewLimit(maxConnections), s.Handler)
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // Serve returns the error

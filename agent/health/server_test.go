@@ -49,7 +49,7 @@ func await(t *testing.T, what string, state func() bool) {
 	}
 }
 
-func TestPortInUseIsSaidAndTriedAgain(t *testing.T) {
+func TestPortInUseIsLoggedAndRetried(t *testing.T) {
 	holder := freePort(t)
 	address := holder.Addr().String()
 	clk := clocktesting.NewFakeClock(now)
@@ -107,8 +107,8 @@ func TestLoopbackIsServedInBothFamilies(t *testing.T) {
 	}
 }
 
-// TestTroublesNameTheHolder, for the log and the status.
-func TestTroublesNameTheHolder(t *testing.T) {
+// TestProblemsNameTheHolder, for the log and the status.
+func TestProblemsNameTheHolder(t *testing.T) {
 	holder := freePort(t)
 	address := holder.Addr().String()
 	clk := clocktesting.NewFakeClock(now)
@@ -122,9 +122,9 @@ func TestTroublesNameTheHolder(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); server.Run(ctx) }()
-	await(t, "a trouble", func() bool { return len(server.Troubles()) > 0 })
-	if got := server.Troubles(); len(got) != 1 || !strings.Contains(got[0], "uid 1000 has "+address) || !strings.Contains(got[0], "--health-probe-bind-address") {
-		t.Errorf("troubles %q", got)
+	await(t, "a problem", func() bool { return len(server.Problems()) > 0 })
+	if got := server.Problems(); len(got) != 1 || !strings.Contains(got[0], "uid 1000 has "+address) || !strings.Contains(got[0], "--health-probe-bind-address") {
+		t.Errorf("problems %q", got)
 	}
 	await(t, "a pause", clk.HasWaiters)
 	if said := log.String(); !strings.Contains(said, "uid 1000 has "+address) {
@@ -134,14 +134,14 @@ func TestTroublesNameTheHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	clk.Step(bindPause)
-	await(t, "no trouble", func() bool { return len(server.Troubles()) == 0 })
+	await(t, "no problem", func() bool { return len(server.Problems()) == 0 })
 	if len(changed) != 2 {
 		t.Errorf("%d changes", len(changed))
 	}
 	cancel()
 	<-done
-	if got := server.Troubles(); len(got) != 0 {
-		t.Errorf("troubles after the end: %q", got)
+	if got := server.Problems(); len(got) != 0 {
+		t.Errorf("problems after the end: %q", got)
 	}
 }
 

@@ -24,7 +24,7 @@ import (
 // Metrics are the agent's metrics.
 type Metrics struct {
 	Registry     *prometheus.Registry
-	Keep         *checkpoint.Metrics
+	Checkpoint   *checkpoint.Metrics
 	Proxy        *proxyMetrics
 	verified     *prometheus.CounterVec
 	differences  *prometheus.CounterVec
@@ -86,7 +86,7 @@ func RegisterMetrics(r prometheus.Registerer) *Metrics {
 	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m := &Metrics{
 		Proxy:        newProxyMetrics(r),
-		Keep:         checkpoint.NewMetrics(r),
+		Checkpoint:   checkpoint.NewMetrics(r),
 		Tracking:     conntrack.NewMetrics(r),
 		verified:     f.counters("verifications_total", "Verifications that compare the kernel with the desired state, by result (same, different, failed). Rules are only read if another program may have changed them.", "ip_family", "result"),
 		differences:  f.counters("differences_total", "Differences that verifications found.", "ip_family"),

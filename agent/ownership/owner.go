@@ -25,8 +25,8 @@ const (
 	// orientPatience is how long an agent that starts waits for what the API shows, before
 	// it writes: it may have to remove rules instead.
 	orientPatience = 5 * time.Second
-	// formerSign stands for the sign that an earlier run of the agent reported.
-	formerSign = "reported before this agent started"
+	// formerEvidence stands for the evidence that an earlier run of the agent reported.
+	formerEvidence = "reported before this agent started"
 )
 
 // Options are what an Owner needs.
@@ -96,22 +96,22 @@ func (o *Owner) Acquire(ctx context.Context) bool {
 		// After that: a set is ready only if the stored status is known.
 		if !o.waiting.seen && (o.Store.FoundConflict() || o.FormerConflict()) {
 			o.waiting.remember()
-			o.note(formerSign, false)
+			o.note(formerEvidence, false)
 		}
-		sign, err := o.Detect(ctx, true)
+		evidence, err := o.Detect(ctx, true)
 		if ctx.Err() != nil {
 			return false
 		}
 		unknown := o.unanswered(err)
-		free := o.waiting.checked(sign != "", unknown)
+		free := o.waiting.checked(evidence != "", unknown)
 		audit, removing := o.Store.Auditing(), o.Store.Removing()
 		switch {
-		case sign != "" || free:
-			o.note(sign, false)
+		case evidence != "" || free:
+			o.note(evidence, false)
 		default:
 			o.note(o.Facts().Other, unknown)
 		}
-		if removing && o.oriented() && o.Store.ClearRemoval(sign, free) {
+		if removing && o.oriented() && o.Store.ClearRemoval(evidence, free) {
 			o.Cleared()
 		}
 		if free && ready && !audit && !removing && o.begin(ctx) {
@@ -170,12 +170,12 @@ func signal(c chan<- struct{}) {
 func (o *Owner) Detect(ctx context.Context, probe bool) (string, error) {
 	defer o.Checks.Inc()
 	if o.Spotter != nil {
-		sign, err := o.Spotter.OtherProxy(ctx)
+		evidence, err := o.Spotter.OtherProxy(ctx)
 		if ctx.Err() == nil && o.isNew(&o.detectError, err) {
 			o.Log.Error(err, "Could not detect other proxies in the kernel; only probing their ports")
 		}
-		if sign != "" {
-			return sign, nil
+		if evidence != "" {
+			return evidence, nil
 		}
 	}
 	if !probe {
@@ -274,26 +274,26 @@ func (o *Owner) Watch(ctx context.Context) {
 // agent may write. It is called before each write, so that the agent does not fight a
 // kube-proxy that has just started.
 func (o *Owner) Check(ctx context.Context, probe bool) bool {
-	sign, _ := o.Detect(ctx, probe) // what does not answer has our port, which is logged
-	if ctx.Err() == nil && sign != "" {
-		o.lose(sign)
+	evidence, _ := o.Detect(ctx, probe) // what does not answer has our port, which is logged
+	if ctx.Err() == nil && evidence != "" {
+		o.lose(evidence)
 	}
 	return o.MayWrite()
 }
 
-// lose ends ownership because another proxy shows, or without a sign because the agent is
+// lose ends ownership because another proxy shows, or without a evidence because the agent is
 // to write no longer.
-func (o *Owner) lose(sign string) {
+func (o *Owner) lose(evidence string) {
 	o.mu.Lock()
 	ended := o.owned
 	if ended {
-		o.owned, o.facts.Other, o.facts.Leftovers = false, sign, nil
+		o.owned, o.facts.Other, o.facts.Leftovers = false, evidence, nil
 		o.end()
-		o.Store.BesideOther(sign != "")
+		o.Store.BesideOther(evidence != "")
 	}
 	o.mu.Unlock()
-	if ended && sign != "" {
-		o.Log.Info("Another proxy has started on this node; closing the proxy's ports and writing nothing until it stops", "sign", sign)
+	if ended && evidence != "" {
+		o.Log.Info("Another proxy has started on this node; closing the proxy's ports and writing nothing until it stops", "evidence", evidence)
 	}
 	o.Changed()
 }
@@ -321,27 +321,27 @@ func (o *Owner) Facts() Facts {
 }
 
 // note notes what shows another proxy, empty for none, and whether a probe waits for an answer.
-func (o *Owner) note(sign string, unanswered bool) {
+func (o *Owner) note(evidence string, unanswered bool) {
 	o.mu.Lock()
 	former := o.facts
-	o.facts.Other, o.facts.Unanswered = sign, unanswered
+	o.facts.Other, o.facts.Unanswered = evidence, unanswered
 	o.facts.Gone, o.facts.Wait = o.waiting.since, o.waiting.need
-	if sign == "" {
+	if evidence == "" {
 		o.facts.Gone = time.Time{}
 	}
 	now := o.facts
-	o.Store.BesideOther(sign != "")
+	o.Store.BesideOther(evidence != "")
 	o.mu.Unlock()
 	if former.Other == now.Other && former.Gone.Equal(now.Gone) && former.Unanswered == now.Unanswered {
 		return
 	}
 	audit := o.Store.Auditing()
 	switch {
-	case former.Other == sign:
-	case sign != "" && audit:
-		o.Log.Info("Another proxy is active on this node", "sign", sign)
-	case sign != "":
-		o.Log.Info("Another proxy is active on this node; writing nothing until it stops", "sign", sign)
+	case former.Other == evidence:
+	case evidence != "" && audit:
+		o.Log.Info("Another proxy is active on this node", "evidence", evidence)
+	case evidence != "":
+		o.Log.Info("Another proxy is active on this node; writing nothing until it stops", "evidence", evidence)
 	case audit:
 		o.Log.Info("No other proxy detected; with enforcement Audit the rules of this node are not updated")
 	default:

@@ -39,11 +39,11 @@ const (
 	InstanceHeader = "Nodeproxy-Agent"
 )
 
-// ProbeFunc probes the ports of proxies on this node. It returns a human-readable sign of one
+// ProbeFunc probes the ports of proxies on this node. It returns a human-readable evidence of one
 // that answers; empty: none does. Answers of the agent with the given instance do not count,
 // nor do those of processes that are not root's. An error means that a process of root accepts
 // connections and has not answered in time.
-type ProbeFunc func(ctx context.Context, instance string) (sign string, err error)
+type ProbeFunc func(ctx context.Context, instance string) (evidence string, err error)
 
 // Sockets names the processes that have the node's TCP ports: see sockets.Kernel.
 type Sockets interface {
@@ -56,7 +56,7 @@ type Sockets interface {
 type endpoint struct {
 	address netip.AddrPort
 	path    string
-	// read returns the sign of an answer; empty: it is no proxy's.
+	// read returns the evidence of an answer; empty: it is no proxy's.
 	read func(code int, body []byte) string
 }
 
@@ -120,18 +120,18 @@ func probe(of Sockets, log logr.Logger, endpoints ...endpoint) ProbeFunc {
 		defer wg.Wait()
 		defer cancel()
 		// All at the same time: a repair waits for this, and several ports may be silent. The
-		// first in order counts, so that the sign does not alternate.
+		// first in order counts, so that the evidence does not alternate.
 		findings := make([]chan finding, len(endpoints))
 		for i, e := range endpoints {
 			findings[i] = make(chan finding, 1)
-			wg.Go(func() { findings[i] <- p.look(ctx, e, instance) })
+			wg.Go(func() { findings[i] <- p.probe(ctx, e, instance) })
 		}
 		var silent error
 		for i, found := range findings {
 			f := <-found
 			p.note(ctx, endpoints[i].address, f)
-			if f.sign != "" {
-				return f.sign, nil
+			if f.evidence != "" {
+				return f.evidence, nil
 			}
 			silent = errors.Join(silent, f.silent)
 		}
@@ -152,21 +152,21 @@ type prober struct {
 
 // finding is what a probe of a port has found.
 type finding struct {
-	sign   string
-	silent error // as ProbeFunc's
+	evidence string
+	silent   error // as ProbeFunc's
 	// odd is logged, with details: why an answer does not count.
 	odd     string
 	details []any
 }
 
-// look probes one port, if a process of root listens before and afterwards.
-func (p *prober) look(ctx context.Context, e endpoint, instance string) finding {
+// probe probes one port, if a process of root listens before and afterwards.
+func (p *prober) probe(ctx context.Context, e endpoint, instance string) finding {
 	before, err := p.sockets.Listening(e.address)
 	if f, counts := listens(before, err); !counts {
 		return f
 	}
 	answer, silent := e.ask(ctx, instance, p.sockets)
-	if silent == nil && answer.here && answer.sign == "" {
+	if silent == nil && answer.here && answer.evidence == "" {
 		return finding{}
 	}
 	after, err := p.sockets.Listening(e.address)
@@ -210,7 +210,7 @@ func answered(a answer, silent error, same bool) finding {
 	case !same:
 		return finding{silent: errors.New("probing for another proxy: another process listens now")}
 	default:
-		return finding{sign: a.sign}
+		return finding{evidence: a.evidence}
 	}
 }
 
@@ -231,7 +231,7 @@ func (p *prober) note(ctx context.Context, address netip.AddrPort, f finding) {
 
 // answer is the answer of a port.
 type answer struct {
-	sign string
+	evidence string
 	// here: the connection ends in this network namespace. If not, nothing is sent, because
 	// rules redirect it. Err: that is unknown.
 	here bool
@@ -278,8 +278,8 @@ func (e endpoint) ask(ctx context.Context, instance string, of Sockets) (answer,
 	}
 	// An answer that cannot be read completely also counts.
 	body, _ := io.ReadAll(response.Body)
-	if a.sign = e.read(response.StatusCode, body); a.sign != "" && other != "" {
-		a.sign += ", by another nodeproxy-agent"
+	if a.evidence = e.read(response.StatusCode, body); a.evidence != "" && other != "" {
+		a.evidence += ", by another nodeproxy-agent"
 	}
 	return a, nil
 }

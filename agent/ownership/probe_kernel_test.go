@@ -55,7 +55,7 @@ func TestOnlyRootIsAProxy(t *testing.T) {
 		uid              int
 		network, address string
 		asked            string
-		sign             bool
+		evidence         bool
 	}{
 		{"kube-proxy", 0, "tcp", "127.0.0.1:10249", v4, true},
 		{"kube-proxy at all addresses, IPv4", 0, "tcp", ":10249", v4, true},
@@ -72,8 +72,8 @@ func TestOnlyRootIsAProxy(t *testing.T) {
 			serveProxy(t, place.Enter(t, "node"), tt.uid, tt.network, tt.address)
 			at := netip.AddrPortFrom(netip.MustParseAddr(tt.asked), proxyModePort)
 			for _, e := range []endpoint{modeAt(at), healthAt(at)} {
-				f := (&prober{sockets: sockets.Kernel{}}).look(t.Context(), e, "me")
-				if (f.sign != "") != tt.sign || f.silent != nil || (f.odd == "") != tt.sign {
+				f := (&prober{sockets: sockets.Kernel{}}).probe(t.Context(), e, "me")
+				if (f.evidence != "") != tt.evidence || f.silent != nil || (f.odd == "") != tt.evidence {
 					t.Errorf("%s: %+v", e.url(), f)
 				}
 			}
@@ -104,18 +104,18 @@ func TestAHostPortIsNoProxy(t *testing.T) {
 		"nft add rule ip test postrouting oifname pod0 masquerade")
 	e := modeAt(netip.MustParseAddrPort(ProxyModeAddress))
 	p := &prober{sockets: sockets.Kernel{}}
-	if a, err := e.ask(t.Context(), "me", agenttest.RootsSockets()); err != nil || a.sign == "" {
+	if a, err := e.ask(t.Context(), "me", agenttest.RootsSockets()); err != nil || a.evidence == "" {
 		t.Fatalf("the pod does not answer: %+v, %v", a, err)
 	}
-	if f := p.look(t.Context(), e, "me"); f.sign != "" || f.silent != nil || f.odd != "" {
+	if f := p.probe(t.Context(), e, "me"); f.evidence != "" || f.silent != nil || f.odd != "" {
 		t.Errorf("nothing listens: %+v", f)
 	}
 	serveProxy(t, node, 0, "tcp", ProxyModeAddress)
-	if f := p.look(t.Context(), e, "me"); f.sign != "" || f.silent == nil || !strings.Contains(f.odd, "hostPort") {
+	if f := p.probe(t.Context(), e, "me"); f.evidence != "" || f.silent == nil || !strings.Contains(f.odd, "hostPort") {
 		t.Errorf("root listens: %+v", f)
 	}
 	node.Run(t, "nft delete table ip test")
-	if f := p.look(t.Context(), e, "me"); f.sign == "" || f.silent != nil || f.odd != "" {
+	if f := p.probe(t.Context(), e, "me"); f.evidence == "" || f.silent != nil || f.odd != "" {
 		t.Errorf("the rule is gone: %+v", f)
 	}
 }

@@ -28,20 +28,20 @@ func TestWhoseAnswersCount(t *testing.T) {
 	ofRoot, another, ofUser := &sockets.Listener{Cookie: 1}, &sockets.Listener{Cookie: 2}, &sockets.Listener{UID: 1000, Cookie: 3}
 	list := func(l ...*sockets.Listener) *agenttest.Sockets { return &agenttest.Sockets{Listeners: l} }
 	for _, tt := range []struct {
-		name    string
-		Sockets *agenttest.Sockets
-		slow    bool // it accepts connections and never answers
-		asked   bool
-		sign    bool
-		silent  bool   // the ProbeFunc returns an error
-		log     string // empty: nothing is logged
+		name     string
+		Sockets  *agenttest.Sockets
+		slow     bool // it accepts connections and never answers
+		asked    bool
+		evidence bool
+		silent   bool   // the ProbeFunc returns an error
+		log      string // empty: nothing is logged
 	}{
-		{name: "root", Sockets: list(ofRoot), asked: true, sign: true},
+		{name: "root", Sockets: list(ofRoot), asked: true, evidence: true},
 		{name: "root, silent", Sockets: list(ofRoot), slow: true, asked: true, silent: true},
 		{name: "no listener, but a rule leads elsewhere", Sockets: list(nil)},
 		{name: "a user", Sockets: list(ofUser), log: `"uid"=1000`},
 		{name: "a user, silent", Sockets: list(ofUser), slow: true, log: `"uid"=1000`},
-		{name: "it cannot be told", Sockets: &agenttest.Sockets{Listeners: []*sockets.Listener{nil}, Err: errors.New("no tcp_diag")}, log: "no tcp_diag"},
+		{name: "it is unknown", Sockets: &agenttest.Sockets{Listeners: []*sockets.Listener{nil}, Err: errors.New("no tcp_diag")}, log: "no tcp_diag"},
 		{name: "a user has come meanwhile", Sockets: list(ofRoot, ofUser), asked: true, log: `"uid"=1000`},
 		{name: "a user has come meanwhile, silent", Sockets: list(ofRoot, ofUser), slow: true, asked: true, log: `"uid"=1000`},
 		{name: "root has gone meanwhile", Sockets: list(ofRoot, nil), asked: true},
@@ -63,12 +63,12 @@ func TestWhoseAnswersCount(t *testing.T) {
 				_, _ = w.Write([]byte("iptables"))
 			})
 			p := &prober{sockets: tt.Sockets, log: funcr.New(log.Add, funcr.Options{}), logged: map[netip.AddrPort]string{}}
-			f := p.look(ctx, modeAt(at), "me")
+			f := p.probe(ctx, modeAt(at), "me")
 			for range 3 { // it is logged once
 				p.note(t.Context(), at, f)
 			}
-			if (f.sign != "") != tt.sign || (f.silent != nil) != tt.silent || (len(asked) > 0) != tt.asked {
-				t.Errorf("sign %q, silent: %v, asked: %v", f.sign, f.silent, len(asked) > 0)
+			if (f.evidence != "") != tt.evidence || (f.silent != nil) != tt.silent || (len(asked) > 0) != tt.asked {
+				t.Errorf("evidence %q, silent: %v, asked: %v", f.evidence, f.silent, len(asked) > 0)
 			}
 			switch lines := log.With(""); {
 			case tt.log == "" && len(lines) > 0:
@@ -83,11 +83,11 @@ func TestWhoseAnswersCount(t *testing.T) {
 func TestProbeReadsAnswers(t *testing.T) {
 	const health = `{"lastUpdated": "2026-11-20T09:00:00Z","currentTime": "2026-11-20T09:00:00Z"}`
 	for _, tt := range []struct {
-		name string
-		at   func(netip.AddrPort) endpoint
-		code int
-		body string
-		sign string // empty: no proxy
+		name     string
+		at       func(netip.AddrPort) endpoint
+		code     int
+		body     string
+		evidence string // empty: no proxy
 	}{
 		{"a mode", modeAt, 200, "iptables\n", `/proxyMode answers "iptables"`},
 		{"no mode", modeAt, 200, "", `/proxyMode answers "unknown"`},
@@ -105,9 +105,9 @@ func TestProbeReadsAnswers(t *testing.T) {
 				w.WriteHeader(tt.code)
 				_, _ = w.Write([]byte(tt.body))
 			})
-			sign, err := asRoots(tt.at(address))(t.Context(), "me")
-			if err != nil || (sign == "") != (tt.sign == "") || !strings.Contains(sign, tt.sign) || len(sign) > 200 {
-				t.Errorf("sign %q, error %v; want %q in it", sign, err, tt.sign)
+			evidence, err := asRoots(tt.at(address))(t.Context(), "me")
+			if err != nil || (evidence == "") != (tt.evidence == "") || !strings.Contains(evidence, tt.evidence) || len(evidence) > 200 {
+				t.Errorf("evidence %q, error %v; want %q in it", evidence, err, tt.evidence)
 			}
 		})
 	}
@@ -117,12 +117,12 @@ func TestProbeWithoutListener(t *testing.T) {
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
 	e := modeAt(agenttest.AddressOf(gone.Listener))
-	if sign, err := probe(&agenttest.Sockets{Listeners: []*sockets.Listener{{}, nil}}, logr.Discard(), e)(t.Context(), "me"); sign != "" || err != nil {
-		t.Errorf("it has gone: %q, %v", sign, err)
+	if evidence, err := probe(&agenttest.Sockets{Listeners: []*sockets.Listener{{}, nil}}, logr.Discard(), e)(t.Context(), "me"); evidence != "" || err != nil {
+		t.Errorf("it has gone: %q, %v", evidence, err)
 	}
 	// A rule refuses connections for what listens there.
-	if sign, err := asRoots(e)(t.Context(), "me"); sign != "" || err == nil {
-		t.Errorf("it has not been asked: %q, %v", sign, err)
+	if evidence, err := asRoots(e)(t.Context(), "me"); evidence != "" || err == nil {
+		t.Errorf("it has not been asked: %q, %v", evidence, err)
 	}
 }
 
@@ -137,19 +137,19 @@ func silent(t *testing.T) netip.AddrPort {
 	return agenttest.AddressOf(listener)
 }
 
-func TestProbeWithoutAnswerTellsNothing(t *testing.T) {
+func TestProbeWithoutAnswerShowsNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if sign, err := asRoots(modeAt(silent(t)))(ctx, "me"); err == nil || sign != "" {
-		t.Errorf("got %q, %v, want an error", sign, err)
+	if evidence, err := asRoots(modeAt(silent(t)))(ctx, "me"); err == nil || evidence != "" {
+		t.Errorf("got %q, %v, want an error", evidence, err)
 	}
 }
 
 func TestProbeAsksFurtherWhereOneIsSilent(t *testing.T) {
 	answers := agenttest.Serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ipvs")) })
 	ask := asRoots(modeAt(silent(t)), modeAt(answers))
-	if sign, err := ask(t.Context(), "me"); err != nil || !strings.Contains(sign, `"ipvs"`) {
-		t.Errorf("got %q, %v", sign, err)
+	if evidence, err := ask(t.Context(), "me"); err != nil || !strings.Contains(evidence, `"ipvs"`) {
+		t.Errorf("got %q, %v", evidence, err)
 	}
 }
 
@@ -157,15 +157,15 @@ func TestProbeAsksFurtherWhereOneIsSilent(t *testing.T) {
 func TestSilentPortsAreWaitedForOnce(t *testing.T) {
 	ask := asRoots(modeAt(silent(t)), modeAt(silent(t)), healthAt(silent(t)), healthAt(silent(t)))
 	start := time.Now()
-	if sign, err := ask(t.Context(), "me"); err == nil || sign != "" {
-		t.Errorf("got %q, %v, want an error", sign, err)
+	if evidence, err := ask(t.Context(), "me"); err == nil || evidence != "" {
+		t.Errorf("got %q, %v, want an error", evidence, err)
 	}
 	if took := time.Since(start); took < probeTimeout || took >= 2*probeTimeout {
 		t.Errorf("it took %s, want one time-out of %s", took, probeTimeout)
 	}
 }
 
-func TestTheFirstPortTells(t *testing.T) {
+func TestFirstPortDecides(t *testing.T) {
 	answered := make(chan struct{})
 	late := agenttest.Serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		<-answered
@@ -176,7 +176,7 @@ func TestTheFirstPortTells(t *testing.T) {
 		_ = http.NewResponseController(w).Flush()
 		close(answered)
 	})
-	if sign, err := asRoots(modeAt(late), modeAt(soon))(t.Context(), "me"); err != nil || !strings.Contains(sign, `"first"`) {
-		t.Errorf("got %q, %v", sign, err)
+	if evidence, err := asRoots(modeAt(late), modeAt(soon))(t.Context(), "me"); err != nil || !strings.Contains(evidence, `"first"`) {
+		t.Errorf("got %q, %v", evidence, err)
 	}
 }

@@ -19,8 +19,8 @@ import (
 func AcceptedCondition(s desired.Snapshot) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
 	switch {
-	case s.Refusal != nil:
-		c.Reason, c.Message = s.Refusal.Reason, s.Refusal.Message
+	case s.Rejection != nil:
+		c.Reason, c.Message = s.Rejection.Reason, s.Rejection.Message
 	case errors.Is(s.Err, dataplane.ErrUnsupported):
 		c.Reason, c.Message = v1alpha1.ReasonUnsupported, wording.OneLine(s.Err)+". The agent retries until it works."
 	default:
@@ -78,9 +78,9 @@ func conflictMessage(f Facts) string {
 	return fmt.Sprintf("Another proxy is active on this node (%s): the agent writes nothing and opens none of the proxy's ports. Stop it on this node (kube-proxy: delete its DaemonSet, or keep its pods off this node), and the agent takes over.", f.OtherProxy)
 }
 
-// SaysWhyNot reports whether the conditions explain why an agent that accepts its object writes
+// ExplainsIdle reports whether the conditions explain why an agent that accepts its object writes
 // nothing.
-func SaysWhyNot(stored []metav1.Condition) bool {
+func ExplainsIdle(stored []metav1.Condition) bool {
 	programmed := meta.FindStatusCondition(stored, v1alpha1.ConditionProgrammed)
 	return programmed != nil &&
 		(programmed.Reason == v1alpha1.ReasonConflictingProxy || programmed.Reason == v1alpha1.ReasonRemoved) &&

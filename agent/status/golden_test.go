@@ -23,7 +23,7 @@ var update = commandline.Bool("update", false, "write the golden files in testda
 // a node on which all is well.
 var goldenStatuses = map[string]func(*desired.Snapshot, *Facts){
 	"all-well": func(*desired.Snapshot, *Facts) {},
-	"service-refused": func(s *desired.Snapshot, _ *Facts) {
+	"service-rejected": func(s *desired.Snapshot, _ *Facts) {
 		s.Services--
 		s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("cart"): "IPv4: iptables-restore: line 31 failed: Extension recent revision 0 not supported, missing kernel module?"}
 	},
@@ -39,7 +39,7 @@ var goldenStatuses = map[string]func(*desired.Snapshot, *Facts){
 		s.Applied.LastSync = nil
 		f.Drift = drift.Facts{}
 	},
-	"objects-held": func(s *desired.Snapshot, _ *Facts) {
+	"objects-retained": func(s *desired.Snapshot, _ *Facts) {
 		s.Retained = []dataplane.ServiceName{agenttest.Name("cart"), agenttest.Name("pay")}
 		s.RetainedSince, s.UnconfirmedSince = s.Now.Add(-time.Minute), s.Now.Add(-time.Minute)
 	},

@@ -25,7 +25,7 @@ func ProgrammedCondition(s desired.Snapshot, f Facts) metav1.Condition {
 		return c
 	}
 	if all := slices.Concat(s.Warnings, f.Warnings, f.Leftovers, f.Tracking.Warnings); len(all) > 0 {
-		c.Message += v1alpha1.MessageBut + strings.Join(all, "; ")
+		c.Message += v1alpha1.MessageRestrictions + strings.Join(all, "; ")
 	}
 	if len(s.Retiring) > 0 {
 		c.Message += "; " + strings.Join(s.Retiring, "; ")
@@ -44,13 +44,13 @@ func programmedRow(s desired.Snapshot, f Facts) metav1.Condition {
 	}
 	since := s.OldestPending.UTC().Format(time.RFC3339)
 	switch {
-	case s.Removal.Wanted:
+	case s.Removal.Requested:
 		reason, message := removal(s.Removal, f)
 		return row(metav1.ConditionFalse, reason, message)
 	case f.Conflict() != "":
 		return row(metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, conflictMessage(f))
-	case s.Refusal != nil:
-		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "Not accepted: "+s.Refusal.Message)
+	case s.Rejection != nil:
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "Not accepted: "+s.Rejection.Message)
 	case s.Err != nil && f.Audit:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "The kernel cannot be compared with the desired state: "+wording.OneLine(s.Err)+". The agent retries.")
 	case s.Err != nil: // after a late failure most is written
@@ -160,10 +160,11 @@ func retainedMessage(s desired.Snapshot) string {
 		for _, name := range s.Retained[:min(n, 3)] {
 			names = append(names, name.String())
 		}
-		if n > len(names) {
-			names = append(names, "...")
+		text := strings.Join(names, ", ")
+		if more := n - len(names); more > 0 {
+			text += fmt.Sprintf(" and %d more", more)
 		}
-		parts = append(parts, fmt.Sprintf("The ServiceProxyRules of %d Services have vanished although the Services have not ended (%s): their rules are retained until the objects return or the controller confirms that the Services are gone", n, strings.Join(names, ", ")))
+		parts = append(parts, fmt.Sprintf("The ServiceProxyRules of %s have vanished although their Services have not ended: their rules are retained until the objects return or the controller confirms that the Services are gone", text))
 	}
 	if lasting(&s, s.UnconfirmedSince) && !s.Restored.Services {
 		if s.InventoryKnown {

@@ -28,7 +28,7 @@ type programmedCase struct {
 var programmedRows = []programmedCase{
 	{"another proxy", "False ConflictingProxy", func(_ *desired.Snapshot, f *Facts) { f.OtherProxy = "x answers" }},
 	{"not accepted", "False Failed", func(s *desired.Snapshot, _ *Facts) {
-		s.Refusal = &desired.Refusal{Reason: v1alpha1.ReasonInvalid, Message: "m"}
+		s.Rejection = &desired.Rejection{Reason: v1alpha1.ReasonInvalid, Message: "m"}
 	}},
 	{"the last apply failed", "False Failed", func(s *desired.Snapshot, _ *Facts) { s.Err = errors.New("locked") }},
 	{"no complete set yet", "False Pending", func(s *desired.Snapshot, _ *Facts) { s.Done = false }},
@@ -36,7 +36,7 @@ var programmedRows = []programmedCase{
 	{"Audit", "False AuditDiffers", func(s *desired.Snapshot, f *Facts) {
 		f.Audit, s.Difference = true, &dataplane.Difference{Count: 1, Examples: []string{"x"}}
 	}},
-	{"a Service refused", "True SomeServicesRejected", func(s *desired.Snapshot, _ *Facts) {
+	{"a Service rejected", "True SomeServicesRejected", func(s *desired.Snapshot, _ *Facts) {
 		s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("a"): "x"}
 	}},
 	{"vanished", "True Retained", func(s *desired.Snapshot, _ *Facts) {
@@ -48,7 +48,7 @@ var programmedRows = []programmedCase{
 
 // TestNoStatusIsDueBecauseTimePasses: what is written when nothing happens, every
 // agent writes for ever.
-func TestNoStatusIsDueBecauseTimeGoesBy(t *testing.T) {
+func TestPassingTimeMakesNoStatusDue(t *testing.T) {
 	rows := slices.Clone(programmedRows)
 	for title, r := range map[string]desired.Restored{
 		"restored Services": {Services: true}, "own object restored": {Rules: true},

@@ -53,13 +53,13 @@ func TestConditions(t *testing.T) {
 		}, "True Accepted", "False ConflictingProxy", "has not been detected since 2026-11-20T08:59:59Z. The agent writes nothing and opens none of the proxy's ports until 10s after that"},
 		{"another proxy comes before a failure", func(s *desired.Snapshot, f *Facts) { f.OtherProxy, s.Err = "ipvs", errors.New("x") }, "True Accepted", "False ConflictingProxy", ""},
 		{"another proxy, and not accepted", func(s *desired.Snapshot, f *Facts) {
-			f.OtherProxy, s.Refusal = "ipvs", &desired.Refusal{Reason: "Unsupported", Message: "m"}
+			f.OtherProxy, s.Rejection = "ipvs", &desired.Rejection{Reason: "Unsupported", Message: "m"}
 		}, "False Unsupported", "False ConflictingProxy", ""},
 		{"not accepted", func(s *desired.Snapshot, _ *Facts) {
-			s.Refusal = &desired.Refusal{Reason: "Unsupported", Message: "spec.settings.mode: IPVS is not supported"}
+			s.Rejection = &desired.Rejection{Reason: "Unsupported", Message: "spec.settings.mode: IPVS is not supported"}
 		}, "False Unsupported", "False Failed", "spec.settings.mode"},
 		{"not accepted comes before Pending", func(s *desired.Snapshot, _ *Facts) {
-			s.Refusal, s.Done = &desired.Refusal{Reason: "Invalid", Message: "m"}, false
+			s.Rejection, s.Done = &desired.Rejection{Reason: "Invalid", Message: "m"}, false
 		}, "False Invalid", "False Failed", ""},
 		{"the last apply failed", func(s *desired.Snapshot, _ *Facts) { s.Err = errors.New("IPv4: table nat is locked") }, "True Accepted", "False Failed", "IPv4: table nat is locked. The rest is up to date or unchanged, and the agent retries."},
 		{"the kernel cannot do it", func(s *desired.Snapshot, _ *Facts) { s.Err = unsupportedErr }, "False Unsupported", "False Failed", "apt-get install iptables"},
@@ -67,10 +67,10 @@ func TestConditions(t *testing.T) {
 		{"no first set", func(s *desired.Snapshot, _ *Facts) { s.Done = false }, "True Accepted", "False Pending", "since the agent started"},
 		{"a change waits for 10 s", func(s *desired.Snapshot, _ *Facts) { s.OldestPending = ago(10 * time.Second) }, "True Accepted", "True Programmed", ""},
 		{"a change waits for longer", func(s *desired.Snapshot, _ *Facts) { s.OldestPending = ago(10*time.Second + 1) }, "True Accepted", "False Pending", "pending since 2026-11-20T08:59:49Z"},
-		{"refused Services", func(s *desired.Snapshot, _ *Facts) {
+		{"rejected Services", func(s *desired.Snapshot, _ *Facts) {
 			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3", agenttest.Name("a"): "line 2"}
 		}, "True Accepted", "True SomeServicesRejected", "All Services are programmed but 2, whose rules the kernel rejects: shop/a: line 2; shop/b: line 3."},
-		{"refused Services come before held ones", func(s *desired.Snapshot, _ *Facts) {
+		{"rejected Services come before retained ones", func(s *desired.Snapshot, _ *Facts) {
 			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3"}
 			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
 		}, "True Accepted", "True SomeServicesRejected", ""},
@@ -79,13 +79,13 @@ func TestConditions(t *testing.T) {
 		}, "True Accepted", "True Programmed", ""},
 		{"vanished for 10 s", func(s *desired.Snapshot, _ *Facts) {
 			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a"), agenttest.Name("b"), agenttest.Name("c"), agenttest.Name("d")}, ago(10*time.Second)
-		}, "True Accepted", "True Retained", "4 Services have vanished although the Services have not ended (shop/a, shop/b, shop/c, ...)"},
-		{"held, and a warning", func(s *desired.Snapshot, _ *Facts) {
+		}, "True Accepted", "True Retained", "of shop/a, shop/b, shop/c and 1 more have vanished although their Services have not ended: "},
+		{"retained, and a warning", func(s *desired.Snapshot, _ *Facts) {
 			s.Retained, s.RetainedSince, s.Warnings = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute), []string{"x cannot be set", "y neither"}
-		}, "True Accepted", "True Retained", "; but: x cannot be set; y neither"},
+		}, "True Accepted", "True Retained", ". Restrictions: x cannot be set; y neither"},
 		{"unconfirmed for less than 10 s", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
 		{"the inventory differs", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(time.Minute) }, "True Accepted", "True Retained", "status.inventory"},
-		{"leftovers of another proxy", func(_ *desired.Snapshot, f *Facts) { f.Leftovers = []string{"device kube-ipvs0 is left"} }, "True Accepted", "True Programmed", "; but: device kube-ipvs0 is left"},
+		{"leftovers of another proxy", func(_ *desired.Snapshot, f *Facts) { f.Leftovers = []string{"device kube-ipvs0 is left"} }, "True Accepted", "True Programmed", ". Restrictions: device kube-ipvs0 is left"},
 		{"Audit, no other proxy", func(_ *desired.Snapshot, f *Facts) { f.Audit = true }, "True Accepted", "True AuditInSync", "no program maintains the rules"},
 		{"Audit beside another proxy is no conflict", func(_ *desired.Snapshot, f *Facts) { f.Audit, f.OtherProxy = true, "x answers" }, "True Accepted", "True AuditInSync", "another proxy runs on this node (x answers)"},
 		{"Audit, another proxy has gone", func(_ *desired.Snapshot, f *Facts) {
@@ -94,16 +94,16 @@ func TestConditions(t *testing.T) {
 		{"Audit differs", func(s *desired.Snapshot, f *Facts) {
 			f.Audit, s.Difference = true, &dataplane.Difference{Count: 3, Examples: []string{"a", "b", "c"}}
 		}, "True Accepted", "False AuditDiffers", "differs from the desired state, see status.difference"},
-		{"Audit comes before refused and held Services", func(s *desired.Snapshot, f *Facts) {
+		{"Audit comes before rejected and retained Services", func(s *desired.Snapshot, f *Facts) {
 			f.Audit, s.Retained, s.RetainedSince = true, []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
 			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3"}
 		}, "True Accepted", "True AuditInSync", ""},
 		{"Audit, not compared yet", func(s *desired.Snapshot, f *Facts) { f.Audit, s.Done = true, false }, "True Accepted", "False Pending", "has not been compared"},
 		{"Audit, a change waits", func(s *desired.Snapshot, f *Facts) { f.Audit, s.OldestPending = true, ago(30*time.Second+1) }, "True Accepted", "False Pending", "waiting for a comparison"},
-		{"Audit, a change waits its turn", func(s *desired.Snapshot, f *Facts) { f.Audit, s.OldestPending = true, ago(30*time.Second) }, "True Accepted", "True AuditInSync", ""},
+		{"Audit, a change waits", func(s *desired.Snapshot, f *Facts) { f.Audit, s.OldestPending = true, ago(30*time.Second) }, "True Accepted", "True AuditInSync", ""},
 		{"Audit, not readable", func(s *desired.Snapshot, f *Facts) { f.Audit, s.Err = true, errors.New("iptables-save: no") }, "True Accepted", "False Failed", "cannot be compared with the desired state: iptables-save: no"},
 		{"Audit, not accepted", func(s *desired.Snapshot, f *Facts) {
-			f.Audit, s.Refusal = true, &desired.Refusal{Reason: "Invalid", Message: "m"}
+			f.Audit, s.Rejection = true, &desired.Rejection{Reason: "Invalid", Message: "m"}
 		}, "False Invalid", "False Failed", ""},
 		{"no NodeProxy", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince, s.InventoryKnown = ago(time.Minute), false }, "True Accepted", "True Retained", `no NodeProxy "cluster"`},
 	}
@@ -142,8 +142,8 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// TestNoNamespaceHidesWhatIsRefusedOfOthers: however many of one are refused.
-func TestNoNamespaceHidesWhatIsRefusedOfOthers(t *testing.T) {
+// TestNoNamespaceHidesRejectedServicesOfOthers: however many of one are rejected.
+func TestNoNamespaceHidesRejectedServicesOfOthers(t *testing.T) {
 	var s desired.Snapshot
 	s.Rejected, s.Shaped = map[dataplane.ServiceName]string{}, map[dataplane.ServiceName]bool{}
 	for i := range 30 {
@@ -160,9 +160,9 @@ func TestNoNamespaceHidesWhatIsRefusedOfOthers(t *testing.T) {
 	}
 }
 
-// TestRefusedOnesThatPoliciesShapeComeFirst, however many others there are: the
+// TestRejectedServicesShapedByPoliciesComeFirst, however many others there are: the
 // controller stops a policy's change by them.
-func TestRefusedOnesThatPoliciesShapeComeFirst(t *testing.T) {
+func TestRejectedServicesShapedByPoliciesComeFirst(t *testing.T) {
 	s := programmed()
 	s.Rejected = map[dataplane.ServiceName]string{}
 	for i := range 12 {
@@ -200,7 +200,7 @@ func TestStatusCounts(t *testing.T) {
 	s.Difference = &dataplane.Difference{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}}
 	got := Build(s, facts4, nil)
 	if n := len(got.Rejected.Examples); n != 10 || len(got.Rejected.Examples[0]) != wording.MaxExample {
-		t.Errorf("%d examples of refused Services, the first with %d bytes", n, len(got.Rejected.Examples[0]))
+		t.Errorf("%d examples of rejected Services, the first with %d bytes", n, len(got.Rejected.Examples[0]))
 	}
 	got.Rejected.Examples, got.Conditions = nil, nil
 	want := v1alpha1.NodeProxyRulesStatus{

@@ -142,7 +142,7 @@ func (w *Writer) due(u urgency, starting bool, now time.Time, stored *v1alpha1.N
 
 // starting reports whether nothing is known yet that deserves a status.
 func starting(s desired.Snapshot, f Facts) bool {
-	return !s.Done && s.Err == nil && s.Refusal == nil && f.Conflict() == ""
+	return !s.Done && s.Err == nil && s.Rejection == nil && f.Conflict() == ""
 }
 
 // urgent compares the current status to the stored one, without conditions of other types, which

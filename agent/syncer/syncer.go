@@ -18,13 +18,13 @@ type Options struct {
 	Clock clock.Clock
 	// Sync writes what has changed. Unless all, it omits what is costly. It is called again, with
 	// all, as long as it has omitted something. It is never called concurrently with itself,
-	// Verify or Look.
+	// Verify or Check.
 	Sync func(ctx context.Context, all bool) (Load, error)
 	// Verify compares everything and repairs. An error causes a Sync with backoff.
 	Verify func(context.Context) error
-	// Look compares what LookBy was called for and repairs. An error causes a Sync with backoff.
-	// It is only required by LookBy.
-	Look func(context.Context) error
+	// Check compares what CheckBy was called for and repairs. An error causes a Sync with backoff.
+	// It is only required by CheckBy.
+	Check func(context.Context) error
 	// MinInterval is the least time between the end of a Sync, or the start of a costly one, and
 	// the start of the next; it is longer if Syncs take long (see rest). VerifyInterval is the
 	// time between two calls of Verify.
@@ -57,7 +57,7 @@ type Syncer struct {
 	restUntil      time.Time     // when a Sync may write what is costly
 	verifyBase     time.Time     // start of verifyInterval
 	verifyNow      bool
-	lookAt         time.Time // when a Look is due; zero: none
+	checkAt        time.Time // when a Check is due; zero: none
 	runStart       time.Time // of the current run; zero: none
 	progress       time.Time // its last progress, initially runStart
 }
@@ -111,12 +111,12 @@ func (s *Syncer) addPending() {
 // VerifySoon requests a verification as soon as nothing else is due.
 func (s *Syncer) VerifySoon() { s.update(func() { s.verifyNow = true }) }
 
-// LookBy requests a Look at the given time, or earlier if another call does. It waits neither for
+// CheckBy requests a Check at the given time, or earlier if another call does. It waits neither for
 // intervals nor because of failed Syncs.
-func (s *Syncer) LookBy(at time.Time) {
+func (s *Syncer) CheckBy(at time.Time) {
 	s.update(func() {
-		if s.lookAt.IsZero() || at.Before(s.lookAt) {
-			s.lookAt = at
+		if s.checkAt.IsZero() || at.Before(s.checkAt) {
+			s.checkAt = at
 		}
 	})
 }
@@ -183,8 +183,8 @@ func (s *Syncer) next() (action, time.Time) {
 			what, due = doSync, at
 		}
 	}
-	if !s.lookAt.IsZero() && s.lookAt.Before(due) {
-		return doLook, s.lookAt
+	if !s.checkAt.IsZero() && s.checkAt.Before(due) {
+		return doLook, s.checkAt
 	}
 	return what, due
 }
@@ -212,7 +212,7 @@ func (s *Syncer) run(ctx context.Context, what action) {
 		}
 		s.pending = time.Time{}
 	case doLook:
-		do, s.lookAt = s.options.Look, time.Time{}
+		do, s.checkAt = s.options.Check, time.Time{}
 	default:
 		do, s.verifyNow = s.options.Verify, false
 	}

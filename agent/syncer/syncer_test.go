@@ -44,7 +44,7 @@ func newRig(t *testing.T) *rig {
 			defer r.mu.Unlock()
 			if r.fail > 0 && !(r.sound && name == "verify") {
 				r.fail--
-				return errors.New("refused")
+				return errors.New("rejected")
 			}
 			return nil
 		}
@@ -60,7 +60,7 @@ func newRig(t *testing.T) *rig {
 			r.mu.Unlock()
 			return load, run(name)(ctx)
 		},
-		Verify: run("verify"), Look: run("look"),
+		Verify: run("verify"), Check: run("check"),
 		MinInterval: time.Second, VerifyInterval: time.Hour,
 		RetryMin: 2 * time.Second, RetryMax: 10 * time.Second,
 	})
@@ -262,7 +262,7 @@ func TestChangeDoesNotWaitForBackoff(t *testing.T) {
 		// The pauses between repeats are as long as the row of failures asks.
 		r.pass(20 * time.Second)
 		if want := []string{"sync 26s", "sync 36s"}; !slices.Equal(r.ran()[6:], want) {
-			t.Errorf("repeats without news: got %v, want %v", r.ran()[6:], want)
+			t.Errorf("repeats without changes: got %v, want %v", r.ran()[6:], want)
 		}
 		if o := r.Overdue(); o != 0 {
 			t.Errorf("overdue %v while it waits, want 0", o)
@@ -385,37 +385,37 @@ func TestFailuresDoNotStarveVerification(t *testing.T) {
 	})
 }
 
-func TestLooks(t *testing.T) {
+func TestChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		at := func(d time.Duration) { r.LookBy(r.start.Add(d)) }
+		at := func(d time.Duration) { r.CheckBy(r.start.Add(d)) }
 		at(9 * time.Second)
 		at(3 * time.Second)
 		at(5 * time.Second) // the earliest counts, for all of them
 		r.pass(20 * time.Second)
-		r.expect(t, "look 3s")
+		r.expect(t, "check 3s")
 
-		r.will(3, 0) // two syncs and a look fail; a look waits for no backoff
+		r.will(3, 0) // two syncs and a check fail; a check waits for no backoff
 		r.Trigger()
 		r.pass(3 * time.Second)
 		at(24 * time.Second)
 		r.pass(4 * time.Second)
 		r.will(0, 0)
 		r.pass(10 * time.Second)
-		r.expect(t, "look 3s", "sync 20s", "sync 22s", "look 24s", "sync 32s")
+		r.expect(t, "check 3s", "sync 20s", "sync 22s", "check 24s", "sync 32s")
 		if r.Overdue() != 0 {
 			t.Errorf("overdue by %s", r.Overdue())
 		}
 	})
 }
 
-func TestConstantLooksDoNotStarveTheRest(t *testing.T) {
+func TestConstantChecksDoNotStarveTheRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.SetIntervals(time.Second, 10*time.Second)
 		r.will(0, 400*time.Millisecond)
 		for range 110 {
-			r.LookBy(time.Now().Add(50 * time.Millisecond))
+			r.CheckBy(time.Now().Add(50 * time.Millisecond))
 			r.Trigger()
 			r.pass(100 * time.Millisecond)
 		}
@@ -424,7 +424,7 @@ func TestConstantLooksDoNotStarveTheRest(t *testing.T) {
 			what, _, _ := strings.Cut(line, " ")
 			counts[what]++
 		}
-		if counts["verify"] != 1 || counts["sync"] < 4 || counts["look"] < 8 {
+		if counts["verify"] != 1 || counts["sync"] < 4 || counts["check"] < 8 {
 			t.Errorf("in 11 s: %v", counts)
 		}
 	})

@@ -200,7 +200,7 @@ func TestTrace(t *testing.T) {
 
 // TestTraceReportsTheService: who has the destination, for how long clients keep
 // their endpoint, and who does not get what it asks for.
-func TestTraceTellsOfTheService(t *testing.T) {
+func TestTraceReportsTheService(t *testing.T) {
 	sticky := func(s *v1alpha1.ServiceProxyRulesSpec) {
 		s.SessionAffinity = &v1alpha1.SessionAffinity{ClientIPTimeoutSeconds: 600}
 		s.ExternalIPs = []string{"nonsense"}

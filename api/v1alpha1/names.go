@@ -228,8 +228,8 @@ const (
 
 // Parts of the message of the condition Programmed that programs parse.
 const (
-	// MessageBut separates what the kernel has from what could not be done.
-	MessageBut = "; but: "
+	// MessageRestrictions separates what the kernel has from what could not be done, if anything.
+	MessageRestrictions = ". Restrictions: "
 	// MessageSilentSince starts the message of ReasonAgentNotResponding if a Lease shows when
 	// the agent last responded: the time in RFC 3339 and a space follow.
 	MessageSilentSince = "No heartbeat from the agent since "

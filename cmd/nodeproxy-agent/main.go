@@ -63,7 +63,7 @@ type options struct {
 	namespace    string
 	nodeName     string
 	stateDir     string
-	sysctlFolder string
+	sysctls      string
 	proxyHealth  string
 	metrics      string
 	healthProbe  string
@@ -102,7 +102,7 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	if err != nil {
 		return err
 	}
-	host := modes.NewNode(modes.Options{Variant: variant, SysctlDirectory: o.sysctlFolder})
+	host := modes.NewNode(modes.Options{Variant: variant, SysctlDirectory: o.sysctls})
 	if o.cleanup {
 		if err := cleanup(ctx, dataplane.NewFanout(host.Dataplanes()), o.exclude); err != nil {
 			return fmt.Errorf("removing rules: %w", err)
@@ -127,7 +127,7 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	}
 	a, err := agent.New(agent.Options{
 		NodeName: o.nodeName, Namespace: o.namespace, Client: client, Dataplanes: host.Dataplanes(), IPTables: host.Version,
-		Flows: conntrack.NewKernel(), Tracking: conntrack.NewSystem(o.sysctlFolder),
+		Flows: conntrack.NewKernel(), Tracking: conntrack.NewSystem(o.sysctls),
 		Probe: ownership.NewProbe(sockets.Kernel{}, log), Spotter: host.Spotter(), Sockets: sockets.Kernel{},
 		ProxyHealthAddress: o.proxyHealth, MetricsAddress: o.metrics, ProbeAddress: o.healthProbe,
 		StateDir: o.stateDir, Identity: here,
@@ -174,7 +174,7 @@ func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 	flags.StringVar(&o.namespace, "namespace", "nodeproxy-system", "`namespace` of this agent's Lease, its heartbeat for the controller; it must exist")
 	flags.StringVar(&o.nodeName, "node-name", defaultNode, "`name` of this Node; default: the environment variable NODE_NAME")
 	flags.StringVar(&o.stateDir, "state-dir", "/var/lib/nodeproxy", "`directory` on this node for <node>.checkpoint, the rules that an agent uses if it starts while the API server is unreachable; it must survive a reboot")
-	flags.StringVar(&o.sysctlFolder, "sysctl-folder", "/proc/sys", "`directory` with a writable net/ of /proc/sys; in a container that is not privileged, /proc/sys itself is read-only")
+	flags.StringVar(&o.sysctls, "sysctl-folder", "/proc/sys", "`directory` with a writable net/ of /proc/sys; in a container that is not privileged, /proc/sys itself is read-only")
 	flags.StringVar(&o.proxyHealth, "proxy-health-bind-address", "0.0.0.0:10256", "`host:port` of the proxy's /healthz and /livez, for load balancers; 0: none. Opened when no other proxy is active")
 	flags.StringVar(&o.metrics, "metrics-bind-address", ownership.ProxyModeAddress, "`host:port` of /metrics and /proxyMode; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families. Opened when no other proxy is active")
 	flags.StringVar(&o.healthProbe, "health-probe-bind-address", "127.0.0.1:19256", "`host:port` of the kubelet's probes /livez and /readyz, and of /metrics, also while another proxy is active; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families")

@@ -68,7 +68,7 @@ func TestWhatKubectlPrints(t *testing.T) {
 		}
 		nodes[rules.Name] = true
 	}
-	for _, title := range []string{"all-well", "service-refused", "other-proxy", "audit-differs", "objects-held"} {
+	for _, title := range []string{"all-well", "service-rejected", "other-proxy", "audit-differs", "objects-retained"} {
 		create(reported(t, title, title))
 	}
 	dead := reported(t, "work-7", "all-well")

@@ -315,7 +315,7 @@ func (k *take) startAgents() {
 			if want := []string{"IPv4", "IPv6"}; !slices.Equal(families, want) {
 				return fmt.Errorf("%s programs %q, want %q", node.Name(), families, want)
 			}
-			if want := k.variants[node.Name()]; !strings.Contains(agent.IPTables, want) || strings.Contains(condition.Message, "; but: ") {
+			if want := k.variants[node.Name()]; !strings.Contains(agent.IPTables, want) || strings.Contains(condition.Message, ". Restrictions: ") {
 				return fmt.Errorf("%s uses %s, want %s, and says: %s", node.Name(), agent.IPTables, want, condition.Message)
 			}
 			return nil

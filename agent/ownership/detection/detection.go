@@ -1,7 +1,7 @@
 // Package detection detects, in the kernel and on the node, whether another proxy serves the
-// Services of this node. docs/migration.md has the table of signs.
+// Services of this node. docs/migration.md has the table of indicators.
 //
-// Some signs exist for as long as their proxy is active. Others, which kube-proxy leaves
+// Some indicators exist for as long as their proxy is active. Others, which kube-proxy leaves
 // behind when it stops, indicate it only if they appear while we write.
 package detection
 
@@ -69,7 +69,7 @@ type Spotter struct {
 
 	mu    sync.Mutex // guards everything below
 	begun bool
-	// former are the signs that existed at Begin, of those that must appear.
+	// former are the indicators that existed at Begin, of those that must appear.
 	former map[string]bool
 	// cilium is the last answer of its agent, asked at ciliumAsked.
 	cilium      bool
@@ -84,8 +84,8 @@ func New(o Options) *Spotter {
 	return &Spotter{options: o, place: &node{ciliumSocket: "/var/run/cilium/cilium.sock"}, former: map[string]bool{}}
 }
 
-// sign indicates another proxy.
-type sign struct {
+// indicator is something that shows another proxy.
+type indicator struct {
 	// what it is, human-readable, and which proxy creates it.
 	what, who string
 	// appears: it indicates a proxy only if it appears.
@@ -112,21 +112,21 @@ func canaries() []Canary {
 	return out
 }
 
-// all are the signs except that of Cilium.
-func all() []sign {
+// all are the indicators except that of Cilium.
+func all() []indicator {
 	device := func(name string) func(place) (bool, error) {
 		return func(p place) (bool, error) { return p.device(name) }
 	}
-	var out []sign
+	var out []indicator
 	for _, c := range canaries() {
-		out = append(out, sign{
+		out = append(out, indicator{
 			what: c.String(), who: "kube-proxy", appears: true,
 			left:   "unmanaged rules jump to it, so a kube-proxy that starts here might not be detected; remove those rules",
 			exists: func(p place) (bool, error) { return p.canary(c) },
 		})
 	}
 	for family, name := range map[dataplane.Family]string{dataplane.IPv4: "ip", dataplane.IPv6: "ip6"} {
-		out = append(out, sign{
+		out = append(out, indicator{
 			what: "nf_tables table " + name + " kube-proxy", who: "kube-proxy in mode nftables", appears: true,
 			left:   `its rules act on Services beside ours and may send connections to pods that are gone; if kube-proxy no longer runs on this node, remove it with "nft delete table ` + name + ` kube-proxy"`,
 			exists: func(p place) (bool, error) { return p.table(family, "kube-proxy") },
@@ -134,23 +134,23 @@ func all() []sign {
 	}
 	const ifGone = "if it no longer runs on this node, remove that with "
 	return append(out,
-		sign{
+		indicator{
 			what: "device kube-ipvs0", who: "kube-proxy in mode ipvs", appears: true, link: "kube-ipvs0",
 			exists: device("kube-ipvs0"),
 		},
-		sign{
+		indicator{
 			what: "device kube-dummy-if", who: "kube-router as service proxy", left: ifGone + `"ip link delete kube-dummy-if"`,
 			exists: device("kube-dummy-if"),
 		},
-		sign{
+		indicator{
 			what: "device bpfin.cali", who: "Calico with its eBPF data plane", left: ifGone + `"ip link delete bpfin.cali"`,
 			exists: device("bpfin.cali"),
 		},
-		sign{
+		indicator{
 			what: "device ovn-k8s-mp0", who: "OVN-Kubernetes, which serves Services itself", left: ifGone + `"ovs-vsctl del-port ovn-k8s-mp0"`,
 			exists: device("ovn-k8s-mp0"),
 		},
-		sign{
+		indicator{
 			what: "the route to 169.254.0.253 through device antrea-gw0", who: "Antrea with antreaProxy.proxyAll", left: ifGone + `"ip route delete 169.254.0.253 dev antrea-gw0"`,
 			exists: func(p place) (bool, error) { return p.leads("169.254.0.253", "antrea-gw0") },
 		},

@@ -56,13 +56,13 @@ func newSpotter(things ...string) (*Spotter, *fakePlace, *time.Time) {
 	}}, p, &now
 }
 
-func look(t *testing.T, s *Spotter) string {
+func detect(t *testing.T, s *Spotter) string {
 	t.Helper()
-	sign, err := s.OtherProxy(t.Context())
+	indicator, err := s.OtherProxy(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return sign
+	return indicator
 }
 
 func begin(t *testing.T, s *Spotter) []string {
@@ -87,8 +87,8 @@ func TestWhatAppears(t *testing.T) {
 	} {
 		t.Run(thing, func(t *testing.T) {
 			s, p, _ := newSpotter(thing)
-			if sign := look(t, s); sign != "" {
-				t.Errorf("before we write: %q", sign)
+			if indicator := detect(t, s); indicator != "" {
+				t.Errorf("before we write: %q", indicator)
 			}
 			leftovers := begin(t, s)
 			told := 0
@@ -98,20 +98,20 @@ func TestWhatAppears(t *testing.T) {
 			if p.things[thing] != stays || len(leftovers) != told {
 				t.Errorf("it is there: %v; leftovers %q", p.things[thing], leftovers)
 			}
-			if sign := look(t, s); sign != "" {
-				t.Errorf("what was there before: %q", sign)
+			if indicator := detect(t, s); indicator != "" {
+				t.Errorf("what was there before: %q", indicator)
 			}
 			delete(p.things, thing)
-			if sign := look(t, s); sign != "" {
-				t.Errorf("nothing: %q", sign)
+			if indicator := detect(t, s); indicator != "" {
+				t.Errorf("nothing: %q", indicator)
 			}
 			p.things[thing] = true
-			if sign := look(t, s); !strings.Contains(sign, "has appeared, as created by kube-proxy") {
-				t.Errorf("it has appeared: %q", sign)
+			if indicator := detect(t, s); !strings.Contains(indicator, "has appeared, as created by kube-proxy") {
+				t.Errorf("it has appeared: %q", indicator)
 			}
 			s.End()
-			if sign := look(t, s); sign != "" {
-				t.Errorf("when we write no longer: %q", sign)
+			if indicator := detect(t, s); indicator != "" {
+				t.Errorf("when we write no longer: %q", indicator)
 			}
 		})
 	}
@@ -134,8 +134,8 @@ func TestOwnDevice(t *testing.T) {
 		{true, true, false},
 	} {
 		ours, p.things[device] = step.ours, step.there
-		if sign := look(t, s); (sign != "") != step.shows {
-			t.Errorf("%+v: sign %q", step, sign)
+		if indicator := detect(t, s); (indicator != "") != step.shows {
+			t.Errorf("%+v: indicator %q", step, indicator)
 		}
 	}
 }
@@ -152,13 +152,13 @@ func TestWhatStands(t *testing.T) {
 			s, p, _ := newSpotter(thing)
 			for _, when := range []func(){func() {}, func() { begin(t, s) }, s.End} {
 				when()
-				if sign := look(t, s); !strings.Contains(sign, who) || !strings.Contains(sign, "remove that with") {
-					t.Errorf("%q does not name %s, or not what to do", sign, who)
+				if indicator := detect(t, s); !strings.Contains(indicator, who) || !strings.Contains(indicator, "remove that with") {
+					t.Errorf("%q does not name %s, or not what to do", indicator, who)
 				}
 			}
 			delete(p.things, thing)
-			if sign := look(t, s); sign != "" {
-				t.Errorf("it is gone: %q", sign)
+			if indicator := detect(t, s); indicator != "" {
+				t.Errorf("it is gone: %q", indicator)
 			}
 		})
 	}
@@ -169,14 +169,14 @@ func TestNetworksAreNoProxies(t *testing.T) {
 	s, p, _ := newSpotter("device cilium_host", "device cilium_net", "device vxlan.calico", "device tunl0",
 		"device antrea-gw0", "device kube-bridge", "device flannel.1", "device cni0", "table IPv4 calico", "table IPv4 other")
 	p.cilium = "no"
-	if sign := look(t, s); sign != "" {
-		t.Errorf("sign %q", sign)
+	if indicator := detect(t, s); indicator != "" {
+		t.Errorf("indicator %q", indicator)
 	}
 	if leftovers := begin(t, s); len(leftovers) > 0 {
 		t.Errorf("leftovers %q", leftovers)
 	}
-	if sign := look(t, s); sign != "" {
-		t.Errorf("while we write: %q", sign)
+	if indicator := detect(t, s); indicator != "" {
+		t.Errorf("while we write: %q", indicator)
 	}
 }
 
@@ -184,8 +184,8 @@ func TestCilium(t *testing.T) {
 	s, p, now := newSpotter("device cilium_host")
 	expect := func(when string, want bool) {
 		t.Helper()
-		if sign := look(t, s); strings.Contains(sign, "Cilium") != want {
-			t.Errorf("%s: sign %q", when, sign)
+		if indicator := detect(t, s); strings.Contains(indicator, "Cilium") != want {
+			t.Errorf("%s: indicator %q", when, indicator)
 		}
 	}
 	expect("no agent answers", false)
@@ -221,8 +221,8 @@ func TestBeginFailsWhereCanariesStay(t *testing.T) {
 	if _, err := s.Begin(t.Context()); err == nil || !strings.Contains(err.Error(), "the lock is held") {
 		t.Fatalf("error %v", err)
 	}
-	if sign := look(t, s); sign != "" {
-		t.Errorf("it has begun: %q", sign)
+	if indicator := detect(t, s); indicator != "" {
+		t.Errorf("it has begun: %q", indicator)
 	}
 	// One that rules jump to.
 	s.options.Remove = func(context.Context, []Canary) error { return nil }
@@ -238,13 +238,13 @@ func TestBeginFailsWhereCanariesStay(t *testing.T) {
 func TestSignsThatCannotBeRead(t *testing.T) {
 	s, p, _ := newSpotter("device kube-dummy-if")
 	p.broken, p.cilium = errors.New("no right"), "yes"
-	sign, err := s.OtherProxy(t.Context())
-	if err != nil || !strings.Contains(sign, "Cilium") {
-		t.Errorf("what can be seen: %q, %v", sign, err)
+	indicator, err := s.OtherProxy(t.Context())
+	if err != nil || !strings.Contains(indicator, "Cilium") {
+		t.Errorf("what can be seen: %q, %v", indicator, err)
 	}
 	p.cilium, s.ciliumAsked = "no", time.Time{}
-	if sign, err := s.OtherProxy(t.Context()); err == nil || sign != "" {
-		t.Errorf("got %q, %v", sign, err)
+	if indicator, err := s.OtherProxy(t.Context()); err == nil || indicator != "" {
+		t.Errorf("got %q, %v", indicator, err)
 	}
 	begin(t, s)
 	if _, err := s.OtherProxy(t.Context()); err == nil {
@@ -252,7 +252,7 @@ func TestSignsThatCannotBeRead(t *testing.T) {
 	}
 }
 
-func TestEverySignSaysWhatToDo(t *testing.T) {
+func TestEveryIndicatorNamesARemedy(t *testing.T) {
 	var names []string
 	for _, one := range all() {
 		if one.what == "" || one.who == "" || (one.left == "") != (one.link != "") || slices.Contains(names, one.what) {

@@ -36,25 +36,25 @@ func run(t *testing.T, command string) {
 	}
 }
 
-// TestSignsInTheKernel makes each sign with the usual tools.
+// TestSignsInTheKernel makes each indicator with the usual tools.
 func TestSignsInTheKernel(t *testing.T) {
 	for _, tt := range []struct {
 		name         string
 		make, unmake []string
 		appears      bool
-		sign         string
+		indicator    string
 	}{
-		{name: "kube-ipvs0", make: []string{"ip link add kube-ipvs0 type veth peer name other0"}, unmake: []string{"ip link del kube-ipvs0"}, appears: true, sign: "device kube-ipvs0 has appeared"},
-		{name: "nftables, IPv4", make: []string{"nft add table ip kube-proxy"}, unmake: []string{"nft delete table ip kube-proxy"}, appears: true, sign: "table ip kube-proxy has appeared"},
-		{name: "nftables, IPv6", make: []string{"nft add table ip6 kube-proxy"}, unmake: []string{"nft delete table ip6 kube-proxy"}, appears: true, sign: "table ip6 kube-proxy has appeared"},
-		{name: "canary, IPv4", make: []string{"xtables-nft-multi iptables -t mangle -N KUBE-PROXY-CANARY"}, unmake: []string{"xtables-nft-multi iptables -t mangle -X KUBE-PROXY-CANARY"}, appears: true, sign: "table mangle of IPv4 (nf_tables) has appeared"},
-		{name: "canary, IPv6", make: []string{"xtables-nft-multi ip6tables -t nat -N KUBE-PROXY-CANARY"}, unmake: []string{"xtables-nft-multi ip6tables -t nat -X KUBE-PROXY-CANARY"}, appears: true, sign: "table nat of IPv6 (nf_tables) has appeared"},
-		{name: "canary, legacy IPv4", make: []string{"xtables-legacy-multi iptables -w -t mangle -N KUBE-PROXY-CANARY"}, unmake: []string{"xtables-legacy-multi iptables -w -t mangle -X KUBE-PROXY-CANARY"}, appears: true, sign: "table mangle of IPv4 (legacy) has appeared"},
-		{name: "canary, legacy IPv6", make: []string{"xtables-legacy-multi ip6tables -w -t mangle -N KUBE-PROXY-CANARY"}, unmake: []string{"xtables-legacy-multi ip6tables -w -t mangle -X KUBE-PROXY-CANARY"}, appears: true, sign: "table mangle of IPv6 (legacy) has appeared"},
-		{name: "kube-router", make: []string{"ip link add kube-dummy-if type veth peer name other0"}, unmake: []string{"ip link del kube-dummy-if"}, sign: "kube-router"},
-		{name: "Calico", make: []string{"ip link add bpfin.cali type veth peer name bpfout.cali"}, unmake: []string{"ip link del bpfin.cali"}, sign: "Calico"},
-		{name: "OVN-Kubernetes", make: []string{"ip link add ovn-k8s-mp0 type veth peer name other0"}, unmake: []string{"ip link del ovn-k8s-mp0"}, sign: "OVN-Kubernetes"},
-		{name: "Antrea", make: []string{"ip link add antrea-gw0 type veth peer name other0", "ip link set antrea-gw0 up", "ip route add 169.254.0.253 dev antrea-gw0"}, unmake: []string{"ip route del 169.254.0.253 dev antrea-gw0"}, sign: "Antrea"},
+		{name: "kube-ipvs0", make: []string{"ip link add kube-ipvs0 type veth peer name other0"}, unmake: []string{"ip link del kube-ipvs0"}, appears: true, indicator: "device kube-ipvs0 has appeared"},
+		{name: "nftables, IPv4", make: []string{"nft add table ip kube-proxy"}, unmake: []string{"nft delete table ip kube-proxy"}, appears: true, indicator: "table ip kube-proxy has appeared"},
+		{name: "nftables, IPv6", make: []string{"nft add table ip6 kube-proxy"}, unmake: []string{"nft delete table ip6 kube-proxy"}, appears: true, indicator: "table ip6 kube-proxy has appeared"},
+		{name: "canary, IPv4", make: []string{"xtables-nft-multi iptables -t mangle -N KUBE-PROXY-CANARY"}, unmake: []string{"xtables-nft-multi iptables -t mangle -X KUBE-PROXY-CANARY"}, appears: true, indicator: "table mangle of IPv4 (nf_tables) has appeared"},
+		{name: "canary, IPv6", make: []string{"xtables-nft-multi ip6tables -t nat -N KUBE-PROXY-CANARY"}, unmake: []string{"xtables-nft-multi ip6tables -t nat -X KUBE-PROXY-CANARY"}, appears: true, indicator: "table nat of IPv6 (nf_tables) has appeared"},
+		{name: "canary, legacy IPv4", make: []string{"xtables-legacy-multi iptables -w -t mangle -N KUBE-PROXY-CANARY"}, unmake: []string{"xtables-legacy-multi iptables -w -t mangle -X KUBE-PROXY-CANARY"}, appears: true, indicator: "table mangle of IPv4 (legacy) has appeared"},
+		{name: "canary, legacy IPv6", make: []string{"xtables-legacy-multi ip6tables -w -t mangle -N KUBE-PROXY-CANARY"}, unmake: []string{"xtables-legacy-multi ip6tables -w -t mangle -X KUBE-PROXY-CANARY"}, appears: true, indicator: "table mangle of IPv6 (legacy) has appeared"},
+		{name: "kube-router", make: []string{"ip link add kube-dummy-if type veth peer name other0"}, unmake: []string{"ip link del kube-dummy-if"}, indicator: "kube-router"},
+		{name: "Calico", make: []string{"ip link add bpfin.cali type veth peer name bpfout.cali"}, unmake: []string{"ip link del bpfin.cali"}, indicator: "Calico"},
+		{name: "OVN-Kubernetes", make: []string{"ip link add ovn-k8s-mp0 type veth peer name other0"}, unmake: []string{"ip link del ovn-k8s-mp0"}, indicator: "OVN-Kubernetes"},
+		{name: "Antrea", make: []string{"ip link add antrea-gw0 type veth peer name other0", "ip link set antrea-gw0 up", "ip route add 169.254.0.253 dev antrea-gw0"}, unmake: []string{"ip route del 169.254.0.253 dev antrea-gw0"}, indicator: "Antrea"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ownNamespace(t)
@@ -62,15 +62,15 @@ func TestSignsInTheKernel(t *testing.T) {
 			begin(t, s)
 			expect := func(when, want string) {
 				t.Helper()
-				if sign := look(t, s); !strings.Contains(sign, want) || want == "" && sign != "" {
-					t.Errorf("%s: sign %q, want %q", when, sign, want)
+				if indicator := detect(t, s); !strings.Contains(indicator, want) || want == "" && indicator != "" {
+					t.Errorf("%s: indicator %q, want %q", when, indicator, want)
 				}
 			}
 			expect("nothing is there", "")
 			for _, command := range tt.make {
 				run(t, command)
 			}
-			expect("it is there", tt.sign)
+			expect("it is there", tt.indicator)
 			for _, command := range tt.unmake {
 				run(t, command)
 			}
@@ -79,13 +79,13 @@ func TestSignsInTheKernel(t *testing.T) {
 	}
 }
 
-// TestLookingMakesNothing: tables of the legacy variant exist once another program has
+// TestDetectionCreatesNothing: tables of the legacy variant exist once another program has
 // asked for them.
-func TestLookingMakesNothing(t *testing.T) {
+func TestDetectionCreatesNothing(t *testing.T) {
 	ownNamespace(t)
 	s := newNodeSpotter(t)
 	begin(t, s)
-	look(t, s)
+	detect(t, s)
 	for _, file := range []string{"ip_tables_names", "ip6_tables_names"} {
 		if names, err := os.ReadFile("/proc/thread-self/net/" + file); err == nil && len(names) > 0 {
 			t.Errorf("%s: %q", file, names)
@@ -93,7 +93,7 @@ func TestLookingMakesNothing(t *testing.T) {
 	}
 	out, err := exec.Command("nft", "list", "ruleset").CombinedOutput()
 	if err != nil || len(out) > 0 {
-		t.Errorf("nf_tables holds %s, %v", out, err)
+		t.Errorf("nf_tables has %s, %v", out, err)
 	}
 }
 
@@ -106,8 +106,8 @@ func TestAntreaWithoutProxyAll(t *testing.T) {
 	run(t, "ip link set eth0 up")
 	run(t, "ip link set other1 up")
 	run(t, "ip route add default dev eth0")
-	if sign := look(t, newNodeSpotter(t)); sign != "" {
-		t.Errorf("sign %q", sign)
+	if indicator := detect(t, newNodeSpotter(t)); indicator != "" {
+		t.Errorf("indicator %q", indicator)
 	}
 }
 
@@ -155,8 +155,8 @@ func newNodeSpotter(t testing.TB) *Spotter {
 	return s
 }
 
-// BenchmarkLook is what each write and each second cost.
-func BenchmarkLook(b *testing.B) {
+// BenchmarkDetect is what each write and each second cost.
+func BenchmarkDetect(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root")
 	}

@@ -115,7 +115,7 @@ func index(o *cluster.Objects, q *Question) *examination {
 		e.labels[namespace.Name] = namespace.Labels
 	}
 	for _, node := range e.Nodes {
-		e.members[node.Name] = combine.Members(node.Spec.LocalEndpoints)
+		e.members[node.Name] = combine.LocalEndpoints(node.Spec.LocalEndpoints)
 	}
 	var valid []policies.ServicePolicy
 	for i := range o.ServicePolicies {

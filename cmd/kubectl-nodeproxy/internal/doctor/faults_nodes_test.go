@@ -49,7 +49,7 @@ func nodeFaults() map[string]planted {
 		"programmed with restrictions": {
 			plant: func(w *world) {
 				for i := range 2 {
-					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The desired state is programmed; but: a sysctl"))
+					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The desired state is programmed. Restrictions: a sysctl"))
 				}
 			},
 			contains: "on node-1, node-2: programmed, with restrictions: a sysctl",

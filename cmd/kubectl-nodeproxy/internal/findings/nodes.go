@@ -41,7 +41,7 @@ func (e *Examination) NodeStates() {
 		}
 		e.nodeState(node)
 		if c := Condition(node.Status.Conditions, v1alpha1.ConditionProgrammed, metav1.ConditionTrue); c != nil {
-			if _, text, _ := strings.Cut(c.Message, v1alpha1.MessageBut); text != "" {
+			if _, text, _ := strings.Cut(c.Message, v1alpha1.MessageRestrictions); text != "" {
 				restrictions[text] = append(restrictions[text], node.Name)
 			}
 		}

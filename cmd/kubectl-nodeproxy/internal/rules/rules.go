@@ -152,7 +152,7 @@ func Of(node *v1alpha1.NodeProxyRules, o *cluster.Objects, only *dataplane.Servi
 		}
 	}
 	var lonely []string
-	for name := range combine.Members(node.Spec.LocalEndpoints) {
+	for name := range combine.LocalEndpoints(node.Spec.LocalEndpoints) {
 		if objects[name] == nil {
 			lonely = append(lonely, name.String())
 		}

@@ -192,7 +192,7 @@ func TestReports(t *testing.T) {
 		"a sysctl that cannot be written": {
 			func(o *cluster.Objects) {
 				for i := range o.NodeRules {
-					o.NodeRules[i].Status.Conditions[0].Message = "The desired state is programmed; but: a sysctl"
+					o.NodeRules[i].Status.Conditions[0].Message = "The desired state is programmed. Restrictions: a sysctl"
 				}
 			}, true,
 			"NOTES\n  on node-1, node-2: programmed, with restrictions: a sysctl\n",

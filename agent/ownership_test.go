@@ -23,30 +23,30 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// answers is what the ports tell, one entry a look; the last one stays. "slow"
+// answers is what the ports answer, one entry a probe; the last one stays. "slow"
 // is no answer in time, "" no proxy, anything else a sign.
 type answers struct {
-	mu    sync.Mutex
-	list  []string
-	looks int
+	mu     sync.Mutex
+	list   []string
+	probes int
 }
 
 func (a *answers) probe(context.Context, string) (string, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	answer := a.list[min(a.looks, len(a.list)-1)]
-	a.looks++
+	answer := a.list[min(a.probes, len(a.list)-1)]
+	a.probes++
 	if answer == "slow" {
 		return "", errors.New("timeout")
 	}
 	return answer, nil
 }
 
-// become makes the ports tell something else from now on.
+// become makes the ports answer something else from now on.
 func (a *answers) become(answer string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.list, a.looks = []string{answer}, 0
+	a.list, a.probes = []string{answer}, 0
 }
 
 // spots are the signs in a kernel.
@@ -143,7 +143,7 @@ func fill(t *testing.T, a *Agent) *rig {
 	return r
 }
 
-func TestAwaitTurn(t *testing.T) {
+func TestAcquire(t *testing.T) {
 	const never = -1
 	tests := []struct {
 		name    string
@@ -228,8 +228,8 @@ func TestKeptConflictCounts(t *testing.T) {
 	})
 }
 
-// turning is an agent whose turns and sync loop run.
-type turning struct {
+// ownershipRig is an agent whose ownership and sync loop run.
+type ownershipRig struct {
 	*Agent
 	ports  *answers
 	spots  *spots
@@ -238,12 +238,12 @@ type turning struct {
 	rig    *rig
 }
 
-// takingTurns runs a test with an agent whose turns and sync loop run, in a
+// runOwnership runs a test with an agent whose ownership and sync loop run, in a
 // bubble with a clock of its own.
-func takingTurns(t *testing.T, test func(t *testing.T, r turning)) {
+func runOwnership(t *testing.T, test func(t *testing.T, r ownershipRig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		r := turning{ports: &answers{list: []string{""}}}
+		r := ownershipRig{ports: &answers{list: []string{""}}}
 		r.Agent, r.kernel, r.log = newAgent(t, r.ports.probe)
 		r.spots = spotsOf(r.Agent)
 		r.rig = fill(t, r.Agent)
@@ -276,23 +276,23 @@ func factsOf(a *Agent) status.Facts {
 }
 
 // condition returns reason and message of Programmed.
-func (r turning) condition() (string, string) {
+func (r ownershipRig) condition() (string, string) {
 	c := status.ProgrammedCondition(r.known())
 	return c.Reason, c.Message
 }
 
-func TestTurnIsLostAndRegained(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+func TestOwnershipIsLostAndRegained(t *testing.T) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		after(time.Second)
 		if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed {
 			t.Fatalf("at first: %s: %s", reason, message)
 		}
-		turn := r.owner.Context()
+		owned := r.owner.Context()
 
 		r.spots.set(func(s *spots) { s.appears = "chain KUBE-PROXY-CANARY" })
 		after(time.Second)
-		if r.owner.MayWrite() || turn.Err() == nil {
-			t.Fatal("the agent keeps its turn beside another proxy")
+		if r.owner.MayWrite() || owned.Err() == nil {
+			t.Fatal("the agent keeps ownership beside another proxy")
 		}
 		if reason, message := r.condition(); reason != v1alpha1.ReasonConflictingProxy || !strings.Contains(message, "chain KUBE-PROXY-CANARY") {
 			t.Errorf("while another proxy runs: %s: %s", reason, message)
@@ -311,27 +311,27 @@ func TestTurnIsLostAndRegained(t *testing.T) {
 		r.ports.become("")
 		after(9 * time.Second)
 		if r.owner.MayWrite() {
-			t.Error("the turn is taken before the other proxy has been silent for 10 s")
+			t.Error("ownership is acquired before the other proxy has been silent for 10 s")
 		}
 		if reason, message := r.condition(); reason != v1alpha1.ReasonConflictingProxy || !strings.Contains(message, "has not been detected since") {
 			t.Errorf("while waiting: %s: %s", reason, message)
 		}
 		after(2 * time.Second)
 		if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed || len(r.kernel.Services()) != 2 {
-			t.Errorf("again: %s: %s; the kernel holds %q", reason, message, r.kernel.Services())
+			t.Errorf("again: %s: %s; the kernel has %q", reason, message, r.kernel.Services())
 		}
 	})
 }
 
-// TestNothingIsWrittenOnceASignIsThere: between two looks each write looks
+// TestNothingIsWrittenOnceAnotherProxyShows: between two checks each write checks
 // first.
-func TestNothingIsWrittenOnceASignIsThere(t *testing.T) {
+func TestNothingIsWrittenOnceAnotherProxyShows(t *testing.T) {
 	for name, write := range map[string]func(*Agent) error{
 		"a sync":         func(a *Agent) error { return a.sync(context.Background()) },
 		"a verification": func(a *Agent) error { return a.verify(context.Background()) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, r, kernel, _ := inTurn(t)
+			a, r, kernel, _ := owningAgent(t)
 			s := spotsOf(a)
 			mustSync(t, a)
 			writes := kernel.Writes()
@@ -348,8 +348,8 @@ func TestNothingIsWrittenOnceASignIsThere(t *testing.T) {
 	}
 }
 
-// TestAWriteIsCutOffWithTheTurn, and has time to end where the agent stops.
-func TestAWriteIsCutOffWithTheTurn(t *testing.T) {
+// TestAWriteIsAbortedWithoutOwnership, and has time to end where the agent stops.
+func TestAWriteIsAbortedWithoutOwnership(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 		fill(t, a)
@@ -381,28 +381,28 @@ func TestAWriteIsCutOffWithTheTurn(t *testing.T) {
 	})
 }
 
-// TestAProxyThatOpensNoPort is not fought: the turns become rare.
+// TestAProxyThatOpensNoPort is not fought: ownership becomes rare.
 func TestAProxyThatOpensNoPort(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
-		turns, held := 0, false
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
+		acquired, owns := 0, false
 		for range 60 * 60 {
 			after(time.Second)
-			if r.owner.MayWrite() && !held {
-				turns++
+			if r.owner.MayWrite() && !owns {
+				acquired++
 			}
-			held = r.owner.MayWrite()
-			if held { // it notices soon that its canary is gone
+			owns = r.owner.MayWrite()
+			if owns { // it notices soon that its canary is gone
 				r.spots.set(func(s *spots) { s.appears = "chain KUBE-PROXY-CANARY" })
 			}
 		}
-		if turns < 12 || turns > 18 { // after 10, 20, 40, 80, 160 s, then every 5 minutes
-			t.Errorf("%d turns within an hour", turns)
+		if acquired < 12 || acquired > 18 { // after 10, 20, 40, 80, 160 s, then every 5 minutes
+			t.Errorf("acquired %d times within an hour", acquired)
 		}
 	})
 }
 
 func TestABeginningThatFailsIsTriedAgain(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		after(time.Second)
 		r.spots.set(func(s *spots) { s.standing = "device kube-dummy-if" })
 		after(2 * time.Second)
@@ -421,7 +421,7 @@ func TestABeginningThatFailsIsTriedAgain(t *testing.T) {
 
 // TestPortsThatWeCouldNotOpen are asked on.
 func TestPortsThatWeCouldNotOpen(t *testing.T) {
-	takingTurns(t, func(t *testing.T, r turning) {
+	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		after(time.Second)
 		r.ports.become("kube-proxy answers")
 		after(6 * time.Second)
@@ -431,7 +431,7 @@ func TestPortsThatWeCouldNotOpen(t *testing.T) {
 	})
 }
 
-func TestPendingSaysThatAPortDoesNotAnswer(t *testing.T) {
+func TestPendingReportsASilentPort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ports := &answers{list: []string{"slow"}}
 		a, _, _ := newAgent(t, ports.probe)

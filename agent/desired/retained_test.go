@@ -10,22 +10,22 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-func TestHolding(t *testing.T) {
-	t.Run("a deletion holds, a return ends it", func(t *testing.T) {
+func TestRetained(t *testing.T) {
+	t.Run("a deletion retains, a return ends it", func(t *testing.T) {
 		r := running(t)
 		r.DeleteService(r.Service("a", 1))
 		r.expectSync("nothing")
 		r.expectKernel("a", "b", "c")
 		if s := r.Snapshot(); len(s.Retained) != 1 || !s.RetainedSince.Equal(agenttest.Epoch) {
-			t.Errorf("held %v since %v", s.Retained, s.RetainedSince)
+			t.Errorf("retained %v since %v", s.Retained, s.RetainedSince)
 		}
 		r.SetService(r.Service("a", 9))
 		r.expectSync("partial a")
 		if s := r.Snapshot(); len(s.Retained) != 0 {
-			t.Errorf("still held: %v", s.Retained)
+			t.Errorf("still retained: %v", s.Retained)
 		}
 	})
-	t.Run("a list without it holds", func(t *testing.T) {
+	t.Run("a list without it retains", func(t *testing.T) {
 		r := running(t)
 		r.SetServices(nil)
 		r.expectSync("nothing")
@@ -82,7 +82,7 @@ func TestHolding(t *testing.T) {
 		r.sync()
 		r.expectKernel()
 	})
-	t.Run("held rules are repaired", func(t *testing.T) {
+	t.Run("retained rules are repaired", func(t *testing.T) {
 		r := running(t)
 		r.DeleteService(r.Service("a", 1))
 		r.kernel.Remove("shop", "a")
@@ -125,7 +125,7 @@ func TestReleased(t *testing.T) {
 		r.expectSync("full a b")
 		r.expectKernel("b")
 	})
-	t.Run("a held one is released late", func(t *testing.T) {
+	t.Run("a retained one is released late", func(t *testing.T) {
 		r := running(t)
 		r.DeleteService(r.Service("a", 1))
 		r.SetService(r.Service("a", 1, agenttest.Released))

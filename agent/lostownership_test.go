@@ -36,9 +36,9 @@ func losing(a *Agent, kernel *dataplanetest.Fake) {
 	}}})
 }
 
-// TestAComparisonThatOutlivesTheTurnTellsNothing.
-func TestAComparisonThatOutlivesTheTurnTellsNothing(t *testing.T) {
-	a, _, kernel, _ := inTurn(t)
+// TestComparisonAfterLostOwnershipIsIgnored.
+func TestComparisonAfterLostOwnershipIsIgnored(t *testing.T) {
+	a, _, kernel, _ := owningAgent(t)
 	mustSync(t, a)
 	losing(a, kernel)
 	kernel.Remove("shop", "a")
@@ -52,16 +52,16 @@ func TestAComparisonThatOutlivesTheTurnTellsNothing(t *testing.T) {
 	}
 }
 
-// TestStoreRefusesAnOldComparison is about one from before ownership was lost.
-func TestStoreRefusesAnOldComparison(t *testing.T) {
-	a, _, kernel, _ := inTurn(t)
+// TestStoreIgnoresAnOldComparison is about one from before ownership was lost.
+func TestStoreIgnoresAnOldComparison(t *testing.T) {
+	a, _, kernel, _ := owningAgent(t)
 	mustSync(t, a)
 	epoch, rulesets := a.store.CurrentEpoch(), a.store.Verifiable()
 	kernel.Remove("shop", "a")
 	outcomes := a.fanout.Verify(t.Context(), rulesets, dataplane.VerifyOptions{})
 	a.store.Forget()
 	if a.store.Compared(epoch, outcomes, nil, false) || a.store.Snapshot().Difference != nil {
-		t.Error("a comparison from before the turn was lost counts")
+		t.Error("a comparison from before ownership was lost counts")
 	}
 }
 
@@ -72,7 +72,7 @@ func TestNothingIsTunedBesideAnotherProxy(t *testing.T) {
 		"lost, and forgotten": func(a *Agent) { lose(a); a.store.Forget() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, _, kernel, _ := inTurn(t)
+			a, _, kernel, _ := owningAgent(t)
 			fake := tracked(a)
 			fake.tuned = conntrack.Tuned{Untracked: true}
 			a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &slowPlane{kernel, func() { ending(a) }}})
@@ -82,9 +82,9 @@ func TestNothingIsTunedBesideAnotherProxy(t *testing.T) {
 	}
 }
 
-// TestALostTurnLeavesNoTrace of what a write that outlived it has told.
-func TestALostTurnLeavesNoTrace(t *testing.T) {
-	a, _, kernel, _ := inTurn(t)
+// TestLostOwnershipLeavesNoTrace of what a write that outlived it has told.
+func TestLostOwnershipLeavesNoTrace(t *testing.T) {
+	a, _, kernel, _ := owningAgent(t)
 	mustSync(t, a)
 	losing(a, kernel)
 	kernel.Lack("no nat table")
@@ -97,7 +97,7 @@ func TestALostTurnLeavesNoTrace(t *testing.T) {
 
 // TestAuditComesBetween the question whether we may write and the writing.
 func TestAuditComesBetween(t *testing.T) {
-	a, r, kernel, _ := inTurn(t)
+	a, r, kernel, _ := owningAgent(t)
 	fake := tracked(a)
 	fake.onTune = func() { r.SetRules(r.Node(inAudit)) }
 	mustSync(t, a)

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// looksDuringEvents returns how often other proxies are looked for in 10 s in
+// probesDuringEvents returns how often other proxies are probed for in 10 s in
 // which a watch brings 100 events a second.
-func (r turning) looksDuringEvents() int {
+func (r ownershipRig) probesDuringEvents() int {
 	r.ports.become("")
 	for range 1000 {
 		r.changed()
@@ -16,29 +16,29 @@ func (r turning) looksDuringEvents() int {
 	}
 	r.ports.mu.Lock()
 	defer r.ports.mu.Unlock()
-	return r.ports.looks
+	return r.ports.probes
 }
 
-// TestEventsCauseNoLooks: what a watch brings tells nothing of other proxies.
-func TestEventsCauseNoLooks(t *testing.T) {
+// TestEventsCauseNoProbes: what a watch brings shows nothing about other proxies.
+func TestEventsCauseNoProbes(t *testing.T) {
 	t.Run("with Audit", func(t *testing.T) {
-		takingTurns(t, func(t *testing.T, r turning) {
+		runOwnership(t, func(t *testing.T, r ownershipRig) {
 			r.rig.SetRules(r.rig.Node(inAudit))
 			r.changed()
 			after(time.Second)
-			if got := r.looksDuringEvents(); got > 3 {
-				t.Errorf("%d looks in 10 s", got)
+			if got := r.probesDuringEvents(); got > 3 {
+				t.Errorf("%d probes in 10 s", got)
 			}
 			r.rig.SetRules(r.rig.Node())
 			r.changed()
 			after(100 * time.Millisecond)
 			if !r.owner.MayWrite() {
-				t.Error("the turn is not taken once enforcement is Enforce")
+				t.Error("ownership is not acquired once enforcement is Enforce")
 			}
 		})
 	})
-	t.Run("where a turn cannot begin", func(t *testing.T) {
-		takingTurns(t, func(t *testing.T, r turning) {
+	t.Run("where ownership cannot begin", func(t *testing.T) {
+		runOwnership(t, func(t *testing.T, r ownershipRig) {
 			r.rig.SetRules(r.rig.Node(inAudit))
 			r.changed()
 			after(time.Second)
@@ -46,13 +46,13 @@ func TestEventsCauseNoLooks(t *testing.T) {
 			r.rig.SetRules(r.rig.Node())
 			r.changed()
 			after(time.Second)
-			if got := r.looksDuringEvents(); got > 12 {
-				t.Errorf("%d looks in 10 s", got)
+			if got := r.probesDuringEvents(); got > 12 {
+				t.Errorf("%d probes in 10 s", got)
 			}
 			r.spots.set(func(s *spots) { s.stuck = nil })
 			after(time.Second)
 			if !r.owner.MayWrite() {
-				t.Error("the turn is not taken once it can begin")
+				t.Error("ownership is not acquired once it can begin")
 			}
 		})
 	})

@@ -18,13 +18,13 @@ import (
 )
 
 // That an agent does not do something means little after some seconds: a busy
-// machine may have kept it from looking at all. What follows waits until it has
-// looked. There are two steps to that:
+// machine may have kept it from working at all. What follows waits until it has
+// observed it. There are two steps to that:
 //
 //  1. It knows of the change: knows, knowsEnd, knowsNone. Each kind has a watch of its
 //     own, and nothing orders the events of one watch against those of another, so an
 //     effect of a later change of another kind would not show it.
-//  2. It has gone over all it knows since: looked, where it can report that, or decides,
+//  2. It has gone over all it knows since: observed, where it can report that, or decides,
 //     where it must not write.
 
 // knows waits until the agent has taken in the stored states of objects, as it logs
@@ -50,12 +50,12 @@ func (n *node) knowsNone(resource string) {
 	Eventually(n.logged).Should(ContainSubstring(fmt.Sprintf(`"resource"=%q "objects"=0`, resource)))
 }
 
-// looked has the agent look once more at all it knows, and waits until it says that
+// observed has the agent compare once more all it knows, and waits until it says that
 // it has. It gives the node another settings revision, which changes no rules, and
 // returns the generation of that. An agent that serves reports a generation once it
 // has made a pass over everything that has come by then. One that does not serve
 // reports it beside the reason, at the earliest five seconds after its report before.
-func (n *node) looked(ctx context.Context) (generation int64) {
+func (n *node) observed(ctx context.Context) (generation int64) {
 	GinkgoHelper()
 	n.editRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) {
 		revision, err := strconv.ParseUint(s.SettingsRevision, 16, 32)
@@ -68,7 +68,7 @@ func (n *node) looked(ctx context.Context) (generation int64) {
 }
 
 // decides waits until an agent that does not write has decided again whether it may.
-// Each time it asks for another proxy in between, after it has looked whether there
+// Each time it asks for another proxy in between, after it has checked whether there
 // is something to write. So the first question may belong to a decision on what it
 // knew before, the second begins a new one, and by the third that is made. Other
 // settings, where the node has any, have it ask at once.
@@ -90,7 +90,7 @@ func (n *node) decides(ctx context.Context) {
 
 // versions watches the stored NodeProxyRules of the node from now on. The result
 // waits for a version that is the last one of interest and returns all of them: also
-// those that were there for a moment, which whoever asks now and then may miss.
+// those that were there for a moment, which a reader that polls may miss.
 func (n *node) versions(ctx context.Context) (until func(last func(*v1alpha1.NodeProxyRules) bool) []*v1alpha1.NodeProxyRules) {
 	GinkgoHelper()
 	w, err := api.Watch(ctx, &v1alpha1.NodeProxyRulesList{}, client.MatchingFields{"metadata.name": n.name},
@@ -121,7 +121,7 @@ func (n *node) versions(ctx context.Context) (until func(last func(*v1alpha1.Nod
 	}
 }
 
-// reports is whether a version holds the report on a generation; for versions.
+// reports is whether a version has the report on a generation; for versions.
 func reports(generation int64) func(*v1alpha1.NodeProxyRules) bool {
 	return func(o *v1alpha1.NodeProxyRules) bool { return o.Status.ObservedGeneration == generation }
 }
