@@ -234,6 +234,7 @@ func (a *Agent) own(ctx context.Context) {
 		if ctx.Err() != nil {
 			return // what is known of the kernel remains valid
 		}
+		a.owner.Ended()
 		a.store.Forget()
 		a.drift.Forget()
 		a.loop.TriggerAfresh() // Audit: there is something to compare

@@ -62,11 +62,11 @@ type Facts struct {
 	Leftovers []string
 }
 
-// Owner acquires and loses ownership of the node's proxy rules. One goroutine calls Acquire
-// and Watch; the other methods may be called from any.
+// Owner acquires and loses ownership of the node's proxy rules. One goroutine calls Acquire,
+// Watch and Ended; the other methods may be called from any.
 type Owner struct {
 	Options
-	started         time.Time
+	started, began  time.Time // of the agent and the current ownership
 	waiting         waiting
 	ready, switched chan struct{}
 
@@ -241,8 +241,8 @@ func (o *Owner) begin(ctx context.Context) bool {
 // Watch watches for other proxies until ownership has ended: another proxy shows,
 // enforcement becomes Audit, rules are to be removed, or ctx is done.
 func (o *Owner) Watch(ctx context.Context) {
-	began := o.Clock.Now()
-	probed := began
+	o.began = o.Clock.Now()
+	probed := o.began
 	for owned := o.Context(); owned.Err() == nil; {
 		audit := o.Store.Auditing()
 		if audit {
@@ -262,12 +262,15 @@ func (o *Owner) Watch(ctx context.Context) {
 	}
 	if ctx.Err() != nil {
 		o.lose("")
-		return
 	}
+}
+
+// Ended is called after Watch, once the proxy's ports are closed.
+func (o *Owner) Ended() {
 	if o.Spotter != nil {
 		o.Spotter.End()
 	}
-	o.waiting.ended(o.Facts().Other != "", o.Clock.Now().Sub(began))
+	o.waiting.ended(o.Facts().Other != "", o.Clock.Now().Sub(o.began))
 }
 
 // Check checks for another proxy, ends ownership if there is one, and reports whether the

@@ -42,10 +42,10 @@ func (r *Reconciler) changed(why change, keys ...types.NamespacedName) []reconci
 }
 
 // list returns the names of Services. It logs errors because handlers of events cannot return them.
-func (r *Reconciler) list(ctx context.Context, options ...client.ListOption) []types.NamespacedName {
+func (r *Reconciler) list(ctx context.Context, which string, options ...client.ListOption) []types.NamespacedName {
 	var list corev1.ServiceList
 	if err := r.Client.List(ctx, &list, options...); err != nil {
-		log.FromContext(ctx).Error(err, "The Services that a change concerns could not be listed", "options", options)
+		log.FromContext(ctx).Error(err, "The Services that a change concerns could not be listed", "which", which)
 	}
 	out := make([]types.NamespacedName, len(list.Items))
 	for i := range list.Items {
@@ -66,7 +66,7 @@ func serviceOfRules(_ context.Context, o client.Object) []reconcile.Request {
 }
 
 func (r *Reconciler) everyService(ctx context.Context, _ client.Object) []reconcile.Request {
-	return requests(r.list(ctx)...)
+	return requests(r.list(ctx, "all")...)
 }
 
 // keptServices returns the Services that keep their overrides, to decide again when that may have
@@ -125,7 +125,7 @@ func (r *Reconciler) addressEvents(of func(client.Object) sets.Set[netip.Addr]) 
 			differing = differing.SymmetricDifference(of(version))
 		}
 		for _, a := range slices.SortedFunc(maps.Keys(differing), netip.Addr.Compare) {
-			named := r.list(ctx, client.MatchingFields{objects.IndexServicesByAddress: a.String()})
+			named := r.list(ctx, a.String(), client.MatchingFields{objects.IndexServicesByAddress: a.String()})
 			out = append(out, r.changed(change{addresses: true}, named...)...)
 		}
 		return out
@@ -206,7 +206,7 @@ func (r *Reconciler) namespaceEvents() handler.EventHandler {
 		if set, err := r.Overrides.CurrentPolicies(ctx); err == nil && len(set.Generations) == 0 {
 			return nil
 		}
-		return r.changed(change{policies: true}, r.list(ctx, client.InNamespace(v[0].GetName()))...)
+		return r.changed(change{policies: true}, r.list(ctx, v[0].GetName(), client.InNamespace(v[0].GetName()))...)
 	})
 	events.DeleteFunc = nil // its Services are deleted before
 	return events

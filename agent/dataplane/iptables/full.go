@@ -254,12 +254,16 @@ func (p *fullPass) addChains(c *calls, names []dataplane.ServiceName, different 
 // chains, the last one first, which puts them in order. The chains that they lead to are complete or
 // empty.
 func (p *fullPass) writeJumps(ctx context.Context, missing []Jump) error {
+	if len(missing) == 0 {
+		return nil
+	}
 	var t transaction
 	for _, j := range slices.Backward(missing) {
 		t.insertRule(j.in(), j.Rule)
 	}
 	if err := p.write(ctx, &t); err != nil {
-		return fmt.Errorf("insert the jumps from built-in chains: %w", err)
+		first := missing[0].in()
+		return fmt.Errorf("insert %d jumps from built-in chains, the first %q in %s %s: %w", len(missing), missing[0].Rule, first.table, first.name, err)
 	}
 	return nil
 }

@@ -270,6 +270,9 @@ func execute(ctx context.Context, read func(io.Reader) error, name string, args 
 		return "", newToolError(name, err, "")
 	}
 	readErr := read(out)
+	if readErr != nil {
+		_, _ = io.Copy(io.Discard, out) // a full pipe would keep the program from ending
+	}
 	if err := cmd.Wait(); err != nil {
 		return stderr.String(), newToolError(strings.Join(append([]string{name}, args...), " "), err, stderr.String())
 	}

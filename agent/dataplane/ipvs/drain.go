@@ -113,7 +113,7 @@ func (d *Dataplane) checkDrains(ctx context.Context) error {
 }
 
 // followDrains calls changed when draining real servers are to be checked, until ctx is
-// done. The Apply that follows sets the next time.
+// done: again and again, until an Apply sets the next time.
 func (d *Dataplane) followDrains(ctx context.Context, changed func()) {
 	var next time.Time
 	var due <-chan time.Time
@@ -132,10 +132,11 @@ func (d *Dataplane) followDrains(ctx context.Context, changed func()) {
 			case left > 0:
 				due = d.clock.After(left)
 			default:
+				due = d.clock.After(drainPause)
 				changed()
 			}
-		case <-due:
-			next, due = time.Time{}, nil
+		case <-due: // again until an Apply sets another time
+			due = d.clock.After(drainPause)
 			changed()
 		}
 	}
