@@ -413,7 +413,7 @@ func TestABeginningThatFailsIsTriedAgain(t *testing.T) {
 		}
 		r.spots.set(func(s *spots) { s.stuck, s.leftovers = nil, []string{"table ip kube-proxy is left"} })
 		after(2 * time.Second)
-		if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed || !strings.Contains(message, "but: table ip kube-proxy is left") {
+		if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed || !strings.Contains(message, "Restrictions: table ip kube-proxy is left") {
 			t.Errorf("then: %s: %s", reason, message)
 		}
 	})

@@ -275,7 +275,7 @@ func TestDiskThatCannotBeWritten(t *testing.T) {
 			t.Errorf("said %d times: %q", len(lines), lines)
 		}
 		c := status.ProgrammedCondition(a.known())
-		if c.Reason != v1alpha1.ReasonProgrammed || !strings.Contains(c.Message, "but: the checkpoint cannot be written") || !strings.Contains(c.Message, "not a directory") {
+		if c.Reason != v1alpha1.ReasonProgrammed || !strings.Contains(c.Message, "Restrictions: the checkpoint cannot be written") || !strings.Contains(c.Message, "not a directory") {
 			t.Errorf("condition %+v", c)
 		}
 		if err := os.Remove(e.folder); err != nil {

@@ -118,7 +118,7 @@ func describe(list []unmet) []string {
 func (c cause) explain(err error) string {
 	switch c {
 	case readOnly:
-		return "because /proc/sys is read-only for the agent: mount the node's /proc/sys/net into its container and name the folder with --sysctl-folder, as config/agent/daemonset.yaml does, or set the values on the node"
+		return "because /proc/sys is read-only for the agent: mount the node's /proc/sys/net into its container and name the directory with --sysctl-folder, as config/agent/daemonset.yaml does, or set the values on the node"
 	case denied:
 		return "because it cannot be written in the agent's network namespace: run the agent in that of the host, as root, or set the values there"
 	case lacking:

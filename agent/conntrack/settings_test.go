@@ -261,7 +261,7 @@ func TestDescription(t *testing.T) {
 	got := describe([]unmet{{sysctl: size, has: 262144, cause: readOnly}, {sysctl: established, has: 432000, cause: readOnly},
 		{sysctl: sysctl{sysctlLiberal, 1, "tcpBeLiberal", "Disabled"}, cause: otherwise, err: os.ErrInvalid}})
 	want := []string{
-		"net.netfilter.nf_conntrack_max is 262144, not 131072, net.netfilter.nf_conntrack_tcp_timeout_established is 432000, not 86400 because /proc/sys is read-only for the agent: mount the node's /proc/sys/net into its container and name the folder with --sysctl-folder, as config/agent/daemonset.yaml does, or set the values on the node, or leave it by setting conntrack.maxPerCore to 0, conntrack.tcpEstablishedTimeoutSeconds to 0 in spec.settings",
+		"net.netfilter.nf_conntrack_max is 262144, not 131072, net.netfilter.nf_conntrack_tcp_timeout_established is 432000, not 86400 because /proc/sys is read-only for the agent: mount the node's /proc/sys/net into its container and name the directory with --sysctl-folder, as config/agent/daemonset.yaml does, or set the values on the node, or leave it by setting conntrack.maxPerCore to 0, conntrack.tcpEstablishedTimeoutSeconds to 0 in spec.settings",
 		"net.netfilter.nf_conntrack_tcp_be_liberal is 0, not 1 because writing it fails (invalid argument): set the values on the node, or leave it by setting conntrack.tcpBeLiberal to Disabled in spec.settings",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

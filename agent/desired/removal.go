@@ -38,8 +38,8 @@ type removal struct {
 // What the status reports of a removal.
 const (
 	RemovedMessage = "nodeproxy's rules are removed from this node, because the NodeProxy was deleted with removalPolicy Cleanup; sysctls, and the kubelet's chains, stay; nothing is programmed until there is a NodeProxy again"
-	auditMessage   = "nothing was removed from this node though the NodeProxy was deleted with removalPolicy Cleanup, because enforcement is Audit, with which the agent writes nothing; to remove rules from before, run nodeproxy-agent cleanup on the node"
-	LeaveMessage   = "nothing was removed from this node though the NodeProxy was deleted with removalPolicy Cleanup, because another proxy is active on it (%s) and its rules stand in the same chains"
+	auditMessage   = "Nothing was removed from this node, although the NodeProxy was deleted with removalPolicy Cleanup, because enforcement is Audit, with which the agent writes nothing. To remove rules from before, run nodeproxy-agent cleanup on the node"
+	LeaveMessage   = "Nothing was removed from this node, although the NodeProxy was deleted with removalPolicy Cleanup, because another proxy is active on it (%s) and its rules use the same chains"
 )
 
 // SetProxy takes the NodeProxy; nil: there is none.

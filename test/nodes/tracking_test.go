@@ -59,7 +59,7 @@ func TestConnectionTracking(t *testing.T) {
 	// The size of the table is the machine's.
 	e.patch(`{"spec":{"settings":{"conntrack":{"maxPerCore":1000003}}}}`)
 	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed,
-		"but: net.netfilter.nf_conntrack_max is "+strings.TrimSpace(before["max"])+", not ")
+		"Restrictions: net.netfilter.nf_conntrack_max is "+strings.TrimSpace(before["max"])+", not ")
 	e.patch(`{"spec":{"settings":{"conntrack":{"maxPerCore":0}}}}`)
 	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The desired state is programmed")
 	e.until(e.settled)
