@@ -65,19 +65,19 @@ type factory struct {
 }
 
 func (f factory) gauge(name, help string) prometheus.Gauge {
-	return f.NewGauge(prometheus.GaugeOpts{Name: f.prefix + name, Help: help})
+	return f.NewGauge(prometheus.GaugeOpts{Name: f.prefix + name, Help: help}) //nolint:promlinter // a test checks the whole names
 }
 
 func (f factory) gauges(name, help string, labels ...string) *prometheus.GaugeVec {
-	return f.NewGaugeVec(prometheus.GaugeOpts{Name: f.prefix + name, Help: help}, labels)
+	return f.NewGaugeVec(prometheus.GaugeOpts{Name: f.prefix + name, Help: help}, labels) //nolint:promlinter // a test checks the whole names
 }
 
 func (f factory) counter(name, help string) prometheus.Counter {
-	return f.NewCounter(prometheus.CounterOpts{Name: f.prefix + name, Help: help})
+	return f.NewCounter(prometheus.CounterOpts{Name: f.prefix + name, Help: help}) //nolint:promlinter // a test checks the whole names
 }
 
 func (f factory) counters(name, help string, labels ...string) *prometheus.CounterVec {
-	return f.NewCounterVec(prometheus.CounterOpts{Name: f.prefix + name, Help: help}, labels)
+	return f.NewCounterVec(prometheus.CounterOpts{Name: f.prefix + name, Help: help}, labels) //nolint:promlinter // a test checks the whole names
 }
 
 // RegisterMetrics registers the metrics with r.

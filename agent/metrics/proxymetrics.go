@@ -30,7 +30,7 @@ type proxyMetrics struct {
 func newProxyMetrics(r prometheus.Registerer) *proxyMetrics {
 	f := factory{promauto.With(r), "kubeproxy_"}
 	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
-		return f.NewHistogramVec(prometheus.HistogramOpts{Name: f.prefix + name, Help: help, Buckets: buckets}, []string{"ip_family"})
+		return f.NewHistogramVec(prometheus.HistogramOpts{Name: f.prefix + name, Help: help, Buckets: buckets}, []string{"ip_family"}) //nolint:promlinter // a test checks the whole names
 	}
 	durations := prometheus.ExponentialBuckets(0.001, 2, 15)
 	return &proxyMetrics{

@@ -163,7 +163,7 @@ func ask(r *request, flags int) (*socket, error) {
 		_, unread = binary.Decode(answer, binary.NativeEndian, found)
 		return false
 	})
-	if err = errors.Join(err, unread); err != nil {
+	if err := errors.Join(err, unread); err != nil {
 		return nil, err
 	}
 	return found, nil

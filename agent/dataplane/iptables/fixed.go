@@ -140,13 +140,13 @@ func (d *fixedDiff) input() string {
 	for _, j := range slices.Backward(d.jumps) { // each becomes the first
 		rules[j.Table] = append(rules[j.Table], "-I "+j.Chain+" "+j.Rule)
 	}
-	out := ""
+	var out strings.Builder
 	for _, in := range []table{filter, nat} { // all are declared first: chains may lead to each other
-		if all := append(declare[in], rules[in]...); len(all) > 0 {
-			out += sectionOf(in, all)
+		if all := slices.Concat(declare[in], rules[in]); len(all) > 0 {
+			out.WriteString(sectionOf(in, all))
 		}
 	}
-	return out
+	return out.String()
 }
 
 func (d *fixedDiff) findings() []dataplane.Finding {
