@@ -14,6 +14,28 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
 )
 
+// ownNamespace gives the test a network namespace of its own, which goes with its thread.
+func ownNamespace(t *testing.T) *nft.Conn {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	runtime.LockOSThread() // and never unlock: the thread ends with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := nft.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return conn
+}
+
 // TestReadableByNft lists with nft all chains of the layout.
 func TestReadableByNft(t *testing.T) {
 	for name, c := range map[string]*config{
@@ -21,18 +43,7 @@ func TestReadableByNft(t *testing.T) {
 		"IPv6": {family: dataplane.IPv6, mark: 0x4000, pods: podTraffic{interfaceName: "veth", prefix: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if os.Getuid() != 0 {
-				t.Skip("needs root")
-			}
-			runtime.LockOSThread() // and never unlock: the thread ends with the test
-			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-				t.Fatal(err)
-			}
-			conn, err := nft.Open()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
+			conn := ownNamespace(t)
 			var b nft.Batch
 			c.addLayout(&b, []int32{10800})
 			has := map[chain]struct{}{}
@@ -52,7 +63,6 @@ func TestReadableByNft(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
-			t.Log(string(out))
 			for _, bad := range []string{"unknown", "@nh", "@th", "[invalid"} {
 				if strings.Contains(string(out), bad) {
 					t.Errorf("nft does not show everything: %q", bad)
